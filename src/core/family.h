@@ -1,0 +1,53 @@
+// What a kernel family offers: the predicates that refuse, and a launcher for what it accepts.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "core/problem.h"
+
+namespace flashattn {
+
+// One reason to refuse a problem. The same entry decides, explains and fills the support matrix.
+struct Predicate {
+  bool (*refuses)(const Problem&, const Device&);
+  int32_t reason;     // enum flashattn_reason
+  const char* field;  // member of flashattn_desc
+  // Writes the sentence: field, value, limit, remedy. The device is appended by the caller.
+  void (*explain)(const Problem&, const Device&, char* text, size_t capacity);
+};
+
+// Runs one plan's kernels. Immutable: any number of threads may call it at once. Arguments arrive
+// validated, with packed strides and page_table_stride filled in (block_mask_stride_row too), and
+// with structures extended to this library's size.
+class Launcher {
+ public:
+  virtual ~Launcher() = default;
+
+  // Bytes; never decreases with the shape.
+  virtual int64_t workspace(uint32_t op, const flashattn_shape& shape) const = 0;
+
+  // Fills tile_q, tile_kv, stages, threads, registers, local_memory, splits, kernel, isa, why.
+  // The strings live as long as the launcher.
+  virtual void describe(uint32_t op, const flashattn_shape& shape,
+                        flashattn_plan_properties* properties) const = 0;
+
+  // Return an enum flashattn_status; anything but OK comes with a thread-local Error set.
+  virtual int32_t forward(const flashattn_forward_args& args, void* workspace,
+                          void* stream) const = 0;
+  virtual int32_t backward(const flashattn_backward_args& args, void* workspace,
+                           void* stream) const = 0;
+  virtual int32_t merge(const flashattn_merge_args& args, void* stream) const = 0;
+  virtual int32_t dropout_mask(const flashattn_forward_args& args, uint8_t* keep,
+                               void* stream) const = 0;
+};
+
+struct Family {
+  const char* name;
+  int32_t device_kind;  // enum flashattn_device
+  const Predicate* predicates;
+  size_t predicate_count;
+  std::unique_ptr<Launcher> (*plan)(const Problem&, const Device&);
+};
+
+}  // namespace flashattn

@@ -1,0 +1,133 @@
+// Which keys a query sees and which tiles a kernel visits: the one place where this is decided, for
+// the CPU family and for every GPU kernel. Intervals are half open. All functions are constexpr and
+// may be called from device code.
+#pragma once
+
+#include <cstdint>
+
+#include "flashattn.h"
+
+#if defined(__CUDACC__)
+#define FLASHATTN_HD __host__ __device__ __forceinline__
+#else
+// Always inlined: the kernels are compiled once per instruction set, and no function built for a
+// newer one may be shared with code that runs on an older machine.
+#define FLASHATTN_HD inline __attribute__((always_inline))
+#endif
+
+namespace flashattn {
+
+struct Interval {
+  int32_t begin, end;
+};
+
+struct MaskRule {
+  uint32_t mask;  // enum flashattn_mask; BLOCKS is not looked at here
+  int32_t window_left, window_right;
+  int32_t chunk;
+};
+
+// Lengths of one sequence.
+struct Lengths {
+  int32_t q, kv;
+};
+
+FLASHATTN_HD constexpr int64_t floor_div(int64_t a, int64_t b) {
+  return a / b - ((a % b != 0 && (a % b < 0) != (b < 0)) ? 1 : 0);
+}
+
+FLASHATTN_HD constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+FLASHATTN_HD constexpr int32_t clamp_index(int64_t x, int32_t n) {
+  return x < 0 ? 0 : x > n ? n : static_cast<int32_t>(x);
+}
+
+// off of the specification: query i stands at key position i + off.
+FLASHATTN_HD constexpr int32_t diagonal_offset(const MaskRule& rule, Lengths len) {
+  return (rule.mask & FLASHATTN_MASK_TOP_LEFT) ? 0 : len.kv - len.q;
+}
+
+// Keys that query i sees. Both ends never decrease with i.
+FLASHATTN_HD constexpr Interval visible_keys(const MaskRule& rule, int32_t i, Lengths len) {
+  const int64_t at = static_cast<int64_t>(i) + diagonal_offset(rule, len);
+  int64_t begin = 0, end = len.kv;
+  if (rule.mask & FLASHATTN_MASK_CAUSAL) end = at + 1 < end ? at + 1 : end;
+  if (rule.mask & FLASHATTN_MASK_WINDOW) {
+    if (rule.window_left >= 0 && at - rule.window_left > begin) begin = at - rule.window_left;
+    if (rule.window_right >= 0 && at + rule.window_right + 1 < end) end = at + rule.window_right + 1;
+  }
+  if (rule.mask & FLASHATTN_MASK_CHUNK) {
+    const int64_t first = floor_div(at, rule.chunk) * rule.chunk;
+    if (first > begin) begin = first;
+    if (first + rule.chunk < end) end = first + rule.chunk;
+  }
+  return {clamp_index(begin, len.kv), clamp_index(end, len.kv)};
+}
+
+// Queries that see key j: the inverse of visible_keys. Both ends never decrease with j.
+FLASHATTN_HD constexpr Interval visible_queries(const MaskRule& rule, int32_t j, Lengths len) {
+  const int64_t off = diagonal_offset(rule, len);
+  int64_t begin = 0, end = len.q;
+  if (rule.mask & FLASHATTN_MASK_CAUSAL) begin = j - off > begin ? j - off : begin;
+  if (rule.mask & FLASHATTN_MASK_WINDOW) {
+    if (rule.window_right >= 0 && j - rule.window_right - off > begin) {
+      begin = j - rule.window_right - off;
+    }
+    if (rule.window_left >= 0 && j + static_cast<int64_t>(rule.window_left) - off + 1 < end) {
+      end = j + static_cast<int64_t>(rule.window_left) - off + 1;
+    }
+  }
+  if (rule.mask & FLASHATTN_MASK_CHUNK) {
+    const int64_t first = static_cast<int64_t>(j / rule.chunk) * rule.chunk - off;
+    if (first > begin) begin = first;
+    if (first + rule.chunk < end) end = first + rule.chunk;
+  }
+  return {clamp_index(begin, len.q), clamp_index(end, len.q)};
+}
+
+// What a tile of queries [rows.begin, rows.end), not empty, needs of the keys.
+struct KeySpan {
+  Interval any;   // every key that some row sees lies here
+  Interval all;   // every row sees all of these; may be empty (begin >= end)
+};
+
+FLASHATTN_HD constexpr KeySpan key_span(const MaskRule& rule, Interval rows, Lengths len) {
+  const Interval first = visible_keys(rule, rows.begin, len);
+  const Interval last = visible_keys(rule, rows.end - 1, len);
+  return {{first.begin, last.end}, {last.begin, first.end}};
+}
+
+// The queries that see some key of [keys.begin, keys.end), not empty.
+FLASHATTN_HD constexpr Interval query_span(const MaskRule& rule, Interval keys, Lengths len) {
+  const Interval first = visible_queries(rule, keys.begin, len);
+  const Interval last = visible_queries(rule, keys.end - 1, len);
+  return {first.begin, last.end};
+}
+
+enum class TileKind { kEmpty, kPartial, kFull };
+
+// How a tile of keys stands to a tile of queries with this span.
+FLASHATTN_HD constexpr TileKind classify(const KeySpan& span, Interval keys) {
+  if (keys.begin >= span.any.end || keys.end <= span.any.begin) return TileKind::kEmpty;
+  if (keys.begin >= span.all.begin && keys.end <= span.all.end) return TileKind::kFull;
+  return TileKind::kPartial;
+}
+
+// Visible (query, key) pairs of one sequence, block masks aside.
+constexpr int64_t visible_pairs(const MaskRule& rule, Lengths len) {
+  int64_t pairs = 0;
+  for (int32_t i = 0; i < len.q; ++i) {
+    const Interval keys = visible_keys(rule, i, len);
+    pairs += keys.end > keys.begin ? keys.end - keys.begin : 0;
+  }
+  return pairs;
+}
+
+// Part `part` of `parts` of the keys [0, n), cut at multiples of `step`.
+FLASHATTN_HD constexpr Interval split_range(int32_t n, int32_t step, int32_t part, int32_t parts) {
+  const int64_t steps = ceil_div(n, step);
+  return {clamp_index(steps * part / parts * step, n),
+          clamp_index(steps * (part + 1) / parts * step, n)};
+}
+
+}  // namespace flashattn

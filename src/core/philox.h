@@ -1,0 +1,51 @@
+// The random numbers of the dropout: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random
+// numbers: as easy as 1, 2, 3, SC 2011), with the layout that flashattn_dropout_mask documents.
+#pragma once
+
+#include "core/geometry.h"
+
+namespace flashattn {
+
+struct PhiloxWords {
+  uint32_t word[4];
+};
+
+FLASHATTN_HD constexpr PhiloxWords philox4x32_10(PhiloxWords counter, uint32_t key0, uint32_t key1) {
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = static_cast<uint64_t>(0xD2511F53u) * counter.word[0];
+    const uint64_t p1 = static_cast<uint64_t>(0xCD9E8D57u) * counter.word[2];
+    counter = {{static_cast<uint32_t>(p1 >> 32) ^ counter.word[1] ^ key0, static_cast<uint32_t>(p1),
+                static_cast<uint32_t>(p0 >> 32) ^ counter.word[3] ^ key1, static_cast<uint32_t>(p0)}};
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  return counter;
+}
+
+// The stream of one (sequence, query head).
+struct DropoutStream {
+  uint32_t key0, key1;
+  uint32_t head;    // b * heads_q + h
+  uint32_t offset;  // low word
+
+  FLASHATTN_HD static constexpr DropoutStream make(uint64_t seed, uint64_t offset, uint32_t head) {
+    return {static_cast<uint32_t>(seed),
+            static_cast<uint32_t>(seed >> 32) ^ static_cast<uint32_t>(offset >> 32), head,
+            static_cast<uint32_t>(offset)};
+  }
+
+  // The call that serves weight (i, j) and the seven others of its share of the 16 x 16 tile: rows
+  // i & ~8 and i | 8; columns j & ~9 plus 0, 1, 8, 9.
+  FLASHATTN_HD constexpr PhiloxWords call(uint32_t i, uint32_t j) const {
+    return philox4x32_10(
+        {{(j >> 4) << 5 | (i & 7) << 2 | (j & 7) >> 1, i >> 4, head, offset}}, key0, key1);
+  }
+
+  // The 16-bit number of weight (i, j).
+  FLASHATTN_HD constexpr uint32_t number(uint32_t i, uint32_t j) const {
+    const uint32_t word = call(i, j).word[((j >> 3) & 1) * 2 + ((i >> 3) & 1)];
+    return (j & 1) ? word >> 16 : word & 0xffffu;
+  }
+};
+
+}  // namespace flashattn

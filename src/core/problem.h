@@ -1,0 +1,49 @@
+// A validated request, as every kernel family receives it.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "flashattn.h"
+#include "core/geometry.h"
+
+namespace flashattn {
+
+// A descriptor that passed validation, with every default resolved: ops, dtype_o, heads_kv, dim_v,
+// bias_dtype and scale are never 0 (bias_dtype only with a dense bias), fields of features that are
+// off are 0.
+struct Problem : flashattn_desc {
+  bool has_op(uint32_t op) const { return (ops & op) != 0; }
+  bool has_layout(uint32_t bit) const { return (layout & bit) != 0; }
+  bool has_mask(uint32_t bit) const { return (mask & bit) != 0; }
+  bool has_bias(uint32_t bit) const { return (bias & bit) != 0; }
+  bool has_feature(uint32_t bit) const { return (features & bit) != 0; }
+
+  // Query heads of a KV head.
+  int32_t group() const { return heads_q / heads_kv; }
+
+  MaskRule mask_rule() const { return {mask, window_left, window_right, chunk}; }
+
+  // A weight is kept iff its 16-bit random number is >= this.
+  uint32_t dropout_threshold() const {
+    return static_cast<uint32_t>(std::lround(static_cast<double>(dropout) * 65536.0));
+  }
+};
+
+// A device, as the families see it. The strings live as long as the process.
+struct Device {
+  int32_t kind;   // enum flashattn_device
+  int32_t index;
+  flashattn_device_properties properties;
+};
+
+inline int32_t dtype_size(int32_t dtype) {
+  switch (dtype) {
+    case FLASHATTN_DTYPE_F32: return 4;
+    case FLASHATTN_DTYPE_F16:
+    case FLASHATTN_DTYPE_BF16: return 2;
+    default: return 1;
+  }
+}
+
+}  // namespace flashattn

@@ -1,0 +1,17 @@
+// The CPU family: what core and api see of it.
+#pragma once
+
+#include "core/family.h"
+
+namespace flashattn {
+
+const Family& cpu_family();
+
+// The machine's CPU with the best instruction set that this build has for it, capped by the
+// environment variable FLASHATTN_CPU_ISA (baseline, avx2, avx512, avx512_bf16). Read once a process.
+const Device& cpu_device();
+
+// The instruction sets of this build, lowest first, separated by ", ".
+const char* cpu_instruction_sets();
+
+}  // namespace flashattn
