@@ -222,7 +222,7 @@ Array tensor_array(const char* name, Use use, flashattn_tensor* tensor, Rows row
 }
 
 Array packed_array(const char* name, Use use, const void* data, int32_t element, int64_t n0,
-                   int64_t n1, int64_t n2) {
+                   int64_t n1, int64_t n2, int64_t n3) {
   Array array = {};
   array.name = name;
   array.pointer_suffix = "";
@@ -230,7 +230,7 @@ Array packed_array(const char* name, Use use, const void* data, int32_t element,
   array.use = use;
   array.data = data;
   array.element = element;
-  const int64_t extent[4] = {n0, n1, n2, 1};
+  const int64_t extent[4] = {n0, n1, n2, n3};
   int64_t stride = 1;
   for (int d = 3; d >= 0; --d) {
     array.extent[d] = extent[d];

@@ -71,7 +71,7 @@ Array tensor_array(const char* name, Use use, flashattn_tensor* tensor, Rows row
 
 // An array without gaps.
 Array packed_array(const char* name, Use use, const void* data, int32_t element, int64_t n0,
-                   int64_t n1 = 1, int64_t n2 = 1);
+                   int64_t n1 = 1, int64_t n2 = 1, int64_t n3 = 1);
 
 // lse, dlse: (batch, head, query), or (head, total_q).
 Array lse_array(const char* name, Use use, const float* data, const Problem& problem, Rows rows);

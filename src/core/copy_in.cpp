@@ -19,11 +19,25 @@ uint32_t struct_size_of(const void* given) {
 
 }  // namespace
 
+void check_address(const void* address, const char* name) {
+  if (address) return;
+  reject(FLASHATTN_REASON_NULL_POINTER, name, "%s is NULL; give an address", name);
+}
+
+void init_struct(void* given, const char* name, uint32_t struct_size) {
+  check_address(given, name);
+  if (struct_size < sizeof struct_size || struct_size > kMaxStructSize) {
+    reject(FLASHATTN_REASON_STRUCT_SIZE, "struct_size",
+           "struct_size = %u is not within %zu and %u bytes; give the sizeof of %s", struct_size,
+           sizeof struct_size, kMaxStructSize, name);
+  }
+  std::memset(given, 0, struct_size);
+  std::memcpy(given, &struct_size, sizeof struct_size);
+}
+
 void copy_in_bytes(const void* given, const char* name, size_t required, void* own,
                    size_t own_size) {
-  if (!given) {
-    reject(FLASHATTN_REASON_NULL_POINTER, name, "%s is NULL; give the address of a structure", name);
-  }
+  check_address(given, name);
   const size_t size = struct_size_of(given);
   if (size < required) {
     refuse(FLASHATTN_ERROR_VERSION, FLASHATTN_REASON_STRUCT_SIZE, "struct_size",

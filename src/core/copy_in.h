@@ -15,6 +15,12 @@ void copy_in_bytes(const void* given, const char* name, size_t required, void* o
 // Writes the part of `own` that the caller's structure has room for, struct_size aside.
 void copy_out_bytes(const void* own, size_t own_size, void* given);
 
+// Refuses NULL.
+void check_address(const void* address, const char* name);
+
+// Zeroes a structure of the caller's size and sets its struct_size.
+void init_struct(void* given, const char* name, uint32_t struct_size);
+
 // `required`: offset of the first member that the caller may leave out.
 template <typename Struct>
 Struct copy_in(const Struct* given, const char* name, size_t required) {

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <mutex>
 
+#include "core/error.h"
+
 namespace flashattn {
 namespace {
 
@@ -18,6 +20,12 @@ void* g_user = nullptr;
 }  // namespace
 
 void set_log(int32_t level, flashattn_log_fn fn, void* user) {
+  if (level < FLASHATTN_LOG_OFF || level > FLASHATTN_LOG_DEBUG) {
+    reject(FLASHATTN_REASON_VALUE, "level",
+           "level = %d is no enumerator of flashattn_log_level; use FLASHATTN_LOG_OFF = %d to "
+           "FLASHATTN_LOG_DEBUG = %d",
+           level, FLASHATTN_LOG_OFF, FLASHATTN_LOG_DEBUG);
+  }
   const std::lock_guard<std::mutex> lock(g_mutex);
   g_fn = fn;
   g_user = user;
