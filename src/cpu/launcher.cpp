@@ -142,7 +142,9 @@ void CpuLauncher::set_blocks(ForwardJob* job) const {
   const int32_t group = problem_.group(), smallest = job->tiling.tile_q;
   for (int32_t rows = job->tiling.rows;; rows = std::max(rows / 2 / smallest, 1) * smallest) {
     job->queries = std::max(std::min(shape.seqlen_q, rows), 1);
-    job->heads = std::min(group, std::max(rows / job->queries, 1));
+    // Block masks may differ from head to head.
+    const int32_t fitting = problem_.has_mask(FLASHATTN_MASK_BLOCKS) ? 1 : rows / job->queries;
+    job->heads = std::min(group, std::max(fitting, 1));
     job->head_blocks = static_cast<int32_t>(ceil_div(group, job->heads));
     job->query_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_q, job->queries));
     if (rows == smallest || job->tasks() >= 4 * static_cast<int64_t>(threads_)) return;
