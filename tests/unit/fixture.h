@@ -11,10 +11,10 @@ enum { PAGE = 4, PAGES = 6, BLOCK = 2, BLOCKS_Q = 3, BLOCKS_KV = 4, WORKSPACE = 
 
 /* What a plan is made of. */
 enum variant {
-  PLAIN,     /* lse, forward and backward */
+  PLAIN,      /* lse, forward and backward */
   EVERYTHING, /* every bias, mask, feature and dropout, forward and backward */
-  VARLEN,    /* queries and keys, forward and backward */
-  PAGED      /* forward */
+  VARLEN,     /* queries and keys, forward and backward */
+  PAGED       /* forward */
 };
 
 struct inputs {
@@ -66,14 +66,14 @@ struct fixture {
   void *stream;
 };
 
-static void fill(float *x, size_t n, unsigned seed) {
+static inline void fill(float *x, size_t n, unsigned seed) {
   for (size_t i = 0; i < n; ++i) {
     seed = seed * 1664525u + 1013904223u;
     x[i] = (float)(seed >> 8) / 8388608.0f - 1.0f;
   }
 }
 
-static void fixture_desc(struct fixture *f, enum variant variant) {
+static inline void fixture_desc(struct fixture *f, enum variant variant) {
   flashattn_desc *d = &f->desc;
   flashattn_desc_init(d, sizeof *d);
   d->ops = FLASHATTN_OP_FORWARD | FLASHATTN_OP_BACKWARD;
@@ -104,7 +104,7 @@ static void fixture_desc(struct fixture *f, enum variant variant) {
   }
 }
 
-static void fixture_inputs(struct fixture *f, enum variant variant, flashattn_shape *shape,
+static inline void fixture_inputs(struct fixture *f, enum variant variant, flashattn_shape *shape,
                            flashattn_inputs *inputs) {
   struct inputs *in = f->in;
   shape->batch = BATCH;
@@ -136,7 +136,7 @@ static void fixture_inputs(struct fixture *f, enum variant variant, flashattn_sh
   }
 }
 
-static void fixture_reset_inputs(struct inputs *in) {
+static inline void fixture_reset_inputs(struct inputs *in) {
   memset(in, 0, sizeof *in);
   float *arrays[] = {in->q, in->k, in->v, in->o, in->dout, in->dlse, in->bias, in->slopes,
                      in->sink, in->part_o[0], in->part_o[1], in->part_lse[0], in->part_lse[1]};
@@ -162,7 +162,7 @@ static void fixture_reset_inputs(struct inputs *in) {
 }
 
 /* A valid call in every field, with fresh contents. */
-static void fixture_reset(struct fixture *f, enum variant variant) {
+static inline void fixture_reset(struct fixture *f, enum variant variant) {
   struct inputs *in = f->in;
   struct outputs *out = f->out;
   memset(f, 0, sizeof *f);
@@ -208,19 +208,19 @@ static void fixture_reset(struct fixture *f, enum variant variant) {
   f->workspace_bytes = WORKSPACE;
 }
 
-static int fixture_open(struct fixture *f) {
+static inline int fixture_open(struct fixture *f) {
   memset(f, 0, sizeof *f);
   f->in = (struct inputs *)malloc(sizeof *f->in);
   f->out = (struct outputs *)malloc(sizeof *f->out);
   return f->in && f->out;
 }
 
-static void fixture_close(struct fixture *f) {
+static inline void fixture_close(struct fixture *f) {
   free(f->in);
   free(f->out);
 }
 
-static int outputs_untouched(const struct fixture *f) {
+static inline int outputs_untouched(const struct fixture *f) {
   const unsigned char *bytes = (const unsigned char *)f->out;
   return bytes[0] == 0xA5 && memcmp(bytes, bytes + 1, sizeof *f->out - 1) == 0;
 }
