@@ -73,7 +73,7 @@ class Tensor:
         return steps
 
     def c(self) -> Tuple[Any, int, int, int]:
-        return (_arrays.void_pointer(self.view.pointer), *self.strides)
+        return (self.view.pointer, *self.strides)
 
     def sizes(self) -> Tuple[int, int, int, int]:
         return self.batch, self.heads, self.rows, self.dim
@@ -250,7 +250,7 @@ class Inputs:
             c.page_table_stride = self.page_table.shape[1]
             c.pages = self.k.batch
         if self.bias is not None:
-            c.bias = _arrays.void_pointer(self.bias.pointer)
+            c.bias = self.bias.pointer
             c.bias_stride_batch, c.bias_stride_head, c.bias_stride_row = self.bias_strides
         if self.alibi is not None:
             c.alibi_slopes = _arrays.pointer(self.alibi, _FLOAT)
