@@ -132,6 +132,9 @@ def pointer(array: np.ndarray, ctype: Any = _VOID) -> Any:
 
 def int32(array: Any, name: str, shape: Tuple[Optional[int], ...]) -> np.ndarray:
     """Lengths, offsets and page numbers: a packed int32 array. Other integers are converted."""
+    if type(array) is np.ndarray and array.dtype == np.int32 and array.flags.c_contiguous:
+        check_shape(array.shape, shape, name)
+        return array
     given = np.asarray(array)
     if given.dtype.kind not in "iu" and given.size:
         raise wrong_type(f"{name} has dtype {given.dtype}; expected integers", name)
@@ -167,6 +170,8 @@ def packed(array: Any, name: str, code: int, shape: Sequence[int]) -> View:
 
 def check_shape(shape: Sequence[int], expected: Sequence[Optional[int]], name: str) -> None:
     """None stands for any size."""
+    if shape == expected:
+        return
     if len(shape) != len(expected) or any(e is not None and s != e
                                           for s, e in zip(shape, expected)):
         wanted = ", ".join("any" if e is None else str(e) for e in expected)

@@ -148,15 +148,12 @@ class Inputs:
         q, k = self.q, self.k
         self.batch, self.seqlen_q, self.seqlen_k = q.batch, q.rows, k.rows
         if cu_q is not None:
-            self.cu_q, self.batch, longest = _sequences(cu_q, "cu_seqlens_q")
-            self.seqlen_q = longest if max_q is None else max_q
+            self.cu_q, self.batch = _sequences(cu_q, "cu_seqlens_q")
+            self.seqlen_q = _longest(self.cu_q) if max_q is None else max_q
         if cu_k is not None:
-            self.cu_k, batch, longest = _sequences(cu_k, "cu_seqlens_k")
-            if cu_q is None and batch != self.batch:
-                raise invalid(f"cu_seqlens_k names {batch} sequences, q has {self.batch}",
-                              Reason.SIZE, "cu_seqlens_k")
+            self.cu_k, batch = _sequences(cu_k, "cu_seqlens_k")
             self._same_batch(batch, "cu_seqlens_k")
-            self.seqlen_k = longest if max_k is None else max_k
+            self.seqlen_k = _longest(self.cu_k) if max_k is None else max_k
         elif page_table is not None:
             self.page_table = int32(page_table, "page_table", (self.batch, None))
             self.page_size = k.rows
@@ -265,11 +262,15 @@ class Inputs:
             c.block_mask_stride_row = columns
 
 
-def _sequences(cu_seqlens: Any, name: str) -> Tuple[np.ndarray, int, int]:
-    """The offsets, how many sequences they bound, and the longest one's length."""
+def _sequences(cu_seqlens: Any, name: str) -> Tuple[np.ndarray, int]:
+    """The offsets, and how many sequences they bound."""
     cu = int32(cu_seqlens, name, (None,))
     if not len(cu):
         raise invalid(f"{name} is empty; it holds one number more than there are sequences",
                       Reason.LENGTHS, name)
-    longest = int((cu[1:] - cu[:-1]).max()) if len(cu) > 1 else 0
-    return cu, len(cu) - 1, max(longest, 0)
+    return cu, len(cu) - 1
+
+
+def _longest(cu: np.ndarray) -> int:
+    # 64 bits: what decreases is the library's to refuse, not to overflow here.
+    return max(int(np.diff(cu.astype(np.int64)).max()), 0) if len(cu) > 1 else 0
