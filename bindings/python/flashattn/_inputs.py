@@ -14,6 +14,9 @@ from ._library import ffi
 
 _INT32, _FLOAT = ffi.typeof("int32_t *"), ffi.typeof("float *")
 _BYTE = ffi.typeof("uint8_t *")
+# The keywords of describe() that follow from the arrays, in the order of Inputs.facts().
+FACTS = ("dtype", "heads", "dim", "kv_heads", "dim_v", "varlen_q", "varlen_k", "page_size", "bias",
+         "alibi", "sink", "block_size")
 
 
 @lru_cache(maxsize=None)
@@ -206,16 +209,13 @@ class Inputs:
         self.block_mask = np.ascontiguousarray(
             np.broadcast_to(given, (*given.shape[:2], rows, columns)))
 
-    def description(self) -> dict:
-        """The keywords of describe() that follow from the arrays."""
+    def facts(self) -> Tuple[Any, ...]:
+        """What a descriptor says of the arrays; see FACTS."""
         bias = self.bias
-        return {
-            "dtype": self.q.view.dtype, "heads": self.q.heads, "dim": self.q.dim,
-            "kv_heads": self.k.heads, "dim_v": self.v.dim, "varlen_q": self.varlen_q,
-            "varlen_k": self.varlen_k, "page_size": self.page_size,
-            "bias": None if bias is None else bias.dtype, "alibi": self.alibi is not None,
-            "sink": self.sink is not None, "block_size": self.block_size,
-        }
+        return (self.q.view.dtype, self.q.heads, self.q.dim, self.k.heads, self.v.dim,
+                self.varlen_q, self.varlen_k, self.page_size,
+                None if bias is None else bias.dtype, self.alibi is not None,
+                self.sink is not None, self.block_size)
 
     def shape(self) -> Tuple[int, ...]:
         """flashattn_shape."""
@@ -227,16 +227,11 @@ class Inputs:
         return (heads, self.q.rows) if self.varlen_q else (self.batch, heads, self.seqlen_q)
 
     def fill(self, args: Any) -> None:
-        """Writes the shape and the inputs of a zeroed forward or backward argument structure."""
-        args.shape = self.shape()
+        """Writes the inputs of a zeroed forward or backward argument structure."""
         c = args.inputs
         c.q, c.k, c.v = self.q.c(), self.k.c(), self.v.c()
         if self.seed or self.offset:
-            try:
-                c.rng_seed, c.rng_offset = self.seed, self.offset
-            except OverflowError:
-                raise invalid(f"seed = {self.seed}, offset = {self.offset}; both must be in "
-                              "[0, 2**64)", Reason.VALUE, "seed") from None
+            set_seed(c, self.seed, self.offset)
         if self.ragged:
             for name, array in (("cu_seqlens_q", self.cu_q), ("cu_seqlens_kv", self.cu_k),
                                 ("lens_q", self.lens_q), ("lens_kv", self.lens_k)):
@@ -274,3 +269,11 @@ def _sequences(cu_seqlens: Any, name: str) -> Tuple[np.ndarray, int]:
 def _longest(cu: np.ndarray) -> int:
     # 64 bits: what decreases is the library's to refuse, not to overflow here.
     return max(int(np.diff(cu.astype(np.int64)).max()), 0) if len(cu) > 1 else 0
+
+
+def set_seed(inputs: Any, seed: int, offset: int) -> None:
+    try:
+        inputs.rng_seed, inputs.rng_offset = seed, offset
+    except OverflowError:
+        raise invalid(f"seed = {seed}, offset = {offset}; both must be in [0, 2**64)",
+                      Reason.VALUE, "seed") from None
