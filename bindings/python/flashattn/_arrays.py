@@ -20,6 +20,7 @@ _BY_DTYPE: Dict[np.dtype, int] = {np.dtype(n): _BY_NAME[n]
                                   for n in ("float32", "float16", "uint8", "bool")}
 _RESULTS = {code: np.dtype(NAMES[code]) for code in (F32, F16, U8)}
 _RAW = {BF16: np.dtype(np.uint16), F8: np.dtype(np.uint8)}  # what the buffer protocol can carry
+_INT32 = np.dtype(np.int32)
 _VOID = ffi.typeof("void *")
 DTypeLike = Union[str, type, np.dtype, Dtype]
 
@@ -132,7 +133,7 @@ def pointer(array: np.ndarray, ctype: Any = _VOID) -> Any:
 
 def int32(array: Any, name: str, shape: Tuple[Optional[int], ...]) -> np.ndarray:
     """Lengths, offsets and page numbers: a packed int32 array. Other integers are converted."""
-    if type(array) is np.ndarray and array.dtype == np.int32 and array.flags.c_contiguous:
+    if type(array) is np.ndarray and array.dtype is _INT32 and array.flags.c_contiguous:
         check_shape(array.shape, shape, name)
         return array
     given = np.asarray(array)

@@ -53,10 +53,11 @@ class Tensor:
         self.view = array
         self.batch, self.heads, self.rows = shape[b] if b >= 0 else 1, shape[h], shape[s]
         self.dim = shape[-1]
-        steps = (strides[b] if b >= 0 else 0, strides[h], strides[s])
-        if min(steps) <= 0:
-            steps = self._plain(steps, b >= 0, name)
-        self.strides = steps
+        batch, head, row = strides[b] if b >= 0 else 0, strides[h], strides[s]
+        if head > 0 and row > 0 and (batch > 0 or b < 0):
+            self.strides = (batch, head, row)
+        else:
+            self.strides = self._plain((batch, head, row), b >= 0, name)
 
     def _plain(self, steps: Tuple[int, ...], has_batch: bool, name: str) -> Tuple[int, ...]:
         """Strides without the values that mean something else to the library.
@@ -233,10 +234,14 @@ class Inputs:
         if self.seed or self.offset:
             set_seed(c, self.seed, self.offset)
         if self.ragged:
-            for name, array in (("cu_seqlens_q", self.cu_q), ("cu_seqlens_kv", self.cu_k),
-                                ("lens_q", self.lens_q), ("lens_kv", self.lens_k)):
-                if array is not None:
-                    setattr(c, name, _arrays.pointer(array, _INT32))
+            if self.cu_q is not None:
+                c.cu_seqlens_q = _arrays.pointer(self.cu_q, _INT32)
+            if self.cu_k is not None:
+                c.cu_seqlens_kv = _arrays.pointer(self.cu_k, _INT32)
+            if self.lens_q is not None:
+                c.lens_q = _arrays.pointer(self.lens_q, _INT32)
+            if self.lens_k is not None:
+                c.lens_kv = _arrays.pointer(self.lens_k, _INT32)
         if self.page_table is not None:
             c.page_table = _arrays.pointer(self.page_table, _INT32)
             c.page_table_stride = self.page_table.shape[1]
