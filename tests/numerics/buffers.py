@@ -81,13 +81,14 @@ def place(mode, capacities, lengths, heads, dim, varlen=False, is_input=True, na
     rows, blocks = (max(total, 1), 1) if varlen else (max(longest, 1), batch)
     head, seq = dim, heads * dim
     step = rows * seq
+    repeats = is_input and name in ("q", "k", "v", "dout")
     if mode == "bhsd":
         head, seq = rows * dim, dim
     elif mode == "sbhd" and not varlen:
         seq, step = batch * heads * dim, heads * dim
     elif mode == "qkv":
         seq, step = row, rows * row
-    elif mode == "padded" or (mode == "broadcast" and not is_input):
+    elif mode == "padded" or (mode == "broadcast" and not repeats):
         head, seq = dim + 3, heads * (dim + 3) + 5
         step = rows * seq + 7
     elif mode == "broadcast":

@@ -58,9 +58,9 @@ def make_data(case):
         dlse=[rng.standard_normal((case.heads_q, case.length_q(b))).astype(np.float32)
               for b in sequences])
     if case.strides == "broadcast":
-        # Keys and values are the same for all heads, queries for all sequences of equal length.
-        data.k = [np.repeat(x[:, :1], case.heads_kv, 1) for x in data.k]
-        data.v = [np.repeat(x[:, :1], case.heads_kv, 1) for x in data.v]
+        # Keys, values and dout are the same for all heads, queries for all sequences.
+        for name in ("k", "v", "dout"):
+            setattr(data, name, [np.repeat(x[:, :1], x.shape[1], 1) for x in getattr(data, name)])
         if case.cu_q is None and data.q:
             longest = max(data.q, key=len)
             data.q = [longest[:len(x)] for x in data.q]

@@ -91,7 +91,7 @@ class Call:
                                                  self.page_lists)
         else:
             where = place(mode, capacities, lengths, heads, dim,
-                          getattr(case, "cu_" + side) is not None, is_input, like, **extra)
+                          getattr(case, "cu_" + side) is not None, is_input, name, **extra)
         buffer = self.buffers.get(share) if share else None
         if buffer is None:
             size = where.elements

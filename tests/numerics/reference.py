@@ -144,7 +144,7 @@ class Gradients:
 
 def fold_heads(case, x):
     """(heads_q, rows, dim) to (rows, heads_kv, dim): the query heads of a KV head are summed."""
-    grouped = x.reshape(case.heads_kv, -1, *x.shape[1:]).sum(1)
+    grouped = x.reshape(case.heads_kv, case.group, *x.shape[1:]).sum(1)
     return grouped.swapaxes(0, 1)
 
 

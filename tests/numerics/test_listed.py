@@ -15,7 +15,7 @@ def listed():
                                marks=[pytest.mark.smoke] if smoke else [])
 
 
-@pytest.mark.parametrize("case", listed())
+@pytest.mark.parametrize("case", list(listed()))
 def test_listed(case, device):
     verify(case, device)
 

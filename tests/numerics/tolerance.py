@@ -19,9 +19,10 @@ def largest(x):
     return float(np.max(np.abs(x), initial=0.0))
 
 
-def judge(name, out, exact, naive, noise, dtype, factor):
-    """Raises AssertionError unless out passes. All four are lists of arrays, pooled. noise: the size
-    of an independent rounding error, per unit of relative rounding."""
+def judge(name, out, exact, naive, noise, dtype, factor, score_size=0.0):
+    """Raises AssertionError unless out passes. The first four are lists of arrays, pooled. noise:
+    the size of an independent rounding error, per unit of relative rounding. score_size: of the
+    summed absolute products of q and k, whose rounding the exponential makes relative."""
     for b, (x, y) in enumerate(zip(out, exact)):
         assert x.shape == y.shape, "%s: shape %s, not %s" % (name, x.shape, y.shape)
         bad = ~np.isfinite(x) & np.isfinite(y)
@@ -42,7 +43,8 @@ def judge(name, out, exact, naive, noise, dtype, factor):
         ("Frobenius norm of the error", frobenius(error),
          factor * frobenius(allowed) + epsilon * frobenius(size) + frobenius(floor)),
         ("largest error relative to its terms", largest(error / unit),
-         factor * largest(allowed / unit) + epsilon * largest(size / unit) + 4 * FLOAT))
+         factor * largest(allowed / unit) + epsilon * largest(size / unit)
+         + (4 + score_size) * FLOAT))
     for what, value, limit in checks:
         if not value <= limit:
             at = int(np.argmax(np.abs(error if "terms" not in what else error / unit)))
@@ -77,7 +79,8 @@ class Truth:
         self.naive = [reference.forward(case, data, b, self.arithmetic) for b in sequences]
 
     def judge(self, name, out, exact, naive, noise, dtype):
-        judge(name, out, exact, naive, noise, dtype, self.factor)
+        score_size = max((largest(f.score_size) for f in self.exact), default=0.0)
+        judge(name, out, exact, naive, noise, dtype, self.factor, score_size)
 
     def check_forward(self, result):
         rows = [[getattr(f, name).swapaxes(0, 1) for f in part] for part, name in
@@ -106,7 +109,7 @@ class Truth:
         if case.dsink and case.batch:
             noise = np.sqrt(sum(g.noise["dsink"] ** 2 for g in exact))
             self.judge("dsink", [result.dsink], [sum(g.dsink for g in exact)],
-                       [sum(g.dsink for g in naive)], [noise], dtype="f32")
+                       [sum(g.dsink for g in naive)], [noise], dtype=case.dtype)
 
 
 def check(case, data, result):
