@@ -10,14 +10,21 @@ struct PhiloxWords {
   uint32_t word[4];
 };
 
+// What the two key words grow by from round to round.
+constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;
+
+FLASHATTN_HD constexpr PhiloxWords philox_round(PhiloxWords c, uint32_t key0, uint32_t key1) {
+  const uint64_t p0 = static_cast<uint64_t>(0xD2511F53u) * c.word[0];
+  const uint64_t p1 = static_cast<uint64_t>(0xCD9E8D57u) * c.word[2];
+  return {{static_cast<uint32_t>(p1 >> 32) ^ c.word[1] ^ key0, static_cast<uint32_t>(p1),
+           static_cast<uint32_t>(p0 >> 32) ^ c.word[3] ^ key1, static_cast<uint32_t>(p0)}};
+}
+
 FLASHATTN_HD constexpr PhiloxWords philox4x32_10(PhiloxWords counter, uint32_t key0, uint32_t key1) {
   for (int round = 0; round < 10; ++round) {
-    const uint64_t p0 = static_cast<uint64_t>(0xD2511F53u) * counter.word[0];
-    const uint64_t p1 = static_cast<uint64_t>(0xCD9E8D57u) * counter.word[2];
-    counter = {{static_cast<uint32_t>(p1 >> 32) ^ counter.word[1] ^ key0, static_cast<uint32_t>(p1),
-                static_cast<uint32_t>(p0 >> 32) ^ counter.word[3] ^ key1, static_cast<uint32_t>(p0)}};
-    key0 += 0x9E3779B9u;
-    key1 += 0xBB67AE85u;
+    counter = philox_round(counter, key0, key1);
+    key0 += kPhiloxWeyl0;
+    key1 += kPhiloxWeyl1;
   }
   return counter;
 }

@@ -1,0 +1,25 @@
+"""FlashAttention for NumPy and DLPack arrays: the Python layer of libflashattn.
+
+    out = flashattn.attention(q, k, v, causal=True)
+
+Start with attention(). `python -m flashattn` shows what the library can do on this machine.
+"""
+from ._attention import attention, attention_backward, attention_paged, attention_varlen
+from ._constants import (Bias, Determinism, Device, Dtype, Feature, Layout, LogLevel, Mask, Op,
+                         Reason, Status)
+from ._describe import Descriptor, describe
+from ._errors import (ArrayTypeError, FlashAttentionError, InvalidArgumentError, OutOfMemoryError,
+                      UnsupportedError)
+from ._library import lib as _lib, text as _text
+from ._plan import Plan, PlanInfo, cache_info, clear_cache
+from ._tools import (DeviceInfo, build_info, check, devices, dropout_mask, merge, supported)
+
+__version__ = _text(_lib.flashattn_version_string())
+
+__all__ = [
+    "ArrayTypeError", "Bias", "Descriptor", "Determinism", "Device", "DeviceInfo", "Dtype",
+    "Feature", "FlashAttentionError", "InvalidArgumentError", "Layout", "LogLevel", "Mask", "Op",
+    "OutOfMemoryError", "Plan", "PlanInfo", "Reason", "Status", "UnsupportedError", "attention",
+    "attention_backward", "attention_paged", "attention_varlen", "build_info", "cache_info",
+    "check", "clear_cache", "describe", "devices", "dropout_mask", "merge", "supported",
+]

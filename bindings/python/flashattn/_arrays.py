@@ -1,0 +1,179 @@
+"""Arrays of any library as pointers, shapes and strides. Nothing is copied."""
+from __future__ import annotations
+
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from . import _dlpack
+from ._constants import Dtype, Reason, Status
+from ._errors import UnsupportedError, invalid, wrong_type
+from ._library import ffi
+
+F32, F16, BF16, F8, U8 = (int(d) for d in (Dtype.F32, Dtype.F16, Dtype.BF16, Dtype.F8E4M3,
+                                           Dtype.U8))
+_BY_NAME: Dict[str, int] = {"float32": F32, "float16": F16, "bfloat16": BF16, "float8_e4m3fn": F8,
+                            "uint8": U8, "bool": U8}
+NAMES = {F32: "float32", F16: "float16", BF16: "bfloat16", F8: "float8_e4m3fn", U8: "bool"}
+# Grows by the types of ml_dtypes when they are seen, so that it stays optional.
+_BY_DTYPE: Dict[np.dtype, int] = {np.dtype(n): _BY_NAME[n]
+                                  for n in ("float32", "float16", "uint8", "bool")}
+_RESULTS = {code: np.dtype(NAMES[code]) for code in (F32, F16, U8)}
+_RAW = {BF16: np.dtype(np.uint16), F8: np.dtype(np.uint8)}  # what the buffer protocol can carry
+_INT32 = np.dtype(np.int32)
+_VOID = ffi.typeof("void *")
+DTypeLike = Union[str, type, np.dtype, Dtype]
+
+
+def dtype_code(dtype: Any, field: str = "dtype") -> int:
+    """enum flashattn_dtype of a name, a NumPy or ml_dtypes type, or anything named like one."""
+    if isinstance(dtype, int):
+        return int(dtype)
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", None)
+    if name not in _BY_NAME:
+        try:
+            name = np.dtype(dtype).name
+        except TypeError:
+            name = str(dtype).rpartition(".")[2]  # "torch.bfloat16"
+    if name not in _BY_NAME:
+        raise wrong_type(f"{field} = {dtype!r} is none of {', '.join(_BY_NAME)}", field)
+    return _BY_NAME[name]
+
+
+def numpy_dtype(code: int) -> np.dtype:
+    """The NumPy type in which a result is returned."""
+    if code in _RESULTS:
+        return _RESULTS[code]
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise wrong_type(f"a result of type {NAMES[code]} needs the package ml_dtypes; install "
+                         "it, or give out= or out_dtype=\"float32\"", "out") from None
+    return _RESULTS.setdefault(code, np.dtype(getattr(ml_dtypes, NAMES[code])))
+
+
+class View:
+    """An array as the C library sees it. Strides count elements; owner keeps the memory, and
+    pointer is a cffi one."""
+
+    __slots__ = ("pointer", "dtype", "shape", "strides", "writable", "owner")
+
+    def __init__(self, pointer: Any, dtype: int, shape: Tuple[int, ...], strides: Tuple[int, ...],
+                 writable: bool, owner: Any) -> None:
+        self.pointer = pointer
+        self.dtype = dtype
+        self.shape = shape
+        self.strides = strides
+        self.writable = writable
+        self.owner = owner
+
+
+def _address(array: np.ndarray, code: int) -> Any:
+    """A pointer to the first element, for the library. Reading the buffer costs a tenth of reading
+    __array_interface__, but needs an array without gaps and a type that buffers know."""
+    if not array.flags.c_contiguous:
+        return ffi.cast(_VOID, array.__array_interface__["data"][0])
+    return ffi.from_buffer(array.view(_RAW[code]) if code in _RAW else array)
+
+
+def _numpy_view(array: np.ndarray, name: str) -> View:
+    dtype = array.dtype
+    code = _BY_DTYPE.get(dtype)
+    if code is None:
+        code = _unseen_dtype(dtype, name)
+    strides, size = array.strides, dtype.itemsize
+    if size > 1:
+        if not array.flags.c_contiguous and any([stride % size for stride in strides]):
+            raise invalid(f"{name} has strides of {strides} bytes, no multiples of its "
+                          f"{size}-byte elements; copy it with numpy.ascontiguousarray",
+                          Reason.STRIDE, name)
+        strides = tuple([stride // size for stride in strides])
+    return View(_address(array, code), code, array.shape, strides, array.flags.writeable, array)
+
+
+def _unseen_dtype(dtype: np.dtype, name: str) -> int:
+    if dtype.name not in _BY_NAME or not dtype.isnative:
+        order = "" if dtype.isnative else " in foreign byte order"
+        raise wrong_type(f"{name} has dtype {dtype.name}{order}; convert it to one of "
+                         f"{', '.join(_BY_NAME)}", name)
+    code = _BY_DTYPE[dtype] = _BY_NAME[dtype.name]
+    return code
+
+
+def view(array: Any, name: str) -> View:
+    """A NumPy array, or anything with __dlpack__ or __array_interface__, as a View."""
+    if type(array) is np.ndarray:
+        return _numpy_view(array, name)
+    if isinstance(array, np.ma.MaskedArray):
+        raise wrong_type(f"{name} is a masked array, whose mask would be ignored; give the mask as "
+                         "bias=", name)
+    if isinstance(array, np.ndarray):
+        return _numpy_view(array.view(np.ndarray), name)
+    if hasattr(array, "__dlpack__"):
+        export = _dlpack.read(array)
+        if not export.on_cpu:
+            raise UnsupportedError(f"{name} lies on a device; this version of the Python layer "
+                                   "takes arrays in host memory", Status.ERROR_UNSUPPORTED,
+                                   Reason.NO_DEVICE, name)
+        if export.dtype not in _BY_NAME:
+            raise wrong_type(f"{name} has dtype {export.dtype}; convert it to one of "
+                             f"{', '.join(_BY_NAME)}", name)
+        return View(ffi.cast(_VOID, export.pointer), _BY_NAME[export.dtype], export.shape, export.strides,
+                    export.writable, export.owner)
+    if hasattr(array, "__array_interface__"):
+        return _numpy_view(np.asarray(array), name)
+    raise wrong_type(f"{name} is a {type(array).__name__}; expected a NumPy array or an object "
+                     "with __dlpack__ or __array_interface__", name)
+
+
+def pointer(array: np.ndarray, ctype: Any = _VOID) -> Any:
+    """Of a packed array of a plain type."""
+    return ffi.cast(ctype, ffi.from_buffer(array))
+
+
+def int32(array: Any, name: str, shape: Tuple[Optional[int], ...]) -> np.ndarray:
+    """Lengths, offsets and page numbers: a packed int32 array. Other integers are converted."""
+    if type(array) is np.ndarray and array.dtype is _INT32 and array.flags.c_contiguous:
+        check_shape(array.shape, shape, name)
+        return array
+    given = np.asarray(array)
+    if given.dtype.kind not in "iu" and given.size:
+        raise wrong_type(f"{name} has dtype {given.dtype}; expected integers", name)
+    check_shape(given.shape, shape, name)
+    if given.dtype != np.int32 and given.size:
+        if int(given.max()) > 0x7FFFFFFF or int(given.min()) < -0x80000000:
+            raise invalid(f"{name} holds a value past the range of int32", Reason.LENGTHS, name)
+    return np.ascontiguousarray(given, dtype=np.int32)
+
+
+def float32(array: Any, name: str) -> np.ndarray:
+    """Per-head numbers (slopes, sinks): a packed float32 array. Other floats are converted."""
+    given = np.asarray(array)
+    if given.dtype.kind not in "fiuV":  # bfloat16 is of kind V
+        raise wrong_type(f"{name} has dtype {given.dtype}; expected floats", name)
+    return np.ascontiguousarray(given, dtype=np.float32)
+
+
+def packed(array: Any, name: str, code: int, shape: Sequence[int]) -> View:
+    """An array that must be without gaps, of one type and shape: lse and its gradient."""
+    result = view(array, name)
+    if result.dtype != code:
+        raise wrong_type(f"{name} has dtype {NAMES[result.dtype]}; expected {NAMES[code]}", name)
+    check_shape(result.shape, shape, name)
+    step = 1
+    for size, stride in zip(reversed(result.shape), reversed(result.strides)):
+        if size > 1 and stride != step:
+            raise invalid(f"{name} has gaps: strides {result.strides} for shape {result.shape}; "
+                          "copy it with numpy.ascontiguousarray", Reason.STRIDE, name)
+        step *= size
+    return result
+
+
+def check_shape(shape: Sequence[int], expected: Sequence[Optional[int]], name: str) -> None:
+    """None stands for any size."""
+    if shape == expected:
+        return
+    if len(shape) != len(expected) or any(e is not None and s != e
+                                          for s, e in zip(shape, expected)):
+        wanted = ", ".join("any" if e is None else str(e) for e in expected)
+        raise invalid(f"{name} has shape {tuple(shape)}; expected ({wanted})", Reason.SIZE, name)

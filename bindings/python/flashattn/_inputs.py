@@ -1,0 +1,284 @@
+"""The arrays that forward and backward share, checked against each other: flashattn_inputs."""
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from . import _arrays
+from ._arrays import View, check_shape, float32, int32, view
+from ._constants import Reason
+from ._errors import invalid, wrong_type
+from ._library import ffi
+
+_INT32, _FLOAT = ffi.typeof("int32_t *"), ffi.typeof("float *")
+_BYTE = ffi.typeof("uint8_t *")
+# The keywords of describe() that follow from the arrays, in the order of Inputs.facts().
+FACTS = ("dtype", "heads", "dim", "kv_heads", "dim_v", "varlen_q", "varlen_k", "page_size", "bias",
+         "alibi", "sink", "block_size")
+
+
+@lru_cache(maxsize=None)
+def axes(layout: str, ndim: int) -> Tuple[int, int, int]:
+    """Where batch, head and sequence stand in an array of a layout; batch is -1 where there is none.
+
+    layout is an order of the letters b (batch, or p: page), h (head), s (sequence, or t: token)
+    before d (dim). With 3 dimensions b is left out, with 4 it comes first when it is not named.
+    """
+    order = layout.replace("t", "s").replace("p", "b")
+    if sorted(order.replace("b", "")) != ["d", "h", "s"] or order.count("b") > 1 \
+            or order[-1] != "d":
+        raise invalid(f"layout = {layout!r}; expected an order of b, s, h before d, such as "
+                      "\"bshd\", \"bhsd\" or \"thd\"", Reason.LAYOUT, "layout")
+    order = order.replace("b", "") if ndim == 3 else order if "b" in order else "b" + order
+    return order.find("b"), order.index("h"), order.index("s")
+
+
+class Tensor:
+    """A view with its axes named, and the strides that the library gets: flashattn_tensor."""
+
+    __slots__ = ("view", "axes", "batch", "heads", "rows", "dim", "strides")
+
+    def __init__(self, array: View, layout: str, ndim: int, name: str) -> None:
+        shape, strides = array.shape, array.strides
+        if len(shape) != ndim:
+            raise invalid(f"{name} has shape {shape}; expected {ndim} dimensions", Reason.SIZE,
+                          name)
+        if strides[-1] != 1 and shape[-1] > 1:
+            raise invalid(f"{name} has stride {strides[-1]} in its last dimension; the elements of "
+                          "a head must be contiguous: copy it with numpy.ascontiguousarray",
+                          Reason.STRIDE, name)
+        b, h, s = self.axes = axes(layout, ndim)
+        self.view = array
+        self.batch, self.heads, self.rows = shape[b] if b >= 0 else 1, shape[h], shape[s]
+        self.dim = shape[-1]
+        batch, head, row = strides[b] if b >= 0 else 0, strides[h], strides[s]
+        if head > 0 and row > 0 and (batch > 0 or b < 0):
+            self.strides = (batch, head, row)
+        else:
+            self.strides = self._plain((batch, head, row), b >= 0, name)
+
+    def _plain(self, steps: Tuple[int, ...], has_batch: bool, name: str) -> Tuple[int, ...]:
+        """Strides without the values that mean something else to the library.
+
+        A step that is never taken may be anything in NumPy, and three zeros mean packed in C.
+        """
+        sizes = (self.batch, self.heads, self.rows)
+        used = (has_batch, True, True)
+        steps = tuple([max(self.dim, 1) if u and n <= 1 else step
+                       for u, n, step in zip(used, sizes, steps)])
+        if min(steps) < 0:
+            raise invalid(f"{name} has a negative stride; copy it with numpy.ascontiguousarray",
+                          Reason.STRIDE, name)
+        if not any(steps):
+            raise invalid(f"{name} repeats one row in all its dimensions; copy it with "
+                          "numpy.ascontiguousarray", Reason.STRIDE, name)
+        return steps
+
+    def c(self) -> Tuple[Any, int, int, int]:
+        return (self.view.pointer, *self.strides)
+
+    def sizes(self) -> Tuple[int, int, int, int]:
+        return self.batch, self.heads, self.rows, self.dim
+
+    def like(self, dim: int) -> Tuple[int, ...]:
+        """The shape of an array of the same layout with another dim."""
+        return (*self.view.shape[:-1], dim)
+
+
+class Inputs:
+    """q, k, v and everything beside them. It keeps what it points to alive."""
+
+    __slots__ = ("q", "k", "v", "layout", "varlen_q", "varlen_k", "page_size", "batch", "seqlen_q",
+                 "seqlen_k", "ragged", "bias", "bias_strides", "alibi", "sink", "block_mask",
+                 "block_size", "seed", "offset", "cu_q", "cu_k", "lens_q", "lens_k", "page_table")
+
+    def __init__(self, q: Any, k: Any, v: Any, *, layout: Optional[str] = None,
+                 cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+                 max_seqlen_q: Optional[int] = None, max_seqlen_k: Optional[int] = None,
+                 q_lens: Any = None, kv_lens: Any = None, page_table: Any = None,
+                 page_layout: str = "pshd", bias: Any = None, alibi_slopes: Any = None,
+                 sink: Any = None, block_mask: Any = None,
+                 block_size: Optional[Tuple[int, int]] = None, seed: int = 0,
+                 offset: int = 0) -> None:
+        self.varlen_q, self.varlen_k = cu_seqlens_q is not None, cu_seqlens_k is not None
+        self.layout = layout or "bshd"
+        kv_layout = page_layout if page_table is not None else self.layout
+        self.q = Tensor(view(q, "q"), self.layout, 3 if self.varlen_q else 4, "q")
+        kv_dims = 3 if self.varlen_k else 4
+        self.k = Tensor(view(k, "k"), kv_layout, kv_dims, "k")
+        self.v = Tensor(view(v, "v"), kv_layout, kv_dims, "v")
+        self.seed, self.offset = seed, offset
+        self.cu_q = self.cu_k = self.lens_q = self.lens_k = self.page_table = None
+        self.page_size = 0
+        self._check_heads()
+        self._sizes(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, page_table)
+        if q_lens is not None:
+            self.lens_q = int32(q_lens, "q_lens", (self.batch,))
+        if kv_lens is not None:
+            self.lens_k = int32(kv_lens, "kv_lens", (self.batch,))
+        # Some rows may be nobody's: they are not written.
+        self.ragged = self.varlen_q or self.varlen_k or q_lens is not None or kv_lens is not None
+        self.bias: Optional[View] = None
+        self.bias_strides = (0, 0, 0)
+        self.alibi = self.sink = self.block_mask = self.block_size = None
+        if bias is not None:
+            self._bias(view(bias, "bias"))
+        if alibi_slopes is not None:
+            self.alibi = float32(alibi_slopes, "alibi_slopes")
+            check_shape(self.alibi.shape, (self.batch, self.q.heads)[-self.alibi.ndim or 2:],
+                        "alibi_slopes")
+        if sink is not None:
+            self.sink = float32(sink, "sink")
+            check_shape(self.sink.shape, (self.q.heads,), "sink")
+        if block_mask is not None:
+            self._blocks(block_mask, block_size)
+
+    def _check_heads(self) -> None:
+        q, k, v = self.q, self.k, self.v
+        if not q.view.dtype == k.view.dtype == v.view.dtype:
+            names = ", ".join(_arrays.NAMES[t.view.dtype] for t in (q, k, v))
+            raise wrong_type(f"q, k, v have dtypes {names}; they must be the same", "q")
+        if k.dim != q.dim:
+            raise invalid(f"k has head dimension {k.dim}, q has {q.dim}; they must be the same",
+                          Reason.HEAD_DIM_PAIR, "k")
+        if (k.batch, k.heads, k.rows) != (v.batch, v.heads, v.rows):
+            raise invalid(f"k has shape {k.view.shape}, v has {v.view.shape}; only their last "
+                          "dimension may differ", Reason.SIZE, "v")
+
+    def _sizes(self, cu_q: Any, cu_k: Any, max_q: Optional[int], max_k: Optional[int],
+               page_table: Any) -> None:
+        q, k = self.q, self.k
+        self.batch, self.seqlen_q, self.seqlen_k = q.batch, q.rows, k.rows
+        if cu_q is not None:
+            self.cu_q, self.batch = _sequences(cu_q, "cu_seqlens_q")
+            self.seqlen_q = _longest(self.cu_q) if max_q is None else max_q
+        if cu_k is not None:
+            self.cu_k, batch = _sequences(cu_k, "cu_seqlens_k")
+            self._same_batch(batch, "cu_seqlens_k")
+            self.seqlen_k = _longest(self.cu_k) if max_k is None else max_k
+        elif page_table is not None:
+            self.page_table = int32(page_table, "page_table", (self.batch, None))
+            self.page_size = k.rows
+            self.seqlen_k = self.page_table.shape[1] * k.rows if max_k is None else max_k
+        else:
+            self._same_batch(k.batch, "k")
+
+    def _same_batch(self, batch: int, name: str) -> None:
+        if batch != self.batch:
+            raise invalid(f"{name} holds {batch} sequences, q holds {self.batch}", Reason.SIZE,
+                          name)
+
+    def _bias(self, bias: View) -> None:
+        expected = (self.batch, self.q.heads, self.seqlen_q, self.seqlen_k)
+        missing = 4 - len(bias.shape)
+        shape = (1,) * missing + bias.shape
+        if missing < 0 or any(n not in (1, e) for n, e in zip(shape, expected)):
+            raise invalid(f"bias has shape {bias.shape}, which does not broadcast to (batch, heads, "
+                          f"queries, keys) = {expected}", Reason.BIAS, "bias")
+        strides = (0,) * missing + bias.strides
+        if self.seqlen_k > 1 and (shape[3] != self.seqlen_k or strides[3] != 1):
+            raise invalid(f"bias has shape {bias.shape} and strides {bias.strides}; its keys must "
+                          f"be there, all {self.seqlen_k}, and contiguous: use numpy.broadcast_to "
+                          "and numpy.ascontiguousarray", Reason.STRIDE, "bias")
+        self.bias = bias
+        self.bias_strides = tuple([0 if n == 1 else s for n, s in zip(shape[:3], strides)])
+        if min(self.bias_strides) < 0:
+            raise invalid("bias has a negative stride; copy it with numpy.ascontiguousarray",
+                          Reason.STRIDE, "bias")
+
+    def _blocks(self, mask: Any, block_size: Optional[Sequence[int]]) -> None:
+        if block_size is None or len(block_size) != 2 or min(block_size) < 1:
+            raise invalid(f"block_size = {block_size!r}; a block_mask needs block_size = (queries, "
+                          "keys), both at least 1", Reason.SIZE, "block_size")
+        self.block_size = block_size[0], block_size[1]
+        given = np.asarray(mask)
+        if given.dtype not in (np.bool_, np.uint8):
+            raise wrong_type(f"block_mask has dtype {given.dtype}; expected bool or uint8",
+                             "block_mask")
+        rows, columns = (-(-n // size) for n, size in zip((self.seqlen_q, self.seqlen_k),
+                                                          block_size))
+        expected = (self.batch, self.q.heads, rows, columns)
+        if given.ndim > 4 or any(n not in (1, e)
+                                 for n, e in zip(given.shape[::-1], expected[::-1])):
+            raise invalid(f"block_mask has shape {given.shape}, which does not broadcast to (batch, "
+                          f"heads, query blocks, key blocks) = {expected}", Reason.SIZE,
+                          "block_mask")
+        # One byte a block: the last two dimensions are packed here, batch and head may repeat.
+        given = given.reshape((1,) * (4 - given.ndim) + given.shape)
+        self.block_mask = np.ascontiguousarray(
+            np.broadcast_to(given, (*given.shape[:2], rows, columns)))
+
+    def facts(self) -> Tuple[Any, ...]:
+        """What a descriptor says of the arrays; see FACTS."""
+        bias = self.bias
+        return (self.q.view.dtype, self.q.heads, self.q.dim, self.k.heads, self.v.dim,
+                self.varlen_q, self.varlen_k, self.page_size,
+                None if bias is None else bias.dtype, self.alibi is not None,
+                self.sink is not None, self.block_size)
+
+    def shape(self) -> Tuple[int, ...]:
+        """flashattn_shape."""
+        return (self.batch, self.seqlen_q, self.seqlen_k, 0, self.q.rows if self.varlen_q else 0,
+                self.k.rows if self.varlen_k else 0)
+
+    def lse_shape(self) -> Tuple[int, ...]:
+        heads = self.q.heads
+        return (heads, self.q.rows) if self.varlen_q else (self.batch, heads, self.seqlen_q)
+
+    def fill(self, args: Any) -> None:
+        """Writes the inputs of a zeroed forward or backward argument structure."""
+        c = args.inputs
+        c.q, c.k, c.v = self.q.c(), self.k.c(), self.v.c()
+        if self.seed or self.offset:
+            set_seed(c, self.seed, self.offset)
+        if self.ragged:
+            if self.cu_q is not None:
+                c.cu_seqlens_q = _arrays.pointer(self.cu_q, _INT32)
+            if self.cu_k is not None:
+                c.cu_seqlens_kv = _arrays.pointer(self.cu_k, _INT32)
+            if self.lens_q is not None:
+                c.lens_q = _arrays.pointer(self.lens_q, _INT32)
+            if self.lens_k is not None:
+                c.lens_kv = _arrays.pointer(self.lens_k, _INT32)
+        if self.page_table is not None:
+            c.page_table = _arrays.pointer(self.page_table, _INT32)
+            c.page_table_stride = self.page_table.shape[1]
+            c.pages = self.k.batch
+        if self.bias is not None:
+            c.bias = self.bias.pointer
+            c.bias_stride_batch, c.bias_stride_head, c.bias_stride_row = self.bias_strides
+        if self.alibi is not None:
+            c.alibi_slopes = _arrays.pointer(self.alibi, _FLOAT)
+            c.alibi_stride_batch = self.q.heads if self.alibi.ndim == 2 else 0
+        if self.sink is not None:
+            c.sink = _arrays.pointer(self.sink, _FLOAT)
+        if self.block_mask is not None:
+            batch, heads, rows, columns = self.block_mask.shape
+            c.block_mask = _arrays.pointer(self.block_mask, _BYTE)
+            c.block_mask_stride_batch = heads * rows * columns if batch > 1 else 0
+            c.block_mask_stride_head = rows * columns if heads > 1 else 0
+            c.block_mask_stride_row = columns
+
+
+def _sequences(cu_seqlens: Any, name: str) -> Tuple[np.ndarray, int]:
+    """The offsets, and how many sequences they bound."""
+    cu = int32(cu_seqlens, name, (None,))
+    if not len(cu):
+        raise invalid(f"{name} is empty; it holds one number more than there are sequences",
+                      Reason.LENGTHS, name)
+    return cu, len(cu) - 1
+
+
+def _longest(cu: np.ndarray) -> int:
+    # 64 bits: what decreases is the library's to refuse, not to overflow here.
+    return max(int(np.diff(cu.astype(np.int64)).max()), 0) if len(cu) > 1 else 0
+
+
+def set_seed(inputs: Any, seed: int, offset: int) -> None:
+    try:
+        inputs.rng_seed, inputs.rng_offset = seed, offset
+    except OverflowError:
+        raise invalid(f"seed = {seed}, offset = {offset}; both must be in [0, 2**64)",
+                      Reason.VALUE, "seed") from None

@@ -1,0 +1,286 @@
+"""Plans: kept for reuse, and run with a workspace that each thread keeps."""
+from __future__ import annotations
+
+import threading
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
+
+import numpy as np
+
+from . import _arrays
+from ._arrays import F32, NAMES, View, numpy_dtype, packed, view
+from ._constants import Dtype, Feature, Op, Reason
+from ._describe import Descriptor, describe
+from ._errors import fail, invalid, wrong_type
+from ._inputs import FACTS, Inputs, Tensor
+from ._library import ffi, lib, text
+
+_FORWARD, _BACKWARD = int(Op.FORWARD), int(Op.BACKWARD)
+_LSE, _DBIAS, _DSINK = int(Feature.LSE), int(Feature.DBIAS), int(Feature.DSINK)
+_DESC, _SHAPE = ffi.typeof("flashattn_desc *"), ffi.typeof("flashattn_shape *")
+_FORWARD_ARGS = ffi.typeof("flashattn_forward_args *")
+_BACKWARD_ARGS = ffi.typeof("flashattn_backward_args *")
+_PROPERTIES = ffi.typeof("flashattn_plan_properties *")
+_INT64, _FLOAT = ffi.typeof("int64_t *"), ffi.typeof("float *")
+_DESC_SIZE, _FORWARD_SIZE = ffi.sizeof("flashattn_desc"), ffi.sizeof("flashattn_forward_args")
+_BACKWARD_SIZE = ffi.sizeof("flashattn_backward_args")
+_ARRAY_FIELDS = ("dtype", "heads_q", "heads_kv", "dim_qk", "dim_v", "layout", "page_size",
+                 "block_q", "block_kv", "bias", "bias_dtype")
+_OF_ARRAYS = itemgetter(*[Descriptor._fields.index(name) for name in _ARRAY_FIELDS])
+_thread = threading.local()
+
+
+class PlanInfo(NamedTuple):
+    """What a plan does: flashattn_plan_properties."""
+
+    family: str
+    kernel: str
+    isa: str
+    why: str  # one sentence: why this kernel
+    tile_q: int
+    tile_kv: int
+    stages: int
+    threads: int
+    registers: int
+    local_memory: int  # bytes
+    splits: int
+    flops: int  # of the shape asked about
+    bytes: int  # least to move
+    workspace: int  # bytes
+
+
+def c_descriptor(descriptor: Descriptor) -> Any:
+    try:
+        return ffi.new(_DESC, (_DESC_SIZE, *descriptor))
+    except OverflowError:
+        past = [f"{name} = {value}" for name, value in zip(descriptor._fields, descriptor)
+                if isinstance(value, int) and not -2**31 <= value < 2**31]
+        raise invalid(f"{', '.join(past)}: past the range of its field", Reason.SIZE,
+                      "") from None
+
+
+def op_code(op: Union[str, int]) -> int:
+    if isinstance(op, str):
+        if op.upper() not in Op.__members__:
+            raise invalid(f"op = {op!r}; expected \"forward\" or \"backward\"", Reason.OP, "op")
+        return int(Op[op.upper()])
+    return int(op)
+
+
+def _workspace(size: int) -> Any:
+    """Scratch memory of this thread; it grows and is reused by every plan."""
+    held = getattr(_thread, "workspace", None)
+    if held is None or held.nbytes < size:
+        _thread.workspace = None  # free the old one first
+        held = _thread.workspace = np.empty(size, np.uint8)
+        _thread.address = _arrays.pointer(held)
+    return _thread.address
+
+
+class Plan:
+    """A checked descriptor with a kernel chosen, for many calls.
+
+    Takes the keywords of describe(). Immutable: any number of threads may run one plan at once.
+    attention() and its relatives make and keep plans by themselves; a Plan of one's own shows what
+    will run, and fails early.
+
+        plan = flashattn.Plan(dtype="float32", heads=8, dim=64, causal=True, return_lse=True)
+        out, lse = plan.forward(q, k, v)
+
+    Raises ValueError, NotImplementedError, MemoryError with the library's sentence.
+    """
+
+    __slots__ = ("_plan", "_last_size", "descriptor", "__weakref__")
+
+    def __init__(self, **description: Any) -> None:
+        descriptor = describe(**description)
+        plan = ffi.new("flashattn_plan **")
+        status = lib.flashattn_plan_create(c_descriptor(descriptor), plan)
+        if status:
+            fail(status)
+        self._plan = ffi.gc(plan[0], lib.flashattn_plan_destroy)
+        self.descriptor = descriptor
+        # Programs repeat a shape: (operation, shape, bytes) of the last call.
+        self._last_size: Tuple[int, Tuple[int, ...], int] = (0, (), 0)
+
+    def __repr__(self) -> str:
+        d = self.descriptor
+        return (f"<flashattn.Plan {Dtype(d.dtype).name.lower()}, {d.heads_q} heads on "
+                f"{d.heads_kv}, dim {d.dim_qk}/{d.dim_v}>")
+
+    def workspace_size(self, op: Union[str, int] = "forward", *, batch: Optional[int] = None,
+                       seqlen_q: int = 0, seqlen_k: int = 0, total_q: int = 0,
+                       total_k: int = 0) -> int:
+        """Bytes of scratch memory that an operation needs. batch=None: for the promised maxima."""
+        size = ffi.new(_INT64)
+        status = lib.flashattn_workspace_size(
+            self._plan, op_code(op), _shape(batch, seqlen_q, seqlen_k, total_q, total_k), size)
+        if status:
+            fail(status)
+        return size[0]
+
+    def info(self, op: Union[str, int] = "forward", *, batch: Optional[int] = None,
+             seqlen_q: int = 0, seqlen_k: int = 0, total_q: int = 0,
+             total_k: int = 0) -> PlanInfo:
+        """The kernel and its cost for a shape; batch=None: for the promised maxima."""
+        properties = ffi.new(_PROPERTIES, (ffi.sizeof(_PROPERTIES.item),))
+        status = lib.flashattn_plan_info(
+            self._plan, op_code(op), _shape(batch, seqlen_q, seqlen_k, total_q, total_k),
+            properties)
+        if status:
+            fail(status)
+        values = [getattr(properties, name) for name in PlanInfo._fields]
+        return PlanInfo(*[v if isinstance(v, int) else text(v) for v in values])
+
+    def forward(self, q: Any, k: Any, v: Any, *, out: Any = None, **arrays: Any) -> Any:
+        """Runs the plan. arrays: those of attention(), attention_varlen(), attention_paged().
+
+        Returns out, or (out, lse) for a plan with return_lse.
+        """
+        inputs = Inputs(q, k, v, **arrays)
+        self._fits(inputs)
+        return self.run_forward(inputs, out)
+
+    def backward(self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, dlse: Any = None,
+                 dq: Any = None, dk: Any = None, dv: Any = None, **arrays: Any) -> Tuple[Any, ...]:
+        """Gradients of a plan made with backward=True; see attention_backward()."""
+        inputs = Inputs(q, k, v, **arrays)
+        self._fits(inputs)
+        return self.run_backward(inputs, dout, out, lse, dlse, dq, dk, dv)
+
+    def _fits(self, inputs: Inputs) -> None:
+        mine, theirs = self.descriptor, describe(**dict(zip(FACTS, inputs.facts())))
+        if _OF_ARRAYS(mine) == _OF_ARRAYS(theirs):
+            return
+        for name, plans, arrays in zip(Descriptor._fields, mine, theirs):
+            if name in _ARRAY_FIELDS and plans != arrays:
+                raise invalid(f"{name} = {arrays} by the arrays given, but the plan is made for "
+                              f"{plans}", Reason.VALUE, name)
+
+    def run_forward(self, inputs: Inputs, out: Any) -> Any:
+        args = ffi.new(_FORWARD_ARGS)
+        args.struct_size = _FORWARD_SIZE
+        inputs.fill(args)
+        out, tensor = _output(out, "out", inputs.q, inputs.v.dim, self.descriptor.dtype_o,
+                              inputs)
+        args.o = tensor.c()
+        lse = None
+        if self.descriptor.features & _LSE:
+            lse = (np.zeros if inputs.ragged else np.empty)(inputs.lse_shape(), np.float32)
+            args.lse = _arrays.pointer(lse, _FLOAT)
+        self._run(lib.flashattn_forward, _FORWARD, args, inputs)
+        return out if lse is None else (out, lse)
+
+    def run_backward(self, inputs: Inputs, dout: Any, out: Any, lse: Any, dlse: Any, dq: Any,
+                     dk: Any, dv: Any) -> Tuple[Any, ...]:
+        args = ffi.new(_BACKWARD_ARGS)
+        args.struct_size = _BACKWARD_SIZE
+        inputs.fill(args)
+        q, k, v = inputs.q, inputs.k, inputs.v
+        keep = []
+        for name, array in (("o", out), ("dout", dout)):
+            tensor = _like_output(view(array, "out" if name == "o" else name),
+                                  "out" if name == "o" else name, q, v.dim,
+                                  self.descriptor.dtype_o, inputs)
+            keep.append(tensor)
+            setattr(args, name, tensor.c())
+        for name, array in (("lse", lse), ("dlse", dlse)):
+            if array is not None or name == "lse":
+                given = packed(array, name, F32, inputs.lse_shape())
+                keep.append(given)
+                setattr(args, name, ffi.cast(_FLOAT, given.pointer))
+        results = []
+        for name, array, model in (("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
+            array, tensor = _output(array, name, model, model.dim, model.view.dtype, inputs)
+            setattr(args, name, tensor.c())
+            keep.append(tensor)
+            results.append(array)
+        if self.descriptor.features & _DBIAS:
+            results.append(_dbias(args, inputs))
+        if self.descriptor.features & _DSINK:
+            dsink = np.zeros(q.heads, np.float32)
+            args.dsink = _arrays.pointer(dsink, _FLOAT)
+            results.append(dsink)
+        self._run(lib.flashattn_backward, _BACKWARD, args, inputs)
+        return tuple(results)
+
+    def _run(self, function: Any, op: int, args: Any, inputs: Inputs) -> None:
+        args.shape = shape = inputs.shape()
+        last_op, last_shape, size = self._last_size
+        if op != last_op or shape != last_shape:
+            needed = ffi.new(_INT64)
+            status = lib.flashattn_workspace_size(self._plan, op, ffi.addressof(args, "shape"),
+                                                  needed)
+            if status:
+                fail(status)
+            size = needed[0]
+            self._last_size = (op, shape, size)
+        status = function(self._plan, args, _workspace(size), size, ffi.NULL)
+        if status:
+            fail(status)
+
+
+def _shape(batch: Optional[int], *sizes: int) -> Any:
+    if batch is None:
+        return ffi.NULL
+    seqlen_q, seqlen_k, total_q, total_k = sizes
+    return ffi.new(_SHAPE, (batch, seqlen_q, seqlen_k, 0, total_q, total_k))
+
+
+def _like_output(array: View, name: str, model: Tensor, dim: int, code: int,
+                 inputs: Inputs) -> Tensor:
+    if array.dtype != code:
+        raise wrong_type(f"{name} has dtype {NAMES[array.dtype]}; expected {NAMES[code]}", name)
+    if array.shape != model.like(dim):
+        raise invalid(f"{name} has shape {array.shape}; expected {model.like(dim)}", Reason.SIZE,
+                      name)
+    return Tensor(array, inputs.layout, len(array.shape), name)
+
+
+def _output(array: Any, name: str, model: Tensor, dim: int, code: int,
+            inputs: Inputs) -> Tuple[Any, Tensor]:
+    """The array to write, made if none was given, and the library's view of it."""
+    if array is None:
+        # Rows that belong to no sequence are not written: they must not hold what was there.
+        array = (np.zeros if inputs.ragged else np.empty)(model.like(dim), numpy_dtype(code))
+        return array, Tensor(view(array, name), inputs.layout, array.ndim, name)
+    seen = view(array, name)
+    if not seen.writable:
+        raise invalid(f"{name} is read-only", Reason.VALUE, name)
+    return array, _like_output(seen, name, model, dim, code, inputs)
+
+
+def _dbias(args: Any, inputs: Inputs) -> np.ndarray:
+    bias = inputs.bias
+    if bias is None:
+        raise invalid("return_dbias needs bias", Reason.BIAS, "bias")
+    dbias = np.zeros(bias.shape, np.float32)
+    shape = (1,) * (4 - dbias.ndim) + dbias.shape
+    args.dbias = _arrays.pointer(dbias, _FLOAT)
+    # A stride of zero sums over the index: where the bias is broadcast.
+    (args.dbias_stride_batch, args.dbias_stride_head, args.dbias_stride_row) = (
+        0 if shape[0] == 1 else shape[1] * shape[2] * shape[3],
+        0 if shape[1] == 1 else shape[2] * shape[3], 0 if shape[2] == 1 else shape[3])
+    return dbias
+
+
+@lru_cache(maxsize=256)
+def cached_plan(facts: Tuple[Any, ...], *chosen: Tuple[str, Any]) -> Plan:
+    """The plan for what is known of the arrays and what was chosen, made at its first use.
+
+    The key is not the descriptor: this one is made in a tenth of the time. Refusals are not kept.
+    """
+    return Plan(**dict(zip(FACTS, facts)), **dict(chosen))
+
+
+def cache_info() -> Dict[str, int]:
+    """Plans kept ("plans"), found again ("hits"), made ("misses")."""
+    info = cached_plan.cache_info()
+    return {"plans": info.currsize, "hits": info.hits, "misses": info.misses}
+
+
+def clear_cache() -> None:
+    """Lets go of all kept plans, and of the calling thread's workspace."""
+    cached_plan.cache_clear()
+    _thread.workspace = None

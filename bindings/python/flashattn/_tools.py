@@ -1,0 +1,138 @@
+"""What goes beside attention: merging, dropout masks, questions to the library."""
+from __future__ import annotations
+
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from . import _arrays
+from ._arrays import F32, DTypeLike, dtype_code, numpy_dtype, packed, view
+from ._constants import Device, Reason
+from ._describe import describe
+from ._errors import UnsupportedError, fail, invalid
+from ._inputs import Tensor, set_seed
+from ._library import ffi, lib, text
+from ._plan import c_descriptor, cached_plan
+
+_FLOAT = ffi.typeof("float *")
+
+
+class DeviceInfo(NamedTuple):
+    """flashattn_device_properties."""
+
+    kind: str  # "cpu", "cuda"
+    index: int
+    name: str
+    isa: str  # the best kernels this build has for it
+    units: int  # threads; streaming multiprocessors
+    compute_capability: int
+    local_memory: int  # bytes: L2 cache of a core; shared memory of a block
+    memory: int  # bytes
+
+
+def merge(outs: Sequence[Any], lses: Sequence[Any], *, layout: Optional[str] = None,
+          out: Any = None, out_dtype: Optional[DTypeLike] = None) -> Tuple[Any, np.ndarray]:
+    """Merges attention over disjoint sets of keys: ring or cascade attention, split caches.
+
+    outs        the parts, each as attention() returned it: (batch, queries, heads, dim_v) in the
+                order of layout, or (total_q, heads, dim_v)
+    lses        their lse: float32 (batch, heads, queries), or (heads, total_q)
+    out, out_dtype  as in attention(); None: the dtype of the parts
+
+    Returns (out, lse): lse = ln(sum exp(lse_p)), out = sum exp(lse_p - lse) out_p. Parts with
+    lse = -inf count nothing. A sink must be in one part only. ValueError, TypeError,
+    NotImplementedError as in attention().
+    """
+    if len(outs) != len(lses) or not len(outs):
+        raise invalid(f"{len(outs)} outs and {len(lses)} lses; expected as many, and at least one",
+                      Reason.SIZE, "outs")
+    views = [view(part, "outs") for part in outs]
+    varlen = len(views[0].shape) == 3
+    order = layout or "bshd"
+    parts = [Tensor(part, order, 3 if varlen else 4, "outs") for part in views]
+    first = parts[0]
+    for part in parts:
+        if part.view.shape != first.view.shape or part.view.dtype != first.view.dtype:
+            raise invalid("outs differ in shape or dtype", Reason.SIZE, "outs")
+    lse_shape = ((first.heads, first.rows) if varlen else (first.batch, first.heads, first.rows))
+    part_lses = [packed(lse, "lses", F32, lse_shape) for lse in lses]
+    if out is None:
+        code = first.view.dtype if out_dtype is None else dtype_code(out_dtype, "out_dtype")
+        out = np.empty(first.view.shape, numpy_dtype(code))
+    target = Tensor(view(out, "out"), order, len(first.view.shape), "out")
+    if target.view.shape != first.view.shape or not target.view.writable:
+        raise invalid(f"out has shape {target.view.shape}; expected a writable array of shape "
+                      f"{first.view.shape}", Reason.SIZE, "out")
+    lse = np.empty(lse_shape, np.float32)
+    plan = cached_plan((target.view.dtype, first.heads, first.dim), ("varlen_q", varlen))
+    args = ffi.new("flashattn_merge_args *")
+    args.struct_size, args.parts = ffi.sizeof("flashattn_merge_args"), len(parts)
+    args.shape = (1 if varlen else first.batch, first.rows, 0, 0, first.rows if varlen else 0, 0)
+    arrays = ffi.new("flashattn_tensor[]", [part.c() for part in parts])
+    pointers = ffi.new("float *[]", [ffi.cast(_FLOAT, part.pointer) for part in part_lses])
+    args.part_o, args.part_lse, args.part_dtype = arrays, pointers, first.view.dtype
+    args.o, args.lse = target.c(), _arrays.pointer(lse, _FLOAT)
+    status = lib.flashattn_merge(plan._plan, args, ffi.NULL)
+    if status:
+        fail(status)
+    return out, lse
+
+
+def dropout_mask(batch: int, heads: int, seqlen_q: int, seqlen_k: int, *, dropout: float,
+                 seed: int = 0, offset: int = 0) -> np.ndarray:
+    """Which weights dropout keeps: bool (batch, heads, queries, keys), True = kept.
+
+    The same numbers as attention(dropout=, seed=, offset=) uses on every device: a function of
+    (seed, offset, batch index, head, i, j) only; i and j count from a sequence's start, in varlen
+    calls too. Philox4x32-10 (Salmon et al. 2011).
+    """
+    plan = cached_plan((F32, heads, 64), ("dropout", dropout))
+    args = ffi.new("flashattn_forward_args *")
+    args.struct_size = ffi.sizeof("flashattn_forward_args")
+    args.shape = (batch, seqlen_q, seqlen_k, 0, 0, 0)
+    set_seed(args.inputs, seed, offset)
+    keep = np.empty((batch, heads, seqlen_q, seqlen_k), np.uint8)
+    status = lib.flashattn_dropout_mask(plan._plan, args, _arrays.pointer(
+        keep, ffi.typeof("uint8_t *")), ffi.NULL)
+    if status:
+        fail(status)
+    return keep.view(np.bool_)
+
+
+def check(**description: Any) -> None:
+    """Raises what Plan(**description) would raise; the keywords are those of describe()."""
+    status = lib.flashattn_check(c_descriptor(describe(**description)))
+    if status:
+        fail(status)
+
+
+def supported(**description: Any) -> bool:
+    """Whether Plan(**description) would succeed. Arguments that nothing supports still raise."""
+    try:
+        check(**description)
+    except UnsupportedError:
+        return False
+    return True
+
+
+def build_info() -> str:
+    """One line: version, compiler, kernel families and instruction sets in this build."""
+    return text(lib.flashattn_build_info())
+
+
+def devices() -> List[DeviceInfo]:
+    """The devices of this machine that this build can use."""
+    found = []
+    count = ffi.new("int32_t *")
+    for kind in Device:
+        if lib.flashattn_device_count(kind, count):
+            continue
+        for index in range(count[0]):
+            p = ffi.new("flashattn_device_properties *",
+                        (ffi.sizeof("flashattn_device_properties"),))
+            status = lib.flashattn_device_info(kind, index, p)
+            if status:
+                fail(status)
+            found.append(DeviceInfo(kind.name.lower(), index, text(p.name), text(p.isa), p.units,
+                                    p.compute_capability, p.local_memory, p.memory))
+    return found

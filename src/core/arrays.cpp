@@ -1,0 +1,249 @@
+#include "core/arrays.h"
+
+#include <cinttypes>
+#include <cstdio>
+
+#include "core/error.h"
+
+namespace flashattn {
+namespace {
+
+constexpr const char* kTensorStrides[] = {".stride_batch", ".stride_head", ".stride_seq"};
+
+// A structure member's name for last_error, and the same with its index for the sentence.
+struct Label {
+  char field[64];
+  char text[80];
+
+  Label(const Array& array, const char* suffix) {
+    std::snprintf(field, sizeof field, "%s%s", array.name, suffix);
+    if (array.index < 0) {
+      std::snprintf(text, sizeof text, "%s", field);
+    } else {
+      std::snprintf(text, sizeof text, "%s[%d]%s", array.name, array.index, suffix);
+    }
+  }
+};
+
+[[noreturn]] void reject_too_large(const Array& array) {
+  const Label label(array, array.pointer_suffix);
+  reject(FLASHATTN_REASON_SIZE, label.field,
+         "%s with extents %" PRId64 " x %" PRId64 " x %" PRId64 " x %" PRId64
+         " and its strides reaches past 2^63 bytes or the end of the address space; check the "
+         "sizes and strides",
+         label.text, array.extent[0], array.extent[1], array.extent[2], array.extent[3]);
+}
+
+// Whether the array has an element. Refuses negative strides and counts past 2^63 bytes.
+bool check_counts(const Array& array) {
+  int64_t bytes = array.element;
+  bool empty = false, overflow = false;
+  for (int d = 0; d < 4; ++d) {
+    if (array.stride[d] < 0) {
+      const Label label(array, array.suffixes ? array.suffixes[d] : "");
+      reject(FLASHATTN_REASON_STRIDE, label.field,
+             "%s = %" PRId64 " is below 0; strides count elements upwards: give the first element "
+             "of memory as the pointer, and positive strides",
+             label.text, array.stride[d]);
+    }
+    empty = empty || array.extent[d] == 0;
+    overflow = overflow || __builtin_mul_overflow(bytes, array.extent[d], &bytes);
+  }
+  if (empty) return false;
+  if (overflow) reject_too_large(array);
+  return true;
+}
+
+void check_pointer(const Array& array) {
+  if (!array.data) {
+    const Label label(array, array.pointer_suffix);
+    reject(FLASHATTN_REASON_NULL_POINTER, label.field,
+           "%s is NULL, but this plan and shape need it; give %s of %" PRId64 " x %" PRId64
+           " x %" PRId64 " x %" PRId64 " elements",
+           label.text, array.use == Use::kInput ? "the array" : "memory for the result",
+           array.extent[0], array.extent[1], array.extent[2], array.extent[3]);
+  }
+  const uintptr_t misfit = reinterpret_cast<uintptr_t>(array.data) %
+                           static_cast<uintptr_t>(array.element);
+  if (misfit != 0) {
+    const Label label(array, array.pointer_suffix);
+    reject(FLASHATTN_REASON_MISALIGNED, label.field,
+           "%s = %p is not aligned to its element of %d bytes; move the array to a multiple of "
+           "that",
+           label.text, array.data, array.element);
+  }
+}
+
+void find_reach(Array* array) {
+  int64_t last = 0, bytes = 0;
+  bool overflow = false;
+  for (int d = 0; d < 4; ++d) {
+    int64_t step = 0;
+    overflow |= __builtin_mul_overflow(array->extent[d] - 1, array->stride[d], &step);
+    overflow |= __builtin_add_overflow(last, step, &last);
+  }
+  overflow |= __builtin_add_overflow(last, int64_t{1}, &last);
+  overflow |= __builtin_mul_overflow(last, static_cast<int64_t>(array->element), &bytes);
+  array->begin = reinterpret_cast<uintptr_t>(array->data);
+  overflow |= __builtin_add_overflow(array->begin, static_cast<uintptr_t>(bytes), &array->end);
+  if (overflow) reject_too_large(*array);
+}
+
+// Walks the indices from the smallest stride to the largest: each must step over all that lies
+// within the one before, else elements would share memory.
+void check_nesting(Array* array) {
+  int order[4], n = 0;
+  for (int d = 3; d >= 0; --d) {
+    if (array->extent[d] <= 1) continue;
+    if (array->stride[d] == 0) {
+      if (array->use != Use::kOutput) continue;
+      const Label label(*array, array->suffixes ? array->suffixes[d] : "");
+      reject(FLASHATTN_REASON_STRIDE, label.field,
+             "%s = 0, but %" PRId64 " results would be written to the same place; zero strides "
+             "repeat inputs only (all three zero: packed)",
+             label.text, array->extent[d]);
+    }
+    int at = n++;
+    for (; at > 0 && array->stride[order[at - 1]] > array->stride[d]; --at) {
+      order[at] = order[at - 1];
+    }
+    order[at] = d;
+  }
+  int64_t filled = 1;  // elements from the first to one past the last, so far
+  array->dense = true;
+  for (int at = 0; at < n; ++at) {
+    const int d = order[at];
+    if (array->stride[d] != filled) array->dense = false;
+    if (array->stride[d] < filled && array->use != Use::kInput) {
+      const Label label(*array, array->suffixes && d < 3 ? array->suffixes[d] : "");
+      reject(FLASHATTN_REASON_STRIDE, label.field,
+             "%s = %" PRId64 " is below %" PRId64 ", the elements one step reaches over: results "
+             "would overlap each other; use a larger stride",
+             label.text, array->stride[d], filled);
+    }
+    filled += array->stride[d] * (array->extent[d] - 1);
+  }
+}
+
+}  // namespace
+
+void check_array(Array* array) {
+  array->begin = array->end = reinterpret_cast<uintptr_t>(array->data);
+  array->dense = false;
+  if (!check_counts(*array)) return;
+  check_pointer(*array);
+  find_reach(array);
+  check_nesting(array);
+}
+
+void check_apart(const Array& output, const Array& other) {
+  if (output.begin == output.end || other.begin == other.end) return;
+  const bool meet = output.begin < other.end && other.begin < output.end;
+  if (!meet || !(output.begin == other.begin || (output.dense && other.dense))) return;
+  const Label label(output, output.pointer_suffix), with(other, other.pointer_suffix);
+  reject(FLASHATTN_REASON_OVERLAP, label.field,
+         "%s (%" PRIu64 " bytes at %p) overlaps %s (%" PRIu64 " bytes at %p); what is written must "
+         "not share memory with anything else of the call: use memory of its own",
+         label.text, static_cast<uint64_t>(output.end - output.begin), output.data, with.text,
+         static_cast<uint64_t>(other.end - other.begin), other.data);
+}
+
+void ArrayList::add(Array array) {
+  check_array(&array);
+  if (size_ == kCapacity) {
+    refuse(FLASHATTN_ERROR_INTERNAL, FLASHATTN_REASON_NONE, "",
+           "more than %d arrays in a call; this is a fault of the library, please report it",
+           kCapacity);
+  }
+  arrays_[size_++] = array;
+}
+
+void ArrayList::add_bytes(const char* name, const void* data, int64_t bytes) {
+  add(packed_array(name, Use::kOutput, data, 1, bytes));
+}
+
+void ArrayList::check_overlaps() const {
+  for (int32_t i = 0; i < size_; ++i) {
+    if (arrays_[i].use == Use::kInput) continue;
+    for (int32_t j = 0; j < size_; ++j) {
+      // A pair of outputs is looked at once.
+      if (j == i || (j < i && arrays_[j].use != Use::kInput)) continue;
+      check_apart(arrays_[i], arrays_[j]);
+    }
+  }
+}
+
+Rows query_rows(const Problem& problem, const flashattn_shape& shape) {
+  if (problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q)) return {1, shape.total_q, true};
+  return {shape.batch, shape.seqlen_q, false};
+}
+
+Rows key_rows(const Problem& problem, const flashattn_shape& shape, int64_t pages) {
+  if (problem.has_layout(FLASHATTN_LAYOUT_VARLEN_KV)) return {1, shape.total_kv, true};
+  if (!problem.has_layout(FLASHATTN_LAYOUT_PAGED_KV)) return {shape.batch, shape.seqlen_kv, false};
+  const bool used = shape.batch > 0 && shape.seqlen_kv > 0;
+  return {used ? pages : 0, problem.page_size, false};
+}
+
+flashattn_tensor resolve_strides(const flashattn_tensor& tensor, Rows rows, int32_t heads,
+                                 int32_t dim) {
+  flashattn_tensor resolved = tensor;
+  if (tensor.stride_batch == 0 && tensor.stride_head == 0 && tensor.stride_seq == 0) {
+    resolved.stride_head = dim;
+    resolved.stride_seq = static_cast<int64_t>(heads) * dim;
+    // Past 2^63 there is no such array, and check_array has refused the count or will.
+    if (rows.varlen ||
+        __builtin_mul_overflow(resolved.stride_seq, rows.tokens, &resolved.stride_batch)) {
+      resolved.stride_batch = 0;
+    }
+  }
+  return resolved;
+}
+
+Array tensor_array(const char* name, Use use, flashattn_tensor* tensor, Rows rows, int32_t heads,
+                   int32_t dim, int32_t dtype) {
+  if (rows.varlen && tensor->stride_batch != 0) {
+    char field[64];
+    std::snprintf(field, sizeof field, "%s.stride_batch", name);
+    reject(FLASHATTN_REASON_STRIDE, field,
+           "%s = %" PRId64 ", but VARLEN sequences lie in one row of tokens; leave it at 0", field,
+           tensor->stride_batch);
+  }
+  *tensor = resolve_strides(*tensor, rows, heads, dim);
+  Array array = packed_array(name, use, tensor->data, dtype_size(dtype), 0);
+  array.pointer_suffix = ".data";
+  array.suffixes = kTensorStrides;
+  const int64_t extent[4] = {rows.batch, heads, rows.tokens, dim};
+  const int64_t stride[4] = {tensor->stride_batch, tensor->stride_head, tensor->stride_seq, 1};
+  for (int d = 0; d < 4; ++d) {
+    array.extent[d] = extent[d];
+    array.stride[d] = stride[d];
+  }
+  return array;
+}
+
+Array packed_array(const char* name, Use use, const void* data, int32_t element, int64_t n0,
+                   int64_t n1, int64_t n2, int64_t n3) {
+  Array array = {};
+  array.name = name;
+  array.pointer_suffix = "";
+  array.index = -1;
+  array.use = use;
+  array.data = data;
+  array.element = element;
+  const int64_t extent[4] = {n0, n1, n2, n3};
+  int64_t stride = 1;
+  for (int d = 3; d >= 0; --d) {
+    array.extent[d] = extent[d];
+    array.stride[d] = stride;
+    // A count past 2^63 is refused by check_array, which does not look at the strides before.
+    if (__builtin_mul_overflow(stride, extent[d], &stride)) stride = 0;
+  }
+  return array;
+}
+
+Array lse_array(const char* name, Use use, const float* data, const Problem& problem, Rows rows) {
+  return packed_array(name, use, data, sizeof(float), rows.batch, problem.heads_q, rows.tokens);
+}
+
+}  // namespace flashattn

@@ -1,0 +1,92 @@
+#include "core/cost.h"
+
+#include <algorithm>
+
+namespace flashattn {
+namespace {
+
+int64_t times(int64_t a, int64_t b) {
+  int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+}
+
+int64_t plus(int64_t a, int64_t b) {
+  int64_t sum = 0;
+  return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
+}
+
+int64_t pairs_of_sequence(const Problem& problem, Lengths len) {
+  constexpr uint32_t kShape =
+      FLASHATTN_MASK_CAUSAL | FLASHATTN_MASK_WINDOW | FLASHATTN_MASK_CHUNK;
+  if (!problem.has_mask(kShape)) return static_cast<int64_t>(len.q) * len.kv;
+  return visible_pairs(problem.mask_rule(), len);
+}
+
+// Visible pairs of the whole batch, of one head.
+int64_t pairs_of_batch(const Problem& problem, const flashattn_shape& shape) {
+  const bool varlen_q = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
+  const bool varlen_kv = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
+  int64_t left = shape.batch, q = shape.total_q, kv = shape.total_kv, pairs = 0;
+  // Sequences of equal lengths at a time: whole ones, then the one for which tokens no longer do.
+  while (left > 0) {
+    Lengths len = {shape.seqlen_q, shape.seqlen_kv};
+    if (varlen_q) len.q = static_cast<int32_t>(std::min<int64_t>(len.q, q));
+    if (varlen_kv) len.kv = static_cast<int32_t>(std::min<int64_t>(len.kv, kv));
+    if (len.q == 0 || len.kv == 0) break;
+    int64_t equal = left;
+    if (varlen_q) equal = std::min(equal, q / len.q);
+    if (varlen_kv) equal = std::min(equal, kv / len.kv);
+    pairs = plus(pairs, times(equal, pairs_of_sequence(problem, len)));
+    left -= equal;
+    q -= equal * len.q;
+    kv -= equal * len.kv;
+  }
+  return pairs;
+}
+
+int64_t operation_bytes(const Problem& problem, uint32_t op, const flashattn_shape& shape) {
+  const bool backward = op == FLASHATTN_OP_BACKWARD;
+  const int64_t queries = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q)
+                              ? shape.total_q
+                              : times(shape.batch, shape.seqlen_q);
+  const int64_t keys = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_KV)
+                           ? shape.total_kv
+                           : times(shape.batch, shape.seqlen_kv);
+  const int64_t in = dtype_size(problem.dtype), out = dtype_size(problem.dtype_o);
+  const int64_t heads_q = problem.heads_q, heads_kv = problem.heads_kv;
+  const int64_t qk = problem.dim_qk, v = problem.dim_v;
+
+  int64_t bytes = 0;
+  const auto add = [&](int64_t arrays, int64_t rows, int64_t heads, int64_t dim, int64_t element) {
+    bytes = plus(bytes, times(times(times(times(rows, heads), dim), element), arrays));
+  };
+  add(backward ? 2 : 1, queries, heads_q, qk, in);   // q; dq
+  add(backward ? 2 : 1, keys, heads_kv, qk, in);     // k; dk
+  add(backward ? 2 : 1, keys, heads_kv, v, in);      // v; dv
+  add(backward ? 2 : 1, queries, heads_q, v, out);   // o; dout
+  if (backward || problem.has_feature(FLASHATTN_FEATURE_LSE)) add(1, queries, heads_q, 1, 4);
+  if (backward && problem.has_feature(FLASHATTN_FEATURE_DLSE)) add(1, queries, heads_q, 1, 4);
+  // How far a bias is broadcast is not known here: at the least over batch and heads.
+  if (problem.has_bias(FLASHATTN_BIAS_DENSE)) {
+    add(1, shape.seqlen_q, 1, shape.seqlen_kv, dtype_size(problem.bias_dtype));
+  }
+  if (backward && problem.has_feature(FLASHATTN_FEATURE_DBIAS)) {
+    add(1, shape.seqlen_q, 1, shape.seqlen_kv, 4);
+  }
+  if (problem.has_layout(FLASHATTN_LAYOUT_PAGED_KV)) {
+    add(1, shape.batch, 1, ceil_div(shape.seqlen_kv, problem.page_size), 4);
+  }
+  return bytes;
+}
+
+}  // namespace
+
+Cost operation_cost(const Problem& problem, uint32_t op, const flashattn_shape& shape) {
+  const int64_t pairs = times(pairs_of_batch(problem, shape), problem.heads_q);
+  const int64_t dims = static_cast<int64_t>(problem.dim_qk) + problem.dim_v;
+  // 2 a pair and element forward; 2.5 times that backward.
+  const int64_t flops = times(times(pairs, dims), op == FLASHATTN_OP_BACKWARD ? 5 : 2);
+  return {flops, operation_bytes(problem, op, shape)};
+}
+
+}  // namespace flashattn

@@ -1,0 +1,43 @@
+// The thread's last error, and the one way in which this library refuses: a status, a reason, the
+// structure member it is about, and a sentence that names field, value, limit, device and remedy.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "flashattn.h"
+
+namespace flashattn {
+
+// Plain data in thread-local storage: no destructor may outlive dlclose.
+struct Error {
+  int32_t reason;  // enum flashattn_reason
+  char field[64];
+  char text[640];
+};
+
+// What flashattn_last_error reports. Valid until the thread's next failure.
+const Error& last_error();
+
+// Records a failure and returns `status`. `field` is copied and may be "".
+__attribute__((format(printf, 4, 5))) int32_t fail(int32_t status, int32_t reason,
+                                                   const char* field, const char* format, ...);
+
+// Thrown through the library's own code by refuse(); never leaves it.
+struct Refused {
+  int32_t status;
+};
+
+// Records a failure and throws Refused.
+[[noreturn]] __attribute__((format(printf, 4, 5))) void refuse(int32_t status, int32_t reason,
+                                                               const char* field,
+                                                               const char* format, ...);
+
+// refuse() with INVALID_ARGUMENT, the status of most refusals.
+[[noreturn]] __attribute__((format(printf, 3, 4))) void reject(int32_t reason, const char* field,
+                                                               const char* format, ...);
+
+// To be called inside a catch block: the status of the exception in flight, recorded.
+int32_t status_of_exception() noexcept;
+
+}  // namespace flashattn

@@ -1,0 +1,54 @@
+#include "core/log.h"
+
+#include <atomic>
+#include <cstdarg>
+#include <cstdio>
+#include <mutex>
+
+#include "core/error.h"
+
+namespace flashattn {
+namespace {
+
+// Constant-initialised, so that nothing runs when the library is loaded. The level is read without
+// the lock: calls that log nothing must not meet each other.
+std::atomic<int32_t> g_level{FLASHATTN_LOG_OFF};
+std::mutex g_mutex;  // guards the two below, and the order of lines
+flashattn_log_fn g_fn = nullptr;
+void* g_user = nullptr;
+
+}  // namespace
+
+void set_log(int32_t level, flashattn_log_fn fn, void* user) {
+  if (level < FLASHATTN_LOG_OFF || level > FLASHATTN_LOG_DEBUG) {
+    reject(FLASHATTN_REASON_VALUE, "level",
+           "level = %d is no enumerator of flashattn_log_level; use FLASHATTN_LOG_OFF = %d to "
+           "FLASHATTN_LOG_DEBUG = %d",
+           level, FLASHATTN_LOG_OFF, FLASHATTN_LOG_DEBUG);
+  }
+  const std::lock_guard<std::mutex> lock(g_mutex);
+  g_fn = fn;
+  g_user = user;
+  g_level.store(fn ? level : FLASHATTN_LOG_OFF, std::memory_order_relaxed);
+}
+
+bool log_enabled(int32_t level) noexcept {
+  return level <= g_level.load(std::memory_order_relaxed);
+}
+
+void log(int32_t level, const char* format, ...) noexcept {
+  if (!log_enabled(level)) return;
+  char text[1024];
+  va_list values;
+  va_start(values, format);
+  std::vsnprintf(text, sizeof text, format, values);
+  va_end(values);
+  try {
+    const std::lock_guard<std::mutex> lock(g_mutex);
+    if (log_enabled(level)) g_fn(g_user, level, text);
+  } catch (...) {
+    // What the caller's function throws is the caller's; the call that logged goes on.
+  }
+}
+
+}  // namespace flashattn

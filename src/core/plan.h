@@ -1,0 +1,42 @@
+// A plan, and everything that can be done with one. All functions refuse by throwing Refused or, in
+// the kernels, by a status with the error recorded.
+#pragma once
+
+#include <memory>
+
+#include "core/family.h"
+
+// Immutable once made.
+struct flashattn_plan {
+  flashattn::Problem problem;
+  const flashattn::Device* device;
+  const flashattn::Family* family;
+  std::unique_ptr<flashattn::Launcher> launcher;
+};
+
+namespace flashattn {
+
+using Plan = ::flashattn_plan;
+
+std::unique_ptr<Plan> make_plan(const flashattn_desc* desc);
+
+// shape NULL: the promised maxima; refused when one that matters is missing.
+int64_t workspace_size(const Plan* plan, uint32_t op, const flashattn_shape* shape);
+
+// shape NULL: the promised maxima; without them, what depends on them is 0.
+void plan_info(const Plan* plan, uint32_t op, const flashattn_shape* shape,
+               flashattn_plan_properties* properties);
+
+int32_t run_forward(const Plan* plan, const flashattn_forward_args* args, void* workspace,
+                    int64_t workspace_bytes, void* stream);
+int32_t run_backward(const Plan* plan, const flashattn_backward_args* args, void* workspace,
+                     int64_t workspace_bytes, void* stream);
+int32_t run_merge(const Plan* plan, const flashattn_merge_args* args, void* stream);
+int32_t run_dropout_mask(const Plan* plan, const flashattn_forward_args* args, uint8_t* keep,
+                         void* stream);
+
+// Refuse NULL; an op that is none or that the plan was not made for.
+void check_plan(const Plan* plan);
+void check_op(const Plan& plan, uint32_t op);
+
+}  // namespace flashattn

@@ -1,0 +1,75 @@
+#include "core/select.h"
+
+#include "core/error.h"
+#include "core/log.h"
+#include "cpu/family.h"
+
+namespace flashattn {
+namespace {
+
+struct Verdict {
+  const Predicate* refusal;  // the first; NULL: accepted
+  size_t passed;
+};
+
+Verdict judge(const Family& family, const Problem& problem, const Device& device) {
+  Verdict verdict = {nullptr, 0};
+  for (size_t i = 0; i < family.predicate_count; ++i) {
+    const Predicate& predicate = family.predicates[i];
+    if (!predicate.refuses(problem, device)) {
+      ++verdict.passed;
+    } else if (!verdict.refusal) {
+      verdict.refusal = &predicate;
+    }
+  }
+  return verdict;
+}
+
+struct Sentence {
+  char text[480];
+
+  Sentence(const Predicate& predicate, const Problem& problem, const Device& device) {
+    text[0] = 0;
+    predicate.explain(problem, device, text, sizeof text);
+  }
+};
+
+const char* kind_name(const Device& device) {
+  return device.kind == FLASHATTN_DEVICE_CPU ? "CPU" : "CUDA";
+}
+
+}  // namespace
+
+FamilyList families() {
+  static const Family* const list[] = {&cpu_family()};
+  return {list, sizeof list / sizeof *list};
+}
+
+const Family& select_family(const Problem& problem, const Device& device, FamilyList list) {
+  const Family* closest = nullptr;
+  Verdict best = {nullptr, 0};
+  for (size_t i = 0; i < list.count; ++i) {
+    const Family& family = *list.families[i];
+    if (family.device_kind != device.kind) continue;
+    const Verdict verdict = judge(family, problem, device);
+    if (!verdict.refusal) return family;
+    if (log_enabled(FLASHATTN_LOG_DEBUG)) {
+      log(FLASHATTN_LOG_DEBUG, "family %s refuses: %s", family.name,
+          Sentence(*verdict.refusal, problem, device).text);
+    }
+    if (!closest || verdict.passed > best.passed) {
+      closest = &family;
+      best = verdict;
+    }
+  }
+  if (!closest) {
+    refuse(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NOT_IN_THIS_BUILD, "device",
+           "this build has no kernels for %s device %d (%s); use another build or device",
+           kind_name(device), device.index, device.properties.name);
+  }
+  refuse(FLASHATTN_ERROR_UNSUPPORTED, best.refusal->reason, best.refusal->field,
+         "%s (%s device %d: %s)", Sentence(*best.refusal, problem, device).text, kind_name(device),
+         device.index, device.properties.name);
+}
+
+}  // namespace flashattn

@@ -1,0 +1,288 @@
+#include "core/validate_desc.h"
+
+#include <cinttypes>
+#include <climits>
+#include <cmath>
+
+#include "core/copy_in.h"
+#include "core/error.h"
+
+namespace flashattn {
+namespace {
+
+struct Bits {
+  const char* field;
+  uint32_t value, known;
+};
+
+void check_bits(const flashattn_desc& desc) {
+  const Bits table[] = {
+      {"ops", desc.ops, FLASHATTN_OP_FORWARD | FLASHATTN_OP_BACKWARD},
+      {"layout", desc.layout,
+       FLASHATTN_LAYOUT_VARLEN_Q | FLASHATTN_LAYOUT_VARLEN_KV | FLASHATTN_LAYOUT_PAGED_KV},
+      {"mask", desc.mask,
+       FLASHATTN_MASK_CAUSAL | FLASHATTN_MASK_WINDOW | FLASHATTN_MASK_CHUNK |
+           FLASHATTN_MASK_TOP_LEFT | FLASHATTN_MASK_BLOCKS},
+      {"bias", desc.bias, FLASHATTN_BIAS_ALIBI | FLASHATTN_BIAS_DENSE},
+      {"features", desc.features,
+       FLASHATTN_FEATURE_LSE | FLASHATTN_FEATURE_SINK | FLASHATTN_FEATURE_DLSE |
+           FLASHATTN_FEATURE_DBIAS | FLASHATTN_FEATURE_DSINK},
+  };
+  for (const Bits& bits : table) {
+    if ((bits.value & ~bits.known) == 0) continue;
+    reject(FLASHATTN_REASON_VALUE, bits.field,
+           "%s = 0x%" PRIx32 " has the unknown bits 0x%" PRIx32 "; this library knows 0x%" PRIx32
+           ": clear the others",
+           bits.field, bits.value, bits.value & ~bits.known, bits.known);
+  }
+}
+
+struct Range {
+  const char* field;
+  int64_t value, least, most;
+  int32_t reason;
+  const char* remedy;
+};
+
+void check_ranges(const flashattn_desc& desc) {
+  constexpr int32_t kSize = FLASHATTN_REASON_SIZE;
+  constexpr int32_t kValue = FLASHATTN_REASON_VALUE;
+  constexpr char kPromise[] = "give the largest size that calls will have, or 0 to promise nothing";
+  const Range table[] = {
+      {"device", desc.device, FLASHATTN_DEVICE_CPU, FLASHATTN_DEVICE_CUDA, kValue,
+       "use an enumerator of flashattn_device"},
+      {"device_index", desc.device_index, 0, INT32_MAX, kValue, "count devices from 0"},
+      {"dtype", desc.dtype, FLASHATTN_DTYPE_F32, FLASHATTN_DTYPE_F8E4M3, FLASHATTN_REASON_DTYPE,
+       "required: set the type of q, k and v, FLASHATTN_DTYPE_F32, F16, BF16 or F8E4M3"},
+      {"dtype_o", desc.dtype_o, FLASHATTN_DTYPE_DEFAULT, FLASHATTN_DTYPE_F8E4M3,
+       FLASHATTN_REASON_DTYPE, "use a floating-point type, or 0 for that of q"},
+      {"heads_q", desc.heads_q, 1, INT32_MAX, kSize, "required: set the number of query heads"},
+      {"heads_kv", desc.heads_kv, 0, INT32_MAX, kSize,
+       "set the number of key and value heads, or 0 for heads_q"},
+      {"dim_qk", desc.dim_qk, 1, INT32_MAX, kSize,
+       "required: set the number of elements of a query and a key"},
+      {"dim_v", desc.dim_v, 0, INT32_MAX, kSize,
+       "set the number of elements of a value, or 0 for dim_qk"},
+      {"page_size", desc.page_size, 0, INT32_MAX, FLASHATTN_REASON_PAGE_SIZE,
+       "set the number of tokens of a page"},
+      {"window_left", desc.window_left, -1, INT32_MAX, kValue,
+       "set the number of visible keys before the diagonal, or -1 for all"},
+      {"window_right", desc.window_right, -1, INT32_MAX, kValue,
+       "set the number of visible keys after the diagonal, or -1 for all"},
+      {"chunk", desc.chunk, 0, INT32_MAX, kSize, "set the number of tokens of a chunk"},
+      {"block_q", desc.block_q, 0, INT32_MAX, kSize, "set the number of queries of a block"},
+      {"block_kv", desc.block_kv, 0, INT32_MAX, kSize, "set the number of keys of a block"},
+      {"bias_dtype", desc.bias_dtype, FLASHATTN_DTYPE_DEFAULT, FLASHATTN_DTYPE_U8,
+       FLASHATTN_REASON_DTYPE, "use an enumerator of flashattn_dtype, or 0 for that of q"},
+      {"determinism", desc.determinism, FLASHATTN_DETERMINISM_DEFAULT,
+       FLASHATTN_DETERMINISM_BATCH_INVARIANT, kValue,
+       "use an enumerator of flashattn_determinism"},
+      {"splits", desc.splits, 0, INT32_MAX, kSize, "use 0 to let the library choose, 1 for never"},
+      {"max_batch", desc.max_batch, 0, INT32_MAX, kSize, kPromise},
+      {"max_seqlen_q", desc.max_seqlen_q, 0, INT32_MAX, kSize, kPromise},
+      {"max_seqlen_kv", desc.max_seqlen_kv, 0, INT32_MAX, kSize, kPromise},
+      {"sm_limit", desc.sm_limit, 0, INT32_MAX, kSize, "use 0 for all multiprocessors"},
+      {"threads", desc.threads, 0, INT32_MAX, kSize, "use 0 for all threads"},
+      {"max_total_q", desc.max_total_q, 0, INT64_MAX, kSize, kPromise},
+      {"max_total_kv", desc.max_total_kv, 0, INT64_MAX, kSize, kPromise},
+      {"workspace_limit", desc.workspace_limit, 0, INT64_MAX, kSize, "use 0 for no limit"},
+  };
+  for (const Range& range : table) {
+    if (range.value < range.least) {
+      reject(range.reason, range.field, "%s = %" PRId64 " is below %" PRId64 "; %s", range.field,
+             range.value, range.least, range.remedy);
+    }
+    if (range.value > range.most) {
+      reject(range.reason, range.field, "%s = %" PRId64 " is above %" PRId64 "; %s", range.field,
+             range.value, range.most, range.remedy);
+    }
+  }
+}
+
+// A factor of the formula that must lie in [least, below).
+struct Real {
+  const char* field;
+  float value;
+  double least, below;
+  int32_t reason;
+  const char* remedy;
+};
+
+void check_reals(const flashattn_desc& desc) {
+  const Real table[] = {
+      {"scale", desc.scale, -INFINITY, INFINITY, FLASHATTN_REASON_VALUE,
+       "use a finite factor, or 0 for 1 / sqrt(dim_qk)"},
+      {"softcap", desc.softcap, 0, INFINITY, FLASHATTN_REASON_SOFTCAP,
+       "use a finite cap above 0, or 0 for none"},
+      {"dropout", desc.dropout, 0, 1, FLASHATTN_REASON_DROPOUT,
+       "use a probability of at least 0 and below 1"},
+  };
+  for (const Real& real : table) {
+    if (std::isfinite(real.value) && real.value >= real.least && real.value < real.below) continue;
+    reject(real.reason, real.field, "%s = %g is out of range; %s", real.field,
+           static_cast<double>(real.value), real.remedy);
+  }
+}
+
+// A field that has a meaning only beside another one.
+struct Dependent {
+  const char* field;
+  int64_t value;
+  bool wanted;  // whether the other one is there
+  bool needed;  // whether 0 is refused when it is
+  int32_t reason;
+  const char* other;
+};
+
+void check_dependents(const Problem& p) {
+  const bool window = p.has_mask(FLASHATTN_MASK_WINDOW), chunk = p.has_mask(FLASHATTN_MASK_CHUNK);
+  const bool blocks = p.has_mask(FLASHATTN_MASK_BLOCKS);
+  constexpr int32_t kMask = FLASHATTN_REASON_MASK_COMBINATION;
+  const Dependent table[] = {
+      {"page_size", p.page_size, p.has_layout(FLASHATTN_LAYOUT_PAGED_KV), true,
+       FLASHATTN_REASON_PAGE_SIZE, "layout bit FLASHATTN_LAYOUT_PAGED_KV"},
+      {"window_left", p.window_left, window, false, kMask, "mask bit FLASHATTN_MASK_WINDOW"},
+      {"window_right", p.window_right, window, false, kMask, "mask bit FLASHATTN_MASK_WINDOW"},
+      {"chunk", p.chunk, chunk, true, kMask, "mask bit FLASHATTN_MASK_CHUNK"},
+      {"block_q", p.block_q, blocks, true, kMask, "mask bit FLASHATTN_MASK_BLOCKS"},
+      {"block_kv", p.block_kv, blocks, true, kMask, "mask bit FLASHATTN_MASK_BLOCKS"},
+      {"bias_dtype", p.bias_dtype, p.has_bias(FLASHATTN_BIAS_DENSE), false, FLASHATTN_REASON_BIAS,
+       "bias bit FLASHATTN_BIAS_DENSE"},
+      {"max_total_q", p.max_total_q, p.has_layout(FLASHATTN_LAYOUT_VARLEN_Q), false,
+       FLASHATTN_REASON_LAYOUT, "layout bit FLASHATTN_LAYOUT_VARLEN_Q"},
+      {"max_total_kv", p.max_total_kv, p.has_layout(FLASHATTN_LAYOUT_VARLEN_KV), false,
+       FLASHATTN_REASON_LAYOUT, "layout bit FLASHATTN_LAYOUT_VARLEN_KV"},
+      {"sm_limit", p.sm_limit, p.device == FLASHATTN_DEVICE_CUDA, false, FLASHATTN_REASON_VALUE,
+       "device FLASHATTN_DEVICE_CUDA"},
+      {"threads", p.threads, p.device == FLASHATTN_DEVICE_CPU, false, FLASHATTN_REASON_VALUE,
+       "device FLASHATTN_DEVICE_CPU"},
+  };
+  for (const Dependent& row : table) {
+    if (row.value != 0 && !row.wanted) {
+      reject(row.reason, row.field,
+             "%s = %" PRId64 " has a meaning only with the %s; ask for that, or leave %s at 0",
+             row.field, row.value, row.other, row.field);
+    }
+    if (row.value == 0 && row.wanted && row.needed) {
+      reject(row.reason, row.field, "%s = 0, but the %s needs it; set it to at least 1", row.field,
+             row.other);
+    }
+  }
+}
+
+// A bit that makes no sense without, or together with, another choice.
+struct Conflict {
+  bool found;
+  int32_t reason;
+  const char* field;
+  const char* sentence;
+};
+
+void check_conflicts(const Problem& p) {
+  const bool backward = p.has_op(FLASHATTN_OP_BACKWARD);
+  const bool paged = p.has_layout(FLASHATTN_LAYOUT_PAGED_KV);
+  const bool dbias = p.has_feature(FLASHATTN_FEATURE_DBIAS);
+  const Conflict table[] = {
+      {paged && p.has_layout(FLASHATTN_LAYOUT_VARLEN_KV), FLASHATTN_REASON_LAYOUT, "layout",
+       "layout has both PAGED_KV and VARLEN_KV, but keys lie in pages or packed, not both; clear "
+       "one (with pages, lens_kv says how many tokens a sequence has)"},
+      {paged && backward, FLASHATTN_REASON_LAYOUT, "layout",
+       "layout has PAGED_KV, which is for forward only, but ops has BACKWARD; clear one"},
+      {p.has_feature(FLASHATTN_FEATURE_DLSE) && !backward, FLASHATTN_REASON_OP, "features",
+       "features has DLSE, an input of backward, but ops has no BACKWARD; add that or clear DLSE"},
+      {dbias && !backward, FLASHATTN_REASON_OP, "features",
+       "features has DBIAS, an output of backward, but ops has no BACKWARD; add that or clear "
+       "DBIAS"},
+      {p.has_feature(FLASHATTN_FEATURE_DSINK) && !backward, FLASHATTN_REASON_OP, "features",
+       "features has DSINK, an output of backward, but ops has no BACKWARD; add that or clear "
+       "DSINK"},
+      {dbias && !p.has_bias(FLASHATTN_BIAS_DENSE), FLASHATTN_REASON_BIAS, "features",
+       "features has DBIAS, but bias has no DENSE; add that or clear DBIAS"},
+      {dbias && p.bias_dtype == FLASHATTN_DTYPE_U8, FLASHATTN_REASON_BIAS, "features",
+       "features has DBIAS, but a boolean mask (bias_dtype U8) has no gradient; clear DBIAS or use "
+       "a bias of floats"},
+      {p.has_feature(FLASHATTN_FEATURE_DSINK) && !p.has_feature(FLASHATTN_FEATURE_SINK),
+       FLASHATTN_REASON_SINK, "features",
+       "features has DSINK, but not SINK; add that or clear DSINK"},
+      {p.has_bias(FLASHATTN_BIAS_DENSE) && p.bias_dtype == FLASHATTN_DTYPE_F8E4M3,
+       FLASHATTN_REASON_BIAS, "bias_dtype",
+       "bias_dtype is F8E4M3, which the dense bias cannot be; set F32, F16, BF16 or, for a boolean "
+       "mask, U8"},
+  };
+  for (const Conflict& row : table) {
+    if (row.found) reject(row.reason, row.field, "%s", row.sentence);
+  }
+}
+
+// Whether o may have this type: that of q, F32, or, beside 8-bit inputs, a 16-bit type.
+bool output_type_fits(const Problem& p) {
+  return p.dtype_o == p.dtype || p.dtype_o == FLASHATTN_DTYPE_F32 ||
+         (p.dtype == FLASHATTN_DTYPE_F8E4M3 &&
+          (p.dtype_o == FLASHATTN_DTYPE_F16 || p.dtype_o == FLASHATTN_DTYPE_BF16));
+}
+
+void resolve_defaults(Problem* p) {
+  if (p->ops == 0) p->ops = FLASHATTN_OP_FORWARD;
+  if (p->dtype_o == FLASHATTN_DTYPE_DEFAULT) p->dtype_o = p->dtype;
+  if (p->heads_kv == 0) p->heads_kv = p->heads_q;
+  if (p->dim_v == 0) p->dim_v = p->dim_qk;
+  if (p->scale == 0) p->scale = static_cast<float>(1 / std::sqrt(static_cast<double>(p->dim_qk)));
+  if (p->has_bias(FLASHATTN_BIAS_DENSE) && p->bias_dtype == FLASHATTN_DTYPE_DEFAULT) {
+    p->bias_dtype = p->dtype;
+  }
+  if (p->dropout_threshold() == 0) p->dropout = 0;
+}
+
+void check_reserved(const flashattn_desc& desc) {
+  bool zero = desc.reserved0 == 0;
+  for (const int64_t word : desc.reserved) zero = zero && word == 0;
+  if (!zero) {
+    reject(FLASHATTN_REASON_RESERVED, "reserved",
+           "a reserved field of flashattn_desc is not zero; clear the structure with "
+           "flashattn_desc_init before setting fields");
+  }
+}
+
+}  // namespace
+
+const char* dtype_name(int32_t dtype) {
+  switch (dtype) {
+    case FLASHATTN_DTYPE_F32: return "FLASHATTN_DTYPE_F32";
+    case FLASHATTN_DTYPE_F16: return "FLASHATTN_DTYPE_F16";
+    case FLASHATTN_DTYPE_BF16: return "FLASHATTN_DTYPE_BF16";
+    case FLASHATTN_DTYPE_F8E4M3: return "FLASHATTN_DTYPE_F8E4M3";
+    case FLASHATTN_DTYPE_U8: return "FLASHATTN_DTYPE_U8";
+    default: return "unknown";
+  }
+}
+
+Problem make_problem(const flashattn_desc* desc) {
+  Problem p;
+  static_cast<flashattn_desc&>(p) = copy_in(desc, "desc", offsetof(flashattn_desc, dim_v));
+  check_reserved(p);
+  check_bits(p);
+  check_ranges(p);
+  check_reals(p);
+  resolve_defaults(&p);
+  check_dependents(p);
+  check_conflicts(p);
+  if (p.heads_q % p.heads_kv != 0) {
+    reject(FLASHATTN_REASON_HEAD_RATIO, "heads_kv",
+           "heads_q = %d is no multiple of heads_kv = %d; each KV head serves the same number of "
+           "query heads: change one, or repeat heads through strides",
+           p.heads_q, p.heads_kv);
+  }
+  if (!output_type_fits(p)) {
+    reject(FLASHATTN_REASON_DTYPE_MIX, "dtype_o",
+           "dtype_o = %s does not go with dtype = %s; use that type or FLASHATTN_DTYPE_F32",
+           dtype_name(p.dtype_o), dtype_name(p.dtype));
+  }
+  if (p.dropout_threshold() >= 65536) {
+    reject(FLASHATTN_REASON_DROPOUT, "dropout",
+           "dropout = %.9g rounds to 1 in steps of 1/65536, which keeps nothing; use at most %.9g",
+           static_cast<double>(p.dropout), 65535.0 / 65536.0);
+  }
+  return p;
+}
+
+}  // namespace flashattn

@@ -1,0 +1,506 @@
+// The backward pass (Dao 2023, algorithm 2), for one tile of keys of one KV head: dk and dv are held
+// while all queries that see the tile pass by; dq is summed in fp32 in the workspace, key tile after
+// key tile. The order of that sum is fixed: a tile of queries is added to in turns, and a task waits
+// for its turn, so that the bits never depend on the number of threads. Tasks are started in the
+// order of their numbers, key tile by key tile, so the one that is waited for is always running.
+#pragma once
+
+#include "cpu/scores.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+inline Tiling backward_tiling(const Problem& problem) {
+  const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
+  const int32_t tile_q = dim <= 256 ? 96 : 48;
+  return {tile_q, tile_q, dim <= 64 ? 256 : dim <= 192 ? 128 : 64};
+}
+
+inline int32_t dq_columns(const Problem& problem) { return round_up(problem.dim_qk, kWidth); }
+
+// Waits until *turn is `expected`, set by another thread.
+FLASHATTN_INLINE void await_turn(const int32_t* turn, int32_t expected) {
+  for (int32_t waited = 0; __atomic_load_n(turn, __ATOMIC_ACQUIRE) != expected;) {
+    wait_a_little(&waited);
+  }
+}
+
+template <Compute kCompute>
+struct BackwardScratch {
+  int32_t tile_q, tile_kv, qk_units, v_units, qk_columns, v_columns;
+  int64_t qk_panel, v_panel;      // of K^T and V^T: units from panel to panel
+  int64_t query_panel, key_panel; // of operands with queries, keys as k
+  uint32_t *kt, *vt, *k, *q_a, *do_a, *q_b, *do_b;
+  float *s, *dp, *derivative, *dk, *dv;
+  uint32_t *p_t, *ds_t, *ds;  // weights and their gradients as A operands
+  uint8_t* keep;
+  int64_t bytes;
+
+  FLASHATTN_INLINE BackwardScratch(const Problem& problem, const Tiling& tiling, char* base) {
+    constexpr int kU = kUnit<kCompute>;
+    tile_q = tiling.tile_q;
+    tile_kv = tiling.tile_kv;
+    const int32_t qk = (problem.dim_qk + kU - 1) / kU, v = (problem.dim_v + kU - 1) / kU;
+    qk_units = round_up(qk, kWidth);
+    v_units = round_up(v, kWidth);
+    qk_columns = round_up(problem.dim_qk, kWidth);
+    v_columns = round_up(problem.dim_v, kWidth);
+    qk_panel = static_cast<int64_t>(qk) * kPanel;
+    v_panel = static_cast<int64_t>(v) * kPanel;
+    query_panel = static_cast<int64_t>(tile_q) / kU * kPanel;
+    key_panel = static_cast<int64_t>(tile_kv) / kU * kPanel;
+    const int64_t qk_panels = round_up(qk_columns, kPanel) / kPanel;
+    const int64_t v_panels = round_up(v_columns, kPanel) / kPanel;
+    const int64_t tile = static_cast<int64_t>(tile_q) * tile_kv;
+    int64_t at = 0;
+    const auto take = [&](int64_t words) {
+      char* p_at = base + at;
+      at += (words * 4 + 63) / 64 * 64;
+      return p_at;
+    };
+    const auto units = [&](int64_t n) { return reinterpret_cast<uint32_t*>(take(n)); };
+    const auto floats = [&](int64_t n) { return reinterpret_cast<float*>(take(n)); };
+    kt = units(tile_kv / kPanel * qk_panel);
+    vt = units(tile_kv / kPanel * v_panel);
+    k = units(qk_panels * key_panel);
+    q_a = units(static_cast<int64_t>(tile_q) * qk_units);
+    do_a = units(static_cast<int64_t>(tile_q) * v_units);
+    q_b = units(qk_panels * query_panel);
+    do_b = units(v_panels * query_panel);
+    s = floats(tile);
+    dp = floats(tile);
+    derivative = floats(problem.softcap != 0 ? tile : 0);
+    dk = floats(static_cast<int64_t>(tile_kv) * qk_columns);
+    dv = floats(static_cast<int64_t>(tile_kv) * v_columns);
+    // fp32: in the places of the scores and of dp, which serve in either orientation.
+    p_t = kCompute == Compute::kF32 ? reinterpret_cast<uint32_t*>(s) : units(tile / kU);
+    ds_t = kCompute == Compute::kF32 ? reinterpret_cast<uint32_t*>(dp) : units(tile / kU);
+    ds = kCompute == Compute::kF32 ? ds_t : units(tile / kU);
+    keep = reinterpret_cast<uint8_t*>(take(problem.dropout > 0 ? tile / 4 : 0));
+    bytes = at;
+  }
+};
+
+// One head's keys against tiles of queries.
+template <Compute kCompute>
+class BackwardTile {
+ public:
+  FLASHATTN_INLINE BackwardTile(const BackwardJob& job, int32_t b, int32_t kv_head, int32_t key_tile,
+                                char* scratch)
+      : job_(job),
+        problem_(*job.problem),
+        in_(job.args->inputs),
+        mask_(problem_.mask_rule()),
+        scratch_(problem_, job.tiling, scratch),
+        sequence_(sequence_of(problem_, job.args->shape, in_, b)),
+        b_(b),
+        kv_head_(kv_head),
+        key_tile_(key_tile) {
+    keys_.begin = clamp_index(static_cast<int64_t>(key_tile) * job.tiling.tile_kv, sequence_.len.kv);
+    keys_.end = clamp_index(static_cast<int64_t>(keys_.begin) + job.tiling.tile_kv, sequence_.len.kv);
+  }
+
+  // Writes dk and dv of the tile, and adds to (in the end, writes) dq.
+  void gradients() {
+    if (keys_.begin >= keys_.end) return;
+    pack_keys();
+    const auto clear = [](float* p, int64_t count) {
+      __builtin_memset(p, 0, sizeof(float) * static_cast<size_t>(count));
+    };
+    clear(scratch_.dk, static_cast<int64_t>(scratch_.tile_kv) * scratch_.qk_columns);
+    clear(scratch_.dv, static_cast<int64_t>(scratch_.tile_kv) * scratch_.v_columns);
+    const int32_t first_head = kv_head_ * problem_.group();
+    for (int32_t head = first_head; head < first_head + problem_.group(); ++head) {
+      for_each_query_tile(
+          [&](Interval queries, int32_t tile) { query_tile(head, queries, tile); });
+    }
+    const int32_t size = dtype_size(problem_.dtype);
+    const Rows dk = rows_of(job_.args->dk, size, b_, kv_head_, sequence_.first_kv);
+    const Rows dv = rows_of(job_.args->dv, size, b_, kv_head_, sequence_.first_kv);
+    for (int32_t j = keys_.begin; j < keys_.end; ++j) {
+      const int64_t r = j - keys_.begin;
+      store_row(dk.row(j), problem_.dtype, scratch_.dk + r * scratch_.qk_columns, problem_.scale,
+                problem_.dim_qk);
+      store_row(dv.row(j), problem_.dtype, scratch_.dv + r * scratch_.v_columns, kept_,
+                problem_.dim_v);
+    }
+  }
+
+  // Only adds to dbias, from one query head.
+  void bias_gradient(int32_t head) {
+    if (keys_.begin >= keys_.end) return;
+    pack_keys();
+    for_each_query_tile([&](Interval queries, int32_t tile) {
+      for_each_run(head, queries, [&](Interval columns) {
+        score_gradients(head, queries, tile, columns);
+        add_to_dbias(head, queries, columns);
+      });
+    });
+  }
+
+ private:
+  FLASHATTN_INLINE Interval queries_of(int32_t tile) const {
+    const int64_t begin = static_cast<int64_t>(tile) * scratch_.tile_q;
+    return {clamp_index(begin, sequence_.len.q),
+            clamp_index(begin + scratch_.tile_q, sequence_.len.q)};
+  }
+
+  // Tiles of queries of which some see some key of the tile.
+  template <class Body>
+  FLASHATTN_INLINE void for_each_query_tile(Body body) {
+    const Interval seen = query_span(mask_, keys_, sequence_.len);
+    if (seen.begin >= seen.end) return;
+    for (int32_t tile = seen.begin / scratch_.tile_q; tile <= (seen.end - 1) / scratch_.tile_q;
+         ++tile) {
+      body(queries_of(tile), tile);
+    }
+  }
+
+  void pack_keys() {
+    const int32_t size = dtype_size(problem_.dtype);
+    const Rows k = rows_of(in_.k, size, b_, kv_head_, sequence_.first_kv);
+    const Rows v = rows_of(in_.v, size, b_, kv_head_, sequence_.first_kv);
+    pack_b_transposed<kCompute>(k, keys_, problem_.dim_qk, problem_.dtype, scratch_.kt);
+    pack_b_transposed<kCompute>(v, keys_, problem_.dim_v, problem_.dtype, scratch_.vt);
+    pack_b<kCompute>(k, keys_, problem_.dim_qk, problem_.dtype, scratch_.k, scratch_.key_panel);
+  }
+
+  // Calls body(columns) for each stretch of the tile's columns that some query needs. Queries whose
+  // blocks are all off are told apart from others only tile by tile.
+  template <class Body>
+  FLASHATTN_INLINE void for_each_run(int32_t head, Interval queries, Body body) {
+    const ScoreRules rules = score_rules(problem_, in_, b_, head, sequence_.len);
+    const KeySpan span = key_span(mask_, queries, sequence_.len);
+    for_each_block_run(rules, queries, keys_, [&](Interval run, bool full) {
+      const Interval seen = intersect(span.any, run);
+      if (seen.begin >= seen.end) return;
+      run_ = run;
+      const Interval columns{(seen.begin - keys_.begin) / kColumnStep * kColumnStep,
+                             round_up(seen.end - keys_.begin, kColumnStep)};
+      full_ = full && classify(span, run) == TileKind::kFull &&
+              keys_.begin + columns.begin == run.begin && keys_.begin + columns.end == run.end;
+      body(columns);
+    });
+  }
+
+  void query_tile(int32_t head, Interval queries, int32_t tile) {
+    // The key tiles that take their turns at this tile of queries.
+    const Interval any = key_span(mask_, queries, sequence_.len).any;
+    const int32_t first = any.begin / scratch_.tile_kv;
+    const int32_t last = (any.end - 1) / scratch_.tile_kv;
+    const int64_t index = job_.query_tile(sequence_, b_, head, tile);
+    const int32_t rows = queries.end - queries.begin;
+    float* dq = job_.dq + index * scratch_.tile_q * scratch_.qk_columns;
+    bool empty = key_tile_ == first, waited = false;
+    for_each_run(head, queries, [&](Interval columns) {
+      score_gradients(head, queries, tile, columns);
+      if ((problem_.features & FLASHATTN_FEATURE_DBIAS) && !job_.dbias_is_reduced) {
+        add_to_dbias(head, queries, columns);
+      }
+      apply_derivative(queries, columns);
+      accumulate_keys(head, queries, columns);
+      if (!waited) await_turn(job_.turn + index, key_tile_ - first);
+      waited = true;
+      constexpr int kU = kUnit<kCompute>;
+      gemm<kCompute>(rows, scratch_.qk_columns,
+                     (last_column(columns) + kU - 1) / kU - columns.begin / kU,
+                     {scratch_.ds + columns.begin / kU, scratch_.tile_kv / kU, 1},
+                     {scratch_.k + columns.begin / kU * kPanel, scratch_.key_panel},
+                     {dq, scratch_.qk_columns}, !empty);
+      empty = false;
+    });
+    if (!waited) await_turn(job_.turn + index, key_tile_ - first);
+    if (empty) {
+      __builtin_memset(dq, 0, sizeof(float) * static_cast<size_t>(rows) *
+                                  static_cast<size_t>(scratch_.qk_columns));
+    }
+    if (key_tile_ == last) {
+      const Rows out =
+          rows_of(job_.args->dq, dtype_size(problem_.dtype), b_, head, sequence_.first_q);
+      for (int32_t r = 0; r < rows; ++r) {
+        store_row(out.row(queries.begin + r), problem_.dtype,
+                  dq + static_cast<int64_t>(r) * scratch_.qk_columns, problem_.scale,
+                  problem_.dim_qk);
+      }
+    }
+    __atomic_store_n(job_.turn + index, key_tile_ - first + 1, __ATOMIC_RELEASE);
+  }
+
+  // Scores and dp of a tile, then in their places P (dropped and all) and dS.
+  void score_gradients(int32_t head, Interval queries, int32_t tile, Interval columns) {
+    const int32_t rows = queries.end - queries.begin, width = columns.end - columns.begin;
+    const Rows q = rows_of(in_.q, dtype_size(problem_.dtype), b_, head, sequence_.first_q);
+    const Rows dout =
+        rows_of(job_.args->dout, dtype_size(problem_.dtype_o), b_, head, sequence_.first_q);
+    pack_a<kCompute>(q, queries, problem_.dim_qk, problem_.dtype, scratch_.q_a, scratch_.qk_units);
+    pack_a<kCompute>(dout, queries, problem_.dim_v, problem_.dtype_o, scratch_.do_a,
+                     scratch_.v_units);
+    const int64_t panel = columns.begin / kPanel;
+    gemm<kCompute>(rows, width, static_cast<int32_t>(scratch_.qk_panel / kPanel),
+                   {scratch_.q_a, scratch_.qk_units, 1},
+                   {scratch_.kt + panel * scratch_.qk_panel, scratch_.qk_panel},
+                   {scratch_.s + columns.begin, scratch_.tile_kv}, false);
+    gemm<kCompute>(rows, width, static_cast<int32_t>(scratch_.v_panel / kPanel),
+                   {scratch_.do_a, scratch_.v_units, 1},
+                   {scratch_.vt + panel * scratch_.v_panel, scratch_.v_panel},
+                   {scratch_.dp + columns.begin, scratch_.tile_kv}, false);
+
+    const ScoreRules rules = score_rules(problem_, in_, b_, head, sequence_.len);
+    const bool modified = rules.modified(), dropout = problem_.dropout > 0;
+    const Floats factor = splat(modified ? 1.0f : rules.scale * kLog2E);
+    const int64_t first_row = job_.query_tile(sequence_, b_, head, tile) * scratch_.tile_q;
+    if (dropout) {
+      const DropoutStream stream =
+          DropoutStream::make(job_.rng_seed, job_.rng_offset,
+                              static_cast<uint32_t>(b_) * static_cast<uint32_t>(problem_.heads_q) +
+                                  static_cast<uint32_t>(head));
+      for (int32_t r = 0; r < rows; r += 16) {
+        dropout_strip(stream, problem_.dropout_threshold(), (queries.begin + r) / 16,
+                      keys_.begin + columns.begin, width,
+                      scratch_.keep + static_cast<int64_t>(r) * scratch_.tile_kv + columns.begin,
+                      scratch_.tile_kv);
+      }
+    }
+    for (int32_t r = 0; r < rows; ++r) {
+      const int32_t i = queries.begin + r;
+      const int64_t at = static_cast<int64_t>(r) * scratch_.tile_kv;
+      float *s = scratch_.s + at, *dp = scratch_.dp + at;
+      if (modified) {
+        modify_row(rules, i, keys_.begin, sequence_.len.kv, columns.begin, columns.end, s,
+                   problem_.softcap != 0 ? scratch_.derivative + at : nullptr);
+      }
+      if (!full_) {
+        mask_row(rules, rules.blocks != nullptr, i, keys_.begin,
+                 intersect(visible_keys(mask_, i, sequence_.len), run_), columns, s);
+      }
+      const Floats lse = splat(job_.lse2[first_row + r]), delta = splat(job_.delta[first_row + r]);
+      for (int32_t c = columns.begin; c < columns.end; c += kWidth) {
+        const Floats p = exp2(load(s + c) * factor - lse);
+        Floats g = load(dp + c);
+        if (dropout) {
+          const uint8_t* keep = scratch_.keep + at + c;
+          g = apply_keep(g, keep) * splat(kept_);
+          store(s + c, apply_keep(p, keep));
+        } else {
+          store(s + c, p);
+        }
+        // Hidden keys must not turn an infinite gradient into NaN.
+        store(dp + c, select(p == 0.0f, Floats{}, p * (g - delta)));
+      }
+    }
+  }
+
+  void add_to_dbias(int32_t head, Interval queries, Interval columns) {
+    const int32_t end = last_column(columns);
+    for (int32_t i = queries.begin; i < queries.end; ++i) {
+      float* out = job_.args->dbias + b_ * job_.args->dbias_stride_batch +
+                   head * job_.args->dbias_stride_head + i * job_.args->dbias_stride_row +
+                   keys_.begin;
+      const float* ds =
+          scratch_.dp + static_cast<int64_t>(i - queries.begin) * scratch_.tile_kv;
+      for (int32_t c = columns.begin; c < end; c += kWidth) {
+        store_first<FLASHATTN_DTYPE_F32>(
+            reinterpret_cast<char*>(out + c),
+            load_first<FLASHATTN_DTYPE_F32>(reinterpret_cast<char*>(out + c), end - c) +
+                load(ds + c),
+            end - c);
+      }
+    }
+  }
+
+  void apply_derivative(Interval queries, Interval columns) {
+    if (problem_.softcap == 0) return;
+    for (int32_t r = 0; r < queries.end - queries.begin; ++r) {
+      const int64_t at = static_cast<int64_t>(r) * scratch_.tile_kv;
+      for (int32_t c = columns.begin; c < columns.end; c += kWidth) {
+        float* ds = scratch_.dp + at + c;
+        store(ds, load(ds) * load(scratch_.derivative + at + c));
+      }
+    }
+  }
+
+  // dv += P^T dO, dk += dS^T Q.
+  void accumulate_keys(int32_t head, Interval queries, Interval columns) {
+    constexpr int kU = kUnit<kCompute>;
+    const int32_t rows = queries.end - queries.begin;
+    if constexpr (kCompute == Compute::kBf16Pairs) round_weights(rows, columns);
+    const Rows q = rows_of(in_.q, dtype_size(problem_.dtype), b_, head, sequence_.first_q);
+    const Rows dout =
+        rows_of(job_.args->dout, dtype_size(problem_.dtype_o), b_, head, sequence_.first_q);
+    pack_b<kCompute>(q, queries, problem_.dim_qk, problem_.dtype, scratch_.q_b,
+                     scratch_.query_panel);
+    pack_b<kCompute>(dout, queries, problem_.dim_v, problem_.dtype_o, scratch_.do_b,
+                     scratch_.query_panel);
+    const int32_t units = (rows + kU - 1) / kU, keys = last_column(columns) - columns.begin;
+    gemm<kCompute>(keys, scratch_.v_columns, units,
+                   {scratch_.p_t + columns.begin, 1, scratch_.tile_kv},
+                   {scratch_.do_b, scratch_.query_panel},
+                   {scratch_.dv + static_cast<int64_t>(columns.begin) * scratch_.v_columns,
+                    scratch_.v_columns},
+                   true);
+    gemm<kCompute>(keys, scratch_.qk_columns, units,
+                   {scratch_.ds_t + columns.begin, 1, scratch_.tile_kv},
+                   {scratch_.q_b, scratch_.query_panel},
+                   {scratch_.dk + static_cast<int64_t>(columns.begin) * scratch_.qk_columns,
+                    scratch_.qk_columns},
+                   true);
+  }
+
+  // P and dS as bf16, in pairs of queries and, dS, of keys.
+  void round_weights(int32_t rows, Interval columns) {
+    const int64_t stride = scratch_.tile_kv;
+    for (int32_t r = 0; r < rows; r += 2) {
+      const bool pair = r + 1 < rows;
+      const float *p = scratch_.s + r * stride, *g = scratch_.dp + r * stride;
+      uint32_t *p_t = scratch_.p_t + r / 2 * stride, *ds_t = scratch_.ds_t + r / 2 * stride;
+      uint32_t* ds = scratch_.ds + r * stride / 2;
+      for (int32_t c = columns.begin; c < columns.end; c += 2 * kWidth) {
+        const Floats p0 = load(p + c), p1 = load(p + c + kWidth);
+        const Floats g0 = load(g + c), g1 = load(g + c + kWidth);
+        Floats below_p0{}, below_p1{}, below_g0{}, below_g1{};
+        if (pair) {
+          below_p0 = load(p + stride + c), below_p1 = load(p + stride + c + kWidth);
+          below_g0 = load(g + stride + c), below_g1 = load(g + stride + c + kWidth);
+          store_bf16_row(ds + stride / 2 + c / 2, below_g0, below_g1);
+        }
+        store_bf16_row(ds + c / 2, g0, g1);
+        store_words(p_t + c, pair_bf16(p0, below_p0));
+        store_words(p_t + c + kWidth, pair_bf16(p1, below_p1));
+        store_words(ds_t + c, pair_bf16(g0, below_g0));
+        store_words(ds_t + c + kWidth, pair_bf16(g1, below_g1));
+      }
+    }
+  }
+
+  // The end of the columns that hold keys.
+  FLASHATTN_INLINE int32_t last_column(Interval columns) const {
+    const int32_t count = keys_.end - keys_.begin;
+    return columns.end < count ? columns.end : count;
+  }
+
+  const BackwardJob& job_;
+  const Problem& problem_;
+  const flashattn_inputs& in_;
+  const MaskRule mask_;
+  const BackwardScratch<kCompute> scratch_;
+  const Sequence sequence_;
+  const int32_t b_, kv_head_, key_tile_;
+  Interval keys_;
+  // Of the columns at work: their keys, and whether every query sees all of them.
+  Interval run_{0, 0};
+  bool full_ = false;
+  const float kept_ = 65536.0f / (65536.0f - static_cast<float>(problem_.dropout_threshold()));
+};
+
+// Per tile of queries: lse and D in the layout of the main pass, and zeros where nothing is added.
+inline void backward_prepare_task(const BackwardJob& job, int64_t task) {
+  const Problem& problem = *job.problem;
+  const flashattn_backward_args& args = *job.args;
+  const int32_t tile = static_cast<int32_t>(task % job.query_tiles);
+  const int32_t head = static_cast<int32_t>(task / job.query_tiles % problem.heads_q);
+  const int32_t b = static_cast<int32_t>(task / job.query_tiles / problem.heads_q);
+  const Sequence sequence = sequence_of(problem, args.shape, args.inputs, b);
+  const int64_t begin = static_cast<int64_t>(tile) * job.tiling.tile_q;
+  const Interval queries{clamp_index(begin, sequence.len.q),
+                         clamp_index(begin + job.tiling.tile_q, sequence.len.q)};
+  if (queries.begin >= queries.end) return;
+  const int64_t index = job.query_tile(sequence, b, head, tile);
+  job.turn[index] = 0;
+
+  const int32_t size = dtype_size(problem.dtype_o);
+  const Rows o = rows_of(args.o, size, b, head, sequence.first_q);
+  const Rows dout = rows_of(args.dout, size, b, head, sequence.first_q);
+  const RowLayout layout = row_layout(problem, args.shape);
+  const int64_t first = b * layout.batch_stride + head * layout.head_stride + sequence.first_q;
+  for (int32_t i = queries.begin; i < queries.end; ++i) {
+    Floats products{};
+    with_dtype(problem.dtype_o, [&](auto tag) {
+      constexpr int32_t kDtype = decltype(tag)::value;
+      for (int32_t c = 0; c < problem.dim_v; c += kWidth) {
+        products += load_first<kDtype>(o.row(i) + c * kSize<kDtype>, problem.dim_v - c) *
+                    load_first<kDtype>(dout.row(i) + c * kSize<kDtype>, problem.dim_v - c);
+      }
+    });
+    const int64_t at = index * job.tiling.tile_q + i - queries.begin;
+    const float lse = args.lse[first + i];
+    // A row that sees nothing must weigh nothing: 2^(-inf - inf) = 0.
+    job.lse2[at] = lse == -kInfinity ? kInfinity : lse * kLog2E;
+    job.delta[at] = sum(products) - (args.dlse ? args.dlse[first + i] : 0.0f);
+  }
+
+  const KeySpan span = key_span(problem.mask_rule(), queries, sequence.len);
+  if (span.any.begin >= span.any.end) {
+    const Rows dq = rows_of(args.dq, dtype_size(problem.dtype), b, head, sequence.first_q);
+    for (int32_t i = queries.begin; i < queries.end; ++i) {
+      __builtin_memset(dq.row(i), 0,
+                       static_cast<size_t>(problem.dim_qk) * dtype_size(problem.dtype));
+    }
+  }
+  if (args.dbias && !job.dbias_is_reduced) {
+    for (int32_t i = queries.begin; i < queries.end; ++i) {
+      __builtin_memset(args.dbias + b * args.dbias_stride_batch + head * args.dbias_stride_head +
+                           i * args.dbias_stride_row,
+                       0, sizeof(float) * static_cast<size_t>(sequence.len.kv));
+    }
+  }
+}
+
+template <Compute kCompute>
+void backward_task(const BackwardJob& job, int64_t task, char* scratch) {
+  // Key tile by key tile, all heads of each: neighbours in this order never wait for one another.
+  const int64_t heads = job.problem->heads_kv;
+  BackwardTile<kCompute>(job, static_cast<int32_t>(task / heads % job.args->shape.batch),
+                         static_cast<int32_t>(task % heads),
+                         static_cast<int32_t>(task / heads / job.args->shape.batch), scratch)
+      .gradients();
+}
+
+// The gradient of a bias that several scores share: one task for each of its batches, heads and tiles
+// of keys, which adds in a fixed order.
+template <Compute kCompute>
+void backward_dbias_task(const BackwardJob& job, int64_t task, char* scratch) {
+  const Problem& problem = *job.problem;
+  const flashattn_backward_args& args = *job.args;
+  const bool each_head = args.dbias_stride_head != 0, each_batch = args.dbias_stride_batch != 0;
+  const int32_t heads = each_head ? problem.heads_q : 1;
+  const int32_t key_tile = static_cast<int32_t>(task % job.key_tiles);
+  const int32_t head = static_cast<int32_t>(task / job.key_tiles % heads);
+  const int32_t batch = static_cast<int32_t>(task / job.key_tiles / heads);
+  const Interval batches{each_batch ? batch : 0, each_batch ? batch + 1 : args.shape.batch};
+  const Interval head_range{each_head ? head : 0, each_head ? head + 1 : problem.heads_q};
+  for (int32_t b = batches.begin; b < batches.end; ++b) {
+    const Lengths len = sequence_of(problem, args.shape, args.inputs, b).len;
+    const int64_t first = static_cast<int64_t>(key_tile) * job.tiling.tile_kv;
+    const int32_t begin = clamp_index(first, len.kv);
+    const int32_t end = clamp_index(first + job.tiling.tile_kv, len.kv);
+    const int32_t rows = args.dbias_stride_row != 0 || len.q == 0 ? len.q : 1;
+    for (int32_t i = 0; i < rows; ++i) {
+      __builtin_memset(args.dbias + b * args.dbias_stride_batch + head * args.dbias_stride_head +
+                           i * args.dbias_stride_row + begin,
+                       0, sizeof(float) * static_cast<size_t>(end - begin));
+    }
+  }
+  for (int32_t b = batches.begin; b < batches.end; ++b) {
+    for (int32_t h = head_range.begin; h < head_range.end; ++h) {
+      BackwardTile<kCompute>(job, b, h / problem.group(), key_tile, scratch).bias_gradient(h);
+    }
+  }
+}
+
+// The gradient of one head's sink.
+inline void backward_dsink_task(const BackwardJob& job, int64_t task) {
+  const Problem& problem = *job.problem;
+  const flashattn_backward_args& args = *job.args;
+  const int32_t head = static_cast<int32_t>(task);
+  const float sink = args.inputs.sink[head] * kLog2E;
+  double total = 0;
+  for (int32_t b = 0; b < args.shape.batch; ++b) {
+    const Sequence sequence = sequence_of(problem, args.shape, args.inputs, b);
+    const int64_t first = job.query_tile(sequence, b, head, 0) * job.tiling.tile_q;
+    for (int32_t i = 0; i < sequence.len.q; ++i) {
+      total -= static_cast<double>(exp2(splat(sink - job.lse2[first + i]))[0]) * job.delta[first + i];
+    }
+  }
+  args.dsink[head] = static_cast<float>(total);
+}
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA

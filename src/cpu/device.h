@@ -1,0 +1,15 @@
+// The processor this library runs on.
+#pragma once
+
+#include "cpu/kernels.h"
+
+namespace flashattn::cpu {
+
+// The kernels that this processor runs: the best it has, or what FLASHATTN_CPU_ISA names. Fixed for
+// the life of the process.
+const Kernels& machine_kernels();
+
+// Why they were chosen: one clause.
+const char* machine_kernels_reason();
+
+}  // namespace flashattn::cpu

@@ -1,0 +1,65 @@
+#include "cpu/family.h"
+
+#include <cstdio>
+
+#include "cpu/launcher.h"
+
+namespace flashattn {
+namespace {
+
+constexpr int32_t kMaxDim = 512;
+
+bool is_float(int32_t dtype) {
+  return dtype == FLASHATTN_DTYPE_F32 || dtype == FLASHATTN_DTYPE_F16 ||
+         dtype == FLASHATTN_DTYPE_BF16;
+}
+
+void explain_dim(const char* field, int32_t value, char* text, size_t capacity) {
+  std::snprintf(text, capacity,
+                "%s = %d is above %d, the limit of every kernel family on this device; split the "
+                "head or pad it",
+                field, value, kMaxDim);
+}
+
+const Predicate kPredicates[] = {
+    {[](const Problem& p, const Device&) { return !is_float(p.dtype); }, FLASHATTN_REASON_DTYPE,
+     "dtype",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "dtype = %d is not computed on the CPU; convert to F32 = 1, F16 = 2 or BF16 = 3",
+                     p.dtype);
+     }},
+    {[](const Problem& p, const Device&) {
+       return p.dtype_o != p.dtype && p.dtype_o != FLASHATTN_DTYPE_F32;
+     },
+     FLASHATTN_REASON_DTYPE_MIX, "dtype_o",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "dtype_o = %d does not go with dtype = %d; use the same, or F32 = 1", p.dtype_o,
+                     p.dtype);
+     }},
+    {[](const Problem& p, const Device&) { return p.dim_qk > kMaxDim; },
+     FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       explain_dim("dim_qk", p.dim_qk, text, capacity);
+     }},
+    {[](const Problem& p, const Device&) { return p.dim_v > kMaxDim; },
+     FLASHATTN_REASON_HEAD_DIM_MAX, "dim_v",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       explain_dim("dim_v", p.dim_v, text, capacity);
+     }},
+};
+
+std::unique_ptr<Launcher> make_launcher(const Problem& problem, const Device& device) {
+  return std::unique_ptr<Launcher>(new cpu::CpuLauncher(problem, device));
+}
+
+}  // namespace
+
+const Family& cpu_family() {
+  static const Family family = {"cpu", FLASHATTN_DEVICE_CPU, kPredicates,
+                                sizeof kPredicates / sizeof *kPredicates, make_launcher};
+  return family;
+}
+
+}  // namespace flashattn

@@ -1,0 +1,426 @@
+// The forward pass of one block of queries (Dao 2023, algorithm 1): keys and values are packed a tile
+// at a time and shared by all rows of the block, which are worked on in tiles of tile_q rows.
+//
+// Row r of a block is query first_query + r % queries of head first_head + r / queries: several heads
+// of a group share a block when queries are few.
+#pragma once
+
+#include "cpu/scores.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+inline Tiling forward_tiling(const Problem& problem) {
+  const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
+  // 48 x 256 scores and packed K and V stay in a core's L2 cache.
+  return {dim <= 128 ? 288 : dim <= 256 ? 192 : 96, 48, dim <= 128 ? 256 : dim <= 256 ? 128 : 64};
+}
+
+template <Compute kCompute>
+struct ForwardScratch {
+  int32_t q_units, v_columns, tile_kv;
+  int64_t k_panel, v_panel;  // units from panel to panel
+  uint32_t *q, *k, *v, *p;
+  float *s, *o, *m, *l;
+  uint8_t* keep;
+  int64_t bytes;
+
+  FLASHATTN_INLINE ForwardScratch(const Problem& problem, const Tiling& tiling, char* base) {
+    constexpr int kU = kUnit<kCompute>;
+    tile_kv = tiling.tile_kv;
+    const int32_t k_units = (problem.dim_qk + kU - 1) / kU;
+    q_units = round_up(k_units, kWidth);
+    v_columns = round_up(problem.dim_v, kWidth);
+    k_panel = static_cast<int64_t>(k_units) * kPanel;
+    v_panel = static_cast<int64_t>(tile_kv) / kU * kPanel;
+    int64_t at = 0;
+    const auto take = [&](int64_t words) {
+      char* p_at = base + at;
+      at += (words * 4 + 63) / 64 * 64;
+      return p_at;
+    };
+    const int64_t rows = tiling.rows;
+    q = reinterpret_cast<uint32_t*>(take(rows * q_units));
+    k = reinterpret_cast<uint32_t*>(take(tile_kv / kPanel * k_panel));
+    v = reinterpret_cast<uint32_t*>(take(round_up(v_columns, kPanel) / kPanel * v_panel));
+    s = reinterpret_cast<float*>(take(static_cast<int64_t>(tiling.tile_q) * tile_kv));
+    // fp32 weights take the place of the scores.
+    p = kCompute == Compute::kF32
+            ? reinterpret_cast<uint32_t*>(s)
+            : reinterpret_cast<uint32_t*>(take(static_cast<int64_t>(tiling.tile_q) * tile_kv / kU));
+    o = reinterpret_cast<float*>(take(rows * v_columns));
+    m = reinterpret_cast<float*>(take(rows));
+    l = reinterpret_cast<float*>(take(rows));
+    keep = reinterpret_cast<uint8_t*>(
+        take(problem.dropout > 0 ? (static_cast<int64_t>(tiling.tile_q) + 32) * tile_kv / 4 : 0));
+    bytes = at;
+  }
+};
+
+template <Compute kCompute>
+class ForwardBlock {
+ public:
+  FLASHATTN_INLINE ForwardBlock(const ForwardJob& job, int32_t b, int32_t kv_head,
+                                int32_t head_block, int32_t query_block, int32_t part, char* scratch)
+      : job_(job),
+        problem_(*job.problem),
+        in_(job.args->inputs),
+        mask_(problem_.mask_rule()),
+        scratch_(problem_, job.tiling, scratch),
+        sequence_(sequence_of(problem_, job.args->shape, in_, b)),
+        b_(b),
+        kv_head_(kv_head),
+        part_(part),
+        parts_(split_parts(problem_.splits, sequence_.len)) {
+    const Lengths len = sequence_.len;
+    queries_.begin = clamp_index(static_cast<int64_t>(query_block) * job.queries, len.q);
+    queries_.end = clamp_index(queries_.begin + static_cast<int64_t>(job.queries), len.q);
+    const int32_t group = problem_.group();
+    first_head_ = kv_head * group + head_block * job.heads;
+    const int32_t left = group - head_block * job.heads;
+    heads_ = left < job.heads ? left : job.heads;
+    rows_ = heads_ * (queries_.end - queries_.begin);
+  }
+
+  void run() {
+    if (rows_ <= 0 || part_ >= parts_) return;
+    start();
+    const KeySpan span = key_span(mask_, queries_, sequence_.len);
+    const Interval part = split_range(sequence_.len.kv, scratch_.tile_kv, part_, parts_);
+    const int32_t begin = span.any.begin > part.begin ? span.any.begin : part.begin;
+    const int32_t end = span.any.end < part.end ? span.any.end : part.end;
+    for (int32_t first = begin / scratch_.tile_kv * scratch_.tile_kv; first < end;
+         first += scratch_.tile_kv) {
+      key_tile({first, first + scratch_.tile_kv < end ? first + scratch_.tile_kv : end});
+    }
+    finish();
+  }
+
+ private:
+  // Rows of one head inside a tile of rows.
+  struct Segment {
+    int32_t head;
+    Interval queries;
+    int32_t row;  // of the block
+  };
+
+  FLASHATTN_INLINE Segment segment_at(int32_t row, int32_t end_row) const {
+    const int32_t count = queries_.end - queries_.begin;
+    const int32_t query = queries_.begin + row % count;
+    const int32_t left = queries_.end - query;
+    return {first_head_ + row / count,
+            {query, query + (left < end_row - row ? left : end_row - row)},
+            row};
+  }
+
+  void start() {
+    const int32_t count = queries_.end - queries_.begin;
+    for (int32_t h = 0; h < heads_; ++h) {
+      pack_a<kCompute>(rows_of(in_.q, dtype_size(problem_.dtype), b_, first_head_ + h,
+                               sequence_.first_q),
+                       queries_, problem_.dim_qk, problem_.dtype,
+                       scratch_.q + static_cast<int64_t>(h) * count * scratch_.q_units,
+                       scratch_.q_units);
+    }
+    __builtin_memset(scratch_.o, 0, sizeof(float) * static_cast<size_t>(rows_) *
+                                        static_cast<size_t>(scratch_.v_columns));
+    for (int32_t r = 0; r < rows_; ++r) {
+      const float sink = (problem_.features & FLASHATTN_FEATURE_SINK) && part_ == 0
+                             ? in_.sink[first_head_ + r / count] * kLog2E
+                             : -kInfinity;
+      scratch_.m[r] = sink;
+      scratch_.l[r] = sink == -kInfinity ? 0.0f : 1.0f;
+    }
+  }
+
+  void key_tile(Interval keys) {
+    bool packed = false;
+    for (int32_t row = 0; row < rows_;) {
+      int32_t end_row = row + job_.tiling.tile_q < rows_ ? row + job_.tiling.tile_q : rows_;
+      // With a block mask a block of queries has one head.
+      const ScoreRules rules = score_rules(problem_, in_, b_, first_head_, sequence_.len);
+      const Interval cell =
+          block_cell(rules, queries_.begin + row, job_.tiling.tile_q, sequence_.len);
+      if (rules.blocks && cell.end - queries_.begin < end_row) end_row = cell.end - queries_.begin;
+      for_each_block_run(rules, cell, keys, [&](Interval run, bool full) {
+        row_tile(row, end_row, keys, run, full, &packed);
+      });
+      row = end_row;
+    }
+  }
+
+  void pack(Interval keys) {
+    pack_b_transposed<kCompute>(kv_rows(problem_, in_, in_.k, b_, kv_head_, sequence_.first_kv), keys,
+                                problem_.dim_qk, problem_.dtype, scratch_.k);
+    finite_ = pack_b<kCompute>(kv_rows(problem_, in_, in_.v, b_, kv_head_, sequence_.first_kv), keys,
+                               problem_.dim_v, problem_.dtype, scratch_.v, scratch_.v_panel);
+  }
+
+  // Rows [row, end_row) against the keys `run` of a tile; full: no block of them is off.
+  void row_tile(int32_t row, int32_t end_row, Interval keys, Interval run, bool full, bool* packed) {
+    // The keys that some row sees.
+    Interval seen{run.end, run.begin};
+    for (int32_t r = row; r < end_row;) {
+      const Segment segment = segment_at(r, end_row);
+      r += segment.queries.end - segment.queries.begin;
+      const KeySpan span = key_span(mask_, segment.queries, sequence_.len);
+      full &= classify(span, run) == TileKind::kFull;
+      if (span.any.begin < seen.begin) seen.begin = span.any.begin;
+      if (span.any.end > seen.end) seen.end = span.any.end;
+    }
+    if (seen.begin < run.begin) seen.begin = run.begin;
+    if (seen.end > run.end) seen.end = run.end;
+    if (seen.begin >= seen.end) return;
+    if (!*packed) pack(keys);
+    *packed = true;
+
+    const Interval columns{(seen.begin - keys.begin) / kColumnStep * kColumnStep,
+                           round_up(seen.end - keys.begin, kColumnStep)};
+    full &= keys.begin + columns.begin == run.begin && keys.begin + columns.end == run.end;
+    const int32_t rows = end_row - row;
+    gemm<kCompute>(rows, columns.end - columns.begin,
+                   static_cast<int32_t>(scratch_.k_panel / kPanel),
+                   {scratch_.q + static_cast<int64_t>(row) * scratch_.q_units, scratch_.q_units, 1},
+                   {scratch_.k + columns.begin / kPanel * scratch_.k_panel, scratch_.k_panel},
+                   {scratch_.s + columns.begin, scratch_.tile_kv}, false);
+    for (int32_t r = row; r < end_row;) {
+      const Segment segment = segment_at(r, end_row);
+      r += segment.queries.end - segment.queries.begin;
+      softmax(segment, segment.row - row, keys, run, columns, full);
+    }
+    float* o = scratch_.o + static_cast<int64_t>(row) * scratch_.v_columns;
+    const int32_t key_count = keys.end - keys.begin;
+    const int32_t last = columns.end < key_count ? columns.end : key_count;
+    if (!finite_ && !full) return weigh_exactly(o, rows, columns.begin, last);
+    constexpr int kU = kUnit<kCompute>;
+    gemm<kCompute>(rows, scratch_.v_columns, (last + kU - 1) / kU - columns.begin / kU,
+                   {scratch_.p + columns.begin / kU, scratch_.tile_kv / kU, 1},
+                   {scratch_.v + columns.begin / kU * kPanel, scratch_.v_panel},
+                   {o, scratch_.v_columns}, true);
+  }
+
+  // Scores to weights, the running maximum and sum, and O to the new maximum's scale.
+  void softmax(const Segment& segment, int32_t tile_row, Interval keys, Interval run,
+               Interval columns, bool full) {
+    const ScoreRules rules = score_rules(problem_, in_, b_, segment.head, sequence_.len);
+    const bool blocks = rules.blocks != nullptr && !full;
+    const bool modified = rules.modified();
+    const Floats factor = splat(modified ? 1.0f : rules.scale * kLog2E);
+    const bool dropout = problem_.dropout > 0;
+    if (dropout) draw(segment, tile_row, keys, columns);
+    for (int32_t i = segment.queries.begin; i < segment.queries.end; ++i) {
+      const int32_t at = i - segment.queries.begin;
+      float* s = scratch_.s + static_cast<int64_t>(tile_row + at) * scratch_.tile_kv;
+      if (modified) {
+        modify_row(rules, i, keys.begin, sequence_.len.kv, columns.begin, columns.end, s, nullptr);
+      }
+      if (!full) {
+        mask_row(rules, blocks, i, keys.begin,
+                 intersect(visible_keys(mask_, i, sequence_.len), run), columns, s);
+      }
+      Floats top = splat(-kInfinity);
+      for (int32_t c = columns.begin; c < columns.end; c += kWidth) {
+        top = max_keep_nan(load(s + c), top);
+      }
+      const int32_t r = segment.row + at;
+      const float before = scratch_.m[r];
+      const float highest = max(top) * factor[0];
+      const float m = highest > before || highest != highest ? highest : before;
+      if (m == -kInfinity) {
+        // No visible key so far: the weights are zero.
+        write_weights(s, tile_row + at, columns, factor, 0.0f, nullptr);
+        continue;
+      }
+      const uint8_t* keep =
+          dropout ? scratch_.keep + static_cast<int64_t>(tile_row + at + keep_shift_) * scratch_.tile_kv
+                  : nullptr;
+      const float total = write_weights(s, tile_row + at, columns, factor, m, keep);
+      if (m != before) {
+        const Floats shrink = exp2(splat(before - m));
+        scratch_.l[r] = scratch_.l[r] * shrink[0];
+        float* o = scratch_.o + static_cast<int64_t>(r) * scratch_.v_columns;
+        for (int32_t c = 0; c < scratch_.v_columns; c += kWidth) store(o + c, load(o + c) * shrink);
+        scratch_.m[r] = m;
+      }
+      scratch_.l[r] += total;
+    }
+  }
+
+  // p = 2^(factor * s - m) as an A operand; returns the sum over all, dropped or not.
+  FLASHATTN_INLINE float write_weights(float* s, int32_t tile_row, Interval columns, Floats factor,
+                                       float m, const uint8_t* keep) {
+    Floats total{};
+    if constexpr (kCompute == Compute::kF32) {
+      for (int32_t c = columns.begin; c < columns.end; c += kWidth) {
+        Floats p = exp2(load(s + c) * factor - splat(m));
+        total += p;
+        if (keep) p = apply_keep(p, keep + c);
+        store(s + c, p);
+      }
+    } else {
+      uint32_t* out = scratch_.p + static_cast<int64_t>(tile_row) * scratch_.tile_kv / 2;
+      for (int32_t c = columns.begin; c < columns.end; c += 2 * kWidth) {
+        Floats first = exp2(load(s + c) * factor - splat(m));
+        Floats second = exp2(load(s + c + kWidth) * factor - splat(m));
+        total += first + second;
+        if (keep) {
+          first = apply_keep(first, keep + c);
+          second = apply_keep(second, keep + c + kWidth);
+        }
+        store_bf16_row(out + c / 2, first, second);
+      }
+    }
+    return sum(total);
+  }
+
+  // The keep bytes of a segment: row tile_row + keep_shift_ of the buffer holds its first query.
+  void draw(const Segment& segment, int32_t tile_row, Interval keys, Interval columns) {
+    const DropoutStream stream =
+        DropoutStream::make(job_.rng_seed, job_.rng_offset,
+                            static_cast<uint32_t>(b_) * static_cast<uint32_t>(problem_.heads_q) +
+                                static_cast<uint32_t>(segment.head));
+    // Strips start at multiples of 16 queries; the segment may start inside one.
+    const int32_t first_strip = segment.queries.begin / 16;
+    keep_shift_ = segment.queries.begin % 16;
+    for (int32_t strip = first_strip; strip * 16 < segment.queries.end; ++strip) {
+      dropout_strip(stream, problem_.dropout_threshold(), strip, keys.begin + columns.begin,
+                    columns.end - columns.begin,
+                    scratch_.keep + columns.begin +
+                        static_cast<int64_t>(tile_row + (strip - first_strip) * 16) *
+                            scratch_.tile_kv,
+                    scratch_.tile_kv);
+    }
+  }
+
+  // O += P V where V holds infinities or NaN that hidden weights of 0 must not touch: key by key.
+  void weigh_exactly(float* o, int32_t rows, int32_t begin, int32_t end) {
+    for (int32_t r = 0; r < rows; ++r, o += scratch_.v_columns) {
+      for (int32_t c = begin; c < end; ++c) {
+        const uint32_t* unit = scratch_.v + c / kUnit<kCompute> * kPanel;
+        const uint32_t* weight =
+            scratch_.p + static_cast<int64_t>(r) * scratch_.tile_kv / kUnit<kCompute> +
+            c / kUnit<kCompute>;
+        const uint32_t shift = kUnit<kCompute> == 2 && c % 2 == 0 ? 16 : 0;
+        const uint32_t high = kUnit<kCompute> == 2 ? 0xffff0000u : 0xffffffffu;
+        const Floats p = as_floats(splat_word(*weight << shift & high));
+        if (p[0] == 0) continue;
+        for (int32_t column = 0; column < scratch_.v_columns; column += kWidth) {
+          const Words v = load_words(unit + column / kPanel * scratch_.v_panel + column % kPanel);
+          store(o + column, load(o + column) + p * as_floats(v << shift & high));
+        }
+      }
+    }
+  }
+
+  void finish() {
+    const int32_t count = queries_.end - queries_.begin;
+    const RowLayout layout = row_layout(problem_, job_.args->shape);
+    const float kept = 65536.0f / (65536.0f - static_cast<float>(problem_.dropout_threshold()));
+    for (int32_t r = 0; r < rows_; ++r) {
+      const int32_t head = first_head_ + r / count, i = queries_.begin + r % count;
+      const float l = scratch_.l[r], factor = l == 0 ? 0.0f : kept / l;
+      const float lse = l == 0 ? -kInfinity : (scratch_.m[r] + __builtin_log2f(l)) * kLn2;
+      const float* o = scratch_.o + static_cast<int64_t>(r) * scratch_.v_columns;
+      if (parts_ > 1) {
+        const int64_t row = job_.partial_row(part_, b_, head, i);
+        store_row(reinterpret_cast<char*>(job_.partial_o + row * problem_.dim_v),
+                  FLASHATTN_DTYPE_F32, o, factor, problem_.dim_v);
+        job_.partial_lse[row] = lse;
+        continue;
+      }
+      const Rows out = rows_of(job_.args->o, dtype_size(problem_.dtype_o), b_, head,
+                               sequence_.first_q);
+      store_row(out.row(i), problem_.dtype_o, o, factor, problem_.dim_v);
+      if (job_.args->lse) {
+        job_.args->lse[b_ * layout.batch_stride + head * layout.head_stride + sequence_.first_q + i] =
+            lse;
+      }
+    }
+  }
+
+  const ForwardJob& job_;
+  const Problem& problem_;
+  const flashattn_inputs& in_;
+  const MaskRule mask_;
+  const ForwardScratch<kCompute> scratch_;
+  const Sequence sequence_;
+  const int32_t b_, kv_head_, part_, parts_;
+  Interval queries_;
+  int32_t first_head_, heads_, rows_;
+  int32_t keep_shift_ = 0;
+  bool finite_ = true;  // of the packed values
+};
+
+template <Compute kCompute>
+void forward_task(const ForwardJob& job, int64_t task, char* scratch) {
+  // Late queries first: under a causal mask they take longest.
+  const int64_t heads = static_cast<int64_t>(job.problem->heads_kv) * job.head_blocks;
+  const int64_t per_block = heads * job.args->shape.batch * job.parts;
+  const int32_t query_block = job.query_blocks - 1 - static_cast<int32_t>(task / per_block);
+  const int32_t part = static_cast<int32_t>(task / (heads * job.args->shape.batch) % job.parts);
+  const int32_t b = static_cast<int32_t>(task / heads % job.args->shape.batch);
+  const int32_t head = static_cast<int32_t>(task % heads);
+  ForwardBlock<kCompute>(job, b, head / job.head_blocks, head % job.head_blocks, query_block, part,
+                         scratch)
+      .run();
+}
+
+FLASHATTN_INLINE const char* part_row(const MergeJob& job, const MergeRow& row, int32_t p) {
+  if (!job.part_o) return reinterpret_cast<const char*>(row.o + p * job.o_stride);
+  const flashattn_tensor& part = job.part_o[p];
+  const bool strided = part.stride_batch != 0 || part.stride_head != 0 || part.stride_seq != 0;
+  const flashattn_tensor& t = strided ? part : job.packed;
+  return static_cast<const char*>(part.data) +
+         (row.b * t.stride_batch + row.h * t.stride_head + row.i * t.stride_seq) *
+             dtype_size(job.part_dtype);
+}
+
+FLASHATTN_INLINE float part_lse(const MergeJob& job, const MergeRow& row, int32_t p) {
+  return job.part_o ? job.part_lse[p][row.lse] : row.o_lse[p * job.lse_stride];
+}
+
+// The parts of a row, weighted by their shares of the softmax's denominator.
+inline float merge_row(const MergeJob& job, const MergeRow& row) {
+  float top = -kInfinity;
+  for (int32_t p = 0; p < job.parts; ++p) {
+    const float lse = part_lse(job, row, p);
+    if (lse > top || lse != lse) top = lse;
+  }
+  // Nothing visible in any part: weights of zero, not NaN.
+  const float reference = top == -kInfinity ? 0.0f : top;
+  const auto weight = [&](int32_t p) {
+    return exp2(splat((part_lse(job, row, p) - reference) * kLog2E));
+  };
+  float total = 0;
+  for (int32_t p = 0; p < job.parts; ++p) total += weight(p)[0];
+  const Floats inverse = splat(total == 0 ? 0.0f : 1.0f / total);
+  for (int32_t c = 0; c < job.dim; c += kWidth) {
+    Floats x{};
+    for (int32_t p = 0; p < job.parts; ++p) {
+      if (part_lse(job, row, p) == -kInfinity) continue;
+      with_dtype(job.part_dtype, [&](auto tag) {
+        constexpr int32_t kPart = decltype(tag)::value;
+        x += weight(p) * inverse *
+             load_first<kPart>(part_row(job, row, p) + c * kSize<kPart>, job.dim - c);
+      });
+    }
+    with_dtype(job.dtype, [&](auto tag) {
+      constexpr int32_t kOut = decltype(tag)::value;
+      store_first<kOut>(static_cast<char*>(row.out) + c * kSize<kOut>, x, job.dim - c);
+    });
+  }
+  return total == 0 ? -kInfinity : reference + __builtin_logf(total);
+}
+
+inline void dropout_row(uint64_t seed, uint64_t offset, uint32_t threshold, uint32_t head, int32_t i,
+                        int32_t keys, uint8_t* keep) {
+  const DropoutStream stream = DropoutStream::make(seed, offset, head);
+  constexpr int32_t kStep = 64;
+  uint8_t strip[16 * kStep];
+  for (int32_t j = 0; j < keys; j += kStep) {
+    const int32_t count = keys - j < kStep ? keys - j : kStep;
+    dropout_strip(stream, threshold, i / 16, j, count, strip, kStep);
+    __builtin_memcpy(keep + j, strip + i % 16 * kStep, static_cast<size_t>(count));
+  }
+}
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA

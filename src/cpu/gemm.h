@@ -1,0 +1,123 @@
+// Small matrix products C (+)= A B, the tensor cores of the CPU family.
+//
+// Operands are made of 32-bit units along the inner index k: an fp32 number, or a pair of bf16
+// neighbours where the instruction set multiplies those (vdpbf16ps). A may lie anyhow; B is packed in
+// panels of kPanel columns, each [k][column]; C is fp32, row-major.
+#pragma once
+
+#include "cpu/simd.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+constexpr int kPanel = kPanelVectors * kWidth;
+constexpr int kMicroRows = 6;  // 6 x 4 (2) accumulators fill 32 (16) registers
+
+enum class Compute { kF32, kBf16Pairs };
+
+template <Compute kCompute>
+constexpr int kUnit = kCompute == Compute::kF32 ? 1 : 2;  // elements of k a unit
+
+struct MatrixA {
+  const uint32_t* data;
+  int64_t row_stride, k_stride;  // units
+};
+
+struct MatrixB {
+  const uint32_t* data;
+  int64_t panel_stride;  // units from panel to panel
+};
+
+struct MatrixC {
+  float* data;
+  int64_t row_stride;
+};
+
+template <Compute kCompute>
+FLASHATTN_INLINE Floats multiply_add(Floats sum, Words a, Words b) {
+  if constexpr (kCompute == Compute::kF32) {
+    return sum + as_floats(a) * as_floats(b);
+  } else {
+    return dot_bf16(sum, a, b);
+  }
+}
+
+// kRows x (kVectors * kWidth) elements of C, held in registers over all of k.
+template <Compute kCompute, int kRows, int kVectors>
+void micro_kernel(MatrixA a, const uint32_t* __restrict b, MatrixC c, int32_t k, bool accumulate) {
+  Floats sum[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      sum[r][v] = accumulate ? load(c.data + r * c.row_stride + v * kWidth) : Floats{};
+    }
+  }
+  const uint32_t* __restrict at = a.data;
+  for (int32_t n = 0; n < k; ++n, at += a.k_stride, b += kPanel) {
+    Words column[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) column[v] = load_words(b + v * kWidth);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const Words row = splat_word(at[r * a.row_stride]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        sum[r][v] = multiply_add<kCompute>(sum[r][v], row, column[v]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      store(c.data + r * c.row_stride + v * kWidth, sum[r][v]);
+    }
+  }
+}
+
+using MicroKernel = void (*)(MatrixA, const uint32_t* __restrict, MatrixC, int32_t, bool);
+
+template <Compute kCompute, int kVectors>
+FLASHATTN_INLINE MicroKernel micro_kernel_of_rows(int32_t rows) {
+  switch (rows) {
+    case 1: return micro_kernel<kCompute, 1, kVectors>;
+    case 2: return micro_kernel<kCompute, 2, kVectors>;
+    case 3: return micro_kernel<kCompute, 3, kVectors>;
+    case 4: return micro_kernel<kCompute, 4, kVectors>;
+    case 5: return micro_kernel<kCompute, 5, kVectors>;
+    default: return micro_kernel<kCompute, 6, kVectors>;
+  }
+}
+
+template <Compute kCompute>
+FLASHATTN_INLINE MicroKernel micro_kernel_of(int32_t rows, int32_t vectors) {
+  if constexpr (kPanelVectors == 4) {
+    if (vectors >= 4) return micro_kernel_of_rows<kCompute, 4>(rows);
+    if (vectors == 3) return micro_kernel_of_rows<kCompute, 3>(rows);
+  }
+  if (vectors >= 2) return micro_kernel_of_rows<kCompute, 2>(rows);
+  return micro_kernel_of_rows<kCompute, 1>(rows);
+}
+
+// C[rows][columns] (+)= A[rows][k] B[k][columns]; columns a multiple of kWidth, k in units.
+template <Compute kCompute>
+void gemm(int32_t rows, int32_t columns, int32_t k, MatrixA a, MatrixB b, MatrixC c,
+          bool accumulate) {
+  for (int32_t column = 0; column < columns; column += kPanel) {
+    const int32_t vectors = (columns - column) / kWidth;
+    const MicroKernel full = micro_kernel_of<kCompute>(kMicroRows, vectors);
+    const uint32_t* panel = b.data + column / kPanel * b.panel_stride;
+    int32_t row = 0;
+    for (; row + kMicroRows <= rows; row += kMicroRows) {
+      full({a.data + row * a.row_stride, a.row_stride, a.k_stride}, panel,
+           {c.data + row * c.row_stride + column, c.row_stride}, k, accumulate);
+    }
+    if (row < rows) {
+      micro_kernel_of<kCompute>(rows - row, vectors)(
+          {a.data + row * a.row_stride, a.row_stride, a.k_stride}, panel,
+          {c.data + row * c.row_stride + column, c.row_stride}, k, accumulate);
+    }
+  }
+}
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA

@@ -1,0 +1,159 @@
+// What the launcher hands to the kernels: plain data, shared by all instruction sets.
+#pragma once
+
+#include "core/problem.h"
+
+namespace flashattn::cpu {
+
+// One sequence of the batch.
+struct Sequence {
+  int64_t first_q, first_kv;  // rows of earlier sequences (VARLEN), else 0
+  Lengths len;
+};
+
+FLASHATTN_HD Sequence sequence_of(const Problem& problem, const flashattn_shape& shape,
+                                  const flashattn_inputs& in, int32_t b) {
+  Sequence s{0, 0, {shape.seqlen_q, shape.seqlen_kv}};
+  if (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) {
+    s.first_q = in.cu_seqlens_q[b];
+    s.len.q = in.cu_seqlens_q[b + 1] - in.cu_seqlens_q[b];
+  }
+  if (problem.layout & FLASHATTN_LAYOUT_VARLEN_KV) {
+    s.first_kv = in.cu_seqlens_kv[b];
+    s.len.kv = in.cu_seqlens_kv[b + 1] - in.cu_seqlens_kv[b];
+  }
+  if (in.lens_q) s.len.q = in.lens_q[b];
+  if (in.lens_kv) s.len.kv = in.lens_kv[b];
+  return s;
+}
+
+// Parts into which a sequence's keys are split. Depends on that sequence alone, so that its bits do
+// not depend on the batch or on the number of threads.
+constexpr int32_t kSplitQueries = 16;  // longer queries fill the threads without splitting
+constexpr int32_t kSplitKeys = 1024;
+
+FLASHATTN_HD constexpr int32_t split_parts(int32_t requested, Lengths len) {
+  if (requested > 0) return requested;
+  if (len.q > kSplitQueries || len.kv <= kSplitKeys) return 1;
+  return static_cast<int32_t>(ceil_div(len.kv, kSplitKeys));
+}
+
+// Numbers of one row of lse, D and the like: (batch, head, seq) or (head, total).
+struct RowLayout {
+  int64_t batch_stride, head_stride;
+};
+
+FLASHATTN_HD RowLayout row_layout(const Problem& problem, const flashattn_shape& shape) {
+  if (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) return {0, shape.total_q};
+  return {static_cast<int64_t>(problem.heads_q) * shape.seqlen_q, shape.seqlen_q};
+}
+
+// Sizes of the tiles, fixed at plan creation.
+struct Tiling {
+  int32_t rows;     // of a block of queries that shares packed keys and values
+  int32_t tile_q;   // rows whose scores are held at once
+  int32_t tile_kv;  // keys packed at once
+};
+
+struct ForwardJob {
+  const Problem* problem;
+  const flashattn_forward_args* args;
+  Tiling tiling;
+  int32_t queries;      // of a block
+  int32_t heads;        // query heads of a block: > 1 for short queries
+  int32_t head_blocks;  // of a KV head's group
+  int32_t query_blocks;
+  int32_t parts;        // the most of any sequence
+  // Partial results, (part, batch, head, query): fp32 o (dim_v) and lse.
+  int32_t partial_queries;  // of the longest sequence that is split
+  float* partial_o;
+  float* partial_lse;
+  uint64_t rng_seed, rng_offset;
+
+  int64_t tasks() const {
+    return static_cast<int64_t>(query_blocks) * parts * args->shape.batch * problem->heads_kv *
+           head_blocks;
+  }
+  FLASHATTN_HD int64_t partial_row(int32_t part, int32_t b, int32_t h, int32_t i) const {
+    return ((static_cast<int64_t>(part) * args->shape.batch + b) * problem->heads_q + h) *
+               partial_queries + i;
+  }
+};
+
+struct BackwardJob {
+  const Problem* problem;
+  const flashattn_backward_args* args;
+  Tiling tiling;        // rows: of a tile of queries, as tile_q
+  int32_t query_tiles;  // of the longest sequence
+  int32_t key_tiles;
+  uint64_t rng_seed, rng_offset;
+  bool dbias_is_reduced;  // several scores add to one element: a pass of its own
+  // (query tile, row of the tile): lse * log2(e), D = dout . o - dlse, and fp32 dq.
+  float* lse2;
+  float* delta;
+  float* dq;
+  // (query tile): key tiles that have added to dq so far.
+  int32_t* turn;
+
+  FLASHATTN_HD static int64_t head_tiles(const Problem& problem, const flashattn_shape& shape,
+                                         int32_t tile_q) {
+    if (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) return shape.total_q / tile_q + shape.batch;
+    return ceil_div(shape.seqlen_q, tile_q) * shape.batch;
+  }
+
+  // Where a tile of queries of one head stands in the arrays above. VARLEN: sequence b starts at most
+  // one tile for each earlier sequence after the rows before it.
+  FLASHATTN_HD int64_t query_tile(const Sequence& sequence, int32_t b, int32_t h,
+                                  int32_t tile) const {
+    const int64_t first = (problem->layout & FLASHATTN_LAYOUT_VARLEN_Q)
+                              ? sequence.first_q / tiling.tile_q + b
+                              : static_cast<int64_t>(b) * query_tiles;
+    return h * head_tiles(*problem, args->shape, tiling.tile_q) + first + tile;
+  }
+};
+
+// Merges rows of partial results: those of a split forward, or the caller's.
+struct MergeJob {
+  int32_t parts;
+  int32_t dim;
+  int32_t part_dtype, dtype;
+  // The caller's. NULL: the row of part p is `o_stride` and `lse_stride` floats after that of p - 1.
+  const flashattn_tensor* part_o;
+  const float* const* part_lse;
+  int64_t o_stride, lse_stride;
+  flashattn_tensor packed;  // strides of the caller's parts that give none
+};
+
+// One row to merge.
+struct MergeRow {
+  int32_t b, h;
+  int64_t i;        // token, VARLEN: of all sequences
+  int64_t lse;      // number of the row in the caller's part_lse
+  const float* o;   // the row of part 0, where the parts are not the caller's
+  const float* o_lse;
+  void* out;
+};
+
+// The kernels of one instruction set.
+struct Kernels {
+  const char* isa;
+  Tiling (*forward_tiling)(const Problem&);
+  Tiling (*backward_tiling)(const Problem&);
+  int32_t (*dq_columns)(const Problem&);
+  // Bytes of scratch of one thread; 64-byte aligned.
+  int64_t (*forward_scratch)(const Problem&, const Tiling&);
+  int64_t (*backward_scratch)(const Problem&, const Tiling&);
+  // One independent piece of work each.
+  void (*forward)(const ForwardJob&, int64_t task, char* scratch);
+  void (*backward_prepare)(const BackwardJob&, int64_t task, char* scratch);
+  void (*backward)(const BackwardJob&, int64_t task, char* scratch);
+  void (*backward_dbias)(const BackwardJob&, int64_t task, char* scratch);
+  void (*backward_dsink)(const BackwardJob&, int64_t task, char* scratch);
+  // Writes one row and returns its lse.
+  float (*merge_row)(const MergeJob&, const MergeRow&);
+  // keep[j] for one row i of the weights, j in [0, keys).
+  void (*dropout_row)(uint64_t seed, uint64_t offset, uint32_t threshold, uint32_t head, int32_t i,
+                      int32_t keys, uint8_t* keep);
+};
+
+}  // namespace flashattn::cpu

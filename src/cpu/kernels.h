@@ -1,0 +1,21 @@
+// The tables of kernels in this build, one per instruction set.
+#pragma once
+
+#include "cpu/job.h"
+
+namespace flashattn::cpu {
+
+namespace baseline {
+const Kernels& kernels();
+}
+namespace avx2 {
+const Kernels& kernels();
+}
+namespace avx512 {
+const Kernels& kernels();
+}
+namespace avx512_bf16 {
+const Kernels& kernels();
+}
+
+}  // namespace flashattn::cpu

@@ -1,0 +1,285 @@
+#include "cpu/launcher.h"
+
+#include <algorithm>
+
+#include "core/arrays.h"
+#include "cpu/device.h"
+#include "cpu/parallel.h"
+
+namespace flashattn::cpu {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+
+// Cuts a workspace into aligned pieces; with a NULL base it only counts.
+class Cutter {
+ public:
+  explicit Cutter(char* base) : base_(base), at_(0) {
+    // Room to align a base that is not.
+    if (base) at_ = (kAlignment - reinterpret_cast<intptr_t>(base) % kAlignment) % kAlignment;
+  }
+
+  template <class T>
+  T* take(int64_t count) {
+    char* piece = base_ ? base_ + at_ : nullptr;
+    at_ += ceil_div(count * static_cast<int64_t>(sizeof(T)), kAlignment) * kAlignment;
+    return reinterpret_cast<T*>(piece);
+  }
+
+  int64_t bytes() const { return at_ + kAlignment; }
+
+ private:
+  char* base_;
+  int64_t at_;
+};
+
+const char* dtype_name(int32_t dtype) {
+  return dtype == FLASHATTN_DTYPE_F32 ? "f32" : dtype == FLASHATTN_DTYPE_F16 ? "f16" : "bf16";
+}
+
+std::string kernel_name(const char* op, const Problem& problem, const Kernels& kernels) {
+  return std::string("cpu_") + op + "_" + dtype_name(problem.dtype) + "_" + kernels.isa;
+}
+
+// The numbers of the dropout, device words added.
+struct Random {
+  uint64_t seed, offset;
+};
+
+Random random_of(const flashattn_inputs& in) {
+  const uint64_t* device = in.rng_device;
+  return {in.rng_seed + (device ? device[0] : 0), in.rng_offset + (device ? device[1] : 0)};
+}
+
+}  // namespace
+
+struct CpuLauncher::ForwardWorkspace {
+  float *partial_o, *partial_lse;
+  char* scratch;
+  int64_t bytes;
+};
+
+struct CpuLauncher::BackwardWorkspace {
+  float *lse2, *delta, *dq;
+  int32_t* turn;
+  char* scratch;
+  int64_t bytes;
+};
+
+CpuLauncher::CpuLauncher(const Problem& problem, const Device& device)
+    : problem_(problem),
+      kernels_(machine_kernels()),
+      threads_(problem.threads > 0 ? problem.threads : device.properties.units),
+      forward_tiling_(kernels_.forward_tiling(problem)),
+      backward_tiling_(kernels_.backward_tiling(problem)),
+      forward_scratch_(kernels_.forward_scratch(problem, forward_tiling_)),
+      backward_scratch_(kernels_.backward_scratch(problem, backward_tiling_)),
+      forward_name_(kernel_name("forward", problem, kernels_)),
+      backward_name_(kernel_name("backward", problem, kernels_)),
+      why_(std::string("the only family for CPUs; ") + machine_kernels_reason()) {}
+
+// Queries and parts of the longest split that a shape allows.
+static Lengths split_bound(const Problem& problem, const flashattn_shape& shape) {
+  const int32_t queries =
+      problem.splits > 0 ? shape.seqlen_q : std::min(shape.seqlen_q, kSplitQueries);
+  return {queries, split_parts(problem.splits, {queries, shape.seqlen_kv})};
+}
+
+CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const flashattn_shape& shape,
+                                                             char* base) const {
+  ForwardWorkspace w{};
+  Cutter cutter(base);
+  const Lengths split = split_bound(problem_, shape);
+  if (split.kv > 1) {
+    const int64_t rows =
+        static_cast<int64_t>(split.kv) * shape.batch * problem_.heads_q * split.q;
+    w.partial_o = cutter.take<float>(rows * problem_.dim_v);
+    w.partial_lse = cutter.take<float>(rows);
+  }
+  w.scratch = cutter.take<char>(forward_scratch_ * threads_);
+  w.bytes = cutter.bytes();
+  return w;
+}
+
+CpuLauncher::BackwardWorkspace CpuLauncher::backward_workspace(const flashattn_shape& shape,
+                                                               char* base) const {
+  BackwardWorkspace w{};
+  Cutter cutter(base);
+  const int32_t tile_q = backward_tiling_.tile_q;
+  const int64_t tiles = problem_.heads_q * BackwardJob::head_tiles(problem_, shape, tile_q);
+  w.lse2 = cutter.take<float>(tiles * tile_q);
+  w.delta = cutter.take<float>(tiles * tile_q);
+  w.dq = cutter.take<float>(tiles * tile_q * kernels_.dq_columns(problem_));
+  w.turn = cutter.take<int32_t>(tiles);
+  w.scratch = cutter.take<char>(backward_scratch_ * threads_);
+  w.bytes = cutter.bytes();
+  return w;
+}
+
+int64_t CpuLauncher::workspace(uint32_t op, const flashattn_shape& shape) const {
+  return op == FLASHATTN_OP_FORWARD ? forward_workspace(shape, nullptr).bytes
+                                    : backward_workspace(shape, nullptr).bytes;
+}
+
+void CpuLauncher::describe(uint32_t op, const flashattn_shape& shape,
+                           flashattn_plan_properties* properties) const {
+  const bool forward = op == FLASHATTN_OP_FORWARD;
+  const Tiling& tiling = forward ? forward_tiling_ : backward_tiling_;
+  properties->tile_q = tiling.tile_q;
+  properties->tile_kv = tiling.tile_kv;
+  properties->stages = 1;
+  properties->threads = threads_;
+  properties->local_memory = static_cast<int32_t>(forward ? forward_scratch_ : backward_scratch_);
+  properties->splits =
+      forward ? split_parts(problem_.splits, {shape.seqlen_q, shape.seqlen_kv}) : 1;
+  properties->kernel = forward ? forward_name_.c_str() : backward_name_.c_str();
+  properties->isa = kernels_.isa;
+  properties->why = why_.c_str();
+}
+
+// Blocks of queries: large enough to share packed keys, small enough to occupy all threads.
+void CpuLauncher::set_blocks(ForwardJob* job) const {
+  const flashattn_shape& shape = job->args->shape;
+  const int32_t group = problem_.group(), smallest = job->tiling.tile_q;
+  for (int32_t rows = job->tiling.rows;; rows = std::max(rows / 2 / smallest, 1) * smallest) {
+    job->queries = std::max(std::min(shape.seqlen_q, rows), 1);
+    // Block masks may differ from head to head.
+    const int32_t fitting = problem_.has_mask(FLASHATTN_MASK_BLOCKS) ? 1 : rows / job->queries;
+    job->heads = std::min(group, std::max(fitting, 1));
+    job->head_blocks = static_cast<int32_t>(ceil_div(group, job->heads));
+    job->query_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_q, job->queries));
+    if (rows == smallest || job->tasks() >= 4 * static_cast<int64_t>(threads_)) return;
+  }
+}
+
+int32_t CpuLauncher::forward(const flashattn_forward_args& args, void* workspace, void*) const {
+  const flashattn_shape& shape = args.shape;
+  const ForwardWorkspace w = forward_workspace(shape, static_cast<char*>(workspace));
+  const Random random = random_of(args.inputs);
+  ForwardJob job{};
+  job.problem = &problem_;
+  job.args = &args;
+  job.tiling = forward_tiling_;
+  job.parts = 1;
+  for (int32_t b = 0; b < shape.batch; ++b) {
+    const Lengths len = sequence_of(problem_, shape, args.inputs, b).len;
+    job.parts = std::max(job.parts, split_parts(problem_.splits, len));
+    // Dense sequences are all alike.
+    if (!args.inputs.lens_q && !args.inputs.lens_kv && problem_.layout == 0) break;
+  }
+  job.partial_queries = split_bound(problem_, shape).q;
+  job.partial_o = w.partial_o;
+  job.partial_lse = w.partial_lse;
+  job.rng_seed = random.seed;
+  job.rng_offset = random.offset;
+  set_blocks(&job);
+  parallel_tasks(threads_, job.tasks(), [&](int64_t task, int32_t thread) {
+    kernels_.forward(job, task, w.scratch + thread * forward_scratch_);
+  });
+  if (job.parts > 1) merge_parts(job);
+  return FLASHATTN_OK;
+}
+
+void CpuLauncher::merge_parts(const ForwardJob& job) const {
+  const flashattn_forward_args& args = *job.args;
+  const int64_t rows = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
+  const int32_t size = dtype_size(problem_.dtype_o);
+  parallel_tasks(threads_, rows, [&](int64_t task, int32_t) {
+    const int32_t b = static_cast<int32_t>(task / problem_.heads_q);
+    const int32_t h = static_cast<int32_t>(task % problem_.heads_q);
+    const Sequence sequence = sequence_of(problem_, args.shape, args.inputs, b);
+    const int32_t parts = split_parts(problem_.splits, sequence.len);
+    if (parts <= 1) return;
+    const int64_t stride = job.partial_row(1, 0, 0, 0);
+    const MergeJob merge{parts, problem_.dim_v, FLASHATTN_DTYPE_F32, problem_.dtype_o,
+                         nullptr, nullptr, stride * problem_.dim_v, stride, {}};
+    const RowLayout layout = row_layout(problem_, args.shape);
+    for (int32_t i = 0; i < sequence.len.q; ++i) {
+      const int64_t token = sequence.first_q + i, row = job.partial_row(0, b, h, i);
+      char* o = static_cast<char*>(args.o.data) +
+                (b * args.o.stride_batch + h * args.o.stride_head + token * args.o.stride_seq) * size;
+      const float lse = kernels_.merge_row(
+          merge, {b, h, token, 0, job.partial_o + row * problem_.dim_v, job.partial_lse + row, o});
+      if (args.lse) args.lse[b * layout.batch_stride + h * layout.head_stride + token] = lse;
+    }
+  });
+}
+
+int32_t CpuLauncher::backward(const flashattn_backward_args& args, void* workspace, void*) const {
+  const flashattn_shape& shape = args.shape;
+  const BackwardWorkspace w = backward_workspace(shape, static_cast<char*>(workspace));
+  const Random random = random_of(args.inputs);
+  const auto tiles = [](int32_t length, int32_t tile) {
+    return static_cast<int32_t>(ceil_div(length, tile));
+  };
+  BackwardJob job{};
+  job.problem = &problem_;
+  job.args = &args;
+  job.tiling = backward_tiling_;
+  job.query_tiles = tiles(shape.seqlen_q, backward_tiling_.tile_q);
+  job.key_tiles = tiles(shape.seqlen_kv, backward_tiling_.tile_kv);
+  job.rng_seed = random.seed;
+  job.rng_offset = random.offset;
+  job.dbias_is_reduced = (args.dbias_stride_batch == 0 && shape.batch > 1) ||
+                         (args.dbias_stride_head == 0 && problem_.heads_q > 1) ||
+                         (args.dbias_stride_row == 0 && shape.seqlen_q > 1);
+  job.lse2 = w.lse2;
+  job.delta = w.delta;
+  job.dq = w.dq;
+  job.turn = w.turn;
+  const auto run = [&](int64_t count, void (*kernel)(const BackwardJob&, int64_t, char*)) {
+    parallel_tasks(threads_, count, [&](int64_t task, int32_t thread) {
+      kernel(job, task, w.scratch + thread * backward_scratch_);
+    });
+  };
+  const int64_t batch = shape.batch;
+  run(batch * problem_.heads_q * job.query_tiles, kernels_.backward_prepare);
+  run(batch * problem_.heads_kv * job.key_tiles, kernels_.backward);
+  if (args.dbias && job.dbias_is_reduced) {
+    run((args.dbias_stride_batch ? batch : 1) * (args.dbias_stride_head ? problem_.heads_q : 1) *
+            job.key_tiles,
+        kernels_.backward_dbias);
+  }
+  if (args.dsink) run(problem_.heads_q, kernels_.backward_dsink);
+  return FLASHATTN_OK;
+}
+
+int32_t CpuLauncher::merge(const flashattn_merge_args& args, void*) const {
+  const bool varlen = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
+  const int64_t tokens = varlen ? args.shape.total_q : args.shape.seqlen_q;
+  const int32_t batch = varlen ? 1 : args.shape.batch;
+  const int32_t size = dtype_size(problem_.dtype_o);
+  const flashattn_tensor packed =
+      resolve_strides({}, query_rows(problem_, args.shape), problem_.heads_q, problem_.dim_v);
+  const MergeJob job{args.parts,  problem_.dim_v, args.part_dtype, problem_.dtype_o, args.part_o,
+                     args.part_lse, 0, 0, packed};
+  parallel_tasks(threads_, static_cast<int64_t>(batch) * problem_.heads_q,
+                 [&](int64_t task, int32_t) {
+    const int32_t b = static_cast<int32_t>(task / problem_.heads_q);
+    const int32_t h = static_cast<int32_t>(task % problem_.heads_q);
+    for (int64_t i = 0; i < tokens; ++i) {
+      const int64_t row = task * tokens + i;
+      char* o = static_cast<char*>(args.o.data) +
+                (b * args.o.stride_batch + h * args.o.stride_head + i * args.o.stride_seq) * size;
+      const float lse = kernels_.merge_row(job, {b, h, i, row, nullptr, nullptr, o});
+      if (args.lse) args.lse[row] = lse;
+    }
+  });
+  return FLASHATTN_OK;
+}
+
+int32_t CpuLauncher::dropout_mask(const flashattn_forward_args& args, uint8_t* keep, void*) const {
+  const Random random = random_of(args.inputs);
+  const int64_t keys = args.shape.seqlen_kv, queries = args.shape.seqlen_q;
+  parallel_tasks(threads_, static_cast<int64_t>(args.shape.batch) * problem_.heads_q,
+                 [&](int64_t head, int32_t) {
+    for (int64_t i = 0; i < queries; ++i) {
+      kernels_.dropout_row(random.seed, random.offset, problem_.dropout_threshold(),
+                           static_cast<uint32_t>(head), static_cast<int32_t>(i),
+                           static_cast<int32_t>(keys), keep + (head * queries + i) * keys);
+    }
+  });
+  return FLASHATTN_OK;
+}
+
+}  // namespace flashattn::cpu

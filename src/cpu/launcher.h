@@ -1,0 +1,42 @@
+// Runs plans on the CPU.
+#pragma once
+
+#include <string>
+
+#include "core/family.h"
+#include "cpu/kernels.h"
+
+namespace flashattn::cpu {
+
+class CpuLauncher final : public Launcher {
+ public:
+  CpuLauncher(const Problem& problem, const Device& device);
+
+  int64_t workspace(uint32_t op, const flashattn_shape& shape) const override;
+  void describe(uint32_t op, const flashattn_shape& shape,
+                flashattn_plan_properties* properties) const override;
+  int32_t forward(const flashattn_forward_args& args, void* workspace, void* stream) const override;
+  int32_t backward(const flashattn_backward_args& args, void* workspace,
+                   void* stream) const override;
+  int32_t merge(const flashattn_merge_args& args, void* stream) const override;
+  int32_t dropout_mask(const flashattn_forward_args& args, uint8_t* keep,
+                       void* stream) const override;
+
+ private:
+  struct ForwardWorkspace;
+  struct BackwardWorkspace;
+
+  ForwardWorkspace forward_workspace(const flashattn_shape& shape, char* base) const;
+  BackwardWorkspace backward_workspace(const flashattn_shape& shape, char* base) const;
+  void set_blocks(ForwardJob* job) const;
+  void merge_parts(const ForwardJob& job) const;
+
+  const Problem problem_;
+  const Kernels& kernels_;
+  const int32_t threads_;
+  const Tiling forward_tiling_, backward_tiling_;
+  const int64_t forward_scratch_, backward_scratch_;  // bytes of a thread
+  const std::string forward_name_, backward_name_, why_;
+};
+
+}  // namespace flashattn::cpu

@@ -1,0 +1,191 @@
+// From the caller's arrays to the operands of gemm.h and back: the only code that knows of dtypes,
+// strides, pages and ragged ends. What lies past a sequence's end is packed as zero and never read.
+#pragma once
+
+#include "cpu/gemm.h"
+#include "cpu/job.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+template <int32_t kValue>
+struct DtypeTag {
+  static constexpr int32_t value = kValue;
+};
+
+// Calls body with the dtype as a compile-time constant.
+template <class Body>
+FLASHATTN_INLINE auto with_dtype(int32_t dtype, Body body) {
+  switch (dtype) {
+    case FLASHATTN_DTYPE_F16: return body(DtypeTag<FLASHATTN_DTYPE_F16>{});
+    case FLASHATTN_DTYPE_BF16: return body(DtypeTag<FLASHATTN_DTYPE_BF16>{});
+    default: return body(DtypeTag<FLASHATTN_DTYPE_F32>{});
+  }
+}
+
+template <int32_t kDtype>
+constexpr int kSize = kDtype == FLASHATTN_DTYPE_F32 ? 4 : 2;
+
+FLASHATTN_INLINE int32_t round_up(int32_t x, int32_t step) { return (x + step - 1) / step * step; }
+
+// The rows (tokens) of one head of one sequence.
+struct Rows {
+  char* base;
+  int64_t row_bytes;
+  const int32_t* pages;  // NULL: not paged
+  int32_t page_size;
+  int64_t page_bytes;
+
+  FLASHATTN_INLINE char* row(int32_t i) const {
+    if (!pages) return base + i * row_bytes;
+    return base + pages[i / page_size] * page_bytes + i % page_size * row_bytes;
+  }
+};
+
+FLASHATTN_INLINE Rows rows_of(const flashattn_tensor& t, int32_t element_size, int32_t b, int32_t h,
+                              int64_t first) {
+  return {static_cast<char*>(t.data) +
+              (b * t.stride_batch + h * t.stride_head + first * t.stride_seq) * element_size,
+          t.stride_seq * element_size, nullptr, 1, 0};
+}
+
+FLASHATTN_INLINE Rows kv_rows(const Problem& problem, const flashattn_inputs& in,
+                              const flashattn_tensor& t, int32_t b, int32_t h, int64_t first) {
+  const int32_t size = dtype_size(problem.dtype);
+  if (!(problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) return rows_of(t, size, b, h, first);
+  return {static_cast<char*>(t.data) + h * t.stride_head * size, t.stride_seq * size,
+          in.page_table + b * in.page_table_stride, problem.page_size, t.stride_batch * size};
+}
+
+// The first count elements at p, zeros behind them.
+template <int32_t kDtype>
+FLASHATTN_INLINE Floats load_first(const char* p, int32_t count) {
+  if (count >= kWidth) return load_as_floats<kDtype>(p);
+  alignas(64) char staged[kWidth * kSize<kDtype>] = {};
+  if (count > 0) __builtin_memcpy(staged, p, static_cast<size_t>(count) * kSize<kDtype>);
+  return load_as_floats<kDtype>(staged);
+}
+
+template <int32_t kDtype>
+FLASHATTN_INLINE void store_first(char* p, Floats x, int32_t count) {
+  if (count >= kWidth) return store_floats<kDtype>(p, x);
+  alignas(64) char staged[kWidth * kSize<kDtype>];
+  store_floats<kDtype>(staged, x);
+  if (count > 0) __builtin_memcpy(p, staged, static_cast<size_t>(count) * kSize<kDtype>);
+}
+
+// kWidth units of a row starting at unit `from`, of dim elements; p NULL: zeros.
+template <Compute kCompute, int32_t kDtype>
+FLASHATTN_INLINE Words load_units(const char* p, int32_t from, int32_t dim) {
+  if (!p) return Words{};
+  if constexpr (kCompute == Compute::kF32) {
+    return as_words(load_first<kDtype>(p + from * kSize<kDtype>, dim - from));
+  } else {
+    const int32_t left = dim - from * 2;
+    if (left >= 2 * kWidth) return load_words(reinterpret_cast<const uint32_t*>(p + from * 4));
+    alignas(64) uint32_t staged[kWidth] = {};
+    if (left > 0) __builtin_memcpy(staged, p + from * 4, static_cast<size_t>(left) * 2);
+    return load_words(staged);
+  }
+}
+
+// A operand: row r of [begin, end) becomes units[r - begin][0, k_units).
+template <Compute kCompute>
+void pack_a(const Rows& rows, Interval range, int32_t dim, int32_t dtype, uint32_t* out,
+            int32_t row_units) {
+  with_dtype(dtype, [&](auto tag) {
+    for (int32_t r = range.begin; r < range.end; ++r, out += row_units) {
+      const char* p = rows.row(r);
+      for (int32_t u = 0; u < row_units; u += kWidth) {
+        store_words(out + u, load_units<kCompute, decltype(tag)::value>(p, u, dim));
+      }
+    }
+  });
+}
+
+// B operand with the head dimension as k and the rows as columns: out[panel][unit][row].
+template <Compute kCompute>
+void pack_b_transposed(const Rows& rows, Interval range, int32_t dim, int32_t dtype, uint32_t* out) {
+  const int32_t units = (dim + kUnit<kCompute> - 1) / kUnit<kCompute>;
+  with_dtype(dtype, [&](auto tag) {
+    for (int32_t r = range.begin; r < range.end; r += kPanel, out += units * kPanel) {
+      for (int32_t column = 0; column < kPanel; column += kWidth) {
+        const char* row[kWidth];
+        for (int32_t i = 0; i < kWidth; ++i) {
+          row[i] = r + column + i < range.end ? rows.row(r + column + i) : nullptr;
+        }
+        for (int32_t u = 0; u < units; u += kWidth) {
+          Words block[kWidth];
+#pragma GCC unroll 16
+          for (int i = 0; i < kWidth; ++i) {
+            block[i] = load_units<kCompute, decltype(tag)::value>(row[i], u, dim);
+          }
+          transpose(block);
+          const int32_t count = units - u < kWidth ? units - u : kWidth;
+          for (int32_t i = 0; i < count; ++i) {
+            store_words(out + (u + i) * kPanel + column, block[i]);
+          }
+        }
+      }
+    }
+  });
+}
+
+// B operand with the rows as k and the head dimension as columns: out[panel][row unit][column].
+// Returns whether all elements are finite.
+template <Compute kCompute>
+bool pack_b(const Rows& rows, Interval range, int32_t dim, int32_t dtype, uint32_t* out,
+            int64_t panel_stride) {
+  constexpr uint32_t kExponents = kCompute == Compute::kF32 ? 0x7f800000u : 0x7f807f80u;
+  constexpr uint32_t kLowExponent = kCompute == Compute::kF32 ? 0x7f800000u : 0x7f80u;
+  Ints special{};
+  with_dtype(dtype, [&](auto tag) {
+    for (int32_t r = range.begin; r < range.end; r += kUnit<kCompute>, out += kPanel) {
+      const char* first = rows.row(r);
+      for (int32_t c = 0; c < dim; c += kWidth) {
+        Words x;
+        if constexpr (kCompute == Compute::kF32) {
+          x = as_words(load_first<decltype(tag)::value>(first + c * kSize<decltype(tag)::value>,
+                                                        dim - c));
+        } else {
+          const char* second = r + 1 < range.end ? rows.row(r + 1) : nullptr;
+          alignas(64) uint16_t staged[2][kWidth] = {};
+          const int32_t count = dim - c < kWidth ? dim - c : kWidth;
+          const size_t bytes = static_cast<size_t>(count) * 2;
+          if (count == kWidth) {
+            x = load_halves(reinterpret_cast<const uint16_t*>(first) + c);
+            if (second) x |= load_halves(reinterpret_cast<const uint16_t*>(second) + c) << 16;
+          } else {
+            __builtin_memcpy(staged[0], first + c * 2, bytes);
+            if (second) __builtin_memcpy(staged[1], second + c * 2, bytes);
+            x = load_halves(staged[0]) | load_halves(staged[1]) << 16;
+          }
+        }
+        const Words exponents = x & kExponents;
+        special |= (exponents & kLowExponent) == kLowExponent;
+        if constexpr (kCompute == Compute::kBf16Pairs) {
+          special |= (exponents >> 16) == kLowExponent;
+        }
+        store_words(out + c / kPanel * panel_stride + c % kPanel, x);
+      }
+    }
+  });
+  int32_t lanes[kWidth];
+  __builtin_memcpy(lanes, &special, sizeof lanes);
+  for (const int32_t lane : lanes) {
+    if (lane) return false;
+  }
+  return true;
+}
+
+// out[0, dim) = row * factor, in the caller's dtype.
+FLASHATTN_INLINE void store_row(char* out, int32_t dtype, const float* row, float factor,
+                                int32_t dim) {
+  with_dtype(dtype, [&](auto tag) {
+    for (int32_t c = 0; c < dim; c += kWidth) {
+      store_first<decltype(tag)::value>(out + c * kSize<decltype(tag)::value>,
+                                        load(row + c) * splat(factor), dim - c);
+    }
+  });
+}
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA

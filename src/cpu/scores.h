@@ -1,0 +1,209 @@
+// What happens to scores between the two products: scale, softcap, ALiBi, dense bias, masks, dropout.
+// Scores are in units of log2(e), so that 2^x serves for e^x.
+#pragma once
+
+#include "core/philox.h"
+#include "cpu/pack.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+constexpr float kLog2E = 1.44269504088896341f;
+constexpr float kLn2 = 0.693147180559945309f;
+
+// Columns of a tile are worked on in multiples of this: whole panels, and whole tiles of the dropout.
+constexpr int kColumnStep = kPanel < 16 ? 16 : kPanel;
+
+// What is added to, multiplied with or hidden from the scores of one head of one sequence.
+struct ScoreRules {
+  float scale;
+  float softcap;  // 0: off
+  float slope;    // of ALiBi; 0: off
+  int32_t offset; // off of the specification
+  const char* bias;  // of query 0; NULL: none
+  int64_t bias_row_bytes;
+  int32_t bias_dtype;
+  const uint8_t* blocks;  // of query 0; NULL: none
+  int64_t blocks_row_stride;
+  int32_t block_q, block_kv;
+
+  // Whether the scores need more than a factor.
+  FLASHATTN_INLINE bool modified() const {
+    return softcap != 0 || slope != 0 || bias || scale < 0;
+  }
+};
+
+FLASHATTN_INLINE ScoreRules score_rules(const Problem& problem, const flashattn_inputs& in, int32_t b,
+                                        int32_t h, Lengths len) {
+  ScoreRules rules{};
+  rules.scale = problem.scale;
+  rules.softcap = problem.softcap;
+  rules.offset = diagonal_offset(problem.mask_rule(), len);
+  if (problem.bias & FLASHATTN_BIAS_ALIBI) {
+    rules.slope = in.alibi_slopes[b * in.alibi_stride_batch + h];
+  }
+  if (problem.bias & FLASHATTN_BIAS_DENSE) {
+    const int64_t size = dtype_size(problem.bias_dtype);
+    rules.bias = static_cast<const char*>(in.bias) +
+                 (b * in.bias_stride_batch + h * in.bias_stride_head) * size;
+    rules.bias_row_bytes = in.bias_stride_row * size;
+    rules.bias_dtype = problem.bias_dtype;
+  }
+  if (problem.mask & FLASHATTN_MASK_BLOCKS) {
+    rules.blocks = in.block_mask + b * in.block_mask_stride_batch + h * in.block_mask_stride_head;
+    rules.blocks_row_stride = in.block_mask_stride_row;
+    rules.block_q = problem.block_q;
+    rules.block_kv = problem.block_kv;
+  }
+  return rules;
+}
+
+// Rows of a tile that the block mask does not tear apart: all cut at the same queries, wherever the
+// tile starts, so that what is computed for a query does not depend on its neighbours.
+FLASHATTN_INLINE Interval block_cell(const ScoreRules& rules, int32_t query, int32_t tile_q,
+                                     Lengths len) {
+  if (!rules.blocks) return {0, len.q};
+  const int32_t rows = rules.block_q >= tile_q ? rules.block_q : tile_q / rules.block_q * rules.block_q;
+  const int32_t begin = query / rows * rows;
+  return {begin, clamp_index(static_cast<int64_t>(begin) + rows, len.q)};
+}
+
+// Calls body(keys, full) for each stretch of keys whose blocks are not off for all of the queries;
+// full: on for all.
+template <class Body>
+FLASHATTN_INLINE void for_each_block_run(const ScoreRules& rules, Interval queries, Interval keys,
+                                         Body body) {
+  if (!rules.blocks) return body(keys, true);
+  Interval run{keys.begin, keys.begin};
+  bool full = true;
+  for (int32_t j = keys.begin; j < keys.end;) {
+    const int32_t x = j / rules.block_kv;
+    const int32_t next = clamp_index((x + 1LL) * rules.block_kv, keys.end);
+    bool any = false, all = true;
+    for (int32_t y = queries.begin / rules.block_q; y <= (queries.end - 1) / rules.block_q; ++y) {
+      const bool on = rules.blocks[y * rules.blocks_row_stride + x] != 0;
+      any |= on;
+      all &= on;
+    }
+    if (any) {
+      run.end = next;
+      full &= all;
+    }
+    if ((!any || next == keys.end) && run.begin < run.end) body(run, full);
+    if (!any) {
+      run = {next, next};
+      full = true;
+    }
+    j = next;
+  }
+}
+
+FLASHATTN_INLINE Floats load_bias(const ScoreRules& rules, const char* row, int32_t j, int32_t keys) {
+  const int32_t count = keys - j;
+  switch (rules.bias_dtype) {
+    case FLASHATTN_DTYPE_F32: return load_first<FLASHATTN_DTYPE_F32>(row + j * 4LL, count);
+    case FLASHATTN_DTYPE_F16: return load_first<FLASHATTN_DTYPE_F16>(row + j * 2LL, count);
+    case FLASHATTN_DTYPE_BF16: return load_first<FLASHATTN_DTYPE_BF16>(row + j * 2LL, count);
+    default: {
+      float value[kWidth] = {};
+      for (int32_t n = 0; n < kWidth && n < count; ++n) value[n] = row[j + n] ? 0.0f : -kInfinity;
+      return load(value);
+    }
+  }
+}
+
+// Turns the products of query i with the keys from `first` on into scores: columns [begin, end) of s,
+// multiples of kWidth. derivative, if not NULL, receives
+// that of the softcap.
+inline void modify_row(const ScoreRules& rules, int32_t i, int32_t first, int32_t keys,
+                       int32_t begin, int32_t end, float* s, float* derivative) {
+  const char* bias = rules.bias ? rules.bias + i * rules.bias_row_bytes : nullptr;
+  const float inverse_cap = rules.softcap != 0 ? 1.0f / rules.softcap : 0.0f;
+  for (int32_t column = begin; column < end; column += kWidth) {
+    Floats x = load(s + column) * splat(rules.scale);
+    if (rules.softcap != 0) {
+      const Floats t = tanh(x * splat(inverse_cap));
+      if (derivative) store(derivative + column, 1.0f - t * t);
+      x = t * splat(rules.softcap);
+    }
+    if (rules.slope != 0) {
+      const float at = static_cast<float>(i + static_cast<int64_t>(rules.offset) - first - column);
+      x -= abs(splat(at) - iota()) * splat(rules.slope);
+    }
+    if (bias) x += load_bias(rules, bias, first + column, keys);
+    store(s + column, x * splat(kLog2E));
+  }
+}
+
+inline void fill(float* s, int32_t begin, int32_t end, float value) {
+  for (int32_t c = begin; c < end; ++c) s[c] = value;
+}
+
+// Hides the columns of s whose keys are not visible, or lie in blocks that are off. Column 0 is key
+// `first`.
+inline void mask_row(const ScoreRules& rules, bool blocks, int32_t i, int32_t first,
+                     Interval visible, Interval columns, float* s) {
+  const Interval shown = intersect({visible.begin - first, visible.end - first}, columns);
+  if (shown.begin >= shown.end) return fill(s, columns.begin, columns.end, -kInfinity);
+  fill(s, columns.begin, shown.begin, -kInfinity);
+  fill(s, shown.end, columns.end, -kInfinity);
+  if (!blocks) return;
+  const uint8_t* row = rules.blocks + i / rules.block_q * rules.blocks_row_stride;
+  for (int32_t j = first + shown.begin; j < first + shown.end;) {
+    const int32_t x = j / rules.block_kv;
+    const int32_t next = clamp_index((x + 1LL) * rules.block_kv, first + shown.end);
+    if (!row[x]) fill(s, j - first, next - first, -kInfinity);
+    j = next;
+  }
+}
+
+// Which of the weights of queries [16 * strip, 16 * strip + 16) and keys [first, first + keys),
+// first a multiple of 16, are kept: 1 or 0 at keep[query % 16][key - first], rows `stride` apart. At
+// most 15 elements past the last key are written.
+inline void dropout_strip(const DropoutStream& stream, uint32_t threshold, int32_t strip,
+                          int32_t first, int32_t keys, uint8_t* keep, int32_t stride) {
+  for (int32_t j = 0; j < keys; j += 16) {
+    // The 32 calls of a 16 x 16 tile, side by side for the vectoriser.
+    uint32_t w0[32], w1[32], w2[32], w3[32];
+    const uint32_t tile = static_cast<uint32_t>(first + j) >> 4 << 5;
+    for (uint32_t n = 0; n < 32; ++n) {
+      w0[n] = tile | n;
+      w1[n] = static_cast<uint32_t>(strip);
+      w2[n] = stream.head;
+      w3[n] = stream.offset;
+    }
+    uint32_t key0 = stream.key0, key1 = stream.key1;
+    for (int round = 0; round < 10; ++round) {
+      for (int n = 0; n < 32; ++n) {
+        const PhiloxWords next = philox_round({{w0[n], w1[n], w2[n], w3[n]}}, key0, key1);
+        w0[n] = next.word[0];
+        w1[n] = next.word[1];
+        w2[n] = next.word[2];
+        w3[n] = next.word[3];
+      }
+      key0 += kPhiloxWeyl0;
+      key1 += kPhiloxWeyl1;
+    }
+    for (int n = 0; n < 32; ++n) {
+      uint8_t* at = keep + (n >> 2) * stride + j + (n & 3) * 2;
+      uint8_t* below = at + 8 * stride;
+      at[0] = (w0[n] & 0xffffu) >= threshold;
+      at[1] = (w0[n] >> 16) >= threshold;
+      below[0] = (w1[n] & 0xffffu) >= threshold;
+      below[1] = (w1[n] >> 16) >= threshold;
+      at[8] = (w2[n] & 0xffffu) >= threshold;
+      at[9] = (w2[n] >> 16) >= threshold;
+      below[8] = (w3[n] & 0xffffu) >= threshold;
+      below[9] = (w3[n] >> 16) >= threshold;
+    }
+  }
+}
+
+// x where kept, 0 elsewhere.
+FLASHATTN_INLINE Floats apply_keep(Floats x, const uint8_t* keep) {
+  typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
+  Bytes bytes;
+  __builtin_memcpy(&bytes, keep, kWidth);
+  return select(__builtin_convertvector(bytes, Ints) != 0, x, Floats{});
+}
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA

@@ -1,0 +1,273 @@
+// Vectors of fp32, as wide as the instruction set this file is compiled for: the compilers' generic
+// vectors, so that one source serves every instruction set and architecture. Intrinsics stand only
+// where no generic form exists: half-precision conversion and the bf16 dot product.
+//
+// Everything lives in a namespace named after the instruction set, and nothing here may call an
+// inline function or template from outside it that is not always inlined: the linker would be free
+// to share that copy with code that runs on an older machine.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "core/geometry.h"
+
+#include <sched.h>
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
+
+#define FLASHATTN_INLINE inline __attribute__((always_inline))
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kWidth = 16;  // floats a vector
+constexpr int kPanelVectors = 4;
+#elif defined(__AVX__)
+constexpr int kWidth = 8;
+constexpr int kPanelVectors = 2;
+#else
+constexpr int kWidth = 4;
+constexpr int kPanelVectors = 2;
+#endif
+
+typedef float Floats __attribute__((vector_size(4 * kWidth)));
+typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
+typedef uint32_t Words __attribute__((vector_size(4 * kWidth)));
+typedef uint16_t Halves __attribute__((vector_size(2 * kWidth)));
+// The same in memory, aligned to the element only.
+typedef float FloatsAt __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
+typedef uint32_t WordsAt __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
+typedef uint16_t HalvesAt __attribute__((vector_size(2 * kWidth), aligned(2), may_alias));
+
+constexpr float kInfinity = __builtin_inff();
+
+FLASHATTN_INLINE Floats splat(float x) { return x - Floats{}; }
+FLASHATTN_INLINE Words splat_word(uint32_t x) { return x - Words{}; }
+FLASHATTN_INLINE Floats load(const float* p) { return *reinterpret_cast<const FloatsAt*>(p); }
+FLASHATTN_INLINE void store(float* p, Floats x) { *reinterpret_cast<FloatsAt*>(p) = x; }
+FLASHATTN_INLINE Words load_words(const uint32_t* p) { return *reinterpret_cast<const WordsAt*>(p); }
+FLASHATTN_INLINE void store_words(uint32_t* p, Words x) { *reinterpret_cast<WordsAt*>(p) = x; }
+FLASHATTN_INLINE Words as_words(Floats x) { return reinterpret_cast<Words>(x); }
+FLASHATTN_INLINE Floats as_floats(Words x) { return reinterpret_cast<Floats>(x); }
+FLASHATTN_INLINE Floats select(Ints mask, Floats a, Floats b) { return mask ? a : b; }
+// A NaN in x is kept.
+FLASHATTN_INLINE Floats max_keep_nan(Floats x, Floats y) { return select(x < y, y, x); }
+FLASHATTN_INLINE Floats abs(Floats x) { return as_floats(as_words(x) & 0x7fffffffu); }
+
+// 0, 1, 2, ...
+template <int... kLane>
+FLASHATTN_INLINE Floats iota_of(std::integer_sequence<int, kLane...>) {
+  return Floats{static_cast<float>(kLane)...};
+}
+FLASHATTN_INLINE Floats iota() { return iota_of(std::make_integer_sequence<int, kWidth>{}); }
+
+FLASHATTN_INLINE float sum(Floats x) {
+  float lanes[kWidth];
+  store(lanes, x);
+  for (int half = kWidth / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  }
+  return lanes[0];
+}
+
+FLASHATTN_INLINE float max(Floats x) {
+  float lanes[kWidth];
+  store(lanes, x);
+  for (int half = kWidth / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) {
+      // A NaN on either side is kept.
+      if (!(lanes[i] >= lanes[i + half]) && lanes[i] == lanes[i]) lanes[i] = lanes[i + half];
+    }
+  }
+  return lanes[0];
+}
+
+// For loops that wait for another thread: lets it run if it shares the core.
+FLASHATTN_INLINE void wait_a_little(int32_t* waited) {
+#if defined(__x86_64__) || defined(__i386__)
+  _mm_pause();
+#endif
+  if (++*waited % 256 == 0) sched_yield();
+}
+
+// 2^x with a relative error below 1e-7, and exactly 0 below 2^-126. NaN stays.
+FLASHATTN_INLINE Floats exp2(Floats x) {
+  const Floats low = splat(-127.0f), high = splat(128.0f);
+  x = select(x < low, low, x);
+  x = select(x > high, high, x);
+  const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
+  const Floats shifted = x + magic;
+  const Floats f = x - (shifted - magic);
+  // Minimax on [-1/2, 1/2], relative error 2e-9.
+  Floats p = splat(1.535336225e-4f);
+  p = p * f + splat(1.339887484e-3f);
+  p = p * f + splat(9.618437360e-3f);
+  p = p * f + splat(5.550332470e-2f);
+  p = p * f + splat(2.402264791e-1f);
+  p = p * f + splat(6.931472029e-1f);
+  p = p * f + splat(1.0f);
+  // shifted holds n in its low bits; (n + 127) << 23 is 2^n, 0 for n = -127 and inf for n = 128.
+  const Words power = (as_words(shifted) + (127u - 0x4b400000u)) << 23;
+  return p * as_floats(power);
+}
+
+// tanh with a relative error below 3e-7.
+FLASHATTN_INLINE Floats tanh(Floats x) {
+  const Floats magnitude = abs(x), square = x * x;
+  // Near 0 an odd polynomial; elsewhere 1 - 2 / (e^2|x| + 1), which loses digits near 0.
+  Floats p = splat(5.659371517e-3f);
+  p = p * square + splat(-2.059952815e-2f);
+  p = p * square + splat(5.372802716e-2f);
+  p = p * square + splat(-1.333130811e-1f);
+  p = p * square + splat(3.333327725e-1f);
+  const Floats small = x - x * square * p;
+  const Floats large = 1.0f - 2.0f / (exp2(magnitude * splat(2.8853900818f)) + 1.0f);
+  const Floats signed_large = as_floats(as_words(large) | (as_words(x) & 0x80000000u));
+  return select(magnitude < splat(0.625f), small, signed_large);
+}
+
+// ---- 16-bit formats, bit patterns in the low halves of words ----
+
+FLASHATTN_INLINE Floats from_bf16(Words bits) { return as_floats(bits << 16); }
+
+// Rounded to nearest even; NaN stays NaN.
+FLASHATTN_INLINE Words to_bf16(Floats x) {
+  const Words bits = as_words(x);
+  const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return x == x ? rounded : (bits >> 16) | 0x40u;
+}
+
+FLASHATTN_INLINE Floats from_f16(Words bits) {
+  const Words magnitude = (bits & 0x7fffu) << 13;
+  // The multiplication moves the exponent's bias and makes subnormals exact.
+  const Words scaled = as_words(as_floats(magnitude) * splat(0x1p112f));
+  const Words special = scaled | 0x7f800000u;
+  return as_floats(((bits & 0x7c00u) == 0x7c00u ? special : scaled) | (bits & 0x8000u) << 16);
+}
+
+FLASHATTN_INLINE Words to_f16(Floats x) {
+  const Words bits = as_words(x), magnitude = bits & 0x7fffffffu;
+  const Words normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
+  // Adding 1/2 leaves multiples of 2^-24, the unit of fp16's subnormals, in the low bits.
+  const Words tiny = as_words(as_floats(magnitude) + splat(0.5f)) - 0x3f000000u;
+  Words result = magnitude < splat_word(0x38800000u) ? tiny : normal;
+  result = magnitude >= splat_word(0x477ff000u) ? splat_word(0x7c00u) : result;
+  result = x == x ? result : 0x7e00u | (magnitude >> 13 & 0x3ffu);
+  return result | (bits & 0x80000000u) >> 16;
+}
+
+FLASHATTN_INLINE Words load_halves(const uint16_t* p) {
+  return __builtin_convertvector(*reinterpret_cast<const HalvesAt*>(p), Words);
+}
+FLASHATTN_INLINE void store_halves(uint16_t* p, Words bits) {
+  *reinterpret_cast<HalvesAt*>(p) = __builtin_convertvector(bits, Halves);
+}
+
+// kWidth elements of a 16-bit or 32-bit type at p, as fp32.
+template <int32_t kDtype>
+FLASHATTN_INLINE Floats load_as_floats(const void* p) {
+  if constexpr (kDtype == FLASHATTN_DTYPE_F32) {
+    return load(static_cast<const float*>(p));
+  } else if constexpr (kDtype == FLASHATTN_DTYPE_BF16) {
+    return from_bf16(load_halves(static_cast<const uint16_t*>(p)));
+  } else {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))));
+#elif defined(__F16C__)
+    return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p))));
+#else
+    return from_f16(load_halves(static_cast<const uint16_t*>(p)));
+#endif
+  }
+}
+
+template <int32_t kDtype>
+FLASHATTN_INLINE void store_floats(void* p, Floats x) {
+  if constexpr (kDtype == FLASHATTN_DTYPE_F32) {
+    store(static_cast<float*>(p), x);
+  } else if constexpr (kDtype == FLASHATTN_DTYPE_BF16) {
+    store_halves(static_cast<uint16_t*>(p), to_bf16(x));
+  } else {
+    store_halves(static_cast<uint16_t*>(p), to_f16(x));
+  }
+}
+
+#if defined(__AVX512BF16__)
+constexpr bool kHasBf16Dot = true;
+// sum += a.lo * b.lo + a.hi * b.hi, of pairs of bf16. Subnormals count as zero.
+FLASHATTN_INLINE Floats dot_bf16(Floats sum, Words a, Words b) {
+  return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum),
+                                                   reinterpret_cast<__m512bh>(a),
+                                                   reinterpret_cast<__m512bh>(b)));
+}
+#else
+constexpr bool kHasBf16Dot = false;
+FLASHATTN_INLINE Floats dot_bf16(Floats sum, Words a, Words b) {
+  return sum + from_bf16(a) * from_bf16(b) +
+         as_floats(a & 0xffff0000u) * as_floats(b & 0xffff0000u);
+}
+#endif
+
+// Two vectors, one behind the other, as 2 * kWidth bf16.
+FLASHATTN_INLINE void store_bf16_row(uint32_t* p, Floats first, Floats second) {
+#if defined(__AVX512BF16__)
+  store_words(p, reinterpret_cast<Words>(_mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(second),
+                                                             reinterpret_cast<__m512>(first))));
+#else
+  store_halves(reinterpret_cast<uint16_t*>(p), to_bf16(first));
+  store_halves(reinterpret_cast<uint16_t*>(p) + kWidth, to_bf16(second));
+#endif
+}
+
+// kWidth pairs (low[n], high[n]) as words of two bf16.
+FLASHATTN_INLINE Words pair_bf16(Floats low, Floats high) {
+#if defined(__AVX512BF16__)
+  const __m512bh halves =
+      _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(high), reinterpret_cast<__m512>(low));
+  const __m512i index = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24,
+                                         8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return reinterpret_cast<Words>(
+      _mm512_permutexvar_epi16(index, reinterpret_cast<__m512i>(halves)));
+#else
+  return to_bf16(low) | to_bf16(high) << 16;
+#endif
+}
+
+// ---- Transposition ----
+
+template <bool kHigh, int kStep, int... kLane>
+FLASHATTN_INLINE Words exchange(Words a, Words b, std::integer_sequence<int, kLane...>) {
+  // Blocks of kStep lanes: of a where even, of b where odd; the low or the high half of each pair.
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b,
+                                 ((kLane & kStep) ? kWidth + kLane - (kHigh ? 0 : kStep)
+                                                  : kLane + (kHigh ? kStep : 0))...);
+#else
+  return __builtin_shuffle(a, b,
+                           Words{static_cast<uint32_t>((kLane & kStep)
+                                                           ? kWidth + kLane - (kHigh ? 0 : kStep)
+                                                           : kLane + (kHigh ? kStep : 0))...});
+#endif
+}
+
+template <int kStep>
+FLASHATTN_INLINE void transpose_steps(Words (&rows)[kWidth]) {
+  if constexpr (kStep < kWidth) {
+    constexpr auto lanes = std::make_integer_sequence<int, kWidth>{};
+#pragma GCC unroll 16
+    for (int i = 0; i < kWidth; ++i) {
+      if (i & kStep) continue;
+      const Words a = rows[i], b = rows[i + kStep];
+      rows[i] = exchange<false, kStep>(a, b, lanes);
+      rows[i + kStep] = exchange<true, kStep>(a, b, lanes);
+    }
+    transpose_steps<kStep * 2>(rows);
+  }
+}
+
+FLASHATTN_INLINE void transpose(Words (&rows)[kWidth]) { transpose_steps<1>(rows); }
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA
