@@ -68,7 +68,7 @@ class View:
         self.owner = owner
 
 
-def _address(array: np.ndarray, code: int) -> Any:
+def address(array: np.ndarray, code: int) -> Any:
     """A pointer to the first element, for the library. Reading the buffer costs a tenth of reading
     __array_interface__, but needs an array without gaps and a type that buffers know."""
     if not array.flags.c_contiguous:
@@ -88,7 +88,7 @@ def _numpy_view(array: np.ndarray, name: str) -> View:
                           f"{size}-byte elements; copy it with numpy.ascontiguousarray",
                           Reason.STRIDE, name)
         strides = tuple([stride // size for stride in strides])
-    return View(_address(array, code), code, array.shape, strides, array.flags.writeable, array)
+    return View(address(array, code), code, array.shape, strides, array.flags.writeable, array)
 
 
 def _unseen_dtype(dtype: np.dtype, name: str) -> int:
@@ -104,6 +104,8 @@ def view(array: Any, name: str) -> View:
     """A NumPy array, or anything with __dlpack__ or __array_interface__, as a View."""
     if type(array) is np.ndarray:
         return _numpy_view(array, name)
+    if type(array) is View:
+        return array
     if isinstance(array, np.ma.MaskedArray):
         raise wrong_type(f"{name} is a masked array, whose mask would be ignored; give the mask as "
                          "bias=", name)
@@ -160,6 +162,8 @@ def packed(array: Any, name: str, code: int, shape: Sequence[int]) -> View:
     if result.dtype != code:
         raise wrong_type(f"{name} has dtype {NAMES[result.dtype]}; expected {NAMES[code]}", name)
     check_shape(result.shape, shape, name)
+    if type(result.owner) is np.ndarray and result.owner.flags.c_contiguous:
+        return result
     step = 1
     for size, stride in zip(reversed(result.shape), reversed(result.strides)):
         if size > 1 and stride != step:

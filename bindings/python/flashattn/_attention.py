@@ -199,7 +199,8 @@ def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
     inputs = _inputs(options, q, k, v, layout=layout, cu_seqlens_q=cu_seqlens_q,
                      cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
                      max_seqlen_k=max_seqlen_k, q_lens=q_lens, kv_lens=kv_lens)
-    plan = cached_plan(inputs.facts(), ("out_dtype", view(out, "out").dtype), ("forward", False),
+    out = view(out, "out")
+    plan = cached_plan(inputs.facts(), ("out_dtype", out.dtype), ("forward", False),
                        ("backward", True), ("dlse", dlse is not None),
                        ("return_dbias", return_dbias), ("return_dsink", return_dsink),
                        *options.items())
