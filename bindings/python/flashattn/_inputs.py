@@ -45,7 +45,7 @@ class Tensor:
         if len(shape) != ndim:
             raise invalid(f"{name} has shape {shape}; expected {ndim} dimensions", Reason.SIZE,
                           name)
-        if strides[-1] != 1 and shape[-1] > 1:
+        if strides[-1] != 1 and shape[-1] > 1 and 0 not in shape:
             raise invalid(f"{name} has stride {strides[-1]} in its last dimension; the elements of "
                           "a head must be contiguous: copy it with numpy.ascontiguousarray",
                           Reason.STRIDE, name)
@@ -65,6 +65,8 @@ class Tensor:
         A step that is never taken may be anything in NumPy, and three zeros mean packed in C.
         """
         sizes = (self.batch, self.heads, self.rows)
+        if 0 in sizes:  # nothing to step over; NumPy says 0
+            return 0, 0, 0
         used = (has_batch, True, True)
         steps = tuple([max(self.dim, 1) if u and n <= 1 else step
                        for u, n, step in zip(used, sizes, steps)])
@@ -178,7 +180,7 @@ class Inputs:
             raise invalid(f"bias has shape {bias.shape}, which does not broadcast to (batch, heads, "
                           f"queries, keys) = {expected}", Reason.BIAS, "bias")
         strides = (0,) * missing + bias.strides
-        if self.seqlen_k > 1 and (shape[3] != self.seqlen_k or strides[3] != 1):
+        if self.seqlen_k > 1 and 0 not in shape and (shape[3] != self.seqlen_k or strides[3] != 1):
             raise invalid(f"bias has shape {bias.shape} and strides {bias.strides}; its keys must "
                           f"be there, all {self.seqlen_k}, and contiguous: use numpy.broadcast_to "
                           "and numpy.ascontiguousarray", Reason.STRIDE, "bias")
