@@ -1,0 +1,1 @@
+"""Numerical tests of the C functions against a float64 reference, on any device."""

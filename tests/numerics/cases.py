@@ -1,0 +1,172 @@
+"""The listed cases, by theme: odd on purpose, since kernels fail at the edges of tiles."""
+from .case import Case
+
+EDGES = (63, 64, 65)          # around the tile edges of the kernels
+DTYPES = ("f32", "f16", "bf16")
+
+
+def shapes():
+    pairs = [(1, 1), (1, 3), (3, 1), (1, 257), (257, 1), (3, 113), (113, 3), (113, 203),
+             (203, 113), (64, 64), (63, 65), (128, 129), (257, 257), (799, 3), (3, 799),
+             (0, 5), (5, 0), (0, 0)]
+    for n, (rows, keys) in enumerate(pairs):
+        for causal in (False, True):
+            yield Case(batch=2, seqlen_q=rows, seqlen_kv=keys, heads_q=2, dim_qk=32, causal=causal,
+                       dtype=DTYPES[n % 3], backward=True)
+    for n, (rows, keys) in enumerate([(1023, 799), (257, 1023), (799, 1023)]):
+        yield Case(seqlen_q=rows, seqlen_kv=keys, heads_q=1, dim_qk=64, causal=n != 1,
+                   dtype=DTYPES[n], backward=True)
+    yield Case(batch=0, backward=True)
+    yield Case(batch=0, cu_q=[], cu_kv=[], backward=True)
+
+
+def groups():
+    for n, (heads, kv) in enumerate([(2, 2), (2, 1), (3, 1), (10, 2), (7, 1), (16, 2), (6, 3)]):
+        yield Case(batch=2, seqlen_q=19, seqlen_kv=37, heads_q=heads, heads_kv=kv, dim_qk=16,
+                   causal=True, dtype=DTYPES[n % 3], backward=True, sink=n % 2 == 0,
+                   dsink=n % 2 == 0)
+        yield Case(batch=3, seqlen_q=1, seqlen_kv=113, heads_q=heads, heads_kv=kv, dim_qk=64,
+                   dtype=DTYPES[(n + 1) % 3])
+
+
+def dims():
+    same = (1, 2, 3, 5, 8, 13, 16, 17, 24, 31, 32, 33, 40, 48, 59, 64, 65, 72, 80, 96, 111, 128,
+            160, 192, 224, 256, 257, 511, 512)
+    for n, dim in enumerate(same):
+        yield Case(seqlen_q=33, seqlen_kv=70, heads_q=2, heads_kv=1, dim_qk=dim,
+                   dtype=DTYPES[n % 3], backward=True)
+    pairs = [(1, 512), (512, 1), (8, 3), (3, 8), (64, 96), (96, 64), (128, 59), (192, 128),
+             (128, 192), (72, 256), (576 - 64, 64), (40, 41), (100, 200)]
+    for n, (dim, dim_v) in enumerate(pairs):
+        yield Case(batch=2, seqlen_q=17, seqlen_kv=67, heads_q=2, heads_kv=1, dim_qk=dim,
+                   dim_v=dim_v, dtype=DTYPES[n % 3], causal=True, backward=True)
+
+
+def windows():
+    sides = [(0, 0), (0, -1), (-1, 0), (5, -1), (-1, 5), (-1, -1), (3, 2), (1000, 1000)]
+    sides += [(n, n) for n in EDGES] + [(n, 0) for n in EDGES] + [(0, n) for n in EDGES]
+    sizes = [(150, 150), (70, 203), (203, 70)]
+    for n, window in enumerate(sides):
+        for m, (rows, keys) in enumerate(sizes):
+            yield Case(seqlen_q=rows, seqlen_kv=keys, heads_q=1, dim_qk=16, window=window,
+                       causal=(n + m) % 4 == 3, top_left=(n + m) % 2 == 1, backward=True,
+                       dtype=DTYPES[(n + m) % 3])
+
+
+def chunks():
+    for n, chunk in enumerate([1, 7, 16, 63, 64, 65, 500]):
+        for m, (rows, keys) in enumerate([(130, 130), (70, 201), (201, 70)]):
+            yield Case(seqlen_q=rows, seqlen_kv=keys, heads_q=2, heads_kv=1, dim_qk=16,
+                       chunk=chunk, causal=m != 1, top_left=(n + m) % 3 == 0,
+                       window=(9, 9) if n % 3 == 1 else None, backward=True)
+
+
+def block_masks():
+    sizes = [(1, 1), (3, 5), (16, 16), (64, 64), (128, 32), (1000, 7), (65, 63)]
+    for n, blocks in enumerate(sizes):
+        yield Case(batch=2, seqlen_q=131, seqlen_kv=150, heads_q=2, dim_qk=16, blocks=blocks,
+                   block_dims=("bh", "h", "b", "")[n % 4], causal=n % 2 == 1, backward=True,
+                   strides=("packed", "padded")[n // 2 % 2], dtype=DTYPES[n % 3])
+    yield Case(seqlen_q=130, seqlen_kv=130, dim_qk=16, blocks=(32, 32), density=0.0, backward=True)
+    yield Case(cu_q=[70, 3, 0], cu_kv=[90, 33, 8], heads_q=2, dim_qk=16, blocks=(16, 32),
+               backward=True)
+
+
+def lengths():
+    cu = [[1], [3, 0, 113, 1, 17], [0, 5, 0], [0, 0], [33, 64, 65, 1]]
+    kv = [[7], [5, 4, 203, 0, 17], [3, 0, 2], [2, 0], [100, 64, 33, 70]]
+    for n, (rows, keys) in enumerate(zip(cu, kv)):
+        common = dict(heads_q=2, heads_kv=1, dim_qk=24, backward=True)
+        yield Case(cu_q=rows, cu_kv=keys, causal=True, dtype=DTYPES[n % 3], **common)
+        yield Case(cu_q=rows, cu_kv=rows, strides="qkv", causal=n % 2 == 0, **common)
+        yield Case(cu_q=rows, seqlen_kv=40, window=(8, 0), **common)
+        yield Case(cu_kv=keys, seqlen_q=21, strides="bhsd", **common)
+        used_q, used_kv = [x // 2 for x in rows], [(x * 2 + 2) // 3 for x in keys]
+        yield Case(cu_q=rows, cu_kv=keys, lens_q=used_q, lens_kv=used_kv, causal=True, **common)
+        yield Case(batch=len(rows), seqlen_q=113, seqlen_kv=203, lens_q=rows, lens_kv=keys,
+                   causal=n % 2 == 1, strides=("packed", "sbhd")[n % 2], dtype=DTYPES[n % 3],
+                   **common)
+        yield Case(batch=len(rows), seqlen_q=13, seqlen_kv=203, lens_kv=keys, **common)
+
+
+def pages():
+    for n, size in enumerate([1, 3, 16, 64, 256]):
+        for m, (rows, keys, kv) in enumerate([(1, 203, [203, 1, 0, 64]), (5, 300, [300, 257, 5, 63]),
+                                              (70, 113, [113, 64, 65, 70])]):
+            yield Case(batch=4, seqlen_q=rows, seqlen_kv=keys, lens_kv=kv, page_size=size,
+                       heads_q=4, heads_kv=2, dim_qk=32, causal=True, dtype=DTYPES[(n + m) % 3],
+                       strides=("packed", "bhsd", "padded")[m], splits=(0, 3, 1)[m])
+        yield Case(cu_q=[3, 1, 0, 20], seqlen_kv=130, lens_kv=[130, 7, 64, 100], page_size=size,
+                   heads_q=2, heads_kv=1, dim_qk=40, window=(50, 0))
+        yield Case(batch=2, seqlen_q=2, seqlen_kv=97, page_size=size, dim_qk=8, sink=True)
+
+
+def splits():
+    for n, parts in enumerate([1, 3, 17]):
+        for m, (rows, keys) in enumerate([(1, 1023), (3, 257), (17, 799), (1, 5)]):
+            yield Case(batch=2, seqlen_q=rows, seqlen_kv=keys, heads_q=4, heads_kv=2, dim_qk=64,
+                       splits=parts, causal=True, sink=m == 1, dtype=DTYPES[(n + m) % 3],
+                       window=(100, 0) if m == 2 else None, dropout=0.2 if m == 1 else 0.0)
+        yield Case(batch=3, seqlen_q=2, seqlen_kv=300, lens_kv=[300, 0, 65], heads_q=2, dim_qk=32,
+                   splits=parts, dtype_o="f32", dtype="bf16")
+
+
+def strides():
+    for n, mode in enumerate(["packed", "bshd", "bhsd", "sbhd", "qkv", "padded", "broadcast"]):
+        for heads, kv in [(2, 2), (4, 2)]:
+            for dim, dim_v in [(16, 16), (9, 5)]:
+                yield Case(batch=3, seqlen_q=37, seqlen_kv=37, heads_q=heads, heads_kv=kv,
+                           dim_qk=dim, dim_v=dim_v, strides=mode, backward=True,
+                           dtype=DTYPES[n % 3], causal=kv == 2)
+
+
+def biases():
+    dims = ["bhr", "hr", "br", "r", "bh", "h", "b", ""]
+    common = dict(batch=2, seqlen_q=37, seqlen_kv=70, heads_q=2, dim_qk=16, backward=True)
+    for n, kept in enumerate(dims):
+        yield Case(bias=DTYPES[n % 3], bias_dims=kept, dbias=kept, dtype=DTYPES[n // 3],
+                   strides=("packed", "padded")[n % 2], **common)
+        yield Case(bias="f32", bias_dims=kept, dbias=dims[-n], causal=n % 2 == 0, **common)
+        yield Case(bias="u8", bias_dims=kept, bias_empty=0.2, dtype=DTYPES[n % 3], **common)
+    yield Case(bias="f32", bias_empty=0.3, dbias="bhr", **common)
+    yield Case(bias="f16", bias_empty=1.0, dbias="hr", dtype="f16", **common)
+    yield Case(bias="u8", bias_empty=1.0, sink=True, dsink=True, **common)
+    for dims_kept in ("bhr", "hr", "r", ""):
+        yield Case(cu_q=[5, 40, 0, 70], cu_kv=[9, 33, 5, 64], heads_q=2, dim_qk=16, backward=True,
+                   bias="bf16", dtype="bf16", bias_dims=dims_kept, dbias=dims_kept)
+    for alibi in ("h", "bh"):
+        for causal in (False, True):
+            yield Case(alibi=alibi, causal=causal, top_left=causal, **common)
+            yield Case(alibi=alibi, bias="f32", dbias="bhr", causal=causal, softcap=5.0, **common)
+
+
+def features():
+    common = dict(batch=2, seqlen_q=45, seqlen_kv=67, heads_q=4, heads_kv=2, dim_qk=32,
+                  backward=True)
+    for dtype in DTYPES:
+        yield Case(dtype=dtype, softcap=20.0, causal=True, **common)
+        yield Case(dtype=dtype, softcap=1.0, window=(10, 3), **common)
+        yield Case(dtype=dtype, sink=True, dsink=True, dlse=True, causal=True, top_left=True,
+                   **common)
+        yield Case(dtype=dtype, dlse=True, **common)
+        yield Case(dtype=dtype, dropout=0.3, **common)
+        yield Case(dtype=dtype, dropout=0.85, causal=True, rng_device=True, sink=True, dsink=True,
+                   dlse=True, **common)
+        yield Case(dtype=dtype, dtype_o="f32", causal=True, **common)
+        yield Case(dtype=dtype, scale=0.5, amplitude=2.0, **common)
+        yield Case(dtype=dtype, scale=-0.3, causal=True, **common)
+        yield Case(dtype=dtype, scale=1e-20, **common)
+        yield Case(dtype=dtype, softcap=10.0, alibi="bh", bias=dtype, dbias="hr", sink=True,
+                   dsink=True, dropout=0.1, dlse=True, causal=True, window=(40, 0),
+                   blocks=(16, 16), density=0.8, **common)
+        yield Case(dtype=dtype, lse=False, seqlen_q=9, seqlen_kv=9)
+    yield Case(cu_q=[33, 1, 70], cu_kv=[40, 9, 60], heads_q=2, dim_qk=16, dropout=0.25,
+               backward=True, causal=True)
+    # A row with no key whose lse is the sink alone.
+    yield Case(seqlen_q=40, seqlen_kv=10, heads_q=2, dim_qk=8, causal=True, sink=True, dsink=True,
+               dlse=True, backward=True)
+
+
+LISTED = {f.__name__: list(f()) for f in (
+    shapes, groups, dims, windows, chunks, block_masks, lengths, pages, splits, strides, biases,
+    features)}

@@ -1,0 +1,32 @@
+import os
+
+import pytest
+
+from .device import open_device
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", default="cpu", choices=["cpu", "cuda"],
+                     help="where the library computes")
+    parser.addoption("--random", type=int, default=240, metavar="N",
+                     help="how many randomised configurations")
+    parser.addoption("--random-seed", type=int, default=0, metavar="SEED",
+                     help="the first of their seeds")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "smoke: fast subset, for sanitizer builds")
+
+
+def pytest_generate_tests(metafunc):
+    if "random_seed" in metafunc.fixturenames:
+        first = metafunc.config.getoption("--random-seed")
+        count = metafunc.config.getoption("--random")
+        metafunc.parametrize("random_seed", range(first, first + count))
+
+
+@pytest.fixture(scope="session")
+def device(request):
+    if "FLASHATTN_LIBRARY" not in os.environ:
+        pytest.skip("FLASHATTN_LIBRARY does not name the library")
+    return open_device(request.config.getoption("--device"))

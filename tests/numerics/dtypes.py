@@ -1,0 +1,21 @@
+"""The number formats of the library, as NumPy knows them."""
+import ml_dtypes
+import numpy as np
+
+NUMPY = {
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "u8": np.dtype(np.uint8),
+}
+
+# Largest relative distance between neighbours: twice the largest error of one rounding.
+EPSILON = {"f32": 2.0 ** -23, "f16": 2.0 ** -10, "bf16": 2.0 ** -7}
+
+
+def round_to(x, dtype):
+    """The values of x rounded to dtype, as float32."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if dtype == "f32":
+            return np.asarray(x, np.float32)
+        return np.asarray(x, np.float32).astype(NUMPY[dtype]).astype(np.float32)

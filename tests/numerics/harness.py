@@ -1,0 +1,332 @@
+"""Runs a case through the C functions and hands back logical arrays. All memory is filled with NaN
+beforehand and checked afterwards for writes where none belong."""
+import dataclasses
+from typing import Any, List, Optional
+
+import numpy as np
+
+from . import capi
+from .buffers import FILL, Buffer, place, place_pages
+from .data import make_data
+
+
+@dataclasses.dataclass
+class Result:
+    """Per sequence: o (rows, heads, dim_v), lse (heads, rows), dq, dk, dv like q, k, v. For all:
+    dbias (batch|1, heads|1, rows|1, keys), dsink (heads). float32."""
+    o: List[np.ndarray]
+    lse: Optional[List[np.ndarray]] = None
+    dq: Any = None
+    dk: Any = None
+    dv: Any = None
+    dbias: Any = None
+    dsink: Any = None
+
+    def bits(self, *names):
+        """The named results as bytes, for bitwise comparison."""
+        parts = []
+        for name in names or [f.name for f in dataclasses.fields(self)]:
+            value = getattr(self, name)
+            if value is not None:
+                parts += [x.tobytes() for x in (value if isinstance(value, list) else [value])]
+        return b"|".join(parts)
+
+
+class Call:
+    """The buffers and arguments of one case on one device."""
+
+    def __init__(self, case, device, data=None, plan=None):
+        self.case, self.device = case, device
+        self.data = make_data(case) if data is None else data
+        self.plan = plan or capi.Plan(capi.descriptor(case, device))
+        self.shape = capi.shape_of(case)
+        self.buffers = {}
+        self.places = {}
+        self.inputs = self.make_inputs()
+
+    # ---- buffers
+
+    def add(self, name, dtype, elements, skew=1):
+        self.buffers[name] = Buffer(self.device, dtype, elements, skew)
+        return self.buffers[name]
+
+    def put(self, name, dtype, values):
+        """A plain contiguous input; its address."""
+        buffer = self.add(name, dtype, values.size)
+        buffer.host[:] = values.ravel()
+        return buffer.address
+
+    def qkv_base(self, name):
+        """Where q, k, v start in a token of packed QKV, and the elements of a token."""
+        case = self.case
+        sizes = (case.heads_q * case.dim_qk, case.heads_kv * case.dim_qk,
+                 case.heads_kv * case.dim_v)
+        at = "qkv".index(name)
+        return dict(base=sum(sizes[:at]), row=sum(sizes))
+
+    def packs_qkv(self):
+        case = self.case
+        return (case.strides == "qkv" and not case.page_size and case.cu_q == case.cu_kv
+                and case.seqlen_q == case.seqlen_kv)
+
+    def tensor(self, name, dtype, values=None, like=None):
+        """Fields of flashattn_tensor for an array shaped like q, k, v or o (= like); an input when
+        it has values, else an output, whose rows in use it owns."""
+        case, like = self.case, like or name
+        is_input = values is not None
+        rows_q = like in "qo"
+        heads = case.heads_q if rows_q else case.heads_kv
+        dim = case.dim_qk if like in "qk" else case.dim_v
+        side = "q" if rows_q else "kv"
+        capacities, lengths = ([getattr(case, kind + side)(b) for b in range(case.batch)]
+                               for kind in ("capacity_", "length_"))
+        mode, share = case.strides, None
+        extra = {}
+        if self.packs_qkv() and like in "qkv":
+            extra, share = self.qkv_base(like), "qkv" if is_input else "dqkv"
+        elif mode == "qkv":
+            mode = "padded"
+        if case.page_size and not rows_q:
+            where, self.page_count = place_pages(mode, lengths, case.page_size, heads, dim,
+                                                 self.page_lists)
+        else:
+            where = place(mode, capacities, lengths, heads, dim,
+                          getattr(case, "cu_" + side) is not None, is_input, name, **extra)
+        buffer = self.buffers.get(share) if share else None
+        if buffer is None:
+            size = where.elements
+            if share:
+                token = extra["row"]
+                size = token * (sum(capacities) if case.cu_q is not None
+                                else case.batch * case.seqlen_q)
+            buffer = self.add(share or name, dtype, size)
+        self.buffers[name] = buffer
+        self.places[name] = where
+        for b, index in enumerate(where.index):
+            if is_input:
+                buffer.host[index] = values[b]
+            else:
+                buffer.owned[index] = True
+        batch, head, seq = where.strides
+        return dict(data=capi.pointer(buffer.address + where.base * buffer.dtype.itemsize),
+                    stride_batch=batch, stride_head=head, stride_seq=seq)
+
+    def take(self, name, contents):
+        return [contents[index].astype(np.float32) for index in self.places[name].index]
+
+    def strided(self, name, dtype, shape, sizes):
+        """A (batch|1, heads|1, rows|1, keys) array: the buffer's view of that shape and the
+        strides; shape says where a 1 is a broadcast, i.e. stride 0."""
+        gap = 0 if self.case.strides == "packed" else 3
+        row = shape[3] + gap
+        steps = (shape[1] * shape[2] * row + gap, shape[2] * row, row, 1)
+        elements = max((shape[0] - 1) * steps[0] + shape[1] * shape[2] * row, 0)
+        buffer = self.add(name, dtype, elements)
+        flat = np.arange(shape[3])
+        index = sum((np.arange(n) * step).reshape([-1 if a == axis else 1 for a in range(4)])
+                    for axis, (n, step) in enumerate(zip(shape[:3], steps))) + flat
+        strides = [step if size else 0 for size, step in zip(sizes, steps)]
+        return buffer, index, strides
+
+    def make_inputs(self):
+        case, data = self.case, self.data
+        rng = np.random.default_rng(case.seed + 1)
+        fields = {}
+        if case.page_size:
+            needed = [-(-case.length_kv(b) // case.page_size) for b in range(case.batch)]
+            # Some pages belong to nobody; entries past the last page in use are not page numbers.
+            numbers = rng.permutation(sum(needed) + 3)
+            cuts = np.concatenate([[0], np.cumsum(needed)]).astype(int)
+            self.page_lists = [numbers[cuts[b]:cuts[b + 1]].tolist() for b in range(case.batch)]
+            width = -(-case.seqlen_kv // case.page_size)
+            stride = width + (2 if case.strides != "packed" else 0)
+            table = np.full((case.batch, stride), -1, np.int32)
+            for b, numbers in enumerate(self.page_lists):
+                table[b, :len(numbers)] = numbers
+            fields["page_table"] = capi.pointer(self.put("page_table", np.int32, table),
+                                                "int32_t *")
+            fields["page_table_stride"] = 0 if stride == width else stride
+        for name in "qkv":
+            fields[name] = self.tensor(name, case.dtype, getattr(data, name))
+        if case.page_size:
+            fields["pages"] = self.page_count
+        for side in ("q", "kv"):
+            rows, lens = getattr(case, "cu_" + side), getattr(case, "lens_" + side)
+            if rows is not None:
+                cu = np.concatenate([[0], np.cumsum(rows)]).astype(np.int32)
+                fields["cu_seqlens_" + side] = capi.pointer(
+                    self.put("cu_" + side, np.int32, cu), "int32_t *")
+            if lens is not None:
+                fields["lens_" + side] = capi.pointer(
+                    self.put("lens_" + side, np.int32, np.array(lens, np.int32)), "int32_t *")
+        self.add_score_inputs(fields)
+        return fields
+
+    def add_score_inputs(self, fields):
+        case, data = self.case, self.data
+        if case.bias:
+            buffer, index, strides = self.strided("bias", case.bias, data.bias.shape,
+                                                  [c in case.bias_dims for c in "bhr"])
+            self.fill_rectangles(buffer, index, data.bias)
+            fields["bias"] = capi.pointer(buffer.address)
+            fields.update(zip(("bias_stride_batch", "bias_stride_head", "bias_stride_row"),
+                              strides))
+        if case.alibi:
+            fields["alibi_slopes"] = capi.pointer(self.put("slopes", "f32", data.slopes),
+                                                  "float *")
+            fields["alibi_stride_batch"] = case.heads_q if "b" in case.alibi else 0
+        if case.sink:
+            fields["sink"] = capi.pointer(self.put("sink", "f32", data.sink), "float *")
+        if case.blocks:
+            buffer, index, strides = self.strided(
+                "block_mask", "u8", data.block_mask.shape,
+                [c in case.block_dims for c in "bh"] + [True])
+            buffer.host[index] = data.block_mask
+            fields["block_mask"] = capi.pointer(buffer.address, "uint8_t *")
+            if case.strides == "packed":
+                strides[2] = 0
+            fields.update(zip(("block_mask_stride_batch", "block_mask_stride_head",
+                               "block_mask_stride_row"), strides))
+        if case.dropout:
+            seed, offset = case.rng
+            if case.rng_device:
+                on_device = (seed // 2, offset // 3)
+                seed, offset = seed - on_device[0], offset - on_device[1]
+                address = self.put("rng", np.uint64, np.array(on_device, np.uint64))
+                fields["rng_device"] = capi.pointer(address, "uint64_t *")
+            fields["rng_seed"], fields["rng_offset"] = seed, offset
+
+    def rectangles(self):
+        for b in range(self.case.batch):
+            yield b, slice(self.case.length_q(b)), slice(self.case.length_kv(b))
+
+    def fill_rectangles(self, buffer, index, values):
+        """Only what some sequence uses: the rest stays NaN."""
+        for b, rows, keys in self.rectangles():
+            at = b if values.shape[0] > 1 else 0
+            buffer.host[index[at, :, rows, keys]] = values[at, :, rows, keys]
+
+    # ---- calls
+
+    def execute(self, op, fields, outputs):
+        """Enqueues, and checks every buffer. The contents of the outputs."""
+        size = self.plan.workspace_size(op, self.shape)
+        workspace = self.add("workspace", "u8", size)
+        workspace.owned[:] = True
+        for buffer in set(self.buffers.values()):
+            buffer.push()
+        fields = dict(fields, shape=self.shape, inputs=self.inputs)
+        self.plan.run(op, fields, workspace.address if size else 0, size, self.device.stream)
+        self.device.synchronize()
+        contents = {name: buffer.pull(name) for name, buffer in self.buffers.items()}
+        return {name: contents[name] for name in outputs}
+
+    def lse_index(self):
+        case = self.case
+        heads = np.arange(case.heads_q)[:, None]
+        for b in range(case.batch):
+            rows = np.arange(case.length_q(b))[None, :]
+            if case.cu_q is not None:
+                yield heads * sum(case.cu_q) + sum(case.cu_q[:b]) + rows
+            else:
+                yield (b * case.heads_q + heads) * case.seqlen_q + rows
+
+    def lse_like(self, name, values=None):
+        """A float array laid out like lse; its address."""
+        case = self.case
+        rows = sum(case.cu_q) if case.cu_q is not None else case.batch * case.seqlen_q
+        buffer = self.add(name, "f32", case.heads_q * rows)
+        for b, index in enumerate(self.lse_index()):
+            if values is None:
+                buffer.owned[index] = True
+            else:
+                buffer.host[index] = values[b]
+        return capi.pointer(buffer.address, "float *")
+
+    def forward(self):
+        case = self.case
+        fields = {"o": self.tensor("o", case.dtype_o)}
+        names = ["o"]
+        if case.lse:
+            fields["lse"] = self.lse_like("lse")
+            names.append("lse")
+        out = self.execute(capi.FORWARD, fields, names)
+        result = Result(self.take("o", out["o"]))
+        if case.lse:
+            result.lse = [out["lse"][index] for index in self.lse_index()]
+        for name in names:
+            self.buffers[name].accept(out[name])
+        self.o_field, self.lse_field = fields["o"], fields.get("lse")
+        return result
+
+    def give(self, o, lse):
+        """Results of a larger attention, in place of a forward call."""
+        self.o_field = self.tensor("o", self.case.dtype_o, o)
+        self.lse_field = self.lse_like("lse", lse)
+
+    def backward(self, result):
+        case, data = self.case, self.data
+        fields = {"o": self.o_field, "lse": self.lse_field,
+                  "dout": self.tensor("dout", case.dtype_o, data.dout, like="o")}
+        if case.dlse:
+            fields["dlse"] = self.lse_like("dlse", data.dlse)
+        for name in "qkv":
+            fields["d" + name] = self.tensor("d" + name, case.dtype, like=name)
+        names = ["dq", "dk", "dv"]
+        if case.dbias is not None:
+            fields.update(self.dbias_fields())
+            names.append("dbias")
+        if case.dsink:
+            buffer = self.add("dsink", "f32", case.heads_q)
+            buffer.owned[:] = True
+            fields["dsink"] = capi.pointer(buffer.address, "float *")
+            names.append("dsink")
+        out = self.execute(capi.BACKWARD, fields, names)
+        for name in ("dq", "dk", "dv"):
+            setattr(result, name, self.take(name, out[name]))
+        if case.dbias is not None:
+            whole = out["dbias"][self.dbias_index]
+            # Pairs past a sequence's lengths: untouched, or zero.
+            result.dbias = np.where(self.buffers["dbias"].owned[self.dbias_index], whole, 0)
+        if case.dsink:
+            result.dsink = out["dsink"]
+        return result
+
+    def dbias_fields(self):
+        case = self.case
+        sizes = [n if c in case.dbias else 1 for c, n in
+                 zip("bhr", (case.batch, case.heads_q, case.seqlen_q))]
+        buffer, index, strides = self.strided("dbias", "f32", tuple(sizes) + (case.seqlen_kv,),
+                                              [c in case.dbias for c in "bhr"])
+        buffer.optional = np.zeros_like(buffer.owned)
+        buffer.optional[index] = True
+        for b, rows, keys in self.rectangles():
+            at = b if "b" in case.dbias else 0
+            rows = rows if "r" in case.dbias or not case.length_q(b) else slice(None)
+            buffer.owned[index[at, :, rows, keys]] = True
+        self.dbias_index = index
+        return dict(zip(("dbias_stride_batch", "dbias_stride_head", "dbias_stride_row"), strides),
+                    dbias=capi.pointer(buffer.address, "float *"))
+
+
+def run(case, device, data=None, plan=None):
+    """All operations of a case."""
+    call = Call(case, device, data, plan)
+    result = call.forward()
+    return call.backward(result) if case.backward else result
+
+
+def dropout_mask(case, device):
+    """(batch, heads, rows, keys) bytes, as the library says."""
+    call = Call(case, device)
+    shape = (case.batch, case.heads_q, case.seqlen_q, case.seqlen_kv)
+    buffer = call.add("keep", "u8", int(np.prod(shape)))
+    buffer.owned[:] = True
+    for each in set(call.buffers.values()):
+        each.push()
+    fields = dict(shape=call.shape, inputs={k: v for k, v in call.inputs.items()
+                                            if k.startswith("rng")})
+    call.plan.dropout_mask(fields, buffer.address, device.stream)
+    device.synchronize()
+    assert FILL not in (0, 1)
+    return buffer.pull("keep").reshape(shape)

@@ -1,0 +1,34 @@
+"""Runs one case again:  python -m tests.numerics.repro '<json of the case>' [cpu|cuda]"""
+import sys
+
+from . import capi
+from .case import Case
+from .data import make_data
+from .device import open_device
+from .harness import run
+from .tolerance import check
+
+
+def command(case, device):
+    return "python -m tests.numerics.repro '%s' %s" % (case.to_json(), device.name)
+
+
+def verify(case, device):
+    """Runs and judges a case; a failure carries the command that repeats it."""
+    data = make_data(case)
+    try:
+        result = run(case, device, data)
+        check(case, data, result)
+        return result
+    except capi.Refused as refused:
+        if refused.status == capi.UNSUPPORTED and device.name != "cpu":
+            import pytest
+            pytest.skip(str(refused))
+        raise AssertionError("%s\nrepeat: %s" % (refused, command(case, device))) from None
+    except AssertionError as failure:
+        raise AssertionError("%s\nrepeat: %s" % (failure, command(case, device))) from None
+
+
+if __name__ == "__main__":
+    verify(Case.from_json(sys.argv[1]), open_device(sys.argv[2] if len(sys.argv) > 2 else "cpu"))
+    print("passed")

@@ -1,0 +1,119 @@
+"""When a result passes: its error is at most twice that of the same formula evaluated naively in the
+same dtype (three times with softcap), plus one rounding of the dtype."""
+import numpy as np
+
+from . import reference
+from .dtypes import EPSILON
+from .reference import Arithmetic
+
+FLOAT = EPSILON["f32"]
+# Below so many numbers the naive evaluation may be accurate by luck.
+FEW = 256
+
+
+def frobenius(x):
+    return float(np.sqrt((np.asarray(x, np.float64) ** 2).sum()))
+
+
+def largest(x):
+    return float(np.max(np.abs(x), initial=0.0))
+
+
+def judge(name, out, exact, naive, noise, dtype, factor, score_size=0.0):
+    """Raises AssertionError unless out passes. The first four are lists of arrays, pooled. noise:
+    the size of an independent rounding error, per unit of relative rounding. score_size: of the
+    summed absolute products of q and k, whose rounding the exponential makes relative."""
+    for b, (x, y) in enumerate(zip(out, exact)):
+        assert x.shape == y.shape, "%s: shape %s, not %s" % (name, x.shape, y.shape)
+        bad = ~np.isfinite(x) & np.isfinite(y)
+        assert not bad.any(), "%s: %d of %d numbers are not finite; sequence %d, first at %s" % (
+            name, bad.sum(), bad.size, b, np.argwhere(bad)[0].tolist())
+    out, exact, naive, noise = (np.concatenate([np.asarray(x, np.float64).ravel() for x in part])
+                                if part else np.zeros(0) for part in (out, exact, naive, noise))
+    error, allowed = out - exact, naive - exact
+    epsilon = EPSILON[dtype]
+    size = np.maximum(np.abs(exact), noise) if exact.size < FEW else np.abs(exact)
+    # Single precision sums inside the kernel: felt only where the naive error happens to vanish.
+    floor = 4 * FLOAT * noise
+    # Relative to what each number is a sum of, so that small rows count as much as large ones.
+    unit = np.where(noise > 0, noise, 1)
+    checks = (
+        ("largest error", largest(error),
+         factor * largest(allowed) + epsilon * largest(size) + largest(floor)),
+        ("Frobenius norm of the error", frobenius(error),
+         factor * frobenius(allowed) + epsilon * frobenius(size) + frobenius(floor)),
+        ("largest error relative to its terms", largest(error / unit),
+         factor * largest(allowed / unit) + epsilon * largest(size / unit)
+         + (4 + score_size) * FLOAT))
+    for what, value, limit in checks:
+        if not value <= limit:
+            at = int(np.argmax(np.abs(error if "terms" not in what else error / unit)))
+            raise AssertionError(
+                "%s: %s %.3g > %.3g (naive %.3g); flat index %d of %d: %.9g, exact %.9g"
+                % (name, what, value, limit, largest(allowed), at, exact.size, out[at], exact[at]))
+
+
+def judge_lse(out, forwards):
+    """1e-5 relative, 1e-6 absolute, and the rounding of the dot products themselves."""
+    for b, (x, fwd) in enumerate(zip(out, forwards)):
+        y = fwd.lse
+        empty = np.isneginf(y)
+        assert (np.isneginf(x) == empty).all(), "lse: sequence %d: -inf at the wrong rows" % b
+        error = np.abs(np.where(empty, 0, x) - np.where(empty, 0, y))
+        limit = 1e-5 * np.abs(np.where(empty, 0, y)) + 1e-6 + 4 * FLOAT * fwd.score_size
+        if not (error <= limit).all():
+            at = np.unravel_index(int(np.argmax(~(error <= limit))), error.shape)
+            raise AssertionError("lse: sequence %d, head %d, query %d: %.9g, exact %.9g"
+                                 % (b, at[0], at[1], x[at], y[at]))
+
+
+class Truth:
+    """The reference of a case, exact and naive."""
+
+    def __init__(self, case, data):
+        self.case, self.data = case, data
+        self.factor = 3 if case.softcap else 2
+        self.arithmetic = Arithmetic(case.dtype)
+        sequences = range(case.batch)
+        self.exact = [reference.forward(case, data, b) for b in sequences]
+        self.naive = [reference.forward(case, data, b, self.arithmetic) for b in sequences]
+
+    def judge(self, name, out, exact, naive, noise, dtype):
+        score_size = max((largest(f.score_size) for f in self.exact), default=0.0)
+        judge(name, out, exact, naive, noise, dtype, self.factor, score_size)
+
+    def check_forward(self, result):
+        rows = [[getattr(f, name).swapaxes(0, 1) for f in part] for part, name in
+                ((self.exact, "o"), (self.naive, "o"), (self.exact, "noise"))]
+        self.judge("o", result.o, *rows, dtype=self.case.dtype_o)
+        if result.lse is not None:
+            judge_lse(result.lse, self.exact)
+
+    def check_backward(self, result, exact_use=None, naive_use=None):
+        """*_use: (o, lse) of each sequence, see reference.backward."""
+        case, data, none = self.case, self.data, [None] * self.case.batch
+        exact = [reference.backward(case, data, b, self.exact[b], use=(exact_use or none)[b])
+                 for b in range(case.batch)]
+        naive = [reference.backward(case, data, b, self.naive[b], self.arithmetic,
+                                    (naive_use or none)[b]) for b in range(case.batch)]
+        for name in ("dq", "dk", "dv"):
+            self.judge(name, getattr(result, name), [getattr(g, name) for g in exact],
+                       [getattr(g, name) for g in naive], [g.noise[name] for g in exact],
+                       dtype=case.dtype)
+        if case.dbias is not None:
+            parts = [[g.dbias for g in exact], [g.dbias for g in naive],
+                     [g.noise["dbias"] for g in exact]]
+            folded = [[reference.reduce_bias(case, part, quadratic=n == 2)]
+                      for n, part in enumerate(parts)]
+            self.judge("dbias", [result.dbias], *folded, dtype="f32")
+        if case.dsink and case.batch:
+            noise = np.sqrt(sum(g.noise["dsink"] ** 2 for g in exact))
+            self.judge("dsink", [result.dsink], [sum(g.dsink for g in exact)],
+                       [sum(g.dsink for g in naive)], [noise], dtype=case.dtype)
+
+
+def check(case, data, result):
+    truth = Truth(case, data)
+    truth.check_forward(result)
+    if case.backward:
+        truth.check_backward(result)
