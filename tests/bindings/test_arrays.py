@@ -1,10 +1,10 @@
-"""Arrays of other libraries: DLPack of both generations, the array interface, and what is refused."""
+"""Arrays of other libraries: DLPack old and new, the array interface, and what is refused."""
 import numpy as np
 import pytest
 
 import flashattn
 from flashattn import _arrays, _dlpack
-from reference import random
+from naive import random
 
 
 class Exporter:

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 
 import flashattn
-import reference
-from reference import close, random
+import naive
+from naive import close, random
 
 
 def qkv(batch=2, seqlen_q=9, seqlen_k=13, heads=4, kv_heads=2, dim=16, dim_v=24):
@@ -17,7 +17,7 @@ def qkv(batch=2, seqlen_q=9, seqlen_k=13, heads=4, kv_heads=2, dim=16, dim_v=24)
 def test_against_softmax(causal, kv_heads):
     q, k, v = qkv(kv_heads=kv_heads)
     out, lse = flashattn.attention(q, k, v, causal=causal, return_lse=True)
-    expected, expected_lse = reference.attention(q, k, v, causal=causal)
+    expected, expected_lse = naive.attention(q, k, v, causal=causal)
     close(out, expected)
     close(lse, expected_lse)
     assert out.dtype == lse.dtype == np.float32 and lse.shape == (2, 4, 9)
@@ -78,7 +78,7 @@ def test_out_is_written_in_place():
 def test_sixteen_bits(dtype):
     kind = np.float16 if dtype == "float16" else pytest.importorskip("ml_dtypes").bfloat16
     q, k, v = (x.astype(kind) for x in qkv())
-    expected, _ = reference.attention(q, k, v)
+    expected, _ = naive.attention(q, k, v)
     out = flashattn.attention(q, k, v)
     assert out.dtype == kind
     close(out, expected, 3e-2)
@@ -98,7 +98,7 @@ def test_bias_broadcasts(shape, kind):
     q, k, v = qkv()
     bias = random(*shape) > -1 if kind is bool else random(*shape).astype(kind)
     out, lse = flashattn.attention(q, k, v, bias=bias, return_lse=True)
-    expected, expected_lse = reference.attention(q, k, v, bias=bias)
+    expected, expected_lse = naive.attention(q, k, v, bias=bias)
     close(out, expected)
     close(lse, expected_lse)
 
@@ -112,10 +112,10 @@ def test_masks_agree_with_their_boolean_form():
             (dict(causal=True, window=(3, 0)), (j <= i) & (j >= i - 3)),
             (dict(block_mask=np.eye(4, dtype=bool), block_size=(4, 4)), i // 4 == j // 4)]:
         close(flashattn.attention(q, k, v, **options),
-              reference.attention(q, k, v, bias=visible)[0])
+              naive.attention(q, k, v, bias=visible)[0])
     q = q[:, :9]
     close(flashattn.attention(q, k, v, causal=True, top_left=True),
-          reference.attention(q, k, v, bias=(j <= i)[:9])[0])
+          naive.attention(q, k, v, bias=(j <= i)[:9])[0])
 
 
 def test_alibi_softcap_scale_sink():
@@ -123,14 +123,14 @@ def test_alibi_softcap_scale_sink():
     slopes = np.array([0.5, 0.25, 0.125, 0.0625])
     i, j = np.indices((9, 13))
     alibi = -slopes[:, None, None] * abs(i + 4 - j)
-    expected, _ = reference.attention(q, k, v, bias=alibi)
+    expected, _ = naive.attention(q, k, v, bias=alibi)
     close(flashattn.attention(q, k, v, alibi_slopes=slopes), expected)
     close(flashattn.attention(q, k, v, alibi_slopes=np.stack([slopes, slopes])), expected)
     close(flashattn.attention(q * 2, k, v, scale=0.125),
-          reference.attention(q, k, v)[0])
-    close(flashattn.attention(q, k, v, softcap=1e4), reference.attention(q, k, v)[0], 1e-3)
+          naive.attention(q, k, v)[0])
+    close(flashattn.attention(q, k, v, softcap=1e4), naive.attention(q, k, v)[0], 1e-3)
     out, lse = flashattn.attention(q, k, v, sink=np.zeros(4), return_lse=True)
-    plain, plain_lse = reference.attention(q, k, v)
+    plain, plain_lse = naive.attention(q, k, v)
     close(lse, np.logaddexp(plain_lse, 0))
     close(out, plain * np.exp(plain_lse - lse).transpose(0, 2, 1)[..., None])
 
@@ -138,7 +138,7 @@ def test_alibi_softcap_scale_sink():
 def test_lengths_and_empty_rows():
     q, k, v = qkv()
     out, lse = flashattn.attention(q, k, v, q_lens=[9, 4], kv_lens=[5, 0], return_lse=True)
-    close(out[0], reference.attention(q[:1], k[:1, :5], v[:1, :5])[0][0])
+    close(out[0], naive.attention(q[:1], k[:1, :5], v[:1, :5])[0][0])
     assert (out[1] == 0).all() and (lse[1, :, :4] == -np.inf).all()
 
 
@@ -154,7 +154,7 @@ def test_varlen(layout):
     out = out if layout == "thd" else out.transpose(1, 0, 2)
     for b in range(4):
         rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
-        expected, expected_lse = reference.attention(q[None, rows], k[None, keys], v[None, keys],
+        expected, expected_lse = naive.attention(q[None, rows], k[None, keys], v[None, keys],
                                                      causal=True)
         close(out[rows], expected[0])
         close(lse[:, rows], expected_lse[0])
@@ -176,7 +176,7 @@ def test_paged(page_layout):
     lens = [13, 6]
     out = flashattn.attention_paged(q, *pages, table, lens, causal=True, page_layout=page_layout)
     for b in range(2):
-        close(out[b], reference.attention(q[b:b + 1], k[b:b + 1, :lens[b]], v[b:b + 1, :lens[b]],
+        close(out[b], naive.attention(q[b:b + 1], k[b:b + 1, :lens[b]], v[b:b + 1, :lens[b]],
                                           causal=True)[0][0])
     flat = flashattn.attention_paged(q.reshape(4, 4, 16), *pages, table, lens, causal=True,
                                      cu_seqlens_q=[0, 2, 4], page_layout=page_layout)
@@ -202,6 +202,6 @@ def test_dropout_mask_is_that_of_attention():
     keep = flashattn.dropout_mask(2, 4, 33, 40, dropout=0.25, seed=7, offset=3)
     assert keep.dtype == bool and abs(keep.mean() - 0.75) < 0.03
     out = flashattn.attention(q, k, v, dropout=0.25, seed=7, offset=3)
-    close(out, reference.attention(q, k, v, keep=keep / 0.75)[0])
+    close(out, naive.attention(q, k, v, keep=keep / 0.75)[0])
     other = flashattn.dropout_mask(2, 4, 33, 40, dropout=0.25, seed=8, offset=3)
     assert (other != keep).any()

@@ -4,7 +4,7 @@ import pytest
 
 import flashattn
 from flashattn import Reason, Status
-from reference import random
+from naive import random
 
 X = random(2, 9, 4, 16)
 

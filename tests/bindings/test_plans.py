@@ -10,7 +10,7 @@ import pytest
 import flashattn
 from flashattn._inputs import Inputs
 from flashattn._library import ffi, lib
-from reference import random
+from naive import random
 
 
 def test_plan_runs_and_tells():

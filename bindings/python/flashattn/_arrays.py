@@ -19,7 +19,8 @@ NAMES = {F32: "float32", F16: "float16", BF16: "bfloat16", F8: "float8_e4m3fn", 
 _BY_DTYPE: Dict[np.dtype, int] = {np.dtype(n): _BY_NAME[n]
                                   for n in ("float32", "float16", "uint8", "bool")}
 _RESULTS = {code: np.dtype(NAMES[code]) for code in (F32, F16, U8)}
-_RAW = {BF16: np.dtype(np.uint16), F8: np.dtype(np.uint8)}  # what the buffer protocol can carry
+# What the buffer protocol can carry in place of types that only ml_dtypes knows.
+_RAW: Dict[int, Any] = {BF16: np.dtype(np.uint16), F8: np.dtype(np.uint8)}
 _INT32 = np.dtype(np.int32)
 _VOID = ffi.typeof("void *")
 DTypeLike = Union[str, type, np.dtype, Dtype]
@@ -110,7 +111,7 @@ def view(array: Any, name: str) -> View:
         raise wrong_type(f"{name} is a masked array, whose mask would be ignored; give the mask as "
                          "bias=", name)
     if isinstance(array, np.ndarray):
-        return _numpy_view(array.view(np.ndarray), name)
+        return _numpy_view(np.asarray(array), name)
     if hasattr(array, "__dlpack__"):
         export = _dlpack.read(array)
         if not export.on_cpu:
@@ -120,8 +121,8 @@ def view(array: Any, name: str) -> View:
         if export.dtype not in _BY_NAME:
             raise wrong_type(f"{name} has dtype {export.dtype}; convert it to one of "
                              f"{', '.join(_BY_NAME)}", name)
-        return View(ffi.cast(_VOID, export.pointer), _BY_NAME[export.dtype], export.shape, export.strides,
-                    export.writable, export.owner)
+        return View(ffi.cast(_VOID, export.pointer), _BY_NAME[export.dtype], export.shape,
+                    export.strides, export.writable, export.owner)
     if hasattr(array, "__array_interface__"):
         return _numpy_view(np.asarray(array), name)
     raise wrong_type(f"{name} is a {type(array).__name__}; expected a NumPy array or an object "
@@ -177,7 +178,6 @@ def check_shape(shape: Sequence[int], expected: Sequence[Optional[int]], name: s
     """None stands for any size."""
     if shape == expected:
         return
-    if len(shape) != len(expected) or any(e is not None and s != e
-                                          for s, e in zip(shape, expected)):
+    if len(shape) != len(expected) or any(e not in (None, s) for s, e in zip(shape, expected)):
         wanted = ", ".join("any" if e is None else str(e) for e in expected)
         raise invalid(f"{name} has shape {tuple(shape)}; expected ({wanted})", Reason.SIZE, name)

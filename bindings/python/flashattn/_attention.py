@@ -55,7 +55,7 @@ def _spelled(function: _F) -> _F:
     return function
 
 
-def _inputs(options: Dict[str, Any], q: Any, k: Any, v: Any, **arrays: Any) -> Inputs:
+def _inputs(options: Any, q: Any, k: Any, v: Any, **arrays: Any) -> Inputs:
     """Takes the options that are arrays out of options."""
     for name in options:
         if name not in _DEFAULTS:
@@ -68,8 +68,8 @@ def _inputs(options: Dict[str, Any], q: Any, k: Any, v: Any, **arrays: Any) -> I
     return Inputs(q, k, v, **arrays)
 
 
-def _forward(inputs: Inputs, out: Any, out_dtype: Optional[DTypeLike], return_lse: bool,
-             options: Dict[str, Any]) -> Any:
+def _forward(inputs: Inputs, out: Any, out_dtype: Any, return_lse: bool,
+             options: Any) -> Any:
     if out is not None and out_dtype is None:
         out_dtype = view(out, "out").dtype
     plan = cached_plan(inputs.facts(), ("out_dtype", out_dtype), ("return_lse", return_lse),

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ FACTS = ("dtype", "heads", "dim", "kv_heads", "dim_v", "varlen_q", "varlen_k", "
 
 @lru_cache(maxsize=None)
 def axes(layout: str, ndim: int) -> Tuple[int, int, int]:
-    """Where batch, head and sequence stand in an array of a layout; batch is -1 where there is none.
+    """Where batch, head and sequence stand in an array of a layout; -1: there is no batch.
 
     layout is an order of the letters b (batch, or p: page), h (head), s (sequence, or t: token)
     before d (dim). With 3 dimensions b is left out, with 4 it comes first when it is not named.
@@ -53,6 +53,7 @@ class Tensor:
         self.view = array
         self.batch, self.heads, self.rows = shape[b] if b >= 0 else 1, shape[h], shape[s]
         self.dim = shape[-1]
+        self.strides: Tuple[int, ...]
         batch, head, row = strides[b] if b >= 0 else 0, strides[h], strides[s]
         if head > 0 and row > 0 and (batch > 0 or b < 0):
             self.strides = (batch, head, row)
@@ -123,8 +124,11 @@ class Inputs:
         # Some rows may be nobody's: they are not written.
         self.ragged = self.varlen_q or self.varlen_k or q_lens is not None or kv_lens is not None
         self.bias: Optional[View] = None
-        self.bias_strides = (0, 0, 0)
-        self.alibi = self.sink = self.block_mask = self.block_size = None
+        self.bias_strides: Tuple[int, ...] = (0, 0, 0)
+        self.alibi: Optional[np.ndarray] = None
+        self.sink: Optional[np.ndarray] = None
+        self.block_mask: Optional[np.ndarray] = None
+        self.block_size: Optional[Tuple[int, int]] = None
         if bias is not None:
             self._bias(view(bias, "bias"))
         if alibi_slopes is not None:
@@ -177,10 +181,11 @@ class Inputs:
         missing = 4 - len(bias.shape)
         shape = (1,) * missing + bias.shape
         if missing < 0 or any(n not in (1, e) for n, e in zip(shape, expected)):
-            raise invalid(f"bias has shape {bias.shape}, which does not broadcast to (batch, heads, "
-                          f"queries, keys) = {expected}", Reason.BIAS, "bias")
+            raise invalid(f"bias has shape {bias.shape}, which does not broadcast to (batch, "
+                          f"heads, queries, keys) = {expected}", Reason.BIAS, "bias")
         strides = (0,) * missing + bias.strides
-        if self.seqlen_k > 1 and 0 not in shape and (shape[3] != self.seqlen_k or strides[3] != 1):
+        has_keys = shape[3] == self.seqlen_k and strides[3] == 1
+        if self.seqlen_k > 1 and 0 not in shape and not has_keys:
             raise invalid(f"bias has shape {bias.shape} and strides {bias.strides}; its keys must "
                           f"be there, all {self.seqlen_k}, and contiguous: use numpy.broadcast_to "
                           "and numpy.ascontiguousarray", Reason.STRIDE, "bias")
@@ -204,8 +209,8 @@ class Inputs:
         expected = (self.batch, self.q.heads, rows, columns)
         if given.ndim > 4 or any(n not in (1, e)
                                  for n, e in zip(given.shape[::-1], expected[::-1])):
-            raise invalid(f"block_mask has shape {given.shape}, which does not broadcast to (batch, "
-                          f"heads, query blocks, key blocks) = {expected}", Reason.SIZE,
+            raise invalid(f"block_mask has shape {given.shape}, which does not broadcast to "
+                          f"(batch, heads, query blocks, key blocks) = {expected}", Reason.SIZE,
                           "block_mask")
         # One byte a block: the last two dimensions are packed here, batch and head may repeat.
         given = given.reshape((1,) * (4 - given.ndim) + given.shape)

@@ -132,8 +132,8 @@ class Plan:
             properties)
         if status:
             fail(status)
-        values = [getattr(properties, name) for name in PlanInfo._fields]
-        return PlanInfo(*[v if isinstance(v, int) else text(v) for v in values])
+        values: Any = [getattr(properties, name) for name in PlanInfo._fields]
+        return PlanInfo._make(v if isinstance(v, int) else text(v) for v in values)
 
     def forward(self, q: Any, k: Any, v: Any, *, out: Any = None, **arrays: Any) -> Any:
         """Runs the plan. arrays: those of attention(), attention_varlen(), attention_paged().

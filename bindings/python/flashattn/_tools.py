@@ -21,7 +21,7 @@ class DeviceInfo(NamedTuple):
     """flashattn_device_properties."""
 
     kind: str  # "cpu", "cuda"
-    index: int
+    device_index: int
     name: str
     isa: str  # the best kernels this build has for it
     units: int  # threads; streaming multiprocessors
