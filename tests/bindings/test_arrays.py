@@ -81,6 +81,15 @@ def test_torch_tensors():
     assert torch.allclose(out.float(), expected.float(), atol=2e-2)
 
 
+def test_small_arrays_come_from_anywhere():
+    q = random(2, 9, 4, 16)
+    lens, sink = np.array([9, 4]), np.array([0.5, 1, 2, 3], np.float32)
+    expected = flashattn.attention(q, q, q, kv_lens=lens, sink=sink)
+    for wrap in (lambda x: Exporter(x, True), Interface, np.ndarray.tolist):
+        got = flashattn.attention(q, q, q, kv_lens=wrap(lens), sink=wrap(sink))
+        np.testing.assert_array_equal(got, expected)
+
+
 def test_capsules_give_their_memory_back():
     collected = []
 

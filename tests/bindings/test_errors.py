@@ -38,6 +38,15 @@ def test_unsupported_is_not_implemented():
     assert flashattn.supported(dtype="float32", heads=1, dim=64)
 
 
+def test_help_shows_every_keyword():
+    import inspect
+    assert "workspace_limit" in inspect.signature(flashattn.Plan).parameters
+    assert "kv_heads" in inspect.signature(flashattn.check).parameters
+    for name in ("attention", "attention_varlen", "attention_paged", "attention_backward"):
+        assert {"causal", "alibi_slopes"} <= set(inspect.signature(
+            getattr(flashattn, name)).parameters)
+
+
 def test_a_status_of_a_newer_library_stays_a_number():
     error = flashattn.FlashAttentionError("sentence", 99, 98, "field")
     assert (error.status, error.reason, error.field) == (99, 98, "field")

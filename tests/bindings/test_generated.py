@@ -1,5 +1,7 @@
 """The generated layer: up to date, and a header that bindings cannot carry is refused."""
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -85,6 +87,21 @@ def test_library_of_another_version_is_refused():
 
     with pytest.raises(ImportError, match="install the two together"):
         _library._check(Newer, "libflashattn.so.0")
+
+
+@pytest.mark.parametrize("folder", ["flashattn", ".flashattn.mesonpy.libs", "flashattn.libs"])
+def test_library_of_a_wheel_is_found(tmp_path, folder):
+    from flashattn import _library
+    if not os.path.isfile(_library.path):
+        pytest.skip("the library under test was found by the loader")
+    shutil.copytree(pathlib.Path(_library.__file__).parent, tmp_path / "flashattn")
+    (tmp_path / folder).mkdir(exist_ok=True)
+    name = "libflashattn-1a2b3c.so.0" if folder == "flashattn.libs" else _library.SONAME
+    shutil.copy(_library.path, tmp_path / folder / name)
+    shown = subprocess.run(
+        [sys.executable, "-c", "import flashattn._library as l; print(l.path)"], text=True,
+        capture_output=True, check=True, env={"PYTHONPATH": str(tmp_path)}).stdout
+    assert shown.strip() == str(tmp_path / folder / name)
 
 
 def test_missing_library_names_the_remedy():

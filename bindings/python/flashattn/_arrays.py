@@ -134,12 +134,19 @@ def pointer(array: np.ndarray, ctype: Any = _VOID) -> Any:
     return ffi.cast(ctype, ffi.from_buffer(array))
 
 
+def small(array: Any) -> np.ndarray:
+    """As NumPy sees it; a list will do for what has an entry a sequence or a head."""
+    if hasattr(array, "__dlpack__") and not hasattr(array, "__array__"):
+        return np.from_dlpack(array)
+    return np.asarray(array)
+
+
 def int32(array: Any, name: str, shape: Tuple[Optional[int], ...]) -> np.ndarray:
     """Lengths, offsets and page numbers: a packed int32 array. Other integers are converted."""
     if type(array) is np.ndarray and array.dtype is _INT32 and array.flags.c_contiguous:
         check_shape(array.shape, shape, name)
         return array
-    given = np.asarray(array)
+    given = small(array)
     if given.dtype.kind not in "iu" and given.size:
         raise wrong_type(f"{name} has dtype {given.dtype}; expected integers", name)
     check_shape(given.shape, shape, name)
@@ -151,7 +158,7 @@ def int32(array: Any, name: str, shape: Tuple[Optional[int], ...]) -> np.ndarray
 
 def float32(array: Any, name: str) -> np.ndarray:
     """Per-head numbers (slopes, sinks): a packed float32 array. Other floats are converted."""
-    given = np.asarray(array)
+    given = small(array)
     if given.dtype.kind not in "fiuV":  # bfloat16 is of kind V
         raise wrong_type(f"{name} has dtype {given.dtype}; expected floats", name)
     return np.ascontiguousarray(given, dtype=np.float32)

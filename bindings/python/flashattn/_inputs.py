@@ -200,7 +200,7 @@ class Inputs:
             raise invalid(f"block_size = {block_size!r}; a block_mask needs block_size = (queries, "
                           "keys), both at least 1", Reason.SIZE, "block_size")
         self.block_size = block_size[0], block_size[1]
-        given = np.asarray(mask)
+        given = _arrays.small(mask)
         if given.dtype not in (np.bool_, np.uint8):
             raise wrong_type(f"block_mask has dtype {given.dtype}; expected bool or uint8",
                              "block_mask")

@@ -11,7 +11,7 @@ import numpy as np
 from . import _arrays
 from ._arrays import F32, NAMES, View, numpy_dtype, packed, view
 from ._constants import Dtype, Feature, Op, Reason
-from ._describe import Descriptor, describe
+from ._describe import Descriptor, describe, takes_description
 from ._errors import fail, invalid, wrong_type
 from ._inputs import FACTS, Inputs, Tensor, axes
 from ._library import ffi, lib, text
@@ -95,6 +95,7 @@ class Plan:
 
     __slots__ = ("_plan", "_last_size", "descriptor", "__weakref__")
 
+    @takes_description
     def __init__(self, **description: Any) -> None:
         descriptor = describe(**description)
         plan = ffi.new("flashattn_plan **")
