@@ -162,6 +162,7 @@ class Plan:
                               f"{plans}", Reason.VALUE, name)
 
     def run_forward(self, inputs: Inputs, out: Any) -> Any:
+        """forward() for inputs that are known to fit."""
         args = ffi.new(_FORWARD_ARGS)
         args.struct_size = _FORWARD_SIZE
         inputs.fill(args)
@@ -175,6 +176,7 @@ class Plan:
 
     def run_backward(self, inputs: Inputs, dout: Any, out: Any, lse: Any, dlse: Any, dq: Any,
                      dk: Any, dv: Any) -> Tuple[Any, ...]:
+        """backward() for inputs that are known to fit."""
         args = ffi.new(_BACKWARD_ARGS)
         args.struct_size = _BACKWARD_SIZE
         inputs.fill(args)
