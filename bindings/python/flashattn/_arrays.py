@@ -15,6 +15,7 @@ F32, F16, BF16, F8, U8 = (int(d) for d in (Dtype.F32, Dtype.F16, Dtype.BF16, Dty
 _BY_NAME: Dict[str, int] = {"float32": F32, "float16": F16, "bfloat16": BF16, "float8_e4m3fn": F8,
                             "uint8": U8, "bool": U8}
 NAMES = {F32: "float32", F16: "float16", BF16: "bfloat16", F8: "float8_e4m3fn", U8: "bool"}
+_SIZES = {F32: 4, F16: 2, BF16: 2, F8: 1, U8: 1}
 # Grows by the types of ml_dtypes when they are seen, so that it stays optional.
 _BY_DTYPE: Dict[np.dtype, int] = {np.dtype(n): _BY_NAME[n]
                                   for n in ("float32", "float16", "uint8", "bool")}
@@ -54,26 +55,30 @@ def numpy_dtype(code: int) -> np.dtype:
 
 
 class View:
-    """An array as the C library sees it. Strides count elements; owner keeps the memory, and
-    pointer is a cffi one."""
+    """An array as the C library sees it. pointer is a cffi one, steps are strides in bytes, size is
+    that of an element, owner keeps the memory."""
 
-    __slots__ = ("pointer", "dtype", "shape", "strides", "writable", "owner")
+    __slots__ = ("pointer", "dtype", "shape", "steps", "size", "writable", "owner")
 
-    def __init__(self, pointer: Any, dtype: int, shape: Tuple[int, ...], strides: Tuple[int, ...],
-                 writable: bool, owner: Any) -> None:
+    def __init__(self, pointer: Any, dtype: int, shape: Tuple[int, ...], steps: Tuple[int, ...],
+                 size: int, writable: bool, owner: Any) -> None:
         self.pointer = pointer
         self.dtype = dtype
         self.shape = shape
-        self.strides = strides
+        self.steps = steps
+        self.size = size
         self.writable = writable
         self.owner = owner
 
+    @property
+    def strides(self) -> Tuple[int, ...]:
+        """In elements."""
+        return tuple([step // self.size for step in self.steps])
 
-def address(array: np.ndarray, code: int) -> Any:
-    """A pointer to the first element, for the library. Reading the buffer costs a tenth of reading
-    __array_interface__, but needs an array without gaps and a type that buffers know."""
-    if not array.flags.c_contiguous:
-        return ffi.cast(_VOID, array.__array_interface__["data"][0])
+
+def packed_address(array: np.ndarray, code: int) -> Any:
+    """A pointer to an array without gaps. Reading the buffer costs a tenth of what reading
+    __array_interface__ does, but needs a type that buffers know."""
     return ffi.from_buffer(array.view(_RAW[code]) if code in _RAW else array)
 
 
@@ -82,14 +87,15 @@ def _numpy_view(array: np.ndarray, name: str) -> View:
     code = _BY_DTYPE.get(dtype)
     if code is None:
         code = _unseen_dtype(dtype, name)
-    strides, size = array.strides, dtype.itemsize
-    if size > 1:
-        if not array.flags.c_contiguous and any([stride % size for stride in strides]):
-            raise invalid(f"{name} has strides of {strides} bytes, no multiples of its "
-                          f"{size}-byte elements; copy it with numpy.ascontiguousarray",
-                          Reason.STRIDE, name)
-        strides = tuple([stride // size for stride in strides])
-    return View(address(array, code), code, array.shape, strides, array.flags.writeable, array)
+    steps, size, flags = array.strides, dtype.itemsize, array.flags
+    if flags.c_contiguous:
+        address = packed_address(array, code)
+    else:
+        if any([step % size for step in steps]):
+            raise invalid(f"{name} has strides of {steps} bytes, no multiples of its {size}-byte "
+                          "elements; copy it with numpy.ascontiguousarray", Reason.STRIDE, name)
+        address = ffi.cast(_VOID, array.__array_interface__["data"][0])
+    return View(address, code, array.shape, steps, size, flags.writeable, array)
 
 
 def _unseen_dtype(dtype: np.dtype, name: str) -> int:
@@ -121,8 +127,10 @@ def view(array: Any, name: str) -> View:
         if export.dtype not in _BY_NAME:
             raise wrong_type(f"{name} has dtype {export.dtype}; convert it to one of "
                              f"{', '.join(_BY_NAME)}", name)
-        return View(ffi.cast(_VOID, export.pointer), _BY_NAME[export.dtype], export.shape,
-                    export.strides, export.writable, export.owner)
+        code = _BY_NAME[export.dtype]
+        return View(ffi.cast(_VOID, export.pointer), code, export.shape,
+                    tuple([stride * _SIZES[code] for stride in export.strides]), _SIZES[code],
+                    export.writable, export.owner)
     if hasattr(array, "__array_interface__"):
         return _numpy_view(np.asarray(array), name)
     raise wrong_type(f"{name} is a {type(array).__name__}; expected a NumPy array or an object "

@@ -70,11 +70,12 @@ def _inputs(options: Any, q: Any, k: Any, v: Any, **arrays: Any) -> Inputs:
 
 def _forward(inputs: Inputs, out: Any, out_dtype: Any, return_lse: bool,
              options: Any) -> Any:
-    if out is not None and out_dtype is None:
-        out_dtype = view(out, "out").dtype
+    seen = None if out is None else view(out, "out")
+    if seen is not None and out_dtype is None:
+        out_dtype = seen.dtype
     plan = cached_plan(inputs.facts(), ("out_dtype", out_dtype), ("return_lse", return_lse),
                        *options.items())
-    return plan.run_forward(inputs, out)
+    return plan.run_forward(inputs, out, seen)
 
 
 @_spelled

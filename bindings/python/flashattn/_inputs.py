@@ -41,20 +41,20 @@ class Tensor:
     __slots__ = ("view", "axes", "batch", "heads", "rows", "dim", "strides")
 
     def __init__(self, array: View, layout: str, ndim: int, name: str) -> None:
-        shape, strides = array.shape, array.strides
+        shape, steps, size = array.shape, array.steps, array.size
         if len(shape) != ndim:
             raise invalid(f"{name} has shape {shape}; expected {ndim} dimensions", Reason.SIZE,
                           name)
-        if strides[-1] != 1 and shape[-1] > 1 and 0 not in shape:
-            raise invalid(f"{name} has stride {strides[-1]} in its last dimension; the elements of "
-                          "a head must be contiguous: copy it with numpy.ascontiguousarray",
+        if steps[-1] != size and shape[-1] > 1 and 0 not in shape:
+            raise invalid(f"{name} has stride {steps[-1] // size} in its last dimension; the "
+                          "elements of a head must be contiguous: copy it with numpy.ascontiguousarray",
                           Reason.STRIDE, name)
         b, h, s = self.axes = axes(layout, ndim)
         self.view = array
         self.batch, self.heads, self.rows = shape[b] if b >= 0 else 1, shape[h], shape[s]
         self.dim = shape[-1]
         self.strides: Tuple[int, ...]
-        batch, head, row = strides[b] if b >= 0 else 0, strides[h], strides[s]
+        batch, head, row = steps[b] // size if b >= 0 else 0, steps[h] // size, steps[s] // size
         if head > 0 and row > 0 and (batch > 0 or b < 0):
             self.strides = (batch, head, row)
         else:

@@ -161,12 +161,13 @@ class Plan:
                 raise invalid(f"{name} = {arrays} by the arrays given, but the plan is made for "
                               f"{plans}", Reason.VALUE, name)
 
-    def run_forward(self, inputs: Inputs, out: Any) -> Any:
+    def run_forward(self, inputs: Inputs, out: Any, seen: Optional[View] = None) -> Any:
         """forward() for inputs that are known to fit."""
         args = ffi.new(_FORWARD_ARGS)
         args.struct_size = _FORWARD_SIZE
         inputs.fill(args)
-        out, args.o = _output(out, "out", inputs.q, inputs.v.dim, self.descriptor.dtype_o, inputs)
+        out, args.o = _output(out, "out", inputs.q, inputs.v.dim, self.descriptor.dtype_o, inputs,
+                              seen)
         lse = None
         if self.descriptor.features & _LSE:
             lse = (np.zeros if inputs.ragged else np.empty)(inputs.lse_shape(), np.float32)
@@ -239,15 +240,17 @@ def _like_output(array: View, name: str, model: Tensor, dim: int, code: int,
 
 
 def _output(array: Any, name: str, model: Tensor, dim: int, code: int,
-            inputs: Inputs) -> Tuple[Any, Any]:
-    """The array to write, made if none was given, and the flashattn_tensor for it."""
+            inputs: Inputs, seen: Optional[View] = None) -> Tuple[Any, Any]:
+    """The array to write, made if none was given, and the flashattn_tensor for it. seen: its view
+    where there is one already."""
     if array is None:
         # Rows that belong to no sequence are not written: they must not hold what was there.
         array = (np.zeros if inputs.ragged else np.empty)(model.like(dim), numpy_dtype(code))
         if model.axes in _PACKED:
-            return array, (_arrays.address(array, code), 0, 0, 0)
+            return array, (_arrays.packed_address(array, code), 0, 0, 0)
         return array, Tensor(view(array, name), inputs.layout, array.ndim, name).c()
-    seen = view(array, name)
+    if seen is None:
+        seen = view(array, name)
     if not seen.writable:
         raise invalid(f"{name} is read-only", Reason.VALUE, name)
     return array, _like_output(seen, name, model, dim, code, inputs).c()
