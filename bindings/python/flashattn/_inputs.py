@@ -47,7 +47,8 @@ class Tensor:
                           name)
         if steps[-1] != size and shape[-1] > 1 and 0 not in shape:
             raise invalid(f"{name} has stride {steps[-1] // size} in its last dimension; "
-                          "the elements of a head must be contiguous: copy it with numpy.ascontiguousarray",
+                          "the elements of a head must be contiguous: copy it with "
+                          "numpy.ascontiguousarray",
                           Reason.STRIDE, name)
         b, h, s = self.axes = axes(layout, ndim)
         self.view = array
