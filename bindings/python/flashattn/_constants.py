@@ -361,16 +361,16 @@ const char *flashattn_last_error(int32_t *reason, const char **field)
 The sentence of the last call of this thread that failed; "" when none did. Successful calls
 leave it alone. It lives until the next call of this thread fails.
   reason   out, may be NULL: enum flashattn_reason.
-  field    out, may be NULL: the structure member it is about, "dim_qk", "inputs.q.stride_seq"; "" when
-           there is none.
+  field    out, may be NULL: the structure member it is about, "dim_qk", "inputs.q.stride_seq";
+           "" when there is none.
 """,
     "flashattn_set_log": """\
-int32_t flashattn_set_log(int32_t level, flashattn_log_fn fn, void *user)
+int32_t flashattn_set_log(int32_t level, flashattn_log_fn callback, void *user)
 
-Sends log lines to fn, for the whole process.
-  level    enum flashattn_log_level.
-  fn       may be NULL: off.
-  user     handed to fn, may be NULL.
+Sends log lines to a callback, for the whole process.
+  level      enum flashattn_log_level.
+  callback   may be NULL: off.
+  user       handed to the callback, may be NULL.
 INVALID_ARGUMENT: unknown level.
 """,
     "flashattn_device_count": """\
@@ -408,8 +408,8 @@ INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE.
     "flashattn_plan_create": """\
 int32_t flashattn_plan_create(const flashattn_desc *desc, flashattn_plan **plan)
 
-Checks the descriptor, chooses the kernels and does everything that is slow. The choice depends on
-the descriptor, the device and the library's version only.
+Checks the descriptor, chooses the kernels and does everything that is slow. The choice depends
+on the descriptor, the device and the library's version only.
   desc   may be freed afterwards.
   plan   out: to be freed by flashattn_plan_destroy. Untouched on failure.
 INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE, OUT_OF_MEMORY.
