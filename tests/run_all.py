@@ -188,7 +188,7 @@ def suites(run: Run) -> Dict[str, Callable[[], Count]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./run test", description=__doc__)
-    parser.add_argument("suite", nargs="*", help="only suites whose names begin so")
+    parser.add_argument("suite", nargs="*", help="only these; numerics stands for all numerics-*")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--list", action="store_true", help="names the suites")
     arguments = parser.parse_args()
@@ -196,11 +196,14 @@ def main() -> int:
     run = Run(arguments.device)
     table = suites(run)
     if arguments.suite:
-        unknown = [s for s in arguments.suite if not any(name.startswith(s) for name in table)]
+        def chosen(name: str, suite: str) -> bool:
+            return name == suite or name.startswith(suite + "-")
+
+        unknown = [s for s in arguments.suite if not any(chosen(name, s) for name in table)]
         if unknown:
             parser.error(f"no suite {unknown[0]}; there are {', '.join(table)}")
         table = {name: suite for name, suite in table.items()
-                 if any(name.startswith(s) for s in arguments.suite)}
+                 if any(chosen(name, s) for s in arguments.suite)}
     if arguments.list:
         print("\n".join(table))
         return 0
