@@ -48,7 +48,7 @@ def judge(name, out, exact, naive, noise, dtype, factor, score_size=0.0, pairs=F
          factor * frobenius(allowed) + epsilon * frobenius(size) + floor * frobenius(both)),
         ("largest error relative to its terms", largest(error / unit),
          factor * largest(allowed / unit) + epsilon * largest(size / unit)
-         + (4 + score_size) * FLOAT))
+         + floor * largest(both / unit) + score_size * FLOAT))
     for what, value, limit in checks:
         if not value <= limit:
             at = int(np.argmax(np.abs(error if "terms" not in what else error / unit)))
