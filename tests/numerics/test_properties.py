@@ -192,7 +192,10 @@ def test_workspace_is_linear_and_bounded(device, case, op):
     got = [size(2, n, n) for n in sizes]
     steps = np.diff(got)
     assert (steps >= 0).all(), got
-    assert steps[2] <= 2 * steps[1] + 4096 and steps[1] <= 2 * steps[0] + 65536, got
+    # Doubling the length doubles what is added, up to whole tiles.
+    assert (steps[1:] <= 2.1 * steps[:-1] + 65536).all(), got
+    odd = [size(2, n, n + 3) for n in range(1, 400, 7)]
+    assert odd == sorted(odd), "smaller for a larger shape"
     promised = capi.Plan(dict(fields, max_batch=3, max_seqlen_q=1024, max_seqlen_kv=1500))
     bound = promised.workspace_size(op, None)
     for batch, rows, keys in [(3, 1024, 1500), (1, 1, 1), (3, 1, 1500), (2, 7, 1100), (1, 1024, 3),
