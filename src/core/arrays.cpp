@@ -68,7 +68,8 @@ void check_pointer(const Array& array) {
   if (misfit != 0) {
     const Label label(array, array.pointer_suffix);
     reject(FLASHATTN_REASON_MISALIGNED, label.field,
-           "%s = %p is not aligned to its element of %d bytes; move the array to a multiple of that",
+           "%s = %p is not aligned to its element of %d bytes; move the array to a multiple of "
+           "that",
            label.text, array.data, array.element);
   }
 }

@@ -1,5 +1,5 @@
-// Array arguments, reduced to what every check of them needs: pointer, alignment, strides, reach and
-// overlap are decided here once for all calls.
+// Array arguments, reduced to what every check of them needs: pointer, alignment, strides, reach
+// and overlap are decided here once for all calls.
 #pragma once
 
 #include <cstddef>

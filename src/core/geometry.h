@@ -47,6 +47,10 @@ FLASHATTN_HD constexpr int32_t diagonal_offset(const MaskRule& rule, Lengths len
   return (rule.mask & FLASHATTN_MASK_TOP_LEFT) ? 0 : len.kv - len.q;
 }
 
+FLASHATTN_HD constexpr Interval intersect(Interval a, Interval b) {
+  return {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
+}
+
 // Keys that query i sees. Both ends never decrease with i.
 FLASHATTN_HD constexpr Interval visible_keys(const MaskRule& rule, int32_t i, Lengths len) {
   const int64_t at = static_cast<int64_t>(i) + diagonal_offset(rule, len);

@@ -7,7 +7,7 @@
 
 namespace flashattn {
 
-// Refuses an unknown level. From the moment this returns, the function set before is not called any more.
+// Refuses an unknown level. From the moment this returns, the function set before is not called.
 void set_log(int32_t level, flashattn_log_fn fn, void* user);
 
 // Whether a line of this level would go anywhere: ask before doing work for it.

@@ -1,4 +1,4 @@
-// Which kernel family serves a problem: the first, in the order of preference, that does not refuse.
+// Which kernel family serves a problem: the first, in order of preference, that does not refuse.
 #pragma once
 
 #include "core/family.h"

@@ -11,7 +11,7 @@ void check_shape(const Problem& problem, const flashattn_shape& shape);
 
 // Each checks the structure of a call, fills in what was left to default (packed strides,
 // page_table_stride, block_mask_stride_row) and lists the arrays it will touch, overlaps not yet
-// looked at: the workspace comes to them. `host` arrays of lengths and page numbers are looked into.
+// looked at: the workspace comes to them. With `host`, lengths and page numbers are looked into.
 void check_forward(const Problem& problem, bool host, flashattn_forward_args* args,
                    ArrayList* arrays);
 void check_backward(const Problem& problem, bool host, flashattn_backward_args* args,

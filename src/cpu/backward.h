@@ -130,10 +130,10 @@ class BackwardTile {
     if (keys_.begin >= keys_.end) return;
     pack_keys();
     for_each_query_tile([&](Interval queries, int32_t tile) {
-      Interval columns;
-      if (!needs(head, queries, &columns)) return;
-      score_gradients(head, queries, tile, columns);
-      add_to_dbias(head, queries, columns);
+      for_each_run(head, queries, [&](Interval columns) {
+        score_gradients(head, queries, tile, columns);
+        add_to_dbias(head, queries, columns);
+      });
     });
   }
 
@@ -164,20 +164,22 @@ class BackwardTile {
     pack_b<kCompute>(k, keys_, problem_.dim_qk, problem_.dtype, scratch_.k, scratch_.key_panel);
   }
 
-  // The columns of the tile that some query needs, and whether there are any.
-  bool needs(int32_t head, Interval queries, Interval* columns) {
+  // Calls body(columns) for each stretch of the tile's columns that some query needs. Queries whose
+  // blocks are all off are told apart from others only tile by tile.
+  template <class Body>
+  FLASHATTN_INLINE void for_each_run(int32_t head, Interval queries, Body body) {
     const ScoreRules rules = score_rules(problem_, in_, b_, head, sequence_.len);
     const KeySpan span = key_span(mask_, queries, sequence_.len);
-    const int32_t begin = span.any.begin > keys_.begin ? span.any.begin : keys_.begin;
-    const int32_t end = span.any.end < keys_.end ? span.any.end : keys_.end;
-    if (begin >= end) return false;
-    const TileKind blocks = block_kind(rules, queries, keys_);
-    if (blocks == TileKind::kEmpty) return false;
-    columns->begin = (begin - keys_.begin) / kColumnStep * kColumnStep;
-    columns->end = round_up(end - keys_.begin, kColumnStep);
-    full_ = classify(span, keys_) == TileKind::kFull && blocks == TileKind::kFull &&
-            columns->end <= keys_.end - keys_.begin;
-    return true;
+    for_each_block_run(rules, queries, keys_, [&](Interval run, bool full) {
+      const Interval seen = intersect(span.any, run);
+      if (seen.begin >= seen.end) return;
+      run_ = run;
+      const Interval columns{(seen.begin - keys_.begin) / kColumnStep * kColumnStep,
+                             round_up(seen.end - keys_.begin, kColumnStep)};
+      full_ = full && classify(span, run) == TileKind::kFull &&
+              keys_.begin + columns.begin == run.begin && keys_.begin + columns.end == run.end;
+      body(columns);
+    });
   }
 
   void query_tile(int32_t head, Interval queries, int32_t tile) {
@@ -185,28 +187,29 @@ class BackwardTile {
     const Interval any = key_span(mask_, queries, sequence_.len).any;
     const int32_t first = any.begin / scratch_.tile_kv;
     const int32_t last = (any.end - 1) / scratch_.tile_kv;
-    Interval columns;
-    const bool needed = needs(head, queries, &columns);
-    if (needed) {
+    const int64_t index = job_.query_tile(sequence_, b_, head, tile);
+    const int32_t rows = queries.end - queries.begin;
+    float* dq = job_.dq + index * scratch_.tile_q * scratch_.qk_columns;
+    bool empty = key_tile_ == first, waited = false;
+    for_each_run(head, queries, [&](Interval columns) {
       score_gradients(head, queries, tile, columns);
       if ((problem_.features & FLASHATTN_FEATURE_DBIAS) && !job_.dbias_is_reduced) {
         add_to_dbias(head, queries, columns);
       }
       apply_derivative(queries, columns);
       accumulate_keys(head, queries, columns);
-    }
-    const int64_t index = job_.query_tile(sequence_, b_, head, tile);
-    float* dq = job_.dq + index * scratch_.tile_q * scratch_.qk_columns;
-    await_turn(job_.turn + index, key_tile_ - first);
-    const int32_t rows = queries.end - queries.begin;
-    if (needed) {
+      if (!waited) await_turn(job_.turn + index, key_tile_ - first);
+      waited = true;
       constexpr int kU = kUnit<kCompute>;
       gemm<kCompute>(rows, scratch_.qk_columns,
                      (last_column(columns) + kU - 1) / kU - columns.begin / kU,
                      {scratch_.ds + columns.begin / kU, scratch_.tile_kv / kU, 1},
                      {scratch_.k + columns.begin / kU * kPanel, scratch_.key_panel},
-                     {dq, scratch_.qk_columns}, key_tile_ != first);
-    } else if (key_tile_ == first) {
+                     {dq, scratch_.qk_columns}, !empty);
+      empty = false;
+    });
+    if (!waited) await_turn(job_.turn + index, key_tile_ - first);
+    if (empty) {
       __builtin_memset(dq, 0, sizeof(float) * static_cast<size_t>(rows) *
                                   static_cast<size_t>(scratch_.qk_columns));
     }
@@ -266,10 +269,8 @@ class BackwardTile {
                    problem_.softcap != 0 ? scratch_.derivative + at : nullptr);
       }
       if (!full_) {
-        const Interval visible = visible_keys(mask_, i, sequence_.len);
-        const int32_t end = visible.end < keys_.end ? visible.end : keys_.end;
         mask_row(rules, rules.blocks != nullptr, i, keys_.begin,
-                 {visible.begin - keys_.begin, end - keys_.begin}, columns.begin, columns.end, s);
+                 intersect(visible_keys(mask_, i, sequence_.len), run_), columns, s);
       }
       const Floats lse = splat(job_.lse2[first_row + r]), delta = splat(job_.delta[first_row + r]);
       for (int32_t c = columns.begin; c < columns.end; c += kWidth) {
@@ -384,6 +385,8 @@ class BackwardTile {
   const Sequence sequence_;
   const int32_t b_, kv_head_, key_tile_;
   Interval keys_;
+  // Of the columns at work: their keys, and whether every query sees all of them.
+  Interval run_{0, 0};
   bool full_ = false;
   const float kept_ = 65536.0f / (65536.0f - static_cast<float>(problem_.dropout_threshold()));
 };

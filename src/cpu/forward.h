@@ -134,9 +134,17 @@ class ForwardBlock {
 
   void key_tile(Interval keys) {
     bool packed = false;
-    for (int32_t row = 0; row < rows_; row += job_.tiling.tile_q) {
-      const int32_t end_row = row + job_.tiling.tile_q < rows_ ? row + job_.tiling.tile_q : rows_;
-      row_tile(row, end_row, keys, &packed);
+    for (int32_t row = 0; row < rows_;) {
+      int32_t end_row = row + job_.tiling.tile_q < rows_ ? row + job_.tiling.tile_q : rows_;
+      // With a block mask a block of queries has one head.
+      const ScoreRules rules = score_rules(problem_, in_, b_, first_head_, sequence_.len);
+      const Interval cell =
+          block_cell(rules, queries_.begin + row, job_.tiling.tile_q, sequence_.len);
+      if (rules.blocks && cell.end - queries_.begin < end_row) end_row = cell.end - queries_.begin;
+      for_each_block_run(rules, cell, keys, [&](Interval run, bool full) {
+        row_tile(row, end_row, keys, run, full, &packed);
+      });
+      row = end_row;
     }
   }
 
@@ -147,33 +155,27 @@ class ForwardBlock {
                                problem_.dim_v, problem_.dtype, scratch_.v, scratch_.v_panel);
   }
 
-  // Rows [row, end_row) against the keys of one tile.
-  void row_tile(int32_t row, int32_t end_row, Interval keys, bool* packed) {
-    // The columns that some row needs.
-    Interval columns{scratch_.tile_kv, 0};
-    bool full = true;
+  // Rows [row, end_row) against the keys `run` of a tile; full: no block of them is off.
+  void row_tile(int32_t row, int32_t end_row, Interval keys, Interval run, bool full, bool* packed) {
+    // The keys that some row sees.
+    Interval seen{run.end, run.begin};
     for (int32_t r = row; r < end_row;) {
       const Segment segment = segment_at(r, end_row);
       r += segment.queries.end - segment.queries.begin;
       const KeySpan span = key_span(mask_, segment.queries, sequence_.len);
-      const TileKind blocks =
-          block_kind(score_rules(problem_, in_, b_, segment.head, sequence_.len), segment.queries,
-                     keys);
-      full &= classify(span, keys) == TileKind::kFull && blocks == TileKind::kFull;
-      if (blocks == TileKind::kEmpty) continue;
-      const int32_t begin = span.any.begin > keys.begin ? span.any.begin : keys.begin;
-      const int32_t end = span.any.end < keys.end ? span.any.end : keys.end;
-      if (begin >= end) continue;
-      if (begin - keys.begin < columns.begin) columns.begin = begin - keys.begin;
-      if (end - keys.begin > columns.end) columns.end = end - keys.begin;
+      full &= classify(span, run) == TileKind::kFull;
+      if (span.any.begin < seen.begin) seen.begin = span.any.begin;
+      if (span.any.end > seen.end) seen.end = span.any.end;
     }
-    if (columns.begin >= columns.end) return;
+    if (seen.begin < run.begin) seen.begin = run.begin;
+    if (seen.end > run.end) seen.end = run.end;
+    if (seen.begin >= seen.end) return;
     if (!*packed) pack(keys);
     *packed = true;
 
-    const int32_t key_count = keys.end - keys.begin;
-    columns.begin = columns.begin / kColumnStep * kColumnStep;
-    columns.end = round_up(columns.end, kColumnStep);
+    const Interval columns{(seen.begin - keys.begin) / kColumnStep * kColumnStep,
+                           round_up(seen.end - keys.begin, kColumnStep)};
+    full &= keys.begin + columns.begin == run.begin && keys.begin + columns.end == run.end;
     const int32_t rows = end_row - row;
     gemm<kCompute>(rows, columns.end - columns.begin,
                    static_cast<int32_t>(scratch_.k_panel / kPanel),
@@ -183,9 +185,10 @@ class ForwardBlock {
     for (int32_t r = row; r < end_row;) {
       const Segment segment = segment_at(r, end_row);
       r += segment.queries.end - segment.queries.begin;
-      softmax(segment, segment.row - row, keys, columns, full && columns.end <= key_count);
+      softmax(segment, segment.row - row, keys, run, columns, full);
     }
     float* o = scratch_.o + static_cast<int64_t>(row) * scratch_.v_columns;
+    const int32_t key_count = keys.end - keys.begin;
     const int32_t last = columns.end < key_count ? columns.end : key_count;
     if (!finite_ && !full) return weigh_exactly(o, rows, columns.begin, last);
     constexpr int kU = kUnit<kCompute>;
@@ -196,7 +199,8 @@ class ForwardBlock {
   }
 
   // Scores to weights, the running maximum and sum, and O to the new maximum's scale.
-  void softmax(const Segment& segment, int32_t tile_row, Interval keys, Interval columns, bool full) {
+  void softmax(const Segment& segment, int32_t tile_row, Interval keys, Interval run,
+               Interval columns, bool full) {
     const ScoreRules rules = score_rules(problem_, in_, b_, segment.head, sequence_.len);
     const bool blocks = rules.blocks != nullptr && !full;
     const bool modified = rules.modified();
@@ -210,10 +214,8 @@ class ForwardBlock {
         modify_row(rules, i, keys.begin, sequence_.len.kv, columns.begin, columns.end, s, nullptr);
       }
       if (!full) {
-        const Interval visible = visible_keys(mask_, i, sequence_.len);
-        const int32_t end = visible.end < keys.end ? visible.end : keys.end;
-        mask_row(rules, blocks, i, keys.begin, {visible.begin - keys.begin, end - keys.begin},
-                 columns.begin, columns.end, s);
+        mask_row(rules, blocks, i, keys.begin,
+                 intersect(visible_keys(mask_, i, sequence_.len), run), columns, s);
       }
       Floats top = splat(-kInfinity);
       for (int32_t c = columns.begin; c < columns.end; c += kWidth) {
@@ -364,8 +366,10 @@ void forward_task(const ForwardJob& job, int64_t task, char* scratch) {
 
 FLASHATTN_INLINE const char* part_row(const MergeJob& job, const MergeRow& row, int32_t p) {
   if (!job.part_o) return reinterpret_cast<const char*>(row.o + p * job.o_stride);
-  const flashattn_tensor& t = job.part_o[p];
-  return static_cast<const char*>(t.data) +
+  const flashattn_tensor& part = job.part_o[p];
+  const bool strided = part.stride_batch != 0 || part.stride_head != 0 || part.stride_seq != 0;
+  const flashattn_tensor& t = strided ? part : job.packed;
+  return static_cast<const char*>(part.data) +
          (row.b * t.stride_batch + row.h * t.stride_head + row.i * t.stride_seq) *
              dtype_size(job.part_dtype);
 }

@@ -57,18 +57,44 @@ FLASHATTN_INLINE ScoreRules score_rules(const Problem& problem, const flashattn_
   return rules;
 }
 
-// How the block mask stands to a tile.
-FLASHATTN_INLINE TileKind block_kind(const ScoreRules& rules, Interval queries, Interval keys) {
-  if (!rules.blocks) return TileKind::kFull;
-  bool any = false, all = true;
-  for (int32_t y = queries.begin / rules.block_q; y <= (queries.end - 1) / rules.block_q; ++y) {
-    const uint8_t* row = rules.blocks + y * rules.blocks_row_stride;
-    for (int32_t x = keys.begin / rules.block_kv; x <= (keys.end - 1) / rules.block_kv; ++x) {
-      any |= row[x] != 0;
-      all &= row[x] != 0;
+// Rows of a tile that the block mask does not tear apart: all cut at the same queries, wherever the
+// tile starts, so that what is computed for a query does not depend on its neighbours.
+FLASHATTN_INLINE Interval block_cell(const ScoreRules& rules, int32_t query, int32_t tile_q,
+                                     Lengths len) {
+  if (!rules.blocks) return {0, len.q};
+  const int32_t rows = rules.block_q >= tile_q ? rules.block_q : tile_q / rules.block_q * rules.block_q;
+  const int32_t begin = query / rows * rows;
+  return {begin, clamp_index(static_cast<int64_t>(begin) + rows, len.q)};
+}
+
+// Calls body(keys, full) for each stretch of keys whose blocks are not off for all of the queries;
+// full: on for all.
+template <class Body>
+FLASHATTN_INLINE void for_each_block_run(const ScoreRules& rules, Interval queries, Interval keys,
+                                         Body body) {
+  if (!rules.blocks) return body(keys, true);
+  Interval run{keys.begin, keys.begin};
+  bool full = true;
+  for (int32_t j = keys.begin; j < keys.end;) {
+    const int32_t x = j / rules.block_kv;
+    const int32_t next = clamp_index((x + 1LL) * rules.block_kv, keys.end);
+    bool any = false, all = true;
+    for (int32_t y = queries.begin / rules.block_q; y <= (queries.end - 1) / rules.block_q; ++y) {
+      const bool on = rules.blocks[y * rules.blocks_row_stride + x] != 0;
+      any |= on;
+      all &= on;
     }
+    if (any) {
+      run.end = next;
+      full &= all;
+    }
+    if ((!any || next == keys.end) && run.begin < run.end) body(run, full);
+    if (!any) {
+      run = {next, next};
+      full = true;
+    }
+    j = next;
   }
-  return all ? TileKind::kFull : any ? TileKind::kPartial : TileKind::kEmpty;
 }
 
 FLASHATTN_INLINE Floats load_bias(const ScoreRules& rules, const char* row, int32_t j, int32_t keys) {
@@ -112,20 +138,19 @@ inline void fill(float* s, int32_t begin, int32_t end, float value) {
   for (int32_t c = begin; c < end; ++c) s[c] = value;
 }
 
-// Hides the columns [begin, end) of s outside `visible` (columns too) and in blocks that are off.
+// Hides the columns of s whose keys are not visible, or lie in blocks that are off. Column 0 is key
+// `first`.
 inline void mask_row(const ScoreRules& rules, bool blocks, int32_t i, int32_t first,
-                     Interval visible, int32_t begin, int32_t end, float* s) {
-  const int32_t low = visible.begin > begin ? visible.begin : begin;
-  const int32_t high = visible.end < end ? visible.end : end;
-  if (low >= high) return fill(s, begin, end, -kInfinity);
-  fill(s, begin, low, -kInfinity);
-  fill(s, high, end, -kInfinity);
+                     Interval visible, Interval columns, float* s) {
+  const Interval shown = intersect({visible.begin - first, visible.end - first}, columns);
+  if (shown.begin >= shown.end) return fill(s, columns.begin, columns.end, -kInfinity);
+  fill(s, columns.begin, shown.begin, -kInfinity);
+  fill(s, shown.end, columns.end, -kInfinity);
   if (!blocks) return;
   const uint8_t* row = rules.blocks + i / rules.block_q * rules.blocks_row_stride;
-  for (int32_t j = first + low; j < first + high;) {
+  for (int32_t j = first + shown.begin; j < first + shown.end;) {
     const int32_t x = j / rules.block_kv;
-    const int64_t block_end = (x + 1LL) * rules.block_kv;
-    const int32_t next = block_end < first + high ? static_cast<int32_t>(block_end) : first + high;
+    const int32_t next = clamp_index((x + 1LL) * rules.block_kv, first + shown.end);
     if (!row[x]) fill(s, j - first, next - first, -kInfinity);
     j = next;
   }

@@ -6,9 +6,8 @@ from typing import Any, Dict, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from . import _dlpack
-from ._constants import Dtype, Reason
+from ._constants import Dtype, Reason, Status
 from ._errors import UnsupportedError, invalid, wrong_type
-from ._constants import Status
 from ._library import ffi
 
 F32, F16, BF16, F8, U8 = (int(d) for d in (Dtype.F32, Dtype.F16, Dtype.BF16, Dtype.F8E4M3,
@@ -19,6 +18,9 @@ NAMES = {F32: "float32", F16: "float16", BF16: "bfloat16", F8: "float8_e4m3fn", 
 # Grows by the types of ml_dtypes when they are seen, so that it stays optional.
 _BY_DTYPE: Dict[np.dtype, int] = {np.dtype(n): _BY_NAME[n]
                                   for n in ("float32", "float16", "uint8", "bool")}
+_RESULTS = {code: np.dtype(NAMES[code]) for code in (F32, F16, U8)}
+_RAW = {BF16: np.dtype(np.uint16), F8: np.dtype(np.uint8)}  # what the buffer protocol can carry
+_INT32 = np.dtype(np.int32)
 _VOID = ffi.typeof("void *")
 DTypeLike = Union[str, type, np.dtype, Dtype]
 
@@ -40,22 +42,23 @@ def dtype_code(dtype: Any, field: str = "dtype") -> int:
 
 def numpy_dtype(code: int) -> np.dtype:
     """The NumPy type in which a result is returned."""
-    if code not in (BF16, F8):
-        return np.dtype(NAMES[code])
+    if code in _RESULTS:
+        return _RESULTS[code]
     try:
         import ml_dtypes
     except ImportError:
         raise wrong_type(f"a result of type {NAMES[code]} needs the package ml_dtypes; install "
                          "it, or give out= or out_dtype=\"float32\"", "out") from None
-    return np.dtype(getattr(ml_dtypes, NAMES[code]))
+    return _RESULTS.setdefault(code, np.dtype(getattr(ml_dtypes, NAMES[code])))
 
 
 class View:
-    """An array as the C library sees it. Strides count elements; owner keeps the memory."""
+    """An array as the C library sees it. Strides count elements; owner keeps the memory, and
+    pointer is a cffi one."""
 
     __slots__ = ("pointer", "dtype", "shape", "strides", "writable", "owner")
 
-    def __init__(self, pointer: int, dtype: int, shape: Tuple[int, ...], strides: Tuple[int, ...],
+    def __init__(self, pointer: Any, dtype: int, shape: Tuple[int, ...], strides: Tuple[int, ...],
                  writable: bool, owner: Any) -> None:
         self.pointer = pointer
         self.dtype = dtype
@@ -65,26 +68,36 @@ class View:
         self.owner = owner
 
 
+def _address(array: np.ndarray, code: int) -> Any:
+    """A pointer to the first element, for the library. Reading the buffer costs a tenth of reading
+    __array_interface__, but needs an array without gaps and a type that buffers know."""
+    if not array.flags.c_contiguous:
+        return ffi.cast(_VOID, array.__array_interface__["data"][0])
+    return ffi.from_buffer(array.view(_RAW[code]) if code in _RAW else array)
+
+
 def _numpy_view(array: np.ndarray, name: str) -> View:
     dtype = array.dtype
     code = _BY_DTYPE.get(dtype)
     if code is None:
-        if dtype.name not in _BY_NAME or not dtype.isnative:
-            raise wrong_type(f"{name} has dtype {dtype.newbyteorder('=').name if not dtype.isnative else dtype}"
-                             f"{'' if dtype.isnative else ' in foreign byte order'}; convert it to "
-                             f"one of {', '.join(_BY_NAME)}", name)
-        code = _BY_DTYPE[dtype] = _BY_NAME[dtype.name]
-    pointer, read_only = array.__array_interface__["data"]
-    strides = array.strides
-    size = dtype.itemsize
+        code = _unseen_dtype(dtype, name)
+    strides, size = array.strides, dtype.itemsize
     if size > 1:
-        for stride in strides:
-            if stride % size:
-                raise invalid(f"{name} has strides of {strides} bytes, no multiples of its "
-                              f"{size}-byte elements; copy it with numpy.ascontiguousarray",
-                              Reason.STRIDE, name)
+        if not array.flags.c_contiguous and any([stride % size for stride in strides]):
+            raise invalid(f"{name} has strides of {strides} bytes, no multiples of its "
+                          f"{size}-byte elements; copy it with numpy.ascontiguousarray",
+                          Reason.STRIDE, name)
         strides = tuple([stride // size for stride in strides])
-    return View(pointer, code, array.shape, strides, not read_only, array)
+    return View(_address(array, code), code, array.shape, strides, array.flags.writeable, array)
+
+
+def _unseen_dtype(dtype: np.dtype, name: str) -> int:
+    if dtype.name not in _BY_NAME or not dtype.isnative:
+        order = "" if dtype.isnative else " in foreign byte order"
+        raise wrong_type(f"{name} has dtype {dtype.name}{order}; convert it to one of "
+                         f"{', '.join(_BY_NAME)}", name)
+    code = _BY_DTYPE[dtype] = _BY_NAME[dtype.name]
+    return code
 
 
 def view(array: Any, name: str) -> View:
@@ -105,7 +118,7 @@ def view(array: Any, name: str) -> View:
         if export.dtype not in _BY_NAME:
             raise wrong_type(f"{name} has dtype {export.dtype}; convert it to one of "
                              f"{', '.join(_BY_NAME)}", name)
-        return View(export.pointer, _BY_NAME[export.dtype], export.shape, export.strides,
+        return View(ffi.cast(_VOID, export.pointer), _BY_NAME[export.dtype], export.shape, export.strides,
                     export.writable, export.owner)
     if hasattr(array, "__array_interface__"):
         return _numpy_view(np.asarray(array), name)
@@ -114,15 +127,15 @@ def view(array: Any, name: str) -> View:
 
 
 def pointer(array: np.ndarray, ctype: Any = _VOID) -> Any:
-    return ffi.cast(ctype, array.__array_interface__["data"][0])
-
-
-def void_pointer(address: int) -> Any:
-    return ffi.cast(_VOID, address)
+    """Of a packed array of a plain type."""
+    return ffi.cast(ctype, ffi.from_buffer(array))
 
 
 def int32(array: Any, name: str, shape: Tuple[Optional[int], ...]) -> np.ndarray:
     """Lengths, offsets and page numbers: a packed int32 array. Other integers are converted."""
+    if type(array) is np.ndarray and array.dtype is _INT32 and array.flags.c_contiguous:
+        check_shape(array.shape, shape, name)
+        return array
     given = np.asarray(array)
     if given.dtype.kind not in "iu" and given.size:
         raise wrong_type(f"{name} has dtype {given.dtype}; expected integers", name)
@@ -158,6 +171,8 @@ def packed(array: Any, name: str, code: int, shape: Sequence[int]) -> View:
 
 def check_shape(shape: Sequence[int], expected: Sequence[Optional[int]], name: str) -> None:
     """None stands for any size."""
+    if shape == expected:
+        return
     if len(shape) != len(expected) or any(e is not None and s != e
                                           for s, e in zip(shape, expected)):
         wanted = ", ".join("any" if e is None else str(e) for e in expected)

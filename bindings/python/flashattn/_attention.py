@@ -5,7 +5,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple, TypeVar, Union
 
 from ._arrays import DTypeLike, view
-from ._describe import Window, describe
+from ._describe import Window
 from ._inputs import Inputs
 from ._plan import cached_plan
 
@@ -63,6 +63,8 @@ def _inputs(options: Dict[str, Any], q: Any, k: Any, v: Any, **arrays: Any) -> I
     for name in _BESIDE:
         if name in options:
             arrays[name] = options.pop(name)
+    if type(options.get("window")) is list:  # plans are looked up by what hashes
+        options["window"] = tuple(options["window"])
     return Inputs(q, k, v, **arrays)
 
 
@@ -70,9 +72,9 @@ def _forward(inputs: Inputs, out: Any, out_dtype: Optional[DTypeLike], return_ls
              options: Dict[str, Any]) -> Any:
     if out is not None and out_dtype is None:
         out_dtype = view(out, "out").dtype
-    descriptor = describe(out_dtype=out_dtype, return_lse=return_lse, **inputs.description(),
-                          **options)
-    return cached_plan(descriptor).run_forward(inputs, out)
+    plan = cached_plan(inputs.facts(), ("out_dtype", out_dtype), ("return_lse", return_lse),
+                       *options.items())
+    return plan.run_forward(inputs, out)
 
 
 @_spelled
@@ -197,7 +199,8 @@ def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
     inputs = _inputs(options, q, k, v, layout=layout, cu_seqlens_q=cu_seqlens_q,
                      cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
                      max_seqlen_k=max_seqlen_k, q_lens=q_lens, kv_lens=kv_lens)
-    descriptor = describe(out_dtype=view(out, "out").dtype, forward=False, backward=True,
-                          dlse=dlse is not None, return_dbias=return_dbias,
-                          return_dsink=return_dsink, **inputs.description(), **options)
-    return cached_plan(descriptor).run_backward(inputs, dout, out, lse, dlse, dq, dk, dv)
+    plan = cached_plan(inputs.facts(), ("out_dtype", view(out, "out").dtype), ("forward", False),
+                       ("backward", True), ("dlse", dlse is not None),
+                       ("return_dbias", return_dbias), ("return_dsink", return_dsink),
+                       *options.items())
+    return plan.run_backward(inputs, dout, out, lse, dlse, dq, dk, dv)

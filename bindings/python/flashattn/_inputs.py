@@ -14,6 +14,9 @@ from ._library import ffi
 
 _INT32, _FLOAT = ffi.typeof("int32_t *"), ffi.typeof("float *")
 _BYTE = ffi.typeof("uint8_t *")
+# The keywords of describe() that follow from the arrays, in the order of Inputs.facts().
+FACTS = ("dtype", "heads", "dim", "kv_heads", "dim_v", "varlen_q", "varlen_k", "page_size", "bias",
+         "alibi", "sink", "block_size")
 
 
 @lru_cache(maxsize=None)
@@ -50,10 +53,11 @@ class Tensor:
         self.view = array
         self.batch, self.heads, self.rows = shape[b] if b >= 0 else 1, shape[h], shape[s]
         self.dim = shape[-1]
-        steps = (strides[b] if b >= 0 else 0, strides[h], strides[s])
-        if min(steps) <= 0:
-            steps = self._plain(steps, b >= 0, name)
-        self.strides = steps
+        batch, head, row = strides[b] if b >= 0 else 0, strides[h], strides[s]
+        if head > 0 and row > 0 and (batch > 0 or b < 0):
+            self.strides = (batch, head, row)
+        else:
+            self.strides = self._plain((batch, head, row), b >= 0, name)
 
     def _plain(self, steps: Tuple[int, ...], has_batch: bool, name: str) -> Tuple[int, ...]:
         """Strides without the values that mean something else to the library.
@@ -73,7 +77,7 @@ class Tensor:
         return steps
 
     def c(self) -> Tuple[Any, int, int, int]:
-        return (_arrays.void_pointer(self.view.pointer), *self.strides)
+        return (self.view.pointer, *self.strides)
 
     def sizes(self) -> Tuple[int, int, int, int]:
         return self.batch, self.heads, self.rows, self.dim
@@ -148,15 +152,12 @@ class Inputs:
         q, k = self.q, self.k
         self.batch, self.seqlen_q, self.seqlen_k = q.batch, q.rows, k.rows
         if cu_q is not None:
-            self.cu_q, self.batch, longest = _sequences(cu_q, "cu_seqlens_q")
-            self.seqlen_q = longest if max_q is None else max_q
+            self.cu_q, self.batch = _sequences(cu_q, "cu_seqlens_q")
+            self.seqlen_q = _longest(self.cu_q) if max_q is None else max_q
         if cu_k is not None:
-            self.cu_k, batch, longest = _sequences(cu_k, "cu_seqlens_k")
-            if cu_q is None and batch != self.batch:
-                raise invalid(f"cu_seqlens_k names {batch} sequences, q has {self.batch}",
-                              Reason.SIZE, "cu_seqlens_k")
+            self.cu_k, batch = _sequences(cu_k, "cu_seqlens_k")
             self._same_batch(batch, "cu_seqlens_k")
-            self.seqlen_k = longest if max_k is None else max_k
+            self.seqlen_k = _longest(self.cu_k) if max_k is None else max_k
         elif page_table is not None:
             self.page_table = int32(page_table, "page_table", (self.batch, None))
             self.page_size = k.rows
@@ -209,16 +210,13 @@ class Inputs:
         self.block_mask = np.ascontiguousarray(
             np.broadcast_to(given, (*given.shape[:2], rows, columns)))
 
-    def description(self) -> dict:
-        """The keywords of describe() that follow from the arrays."""
+    def facts(self) -> Tuple[Any, ...]:
+        """What a descriptor says of the arrays; see FACTS."""
         bias = self.bias
-        return {
-            "dtype": self.q.view.dtype, "heads": self.q.heads, "dim": self.q.dim,
-            "kv_heads": self.k.heads, "dim_v": self.v.dim, "varlen_q": self.varlen_q,
-            "varlen_k": self.varlen_k, "page_size": self.page_size,
-            "bias": None if bias is None else bias.dtype, "alibi": self.alibi is not None,
-            "sink": self.sink is not None, "block_size": self.block_size,
-        }
+        return (self.q.view.dtype, self.q.heads, self.q.dim, self.k.heads, self.v.dim,
+                self.varlen_q, self.varlen_k, self.page_size,
+                None if bias is None else bias.dtype, self.alibi is not None,
+                self.sink is not None, self.block_size)
 
     def shape(self) -> Tuple[int, ...]:
         """flashattn_shape."""
@@ -230,27 +228,26 @@ class Inputs:
         return (heads, self.q.rows) if self.varlen_q else (self.batch, heads, self.seqlen_q)
 
     def fill(self, args: Any) -> None:
-        """Writes the shape and the inputs of a zeroed forward or backward argument structure."""
-        args.shape = self.shape()
+        """Writes the inputs of a zeroed forward or backward argument structure."""
         c = args.inputs
         c.q, c.k, c.v = self.q.c(), self.k.c(), self.v.c()
         if self.seed or self.offset:
-            try:
-                c.rng_seed, c.rng_offset = self.seed, self.offset
-            except OverflowError:
-                raise invalid(f"seed = {self.seed}, offset = {self.offset}; both must be in "
-                              "[0, 2**64)", Reason.VALUE, "seed") from None
+            set_seed(c, self.seed, self.offset)
         if self.ragged:
-            for name, array in (("cu_seqlens_q", self.cu_q), ("cu_seqlens_kv", self.cu_k),
-                                ("lens_q", self.lens_q), ("lens_kv", self.lens_k)):
-                if array is not None:
-                    setattr(c, name, _arrays.pointer(array, _INT32))
+            if self.cu_q is not None:
+                c.cu_seqlens_q = _arrays.pointer(self.cu_q, _INT32)
+            if self.cu_k is not None:
+                c.cu_seqlens_kv = _arrays.pointer(self.cu_k, _INT32)
+            if self.lens_q is not None:
+                c.lens_q = _arrays.pointer(self.lens_q, _INT32)
+            if self.lens_k is not None:
+                c.lens_kv = _arrays.pointer(self.lens_k, _INT32)
         if self.page_table is not None:
             c.page_table = _arrays.pointer(self.page_table, _INT32)
             c.page_table_stride = self.page_table.shape[1]
             c.pages = self.k.batch
         if self.bias is not None:
-            c.bias = _arrays.void_pointer(self.bias.pointer)
+            c.bias = self.bias.pointer
             c.bias_stride_batch, c.bias_stride_head, c.bias_stride_row = self.bias_strides
         if self.alibi is not None:
             c.alibi_slopes = _arrays.pointer(self.alibi, _FLOAT)
@@ -265,11 +262,23 @@ class Inputs:
             c.block_mask_stride_row = columns
 
 
-def _sequences(cu_seqlens: Any, name: str) -> Tuple[np.ndarray, int, int]:
-    """The offsets, how many sequences they bound, and the longest one's length."""
+def _sequences(cu_seqlens: Any, name: str) -> Tuple[np.ndarray, int]:
+    """The offsets, and how many sequences they bound."""
     cu = int32(cu_seqlens, name, (None,))
     if not len(cu):
         raise invalid(f"{name} is empty; it holds one number more than there are sequences",
                       Reason.LENGTHS, name)
-    longest = int((cu[1:] - cu[:-1]).max()) if len(cu) > 1 else 0
-    return cu, len(cu) - 1, max(longest, 0)
+    return cu, len(cu) - 1
+
+
+def _longest(cu: np.ndarray) -> int:
+    # 64 bits: what decreases is the library's to refuse, not to overflow here.
+    return max(int(np.diff(cu.astype(np.int64)).max()), 0) if len(cu) > 1 else 0
+
+
+def set_seed(inputs: Any, seed: int, offset: int) -> None:
+    try:
+        inputs.rng_seed, inputs.rng_offset = seed, offset
+    except OverflowError:
+        raise invalid(f"seed = {seed}, offset = {offset}; both must be in [0, 2**64)",
+                      Reason.VALUE, "seed") from None

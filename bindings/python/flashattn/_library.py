@@ -44,7 +44,10 @@ def _load() -> "tuple[Any, str]":
 
 
 def _check(library: Any, where: str) -> None:
-    version = library.flashattn_version()
+    try:
+        version = library.flashattn_version()
+    except AttributeError:
+        raise ImportError(f"{where} is not libflashattn: it has no flashattn_version") from None
     # Up to version 1 a minor version may change the ABI; structures only grow within one.
     if version // 100 != HEADER_VERSION // 100:
         raise ImportError(f"{where} has version {version}, this package is made for "

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import threading
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
@@ -12,7 +13,7 @@ from ._arrays import F32, NAMES, View, numpy_dtype, packed, view
 from ._constants import Dtype, Feature, Op, Reason
 from ._describe import Descriptor, describe
 from ._errors import fail, invalid, wrong_type
-from ._inputs import Inputs, Tensor
+from ._inputs import FACTS, Inputs, Tensor
 from ._library import ffi, lib, text
 
 _FORWARD, _BACKWARD = int(Op.FORWARD), int(Op.BACKWARD)
@@ -24,6 +25,9 @@ _PROPERTIES = ffi.typeof("flashattn_plan_properties *")
 _INT64, _FLOAT = ffi.typeof("int64_t *"), ffi.typeof("float *")
 _DESC_SIZE, _FORWARD_SIZE = ffi.sizeof("flashattn_desc"), ffi.sizeof("flashattn_forward_args")
 _BACKWARD_SIZE = ffi.sizeof("flashattn_backward_args")
+_ARRAY_FIELDS = ("dtype", "heads_q", "heads_kv", "dim_qk", "dim_v", "layout", "page_size",
+                 "block_q", "block_kv", "bias", "bias_dtype")
+_OF_ARRAYS = itemgetter(*[Descriptor._fields.index(name) for name in _ARRAY_FIELDS])
 _thread = threading.local()
 
 
@@ -79,7 +83,7 @@ class Plan:
 
     Takes the keywords of describe(). Immutable: any number of threads may run one plan at once.
     attention() and its relatives make and keep plans by themselves; a Plan of one's own shows what
-    will run, fails early, and saves some microseconds a call.
+    will run, and fails early.
 
         plan = flashattn.Plan(dtype="float32", heads=8, dim=64, causal=True, return_lse=True)
         out, lse = plan.forward(q, k, v)
@@ -87,18 +91,18 @@ class Plan:
     Raises ValueError, NotImplementedError, MemoryError with the library's sentence.
     """
 
-    __slots__ = ("_plan", "descriptor", "__weakref__")
+    __slots__ = ("_plan", "_last_size", "descriptor", "__weakref__")
 
     def __init__(self, **description: Any) -> None:
-        self._create(describe(**description))
-
-    def _create(self, descriptor: Descriptor) -> None:
+        descriptor = describe(**description)
         plan = ffi.new("flashattn_plan **")
         status = lib.flashattn_plan_create(c_descriptor(descriptor), plan)
         if status:
             fail(status)
         self._plan = ffi.gc(plan[0], lib.flashattn_plan_destroy)
         self.descriptor = descriptor
+        # Programs repeat a shape: (operation, shape, bytes) of the last call.
+        self._last_size: Tuple[int, Tuple[int, ...], int] = (0, (), 0)
 
     def __repr__(self) -> str:
         d = self.descriptor
@@ -146,14 +150,13 @@ class Plan:
         return self.run_backward(inputs, dout, out, lse, dlse, dq, dk, dv)
 
     def _fits(self, inputs: Inputs) -> None:
-        mine = self.descriptor
-        # What the arrays do not say is taken from the plan itself.
-        theirs = describe(**inputs.description())
-        for name in ("dtype", "heads_q", "heads_kv", "dim_qk", "dim_v", "layout", "page_size",
-                     "block_q", "block_kv", "bias", "bias_dtype"):
-            if getattr(mine, name) != getattr(theirs, name):
-                raise invalid(f"{name} = {getattr(theirs, name)} by the arrays given, but the plan "
-                              f"is made for {getattr(mine, name)}", Reason.VALUE, name)
+        mine, theirs = self.descriptor, describe(**dict(zip(FACTS, inputs.facts())))
+        if _OF_ARRAYS(mine) == _OF_ARRAYS(theirs):
+            return
+        for name, plans, arrays in zip(Descriptor._fields, mine, theirs):
+            if name in _ARRAY_FIELDS and plans != arrays:
+                raise invalid(f"{name} = {arrays} by the arrays given, but the plan is made for "
+                              f"{plans}", Reason.VALUE, name)
 
     def run_forward(self, inputs: Inputs, out: Any) -> Any:
         args = ffi.new(_FORWARD_ARGS)
@@ -166,7 +169,7 @@ class Plan:
         if self.descriptor.features & _LSE:
             lse = (np.zeros if inputs.ragged else np.empty)(inputs.lse_shape(), np.float32)
             args.lse = _arrays.pointer(lse, _FLOAT)
-        self._run(lib.flashattn_forward, _FORWARD, args)
+        self._run(lib.flashattn_forward, _FORWARD, args, inputs)
         return out if lse is None else (out, lse)
 
     def run_backward(self, inputs: Inputs, dout: Any, out: Any, lse: Any, dlse: Any, dq: Any,
@@ -199,14 +202,21 @@ class Plan:
             dsink = np.zeros(q.heads, np.float32)
             args.dsink = _arrays.pointer(dsink, _FLOAT)
             results.append(dsink)
-        self._run(lib.flashattn_backward, _BACKWARD, args)
+        self._run(lib.flashattn_backward, _BACKWARD, args, inputs)
         return tuple(results)
 
-    def _run(self, function: Any, op: int, args: Any) -> None:
-        size = ffi.new(_INT64)
-        status = lib.flashattn_workspace_size(self._plan, op, ffi.addressof(args, "shape"), size)
-        if not status:
-            status = function(self._plan, args, _workspace(size[0]), size[0], ffi.NULL)
+    def _run(self, function: Any, op: int, args: Any, inputs: Inputs) -> None:
+        args.shape = shape = inputs.shape()
+        last_op, last_shape, size = self._last_size
+        if op != last_op or shape != last_shape:
+            needed = ffi.new(_INT64)
+            status = lib.flashattn_workspace_size(self._plan, op, ffi.addressof(args, "shape"),
+                                                  needed)
+            if status:
+                fail(status)
+            size = needed[0]
+            self._last_size = (op, shape, size)
+        status = function(self._plan, args, _workspace(size), size, ffi.NULL)
         if status:
             fail(status)
 
@@ -234,6 +244,7 @@ def _output(array: Any, name: str, model: Tensor, dim: int, code: int,
     if array is None:
         # Rows that belong to no sequence are not written: they must not hold what was there.
         array = (np.zeros if inputs.ragged else np.empty)(model.like(dim), numpy_dtype(code))
+        return array, Tensor(view(array, name), inputs.layout, array.ndim, name)
     seen = view(array, name)
     if not seen.writable:
         raise invalid(f"{name} is read-only", Reason.VALUE, name)
@@ -255,11 +266,12 @@ def _dbias(args: Any, inputs: Inputs) -> np.ndarray:
 
 
 @lru_cache(maxsize=256)
-def cached_plan(descriptor: Descriptor) -> Plan:
-    """The plan of a descriptor, made at its first use. Refusals are not kept."""
-    plan = Plan.__new__(Plan)
-    plan._create(descriptor)
-    return plan
+def cached_plan(facts: Tuple[Any, ...], *chosen: Tuple[str, Any]) -> Plan:
+    """The plan for what is known of the arrays and what was chosen, made at its first use.
+
+    The key is not the descriptor: this one is made in a tenth of the time. Refusals are not kept.
+    """
+    return Plan(**dict(zip(FACTS, facts)), **dict(chosen))
 
 
 def cache_info() -> Dict[str, int]:

@@ -10,7 +10,7 @@ from ._arrays import F32, DTypeLike, dtype_code, numpy_dtype, packed, view
 from ._constants import Device, Reason
 from ._describe import describe
 from ._errors import UnsupportedError, fail, invalid
-from ._inputs import Tensor
+from ._inputs import Tensor, set_seed
 from ._library import ffi, lib, text
 from ._plan import c_descriptor, cached_plan
 
@@ -64,8 +64,7 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], *, layout: Optional[str] = N
         raise invalid(f"out has shape {target.view.shape}; expected a writable array of shape "
                       f"{first.view.shape}", Reason.SIZE, "out")
     lse = np.empty(lse_shape, np.float32)
-    plan = cached_plan(describe(dtype=target.view.dtype, heads=first.heads, dim=first.dim,
-                                varlen_q=varlen))
+    plan = cached_plan((target.view.dtype, first.heads, first.dim), ("varlen_q", varlen))
     args = ffi.new("flashattn_merge_args *")
     args.struct_size, args.parts = ffi.sizeof("flashattn_merge_args"), len(parts)
     args.shape = (1 if varlen else first.batch, first.rows, 0, 0, first.rows if varlen else 0, 0)
@@ -87,11 +86,11 @@ def dropout_mask(batch: int, heads: int, seqlen_q: int, seqlen_k: int, *, dropou
     (seed, offset, batch index, head, i, j) only; i and j count from a sequence's start, in varlen
     calls too. Philox4x32-10 (Salmon et al. 2011).
     """
-    plan = cached_plan(describe(dtype=F32, heads=heads, dim=64, dropout=dropout))
+    plan = cached_plan((F32, heads, 64), ("dropout", dropout))
     args = ffi.new("flashattn_forward_args *")
     args.struct_size = ffi.sizeof("flashattn_forward_args")
     args.shape = (batch, seqlen_q, seqlen_k, 0, 0, 0)
-    args.inputs.rng_seed, args.inputs.rng_offset = seed, offset
+    set_seed(args.inputs, seed, offset)
     keep = np.empty((batch, heads, seqlen_q, seqlen_k), np.uint8)
     status = lib.flashattn_dropout_mask(plan._plan, args, _arrays.pointer(
         keep, ffi.typeof("uint8_t *")), ffi.NULL)

@@ -1,0 +1,34 @@
+"""python -m flashattn: the build, the devices, and what they can do."""
+from __future__ import annotations
+
+import argparse
+import os
+
+from . import _library, build_info, devices
+from ._matrix import as_markdown, as_text, matrix
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m flashattn", description=__doc__)
+    parser.add_argument("--markdown", action="store_true",
+                        help="print only the support matrix, as Markdown")
+    parser.add_argument("--device", default="cpu", help="the matrix of: cpu, cuda, cuda:1")
+    arguments = parser.parse_args()
+    table = matrix(arguments.device)
+    if arguments.markdown:
+        print(as_markdown(table))
+        return
+    print(build_info())
+    print(f"library: {os.path.abspath(_library.path) if os.sep in _library.path else _library.path}")
+    for device in devices():
+        gpu = device.compute_capability
+        units = f"{device.units} multiprocessors" if gpu else f"{device.units} threads"
+        print(f"{device.kind}:{device.index}  {device.name}, {device.isa}, {units}, "
+              f"{device.memory / 2**30:.1f} GiB")
+    print(f"\nSupport on {arguments.device}, as flashattn_check answers "
+          "(8 heads, dim 64 unless said):\n")
+    print(as_text(table))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+#!/bin/sh
+# The shared library ($1) exports the functions listed in symbols.txt ($2), the ones that the header
+# ($3) declares, and nothing else. It starts no code of its own when it is loaded.
+library=$1 wanted=$2 header=$3
+passed=0 failed=0 skipped=0
+
+check() { # name, status
+  if [ "$2" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "failed: $1"; fi
+}
+
+if ! command -v nm >/dev/null; then
+  echo "0 passed, 0 failed, 1 skipped"
+  exit 77
+fi
+
+# Absolute symbols are version names.
+got=$(nm -D --defined-only "$library" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' | LC_ALL=C sort)
+[ "$got" = "$(cat "$wanted")" ]
+status=$?
+check "exported symbols" $status
+[ $status -eq 0 ] || echo "$got" | diff "$wanted" -
+
+declared=$(sed -n 's/^FLASHATTN_API .*[ *]\(flashattn_[a-z_]*\)(.*/\1/p' "$header" | LC_ALL=C sort)
+[ "$declared" = "$(cat "$wanted")" ]
+status=$?
+check "declared functions" $status
+[ $status -eq 0 ] || echo "$declared" | diff "$wanted" -
+
+# Static constructors of this library would show as its own _GLOBAL__sub_I functions.
+constructors=$(nm "$library" 2>/dev/null | grep -c '_GLOBAL__sub_I')
+[ "$constructors" -eq 0 ]
+check "no static constructors" $?
+
+echo "$passed passed, $failed failed, $skipped skipped"
+[ $failed -eq 0 ]

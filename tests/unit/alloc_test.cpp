@@ -1,0 +1,189 @@
+// Host memory runs out at every place where the library asks for it: a status, no leak, nothing
+// written. And running a plan asks for none.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#include "check.h"
+
+namespace {
+
+std::atomic<int64_t> g_live{0}, g_asked{0};
+std::atomic<int64_t> g_fail_at{-1};  // the how-manieth request fails; -1: none
+
+void* allocate(size_t bytes, size_t alignment) {
+  const int64_t n = g_asked++;
+  const int64_t fail_at = g_fail_at;
+  if (fail_at >= 0 && n >= fail_at) return nullptr;
+  void* memory = nullptr;
+  if (posix_memalign(&memory, alignment < sizeof(void*) ? sizeof(void*) : alignment,
+                     bytes ? bytes : 1) != 0) {
+    return nullptr;
+  }
+  ++g_live;
+  return memory;
+}
+
+void* allocate_or_throw(size_t bytes, size_t alignment) {
+  void* memory = allocate(bytes, alignment);
+  if (!memory) throw std::bad_alloc();
+  return memory;
+}
+
+void release(void* memory) {
+  if (memory) --g_live;
+  std::free(memory);
+}
+
+}  // namespace
+
+// All forms, so that nothing escapes the count.
+void* operator new(size_t n) { return allocate_or_throw(n, 16); }
+void* operator new[](size_t n) { return allocate_or_throw(n, 16); }
+void* operator new(size_t n, std::align_val_t a) {
+  return allocate_or_throw(n, static_cast<size_t>(a));
+}
+void* operator new[](size_t n, std::align_val_t a) {
+  return allocate_or_throw(n, static_cast<size_t>(a));
+}
+void* operator new(size_t n, const std::nothrow_t&) noexcept { return allocate(n, 16); }
+void* operator new[](size_t n, const std::nothrow_t&) noexcept { return allocate(n, 16); }
+void operator delete(void* p) noexcept { release(p); }
+void operator delete[](void* p) noexcept { release(p); }
+void operator delete(void* p, size_t) noexcept { release(p); }
+void operator delete[](void* p, size_t) noexcept { release(p); }
+void operator delete(void* p, std::align_val_t) noexcept { release(p); }
+void operator delete[](void* p, std::align_val_t) noexcept { release(p); }
+void operator delete(void* p, size_t, std::align_val_t) noexcept { release(p); }
+void operator delete[](void* p, size_t, std::align_val_t) noexcept { release(p); }
+
+namespace {
+
+constexpr int kSeq = 70, kHeads = 2, kDim = 24;
+
+flashattn_desc make_desc() {
+  flashattn_desc desc;
+  flashattn_desc_init(&desc, sizeof desc);
+  desc.ops = FLASHATTN_OP_FORWARD | FLASHATTN_OP_BACKWARD;
+  desc.dtype = FLASHATTN_DTYPE_F32;
+  desc.heads_q = kHeads;
+  desc.dim_qk = kDim;
+  desc.features = FLASHATTN_FEATURE_LSE;
+  desc.max_batch = 1;
+  desc.max_seqlen_q = desc.max_seqlen_kv = kSeq;
+  return desc;
+}
+
+void test_create() {
+  const flashattn_desc desc = make_desc();
+  flashattn_plan* plan = nullptr;
+  CHECK_OK(flashattn_plan_create(&desc, &plan));  // what is made once a process, is made now
+  flashattn_plan_destroy(plan);
+
+  flashattn_plan* const untouched = reinterpret_cast<flashattn_plan*>(&g_live);
+  int failures = 0;
+  for (int64_t n = 0; n < 10000; ++n) {
+    const int64_t live = g_live;
+    plan = untouched;
+    g_asked = 0;
+    g_fail_at = n;
+    const int32_t status = flashattn_plan_create(&desc, &plan);
+    g_fail_at = -1;
+    if (status == FLASHATTN_OK) {
+      flashattn_plan_destroy(plan);
+      CHECK(g_live == live);
+      break;
+    }
+    ++failures;
+    CHECK(status == FLASHATTN_ERROR_OUT_OF_MEMORY);
+    CHECK(plan == untouched);
+    CHECK(g_live == live);
+  }
+  CHECK(failures >= 1);
+}
+
+void test_check() {
+  const flashattn_desc desc = make_desc();
+  const int64_t live = g_live;
+  g_asked = 0;
+  g_fail_at = 0;
+  const int32_t status = flashattn_check(&desc);
+  g_fail_at = -1;
+  CHECK(status == FLASHATTN_OK || status == FLASHATTN_ERROR_OUT_OF_MEMORY);
+  CHECK(g_live == live);
+}
+
+// No call asks for memory, failing ones included.
+void test_run() {
+  const flashattn_desc desc = make_desc();
+  flashattn_plan* plan = nullptr;
+  if (!CHECK_OK(flashattn_plan_create(&desc, &plan))) return;
+  constexpr int kElements = kSeq * kHeads * kDim, kRows = kSeq * kHeads;
+  std::vector<float> x(8 * kElements + 2 * kRows, 0.25f);
+  float* const data = x.data();
+  const auto part = [&](int n) { return data + n * kElements; };
+
+  flashattn_forward_args forward = {};
+  forward.struct_size = sizeof forward;
+  forward.shape = {1, kSeq, kSeq, 0, 0, 0};
+  forward.inputs.q.data = part(0);
+  forward.inputs.k.data = part(1);
+  forward.inputs.v.data = part(2);
+  forward.o.data = part(3);
+  forward.lse = part(8);
+  flashattn_backward_args backward = {};
+  backward.struct_size = sizeof backward;
+  backward.shape = forward.shape;
+  backward.inputs = forward.inputs;
+  backward.o = forward.o;
+  backward.dout.data = part(4);
+  backward.lse = part(8);
+  backward.dq.data = part(5);
+  backward.dk.data = part(6);
+  backward.dv.data = part(7);
+  flashattn_merge_args merge = {};
+  const flashattn_tensor part_o = forward.o;
+  const float* const part_lse = forward.lse;
+  merge.struct_size = sizeof merge;
+  merge.parts = 1;
+  merge.shape = forward.shape;
+  merge.part_o = &part_o;
+  merge.part_lse = &part_lse;
+  merge.o.data = part(5);
+  merge.lse = part(8) + kRows;
+  std::vector<uint8_t> keep(static_cast<size_t>(kRows) * kSeq);
+  int64_t bytes = 0, more = 0;
+  CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, nullptr, &bytes));
+  CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_BACKWARD, nullptr, &more));
+  if (more > bytes) bytes = more;
+  std::vector<char> workspace(static_cast<size_t>(bytes) + 1);
+
+  for (int round = 0; round < 2; ++round) {
+    const int64_t live = g_live;
+    g_asked = 0;
+    g_fail_at = 0;
+    const int32_t status[] = {
+        flashattn_forward(plan, &forward, workspace.data(), bytes, nullptr),
+        flashattn_backward(plan, &backward, workspace.data(), bytes, nullptr),
+        flashattn_merge(plan, &merge, nullptr),
+        flashattn_dropout_mask(plan, &forward, keep.data(), nullptr),
+        flashattn_forward(plan, nullptr, nullptr, 0, nullptr),
+    };
+    g_fail_at = -1;
+    for (int n = 0; n < 4; ++n) CHECK(status[n] == FLASHATTN_OK);
+    CHECK(status[4] == FLASHATTN_ERROR_INVALID_ARGUMENT);
+    CHECK(g_asked == 0);
+    CHECK(g_live == live);
+  }
+  flashattn_plan_destroy(plan);
+}
+
+}  // namespace
+
+int main() {
+  test_create();
+  test_check();
+  test_run();
+  return check_report();
+}

@@ -1,0 +1,195 @@
+/* What may lie where: overlaps that are refused, and layouts that must be accepted because nothing
+ * of theirs overlaps (packed QKV and its gradient, pads between rows, an in-place merge). */
+#include "fixture.h"
+
+static struct fixture f;
+
+static void check_overlap(int32_t status, const char *wanted_field) {
+  int32_t reason;
+  const char *field;
+  CHECK_STATUS(status, FLASHATTN_ERROR_INVALID_ARGUMENT);
+  const char *text = flashattn_last_error(&reason, &field);
+  if (!CHECK(reason == FLASHATTN_REASON_OVERLAP && strcmp(field, wanted_field) == 0)) {
+    printf("  %s: %s\n", field, text);
+  }
+}
+
+static int32_t forward(const flashattn_plan *plan) {
+  return flashattn_forward(plan, &f.forward, f.workspace, f.workspace_bytes, NULL);
+}
+
+static int32_t backward(const flashattn_plan *plan) {
+  return flashattn_backward(plan, &f.backward, f.workspace, f.workspace_bytes, NULL);
+}
+
+static int32_t merge(const flashattn_plan *plan) { return flashattn_merge(plan, &f.merge, NULL); }
+
+static void test_refused(const flashattn_plan *plan) {
+  fixture_reset(&f, PLAIN);
+  f.forward.o.data = f.in->q;
+  check_overlap(forward(plan), "o.data");
+  f.forward.o.data = f.in->k + 4; /* inside */
+  check_overlap(forward(plan), "o.data");
+  fixture_reset(&f, PLAIN);
+  f.forward.lse = f.out->o + 3;
+  check_overlap(forward(plan), "o.data");
+  fixture_reset(&f, PLAIN);
+  f.forward.lse = (float *)f.in->lens_kv;
+  check_overlap(forward(plan), "lse");
+  fixture_reset(&f, PLAIN);
+  f.workspace = f.in->v;
+  check_overlap(forward(plan), "workspace");
+  f.workspace = f.out->o;
+  check_overlap(forward(plan), "o.data");
+  fixture_reset(&f, PLAIN);
+  f.backward.dq.data = f.in->q;
+  check_overlap(backward(plan), "dq.data");
+  fixture_reset(&f, PLAIN);
+  f.backward.dv.data = f.out->dk + 1;
+  check_overlap(backward(plan), "dk.data");
+  fixture_reset(&f, PLAIN);
+  f.backward.dk.data = f.in->lse;
+  check_overlap(backward(plan), "dk.data");
+
+  fixture_reset(&f, PLAIN);
+  f.merge.lse = f.out->o;
+  check_overlap(merge(plan), "o.data");
+  fixture_reset(&f, PLAIN);
+  f.merge.o.data = f.in->part_o[1] + DIM_V;
+  check_overlap(merge(plan), "o.data");
+  fixture_reset(&f, PLAIN);
+  f.merge.lse = f.in->part_lse[0] + 1;
+  check_overlap(merge(plan), "lse");
+  fixture_reset(&f, PLAIN);
+  f.merge.o.data = f.in->part_lse[1];
+  check_overlap(merge(plan), "o.data");
+  fixture_reset(&f, PLAIN);
+  f.merge.o.data = f.in->part_o[0]; /* the same place, but other strides */
+  f.part_o[0].stride_seq = DIM_V;
+  f.part_o[0].stride_head = SEQ_Q * DIM_V;
+  f.part_o[0].stride_batch = HEADS_Q * SEQ_Q * DIM_V;
+  check_overlap(merge(plan), "o.data");
+}
+
+/* A merge into one of its parts gives what a merge elsewhere gives. */
+static void test_merge_in_place(const flashattn_plan *plan) {
+  for (int part = 0; part < 2; ++part) {
+    fixture_reset(&f, PLAIN);
+    CHECK_OK(merge(plan));
+    f.merge.o.data = f.in->part_o[part];
+    f.merge.lse = f.in->part_lse[part];
+    CHECK_OK(merge(plan));
+    CHECK(memcmp(f.out->o, f.in->part_o[part], sizeof f.out->o) == 0);
+    CHECK(memcmp(f.out->lse, f.in->part_lse[part], sizeof f.out->lse) == 0);
+    f.merge.lse = NULL;
+    CHECK_OK(merge(plan));
+  }
+}
+
+/* q, k and v in one array (batch, seq, 3, head, dim), their gradients in another. */
+static void test_packed_qkv(void) {
+  enum { ROW = 3 * HEADS_Q * DIM_QK };
+  float *qkv = (float *)calloc(2 * BATCH * SEQ_Q * ROW, sizeof *qkv);
+  float *dqkv = qkv + BATCH * SEQ_Q * ROW;
+  fixture_reset(&f, PLAIN);
+  f.desc.heads_kv = HEADS_Q;
+  f.desc.dim_v = DIM_QK;
+  flashattn_plan *plan = NULL;
+  if (!qkv || !CHECK_OK(flashattn_plan_create(&f.desc, &plan))) return;
+  flashattn_shape *const shapes[] = {&f.forward.shape, &f.backward.shape};
+  flashattn_inputs *const inputs[] = {&f.forward.inputs, &f.backward.inputs};
+  for (int n = 0; n < 2; ++n) {
+    flashattn_tensor *const tensors[] = {&inputs[n]->q, &inputs[n]->k, &inputs[n]->v};
+    shapes[n]->seqlen_kv = SEQ_Q;
+    inputs[n]->lens_kv = inputs[n]->lens_q = NULL;
+    for (int t = 0; t < 3; ++t) {
+      const flashattn_tensor part = {qkv + t * HEADS_Q * DIM_QK, SEQ_Q * ROW, DIM_QK, ROW};
+      *tensors[t] = part;
+    }
+  }
+  flashattn_tensor *const gradients[] = {&f.backward.dq, &f.backward.dk, &f.backward.dv};
+  for (int t = 0; t < 3; ++t) {
+    const flashattn_tensor part = {dqkv + t * HEADS_Q * DIM_QK, SEQ_Q * ROW, DIM_QK, ROW};
+    *gradients[t] = part;
+  }
+  float *o = (float *)calloc(2 * BATCH * SEQ_Q * HEADS_Q * DIM_QK, sizeof *o);
+  if (!o) return;
+  f.forward.o.data = o;
+  CHECK_OK(forward(plan));
+  f.backward.o.data = o;
+  f.backward.dout.data = o + BATCH * SEQ_Q * HEADS_Q * DIM_QK;
+  f.backward.lse = f.out->lse;
+  CHECK_OK(backward(plan));
+  f.backward.dk = f.backward.dq;
+  check_overlap(backward(plan), "dq.data");
+  free(o);
+  free(qkv);
+  flashattn_plan_destroy(plan);
+}
+
+/* Other layouts of inputs and outputs. */
+static void test_layouts(const flashattn_plan *plan) {
+  fixture_reset(&f, PLAIN);
+  const flashattn_tensor bhsd = {f.out->o, HEADS_Q * SEQ_Q * DIM_V, SEQ_Q * DIM_V, DIM_V};
+  const flashattn_tensor sbhd = {f.out->o, HEADS_Q * DIM_V, DIM_V, BATCH * HEADS_Q * DIM_V};
+  f.forward.o = bhsd;
+  CHECK_OK(forward(plan));
+  f.forward.o = sbhd;
+  CHECK_OK(forward(plan));
+  f.forward.inputs.k.stride_seq = DIM_QK; /* one head and sequence for all */
+  CHECK_OK(forward(plan));
+  f.forward.inputs.v.data = f.forward.inputs.k.data; /* inputs may share memory */
+  CHECK_OK(forward(plan));
+  f.workspace = f.out->workspace + 1; /* need not be aligned */
+  CHECK_OK(forward(plan));
+}
+
+/* Nothing to do, or nothing to read. */
+static void test_empty(const flashattn_plan *plan) {
+  fixture_reset(&f, PLAIN);
+  f.forward.shape.batch = f.backward.shape.batch = f.merge.shape.batch = 0;
+  f.forward.inputs.q.data = f.forward.inputs.k.data = f.forward.inputs.v.data = NULL;
+  f.forward.o.data = NULL;
+  f.forward.lse = NULL;
+  f.workspace = NULL;
+  f.workspace_bytes = 0;
+  CHECK_OK(forward(plan));
+  CHECK_OK(backward(plan));
+  CHECK_OK(merge(plan));
+  CHECK_OK(flashattn_dropout_mask(plan, &f.forward, f.out->keep, NULL));
+  CHECK(outputs_untouched(&f));
+
+  fixture_reset(&f, PLAIN);
+  f.forward.shape.seqlen_q = 0;
+  f.forward.inputs.lens_q = NULL;
+  CHECK_OK(forward(plan));
+  CHECK(outputs_untouched(&f));
+
+  /* Queries without keys: o = 0, lse = -inf. */
+  fixture_reset(&f, PLAIN);
+  f.forward.shape.seqlen_kv = 0;
+  f.forward.inputs.lens_kv = f.forward.inputs.lens_q = NULL;
+  f.forward.inputs.k.data = f.forward.inputs.v.data = NULL;
+  CHECK_OK(forward(plan));
+  int zero = 1;
+  for (size_t n = 0; n < sizeof f.out->o / sizeof(float); ++n) zero = zero && f.out->o[n] == 0;
+  for (size_t n = 0; n < sizeof f.out->lse / sizeof(float); ++n) {
+    zero = zero && f.out->lse[n] < -3e38f;
+  }
+  CHECK(zero);
+}
+
+int main(void) {
+  flashattn_plan *plan = NULL;
+  if (!fixture_open(&f)) return 1;
+  fixture_reset(&f, PLAIN);
+  if (!CHECK_OK(flashattn_plan_create(&f.desc, &plan))) return check_report();
+  test_refused(plan);
+  test_merge_in_place(plan);
+  test_layouts(plan);
+  test_empty(plan);
+  flashattn_plan_destroy(plan);
+  test_packed_qkv();
+  fixture_close(&f);
+  return check_report();
+}

@@ -1,0 +1,180 @@
+/* Plans in number: 10^5 made and destroyed without growth; what plan_info and workspace_size say;
+ * promises; the log. */
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "fixture.h"
+
+static long resident_pages(void) {
+  long size = 0, resident = -1;
+  FILE *file = fopen("/proc/self/statm", "r");
+  if (!file) return -1;
+  if (fscanf(file, "%ld %ld", &size, &resident) != 2) resident = -1;
+  fclose(file);
+  return resident;
+}
+
+static void test_many(struct fixture *f) {
+  long before = -1;
+  int failed = 0;
+  fixture_reset(f, EVERYTHING);
+  for (int n = 0; n < 100000; ++n) {
+    flashattn_plan *plan = NULL;
+    failed += flashattn_plan_create(&f->desc, &plan) != FLASHATTN_OK;
+    flashattn_plan_destroy(plan);
+    if (n == 1000) before = resident_pages();
+  }
+  CHECK(failed == 0);
+  if (before < 0) {
+    ++check_skipped;
+    return;
+  }
+  CHECK(resident_pages() - before < 64);
+  flashattn_plan_destroy(NULL);
+}
+
+static void test_info(struct fixture *f) {
+  flashattn_plan *plan = NULL;
+  flashattn_plan_properties info = {.struct_size = sizeof info};
+  int64_t bytes = -1;
+  fixture_reset(f, PLAIN);
+  f->desc.mask = FLASHATTN_MASK_CAUSAL;
+  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
+  CHECK_OK(flashattn_plan_info(plan, FLASHATTN_OP_FORWARD, &f->forward.shape, &info));
+  /* 5 queries see 3, 4, 5, 6, 7 keys. */
+  const int64_t pairs = BATCH * HEADS_Q * 25;
+  CHECK(info.flops == pairs * 2 * (DIM_QK + DIM_V));
+  const int64_t queries = BATCH * SEQ_Q * HEADS_Q, keys = BATCH * SEQ_KV * HEADS_KV;
+  CHECK(info.bytes == 4 * (queries * (DIM_QK + DIM_V + 1) + keys * (DIM_QK + DIM_V)));
+  CHECK(strcmp(info.family, "cpu") == 0 && strlen(info.kernel) > 0 && strlen(info.why) > 0);
+  CHECK(strlen(info.isa) > 0 && info.tile_q > 0 && info.tile_kv > 0 && info.splits >= 1);
+  CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &f->forward.shape, &bytes));
+  CHECK(bytes == info.workspace && bytes >= 0);
+  CHECK_OK(flashattn_plan_info(plan, FLASHATTN_OP_BACKWARD, &f->forward.shape, &info));
+  CHECK(info.flops == pairs * 5 * (DIM_QK + DIM_V));
+  CHECK(info.bytes ==
+        4 * (queries * (2 * DIM_QK + 2 * DIM_V + 1) + keys * 2 * (DIM_QK + DIM_V)));
+
+  /* Nothing promised: what depends on sizes is 0. */
+  CHECK_OK(flashattn_plan_info(plan, FLASHATTN_OP_FORWARD, NULL, &info));
+  CHECK(info.flops == 0 && info.bytes == 0 && info.workspace == 0 && info.splits == 0);
+  CHECK(strlen(info.kernel) > 0);
+
+  /* Sizes past all numbers saturate instead of wrapping round. */
+  flashattn_shape huge = {2147483647, 1 << 20, 2147483647, 0, 0, 0};
+  flashattn_plan_destroy(plan);
+  f->desc.mask = 0;
+  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
+  CHECK_OK(flashattn_plan_info(plan, FLASHATTN_OP_FORWARD, &huge, &info));
+  CHECK(info.flops == INT64_MAX && info.bytes > 0 && info.workspace >= 0);
+  flashattn_plan_destroy(plan);
+
+  /* Packed sequences: 11 tokens are two of five and one of one. */
+  fixture_reset(f, VARLEN);
+  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
+  flashattn_shape packed = {9, 5, 5, 0, 11, 11};
+  CHECK_OK(flashattn_plan_info(plan, FLASHATTN_OP_FORWARD, &packed, &info));
+  CHECK(info.flops == (25 + 25 + 1) * HEADS_Q * 2 * (DIM_QK + DIM_V));
+  flashattn_plan_destroy(plan);
+}
+
+static void test_promises(struct fixture *f) {
+  flashattn_plan *plan = NULL;
+  int64_t all = -1, bytes = -1, before = 0;
+  int32_t reason;
+  fixture_reset(f, PLAIN);
+  f->desc.max_batch = 8;
+  f->desc.max_seqlen_q = 300;
+  f->desc.max_seqlen_kv = 500;
+  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
+  for (uint32_t op = FLASHATTN_OP_FORWARD; op <= FLASHATTN_OP_BACKWARD; ++op) {
+    CHECK_OK(flashattn_workspace_size(plan, op, NULL, &all));
+    before = 0;
+    for (int32_t s = 0; s <= 300; s += 20) {
+      flashattn_shape shape = {8, s, s, 0, 0, 0};
+      CHECK_OK(flashattn_workspace_size(plan, op, &shape, &bytes));
+      CHECK(bytes >= before && bytes <= all);
+      before = bytes;
+    }
+  }
+  flashattn_plan_destroy(plan);
+  if (all > 0) {
+    f->desc.workspace_limit = 1;
+    CHECK_STATUS(flashattn_check(&f->desc), FLASHATTN_ERROR_UNSUPPORTED);
+    flashattn_last_error(&reason, NULL);
+    CHECK(reason == FLASHATTN_REASON_WORKSPACE_LIMIT);
+  }
+  f->desc.workspace_limit = INT64_MAX;
+  CHECK_OK(flashattn_check(&f->desc));
+}
+
+struct lines {
+  int count[4];
+  char last[512];
+};
+
+static void note(void *user, int32_t level, const char *message) {
+  struct lines *lines = (struct lines *)user;
+  ++lines->count[level];
+  snprintf(lines->last, sizeof lines->last, "%s", message);
+}
+
+static void test_log(struct fixture *f) {
+  struct lines lines;
+  for (int32_t level = FLASHATTN_LOG_OFF; level <= FLASHATTN_LOG_DEBUG; ++level) {
+    memset(&lines, 0, sizeof lines);
+    CHECK_OK(flashattn_set_log(level, note, &lines));
+    fixture_reset(f, PLAIN);
+    flashattn_plan *plan = NULL;
+    CHECK_OK(flashattn_plan_create(&f->desc, &plan));
+    flashattn_plan_destroy(plan);
+    CHECK((lines.count[FLASHATTN_LOG_INFO] > 0) == (level >= FLASHATTN_LOG_INFO));
+    f->desc.dim_qk = 100000;
+    CHECK_STATUS(flashattn_check(&f->desc), FLASHATTN_ERROR_UNSUPPORTED);
+    CHECK((lines.count[FLASHATTN_LOG_DEBUG] > 0) == (level >= FLASHATTN_LOG_DEBUG));
+    CHECK(lines.count[FLASHATTN_LOG_ERROR] == (level >= FLASHATTN_LOG_ERROR));
+    if (level >= FLASHATTN_LOG_ERROR) {
+      CHECK(strstr(lines.last, "flashattn_check") && strstr(lines.last, "100000"));
+    }
+  }
+  memset(&lines, 0, sizeof lines);
+  CHECK_OK(flashattn_set_log(FLASHATTN_LOG_DEBUG, NULL, NULL));
+  CHECK_STATUS(flashattn_check(NULL), FLASHATTN_ERROR_INVALID_ARGUMENT);
+  CHECK(lines.count[FLASHATTN_LOG_ERROR] == 0);
+}
+
+static void test_library(void) {
+  int32_t count = 0;
+  flashattn_device_properties device = {.struct_size = sizeof device};
+  char version[32];
+  snprintf(version, sizeof version, "%d.%d.%d", FLASHATTN_VERSION_MAJOR, FLASHATTN_VERSION_MINOR,
+           FLASHATTN_VERSION_PATCH);
+  CHECK(strcmp(flashattn_version_string(), version) == 0);
+  CHECK(flashattn_version() == 10000 * FLASHATTN_VERSION_MAJOR + 100 * FLASHATTN_VERSION_MINOR +
+                                   FLASHATTN_VERSION_PATCH);
+  CHECK(strstr(flashattn_build_info(), version) != NULL);
+  CHECK(flashattn_build_info() == flashattn_build_info());
+  CHECK(strcmp(flashattn_status_name(FLASHATTN_OK), "FLASHATTN_OK") == 0);
+  CHECK(strcmp(flashattn_status_name(7), "FLASHATTN_ERROR_INTERNAL") == 0);
+  CHECK(strcmp(flashattn_status_name(-1), "unknown status") == 0);
+  CHECK_OK(flashattn_device_count(FLASHATTN_DEVICE_CPU, &count));
+  CHECK(count == 1);
+  CHECK_STATUS(flashattn_device_count(7, &count), FLASHATTN_ERROR_INVALID_ARGUMENT);
+  CHECK_OK(flashattn_device_info(FLASHATTN_DEVICE_CPU, 0, &device));
+  CHECK(device.units >= 1 && strlen(device.name) > 0 && strlen(device.isa) > 0);
+  CHECK(device.struct_size == sizeof device && device.compute_capability == 0);
+  CHECK(strlen(flashattn_last_error(NULL, NULL)) > 0);
+}
+
+int main(void) {
+  struct fixture f;
+  if (!fixture_open(&f)) return 1;
+  CHECK(strcmp(flashattn_last_error(NULL, NULL), "") == 0);
+  test_library();
+  test_info(&f);
+  test_promises(&f);
+  test_log(&f);
+  test_many(&f);
+  fixture_close(&f);
+  return check_report();
+}

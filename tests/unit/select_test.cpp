@@ -1,0 +1,163 @@
+// Selection among families that are made up here, the defaults of a Problem, and the guard.
+#include "core/select.h"
+
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "api/guard.h"
+#include "check.h"
+#include "core/cost.h"
+#include "core/device.h"
+#include "core/validate_desc.h"
+
+using namespace flashattn;
+
+namespace {
+
+template <int32_t kMost>
+bool wide(const Problem& p, const Device&) {
+  return p.dim_qk > kMost;
+}
+
+template <int32_t kMost>
+void explain_wide(const Problem& p, const Device&, char* text, size_t capacity) {
+  std::snprintf(text, capacity, "dim_qk = %d is above %d", p.dim_qk, kMost);
+}
+
+bool softcapped(const Problem& p, const Device&) { return p.softcap > 0; }
+
+void explain_softcap(const Problem& p, const Device&, char* text, size_t capacity) {
+  std::snprintf(text, capacity, "softcap = %g is not offered", static_cast<double>(p.softcap));
+}
+
+std::unique_ptr<Launcher> no_plan(const Problem&, const Device&) { return nullptr; }
+
+const Predicate kNarrow[] = {
+    {softcapped, FLASHATTN_REASON_SOFTCAP, "softcap", explain_softcap},
+    {wide<64>, FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk", explain_wide<64>},
+};
+const Predicate kBroad[] = {
+    {softcapped, FLASHATTN_REASON_SOFTCAP, "softcap", explain_softcap},
+    {wide<256>, FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk", explain_wide<256>},
+};
+const Family kFast = {"fast", FLASHATTN_DEVICE_CPU, kNarrow, 2, no_plan};
+const Family kSlow = {"slow", FLASHATTN_DEVICE_CPU, kBroad, 2, no_plan};
+const Family kOther = {"other", FLASHATTN_DEVICE_CUDA, nullptr, 0, no_plan};
+const Family* const kList[] = {&kOther, &kFast, &kSlow};
+const FamilyList kFamilies = {kList, 3};
+
+const Device kDevice = {FLASHATTN_DEVICE_CPU, 0, {0, 4, "Some CPU", "baseline", 0, 0, 0}};
+
+flashattn_desc make_desc(int32_t dim) {
+  flashattn_desc desc;
+  flashattn_desc_init(&desc, sizeof desc);
+  desc.dtype = FLASHATTN_DTYPE_BF16;
+  desc.heads_q = 8;
+  desc.dim_qk = dim;
+  return desc;
+}
+
+Problem problem_of(flashattn_desc desc) { return make_problem(&desc); }
+
+int32_t refusal_of(const Problem& problem, FamilyList list) {
+  return guard("test", [&] {
+    select_family(problem, kDevice, list);
+    return FLASHATTN_OK;
+  });
+}
+
+void note(void* user, int32_t, const char* message) {
+  char* text = static_cast<char*>(user);
+  std::strncat(text, message, 300);
+  std::strncat(text, "|", 2);
+}
+
+void test_select() {
+  CHECK(&select_family(problem_of(make_desc(64)), kDevice, kFamilies) == &kFast);
+  CHECK(&select_family(problem_of(make_desc(65)), kDevice, kFamilies) == &kSlow);
+
+  char lines[1024] = "";
+  set_log(FLASHATTN_LOG_DEBUG, note, lines);
+  CHECK(refusal_of(problem_of(make_desc(300)), kFamilies) == FLASHATTN_ERROR_UNSUPPORTED);
+  set_log(FLASHATTN_LOG_OFF, nullptr, nullptr);
+  CHECK(std::strstr(lines, "family fast refuses: dim_qk = 300 is above 64|") != nullptr);
+  CHECK(std::strstr(lines, "family slow refuses: dim_qk = 300 is above 256|") != nullptr);
+  CHECK(std::strstr(last_error().text, "Some CPU") != nullptr);
+
+  // Of the two, the broad one came closer: it has only the softcap against this.
+  flashattn_desc desc = make_desc(100);
+  desc.softcap = 2;
+  CHECK(refusal_of(problem_of(desc), kFamilies) == FLASHATTN_ERROR_UNSUPPORTED);
+  CHECK(last_error().reason == FLASHATTN_REASON_SOFTCAP);
+  CHECK(std::strcmp(last_error().field, "softcap") == 0);
+  CHECK(std::strstr(last_error().text, "softcap = 2 is not offered") != nullptr);
+
+  CHECK(refusal_of(problem_of(desc), {kList, 1}) == FLASHATTN_ERROR_UNSUPPORTED);
+  CHECK(last_error().reason == FLASHATTN_REASON_NOT_IN_THIS_BUILD);
+}
+
+void test_defaults() {
+  flashattn_desc desc = make_desc(64);
+  desc.bias = FLASHATTN_BIAS_DENSE;
+  desc.dropout = 1e-9f;
+  const Problem p = problem_of(desc);
+  CHECK(p.ops == FLASHATTN_OP_FORWARD && p.dtype_o == FLASHATTN_DTYPE_BF16);
+  CHECK(p.heads_kv == 8 && p.group() == 1 && p.dim_v == 64);
+  CHECK(p.bias_dtype == FLASHATTN_DTYPE_BF16 && p.scale == 0.125f);
+  CHECK(p.dropout == 0 && p.struct_size == sizeof(flashattn_desc));
+  CHECK(problem_of(make_desc(64)).bias_dtype == FLASHATTN_DTYPE_DEFAULT);
+  desc.dropout = 0.5f;
+  CHECK(problem_of(desc).dropout_threshold() == 32768);
+  desc.heads_kv = 2;
+  desc.scale = -3;
+  CHECK(problem_of(desc).group() == 4 && problem_of(desc).scale == -3);
+}
+
+// Masks, sequences without keys, and bytes of pages.
+void test_cost() {
+  flashattn_desc desc = make_desc(64);
+  desc.mask = FLASHATTN_MASK_WINDOW;
+  desc.window_left = 3;
+  const Problem window = problem_of(desc);
+  const flashattn_shape shape = {2, 100, 100, 0, 0, 0};
+  const int64_t pairs = 1 + 2 + 3 + 97 * 4;
+  CHECK(operation_cost(window, FLASHATTN_OP_FORWARD, shape).flops == 2 * 8 * pairs * 2 * 128);
+  CHECK(operation_cost(window, FLASHATTN_OP_BACKWARD, shape).flops == 2 * 8 * pairs * 5 * 128);
+  CHECK(operation_cost(window, FLASHATTN_OP_FORWARD, {2, 100, 0, 0, 0, 0}).flops == 0);
+  desc = make_desc(64);
+  desc.heads_kv = 1;
+  desc.layout = FLASHATTN_LAYOUT_PAGED_KV;
+  desc.page_size = 16;
+  const Cost paged = operation_cost(problem_of(desc), FLASHATTN_OP_FORWARD, {3, 1, 40, 0, 0, 0});
+  CHECK(paged.bytes == 3 * (8 * 64 * 2 * 2 + 40 * 64 * 2 * 2 + 3 * 4));
+  desc = make_desc(64);
+  desc.layout = FLASHATTN_LAYOUT_VARLEN_Q;
+  // Two sequences of 4 and one of 2, each with 10 keys; the fourth gets nothing.
+  CHECK(operation_cost(problem_of(desc), FLASHATTN_OP_FORWARD, {4, 4, 10, 0, 10, 0}).flops ==
+        8 * 100 * 2 * 128);
+}
+
+void test_guard() {
+  CHECK(guard("test", [] { return FLASHATTN_OK; }) == FLASHATTN_OK);
+  CHECK(guard("test", []() -> int32_t { throw std::bad_alloc(); }) ==
+        FLASHATTN_ERROR_OUT_OF_MEMORY);
+  CHECK(guard("test", []() -> int32_t { throw std::runtime_error("what it says"); }) ==
+        FLASHATTN_ERROR_INTERNAL);
+  CHECK(std::strstr(last_error().text, "what it says") != nullptr);
+  CHECK(guard("test", []() -> int32_t { throw 1; }) == FLASHATTN_ERROR_INTERNAL);
+  CHECK(guard("test", []() -> int32_t {
+          return fail(FLASHATTN_ERROR_DEVICE, FLASHATTN_REASON_NONE, "", "%s", "broken");
+        }) == FLASHATTN_ERROR_DEVICE);
+  CHECK(std::strcmp(last_error().text, "broken") == 0);
+}
+
+}  // namespace
+
+int main() {
+  test_select();
+  test_defaults();
+  test_cost();
+  test_guard();
+  return check_report();
+}

@@ -1,0 +1,136 @@
+/* Many threads: errors of their own, one plan shared, the log set meanwhile; and a forked child. */
+#define _POSIX_C_SOURCE 200809L
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+
+enum { THREADS = 8, ROUNDS = 30, BATCH = 2, HEADS = 3, SEQ = 33, DIM = 16 };
+enum { ELEMENTS = BATCH * SEQ * HEADS * DIM, ROWS = BATCH * HEADS * SEQ };
+
+static float q[ELEMENTS], k[ELEMENTS], v[ELEMENTS], expected_o[ELEMENTS], expected_lse[ROWS];
+static flashattn_plan *plan;
+
+struct job {
+  int id;
+  int failed;
+  float o[ELEMENTS], lse[ROWS];
+};
+
+static int32_t attend(struct job *job) {
+  flashattn_forward_args args = {.struct_size = sizeof args};
+  int64_t bytes = 0;
+  args.shape.batch = BATCH;
+  args.shape.seqlen_q = args.shape.seqlen_kv = SEQ;
+  args.inputs.q.data = q;
+  args.inputs.k.data = k;
+  args.inputs.v.data = v;
+  args.o.data = job->o;
+  args.lse = job->lse;
+  int32_t status = flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &args.shape, &bytes);
+  void *workspace = malloc((size_t)bytes + 1);
+  if (status == FLASHATTN_OK && workspace) {
+    status = flashattn_forward(plan, &args, workspace, bytes, NULL);
+  }
+  free(workspace);
+  return status;
+}
+
+/* The sentence of this thread's failure is this thread's, and a success leaves it alone. */
+static int own_error(int id) {
+  flashattn_desc desc;
+  char wanted[32];
+  const char *field;
+  int32_t reason;
+  flashattn_desc_init(&desc, sizeof desc);
+  desc.dtype = FLASHATTN_DTYPE_F32;
+  desc.heads_q = -1 - id;
+  desc.dim_qk = 8;
+  snprintf(wanted, sizeof wanted, "heads_q = %d ", -1 - id);
+  if (flashattn_check(&desc) != FLASHATTN_ERROR_INVALID_ARGUMENT) return 0;
+  sched_yield();
+  desc.heads_q = 1;
+  if (flashattn_check(&desc) != FLASHATTN_OK) return 0;
+  return strstr(flashattn_last_error(&reason, &field), wanted) != NULL &&
+         reason == FLASHATTN_REASON_SIZE && strcmp(field, "heads_q") == 0;
+}
+
+static void *work(void *user) {
+  struct job *job = (struct job *)user;
+  job->failed += flashattn_last_error(NULL, NULL)[0] != 0;
+  for (int round = 0; round < ROUNDS; ++round) {
+    memset(job->o, 0xA5, sizeof job->o);
+    job->failed += attend(job) != FLASHATTN_OK;
+    job->failed += memcmp(job->o, expected_o, sizeof expected_o) != 0;
+    job->failed += memcmp(job->lse, expected_lse, sizeof expected_lse) != 0;
+    job->failed += !own_error(job->id);
+  }
+  return NULL;
+}
+
+static void swallow(void *user, int32_t level, const char *message) {
+  *(int *)user += level > 0 && message[0] != 0;
+}
+
+static void test_threads(struct job *jobs) {
+  pthread_t threads[THREADS];
+  int lines = 0;
+  for (int t = 0; t < THREADS; ++t) {
+    jobs[t].id = t;
+    CHECK(pthread_create(&threads[t], NULL, work, &jobs[t]) == 0);
+  }
+  for (int n = 0; n < 200; ++n) {
+    flashattn_set_log(n % 2 ? FLASHATTN_LOG_DEBUG : FLASHATTN_LOG_OFF, swallow, &lines);
+    sched_yield();
+  }
+  for (int t = 0; t < THREADS; ++t) {
+    pthread_join(threads[t], NULL);
+    CHECK(jobs[t].failed == 0);
+  }
+  flashattn_set_log(FLASHATTN_LOG_OFF, NULL, NULL);
+}
+
+/* After work on several threads, a child works too. It must not hang: the alarm ends it. */
+static void test_fork(struct job *job) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    memset(job->o, 0xA5, sizeof job->o);
+    const int ok = attend(job) == FLASHATTN_OK &&
+                   memcmp(job->o, expected_o, sizeof expected_o) == 0 && own_error(77);
+    _exit(ok ? 0 : 1);
+  }
+  int status = -1;
+  CHECK(child > 0 && waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+int main(void) {
+  static struct job jobs[THREADS];
+  flashattn_desc desc;
+  flashattn_desc_init(&desc, sizeof desc);
+  desc.dtype = FLASHATTN_DTYPE_F32;
+  desc.heads_q = HEADS;
+  desc.dim_qk = DIM;
+  desc.mask = FLASHATTN_MASK_CAUSAL;
+  desc.features = FLASHATTN_FEATURE_LSE;
+  if (!CHECK_OK(flashattn_plan_create(&desc, &plan))) return check_report();
+  unsigned seed = 1;
+  for (int n = 0; n < ELEMENTS; ++n) {
+    float *const arrays[] = {&q[n], &k[n], &v[n]};
+    for (int a = 0; a < 3; ++a) {
+      seed = seed * 1664525u + 1013904223u;
+      *arrays[a] = (float)(seed >> 8) / 8388608.0f - 1.0f;
+    }
+  }
+  CHECK_OK(attend(&jobs[0]));
+  memcpy(expected_o, jobs[0].o, sizeof expected_o);
+  memcpy(expected_lse, jobs[0].lse, sizeof expected_lse);
+  test_fork(&jobs[0]);
+  test_threads(jobs);
+  test_fork(&jobs[0]);
+  flashattn_plan_destroy(plan);
+  return check_report();
+}
