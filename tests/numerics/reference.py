@@ -162,7 +162,8 @@ def backward(case, data, b, fwd, arithmetic=EXACT, use=None):
     if use is not None:
         o, lse = use
         # p exp(lse_part - lse_whole): rows without a key have p = 0 anyway.
-        shift = np.where(np.isneginf(fwd.lse) | np.isneginf(lse), 0, fwd.lse - lse)
+        some = ~(np.isneginf(fwd.lse) | np.isneginf(lse))
+        shift = np.where(some, fwd.lse, 0) - np.where(some, lse, 0)
         p = p * np.exp(shift)[..., None]
     d = (dout * o).sum(-1)
     if case.dlse:
