@@ -180,7 +180,8 @@ def backward(case, data, b, fwd, arithmetic=EXACT, use=None):
 
     dsink = None
     if case.sink:
-        share = np.exp(arithmetic.load(data.sink)[:, None] - lse)
+        sink = arithmetic.load(data.sink)[:, None]
+        share = np.where(np.isneginf(sink), 0, np.exp(sink - np.where(np.isneginf(lse), 0, lse)))
         dsink = -(share * d).sum(-1)
     result = Gradients(
         dq=store((draw @ k).swapaxes(0, 1)),
