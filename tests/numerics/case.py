@@ -93,6 +93,10 @@ class Case:
         return self.scale or self.dim_qk ** -0.5
 
     def replace(self, **changes):
+        """A copy; what followed another field by default follows its new value."""
+        for name, leader in (("heads_kv", "heads_q"), ("dim_v", "dim_qk"), ("dtype_o", "dtype")):
+            if getattr(self, name) == getattr(self, leader):
+                changes.setdefault(name, type(getattr(self, name))())
         return dataclasses.replace(self, **changes)
 
     def to_json(self):

@@ -6,6 +6,7 @@ import pytest
 from . import reference
 from .case import Case
 from .data import make_data
+from .dtypes import EPSILON
 from .harness import run
 from .repro import command, verify
 from .tolerance import check
@@ -20,11 +21,15 @@ SPECIAL = [np.nan, np.inf]
 
 
 def assert_same_where(result, clean, name, untouched, case, device):
-    """untouched: per sequence, a mask that broadcasts over the named result."""
+    """untouched: per sequence, a mask that broadcasts over the named result. Rounding may differ:
+    a kernel may take another way around numbers that are not finite."""
+    epsilon = EPSILON[case.dtype]
     for b, keep in enumerate(untouched):
         got, want = getattr(result, name)[b], getattr(clean, name)[b]
         keep = np.broadcast_to(keep, got.shape)
-        different = keep & ~((got == want) | (np.isnan(got) & np.isnan(want)))
+        with np.errstate(invalid="ignore"):
+            close = np.abs(got - want) <= 2 * epsilon * np.maximum(np.abs(want), 1)
+        different = keep & ~(close | (got == want))
         assert not different.any(), "%s, sequence %d: %d numbers changed that do not depend on " \
             "it, the first at %s: %s" % (name, b, different.sum(),
                                          np.argwhere(different)[0].tolist(), command(case, device))
