@@ -1,5 +1,5 @@
-"""Special values: large and tiny scores, infinities and NaN, which may reach only those results that
-depend on them."""
+"""Special values: large and tiny scores, infinities and NaN, which may reach only those results
+that depend on them."""
 import numpy as np
 import pytest
 

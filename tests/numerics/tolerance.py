@@ -1,5 +1,5 @@
-"""When a result passes: its error is at most twice that of the same formula evaluated naively in the
-same dtype (three times with softcap), plus one rounding of the dtype."""
+"""When a result passes: its error is at most twice that of the same formula evaluated naively in
+the same dtype (three times with softcap), plus one rounding of the dtype."""
 import numpy as np
 
 from . import reference
