@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/arrays.h"
 #include "cpu/device.h"
 #include "cpu/parallel.h"
 
@@ -191,7 +192,7 @@ void CpuLauncher::merge_parts(const ForwardJob& job) const {
     if (parts <= 1) return;
     const int64_t stride = job.partial_row(1, 0, 0, 0);
     const MergeJob merge{parts, problem_.dim_v, FLASHATTN_DTYPE_F32, problem_.dtype_o,
-                         nullptr, nullptr, stride * problem_.dim_v, stride};
+                         nullptr, nullptr, stride * problem_.dim_v, stride, {}};
     const RowLayout layout = row_layout(problem_, args.shape);
     for (int32_t i = 0; i < sequence.len.q; ++i) {
       const int64_t token = sequence.first_q + i, row = job.partial_row(0, b, h, i);
@@ -249,7 +250,9 @@ int32_t CpuLauncher::merge(const flashattn_merge_args& args, void*) const {
   const int32_t batch = varlen ? 1 : args.shape.batch;
   const int32_t size = dtype_size(problem_.dtype_o);
   const MergeJob job{args.parts, problem_.dim_v, args.part_dtype, problem_.dtype_o,
-                     args.part_o, args.part_lse, 0, 0};
+                     args.part_o, args.part_lse, 0, 0,
+                     resolve_strides({}, query_rows(problem_, args.shape), problem_.heads_q,
+                                     problem_.dim_v)};
   parallel_tasks(threads_, static_cast<int64_t>(batch) * problem_.heads_q,
                  [&](int64_t task, int32_t) {
     const int32_t b = static_cast<int32_t>(task / problem_.heads_q);
