@@ -367,8 +367,8 @@ void forward_task(const ForwardJob& job, int64_t task, char* scratch) {
 FLASHATTN_INLINE const char* part_row(const MergeJob& job, const MergeRow& row, int32_t p) {
   if (!job.part_o) return reinterpret_cast<const char*>(row.o + p * job.o_stride);
   const flashattn_tensor& part = job.part_o[p];
-  const bool packed = part.stride_batch == 0 && part.stride_head == 0 && part.stride_seq == 0;
-  const flashattn_tensor& t = packed ? job.packed : part;
+  const bool strided = part.stride_batch != 0 || part.stride_head != 0 || part.stride_seq != 0;
+  const flashattn_tensor& t = strided ? part : job.packed;
   return static_cast<const char*>(part.data) +
          (row.b * t.stride_batch + row.h * t.stride_head + row.i * t.stride_seq) *
              dtype_size(job.part_dtype);

@@ -121,7 +121,7 @@ struct MergeJob {
   const flashattn_tensor* part_o;
   const float* const* part_lse;
   int64_t o_stride, lse_stride;
-  flashattn_tensor packed;  // strides of the caller's parts that leave theirs at 0
+  flashattn_tensor packed;  // strides of the caller's parts that give none
 };
 
 // One row to merge.

@@ -249,10 +249,10 @@ int32_t CpuLauncher::merge(const flashattn_merge_args& args, void*) const {
   const int64_t tokens = varlen ? args.shape.total_q : args.shape.seqlen_q;
   const int32_t batch = varlen ? 1 : args.shape.batch;
   const int32_t size = dtype_size(problem_.dtype_o);
-  const MergeJob job{args.parts, problem_.dim_v, args.part_dtype, problem_.dtype_o,
-                     args.part_o, args.part_lse, 0, 0,
-                     resolve_strides({}, query_rows(problem_, args.shape), problem_.heads_q,
-                                     problem_.dim_v)};
+  const flashattn_tensor packed =
+      resolve_strides({}, query_rows(problem_, args.shape), problem_.heads_q, problem_.dim_v);
+  const MergeJob job{args.parts,  problem_.dim_v, args.part_dtype, problem_.dtype_o, args.part_o,
+                     args.part_lse, 0, 0, packed};
   parallel_tasks(threads_, static_cast<int64_t>(batch) * problem_.heads_q,
                  [&](int64_t task, int32_t) {
     const int32_t b = static_cast<int32_t>(task / problem_.heads_q);
