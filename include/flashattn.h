@@ -39,8 +39,8 @@
  *             Nothing prints, aborts, throws or exits.
  *   Text      const char pointers are UTF-8, end in a zero byte and belong to the library. They are
  *             never NULL unless that is said, and live as long as the process unless that is said.
- *   Memory    The library keeps no pointer past a call, except that on a GPU the enqueued work reads
- *             and writes what it was given. Host memory is allocated in plan_create only; device
+ *   Memory    The library keeps no pointer past a call, except that work enqueued on a GPU reads
+ *             and writes what it was given. Host memory is allocated in plan_create only, device
  *             memory never. "Device memory" below means memory that the plan's device can address:
  *             host memory for the CPU.
  *   Threads   Every function may be called from any thread at any time. A plan is immutable: any
@@ -526,16 +526,16 @@ FLASHATTN_API const char *flashattn_status_name(int32_t status);
 /* The sentence of the last call of this thread that failed; "" when none did. Successful calls
  * leave it alone. It lives until the next call of this thread fails.
  *   reason   out, may be NULL: enum flashattn_reason.
- *   field    out, may be NULL: the structure member it is about, "dim_qk", "inputs.q.stride_seq"; "" when
- *            there is none. */
+ *   field    out, may be NULL: the structure member it is about, "dim_qk", "inputs.q.stride_seq";
+ *            "" when there is none. */
 FLASHATTN_API const char *flashattn_last_error(int32_t *reason, const char **field);
 
-/* Sends log lines to fn, for the whole process.
- *   level    enum flashattn_log_level.
- *   fn       may be NULL: off.
- *   user     handed to fn, may be NULL.
+/* Sends log lines to a callback, for the whole process.
+ *   level      enum flashattn_log_level.
+ *   callback   may be NULL: off.
+ *   user       handed to the callback, may be NULL.
  * INVALID_ARGUMENT: unknown level. */
-FLASHATTN_API int32_t flashattn_set_log(int32_t level, flashattn_log_fn fn, void *user);
+FLASHATTN_API int32_t flashattn_set_log(int32_t level, flashattn_log_fn callback, void *user);
 
 /* How many devices of a kind there are. 0 where the build or the machine has none.
  *   device   enum flashattn_device.
@@ -563,8 +563,8 @@ FLASHATTN_API int32_t flashattn_desc_init(flashattn_desc *desc, uint32_t struct_
  * INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE. */
 FLASHATTN_API int32_t flashattn_check(const flashattn_desc *desc);
 
-/* Checks the descriptor, chooses the kernels and does everything that is slow. The choice depends on
- * the descriptor, the device and the library's version only.
+/* Checks the descriptor, chooses the kernels and does everything that is slow. The choice depends
+ * on the descriptor, the device and the library's version only.
  *   desc   may be freed afterwards.
  *   plan   out: to be freed by flashattn_plan_destroy. Untouched on failure.
  * INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE, OUT_OF_MEMORY. */
