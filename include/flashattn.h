@@ -41,8 +41,8 @@
  *             never NULL unless that is said, and live as long as the process unless that is said.
  *   Memory    The library keeps no pointer past a call, except that work enqueued on a GPU reads
  *             and writes what it was given. Host memory is allocated in check and plan_create
- *             only, device memory never. "Device memory" below means memory that the plan's device can address:
- *             host memory for the CPU.
+ *             only, device memory never. "Device memory" below means memory that the plan's
+ *             device can address: host memory for the CPU.
  *   Threads   Every function may be called from any thread at any time. A plan is immutable: any
  *             number of threads and streams may run it at once, each with a workspace of its own.
  *             Only flashattn_plan_destroy must not overlap a use of the same plan.
