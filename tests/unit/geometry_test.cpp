@@ -77,8 +77,8 @@ bool columns_right(Table& t) {
   return true;
 }
 
-// Spans of a row tile, and how each key tile stands to it: kEmpty and kFull must be true, and a tile
-// that is full must be said to be full. kPartial may hold a tile without a pair (between rows).
+// Spans of a row tile, and how each key tile stands to it: kEmpty and kFull must be true, and a
+// full tile must be said to be full. kPartial may hold a tile without a pair (between rows).
 bool spans_right(Table& t, int tile_q, int tile_kv) {
   for (int q = 0; q < t.len.q; q += tile_q) {
     const Interval rows = {q, std::min(q + tile_q, t.len.q)};

@@ -359,7 +359,7 @@ The name of an enum flashattn_status, "FLASHATTN_OK"; "unknown status" for any o
 const char *flashattn_last_error(int32_t *reason, const char **field)
 
 The sentence of the last call of this thread that failed; "" when none did. Successful calls
-leave it alone. It lives until the next call of this thread fails.
+leave it alone. It lives until the next call of this thread fails, and so does the field.
   reason   out, may be NULL: enum flashattn_reason.
   field    out, may be NULL: the structure member it is about, "dim_qk", "inputs.q.stride_seq";
            "" when there is none.
@@ -402,8 +402,9 @@ INVALID_ARGUMENT: NULL, too small.
     "flashattn_check": """\
 int32_t flashattn_check(const flashattn_desc *desc)
 
-Whether flashattn_plan_create would succeed; if not, flashattn_last_error says why.
-INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE.
+Whether flashattn_plan_create would succeed; if not, flashattn_last_error says why. Makes a plan
+and frees it.
+INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE, OUT_OF_MEMORY.
 """,
     "flashattn_plan_create": """\
 int32_t flashattn_plan_create(const flashattn_desc *desc, flashattn_plan **plan)
