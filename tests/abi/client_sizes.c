@@ -1,5 +1,6 @@
-/* A program compiled with a later header, whose structures are larger: it runs while it asks for
- * nothing that this library does not know, and is refused with a sentence when it does. */
+/* Programs compiled with other headers. Of a later one, whose structures are larger: it runs while it
+ * asks for nothing that this library does not know, and is refused with a sentence when it does. Of
+ * an earlier one, whose structures are smaller: what lies behind them is not read. */
 #include <string.h>
 
 #include "../unit/check.h"
@@ -17,6 +18,13 @@ static void enlarge(const char *kind, void *structure) {
   memcpy(structure, &size, sizeof size);
 }
 
+/* Up to the reserved words, with something else in their place. */
+static void shorten(const char *kind, void *structure) {
+  const uint32_t size = (uint32_t)(size_of(kind) - sizeof(int64_t[4]));
+  memset((char *)structure + size, 0xA5, sizeof(int64_t[4]));
+  memcpy(structure, &size, sizeof size);
+}
+
 static const char *marked; /* which structure carries something unknown */
 
 static void enlarge_and_mark(const char *kind, void *structure) {
@@ -27,11 +35,12 @@ static void enlarge_and_mark(const char *kind, void *structure) {
 int main(int argc, char **argv) {
   case_file file;
   if (!CHECK(argc > 1 && case_file_open(&file, argv[1]))) return check_report();
-  uint64_t plain = 0, larger = 1;
+  uint64_t plain = 0, larger = 1, smaller = 2;
   for (int n = 0; n < file.count; ++n) {
     CHECK(case_run(&file, n, NULL, &plain) == CASE_PASSED);
     CHECK(case_run(&file, n, enlarge, &larger) == CASE_PASSED);
-    CHECK(plain == larger);
+    CHECK(case_run(&file, n, shorten, &smaller) == CASE_PASSED);
+    CHECK(plain == larger && plain == smaller);
   }
   const char *const kinds[] = {"desc", "forward_args", "backward_args"};
   for (int k = 0; k < 3; ++k) {
