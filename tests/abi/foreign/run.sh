@@ -3,8 +3,10 @@
 # Packages and caches go to FOLDER, in versions that are pinned here. Skipped, with a sentence, where
 # the runtime or its registry is missing.
 set -eu
-runtime=$1 folder=$2/$1 library=$3 header=$4 data=$5
-here=$(cd "$(dirname "$0")" && pwd)
+whole() { (cd "$(dirname "$1")" && printf '%s/%s' "$(pwd)" "$(basename "$1")"); }
+mkdir -p "$2"
+runtime=$1 folder=$(whole "$2")/$1 library=$(whole "$3") header=$(whole "$4") data=$(whole "$5")
+here=$(dirname "$(whole "$0")")
 
 skip() {
   echo "0 passed, 0 failed, 1 skipped: $1"
