@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Python's ctypes with nothing but the header's text: the block between its markers becomes structures
-and prototypes here, and the case `causal` of tests/data runs through them.
+"""Python's ctypes with nothing but the header's text: the block between its markers becomes
+structures and prototypes here, and the case `causal` of tests/data runs through them.
 
     header_only.py LIBRARY HEADER FOLDER"""
 import array

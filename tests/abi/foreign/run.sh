@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs a program of another runtime:  run.sh node|go FOLDER LIBRARY HEADER DATA
-# Packages and caches go to FOLDER, in versions that are pinned here. Skipped, with a sentence, where
-# the runtime or its registry is missing.
+# Packages and caches go to FOLDER, in versions that are pinned here. Skipped, with a sentence,
+# where the runtime or its registry is missing.
 set -eu
 whole() { (cd "$(dirname "$1")" && printf '%s/%s' "$(pwd)" "$(basename "$1")"); }
 mkdir -p "$2"
