@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The promise of the ABI, written down: tests/abi/baseline.txt holds every exported symbol,
-function, enumerator, structure and member with its place. A library's version may add to it and change
-nothing: programs that were compiled before keep running.
+function, enumerator, structure and member with its place. A library's version may add to it and
+change nothing: programs that were compiled before keep running.
 
     baseline.py [--library LIB]           compares the header (and a built library) with the file
     baseline.py --library LIB --write     writes the file anew; refused where something would break
