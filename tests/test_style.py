@@ -70,6 +70,17 @@ def test_clang_format():
     assert result.returncode == 0, "clang-format -i " + " ".join(wrong)
 
 
+def test_clang_tidy():
+    """The host code, which needs no special flags."""
+    tool, build = shutil.which("clang-tidy"), ROOT / "build" / "release"
+    if not tool or not (build / "compile_commands.json").exists():
+        pytest.skip("no clang-tidy, or no build")
+    sources = [p for p in files() if p.suffix == ".cpp" and p.parent.name in ("api", "core")]
+    result = subprocess.run([tool, "-p", str(build), "--quiet", *map(str, sources)], cwd=ROOT,
+                            capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
+
+
 def test_version():
     """The header is where the version stands; the build files repeat it."""
     header = (ROOT / "include" / "flashattn.h").read_text()
