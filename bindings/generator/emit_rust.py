@@ -196,7 +196,7 @@ def _tests(model: Model) -> str:
         for field in struct.fields:
             name = _name(field.name)
             one = f"        assert_eq!(offset_of!({struct.name}, {name}), {field.offset});"
-            if len(one) - len("        assert_eq!();") > 60:  # where rustfmt breaks a call
+            if len(one) > 100:
                 one = (f"        assert_eq!(\n            offset_of!({struct.name}, {name}),\n"
                        f"            {field.offset}\n        );")
             lines.append(one)

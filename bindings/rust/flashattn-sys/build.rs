@@ -13,12 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn main() {
-    for name in [
-        "DOCS_RS",
-        "FLASHATTN_LIB_DIR",
-        "FLASHATTN_BUILD_FROM",
-        "PKG_CONFIG",
-    ] {
+    for name in ["DOCS_RS", "FLASHATTN_LIB_DIR", "FLASHATTN_BUILD_FROM", "PKG_CONFIG"] {
         println!("cargo:rerun-if-env-changed={name}");
     }
     for name in ["PKG_CONFIG_PATH", "PKG_CONFIG_LIBDIR"] {
@@ -122,10 +117,7 @@ fn build_from(source: &Path) -> Result<(), String> {
         setup.arg("--reconfigure");
     }
     run(&mut setup)?;
-    run(Command::new("ninja")
-        .arg("-C")
-        .arg(&build)
-        .arg("src/libflashattn.a"))?;
+    run(Command::new("ninja").arg("-C").arg(&build).arg("src/libflashattn.a"))?;
 
     search(&build.join("src"));
     println!("cargo:rustc-link-lib=static=flashattn");
@@ -149,8 +141,5 @@ fn run(command: &mut Command) -> Result<(), String> {
         return Ok(());
     }
     let said = [output.stdout, output.stderr].concat();
-    Err(format!(
-        "{program} failed:\n{}",
-        String::from_utf8_lossy(&said)
-    ))
+    Err(format!("{program} failed:\n{}", String::from_utf8_lossy(&said)))
 }

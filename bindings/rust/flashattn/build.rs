@@ -3,9 +3,6 @@
 
 fn main() {
     if let Some(folder) = std::env::var_os("DEP_FLASHATTN_LIBDIR") {
-        println!(
-            "cargo:rustc-link-arg=-Wl,-rpath,{}",
-            folder.to_string_lossy()
-        );
+        println!("cargo:rustc-link-arg=-Wl,-rpath,{}", folder.to_string_lossy());
     }
 }

@@ -1447,10 +1447,7 @@ mod tests {
         assert_eq!(offset_of!(flashattn_device_properties, units), 4);
         assert_eq!(offset_of!(flashattn_device_properties, name), 8);
         assert_eq!(offset_of!(flashattn_device_properties, isa), 16);
-        assert_eq!(
-            offset_of!(flashattn_device_properties, compute_capability),
-            24
-        );
+        assert_eq!(offset_of!(flashattn_device_properties, compute_capability), 24);
         assert_eq!(offset_of!(flashattn_device_properties, local_memory), 28);
         assert_eq!(offset_of!(flashattn_device_properties, memory), 32);
     }

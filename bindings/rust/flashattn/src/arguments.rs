@@ -43,12 +43,7 @@ pub struct Upstream<'a, O> {
 impl<'a, O> Upstream<'a, O> {
     /// o and lse as forward wrote them; dout, the gradient that arrives at o, with the shape of o.
     pub fn new(o: View<'a, O>, lse: impl Into<Array<'a, f32>>, dout: View<'a, O>) -> Self {
-        Self {
-            o,
-            dout,
-            lse: lse.into(),
-            dlse: None,
-        }
+        Self { o, dout, lse: lse.into(), dlse: None }
     }
 
     /// The gradient that arrives at lse, laid out like it.
@@ -72,13 +67,7 @@ pub struct Gradients<'a, T> {
 impl<'a, T> Gradients<'a, T> {
     /// With the shapes of q, k and v.
     pub fn new(dq: ViewMut<'a, T>, dk: ViewMut<'a, T>, dv: ViewMut<'a, T>) -> Self {
-        Self {
-            dq,
-            dk,
-            dv,
-            dbias: None,
-            dsink: None,
-        }
+        Self { dq, dk, dv, dbias: None, dsink: None }
     }
 
     /// The gradient of the dense bias; a stride of 0 sums over that index.

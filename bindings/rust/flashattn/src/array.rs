@@ -65,12 +65,7 @@ impl<'a, T> Array<'a, T> {
     /// `address` is that of `len` initialised elements on the device of every plan that gets this,
     /// valid until the work enqueued with it is done.
     pub unsafe fn from_device_ptr(address: u64, len: usize) -> Self {
-        Self {
-            data: address as *const T,
-            len,
-            place: Place::Device,
-            _lifetime: PhantomData,
-        }
+        Self { data: address as *const T, len, place: Place::Device, _lifetime: PhantomData }
     }
 
     /// How many elements.
@@ -85,12 +80,7 @@ impl<'a, T> Array<'a, T> {
 
     /// The same number of bytes at the same place, for the pointer only.
     pub(crate) fn erase(self) -> Array<'a, u8> {
-        Array {
-            data: self.data.cast(),
-            len: self.len,
-            place: self.place,
-            _lifetime: PhantomData,
-        }
+        Array { data: self.data.cast(), len: self.len, place: self.place, _lifetime: PhantomData }
     }
 
     /// The elements, where the host can read them.
@@ -128,12 +118,7 @@ impl<T> ArrayMut<'_, T> {
     /// `address` is that of `len` elements on the device of every plan that gets this, used by
     /// nothing else until the work enqueued with it is done.
     pub unsafe fn from_device_ptr(address: u64, len: usize) -> Self {
-        Self {
-            data: address as *mut T,
-            len,
-            place: Place::Device,
-            _lifetime: PhantomData,
-        }
+        Self { data: address as *mut T, len, place: Place::Device, _lifetime: PhantomData }
     }
 
     /// How many elements.
@@ -155,12 +140,7 @@ impl<T> ArrayMut<'_, T> {
 
 impl<'a, T> From<&'a [T]> for Array<'a, T> {
     fn from(slice: &'a [T]) -> Self {
-        Self {
-            data: slice.as_ptr(),
-            len: slice.len(),
-            place: Place::Host,
-            _lifetime: PhantomData,
-        }
+        Self { data: slice.as_ptr(), len: slice.len(), place: Place::Host, _lifetime: PhantomData }
     }
 }
 

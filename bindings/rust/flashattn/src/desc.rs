@@ -30,10 +30,7 @@ pub struct DescBuilder {
 impl DescBuilder {
     /// The fields that have no default: the type of q, k, v; query heads; elements of a head.
     pub fn new(dtype: Dtype, heads: usize, dim: usize) -> Self {
-        let desc = sys::flashattn_desc {
-            dtype: dtype.0,
-            ..Default::default()
-        };
+        let desc = sys::flashattn_desc { dtype: dtype.0, ..Default::default() };
         let mut builder = Self { desc, error: None };
         builder.desc.heads_q = builder.int(heads, "heads_q");
         builder.desc.dim_qk = builder.int(dim, "dim_qk");

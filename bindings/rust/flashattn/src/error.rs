@@ -86,10 +86,5 @@ pub(crate) fn check(status: i32) -> Result<()> {
         let sentence = sys::flashattn_last_error(&mut reason, &mut field);
         (text(field), text(sentence))
     };
-    Err(Error {
-        status,
-        reason: Reason(reason),
-        field,
-        sentence,
-    })
+    Err(Error { status, reason: Reason(reason), field, sentence })
 }

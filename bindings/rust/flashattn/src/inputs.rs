@@ -22,11 +22,7 @@ impl RowStrides {
     pub fn packed([batch, heads, rows, columns]: [usize; 4]) -> Self {
         let head = rows.saturating_mul(columns);
         Self {
-            batch: if batch == 1 {
-                0
-            } else {
-                head.saturating_mul(heads)
-            },
+            batch: if batch == 1 { 0 } else { head.saturating_mul(heads) },
             head: if heads == 1 { 0 } else { head },
             row: columns,
         }
@@ -136,11 +132,7 @@ impl<'a, T: Element> Inputs<'a, T> {
     pub fn bias<B: Scalar>(mut self, bias: impl Into<Array<'a, B>>, strides: RowStrides) -> Self {
         let bytes = bias.into().erase();
         let dtype = B::DTYPE;
-        self.bias = Some(Bias {
-            bytes,
-            dtype,
-            strides,
-        });
+        self.bias = Some(Bias { bytes, dtype, strides });
         self
     }
 
@@ -201,18 +193,8 @@ impl<'a, T: Element> Inputs<'a, T> {
             seqlen_q: int32(sizes.seqlens[0], "shape.seqlen_q")?,
             seqlen_kv: int32(sizes.seqlens[1], "shape.seqlen_kv")?,
             reserved: 0,
-            total_q: int64(
-                if facts.varlen_q { self.q.dims().seq } else { 0 },
-                "shape.total_q",
-            )?,
-            total_kv: int64(
-                if facts.varlen_kv {
-                    self.k.dims().seq
-                } else {
-                    0
-                },
-                "shape.total_kv",
-            )?,
+            total_q: int64(if facts.varlen_q { self.q.dims().seq } else { 0 }, "shape.total_q")?,
+            total_kv: int64(if facts.varlen_kv { self.k.dims().seq } else { 0 }, "shape.total_kv")?,
         };
         Ok((shape, c))
     }
@@ -250,11 +232,7 @@ impl<'a, T: Element> Inputs<'a, T> {
             return Err(invalid(Reason::SIZE, "inputs.k", sentence));
         }
         let page_size = facts.page_size;
-        Ok(Sizes {
-            batch,
-            seqlens,
-            page_size,
-        })
+        Ok(Sizes { batch, seqlens, page_size })
     }
 
     /// How many sequences a VARLEN array holds, and the length of the longest.
@@ -284,23 +262,11 @@ impl<'a, T: Element> Inputs<'a, T> {
         place: Place,
         c: &mut sys::flashattn_inputs,
     ) -> Result<()> {
-        let (one, more) = (
-            Need::product(&[sizes.batch]),
-            Need::Exactly(sizes.batch.checked_add(1)),
-        );
+        let (one, more) =
+            (Need::product(&[sizes.batch]), Need::Exactly(sizes.batch.checked_add(1)));
         for (array, need, pointer, field) in [
-            (
-                &self.cu_seqlens[0],
-                more,
-                &mut c.cu_seqlens_q,
-                "inputs.cu_seqlens_q",
-            ),
-            (
-                &self.cu_seqlens[1],
-                more,
-                &mut c.cu_seqlens_kv,
-                "inputs.cu_seqlens_kv",
-            ),
+            (&self.cu_seqlens[0], more, &mut c.cu_seqlens_q, "inputs.cu_seqlens_q"),
+            (&self.cu_seqlens[1], more, &mut c.cu_seqlens_kv, "inputs.cu_seqlens_kv"),
             (&self.lens[0], one, &mut c.lens_q, "inputs.lens_q"),
             (&self.lens[1], one, &mut c.lens_kv, "inputs.lens_kv"),
         ] {
@@ -327,12 +293,7 @@ impl<'a, T: Element> Inputs<'a, T> {
         c: &mut sys::flashattn_inputs,
     ) -> Result<()> {
         let place = facts.place;
-        let pairs = [
-            sizes.batch,
-            facts.heads_q,
-            sizes.seqlens[0],
-            sizes.seqlens[1],
-        ];
+        let pairs = [sizes.batch, facts.heads_q, sizes.seqlens[0], sizes.seqlens[1]];
         if let Some(bias) = &self.bias {
             facts.expect_dtype(bias.dtype, facts.bias_dtype, "inputs.bias")?;
             let need = Need::reach(&pairs, &bias.strides.list());

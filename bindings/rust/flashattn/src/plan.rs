@@ -62,11 +62,7 @@ impl Facts {
         let layout = sys::flashattn_layout(desc.layout);
         let device = Device(desc.device);
         Self {
-            place: if device == Device::CPU {
-                Place::Host
-            } else {
-                Place::Device
-            },
+            place: if device == Device::CPU { Place::Host } else { Place::Device },
             dtype: Dtype(desc.dtype),
             dtype_o: Dtype(or(desc.dtype_o, desc.dtype)),
             bias_dtype: Dtype(or(desc.bias_dtype, desc.dtype)),
@@ -101,11 +97,7 @@ impl Facts {
         if (given.varlen, given.heads, given.dim) == (varlen, heads, dim) {
             return Ok(());
         }
-        let layout = if varlen {
-            "(tokens, heads, dim)"
-        } else {
-            "(batch, seq, heads, dim)"
-        };
+        let layout = if varlen { "(tokens, heads, dim)" } else { "(batch, seq, heads, dim)" };
         let sentence = format!(
             "{field} has {given:?}, but the plan is made for {layout} with {heads} heads of {dim}"
         );
@@ -140,10 +132,7 @@ impl Plan {
         check(unsafe { sys::flashattn_plan_create(&desc, &mut handle) })?;
         let handle = NonNull::new(handle)
             .ok_or_else(|| invalid(Reason::NONE, "plan", "the library made no plan"))?;
-        Ok(Self {
-            handle,
-            facts: Facts::new(&desc),
-        })
+        Ok(Self { handle, facts: Facts::new(&desc) })
     }
 
     pub(crate) fn as_ptr(&self) -> *const sys::flashattn_plan {

@@ -191,21 +191,11 @@ impl Plan {
         keep: impl Into<ArrayMut<'a, u8>>,
     ) -> Result<()> {
         self.expect_cpu("sys::flashattn_dropout_mask")?;
-        let mut args = sys::flashattn_forward_args {
-            shape: shape.lower()?,
-            ..Default::default()
-        };
+        let mut args = sys::flashattn_forward_args { shape: shape.lower()?, ..Default::default() };
         args.inputs.rng_seed = seed;
         args.inputs.rng_offset = offset;
-        let sizes = [
-            shape.batch,
-            self.facts.heads_q,
-            shape.seqlen_q,
-            shape.seqlen_kv,
-        ];
-        let keep = keep
-            .into()
-            .pointer(Place::Host, Need::product(&sizes), "keep")?;
+        let sizes = [shape.batch, self.facts.heads_q, shape.seqlen_q, shape.seqlen_kv];
+        let keep = keep.into().pointer(Place::Host, Need::product(&sizes), "keep")?;
         let stream = std::ptr::null_mut();
         // SAFETY: keep holds as many bytes as are written.
         check(unsafe { sys::flashattn_dropout_mask(self.as_ptr(), &args, keep, stream) })

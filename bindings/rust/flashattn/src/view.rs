@@ -36,25 +36,13 @@ impl Dims {
 
 impl From<[usize; 4]> for Dims {
     fn from([batch, seq, heads, dim]: [usize; 4]) -> Self {
-        Self {
-            batch,
-            seq,
-            heads,
-            dim,
-            varlen: false,
-        }
+        Self { batch, seq, heads, dim, varlen: false }
     }
 }
 
 impl From<[usize; 3]> for Dims {
     fn from([seq, heads, dim]: [usize; 3]) -> Self {
-        Self {
-            batch: 1,
-            seq,
-            heads,
-            dim,
-            varlen: true,
-        }
+        Self { batch: 1, seq, heads, dim, varlen: true }
     }
 }
 
@@ -76,11 +64,7 @@ impl Strides {
         // Overflow: View refuses the dims, whatever the strides.
         let seq = dims.heads.saturating_mul(dims.dim);
         Self {
-            batch: if dims.varlen {
-                0
-            } else {
-                seq.saturating_mul(dims.seq)
-            },
+            batch: if dims.varlen { 0 } else { seq.saturating_mul(dims.seq) },
             head: dims.dim,
             seq,
         }
@@ -91,11 +75,7 @@ impl Strides {
         let dims = dims.into();
         let head = dims.seq.saturating_mul(dims.dim);
         Self {
-            batch: if dims.varlen {
-                0
-            } else {
-                head.saturating_mul(dims.heads)
-            },
+            batch: if dims.varlen { 0 } else { head.saturating_mul(dims.heads) },
             head,
             seq: dims.dim,
         }
@@ -144,12 +124,7 @@ impl Raw {
             let sentence = "all strides are 0: one row repeated in all dimensions; copy it";
             return Err(invalid(Reason::STRIDE, "stride_seq", sentence));
         }
-        Ok(Self {
-            address,
-            dims,
-            strides,
-            place,
-        })
+        Ok(Self { address, dims, strides, place })
     }
 
     /// Refuses strides with which two indices could share an element.
@@ -214,7 +189,18 @@ pub struct View<'a, T> {
     _lifetime: PhantomData<&'a [T]>,
 }
 
-/// An array to write, in a slice or in a GPU's memory. No two of its elements share memory.
+/// An array to write, in a slice or in a GPU's memory. No two of its elements share memory, and it
+/// borrows them all: what is written cannot be read or written through anything else.
+///
+/// ```compile_fail,E0502
+/// # use flashattn::{DescBuilder, Dtype, Inputs, View, ViewMut, Workspace};
+/// let mut x = vec![0f32; 8];
+/// let plan = DescBuilder::new(Dtype::F32, 1, 8).build()?;
+/// let view = View::new(&x, [1, 1, 1, 8])?;
+/// let in_place = ViewMut::new(&mut x, [1, 1, 1, 8])?; // x is borrowed by view
+/// plan.forward(&Inputs::new(view, view, view), in_place, &mut Workspace::new())?;
+/// # Ok::<(), flashattn::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct ViewMut<'a, T> {
     raw: Raw,
@@ -240,10 +226,7 @@ impl<'a, T> View<'a, T> {
     /// SIZE: an element lies past the slice. STRIDE: all strides are 0 with more than one row.
     pub fn strided(data: &'a [T], dims: impl Into<Dims>, strides: Strides) -> Result<Self> {
         let raw = Raw::new(data.as_ptr() as u64, data.len(), dims.into(), strides)?;
-        Ok(Self {
-            raw,
-            _lifetime: PhantomData,
-        })
+        Ok(Self { raw, _lifetime: PhantomData })
     }
 
     /// An array in a GPU's memory.
@@ -273,10 +256,7 @@ impl<'a, T> View<'a, T> {
     ///
     /// SIZE: there are not as many heads.
     pub fn heads(self, heads: Range<usize>) -> Result<Self> {
-        Ok(Self {
-            raw: self.raw.heads(heads, std::mem::size_of::<T>())?,
-            _lifetime: PhantomData,
-        })
+        Ok(Self { raw: self.raw.heads(heads, std::mem::size_of::<T>())?, _lifetime: PhantomData })
     }
 
     /// The sizes.
@@ -313,10 +293,7 @@ impl<'a, T> ViewMut<'a, T> {
     /// SIZE: an element lies past the slice. STRIDE: elements would share memory.
     pub fn strided(data: &'a mut [T], dims: impl Into<Dims>, strides: Strides) -> Result<Self> {
         let raw = Raw::new(data.as_mut_ptr() as u64, data.len(), dims.into(), strides)?;
-        Ok(Self {
-            raw: raw.check_apart()?,
-            _lifetime: PhantomData,
-        })
+        Ok(Self { raw: raw.check_apart()?, _lifetime: PhantomData })
     }
 
     /// An array in a GPU's memory.
@@ -358,18 +335,12 @@ impl<'a, T> ViewMut<'a, T> {
 
     /// The same array, borrowed for a shorter time.
     pub fn reborrow(&mut self) -> ViewMut<'_, T> {
-        ViewMut {
-            raw: self.raw,
-            _lifetime: PhantomData,
-        }
+        ViewMut { raw: self.raw, _lifetime: PhantomData }
     }
 
     /// The same array, to read.
     pub fn as_view(&self) -> View<'_, T> {
-        View {
-            raw: self.raw,
-            _lifetime: PhantomData,
-        }
+        View { raw: self.raw, _lifetime: PhantomData }
     }
 
     /// The sizes.

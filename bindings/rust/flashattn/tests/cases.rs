@@ -32,10 +32,7 @@ fn shared_cases() {
             failures.push(format!("{}: {sentence}", case.name));
         }
     }
-    println!(
-        "{} shared cases forward, {backward} of them backward",
-        cases.len()
-    );
+    println!("{} shared cases forward, {backward} of them backward", cases.len());
     assert!(!cases.is_empty() && backward > 0);
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
@@ -101,20 +98,12 @@ fn run_case<T: common::Bytes + Element, O: common::Bytes + Element>(
     workspace: &mut Workspace,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let plan = plan(case)?;
-    let (q, k, v) = (
-        case.array::<T>("q"),
-        case.array::<T>("k"),
-        case.array::<T>("v"),
-    );
+    let (q, k, v) = (case.array::<T>("q"), case.array::<T>("k"), case.array::<T>("v"));
     let (dq, dk, dv) = (case.dims("q"), case.dims("k"), case.dims("v"));
     let held = Held::new(case);
     let inputs = held.beside(
         case,
-        Inputs::new(
-            common::view(&q, &dq)?,
-            common::view(&k, &dk)?,
-            common::view(&v, &dv)?,
-        ),
+        Inputs::new(common::view(&q, &dq)?, common::view(&k, &dk)?, common::view(&v, &dv)?),
     );
 
     // o: as q, with the elements of v.
@@ -144,11 +133,8 @@ fn run_case<T: common::Bytes + Element, O: common::Bytes + Element>(
     let (mut gq, mut gk, mut gv) = (vec![nan; q.len()], vec![nan; k.len()], vec![nan; v.len()]);
     let mut dbias = vec![f32::NAN; case.expected("dbias").map_or(0, |e| e.values.len())];
     let mut dsink = vec![f32::NAN; case.expected("dsink").map_or(0, |e| e.values.len())];
-    let mut upstream = Upstream::new(
-        common::view(&o, &o_dims)?,
-        &lse,
-        common::view(&dout, &o_dims)?,
-    );
+    let mut upstream =
+        Upstream::new(common::view(&o, &o_dims)?, &lse, common::view(&dout, &o_dims)?);
     if !dlse.is_empty() {
         upstream = upstream.dlse(&dlse);
     }
@@ -196,26 +182,10 @@ impl Held {
             lens: [case.array("lens_q"), case.array("lens_kv")],
             pages: case.array("page_table"),
             bias: (
-                if dtype == "f32" {
-                    case.array("bias")
-                } else {
-                    Vec::new()
-                },
-                if dtype == "f16" {
-                    case.array("bias")
-                } else {
-                    Vec::new()
-                },
-                if dtype == "bf16" {
-                    case.array("bias")
-                } else {
-                    Vec::new()
-                },
-                if dtype == "u8" {
-                    case.array("bias")
-                } else {
-                    Vec::new()
-                },
+                if dtype == "f32" { case.array("bias") } else { Vec::new() },
+                if dtype == "f16" { case.array("bias") } else { Vec::new() },
+                if dtype == "bf16" { case.array("bias") } else { Vec::new() },
+                if dtype == "u8" { case.array("bias") } else { Vec::new() },
             ),
             alibi: case.array("alibi_slopes"),
             sink: case.array("sink"),
@@ -231,14 +201,10 @@ impl Held {
         };
         inputs = inputs.seed(case.input("rng_seed"), case.input("rng_offset"));
         if !self.cu[0].is_empty() {
-            inputs = inputs
-                .cu_seqlens_q(&self.cu[0])
-                .max_seqlen_q(case.shape("seqlen_q"));
+            inputs = inputs.cu_seqlens_q(&self.cu[0]).max_seqlen_q(case.shape("seqlen_q"));
         }
         if !self.cu[1].is_empty() {
-            inputs = inputs
-                .cu_seqlens_kv(&self.cu[1])
-                .max_seqlen_kv(case.shape("seqlen_kv"));
+            inputs = inputs.cu_seqlens_kv(&self.cu[1]).max_seqlen_kv(case.shape("seqlen_kv"));
         }
         if !self.lens[0].is_empty() {
             inputs = inputs.lens_q(&self.lens[0]);

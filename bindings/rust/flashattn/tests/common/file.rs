@@ -37,10 +37,7 @@ pub fn load() -> Option<Vec<Case>> {
     let text = std::fs::read_to_string(folder.join("cases.txt")).ok()?;
     let bytes = Rc::new(std::fs::read(folder.join("cases.bin")).ok()?);
     let mut cases: Vec<Case> = Vec::new();
-    for line in text
-        .lines()
-        .filter(|line| !line.is_empty() && !line.starts_with('#'))
-    {
+    for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let mut words = line.split(' ');
         let kind = words.next().unwrap();
         let rest: Vec<&str> = words.collect();
@@ -76,9 +73,7 @@ pub fn load() -> Option<Vec<Case>> {
 
 fn fields(words: &[&str]) -> Fields {
     let pairs = words.iter().map(|word| word.split_once('=').unwrap());
-    pairs
-        .map(|(name, value)| (name.to_string(), value.to_string()))
-        .collect()
+    pairs.map(|(name, value)| (name.to_string(), value.to_string())).collect()
 }
 
 fn entry(words: &[&str]) -> Entry {
@@ -91,10 +86,7 @@ fn entry(words: &[&str]) -> Entry {
 
 fn read<T: Bytes>(bytes: &[u8], entry: &Entry) -> Vec<T> {
     assert_eq!(entry.dtype, T::NAME);
-    let (count, size) = (
-        entry.dims.iter().product::<usize>(),
-        std::mem::size_of::<T>(),
-    );
+    let (count, size) = (entry.dims.iter().product::<usize>(), std::mem::size_of::<T>());
     let bytes = &bytes[entry.offset..entry.offset + count * size];
     bytes.chunks_exact(size).map(T::read).collect()
 }
@@ -135,8 +127,7 @@ impl Case {
 
     /// An array of the case; empty when it has none of this name.
     pub fn array<T: Bytes>(&self, name: &str) -> Vec<T> {
-        self.entry(name)
-            .map_or_else(Vec::new, |entry| read(&self.bytes, entry))
+        self.entry(name).map_or_else(Vec::new, |entry| read(&self.bytes, entry))
     }
 
     /// Compares a result with its float64 values. NaN there: not written, not looked at.
@@ -155,10 +146,7 @@ impl Case {
             let a = a.to_f64();
             let fits = b.is_nan() || a == b || (a - b).abs() <= expected.tolerance;
             if !fits {
-                return Err(format!(
-                    "{name}[{i}] = {a}, expected {b} +- {}",
-                    expected.tolerance
-                ));
+                return Err(format!("{name}[{i}] = {a}, expected {b} +- {}", expected.tolerance));
             }
         }
         Ok(())

@@ -69,9 +69,6 @@ pub fn numbers(count: usize, seed: u64) -> Vec<f32> {
 pub fn assert_near(given: &[f32], wanted: &[f32], tolerance: f32) {
     assert_eq!(given.len(), wanted.len());
     for (i, (a, b)) in given.iter().zip(wanted).enumerate() {
-        assert!(
-            (a - b).abs() <= tolerance || a == b,
-            "[{i}]: {a}, expected {b}"
-        );
+        assert!((a - b).abs() <= tolerance || a == b, "[{i}]: {a}, expected {b}");
     }
 }
