@@ -22,6 +22,9 @@ HEAD = """\
 //! let status = flashattn_sys::flashattn_status(unsafe { flashattn_sys::flashattn_check(&desc) });
 //! assert_eq!(status, flashattn_sys::flashattn_status::OK);
 //! ```
+//!
+//! # Conventions
+%s
 #![no_std]
 #![allow(non_camel_case_types)]
 
@@ -42,7 +45,8 @@ RAW = frozenset({"fn"})
 
 def emit(model: Model) -> str:
     major, minor, patch = model.version
-    out = [HEAD, "/// The version of the header that these declarations were written from: 10000 * "
+    conventions = [line.replace("///", "//!", 1) for line in _doc(model.conventions)]
+    out = [HEAD.replace("%s", "\n".join(conventions)), "/// The version of the header that these declarations were written from: 10000 * "
            "major + 100 *\n/// minor + patch.\n"
            f"pub const HEADER_VERSION: i32 = {10000 * major + 100 * minor + patch};\n"]
     out += [_enum(enum) for enum in model.enums]
@@ -160,7 +164,7 @@ def _callback(callback: Function) -> str:
 
 def _function(function: Function) -> str:
     doc = [*_doc(function.doc, "    "), "    ///", "    /// # Safety", "    ///",
-           "    /// Pointers must be what the text above and the header's conventions say."]
+           "    /// Pointers must be what the text above and the conventions of this crate say."]
     if not any(p.type.is_pointer or p.type.base not in SCALARS for p in function.parameters):
         doc = _doc(function.doc, "    ")
     parameters = ", ".join(f"{_name(p.name)}: {_type(p.type)}" for p in function.parameters)

@@ -13,6 +13,33 @@
 //! let status = flashattn_sys::flashattn_status(unsafe { flashattn_sys::flashattn_check(&desc) });
 //! assert_eq!(status, flashattn_sys::flashattn_status::OK);
 //! ```
+//!
+//! # Conventions
+//!
+//! ```text
+//!   Zero      A zeroed structure with struct_size set asks for nothing unusual. Fields that must be
+//!             set are marked "required". Reserved fields must be zero; unknown bits are refused.
+//!   Growth    Structures only grow at their end. A smaller struct_size means that the rest is zero;
+//!             a larger one is accepted when the part this library does not know is all zero.
+//!   Status    Functions that can fail return an enum flashattn_status. A call that failed changed
+//!             nothing: arguments are checked before anything is computed, launched or written. The
+//!             sentence of flashattn_last_error names field, value, limit, device and remedy.
+//!             Besides what is listed at each function, all can return FLASHATTN_ERROR_INTERNAL.
+//!             Nothing prints, aborts, throws or exits.
+//!   Text      const char pointers are UTF-8, end in a zero byte and belong to the library. They are
+//!             never NULL unless that is said, and live as long as the process unless that is said.
+//!   Memory    The library keeps no pointer past a call, except that on a GPU the enqueued work reads
+//!             and writes what it was given. Host memory is allocated in plan_create only; device
+//!             memory never. "Device memory" below means memory that the plan's device can address:
+//!             host memory for the CPU.
+//!   Threads   Every function may be called from any thread at any time. A plan is immutable: any
+//!             number of threads and streams may run it at once, each with a workspace of its own.
+//!             Only flashattn_plan_destroy must not overlap a use of the same plan.
+//!   Order     Index letters: b sequence, h head, i query, j key, c element of a head. Arrays are
+//!             written with the last index fastest. Offsets and strides count elements.
+//!   Empty     A query with no visible key yields o = 0 and lse = -inf (with a sink: lse = sink).
+//!             Rows past a sequence's length are never read into a result and never written.
+//! ```
 #![no_std]
 #![allow(non_camel_case_types)]
 
@@ -1033,7 +1060,7 @@ extern "C" {
     ///
     /// # Safety
     ///
-    /// Pointers must be what the text above and the header's conventions say.
+    /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_last_error(reason: *mut i32, field: *mut *const c_char) -> *const c_char;
 
     /// Sends log lines to fn, for the whole process.
@@ -1048,7 +1075,7 @@ extern "C" {
     ///
     /// # Safety
     ///
-    /// Pointers must be what the text above and the header's conventions say.
+    /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_set_log(level: i32, r#fn: flashattn_log_fn, user: *mut c_void) -> i32;
 
     /// How many devices of a kind there are. 0 where the build or the machine has none.
@@ -1062,7 +1089,7 @@ extern "C" {
     ///
     /// # Safety
     ///
-    /// Pointers must be what the text above and the header's conventions say.
+    /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_device_count(device: i32, count: *mut i32) -> i32;
 
     /// Describes a device.
@@ -1077,7 +1104,7 @@ extern "C" {
     ///
     /// # Safety
     ///
-    /// Pointers must be what the text above and the header's conventions say.
+    /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_device_info(
         device: i32,
         index: i32,
@@ -1095,7 +1122,7 @@ extern "C" {
     ///
     /// # Safety
     ///
-    /// Pointers must be what the text above and the header's conventions say.
+    /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_desc_init(desc: *mut flashattn_desc, struct_size: u32) -> i32;
 
     /// Whether flashattn_plan_create would succeed; if not, flashattn_last_error says why.
@@ -1103,7 +1130,7 @@ extern "C" {
     ///
     /// # Safety
     ///
-    /// Pointers must be what the text above and the header's conventions say.
+    /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_check(desc: *const flashattn_desc) -> i32;
 
     /// Checks the descriptor, chooses the kernels and does everything that is slow. The choice depends on
@@ -1118,7 +1145,7 @@ extern "C" {
     ///
     /// # Safety
     ///
-    /// Pointers must be what the text above and the header's conventions say.
+    /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_plan_create(
         desc: *const flashattn_desc,
         plan: *mut *mut flashattn_plan,
@@ -1128,7 +1155,7 @@ extern "C" {
     ///
     /// # Safety
     ///
-    /// Pointers must be what the text above and the header's conventions say.
+    /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_plan_destroy(plan: *mut flashattn_plan);
 
     /// Says which kernel an operation uses and what it costs.
@@ -1144,7 +1171,7 @@ extern "C" {
     ///
     /// # Safety
     ///
-    /// Pointers must be what the text above and the header's conventions say.
+    /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_plan_info(
         plan: *const flashattn_plan,
         op: u32,
@@ -1165,7 +1192,7 @@ extern "C" {
     ///
     /// # Safety
     ///
-    /// Pointers must be what the text above and the header's conventions say.
+    /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_workspace_size(
         plan: *const flashattn_plan,
         op: u32,
@@ -1192,7 +1219,7 @@ extern "C" {
     ///
     /// # Safety
     ///
-    /// Pointers must be what the text above and the header's conventions say.
+    /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_forward(
         plan: *const flashattn_plan,
         args: *const flashattn_forward_args,
@@ -1215,7 +1242,7 @@ extern "C" {
     ///
     /// # Safety
     ///
-    /// Pointers must be what the text above and the header's conventions say.
+    /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_backward(
         plan: *const flashattn_plan,
         args: *const flashattn_backward_args,
@@ -1233,7 +1260,7 @@ extern "C" {
     ///
     /// # Safety
     ///
-    /// Pointers must be what the text above and the header's conventions say.
+    /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_merge(
         plan: *const flashattn_plan,
         args: *const flashattn_merge_args,
@@ -1254,7 +1281,7 @@ extern "C" {
     ///
     /// # Safety
     ///
-    /// Pointers must be what the text above and the header's conventions say.
+    /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_dropout_mask(
         plan: *const flashattn_plan,
         args: *const flashattn_forward_args,
