@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The promise of the ABI, written down: tests/abi/baseline.txt holds every exported symbol, function,
-enumerator, structure and member with its place. A library's version may add to it and change
-nothing: programs that were compiled before keep running.
+"""The promise of the ABI, written down: tests/abi/baseline.txt holds every exported symbol,
+function, enumerator, structure and member with its place. A library's version may add to it and
+change nothing: programs that were compiled before keep running.
 
     baseline.py [--library LIB]           compares the header (and a built library) with the file
     baseline.py --library LIB --write     writes the file anew; refused where something would break
@@ -170,8 +170,8 @@ def broken_member(key: Key, value: str, now: Optional[str], new: Dict[Key, str])
     if is_reserved(name) or ("struct", struct) not in new:
         return
     if now is None:
-        yield (f"{struct}.{name} is gone: what programs that were compiled before write there means "
-               f"something else now; {REMEDY}")
+        yield (f"{struct}.{name} is gone: what programs that were compiled before write there "
+               f"means something else now; {REMEDY}")
         return
     before, after = member(value), member(now)
     if after.offset != before.offset:

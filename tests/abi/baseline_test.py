@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""That baseline.py sees what breaks old programs, says so, and lets growth pass: the header's text is
-changed in one place each time, and the sentences are compared."""
+"""That baseline.py sees what breaks old programs, says so, and lets growth pass: the header's text
+is changed in one place each time, and the sentences are compared."""
 import sys
 
 import baseline
@@ -25,13 +25,15 @@ CHANGES = [
     ("members swapped", "  int32_t dim_qk;", "  int32_t other;",
      ["flashattn_desc.dim_qk is gone",
       "flashattn_desc.other is new and lies where flashattn_desc.dim_qk was, byte 32"]),
-    ("member inserted", "  int32_t heads_q;\n", "  int32_t heads;\n  int32_t more;\n  int32_t heads_q;\n",
+    ("member inserted", "  int32_t heads_q;\n",
+     "  int32_t heads;\n  int32_t more;\n  int32_t heads_q;\n",
      ["flashattn_desc.heads_q moved from byte 24 to 32", "flashattn_desc.dim_v moved",
       "flashattn_desc.heads is new and lies where flashattn_desc.heads_q was"]),
     ("member of another type", "  float scale;", "  int32_t scale;",
      ["flashattn_desc.scale was float of 4 bytes and is now int32_t of 4"]),
     ("structure shrank", "  int64_t workspace_limit;\n  int64_t reserved[4];",
-     "  int64_t workspace_limit;\n  int64_t reserved[3];", ["flashattn_desc shrank from 184 to 176"]),
+     "  int64_t workspace_limit;\n  int64_t reserved[3];",
+     ["flashattn_desc shrank from 184 to 176"]),
     ("embedded structure grew", "  const uint64_t *rng_device;\n  int64_t reserved[4];",
      "  const uint64_t *rng_device;\n  int64_t reserved[5];",
      ["flashattn_inputs grew from 320 to 328 bytes but has no struct_size",

@@ -1,6 +1,6 @@
-/* Programs compiled with other headers. Of a later one, whose structures are larger: it runs while it
- * asks for nothing that this library does not know, and is refused with a sentence when it does. Of
- * an earlier one, whose structures are smaller: what lies behind them is not read. */
+/* Programs compiled with other headers. Of a later one, whose structures are larger: it runs while
+ * it asks for nothing that this library does not know, and is refused with a sentence when it does.
+ * Of an earlier one, whose structures are smaller: what lies behind them is not read. */
 #include <string.h>
 
 #include "../unit/check.h"

@@ -2,7 +2,8 @@
 """libabigail's opinion:  compare_abi.py OLD_HEADER NEW_HEADER
 
 Compiles each header into a stub library with debug information, every function empty, and lets
-abidiff compare the two. Says the same as baseline.py by other means."""
+abidiff compare the two: what baseline.py says of functions and structures, by other means.
+Enumerators, which functions take as int32_t, it does not see."""
 import pathlib
 import re
 import shutil

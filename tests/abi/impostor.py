@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes a C file whose functions carry every name that a library has of its own, C++ names included,
-and abort:  impostor.py LIBRARY OUTPUT"""
+"""Writes a C file whose functions carry every name that a library has of its own, C++ names
+included, and abort:  impostor.py LIBRARY OUTPUT"""
 import pathlib
 import re
 import subprocess
