@@ -39,8 +39,6 @@ compile_error!("libflashattn supports 64-bit platforms only");
 
 SCALARS = {"int32_t": "i32", "uint32_t": "u32", "int64_t": "i64", "uint64_t": "u64",
            "uint8_t": "u8", "float": "f32", "double": "f64", "void": "c_void", "char": "c_char"}
-# What Rust reserves and other languages do not: a parameter may be called so.
-RAW = frozenset({"fn"})
 
 
 def emit(model: Model) -> str:
@@ -85,10 +83,6 @@ def _type(ctype: CType) -> str:
     return f"[{text}; {ctype.length}]" if ctype.length else text
 
 
-def _name(name: str) -> str:
-    return f"r#{name}" if name in RAW else name
-
-
 def _enum(enum: Enum) -> str:
     integer = "u32" if enum.is_flags else "i32"
     doc = _doc(enum.doc or f"`enum {enum.name}` of the header.")
@@ -128,7 +122,7 @@ def _struct(struct: Struct) -> str:
              f"pub struct {struct.name} {{"]
     for field in struct.fields:
         lines += [*(_doc(field.doc, "    ") or [f"    /// `{field.name}`"]),
-                  f"    pub {_name(field.name)}: {_type(field.type)},"]
+                  f"    pub {field.name}: {_type(field.type)},"]
     grows = struct.fields[0].name == "struct_size"
     lines += ["}", "", f"impl Default for {struct.name} {{",
               f"    /// All zero{', with `struct_size` set' if grows else ''}.",
@@ -148,7 +142,7 @@ def _opaque(name: str) -> str:
 
 
 def _parameters(function: Function, indent: str) -> str:
-    return "".join(f"{indent}{_name(p.name)}: {_type(p.type)},\n" for p in function.parameters)
+    return "".join(f"{indent}{p.name}: {_type(p.type)},\n" for p in function.parameters)
 
 
 def _result(function: Function) -> str:
@@ -156,7 +150,7 @@ def _result(function: Function) -> str:
 
 
 def _callback(callback: Function) -> str:
-    parameters = ", ".join(f"{_name(p.name)}: {_type(p.type)}" for p in callback.parameters)
+    parameters = ", ".join(f"{p.name}: {_type(p.type)}" for p in callback.parameters)
     text = (f"pub type {callback.name} =\n"
             f"    Option<unsafe extern \"C\" fn({parameters}){_result(callback)}>;")
     return "\n".join(["", *_doc(callback.doc), text]) + "\n"
@@ -167,7 +161,7 @@ def _function(function: Function) -> str:
            "    /// Pointers must be what the text above and the conventions of this crate say."]
     if not any(p.type.is_pointer or p.type.base not in SCALARS for p in function.parameters):
         doc = _doc(function.doc, "    ")
-    parameters = ", ".join(f"{_name(p.name)}: {_type(p.type)}" for p in function.parameters)
+    parameters = ", ".join(f"{p.name}: {_type(p.type)}" for p in function.parameters)
     text = f"    pub fn {function.name}({parameters}){_result(function)};"
     if len(text) > 100:
         text = (f"    pub fn {function.name}(\n{_parameters(function, ' ' * 8)}    )"
@@ -198,7 +192,7 @@ def _tests(model: Model) -> str:
                   f"        assert_eq!(size_of::<{struct.name}>(), {struct.size});",
                   f"        assert_eq!(align_of::<{struct.name}>(), {struct.alignment});"]
         for field in struct.fields:
-            name = _name(field.name)
+            name = field.name
             one = f"        assert_eq!(offset_of!({struct.name}, {name}), {field.offset});"
             if len(one) > 100:
                 one = (f"        assert_eq!(\n            offset_of!({struct.name}, {name}),\n"

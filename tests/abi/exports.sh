@@ -6,7 +6,12 @@ library=$1 wanted=$2 header=$3
 passed=0 failed=0 skipped=0
 
 check() { # name, status
-  if [ "$2" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)) && echo "failed: $1"; fi
+  if [ "$2" -eq 0 ]; then
+    passed=$((passed + 1))
+  else
+    failed=$((failed + 1))
+    echo "failed: $1"
+  fi
 }
 
 if ! command -v nm >/dev/null; then
@@ -15,7 +20,8 @@ if ! command -v nm >/dev/null; then
 fi
 
 # Absolute symbols are version names.
-got=$(nm -D --defined-only "$library" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' | LC_ALL=C sort)
+got=$(nm -D --defined-only "$library" | awk '$2 != "A" { sub(/@.*/, "", $3); print $3 }' |
+  LC_ALL=C sort)
 [ "$got" = "$(cat "$wanted")" ]
 status=$?
 check "exported symbols" $status

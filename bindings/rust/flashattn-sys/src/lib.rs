@@ -28,10 +28,10 @@
 //!             Nothing prints, aborts, throws or exits.
 //!   Text      const char pointers are UTF-8, end in a zero byte and belong to the library. They are
 //!             never NULL unless that is said, and live as long as the process unless that is said.
-//!   Memory    The library keeps no pointer past a call, except that on a GPU the enqueued work reads
-//!             and writes what it was given. Host memory is allocated in plan_create only; device
-//!             memory never. "Device memory" below means memory that the plan's device can address:
-//!             host memory for the CPU.
+//!   Memory    The library keeps no pointer past a call, except that work enqueued on a GPU reads
+//!             and writes what it was given. Host memory is allocated in check and plan_create
+//!             only, device memory never. "Device memory" below means memory that the plan's
+//!             device can address: host memory for the CPU.
 //!   Threads   Every function may be called from any thread at any time. A plan is immutable: any
 //!             number of threads and streams may run it at once, each with a workspace of its own.
 //!             Only flashattn_plan_destroy must not overlap a use of the same plan.
@@ -668,7 +668,8 @@ pub struct flashattn_desc {
     pub softcap: f32,
     /// Probability with which a weight is dropped, \[0, 1), in steps of 1/65536. 0: off.
     pub dropout: f32,
-    /// Parts into which the keys of a short query are split. 0: the library chooses. 1: never.
+    /// Parts into which the keys of a sequence are split, at most 4096. 0: the library chooses, short
+    /// queries only. 1: never.
     pub splits: i32,
     /// Promises: no call will pass them. 0: not promised. They let flashattn_workspace_size answer
     /// for all calls at once, and help to choose a kernel.
@@ -703,7 +704,8 @@ impl Default for flashattn_desc {
     }
 }
 
-/// The sizes of one call, known on the host. Where lengths lie on the device, upper bounds.
+/// The sizes of one call, known on the host. Where lengths lie on the device, upper bounds. No array
+/// may have more than 2^48 elements.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct flashattn_shape {
@@ -1050,12 +1052,12 @@ extern "C" {
     pub fn flashattn_status_name(status: i32) -> *const c_char;
 
     /// The sentence of the last call of this thread that failed; "" when none did. Successful calls
-    /// leave it alone. It lives until the next call of this thread fails.
+    /// leave it alone. It lives until the next call of this thread fails, and so does the field.
     ///
     /// ```text
     ///   reason   out, may be NULL: enum flashattn_reason.
-    ///   field    out, may be NULL: the structure member it is about, "dim_qk", "inputs.q.stride_seq"; "" when
-    ///            there is none.
+    ///   field    out, may be NULL: the structure member it is about, "dim_qk", "inputs.q.stride_seq";
+    ///            "" when there is none.
     /// ```
     ///
     /// # Safety
@@ -1063,12 +1065,12 @@ extern "C" {
     /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_last_error(reason: *mut i32, field: *mut *const c_char) -> *const c_char;
 
-    /// Sends log lines to fn, for the whole process.
+    /// Sends log lines to a callback, for the whole process.
     ///
     /// ```text
-    ///   level    enum flashattn_log_level.
-    ///   fn       may be NULL: off.
-    ///   user     handed to fn, may be NULL.
+    ///   level      enum flashattn_log_level.
+    ///   callback   may be NULL: off.
+    ///   user       handed to the callback, may be NULL.
     /// ```
     ///
     /// INVALID_ARGUMENT: unknown level.
@@ -1076,7 +1078,7 @@ extern "C" {
     /// # Safety
     ///
     /// Pointers must be what the text above and the conventions of this crate say.
-    pub fn flashattn_set_log(level: i32, r#fn: flashattn_log_fn, user: *mut c_void) -> i32;
+    pub fn flashattn_set_log(level: i32, callback: flashattn_log_fn, user: *mut c_void) -> i32;
 
     /// How many devices of a kind there are. 0 where the build or the machine has none.
     ///
@@ -1125,16 +1127,17 @@ extern "C" {
     /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_desc_init(desc: *mut flashattn_desc, struct_size: u32) -> i32;
 
-    /// Whether flashattn_plan_create would succeed; if not, flashattn_last_error says why.
-    /// INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE.
+    /// Whether flashattn_plan_create would succeed; if not, flashattn_last_error says why. Makes a plan
+    /// and frees it.
+    /// INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE, OUT_OF_MEMORY.
     ///
     /// # Safety
     ///
     /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_check(desc: *const flashattn_desc) -> i32;
 
-    /// Checks the descriptor, chooses the kernels and does everything that is slow. The choice depends on
-    /// the descriptor, the device and the library's version only.
+    /// Checks the descriptor, chooses the kernels and does everything that is slow. The choice depends
+    /// on the descriptor, the device and the library's version only.
     ///
     /// ```text
     ///   desc   may be freed afterwards.
