@@ -44,9 +44,10 @@ SCALARS = {"int32_t": "i32", "uint32_t": "u32", "int64_t": "i64", "uint64_t": "u
 def emit(model: Model) -> str:
     major, minor, patch = model.version
     conventions = [line.replace("///", "//!", 1) for line in _doc(model.conventions)]
-    out = [HEAD.replace("%s", "\n".join(conventions)), "/// The version of the header that these declarations were written from: 10000 * "
-           "major + 100 *\n/// minor + patch.\n"
-           f"pub const HEADER_VERSION: i32 = {10000 * major + 100 * minor + patch};\n"]
+    version = 10000 * major + 100 * minor + patch
+    out = [HEAD.replace("%s", "\n".join(conventions)),
+           "/// The version of the header that these declarations were written from: 10000 * major "
+           f"+ 100 *\n/// minor + patch.\npub const HEADER_VERSION: i32 = {version};\n"]
     out += [_enum(enum) for enum in model.enums]
     out += [_struct(struct) for struct in model.structs]
     out += [_opaque(name) for name in model.opaque]

@@ -68,6 +68,16 @@ def dependencies():
         pytest.skip(f"the crates' dependencies cannot be fetched: {missing}")
 
 
+def test_version():
+    """The header is where the version stands; the crates repeat it."""
+    header = (ROOT / "include" / "flashattn.h").read_text()
+    version = ".".join(re.search(rf"VERSION_{part} (\d+)", header).group(1)
+                       for part in ("MAJOR", "MINOR", "PATCH"))
+    assert f'version = "{version}"' in (RUST / "Cargo.toml").read_text()
+    raw = (RUST / "flashattn-sys" / "Cargo.toml").read_text()
+    assert f'version = "{version}+flashattn.{version}"' in raw
+
+
 def test_crates():
     said = succeed("test", "--locked", "--workspace", "--", "--show-output")
     cases = re.search(r"(\d+) shared cases forward, (\d+) of them backward", said)
