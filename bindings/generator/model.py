@@ -112,6 +112,7 @@ class Model:
     callbacks: Tuple[Function, ...]
     functions: Tuple[Function, ...]
     cdef: str  # the declarations without comments and macros
+    conventions: str  # what the header says once for everything
 
 
 def read(text: str) -> Model:
@@ -133,6 +134,9 @@ class _Reader:
         if len(marks) != 2 or BEGIN not in lines[marks[0]] or END not in lines[marks[1]]:
             raise HeaderError(f"expected one '{BEGIN}' and one '{END}' marker")
         self.version = self._version(text)
+        opening = re.match(r"/\*.*?\*/", text, flags=re.S)
+        self.conventions = _comment_text(opening.group(0)).partition("\nConventions")[2] \
+            .partition("\n")[2].strip("\n") if opening else ""
         first, last = marks[0] + 1, marks[1]
         for number, line in enumerate(lines[first:last], first + 1):
             if line.lstrip().startswith("#"):
@@ -180,7 +184,7 @@ class _Reader:
         cdef = "\n".join(line.rstrip() for line in self.code.split("\n") if line.strip()) + "\n"
         return Model(self.version, tuple(self.enums), tuple(self.structs.values()),
                      tuple(self.opaque), tuple(self.callbacks), tuple(self.functions),
-                     re.sub(r"(?m)^ {14}(?=\w)", "", cdef))
+                     re.sub(r"(?m)^ {14}(?=\w)", "", cdef), self.conventions)
 
     def _declaration(self, node: c_ast.Node) -> None:
         line = node.coord.line

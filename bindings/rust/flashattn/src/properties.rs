@@ -1,0 +1,66 @@
+//! What a plan says of itself.
+
+use flashattn_sys as sys;
+
+use crate::error::text;
+
+/// What a plan will do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PlanInfo {
+    /// "cpu", "sm90".
+    pub family: String,
+    /// The kernel's name.
+    pub kernel: String,
+    /// Instructions it is made of: "avx512_bf16".
+    pub isa: String,
+    /// One sentence: why this kernel.
+    pub why: String,
+    /// Queries of a tile.
+    pub tile_q: i32,
+    /// Keys of a tile.
+    pub tile_kv: i32,
+    /// Tiles in flight; 1: none ahead.
+    pub stages: i32,
+    /// CPU: threads at the most. GPU: threads a block.
+    pub threads: i32,
+    /// GPU: registers a thread.
+    pub registers: i32,
+    /// Bytes of fast memory of a unit.
+    pub local_memory: i32,
+    /// Parts into which the longest sequence's keys are split.
+    pub splits: i32,
+    /// Arithmetic of the visible pairs of the shape asked about.
+    pub flops: i64,
+    /// Least bytes to move.
+    pub bytes: i64,
+    /// Bytes of workspace.
+    pub workspace: i64,
+}
+
+impl PlanInfo {
+    /// # Safety
+    ///
+    /// The texts are alive.
+    pub(crate) unsafe fn new(c: &sys::flashattn_plan_properties) -> Self {
+        // SAFETY: the caller's promise.
+        let [family, kernel, isa, why] =
+            [c.family, c.kernel, c.isa, c.why].map(|t| unsafe { text(t) });
+        Self {
+            family,
+            kernel,
+            isa,
+            why,
+            tile_q: c.tile_q,
+            tile_kv: c.tile_kv,
+            stages: c.stages,
+            threads: c.threads,
+            registers: c.registers,
+            local_memory: c.local_memory,
+            splits: c.splits,
+            flops: c.flops,
+            bytes: c.bytes,
+            workspace: c.workspace,
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! What is refused before anything is read or written.
+
+mod common;
+
+use flashattn::half::f16;
+use flashattn::{
+    DescBuilder, Device, Dtype, Error, Gradients, Inputs, Output, Plan, Reason, RowStrides, Shape,
+    Status, Strides, Upstream, View, ViewMut, Workspace,
+};
+
+const DIMS: [usize; 4] = [2, 5, 2, 8];
+const LEN: usize = 2 * 5 * 2 * 8;
+
+fn builder() -> DescBuilder {
+    DescBuilder::new(Dtype::F32, 2, 8)
+}
+
+/// Runs forward on packed arrays of DIMS, with what `more` adds.
+fn forward_with<'a>(
+    plan: &Plan,
+    data: &'a [f32],
+    more: impl FnOnce(Inputs<'a, f32>) -> Inputs<'a, f32>,
+) -> Result<(), Error> {
+    let view = View::new(data, DIMS)?;
+    let inputs = more(Inputs::new(view, view, view));
+    let mut o = vec![0f32; LEN];
+    plan.forward(&inputs, ViewMut::new(&mut o, DIMS)?, &mut Workspace::new())
+}
+
+#[track_caller]
+fn assert_refused(outcome: Result<(), Error>, reason: Reason, field: &str) {
+    let error = outcome.expect_err("refused");
+    assert_eq!((error.reason, error.field.as_str()), (reason, field), "{error}");
+    assert!(!error.sentence.is_empty());
+}
+
+#[test]
+fn library_says_status_reason_field_sentence() {
+    let error = builder().heads_kv(3).build().unwrap_err();
+    assert_eq!(error.status, Status::ERROR_INVALID_ARGUMENT);
+    assert_eq!(error.reason, Reason::HEAD_RATIO);
+    assert_eq!(error.field, "heads_kv");
+    assert!(error.to_string().contains("heads_kv"), "{error}");
+    assert_eq!(builder().heads_kv(3).check().unwrap_err(), error);
+    assert!(builder().check().is_ok());
+}
+
+#[test]
+fn sizes_past_their_field() {
+    let error = builder().dim_v(1 << 40).build().unwrap_err();
+    assert_eq!((error.reason, error.field.as_str()), (Reason::SIZE, "dim_v"));
+    let error = DescBuilder::new(Dtype::F32, usize::MAX, 8).check().unwrap_err();
+    assert_eq!(error.field, "heads_q");
+}
+
+#[test]
+fn raw_keeps_the_structure_size() {
+    let plan = builder().raw(|desc| desc.struct_size = 4000).build().unwrap();
+    assert!(forward_with(&plan, &[0.5; LEN], |inputs| inputs).is_ok());
+}
+
+#[test]
+fn views_past_their_slice() {
+    let data = [0f32; 12];
+    assert!(View::new(&data, [1, 2, 2, 3]).is_ok());
+    assert!(View::new(&data, [1, 2, 2, 2]).is_err());
+    assert!(View::new(&data, [1, 3, 2, 3]).is_err());
+    assert!(View::new(&data, [usize::MAX, 2, usize::MAX, 3]).is_err());
+    let strides = |batch, head, seq| Strides { batch, head, seq };
+    assert!(View::strided(&data, [2, 2, 1, 3], strides(6, 3, 3)).is_ok());
+    assert!(View::strided(&data, [2, 2, 1, 3], strides(7, 3, 3)).is_err());
+    assert!(View::strided(&data, [2, 2, 1, 3], strides(usize::MAX, 3, 3)).is_err());
+    assert!(View::strided(&data, [0, 2, 1, 3], strides(99, 3, 3)).is_ok());
+    assert!(View::strided(&data, [4, 1, 3], strides(1, 3, 3)).is_err()); // VARLEN has no batch
+}
+
+#[test]
+fn broadcast_reads_but_never_writes() {
+    let mut data = [0f32; 12];
+    let strides = Strides { batch: 0, head: 3, seq: 6 };
+    assert!(View::strided(&data, [5, 2, 2, 3], strides).is_ok());
+    assert!(ViewMut::strided(&mut data, [5, 2, 2, 3], strides).is_err());
+    let overlapping = Strides { batch: 12, head: 2, seq: 6 };
+    assert!(ViewMut::strided(&mut data, [1, 2, 2, 3], overlapping).is_err());
+    assert!(View::strided(&data, [5, 2, 2, 3], Strides::default()).is_err()); // would mean packed
+}
+
+#[test]
+fn heads_out_of_range() {
+    let mut data = [0f32; 12];
+    let view = View::new(&data, [1, 1, 4, 3]).unwrap();
+    assert!(view.heads(0..4).is_ok() && view.heads(4..4).is_ok());
+    assert!(view.heads(2..5).is_err());
+    assert!(ViewMut::new(&mut data, [1, 1, 4, 3]).unwrap().split_heads(5).is_err());
+}
+
+#[test]
+fn arrays_that_do_not_fit_the_plan() {
+    let data = vec![0.5f32; LEN];
+    let plan = DescBuilder::new(Dtype::F32, 4, 8).build().unwrap();
+    assert_refused(forward_with(&plan, &data, |i| i), Reason::SIZE, "inputs.q");
+    let plan = builder().dim_v(16).build().unwrap();
+    assert_refused(forward_with(&plan, &data, |i| i), Reason::SIZE, "inputs.v");
+    let plan = DescBuilder::new(Dtype::F16, 2, 8).build().unwrap();
+    assert_refused(forward_with(&plan, &data, |i| i), Reason::DTYPE, "inputs.q");
+    let plan = builder().varlen().build().unwrap();
+    assert_refused(forward_with(&plan, &data, |i| i), Reason::SIZE, "inputs.q");
+}
+
+#[test]
+fn outputs_that_do_not_fit() {
+    let data = vec![0.5f32; LEN];
+    let view = View::new(&data, DIMS).unwrap();
+    let inputs = Inputs::new(view, view, view);
+    let workspace = &mut Workspace::new();
+    let plan = builder().lse().build().unwrap();
+    let mut o = vec![f16::ZERO; LEN];
+    let half = ViewMut::new(&mut o, DIMS).unwrap();
+    assert_refused(plan.forward(&inputs, half, workspace), Reason::DTYPE, "o");
+    let mut o = vec![0f32; LEN];
+    let other = ViewMut::new(&mut o, [1, 10, 2, 8]).unwrap();
+    assert_refused(plan.forward(&inputs, other, workspace), Reason::SIZE, "o");
+    let mut o = ViewMut::new(&mut o, DIMS).unwrap();
+    let mut lse = [0f32; 19];
+    let output = Output::new(o.reborrow()).lse(&mut lse);
+    assert_refused(plan.forward(&inputs, output, workspace), Reason::SIZE, "lse");
+    // The plan wants one; the library says so.
+    assert_refused(plan.forward(&inputs, o, workspace), Reason::NULL_POINTER, "lse");
+}
+
+#[test]
+fn small_arrays_beside_the_inputs() {
+    let data = vec![0.5f32; LEN];
+    let (short, lens, page) = ([0f32; 1], [5i32; 3], [0i32; 2]);
+    let plan = builder().alibi().sink().build().unwrap();
+    let refused = forward_with(&plan, &data, |i| i.alibi_slopes(&short, 0));
+    assert_refused(refused, Reason::SIZE, "inputs.alibi_slopes");
+    let refused = forward_with(&plan, &data, |i| i.sink(&short));
+    assert_refused(refused, Reason::SIZE, "inputs.sink");
+    let refused = forward_with(&plan, &data, |i| i.lens_kv(&lens));
+    assert_refused(refused, Reason::SIZE, "inputs.lens_kv");
+
+    let plan = builder().bias(Dtype::F32).build().unwrap();
+    let bias = vec![0f32; 2 * 2 * 5 * 5];
+    let packed = RowStrides::packed([2, 2, 5, 5]);
+    assert!(forward_with(&plan, &data, |i| i.bias(&bias, packed)).is_ok());
+    let refused = forward_with(&plan, &data, |i| i.bias(&bias[1..], packed));
+    assert_refused(refused, Reason::SIZE, "inputs.bias");
+    let bytes = vec![1u8; bias.len()];
+    let refused = forward_with(&plan, &data, |i| i.bias(&bytes, packed));
+    assert_refused(refused, Reason::DTYPE, "inputs.bias");
+
+    let plan = builder().blocks(2, 2).build().unwrap();
+    let blocks = vec![1u8; 3 * 3];
+    assert!(forward_with(&plan, &data, |i| i.block_mask(&blocks, RowStrides::default())).is_ok());
+    let refused = forward_with(&plan, &data, |i| i.block_mask(&blocks[1..], RowStrides::default()));
+    assert_refused(refused, Reason::SIZE, "inputs.block_mask");
+
+    let plan = builder().paged(5).build().unwrap();
+    assert!(forward_with(&plan, &data, |i| i.page_table(&page, 1)).is_ok());
+    let refused = forward_with(&plan, &data, |i| i.page_table(&page, 2));
+    assert_refused(refused, Reason::SIZE, "inputs.page_table");
+    let wrong = [0i32, 2];
+    let refused = forward_with(&plan, &data, |i| i.page_table(&wrong, 1));
+    assert_refused(refused, Reason::LENGTHS, "inputs.page_table");
+}
+
+#[test]
+fn lengths_of_sequences() {
+    let data = vec![0.5f32; 10 * 2 * 8];
+    let plan = builder().varlen().build().unwrap();
+    let run = |cu: &[i32]| {
+        let view = View::new(&data, [10, 2, 8])?;
+        let inputs = Inputs::new(view, view, view).cu_seqlens_q(cu).cu_seqlens_kv(cu);
+        let mut o = vec![0f32; data.len()];
+        plan.forward(&inputs, ViewMut::new(&mut o, [10, 2, 8])?, &mut Workspace::new())
+    };
+    assert!(run(&[0, 3, 3, 10]).is_ok());
+    assert!(run(&[4]).is_ok()); // no sequence
+    assert_refused(run(&[]), Reason::NULL_POINTER, "inputs.cu_seqlens_q");
+    assert_refused(run(&[0, 11]), Reason::LENGTHS, "inputs.cu_seqlens_q");
+    assert_refused(run(&[0, 5, 3]), Reason::LENGTHS, "inputs.cu_seqlens_q");
+    assert_refused(run(&[-1, 5]), Reason::LENGTHS, "inputs.cu_seqlens_q");
+    assert_refused(run(&[i32::MAX, i32::MIN]), Reason::LENGTHS, "inputs.cu_seqlens_q");
+}
+
+#[test]
+fn gradients_that_do_not_fit() {
+    let data = vec![0.5f32; LEN];
+    let view = View::new(&data, DIMS).unwrap();
+    let inputs = Inputs::new(view, view, view);
+    let lse = vec![0f32; 20];
+    let (mut a, mut b, mut c) = (data.clone(), data.clone(), data.clone());
+    let mut run = |plan: &Plan, dims: [usize; 4], lse: &[f32]| {
+        let gradients = Gradients::new(
+            ViewMut::new(&mut a, DIMS)?,
+            ViewMut::new(&mut b, dims)?,
+            ViewMut::new(&mut c, DIMS)?,
+        );
+        let upstream = Upstream::new(view, lse, view);
+        plan.backward(&inputs, &upstream, gradients, &mut Workspace::new())
+    };
+    let plan = builder().backward().build().unwrap();
+    assert!(run(&plan, DIMS, &lse).is_ok());
+    assert_refused(run(&plan, [1, 10, 2, 8], &lse), Reason::SIZE, "dk");
+    assert_refused(run(&plan, DIMS, &lse[1..]), Reason::SIZE, "lse");
+    let forward_only = builder().lse().build().unwrap();
+    assert_refused(run(&forward_only, DIMS, &lse), Reason::OP, "ops");
+}
+
+#[test]
+fn device_memory_is_not_for_the_cpu() {
+    let data = vec![0.5f32; LEN];
+    let plan = builder().build().unwrap();
+    let view = View::new(&data, DIMS).unwrap();
+    // SAFETY: refused before the address is used.
+    let far = unsafe { View::<f32>::from_device_ptr(64, DIMS, Strides::packed(DIMS)).unwrap() };
+    let mut o = vec![0f32; LEN];
+    let o = ViewMut::new(&mut o, DIMS).unwrap();
+    let refused = plan.forward(&Inputs::new(view, far, view), o, &mut Workspace::new());
+    assert_refused(refused, Reason::NO_DEVICE, "inputs.k");
+}
+
+#[test]
+fn no_gpu_is_said_in_a_sentence() {
+    if flashattn::device_count(Device::CUDA).unwrap() > 0 {
+        return;
+    }
+    let error = builder().device(Device::CUDA, 0).build().unwrap_err();
+    assert_eq!(error.status, Status::ERROR_UNSUPPORTED);
+    assert!(flashattn::device_info(Device::CUDA, 0).is_err());
+}
+
+#[test]
+fn dropout_mask_of_another_length() {
+    let plan = builder().dropout(0.5).build().unwrap();
+    let shape = Shape { batch: 1, seqlen_q: 3, seqlen_kv: 4, ..Shape::default() };
+    assert!(plan.dropout_mask(&shape, 1, 2, &mut [0; 24]).is_ok());
+    assert_refused(plan.dropout_mask(&shape, 1, 2, &mut [0; 23]), Reason::SIZE, "keep");
+}

@@ -1,0 +1,160 @@
+"""The Rust crates: their own tests, and what a Rust user expects to be clean.
+
+Needs cargo, and crates.io for one small dependency (the candle crate: for some ninety) unless they
+are there already; what is missing is skipped with a sentence. Everything that cargo makes lies in
+build/rust.
+"""
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RUST = ROOT / "bindings" / "rust"
+TARGET = ROOT / "build" / "rust"
+LIBRARY = pathlib.Path(os.environ.get("FLASHATTN_LIBRARY",
+                                      ROOT / "build" / "release" / "src" / "libflashattn.so"))
+# What decides where build.rs looks.
+LOOKUP = ("DOCS_RS", "FLASHATTN_LIB_DIR", "FLASHATTN_BUILD_FROM", "PKG_CONFIG", "PKG_CONFIG_PATH",
+          "PKG_CONFIG_LIBDIR")
+
+if not shutil.which("cargo"):
+    pytest.skip("no cargo: the Rust crates are not tested (https://rustup.rs)",
+                allow_module_level=True)
+if not LIBRARY.is_file():
+    pytest.skip("no libflashattn.so: ./run build makes it", allow_module_level=True)
+LINKED = {"FLASHATTN_LIB_DIR": str(LIBRARY.resolve().parent)}
+
+
+def cargo(*arguments, lookup=LINKED, folder=RUST, target=TARGET, **more):
+    """Runs cargo; returns its exit code and all it said."""
+    environment = {k: v for k, v in os.environ.items() if k not in LOOKUP}
+    environment.update(lookup, CARGO_TARGET_DIR=str(target), CARGO_TERM_COLOR="never", **more)
+    done = subprocess.run(["cargo", *arguments], cwd=folder, env=environment, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return done.returncode, done.stdout
+
+
+def succeed(*arguments, **more):
+    code, said = cargo(*arguments, **more)
+    assert code == 0, said[-8000:]
+    return said
+
+
+def passed(said):
+    """How many tests cargo ran."""
+    return sum(int(n) for n in re.findall(r"test result: ok\. (\d+) passed", said))
+
+
+def fetched(folder):
+    code, said = cargo("fetch", "--locked", folder=folder)
+    if code and not re.search(r"lock file .* needs to be updated", said):
+        return said.strip().splitlines()[-1]
+    assert code == 0, said
+    return ""
+
+
+def has(component):
+    return cargo(component, "--version")[0] == 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def dependencies():
+    missing = fetched(RUST)
+    if missing:
+        pytest.skip(f"the crates' dependencies cannot be fetched: {missing}")
+
+
+def test_version():
+    """The header is where the version stands; the crates repeat it."""
+    header = (ROOT / "include" / "flashattn.h").read_text()
+    version = ".".join(re.search(rf"VERSION_{part} (\d+)", header).group(1)
+                       for part in ("MAJOR", "MINOR", "PATCH"))
+    assert f'version = "{version}"' in (RUST / "Cargo.toml").read_text()
+    raw = (RUST / "flashattn-sys" / "Cargo.toml").read_text()
+    assert f'version = "{version}+flashattn.{version}"' in raw
+
+
+def test_crates():
+    said = succeed("test", "--locked", "--workspace", "--", "--show-output")
+    cases = re.search(r"(\d+) shared cases forward, (\d+) of them backward", said)
+    assert cases, said[-4000:]
+    print(f"Rust: {passed(said)} tests; {cases.group(0)}")
+    assert passed(said) >= 45
+    listed = (ROOT / "tests" / "data" / "cases.txt").read_text().split("\n")
+    assert int(cases.group(1)) == sum(line.startswith("case ") for line in listed)
+
+
+@pytest.mark.parametrize("example", ["attention", "varlen_backward"])
+def test_examples(example):
+    assert succeed("run", "--locked", "--example", example)
+
+
+def test_clippy():
+    if not has("clippy"):
+        pytest.skip("cargo has no clippy: rustup component add clippy")
+    succeed("clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings")
+
+
+def test_format():
+    if not has("fmt"):
+        pytest.skip("cargo has no fmt: rustup component add rustfmt")
+    succeed("fmt", "--all", "--check")
+
+
+def test_documentation():
+    succeed("doc", "--locked", "--workspace", "--no-deps", RUSTDOCFLAGS="-D warnings")
+
+
+class TestBuildScript:
+    """The places that build.rs looks at, in their order."""
+
+    TARGET = ROOT / "build" / "rust-lookup"
+    NO_PKG_CONFIG = {"PKG_CONFIG": "false"}
+
+    def test_documentation_needs_no_library(self):
+        succeed("check", "--locked", "-p", "flashattn", target=self.TARGET,
+                lookup={"DOCS_RS": "1", **self.NO_PKG_CONFIG})
+
+    def test_missing_library_is_a_sentence(self):
+        code, said = cargo("check", "--locked", "-p", "flashattn-sys", target=self.TARGET,
+                           lookup=self.NO_PKG_CONFIG)
+        assert code and "Set FLASHATTN_LIB_DIR to the folder" in said and "panicked" not in said
+
+    def test_pkg_config(self, tmp_path):
+        if not shutil.which("pkg-config"):
+            pytest.skip("no pkg-config")
+        folder = LINKED["FLASHATTN_LIB_DIR"]
+        (tmp_path / "flashattn.pc").write_text(
+            f"libdir={folder}\nName: flashattn\nDescription: -\nVersion: 0.1.0\n"
+            "Libs: -L${libdir} -lflashattn\n")
+        said = succeed("test", "--locked", "-p", "flashattn-sys", target=self.TARGET,
+                       lookup={"PKG_CONFIG_PATH": str(tmp_path)})
+        assert passed(said) > 10
+
+    def test_built_from_the_repository(self):
+        for tool in ("meson", "ninja"):
+            if not shutil.which(tool):
+                pytest.skip(f"no {tool}")
+        said = succeed("test", "--locked", "-p", "flashattn-sys", target=self.TARGET,
+                       lookup={"FLASHATTN_BUILD_FROM": str(ROOT), **self.NO_PKG_CONFIG})
+        assert passed(said) > 10
+
+
+def test_candle():
+    folder = RUST / "candle"
+    missing = fetched(folder)
+    if missing:
+        pytest.skip(f"candle cannot be fetched: {missing}")
+    target = ROOT / "build" / "rust-candle"
+    said = succeed("test", "--locked", folder=folder, target=target)
+    assert passed(said) >= 5
+    print(f"Rust: {passed(said)} tests of the candle crate")
+    if has("clippy"):
+        succeed("clippy", "--locked", "--all-targets", "--", "-D", "warnings", folder=folder,
+                target=target)
+    if has("fmt"):
+        succeed("fmt", "--check", folder=folder)
