@@ -14,7 +14,7 @@ import pathlib
 import sys
 from typing import Callable, Dict
 
-from generator import emit_c, emit_python
+from generator import emit_c, emit_julia, emit_python
 from generator.model import HeaderError, Model, read
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -22,6 +22,7 @@ HEADER = "include/flashattn.h"
 FILES: Dict[str, Callable[[Model], str]] = {
     "bindings/python/flashattn/_native.py": emit_python.emit_native,
     "bindings/python/flashattn/_constants.py": emit_python.emit_constants,
+    "bindings/julia/src/LibFlashAttn.jl": emit_julia.emit,
     "tests/abi/layout.c": emit_c.emit,
 }
 
