@@ -11,7 +11,7 @@ Arrays are `Array`s or views of them (`view`, `PermutedDimsArray`, `reshape`, `r
 elements Float32, Float16 or BFloat16. None is copied; the first dimension must be contiguous.
 
 - `q`: (dim, heads, queries, batch), in the order that `layout` says
-- `k`, `v`: (dim, kv_heads, keys, batch), (dim_v, kv_heads, keys, batch); kv_heads divides heads
+- `k`, `v`: `(dim, kv_heads, keys, batch)`, `(dim_v, kv_heads, keys, batch)`; kv_heads divides heads
 - `layout = :dhsb`: the order of q, k, v and the output; `:dshb` is (dim, sequence, head, batch)
 - `q_lens`, `kv_lens`: (batch,) integers, how many leading tokens of each sequence are in use
 - `out_type`: elements of the output, those of q or Float32
@@ -94,14 +94,14 @@ end
 
 [`attention`](@ref) for sequences of different lengths, packed without padding.
 
-- `q`: (dim, heads, total_q); sequence b holds the tokens `cu_seqlens_q[b] + 1 : cu_seqlens_q[b + 1]`
-- `k`, `v`: (dim, kv_heads, total_k), (dim_v, kv_heads, total_k), likewise with `cu_seqlens_k`
+- `q`: `(dim, heads, total_q)`; sequence b holds the tokens `cu_seqlens_q[b] + 1 : cu_seqlens_q[b + 1]`
+- `k`, `v`: `(dim, kv_heads, total_k)`, `(dim_v, kv_heads, total_k)`, likewise with `cu_seqlens_k`
 - `cu_seqlens_q`, `cu_seqlens_k`: (batch + 1,) integers from 0. `nothing`: that side is dense
 - `max_seqlen_q`, `max_seqlen_k`: the longest sequences; found from the offsets if not given
 - `layout = :dhs`, or `:dsh`
-- lse is (total_q, heads)
+- lse is `(total_q, heads)`
 
-Sizes (keys, queries) of bias and block_mask are those of the longest sequences; i and j count from a
+Sizes (keys, queries) of bias and `block_mask` are those of the longest sequences; i and j count from a
 sequence's start. Rows of no sequence are 0 in a result that is made here. Errors as in attention.
 """
 attention_varlen(q::AbstractArray, k::AbstractArray, v::AbstractArray, cu_seqlens_q, cu_seqlens_k;
@@ -119,14 +119,14 @@ attention_varlen!(out::AbstractArray, q::AbstractArray, k::AbstractArray, v::Abs
 
 [`attention`](@ref) on a paged KV cache (Kwon et al. 2023).
 
-- `q`: (dim, heads, queries, batch), or with `cu_seqlens_q` (dim, heads, total_q)
-- `k_pages`: (dim, kv_heads, page_size, pages), in the order of `page_layout = :dhsp`; v_pages
+- `q`: (dim, heads, queries, batch), or with `cu_seqlens_q` `(dim, heads, total_q)`
+- `k_pages`: `(dim, kv_heads, page_size, pages)`, in the order of `page_layout = :dhsp`; `v_pages`
   likewise
 - `page_table`: (pages of a sequence, batch) integers, copied. Token j of sequence b, both from 1,
-  lies in page `page_table[cld(j, page_size), b]`; pages count from 1. Entries past kv_lens are not
+  lies in page `page_table[cld(j, page_size), b]`; pages count from 1. Entries past `kv_lens` are not
   read
 - `kv_lens`: (batch,) integers, keys in use of each sequence; `nothing`: all
-- `max_seqlen_k`: a bound of kv_lens; else what the page table can hold
+- `max_seqlen_k`: a bound of `kv_lens`; else what the page table can hold
 
 Forward only. Errors as in attention.
 """

@@ -2,7 +2,7 @@
     attention_backward(dout, q, k, v, out, lse; options...)
     attention_backward(plan, dout, q, k, v, out, lse; arrays...)
 
-Gradients of [`attention`](@ref) or, with cu_seqlens_q and cu_seqlens_k, of
+Gradients of [`attention`](@ref) or, with `cu_seqlens_q` and `cu_seqlens_k`, of
 [`attention_varlen`](@ref) (Dao et al. 2022), as a named tuple `(dq, dk, dv, dbias, dsink)`.
 
 - `dout`: the gradient that arrives at out: its size and elements

@@ -4,7 +4,7 @@
     FlashAttention.merge(outs, lses; layout = :dhsb, out_type = eltype(first(outs)))
 
 Attention over disjoint sets of keys, merged into the whole: for ring or cascade attention and split
-caches. Returns `(out, lse)`: lse = log(sum(exp(lse_p))), out = sum(exp(lse_p - lse) · out_p).
+caches. Returns `(out, lse)`: `lse = log(sum(exp(lse_p)))`, `out = sum(exp(lse_p - lse) · out_p)`.
 
 - `outs`: the parts, each as `attention` returned it, with 4 dimensions or, packed, with 3
 - `lses`: their lse

@@ -14,9 +14,9 @@ end
     dout, dlse = randn(3, 4, 5, 2), randn(5, 4, 2)
     options = (causal = true, softcap = 3.0)
     function loss(q, k, v, bias, sink)
-        out, lse = reference(q, k, v; visible = (j, i) -> j <= i + 2, softcap = 3.0, sink = sink,
-                             bias = (j, i, h, b) -> bias[j, i, h, 1])
-        return sum(out .* dout) + sum(lse .* dlse)
+        o, l = reference(q, k, v; visible = (j, i) -> j <= i + 2, softcap = 3.0, sink = sink,
+                         bias = (j, i, h, b) -> bias[j, i, h, 1])
+        return sum(o .* dout) + sum(l .* dlse)
     end
     single = map(x -> Float32.(x), (q = q, k = k, v = v, bias = bias, sink = sink))
     out, lse = attention(single.q, single.k, single.v; bias = single.bias, sink = single.sink,

@@ -12,5 +12,6 @@ Random.seed!(20)
     include("gradients.jl")
     include("errors.jl")
     include("plans.jl")
+    include("extensions.jl")
     include("shared_cases.jl")
 end

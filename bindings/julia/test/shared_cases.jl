@@ -84,10 +84,10 @@ function run_case(case)
     options, q, k, v = options_of(case), (arrays[name] for name in ("q", "k", "v"))...
     T = get(desc, "dtype_o", 0) == LibFlashAttn.FLASHATTN_DTYPE_F32 ? Float32 : eltype(q)
     out = nan(T, (size(v, 1), Base.tail(size(q))...))
-    lse = nan(Float32, size(expect["lse"][1]))
+    lse = haskey(expect, "lse") ? nan(Float32, size(expect["lse"][1])) : nothing
     attention!(out, q, k, v; lse = lse, options...)
     @test wrong(expect["o"], out) == 0
-    @test wrong(expect["lse"], lse) == 0
+    lse === nothing || @test wrong(expect["lse"], lse) == 0
     haskey(case.fields, "backward") || return false
     asked(name) = haskey(expect, name) ? nan(Float32, size(expect[name][1])) : nothing
     grads = (dq = nan(eltype(q), size(q)), dk = nan(eltype(k), size(k)), dv = nan(eltype(v), size(v)),
