@@ -94,15 +94,16 @@ end
 
 [`attention`](@ref) for sequences of different lengths, packed without padding.
 
-- `q`: `(dim, heads, total_q)`; sequence b holds the tokens `cu_seqlens_q[b] + 1 : cu_seqlens_q[b + 1]`
+- `q`: `(dim, heads, total_q)`; sequence b holds the tokens
+  `cu_seqlens_q[b] + 1 : cu_seqlens_q[b + 1]`
 - `k`, `v`: `(dim, kv_heads, total_k)`, `(dim_v, kv_heads, total_k)`, likewise with `cu_seqlens_k`
 - `cu_seqlens_q`, `cu_seqlens_k`: (batch + 1,) integers from 0. `nothing`: that side is dense
 - `max_seqlen_q`, `max_seqlen_k`: the longest sequences; found from the offsets if not given
 - `layout = :dhs`, or `:dsh`
 - lse is `(total_q, heads)`
 
-Sizes (keys, queries) of bias and `block_mask` are those of the longest sequences; i and j count from a
-sequence's start. Rows of no sequence are 0 in a result that is made here. Errors as in attention.
+Sizes (keys, queries) of bias and `block_mask` are those of the longest sequences; i and j count
+from a sequence's start. Rows of no sequence are 0 in a result that is made here. Errors as in attention.
 """
 attention_varlen(q::AbstractArray, k::AbstractArray, v::AbstractArray, cu_seqlens_q, cu_seqlens_k;
                  options...) =
@@ -123,8 +124,8 @@ attention_varlen!(out::AbstractArray, q::AbstractArray, k::AbstractArray, v::Abs
 - `k_pages`: `(dim, kv_heads, page_size, pages)`, in the order of `page_layout = :dhsp`; `v_pages`
   likewise
 - `page_table`: (pages of a sequence, batch) integers, copied. Token j of sequence b, both from 1,
-  lies in page `page_table[cld(j, page_size), b]`; pages count from 1. Entries past `kv_lens` are not
-  read
+  lies in page `page_table[cld(j, page_size), b]`; pages count from 1. Entries past
+  `kv_lens` are not read
 - `kv_lens`: (batch,) integers, keys in use of each sequence; `nothing`: all
 - `max_seqlen_k`: a bound of `kv_lens`; else what the page table can hold
 

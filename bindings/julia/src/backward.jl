@@ -9,8 +9,8 @@ Gradients of [`attention`](@ref) or, with `cu_seqlens_q` and `cu_seqlens_k`, of
 - `q`, `k`, `v`, and every option: as in the forward call
 - `out`, `lse`: what the forward call returned
 - `dlse`: the gradient that arrives at lse, Float32, sized like it
-- `return_dbias = false`, `return_dsink = false`: whether dbias (Float32, of the size of bias, summed
-  where bias is repeated) and dsink (Float32 (heads,)) are wanted; else they are `nothing`
+- `return_dbias = false`, `return_dsink = false`: whether dbias (Float32, of the size of bias,
+  summed where bias is repeated) and dsink (Float32 (heads,)) are wanted; else they are `nothing`
 
 Errors as in attention.
 """
@@ -34,8 +34,8 @@ end
 """
     attention_backward!(dq, dk, dv, dout, q, k, v, out, lse; dlse, dbias, dsink, options...)
 
-[`attention_backward`](@ref) into arrays of the caller's; they are written, not added to. `dbias` and
-`dsink` are computed where given. Sizes of 1 in `dbias` (keys, queries, heads, batch), except in the
+[`attention_backward`](@ref) into arrays of the caller's; they are written, not added to. `dbias`
+and `dsink` are computed where given. Sizes of 1 in `dbias` (keys, queries, heads, batch), except in the
 first dimension, sum over that index. Returns the named tuple.
 """
 function attention_backward!(dq::AbstractArray, dk::AbstractArray, dv::AbstractArray,

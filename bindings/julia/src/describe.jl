@@ -16,7 +16,8 @@ A `flashattn_desc`: what is computed, for [`Plan`](@ref FlashAttention.Plan), `c
 - `return_lse`, `dlse`, `return_dbias`, `return_dsink`: further inputs and outputs, all `false`
 - `varlen_q = false`, `varlen_k = false`: packed sequences, found by `cu_seqlens`
 - `page_size = 0`: tokens a page of a paged KV cache; 0: not paged
-- `max_batch`, `max_seqlen_q`, `max_seqlen_k`, `max_total_q`, `max_total_k`: promised maxima, 0: none
+- `max_batch`, `max_seqlen_q`, `max_seqlen_k`, `max_total_q`, `max_total_k`: promised maxima,
+  0: none
 - `device = :cpu` or `:cuda`, `device_index = 0`, `sm_limit = 0`, `workspace_limit = 0`
 
 The rest is explained at [`attention`](@ref). Throws an `ArgumentError` for what it cannot write

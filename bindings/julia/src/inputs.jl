@@ -53,14 +53,15 @@ function Inputs(q::AbstractArray, k::AbstractArray, v::AbstractArray; layout::Sy
     elseif paged
         page_size = tk.rows
         ndims(page_table) == 2 ||
-            throw(DimensionMismatch("page_table has size $(size(page_table)); expected (pages of a " *
-                                    "sequence, batch)"))
+            throw(DimensionMismatch("page_table has size $(size(page_table)); expected " *
+                                    "(pages of a sequence, batch)"))
         kv_batch = size(page_table, 2)
         seqlen_k = something(max_seqlen_k, size(page_table, 1) * page_size)
     else
         kv_batch = tk.batch
     end
-    batch == kv_batch || throw(DimensionMismatch("k and v hold $kv_batch sequences, q holds $batch"))
+    batch == kv_batch ||
+        throw(DimensionMismatch("k and v hold $kv_batch sequences, q holds $batch"))
     heads = tq.heads
     bias, bias_strides = bias_of(bias, (seqlen_k, seqlen_q, heads, batch))
     mask, mask_strides = blocks_of(block_mask, block_size, seqlen_q, seqlen_k, heads, batch)
@@ -84,7 +85,8 @@ function Inputs(q::AbstractArray, k::AbstractArray, v::AbstractArray; layout::Sy
         block_mask_stride_batch = mask_strides[3],
         rng_seed = word(seed, "seed"), rng_offset = word(offset, "offset"))
     shape = C.flashattn_shape(
-        batch = size32(batch, "batch"), seqlen_q = size32(seqlen_q, "the length of a query sequence"),
+        batch = size32(batch, "batch"),
+        seqlen_q = size32(seqlen_q, "the length of a query sequence"),
         seqlen_kv = size32(seqlen_k, "the length of a key sequence"),
         total_q = varlen_q ? tq.rows : 0, total_kv = varlen_k ? tk.rows : 0)
     ragged = varlen_q || varlen_k || q_lens !== nothing || kv_lens !== nothing
@@ -143,7 +145,8 @@ end
 function blocks_of(mask, block_size, seqlen_q, seqlen_k, heads, batch)
     mask === nothing && return nothing, (0, 0, 0)
     block_size isa Tuple{Integer,Integer} && all(block_size .>= 1) || throw(ArgumentError(
-        "block_size = $block_size; a block_mask needs block_size = (queries, keys), both at least 1"))
+        "block_size = $block_size; a block_mask needs block_size = (queries, keys), both at " *
+        "least 1"))
     mask = bytes(mask)
     eltype(mask) in (Bool, UInt8) || throw(ArgumentError(
         "block_mask has elements $(eltype(mask)); expected Bool or UInt8"))

@@ -62,8 +62,8 @@ end
     FlashAttention.check_supported(T; heads, dim, options...)
     FlashAttention.supported(T; heads, dim, options...)
 
-Whether `Plan(T; ...)` would succeed. The first throws what `Plan` would throw; the second is `false`
-where no kernel of this build does it on this device.
+Whether `Plan(T; ...)` would succeed. The first throws what `Plan` would throw; the second is
+`false` where no kernel of this build does it on this device.
 """
 check_supported(T::Type; options...) = check(C.flashattn_check(Ref(describe(T; options...))))
 

@@ -19,7 +19,10 @@ end
 function prepare(plan::Plan, q, k, v; arrays...)
     inputs = Inputs(q, k, v; arrays...)
     mine, given = plan.desc, describe(eltype(q); facts(inputs)...)
-    same(field, default) = (x = getfield(mine, field); (x == 0 ? default : x) == getfield(given, field))
+    function same(field, default)
+        x = getfield(mine, field)
+        return (x == 0 ? default : x) == getfield(given, field)
+    end
     for (field, default) in ((:device, 0), (:device_index, 0), (:dtype, 0), (:heads_q, 0),
                              (:heads_kv, mine.heads_q), (:dim_qk, 0), (:dim_v, mine.dim_qk),
                              (:layout, 0), (:page_size, 0), (:block_q, 0), (:block_kv, 0),

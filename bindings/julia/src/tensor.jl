@@ -61,7 +61,8 @@ end
 
 "An array that the library takes without strides: lse and its gradient."
 function check_packed(x::AbstractArray, wanted::Tuple, name::String)
-    eltype(x) === Float32 || throw(ArgumentError("$name has elements $(eltype(x)); expected Float32"))
+    eltype(x) === Float32 ||
+        throw(ArgumentError("$name has elements $(eltype(x)); expected Float32"))
     device(storage(x))
     isdense(check_size(x, wanted, name)) || throw(ArgumentError("$name has gaps; copy it"))
     return x

@@ -13,5 +13,6 @@ Random.seed!(20)
     include("errors.jl")
     include("plans.jl")
     include("extensions.jl")
+    include("readme.jl")
     include("shared_cases.jl")
 end
