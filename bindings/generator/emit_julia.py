@@ -1,6 +1,7 @@
-"""bindings/julia/src/LibFlashAttn.jl: constants, structures, functions, layout and documentation."""
+"""bindings/julia/src/LibFlashAttn.jl: constants, structures, functions, layout, documentation."""
 from __future__ import annotations
 
+import textwrap
 from typing import List
 
 from .model import CType, Enum, Field, Function, Model, Struct
@@ -33,7 +34,7 @@ def emit(model: Model) -> str:
     for name in model.opaque:
         out.append(f"\nmutable struct {name} end\n")
     for callback in model.callbacks:
-        doc = f"    {_signature(callback)}\n\nA `@cfunction` of this type. {callback.doc}"
+        doc = f"{_signature(callback)}\n\nA `@cfunction` of this type.\n\n{_verbatim(callback.doc)}"
         out.append(f"\n{_doc(doc)}const {callback.name} = Ptr{{Cvoid}}\n")
     structs = {struct.name: struct for struct in model.structs}
     out += [_struct(struct, structs) for struct in model.structs]
@@ -115,8 +116,11 @@ def _struct(struct: Struct, structs: "dict[str, Struct]") -> str:
 
 
 def _signature(function: Function) -> str:
+    """For a docstring: indented as code."""
     inside = ", ".join(f"{p.name}::{_type(p.type)}" for p in function.parameters)
-    return f"{function.name}({inside})::{_type(function.result)}"
+    text = f"{function.name}({inside})::{_type(function.result)}"
+    return textwrap.fill(text, 96, initial_indent="    ", subsequent_indent=" " * 8,
+                         break_long_words=False)
 
 
 def _function(function: Function) -> str:
@@ -125,12 +129,12 @@ def _function(function: Function) -> str:
     call, line = [], f"    @ccall lib.{function.name}("
     for index, item in enumerate(typed):
         piece = item + (", " if index + 1 < len(typed) else "")
-        if len(line) + len(piece) > 94:
+        if len(line) + len(piece) > 90:
             call.append(line.rstrip())
             line = "        "
         line += piece
     call.append(f"{line})::{_type(function.result)}")
-    doc = f"    {_signature(function)}\n\n{_verbatim(function.doc)}"
+    doc = f"{_signature(function)}\n\n{_verbatim(function.doc)}"
     return "\n" + _doc(doc) + f"function {function.name}({names})\n" + "\n".join(call) + "\nend\n"
 
 

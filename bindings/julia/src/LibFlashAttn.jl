@@ -210,8 +210,12 @@ mutable struct flashattn_plan end
 """
     flashattn_log_fn(user::Ptr{Cvoid}, level::Int32, message::Cstring)::Cvoid
 
-A `@cfunction` of this type. Receives a line of the log. Called from any thread that is inside a library call; must not call
+A `@cfunction` of this type.
+
+```text
+Receives a line of the log. Called from any thread that is inside a library call; must not call
 the library. message lives for the call only.
+```
 """
 const flashattn_log_fn = Ptr{Cvoid}
 
@@ -608,7 +612,8 @@ function flashattn_device_count(device, count)
 end
 
 """
-    flashattn_device_info(device::Int32, index::Int32, properties::Ptr{flashattn_device_properties})::Int32
+    flashattn_device_info(device::Int32, index::Int32,
+        properties::Ptr{flashattn_device_properties})::Int32
 
 ```text
 Describes a device.
@@ -661,7 +666,8 @@ INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE, OUT_OF_MEMORY.
 ```
 """
 function flashattn_plan_create(desc, plan)
-    @ccall lib.flashattn_plan_create(desc::Ptr{flashattn_desc}, plan::Ptr{Ptr{flashattn_plan}})::Int32
+    @ccall lib.flashattn_plan_create(desc::Ptr{flashattn_desc},
+        plan::Ptr{Ptr{flashattn_plan}})::Int32
 end
 
 """
@@ -674,7 +680,8 @@ function flashattn_plan_destroy(plan)
 end
 
 """
-    flashattn_plan_info(plan::Ptr{flashattn_plan}, op::UInt32, shape::Ptr{flashattn_shape}, properties::Ptr{flashattn_plan_properties})::Int32
+    flashattn_plan_info(plan::Ptr{flashattn_plan}, op::UInt32, shape::Ptr{flashattn_shape},
+        properties::Ptr{flashattn_plan_properties})::Int32
 
 ```text
 Says which kernel an operation uses and what it costs.
@@ -691,7 +698,8 @@ function flashattn_plan_info(plan, op, shape, properties)
 end
 
 """
-    flashattn_workspace_size(plan::Ptr{flashattn_plan}, op::UInt32, shape::Ptr{flashattn_shape}, bytes::Ptr{Int64})::Int32
+    flashattn_workspace_size(plan::Ptr{flashattn_plan}, op::UInt32, shape::Ptr{flashattn_shape},
+        bytes::Ptr{Int64})::Int32
 
 ```text
 Bytes of workspace that an operation needs: linear in the sequence length, never smaller for a
@@ -708,7 +716,8 @@ function flashattn_workspace_size(plan, op, shape, bytes)
 end
 
 """
-    flashattn_forward(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_forward_args}, workspace::Ptr{Cvoid}, workspace_bytes::Int64, stream::Ptr{Cvoid})::Int32
+    flashattn_forward(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_forward_args},
+        workspace::Ptr{Cvoid}, workspace_bytes::Int64, stream::Ptr{Cvoid})::Int32
 
 ```text
 For each sequence, head and query, with the masks and the sequence's off of enum flashattn_mask:
@@ -729,7 +738,8 @@ function flashattn_forward(plan, args, workspace, workspace_bytes, stream)
 end
 
 """
-    flashattn_backward(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_backward_args}, workspace::Ptr{Cvoid}, workspace_bytes::Int64, stream::Ptr{Cvoid})::Int32
+    flashattn_backward(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_backward_args},
+        workspace::Ptr{Cvoid}, workspace_bytes::Int64, stream::Ptr{Cvoid})::Int32
 
 ```text
 The gradients, with the scores recomputed from lse (Dao et al. 2022, algorithm 4):
@@ -743,12 +753,13 @@ For a part of a larger attention, give the o and lse that flashattn_merge wrote.
 """
 function flashattn_backward(plan, args, workspace, workspace_bytes, stream)
     @ccall lib.flashattn_backward(plan::Ptr{flashattn_plan},
-        args::Ptr{flashattn_backward_args}, workspace::Ptr{Cvoid}, workspace_bytes::Int64,
-        stream::Ptr{Cvoid})::Int32
+        args::Ptr{flashattn_backward_args}, workspace::Ptr{Cvoid},
+        workspace_bytes::Int64, stream::Ptr{Cvoid})::Int32
 end
 
 """
-    flashattn_merge(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_merge_args}, stream::Ptr{Cvoid})::Int32
+    flashattn_merge(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_merge_args},
+        stream::Ptr{Cvoid})::Int32
 
 ```text
 Merges partial results over disjoint sets of keys into the whole: lse = ln(sum of exp(lse_p)),
@@ -760,12 +771,13 @@ contents.
 ```
 """
 function flashattn_merge(plan, args, stream)
-    @ccall lib.flashattn_merge(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_merge_args},
-        stream::Ptr{Cvoid})::Int32
+    @ccall lib.flashattn_merge(plan::Ptr{flashattn_plan},
+        args::Ptr{flashattn_merge_args}, stream::Ptr{Cvoid})::Int32
 end
 
 """
-    flashattn_dropout_mask(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_forward_args}, keep::Ptr{UInt8}, stream::Ptr{Cvoid})::Int32
+    flashattn_dropout_mask(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_forward_args},
+        keep::Ptr{UInt8}, stream::Ptr{Cvoid})::Int32
 
 ```text
 Writes which weights the plan's dropout keeps: 1 = kept, 0 = dropped. The numbers depend on

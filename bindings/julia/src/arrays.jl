@@ -1,6 +1,6 @@
 # Arrays as the library sees them: a type, an address, strides, and the device they lie on. A
-# package for another device adds methods of `device`, `address`, `stream` and `int32` for its array;
-# views are taken apart here, whatever lies below.
+# package for another device adds methods of `device`, `address`, `stream` and `int32` for its
+# array; views are taken apart here, whatever lies below.
 
 const Wrapped = Union{SubArray,PermutedDimsArray,Base.ReshapedArray,Base.ReinterpretArray}
 

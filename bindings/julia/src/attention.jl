@@ -103,7 +103,8 @@ end
 - lse is `(total_q, heads)`
 
 Sizes (keys, queries) of bias and `block_mask` are those of the longest sequences; i and j count
-from a sequence's start. Rows of no sequence are 0 in a result that is made here. Errors as in attention.
+from a sequence's start. Rows of no sequence are 0 in a result that is made here. Errors as in
+attention.
 """
 attention_varlen(q::AbstractArray, k::AbstractArray, v::AbstractArray, cu_seqlens_q, cu_seqlens_k;
                  options...) =

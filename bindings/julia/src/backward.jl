@@ -35,8 +35,8 @@ end
     attention_backward!(dq, dk, dv, dout, q, k, v, out, lse; dlse, dbias, dsink, options...)
 
 [`attention_backward`](@ref) into arrays of the caller's; they are written, not added to. `dbias`
-and `dsink` are computed where given. Sizes of 1 in `dbias` (keys, queries, heads, batch), except in the
-first dimension, sum over that index. Returns the named tuple.
+and `dsink` are computed where given. Sizes of 1 in `dbias` (keys, queries, heads, batch), except
+in the first dimension, sum over that index. Returns the named tuple.
 """
 function attention_backward!(dq::AbstractArray, dk::AbstractArray, dv::AbstractArray,
                              dout::AbstractArray, q::AbstractArray, k::AbstractArray,
