@@ -5,9 +5,7 @@
     programs = [m[1] for m in eachmatch(r"^```julia\n(.*?)^```"ms, text)]
     @test !isempty(programs)
     for program in programs
-        place = Module()
-        Core.eval(place, :(using Base))
-        Base.include_string(place, program, "README.md")
+        Base.include_string(Module(), program, "README.md")
         @test true
     end
 end
