@@ -39,10 +39,10 @@
  *             Nothing prints, aborts, throws or exits.
  *   Text      const char pointers are UTF-8, end in a zero byte and belong to the library. They are
  *             never NULL unless that is said, and live as long as the process unless that is said.
- *   Memory    The library keeps no pointer past a call, except that on a GPU the enqueued work reads
- *             and writes what it was given. Host memory is allocated in plan_create only; device
- *             memory never. "Device memory" below means memory that the plan's device can address:
- *             host memory for the CPU.
+ *   Memory    The library keeps no pointer past a call, except that work enqueued on a GPU reads
+ *             and writes what it was given. Host memory is allocated in check and plan_create
+ *             only, device memory never. "Device memory" below means memory that the plan's
+ *             device can address: host memory for the CPU.
  *   Threads   Every function may be called from any thread at any time. A plan is immutable: any
  *             number of threads and streams may run it at once, each with a workspace of its own.
  *             Only flashattn_plan_destroy must not overlap a use of the same plan.
@@ -284,7 +284,8 @@ typedef struct flashattn_desc {
   float softcap;
   /* Probability with which a weight is dropped, [0, 1), in steps of 1/65536. 0: off. */
   float dropout;
-  /* Parts into which the keys of a short query are split. 0: the library chooses. 1: never. */
+  /* Parts into which the keys of a sequence are split, at most 4096. 0: the library chooses, short
+   * queries only. 1: never. */
   int32_t splits;
   /* Promises: no call will pass them. 0: not promised. They let flashattn_workspace_size answer
    * for all calls at once, and help to choose a kernel. */
@@ -304,7 +305,8 @@ typedef struct flashattn_desc {
   int64_t reserved[4];
 } flashattn_desc;
 
-/* The sizes of one call, known on the host. Where lengths lie on the device, upper bounds. */
+/* The sizes of one call, known on the host. Where lengths lie on the device, upper bounds. No array
+ * may have more than 2^48 elements. */
 typedef struct flashattn_shape {
   /* Sequences. 0: nothing to do. */
   int32_t batch;
@@ -524,18 +526,18 @@ FLASHATTN_API const char *flashattn_build_info(void);
 FLASHATTN_API const char *flashattn_status_name(int32_t status);
 
 /* The sentence of the last call of this thread that failed; "" when none did. Successful calls
- * leave it alone. It lives until the next call of this thread fails.
+ * leave it alone. It lives until the next call of this thread fails, and so does the field.
  *   reason   out, may be NULL: enum flashattn_reason.
- *   field    out, may be NULL: the structure member it is about, "dim_qk", "inputs.q.stride_seq"; "" when
- *            there is none. */
+ *   field    out, may be NULL: the structure member it is about, "dim_qk", "inputs.q.stride_seq";
+ *            "" when there is none. */
 FLASHATTN_API const char *flashattn_last_error(int32_t *reason, const char **field);
 
-/* Sends log lines to fn, for the whole process.
- *   level    enum flashattn_log_level.
- *   fn       may be NULL: off.
- *   user     handed to fn, may be NULL.
+/* Sends log lines to a callback, for the whole process.
+ *   level      enum flashattn_log_level.
+ *   callback   may be NULL: off.
+ *   user       handed to the callback, may be NULL.
  * INVALID_ARGUMENT: unknown level. */
-FLASHATTN_API int32_t flashattn_set_log(int32_t level, flashattn_log_fn fn, void *user);
+FLASHATTN_API int32_t flashattn_set_log(int32_t level, flashattn_log_fn callback, void *user);
 
 /* How many devices of a kind there are. 0 where the build or the machine has none.
  *   device   enum flashattn_device.
@@ -559,12 +561,13 @@ FLASHATTN_API int32_t flashattn_device_info(int32_t device, int32_t index,
  * INVALID_ARGUMENT: NULL, too small. */
 FLASHATTN_API int32_t flashattn_desc_init(flashattn_desc *desc, uint32_t struct_size);
 
-/* Whether flashattn_plan_create would succeed; if not, flashattn_last_error says why.
- * INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE. */
+/* Whether flashattn_plan_create would succeed; if not, flashattn_last_error says why. Makes a plan
+ * and frees it.
+ * INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE, OUT_OF_MEMORY. */
 FLASHATTN_API int32_t flashattn_check(const flashattn_desc *desc);
 
-/* Checks the descriptor, chooses the kernels and does everything that is slow. The choice depends on
- * the descriptor, the device and the library's version only.
+/* Checks the descriptor, chooses the kernels and does everything that is slow. The choice depends
+ * on the descriptor, the device and the library's version only.
  *   desc   may be freed afterwards.
  *   plan   out: to be freed by flashattn_plan_destroy. Untouched on failure.
  * INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE, OUT_OF_MEMORY. */

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import tempfile
+import textwrap
 from typing import List
 
 from .model import Enum, Function, Model
@@ -53,11 +54,12 @@ def emit_constants(model: Model) -> str:
     out.append("}\n\n# Function: its prototype and what the header says of it.\n"
                "FUNCTIONS: Dict[str, str] = {\n")
     for function in model.functions:
-        doc = f"{_prototype(function)}\n\n{function.doc}".split("\n")
-        out.append(f"    {_text(function.name)}: (\n")
-        out += [f"        {_text(line + newline)}\n"
-                for line, newline in zip(doc, ["\n"] * (len(doc) - 1) + [""])]
-        out.append("    ),\n")
+        # Broken between parameters only.
+        whole = _prototype(function).replace(" ", "\0").replace(",\0", ", ")
+        prototype = textwrap.fill(whole, 98, subsequent_indent="    ").replace("\0", " ")
+        doc = f"{prototype}\n\n{function.doc}".replace("\\", "\\\\").replace('"""', '\\"""')
+        # The closing quotes stand alone: a text may end in a quote.
+        out.append(f'    {_text(function.name)}: """\\\n{doc}\n""",\n')
     return "".join(out) + "}\n"
 
 

@@ -31,9 +31,6 @@ KEYWORDS = frozenset("""
     register requires short signed sizeof switch template this throw typedef typeid typename union
     unsigned void volatile
 """.split())
-# A name the header had before this check existed. It names a parameter only, so that the emitters
-# can spell it as they like (Rust: r#fn).
-TOLERATED = {"flashattn_set_log.fn"}
 
 
 class HeaderError(Exception):
@@ -215,7 +212,7 @@ class _Reader:
         return self.docs.get(line - 1, "")
 
     def _check_name(self, name: str, owner: str, line: int) -> str:
-        if name is None or (name in KEYWORDS and f"{owner}.{name}" not in TOLERATED):
+        if name is None or name in KEYWORDS:
             raise HeaderError(f"line {line}: {owner}: '{name}' is no name in one of the languages")
         return name
 

@@ -71,9 +71,9 @@ const char* flashattn_last_error(int32_t* reason, const char** field) {
   return error.text;
 }
 
-int32_t flashattn_set_log(int32_t level, flashattn_log_fn fn, void* user) {
+int32_t flashattn_set_log(int32_t level, flashattn_log_fn callback, void* user) {
   return guard("flashattn_set_log", [&] {
-    set_log(level, fn, user);
+    set_log(level, callback, user);
     return FLASHATTN_OK;
   });
 }

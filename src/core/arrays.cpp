@@ -28,8 +28,8 @@ struct Label {
 [[noreturn]] void reject_too_large(const Array& array) {
   const Label label(array, array.pointer_suffix);
   reject(FLASHATTN_REASON_SIZE, label.field,
-         "%s with extents %" PRId64 " x %" PRId64 " x %" PRId64 " x %" PRId64
-         " and its strides reaches past 2^63 bytes or the end of the address space; check the "
+         "%s with %" PRId64 " x %" PRId64 " x %" PRId64 " x %" PRId64
+         " elements (batch, head, token, element) and its strides reaches past 2^63 bytes or the end of the address space; check the "
          "sizes and strides",
          label.text, array.extent[0], array.extent[1], array.extent[2], array.extent[3]);
 }
@@ -58,10 +58,9 @@ void check_pointer(const Array& array) {
   if (!array.data) {
     const Label label(array, array.pointer_suffix);
     reject(FLASHATTN_REASON_NULL_POINTER, label.field,
-           "%s is NULL, but this plan and shape need it; give %s of %" PRId64 " x %" PRId64
-           " x %" PRId64 " x %" PRId64 " elements",
-           label.text, array.use == Use::kInput ? "the array" : "memory for the result",
-           array.extent[0], array.extent[1], array.extent[2], array.extent[3]);
+           "%s is NULL, but this plan and shape need it; give %s %" PRId64 " elements of %d bytes",
+           label.text, array.use == Use::kInput ? "an array of" : "memory for",
+           array.extent[0] * array.extent[1] * array.extent[2] * array.extent[3], array.element);
   }
   const uintptr_t misfit = reinterpret_cast<uintptr_t>(array.data) %
                            static_cast<uintptr_t>(array.element);

@@ -127,11 +127,4 @@ constexpr int64_t visible_pairs(const MaskRule& rule, Lengths len) {
   return pairs;
 }
 
-// Part `part` of `parts` of the keys [0, n), cut at multiples of `step`.
-FLASHATTN_HD constexpr Interval split_range(int32_t n, int32_t step, int32_t part, int32_t parts) {
-  const int64_t steps = ceil_div(n, step);
-  return {clamp_index(steps * part / parts * step, n),
-          clamp_index(steps * (part + 1) / parts * step, n)};
-}
-
 }  // namespace flashattn

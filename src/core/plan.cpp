@@ -105,6 +105,7 @@ std::unique_ptr<Plan> make_plan(const flashattn_desc* desc) {
   const Device& device = find_device(problem.device, problem.device_index);
   const Family& family = select_family(problem, device, families());
   std::unique_ptr<Plan> plan(new Plan{problem, &device, &family, family.plan(problem, device)});
+  check_shape(problem, promised_shape(problem).shape);
   check_workspace_limit(*plan);
   log_choice(*plan);
   return plan;

@@ -61,6 +61,28 @@ void check_size(const Size& size) {
   }
 }
 
+// No machine holds an array of more elements. Below it, families may multiply by an element's bytes
+// and by the number of splits without a second thought.
+constexpr int64_t kMaxElements = INT64_C(1) << 48;
+
+struct Extent {
+  const char* field;  // the factor to reduce
+  int64_t batch, tokens;
+  int32_t heads, dim;
+};
+
+void check_extent(const Extent& extent) {
+  int64_t elements = 0;
+  bool overflow = __builtin_mul_overflow(extent.batch, extent.tokens, &elements);
+  overflow |= __builtin_mul_overflow(elements, static_cast<int64_t>(extent.heads), &elements);
+  overflow |= __builtin_mul_overflow(elements, static_cast<int64_t>(extent.dim), &elements);
+  if (!overflow && elements <= kMaxElements) return;
+  reject(FLASHATTN_REASON_SIZE, extent.field,
+         "%s = %" PRId64 " with %" PRId64 " sequences, %d heads and %d elements a head makes more "
+         "than 2^48 elements, the limit of this library; split the batch or give tighter bounds",
+         extent.field, extent.tokens, extent.batch, extent.heads, extent.dim);
+}
+
 // Heads of all sequences are numbered in 32 bits by the random numbers.
 void check_dropout_heads(const Problem& problem, const flashattn_shape& shape) {
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem.heads_q;
@@ -209,6 +231,14 @@ void check_shape(const Problem& problem, const flashattn_shape& shape) {
        problem.max_total_kv, "max_total_kv"},
   };
   for (const Size& size : sizes) check_size(size);
+  const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
+  const Extent extents[] = {
+      {"shape.seqlen_q", shape.batch, shape.seqlen_q, problem.heads_q, dim},
+      {"shape.seqlen_kv", shape.batch, shape.seqlen_kv, problem.heads_q, dim},
+      {"shape.total_q", 1, shape.total_q, problem.heads_q, dim},
+      {"shape.total_kv", 1, shape.total_kv, problem.heads_q, dim},
+  };
+  for (const Extent& extent : extents) check_extent(extent);
 }
 
 void check_forward(const Problem& problem, bool host, flashattn_forward_args* args,

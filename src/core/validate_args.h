@@ -6,7 +6,7 @@
 
 namespace flashattn {
 
-// Sizes, unused fields and promises of the plan.
+// Sizes, their products, unused fields and promises of the plan.
 void check_shape(const Problem& problem, const flashattn_shape& shape);
 
 // Each checks the structure of a call, fills in what was left to default (packed strides,

@@ -43,7 +43,8 @@ void check_lengths(const Side& side, int32_t batch) {
     const int64_t length = side.lens ? side.lens[b] : capacity;
     if (length < 0 || length > capacity) {
       reject(FLASHATTN_REASON_LENGTHS, side.lens_field,
-             "%s[%d] = %" PRId64 " is not within 0 and %" PRId64 ", the rows of this sequence",
+             "%s[%d] = %" PRId64 " is not within 0 and %" PRId64
+             ", the rows of this sequence; give the number of tokens in use",
              side.lens_name, b, length, capacity);
     }
     if (length > side.seqlen) {

@@ -10,6 +10,9 @@
 namespace flashattn {
 namespace {
 
+// Each split of a query's keys has a partial result in the workspace.
+constexpr int32_t kMaxSplits = 4096;
+
 struct Bits {
   const char* field;
   uint32_t value, known;
@@ -77,7 +80,8 @@ void check_ranges(const flashattn_desc& desc) {
       {"determinism", desc.determinism, FLASHATTN_DETERMINISM_DEFAULT,
        FLASHATTN_DETERMINISM_BATCH_INVARIANT, kValue,
        "use an enumerator of flashattn_determinism"},
-      {"splits", desc.splits, 0, INT32_MAX, kSize, "use 0 to let the library choose, 1 for never"},
+      {"splits", desc.splits, 0, kMaxSplits, kSize,
+       "use 0 to let the library choose, 1 for never"},
       {"max_batch", desc.max_batch, 0, INT32_MAX, kSize, kPromise},
       {"max_seqlen_q", desc.max_seqlen_q, 0, INT32_MAX, kSize, kPromise},
       {"max_seqlen_kv", desc.max_seqlen_kv, 0, INT32_MAX, kSize, kPromise},

@@ -70,7 +70,7 @@ class ForwardBlock {
         b_(b),
         kv_head_(kv_head),
         part_(part),
-        parts_(split_parts(problem_.splits, sequence_.len)) {
+        parts_(part_count(job.split, sequence_.len)) {
     const Lengths len = sequence_.len;
     queries_.begin = clamp_index(static_cast<int64_t>(query_block) * job.queries, len.q);
     queries_.end = clamp_index(queries_.begin + static_cast<int64_t>(job.queries), len.q);
@@ -85,12 +85,11 @@ class ForwardBlock {
     if (rows_ <= 0 || part_ >= parts_) return;
     start();
     const KeySpan span = key_span(mask_, queries_, sequence_.len);
-    const Interval part = split_range(sequence_.len.kv, scratch_.tile_kv, part_, parts_);
-    const int32_t begin = span.any.begin > part.begin ? span.any.begin : part.begin;
-    const int32_t end = span.any.end < part.end ? span.any.end : part.end;
-    for (int32_t first = begin / scratch_.tile_kv * scratch_.tile_kv; first < end;
+    const Interval keys =
+        intersect(span.any, part_range(job_.split, sequence_.len, part_));
+    for (int32_t first = keys.begin / scratch_.tile_kv * scratch_.tile_kv; first < keys.end;
          first += scratch_.tile_kv) {
-      key_tile({first, first + scratch_.tile_kv < end ? first + scratch_.tile_kv : end});
+      key_tile(intersect({first, first + scratch_.tile_kv}, {0, keys.end}));
     }
     finish();
   }

@@ -1,52 +1,13 @@
 // What the launcher hands to the kernels: plain data, shared by all instruction sets.
 #pragma once
 
-#include "core/problem.h"
+#include "core/sequence.h"
 
 namespace flashattn::cpu {
 
-// One sequence of the batch.
-struct Sequence {
-  int64_t first_q, first_kv;  // rows of earlier sequences (VARLEN), else 0
-  Lengths len;
-};
-
-FLASHATTN_HD Sequence sequence_of(const Problem& problem, const flashattn_shape& shape,
-                                  const flashattn_inputs& in, int32_t b) {
-  Sequence s{0, 0, {shape.seqlen_q, shape.seqlen_kv}};
-  if (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) {
-    s.first_q = in.cu_seqlens_q[b];
-    s.len.q = in.cu_seqlens_q[b + 1] - in.cu_seqlens_q[b];
-  }
-  if (problem.layout & FLASHATTN_LAYOUT_VARLEN_KV) {
-    s.first_kv = in.cu_seqlens_kv[b];
-    s.len.kv = in.cu_seqlens_kv[b + 1] - in.cu_seqlens_kv[b];
-  }
-  if (in.lens_q) s.len.q = in.lens_q[b];
-  if (in.lens_kv) s.len.kv = in.lens_kv[b];
-  return s;
-}
-
-// Parts into which a sequence's keys are split. Depends on that sequence alone, so that its bits do
-// not depend on the batch or on the number of threads.
-constexpr int32_t kSplitQueries = 16;  // longer queries fill the threads without splitting
+// Sequences with more queries fill the threads without splitting their keys.
+constexpr int32_t kSplitQueries = 16;
 constexpr int32_t kSplitKeys = 1024;
-
-FLASHATTN_HD constexpr int32_t split_parts(int32_t requested, Lengths len) {
-  if (requested > 0) return requested;
-  if (len.q > kSplitQueries || len.kv <= kSplitKeys) return 1;
-  return static_cast<int32_t>(ceil_div(len.kv, kSplitKeys));
-}
-
-// Numbers of one row of lse, D and the like: (batch, head, seq) or (head, total).
-struct RowLayout {
-  int64_t batch_stride, head_stride;
-};
-
-FLASHATTN_HD RowLayout row_layout(const Problem& problem, const flashattn_shape& shape) {
-  if (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) return {0, shape.total_q};
-  return {static_cast<int64_t>(problem.heads_q) * shape.seqlen_q, shape.seqlen_q};
-}
 
 // Sizes of the tiles, fixed at plan creation.
 struct Tiling {
@@ -63,6 +24,7 @@ struct ForwardJob {
   int32_t heads;        // query heads of a block: > 1 for short queries
   int32_t head_blocks;  // of a KV head's group
   int32_t query_blocks;
+  SplitRule split;
   int32_t parts;        // the most of any sequence
   // Partial results, (part, batch, head, query): fp32 o (dim_v) and lse.
   int32_t partial_queries;  // of the longest sequence that is split

@@ -1,7 +1,7 @@
 // The kernels of one instruction set: compiled once for each, with FLASHATTN_ISA naming it.
 #include "cpu/kernels.h"
 
-#include "cpu/backward.h"
+#include "cpu/backward_tasks.h"
 #include "cpu/forward.h"
 
 #define FLASHATTN_TEXT_OF(name) #name

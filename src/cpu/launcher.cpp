@@ -72,6 +72,8 @@ CpuLauncher::CpuLauncher(const Problem& problem, const Device& device)
       threads_(problem.threads > 0 ? problem.threads : device.properties.units),
       forward_tiling_(kernels_.forward_tiling(problem)),
       backward_tiling_(kernels_.backward_tiling(problem)),
+      split_{problem.splits, kSplitKeys, problem.splits > 0 ? INT32_MAX : kSplitQueries,
+             forward_tiling_.tile_kv},
       forward_scratch_(kernels_.forward_scratch(problem, forward_tiling_)),
       backward_scratch_(kernels_.backward_scratch(problem, backward_tiling_)),
       forward_name_(kernel_name("forward", problem, kernels_)),
@@ -79,17 +81,16 @@ CpuLauncher::CpuLauncher(const Problem& problem, const Device& device)
       why_(std::string("the only family for CPUs; ") + machine_kernels_reason()) {}
 
 // Queries and parts of the longest split that a shape allows.
-static Lengths split_bound(const Problem& problem, const flashattn_shape& shape) {
-  const int32_t queries =
-      problem.splits > 0 ? shape.seqlen_q : std::min(shape.seqlen_q, kSplitQueries);
-  return {queries, split_parts(problem.splits, {queries, shape.seqlen_kv})};
+static Lengths split_bound(const SplitRule& rule, const flashattn_shape& shape) {
+  const int32_t queries = std::min(shape.seqlen_q, rule.max_queries);
+  return {queries, rule.parts > 0 ? rule.parts : part_count(rule, {queries, shape.seqlen_kv})};
 }
 
 CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const flashattn_shape& shape,
                                                              char* base) const {
   ForwardWorkspace w{};
   Cutter cutter(base);
-  const Lengths split = split_bound(problem_, shape);
+  const Lengths split = split_bound(split_, shape);
   if (split.kv > 1) {
     const int64_t rows =
         static_cast<int64_t>(split.kv) * shape.batch * problem_.heads_q * split.q;
@@ -131,7 +132,7 @@ void CpuLauncher::describe(uint32_t op, const flashattn_shape& shape,
   properties->threads = threads_;
   properties->local_memory = static_cast<int32_t>(forward ? forward_scratch_ : backward_scratch_);
   properties->splits =
-      forward ? split_parts(problem_.splits, {shape.seqlen_q, shape.seqlen_kv}) : 1;
+      forward ? part_count(split_, {shape.seqlen_q, shape.seqlen_kv}) : 1;
   properties->kernel = forward ? forward_name_.c_str() : backward_name_.c_str();
   properties->isa = kernels_.isa;
   properties->why = why_.c_str();
@@ -160,14 +161,15 @@ int32_t CpuLauncher::forward(const flashattn_forward_args& args, void* workspace
   job.problem = &problem_;
   job.args = &args;
   job.tiling = forward_tiling_;
+  job.split = split_;
   job.parts = 1;
   for (int32_t b = 0; b < shape.batch; ++b) {
     const Lengths len = sequence_of(problem_, shape, args.inputs, b).len;
-    job.parts = std::max(job.parts, split_parts(problem_.splits, len));
+    job.parts = std::max(job.parts, part_count(split_, len));
     // Dense sequences are all alike.
     if (!args.inputs.lens_q && !args.inputs.lens_kv && problem_.layout == 0) break;
   }
-  job.partial_queries = split_bound(problem_, shape).q;
+  job.partial_queries = split_bound(split_, shape).q;
   job.partial_o = w.partial_o;
   job.partial_lse = w.partial_lse;
   job.rng_seed = random.seed;
@@ -188,7 +190,7 @@ void CpuLauncher::merge_parts(const ForwardJob& job) const {
     const int32_t b = static_cast<int32_t>(task / problem_.heads_q);
     const int32_t h = static_cast<int32_t>(task % problem_.heads_q);
     const Sequence sequence = sequence_of(problem_, args.shape, args.inputs, b);
-    const int32_t parts = split_parts(problem_.splits, sequence.len);
+    const int32_t parts = part_count(split_, sequence.len);
     if (parts <= 1) return;
     const int64_t stride = job.partial_row(1, 0, 0, 0);
     const MergeJob merge{parts, problem_.dim_v, FLASHATTN_DTYPE_F32, problem_.dtype_o,

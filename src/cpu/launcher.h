@@ -35,6 +35,7 @@ class CpuLauncher final : public Launcher {
   const Kernels& kernels_;
   const int32_t threads_;
   const Tiling forward_tiling_, backward_tiling_;
+  const SplitRule split_;
   const int64_t forward_scratch_, backward_scratch_;  // bytes of a thread
   const std::string forward_name_, backward_name_, why_;
 };

@@ -18,8 +18,8 @@ typedef struct case_file {
 
 typedef enum case_outcome { CASE_PASSED, CASE_FAILED, CASE_SKIPPED } case_outcome;
 
-/* Changes every structure before it goes to the library, or NULL. kind: the structure's name without
- * flashattn_; the copy lies in memory with CASE_TAIL zero bytes behind it. */
+/* Changes every structure before it goes to the library, or NULL. kind: the structure's name
+ * without flashattn_; the copy lies in memory with CASE_TAIL zero bytes behind it. */
 enum { CASE_TAIL = 64 };
 typedef void (*case_hook)(const char *kind, void *structure);
 
@@ -27,9 +27,9 @@ typedef void (*case_hook)(const char *kind, void *structure);
 int case_file_open(case_file *file, const char *folder);
 void case_file_close(case_file *file);
 
-/* Runs case n forward, and backward where it says so, and judges every number; prints what is wrong.
- * digest: out, may be NULL; of the bits of all results. A case is skipped when it uses a field that
- * the header this was compiled with does not have. */
+/* Runs case n forward, and backward where it says so, and judges every number; prints what is
+ * wrong. digest: out, may be NULL; of the bits of all results. A case is skipped when it uses a field
+ * that the header this was compiled with does not have. */
 case_outcome case_run(const case_file *file, int n, case_hook hook, uint64_t *digest);
 
 #endif

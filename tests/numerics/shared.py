@@ -1,5 +1,5 @@
-"""The small cases that every language runs: one or two for each feature, and combinations. Sizes are
-odd; a few pass the edge of a tile. make_cases.py writes them to tests/data."""
+"""The small cases that every language runs: one or two for each feature, and combinations. Sizes
+are odd; a few pass the edge of a tile. make_cases.py writes them to tests/data."""
 import zlib
 
 from .case import Case

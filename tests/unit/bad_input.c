@@ -102,6 +102,7 @@ static const struct row rows[] = {
     {PLAIN, D(dropout), F32, NAN, INVALID(DROPOUT), "dropout"},
     {PLAIN, D(dropout), F32, 0.9999999, INVALID(DROPOUT), "dropout"},
     {PLAIN, D(splits), I32, -1, INVALID(SIZE), "splits"},
+    {PLAIN, D(splits), I32, 4097, INVALID(SIZE), "splits"},
     {PLAIN, D(max_batch), I32, -1, INVALID(SIZE), "max_batch"},
     {PLAIN, D(max_seqlen_q), I32, -1, INVALID(SIZE), "max_seqlen_q"},
     {PLAIN, D(max_seqlen_kv), I32, -1, INVALID(SIZE), "max_seqlen_kv"},
@@ -135,7 +136,8 @@ static const struct row rows[] = {
     {PLAIN, F(shape.total_q), I64, 10, INVALID(SIZE), "shape.total_q"},
     {PLAIN, F(shape.total_kv), I64, 10, INVALID(SIZE), "shape.total_kv"},
     {VARLEN, F(shape.total_q), I64, -1, INVALID(SIZE), "shape.total_q"},
-    {VARLEN, F(shape.total_kv), I64, 9e18, INVALID(SIZE), "inputs.k.data"},
+    {VARLEN, F(shape.total_kv), I64, 9e18, INVALID(SIZE), "shape.total_kv"},
+    {PAGED, F(inputs.pages), I64, 9e18, INVALID(SIZE), "inputs.k.data"},
     {PLAIN, F(inputs.q.stride_batch), I64, 9e18, INVALID(SIZE), "inputs.q.data"},
     {PLAIN, F(inputs.k.stride_seq), I64, 4e18, INVALID(SIZE), "inputs.k.data"},
 

@@ -1,5 +1,5 @@
 // The tile geometry against brute force: every mask, every small pair of lengths, every tile.
-#include "core/geometry.h"
+#include "core/sequence.h"
 
 #include <algorithm>
 #include <climits>
@@ -77,8 +77,8 @@ bool columns_right(Table& t) {
   return true;
 }
 
-// Spans of a row tile, and how each key tile stands to it: kEmpty and kFull must be true, and a tile
-// that is full must be said to be full. kPartial may hold a tile without a pair (between rows).
+// Spans of a row tile, and how each key tile stands to it: kEmpty and kFull must be true, and a
+// full tile must be said to be full. kPartial may hold a tile without a pair (between rows).
 bool spans_right(Table& t, int tile_q, int tile_kv) {
   for (int q = 0; q < t.len.q; q += tile_q) {
     const Interval rows = {q, std::min(q + tile_q, t.len.q)};
@@ -169,27 +169,29 @@ void test_extremes() {
   CHECK(floor_div(7, 4) == 1 && ceil_div(7, 4) == 2 && ceil_div(8, 4) == 2 && ceil_div(0, 4) == 0);
 }
 
-// The parts follow each other without gap, cut at multiples of the step, and differ by one step.
+// The parts follow each other without gap, cut at multiples of the step; none is empty.
 void test_splits() {
   for (int n = 0; n <= 40; ++n) {
     for (int step = 1; step <= 9; ++step) {
-      for (int parts = 1; parts <= 12; ++parts) {
-        bool ok = true;
-        int at = 0, least = INT_MAX, most = 0;
-        for (int part = 0; part < parts; ++part) {
-          const Interval keys = split_range(n, step, part, parts);
-          ok = ok && keys.begin == at && keys.end >= keys.begin &&
+      for (int parts = 0; parts <= 12; ++parts) {
+        const SplitRule rule{parts, 2 * step, 16, step};
+        const Lengths len{16, n};
+        const int count = part_count(rule, len);
+        bool ok = count >= 1 && (parts == 0 || count <= parts);
+        int at = 0;
+        for (int part = 0; part < count; ++part) {
+          const Interval keys = part_range(rule, len, part);
+          ok = ok && keys.begin == at && (keys.end > keys.begin || n == 0) &&
                (keys.end % step == 0 || keys.end == n);
           at = keys.end;
-          const int steps = static_cast<int>(ceil_div(keys.end - keys.begin, step));
-          least = std::min(least, steps);
-          most = std::max(most, steps);
         }
-        CHECK(ok && at == n && most - least <= 1);
+        CHECK(ok && at == n);
+        CHECK(part_count(rule, {17, n}) == 1 && part_range(rule, {17, n}, 0).end == n);
       }
     }
   }
-  CHECK(split_range(INT32_MAX, 1, 6, 7).end == INT32_MAX);
+  const SplitRule large{7, 1, INT32_MAX, 64};
+  CHECK(part_range(large, {1, INT32_MAX}, part_count(large, {1, INT32_MAX}) - 1).end == INT32_MAX);
 }
 
 }  // namespace

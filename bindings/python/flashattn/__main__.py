@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 
 from . import _library, build_info, devices
 from ._matrix import as_markdown, as_text, matrix
@@ -19,11 +18,11 @@ def main() -> None:
         print(as_markdown(table))
         return
     print(build_info())
-    print(f"library: {os.path.abspath(_library.path) if os.sep in _library.path else _library.path}")
+    print(f"library: {_library.path}")
     for device in devices():
         gpu = device.compute_capability
         units = f"{device.units} multiprocessors" if gpu else f"{device.units} threads"
-        print(f"{device.kind}:{device.index}  {device.name}, {device.isa}, {units}, "
+        print(f"{device.kind}:{device.device_index}  {device.name}, {device.isa}, {units}, "
               f"{device.memory / 2**30:.1f} GiB")
     print(f"\nSupport on {arguments.device}, as flashattn_check answers "
           "(8 heads, dim 64 unless said):\n")

@@ -15,11 +15,13 @@ F32, F16, BF16, F8, U8 = (int(d) for d in (Dtype.F32, Dtype.F16, Dtype.BF16, Dty
 _BY_NAME: Dict[str, int] = {"float32": F32, "float16": F16, "bfloat16": BF16, "float8_e4m3fn": F8,
                             "uint8": U8, "bool": U8}
 NAMES = {F32: "float32", F16: "float16", BF16: "bfloat16", F8: "float8_e4m3fn", U8: "bool"}
+_SIZES = {F32: 4, F16: 2, BF16: 2, F8: 1, U8: 1}
 # Grows by the types of ml_dtypes when they are seen, so that it stays optional.
 _BY_DTYPE: Dict[np.dtype, int] = {np.dtype(n): _BY_NAME[n]
                                   for n in ("float32", "float16", "uint8", "bool")}
 _RESULTS = {code: np.dtype(NAMES[code]) for code in (F32, F16, U8)}
-_RAW = {BF16: np.dtype(np.uint16), F8: np.dtype(np.uint8)}  # what the buffer protocol can carry
+# What the buffer protocol can carry in place of types that only ml_dtypes knows.
+_RAW: Dict[int, Any] = {BF16: np.dtype(np.uint16), F8: np.dtype(np.uint8)}
 _INT32 = np.dtype(np.int32)
 _VOID = ffi.typeof("void *")
 DTypeLike = Union[str, type, np.dtype, Dtype]
@@ -53,26 +55,30 @@ def numpy_dtype(code: int) -> np.dtype:
 
 
 class View:
-    """An array as the C library sees it. Strides count elements; owner keeps the memory, and
-    pointer is a cffi one."""
+    """An array as the C library sees it. pointer is a cffi one, steps are strides in bytes, size is
+    that of an element, owner keeps the memory."""
 
-    __slots__ = ("pointer", "dtype", "shape", "strides", "writable", "owner")
+    __slots__ = ("pointer", "dtype", "shape", "steps", "size", "writable", "owner")
 
-    def __init__(self, pointer: Any, dtype: int, shape: Tuple[int, ...], strides: Tuple[int, ...],
-                 writable: bool, owner: Any) -> None:
+    def __init__(self, pointer: Any, dtype: int, shape: Tuple[int, ...], steps: Tuple[int, ...],
+                 size: int, writable: bool, owner: Any) -> None:
         self.pointer = pointer
         self.dtype = dtype
         self.shape = shape
-        self.strides = strides
+        self.steps = steps
+        self.size = size
         self.writable = writable
         self.owner = owner
 
+    @property
+    def strides(self) -> Tuple[int, ...]:
+        """In elements."""
+        return tuple([step // self.size for step in self.steps])
 
-def _address(array: np.ndarray, code: int) -> Any:
-    """A pointer to the first element, for the library. Reading the buffer costs a tenth of reading
-    __array_interface__, but needs an array without gaps and a type that buffers know."""
-    if not array.flags.c_contiguous:
-        return ffi.cast(_VOID, array.__array_interface__["data"][0])
+
+def packed_address(array: np.ndarray, code: int) -> Any:
+    """A pointer to an array without gaps. Reading the buffer costs a tenth of what reading
+    __array_interface__ does, but needs a type that buffers know."""
     return ffi.from_buffer(array.view(_RAW[code]) if code in _RAW else array)
 
 
@@ -81,14 +87,15 @@ def _numpy_view(array: np.ndarray, name: str) -> View:
     code = _BY_DTYPE.get(dtype)
     if code is None:
         code = _unseen_dtype(dtype, name)
-    strides, size = array.strides, dtype.itemsize
-    if size > 1:
-        if not array.flags.c_contiguous and any([stride % size for stride in strides]):
-            raise invalid(f"{name} has strides of {strides} bytes, no multiples of its "
-                          f"{size}-byte elements; copy it with numpy.ascontiguousarray",
-                          Reason.STRIDE, name)
-        strides = tuple([stride // size for stride in strides])
-    return View(_address(array, code), code, array.shape, strides, array.flags.writeable, array)
+    steps, size, flags = array.strides, dtype.itemsize, array.flags
+    if flags.c_contiguous:
+        address = packed_address(array, code)
+    else:
+        if any([step % size for step in steps]):
+            raise invalid(f"{name} has strides of {steps} bytes, no multiples of its {size}-byte "
+                          "elements; copy it with numpy.ascontiguousarray", Reason.STRIDE, name)
+        address = ffi.cast(_VOID, array.__array_interface__["data"][0])
+    return View(address, code, array.shape, steps, size, flags.writeable, array)
 
 
 def _unseen_dtype(dtype: np.dtype, name: str) -> int:
@@ -104,11 +111,13 @@ def view(array: Any, name: str) -> View:
     """A NumPy array, or anything with __dlpack__ or __array_interface__, as a View."""
     if type(array) is np.ndarray:
         return _numpy_view(array, name)
+    if type(array) is View:
+        return array
     if isinstance(array, np.ma.MaskedArray):
         raise wrong_type(f"{name} is a masked array, whose mask would be ignored; give the mask as "
                          "bias=", name)
     if isinstance(array, np.ndarray):
-        return _numpy_view(array.view(np.ndarray), name)
+        return _numpy_view(np.asarray(array), name)
     if hasattr(array, "__dlpack__"):
         export = _dlpack.read(array)
         if not export.on_cpu:
@@ -118,7 +127,9 @@ def view(array: Any, name: str) -> View:
         if export.dtype not in _BY_NAME:
             raise wrong_type(f"{name} has dtype {export.dtype}; convert it to one of "
                              f"{', '.join(_BY_NAME)}", name)
-        return View(ffi.cast(_VOID, export.pointer), _BY_NAME[export.dtype], export.shape, export.strides,
+        code = _BY_NAME[export.dtype]
+        return View(ffi.cast(_VOID, export.pointer), code, export.shape,
+                    tuple([stride * _SIZES[code] for stride in export.strides]), _SIZES[code],
                     export.writable, export.owner)
     if hasattr(array, "__array_interface__"):
         return _numpy_view(np.asarray(array), name)
@@ -131,12 +142,19 @@ def pointer(array: np.ndarray, ctype: Any = _VOID) -> Any:
     return ffi.cast(ctype, ffi.from_buffer(array))
 
 
+def small(array: Any) -> np.ndarray:
+    """As NumPy sees it; a list will do for what has an entry a sequence or a head."""
+    if hasattr(array, "__dlpack__") and not hasattr(array, "__array__"):
+        return np.from_dlpack(array)
+    return np.asarray(array)
+
+
 def int32(array: Any, name: str, shape: Tuple[Optional[int], ...]) -> np.ndarray:
     """Lengths, offsets and page numbers: a packed int32 array. Other integers are converted."""
     if type(array) is np.ndarray and array.dtype is _INT32 and array.flags.c_contiguous:
         check_shape(array.shape, shape, name)
         return array
-    given = np.asarray(array)
+    given = small(array)
     if given.dtype.kind not in "iu" and given.size:
         raise wrong_type(f"{name} has dtype {given.dtype}; expected integers", name)
     check_shape(given.shape, shape, name)
@@ -148,7 +166,7 @@ def int32(array: Any, name: str, shape: Tuple[Optional[int], ...]) -> np.ndarray
 
 def float32(array: Any, name: str) -> np.ndarray:
     """Per-head numbers (slopes, sinks): a packed float32 array. Other floats are converted."""
-    given = np.asarray(array)
+    given = small(array)
     if given.dtype.kind not in "fiuV":  # bfloat16 is of kind V
         raise wrong_type(f"{name} has dtype {given.dtype}; expected floats", name)
     return np.ascontiguousarray(given, dtype=np.float32)
@@ -160,6 +178,8 @@ def packed(array: Any, name: str, code: int, shape: Sequence[int]) -> View:
     if result.dtype != code:
         raise wrong_type(f"{name} has dtype {NAMES[result.dtype]}; expected {NAMES[code]}", name)
     check_shape(result.shape, shape, name)
+    if type(result.owner) is np.ndarray and result.owner.flags.c_contiguous:
+        return result
     step = 1
     for size, stride in zip(reversed(result.shape), reversed(result.strides)):
         if size > 1 and stride != step:
@@ -173,7 +193,6 @@ def check_shape(shape: Sequence[int], expected: Sequence[Optional[int]], name: s
     """None stands for any size."""
     if shape == expected:
         return
-    if len(shape) != len(expected) or any(e is not None and s != e
-                                          for s, e in zip(shape, expected)):
+    if len(shape) != len(expected) or any(e not in (None, s) for s, e in zip(shape, expected)):
         wanted = ", ".join("any" if e is None else str(e) for e in expected)
         raise invalid(f"{name} has shape {tuple(shape)}; expected ({wanted})", Reason.SIZE, name)

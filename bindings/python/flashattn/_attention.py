@@ -55,7 +55,7 @@ def _spelled(function: _F) -> _F:
     return function
 
 
-def _inputs(options: Dict[str, Any], q: Any, k: Any, v: Any, **arrays: Any) -> Inputs:
+def _inputs(options: Any, q: Any, k: Any, v: Any, **arrays: Any) -> Inputs:
     """Takes the options that are arrays out of options."""
     for name in options:
         if name not in _DEFAULTS:
@@ -68,13 +68,14 @@ def _inputs(options: Dict[str, Any], q: Any, k: Any, v: Any, **arrays: Any) -> I
     return Inputs(q, k, v, **arrays)
 
 
-def _forward(inputs: Inputs, out: Any, out_dtype: Optional[DTypeLike], return_lse: bool,
-             options: Dict[str, Any]) -> Any:
-    if out is not None and out_dtype is None:
-        out_dtype = view(out, "out").dtype
+def _forward(inputs: Inputs, out: Any, out_dtype: Any, return_lse: bool,
+             options: Any) -> Any:
+    seen = None if out is None else view(out, "out")
+    if seen is not None and out_dtype is None:
+        out_dtype = seen.dtype
     plan = cached_plan(inputs.facts(), ("out_dtype", out_dtype), ("return_lse", return_lse),
                        *options.items())
-    return plan.run_forward(inputs, out)
+    return plan.run_forward(inputs, out, seen)
 
 
 @_spelled
@@ -199,7 +200,8 @@ def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
     inputs = _inputs(options, q, k, v, layout=layout, cu_seqlens_q=cu_seqlens_q,
                      cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
                      max_seqlen_k=max_seqlen_k, q_lens=q_lens, kv_lens=kv_lens)
-    plan = cached_plan(inputs.facts(), ("out_dtype", view(out, "out").dtype), ("forward", False),
+    out = view(out, "out")
+    plan = cached_plan(inputs.facts(), ("out_dtype", out.dtype), ("forward", False),
                        ("backward", True), ("dlse", dlse is not None),
                        ("return_dbias", return_dbias), ("return_dsink", return_dsink),
                        *options.items())

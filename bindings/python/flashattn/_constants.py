@@ -335,153 +335,161 @@ LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {
 
 # Function: its prototype and what the header says of it.
 FUNCTIONS: Dict[str, str] = {
-    "flashattn_version": (
-        "int32_t flashattn_version(void)\n"
-        "\n"
-        "The version of the library that runs: 10000 * major + 100 * minor + patch."
-    ),
-    "flashattn_version_string": (
-        "const char *flashattn_version_string(void)\n"
-        "\n"
-        "The same as text: \"0.1.0\"."
-    ),
-    "flashattn_build_info": (
-        "const char *flashattn_build_info(void)\n"
-        "\n"
-        "One line: version, compiler, kernel families and instruction sets in this build."
-    ),
-    "flashattn_status_name": (
-        "const char *flashattn_status_name(int32_t status)\n"
-        "\n"
-        "The name of an enum flashattn_status, \"FLASHATTN_OK\"; \"unknown status\" for any other number."
-    ),
-    "flashattn_last_error": (
-        "const char *flashattn_last_error(int32_t *reason, const char **field)\n"
-        "\n"
-        "The sentence of the last call of this thread that failed; \"\" when none did. Successful calls\n"
-        "leave it alone. It lives until the next call of this thread fails.\n"
-        "  reason   out, may be NULL: enum flashattn_reason.\n"
-        "  field    out, may be NULL: the structure member it is about, \"dim_qk\", \"inputs.q.stride_seq\"; \"\" when\n"
-        "           there is none."
-    ),
-    "flashattn_set_log": (
-        "int32_t flashattn_set_log(int32_t level, flashattn_log_fn fn, void *user)\n"
-        "\n"
-        "Sends log lines to fn, for the whole process.\n"
-        "  level    enum flashattn_log_level.\n"
-        "  fn       may be NULL: off.\n"
-        "  user     handed to fn, may be NULL.\n"
-        "INVALID_ARGUMENT: unknown level."
-    ),
-    "flashattn_device_count": (
-        "int32_t flashattn_device_count(int32_t device, int32_t *count)\n"
-        "\n"
-        "How many devices of a kind there are. 0 where the build or the machine has none.\n"
-        "  device   enum flashattn_device.\n"
-        "  count    out.\n"
-        "INVALID_ARGUMENT: unknown kind, NULL."
-    ),
-    "flashattn_device_info": (
-        "int32_t flashattn_device_info(int32_t device, int32_t index, flashattn_device_properties *properties)\n"
-        "\n"
-        "Describes a device.\n"
-        "  device       enum flashattn_device.\n"
-        "  index        from 0.\n"
-        "  properties   in: struct_size; out: the rest.\n"
-        "INVALID_ARGUMENT, VERSION; UNSUPPORTED: NO_CUDA_BUILD, NO_DEVICE; DEVICE."
-    ),
-    "flashattn_desc_init": (
-        "int32_t flashattn_desc_init(flashattn_desc *desc, uint32_t struct_size)\n"
-        "\n"
-        "Zeroes a descriptor and sets its struct_size.\n"
-        "  desc          out.\n"
-        "  struct_size   sizeof(flashattn_desc) as the caller knows it, >= 4.\n"
-        "INVALID_ARGUMENT: NULL, too small."
-    ),
-    "flashattn_check": (
-        "int32_t flashattn_check(const flashattn_desc *desc)\n"
-        "\n"
-        "Whether flashattn_plan_create would succeed; if not, flashattn_last_error says why.\n"
-        "INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE."
-    ),
-    "flashattn_plan_create": (
-        "int32_t flashattn_plan_create(const flashattn_desc *desc, flashattn_plan **plan)\n"
-        "\n"
-        "Checks the descriptor, chooses the kernels and does everything that is slow. The choice depends on\n"
-        "the descriptor, the device and the library's version only.\n"
-        "  desc   may be freed afterwards.\n"
-        "  plan   out: to be freed by flashattn_plan_destroy. Untouched on failure.\n"
-        "INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE, OUT_OF_MEMORY."
-    ),
-    "flashattn_plan_destroy": (
-        "void flashattn_plan_destroy(flashattn_plan *plan)\n"
-        "\n"
-        "Frees a plan; NULL is fine. Work already enqueued on a stream is not disturbed."
-    ),
-    "flashattn_plan_info": (
-        "int32_t flashattn_plan_info(const flashattn_plan *plan, uint32_t op, const flashattn_shape *shape, flashattn_plan_properties *properties)\n"
-        "\n"
-        "Says which kernel an operation uses and what it costs.\n"
-        "  op           one enum flashattn_op of the plan.\n"
-        "  shape        may be NULL: the promised maxima; what depends on a maximum that was not promised\n"
-        "               is then 0.\n"
-        "  properties   in: struct_size; out: the rest.\n"
-        "INVALID_ARGUMENT, VERSION."
-    ),
-    "flashattn_workspace_size": (
-        "int32_t flashattn_workspace_size(const flashattn_plan *plan, uint32_t op, const flashattn_shape *shape, int64_t *bytes)\n"
-        "\n"
-        "Bytes of workspace that an operation needs: linear in the sequence length, never smaller for a\n"
-        "larger shape, known before any pointer exists. Need not be aligned or cleared.\n"
-        "  op      one enum flashattn_op of the plan.\n"
-        "  shape   may be NULL: enough for every call within the promised maxima.\n"
-        "  bytes   out; 0 is possible.\n"
-        "INVALID_ARGUMENT: also when shape is NULL and a maximum that matters was not promised."
-    ),
-    "flashattn_forward": (
-        "int32_t flashattn_forward(const flashattn_plan *plan, const flashattn_forward_args *args, void *workspace, int64_t workspace_bytes, void *stream)\n"
-        "\n"
-        "For each sequence, head and query, with the masks and the sequence's off of enum flashattn_mask:\n"
-        "    s    = scale * q_i . k_j ;  softcap: s = softcap * tanh(s / softcap)\n"
-        "    s   -= slope_h * |i + off - j| ;  s += bias[b, h, i, j]\n"
-        "    lse  = ln(sum over visible j of exp(s) [+ exp(sink_h)])\n"
-        "    o_i  = sum over visible j of keep(i, j) / (1 - dropout) * exp(s - lse) * v_j\n"
-        "(Dao et al. 2022, Dao 2023). Scores, softmax and sums are fp32.\n"
-        "  workspace         device memory, exclusive to this call until it is done. May be NULL when 0\n"
-        "                    bytes are needed.\n"
-        "  workspace_bytes   at least flashattn_workspace_size for this shape."
-    ),
-    "flashattn_backward": (
-        "int32_t flashattn_backward(const flashattn_plan *plan, const flashattn_backward_args *args, void *workspace, int64_t workspace_bytes, void *stream)\n"
-        "\n"
-        "The gradients, with the scores recomputed from lse (Dao et al. 2022, algorithm 4):\n"
-        "    D_i  = dout_i . o_i - dlse_i ;  P = exp(s - lse) ;  dP = keep / (1 - dropout) * dout v^T\n"
-        "    dS   = P * (dP - D) ;  dbias = dS ;  dsink_h = - sum over b, i of exp(sink_h - lse_i) * D_i\n"
-        "    dv_j = sum over i of keep / (1 - dropout) * P dout_i\n"
-        "    dq, dk from dS through softcap and scale\n"
-        "dk and dv of a KV head sum over its query heads. All rows within a sequence's length are written.\n"
-        "For a part of a larger attention, give the o and lse that flashattn_merge wrote."
-    ),
-    "flashattn_merge": (
-        "int32_t flashattn_merge(const flashattn_plan *plan, const flashattn_merge_args *args, void *stream)\n"
-        "\n"
-        "Merges partial results over disjoint sets of keys into the whole: lse = ln(sum of exp(lse_p)),\n"
-        "o = sum of exp(lse_p - lse) o_p; parts with lse = -inf count nothing. For ring or cascade\n"
-        "attention. A sink must be part of one partial result only. Needs no workspace; the plan gives\n"
-        "device, heads_q, dim_v, dtype_o and whether queries are VARLEN. o and lse may be those of a part\n"
-        "with the same strides and type. Rows are merged whatever lens says: give the parts defined\n"
-        "contents."
-    ),
-    "flashattn_dropout_mask": (
-        "int32_t flashattn_dropout_mask(const flashattn_plan *plan, const flashattn_forward_args *args, uint8_t *keep, void *stream)\n"
-        "\n"
-        "Writes which weights the plan's dropout keeps: 1 = kept, 0 = dropped. The numbers depend on\n"
-        "(seed, offset, b, h, i, j) only, not on device, tile or layout; i and j count from the start of a\n"
-        "sequence. Philox4x32-10 (Salmon et al. 2011) with key (seed low, seed high ^ offset high) and\n"
-        "counter ((j >> 4) << 5 | (i & 7) << 2 | (j & 7) >> 1, i >> 4, b * heads_q + h, offset low); its\n"
-        "word ((j >> 3) & 1) * 2 + ((i >> 3) & 1), low half for even j, high half for odd j, is u; kept\n"
-        "iff u >= round(65536 * dropout).\n"
-        "  args   only shape and the rng fields are read.\n"
-        "  keep   out, device memory: (batch, heads_q, seqlen_q, seqlen_kv) bytes."
-    ),
+    "flashattn_version": """\
+int32_t flashattn_version(void)
+
+The version of the library that runs: 10000 * major + 100 * minor + patch.
+""",
+    "flashattn_version_string": """\
+const char *flashattn_version_string(void)
+
+The same as text: "0.1.0".
+""",
+    "flashattn_build_info": """\
+const char *flashattn_build_info(void)
+
+One line: version, compiler, kernel families and instruction sets in this build.
+""",
+    "flashattn_status_name": """\
+const char *flashattn_status_name(int32_t status)
+
+The name of an enum flashattn_status, "FLASHATTN_OK"; "unknown status" for any other number.
+""",
+    "flashattn_last_error": """\
+const char *flashattn_last_error(int32_t *reason, const char **field)
+
+The sentence of the last call of this thread that failed; "" when none did. Successful calls
+leave it alone. It lives until the next call of this thread fails, and so does the field.
+  reason   out, may be NULL: enum flashattn_reason.
+  field    out, may be NULL: the structure member it is about, "dim_qk", "inputs.q.stride_seq";
+           "" when there is none.
+""",
+    "flashattn_set_log": """\
+int32_t flashattn_set_log(int32_t level, flashattn_log_fn callback, void *user)
+
+Sends log lines to a callback, for the whole process.
+  level      enum flashattn_log_level.
+  callback   may be NULL: off.
+  user       handed to the callback, may be NULL.
+INVALID_ARGUMENT: unknown level.
+""",
+    "flashattn_device_count": """\
+int32_t flashattn_device_count(int32_t device, int32_t *count)
+
+How many devices of a kind there are. 0 where the build or the machine has none.
+  device   enum flashattn_device.
+  count    out.
+INVALID_ARGUMENT: unknown kind, NULL.
+""",
+    "flashattn_device_info": """\
+int32_t flashattn_device_info(int32_t device, int32_t index,
+    flashattn_device_properties *properties)
+
+Describes a device.
+  device       enum flashattn_device.
+  index        from 0.
+  properties   in: struct_size; out: the rest.
+INVALID_ARGUMENT, VERSION; UNSUPPORTED: NO_CUDA_BUILD, NO_DEVICE; DEVICE.
+""",
+    "flashattn_desc_init": """\
+int32_t flashattn_desc_init(flashattn_desc *desc, uint32_t struct_size)
+
+Zeroes a descriptor and sets its struct_size.
+  desc          out.
+  struct_size   sizeof(flashattn_desc) as the caller knows it, >= 4.
+INVALID_ARGUMENT: NULL, too small.
+""",
+    "flashattn_check": """\
+int32_t flashattn_check(const flashattn_desc *desc)
+
+Whether flashattn_plan_create would succeed; if not, flashattn_last_error says why. Makes a plan
+and frees it.
+INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE, OUT_OF_MEMORY.
+""",
+    "flashattn_plan_create": """\
+int32_t flashattn_plan_create(const flashattn_desc *desc, flashattn_plan **plan)
+
+Checks the descriptor, chooses the kernels and does everything that is slow. The choice depends
+on the descriptor, the device and the library's version only.
+  desc   may be freed afterwards.
+  plan   out: to be freed by flashattn_plan_destroy. Untouched on failure.
+INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE, OUT_OF_MEMORY.
+""",
+    "flashattn_plan_destroy": """\
+void flashattn_plan_destroy(flashattn_plan *plan)
+
+Frees a plan; NULL is fine. Work already enqueued on a stream is not disturbed.
+""",
+    "flashattn_plan_info": """\
+int32_t flashattn_plan_info(const flashattn_plan *plan, uint32_t op, const flashattn_shape *shape,
+    flashattn_plan_properties *properties)
+
+Says which kernel an operation uses and what it costs.
+  op           one enum flashattn_op of the plan.
+  shape        may be NULL: the promised maxima; what depends on a maximum that was not promised
+               is then 0.
+  properties   in: struct_size; out: the rest.
+INVALID_ARGUMENT, VERSION.
+""",
+    "flashattn_workspace_size": """\
+int32_t flashattn_workspace_size(const flashattn_plan *plan, uint32_t op,
+    const flashattn_shape *shape, int64_t *bytes)
+
+Bytes of workspace that an operation needs: linear in the sequence length, never smaller for a
+larger shape, known before any pointer exists. Need not be aligned or cleared.
+  op      one enum flashattn_op of the plan.
+  shape   may be NULL: enough for every call within the promised maxima.
+  bytes   out; 0 is possible.
+INVALID_ARGUMENT: also when shape is NULL and a maximum that matters was not promised.
+""",
+    "flashattn_forward": """\
+int32_t flashattn_forward(const flashattn_plan *plan, const flashattn_forward_args *args,
+    void *workspace, int64_t workspace_bytes, void *stream)
+
+For each sequence, head and query, with the masks and the sequence's off of enum flashattn_mask:
+    s    = scale * q_i . k_j ;  softcap: s = softcap * tanh(s / softcap)
+    s   -= slope_h * |i + off - j| ;  s += bias[b, h, i, j]
+    lse  = ln(sum over visible j of exp(s) [+ exp(sink_h)])
+    o_i  = sum over visible j of keep(i, j) / (1 - dropout) * exp(s - lse) * v_j
+(Dao et al. 2022, Dao 2023). Scores, softmax and sums are fp32.
+  workspace         device memory, exclusive to this call until it is done. May be NULL when 0
+                    bytes are needed.
+  workspace_bytes   at least flashattn_workspace_size for this shape.
+""",
+    "flashattn_backward": """\
+int32_t flashattn_backward(const flashattn_plan *plan, const flashattn_backward_args *args,
+    void *workspace, int64_t workspace_bytes, void *stream)
+
+The gradients, with the scores recomputed from lse (Dao et al. 2022, algorithm 4):
+    D_i  = dout_i . o_i - dlse_i ;  P = exp(s - lse) ;  dP = keep / (1 - dropout) * dout v^T
+    dS   = P * (dP - D) ;  dbias = dS ;  dsink_h = - sum over b, i of exp(sink_h - lse_i) * D_i
+    dv_j = sum over i of keep / (1 - dropout) * P dout_i
+    dq, dk from dS through softcap and scale
+dk and dv of a KV head sum over its query heads. All rows within a sequence's length are written.
+For a part of a larger attention, give the o and lse that flashattn_merge wrote.
+""",
+    "flashattn_merge": """\
+int32_t flashattn_merge(const flashattn_plan *plan, const flashattn_merge_args *args,
+    void *stream)
+
+Merges partial results over disjoint sets of keys into the whole: lse = ln(sum of exp(lse_p)),
+o = sum of exp(lse_p - lse) o_p; parts with lse = -inf count nothing. For ring or cascade
+attention. A sink must be part of one partial result only. Needs no workspace; the plan gives
+device, heads_q, dim_v, dtype_o and whether queries are VARLEN. o and lse may be those of a part
+with the same strides and type. Rows are merged whatever lens says: give the parts defined
+contents.
+""",
+    "flashattn_dropout_mask": """\
+int32_t flashattn_dropout_mask(const flashattn_plan *plan, const flashattn_forward_args *args,
+    uint8_t *keep, void *stream)
+
+Writes which weights the plan's dropout keeps: 1 = kept, 0 = dropped. The numbers depend on
+(seed, offset, b, h, i, j) only, not on device, tile or layout; i and j count from the start of a
+sequence. Philox4x32-10 (Salmon et al. 2011) with key (seed low, seed high ^ offset high) and
+counter ((j >> 4) << 5 | (i & 7) << 2 | (j & 7) >> 1, i >> 4, b * heads_q + h, offset low); its
+word ((j >> 3) & 1) * 2 + ((i >> 3) & 1), low half for even j, high half for odd j, is u; kept
+iff u >= round(65536 * dropout).
+  args   only shape and the rng fields are read.
+  keep   out, device memory: (batch, heads_q, seqlen_q, seqlen_kv) bytes.
+""",
 }

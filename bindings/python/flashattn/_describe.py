@@ -1,7 +1,8 @@
 """The descriptor of a plan: flashattn_desc with Python's defaults and names."""
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
+import inspect
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 from ._arrays import DTypeLike, dtype_code
 from ._constants import LAYOUT, Bias, Determinism, Device, Feature, Layout, Mask, Op, Reason
@@ -134,6 +135,19 @@ def describe(*, dtype: DTypeLike, heads: int, dim: int, kv_heads: Optional[int] 
         | (_DBIAS if return_dbias else 0) | (_DSINK if return_dsink else 0),
         determinism, scale, softcap or 0.0, dropout, splits, max_batch, max_seqlen_q, max_seqlen_k,
         sm_limit, threads, 0, max_total_q, max_total_k, workspace_limit)
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def takes_description(function: _F) -> _F:
+    """Lets help() and editors show the keywords of describe() in place of **description."""
+    keywords = list(inspect.signature(describe).parameters.values())
+    signature = inspect.signature(function)
+    first = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=first + keywords)
+    return function
 
 
 def _window(window: Any) -> Tuple[int, int]:

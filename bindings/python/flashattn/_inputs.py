@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ FACTS = ("dtype", "heads", "dim", "kv_heads", "dim_v", "varlen_q", "varlen_k", "
 
 @lru_cache(maxsize=None)
 def axes(layout: str, ndim: int) -> Tuple[int, int, int]:
-    """Where batch, head and sequence stand in an array of a layout; batch is -1 where there is none.
+    """Where batch, head and sequence stand in an array of a layout; -1: there is no batch.
 
     layout is an order of the letters b (batch, or p: page), h (head), s (sequence, or t: token)
     before d (dim). With 3 dimensions b is left out, with 4 it comes first when it is not named.
@@ -41,19 +41,21 @@ class Tensor:
     __slots__ = ("view", "axes", "batch", "heads", "rows", "dim", "strides")
 
     def __init__(self, array: View, layout: str, ndim: int, name: str) -> None:
-        shape, strides = array.shape, array.strides
+        shape, steps, size = array.shape, array.steps, array.size
         if len(shape) != ndim:
             raise invalid(f"{name} has shape {shape}; expected {ndim} dimensions", Reason.SIZE,
                           name)
-        if strides[-1] != 1 and shape[-1] > 1:
-            raise invalid(f"{name} has stride {strides[-1]} in its last dimension; the elements of "
-                          "a head must be contiguous: copy it with numpy.ascontiguousarray",
+        if steps[-1] != size and shape[-1] > 1 and 0 not in shape:
+            raise invalid(f"{name} has stride {steps[-1] // size} in its last dimension; "
+                          "the elements of a head must be contiguous: copy it with "
+                          "numpy.ascontiguousarray",
                           Reason.STRIDE, name)
         b, h, s = self.axes = axes(layout, ndim)
         self.view = array
         self.batch, self.heads, self.rows = shape[b] if b >= 0 else 1, shape[h], shape[s]
         self.dim = shape[-1]
-        batch, head, row = strides[b] if b >= 0 else 0, strides[h], strides[s]
+        self.strides: Tuple[int, ...]
+        batch, head, row = steps[b] // size if b >= 0 else 0, steps[h] // size, steps[s] // size
         if head > 0 and row > 0 and (batch > 0 or b < 0):
             self.strides = (batch, head, row)
         else:
@@ -65,6 +67,8 @@ class Tensor:
         A step that is never taken may be anything in NumPy, and three zeros mean packed in C.
         """
         sizes = (self.batch, self.heads, self.rows)
+        if 0 in sizes:  # nothing to step over; NumPy says 0
+            return 0, 0, 0
         used = (has_batch, True, True)
         steps = tuple([max(self.dim, 1) if u and n <= 1 else step
                        for u, n, step in zip(used, sizes, steps)])
@@ -121,8 +125,11 @@ class Inputs:
         # Some rows may be nobody's: they are not written.
         self.ragged = self.varlen_q or self.varlen_k or q_lens is not None or kv_lens is not None
         self.bias: Optional[View] = None
-        self.bias_strides = (0, 0, 0)
-        self.alibi = self.sink = self.block_mask = self.block_size = None
+        self.bias_strides: Tuple[int, ...] = (0, 0, 0)
+        self.alibi: Optional[np.ndarray] = None
+        self.sink: Optional[np.ndarray] = None
+        self.block_mask: Optional[np.ndarray] = None
+        self.block_size: Optional[Tuple[int, int]] = None
         if bias is not None:
             self._bias(view(bias, "bias"))
         if alibi_slopes is not None:
@@ -175,10 +182,11 @@ class Inputs:
         missing = 4 - len(bias.shape)
         shape = (1,) * missing + bias.shape
         if missing < 0 or any(n not in (1, e) for n, e in zip(shape, expected)):
-            raise invalid(f"bias has shape {bias.shape}, which does not broadcast to (batch, heads, "
-                          f"queries, keys) = {expected}", Reason.BIAS, "bias")
+            raise invalid(f"bias has shape {bias.shape}, which does not broadcast to (batch, "
+                          f"heads, queries, keys) = {expected}", Reason.BIAS, "bias")
         strides = (0,) * missing + bias.strides
-        if self.seqlen_k > 1 and (shape[3] != self.seqlen_k or strides[3] != 1):
+        has_keys = shape[3] == self.seqlen_k and strides[3] == 1
+        if self.seqlen_k > 1 and 0 not in shape and not has_keys:
             raise invalid(f"bias has shape {bias.shape} and strides {bias.strides}; its keys must "
                           f"be there, all {self.seqlen_k}, and contiguous: use numpy.broadcast_to "
                           "and numpy.ascontiguousarray", Reason.STRIDE, "bias")
@@ -193,7 +201,7 @@ class Inputs:
             raise invalid(f"block_size = {block_size!r}; a block_mask needs block_size = (queries, "
                           "keys), both at least 1", Reason.SIZE, "block_size")
         self.block_size = block_size[0], block_size[1]
-        given = np.asarray(mask)
+        given = _arrays.small(mask)
         if given.dtype not in (np.bool_, np.uint8):
             raise wrong_type(f"block_mask has dtype {given.dtype}; expected bool or uint8",
                              "block_mask")
@@ -202,8 +210,8 @@ class Inputs:
         expected = (self.batch, self.q.heads, rows, columns)
         if given.ndim > 4 or any(n not in (1, e)
                                  for n, e in zip(given.shape[::-1], expected[::-1])):
-            raise invalid(f"block_mask has shape {given.shape}, which does not broadcast to (batch, "
-                          f"heads, query blocks, key blocks) = {expected}", Reason.SIZE,
+            raise invalid(f"block_mask has shape {given.shape}, which does not broadcast to "
+                          f"(batch, heads, query blocks, key blocks) = {expected}", Reason.SIZE,
                           "block_mask")
         # One byte a block: the last two dimensions are packed here, batch and head may repeat.
         given = given.reshape((1,) * (4 - given.ndim) + given.shape)

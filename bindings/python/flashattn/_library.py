@@ -35,7 +35,8 @@ def _load() -> "tuple[Any, str]":
     problems = []
     for candidate in candidates:
         try:
-            return ffi.dlopen(candidate), candidate
+            library = ffi.dlopen(candidate)
+            return library, os.path.abspath(candidate) if os.sep in candidate else candidate
         except OSError as error:
             problems.append(str(error))
     remedy = (f"correct or unset {VARIABLE}" if chosen else

@@ -11,9 +11,9 @@ import numpy as np
 from . import _arrays
 from ._arrays import F32, NAMES, View, numpy_dtype, packed, view
 from ._constants import Dtype, Feature, Op, Reason
-from ._describe import Descriptor, describe
+from ._describe import Descriptor, describe, takes_description
 from ._errors import fail, invalid, wrong_type
-from ._inputs import FACTS, Inputs, Tensor
+from ._inputs import FACTS, Inputs, Tensor, axes
 from ._library import ffi, lib, text
 
 _FORWARD, _BACKWARD = int(Op.FORWARD), int(Op.BACKWARD)
@@ -28,6 +28,8 @@ _BACKWARD_SIZE = ffi.sizeof("flashattn_backward_args")
 _ARRAY_FIELDS = ("dtype", "heads_q", "heads_kv", "dim_qk", "dim_v", "layout", "page_size",
                  "block_q", "block_kv", "bias", "bias_dtype")
 _OF_ARRAYS = itemgetter(*[Descriptor._fields.index(name) for name in _ARRAY_FIELDS])
+# Axes of "bshd" and "thd": the order that strides of zero stand for.
+_PACKED = (axes("bshd", 4), axes("thd", 3))
 _thread = threading.local()
 
 
@@ -93,6 +95,7 @@ class Plan:
 
     __slots__ = ("_plan", "_last_size", "descriptor", "__weakref__")
 
+    @takes_description
     def __init__(self, **description: Any) -> None:
         descriptor = describe(**description)
         plan = ffi.new("flashattn_plan **")
@@ -130,8 +133,8 @@ class Plan:
             properties)
         if status:
             fail(status)
-        values = [getattr(properties, name) for name in PlanInfo._fields]
-        return PlanInfo(*[v if isinstance(v, int) else text(v) for v in values])
+        values: Any = [getattr(properties, name) for name in PlanInfo._fields]
+        return PlanInfo._make(v if isinstance(v, int) else text(v) for v in values)
 
     def forward(self, q: Any, k: Any, v: Any, *, out: Any = None, **arrays: Any) -> Any:
         """Runs the plan. arrays: those of attention(), attention_varlen(), attention_paged().
@@ -158,13 +161,13 @@ class Plan:
                 raise invalid(f"{name} = {arrays} by the arrays given, but the plan is made for "
                               f"{plans}", Reason.VALUE, name)
 
-    def run_forward(self, inputs: Inputs, out: Any) -> Any:
+    def run_forward(self, inputs: Inputs, out: Any, seen: Optional[View] = None) -> Any:
+        """forward() for inputs that are known to fit."""
         args = ffi.new(_FORWARD_ARGS)
         args.struct_size = _FORWARD_SIZE
         inputs.fill(args)
-        out, tensor = _output(out, "out", inputs.q, inputs.v.dim, self.descriptor.dtype_o,
-                              inputs)
-        args.o = tensor.c()
+        out, args.o = _output(out, "out", inputs.q, inputs.v.dim, self.descriptor.dtype_o, inputs,
+                              seen)
         lse = None
         if self.descriptor.features & _LSE:
             lse = (np.zeros if inputs.ragged else np.empty)(inputs.lse_shape(), np.float32)
@@ -174,28 +177,26 @@ class Plan:
 
     def run_backward(self, inputs: Inputs, dout: Any, out: Any, lse: Any, dlse: Any, dq: Any,
                      dk: Any, dv: Any) -> Tuple[Any, ...]:
+        """backward() for inputs that are known to fit."""
         args = ffi.new(_BACKWARD_ARGS)
         args.struct_size = _BACKWARD_SIZE
         inputs.fill(args)
         q, k, v = inputs.q, inputs.k, inputs.v
-        keep = []
-        for name, array in (("o", out), ("dout", dout)):
-            tensor = _like_output(view(array, "out" if name == "o" else name),
-                                  "out" if name == "o" else name, q, v.dim,
-                                  self.descriptor.dtype_o, inputs)
-            keep.append(tensor)
-            setattr(args, name, tensor.c())
-        for name, array in (("lse", lse), ("dlse", dlse)):
-            if array is not None or name == "lse":
-                given = packed(array, name, F32, inputs.lse_shape())
-                keep.append(given)
-                setattr(args, name, ffi.cast(_FLOAT, given.pointer))
-        results = []
-        for name, array, model in (("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
-            array, tensor = _output(array, name, model, model.dim, model.view.dtype, inputs)
-            setattr(args, name, tensor.c())
-            keep.append(tensor)
-            results.append(array)
+        dtype_o, lse_shape = self.descriptor.dtype_o, inputs.lse_shape()
+        seen_out, seen_dout = view(out, "out"), view(dout, "dout")
+        args.o = _like_output(seen_out, "out", q, v.dim, dtype_o, inputs).c()
+        args.dout = _like_output(seen_dout, "dout", q, v.dim, dtype_o, inputs).c()
+        # The views live to the end of this function, and so does what they point to.
+        seen_lse = packed(lse, "lse", F32, lse_shape)
+        args.lse = ffi.cast(_FLOAT, seen_lse.pointer)
+        if dlse is not None:
+            seen_dlse = packed(dlse, "dlse", F32, lse_shape)
+            args.dlse = ffi.cast(_FLOAT, seen_dlse.pointer)
+        dtype = q.view.dtype
+        dq, args.dq = _output(dq, "dq", q, q.dim, dtype, inputs)
+        dk, args.dk = _output(dk, "dk", k, k.dim, dtype, inputs)
+        dv, args.dv = _output(dv, "dv", v, v.dim, dtype, inputs)
+        results = [dq, dk, dv]
         if self.descriptor.features & _DBIAS:
             results.append(_dbias(args, inputs))
         if self.descriptor.features & _DSINK:
@@ -232,23 +233,27 @@ def _like_output(array: View, name: str, model: Tensor, dim: int, code: int,
                  inputs: Inputs) -> Tensor:
     if array.dtype != code:
         raise wrong_type(f"{name} has dtype {NAMES[array.dtype]}; expected {NAMES[code]}", name)
-    if array.shape != model.like(dim):
-        raise invalid(f"{name} has shape {array.shape}; expected {model.like(dim)}", Reason.SIZE,
-                      name)
-    return Tensor(array, inputs.layout, len(array.shape), name)
+    expected = model.like(dim)
+    if array.shape != expected:
+        raise invalid(f"{name} has shape {array.shape}; expected {expected}", Reason.SIZE, name)
+    return Tensor(array, inputs.layout, len(expected), name)
 
 
 def _output(array: Any, name: str, model: Tensor, dim: int, code: int,
-            inputs: Inputs) -> Tuple[Any, Tensor]:
-    """The array to write, made if none was given, and the library's view of it."""
+            inputs: Inputs, seen: Optional[View] = None) -> Tuple[Any, Any]:
+    """The array to write, made if none was given, and the flashattn_tensor for it. seen: its view
+    where there is one already."""
     if array is None:
         # Rows that belong to no sequence are not written: they must not hold what was there.
         array = (np.zeros if inputs.ragged else np.empty)(model.like(dim), numpy_dtype(code))
-        return array, Tensor(view(array, name), inputs.layout, array.ndim, name)
-    seen = view(array, name)
+        if model.axes in _PACKED:
+            return array, (_arrays.packed_address(array, code), 0, 0, 0)
+        return array, Tensor(view(array, name), inputs.layout, array.ndim, name).c()
+    if seen is None:
+        seen = view(array, name)
     if not seen.writable:
         raise invalid(f"{name} is read-only", Reason.VALUE, name)
-    return array, _like_output(seen, name, model, dim, code, inputs)
+    return array, _like_output(seen, name, model, dim, code, inputs).c()
 
 
 def _dbias(args: Any, inputs: Inputs) -> np.ndarray:

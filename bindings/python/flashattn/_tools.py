@@ -8,7 +8,7 @@ import numpy as np
 from . import _arrays
 from ._arrays import F32, DTypeLike, dtype_code, numpy_dtype, packed, view
 from ._constants import Device, Reason
-from ._describe import describe
+from ._describe import describe, takes_description
 from ._errors import UnsupportedError, fail, invalid
 from ._inputs import Tensor, set_seed
 from ._library import ffi, lib, text
@@ -21,7 +21,7 @@ class DeviceInfo(NamedTuple):
     """flashattn_device_properties."""
 
     kind: str  # "cpu", "cuda"
-    index: int
+    device_index: int
     name: str
     isa: str  # the best kernels this build has for it
     units: int  # threads; streaming multiprocessors
@@ -99,6 +99,7 @@ def dropout_mask(batch: int, heads: int, seqlen_q: int, seqlen_k: int, *, dropou
     return keep.view(np.bool_)
 
 
+@takes_description
 def check(**description: Any) -> None:
     """Raises what Plan(**description) would raise; the keywords are those of describe()."""
     status = lib.flashattn_check(c_descriptor(describe(**description)))
@@ -106,6 +107,7 @@ def check(**description: Any) -> None:
         fail(status)
 
 
+@takes_description
 def supported(**description: Any) -> bool:
     """Whether Plan(**description) would succeed. Arguments that nothing supports still raise."""
     try:

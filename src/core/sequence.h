@@ -1,0 +1,66 @@
+// One sequence of a batch: where its rows start, how long it is, how its keys are split. Shared by the
+// CPU family, the host side of the GPU families, and the kernels.
+#pragma once
+
+#include "core/problem.h"
+
+namespace flashattn {
+
+struct Sequence {
+  int64_t first_q, first_kv;  // rows of earlier sequences (VARLEN), else 0
+  Lengths len;
+};
+
+// Lengths past the capacity or the shape's bound count as that: on a GPU nobody else checks them.
+FLASHATTN_HD Sequence sequence_of(const Problem& problem, const flashattn_shape& shape,
+                                  const flashattn_inputs& in, int32_t b) {
+  Sequence s{0, 0, {shape.seqlen_q, shape.seqlen_kv}};
+  if (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) {
+    s.first_q = in.cu_seqlens_q[b];
+    s.len.q = clamp_index(in.cu_seqlens_q[b + 1] - s.first_q, s.len.q);
+  }
+  if (problem.layout & FLASHATTN_LAYOUT_VARLEN_KV) {
+    s.first_kv = in.cu_seqlens_kv[b];
+    s.len.kv = clamp_index(in.cu_seqlens_kv[b + 1] - s.first_kv, s.len.kv);
+  }
+  if (in.lens_q) s.len.q = clamp_index(in.lens_q[b], s.len.q);
+  if (in.lens_kv) s.len.kv = clamp_index(in.lens_kv[b], s.len.kv);
+  return s;
+}
+
+// Numbers of one row of lse, D and the like: (batch, head, seq) or (head, total).
+struct RowLayout {
+  int64_t batch_stride, head_stride;
+};
+
+FLASHATTN_HD RowLayout row_layout(const Problem& problem, const flashattn_shape& shape) {
+  if (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) return {0, shape.total_q};
+  return {static_cast<int64_t>(problem.heads_q) * shape.seqlen_q, shape.seqlen_q};
+}
+
+// How keys are split over workers that are merged afterwards. What a sequence gets depends on the rule
+// and on its own lengths alone.
+struct SplitRule {
+  int32_t parts;        // exactly so many, or, 0:
+  int32_t keys;         // parts of so many keys
+  int32_t max_queries;  // sequences with more queries are not split
+  int32_t step;         // parts start at multiples of it
+};
+
+// Keys of each part but the last.
+FLASHATTN_HD constexpr int32_t part_keys(const SplitRule& rule, Lengths len) {
+  if (len.q > rule.max_queries || len.kv == 0) return len.kv;
+  if (rule.parts == 0) return rule.keys < len.kv ? rule.keys : len.kv;
+  return clamp_index(ceil_div(ceil_div(len.kv, rule.parts), rule.step) * rule.step, len.kv);
+}
+
+FLASHATTN_HD constexpr int32_t part_count(const SplitRule& rule, Lengths len) {
+  return len.kv == 0 ? 1 : static_cast<int32_t>(ceil_div(len.kv, part_keys(rule, len)));
+}
+
+FLASHATTN_HD constexpr Interval part_range(const SplitRule& rule, Lengths len, int32_t part) {
+  const int64_t keys = part_keys(rule, len);
+  return {clamp_index(part * keys, len.kv), clamp_index((part + 1) * keys, len.kv)};
+}
+
+}  // namespace flashattn

@@ -1,0 +1,121 @@
+// The pieces of work of a backward pass, as the launcher hands them out: preparation, the main pass,
+// and the gradients of bias and sink.
+#pragma once
+
+#include "cpu/backward.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+// Per tile of queries: lse and D in the layout of the main pass, and zeros where nothing is added.
+inline void backward_prepare_task(const BackwardJob& job, int64_t task) {
+  const Problem& problem = *job.problem;
+  const flashattn_backward_args& args = *job.args;
+  const int32_t tile = static_cast<int32_t>(task % job.query_tiles);
+  const int32_t head = static_cast<int32_t>(task / job.query_tiles % problem.heads_q);
+  const int32_t b = static_cast<int32_t>(task / job.query_tiles / problem.heads_q);
+  const Sequence sequence = sequence_of(problem, args.shape, args.inputs, b);
+  const int64_t begin = static_cast<int64_t>(tile) * job.tiling.tile_q;
+  const Interval queries{clamp_index(begin, sequence.len.q),
+                         clamp_index(begin + job.tiling.tile_q, sequence.len.q)};
+  if (queries.begin >= queries.end) return;
+  const int64_t index = job.query_tile(sequence, b, head, tile);
+  job.turn[index] = 0;
+
+  const int32_t size = dtype_size(problem.dtype_o);
+  const Rows o = rows_of(args.o, size, b, head, sequence.first_q);
+  const Rows dout = rows_of(args.dout, size, b, head, sequence.first_q);
+  const RowLayout layout = row_layout(problem, args.shape);
+  const int64_t first = b * layout.batch_stride + head * layout.head_stride + sequence.first_q;
+  for (int32_t i = queries.begin; i < queries.end; ++i) {
+    Floats products{};
+    with_dtype(problem.dtype_o, [&](auto tag) {
+      constexpr int32_t kDtype = decltype(tag)::value;
+      for (int32_t c = 0; c < problem.dim_v; c += kWidth) {
+        products += load_first<kDtype>(o.row(i) + c * kSize<kDtype>, problem.dim_v - c) *
+                    load_first<kDtype>(dout.row(i) + c * kSize<kDtype>, problem.dim_v - c);
+      }
+    });
+    const int64_t at = index * job.tiling.tile_q + i - queries.begin;
+    const float lse = args.lse[first + i];
+    // A row that sees nothing must weigh nothing: 2^(-inf - inf) = 0.
+    job.lse2[at] = lse == -kInfinity ? kInfinity : lse * kLog2E;
+    job.delta[at] = sum(products) - (args.dlse ? args.dlse[first + i] : 0.0f);
+  }
+
+  const KeySpan span = key_span(problem.mask_rule(), queries, sequence.len);
+  if (span.any.begin >= span.any.end) {
+    const Rows dq = rows_of(args.dq, dtype_size(problem.dtype), b, head, sequence.first_q);
+    for (int32_t i = queries.begin; i < queries.end; ++i) {
+      __builtin_memset(dq.row(i), 0,
+                       static_cast<size_t>(problem.dim_qk) * dtype_size(problem.dtype));
+    }
+  }
+  if (args.dbias && !job.dbias_is_reduced) {
+    for (int32_t i = queries.begin; i < queries.end; ++i) {
+      __builtin_memset(args.dbias + b * args.dbias_stride_batch + head * args.dbias_stride_head +
+                           i * args.dbias_stride_row,
+                       0, sizeof(float) * static_cast<size_t>(sequence.len.kv));
+    }
+  }
+}
+
+template <Compute kCompute>
+void backward_task(const BackwardJob& job, int64_t task, char* scratch) {
+  // Key tile by key tile, all heads of each: neighbours in this order never wait for one another.
+  const int64_t heads = job.problem->heads_kv;
+  BackwardTile<kCompute>(job, static_cast<int32_t>(task / heads % job.args->shape.batch),
+                         static_cast<int32_t>(task % heads),
+                         static_cast<int32_t>(task / heads / job.args->shape.batch), scratch)
+      .gradients();
+}
+
+// The gradient of a bias that several scores share: one task for each of its batches, heads and tiles
+// of keys, which adds in a fixed order.
+template <Compute kCompute>
+void backward_dbias_task(const BackwardJob& job, int64_t task, char* scratch) {
+  const Problem& problem = *job.problem;
+  const flashattn_backward_args& args = *job.args;
+  const bool each_head = args.dbias_stride_head != 0, each_batch = args.dbias_stride_batch != 0;
+  const int32_t heads = each_head ? problem.heads_q : 1;
+  const int32_t key_tile = static_cast<int32_t>(task % job.key_tiles);
+  const int32_t head = static_cast<int32_t>(task / job.key_tiles % heads);
+  const int32_t batch = static_cast<int32_t>(task / job.key_tiles / heads);
+  const Interval batches{each_batch ? batch : 0, each_batch ? batch + 1 : args.shape.batch};
+  const Interval head_range{each_head ? head : 0, each_head ? head + 1 : problem.heads_q};
+  for (int32_t b = batches.begin; b < batches.end; ++b) {
+    const Lengths len = sequence_of(problem, args.shape, args.inputs, b).len;
+    const int64_t first = static_cast<int64_t>(key_tile) * job.tiling.tile_kv;
+    const int32_t begin = clamp_index(first, len.kv);
+    const int32_t end = clamp_index(first + job.tiling.tile_kv, len.kv);
+    const int32_t rows = args.dbias_stride_row != 0 || len.q == 0 ? len.q : 1;
+    for (int32_t i = 0; i < rows; ++i) {
+      __builtin_memset(args.dbias + b * args.dbias_stride_batch + head * args.dbias_stride_head +
+                           i * args.dbias_stride_row + begin,
+                       0, sizeof(float) * static_cast<size_t>(end - begin));
+    }
+  }
+  for (int32_t b = batches.begin; b < batches.end; ++b) {
+    for (int32_t h = head_range.begin; h < head_range.end; ++h) {
+      BackwardTile<kCompute>(job, b, h / problem.group(), key_tile, scratch).bias_gradient(h);
+    }
+  }
+}
+
+// The gradient of one head's sink.
+inline void backward_dsink_task(const BackwardJob& job, int64_t task) {
+  const Problem& problem = *job.problem;
+  const flashattn_backward_args& args = *job.args;
+  const int32_t head = static_cast<int32_t>(task);
+  const float sink = args.inputs.sink[head] * kLog2E;
+  double total = 0;
+  for (int32_t b = 0; b < args.shape.batch; ++b) {
+    const Sequence sequence = sequence_of(problem, args.shape, args.inputs, b);
+    const int64_t first = job.query_tile(sequence, b, head, 0) * job.tiling.tile_q;
+    for (int32_t i = 0; i < sequence.len.q; ++i) {
+      total -= static_cast<double>(exp2(splat(sink - job.lse2[first + i]))[0]) * job.delta[first + i];
+    }
+  }
+  args.dsink[head] = static_cast<float>(total);
+}
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA

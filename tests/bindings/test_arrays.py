@@ -1,0 +1,144 @@
+"""Arrays of other libraries: DLPack old and new, the array interface, and what is refused."""
+import numpy as np
+import pytest
+
+import flashattn
+from flashattn import _arrays, _dlpack
+from naive import random
+
+
+class Exporter:
+    """An array that offers DLPack only, as NumPy writes it."""
+
+    def __init__(self, array, versioned):
+        self.array, self.versioned = array, versioned
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        if not self.versioned:
+            if options:
+                raise TypeError("an old exporter takes no max_version")
+            return self.array.__dlpack__()
+        return self.array.__dlpack__(**options)
+
+
+class Bfloat16:
+    """bfloat16 by DLPack, which NumPy cannot write: its uint16 capsule with the type changed."""
+
+    def __init__(self, array):
+        self.bits = array.view(np.uint16)
+
+    def __dlpack__(self):
+        capsule = self.bits.__dlpack__()
+        tensor = _dlpack._Tensor.from_address(_dlpack._pointer(capsule, b"dltensor"))
+        tensor.code = 4
+        return capsule
+
+
+class Interface:
+    def __init__(self, array):
+        self.__array_interface__ = array.__array_interface__
+        self.keep = array
+
+
+@pytest.mark.parametrize("wrap", [lambda x: Exporter(x, True), lambda x: Exporter(x, False),
+                                  Interface])
+def test_foreign_arrays_are_read_and_written_in_place(wrap):
+    q = random(2, 4, 9, 16).transpose(0, 2, 1, 3)
+    expected = flashattn.attention(q, q, q)
+    np.testing.assert_array_equal(flashattn.attention(wrap(q), wrap(q), wrap(q)), expected)
+    out = np.zeros((2, 9, 4, 16), np.float32)
+    foreign = wrap(out)
+    assert flashattn.attention(q, q, q, out=foreign) is foreign
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_nothing_is_copied():
+    x = random(2, 9, 4, 16)
+    for array in (x, Exporter(x, True), Interface(x)):
+        seen = _arrays.view(array, "x")
+        assert int(_arrays.ffi.cast("intptr_t", seen.pointer)) == x.ctypes.data
+        assert seen.strides == (576, 64, 16, 1)
+
+
+def test_dlpack_bfloat16():
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    q = random(2, 9, 4, 16).astype(bfloat16)
+    expected = flashattn.attention(q, q, q)
+    out = flashattn.attention(*[Bfloat16(q)] * 3)
+    assert out.dtype == bfloat16
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_torch_tensors():
+    torch = pytest.importorskip("torch")
+    q = torch.randn(2, 4, 9, 16).to(torch.bfloat16)
+    out = torch.empty_like(q)
+    assert flashattn.attention(q, q, q, layout="bhsd", out=out) is out
+    expected = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    assert torch.allclose(out.float(), expected.float(), atol=2e-2)
+
+
+def test_small_arrays_come_from_anywhere():
+    q = random(2, 9, 4, 16)
+    lens, sink = np.array([9, 4]), np.array([0.5, 1, 2, 3], np.float32)
+    expected = flashattn.attention(q, q, q, kv_lens=lens, sink=sink)
+    for wrap in (lambda x: Exporter(x, True), Interface, np.ndarray.tolist):
+        got = flashattn.attention(q, q, q, kv_lens=wrap(lens), sink=wrap(sink))
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_capsules_give_their_memory_back():
+    collected = []
+
+    class Watched(Exporter):
+        def __dlpack__(self, **options):
+            capsule = super().__dlpack__(**options)
+            collected.append(capsule)
+            return capsule
+
+    x = random(1, 3, 2, 8)
+    flashattn.attention(*[Watched(x, True)] * 3)
+    import sys
+    # Only this list and the call's argument hold them; nothing of the package does.
+    assert all(sys.getrefcount(c) <= 3 for c in collected)
+
+
+def test_a_device_array_is_refused():
+    class OnGpu(Exporter):
+        def __dlpack__(self, **options):
+            capsule = self.array.__dlpack__()
+            tensor = _dlpack._Tensor.from_address(_dlpack._pointer(capsule, b"dltensor"))
+            tensor.device_type = 2
+            self.tensor = tensor
+            return capsule
+
+    x = OnGpu(random(1, 3, 2, 8), False)
+    with pytest.raises(NotImplementedError, match="q lies on a device"):
+        flashattn.attention(x, x, x)
+    x.tensor.device_type = 1  # before NumPy gets it back
+
+
+@pytest.mark.parametrize("make, error, words", [
+    (lambda x: x.astype(np.float64), TypeError, "float64"),
+    (lambda x: x.astype(">f4"), TypeError, "foreign byte order"),
+    (lambda x: x.tolist(), TypeError, "is a list"),
+    (lambda x: np.ma.masked_array(x), TypeError, "masked array"),
+    (lambda x: x[..., ::2], ValueError, "contiguous"),
+    (lambda x: x[:, ::-1], ValueError, "negative stride"),
+    (lambda x: x[0], ValueError, "expected 4 dimensions"),
+])
+def test_refused_arrays(make, error, words):
+    x = random(2, 9, 4, 16)
+    with pytest.raises(error, match=words) as caught:
+        flashattn.attention(make(x), x, x)
+    assert isinstance(caught.value, flashattn.FlashAttentionError)
+    assert caught.value.field == "q"
+
+
+@pytest.mark.parametrize("array", [np.zeros((0, 3, 2, 8)), np.zeros((2, 0, 2, 8))])
+def test_empty_arrays(array):
+    array = array.astype(np.float32)
+    assert flashattn.attention(array, array, array).shape == array.shape

@@ -1,0 +1,37 @@
+"""python -m flashattn."""
+import os
+import pathlib
+import subprocess
+import sys
+
+import flashattn
+from flashattn import _matrix
+
+PACKAGES = str(pathlib.Path(flashattn.__file__).parents[1])
+
+
+def run(*arguments):
+    path = os.pathsep.join(filter(None, [PACKAGES, os.environ.get("PYTHONPATH")]))
+    return subprocess.run([sys.executable, "-m", "flashattn", *arguments], text=True, check=True,
+                          capture_output=True, env={**os.environ, "PYTHONPATH": path}).stdout
+
+
+def test_prints_build_devices_and_matrix():
+    shown = run()
+    assert flashattn.build_info() in shown
+    assert flashattn.devices()[0].name in shown
+    assert "bfloat16" in shown and "paged KV" in shown
+
+
+def test_markdown_is_a_table():
+    lines = run("--markdown").strip().split("\n")
+    assert len(lines) == len(_matrix.ROWS) + 2
+    assert all(line.startswith("|") and line.count("|") == lines[0].count("|") for line in lines)
+    assert "yes" in lines[2]
+
+
+def test_matrix_says_why_not():
+    table = _matrix.matrix("cuda:99")
+    reasons = {cell for _, cells in table.rows for cell in cells}
+    assert "yes" not in reasons and reasons == set(table.sentences)
+    assert all(said[0] for said in table.sentences.values())

@@ -1,0 +1,139 @@
+"""Plans, their cache, threads, and what a call costs beside the C call."""
+import gc
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import flashattn
+from flashattn._inputs import Inputs
+from flashattn._library import ffi, lib
+from naive import random
+
+
+def test_plan_runs_and_tells():
+    q = random(2, 9, 4, 16)
+    plan = flashattn.Plan(dtype="float32", heads=4, dim=16, causal=True, return_lse=True,
+                          backward=True)
+    out, lse = plan.forward(q, q, q)
+    expected, expected_lse = flashattn.attention(q, q, q, causal=True, return_lse=True)
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(lse, expected_lse)
+    for mine, theirs in zip(plan.backward(q, q, q, q, out, lse),
+                            flashattn.attention_backward(q, q, q, q, out, lse, causal=True)):
+        np.testing.assert_array_equal(mine, theirs)
+    info = plan.info("forward", batch=2, seqlen_q=9, seqlen_k=9)
+    assert info.family == "cpu" and info.kernel and info.why and info.threads >= 1
+    assert info.flops == 2 * 2 * 16 * 2 * 4 * 45  # 45 visible pairs of 81
+    assert info.workspace == plan.workspace_size("forward", batch=2, seqlen_q=9, seqlen_k=9)
+    assert plan.descriptor.heads_q == 4 and "4 heads" in repr(plan)
+
+
+def test_promised_maxima_need_no_shape():
+    plan = flashattn.Plan(dtype="float32", heads=4, dim=16, max_batch=4, max_seqlen_q=64,
+                          max_seqlen_k=64)
+    assert plan.workspace_size() >= plan.workspace_size(batch=2, seqlen_q=32, seqlen_k=64)
+    with pytest.raises(ValueError):
+        flashattn.Plan(dtype="float32", heads=4, dim=16).workspace_size()
+
+
+def test_plan_refuses_other_arrays():
+    plan = flashattn.Plan(dtype="float32", heads=4, dim=16)
+    with pytest.raises(ValueError, match="heads_q = 2 by the arrays"):
+        plan.forward(*[random(2, 9, 2, 16)] * 3)
+    with pytest.raises(ValueError, match="dtype = 2"):
+        plan.forward(*[random(2, 9, 4, 16, dtype=np.float16)] * 3)
+    with pytest.raises(ValueError, match="bias"):
+        plan.forward(*[random(2, 9, 4, 16)] * 3, bias=np.zeros((9, 9), np.float32))
+    with pytest.raises(ValueError, match="BACKWARD|backward|op"):
+        plan.info("backward", batch=1, seqlen_q=1, seqlen_k=1)
+
+
+def test_plans_are_found_again():
+    flashattn.clear_cache()
+    q = random(2, 9, 4, 16)
+    for seqlen in (9, 7, 5):  # lengths belong to the call, not to the plan
+        part = q[:, :seqlen]
+        flashattn.attention(part, part, part, causal=True)
+    assert flashattn.cache_info() == {"plans": 1, "hits": 2, "misses": 1}
+    flashattn.attention(q, q, q)
+    assert flashattn.cache_info()["plans"] == 2
+    with pytest.raises(ValueError):
+        flashattn.attention(q, q, q, dropout=2.0)
+    assert flashattn.cache_info()["plans"] == 2
+    for i in range(300):
+        flashattn.attention(q, q, q, scale=1.0 + i)
+    assert flashattn.cache_info()["plans"] == 256
+    flashattn.clear_cache()
+    gc.collect()
+    assert flashattn.cache_info()["plans"] == 0
+
+
+def test_threads_share_a_plan():
+    plan = flashattn.Plan(dtype="float32", heads=4, dim=16, causal=True, threads=1)
+    cases = [random(2, 5 + i, 4, 16, seed=i) for i in range(8)]
+    expected = [plan.forward(q, q, q) for q in cases]
+    wrong = []
+
+    def work(start):
+        for step in range(60):
+            i = (start + step) % len(cases)
+            if not (plan.forward(*[cases[i]] * 3) == expected[i]).all():
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_errors_belong_to_their_thread():
+    sentences = {}
+
+    def fail(dim):
+        for _ in range(50):
+            try:
+                flashattn.check(dtype="float32", heads=1, dim=dim)
+            except flashattn.FlashAttentionError as error:
+                sentences.setdefault(dim, set()).add(str(error))
+
+    threads = [threading.Thread(target=fail, args=(dim,)) for dim in (5000, 6000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(len(said) == 1 and str(dim) in next(iter(said)) for dim, said in sentences.items())
+    assert len(sentences) == 2
+
+
+def _microseconds(calls, rounds=60, repeats=30):
+    """The least time of each call, measured in turn: other work on the machine only ever adds."""
+    best = [float("inf")] * len(calls)
+    for _ in range(rounds):
+        for i, call in enumerate(calls):
+            start = time.perf_counter()
+            for _ in range(repeats):
+                call()
+            best[i] = min(best[i], (time.perf_counter() - start) / repeats * 1e6)
+    return best
+
+
+def test_a_call_costs_little_beside_the_c_call():
+    q, k, v = (random(1, 1, 1, 8, seed=i) for i in range(3))
+    plan = flashattn.Plan(dtype="float32", heads=1, dim=8, threads=1)
+    inputs, out = Inputs(q, k, v), np.empty_like(q)
+    args = ffi.new("flashattn_forward_args *")
+    args.struct_size = ffi.sizeof("flashattn_forward_args")
+    inputs.fill(args)
+    args.shape = inputs.shape()
+    args.o.data = ffi.cast("void *", out.ctypes.data)
+    size = plan.workspace_size(batch=1, seqlen_q=1, seqlen_k=1)
+    workspace = ffi.new("char[]", max(size, 1))
+    assert lib.flashattn_forward(plan._plan, args, workspace, size, ffi.NULL) == 0
+    raw, whole = _microseconds([
+        lambda: lib.flashattn_forward(plan._plan, args, workspace, size, ffi.NULL),
+        lambda: flashattn.attention(q, k, v, threads=1)])
+    assert whole - raw < 20, f"{whole:.1f} us for a call, {raw:.1f} us of it in C"

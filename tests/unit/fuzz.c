@@ -1,0 +1,135 @@
+/* Descriptors and shapes out of a hat: every answer is a status with a sentence, sizes are never
+ * negative, and what check accepts plan_create makes. Only numbers are random, so that nothing is
+ * read or written through them. The seed is fixed; the failing round is printed. */
+#include <inttypes.h>
+
+#include "check.h"
+
+enum { ROUNDS = 40000 };
+
+static uint64_t state = 88172645463325252u;
+
+static uint32_t random_below(uint32_t n) {
+  state ^= state << 13;
+  state ^= state >> 7;
+  state ^= state << 17;
+  return (uint32_t)(state >> 32) % n;
+}
+
+/* Mostly small and sensible, sometimes at the edges of a type. */
+static int32_t random_size(void) {
+  static const int32_t edges[] = {0, -1, 1, 2147483647, -2147483647 - 1, 65536, 1 << 20, 513};
+  return random_below(8) ? (int32_t)random_below(300) + 1
+                         : edges[random_below(sizeof edges / sizeof *edges)];
+}
+
+static uint32_t random_bits(uint32_t known) {
+  return random_below(60) ? random_below(2 * known) & known & random_below(2 * known)
+                          : random_below(0xffffffffu);
+}
+
+static void random_desc(flashattn_desc *d) {
+  flashattn_desc_init(d, sizeof *d);
+  d->ops = random_bits(3);
+  d->dtype = (int32_t)random_below(4);
+  d->dtype_o = random_below(3) ? 0 : (int32_t)random_below(4);
+  d->heads_kv = random_size();
+  d->heads_q = random_below(4) ? (int32_t)((uint32_t)d->heads_kv * random_below(9))
+                               : random_size();
+  d->dim_qk = random_size();
+  d->dim_v = random_below(2) ? 0 : random_size();
+  d->layout = random_bits(7);
+  if (d->layout & FLASHATTN_LAYOUT_PAGED_KV) d->page_size = random_size();
+  d->mask = random_bits(31);
+  if (d->mask & FLASHATTN_MASK_WINDOW) d->window_left = random_size();
+  if (d->mask & FLASHATTN_MASK_WINDOW) d->window_right = random_size();
+  if (d->mask & FLASHATTN_MASK_CHUNK) d->chunk = random_size();
+  if (d->mask & FLASHATTN_MASK_BLOCKS) d->block_q = d->block_kv = random_size();
+  d->bias = random_bits(3);
+  d->features = random_bits(31);
+  d->determinism = (int32_t)random_below(3);
+  d->dropout = (float)random_below(4) / 4;
+  d->splits = random_below(2) ? 0 : random_size();
+  d->threads = random_below(2) ? 0 : random_size();
+  if (random_below(2)) d->max_batch = random_size();
+  if (random_below(2)) d->max_seqlen_q = random_size();
+  if (random_below(2)) d->max_seqlen_kv = random_size();
+  if (random_below(20) == 0) d->workspace_limit = random_size();
+}
+
+static void random_shape(flashattn_shape *shape, const flashattn_desc *desc) {
+  memset(shape, 0, sizeof *shape);
+  shape->batch = random_size();
+  shape->seqlen_q = random_size();
+  shape->seqlen_kv = random_size();
+  /* plan_info walks the queries of masks: not two thousand million of them here. */
+  if (shape->seqlen_q > 1 << 20) shape->seqlen_q = 1 << 20;
+  if (desc->layout & FLASHATTN_LAYOUT_VARLEN_Q) shape->total_q = random_size();
+  if (desc->layout & FLASHATTN_LAYOUT_VARLEN_KV) shape->total_kv = random_size();
+}
+
+static int refusal_explained(void) {
+  int32_t reason;
+  const char *field;
+  const char *text = flashattn_last_error(&reason, &field);
+  return strlen(text) > 20 && strlen(text) < 600 && reason != FLASHATTN_REASON_NONE &&
+         field[0] != 0;
+}
+
+static int try_shape(const flashattn_plan *plan, uint32_t op, const flashattn_shape *shape,
+                     int64_t *bytes) {
+  flashattn_plan_properties info = {.struct_size = sizeof info};
+  *bytes = 0;
+  if (flashattn_workspace_size(plan, op, shape, bytes) != FLASHATTN_OK) {
+    return refusal_explained() &&
+           (!shape || flashattn_plan_info(plan, op, shape, &info) != FLASHATTN_OK);
+  }
+  const int ok = *bytes >= 0 && flashattn_plan_info(plan, op, shape, &info) == FLASHATTN_OK &&
+                 info.workspace == *bytes && info.flops >= 0 && info.bytes >= 0 &&
+                 info.splits >= 0;
+  if (!ok) {
+    printf("  op %u, shape %d %d %d %" PRId64 " %" PRId64 ": workspace %" PRId64 ", flops %" PRId64
+           ", bytes %" PRId64 ", splits %d\n",
+           op, shape ? shape->batch : 0, shape ? shape->seqlen_q : 0,
+           shape ? shape->seqlen_kv : 0, shape ? shape->total_q : 0, shape ? shape->total_kv : 0,
+           *bytes, info.flops, info.bytes, info.splits);
+  }
+  return ok;
+}
+
+int main(void) {
+  int accepted = 0;
+  for (int round = 0; round < ROUNDS; ++round) {
+    flashattn_desc desc;
+    flashattn_plan *plan = NULL;
+    random_desc(&desc);
+    const int32_t status = flashattn_check(&desc);
+    int ok = status == FLASHATTN_OK || status == FLASHATTN_ERROR_INVALID_ARGUMENT ||
+             status == FLASHATTN_ERROR_UNSUPPORTED;
+    if (status != FLASHATTN_OK) ok = ok && refusal_explained();
+    ok = ok && flashattn_plan_create(&desc, &plan) == status;
+    for (uint32_t op = 1; ok && plan && op <= 2; ++op) {
+      int64_t bytes, larger;
+      flashattn_shape shape;
+      random_shape(&shape, &desc);
+      ok = try_shape(plan, op, NULL, &bytes) && try_shape(plan, op, &shape, &bytes);
+      if (ok && bytes > 0 && desc.max_batch == 0 && shape.batch < 1 << 16) {
+        ++shape.batch;
+        ok = try_shape(plan, op, &shape, &larger) && (larger >= bytes || larger == 0);
+        if (!ok) printf("  workspace %" PRId64 ", for one more %" PRId64 "\n", bytes, larger);
+      }
+    }
+    accepted += plan != NULL;
+    if (!CHECK(ok)) {
+      printf("  round %d, %s: %s\n", round, flashattn_status_name(status),
+             flashattn_last_error(NULL, NULL));
+      printf("  heads %d %d, dims %d %d, layout %u, mask %u, splits %d, threads %d\n", desc.heads_q,
+             desc.heads_kv, desc.dim_qk, desc.dim_v, desc.layout, desc.mask, desc.splits,
+             desc.threads);
+    }
+    flashattn_plan_destroy(plan);
+  }
+  CHECK(accepted > ROUNDS / 100);
+  printf("%d of %d descriptors accepted\n", accepted, ROUNDS);
+  return check_report();
+}
