@@ -276,7 +276,10 @@ Base.@kwdef struct flashattn_desc
     softcap::Cfloat = 0
     "Probability with which a weight is dropped, [0, 1), in steps of 1/65536. 0: off."
     dropout::Cfloat = 0
-    "Parts into which the keys of a short query are split. 0: the library chooses. 1: never."
+    """
+    Parts into which the keys of a sequence are split, at most 4096. 0: the library chooses, short
+    queries only. 1: never.
+    """
     splits::Int32 = 0
     """
     Promises: no call will pass them. 0: not promised. They let flashattn_workspace_size answer
@@ -301,7 +304,10 @@ end
 """
     flashattn_shape(; fields...)
 
-The sizes of one call, known on the host. Where lengths lie on the device, upper bounds.
+```text
+The sizes of one call, known on the host. Where lengths lie on the device, upper bounds. No array
+may have more than 2^48 elements.
+```
 """
 Base.@kwdef struct flashattn_shape
     "Sequences. 0: nothing to do."
@@ -572,10 +578,10 @@ end
 
 ```text
 The sentence of the last call of this thread that failed; \"\" when none did. Successful calls
-leave it alone. It lives until the next call of this thread fails.
+leave it alone. It lives until the next call of this thread fails, and so does the field.
   reason   out, may be NULL: enum flashattn_reason.
-  field    out, may be NULL: the structure member it is about, \"dim_qk\", \"inputs.q.stride_seq\"; \"\" when
-           there is none.
+  field    out, may be NULL: the structure member it is about, \"dim_qk\", \"inputs.q.stride_seq\";
+           \"\" when there is none.
 ```
 """
 function flashattn_last_error(reason, field)
@@ -583,18 +589,19 @@ function flashattn_last_error(reason, field)
 end
 
 """
-    flashattn_set_log(level::Int32, fn::flashattn_log_fn, user::Ptr{Cvoid})::Int32
+    flashattn_set_log(level::Int32, callback::flashattn_log_fn, user::Ptr{Cvoid})::Int32
 
 ```text
-Sends log lines to fn, for the whole process.
-  level    enum flashattn_log_level.
-  fn       may be NULL: off.
-  user     handed to fn, may be NULL.
+Sends log lines to a callback, for the whole process.
+  level      enum flashattn_log_level.
+  callback   may be NULL: off.
+  user       handed to the callback, may be NULL.
 INVALID_ARGUMENT: unknown level.
 ```
 """
-function flashattn_set_log(level, fn, user)
-    @ccall lib.flashattn_set_log(level::Int32, fn::flashattn_log_fn, user::Ptr{Cvoid})::Int32
+function flashattn_set_log(level, callback, user)
+    @ccall lib.flashattn_set_log(level::Int32, callback::flashattn_log_fn,
+        user::Ptr{Cvoid})::Int32
 end
 
 """
@@ -646,8 +653,9 @@ end
     flashattn_check(desc::Ptr{flashattn_desc})::Int32
 
 ```text
-Whether flashattn_plan_create would succeed; if not, flashattn_last_error says why.
-INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE.
+Whether flashattn_plan_create would succeed; if not, flashattn_last_error says why. Makes a plan
+and frees it.
+INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE, OUT_OF_MEMORY.
 ```
 """
 function flashattn_check(desc)
@@ -658,8 +666,8 @@ end
     flashattn_plan_create(desc::Ptr{flashattn_desc}, plan::Ptr{Ptr{flashattn_plan}})::Int32
 
 ```text
-Checks the descriptor, chooses the kernels and does everything that is slow. The choice depends on
-the descriptor, the device and the library's version only.
+Checks the descriptor, chooses the kernels and does everything that is slow. The choice depends
+on the descriptor, the device and the library's version only.
   desc   may be freed afterwards.
   plan   out: to be freed by flashattn_plan_destroy. Untouched on failure.
 INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE, OUT_OF_MEMORY.
