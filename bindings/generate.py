@@ -14,7 +14,7 @@ import pathlib
 import sys
 from typing import Callable, Dict
 
-from generator import emit_c, emit_python, emit_rust
+from generator import emit_c, emit_julia, emit_python, emit_rust
 from generator.model import HeaderError, Model, read
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -23,6 +23,7 @@ FILES: Dict[str, Callable[[Model], str]] = {
     "bindings/python/flashattn/_native.py": emit_python.emit_native,
     "bindings/python/flashattn/_constants.py": emit_python.emit_constants,
     "bindings/rust/flashattn-sys/src/lib.rs": emit_rust.emit,
+    "bindings/julia/src/LibFlashAttn.jl": emit_julia.emit,
     "tests/abi/layout.c": emit_c.emit,
 }
 

@@ -1,0 +1,42 @@
+# Gradients for Zygote and other users of ChainRules: of q, k and v. Keywords (bias, sink) are
+# constants to ChainRules; attention_backward gives their gradients.
+module FlashAttentionChainRulesCoreExt
+
+import ChainRulesCore
+using ChainRulesCore: AbstractZero, NoTangent, unthunk
+using FlashAttention
+
+"A cotangent as the library takes it: the elements and the order of the array it belongs to."
+dense(dy::AbstractArray, y::AbstractArray) = copyto!(similar(y), dy)
+dense(dy::DenseArray{T}, y::AbstractArray{T}) where {T} = dy
+dense(::AbstractZero, y::AbstractArray) = fill!(similar(y), 0)
+
+function pullback(q, k, v, out, lse, dout, dlse, options)
+    dout isa AbstractZero && dlse isa Union{Nothing,AbstractZero} &&
+        return (NoTangent(), dout, dout, dout)
+    dlse = dlse isa Union{Nothing,AbstractZero} ? nothing : dense(dlse, lse)
+    grads = attention_backward(dense(dout, out), q, k, v, out, lse; dlse = dlse, options...)
+    return (NoTangent(), grads.dq, grads.dk, grads.dv)
+end
+
+function ChainRulesCore.rrule(::typeof(attention), q::AbstractArray, k::AbstractArray,
+                              v::AbstractArray; return_lse::Bool = false,
+                              out_type::Type = eltype(q), options...)
+    out, lse = attention(q, k, v; return_lse = true, out_type = out_type, options...)
+    function back(dy)
+        dy = unthunk(dy)
+        dy isa AbstractZero && return (NoTangent(), dy, dy, dy)
+        dout, dlse = return_lse ? (unthunk(dy[1]), unthunk(dy[2])) : (dy, nothing)
+        return pullback(q, k, v, out, lse, dout, dlse, options)
+    end
+    return return_lse ? (out, lse) : out, back
+end
+
+function ChainRulesCore.rrule(::typeof(attention_varlen), q::AbstractArray, k::AbstractArray,
+                              v::AbstractArray, cu_seqlens_q, cu_seqlens_k; options...)
+    y, back = ChainRulesCore.rrule(attention, q, k, v; cu_seqlens_q = cu_seqlens_q,
+                                   cu_seqlens_k = cu_seqlens_k, options...)
+    return y, dy -> (back(dy)..., NoTangent(), NoTangent())
+end
+
+end

@@ -1,0 +1,69 @@
+# Arrays with four named axes.
+
+"Where head, sequence and batch stand in an array of a layout; batch is 0 where there is none."
+function axes_of(layout::Symbol, n::Int, name::String)
+    if n == 4
+        layout === :dhsb && return (2, 3, 4)
+        layout === :dshb && return (3, 2, 4)
+    end
+    order = replace(replace(String(layout), 't' => 's'), 'p' => 'b')
+    letters = sort(collect(replace(order, 'b' => "")))
+    (letters == ['d', 'h', 's'] && count(==('b'), order) <= 1 && order[1] == 'd') ||
+        throw(ArgumentError("layout = :$layout; expected d before an order of h, s, b, such as " *
+                            ":dhsb, :dshb or :dht"))
+    order = n == 3 ? replace(order, 'b' => "") : 'b' in order ? order : order * "b"
+    ndims = length(order)
+    n == ndims || throw(DimensionMismatch("$name has $n dimensions; expected $ndims ($order)"))
+    at(letter) = something(findfirst(==(letter), order), 0)
+    return (at('h'), at('s'), at('b'))
+end
+
+"An array, its sizes by name, and the library's view of it."
+struct Tensor{A<:AbstractArray}
+    array::A
+    c::C.flashattn_tensor
+    dim::Int
+    heads::Int
+    rows::Int
+    batch::Int
+end
+
+function Tensor(x::AbstractArray{T,N}, layout::Symbol, n::Int, name::String) where {T,N}
+    N == n || throw(DimensionMismatch("$name has size $(size(x)); expected $n dimensions"))
+    h, s, b = axes_of(layout, n, name)
+    device(storage(x))  # or an error that says what is wrong with it
+    sizes, step = size(x), steps(x)
+    step[1] == 1 || sizes[1] <= 1 || throw(ArgumentError(
+        "$name has stride $(step[1]) in its first dimension; the elements of a head must be " *
+        "contiguous: copy it"))
+    any(step .< 0) && throw(ArgumentError("$name has a negative stride; copy it"))
+    # A step that is never taken may be anything in Julia, and three zeros mean packed in C.
+    stride(d) = d == 0 ? 0 : sizes[d] <= 1 || isempty(x) ? max(sizes[1], 1) : step[d]
+    c = C.flashattn_tensor(data = address(x), stride_batch = stride(b), stride_head = stride(h),
+                           stride_seq = stride(s))
+    return Tensor(x, c, sizes[1], sizes[h], sizes[s], b == 0 ? 1 : sizes[b])
+end
+
+"The size of an array of the same layout with another dim."
+like(t::Tensor, dim::Int) = (dim, Base.tail(size(t.array))...)
+device(t::Tensor) = device(storage(t.array))
+
+"A size of the library: what does not fit in 32 bits is refused here."
+function size32(n::Integer, name::String)
+    0 <= n <= typemax(Int32) || throw(ArgumentError("$name = $n is past the range of Int32"))
+    return Int32(n)
+end
+
+function check_size(x::AbstractArray, wanted::Tuple, name::String)
+    size(x) == wanted || throw(DimensionMismatch("$name has size $(size(x)); expected $wanted"))
+    return x
+end
+
+"An array that the library takes without strides: lse and its gradient."
+function check_packed(x::AbstractArray, wanted::Tuple, name::String)
+    eltype(x) === Float32 ||
+        throw(ArgumentError("$name has elements $(eltype(x)); expected Float32"))
+    device(storage(x))
+    isdense(check_size(x, wanted, name)) || throw(ArgumentError("$name has gaps; copy it"))
+    return x
+end

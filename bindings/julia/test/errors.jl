@@ -1,0 +1,67 @@
+"The exception that f throws, as text."
+function said(f, T)
+    try
+        f()
+    catch error
+        error isa T || rethrow()
+        return sprint(showerror, error)
+    end
+    return "nothing was thrown"
+end
+
+@testset "errors" begin
+    q, k = normal(Float32, 8, 2, 5, 2), normal(Float32, 8, 2, 7, 2)
+    says(text, T, f) = @test occursin(text, said(f, T))
+
+    says("k has head dimension 4, q has 8", DimensionMismatch, () -> attention(q, k[1:4, :, :, :], k))
+    says("only their first may differ", DimensionMismatch, () -> attention(q, k, k[:, :, 1:3, :]))
+    says("k and v hold 1 sequences, q holds 2", DimensionMismatch,
+         () -> attention(q, k[:, :, :, 1:1], k[:, :, :, 1:1]))
+    says("expected 4 dimensions", DimensionMismatch, () -> attention(q[:, :, :, 1], k, k))
+    says("bias has size (5, 7)", DimensionMismatch, () -> attention(q, k, k; bias = zeros(Float32, 5, 7)))
+    says("out has size", DimensionMismatch, () -> attention!(similar(k), q, k, k))
+    says("lse has size", DimensionMismatch, () -> attention!(similar(q), q, k, k; lse = zeros(Float32, 5)))
+    says("alibi_slopes has size (3,); expected (2,)", DimensionMismatch,
+         () -> attention(q, k, k; alibi_slopes = zeros(3)))
+    says("kv_lens has size", DimensionMismatch, () -> attention(q, k, k; kv_lens = [1]))
+
+    says("Float64 is none of Float32", ArgumentError, () -> attention(Float64.(q), Float64.(k), Float64.(k)))
+    says("they must be the same", ArgumentError, () -> attention(q, Float16.(k), k))
+    says("first dimension", ArgumentError, () -> attention(view(zeros(Float32, 16, 2, 5, 2), 1:2:16, :, :, :), k, k))
+    says("negative stride", ArgumentError, () -> attention(view(q, :, :, 5:-1:1, :), k, k))
+    says("has no strides", ArgumentError, () -> attention(view(q, :, [1, 2], :, :), k, k))
+    says("out of reach", ArgumentError, () -> attention(reshape(1.0f0:160.0f0, 8, 2, 5, 2), k, k))
+    says("layout = :bshd", ArgumentError, () -> attention(q, k, k; layout = :bshd))
+    says("scale = 0", ArgumentError, () -> attention(q, k, k; scale = 0))
+    says("window = \"all\"", ArgumentError, () -> attention(q, k, k; window = "all"))
+    says("block_size = nothing", ArgumentError, () -> attention(q, k, k; block_mask = trues(1, 1)))
+    says("seed = -1", ArgumentError, () -> attention(q, k, k; dropout = 0.5, seed = -1))
+    says("past the range", ArgumentError, () -> attention(q, k, k; chunk = 2^40))
+    says("Float64 is none of", ArgumentError, () -> attention!(Float64.(q), q, k, k))
+    says("dout has elements Float16; expected F32", ArgumentError,
+         () -> attention_backward(Float16.(q), q, k, k, q, zeros(Float32, 5, 2, 2)))
+    says("gaps", ArgumentError,
+         () -> attention!(similar(q), q, k, k; lse = view(zeros(Float32, 10, 2, 2), 1:2:10, :, :)))
+    @test_throws MethodError attention(q, k, k; casual = true)
+
+    error = try
+        attention(q, k, k; dropout = 1.5)
+    catch error
+        error
+    end
+    @test error isa FlashAttentionError
+    @test error.status === :ERROR_INVALID_ARGUMENT && error.reason === :DROPOUT
+    @test error.field == "dropout" && occursin("dropout = 1.5", error.sentence)
+    @test occursin("DROPOUT", sprint(showerror, error))
+    says("HEAD_RATIO", FlashAttentionError, () -> attention(q[:, [1, 2, 1], :, :], k, k))
+    says("LENGTHS", FlashAttentionError, () -> attention(q, k, k; kv_lens = [3, 8]))
+    says("OVERLAP", FlashAttentionError, () -> attention!(q, q, k, k))
+    says("LENGTHS", FlashAttentionError,
+         () -> attention_varlen(q[:, :, :, 1], k[:, :, :, 1], k[:, :, :, 1], [0, 4, 2, 5], [0, 3, 5, 7]))
+    # The pages of the table count from 1.
+    says("page_table", FlashAttentionError, () -> attention_paged(q, k, k, [0 1], nothing))
+    # Errors in one task leave the others' alone.
+    sentences = map(fetch, [Threads.@spawn(said(() -> attention(q, k, k; dropout = n), FlashAttentionError))
+                            for n in 2:9])
+    @test all(occursin("dropout = $n ", sentences[n - 1]) for n in 2:9)
+end

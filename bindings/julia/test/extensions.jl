@@ -1,0 +1,96 @@
+# The extensions, loaded by hand: Julia before 1.9 has none. Where a package is not installed, the few
+# names that the extension uses stand in for it.
+
+const STUBS = Dict(
+    "ChainRulesCore" => """
+        module ChainRulesCore
+        abstract type AbstractZero end
+        struct NoTangent <: AbstractZero end
+        struct ZeroTangent <: AbstractZero end
+        unthunk(x) = x
+        function rrule end
+        end
+        """,
+    # Host memory under a foreign name: the library is asked for a GPU, and says what is missing.
+    "CUDA" => """
+        module CUDA
+        struct CuArray{T,N} <: DenseArray{T,N}; data::Array{T,N}; end
+        Base.size(x::CuArray) = size(x.data)
+        Base.strides(x::CuArray) = strides(x.data)
+        Base.pointer(x::CuArray) = pointer(x.data)
+        Base.similar(::CuArray, ::Type{T}, dims::Dims) where {T} = CuArray(Array{T}(undef, dims))
+        Base.getindex(x::CuArray, i::Int...) = error("scalar indexing")
+        device(::CuArray) = nothing
+        deviceid(::Nothing) = 0
+        stream() = (handle = C_NULL,)
+        context() = nothing
+        activate(::Nothing) = nothing
+        end
+        """)
+
+"Whether the package is there, really or as a stub."
+function load(name)
+    real = Base.find_package(name) !== nothing
+    if !real
+        folder = mktempdir()
+        write(joinpath(folder, name * ".jl"), STUBS[name])
+        push!(LOAD_PATH, folder)
+    end
+    extension = Symbol("FlashAttention", name, "Ext")
+    @eval Main import $(Symbol(name))
+    # From Julia 1.9 on the extension of an installed package is loaded already.
+    real && isdefined(Base, :get_extension) &&
+        Base.get_extension(FlashAttention, extension) !== nothing && return real
+    Base.include(Main, joinpath(@__DIR__, "..", "ext", "$extension.jl"))
+    return real
+end
+
+load("ChainRulesCore")
+import ChainRulesCore: rrule, NoTangent, ZeroTangent
+
+@testset "rrule" begin
+    q, k, v = normal(Float32, 8, 2, 5, 2), normal(Float32, 8, 1, 7, 2), normal(Float32, 6, 1, 7, 2)
+    dout, dlse = normal(Float32, 6, 2, 5, 2), normal(Float32, 5, 2, 2)
+    out, lse = attention(q, k, v; causal = true, return_lse = true)
+    wanted = attention_backward(dout, q, k, v, out, lse; causal = true)
+    y, back = rrule(attention, q, k, v; causal = true)
+    @test y == out
+    @test back(dout) == (NoTangent(), wanted.dq, wanted.dk, wanted.dv)
+    # Cotangents come in other types and orders.
+    @test back(PermutedDimsArray(swap(dout), (1, 3, 2, 4))) == back(dout)
+    @test back(Float64.(dout)) == back(dout)
+    @test all(x -> x isa ChainRulesCore.AbstractZero, back(ZeroTangent()))
+    both, back_both = rrule(attention, q, k, v; causal = true, return_lse = true)
+    @test both == (out, lse)
+    with = attention_backward(dout, q, k, v, out, lse; causal = true, dlse = dlse)
+    @test back_both((dout, dlse)) == (NoTangent(), with.dq, with.dk, with.dv)
+    @test back_both((dout, ZeroTangent())) == back(dout)
+    zero_out = attention_backward(zero(dout), q, k, v, out, lse; causal = true, dlse = dlse)
+    @test back_both((ZeroTangent(), dlse))[2] == zero_out.dq
+    flat(x) = reshape(x, size(x, 1), size(x, 2), :)
+    packed, back_packed = rrule(attention_varlen, flat(q), flat(k), flat(v), [0, 5, 10], [0, 7, 14];
+                                causal = true)
+    @test near(packed, flat(out), 1e-6)
+    @test length(back_packed(flat(dout))) == 6
+    @test near(back_packed(flat(dout))[2], flat(wanted.dq), 1e-5)
+end
+
+# A statement of its own: what it defines is seen by the next one only.
+const REAL_CUDA = load("CUDA")
+if !REAL_CUDA
+    @testset "CUDA, without a GPU" begin
+        x = Main.CUDA.CuArray(normal(Float32, 8, 2, 5, 2))
+        refused(f) = occursin("UNSUPPORTED", said(f, FlashAttentionError))
+        @test refused(() -> attention(x, x, x))
+        @test refused(() -> attention(view(x, :, :, 1:3, :), x, x))
+        @test refused(() -> attention_backward(x, x, x, x, x, x))
+        @test FlashAttention.address(view(x, :, 2:2, :, :)) == FlashAttention.address(x) + 32
+        @test occursin("different devices", said(() -> attention(x.data, x, x), ArgumentError))
+        @test occursin("lies on another device",
+                       said(() -> attention(x, x, x; kv_lens = [1, 2]), ArgumentError))
+        flat = Main.CUDA.CuArray(normal(Float32, 8, 2, 5))
+        cu = Main.CUDA.CuArray(Int32[0, 5])
+        @test occursin("max_seqlen_q is needed",
+                       said(() -> attention_varlen(flat, flat, flat, cu, cu), ArgumentError))
+    end
+end

@@ -1,0 +1,34 @@
+@testset "the C structures" begin
+    for (T, bytes, fields) in LibFlashAttn.LAYOUT
+        @test sizeof(T) == bytes
+        @test isbitstype(T)
+        @test fieldcount(T) == length(fields)
+        for (i, (name, offset, size)) in enumerate(fields)
+            @test fieldname(T, i) === name
+            @test fieldoffset(T, i) == offset
+            @test sizeof(fieldtype(T, i)) == size
+        end
+        :struct_size in fieldnames(T) && @test T().struct_size == bytes
+    end
+    @test LibFlashAttn.flashattn_version() == LibFlashAttn.HEADER_VERSION
+    @test unsafe_string(LibFlashAttn.flashattn_status_name(Int32(2))) == "FLASHATTN_ERROR_UNSUPPORTED"
+    # flashattn_desc_init agrees with the keyword constructor.
+    desc = Ref(LibFlashAttn.flashattn_desc(heads_q = 7))
+    @test LibFlashAttn.flashattn_desc_init(desc, UInt32(184)) == LibFlashAttn.FLASHATTN_OK
+    @test desc[] == LibFlashAttn.flashattn_desc()
+end
+
+@testset "BFloat16" begin
+    @test float32(bfloat16(1.0)) === 1.0f0
+    @test float32(bfloat16(1.00390625)) === 1.0f0  # a tie, to even
+    @test float32(bfloat16(1.01171875)) === 1.015625f0
+    @test float32(bfloat16(-Inf)) === -Inf32
+    @test isnan(float32(bfloat16(NaN)))
+    @test sizeof(BFloat16) == 2
+    if !isdefined(Core, :BFloat16)
+        @test BFloat16(2) + BFloat16(1) == BFloat16(3)
+        @test BFloat16(2) < 3.0f0
+        @test Float64(BFloat16(0.5)) === 0.5
+        @test sprint(show, BFloat16(0.5)) == "BFloat16(0.5)"
+    end
+end

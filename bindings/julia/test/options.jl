@@ -1,0 +1,108 @@
+# Every option against the formula. Query i (from 1) stands at key position i + keys - queries.
+
+@testset "masks" begin
+    q, k, v = (normal(Float32, 8, 2, n, 2) for n in (9, 14, 14))
+    same(visible; options...) =
+        near(attention(q, k, v; options...), reference(q, k, v; visible = visible)[1], 1e-5)
+    @test same((j, i) -> j <= i + 5; causal = true)
+    @test same((j, i) -> j <= i; causal = true, top_left = true)
+    @test same((j, i) -> i + 5 - 3 <= j <= i + 5 + 2; window = (3, 2))
+    @test same((j, i) -> abs(i + 5 - j) <= 3; window = 3)
+    @test same((j, i) -> i + 5 - 4 <= j; window = (4, nothing))
+    @test same((j, i) -> (i + 4) ÷ 4 == (j - 1) ÷ 4; chunk = 4)
+    blocks = rand(Bool, 4, 3, 1, 1)
+    @test same((j, i) -> blocks[cld(j, 4), cld(i, 3), 1, 1]; block_mask = blocks, block_size = (3, 4))
+    hidden = [j <= i for j in 1:14, i in 1:9]
+    @test same((j, i) -> j <= i; bias = hidden)
+    @test same((j, i) -> j <= i; bias = BitArray(hidden))
+    lens = reference(q[:, :, :, 1:1], k[:, :, 1:6, 1:1], v[:, :, 1:6, 1:1])[1]
+    @test near(attention(q, k, v; kv_lens = [6, 14])[:, :, :, 1:1], lens, 1e-5)
+    @test all(iszero, attention(q, k, v; q_lens = Int32[4, 9])[:, :, 5:9, 1])
+end
+
+@testset "scores" begin
+    q, k, v = normal(Float32, 8, 4, 9, 2), normal(Float32, 8, 2, 14, 2), normal(Float32, 8, 2, 14, 2)
+    same(known; options...) =
+        near(attention(q, k, v; options...), reference(q, k, v; known...)[1], 1e-5)
+    @test same((softcap = 2.0,); softcap = 2)
+    @test same((scale = 0.7,); scale = 0.7)
+    slopes = rand(Float32, 4)
+    @test same((bias = (j, i, h, b) -> -slopes[h] * abs(i + 5 - j),); alibi_slopes = slopes)
+    each = rand(4, 2)  # converted to Float32
+    @test same((bias = (j, i, h, b) -> -each[h, b] * abs(i + 5 - j),); alibi_slopes = each)
+    sink = randn(Float32, 4)
+    @test same((sink = sink,); sink = sink)
+    for dims in ((14, 9, 4, 2), (14, 1, 4, 1), (14, 9), (14, 1, 1, 2)), T in (Float32, Float32)
+        bias = normal(T, dims...)
+        at(x, d) = size(bias, d) == 1 ? 1 : x
+        @test same((bias = (j, i, h, b) -> bias[j, at(i, 2), at(h, 3), at(b, 4)],); bias = bias)
+    end
+    keep = dropout_mask(2, 4, 9, 14; dropout = 0.3, seed = 5, offset = 2^40)
+    @test same((keep = keep, dropout = 0.3); dropout = 0.3, seed = 5, offset = 2^40)
+    @test eltype(keep) === Bool && size(keep) == (14, 9, 4, 2)
+    @test any(keep) && !all(keep)
+end
+
+@testset "varlen" begin
+    cu_q, cu_k = [0, 5, 5, 17], [0, 8, 20, 33]
+    q, k, v = normal(Float32, 8, 4, 20), normal(Float32, 8, 2, 35), normal(Float32, 8, 2, 35)
+    out, lse = attention_varlen(q, k, v, cu_q, cu_k; causal = true, return_lse = true)
+    dout = normal(Float32, 8, 4, 20)
+    grads = attention_backward(dout, q, k, v, out, lse; cu_seqlens_q = cu_q, cu_seqlens_k = cu_k,
+                               causal = true)
+    @test size(lse) == (20, 4)
+    for b in (1, 3)
+        r, s = cu_q[b] + 1:cu_q[b + 1], cu_k[b] + 1:cu_k[b + 1]
+        one(x, r) = reshape(x[:, :, r], size(x, 1), size(x, 2), length(r), 1)
+        alone, alone_lse = attention(one(q, r), one(k, s), one(v, s); causal = true, return_lse = true)
+        @test near(one(out, r), alone, 1e-6)
+        @test near(lse[r, :], alone_lse[:, :, 1], 1e-6)
+        wanted = attention_backward(one(dout, r), one(q, r), one(k, s), one(v, s), alone, alone_lse;
+                                    causal = true)
+        @test near(one(grads.dq, r), wanted.dq, 1e-5) && near(one(grads.dv, s), wanted.dv, 1e-5)
+        @test near(one(grads.dk, s), wanted.dk, 1e-5)
+    end
+    @test all(iszero, out[:, :, 18:20]) && all(iszero, grads.dk[:, :, 34:35])
+    swapped(x) = permutedims(x, (1, 3, 2))
+    @test swapped(attention_varlen(swapped(q), swapped(k), swapped(v), cu_q, cu_k; causal = true,
+                                   layout = :dsh)) == out
+    written = fill(NaN32, 8, 4, 20)
+    attention_varlen!(written, q, k, v, cu_q, cu_k; causal = true, max_seqlen_q = 12,
+                      max_seqlen_k = 13)
+    @test written[:, :, 1:17] == out[:, :, 1:17] && all(isnan, written[:, :, 18:20])
+end
+
+@testset "paged" begin
+    q, k, v = (normal(Float32, 8, 2, n, 2) for n in (3, 12, 12))
+    table = [7 2; 3 5; 1 8]  # (pages of a sequence, batch), from 1
+    pool() = fill(NaN32, 8, 2, 4, 9)
+    k_pages, v_pages = pool(), pool()
+    for b in 1:2, page in 1:3
+        k_pages[:, :, :, table[page, b]] = k[:, :, 4page - 3:4page, b]
+        v_pages[:, :, :, table[page, b]] = v[:, :, 4page - 3:4page, b]
+    end
+    wanted = attention(q, k, v; causal = true)
+    @test near(attention_paged(q, k_pages, v_pages, table, nothing; causal = true), wanted, 1e-6)
+    @test near(attention_paged(q, swap(k_pages), swap(v_pages), table, [12, 12]; causal = true,
+                               page_layout = :dshp), wanted, 1e-6)
+    short = attention(q, k, v; causal = true, kv_lens = [12, 7])
+    @test near(attention_paged!(similar(q), q, k_pages, v_pages, table, [12, 7]; causal = true),
+               short, 1e-6)
+    flat = reshape(q, 8, 2, 6)
+    @test near(attention_paged(flat, k_pages, v_pages, table, [12, 12]; cu_seqlens_q = [0, 3, 6],
+                               causal = true), reshape(wanted, 8, 2, 6), 1e-6)
+end
+
+@testset "merge" begin
+    q, k, v = (normal(Float32, 8, 2, n, 2) for n in (5, 30, 30))
+    whole, lse = attention(q, k, v; return_lse = true)
+    parts = [attention(q, k[:, :, r, :], v[:, :, r, :]; return_lse = true) for r in (1:7, 8:21, 22:30)]
+    out, merged = FlashAttention.merge(first.(parts), last.(parts))
+    @test near(out, whole, 1e-6) && near(merged, lse, 1e-5)
+    out, merged = FlashAttention.merge(swap.(first.(parts)), last.(parts); layout = :dshb)
+    @test near(swap(out), whole, 1e-6)
+    flat = FlashAttention.merge([reshape(p[1][:, :, :, 1], 8, 2, 5) for p in parts],
+                                [p[2][:, :, 1] for p in parts])
+    @test near(flat[1], whole[:, :, :, 1], 1e-6)
+    @test eltype(FlashAttention.merge(first.(parts), last.(parts); out_type = Float16)[1]) === Float16
+end

@@ -1,0 +1,18 @@
+using FlashAttention, Test
+using FlashAttention: LibFlashAttn, Plan, bfloat16, float32
+import Random
+
+include("reference.jl")
+Random.seed!(20)
+
+@testset "FlashAttention" begin
+    include("layout.jl")
+    include("arrays.jl")
+    include("options.jl")
+    include("gradients.jl")
+    include("errors.jl")
+    include("plans.jl")
+    include("extensions.jl")
+    include("readme.jl")
+    include("shared_cases.jl")
+end
