@@ -1,0 +1,24 @@
+// The kernels of the portable family in this build. Rows come from table.txt.
+#pragma once
+
+#include <cstdint>
+
+namespace flashattn::cuda::sm80 {
+
+struct ForwardEntry {
+  int32_t dtype;
+  int32_t dim_qk, dim_v;  // the largest it takes
+  int32_t strips;         // of 16 rows, a warp
+  bool modified;
+  int32_t tile_q, tile_kv, threads, shared_bytes;
+  const void* kernel;
+};
+
+struct ForwardTable {
+  const ForwardEntry* entries;  // for each dtype and kind, smaller heads first
+  int32_t count;
+};
+
+ForwardTable forward_table();
+
+}  // namespace flashattn::cuda::sm80

@@ -1,0 +1,87 @@
+// Tiles of 16-bit rows in shared memory, and how they are filled from anywhere.
+#pragma once
+
+#include "cuda/params.h"
+#include "cuda/ptx/copy.cuh"
+
+namespace flashattn::cuda {
+
+// x, of which the compiler knows nothing: what depends on it is worked out where it stands, instead of
+// being kept in registers around a loop.
+__device__ __forceinline__ int32_t opaque(int32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// kRows x kColumns 16-bit elements, rows back to back. 16-byte chunks are exchanged within each 128
+// bytes (chunk ^ row % 8), so that neither ldmatrix nor row-wise stores meet bank conflicts.
+template <int kRows, int kColumns>
+struct SharedTile {
+  static_assert(kColumns % 64 == 0, "a row is whole groups of eight chunks");
+  static constexpr int kBytes = kRows * kColumns * 2;
+  static constexpr int kChunks = kColumns / 8;
+
+  uint32_t base;  // shared-memory address, 128-byte aligned
+
+  __device__ __forceinline__ uint32_t chunk(int row, int index) const {
+    return base + row * (kColumns * 2) + ((index ^ (row & 7)) << 4);
+  }
+
+  // From the address of chunk 0 or 1 of a row to the one `step` further, step even: one instruction
+  // where step is a constant, so that no register need hold what it gives.
+  static __device__ __forceinline__ uint32_t further(uint32_t address, int step) {
+    return (address ^ ((step & 7) << 4)) + (step >> 3) * 128;
+  }
+};
+
+// The rows (tokens) of one head of one sequence.
+struct Rows {
+  const char* base;
+  int64_t row_bytes;
+  const int32_t* pages;  // NULL: not paged
+  int32_t page_size;
+  int64_t page_bytes;
+  int64_t page_limit;
+
+  __device__ __forceinline__ const char* row(int32_t i) const {
+    if (!pages) return base + i * row_bytes;
+    // A page number out of range reads some page: wrong, but nobody else's memory.
+    int64_t page = pages[i / page_size];
+    page = page < 0 ? 0 : page >= page_limit ? page_limit - 1 : page;
+    return base + page * page_bytes + i % page_size * row_bytes;
+  }
+};
+
+__device__ __forceinline__ char* tensor_row(const flashattn_tensor& t, int32_t size, int32_t b,
+                                            int32_t h, int64_t i) {
+  return static_cast<char*>(t.data) +
+         (b * t.stride_batch + h * t.stride_head + i * t.stride_seq) * size;
+}
+
+__device__ __forceinline__ Rows kv_rows(const Problem& problem, const flashattn_inputs& in,
+                                        const flashattn_tensor& t, int32_t b, int32_t h,
+                                        int64_t first) {
+  if (!(problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) {
+    return {tensor_row(t, 2, b, h, first), t.stride_seq * 2, nullptr, 1, 0, 0};
+  }
+  return {static_cast<char*>(t.data) + h * t.stride_head * 2, t.stride_seq * 2,
+          in.page_table + b * in.page_table_stride, problem.page_size, t.stride_batch * 2,
+          in.pages};
+}
+
+// Starts copying kRows rows by kThreads threads. row(r) gives the address of row r, NULL: zeros;
+// columns from dim on are zeros.
+template <int kThreads, int kRows, int kColumns, class RowOf>
+__device__ __forceinline__ void load_tile(SharedTile<kRows, kColumns> tile, int dim, RowOf row) {
+  constexpr int kChunks = SharedTile<kRows, kColumns>::kChunks;
+  const int first = opaque(threadIdx.x);
+#pragma unroll 2
+  for (int n = first; n < kRows * kChunks; n += kThreads) {
+    const int r = n / kChunks, index = n % kChunks;
+    const char* from = row(r);
+    const bool valid = from != nullptr && index * 8 < dim;
+    ptx::cp_async_16(tile.chunk(r, index), valid ? from + index * 16 : nullptr, valid);
+  }
+}
+
+}  // namespace flashattn::cuda
