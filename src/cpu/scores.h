@@ -97,16 +97,18 @@ FLASHATTN_INLINE void for_each_block_run(const ScoreRules& rules, Interval queri
   }
 }
 
-FLASHATTN_INLINE Floats load_bias(const ScoreRules& rules, const char* row, int32_t j, int32_t keys) {
+// Scores of the keys from j on plus their biases; a boolean mask hides, whatever the score was.
+FLASHATTN_INLINE Floats add_bias(const ScoreRules& rules, Floats x, const char* row, int32_t j,
+                                 int32_t keys) {
   const int32_t count = keys - j;
   switch (rules.bias_dtype) {
-    case FLASHATTN_DTYPE_F32: return load_first<FLASHATTN_DTYPE_F32>(row + j * 4LL, count);
-    case FLASHATTN_DTYPE_F16: return load_first<FLASHATTN_DTYPE_F16>(row + j * 2LL, count);
-    case FLASHATTN_DTYPE_BF16: return load_first<FLASHATTN_DTYPE_BF16>(row + j * 2LL, count);
+    case FLASHATTN_DTYPE_F32: return x + load_first<FLASHATTN_DTYPE_F32>(row + j * 4LL, count);
+    case FLASHATTN_DTYPE_F16: return x + load_first<FLASHATTN_DTYPE_F16>(row + j * 2LL, count);
+    case FLASHATTN_DTYPE_BF16: return x + load_first<FLASHATTN_DTYPE_BF16>(row + j * 2LL, count);
     default: {
-      float value[kWidth] = {};
-      for (int32_t n = 0; n < kWidth && n < count; ++n) value[n] = row[j + n] ? 0.0f : -kInfinity;
-      return load(value);
+      float shown[kWidth] = {};
+      for (int32_t n = 0; n < kWidth && n < count; ++n) shown[n] = row[j + n] ? 1.0f : 0.0f;
+      return select(load(shown) != 0.0f, x, splat(-kInfinity));
     }
   }
 }
@@ -129,7 +131,7 @@ inline void modify_row(const ScoreRules& rules, int32_t i, int32_t first, int32_
       const float at = static_cast<float>(i + static_cast<int64_t>(rules.offset) - first - column);
       x -= abs(splat(at) - iota()) * splat(rules.slope);
     }
-    if (bias) x += load_bias(rules, bias, first + column, keys);
+    if (bias) x = add_bias(rules, x, bias, first + column, keys);
     store(s + column, x * splat(kLog2E));
   }
 }

@@ -93,15 +93,22 @@ class Case:
         return self.scale or self.dim_qk ** -0.5
 
     def replace(self, **changes):
+        """A copy; what followed another field by default follows its new value."""
+        for name, leader in (("heads_kv", "heads_q"), ("dim_v", "dim_qk"), ("dtype_o", "dtype")):
+            if getattr(self, name) == getattr(self, leader):
+                changes.setdefault(name, type(getattr(self, name))())
         return dataclasses.replace(self, **changes)
 
     def to_json(self):
         """The fields that differ from their defaults, as one line."""
-        plain = Case(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Case)
-                        if f.name in ("dim_qk", "heads_q", "dtype")})
-        changed = {f.name: getattr(self, f.name) for f in dataclasses.fields(Case)
-                   if getattr(self, f.name) != getattr(plain, f.name)
-                   or f.name in ("dim_qk", "heads_q", "dtype")}
+        followed = {"heads_kv": "heads_q", "dim_v": "dim_qk", "dtype_o": "dtype"}
+        changed = {}
+        for field in dataclasses.fields(Case):
+            value = getattr(self, field.name)
+            usual = getattr(self, followed[field.name]) if field.name in followed \
+                else field.default
+            if value != usual:
+                changed[field.name] = value
         return json.dumps(changed, separators=(",", ":"))
 
     @staticmethod

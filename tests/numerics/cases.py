@@ -91,8 +91,9 @@ def lengths():
 
 def pages():
     for n, size in enumerate([1, 3, 16, 64, 256]):
-        for m, (rows, keys, kv) in enumerate([(1, 203, [203, 1, 0, 64]), (5, 300, [300, 257, 5, 63]),
-                                              (70, 113, [113, 64, 65, 70])]):
+        sizes = [(1, 203, [203, 1, 0, 64]), (5, 300, [300, 257, 5, 63]),
+                 (70, 113, [113, 64, 65, 70])]
+        for m, (rows, keys, kv) in enumerate(sizes):
             yield Case(batch=4, seqlen_q=rows, seqlen_kv=keys, lens_kv=kv, page_size=size,
                        heads_q=4, heads_kv=2, dim_qk=32, causal=True, dtype=DTYPES[(n + m) % 3],
                        strides=("packed", "bhsd", "padded")[m], splits=(0, 3, 1)[m])

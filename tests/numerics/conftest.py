@@ -5,6 +5,11 @@ import pytest
 from .device import open_device
 
 
+# Threads that wait must not spin: tests use more of them than there are cores. Read when the
+# library is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", choices=["cpu", "cuda"],
                      help="where the library computes")

@@ -72,9 +72,10 @@ def keep_factors(case, b, rows, keys):
 
 @dataclasses.dataclass
 class Forward:
-    """Head-major: o, noise (heads, rows, dim_v), lse, score_size (heads, rows). noise is the root of
-    the summed squares of what is added up: the size of independent rounding errors, per unit of
-    relative rounding. The other fields feed the backward pass."""
+    """Head-major: o, noise (heads, rows, dim_v), lse, score_size (heads, rows). noise is the root
+    of the summed squares of what is added up: the size of independent rounding errors, per unit of
+    relative rounding; score_size: the summed absolute products of q and k, largest of each row;
+    largest_score: the same with bias and ALiBi, of all rows. The rest is for the backward pass."""
     o: np.ndarray
     lse: np.ndarray
     p: np.ndarray
@@ -82,6 +83,7 @@ class Forward:
     cap_slope: object
     noise: object = None
     score_size: object = None
+    largest_score: float = 0.0
 
 
 def heads_first(case, x, arithmetic):
@@ -127,6 +129,8 @@ def forward(case, data, b, arithmetic=EXACT):
         result.noise = np.sqrt(weights ** 2 @ v ** 2)
         size = np.abs(q) @ np.abs(k).swapaxes(1, 2) * abs(case.scale_used)
         result.score_size = np.where(see, size, 0).max(-1, initial=0)
+        size = size + np.where(np.isfinite(s), np.abs(s), 0)
+        result.largest_score = float(np.where(see, size, 0).max(initial=0))
     return result
 
 
@@ -158,7 +162,8 @@ def backward(case, data, b, fwd, arithmetic=EXACT, use=None):
     if use is not None:
         o, lse = use
         # p exp(lse_part - lse_whole): rows without a key have p = 0 anyway.
-        shift = np.where(np.isneginf(fwd.lse) | np.isneginf(lse), 0, fwd.lse - lse)
+        some = ~(np.isneginf(fwd.lse) | np.isneginf(lse))
+        shift = np.where(some, fwd.lse, 0) - np.where(some, lse, 0)
         p = p * np.exp(shift)[..., None]
     d = (dout * o).sum(-1)
     if case.dlse:
@@ -175,7 +180,8 @@ def backward(case, data, b, fwd, arithmetic=EXACT, use=None):
 
     dsink = None
     if case.sink:
-        share = np.exp(arithmetic.load(data.sink)[:, None] - lse)
+        sink = arithmetic.load(data.sink)[:, None]
+        share = np.where(np.isneginf(sink), 0, np.exp(sink - np.where(np.isneginf(lse), 0, lse)))
         dsink = -(share * d).sum(-1)
     result = Gradients(
         dq=store((draw @ k).swapaxes(0, 1)),

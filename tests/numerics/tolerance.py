@@ -1,5 +1,5 @@
-"""When a result passes: its error is at most twice that of the same formula evaluated naively in the
-same dtype (three times with softcap), plus one rounding of the dtype."""
+"""When a result passes: its error is at most twice that of the same formula evaluated naively in
+the same dtype (three times with softcap), plus one rounding of the dtype."""
 import numpy as np
 
 from . import reference
@@ -7,7 +7,7 @@ from .dtypes import EPSILON
 from .reference import Arithmetic
 
 FLOAT = EPSILON["f32"]
-# Below so many numbers the naive evaluation may be accurate by luck.
+# Below so many numbers, or scores, the naive evaluation may be accurate by luck.
 FEW = 256
 
 
@@ -19,10 +19,11 @@ def largest(x):
     return float(np.max(np.abs(x), initial=0.0))
 
 
-def judge(name, out, exact, naive, noise, dtype, factor, score_size=0.0):
+def judge(name, out, exact, naive, noise, dtype, factor, score_size=0.0, pairs=FEW):
     """Raises AssertionError unless out passes. The first four are lists of arrays, pooled. noise:
-    the size of an independent rounding error, per unit of relative rounding. score_size: of the
-    summed absolute products of q and k, whose rounding the exponential makes relative."""
+    the size of an independent rounding error, per unit of relative rounding. score_size: the
+    largest sum of absolute terms of a score, whose rounding the exponential makes relative. pairs:
+    visible scores that went into the result."""
     for b, (x, y) in enumerate(zip(out, exact)):
         assert x.shape == y.shape, "%s: shape %s, not %s" % (name, x.shape, y.shape)
         bad = ~np.isfinite(x) & np.isfinite(y)
@@ -32,19 +33,22 @@ def judge(name, out, exact, naive, noise, dtype, factor, score_size=0.0):
                                 if part else np.zeros(0) for part in (out, exact, naive, noise))
     error, allowed = out - exact, naive - exact
     epsilon = EPSILON[dtype]
-    size = np.maximum(np.abs(exact), noise) if exact.size < FEW else np.abs(exact)
-    # Single precision sums inside the kernel: felt only where the naive error happens to vanish.
-    floor = 4 * FLOAT * noise
-    # Relative to what each number is a sum of, so that small rows count as much as large ones.
-    unit = np.where(noise > 0, noise, 1)
+    both = np.maximum(np.abs(exact), noise)
+    size = both if min(exact.size, pairs) < FEW else np.abs(exact)
+    # Relative to what each number is a sum of, so that small rows count as much as large ones;
+    # numbers that fp32 holds with fewer bits are left out.
+    unit = np.maximum(noise, 1e-30)
+    # Rounding inside fp32, in whatever order the kernel sums: felt by fp32 results, and where the
+    # naive error happens to vanish.
+    floor = (4 + score_size / 4) * FLOAT
     checks = (
         ("largest error", largest(error),
-         factor * largest(allowed) + epsilon * largest(size) + largest(floor)),
+         factor * largest(allowed) + epsilon * largest(size) + floor * largest(both)),
         ("Frobenius norm of the error", frobenius(error),
-         factor * frobenius(allowed) + epsilon * frobenius(size) + frobenius(floor)),
+         factor * frobenius(allowed) + epsilon * frobenius(size) + floor * frobenius(both)),
         ("largest error relative to its terms", largest(error / unit),
          factor * largest(allowed / unit) + epsilon * largest(size / unit)
-         + (4 + score_size) * FLOAT))
+         + floor * largest(both / unit) + score_size * FLOAT))
     for what, value, limit in checks:
         if not value <= limit:
             at = int(np.argmax(np.abs(error if "terms" not in what else error / unit)))
@@ -79,8 +83,12 @@ class Truth:
         self.naive = [reference.forward(case, data, b, self.arithmetic) for b in sequences]
 
     def judge(self, name, out, exact, naive, noise, dtype):
-        score_size = max((largest(f.score_size) for f in self.exact), default=0.0)
-        judge(name, out, exact, naive, noise, dtype, self.factor, score_size)
+        score_size = max((f.largest_score for f in self.exact), default=0.0)
+        pairs = sum(np.count_nonzero(f.p) for f in self.exact)
+        if pairs < FEW:
+            # One rounding of the dtype of the weights, however wide the result is.
+            dtype = self.case.dtype
+        judge(name, out, exact, naive, noise, dtype, self.factor, score_size, pairs)
 
     def check_forward(self, result):
         rows = [[getattr(f, name).swapaxes(0, 1) for f in part] for part, name in
@@ -105,7 +113,7 @@ class Truth:
                      [g.noise["dbias"] for g in exact]]
             folded = [[reference.reduce_bias(case, part, quadratic=n == 2)]
                       for n, part in enumerate(parts)]
-            self.judge("dbias", [result.dbias], *folded, dtype="f32")
+            self.judge("dbias", [result.dbias], *folded, dtype=case.dtype)
         if case.dsink and case.batch:
             noise = np.sqrt(sum(g.noise["dsink"] ** 2 for g in exact))
             self.judge("dsink", [result.dsink], [sum(g.dsink for g in exact)],

@@ -1,0 +1,1 @@
+"""./run demo: a pretrained transformer whose attention libflashattn computes."""

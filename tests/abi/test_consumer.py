@@ -1,0 +1,138 @@
+"""A stranger's programs: an installed prefix, pkg-config, static linking, dlopen, and README.md."""
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def run(command, env=None):
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True,
+                            env={**os.environ, **(env or {})}, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def programs(language):
+    """README's code blocks that say that they are tested."""
+    return re.findall(rf"<!-- tests/abi/test_consumer\.py [^>]*-->\n```{language}\n(.*?)```\n", README,
+                      re.S)
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory):
+    """meson install, below a folder of its own."""
+    place = tmp_path_factory.mktemp("installed")
+    run(["meson", "install", "-C", ROOT / "build" / "release", "--no-rebuild", "--quiet",
+         "--destdir", place])
+    (header,) = place.rglob("flashattn.h")
+    return header.parents[1]
+
+
+@pytest.fixture(scope="module")
+def lib(prefix):
+    (library,) = prefix.rglob("libflashattn.so")
+    return library.parent
+
+
+@pytest.fixture
+def source(tmp_path):
+    (program,) = programs("c")
+    assert len(program.splitlines()) <= 45
+    path = tmp_path / "example.c"
+    path.write_text(program)
+    return path
+
+
+def flags(lib, *arguments):
+    if not shutil.which("pkg-config"):
+        pytest.skip("no pkg-config")
+    # As installed, but found below the destination folder.
+    prefix = str(lib.parent.parent if lib.parent.name == "lib" else lib.parent)
+    out = run(["pkg-config", f"--define-variable=prefix={prefix}", *arguments, "flashattn"],
+              {"PKG_CONFIG_PATH": str(lib / "pkgconfig")})
+    return shlex.split(out)
+
+
+def compile_c(source, *arguments):
+    program = source.with_suffix("")
+    compiler = os.environ.get("CC", "cc").split()
+    run([*compiler, "-std=c99", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-Werror", "-o",
+         program, source, *arguments])
+    return program
+
+
+def test_files(prefix, lib):
+    assert (lib / "libflashattn.so.0").is_symlink() and (lib / "libflashattn.a").is_file()
+    assert not any(".egg" in p.name or p.suffix == ".cpp" for p in prefix.rglob("*"))
+
+
+def test_shared(source, lib):
+    program = compile_c(source, *flags(lib, "--cflags", "--libs"))
+    assert "takes 38" in run([program], {"LD_LIBRARY_PATH": str(lib)})
+    if shutil.which("readelf"):
+        assert "libflashattn.so.0" in run(["readelf", "-d", program])
+
+
+def test_static(source, lib, tmp_path):
+    """The archive alone, by a C compiler, with what pkg-config says."""
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(lib / "libflashattn.a", alone)
+    words = flags(lib, "--cflags", "--libs", "--static")
+    words = [f"-L{alone}" if word == f"-L{lib}" else word for word in words]
+    assert f"-L{alone}" in words
+    program = compile_c(source, *words)
+    assert "takes 38" in run([program])
+    if shutil.which("readelf"):
+        assert "libflashattn" not in run(["readelf", "-d", program])
+
+
+def test_every_instruction_set(source, lib):
+    program = compile_c(source, *flags(lib, "--cflags", "--libs"))
+    for isa in ("baseline", "avx2", "avx512", "avx512_bf16"):
+        assert "takes 38" in run([program], {"LD_LIBRARY_PATH": str(lib), "FLASHATTN_CPU_ISA": isa})
+
+
+def test_python_programs(lib):
+    ctypes_program, package_program = programs("python")
+    out = run([sys.executable, "-c", ctypes_program], {"LD_LIBRARY_PATH": str(lib)})
+    assert out.startswith("libflashattn ")
+    run([sys.executable, "-c", package_program + "assert dq.shape == q.shape\n"])
+
+
+def test_loaded_and_unloaded(lib):
+    """dlopen, use, dlclose, again: nothing is left that runs into freed code."""
+    program = """
+import ctypes, _ctypes, sys
+for _ in range(3):
+    library = ctypes.CDLL(sys.argv[1])
+    assert library.flashattn_version() >= 100
+    _ctypes.dlclose(library._handle)
+"""
+    run([sys.executable, "-c", program, lib / "libflashattn.so.0"])
+
+
+def test_matrix():
+    """README's support matrix is what the library answers."""
+    text = re.search(r"<!-- matrix begins -->\n(.*?)<!-- matrix ends -->", README, re.S).group(1)
+    assert text.strip() == run([sys.executable, "-m", "flashattn", "--markdown"]).strip(), \
+        "python -m flashattn --markdown"
+
+
+def test_readme_is_short():
+    words = re.sub(r"```.*?```|<!--.*?-->|^\|.*?$", "", README, flags=re.S | re.M).split()
+    assert len(words) < 1200  # five minutes
+
+
+def test_cuda_cannot_be_demanded(tmp_path):
+    result = subprocess.run(["meson", "setup", "-Dcuda=enabled", tmp_path / "b", ROOT],
+                            capture_output=True, text=True, check=False)
+    assert result.returncode != 0 and "no CUDA kernels yet" in result.stdout

@@ -1,0 +1,205 @@
+"""What must hold between calls: splits, threads, repetition, batches, permuted keys, memory."""
+import dataclasses
+
+import numpy as np
+import pytest
+
+from . import capi, harness, philox
+from .case import Case
+from .data import make_data
+from .harness import Call, run
+from .merging import merge_parts
+from .repro import command
+from .tolerance import Truth, check
+
+BASE = Case(batch=2, seqlen_q=37, seqlen_kv=203, heads_q=4, heads_kv=2, dim_qk=32)
+RICH = [
+    BASE.replace(backward=True, causal=True, dtype="bf16"),
+    BASE.replace(backward=True, seqlen_q=257, window=(70, 0), softcap=5.0, dropout=0.2, dlse=True),
+    BASE.replace(backward=True, bias="f32", dbias="r", sink=True, dsink=True, dtype="f16"),
+    BASE.replace(cu_q=[70, 1, 33], cu_kv=[90, 257, 33], backward=True, bias="f32", bias_dims="",
+                 dbias="", sink=True, dsink=True, causal=True),
+    BASE.replace(seqlen_q=1, lens_kv=[203, 65], page_size=16, dim_qk=64, dim_v=64),
+    BASE.replace(seqlen_q=3, seqlen_kv=799, splits=5, heads_q=1, heads_kv=1)]
+
+
+def part_of_keys(case, data, keys, **changes):
+    """The case and data of a slice of the keys."""
+    part = dataclasses.replace(data, k=[x[keys] for x in data.k], v=[x[keys] for x in data.v])
+    if data.bias is not None:
+        part.bias = data.bias[..., keys]
+    return case.replace(seqlen_kv=keys.stop - keys.start, **changes), part
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("cuts", [[0, 203], [0, 64, 203], [0, 1, 2, 70, 71, 150, 203]])
+@pytest.mark.parametrize("features", [
+    dict(), dict(bias="f32"), dict(bias="u8", bias_empty=0.5), dict(sink=True, dsink=True),
+    dict(dtype="bf16", dtype_o="f32", softcap=8.0), dict(dtype="f16", cu_q=[37, 12])])
+def test_split_and_merged_equals_whole(device, cuts, features):
+    """Forward, and backward of the parts with the merged o and lse."""
+    case = BASE.replace(backward=True, **features)
+    data = make_data(case)
+    results, parts = [], []
+    for n, keys in enumerate(slice(*pair) for pair in zip(cuts, cuts[1:])):
+        only_first = dict(sink=case.sink and n == 0, dsink=case.sink and n == 0, dtype_o="f32")
+        parts.append(part_of_keys(case, data, keys, **only_first))
+        results.append(run(parts[-1][0].replace(backward=False, dsink=False), device, parts[-1][1]))
+    merged = merge_parts(case, device, results, "f32")
+    truth = Truth(case, data)
+    truth.check_forward(merged)
+
+    # o goes back in the type of the parts, which then differs from the whole case's.
+    whole = [(e.o, e.lse) for e in truth.exact]
+    for part, part_data in parts:
+        call = Call(part, device, part_data)
+        call.give(merged.o, merged.lse)
+        result = call.backward(harness.Result(merged.o, merged.lse))
+        Truth(part, part_data).check_backward(result, whole, whole)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("count", [1, 2, 17])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_merge_of_empty_parts(device, count, dtype):
+    """Parts with lse = -inf count nothing, whatever their o."""
+    case = Case(batch=2, seqlen_q=5, heads_q=3, dim_qk=8, dtype=dtype)
+    rng = np.random.default_rng(0)
+    parts = []
+    for n in range(count):
+        lse = [rng.standard_normal((3, 5)).astype(np.float32) for _ in range(2)]
+        o = [rng.standard_normal((5, 3, 8)).astype(np.float32) for _ in range(2)]
+        for x in lse:
+            x[:, n % 5] = -np.inf
+            x[:, 3] = -np.inf
+        for x in o:
+            x[3] = 0
+        parts.append(harness.Result(o, lse))
+    merged = merge_parts(case, device, parts, "f32")
+    for b in range(2):
+        lse = np.stack([p.lse[b] for p in parts]).astype(np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            total = np.log(np.exp(lse).sum(0))
+            weights = np.where(np.isneginf(total), 0, np.exp(lse - total))
+        o = sum(w.T[:, :, None] * p.o[b] for w, p in zip(weights, parts))
+        np.testing.assert_allclose(merged.lse[b], total, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(merged.o[b], o, rtol=1e-5 if dtype == "f32" else 2 ** -7,
+                                   atol=1e-6 if dtype == "f32" else 2 ** -9)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("case", RICH)
+def test_threads_and_repetition_change_no_bit(device, case):
+    data = make_data(case)
+    first = run(case.replace(threads=1, determinism=1), device, data).bits()
+    for threads in (1, 2, 3, 8):
+        again = run(case.replace(threads=threads, determinism=1), device, data).bits()
+        assert again == first, "%d threads: %s" % (threads, command(case, device))
+
+
+@pytest.mark.parametrize("case", RICH[:2])
+def test_one_plan_many_calls(device, case):
+    """Nothing is left behind in a plan."""
+    plan = capi.Plan(capi.descriptor(case, device))
+    bits = {seed: run(case.replace(seed=seed), device, plan=plan).bits() for seed in (1, 2)}
+    for seed in (2, 1, 2):
+        assert run(case.replace(seed=seed), device, plan=plan).bits() == bits[seed]
+
+
+def alone(case, data, b):
+    """Sequence b as a batch of its own, same capacities where the batch is dense."""
+    changes = dict(batch=1)
+    for name in ("cu_q", "cu_kv", "lens_q", "lens_kv"):
+        if getattr(case, name) is not None:
+            changes[name] = [getattr(case, name)[b]]
+    part = dataclasses.replace(data)
+    for name in ("q", "k", "v", "dout", "dlse"):
+        setattr(part, name, [getattr(data, name)[b]])
+    return case.replace(**changes), part
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("case", [
+    Case(batch=3, seqlen_q=33, seqlen_kv=70, heads_q=2, dim_qk=16, causal=True, backward=True),
+    Case(cu_q=[65, 3, 130], cu_kv=[65, 300, 20], heads_q=4, heads_kv=2, dim_qk=32, dtype="bf16",
+         backward=True),
+    Case(batch=4, seqlen_q=1, seqlen_kv=1023, lens_kv=[1023, 5, 0, 300], heads_q=4, heads_kv=1,
+         dim_qk=64, page_size=16, dtype="f16"),
+    Case(cu_q=[1, 2, 1], cu_kv=[700, 3, 64], heads_q=2, dim_qk=64)])
+def test_a_sequence_does_not_depend_on_its_batch(device, case):
+    case.determinism = 2
+    data = make_data(case)
+    whole = run(case, device, data)
+    for b in range(case.batch):
+        single = run(*[(c, device, d) for c, d in [alone(case, data, b)]][0])
+        for name in ("o", "lse", "dq", "dk", "dv"):
+            if getattr(whole, name) is not None:
+                assert getattr(whole, name)[b].tobytes() == getattr(single, name)[0].tobytes(), \
+                    "%s of sequence %d: %s" % (name, b, command(case, device))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_permuted_keys_change_rounding_only(device, dtype):
+    case = BASE.replace(dtype=dtype, backward=True)
+    data = make_data(case)
+    order = np.random.default_rng(5).permutation(case.seqlen_kv)
+    shuffled = dataclasses.replace(data, k=[x[order] for x in data.k],
+                                   v=[x[order] for x in data.v])
+    result = run(case, device, shuffled)
+    for name in ("dk", "dv"):
+        setattr(result, name, [x[np.argsort(order)] for x in getattr(result, name)])
+    check(case, data, result)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("p", [1 / 65536, 0.1, 0.5, 0.999])
+def test_dropout_mask_is_the_headers_philox(device, p):
+    case = Case(batch=2, seqlen_q=37, seqlen_kv=53, heads_q=3, dim_qk=8, dropout=p)
+    for on_device in (False, True):
+        case.rng_device = on_device
+        got = harness.dropout_mask(case, device)
+        for b in range(2):
+            for h in range(3):
+                want = philox.keep_mask(p, *case.rng, b * 3 + h, 37, 53)
+                assert np.array_equal(got[b, h], want), (b, h, command(case, device))
+
+
+@pytest.mark.smoke
+def test_forward_drops_what_the_mask_says(device):
+    """q = 0 makes every weight 1 / keys, v = identity shows each of them."""
+    case = Case(seqlen_q=40, seqlen_kv=64, heads_q=2, dim_qk=8, dim_v=64, dropout=0.25)
+    data = make_data(case)
+    data.q = [np.zeros_like(data.q[0])]
+    data.v = [np.repeat(np.eye(64, dtype=np.float32)[:, None], 2, 1)]
+    shown = run(case, device, data).o[0].swapaxes(0, 1) != 0
+    assert np.array_equal(shown, harness.dropout_mask(case, device)[0] != 0)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("case", [
+    Case(backward=True, dim_qk=64, heads_q=4), Case(backward=True, dim_qk=64, splits=17),
+    Case(backward=True, dim_qk=32, heads_q=4, heads_kv=2, bias="f32", dbias="", sink=True,
+         dsink=True, determinism=2, dtype="bf16")])
+@pytest.mark.parametrize("op", [capi.FORWARD, capi.BACKWARD])
+def test_workspace_is_linear_and_bounded(device, case, op):
+    sizes = [1024, 2048, 4096, 8192]
+    fields = capi.descriptor(case, device)
+    plan = capi.Plan(fields)
+
+    def size(batch, rows, keys, plan=plan):
+        return plan.workspace_size(op, dict(batch=batch, seqlen_q=rows, seqlen_kv=keys))
+
+    got = [size(2, n, n) for n in sizes]
+    steps = np.diff(got)
+    assert (steps >= 0).all(), got
+    # Doubling the length doubles what is added, up to whole tiles.
+    assert (steps[1:] <= 2.1 * steps[:-1] + 65536).all(), got
+    odd = [size(2, n, n + 3) for n in range(1, 400, 7)]
+    assert odd == sorted(odd), "smaller for a larger shape"
+    promised = capi.Plan(dict(fields, max_batch=3, max_seqlen_q=1024, max_seqlen_kv=1500))
+    bound = promised.workspace_size(op, None)
+    for batch, rows, keys in [(3, 1024, 1500), (1, 1, 1), (3, 1, 1500), (2, 7, 1100), (1, 1024, 3),
+                              (3, 16, 1500), (3, 65, 1000), (1, 1, 1500)]:
+        assert size(batch, rows, keys, promised) <= bound, (batch, rows, keys)
+    with pytest.raises(capi.Refused):
+        plan.workspace_size(op, None) or pytest.skip("no workspace at all")

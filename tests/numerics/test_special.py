@@ -1,0 +1,149 @@
+"""Special values: large and tiny scores, infinities and NaN, which may reach only those results
+that depend on them."""
+import numpy as np
+import pytest
+
+from . import reference
+from .case import Case
+from .data import make_data
+from .dtypes import EPSILON
+from .harness import run
+from .repro import command, verify
+from .tolerance import check
+
+BASE = Case(batch=2, seqlen_q=70, seqlen_kv=131, heads_q=2, heads_kv=1, dim_qk=16, backward=True)
+MASKS = {
+    "causal": dict(causal=True), "top_left": dict(causal=True, top_left=True),
+    "window": dict(window=(20, 3)), "chunk": dict(chunk=33), "u8": dict(bias="u8", bias_dims="hr"),
+    "blocks": dict(blocks=(16, 16), block_dims="h"), "decode": dict(
+        causal=True, window=(40, 0), seqlen_q=2, seqlen_kv=400, splits=3, backward=False)}
+SPECIAL = [np.nan, np.inf]
+
+
+def assert_same_where(result, clean, name, untouched, case, device):
+    """untouched: per sequence, a mask that broadcasts over the named result. Rounding may differ:
+    a kernel may take another way around numbers that are not finite."""
+    epsilon = EPSILON[case.dtype]
+    for b, keep in enumerate(untouched):
+        got, want = getattr(result, name)[b], getattr(clean, name)[b]
+        keep = np.broadcast_to(keep, got.shape)
+        with np.errstate(invalid="ignore"):
+            close = np.abs(got - want) <= 2 * epsilon * np.maximum(np.abs(want), 1)
+        different = keep & ~(close | (got == want))
+        assert not different.any(), "%s, sequence %d: %d numbers changed that do not depend on " \
+            "it, the first at %s: %s" % (name, b, different.sum(),
+                                         np.argwhere(different)[0].tolist(), command(case, device))
+
+
+def seen(case, data):
+    """Per sequence (heads, rows, keys)."""
+    return [np.broadcast_to(
+        reference.all_visible(case, data, b, case.length_q(b), case.length_kv(b)),
+        (case.heads_q, case.length_q(b), case.length_kv(b))) for b in range(case.batch)]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("value", SPECIAL)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_bad_query_spoils_its_own_row_only(device, value, dtype):
+    case = BASE.replace(dtype=dtype, causal=True, backward=False)
+    data = make_data(case)
+    clean = run(case, device, data)
+    data.q[1][37, 1, 5] = value
+    result = run(case, device, data)
+    own = np.ones((70, 2, 1), bool)
+    own[37, 1] = False
+    assert_same_where(result, clean, "o", [True, own], case, device)
+    assert_same_where(result, clean, "lse", [True, own[..., 0].T], case, device)
+    assert np.isnan(result.o[1][37, 1]).all(), command(case, device)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("value", SPECIAL)
+@pytest.mark.parametrize("mask", sorted(MASKS))
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("array", ["k", "v"])
+def test_a_bad_key_reaches_only_rows_that_see_it(device, value, mask, dtype, array):
+    """0 * NaN must not happen in tiles where the key is masked out for some rows."""
+    case = BASE.replace(dtype=dtype, **{**MASKS[mask], "backward": False})
+    data = make_data(case)
+    clean = run(case, device, data)
+    at = case.seqlen_kv - 5
+    getattr(data, array)[0][at, 0, 3] = value
+    result = run(case, device, data)
+    blind = ~seen(case, data)[0][:, :, at]
+    assert_same_where(result, clean, "o", [blind.T[:, :, None], True], case, device)
+    assert_same_where(result, clean, "lse", [blind, True], case, device)
+    if np.isnan(value):
+        element = slice(None) if array == "k" else 3
+        assert np.isnan(result.o[0].swapaxes(0, 1)[~blind][:, element]).all(), \
+            command(case, device)
+
+
+@pytest.mark.parametrize("array", ["q", "k", "v", "dout"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_bad_value_spoils_only_gradients_of_its_head(device, array, dtype):
+    """Within a sequence and a KV head, 0 * NaN is at home in the products of the backward pass."""
+    case = BASE.replace(dtype=dtype, causal=True, heads_q=4, heads_kv=2)
+    data = make_data(case)
+    clean = run(case, device, data)
+    getattr(data, array)[0][40, 0, 3] = np.nan
+    result = run(case, device, data)
+    other_head = np.arange(4) >= 2
+    assert_same_where(result, clean, "dq", [other_head[None, :, None], True], case, device)
+    for name in ("dk", "dv"):
+        other = np.array([False, True])[None, :, None]
+        assert_same_where(result, clean, name, [other, True], case, device)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_large_logits(device, dtype, causal):
+    """Scores of thousands: one key takes all, nothing overflows."""
+    case = BASE.replace(dtype=dtype, amplitude=20.0, causal=causal)
+    data = make_data(case)
+    result = run(case, device, data)
+    for name in ("o", "lse", "dq", "dk", "dv"):
+        assert all(np.isfinite(x[~np.isneginf(x)] if name == "lse" else x).all()
+                   for x in getattr(result, name)), name
+    verify(case.replace(backward=False), device)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_equal_scores_of_any_size(device, dtype):
+    """The same number everywhere: the mean of v, however large the scores."""
+    # Larger, and the naive float16 product overflows.
+    for size in (1e-30, 1.0, 60.0) + ((1e4,) if dtype != "f16" else ()):
+        case = BASE.replace(dtype=dtype, backward=False, lse=False)
+        data = make_data(case)
+        data.q, data.k = ([np.full_like(x, np.float32(size)) for x in part]
+                          for part in (data.q, data.k))
+        check(case, data, run(case, device, data))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("bias", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("sink", [False, True])
+def test_rows_of_minus_infinity(device, bias, sink):
+    """o = 0, lse = -inf or the sink, no NaN in any gradient; also with huge finite negatives."""
+    case = BASE.replace(bias=bias, bias_empty=0.4, dbias="bhr", sink=sink, dsink=sink, dlse=sink)
+    verify(case, device)
+    data = make_data(case)
+    lowest = {"f32": -3e38, "f16": -65504.0, "bf16": -3e38}[bias]
+    hidden = np.isneginf(data.bias).all(-1, keepdims=True)
+    data.bias = np.where(hidden, np.float32(lowest), data.bias)
+    result = run(case, device, data)
+    for name in ("o", "dq", "dk", "dv"):
+        assert all(np.isfinite(x).all() for x in getattr(result, name)), name
+
+
+@pytest.mark.smoke
+def test_infinite_sink(device):
+    """A sink of -inf is no sink."""
+    case = BASE.replace(causal=True, sink=True, dsink=True, seqlen_q=131, seqlen_kv=70)
+    data = make_data(case)
+    data.sink[:] = -np.inf
+    result = run(case, device, data)
+    check(case, data, result)
+    assert (result.dsink == 0).all()

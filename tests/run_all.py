@@ -1,0 +1,238 @@
+"""./run test: every suite, a line each, and the sum in the last line.
+
+Builds into build/; what a suite said lies in build/test/SUITE.log.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from typing import Callable, Dict, List, NamedTuple, Optional
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+BUILD = ROOT / "build"
+LOGS = BUILD / "test"
+ISAS = ("baseline", "avx2", "avx512", "avx512_bf16")
+
+
+class Count(NamedTuple):
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    def __add__(self, other: "Count") -> "Count":  # type: ignore[override]
+        return Count(*(a + b for a, b in zip(self, other)))
+
+    def __str__(self) -> str:
+        return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+
+
+class Skip(Exception):
+    """A suite that this machine cannot run; the text says why."""
+
+
+class Failed(Exception):
+    """A suite that came to no result; the text says where."""
+
+
+class Run:
+    """What the suites share: the arguments, the log of the suite at work."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.log = LOGS / "none.log"
+
+    def call(self, command: List[str], env: Optional[Dict[str, str]] = None, timeout: int = 1800,
+             check: bool = True) -> int:
+        """Runs a command with its output in the suite's log."""
+        environment = {**os.environ, **(env or {})}
+        with open(self.log, "a", encoding="utf-8") as log:
+            log.write(f"$ {' '.join(command)}\n")
+            log.flush()
+            try:
+                status = subprocess.run(command, cwd=ROOT, env=environment, stdout=log, timeout=timeout,
+                                        stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL).returncode
+            except subprocess.TimeoutExpired:
+                raise Failed(f"{command[0]} took more than {timeout} s") from None
+        if check and status:
+            raise Failed(f"{pathlib.Path(command[0]).name} failed with status {status}")
+        return status
+
+    def compile(self, name: str, *options: str) -> pathlib.Path:
+        """Configures, unless that was done with the same options, and builds build/NAME."""
+        folder = BUILD / name
+        stamp = folder / ".options"
+        wanted = "\n".join((str(ROOT), *options))
+        if not stamp.exists() or stamp.read_text() != wanted:
+            shutil.rmtree(folder, ignore_errors=True)
+            self.call(["meson", "setup", str(folder), "-Dpython=disabled", *options])
+            stamp.write_text(wanted)
+        self.call(["ninja", "-C", str(folder)])
+        return folder
+
+    def meson_test(self, folder: pathlib.Path, env: Optional[Dict[str, str]] = None) -> Count:
+        """The C and C++ tests of a build."""
+        results = folder / "meson-logs" / "testlog.json"
+        results.unlink(missing_ok=True)
+        self.call(["meson", "test", "-C", str(folder), "--no-rebuild", "--print-errorlogs"], env,
+                  check=False)
+        if not results.exists():
+            raise Failed("meson test gave no results")
+        kinds = [json.loads(line)["result"] for line in results.read_text().splitlines()]
+        good = sum(kind in ("OK", "EXPECTEDFAIL") for kind in kinds)
+        skipped = kinds.count("SKIP")
+        return Count(good, len(kinds) - good - skipped, skipped)
+
+    def pytest(self, *arguments: str, env: Optional[Dict[str, str]] = None,
+               prefix: Optional[List[str]] = None) -> Count:
+        results = self.log.with_suffix(".xml")
+        results.unlink(missing_ok=True)
+        status = self.call([*(prefix or []), sys.executable, "-m", "pytest", "-q", "-ra", "--timeout=600",
+                            f"--junitxml={results}", *arguments], env, check=False)
+        if not results.exists():
+            raise Failed(f"pytest ended with status {status} and gave no results")
+        count = Count()
+        for suite in ElementTree.parse(results).getroot().iter("testsuite"):
+            total, bad, skipped = (int(suite.get(name, 0)) for name in ("tests", "failures", "skipped"))
+            bad += int(suite.get("errors", 0))
+            count += Count(total - bad - skipped, bad, skipped)
+        if status not in (0, 1, 5) and not count.failed:
+            raise Failed(f"pytest ended with status {status}")
+        return count
+
+    def library(self, folder: pathlib.Path) -> Dict[str, str]:
+        return {"FLASHATTN_LIBRARY": str(folder / "src" / "libflashattn.so")}
+
+
+def release(run: Run) -> pathlib.Path:
+    """The build that ./run made."""
+    folder = BUILD / "release"
+    run.call(["ninja", "-C", str(folder)])
+    return folder
+
+
+def numerics(run: Run, isa: Optional[str]) -> Count:
+    env = run.library(release(run))
+    if isa:
+        env["FLASHATTN_CPU_ISA"] = isa
+        seen = subprocess.run([sys.executable, "-c", "import flashattn; print(flashattn.devices()[0].isa)"],
+                              env={**os.environ, **env}, capture_output=True, text=True, check=False)
+        if seen.stdout.strip() != isa:
+            raise Skip(f"this processor or compiler has no {isa}")
+    return run.pytest("tests/numerics", f"--device={run.device}", env=env)
+
+
+def runtime_of(name: str) -> str:
+    """The file of a sanitizer's run-time library, to be loaded before Python."""
+    compiler = os.environ.get("CC", "cc").split()
+    path = subprocess.run([*compiler, f"-print-file-name=lib{name}.so"], capture_output=True, text=True,
+                          check=False).stdout.strip()
+    if not os.path.isabs(path):
+        raise Skip(f"the compiler has no lib{name}.so")
+    return os.path.realpath(path)
+
+
+def asan(run: Run) -> Count:
+    """Memory errors and undefined behaviour."""
+    preload = runtime_of("asan")
+    folder = run.compile("asan", "-Db_sanitize=address,undefined", "-Db_lundef=false",
+                         "-Dbuildtype=debugoptimized")
+    env = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1",
+           "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
+    count = run.meson_test(folder, env)
+    # Python leaks by design.
+    env.update(run.library(folder), LD_PRELOAD=f"{preload} {runtime_of('ubsan')}",
+               ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1")
+    return count + run.pytest("tests/numerics", "-m", "smoke", env=env)
+
+
+def tsan(run: Run) -> Count:
+    """Data races. Without OpenMP, whose run-time library the sanitizer does not see into."""
+    preload = runtime_of("tsan")
+    folder = run.compile("tsan", "-Db_sanitize=thread", "-Db_lundef=false", "-Dopenmp=disabled",
+                         "-Dbuildtype=debugoptimized")
+    env = {"TSAN_OPTIONS": "halt_on_error=1"}
+    count = run.meson_test(folder, env)
+    env.update(run.library(folder), LD_PRELOAD=preload, OPENBLAS_NUM_THREADS="1",
+               TSAN_OPTIONS="halt_on_error=1:report_signal_unsafe=0")
+    return count + run.pytest("tests/numerics", "-m", "smoke", env=env)
+
+
+def suites(run: Run) -> Dict[str, Callable[[], Count]]:
+    """In the order in which they run: what fails soonest comes first."""
+    def python(*paths: str) -> Callable[[], Count]:
+        return lambda: run.pytest(*paths, env=run.library(release(run)))
+
+    if run.device != "cpu":
+        return {"numerics": lambda: numerics(run, None)}
+    table: Dict[str, Callable[[], Count]] = {
+        "style": python("tests/test_style.py"),
+        "c": lambda: run.meson_test(release(run)),
+        "bindings": python("tests/bindings"),
+        "consumer": python("tests/abi"),
+        "demo": python("tests/test_demo.py"),
+        "wheel": python("tests/test_wheel.py"),
+    }
+    for isa in ISAS:
+        table[f"numerics-{isa}"] = lambda isa=isa: numerics(run, isa)  # type: ignore[misc]
+    table["asan"] = lambda: asan(run)
+    table["tsan"] = lambda: tsan(run)
+    return table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="./run test", description=__doc__)
+    parser.add_argument("suite", nargs="*", help="only these; numerics stands for all numerics-*")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--list", action="store_true", help="names the suites")
+    arguments = parser.parse_args()
+
+    run = Run(arguments.device)
+    table = suites(run)
+    if arguments.suite:
+        def chosen(name: str, suite: str) -> bool:
+            return name == suite or name.startswith(suite + "-")
+
+        unknown = [s for s in arguments.suite if not any(chosen(name, s) for name in table)]
+        if unknown:
+            parser.error(f"no suite {unknown[0]}; there are {', '.join(table)}")
+        table = {name: suite for name, suite in table.items()
+                 if any(chosen(name, s) for s in arguments.suite)}
+    if arguments.list:
+        print("\n".join(table))
+        return 0
+
+    LOGS.mkdir(parents=True, exist_ok=True)
+    total = Count()
+    for name, suite in table.items():
+        run.log = LOGS / f"{name}.log"
+        run.log.unlink(missing_ok=True)
+        print(f"{name:<22}", end="", flush=True)
+        start = time.monotonic()
+        why = ""
+        try:
+            count = suite()
+            if not any(count):
+                raise Failed("no test ran")
+        except Skip as reason:
+            count, why = Count(skipped=1), f": {reason}"
+        except Failed as reason:
+            count, why = Count(failed=1), f": {reason}"
+        print(f"{count}{why}  ({time.monotonic() - start:.0f} s)", flush=True)
+        if count.failed:
+            print(f"--- the end of {run.log.relative_to(ROOT)}")
+            print("\n".join(run.log.read_text(errors="replace").splitlines()[-60:]), flush=True)
+            print("---")
+        total += count
+    print(total)
+    return 1 if total.failed or not total.passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

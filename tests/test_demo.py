@@ -1,0 +1,76 @@
+"""The parts of ./run demo, without the model's package."""
+import json
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+from demo import chart, encoder, growth
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def random_weights(generator):
+    def tensor(*shape):
+        return (generator.standard_normal(shape) * 0.1).astype(np.float32)
+
+    weights = {"embeddings.word_embeddings.weight": tensor(50, 384),
+               "embeddings.position_embeddings.weight": tensor(512, 384),
+               "embeddings.token_type_embeddings.weight": tensor(2, 384)}
+    sizes = {"embeddings.LayerNorm": (384,)}
+    for i in range(encoder.LAYERS):
+        layer = f"encoder.layer.{i}"
+        for part in ("self.query", "self.key", "self.value", "output.dense"):
+            sizes[f"{layer}.attention.{part}"] = (384, 384)
+        sizes[f"{layer}.attention.output.LayerNorm"] = sizes[f"{layer}.output.LayerNorm"] = (384,)
+        sizes[f"{layer}.intermediate.dense"] = (1536, 384)
+        sizes[f"{layer}.output.dense"] = (384, 1536)
+    for name, shape in sizes.items():
+        weights[name + ".weight"], weights[name + ".bias"] = tensor(*shape), tensor(shape[0])
+    return weights
+
+
+def test_encoder_against_float64():
+    generator = np.random.default_rng(1)
+    weights = random_weights(generator)
+    tokens = [list(generator.integers(0, 50, n)) for n in (1, 113, 7, 40)]
+    got = encoder.Encoder(weights, np.float32).encode(tokens, encoder.flash)
+    want = encoder.Encoder(weights, np.float64).encode(tokens, encoder.materialised)
+    assert np.abs(got - want).max() < 2e-6
+    alone = encoder.Encoder(weights, np.float32).encode(tokens[1:2], encoder.flash)
+    assert np.abs(alone[0] - got[1]).max() < 1e-6  # packing mixes nothing
+
+
+def test_gelu():
+    x = np.linspace(-12, 12, 4001)
+    want = np.array([t * 0.5 * math.erfc(-t / math.sqrt(2)) for t in x])
+    assert np.abs(encoder.Gelu(np.float64)(x) - want).max() < 1e-11
+
+
+def test_data():
+    data = json.loads((ROOT / "tests" / "data" / "passages.json").read_text(encoding="utf-8"))
+    titles = [p["title"] for p in data["passages"]]
+    assert len(set(titles)) == len(titles) >= 30
+    assert all(q["expected"] in titles for q in data["questions"])
+    assert all(p["text"] and p["author"] and p["year"] < 1930 for p in data["passages"])
+
+
+def test_growth_and_chart(monkeypatch):
+    generator = np.random.default_rng(2)
+    source = generator.standard_normal((3, 1024, encoder.HEADS, encoder.DIM), np.float32)
+    monkeypatch.setattr(growth, "LENGTHS", (256, 1024))
+    monkeypatch.setattr(growth, "LIMIT", 20e6)
+    rows = growth.measure(lambda length: list(source[:, :length]))
+    assert rows[0].deviation < 1e-5 and rows[0].materialised.seconds > 0
+    assert rows[1].materialised is None
+    assert "stopped" in chart.table(rows) and len(chart.table(rows).splitlines()) == 4
+    assert "1024" in chart.bars(rows)
+
+
+def test_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    rows = [growth.Row(512, growth.Cost(0.1, 1e6), growth.Cost(0.2, 2e7), 1e-6),
+            growth.Row(1024, growth.Cost(0.4, 2e6), None, None)]
+    assert chart.picture(rows, tmp_path / "a b" / "growth.png")
+    assert (tmp_path / "a b" / "growth.png").read_bytes()[1:4] == b"PNG"

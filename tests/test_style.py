@@ -1,0 +1,88 @@
+"""The tree keeps its own rules: formatting, length of files, no stray characters."""
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+TOP = {"src", "include", "bindings", "tests", "meson.build", "meson_options.txt", "README.md",
+       "LICENSE", "pyproject.toml", "run"}
+CODE = (".c", ".cpp", ".h", ".cu", ".cuh")
+LONGEST = 450  # lines of a file
+# The header is the manual, too. Generated files and texts are as long as they need to be.
+LONGER = {"include/flashattn.h", "LICENSE", "README.md"}
+
+
+def generated(path: pathlib.Path) -> bool:
+    with open(path, encoding="utf-8") as file:
+        return any(re.search(r"auto-generated|[Gg]enerated by|@generated", line)
+                   for line, _ in zip(file, range(8)))
+
+
+def files():
+    for top in sorted(TOP):
+        path = ROOT / top
+        found = [path] if path.is_file() else sorted(path.rglob("*"))
+        for file in found:
+            skipped = {"__pycache__", "target", ".pytest_cache", ".mypy_cache"} & set(file.parts)
+            if file.is_file() and not skipped and file.suffix not in (".pyc", ".png"):
+                yield file
+
+
+def name(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_top_level():
+    """Only what README.md's tour names. A build folder and dot files may lie beside it."""
+    known = TOP | {"dist"}
+    strangers = [p.name for p in ROOT.iterdir()
+                 if p.name not in known and not p.name.startswith((".", "build"))]
+    assert not strangers
+
+
+@pytest.mark.parametrize("path", list(files()), ids=name)
+def test_file(path):
+    text = path.read_bytes().decode("utf-8")
+    assert text == "" or text.endswith("\n") and not text.endswith("\n\n"), "one newline at the end"
+    assert "\r" not in text and "\t" not in text, "a carriage return or a tab"
+    lines = text.splitlines()
+    if generated(path) or path.suffix == ".json":
+        return
+    trailing = [i for i, line in enumerate(lines, 1) if line != line.rstrip()]
+    assert not trailing, f"white space at the end of lines {trailing}"
+    if path.suffix in CODE + (".py",):
+        wide = [i for i, line in enumerate(lines, 1) if len(line) > 100]
+        assert not wide, f"lines {wide} are longer than 100 characters"
+    assert name(path) in LONGER or len(lines) <= LONGEST, f"{len(lines)} lines"
+
+
+def test_clang_format():
+    tool = shutil.which("clang-format")
+    if not tool:
+        pytest.skip("no clang-format")
+    sources = [p for p in files() if p.suffix in CODE and not generated(p)]
+    result = subprocess.run([tool, "--dry-run", "-Werror", *map(str, sources)], cwd=ROOT,
+                            capture_output=True, text=True, check=False)
+    wrong = sorted(set(re.findall(r"^(\S.*?):\d+:\d+: error", result.stderr, re.M)))
+    assert result.returncode == 0, "clang-format -i " + " ".join(wrong)
+
+
+def test_version():
+    """The header is where the version stands; the build files repeat it."""
+    header = (ROOT / "include" / "flashattn.h").read_text()
+    version = ".".join(re.search(rf"VERSION_{part} (\d+)", header).group(1)
+                       for part in ("MAJOR", "MINOR", "PATCH"))
+    assert f"version: '{version}'" in (ROOT / "meson.build").read_text()
+    assert f'version = "{version}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_package_is_complete():
+    """Meson lists the files of the Python package by name."""
+    listed = (ROOT / "bindings" / "python" / "meson.build").read_text()
+    package = ROOT / "bindings" / "python"
+    missing = [p.name for p in (package / "flashattn").iterdir()
+               if p.is_file() and f"'flashattn/{p.name}'" not in listed]
+    assert not missing
