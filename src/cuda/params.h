@@ -22,13 +22,11 @@ struct ForwardParams {
   float* partial_lse;
   uint32_t dropout_threshold;
 
-  FLASHATTN_HD int32_t units() const {
-    return args.shape.batch * problem.heads_kv * head_blocks;
+  FLASHATTN_HD int64_t units() const {
+    return static_cast<int64_t>(args.shape.batch) * problem.heads_kv * head_blocks;
   }
 
-  FLASHATTN_HD int64_t blocks() const {
-    return static_cast<int64_t>(units()) * query_blocks * parts;
-  }
+  FLASHATTN_HD int64_t blocks() const { return units() * query_blocks * parts; }
 
   FLASHATTN_HD int64_t partial_row(int32_t part, int32_t b, int32_t h, int32_t i) const {
     return ((static_cast<int64_t>(part) * args.shape.batch + b) * problem.heads_q + h) *

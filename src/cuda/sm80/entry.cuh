@@ -21,7 +21,7 @@ constexpr ForwardEntry forward_entry() {
           Config::kTileKv,
           Config::kThreads,
           Config::kSharedBytes,
-          reinterpret_cast<const void*>(&forward_kernel<Config>)};
+          &forward_kernel<Config>};
 }
 
 }  // namespace flashattn::cuda::sm80

@@ -57,7 +57,8 @@ class ForwardBlock {
     const Problem& problem = params_.problem;
     const int32_t per_section = params_.section * params_.query_blocks * params_.parts;
     const int32_t section = blockIdx.x / per_section, rest = blockIdx.x % per_section;
-    const int32_t width = min(params_.section, params_.units() - section * params_.section);
+    const int32_t width = min(params_.section,
+                              static_cast<int32_t>(params_.units()) - section * params_.section);
     const int32_t unit = section * params_.section + rest % width;
     // Late queries first: under a causal mask they take longest.
     const int32_t query_block = params_.query_blocks - 1 - rest / (width * params_.parts);

@@ -1,7 +1,9 @@
 // The kernels of the portable family in this build. Rows come from table.txt.
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
+
+#include "cuda/params.h"
 
 namespace flashattn::cuda::sm80 {
 
@@ -11,12 +13,12 @@ struct ForwardEntry {
   int32_t strips;         // of 16 rows, a warp
   bool modified;
   int32_t tile_q, tile_kv, threads, shared_bytes;
-  const void* kernel;
+  void (*kernel)(ForwardParams);
 };
 
 struct ForwardTable {
-  const ForwardEntry* entries;  // for each dtype and kind, smaller heads first
-  int32_t count;
+  const ForwardEntry* const* entries;  // for each dtype and kind, smaller heads first
+  size_t count;
 };
 
 ForwardTable forward_table();
