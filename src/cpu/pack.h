@@ -81,7 +81,7 @@ FLASHATTN_INLINE Words load_units(const char* p, int32_t from, int32_t dim) {
     return as_words(load_first<kDtype>(p + from * kSize<kDtype>, dim - from));
   } else {
     const int32_t left = dim - from * 2;
-    if (left >= 2 * kWidth) return load_words(reinterpret_cast<const uint32_t*>(p + from * 4));
+    if (left >= 2 * kWidth) return load_words(p + from * 4);
     alignas(64) uint32_t staged[kWidth] = {};
     if (left > 0) __builtin_memcpy(staged, p + from * 4, static_cast<size_t>(left) * 2);
     return load_words(staged);

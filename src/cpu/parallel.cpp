@@ -15,13 +15,14 @@
 namespace flashattn::cpu {
 namespace {
 
-// Whether this process is a fork of the one that first ran tasks: the runtime's threads stayed there.
-bool is_forked_child() {
-  static std::atomic<pid_t> owner{0};
-  const pid_t self = getpid();
-  pid_t expected = 0;
-  return !owner.compare_exchange_strong(expected, self) && expected != self;
-}
+// The process that loaded the library.
+pid_t owner;
+
+__attribute__((constructor)) void remember_owner() { owner = getpid(); }
+
+// Whether this process is a fork of it. The threads of the OpenMP runtime, which others in the
+// process may have used before, did not follow it here, and a parallel region would wait for them.
+bool is_forked_child() { return getpid() != owner; }
 
 }  // namespace
 

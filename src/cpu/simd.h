@@ -37,9 +37,9 @@ typedef float Floats __attribute__((vector_size(4 * kWidth)));
 typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
 typedef uint32_t Words __attribute__((vector_size(4 * kWidth)));
 typedef uint16_t Halves __attribute__((vector_size(2 * kWidth)));
-// The same in memory, aligned to the element only.
+// The same in memory, aligned to the element only; words may be pairs of 16-bit elements.
 typedef float FloatsAt __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
-typedef uint32_t WordsAt __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
+typedef uint32_t WordsAt __attribute__((vector_size(4 * kWidth), aligned(2), may_alias));
 typedef uint16_t HalvesAt __attribute__((vector_size(2 * kWidth), aligned(2), may_alias));
 
 constexpr float kInfinity = __builtin_inff();
@@ -48,7 +48,7 @@ FLASHATTN_INLINE Floats splat(float x) { return x - Floats{}; }
 FLASHATTN_INLINE Words splat_word(uint32_t x) { return x - Words{}; }
 FLASHATTN_INLINE Floats load(const float* p) { return *reinterpret_cast<const FloatsAt*>(p); }
 FLASHATTN_INLINE void store(float* p, Floats x) { *reinterpret_cast<FloatsAt*>(p) = x; }
-FLASHATTN_INLINE Words load_words(const uint32_t* p) { return *reinterpret_cast<const WordsAt*>(p); }
+FLASHATTN_INLINE Words load_words(const void* p) { return *reinterpret_cast<const WordsAt*>(p); }
 FLASHATTN_INLINE void store_words(uint32_t* p, Words x) { *reinterpret_cast<WordsAt*>(p) = x; }
 FLASHATTN_INLINE Words as_words(Floats x) { return reinterpret_cast<Words>(x); }
 FLASHATTN_INLINE Floats as_floats(Words x) { return reinterpret_cast<Floats>(x); }

@@ -19,6 +19,20 @@ def largest(x):
     return float(np.max(np.abs(x), initial=0.0))
 
 
+def absolute_limit(exact, naive, noise, dtype, factor, score_size=0.0, pairs=FEW):
+    """The largest error that passes; the first three are flat arrays."""
+    both = np.maximum(np.abs(exact), noise)
+    size = both if min(exact.size, pairs) < FEW else np.abs(exact)
+    return (factor * largest(naive - exact) + EPSILON[dtype] * largest(size)
+            + (4 + score_size / 4) * FLOAT * largest(both))
+
+
+def lse_limit(fwd):
+    """1e-5 relative, 1e-6 absolute, and the rounding of the dot products themselves."""
+    size = np.abs(np.where(np.isneginf(fwd.lse), 0, fwd.lse))
+    return 1e-5 * size + 1e-6 + 4 * FLOAT * fwd.score_size
+
+
 def judge(name, out, exact, naive, noise, dtype, factor, score_size=0.0, pairs=FEW):
     """Raises AssertionError unless out passes. The first four are lists of arrays, pooled. noise:
     the size of an independent rounding error, per unit of relative rounding. score_size: the
@@ -43,7 +57,7 @@ def judge(name, out, exact, naive, noise, dtype, factor, score_size=0.0, pairs=F
     floor = (4 + score_size / 4) * FLOAT
     checks = (
         ("largest error", largest(error),
-         factor * largest(allowed) + epsilon * largest(size) + floor * largest(both)),
+         absolute_limit(exact, naive, noise, dtype, factor, score_size, pairs)),
         ("Frobenius norm of the error", frobenius(error),
          factor * frobenius(allowed) + epsilon * frobenius(size) + floor * frobenius(both)),
         ("largest error relative to its terms", largest(error / unit),
@@ -58,13 +72,13 @@ def judge(name, out, exact, naive, noise, dtype, factor, score_size=0.0, pairs=F
 
 
 def judge_lse(out, forwards):
-    """1e-5 relative, 1e-6 absolute, and the rounding of the dot products themselves."""
+    """Each row on its own: see lse_limit."""
     for b, (x, fwd) in enumerate(zip(out, forwards)):
         y = fwd.lse
         empty = np.isneginf(y)
         assert (np.isneginf(x) == empty).all(), "lse: sequence %d: -inf at the wrong rows" % b
         error = np.abs(np.where(empty, 0, x) - np.where(empty, 0, y))
-        limit = 1e-5 * np.abs(np.where(empty, 0, y)) + 1e-6 + 4 * FLOAT * fwd.score_size
+        limit = lse_limit(fwd)
         if not (error <= limit).all():
             at = np.unravel_index(int(np.argmax(~(error <= limit))), error.shape)
             raise AssertionError("lse: sequence %d, head %d, query %d: %.9g, exact %.9g"

@@ -1,0 +1,345 @@
+#include "case_file.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALIGNMENT = 64, MAX_OUTPUTS = 8, NAME_SIZE = 40 };
+
+/* ---- files ---- */
+
+/* The contents and a zero byte behind; NULL when it cannot be read. */
+static unsigned char *read_file(const char *folder, const char *name, size_t *size) {
+  char path[1024];
+  if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path) return NULL;
+  FILE *stream = fopen(path, "rb");
+  if (!stream) return NULL;
+  unsigned char *contents = NULL;
+  long length = -1;
+  if (fseek(stream, 0, SEEK_END) == 0) length = ftell(stream);
+  if (length >= 0 && fseek(stream, 0, SEEK_SET) == 0) contents = malloc((size_t)length + 1);
+  if (contents && fread(contents, 1, (size_t)length, stream) == (size_t)length) {
+    contents[length] = 0;
+    *size = (size_t)length;
+  } else {
+    free(contents);
+    contents = NULL;
+  }
+  fclose(stream);
+  return contents;
+}
+
+int case_file_open(case_file *file, const char *folder) {
+  size_t text_size = 0, size = 0;
+  memset(file, 0, sizeof *file);
+  file->text = (char *)read_file(folder, "cases.txt", &text_size);
+  unsigned char *blob = read_file(folder, "cases.bin", &size);
+  file->memory = malloc(size + ALIGNMENT);
+  if (!file->text || !blob || !file->memory) {
+    free(blob);
+    case_file_close(file);
+    return 0;
+  }
+  file->blob = file->memory + (ALIGNMENT - (uintptr_t)file->memory % ALIGNMENT) % ALIGNMENT;
+  memcpy(file->blob, blob, size);
+  free(blob);
+  for (const char *at = file->text; at && *at; at = strchr(at, '\n')) {
+    at += *at == '\n';
+    if (strncmp(at, "case ", 5) == 0 && file->count < MAX_CASES) file->start[file->count++] = at;
+  }
+  return 1;
+}
+
+void case_file_close(case_file *file) {
+  free(file->text);
+  free(file->memory);
+  memset(file, 0, sizeof *file);
+}
+
+/* ---- fields by name ---- */
+
+typedef struct field {
+  const char *line, *name;
+  size_t offset, size;
+  char kind; /* i: integer, f: float, t: flashattn_tensor, p: pointer */
+} field;
+
+#define FIELD(line, type, kind, name) \
+  {line, #name, offsetof(type, name), sizeof(((type *)0)->name), kind}
+#define DESC(name) FIELD("desc", flashattn_desc, 'i', name)
+#define FACTOR(name) FIELD("desc", flashattn_desc, 'f', name)
+#define SHAPE(name) FIELD("shape", flashattn_shape, 'i', name)
+#define INPUT(name) FIELD("inputs", flashattn_inputs, 'i', name)
+#define TENSOR(name) FIELD("array", flashattn_inputs, 't', name)
+#define POINTER(name) FIELD("array", flashattn_inputs, 'p', name)
+#define GRADIENT(kind, name) FIELD("backward", flashattn_backward_args, kind, name)
+#define RESULT(kind, name) FIELD("forward", flashattn_forward_args, kind, name)
+
+static const field fields[] = {
+    DESC(ops), DESC(dtype), DESC(dtype_o), DESC(heads_q), DESC(heads_kv), DESC(dim_qk), DESC(dim_v),
+    DESC(layout), DESC(page_size), DESC(mask), DESC(window_left), DESC(window_right), DESC(chunk),
+    DESC(block_q), DESC(block_kv), DESC(bias), DESC(bias_dtype), DESC(features), DESC(determinism),
+    FACTOR(scale), FACTOR(softcap), FACTOR(dropout), DESC(splits), DESC(max_batch),
+    DESC(max_seqlen_q), DESC(max_seqlen_kv), DESC(threads), DESC(max_total_q), DESC(max_total_kv),
+    SHAPE(batch), SHAPE(seqlen_q), SHAPE(seqlen_kv), SHAPE(total_q), SHAPE(total_kv),
+    INPUT(page_table_stride), INPUT(pages), INPUT(bias_stride_batch), INPUT(bias_stride_head),
+    INPUT(bias_stride_row), INPUT(alibi_stride_batch), INPUT(block_mask_stride_batch),
+    INPUT(block_mask_stride_head), INPUT(block_mask_stride_row), INPUT(rng_seed), INPUT(rng_offset),
+    TENSOR(q), TENSOR(k), TENSOR(v), POINTER(cu_seqlens_q), POINTER(cu_seqlens_kv),
+    POINTER(lens_q), POINTER(lens_kv), POINTER(page_table), POINTER(bias), POINTER(alibi_slopes),
+    POINTER(sink), POINTER(block_mask),
+    RESULT('t', o), RESULT('p', lse),
+    GRADIENT('t', o), GRADIENT('p', lse), GRADIENT('t', dout), GRADIENT('p', dlse),
+    GRADIENT('t', dq), GRADIENT('t', dk), GRADIENT('t', dv), GRADIENT('p', dbias),
+    GRADIENT('p', dsink), GRADIENT('i', dbias_stride_batch), GRADIENT('i', dbias_stride_head),
+    GRADIENT('i', dbias_stride_row),
+};
+
+static const field *find_field(const char *line, const char *name) {
+  for (size_t n = 0; n < sizeof fields / sizeof *fields; ++n) {
+    if (strcmp(fields[n].line, line) == 0 && strcmp(fields[n].name, name) == 0) return &fields[n];
+  }
+  return NULL;
+}
+
+static void set_pointer(void *structure, const field *at, void *data) {
+  /* A tensor begins with its pointer. */
+  memcpy((char *)structure + at->offset, &data, sizeof data);
+}
+
+static int set_number(void *structure, const char *line, const char *name, const char *value) {
+  const field *at = find_field(line, name);
+  if (!at) return 0;
+  char *to = (char *)structure + at->offset;
+  if (at->kind == 'f') {
+    const float number = (float)strtod(value, NULL);
+    memcpy(to, &number, sizeof number);
+  } else {
+    /* A minus sign wraps: the low bytes are right for every width. */
+    const uint64_t wide = strtoull(value, NULL, 10);
+    const uint32_t narrow = (uint32_t)wide;
+    memcpy(to, at->size == 8 ? (const void *)&wide : (const void *)&narrow, at->size);
+  }
+  return 1;
+}
+
+/* ---- one case ---- */
+
+typedef struct output {
+  char name[NAME_SIZE];
+  const double *expected;
+  size_t elements;
+  double tolerance;
+  int32_t dtype;
+  void *data;
+} output;
+
+/* The structures as the library gets them: room for a newer header's tail behind each. */
+#define WITH_TAIL(type, name) \
+  struct {                    \
+    type name;                \
+    char tail[CASE_TAIL];     \
+  }
+
+typedef struct run {
+  char name[NAME_SIZE];
+  WITH_TAIL(flashattn_desc, desc) d;
+  WITH_TAIL(flashattn_forward_args, args) f;
+  WITH_TAIL(flashattn_backward_args, args) b;
+  int has_backward, unknown;
+  output outputs[MAX_OUTPUTS];
+  int output_count;
+} run;
+
+static size_t count_elements(const char *dims) {
+  size_t elements = 1;
+  for (const char *at = dims; at; at = strchr(at, ',')) {
+    at += *at == ',';
+    elements *= strtoul(at, NULL, 10);
+  }
+  return elements;
+}
+
+/* "FIELD=VALUE ..." from `words` on. */
+static int read_numbers(void *structure, const char *line, const char *words) {
+  char name[NAME_SIZE], value[NAME_SIZE];
+  int used = 0, known = 1;
+  while (sscanf(words, " %39[a-z_0-9]=%39s%n", name, value, &used) == 2) {
+    known &= set_number(structure, line, name, value);
+    words += used;
+  }
+  return known;
+}
+
+static int read_array(const case_file *file, run *r, const char *words) {
+  char name[NAME_SIZE], dtype[8], dims[80];
+  unsigned long offset = 0;
+  if (sscanf(words, " %39s %7s %79s %lu", name, dtype, dims, &offset) != 4) return 0;
+  void *data = file->blob + offset;
+  const field *at = find_field("array", name);
+  if (at) {
+    set_pointer(&r->f.args.inputs, at, data);
+  } else if ((at = find_field("backward", name))) {
+    set_pointer(&r->b.args, at, data);
+  }
+  return at != NULL;
+}
+
+static int32_t output_dtype(const flashattn_desc *desc, const char *name) {
+  const int32_t dtype_o = desc->dtype_o ? desc->dtype_o : desc->dtype;
+  if (strcmp(name, "o") == 0) return dtype_o;
+  return name[0] == 'd' && strlen(name) == 2 ? desc->dtype : FLASHATTN_DTYPE_F32;
+}
+
+static int read_output(const case_file *file, run *r, const char *words) {
+  char dims[80];
+  unsigned long offset = 0;
+  if (r->output_count == MAX_OUTPUTS) return 0;
+  output *out = &r->outputs[r->output_count];
+  if (sscanf(words, " %39s f64 %79s %lu %lf", out->name, dims, &offset, &out->tolerance) != 4) {
+    return 0;
+  }
+  const field *result = find_field("forward", out->name);
+  const field *gradient = find_field("backward", out->name);
+  if (!gradient) return 0;
+  out->expected = (const double *)(const void *)(file->blob + offset);
+  out->elements = count_elements(dims);
+  out->dtype = output_dtype(&r->d.desc, out->name);
+  const size_t bytes = out->elements * (out->dtype == FLASHATTN_DTYPE_F32 ? 4 : 2);
+  out->data = malloc(bytes + 1);
+  if (!out->data) return 0;
+  memset(out->data, 0xFF, bytes); /* NaN in every format */
+  if (result) set_pointer(&r->f.args, result, out->data);
+  set_pointer(&r->b.args, gradient, out->data);
+  ++r->output_count;
+  return 1;
+}
+
+static void read_case(const case_file *file, int n, run *r) {
+  memset(r, 0, sizeof *r);
+  sscanf(file->start[n], "case %39s", r->name);
+  r->d.desc.struct_size = sizeof r->d.desc;
+  r->f.args.struct_size = sizeof r->f.args;
+  r->b.args.struct_size = sizeof r->b.args;
+  const char *line = strchr(file->start[n], '\n');
+  while (line && line[1] && line[1] != '\n') {
+    char kind[16], words[1024];
+    const char *from = ++line;
+    line = strchr(from, '\n');
+    const size_t length = line ? (size_t)(line - from) : strlen(from);
+    words[0] = 0;
+    if (length < sizeof words) memcpy(words, from, length), words[length] = 0;
+    if (sscanf(words, "%15s", kind) != 1) continue;
+    const char *rest = words + strlen(kind);
+    int known = 0;
+    if (strcmp(kind, "desc") == 0) known = read_numbers(&r->d.desc, kind, rest);
+    if (strcmp(kind, "shape") == 0) known = read_numbers(&r->f.args.shape, kind, rest);
+    if (strcmp(kind, "inputs") == 0) known = read_numbers(&r->f.args.inputs, kind, rest);
+    if (strcmp(kind, "array") == 0) known = read_array(file, r, rest);
+    if (strcmp(kind, "expect") == 0) known = read_output(file, r, rest);
+    if (strcmp(kind, "backward") == 0) {
+      known = read_numbers(&r->b.args, kind, rest);
+      r->has_backward = 1;
+    }
+    r->unknown |= !known;
+  }
+  r->b.args.shape = r->f.args.shape;
+  r->b.args.inputs = r->f.args.inputs;
+}
+
+/* ---- judging ---- */
+
+static float float_of_bits(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+static double half_value(uint16_t bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  double value = exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
+  if (exponent == 31) value = fraction ? (double)NAN : (double)INFINITY;
+  return bits >> 15 ? -value : value;
+}
+
+static double element(const output *out, size_t n) {
+  if (out->dtype == FLASHATTN_DTYPE_F32) return ((const float *)out->data)[n];
+  const uint16_t bits = ((const uint16_t *)out->data)[n];
+  return out->dtype == FLASHATTN_DTYPE_BF16 ? (double)float_of_bits((uint32_t)bits << 16)
+                                            : half_value(bits);
+}
+
+static int judge(const run *r, const output *out) {
+  /* Pairs past a sequence's lengths in dbias: untouched, or zero. */
+  const int may_be_zero = strcmp(out->name, "dbias") == 0;
+  for (size_t n = 0; n < out->elements; ++n) {
+    const double want = out->expected[n], got = element(out, n);
+    const int ok = isnan(want) ? isnan(got) || (may_be_zero && got == 0)
+                               : got == want || fabs(got - want) <= out->tolerance;
+    if (ok) continue;
+    printf("%s: %s[%lu] of %lu is %.9g, expected %.9g +- %.2g\n", r->name, out->name,
+           (unsigned long)n, (unsigned long)out->elements, got, want, out->tolerance);
+    return 0;
+  }
+  return 1;
+}
+
+static uint64_t add_to_digest(uint64_t digest, const output *out) {
+  const unsigned char *bytes = out->data;
+  const size_t size = out->elements * (out->dtype == FLASHATTN_DTYPE_F32 ? 4 : 2);
+  for (size_t n = 0; n < size; ++n) digest = (digest ^ bytes[n]) * UINT64_C(0x100000001B3);
+  return digest;
+}
+
+/* ---- running ---- */
+
+static int ok(const run *r, const char *call, int32_t status) {
+  if (status == FLASHATTN_OK) return 1;
+  printf("%s: flashattn_%s: %s: %s\n", r->name, call, flashattn_status_name(status),
+         flashattn_last_error(NULL, NULL));
+  return 0;
+}
+
+static int run_operation(const run *r, const flashattn_plan *plan, uint32_t op) {
+  int64_t bytes = 0;
+  if (!ok(r, "workspace_size", flashattn_workspace_size(plan, op, &r->f.args.shape, &bytes))) {
+    return 0;
+  }
+  void *workspace = malloc((size_t)bytes + 1);
+  const int done =
+      op == FLASHATTN_OP_FORWARD
+          ? ok(r, "forward", flashattn_forward(plan, &r->f.args, workspace, bytes, NULL))
+          : ok(r, "backward", flashattn_backward(plan, &r->b.args, workspace, bytes, NULL));
+  free(workspace);
+  return done;
+}
+
+static int run_operations(run *r, case_hook hook) {
+  flashattn_plan *plan = NULL;
+  if (hook) {
+    hook("desc", &r->d);
+    hook("forward_args", &r->f);
+    hook("backward_args", &r->b);
+  }
+  if (!ok(r, "plan_create", flashattn_plan_create(&r->d.desc, &plan))) return 0;
+  const int done = run_operation(r, plan, FLASHATTN_OP_FORWARD) &&
+                   (!r->has_backward || run_operation(r, plan, FLASHATTN_OP_BACKWARD));
+  flashattn_plan_destroy(plan);
+  return done;
+}
+
+case_outcome case_run(const case_file *file, int n, case_hook hook, uint64_t *digest) {
+  run r;
+  read_case(file, n, &r);
+  case_outcome outcome = CASE_SKIPPED;
+  if (!r.unknown) outcome = run_operations(&r, hook) ? CASE_PASSED : CASE_FAILED;
+  uint64_t sum = UINT64_C(0xCBF29CE484222325);
+  for (int k = 0; k < r.output_count; ++k) {
+    if (outcome == CASE_PASSED && !judge(&r, &r.outputs[k])) outcome = CASE_FAILED;
+    sum = add_to_digest(sum, &r.outputs[k]);
+    free(r.outputs[k].data);
+  }
+  if (digest) *digest = sum;
+  return outcome;
+}

@@ -1,0 +1,75 @@
+/* Forked processes compute the same bits, and none hangs:  forks MODE FOLDER
+ *   fresh    the parent has not used the library
+ *   used     it has, so that its threads wait in a pool that the child does not have
+ *   busy     another of its threads is inside a call at that moment
+ *   openmp   the parent has used the OpenMP runtime for itself, the library only the child */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "../unit/check.h"
+#include "case_file.h"
+
+enum { FORKS = 20, SECONDS = 10 };
+
+static case_file file;
+static uint64_t known[MAX_CASES];
+static atomic_int stop;
+
+/* How many cases went wrong, or gave other bits than before. */
+static int run_all(void) {
+  int wrong = 0;
+  for (int n = 0; n < file.count; ++n) {
+    uint64_t digest = 0;
+    wrong += case_run(&file, n, NULL, &digest) != CASE_PASSED || (known[n] && digest != known[n]);
+    known[n] = digest;
+  }
+  return wrong;
+}
+
+static int run_in_child(void) {
+  int status = -1;
+  fflush(stdout);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(SECONDS); /* instead of hanging */
+    const int wrong = run_all();
+    fflush(stdout);
+    _exit(wrong != 0);
+  }
+  if (child < 0 || waitpid(child, &status, 0) != child) return 0;
+  if (WIFSIGNALED(status)) printf("the child ended with signal %d\n", WTERMSIG(status));
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static void *keep_busy(void *unused) {
+  int n = 0;
+  while (!stop) case_run(&file, n++ % file.count, NULL, NULL);
+  return unused;
+}
+
+static void use_openmp(void) {
+  int sum = 0;
+#pragma omp parallel for num_threads(4) reduction(+ : sum)
+  for (int n = 0; n < 1000; ++n) sum += n;
+  CHECK(sum == 499500);
+}
+
+int main(int argc, char **argv) {
+  pthread_t thread;
+  if (!CHECK(argc > 2 && case_file_open(&file, argv[2]))) return check_report();
+  const int busy = strcmp(argv[1], "busy") == 0;
+  const int times = busy ? FORKS : 1;
+  if (strcmp(argv[1], "openmp") == 0) use_openmp();
+  if (busy || strcmp(argv[1], "used") == 0) CHECK(run_all() == 0);
+  if (busy) CHECK(pthread_create(&thread, NULL, keep_busy, NULL) == 0);
+  for (int n = 0; n < times; ++n) CHECK(run_in_child());
+  stop = 1;
+  if (busy) pthread_join(thread, NULL);
+  CHECK(run_all() == 0);
+  case_file_close(&file);
+  return check_report();
+}
