@@ -16,7 +16,8 @@
 namespace flashattn::cuda::sm80 {
 
 // kModified: scores need more than a factor (softcap, biases, dropout, block masks, negative scale).
-template <class T_, int kDimQk_, int kDimV_, int kStrips_, bool kModified_>
+template <class T_, int kDimQk_, int kDimV_, int kStrips_, int kTileKv_, int kMinBlocks_,
+          bool kModified_>
 struct ForwardConfig {
   using T = T_;
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the tiles; smaller heads are padded
@@ -24,10 +25,8 @@ struct ForwardConfig {
   static constexpr bool kModified = kModified_;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kTileQ = 16 * kStrips * kWarps;
-  // As many keys as leave registers for the scores beside those of O.
-  static constexpr int kTileKv = kStrips * kDimV > 192 ? 48 : 64;
-  // Registers allow two blocks on a multiprocessor everywhere.
-  static constexpr int kMinBlocks = 2;
+  static constexpr int kTileKv = kTileKv_;
+  static constexpr int kMinBlocks = kMinBlocks_;  // on a multiprocessor, as registers allow
 
   using QTile = SharedTile<kTileQ, kDimQk>;
   using KTile = SharedTile<kTileKv, kDimQk>;
@@ -294,6 +293,8 @@ class ForwardBlock {
         }
         m_[strip][half] = m;
         l_[strip][half] = l_[strip][half] * shrink + total;
+        // After the first tiles maxima rarely rise.
+        if (__all_sync(~0u, shrink == 1.0f)) continue;
 #pragma unroll
         for (int n = 0; n < Config::kDimV / 8; ++n) {
           o_[strip][n][half * 2] *= shrink;
