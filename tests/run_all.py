@@ -56,8 +56,9 @@ class Run:
             log.write(f"$ {' '.join(command)}\n")
             log.flush()
             try:
-                status = subprocess.run(command, cwd=ROOT, env=environment, stdout=log, timeout=timeout,
-                                        stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL).returncode
+                status = subprocess.run(command, cwd=ROOT, env=environment, timeout=timeout,
+                                        stdin=subprocess.DEVNULL, stdout=log,
+                                        stderr=subprocess.STDOUT).returncode
             except subprocess.TimeoutExpired:
                 raise Failed(f"{command[0]} took more than {timeout} s") from None
         if check and status:
@@ -89,18 +90,18 @@ class Run:
         skipped = kinds.count("SKIP")
         return Count(good, len(kinds) - good - skipped, skipped)
 
-    def pytest(self, *arguments: str, env: Optional[Dict[str, str]] = None,
-               prefix: Optional[List[str]] = None) -> Count:
+    def pytest(self, *arguments: str, env: Optional[Dict[str, str]] = None) -> Count:
         results = self.log.with_suffix(".xml")
         results.unlink(missing_ok=True)
-        status = self.call([*(prefix or []), sys.executable, "-m", "pytest", "-q", "-ra", "--timeout=600",
+        status = self.call([sys.executable, "-m", "pytest", "-q", "-ra", "--timeout=600",
                             f"--junitxml={results}", *arguments], env, check=False)
         if not results.exists():
             raise Failed(f"pytest ended with status {status} and gave no results")
         count = Count()
         for suite in ElementTree.parse(results).getroot().iter("testsuite"):
-            total, bad, skipped = (int(suite.get(name, 0)) for name in ("tests", "failures", "skipped"))
-            bad += int(suite.get("errors", 0))
+            total, failures, errors, skipped = (
+                int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped"))
+            bad = failures + errors
             count += Count(total - bad - skipped, bad, skipped)
         if status not in (0, 1, 5) and not count.failed:
             raise Failed(f"pytest ended with status {status}")
@@ -121,8 +122,9 @@ def numerics(run: Run, isa: Optional[str]) -> Count:
     env = run.library(release(run))
     if isa:
         env["FLASHATTN_CPU_ISA"] = isa
-        seen = subprocess.run([sys.executable, "-c", "import flashattn; print(flashattn.devices()[0].isa)"],
-                              env={**os.environ, **env}, capture_output=True, text=True, check=False)
+        program = "import flashattn; print(flashattn.devices()[0].isa)"
+        seen = subprocess.run([sys.executable, "-c", program], env={**os.environ, **env},
+                              capture_output=True, text=True, check=False)
         if seen.stdout.strip() != isa:
             raise Skip(f"this processor or compiler has no {isa}")
     return run.pytest("tests/numerics", f"--device={run.device}", env=env)
@@ -131,8 +133,8 @@ def numerics(run: Run, isa: Optional[str]) -> Count:
 def runtime_of(name: str) -> str:
     """The file of a sanitizer's run-time library, to be loaded before Python."""
     compiler = os.environ.get("CC", "cc").split()
-    path = subprocess.run([*compiler, f"-print-file-name=lib{name}.so"], capture_output=True, text=True,
-                          check=False).stdout.strip()
+    path = subprocess.run([*compiler, f"-print-file-name=lib{name}.so"], capture_output=True,
+                          text=True, check=False).stdout.strip()
     if not os.path.isabs(path):
         raise Skip(f"the compiler has no lib{name}.so")
     return os.path.realpath(path)
@@ -143,12 +145,14 @@ def asan(run: Run) -> Count:
     preload = runtime_of("asan")
     folder = run.compile("asan", "-Db_sanitize=address,undefined", "-Db_lundef=false",
                          "-Dbuildtype=debugoptimized")
-    env = {"ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1",
+    # No quarantine: a test looks at the growth of memory.
+    common = "allocator_may_return_null=1:quarantine_size_mb=0:thread_local_quarantine_size_kb=0"
+    env = {"ASAN_OPTIONS": f"detect_leaks=1:{common}",
            "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
     count = run.meson_test(folder, env)
     # Python leaks by design.
     env.update(run.library(folder), LD_PRELOAD=f"{preload} {runtime_of('ubsan')}",
-               ASAN_OPTIONS="detect_leaks=0:allocator_may_return_null=1")
+               ASAN_OPTIONS=f"detect_leaks=0:{common}")
     return count + run.pytest("tests/numerics", "-m", "smoke", env=env)
 
 

@@ -7,9 +7,9 @@
 #if FLASHATTN_OPENMP
 #include <omp.h>
 #else
-#include <memory>
-#include <system_error>
-#include <thread>
+#include <pthread.h>
+
+#include <algorithm>
 #endif
 
 namespace flashattn::cpu {
@@ -30,7 +30,7 @@ int32_t machine_threads() {
 #if FLASHATTN_OPENMP
   static const int32_t threads = omp_get_max_threads();
 #else
-  static const int32_t threads = static_cast<int32_t>(std::thread::hardware_concurrency());
+  static const int32_t threads = static_cast<int32_t>(sysconf(_SC_NPROCESSORS_ONLN));
 #endif
   return threads < 1 ? 1 : threads;
 }
@@ -52,16 +52,27 @@ void run_tasks(int32_t threads, int64_t count, void (*body)(const void*, int64_t
 #pragma omp parallel num_threads(threads)
   work(omp_get_thread_num());
 #else
-  const std::unique_ptr<std::thread[]> helpers(new std::thread[static_cast<size_t>(threads)]);
-  try {
-    for (int32_t thread = 1; thread < threads; ++thread) helpers[thread] = std::thread(work, thread);
-  } catch (const std::system_error&) {
+  // Threads of this call alone, on plain POSIX so that nothing is allocated here.
+  constexpr int32_t kMost = 256;
+  struct Helper {
+    decltype(work)* run;
+    int32_t thread;
+    pthread_t id;
+  } helpers[kMost];
+  int32_t started = 1;
+  for (; started < std::min(threads, kMost); ++started) {
+    Helper& helper = helpers[started];
+    helper = {&work, started, {}};
+    const auto main = [](void* argument) -> void* {
+      const Helper* self = static_cast<const Helper*>(argument);
+      (*self->run)(self->thread);
+      return nullptr;
+    };
     // No more threads to be had: those that run share the work.
+    if (pthread_create(&helper.id, nullptr, main, &helper) != 0) break;
   }
   work(0);
-  for (int32_t thread = 1; thread < threads; ++thread) {
-    if (helpers[thread].joinable()) helpers[thread].join();
-  }
+  for (int32_t thread = 1; thread < started; ++thread) pthread_join(helpers[thread].id, nullptr);
 #endif
 }
 

@@ -22,8 +22,8 @@ def run(command, env=None):
 
 def programs(language):
     """README's code blocks that say that they are tested."""
-    return re.findall(rf"<!-- tests/abi/test_consumer\.py [^>]*-->\n```{language}\n(.*?)```\n", README,
-                      re.S)
+    return re.findall(rf"<!-- tests/abi/test_consumer\.py [^>]*-->\n```{language}\n(.*?)```\n",
+                      README, re.S)
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +64,8 @@ def flags(lib, *arguments):
 def compile_c(source, *arguments):
     program = source.with_suffix("")
     compiler = os.environ.get("CC", "cc").split()
-    run([*compiler, "-std=c99", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-Werror", "-o",
-         program, source, *arguments])
+    run([*compiler, "-std=c99", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-Werror",
+         "-o", program, source, *arguments])
     return program
 
 

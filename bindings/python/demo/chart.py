@@ -32,7 +32,7 @@ def table(rows: List[Row]) -> str:
             f" {duration(slow.seconds) if slow else 'stopped':>12}   {size(row.flash.peak):>8}"
             f" {size(slow.peak) if slow else 'stopped':>12}"
             f"   {'' if row.deviation is None else format(row.deviation, '.1e'):>9}")
-    return "\n".join(lines)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def bars(rows: List[Row]) -> str:

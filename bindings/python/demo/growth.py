@@ -53,8 +53,7 @@ def cost_of(attention: Attention, qkv: List[np.ndarray]) -> Tuple[Cost, np.ndarr
     start = time.perf_counter()
     peak = peak_of(lambda: kept.append(attention(*qkv, cu_seqlens)))
     seconds = time.perf_counter() - start
-    repeats = 0 if seconds > 0.5 else 4
-    for _ in range(repeats):
+    for _ in range(4 if seconds < 0.5 else 1 if seconds < 5 else 0):
         start = time.perf_counter()
         attention(*qkv, cu_seqlens)
         seconds = min(seconds, time.perf_counter() - start)
