@@ -141,10 +141,7 @@ class ForwardBlock {
                                             int32_t tile) const {
     const Rows rows = kv_rows(params_.problem, params_.args.inputs, tensor, opaque(b_),
                               opaque(kv_head_), sequence_.first_kv);
-    load_tile<kThreads>(shared, dim, [&](int r) -> const char* {
-      const int32_t j = tile * kTileKv + r;
-      return j < sequence_.len.kv ? rows.row(j) : nullptr;
-    });
+    load_tokens<kThreads>(shared, dim, rows, tile * kTileKv, sequence_.len.kv);
   }
 
   __device__ __forceinline__ void clear() {

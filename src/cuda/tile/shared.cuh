@@ -70,17 +70,41 @@ __device__ __forceinline__ Rows kv_rows(const Problem& problem, const flashattn_
 }
 
 // Starts copying kRows rows by kThreads threads. row(r) gives the address of row r, NULL: zeros;
-// columns from dim on are zeros.
+// columns from dim on are zeros. Each thread copies one column of chunks.
 template <int kThreads, int kRows, int kColumns, class RowOf>
 __device__ __forceinline__ void load_tile(SharedTile<kRows, kColumns> tile, int dim, RowOf row) {
   constexpr int kChunks = SharedTile<kRows, kColumns>::kChunks;
-  const int first = opaque(threadIdx.x);
+  constexpr int kSlots = kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;  // threads a row
+  constexpr int kStep = kThreads / kSlots;                            // rows at once
+  static_assert(kRows % kStep == 0 && (kStep % 8 == 0 || kStep == 4), "the swizzle's pattern");
+  const int thread = opaque(threadIdx.x);
+  const int index = thread % kSlots, first = thread / kSlots;
+  if (kSlots != kChunks && index >= kChunks) return;
+  const bool inside = index * 8 < dim;
+  const uint32_t to = tile.chunk(first, index);
 #pragma unroll 2
-  for (int n = first; n < kRows * kChunks; n += kThreads) {
-    const int r = n / kChunks, index = n % kChunks;
-    const char* from = row(r);
-    const bool valid = from != nullptr && index * 8 < dim;
-    ptx::cp_async_16(tile.chunk(r, index), valid ? from + index * 16 : nullptr, valid);
+  for (int n = 0; n < kRows / kStep; ++n) {
+    const char* from = row(first + n * kStep);
+    // Four rows on, the exchange of chunks differs in one bit.
+    const uint32_t at = (kStep == 4 && n % 2 == 1 ? to ^ 64 : to) + n * kStep * kColumns * 2;
+    ptx::cp_async_16(at, from + index * 16, inside && from != nullptr);
+  }
+}
+
+// The same for tokens [first, limit) of consecutive tokens of one head.
+template <int kThreads, int kRows, int kColumns>
+__device__ __forceinline__ void load_tokens(SharedTile<kRows, kColumns> tile, int dim,
+                                            const Rows& rows, int32_t first, int32_t limit) {
+  if (rows.pages) {
+    load_tile<kThreads>(tile, dim, [&](int r) -> const char* {
+      return first + r < limit ? rows.row(first + r) : nullptr;
+    });
+  } else {
+    const char* base = rows.base + first * rows.row_bytes;
+    const int32_t count = limit - first;
+    load_tile<kThreads>(tile, dim, [&](int r) -> const char* {
+      return r < count ? base + r * rows.row_bytes : nullptr;
+    });
   }
 }
 
