@@ -93,7 +93,6 @@ class ForwardBlock {
     load_keys(k_tile_, in.k, params_.problem.dim_qk, tile);
     ptx::cp_async_commit();
     while (tile * kTileKv < keys_.end) {
-      const Interval keys{tile * kTileKv, min((tile + 1) * kTileKv, keys_.end)};
       ptx::cp_async_wait<0>();
       __syncthreads();  // K is here, and V's last readers are done
       load_keys(v_tile_, in.v, params_.problem.dim_v, tile);
@@ -107,9 +106,9 @@ class ForwardBlock {
       if (next * kTileKv < keys_.end) load_keys(k_tile_, in.k, params_.problem.dim_qk, next);
       ptx::cp_async_commit();
 
-      modify_and_mask(s, keys);
+      modify_and_mask(s, tile);
       softmax(s);
-      if constexpr (Config::kModified) drop(s, keys);
+      if constexpr (Config::kModified) drop(s, tile);
       multiply_pv(s);
       tile = next;
     }
@@ -219,12 +218,14 @@ class ForwardBlock {
 
   // Products to scores; -inf where a key is not visible.
   __device__ __forceinline__ void modify_and_mask(float (&s)[kStrips][kTileKv / 8][4],
-                                                  Interval keys) const {
+                                                  int32_t tile) const {
+    const Interval columns{tile * kTileKv, (tile + 1) * kTileKv};
+    const Interval keys = intersect(columns, keys_);
     const MaskRule mask = params_.problem.mask_rule();
     const Interval rows{opaque(queries_.begin), opaque(queries_.end)};
     const KeySpan span = key_span(mask, rows, sequence_.len);
     const bool full =
-        classify(span, keys) == TileKind::kFull && keys.end - keys.begin == kTileKv;
+        classify(span, columns) == TileKind::kFull && keys.end - keys.begin == kTileKv;
     if (full && !Config::kModified) return;
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip) {
@@ -246,7 +247,7 @@ class ForwardBlock {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float& x = s[strip][n][half * 2 + e];
-            const int32_t j = keys.begin + n * 8 + lane_ % 4 * 2 + e;
+            const int32_t j = columns.begin + n * 8 + lane_ % 4 * 2 + e;
             const bool inside = j >= visible.begin && j < visible.end;
             if constexpr (Config::kModified) {
               x = modified_score(rules, x, i, j, inside).value;
@@ -302,7 +303,7 @@ class ForwardBlock {
   }
 
   // Clears the weights that the dropout drops.
-  __device__ __forceinline__ void drop(float (&p)[kStrips][kTileKv / 8][4], Interval keys) const {
+  __device__ __forceinline__ void drop(float (&p)[kStrips][kTileKv / 8][4], int32_t tile) const {
     if (params_.dropout_threshold == 0) return;
     const flashattn_inputs& in = params_.args.inputs;
     const uint64_t* device = in.rng_device;
@@ -315,7 +316,7 @@ class ForwardBlock {
       for (int n = 0; n < kTileKv / 16; ++n) {
         const uint32_t bits = keep_bits(stream, params_.dropout_threshold,
                                         queries_.begin + warp_row_ + strip * 16,
-                                        keys.begin + n * 16, lane_);
+                                        tile * kTileKv + n * 16, lane_);
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
           if (!(bits >> e & 1)) p[strip][2 * n + e / 4][e % 4] = 0.0f;
