@@ -129,7 +129,7 @@ ForwardParams Sm80Launcher::grid(const flashattn_shape& shape) const {
                0, INT32_MAX, kSplitStep};
   }
   p.partial_queries = std::min(shape.seqlen_q, p.split.max_queries);
-  p.parts = part_count(p.split, {p.partial_queries, shape.seqlen_kv});
+  p.parts = part_bound(p.split, {shape.seqlen_q, shape.seqlen_kv});
   const int64_t unit_bytes = static_cast<int64_t>(shape.seqlen_kv) *
                              (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
   p.section = static_cast<int32_t>(std::max<int64_t>(

@@ -76,8 +76,9 @@ class ForwardBlock {
     rows_ = heads_ * count_;
     if (rows_ <= 0 || part_ >= parts_) return false;
     rules_ = score_rules(problem, params_.args.inputs, b_, first_head_, len);
-    keys_ = intersect(key_span(problem.mask_rule(), queries_, len).any,
-                      part_range(params_.split, len, part_));
+    const KeySpan span = key_span(problem.mask_rule(), queries_, len);
+    keys_ = intersect(span.any, part_range(params_.split, len, part_));
+    full_ = intersect(span.all, keys_);
     return true;
   }
 
@@ -222,10 +223,7 @@ class ForwardBlock {
     const Interval columns{tile * kTileKv, (tile + 1) * kTileKv};
     const Interval keys = intersect(columns, keys_);
     const MaskRule mask = params_.problem.mask_rule();
-    const Interval rows{opaque(queries_.begin), opaque(queries_.end)};
-    const KeySpan span = key_span(mask, rows, sequence_.len);
-    const bool full =
-        classify(span, columns) == TileKind::kFull && keys.end - keys.begin == kTileKv;
+    const bool full = columns.begin >= full_.begin && columns.end <= full_.end;
     if (full && !Config::kModified) return;
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip) {
@@ -397,7 +395,8 @@ class ForwardBlock {
   const int lane_, warp_row_;
   Sequence sequence_;
   int32_t b_, kv_head_, part_, parts_, first_head_, heads_, count_, rows_;
-  Interval queries_, keys_;
+  Interval queries_;
+  Interval keys_, full_;  // that some, all queries of the block see, of its part
   ScoreRules rules_;
   // In log2 units; the sums are of this lane's columns.
   float m_[kStrips][2], l_[kStrips][2];

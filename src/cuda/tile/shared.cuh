@@ -69,29 +69,50 @@ __device__ __forceinline__ Rows kv_rows(const Problem& problem, const flashattn_
           in.pages};
 }
 
-// Starts copying kRows rows by kThreads threads. row(r) gives the address of row r, NULL: zeros;
-// columns from dim on are zeros. Each thread copies one column of chunks.
+// How kThreads threads share the chunks of a tile: each copies one column of chunks.
+template <int kThreads, int kRows, int kColumns>
+struct TileCopy {
+  using Tile = SharedTile<kRows, kColumns>;
+  static constexpr int kSlots = Tile::kChunks <= 8 ? 8 : Tile::kChunks <= 16 ? 16 : 32;
+  static constexpr int kStep = kThreads / kSlots;  // rows at once
+  static constexpr int kSteps = kRows / kStep;
+  static_assert(kRows % kStep == 0 && (kStep % 8 == 0 || kStep == 4), "the swizzle's pattern");
+
+  int chunk, row;  // of this thread, at first
+  uint32_t to;
+
+  __device__ __forceinline__ explicit TileCopy(Tile tile) {
+    const int thread = opaque(threadIdx.x);
+    chunk = thread % kSlots;
+    row = thread / kSlots;
+    to = tile.chunk(row, chunk);
+  }
+
+  __device__ __forceinline__ bool has_chunk() const {
+    return kSlots == Tile::kChunks || chunk < Tile::kChunks;
+  }
+
+  // The chunk of row + n * kStep. Four rows on, the exchange of chunks differs in one bit.
+  __device__ __forceinline__ uint32_t address(int n) const {
+    return (kStep == 4 && n % 2 == 1 ? to ^ 64 : to) + n * kStep * kColumns * 2;
+  }
+};
+
+// Starts copying a tile. row(r) gives the address of row r, NULL: zeros; columns from dim on are
+// zeros.
 template <int kThreads, int kRows, int kColumns, class RowOf>
 __device__ __forceinline__ void load_tile(SharedTile<kRows, kColumns> tile, int dim, RowOf row) {
-  constexpr int kChunks = SharedTile<kRows, kColumns>::kChunks;
-  constexpr int kSlots = kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : 32;  // threads a row
-  constexpr int kStep = kThreads / kSlots;                            // rows at once
-  static_assert(kRows % kStep == 0 && (kStep % 8 == 0 || kStep == 4), "the swizzle's pattern");
-  const int thread = opaque(threadIdx.x);
-  const int index = thread % kSlots, first = thread / kSlots;
-  if (kSlots != kChunks && index >= kChunks) return;
-  const bool inside = index * 8 < dim;
-  const uint32_t to = tile.chunk(first, index);
+  const TileCopy<kThreads, kRows, kColumns> copy(tile);
+  if (!copy.has_chunk()) return;
+  const bool inside = copy.chunk * 8 < dim;
 #pragma unroll 2
-  for (int n = 0; n < kRows / kStep; ++n) {
-    const char* from = row(first + n * kStep);
-    // Four rows on, the exchange of chunks differs in one bit.
-    const uint32_t at = (kStep == 4 && n % 2 == 1 ? to ^ 64 : to) + n * kStep * kColumns * 2;
-    ptx::cp_async_16(at, from + index * 16, inside && from != nullptr);
+  for (int n = 0; n < copy.kSteps; ++n) {
+    const char* from = row(copy.row + n * copy.kStep);
+    ptx::cp_async_16(copy.address(n), from + copy.chunk * 16, inside && from != nullptr);
   }
 }
 
-// The same for tokens [first, limit) of consecutive tokens of one head.
+// The same for tokens [first, limit) of one head.
 template <int kThreads, int kRows, int kColumns>
 __device__ __forceinline__ void load_tokens(SharedTile<kRows, kColumns> tile, int dim,
                                             const Rows& rows, int32_t first, int32_t limit) {
@@ -99,12 +120,15 @@ __device__ __forceinline__ void load_tokens(SharedTile<kRows, kColumns> tile, in
     load_tile<kThreads>(tile, dim, [&](int r) -> const char* {
       return first + r < limit ? rows.row(first + r) : nullptr;
     });
-  } else {
-    const char* base = rows.base + first * rows.row_bytes;
-    const int32_t count = limit - first;
-    load_tile<kThreads>(tile, dim, [&](int r) -> const char* {
-      return r < count ? base + r * rows.row_bytes : nullptr;
-    });
+    return;
+  }
+  const TileCopy<kThreads, kRows, kColumns> copy(tile);
+  if (!copy.has_chunk()) return;
+  const int32_t count = copy.chunk * 8 < dim ? limit - first - copy.row : 0;
+  const char* from = rows.base + (first + copy.row) * rows.row_bytes + copy.chunk * 16;
+#pragma unroll
+  for (int n = 0; n < copy.kSteps; ++n, from += copy.kStep * rows.row_bytes) {
+    ptx::cp_async_16(copy.address(n), from, n * copy.kStep < count);
   }
 }
 
