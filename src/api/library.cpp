@@ -8,6 +8,10 @@
 #include "core/select.h"
 #include "cpu/family.h"
 
+#if FLASHATTN_CUDA
+#include "cuda/family.h"
+#endif
+
 namespace flashattn {
 namespace {
 
@@ -29,8 +33,13 @@ struct BuildInfo {
   char text[512];
 
   BuildInfo() {
+#if FLASHATTN_CUDA
+    std::snprintf(text, sizeof text, "libflashattn %s, %s, CPU: %s, CUDA: %s", kVersion, kCompiler,
+                  cpu_instruction_sets(), cuda_architectures());
+#else
     std::snprintf(text, sizeof text, "libflashattn %s, %s, CPU: %s, without CUDA", kVersion,
                   kCompiler, cpu_instruction_sets());
+#endif
   }
 };
 

@@ -3,6 +3,10 @@
 #include "core/error.h"
 #include "cpu/family.h"
 
+#if FLASHATTN_CUDA
+#include "cuda/family.h"
+#endif
+
 namespace flashattn {
 namespace {
 
@@ -18,7 +22,12 @@ void check_kind(int32_t kind) {
 
 int32_t device_count(int32_t kind) {
   check_kind(kind);
-  return kind == FLASHATTN_DEVICE_CPU ? 1 : 0;
+  if (kind == FLASHATTN_DEVICE_CPU) return 1;
+#if FLASHATTN_CUDA
+  return cuda_device_count();
+#else
+  return 0;
+#endif
 }
 
 const Device& find_device(int32_t kind, int32_t index) {
@@ -28,9 +37,22 @@ const Device& find_device(int32_t kind, int32_t index) {
            index);
   }
   if (kind == FLASHATTN_DEVICE_CUDA) {
+#if FLASHATTN_CUDA
+    const int32_t count = cuda_device_count();
+    if (index < count) return cuda_device(index);
+    if (count == 0) {
+      refuse(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NO_DEVICE, "device",
+             "device = FLASHATTN_DEVICE_CUDA, but this machine offers none (%s); use "
+             "FLASHATTN_DEVICE_CPU, or install a driver",
+             cuda_no_device_reason());
+    }
+    refuse(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NO_DEVICE, "device_index",
+           "device_index = %d, but this machine has %d CUDA devices; count from 0", index, count);
+#else
     refuse(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NO_CUDA_BUILD, "device",
            "device = FLASHATTN_DEVICE_CUDA, but this library was built without CUDA; use "
            "FLASHATTN_DEVICE_CPU, or a build with the cuda option");
+#endif
   }
   if (index > 0) {
     refuse(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NO_DEVICE, "device_index",

@@ -20,9 +20,9 @@ struct Problem : flashattn_desc {
   bool has_feature(uint32_t bit) const { return (features & bit) != 0; }
 
   // Query heads of a KV head.
-  int32_t group() const { return heads_q / heads_kv; }
+  FLASHATTN_HD int32_t group() const { return heads_q / heads_kv; }
 
-  MaskRule mask_rule() const { return {mask, window_left, window_right, chunk}; }
+  FLASHATTN_HD MaskRule mask_rule() const { return {mask, window_left, window_right, chunk}; }
 
   // A weight is kept iff its 16-bit random number is >= this.
   uint32_t dropout_threshold() const {
@@ -37,7 +37,7 @@ struct Device {
   flashattn_device_properties properties;
 };
 
-inline int32_t dtype_size(int32_t dtype) {
+FLASHATTN_HD constexpr int32_t dtype_size(int32_t dtype) {
   switch (dtype) {
     case FLASHATTN_DTYPE_F32: return 4;
     case FLASHATTN_DTYPE_F16:

@@ -4,6 +4,10 @@
 #include "core/log.h"
 #include "cpu/family.h"
 
+#if FLASHATTN_CUDA
+#include "cuda/family.h"
+#endif
+
 namespace flashattn {
 namespace {
 
@@ -41,7 +45,12 @@ const char* kind_name(const Device& device) {
 }  // namespace
 
 FamilyList families() {
-  static const Family* const list[] = {&cpu_family()};
+  static const Family* const list[] = {
+#if FLASHATTN_CUDA
+      &cuda_sm80_family(),
+#endif
+      &cpu_family(),
+  };
   return {list, sizeof list / sizeof *list};
 }
 

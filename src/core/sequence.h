@@ -58,6 +58,13 @@ FLASHATTN_HD constexpr int32_t part_count(const SplitRule& rule, Lengths len) {
   return len.kv == 0 ? 1 : static_cast<int32_t>(ceil_div(len.kv, part_keys(rule, len)));
 }
 
+// The most parts of any sequence within these lengths: not always that of the longest.
+FLASHATTN_HD constexpr int32_t part_bound(const SplitRule& rule, Lengths longest) {
+  return rule.parts > 0 ? rule.parts
+                        : part_count(rule, {longest.q < rule.max_queries ? longest.q : rule.max_queries,
+                                            longest.kv});
+}
+
 FLASHATTN_HD constexpr Interval part_range(const SplitRule& rule, Lengths len, int32_t part) {
   const int64_t keys = part_keys(rule, len);
   return {clamp_index(part * keys, len.kv), clamp_index((part + 1) * keys, len.kv)};

@@ -82,8 +82,8 @@ CpuLauncher::CpuLauncher(const Problem& problem, const Device& device)
 
 // Queries and parts of the longest split that a shape allows.
 static Lengths split_bound(const SplitRule& rule, const flashattn_shape& shape) {
-  const int32_t queries = std::min(shape.seqlen_q, rule.max_queries);
-  return {queries, rule.parts > 0 ? rule.parts : part_count(rule, {queries, shape.seqlen_kv})};
+  return {std::min(shape.seqlen_q, rule.max_queries),
+          part_bound(rule, {shape.seqlen_q, shape.seqlen_kv})};
 }
 
 CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const flashattn_shape& shape,

@@ -9,13 +9,14 @@ GUARD = 192
 
 
 class Buffer:
-    """Elements in device memory between two guards, filled with FILL, aligned to the element only.
+    """Elements in device memory between two guards, filled with FILL, aligned to the element only,
+    or to what the device asks for.
     `host` is what the device should hold where the library writes nothing."""
 
     def __init__(self, device, dtype, elements, skew=1):
         self.device = device
         self.dtype = NUMPY.get(dtype) or np.dtype(dtype)
-        self.start = GUARD + skew * self.dtype.itemsize
+        self.start = GUARD + skew * max(self.dtype.itemsize, device.alignment)
         size = elements * self.dtype.itemsize
         self.image = np.full(self.start + size + GUARD, FILL, np.uint8)
         self.host = self.image[self.start:self.start + size].view(self.dtype)
@@ -74,8 +75,9 @@ def positions(starts, heads, dim, head_stride, base=0):
 
 
 def place(mode, capacities, lengths, heads, dim, varlen=False, is_input=True, name="", row=None,
-          base=0):
-    """An array (batch, capacity, heads, dim), or varlen (sum of capacities, heads, dim)."""
+          base=0, unit=1):
+    """An array (batch, capacity, heads, dim), or varlen (sum of capacities, heads, dim). unit: what
+    padding is a multiple of."""
     batch, total = len(capacities), sum(capacities)
     longest = max(capacities, default=0)
     rows, blocks = (max(total, 1), 1) if varlen else (max(longest, 1), batch)
@@ -89,8 +91,9 @@ def place(mode, capacities, lengths, heads, dim, varlen=False, is_input=True, na
     elif mode == "qkv":
         seq, step = row, rows * row
     elif mode == "padded" or (mode == "broadcast" and not repeats):
-        head, seq = dim + 3, heads * (dim + 3) + 5
-        step = rows * seq + 7
+        head = dim + 3 * unit
+        seq = heads * head + 5 * unit
+        step = rows * seq + 7 * unit
     elif mode == "broadcast":
         if name == "q":
             step = 0 if not varlen else step
@@ -109,11 +112,11 @@ def place(mode, capacities, lengths, heads, dim, varlen=False, is_input=True, na
     return Placement(strides, elements, index, base)
 
 
-def place_pages(mode, lengths, page_size, heads, dim, pages):
+def place_pages(mode, lengths, page_size, heads, dim, pages, unit):
     """A pool of pages; pages[b]: the page numbers of sequence b."""
     count = max([p + 1 for numbers in pages for p in numbers], default=0) + 1
     pool = place("padded" if mode in ("qkv", "broadcast") else mode, [page_size] * count,
-                 [page_size] * count, heads, dim)
+                 [page_size] * count, heads, dim, unit=unit)
     index = []
     for b, length in enumerate(lengths):
         tokens = [pool.index[p] for p in pages[b]]

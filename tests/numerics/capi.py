@@ -60,7 +60,8 @@ def descriptor(case, device):
         features=(LSE * case.lse | SINK * case.sink | DLSE * (both and case.dlse)
                   | DBIAS * (both and case.dbias is not None) | DSINK * (both and case.dsink)),
         determinism=case.determinism, scale=case.scale, softcap=case.softcap,
-        dropout=case.dropout, splits=case.splits, threads=case.threads)
+        dropout=case.dropout, splits=case.splits,
+        threads=case.threads if device.name == "cpu" else 0)
     if case.window is not None:
         fields["window_left"], fields["window_right"] = case.window
     if case.blocks is not None:

@@ -2,6 +2,7 @@ import os
 
 import pytest
 
+from . import capi
 from .device import open_device
 
 
@@ -35,3 +36,16 @@ def device(request):
     if "FLASHATTN_LIBRARY" not in os.environ:
         pytest.skip("FLASHATTN_LIBRARY does not name the library")
     return open_device(request.config.getoption("--device"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """What a GPU's families do not compute is skipped there, in the library's own words."""
+    try:
+        return (yield)
+    except capi.Refused as refused:
+        on_gpu = pyfuncitem.config.getoption("--device") != "cpu"
+        if not on_gpu or refused.status != capi.UNSUPPORTED:
+            raise
+        sentence = str(refused)
+    pytest.skip(sentence)

@@ -7,6 +7,7 @@ import numpy as np
 
 class CpuDevice:
     name, kind, stream = "cpu", 0, 0
+    alignment, padding = 1, 1  # bytes, elements: arrays lie as oddly as the element allows
 
     def allocate(self, size):
         """(address, handle) of size bytes, aligned to 64."""
@@ -31,6 +32,7 @@ class CpuDevice:
 class CudaDevice:
     """Through the driver, in the primary context, which the library's runtime uses too."""
     name, kind, stream = "cuda", 1, 0
+    alignment, padding = 16, 8
 
     def __init__(self):
         self.driver = ctypes.CDLL("libcuda.so.1")

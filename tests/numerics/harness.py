@@ -88,10 +88,11 @@ class Call:
             mode = "padded"
         if case.page_size and not rows_q:
             where, self.page_count = place_pages(mode, lengths, case.page_size, heads, dim,
-                                                 self.page_lists)
+                                                 self.page_lists, self.device.padding)
         else:
             where = place(mode, capacities, lengths, heads, dim,
-                          getattr(case, "cu_" + side) is not None, is_input, name, **extra)
+                          getattr(case, "cu_" + side) is not None, is_input, name,
+                          unit=self.device.padding, **extra)
         buffer = self.buffers.get(share) if share else None
         if buffer is None:
             size = where.elements

@@ -1,0 +1,71 @@
+// The machine's GPUs. The runtime is not touched before somebody asks for one.
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+
+#include "cuda/family.h"
+
+namespace flashattn {
+namespace {
+
+constexpr int32_t kMaxDevices = 64;
+
+struct Machine {
+  int32_t count;
+  const char* reason;
+  Device devices[kMaxDevices];
+  char names[kMaxDevices][64];
+  char isas[kMaxDevices][16];
+
+  Machine() : count(0), reason("there is no CUDA device"), devices{}, names{}, isas{} {
+    int found = 0;
+    const cudaError_t error = cudaGetDeviceCount(&found);
+    if (error != cudaSuccess) {
+      reason = cudaGetErrorString(error);
+      cudaGetLastError();  // it is reported here, not by somebody's next call
+      return;
+    }
+    for (; count < found && count < kMaxDevices; ++count) read(count);
+  }
+
+  void read(int32_t index) {
+    const auto attribute = [index](cudaDeviceAttr which) {
+      int value = 0;
+      cudaDeviceGetAttribute(&value, which, index);
+      return static_cast<int32_t>(value);
+    };
+    Device& device = devices[index];
+    device.kind = FLASHATTN_DEVICE_CUDA;
+    device.index = index;
+    flashattn_device_properties& p = device.properties;
+    cudaDeviceProp properties;
+    if (cudaGetDeviceProperties(&properties, index) == cudaSuccess) {
+      std::snprintf(names[index], sizeof names[index], "%.63s", properties.name);
+      p.memory = static_cast<int64_t>(properties.totalGlobalMem);
+    }
+    p.name = names[index];
+    p.units = attribute(cudaDevAttrMultiProcessorCount);
+    p.compute_capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) +
+                           attribute(cudaDevAttrComputeCapabilityMinor);
+    p.local_memory = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    std::snprintf(isas[index], sizeof isas[index], "sm%d", p.compute_capability);
+    p.isa = isas[index];
+  }
+};
+
+const Machine& machine() {
+  static const Machine found;
+  return found;
+}
+
+}  // namespace
+
+int32_t cuda_device_count() { return machine().count; }
+
+const Device& cuda_device(int32_t index) { return machine().devices[index]; }
+
+const char* cuda_no_device_reason() { return machine().reason; }
+
+const char* cuda_architectures() { return FLASHATTN_GPU_ARCHS; }
+
+}  // namespace flashattn

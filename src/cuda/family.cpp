@@ -1,0 +1,87 @@
+#include "cuda/family.h"
+
+#include <cstdio>
+
+#include "cuda/launcher.h"
+
+namespace flashattn {
+namespace {
+
+constexpr int32_t kMaxDim = 256;
+
+bool is_16_bit(int32_t dtype) {
+  return dtype == FLASHATTN_DTYPE_F16 || dtype == FLASHATTN_DTYPE_BF16;
+}
+
+void explain_dim(const char* field, int32_t value, char* text, size_t capacity) {
+  if (value > kMaxDim) {
+    std::snprintf(text, capacity,
+                  "%s = %d is above %d, the limit of every kernel family on this device; split the "
+                  "head or pad it",
+                  field, value, kMaxDim);
+  } else {
+    std::snprintf(text, capacity, "%s = %d is no multiple of 8; pad the head to %d", field, value,
+                  (value + 7) / 8 * 8);
+  }
+}
+
+const Predicate kPredicates[] = {
+    {[](const Problem&, const Device& d) { return d.properties.compute_capability < 80; },
+     FLASHATTN_REASON_ARCH, "device",
+     [](const Problem&, const Device& d, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "compute capability %d.%d is below 8.0, the least of every kernel family; use "
+                     "an Ampere or later GPU, or device = CPU",
+                     d.properties.compute_capability / 10, d.properties.compute_capability % 10);
+     }},
+    {[](const Problem& p, const Device&) { return p.has_op(FLASHATTN_OP_BACKWARD); },
+     FLASHATTN_REASON_NOT_IN_THIS_BUILD, "ops",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "ops = %u asks for backward, which this version computes on the CPU only; use "
+                     "device = CPU, or ops = FORWARD",
+                     p.ops);
+     }},
+    {[](const Problem& p, const Device&) { return !is_16_bit(p.dtype); }, FLASHATTN_REASON_DTYPE,
+     "dtype",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "dtype = %d is not computed on GPUs by this version; convert to F16 = 2 or "
+                     "BF16 = 3, or use device = CPU",
+                     p.dtype);
+     }},
+    {[](const Problem& p, const Device&) { return p.dim_qk > kMaxDim; },
+     FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       explain_dim("dim_qk", p.dim_qk, text, capacity);
+     }},
+    {[](const Problem& p, const Device&) { return p.dim_v > kMaxDim; },
+     FLASHATTN_REASON_HEAD_DIM_MAX, "dim_v",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       explain_dim("dim_v", p.dim_v, text, capacity);
+     }},
+    {[](const Problem& p, const Device&) { return p.dim_qk % 8 != 0; },
+     FLASHATTN_REASON_HEAD_DIM_MULTIPLE, "dim_qk",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       explain_dim("dim_qk", p.dim_qk, text, capacity);
+     }},
+    {[](const Problem& p, const Device&) { return p.dim_v % 8 != 0; },
+     FLASHATTN_REASON_HEAD_DIM_MULTIPLE, "dim_v",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       explain_dim("dim_v", p.dim_v, text, capacity);
+     }},
+};
+
+std::unique_ptr<Launcher> make_launcher(const Problem& problem, const Device& device) {
+  return std::unique_ptr<Launcher>(new cuda::Sm80Launcher(problem, device));
+}
+
+}  // namespace
+
+const Family& cuda_sm80_family() {
+  static const Family family = {"sm80", FLASHATTN_DEVICE_CUDA, kPredicates,
+                                sizeof kPredicates / sizeof *kPredicates, make_launcher};
+  return family;
+}
+
+}  // namespace flashattn

@@ -1,0 +1,23 @@
+// The GPU families: what core sees of them.
+#pragma once
+
+#include "core/family.h"
+
+namespace flashattn {
+
+// The portable family, on mma.sync: Ampere and later.
+const Family& cuda_sm80_family();
+
+// How many GPUs there are; 0 where there is no driver.
+int32_t cuda_device_count();
+
+// index in [0, cuda_device_count()).
+const Device& cuda_device(int32_t index);
+
+// Why there are none: the runtime's own words.
+const char* cuda_no_device_reason();
+
+// The GPU architectures in this build: "sm_80, sm_90, compute_80".
+const char* cuda_architectures();
+
+}  // namespace flashattn

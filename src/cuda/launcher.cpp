@@ -1,0 +1,278 @@
+#include "cuda/launcher.h"
+
+#include <algorithm>
+#include <cinttypes>
+
+#include "core/arrays.h"
+#include "core/error.h"
+#include "cuda/split/kernels.h"
+
+namespace flashattn::cuda {
+namespace {
+
+constexpr int32_t kInvariantKeys = 1024;  // of a part, where bits may not depend on the batch
+constexpr int32_t kInvariantQueries = 16;
+constexpr int32_t kSplitStep = 64;
+
+// Whether scores need more than a factor.
+bool is_modified(const Problem& p) {
+  return p.softcap != 0 || p.bias != 0 || p.dropout_threshold() != 0 || p.scale < 0 ||
+         p.has_mask(FLASHATTN_MASK_BLOCKS);
+}
+
+const sm80::ForwardEntry* find(const Problem& p, int32_t strips) {
+  const sm80::ForwardTable table = sm80::forward_table();
+  for (size_t n = 0; n < table.count; ++n) {
+    const sm80::ForwardEntry& e = *table.entries[n];
+    if (e.dtype == p.dtype && e.modified == is_modified(p) && e.strips == strips &&
+        e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v) {
+      return &e;
+    }
+  }
+  return nullptr;
+}
+
+void throw_on(cudaError_t error, const char* what) {
+  if (status_of(error, what) != FLASHATTN_OK) throw Refused{FLASHATTN_ERROR_DEVICE};
+}
+
+// Restores the caller's current device.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int32_t device) {
+    throw_on(cudaGetDevice(&before_), "cudaGetDevice");
+    throw_on(cudaSetDevice(device), "cudaSetDevice");
+  }
+  ~DeviceScope() { cudaSetDevice(before_); }
+
+ private:
+  int before_ = 0;
+};
+
+const void* address(const sm80::ForwardEntry& entry) {
+  return reinterpret_cast<const void*>(entry.kernel);
+}
+
+Sm80Launcher::Choice prepare(const sm80::ForwardEntry& entry, int32_t units) {
+  cudaFuncAttributes attributes;
+  throw_on(cudaFuncGetAttributes(&attributes, address(entry)), "cudaFuncGetAttributes");
+  throw_on(cudaFuncSetAttribute(address(entry), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                entry.shared_bytes),
+           "cudaFuncSetAttribute");
+  int blocks = 0;
+  throw_on(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+               &blocks, address(entry), entry.threads, static_cast<size_t>(entry.shared_bytes)),
+           "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  return {&entry, attributes.numRegs, std::max(blocks, 1) * units};
+}
+
+std::string kernel_name(const sm80::ForwardEntry& e) {
+  return std::string("sm80_forward_") + (e.dtype == FLASHATTN_DTYPE_BF16 ? "bf16_" : "f16_") +
+         std::to_string(e.dim_qk) + "_" + std::to_string(e.dim_v) + "_q" +
+         std::to_string(e.tile_q) + (e.modified ? "_modified" : "");
+}
+
+}  // namespace
+
+int32_t status_of(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return FLASHATTN_OK;
+  return fail(FLASHATTN_ERROR_DEVICE, FLASHATTN_REASON_NONE, "", "%s failed: %s; %s", what,
+              cudaGetErrorString(error),
+              "an earlier launch on this device may be at fault, see compute-sanitizer");
+}
+
+Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device)
+    : problem_(problem),
+      device_(device.index),
+      units_(problem.sm_limit > 0 ? std::min(problem.sm_limit, device.properties.units)
+                                  : device.properties.units),
+      l2_bytes_(int64_t{25} << 20) {
+  const DeviceScope scope(device_);
+  small_ = prepare(*find(problem, 1), units_);
+  const sm80::ForwardEntry* large = find(problem, 2);
+  large_ = large ? prepare(*large, units_) : small_;
+  small_name_ = kernel_name(*small_.entry);
+  large_name_ = kernel_name(*large_.entry);
+}
+
+const Sm80Launcher::Choice& Sm80Launcher::choose(const flashattn_shape& shape) const {
+  // Large tiles need rows to fill them, and blocks enough for all multiprocessors.
+  const int64_t blocks = ceil_div(shape.seqlen_q, large_.entry->tile_q) * shape.batch *
+                         problem_.heads_q;
+  return shape.seqlen_q > small_.entry->tile_q && blocks >= units_ ? large_ : small_;
+}
+
+ForwardParams Sm80Launcher::grid(const flashattn_shape& shape) const {
+  const Choice& choice = choose(shape);
+  ForwardParams p{};
+  p.problem = problem_;
+  p.args.shape = shape;
+  p.dropout_threshold = problem_.dropout_threshold();
+  p.queries = std::max(std::min(shape.seqlen_q, choice.entry->tile_q), 1);
+  // Block masks may differ from head to head, and the dropout's tiles start at multiples of 16 queries.
+  const bool alone = problem_.has_mask(FLASHATTN_MASK_BLOCKS) || p.dropout_threshold != 0;
+  p.heads = alone ? 1 : std::min(problem_.group(), choice.entry->tile_q / p.queries);
+  p.head_blocks = static_cast<int32_t>(ceil_div(problem_.group(), p.heads));
+  p.query_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_q, p.queries));
+  p.parts = 1;
+  if (problem_.splits > 0) {
+    p.split = {problem_.splits, 0, INT32_MAX, kSplitStep};
+  } else if (problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) {
+    p.split = {0, kInvariantKeys, kInvariantQueries, kSplitStep};
+  } else {
+    // As many parts as make the blocks fill the device once, where there are too few by half.
+    const int64_t parts = choice.resident / std::max<int64_t>(p.blocks(), 1);
+    const bool split = parts >= 2 && shape.seqlen_kv >= 4 * kSplitStep;
+    p.split = {split ? static_cast<int32_t>(std::min<int64_t>(
+                           parts, ceil_div(shape.seqlen_kv, 2 * kSplitStep)))
+                     : 1,
+               0, INT32_MAX, kSplitStep};
+  }
+  p.partial_queries = std::min(shape.seqlen_q, p.split.max_queries);
+  p.parts = part_bound(p.split, {shape.seqlen_q, shape.seqlen_kv});
+  const int64_t unit_bytes = static_cast<int64_t>(shape.seqlen_kv) *
+                             (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
+  p.section = static_cast<int32_t>(std::max<int64_t>(
+      std::min<int64_t>(l2_bytes_ / std::max<int64_t>(unit_bytes, 1), p.units()), 1));
+  return p;
+}
+
+int64_t Sm80Launcher::workspace(uint32_t, const flashattn_shape& shape) const {
+  // What this shape needs, or one with fewer blocks and so more parts: never more than fill the
+  // device twice, unless the caller or BATCH_INVARIANT says how many.
+  const ForwardParams p = grid(shape);
+  const int64_t row = (problem_.dim_v + 1) * static_cast<int64_t>(sizeof(float));
+  const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * p.partial_queries;
+  if (problem_.splits == 1) return 0;
+  if (problem_.splits > 1 || problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) {
+    return p.parts > 1 ? rows * p.parts * row : 0;
+  }
+  const int64_t limit = static_cast<int64_t>(std::max(large_.resident, small_.resident)) *
+                        large_.entry->tile_q * row;
+  return shape.seqlen_kv < 4 * kSplitStep ? 0
+         : std::min(limit, rows * ceil_div(shape.seqlen_kv, 2 * kSplitStep) * row);
+}
+
+void Sm80Launcher::describe(uint32_t, const flashattn_shape& shape,
+                            flashattn_plan_properties* properties) const {
+  const Choice& choice = choose(shape);
+  const bool large = choice.entry == large_.entry;
+  properties->tile_q = choice.entry->tile_q;
+  properties->tile_kv = choice.entry->tile_kv;
+  properties->stages = 1;
+  properties->threads = choice.entry->threads;
+  properties->registers = choice.registers;
+  properties->local_memory = choice.entry->shared_bytes;
+  properties->splits = grid(shape).parts;
+  properties->kernel = (large ? large_name_ : small_name_).c_str();
+  properties->isa = "mma.sync";
+  properties->why = large ? "the portable family; 32 rows a warp, for queries are many"
+                          : "the portable family; 16 rows a warp";
+}
+
+int32_t Sm80Launcher::check_device() const {
+  int current = -1;
+  const int32_t status = status_of(cudaGetDevice(&current), "cudaGetDevice");
+  if (status != FLASHATTN_OK || current == device_) return status;
+  return fail(FLASHATTN_ERROR_DEVICE, FLASHATTN_REASON_VALUE, "device_index",
+              "the plan is for CUDA device %d, but device %d is current; call cudaSetDevice(%d), or "
+              "make a plan for the current device",
+              device_, current, device_);
+}
+
+int32_t Sm80Launcher::check_alignment(const flashattn_forward_args& args) const {
+  const bool wide_o = problem_.dtype_o == FLASHATTN_DTYPE_F32;
+  const struct {
+    const char* name;
+    const flashattn_tensor& tensor;
+    int32_t elements;  // of 16 bytes; fp32 o: of 8
+    intptr_t bytes;
+  } table[] = {{"inputs.q", args.inputs.q, 8, 16},
+               {"inputs.k", args.inputs.k, 8, 16},
+               {"inputs.v", args.inputs.v, 8, 16},
+               {"o", args.o, wide_o ? 2 : 8, wide_o ? 8 : 16}};
+  for (const auto& row : table) {
+    const flashattn_tensor& t = row.tensor;
+    const bool strides = t.stride_batch % row.elements == 0 && t.stride_head % row.elements == 0 &&
+                         t.stride_seq % row.elements == 0;
+    if (strides && reinterpret_cast<intptr_t>(t.data) % row.bytes == 0) continue;
+    return fail(FLASHATTN_ERROR_UNSUPPORTED,
+                strides ? FLASHATTN_REASON_MISALIGNED : FLASHATTN_REASON_STRIDE, row.name,
+                "%s lies at %p with strides %" PRId64 ", %" PRId64 ", %" PRId64
+                ", but the kernels of this device move %d bytes at once; align it to %d bytes and "
+                "make the strides multiples of %d elements, or copy it",
+                row.name, t.data, t.stride_batch, t.stride_head, t.stride_seq,
+                static_cast<int>(row.bytes), static_cast<int>(row.bytes), row.elements);
+  }
+  return FLASHATTN_OK;
+}
+
+int32_t Sm80Launcher::forward(const flashattn_forward_args& args, void* workspace,
+                              void* stream) const {
+  if (const int32_t status = check_device()) return status;
+  if (const int32_t status = check_alignment(args)) return status;
+  ForwardParams p = grid(args.shape);
+  p.args = args;
+  p.partial_o = static_cast<float*>(workspace);
+  const int64_t rows = static_cast<int64_t>(p.parts) * args.shape.batch * problem_.heads_q *
+                       p.partial_queries;
+  p.partial_lse = p.parts > 1 ? p.partial_o + rows * problem_.dim_v : nullptr;
+  const int64_t blocks = p.blocks();
+  if (blocks > INT32_MAX) {
+    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
+                "the shape needs %" PRId64 " blocks, above %d, the limit of a grid; split the batch",
+                blocks, INT32_MAX);
+  }
+  const sm80::ForwardEntry& entry = *choose(args.shape).entry;
+  const cudaStream_t queue = static_cast<cudaStream_t>(stream);
+  void* arguments[] = {&p};
+  const int32_t status = status_of(
+      cudaLaunchKernel(address(entry), dim3(static_cast<unsigned>(blocks)),
+                       dim3(static_cast<unsigned>(entry.threads)), arguments,
+                       static_cast<size_t>(entry.shared_bytes), queue),
+      "launching the forward kernel");
+  if (status != FLASHATTN_OK || p.parts <= 1) return status;
+  launch_merge_split(p, queue);
+  return status_of(cudaGetLastError(), "launching the merge of a split forward");
+}
+
+int32_t Sm80Launcher::backward(const flashattn_backward_args&, void*, void*) const {
+  return fail(FLASHATTN_ERROR_INTERNAL, FLASHATTN_REASON_OP, "ops",
+              "a plan of a family without a backward pass was asked for one");
+}
+
+int32_t Sm80Launcher::merge(const flashattn_merge_args& args, void* stream) const {
+  if (const int32_t status = check_device()) return status;
+  if (args.parts > kMaxMergeParts) {
+    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "parts",
+                "parts = %d is above %d, the limit on a GPU; merge in several steps", args.parts,
+                kMaxMergeParts);
+  }
+  MergeParams<kMaxMergeParts> p{};
+  const Rows rows = query_rows(problem_, args.shape);
+  p.o = args.o;
+  p.lse = args.lse;
+  p.lse_layout = row_layout(problem_, args.shape);
+  p.dtype = problem_.dtype_o;
+  p.part_dtype = args.part_dtype;
+  p.dim = problem_.dim_v;
+  p.heads = problem_.heads_q;
+  p.batch = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) ? 1 : args.shape.batch;
+  p.tokens = rows.tokens;
+  p.parts = args.parts;
+  for (int32_t n = 0; n < args.parts; ++n) {
+    p.part_o[n] = resolve_strides(args.part_o[n], rows, problem_.heads_q, problem_.dim_v);
+    p.part_lse[n] = args.part_lse[n];
+  }
+  launch_merge(p, static_cast<cudaStream_t>(stream));
+  return status_of(cudaGetLastError(), "launching the merge kernel");
+}
+
+int32_t Sm80Launcher::dropout_mask(const flashattn_forward_args& args, uint8_t* keep,
+                                   void* stream) const {
+  if (const int32_t status = check_device()) return status;
+  launch_dropout_mask(problem_, args, keep, static_cast<cudaStream_t>(stream));
+  return status_of(cudaGetLastError(), "launching the dropout mask kernel");
+}
+
+}  // namespace flashattn::cuda

@@ -1,0 +1,414 @@
+// The portable forward pass (Dao 2023, algorithm 1) on mma.sync and cp.async: every NVIDIA GPU from
+// Ampere on.
+//
+// One block of 4 warps works on kTileQ rows of a KV head's group, 16 * kStrips rows a warp, against
+// tiles of kTileKv keys. K and V have one buffer each: V of a tile arrives under Q K^T, K of the next
+// under the softmax and P V, and further blocks on the same multiprocessor fill what is left.
+//
+// Shared memory: Q | K | V; the output is staged where Q was.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/tile/scores.cuh"
+#include "cuda/tile/shared.cuh"
+
+namespace flashattn::cuda::sm80 {
+
+// kModified: scores need more than a factor (softcap, biases, dropout, block masks, negative scale).
+template <class T_, int kDimQk_, int kDimV_, int kStrips_, int kTileKv_, int kMinBlocks_,
+          bool kModified_>
+struct ForwardConfig {
+  using T = T_;
+  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the tiles; smaller heads are padded
+  static constexpr int kStrips = kStrips_;                // of 16 rows, a warp
+  static constexpr bool kModified = kModified_;
+  static constexpr int kWarps = 4, kThreads = 32 * kWarps;
+  static constexpr int kTileQ = 16 * kStrips * kWarps;
+  static constexpr int kTileKv = kTileKv_;
+  static constexpr int kMinBlocks = kMinBlocks_;  // on a multiprocessor, as registers allow
+
+  using QTile = SharedTile<kTileQ, kDimQk>;
+  using KTile = SharedTile<kTileKv, kDimQk>;
+  using VTile = SharedTile<kTileKv, kDimV>;
+  using OTile = SharedTile<kTileQ, kDimV>;
+  static constexpr int kQBytes = QTile::kBytes > OTile::kBytes ? QTile::kBytes : OTile::kBytes;
+  static constexpr int kSharedBytes = kQBytes + KTile::kBytes + VTile::kBytes;
+};
+
+template <class Config>
+class ForwardBlock {
+  using T = typename Config::T;
+  static constexpr int kStrips = Config::kStrips, kTileQ = Config::kTileQ;
+  static constexpr int kTileKv = Config::kTileKv, kThreads = Config::kThreads;
+
+ public:
+  __device__ __forceinline__ ForwardBlock(const ForwardParams& params, uint32_t shared)
+      : params_(params),
+        q_tile_{shared},
+        k_tile_{shared + Config::kQBytes},
+        v_tile_{shared + Config::kQBytes + Config::KTile::kBytes},
+        lane_(threadIdx.x % 32),
+        warp_row_(threadIdx.x / 32 * 16 * kStrips) {}
+
+  // False: nothing to do.
+  __device__ __forceinline__ bool locate() {
+    const Problem& problem = params_.problem;
+    const int32_t per_section = params_.section * params_.query_blocks * params_.parts;
+    const int32_t section = blockIdx.x / per_section, rest = blockIdx.x % per_section;
+    const int32_t width = min(params_.section,
+                              static_cast<int32_t>(params_.units()) - section * params_.section);
+    const int32_t unit = section * params_.section + rest % width;
+    // Late queries first: under a causal mask they take longest.
+    const int32_t query_block = params_.query_blocks - 1 - rest / (width * params_.parts);
+    part_ = rest / width % params_.parts;
+    const int32_t head_block = unit % params_.head_blocks;
+    kv_head_ = unit / params_.head_blocks % problem.heads_kv;
+    b_ = unit / params_.head_blocks / problem.heads_kv;
+    sequence_ = sequence_of(problem, params_.args.shape, params_.args.inputs, b_);
+    const Lengths len = sequence_.len;
+    parts_ = part_count(params_.split, len);
+    queries_.begin = clamp_index(static_cast<int64_t>(query_block) * params_.queries, len.q);
+    queries_.end = clamp_index(queries_.begin + static_cast<int64_t>(params_.queries), len.q);
+    first_head_ = kv_head_ * problem.group() + head_block * params_.heads;
+    heads_ = min(params_.heads, problem.group() - head_block * params_.heads);
+    count_ = queries_.end - queries_.begin;
+    rows_ = heads_ * count_;
+    if (rows_ <= 0 || part_ >= parts_) return false;
+    rules_ = score_rules(problem, params_.args.inputs, b_, first_head_, len);
+    const KeySpan span = key_span(problem.mask_rule(), queries_, len);
+    keys_ = intersect(span.any, part_range(params_.split, len, part_));
+    full_ = intersect(span.all, keys_);
+    return true;
+  }
+
+  __device__ __forceinline__ void run() {
+    const flashattn_inputs& in = params_.args.inputs;
+    load_tile<kThreads>(q_tile_, params_.problem.dim_qk, [&](int r) -> const char* {
+      if (r >= rows_) return nullptr;
+      return tensor_row(in.q, 2, b_, first_head_ + r / count_,
+                        sequence_.first_q + queries_.begin + r % count_);
+    });
+    clear();
+    int32_t tile = next_tile(keys_.begin / kTileKv);
+    load_keys(k_tile_, in.k, params_.problem.dim_qk, tile);
+    ptx::cp_async_commit();
+    while (tile * kTileKv < keys_.end) {
+      ptx::cp_async_wait<0>();
+      __syncthreads();  // K is here, and V's last readers are done
+      load_keys(v_tile_, in.v, params_.problem.dim_v, tile);
+      ptx::cp_async_commit();
+
+      float s[kStrips][kTileKv / 8][4] = {};
+      multiply_qk(s);
+      ptx::cp_async_wait<0>();
+      __syncthreads();  // V is here, and K's readers are done
+      const int32_t next = next_tile(tile + 1);
+      if (next * kTileKv < keys_.end) load_keys(k_tile_, in.k, params_.problem.dim_qk, next);
+      ptx::cp_async_commit();
+
+      modify_and_mask(s, tile);
+      softmax(s);
+      if constexpr (Config::kModified) drop(s, tile);
+      multiply_pv(s);
+      tile = next;
+    }
+    ptx::cp_async_wait<0>();
+    finish();
+  }
+
+ private:
+  // Row of the block that accumulator row `half` (0: g, 1: g + 8) of a strip stands for.
+  __device__ __forceinline__ int32_t row_of(int strip, int half) const {
+    return warp_row_ + strip * 16 + half * 8 + lane_ / 4;
+  }
+
+  // The first tile from `tile` on in which a query of the block sees a key.
+  __device__ __forceinline__ int32_t next_tile(int32_t tile) const {
+    if constexpr (Config::kModified) {
+      while (tile * kTileKv < keys_.end &&
+             block_kind(rules_, queries_,
+                        intersect({tile * kTileKv, (tile + 1) * kTileKv}, keys_)) ==
+                 TileKind::kEmpty) {
+        ++tile;
+      }
+    }
+    return tile;
+  }
+
+  template <class Tile>
+  __device__ __forceinline__ void load_keys(Tile shared, const flashattn_tensor& tensor, int dim,
+                                            int32_t tile) const {
+    const Rows rows = kv_rows(params_.problem, params_.args.inputs, tensor, opaque(b_),
+                              opaque(kv_head_), sequence_.first_kv);
+    load_tokens<kThreads>(shared, dim, rows, tile * kTileKv, sequence_.len.kv);
+  }
+
+  __device__ __forceinline__ void clear() {
+    const Problem& problem = params_.problem;
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int32_t r = row_of(strip, half);
+        float sink = -INFINITY;
+        if ((problem.features & FLASHATTN_FEATURE_SINK) && part_ == 0 && r < rows_) {
+          sink = params_.args.inputs.sink[first_head_ + r / count_] * kLog2E;
+        }
+        m_[strip][half] = sink;
+        // Every lane of a quad sums its own columns: one of them counts the sink.
+        l_[strip][half] = sink == -INFINITY || lane_ % 4 != 0 ? 0.0f : 1.0f;
+      }
+#pragma unroll
+      for (int n = 0; n < Config::kDimV / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o_[strip][n][e] = 0.0f;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void multiply_qk(float (&s)[kStrips][kTileKv / 8][4]) const {
+    const uint32_t q = q_tile_.chunk(warp_row_ + lane_ % 16, lane_ / 16);
+    // Keys 0..7 and 8..15 of sixteen, each with both halves of k.
+    const uint32_t keys = k_tile_.chunk(lane_ % 8 + lane_ / 16 * 8, lane_ / 8 % 2);
+#pragma unroll
+    for (int k = 0; k < Config::kDimQk / 16; ++k) {
+      uint32_t a[kStrips][4];
+#pragma unroll
+      for (int strip = 0; strip < kStrips; ++strip) {
+        ptx::ldmatrix_x4(a[strip], Config::QTile::further(q, 2 * k) + strip * 16 * Config::kDimQk * 2);
+      }
+#pragma unroll
+      for (int n = 0; n < kTileKv / 16; ++n) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4(b, Config::KTile::further(keys, 2 * k) + n * 16 * Config::kDimQk * 2);
+#pragma unroll
+        for (int strip = 0; strip < kStrips; ++strip) {
+          ptx::mma_16x8x16<T>(s[strip][2 * n], a[strip], b[0], b[1]);
+          ptx::mma_16x8x16<T>(s[strip][2 * n + 1], a[strip], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void multiply_pv(const float (&p)[kStrips][kTileKv / 8][4]) {
+    const uint32_t values = v_tile_.chunk(lane_ % 16, lane_ / 16);
+#pragma unroll
+    for (int k = 0; k < kTileKv / 16; ++k) {
+      uint32_t a[kStrips][4];
+#pragma unroll
+      for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+          const float* pair = &p[strip][2 * k + x / 2][x % 2 * 2];
+          a[strip][x] = ptx::pack<T>(pair[0], pair[1]);
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < Config::kDimV / 16; ++n) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, Config::VTile::further(values, 2 * n) + k * 16 * Config::kDimV * 2);
+#pragma unroll
+        for (int strip = 0; strip < kStrips; ++strip) {
+          ptx::mma_16x8x16<T>(o_[strip][2 * n], a[strip], b[0], b[1]);
+          ptx::mma_16x8x16<T>(o_[strip][2 * n + 1], a[strip], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  // Products to scores; -inf where a key is not visible.
+  __device__ __forceinline__ void modify_and_mask(float (&s)[kStrips][kTileKv / 8][4],
+                                                  int32_t tile) const {
+    const Interval columns{tile * kTileKv, (tile + 1) * kTileKv};
+    const Interval keys = intersect(columns, keys_);
+    const MaskRule mask = params_.problem.mask_rule();
+    const bool full = columns.begin >= full_.begin && columns.end <= full_.end;
+    if (full && !Config::kModified) return;
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int32_t r = opaque(row_of(strip, half)), i = queries_.begin + r % count_;
+        Interval visible = intersect(visible_keys(mask, i, sequence_.len), keys);
+        if (r >= rows_) visible.end = visible.begin;
+        ScoreRules rules = rules_;
+        if constexpr (Config::kModified) {
+          // Heads that share a block differ in their slopes and biases.
+          if (heads_ > 1) {
+            rules = score_rules(params_.problem, params_.args.inputs, b_,
+                                first_head_ + min(r / count_, heads_ - 1), sequence_.len);
+          }
+        }
+#pragma unroll
+        for (int n = 0; n < kTileKv / 8; ++n) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            float& x = s[strip][n][half * 2 + e];
+            const int32_t j = columns.begin + n * 8 + lane_ % 4 * 2 + e;
+            const bool inside = j >= visible.begin && j < visible.end;
+            if constexpr (Config::kModified) {
+              x = modified_score(rules, x, i, j, inside).value;
+              if (!inside || !block_visible(rules, i, j)) x = -INFINITY;
+            } else if (!inside) {
+              x = -INFINITY;
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // Scores to weights; the running maximum and sum; O to the new maximum's scale.
+  __device__ __forceinline__ void softmax(float (&s)[kStrips][kTileKv / 8][4]) {
+    const float factor = Config::kModified ? 1.0f : params_.problem.scale * kLog2E;
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float top = -INFINITY;
+#pragma unroll
+        for (int n = 0; n < kTileKv / 8; ++n) {
+          top = fmaxf(top, fmaxf(s[strip][n][half * 2], s[strip][n][half * 2 + 1]));
+        }
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+        const float before = m_[strip][half], m = fmaxf(before, top * factor);
+        // A row that has seen nothing: weights of 0, not NaN.
+        const float reference = m == -INFINITY ? 0.0f : m;
+        const float shrink = ptx::exp2(before - reference);
+        float total = 0.0f;
+#pragma unroll
+        for (int n = 0; n < kTileKv / 8; ++n) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            float& x = s[strip][n][half * 2 + e];
+            x = ptx::exp2(fmaf(x, factor, -reference));
+            total += x;
+          }
+        }
+        m_[strip][half] = m;
+        l_[strip][half] = l_[strip][half] * shrink + total;
+        // After the first tiles maxima rarely rise.
+        if (__all_sync(~0u, shrink == 1.0f)) continue;
+#pragma unroll
+        for (int n = 0; n < Config::kDimV / 8; ++n) {
+          o_[strip][n][half * 2] *= shrink;
+          o_[strip][n][half * 2 + 1] *= shrink;
+        }
+      }
+    }
+  }
+
+  // Clears the weights that the dropout drops.
+  __device__ __forceinline__ void drop(float (&p)[kStrips][kTileKv / 8][4], int32_t tile) const {
+    if (params_.dropout_threshold == 0) return;
+    const flashattn_inputs& in = params_.args.inputs;
+    const uint64_t* device = in.rng_device;
+    const DropoutStream stream = DropoutStream::make(
+        in.rng_seed + (device ? device[0] : 0), in.rng_offset + (device ? device[1] : 0),
+        static_cast<uint32_t>(b_ * params_.problem.heads_q + first_head_));
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+      for (int n = 0; n < kTileKv / 16; ++n) {
+        const uint32_t bits = keep_bits(stream, params_.dropout_threshold,
+                                        queries_.begin + warp_row_ + strip * 16,
+                                        tile * kTileKv + n * 16, lane_);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          if (!(bits >> e & 1)) p[strip][2 * n + e / 4][e % 4] = 0.0f;
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void finish() {
+    locate();  // once more: registers for it were better used in the main loop
+    const flashattn_forward_args& args = params_.args;
+    const float kept = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
+    const RowLayout layout = row_layout(params_.problem, args.shape);
+    const bool to_fp32 = parts_ > 1 || params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
+    typename Config::OTile staged{q_tile_.base};
+    __syncthreads();  // Q's readers are done
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int32_t r = row_of(strip, half), h = first_head_ + r / count_;
+        const int32_t i = queries_.begin + r % count_;
+        float l = l_[strip][half];
+        l += __shfl_xor_sync(~0u, l, 1);
+        l += __shfl_xor_sync(~0u, l, 2);
+        const float factor = l == 0.0f ? 0.0f : (parts_ > 1 ? 1.0f : kept) / l;
+        const float lse = l == 0.0f ? -INFINITY : (m_[strip][half] + log2f(l)) * kLn2;
+        float* out = nullptr;  // a row of fp32
+        if (r < rows_) {
+          if (parts_ > 1) {
+            const int64_t row = params_.partial_row(part_, b_, h, i);
+            out = params_.partial_o + row * params_.problem.dim_v;
+            if (lane_ % 4 == 0) params_.partial_lse[row] = lse;
+          } else {
+            out = reinterpret_cast<float*>(tensor_row(args.o, 4, b_, h, sequence_.first_q + i));
+            if (lane_ % 4 == 0 && args.lse) {
+              args.lse[b_ * layout.batch_stride + h * layout.head_stride + sequence_.first_q + i] =
+                  lse;
+            }
+          }
+        }
+#pragma unroll
+        for (int n = 0; n < Config::kDimV / 8; ++n) {
+          const int column = n * 8 + lane_ % 4 * 2;
+          const float x = o_[strip][n][half * 2] * factor, y = o_[strip][n][half * 2 + 1] * factor;
+          if (to_fp32) {
+            if (out && column < params_.problem.dim_v) {
+              *reinterpret_cast<float2*>(out + column) = make_float2(x, y);
+            }
+          } else {
+            const uint32_t at =
+                staged.chunk(warp_row_ + strip * 16 + half * 8 + lane_ / 4, n) + lane_ % 4 * 4;
+            asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(ptx::pack<T>(x, y)) : "memory");
+          }
+        }
+      }
+    }
+    if (to_fp32) return;
+    __syncthreads();
+    for (int n = threadIdx.x; n < kTileQ * Config::OTile::kChunks; n += kThreads) {
+      const int r = n / Config::OTile::kChunks, index = n % Config::OTile::kChunks;
+      if (r >= rows_ || index * 8 >= params_.problem.dim_v) continue;
+      char* to = tensor_row(args.o, 2, b_, first_head_ + r / count_,
+                            sequence_.first_q + queries_.begin + r % count_);
+      int4 chunk;
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(chunk.x), "=r"(chunk.y), "=r"(chunk.z), "=r"(chunk.w)
+                   : "r"(staged.chunk(r, index))
+                   : "memory");
+      *reinterpret_cast<int4*>(to + index * 16) = chunk;
+    }
+  }
+
+  const ForwardParams& params_;
+  const typename Config::QTile q_tile_;
+  const typename Config::KTile k_tile_;
+  const typename Config::VTile v_tile_;
+  const int lane_, warp_row_;
+  Sequence sequence_;
+  int32_t b_, kv_head_, part_, parts_, first_head_, heads_, count_, rows_;
+  Interval queries_;
+  Interval keys_, full_;  // that some, all queries of the block see, of its part
+  ScoreRules rules_;
+  // In log2 units; the sums are of this lane's columns.
+  float m_[kStrips][2], l_[kStrips][2];
+  float o_[kStrips][Config::kDimV / 8][4];
+};
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    forward_kernel(const __grid_constant__ ForwardParams params) {
+  extern __shared__ __align__(128) char shared[];
+  ForwardBlock<Config> block(params, ptx::shared_address(shared));
+  if (block.locate()) block.run();
+}
+
+}  // namespace flashattn::cuda::sm80

@@ -1,0 +1,108 @@
+#include "cuda/split/kernels.h"
+
+#include "cuda/split/merge.cuh"
+
+namespace flashattn::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+
+// The grid: a head of a sequence along x, rows along y, which go round where they are many.
+dim3 grid_of(int32_t batch, int32_t heads, int64_t rows, int64_t rows_a_block) {
+  const int64_t blocks = ceil_div(rows, rows_a_block);
+  return {static_cast<unsigned>(batch) * static_cast<unsigned>(heads),
+          static_cast<unsigned>(blocks < 65535 ? blocks : 65535)};
+}
+
+// One warp a row.
+__global__ void __launch_bounds__(32 * kWarps)
+    merge_split_kernel(const __grid_constant__ ForwardParams params) {
+  const flashattn_forward_args& args = params.args;
+  const int32_t b = blockIdx.x / params.problem.heads_q, h = blockIdx.x % params.problem.heads_q;
+  const Sequence sequence = sequence_of(params.problem, args.shape, args.inputs, b);
+  const int32_t parts = part_count(params.split, sequence.len);
+  if (parts <= 1) return;
+  const int64_t stride = params.partial_row(1, 0, 0, 0);
+  const RowLayout layout = row_layout(params.problem, args.shape);
+  const float kept = 65536.0f / (65536.0f - static_cast<float>(params.dropout_threshold));
+  for (int32_t i = blockIdx.y * kWarps + threadIdx.x / 32; i < sequence.len.q;
+       i += gridDim.y * kWarps) {
+    const int64_t first = params.partial_row(0, b, h, i), token = sequence.first_q + i;
+    merge_row(
+        {parts, params.problem.dim_v, FLASHATTN_DTYPE_F32, params.problem.dtype_o,
+         tensor_row(args.o, dtype_size(params.problem.dtype_o), b, h, token),
+         args.lse ? args.lse + b * layout.batch_stride + h * layout.head_stride + token : nullptr},
+        [&](int32_t p) { return params.partial_lse[first + p * stride]; },
+        [&](int32_t p) {
+          return params.partial_o + (first + p * stride) * params.problem.dim_v;
+        },
+        kept);
+  }
+}
+
+__global__ void __launch_bounds__(32 * kWarps)
+    merge_kernel(const __grid_constant__ MergeParams<kMaxMergeParts> params) {
+  const int32_t b = blockIdx.x / params.heads, h = blockIdx.x % params.heads;
+  for (int64_t token = blockIdx.y * kWarps + threadIdx.x / 32; token < params.tokens;
+       token += gridDim.y * kWarps) {
+    const int64_t at =
+        b * params.lse_layout.batch_stride + h * params.lse_layout.head_stride + token;
+    merge_row(
+        {params.parts, params.dim, params.part_dtype, params.dtype,
+         tensor_row(params.o, dtype_size(params.dtype), b, h, token),
+         params.lse ? params.lse + at : nullptr},
+        [&](int32_t p) { return params.part_lse[p][at]; },
+        [&](int32_t p) {
+          return tensor_row(params.part_o[p], dtype_size(params.part_dtype), b, h, token);
+        },
+        1.0f);
+  }
+}
+
+struct DropoutMaskParams {
+  int32_t queries, keys;
+  uint32_t threshold;
+  uint64_t seed, offset;
+  const uint64_t* rng_device;  // may be NULL
+  uint8_t* keep;
+};
+
+// One block a row.
+__global__ void __launch_bounds__(32 * kWarps)
+    dropout_mask_kernel(const __grid_constant__ DropoutMaskParams params) {
+  const uint64_t* rng = params.rng_device;
+  const DropoutStream stream = DropoutStream::make(
+      params.seed + (rng ? rng[0] : 0), params.offset + (rng ? rng[1] : 0), blockIdx.x);
+  for (int32_t i = blockIdx.y; i < params.queries; i += gridDim.y) {
+    uint8_t* row =
+        params.keep + (static_cast<int64_t>(blockIdx.x) * params.queries + i) * params.keys;
+    for (int32_t j = threadIdx.x; j < params.keys; j += blockDim.x) {
+      row[j] = stream.number(i, j) >= params.threshold;
+    }
+  }
+}
+
+}  // namespace
+
+void launch_merge_split(const ForwardParams& params, cudaStream_t stream) {
+  const dim3 grid = grid_of(params.args.shape.batch, params.problem.heads_q,
+                            params.partial_queries, kWarps);
+  merge_split_kernel<<<grid, 32 * kWarps, 0, stream>>>(params);
+}
+
+void launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream) {
+  const dim3 grid = grid_of(params.batch, params.heads, params.tokens, kWarps);
+  merge_kernel<<<grid, 32 * kWarps, 0, stream>>>(params);
+}
+
+void launch_dropout_mask(const Problem& problem, const flashattn_forward_args& args, uint8_t* keep,
+                         cudaStream_t stream) {
+  const flashattn_shape& shape = args.shape;
+  const DropoutMaskParams params{shape.seqlen_q,         shape.seqlen_kv,
+                                 problem.dropout_threshold(), args.inputs.rng_seed,
+                                 args.inputs.rng_offset, args.inputs.rng_device, keep};
+  const dim3 grid = grid_of(shape.batch, problem.heads_q, shape.seqlen_q, 1);
+  dropout_mask_kernel<<<grid, 32 * kWarps, 0, stream>>>(params);
+}
+
+}  // namespace flashattn::cuda

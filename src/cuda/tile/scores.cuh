@@ -1,0 +1,126 @@
+// What happens to scores between the two products, on the accumulators of mma.sync: scale, softcap,
+// ALiBi, dense bias, masks, dropout. Scores are in units of log2(e).
+#pragma once
+
+#include "core/philox.h"
+#include "cuda/params.h"
+#include "cuda/ptx/mma.cuh"
+
+namespace flashattn::cuda {
+
+constexpr float kLog2E = 1.44269504088896341f;
+constexpr float kLn2 = 0.693147180559945309f;
+
+// What is added to, multiplied with or hidden from the scores of one head of one sequence.
+struct ScoreRules {
+  float scale;
+  float softcap;      // 0: off
+  float slope;        // of ALiBi; 0: off
+  int32_t offset;     // off of the specification
+  const char* bias;   // of query 0; NULL: none
+  int64_t bias_row;   // elements
+  int32_t bias_dtype;
+  const uint8_t* blocks;  // of query 0; NULL: none
+  int64_t blocks_row;
+  int32_t block_q, block_kv;
+};
+
+__device__ __forceinline__ ScoreRules score_rules(const Problem& problem, const flashattn_inputs& in,
+                                                  int32_t b, int32_t h, Lengths len) {
+  ScoreRules rules{};
+  rules.scale = problem.scale;
+  rules.softcap = problem.softcap;
+  rules.offset = diagonal_offset(problem.mask_rule(), len);
+  if (problem.bias & FLASHATTN_BIAS_ALIBI) {
+    rules.slope = in.alibi_slopes[b * in.alibi_stride_batch + h];
+  }
+  if (problem.bias & FLASHATTN_BIAS_DENSE) {
+    rules.bias = static_cast<const char*>(in.bias) +
+                 (b * in.bias_stride_batch + h * in.bias_stride_head) *
+                     dtype_size(problem.bias_dtype);
+    rules.bias_row = in.bias_stride_row;
+    rules.bias_dtype = problem.bias_dtype;
+  }
+  if (problem.mask & FLASHATTN_MASK_BLOCKS) {
+    rules.blocks = in.block_mask + b * in.block_mask_stride_batch + h * in.block_mask_stride_head;
+    rules.blocks_row = in.block_mask_stride_row;
+    rules.block_q = problem.block_q;
+    rules.block_kv = problem.block_kv;
+  }
+  return rules;
+}
+
+// A score plus its bias; a boolean mask hides, whatever the score was.
+__device__ __forceinline__ float add_bias(const ScoreRules& rules, float x, int32_t i, int32_t j) {
+  const int64_t at = i * rules.bias_row + j;
+  switch (rules.bias_dtype) {
+    case FLASHATTN_DTYPE_F32: return x + reinterpret_cast<const float*>(rules.bias)[at];
+    case FLASHATTN_DTYPE_F16:
+      return x + __half2float(reinterpret_cast<const __half*>(rules.bias)[at]);
+    case FLASHATTN_DTYPE_BF16:
+      return x + __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(rules.bias)[at]);
+    default: return rules.bias[at] ? x : -INFINITY;
+  }
+}
+
+// The score of a product, before masks, and the derivative of the softcap there.
+struct Score {
+  float value, derivative;
+};
+
+__device__ __forceinline__ Score modified_score(const ScoreRules& rules, float product, int32_t i,
+                                                int32_t j, bool inside) {
+  Score s{product * rules.scale, 1.0f};
+  if (rules.softcap != 0) {
+    // tanh as 1 - 2 / (e^2|x| + 1), and near 0, where that loses digits, by its series.
+    const float x = s.value / rules.softcap, a = fabsf(x), square = x * x;
+    const float large = copysignf(1.0f - 2.0f / (ptx::exp2(a * (2.0f * kLog2E)) + 1.0f), x);
+    const float small =
+        x - x * square *
+                (0.33333333f - square * (0.13333333f - square * (0.053968254f - square * 0.021869489f)));
+    const float t = a < 0.25f ? small : large;
+    s = {t * rules.softcap, 1.0f - t * t};
+  }
+  s.value -= rules.slope * fabsf(static_cast<float>(i + static_cast<int64_t>(rules.offset) - j));
+  if (rules.bias && inside) s.value = add_bias(rules, s.value, i, j);
+  s.value *= kLog2E;
+  return s;
+}
+
+__device__ __forceinline__ bool block_visible(const ScoreRules& rules, int32_t i, int32_t j) {
+  return !rules.blocks || rules.blocks[i / rules.block_q * rules.blocks_row + j / rules.block_kv];
+}
+
+// How the block mask stands to a tile.
+__device__ __forceinline__ TileKind block_kind(const ScoreRules& rules, Interval queries,
+                                               Interval keys) {
+  if (!rules.blocks) return TileKind::kFull;
+  bool any = false, all = true;
+  for (int32_t y = queries.begin / rules.block_q; y <= (queries.end - 1) / rules.block_q; ++y) {
+    for (int32_t x = keys.begin / rules.block_kv; x <= (keys.end - 1) / rules.block_kv; ++x) {
+      const bool on = rules.blocks[y * rules.blocks_row + x] != 0;
+      any |= on;
+      all &= on;
+    }
+  }
+  return all ? TileKind::kFull : any ? TileKind::kPartial : TileKind::kEmpty;
+}
+
+// Which of a lane's eight weights of a 16 x 16 tile of accumulators are kept: bit (column half) * 4 +
+// (row half) * 2 + (odd column). i and j are multiples of 16.
+__device__ __forceinline__ uint32_t keep_bits(const DropoutStream& stream, uint32_t threshold,
+                                              int32_t i, int32_t j, int32_t lane) {
+  const PhiloxWords words = philox4x32_10(
+      {{static_cast<uint32_t>(j) >> 4 << 5 | static_cast<uint32_t>(lane),
+        static_cast<uint32_t>(i) >> 4, stream.head, stream.offset}},
+      stream.key0, stream.key1);
+  uint32_t bits = 0;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    bits |= ((words.word[w] & 0xffffu) >= threshold ? 1u : 0u) << (2 * w);
+    bits |= ((words.word[w] >> 16) >= threshold ? 1u : 0u) << (2 * w + 1);
+  }
+  return bits;
+}
+
+}  // namespace flashattn::cuda

@@ -1,0 +1,135 @@
+// Tiles of 16-bit rows in shared memory, and how they are filled from anywhere.
+#pragma once
+
+#include "cuda/params.h"
+#include "cuda/ptx/copy.cuh"
+
+namespace flashattn::cuda {
+
+// x, of which the compiler knows nothing: what depends on it is worked out where it stands, instead of
+// being kept in registers around a loop.
+__device__ __forceinline__ int32_t opaque(int32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// kRows x kColumns 16-bit elements, rows back to back. 16-byte chunks are exchanged within each 128
+// bytes (chunk ^ row % 8), so that neither ldmatrix nor row-wise stores meet bank conflicts.
+template <int kRows, int kColumns>
+struct SharedTile {
+  static_assert(kColumns % 64 == 0, "a row is whole groups of eight chunks");
+  static constexpr int kBytes = kRows * kColumns * 2;
+  static constexpr int kChunks = kColumns / 8;
+
+  uint32_t base;  // shared-memory address, 128-byte aligned
+
+  __device__ __forceinline__ uint32_t chunk(int row, int index) const {
+    return base + row * (kColumns * 2) + ((index ^ (row & 7)) << 4);
+  }
+
+  // From the address of chunk 0 or 1 of a row to the one `step` further, step even: one instruction
+  // where step is a constant, so that no register need hold what it gives.
+  static __device__ __forceinline__ uint32_t further(uint32_t address, int step) {
+    return (address ^ ((step & 7) << 4)) + (step >> 3) * 128;
+  }
+};
+
+// The rows (tokens) of one head of one sequence.
+struct Rows {
+  const char* base;
+  int64_t row_bytes;
+  const int32_t* pages;  // NULL: not paged
+  int32_t page_size;
+  int64_t page_bytes;
+  int64_t page_limit;
+
+  __device__ __forceinline__ const char* row(int32_t i) const {
+    if (!pages) return base + i * row_bytes;
+    // A page number out of range reads some page: wrong, but nobody else's memory.
+    int64_t page = pages[i / page_size];
+    page = page < 0 ? 0 : page >= page_limit ? page_limit - 1 : page;
+    return base + page * page_bytes + i % page_size * row_bytes;
+  }
+};
+
+__device__ __forceinline__ char* tensor_row(const flashattn_tensor& t, int32_t size, int32_t b,
+                                            int32_t h, int64_t i) {
+  return static_cast<char*>(t.data) +
+         (b * t.stride_batch + h * t.stride_head + i * t.stride_seq) * size;
+}
+
+__device__ __forceinline__ Rows kv_rows(const Problem& problem, const flashattn_inputs& in,
+                                        const flashattn_tensor& t, int32_t b, int32_t h,
+                                        int64_t first) {
+  if (!(problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) {
+    return {tensor_row(t, 2, b, h, first), t.stride_seq * 2, nullptr, 1, 0, 0};
+  }
+  return {static_cast<char*>(t.data) + h * t.stride_head * 2, t.stride_seq * 2,
+          in.page_table + b * in.page_table_stride, problem.page_size, t.stride_batch * 2,
+          in.pages};
+}
+
+// How kThreads threads share the chunks of a tile: each copies one column of chunks.
+template <int kThreads, int kRows, int kColumns>
+struct TileCopy {
+  using Tile = SharedTile<kRows, kColumns>;
+  static constexpr int kSlots = Tile::kChunks <= 8 ? 8 : Tile::kChunks <= 16 ? 16 : 32;
+  static constexpr int kStep = kThreads / kSlots;  // rows at once
+  static constexpr int kSteps = kRows / kStep;
+  static_assert(kRows % kStep == 0 && (kStep % 8 == 0 || kStep == 4), "the swizzle's pattern");
+
+  int chunk, row;  // of this thread, at first
+  uint32_t to;
+
+  __device__ __forceinline__ explicit TileCopy(Tile tile) {
+    const int thread = opaque(threadIdx.x);
+    chunk = thread % kSlots;
+    row = thread / kSlots;
+    to = tile.chunk(row, chunk);
+  }
+
+  __device__ __forceinline__ bool has_chunk() const {
+    return kSlots == Tile::kChunks || chunk < Tile::kChunks;
+  }
+
+  // The chunk of row + n * kStep. Four rows on, the exchange of chunks differs in one bit.
+  __device__ __forceinline__ uint32_t address(int n) const {
+    return (kStep == 4 && n % 2 == 1 ? to ^ 64 : to) + n * kStep * kColumns * 2;
+  }
+};
+
+// Starts copying a tile. row(r) gives the address of row r, NULL: zeros; columns from dim on are
+// zeros.
+template <int kThreads, int kRows, int kColumns, class RowOf>
+__device__ __forceinline__ void load_tile(SharedTile<kRows, kColumns> tile, int dim, RowOf row) {
+  const TileCopy<kThreads, kRows, kColumns> copy(tile);
+  if (!copy.has_chunk()) return;
+  const bool inside = copy.chunk * 8 < dim;
+#pragma unroll 2
+  for (int n = 0; n < copy.kSteps; ++n) {
+    const char* from = row(copy.row + n * copy.kStep);
+    ptx::cp_async_16(copy.address(n), from + copy.chunk * 16, inside && from != nullptr);
+  }
+}
+
+// The same for tokens [first, limit) of one head.
+template <int kThreads, int kRows, int kColumns>
+__device__ __forceinline__ void load_tokens(SharedTile<kRows, kColumns> tile, int dim,
+                                            const Rows& rows, int32_t first, int32_t limit) {
+  if (rows.pages) {
+    load_tile<kThreads>(tile, dim, [&](int r) -> const char* {
+      return first + r < limit ? rows.row(first + r) : nullptr;
+    });
+    return;
+  }
+  const TileCopy<kThreads, kRows, kColumns> copy(tile);
+  if (!copy.has_chunk()) return;
+  const int32_t count = copy.chunk * 8 < dim ? limit - first - copy.row : 0;
+  const char* from = rows.base + (first + copy.row) * rows.row_bytes + copy.chunk * 16;
+#pragma unroll
+  for (int n = 0; n < copy.kSteps; ++n, from += copy.kStep * rows.row_bytes) {
+    ptx::cp_async_16(copy.address(n), from, n * copy.kStep < count);
+  }
+}
+
+}  // namespace flashattn::cuda
