@@ -29,7 +29,8 @@ struct Label {
   const Label label(array, array.pointer_suffix);
   reject(FLASHATTN_REASON_SIZE, label.field,
          "%s with %" PRId64 " x %" PRId64 " x %" PRId64 " x %" PRId64
-         " elements (batch, head, token, element) and its strides reaches past 2^63 bytes or the end of the address space; check the "
+         " elements (batch, head, token, element) and its strides reaches past 2^63 bytes or the "
+         "end of the address space; check the "
          "sizes and strides",
          label.text, array.extent[0], array.extent[1], array.extent[2], array.extent[3]);
 }
@@ -42,7 +43,8 @@ bool check_counts(const Array& array) {
     if (array.stride[d] < 0) {
       const Label label(array, array.suffixes ? array.suffixes[d] : "");
       reject(FLASHATTN_REASON_STRIDE, label.field,
-             "%s = %" PRId64 " is below 0; strides count elements upwards: give the first element "
+             "%s = %" PRId64
+             " is below 0; strides count elements upwards: give the first element "
              "of memory as the pointer, and positive strides",
              label.text, array.stride[d]);
     }
@@ -62,8 +64,8 @@ void check_pointer(const Array& array) {
            label.text, array.use == Use::kInput ? "an array of" : "memory for",
            array.extent[0] * array.extent[1] * array.extent[2] * array.extent[3], array.element);
   }
-  const uintptr_t misfit = reinterpret_cast<uintptr_t>(array.data) %
-                           static_cast<uintptr_t>(array.element);
+  const uintptr_t misfit =
+      reinterpret_cast<uintptr_t>(array.data) % static_cast<uintptr_t>(array.element);
   if (misfit != 0) {
     const Label label(array, array.pointer_suffix);
     reject(FLASHATTN_REASON_MISALIGNED, label.field,
@@ -98,7 +100,8 @@ void check_nesting(Array* array) {
       if (array->use != Use::kOutput) continue;
       const Label label(*array, array->suffixes ? array->suffixes[d] : "");
       reject(FLASHATTN_REASON_STRIDE, label.field,
-             "%s = 0, but %" PRId64 " results would be written to the same place; zero strides "
+             "%s = 0, but %" PRId64
+             " results would be written to the same place; zero strides "
              "repeat inputs only (all three zero: packed)",
              label.text, array->extent[d]);
     }
@@ -116,7 +119,8 @@ void check_nesting(Array* array) {
     if (array->stride[d] < filled && array->use != Use::kInput) {
       const Label label(*array, array->suffixes && d < 3 ? array->suffixes[d] : "");
       reject(FLASHATTN_REASON_STRIDE, label.field,
-             "%s = %" PRId64 " is below %" PRId64 ", the elements one step reaches over: results "
+             "%s = %" PRId64 " is below %" PRId64
+             ", the elements one step reaches over: results "
              "would overlap each other; use a larger stride",
              label.text, array->stride[d], filled);
     }
@@ -141,7 +145,8 @@ void check_apart(const Array& output, const Array& other) {
   if (!meet || !(output.begin == other.begin || (output.dense && other.dense))) return;
   const Label label(output, output.pointer_suffix), with(other, other.pointer_suffix);
   reject(FLASHATTN_REASON_OVERLAP, label.field,
-         "%s (%" PRIu64 " bytes at %p) overlaps %s (%" PRIu64 " bytes at %p); what is written must "
+         "%s (%" PRIu64 " bytes at %p) overlaps %s (%" PRIu64
+         " bytes at %p); what is written must "
          "not share memory with anything else of the call: use memory of its own",
          label.text, static_cast<uint64_t>(output.end - output.begin), output.data, with.text,
          static_cast<uint64_t>(other.end - other.begin), other.data);

@@ -13,19 +13,19 @@ enum class Use { kInput, kOutput, kSum };  // kSum: an output in which stride 0 
 
 // Indices, outermost first: (batch, head, token, element) for most arrays. The last is contiguous.
 struct Array {
-  const char* name;              // "inputs.q"
-  const char* pointer_suffix;    // ".data": with the name, the pointer's structure member
-  const char* const* suffixes;   // of the members that hold the first three strides; may be NULL
-  int32_t index;                 // of an array of arrays; -1: not one
+  const char* name;             // "inputs.q"
+  const char* pointer_suffix;   // ".data": with the name, the pointer's structure member
+  const char* const* suffixes;  // of the members that hold the first three strides; may be NULL
+  int32_t index;                // of an array of arrays; -1: not one
   Use use;
   const void* data;
-  int32_t element;               // bytes
+  int32_t element;  // bytes
   int64_t extent[4];
-  int64_t stride[4];             // elements
+  int64_t stride[4];  // elements
 
   // Filled by check_array.
-  uintptr_t begin, end;          // bytes it reaches; equal when it has no element
-  bool dense;                    // every byte between is part of it
+  uintptr_t begin, end;  // bytes it reaches; equal when it has no element
+  bool dense;            // every byte between is part of it
 };
 
 // Refuses what is wrong with the array by itself, and fills begin, end and dense. Nothing else may

@@ -16,8 +16,7 @@ int64_t plus(int64_t a, int64_t b) {
 }
 
 int64_t pairs_of_sequence(const Problem& problem, Lengths len) {
-  constexpr uint32_t kShape =
-      FLASHATTN_MASK_CAUSAL | FLASHATTN_MASK_WINDOW | FLASHATTN_MASK_CHUNK;
+  constexpr uint32_t kShape = FLASHATTN_MASK_CAUSAL | FLASHATTN_MASK_WINDOW | FLASHATTN_MASK_CHUNK;
   if (!problem.has_mask(kShape)) return static_cast<int64_t>(len.q) * len.kv;
   return visible_pairs(problem.mask_rule(), len);
 }
@@ -60,10 +59,10 @@ int64_t operation_bytes(const Problem& problem, uint32_t op, const flashattn_sha
   const auto add = [&](int64_t arrays, int64_t rows, int64_t heads, int64_t dim, int64_t element) {
     bytes = plus(bytes, times(times(times(times(rows, heads), dim), element), arrays));
   };
-  add(backward ? 2 : 1, queries, heads_q, qk, in);   // q; dq
-  add(backward ? 2 : 1, keys, heads_kv, qk, in);     // k; dk
-  add(backward ? 2 : 1, keys, heads_kv, v, in);      // v; dv
-  add(backward ? 2 : 1, queries, heads_q, v, out);   // o; dout
+  add(backward ? 2 : 1, queries, heads_q, qk, in);  // q; dq
+  add(backward ? 2 : 1, keys, heads_kv, qk, in);    // k; dk
+  add(backward ? 2 : 1, keys, heads_kv, v, in);     // v; dv
+  add(backward ? 2 : 1, queries, heads_q, v, out);  // o; dout
   if (backward || problem.has_feature(FLASHATTN_FEATURE_LSE)) add(1, queries, heads_q, 1, 4);
   if (backward && problem.has_feature(FLASHATTN_FEATURE_DLSE)) add(1, queries, heads_q, 1, 4);
   // How far a bias is broadcast is not known here: at the least over batch and heads.

@@ -58,7 +58,8 @@ FLASHATTN_HD constexpr Interval visible_keys(const MaskRule& rule, int32_t i, Le
   if (rule.mask & FLASHATTN_MASK_CAUSAL) end = at + 1 < end ? at + 1 : end;
   if (rule.mask & FLASHATTN_MASK_WINDOW) {
     if (rule.window_left >= 0 && at - rule.window_left > begin) begin = at - rule.window_left;
-    if (rule.window_right >= 0 && at + rule.window_right + 1 < end) end = at + rule.window_right + 1;
+    if (rule.window_right >= 0 && at + rule.window_right + 1 < end)
+      end = at + rule.window_right + 1;
   }
   if (rule.mask & FLASHATTN_MASK_CHUNK) {
     const int64_t first = floor_div(at, rule.chunk) * rule.chunk;
@@ -91,8 +92,8 @@ FLASHATTN_HD constexpr Interval visible_queries(const MaskRule& rule, int32_t j,
 
 // What a tile of queries [rows.begin, rows.end), not empty, needs of the keys.
 struct KeySpan {
-  Interval any;   // every key that some row sees lies here
-  Interval all;   // every row sees all of these; may be empty (begin >= end)
+  Interval any;  // every key that some row sees lies here
+  Interval all;  // every row sees all of these; may be empty (begin >= end)
 };
 
 FLASHATTN_HD constexpr KeySpan key_span(const MaskRule& rule, Interval rows, Lengths len) {

@@ -50,7 +50,8 @@ void check_workspace_limit(const Plan& plan) {
   const Promised promised = promised_shape(plan.problem);
   if (promised.missing) {
     reject(FLASHATTN_REASON_WORKSPACE_LIMIT, promised.missing,
-           "workspace_limit = %" PRId64 " is set, but %s is not promised, so that no limit can be "
+           "workspace_limit = %" PRId64
+           " is set, but %s is not promised, so that no limit can be "
            "kept; promise it, or leave workspace_limit at 0",
            plan.problem.workspace_limit, promised.missing);
   }
@@ -59,10 +60,11 @@ void check_workspace_limit(const Plan& plan) {
     const int64_t bytes = plan.launcher->workspace(op, promised.shape);
     if (bytes <= plan.problem.workspace_limit) continue;
     refuse(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_WORKSPACE_LIMIT, "workspace_limit",
-           "the promised maxima need %" PRId64 " bytes of workspace for %s, above workspace_limit "
+           "the promised maxima need %" PRId64
+           " bytes of workspace for %s, above workspace_limit "
            "= %" PRId64 " (%s); raise the limit, promise less, or split the batch",
-           bytes, op == FLASHATTN_OP_FORWARD ? "forward" : "backward",
-           plan.problem.workspace_limit, plan.device->properties.name);
+           bytes, op == FLASHATTN_OP_FORWARD ? "forward" : "backward", plan.problem.workspace_limit,
+           plan.device->properties.name);
   }
 }
 
@@ -89,7 +91,8 @@ void check_plan(const Plan* plan) {
 void check_op(const Plan& plan, uint32_t op) {
   if (op != FLASHATTN_OP_FORWARD && op != FLASHATTN_OP_BACKWARD) {
     reject(FLASHATTN_REASON_VALUE, "op",
-           "op = %" PRIu32 " is not one operation; use FLASHATTN_OP_FORWARD = 1 or "
+           "op = %" PRIu32
+           " is not one operation; use FLASHATTN_OP_FORWARD = 1 or "
            "FLASHATTN_OP_BACKWARD = 2",
            op);
   }

@@ -32,7 +32,7 @@ struct Problem : flashattn_desc {
 
 // A device, as the families see it. The strings live as long as the process.
 struct Device {
-  int32_t kind;   // enum flashattn_device
+  int32_t kind;  // enum flashattn_device
   int32_t index;
   flashattn_device_properties properties;
 };

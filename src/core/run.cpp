@@ -71,8 +71,8 @@ int32_t run_merge(const Plan* plan, const flashattn_merge_args* args, void* stre
   check_stream(*plan, stream);
   check_merge(plan->problem, &own);
   const bool varlen = plan->problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
-  const bool empty = varlen ? own.shape.total_q == 0
-                            : own.shape.batch == 0 || own.shape.seqlen_q == 0;
+  const bool empty =
+      varlen ? own.shape.total_q == 0 : own.shape.batch == 0 || own.shape.seqlen_q == 0;
   return empty ? FLASHATTN_OK : plan->launcher->merge(own, stream);
 }
 

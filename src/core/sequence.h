@@ -1,5 +1,5 @@
-// One sequence of a batch: where its rows start, how long it is, how its keys are split. Shared by the
-// CPU family, the host side of the GPU families, and the kernels.
+// One sequence of a batch: where its rows start, how long it is, how its keys are split. Shared by
+// the CPU family, the host side of the GPU families, and the kernels.
 #pragma once
 
 #include "core/problem.h"
@@ -38,8 +38,8 @@ FLASHATTN_HD RowLayout row_layout(const Problem& problem, const flashattn_shape&
   return {static_cast<int64_t>(problem.heads_q) * shape.seqlen_q, shape.seqlen_q};
 }
 
-// How keys are split over workers that are merged afterwards. What a sequence gets depends on the rule
-// and on its own lengths alone.
+// How keys are split over workers that are merged afterwards. What a sequence gets depends on the
+// rule and on its own lengths alone.
 struct SplitRule {
   int32_t parts;        // exactly so many, or, 0:
   int32_t keys;         // parts of so many keys
@@ -60,9 +60,10 @@ FLASHATTN_HD constexpr int32_t part_count(const SplitRule& rule, Lengths len) {
 
 // The most parts of any sequence within these lengths: not always that of the longest.
 FLASHATTN_HD constexpr int32_t part_bound(const SplitRule& rule, Lengths longest) {
-  return rule.parts > 0 ? rule.parts
-                        : part_count(rule, {longest.q < rule.max_queries ? longest.q : rule.max_queries,
-                                            longest.kv});
+  return rule.parts > 0
+             ? rule.parts
+             : part_count(
+                   rule, {longest.q < rule.max_queries ? longest.q : rule.max_queries, longest.kv});
 }
 
 FLASHATTN_HD constexpr Interval part_range(const SplitRule& rule, Lengths len, int32_t part) {

@@ -49,13 +49,15 @@ void check_size(const Size& size) {
   }
   if (size.value != 0 && !size.used) {
     reject(FLASHATTN_REASON_SIZE, size.field,
-           "%s = %" PRId64 " has a meaning only with a VARLEN layout, which this plan has not; "
+           "%s = %" PRId64
+           " has a meaning only with a VARLEN layout, which this plan has not; "
            "leave it at 0",
            size.field, size.value);
   }
   if (size.promise > 0 && size.value > size.promise) {
     reject(FLASHATTN_REASON_SIZE, size.field,
-           "%s = %" PRId64 " is above %s = %" PRId64 ", which the plan's descriptor promised; make "
+           "%s = %" PRId64 " is above %s = %" PRId64
+           ", which the plan's descriptor promised; make "
            "a plan with a larger promise or none",
            size.field, size.value, size.promise_field, size.promise);
   }
@@ -78,7 +80,8 @@ void check_extent(const Extent& extent) {
   overflow |= __builtin_mul_overflow(elements, static_cast<int64_t>(extent.dim), &elements);
   if (!overflow && elements <= kMaxElements) return;
   reject(FLASHATTN_REASON_SIZE, extent.field,
-         "%s = %" PRId64 " with %" PRId64 " sequences, %d heads and %d elements a head makes more "
+         "%s = %" PRId64 " with %" PRId64
+         " sequences, %d heads and %d elements a head makes more "
          "than 2^48 elements, the limit of this library; split the batch or give tighter bounds",
          extent.field, extent.tokens, extent.batch, extent.heads, extent.dim);
 }
@@ -133,8 +136,8 @@ void add_lengths(const Problem& problem, const flashattn_shape& shape, flashattn
   const int64_t row = ceil_div(shape.seqlen_kv, problem.page_size);
   if (in->page_table_stride == 0) in->page_table_stride = row;
   static constexpr const char* kStride[] = {"_stride", "", ""};
-  Array table = packed_array("inputs.page_table", Use::kInput, in->page_table, sizeof(int32_t),
-                             batch, row);
+  Array table =
+      packed_array("inputs.page_table", Use::kInput, in->page_table, sizeof(int32_t), batch, row);
   table.suffixes = kStride;
   table.stride[0] = in->page_table_stride;
   arrays->add(table);
@@ -161,10 +164,9 @@ void add_biases(const Problem& problem, const flashattn_shape& shape, flashattn_
   for (const Pointer& pointer : pointers) check_unused(pointer);
   const bool work = shape.batch > 0 && (shape.seqlen_q > 0 || shape.seqlen_kv > 0);
   if (dense) {
-    arrays->add(strided_array(
-        "inputs.bias", Use::kInput, in->bias, dtype_size(problem.bias_dtype),
-        {shape.batch, problem.heads_q, shape.seqlen_q, shape.seqlen_kv},
-        {in->bias_stride_batch, in->bias_stride_head, in->bias_stride_row}));
+    arrays->add(strided_array("inputs.bias", Use::kInput, in->bias, dtype_size(problem.bias_dtype),
+                              {shape.batch, problem.heads_q, shape.seqlen_q, shape.seqlen_kv},
+                              {in->bias_stride_batch, in->bias_stride_head, in->bias_stride_row}));
   }
   if (alibi) {
     static constexpr const char* kStride[] = {"_stride_batch", "", ""};
@@ -179,10 +181,10 @@ void add_biases(const Problem& problem, const flashattn_shape& shape, flashattn_
     const int64_t rows = ceil_div(shape.seqlen_q, problem.block_q);
     const int64_t columns = ceil_div(shape.seqlen_kv, problem.block_kv);
     if (in->block_mask_stride_row == 0) in->block_mask_stride_row = columns;
-    arrays->add(strided_array("inputs.block_mask", Use::kInput, in->block_mask, 1,
-                              {shape.batch, problem.heads_q, rows, columns},
-                              {in->block_mask_stride_batch, in->block_mask_stride_head,
-                               in->block_mask_stride_row}));
+    arrays->add(strided_array(
+        "inputs.block_mask", Use::kInput, in->block_mask, 1,
+        {shape.batch, problem.heads_q, rows, columns},
+        {in->block_mask_stride_batch, in->block_mask_stride_head, in->block_mask_stride_row}));
   }
   const auto add = [&](const char* name, const void* data, bool used, int32_t element,
                        int64_t count) {
@@ -266,8 +268,8 @@ void check_backward(const Problem& problem, bool host, flashattn_backward_args* 
 
   const flashattn_shape& shape = args->shape;
   const Rows q = query_rows(problem, shape), kv = key_rows(problem, shape, 0);
-  arrays->add(tensor_array("o", Use::kInput, &args->o, q, problem.heads_q, problem.dim_v,
-                           problem.dtype_o));
+  arrays->add(
+      tensor_array("o", Use::kInput, &args->o, q, problem.heads_q, problem.dim_v, problem.dtype_o));
   arrays->add(tensor_array("dout", Use::kInput, &args->dout, q, problem.heads_q, problem.dim_v,
                            problem.dtype_o));
   arrays->add(lse_array("lse", Use::kInput, args->lse, problem, q));
@@ -279,10 +281,10 @@ void check_backward(const Problem& problem, bool host, flashattn_backward_args* 
   arrays->add(tensor_array("dv", Use::kOutput, &args->dv, kv, problem.heads_kv, problem.dim_v,
                            problem.dtype));
   if (dbias) {
-    arrays->add(strided_array(
-        "dbias", Use::kSum, args->dbias, sizeof(float),
-        {shape.batch, problem.heads_q, shape.seqlen_q, shape.seqlen_kv},
-        {args->dbias_stride_batch, args->dbias_stride_head, args->dbias_stride_row}));
+    arrays->add(
+        strided_array("dbias", Use::kSum, args->dbias, sizeof(float),
+                      {shape.batch, problem.heads_q, shape.seqlen_q, shape.seqlen_kv},
+                      {args->dbias_stride_batch, args->dbias_stride_head, args->dbias_stride_row}));
   }
   if (dsink) {
     arrays->add(packed_array("dsink", Use::kOutput, args->dsink, sizeof(float),
@@ -291,8 +293,7 @@ void check_backward(const Problem& problem, bool host, flashattn_backward_args* 
 }
 
 void check_merge(const Problem& problem, flashattn_merge_args* args) {
-  check_reserved("flashattn_merge_args", args->reserved, 4,
-                 static_cast<uint32_t>(args->reserved0));
+  check_reserved("flashattn_merge_args", args->reserved, 4, static_cast<uint32_t>(args->reserved0));
   const flashattn_shape& given = args->shape;
   const bool varlen = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   // Only these are read, so only these are judged.

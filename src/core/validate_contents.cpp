@@ -30,7 +30,8 @@ void check_cumulative(const Side& side, int32_t batch) {
   }
   if (side.cu[batch] > side.total) {
     reject(FLASHATTN_REASON_LENGTHS, side.cu_field,
-           "%s[%d] = %d is above %s = %" PRId64 "; the last sequence must end within the rows that "
+           "%s[%d] = %d is above %s = %" PRId64
+           "; the last sequence must end within the rows that "
            "are there",
            side.cu_name, batch, side.cu[batch], side.total_name, side.total);
   }
@@ -86,10 +87,10 @@ void check_contents(const Problem& problem, const flashattn_shape& shape,
                   shape.batch);
   }
   if (varlen_kv || inputs.lens_kv) {
-    check_lengths({"inputs.cu_seqlens_kv", "inputs.lens_kv", "cu_seqlens_kv", "lens_kv",
-                   "seqlen_kv", "total_kv", inputs.cu_seqlens_kv, inputs.lens_kv, shape.seqlen_kv,
-                   shape.total_kv},
-                  shape.batch);
+    check_lengths(
+        {"inputs.cu_seqlens_kv", "inputs.lens_kv", "cu_seqlens_kv", "lens_kv", "seqlen_kv",
+         "total_kv", inputs.cu_seqlens_kv, inputs.lens_kv, shape.seqlen_kv, shape.total_kv},
+        shape.batch);
   }
   if (problem.has_layout(FLASHATTN_LAYOUT_PAGED_KV)) check_pages(problem, shape, inputs);
 }

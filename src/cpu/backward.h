@@ -1,8 +1,9 @@
-// The backward pass (Dao 2023, algorithm 2), for one tile of keys of one KV head: dk and dv are held
-// while all queries that see the tile pass by; dq is summed in fp32 in the workspace, key tile after
-// key tile. The order of that sum is fixed: a tile of queries is added to in turns, and a task waits
-// for its turn, so that the bits never depend on the number of threads. Tasks are started in the
-// order of their numbers, key tile by key tile, so the one that is waited for is always running.
+// The backward pass (Dao 2023, algorithm 2), for one tile of keys of one KV head: dk and dv are
+// held while all queries that see the tile pass by; dq is summed in fp32 in the workspace, key tile
+// after key tile. The order of that sum is fixed: a tile of queries is added to in turns, and a
+// task waits for its turn, so that the bits never depend on the number of threads. Tasks are
+// started in the order of their numbers, key tile by key tile, so the one that is waited for is
+// always running.
 #pragma once
 
 #include "cpu/scores.h"
@@ -27,8 +28,8 @@ FLASHATTN_INLINE void await_turn(const int32_t* turn, int32_t expected) {
 template <Compute kCompute>
 struct BackwardScratch {
   int32_t tile_q, tile_kv, qk_units, v_units, qk_columns, v_columns;
-  int64_t qk_panel, v_panel;      // of K^T and V^T: units from panel to panel
-  int64_t query_panel, key_panel; // of operands with queries, keys as k
+  int64_t qk_panel, v_panel;       // of K^T and V^T: units from panel to panel
+  int64_t query_panel, key_panel;  // of operands with queries, keys as k
   uint32_t *kt, *vt, *k, *q_a, *do_a, *q_b, *do_b;
   float *s, *dp, *derivative, *dk, *dv;
   uint32_t *p_t, *ds_t, *ds;  // weights and their gradients as A operands
@@ -84,8 +85,8 @@ struct BackwardScratch {
 template <Compute kCompute>
 class BackwardTile {
  public:
-  FLASHATTN_INLINE BackwardTile(const BackwardJob& job, int32_t b, int32_t kv_head, int32_t key_tile,
-                                char* scratch)
+  FLASHATTN_INLINE BackwardTile(const BackwardJob& job, int32_t b, int32_t kv_head,
+                                int32_t key_tile, char* scratch)
       : job_(job),
         problem_(*job.problem),
         in_(job.args->inputs),
@@ -95,8 +96,10 @@ class BackwardTile {
         b_(b),
         kv_head_(kv_head),
         key_tile_(key_tile) {
-    keys_.begin = clamp_index(static_cast<int64_t>(key_tile) * job.tiling.tile_kv, sequence_.len.kv);
-    keys_.end = clamp_index(static_cast<int64_t>(keys_.begin) + job.tiling.tile_kv, sequence_.len.kv);
+    keys_.begin =
+        clamp_index(static_cast<int64_t>(key_tile) * job.tiling.tile_kv, sequence_.len.kv);
+    keys_.end =
+        clamp_index(static_cast<int64_t>(keys_.begin) + job.tiling.tile_kv, sequence_.len.kv);
   }
 
   // Writes dk and dv of the tile, and adds to (in the end, writes) dq.
@@ -110,8 +113,7 @@ class BackwardTile {
     clear(scratch_.dv, static_cast<int64_t>(scratch_.tile_kv) * scratch_.v_columns);
     const int32_t first_head = kv_head_ * problem_.group();
     for (int32_t head = first_head; head < first_head + problem_.group(); ++head) {
-      for_each_query_tile(
-          [&](Interval queries, int32_t tile) { query_tile(head, queries, tile); });
+      for_each_query_tile([&](Interval queries, int32_t tile) { query_tile(head, queries, tile); });
     }
     const int32_t size = dtype_size(problem_.dtype);
     const Rows dk = rows_of(job_.args->dk, size, b_, kv_head_, sequence_.first_kv);
@@ -210,8 +212,9 @@ class BackwardTile {
     });
     if (!waited) await_turn(job_.turn + index, key_tile_ - first);
     if (empty) {
-      __builtin_memset(dq, 0, sizeof(float) * static_cast<size_t>(rows) *
-                                  static_cast<size_t>(scratch_.qk_columns));
+      __builtin_memset(
+          dq, 0,
+          sizeof(float) * static_cast<size_t>(rows) * static_cast<size_t>(scratch_.qk_columns));
     }
     if (key_tile_ == last) {
       const Rows out =
@@ -295,8 +298,7 @@ class BackwardTile {
       float* out = job_.args->dbias + b_ * job_.args->dbias_stride_batch +
                    head * job_.args->dbias_stride_head + i * job_.args->dbias_stride_row +
                    keys_.begin;
-      const float* ds =
-          scratch_.dp + static_cast<int64_t>(i - queries.begin) * scratch_.tile_kv;
+      const float* ds = scratch_.dp + static_cast<int64_t>(i - queries.begin) * scratch_.tile_kv;
       for (int32_t c = columns.begin; c < end; c += kWidth) {
         store_first<FLASHATTN_DTYPE_F32>(
             reinterpret_cast<char*>(out + c),

@@ -1,5 +1,5 @@
-// The pieces of work of a backward pass, as the launcher hands them out: preparation, the main pass,
-// and the gradients of bias and sink.
+// The pieces of work of a backward pass, as the launcher hands them out: preparation, the main
+// pass, and the gradients of bias and sink.
 #pragma once
 
 #include "cpu/backward.h"
@@ -69,8 +69,8 @@ void backward_task(const BackwardJob& job, int64_t task, char* scratch) {
       .gradients();
 }
 
-// The gradient of a bias that several scores share: one task for each of its batches, heads and tiles
-// of keys, which adds in a fixed order.
+// The gradient of a bias that several scores share: one task for each of its batches, heads and
+// tiles of keys, which adds in a fixed order.
 template <Compute kCompute>
 void backward_dbias_task(const BackwardJob& job, int64_t task, char* scratch) {
   const Problem& problem = *job.problem;
@@ -112,7 +112,8 @@ inline void backward_dsink_task(const BackwardJob& job, int64_t task) {
     const Sequence sequence = sequence_of(problem, args.shape, args.inputs, b);
     const int64_t first = job.query_tile(sequence, b, head, 0) * job.tiling.tile_q;
     for (int32_t i = 0; i < sequence.len.q; ++i) {
-      total -= static_cast<double>(exp2(splat(sink - job.lse2[first + i]))[0]) * job.delta[first + i];
+      total -=
+          static_cast<double>(exp2(splat(sink - job.lse2[first + i]))[0]) * job.delta[first + i];
     }
   }
   args.dsink[head] = static_cast<float>(total);

@@ -1,8 +1,8 @@
-// The forward pass of one block of queries (Dao 2023, algorithm 1): keys and values are packed a tile
-// at a time and shared by all rows of the block, which are worked on in tiles of tile_q rows.
+// The forward pass of one block of queries (Dao 2023, algorithm 1): keys and values are packed a
+// tile at a time and shared by all rows of the block, which are worked on in tiles of tile_q rows.
 //
-// Row r of a block is query first_query + r % queries of head first_head + r / queries: several heads
-// of a group share a block when queries are few.
+// Row r of a block is query first_query + r % queries of head first_head + r / queries: several
+// heads of a group share a block when queries are few.
 #pragma once
 
 #include "cpu/scores.h"
@@ -60,7 +60,8 @@ template <Compute kCompute>
 class ForwardBlock {
  public:
   FLASHATTN_INLINE ForwardBlock(const ForwardJob& job, int32_t b, int32_t kv_head,
-                                int32_t head_block, int32_t query_block, int32_t part, char* scratch)
+                                int32_t head_block, int32_t query_block, int32_t part,
+                                char* scratch)
       : job_(job),
         problem_(*job.problem),
         in_(job.args->inputs),
@@ -85,8 +86,7 @@ class ForwardBlock {
     if (rows_ <= 0 || part_ >= parts_) return;
     start();
     const KeySpan span = key_span(mask_, queries_, sequence_.len);
-    const Interval keys =
-        intersect(span.any, part_range(job_.split, sequence_.len, part_));
+    const Interval keys = intersect(span.any, part_range(job_.split, sequence_.len, part_));
     for (int32_t first = keys.begin / scratch_.tile_kv * scratch_.tile_kv; first < keys.end;
          first += scratch_.tile_kv) {
       key_tile(intersect({first, first + scratch_.tile_kv}, {0, keys.end}));
@@ -114,14 +114,14 @@ class ForwardBlock {
   void start() {
     const int32_t count = queries_.end - queries_.begin;
     for (int32_t h = 0; h < heads_; ++h) {
-      pack_a<kCompute>(rows_of(in_.q, dtype_size(problem_.dtype), b_, first_head_ + h,
-                               sequence_.first_q),
-                       queries_, problem_.dim_qk, problem_.dtype,
-                       scratch_.q + static_cast<int64_t>(h) * count * scratch_.q_units,
-                       scratch_.q_units);
+      pack_a<kCompute>(
+          rows_of(in_.q, dtype_size(problem_.dtype), b_, first_head_ + h, sequence_.first_q),
+          queries_, problem_.dim_qk, problem_.dtype,
+          scratch_.q + static_cast<int64_t>(h) * count * scratch_.q_units, scratch_.q_units);
     }
-    __builtin_memset(scratch_.o, 0, sizeof(float) * static_cast<size_t>(rows_) *
-                                        static_cast<size_t>(scratch_.v_columns));
+    __builtin_memset(
+        scratch_.o, 0,
+        sizeof(float) * static_cast<size_t>(rows_) * static_cast<size_t>(scratch_.v_columns));
     for (int32_t r = 0; r < rows_; ++r) {
       const float sink = (problem_.features & FLASHATTN_FEATURE_SINK) && part_ == 0
                              ? in_.sink[first_head_ + r / count] * kLog2E
@@ -148,14 +148,15 @@ class ForwardBlock {
   }
 
   void pack(Interval keys) {
-    pack_b_transposed<kCompute>(kv_rows(problem_, in_, in_.k, b_, kv_head_, sequence_.first_kv), keys,
-                                problem_.dim_qk, problem_.dtype, scratch_.k);
-    finite_ = pack_b<kCompute>(kv_rows(problem_, in_, in_.v, b_, kv_head_, sequence_.first_kv), keys,
-                               problem_.dim_v, problem_.dtype, scratch_.v, scratch_.v_panel);
+    pack_b_transposed<kCompute>(kv_rows(problem_, in_, in_.k, b_, kv_head_, sequence_.first_kv),
+                                keys, problem_.dim_qk, problem_.dtype, scratch_.k);
+    finite_ = pack_b<kCompute>(kv_rows(problem_, in_, in_.v, b_, kv_head_, sequence_.first_kv),
+                               keys, problem_.dim_v, problem_.dtype, scratch_.v, scratch_.v_panel);
   }
 
   // Rows [row, end_row) against the keys `run` of a tile; full: no block of them is off.
-  void row_tile(int32_t row, int32_t end_row, Interval keys, Interval run, bool full, bool* packed) {
+  void row_tile(int32_t row, int32_t end_row, Interval keys, Interval run, bool full,
+                bool* packed) {
     // The keys that some row sees.
     Interval seen{run.end, run.begin};
     for (int32_t r = row; r < end_row;) {
@@ -230,8 +231,9 @@ class ForwardBlock {
         continue;
       }
       const uint8_t* keep =
-          dropout ? scratch_.keep + static_cast<int64_t>(tile_row + at + keep_shift_) * scratch_.tile_kv
-                  : nullptr;
+          dropout
+              ? scratch_.keep + static_cast<int64_t>(tile_row + at + keep_shift_) * scratch_.tile_kv
+              : nullptr;
       const float total = write_weights(s, tile_row + at, columns, factor, m, keep);
       if (m != before) {
         const Floats shrink = exp2(splat(before - m));
@@ -281,12 +283,12 @@ class ForwardBlock {
     const int32_t first_strip = segment.queries.begin / 16;
     keep_shift_ = segment.queries.begin % 16;
     for (int32_t strip = first_strip; strip * 16 < segment.queries.end; ++strip) {
-      dropout_strip(stream, problem_.dropout_threshold(), strip, keys.begin + columns.begin,
-                    columns.end - columns.begin,
-                    scratch_.keep + columns.begin +
-                        static_cast<int64_t>(tile_row + (strip - first_strip) * 16) *
-                            scratch_.tile_kv,
-                    scratch_.tile_kv);
+      dropout_strip(
+          stream, problem_.dropout_threshold(), strip, keys.begin + columns.begin,
+          columns.end - columns.begin,
+          scratch_.keep + columns.begin +
+              static_cast<int64_t>(tile_row + (strip - first_strip) * 16) * scratch_.tile_kv,
+          scratch_.tile_kv);
     }
   }
 
@@ -295,9 +297,9 @@ class ForwardBlock {
     for (int32_t r = 0; r < rows; ++r, o += scratch_.v_columns) {
       for (int32_t c = begin; c < end; ++c) {
         const uint32_t* unit = scratch_.v + c / kUnit<kCompute> * kPanel;
-        const uint32_t* weight =
-            scratch_.p + static_cast<int64_t>(r) * scratch_.tile_kv / kUnit<kCompute> +
-            c / kUnit<kCompute>;
+        const uint32_t* weight = scratch_.p +
+                                 static_cast<int64_t>(r) * scratch_.tile_kv / kUnit<kCompute> +
+                                 c / kUnit<kCompute>;
         const uint32_t shift = kUnit<kCompute> == 2 && c % 2 == 0 ? 16 : 0;
         const uint32_t high = kUnit<kCompute> == 2 ? 0xffff0000u : 0xffffffffu;
         const Floats p = as_floats(splat_word(*weight << shift & high));
@@ -326,11 +328,12 @@ class ForwardBlock {
         job_.partial_lse[row] = lse;
         continue;
       }
-      const Rows out = rows_of(job_.args->o, dtype_size(problem_.dtype_o), b_, head,
-                               sequence_.first_q);
+      const Rows out =
+          rows_of(job_.args->o, dtype_size(problem_.dtype_o), b_, head, sequence_.first_q);
       store_row(out.row(i), problem_.dtype_o, o, factor, problem_.dim_v);
       if (job_.args->lse) {
-        job_.args->lse[b_ * layout.batch_stride + head * layout.head_stride + sequence_.first_q + i] =
+        job_.args
+            ->lse[b_ * layout.batch_stride + head * layout.head_stride + sequence_.first_q + i] =
             lse;
       }
     }
@@ -410,8 +413,8 @@ inline float merge_row(const MergeJob& job, const MergeRow& row) {
   return total == 0 ? -kInfinity : reference + __builtin_logf(total);
 }
 
-inline void dropout_row(uint64_t seed, uint64_t offset, uint32_t threshold, uint32_t head, int32_t i,
-                        int32_t keys, uint8_t* keep) {
+inline void dropout_row(uint64_t seed, uint64_t offset, uint32_t threshold, uint32_t head,
+                        int32_t i, int32_t keys, uint8_t* keep) {
   const DropoutStream stream = DropoutStream::make(seed, offset, head);
   constexpr int32_t kStep = 64;
   uint8_t strip[16 * kStep];

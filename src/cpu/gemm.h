@@ -1,8 +1,8 @@
 // Small matrix products C (+)= A B, the tensor cores of the CPU family.
 //
 // Operands are made of 32-bit units along the inner index k: an fp32 number, or a pair of bf16
-// neighbours where the instruction set multiplies those (vdpbf16ps). A may lie anyhow; B is packed in
-// panels of kPanel columns, each [k][column]; C is fp32, row-major.
+// neighbours where the instruction set multiplies those (vdpbf16ps). A may lie anyhow; B is packed
+// in panels of kPanel columns, each [k][column]; C is fp32, row-major.
 #pragma once
 
 #include "cpu/simd.h"

@@ -25,7 +25,7 @@ struct ForwardJob {
   int32_t head_blocks;  // of a KV head's group
   int32_t query_blocks;
   SplitRule split;
-  int32_t parts;        // the most of any sequence
+  int32_t parts;  // the most of any sequence
   // Partial results, (part, batch, head, query): fp32 o (dim_v) and lse.
   int32_t partial_queries;  // of the longest sequence that is split
   float* partial_o;
@@ -38,7 +38,8 @@ struct ForwardJob {
   }
   FLASHATTN_HD int64_t partial_row(int32_t part, int32_t b, int32_t h, int32_t i) const {
     return ((static_cast<int64_t>(part) * args->shape.batch + b) * problem->heads_q + h) *
-               partial_queries + i;
+               partial_queries +
+           i;
   }
 };
 
@@ -63,8 +64,8 @@ struct BackwardJob {
     return ceil_div(shape.seqlen_q, tile_q) * shape.batch;
   }
 
-  // Where a tile of queries of one head stands in the arrays above. VARLEN: sequence b starts at most
-  // one tile for each earlier sequence after the rows before it.
+  // Where a tile of queries of one head stands in the arrays above. VARLEN: sequence b starts at
+  // most one tile for each earlier sequence after the rows before it.
   FLASHATTN_HD int64_t query_tile(const Sequence& sequence, int32_t b, int32_t h,
                                   int32_t tile) const {
     const int64_t first = (problem->layout & FLASHATTN_LAYOUT_VARLEN_Q)
@@ -79,7 +80,8 @@ struct MergeJob {
   int32_t parts;
   int32_t dim;
   int32_t part_dtype, dtype;
-  // The caller's. NULL: the row of part p is `o_stride` and `lse_stride` floats after that of p - 1.
+  // The caller's. NULL: the row of part p is `o_stride` and `lse_stride` floats after that of p
+  // - 1.
   const flashattn_tensor* part_o;
   const float* const* part_lse;
   int64_t o_stride, lse_stride;
@@ -89,9 +91,9 @@ struct MergeJob {
 // One row to merge.
 struct MergeRow {
   int32_t b, h;
-  int64_t i;        // token, VARLEN: of all sequences
-  int64_t lse;      // number of the row in the caller's part_lse
-  const float* o;   // the row of part 0, where the parts are not the caller's
+  int64_t i;       // token, VARLEN: of all sequences
+  int64_t lse;     // number of the row in the caller's part_lse
+  const float* o;  // the row of part 0, where the parts are not the caller's
   const float* o_lse;
   void* out;
 };

@@ -43,9 +43,8 @@ int64_t backward_scratch(const Problem& problem, const Tiling& tiling) {
 }
 
 void forward(const ForwardJob& job, int64_t task, char* scratch) {
-  with_compute(forward_is_bf16(*job.problem), [&](auto tag) {
-    forward_task<decltype(tag)::value>(job, task, scratch);
-  });
+  with_compute(forward_is_bf16(*job.problem),
+               [&](auto tag) { forward_task<decltype(tag)::value>(job, task, scratch); });
 }
 
 void backward_prepare(const BackwardJob& job, int64_t task, char*) {
@@ -53,23 +52,31 @@ void backward_prepare(const BackwardJob& job, int64_t task, char*) {
 }
 
 void backward(const BackwardJob& job, int64_t task, char* scratch) {
-  with_compute(backward_is_bf16(*job.problem), [&](auto tag) {
-    backward_task<decltype(tag)::value>(job, task, scratch);
-  });
+  with_compute(backward_is_bf16(*job.problem),
+               [&](auto tag) { backward_task<decltype(tag)::value>(job, task, scratch); });
 }
 
 void backward_dbias(const BackwardJob& job, int64_t task, char* scratch) {
-  with_compute(backward_is_bf16(*job.problem), [&](auto tag) {
-    backward_dbias_task<decltype(tag)::value>(job, task, scratch);
-  });
+  with_compute(backward_is_bf16(*job.problem),
+               [&](auto tag) { backward_dbias_task<decltype(tag)::value>(job, task, scratch); });
 }
 
 void backward_dsink(const BackwardJob& job, int64_t task, char*) { backward_dsink_task(job, task); }
 
 constexpr Kernels kKernels = {
-    FLASHATTN_TEXT(FLASHATTN_ISA), forward_tiling, backward_tiling, dq_columns, forward_scratch,
-    backward_scratch, forward, backward_prepare, backward, backward_dbias, backward_dsink,
-    merge_row, dropout_row,
+    FLASHATTN_TEXT(FLASHATTN_ISA),
+    forward_tiling,
+    backward_tiling,
+    dq_columns,
+    forward_scratch,
+    backward_scratch,
+    forward,
+    backward_prepare,
+    backward,
+    backward_dbias,
+    backward_dsink,
+    merge_row,
+    dropout_row,
 };
 
 }  // namespace

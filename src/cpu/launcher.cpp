@@ -92,8 +92,7 @@ CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const flashattn_sha
   Cutter cutter(base);
   const Lengths split = split_bound(split_, shape);
   if (split.kv > 1) {
-    const int64_t rows =
-        static_cast<int64_t>(split.kv) * shape.batch * problem_.heads_q * split.q;
+    const int64_t rows = static_cast<int64_t>(split.kv) * shape.batch * problem_.heads_q * split.q;
     w.partial_o = cutter.take<float>(rows * problem_.dim_v);
     w.partial_lse = cutter.take<float>(rows);
   }
@@ -131,8 +130,7 @@ void CpuLauncher::describe(uint32_t op, const flashattn_shape& shape,
   properties->stages = 1;
   properties->threads = threads_;
   properties->local_memory = static_cast<int32_t>(forward ? forward_scratch_ : backward_scratch_);
-  properties->splits =
-      forward ? part_count(split_, {shape.seqlen_q, shape.seqlen_kv}) : 1;
+  properties->splits = forward ? part_count(split_, {shape.seqlen_q, shape.seqlen_kv}) : 1;
   properties->kernel = forward ? forward_name_.c_str() : backward_name_.c_str();
   properties->isa = kernels_.isa;
   properties->why = why_.c_str();
@@ -193,13 +191,15 @@ void CpuLauncher::merge_parts(const ForwardJob& job) const {
     const int32_t parts = part_count(split_, sequence.len);
     if (parts <= 1) return;
     const int64_t stride = job.partial_row(1, 0, 0, 0);
-    const MergeJob merge{parts, problem_.dim_v, FLASHATTN_DTYPE_F32, problem_.dtype_o,
-                         nullptr, nullptr, stride * problem_.dim_v, stride, {}};
+    const MergeJob merge{parts,   problem_.dim_v, FLASHATTN_DTYPE_F32,     problem_.dtype_o,
+                         nullptr, nullptr,        stride * problem_.dim_v, stride,
+                         {}};
     const RowLayout layout = row_layout(problem_, args.shape);
     for (int32_t i = 0; i < sequence.len.q; ++i) {
       const int64_t token = sequence.first_q + i, row = job.partial_row(0, b, h, i);
-      char* o = static_cast<char*>(args.o.data) +
-                (b * args.o.stride_batch + h * args.o.stride_head + token * args.o.stride_seq) * size;
+      char* o =
+          static_cast<char*>(args.o.data) +
+          (b * args.o.stride_batch + h * args.o.stride_head + token * args.o.stride_seq) * size;
       const float lse = kernels_.merge_row(
           merge, {b, h, token, 0, job.partial_o + row * problem_.dim_v, job.partial_lse + row, o});
       if (args.lse) args.lse[b * layout.batch_stride + h * layout.head_stride + token] = lse;
@@ -253,20 +253,22 @@ int32_t CpuLauncher::merge(const flashattn_merge_args& args, void*) const {
   const int32_t size = dtype_size(problem_.dtype_o);
   const flashattn_tensor packed =
       resolve_strides({}, query_rows(problem_, args.shape), problem_.heads_q, problem_.dim_v);
-  const MergeJob job{args.parts,  problem_.dim_v, args.part_dtype, problem_.dtype_o, args.part_o,
-                     args.part_lse, 0, 0, packed};
-  parallel_tasks(threads_, static_cast<int64_t>(batch) * problem_.heads_q,
-                 [&](int64_t task, int32_t) {
-    const int32_t b = static_cast<int32_t>(task / problem_.heads_q);
-    const int32_t h = static_cast<int32_t>(task % problem_.heads_q);
-    for (int64_t i = 0; i < tokens; ++i) {
-      const int64_t row = task * tokens + i;
-      char* o = static_cast<char*>(args.o.data) +
-                (b * args.o.stride_batch + h * args.o.stride_head + i * args.o.stride_seq) * size;
-      const float lse = kernels_.merge_row(job, {b, h, i, row, nullptr, nullptr, o});
-      if (args.lse) args.lse[row] = lse;
-    }
-  });
+  const MergeJob job{
+      args.parts, problem_.dim_v, args.part_dtype, problem_.dtype_o, args.part_o, args.part_lse, 0,
+      0,          packed};
+  parallel_tasks(
+      threads_, static_cast<int64_t>(batch) * problem_.heads_q, [&](int64_t task, int32_t) {
+        const int32_t b = static_cast<int32_t>(task / problem_.heads_q);
+        const int32_t h = static_cast<int32_t>(task % problem_.heads_q);
+        for (int64_t i = 0; i < tokens; ++i) {
+          const int64_t row = task * tokens + i;
+          char* o =
+              static_cast<char*>(args.o.data) +
+              (b * args.o.stride_batch + h * args.o.stride_head + i * args.o.stride_seq) * size;
+          const float lse = kernels_.merge_row(job, {b, h, i, row, nullptr, nullptr, o});
+          if (args.lse) args.lse[row] = lse;
+        }
+      });
   return FLASHATTN_OK;
 }
 
@@ -275,12 +277,13 @@ int32_t CpuLauncher::dropout_mask(const flashattn_forward_args& args, uint8_t* k
   const int64_t keys = args.shape.seqlen_kv, queries = args.shape.seqlen_q;
   parallel_tasks(threads_, static_cast<int64_t>(args.shape.batch) * problem_.heads_q,
                  [&](int64_t head, int32_t) {
-    for (int64_t i = 0; i < queries; ++i) {
-      kernels_.dropout_row(random.seed, random.offset, problem_.dropout_threshold(),
-                           static_cast<uint32_t>(head), static_cast<int32_t>(i),
-                           static_cast<int32_t>(keys), keep + (head * queries + i) * keys);
-    }
-  });
+                   for (int64_t i = 0; i < queries; ++i) {
+                     kernels_.dropout_row(random.seed, random.offset, problem_.dropout_threshold(),
+                                          static_cast<uint32_t>(head), static_cast<int32_t>(i),
+                                          static_cast<int32_t>(keys),
+                                          keep + (head * queries + i) * keys);
+                   }
+                 });
   return FLASHATTN_OK;
 }
 

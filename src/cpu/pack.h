@@ -104,7 +104,8 @@ void pack_a(const Rows& rows, Interval range, int32_t dim, int32_t dtype, uint32
 
 // B operand with the head dimension as k and the rows as columns: out[panel][unit][row].
 template <Compute kCompute>
-void pack_b_transposed(const Rows& rows, Interval range, int32_t dim, int32_t dtype, uint32_t* out) {
+void pack_b_transposed(const Rows& rows, Interval range, int32_t dim, int32_t dtype,
+                       uint32_t* out) {
   const int32_t units = (dim + kUnit<kCompute> - 1) / kUnit<kCompute>;
   with_dtype(dtype, [&](auto tag) {
     for (int32_t r = range.begin; r < range.end; r += kPanel, out += units * kPanel) {
@@ -144,8 +145,8 @@ bool pack_b(const Rows& rows, Interval range, int32_t dim, int32_t dtype, uint32
       for (int32_t c = 0; c < dim; c += kWidth) {
         Words x;
         if constexpr (kCompute == Compute::kF32) {
-          x = as_words(load_first<decltype(tag)::value>(first + c * kSize<decltype(tag)::value>,
-                                                        dim - c));
+          x = as_words(
+              load_first<decltype(tag)::value>(first + c * kSize<decltype(tag)::value>, dim - c));
         } else {
           const char* second = r + 1 < range.end ? rows.row(r + 1) : nullptr;
           alignas(64) uint16_t staged[2][kWidth] = {};

@@ -1,5 +1,5 @@
-// What happens to scores between the two products: scale, softcap, ALiBi, dense bias, masks, dropout.
-// Scores are in units of log2(e), so that 2^x serves for e^x.
+// What happens to scores between the two products: scale, softcap, ALiBi, dense bias, masks,
+// dropout. Scores are in units of log2(e), so that 2^x serves for e^x.
 #pragma once
 
 #include "core/philox.h"
@@ -10,15 +10,16 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2 = 0.693147180559945309f;
 
-// Columns of a tile are worked on in multiples of this: whole panels, and whole tiles of the dropout.
+// Columns of a tile are worked on in multiples of this: whole panels, and whole tiles of the
+// dropout.
 constexpr int kColumnStep = kPanel < 16 ? 16 : kPanel;
 
 // What is added to, multiplied with or hidden from the scores of one head of one sequence.
 struct ScoreRules {
   float scale;
-  float softcap;  // 0: off
-  float slope;    // of ALiBi; 0: off
-  int32_t offset; // off of the specification
+  float softcap;     // 0: off
+  float slope;       // of ALiBi; 0: off
+  int32_t offset;    // off of the specification
   const char* bias;  // of query 0; NULL: none
   int64_t bias_row_bytes;
   int32_t bias_dtype;
@@ -27,13 +28,11 @@ struct ScoreRules {
   int32_t block_q, block_kv;
 
   // Whether the scores need more than a factor.
-  FLASHATTN_INLINE bool modified() const {
-    return softcap != 0 || slope != 0 || bias || scale < 0;
-  }
+  FLASHATTN_INLINE bool modified() const { return softcap != 0 || slope != 0 || bias || scale < 0; }
 };
 
-FLASHATTN_INLINE ScoreRules score_rules(const Problem& problem, const flashattn_inputs& in, int32_t b,
-                                        int32_t h, Lengths len) {
+FLASHATTN_INLINE ScoreRules score_rules(const Problem& problem, const flashattn_inputs& in,
+                                        int32_t b, int32_t h, Lengths len) {
   ScoreRules rules{};
   rules.scale = problem.scale;
   rules.softcap = problem.softcap;
@@ -62,7 +61,8 @@ FLASHATTN_INLINE ScoreRules score_rules(const Problem& problem, const flashattn_
 FLASHATTN_INLINE Interval block_cell(const ScoreRules& rules, int32_t query, int32_t tile_q,
                                      Lengths len) {
   if (!rules.blocks) return {0, len.q};
-  const int32_t rows = rules.block_q >= tile_q ? rules.block_q : tile_q / rules.block_q * rules.block_q;
+  const int32_t rows =
+      rules.block_q >= tile_q ? rules.block_q : tile_q / rules.block_q * rules.block_q;
   const int32_t begin = query / rows * rows;
   return {begin, clamp_index(static_cast<int64_t>(begin) + rows, len.q)};
 }
@@ -113,9 +113,8 @@ FLASHATTN_INLINE Floats add_bias(const ScoreRules& rules, Floats x, const char* 
   }
 }
 
-// Turns the products of query i with the keys from `first` on into scores: columns [begin, end) of s,
-// multiples of kWidth. derivative, if not NULL, receives
-// that of the softcap.
+// Turns the products of query i with the keys from `first` on into scores: columns [begin, end) of
+// s, multiples of kWidth. derivative, if not NULL, receives that of the softcap.
 inline void modify_row(const ScoreRules& rules, int32_t i, int32_t first, int32_t keys,
                        int32_t begin, int32_t end, float* s, float* derivative) {
   const char* bias = rules.bias ? rules.bias + i * rules.bias_row_bytes : nullptr;
@@ -159,8 +158,8 @@ inline void mask_row(const ScoreRules& rules, bool blocks, int32_t i, int32_t fi
 }
 
 // Which of the weights of queries [16 * strip, 16 * strip + 16) and keys [first, first + keys),
-// first a multiple of 16, are kept: 1 or 0 at keep[query % 16][key - first], rows `stride` apart. At
-// most 15 elements past the last key are written.
+// first a multiple of 16, are kept: 1 or 0 at keep[query % 16][key - first], rows `stride` apart.
+// At most 15 elements past the last key are written.
 inline void dropout_strip(const DropoutStream& stream, uint32_t threshold, int32_t strip,
                           int32_t first, int32_t keys, uint8_t* keep, int32_t stride) {
   for (int32_t j = 0; j < keys; j += 16) {

@@ -175,9 +175,11 @@ FLASHATTN_INLINE Floats load_as_floats(const void* p) {
     return from_bf16(load_halves(static_cast<const uint16_t*>(p)));
   } else {
 #if defined(__AVX512F__)
-    return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))));
+    return reinterpret_cast<Floats>(
+        _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))));
 #elif defined(__F16C__)
-    return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p))));
+    return reinterpret_cast<Floats>(
+        _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p))));
 #else
     return from_f16(load_halves(static_cast<const uint16_t*>(p)));
 #endif
@@ -199,9 +201,8 @@ FLASHATTN_INLINE void store_floats(void* p, Floats x) {
 constexpr bool kHasBf16Dot = true;
 // sum += a.lo * b.lo + a.hi * b.hi, of pairs of bf16. Subnormals count as zero.
 FLASHATTN_INLINE Floats dot_bf16(Floats sum, Words a, Words b) {
-  return reinterpret_cast<Floats>(_mm512_dpbf16_ps(reinterpret_cast<__m512>(sum),
-                                                   reinterpret_cast<__m512bh>(a),
-                                                   reinterpret_cast<__m512bh>(b)));
+  return reinterpret_cast<Floats>(_mm512_dpbf16_ps(
+      reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b)));
 }
 #else
 constexpr bool kHasBf16Dot = false;
@@ -242,14 +243,14 @@ template <bool kHigh, int kStep, int... kLane>
 FLASHATTN_INLINE Words exchange(Words a, Words b, std::integer_sequence<int, kLane...>) {
   // Blocks of kStep lanes: of a where even, of b where odd; the low or the high half of each pair.
 #if defined(__clang__)
-  return __builtin_shufflevector(a, b,
-                                 ((kLane & kStep) ? kWidth + kLane - (kHigh ? 0 : kStep)
-                                                  : kLane + (kHigh ? kStep : 0))...);
+  return __builtin_shufflevector(
+      a, b,
+      ((kLane & kStep) ? kWidth + kLane - (kHigh ? 0 : kStep) : kLane + (kHigh ? kStep : 0))...);
 #else
-  return __builtin_shuffle(a, b,
-                           Words{static_cast<uint32_t>((kLane & kStep)
-                                                           ? kWidth + kLane - (kHigh ? 0 : kStep)
-                                                           : kLane + (kHigh ? kStep : 0))...});
+  return __builtin_shuffle(
+      a, b,
+      Words{static_cast<uint32_t>((kLane & kStep) ? kWidth + kLane - (kHigh ? 0 : kStep)
+                                                  : kLane + (kHigh ? kStep : 0))...});
 #endif
 }
 

@@ -60,8 +60,8 @@ Sm80Launcher::Choice prepare(const sm80::ForwardEntry& entry, int32_t units) {
                                 entry.shared_bytes),
            "cudaFuncSetAttribute");
   int blocks = 0;
-  throw_on(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-               &blocks, address(entry), entry.threads, static_cast<size_t>(entry.shared_bytes)),
+  throw_on(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, address(entry), entry.threads,
+                                                         static_cast<size_t>(entry.shared_bytes)),
            "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
   return {&entry, attributes.numRegs, std::max(blocks, 1) * units};
 }
@@ -97,8 +97,8 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device)
 
 const Sm80Launcher::Choice& Sm80Launcher::choose(const flashattn_shape& shape) const {
   // Large tiles need rows to fill them, and blocks enough for all multiprocessors.
-  const int64_t blocks = ceil_div(shape.seqlen_q, large_.entry->tile_q) * shape.batch *
-                         problem_.heads_q;
+  const int64_t blocks =
+      ceil_div(shape.seqlen_q, large_.entry->tile_q) * shape.batch * problem_.heads_q;
   return shape.seqlen_q > small_.entry->tile_q && blocks >= units_ ? large_ : small_;
 }
 
@@ -109,7 +109,8 @@ ForwardParams Sm80Launcher::grid(const flashattn_shape& shape) const {
   p.args.shape = shape;
   p.dropout_threshold = problem_.dropout_threshold();
   p.queries = std::max(std::min(shape.seqlen_q, choice.entry->tile_q), 1);
-  // Block masks may differ from head to head, and the dropout's tiles start at multiples of 16 queries.
+  // Block masks may differ from head to head, and the dropout's tiles start at multiples of 16
+  // queries.
   const bool alone = problem_.has_mask(FLASHATTN_MASK_BLOCKS) || p.dropout_threshold != 0;
   p.heads = alone ? 1 : std::min(problem_.group(), choice.entry->tile_q / p.queries);
   p.head_blocks = static_cast<int32_t>(ceil_div(problem_.group(), p.heads));
@@ -123,8 +124,8 @@ ForwardParams Sm80Launcher::grid(const flashattn_shape& shape) const {
     // As many parts as make the blocks fill the device once, where there are too few by half.
     const int64_t parts = choice.resident / std::max<int64_t>(p.blocks(), 1);
     const bool split = parts >= 2 && shape.seqlen_kv >= 4 * kSplitStep;
-    p.split = {split ? static_cast<int32_t>(std::min<int64_t>(
-                           parts, ceil_div(shape.seqlen_kv, 2 * kSplitStep)))
+    p.split = {split ? static_cast<int32_t>(
+                           std::min<int64_t>(parts, ceil_div(shape.seqlen_kv, 2 * kSplitStep)))
                      : 1,
                0, INT32_MAX, kSplitStep};
   }
@@ -147,10 +148,11 @@ int64_t Sm80Launcher::workspace(uint32_t, const flashattn_shape& shape) const {
   if (problem_.splits > 1 || problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) {
     return p.parts > 1 ? rows * p.parts * row : 0;
   }
-  const int64_t limit = static_cast<int64_t>(std::max(large_.resident, small_.resident)) *
-                        large_.entry->tile_q * row;
-  return shape.seqlen_kv < 4 * kSplitStep ? 0
-         : std::min(limit, rows * ceil_div(shape.seqlen_kv, 2 * kSplitStep) * row);
+  const int64_t limit =
+      static_cast<int64_t>(std::max(large_.resident, small_.resident)) * large_.entry->tile_q * row;
+  return shape.seqlen_kv < 4 * kSplitStep
+             ? 0
+             : std::min(limit, rows * ceil_div(shape.seqlen_kv, 2 * kSplitStep) * row);
 }
 
 void Sm80Launcher::describe(uint32_t, const flashattn_shape& shape,
@@ -174,10 +176,11 @@ int32_t Sm80Launcher::check_device() const {
   int current = -1;
   const int32_t status = status_of(cudaGetDevice(&current), "cudaGetDevice");
   if (status != FLASHATTN_OK || current == device_) return status;
-  return fail(FLASHATTN_ERROR_DEVICE, FLASHATTN_REASON_VALUE, "device_index",
-              "the plan is for CUDA device %d, but device %d is current; call cudaSetDevice(%d), or "
-              "make a plan for the current device",
-              device_, current, device_);
+  return fail(
+      FLASHATTN_ERROR_DEVICE, FLASHATTN_REASON_VALUE, "device_index",
+      "the plan is for CUDA device %d, but device %d is current; call cudaSetDevice(%d), or "
+      "make a plan for the current device",
+      device_, current, device_);
 }
 
 int32_t Sm80Launcher::check_alignment(const flashattn_forward_args& args) const {
@@ -214,23 +217,24 @@ int32_t Sm80Launcher::forward(const flashattn_forward_args& args, void* workspac
   ForwardParams p = grid(args.shape);
   p.args = args;
   p.partial_o = static_cast<float*>(workspace);
-  const int64_t rows = static_cast<int64_t>(p.parts) * args.shape.batch * problem_.heads_q *
-                       p.partial_queries;
+  const int64_t rows =
+      static_cast<int64_t>(p.parts) * args.shape.batch * problem_.heads_q * p.partial_queries;
   p.partial_lse = p.parts > 1 ? p.partial_o + rows * problem_.dim_v : nullptr;
   const int64_t blocks = p.blocks();
   if (blocks > INT32_MAX) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
-                "the shape needs %" PRId64 " blocks, above %d, the limit of a grid; split the batch",
+                "the shape needs %" PRId64
+                " blocks, above %d, the limit of a grid; split the batch",
                 blocks, INT32_MAX);
   }
   const sm80::ForwardEntry& entry = *choose(args.shape).entry;
   const cudaStream_t queue = static_cast<cudaStream_t>(stream);
   void* arguments[] = {&p};
-  const int32_t status = status_of(
-      cudaLaunchKernel(address(entry), dim3(static_cast<unsigned>(blocks)),
-                       dim3(static_cast<unsigned>(entry.threads)), arguments,
-                       static_cast<size_t>(entry.shared_bytes), queue),
-      "launching the forward kernel");
+  const int32_t status =
+      status_of(cudaLaunchKernel(address(entry), dim3(static_cast<unsigned>(blocks)),
+                                 dim3(static_cast<unsigned>(entry.threads)), arguments,
+                                 static_cast<size_t>(entry.shared_bytes), queue),
+                "launching the forward kernel");
   if (status != FLASHATTN_OK || p.parts <= 1) return status;
   launch_merge_split(p, queue);
   return status_of(cudaGetLastError(), "launching the merge of a split forward");

@@ -9,11 +9,11 @@ struct ForwardParams {
   Problem problem;
   flashattn_forward_args args;
   SplitRule split;
-  // A block of the grid works on `queries` queries of `heads` query heads: row r is query r % queries
-  // of head r / queries. Several heads of a group share a block when queries are few.
+  // A block of the grid works on `queries` queries of `heads` query heads: row r is query r %
+  // queries of head r / queries. Several heads of a group share a block when queries are few.
   int32_t queries, heads, head_blocks, query_blocks;
-  // Units of work that share keys, (batch, KV head, head block), are taken a section at a time, whose
-  // keys and values fit the L2 cache.
+  // Units of work that share keys, (batch, KV head, head block), are taken a section at a time,
+  // whose keys and values fit the L2 cache.
   int32_t section;
   int32_t parts;  // of the sequence with the most
   // Partial results, (part, batch, head, query), of sequences with several parts: fp32.

@@ -10,10 +10,10 @@
 enum { MAX_CASES = 256 };
 
 typedef struct case_file {
-  char *text;
+  char* text;
   unsigned char *memory, *blob; /* what was allocated; the contents, 64-aligned in it */
   int count;
-  const char *start[MAX_CASES]; /* the first line of each case */
+  const char* start[MAX_CASES]; /* the first line of each case */
 } case_file;
 
 typedef enum case_outcome { CASE_PASSED, CASE_FAILED, CASE_SKIPPED } case_outcome;
@@ -21,15 +21,15 @@ typedef enum case_outcome { CASE_PASSED, CASE_FAILED, CASE_SKIPPED } case_outcom
 /* Changes every structure before it goes to the library, or NULL. kind: the structure's name
  * without flashattn_; the copy lies in memory with CASE_TAIL zero bytes behind it. */
 enum { CASE_TAIL = 64 };
-typedef void (*case_hook)(const char *kind, void *structure);
+typedef void (*case_hook)(const char* kind, void* structure);
 
 /* folder holds the two files. 0 when they cannot be read. */
-int case_file_open(case_file *file, const char *folder);
-void case_file_close(case_file *file);
+int case_file_open(case_file* file, const char* folder);
+void case_file_close(case_file* file);
 
 /* Runs case n forward, and backward where it says so, and judges every number; prints what is
- * wrong. digest: out, may be NULL; of the bits of all results. A case is skipped when it uses a field
- * that the header this was compiled with does not have. */
-case_outcome case_run(const case_file *file, int n, case_hook hook, uint64_t *digest);
+ * wrong. digest: out, may be NULL; of the bits of all results. A case is skipped when it uses a
+ * field that the header this was compiled with does not have. */
+case_outcome case_run(const case_file* file, int n, case_hook hook, uint64_t* digest);
 
 #endif

@@ -13,7 +13,10 @@
 #include "../unit/check.h"
 #include "case_file.h"
 
-enum { FORKS = 20, SECONDS = 10 };
+enum {
+  FORKS = 20,
+  SECONDS = 10
+};
 
 static case_file file;
 static uint64_t known[MAX_CASES];

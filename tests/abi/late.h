@@ -4,8 +4,8 @@
 #define FLASHATTN_TESTS_LATE_H
 
 /* mode: of dlopen. NULL when the library or a function is missing; the reason is printed. */
-void *late_open(const char *library, int mode);
+void* late_open(const char* library, int mode);
 /* 0 when dlclose failed. */
-int late_close(void *handle);
+int late_close(void* handle);
 
 #endif

@@ -14,7 +14,12 @@
 #include "case_file.h"
 #include "late.h"
 
-enum { TIMES = 1000, THREADS = 8, ROUNDS = 500, SLACK = 1 << 20 };
+enum {
+  TIMES = 1000,
+  THREADS = 8,
+  ROUNDS = 500,
+  SLACK = 1 << 20
+};
 
 static case_file file;
 static const char *library;

@@ -9,14 +9,14 @@ extern "C" {
 #error "to be compiled with -fno-exceptions -fno-rtti"
 #endif
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   static case_file file;
   if (!CHECK(argc > 1 && case_file_open(&file, argv[1]))) return check_report();
   for (int n = 0; n < file.count; ++n) {
     CHECK(case_run(&file, n, nullptr, nullptr) == CASE_PASSED);
   }
   flashattn_desc desc = {};
-  flashattn_plan *plan = nullptr;
+  flashattn_plan* plan = nullptr;
   desc.struct_size = sizeof desc;
   CHECK_STATUS(flashattn_plan_create(&desc, &plan), FLASHATTN_ERROR_INVALID_ARGUMENT);
   CHECK(strstr(flashattn_last_error(nullptr, nullptr), "dtype") != nullptr);

@@ -8,7 +8,9 @@
 #include "../unit/check.h"
 #include "case_file.h"
 
-enum { ROUNDS = 40 };
+enum {
+  ROUNDS = 40
+};
 
 static volatile sig_atomic_t interruptions;
 static volatile double waste = 2;

@@ -31,7 +31,7 @@ int main(void) {
   CHECK(version && version_string && build_info && status_name && last_error && set_log);
   CHECK(device_count && device_info && desc_init && check && plan_create && plan_destroy);
   CHECK(plan_info && workspace_size && forward && backward && merge && dropout_mask);
-  CHECK(version() == 10000 * FLASHATTN_VERSION_MAJOR + 100 * FLASHATTN_VERSION_MINOR +
-                         FLASHATTN_VERSION_PATCH);
+  CHECK(version() ==
+        10000 * FLASHATTN_VERSION_MAJOR + 100 * FLASHATTN_VERSION_MINOR + FLASHATTN_VERSION_PATCH);
   return check_report();
 }

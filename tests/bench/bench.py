@@ -5,8 +5,8 @@
     ./run bench --preset masks          what masks save
     ./run bench --case '{"dim": 128}'   one row; each row of the table ends in its own
 
-All runners of a row take turns in one process, in rotating order, on random normal data; figures are
-medians. GFLOP/s count 4 * dim for a visible pair forward, 2.5 times that backward.
+All runners of a row take turns in one process, in rotating order, on random normal data; figures
+are medians. GFLOP/s count 4 * dim for a visible pair forward, 2.5 times that backward.
 """
 from __future__ import annotations
 

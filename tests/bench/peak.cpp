@@ -1,5 +1,5 @@
-// What this processor can do at the most: multiply-adds per second with operands in registers, on as
-// many threads as asked for. Prints a line for each arithmetic: its name and GFLOP/s.
+// What this processor can do at the most: multiply-adds per second with operands in registers, on
+// as many threads as asked for. Prints a line for each arithmetic: its name and GFLOP/s.
 #include <atomic>
 #include <chrono>
 #include <cstdio>

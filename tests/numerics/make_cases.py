@@ -11,10 +11,11 @@ cases.txt holds one paragraph per case; an absent field is 0:
     expect NAME f64 DIMS OFFSET TOLERANCE     o lse dq dk dv dbias dsink
 
 DIMS: the last index is fastest. OFFSET: bytes into cases.bin, a multiple of 64, little-endian
-there. A result passes when each element is within TOLERANCE of the float64 number; where that is NaN the
-element is not written, where it is -inf it must be. o and dout have dtype_o, lse, dbias and dsink
-are f32. All tensors are packed. Backward gets the o and lse of the runner's own forward. Elements
-of inputs that belong to nobody are NaN, and outputs must be filled with NaN before a call.
+there. A result passes when each element is within TOLERANCE of the float64 number; where that is
+NaN the element is not written, where it is -inf it must be. o and dout have dtype_o, lse, dbias
+and dsink are f32. All tensors are packed. Backward gets the o and lse of the runner's own
+forward. Elements of inputs that belong to nobody are NaN, and outputs must be filled with NaN
+before a call.
 """
 import argparse
 import math

@@ -10,7 +10,7 @@
 static int check_passed, check_failed, check_skipped;
 
 /* Returns ok, so that a test can stop where going on has no meaning. */
-static inline int check_that(int ok, const char *file, int line, const char *what) {
+static inline int check_that(int ok, const char* file, int line, const char* what) {
   if (ok) {
     ++check_passed;
   } else if (++check_failed <= 50) {
@@ -21,8 +21,8 @@ static inline int check_that(int ok, const char *file, int line, const char *wha
 
 #define CHECK(condition) check_that(!!(condition), __FILE__, __LINE__, #condition)
 
-static inline int check_status(int32_t status, int32_t wanted, const char *file, int line,
-                               const char *what) {
+static inline int check_status(int32_t status, int32_t wanted, const char* file, int line,
+                               const char* what) {
   if (status != wanted) {
     printf("%s:%d: %s, wanted %s: %s\n", file, line, flashattn_status_name(status),
            flashattn_status_name(wanted), flashattn_last_error(NULL, NULL));

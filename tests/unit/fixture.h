@@ -53,28 +53,28 @@ struct outputs {
 };
 
 struct fixture {
-  struct inputs *in;
-  struct outputs *out;
+  struct inputs* in;
+  struct outputs* out;
   flashattn_desc desc;
   flashattn_forward_args forward;
   flashattn_backward_args backward;
   flashattn_merge_args merge;
   flashattn_tensor part_o[2];
-  const float *part_lse[2];
-  void *workspace;
+  const float* part_lse[2];
+  void* workspace;
   int64_t workspace_bytes;
-  void *stream;
+  void* stream;
 };
 
-static inline void fill(float *x, size_t n, unsigned seed) {
+static inline void fill(float* x, size_t n, unsigned seed) {
   for (size_t i = 0; i < n; ++i) {
     seed = seed * 1664525u + 1013904223u;
     x[i] = (float)(seed >> 8) / 8388608.0f - 1.0f;
   }
 }
 
-static inline void fixture_desc(struct fixture *f, enum variant variant) {
-  flashattn_desc *d = &f->desc;
+static inline void fixture_desc(struct fixture* f, enum variant variant) {
+  flashattn_desc* d = &f->desc;
   flashattn_desc_init(d, sizeof *d);
   d->ops = FLASHATTN_OP_FORWARD | FLASHATTN_OP_BACKWARD;
   d->dtype = FLASHATTN_DTYPE_F32;
@@ -104,9 +104,9 @@ static inline void fixture_desc(struct fixture *f, enum variant variant) {
   }
 }
 
-static inline void fixture_inputs(struct fixture *f, enum variant variant, flashattn_shape *shape,
-                           flashattn_inputs *inputs) {
-  struct inputs *in = f->in;
+static inline void fixture_inputs(struct fixture* f, enum variant variant, flashattn_shape* shape,
+                                  flashattn_inputs* inputs) {
+  struct inputs* in = f->in;
   shape->batch = BATCH;
   shape->seqlen_q = SEQ_Q;
   shape->seqlen_kv = SEQ_KV;
@@ -136,13 +136,15 @@ static inline void fixture_inputs(struct fixture *f, enum variant variant, flash
   }
 }
 
-static inline void fixture_reset_inputs(struct inputs *in) {
+static inline void fixture_reset_inputs(struct inputs* in) {
   memset(in, 0, sizeof *in);
-  float *arrays[] = {in->q, in->k, in->v, in->o, in->dout, in->dlse, in->bias, in->slopes,
-                     in->sink, in->part_o[0], in->part_o[1], in->part_lse[0], in->part_lse[1]};
-  const size_t bytes[] = {sizeof in->q, sizeof in->k, sizeof in->v, sizeof in->o, sizeof in->dout,
-                          sizeof in->dlse, sizeof in->bias, sizeof in->slopes, sizeof in->sink,
-                          sizeof in->part_o[0], sizeof in->part_o[1], sizeof in->part_lse[0],
+  float* arrays[] = {in->q,         in->k,           in->v,          in->o,    in->dout,
+                     in->dlse,      in->bias,        in->slopes,     in->sink, in->part_o[0],
+                     in->part_o[1], in->part_lse[0], in->part_lse[1]};
+  const size_t bytes[] = {sizeof in->q,          sizeof in->k,         sizeof in->v,
+                          sizeof in->o,          sizeof in->dout,      sizeof in->dlse,
+                          sizeof in->bias,       sizeof in->slopes,    sizeof in->sink,
+                          sizeof in->part_o[0],  sizeof in->part_o[1], sizeof in->part_lse[0],
                           sizeof in->part_lse[1]};
   for (unsigned i = 0; i < sizeof arrays / sizeof *arrays; ++i) {
     fill(arrays[i], bytes[i] / sizeof(float), i);
@@ -162,9 +164,9 @@ static inline void fixture_reset_inputs(struct inputs *in) {
 }
 
 /* A valid call in every field, with fresh contents. */
-static inline void fixture_reset(struct fixture *f, enum variant variant) {
-  struct inputs *in = f->in;
-  struct outputs *out = f->out;
+static inline void fixture_reset(struct fixture* f, enum variant variant) {
+  struct inputs* in = f->in;
+  struct outputs* out = f->out;
   memset(f, 0, sizeof *f);
   f->in = in;
   f->out = out;
@@ -208,20 +210,20 @@ static inline void fixture_reset(struct fixture *f, enum variant variant) {
   f->workspace_bytes = WORKSPACE;
 }
 
-static inline int fixture_open(struct fixture *f) {
+static inline int fixture_open(struct fixture* f) {
   memset(f, 0, sizeof *f);
-  f->in = (struct inputs *)malloc(sizeof *f->in);
-  f->out = (struct outputs *)malloc(sizeof *f->out);
+  f->in = (struct inputs*)malloc(sizeof *f->in);
+  f->out = (struct outputs*)malloc(sizeof *f->out);
   return f->in && f->out;
 }
 
-static inline void fixture_close(struct fixture *f) {
+static inline void fixture_close(struct fixture* f) {
   free(f->in);
   free(f->out);
 }
 
-static inline int outputs_untouched(const struct fixture *f) {
-  const unsigned char *bytes = (const unsigned char *)f->out;
+static inline int outputs_untouched(const struct fixture* f) {
+  const unsigned char* bytes = (const unsigned char*)f->out;
   return bytes[0] == 0xA5 && memcmp(bytes, bytes + 1, sizeof *f->out - 1) == 0;
 }
 

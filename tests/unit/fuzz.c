@@ -5,7 +5,9 @@
 
 #include "check.h"
 
-enum { ROUNDS = 40000 };
+enum {
+  ROUNDS = 40000
+};
 
 static uint64_t state = 88172645463325252u;
 
@@ -34,8 +36,7 @@ static void random_desc(flashattn_desc *d) {
   d->dtype = (int32_t)random_below(4);
   d->dtype_o = random_below(3) ? 0 : (int32_t)random_below(4);
   d->heads_kv = random_size();
-  d->heads_q = random_below(4) ? (int32_t)((uint32_t)d->heads_kv * random_below(9))
-                               : random_size();
+  d->heads_q = random_below(4) ? (int32_t)((uint32_t)d->heads_kv * random_below(9)) : random_size();
   d->dim_qk = random_size();
   d->dim_v = random_below(2) ? 0 : random_size();
   d->layout = random_bits(7);
@@ -85,14 +86,13 @@ static int try_shape(const flashattn_plan *plan, uint32_t op, const flashattn_sh
            (!shape || flashattn_plan_info(plan, op, shape, &info) != FLASHATTN_OK);
   }
   const int ok = *bytes >= 0 && flashattn_plan_info(plan, op, shape, &info) == FLASHATTN_OK &&
-                 info.workspace == *bytes && info.flops >= 0 && info.bytes >= 0 &&
-                 info.splits >= 0;
+                 info.workspace == *bytes && info.flops >= 0 && info.bytes >= 0 && info.splits >= 0;
   if (!ok) {
     printf("  op %u, shape %d %d %d %" PRId64 " %" PRId64 ": workspace %" PRId64 ", flops %" PRId64
            ", bytes %" PRId64 ", splits %d\n",
-           op, shape ? shape->batch : 0, shape ? shape->seqlen_q : 0,
-           shape ? shape->seqlen_kv : 0, shape ? shape->total_q : 0, shape ? shape->total_kv : 0,
-           *bytes, info.flops, info.bytes, info.splits);
+           op, shape ? shape->batch : 0, shape ? shape->seqlen_q : 0, shape ? shape->seqlen_kv : 0,
+           shape ? shape->total_q : 0, shape ? shape->total_kv : 0, *bytes, info.flops, info.bytes,
+           info.splits);
   }
   return ok;
 }

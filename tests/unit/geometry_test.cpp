@@ -132,7 +132,7 @@ void test_rule(const MaskRule& rule) {
       }
       if (!CHECK(ok)) {
         printf("  mask %u window %d %d chunk %d lengths %d %d\n", rule.mask, rule.window_left,
-                    rule.window_right, rule.chunk, q, kv);
+               rule.window_right, rule.chunk, q, kv);
       }
     }
   }

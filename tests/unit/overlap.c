@@ -88,7 +88,9 @@ static void test_merge_in_place(const flashattn_plan *plan) {
 
 /* q, k and v in one array (batch, seq, 3, head, dim), their gradients in another. */
 static void test_packed_qkv(void) {
-  enum { ROW = 3 * HEADS_Q * DIM_QK };
+  enum {
+    ROW = 3 * HEADS_Q * DIM_QK
+  };
   float *qkv = (float *)calloc(2 * BATCH * SEQ_Q * ROW, sizeof *qkv);
   float *dqkv = qkv + BATCH * SEQ_Q * ROW;
   fixture_reset(&f, PLAIN);

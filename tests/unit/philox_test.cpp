@@ -31,11 +31,11 @@ void test_known_answers() {
 
 // The header's sentence, written out anew.
 uint32_t described(uint64_t seed, uint64_t offset, uint32_t head, uint32_t i, uint32_t j) {
-  const PhiloxWords words = philox4x32_10(
-      {{((j >> 4) << 5) | ((i & 7) << 2) | ((j & 7) >> 1), i >> 4, head,
-        static_cast<uint32_t>(offset & 0xffffffffu)}},
-      static_cast<uint32_t>(seed & 0xffffffffu),
-      static_cast<uint32_t>(seed >> 32) ^ static_cast<uint32_t>(offset >> 32));
+  const PhiloxWords words =
+      philox4x32_10({{((j >> 4) << 5) | ((i & 7) << 2) | ((j & 7) >> 1), i >> 4, head,
+                      static_cast<uint32_t>(offset & 0xffffffffu)}},
+                    static_cast<uint32_t>(seed & 0xffffffffu),
+                    static_cast<uint32_t>(seed >> 32) ^ static_cast<uint32_t>(offset >> 32));
   const uint32_t word = words.word[((j >> 3) & 1) * 2 + ((i >> 3) & 1)];
   return (j % 2 == 0) ? (word & 0xffffu) : (word >> 16);
 }
@@ -69,9 +69,13 @@ void test_golden() {
   const struct {
     uint32_t i, j, number;
   } rows[] = {
-      {0, 0, 51940}, {0, 1, 61851}, {0, 2, 7306}, {1, 0, 65389}, {8, 0, 35193}, {0, 8, 25637},
-      {8, 9, 2818}, {15, 15, 35214}, {16, 0, 53103}, {0, 16, 11189}, {7, 31, 11063},
-      {123, 456, 28019}, {1023, 4095, 27992}, {2147483646, 2147483646, 55564},
+      {0, 0, 51940},       {0, 1, 61851},
+      {0, 2, 7306},        {1, 0, 65389},
+      {8, 0, 35193},       {0, 8, 25637},
+      {8, 9, 2818},        {15, 15, 35214},
+      {16, 0, 53103},      {0, 16, 11189},
+      {7, 31, 11063},      {123, 456, 28019},
+      {1023, 4095, 27992}, {2147483646, 2147483646, 55564},
   };
   for (const auto& row : rows) CHECK(stream.number(row.i, row.j) == row.number);
 }

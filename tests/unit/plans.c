@@ -57,8 +57,7 @@ static void test_info(struct fixture *f) {
   CHECK(bytes == info.workspace && bytes >= 0);
   CHECK_OK(flashattn_plan_info(plan, FLASHATTN_OP_BACKWARD, &f->forward.shape, &info));
   CHECK(info.flops == pairs * 5 * (DIM_QK + DIM_V));
-  CHECK(info.bytes ==
-        4 * (queries * (2 * DIM_QK + 2 * DIM_V + 1) + keys * 2 * (DIM_QK + DIM_V)));
+  CHECK(info.bytes == 4 * (queries * (2 * DIM_QK + 2 * DIM_V + 1) + keys * 2 * (DIM_QK + DIM_V)));
 
   /* Nothing promised: what depends on sizes is 0. */
   CHECK_OK(flashattn_plan_info(plan, FLASHATTN_OP_FORWARD, NULL, &info));
@@ -155,8 +154,8 @@ static void test_library(void) {
   snprintf(version, sizeof version, "%d.%d.%d", FLASHATTN_VERSION_MAJOR, FLASHATTN_VERSION_MINOR,
            FLASHATTN_VERSION_PATCH);
   CHECK(strcmp(flashattn_version_string(), version) == 0);
-  CHECK(flashattn_version() == 10000 * FLASHATTN_VERSION_MAJOR + 100 * FLASHATTN_VERSION_MINOR +
-                                   FLASHATTN_VERSION_PATCH);
+  CHECK(flashattn_version() ==
+        10000 * FLASHATTN_VERSION_MAJOR + 100 * FLASHATTN_VERSION_MINOR + FLASHATTN_VERSION_PATCH);
   CHECK(strstr(flashattn_build_info(), version) != NULL);
   CHECK(flashattn_build_info() == flashattn_build_info());
   CHECK(strcmp(flashattn_status_name(FLASHATTN_OK), "FLASHATTN_OK") == 0);

@@ -124,8 +124,8 @@ int main(void) {
       {"merge_args", call_merge, &f.merge, sizeof f.merge, offsetof(flashattn_merge_args, lse),
        offsetof(flashattn_merge_args, lse)},
       {"device_properties", call_device, &device, sizeof device, 4, 4},
-      {"plan_properties", call_info, &info, sizeof info,
-       offsetof(flashattn_plan_properties, flops), 4},
+      {"plan_properties", call_info, &info, sizeof info, offsetof(flashattn_plan_properties, flops),
+       4},
   };
   for (size_t i = 0; i < sizeof versions / sizeof *versions; ++i) test_version(&versions[i]);
   test_smaller();

@@ -7,8 +7,18 @@
 
 #include "check.h"
 
-enum { THREADS = 8, ROUNDS = 30, BATCH = 2, HEADS = 3, SEQ = 33, DIM = 16 };
-enum { ELEMENTS = BATCH * SEQ * HEADS * DIM, ROWS = BATCH * HEADS * SEQ };
+enum {
+  THREADS = 8,
+  ROUNDS = 30,
+  BATCH = 2,
+  HEADS = 3,
+  SEQ = 33,
+  DIM = 16
+};
+enum {
+  ELEMENTS = BATCH * SEQ * HEADS * DIM,
+  ROWS = BATCH * HEADS * SEQ
+};
 
 static float q[ELEMENTS], k[ELEMENTS], v[ELEMENTS], expected_o[ELEMENTS], expected_lse[ROWS];
 static flashattn_plan *plan;

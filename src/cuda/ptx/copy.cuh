@@ -1,4 +1,5 @@
-// Copies between global and shared memory, one PTX instruction a function (PTX ISA, "Data Movement").
+// Copies between global and shared memory, one PTX instruction a function (PTX ISA, "Data
+// Movement").
 #pragma once
 
 #include <cstdint>

@@ -8,9 +8,9 @@
 
 namespace flashattn::cuda::ptx {
 
-// d += a b of 16 x 8 x 16, fp32 sums. With g = lane / 4 and c = lane % 4, d holds (g, 2c), (g, 2c+1),
-// (g+8, 2c), (g+8, 2c+1); a pairs of k at (g, 2c), (g+8, 2c), (g, 2c+8), (g+8, 2c+8); b pairs of k at
-// (2c, g), (2c+8, g).
+// d += a b of 16 x 8 x 16, fp32 sums. With g = lane / 4 and c = lane % 4, d holds (g, 2c), (g,
+// 2c+1), (g+8, 2c), (g+8, 2c+1); a pairs of k at (g, 2c), (g+8, 2c), (g, 2c+8), (g+8, 2c+8); b
+// pairs of k at (2c, g), (2c+8, g).
 template <class T>
 __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                             uint32_t b1);
@@ -18,8 +18,7 @@ __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4
 template <>
 __device__ __forceinline__ void mma_16x8x16<__nv_bfloat16>(float (&d)[4], const uint32_t (&a)[4],
                                                            uint32_t b0, uint32_t b1) {
-  asm(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -28,8 +27,7 @@ __device__ __forceinline__ void mma_16x8x16<__nv_bfloat16>(float (&d)[4], const 
 template <>
 __device__ __forceinline__ void mma_16x8x16<__half>(float (&d)[4], const uint32_t (&a)[4],
                                                     uint32_t b0, uint32_t b1) {
-  asm(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));

@@ -2,8 +2,8 @@
 // Ampere on.
 //
 // One block of 4 warps works on kTileQ rows of a KV head's group, 16 * kStrips rows a warp, against
-// tiles of kTileKv keys. K and V have one buffer each: V of a tile arrives under Q K^T, K of the next
-// under the softmax and P V, and further blocks on the same multiprocessor fill what is left.
+// tiles of kTileKv keys. K and V have one buffer each: V of a tile arrives under Q K^T, K of the
+// next under the softmax and P V, and further blocks on the same multiprocessor fill what is left.
 //
 // Shared memory: Q | K | V; the output is staged where Q was.
 #pragma once
@@ -15,7 +15,8 @@
 
 namespace flashattn::cuda::sm80 {
 
-// kModified: scores need more than a factor (softcap, biases, dropout, block masks, negative scale).
+// kModified: scores need more than a factor (softcap, biases, dropout, block masks, negative
+// scale).
 template <class T_, int kDimQk_, int kDimV_, int kStrips_, int kTileKv_, int kMinBlocks_,
           bool kModified_>
 struct ForwardConfig {
@@ -56,8 +57,8 @@ class ForwardBlock {
     const Problem& problem = params_.problem;
     const int32_t per_section = params_.section * params_.query_blocks * params_.parts;
     const int32_t section = blockIdx.x / per_section, rest = blockIdx.x % per_section;
-    const int32_t width = min(params_.section,
-                              static_cast<int32_t>(params_.units()) - section * params_.section);
+    const int32_t width =
+        min(params_.section, static_cast<int32_t>(params_.units()) - section * params_.section);
     const int32_t unit = section * params_.section + rest % width;
     // Late queries first: under a causal mask they take longest.
     const int32_t query_block = params_.query_blocks - 1 - rest / (width * params_.parts);
@@ -126,10 +127,10 @@ class ForwardBlock {
   // The first tile from `tile` on in which a query of the block sees a key.
   __device__ __forceinline__ int32_t next_tile(int32_t tile) const {
     if constexpr (Config::kModified) {
-      while (tile * kTileKv < keys_.end &&
-             block_kind(rules_, queries_,
-                        intersect({tile * kTileKv, (tile + 1) * kTileKv}, keys_)) ==
-                 TileKind::kEmpty) {
+      while (
+          tile * kTileKv < keys_.end &&
+          block_kind(rules_, queries_, intersect({tile * kTileKv, (tile + 1) * kTileKv}, keys_)) ==
+              TileKind::kEmpty) {
         ++tile;
       }
     }
@@ -176,7 +177,8 @@ class ForwardBlock {
       uint32_t a[kStrips][4];
 #pragma unroll
       for (int strip = 0; strip < kStrips; ++strip) {
-        ptx::ldmatrix_x4(a[strip], Config::QTile::further(q, 2 * k) + strip * 16 * Config::kDimQk * 2);
+        ptx::ldmatrix_x4(a[strip],
+                         Config::QTile::further(q, 2 * k) + strip * 16 * Config::kDimQk * 2);
       }
 #pragma unroll
       for (int n = 0; n < kTileKv / 16; ++n) {
@@ -207,7 +209,8 @@ class ForwardBlock {
 #pragma unroll
       for (int n = 0; n < Config::kDimV / 16; ++n) {
         uint32_t b[4];
-        ptx::ldmatrix_x4_trans(b, Config::VTile::further(values, 2 * n) + k * 16 * Config::kDimV * 2);
+        ptx::ldmatrix_x4_trans(b,
+                               Config::VTile::further(values, 2 * n) + k * 16 * Config::kDimV * 2);
 #pragma unroll
         for (int strip = 0; strip < kStrips; ++strip) {
           ptx::mma_16x8x16<T>(o_[strip][2 * n], a[strip], b[0], b[1]);
@@ -312,9 +315,9 @@ class ForwardBlock {
     for (int strip = 0; strip < kStrips; ++strip) {
 #pragma unroll
       for (int n = 0; n < kTileKv / 16; ++n) {
-        const uint32_t bits = keep_bits(stream, params_.dropout_threshold,
-                                        queries_.begin + warp_row_ + strip * 16,
-                                        tile * kTileKv + n * 16, lane_);
+        const uint32_t bits =
+            keep_bits(stream, params_.dropout_threshold, queries_.begin + warp_row_ + strip * 16,
+                      tile * kTileKv + n * 16, lane_);
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
           if (!(bits >> e & 1)) p[strip][2 * n + e / 4][e % 4] = 0.0f;

@@ -33,9 +33,7 @@ __global__ void __launch_bounds__(32 * kWarps)
          tensor_row(args.o, dtype_size(params.problem.dtype_o), b, h, token),
          args.lse ? args.lse + b * layout.batch_stride + h * layout.head_stride + token : nullptr},
         [&](int32_t p) { return params.partial_lse[first + p * stride]; },
-        [&](int32_t p) {
-          return params.partial_o + (first + p * stride) * params.problem.dim_v;
-        },
+        [&](int32_t p) { return params.partial_o + (first + p * stride) * params.problem.dim_v; },
         kept);
   }
 }
@@ -71,8 +69,8 @@ struct DropoutMaskParams {
 __global__ void __launch_bounds__(32 * kWarps)
     dropout_mask_kernel(const __grid_constant__ DropoutMaskParams params) {
   const uint64_t* rng = params.rng_device;
-  const DropoutStream stream = DropoutStream::make(
-      params.seed + (rng ? rng[0] : 0), params.offset + (rng ? rng[1] : 0), blockIdx.x);
+  const DropoutStream stream = DropoutStream::make(params.seed + (rng ? rng[0] : 0),
+                                                   params.offset + (rng ? rng[1] : 0), blockIdx.x);
   for (int32_t i = blockIdx.y; i < params.queries; i += gridDim.y) {
     uint8_t* row =
         params.keep + (static_cast<int64_t>(blockIdx.x) * params.queries + i) * params.keys;
@@ -85,8 +83,8 @@ __global__ void __launch_bounds__(32 * kWarps)
 }  // namespace
 
 void launch_merge_split(const ForwardParams& params, cudaStream_t stream) {
-  const dim3 grid = grid_of(params.args.shape.batch, params.problem.heads_q,
-                            params.partial_queries, kWarps);
+  const dim3 grid =
+      grid_of(params.args.shape.batch, params.problem.heads_q, params.partial_queries, kWarps);
   merge_split_kernel<<<grid, 32 * kWarps, 0, stream>>>(params);
 }
 
@@ -98,9 +96,13 @@ void launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream
 void launch_dropout_mask(const Problem& problem, const flashattn_forward_args& args, uint8_t* keep,
                          cudaStream_t stream) {
   const flashattn_shape& shape = args.shape;
-  const DropoutMaskParams params{shape.seqlen_q,         shape.seqlen_kv,
-                                 problem.dropout_threshold(), args.inputs.rng_seed,
-                                 args.inputs.rng_offset, args.inputs.rng_device, keep};
+  const DropoutMaskParams params{shape.seqlen_q,
+                                 shape.seqlen_kv,
+                                 problem.dropout_threshold(),
+                                 args.inputs.rng_seed,
+                                 args.inputs.rng_offset,
+                                 args.inputs.rng_device,
+                                 keep};
   const dim3 grid = grid_of(shape.batch, problem.heads_q, shape.seqlen_q, 1);
   dropout_mask_kernel<<<grid, 32 * kWarps, 0, stream>>>(params);
 }

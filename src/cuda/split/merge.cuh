@@ -1,4 +1,5 @@
-// Merges partial results over disjoint keys: lse = ln(sum of e^lse_p), o = sum of e^(lse_p - lse) o_p.
+// Merges partial results over disjoint keys: lse = ln(sum of e^lse_p), o = sum of e^(lse_p - lse)
+// o_p.
 #pragma once
 
 #include "cuda/tile/scores.cuh"

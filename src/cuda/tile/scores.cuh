@@ -14,19 +14,20 @@ constexpr float kLn2 = 0.693147180559945309f;
 // What is added to, multiplied with or hidden from the scores of one head of one sequence.
 struct ScoreRules {
   float scale;
-  float softcap;      // 0: off
-  float slope;        // of ALiBi; 0: off
-  int32_t offset;     // off of the specification
-  const char* bias;   // of query 0; NULL: none
-  int64_t bias_row;   // elements
+  float softcap;     // 0: off
+  float slope;       // of ALiBi; 0: off
+  int32_t offset;    // off of the specification
+  const char* bias;  // of query 0; NULL: none
+  int64_t bias_row;  // elements
   int32_t bias_dtype;
   const uint8_t* blocks;  // of query 0; NULL: none
   int64_t blocks_row;
   int32_t block_q, block_kv;
 };
 
-__device__ __forceinline__ ScoreRules score_rules(const Problem& problem, const flashattn_inputs& in,
-                                                  int32_t b, int32_t h, Lengths len) {
+__device__ __forceinline__ ScoreRules score_rules(const Problem& problem,
+                                                  const flashattn_inputs& in, int32_t b, int32_t h,
+                                                  Lengths len) {
   ScoreRules rules{};
   rules.scale = problem.scale;
   rules.softcap = problem.softcap;
@@ -35,9 +36,9 @@ __device__ __forceinline__ ScoreRules score_rules(const Problem& problem, const 
     rules.slope = in.alibi_slopes[b * in.alibi_stride_batch + h];
   }
   if (problem.bias & FLASHATTN_BIAS_DENSE) {
-    rules.bias = static_cast<const char*>(in.bias) +
-                 (b * in.bias_stride_batch + h * in.bias_stride_head) *
-                     dtype_size(problem.bias_dtype);
+    rules.bias =
+        static_cast<const char*>(in.bias) +
+        (b * in.bias_stride_batch + h * in.bias_stride_head) * dtype_size(problem.bias_dtype);
     rules.bias_row = in.bias_stride_row;
     rules.bias_dtype = problem.bias_dtype;
   }
@@ -77,7 +78,8 @@ __device__ __forceinline__ Score modified_score(const ScoreRules& rules, float p
     const float large = copysignf(1.0f - 2.0f / (ptx::exp2(a * (2.0f * kLog2E)) + 1.0f), x);
     const float small =
         x - x * square *
-                (0.33333333f - square * (0.13333333f - square * (0.053968254f - square * 0.021869489f)));
+                (0.33333333f -
+                 square * (0.13333333f - square * (0.053968254f - square * 0.021869489f)));
     const float t = a < 0.25f ? small : large;
     s = {t * rules.softcap, 1.0f - t * t};
   }
@@ -106,14 +108,14 @@ __device__ __forceinline__ TileKind block_kind(const ScoreRules& rules, Interval
   return all ? TileKind::kFull : any ? TileKind::kPartial : TileKind::kEmpty;
 }
 
-// Which of a lane's eight weights of a 16 x 16 tile of accumulators are kept: bit (column half) * 4 +
-// (row half) * 2 + (odd column). i and j are multiples of 16.
+// Which of a lane's eight weights of a 16 x 16 tile of accumulators are kept: bit (column half) * 4
+// + (row half) * 2 + (odd column). i and j are multiples of 16.
 __device__ __forceinline__ uint32_t keep_bits(const DropoutStream& stream, uint32_t threshold,
                                               int32_t i, int32_t j, int32_t lane) {
-  const PhiloxWords words = philox4x32_10(
-      {{static_cast<uint32_t>(j) >> 4 << 5 | static_cast<uint32_t>(lane),
-        static_cast<uint32_t>(i) >> 4, stream.head, stream.offset}},
-      stream.key0, stream.key1);
+  const PhiloxWords words =
+      philox4x32_10({{static_cast<uint32_t>(j) >> 4 << 5 | static_cast<uint32_t>(lane),
+                      static_cast<uint32_t>(i) >> 4, stream.head, stream.offset}},
+                    stream.key0, stream.key1);
   uint32_t bits = 0;
 #pragma unroll
   for (int w = 0; w < 4; ++w) {

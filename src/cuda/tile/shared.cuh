@@ -6,8 +6,8 @@
 
 namespace flashattn::cuda {
 
-// x, of which the compiler knows nothing: what depends on it is worked out where it stands, instead of
-// being kept in registers around a loop.
+// x, of which the compiler knows nothing: what depends on it is worked out where it stands, instead
+// of being kept in registers around a loop.
 __device__ __forceinline__ int32_t opaque(int32_t x) {
   asm volatile("" : "+r"(x));
   return x;
@@ -64,8 +64,11 @@ __device__ __forceinline__ Rows kv_rows(const Problem& problem, const flashattn_
   if (!(problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) {
     return {tensor_row(t, 2, b, h, first), t.stride_seq * 2, nullptr, 1, 0, 0};
   }
-  return {static_cast<char*>(t.data) + h * t.stride_head * 2, t.stride_seq * 2,
-          in.page_table + b * in.page_table_stride, problem.page_size, t.stride_batch * 2,
+  return {static_cast<char*>(t.data) + h * t.stride_head * 2,
+          t.stride_seq * 2,
+          in.page_table + b * in.page_table_stride,
+          problem.page_size,
+          t.stride_batch * 2,
           in.pages};
 }
 
