@@ -168,7 +168,15 @@ def tsan(run: Run) -> Count:
     return count + run.pytest("tests/numerics", "-m", "smoke", env=env)
 
 
-def suites(run: Run) -> Dict[str, Callable[[], Count]]:
+def cuda(run: Run) -> Count:
+    """The build with the GPU kernels: they compile without spills, and the library still does all
+    its work on a CPU where no driver is installed."""
+    folder = run.compile("cuda-test", "-Dcuda=enabled")
+    return run.meson_test(folder) + run.pytest("tests/numerics", "-m", "smoke",
+                                               env=run.library(folder))
+
+
+def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
     """In the order in which they run: what fails soonest comes first."""
     def python(*paths: str) -> Callable[[], Count]:
         return lambda: run.pytest(*paths, env=run.library(release(run)))
@@ -187,6 +195,8 @@ def suites(run: Run) -> Dict[str, Callable[[], Count]]:
         table[f"numerics-{isa}"] = lambda isa=isa: numerics(run, isa)  # type: ignore[misc]
     table["asan"] = lambda: asan(run)
     table["tsan"] = lambda: tsan(run)
+    if with_cuda:
+        table["cuda"] = lambda: cuda(run)
     return table
 
 
@@ -194,11 +204,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="./run test", description=__doc__)
     parser.add_argument("suite", nargs="*", help="only these; numerics stands for all numerics-*")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--cuda", action="store_true", help="compile the GPU kernels, too")
     parser.add_argument("--list", action="store_true", help="names the suites")
     arguments = parser.parse_args()
 
     run = Run(arguments.device)
-    table = suites(run)
+    table = suites(run, arguments.cuda)
     if arguments.suite:
         def chosen(name: str, suite: str) -> bool:
             return name == suite or name.startswith(suite + "-")
