@@ -17,6 +17,10 @@ struct Predicate {
   void (*explain)(const Problem&, const Device&, char* text, size_t capacity);
 };
 
+// The sentence for a head that is larger than a family takes.
+void explain_dim_above(const char* field, int32_t value, int32_t limit, char* text,
+                       size_t capacity);
+
 // Runs one plan's kernels. Immutable: any number of threads may call it at once. Arguments arrive
 // validated, with packed strides and page_table_stride filled in (block_mask_stride_row too), and
 // with structures extended to this library's size. Only part_o of a merge is the caller's own

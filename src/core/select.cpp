@@ -1,5 +1,7 @@
 #include "core/select.h"
 
+#include <cstdio>
+
 #include "core/error.h"
 #include "core/log.h"
 #include "cpu/family.h"
@@ -43,6 +45,14 @@ const char* kind_name(const Device& device) {
 }
 
 }  // namespace
+
+void explain_dim_above(const char* field, int32_t value, int32_t limit, char* text,
+                       size_t capacity) {
+  std::snprintf(text, capacity,
+                "%s = %d is above %d, the limit of every kernel family on this device; split the "
+                "head or pad it",
+                field, value, limit);
+}
 
 FamilyList families() {
   static const Family* const list[] = {

@@ -14,13 +14,6 @@ bool is_float(int32_t dtype) {
          dtype == FLASHATTN_DTYPE_BF16;
 }
 
-void explain_dim(const char* field, int32_t value, char* text, size_t capacity) {
-  std::snprintf(text, capacity,
-                "%s = %d is above %d, the limit of every kernel family on this device; split the "
-                "head or pad it",
-                field, value, kMaxDim);
-}
-
 const Predicate kPredicates[] = {
     {[](const Problem& p, const Device&) { return !is_float(p.dtype); }, FLASHATTN_REASON_DTYPE,
      "dtype",
@@ -42,12 +35,12 @@ const Predicate kPredicates[] = {
     {[](const Problem& p, const Device&) { return p.dim_qk > kMaxDim; },
      FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
-       explain_dim("dim_qk", p.dim_qk, text, capacity);
+       explain_dim_above("dim_qk", p.dim_qk, kMaxDim, text, capacity);
      }},
     {[](const Problem& p, const Device&) { return p.dim_v > kMaxDim; },
      FLASHATTN_REASON_HEAD_DIM_MAX, "dim_v",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
-       explain_dim("dim_v", p.dim_v, text, capacity);
+       explain_dim_above("dim_v", p.dim_v, kMaxDim, text, capacity);
      }},
 };
 

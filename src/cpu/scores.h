@@ -3,58 +3,14 @@
 #pragma once
 
 #include "core/philox.h"
+#include "core/score_rules.h"
 #include "cpu/pack.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-constexpr float kLog2E = 1.44269504088896341f;
-constexpr float kLn2 = 0.693147180559945309f;
-
 // Columns of a tile are worked on in multiples of this: whole panels, and whole tiles of the
 // dropout.
 constexpr int kColumnStep = kPanel < 16 ? 16 : kPanel;
-
-// What is added to, multiplied with or hidden from the scores of one head of one sequence.
-struct ScoreRules {
-  float scale;
-  float softcap;     // 0: off
-  float slope;       // of ALiBi; 0: off
-  int32_t offset;    // off of the specification
-  const char* bias;  // of query 0; NULL: none
-  int64_t bias_row_bytes;
-  int32_t bias_dtype;
-  const uint8_t* blocks;  // of query 0; NULL: none
-  int64_t blocks_row_stride;
-  int32_t block_q, block_kv;
-
-  // Whether the scores need more than a factor.
-  FLASHATTN_INLINE bool modified() const { return softcap != 0 || slope != 0 || bias || scale < 0; }
-};
-
-FLASHATTN_INLINE ScoreRules score_rules(const Problem& problem, const flashattn_inputs& in,
-                                        int32_t b, int32_t h, Lengths len) {
-  ScoreRules rules{};
-  rules.scale = problem.scale;
-  rules.softcap = problem.softcap;
-  rules.offset = diagonal_offset(problem.mask_rule(), len);
-  if (problem.bias & FLASHATTN_BIAS_ALIBI) {
-    rules.slope = in.alibi_slopes[b * in.alibi_stride_batch + h];
-  }
-  if (problem.bias & FLASHATTN_BIAS_DENSE) {
-    const int64_t size = dtype_size(problem.bias_dtype);
-    rules.bias = static_cast<const char*>(in.bias) +
-                 (b * in.bias_stride_batch + h * in.bias_stride_head) * size;
-    rules.bias_row_bytes = in.bias_stride_row * size;
-    rules.bias_dtype = problem.bias_dtype;
-  }
-  if (problem.mask & FLASHATTN_MASK_BLOCKS) {
-    rules.blocks = in.block_mask + b * in.block_mask_stride_batch + h * in.block_mask_stride_head;
-    rules.blocks_row_stride = in.block_mask_stride_row;
-    rules.block_q = problem.block_q;
-    rules.block_kv = problem.block_kv;
-  }
-  return rules;
-}
 
 // Rows of a tile that the block mask does not tear apart: all cut at the same queries, wherever the
 // tile starts, so that what is computed for a query does not depend on its neighbours.
@@ -80,7 +36,7 @@ FLASHATTN_INLINE void for_each_block_run(const ScoreRules& rules, Interval queri
     const int32_t next = clamp_index((x + 1LL) * rules.block_kv, keys.end);
     bool any = false, all = true;
     for (int32_t y = queries.begin / rules.block_q; y <= (queries.end - 1) / rules.block_q; ++y) {
-      const bool on = rules.blocks[y * rules.blocks_row_stride + x] != 0;
+      const bool on = rules.blocks[y * rules.blocks_row + x] != 0;
       any |= on;
       all &= on;
     }
@@ -117,7 +73,8 @@ FLASHATTN_INLINE Floats add_bias(const ScoreRules& rules, Floats x, const char* 
 // s, multiples of kWidth. derivative, if not NULL, receives that of the softcap.
 inline void modify_row(const ScoreRules& rules, int32_t i, int32_t first, int32_t keys,
                        int32_t begin, int32_t end, float* s, float* derivative) {
-  const char* bias = rules.bias ? rules.bias + i * rules.bias_row_bytes : nullptr;
+  const char* bias =
+      rules.bias ? rules.bias + i * rules.bias_row * dtype_size(rules.bias_dtype) : nullptr;
   const float inverse_cap = rules.softcap != 0 ? 1.0f / rules.softcap : 0.0f;
   for (int32_t column = begin; column < end; column += kWidth) {
     Floats x = load(s + column) * splat(rules.scale);
@@ -148,7 +105,7 @@ inline void mask_row(const ScoreRules& rules, bool blocks, int32_t i, int32_t fi
   fill(s, columns.begin, shown.begin, -kInfinity);
   fill(s, shown.end, columns.end, -kInfinity);
   if (!blocks) return;
-  const uint8_t* row = rules.blocks + i / rules.block_q * rules.blocks_row_stride;
+  const uint8_t* row = rules.blocks + i / rules.block_q * rules.blocks_row;
   for (int32_t j = first + shown.begin; j < first + shown.end;) {
     const int32_t x = j / rules.block_kv;
     const int32_t next = clamp_index((x + 1LL) * rules.block_kv, first + shown.end);

@@ -13,16 +13,9 @@ bool is_16_bit(int32_t dtype) {
   return dtype == FLASHATTN_DTYPE_F16 || dtype == FLASHATTN_DTYPE_BF16;
 }
 
-void explain_dim(const char* field, int32_t value, char* text, size_t capacity) {
-  if (value > kMaxDim) {
-    std::snprintf(text, capacity,
-                  "%s = %d is above %d, the limit of every kernel family on this device; split the "
-                  "head or pad it",
-                  field, value, kMaxDim);
-  } else {
-    std::snprintf(text, capacity, "%s = %d is no multiple of 8; pad the head to %d", field, value,
-                  (value + 7) / 8 * 8);
-  }
+void explain_multiple(const char* field, int32_t value, char* text, size_t capacity) {
+  std::snprintf(text, capacity, "%s = %d is no multiple of 8; pad the head to %d", field, value,
+                (value + 7) / 8 * 8);
 }
 
 const Predicate kPredicates[] = {
@@ -53,22 +46,22 @@ const Predicate kPredicates[] = {
     {[](const Problem& p, const Device&) { return p.dim_qk > kMaxDim; },
      FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
-       explain_dim("dim_qk", p.dim_qk, text, capacity);
+       explain_dim_above("dim_qk", p.dim_qk, kMaxDim, text, capacity);
      }},
     {[](const Problem& p, const Device&) { return p.dim_v > kMaxDim; },
      FLASHATTN_REASON_HEAD_DIM_MAX, "dim_v",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
-       explain_dim("dim_v", p.dim_v, text, capacity);
+       explain_dim_above("dim_v", p.dim_v, kMaxDim, text, capacity);
      }},
     {[](const Problem& p, const Device&) { return p.dim_qk % 8 != 0; },
      FLASHATTN_REASON_HEAD_DIM_MULTIPLE, "dim_qk",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
-       explain_dim("dim_qk", p.dim_qk, text, capacity);
+       explain_multiple("dim_qk", p.dim_qk, text, capacity);
      }},
     {[](const Problem& p, const Device&) { return p.dim_v % 8 != 0; },
      FLASHATTN_REASON_HEAD_DIM_MULTIPLE, "dim_v",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
-       explain_dim("dim_v", p.dim_v, text, capacity);
+       explain_multiple("dim_v", p.dim_v, text, capacity);
      }},
 };
 

@@ -3,53 +3,11 @@
 #pragma once
 
 #include "core/philox.h"
+#include "core/score_rules.h"
 #include "cuda/params.h"
 #include "cuda/ptx/mma.cuh"
 
 namespace flashattn::cuda {
-
-constexpr float kLog2E = 1.44269504088896341f;
-constexpr float kLn2 = 0.693147180559945309f;
-
-// What is added to, multiplied with or hidden from the scores of one head of one sequence.
-struct ScoreRules {
-  float scale;
-  float softcap;     // 0: off
-  float slope;       // of ALiBi; 0: off
-  int32_t offset;    // off of the specification
-  const char* bias;  // of query 0; NULL: none
-  int64_t bias_row;  // elements
-  int32_t bias_dtype;
-  const uint8_t* blocks;  // of query 0; NULL: none
-  int64_t blocks_row;
-  int32_t block_q, block_kv;
-};
-
-__device__ __forceinline__ ScoreRules score_rules(const Problem& problem,
-                                                  const flashattn_inputs& in, int32_t b, int32_t h,
-                                                  Lengths len) {
-  ScoreRules rules{};
-  rules.scale = problem.scale;
-  rules.softcap = problem.softcap;
-  rules.offset = diagonal_offset(problem.mask_rule(), len);
-  if (problem.bias & FLASHATTN_BIAS_ALIBI) {
-    rules.slope = in.alibi_slopes[b * in.alibi_stride_batch + h];
-  }
-  if (problem.bias & FLASHATTN_BIAS_DENSE) {
-    rules.bias =
-        static_cast<const char*>(in.bias) +
-        (b * in.bias_stride_batch + h * in.bias_stride_head) * dtype_size(problem.bias_dtype);
-    rules.bias_row = in.bias_stride_row;
-    rules.bias_dtype = problem.bias_dtype;
-  }
-  if (problem.mask & FLASHATTN_MASK_BLOCKS) {
-    rules.blocks = in.block_mask + b * in.block_mask_stride_batch + h * in.block_mask_stride_head;
-    rules.blocks_row = in.block_mask_stride_row;
-    rules.block_q = problem.block_q;
-    rules.block_kv = problem.block_kv;
-  }
-  return rules;
-}
 
 // A score plus its bias; a boolean mask hides, whatever the score was.
 __device__ __forceinline__ float add_bias(const ScoreRules& rules, float x, int32_t i, int32_t j) {
