@@ -171,6 +171,8 @@ def tsan(run: Run) -> Count:
 def cuda(run: Run) -> Count:
     """The build with the GPU kernels: they compile without spills, and the library still does all
     its work on a CPU where no driver is installed."""
+    # The other suites build as on a machine without it.
+    os.environ["PATH"] += os.pathsep + os.environ.get("NVCC_FOLDER", "")
     folder = run.compile("cuda-test", "-Dcuda=enabled")
     return run.meson_test(folder) + run.pytest("tests/numerics", "-m", "smoke",
                                                env=run.library(folder))

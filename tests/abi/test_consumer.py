@@ -132,7 +132,8 @@ def test_readme_is_short():
     assert len(words) < 1200  # five minutes
 
 
-def test_cuda_cannot_be_demanded(tmp_path):
+@pytest.mark.skipif(shutil.which("nvcc") is not None, reason="there is an nvcc")
+def test_cuda_cannot_be_demanded_without_nvcc(tmp_path):
     result = subprocess.run(["meson", "setup", "-Dcuda=enabled", tmp_path / "b", ROOT],
                             capture_output=True, text=True, check=False)
-    assert result.returncode != 0 and "no CUDA kernels yet" in result.stdout
+    assert result.returncode != 0 and "nvcc" in result.stdout
