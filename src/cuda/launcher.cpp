@@ -13,6 +13,7 @@ namespace {
 constexpr int32_t kInvariantKeys = 1024;  // of a part, where bits may not depend on the batch
 constexpr int32_t kInvariantQueries = 16;
 constexpr int32_t kSplitStep = 64;
+constexpr int32_t kLargeCausal = 1025;  // queries from which large tiles pay under a causal mask
 
 // Whether scores need more than a factor.
 bool is_modified(const Problem& p) {
@@ -96,10 +97,13 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device)
 }
 
 const Sm80Launcher::Choice& Sm80Launcher::choose(const flashattn_shape& shape) const {
-  // Large tiles need rows to fill them, and blocks enough for all multiprocessors.
+  // Large tiles need rows to fill them and blocks enough for all multiprocessors; under a causal
+  // mask short sequences waste less of small ones (7 % at 1,024 queries on an H200).
   const int64_t blocks =
       ceil_div(shape.seqlen_q, large_.entry->tile_q) * shape.batch * problem_.heads_q;
-  return shape.seqlen_q > small_.entry->tile_q && blocks >= units_ ? large_ : small_;
+  const int32_t least =
+      problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? kLargeCausal : small_.entry->tile_q + 1;
+  return shape.seqlen_q >= least && blocks >= units_ ? large_ : small_;
 }
 
 ForwardParams Sm80Launcher::grid(const flashattn_shape& shape) const {

@@ -4,6 +4,7 @@
     ./run bench --preset tables         every cell of README's tables
     ./run bench --preset masks          what masks save
     ./run bench --case '{"dim": 128}'   one row; each row of the table ends in its own
+    ./run bench --device cuda           on a GPU, beside PyTorch's backends, which must be installed
 
 All runners of a row take turns in one process, in rotating order, on random normal data; figures
 are medians. GFLOP/s count 4 * dim for a visible pair forward, 2.5 times that backward.
@@ -58,8 +59,43 @@ def peak_of(case: Case, peak: Dict[str, float]) -> Optional[float]:
     return peak.get(case.dtype if case.dtype in peak else "f32")
 
 
+def on_gpu(cases: List[Case], table: Optional[pathlib.Path]) -> int:
+    import gpu  # needs PyTorch
+
+    rows = []
+    print(f"{gpu.torch.cuda.get_device_name()}, PyTorch {gpu.torch.__version__}; TFLOP/s "
+          "(decoding: TB/s of K and V)")
+    print(f"{'':44}{'flashattn':>10}" + "".join(f"{name:>10}" for name in gpu.PEERS) + "   error")
+    for case in cases:
+        result = gpu.measure(case)
+        if not result["seconds"]:
+            continue
+        amount = case.kv_bytes() if case.seqlen_q == 1 else case.flops()
+        rate = {name: amount / t * 1e-12 for name, t in result["seconds"].items()}
+        digits = 2 if case.seqlen_q == 1 else 1
+        row = "".join(f"{rate[name]:10.{digits}f}" if name in rate else f"{'':10}"
+                      for name in ("flashattn", *gpu.PEERS))
+        error = f"{result['error']:8.1e}" if result["error"] is not None else f"{'':8}"
+        print(f"{case.name():44}{row}{error}  {result['kernel']}  {case.to_json()}", flush=True)
+        rows.append({"case": case.to_json(), "kernel": result["kernel"],
+                     "error": result["error"], **{f"{n}_seconds": result["seconds"].get(n)
+                                                  for n in ("flashattn", *gpu.PEERS)}})
+    write(rows, table)
+    return 0
+
+
+def write(rows: List[Dict[str, Any]], table: Optional[pathlib.Path]) -> None:
+    if not table or not rows:
+        return
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--preset", choices=sorted(PRESETS), action="append")
     parser.add_argument("--case", action="append", type=Case.from_json, metavar="JSON")
     parser.add_argument("--threads", type=int, default=0, help="0: all")
@@ -68,8 +104,11 @@ def main() -> int:
     parser.add_argument("--csv", type=pathlib.Path, help="also write the figures there")
     chosen = parser.parse_args()
     cases = list(chosen.case or [])
-    for preset in chosen.preset or ([] if cases else ["quick"]):
+    quick = ["quick"] if chosen.device == "cpu" else ["gpu", "gpu-decode"]
+    for preset in chosen.preset or ([] if cases else quick):
         cases += PRESETS[preset]
+    if chosen.device == "cuda":
+        return on_gpu(cases, chosen.csv)
 
     device = flashattn.devices()[0]
     threads = chosen.threads or device.units
@@ -98,11 +137,7 @@ def main() -> int:
         rows.append({"case": case.to_json(), "seconds": seconds["flashattn"], "gflops": ours,
                      "peak_gflops": best, "torch_seconds": seconds.get("torch"),
                      "torch_gflops": peer})
-    if chosen.csv:
-        with chosen.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+    write(rows, chosen.csv)
     return 0
 
 

@@ -120,6 +120,20 @@ def _decode() -> Iterator[Case]:
             yield Case("forward", dtype, heads=32, heads_kv=8, seqlen_q=1, seqlen_kv=keys, dim=128)
 
 
+def _h200() -> Iterator[Case]:
+    """The tables of the attention papers: 16k tokens, heads * dim = 2048."""
+    for dim in (64, 128, 256):
+        for causal in (False, True):
+            for seqlen in (1024, 2048, 4096, 8192, 16384):
+                yield Case("forward", "bf16", 16384 // seqlen, 2048 // dim, seqlen_q=seqlen,
+                           dim=dim, causal=causal)
+
+
+def _h200_decode() -> Iterator[Case]:
+    for batch, keys in ((1, 8192), (1, 131072), (16, 8192), (64, 4096)):
+        yield Case("forward", "bf16", batch, 32, 8, seqlen_q=1, seqlen_kv=keys, dim=128)
+
+
 PRESETS: Dict[str, List[Case]] = {
     "quick": [Case(op, dtype, heads=4, seqlen_q=2048, dim=64, causal=causal)
               for dtype in ("f32", "bf16") for op in ("forward", "backward")
@@ -128,4 +142,7 @@ PRESETS: Dict[str, List[Case]] = {
     "masks": list(_masks()),
     "features": list(_features()),
     "decode": list(_decode()),
+    # For --device cuda.
+    "gpu": list(_h200()),
+    "gpu-decode": list(_h200_decode()),
 }
