@@ -9,10 +9,14 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
+// Scores of 24 rows against as many keys as, packed, stay in a core's L2 cache beside the block's
+// queries and outputs; blocks of many rows, so that packing is a small part of the work.
 inline Tiling forward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
-  // 48 x 256 scores and packed K and V stay in a core's L2 cache.
-  return {dim <= 128 ? 288 : dim <= 256 ? 192 : 96, 48, dim <= 128 ? 256 : dim <= 256 ? 128 : 64};
+  if (dim <= 64) return {528, 24, 768};
+  if (dim <= 128) return {528, 24, 384};
+  if (dim <= 256) return {192, 24, 128};
+  return {96, 24, 64};
 }
 
 template <Compute kCompute>
@@ -86,10 +90,11 @@ class ForwardBlock {
     if (rows_ <= 0 || part_ >= parts_) return;
     start();
     const KeySpan span = key_span(mask_, queries_, sequence_.len);
-    const Interval keys = intersect(span.any, part_range(job_.split, sequence_.len, part_));
+    const Interval part = part_range(job_.split, sequence_.len, part_);
+    const Interval keys = intersect(span.any, part);
     for (int32_t first = keys.begin / scratch_.tile_kv * scratch_.tile_kv; first < keys.end;
          first += scratch_.tile_kv) {
-      key_tile(intersect({first, first + scratch_.tile_kv}, {0, keys.end}));
+      key_tile(intersect({first, first + scratch_.tile_kv}, {part.begin, keys.end}));
     }
     finish();
   }

@@ -139,8 +139,8 @@ void CpuLauncher::describe(uint32_t op, const flashattn_shape& shape,
 // Blocks of queries: large enough to share packed keys, small enough to occupy all threads.
 void CpuLauncher::set_blocks(ForwardJob* job) const {
   const flashattn_shape& shape = job->args->shape;
-  const int32_t group = problem_.group(), smallest = job->tiling.tile_q;
-  for (int32_t rows = job->tiling.rows;; rows = std::max(rows / 2 / smallest, 1) * smallest) {
+  const int32_t group = problem_.group(), tile = job->tiling.tile_q, smallest = 2 * tile;
+  for (int32_t rows = job->tiling.rows;; rows = std::max(rows / 2 / tile * tile, smallest)) {
     job->queries = std::max(std::min(shape.seqlen_q, rows), 1);
     // Block masks may differ from head to head.
     const int32_t fitting = problem_.has_mask(FLASHATTN_MASK_BLOCKS) ? 1 : rows / job->queries;
