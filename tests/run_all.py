@@ -47,6 +47,7 @@ class Run:
     def __init__(self, device: str) -> None:
         self.device = device
         self.log = LOGS / "none.log"
+        self.skipped: List[str] = []  # why, of the suite at work
 
     def call(self, command: List[str], env: Optional[Dict[str, str]] = None, timeout: int = 1800,
              check: bool = True) -> int:
@@ -85,10 +86,11 @@ class Run:
                   check=False)
         if not results.exists():
             raise Failed("meson test gave no results")
-        kinds = [json.loads(line)["result"] for line in results.read_text().splitlines()]
-        good = sum(kind in ("OK", "EXPECTEDFAIL") for kind in kinds)
-        skipped = kinds.count("SKIP")
-        return Count(good, len(kinds) - good - skipped, skipped)
+        tests = [json.loads(line) for line in results.read_text().splitlines()]
+        skipped = [test["name"] for test in tests if test["result"] == "SKIP"]
+        self.skipped += skipped
+        good = sum(test["result"] in ("OK", "EXPECTEDFAIL") for test in tests)
+        return Count(good, len(tests) - good - len(skipped), len(skipped))
 
     def pytest(self, *arguments: str, env: Optional[Dict[str, str]] = None) -> Count:
         results = self.log.with_suffix(".xml")
@@ -98,7 +100,9 @@ class Run:
         if not results.exists():
             raise Failed(f"pytest ended with status {status} and gave no results")
         count = Count()
-        for suite in ElementTree.parse(results).getroot().iter("testsuite"):
+        root = ElementTree.parse(results).getroot()
+        self.skipped += [skip.get("message", "") for skip in root.iter("skipped")]
+        for suite in root.iter("testsuite"):
             total, failures, errors, skipped = (
                 int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped"))
             bad = failures + errors
@@ -230,6 +234,7 @@ def main() -> int:
     for name, suite in table.items():
         run.log = LOGS / f"{name}.log"
         run.log.unlink(missing_ok=True)
+        run.skipped.clear()
         print(f"{name:<22}", end="", flush=True)
         start = time.monotonic()
         why = ""
@@ -242,6 +247,8 @@ def main() -> int:
         except Failed as reason:
             count, why = Count(failed=1), f": {reason}"
         print(f"{count}{why}  ({time.monotonic() - start:.0f} s)", flush=True)
+        for reason in sorted(set(run.skipped)):
+            print(f"  skipped: {reason}", flush=True)
         if count.failed:
             print(f"--- the end of {run.log.relative_to(ROOT)}")
             print("\n".join(run.log.read_text(errors="replace").splitlines()[-60:]), flush=True)
