@@ -35,6 +35,15 @@ const Predicate kPredicates[] = {
                      "device = CPU, or ops = FORWARD",
                      p.ops);
      }},
+    {[](const Problem& p, const Device&) { return p.sm_limit != 0; },
+     FLASHATTN_REASON_NOT_IN_THIS_BUILD, "sm_limit",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(
+           text, capacity,
+           "sm_limit = %d, but the kernels of this version use all multiprocessors; leave "
+           "it at 0",
+           p.sm_limit);
+     }},
     {[](const Problem& p, const Device&) { return !is_16_bit(p.dtype); }, FLASHATTN_REASON_DTYPE,
      "dtype",
      [](const Problem& p, const Device&, char* text, size_t capacity) {

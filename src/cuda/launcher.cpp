@@ -85,12 +85,13 @@ int32_t status_of(cudaError_t error, const char* what) {
 Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device)
     : problem_(problem),
       device_(device.index),
-      units_(problem.sm_limit > 0 ? std::min(problem.sm_limit, device.properties.units)
-                                  : device.properties.units),
+      units_(device.properties.units),
       l2_bytes_(int64_t{25} << 20) {
   const DeviceScope scope(device_);
   small_ = prepare(*find(problem, 1), units_);
-  const sm80::ForwardEntry* large = find(problem, 2);
+  // Tiles of another size round otherwise, and which is chosen depends on the batch.
+  const bool invariant = problem.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT;
+  const sm80::ForwardEntry* large = invariant ? nullptr : find(problem, 2);
   large_ = large ? prepare(*large, units_) : small_;
   small_name_ = kernel_name(*small_.entry);
   large_name_ = kernel_name(*large_.entry);
