@@ -23,15 +23,6 @@ const Predicate kPredicates[] = {
            "dtype = %d is not computed on the CPU; convert to F32 = 1, F16 = 2 or BF16 = 3",
            p.dtype);
      }},
-    {[](const Problem& p, const Device&) {
-       return p.dtype_o != p.dtype && p.dtype_o != FLASHATTN_DTYPE_F32;
-     },
-     FLASHATTN_REASON_DTYPE_MIX, "dtype_o",
-     [](const Problem& p, const Device&, char* text, size_t capacity) {
-       std::snprintf(text, capacity,
-                     "dtype_o = %d does not go with dtype = %d; use the same, or F32 = 1",
-                     p.dtype_o, p.dtype);
-     }},
     {[](const Problem& p, const Device&) { return p.dim_qk > kMaxDim; },
      FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
