@@ -32,7 +32,8 @@ struct Lengths {
   int32_t q, kv;
 };
 
-FLASHATTN_HD constexpr int64_t floor_div(int64_t a, int64_t b) {
+// 32 bits: 64-bit division is a call with registers of its own on a GPU.
+FLASHATTN_HD constexpr int32_t floor_div(int32_t a, int32_t b) {
   return a / b - ((a % b != 0 && (a % b < 0) != (b < 0)) ? 1 : 0);
 }
 
@@ -62,7 +63,9 @@ FLASHATTN_HD constexpr Interval visible_keys(const MaskRule& rule, int32_t i, Le
       end = at + rule.window_right + 1;
   }
   if (rule.mask & FLASHATTN_MASK_CHUNK) {
-    const int64_t first = floor_div(at, rule.chunk) * rule.chunk;
+    // A query's position fits: it lies below len.kv, or is i.
+    const int64_t first =
+        static_cast<int64_t>(floor_div(static_cast<int32_t>(at), rule.chunk)) * rule.chunk;
     if (first > begin) begin = first;
     if (first + rule.chunk < end) end = first + rule.chunk;
   }

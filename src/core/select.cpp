@@ -1,6 +1,8 @@
 #include "core/select.h"
 
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 
 #include "core/error.h"
 #include "core/log.h"
@@ -15,18 +17,16 @@ namespace {
 
 struct Verdict {
   const Predicate* refusal;  // the first; NULL: accepted
-  size_t passed;
+  size_t refusals;
 };
 
 Verdict judge(const Family& family, const Problem& problem, const Device& device) {
   Verdict verdict = {nullptr, 0};
   for (size_t i = 0; i < family.predicate_count; ++i) {
     const Predicate& predicate = family.predicates[i];
-    if (!predicate.refuses(problem, device)) {
-      ++verdict.passed;
-    } else if (!verdict.refusal) {
-      verdict.refusal = &predicate;
-    }
+    if (!predicate.refuses(problem, device)) continue;
+    ++verdict.refusals;
+    if (!verdict.refusal) verdict.refusal = &predicate;
   }
   return verdict;
 }
@@ -39,6 +39,12 @@ struct Sentence {
     predicate.explain(problem, device, text, sizeof text);
   }
 };
+
+// FLASHATTN_FAMILY asks for another family of its kind of device.
+bool is_excluded(const Family& family) {
+  const char* forced = forced_family();
+  return forced && family.device_kind == FLASHATTN_DEVICE_CUDA && std::strcmp(forced, family.name);
+}
 
 const char* kind_name(const Device& device) {
   return device.kind == FLASHATTN_DEVICE_CPU ? "CPU" : "CUDA";
@@ -57,6 +63,7 @@ void explain_dim_above(const char* field, int32_t value, int32_t limit, char* te
 FamilyList families() {
   static const Family* const list[] = {
 #if FLASHATTN_CUDA
+      &cuda_sm90_family(),
       &cuda_sm80_family(),
 #endif
       &cpu_family(),
@@ -64,19 +71,25 @@ FamilyList families() {
   return {list, sizeof list / sizeof *list};
 }
 
+const char* forced_family() {
+  static const char* const name = std::getenv("FLASHATTN_FAMILY");
+  return name && *name ? name : nullptr;
+}
+
 const Family& select_family(const Problem& problem, const Device& device, FamilyList list) {
   const Family* closest = nullptr;
   Verdict best = {nullptr, 0};
   for (size_t i = 0; i < list.count; ++i) {
     const Family& family = *list.families[i];
-    if (family.device_kind != device.kind) continue;
+    if (family.device_kind != device.kind || is_excluded(family)) continue;
     const Verdict verdict = judge(family, problem, device);
     if (!verdict.refusal) return family;
     if (log_enabled(FLASHATTN_LOG_DEBUG)) {
       log(FLASHATTN_LOG_DEBUG, "family %s refuses: %s", family.name,
           Sentence(*verdict.refusal, problem, device).text);
     }
-    if (!closest || verdict.passed > best.passed) {
+    // The last of equals: families become more general.
+    if (!closest || verdict.refusals <= best.refusals) {
       closest = &family;
       best = verdict;
     }

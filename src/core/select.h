@@ -13,6 +13,11 @@ struct FamilyList {
 // All families of this build.
 FamilyList families();
 
+// The GPU family that the environment variable FLASHATTN_FAMILY asks for, for tests and
+// comparisons: no other is chosen then, and it uses its own kernels for every shape. NULL: none.
+// Read once a process.
+const char* forced_family();
+
 // Refuses with UNSUPPORTED when every family does, in the words of the one that came closest.
 const Family& select_family(const Problem& problem, const Device& device, FamilyList list);
 

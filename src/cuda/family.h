@@ -5,6 +5,9 @@
 
 namespace flashattn {
 
+// The Hopper family, on TMA and WGMMA: the forward pass.
+const Family& cuda_sm90_family();
+
 // The portable family, on mma.sync: Ampere and later.
 const Family& cuda_sm80_family();
 

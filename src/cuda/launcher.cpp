@@ -33,23 +33,6 @@ const sm80::ForwardEntry* find(const Problem& p, int32_t strips) {
   return nullptr;
 }
 
-void throw_on(cudaError_t error, const char* what) {
-  if (status_of(error, what) != FLASHATTN_OK) throw Refused{FLASHATTN_ERROR_DEVICE};
-}
-
-// Restores the caller's current device.
-class DeviceScope {
- public:
-  explicit DeviceScope(int32_t device) {
-    throw_on(cudaGetDevice(&before_), "cudaGetDevice");
-    throw_on(cudaSetDevice(device), "cudaSetDevice");
-  }
-  ~DeviceScope() { cudaSetDevice(before_); }
-
- private:
-  int before_ = 0;
-};
-
 const void* address(const sm80::ForwardEntry& entry) {
   return reinterpret_cast<const void*>(entry.kernel);
 }
@@ -81,6 +64,17 @@ int32_t status_of(cudaError_t error, const char* what) {
               cudaGetErrorString(error),
               "an earlier launch on this device may be at fault, see compute-sanitizer");
 }
+
+void throw_on(cudaError_t error, const char* what) {
+  if (status_of(error, what) != FLASHATTN_OK) throw Refused{FLASHATTN_ERROR_DEVICE};
+}
+
+DeviceScope::DeviceScope(int32_t device) {
+  throw_on(cudaGetDevice(&before_), "cudaGetDevice");
+  throw_on(cudaSetDevice(device), "cudaSetDevice");
+}
+
+DeviceScope::~DeviceScope() { cudaSetDevice(before_); }
 
 Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device)
     : problem_(problem),

@@ -14,7 +14,20 @@ namespace flashattn::cuda {
 // Records a failure of the runtime; OK for cudaSuccess.
 int32_t status_of(cudaError_t error, const char* what);
 
-class Sm80Launcher final : public Launcher {
+// As cudaError_t says; other than OK ends the making of a plan.
+void throw_on(cudaError_t error, const char* what);
+
+// Restores the caller's current device.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int32_t device);
+  ~DeviceScope();
+
+ private:
+  int before_ = 0;
+};
+
+class Sm80Launcher : public Launcher {
  public:
   // The kernels that the plan may choose from by the shape of a call.
   struct Choice {
@@ -35,10 +48,7 @@ class Sm80Launcher final : public Launcher {
   int32_t dropout_mask(const flashattn_forward_args& args, uint8_t* keep,
                        void* stream) const override;
 
- private:
-  // Everything but the arguments and the workspace.
-  ForwardParams grid(const flashattn_shape& shape) const;
-  const Choice& choose(const flashattn_shape& shape) const;
+ protected:
   // OK when the device is the current one.
   int32_t check_device() const;
   int32_t check_alignment(const flashattn_forward_args& args) const;
@@ -46,6 +56,12 @@ class Sm80Launcher final : public Launcher {
   const Problem problem_;
   const int32_t device_, units_;
   const int64_t l2_bytes_;
+
+ private:
+  // Everything but the arguments and the workspace.
+  ForwardParams grid(const flashattn_shape& shape) const;
+  const Choice& choose(const flashattn_shape& shape) const;
+
   Choice large_, small_;  // more rows a warp where queries are many
   std::string large_name_, small_name_;
 };

@@ -58,4 +58,18 @@ __device__ __forceinline__ float exp2(float x) {
   return y;
 }
 
+// 1 / x to one unit in the last place.
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// To 11 bits.
+__device__ __forceinline__ float tanh(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 }  // namespace flashattn::cuda::ptx

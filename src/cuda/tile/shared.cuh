@@ -8,7 +8,8 @@ namespace flashattn::cuda {
 
 // x, of which the compiler knows nothing: what depends on it is worked out where it stands, instead
 // of being kept in registers around a loop.
-__device__ __forceinline__ int32_t opaque(int32_t x) {
+template <class T>
+__device__ __forceinline__ T opaque(T x) {
   asm volatile("" : "+r"(x));
   return x;
 }

@@ -1,0 +1,55 @@
+// The copy engine of Hopper: boxes of 4-dimensional arrays, (column, row, head, batch), between
+// global and shared memory (PTX ISA, "cp.async.bulk.tensor"). What lies outside the array is read
+// as 0 and not written. One thread starts a copy.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace flashattn::cuda::ptx {
+
+// What the L2 cache should do with the lines: CUTLASS's encodings of createpolicy.
+constexpr uint64_t kEvictFirst = 0x12F0000000000000, kEvictLast = 0x14F0000000000000;
+
+struct BoxPosition {
+  int32_t column, row, head, batch;
+};
+
+// Counts the bytes of the whole box at the barrier.
+__device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, uint32_t barrier,
+                                         BoxPosition at, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_"
+      "hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "l"(policy)
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t from, BoxPosition at) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
+          map),
+      "r"(from), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch)
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_prefetch(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+__device__ __forceinline__ void bulk_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Until this thread's stores have read their shared memory.
+__device__ __forceinline__ void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+// Until they are done.
+__device__ __forceinline__ void bulk_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+}  // namespace flashattn::cuda::ptx

@@ -1,0 +1,62 @@
+"""Writes wgmma.cuh, the products of a warpgroup: wgmma.py OUTPUT. The text of an asm statement must be
+a literal, so no template can build one for every width."""
+import sys
+
+WIDTHS = (48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 256)
+TYPES = {"__nv_bfloat16": "bf16", "__half": "f16"}
+
+HEAD = """\
+// Products of a warpgroup on the tensor cores of Hopper (PTX ISA, "wgmma.mma_async"): written by
+// wgmma.py.
+//
+// d (64 x 2 * length) += a b, fp32 sums; d is overwritten where `accumulate` is 0. Warp w of the four
+// holds rows 16 w .. 16 w + 15; with g = lane / 4 and c = lane % 4, d[4 n + 2 r + e] is element
+// (16 w + g + 8 r, 8 n + 2 c + e). Descriptors come from Matrix of warpgroup.cuh. kTransposeA and
+// kTransposeB: the operand's rows run along k, not across it.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace flashattn::cuda::ptx {
+"""
+
+
+def statement(width: int, kind: str, registers: bool) -> str:
+    n = width // 2
+    sums = ", ".join(f"%{i}" for i in range(n))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(n))
+    head = f"wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{kind}.{kind} {{{sums}}}"
+    if registers:
+        a = "{" + ", ".join(f"%{n + i}" for i in range(4)) + "}"
+        return (f'asm volatile("{{.reg .pred p; setp.ne.b32 p, %{n + 5}, 0; {head}, {a}, %{n + 4}, '
+                f'p, 1, 1, %{n + 6};}}"\n      : {outputs}\n      : "r"(a[0]), "r"(a[1]), "r"(a[2]), '
+                f'"r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposeB));')
+    return (f'asm volatile("{{.reg .pred p; setp.ne.b32 p, %{n + 2}, 0; {head}, %{n}, %{n + 1}, '
+            f'p, 1, 1, %{n + 3}, %{n + 4};}}"\n      : {outputs}\n      : "l"(a), "l"(b), '
+            f'"r"(accumulate), "n"(kTransposeA), "n"(kTransposeB));')
+
+
+def function(width: int, registers: bool) -> str:
+    parameters = "int kTransposeB" if registers else "int kTransposeA, int kTransposeB"
+    a = "const uint32_t* a" if registers else "uint64_t a"
+    branches = []
+    for name, kind in TYPES.items():
+        branches.append(f"if constexpr (std::is_same<T, {name}>::value) {{\n    "
+                        f"{statement(width, kind, registers)}\n  }}")
+    return (f"template <class T, {parameters}>\n__device__ __forceinline__ void "
+            f"{'wgmma_rs' if registers else 'wgmma_ss'}(float (&d)[{width // 2}], {a}, uint64_t b, "
+            f"int accumulate) {{\n  {' else '.join(branches)}\n}}\n")
+
+
+def main() -> None:
+    functions = [function(width, registers) for width in WIDTHS for registers in (False, True)]
+    with open(sys.argv[1], "w", encoding="utf-8") as out:
+        out.write(HEAD + "\n" + "\n".join(functions) + "\n}  // namespace flashattn::cuda::ptx\n")
+
+
+if __name__ == "__main__":
+    main()

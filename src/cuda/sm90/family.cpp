@@ -1,0 +1,96 @@
+// What the Hopper family takes. The portable one, which comes after it, takes the rest.
+#include <algorithm>
+#include <cstdio>
+
+#include "cuda/family.h"
+#include "cuda/sm90/launcher.h"
+#include "cuda/sm90/tensor_map.h"
+
+namespace flashattn {
+namespace {
+
+constexpr int32_t kPageStep = 16;  // keys; the tiles of all kernels are multiples of it
+
+// The portable kernels do what is left over of a plan: short queries, backward, merging.
+bool is_refused_by_portable(const Problem& problem, const Device& device) {
+  const Family& portable = cuda_sm80_family();
+  return std::any_of(portable.predicates, portable.predicates + portable.predicate_count,
+                     [&](const Predicate& p) { return p.refuses(problem, device); });
+}
+
+const Predicate kPredicates[] = {
+    {is_refused_by_portable, FLASHATTN_REASON_NOT_IN_THIS_BUILD, "device",
+     [](const Problem&, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity, "the portable family, which this one needs, refuses");
+     }},
+    {[](const Problem&, const Device& d) { return d.properties.compute_capability / 10 != 9; },
+     FLASHATTN_REASON_ARCH, "device",
+     [](const Problem&, const Device& d, char* text, size_t capacity) {
+       std::snprintf(text, capacity, "compute capability %d.%d is not Hopper's 9.0",
+                     d.properties.compute_capability / 10, d.properties.compute_capability % 10);
+     }},
+    {[](const Problem&, const Device&) { return !cuda::sm90::has_tensor_maps(); },
+     FLASHATTN_REASON_ARCH, "device",
+     [](const Problem&, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "the driver has no cuTensorMapEncodeTiled; install 525 or later");
+     }},
+    {[](const Problem& p, const Device&) { return !cuda::sm90_takes_dims(p); },
+     FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity, "dtype = %d, dim_qk = %d, dim_v = %d have no Hopper kernel",
+                     p.dtype, p.dim_qk, p.dim_v);
+     }},
+    {[](const Problem& p, const Device&) { return p.has_mask(FLASHATTN_MASK_BLOCKS); },
+     FLASHATTN_REASON_NOT_IN_THIS_BUILD, "mask",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity, "mask = %u has a block mask", p.mask);
+     }},
+    {[](const Problem& p, const Device&) { return p.has_bias(FLASHATTN_BIAS_DENSE); },
+     FLASHATTN_REASON_NOT_IN_THIS_BUILD, "bias",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity, "bias = %u has a dense bias", p.bias);
+     }},
+    {[](const Problem& p, const Device&) { return p.dropout_threshold() != 0; },
+     FLASHATTN_REASON_NOT_IN_THIS_BUILD, "dropout",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity, "dropout = %g is above 0", static_cast<double>(p.dropout));
+     }},
+    {[](const Problem& p, const Device&) { return p.scale < 0; }, FLASHATTN_REASON_VALUE, "scale",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity, "scale = %g is below 0", static_cast<double>(p.scale));
+     }},
+    {[](const Problem& p, const Device&) { return p.splits > 1; },
+     FLASHATTN_REASON_NOT_IN_THIS_BUILD, "splits",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity, "splits = %d is above 1", p.splits);
+     }},
+    {[](const Problem& p, const Device&) {
+       return p.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT;
+     },
+     FLASHATTN_REASON_NOT_IN_THIS_BUILD, "determinism",
+     [](const Problem&, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity, "BATCH_INVARIANT keeps one kernel for all lengths");
+     }},
+    {[](const Problem& p, const Device&) {
+       return p.has_layout(FLASHATTN_LAYOUT_PAGED_KV) && p.page_size % kPageStep != 0;
+     },
+     FLASHATTN_REASON_VALUE, "page_size",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity, "page_size = %d is no multiple of %d", p.page_size, kPageStep);
+     }},
+};
+
+std::unique_ptr<Launcher> make_launcher(const Problem& problem, const Device& device) {
+  return std::unique_ptr<Launcher>(new cuda::Sm90Launcher(problem, device));
+}
+
+}  // namespace
+
+const Family& cuda_sm90_family() {
+  static const Family family = {"sm90", FLASHATTN_DEVICE_CUDA, kPredicates,
+                                sizeof kPredicates / sizeof *kPredicates, make_launcher};
+  return family;
+}
+
+}  // namespace flashattn

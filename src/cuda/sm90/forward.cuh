@@ -1,0 +1,52 @@
+// The forward pass on Hopper: TMA, WGMMA, warp specialisation (Shah et al. 2024), with a fixed
+// reference in place of the running maximum.
+//
+// One block a multiprocessor, which stays for many tiles of queries. One warp plans the tiles, one
+// starts all loads, and each consumer warpgroup works on 64 rows. Of a tile of keys, Q K^T is
+// issued together with P V of the tile before, and the softmax runs under the products of the other
+// warpgroups, which take turns.
+//
+// The reference. Weights are 2^(s - r) for any r; the quotient is the same. r is the row's maximum
+// over its first tiles and then stays, so that the main loop has no maxima, no shuffles and no
+// rescaling of O. It errs only if a later score outgrows r by more than the numbers can hold: then
+// the row's sum passes 2^100 or O is not finite, and the block does the tile over, with the running
+// maximum in every step, when it has nothing else to do.
+//
+// Shared memory: Q | K stages | V stages | O | Control.
+// Budget of a step at D = 128, 128 keys, two warpgroups, in clocks: the products 2 x 1,024; 2^x 512
+// and 477 instructions a warp, 954 a scheduler.
+#pragma once
+
+#include "cuda/sm90/forward_consumer.cuh"
+#include "cuda/sm90/forward_producer.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    forward_kernel(const __grid_constant__ ForwardParams params) {
+  extern __shared__ __align__(1024) char shared[];
+  Control<Config>& control = *reinterpret_cast<Control<Config>*>(shared + Config::kMainBytes);
+  // Uniform, so that descriptors live in uniform registers.
+  const int32_t warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
+  if (threadIdx.x == 0) {
+    init_barriers<Config>(control);
+    for (const CUtensorMap* map : {&params.q, &params.k, &params.v, &params.o}) {
+      ptx::tma_prefetch(map);
+    }
+  }
+  for (int32_t n = threadIdx.x; n < kRounds; n += Config::kThreads) control.again[n] = 0;
+  if (threadIdx.x == 0) control.outgrown = 0;
+  __syncthreads();
+  if (warpgroup == 0) {
+    ptx::registers_release<Config::kProducerRegisters>();
+    const int32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    if (warp == 0) Loader<Config>(params, ptx::shared_address(shared), control).run();
+    if (warp == 1) Planner<Config>(params, control).run();
+  } else {
+    ptx::registers_claim<Config::kConsumerRegisters>();
+    Consumer<Config>(params, ptx::shared_address(shared), control, warpgroup - 1).run();
+  }
+}
+
+}  // namespace flashattn::cuda::sm90

@@ -1,0 +1,98 @@
+// The configuration of a Hopper forward kernel and what its warps share.
+#pragma once
+
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/sm90/work.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+// kModified: scores need more than a factor (softcap, ALiBi).
+template <class T_, int kDimQk_, int kDimV_, int kConsumers_, int kTileKv_, bool kTurns_,
+          bool kModified_>
+struct ForwardConfig {
+  using T = T_;
+  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the products; smaller heads: zeros
+  static constexpr int kConsumers = kConsumers_;          // warpgroups of 64 rows
+  static constexpr int kTileQ = 64 * kConsumers, kTileKv = kTileKv_;
+  static constexpr bool kTurns = kTurns_;  // warpgroups issue their products in turn
+  static constexpr bool kModified = kModified_;
+  static constexpr int kStages = 2;
+  static constexpr int kThreads = 128 * (kConsumers + 1);
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
+
+  // Columns come in panels of 64, 128 bytes a row.
+  static constexpr int kPanelsQk = (kDimQk + 63) / 64, kPanelsV = (kDimV + 63) / 64;
+  static constexpr int kQBytes = kTileQ * kPanelsQk * 128, kOBytes = kTileQ * kPanelsV * 128;
+  static constexpr int kKBytes = kTileKv * kPanelsQk * 128, kVBytes = kTileKv * kPanelsV * 128;
+  static constexpr int kLoadBytes = kStages * (kKBytes + kVBytes);
+  // O has its own buffer where it fits, so that the next Q need not wait.
+  static constexpr bool kOwnO = kQBytes + kLoadBytes + kOBytes <= 224 * 1024;
+  static constexpr int kMainBytes =
+      (!kOwnO && kOBytes > kQBytes ? kOBytes : kQBytes) + kLoadBytes + (kOwnO ? kOBytes : 0);
+  static_assert(kTileKv % 16 == 0 && kDimQk % 16 == 0 && kDimV % 16 == 0, "whole products");
+};
+
+constexpr int kItems = 4;     // one finishing, one at work, one planned; a power of two
+constexpr int kRounds = 128;  // tiles between two drains
+
+template <class Config>
+struct Control {
+  uint64_t nearly, drained;
+  uint64_t q_full[Config::kConsumers], q_empty[Config::kConsumers];  // of a warpgroup's rows
+  uint64_t k_full[Config::kStages], k_empty[Config::kStages];
+  uint64_t v_full[Config::kStages], v_empty[Config::kStages];
+  uint64_t item_full[kItems], item_empty[kItems];
+  WorkItem<Config::kConsumers> items[kItems];
+  Interval visible[Config::kTileQ];  // keys, by row of the tile at work
+  int32_t outgrown;                  // whether an entry of `again` is set
+  int32_t again[kRounds];            // by index: tile + 1
+};
+
+template <class Config>
+constexpr int kSharedBytes = Config::kMainBytes + static_cast<int>(sizeof(Control<Config>));
+
+__device__ __forceinline__ uint32_t address(uint64_t& barrier) {
+  return ptx::shared_address(&barrier);
+}
+
+template <class Config>
+__device__ __forceinline__ void init_barriers(Control<Config>& control) {
+  constexpr int kConsumers = Config::kConsumers;
+  const auto init = [](uint64_t& barrier, int count) {
+    ptx::mbarrier_init(address(barrier), count);
+  };
+  for (int n = 0; n < kConsumers; ++n) {
+    init(control.q_full[n], 1);
+    init(control.q_empty[n], 1);
+  }
+  init(control.nearly, 1);
+  init(control.drained, kConsumers);
+  for (int n = 0; n < Config::kStages; ++n) {
+    init(control.k_full[n], 1);
+    init(control.v_full[n], 1);
+    init(control.k_empty[n], kConsumers);
+    init(control.v_empty[n], kConsumers);
+  }
+  for (int n = 0; n < kItems; ++n) {
+    init(control.item_full[n], 1);
+    init(control.item_empty[n], kConsumers + 1);
+  }
+  ptx::fence_mbarrier_init();
+}
+
+// A place in a ring of kLength buffers, and how often it went round: one register.
+template <int kLength>
+struct Ring {
+  static_assert((kLength & (kLength - 1)) == 0, "the slot is the low bits");
+  uint32_t count = 0;
+
+  __device__ __forceinline__ uint32_t slot() const { return count % kLength; }
+  __device__ __forceinline__ uint32_t phase() const { return count / kLength & 1; }
+  __device__ __forceinline__ void advance() { ++count; }
+};
+
+}  // namespace flashattn::cuda::sm90

@@ -1,0 +1,400 @@
+// The consumers of the Hopper forward pass: a warpgroup for 64 rows.
+#pragma once
+
+#include "cuda/sm90/forward_output.cuh"
+#include "cuda/tile/scores.cuh"
+#include "wgmma.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+template <class Config>
+class Consumer : TileOutput<Config> {
+  using Base = TileOutput<Config>;
+  using T = typename Config::T;
+  using Base::control_, Base::group_, Base::items_, Base::leader_, Base::params_;
+  using Base::idle, Base::item, Base::lane, Base::release_q, Base::row, Base::strip;
+  using Base::kConsumers, Base::kTileQ;
+  static constexpr int kStages = Config::kStages, kTileKv = Config::kTileKv;
+  using Place = Ring<kStages>;
+
+ public:
+  __device__ __forceinline__ Consumer(const ForwardParams& params, uint32_t shared,
+                                      Control<Config>& control, int32_t group)
+      : Base(params, shared, control, group),
+        q_(ptx::Matrix::at(shared + group * 64 * 128, 0)),
+        k_(ptx::Matrix::at(shared + Config::kMainBytes - Config::kLoadBytes -
+                               (Config::kOwnO ? Config::kOBytes : 0),
+                           0)),
+        v_(ptx::Matrix::at(shared + Config::kMainBytes - kStages * Config::kVBytes -
+                               (Config::kOwnO ? Config::kOBytes : 0),
+                           kTileKv * 128)) {}
+
+  __device__ __forceinline__ void run() {
+    if (Config::kTurns && group_ == 0) ptx::named_arrive(kTurnBarrier, 256);
+    for (;; items_.advance()) {
+      ptx::mbarrier_wait(address(control_.item_full[items_.slot()]), items_.phase());
+      const ItemKind kind = item().kind;
+      if (kind == ItemKind::kEnd) break;
+      if (kind == ItemKind::kTile) work();
+      ptx::named_sync(kGroupBarrier + group_, 128);
+      if (leader_) {
+        if (kind == ItemKind::kDrain) ptx::mbarrier_arrive(address(control_.drained));
+        ptx::mbarrier_arrive(address(control_.item_empty[items_.slot()]));
+      }
+    }
+    if (leader_) ptx::bulk_wait();
+  }
+
+ private:
+  __device__ __forceinline__ void work() {
+    int32_t n = item().end - 1;
+    if (n >= item().begin) {
+      ptx::mbarrier_wait(address(control_.q_full[group_]), q_phase_);
+      q_phase_ ^= 1;
+    }
+    // All warpgroups take item.end - item.begin - 1 turns.
+    if (idle()) {
+      clear();
+      if (Config::kOwnO && n >= item().begin) release_q();
+      if (n >= item().begin) pass(n--, false);
+    } else {
+      for (; n >= strip().end; --n) pass(n, true);
+      start(n--);
+      int32_t end = max(strip().fast_end, strip().begin);
+#pragma unroll 1
+      for (; n >= end; --n) step<true>(n);
+      end = max(strip().full_begin, strip().begin);
+#pragma unroll 1
+      for (; n >= end; --n) step<false>(n);
+      end = strip().begin;
+#pragma unroll 1
+      for (; n >= end; --n) step<true>(n);
+      ptx::mbarrier_wait(address(control_.v_full[place_.slot()]), place_.phase());
+      multiply_pv(place_);
+      ptx::wgmma_wait<0>();
+      ptx::pin(o_);
+      release(control_.v_empty, place_);
+      place_.advance();
+    }
+    for (; n >= item().begin; --n) pass(n, true);
+    finish();
+  }
+
+  // A tile of keys of which this warpgroup needs nothing.
+  __device__ __forceinline__ void pass(int32_t, bool turn) {
+    if (Config::kTurns && turn) {
+      take_turn();
+      pass_turn();
+    }
+    ptx::mbarrier_wait(address(control_.k_full[place_.slot()]), place_.phase());
+    release(control_.k_empty, place_);
+    ptx::mbarrier_wait(address(control_.v_full[place_.slot()]), place_.phase());
+    release(control_.v_empty, place_);
+    place_.advance();
+  }
+
+  // The first tile of keys: Q K^T and the softmax.
+  __device__ __forceinline__ void start(int32_t n) {
+    ptx::mbarrier_wait(address(control_.k_full[place_.slot()]), place_.phase());
+    multiply_qk(place_);
+    clear();
+    ptx::wgmma_wait<0>();
+    ptx::pin(s_);
+    release(control_.k_empty, place_);
+    if (Config::kOwnO && n == strip().begin) release_q();
+    modify(n);
+    mask(n);
+    raise_reference();
+    weigh();
+    pack();
+    if (params_.kv_has_tail && (n + 1) * kTileKv > item().len.kv) clear_tail(n);
+  }
+
+  // Q K^T of tile n under P V of tile n + 1; then the softmax of n, under the products of the other
+  // warpgroups.
+  template <bool kSafe>
+  __device__ __forceinline__ void step(int32_t n) {
+    const Place values = place_;
+    place_.advance();
+    const bool last = n == strip().begin;
+    ptx::mbarrier_wait(address(control_.k_full[place_.slot()]), place_.phase());
+    if (Config::kTurns) take_turn();
+    multiply_qk(place_);
+    ptx::mbarrier_wait(address(control_.v_full[values.slot()]), values.phase());
+    multiply_pv(values);
+    if (Config::kTurns) pass_turn();
+    ptx::wgmma_wait<1>();
+    ptx::pin(s_);
+    release(control_.k_empty, place_);
+    if (Config::kOwnO && last) release_q();
+    modify(n);
+    float shrink[2];
+    if constexpr (kSafe) {
+      mask(n);
+      raise_reference(shrink);
+    }
+    weigh();
+    ptx::wgmma_wait<0>();
+    ptx::pin(o_);
+    release(control_.v_empty, values);
+    pack();
+    if constexpr (kSafe) rescale(shrink);
+  }
+
+  __device__ __forceinline__ void take_turn() { ptx::named_sync(kTurnBarrier + group_, 256); }
+
+  __device__ __forceinline__ void pass_turn() {
+    ptx::named_arrive(kTurnBarrier + (group_ + 1) % kConsumers, 256);
+  }
+
+  __device__ __forceinline__ void release(uint64_t (&empty)[kStages], const Place& place) const {
+    if (leader_) ptx::mbarrier_arrive(address(empty[place.slot()]));
+  }
+
+  __device__ __forceinline__ void clear() {
+    float sink = -INFINITY;
+    if (params_.problem.features & FLASHATTN_FEATURE_SINK) {
+      sink = params_.args.inputs.sink[item().h] * kLog2E;
+    }
+    const Lengths len{item().len.q, item().len.kv};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      reference_[half] = sink;
+      // Every lane of a quad sums its own columns: one of them counts the sink.
+      sum_[half] = sink == -INFINITY || lane() % 4 != 0 ? 0.0f : 1.0f;
+      const int32_t r = row() + half * 8;
+      const Interval visible = visible_keys(params_.problem.mask_rule(), item().query + r, len);
+      if (lane() % 4 == 0) control_.visible[r] = visible;
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < Config::kDimV / 2; ++i) o_[i] = 0.0f;
+  }
+
+  __device__ __forceinline__ void multiply_qk(const Place& place) {
+    const ptx::Matrix k = k_.further(place.slot() * Config::kKBytes);
+    // Large heads: or the compiler keeps all addresses in registers that it does not have.
+    const ptx::Matrix q{Config::kDimQk > 128 ? opaque(q_.low) : q_.low};
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int x = 0; x < Config::kDimQk / 16; ++x) {
+      ptx::wgmma_ss<T, 0, 0>(s_, q.further(x / 4 * kTileQ * 128 + x % 4 * 32).descriptor(),
+                             k.further(x / 4 * kTileKv * 128 + x % 4 * 32).descriptor(), x > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  __device__ __forceinline__ void multiply_pv(const Place& place) {
+    const ptx::Matrix v = v_.further(place.slot() * Config::kVBytes);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int x = 0; x < kTileKv / 16; ++x) {
+      ptx::wgmma_rs<T, 1>(o_, &p_[4 * x], v.further(x * 2048).descriptor(), 1);
+    }
+    ptx::wgmma_commit();
+  }
+
+  // What scores are multiplied with when they meet their reference, which is in units of log2(e).
+  __device__ __forceinline__ float factor() const {
+    return Config::kModified ? 1.0f : params_.problem.scale * kLog2E;
+  }
+
+  // Products to scores, where a factor is not all.
+  __device__ __forceinline__ void modify(int32_t n) {
+    if constexpr (Config::kModified) {
+      const Problem& problem = params_.problem;
+      const float to_cap = problem.softcap != 0 ? problem.scale / problem.softcap : 0.0f;
+      const float from_cap = problem.softcap * kLog2E;
+      if (problem.softcap != 0) {
+#pragma unroll
+        for (int i = 0; i < kTileKv / 2; ++i) s_[i] = ptx::tanh(s_[i] * to_cap) * from_cap;
+      }
+      if (problem.bias & FLASHATTN_BIAS_ALIBI) {
+        const flashattn_inputs& in = params_.args.inputs;
+        const float slope = in.alibi_slopes[item().b * in.alibi_stride_batch + item().h] * kLog2E;
+        const float scale = problem.softcap != 0 ? 1.0f : problem.scale * kLog2E;
+        const int32_t off = diagonal_offset(problem.mask_rule(), {item().len.q, item().len.kv});
+        // Of this lane's first column; numbers below 2^24 are exact.
+        const float distance =
+            static_cast<float>(item().query + row() + off - n * kTileKv - lane() % 4 * 2);
+#pragma unroll
+        for (int i = 0; i < kTileKv / 2; ++i) {
+          const float away = distance + static_cast<float>(i / 2 % 2 * 8 - i / 4 * 8 - i % 2);
+          s_[i] = fmaf(s_[i], scale, -slope * fabsf(away));
+        }
+      }
+    }
+  }
+
+  // -inf where a key is not visible.
+  __device__ __forceinline__ void mask(int32_t n) {
+    if (n >= strip().full_begin && n < strip().full_end) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const volatile Interval& visible = control_.visible[row() + half * 8];
+      // As seen from this lane's first column.
+      const int32_t first = n * kTileKv + lane() % 4 * 2;
+      const int32_t begin = visible.begin - first, count = visible.end - first - begin;
+#pragma unroll
+      for (int i = 0; i < kTileKv / 4; ++i) {
+        const int32_t column = i / 2 * 8 + i % 2;
+        float& x = s_[i / 2 * 4 + half * 2 + i % 2];
+        if (static_cast<uint32_t>(column - begin) >= static_cast<uint32_t>(max(count, 0))) {
+          x = -INFINITY;
+        }
+      }
+    }
+  }
+
+  // Raises the rows' references to the tile's maxima, where these are higher by enough to matter.
+  // shrink: what O must be multiplied with.
+  __device__ __forceinline__ void raise_reference(float (&shrink)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float top[4];  // four chains: latency
+#pragma unroll
+      for (int i = 0; i < kTileKv / 8; ++i) {
+        const float x = fmaxf(s_[4 * i + 2 * half], s_[4 * i + 2 * half + 1]);
+        top[i % 4] = i < 4 ? x : fmaxf(top[i % 4], x);
+      }
+      float highest = fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
+      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
+      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2)) * factor();
+      const float before = reference_[half];
+      const bool keep = !(highest > before + kSlack);
+      reference_[half] = keep ? before : highest;
+      shrink[half] = keep ? 1.0f : ptx::exp2(before - highest);
+      sum_[half] *= shrink[half];
+    }
+  }
+
+  __device__ __forceinline__ void raise_reference() {
+    float shrink[2];
+    raise_reference(shrink);
+  }
+
+  // Scores to weights, and their sums.
+  __device__ __forceinline__ void weigh() {
+    const float c = factor();
+    float total[2][4];
+#pragma unroll
+    for (int i = 0; i < kTileKv / 8; ++i) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int half = e / 2;
+        float& x = s_[4 * i + e];
+        x = ptx::exp2(fmaf(x, c, -base(half)));
+        float& t = total[half][i % 4];
+        t = i < 4 && e % 2 == 0 ? x : t + x;
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sum_[half] += (total[half][0] + total[half][1]) + (total[half][2] + total[half][3]);
+    }
+  }
+
+  // The reference of a row that has seen nothing is 0: weights of 0, not NaN.
+  __device__ __forceinline__ float base(int half) const {
+    return reference_[half] == -INFINITY ? 0.0f : reference_[half];
+  }
+
+  __device__ __forceinline__ void pack() {
+#pragma unroll
+    for (int i = 0; i < kTileKv / 4; ++i) p_[i] = ptx::pack<T>(s_[2 * i], s_[2 * i + 1]);
+  }
+
+  __device__ __forceinline__ void rescale(const float (&shrink)[2]) {
+    // After the first tiles maxima rarely rise.
+    if (__all_sync(~0u, shrink[0] == 1.0f && shrink[1] == 1.0f)) return;
+#pragma unroll
+    for (int i = 0; i < Config::kDimV / 2; ++i) o_[i] *= shrink[i / 2 % 2];
+  }
+
+  // Zeros in place of the values past the last key: their weights are 0, but they may be NaN.
+  __device__ __forceinline__ void clear_tail(int32_t n) {
+    ptx::mbarrier_wait(address(control_.v_full[place_.slot()]), place_.phase());
+    const uint32_t v = v_.address() + place_.slot() * Config::kVBytes;
+    const int32_t first = item().len.kv - n * kTileKv, rows = kTileKv - first;
+    for (int32_t x = threadIdx.x % 128; x < rows * 8 * Config::kPanelsV; x += 128) {
+      const int32_t row = first + x / 8 % rows, panel = x / 8 / rows;
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
+                       v + (panel * kTileKv + row) * 128 + x % 8 * 16),
+                   "r"(0)
+                   : "memory");
+    }
+    ptx::fence_async_proxy();
+    ptx::named_sync(kGroupBarrier + group_, 128);
+  }
+
+  // LSE and O of the tile; whether it must be done over.
+  __device__ __forceinline__ void finish() {
+    const bool loaded = item().begin < item().end;
+    bool outgrown = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float l = sum_[half];
+      l += __shfl_xor_sync(~0u, l, 1);
+      l += __shfl_xor_sync(~0u, l, 2);
+      const int32_t i = item().query + row() + half * 8;
+      float finite = 0.0f;  // stays 0 while all is finite
+#pragma unroll
+      for (int x = half * 2; x < Config::kDimV / 2; x += 4) {
+        finite = fmaf(o_[x], 0.0f, fmaf(o_[x + 1], 0.0f, finite));
+      }
+      if (i < item().len.q) {
+        outgrown |= !(l <= kMost && finite == 0.0f);
+        if (lane() % 4 == 0 && params_.args.lse) {
+          const RowLayout layout = row_layout(params_.problem, params_.args.shape);
+          params_.args.lse[item().b * layout.batch_stride + item().h * layout.head_stride +
+                           item().first_q + i] =
+              l == 0.0f ? -INFINITY : (reference_[half] + log2f(l)) * kLn2;
+        }
+      }
+      const float factor = l == 0.0f ? 0.0f : ptx::reciprocal(l);
+#pragma unroll
+      for (int x = half * 2; x < Config::kDimV / 2; x += 4) {
+        o_[x] *= factor;
+        o_[x + 1] *= factor;
+      }
+    }
+    if (__any_sync(~0u, outgrown) && !item().safe && lane() == 0) {
+      control_.again[item().index] = item().tile + 1;
+      control_.outgrown = 1;
+    }
+    if (params_.problem.dtype_o == FLASHATTN_DTYPE_F32) {
+      this->store_fp32(o_);
+    } else {
+      this->stage(o_);
+      if (params_.store_boxes) {
+        this->store_boxes();
+      } else {
+        this->store_rows();
+      }
+    }
+    // O lay where the next Q comes.
+    if (!Config::kOwnO && loaded) {
+      if (!params_.store_boxes) {
+        ptx::fence_async_proxy();
+        ptx::named_sync(kGroupBarrier + group_, 128);
+      }
+      if (leader_) {
+        ptx::bulk_wait_read();
+        release_q();
+      }
+    }
+  }
+
+  static constexpr float kSlack = 8.0f;     // log2; a lower maximum need not be followed
+  static constexpr float kMost = 0x1p100f;  // of a row's sum
+
+  const ptx::Matrix q_, k_, v_;
+  Place place_;
+  uint32_t q_phase_ = 0;
+  float reference_[2], sum_[2];  // log2 units; the sums are of this lane's columns
+  float s_[kTileKv / 2];
+  uint32_t p_[kTileKv / 4];
+  float o_[Config::kDimV / 2];
+};
+
+}  // namespace flashattn::cuda::sm90

@@ -1,0 +1,232 @@
+// The producers of the Hopper forward pass, a warp each: one plans the tiles, one starts the loads.
+#pragma once
+
+#include "cuda/sm90/forward_config.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+// Plans tiles of queries, as far ahead as there are slots for items.
+template <class Config>
+class Planner {
+ public:
+  __device__ __forceinline__ Planner(const ForwardParams& params, Control<Config>& control)
+      : params_(params), control_(control), leader_(threadIdx.x % 32 == 0) {}
+
+  __device__ __forceinline__ void run() {
+    const int32_t tiles = static_cast<int32_t>(params_.order.count());
+    int32_t next = blockIdx.x;
+    int32_t index = 0;  // since the last drain
+    bool again = false;
+    for (;;) {
+      int32_t tile = -1;
+      bool taken = false;
+      if (again && index < kRounds) {
+        tile = *static_cast<volatile int32_t*>(&control_.again[index]) - 1;
+        __syncwarp();
+        if (leader_) control_.again[index] = 0;
+      } else if (!again && index < kRounds && next < tiles) {
+        tile = next;
+        taken = true;
+      } else {
+        again = !again && drain();
+        if (!again && next >= tiles) break;
+        index = 0;
+        continue;
+      }
+      if (tile >= 0) {
+        wait_for_slot();
+        WorkItem<Config::kConsumers>& slot = control_.items[items_.slot()];
+        if (leader_) slot.index = index;
+        if (plan_item<Config::kTileKv>(params_, tile, again, slot)) {
+          publish();
+          // Taken no earlier than need be, so that work stays evenly dealt out.
+          ptx::mbarrier_wait(address(control_.nearly), phases_ >> 1);
+          phases_ ^= 2;
+        }
+      }
+      if (taken) next = next_tile();
+      if (tile >= 0 || again) ++index;
+    }
+    announce(ItemKind::kEnd);
+  }
+
+ private:
+  __device__ __forceinline__ int32_t next_tile() {
+    int32_t taken = 0;
+    if (leader_) taken = atomicAdd(params_.counter, 1);
+    return static_cast<int32_t>(gridDim.x) + __shfl_sync(~0u, taken, 0);
+  }
+
+  __device__ __forceinline__ void wait_for_slot() {
+    ptx::mbarrier_wait(address(control_.item_empty[items_.slot()]), items_.phase() ^ 1);
+  }
+
+  __device__ __forceinline__ void publish() {
+    __syncwarp();
+    if (leader_) ptx::mbarrier_arrive(address(control_.item_full[items_.slot()]));
+    items_.advance();
+  }
+
+  __device__ __forceinline__ void announce(ItemKind kind) {
+    wait_for_slot();
+    if (leader_) control_.items[items_.slot()].kind = kind;
+    publish();
+  }
+
+  // Waits until all tiles so far are done: whether some outgrew their reference.
+  __device__ __forceinline__ bool drain() {
+    announce(ItemKind::kDrain);
+    ptx::mbarrier_wait(address(control_.drained), phases_ & 1);
+    phases_ ^= 1;
+    const bool outgrown = *static_cast<volatile int32_t*>(&control_.outgrown) != 0;
+    __syncwarp();
+    if (leader_) control_.outgrown = 0;
+    return outgrown;
+  }
+
+  const ForwardParams& params_;
+  Control<Config>& control_;
+  const bool leader_;
+  Ring<kItems> items_;
+  uint32_t phases_ = 0;  // bit 0: of drained, 1: of nearly
+};
+
+// Loads what the items need.
+template <class Config>
+class Loader {
+ public:
+  __device__ __forceinline__ Loader(const ForwardParams& params, uint32_t shared,
+                                    Control<Config>& control)
+      : params_(params),
+        control_(control),
+        q_(shared),
+        k_(shared + Config::kMainBytes - Config::kLoadBytes -
+           (Config::kOwnO ? Config::kOBytes : 0)),
+        v_(k_ + Config::kStages * Config::kKBytes),
+        leader_(threadIdx.x % 32 == 0) {}
+
+  __device__ __forceinline__ void run() {
+    for (Ring<kItems> items;; items.advance()) {
+      ptx::mbarrier_wait(address(control_.item_full[items.slot()]), items.phase());
+      const volatile WorkItem<Config::kConsumers>& item = control_.items[items.slot()];
+      const ItemKind kind = item.kind;
+      if (kind == ItemKind::kEnd) break;
+      if (kind == ItemKind::kTile) {
+        if (item.begin < item.end) {
+          load(item);
+        } else {
+          announce();
+        }
+      }
+      __syncwarp();
+      if (leader_) ptx::mbarrier_arrive(address(control_.item_empty[items.slot()]));
+    }
+  }
+
+ private:
+  static constexpr int32_t kAhead = 2;  // tiles of keys left when the next item is planned
+
+  struct Keys {
+    int32_t first, head, batch, count;
+  };
+
+  __device__ __forceinline__ void load(const volatile WorkItem<Config::kConsumers>& item) {
+    const bool varlen_kv = params_.problem.layout & FLASHATTN_LAYOUT_VARLEN_KV;
+    const Keys keys{static_cast<int32_t>(item.first_kv), item.h / params_.problem.group(),
+                    varlen_kv ? 0 : item.b, item.len.kv};
+    const int32_t begin = item.begin;
+    const int32_t last = item.end - 1;
+    int32_t n = last;
+    load_keys<Config::kPanelsQk>(params_.k, k_, control_.k_full, control_.k_empty, stage_, keys, n);
+    load_queries(item);
+    // K of the next tile before V of this: it is needed first.
+#pragma unroll 1
+    for (; n >= begin; --n) {
+      if (n == min(begin + kAhead, last)) announce();
+      const Ring<Config::kStages> values = stage_;
+      stage_.advance();
+      if (n > begin) {
+        load_keys<Config::kPanelsQk>(params_.k, k_, control_.k_full, control_.k_empty, stage_, keys,
+                                     n - 1);
+      }
+      load_keys<Config::kPanelsV>(params_.v, v_, control_.v_full, control_.v_empty, values, keys,
+                                  n);
+    }
+  }
+
+  // This item's loads are all but started.
+  __device__ __forceinline__ void announce() {
+    if (leader_) ptx::mbarrier_arrive(address(control_.nearly));
+  }
+
+  __device__ __forceinline__ void load_queries(const volatile WorkItem<Config::kConsumers>& item) {
+    const bool varlen = params_.problem.layout & FLASHATTN_LAYOUT_VARLEN_Q;
+    const int32_t row = static_cast<int32_t>(item.first_q) + item.query;
+    const int32_t h = item.h, batch = varlen ? 0 : item.b;
+    // Warpgroup by warpgroup: each leaves its rows at its own time.
+#pragma unroll
+    for (int group = 0; group < Config::kConsumers; ++group) {
+      const uint32_t barrier = address(control_.q_full[group]);
+      ptx::mbarrier_wait(address(control_.q_empty[group]), q_phase_ ^ 1);
+      if (!leader_) continue;
+      ptx::mbarrier_expect(barrier, Config::kQBytes / Config::kConsumers);
+#pragma unroll
+      for (int p = 0; p < Config::kPanelsQk; ++p) {
+        ptx::tma_load(q_ + (p * Config::kTileQ + group * 64) * 128, &params_.q, barrier,
+                      {p * 64, row + group * 64, h, batch}, ptx::kEvictFirst);
+      }
+    }
+    q_phase_ ^= 1;
+  }
+
+  // Tile n of K or V into its buffer, when consumers have left that.
+  template <int kPanels>
+  __device__ __forceinline__ void load_keys(const CUtensorMap& map, uint32_t buffers,
+                                            uint64_t (&full)[Config::kStages],
+                                            uint64_t (&empty)[Config::kStages],
+                                            const Ring<Config::kStages>& at, const Keys& keys,
+                                            int32_t n) {
+    constexpr int kBytes = Config::kTileKv * kPanels * 128;
+    const uint32_t to = buffers + at.slot() * kBytes, barrier = address(full[at.slot()]);
+    ptx::mbarrier_wait(address(empty[at.slot()]), at.phase() ^ 1);
+    if (leader_) ptx::mbarrier_expect(barrier, kBytes);
+    if (!(params_.problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) {
+      if (!leader_) return;
+#pragma unroll
+      for (int p = 0; p < kPanels; ++p) {
+        ptx::tma_load(to + p * Config::kTileKv * 128, &map, barrier,
+                      {p * 64, keys.first + n * Config::kTileKv, keys.head, keys.batch},
+                      ptx::kEvictLast);
+      }
+      return;
+    }
+    // Each lane looks up the page of a box; boxes past the last key lie past the last page: zeros.
+    const int32_t boxes = Config::kTileKv / params_.kv_box, lane = threadIdx.x % 32;
+    const int32_t mine = n * Config::kTileKv + lane * params_.kv_box;
+    const flashattn_inputs& in = params_.args.inputs;
+    int32_t page = INT32_MAX;
+    if (lane < boxes && mine < keys.count) {
+      page = in.page_table[keys.batch * in.page_table_stride + mine / params_.problem.page_size];
+    }
+#pragma unroll 1
+    for (int32_t x = 0; x < boxes; ++x) {
+      const int32_t its_page = __shfl_sync(~0u, page, x);
+      const int32_t row = (n * Config::kTileKv + x * params_.kv_box) % params_.problem.page_size;
+      if (!leader_) continue;
+#pragma unroll
+      for (int p = 0; p < kPanels; ++p) {
+        ptx::tma_load(to + p * Config::kTileKv * 128 + x * params_.kv_box * 128, &map, barrier,
+                      {p * 64, row, keys.head, its_page}, ptx::kEvictLast);
+      }
+    }
+  }
+
+  const ForwardParams& params_;
+  Control<Config>& control_;
+  const uint32_t q_, k_, v_;
+  const bool leader_;
+  Ring<Config::kStages> stage_;
+  uint32_t q_phase_ = 0;
+};
+
+}  // namespace flashattn::cuda::sm90

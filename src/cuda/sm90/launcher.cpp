@@ -1,0 +1,185 @@
+#include "cuda/sm90/launcher.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/error.h"
+#include "core/select.h"
+#include "cuda/sm90/tensor_map.h"
+
+namespace flashattn::cuda {
+namespace {
+
+constexpr int64_t kCounterBytes = 16;  // of the workspace
+constexpr int32_t kWideKeys = 8192;    // keys from which wide tiles pay: 2 % on an H200
+constexpr int32_t kShortQueries =
+    64;  // up to which the portable family packs heads and splits keys
+
+// Whether scores need more than a factor.
+bool is_modified(const Problem& p) { return p.softcap != 0 || p.bias != 0; }
+
+bool takes(const sm90::ForwardEntry& e, const Problem& p) {
+  return e.dtype == p.dtype && e.modified == is_modified(p) && e.dim_qk >= p.dim_qk &&
+         e.dim_v >= p.dim_v;
+}
+
+const void* address(const sm90::ForwardEntry& entry) {
+  return reinterpret_cast<const void*>(entry.kernel);
+}
+
+std::string kernel_name(const sm90::ForwardEntry& e) {
+  return std::string("sm90_forward_") + (e.dtype == FLASHATTN_DTYPE_BF16 ? "bf16_" : "f16_") +
+         std::to_string(e.dim_qk) + "_" + std::to_string(e.dim_v) + "_q" +
+         std::to_string(e.tile_q) + "_kv" + std::to_string(e.tile_kv) +
+         (e.modified ? "_modified" : "");
+}
+
+}  // namespace
+
+Sm90Launcher::Sm90Launcher(const Problem& problem, const Device& device)
+    : Sm80Launcher(problem, device), forced_(forced_family() != nullptr) {
+  const DeviceScope scope(device_);
+  const sm90::ForwardTable table = sm90::forward_table();
+  for (size_t n = 0; n < table.count; ++n) {
+    const sm90::ForwardEntry& e = *table.entries[n];
+    if (!takes(e, problem)) continue;
+    // Several tiles of one size of head; not those of larger heads.
+    if (!choices_.empty() &&
+        (e.dim_qk != choices_[0].entry->dim_qk || e.dim_v != choices_[0].entry->dim_v)) {
+      continue;
+    }
+    cudaFuncAttributes attributes;
+    throw_on(cudaFuncGetAttributes(&attributes, address(e)), "cudaFuncGetAttributes");
+    throw_on(cudaFuncSetAttribute(address(e), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  e.shared_bytes),
+             "cudaFuncSetAttribute");
+    choices_.push_back({&e, attributes.numRegs, kernel_name(e)});
+  }
+}
+
+const Sm90Launcher::Choice* Sm90Launcher::choose(const flashattn_shape& shape) const {
+  if (shape.seqlen_kv == 0) return nullptr;
+  if (!forced_ && shape.seqlen_q <= kShortQueries) return nullptr;
+  // Wide tiles of keys: where keys are many and masks do not cut them.
+  const bool masked = problem_.mask != 0;
+  const Choice* best = &choices_[0];
+  for (const Choice& choice : choices_) {
+    const bool wide = choice.entry->tile_kv > choices_[0].entry->tile_kv;
+    if (wide && !masked && shape.seqlen_kv >= kWideKeys) best = &choice;
+  }
+  return best;
+}
+
+TileOrder Sm90Launcher::order(const Choice& choice, const flashattn_shape& shape) const {
+  const int32_t tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, choice.entry->tile_q));
+  const int32_t units = shape.batch * problem_.heads_q;
+  if (!problem_.has_mask(FLASHATTN_MASK_CAUSAL)) return {tiles, units, 0, units};
+  const int64_t unit_bytes = static_cast<int64_t>(shape.seqlen_kv) *
+                             (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
+  const int64_t fitting = l2_bytes_ / 2 / std::max<int64_t>(unit_bytes, 1) * problem_.group();
+  return heavy_first_order(tiles, units, static_cast<int32_t>(std::min<int64_t>(fitting, units)),
+                           units_);
+}
+
+int64_t Sm90Launcher::workspace(uint32_t op, const flashattn_shape& shape) const {
+  const int64_t portable = Sm80Launcher::workspace(op, shape);
+  return op == FLASHATTN_OP_FORWARD ? std::max(portable, kCounterBytes) : portable;
+}
+
+void Sm90Launcher::describe(uint32_t op, const flashattn_shape& shape,
+                            flashattn_plan_properties* properties) const {
+  const Choice* choice = op == FLASHATTN_OP_FORWARD ? choose(shape) : nullptr;
+  if (!choice) {
+    Sm80Launcher::describe(op, shape, properties);
+    return;
+  }
+  properties->tile_q = choice->entry->tile_q;
+  properties->tile_kv = choice->entry->tile_kv;
+  properties->stages = choice->entry->stages;
+  properties->threads = choice->entry->threads;
+  properties->registers = choice->registers;
+  properties->local_memory = choice->entry->shared_bytes;
+  properties->splits = 1;
+  properties->kernel = choice->name.c_str();
+  properties->isa = "wgmma";
+  properties->why = "the Hopper family, for queries fill its tiles";
+}
+
+int32_t Sm90Launcher::make_maps(const flashattn_forward_args& args, const sm90::ForwardEntry& entry,
+                                sm90::ForwardParams* p) const {
+  const flashattn_shape& shape = args.shape;
+  const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
+  const bool varlen_kv = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
+  const bool paged = problem_.has_layout(FLASHATTN_LAYOUT_PAGED_KV);
+  p->kv_box = paged ? std::gcd(problem_.page_size, entry.tile_kv) : entry.tile_kv;
+  const int64_t q_rows = varlen_q ? shape.total_q : shape.seqlen_q;
+  const int64_t q_batch = varlen_q ? 1 : shape.batch;
+  const int64_t kv_rows = paged ? problem_.page_size : varlen_kv ? shape.total_kv : shape.seqlen_kv;
+  const int64_t kv_batch = paged ? args.inputs.pages : varlen_kv ? 1 : shape.batch;
+  const struct {
+    const flashattn_tensor& tensor;
+    const char* name;
+    CUtensorMap* map;
+    sm90::ArrayShape shape;
+  } table[] = {
+      {args.inputs.q, "inputs.q", &p->q, {problem_.dim_qk, q_rows, problem_.heads_q, q_batch, 64}},
+      {args.inputs.k,
+       "inputs.k",
+       &p->k,
+       {problem_.dim_qk, kv_rows, problem_.heads_kv, kv_batch, p->kv_box}},
+      {args.inputs.v,
+       "inputs.v",
+       &p->v,
+       {problem_.dim_v, kv_rows, problem_.heads_kv, kv_batch, p->kv_box}},
+      {args.o, "o", &p->o, {problem_.dim_v, q_rows, problem_.heads_q, q_batch, 64}},
+  };
+  for (const auto& row : table) {
+    if (row.map == &p->o && !p->store_boxes) continue;
+    if (const int32_t status =
+            make_tensor_map(row.tensor, problem_.dtype, row.shape, row.name, row.map)) {
+      return status;
+    }
+  }
+  return FLASHATTN_OK;
+}
+
+int32_t Sm90Launcher::forward(const flashattn_forward_args& args, void* workspace,
+                              void* stream) const {
+  const Choice* choice = choose(args.shape);
+  if (!choice) return Sm80Launcher::forward(args, workspace, stream);
+  if (const int32_t status = check_device()) return status;
+  if (const int32_t status = check_alignment(args)) return status;
+  const sm90::ForwardEntry& entry = *choice->entry;
+  sm90::ForwardParams p{};
+  p.problem = problem_;
+  p.args = args;
+  p.order = order(*choice, args.shape);
+  if (p.order.count() > INT32_MAX / 2) {
+    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
+                "the shape has more than 2^30 tiles of queries; split the batch");
+  }
+  const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
+  p.kv_has_tail = problem_.layout != 0 || args.inputs.lens_kv != nullptr;
+  p.store_boxes = !varlen_q && !args.inputs.lens_q && problem_.dtype_o == problem_.dtype;
+  if (const int32_t status = make_maps(args, entry, &p)) return status;
+  const cudaStream_t queue = static_cast<cudaStream_t>(stream);
+  p.counter = static_cast<int32_t*>(workspace);
+  if (const int32_t status =
+          status_of(cudaMemsetAsync(p.counter, 0, sizeof *p.counter, queue), "cudaMemsetAsync")) {
+    return status;
+  }
+  void* arguments[] = {&p};
+  const unsigned blocks = static_cast<unsigned>(std::min<int64_t>(p.order.count(), units_));
+  return status_of(
+      cudaLaunchKernel(address(entry), dim3(blocks), dim3(static_cast<unsigned>(entry.threads)),
+                       arguments, static_cast<size_t>(entry.shared_bytes), queue),
+      "launching the forward kernel");
+}
+
+bool sm90_takes_dims(const Problem& problem) {
+  const sm90::ForwardTable table = sm90::forward_table();
+  return std::any_of(table.entries, table.entries + table.count,
+                     [&](const sm90::ForwardEntry* e) { return takes(*e, problem); });
+}
+
+}  // namespace flashattn::cuda

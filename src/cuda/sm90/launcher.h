@@ -1,0 +1,42 @@
+// Runs plans on a Hopper GPU.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cuda/launcher.h"
+#include "cuda/sm90/table.h"
+
+namespace flashattn::cuda {
+
+// The forward pass where queries are many enough to fill tiles; all else is the portable family's.
+class Sm90Launcher final : public Sm80Launcher {
+ public:
+  Sm90Launcher(const Problem& problem, const Device& device);
+
+  int64_t workspace(uint32_t op, const flashattn_shape& shape) const override;
+  void describe(uint32_t op, const flashattn_shape& shape,
+                flashattn_plan_properties* properties) const override;
+  int32_t forward(const flashattn_forward_args& args, void* workspace, void* stream) const override;
+
+ private:
+  struct Choice {
+    const sm90::ForwardEntry* entry;
+    int32_t registers;
+    std::string name;
+  };
+
+  // NULL: the portable family's kernels suit the shape better.
+  const Choice* choose(const flashattn_shape& shape) const;
+  TileOrder order(const Choice& choice, const flashattn_shape& shape) const;
+  int32_t make_maps(const flashattn_forward_args& args, const sm90::ForwardEntry& entry,
+                    sm90::ForwardParams* params) const;
+
+  std::vector<Choice> choices_;
+  const bool forced_;
+};
+
+// Whether the Hopper kernels have an instance for this.
+bool sm90_takes_dims(const Problem& problem);
+
+}  // namespace flashattn::cuda

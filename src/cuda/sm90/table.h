@@ -1,0 +1,25 @@
+// The Hopper kernels in this build. Rows come from table.txt.
+#pragma once
+
+#include <cstddef>
+
+#include "cuda/sm90/params.h"
+
+namespace flashattn::cuda::sm90 {
+
+struct ForwardEntry {
+  int32_t dtype;
+  int32_t dim_qk, dim_v;  // the largest it takes
+  bool modified;
+  int32_t tile_q, tile_kv, stages, threads, shared_bytes;
+  void (*kernel)(ForwardParams);
+};
+
+struct ForwardTable {
+  const ForwardEntry* const* entries;  // for each dtype and kind, smaller heads first
+  size_t count;
+};
+
+ForwardTable forward_table();
+
+}  // namespace flashattn::cuda::sm90

@@ -1,0 +1,24 @@
+// Descriptors for the copy engine.
+#pragma once
+
+#include <cuda.h>
+
+#include "core/problem.h"
+
+namespace flashattn::cuda::sm90 {
+
+// An array (batch, row, head, column) of 16-bit elements, as the copy engine takes it apart: boxes
+// of box_rows x 64 columns.
+struct ArrayShape {
+  int64_t columns, rows, heads, batch;
+  int32_t box_rows;
+};
+
+// An enum flashattn_status; `name` is the argument's, for the message.
+int32_t make_tensor_map(const flashattn_tensor& tensor, int32_t dtype, const ArrayShape& shape,
+                        const char* name, CUtensorMap* map);
+
+// Whether the driver knows the copy engine.
+bool has_tensor_maps();
+
+}  // namespace flashattn::cuda::sm90

@@ -1,0 +1,87 @@
+// What the producer hands to the consumers of a block: one item per tile of queries.
+#pragma once
+
+#include "cuda/sm90/params.h"
+
+namespace flashattn::cuda::sm90 {
+
+// The tiles of keys that one warpgroup's 64 rows need: [begin, end), from the last to the first. Of
+// [full_begin, full_end) every row sees every key; below fast_end every row has seen one already.
+struct Strip {
+  int32_t begin, end;
+  int32_t full_begin, full_end, fast_end;
+};
+
+enum class ItemKind : int32_t {
+  kTile,
+  kDrain,  // say when everything before is done
+  kEnd,
+};
+
+template <int kConsumers>
+struct WorkItem {
+  ItemKind kind;
+  int32_t index;  // since the last drain
+  int32_t tile;
+  int32_t safe;  // done over: fast_end is 0
+  int32_t b, h;
+  int32_t query;  // the first of the tile
+  Lengths len;
+  int32_t begin, end;  // tiles of keys that any strip needs
+  int64_t first_q, first_kv;
+  Strip strips[kConsumers];
+};
+
+// Plans a tile: one warp, lane n for warpgroup n. False: there is no row in it.
+template <int kTileKv, int kConsumers>
+__device__ __forceinline__ bool plan_item(const ForwardParams& params, int32_t tile, bool safe,
+                                          WorkItem<kConsumers>& item) {
+  const Problem& problem = params.problem;
+  const int32_t lane = threadIdx.x % 32;
+  const TilePosition position = tile_position(params.order, tile);
+  const int32_t query = position.query_tile * (64 * kConsumers);
+  Lengths len;
+  {
+    const int32_t b = position.unit / problem.heads_q;
+    const Sequence sequence = sequence_of(problem, params.args.shape, params.args.inputs, b);
+    len = sequence.len;
+    if (query >= len.q) return false;
+    if (lane == 0) {
+      item.kind = ItemKind::kTile;
+      item.tile = tile;
+      item.safe = safe;
+      item.b = b;
+      item.h = position.unit % problem.heads_q;
+      item.query = query;
+      item.len = len;
+      item.first_q = sequence.first_q;
+      item.first_kv = sequence.first_kv;
+    }
+  }
+  Strip strip{0, 0, 0, 0, 0};
+  const Interval rows = intersect({query + 64 * lane, query + 64 * (lane + 1)}, {0, len.q});
+  if (lane < kConsumers && rows.begin < rows.end) {
+    const KeySpan span = key_span(problem.mask_rule(), rows, len);
+    if (span.any.begin < span.any.end) {
+      strip.begin = span.any.begin / kTileKv;
+      strip.end = (span.any.end - 1) / kTileKv + 1;
+    }
+    if (span.all.begin < span.all.end) {
+      strip.full_begin = (span.all.begin + kTileKv - 1) / kTileKv;
+      strip.full_end = span.all.end / kTileKv;
+      // The tile of the first row's last key is the last of which some row may see its first.
+      if (!safe) strip.fast_end = (span.all.end - 1) / kTileKv;
+    }
+  }
+  const bool some = strip.begin < strip.end;
+  const int32_t begin = __reduce_min_sync(~0u, some ? strip.begin : INT32_MAX);
+  const int32_t end = __reduce_max_sync(~0u, some ? strip.end : 0);
+  if (lane < kConsumers) item.strips[lane] = strip;
+  if (lane == 0) {
+    item.begin = begin;
+    item.end = end;
+  }
+  return true;
+}
+
+}  // namespace flashattn::cuda::sm90
