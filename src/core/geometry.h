@@ -112,6 +112,13 @@ FLASHATTN_HD constexpr Interval query_span(const MaskRule& rule, Interval keys, 
   return {first.begin, last.end};
 }
 
+// The queries that see all of [keys.begin, keys.end), not empty. May be empty (begin >= end).
+FLASHATTN_HD constexpr Interval full_queries(const MaskRule& rule, Interval keys, Lengths len) {
+  const Interval first = visible_queries(rule, keys.begin, len);
+  const Interval last = visible_queries(rule, keys.end - 1, len);
+  return {last.begin, first.end};
+}
+
 enum class TileKind { kEmpty, kPartial, kFull };
 
 // How a tile of keys stands to a tile of queries with this span.

@@ -62,8 +62,10 @@ void explain_dim_above(const char* field, int32_t value, int32_t limit, char* te
 
 FamilyList families() {
   static const Family* const list[] = {
-#if FLASHATTN_CUDA
+#if FLASHATTN_CUDA_SM90
       &cuda_sm90_family(),
+#endif
+#if FLASHATTN_CUDA
       &cuda_sm80_family(),
 #endif
       &cpu_family(),

@@ -13,6 +13,10 @@ bool is_16_bit(int32_t dtype) {
   return dtype == FLASHATTN_DTYPE_F16 || dtype == FLASHATTN_DTYPE_BF16;
 }
 
+bool has_kernels(const Problem& p) {
+  return is_16_bit(p.dtype) && p.dim_qk <= kMaxDim && p.dim_v <= kMaxDim;
+}
+
 void explain_multiple(const char* field, int32_t value, char* text, size_t capacity) {
   std::snprintf(text, capacity, "%s = %d is no multiple of 8; pad the head to %d", field, value,
                 (value + 7) / 8 * 8);
@@ -26,14 +30,6 @@ const Predicate kPredicates[] = {
                      "compute capability %d.%d is below 8.0, the least of every kernel family; use "
                      "an Ampere or later GPU, or device = CPU",
                      d.properties.compute_capability / 10, d.properties.compute_capability % 10);
-     }},
-    {[](const Problem& p, const Device&) { return p.has_op(FLASHATTN_OP_BACKWARD); },
-     FLASHATTN_REASON_NOT_IN_THIS_BUILD, "ops",
-     [](const Problem& p, const Device&, char* text, size_t capacity) {
-       std::snprintf(text, capacity,
-                     "ops = %u asks for backward, which this version computes on the CPU only; use "
-                     "device = CPU, or ops = FORWARD",
-                     p.ops);
      }},
     {[](const Problem& p, const Device&) { return p.sm_limit != 0; },
      FLASHATTN_REASON_NOT_IN_THIS_BUILD, "sm_limit",
@@ -71,6 +67,19 @@ const Predicate kPredicates[] = {
      FLASHATTN_REASON_HEAD_DIM_MULTIPLE, "dim_v",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
        explain_multiple("dim_v", p.dim_v, text, capacity);
+     }},
+    // The last: only of problems for which there are kernels.
+    {[](const Problem& p, const Device& d) {
+       return has_kernels(p) && cuda::sm80_shared_bytes(p) > d.properties.local_memory;
+     },
+     FLASHATTN_REASON_SHARED_MEMORY, "dim_qk",
+     [](const Problem& p, const Device& d, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "dim_qk = %d, dim_v = %d with ops = %u needs %d bytes of shared memory a "
+                     "block, above %d, the limit of this device; use smaller heads%s",
+                     p.dim_qk, p.dim_v, p.ops, cuda::sm80_shared_bytes(p),
+                     d.properties.local_memory,
+                     p.has_op(FLASHATTN_OP_BACKWARD) ? ", or ops = FORWARD" : "");
      }},
 };
 

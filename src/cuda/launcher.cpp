@@ -15,14 +15,8 @@ constexpr int32_t kInvariantQueries = 16;
 constexpr int32_t kSplitStep = 64;
 constexpr int32_t kLargeCausal = 1025;  // queries from which large tiles pay under a causal mask
 
-// Whether scores need more than a factor.
-bool is_modified(const Problem& p) {
-  return p.softcap != 0 || p.bias != 0 || p.dropout_threshold() != 0 || p.scale < 0 ||
-         p.has_mask(FLASHATTN_MASK_BLOCKS);
-}
-
 const sm80::ForwardEntry* find(const Problem& p, int32_t strips) {
-  const sm80::ForwardTable table = sm80::forward_table();
+  const sm80::Table<sm80::ForwardEntry> table = sm80::forward_table();
   for (size_t n = 0; n < table.count; ++n) {
     const sm80::ForwardEntry& e = *table.entries[n];
     if (e.dtype == p.dtype && e.modified == is_modified(p) && e.strips == strips &&
@@ -33,48 +27,19 @@ const sm80::ForwardEntry* find(const Problem& p, int32_t strips) {
   return nullptr;
 }
 
-const void* address(const sm80::ForwardEntry& entry) {
-  return reinterpret_cast<const void*>(entry.kernel);
-}
-
-Sm80Launcher::Choice prepare(const sm80::ForwardEntry& entry, int32_t units) {
-  cudaFuncAttributes attributes;
-  throw_on(cudaFuncGetAttributes(&attributes, address(entry)), "cudaFuncGetAttributes");
-  throw_on(cudaFuncSetAttribute(address(entry), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                entry.shared_bytes),
-           "cudaFuncSetAttribute");
-  int blocks = 0;
-  throw_on(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, address(entry), entry.threads,
-                                                         static_cast<size_t>(entry.shared_bytes)),
-           "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-  return {&entry, attributes.numRegs, std::max(blocks, 1) * units};
-}
-
 std::string kernel_name(const sm80::ForwardEntry& e) {
-  return std::string("sm80_forward_") + (e.dtype == FLASHATTN_DTYPE_BF16 ? "bf16_" : "f16_") +
-         std::to_string(e.dim_qk) + "_" + std::to_string(e.dim_v) + "_q" +
-         std::to_string(e.tile_q) + (e.modified ? "_modified" : "");
+  return std::string("sm80_forward_") + dtype_name(e.dtype) + "_" + std::to_string(e.dim_qk) + "_" +
+         std::to_string(e.dim_v) + "_q" + std::to_string(e.tile_q) +
+         (e.modified ? "_modified" : "");
 }
 
 }  // namespace
 
-int32_t status_of(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return FLASHATTN_OK;
-  return fail(FLASHATTN_ERROR_DEVICE, FLASHATTN_REASON_NONE, "", "%s failed: %s; %s", what,
-              cudaGetErrorString(error),
-              "an earlier launch on this device may be at fault, see compute-sanitizer");
+int32_t sm80_shared_bytes(const Problem& problem) {
+  const int32_t forward = find(problem, 1)->shared_bytes;
+  if (!problem.has_op(FLASHATTN_OP_BACKWARD)) return forward;
+  return std::max(forward, BackwardLauncher::shared_bytes(problem));
 }
-
-void throw_on(cudaError_t error, const char* what) {
-  if (status_of(error, what) != FLASHATTN_OK) throw Refused{FLASHATTN_ERROR_DEVICE};
-}
-
-DeviceScope::DeviceScope(int32_t device) {
-  throw_on(cudaGetDevice(&before_), "cudaGetDevice");
-  throw_on(cudaSetDevice(device), "cudaSetDevice");
-}
-
-DeviceScope::~DeviceScope() { cudaSetDevice(before_); }
 
 Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device)
     : problem_(problem),
@@ -89,9 +54,12 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device)
   large_ = large ? prepare(*large, units_) : small_;
   small_name_ = kernel_name(*small_.entry);
   large_name_ = kernel_name(*large_.entry);
+  if (problem.has_op(FLASHATTN_OP_BACKWARD)) {
+    backward_.reset(new BackwardLauncher(problem, units_, l2_bytes_));
+  }
 }
 
-const Sm80Launcher::Choice& Sm80Launcher::choose(const flashattn_shape& shape) const {
+const Sm80Launcher::Forward& Sm80Launcher::choose(const flashattn_shape& shape) const {
   // Large tiles need rows to fill them and blocks enough for all multiprocessors; under a causal
   // mask short sequences waste less of small ones (7 % at 1,024 queries on an H200).
   const int64_t blocks =
@@ -102,7 +70,7 @@ const Sm80Launcher::Choice& Sm80Launcher::choose(const flashattn_shape& shape) c
 }
 
 ForwardParams Sm80Launcher::grid(const flashattn_shape& shape) const {
-  const Choice& choice = choose(shape);
+  const Forward& choice = choose(shape);
   ForwardParams p{};
   p.problem = problem_;
   p.args.shape = shape;
@@ -137,7 +105,8 @@ ForwardParams Sm80Launcher::grid(const flashattn_shape& shape) const {
   return p;
 }
 
-int64_t Sm80Launcher::workspace(uint32_t, const flashattn_shape& shape) const {
+int64_t Sm80Launcher::workspace(uint32_t op, const flashattn_shape& shape) const {
+  if (op == FLASHATTN_OP_BACKWARD) return backward_->workspace(shape);
   // What this shape needs, or one with fewer blocks and so more parts: never more than fill the
   // device twice, unless the caller or BATCH_INVARIANT says how many.
   const ForwardParams p = grid(shape);
@@ -154,9 +123,10 @@ int64_t Sm80Launcher::workspace(uint32_t, const flashattn_shape& shape) const {
              : std::min(limit, rows * ceil_div(shape.seqlen_kv, 2 * kSplitStep) * row);
 }
 
-void Sm80Launcher::describe(uint32_t, const flashattn_shape& shape,
+void Sm80Launcher::describe(uint32_t op, const flashattn_shape& shape,
                             flashattn_plan_properties* properties) const {
-  const Choice& choice = choose(shape);
+  if (op == FLASHATTN_OP_BACKWARD) return backward_->describe(properties);
+  const Forward& choice = choose(shape);
   const bool large = choice.entry == large_.entry;
   properties->tile_q = choice.entry->tile_q;
   properties->tile_kv = choice.entry->tile_kv;
@@ -171,81 +141,45 @@ void Sm80Launcher::describe(uint32_t, const flashattn_shape& shape,
                           : "the portable family; 16 rows a warp";
 }
 
-int32_t Sm80Launcher::check_device() const {
-  int current = -1;
-  const int32_t status = status_of(cudaGetDevice(&current), "cudaGetDevice");
-  if (status != FLASHATTN_OK || current == device_) return status;
-  return fail(
-      FLASHATTN_ERROR_DEVICE, FLASHATTN_REASON_VALUE, "device_index",
-      "the plan is for CUDA device %d, but device %d is current; call cudaSetDevice(%d), or "
-      "make a plan for the current device",
-      device_, current, device_);
-}
-
-int32_t Sm80Launcher::check_alignment(const flashattn_forward_args& args) const {
-  const bool wide_o = problem_.dtype_o == FLASHATTN_DTYPE_F32;
-  const struct {
-    const char* name;
-    const flashattn_tensor& tensor;
-    int32_t elements;  // of 16 bytes; fp32 o: of 8
-    intptr_t bytes;
-  } table[] = {{"inputs.q", args.inputs.q, 8, 16},
-               {"inputs.k", args.inputs.k, 8, 16},
-               {"inputs.v", args.inputs.v, 8, 16},
-               {"o", args.o, wide_o ? 2 : 8, wide_o ? 8 : 16}};
-  for (const auto& row : table) {
-    const flashattn_tensor& t = row.tensor;
-    const bool strides = t.stride_batch % row.elements == 0 && t.stride_head % row.elements == 0 &&
-                         t.stride_seq % row.elements == 0;
-    if (strides && reinterpret_cast<intptr_t>(t.data) % row.bytes == 0) continue;
-    return fail(FLASHATTN_ERROR_UNSUPPORTED,
-                strides ? FLASHATTN_REASON_MISALIGNED : FLASHATTN_REASON_STRIDE, row.name,
-                "%s lies at %p with strides %" PRId64 ", %" PRId64 ", %" PRId64
-                ", but the kernels of this device move %d bytes at once; align it to %d bytes and "
-                "make the strides multiples of %d elements, or copy it",
-                row.name, t.data, t.stride_batch, t.stride_head, t.stride_seq,
-                static_cast<int>(row.bytes), static_cast<int>(row.bytes), row.elements);
+int32_t Sm80Launcher::check_arrays(const flashattn_forward_args& args) const {
+  const NamedTensor tensors[] = {{"inputs.q", args.inputs.q, problem_.dtype},
+                                 {"inputs.k", args.inputs.k, problem_.dtype},
+                                 {"inputs.v", args.inputs.v, problem_.dtype},
+                                 {"o", args.o, problem_.dtype_o}};
+  for (const NamedTensor& tensor : tensors) {
+    if (const int32_t status = check_alignment(tensor)) return status;
   }
   return FLASHATTN_OK;
 }
 
 int32_t Sm80Launcher::forward(const flashattn_forward_args& args, void* workspace,
                               void* stream) const {
-  if (const int32_t status = check_device()) return status;
-  if (const int32_t status = check_alignment(args)) return status;
+  if (const int32_t status = check_current(device_)) return status;
+  if (const int32_t status = check_arrays(args)) return status;
   ForwardParams p = grid(args.shape);
   p.args = args;
   p.partial_o = static_cast<float*>(workspace);
   const int64_t rows =
       static_cast<int64_t>(p.parts) * args.shape.batch * problem_.heads_q * p.partial_queries;
   p.partial_lse = p.parts > 1 ? p.partial_o + rows * problem_.dim_v : nullptr;
-  const int64_t blocks = p.blocks();
-  if (blocks > INT32_MAX) {
-    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
-                "the shape needs %" PRId64
-                " blocks, above %d, the limit of a grid; split the batch",
-                blocks, INT32_MAX);
-  }
-  const sm80::ForwardEntry& entry = *choose(args.shape).entry;
+  const Forward& choice = choose(args.shape);
   const cudaStream_t queue = static_cast<cudaStream_t>(stream);
-  void* arguments[] = {&p};
   const int32_t status =
-      status_of(cudaLaunchKernel(address(entry), dim3(static_cast<unsigned>(blocks)),
-                                 dim3(static_cast<unsigned>(entry.threads)), arguments,
-                                 static_cast<size_t>(entry.shared_bytes), queue),
-                "launching the forward kernel");
+      launch(choice.address(), p.blocks(), choice.entry->threads, choice.entry->shared_bytes, &p,
+             queue, "launching the forward kernel");
   if (status != FLASHATTN_OK || p.parts <= 1) return status;
   launch_merge_split(p, queue);
   return status_of(cudaGetLastError(), "launching the merge of a split forward");
 }
 
-int32_t Sm80Launcher::backward(const flashattn_backward_args&, void*, void*) const {
-  return fail(FLASHATTN_ERROR_INTERNAL, FLASHATTN_REASON_OP, "ops",
-              "a plan of a family without a backward pass was asked for one");
+int32_t Sm80Launcher::backward(const flashattn_backward_args& args, void* workspace,
+                               void* stream) const {
+  if (const int32_t status = check_current(device_)) return status;
+  return backward_->run(args, workspace, static_cast<cudaStream_t>(stream));
 }
 
 int32_t Sm80Launcher::merge(const flashattn_merge_args& args, void* stream) const {
-  if (const int32_t status = check_device()) return status;
+  if (const int32_t status = check_current(device_)) return status;
   if (args.parts > kMaxMergeParts) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "parts",
                 "parts = %d is above %d, the limit on a GPU; merge in several steps", args.parts,
@@ -273,7 +207,7 @@ int32_t Sm80Launcher::merge(const flashattn_merge_args& args, void* stream) cons
 
 int32_t Sm80Launcher::dropout_mask(const flashattn_forward_args& args, uint8_t* keep,
                                    void* stream) const {
-  if (const int32_t status = check_device()) return status;
+  if (const int32_t status = check_current(device_)) return status;
   launch_dropout_mask(problem_, args, keep, static_cast<cudaStream_t>(stream));
   return status_of(cudaGetLastError(), "launching the dropout mask kernel");
 }

@@ -35,6 +35,51 @@ struct ForwardParams {
   }
 };
 
+constexpr int32_t kBackwardTileQ = 64;  // queries of a tile, in every kernel of the backward pass
+
+// The kernels of a backward pass share what one of them leaves to the next in the workspace. Rows
+// there stand as in lse.
+struct BackwardParams {
+  Problem problem;
+  flashattn_backward_args args;
+  flashattn_tensor dout;  // of the problem's dtype: args.dout, or a rounded copy of it
+  int32_t key_blocks;
+  int32_t section;  // (batch, KV head) units at a time, whose queries fit the L2 cache
+  uint32_t dropout_threshold;
+  float* lse2;   // in log2 units; +inf for rows that see nothing: 2^(-inf - inf) = 0
+  float* delta;  // D
+  float* dq;     // fp32 sums, dim_qk wide, without the scale
+  // For each tile of queries of each head, the next tile of keys that may add to dq: sums in a
+  // fixed order. NULL: in any.
+  int32_t* turns;
+  int32_t* ticket;  // numbers the blocks as they start. Beside turns
+
+  FLASHATTN_HD int64_t units() const {
+    return static_cast<int64_t>(args.shape.batch) * problem.heads_kv;
+  }
+
+  FLASHATTN_HD int64_t row(int32_t b, int32_t h, int64_t i) const {
+    const RowLayout layout = row_layout(problem, args.shape);
+    return b * layout.batch_stride + h * layout.head_stride + i;
+  }
+
+  // Tiles of queries of one head, and where one of them stands. VARLEN: sequence b starts at most
+  // one tile for each earlier sequence after the rows before it.
+  FLASHATTN_HD int64_t head_tiles() const {
+    return (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q)
+               ? args.shape.total_q / kBackwardTileQ + args.shape.batch
+               : ceil_div(args.shape.seqlen_q, kBackwardTileQ) * args.shape.batch;
+  }
+
+  FLASHATTN_HD int64_t query_tile(const Sequence& sequence, int32_t b, int32_t h,
+                                  int32_t tile) const {
+    const int64_t first = (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q)
+                              ? sequence.first_q / kBackwardTileQ + b
+                              : b * ceil_div(args.shape.seqlen_q, kBackwardTileQ);
+    return h * head_tiles() + first + tile;
+  }
+};
+
 // Merges the parts of a split forward, or the caller's.
 template <int kCapacity>
 struct MergeParams {

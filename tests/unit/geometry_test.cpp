@@ -106,11 +106,15 @@ bool query_spans_right(Table& t, int tile_kv) {
   for (int k = 0; k < t.len.kv; k += tile_kv) {
     const Interval keys = {k, std::min(k + tile_kv, t.len.kv)};
     const Interval span = query_span(t.rule, keys, t.len);
+    const Interval full = full_queries(t.rule, keys, t.len);
     if (span.begin < 0 || span.end > t.len.q) return false;
     for (int i = 0; i < t.len.q; ++i) {
+      bool all = true;
       for (int j = keys.begin; j < keys.end; ++j) {
         if (t.at(i, j) && (i < span.begin || i >= span.end)) return false;
+        all = all && t.at(i, j);
       }
+      if (all != (i >= full.begin && i < full.end)) return false;
     }
     if (tile_kv == 1 && !empty(span) && (!t.at(span.begin, k) || !t.at(span.end - 1, k))) {
       return false;

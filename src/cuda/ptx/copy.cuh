@@ -1,5 +1,5 @@
-// Copies between global and shared memory, one PTX instruction a function (PTX ISA, "Data
-// Movement").
+// Data movement and synchronisation, one PTX instruction a function (PTX ISA, "Data
+// Movement" and "Parallel Synchronization").
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,13 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
 __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(valid ? 16 : 0)
+               : "memory");
+}
+
+// The same for 4 bytes.
+__device__ __forceinline__ void cp_async_4(uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 4 : 0)
                : "memory");
 }
 
@@ -49,6 +56,54 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t add
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address)
                : "memory");
+}
+
+__device__ __forceinline__ void store_shared(uint32_t to, uint32_t x) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+
+__device__ __forceinline__ uint32_t load_shared(uint32_t from) {
+  uint32_t x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
+  return x;
+}
+
+__device__ __forceinline__ float2 load_shared_pair(uint32_t from) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
+  return x;
+}
+
+// Adds to two neighbours in global memory, 8-byte aligned, in one transaction where the hardware
+// has that.
+__device__ __forceinline__ void add_pair(float* to, float x, float y) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
+#else
+  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
+  asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to + 1), "f"(y) : "memory");
+#endif
+}
+
+__device__ __forceinline__ int32_t load_acquire(const int32_t* from) {
+  int32_t x;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  return x;
+}
+
+__device__ __forceinline__ void store_release(int32_t* to, int32_t x) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+
+// Barriers of kThreads threads, by number: the block's own is 0. Those that arrive do not wait.
+template <int kThreads>
+__device__ __forceinline__ void barrier_sync(int32_t number) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(kThreads) : "memory");
+}
+
+template <int kThreads>
+__device__ __forceinline__ void barrier_arrive(int32_t number) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(number), "n"(kThreads) : "memory");
 }
 
 }  // namespace flashattn::cuda::ptx

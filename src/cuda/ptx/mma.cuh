@@ -51,6 +51,24 @@ __device__ __forceinline__ uint32_t pack<__half>(float low, float high) {
   return r;
 }
 
+// The inverse of pack.
+template <class T>
+__device__ __forceinline__ float2 unpack(uint32_t pair);
+
+template <>
+__device__ __forceinline__ float2 unpack<__nv_bfloat16>(uint32_t pair) {
+  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
+template <>
+__device__ __forceinline__ float2 unpack<__half>(uint32_t pair) {
+  float2 r;
+  asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}"
+      : "=f"(r.x), "=f"(r.y)
+      : "r"(pair));
+  return r;
+}
+
 // 2^x; 0 below 2^-126.
 __device__ __forceinline__ float exp2(float x) {
   float y;

@@ -10,8 +10,8 @@
 
 #include <type_traits>
 
+#include "cuda/tile/products.cuh"
 #include "cuda/tile/scores.cuh"
-#include "cuda/tile/shared.cuh"
 
 namespace flashattn::cuda::sm80 {
 
@@ -175,55 +175,16 @@ class ForwardBlock {
   }
 
   __device__ __forceinline__ void multiply_qk(float (&s)[kStrips][kTileKv / 8][4]) const {
-    const uint32_t q = q_tile_.chunk(warp_row_ + lane_ % 16, lane_ / 16);
-    // Keys 0..7 and 8..15 of sixteen, each with both halves of k.
-    const uint32_t keys = k_tile_.chunk(lane_ % 8 + lane_ / 16 * 8, lane_ / 8 % 2);
-#pragma unroll
-    for (int k = 0; k < Config::kDimQk / 16; ++k) {
-      uint32_t a[kStrips][4];
-#pragma unroll
-      for (int strip = 0; strip < kStrips; ++strip) {
-        ptx::ldmatrix_x4(a[strip],
-                         Config::QTile::further(q, 2 * k) + strip * 16 * Config::kDimQk * 2);
-      }
-#pragma unroll
-      for (int n = 0; n < kTileKv / 16; ++n) {
-        uint32_t b[4];
-        ptx::ldmatrix_x4(b, Config::KTile::further(keys, 2 * k) + n * 16 * Config::kDimQk * 2);
-#pragma unroll
-        for (int strip = 0; strip < kStrips; ++strip) {
-          ptx::mma_16x8x16<T>(s[strip][2 * n], a[strip], b[0], b[1]);
-          ptx::mma_16x8x16<T>(s[strip][2 * n + 1], a[strip], b[2], b[3]);
-        }
-      }
-    }
+    multiply_rows<T, Config::kDimQk>(s, left_rows(q_tile_, warp_row_, lane_),
+                                     right_rows(k_tile_, 0, lane_));
   }
 
   __device__ __forceinline__ void multiply_pv(const float (&p)[kStrips][kTileKv / 8][4]) {
-    const uint32_t values = v_tile_.chunk(lane_ % 16, lane_ / 16);
-#pragma unroll
-    for (int k = 0; k < kTileKv / 16; ++k) {
-      uint32_t a[kStrips][4];
-#pragma unroll
-      for (int strip = 0; strip < kStrips; ++strip) {
-#pragma unroll
-        for (int x = 0; x < 4; ++x) {
-          const float* pair = &p[strip][2 * k + x / 2][x % 2 * 2];
-          a[strip][x] = ptx::pack<T>(pair[0], pair[1]);
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < Config::kDimV / 16; ++n) {
-        uint32_t b[4];
-        ptx::ldmatrix_x4_trans(b,
-                               Config::VTile::further(values, 2 * n) + k * 16 * Config::kDimV * 2);
-#pragma unroll
-        for (int strip = 0; strip < kStrips; ++strip) {
-          ptx::mma_16x8x16<T>(o_[strip][2 * n], a[strip], b[0], b[1]);
-          ptx::mma_16x8x16<T>(o_[strip][2 * n + 1], a[strip], b[2], b[3]);
-        }
-      }
-    }
+    multiply_held<T, kTileKv / 16>(o_, summed_rows(v_tile_, 0, lane_),
+                                   [&](int strip, int k, int x) {
+                                     const float* pair = &p[strip][2 * k + x / 2][x % 2 * 2];
+                                     return ptx::pack<T>(pair[0], pair[1]);
+                                   });
   }
 
   // Products to scores; -inf where a key is not visible.
@@ -312,11 +273,8 @@ class ForwardBlock {
   // Clears the weights that the dropout drops.
   __device__ __forceinline__ void drop(float (&p)[kStrips][kTileKv / 8][4], int32_t tile) const {
     if (params_.dropout_threshold == 0) return;
-    const flashattn_inputs& in = params_.args.inputs;
-    const uint64_t* device = in.rng_device;
-    const DropoutStream stream = DropoutStream::make(
-        in.rng_seed + (device ? device[0] : 0), in.rng_offset + (device ? device[1] : 0),
-        static_cast<uint32_t>(b_ * params_.problem.heads_q + first_head_));
+    const DropoutStream stream =
+        dropout_stream(params_.problem, params_.args.inputs, b_, first_head_);
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip) {
 #pragma unroll
@@ -376,7 +334,7 @@ class ForwardBlock {
           } else {
             const uint32_t at =
                 staged.chunk(warp_row_ + strip * 16 + half * 8 + lane_ / 4, n) + lane_ % 4 * 4;
-            asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(ptx::pack<T>(x, y)) : "memory");
+            ptx::store_shared(at, ptx::pack<T>(x, y));
           }
         }
       }

@@ -16,11 +16,24 @@ struct ForwardEntry {
   void (*kernel)(ForwardParams);
 };
 
-struct ForwardTable {
-  const ForwardEntry* const* entries;  // for each dtype and kind, smaller heads first
+// One of the backward pass, or of the gradient of the bias.
+struct BackwardEntry {
+  int32_t dtype;
+  int32_t dim;  // the largest it takes, of either kind
+  bool modified;
+  int32_t tile_q, tile_kv, stages, threads, shared_bytes;
+  void (*kernel)(BackwardParams);
+};
+
+// For each dtype and kind, smaller heads first.
+template <class Entry>
+struct Table {
+  const Entry* const* entries;
   size_t count;
 };
 
-ForwardTable forward_table();
+Table<ForwardEntry> forward_table();
+Table<BackwardEntry> backward_table();
+Table<BackwardEntry> bias_gradient_table();
 
 }  // namespace flashattn::cuda::sm80

@@ -15,23 +15,15 @@ constexpr int32_t kWideKeys = 8192;    // keys from which wide tiles pay: 2 % on
 constexpr int32_t kShortQueries =
     64;  // up to which the portable family packs heads and splits keys
 
-// Whether scores need more than a factor.
-bool is_modified(const Problem& p) { return p.softcap != 0 || p.bias != 0; }
-
 bool takes(const sm90::ForwardEntry& e, const Problem& p) {
   return e.dtype == p.dtype && e.modified == is_modified(p) && e.dim_qk >= p.dim_qk &&
          e.dim_v >= p.dim_v;
 }
 
-const void* address(const sm90::ForwardEntry& entry) {
-  return reinterpret_cast<const void*>(entry.kernel);
-}
-
 std::string kernel_name(const sm90::ForwardEntry& e) {
-  return std::string("sm90_forward_") + (e.dtype == FLASHATTN_DTYPE_BF16 ? "bf16_" : "f16_") +
-         std::to_string(e.dim_qk) + "_" + std::to_string(e.dim_v) + "_q" +
-         std::to_string(e.tile_q) + "_kv" + std::to_string(e.tile_kv) +
-         (e.modified ? "_modified" : "");
+  return std::string("sm90_forward_") + dtype_name(e.dtype) + "_" + std::to_string(e.dim_qk) + "_" +
+         std::to_string(e.dim_v) + "_q" + std::to_string(e.tile_q) + "_kv" +
+         std::to_string(e.tile_kv) + (e.modified ? "_modified" : "");
 }
 
 }  // namespace
@@ -44,34 +36,24 @@ Sm90Launcher::Sm90Launcher(const Problem& problem, const Device& device)
     const sm90::ForwardEntry& e = *table.entries[n];
     if (!takes(e, problem)) continue;
     // Several tiles of one size of head; not those of larger heads.
-    if (!choices_.empty() &&
-        (e.dim_qk != choices_[0].entry->dim_qk || e.dim_v != choices_[0].entry->dim_v)) {
+    if (!kernels_.empty() && (e.dim_qk != kernels_[0].kernel.entry->dim_qk ||
+                              e.dim_v != kernels_[0].kernel.entry->dim_v)) {
       continue;
     }
-    cudaFuncAttributes attributes;
-    throw_on(cudaFuncGetAttributes(&attributes, address(e)), "cudaFuncGetAttributes");
-    throw_on(cudaFuncSetAttribute(address(e), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  e.shared_bytes),
-             "cudaFuncSetAttribute");
-    choices_.push_back({&e, attributes.numRegs, kernel_name(e)});
+    kernels_.push_back({prepare(e, units_), kernel_name(e)});
   }
 }
 
-const Sm90Launcher::Choice* Sm90Launcher::choose(const flashattn_shape& shape) const {
+const Sm90Launcher::NamedKernel* Sm90Launcher::choose(const flashattn_shape& shape) const {
   if (shape.seqlen_kv == 0) return nullptr;
   if (!forced_ && shape.seqlen_q <= kShortQueries) return nullptr;
-  // Wide tiles of keys: where keys are many and masks do not cut them.
-  const bool masked = problem_.mask != 0;
-  const Choice* best = &choices_[0];
-  for (const Choice& choice : choices_) {
-    const bool wide = choice.entry->tile_kv > choices_[0].entry->tile_kv;
-    if (wide && !masked && shape.seqlen_kv >= kWideKeys) best = &choice;
-  }
-  return best;
+  // Wide tiles of keys: where keys are many and no mask cuts them.
+  const bool wide = problem_.mask == 0 && shape.seqlen_kv >= kWideKeys;
+  return wide ? &kernels_.back() : &kernels_.front();
 }
 
-TileOrder Sm90Launcher::order(const Choice& choice, const flashattn_shape& shape) const {
-  const int32_t tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, choice.entry->tile_q));
+TileOrder Sm90Launcher::order(const sm90::ForwardEntry& entry, const flashattn_shape& shape) const {
+  const int32_t tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, entry.tile_q));
   const int32_t units = shape.batch * problem_.heads_q;
   if (!problem_.has_mask(FLASHATTN_MASK_CAUSAL)) return {tiles, units, 0, units};
   const int64_t unit_bytes = static_cast<int64_t>(shape.seqlen_kv) *
@@ -88,19 +70,20 @@ int64_t Sm90Launcher::workspace(uint32_t op, const flashattn_shape& shape) const
 
 void Sm90Launcher::describe(uint32_t op, const flashattn_shape& shape,
                             flashattn_plan_properties* properties) const {
-  const Choice* choice = op == FLASHATTN_OP_FORWARD ? choose(shape) : nullptr;
-  if (!choice) {
+  const NamedKernel* named = op == FLASHATTN_OP_FORWARD ? choose(shape) : nullptr;
+  if (!named) {
     Sm80Launcher::describe(op, shape, properties);
     return;
   }
-  properties->tile_q = choice->entry->tile_q;
-  properties->tile_kv = choice->entry->tile_kv;
-  properties->stages = choice->entry->stages;
-  properties->threads = choice->entry->threads;
-  properties->registers = choice->registers;
-  properties->local_memory = choice->entry->shared_bytes;
+  const sm90::ForwardEntry& entry = *named->kernel.entry;
+  properties->tile_q = entry.tile_q;
+  properties->tile_kv = entry.tile_kv;
+  properties->stages = entry.stages;
+  properties->threads = entry.threads;
+  properties->registers = named->kernel.registers;
+  properties->local_memory = entry.shared_bytes;
   properties->splits = 1;
-  properties->kernel = choice->name.c_str();
+  properties->kernel = named->name.c_str();
   properties->isa = "wgmma";
   properties->why = "the Hopper family, for queries fill its tiles";
 }
@@ -145,15 +128,15 @@ int32_t Sm90Launcher::make_maps(const flashattn_forward_args& args, const sm90::
 
 int32_t Sm90Launcher::forward(const flashattn_forward_args& args, void* workspace,
                               void* stream) const {
-  const Choice* choice = choose(args.shape);
-  if (!choice) return Sm80Launcher::forward(args, workspace, stream);
-  if (const int32_t status = check_device()) return status;
-  if (const int32_t status = check_alignment(args)) return status;
-  const sm90::ForwardEntry& entry = *choice->entry;
+  const NamedKernel* named = choose(args.shape);
+  if (!named) return Sm80Launcher::forward(args, workspace, stream);
+  if (const int32_t status = check_current(device_)) return status;
+  if (const int32_t status = check_arrays(args)) return status;
+  const sm90::ForwardEntry& entry = *named->kernel.entry;
   sm90::ForwardParams p{};
   p.problem = problem_;
   p.args = args;
-  p.order = order(*choice, args.shape);
+  p.order = order(entry, args.shape);
   if (p.order.count() > INT32_MAX / 2) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
                 "the shape has more than 2^30 tiles of queries; split the batch");
@@ -168,12 +151,8 @@ int32_t Sm90Launcher::forward(const flashattn_forward_args& args, void* workspac
           status_of(cudaMemsetAsync(p.counter, 0, sizeof *p.counter, queue), "cudaMemsetAsync")) {
     return status;
   }
-  void* arguments[] = {&p};
-  const unsigned blocks = static_cast<unsigned>(std::min<int64_t>(p.order.count(), units_));
-  return status_of(
-      cudaLaunchKernel(address(entry), dim3(blocks), dim3(static_cast<unsigned>(entry.threads)),
-                       arguments, static_cast<size_t>(entry.shared_bytes), queue),
-      "launching the forward kernel");
+  return launch(named->kernel.address(), std::min<int64_t>(p.order.count(), units_), entry.threads,
+                entry.shared_bytes, &p, queue, "launching the forward kernel");
 }
 
 bool sm90_takes_dims(const Problem& problem) {

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/kernel_choice.h"
 #include "cuda/launcher.h"
 #include "cuda/sm90/table.h"
 
@@ -20,19 +21,18 @@ class Sm90Launcher final : public Sm80Launcher {
   int32_t forward(const flashattn_forward_args& args, void* workspace, void* stream) const override;
 
  private:
-  struct Choice {
-    const sm90::ForwardEntry* entry;
-    int32_t registers;
+  struct NamedKernel {
+    Choice<sm90::ForwardEntry> kernel;
     std::string name;
   };
 
   // NULL: the portable family's kernels suit the shape better.
-  const Choice* choose(const flashattn_shape& shape) const;
-  TileOrder order(const Choice& choice, const flashattn_shape& shape) const;
+  const NamedKernel* choose(const flashattn_shape& shape) const;
+  TileOrder order(const sm90::ForwardEntry& entry, const flashattn_shape& shape) const;
   int32_t make_maps(const flashattn_forward_args& args, const sm90::ForwardEntry& entry,
                     sm90::ForwardParams* params) const;
 
-  std::vector<Choice> choices_;
+  std::vector<NamedKernel> kernels_;
   const bool forced_;
 };
 

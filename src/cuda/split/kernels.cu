@@ -1,18 +1,12 @@
 #include "cuda/split/kernels.h"
 
+#include "cuda/grid.h"
 #include "cuda/split/merge.cuh"
 
 namespace flashattn::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-
-// The grid: a head of a sequence along x, rows along y, which go round where they are many.
-dim3 grid_of(int32_t batch, int32_t heads, int64_t rows, int64_t rows_a_block) {
-  const int64_t blocks = ceil_div(rows, rows_a_block);
-  return {static_cast<unsigned>(batch) * static_cast<unsigned>(heads),
-          static_cast<unsigned>(blocks < 65535 ? blocks : 65535)};
-}
 
 // One warp a row.
 __global__ void __launch_bounds__(32 * kWarps)

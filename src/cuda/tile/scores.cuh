@@ -5,6 +5,7 @@
 #include "core/philox.h"
 #include "core/score_rules.h"
 #include "cuda/params.h"
+#include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mma.cuh"
 
 namespace flashattn::cuda {
@@ -81,6 +82,28 @@ __device__ __forceinline__ uint32_t keep_bits(const DropoutStream& stream, uint3
     bits |= ((words.word[w] >> 16) >= threshold ? 1u : 0u) << (2 * w + 1);
   }
   return bits;
+}
+
+// The same where rows of the accumulators are keys and columns queries: bit (row half) * 4 +
+// (column half) * 2 + (odd column). All lanes of the warp call it.
+__device__ __forceinline__ uint32_t keep_bits_transposed(const DropoutStream& stream,
+                                                         uint32_t threshold, int32_t i, int32_t j,
+                                                         int32_t lane) {
+  const uint32_t bits = keep_bits(stream, threshold, i, j, lane);
+  // Queries 2c and 2c + 1 are with two lanes, both halves of both indices with each.
+  const int32_t from = lane % 4 * 8 + lane / 8, odd = lane / 4 % 2;
+  const uint32_t even_query = __shfl_sync(~0u, bits, from) >> odd & 0x55u;
+  const uint32_t odd_query = __shfl_sync(~0u, bits, from + 4) >> odd & 0x55u;
+  return even_query | odd_query << 1;
+}
+
+__device__ __forceinline__ DropoutStream dropout_stream(const Problem& problem,
+                                                        const flashattn_inputs& in, int32_t b,
+                                                        int32_t h) {
+  const uint64_t* device = in.rng_device;
+  return DropoutStream::make(in.rng_seed + (device ? device[0] : 0),
+                             in.rng_offset + (device ? device[1] : 0),
+                             static_cast<uint32_t>(b * problem.heads_q + h));
 }
 
 }  // namespace flashattn::cuda

@@ -59,11 +59,17 @@ __device__ __forceinline__ char* tensor_row(const flashattn_tensor& t, int32_t s
          (b * t.stride_batch + h * t.stride_head + i * t.stride_seq) * size;
 }
 
+// Of 16-bit elements, not paged, from row `first` on.
+__device__ __forceinline__ Rows head_rows(const flashattn_tensor& t, int32_t b, int32_t h,
+                                          int64_t first) {
+  return {tensor_row(t, 2, b, h, first), t.stride_seq * 2, nullptr, 1, 0, 0};
+}
+
 __device__ __forceinline__ Rows kv_rows(const Problem& problem, const flashattn_inputs& in,
                                         const flashattn_tensor& t, int32_t b, int32_t h,
                                         int64_t first) {
   if (!(problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) {
-    return {tensor_row(t, 2, b, h, first), t.stride_seq * 2, nullptr, 1, 0, 0};
+    return head_rows(t, b, h, first);
   }
   return {static_cast<char*>(t.data) + h * t.stride_head * 2,
           t.stride_seq * 2,

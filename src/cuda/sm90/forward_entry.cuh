@@ -6,7 +6,7 @@
 
 namespace flashattn::cuda::sm90 {
 
-using bf16 = __nv_bfloat16;
+using bf16 = __nv_bfloat16;  // as table.txt says
 using f16 = __half;
 
 template <class T, int kDimQk, int kDimV, int kConsumers, int kTileKv, bool kTurns, bool kModified>

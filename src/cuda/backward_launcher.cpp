@@ -1,0 +1,169 @@
+#include "cuda/backward_launcher.h"
+
+#include <algorithm>
+
+#include "cuda/gradient/kernels.h"
+
+namespace flashattn::cuda {
+namespace {
+
+constexpr int64_t kAlignment = 128;
+
+const sm80::BackwardEntry& find(const Problem& p, sm80::Table<sm80::BackwardEntry> table,
+                                bool modified) {
+  for (size_t n = 0; n + 1 < table.count; ++n) {
+    const sm80::BackwardEntry& e = *table.entries[n];
+    if (e.dtype == p.dtype && e.modified == modified && e.dim >= std::max(p.dim_qk, p.dim_v)) {
+      return e;
+    }
+  }
+  return *table.entries[table.count - 1];
+}
+
+const sm80::BackwardEntry& main_entry(const Problem& p) {
+  return find(p, sm80::backward_table(), is_modified(p));
+}
+
+const sm80::BackwardEntry& bias_gradient_entry(const Problem& p) {
+  return find(p, sm80::bias_gradient_table(), true);
+}
+
+}  // namespace
+
+int32_t BackwardLauncher::shared_bytes(const Problem& problem) {
+  const int32_t bytes = main_entry(problem).shared_bytes;
+  if (!problem.has_feature(FLASHATTN_FEATURE_DBIAS)) return bytes;
+  return std::max(bytes, bias_gradient_entry(problem).shared_bytes);
+}
+
+BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_t l2_bytes)
+    : problem_(problem),
+      l2_bytes_(l2_bytes),
+      main_(prepare(main_entry(problem), units)),
+      bias_gradient_{},
+      name_(std::string("sm80_backward_") + dtype_name(problem.dtype) + "_" +
+            std::to_string(main_.entry->dim) + (main_.entry->modified ? "_modified" : "")) {
+  if (problem.has_feature(FLASHATTN_FEATURE_DBIAS)) {
+    bias_gradient_ = prepare(bias_gradient_entry(problem), units);
+  }
+}
+
+BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, char* base,
+                                        int64_t* bytes) const {
+  const flashattn_shape& shape = args.shape;
+  BackwardParams p{};
+  p.problem = problem_;
+  p.args = args;
+  p.dout = args.dout;
+  p.dropout_threshold = problem_.dropout_threshold();
+  p.key_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_kv, main_.entry->tile_kv));
+  // Queries, dO and the sums of dq of a unit.
+  const int64_t unit_bytes = static_cast<int64_t>(shape.seqlen_q) * problem_.group() *
+                             (6 * problem_.dim_qk + 2 * problem_.dim_v);
+  p.section = static_cast<int32_t>(std::max<int64_t>(
+      std::min<int64_t>(l2_bytes_ / std::max<int64_t>(unit_bytes, 1), p.units()), 1));
+
+  // Room to align a base that is not.
+  int64_t at = base ? (kAlignment - reinterpret_cast<intptr_t>(base) % kAlignment) % kAlignment : 0;
+  const auto take = [&](int64_t size) {
+    char* piece = base ? base + at : nullptr;
+    at += ceil_div(size, kAlignment) * kAlignment;
+    return piece;
+  };
+  const bool varlen = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
+  const int64_t tokens =
+      varlen ? shape.total_q : static_cast<int64_t>(shape.batch) * shape.seqlen_q;
+  const int64_t rows = tokens * problem_.heads_q;
+  p.lse2 = reinterpret_cast<float*>(take(rows * 4));
+  p.delta = reinterpret_cast<float*>(take(rows * 4));
+  p.dq = reinterpret_cast<float*>(take(rows * problem_.dim_qk * 4));
+  if (problem_.dtype_o != problem_.dtype) {
+    const RowLayout layout = row_layout(problem_, shape);
+    p.dout = {take(rows * problem_.dim_v * 2), layout.batch_stride * problem_.dim_v,
+              layout.head_stride * problem_.dim_v, problem_.dim_v};
+  }
+  if (ordered()) {
+    p.ticket = reinterpret_cast<int32_t*>(take(4));
+    p.turns = reinterpret_cast<int32_t*>(take(p.head_tiles() * problem_.heads_q * 4));
+  }
+  *bytes = at + kAlignment;
+  return p;
+}
+
+int64_t BackwardLauncher::workspace(const flashattn_shape& shape) const {
+  flashattn_backward_args args{};
+  args.shape = shape;
+  int64_t bytes = 0;
+  params(args, nullptr, &bytes);
+  return bytes;
+}
+
+void BackwardLauncher::describe(flashattn_plan_properties* properties) const {
+  const sm80::BackwardEntry& entry = *main_.entry;
+  properties->tile_q = entry.tile_q;
+  properties->tile_kv = entry.tile_kv;
+  properties->stages = entry.stages;
+  properties->threads = entry.threads;
+  properties->registers = main_.registers;
+  properties->local_memory = entry.shared_bytes;
+  properties->splits = 1;
+  properties->kernel = name_.c_str();
+  properties->isa = "mma.sync";
+  properties->why = ordered() ? "the portable family; blocks add to dq in turns, for bits to repeat"
+                              : "the portable family; blocks add to dq as they come";
+}
+
+int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspace,
+                              cudaStream_t stream) const {
+  const NamedTensor tensors[] = {{"inputs.q", args.inputs.q, problem_.dtype},
+                                 {"inputs.k", args.inputs.k, problem_.dtype},
+                                 {"inputs.v", args.inputs.v, problem_.dtype},
+                                 {"o", args.o, problem_.dtype_o},
+                                 {"dout", args.dout, problem_.dtype_o},
+                                 {"dq", args.dq, problem_.dtype},
+                                 {"dk", args.dk, problem_.dtype},
+                                 {"dv", args.dv, problem_.dtype}};
+  for (const NamedTensor& tensor : tensors) {
+    if (const int32_t status = check_alignment(tensor)) return status;
+  }
+  int64_t bytes = 0;
+  BackwardParams p = params(args, static_cast<char*>(workspace), &bytes);
+  if (args.shape.seqlen_q > 0) {
+    launch_prepare_backward(p, stream);
+    const int32_t status =
+        status_of(cudaGetLastError(), "launching the preparation of the backward pass");
+    if (status != FLASHATTN_OK) return status;
+  } else {
+    p.turns = nullptr;  // nothing has cleared them, nothing is added
+  }
+  if (p.key_blocks > 0) {
+    const sm80::BackwardEntry& entry = *main_.entry;
+    const int32_t status = launch(main_.address(), p.units() * p.key_blocks, entry.threads,
+                                  entry.shared_bytes, &p, stream, "launching the backward kernel");
+    if (status != FLASHATTN_OK) return status;
+  }
+  if (args.shape.seqlen_q > 0) {
+    launch_convert_dq(p, stream);
+    const int32_t status = status_of(cudaGetLastError(), "launching the conversion of dq");
+    if (status != FLASHATTN_OK) return status;
+  }
+  if (args.dbias && args.shape.seqlen_q > 0 && p.key_blocks > 0) {
+    if (const int32_t status = run_bias_gradient(&p, stream)) return status;
+  }
+  if (!args.dsink) return FLASHATTN_OK;
+  launch_dsink(p, stream);
+  return status_of(cudaGetLastError(), "launching the gradient of the sink");
+}
+
+int32_t BackwardLauncher::run_bias_gradient(BackwardParams* p, cudaStream_t stream) const {
+  const flashattn_backward_args& args = p->args;
+  const sm80::BackwardEntry& entry = *bias_gradient_.entry;
+  int64_t blocks = ceil_div(args.shape.seqlen_kv, entry.tile_kv);
+  if (args.dbias_stride_row != 0) blocks *= ceil_div(args.shape.seqlen_q, entry.tile_q);
+  if (args.dbias_stride_head != 0) blocks *= problem_.heads_q;
+  if (args.dbias_stride_batch != 0) blocks *= args.shape.batch;
+  return launch(bias_gradient_.address(), blocks, entry.threads, entry.shared_bytes, p, stream,
+                "launching the gradient of the bias");
+}
+
+}  // namespace flashattn::cuda

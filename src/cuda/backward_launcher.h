@@ -1,0 +1,36 @@
+// Runs the backward passes of plans on a GPU.
+#pragma once
+
+#include <string>
+
+#include "cuda/kernel_choice.h"
+#include "cuda/sm80/table.h"
+
+namespace flashattn::cuda {
+
+class BackwardLauncher {
+ public:
+  BackwardLauncher(const Problem& problem, int32_t units, int64_t l2_bytes);
+
+  int64_t workspace(const flashattn_shape& shape) const;
+  void describe(flashattn_plan_properties* properties) const;
+  // The device is current.
+  int32_t run(const flashattn_backward_args& args, void* workspace, cudaStream_t stream) const;
+
+  // Bytes of shared memory a block that the problem's kernels need.
+  static int32_t shared_bytes(const Problem& problem);
+
+ private:
+  bool ordered() const { return problem_.determinism != FLASHATTN_DETERMINISM_DEFAULT; }
+  // Everything; with a NULL base, all but the pointers. *bytes: of the workspace.
+  BackwardParams params(const flashattn_backward_args& args, char* base, int64_t* bytes) const;
+  int32_t run_bias_gradient(BackwardParams* p, cudaStream_t stream) const;
+
+  const Problem problem_;
+  const int64_t l2_bytes_;
+  Choice<sm80::BackwardEntry> main_;
+  Choice<sm80::BackwardEntry> bias_gradient_;  // entry NULL: not asked for
+  std::string name_;
+};
+
+}  // namespace flashattn::cuda

@@ -1,0 +1,18 @@
+// Small kernels of the backward pass, beside the families' own.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/params.h"
+
+namespace flashattn::cuda {
+
+// Enqueue; report by cudaGetLastError.
+
+// Writes lse2, delta and, where dout is a copy, that; clears dq, turns and ticket.
+void launch_prepare_backward(const BackwardParams& params, cudaStream_t stream);
+// The sums of dq to args.dq.
+void launch_convert_dq(const BackwardParams& params, cudaStream_t stream);
+void launch_dsink(const BackwardParams& params, cudaStream_t stream);
+
+}  // namespace flashattn::cuda

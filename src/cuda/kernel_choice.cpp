@@ -1,0 +1,87 @@
+#include "cuda/kernel_choice.h"
+
+#include <algorithm>
+#include <cinttypes>
+
+#include "core/error.h"
+
+namespace flashattn::cuda {
+
+int32_t status_of(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return FLASHATTN_OK;
+  return fail(FLASHATTN_ERROR_DEVICE, FLASHATTN_REASON_NONE, "", "%s failed: %s; %s", what,
+              cudaGetErrorString(error),
+              "an earlier launch on this device may be at fault, see compute-sanitizer");
+}
+
+void throw_on(cudaError_t error, const char* what) {
+  if (status_of(error, what) != FLASHATTN_OK) throw Refused{FLASHATTN_ERROR_DEVICE};
+}
+
+DeviceScope::DeviceScope(int32_t device) : before_(0) {
+  throw_on(cudaGetDevice(&before_), "cudaGetDevice");
+  throw_on(cudaSetDevice(device), "cudaSetDevice");
+}
+
+DeviceScope::~DeviceScope() { cudaSetDevice(before_); }
+
+Residency make_ready(const void* kernel, int32_t threads, int32_t shared_bytes, int32_t units) {
+  cudaFuncAttributes attributes;
+  throw_on(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+  throw_on(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+           "cudaFuncSetAttribute");
+  int blocks = 0;
+  throw_on(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads,
+                                                         static_cast<size_t>(shared_bytes)),
+           "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  return {attributes.numRegs, std::max(blocks, 1) * units};
+}
+
+bool is_modified(const Problem& p) {
+  return p.softcap != 0 || p.bias != 0 || p.dropout_threshold() != 0 || p.scale < 0 ||
+         p.has_mask(FLASHATTN_MASK_BLOCKS);
+}
+
+int32_t check_current(int32_t device) {
+  int current = -1;
+  const int32_t status = status_of(cudaGetDevice(&current), "cudaGetDevice");
+  if (status != FLASHATTN_OK || current == device) return status;
+  return fail(
+      FLASHATTN_ERROR_DEVICE, FLASHATTN_REASON_VALUE, "device_index",
+      "the plan is for CUDA device %d, but device %d is current; call cudaSetDevice(%d), or "
+      "make a plan for the current device",
+      device, current, device);
+}
+
+int32_t check_alignment(const NamedTensor& named) {
+  const bool wide = named.dtype == FLASHATTN_DTYPE_F32;
+  const int32_t elements = wide ? 2 : 8, bytes = wide ? 8 : 16;
+  const flashattn_tensor& t = named.tensor;
+  const bool strides = t.stride_batch % elements == 0 && t.stride_head % elements == 0 &&
+                       t.stride_seq % elements == 0;
+  if (strides && reinterpret_cast<intptr_t>(t.data) % bytes == 0) return FLASHATTN_OK;
+  return fail(FLASHATTN_ERROR_UNSUPPORTED,
+              strides ? FLASHATTN_REASON_MISALIGNED : FLASHATTN_REASON_STRIDE, named.name,
+              "%s lies at %p with strides %" PRId64 ", %" PRId64 ", %" PRId64
+              ", but the kernels of this device move %d bytes at once; align it to %d bytes and "
+              "make the strides multiples of %d elements, or copy it",
+              named.name, t.data, t.stride_batch, t.stride_head, t.stride_seq, bytes, bytes,
+              elements);
+}
+
+int32_t launch(const void* kernel, int64_t blocks, int32_t threads, int32_t shared_bytes,
+               void* params, cudaStream_t stream, const char* what) {
+  if (blocks > INT32_MAX) {
+    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
+                "the shape needs %" PRId64
+                " blocks, above %d, the limit of a grid; split the batch",
+                blocks, INT32_MAX);
+  }
+  void* arguments[] = {params};
+  return status_of(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)),
+                                    dim3(static_cast<unsigned>(threads)), arguments,
+                                    static_cast<size_t>(shared_bytes), stream),
+                   what);
+}
+
+}  // namespace flashattn::cuda

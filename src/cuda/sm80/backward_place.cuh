@@ -1,0 +1,97 @@
+// Which keys a block of the backward pass works on, which queries it sees, and whose turn it is to
+// add to dQ.
+#pragma once
+
+#include "cuda/tile/scores.cuh"
+
+namespace flashattn::cuda::sm80 {
+
+// A tile of queries of one head.
+struct Step {
+  int32_t head, tile;
+};
+
+// In shared memory: registers are scarce.
+struct BackwardPlace {
+  Sequence sequence;
+  int32_t b, kv_head;
+  Interval heads;
+  Interval keys, full;  // queries that see all of the keys
+  Interval tiles;       // of queries that see some
+  Step steps[2];        // whose dS lies in each tile of scores; head -1: none
+};
+
+// One thread calls it. Empty keys: nothing to do.
+__device__ __forceinline__ BackwardPlace find_place(const BackwardParams& params, int32_t tile_kv) {
+  const Problem& problem = params.problem;
+  // Blocks that wait for others must not have started before them.
+  const int32_t block = params.turns ? atomicAdd(params.ticket, 1) : blockIdx.x;
+  const int32_t per_section = params.section * params.key_blocks;
+  const int32_t section = block / per_section, rest = block % per_section;
+  const int32_t width =
+      min(params.section, static_cast<int32_t>(params.units()) - section * params.section);
+  const int32_t unit = section * params.section + rest % width;
+  // Early keys first: under a causal mask they take longest, and others wait for them.
+  const int32_t key_block = rest / width;
+  BackwardPlace p;
+  p.kv_head = unit % problem.heads_kv;
+  p.b = unit / problem.heads_kv;
+  p.sequence = sequence_of(problem, params.args.shape, params.args.inputs, p.b);
+  const Lengths len = p.sequence.len;
+  p.keys.begin = clamp_index(static_cast<int64_t>(key_block) * tile_kv, len.kv);
+  p.keys.end = clamp_index(static_cast<int64_t>(p.keys.begin) + tile_kv, len.kv);
+  p.full = p.tiles = p.heads = {0, 0};
+  p.steps[0] = p.steps[1] = {-1, 0};
+  if (p.keys.begin >= p.keys.end) return p;
+  const Interval any = query_span(problem.mask_rule(), p.keys, len);
+  if (any.begin >= any.end) return p;
+  p.tiles = {any.begin / kBackwardTileQ, (any.end + kBackwardTileQ - 1) / kBackwardTileQ};
+  p.heads = {p.kv_head * problem.group(), (p.kv_head + 1) * problem.group()};
+  if (p.keys.end - p.keys.begin == tile_kv) {
+    p.full = full_queries(problem.mask_rule(), p.keys, len);
+  }
+  return p;
+}
+
+__device__ __forceinline__ Interval queries_of(const BackwardPlace& place, Step step) {
+  const int32_t begin = step.tile * kBackwardTileQ;
+  return {begin, min(begin + kBackwardTileQ, place.sequence.len.q)};
+}
+
+// Tiles of keys add to a tile of queries one after the other, from the first that it sees on.
+__device__ __forceinline__ void await_turn(const BackwardParams& params, const BackwardPlace& place,
+                                           Step step, int32_t tile_kv) {
+  const KeySpan span =
+      key_span(params.problem.mask_rule(), queries_of(place, step), place.sequence.len);
+  const int32_t turn = place.keys.begin / tile_kv - span.any.begin / tile_kv;
+  const int32_t* now =
+      params.turns + params.query_tile(place.sequence, place.b, step.head, step.tile);
+  while (ptx::load_acquire(now) != turn) __nanosleep(20);
+}
+
+__device__ __forceinline__ void pass_turn(const BackwardParams& params, const BackwardPlace& place,
+                                          Step step) {
+  int32_t* now = params.turns + params.query_tile(place.sequence, place.b, step.head, step.tile);
+  ptx::store_release(now, ptx::load_acquire(now) + 1);
+}
+
+// The next tile in which a query sees a key of the block; past the last one head = heads.end.
+template <bool kModified>
+__device__ __forceinline__ Step next_step(const BackwardParams& params, const BackwardPlace& place,
+                                          int32_t tile_kv, Step step) {
+  while (step.head < place.heads.end) {
+    if (++step.tile >= place.tiles.end) step = {step.head + 1, place.tiles.begin};
+    if (!kModified || !(params.problem.mask & FLASHATTN_MASK_BLOCKS)) break;
+    if (step.head >= place.heads.end) break;
+    const ScoreRules rules =
+        score_rules(params.problem, params.args.inputs, place.b, step.head, place.sequence.len);
+    if (block_kind(rules, queries_of(place, step), place.keys) != TileKind::kEmpty) break;
+    if (params.turns && threadIdx.x == 0) {
+      await_turn(params, place, step, tile_kv);
+      pass_turn(params, place, step);
+    }
+  }
+  return step;
+}
+
+}  // namespace flashattn::cuda::sm80

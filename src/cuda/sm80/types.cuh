@@ -1,0 +1,17 @@
+// Types by the names that table.txt gives them.
+#pragma once
+
+#include "cuda/ptx/mma.cuh"
+#include "cuda/sm80/table.h"
+
+namespace flashattn::cuda::sm80 {
+
+using bf16 = __nv_bfloat16;
+using f16 = __half;
+
+template <class T>
+constexpr int32_t kDtype = FLASHATTN_DTYPE_F16;
+template <>
+constexpr int32_t kDtype<bf16> = FLASHATTN_DTYPE_BF16;
+
+}  // namespace flashattn::cuda::sm80

@@ -1,0 +1,81 @@
+// Products of tiles in shared memory by mma.sync. A warp owns kStrips times 16 rows of the result;
+// accumulators are [strip][8 columns][4], as ptx::mma_16x8x16 lays them out.
+#pragma once
+
+#include "cuda/ptx/mma.cuh"
+#include "cuda/tile/shared.cuh"
+
+namespace flashattn::cuda {
+
+// Where a lane reads 16 rows from `row` on of a tile whose rows are rows of the result.
+template <class Tile>
+__device__ __forceinline__ uint32_t left_rows(Tile tile, int row, int lane) {
+  return tile.chunk(row + lane % 16, lane / 16);
+}
+
+// Where a lane reads 16 rows of a tile whose rows are columns of the result: rows 0..7 and 8..15,
+// each with both halves of the summed index.
+template <class Tile>
+__device__ __forceinline__ uint32_t right_rows(Tile tile, int row, int lane) {
+  return tile.chunk(row + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+}
+
+// Where a lane reads 16 rows of a tile whose rows are summed over.
+template <class Tile>
+__device__ __forceinline__ uint32_t summed_rows(Tile tile, int row, int lane) {
+  return tile.chunk(row + lane % 16, lane / 16);
+}
+
+// d += left right^T, both kDim wide. left and right as given by the functions above.
+template <class T, int kDim, int kStrips, int kColumns>
+__device__ __forceinline__ void multiply_rows(float (&d)[kStrips][kColumns][4], uint32_t left,
+                                              uint32_t right) {
+  using Tile = SharedTile<16, kDim>;
+#pragma unroll
+  for (int k = 0; k < kDim / 16; ++k) {
+    uint32_t a[kStrips][4];
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+      ptx::ldmatrix_x4(a[strip], Tile::further(left, 2 * k) + strip * Tile::kBytes);
+    }
+#pragma unroll
+    for (int n = 0; n < kColumns / 2; ++n) {
+      uint32_t b[4];
+      ptx::ldmatrix_x4(b, Tile::further(right, 2 * k) + n * Tile::kBytes);
+#pragma unroll
+      for (int strip = 0; strip < kStrips; ++strip) {
+        ptx::mma_16x8x16<T>(d[strip][2 * n], a[strip], b[0], b[1]);
+        ptx::mma_16x8x16<T>(d[strip][2 * n + 1], a[strip], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// d += held tile, where `held` stands in registers: held(strip, k, x) gives word x of the operand
+// for rows [16 k, 16 k + 16) of the tile. kSteps of those; summed as given by summed_rows.
+template <class T, int kSteps, int kStrips, int kColumns, class Held>
+__device__ __forceinline__ void multiply_held(float (&d)[kStrips][kColumns][4], uint32_t summed,
+                                              Held held) {
+  using Tile = SharedTile<16, kColumns * 8>;
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k) {
+    uint32_t a[kStrips][4];
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+      for (int x = 0; x < 4; ++x) a[strip][x] = held(strip, k, x);
+    }
+#pragma unroll
+    for (int n = 0; n < kColumns / 2; ++n) {
+      uint32_t b[4];
+      ptx::ldmatrix_x4_trans(b, Tile::further(summed, 2 * n) + k * Tile::kBytes);
+#pragma unroll
+      for (int strip = 0; strip < kStrips; ++strip) {
+        ptx::mma_16x8x16<T>(d[strip][2 * n], a[strip], b[0], b[1]);
+        ptx::mma_16x8x16<T>(d[strip][2 * n + 1], a[strip], b[2], b[3]);
+      }
+    }
+  }
+}
+
+}  // namespace flashattn::cuda
