@@ -63,8 +63,10 @@ def draw(table: pathlib.Path, target: pathlib.Path) -> str:
 def panel_of(panel: Any, name: str, rows: List[Dict[str, str]]) -> None:
     measured, table = lines(rows)
     for runner, points in measured.items():
+        # A baseline, whose name is its user's choice, is black.
         panel.plot(*zip(*sorted(points)), marker="o", markersize=3, label=runner,
-                   color=_COLOURS.get(runner), linewidth=2 if runner == "flashattn" else 1)
+                   color=_COLOURS.get(runner, "black"), linewidth=2 if runner == "flashattn" else 1,
+                   linestyle="-" if runner in _COLOURS else ":")
     for runner, points in table.items():
         if runner not in measured:
             panel.plot(*zip(*sorted(points)), linestyle="--", linewidth=1, marker=".",

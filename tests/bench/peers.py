@@ -83,18 +83,29 @@ class FlashAttention4:
         window = (case.window, 0) if case.window >= 0 else (None, None)
         forward = functools.partial(
             self.function, *inputs, causal=case.causal and case.window < 0, window_size=window,
-            softcap=case.softcap, num_splits=0 if case.decodes else 1)
+            softcap=case.softcap)
         try:
-            out = forward()
-            out = out[0] if isinstance(out, tuple) else out
-            if case.op == "forward":
-                return forward, lambda out: [out[0] if isinstance(out, tuple) else out]
-            work = _gradients(out, inputs, arrays["dout"].tensor)
-            work()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                forward, out = self.split(forward) if case.decodes else (forward, forward())
+                out = out[0] if isinstance(out, tuple) else out
+                if case.op == "forward":
+                    return forward, lambda out: [out[0] if isinstance(out, tuple) else out]
+                work = _gradients(out, inputs, arrays["dout"].tensor)
+                work()
         except Exception as error:  # its compiler has many ways to fail
             raise CannotRun(f"{type(error).__name__}: {error}".split("\n", maxsplit=1)[0][:100]
                             ) from None
         return work, list
+
+    @staticmethod
+    def split(forward: Any) -> Tuple[Work, Any]:
+        """With as many splits as it finds best; not on every GPU has it kernels that split."""
+        try:
+            several = functools.partial(forward, num_splits=0)
+            return several, several()
+        except AssertionError:
+            return forward, forward()
 
 
 def available() -> Tuple[Dict[str, Any], List[str]]:
