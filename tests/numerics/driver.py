@@ -99,6 +99,10 @@ class Driver:
     def record(self, event, stream=0):
         self.call("cuEventRecord", ctypes.c_void_p(event), ctypes.c_void_p(stream))
 
+    def reached(self, event):
+        """Whether what was enqueued before an event is over."""
+        return self.library.cuEventQuery(ctypes.c_void_p(event)) == 0
+
     def elapsed(self, start, end):
         """Seconds, once both are over."""
         self.call("cuEventSynchronize", ctypes.c_void_p(end))
