@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from . import capi
+from . import capi, engines
 from .device import open_device
 
 
@@ -17,13 +17,14 @@ def pytest_addoption(parser):
     parser.addoption("--graphs", action="store_true",
                      help="on a GPU: every call is captured in a graph, which is then replayed")
     parser.addoption("--random", type=int, default=240, metavar="N",
-                     help="how many randomised configurations")
+                     help="how many randomised configurations of each kind")
     parser.addoption("--random-seed", type=int, default=0, metavar="SEED",
                      help="the first of their seeds")
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "smoke: fast subset, for sanitizer builds")
+    engines.on_gpu = config.getoption("--device") == "cuda"
 
 
 def pytest_generate_tests(metafunc):
