@@ -116,7 +116,10 @@ class Run:
 
 
 def release(run: Run) -> pathlib.Path:
-    """The build that ./run made."""
+    """The build that ./run made; for a GPU one with its kernels."""
+    if run.device != "cpu":
+        os.environ["PATH"] += os.pathsep + os.environ.get("NVCC_FOLDER", "")
+        return run.compile("cuda-test", "-Dcuda=enabled")
     folder = BUILD / "release"
     run.call(["ninja", "-C", str(folder)])
     return folder
@@ -188,7 +191,11 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
         return lambda: run.pytest(*paths, env=run.library(release(run)))
 
     if run.device != "cpu":
-        return {"numerics": lambda: numerics(run, None)}
+        return {"numerics": lambda: numerics(run, None),
+                "graphs": lambda: run.pytest("tests/numerics", "-m", "smoke", "--device=cuda",
+                                             "--graphs", env=run.library(release(run))),
+                "tensors": python("tests/bindings/test_gpu_arrays.py",
+                                  "tests/bindings/test_gpu_torch.py")}
     table: Dict[str, Callable[[], Count]] = {
         "style": python("tests/test_style.py"),
         "c": lambda: run.meson_test(release(run)),

@@ -77,8 +77,8 @@ class Forward:
     """Head-major: o, noise (heads, rows, dim_v), lse, score_size (heads, rows). noise is the root
     of the summed squares of what is added up: the size of independent rounding errors, per unit of
     relative rounding; score_size: the summed absolute products of q and k, largest of each row;
-    largest_score: the same with bias and ALiBi, of all rows; pairs: weights that are not 0. The rest
-    is the engine's, for the backward pass."""
+    largest_score: the same with bias and ALiBi, of all rows; pairs: weights that are not 0. The
+    rest is the engine's, for the backward pass."""
     o: np.ndarray
     lse: np.ndarray
     p: object

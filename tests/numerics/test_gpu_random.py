@@ -1,5 +1,5 @@
-"""Randomised configurations of many tiles, whose float64 reference PyTorch evaluates on the GPU where
-it can be imported."""
+"""Randomised configurations of many tiles, whose float64 reference PyTorch evaluates on the GPU
+where it can be imported."""
 import numpy as np
 import pytest
 
