@@ -62,11 +62,13 @@ def draw(table: pathlib.Path, target: pathlib.Path) -> str:
 
 def panel_of(panel: Any, name: str, rows: List[Dict[str, str]]) -> None:
     measured, table = lines(rows)
+    lengths = [Case.from_json(row["case"]).keys for row in rows]
+    joined = len(set(lengths)) == len(lengths)  # else rows differ in something else, too
     for runner, points in measured.items():
         # A baseline, whose name is its user's choice, is black.
         panel.plot(*zip(*sorted(points)), marker="o", markersize=3, label=runner,
                    color=_COLOURS.get(runner, "black"), linewidth=2 if runner == "flashattn" else 1,
-                   linestyle="-" if runner in _COLOURS else ":")
+                   linestyle=("-" if runner in _COLOURS else ":") if joined else "")
     for runner, points in table.items():
         if runner not in measured:
             panel.plot(*zip(*sorted(points)), linestyle="--", linewidth=1, marker=".",

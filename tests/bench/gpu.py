@@ -22,7 +22,7 @@ from flashattn import _library
 from memory import Array, Memory, torch
 from ours import FlashAttn, Refused
 
-WIDTH = 42
+WIDTH = 50
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
