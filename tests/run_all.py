@@ -101,7 +101,11 @@ class Run:
             raise Failed(f"pytest ended with status {status} and gave no results")
         count = Count()
         root = ElementTree.parse(results).getroot()
-        self.skipped += [skip.get("message", "") for skip in root.iter("skipped")]
+        for skip in root.iter("skipped"):
+            reason = skip.get("message", "")
+            if reason == "collection skipped":  # a whole file: the reason is in the text
+                reason = (skip.text or reason).rpartition("Skipped: ")[2].rstrip("\"')")
+            self.skipped.append(reason)
         for suite in root.iter("testsuite"):
             total, failures, errors, skipped = (
                 int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped"))

@@ -16,7 +16,7 @@ fn gpu() -> Option<Arc<CudaStream>> {
         println!("skipped: libflashattn sees no GPU, or is built without CUDA");
         return None;
     }
-    Some(CudaContext::new(0).ok()?.new_stream().ok()?)
+    CudaContext::new(0).ok()?.new_stream().ok()
 }
 
 fn numbers(seed: u32) -> Vec<f16> {
