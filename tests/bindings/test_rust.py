@@ -1,8 +1,8 @@
 """The Rust crates: their own tests, and what a Rust user expects to be clean.
 
 Needs cargo, and crates.io for one small dependency (the crates candle and cudarc: for more) unless
-they are there already; what is missing is skipped with a sentence. Everything that cargo makes lies in
-build/rust.
+they are there already; what is missing is skipped with a sentence. Everything that cargo makes lies
+in build/rust and its neighbours.
 """
 import os
 import pathlib
