@@ -101,7 +101,11 @@ class Run:
             raise Failed(f"pytest ended with status {status} and gave no results")
         count = Count()
         root = ElementTree.parse(results).getroot()
-        self.skipped += [skip.get("message", "") for skip in root.iter("skipped")]
+        for skip in root.iter("skipped"):
+            reason = skip.get("message", "")
+            if reason == "collection skipped":  # a whole file: the reason is in the text
+                reason = (skip.text or reason).rpartition("Skipped: ")[2].rstrip("\"')")
+            self.skipped.append(reason)
         for suite in root.iter("testsuite"):
             total, failures, errors, skipped = (
                 int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped"))
@@ -116,7 +120,10 @@ class Run:
 
 
 def release(run: Run) -> pathlib.Path:
-    """The build that ./run made."""
+    """The build that ./run made; for a GPU one with its kernels."""
+    if run.device != "cpu":
+        os.environ["PATH"] += os.pathsep + os.environ.get("NVCC_FOLDER", "")
+        return run.compile("cuda-test", "-Dcuda=enabled")
     folder = BUILD / "release"
     run.call(["ninja", "-C", str(folder)])
     return folder
@@ -188,7 +195,11 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
         return lambda: run.pytest(*paths, env=run.library(release(run)))
 
     if run.device != "cpu":
-        return {"numerics": lambda: numerics(run, None)}
+        return {"numerics": lambda: numerics(run, None),
+                "graphs": lambda: run.pytest("tests/numerics", "-m", "smoke", "--device=cuda",
+                                             "--graphs", env=run.library(release(run))),
+                "tensors": python("tests/bindings/test_gpu_arrays.py",
+                                  "tests/bindings/test_gpu_torch.py")}
     table: Dict[str, Callable[[], Count]] = {
         "style": python("tests/test_style.py"),
         "c": lambda: run.meson_test(release(run)),

@@ -4,7 +4,11 @@
     ./run bench --preset tables         every cell of README's tables
     ./run bench --preset masks          what masks save
     ./run bench --case '{"dim": 128}'   one row; each row of the table ends in its own
-    ./run bench --device cuda           on a GPU, beside PyTorch's backends, which must be installed
+    ./run bench --device cuda           on a GPU, beside what is installed of PyTorch's backends and
+                                        flash-attn-4: the tables of the papers, and decoding
+    ./run bench --device cuda --preset training     or prefill, decode, long-context, features, fp32
+    ./run bench --device cuda --only 'backward D128 causal' --baseline old.so
+                                        some rows, beside another build of the library
 
 All runners of a row take turns in one process, in rotating order, on random normal data; figures
 are medians. GFLOP/s count 4 * dim for a visible pair forward, 2.5 times that backward.
@@ -21,7 +25,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 import flashattn
-from cases import PRESETS, Case
+from cases import Case, chosen as chosen_cases
 from runners import available
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -59,31 +63,6 @@ def peak_of(case: Case, peak: Dict[str, float]) -> Optional[float]:
     return peak.get(case.dtype if case.dtype in peak else "f32")
 
 
-def on_gpu(cases: List[Case], table: Optional[pathlib.Path]) -> int:
-    import gpu  # needs PyTorch
-
-    rows = []
-    print(f"{gpu.torch.cuda.get_device_name()}, PyTorch {gpu.torch.__version__}; TFLOP/s "
-          "(decoding: TB/s of K and V)")
-    print(f"{'':44}{'flashattn':>10}" + "".join(f"{name:>10}" for name in gpu.PEERS) + "   error")
-    for case in cases:
-        result = gpu.measure(case)
-        if not result["seconds"]:
-            continue
-        amount = case.kv_bytes() if case.seqlen_q == 1 else case.flops()
-        rate = {name: amount / t * 1e-12 for name, t in result["seconds"].items()}
-        digits = 2 if case.seqlen_q == 1 else 1
-        row = "".join(f"{rate[name]:10.{digits}f}" if name in rate else f"{'':10}"
-                      for name in ("flashattn", *gpu.PEERS))
-        error = f"{result['error']:8.1e}" if result["error"] is not None else f"{'':8}"
-        print(f"{case.name():44}{row}{error}  {result['kernel']}  {case.to_json()}", flush=True)
-        rows.append({"case": case.to_json(), "kernel": result["kernel"],
-                     "error": result["error"], **{f"{n}_seconds": result["seconds"].get(n)
-                                                  for n in ("flashattn", *gpu.PEERS)}})
-    write(rows, table)
-    return 0
-
-
 def write(rows: List[Dict[str, Any]], table: Optional[pathlib.Path]) -> None:
     if not table or not rows:
         return
@@ -96,19 +75,32 @@ def write(rows: List[Dict[str, Any]], table: Optional[pathlib.Path]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--preset", choices=sorted(PRESETS), action="append")
+    parser.add_argument("--preset", action="append", metavar="NAME")
+    parser.add_argument("--only", default="", metavar="WORDS",
+                        help="rows of the presets whose names hold all these words")
     parser.add_argument("--case", action="append", type=Case.from_json, metavar="JSON")
-    parser.add_argument("--threads", type=int, default=0, help="0: all")
-    parser.add_argument("--seconds", type=float, default=0.4, help="for each figure")
-    parser.add_argument("--alone", action="store_true", help="do not measure PyTorch")
-    parser.add_argument("--csv", type=pathlib.Path, help="also write the figures there")
+    parser.add_argument("--alone", action="store_true", help="measure no peer")
+    parser.add_argument("--csv", type=pathlib.Path, help="where to write the figures, too")
+    cpu = parser.add_argument_group("on the CPU")
+    cpu.add_argument("--threads", type=int, default=0, help="0: all")
+    cpu.add_argument("--seconds", type=float, default=0.4, help="for each figure")
+    gpu = parser.add_argument_group("on a GPU")
+    gpu.add_argument("--baseline", action="append", metavar="[NAME=]LIBRARY",
+                     help="another build of the library, to be timed in turns with this one")
+    gpu.add_argument("--without", action="append", metavar="PEER", help="leave a peer out")
+    gpu.add_argument("--rounds", type=int, default=8, help="bursts of each runner a row")
+    gpu.add_argument("--sustained", type=float, default=0.0, metavar="SECONDS",
+                     help="also run each kernel alone for so long without pause")
+    gpu.add_argument("--plot", type=pathlib.Path, help="where to draw the table")
     chosen = parser.parse_args()
     cases = list(chosen.case or [])
-    quick = ["quick"] if chosen.device == "cpu" else ["gpu", "gpu-decode"]
-    for preset in chosen.preset or ([] if cases else quick):
-        cases += PRESETS[preset]
+    if chosen.preset or not cases:
+        cases += chosen_cases(chosen.device, chosen.preset, chosen.only)
+    if not cases:
+        parser.error(f"no row's name holds {chosen.only!r}")
     if chosen.device == "cuda":
-        return on_gpu(cases, chosen.csv)
+        import gpu
+        return gpu.main(cases, chosen)
 
     device = flashattn.devices()[0]
     threads = chosen.threads or device.units

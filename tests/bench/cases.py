@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Dict, Iterator, List, Tuple
+from typing import Dict, Iterator, List, Optional, Tuple
+
+Shape = Tuple[int, int, int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Case:
     softcap: float = 0.0
     alibi: bool = False
     dropout: float = 0.0
+    page_size: int = 0  # tokens a page of a paged cache; 0: not paged. On a GPU only
 
     @property
     def keys(self) -> int:
@@ -37,17 +40,17 @@ class Case:
     def plain(self) -> bool:
         """Whether PyTorch's scaled_dot_product_attention computes the same."""
         return (self.window < 0 and self.block_density == 1.0 and not self.softcap
-                and not self.alibi and not self.dropout
+                and not self.alibi and not self.dropout and not self.page_size
                 and (not self.causal or self.keys == self.seqlen_q))
 
     def flops(self) -> float:
-        """4 * dim for each visible pair forward (half of all when causal), 2.5 times that
-        backward: the convention of the attention papers."""
+        """4 * dim for each visible pair forward (causal: half of those below the first key of all
+        queries), 2.5 times that backward: the convention of the attention papers."""
         pairs = float(self.seqlen_q) * self.keys
         if self.window >= 0:
             pairs = float(sum(min(i + 1, self.window + 1) for i in range(self.seqlen_q)))
         elif self.causal:
-            pairs /= 2
+            pairs -= self.seqlen_q ** 2 / 2
         pairs *= self.block_density
         each = 4.0 * self.batch * self.heads * self.dim
         return each * pairs * (2.5 if self.op == "backward" else 1.0)
@@ -55,6 +58,25 @@ class Case:
     def kv_bytes(self) -> float:
         size = 4 if self.dtype == "f32" else 2
         return 2.0 * self.batch * self.kv_heads * self.keys * self.dim * size
+
+    @property
+    def decodes(self) -> bool:
+        """Whether keys and values are read about once, so that bytes are what counts."""
+        return self.seqlen_q <= 16
+
+    def shapes(self) -> Dict[str, Shape]:
+        """Of q, k, v and dout: (batch, seq, head, dim)."""
+        q = (self.batch, self.seqlen_q, self.heads, self.dim)
+        k = (self.batch, self.keys, self.kv_heads, self.dim)
+        return {"q": q, "k": k, "v": k, **({"dout": q} if self.op == "backward" else {})}
+
+    def group(self) -> str:
+        """What rows that differ in their lengths have in common."""
+        same = dataclasses.replace(self, batch=1, heads=1, heads_kv=0, seqlen_q=1, seqlen_kv=0)
+        words = [word for word in same.name().split() if word not in ("B1", "H1", "S1")]
+        if self.decodes:
+            return "decode " + " ".join(words[1:])
+        return " ".join(words + ([] if self.causal else ["full"]))
 
     def name(self) -> str:
         words = [self.op, self.dtype, f"B{self.batch}", f"H{self.heads}"]
@@ -73,6 +95,8 @@ class Case:
             words.append("softcap")
         if self.dropout:
             words.append("dropout")
+        if self.page_size:
+            words.append(f"pages of {self.page_size}")
         return " ".join(words)
 
     def to_json(self) -> str:
@@ -120,18 +144,69 @@ def _decode() -> Iterator[Case]:
             yield Case("forward", dtype, heads=32, heads_kv=8, seqlen_q=1, seqlen_kv=keys, dim=128)
 
 
-def _h200() -> Iterator[Case]:
+def _paper(op: str, dtype: str = "bf16",
+           lengths: Tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384),
+           dims: Tuple[int, ...] = (64, 128, 256)) -> Iterator[Case]:
     """The tables of the attention papers: 16k tokens, heads * dim = 2048."""
-    for dim in (64, 128, 256):
+    for dim in dims:
         for causal in (False, True):
-            for seqlen in (1024, 2048, 4096, 8192, 16384):
-                yield Case("forward", "bf16", 16384 // seqlen, 2048 // dim, seqlen_q=seqlen,
-                           dim=dim, causal=causal)
+            for seqlen in lengths:
+                yield Case(op, dtype, 16384 // seqlen, 2048 // dim, seqlen_q=seqlen, dim=dim,
+                           causal=causal)
 
 
-def _h200_decode() -> Iterator[Case]:
-    for batch, keys in ((1, 8192), (1, 131072), (16, 8192), (64, 4096)):
-        yield Case("forward", "bf16", batch, 32, 8, seqlen_q=1, seqlen_kv=keys, dim=128)
+def _gpu_decode() -> Iterator[Case]:
+    base = Case("forward", "bf16", 1, 32, 8, seqlen_q=1, seqlen_kv=8192, dim=128)
+    for batch, keys in ((1, 8192), (1, 131072), (16, 8192), (64, 4096), (128, 8192)):
+        yield dataclasses.replace(base, batch=batch, seqlen_kv=keys)
+    for heads, heads_kv, dim in ((32, 32, 64), (64, 8, 128), (16, 8, 256), (32, 32, 128)):
+        yield dataclasses.replace(base, batch=32, heads=heads, heads_kv=heads_kv, dim=dim)
+    yield dataclasses.replace(base, batch=32, seqlen_q=4, causal=True)  # speculative decoding
+    for page_size in (16, 64, 256):
+        yield dataclasses.replace(base, batch=32, page_size=page_size)
+
+
+def _prefill() -> Iterator[Case]:
+    """Prompts of common models, and chunks of a long prompt behind what is cached already."""
+    base = Case("forward", "bf16", heads=32, heads_kv=8, dim=128, causal=True)
+    for batch, seqlen in ((1, 2048), (8, 2048), (1, 8192), (1, 32768)):
+        yield dataclasses.replace(base, batch=batch, seqlen_q=seqlen)
+    for keys in (8192, 32768):
+        yield dataclasses.replace(base, seqlen_q=2048, seqlen_kv=keys)
+    yield dataclasses.replace(base, heads=64, seqlen_q=8192)
+    yield dataclasses.replace(base, heads=16, dim=256, seqlen_q=8192)
+    yield dataclasses.replace(base, heads=16, dim=256, seqlen_q=8192, window=1023)
+
+
+def _training() -> Iterator[Case]:
+    for op in ("forward", "backward"):
+        base = Case(op, "bf16", heads=32, dim=128, causal=True)
+        yield dataclasses.replace(base, batch=8, seqlen_q=2048, dim=64)
+        yield dataclasses.replace(base, batch=4, seqlen_q=4096)
+        yield dataclasses.replace(base, batch=4, seqlen_q=4096, heads_kv=8)
+        yield dataclasses.replace(base, batch=2, seqlen_q=8192, heads_kv=8)
+        yield dataclasses.replace(base, batch=2, heads=16, heads_kv=8, seqlen_q=4096, dim=256)
+        yield dataclasses.replace(base, batch=8, seqlen_q=2048, dim=64, dropout=0.1)
+        yield dataclasses.replace(base, batch=32, heads=12, seqlen_q=512, dim=64, causal=False)
+
+
+def _long_context() -> Iterator[Case]:
+    for op, lengths in (("forward", (32768, 65536, 131072)), ("backward", (32768, 65536))):
+        for seqlen in lengths:
+            base = Case(op, "bf16", heads=16, heads_kv=4, seqlen_q=seqlen, dim=128, causal=True)
+            yield base
+            yield dataclasses.replace(base, window=4095)
+
+
+def _gpu_features() -> Iterator[Case]:
+    """Beside the plain row: what each feature costs."""
+    for op in ("forward", "backward"):
+        base = Case(op, "bf16", 4, 16, seqlen_q=4096, dim=128, causal=True)
+        yield base
+        for changed in (dict(heads_kv=4), dict(softcap=50.0), dict(alibi=True), dict(dropout=0.1),
+                        dict(window=1023), dict(causal=False, block_density=0.25),
+                        dict(dtype="f16")):
+            yield dataclasses.replace(base, **changed)  # type: ignore[arg-type]
 
 
 PRESETS: Dict[str, List[Case]] = {
@@ -142,7 +217,32 @@ PRESETS: Dict[str, List[Case]] = {
     "masks": list(_masks()),
     "features": list(_features()),
     "decode": list(_decode()),
-    # For --device cuda.
-    "gpu": list(_h200()),
-    "gpu-decode": list(_h200_decode()),
 }
+
+GPU_PRESETS: Dict[str, List[Case]] = {
+    "gpu": [*_paper("forward"), *_paper("backward")],
+    "quick": [*_paper("forward", lengths=(1024, 4096, 16384)),
+              *_paper("backward", lengths=(1024, 4096, 16384))],
+    "fp32": [*_paper("forward", "f32", (1024, 4096, 16384)),
+             *_paper("backward", "f32", (1024, 4096), (64, 128))],
+    "decode": list(_gpu_decode()),
+    "prefill": list(_prefill()),
+    "training": list(_training()),
+    "long-context": list(_long_context()),
+    "features": list(_gpu_features()),
+}
+
+
+def chosen(device: str, presets: Optional[List[str]], only: str = "") -> List[Case]:
+    """The cases of presets (None: the device's own), those whose name holds all words of only."""
+    table = PRESETS if device == "cpu" else GPU_PRESETS
+    usual = ["quick"] if device == "cpu" else ["gpu", "decode"]
+    unknown = [name for name in presets or [] if name not in table]
+    if unknown:
+        raise SystemExit(f"bench: no preset {unknown[0]} for {device}; there are "
+                         f"{', '.join(table)}")
+    cases = [case for name in (usual if presets is None else presets) for case in table[name]]
+    words = only.split()
+    return [case for case in cases
+            if all(word in (case.name() + ("" if case.causal else " full")).split()
+                   for word in words)]

@@ -1,176 +1,265 @@
-"""The bench on a GPU: this library through its C calls on PyTorch's tensors, PyTorch's own backends
-beside it, and a clock that repeats.
+"""./run bench --device cuda: the rows, the ratios, and their means.
 
-The GPU is bound by power under long load: what ran before changes what runs next. Kernels therefore
-take turns in short bursts with pauses between them, in rotating order.
+All runners of a row take turns on the same random normal arrays (see clock.py). What a runner does
+not compute is said below the table, not left out.
 """
 from __future__ import annotations
 
+import argparse
+import csv
+import math
+import pathlib
 import statistics
-import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
+import chart
+import host_cost
+import peers
 from cases import Case
-from flashattn._constants import Dtype, Feature, Mask
-from flashattn._library import ffi, lib, text
+from clock import Clock
+from figures import Figures
+from flashattn import _library
+from memory import Array, Memory, torch
+from ours import FlashAttn, Refused
 
-Work = Callable[[], Any]
-_TORCH = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-_OURS = {"f32": Dtype.F32, "f16": Dtype.F16, "bf16": Dtype.BF16}
-
-
-def _check(status: int) -> None:
-    if status:
-        raise RuntimeError(text(lib.flashattn_last_error(ffi.NULL, ffi.NULL)))
+WIDTH = 50
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def tensors(case: Case) -> List[torch.Tensor]:
-    """q, k, v: random normal, (batch, seq, head, dim)."""
-    torch.manual_seed(0)
-    return [torch.randn(case.batch, seqlen, heads, case.dim, device="cuda",
-                        dtype=_TORCH[case.dtype])
-            for seqlen, heads in ((case.seqlen_q, case.heads), (case.keys, case.kv_heads),
-                                  (case.keys, case.kv_heads))]
+class Row(NamedTuple):
+    case: Case
+    seconds: Dict[str, float]  # by runner, of this run
+    sustained: Dict[str, float]
+    table: Dict[str, float]  # of tests/data
+    kernel: str
+    error: Optional[float]  # of ours, relative to the first peer's result: Frobenius norms
+    bytes: int
+    workspace: int
+    missing: Dict[str, str]  # why a runner did not run
+
+    def rate(self, seconds: float) -> float:
+        """TFLOP/s; decoding: TB/s of K and V."""
+        amount = self.case.kv_bytes() if self.case.decodes else self.case.flops()
+        return amount / seconds * 1e-12
+
+    def best(self, ours: List[str]) -> Tuple[str, float]:
+        """The fastest peer: of this run, or of the table where it did not run (marked *)."""
+        found = {name: t for name, t in self.seconds.items() if name not in ours}
+        found.update({name + "*": t for name, t in self.table.items() if name not in found})
+        return min(found.items(), key=lambda item: item[1]) if found else ("", 0.0)
 
 
-class FlashAttn:
-    """A plan and its arguments, made once. work() enqueues one call on the current stream."""
+class Bench:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.memory = Memory()
+        self.driver = self.memory.driver
+        self.clock = Clock(self.driver)
+        self.ours = [FlashAttn("flashattn", _library.lib, self.memory)]
+        for n, path in enumerate(options.baseline or []):
+            name, _, file = path.rpartition("=")
+            library = _library.ffi.dlopen(str(pathlib.Path(file).resolve()))
+            self.ours.append(FlashAttn(name or f"base{n + 1 if n else ''}", library, self.memory))
+        self.peers, self.notes = ({}, []) if options.alone else peers.available()
+        for name in options.without or []:
+            self.peers.pop(name, None)
+        self.figures = Figures(self.driver.name)
+        self.mine = [ours.name for ours in self.ours]
+        self.columns = self.mine + list(self.peers)
 
-    name = "flashattn"
+    # ---- measuring
 
-    def prepare(self, case: Case, q: torch.Tensor, k: torch.Tensor,
-                v: torch.Tensor) -> Optional[Work]:
-        if case.op != "forward" or not case.plain:
-            return None
-        desc = ffi.new("flashattn_desc *")
-        desc.struct_size = ffi.sizeof("flashattn_desc")
-        desc.device, desc.dtype = 1, int(_OURS[case.dtype])
-        desc.heads_q, desc.heads_kv, desc.dim_qk = case.heads, case.kv_heads, case.dim
-        desc.mask = int(Mask.CAUSAL) if case.causal else 0
-        desc.features = int(Feature.LSE)
-        made = ffi.new("flashattn_plan **")
-        _check(lib.flashattn_plan_create(desc, made))
-        plan = ffi.gc(made[0], lib.flashattn_plan_destroy)
+    def works(self, case: Case, arrays: Dict[str, Array]) -> Dict[str, Any]:
+        """Everything about the runners of a case: see Row."""
+        ready: Dict[str, Any] = {}
+        missing: Dict[str, str] = {}
+        prepared = first = None
+        for ours in self.ours:
+            try:
+                made = ours.prepare(case, arrays)
+            except Refused as refused:
+                missing[ours.name] = str(refused)
+                continue
+            prepared = prepared or made
+            ready[ours.name] = lambda made=made: made.work(0)
+            made.work(0)
+            if case.decodes:
+                graph = self.driver.capture(made.work)
+                ready[ours.name] = graph.launch
+        mine = prepared and {name: array for name, array in prepared.results.items()}
+        error = None
+        for name, peer in self.peers.items():
+            try:
+                work, result = peer.prepare(case, arrays)
+            except peers.CannotRun as reason:
+                missing[name] = str(reason)
+                continue
+            if mine and first is None:
+                first = result(work())
+                error = relative(list(mine.values()), first)
+            ready[name] = captured(work) if case.decodes else work
+        return dict(ready=ready, missing=missing, error=error, prepared=prepared)
 
-        args = ffi.new("flashattn_forward_args *")
-        args.struct_size = ffi.sizeof("flashattn_forward_args")
-        args.shape.batch = case.batch
-        args.shape.seqlen_q, args.shape.seqlen_kv = case.seqlen_q, case.keys
-        self.out = torch.full_like(q, float("nan"))
-        lse = torch.full((case.batch, case.heads, case.seqlen_q), float("nan"), device="cuda")
-        for where, tensor in ((args.inputs.q, q), (args.inputs.k, k), (args.inputs.v, v),
-                              (args.o, self.out)):
-            where.data = ffi.cast("void *", tensor.data_ptr())
-            where.stride_batch, where.stride_seq, where.stride_head = tensor.stride()[:3]
-        args.lse = ffi.cast("float *", lse.data_ptr())
-        size = ffi.new("int64_t *")
-        _check(lib.flashattn_workspace_size(plan, 1, ffi.addressof(args, "shape"), size))
-        workspace = torch.empty(max(size[0], 1), dtype=torch.uint8, device="cuda")
-        info = ffi.new("flashattn_plan_properties *")
-        info.struct_size = ffi.sizeof("flashattn_plan_properties")
-        _check(lib.flashattn_plan_info(plan, 1, ffi.addressof(args, "shape"), info))
-        self.kernel = text(info.kernel)
-        address = ffi.cast("void *", workspace.data_ptr())
-        keep = (q, k, v, lse, workspace)
+    def measure(self, case: Case) -> Row:
+        if torch is not None:
+            torch.manual_seed(0)
+            torch.cuda.empty_cache()
+        arrays = {name: self.memory.normal(shape, case.dtype)
+                  for name, shape in case.shapes().items()}
+        found = self.works(case, arrays)
+        ready = found["ready"]
+        clock = self.clock.flushed if case.decodes else self.clock.bursts
+        times = clock(ready, self.options.rounds) if ready else {}
+        sustained = {}
+        if self.options.sustained and not case.decodes:
+            sustained = {name: self.clock.sustained(work, self.options.sustained)
+                         for name, work in ready.items()}
+        prepared = found["prepared"]
+        return Row(case, {name: statistics.median(t) for name, t in times.items()}, sustained,
+                   self.figures.of(case), prepared.kernel if prepared else "", found["error"],
+                   prepared.bytes if prepared else 0, prepared.workspace if prepared else 0,
+                   found["missing"])
 
-        def work() -> None:
-            stream = ffi.cast("void *", torch.cuda.current_stream().cuda_stream)
-            _check(lib.flashattn_forward(plan, args, address, size[0], stream))
+    # ---- showing
 
-        work.keep = keep  # type: ignore[attr-defined]
-        return work
+    def head(self) -> None:
+        driver = self.driver
+        self.copy = self.clock.copy()
+        version = f", PyTorch {torch.__version__}" if torch is not None else ""
+        print(f"{driver.name}{version}; {_library.text(_library.lib.flashattn_build_info())}")
+        print(f"TFLOP/s (decoding: TB/s of K and V, caches flushed, graphs); a copy on the device: "
+              f"{self.copy * 1e-12:.2f} TB/s read and written")
+        for ours in self.ours:
+            found = host_cost.measure(ours, self.memory)
+            print(f"{ours.name}: {host_cost.sentence(found)}")
+        for note in self.notes:
+            print(note)
+        print(f"{'':{WIDTH}}" + "".join(f"{name:>10}" for name in self.columns) +
+              f"{'/cudnn':>8}{'/best':>7} {'best':11}{'error':>8}  kernel, repeat with --case")
+
+    def show(self, row: Row) -> None:
+        digits = 2 if row.case.decodes else 1
+        cells = ""
+        for name in self.columns:
+            refused = "refused" if name in self.mine else "-"
+            cells += (f"{row.rate(row.seconds[name]):10.{digits}f}" if name in row.seconds
+                      else f"{refused:>10}")
+        ratios = self.ratios(row)
+        best, seconds = row.best(self.mine)
+        text = "".join(f"{ratios[key]:{w}.2f}" if key in ratios else f"{'':{w}}"
+                       for key, w in (("/cudnn", 8), ("/best", 7)))
+        named = f"{best} {row.rate(seconds):.{digits}f}" if best else ""
+        error = f"{row.error:8.1e}" if row.error is not None else f"{'':8}"
+        print(f"{row.case.name():{WIDTH}}{cells}{text} {named:11}{error}  {row.kernel} "
+              f"'{row.case.to_json()}'", flush=True)
+        if row.sustained:
+            print(f"{'  sustained':{WIDTH}}" + "".join(
+                f"{row.rate(row.sustained[name]):10.1f}" if name in row.sustained else f"{'':10}"
+                for name in self.columns), flush=True)
+        if row.case.decodes and self.mine[0] in row.seconds:
+            at_copy = row.bytes / self.copy
+            print(f"{'':{WIDTH}}  {row.seconds[self.mine[0]] * 1e6:.1f} us, "
+                  f"{at_copy * 1e6:.1f} at the copy's speed: "
+                  f"{row.seconds[self.mine[0]] / at_copy:.2f} x")
+
+    def ratios(self, row: Row) -> Dict[str, float]:
+        """How many times as fast ours is."""
+        if self.mine[0] not in row.seconds:
+            return {}
+        mine = row.seconds[self.mine[0]]
+        found = {"/" + name: t / mine for name, t in row.seconds.items() if name != self.mine[0]}
+        best, seconds = row.best(self.mine)
+        return {**found, **({"/best": seconds / mine} if best else {})}
+
+    def summary(self, rows: List[Row]) -> None:
+        """Geometric means by group, and what did not run."""
+        groups: Dict[str, List[Row]] = {}
+        for row in rows:
+            groups.setdefault(row.case.group(), []).append(row)
+        names = ["/" + name for name in self.columns[1:]] + ["/best"]
+        print(f"\ngeometric means of how many times as fast as each\n{'':{WIDTH}}{'rows':>6}" +
+              "".join(f"{name:>11}" for name in names))
+        for group, members in groups.items():
+            self.mean_line(group, members, names)
+        if len(groups) > 1:
+            for op in sorted({row.case.op for row in rows}):
+                self.mean_line(f"all {op}", [row for row in rows if row.case.op == op], names)
+        reasons: Dict[Tuple[str, str], int] = {}
+        for row in rows:
+            for name, why in row.missing.items():
+                reasons[name, why] = reasons.get((name, why), 0) + 1
+        for (name, why), count in reasons.items():
+            print(f"{name} left out {count} of {len(rows)} rows: {why}")
+        if any(name.endswith("*") for name, _ in (row.best(self.mine) for row in rows)):
+            print(f"*: of an earlier run. {self.figures.source}")
+
+    def mean_line(self, title: str, rows: List[Row], names: List[str]) -> None:
+        found = [self.ratios(row) for row in rows]
+        cells = ""
+        for name in names:
+            values = [math.log(ratios[name]) for ratios in found if name in ratios]
+            cells += (f"{math.exp(sum(values) / len(values)):11.3f}" if values else f"{'-':>11}")
+        print(f"{title:{WIDTH}}{len(rows):6}{cells}")
+
+    def record(self, row: Row) -> Dict[str, Any]:
+        """As a line of the CSV file. Seconds, but for bytes and error."""
+        line: Dict[str, Any] = {"group": row.case.group(), "name": row.case.name(),
+                                "case": row.case.to_json(), "kernel": row.kernel,
+                                "error": row.error, "bytes": row.bytes,
+                                "workspace": row.workspace, "refused": row.missing.get(
+                                    self.mine[0], "")}
+        line.update({f"{n}_seconds": row.seconds.get(n) for n in self.columns})
+        if self.options.sustained:
+            line.update({f"{n}_sustained": row.sustained.get(n) for n in self.columns})
+        line.update({f"{n}_table": row.table.get(n) for n in ("cudnn", "fa4", "fa3", "flash")})
+        return line
 
 
-class Sdpa:
-    """One backend of torch.nn.functional.scaled_dot_product_attention."""
+def relative(mine: List[Array], truth: List[Any]) -> float:
+    """The largest relative error of a result."""
+    return max(float((a.tensor.float() - t.float()).norm() / t.float().norm())
+               for a, t in zip(mine, truth))
 
-    def __init__(self, name: str, backend: SDPBackend) -> None:
-        self.name, self.backend = name, backend
 
-    def prepare(self, case: Case, q: torch.Tensor, k: torch.Tensor,
-                v: torch.Tensor) -> Optional[Work]:
-        if case.op != "forward" or not case.plain:
-            return None
-        swapped = [t.transpose(1, 2) for t in (q, k, v)]
-
-        def work() -> torch.Tensor:
-            with sdpa_kernel(self.backend):
-                return torch.nn.functional.scaled_dot_product_attention(
-                    *swapped, is_causal=case.causal, enable_gqa=case.kv_heads != case.heads)
-
-        try:
+def captured(work: Any) -> Any:
+    """The work as a graph of PyTorch's; as it is where it cannot be captured."""
+    try:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
             work()
-        except RuntimeError:
-            return None  # this backend does not compute the case
+        return graph.replay
+    except RuntimeError:
+        torch.cuda.synchronize()
         return work
 
 
-PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION,
-         "efficient": SDPBackend.EFFICIENT_ATTENTION}
-
-
-def _elapsed(work: Work, times: int) -> float:
-    """Milliseconds a call, on the device's clock."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    for _ in range(times):
-        work()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / times
-
-
-def bursts(works: Dict[str, Work], rounds: int = 8) -> Dict[str, float]:
-    """Median seconds of each: bursts of about 6 ms after one call to warm up, 10 ms apart."""
-    for work in works.values():
-        work()
-    counts = {name: max(2, int(6 / (_elapsed(work, 2) + 1e-4))) for name, work in works.items()}
-    times: Dict[str, List[float]] = {name: [] for name in works}
-    order = list(works)
-    for _ in range(rounds):
-        for name in order:
-            works[name]()
-            times[name].append(_elapsed(works[name], counts[name]))
-            time.sleep(0.01)
-        order.append(order.pop(0))
-    return {name: statistics.median(t) * 1e-3 for name, t in times.items()}
-
-
-def flushed(works: Dict[str, Work], rounds: int = 15) -> Dict[str, float]:
-    """Median seconds of single calls, each with the L2 cache cleared before it."""
-    clear = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    times: Dict[str, List[float]] = {name: [] for name in works}
-    for work in works.values():
-        work()
-    for _ in range(rounds):
-        for name, work in works.items():
-            clear.zero_()
-            times[name].append(_elapsed(work, 1))
-    return {name: statistics.median(t) * 1e-3 for name, t in times.items()}
-
-
-def measure(case: Case) -> Dict[str, Any]:
-    """Seconds by runner, the kernel that ran, and its error against the first peer's output."""
-    q, k, v = tensors(case)
-    ours = FlashAttn()
-    works: Dict[str, Work] = {}
-    work = ours.prepare(case, q, k, v)
-    if work is None:
-        return {"seconds": {}}
-    works[ours.name] = work
-    for name, backend in PEERS.items():
-        peer = Sdpa(name, backend).prepare(case, q, k, v)
-        if peer:
-            works[name] = peer
-    work()
-    torch.cuda.synchronize()
-    error = None
-    peers = [name for name in works if name != ours.name]
-    if peers:
-        truth = works[peers[0]]().transpose(1, 2).float()
-        error = float((ours.out.float() - truth).norm() / truth.norm())
-    clock = flushed if case.seqlen_q == 1 else bursts
-    return {"seconds": clock(works), "kernel": ours.kernel, "error": error}
+def main(cases: List[Case], options: argparse.Namespace) -> int:
+    try:
+        bench = Bench(options)
+    except OSError as error:
+        raise SystemExit(f"bench: there is no NVIDIA driver on this machine ({error})") from None
+    table = options.csv or ROOT / "build" / "bench" / "gpu.csv"
+    table.parent.mkdir(parents=True, exist_ok=True)
+    bench.head()
+    rows = []
+    with table.open("w", newline="") as file:
+        writer = None
+        for case in cases:
+            try:
+                row = bench.measure(case)
+            except MemoryError as error:
+                print(f"{case.name():{WIDTH}}  not measured: {error}")
+                continue
+            rows.append(row)
+            bench.show(row)
+            line = bench.record(row)
+            writer = writer or csv.DictWriter(file, list(line))
+            if file.tell() == 0:
+                writer.writeheader()
+            writer.writerow(line)
+            file.flush()
+    if rows:
+        bench.summary(rows)
+    print(f"table: {table}")
+    print(chart.draw(table, options.plot or table.with_suffix(".png")))
+    return 0

@@ -1,8 +1,8 @@
 """The Rust crates: their own tests, and what a Rust user expects to be clean.
 
-Needs cargo, and crates.io for one small dependency (the candle crate: for some ninety) unless they
-are there already; what is missing is skipped with a sentence. Everything that cargo makes lies in
-build/rust.
+Needs cargo, and crates.io for one small dependency (the crates candle and cudarc: for more) unless
+they are there already; what is missing is skipped with a sentence. Everything that cargo makes lies
+in build/rust and its neighbours.
 """
 import os
 import pathlib
@@ -144,15 +144,16 @@ class TestBuildScript:
         assert passed(said) > 10
 
 
-def test_candle():
-    folder = RUST / "candle"
+@pytest.mark.parametrize("crate, least", [("candle", 5), ("cudarc", 4)])
+def test_bridges(crate, least):
+    folder = RUST / crate
     missing = fetched(folder)
     if missing:
-        pytest.skip(f"candle cannot be fetched: {missing}")
-    target = ROOT / "build" / "rust-candle"
+        pytest.skip(f"{crate} cannot be fetched: {missing}")
+    target = ROOT / "build" / f"rust-{crate}"
     said = succeed("test", "--locked", folder=folder, target=target)
-    assert passed(said) >= 5
-    print(f"Rust: {passed(said)} tests of the candle crate")
+    assert passed(said) >= least
+    print(f"Rust: {passed(said)} tests of the {crate} crate")
     if has("clippy"):
         succeed("clippy", "--locked", "--all-targets", "--", "-D", "warnings", folder=folder,
                 target=target)

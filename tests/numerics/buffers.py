@@ -53,6 +53,19 @@ class Buffer:
                                  % (what, len(where), where[0]))
         return after.view(self.dtype)
 
+    def take(self, other):
+        """Becomes as another buffer is, which is no longer than this one."""
+        count = len(other.host)
+        assert other.dtype == self.dtype and count <= len(self.host)
+        self.image[self.start:len(self.image) - GUARD] = FILL
+        self.host[:count] = other.host
+        self.owned[:] = False
+        self.owned[:count] = other.owned
+        self.optional = None
+        if other.optional is not None:
+            self.optional = np.zeros_like(self.owned)
+            self.optional[:count] = other.optional
+
     def accept(self, values):
         """Makes what the device holds the new state that must not change."""
         self.host[:] = values

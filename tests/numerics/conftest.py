@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from . import capi
+from . import capi, engines
 from .device import open_device
 
 
@@ -14,14 +14,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", choices=["cpu", "cuda"],
                      help="where the library computes")
+    parser.addoption("--graphs", action="store_true",
+                     help="on a GPU: every call is captured in a graph, which is then replayed")
     parser.addoption("--random", type=int, default=240, metavar="N",
-                     help="how many randomised configurations")
+                     help="how many randomised configurations of each kind")
     parser.addoption("--random-seed", type=int, default=0, metavar="SEED",
                      help="the first of their seeds")
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "smoke: fast subset, for sanitizer builds")
+    engines.on_gpu = config.getoption("--device") == "cuda"
 
 
 def pytest_generate_tests(metafunc):
@@ -35,7 +38,23 @@ def pytest_generate_tests(metafunc):
 def device(request):
     if "FLASHATTN_LIBRARY" not in os.environ:
         pytest.skip("FLASHATTN_LIBRARY does not name the library")
-    return open_device(request.config.getoption("--device"))
+    opened = open_device(request.config.getoption("--device"))
+    if request.config.getoption("--graphs") and opened.name != "cpu":
+        return opened.captured()
+    return opened
+
+
+def pytest_collection_modifyitems(config, items):
+    """On a CPU the tests that only a GPU can run are one that is skipped."""
+    if config.getoption("--device") != "cpu":
+        return
+    gpu = [item for item in items if item.path.name.startswith("test_gpu_")]
+    if gpu:
+        gpu[0].add_marker(pytest.mark.skip(
+            reason="%d tests of graphs, streams, threads and sizes need --device cuda" % len(gpu)))
+        left = set(gpu[1:])
+        items[:] = [item for item in items if item not in left]
+        config.hook.pytest_deselected(items=gpu[1:])
 
 
 @pytest.hookimpl(wrapper=True)

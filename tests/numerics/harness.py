@@ -209,18 +209,25 @@ class Call:
 
     # ---- calls
 
-    def execute(self, op, fields, outputs):
-        """Enqueues, and checks every buffer. The contents of the outputs."""
+    def stage(self, op, fields):
+        """Everything in place on the device: what enqueues the call on a stream."""
         size = self.plan.workspace_size(op, self.shape)
         workspace = self.add("workspace", "u8", size)
         workspace.owned[:] = True
         for buffer in set(self.buffers.values()):
             buffer.push()
         fields = dict(fields, shape=self.shape, inputs=self.inputs)
-        self.plan.run(op, fields, workspace.address if size else 0, size, self.device.stream)
-        self.device.synchronize()
+        return lambda stream: self.plan.run(op, fields, workspace.address if size else 0, size,
+                                            stream)
+
+    def collect(self, outputs):
+        """Checks every buffer. The contents of the outputs."""
         contents = {name: buffer.pull(name) for name, buffer in self.buffers.items()}
         return {name: contents[name] for name in outputs}
+
+    def execute(self, op, fields, outputs):
+        self.device.launch(self.stage(op, fields))
+        return self.collect(outputs)
 
     def lse_index(self):
         case = self.case
@@ -244,14 +251,18 @@ class Call:
                 buffer.host[index] = values[b]
         return capi.pointer(buffer.address, "float *")
 
-    def forward(self):
-        case = self.case
-        fields = {"o": self.tensor("o", case.dtype_o)}
-        names = ["o"]
-        if case.lse:
+    def forward_fields(self):
+        """The outputs of a forward call, made."""
+        fields = {"o": self.tensor("o", self.case.dtype_o)}
+        if self.case.lse:
             fields["lse"] = self.lse_like("lse")
-            names.append("lse")
+        return fields
+
+    def forward(self):
+        fields = self.forward_fields()
+        names = list(fields)
         out = self.execute(capi.FORWARD, fields, names)
+        case = self.case
         result = Result(self.take("o", out["o"]))
         if case.lse:
             result.lse = [out["lse"][index] for index in self.lse_index()]
@@ -265,7 +276,17 @@ class Call:
         self.o_field = self.tensor("o", self.case.dtype_o, o)
         self.lse_field = self.lse_like("lse", lse)
 
-    def backward(self, result):
+    def adopt(self, other):
+        """Takes another call's contents into this one's memory, where they fit: what a program does
+        that replays a graph with new data. The addresses stay."""
+        for name, buffer in self.buffers.items():
+            if name in other.buffers:
+                buffer.take(other.buffers[name])
+                buffer.push()
+        self.case, self.data, self.places = other.case, other.data, other.places
+
+    def backward_fields(self):
+        """The arrays of a backward call, and the names of its outputs."""
         case, data = self.case, self.data
         fields = {"o": self.o_field, "lse": self.lse_field,
                   "dout": self.tensor("dout", case.dtype_o, data.dout, like="o")}
@@ -282,7 +303,12 @@ class Call:
             buffer.owned[:] = True
             fields["dsink"] = capi.pointer(buffer.address, "float *")
             names.append("dsink")
+        return fields, names
+
+    def backward(self, result):
+        fields, names = self.backward_fields()
         out = self.execute(capi.BACKWARD, fields, names)
+        case = self.case
         for name in ("dq", "dk", "dv"):
             setattr(result, name, self.take(name, out[name]))
         if case.dbias is not None:
@@ -327,7 +353,6 @@ def dropout_mask(case, device):
         each.push()
     fields = dict(shape=call.shape, inputs={k: v for k, v in call.inputs.items()
                                             if k.startswith("rng")})
-    call.plan.dropout_mask(fields, buffer.address, device.stream)
-    device.synchronize()
+    device.launch(lambda stream: call.plan.dropout_mask(fields, buffer.address, stream))
     assert FILL not in (0, 1)
     return buffer.pull("keep").reshape(shape)

@@ -17,8 +17,7 @@ def merge_parts(case, device, parts, part_dtype):
         call.buffers[name].owned[:] = True
     for buffer in set(call.buffers.values()):
         buffer.push()
-    call.plan.merge(fields, tensors, logs, device.stream)
-    device.synchronize()
+    device.launch(lambda stream: call.plan.merge(fields, tensors, logs, stream))
     contents = {name: buffer.pull(name) for name, buffer in call.buffers.items()}
     return Result(call.take("o", contents["o"]),
                   [contents["lse"][index] for index in call.lse_index()])

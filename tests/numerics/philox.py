@@ -21,9 +21,9 @@ def philox4x32_10(counter, key):
     return c
 
 
-def numbers(seed, offset, head_index, rows, keys):
-    """The 16-bit numbers u(i, j), (rows, keys), of head_index = b * heads_q + h."""
-    i = np.arange(rows, dtype=np.int64)[:, None]
+def numbers(seed, offset, head_index, rows, keys, first=0):
+    """The 16-bit numbers u(i, j), (rows, keys), of head_index = b * heads_q + h; i from first."""
+    i = np.arange(first, first + rows, dtype=np.int64)[:, None]
     j = np.arange(keys, dtype=np.int64)[None, :]
     shape = (rows, keys)
     counter = [np.broadcast_to(x, shape) for x in (
@@ -41,5 +41,5 @@ def threshold(p):
     return int(np.floor(float(np.float32(p)) * 65536 + 0.5))
 
 
-def keep_mask(p, seed, offset, head_index, rows, keys):
-    return numbers(seed, offset, head_index, rows, keys) >= threshold(p)
+def keep_mask(p, seed, offset, head_index, rows, keys, first=0):
+    return numbers(seed, offset, head_index, rows, keys, first) >= threshold(p)

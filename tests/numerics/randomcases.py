@@ -5,13 +5,16 @@ from .case import Case
 
 LENGTHS = (0, 1, 2, 3, 5, 8, 13, 16, 17, 31, 33, 63, 64, 65, 97, 113, 127, 129, 203)
 DIMS = (1, 3, 8, 16, 20, 32, 40, 59, 64, 72, 96, 128, 160)
+# Many tiles, and what tensor cores compute.
+LARGE_LENGTHS = (0, 1, 5, 64, 127, 129, 255, 257, 511, 513, 700, 1023, 1025, 1500, 2049)
+LARGE_DIMS = (8, 32, 64, 64, 80, 96, 128, 128, 192, 256, 256)
 
 
-def layout(draw, fields):
+def layout(draw, fields, lengths):
     kind = draw.choice(["dense", "dense", "varlen", "varlen_q", "varlen_kv", "lens", "paged"])
     batch = draw.randint(1, 4)
-    rows = [draw.choice(LENGTHS) for _ in range(batch)]
-    keys = [draw.choice(LENGTHS) for _ in range(batch)]
+    rows = [draw.choice(lengths) for _ in range(batch)]
+    keys = [draw.choice(lengths) for _ in range(batch)]
     if draw.random() < 0.3:
         keys = rows
     fields.update(batch=batch, seqlen_q=max(rows), seqlen_kv=max(keys))
@@ -69,15 +72,16 @@ def scores(draw, fields, backward):
     fields["dlse"] = backward and draw.random() < 0.3
 
 
-def random_case(seed):
+def random_case(seed, large=False):
     draw = random.Random(seed)
-    dtype = draw.choice(["f32", "f16", "bf16"])
+    dtype = draw.choice(["f16", "bf16"] if large else ["f32", "f16", "bf16"])
+    dims = LARGE_DIMS if large else DIMS
     fields = dict(seed=seed, dtype=dtype, dtype_o=draw.choice([dtype, dtype, "f32"]))
     fields["heads_kv"] = draw.choice([1, 1, 2, 3])
     fields["heads_q"] = fields["heads_kv"] * draw.choice([1, 1, 2, 3, 5])
-    fields["dim_qk"] = draw.choice(DIMS)
-    fields["dim_v"] = draw.choice([fields["dim_qk"], fields["dim_qk"], draw.choice(DIMS)])
-    layout(draw, fields)
+    fields["dim_qk"] = draw.choice(dims)
+    fields["dim_v"] = draw.choice([fields["dim_qk"], fields["dim_qk"], draw.choice(dims)])
+    layout(draw, fields, LARGE_LENGTHS if large else LENGTHS)
     backward = "page_size" not in fields and draw.random() < 0.7
     fields["backward"] = backward
     masks(draw, fields)
@@ -87,4 +91,7 @@ def random_case(seed):
     fields["threads"] = draw.choice([0, 0, 1, 2, 3])
     fields["splits"] = draw.choice([0, 0, 0, 1, 3, 17])
     fields["determinism"] = draw.choice([0, 1, 2])
-    return Case(**fields)
+    case = Case(**fields)
+    if large and case.batch * case.heads_q * case.seqlen_q * case.seqlen_kv > 1 << 21:
+        case.dropout = 0.0  # NumPy's Philox would take longer than everything else
+    return case

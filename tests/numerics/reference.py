@@ -6,22 +6,24 @@ import dataclasses
 import numpy as np
 
 from . import philox
-from .dtypes import round_to
+from .engines import NUMPY
 
 
 class Arithmetic:
-    """A compute type, and what happens to every intermediate result that is stored."""
+    """A compute type, what happens to every intermediate result that is stored, and who computes:
+    an engine."""
 
-    def __init__(self, dtype=None):
+    def __init__(self, dtype=None, engine=NUMPY):
         self.exact = dtype is None
         self.dtype = dtype
-        self.type = np.float64 if self.exact else np.float32
+        self.engine = engine
+        self.type = engine.wide if self.exact else engine.narrow
 
     def load(self, x):
-        return np.asarray(x, self.type)
+        return self.engine.load(x, self.type)
 
     def store(self, x, dtype=None):
-        return x if self.exact else round_to(x, dtype or self.dtype)
+        return x if self.exact else self.engine.round_to(x, dtype or self.dtype)
 
 
 EXACT = Arithmetic()
@@ -75,12 +77,14 @@ class Forward:
     """Head-major: o, noise (heads, rows, dim_v), lse, score_size (heads, rows). noise is the root
     of the summed squares of what is added up: the size of independent rounding errors, per unit of
     relative rounding; score_size: the summed absolute products of q and k, largest of each row;
-    largest_score: the same with bias and ALiBi, of all rows. The rest is for the backward pass."""
+    largest_score: the same with bias and ALiBi, of all rows; pairs: weights that are not 0. The
+    rest is the engine's, for the backward pass."""
     o: np.ndarray
     lse: np.ndarray
-    p: np.ndarray
+    p: object
     keep: object
     cap_slope: object
+    pairs: int
     noise: object = None
     score_size: object = None
     largest_score: float = 0.0
@@ -88,19 +92,19 @@ class Forward:
 
 def heads_first(case, x, arithmetic):
     """(rows, heads, dim) to (heads_q, rows, dim): KV heads are repeated."""
-    x = np.swapaxes(arithmetic.load(x), 0, 1)
-    return np.repeat(x, case.heads_q // len(x), 0)
+    x = arithmetic.load(x).swapaxes(0, 1)
+    return arithmetic.engine.repeat(x, case.heads_q // len(x))
 
 
 def forward(case, data, b, arithmetic=EXACT):
     """The attention of sequence b."""
-    store = arithmetic.store
+    store, xp = arithmetic.store, arithmetic.engine
     q, k, v = (heads_first(case, x[b], arithmetic) for x in (data.q, data.k, data.v))
     rows, keys = q.shape[1], k.shape[1]
     s = store(store(q @ k.swapaxes(1, 2)) * arithmetic.load(case.scale_used))
     cap_slope = None
     if case.softcap:
-        t = store(np.tanh(store(s / arithmetic.load(case.softcap))))
+        t = store(xp.tanh(store(s / arithmetic.load(case.softcap))))
         s = store(t * arithmetic.load(case.softcap))
         cap_slope = store(1 - t * t)
     if case.alibi:
@@ -110,27 +114,28 @@ def forward(case, data, b, arithmetic=EXACT):
         s = store(s - slopes * arithmetic.load(distance))
     if case.bias and case.bias != "u8":
         s = store(s + arithmetic.load(pick(data.bias, b)[:, :rows, :keys]))
-    see = np.broadcast_to(all_visible(case, data, b, rows, keys), s.shape)
-    s = np.where(see, s, -np.inf)
+    see = xp.broadcast_to(xp.load(all_visible(case, data, b, rows, keys)), s.shape)
+    s = xp.where(see, s, -np.inf)
 
-    sink = (arithmetic.load(data.sink)[:, None] if case.sink
-            else np.full((case.heads_q, 1), -np.inf, arithmetic.type))
-    m = np.maximum(s.max(-1, initial=-np.inf), sink)
-    m = np.where(np.isfinite(m), m, 0).astype(arithmetic.type)
-    with np.errstate(divide="ignore"):
-        lse = m + np.log(np.exp(s - m[..., None]).sum(-1) + np.exp(sink - m))
-    empty = np.isneginf(lse)
-    p = store(np.exp(s - np.where(empty, 0, lse)[..., None]))
+    sink = arithmetic.load(data.sink if case.sink else np.full(case.heads_q, -np.inf))[:, None]
+    m = xp.maximum(xp.highest(s, -np.inf), sink)
+    m = arithmetic.load(xp.where(xp.isfinite(m), m, 0))
+    with xp.errstate(divide="ignore"):
+        lse = m + xp.log(xp.exp(s - m[..., None]).sum(-1) + xp.exp(sink - m))
+    empty = xp.isneginf(lse)
+    p = store(xp.exp(s - xp.where(empty, 0, lse)[..., None]))
 
     keep = arithmetic.load(keep_factors(case, b, rows, keys)) if case.dropout else None
     weights = p if keep is None else store(p * keep)
-    result = Forward(store(weights @ v, case.dtype_o), lse, p, keep, cap_slope)
+    result = Forward(xp.host(store(weights @ v, case.dtype_o)), xp.host(lse), p, keep, cap_slope,
+                     xp.count(p))
     if arithmetic.exact:
-        result.noise = np.sqrt(weights ** 2 @ v ** 2)
-        size = np.abs(q) @ np.abs(k).swapaxes(1, 2) * abs(case.scale_used)
-        result.score_size = np.where(see, size, 0).max(-1, initial=0)
-        size = size + np.where(np.isfinite(s), np.abs(s), 0)
-        result.largest_score = float(np.where(see, size, 0).max(initial=0))
+        result.noise = xp.host(xp.sqrt(weights ** 2 @ v ** 2))
+        size = xp.abs(q) @ xp.abs(k).swapaxes(1, 2) * abs(case.scale_used)
+        result.score_size = xp.host(xp.highest(xp.where(see, size, 0), 0))
+        size = size + xp.where(xp.isfinite(s), xp.abs(s), 0)
+        result.largest_score = float(np.max(xp.host(xp.highest(xp.where(see, size, 0), 0)),
+                                            initial=0))
     return result
 
 
@@ -155,16 +160,16 @@ def fold_heads(case, x):
 def backward(case, data, b, fwd, arithmetic=EXACT, use=None):
     """The gradients of sequence b. use = (o, lse) replaces the results of fwd, for a part of a
     larger attention."""
-    store = arithmetic.store
+    store, xp = arithmetic.store, arithmetic.engine
     q, k, v, dout = (heads_first(case, x[b], arithmetic)
                      for x in (data.q, data.k, data.v, data.dout))
-    o, lse, p = fwd.o, fwd.lse, fwd.p
+    o, lse = (arithmetic.load(x) for x in ((fwd.o, fwd.lse) if use is None else use))
+    p = fwd.p
     if use is not None:
-        o, lse = use
         # p exp(lse_part - lse_whole): rows without a key have p = 0 anyway.
-        some = ~(np.isneginf(fwd.lse) | np.isneginf(lse))
-        shift = np.where(some, fwd.lse, 0) - np.where(some, lse, 0)
-        p = p * np.exp(shift)[..., None]
+        part = arithmetic.load(fwd.lse)
+        some = ~(xp.isneginf(part) | xp.isneginf(lse))
+        p = p * xp.exp(xp.where(some, part, 0) - xp.where(some, lse, 0))[..., None]
     d = (dout * o).sum(-1)
     if case.dlse:
         d = d - arithmetic.load(data.dlse[b])
@@ -181,26 +186,26 @@ def backward(case, data, b, fwd, arithmetic=EXACT, use=None):
     dsink = None
     if case.sink:
         sink = arithmetic.load(data.sink)[:, None]
-        share = np.where(np.isneginf(sink), 0, np.exp(sink - np.where(np.isneginf(lse), 0, lse)))
+        share = xp.where(xp.isneginf(sink), 0, xp.exp(sink - xp.where(xp.isneginf(lse), 0, lse)))
         dsink = -(share * d).sum(-1)
     result = Gradients(
-        dq=store((draw @ k).swapaxes(0, 1)),
-        dk=store(fold_heads(case, draw.swapaxes(1, 2) @ q)),
-        dv=store(fold_heads(case, weights.swapaxes(1, 2) @ dout_stored)),
-        dbias=ds, dsink=dsink)
+        dq=xp.host(store((draw @ k).swapaxes(0, 1))),
+        dk=xp.host(store(fold_heads(case, draw.swapaxes(1, 2) @ q))),
+        dv=xp.host(store(fold_heads(case, weights.swapaxes(1, 2) @ dout_stored))),
+        dbias=xp.host(ds), dsink=xp.host(dsink))
     if arithmetic.exact:
-        noise_dp = np.sqrt(dout ** 2 @ (v ** 2).swapaxes(1, 2))
+        noise_dp = xp.sqrt(dout ** 2 @ (v ** 2).swapaxes(1, 2))
         if fwd.keep is not None:
             noise_dp = noise_dp * fwd.keep
-        noise_d = np.abs(d) + np.sqrt((dout ** 2 * o ** 2).sum(-1))
-        size = p * (np.abs(dp) + noise_dp + noise_d[..., None])
+        noise_d = xp.abs(d) + xp.sqrt((dout ** 2 * o ** 2).sum(-1))
+        size = p * (xp.abs(dp) + noise_dp + noise_d[..., None])
         raw = (size * slope * scale) ** 2
-        result.noise = {
-            "dq": np.sqrt((raw @ k ** 2).swapaxes(0, 1)),
-            "dk": np.sqrt(fold_heads(case, raw.swapaxes(1, 2) @ q ** 2)),
-            "dv": np.sqrt(fold_heads(case, weights.swapaxes(1, 2) ** 2 @ dout ** 2)),
+        result.noise = {name: xp.host(x) for name, x in {
+            "dq": xp.sqrt((raw @ k ** 2).swapaxes(0, 1)),
+            "dk": xp.sqrt(fold_heads(case, raw.swapaxes(1, 2) @ q ** 2)),
+            "dv": xp.sqrt(fold_heads(case, weights.swapaxes(1, 2) ** 2 @ dout ** 2)),
             "dbias": size,
-            "dsink": np.sqrt(((share * noise_d) ** 2).sum(-1)) if case.sink else None}
+            "dsink": xp.sqrt(((share * noise_d) ** 2).sum(-1)) if case.sink else None}.items()}
     return result
 
 

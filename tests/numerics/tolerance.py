@@ -4,6 +4,7 @@ import numpy as np
 
 from . import reference
 from .dtypes import EPSILON
+from .engines import engine_for
 from .reference import Arithmetic
 
 FLOAT = EPSILON["f32"]
@@ -91,14 +92,15 @@ class Truth:
     def __init__(self, case, data):
         self.case, self.data = case, data
         self.factor = 3 if case.softcap else 2
-        self.arithmetic = Arithmetic(case.dtype)
+        engine = engine_for(case)
+        self.wide, self.arithmetic = Arithmetic(None, engine), Arithmetic(case.dtype, engine)
         sequences = range(case.batch)
-        self.exact = [reference.forward(case, data, b) for b in sequences]
+        self.exact = [reference.forward(case, data, b, self.wide) for b in sequences]
         self.naive = [reference.forward(case, data, b, self.arithmetic) for b in sequences]
 
     def judge(self, name, out, exact, naive, noise, dtype):
         score_size = max((f.largest_score for f in self.exact), default=0.0)
-        pairs = sum(np.count_nonzero(f.p) for f in self.exact)
+        pairs = sum(f.pairs for f in self.exact)
         if pairs < FEW:
             # One rounding of the dtype of the weights, however wide the result is.
             dtype = self.case.dtype
@@ -114,8 +116,8 @@ class Truth:
     def check_backward(self, result, exact_use=None, naive_use=None):
         """*_use: (o, lse) of each sequence, see reference.backward."""
         case, data, none = self.case, self.data, [None] * self.case.batch
-        exact = [reference.backward(case, data, b, self.exact[b], use=(exact_use or none)[b])
-                 for b in range(case.batch)]
+        exact = [reference.backward(case, data, b, self.exact[b], self.wide,
+                                    (exact_use or none)[b]) for b in range(case.batch)]
         naive = [reference.backward(case, data, b, self.naive[b], self.arithmetic,
                                     (naive_use or none)[b]) for b in range(case.batch)]
         for name in ("dq", "dk", "dv"):

@@ -1,4 +1,5 @@
-"""FlashAttention for NumPy and DLPack arrays: the Python layer of libflashattn.
+"""FlashAttention for NumPy arrays, PyTorch's and CuPy's on a GPU, and whatever speaks DLPack: the
+Python layer of libflashattn.
 
     out = flashattn.attention(q, k, v, causal=True)
 

@@ -5,11 +5,12 @@ from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from . import _dlpack
+from . import _dlpack, _gpu
 from ._constants import Dtype, Reason, Status
 from ._errors import UnsupportedError, invalid, wrong_type
 from ._library import ffi
 
+Place = Optional[_gpu.Place]
 F32, F16, BF16, F8, U8 = (int(d) for d in (Dtype.F32, Dtype.F16, Dtype.BF16, Dtype.F8E4M3,
                                            Dtype.U8))
 _BY_NAME: Dict[str, int] = {"float32": F32, "float16": F16, "bfloat16": BF16, "float8_e4m3fn": F8,
@@ -56,12 +57,13 @@ def numpy_dtype(code: int) -> np.dtype:
 
 class View:
     """An array as the C library sees it. pointer is a cffi one, steps are strides in bytes, size is
-    that of an element, owner keeps the memory."""
+    that of an element, owner keeps the memory, remedy mends its strides."""
 
-    __slots__ = ("pointer", "dtype", "shape", "steps", "size", "writable", "owner")
+    __slots__ = ("pointer", "dtype", "shape", "steps", "size", "writable", "owner", "remedy")
 
     def __init__(self, pointer: Any, dtype: int, shape: Tuple[int, ...], steps: Tuple[int, ...],
-                 size: int, writable: bool, owner: Any) -> None:
+                 size: int, writable: bool, owner: Any,
+                 remedy: str = "copy it with numpy.ascontiguousarray") -> None:
         self.pointer = pointer
         self.dtype = dtype
         self.shape = shape
@@ -69,6 +71,7 @@ class View:
         self.size = size
         self.writable = writable
         self.owner = owner
+        self.remedy = remedy
 
     @property
     def strides(self) -> Tuple[int, ...]:
@@ -107,12 +110,15 @@ def _unseen_dtype(dtype: np.dtype, name: str) -> int:
     return code
 
 
-def view(array: Any, name: str) -> View:
-    """A NumPy array, or anything with __dlpack__ or __array_interface__, as a View."""
-    if type(array) is np.ndarray:
-        return _numpy_view(array, name)
+def view(array: Any, name: str, place: Place = None) -> View:
+    """A NumPy array, or anything with __dlpack__ or __array_interface__, as a View; on a GPU: with
+    __dlpack__ or __cuda_array_interface__."""
     if type(array) is View:
         return array
+    if place is not None:
+        return _device_view(array, name, place, _BY_NAME)
+    if type(array) is np.ndarray:
+        return _numpy_view(array, name)
     if isinstance(array, np.ma.MaskedArray):
         raise wrong_type(f"{name} is a masked array, whose mask would be ignored; give the mask as "
                          "bias=", name)
@@ -121,9 +127,9 @@ def view(array: Any, name: str) -> View:
     if hasattr(array, "__dlpack__"):
         export = _dlpack.read(array)
         if not export.on_cpu:
-            raise UnsupportedError(f"{name} lies on a device; this version of the Python layer "
-                                   "takes arrays in host memory", Status.ERROR_UNSUPPORTED,
-                                   Reason.NO_DEVICE, name)
+            raise UnsupportedError(f"{name} lies on a device that is neither the CPU nor a GPU of "
+                                   "NVIDIA, or q lies in host memory and it does not",
+                                   Status.ERROR_UNSUPPORTED, Reason.NO_DEVICE, name)
         if export.dtype not in _BY_NAME:
             raise wrong_type(f"{name} has dtype {export.dtype}; convert it to one of "
                              f"{', '.join(_BY_NAME)}", name)
@@ -137,8 +143,30 @@ def view(array: Any, name: str) -> View:
                      "with __dlpack__ or __array_interface__", name)
 
 
-def pointer(array: np.ndarray, ctype: Any = _VOID) -> Any:
-    """Of a packed array of a plain type."""
+def _device_view(array: Any, name: str, place: _gpu.Place, codes: Dict[str, int]) -> View:
+    if not _gpu.is_array(array):
+        raise wrong_type(f"{name} is a {type(array).__name__}; q lies on {place.device}: expected "
+                         "an array there, with __dlpack__ or __cuda_array_interface__", name)
+    facts, owner = _gpu.facts(array, name, place)
+    if facts.dtype not in codes:
+        raise wrong_type(f"{name} has dtype {facts.dtype}; convert it to one of "
+                         f"{', '.join(codes)}", name)
+    library = _gpu.library_of(array)
+    return View(ffi.cast(_VOID, facts.address), codes[facts.dtype], facts.shape, facts.steps,
+                facts.size, facts.writable, owner,
+                library.copy if library else "copy it to an array without gaps")
+
+
+def _device_packed(array: Any, name: str, place: _gpu.Place, codes: Dict[str, int]) -> View:
+    seen = _device_view(array, name, place, codes)
+    _check_packed(seen, name)
+    return seen
+
+
+def pointer(array: Any, ctype: Any = _VOID) -> Any:
+    """Of a packed array of a plain type, or of a View of one."""
+    if type(array) is View:
+        return ffi.cast(ctype, array.pointer)
     return ffi.cast(ctype, ffi.from_buffer(array))
 
 
@@ -149,8 +177,13 @@ def small(array: Any) -> np.ndarray:
     return np.asarray(array)
 
 
-def int32(array: Any, name: str, shape: Tuple[Optional[int], ...]) -> np.ndarray:
-    """Lengths, offsets and page numbers: a packed int32 array. Other integers are converted."""
+def int32(array: Any, name: str, shape: Tuple[Optional[int], ...], place: Place = None) -> Any:
+    """Lengths, offsets and page numbers: a packed int32 array. Other integers are converted, but
+    on a GPU."""
+    if place is not None:
+        seen = _device_packed(array, name, place, {"int32": 0})
+        check_shape(seen.shape, shape, name)
+        return seen
     if type(array) is np.ndarray and array.dtype is _INT32 and array.flags.c_contiguous:
         check_shape(array.shape, shape, name)
         return array
@@ -164,29 +197,48 @@ def int32(array: Any, name: str, shape: Tuple[Optional[int], ...]) -> np.ndarray
     return np.ascontiguousarray(given, dtype=np.int32)
 
 
-def float32(array: Any, name: str) -> np.ndarray:
-    """Per-head numbers (slopes, sinks): a packed float32 array. Other floats are converted."""
+def float32(array: Any, name: str, place: Place = None) -> Any:
+    """Per-head numbers (slopes, sinks): a packed float32 array. Other floats are converted, but on
+    a GPU."""
+    if place is not None:
+        return _device_packed(array, name, place, {"float32": F32})
     given = small(array)
     if given.dtype.kind not in "fiuV":  # bfloat16 is of kind V
         raise wrong_type(f"{name} has dtype {given.dtype}; expected floats", name)
     return np.ascontiguousarray(given, dtype=np.float32)
 
 
-def packed(array: Any, name: str, code: int, shape: Sequence[int]) -> View:
+def mask_bytes(array: Any, name: str, place: _gpu.Place) -> View:
+    """A packed array of bytes on a GPU."""
+    return _device_packed(array, name, place, {"bool": U8, "uint8": U8})
+
+
+def new(shape: Sequence[int], code: int, zero: bool, place: Place, name: str) -> Any:
+    """An array for a result: NumPy's, on a GPU of the library that q comes from."""
+    if place is not None:
+        return _gpu.new(shape, NAMES[code], zero, place, name)
+    return (np.zeros if zero else np.empty)(shape, numpy_dtype(code))
+
+
+def packed(array: Any, name: str, code: int, shape: Sequence[int], place: Place = None) -> View:
     """An array that must be without gaps, of one type and shape: lse and its gradient."""
-    result = view(array, name)
+    result = view(array, name, place)
     if result.dtype != code:
         raise wrong_type(f"{name} has dtype {NAMES[result.dtype]}; expected {NAMES[code]}", name)
     check_shape(result.shape, shape, name)
     if type(result.owner) is np.ndarray and result.owner.flags.c_contiguous:
         return result
-    step = 1
-    for size, stride in zip(reversed(result.shape), reversed(result.strides)):
-        if size > 1 and stride != step:
-            raise invalid(f"{name} has gaps: strides {result.strides} for shape {result.shape}; "
-                          "copy it with numpy.ascontiguousarray", Reason.STRIDE, name)
-        step *= size
+    _check_packed(result, name)
     return result
+
+
+def _check_packed(array: View, name: str) -> None:
+    step = 1
+    for size, stride in zip(reversed(array.shape), reversed(array.strides)):
+        if size > 1 and stride != step:
+            raise invalid(f"{name} has gaps: strides {array.strides} for shape {array.shape}; "
+                          f"{array.remedy}", Reason.STRIDE, name)
+        step *= size
 
 
 def check_shape(shape: Sequence[int], expected: Sequence[Optional[int]], name: str) -> None:

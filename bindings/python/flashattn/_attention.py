@@ -34,14 +34,16 @@ if TYPE_CHECKING:
         splits: int
         deterministic: Union[bool, str]
         threads: int
-        device: str
+        device: Optional[str]
+        stream: Any
 
 _DEFAULTS: Dict[str, Any] = dict(
     causal=False, window=None, chunk=None, top_left=False, softcap=0.0, scale=None, bias=None,
     alibi_slopes=None, sink=None, dropout=0.0, seed=0, offset=0, block_mask=None, block_size=None,
-    splits=0, deterministic=False, threads=0, device="cpu")
+    splits=0, deterministic=False, threads=0, device=None, stream=None)
 # Those that go with the arrays; the others go into the descriptor.
-_BESIDE = ("bias", "alibi_slopes", "sink", "block_mask", "block_size", "seed", "offset")
+_BESIDE = ("bias", "alibi_slopes", "sink", "block_mask", "block_size", "seed", "offset", "device",
+           "stream")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -65,12 +67,15 @@ def _inputs(options: Any, q: Any, k: Any, v: Any, **arrays: Any) -> Inputs:
             arrays[name] = options.pop(name)
     if type(options.get("window")) is list:  # plans are looked up by what hashes
         options["window"] = tuple(options["window"])
-    return Inputs(q, k, v, **arrays)
+    inputs = Inputs(q, k, v, **arrays)
+    if inputs.place is not None:
+        options["device"] = inputs.place.device
+    return inputs
 
 
 def _forward(inputs: Inputs, out: Any, out_dtype: Any, return_lse: bool,
              options: Any) -> Any:
-    seen = None if out is None else view(out, "out")
+    seen = None if out is None else view(out, "out", inputs.place)
     if seen is not None and out_dtype is None:
         out_dtype = seen.dtype
     plan = cached_plan(inputs.facts(), ("out_dtype", out_dtype), ("return_lse", return_lse),
@@ -85,7 +90,8 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", q_lens: Any = Non
     """softmax(scale * q k^T + bias) v, exactly, without storing the scores (Dao et al. 2022).
 
     Arrays are NumPy arrays (bfloat16 through ml_dtypes), or objects with __dlpack__ or
-    __array_interface__ in host memory; they are not copied. float32, float16 or bfloat16.
+    __array_interface__ in host memory, or all on one GPU: PyTorch's, CuPy's, or objects with
+    __dlpack__ or __cuda_array_interface__. They are not copied. float32, float16 or bfloat16.
 
     q           (batch, queries, heads, dim), in the order that layout says
     k, v        (batch, keys, kv_heads, dim), (batch, keys, kv_heads, dim_v). kv_heads divides
@@ -94,7 +100,8 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", q_lens: Any = Non
     layout      order of the dimensions of q, k, v and out: "bshd", "bhsd" (PyTorch's), "sbhd", ...
     q_lens, kv_lens  (batch,) integers: how many leading tokens of each sequence are in use
     out         written and returned: (batch, queries, heads, dim_v). Else a NumPy array is made,
-                whatever library q comes from
+                whatever library q comes from; on a GPU a tensor of PyTorch or an array of CuPy, as
+                q is, and where q is neither, out must be one
     out_dtype   of the result: that of q or "float32"
     return_lse  return (out, lse): float32 natural logarithms (batch, heads, queries) of the sums
 
@@ -118,13 +125,20 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", q_lens: Any = Non
     deterministic  True: the same call gives the same bits; "batch_invariant": also whatever else
                 is in the batch. On the CPU this always holds
     threads     at the most; 0: all, 1: only this one
-    device      "cpu", "cuda" or "cuda:1"; arrays must lie there
+    device      None: where the arrays lie; "cpu", "cuda" or "cuda:1": they must lie there
+    stream      on a GPU: the stream, a cudaStream_t as a number or PyTorch's or CuPy's object.
+                None: the current one of the library that q comes from, else the default stream
+
+    On a GPU the call enqueues its work and returns. It reads nothing there: integers must be int32
+    (slopes and sinks float32) and lie there too, and varlen calls need max_seqlen_q and
+    max_seqlen_k. No gradient is recorded: tensors that require one are refused.
 
     Raises ValueError for shapes, strides and values, TypeError for types of arrays,
     NotImplementedError for what no kernel does, MemoryError: each a FlashAttentionError with the
     sentence, status, reason and field. A query that sees no key gives 0, and lse = -inf.
     """
-    inputs = _inputs(options, q, k, v, layout=layout, q_lens=q_lens, kv_lens=kv_lens)
+    inputs = _inputs(options, q, k, v, layout=layout, q_lens=q_lens, kv_lens=kv_lens,
+                     out=out)
     return _forward(inputs, out, out_dtype, return_lse, options)
 
 
@@ -149,7 +163,8 @@ def attention_varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any = None, cu_seqlen
     """
     inputs = _inputs(options, q, k, v, layout=layout, cu_seqlens_q=cu_seqlens_q,
                      cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
-                     max_seqlen_k=max_seqlen_k, q_lens=q_lens, kv_lens=kv_lens)
+                     max_seqlen_k=max_seqlen_k, q_lens=q_lens, kv_lens=kv_lens,
+                     out=out)
     return _forward(inputs, out, out_dtype, return_lse, options)
 
 
@@ -174,7 +189,7 @@ def attention_paged(q: Any, k_pages: Any, v_pages: Any, page_table: Any, kv_lens
     """
     inputs = _inputs(options, q, k_pages, v_pages, layout=layout, cu_seqlens_q=cu_seqlens_q,
                      max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, q_lens=q_lens,
-                     kv_lens=kv_lens, page_table=page_table, page_layout=page_layout)
+                     kv_lens=kv_lens, page_table=page_table, page_layout=page_layout, out=out)
     return _forward(inputs, out, out_dtype, return_lse, options)
 
 
@@ -199,8 +214,8 @@ def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
     """
     inputs = _inputs(options, q, k, v, layout=layout, cu_seqlens_q=cu_seqlens_q,
                      cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
-                     max_seqlen_k=max_seqlen_k, q_lens=q_lens, kv_lens=kv_lens)
-    out = view(out, "out")
+                     max_seqlen_k=max_seqlen_k, q_lens=q_lens, kv_lens=kv_lens, out=dq)
+    out = view(out, "out", inputs.place)
     plan = cached_plan(inputs.facts(), ("out_dtype", out.dtype), ("forward", False),
                        ("backward", True), ("dlse", dlse is not None),
                        ("return_dbias", return_dbias), ("return_dsink", return_dsink),

@@ -7,7 +7,7 @@ collected.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple, Tuple
+from typing import Any, NamedTuple, Optional, Tuple
 
 _KIND = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool", 10: "float8_e4m3fn"}
 _CPU = (1, 3, 11, 13)  # kDLCPU; memory that the CPU can read too: CUDA host, ROCm host, managed
@@ -42,14 +42,19 @@ class Export(NamedTuple):
     on_cpu: bool
     writable: bool
     owner: Any
+    itemsize: int
 
 
-def read(array: Any) -> Export:
-    """The contents of array.__dlpack__(). Raises what the exporter raises (BufferError)."""
+def read(array: Any, stream: Optional[int] = None) -> Export:
+    """The contents of array.__dlpack__(). Raises what the exporter raises (BufferError).
+
+    stream: the consumer's, of an array on a GPU: 1 is the default stream.
+    """
+    options = {} if stream is None else {"stream": stream}
     try:
-        capsule = array.__dlpack__(max_version=(1, 1))
+        capsule = array.__dlpack__(max_version=(1, 1), **options)
     except TypeError:  # an exporter older than DLPack 1.0
-        capsule = array.__dlpack__()
+        capsule = array.__dlpack__(**options)
     writable = True
     if _is_valid(capsule, b"dltensor_versioned"):
         managed = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
@@ -73,4 +78,4 @@ def read(array: Any) -> Export:
     if tensor.lanes != 1:
         name += f"x{tensor.lanes}"
     return Export((tensor.data or 0) + tensor.byte_offset, name, shape, strides,
-                  tensor.device_type in _CPU, writable, capsule)
+                  tensor.device_type in _CPU, writable, capsule, tensor.bits // 8)

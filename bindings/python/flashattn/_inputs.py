@@ -6,7 +6,7 @@ from typing import Any, Optional, Sequence, Tuple
 
 import numpy as np
 
-from . import _arrays
+from . import _arrays, _gpu
 from ._arrays import View, check_shape, float32, int32, view
 from ._constants import Reason
 from ._errors import invalid, wrong_type
@@ -47,8 +47,7 @@ class Tensor:
                           name)
         if steps[-1] != size and shape[-1] > 1 and 0 not in shape:
             raise invalid(f"{name} has stride {steps[-1] // size} in its last dimension; "
-                          "the elements of a head must be contiguous: copy it with "
-                          "numpy.ascontiguousarray",
+                          f"the elements of a head must be contiguous: {array.remedy}",
                           Reason.STRIDE, name)
         b, h, s = self.axes = axes(layout, ndim)
         self.view = array
@@ -73,11 +72,10 @@ class Tensor:
         steps = tuple([max(self.dim, 1) if u and n <= 1 else step
                        for u, n, step in zip(used, sizes, steps)])
         if min(steps) < 0:
-            raise invalid(f"{name} has a negative stride; copy it with numpy.ascontiguousarray",
-                          Reason.STRIDE, name)
+            raise invalid(f"{name} has a negative stride; {self.view.remedy}", Reason.STRIDE, name)
         if not any(steps):
-            raise invalid(f"{name} repeats one row in all its dimensions; copy it with "
-                          "numpy.ascontiguousarray", Reason.STRIDE, name)
+            raise invalid(f"{name} repeats one row in all its dimensions; {self.view.remedy}",
+                          Reason.STRIDE, name)
         return steps
 
     def c(self) -> Tuple[Any, int, int, int]:
@@ -96,7 +94,8 @@ class Inputs:
 
     __slots__ = ("q", "k", "v", "layout", "varlen_q", "varlen_k", "page_size", "batch", "seqlen_q",
                  "seqlen_k", "ragged", "bias", "bias_strides", "alibi", "sink", "block_mask",
-                 "block_size", "seed", "offset", "cu_q", "cu_k", "lens_q", "lens_k", "page_table")
+                 "block_size", "seed", "offset", "cu_q", "cu_k", "lens_q", "lens_k", "page_table",
+                 "place")
 
     def __init__(self, q: Any, k: Any, v: Any, *, layout: Optional[str] = None,
                  cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
@@ -105,39 +104,43 @@ class Inputs:
                  page_layout: str = "pshd", bias: Any = None, alibi_slopes: Any = None,
                  sink: Any = None, block_mask: Any = None,
                  block_size: Optional[Tuple[int, int]] = None, seed: int = 0,
-                 offset: int = 0) -> None:
+                 offset: int = 0, stream: Any = None, device: Optional[str] = None,
+                 out: Any = None) -> None:
+        # Where the call runs: None for the CPU. NumPy's arrays need not be asked.
+        on_host = type(q) is np.ndarray and stream is None and device is None
+        self.place = place = None if on_host else _gpu.place_of(q, stream, device, out)
         self.varlen_q, self.varlen_k = cu_seqlens_q is not None, cu_seqlens_k is not None
         self.layout = layout or "bshd"
         kv_layout = page_layout if page_table is not None else self.layout
-        self.q = Tensor(view(q, "q"), self.layout, 3 if self.varlen_q else 4, "q")
+        self.q = Tensor(view(q, "q", place), self.layout, 3 if self.varlen_q else 4, "q")
         kv_dims = 3 if self.varlen_k else 4
-        self.k = Tensor(view(k, "k"), kv_layout, kv_dims, "k")
-        self.v = Tensor(view(v, "v"), kv_layout, kv_dims, "v")
+        self.k = Tensor(view(k, "k", place), kv_layout, kv_dims, "k")
+        self.v = Tensor(view(v, "v", place), kv_layout, kv_dims, "v")
         self.seed, self.offset = seed, offset
         self.cu_q = self.cu_k = self.lens_q = self.lens_k = self.page_table = None
         self.page_size = 0
         self._check_heads()
         self._sizes(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, page_table)
         if q_lens is not None:
-            self.lens_q = int32(q_lens, "q_lens", (self.batch,))
+            self.lens_q = int32(q_lens, "q_lens", (self.batch,), place)
         if kv_lens is not None:
-            self.lens_k = int32(kv_lens, "kv_lens", (self.batch,))
+            self.lens_k = int32(kv_lens, "kv_lens", (self.batch,), place)
         # Some rows may be nobody's: they are not written.
         self.ragged = self.varlen_q or self.varlen_k or q_lens is not None or kv_lens is not None
         self.bias: Optional[View] = None
         self.bias_strides: Tuple[int, ...] = (0, 0, 0)
-        self.alibi: Optional[np.ndarray] = None
-        self.sink: Optional[np.ndarray] = None
-        self.block_mask: Optional[np.ndarray] = None
+        self.alibi: Any = None
+        self.sink: Any = None
+        self.block_mask: Any = None
         self.block_size: Optional[Tuple[int, int]] = None
         if bias is not None:
-            self._bias(view(bias, "bias"))
+            self._bias(view(bias, "bias", place))
         if alibi_slopes is not None:
-            self.alibi = float32(alibi_slopes, "alibi_slopes")
-            check_shape(self.alibi.shape, (self.batch, self.q.heads)[-self.alibi.ndim or 2:],
+            self.alibi = float32(alibi_slopes, "alibi_slopes", place)
+            check_shape(self.alibi.shape, (self.batch, self.q.heads)[-len(self.alibi.shape) or 2:],
                         "alibi_slopes")
         if sink is not None:
-            self.sink = float32(sink, "sink")
+            self.sink = float32(sink, "sink", place)
             check_shape(self.sink.shape, (self.q.heads,), "sink")
         if block_mask is not None:
             self._blocks(block_mask, block_size)
@@ -159,14 +162,14 @@ class Inputs:
         q, k = self.q, self.k
         self.batch, self.seqlen_q, self.seqlen_k = q.batch, q.rows, k.rows
         if cu_q is not None:
-            self.cu_q, self.batch = _sequences(cu_q, "cu_seqlens_q")
-            self.seqlen_q = _longest(self.cu_q) if max_q is None else max_q
+            self.cu_q, self.batch = _sequences(cu_q, "cu_seqlens_q", self.place)
+            self.seqlen_q = _longest(self.cu_q, "q") if max_q is None else max_q
         if cu_k is not None:
-            self.cu_k, batch = _sequences(cu_k, "cu_seqlens_k")
+            self.cu_k, batch = _sequences(cu_k, "cu_seqlens_k", self.place)
             self._same_batch(batch, "cu_seqlens_k")
-            self.seqlen_k = _longest(self.cu_k) if max_k is None else max_k
+            self.seqlen_k = _longest(self.cu_k, "k") if max_k is None else max_k
         elif page_table is not None:
-            self.page_table = int32(page_table, "page_table", (self.batch, None))
+            self.page_table = int32(page_table, "page_table", (self.batch, None), self.place)
             self.page_size = k.rows
             self.seqlen_k = self.page_table.shape[1] * k.rows if max_k is None else max_k
         else:
@@ -188,31 +191,41 @@ class Inputs:
         has_keys = shape[3] == self.seqlen_k and strides[3] == 1
         if self.seqlen_k > 1 and 0 not in shape and not has_keys:
             raise invalid(f"bias has shape {bias.shape} and strides {bias.strides}; its keys must "
-                          f"be there, all {self.seqlen_k}, and contiguous: use numpy.broadcast_to "
-                          "and numpy.ascontiguousarray", Reason.STRIDE, "bias")
+                          f"be there, all {self.seqlen_k}, and contiguous: broadcast them and "
+                          f"{bias.remedy}", Reason.STRIDE, "bias")
         self.bias = bias
         self.bias_strides = tuple([0 if n == 1 else s for n, s in zip(shape[:3], strides)])
         if min(self.bias_strides) < 0:
-            raise invalid("bias has a negative stride; copy it with numpy.ascontiguousarray",
-                          Reason.STRIDE, "bias")
+            raise invalid(f"bias has a negative stride; {bias.remedy}", Reason.STRIDE, "bias")
 
     def _blocks(self, mask: Any, block_size: Optional[Sequence[int]]) -> None:
         if block_size is None or len(block_size) != 2 or min(block_size) < 1:
             raise invalid(f"block_size = {block_size!r}; a block_mask needs block_size = (queries, "
                           "keys), both at least 1", Reason.SIZE, "block_size")
         self.block_size = block_size[0], block_size[1]
-        given = _arrays.small(mask)
-        if given.dtype not in (np.bool_, np.uint8):
-            raise wrong_type(f"block_mask has dtype {given.dtype}; expected bool or uint8",
-                             "block_mask")
+        given: Any
+        if self.place is not None:
+            given = _arrays.mask_bytes(mask, "block_mask", self.place)
+        else:
+            given = _arrays.small(mask)
+            if given.dtype not in (np.bool_, np.uint8):
+                raise wrong_type(f"block_mask has dtype {given.dtype}; expected bool or uint8",
+                                 "block_mask")
         rows, columns = (-(-n // size) for n, size in zip((self.seqlen_q, self.seqlen_k),
                                                           block_size))
         expected = (self.batch, self.q.heads, rows, columns)
-        if given.ndim > 4 or any(n not in (1, e)
+        if len(given.shape) > 4 or any(n not in (1, e)
                                  for n, e in zip(given.shape[::-1], expected[::-1])):
             raise invalid(f"block_mask has shape {given.shape}, which does not broadcast to "
                           f"(batch, heads, query blocks, key blocks) = {expected}", Reason.SIZE,
                           "block_mask")
+        if self.place is not None:
+            given.shape = (1,) * (4 - len(given.shape)) + given.shape
+            if given.shape[2:] != (rows, columns):
+                raise invalid(f"block_mask has shape {given.shape}; on a GPU its blocks must be "
+                              f"there, all ({rows}, {columns})", Reason.SIZE, "block_mask")
+            self.block_mask = given
+            return
         # One byte a block: the last two dimensions are packed here, batch and head may repeat.
         given = given.reshape((1,) * (4 - given.ndim) + given.shape)
         self.block_mask = np.ascontiguousarray(
@@ -259,7 +272,7 @@ class Inputs:
             c.bias_stride_batch, c.bias_stride_head, c.bias_stride_row = self.bias_strides
         if self.alibi is not None:
             c.alibi_slopes = _arrays.pointer(self.alibi, _FLOAT)
-            c.alibi_stride_batch = self.q.heads if self.alibi.ndim == 2 else 0
+            c.alibi_stride_batch = self.q.heads if len(self.alibi.shape) == 2 else 0
         if self.sink is not None:
             c.sink = _arrays.pointer(self.sink, _FLOAT)
         if self.block_mask is not None:
@@ -270,16 +283,20 @@ class Inputs:
             c.block_mask_stride_row = columns
 
 
-def _sequences(cu_seqlens: Any, name: str) -> Tuple[np.ndarray, int]:
+def _sequences(cu_seqlens: Any, name: str, place: _arrays.Place) -> Tuple[Any, int]:
     """The offsets, and how many sequences they bound."""
-    cu = int32(cu_seqlens, name, (None,))
-    if not len(cu):
+    cu = int32(cu_seqlens, name, (None,), place)
+    if not cu.shape[0]:
         raise invalid(f"{name} is empty; it holds one number more than there are sequences",
                       Reason.LENGTHS, name)
-    return cu, len(cu) - 1
+    return cu, cu.shape[0] - 1
 
 
-def _longest(cu: np.ndarray) -> int:
+def _longest(cu: Any, side: str) -> int:
+    if type(cu) is View:
+        raise invalid(f"max_seqlen_{side} is not given, and cu_seqlens_{side} lies on a GPU, where "
+                      f"it is not read; give max_seqlen_{side}, a bound of the lengths",
+                      Reason.LENGTHS, f"max_seqlen_{side}")
     # 64 bits: what decreases is the library's to refuse, not to overflow here.
     return max(int(np.diff(cu.astype(np.int64)).max()), 0) if len(cu) > 1 else 0
 

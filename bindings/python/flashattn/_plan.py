@@ -8,8 +8,8 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
-from . import _arrays
-from ._arrays import F32, NAMES, View, numpy_dtype, packed, view
+from . import _arrays, _gpu
+from ._arrays import F32, NAMES, View, packed, view
 from ._constants import Dtype, Feature, Op, Reason
 from ._describe import Descriptor, describe, takes_description
 from ._errors import fail, invalid, wrong_type
@@ -25,8 +25,8 @@ _PROPERTIES = ffi.typeof("flashattn_plan_properties *")
 _INT64, _FLOAT = ffi.typeof("int64_t *"), ffi.typeof("float *")
 _DESC_SIZE, _FORWARD_SIZE = ffi.sizeof("flashattn_desc"), ffi.sizeof("flashattn_forward_args")
 _BACKWARD_SIZE = ffi.sizeof("flashattn_backward_args")
-_ARRAY_FIELDS = ("dtype", "heads_q", "heads_kv", "dim_qk", "dim_v", "layout", "page_size",
-                 "block_q", "block_kv", "bias", "bias_dtype")
+_ARRAY_FIELDS = ("device", "device_index", "dtype", "heads_q", "heads_kv", "dim_qk", "dim_v",
+                 "layout", "page_size", "block_q", "block_kv", "bias", "bias_dtype")
 _OF_ARRAYS = itemgetter(*[Descriptor._fields.index(name) for name in _ARRAY_FIELDS])
 # Axes of "bshd" and "thd": the order that strides of zero stand for.
 _PACKED = (axes("bshd", 4), axes("thd", 3))
@@ -141,19 +141,21 @@ class Plan:
 
         Returns out, or (out, lse) for a plan with return_lse.
         """
-        inputs = Inputs(q, k, v, **arrays)
+        inputs = Inputs(q, k, v, out=out, **arrays)
         self._fits(inputs)
         return self.run_forward(inputs, out)
 
     def backward(self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, dlse: Any = None,
                  dq: Any = None, dk: Any = None, dv: Any = None, **arrays: Any) -> Tuple[Any, ...]:
         """Gradients of a plan made with backward=True; see attention_backward()."""
-        inputs = Inputs(q, k, v, **arrays)
+        inputs = Inputs(q, k, v, out=dq, **arrays)
         self._fits(inputs)
         return self.run_backward(inputs, dout, out, lse, dlse, dq, dk, dv)
 
     def _fits(self, inputs: Inputs) -> None:
-        mine, theirs = self.descriptor, describe(**dict(zip(FACTS, inputs.facts())))
+        place = inputs.place
+        mine, theirs = self.descriptor, describe(
+            **dict(zip(FACTS, inputs.facts())), device=place.device if place else "cpu")
         if _OF_ARRAYS(mine) == _OF_ARRAYS(theirs):
             return
         for name, plans, arrays in zip(Descriptor._fields, mine, theirs):
@@ -170,8 +172,7 @@ class Plan:
                               seen)
         lse = None
         if self.descriptor.features & _LSE:
-            lse = (np.zeros if inputs.ragged else np.empty)(inputs.lse_shape(), np.float32)
-            args.lse = _arrays.pointer(lse, _FLOAT)
+            lse, args.lse = _result(inputs.lse_shape(), inputs.ragged, inputs, "lse")
         self._run(lib.flashattn_forward, _FORWARD, args, inputs)
         return out if lse is None else (out, lse)
 
@@ -183,14 +184,15 @@ class Plan:
         inputs.fill(args)
         q, k, v = inputs.q, inputs.k, inputs.v
         dtype_o, lse_shape = self.descriptor.dtype_o, inputs.lse_shape()
-        seen_out, seen_dout = view(out, "out"), view(dout, "dout")
+        place = inputs.place
+        seen_out, seen_dout = view(out, "out", place), view(dout, "dout", place)
         args.o = _like_output(seen_out, "out", q, v.dim, dtype_o, inputs).c()
         args.dout = _like_output(seen_dout, "dout", q, v.dim, dtype_o, inputs).c()
         # The views live to the end of this function, and so does what they point to.
-        seen_lse = packed(lse, "lse", F32, lse_shape)
+        seen_lse = packed(lse, "lse", F32, lse_shape, place)
         args.lse = ffi.cast(_FLOAT, seen_lse.pointer)
         if dlse is not None:
-            seen_dlse = packed(dlse, "dlse", F32, lse_shape)
+            seen_dlse = packed(dlse, "dlse", F32, lse_shape, place)
             args.dlse = ffi.cast(_FLOAT, seen_dlse.pointer)
         dtype = q.view.dtype
         dq, args.dq = _output(dq, "dq", q, q.dim, dtype, inputs)
@@ -200,8 +202,7 @@ class Plan:
         if self.descriptor.features & _DBIAS:
             results.append(_dbias(args, inputs))
         if self.descriptor.features & _DSINK:
-            dsink = np.zeros(q.heads, np.float32)
-            args.dsink = _arrays.pointer(dsink, _FLOAT)
+            dsink, args.dsink = _result((q.heads,), True, inputs, "dsink")
             results.append(dsink)
         self._run(lib.flashattn_backward, _BACKWARD, args, inputs)
         return tuple(results)
@@ -217,7 +218,15 @@ class Plan:
                 fail(status)
             size = needed[0]
             self._last_size = (op, shape, size)
-        status = function(self._plan, args, _workspace(size), size, ffi.NULL)
+        place = inputs.place
+        if place is None:
+            status = function(self._plan, args, _workspace(size), size, ffi.NULL)
+        else:
+            with _gpu.scope(place):
+                # It goes back before the work is done, but to its stream.
+                memory = _gpu.new((size,), "uint8", False, place, "workspace") if size else None
+                address = view(memory, "workspace", place).pointer if size else ffi.NULL
+                status = function(self._plan, args, address, size, _gpu.native_stream(place))
         if status:
             fail(status)
 
@@ -245,24 +254,32 @@ def _output(array: Any, name: str, model: Tensor, dim: int, code: int,
     where there is one already."""
     if array is None:
         # Rows that belong to no sequence are not written: they must not hold what was there.
-        array = (np.zeros if inputs.ragged else np.empty)(model.like(dim), numpy_dtype(code))
-        if model.axes in _PACKED:
+        shape, place = model.like(dim), inputs.place
+        array = _arrays.new(shape, code, inputs.ragged, place, name)
+        if place is None and model.axes in _PACKED:
             return array, (_arrays.packed_address(array, code), 0, 0, 0)
-        return array, Tensor(view(array, name), inputs.layout, array.ndim, name).c()
+        return array, Tensor(view(array, name, place), inputs.layout, len(shape), name).c()
     if seen is None:
-        seen = view(array, name)
+        seen = view(array, name, inputs.place)
     if not seen.writable:
         raise invalid(f"{name} is read-only", Reason.VALUE, name)
     return array, _like_output(seen, name, model, dim, code, inputs).c()
 
 
-def _dbias(args: Any, inputs: Inputs) -> np.ndarray:
+def _result(shape: Tuple[int, ...], zero: bool, inputs: Inputs, name: str) -> Tuple[Any, Any]:
+    """A float32 array for a result, and its address."""
+    array = _arrays.new(shape, F32, zero, inputs.place, name)
+    if inputs.place is None:
+        return array, _arrays.pointer(array, _FLOAT)
+    return array, _arrays.pointer(view(array, name, inputs.place), _FLOAT)
+
+
+def _dbias(args: Any, inputs: Inputs) -> Any:
     bias = inputs.bias
     if bias is None:
         raise invalid("return_dbias needs bias", Reason.BIAS, "bias")
-    dbias = np.zeros(bias.shape, np.float32)
-    shape = (1,) * (4 - dbias.ndim) + dbias.shape
-    args.dbias = _arrays.pointer(dbias, _FLOAT)
+    dbias, args.dbias = _result(bias.shape, True, inputs, "dbias")
+    shape = (1,) * (4 - len(bias.shape)) + bias.shape
     # A stride of zero sums over the index: where the bias is broadcast.
     (args.dbias_stride_batch, args.dbias_stride_head, args.dbias_stride_row) = (
         0 if shape[0] == 1 else shape[1] * shape[2] * shape[3],

@@ -5,16 +5,16 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from . import _arrays
-from ._arrays import F32, DTypeLike, dtype_code, numpy_dtype, packed, view
+from . import _arrays, _gpu
+from ._arrays import F16, F32, U8, DTypeLike, dtype_code, packed, view
 from ._constants import Device, Reason
 from ._describe import describe, takes_description
 from ._errors import UnsupportedError, fail, invalid
 from ._inputs import Tensor, set_seed
 from ._library import ffi, lib, text
-from ._plan import c_descriptor, cached_plan
+from ._plan import Plan, c_descriptor, cached_plan
 
-_FLOAT = ffi.typeof("float *")
+_FLOAT, _BYTE = ffi.typeof("float *"), ffi.typeof("uint8_t *")
 
 
 class DeviceInfo(NamedTuple):
@@ -31,13 +31,14 @@ class DeviceInfo(NamedTuple):
 
 
 def merge(outs: Sequence[Any], lses: Sequence[Any], *, layout: Optional[str] = None,
-          out: Any = None, out_dtype: Optional[DTypeLike] = None) -> Tuple[Any, np.ndarray]:
+          out: Any = None, out_dtype: Optional[DTypeLike] = None,
+          stream: Any = None) -> Tuple[Any, Any]:
     """Merges attention over disjoint sets of keys: ring or cascade attention, split caches.
 
     outs        the parts, each as attention() returned it: (batch, queries, heads, dim_v) in the
                 order of layout, or (total_q, heads, dim_v)
     lses        their lse: float32 (batch, heads, queries), or (heads, total_q)
-    out, out_dtype  as in attention(); None: the dtype of the parts
+    out, out_dtype, stream  as in attention(); out_dtype=None: the dtype of the parts
 
     Returns (out, lse): lse = ln(sum exp(lse_p)), out = sum exp(lse_p - lse) out_p. Parts with
     lse = -inf count nothing. A sink must be in one part only. ValueError, TypeError,
@@ -46,7 +47,8 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], *, layout: Optional[str] = N
     if len(outs) != len(lses) or not len(outs):
         raise invalid(f"{len(outs)} outs and {len(lses)} lses; expected as many, and at least one",
                       Reason.SIZE, "outs")
-    views = [view(part, "outs") for part in outs]
+    place = _gpu.place_of(outs[0], stream, None, out, "outs")
+    views = [view(part, "outs", place) for part in outs]
     varlen = len(views[0].shape) == 3
     order = layout or "bshd"
     parts = [Tensor(part, order, 3 if varlen else 4, "outs") for part in views]
@@ -55,48 +57,68 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], *, layout: Optional[str] = N
         if part.view.shape != first.view.shape or part.view.dtype != first.view.dtype:
             raise invalid("outs differ in shape or dtype", Reason.SIZE, "outs")
     lse_shape = ((first.heads, first.rows) if varlen else (first.batch, first.heads, first.rows))
-    part_lses = [packed(lse, "lses", F32, lse_shape) for lse in lses]
+    part_lses = [packed(lse, "lses", F32, lse_shape, place) for lse in lses]
     if out is None:
         code = first.view.dtype if out_dtype is None else dtype_code(out_dtype, "out_dtype")
-        out = np.empty(first.view.shape, numpy_dtype(code))
-    target = Tensor(view(out, "out"), order, len(first.view.shape), "out")
+        out = _arrays.new(first.view.shape, code, False, place, "out")
+    target = Tensor(view(out, "out", place), order, len(first.view.shape), "out")
     if target.view.shape != first.view.shape or not target.view.writable:
         raise invalid(f"out has shape {target.view.shape}; expected a writable array of shape "
                       f"{first.view.shape}", Reason.SIZE, "out")
-    lse = np.empty(lse_shape, np.float32)
-    plan = cached_plan((target.view.dtype, first.heads, first.dim), ("varlen_q", varlen))
+    lse = _arrays.new(lse_shape, F32, False, place, "out")
+    plan = _plan_of(place, target.view.dtype, first.heads, first.dim, ("varlen_q", varlen))
     args = ffi.new("flashattn_merge_args *")
     args.struct_size, args.parts = ffi.sizeof("flashattn_merge_args"), len(parts)
     args.shape = (1 if varlen else first.batch, first.rows, 0, 0, first.rows if varlen else 0, 0)
     arrays = ffi.new("flashattn_tensor[]", [part.c() for part in parts])
     pointers = ffi.new("float *[]", [ffi.cast(_FLOAT, part.pointer) for part in part_lses])
     args.part_o, args.part_lse, args.part_dtype = arrays, pointers, first.view.dtype
-    args.o, args.lse = target.c(), _arrays.pointer(lse, _FLOAT)
-    status = lib.flashattn_merge(plan._plan, args, ffi.NULL)
+    args.o = target.c()
+    args.lse = _arrays.pointer(lse if place is None else view(lse, "lse", place), _FLOAT)
+    with _gpu.scope(place):
+        status = lib.flashattn_merge(plan._plan, args, _gpu.native_stream(place))
     if status:
         fail(status)
     return out, lse
 
 
+def _plan_of(place: _arrays.Place, dtype: int, heads: int, dim: int,
+             *chosen: Tuple[str, Any]) -> Plan:
+    """A plan whose results are of a type; on a GPU also where no kernel computes in it."""
+    if place is None:
+        return cached_plan((dtype, heads, dim), *chosen)
+    return cached_plan((dtype if dtype != F32 else F16, heads, dim), ("out_dtype", dtype),
+                       ("device", place.device), *chosen)
+
+
 def dropout_mask(batch: int, heads: int, seqlen_q: int, seqlen_k: int, *, dropout: float,
-                 seed: int = 0, offset: int = 0) -> np.ndarray:
+                 seed: int = 0, offset: int = 0, out: Any = None, stream: Any = None) -> Any:
     """Which weights dropout keeps: bool (batch, heads, queries, keys), True = kept.
 
     The same numbers as attention(dropout=, seed=, offset=) uses on every device: a function of
     (seed, offset, batch index, head, i, j) only; i and j count from a sequence's start, in varlen
     calls too. Philox4x32-10 (Salmon et al. 2011).
+
+    out         bool or uint8, without gaps, written and returned; on a GPU the numbers are made
+                there, on stream
     """
-    plan = cached_plan((F32, heads, 64), ("dropout", dropout))
+    place = None if out is None else _gpu.place_of(out, stream, None, name="out")
+    plan = _plan_of(place, F32, heads, 64, ("dropout", dropout))
     args = ffi.new("flashattn_forward_args *")
     args.struct_size = ffi.sizeof("flashattn_forward_args")
     args.shape = (batch, seqlen_q, seqlen_k, 0, 0, 0)
     set_seed(args.inputs, seed, offset)
-    keep = np.empty((batch, heads, seqlen_q, seqlen_k), np.uint8)
-    status = lib.flashattn_dropout_mask(plan._plan, args, _arrays.pointer(
-        keep, ffi.typeof("uint8_t *")), ffi.NULL)
+    shape = (batch, heads, seqlen_q, seqlen_k)
+    keep = np.empty(shape, np.bool_) if out is None else out
+    seen = packed(keep, "out", U8, shape, place)
+    if not seen.writable:
+        raise invalid("out is read-only", Reason.VALUE, "out")
+    with _gpu.scope(place):
+        status = lib.flashattn_dropout_mask(plan._plan, args, _arrays.pointer(seen, _BYTE),
+                                            _gpu.native_stream(place))
     if status:
         fail(status)
-    return keep.view(np.bool_)
+    return keep
 
 
 @takes_description

@@ -1,0 +1,85 @@
+"""Arrays on the GPU: PyTorch's where it is installed, since its backends are to read them too, else
+the driver's."""
+from __future__ import annotations
+
+import pathlib
+import sys
+from typing import Any, Optional, Tuple
+
+import ml_dtypes
+import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from numerics.driver import Driver  # noqa: E402
+
+try:
+    import torch
+except ImportError:
+    torch = None
+if torch is not None and not torch.cuda.is_available():
+    torch = None
+
+NUMPY = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16),
+         "bf16": np.dtype(ml_dtypes.bfloat16), "i32": np.dtype(np.int32), "u8": np.dtype(np.uint8)}
+_PATTERN = 1 << 22  # random numbers that the driver's arrays repeat
+
+
+def torch_dtype(name: str) -> Any:
+    return {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i32": torch.int32,
+            "u8": torch.uint8}[name]
+
+
+class Array:
+    """A packed array in device memory. tensor: PyTorch's, or None."""
+
+    def __init__(self, memory: "Memory", shape: Tuple[int, ...], dtype: str) -> None:
+        self.shape, self.dtype, self.driver = tuple(shape), dtype, memory.driver
+        self.bytes = max(int(np.prod(shape)) * NUMPY[dtype].itemsize, 1)
+        self.tensor: Any = None
+        if torch is not None:
+            self.tensor = torch.empty(self.shape, dtype=torch_dtype(dtype), device="cuda")
+            self.address = self.tensor.data_ptr()
+        else:
+            self.address = self.driver.allocate(self.bytes)
+
+    def __del__(self) -> None:
+        if self.tensor is None and hasattr(self, "address"):
+            self.driver.free(self.address)
+
+    def strides(self) -> Tuple[int, int, int]:
+        """Of batch, head and sequence, in elements."""
+        _, seq, heads, dim = self.shape
+        return seq * heads * dim, dim, heads * dim
+
+
+class Memory:
+    def __init__(self, driver: Optional[Driver] = None) -> None:
+        self.driver = driver or Driver()
+        self.rng = np.random.default_rng(0)
+
+    def empty(self, shape: Tuple[int, ...], dtype: str, byte: Optional[int] = None) -> Array:
+        array = Array(self, shape, dtype)
+        if byte is not None:
+            self.driver.fill(array.address, byte, array.bytes)
+        return array
+
+    def normal(self, shape: Tuple[int, ...], dtype: str) -> Array:
+        """Random normal numbers."""
+        array = Array(self, shape, dtype)
+        if array.tensor is not None:
+            array.tensor.normal_()
+            return array
+        count = int(np.prod(shape))
+        some = self.rng.standard_normal(min(count, _PATTERN), np.float32).astype(NUMPY[dtype])
+        self.driver.write(array.address, some)
+        done = some.nbytes
+        while done < array.bytes:
+            size = min(done, array.bytes - done)
+            self.driver.copy(array.address + done, array.address, size)
+            done += size
+        return array
+
+    def of(self, values: np.ndarray, dtype: str) -> Array:
+        array = Array(self, values.shape, dtype)
+        self.driver.write(array.address, np.ascontiguousarray(values, NUMPY[dtype]))
+        return array

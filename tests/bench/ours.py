@@ -1,0 +1,144 @@
+"""This library's work on a GPU, through its C calls: everything is made before the clock runs."""
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, NamedTuple, Tuple
+
+import numpy as np
+
+from cases import Case
+from flashattn._constants import Bias, Dtype, Feature, Layout, Mask, Op
+from flashattn._library import ffi, text
+from memory import Array, Memory
+
+Work = Callable[[], Any]
+DTYPES = {"f32": int(Dtype.F32), "f16": int(Dtype.F16), "bf16": int(Dtype.BF16)}
+
+
+class Refused(Exception):
+    """The library's sentence."""
+
+
+class Prepared(NamedTuple):
+    work: Callable[[int], None]  # enqueues a call on a stream
+    kernel: str
+    results: Dict[str, Array]  # o, or dq, dk, dv
+    bytes: int  # least that the call moves
+    workspace: int
+
+
+def descriptor(case: Case) -> Dict[str, Any]:
+    """The fields of flashattn_desc."""
+    mask = int(Mask.CAUSAL) if case.causal else 0
+    fields = dict(struct_size=ffi.sizeof("flashattn_desc"), device=1, dtype=DTYPES[case.dtype],
+                  ops=int(Op.FORWARD), heads_q=case.heads, heads_kv=case.kv_heads,
+                  dim_qk=case.dim, features=int(Feature.LSE), softcap=case.softcap,
+                  dropout=case.dropout)
+    if case.op == "backward":
+        fields["ops"] |= int(Op.BACKWARD)
+    if case.window >= 0:
+        mask |= int(Mask.WINDOW)
+        fields["window_left"] = case.window
+    if case.block_density < 1:
+        mask |= int(Mask.BLOCKS)
+        fields["block_q"] = fields["block_kv"] = 128
+    if case.alibi:
+        fields["bias"] = int(Bias.ALIBI)
+    if case.page_size:
+        fields["layout"], fields["page_size"] = int(Layout.PAGED_KV), case.page_size
+    return {**fields, "mask": mask}
+
+
+class FlashAttn:
+    """A build of the library."""
+
+    def __init__(self, name: str, library: Any, memory: Memory) -> None:
+        self.name, self.lib, self.memory = name, library, memory
+
+    def check(self, status: int) -> None:
+        if status:
+            raise Refused(text(self.lib.flashattn_last_error(ffi.NULL, ffi.NULL)))
+
+    def plan(self, fields: Dict[str, Any]) -> Any:
+        made = ffi.new("flashattn_plan **")
+        self.check(self.lib.flashattn_plan_create(ffi.new("flashattn_desc *", fields), made))
+        return ffi.gc(made[0], self.lib.flashattn_plan_destroy)
+
+    def inputs(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Dict[str, Any], Any]:
+        """Fields of flashattn_inputs, and what they point to."""
+        fields: Dict[str, Any] = {name: tensor(arrays[name]) for name in "qkv"}
+        keep = [arrays]
+        if case.page_size:
+            # The same memory, read as a pool of pages, which the sequences share out at random.
+            each = case.keys // case.page_size
+            pages = case.batch * each
+            table = self.memory.of(np.random.default_rng(0).permutation(pages).astype(np.int32)
+                                   .reshape(case.batch, each), "i32")
+            for name in "kv":
+                fields[name] = (pointer(arrays[name]), case.page_size * case.kv_heads * case.dim,
+                                case.dim, case.kv_heads * case.dim)
+            fields.update(page_table=pointer(table, "int32_t *"), pages=pages)
+            keep.append(table)
+        if case.alibi:
+            slopes = self.memory.of(np.exp2(-8.0 * np.arange(1, case.heads + 1) / case.heads),
+                                    "f32")
+            fields["alibi_slopes"] = pointer(slopes, "float *")
+            keep.append(slopes)
+        if case.block_density < 1:
+            blocks = (-(-case.seqlen_q // 128), -(-case.keys // 128))
+            on = np.zeros(blocks[0] * blocks[1], np.uint8)
+            on[np.random.default_rng(1).permutation(on.size)
+               [: round(on.size * case.block_density)]] = 1
+            mask = self.memory.of(on.reshape(blocks), "u8")
+            fields["block_mask"] = pointer(mask, "uint8_t *")
+            keep.append(mask)
+        return fields, keep
+
+    def prepare(self, case: Case, arrays: Dict[str, Array]) -> Prepared:
+        """Raises Refused."""
+        plan = self.plan(descriptor(case))
+        fields, keep = self.inputs(case, arrays)
+        shape = dict(batch=case.batch, seqlen_q=case.seqlen_q, seqlen_kv=case.keys)
+        q = arrays["q"].shape
+        o = self.memory.empty(q, case.dtype, 0xFF)
+        lse = self.memory.empty((case.batch, case.heads, case.seqlen_q), "f32", 0xFF)
+        forward = ffi.new("flashattn_forward_args *", dict(
+            struct_size=ffi.sizeof("flashattn_forward_args"), shape=shape, inputs=fields,
+            o=tensor(o), lse=pointer(lse, "float *")))
+        work, info = self.call(plan, Op.FORWARD, forward, self.lib.flashattn_forward)
+        results = {"o": o}
+        if case.op == "backward":
+            work(0)
+            results = {"d" + name: self.memory.empty(arrays[name].shape, case.dtype, 0xFF)
+                       for name in "qkv"}
+            backward = ffi.new("flashattn_backward_args *", dict(
+                struct_size=ffi.sizeof("flashattn_backward_args"), shape=shape, inputs=fields,
+                o=tensor(o), lse=pointer(lse, "float *"), dout=tensor(arrays["dout"]),
+                **{name: tensor(array) for name, array in results.items()}))
+            work, info = self.call(plan, Op.BACKWARD, backward, self.lib.flashattn_backward)
+        work.keep = (*keep, o, lse, results, forward)  # type: ignore[attr-defined]
+        return Prepared(work, text(info.kernel), results, info.bytes, info.workspace)
+
+    def call(self, plan: Any, op: int, args: Any, function: Any) -> Tuple[Any, Any]:
+        shape = ffi.addressof(args, "shape")
+        info = ffi.new("flashattn_plan_properties *",
+                       {"struct_size": ffi.sizeof("flashattn_plan_properties")})
+        self.check(self.lib.flashattn_plan_info(plan, int(op), shape, info))
+        size = info.workspace
+        workspace = self.memory.empty((max(size, 1),), "u8")
+        address = pointer(workspace)
+        check, cast = self.check, ffi.cast
+
+        def work(stream: int) -> None:
+            check(function(plan, args, address, size, cast("void *", stream)))
+
+        work.raw = (function, plan, args, address, size)  # type: ignore[attr-defined]
+        work.workspace = workspace  # type: ignore[attr-defined]
+        return work, info
+
+
+def pointer(array: Array, kind: str = "void *") -> Any:
+    return ffi.cast(kind, array.address)
+
+
+def tensor(array: Array) -> Tuple[Any, int, int, int]:
+    return (pointer(array), *array.strides())
