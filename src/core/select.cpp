@@ -43,7 +43,7 @@ struct Sentence {
 // FLASHATTN_FAMILY asks for another family of its kind of device.
 bool is_excluded(const Family& family) {
   const char* forced = forced_family();
-  return forced && family.device_kind == FLASHATTN_DEVICE_CUDA && std::strcmp(forced, family.name);
+  return forced && family.device_kind == FLASHATTN_DEVICE_CUDA && std::strcmp(forced, family.name) != 0;
 }
 
 const char* kind_name(const Device& device) {

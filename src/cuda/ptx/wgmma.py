@@ -1,5 +1,5 @@
-"""Writes wgmma.cuh, the products of a warpgroup: wgmma.py OUTPUT. The text of an asm statement must be
-a literal, so no template can build one for every width."""
+"""Writes wgmma.cuh, the products of a warpgroup: wgmma.py OUTPUT. The text of an asm statement must
+be a literal, so no template can build one for every width."""
 import sys
 
 WIDTHS = (48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 256)
@@ -9,7 +9,7 @@ HEAD = """\
 // Products of a warpgroup on the tensor cores of Hopper (PTX ISA, "wgmma.mma_async"): written by
 // wgmma.py.
 //
-// d (64 x 2 * length) += a b, fp32 sums; d is overwritten where `accumulate` is 0. Warp w of the four
+// d (64 x 2 * length) += a b, fp32 sums; d is overwritten where `accumulate` is 0. Warp w of four
 // holds rows 16 w .. 16 w + 15; with g = lane / 4 and c = lane % 4, d[4 n + 2 r + e] is element
 // (16 w + g + 8 r, 8 n + 2 c + e). Descriptors come from Matrix of warpgroup.cuh. kTransposeA and
 // kTransposeB: the operand's rows run along k, not across it.
@@ -33,8 +33,8 @@ def statement(width: int, kind: str, registers: bool) -> str:
     if registers:
         a = "{" + ", ".join(f"%{n + i}" for i in range(4)) + "}"
         return (f'asm volatile("{{.reg .pred p; setp.ne.b32 p, %{n + 5}, 0; {head}, {a}, %{n + 4}, '
-                f'p, 1, 1, %{n + 6};}}"\n      : {outputs}\n      : "r"(a[0]), "r"(a[1]), "r"(a[2]), '
-                f'"r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposeB));')
+                f'p, 1, 1, %{n + 6};}}"\n      : {outputs}\n      : "r"(a[0]), "r"(a[1]), '
+                f'"r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposeB));')
     return (f'asm volatile("{{.reg .pred p; setp.ne.b32 p, %{n + 2}, 0; {head}, %{n}, %{n + 1}, '
             f'p, 1, 1, %{n + 3}, %{n + 4};}}"\n      : {outputs}\n      : "l"(a), "l"(b), '
             f'"r"(accumulate), "n"(kTransposeA), "n"(kTransposeB));')
