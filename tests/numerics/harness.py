@@ -278,9 +278,9 @@ class Call:
 
     def adopt(self, other):
         """Takes another call's contents into this one's memory, where they fit: what a program does
-        that replays a graph with new data. The addresses stay."""
+        that replays a graph with new data. The addresses stay, and scratch memory is nobody's."""
         for name, buffer in self.buffers.items():
-            if name in other.buffers:
+            if name in other.buffers and name != "workspace":
                 buffer.take(other.buffers[name])
                 buffer.push()
         self.case, self.data, self.places = other.case, other.data, other.places

@@ -188,11 +188,13 @@ def backward(case, data, b, fwd, arithmetic=EXACT, use=None):
         sink = arithmetic.load(data.sink)[:, None]
         share = xp.where(xp.isneginf(sink), 0, xp.exp(sink - xp.where(xp.isneginf(lse), 0, lse)))
         dsink = -(share * d).sum(-1)
+    # As large as the scores: it is fetched only where somebody looks at it.
+    on_host = xp.host if case.dbias is not None else lambda x: None
     result = Gradients(
         dq=xp.host(store((draw @ k).swapaxes(0, 1))),
         dk=xp.host(store(fold_heads(case, draw.swapaxes(1, 2) @ q))),
         dv=xp.host(store(fold_heads(case, weights.swapaxes(1, 2) @ dout_stored))),
-        dbias=xp.host(ds), dsink=xp.host(dsink))
+        dbias=on_host(ds), dsink=xp.host(dsink))
     if arithmetic.exact:
         noise_dp = xp.sqrt(dout ** 2 @ (v ** 2).swapaxes(1, 2))
         if fwd.keep is not None:
@@ -204,7 +206,7 @@ def backward(case, data, b, fwd, arithmetic=EXACT, use=None):
             "dq": xp.sqrt((raw @ k ** 2).swapaxes(0, 1)),
             "dk": xp.sqrt(fold_heads(case, raw.swapaxes(1, 2) @ q ** 2)),
             "dv": xp.sqrt(fold_heads(case, weights.swapaxes(1, 2) ** 2 @ dout ** 2)),
-            "dbias": size,
+            "dbias": on_host(size),
             "dsink": xp.sqrt(((share * noise_d) ** 2).sum(-1)) if case.sink else None}.items()}
     return result
 
