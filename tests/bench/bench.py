@@ -104,7 +104,7 @@ def main() -> int:
     parser.add_argument("--csv", type=pathlib.Path, help="also write the figures there")
     chosen = parser.parse_args()
     cases = list(chosen.case or [])
-    quick = ["quick"] if chosen.device == "cpu" else ["gpu", "gpu-decode"]
+    quick = ["quick"] if chosen.device == "cpu" else ["gpu", "gpu-backward", "gpu-decode"]
     for preset in chosen.preset or ([] if cases else quick):
         cases += PRESETS[preset]
     if chosen.device == "cuda":

@@ -120,12 +120,12 @@ def _decode() -> Iterator[Case]:
             yield Case("forward", dtype, heads=32, heads_kv=8, seqlen_q=1, seqlen_kv=keys, dim=128)
 
 
-def _h200() -> Iterator[Case]:
+def _h200(op: str) -> Iterator[Case]:
     """The tables of the attention papers: 16k tokens, heads * dim = 2048."""
     for dim in (64, 128, 256):
         for causal in (False, True):
             for seqlen in (1024, 2048, 4096, 8192, 16384):
-                yield Case("forward", "bf16", 16384 // seqlen, 2048 // dim, seqlen_q=seqlen,
+                yield Case(op, "bf16", 16384 // seqlen, 2048 // dim, seqlen_q=seqlen,
                            dim=dim, causal=causal)
 
 
@@ -143,6 +143,7 @@ PRESETS: Dict[str, List[Case]] = {
     "features": list(_features()),
     "decode": list(_decode()),
     # For --device cuda.
-    "gpu": list(_h200()),
+    "gpu": list(_h200("forward")),
+    "gpu-backward": list(_h200("backward")),
     "gpu-decode": list(_h200_decode()),
 }

@@ -169,8 +169,8 @@ def features():
 
 
 def gradients():
-    """The backward pass where several tiles of queries and keys meet, for each size of head that GPU
-    kernels are made for."""
+    """The backward pass where several tiles of queries and keys meet, for each size of head that
+    GPU kernels are made for."""
     rich = dict(softcap=15.0, alibi="h", bias="f32", bias_dims="hr", dbias="h", dropout=0.2,
                 sink=True, dsink=True, dlse=True, blocks=(32, 64), density=0.6, window=(150, 20))
     dims_of_heads = [(64, 64), (96, 128), (128, 40), (192, 128), (200, 256), (256, 256)]

@@ -331,7 +331,22 @@ class BackwardBlock {
     const Step step = place_.steps[stage];
     if (step.head < 0) return;
     constexpr int kColumns = kDim / Config::kPairs;
-    const int32_t warp = threadIdx.x / 32, row = warp % 2 * 32, column = warp / 2 * kColumns;
+    // As many at a time as there are registers for.
+    constexpr int kPass = kColumns > 48 ? kColumns / 2 : kColumns;
+#pragma unroll 1
+    for (int pass = 0; pass < kColumns; pass += kPass) add_dq_columns<kPass>(step, stage, pass);
+    if (!params_.turns) return;
+    __syncwarp();
+    if (lane_ == 0) {
+      __threadfence();
+      ptx::add_release(turn_of(params_, place_, step), 1);
+    }
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void add_dq_columns(Step step, int stage, int pass) const {
+    const int32_t warp = threadIdx.x / 32, row = warp % 2 * 32;
+    const int32_t column = warp / 2 * (kDim / Config::kPairs) + pass;
     const uint32_t ds =
         score_tile(stage).chunk(lane_ % 8 + lane_ / 16 * 8, lane_ / 8 % 2) ^ row * 2;
     const uint32_t keys = typename Config::KeyTile{shared_}.chunk(lane_ % 16, lane_ / 16);
@@ -353,7 +368,7 @@ class BackwardBlock {
         }
       }
     }
-    if (params_.turns) {
+    if (params_.turns && pass == 0) {
       if (lane_ == 0) await_turn(params_, place_, step, kTileKv, Config::kWarps);
       __syncwarp();
     }
@@ -371,13 +386,6 @@ class BackwardBlock {
           if (at + n * 8 >= dim) continue;
           ptx::add_pair(to + n * 8, dq[strip][n][half * 2], dq[strip][n][half * 2 + 1]);
         }
-      }
-    }
-    if (params_.turns) {
-      __syncwarp();
-      if (lane_ == 0) {
-        __threadfence();
-        ptx::add_release(turn_of(params_, place_, step), 1);
       }
     }
   }
