@@ -9,42 +9,46 @@ namespace {
 
 constexpr int64_t kAlignment = 128;
 
+// The first that the device's shared memory holds; if there is none, the smallest.
 const sm80::BackwardEntry& find(const Problem& p, sm80::Table<sm80::BackwardEntry> table,
-                                bool modified) {
-  for (size_t n = 0; n + 1 < table.count; ++n) {
+                                bool modified, int32_t local_memory) {
+  const sm80::BackwardEntry* best = nullptr;
+  for (size_t n = 0; n < table.count; ++n) {
     const sm80::BackwardEntry& e = *table.entries[n];
-    if (e.dtype == p.dtype && e.modified == modified && e.dim >= std::max(p.dim_qk, p.dim_v)) {
-      return e;
-    }
+    const bool fits = e.dtype == p.dtype && e.modified == modified &&
+                      e.dim >= std::max(p.dim_qk, p.dim_v) && (!best || e.dim == best->dim);
+    if (!fits) continue;
+    if (e.shared_bytes <= local_memory) return e;
+    if (!best || e.shared_bytes < best->shared_bytes) best = &e;
   }
-  return *table.entries[table.count - 1];
+  return *best;
 }
 
-const sm80::BackwardEntry& main_entry(const Problem& p) {
-  return find(p, sm80::backward_table(), is_modified(p));
+const sm80::BackwardEntry& main_entry(const Problem& p, int32_t local_memory) {
+  return find(p, sm80::backward_table(), is_modified(p), local_memory);
 }
 
 const sm80::BackwardEntry& bias_gradient_entry(const Problem& p) {
-  return find(p, sm80::bias_gradient_table(), true);
+  return find(p, sm80::bias_gradient_table(), true, INT32_MAX);
 }
 
 }  // namespace
 
-int32_t BackwardLauncher::shared_bytes(const Problem& problem) {
-  const int32_t bytes = main_entry(problem).shared_bytes;
+int32_t BackwardLauncher::shared_bytes(const Problem& problem, int32_t local_memory) {
+  const int32_t bytes = main_entry(problem, local_memory).shared_bytes;
   if (!problem.has_feature(FLASHATTN_FEATURE_DBIAS)) return bytes;
   return std::max(bytes, bias_gradient_entry(problem).shared_bytes);
 }
 
-BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_t l2_bytes)
+BackwardLauncher::BackwardLauncher(const Problem& problem, const Device& device, int64_t l2_bytes)
     : problem_(problem),
       l2_bytes_(l2_bytes),
-      main_(prepare(main_entry(problem), units)),
+      main_(prepare(main_entry(problem, device.properties.local_memory), device.properties.units)),
       bias_gradient_{},
       name_(std::string("sm80_backward_") + dtype_name(problem.dtype) + "_" +
             std::to_string(main_.entry->dim) + (main_.entry->modified ? "_modified" : "")) {
   if (problem.has_feature(FLASHATTN_FEATURE_DBIAS)) {
-    bias_gradient_ = prepare(bias_gradient_entry(problem), units);
+    bias_gradient_ = prepare(bias_gradient_entry(problem), device.properties.units);
   }
 }
 

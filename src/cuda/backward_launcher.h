@@ -10,15 +10,15 @@ namespace flashattn::cuda {
 
 class BackwardLauncher {
  public:
-  BackwardLauncher(const Problem& problem, int32_t units, int64_t l2_bytes);
+  BackwardLauncher(const Problem& problem, const Device& device, int64_t l2_bytes);
 
   int64_t workspace(const flashattn_shape& shape) const;
   void describe(flashattn_plan_properties* properties) const;
   // The device is current.
   int32_t run(const flashattn_backward_args& args, void* workspace, cudaStream_t stream) const;
 
-  // Bytes of shared memory a block that the problem's kernels need.
-  static int32_t shared_bytes(const Problem& problem);
+  // Bytes of shared memory a block that the problem's kernels need on a device with so many.
+  static int32_t shared_bytes(const Problem& problem, int32_t local_memory);
 
  private:
   bool ordered() const { return problem_.determinism != FLASHATTN_DETERMINISM_DEFAULT; }

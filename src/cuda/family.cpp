@@ -17,6 +17,10 @@ bool has_kernels(const Problem& p) {
   return is_16_bit(p.dtype) && p.dim_qk <= kMaxDim && p.dim_v <= kMaxDim;
 }
 
+int32_t shared_bytes(const Problem& p, const Device& d) {
+  return cuda::sm80_shared_bytes(p, d.properties.local_memory);
+}
+
 void explain_multiple(const char* field, int32_t value, char* text, size_t capacity) {
   std::snprintf(text, capacity, "%s = %d is no multiple of 8; pad the head to %d", field, value,
                 (value + 7) / 8 * 8);
@@ -70,15 +74,14 @@ const Predicate kPredicates[] = {
      }},
     // The last: only of problems for which there are kernels.
     {[](const Problem& p, const Device& d) {
-       return has_kernels(p) && cuda::sm80_shared_bytes(p) > d.properties.local_memory;
+       return has_kernels(p) && shared_bytes(p, d) > d.properties.local_memory;
      },
      FLASHATTN_REASON_SHARED_MEMORY, "dim_qk",
      [](const Problem& p, const Device& d, char* text, size_t capacity) {
        std::snprintf(text, capacity,
                      "dim_qk = %d, dim_v = %d with ops = %u needs %d bytes of shared memory a "
                      "block, above %d, the limit of this device; use smaller heads%s",
-                     p.dim_qk, p.dim_v, p.ops, cuda::sm80_shared_bytes(p),
-                     d.properties.local_memory,
+                     p.dim_qk, p.dim_v, p.ops, shared_bytes(p, d), d.properties.local_memory,
                      p.has_op(FLASHATTN_OP_BACKWARD) ? ", or ops = FORWARD" : "");
      }},
 };

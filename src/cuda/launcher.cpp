@@ -35,10 +35,10 @@ std::string kernel_name(const sm80::ForwardEntry& e) {
 
 }  // namespace
 
-int32_t sm80_shared_bytes(const Problem& problem) {
+int32_t sm80_shared_bytes(const Problem& problem, int32_t local_memory) {
   const int32_t forward = find(problem, 1)->shared_bytes;
   if (!problem.has_op(FLASHATTN_OP_BACKWARD)) return forward;
-  return std::max(forward, BackwardLauncher::shared_bytes(problem));
+  return std::max(forward, BackwardLauncher::shared_bytes(problem, local_memory));
 }
 
 Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device)
@@ -55,7 +55,7 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device)
   small_name_ = kernel_name(*small_.entry);
   large_name_ = kernel_name(*large_.entry);
   if (problem.has_op(FLASHATTN_OP_BACKWARD)) {
-    backward_.reset(new BackwardLauncher(problem, units_, l2_bytes_));
+    backward_.reset(new BackwardLauncher(problem, device, l2_bytes_));
   }
 }
 

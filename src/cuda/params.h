@@ -49,8 +49,8 @@ struct BackwardParams {
   float* lse2;   // in log2 units; +inf for rows that see nothing: 2^(-inf - inf) = 0
   float* delta;  // D
   float* dq;     // fp32 sums, dim_qk wide, without the scale
-  // For each tile of queries of each head, the next tile of keys that may add to dq: sums in a
-  // fixed order. NULL: in any.
+  // For each tile of queries of each head, how much has been added to dq: sums in a fixed order.
+  // NULL: in any.
   int32_t* turns;
   int32_t* ticket;  // numbers the blocks as they start. Beside turns
 

@@ -168,6 +168,26 @@ def features():
                dlse=True, backward=True)
 
 
+def gradients():
+    """The backward pass where several tiles of queries and keys meet, for each size of head that
+    GPU kernels are made for."""
+    rich = dict(softcap=15.0, alibi="h", bias="f32", bias_dims="hr", dbias="h", dropout=0.2,
+                sink=True, dsink=True, dlse=True, blocks=(32, 64), density=0.6, window=(150, 20))
+    dims_of_heads = [(64, 64), (96, 128), (128, 40), (192, 128), (200, 256), (256, 256)]
+    for n, (dim, dim_v) in enumerate(dims_of_heads):
+        common = dict(dim_qk=dim, dim_v=dim_v, backward=True)
+        for m, dtype in enumerate(DTYPES[1:]):
+            yield Case(batch=2, seqlen_q=200, seqlen_kv=333, dtype=dtype, determinism=(n + m) % 3,
+                       **common)
+            yield Case(seqlen_q=333, seqlen_kv=200, heads_q=3, heads_kv=1, causal=True,
+                       dtype=dtype, determinism=(n + m + 1) % 3, **common)
+            yield Case(cu_q=[130, 0, 257, 64], cu_kv=[300, 40, 257, 1], heads_q=4, heads_kv=2,
+                       causal=True, dtype=dtype, dtype_o="f32", determinism=(n + m + 2) % 3,
+                       **common)
+            yield Case(seqlen_q=190, seqlen_kv=270, heads_q=2, heads_kv=1, dtype=dtype,
+                       determinism=(n + m) % 3, **rich, **common)
+
+
 LISTED = {f.__name__: list(f()) for f in (
     shapes, groups, dims, windows, chunks, block_masks, lengths, pages, splits, strides, biases,
-    features)}
+    features, gradients)}

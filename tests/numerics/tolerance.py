@@ -8,6 +8,8 @@ from .engines import engine_for
 from .reference import Arithmetic
 
 FLOAT = EPSILON["f32"]
+# Below it, a dtype holds numbers with fewer bits.
+NORMAL = {"f32": 1e-30, "bf16": 1e-30, "f16": 2.0 ** -14}
 # Below so many numbers, or scores, the naive evaluation may be accurate by luck.
 FEW = 256
 
@@ -51,8 +53,8 @@ def judge(name, out, exact, naive, noise, dtype, factor, score_size=0.0, pairs=F
     both = np.maximum(np.abs(exact), noise)
     size = both if min(exact.size, pairs) < FEW else np.abs(exact)
     # Relative to what each number is a sum of, so that small rows count as much as large ones;
-    # numbers that fp32 holds with fewer bits are left out.
-    unit = np.maximum(noise, 1e-30)
+    # numbers that the dtype holds with fewer bits are left out.
+    unit = np.maximum(noise, NORMAL[dtype])
     # Rounding inside fp32, in whatever order the kernel sums: felt by fp32 results, and where the
     # naive error happens to vanish.
     floor = (4 + score_size / 4) * FLOAT

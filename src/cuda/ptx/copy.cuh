@@ -91,8 +91,15 @@ __device__ __forceinline__ int32_t load_acquire(const int32_t* from) {
   return x;
 }
 
-__device__ __forceinline__ void store_release(int32_t* to, int32_t x) {
-  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+__device__ __forceinline__ void add_release(int32_t* to, int32_t x) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+
+// Which of the multiprocessor's places for warps this one has.
+__device__ __forceinline__ int32_t warp_slot() {
+  int32_t x;
+  asm volatile("mov.u32 %0, %%warpid;" : "=r"(x));
+  return x;
 }
 
 // Barriers of kThreads threads, by number: the block's own is 0. Those that arrive do not wait.

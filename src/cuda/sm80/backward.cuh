@@ -61,7 +61,7 @@ class BackwardBlock {
         place_(place),
         shared_(shared),
         lane_(threadIdx.x % 32),
-        gradients_(threadIdx.x / 32 / Config::kPairs),
+        gradients_(threadIdx.x / 32 / Config::kPairs ^ (Config::kWarps == 4 ? place.swapped : 0)),
         warp_key_(threadIdx.x / 32 % Config::kPairs * 16 * kStrips) {}
 
   __device__ __forceinline__ void run() {
@@ -73,7 +73,7 @@ class BackwardBlock {
                           params_.problem.dim_v,
                           head_rows(in.v, place_.b, place_.kv_head, place_.sequence.first_kv),
                           place_.keys.begin, place_.keys.end);
-    Step now = next_step<Config::kModified>(params_, place_, kTileKv,
+    Step now = next_step<Config::kModified>(params_, place_, kTileKv, Config::kWarps,
                                             {place_.heads.begin, place_.tiles.begin - 1});
     load_queries(now, 0);
     ptx::cp_async_commit();
@@ -90,11 +90,12 @@ class BackwardBlock {
     while (now.head < place_.heads.end) {
       ptx::cp_async_wait<0>();
       __syncthreads();  // the tile is here, dS of the one before, and the other stage is free
-      const Step after = next_step<Config::kModified>(params_, place_, kTileKv, now);
+      const Step after =
+          next_step<Config::kModified>(params_, place_, kTileKv, Config::kWarps, now);
       if constexpr (Config::kStages == 2) {
         load_queries(after, stage ^ 1);
         ptx::cp_async_commit();
-        add_dq(stage ^ 1);
+        if (gradients_ == 1) add_dq(stage ^ 1);
         multiply(now, stage);
         stage ^= 1;
       } else {
@@ -167,6 +168,8 @@ class BackwardBlock {
       if (gradients_ == 0) {
         weights(s, held, step, queries, full, stage, slice);
         ptx::barrier_arrive<64>(barrier);
+        // The other warp has done its share while this one computed exponentials, and has work now.
+        if (Config::kStages == 2 && slice == 0) add_dq(stage ^ 1);
       } else {
         ptx::barrier_sync<64>(barrier);
         gradients(s, held, stage, slice);
@@ -328,7 +331,22 @@ class BackwardBlock {
     const Step step = place_.steps[stage];
     if (step.head < 0) return;
     constexpr int kColumns = kDim / Config::kPairs;
-    const int32_t warp = threadIdx.x / 32, row = warp % 2 * 32, column = warp / 2 * kColumns;
+    // As many at a time as there are registers for.
+    constexpr int kPass = kColumns > 48 ? kColumns / 2 : kColumns;
+#pragma unroll 1
+    for (int pass = 0; pass < kColumns; pass += kPass) add_dq_columns<kPass>(step, stage, pass);
+    if (!params_.turns) return;
+    __syncwarp();
+    if (lane_ == 0) {
+      __threadfence();
+      ptx::add_release(turn_of(params_, place_, step), 1);
+    }
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void add_dq_columns(Step step, int stage, int pass) const {
+    const int32_t warp = threadIdx.x / 32, row = warp % 2 * 32;
+    const int32_t column = warp / 2 * (kDim / Config::kPairs) + pass;
     const uint32_t ds =
         score_tile(stage).chunk(lane_ % 8 + lane_ / 16 * 8, lane_ / 8 % 2) ^ row * 2;
     const uint32_t keys = typename Config::KeyTile{shared_}.chunk(lane_ % 16, lane_ / 16);
@@ -350,9 +368,9 @@ class BackwardBlock {
         }
       }
     }
-    if (params_.turns) {
-      if (threadIdx.x == 0) await_turn(params_, place_, step, kTileKv);
-      __syncthreads();
+    if (params_.turns && pass == 0) {
+      if (lane_ == 0) await_turn(params_, place_, step, kTileKv, Config::kWarps);
+      __syncwarp();
     }
     const int32_t dim = params_.problem.dim_qk;
     const int32_t i = step.tile * kTileQ + row + lane_ / 4, at = column + lane_ % 4 * 2;
@@ -369,11 +387,6 @@ class BackwardBlock {
           ptx::add_pair(to + n * 8, dq[strip][n][half * 2], dq[strip][n][half * 2 + 1]);
         }
       }
-    }
-    if (params_.turns) {
-      __threadfence();
-      __syncthreads();
-      if (threadIdx.x == 0) pass_turn(params_, place_, step);
     }
   }
 
@@ -414,7 +427,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     backward_kernel(const __grid_constant__ BackwardParams params) {
   extern __shared__ __align__(128) char shared[];
   BackwardPlace& place = *reinterpret_cast<BackwardPlace*>(shared + Config::kPlace);
-  if (threadIdx.x == 0) place = find_place(params, Config::kTileKv);
+  if (threadIdx.x == 0) place = find_place(params, Config::kTileKv, Config::kWarps);
   __syncthreads();
   if (place.keys.begin >= place.keys.end) return;
   BackwardBlock<Config>(params, place, ptx::shared_address(shared)).run();

@@ -15,6 +15,7 @@ struct Step {
 struct BackwardPlace {
   Sequence sequence;
   int32_t b, kv_head;
+  int32_t swapped;  // 1: the first warps are the gradients'
   Interval heads;
   Interval keys, full;  // queries that see all of the keys
   Interval tiles;       // of queries that see some
@@ -22,7 +23,8 @@ struct BackwardPlace {
 };
 
 // One thread calls it. Empty keys: nothing to do.
-__device__ __forceinline__ BackwardPlace find_place(const BackwardParams& params, int32_t tile_kv) {
+__device__ __forceinline__ BackwardPlace find_place(const BackwardParams& params, int32_t tile_kv,
+                                                    int32_t warps) {
   const Problem& problem = params.problem;
   // Blocks that wait for others must not have started before them.
   const int32_t block = params.turns ? atomicAdd(params.ticket, 1) : blockIdx.x;
@@ -31,9 +33,12 @@ __device__ __forceinline__ BackwardPlace find_place(const BackwardParams& params
   const int32_t width =
       min(params.section, static_cast<int32_t>(params.units()) - section * params.section);
   const int32_t unit = section * params.section + rest % width;
-  // Early keys first: under a causal mask they take longest, and others wait for them.
-  const int32_t key_block = rest / width;
+  // Early keys first: under a causal mask they take longest. Where they wait for late ones, these.
+  const int32_t key_block = params.turns ? params.key_blocks - 1 - rest / width : rest / width;
   BackwardPlace p;
+  // Four warps stand before four schedulers: two blocks on a multiprocessor should not put their
+  // exponentials before the same two.
+  p.swapped = warps == 4 ? ptx::warp_slot() / 4 % 2 : 0;
   p.kv_head = unit % problem.heads_kv;
   p.b = unit / problem.heads_kv;
   p.sequence = sequence_of(problem, params.args.shape, params.args.inputs, p.b);
@@ -58,27 +63,27 @@ __device__ __forceinline__ Interval queries_of(const BackwardPlace& place, Step 
   return {begin, min(begin + kBackwardTileQ, place.sequence.len.q)};
 }
 
-// Tiles of keys add to a tile of queries one after the other, from the first that it sees on.
-__device__ __forceinline__ void await_turn(const BackwardParams& params, const BackwardPlace& place,
-                                           Step step, int32_t tile_kv) {
-  const KeySpan span =
-      key_span(params.problem.mask_rule(), queries_of(place, step), place.sequence.len);
-  const int32_t turn = place.keys.begin / tile_kv - span.any.begin / tile_kv;
-  const int32_t* now =
-      params.turns + params.query_tile(place.sequence, place.b, step.head, step.tile);
-  while (ptx::load_acquire(now) != turn) __nanosleep(20);
+// Tiles of keys add to a tile of queries one after the other, the last that it sees first: all
+// blocks begin with the queries next to the diagonal, so that under most masks nobody waits. A turn
+// is passed in `shares`, one for each warp.
+__device__ __forceinline__ int32_t* turn_of(const BackwardParams& params,
+                                            const BackwardPlace& place, Step step) {
+  return params.turns + params.query_tile(place.sequence, place.b, step.head, step.tile);
 }
 
-__device__ __forceinline__ void pass_turn(const BackwardParams& params, const BackwardPlace& place,
-                                          Step step) {
-  int32_t* now = params.turns + params.query_tile(place.sequence, place.b, step.head, step.tile);
-  ptx::store_release(now, ptx::load_acquire(now) + 1);
+__device__ __forceinline__ void await_turn(const BackwardParams& params, const BackwardPlace& place,
+                                           Step step, int32_t tile_kv, int32_t shares) {
+  const KeySpan span =
+      key_span(params.problem.mask_rule(), queries_of(place, step), place.sequence.len);
+  const int32_t before = (span.any.end - 1) / tile_kv - place.keys.begin / tile_kv;
+  const int32_t* turn = turn_of(params, place, step);
+  while (ptx::load_acquire(turn) < before * shares) __nanosleep(20);
 }
 
 // The next tile in which a query sees a key of the block; past the last one head = heads.end.
 template <bool kModified>
 __device__ __forceinline__ Step next_step(const BackwardParams& params, const BackwardPlace& place,
-                                          int32_t tile_kv, Step step) {
+                                          int32_t tile_kv, int32_t shares, Step step) {
   while (step.head < place.heads.end) {
     if (++step.tile >= place.tiles.end) step = {step.head + 1, place.tiles.begin};
     if (!kModified || !(params.problem.mask & FLASHATTN_MASK_BLOCKS)) break;
@@ -87,8 +92,8 @@ __device__ __forceinline__ Step next_step(const BackwardParams& params, const Ba
         score_rules(params.problem, params.args.inputs, place.b, step.head, place.sequence.len);
     if (block_kind(rules, queries_of(place, step), place.keys) != TileKind::kEmpty) break;
     if (params.turns && threadIdx.x == 0) {
-      await_turn(params, place, step, tile_kv);
-      pass_turn(params, place, step);
+      await_turn(params, place, step, tile_kv, shares);
+      ptx::add_release(turn_of(params, place, step), shares);
     }
   }
   return step;
