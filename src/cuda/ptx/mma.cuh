@@ -83,11 +83,4 @@ __device__ __forceinline__ float reciprocal(float x) {
   return y;
 }
 
-// To 11 bits.
-__device__ __forceinline__ float tanh(float x) {
-  float y;
-  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 }  // namespace flashattn::cuda::ptx

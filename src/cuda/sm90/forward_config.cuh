@@ -70,7 +70,7 @@ __device__ __forceinline__ void init_barriers(Control<Config>& control) {
     init(control.q_empty[n], 1);
   }
   init(control.nearly, 1);
-  init(control.drained, kConsumers);
+  init(control.drained, 4 * kConsumers);
   for (int n = 0; n < Config::kStages; ++n) {
     init(control.k_full[n], 1);
     init(control.v_full[n], 1);
@@ -79,7 +79,7 @@ __device__ __forceinline__ void init_barriers(Control<Config>& control) {
   }
   for (int n = 0; n < kItems; ++n) {
     init(control.item_full[n], 1);
-    init(control.item_empty[n], kConsumers + 1);
+    init(control.item_empty[n], 4 * kConsumers + 1);
   }
   ptx::fence_mbarrier_init();
 }

@@ -36,8 +36,8 @@ class Consumer : TileOutput<Config> {
       const ItemKind kind = item().kind;
       if (kind == ItemKind::kEnd) break;
       if (kind == ItemKind::kTile) work();
-      ptx::named_sync(kGroupBarrier + group_, 128);
-      if (leader_) {
+      __syncwarp();
+      if (lane() == 0) {
         if (kind == ItemKind::kDrain) ptx::mbarrier_arrive(address(control_.drained));
         ptx::mbarrier_arrive(address(control_.item_empty[items_.slot()]));
       }
@@ -48,14 +48,12 @@ class Consumer : TileOutput<Config> {
  private:
   __device__ __forceinline__ void work() {
     int32_t n = item().end - 1;
-    if (n >= item().begin) {
-      ptx::mbarrier_wait(address(control_.q_full[group_]), q_phase_);
-      q_phase_ ^= 1;
-    }
+    ptx::mbarrier_wait(address(control_.q_full[group_]), q_phase_);
+    q_phase_ ^= 1;
     // All warpgroups take item.end - item.begin - 1 turns.
     if (idle()) {
       clear();
-      if (Config::kOwnO && n >= item().begin) release_q();
+      if (Config::kOwnO) release_q();
       if (n >= item().begin) pass(n--, false);
     } else {
       for (; n >= strip().end; --n) pass(n, true);
@@ -207,7 +205,7 @@ class Consumer : TileOutput<Config> {
       const float from_cap = problem.softcap * kLog2E;
       if (problem.softcap != 0) {
 #pragma unroll
-        for (int i = 0; i < kTileKv / 2; ++i) s_[i] = ptx::tanh(s_[i] * to_cap) * from_cap;
+        for (int i = 0; i < kTileKv / 2; ++i) s_[i] = soft_tanh(s_[i] * to_cap) * from_cap;
       }
       if (problem.bias & FLASHATTN_BIAS_ALIBI) {
         const flashattn_inputs& in = params_.args.inputs;
@@ -329,7 +327,6 @@ class Consumer : TileOutput<Config> {
 
   // LSE and O of the tile; whether it must be done over.
   __device__ __forceinline__ void finish() {
-    const bool loaded = item().begin < item().end;
     bool outgrown = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -373,7 +370,7 @@ class Consumer : TileOutput<Config> {
       }
     }
     // O lay where the next Q comes.
-    if (!Config::kOwnO && loaded) {
+    if (!Config::kOwnO) {
       if (!params_.store_boxes) {
         ptx::fence_async_proxy();
         ptx::named_sync(kGroupBarrier + group_, 128);

@@ -111,13 +111,7 @@ class Loader {
       const volatile WorkItem<Config::kConsumers>& item = control_.items[items.slot()];
       const ItemKind kind = item.kind;
       if (kind == ItemKind::kEnd) break;
-      if (kind == ItemKind::kTile) {
-        if (item.begin < item.end) {
-          load(item);
-        } else {
-          announce();
-        }
-      }
+      if (kind == ItemKind::kTile) load(item);
       __syncwarp();
       if (leader_) ptx::mbarrier_arrive(address(control_.item_empty[items.slot()]));
     }
@@ -137,6 +131,12 @@ class Loader {
     const int32_t begin = item.begin;
     const int32_t last = item.end - 1;
     int32_t n = last;
+    if (n < begin) {
+      // Rows without keys: O is written where Q lies.
+      load_queries(item);
+      announce();
+      return;
+    }
     load_keys<Config::kPanelsQk>(params_.k, k_, control_.k_full, control_.k_empty, stage_, keys, n);
     load_queries(item);
     // K of the next tile before V of this: it is needed first.

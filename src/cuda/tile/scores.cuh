@@ -23,6 +23,17 @@ __device__ __forceinline__ float add_bias(const ScoreRules& rules, float x, int3
   }
 }
 
+// tanh as 1 - 2 / (e^2x + 1), and near 0, where that loses digits, by its series.
+__device__ __forceinline__ float soft_tanh(float x) {
+  const float square = x * x;
+  const float large = 1.0f - 2.0f * ptx::reciprocal(ptx::exp2(x * (2.0f * kLog2E)) + 1.0f);
+  const float small =
+      x -
+      x * square *
+          (0.33333333f - square * (0.13333333f - square * (0.053968254f - square * 0.021869489f)));
+  return fabsf(x) < 0.25f ? small : large;
+}
+
 // The score of a product, before masks, and the derivative of the softcap there.
 struct Score {
   float value, derivative;
@@ -32,14 +43,7 @@ __device__ __forceinline__ Score modified_score(const ScoreRules& rules, float p
                                                 int32_t j, bool inside) {
   Score s{product * rules.scale, 1.0f};
   if (rules.softcap != 0) {
-    // tanh as 1 - 2 / (e^2|x| + 1), and near 0, where that loses digits, by its series.
-    const float x = s.value / rules.softcap, a = fabsf(x), square = x * x;
-    const float large = copysignf(1.0f - 2.0f / (ptx::exp2(a * (2.0f * kLog2E)) + 1.0f), x);
-    const float small =
-        x - x * square *
-                (0.33333333f -
-                 square * (0.13333333f - square * (0.053968254f - square * 0.021869489f)));
-    const float t = a < 0.25f ? small : large;
+    const float t = soft_tanh(s.value / rules.softcap);
     s = {t * rules.softcap, 1.0f - t * t};
   }
   s.value -= rules.slope * fabsf(static_cast<float>(i + static_cast<int64_t>(rules.offset) - j));
