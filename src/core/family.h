@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 
 #include "core/problem.h"
 
@@ -52,7 +53,8 @@ struct Family {
   int32_t device_kind;  // enum flashattn_device
   const Predicate* predicates;
   size_t predicate_count;
-  std::unique_ptr<Launcher> (*plan)(const Problem&, const Device&);
+  // passed_over: why a preferred family does not serve, one sentence; empty: there is none.
+  std::unique_ptr<Launcher> (*plan)(const Problem&, const Device&, const std::string& passed_over);
 };
 
 }  // namespace flashattn

@@ -43,7 +43,8 @@ struct Sentence {
 // FLASHATTN_FAMILY asks for another family of its kind of device.
 bool is_excluded(const Family& family) {
   const char* forced = forced_family();
-  return forced && family.device_kind == FLASHATTN_DEVICE_CUDA && std::strcmp(forced, family.name) != 0;
+  return forced && family.device_kind == FLASHATTN_DEVICE_CUDA &&
+         std::strcmp(forced, family.name) != 0;
 }
 
 const char* kind_name(const Device& device) {
@@ -78,7 +79,8 @@ const char* forced_family() {
   return name && *name ? name : nullptr;
 }
 
-const Family& select_family(const Problem& problem, const Device& device, FamilyList list) {
+const Family& select_family(const Problem& problem, const Device& device, FamilyList list,
+                            std::string* passed_over) {
   const Family* closest = nullptr;
   Verdict best = {nullptr, 0};
   for (size_t i = 0; i < list.count; ++i) {
@@ -86,9 +88,12 @@ const Family& select_family(const Problem& problem, const Device& device, Family
     if (family.device_kind != device.kind || is_excluded(family)) continue;
     const Verdict verdict = judge(family, problem, device);
     if (!verdict.refusal) return family;
+    const Sentence sentence(*verdict.refusal, problem, device);
+    if (passed_over && passed_over->empty()) {
+      *passed_over = std::string("family ") + family.name + " refuses: " + sentence.text;
+    }
     if (log_enabled(FLASHATTN_LOG_DEBUG)) {
-      log(FLASHATTN_LOG_DEBUG, "family %s refuses: %s", family.name,
-          Sentence(*verdict.refusal, problem, device).text);
+      log(FLASHATTN_LOG_DEBUG, "family %s refuses: %s", family.name, sentence.text);
     }
     // The last of equals: families become more general.
     if (!closest || verdict.refusals <= best.refusals) {

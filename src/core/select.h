@@ -19,6 +19,8 @@ FamilyList families();
 const char* forced_family();
 
 // Refuses with UNSUPPORTED when every family does, in the words of the one that came closest.
-const Family& select_family(const Problem& problem, const Device& device, FamilyList list);
+// passed_over: what the first of the preferred families said, for Family::plan; may be NULL.
+const Family& select_family(const Problem& problem, const Device& device, FamilyList list,
+                            std::string* passed_over);
 
 }  // namespace flashattn

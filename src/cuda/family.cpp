@@ -86,8 +86,9 @@ const Predicate kPredicates[] = {
      }},
 };
 
-std::unique_ptr<Launcher> make_launcher(const Problem& problem, const Device& device) {
-  return std::unique_ptr<Launcher>(new cuda::Sm80Launcher(problem, device));
+std::unique_ptr<Launcher> make_launcher(const Problem& problem, const Device& device,
+                                        const std::string& passed_over) {
+  return std::unique_ptr<Launcher>(new cuda::Sm80Launcher(problem, device, passed_over));
 }
 
 }  // namespace

@@ -57,6 +57,13 @@ inline const char* dtype_name(int32_t dtype) {
 // OK when the device is the current one.
 int32_t check_current(int32_t device);
 
+// The first multiple of 16 in a workspace, which may lie anywhere; counted in its size.
+constexpr int64_t kAlignmentRoom = 15;
+inline void* aligned(void* workspace) {
+  return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(workspace) + kAlignmentRoom) &
+                                 ~static_cast<uintptr_t>(kAlignmentRoom));
+}
+
 struct NamedTensor {
   const char* name;
   const flashattn_tensor& tensor;

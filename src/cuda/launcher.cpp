@@ -41,7 +41,8 @@ int32_t sm80_shared_bytes(const Problem& problem, int32_t local_memory) {
   return std::max(forward, BackwardLauncher::shared_bytes(problem, local_memory));
 }
 
-Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device)
+Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
+                           const std::string& passed_over)
     : problem_(problem),
       device_(device.index),
       units_(device.properties.units),
@@ -54,6 +55,10 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device)
   large_ = large ? prepare(*large, units_) : small_;
   small_name_ = kernel_name(*small_.entry);
   large_name_ = kernel_name(*large_.entry);
+  const std::string family =
+      "the portable family" + (passed_over.empty() ? std::string() : " (" + passed_over + ")");
+  small_why_ = family + "; 16 rows a warp";
+  large_why_ = family + "; 32 rows a warp, for queries are many";
   if (problem.has_op(FLASHATTN_OP_BACKWARD)) {
     backward_.reset(new BackwardLauncher(problem, device, l2_bytes_));
   }
@@ -114,13 +119,14 @@ int64_t Sm80Launcher::workspace(uint32_t op, const flashattn_shape& shape) const
   const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * p.partial_queries;
   if (problem_.splits == 1) return 0;
   if (problem_.splits > 1 || problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) {
-    return p.parts > 1 ? rows * p.parts * row : 0;
+    return p.parts > 1 ? rows * p.parts * row + kAlignmentRoom : 0;
   }
   const int64_t limit =
       static_cast<int64_t>(std::max(large_.resident, small_.resident)) * large_.entry->tile_q * row;
   return shape.seqlen_kv < 4 * kSplitStep
              ? 0
-             : std::min(limit, rows * ceil_div(shape.seqlen_kv, 2 * kSplitStep) * row);
+             : std::min(limit, rows * ceil_div(shape.seqlen_kv, 2 * kSplitStep) * row) +
+                   kAlignmentRoom;
 }
 
 void Sm80Launcher::describe(uint32_t op, const flashattn_shape& shape,
@@ -137,8 +143,7 @@ void Sm80Launcher::describe(uint32_t op, const flashattn_shape& shape,
   properties->splits = grid(shape).parts;
   properties->kernel = (large ? large_name_ : small_name_).c_str();
   properties->isa = "mma.sync";
-  properties->why = large ? "the portable family; 32 rows a warp, for queries are many"
-                          : "the portable family; 16 rows a warp";
+  properties->why = (large ? large_why_ : small_why_).c_str();
 }
 
 int32_t Sm80Launcher::check_arrays(const flashattn_forward_args& args) const {
@@ -158,7 +163,7 @@ int32_t Sm80Launcher::forward(const flashattn_forward_args& args, void* workspac
   if (const int32_t status = check_arrays(args)) return status;
   ForwardParams p = grid(args.shape);
   p.args = args;
-  p.partial_o = static_cast<float*>(workspace);
+  p.partial_o = static_cast<float*>(aligned(workspace));
   const int64_t rows =
       static_cast<int64_t>(p.parts) * args.shape.batch * problem_.heads_q * p.partial_queries;
   p.partial_lse = p.parts > 1 ? p.partial_o + rows * problem_.dim_v : nullptr;

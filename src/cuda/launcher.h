@@ -11,7 +11,7 @@ namespace flashattn::cuda {
 
 class Sm80Launcher : public Launcher {
  public:
-  Sm80Launcher(const Problem& problem, const Device& device);
+  Sm80Launcher(const Problem& problem, const Device& device, const std::string& passed_over);
 
   int64_t workspace(uint32_t op, const flashattn_shape& shape) const override;
   void describe(uint32_t op, const flashattn_shape& shape,
@@ -40,7 +40,7 @@ class Sm80Launcher : public Launcher {
   const Forward& choose(const flashattn_shape& shape) const;
 
   Forward large_, small_;  // more rows a warp where queries are many
-  std::string large_name_, small_name_;
+  std::string large_name_, small_name_, large_why_, small_why_;
   std::unique_ptr<const BackwardLauncher> backward_;  // NULL: not asked for
 };
 

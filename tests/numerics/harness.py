@@ -35,6 +35,8 @@ class Result:
 class Call:
     """The buffers and arguments of one case on one device."""
 
+    workspace_shift = 0  # bytes
+
     def __init__(self, case, device, data=None, plan=None):
         self.case, self.device = case, device
         self.data = make_data(case) if data is None else data
@@ -212,13 +214,14 @@ class Call:
     def stage(self, op, fields):
         """Everything in place on the device: what enqueues the call on a stream."""
         size = self.plan.workspace_size(op, self.shape)
-        workspace = self.add("workspace", "u8", size)
-        workspace.owned[:] = True
+        shift = self.workspace_shift
+        workspace = self.add("workspace", "u8", size + shift)
+        workspace.owned[shift:] = True
         for buffer in set(self.buffers.values()):
             buffer.push()
         fields = dict(fields, shape=self.shape, inputs=self.inputs)
-        return lambda stream: self.plan.run(op, fields, workspace.address if size else 0, size,
-                                            stream)
+        address = workspace.address + shift if size else 0
+        return lambda stream: self.plan.run(op, fields, address, size, stream)
 
     def collect(self, outputs):
         """Checks every buffer. The contents of the outputs."""

@@ -176,6 +176,22 @@ def test_forward_drops_what_the_mask_says(device):
 
 
 @pytest.mark.smoke
+@pytest.mark.parametrize("shift", [1, 6])
+@pytest.mark.parametrize("case", [
+    Case(seqlen_q=1, seqlen_kv=799, heads_q=4, dim_qk=64, splits=5),
+    Case(seqlen_q=200, seqlen_kv=300, heads_q=2, dim_qk=64, dtype="bf16"),
+    Case(seqlen_q=113, seqlen_kv=203, dim_qk=64, dtype="f16", backward=True, determinism=1)])
+def test_workspace_may_lie_anywhere(device, case, shift):
+    direct = run(case, device)
+    call = Call(case, device)
+    call.workspace_shift = shift
+    moved = call.forward()
+    if case.backward:
+        moved = call.backward(moved)
+    assert moved.bits() == direct.bits()
+
+
+@pytest.mark.smoke
 @pytest.mark.parametrize("case", [
     Case(backward=True, dim_qk=64, heads_q=4), Case(backward=True, dim_qk=64, splits=17),
     Case(backward=True, dim_qk=32, heads_q=4, heads_kv=2, bias="f32", dbias="", sink=True,

@@ -31,7 +31,9 @@ void explain_softcap(const Problem& p, const Device&, char* text, size_t capacit
   std::snprintf(text, capacity, "softcap = %g is not offered", static_cast<double>(p.softcap));
 }
 
-std::unique_ptr<Launcher> no_plan(const Problem&, const Device&) { return nullptr; }
+std::unique_ptr<Launcher> no_plan(const Problem&, const Device&, const std::string&) {
+  return nullptr;
+}
 
 const Predicate kNarrow[] = {
     {softcapped, FLASHATTN_REASON_SOFTCAP, "softcap", explain_softcap},
@@ -62,7 +64,7 @@ Problem problem_of(flashattn_desc desc) { return make_problem(&desc); }
 
 int32_t refusal_of(const Problem& problem, FamilyList list) {
   return guard("test", [&] {
-    select_family(problem, kDevice, list);
+    select_family(problem, kDevice, list, nullptr);
     return FLASHATTN_OK;
   });
 }
@@ -74,8 +76,11 @@ void note(void* user, int32_t, const char* message) {
 }
 
 void test_select() {
-  CHECK(&select_family(problem_of(make_desc(64)), kDevice, kFamilies) == &kFast);
-  CHECK(&select_family(problem_of(make_desc(65)), kDevice, kFamilies) == &kSlow);
+  std::string passed_over;
+  CHECK(&select_family(problem_of(make_desc(64)), kDevice, kFamilies, &passed_over) == &kFast);
+  CHECK(passed_over.empty());
+  CHECK(&select_family(problem_of(make_desc(65)), kDevice, kFamilies, &passed_over) == &kSlow);
+  CHECK(passed_over == std::string("family ") + kFast.name + " refuses: dim_qk = 65 is above 64");
 
   char lines[1024] = "";
   set_log(FLASHATTN_LOG_DEBUG, note, lines);

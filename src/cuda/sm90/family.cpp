@@ -81,7 +81,8 @@ const Predicate kPredicates[] = {
      }},
 };
 
-std::unique_ptr<Launcher> make_launcher(const Problem& problem, const Device& device) {
+std::unique_ptr<Launcher> make_launcher(const Problem& problem, const Device& device,
+                                        const std::string&) {
   return std::unique_ptr<Launcher>(new cuda::Sm90Launcher(problem, device));
 }
 

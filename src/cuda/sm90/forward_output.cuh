@@ -35,13 +35,15 @@ class TileOutput {
   // No row of this warpgroup sees a key.
   __device__ __forceinline__ bool idle() const { return strip().begin >= strip().end; }
   __device__ __forceinline__ int32_t lane() const { return opaque(threadIdx.x) % 32; }
-  // Of the tile: the upper of this lane's two rows; the other is 8 below.
-  __device__ __forceinline__ int32_t row() const {
-    return group_ * 64 + opaque(threadIdx.x) % 128 / 32 * 16 + lane() / 4;
+  // Of the warpgroup: the first of this warp's 16 rows.
+  __device__ __forceinline__ int32_t warp_row() const {
+    return opaque(threadIdx.x) % 128 / 32 * 16;
   }
+  // Of the tile: the upper of this lane's two rows; the other is 8 below.
+  __device__ __forceinline__ int32_t row() const { return group_ * 64 + warp_row() + lane() / 4; }
 
   __device__ __forceinline__ void release_q() const {
-    if (leader_) ptx::mbarrier_arrive(address(control_.q_empty[group_]));
+    if (lane() == 0) ptx::mbarrier_arrive(address(control_.q_empty[group_]));
   }
 
   __device__ __forceinline__ char* o_row(int32_t i, int32_t size) const {
@@ -52,7 +54,6 @@ class TileOutput {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int32_t i = item().query + row() + half * 8;
-      // Predicates, no branches: a product is under way.
       const int32_t columns = i < item().len.q ? params_.problem.dim_v : 0;
       float* out = reinterpret_cast<float*>(o_row(i, 4)) + lane() % 4 * 2;
 #pragma unroll
@@ -69,17 +70,18 @@ class TileOutput {
            ((chunk % 8 ^ (row & 7)) << 4);
   }
 
+  // Every warp for itself: nobody waits for the others.
   __device__ __forceinline__ void stage(const Sums& o) const {
     // The last tile's O may still be leaving; a tile done over must not overtake its first result.
-    if (leader_) {
+    if (lane() == 0) {
       if (item().safe) {
         ptx::bulk_wait();
       } else {
         ptx::bulk_wait_read();
       }
     }
-    ptx::named_sync(kGroupBarrier + group_, 128);
-    const int32_t r = opaque(threadIdx.x) % 128 / 32 * 16 + lane() % 16;
+    __syncwarp();
+    const int32_t r = warp_row() + lane() % 16;
 #pragma unroll
     for (int j = 0; j < Config::kDimV / 16; ++j) {
       ptx::stmatrix_x4(staged(r, 2 * j + lane() / 16), ptx::pack<T>(o[8 * j], o[8 * j + 1]),
@@ -91,12 +93,12 @@ class TileOutput {
 
   __device__ __forceinline__ void store_boxes() const {
     ptx::fence_async_proxy();
-    ptx::named_sync(kGroupBarrier + group_, 128);
-    if (!leader_) return;
+    __syncwarp();
+    if (lane() != 0) return;
 #pragma unroll
     for (int p = 0; p < Config::kPanelsV; ++p) {
-      ptx::tma_store(&params_.o, staged(0, p * 8),
-                     {p * 64, item().query + group_ * 64, item().h, item().b});
+      ptx::tma_store(&params_.o, staged(warp_row(), p * 8),
+                     {p * 64, item().query + group_ * 64 + warp_row(), item().h, item().b});
     }
     ptx::bulk_commit();
   }
@@ -105,7 +107,7 @@ class TileOutput {
     constexpr int kChunks = 8 * Config::kPanelsV;
     __syncwarp();
     for (int32_t x = lane(); x < 16 * kChunks; x += 32) {
-      const int32_t r = opaque(threadIdx.x) % 128 / 32 * 16 + x / kChunks, chunk = x % kChunks;
+      const int32_t r = warp_row() + x / kChunks, chunk = x % kChunks;
       const int32_t i = item().query + group_ * 64 + r;
       if (i >= item().len.q || chunk * 8 >= params_.problem.dim_v) continue;
       int4 data;

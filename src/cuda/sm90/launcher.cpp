@@ -10,8 +10,9 @@
 namespace flashattn::cuda {
 namespace {
 
-constexpr int64_t kCounterBytes = 16;  // of the workspace
-constexpr int32_t kWideKeys = 8192;    // keys from which wide tiles pay: 2 % on an H200
+constexpr int64_t kCounterBytes = sizeof(int32_t) + kAlignmentRoom;
+constexpr int32_t kLongKeys = 4096;  // keys that are worth splitting
+constexpr int32_t kWideKeys = 8192;  // keys from which wide tiles pay: 2 % on an H200
 constexpr int32_t kShortQueries =
     64;  // up to which the portable family packs heads and splits keys
 
@@ -29,7 +30,7 @@ std::string kernel_name(const sm90::ForwardEntry& e) {
 }  // namespace
 
 Sm90Launcher::Sm90Launcher(const Problem& problem, const Device& device)
-    : Sm80Launcher(problem, device), forced_(forced_family() != nullptr) {
+    : Sm80Launcher(problem, device, ""), forced_(forced_family() != nullptr) {
   const DeviceScope scope(device_);
   const sm90::ForwardTable table = sm90::forward_table();
   for (size_t n = 0; n < table.count; ++n) {
@@ -46,7 +47,13 @@ Sm90Launcher::Sm90Launcher(const Problem& problem, const Device& device)
 
 const Sm90Launcher::NamedKernel* Sm90Launcher::choose(const flashattn_shape& shape) const {
   if (shape.seqlen_kv == 0) return nullptr;
-  if (!forced_ && shape.seqlen_q <= kShortQueries) return nullptr;
+  if (!forced_) {
+    if (shape.seqlen_q <= kShortQueries) return nullptr;
+    // Tiles for less than half of the multiprocessors, and keys enough to split.
+    const int64_t tiles = ceil_div(shape.seqlen_q, kernels_.front().kernel.entry->tile_q) *
+                          shape.batch * problem_.heads_q;
+    if (5 * tiles < 2 * units_ && shape.seqlen_kv >= kLongKeys) return nullptr;
+  }
   // Wide tiles of keys: where keys are many and no mask cuts them.
   const bool wide = problem_.mask == 0 && shape.seqlen_kv >= kWideKeys;
   return wide ? &kernels_.back() : &kernels_.front();
@@ -73,6 +80,12 @@ void Sm90Launcher::describe(uint32_t op, const flashattn_shape& shape,
   const NamedKernel* named = op == FLASHATTN_OP_FORWARD ? choose(shape) : nullptr;
   if (!named) {
     Sm80Launcher::describe(op, shape, properties);
+    if (op == FLASHATTN_OP_FORWARD) {
+      properties->why =
+          "the portable family, which packs heads and splits keys: queries do not fill the tiles "
+          "of "
+          "the Hopper kernels";
+    }
     return;
   }
   const sm90::ForwardEntry& entry = *named->kernel.entry;
@@ -114,7 +127,7 @@ int32_t Sm90Launcher::make_maps(const flashattn_forward_args& args, const sm90::
        "inputs.v",
        &p->v,
        {problem_.dim_v, kv_rows, problem_.heads_kv, kv_batch, p->kv_box}},
-      {args.o, "o", &p->o, {problem_.dim_v, q_rows, problem_.heads_q, q_batch, 64}},
+      {args.o, "o", &p->o, {problem_.dim_v, q_rows, problem_.heads_q, q_batch, 16}},
   };
   for (const auto& row : table) {
     if (row.map == &p->o && !p->store_boxes) continue;
@@ -146,7 +159,7 @@ int32_t Sm90Launcher::forward(const flashattn_forward_args& args, void* workspac
   p.store_boxes = !varlen_q && !args.inputs.lens_q && problem_.dtype_o == problem_.dtype;
   if (const int32_t status = make_maps(args, entry, &p)) return status;
   const cudaStream_t queue = static_cast<cudaStream_t>(stream);
-  p.counter = static_cast<int32_t*>(workspace);
+  p.counter = static_cast<int32_t*>(aligned(workspace));
   if (const int32_t status =
           status_of(cudaMemsetAsync(p.counter, 0, sizeof *p.counter, queue), "cudaMemsetAsync")) {
     return status;

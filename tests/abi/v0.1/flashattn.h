@@ -607,7 +607,9 @@ FLASHATTN_API int32_t flashattn_workspace_size(const flashattn_plan *plan, uint3
  *     s   -= slope_h * |i + off - j| ;  s += bias[b, h, i, j]
  *     lse  = ln(sum over visible j of exp(s) [+ exp(sink_h)])
  *     o_i  = sum over visible j of keep(i, j) / (1 - dropout) * exp(s - lse) * v_j
- * (Dao et al. 2022, Dao 2023). Scores, softmax and sums are fp32.
+ * (Dao et al. 2022, Dao 2023). Scores, softmax and sums are fp32. How large scores are, and in which
+ * order they come, changes nothing: a kernel that bets on later scores not outgrowing the first by
+ * more than its numbers hold does over what lost the bet.
  *   workspace         device memory, exclusive to this call until it is done. May be NULL when 0
  *                     bytes are needed.
  *   workspace_bytes   at least flashattn_workspace_size for this shape. */
