@@ -85,8 +85,10 @@ class Consumer : TileOutput<Config> {
       pass_turn();
     }
     ptx::mbarrier_wait(address(control_.k_full[place_.slot()]), place_.phase());
-    release(control_.k_empty, place_);
     ptx::mbarrier_wait(address(control_.v_full[place_.slot()]), place_.phase());
+    // No product keeps the four warps together here: none may fall behind by a whole phase.
+    ptx::named_sync(kGroupBarrier + group_, 128);
+    release(control_.k_empty, place_);
     release(control_.v_empty, place_);
     place_.advance();
   }
@@ -145,6 +147,7 @@ class Consumer : TileOutput<Config> {
     ptx::named_arrive(kTurnBarrier + (group_ + 1) % kConsumers, 256);
   }
 
+  // By one thread for all: the product that read the buffer was one of all four warps.
   __device__ __forceinline__ void release(uint64_t (&empty)[kStages], const Place& place) const {
     if (leader_) ptx::mbarrier_arrive(address(empty[place.slot()]));
   }
