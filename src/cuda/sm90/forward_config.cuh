@@ -67,7 +67,7 @@ __device__ __forceinline__ void init_barriers(Control<Config>& control) {
   };
   for (int n = 0; n < kConsumers; ++n) {
     init(control.q_full[n], 1);
-    init(control.q_empty[n], 4);
+    init(control.q_empty[n], 1);
   }
   init(control.nearly, 1);
   init(control.drained, 4 * kConsumers);
@@ -78,7 +78,7 @@ __device__ __forceinline__ void init_barriers(Control<Config>& control) {
     init(control.v_empty[n], kConsumers);
   }
   for (int n = 0; n < kItems; ++n) {
-    init(control.item_full[n], kConsumers);
+    init(control.item_full[n], 1);
     init(control.item_empty[n], 4 * kConsumers + 1);
   }
   ptx::fence_mbarrier_init();

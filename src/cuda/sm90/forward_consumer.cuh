@@ -42,7 +42,7 @@ class Consumer : TileOutput<Config> {
         ptx::mbarrier_arrive(address(control_.item_empty[items_.slot()]));
       }
     }
-    if (lane() == 0) ptx::bulk_wait();
+    if (leader_) ptx::bulk_wait();
   }
 
  private:
@@ -337,13 +337,11 @@ class Consumer : TileOutput<Config> {
       l += __shfl_xor_sync(~0u, l, 1);
       l += __shfl_xor_sync(~0u, l, 2);
       const int32_t i = item().query + row() + half * 8;
-      float zeros[4] = {};  // while all is finite; four chains: latency
+      float finite = 0.0f;  // stays 0 while all is finite
 #pragma unroll
       for (int x = half * 2; x < Config::kDimV / 2; x += 4) {
-        float& zero = zeros[x / 4 % 4];
-        zero = fmaf(o_[x], 0.0f, fmaf(o_[x + 1], 0.0f, zero));
+        finite = fmaf(o_[x], 0.0f, fmaf(o_[x + 1], 0.0f, finite));
       }
-      const float finite = (zeros[0] + zeros[1]) + (zeros[2] + zeros[3]);
       if (i < item().len.q) {
         outgrown |= !(l <= kMost && finite == 0.0f);
         if (lane() % 4 == 0 && params_.args.lse) {
@@ -376,10 +374,14 @@ class Consumer : TileOutput<Config> {
     }
     // O lay where the next Q comes.
     if (!Config::kOwnO) {
-      if (!params_.store_boxes) ptx::fence_async_proxy();
-      __syncwarp();
-      if (lane() == 0) ptx::bulk_wait_read();
-      release_q();
+      if (!params_.store_boxes) {
+        ptx::fence_async_proxy();
+        ptx::named_sync(kGroupBarrier + group_, 128);
+      }
+      if (leader_) {
+        ptx::bulk_wait_read();
+        release_q();
+      }
     }
   }
 

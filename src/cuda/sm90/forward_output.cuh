@@ -35,15 +35,13 @@ class TileOutput {
   // No row of this warpgroup sees a key.
   __device__ __forceinline__ bool idle() const { return strip().begin >= strip().end; }
   __device__ __forceinline__ int32_t lane() const { return opaque(threadIdx.x) % 32; }
-  // Of the warpgroup: the first of this warp's 16 rows.
-  __device__ __forceinline__ int32_t warp_row() const {
-    return opaque(threadIdx.x) % 128 / 32 * 16;
-  }
   // Of the tile: the upper of this lane's two rows; the other is 8 below.
-  __device__ __forceinline__ int32_t row() const { return group_ * 64 + warp_row() + lane() / 4; }
+  __device__ __forceinline__ int32_t row() const {
+    return group_ * 64 + opaque(threadIdx.x) % 128 / 32 * 16 + lane() / 4;
+  }
 
   __device__ __forceinline__ void release_q() const {
-    if (lane() == 0) ptx::mbarrier_arrive(address(control_.q_empty[group_]));
+    if (leader_) ptx::mbarrier_arrive(address(control_.q_empty[group_]));
   }
 
   __device__ __forceinline__ char* o_row(int32_t i, int32_t size) const {
@@ -70,18 +68,17 @@ class TileOutput {
            ((chunk % 8 ^ (row & 7)) << 4);
   }
 
-  // Every warp for itself: nobody waits for the others.
   __device__ __forceinline__ void stage(const Sums& o) const {
     // The last tile's O may still be leaving; a tile done over must not overtake its first result.
-    if (lane() == 0) {
+    if (leader_) {
       if (item().safe) {
         ptx::bulk_wait();
       } else {
         ptx::bulk_wait_read();
       }
     }
-    __syncwarp();
-    const int32_t r = warp_row() + lane() % 16;
+    ptx::named_sync(kGroupBarrier + group_, 128);
+    const int32_t r = opaque(threadIdx.x) % 128 / 32 * 16 + lane() % 16;
 #pragma unroll
     for (int j = 0; j < Config::kDimV / 16; ++j) {
       ptx::stmatrix_x4(staged(r, 2 * j + lane() / 16), ptx::pack<T>(o[8 * j], o[8 * j + 1]),
@@ -93,12 +90,12 @@ class TileOutput {
 
   __device__ __forceinline__ void store_boxes() const {
     ptx::fence_async_proxy();
-    __syncwarp();
-    if (lane() != 0) return;
+    ptx::named_sync(kGroupBarrier + group_, 128);
+    if (!leader_) return;
 #pragma unroll
     for (int p = 0; p < Config::kPanelsV; ++p) {
-      ptx::tma_store(&params_.o, staged(warp_row(), p * 8),
-                     {p * 64, item().query + group_ * 64 + warp_row(), item().h, item().b});
+      ptx::tma_store(&params_.o, staged(0, p * 8),
+                     {p * 64, item().query + group_ * 64, item().h, item().b});
     }
     ptx::bulk_commit();
   }
@@ -107,7 +104,7 @@ class TileOutput {
     constexpr int kChunks = 8 * Config::kPanelsV;
     __syncwarp();
     for (int32_t x = lane(); x < 16 * kChunks; x += 32) {
-      const int32_t r = warp_row() + x / kChunks, chunk = x % kChunks;
+      const int32_t r = opaque(threadIdx.x) % 128 / 32 * 16 + x / kChunks, chunk = x % kChunks;
       const int32_t i = item().query + group_ * 64 + r;
       if (i >= item().len.q || chunk * 8 >= params_.problem.dim_v) continue;
       int4 data;

@@ -61,11 +61,9 @@ class Planner {
     ptx::mbarrier_wait(address(control_.item_empty[items_.slot()]), items_.phase() ^ 1);
   }
 
-  // Each lane that may have written a strip says so.
   __device__ __forceinline__ void publish() {
-    if (threadIdx.x % 32 < Config::kConsumers) {
-      ptx::mbarrier_arrive(address(control_.item_full[items_.slot()]));
-    }
+    __syncwarp();
+    if (leader_) ptx::mbarrier_arrive(address(control_.item_full[items_.slot()]));
     items_.advance();
   }
 

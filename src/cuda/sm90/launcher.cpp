@@ -11,10 +11,9 @@ namespace flashattn::cuda {
 namespace {
 
 constexpr int64_t kCounterBytes = sizeof(int32_t) + kAlignmentRoom;
-constexpr int32_t kLongKeys = 4096;  // keys that are worth splitting
-constexpr int32_t kWideKeys = 8192;  // keys from which wide tiles pay: 2 % on an H200
-constexpr int32_t kShortQueries =
-    64;  // up to which the portable family packs heads and splits keys
+constexpr int32_t kLongKeys = 4096;    // keys that are worth splitting
+constexpr int32_t kWideKeys = 8192;    // keys from which wide tiles pay: 2 % on an H200
+constexpr int32_t kShortQueries = 64;  // the portable family packs heads and splits keys up to here
 
 bool takes(const sm90::ForwardEntry& e, const Problem& p) {
   return e.dtype == p.dtype && e.modified == is_modified(p) && e.dim_qk >= p.dim_qk &&
@@ -82,9 +81,8 @@ void Sm90Launcher::describe(uint32_t op, const flashattn_shape& shape,
     Sm80Launcher::describe(op, shape, properties);
     if (op == FLASHATTN_OP_FORWARD) {
       properties->why =
-          "the portable family, which packs heads and splits keys: queries do not fill the tiles "
-          "of "
-          "the Hopper kernels";
+          "the portable family, which packs heads and splits keys; queries are too few for the "
+          "Hopper family";
     }
     return;
   }
@@ -127,7 +125,7 @@ int32_t Sm90Launcher::make_maps(const flashattn_forward_args& args, const sm90::
        "inputs.v",
        &p->v,
        {problem_.dim_v, kv_rows, problem_.heads_kv, kv_batch, p->kv_box}},
-      {args.o, "o", &p->o, {problem_.dim_v, q_rows, problem_.heads_q, q_batch, 16}},
+      {args.o, "o", &p->o, {problem_.dim_v, q_rows, problem_.heads_q, q_batch, 64}},
   };
   for (const auto& row : table) {
     if (row.map == &p->o && !p->store_boxes) continue;
