@@ -67,13 +67,4 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t a, uint32
                : "memory");
 }
 
-// Each matrix transposed.
-__device__ __forceinline__ void stmatrix_x4_trans(uint32_t address, uint32_t a, uint32_t b,
-                                                  uint32_t c, uint32_t d) {
-  asm volatile(
-      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-      "r"(a), "r"(b), "r"(c), "r"(d)
-      : "memory");
-}
-
 }  // namespace flashattn::cuda::ptx

@@ -19,11 +19,6 @@ struct BackwardConfig {
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
-  // dQ^T = K^T dS^T: the only form for tiles that are not whole strips of 64 queries.
-  static constexpr bool kTransposedDq = kTileQ % 64 != 0;
-  // dS from the weights as they were rounded for dV: where registers do not hold them as fp32 too.
-  static constexpr bool kRoundedWeights = true;
-
   // Columns come in panels of 64, 128 bytes a row.
   static constexpr int kPanels = kDim / 64;
   static constexpr int kKeyBytes = kTileKv * kDim * 2, kQueryBytes = kTileQ * kDim * 2;
@@ -39,8 +34,7 @@ struct BackwardConfig {
   static constexpr int kMainBytes = kDelta + kStages * kNumberBytes;
 
   static_assert(kDim == 64 || kDim == 128, "two warpgroups share dQ by columns or by queries");
-  static_assert(kTransposedDq ? kDim == 128 && kTileQ % 16 == 0 : kTileQ * kDim == 64 * 128,
-                "dQ: 64 x 64 a warpgroup, or 64 columns");
+  static_assert(kTileQ * kDim == 64 * 128, "dQ: 64 x 64 a warpgroup");
   static_assert(kKeyBytes / 2 <= kStages * kScoreBytes / 2 && kKeyBytes / 2 <= kShareBytes,
                 "dV leaves from where dS lay, dK from where dQ lay");
 };

@@ -105,7 +105,7 @@ class BackwardConsumer : KeyOutput<Config> {
     add_product(dv_, p, dout);  // at once: it runs under what follows
     ptx::wgmma_wait<1>();
     ptx::pin(dp);
-    differentiate<kMasked>(s, p, dp, ds, slot);
+    differentiate<kMasked>(p, dp, ds, slot);
     store_ds(ds, slot);
     ptx::fence_async_proxy();
     ptx::named_sync(kConsumerBarrier, 256);
@@ -153,22 +153,12 @@ class BackwardConsumer : KeyOutput<Config> {
     const uint32_t k = shared_ + (kDim == 128 ? group_ * kTileKv * 128 : 0);
     const ptx::Matrix keys = ptx::Matrix::at(k, kTileKv * 128);
     ptx::wgmma_fence();
-    if constexpr (Config::kTransposedDq) {
-      const ptx::Matrix scores = ptx::Matrix::at(scores_at, 0);
+    const ptx::Matrix scores =
+        ptx::Matrix::at(scores_at + (kDim == 128 ? 0 : group_ * kTileKv * 128), kTileKv * 128);
 #pragma unroll
-      for (int n = 0; n < kTileKv / 16; ++n) {
-        ptx::wgmma_ss<T, 1, 0>(dq, keys.further(n * 2048).descriptor(),
-                               scores.further(n / 4 * kTileQ * 128 + n % 4 * 32).descriptor(),
-                               n > 0);
-      }
-    } else {
-      const ptx::Matrix scores =
-          ptx::Matrix::at(scores_at + (kDim == 128 ? 0 : group_ * kTileKv * 128), kTileKv * 128);
-#pragma unroll
-      for (int n = 0; n < kTileKv / 16; ++n) {
-        ptx::wgmma_ss<T, 1, 1>(dq, scores.further(n * 2048).descriptor(),
-                               keys.further(n * 2048).descriptor(), n > 0);
-      }
+    for (int n = 0; n < kTileKv / 16; ++n) {
+      ptx::wgmma_ss<T, 1, 1>(dq, scores.further(n * 2048).descriptor(),
+                             keys.further(n * 2048).descriptor(), n > 0);
     }
     ptx::wgmma_commit();
   }
@@ -209,10 +199,11 @@ class BackwardConsumer : KeyOutput<Config> {
     }
   }
 
-  // Weights and dP to dS, as operands.
+  // Weights and dP to dS, as operands. The weights as they were rounded for dV: registers do not
+  // hold them as fp32 too.
   template <bool kMasked>
-  __device__ __forceinline__ void differentiate(const Scores& s, const Operand& p, const Scores& dp,
-                                                Operand& ds, uint32_t slot) const {
+  __device__ __forceinline__ void differentiate(const Operand& p, const Scores& dp, Operand& ds,
+                                                uint32_t slot) const {
     const uint32_t delta = shared_ + Config::kDelta + slot * Config::kNumberBytes + lane() % 4 * 8;
 #pragma unroll
     for (int n = 0; n < kTileQ / 8; ++n) {
@@ -220,8 +211,7 @@ class BackwardConsumer : KeyOutput<Config> {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int i = 4 * n + 2 * half;
-        float2 weight = make_float2(s[i], s[i + 1]);
-        if constexpr (Config::kRoundedWeights) weight = ptx::unpack<T>(p[i / 2]);
+        const float2 weight = ptx::unpack<T>(p[i / 2]);
         float x = weight.x * (dp[i] - d.x), y = weight.y * (dp[i + 1] - d.y);
         if constexpr (kMasked) {
           // What is hidden may be NaN.
@@ -233,26 +223,15 @@ class BackwardConsumer : KeyOutput<Config> {
     }
   }
 
-  // dS for both warpgroups' dQ: a row a key, queries in panels of 64; or, for dQ^T, a row a query
-  // and a panel for the 64 keys of a warpgroup.
+  // dS for both warpgroups' dQ: a row a key, queries in panels of 64.
   __device__ __forceinline__ void store_ds(const Operand& ds, uint32_t slot) const {
     const uint32_t to = shared_ + Config::kDs + slot * Config::kScoreBytes;
-    if constexpr (Config::kTransposedDq) {
-      const int32_t query = lane() % 8 + lane() / 16 * 8, chunk = warp() * 2 + lane() / 8 % 2;
-      const uint32_t at = to + group_ * kTileQ * 128 + query * 128 + ((chunk ^ (query & 7)) << 4);
+    const int32_t key = group_ * 64 + warp() * 16 + lane() % 16;
+    const uint32_t at = to + key * 128 + ((lane() / 16 ^ (key & 7)) << 4);
 #pragma unroll
-      for (int n = 0; n < kTileQ / 16; ++n) {
-        ptx::stmatrix_x4_trans(at + n * 2048, ds[4 * n], ds[4 * n + 1], ds[4 * n + 2],
-                               ds[4 * n + 3]);
-      }
-    } else {
-      const int32_t key = group_ * 64 + warp() * 16 + lane() % 16;
-      const uint32_t at = to + key * 128 + ((lane() / 16 ^ (key & 7)) << 4);
-#pragma unroll
-      for (int n = 0; n < kTileQ / 16; ++n) {
-        ptx::stmatrix_x4((at ^ n % 4 * 32) + n / 4 * kTileKv * 128, ds[4 * n], ds[4 * n + 1],
-                         ds[4 * n + 2], ds[4 * n + 3]);
-      }
+    for (int n = 0; n < kTileQ / 16; ++n) {
+      ptx::stmatrix_x4((at ^ n % 4 * 32) + n / 4 * kTileKv * 128, ds[4 * n], ds[4 * n + 1],
+                       ds[4 * n + 2], ds[4 * n + 3]);
     }
   }
 

@@ -38,21 +38,10 @@ __global__ void __launch_bounds__(128 * Config::kConsumers)
   for (int n = 0; n < kPieces; ++n) {
     const uint32_t upper = ptx::pack<T>(pieces[n].x * problem.scale, pieces[n].y * problem.scale);
     const uint32_t lower = ptx::pack<T>(pieces[n].z * problem.scale, pieces[n].w * problem.scale);
-    if constexpr (Config::kTransposedDq) {
-      T pairs[4];
-      memcpy(pairs, &upper, 4);
-      memcpy(pairs + 2, &lower, 4);
-      T* to = rows + (8 * n + column) * kPitch + group * 64 + row;
-      to[0] = pairs[0];
-      to[kPitch] = pairs[1];
-      to[8] = pairs[2];
-      to[kPitch + 8] = pairs[3];
-    } else {
-      T* to = rows + (row + (kDim == 64 ? group * 64 : 0)) * kPitch +
-              (kDim == 128 ? group * 64 : 0) + 8 * n + column;
-      *reinterpret_cast<uint32_t*>(to) = upper;
-      *reinterpret_cast<uint32_t*>(to + 8 * kPitch) = lower;
-    }
+    T* to = rows + (row + (kDim == 64 ? group * 64 : 0)) * kPitch + (kDim == 128 ? group * 64 : 0) +
+            8 * n + column;
+    *reinterpret_cast<uint32_t*>(to) = upper;
+    *reinterpret_cast<uint32_t*>(to + 8 * kPitch) = lower;
   }
   __syncthreads();
   for (int32_t x = threadIdx.x; x < count * (kDim / 8); x += kThreads) {
