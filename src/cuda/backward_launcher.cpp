@@ -30,21 +30,6 @@ const sm80::BackwardEntry& bias_gradient_entry(const Problem& p) {
 
 }  // namespace
 
-int32_t check_backward_arrays(const Problem& problem, const flashattn_backward_args& args) {
-  const NamedTensor tensors[] = {{"inputs.q", args.inputs.q, problem.dtype},
-                                 {"inputs.k", args.inputs.k, problem.dtype},
-                                 {"inputs.v", args.inputs.v, problem.dtype},
-                                 {"o", args.o, problem.dtype_o},
-                                 {"dout", args.dout, problem.dtype_o},
-                                 {"dq", args.dq, problem.dtype},
-                                 {"dk", args.dk, problem.dtype},
-                                 {"dv", args.dv, problem.dtype}};
-  for (const NamedTensor& tensor : tensors) {
-    if (const int32_t status = check_alignment(tensor)) return status;
-  }
-  return FLASHATTN_OK;
-}
-
 int32_t BackwardLauncher::shared_bytes(const Problem& problem) {
   const int32_t bytes = main_entry(problem).shared_bytes;
   if (!problem.has_feature(FLASHATTN_FEATURE_DBIAS)) return bytes;
@@ -126,6 +111,21 @@ void BackwardLauncher::describe(flashattn_plan_properties* properties) const {
   properties->isa = "mma.sync";
   properties->why = ordered() ? "the portable family; blocks add to dq in turns, for bits to repeat"
                               : "the portable family; blocks add to dq as they come";
+}
+
+int32_t check_backward_arrays(const Problem& problem, const flashattn_backward_args& args) {
+  const NamedTensor tensors[] = {{"inputs.q", args.inputs.q, problem.dtype},
+                                 {"inputs.k", args.inputs.k, problem.dtype},
+                                 {"inputs.v", args.inputs.v, problem.dtype},
+                                 {"o", args.o, problem.dtype_o},
+                                 {"dout", args.dout, problem.dtype_o},
+                                 {"dq", args.dq, problem.dtype},
+                                 {"dk", args.dk, problem.dtype},
+                                 {"dv", args.dv, problem.dtype}};
+  for (const NamedTensor& tensor : tensors) {
+    if (const int32_t status = check_alignment(tensor)) return status;
+  }
+  return FLASHATTN_OK;
 }
 
 int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspace,
