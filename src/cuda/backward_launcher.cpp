@@ -117,19 +117,24 @@ void BackwardLauncher::describe(flashattn_plan_properties* properties) const {
                               : "the portable family; blocks add to dq as they come";
 }
 
-int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspace,
-                              cudaStream_t stream) const {
-  const NamedTensor tensors[] = {{"inputs.q", args.inputs.q, problem_.dtype},
-                                 {"inputs.k", args.inputs.k, problem_.dtype},
-                                 {"inputs.v", args.inputs.v, problem_.dtype},
-                                 {"o", args.o, problem_.dtype_o},
-                                 {"dout", args.dout, problem_.dtype_o},
-                                 {"dq", args.dq, problem_.dtype},
-                                 {"dk", args.dk, problem_.dtype},
-                                 {"dv", args.dv, problem_.dtype}};
+int32_t check_backward_arrays(const Problem& problem, const flashattn_backward_args& args) {
+  const NamedTensor tensors[] = {{"inputs.q", args.inputs.q, problem.dtype},
+                                 {"inputs.k", args.inputs.k, problem.dtype},
+                                 {"inputs.v", args.inputs.v, problem.dtype},
+                                 {"o", args.o, problem.dtype_o},
+                                 {"dout", args.dout, problem.dtype_o},
+                                 {"dq", args.dq, problem.dtype},
+                                 {"dk", args.dk, problem.dtype},
+                                 {"dv", args.dv, problem.dtype}};
   for (const NamedTensor& tensor : tensors) {
     if (const int32_t status = check_alignment(tensor)) return status;
   }
+  return FLASHATTN_OK;
+}
+
+int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspace,
+                              cudaStream_t stream) const {
+  if (const int32_t status = check_backward_arrays(problem_, args)) return status;
   int64_t bytes = 0;
   BackwardParams p = params(args, static_cast<char*>(workspace), &bytes);
   if (args.shape.seqlen_q > 0) {

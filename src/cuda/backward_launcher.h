@@ -8,6 +8,9 @@
 
 namespace flashattn::cuda {
 
+// OK when the kernels can read and write the arrays.
+int32_t check_backward_arrays(const Problem& problem, const flashattn_backward_args& args);
+
 class BackwardLauncher {
  public:
   BackwardLauncher(const Problem& problem, const Device& device, int64_t l2_bytes);

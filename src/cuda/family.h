@@ -5,7 +5,7 @@
 
 namespace flashattn {
 
-// The Hopper family, on TMA and WGMMA: the forward pass.
+// The Hopper family, on TMA and WGMMA.
 const Family& cuda_sm90_family();
 
 // The portable family, on mma.sync: Ampere and later.

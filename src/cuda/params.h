@@ -35,10 +35,10 @@ struct ForwardParams {
   }
 };
 
-constexpr int32_t kBackwardTileQ = 64;  // queries of a tile, in every kernel of the backward pass
+constexpr int32_t kBackwardTileQ = 64;  // queries of a tile, in the portable backward kernels
 
-// The kernels of a backward pass share what one of them leaves to the next in the workspace. Rows
-// there stand as in lse.
+// The kernels of a backward pass share what one of them leaves to the next in the workspace.
+// Portable: rows there stand as in lse. Hopper: in whole tiles of queries, see tile_q.
 struct BackwardParams {
   Problem problem;
   flashattn_backward_args args;
@@ -52,7 +52,10 @@ struct BackwardParams {
   // For each tile of queries of each head, how much has been added to dq: sums in a fixed order.
   // NULL: in any.
   int32_t* turns;
-  int32_t* ticket;  // numbers the blocks as they start. Beside turns
+  int32_t* ticket;  // numbers the blocks as they start, or the tiles that they take
+  // Not 0: lse2, delta and dq are arrays of tiles of tile_q queries, every sequence of a head from
+  // a new tile on. Of dq a tile is tile_q * tile_dim numbers in the order of accumulators.
+  int32_t tile_q, tile_dim;
 
   FLASHATTN_HD int64_t units() const {
     return static_cast<int64_t>(args.shape.batch) * problem.heads_kv;
@@ -65,18 +68,24 @@ struct BackwardParams {
 
   // Tiles of queries of one head, and where one of them stands. VARLEN: sequence b starts at most
   // one tile for each earlier sequence after the rows before it.
-  FLASHATTN_HD int64_t head_tiles() const {
+  FLASHATTN_HD int64_t head_tiles(int32_t rows = kBackwardTileQ) const {
     return (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q)
-               ? args.shape.total_q / kBackwardTileQ + args.shape.batch
-               : ceil_div(args.shape.seqlen_q, kBackwardTileQ) * args.shape.batch;
+               ? args.shape.total_q / rows + args.shape.batch
+               : ceil_div(args.shape.seqlen_q, rows) * args.shape.batch;
   }
 
-  FLASHATTN_HD int64_t query_tile(const Sequence& sequence, int32_t b, int32_t h,
-                                  int32_t tile) const {
+  FLASHATTN_HD int64_t query_tile(const Sequence& sequence, int32_t b, int32_t h, int32_t tile,
+                                  int32_t rows = kBackwardTileQ) const {
     const int64_t first = (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q)
-                              ? sequence.first_q / kBackwardTileQ + b
-                              : b * ceil_div(args.shape.seqlen_q, kBackwardTileQ);
-    return h * head_tiles() + first + tile;
+                              ? sequence.first_q / rows + b
+                              : b * ceil_div(args.shape.seqlen_q, rows);
+    return h * head_tiles(rows) + first + tile;
+  }
+
+  // Where lse2 and delta of a sequence's first query stand.
+  FLASHATTN_HD int64_t first_number(const Sequence& sequence, int32_t b, int32_t h) const {
+    return tile_q == 0 ? row(b, h, sequence.first_q)
+                       : query_tile(sequence, b, h, 0, tile_q) * tile_q;
   }
 };
 

@@ -64,11 +64,22 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t lane = threadIdx.x % kLanes;
   const Sequence sequence = sequence_of(problem, args.shape, args.inputs, b);
   if (params.ticket && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *params.ticket = 0;
-  for (int32_t first = blockIdx.y * kRows; first < sequence.len.q; first += gridDim.y * kRows) {
+  const int64_t first_number = params.first_number(sequence, b, h);
+  const int32_t width = params.tile_q ? params.tile_dim : problem.dim_qk;
+  // Whole tiles are read and added to.
+  const int32_t end = params.tile_q
+                          ? (sequence.len.q + params.tile_q - 1) / params.tile_q * params.tile_q
+                          : sequence.len.q;
+  for (int32_t first = blockIdx.y * kRows; first < end; first += gridDim.y * kRows) {
     const int32_t i = first + threadIdx.x / kLanes;
     const bool inside = i < sequence.len.q;
-    const int64_t token = sequence.first_q + i, row = params.row(b, h, token);
+    const int64_t token = sequence.first_q + i, number = first_number + i;
     float sum = 0.0f;
+    if (i < end) {
+      // Of a tile, as many numbers as a row has.
+      float4* dq = reinterpret_cast<float4*>(params.dq + number * width);
+      for (int32_t c = lane; c < width / 4; c += kLanes) dq[c] = make_float4(0, 0, 0, 0);
+    }
     if (inside) {
       const char* o = tensor_row(args.o, sizeof(O), b, h, token);
       const char* dout = tensor_row(args.dout, sizeof(O), b, h, token);
@@ -78,15 +89,14 @@ __global__ void __launch_bounds__(kThreads)
         for (int n = 0; n < 8; ++n) sum = fmaf(x.x[n], y.x[n], sum);
         if constexpr (kCopies) store_eight<T>(tensor_row(params.dout, 2, b, h, token), c, y);
       }
-      float4* dq = reinterpret_cast<float4*>(params.dq + row * problem.dim_qk);
-      for (int32_t c = lane; c < problem.dim_qk / 4; c += kLanes) dq[c] = make_float4(0, 0, 0, 0);
     }
 #pragma unroll
     for (int step = 1; step < kLanes; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
-    if (!inside || lane != 0) continue;
-    const float lse = args.lse[row];
-    params.lse2[row] = lse == -INFINITY ? INFINITY : lse * kLog2E;
-    params.delta[row] = sum - (args.dlse ? args.dlse[row] : 0.0f);
+    if (i >= end || lane != 0) continue;
+    const int64_t row = params.row(b, h, token);
+    const float lse = inside ? args.lse[row] : -INFINITY;
+    params.lse2[number] = lse == -INFINITY ? INFINITY : lse * kLog2E;
+    params.delta[number] = inside ? sum - (args.dlse ? args.dlse[row] : 0.0f) : 0.0f;
     if (params.turns && i % kBackwardTileQ == 0) {
       params.turns[params.query_tile(sequence, b, h, i / kBackwardTileQ)] = 0;
     }
@@ -123,7 +133,7 @@ __global__ void __launch_bounds__(kThreads)
   double total = 0;
   for (int32_t b = 0; b < params.args.shape.batch; ++b) {
     const Sequence sequence = sequence_of(params.problem, params.args.shape, params.args.inputs, b);
-    const int64_t first = params.row(b, h, sequence.first_q);
+    const int64_t first = params.first_number(sequence, b, h);
     for (int32_t i = threadIdx.x; i < sequence.len.q; i += kThreads) {
       total -=
           static_cast<double>(ptx::exp2(sink - params.lse2[first + i]) * params.delta[first + i]);

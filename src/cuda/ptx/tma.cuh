@@ -1,6 +1,6 @@
 // The copy engine of Hopper: boxes of 4-dimensional arrays, (column, row, head, batch), between
-// global and shared memory (PTX ISA, "cp.async.bulk.tensor"). What lies outside the array is read
-// as 0 and not written. One thread starts a copy.
+// global and shared memory (PTX ISA, "cp.async.bulk.tensor"), and plain runs of bytes. What lies
+// outside the array is read as 0 and not written. One thread starts a copy.
 #pragma once
 
 #include <cuda.h>
@@ -34,6 +34,24 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t from,
       : "memory");
 }
 
+// Bytes that follow each other, a multiple of 16, both ends aligned to 16.
+__device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_t bytes,
+                                          uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// Adds fp32 numbers that follow each other to those in global memory.
+__device__ __forceinline__ void bulk_add(float* to, uint32_t from, uint32_t bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+      "r"(from), "r"(bytes)
+      : "memory");
+}
+
 __device__ __forceinline__ void tma_prefetch(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -42,9 +60,10 @@ __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Until this thread's stores have read their shared memory.
+// Until at most kPending of this thread's groups of stores still read their shared memory.
+template <int kPending = 0>
 __device__ __forceinline__ void bulk_wait_read() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
 // Until they are done.

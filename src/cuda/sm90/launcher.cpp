@@ -42,6 +42,9 @@ Sm90Launcher::Sm90Launcher(const Problem& problem, const Device& device)
     }
     kernels_.push_back({prepare(e, units_), kernel_name(e)});
   }
+  if (problem.has_op(FLASHATTN_OP_BACKWARD) && sm90::BackwardLauncher::takes(problem)) {
+    hopper_backward_.reset(new sm90::BackwardLauncher(problem, units_, l2_bytes_));
+  }
 }
 
 const Sm90Launcher::NamedKernel* Sm90Launcher::choose(const flashattn_shape& shape) const {
@@ -71,11 +74,17 @@ TileOrder Sm90Launcher::order(const sm90::ForwardEntry& entry, const flashattn_s
 
 int64_t Sm90Launcher::workspace(uint32_t op, const flashattn_shape& shape) const {
   const int64_t portable = Sm80Launcher::workspace(op, shape);
-  return op == FLASHATTN_OP_FORWARD ? std::max(portable, kCounterBytes) : portable;
+  if (op == FLASHATTN_OP_FORWARD) return std::max(portable, kCounterBytes);
+  // Shapes without queries or keys are the portable family's: never less than a smaller shape's.
+  return hopper_backward_ ? std::max(portable, hopper_backward_->workspace(shape)) : portable;
 }
 
 void Sm90Launcher::describe(uint32_t op, const flashattn_shape& shape,
                             flashattn_plan_properties* properties) const {
+  if (op == FLASHATTN_OP_BACKWARD && has_backward(shape)) {
+    hopper_backward_->describe(properties);
+    return;
+  }
   const NamedKernel* named = op == FLASHATTN_OP_FORWARD ? choose(shape) : nullptr;
   if (!named) {
     Sm80Launcher::describe(op, shape, properties);
@@ -164,6 +173,13 @@ int32_t Sm90Launcher::forward(const flashattn_forward_args& args, void* workspac
   }
   return launch(named->kernel.address(), std::min<int64_t>(p.order.count(), units_), entry.threads,
                 entry.shared_bytes, &p, queue, "launching the forward kernel");
+}
+
+int32_t Sm90Launcher::backward(const flashattn_backward_args& args, void* workspace,
+                               void* stream) const {
+  if (!has_backward(args.shape)) return Sm80Launcher::backward(args, workspace, stream);
+  if (const int32_t status = check_current(device_)) return status;
+  return hopper_backward_->run(args, workspace, static_cast<cudaStream_t>(stream));
 }
 
 bool sm90_takes_dims(const Problem& problem) {

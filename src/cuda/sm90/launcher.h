@@ -1,16 +1,19 @@
 // Runs plans on a Hopper GPU.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "cuda/kernel_choice.h"
 #include "cuda/launcher.h"
+#include "cuda/sm90/backward_launcher.h"
 #include "cuda/sm90/table.h"
 
 namespace flashattn::cuda {
 
-// The forward pass where queries are many enough to fill tiles; all else is the portable family's.
+// The forward pass where queries are many enough to fill tiles, and the backward pass where there
+// is a kernel for it; all else is the portable family's.
 class Sm90Launcher final : public Sm80Launcher {
  public:
   Sm90Launcher(const Problem& problem, const Device& device);
@@ -19,6 +22,8 @@ class Sm90Launcher final : public Sm80Launcher {
   void describe(uint32_t op, const flashattn_shape& shape,
                 flashattn_plan_properties* properties) const override;
   int32_t forward(const flashattn_forward_args& args, void* workspace, void* stream) const override;
+  int32_t backward(const flashattn_backward_args& args, void* workspace,
+                   void* stream) const override;
 
  private:
   struct NamedKernel {
@@ -32,7 +37,14 @@ class Sm90Launcher final : public Sm80Launcher {
   int32_t make_maps(const flashattn_forward_args& args, const sm90::ForwardEntry& entry,
                     sm90::ForwardParams* params) const;
 
+  // Whether the Hopper family does the backward pass.
+  bool has_backward(const flashattn_shape& shape) const {
+    return hopper_backward_ && hopper_backward_->takes(shape);
+  }
+
   std::vector<NamedKernel> kernels_;
+  std::unique_ptr<const sm90::BackwardLauncher>
+      hopper_backward_;  // NULL: no kernel, or not asked for
   const bool forced_;
 };
 

@@ -5,6 +5,7 @@
 
 #include "core/sequence.h"
 #include "core/tile_order.h"
+#include "cuda/params.h"
 
 namespace flashattn::cuda::sm90 {
 
@@ -17,6 +18,16 @@ struct ForwardParams {
   int32_t kv_box;       // rows of a box of K and V: a tile's, or what of a tile lies in one page
   int32_t kv_has_tail;  // rows past a sequence's keys may lie in memory: they need not be finite
   int32_t store_boxes;  // O leaves by the copy engine; else row by row, as lengths allow
+};
+
+struct BackwardParams {
+  CUtensorMap q, dout, k, v, dk, dv;  // (column, row, head, batch)
+  cuda::BackwardParams common;
+  TileOrder order;                  // of tiles of keys; units are (batch, KV head)
+  int32_t sequence_tiles;           // of queries: the most of a sequence
+  int32_t q_has_tail, kv_has_tail;  // rows past a sequence's may lie in memory: not always finite
+  int32_t store_boxes;  // dK and dV leave by the copy engine; else row by row, as lengths allow
+  int64_t head_tiles;   // of queries, from one head to the next
 };
 
 }  // namespace flashattn::cuda::sm90

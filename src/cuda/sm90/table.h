@@ -15,11 +15,25 @@ struct ForwardEntry {
   void (*kernel)(ForwardParams);
 };
 
+struct BackwardEntry {
+  int32_t dtype;
+  int32_t dim;  // the largest it takes, of either kind
+  int32_t tile_q, tile_kv, stages, threads, shared_bytes;
+  void (*kernel)(BackwardParams);
+  void (*convert_dq)(cuda::BackwardParams);  // a block of 256 threads a tile of queries
+};
+
 struct ForwardTable {
   const ForwardEntry* const* entries;  // for each dtype and kind, smaller heads first
   size_t count;
 };
 
+struct BackwardTable {
+  const BackwardEntry* const* entries;  // for each dtype, smaller heads first
+  size_t count;
+};
+
 ForwardTable forward_table();
+BackwardTable backward_table();
 
 }  // namespace flashattn::cuda::sm90

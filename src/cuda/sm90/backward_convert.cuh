@@ -1,0 +1,55 @@
+// The sums of dQ of the Hopper backward pass, which lie in tiles in the order of accumulators, to
+// rows of the problem's type.
+#pragma once
+
+#include "cuda/ptx/mma.cuh"
+#include "cuda/sm90/backward_config.cuh"
+#include "cuda/tile/shared.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+// One block a tile of queries, as many threads as have left their accumulators there.
+template <class Config>
+__global__ void __launch_bounds__(128 * Config::kConsumers)
+    convert_dq_kernel(const __grid_constant__ cuda::BackwardParams params) {
+  using T = typename Config::T;
+  constexpr int kDim = Config::kDim, kTileQ = Config::kTileQ;
+  constexpr int kThreads = 128 * Config::kConsumers, kPieces = kTileQ * kDim / (4 * kThreads);
+  constexpr int kPitch = kDim + 8;  // elements: rows four banks apart
+  __shared__ __align__(16) T rows[kTileQ * kPitch];
+  const Problem& problem = params.problem;
+  const int32_t tiles = static_cast<int32_t>(ceil_div(params.args.shape.seqlen_q, kTileQ));
+  const int32_t unit = blockIdx.x / tiles, tile = blockIdx.x % tiles;
+  const int32_t b = unit / problem.heads_q, h = unit % problem.heads_q;
+  const Sequence sequence = sequence_of(problem, params.args.shape, params.args.inputs, b);
+  const int32_t first = tile * kTileQ, count = min(sequence.len.q - first, kTileQ);
+  if (count <= 0) return;
+
+  const int32_t thread = threadIdx.x % 128, group = threadIdx.x / 128;
+  const int32_t row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
+  const float4* from =
+      reinterpret_cast<const float4*>(params.dq + params.query_tile(sequence, b, h, tile, kTileQ) *
+                                                      (kTileQ * kDim)) +
+      group * (kPieces * 128) + thread;
+  float4 pieces[kPieces];
+#pragma unroll
+  for (int n = 0; n < kPieces; ++n) pieces[n] = from[n * 128];
+#pragma unroll
+  for (int n = 0; n < kPieces; ++n) {
+    const uint32_t upper = ptx::pack<T>(pieces[n].x * problem.scale, pieces[n].y * problem.scale);
+    const uint32_t lower = ptx::pack<T>(pieces[n].z * problem.scale, pieces[n].w * problem.scale);
+    T* to = rows + (row + (kDim == 64 ? group * 64 : 0)) * kPitch + (kDim == 128 ? group * 64 : 0) +
+            8 * n + column;
+    *reinterpret_cast<uint32_t*>(to) = upper;
+    *reinterpret_cast<uint32_t*>(to + 8 * kPitch) = lower;
+  }
+  __syncthreads();
+  for (int32_t x = threadIdx.x; x < count * (kDim / 8); x += kThreads) {
+    const int32_t r = x / (kDim / 8), c = x % (kDim / 8) * 8;
+    if (c >= problem.dim_qk) continue;
+    char* to = tensor_row(params.args.dq, 2, b, h, sequence.first_q + first + r);
+    *reinterpret_cast<int4*>(to + c * 2) = *reinterpret_cast<const int4*>(rows + r * kPitch + c);
+  }
+}
+
+}  // namespace flashattn::cuda::sm90

@@ -1,0 +1,188 @@
+#include "cuda/sm90/backward_launcher.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "cuda/backward_launcher.h"
+#include "cuda/gradient/kernels.h"
+#include "cuda/sm90/tensor_map.h"
+
+namespace flashattn::cuda::sm90 {
+namespace {
+
+constexpr int64_t kAlignment = 128;
+
+const BackwardEntry* find(const Problem& p) {
+  const BackwardTable table = backward_table();
+  const auto end = table.entries + table.count;
+  const auto found = std::find_if(table.entries, end, [&](const BackwardEntry* e) {
+    return e->dtype == p.dtype && e->dim >= std::max(p.dim_qk, p.dim_v);
+  });
+  return found == end ? nullptr : *found;
+}
+
+}  // namespace
+
+bool BackwardLauncher::takes(const Problem& problem) {
+  return problem.determinism == FLASHATTN_DETERMINISM_DEFAULT && !is_modified(problem) &&
+         find(problem) != nullptr;
+}
+
+BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_t l2_bytes)
+    : problem_(problem),
+      units_(units),
+      l2_bytes_(l2_bytes),
+      main_(prepare(*find(problem), units)),
+      name_(std::string("sm90_backward_") + dtype_name(problem.dtype) + "_" +
+            std::to_string(main_.entry->dim) + "_q" + std::to_string(main_.entry->tile_q)) {}
+
+bool BackwardLauncher::takes(const flashattn_shape& shape) const {
+  return shape.batch > 0 && shape.seqlen_q > 0 && shape.seqlen_kv > 0;
+}
+
+BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, char* base,
+                                        int64_t* bytes) const {
+  const flashattn_shape& shape = args.shape;
+  const BackwardEntry& entry = *main_.entry;
+  BackwardParams p{};
+  cuda::BackwardParams& common = p.common;
+  common.problem = problem_;
+  common.args = args;
+  common.dout = args.dout;
+  common.tile_q = entry.tile_q;
+  common.tile_dim = entry.dim;
+  p.sequence_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, entry.tile_q));
+  p.head_tiles = common.head_tiles(entry.tile_q);
+  const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
+  const bool varlen_kv = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
+  p.q_has_tail = varlen_q || args.inputs.lens_q != nullptr;
+  p.kv_has_tail = varlen_kv || args.inputs.lens_kv != nullptr;
+  p.store_boxes = !p.kv_has_tail;
+  // Queries and dO of a unit. Few units at a time: what the blocks read and add to stays close.
+  const int64_t unit_bytes =
+      static_cast<int64_t>(shape.seqlen_q) * problem_.group() * entry.dim * 4;
+  const int64_t units = common.units();
+  const int64_t fitting =
+      std::min<int64_t>(l2_bytes_ / 4 / std::max<int64_t>(unit_bytes, 1), units);
+  p.order = heavy_first_order(static_cast<int32_t>(ceil_div(shape.seqlen_kv, entry.tile_kv)),
+                              static_cast<int32_t>(units), static_cast<int32_t>(fitting), units_);
+
+  // Room to align a base that is not.
+  int64_t at = base ? (kAlignment - reinterpret_cast<intptr_t>(base) % kAlignment) % kAlignment : 0;
+  const auto take = [&](int64_t size) {
+    char* piece = base ? base + at : nullptr;
+    at += ceil_div(size, kAlignment) * kAlignment;
+    return piece;
+  };
+  const int64_t rows = p.head_tiles * problem_.heads_q * entry.tile_q;
+  common.ticket = reinterpret_cast<int32_t*>(take(4));
+  common.lse2 = reinterpret_cast<float*>(take(rows * 4));
+  common.delta = reinterpret_cast<float*>(take(rows * 4));
+  common.dq = reinterpret_cast<float*>(take(rows * entry.dim * 4));
+  if (problem_.dtype_o != problem_.dtype) {
+    const RowLayout layout = row_layout(problem_, shape);
+    const int64_t tokens =
+        varlen_q ? shape.total_q : static_cast<int64_t>(shape.batch) * shape.seqlen_q;
+    common.dout = {take(tokens * problem_.heads_q * problem_.dim_v * 2),
+                   layout.batch_stride * problem_.dim_v, layout.head_stride * problem_.dim_v,
+                   problem_.dim_v};
+  }
+  *bytes = at + kAlignment;
+  return p;
+}
+
+int64_t BackwardLauncher::workspace(const flashattn_shape& shape) const {
+  flashattn_backward_args args{};
+  args.shape = shape;
+  int64_t bytes = 0;
+  params(args, nullptr, &bytes);
+  return bytes;
+}
+
+void BackwardLauncher::describe(flashattn_plan_properties* properties) const {
+  const BackwardEntry& entry = *main_.entry;
+  properties->tile_q = entry.tile_q;
+  properties->tile_kv = entry.tile_kv;
+  properties->stages = entry.stages;
+  properties->threads = entry.threads;
+  properties->registers = main_.registers;
+  properties->local_memory = entry.shared_bytes;
+  properties->splits = 1;
+  properties->kernel = name_.c_str();
+  properties->isa = "wgmma";
+  properties->why = "the Hopper family; blocks add to dq as they come";
+}
+
+int32_t BackwardLauncher::make_maps(BackwardParams* p) const {
+  const flashattn_backward_args& args = p->common.args;
+  const flashattn_shape& shape = args.shape;
+  const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
+  const bool varlen_kv = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
+  const int64_t q_rows = varlen_q ? shape.total_q : shape.seqlen_q;
+  const int64_t q_batch = varlen_q ? 1 : shape.batch;
+  const int64_t kv_rows = varlen_kv ? shape.total_kv : shape.seqlen_kv;
+  const int64_t kv_batch = varlen_kv ? 1 : shape.batch;
+  const int32_t tile_q = main_.entry->tile_q, tile_kv = main_.entry->tile_kv;
+  const auto queries = [&](int32_t dim) {
+    return ArrayShape{dim, q_rows, problem_.heads_q, q_batch, tile_q};
+  };
+  const auto keys = [&](int32_t dim, int32_t box_rows) {
+    return ArrayShape{dim, kv_rows, problem_.heads_kv, kv_batch, box_rows};
+  };
+  const int32_t dim_qk = problem_.dim_qk, dim_v = problem_.dim_v;
+  const struct {
+    const flashattn_tensor& tensor;
+    const char* name;
+    CUtensorMap* map;
+    ArrayShape shape;
+  } table[] = {
+      {args.inputs.q, "inputs.q", &p->q, queries(dim_qk)},
+      {p->common.dout, "dout", &p->dout, queries(dim_v)},
+      {args.inputs.k, "inputs.k", &p->k, keys(dim_qk, tile_kv)},
+      {args.inputs.v, "inputs.v", &p->v, keys(dim_v, tile_kv)},
+      {args.dk, "dk", &p->dk, keys(dim_qk, 64)},
+      {args.dv, "dv", &p->dv, keys(dim_v, 64)},
+  };
+  for (const auto& row : table) {
+    if ((row.map == &p->dk || row.map == &p->dv) && !p->store_boxes) continue;
+    if (const int32_t status =
+            make_tensor_map(row.tensor, problem_.dtype, row.shape, row.name, row.map)) {
+      return status;
+    }
+  }
+  return FLASHATTN_OK;
+}
+
+int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspace,
+                              cudaStream_t stream) const {
+  if (const int32_t status = check_backward_arrays(problem_, args)) return status;
+  int64_t bytes = 0;
+  BackwardParams p = params(args, static_cast<char*>(workspace), &bytes);
+  const int64_t query_tiles =
+      static_cast<int64_t>(args.shape.batch) * problem_.heads_q * p.sequence_tiles;
+  if (p.order.count() > INT32_MAX / 2 || query_tiles > INT32_MAX / 2) {
+    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
+                "the shape has more than 2^30 tiles of queries or keys; split the batch");
+  }
+  if (const int32_t status = make_maps(&p)) return status;
+  launch_prepare_backward(p.common, stream);
+  if (const int32_t status =
+          status_of(cudaGetLastError(), "launching the preparation of the backward pass")) {
+    return status;
+  }
+  const BackwardEntry& entry = *main_.entry;
+  if (const int32_t status =
+          launch(main_.address(), std::min<int64_t>(p.order.count(), units_), entry.threads,
+                 entry.shared_bytes, &p, stream, "launching the backward kernel")) {
+    return status;
+  }
+  if (const int32_t status = launch(reinterpret_cast<const void*>(entry.convert_dq), query_tiles,
+                                    256, 0, &p.common, stream, "launching the conversion of dq")) {
+    return status;
+  }
+  if (!args.dsink) return FLASHATTN_OK;
+  launch_dsink(p.common, stream);
+  return status_of(cudaGetLastError(), "launching the gradient of the sink");
+}
+
+}  // namespace flashattn::cuda::sm90

@@ -1,0 +1,37 @@
+// Runs the backward passes of plans on a Hopper GPU.
+#pragma once
+
+#include <string>
+
+#include "cuda/kernel_choice.h"
+#include "cuda/sm90/table.h"
+
+namespace flashattn::cuda::sm90 {
+
+class BackwardLauncher {
+ public:
+  // Whether there is a kernel for it; the portable family does the rest.
+  static bool takes(const Problem& problem);
+
+  BackwardLauncher(const Problem& problem, int32_t units, int64_t l2_bytes);
+
+  // Whether it takes the shape too.
+  bool takes(const flashattn_shape& shape) const;
+  int64_t workspace(const flashattn_shape& shape) const;
+  void describe(flashattn_plan_properties* properties) const;
+  // The device is current.
+  int32_t run(const flashattn_backward_args& args, void* workspace, cudaStream_t stream) const;
+
+ private:
+  // Everything but the maps; with a NULL base, all but the pointers. *bytes: of the workspace.
+  BackwardParams params(const flashattn_backward_args& args, char* base, int64_t* bytes) const;
+  int32_t make_maps(BackwardParams* p) const;
+
+  const Problem problem_;
+  const int32_t units_;
+  const int64_t l2_bytes_;
+  Choice<BackwardEntry> main_;
+  std::string name_;
+};
+
+}  // namespace flashattn::cuda::sm90
