@@ -3,6 +3,7 @@
 
 #include "cpu/backward_tasks.h"
 #include "cpu/forward.h"
+#include "cpu/merge.h"
 
 #define FLASHATTN_TEXT_OF(name) #name
 #define FLASHATTN_TEXT(name) FLASHATTN_TEXT_OF(name)

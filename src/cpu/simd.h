@@ -53,6 +53,13 @@ FLASHATTN_INLINE void store_words(uint32_t* p, Words x) { *reinterpret_cast<Word
 FLASHATTN_INLINE Words as_words(Floats x) { return reinterpret_cast<Words>(x); }
 FLASHATTN_INLINE Floats as_floats(Words x) { return reinterpret_cast<Floats>(x); }
 FLASHATTN_INLINE Floats select(Ints mask, Floats a, Floats b) { return mask ? a : b; }
+FLASHATTN_INLINE bool any(Ints mask) {
+  int32_t lanes[kWidth];
+  __builtin_memcpy(lanes, &mask, sizeof lanes);
+  int32_t some = 0;
+  for (const int32_t lane : lanes) some |= lane;
+  return some != 0;
+}
 // A NaN in x is kept.
 FLASHATTN_INLINE Floats max_keep_nan(Floats x, Floats y) { return select(x < y, y, x); }
 FLASHATTN_INLINE Floats abs(Floats x) { return as_floats(as_words(x) & 0x7fffffffu); }
@@ -159,11 +166,25 @@ FLASHATTN_INLINE Words to_f16(Floats x) {
   return result | (bits & 0x80000000u) >> 16;
 }
 
+// The compilers' conversions would take two halves.
 FLASHATTN_INLINE Words load_halves(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Words>(
+      _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Words>(
+      _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
   return __builtin_convertvector(*reinterpret_cast<const HalvesAt*>(p), Words);
+#endif
 }
 FLASHATTN_INLINE void store_halves(uint16_t* p, Words bits) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(bits)));
+#else
   *reinterpret_cast<HalvesAt*>(p) = __builtin_convertvector(bits, Halves);
+#endif
 }
 
 // kWidth elements of a 16-bit or 32-bit type at p, as fp32.
@@ -237,7 +258,50 @@ FLASHATTN_INLINE Words pair_bf16(Floats low, Floats high) {
 #endif
 }
 
+// a and b hold 2 * kWidth halves each: words (a[n], b[n]) for the first kWidth, and the others.
+FLASHATTN_INLINE void interleave(Words a, Words b, Words* first, Words* second) {
+#if defined(__AVX512BW__)
+  const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
+                                       39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  const __m512i x = reinterpret_cast<__m512i>(a), y = reinterpret_cast<__m512i>(b);
+  *first = reinterpret_cast<Words>(_mm512_permutex2var_epi16(x, low, y));
+  *second = reinterpret_cast<Words>(_mm512_permutex2var_epi16(x, high, y));
+#else
+  uint16_t halves[2][2 * kWidth], pairs[4 * kWidth];
+  store_words(reinterpret_cast<uint32_t*>(halves[0]), a);
+  store_words(reinterpret_cast<uint32_t*>(halves[1]), b);
+  for (int n = 0; n < 4 * kWidth; ++n) pairs[n] = halves[n % 2][n / 2];
+  *first = load_words(pairs);
+  *second = load_words(pairs + 2 * kWidth);
+#endif
+}
+
 // ---- Transposition ----
+
+template <int kStep, int... kLane>
+FLASHATTN_INLINE Ints lanes_with_of(std::integer_sequence<int, kLane...>) {
+  return Ints{((kLane & kStep) ? -1 : 0)...};
+}
+// Set in lanes whose number has the bit kStep.
+template <int kStep>
+FLASHATTN_INLINE Ints lanes_with() {
+  return lanes_with_of<kStep>(std::make_integer_sequence<int, kWidth>{});
+}
+
+template <int kStep, int... kLane>
+FLASHATTN_INLINE Floats swap_lanes_of(Floats x, std::integer_sequence<int, kLane...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(x, x, (kLane ^ kStep)...);
+#else
+  return __builtin_shuffle(x, Ints{(kLane ^ kStep)...});
+#endif
+}
+// Lane n of the result is lane n ^ kStep of x.
+template <int kStep>
+FLASHATTN_INLINE Floats swap_lanes(Floats x) {
+  return swap_lanes_of<kStep>(x, std::make_integer_sequence<int, kWidth>{});
+}
 
 template <bool kHigh, int kStep, int... kLane>
 FLASHATTN_INLINE Words exchange(Words a, Words b, std::integer_sequence<int, kLane...>) {
