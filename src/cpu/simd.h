@@ -48,6 +48,19 @@ FLASHATTN_INLINE Floats splat(float x) { return x - Floats{}; }
 FLASHATTN_INLINE Words splat_word(uint32_t x) { return x - Words{}; }
 FLASHATTN_INLINE Floats load(const float* p) { return *reinterpret_cast<const FloatsAt*>(p); }
 FLASHATTN_INLINE void store(float* p, Floats x) { *reinterpret_cast<FloatsAt*>(p) = x; }
+typedef uint64_t Longs __attribute__((vector_size(4 * kWidth)));
+// The low halves of the lanes times b.
+FLASHATTN_INLINE Longs multiply_low(Longs a, uint32_t b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Longs>(
+      _mm512_mul_epu32(reinterpret_cast<__m512i>(a), _mm512_set1_epi64(b)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Longs>(
+      _mm256_mul_epu32(reinterpret_cast<__m256i>(a), _mm256_set1_epi64x(b)));
+#else
+  return (a & 0xffffffffu) * uint64_t{b};
+#endif
+}
 FLASHATTN_INLINE Words load_words(const void* p) { return *reinterpret_cast<const WordsAt*>(p); }
 FLASHATTN_INLINE void store_words(uint32_t* p, Words x) { *reinterpret_cast<WordsAt*>(p) = x; }
 FLASHATTN_INLINE Words as_words(Floats x) { return reinterpret_cast<Words>(x); }
@@ -71,27 +84,6 @@ FLASHATTN_INLINE Floats iota_of(std::integer_sequence<int, kLane...>) {
 }
 FLASHATTN_INLINE Floats iota() { return iota_of(std::make_integer_sequence<int, kWidth>{}); }
 
-FLASHATTN_INLINE float sum(Floats x) {
-  float lanes[kWidth];
-  store(lanes, x);
-  for (int half = kWidth / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  }
-  return lanes[0];
-}
-
-FLASHATTN_INLINE float max(Floats x) {
-  float lanes[kWidth];
-  store(lanes, x);
-  for (int half = kWidth / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) {
-      // A NaN on either side is kept.
-      if (!(lanes[i] >= lanes[i + half]) && lanes[i] == lanes[i]) lanes[i] = lanes[i + half];
-    }
-  }
-  return lanes[0];
-}
-
 // For loops that wait for another thread: lets it run if it shares the core.
 FLASHATTN_INLINE void wait_a_little(int32_t* waited) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -100,40 +92,67 @@ FLASHATTN_INLINE void wait_a_little(int32_t* waited) {
   if (++*waited % 256 == 0) sched_yield();
 }
 
-// 2^x with a relative error below 1e-7, and exactly 0 below 2^-126. NaN stays.
-FLASHATTN_INLINE Floats exp2(Floats x) {
-  const Floats low = splat(-127.0f), high = splat(128.0f);
-  x = select(x < low, low, x);
-  x = select(x > high, high, x);
-  const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
-  const Floats shifted = x + magic;
-  const Floats f = x - (shifted - magic);
-  // Minimax on [-1/2, 1/2], relative error 2e-9.
+// 2^x on [-1/2, 1/2]: minimax, relative error 2e-9.
+FLASHATTN_INLINE Floats exp2_near_0(Floats x) {
   Floats p = splat(1.535336225e-4f);
-  p = p * f + splat(1.339887484e-3f);
-  p = p * f + splat(9.618437360e-3f);
-  p = p * f + splat(5.550332470e-2f);
-  p = p * f + splat(2.402264791e-1f);
-  p = p * f + splat(6.931472029e-1f);
-  p = p * f + splat(1.0f);
-  // shifted holds n in its low bits; (n + 127) << 23 is 2^n, 0 for n = -127 and inf for n = 128.
-  const Words power = (as_words(shifted) + (127u - 0x4b400000u)) << 23;
-  return p * as_floats(power);
+  p = p * x + splat(1.339887484e-3f);
+  p = p * x + splat(9.618437360e-3f);
+  p = p * x + splat(5.550332470e-2f);
+  p = p * x + splat(2.402264791e-1f);
+  p = p * x + splat(6.931472029e-1f);
+  return p * x + splat(1.0f);
 }
 
-// tanh with a relative error below 3e-7.
+// 2^x with a relative error below 1e-7, and exactly 0 below 2^-126. NaN stays.
+FLASHATTN_INLINE Floats exp2(Floats x) {
+  const Floats high = splat(128.0f);
+  x = select(x > high, high, x);
+#if defined(__AVX512F__)
+  const __m512 given = reinterpret_cast<__m512>(x);
+  const __mmask16 normal = _mm512_cmp_ps_mask(given, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  const __m512 whole = _mm512_roundscale_ps(given, _MM_FROUND_TO_NEAREST_INT);
+  const Floats p = exp2_near_0(x - reinterpret_cast<Floats>(whole));
+  return reinterpret_cast<Floats>(
+      _mm512_maskz_scalef_ps(normal, reinterpret_cast<__m512>(p), whole));
+#else
+  const Floats low = splat(-127.0f);
+  x = select(x < low, low, x);
+  const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
+  const Floats shifted = x + magic;
+  // shifted holds n in its low bits; (n + 127) << 23 is 2^n, 0 for n = -127 and inf for n = 128.
+  const Words power = (as_words(shifted) + (127u - 0x4b400000u)) << 23;
+  return exp2_near_0(x - (shifted - magic)) * as_floats(power);
+#endif
+}
+
+// 1 / x with a relative error below 2e-7, for x neither tiny nor huge.
+FLASHATTN_INLINE Floats reciprocal(Floats x) {
+#if defined(__AVX512F__)
+  const Floats r = reinterpret_cast<Floats>(_mm512_rcp14_ps(reinterpret_cast<__m512>(x)));
+  return r * (2.0f - x * r);
+#else
+  return 1.0f / x;
+#endif
+}
+
+// tanh with a relative error below 5e-7: a quotient of polynomials (Eigen's ptanh).
 FLASHATTN_INLINE Floats tanh(Floats x) {
-  const Floats magnitude = abs(x), square = x * x;
-  // Near 0 an odd polynomial; elsewhere 1 - 2 / (e^2|x| + 1), which loses digits near 0.
-  Floats p = splat(5.659371517e-3f);
-  p = p * square + splat(-2.059952815e-2f);
-  p = p * square + splat(5.372802716e-2f);
-  p = p * square + splat(-1.333130811e-1f);
-  p = p * square + splat(3.333327725e-1f);
-  const Floats small = x - x * square * p;
-  const Floats large = 1.0f - 2.0f / (exp2(magnitude * splat(2.8853900818f)) + 1.0f);
-  const Floats signed_large = as_floats(as_words(large) | (as_words(x) & 0x80000000u));
-  return select(magnitude < splat(0.625f), small, signed_large);
+  const Floats end = splat(7.90531111f);  // where it rounds to 1
+  x = select(x > end, end, x);
+  x = select(x < -end, -end, x);
+  const Floats square = x * x;
+  Floats p = splat(-2.76076847742355e-16f);
+  p = p * square + splat(2.00018790482477e-13f);
+  p = p * square + splat(-8.60467152213735e-11f);
+  p = p * square + splat(5.12229709037114e-08f);
+  p = p * square + splat(1.48572235717979e-05f);
+  p = p * square + splat(6.37261928875436e-04f);
+  p = p * square + splat(4.89352455891786e-03f);
+  Floats q = splat(1.19825839466702e-06f);
+  q = q * square + splat(1.18534705686654e-04f);
+  q = q * square + splat(2.26843463243900e-03f);
+  q = q * square + splat(4.89352518554385e-03f);
+  return x * p * reciprocal(q);
 }
 
 // ---- 16-bit formats, bit patterns in the low halves of words ----
@@ -301,6 +320,27 @@ FLASHATTN_INLINE Floats swap_lanes_of(Floats x, std::integer_sequence<int, kLane
 template <int kStep>
 FLASHATTN_INLINE Floats swap_lanes(Floats x) {
   return swap_lanes_of<kStep>(x, std::make_integer_sequence<int, kWidth>{});
+}
+
+FLASHATTN_INLINE float sum(Floats x) {
+  if constexpr (kWidth > 8) x += swap_lanes<8>(x);
+  if constexpr (kWidth > 4) x += swap_lanes<4>(x);
+  x += swap_lanes<2>(x);
+  x += swap_lanes<1>(x);
+  return x[0];
+}
+
+// A NaN on either side is kept.
+FLASHATTN_INLINE Floats max_of_both(Floats x, Floats y) {
+  return select(x == x, max_keep_nan(y, x), x);
+}
+
+FLASHATTN_INLINE float max(Floats x) {
+  if constexpr (kWidth > 8) x = max_of_both(x, swap_lanes<8>(x));
+  if constexpr (kWidth > 4) x = max_of_both(x, swap_lanes<4>(x));
+  x = max_of_both(x, swap_lanes<2>(x));
+  x = max_of_both(x, swap_lanes<1>(x));
+  return x[0];
 }
 
 template <bool kHigh, int kStep, int... kLane>
