@@ -53,6 +53,14 @@ FLASHATTN_INLINE void for_each_block_run(const ScoreRules& rules, Interval queri
   }
 }
 
+// Which of kWidth bytes are not zero.
+FLASHATTN_INLINE Ints nonzero(const void* p) {
+  typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
+  Bytes bytes;
+  __builtin_memcpy(&bytes, p, kWidth);
+  return __builtin_convertvector(bytes, Ints) != 0;
+}
+
 // Scores of the keys from j on plus their biases; a boolean mask hides, whatever the score was.
 FLASHATTN_INLINE Floats add_bias(const ScoreRules& rules, Floats x, const char* row, int32_t j,
                                  int32_t keys) {
@@ -62,9 +70,10 @@ FLASHATTN_INLINE Floats add_bias(const ScoreRules& rules, Floats x, const char* 
     case FLASHATTN_DTYPE_F16: return x + load_first<FLASHATTN_DTYPE_F16>(row + j * 2LL, count);
     case FLASHATTN_DTYPE_BF16: return x + load_first<FLASHATTN_DTYPE_BF16>(row + j * 2LL, count);
     default: {
-      float shown[kWidth] = {};
-      for (int32_t n = 0; n < kWidth && n < count; ++n) shown[n] = row[j + n] ? 1.0f : 0.0f;
-      return select(load(shown) != 0.0f, x, splat(-kInfinity));
+      uint8_t shown[kWidth] = {};
+      if (count >= kWidth) return select(nonzero(row + j), x, splat(-kInfinity));
+      if (count > 0) __builtin_memcpy(shown, row + j, static_cast<size_t>(count));
+      return select(nonzero(shown), x, splat(-kInfinity));
     }
   }
 }
@@ -184,10 +193,7 @@ inline void dropout_strip(const DropoutStream& stream, uint32_t threshold, int32
 
 // x where kept, 0 elsewhere.
 FLASHATTN_INLINE Floats apply_keep(Floats x, const uint8_t* keep) {
-  typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
-  Bytes bytes;
-  __builtin_memcpy(&bytes, keep, kWidth);
-  return select(__builtin_convertvector(bytes, Ints) != 0, x, Floats{});
+  return select(nonzero(keep), x, Floats{});
 }
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA
