@@ -79,25 +79,27 @@ __attribute__((noinline)) inline void amx_gemm(int32_t rows, int32_t columns, in
   for (int32_t done = 0; done < k;) {
     const int32_t step = k - done >= kTile ? kTile : k - done;
     const int32_t count = step == kTile ? (k - done) / kTile * kTile : step;
-    int32_t loaded = 0;  // rows of C that the configuration is for
-    for (int32_t row = 0; row < rows; row += 2 * kTile) {
-      const int32_t height = rows - row < 2 * kTile ? rows - row : 2 * kTile;
-      if (height != loaded) {
-        const int32_t upper = height < kTile ? height : kTile;
-        const TileConfig config(upper, height - upper, step);
-        // The intrinsic would not tell the compiler that all of it is read.
-        __asm__ volatile("ldtilecfg %0" : : "m"(config));
-        loaded = height;
-      }
+    // Rows in whole pairs of tiles first: B's tiles stay in the L1 cache for all of them.
+    for (int32_t row = 0; row < rows;) {
+      const int32_t left = rows - row;
+      const int32_t height = left < 2 * kTile ? left : 2 * kTile;
+      const int32_t end = left < 2 * kTile ? rows : row + left / (2 * kTile) * (2 * kTile);
+      const int32_t upper = height < kTile ? height : kTile;
+      const TileConfig config(upper, height - upper, step);
+      // The intrinsic would not tell the compiler that all of it is read.
+      __asm__ volatile("ldtilecfg %0" : : "m"(config));
       for (int32_t column = 0; column < columns; column += 2 * kTile) {
         const bool right = columns - column > kTile;
         const auto multiply =
             height > kTile ? (right ? multiply_tiles<true, true> : multiply_tiles<true, false>)
                            : (right ? multiply_tiles<false, true> : multiply_tiles<false, false>);
-        multiply(a + row * a_row + done, a_row,
-                 b + column / panel * panel_stride + column % panel + done * int64_t{panel}, panel,
-                 c + row * c_row + column, c_row, count, step, accumulate || done > 0);
+        for (int32_t r = row; r < end; r += 2 * kTile) {
+          multiply(a + r * a_row + done, a_row,
+                   b + column / panel * panel_stride + column % panel + done * int64_t{panel},
+                   panel, c + r * c_row + column, c_row, count, step, accumulate || done > 0);
+        }
       }
+      row = end;
     }
     done += count;
   }

@@ -14,11 +14,11 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 // queries and outputs; blocks of many rows, so that packing is a small part of the work.
 inline Tiling forward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
-  // Two tile registers high, or four micro-kernels.
-  const int32_t tile_q = kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16 ? 32 : 24;
-  const int32_t rows = 528 / tile_q * tile_q;
-  if (dim <= 64) return {rows, tile_q, 768};
-  if (dim <= 128) return {rows, tile_q, 384};
+  // Four micro-kernels high, or two tile registers: these come with larger caches.
+  const bool tiles = kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16;
+  const int32_t tile_q = tiles ? 32 : 24, rows = 528 / tile_q * tile_q;
+  if (dim <= 64) return {rows, tile_q, tiles ? 1536 : 768};
+  if (dim <= 128) return {rows, tile_q, tiles ? 768 : 384};
   if (dim <= 256) return {192, tile_q, 128};
   return {96, tile_q, 64};
 }
