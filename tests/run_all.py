@@ -18,7 +18,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build"
 LOGS = BUILD / "test"
-ISAS = ("baseline", "avx2", "avx512", "avx512_bf16")
+ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx")
 
 
 class Count(NamedTuple):

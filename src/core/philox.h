@@ -13,9 +13,11 @@ struct PhiloxWords {
 // What the two key words grow by from round to round.
 constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;
 
+constexpr uint32_t kPhiloxFactor0 = 0xD2511F53u, kPhiloxFactor1 = 0xCD9E8D57u;
+
 FLASHATTN_HD constexpr PhiloxWords philox_round(PhiloxWords c, uint32_t key0, uint32_t key1) {
-  const uint64_t p0 = static_cast<uint64_t>(0xD2511F53u) * c.word[0];
-  const uint64_t p1 = static_cast<uint64_t>(0xCD9E8D57u) * c.word[2];
+  const uint64_t p0 = static_cast<uint64_t>(kPhiloxFactor0) * c.word[0];
+  const uint64_t p1 = static_cast<uint64_t>(kPhiloxFactor1) * c.word[2];
   return {{static_cast<uint32_t>(p1 >> 32) ^ c.word[1] ^ key0, static_cast<uint32_t>(p1),
            static_cast<uint32_t>(p0 >> 32) ^ c.word[3] ^ key1, static_cast<uint32_t>(p0)}};
 }

@@ -13,7 +13,7 @@ namespace flashattn {
 // bias_dtype and scale are never 0 (bias_dtype only with a dense bias), fields of features that are
 // off are 0.
 struct Problem : flashattn_desc {
-  bool has_op(uint32_t op) const { return (ops & op) != 0; }
+  FLASHATTN_HD bool has_op(uint32_t op) const { return (ops & op) != 0; }
   bool has_layout(uint32_t bit) const { return (layout & bit) != 0; }
   bool has_mask(uint32_t bit) const { return (mask & bit) != 0; }
   bool has_bias(uint32_t bit) const { return (bias & bit) != 0; }

@@ -11,11 +11,43 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
 #endif
 
 namespace flashattn {
 namespace cpu {
 namespace {
+
+bool has_bf16() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("fma");
+#else
+  return false;
+#endif
+}
+
+// Whether this process may use tile registers. Linux wants to be asked, once a process, before the
+// first thread uses them: their 8 KB would not fit every signal stack.
+bool may_use_tiles() {
+#if defined(__x86_64__) && defined(SYS_arch_prctl)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & 1u << 27)) return false;
+  constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (kBf16 | kTiles)) != (kBf16 | kTiles)) {
+    return false;
+  }
+  unsigned low = 0, high = 0;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  constexpr unsigned kSavedTiles = 3u << 17;
+  if ((low & kSavedTiles) != kSavedTiles) return false;
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h, since Linux 5.16
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
 
 struct InstructionSet {
   const char* name;
@@ -39,12 +71,10 @@ const InstructionSet kInstructionSets[] = {
      }},
 #endif
 #if FLASHATTN_HAVE_AVX512_BF16
-    {"avx512_bf16", avx512_bf16::kernels,
-     [] {
-       return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-              __builtin_cpu_supports("fma");
-     }},
+    {"avx512_bf16", avx512_bf16::kernels, has_bf16},
+#endif
+#if FLASHATTN_HAVE_AVX512_AMX
+    {"avx512_amx", avx512_amx::kernels, [] { return has_bf16() && may_use_tiles(); }},
 #endif
 };
 
@@ -73,6 +103,7 @@ Choice choose() {
   const InstructionSet* best = nullptr;
   bool capped = false;
   for (const InstructionSet& set : kInstructionSets) {
+    // Above the cap nothing is asked of the system.
     if (capped || !set.runs_here() || (!wanted && is_slower_here(set.name))) continue;
     best = &set;
     capped = wanted && std::strcmp(wanted, set.name) == 0;

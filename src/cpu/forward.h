@@ -5,6 +5,7 @@
 // heads of a group share a block when queries are few.
 #pragma once
 
+#include "cpu/direct.h"
 #include "cpu/scores.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
@@ -13,10 +14,13 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 // queries and outputs; blocks of many rows, so that packing is a small part of the work.
 inline Tiling forward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
-  if (dim <= 64) return {528, 24, 768};
-  if (dim <= 128) return {528, 24, 384};
-  if (dim <= 256) return {192, 24, 128};
-  return {96, 24, 64};
+  // Four micro-kernels high, or two tile registers: these come with larger caches.
+  const bool tiles = kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16;
+  const int32_t tile_q = tiles ? 32 : 24, rows = 528 / tile_q * tile_q;
+  if (dim <= 64) return {rows, tile_q, tiles ? 1536 : 768};
+  if (dim <= 128) return {rows, tile_q, tiles ? 768 : 384};
+  if (dim <= 256) return {192, tile_q, 128};
+  return {96, tile_q, 64};
 }
 
 template <Compute kCompute>
@@ -75,7 +79,8 @@ class ForwardBlock {
         b_(b),
         kv_head_(kv_head),
         part_(part),
-        parts_(part_count(job.split, sequence_.len)) {
+        parts_(part_count(job.split, sequence_.len)),
+        direct_(is_direct(problem_, sequence_.len)) {
     const Lengths len = sequence_.len;
     queries_.begin = clamp_index(static_cast<int64_t>(query_block) * job.queries, len.q);
     queries_.end = clamp_index(queries_.begin + static_cast<int64_t>(job.queries), len.q);
@@ -92,6 +97,7 @@ class ForwardBlock {
     const KeySpan span = key_span(mask_, queries_, sequence_.len);
     const Interval part = part_range(job_.split, sequence_.len, part_);
     const Interval keys = intersect(span.any, part);
+    part_end_ = keys.end;
     for (int32_t first = keys.begin / scratch_.tile_kv * scratch_.tile_kv; first < keys.end;
          first += scratch_.tile_kv) {
       key_tile(intersect({first, first + scratch_.tile_kv}, {part.begin, keys.end}));
@@ -152,11 +158,14 @@ class ForwardBlock {
     }
   }
 
+  FLASHATTN_INLINE Rows kv(const flashattn_tensor& t) const {
+    return kv_rows(problem_, in_, t, b_, kv_head_, sequence_.first_kv);
+  }
+
   void pack(Interval keys) {
-    pack_b_transposed<kCompute>(kv_rows(problem_, in_, in_.k, b_, kv_head_, sequence_.first_kv),
-                                keys, problem_.dim_qk, problem_.dtype, scratch_.k);
-    finite_ = pack_b<kCompute>(kv_rows(problem_, in_, in_.v, b_, kv_head_, sequence_.first_kv),
-                               keys, problem_.dim_v, problem_.dtype, scratch_.v, scratch_.v_panel);
+    pack_b_transposed<kCompute>(kv(in_.k), keys, problem_.dim_qk, problem_.dtype, scratch_.k);
+    finite_ = pack_b<kCompute>(kv(in_.v), keys, problem_.dim_v, problem_.dtype, scratch_.v,
+                               scratch_.v_panel);
   }
 
   // Rows [row, end_row) against the keys `run` of a tile; full: no block of them is off.
@@ -175,24 +184,33 @@ class ForwardBlock {
     if (seen.begin < run.begin) seen.begin = run.begin;
     if (seen.end > run.end) seen.end = run.end;
     if (seen.begin >= seen.end) return;
-    if (!*packed) pack(keys);
+    if (!direct_ && !*packed) pack(keys);
     *packed = true;
 
     const Interval columns{(seen.begin - keys.begin) / kColumnStep * kColumnStep,
                            round_up(seen.end - keys.begin, kColumnStep)};
     full &= keys.begin + columns.begin == run.begin && keys.begin + columns.end == run.end;
     const int32_t rows = end_row - row;
-    gemm<kCompute>(rows, columns.end - columns.begin,
-                   static_cast<int32_t>(scratch_.k_panel / kPanel),
-                   {scratch_.q + static_cast<int64_t>(row) * scratch_.q_units, scratch_.q_units, 1},
-                   {scratch_.k + columns.begin / kPanel * scratch_.k_panel, scratch_.k_panel},
-                   {scratch_.s + columns.begin, scratch_.tile_kv}, false);
+    const uint32_t* q = scratch_.q + static_cast<int64_t>(row) * scratch_.q_units;
+    if (direct_) {
+      // Whole blocks of keys, so that a row's scores end before the next row's begin.
+      seen.begin -= (seen.begin - keys.begin) % kWidth;
+      direct_scores<kCompute>(kv(in_.k), seen, part_end_, problem_.dim_qk, problem_.dtype, q,
+                              scratch_.q_units, rows, scratch_.s + (seen.begin - keys.begin),
+                              scratch_.tile_kv);
+    } else {
+      gemm<kCompute>(rows, columns.end - columns.begin,
+                     static_cast<int32_t>(scratch_.k_panel / kPanel), {q, scratch_.q_units, 1},
+                     {scratch_.k + columns.begin / kPanel * scratch_.k_panel, scratch_.k_panel},
+                     {scratch_.s + columns.begin, scratch_.tile_kv}, false);
+    }
     for (int32_t r = row; r < end_row;) {
       const Segment segment = segment_at(r, end_row);
       r += segment.queries.end - segment.queries.begin;
       softmax(segment, segment.row - row, keys, run, columns, full);
     }
     float* o = scratch_.o + static_cast<int64_t>(row) * scratch_.v_columns;
+    if (direct_) return weigh_directly(o, rows, keys, seen, full);
     const int32_t key_count = keys.end - keys.begin;
     const int32_t last = columns.end < key_count ? columns.end : key_count;
     if (!finite_ && !full) return weigh_exactly(o, rows, columns.begin, last);
@@ -201,6 +219,22 @@ class ForwardBlock {
                    {scratch_.p + columns.begin / kU, scratch_.tile_kv / kU, 1},
                    {scratch_.v + columns.begin / kU * kPanel, scratch_.v_panel},
                    {o, scratch_.v_columns}, true);
+  }
+
+  // O += P V for the keys `seen` of a tile, as they lie in memory.
+  void weigh_directly(float* o, int32_t rows, Interval keys, Interval seen, bool full) {
+    constexpr int kU = kUnit<kCompute>;
+    const int64_t count = static_cast<int64_t>(rows) * scratch_.v_columns;
+    // Where weights may be 0, infinities and NaN must not meet them: seen by the result.
+    float* saved = reinterpret_cast<float*>(scratch_.v);
+    if (!full) __builtin_memcpy(saved, o, sizeof(float) * static_cast<size_t>(count));
+    direct_values<kCompute>(kv(in_.v), seen, part_end_, problem_.dim_v, problem_.dtype,
+                            scratch_.p + (seen.begin - keys.begin) / kU, scratch_.tile_kv / kU,
+                            rows, o, scratch_.v_columns);
+    if (full || all_finite(o, count)) return;
+    __builtin_memcpy(o, saved, sizeof(float) * static_cast<size_t>(count));
+    pack_b<kCompute>(kv(in_.v), keys, problem_.dim_v, problem_.dtype, scratch_.v, scratch_.v_panel);
+    weigh_exactly(o, rows, seen.begin - keys.begin, seen.end - keys.begin);
   }
 
   // Scores to weights, the running maximum and sum, and O to the new maximum's scale.
@@ -351,8 +385,10 @@ class ForwardBlock {
   const ForwardScratch<kCompute> scratch_;
   const Sequence sequence_;
   const int32_t b_, kv_head_, part_, parts_;
+  const bool direct_;  // keys and values are not packed
   Interval queries_;
   int32_t first_head_, heads_, rows_;
+  int32_t part_end_ = 0;  // of the keys of this block
   int32_t keep_shift_ = 0;
   bool finite_ = true;  // of the packed values
 };
@@ -369,65 +405,6 @@ void forward_task(const ForwardJob& job, int64_t task, char* scratch) {
   ForwardBlock<kCompute>(job, b, head / job.head_blocks, head % job.head_blocks, query_block, part,
                          scratch)
       .run();
-}
-
-FLASHATTN_INLINE const char* part_row(const MergeJob& job, const MergeRow& row, int32_t p) {
-  if (!job.part_o) return reinterpret_cast<const char*>(row.o + p * job.o_stride);
-  const flashattn_tensor& part = job.part_o[p];
-  const bool strided = part.stride_batch != 0 || part.stride_head != 0 || part.stride_seq != 0;
-  const flashattn_tensor& t = strided ? part : job.packed;
-  return static_cast<const char*>(part.data) +
-         (row.b * t.stride_batch + row.h * t.stride_head + row.i * t.stride_seq) *
-             dtype_size(job.part_dtype);
-}
-
-FLASHATTN_INLINE float part_lse(const MergeJob& job, const MergeRow& row, int32_t p) {
-  return job.part_o ? job.part_lse[p][row.lse] : row.o_lse[p * job.lse_stride];
-}
-
-// The parts of a row, weighted by their shares of the softmax's denominator.
-inline float merge_row(const MergeJob& job, const MergeRow& row) {
-  float top = -kInfinity;
-  for (int32_t p = 0; p < job.parts; ++p) {
-    const float lse = part_lse(job, row, p);
-    if (lse > top || lse != lse) top = lse;
-  }
-  // Nothing visible in any part: weights of zero, not NaN.
-  const float reference = top == -kInfinity ? 0.0f : top;
-  const auto weight = [&](int32_t p) {
-    return exp2(splat((part_lse(job, row, p) - reference) * kLog2E));
-  };
-  float total = 0;
-  for (int32_t p = 0; p < job.parts; ++p) total += weight(p)[0];
-  const Floats inverse = splat(total == 0 ? 0.0f : 1.0f / total);
-  for (int32_t c = 0; c < job.dim; c += kWidth) {
-    Floats x{};
-    for (int32_t p = 0; p < job.parts; ++p) {
-      if (part_lse(job, row, p) == -kInfinity) continue;
-      with_dtype(job.part_dtype, [&](auto tag) {
-        constexpr int32_t kPart = decltype(tag)::value;
-        x += weight(p) * inverse *
-             load_first<kPart>(part_row(job, row, p) + c * kSize<kPart>, job.dim - c);
-      });
-    }
-    with_dtype(job.dtype, [&](auto tag) {
-      constexpr int32_t kOut = decltype(tag)::value;
-      store_first<kOut>(static_cast<char*>(row.out) + c * kSize<kOut>, x, job.dim - c);
-    });
-  }
-  return total == 0 ? -kInfinity : reference + __builtin_logf(total);
-}
-
-inline void dropout_row(uint64_t seed, uint64_t offset, uint32_t threshold, uint32_t head,
-                        int32_t i, int32_t keys, uint8_t* keep) {
-  const DropoutStream stream = DropoutStream::make(seed, offset, head);
-  constexpr int32_t kStep = 64;
-  uint8_t strip[16 * kStep];
-  for (int32_t j = 0; j < keys; j += kStep) {
-    const int32_t count = keys - j < kStep ? keys - j : kStep;
-    dropout_strip(stream, threshold, i / 16, j, count, strip, kStep);
-    __builtin_memcpy(keep + j, strip + i % 16 * kStep, static_cast<size_t>(count));
-  }
 }
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

@@ -5,7 +5,7 @@
 // in panels of kPanel columns, each [k][column]; C is fp32, row-major.
 #pragma once
 
-#include "cpu/simd.h"
+#include "cpu/amx.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
@@ -99,10 +99,17 @@ FLASHATTN_INLINE MicroKernel micro_kernel_of(int32_t rows, int32_t vectors) {
   return micro_kernel_of_rows<kCompute, 1>(rows);
 }
 
-// C[rows][columns] (+)= A[rows][k] B[k][columns]; columns a multiple of kWidth, k in units.
+// C[rows][columns] (+)= A[rows][k] B[k][columns]; columns a multiple of kWidth, k in units. On tile
+// registers the units of A must lie one after the other.
 template <Compute kCompute>
 void gemm(int32_t rows, int32_t columns, int32_t k, MatrixA a, MatrixB b, MatrixC c,
           bool accumulate) {
+#if defined(__AMX_BF16__)
+  if constexpr (kCompute == Compute::kBf16Pairs) {
+    return amx_gemm(rows, columns, k, a.data, a.row_stride, b.data, kPanel, b.panel_stride, c.data,
+                    c.row_stride, accumulate);
+  }
+#endif
   for (int32_t column = 0; column < columns; column += kPanel) {
     const int32_t vectors = (columns - column) / kWidth;
     const MicroKernel full = micro_kernel_of<kCompute>(kMicroRows, vectors);

@@ -3,6 +3,7 @@
 
 #include "cpu/backward_tasks.h"
 #include "cpu/forward.h"
+#include "cpu/merge.h"
 
 #define FLASHATTN_TEXT_OF(name) #name
 #define FLASHATTN_TEXT(name) FLASHATTN_TEXT_OF(name)
@@ -26,8 +27,11 @@ FLASHATTN_INLINE auto with_compute(bool bf16, Body body) {
 
 bool forward_is_bf16(const Problem& problem) { return problem.dtype == FLASHATTN_DTYPE_BF16; }
 
+// Tile registers multiply rows as they lie, and two of the backward pass's products have one
+// operand transposed; vdpbf16ps is slow where they are.
 bool backward_is_bf16(const Problem& problem) {
-  return problem.dtype == FLASHATTN_DTYPE_BF16 && problem.dtype_o == FLASHATTN_DTYPE_BF16;
+  return !kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16 &&
+         problem.dtype_o == FLASHATTN_DTYPE_BF16;
 }
 
 int64_t forward_scratch(const Problem& problem, const Tiling& tiling) {
@@ -45,6 +49,7 @@ int64_t backward_scratch(const Problem& problem, const Tiling& tiling) {
 void forward(const ForwardJob& job, int64_t task, char* scratch) {
   with_compute(forward_is_bf16(*job.problem),
                [&](auto tag) { forward_task<decltype(tag)::value>(job, task, scratch); });
+  release_tiles();
 }
 
 void backward_prepare(const BackwardJob& job, int64_t task, char*) {

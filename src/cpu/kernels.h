@@ -17,5 +17,8 @@ const Kernels& kernels();
 namespace avx512_bf16 {
 const Kernels& kernels();
 }
+namespace avx512_amx {
+const Kernels& kernels();
+}
 
 }  // namespace flashattn::cpu

@@ -136,6 +136,17 @@ void CpuLauncher::describe(uint32_t op, const flashattn_shape& shape,
   properties->why = why_.c_str();
 }
 
+// One thread for work that it does in the time, some 10 us, that others take to wake up.
+static int32_t threads_for(int32_t threads, double multiply_adds) {
+  return multiply_adds < 250e3 ? 1 : threads;
+}
+
+// Of a whole forward pass, at most.
+static double forward_work(const Problem& problem, const flashattn_shape& shape) {
+  return static_cast<double>(shape.batch) * problem.heads_q * shape.seqlen_q * shape.seqlen_kv *
+         (problem.dim_qk + problem.dim_v);
+}
+
 // Blocks of queries: large enough to share packed keys, small enough to occupy all threads.
 void CpuLauncher::set_blocks(ForwardJob* job) const {
   const flashattn_shape& shape = job->args->shape;
@@ -173,7 +184,8 @@ int32_t CpuLauncher::forward(const flashattn_forward_args& args, void* workspace
   job.rng_seed = random.seed;
   job.rng_offset = random.offset;
   set_blocks(&job);
-  parallel_tasks(threads_, job.tasks(), [&](int64_t task, int32_t thread) {
+  const int32_t threads = threads_for(threads_, forward_work(problem_, shape));
+  parallel_tasks(threads, job.tasks(), [&](int64_t task, int32_t thread) {
     kernels_.forward(job, task, w.scratch + thread * forward_scratch_);
   });
   if (job.parts > 1) merge_parts(job);
@@ -184,7 +196,9 @@ void CpuLauncher::merge_parts(const ForwardJob& job) const {
   const flashattn_forward_args& args = *job.args;
   const int64_t rows = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
   const int32_t size = dtype_size(problem_.dtype_o);
-  parallel_tasks(threads_, rows, [&](int64_t task, int32_t) {
+  const double elements =
+      static_cast<double>(rows * job.partial_queries) * job.parts * problem_.dim_v;
+  parallel_tasks(threads_for(threads_, elements), rows, [&](int64_t task, int32_t) {
     const int32_t b = static_cast<int32_t>(task / problem_.heads_q);
     const int32_t h = static_cast<int32_t>(task % problem_.heads_q);
     const Sequence sequence = sequence_of(problem_, args.shape, args.inputs, b);

@@ -88,6 +88,29 @@ FLASHATTN_INLINE Words load_units(const char* p, int32_t from, int32_t dim) {
   }
 }
 
+// Reads as a row of zeros of any type.
+alignas(64) static const char kZeroRow[512 * 4] = {};
+
+// Columns [column, column + kWidth) of a unit of rows, zeros from dim on; second: bf16 pairs only.
+template <Compute kCompute, int32_t kDtype>
+FLASHATTN_INLINE Words load_pair(const char* first, const char* second, int32_t column,
+                                 int32_t dim) {
+  const int64_t at = column * int64_t{kSize<kDtype>};
+  const int32_t left = dim - column;
+  if constexpr (kCompute == Compute::kF32) {
+    return as_words(load_first<kDtype>(first + at, left));
+  } else if (left >= kWidth) {
+    return load_halves(reinterpret_cast<const uint16_t*>(first + at)) |
+           load_halves(reinterpret_cast<const uint16_t*>(second + at)) << 16;
+  } else {
+    alignas(64) uint16_t staged[2][kWidth] = {};
+    const size_t bytes = static_cast<size_t>(left) * 2;
+    __builtin_memcpy(staged[0], first + at, bytes);
+    __builtin_memcpy(staged[1], second + at, bytes);
+    return load_halves(staged[0]) | load_halves(staged[1]) << 16;
+  }
+}
+
 // A operand: row r of [begin, end) becomes units[r - begin][0, k_units).
 template <Compute kCompute>
 void pack_a(const Rows& rows, Interval range, int32_t dim, int32_t dtype, uint32_t* out,
@@ -142,25 +165,9 @@ bool pack_b(const Rows& rows, Interval range, int32_t dim, int32_t dtype, uint32
   with_dtype(dtype, [&](auto tag) {
     for (int32_t r = range.begin; r < range.end; r += kUnit<kCompute>, out += kPanel) {
       const char* first = rows.row(r);
+      const char* second = kUnit<kCompute> == 2 && r + 1 < range.end ? rows.row(r + 1) : kZeroRow;
       for (int32_t c = 0; c < dim; c += kWidth) {
-        Words x;
-        if constexpr (kCompute == Compute::kF32) {
-          x = as_words(
-              load_first<decltype(tag)::value>(first + c * kSize<decltype(tag)::value>, dim - c));
-        } else {
-          const char* second = r + 1 < range.end ? rows.row(r + 1) : nullptr;
-          alignas(64) uint16_t staged[2][kWidth] = {};
-          const int32_t count = dim - c < kWidth ? dim - c : kWidth;
-          const size_t bytes = static_cast<size_t>(count) * 2;
-          if (count == kWidth) {
-            x = load_halves(reinterpret_cast<const uint16_t*>(first) + c);
-            if (second) x |= load_halves(reinterpret_cast<const uint16_t*>(second) + c) << 16;
-          } else {
-            __builtin_memcpy(staged[0], first + c * 2, bytes);
-            if (second) __builtin_memcpy(staged[1], second + c * 2, bytes);
-            x = load_halves(staged[0]) | load_halves(staged[1]) << 16;
-          }
-        }
+        const Words x = load_pair<kCompute, decltype(tag)::value>(first, second, c, dim);
         const Words exponents = x & kExponents;
         special |= (exponents & kLowExponent) == kLowExponent;
         if constexpr (kCompute == Compute::kBf16Pairs) {
@@ -170,12 +177,16 @@ bool pack_b(const Rows& rows, Interval range, int32_t dim, int32_t dtype, uint32
       }
     }
   });
-  int32_t lanes[kWidth];
-  __builtin_memcpy(lanes, &special, sizeof lanes);
-  for (const int32_t lane : lanes) {
-    if (lane) return false;
+  return !any(special);
+}
+
+// Whether none of the numbers is infinite or NaN.
+FLASHATTN_INLINE bool all_finite(const float* x, int64_t count) {
+  Ints special{};
+  for (int64_t n = 0; n < count; n += kWidth) {
+    special |= (as_words(load(x + n)) & 0x7f800000u) == 0x7f800000u;
   }
-  return true;
+  return !any(special);
 }
 
 // out[0, dim) = row * factor, in the caller's dtype.

@@ -53,6 +53,14 @@ FLASHATTN_INLINE void for_each_block_run(const ScoreRules& rules, Interval queri
   }
 }
 
+// Which of kWidth bytes are not zero.
+FLASHATTN_INLINE Ints nonzero(const void* p) {
+  typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
+  Bytes bytes;
+  __builtin_memcpy(&bytes, p, kWidth);
+  return __builtin_convertvector(bytes, Ints) != 0;
+}
+
 // Scores of the keys from j on plus their biases; a boolean mask hides, whatever the score was.
 FLASHATTN_INLINE Floats add_bias(const ScoreRules& rules, Floats x, const char* row, int32_t j,
                                  int32_t keys) {
@@ -62,9 +70,10 @@ FLASHATTN_INLINE Floats add_bias(const ScoreRules& rules, Floats x, const char* 
     case FLASHATTN_DTYPE_F16: return x + load_first<FLASHATTN_DTYPE_F16>(row + j * 2LL, count);
     case FLASHATTN_DTYPE_BF16: return x + load_first<FLASHATTN_DTYPE_BF16>(row + j * 2LL, count);
     default: {
-      float shown[kWidth] = {};
-      for (int32_t n = 0; n < kWidth && n < count; ++n) shown[n] = row[j + n] ? 1.0f : 0.0f;
-      return select(load(shown) != 0.0f, x, splat(-kInfinity));
+      uint8_t shown[kWidth] = {};
+      if (count >= kWidth) return select(nonzero(row + j), x, splat(-kInfinity));
+      if (count > 0) __builtin_memcpy(shown, row + j, static_cast<size_t>(count));
+      return select(nonzero(shown), x, splat(-kInfinity));
     }
   }
 }
@@ -75,11 +84,11 @@ inline void modify_row(const ScoreRules& rules, int32_t i, int32_t first, int32_
                        int32_t begin, int32_t end, float* s, float* derivative) {
   const char* bias =
       rules.bias ? rules.bias + i * rules.bias_row * dtype_size(rules.bias_dtype) : nullptr;
-  const float inverse_cap = rules.softcap != 0 ? 1.0f / rules.softcap : 0.0f;
+  const float inner = rules.softcap != 0 ? rules.scale / rules.softcap : rules.scale;
   for (int32_t column = begin; column < end; column += kWidth) {
-    Floats x = load(s + column) * splat(rules.scale);
+    Floats x = load(s + column) * splat(inner);
     if (rules.softcap != 0) {
-      const Floats t = tanh(x * splat(inverse_cap));
+      const Floats t = tanh(x);
       if (derivative) store(derivative + column, 1.0f - t * t);
       x = t * splat(rules.softcap);
     }
@@ -114,54 +123,77 @@ inline void mask_row(const ScoreRules& rules, bool blocks, int32_t i, int32_t fi
   }
 }
 
+template <int... kLane>
+FLASHATTN_INLINE Longs even_numbers(std::integer_sequence<int, kLane...>) {
+  return Longs{(2ul * kLane)...};
+}
+
+// kWidth calls of Philox whose counters start with `first`, `first` + 1, ...; word[w] receives
+// their words w. Calls of even and of odd number go apart, in the low halves of 64-bit lanes.
+FLASHATTN_INLINE void philox_calls(const DropoutStream& stream, uint32_t first, uint32_t second,
+                                   Words (&word)[4]) {
+  Longs w[2][4];
+  for (int odd = 0; odd < 2; ++odd) {
+    w[odd][0] = even_numbers(std::make_integer_sequence<int, kWidth / 2>{}) +
+                (static_cast<uint64_t>(first) + static_cast<uint64_t>(odd));
+    w[odd][1] = second + Longs{};
+    w[odd][2] = stream.head + Longs{};
+    w[odd][3] = stream.offset + Longs{};
+  }
+  uint32_t key0 = stream.key0, key1 = stream.key1;
+#pragma GCC unroll 10
+  for (int round = 0; round < 10; ++round, key0 += kPhiloxWeyl0, key1 += kPhiloxWeyl1) {
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; ++odd) {
+      const Longs p0 = multiply_low(w[odd][0], kPhiloxFactor0);
+      const Longs p1 = multiply_low(w[odd][2], kPhiloxFactor1);
+      w[odd][0] = (p1 >> 32) ^ w[odd][1] ^ uint64_t { key0 };
+      w[odd][1] = p1;
+      w[odd][2] = (p0 >> 32) ^ w[odd][3] ^ uint64_t { key1 };
+      w[odd][3] = p0;
+    }
+  }
+#pragma GCC unroll 4
+  for (int n = 0; n < 4; ++n) {
+    word[n] = reinterpret_cast<Words>((w[0][n] & 0xffffffffu) | w[1][n] << 32);
+  }
+}
+
 // Which of the weights of queries [16 * strip, 16 * strip + 16) and keys [first, first + keys),
 // first a multiple of 16, are kept: 1 or 0 at keep[query % 16][key - first], rows `stride` apart.
 // At most 15 elements past the last key are written.
 inline void dropout_strip(const DropoutStream& stream, uint32_t threshold, int32_t strip,
                           int32_t first, int32_t keys, uint8_t* keep, int32_t stride) {
+  typedef uint16_t Numbers __attribute__((vector_size(4 * kWidth)));
+  typedef uint8_t Bytes __attribute__((vector_size(2 * kWidth)));
+  // No 16-bit number reaches a threshold of 65536.
+  const uint16_t one = threshold > 0xffffu ? 0 : 1;
+  const Numbers least = static_cast<uint16_t>(threshold) - Numbers{};
   for (int32_t j = 0; j < keys; j += 16) {
-    // The 32 calls of a 16 x 16 tile, side by side for the vectoriser.
-    uint32_t w0[32], w1[32], w2[32], w3[32];
+    // The 32 calls of a 16 x 16 tile, kWidth at a time.
     const uint32_t tile = static_cast<uint32_t>(first + j) >> 4 << 5;
-    for (uint32_t n = 0; n < 32; ++n) {
-      w0[n] = tile | n;
-      w1[n] = static_cast<uint32_t>(strip);
-      w2[n] = stream.head;
-      w3[n] = stream.offset;
-    }
-    uint32_t key0 = stream.key0, key1 = stream.key1;
-    for (int round = 0; round < 10; ++round) {
-      for (int n = 0; n < 32; ++n) {
-        const PhiloxWords next = philox_round({{w0[n], w1[n], w2[n], w3[n]}}, key0, key1);
-        w0[n] = next.word[0];
-        w1[n] = next.word[1];
-        w2[n] = next.word[2];
-        w3[n] = next.word[3];
+    for (uint32_t call = 0; call < 32; call += kWidth) {
+      Words word[4];
+      philox_calls(stream, tile | call, static_cast<uint32_t>(strip), word);
+#pragma GCC unroll 4
+      for (int w = 0; w < 4; ++w) {
+        const Numbers numbers = reinterpret_cast<Numbers>(word[w]);
+        const Bytes kept =
+            __builtin_convertvector(reinterpret_cast<Numbers>(numbers >= least) & one, Bytes);
+        // Four calls make half a row: 8 columns.
+        uint8_t bytes[2 * kWidth];
+        __builtin_memcpy(bytes, &kept, sizeof bytes);
+        uint8_t* at = keep + ((call >> 2) + (w & 1) * 8) * stride + j + (w >> 1) * 8;
+#pragma GCC unroll 4
+        for (int r = 0; r < kWidth / 4; ++r) __builtin_memcpy(at + r * stride, bytes + r * 8, 8);
       }
-      key0 += kPhiloxWeyl0;
-      key1 += kPhiloxWeyl1;
-    }
-    for (int n = 0; n < 32; ++n) {
-      uint8_t* at = keep + (n >> 2) * stride + j + (n & 3) * 2;
-      uint8_t* below = at + 8 * stride;
-      at[0] = (w0[n] & 0xffffu) >= threshold;
-      at[1] = (w0[n] >> 16) >= threshold;
-      below[0] = (w1[n] & 0xffffu) >= threshold;
-      below[1] = (w1[n] >> 16) >= threshold;
-      at[8] = (w2[n] & 0xffffu) >= threshold;
-      at[9] = (w2[n] >> 16) >= threshold;
-      below[8] = (w3[n] & 0xffffu) >= threshold;
-      below[9] = (w3[n] >> 16) >= threshold;
     }
   }
 }
 
 // x where kept, 0 elsewhere.
 FLASHATTN_INLINE Floats apply_keep(Floats x, const uint8_t* keep) {
-  typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
-  Bytes bytes;
-  __builtin_memcpy(&bytes, keep, kWidth);
-  return select(__builtin_convertvector(bytes, Ints) != 0, x, Floats{});
+  return select(nonzero(keep), x, Floats{});
 }
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

@@ -48,11 +48,31 @@ FLASHATTN_INLINE Floats splat(float x) { return x - Floats{}; }
 FLASHATTN_INLINE Words splat_word(uint32_t x) { return x - Words{}; }
 FLASHATTN_INLINE Floats load(const float* p) { return *reinterpret_cast<const FloatsAt*>(p); }
 FLASHATTN_INLINE void store(float* p, Floats x) { *reinterpret_cast<FloatsAt*>(p) = x; }
+typedef uint64_t Longs __attribute__((vector_size(4 * kWidth)));
+// The low halves of the lanes times b.
+FLASHATTN_INLINE Longs multiply_low(Longs a, uint32_t b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Longs>(
+      _mm512_mul_epu32(reinterpret_cast<__m512i>(a), _mm512_set1_epi64(b)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Longs>(
+      _mm256_mul_epu32(reinterpret_cast<__m256i>(a), _mm256_set1_epi64x(b)));
+#else
+  return (a & 0xffffffffu) * uint64_t{b};
+#endif
+}
 FLASHATTN_INLINE Words load_words(const void* p) { return *reinterpret_cast<const WordsAt*>(p); }
 FLASHATTN_INLINE void store_words(uint32_t* p, Words x) { *reinterpret_cast<WordsAt*>(p) = x; }
 FLASHATTN_INLINE Words as_words(Floats x) { return reinterpret_cast<Words>(x); }
 FLASHATTN_INLINE Floats as_floats(Words x) { return reinterpret_cast<Floats>(x); }
 FLASHATTN_INLINE Floats select(Ints mask, Floats a, Floats b) { return mask ? a : b; }
+FLASHATTN_INLINE bool any(Ints mask) {
+  int32_t lanes[kWidth];
+  __builtin_memcpy(lanes, &mask, sizeof lanes);
+  int32_t some = 0;
+  for (const int32_t lane : lanes) some |= lane;
+  return some != 0;
+}
 // A NaN in x is kept.
 FLASHATTN_INLINE Floats max_keep_nan(Floats x, Floats y) { return select(x < y, y, x); }
 FLASHATTN_INLINE Floats abs(Floats x) { return as_floats(as_words(x) & 0x7fffffffu); }
@@ -64,27 +84,6 @@ FLASHATTN_INLINE Floats iota_of(std::integer_sequence<int, kLane...>) {
 }
 FLASHATTN_INLINE Floats iota() { return iota_of(std::make_integer_sequence<int, kWidth>{}); }
 
-FLASHATTN_INLINE float sum(Floats x) {
-  float lanes[kWidth];
-  store(lanes, x);
-  for (int half = kWidth / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  }
-  return lanes[0];
-}
-
-FLASHATTN_INLINE float max(Floats x) {
-  float lanes[kWidth];
-  store(lanes, x);
-  for (int half = kWidth / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) {
-      // A NaN on either side is kept.
-      if (!(lanes[i] >= lanes[i + half]) && lanes[i] == lanes[i]) lanes[i] = lanes[i + half];
-    }
-  }
-  return lanes[0];
-}
-
 // For loops that wait for another thread: lets it run if it shares the core.
 FLASHATTN_INLINE void wait_a_little(int32_t* waited) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -93,30 +92,55 @@ FLASHATTN_INLINE void wait_a_little(int32_t* waited) {
   if (++*waited % 256 == 0) sched_yield();
 }
 
-// 2^x with a relative error below 1e-7, and exactly 0 below 2^-126. NaN stays.
-FLASHATTN_INLINE Floats exp2(Floats x) {
-  const Floats low = splat(-127.0f), high = splat(128.0f);
-  x = select(x < low, low, x);
-  x = select(x > high, high, x);
-  const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
-  const Floats shifted = x + magic;
-  const Floats f = x - (shifted - magic);
-  // Minimax on [-1/2, 1/2], relative error 2e-9.
+// 2^x on [-1/2, 1/2]: minimax, relative error 2e-9.
+FLASHATTN_INLINE Floats exp2_near_0(Floats x) {
   Floats p = splat(1.535336225e-4f);
-  p = p * f + splat(1.339887484e-3f);
-  p = p * f + splat(9.618437360e-3f);
-  p = p * f + splat(5.550332470e-2f);
-  p = p * f + splat(2.402264791e-1f);
-  p = p * f + splat(6.931472029e-1f);
-  p = p * f + splat(1.0f);
-  // shifted holds n in its low bits; (n + 127) << 23 is 2^n, 0 for n = -127 and inf for n = 128.
-  const Words power = (as_words(shifted) + (127u - 0x4b400000u)) << 23;
-  return p * as_floats(power);
+  p = p * x + splat(1.339887484e-3f);
+  p = p * x + splat(9.618437360e-3f);
+  p = p * x + splat(5.550332470e-2f);
+  p = p * x + splat(2.402264791e-1f);
+  p = p * x + splat(6.931472029e-1f);
+  return p * x + splat(1.0f);
 }
 
-// tanh with a relative error below 3e-7.
+// 2^x with a relative error below 1e-7, and exactly 0 below 2^-126. NaN stays.
+FLASHATTN_INLINE Floats exp2(Floats x) {
+  const Floats high = splat(128.0f);
+  x = select(x > high, high, x);
+#if defined(__AVX512F__)
+  const __m512 given = reinterpret_cast<__m512>(x);
+  const __mmask16 normal = _mm512_cmp_ps_mask(given, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  const __m512 whole = _mm512_roundscale_ps(given, _MM_FROUND_TO_NEAREST_INT);
+  const Floats p = exp2_near_0(x - reinterpret_cast<Floats>(whole));
+  return reinterpret_cast<Floats>(
+      _mm512_maskz_scalef_ps(normal, reinterpret_cast<__m512>(p), whole));
+#else
+  const Floats low = splat(-127.0f);
+  x = select(x < low, low, x);
+  const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
+  const Floats shifted = x + magic;
+  // shifted holds n in its low bits; (n + 127) << 23 is 2^n, 0 for n = -127 and inf for n = 128.
+  const Words power = (as_words(shifted) + (127u - 0x4b400000u)) << 23;
+  return exp2_near_0(x - (shifted - magic)) * as_floats(power);
+#endif
+}
+
+// 1 / x with a relative error below 2e-7, for x neither tiny nor huge.
+FLASHATTN_INLINE Floats reciprocal(Floats x) {
+#if defined(__AVX512F__)
+  const Floats r = reinterpret_cast<Floats>(_mm512_rcp14_ps(reinterpret_cast<__m512>(x)));
+  return r * (2.0f - x * r);
+#else
+  return 1.0f / x;
+#endif
+}
+
+// tanh with a relative error below 3e-7, and where it is near 1 an absolute one below 1.1e-7: its
+// derivative is 1 - tanh^2.
 FLASHATTN_INLINE Floats tanh(Floats x) {
-  const Floats magnitude = abs(x), square = x * x;
+  const Floats end = splat(10.0f), square = x * x;
+  Floats magnitude = abs(x);
+  magnitude = select(magnitude > end, end, magnitude);
   // Near 0 an odd polynomial; elsewhere 1 - 2 / (e^2|x| + 1), which loses digits near 0.
   Floats p = splat(5.659371517e-3f);
   p = p * square + splat(-2.059952815e-2f);
@@ -124,7 +148,7 @@ FLASHATTN_INLINE Floats tanh(Floats x) {
   p = p * square + splat(-1.333130811e-1f);
   p = p * square + splat(3.333327725e-1f);
   const Floats small = x - x * square * p;
-  const Floats large = 1.0f - 2.0f / (exp2(magnitude * splat(2.8853900818f)) + 1.0f);
+  const Floats large = 1.0f - 2.0f * reciprocal(exp2(magnitude * splat(2.8853900818f)) + 1.0f);
   const Floats signed_large = as_floats(as_words(large) | (as_words(x) & 0x80000000u));
   return select(magnitude < splat(0.625f), small, signed_large);
 }
@@ -159,11 +183,25 @@ FLASHATTN_INLINE Words to_f16(Floats x) {
   return result | (bits & 0x80000000u) >> 16;
 }
 
+// The compilers' conversions would take two halves.
 FLASHATTN_INLINE Words load_halves(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Words>(
+      _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Words>(
+      _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
   return __builtin_convertvector(*reinterpret_cast<const HalvesAt*>(p), Words);
+#endif
 }
 FLASHATTN_INLINE void store_halves(uint16_t* p, Words bits) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(bits)));
+#else
   *reinterpret_cast<HalvesAt*>(p) = __builtin_convertvector(bits, Halves);
+#endif
 }
 
 // kWidth elements of a 16-bit or 32-bit type at p, as fp32.
@@ -237,7 +275,71 @@ FLASHATTN_INLINE Words pair_bf16(Floats low, Floats high) {
 #endif
 }
 
+// a and b hold 2 * kWidth halves each: words (a[n], b[n]) for the first kWidth, and the others.
+FLASHATTN_INLINE void interleave(Words a, Words b, Words* first, Words* second) {
+#if defined(__AVX512BW__)
+  const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
+                                       39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  const __m512i x = reinterpret_cast<__m512i>(a), y = reinterpret_cast<__m512i>(b);
+  *first = reinterpret_cast<Words>(_mm512_permutex2var_epi16(x, low, y));
+  *second = reinterpret_cast<Words>(_mm512_permutex2var_epi16(x, high, y));
+#else
+  uint16_t halves[2][2 * kWidth], pairs[4 * kWidth];
+  store_words(reinterpret_cast<uint32_t*>(halves[0]), a);
+  store_words(reinterpret_cast<uint32_t*>(halves[1]), b);
+  for (int n = 0; n < 4 * kWidth; ++n) pairs[n] = halves[n % 2][n / 2];
+  *first = load_words(pairs);
+  *second = load_words(pairs + 2 * kWidth);
+#endif
+}
+
 // ---- Transposition ----
+
+template <int kStep, int... kLane>
+FLASHATTN_INLINE Ints lanes_with_of(std::integer_sequence<int, kLane...>) {
+  return Ints{((kLane & kStep) ? -1 : 0)...};
+}
+// Set in lanes whose number has the bit kStep.
+template <int kStep>
+FLASHATTN_INLINE Ints lanes_with() {
+  return lanes_with_of<kStep>(std::make_integer_sequence<int, kWidth>{});
+}
+
+template <int kStep, int... kLane>
+FLASHATTN_INLINE Floats swap_lanes_of(Floats x, std::integer_sequence<int, kLane...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(x, x, (kLane ^ kStep)...);
+#else
+  return __builtin_shuffle(x, Ints{(kLane ^ kStep)...});
+#endif
+}
+// Lane n of the result is lane n ^ kStep of x.
+template <int kStep>
+FLASHATTN_INLINE Floats swap_lanes(Floats x) {
+  return swap_lanes_of<kStep>(x, std::make_integer_sequence<int, kWidth>{});
+}
+
+FLASHATTN_INLINE float sum(Floats x) {
+  if constexpr (kWidth > 8) x += swap_lanes<8>(x);
+  if constexpr (kWidth > 4) x += swap_lanes<4>(x);
+  x += swap_lanes<2>(x);
+  x += swap_lanes<1>(x);
+  return x[0];
+}
+
+// A NaN on either side is kept.
+FLASHATTN_INLINE Floats max_of_both(Floats x, Floats y) {
+  return select(x == x, max_keep_nan(y, x), x);
+}
+
+FLASHATTN_INLINE float max(Floats x) {
+  if constexpr (kWidth > 8) x = max_of_both(x, swap_lanes<8>(x));
+  if constexpr (kWidth > 4) x = max_of_both(x, swap_lanes<4>(x));
+  x = max_of_both(x, swap_lanes<2>(x));
+  x = max_of_both(x, swap_lanes<1>(x));
+  return x[0];
+}
 
 template <bool kHigh, int kStep, int... kLane>
 FLASHATTN_INLINE Words exchange(Words a, Words b, std::integer_sequence<int, kLane...>) {

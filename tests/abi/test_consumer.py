@@ -97,7 +97,7 @@ def test_static(source, lib, tmp_path):
 
 def test_every_instruction_set(source, lib):
     program = compile_c(source, *flags(lib, "--cflags", "--libs"))
-    for isa in ("baseline", "avx2", "avx512", "avx512_bf16"):
+    for isa in ("baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx"):
         assert "takes 38" in run([program], {"LD_LIBRARY_PATH": str(lib), "FLASHATTN_CPU_ISA": isa})
 
 

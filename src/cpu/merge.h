@@ -1,0 +1,67 @@
+// Merging of partial results, and single rows of the dropout.
+#pragma once
+
+#include "cpu/scores.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+FLASHATTN_INLINE const char* part_row(const MergeJob& job, const MergeRow& row, int32_t p) {
+  if (!job.part_o) return reinterpret_cast<const char*>(row.o + p * job.o_stride);
+  const flashattn_tensor& part = job.part_o[p];
+  const bool strided = part.stride_batch != 0 || part.stride_head != 0 || part.stride_seq != 0;
+  const flashattn_tensor& t = strided ? part : job.packed;
+  return static_cast<const char*>(part.data) +
+         (row.b * t.stride_batch + row.h * t.stride_head + row.i * t.stride_seq) *
+             dtype_size(job.part_dtype);
+}
+
+FLASHATTN_INLINE float part_lse(const MergeJob& job, const MergeRow& row, int32_t p) {
+  return job.part_o ? job.part_lse[p][row.lse] : row.o_lse[p * job.lse_stride];
+}
+
+// The parts of a row, weighted by their shares of the softmax's denominator.
+inline float merge_row(const MergeJob& job, const MergeRow& row) {
+  float top = -kInfinity;
+  for (int32_t p = 0; p < job.parts; ++p) {
+    const float lse = part_lse(job, row, p);
+    if (lse > top || lse != lse) top = lse;
+  }
+  // Nothing visible in any part: weights of zero, not NaN.
+  const float reference = top == -kInfinity ? 0.0f : top;
+  const auto weight = [&](int32_t p) {
+    return exp2(splat((part_lse(job, row, p) - reference) * kLog2E));
+  };
+  float total = 0;
+  for (int32_t p = 0; p < job.parts; ++p) total += weight(p)[0];
+  const Floats inverse = splat(total == 0 ? 0.0f : 1.0f / total);
+  for (int32_t c = 0; c < job.dim; c += kWidth) {
+    Floats x{};
+    for (int32_t p = 0; p < job.parts; ++p) {
+      if (part_lse(job, row, p) == -kInfinity) continue;
+      with_dtype(job.part_dtype, [&](auto tag) {
+        constexpr int32_t kPart = decltype(tag)::value;
+        x += weight(p) * inverse *
+             load_first<kPart>(part_row(job, row, p) + c * kSize<kPart>, job.dim - c);
+      });
+    }
+    with_dtype(job.dtype, [&](auto tag) {
+      constexpr int32_t kOut = decltype(tag)::value;
+      store_first<kOut>(static_cast<char*>(row.out) + c * kSize<kOut>, x, job.dim - c);
+    });
+  }
+  return total == 0 ? -kInfinity : reference + __builtin_logf(total);
+}
+
+inline void dropout_row(uint64_t seed, uint64_t offset, uint32_t threshold, uint32_t head,
+                        int32_t i, int32_t keys, uint8_t* keep) {
+  const DropoutStream stream = DropoutStream::make(seed, offset, head);
+  constexpr int32_t kStep = 64;
+  uint8_t strip[16 * kStep];
+  for (int32_t j = 0; j < keys; j += kStep) {
+    const int32_t count = keys - j < kStep ? keys - j : kStep;
+    dropout_strip(stream, threshold, i / 16, j, count, strip, kStep);
+    __builtin_memcpy(keep + j, strip + i % 16 * kStep, static_cast<size_t>(count));
+  }
+}
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA
