@@ -7,11 +7,13 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// Whether a sequence has too few rows (queries of all heads that share a KV head) to pack for. Not
-// where gradients follow: scores of the forward and the backward pass are to round alike.
+// Whether a sequence reads a cache with too few rows (queries of all heads that share a KV head) to
+// pack for. Not where gradients follow or, in a plan of their own, may follow: scores of the
+// forward and the backward pass are to round alike.
 FLASHATTN_INLINE bool is_direct(const Problem& problem, Lengths len) {
   constexpr int64_t kMost = 32;
-  return !problem.has_op(FLASHATTN_OP_BACKWARD) && int64_t{len.q} * problem.group() <= kMost;
+  return !problem.has_op(FLASHATTN_OP_BACKWARD) && len.q < len.kv &&
+         int64_t{len.q} * problem.group() <= kMost;
 }
 
 constexpr int32_t kChunk = 64;  // keys whose addresses are looked up at once
