@@ -7,8 +7,6 @@
 namespace flashattn::cuda {
 namespace {
 
-constexpr int64_t kAlignment = 128;
-
 // The first that the device's shared memory holds; if there is none, the smallest.
 const sm80::BackwardEntry& find(const Problem& p, sm80::Table<sm80::BackwardEntry> table,
                                 bool modified, int32_t local_memory) {
@@ -67,30 +65,24 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   p.section = static_cast<int32_t>(std::max<int64_t>(
       std::min<int64_t>(l2_bytes_ / std::max<int64_t>(unit_bytes, 1), p.units()), 1));
 
-  // Room to align a base that is not.
-  int64_t at = base ? (kAlignment - reinterpret_cast<intptr_t>(base) % kAlignment) % kAlignment : 0;
-  const auto take = [&](int64_t size) {
-    char* piece = base ? base + at : nullptr;
-    at += ceil_div(size, kAlignment) * kAlignment;
-    return piece;
-  };
+  WorkspaceCutter workspace(base);
   const bool varlen = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   const int64_t tokens =
       varlen ? shape.total_q : static_cast<int64_t>(shape.batch) * shape.seqlen_q;
   const int64_t rows = tokens * problem_.heads_q;
-  p.lse2 = reinterpret_cast<float*>(take(rows * 4));
-  p.delta = reinterpret_cast<float*>(take(rows * 4));
-  p.dq = reinterpret_cast<float*>(take(rows * problem_.dim_qk * 4));
+  p.lse2 = workspace.take<float>(rows);
+  p.delta = workspace.take<float>(rows);
+  p.dq = workspace.take<float>(rows * problem_.dim_qk);
   if (problem_.dtype_o != problem_.dtype) {
     const RowLayout layout = row_layout(problem_, shape);
-    p.dout = {take(rows * problem_.dim_v * 2), layout.batch_stride * problem_.dim_v,
+    p.dout = {workspace.take<uint16_t>(rows * problem_.dim_v), layout.batch_stride * problem_.dim_v,
               layout.head_stride * problem_.dim_v, problem_.dim_v};
   }
   if (ordered()) {
-    p.ticket = reinterpret_cast<int32_t*>(take(4));
-    p.turns = reinterpret_cast<int32_t*>(take(p.head_tiles() * problem_.heads_q * 4));
+    p.ticket = workspace.take<int32_t>(1);
+    p.turns = workspace.take<int32_t>(p.head_tiles() * problem_.heads_q);
   }
-  *bytes = at + kAlignment;
+  *bytes = workspace.bytes();
   return p;
 }
 
@@ -103,16 +95,7 @@ int64_t BackwardLauncher::workspace(const flashattn_shape& shape) const {
 }
 
 void BackwardLauncher::describe(flashattn_plan_properties* properties) const {
-  const sm80::BackwardEntry& entry = *main_.entry;
-  properties->tile_q = entry.tile_q;
-  properties->tile_kv = entry.tile_kv;
-  properties->stages = entry.stages;
-  properties->threads = entry.threads;
-  properties->registers = main_.registers;
-  properties->local_memory = entry.shared_bytes;
-  properties->splits = 1;
-  properties->kernel = name_.c_str();
-  properties->isa = "mma.sync";
+  describe_kernel(main_, main_.entry->stages, name_, "mma.sync", properties);
   properties->why = ordered() ? "the portable family; blocks add to dq in turns, for bits to repeat"
                               : "the portable family; blocks add to dq as they come";
 }

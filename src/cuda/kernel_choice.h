@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <string>
+
 #include "core/problem.h"
 
 namespace flashattn::cuda {
@@ -47,6 +49,21 @@ Choice<Entry> prepare(const Entry& entry, int32_t units) {
   return {&entry, r.registers, r.resident};
 }
 
+// What plan_info says of a kernel, but for splits and why.
+template <class Entry>
+void describe_kernel(const Choice<Entry>& choice, int32_t stages, const std::string& name,
+                     const char* isa, flashattn_plan_properties* properties) {
+  properties->tile_q = choice.entry->tile_q;
+  properties->tile_kv = choice.entry->tile_kv;
+  properties->stages = stages;
+  properties->threads = choice.entry->threads;
+  properties->registers = choice.registers;
+  properties->local_memory = choice.entry->shared_bytes;
+  properties->splits = 1;
+  properties->kernel = name.c_str();
+  properties->isa = isa;
+}
+
 // Whether scores need more than a factor.
 bool is_modified(const Problem& p);
 
@@ -57,12 +74,33 @@ inline const char* dtype_name(int32_t dtype) {
 // OK when the device is the current one.
 int32_t check_current(int32_t device);
 
-// The first multiple of 16 in a workspace, which may lie anywhere; counted in its size.
-constexpr int64_t kAlignmentRoom = 15;
-inline void* aligned(void* workspace) {
-  return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(workspace) + kAlignmentRoom) &
-                                 ~static_cast<uintptr_t>(kAlignmentRoom));
-}
+// Cuts a workspace, which may lie anywhere, into aligned pieces. With a NULL base it only counts.
+class WorkspaceCutter {
+ public:
+  explicit WorkspaceCutter(void* base)
+      : base_(static_cast<char*>(base)),
+        at_(base ? (kAlignment - reinterpret_cast<intptr_t>(base) % kAlignment) % kAlignment : 0) {}
+
+  template <class T>
+  T* take(int64_t count) {
+    char* piece = base_ ? base_ + at_ : nullptr;
+    at_ += (count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
+    return reinterpret_cast<T*>(piece);
+  }
+
+  // What is needed of a base that is not aligned.
+  int64_t bytes() const { return at_ + kAlignment; }
+  static int64_t bytes_for(int64_t piece) {
+    WorkspaceCutter cutter(nullptr);
+    cutter.take<char>(piece);
+    return cutter.bytes();
+  }
+
+ private:
+  static constexpr int64_t kAlignment = 128;
+  char* const base_;
+  int64_t at_;
+};
 
 struct NamedTensor {
   const char* name;

@@ -119,14 +119,14 @@ int64_t Sm80Launcher::workspace(uint32_t op, const flashattn_shape& shape) const
   const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * p.partial_queries;
   if (problem_.splits == 1) return 0;
   if (problem_.splits > 1 || problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) {
-    return p.parts > 1 ? rows * p.parts * row + kAlignmentRoom : 0;
+    return p.parts > 1 ? WorkspaceCutter::bytes_for(rows * p.parts * row) : 0;
   }
   const int64_t limit =
       static_cast<int64_t>(std::max(large_.resident, small_.resident)) * large_.entry->tile_q * row;
   return shape.seqlen_kv < 4 * kSplitStep
              ? 0
-             : std::min(limit, rows * ceil_div(shape.seqlen_kv, 2 * kSplitStep) * row) +
-                   kAlignmentRoom;
+             : WorkspaceCutter::bytes_for(
+                   std::min(limit, rows * ceil_div(shape.seqlen_kv, 2 * kSplitStep) * row));
 }
 
 void Sm80Launcher::describe(uint32_t op, const flashattn_shape& shape,
@@ -134,15 +134,8 @@ void Sm80Launcher::describe(uint32_t op, const flashattn_shape& shape,
   if (op == FLASHATTN_OP_BACKWARD) return backward_->describe(properties);
   const Forward& choice = choose(shape);
   const bool large = choice.entry == large_.entry;
-  properties->tile_q = choice.entry->tile_q;
-  properties->tile_kv = choice.entry->tile_kv;
-  properties->stages = 1;
-  properties->threads = choice.entry->threads;
-  properties->registers = choice.registers;
-  properties->local_memory = choice.entry->shared_bytes;
+  describe_kernel(choice, 1, large ? large_name_ : small_name_, "mma.sync", properties);
   properties->splits = grid(shape).parts;
-  properties->kernel = (large ? large_name_ : small_name_).c_str();
-  properties->isa = "mma.sync";
   properties->why = (large ? large_why_ : small_why_).c_str();
 }
 
@@ -163,10 +156,12 @@ int32_t Sm80Launcher::forward(const flashattn_forward_args& args, void* workspac
   if (const int32_t status = check_arrays(args)) return status;
   ForwardParams p = grid(args.shape);
   p.args = args;
-  p.partial_o = static_cast<float*>(aligned(workspace));
-  const int64_t rows =
-      static_cast<int64_t>(p.parts) * args.shape.batch * problem_.heads_q * p.partial_queries;
-  p.partial_lse = p.parts > 1 ? p.partial_o + rows * problem_.dim_v : nullptr;
+  if (p.parts > 1) {
+    const int64_t rows =
+        static_cast<int64_t>(p.parts) * args.shape.batch * problem_.heads_q * p.partial_queries;
+    p.partial_o = WorkspaceCutter(workspace).take<float>(rows * (problem_.dim_v + 1));
+    p.partial_lse = p.partial_o + rows * problem_.dim_v;
+  }
   const Forward& choice = choose(args.shape);
   const cudaStream_t queue = static_cast<cudaStream_t>(stream);
   const int32_t status =

@@ -2,7 +2,7 @@
 be a literal, so no template can build one for every width."""
 import sys
 
-WIDTHS = (48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 256)
+WIDTHS = (64, 80, 96, 112, 128, 160, 192, 256)
 TYPES = {"__nv_bfloat16": "bf16", "__half": "f16"}
 
 HEAD = """\

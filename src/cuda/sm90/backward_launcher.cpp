@@ -10,8 +10,6 @@
 namespace flashattn::cuda::sm90 {
 namespace {
 
-constexpr int64_t kAlignment = 128;
-
 const BackwardEntry* find(const Problem& p) {
   const BackwardTable table = backward_table();
   const auto end = table.entries + table.count;
@@ -67,27 +65,21 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   p.order = heavy_first_order(static_cast<int32_t>(ceil_div(shape.seqlen_kv, entry.tile_kv)),
                               static_cast<int32_t>(units), static_cast<int32_t>(fitting), units_);
 
-  // Room to align a base that is not.
-  int64_t at = base ? (kAlignment - reinterpret_cast<intptr_t>(base) % kAlignment) % kAlignment : 0;
-  const auto take = [&](int64_t size) {
-    char* piece = base ? base + at : nullptr;
-    at += ceil_div(size, kAlignment) * kAlignment;
-    return piece;
-  };
+  WorkspaceCutter workspace(base);
   const int64_t rows = p.head_tiles * problem_.heads_q * entry.tile_q;
-  common.ticket = reinterpret_cast<int32_t*>(take(4));
-  common.lse2 = reinterpret_cast<float*>(take(rows * 4));
-  common.delta = reinterpret_cast<float*>(take(rows * 4));
-  common.dq = reinterpret_cast<float*>(take(rows * entry.dim * 4));
+  common.ticket = workspace.take<int32_t>(1);
+  common.lse2 = workspace.take<float>(rows);
+  common.delta = workspace.take<float>(rows);
+  common.dq = workspace.take<float>(rows * entry.dim);
   if (problem_.dtype_o != problem_.dtype) {
     const RowLayout layout = row_layout(problem_, shape);
     const int64_t tokens =
         varlen_q ? shape.total_q : static_cast<int64_t>(shape.batch) * shape.seqlen_q;
-    common.dout = {take(tokens * problem_.heads_q * problem_.dim_v * 2),
+    common.dout = {workspace.take<uint16_t>(tokens * problem_.heads_q * problem_.dim_v),
                    layout.batch_stride * problem_.dim_v, layout.head_stride * problem_.dim_v,
                    problem_.dim_v};
   }
-  *bytes = at + kAlignment;
+  *bytes = workspace.bytes();
   return p;
 }
 
@@ -100,16 +92,7 @@ int64_t BackwardLauncher::workspace(const flashattn_shape& shape) const {
 }
 
 void BackwardLauncher::describe(flashattn_plan_properties* properties) const {
-  const BackwardEntry& entry = *main_.entry;
-  properties->tile_q = entry.tile_q;
-  properties->tile_kv = entry.tile_kv;
-  properties->stages = entry.stages;
-  properties->threads = entry.threads;
-  properties->registers = main_.registers;
-  properties->local_memory = entry.shared_bytes;
-  properties->splits = 1;
-  properties->kernel = name_.c_str();
-  properties->isa = "wgmma";
+  describe_kernel(main_, main_.entry->stages, name_, "wgmma", properties);
   properties->why = "the Hopper family; blocks add to dq as they come";
 }
 

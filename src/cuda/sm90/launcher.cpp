@@ -10,7 +10,6 @@
 namespace flashattn::cuda {
 namespace {
 
-constexpr int64_t kCounterBytes = sizeof(int32_t) + kAlignmentRoom;
 constexpr int32_t kLongKeys = 4096;    // keys that are worth splitting
 constexpr int32_t kWideKeys = 8192;    // keys from which wide tiles pay: 2 % on an H200
 constexpr int32_t kShortQueries = 64;  // the portable family packs heads and splits keys up to here
@@ -74,7 +73,9 @@ TileOrder Sm90Launcher::order(const sm90::ForwardEntry& entry, const flashattn_s
 
 int64_t Sm90Launcher::workspace(uint32_t op, const flashattn_shape& shape) const {
   const int64_t portable = Sm80Launcher::workspace(op, shape);
-  if (op == FLASHATTN_OP_FORWARD) return std::max(portable, kCounterBytes);
+  if (op == FLASHATTN_OP_FORWARD) {
+    return std::max(portable, WorkspaceCutter::bytes_for(sizeof(int32_t)));
+  }
   // Shapes without queries or keys are the portable family's: never less than a smaller shape's.
   return hopper_backward_ ? std::max(portable, hopper_backward_->workspace(shape)) : portable;
 }
@@ -95,16 +96,7 @@ void Sm90Launcher::describe(uint32_t op, const flashattn_shape& shape,
     }
     return;
   }
-  const sm90::ForwardEntry& entry = *named->kernel.entry;
-  properties->tile_q = entry.tile_q;
-  properties->tile_kv = entry.tile_kv;
-  properties->stages = entry.stages;
-  properties->threads = entry.threads;
-  properties->registers = named->kernel.registers;
-  properties->local_memory = entry.shared_bytes;
-  properties->splits = 1;
-  properties->kernel = named->name.c_str();
-  properties->isa = "wgmma";
+  describe_kernel(named->kernel, named->kernel.entry->stages, named->name, "wgmma", properties);
   properties->why = "the Hopper family, for queries fill its tiles";
 }
 
@@ -156,17 +148,18 @@ int32_t Sm90Launcher::forward(const flashattn_forward_args& args, void* workspac
   sm90::ForwardParams p{};
   p.problem = problem_;
   p.args = args;
-  p.order = order(entry, args.shape);
-  if (p.order.count() > INT32_MAX / 2) {
+  if (ceil_div(args.shape.seqlen_q, entry.tile_q) * args.shape.batch * problem_.heads_q >
+      INT32_MAX / 2) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
                 "the shape has more than 2^30 tiles of queries; split the batch");
   }
+  p.order = order(entry, args.shape);
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   p.kv_has_tail = problem_.layout != 0 || args.inputs.lens_kv != nullptr;
   p.store_boxes = !varlen_q && !args.inputs.lens_q && problem_.dtype_o == problem_.dtype;
   if (const int32_t status = make_maps(args, entry, &p)) return status;
   const cudaStream_t queue = static_cast<cudaStream_t>(stream);
-  p.counter = static_cast<int32_t*>(aligned(workspace));
+  p.counter = WorkspaceCutter(workspace).take<int32_t>(1);
   if (const int32_t status =
           status_of(cudaMemsetAsync(p.counter, 0, sizeof *p.counter, queue), "cudaMemsetAsync")) {
     return status;

@@ -56,11 +56,12 @@ int32_t make_tensor_map(const flashattn_tensor& tensor, int32_t dtype, const Arr
                4, tensor.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result == CUDA_SUCCESS) return FLASHATTN_OK;
+  // Boxes are placed by 32-bit numbers.
+  if (result == CUDA_SUCCESS && shape.rows <= INT32_MAX) return FLASHATTN_OK;
   return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_STRIDE, name,
               "%s lies at %p with strides %" PRId64 ", %" PRId64 ", %" PRId64
               ", which the copy engine does not take (driver error %d); strides must be below 2^39 "
-              "elements and no array may have 2^32 rows",
+              "elements and no array may have 2^31 rows",
               name, tensor.data, tensor.stride_batch, tensor.stride_head, tensor.stride_seq,
               static_cast<int>(result));
 }
