@@ -1,6 +1,6 @@
 /* A program that opens the library at run time:  opened MODE FOLDER LIBRARY [IMPOSTOR]
  *   repeat     dlopen, a case, dlclose: 1,000 times; memory stays flat
- *   threads    the same 4,000 times, in threads that come and go
+ *   threads    the same 8,000 times, in threads that come and go
  *   impostor   beside a library with the same C and C++ names, opened first and for everybody to
  *              see, whose functions abort */
 #include <dlfcn.h>
@@ -18,8 +18,8 @@
 enum {
   TIMES = 1000,
   THREADS = 8,
-  ROUNDS = 500,
-  STRETCHES = 5,
+  ROUNDS = 1000,
+  STRETCHES = 10,
   SLACK = 1 << 18
 };
 
