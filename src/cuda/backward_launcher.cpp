@@ -121,41 +121,37 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspa
   int64_t bytes = 0;
   BackwardParams p = params(args, static_cast<char*>(workspace), &bytes);
   if (args.shape.seqlen_q > 0) {
-    launch_prepare_backward(p, stream);
-    const int32_t status =
-        status_of(cudaGetLastError(), "launching the preparation of the backward pass");
+    const int32_t status = status_of(launch_prepare_backward(p, stream),
+                                     "launching the preparation of the backward pass");
     if (status != FLASHATTN_OK) return status;
   } else {
     p.turns = nullptr;  // nothing has cleared them, nothing is added
   }
   if (p.key_blocks > 0) {
-    const sm80::BackwardEntry& entry = *main_.entry;
-    const int32_t status = launch(main_.address(), p.units() * p.key_blocks, entry.threads,
-                                  entry.shared_bytes, &p, stream, "launching the backward kernel");
+    const int32_t status =
+        launch(*main_.entry, p.units() * p.key_blocks, p, stream, "launching the backward kernel");
     if (status != FLASHATTN_OK) return status;
   }
   if (args.shape.seqlen_q > 0) {
-    launch_convert_dq(p, stream);
-    const int32_t status = status_of(cudaGetLastError(), "launching the conversion of dq");
+    const int32_t status =
+        status_of(launch_convert_dq(p, stream), "launching the conversion of dq");
     if (status != FLASHATTN_OK) return status;
   }
   if (args.dbias && args.shape.seqlen_q > 0 && p.key_blocks > 0) {
-    if (const int32_t status = run_bias_gradient(&p, stream)) return status;
+    if (const int32_t status = run_bias_gradient(p, stream)) return status;
   }
   if (!args.dsink) return FLASHATTN_OK;
-  launch_dsink(p, stream);
-  return status_of(cudaGetLastError(), "launching the gradient of the sink");
+  return status_of(launch_dsink(p, stream), "launching the gradient of the sink");
 }
 
-int32_t BackwardLauncher::run_bias_gradient(BackwardParams* p, cudaStream_t stream) const {
-  const flashattn_backward_args& args = p->args;
+int32_t BackwardLauncher::run_bias_gradient(const BackwardParams& p, cudaStream_t stream) const {
+  const flashattn_backward_args& args = p.args;
   const sm80::BackwardEntry& entry = *bias_gradient_.entry;
   int64_t blocks = ceil_div(args.shape.seqlen_kv, entry.tile_kv);
   if (args.dbias_stride_row != 0) blocks *= ceil_div(args.shape.seqlen_q, entry.tile_q);
   if (args.dbias_stride_head != 0) blocks *= problem_.heads_q;
   if (args.dbias_stride_batch != 0) blocks *= args.shape.batch;
-  return launch(bias_gradient_.address(), blocks, entry.threads, entry.shared_bytes, p, stream,
-                "launching the gradient of the bias");
+  return launch(entry, blocks, p, stream, "launching the gradient of the bias");
 }
 
 }  // namespace flashattn::cuda

@@ -27,7 +27,7 @@ class BackwardLauncher {
   bool ordered() const { return problem_.determinism != FLASHATTN_DETERMINISM_DEFAULT; }
   // Everything; with a NULL base, all but the pointers. *bytes: of the workspace.
   BackwardParams params(const flashattn_backward_args& args, char* base, int64_t* bytes) const;
-  int32_t run_bias_gradient(BackwardParams* p, cudaStream_t stream) const;
+  int32_t run_bias_gradient(const BackwardParams& p, cudaStream_t stream) const;
 
   const Problem problem_;
   const int64_t l2_bytes_;

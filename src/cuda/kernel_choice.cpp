@@ -69,19 +69,11 @@ int32_t check_alignment(const NamedTensor& named) {
               elements);
 }
 
-int32_t launch(const void* kernel, int64_t blocks, int32_t threads, int32_t shared_bytes,
-               void* params, cudaStream_t stream, const char* what) {
-  if (blocks > INT32_MAX) {
-    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
-                "the shape needs %" PRId64
-                " blocks, above %d, the limit of a grid; split the batch",
-                blocks, INT32_MAX);
-  }
-  void* arguments[] = {params};
-  return status_of(cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)),
-                                    dim3(static_cast<unsigned>(threads)), arguments,
-                                    static_cast<size_t>(shared_bytes), stream),
-                   what);
+int32_t check_grid(int64_t blocks) {
+  if (blocks <= INT32_MAX) return FLASHATTN_OK;
+  return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
+              "the shape needs %" PRId64 " blocks, above %d, the limit of a grid; split the batch",
+              blocks, INT32_MAX);
 }
 
 }  // namespace flashattn::cuda

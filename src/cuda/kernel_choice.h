@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/problem.h"
+#include "cuda/start.h"
 
 namespace flashattn::cuda {
 
@@ -31,8 +32,6 @@ struct Choice {
   const Entry* entry;
   int32_t registers;
   int32_t resident;  // blocks at once on the whole device
-
-  const void* address() const { return reinterpret_cast<const void*>(entry->kernel); }
 };
 
 struct Residency {
@@ -111,8 +110,17 @@ struct NamedTensor {
 // OK when it can be moved in pieces of 16 bytes, fp32 of 8.
 int32_t check_alignment(const NamedTensor& named);
 
-// One launch of a one-dimensional grid, refused where that has too many blocks.
-int32_t launch(const void* kernel, int64_t blocks, int32_t threads, int32_t shared_bytes,
-               void* params, cudaStream_t stream, const char* what);
+// OK when a one-dimensional grid may have so many blocks.
+int32_t check_grid(int64_t blocks);
+
+// Starts `blocks` blocks of a kernel of a table.
+template <class Entry, class Params>
+int32_t launch(const Entry& entry, int64_t blocks, const Params& params, cudaStream_t stream,
+               const char* what) {
+  if (const int32_t status = check_grid(blocks)) return status;
+  return status_of(start(entry.kernel, dim3(static_cast<unsigned>(blocks)), entry.threads,
+                         entry.shared_bytes, params, stream),
+                   what);
+}
 
 }  // namespace flashattn::cuda

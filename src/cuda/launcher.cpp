@@ -165,11 +165,9 @@ int32_t Sm80Launcher::forward(const flashattn_forward_args& args, void* workspac
   const Forward& choice = choose(args.shape);
   const cudaStream_t queue = static_cast<cudaStream_t>(stream);
   const int32_t status =
-      launch(choice.address(), p.blocks(), choice.entry->threads, choice.entry->shared_bytes, &p,
-             queue, "launching the forward kernel");
+      launch(*choice.entry, p.blocks(), p, queue, "launching the forward kernel");
   if (status != FLASHATTN_OK || p.parts <= 1) return status;
-  launch_merge_split(p, queue);
-  return status_of(cudaGetLastError(), "launching the merge of a split forward");
+  return status_of(launch_merge_split(p, queue), "launching the merge of a split forward");
 }
 
 int32_t Sm80Launcher::backward(const flashattn_backward_args& args, void* workspace,
@@ -201,15 +199,15 @@ int32_t Sm80Launcher::merge(const flashattn_merge_args& args, void* stream) cons
     p.part_o[n] = resolve_strides(args.part_o[n], rows, problem_.heads_q, problem_.dim_v);
     p.part_lse[n] = args.part_lse[n];
   }
-  launch_merge(p, static_cast<cudaStream_t>(stream));
-  return status_of(cudaGetLastError(), "launching the merge kernel");
+  return status_of(launch_merge(p, static_cast<cudaStream_t>(stream)),
+                   "launching the merge kernel");
 }
 
 int32_t Sm80Launcher::dropout_mask(const flashattn_forward_args& args, uint8_t* keep,
                                    void* stream) const {
   if (const int32_t status = check_current(device_)) return status;
-  launch_dropout_mask(problem_, args, keep, static_cast<cudaStream_t>(stream));
-  return status_of(cudaGetLastError(), "launching the dropout mask kernel");
+  return status_of(launch_dropout_mask(problem_, args, keep, static_cast<cudaStream_t>(stream)),
+                   "launching the dropout mask kernel");
 }
 
 }  // namespace flashattn::cuda

@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "cuda/grid.h"
+#include "cuda/start.h"
 #include "cuda/tile/scores.cuh"
 #include "cuda/tile/shared.cuh"
 
@@ -153,32 +154,31 @@ dim3 rows_grid(const BackwardParams& params) {
 }
 
 template <class T>
-void prepare(const BackwardParams& params, cudaStream_t stream) {
+cudaError_t prepare(const BackwardParams& params, cudaStream_t stream) {
   if (params.problem.dtype_o == FLASHATTN_DTYPE_F32) {
-    prepare_kernel<T, float><<<rows_grid(params), kThreads, 0, stream>>>(params);
-  } else {
-    prepare_kernel<T, T><<<rows_grid(params), kThreads, 0, stream>>>(params);
+    return start(&prepare_kernel<T, float>, rows_grid(params), kThreads, 0, params, stream);
   }
+  return start(&prepare_kernel<T, T>, rows_grid(params), kThreads, 0, params, stream);
 }
 
 }  // namespace
 
-void launch_prepare_backward(const BackwardParams& params, cudaStream_t stream) {
+cudaError_t launch_prepare_backward(const BackwardParams& params, cudaStream_t stream) {
   if (params.problem.dtype == FLASHATTN_DTYPE_BF16) return prepare<__nv_bfloat16>(params, stream);
-  prepare<__half>(params, stream);
+  return prepare<__half>(params, stream);
 }
 
-void launch_convert_dq(const BackwardParams& params, cudaStream_t stream) {
+cudaError_t launch_convert_dq(const BackwardParams& params, cudaStream_t stream) {
   const dim3 grid = rows_grid(params);
   if (params.problem.dtype == FLASHATTN_DTYPE_BF16) {
-    convert_dq_kernel<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(params);
-  } else {
-    convert_dq_kernel<__half><<<grid, kThreads, 0, stream>>>(params);
+    return start(&convert_dq_kernel<__nv_bfloat16>, grid, kThreads, 0, params, stream);
   }
+  return start(&convert_dq_kernel<__half>, grid, kThreads, 0, params, stream);
 }
 
-void launch_dsink(const BackwardParams& params, cudaStream_t stream) {
-  dsink_kernel<<<static_cast<unsigned>(params.problem.heads_q), kThreads, 0, stream>>>(params);
+cudaError_t launch_dsink(const BackwardParams& params, cudaStream_t stream) {
+  return start(&dsink_kernel, dim3(static_cast<unsigned>(params.problem.heads_q)), kThreads, 0,
+               params, stream);
 }
 
 }  // namespace flashattn::cuda

@@ -7,12 +7,10 @@
 
 namespace flashattn::cuda {
 
-// Enqueue; report by cudaGetLastError.
-
 // Writes lse2, delta and, where dout is a copy, that; clears dq, turns and ticket.
-void launch_prepare_backward(const BackwardParams& params, cudaStream_t stream);
+cudaError_t launch_prepare_backward(const BackwardParams& params, cudaStream_t stream);
 // The sums of dq to args.dq.
-void launch_convert_dq(const BackwardParams& params, cudaStream_t stream);
-void launch_dsink(const BackwardParams& params, cudaStream_t stream);
+cudaError_t launch_convert_dq(const BackwardParams& params, cudaStream_t stream);
+cudaError_t launch_dsink(const BackwardParams& params, cudaStream_t stream);
 
 }  // namespace flashattn::cuda

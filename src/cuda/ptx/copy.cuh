@@ -10,6 +10,12 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
+// What the launch gave the block, aligned to 1024 bytes.
+__device__ __forceinline__ char* dynamic_shared() {
+  extern __shared__ __align__(1024) char shared[];
+  return shared;
+}
+
 // 16 bytes to shared memory, asynchronously; zeros instead where `valid` is false, and nothing is
 // read then.
 __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool valid) {
@@ -67,9 +73,22 @@ __device__ __forceinline__ void store_shared(uint32_t to, float x, float y, floa
                : "memory");
 }
 
+__device__ __forceinline__ void clear_shared_16(uint32_t to) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+}
+
 __device__ __forceinline__ uint32_t load_shared(uint32_t from) {
   uint32_t x;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
+  return x;
+}
+
+__device__ __forceinline__ int4 load_shared_16(uint32_t from) {
+  int4 x;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(from)
+               : "memory");
   return x;
 }
 

@@ -5,16 +5,9 @@
 
 #include <cuda.h>
 
-#include <cstdint>
+#include "cuda/ptx/operands.cuh"
 
 namespace flashattn::cuda::ptx {
-
-// What the L2 cache should do with the lines: CUTLASS's encodings of createpolicy.
-constexpr uint64_t kEvictFirst = 0x12F0000000000000, kEvictLast = 0x14F0000000000000;
-
-struct BoxPosition {
-  int32_t column, row, head, batch;
-};
 
 // Counts the bytes of the whole box at the barrier.
 __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, uint32_t barrier,

@@ -425,7 +425,7 @@ class BackwardBlock {
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     backward_kernel(const __grid_constant__ BackwardParams params) {
-  extern __shared__ __align__(128) char shared[];
+  char* const shared = ptx::dynamic_shared();
   BackwardPlace& place = *reinterpret_cast<BackwardPlace*>(shared + Config::kPlace);
   if (threadIdx.x == 0) place = find_place(params, Config::kTileKv, Config::kWarps);
   __syncthreads();

@@ -211,7 +211,7 @@ class BiasGradientBlock {
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     bias_gradient_kernel(const __grid_constant__ BackwardParams params) {
-  extern __shared__ __align__(128) char shared[];
+  char* const shared = ptx::dynamic_shared();
   BiasGradientBlock<Config>(params, ptx::shared_address(shared)).run();
 }
 

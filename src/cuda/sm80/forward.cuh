@@ -346,12 +346,7 @@ class ForwardBlock {
       if (r >= rows_ || index * 8 >= params_.problem.dim_v) continue;
       char* to = tensor_row(args.o, 2, b_, first_head_ + r / count_,
                             sequence_.first_q + queries_.begin + r % count_);
-      int4 chunk;
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(chunk.x), "=r"(chunk.y), "=r"(chunk.z), "=r"(chunk.w)
-                   : "r"(staged.chunk(r, index))
-                   : "memory");
-      *reinterpret_cast<int4*>(to + index * 16) = chunk;
+      *reinterpret_cast<int4*>(to + index * 16) = ptx::load_shared_16(staged.chunk(r, index));
     }
   }
 
@@ -373,7 +368,7 @@ class ForwardBlock {
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     forward_kernel(const __grid_constant__ ForwardParams params) {
-  extern __shared__ __align__(128) char shared[];
+  char* const shared = ptx::dynamic_shared();
   ForwardBlock<Config> block(params, ptx::shared_address(shared));
   if (block.locate()) block.run();
 }

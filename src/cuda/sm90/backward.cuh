@@ -19,7 +19,7 @@ namespace flashattn::cuda::sm90 {
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardParams params) {
-  extern __shared__ __align__(1024) char shared[];
+  char* const shared = ptx::dynamic_shared();
   BackwardControl<Config>& control =
       *reinterpret_cast<BackwardControl<Config>*>(shared + Config::kMainBytes);
   // Uniform, so that descriptors live in uniform registers.

@@ -8,13 +8,17 @@
 
 namespace flashattn::cuda::sm90 {
 
-// One block a tile of queries, as many threads as have left their accumulators there.
+// As many as have left their accumulators there.
 template <class Config>
-__global__ void __launch_bounds__(128 * Config::kConsumers)
+constexpr int kConvertThreads = 128 * Config::kConsumers;
+
+// One block a tile of queries.
+template <class Config>
+__global__ void __launch_bounds__(kConvertThreads<Config>)
     convert_dq_kernel(const __grid_constant__ cuda::BackwardParams params) {
   using T = typename Config::T;
   constexpr int kDim = Config::kDim, kTileQ = Config::kTileQ;
-  constexpr int kThreads = 128 * Config::kConsumers, kPieces = kTileQ * kDim / (4 * kThreads);
+  constexpr int kThreads = kConvertThreads<Config>, kPieces = kTileQ * kDim / (4 * kThreads);
   constexpr int kPitch = kDim + 8;  // elements: rows four banks apart
   __shared__ __align__(16) T rows[kTileQ * kPitch];
   const Problem& problem = params.problem;

@@ -21,7 +21,8 @@ constexpr BackwardEntry backward_entry() {
           Config::kThreads,
           kBackwardSharedBytes<Config>,
           &backward_kernel<Config>,
-          &convert_dq_kernel<Config>};
+          &convert_dq_kernel<Config>,
+          kConvertThreads<Config>};
 }
 
 }  // namespace flashattn::cuda::sm90

@@ -148,24 +148,23 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspa
                 "the shape has more than 2^30 tiles of queries or keys; split the batch");
   }
   if (const int32_t status = make_maps(&p)) return status;
-  launch_prepare_backward(p.common, stream);
-  if (const int32_t status =
-          status_of(cudaGetLastError(), "launching the preparation of the backward pass")) {
+  if (const int32_t status = status_of(launch_prepare_backward(p.common, stream),
+                                       "launching the preparation of the backward pass")) {
     return status;
   }
   const BackwardEntry& entry = *main_.entry;
-  if (const int32_t status =
-          launch(main_.address(), std::min<int64_t>(p.order.count(), units_), entry.threads,
-                 entry.shared_bytes, &p, stream, "launching the backward kernel")) {
+  if (const int32_t status = launch(entry, std::min<int64_t>(p.order.count(), units_), p, stream,
+                                    "launching the backward kernel")) {
     return status;
   }
-  if (const int32_t status = launch(reinterpret_cast<const void*>(entry.convert_dq), query_tiles,
-                                    256, 0, &p.common, stream, "launching the conversion of dq")) {
+  if (const int32_t status =
+          status_of(start(entry.convert_dq, dim3(static_cast<unsigned>(query_tiles)),
+                          entry.convert_threads, 0, p.common, stream),
+                    "launching the conversion of dq")) {
     return status;
   }
   if (!args.dsink) return FLASHATTN_OK;
-  launch_dsink(p.common, stream);
-  return status_of(cudaGetLastError(), "launching the gradient of the sink");
+  return status_of(launch_dsink(p.common, stream), "launching the gradient of the sink");
 }
 
 }  // namespace flashattn::cuda::sm90

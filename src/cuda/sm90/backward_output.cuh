@@ -93,14 +93,9 @@ class KeyOutput {
       const int32_t r = warp() * 16 + x / kChunks, chunk = x % kChunks;
       const int32_t n = group_ * 64 + r;
       if (n >= item().keys || chunk * 8 >= dim) continue;
-      int4 data;
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(data.x), "=r"(data.y), "=r"(data.z), "=r"(data.w)
-                   : "r"(staged(from, r, chunk))
-                   : "memory");
       char* to = tensor_row(tensor, 2, item().b, item().kv_head,
                             static_cast<int64_t>(item().first_kv) + item().key + n);
-      *reinterpret_cast<int4*>(to + chunk * 16) = data;
+      *reinterpret_cast<int4*>(to + chunk * 16) = ptx::load_shared_16(staged(from, r, chunk));
     }
   }
 

@@ -25,7 +25,7 @@ namespace flashattn::cuda::sm90 {
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardParams params) {
-  extern __shared__ __align__(1024) char shared[];
+  char* const shared = ptx::dynamic_shared();
   Control<Config>& control = *reinterpret_cast<Control<Config>*>(shared + Config::kMainBytes);
   // Uniform, so that descriptors live in uniform registers.
   const int32_t warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);

@@ -319,10 +319,7 @@ class Consumer : TileOutput<Config> {
     const int32_t first = item().len.kv - n * kTileKv, rows = kTileKv - first;
     for (int32_t x = threadIdx.x % 128; x < rows * 8 * Config::kPanelsV; x += 128) {
       const int32_t row = first + x / 8 % rows, panel = x / 8 / rows;
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(
-                       v + (panel * kTileKv + row) * 128 + x % 8 * 16),
-                   "r"(0)
-                   : "memory");
+      ptx::clear_shared_16(v + (panel * kTileKv + row) * 128 + x % 8 * 16);
     }
     ptx::fence_async_proxy();
     ptx::named_sync(kGroupBarrier + group_, 128);

@@ -107,12 +107,7 @@ class TileOutput {
       const int32_t r = opaque(threadIdx.x) % 128 / 32 * 16 + x / kChunks, chunk = x % kChunks;
       const int32_t i = item().query + group_ * 64 + r;
       if (i >= item().len.q || chunk * 8 >= params_.problem.dim_v) continue;
-      int4 data;
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(data.x), "=r"(data.y), "=r"(data.z), "=r"(data.w)
-                   : "r"(staged(r, chunk))
-                   : "memory");
-      *reinterpret_cast<int4*>(o_row(i, 2) + chunk * 16) = data;
+      *reinterpret_cast<int4*>(o_row(i, 2) + chunk * 16) = ptx::load_shared_16(staged(r, chunk));
     }
   }
 

@@ -164,8 +164,8 @@ int32_t Sm90Launcher::forward(const flashattn_forward_args& args, void* workspac
           status_of(cudaMemsetAsync(p.counter, 0, sizeof *p.counter, queue), "cudaMemsetAsync")) {
     return status;
   }
-  return launch(named->kernel.address(), std::min<int64_t>(p.order.count(), units_), entry.threads,
-                entry.shared_bytes, &p, queue, "launching the forward kernel");
+  return launch(entry, std::min<int64_t>(p.order.count(), units_), p, queue,
+                "launching the forward kernel");
 }
 
 int32_t Sm90Launcher::backward(const flashattn_backward_args& args, void* workspace,

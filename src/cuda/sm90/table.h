@@ -20,7 +20,8 @@ struct BackwardEntry {
   int32_t dim;  // the largest it takes, of either kind
   int32_t tile_q, tile_kv, stages, threads, shared_bytes;
   void (*kernel)(BackwardParams);
-  void (*convert_dq)(cuda::BackwardParams);  // a block of 256 threads a tile of queries
+  void (*convert_dq)(cuda::BackwardParams);  // a block a tile of queries
+  int32_t convert_threads;
 };
 
 struct ForwardTable {

@@ -1,6 +1,7 @@
 #include "cuda/split/kernels.h"
 
 #include "cuda/grid.h"
+#include "cuda/start.h"
 #include "cuda/split/merge.cuh"
 
 namespace flashattn::cuda {
@@ -76,19 +77,19 @@ __global__ void __launch_bounds__(32 * kWarps)
 
 }  // namespace
 
-void launch_merge_split(const ForwardParams& params, cudaStream_t stream) {
+cudaError_t launch_merge_split(const ForwardParams& params, cudaStream_t stream) {
   const dim3 grid =
       grid_of(params.args.shape.batch, params.problem.heads_q, params.partial_queries, kWarps);
-  merge_split_kernel<<<grid, 32 * kWarps, 0, stream>>>(params);
+  return start(&merge_split_kernel, grid, 32 * kWarps, 0, params, stream);
 }
 
-void launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream) {
+cudaError_t launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream) {
   const dim3 grid = grid_of(params.batch, params.heads, params.tokens, kWarps);
-  merge_kernel<<<grid, 32 * kWarps, 0, stream>>>(params);
+  return start(&merge_kernel, grid, 32 * kWarps, 0, params, stream);
 }
 
-void launch_dropout_mask(const Problem& problem, const flashattn_forward_args& args, uint8_t* keep,
-                         cudaStream_t stream) {
+cudaError_t launch_dropout_mask(const Problem& problem, const flashattn_forward_args& args,
+                                uint8_t* keep, cudaStream_t stream) {
   const flashattn_shape& shape = args.shape;
   const DropoutMaskParams params{shape.seqlen_q,
                                  shape.seqlen_kv,
@@ -98,7 +99,7 @@ void launch_dropout_mask(const Problem& problem, const flashattn_forward_args& a
                                  args.inputs.rng_device,
                                  keep};
   const dim3 grid = grid_of(shape.batch, problem.heads_q, shape.seqlen_q, 1);
-  dropout_mask_kernel<<<grid, 32 * kWarps, 0, stream>>>(params);
+  return start(&dropout_mask_kernel, grid, 32 * kWarps, 0, params, stream);
 }
 
 }  // namespace flashattn::cuda

@@ -1,0 +1,419 @@
+// Fibers, barriers and the copy engine.
+#include "block.h"
+
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <atomic>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <thread>
+
+namespace emulator {
+
+thread_local Block* block;
+thread_local Thread* running;
+
+namespace {
+
+constexpr size_t kStackBytes = 256 * 1024, kGuardBytes = 4096;
+
+thread_local jmp_buf scheduler;
+thread_local const std::function<void()>* entry;
+
+void body() {
+  (*entry)();
+  running->done = true;
+  _longjmp(scheduler, 1);
+}
+
+void leave() {
+  if (!_setjmp(running->context)) _longjmp(scheduler, 1);
+}
+
+// Until the thread leaves or ends.
+__attribute__((noinline)) void resume(Thread& thread) {
+  running = &thread;
+  if (!_setjmp(scheduler)) {
+    if (thread.started) _longjmp(thread.context, 1);
+    thread.started = true;
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = thread.stack;
+    context.uc_stack.ss_size = kStackBytes;
+    context.uc_link = nullptr;
+    makecontext(&context, body, 0);
+    setcontext(&context);
+  }
+  running = nullptr;
+}
+
+}  // namespace
+
+void fail(const char* format, ...) {
+  std::fprintf(stderr, "emulator: ");
+  if (running) {
+    std::fprintf(stderr, "block %u, thread %u: ", running->place.block.x, running->place.thread.x);
+  }
+  va_list arguments;
+  va_start(arguments, format);
+  std::vfprintf(stderr, format, arguments);
+  va_end(arguments);
+  std::fprintf(stderr, "\n");
+  std::abort();
+}
+
+uint32_t draw(uint32_t n) {
+  uint64_t& x = block->random_state;  // xorshift64
+  x ^= x << 13;
+  x ^= x >> 7;
+  x ^= x << 17;
+  return static_cast<uint32_t>(x >> 33) % n;
+}
+
+const Place& place() { return running->place; }
+
+void wait_until(const char* what, uint64_t which, std::function<bool()> ready) {
+  if (ready()) return;
+  running->wait = {std::move(ready), what, which};
+  running->waiting = true;
+  leave();
+}
+
+void yield() {
+  running->spinning = true;
+  leave();
+}
+
+// ---- barriers
+
+namespace {
+
+void release_warp(Warp& warp) {
+  warp.arrived = 0;
+  ++warp.generation;
+}
+
+void release(NamedBarrier& barrier) {
+  barrier.arrived = 0;
+  ++barrier.generation;
+}
+
+}  // namespace
+
+void warp_sync() {
+  Warp& warp = block->warp[running->warp];
+  const uint32_t generation = warp.generation;
+  if (++warp.arrived == warp.live) return release_warp(warp);
+  wait_until("the other lanes", 0, [&warp, generation] { return warp.generation != generation; });
+}
+
+const Words* exchange(const Words& mine) {
+  // Two sets: nobody writes the second next before all have left this one.
+  Words* words = block->warp[running->warp].words[running->exchanges++ % 2];
+  words[running->lane] = mine;
+  warp_sync();
+  return words;
+}
+
+void barrier(int number, int threads, bool wait) {
+  NamedBarrier& named = block->barriers[number];
+  const uint32_t generation = named.generation;
+  const int wanted = threads ? threads : block->threads_live;
+  if (++named.arrived > wanted) fail("barrier %d has more than %d arrivals", number, wanted);
+  if (named.arrived == wanted) return release(named);
+  if (!wait) return;
+  wait_until("barrier", static_cast<uint64_t>(number),
+             [&named, generation] { return named.generation != generation; });
+}
+
+// The 8 bytes of a barrier in shared memory.
+struct Mbarrier {
+  uint16_t count, pending;
+  int32_t bytes : 31;
+  uint32_t phase : 1;
+
+  void settle() {
+    if (pending != 0 || bytes != 0) return;
+    pending = count;
+    phase ^= 1;
+  }
+};
+static_assert(sizeof(Mbarrier) == 8, "mbarrier");
+
+void mbarrier_init(uint32_t barrier, uint32_t count) {
+  shared_as<Mbarrier>(barrier) = {static_cast<uint16_t>(count), static_cast<uint16_t>(count), 0, 0};
+}
+
+void mbarrier_arrive(uint32_t barrier, uint32_t bytes) {
+  Mbarrier& b = shared_as<Mbarrier>(barrier);
+  if (b.pending == 0) fail("mbarrier %u has more than %d arrivals", barrier, b.count);
+  b.bytes += static_cast<int32_t>(bytes);
+  --b.pending;
+  b.settle();
+}
+
+void mbarrier_wait(uint32_t barrier, uint32_t parity) {
+  const Mbarrier& b = shared_as<Mbarrier>(barrier);
+  wait_until("mbarrier", barrier, [&b, parity] { return b.phase != parity; });
+}
+
+// ---- shared memory
+
+char* dynamic_shared() { return block->shared; }
+
+uint32_t shared_address(const void* p) {
+  const ptrdiff_t at = static_cast<const char*>(p) - block->shared;
+  if (at < 0 || at >= kSharedBytes) fail("%p is not in the dynamic shared memory", p);
+  return kSharedBase + static_cast<uint32_t>(at);
+}
+
+char* shared(uint32_t address, uint32_t bytes) {
+  const uint32_t at = address - kSharedBase;
+  if (at > kSharedBytes || at + bytes > kSharedBytes) fail("shared address %u", address);
+  const uint32_t unit = bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : 1;
+  if (address % unit != 0) fail("shared address %u, misaligned for %u bytes", address, bytes);
+  return block->shared + at;
+}
+
+// ---- cp.async
+
+void copy_async(uint32_t to, const void* from, uint32_t bytes) {
+  char* place = shared(to, bytes);
+  if (reinterpret_cast<uintptr_t>(from) % bytes != 0) fail("cp.async from misaligned %p", from);
+  auto copy = [=] {
+    if (from) {
+      std::memcpy(place, from, bytes);
+    } else {
+      std::memset(place, 0, bytes);
+    }
+  };
+  if (draw(2)) return copy();
+  running->copies.back().push_back(copy);
+}
+
+void copy_commit() { running->copies.emplace_back(); }
+
+void copy_wait(int pending) {
+  // The last one is not committed.
+  while (static_cast<int>(running->copies.size()) - 1 > pending) {
+    for (const auto& copy : running->copies.front()) copy();
+    running->copies.pop_front();
+  }
+}
+
+// ---- the copy engine
+
+void engine_load(uint32_t barrier, uint32_t bytes, std::function<void()> copy) {
+  block->transfers.push_back({{[=] {
+                                copy();
+                                Mbarrier& b = shared_as<Mbarrier>(barrier);
+                                b.bytes -= static_cast<int32_t>(bytes);
+                                b.settle();
+                              }},
+                              0});
+}
+
+void engine_store(uint32_t from, uint32_t bytes, std::function<void(const char*)> write) {
+  const std::shared_ptr<StoreGroup> group = running->open_store;
+  const auto data = std::make_shared<std::vector<char>>(bytes);
+  const char* source = shared(from, 16);
+  ++group->reading;
+  ++group->writing;
+  block->transfers.push_back({{[=] {
+                                 std::memcpy(data->data(), source, bytes);
+                                 --group->reading;
+                               },
+                               [=] {
+                                 write(data->data());
+                                 --group->writing;
+                               }},
+                              0});
+}
+
+void engine_commit() {
+  running->stores.push_back(running->open_store);
+  running->open_store = std::make_shared<StoreGroup>();
+}
+
+void engine_wait(int pending, bool until_written) {
+  const size_t count = running->stores.size();
+  for (size_t n = 0; n + pending < count; ++n) {
+    const std::shared_ptr<StoreGroup> group = running->stores[n];
+    wait_until(until_written ? "stores to be done" : "stores to have read", n, [=] {
+      return (until_written ? group->writing : group->reading) == 0;
+    });
+  }
+  while (!running->stores.empty() && running->stores.front()->writing == 0) {
+    running->stores.pop_front();
+  }
+}
+
+// ---- the scheduler
+
+Block::Block() {
+  const size_t bytes = kMaxThreads * kStackBytes;
+  char* memory = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  if (memory == MAP_FAILED) fail("no memory for stacks");
+  stacks = {memory, [](char* p) { munmap(p, kMaxThreads * kStackBytes); }};
+  for (int n = 0; n < kMaxThreads; ++n) {
+    threads[n].stack = memory + n * kStackBytes;
+    mprotect(threads[n].stack, kGuardBytes, PROT_NONE);
+  }
+}
+
+// Lets every lane of a warp go on that can: whether one could.
+bool Block::run_warp(int n) {
+  bool some = false;
+  for (int lane = 0; lane < 32; ++lane) {
+    Thread& thread = threads[n * 32 + lane];
+    if (thread.done || (thread.waiting && !thread.wait.ready())) continue;
+    thread.waiting = thread.spinning = false;
+    resume(thread);
+    if (thread.done) {
+      --threads_live;
+      if (--warp[n].live > 0 && warp[n].arrived == warp[n].live) release_warp(warp[n]);
+      if (barriers[0].arrived > 0 && barriers[0].arrived == threads_live) release(barriers[0]);
+    }
+    some |= !thread.spinning;
+  }
+  return some;
+}
+
+void Block::step_transfer() {
+  const uint32_t n = draw(static_cast<uint32_t>(transfers.size()));
+  Transfer& transfer = transfers[n];
+  transfer.steps[transfer.next++]();
+  if (transfer.next < transfer.steps.size()) return;
+  std::swap(transfer, transfers.back());
+  transfers.pop_back();
+}
+
+void Block::report() {
+  std::fprintf(stderr, "emulator: nobody can go on in block %u\n", threads[0].place.block.x);
+  for (int n = 0; n < warps; ++n) {
+    std::map<std::string, int> states;
+    for (int lane = 0; lane < 32; ++lane) {
+      const Thread& thread = threads[n * 32 + lane];
+      ++states[thread.done ? "done"
+                           : !thread.waiting ? "running"
+                                             : std::string(thread.wait.what) + " " +
+                                                   std::to_string(thread.wait.which)];
+    }
+    std::fprintf(stderr, "  warp %d:", n);
+    for (const auto& state : states) {
+      std::fprintf(stderr, " %d lanes: %s;", state.second, state.first.c_str());
+    }
+    std::fprintf(stderr, "\n");
+  }
+  std::abort();
+}
+
+void Block::run(uint3 index, dim3 grid, int count, int shared_bytes,
+                const std::function<void()>& kernel, uint64_t seed) {
+  if (count > kMaxThreads || count % 32 != 0) fail("a block of %d threads", count);
+  block = this;
+  entry = &kernel;
+  random_state = seed;
+  draw(2);
+  // NaN, as nobody has written it.
+  std::memset(shared, 0xff, static_cast<size_t>(shared_bytes));
+  threads_live = count;
+  warps = count / 32;
+  for (NamedBarrier& named : barriers) named = {};
+  for (int n = 0; n < count; ++n) {
+    char* stack = threads[n].stack;
+    threads[n] = Thread();
+    threads[n].stack = stack;
+    threads[n].place = {{static_cast<unsigned>(n), 0, 0},
+                        index,
+                        dim3(static_cast<unsigned>(count)),
+                        grid};
+    threads[n].lane = n % 32;
+    threads[n].warp = n / 32;
+    warp[n / 32].live = 32;
+    warp[n / 32].arrived = 0;
+  }
+  while (threads_live > 0) {
+    // Mostly one warp for a while, sometimes another, sometimes a copy.
+    bool some = false;
+    const int chosen = static_cast<int>(draw(static_cast<uint32_t>(warps)));
+    for (uint32_t times = 1 + draw(64); times > 0 && run_warp(chosen); --times) some = true;
+    if (!transfers.empty() && draw(4) == 0) step_transfer();
+    if (some) continue;
+    bool spins = false;
+    for (int n = 0; n < warps && !some; ++n) {
+      some = run_warp(n);
+      for (int lane = 0; lane < 32; ++lane) spins |= threads[n * 32 + lane].spinning;
+    }
+    if (some || threads_live == 0) continue;
+    if (!transfers.empty()) {
+      step_transfer();
+    } else if (spins) {
+      std::this_thread::yield();
+    } else {
+      report();
+    }
+  }
+  for (Transfer& transfer : transfers) {
+    // What still reads shared memory when the block ends reads somebody else's.
+    if (transfer.next == 0) fail("the block ended before a copy of its shared memory");
+    while (transfer.next < transfer.steps.size()) transfer.steps[transfer.next++]();
+  }
+  transfers.clear();
+  for (int n = 0; n < count; ++n) {
+    for (const auto& group : threads[n].copies) {
+      if (!group.empty()) fail("thread %d ended with copies on their way", n);
+    }
+    if (!threads[n].products.empty()) fail("thread %d ended with products on their way", n);
+  }
+  block = nullptr;
+}
+
+namespace {
+
+// Blocks keep their stacks from launch to launch.
+std::mutex idle_mutex;
+std::vector<std::unique_ptr<Block>> idle;
+
+std::unique_ptr<Block> take_block() {
+  const std::lock_guard<std::mutex> lock(idle_mutex);
+  if (idle.empty()) return std::make_unique<Block>();
+  std::unique_ptr<Block> taken = std::move(idle.back());
+  idle.pop_back();
+  return taken;
+}
+
+uint64_t first_seed() {
+  const char* text = std::getenv("FLASHATTN_EMULATOR_SEED");
+  return (text ? std::strtoull(text, nullptr, 10) : 0) * 0x9e3779b97f4a7c15u + 1;
+}
+
+}  // namespace
+
+void run_grid(dim3 grid, int threads, int shared_bytes, const std::function<void()>& kernel) {
+  static std::atomic<uint64_t> launches{0};
+  const uint64_t seed = first_seed() + (launches++ << 32);
+  const unsigned count = grid.x * grid.y;
+  std::atomic<unsigned> next{0};
+  std::vector<std::thread> multiprocessors;
+  for (unsigned n = 0; n < kMultiprocessors && n < count; ++n) {
+    multiprocessors.emplace_back([&] {
+      std::unique_ptr<Block> mine = take_block();
+      for (unsigned b; (b = next++) < count;) {
+        mine->run({b % grid.x, b / grid.x, 0}, grid, threads, shared_bytes, kernel,
+                  (seed + b) * 0xbf58476d1ce4e5b9u | 1);
+      }
+      const std::lock_guard<std::mutex> lock(idle_mutex);
+      idle.push_back(std::move(mine));
+    });
+  }
+  for (std::thread& thread : multiprocessors) thread.join();
+}
+
+}  // namespace emulator

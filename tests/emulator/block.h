@@ -1,0 +1,91 @@
+// A block at work. For the emulator's own files.
+#pragma once
+
+#include <csetjmp>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "emulator.h"
+
+namespace emulator {
+
+constexpr int kMaxThreads = 512;
+constexpr uint32_t kSharedBase = 1024;  // addresses below are the system's
+
+// What a thread waits for; ready(block state) is asked each time it could go on.
+struct Wait {
+  std::function<bool()> ready;
+  const char* what;
+  uint64_t which;
+};
+
+struct StoreGroup {
+  int reading = 0, writing = 0;
+};
+
+struct Thread {
+  Place place;
+  bool started = false, done = false, waiting = false, spinning = false;
+  Wait wait;
+  jmp_buf context;
+  char* stack = nullptr;
+  int lane = 0, warp = 0;
+  uint32_t exchanges = 0;
+  // cp.async: groups that are committed, and the open one at the end.
+  std::deque<std::vector<std::function<void()>>> copies{1};
+  std::deque<std::shared_ptr<StoreGroup>> stores;
+  std::shared_ptr<StoreGroup> open_store = std::make_shared<StoreGroup>();
+  // Products that are not done, each with the number of its group.
+  std::deque<std::pair<Product, int>> products;
+  int64_t products_done = 0;
+  int product_groups = 0;
+};
+
+struct Warp {
+  int live = 0, arrived = 0;
+  uint32_t generation = 0;
+  Words words[2][32];
+};
+
+struct NamedBarrier {
+  int arrived = 0;
+  uint32_t generation = 0;
+};
+
+// Of the copy engine: steps that happen some time, in order.
+struct Transfer {
+  std::vector<std::function<void()>> steps;
+  size_t next = 0;
+};
+
+struct Block {
+  alignas(1024) char shared[kSharedBytes];
+  int threads_live = 0, warps = 0;
+  uint64_t random_state = 1;
+  std::vector<Thread> threads{kMaxThreads};
+  Warp warp[kMaxThreads / 32];
+  NamedBarrier barriers[16];
+  std::vector<Transfer> transfers;
+  std::unique_ptr<char, void (*)(char*)> stacks{nullptr, nullptr};
+
+  Block();
+  void run(uint3 index, dim3 grid, int count, int shared_bytes, const std::function<void()>& kernel,
+           uint64_t seed);
+
+ private:
+  bool run_warp(int n);
+  void step_transfer();
+  [[noreturn]] void report();
+};
+
+extern thread_local Block* block;
+extern thread_local Thread* running;
+
+// Of the block: below n.
+uint32_t draw(uint32_t n);
+// Returns when ready() is true.
+void wait_until(const char* what, uint64_t which, std::function<bool()> ready);
+
+}  // namespace emulator

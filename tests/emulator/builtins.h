@@ -1,0 +1,86 @@
+// What nvcc gives a kernel without an include. Comes before every source of an emulated kernel.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+#include <vector_functions.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "emulator.h"
+
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#undef __grid_constant__
+#define __grid_constant__
+#undef __shared__
+#define __shared__ thread_local  // a block is at work on one thread of the machine
+
+#define threadIdx (emulator::place().thread)
+#define blockIdx (emulator::place().block)
+#define blockDim (emulator::place().threads)
+#define gridDim (emulator::place().blocks)
+
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
+inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+inline float __uint_as_float(uint32_t x) {
+  float y;
+  std::memcpy(&y, &x, sizeof y);
+  return y;
+}
+
+inline uint32_t __float_as_uint(float x) {
+  uint32_t y;
+  std::memcpy(&y, &x, sizeof y);
+  return y;
+}
+
+namespace emulator {
+
+// All lanes take part: kernels that leave some out do not run here.
+inline const Words* lanes(unsigned mask, uint32_t x) {
+  if (mask != ~0u) fail("a shuffle or vote of some lanes only");
+  return exchange({{x}});
+}
+
+inline uint32_t lane() { return place().thread.x % 32; }
+
+}  // namespace emulator
+
+inline uint32_t __shfl_sync(unsigned mask, uint32_t x, int from) {
+  return emulator::lanes(mask, x)[from % 32].word[0];
+}
+inline int32_t __shfl_sync(unsigned mask, int32_t x, int from) {
+  return static_cast<int32_t>(__shfl_sync(mask, static_cast<uint32_t>(x), from));
+}
+inline float __shfl_sync(unsigned mask, float x, int from) {
+  return __uint_as_float(__shfl_sync(mask, __float_as_uint(x), from));
+}
+inline float __shfl_xor_sync(unsigned mask, float x, int step) {
+  return __uint_as_float(emulator::lanes(mask, __float_as_uint(x))[emulator::lane() ^ step].word[0]);
+}
+inline int __any_sync(unsigned mask, int x) {
+  const emulator::Words* all = emulator::lanes(mask, x != 0);
+  bool any = false;
+  for (int n = 0; n < 32; ++n) any |= all[n].word[0] != 0;
+  return any;
+}
+inline int __all_sync(unsigned mask, int x) { return !__any_sync(mask, !x); }
+inline int __reduce_min_sync(unsigned mask, int x) {
+  const emulator::Words* all = emulator::lanes(mask, static_cast<uint32_t>(x));
+  for (int n = 0; n < 32; ++n) x = min(x, static_cast<int>(all[n].word[0]));
+  return x;
+}
+inline int __reduce_max_sync(unsigned mask, int x) { return ~__reduce_min_sync(mask, ~x); }
+inline void __syncwarp() { emulator::warp_sync(); }
+inline void __syncthreads() { emulator::barrier(0, 0, true); }
+inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __nanosleep(unsigned) { emulator::yield(); }
+inline int atomicAdd(int* to, int x) { return __atomic_fetch_add(to, x, __ATOMIC_SEQ_CST); }

@@ -1,0 +1,78 @@
+// In place of src/cuda/ptx/copy.cuh.
+#pragma once
+
+#include "emulator.h"
+
+namespace flashattn::cuda::ptx {
+
+inline uint32_t shared_address(const void* p) { return emulator::shared_address(p); }
+inline char* dynamic_shared() { return emulator::dynamic_shared(); }
+
+inline void cp_async_16(uint32_t to, const void* from, bool valid) {
+  emulator::copy_async(to, valid ? from : nullptr, 16);
+}
+inline void cp_async_4(uint32_t to, const void* from, bool valid) {
+  emulator::copy_async(to, valid ? from : nullptr, 4);
+}
+inline void cp_async_commit() { emulator::copy_commit(); }
+template <int kPending>
+void cp_async_wait() {
+  emulator::copy_wait(kPending);
+}
+
+inline void store_if(bool condition, float* to, float x, float y) {
+  if (!condition) return;
+  to[0] = x;
+  to[1] = y;
+}
+
+// Word `lane % 4` of row `lane / 4` of each of four matrices.
+inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
+  const emulator::Words* rows = emulator::exchange({{address}});
+  const uint32_t lane = emulator::lane();
+  for (uint32_t m = 0; m < 4; ++m) {
+    std::memcpy(&r[m], emulator::shared(rows[m * 8 + lane / 4].word[0], 16) + lane % 4 * 4, 4);
+  }
+}
+
+inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
+  const emulator::Words* rows = emulator::exchange({{address}});
+  const uint32_t lane = emulator::lane();
+  for (uint32_t m = 0; m < 4; ++m) {
+    uint16_t pair[2];
+    for (uint32_t e = 0; e < 2; ++e) {
+      const uint32_t row = rows[m * 8 + lane % 4 * 2 + e].word[0];
+      std::memcpy(&pair[e], emulator::shared(row, 16) + lane / 4 * 2, 2);
+    }
+    r[m] = pair[0] | static_cast<uint32_t>(pair[1]) << 16;
+  }
+}
+
+inline void store_shared(uint32_t to, uint32_t x) { emulator::shared_as<uint32_t>(to) = x; }
+inline void store_shared(uint32_t to, float x, float y, float z, float w) {
+  emulator::shared_as<float4>(to) = make_float4(x, y, z, w);
+}
+inline void clear_shared_16(uint32_t to) { std::memset(emulator::shared(to, 16), 0, 16); }
+inline uint32_t load_shared(uint32_t from) { return emulator::shared_as<uint32_t>(from); }
+inline int4 load_shared_16(uint32_t from) { return emulator::shared_as<int4>(from); }
+inline float2 load_shared_pair(uint32_t from) { return emulator::shared_as<float2>(from); }
+
+inline void add_pair(float* to, float x, float y) {
+  emulator::add(to, x);
+  emulator::add(to + 1, y);
+}
+inline int32_t load_acquire(const int32_t* from) { return __atomic_load_n(from, __ATOMIC_ACQUIRE); }
+inline void add_release(int32_t* to, int32_t x) { __atomic_fetch_add(to, x, __ATOMIC_RELEASE); }
+
+inline int32_t warp_slot() { return static_cast<int32_t>(threadIdx.x / 32); }
+
+template <int kThreads>
+void barrier_sync(int32_t number) {
+  emulator::barrier(number, kThreads, true);
+}
+template <int kThreads>
+void barrier_arrive(int32_t number) {
+  emulator::barrier(number, kThreads, false);
+}
+
+}  // namespace flashattn::cuda::ptx

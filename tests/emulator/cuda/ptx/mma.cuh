@@ -1,0 +1,56 @@
+// In place of src/cuda/ptx/mma.cuh.
+#pragma once
+
+#include <type_traits>
+
+#include "emulator.h"
+
+namespace flashattn::cuda::ptx {
+
+template <class T>
+constexpr bool kIsBf16 = std::is_same<T, __nv_bfloat16>::value;
+
+template <class T>
+void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const emulator::Words* all = emulator::exchange({{a[0], a[1], a[2], a[3], b0, b1}});
+  const uint32_t lane = emulator::lane();
+  for (uint32_t e = 0; e < 4; ++e) {
+    const emulator::Words* left = all + lane / 4 * 4;                  // of the row
+    const emulator::Words* right = all + (lane % 4 * 2 + e % 2) * 4;  // of the column
+    float sum = 0.0f;
+    for (uint32_t half = 0; half < 2; ++half) {
+      for (uint32_t c = 0; c < 4; ++c) {
+        const uint32_t x = left[c].word[half * 2 + e / 2], y = right[c].word[4 + half];
+        sum += emulator::as_float(x & 0xffff, kIsBf16<T>) *
+               emulator::as_float(y & 0xffff, kIsBf16<T>);
+        sum += emulator::as_float(x >> 16, kIsBf16<T>) * emulator::as_float(y >> 16, kIsBf16<T>);
+      }
+    }
+    d[e] += sum;
+  }
+}
+
+template <class T>
+uint32_t pack(float low, float high) {
+  uint16_t bits[2];
+  if constexpr (kIsBf16<T>) {
+    bits[0] = __nv_bfloat16_raw(__float2bfloat16_rn(low)).x;
+    bits[1] = __nv_bfloat16_raw(__float2bfloat16_rn(high)).x;
+  } else {
+    bits[0] = __half_raw(__float2half_rn(low)).x;
+    bits[1] = __half_raw(__float2half_rn(high)).x;
+  }
+  return bits[0] | static_cast<uint32_t>(bits[1]) << 16;
+}
+
+template <class T>
+float2 unpack(uint32_t pair) {
+  return {emulator::as_float(pair & 0xffff, kIsBf16<T>), emulator::as_float(pair >> 16, kIsBf16<T>)};
+}
+
+// Results below the normal numbers are 0, and so are such arguments.
+inline float flush(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
+inline float exp2(float x) { return flush(std::exp2(flush(x))); }
+inline float reciprocal(float x) { return flush(1.0f / flush(x)); }
+
+}  // namespace flashattn::cuda::ptx

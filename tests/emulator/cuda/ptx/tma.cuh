@@ -1,0 +1,59 @@
+// In place of src/cuda/ptx/tma.cuh.
+#pragma once
+
+#include <cuda.h>
+
+#include "cuda/ptx/operands.cuh"
+#include "tensor_map.h"
+
+namespace flashattn::cuda::ptx {
+
+inline void tma_load(uint32_t to, const CUtensorMap* map, uint32_t barrier, BoxPosition at,
+                     uint64_t) {
+  const emulator::TensorMap box = emulator::TensorMap::of(map);
+  emulator::engine_load(barrier, box.bytes(), [=] {
+    box.each_chunk(at.column, at.row, at.head, at.batch, [&](uint32_t chunk, char* from, int valid) {
+      char* place = emulator::shared(emulator::exchanged(to + chunk * 16), 16);
+      std::memset(place, 0, 16);
+      if (valid > 0) std::memcpy(place, from, static_cast<size_t>(valid));
+    });
+  });
+}
+
+inline void tma_store(const CUtensorMap* map, uint32_t from, BoxPosition at) {
+  const emulator::TensorMap box = emulator::TensorMap::of(map);
+  emulator::engine_store(from, box.bytes(), [=](const char* data) {
+    box.each_chunk(at.column, at.row, at.head, at.batch, [&](uint32_t chunk, char* to, int valid) {
+      const char* place = data + (emulator::exchanged(from + chunk * 16) - from);
+      if (valid > 0) std::memcpy(to, place, static_cast<size_t>(valid));
+    });
+  });
+}
+
+inline void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) {
+    emulator::fail("bulk_load of %u bytes from %p", bytes, from);
+  }
+  emulator::engine_load(barrier, bytes,
+                        [=] { std::memcpy(emulator::shared(to, 16), from, bytes); });
+}
+
+inline void bulk_add(float* to, uint32_t from, uint32_t bytes) {
+  emulator::engine_store(from, bytes, [=](const char* data) {
+    for (uint32_t n = 0; n < bytes / 4; ++n) {
+      float x;
+      std::memcpy(&x, data + n * 4, 4);
+      emulator::add(to + n, x);
+    }
+  });
+}
+
+inline void tma_prefetch(const CUtensorMap*) {}
+inline void bulk_commit() { emulator::engine_commit(); }
+template <int kPending = 0>
+void bulk_wait_read() {
+  emulator::engine_wait(kPending, false);
+}
+inline void bulk_wait() { emulator::engine_wait(0, true); }
+
+}  // namespace flashattn::cuda::ptx

@@ -1,0 +1,30 @@
+// In place of src/cuda/ptx/warpgroup.cuh.
+#pragma once
+
+#include "cuda/ptx/operands.cuh"
+#include "emulator.h"
+
+namespace flashattn::cuda::ptx {
+
+inline void wgmma_fence() {}
+inline void wgmma_commit() { emulator::multiply_commit(); }
+template <int kPending>
+void wgmma_wait() {
+  emulator::multiply_wait(kPending);
+}
+template <int kCount>
+void pin(float (&)[kCount]) {}
+template <int kCount>
+void registers_release() {}
+template <int kCount>
+void registers_claim() {}
+
+inline void stmatrix_x4(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  const emulator::Words* rows = emulator::exchange({{address}});
+  const uint32_t lane = emulator::lane(), words[] = {a, b, c, d};
+  for (uint32_t m = 0; m < 4; ++m) {
+    std::memcpy(emulator::shared(rows[m * 8 + lane / 4].word[0], 16) + lane % 4 * 4, &words[m], 4);
+  }
+}
+
+}  // namespace flashattn::cuda::ptx

@@ -1,0 +1,220 @@
+// NVIDIA's driver and runtime, as far as the library and the numerics suite call them: one device,
+// whose memory is the host's, and graphs. Built as libcuda.so.1.
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <vector>
+
+#include "tensor_map.h"
+
+namespace {
+
+using Work = std::function<void()>;
+
+// A graph is a list here, and so is a stream that records one.
+struct Queue {
+  std::vector<Work> work;
+  bool recording = false;
+};
+
+constexpr int kWholeDevice = 0;  // the one there is
+
+CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, void* base,
+                      const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box,
+                      const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
+                      CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+  if (rank != 4 || box[0] != 64 || box[1] > 256 || box[2] != 1 || box[3] != 1 ||
+      swizzle != CU_TENSOR_MAP_SWIZZLE_128B || reinterpret_cast<uintptr_t>(base) % 16 != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  emulator::TensorMap made{static_cast<char*>(base), {}, {2}, box[1]};
+  for (int n = 0; n < 4; ++n) {
+    if (sizes[n] == 0 || sizes[n] > 1ull << 32) return CUDA_ERROR_INVALID_VALUE;
+    made.size[n] = sizes[n];
+    if (n == 0) continue;
+    made.stride[n] = strides[n - 1];
+    if (made.stride[n] % 16 != 0 || made.stride[n] >= 1ull << 40) return CUDA_ERROR_INVALID_VALUE;
+  }
+  std::memcpy(map, &made, sizeof made);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+void emulator::enqueue(cudaStream_t stream, std::function<void()> work) {
+  Queue* queue = reinterpret_cast<Queue*>(stream);
+  if (queue && queue->recording) {
+    queue->work.push_back(std::move(work));
+  } else {
+    work();
+  }
+}
+
+extern "C" {
+
+// ---- the runtime
+
+cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) { return *device = kWholeDevice, cudaSuccess; }
+cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+const char* cudaGetErrorString(cudaError_t) { return "an error of the emulator"; }
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
+  std::memset(p, 0, sizeof *p);
+  std::snprintf(p->name, sizeof p->name, "emulator");
+  p->totalGlobalMem = 1u << 30;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
+  // FLASHATTN_EMULATOR_DEVICE: the compute capability, 90 or, with less shared memory, 86.
+  const char* text = std::getenv("FLASHATTN_EMULATOR_DEVICE");
+  const int capability = text ? std::atoi(text) : 90;
+  switch (which) {
+    case cudaDevAttrMultiProcessorCount: *value = emulator::kMultiprocessors; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = capability / 10; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = capability % 10; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = capability == 90 ? emulator::kSharedBytes : 99 * 1024;
+      break;
+    default: return cudaErrorInvalidValue;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  std::memset(attributes, 0, sizeof *attributes);
+  attributes->numRegs = 255;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int value) {
+  return value <= emulator::kSharedBytes ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, size_t) {
+  return *blocks = 1, cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void* to, int byte, size_t size, cudaStream_t stream) {
+  emulator::enqueue(stream, [=] { std::memset(to, byte, size); });
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* found) {
+  const bool known = std::strcmp(name, "cuTensorMapEncodeTiled") == 0;
+  *function = known ? reinterpret_cast<void*>(&encode_tiled) : nullptr;
+  *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  return cudaSuccess;
+}
+
+// ---- the driver
+
+CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) {
+  return *context = nullptr, CUDA_SUCCESS;
+}
+CUresult cuCtxSetCurrent(CUcontext) { return CUDA_SUCCESS; }
+CUresult cuCtxSynchronize() { return CUDA_SUCCESS; }
+CUresult cuDeviceGetCount(int* count) { return *count = 1, CUDA_SUCCESS; }
+CUresult cuDeviceGetName(char* text, int size, CUdevice) {
+  std::snprintf(text, static_cast<size_t>(size), "emulator");
+  return CUDA_SUCCESS;
+}
+CUresult cuGetErrorName(CUresult, const char** text) {
+  return *text = "an error of the emulator", CUDA_SUCCESS;
+}
+
+CUresult cuMemAlloc(CUdeviceptr* address, size_t size) {
+  void* memory = std::aligned_alloc(512, (size + 511) / 512 * 512);
+  *address = reinterpret_cast<CUdeviceptr>(memory);
+  return memory ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+CUresult cuMemFree(CUdeviceptr address) {
+  std::free(reinterpret_cast<void*>(address));
+  return CUDA_SUCCESS;
+}
+CUresult cuMemGetInfo(size_t* free_bytes, size_t* total) {
+  *free_bytes = *total = 1u << 30;
+  return CUDA_SUCCESS;
+}
+CUresult cuMemsetD8(CUdeviceptr to, unsigned char byte, size_t size) {
+  std::memset(reinterpret_cast<void*>(to), byte, size);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char byte, size_t size, CUstream stream) {
+  cudaMemsetAsync(reinterpret_cast<void*>(to), byte, size, reinterpret_cast<cudaStream_t>(stream));
+  return CUDA_SUCCESS;
+}
+CUresult cuMemcpyHtoD(CUdeviceptr to, const void* from, size_t size) {
+  std::memcpy(reinterpret_cast<void*>(to), from, size);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemcpyDtoH(void* to, CUdeviceptr from, size_t size) {
+  std::memcpy(to, reinterpret_cast<const void*>(from), size);
+  return CUDA_SUCCESS;
+}
+CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
+  emulator::enqueue(reinterpret_cast<cudaStream_t>(stream), [=] {
+    std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), size);
+  });
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreate(CUstream* stream, unsigned) {
+  *stream = reinterpret_cast<CUstream>(new Queue);
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamSynchronize(CUstream) { return CUDA_SUCCESS; }
+CUresult cuStreamDestroy(CUstream stream) {
+  delete reinterpret_cast<Queue*>(stream);
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode) {
+  reinterpret_cast<Queue*>(stream)->recording = true;
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
+  Queue* queue = reinterpret_cast<Queue*>(stream);
+  queue->recording = false;
+  *graph = reinterpret_cast<CUgraph>(new Queue{std::move(queue->work), false});
+  queue->work.clear();
+  return CUDA_SUCCESS;
+}
+CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode*, size_t* count) {
+  *count = reinterpret_cast<Queue*>(graph)->work.size();
+  return CUDA_SUCCESS;
+}
+CUresult cuGraphInstantiateWithFlags(CUgraphExec* made, CUgraph graph, unsigned long long) {
+  *made = reinterpret_cast<CUgraphExec>(new Queue(*reinterpret_cast<Queue*>(graph)));
+  return CUDA_SUCCESS;
+}
+CUresult cuGraphLaunch(CUgraphExec graph, CUstream) {
+  for (const Work& work : reinterpret_cast<Queue*>(graph)->work) work();
+  return CUDA_SUCCESS;
+}
+CUresult cuGraphExecDestroy(CUgraphExec graph) {
+  delete reinterpret_cast<Queue*>(graph);
+  return CUDA_SUCCESS;
+}
+CUresult cuGraphDestroy(CUgraph graph) {
+  delete reinterpret_cast<Queue*>(graph);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuEventCreate(CUevent* event, unsigned) { return *event = nullptr, CUDA_SUCCESS; }
+CUresult cuEventRecord(CUevent, CUstream) { return CUDA_SUCCESS; }
+CUresult cuEventQuery(CUevent) { return CUDA_SUCCESS; }
+CUresult cuEventSynchronize(CUevent) { return CUDA_SUCCESS; }
+CUresult cuEventElapsedTime(float* milliseconds, CUevent, CUevent) {
+  return *milliseconds = 0, CUDA_SUCCESS;
+}
+
+}  // extern "C"

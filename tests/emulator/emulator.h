@@ -1,0 +1,93 @@
+// A GPU on the host, for tests: blocks run on threads of the machine, their CUDA threads as fibers
+// on them, in an order drawn at random. Copies, products of warpgroups and stores happen as late or
+// as early as the rules allow, so that a missing wait gives a wrong result here too. A block in
+// which nobody can go on says who waits for what, and aborts.
+//
+// FLASHATTN_EMULATOR_SEED: another order.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <functional>
+
+namespace emulator {
+
+// ---- the device: what launches look like to it
+
+constexpr int kMultiprocessors = 3;
+constexpr int kSharedBytes = 227 * 1024;
+
+// Starts a kernel on a stream, or adds it to the graph that the stream records.
+void enqueue(cudaStream_t stream, std::function<void()> work);
+// Runs a grid to its end.
+void run_grid(dim3 grid, int threads, int shared_bytes, const std::function<void()>& kernel);
+
+// ---- what a CUDA thread may do
+
+struct Place {
+  uint3 thread, block;
+  dim3 threads, blocks;
+};
+const Place& place();
+
+// The words that the lanes of the warp give, by lane.
+struct Words {
+  uint32_t word[8];
+};
+const Words* exchange(const Words& mine);
+void warp_sync();
+void yield();  // for loops that wait for other blocks
+
+// Named barriers of the block. threads: how many arrive; 0: all that still run.
+void barrier(int number, int threads, bool wait);
+
+// ---- shared memory, by its 32-bit addresses
+
+char* dynamic_shared();
+uint32_t shared_address(const void* p);
+char* shared(uint32_t address, uint32_t bytes);
+
+template <class T>
+T& shared_as(uint32_t address) {
+  return *reinterpret_cast<T*>(shared(address, sizeof(T)));
+}
+
+void mbarrier_init(uint32_t barrier, uint32_t count);
+void mbarrier_arrive(uint32_t barrier, uint32_t bytes);
+void mbarrier_wait(uint32_t barrier, uint32_t parity);
+
+// ---- copies
+
+// cp.async; from: NULL for zeros.
+void copy_async(uint32_t to, const void* from, uint32_t bytes);
+void copy_commit();
+void copy_wait(int pending);
+
+// The copy engine. A load tells the barrier of its bytes; stores come in groups.
+void engine_load(uint32_t barrier, uint32_t bytes, std::function<void()> copy);
+void engine_store(uint32_t from, uint32_t bytes, std::function<void(const char*)> write);
+void engine_commit();
+void engine_wait(int pending, bool until_written);
+
+// ---- products of a warpgroup: d (64 x columns) += a b
+
+struct Product {
+  float* d;           // this thread's
+  const uint32_t* a;  // this thread's, or NULL: in shared memory
+  uint64_t a_matrix, b_matrix;
+  int columns;
+  bool bf16, transpose_a, transpose_b, accumulate;
+};
+void multiply(const Product& product);
+void multiply_commit();
+void multiply_wait(int pending);
+
+[[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// ---- numbers
+
+float as_float(uint32_t bits, bool bf16);  // of 16
+void add(float* to, float x);              // atomically
+
+}  // namespace emulator

@@ -1,0 +1,168 @@
+// Products of a warpgroup, done when all four warps have asked for them, at the latest when one of
+// their threads waits.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "block.h"
+
+namespace emulator {
+namespace {
+
+constexpr int kRows = 64, kDepth = 16, kThreads = 128, kMaxColumns = 256;
+
+float half_to_float(uint16_t bits) {
+  static const std::vector<float> table = [] {
+    std::vector<float> all(1 << 16);
+    for (uint32_t n = 0; n < all.size(); ++n) {
+      all[n] = __half2float(__half(__half_raw{static_cast<unsigned short>(n)}));
+    }
+    return all;
+  }();
+  return table[bits];
+}
+
+float element(const char* at, bool bf16) {
+  uint16_t bits;
+  std::memcpy(&bits, at, 2);
+  return as_float(bits, bf16);
+}
+
+// An operand in shared memory: rows of 64 elements, 128 bytes apart, their 16-byte chunks exchanged.
+struct Operand {
+  uint32_t first, panel;
+  bool transposed, bf16;
+
+  Operand(uint64_t matrix, bool transpose, bool is_bf16)
+      : first(static_cast<uint32_t>(matrix & 0x3fff) << 4),
+        panel(static_cast<uint32_t>(matrix >> 16 & 0x3fff) << 4),
+        transposed(transpose),
+        bf16(is_bf16) {
+    if ((matrix >> 32 & 0x3fff) != 1024 >> 4 || matrix >> 62 != 1) {
+      fail("a matrix that is not of rows of 128 bytes with chunks exchanged");
+    }
+  }
+
+  // x along the result's side, k along the sum.
+  float at(int x, int k) const {
+    const int row = transposed ? k : x, column = transposed ? x % 64 : k;
+    const uint32_t linear = first + static_cast<uint32_t>((transposed ? x / 64 : 0)) * panel +
+                            static_cast<uint32_t>(row * 128 + column * 2);
+    return element(shared(linear ^ (linear >> 7 & 7) << 4, 2), bf16);
+  }
+};
+
+// Row and column of number i of a thread's accumulators.
+int row_of(int thread, int i) { return thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8; }
+int column_of(int thread, int i) { return i / 4 * 8 + thread % 4 * 2 + i % 2; }
+
+void execute(Thread* group) {
+  static thread_local float a[kRows][kDepth], b[kDepth][kMaxColumns], d[kRows][kMaxColumns];
+  const Product& first = group[0].products.front().first;
+  const int columns = first.columns;
+  for (int n = 1; n < kThreads; ++n) {
+    const Product& other = group[n].products.front().first;
+    if (other.columns != columns || other.a_matrix != first.a_matrix ||
+        other.b_matrix != first.b_matrix || other.accumulate != first.accumulate ||
+        (other.a == nullptr) != (first.a == nullptr)) {
+      fail("a warpgroup's threads disagree about a product");
+    }
+  }
+  if (first.a) {
+    for (int n = 0; n < kThreads; ++n) {
+      const uint32_t* words = group[n].products.front().first.a;
+      for (int w = 0; w < 4; ++w) {
+        const int row = n / 32 * 16 + n % 32 / 4 + w % 2 * 8, k = n % 4 * 2 + w / 2 * 8;
+        a[row][k] = as_float(words[w] & 0xffff, first.bf16);
+        a[row][k + 1] = as_float(words[w] >> 16, first.bf16);
+      }
+    }
+  } else {
+    const Operand left(first.a_matrix, first.transpose_a, first.bf16);
+    for (int m = 0; m < kRows; ++m) {
+      for (int k = 0; k < kDepth; ++k) a[m][k] = left.at(m, k);
+    }
+  }
+  const Operand right(first.b_matrix, first.transpose_b, first.bf16);
+  for (int k = 0; k < kDepth; ++k) {
+    for (int x = 0; x < columns; ++x) b[k][x] = right.at(x, k);
+  }
+  for (int n = 0; n < kThreads; ++n) {
+    const float* sums = group[n].products.front().first.d;
+    for (int i = 0; i < columns / 2; ++i) {
+      d[row_of(n, i)][column_of(n, i)] = first.accumulate ? sums[i] : 0.0f;
+    }
+  }
+  for (int m = 0; m < kRows; ++m) {
+    for (int k = 0; k < kDepth; ++k) {
+      const float factor = a[m][k];
+      for (int x = 0; x < columns; ++x) d[m][x] += factor * b[k][x];
+    }
+  }
+  for (int n = 0; n < kThreads; ++n) {
+    float* sums = group[n].products.front().first.d;
+    for (int i = 0; i < columns / 2; ++i) sums[i] = d[row_of(n, i)][column_of(n, i)];
+    group[n].products.pop_front();
+    ++group[n].products_done;
+  }
+}
+
+Thread* warpgroup() {
+  return &block->threads[running->place.thread.x / kThreads * kThreads];
+}
+
+// Products that all threads have asked for and that are not done.
+size_t ready_products(const Thread* group) {
+  size_t least = group[0].products.size();
+  for (int n = 1; n < kThreads; ++n) least = std::min(least, group[n].products.size());
+  return least;
+}
+
+}  // namespace
+
+float as_float(uint32_t bits, bool bf16) {
+  if (!bf16) return half_to_float(static_cast<uint16_t>(bits));
+  const uint32_t word = bits << 16;
+  float x;
+  std::memcpy(&x, &word, sizeof x);
+  return x;
+}
+
+void add(float* to, float x) {
+  float before, after;
+  __atomic_load(to, &before, __ATOMIC_RELAXED);
+  do {
+    after = before + x;
+  } while (!__atomic_compare_exchange(to, &before, &after, true, __ATOMIC_RELAXED,
+                                      __ATOMIC_RELAXED));
+}
+
+void multiply(const Product& product) {
+  if (product.columns > kMaxColumns || product.columns % 8 != 0) fail("a product too wide");
+  running->products.push_back({product, running->product_groups});
+}
+
+void multiply_commit() {
+  ++running->product_groups;
+  Thread* const group = warpgroup();
+  // Sometimes at once.
+  if (draw(kThreads) != 0) return;
+  for (size_t n = ready_products(group); n > 0; --n) execute(group);
+}
+
+void multiply_wait(int pending) {
+  int64_t target = running->products_done;
+  for (const auto& product : running->products) {
+    target += product.second < running->product_groups - pending;
+  }
+  Thread* const group = warpgroup();
+  Thread* const self = running;
+  wait_until("products", static_cast<uint64_t>(pending), [=] {
+    while (self->products_done < target && ready_products(group) > 0) execute(group);
+    return self->products_done >= target;
+  });
+}
+
+}  // namespace emulator

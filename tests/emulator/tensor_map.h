@@ -1,0 +1,51 @@
+// What cuTensorMapEncodeTiled writes here, in the place of NVIDIA's 128 bytes: boxes of 64 elements
+// of 16 bits, rows 128 bytes apart in shared memory, their chunks exchanged.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstring>
+
+#include "emulator.h"
+
+namespace emulator {
+
+inline uint32_t exchanged(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+
+struct TensorMap {
+  char* base;
+  uint64_t size[4];
+  uint64_t stride[4];  // bytes
+  uint32_t rows;       // of the box
+
+  static TensorMap of(const CUtensorMap* map) {
+    TensorMap box;
+    std::memcpy(&box, map, sizeof box);
+    return box;
+  }
+
+  uint32_t bytes() const { return rows * 128; }
+
+  // visit(chunk, its place in the array, how many of its bytes lie in the array)
+  template <class Visit>
+  void each_chunk(int64_t column, int64_t row, int64_t head, int64_t batch, Visit visit) const {
+    const auto inside = [this](int64_t n, int d) {
+      return n >= 0 && static_cast<uint64_t>(n) < size[d];
+    };
+    for (uint32_t r = 0; r < rows; ++r) {
+      const bool some = inside(row + r, 1) && inside(head, 2) && inside(batch, 3);
+      for (uint32_t c = 0; c < 8; ++c) {
+        const int64_t first = column + c * 8, left = static_cast<int64_t>(size[0]) - first;
+        const int64_t valid = some && left > 0 ? (left < 8 ? left : 8) * 2 : 0;
+        char* at = valid == 0 ? nullptr
+                              : base + batch * static_cast<int64_t>(stride[3]) +
+                                    head * static_cast<int64_t>(stride[2]) +
+                                    (row + r) * static_cast<int64_t>(stride[1]) + first * 2;
+        visit(r * 8 + c, at, static_cast<int>(valid));
+      }
+    }
+  }
+};
+static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap), "room");
+
+}  // namespace emulator
