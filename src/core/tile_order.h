@@ -39,7 +39,8 @@ FLASHATTN_HD constexpr TilePosition tile_position(const TileOrder& order, int32_
 FLASHATTN_HD constexpr TileOrder heavy_first_order(int32_t query_tiles, int32_t units,
                                                    int32_t fitting, int32_t workers) {
   // Two tiles a worker: then the last heavy ones start before half of the last section's work.
-  const int64_t even = ceil_div(2 * static_cast<int64_t>(workers), query_tiles);
+  const int64_t even =
+      ceil_div(2 * static_cast<int64_t>(workers), query_tiles < 1 ? 1 : query_tiles);
   const int32_t section = fitting < 1 ? 1 : fitting < units ? fitting : units;
   const int32_t least = even < units ? static_cast<int32_t>(even) : units;
   return {query_tiles, units, section, units - (units - least) / section * section};

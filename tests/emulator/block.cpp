@@ -112,13 +112,17 @@ void warp_sync() {
   wait_until("the other lanes", 0, [&warp, generation] { return warp.generation != generation; });
 }
 
-const Words* exchange(const Words& mine) {
+const Words* exchange(const Words& mine, void (*act)(Words* all)) {
+  Warp& warp = block->warp[running->warp];
   // Two sets: nobody writes the second next before all have left this one.
-  Words* words = block->warp[running->warp].words[running->exchanges++ % 2];
+  Words* words = warp.words[running->exchanges++ % 2];
   words[running->lane] = mine;
+  if (act && warp.arrived + 1 == warp.live) act(words);
   warp_sync();
   return words;
 }
+
+const Words* exchange(const Words& mine) { return exchange(mine, nullptr); }
 
 void barrier(int number, int threads, bool wait) {
   NamedBarrier& named = block->barriers[number];
@@ -244,9 +248,8 @@ void engine_wait(int pending, bool until_written) {
   const size_t count = running->stores.size();
   for (size_t n = 0; n + pending < count; ++n) {
     const std::shared_ptr<StoreGroup> group = running->stores[n];
-    wait_until(until_written ? "stores to be done" : "stores to have read", n, [=] {
-      return (until_written ? group->writing : group->reading) == 0;
-    });
+    wait_until(until_written ? "stores to be done" : "stores to have read", n,
+               [=] { return (until_written ? group->writing : group->reading) == 0; });
   }
   while (!running->stores.empty() && running->stores.front()->writing == 0) {
     running->stores.pop_front();
@@ -301,9 +304,9 @@ void Block::report() {
     for (int lane = 0; lane < 32; ++lane) {
       const Thread& thread = threads[n * 32 + lane];
       ++states[thread.done ? "done"
-                           : !thread.waiting ? "running"
-                                             : std::string(thread.wait.what) + " " +
-                                                   std::to_string(thread.wait.which)];
+               : !thread.waiting
+                   ? "running"
+                   : std::string(thread.wait.what) + " " + std::to_string(thread.wait.which)];
     }
     std::fprintf(stderr, "  warp %d:", n);
     for (const auto& state : states) {
@@ -330,10 +333,8 @@ void Block::run(uint3 index, dim3 grid, int count, int shared_bytes,
     char* stack = threads[n].stack;
     threads[n] = Thread();
     threads[n].stack = stack;
-    threads[n].place = {{static_cast<unsigned>(n), 0, 0},
-                        index,
-                        dim3(static_cast<unsigned>(count)),
-                        grid};
+    threads[n].place = {
+        {static_cast<unsigned>(n), 0, 0}, index, dim3(static_cast<unsigned>(count)), grid};
     threads[n].lane = n % 32;
     threads[n].warp = n / 32;
     warp[n / 32].live = 32;

@@ -85,6 +85,8 @@ extern thread_local Thread* running;
 
 // Of the block: below n.
 uint32_t draw(uint32_t n);
+// exchange() in which the last lane does something with all words before anybody goes on.
+const Words* exchange(const Words& mine, void (*act)(Words* all));
 // Returns when ready() is true.
 void wait_until(const char* what, uint64_t which, std::function<bool()> ready);
 

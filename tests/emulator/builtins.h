@@ -64,7 +64,8 @@ inline float __shfl_sync(unsigned mask, float x, int from) {
   return __uint_as_float(__shfl_sync(mask, __float_as_uint(x), from));
 }
 inline float __shfl_xor_sync(unsigned mask, float x, int step) {
-  return __uint_as_float(emulator::lanes(mask, __float_as_uint(x))[emulator::lane() ^ step].word[0]);
+  return __uint_as_float(
+      emulator::lanes(mask, __float_as_uint(x))[emulator::lane() ^ step].word[0]);
 }
 inline int __any_sync(unsigned mask, int x) {
   const emulator::Words* all = emulator::lanes(mask, x != 0);

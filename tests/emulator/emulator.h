@@ -37,6 +37,8 @@ struct Words {
 };
 const Words* exchange(const Words& mine);
 void warp_sync();
+// mma.sync of 16 x 8 x 16: d += a b.
+void multiply_warp(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bool bf16);
 void yield();  // for loops that wait for other blocks
 
 // Named barriers of the block. threads: how many arrive; 0: all that still run.

@@ -30,7 +30,8 @@ float element(const char* at, bool bf16) {
   return as_float(bits, bf16);
 }
 
-// An operand in shared memory: rows of 64 elements, 128 bytes apart, their 16-byte chunks exchanged.
+// An operand in shared memory: rows of 64 elements, 128 bytes apart, their 16-byte chunks
+// exchanged.
 struct Operand {
   uint32_t first, panel;
   bool transposed, bf16;
@@ -109,9 +110,32 @@ void execute(Thread* group) {
   }
 }
 
-Thread* warpgroup() {
-  return &block->threads[running->place.thread.x / kThreads * kThreads];
+template <bool kBf16>
+void execute_warp(Words* all) {
+  float a[16][16], b[16][8], d[16][8];
+  for (int lane = 0; lane < 32; ++lane) {
+    const int g = lane / 4, c = lane % 4 * 2;
+    const uint32_t* words = all[lane].word;
+    for (int e = 0; e < 2; ++e) {
+      const auto number = [&](int w) { return as_float(words[w] >> 16 * e & 0xffff, kBf16); };
+      for (int w = 0; w < 4; ++w) a[g + w % 2 * 8][c + w / 2 * 8 + e] = number(w);
+      for (int w = 0; w < 2; ++w) b[c + w * 8 + e][g] = number(4 + w);
+    }
+  }
+  for (int m = 0; m < 16; ++m) {
+    for (int n = 0; n < 8; ++n) d[m][n] = 0.0f;
+    for (int k = 0; k < 16; ++k) {
+      for (int n = 0; n < 8; ++n) d[m][n] += a[m][k] * b[k][n];
+    }
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    float* sums;
+    std::memcpy(&sums, &all[lane].word[6], sizeof sums);
+    for (int i = 0; i < 4; ++i) sums[i] += d[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
+  }
 }
+
+Thread* warpgroup() { return &block->threads[running->place.thread.x / kThreads * kThreads]; }
 
 // Products that all threads have asked for and that are not done.
 size_t ready_products(const Thread* group) {
@@ -130,13 +154,20 @@ float as_float(uint32_t bits, bool bf16) {
   return x;
 }
 
+void multiply_warp(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bool bf16) {
+  Words mine{{a[0], a[1], a[2], a[3], b0, b1, 0, 0}};
+  float* const sums = d;
+  std::memcpy(&mine.word[6], &sums, sizeof sums);
+  exchange(mine, bf16 ? &execute_warp<true> : &execute_warp<false>);
+}
+
 void add(float* to, float x) {
   float before, after;
   __atomic_load(to, &before, __ATOMIC_RELAXED);
   do {
     after = before + x;
-  } while (!__atomic_compare_exchange(to, &before, &after, true, __ATOMIC_RELAXED,
-                                      __ATOMIC_RELAXED));
+  } while (
+      !__atomic_compare_exchange(to, &before, &after, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
 }
 
 void multiply(const Product& product) {

@@ -43,6 +43,8 @@ void check_falling(const TileOrder& order) {
 }  // namespace
 
 int main() {
+  CHECK(heavy_first_order(0, 3, 1, 132).count() == 0);
+  CHECK(heavy_first_order(3, 0, 1, 132).count() == 0);
   for (int32_t tiles = 1; tiles <= 9; ++tiles) {
     for (int32_t units = 1; units <= 17; ++units) {
       check_each_once({tiles, units, 0, units});

@@ -53,6 +53,7 @@ class Consumer : TileOutput<Config> {
     // All warpgroups take item.end - item.begin - 1 turns.
     if (idle()) {
       clear();
+      keep_together();
       if (Config::kOwnO) release_q();
       if (n >= item().begin) pass(n--, false);
     } else {
@@ -86,11 +87,16 @@ class Consumer : TileOutput<Config> {
     }
     ptx::mbarrier_wait(address(control_.k_full[place_.slot()]), place_.phase());
     ptx::mbarrier_wait(address(control_.v_full[place_.slot()]), place_.phase());
-    // No product keeps the four warps together here: none may fall behind by a whole phase.
-    ptx::named_sync(kGroupBarrier + group_, 128);
+    keep_together();
     release(control_.k_empty, place_);
     release(control_.v_empty, place_);
     place_.advance();
+  }
+
+  // Where no product does, before a buffer is released: of the four warps none may fall behind by a
+  // whole phase of its barrier.
+  __device__ __forceinline__ void keep_together() const {
+    ptx::named_sync(kGroupBarrier + group_, 128);
   }
 
   // The first tile of keys: Q K^T and the softmax.

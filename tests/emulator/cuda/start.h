@@ -8,9 +8,8 @@ namespace flashattn::cuda {
 template <class Params>
 cudaError_t start(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes,
                   const Params& params, cudaStream_t stream) {
-  emulator::enqueue(stream, [=] {
-    emulator::run_grid(grid, threads, shared_bytes, [&] { kernel(params); });
-  });
+  emulator::enqueue(
+      stream, [=] { emulator::run_grid(grid, threads, shared_bytes, [&] { kernel(params); }); });
   return cudaSuccess;
 }
 

@@ -12,22 +12,7 @@ constexpr bool kIsBf16 = std::is_same<T, __nv_bfloat16>::value;
 
 template <class T>
 void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  const emulator::Words* all = emulator::exchange({{a[0], a[1], a[2], a[3], b0, b1}});
-  const uint32_t lane = emulator::lane();
-  for (uint32_t e = 0; e < 4; ++e) {
-    const emulator::Words* left = all + lane / 4 * 4;                  // of the row
-    const emulator::Words* right = all + (lane % 4 * 2 + e % 2) * 4;  // of the column
-    float sum = 0.0f;
-    for (uint32_t half = 0; half < 2; ++half) {
-      for (uint32_t c = 0; c < 4; ++c) {
-        const uint32_t x = left[c].word[half * 2 + e / 2], y = right[c].word[4 + half];
-        sum += emulator::as_float(x & 0xffff, kIsBf16<T>) *
-               emulator::as_float(y & 0xffff, kIsBf16<T>);
-        sum += emulator::as_float(x >> 16, kIsBf16<T>) * emulator::as_float(y >> 16, kIsBf16<T>);
-      }
-    }
-    d[e] += sum;
-  }
+  emulator::multiply_warp(d, a, b0, b1, kIsBf16<T>);
 }
 
 template <class T>
@@ -45,7 +30,8 @@ uint32_t pack(float low, float high) {
 
 template <class T>
 float2 unpack(uint32_t pair) {
-  return {emulator::as_float(pair & 0xffff, kIsBf16<T>), emulator::as_float(pair >> 16, kIsBf16<T>)};
+  return {emulator::as_float(pair & 0xffff, kIsBf16<T>),
+          emulator::as_float(pair >> 16, kIsBf16<T>)};
 }
 
 // Results below the normal numbers are 0, and so are such arguments.

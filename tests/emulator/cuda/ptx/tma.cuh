@@ -12,11 +12,12 @@ inline void tma_load(uint32_t to, const CUtensorMap* map, uint32_t barrier, BoxP
                      uint64_t) {
   const emulator::TensorMap box = emulator::TensorMap::of(map);
   emulator::engine_load(barrier, box.bytes(), [=] {
-    box.each_chunk(at.column, at.row, at.head, at.batch, [&](uint32_t chunk, char* from, int valid) {
-      char* place = emulator::shared(emulator::exchanged(to + chunk * 16), 16);
-      std::memset(place, 0, 16);
-      if (valid > 0) std::memcpy(place, from, static_cast<size_t>(valid));
-    });
+    box.each_chunk(at.column, at.row, at.head, at.batch,
+                   [&](uint32_t chunk, char* from, int valid) {
+                     char* place = emulator::shared(emulator::exchanged(to + chunk * 16), 16);
+                     std::memset(place, 0, 16);
+                     if (valid > 0) std::memcpy(place, from, static_cast<size_t>(valid));
+                   });
   });
 }
 
