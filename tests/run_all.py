@@ -179,14 +179,30 @@ def tsan(run: Run) -> Count:
     return count + run.pytest("tests/numerics", "-m", "smoke", env=env)
 
 
-def cuda(run: Run) -> Count:
-    """The build with the GPU kernels: they compile without spills, and the library still does all
-    its work on a CPU where no driver is installed."""
-    # The other suites build as on a machine without it.
+def cuda_build(run: Run) -> pathlib.Path:
+    """The build with the GPU kernels, and with their emulator."""
+    # The other suites build as on a machine without nvcc.
     os.environ["PATH"] += os.pathsep + os.environ.get("NVCC_FOLDER", "")
-    folder = run.compile("cuda-test", "-Dcuda=enabled")
+    return run.compile("cuda-test", "-Dcuda=enabled", "-Demulator=true")
+
+
+def cuda(run: Run) -> Count:
+    """The GPU kernels compile without spills, and the library still does all its work on a CPU
+    where no driver is installed."""
+    folder = cuda_build(run)
     return run.meson_test(folder) + run.pytest("tests/numerics", "-m", "smoke",
                                                env=run.library(folder))
+
+
+def emulator(run: Run, family: str) -> Count:
+    """The GPU kernels of a family, on the emulator of tests/emulator."""
+    folder = cuda_build(run) / "tests" / "emulator"
+    env = {"FLASHATTN_LIBRARY": str(folder / "libflashattn.so.0"), "FLASHATTN_FAMILY": family,
+           "LD_LIBRARY_PATH": str(folder), "OPENBLAS_NUM_THREADS": "1"}
+    # What needs a GPU's size, speed or streams.
+    left_out = [f"--ignore=tests/numerics/test_gpu_{what}.py"
+                for what in ("random", "sizes", "streams")]
+    return run.pytest("tests/numerics", "--device=cuda", *left_out, env=env)
 
 
 def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
@@ -214,6 +230,9 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
     table["tsan"] = lambda: tsan(run)
     if with_cuda:
         table["cuda"] = lambda: cuda(run)
+        for family in ("sm80", "sm90"):
+            table[f"emulator-{family}"] = (
+                lambda family=family: emulator(run, family))  # type: ignore[misc]
     return table
 
 
