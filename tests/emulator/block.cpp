@@ -89,6 +89,51 @@ void yield() {
   leave();
 }
 
+// ---- shared memory
+
+char* dynamic_shared() { return block->shared; }
+
+uint32_t shared_address(const void* p) {
+  const ptrdiff_t at = static_cast<const char*>(p) - block->shared;
+  if (at < 0 || at >= kSharedBytes) fail("%p is not in the dynamic shared memory", p);
+  return kSharedBase + static_cast<uint32_t>(at);
+}
+
+// Anybody's.
+static char* at(uint32_t address, uint32_t bytes) {
+  const uint32_t offset = address - kSharedBase;
+  if (offset > kSharedBytes || offset + bytes > kSharedBytes) fail("shared address %u", address);
+  const uint32_t unit = bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : 1;
+  if (address % unit != 0) fail("shared address %u, misaligned for %u bytes", address, bytes);
+  return block->shared + offset;
+}
+
+const char* shared(uint32_t address, uint32_t bytes) { return at(address, bytes); }
+
+char* written(uint32_t address, uint32_t bytes) {
+  char* place = at(address, bytes);
+  const uint32_t chunk = (address - kSharedBase) / 16;
+  block->unfenced[chunk] = true;
+  running->unfenced.push_back(chunk);
+  return place;
+}
+
+void fence_async() {
+  for (const uint32_t chunk : running->unfenced) block->unfenced[chunk] = false;
+  running->unfenced.clear();
+}
+
+char* engine_place(uint32_t address, uint32_t bytes) {
+  char* place = at(address, bytes);
+  const uint32_t first = (address - kSharedBase) / 16;
+  for (uint32_t chunk = first; chunk <= first + (bytes - 1) / 16; ++chunk) {
+    if (block->unfenced[chunk]) {
+      fail("shared address %u meets an engine, without a fence after a thread wrote it", address);
+    }
+  }
+  return place;
+}
+
 // ---- barriers
 
 namespace {
@@ -149,12 +194,16 @@ struct Mbarrier {
 };
 static_assert(sizeof(Mbarrier) == 8, "mbarrier");
 
+static Mbarrier& mbarrier_at(uint32_t barrier) {
+  return *reinterpret_cast<Mbarrier*>(at(barrier, sizeof(Mbarrier)));
+}
+
 void mbarrier_init(uint32_t barrier, uint32_t count) {
-  shared_as<Mbarrier>(barrier) = {static_cast<uint16_t>(count), static_cast<uint16_t>(count), 0, 0};
+  mbarrier_at(barrier) = {static_cast<uint16_t>(count), static_cast<uint16_t>(count), 0, 0};
 }
 
 void mbarrier_arrive(uint32_t barrier, uint32_t bytes) {
-  Mbarrier& b = shared_as<Mbarrier>(barrier);
+  Mbarrier& b = mbarrier_at(barrier);
   if (b.pending == 0) fail("mbarrier %u has more than %d arrivals", barrier, b.count);
   b.bytes += static_cast<int32_t>(bytes);
   --b.pending;
@@ -162,32 +211,14 @@ void mbarrier_arrive(uint32_t barrier, uint32_t bytes) {
 }
 
 void mbarrier_wait(uint32_t barrier, uint32_t parity) {
-  const Mbarrier& b = shared_as<Mbarrier>(barrier);
+  const Mbarrier& b = mbarrier_at(barrier);
   wait_until("mbarrier", barrier, [&b, parity] { return b.phase != parity; });
-}
-
-// ---- shared memory
-
-char* dynamic_shared() { return block->shared; }
-
-uint32_t shared_address(const void* p) {
-  const ptrdiff_t at = static_cast<const char*>(p) - block->shared;
-  if (at < 0 || at >= kSharedBytes) fail("%p is not in the dynamic shared memory", p);
-  return kSharedBase + static_cast<uint32_t>(at);
-}
-
-char* shared(uint32_t address, uint32_t bytes) {
-  const uint32_t at = address - kSharedBase;
-  if (at > kSharedBytes || at + bytes > kSharedBytes) fail("shared address %u", address);
-  const uint32_t unit = bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : 1;
-  if (address % unit != 0) fail("shared address %u, misaligned for %u bytes", address, bytes);
-  return block->shared + at;
 }
 
 // ---- cp.async
 
 void copy_async(uint32_t to, const void* from, uint32_t bytes) {
-  char* place = shared(to, bytes);
+  char* place = at(to, bytes);
   if (reinterpret_cast<uintptr_t>(from) % bytes != 0) fail("cp.async from misaligned %p", from);
   auto copy = [=] {
     if (from) {
@@ -215,7 +246,7 @@ void copy_wait(int pending) {
 void engine_load(uint32_t barrier, uint32_t bytes, std::function<void()> copy) {
   block->transfers.push_back({{[=] {
                                 copy();
-                                Mbarrier& b = shared_as<Mbarrier>(barrier);
+                                Mbarrier& b = mbarrier_at(barrier);
                                 b.bytes -= static_cast<int32_t>(bytes);
                                 b.settle();
                               }},
@@ -225,11 +256,10 @@ void engine_load(uint32_t barrier, uint32_t bytes, std::function<void()> copy) {
 void engine_store(uint32_t from, uint32_t bytes, std::function<void(const char*)> write) {
   const std::shared_ptr<StoreGroup> group = running->open_store;
   const auto data = std::make_shared<std::vector<char>>(bytes);
-  const char* source = shared(from, 16);
   ++group->reading;
   ++group->writing;
   block->transfers.push_back({{[=] {
-                                 std::memcpy(data->data(), source, bytes);
+                                 std::memcpy(data->data(), engine_place(from, bytes), bytes);
                                  --group->reading;
                                },
                                [=] {
@@ -326,6 +356,7 @@ void Block::run(uint3 index, dim3 grid, int count, int shared_bytes,
   draw(2);
   // NaN, as nobody has written it.
   std::memset(shared, 0xff, static_cast<size_t>(shared_bytes));
+  std::memset(unfenced, 0, sizeof unfenced);
   threads_live = count;
   warps = count / 32;
   for (NamedBarrier& named : barriers) named = {};

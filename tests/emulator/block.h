@@ -40,6 +40,8 @@ struct Thread {
   // Products that are not done, each with the number of its group.
   std::deque<std::pair<Product, int>> products;
   int64_t products_done = 0;
+  bool fenced = false;             // since the last group of products
+  std::vector<uint32_t> unfenced;  // chunks of shared memory that it wrote
   int product_groups = 0;
 };
 
@@ -62,6 +64,7 @@ struct Transfer {
 
 struct Block {
   alignas(1024) char shared[kSharedBytes];
+  bool unfenced[kSharedBytes / 16];  // by chunk: written, and not yet seen by the engines
   int threads_live = 0, warps = 0;
   uint64_t random_state = 1;
   std::vector<Thread> threads{kMaxThreads};

@@ -48,11 +48,20 @@ void barrier(int number, int threads, bool wait);
 
 char* dynamic_shared();
 uint32_t shared_address(const void* p);
-char* shared(uint32_t address, uint32_t bytes);
+const char* shared(uint32_t address, uint32_t bytes);
+// To be written by this thread. The copy engine and products may touch it after fence_async().
+char* written(uint32_t address, uint32_t bytes);
+void fence_async();
+char* engine_place(uint32_t address, uint32_t bytes);  // to be touched by them
 
 template <class T>
-T& shared_as(uint32_t address) {
-  return *reinterpret_cast<T*>(shared(address, sizeof(T)));
+T load(uint32_t address) {
+  return *reinterpret_cast<const T*>(shared(address, sizeof(T)));
+}
+
+template <class T>
+void store(uint32_t address, T x) {
+  *reinterpret_cast<T*>(written(address, sizeof(T))) = x;
 }
 
 void mbarrier_init(uint32_t barrier, uint32_t count);
@@ -81,6 +90,7 @@ struct Product {
   int columns;
   bool bf16, transpose_a, transpose_b, accumulate;
 };
+void multiply_fence();
 void multiply(const Product& product);
 void multiply_commit();
 void multiply_wait(int pending);

@@ -51,7 +51,7 @@ struct Operand {
     const int row = transposed ? k : x, column = transposed ? x % 64 : k;
     const uint32_t linear = first + static_cast<uint32_t>((transposed ? x / 64 : 0)) * panel +
                             static_cast<uint32_t>(row * 128 + column * 2);
-    return element(shared(linear ^ (linear >> 7 & 7) << 4, 2), bf16);
+    return element(engine_place(linear ^ (linear >> 7 & 7) << 4, 2), bf16);
   }
 };
 
@@ -170,13 +170,17 @@ void add(float* to, float x) {
       !__atomic_compare_exchange(to, &before, &after, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
 }
 
+void multiply_fence() { running->fenced = true; }
+
 void multiply(const Product& product) {
+  if (!running->fenced) fail("a product without wgmma.fence");
   if (product.columns > kMaxColumns || product.columns % 8 != 0) fail("a product too wide");
   running->products.push_back({product, running->product_groups});
 }
 
 void multiply_commit() {
   ++running->product_groups;
+  running->fenced = false;
   Thread* const group = warpgroup();
   // Sometimes at once.
   if (draw(kThreads) != 0) return;

@@ -48,14 +48,14 @@ inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
   }
 }
 
-inline void store_shared(uint32_t to, uint32_t x) { emulator::shared_as<uint32_t>(to) = x; }
+inline void store_shared(uint32_t to, uint32_t x) { emulator::store(to, x); }
 inline void store_shared(uint32_t to, float x, float y, float z, float w) {
-  emulator::shared_as<float4>(to) = make_float4(x, y, z, w);
+  emulator::store(to, make_float4(x, y, z, w));
 }
-inline void clear_shared_16(uint32_t to) { std::memset(emulator::shared(to, 16), 0, 16); }
-inline uint32_t load_shared(uint32_t from) { return emulator::shared_as<uint32_t>(from); }
-inline int4 load_shared_16(uint32_t from) { return emulator::shared_as<int4>(from); }
-inline float2 load_shared_pair(uint32_t from) { return emulator::shared_as<float2>(from); }
+inline void clear_shared_16(uint32_t to) { emulator::store(to, make_int4(0, 0, 0, 0)); }
+inline uint32_t load_shared(uint32_t from) { return emulator::load<uint32_t>(from); }
+inline int4 load_shared_16(uint32_t from) { return emulator::load<int4>(from); }
+inline float2 load_shared_pair(uint32_t from) { return emulator::load<float2>(from); }
 
 inline void add_pair(float* to, float x, float y) {
   emulator::add(to, x);

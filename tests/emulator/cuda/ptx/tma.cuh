@@ -14,7 +14,7 @@ inline void tma_load(uint32_t to, const CUtensorMap* map, uint32_t barrier, BoxP
   emulator::engine_load(barrier, box.bytes(), [=] {
     box.each_chunk(at.column, at.row, at.head, at.batch,
                    [&](uint32_t chunk, char* from, int valid) {
-                     char* place = emulator::shared(emulator::exchanged(to + chunk * 16), 16);
+                     char* place = emulator::engine_place(emulator::exchanged(to + chunk * 16), 16);
                      std::memset(place, 0, 16);
                      if (valid > 0) std::memcpy(place, from, static_cast<size_t>(valid));
                    });
@@ -36,7 +36,7 @@ inline void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t ba
     emulator::fail("bulk_load of %u bytes from %p", bytes, from);
   }
   emulator::engine_load(barrier, bytes,
-                        [=] { std::memcpy(emulator::shared(to, 16), from, bytes); });
+                        [=] { std::memcpy(emulator::engine_place(to, bytes), from, bytes); });
 }
 
 inline void bulk_add(float* to, uint32_t from, uint32_t bytes) {

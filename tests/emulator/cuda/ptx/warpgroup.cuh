@@ -6,7 +6,7 @@
 
 namespace flashattn::cuda::ptx {
 
-inline void wgmma_fence() {}
+inline void wgmma_fence() { emulator::multiply_fence(); }
 inline void wgmma_commit() { emulator::multiply_commit(); }
 template <int kPending>
 void wgmma_wait() {
@@ -23,7 +23,7 @@ inline void stmatrix_x4(uint32_t address, uint32_t a, uint32_t b, uint32_t c, ui
   const emulator::Words* rows = emulator::exchange({{address}});
   const uint32_t lane = emulator::lane(), words[] = {a, b, c, d};
   for (uint32_t m = 0; m < 4; ++m) {
-    std::memcpy(emulator::shared(rows[m * 8 + lane / 4].word[0], 16) + lane % 4 * 4, &words[m], 4);
+    emulator::store(rows[m * 8 + lane / 4].word[0] + lane % 4 * 4, words[m]);
   }
 }
 
