@@ -202,6 +202,8 @@ def emulator(run: Run, family: str) -> Count:
     # What needs a GPU's size, speed or streams.
     left_out = [f"--ignore=tests/numerics/test_gpu_{what}.py"
                 for what in ("random", "sizes", "streams")]
+    left_out += [f"--deselect=tests/numerics/test_gpu_graphs.py::test_{what}[large]"
+                 for what in ("forward", "backward")]
     return run.pytest("tests/numerics", "--device=cuda", *left_out, env=env)
 
 
