@@ -39,8 +39,12 @@ const Predicate kPredicates[] = {
     {[](const Problem& p, const Device&) { return !cuda::sm90_takes_dims(p); },
      FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
-       std::snprintf(text, capacity, "dtype = %d, dim_qk = %d, dim_v = %d have no Hopper kernel",
-                     p.dtype, p.dim_qk, p.dim_v);
+       std::snprintf(
+           text, capacity,
+           "dtype = %d, dim_qk = %d, dim_v = %d have no Hopper kernel with mask = %u, bias "
+           "= %u, dropout = %g, scale = %g",
+           p.dtype, p.dim_qk, p.dim_v, p.mask, p.bias, static_cast<double>(p.dropout),
+           static_cast<double>(p.scale));
      }},
     {[](const Problem& p, const Device&) {
        return p.has_mask(FLASHATTN_MASK_BLOCKS) &&
