@@ -74,6 +74,14 @@ inline int __any_sync(unsigned mask, int x) {
   return any;
 }
 inline int __all_sync(unsigned mask, int x) { return !__any_sync(mask, !x); }
+inline uint32_t __ballot_sync(unsigned mask, int x) {
+  const emulator::Words* all = emulator::lanes(mask, x != 0);
+  uint32_t bits = 0;
+  for (int n = 0; n < 32; ++n) bits |= all[n].word[0] << n;
+  return bits;
+}
+inline int __clz(uint32_t x) { return x ? __builtin_clz(x) : 32; }
+inline int __ffs(uint32_t x) { return __builtin_ffs(static_cast<int>(x)); }
 inline int __reduce_min_sync(unsigned mask, int x) {
   const emulator::Words* all = emulator::lanes(mask, static_cast<uint32_t>(x));
   for (int n = 0; n < 32; ++n) x = min(x, static_cast<int>(all[n].word[0]));

@@ -68,6 +68,12 @@ def block_masks():
                    block_dims=("bh", "h", "b", "")[n % 4], causal=n % 2 == 1, backward=True,
                    strides=("packed", "padded")[n // 2 % 2], dtype=DTYPES[n % 3])
     yield Case(seqlen_q=130, seqlen_kv=130, dim_qk=16, blocks=(32, 32), density=0.0, backward=True)
+    # Long stretches without a block, and blocks that tiles of a kernel cut.
+    for sizes, dtype, more in (((64, 128), "bf16", {}), ((128, 64), "f16", dict(causal=True)),
+                               ((16, 24), "bf16", dict(window=(2000, 10), dropout=0.2)),
+                               ((256, 512), "bf16", dict(bias="u8", bias_empty=0.2, sink=True))):
+        yield Case(seqlen_q=300, seqlen_kv=5000, heads_q=2, dim_qk=64, dtype=dtype, blocks=sizes,
+                   density=0.04, **more)
     yield Case(cu_q=[70, 3, 0], cu_kv=[90, 33, 8], heads_q=2, dim_qk=16, blocks=(16, 32),
                backward=True)
 

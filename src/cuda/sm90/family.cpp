@@ -9,7 +9,8 @@
 namespace flashattn {
 namespace {
 
-constexpr int32_t kPageStep = 16;  // keys; the tiles of all kernels are multiples of it
+constexpr int32_t kLeastBlock = 16;  // of a block mask; smaller ones are slow to look through
+constexpr int32_t kPageStep = 16;    // keys; the tiles of all kernels are multiples of it
 
 // The portable kernels do what is left over of a plan: short queries, backward, merging.
 bool is_refused_by_portable(const Problem& problem, const Device& device) {
@@ -38,27 +39,24 @@ const Predicate kPredicates[] = {
     {[](const Problem& p, const Device&) { return !cuda::sm90_takes_dims(p); },
      FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
-       std::snprintf(text, capacity, "dtype = %d, dim_qk = %d, dim_v = %d have no Hopper kernel",
-                     p.dtype, p.dim_qk, p.dim_v);
+       std::snprintf(
+           text, capacity,
+           "dtype = %d, dim_qk = %d, dim_v = %d have no Hopper kernel with mask = %u, bias "
+           "= %u, dropout = %g, scale = %g",
+           p.dtype, p.dim_qk, p.dim_v, p.mask, p.bias, static_cast<double>(p.dropout),
+           static_cast<double>(p.scale));
      }},
-    {[](const Problem& p, const Device&) { return p.has_mask(FLASHATTN_MASK_BLOCKS); },
-     FLASHATTN_REASON_NOT_IN_THIS_BUILD, "mask",
+    {[](const Problem& p, const Device&) {
+       return p.has_mask(FLASHATTN_MASK_BLOCKS) &&
+              (p.block_q < kLeastBlock || p.block_kv < kLeastBlock || p.block_kv % 8 != 0);
+     },
+     FLASHATTN_REASON_VALUE, "block_q",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
-       std::snprintf(text, capacity, "mask = %u has a block mask", p.mask);
-     }},
-    {[](const Problem& p, const Device&) { return p.has_bias(FLASHATTN_BIAS_DENSE); },
-     FLASHATTN_REASON_NOT_IN_THIS_BUILD, "bias",
-     [](const Problem& p, const Device&, char* text, size_t capacity) {
-       std::snprintf(text, capacity, "bias = %u has a dense bias", p.bias);
-     }},
-    {[](const Problem& p, const Device&) { return p.dropout_threshold() != 0; },
-     FLASHATTN_REASON_NOT_IN_THIS_BUILD, "dropout",
-     [](const Problem& p, const Device&, char* text, size_t capacity) {
-       std::snprintf(text, capacity, "dropout = %g is above 0", static_cast<double>(p.dropout));
-     }},
-    {[](const Problem& p, const Device&) { return p.scale < 0; }, FLASHATTN_REASON_VALUE, "scale",
-     [](const Problem& p, const Device&, char* text, size_t capacity) {
-       std::snprintf(text, capacity, "scale = %g is below 0", static_cast<double>(p.scale));
+       std::snprintf(
+           text, capacity,
+           "block_q = %d, block_kv = %d, of which each must be %d at least and block_kv a "
+           "multiple of 8",
+           p.block_q, p.block_kv, kLeastBlock);
      }},
     {[](const Problem& p, const Device&) { return p.splits > 1; },
      FLASHATTN_REASON_NOT_IN_THIS_BUILD, "splits",

@@ -9,20 +9,21 @@
 
 namespace flashattn::cuda::sm90 {
 
-// kModified: scores need more than a factor (softcap, ALiBi).
 template <class T_, int kDimQk_, int kDimV_, int kConsumers_, int kTileKv_, bool kTurns_,
-          bool kModified_>
+          Scores kScores_>
 struct ForwardConfig {
   using T = T_;
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the products; smaller heads: zeros
   static constexpr int kConsumers = kConsumers_;          // warpgroups of 64 rows
   static constexpr int kTileQ = 64 * kConsumers, kTileKv = kTileKv_;
   static constexpr bool kTurns = kTurns_;  // warpgroups issue their products in turn
-  static constexpr bool kModified = kModified_;
+  static constexpr Scores kScores = kScores_;
+  // Biases and block masks: nothing is known of a row's maximum from its first tiles.
+  static constexpr bool kSafe = kScores == Scores::kAny;
   static constexpr int kStages = 2;
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kSafe ? 56 : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kSafe ? 224 : 232;
 
   // Columns come in panels of 64, 128 bytes a row.
   static constexpr int kPanelsQk = (kDimQk + 63) / 64, kPanelsV = (kDimV + 63) / 64;

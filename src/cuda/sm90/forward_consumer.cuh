@@ -1,20 +1,19 @@
 // The consumers of the Hopper forward pass: a warpgroup for 64 rows.
 #pragma once
 
-#include "cuda/sm90/forward_output.cuh"
-#include "cuda/tile/scores.cuh"
+#include "cuda/sm90/forward_scores.cuh"
 #include "wgmma.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class Consumer : TileOutput<Config> {
-  using Base = TileOutput<Config>;
+class Consumer : TileScores<Config> {
+  using Base = TileScores<Config>;
   using T = typename Config::T;
   using Base::control_, Base::group_, Base::items_, Base::leader_, Base::params_;
-  using Base::idle, Base::item, Base::lane, Base::release_q, Base::row, Base::strip;
-  using Base::kConsumers, Base::kTileQ;
-  static constexpr int kStages = Config::kStages, kTileKv = Config::kTileKv;
+  using Base::factor, Base::idle, Base::item, Base::lane, Base::release_q, Base::row, Base::strip;
+  using Base::kConsumers, Base::kTileKv, Base::kTileQ;
+  static constexpr int kStages = Config::kStages;
   using Place = Ring<kStages>;
 
  public:
@@ -47,6 +46,7 @@ class Consumer : TileOutput<Config> {
 
  private:
   __device__ __forceinline__ void work() {
+    if constexpr (Config::kSafe) this->blocks_.start();
     int32_t n = item().end - 1;
     ptx::mbarrier_wait(address(control_.q_full[group_]), q_phase_);
     q_phase_ ^= 1;
@@ -58,16 +58,19 @@ class Consumer : TileOutput<Config> {
       if (n >= item().begin) pass(n--, false);
     } else {
       for (; n >= strip().end; --n) pass(n, true);
+      n = this->next(n);
       start(n--);
-      int32_t end = max(strip().fast_end, strip().begin);
+      int32_t end = Config::kSafe ? strip().begin : max(strip().fast_end, strip().begin);
 #pragma unroll 1
-      for (; n >= end; --n) step<true>(n);
-      end = max(strip().full_begin, strip().begin);
+      for (; (n = this->next(n)) >= end; --n) step<true>(n);
+      if constexpr (!Config::kSafe) {
+        end = max(strip().full_begin, strip().begin);
 #pragma unroll 1
-      for (; n >= end; --n) step<false>(n);
-      end = strip().begin;
+        for (; n >= end; --n) step<false>(n);
+        end = strip().begin;
 #pragma unroll 1
-      for (; n >= end; --n) step<true>(n);
+        for (; n >= end; --n) step<true>(n);
+      }
       ptx::mbarrier_wait(address(control_.v_full[place_.slot()]), place_.phase());
       multiply_pv(place_);
       ptx::wgmma_wait<0>();
@@ -108,10 +111,11 @@ class Consumer : TileOutput<Config> {
     ptx::pin(s_);
     release(control_.k_empty, place_);
     if (Config::kOwnO && n == strip().begin) release_q();
-    modify(n);
-    mask(n);
+    this->modify(s_, n);
+    hide(n);
     raise_reference();
     weigh();
+    this->drop(s_, n);
     pack();
     if (params_.kv_has_tail && (n + 1) * kTileKv > item().len.kv) clear_tail(n);
   }
@@ -133,18 +137,24 @@ class Consumer : TileOutput<Config> {
     ptx::pin(s_);
     release(control_.k_empty, place_);
     if (Config::kOwnO && last) release_q();
-    modify(n);
+    this->modify(s_, n);
     float shrink[2];
     if constexpr (kSafe) {
-      mask(n);
+      hide(n);
       raise_reference(shrink);
     }
     weigh();
+    this->drop(s_, n);
     ptx::wgmma_wait<0>();
     ptx::pin(o_);
     release(control_.v_empty, values);
     pack();
     if constexpr (kSafe) rescale(shrink);
+  }
+
+  __device__ __forceinline__ void hide(int32_t n) {
+    this->mask(s_, n);
+    this->hide_blocks(s_, n);
   }
 
   __device__ __forceinline__ void take_turn() { ptx::named_sync(kTurnBarrier + group_, 256); }
@@ -199,58 +209,6 @@ class Consumer : TileOutput<Config> {
       ptx::wgmma_rs<T, 1>(o_, &p_[4 * x], v.further(x * 2048).descriptor(), 1);
     }
     ptx::wgmma_commit();
-  }
-
-  // What scores are multiplied with when they meet their reference, which is in units of log2(e).
-  __device__ __forceinline__ float factor() const {
-    return Config::kModified ? 1.0f : params_.problem.scale * kLog2E;
-  }
-
-  // Products to scores, where a factor is not all.
-  __device__ __forceinline__ void modify(int32_t n) {
-    if constexpr (Config::kModified) {
-      const Problem& problem = params_.problem;
-      const float to_cap = problem.softcap != 0 ? problem.scale / problem.softcap : 0.0f;
-      const float from_cap = problem.softcap * kLog2E;
-      if (problem.softcap != 0) {
-#pragma unroll
-        for (int i = 0; i < kTileKv / 2; ++i) s_[i] = soft_tanh(s_[i] * to_cap) * from_cap;
-      }
-      if (problem.bias & FLASHATTN_BIAS_ALIBI) {
-        const flashattn_inputs& in = params_.args.inputs;
-        const float slope = in.alibi_slopes[item().b * in.alibi_stride_batch + item().h] * kLog2E;
-        const float scale = problem.softcap != 0 ? 1.0f : problem.scale * kLog2E;
-        const int32_t off = diagonal_offset(problem.mask_rule(), {item().len.q, item().len.kv});
-        // Of this lane's first column; numbers below 2^24 are exact.
-        const float distance =
-            static_cast<float>(item().query + row() + off - n * kTileKv - lane() % 4 * 2);
-#pragma unroll
-        for (int i = 0; i < kTileKv / 2; ++i) {
-          const float away = distance + static_cast<float>(i / 2 % 2 * 8 - i / 4 * 8 - i % 2);
-          s_[i] = fmaf(s_[i], scale, -slope * fabsf(away));
-        }
-      }
-    }
-  }
-
-  // -inf where a key is not visible.
-  __device__ __forceinline__ void mask(int32_t n) {
-    if (n >= strip().full_begin && n < strip().full_end) return;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const volatile Interval& visible = control_.visible[row() + half * 8];
-      // As seen from this lane's first column.
-      const int32_t first = n * kTileKv + lane() % 4 * 2;
-      const int32_t begin = visible.begin - first, count = visible.end - first - begin;
-#pragma unroll
-      for (int i = 0; i < kTileKv / 4; ++i) {
-        const int32_t column = i / 2 * 8 + i % 2;
-        float& x = s_[i / 2 * 4 + half * 2 + i % 2];
-        if (static_cast<uint32_t>(column - begin) >= static_cast<uint32_t>(max(count, 0))) {
-          x = -INFINITY;
-        }
-      }
-    }
   }
 
   // Raises the rows' references to the tile's maxima, where these are higher by enough to matter.
@@ -354,16 +312,18 @@ class Consumer : TileOutput<Config> {
               l == 0.0f ? -INFINITY : (reference_[half] + log2f(l)) * kLn2;
         }
       }
-      const float factor = l == 0.0f ? 0.0f : ptx::reciprocal(l);
+      const float factor = l == 0.0f ? 0.0f : ptx::reciprocal(l) * this->kept();
 #pragma unroll
       for (int x = half * 2; x < Config::kDimV / 2; x += 4) {
         o_[x] *= factor;
         o_[x + 1] *= factor;
       }
     }
-    if (__any_sync(~0u, outgrown) && !item().safe && lane() == 0) {
-      control_.again[item().index] = item().tile + 1;
-      control_.outgrown = 1;
+    if constexpr (!Config::kSafe) {
+      if (__any_sync(~0u, outgrown) && !item().safe && lane() == 0) {
+        control_.again[item().index] = item().tile + 1;
+        control_.outgrown = 1;
+      }
     }
     if (params_.problem.dtype_o == FLASHATTN_DTYPE_F32) {
       this->store_fp32(o_);

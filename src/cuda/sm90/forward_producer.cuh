@@ -1,6 +1,7 @@
 // The producers of the Hopper forward pass, a warp each: one plans the tiles, one starts the loads.
 #pragma once
 
+#include "cuda/sm90/forward_blocks.cuh"
 #include "cuda/sm90/forward_config.cuh"
 
 namespace flashattn::cuda::sm90 {
@@ -37,7 +38,8 @@ class Planner {
         wait_for_slot();
         WorkItem<Config::kConsumers>& slot = control_.items[items_.slot()];
         if (leader_) slot.index = index;
-        if (plan_item<Config::kTileKv>(params_, tile, again, slot)) {
+        if (plan_item<Config::kTileKv, Config::kSafe>(params_, tile, again, slot)) {
+          if constexpr (Config::kSafe) narrow(slot);
           publish();
           // Taken no earlier than need be, so that work stays evenly dealt out.
           ptx::mbarrier_wait(address(control_.nearly), phases_ >> 1);
@@ -65,6 +67,28 @@ class Planner {
     __syncwarp();
     if (leader_) ptx::mbarrier_arrive(address(control_.item_full[items_.slot()]));
     items_.advance();
+  }
+
+  // Leaves the tiles from the first to the last of which the block mask leaves something, to all
+  // warpgroups alike.
+  __device__ __forceinline__ void narrow(WorkItem<Config::kConsumers>& item) {
+    __syncwarp();
+    int32_t begin = item.begin, end = item.end;
+    if ((params_.problem.mask & FLASHATTN_MASK_BLOCKS) && begin < end) {
+      BlockTiles<Config::kTileQ, Config::kTileKv> blocks(params_);
+      end = blocks.down(item, end - 1, begin) + 1;
+      begin = end <= begin ? end : blocks.up(item, begin, end);
+    }
+    __syncwarp();
+    const int32_t lane = threadIdx.x % 32;
+    if (lane < Config::kConsumers) {
+      item.strips[lane].begin = begin;
+      item.strips[lane].end = end;
+    }
+    if (leader_) {
+      item.begin = begin;
+      item.end = end;
+    }
   }
 
   __device__ __forceinline__ void announce(ItemKind kind) {
@@ -129,28 +153,41 @@ class Loader {
     const Keys keys{static_cast<int32_t>(item.first_kv), item.h / params_.problem.group(),
                     varlen_kv ? 0 : item.b, item.len.kv};
     const int32_t begin = item.begin;
-    const int32_t last = item.end - 1;
-    int32_t n = last;
+    int32_t n = item.end - 1;
     if (n < begin) {
       // Rows without keys: O is written where Q lies.
       load_queries(item);
       announce();
       return;
     }
+    [[maybe_unused]] BlockTiles<Config::kTileQ, Config::kTileKv> blocks(params_);
+    // The next of the tiles, from n down.
+    const auto next = [&](int32_t from) {
+      if constexpr (Config::kSafe) {
+        if (params_.problem.mask & FLASHATTN_MASK_BLOCKS) return blocks.down(item, from, begin);
+      }
+      return from;
+    };
     load_keys<Config::kPanelsQk>(params_.k, k_, control_.k_full, control_.k_empty, stage_, keys, n);
     load_queries(item);
+    bool announced = false;
     // K of the next tile before V of this: it is needed first.
 #pragma unroll 1
-    for (; n >= begin; --n) {
-      if (n == min(begin + kAhead, last)) announce();
+    while (n >= begin) {
+      if (!announced && n <= begin + kAhead) {
+        announce();
+        announced = true;
+      }
       const Ring<Config::kStages> values = stage_;
       stage_.advance();
-      if (n > begin) {
+      const int32_t after = next(n - 1);
+      if (after >= begin) {
         load_keys<Config::kPanelsQk>(params_.k, k_, control_.k_full, control_.k_empty, stage_, keys,
-                                     n - 1);
+                                     after);
       }
       load_keys<Config::kPanelsV>(params_.v, v_, control_.v_full, control_.v_empty, values, keys,
                                   n);
+      n = after;
     }
   }
 

@@ -14,15 +14,25 @@ constexpr int32_t kLongKeys = 4096;    // keys that are worth splitting
 constexpr int32_t kWideKeys = 8192;    // keys from which wide tiles pay: 2 % on an H200
 constexpr int32_t kShortQueries = 64;  // the portable family packs heads and splits keys up to here
 
+sm90::Scores scores_of(const Problem& p) {
+  if (p.has_bias(FLASHATTN_BIAS_DENSE) || p.has_mask(FLASHATTN_MASK_BLOCKS) ||
+      p.dropout_threshold() != 0 || p.scale < 0) {
+    return sm90::Scores::kAny;
+  }
+  return is_modified(p) ? sm90::Scores::kShaped : sm90::Scores::kScaled;
+}
+
 bool takes(const sm90::ForwardEntry& e, const Problem& p) {
-  return e.dtype == p.dtype && e.modified == is_modified(p) && e.dim_qk >= p.dim_qk &&
+  return e.dtype == p.dtype && e.scores == scores_of(p) && e.dim_qk >= p.dim_qk &&
          e.dim_v >= p.dim_v;
 }
+
+constexpr const char* kSuffixes[] = {"", "_shaped", "_any"};  // by Scores
 
 std::string kernel_name(const sm90::ForwardEntry& e) {
   return std::string("sm90_forward_") + dtype_name(e.dtype) + "_" + std::to_string(e.dim_qk) + "_" +
          std::to_string(e.dim_v) + "_q" + std::to_string(e.tile_q) + "_kv" +
-         std::to_string(e.tile_kv) + (e.modified ? "_modified" : "");
+         std::to_string(e.tile_kv) + kSuffixes[static_cast<int32_t>(e.scores)];
 }
 
 }  // namespace
@@ -156,6 +166,7 @@ int32_t Sm90Launcher::forward(const flashattn_forward_args& args, void* workspac
   p.order = order(entry, args.shape);
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   p.kv_has_tail = problem_.layout != 0 || args.inputs.lens_kv != nullptr;
+  p.dropout_threshold = problem_.dropout_threshold();
   p.store_boxes = !varlen_q && !args.inputs.lens_q && problem_.dtype_o == problem_.dtype;
   if (const int32_t status = make_maps(args, entry, &p)) return status;
   const cudaStream_t queue = static_cast<cudaStream_t>(stream);

@@ -9,6 +9,13 @@
 
 namespace flashattn::cuda::sm90 {
 
+// What a kernel can do between the products.
+enum class Scores : int32_t {
+  kScaled,  // a factor
+  kShaped,  // softcap, ALiBi
+  kAny,     // dense bias, block mask, dropout, factors below 0, and those
+};
+
 struct ForwardParams {
   CUtensorMap q, k, v, o;  // (column, row, head, batch or page)
   Problem problem;
@@ -18,6 +25,7 @@ struct ForwardParams {
   int32_t kv_box;       // rows of a box of K and V: a tile's, or what of a tile lies in one page
   int32_t kv_has_tail;  // rows past a sequence's keys may lie in memory: they need not be finite
   int32_t store_boxes;  // O leaves by the copy engine; else row by row, as lengths allow
+  uint32_t dropout_threshold;
 };
 
 struct BackwardParams {

@@ -10,7 +10,7 @@ namespace flashattn::cuda::sm90 {
 struct ForwardEntry {
   int32_t dtype;
   int32_t dim_qk, dim_v;  // the largest it takes
-  bool modified;
+  Scores scores;
   int32_t tile_q, tile_kv, stages, threads, shared_bytes;
   void (*kernel)(ForwardParams);
 };

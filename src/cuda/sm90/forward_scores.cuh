@@ -1,0 +1,203 @@
+// What a consumer warpgroup of the Hopper forward pass does to its products: scale, softcap, ALiBi,
+// dense bias, masks, dropout. Scores are in units of log2(e).
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/sm90/forward_blocks.cuh"
+#include "cuda/sm90/forward_output.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <class Config>
+class TileScores : protected TileOutput<Config> {
+  using Base = TileOutput<Config>;
+
+ protected:
+  using T = typename Config::T;
+  using Base::control_, Base::params_;
+  using Base::item, Base::lane, Base::row, Base::strip;
+  static constexpr int kTileKv = Config::kTileKv;
+  // This lane's of a tile: number 4 g + 2 h + e is of row row() + 8 h, column 8 g + 2 (lane % 4) +
+  // e.
+  using Tile = float[kTileKv / 2];
+
+  __device__ __forceinline__ TileScores(const ForwardParams& params, uint32_t shared,
+                                        Control<Config>& control, int32_t group)
+      : Base(params, shared, control, group), blocks_(params) {}
+
+  // What scores are multiplied with when they meet their reference, which is in units of log2(e).
+  __device__ __forceinline__ float factor() const {
+    return Config::kScores == Scores::kScaled ? params_.problem.scale * kLog2E : 1.0f;
+  }
+
+  // Products to scores, where a factor is not all.
+  __device__ __forceinline__ void modify(Tile& s, int32_t n) const {
+    if constexpr (Config::kScores != Scores::kScaled) {
+      const Problem& problem = params_.problem;
+      const float to_cap = problem.softcap != 0 ? problem.scale / problem.softcap : 0.0f;
+      const float from_cap = problem.softcap * kLog2E;
+      if (problem.softcap != 0) {
+#pragma unroll
+        for (int i = 0; i < kTileKv / 2; ++i) s[i] = soft_tanh(s[i] * to_cap) * from_cap;
+      }
+      if (problem.bias & FLASHATTN_BIAS_ALIBI) {
+        const flashattn_inputs& in = params_.args.inputs;
+        const float slope = in.alibi_slopes[item().b * in.alibi_stride_batch + item().h] * kLog2E;
+        const float scale = problem.softcap != 0 ? 1.0f : problem.scale * kLog2E;
+        const int32_t off = diagonal_offset(problem.mask_rule(), {item().len.q, item().len.kv});
+        // Of this lane's first column; numbers below 2^24 are exact.
+        const float distance =
+            static_cast<float>(item().query + row() + off - n * kTileKv - lane() % 4 * 2);
+#pragma unroll
+        for (int i = 0; i < kTileKv / 2; ++i) {
+          const float away = distance + static_cast<float>(i / 2 % 2 * 8 - i / 4 * 8 - i % 2);
+          s[i] = fmaf(s[i], scale, -slope * fabsf(away));
+        }
+      }
+      if constexpr (Config::kScores == Scores::kAny) {
+        const bool done = problem.softcap != 0 || (problem.bias & FLASHATTN_BIAS_ALIBI);
+        add_bias(s, n, done ? 1.0f : problem.scale * kLog2E);
+      }
+    }
+  }
+
+  // -inf where a key is not visible.
+  __device__ __forceinline__ void mask(Tile& s, int32_t n) const {
+    if (n >= strip().full_begin && n < strip().full_end) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const volatile Interval& visible = control_.visible[row() + half * 8];
+      // As seen from this lane's first column.
+      const int32_t first = n * kTileKv + lane() % 4 * 2;
+      const int32_t begin = visible.begin - first, count = visible.end - first - begin;
+#pragma unroll
+      for (int i = 0; i < kTileKv / 4; ++i) {
+        const int32_t column = i / 2 * 8 + i % 2;
+        float& x = s[i / 2 * 4 + half * 2 + i % 2];
+        if (static_cast<uint32_t>(column - begin) >= static_cast<uint32_t>(max(count, 0))) {
+          x = -INFINITY;
+        }
+      }
+    }
+  }
+
+  // The first tile from n down, to `begin` at the lowest, of which the block mask leaves something.
+  __device__ __forceinline__ int32_t next(int32_t n) {
+    if constexpr (Config::kScores == Scores::kAny) {
+      if (params_.problem.mask & FLASHATTN_MASK_BLOCKS) {
+        return blocks_.down(item(), n, item().begin);
+      }
+    }
+    return n;
+  }
+
+  // -inf where the block mask hides a key.
+  __device__ __forceinline__ void hide_blocks(Tile& s, int32_t n) const {
+    if constexpr (Config::kScores == Scores::kAny) {
+      if (!(params_.problem.mask & FLASHATTN_MASK_BLOCKS) || blocks_.full(n)) return;
+      const flashattn_inputs& in = params_.args.inputs;
+      const int32_t width = params_.problem.block_kv;  // a multiple of 8
+      const int32_t keys = item().len.kv - n * kTileKv;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int32_t i = min(item().query + row() + half * 8, item().len.q - 1);
+        int32_t left = width - n * kTileKv % width;
+        const uint8_t* on = in.block_mask + item().b * in.block_mask_stride_batch +
+                            item().h * in.block_mask_stride_head +
+                            i / params_.problem.block_q * in.block_mask_stride_row +
+                            n * kTileKv / width;
+#pragma unroll
+        for (int g = 0; g < kTileKv / 8; ++g) {
+          if (g * 8 >= keys || !*on) s[4 * g + 2 * half] = s[4 * g + 2 * half + 1] = -INFINITY;
+          left -= 8;
+          if (left == 0) {
+            left = width;
+            ++on;
+          }
+        }
+      }
+    }
+  }
+
+  // Clears the weights that the dropout drops.
+  __device__ __forceinline__ void drop(Tile& p, int32_t n) const {
+    if constexpr (Config::kScores == Scores::kAny) {
+      if (params_.dropout_threshold == 0) return;
+      const DropoutStream stream =
+          dropout_stream(params_.problem, params_.args.inputs, item().b, item().h);
+      const int32_t i = item().query + (row() - lane() / 4);
+#pragma unroll
+      for (int t = 0; t < kTileKv / 16; ++t) {
+        const uint32_t bits =
+            keep_bits(stream, params_.dropout_threshold, i, n * kTileKv + t * 16, lane());
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          if (!(bits >> e & 1)) p[8 * t + e] = 0.0f;
+        }
+      }
+    }
+  }
+
+  // What the weights that are left are multiplied with.
+  __device__ __forceinline__ float kept() const {
+    if constexpr (Config::kScores != Scores::kAny) return 1.0f;
+    return 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
+  }
+
+ private:
+  struct NoBlocks {
+    __device__ __forceinline__ explicit NoBlocks(const ForwardParams&) {}
+  };
+
+  // scale: what the scores still lack.
+  __device__ __forceinline__ void add_bias(Tile& s, int32_t n, float scale) const {
+    const Problem& problem = params_.problem;
+    const flashattn_inputs& in = params_.args.inputs;
+    if (!(problem.bias & FLASHATTN_BIAS_DENSE)) {
+#pragma unroll
+      for (int i = 0; i < kTileKv / 2; ++i) s[i] *= scale;
+      return;
+    }
+    const auto add = [&](const auto* bias) {
+      visit_bias(bias, s, n, [&](float& x, auto y) { x = fmaf(x, scale, to_float(y) * kLog2E); });
+    };
+    switch (problem.bias_dtype) {
+      case FLASHATTN_DTYPE_F32: return add(static_cast<const float*>(in.bias));
+      case FLASHATTN_DTYPE_F16: return add(static_cast<const __half*>(in.bias));
+      case FLASHATTN_DTYPE_BF16: return add(static_cast<const __nv_bfloat16*>(in.bias));
+      default:
+        visit_bias(static_cast<const uint8_t*>(in.bias), s, n,
+                   [&](float& x, uint8_t y) { x = y ? x * scale : -INFINITY; });
+    }
+  }
+
+  // visit(score, bias) where there is a bias; elsewhere masks hide the score.
+  template <class B, class Visit>
+  __device__ __forceinline__ void visit_bias(const B* bias, Tile& s, int32_t n, Visit visit) const {
+    const flashattn_inputs& in = params_.args.inputs;
+    const int32_t first = n * kTileKv + lane() % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t i = item().query + row() + half * 8;
+      const int32_t columns = i < item().len.q ? item().len.kv - first : 0;
+      const B* at = bias + item().b * in.bias_stride_batch + item().h * in.bias_stride_head +
+                    i * in.bias_stride_row + first;
+#pragma unroll
+      for (int x = 0; x < kTileKv / 4; ++x) {
+        const int32_t column = x / 2 * 8 + x % 2;
+        if (column < columns) visit(s[x / 2 * 4 + half * 2 + x % 2], at[column]);
+      }
+    }
+  }
+
+ protected:
+  typename std::conditional<Config::kScores == Scores::kAny, BlockTiles<Config::kTileQ, kTileKv>,
+                            NoBlocks>::type blocks_;
+};
+
+}  // namespace flashattn::cuda::sm90
