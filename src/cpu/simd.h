@@ -235,15 +235,20 @@ FLASHATTN_INLINE void store_floats(void* p, Floats x) {
   }
 }
 
-#if defined(__AVX512BF16__)
+// Whether there are products of pairs of bf16: of vectors (vdpbf16ps), of tiles (AMX).
+#if defined(__AVX512BF16__) || defined(__AMX_BF16__)
 constexpr bool kHasBf16Dot = true;
+#else
+constexpr bool kHasBf16Dot = false;
+#endif
+
+#if defined(__AVX512BF16__)
 // sum += a.lo * b.lo + a.hi * b.hi, of pairs of bf16. Subnormals count as zero.
 FLASHATTN_INLINE Floats dot_bf16(Floats sum, Words a, Words b) {
   return reinterpret_cast<Floats>(_mm512_dpbf16_ps(
       reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b)));
 }
 #else
-constexpr bool kHasBf16Dot = false;
 FLASHATTN_INLINE Floats dot_bf16(Floats sum, Words a, Words b) {
   return sum + from_bf16(a) * from_bf16(b) +
          as_floats(a & 0xffff0000u) * as_floats(b & 0xffff0000u);
