@@ -238,6 +238,7 @@ class ForwardBlock {
   }
 
   // Scores to weights, the running maximum and sum, and O to the new maximum's scale.
+  // Without any maximum in the loop it would be 1 to 2 % faster: not worth doing tiles over.
   void softmax(const Segment& segment, int32_t tile_row, Interval keys, Interval run,
                Interval columns, bool full) {
     const ScoreRules rules = score_rules(problem_, in_, b_, segment.head, sequence_.len);

@@ -252,7 +252,8 @@ FLASHATTN_INLINE void store_halves(uint16_t* p, Words bits) {
 #endif
 }
 
-// kWidth elements of a 16-bit or 32-bit type at p, as fp32.
+// kWidth elements of a 16-bit or 32-bit type at p, as fp32. AVX512-FP16 would not save the way over
+// fp32: its multiply-adds round every sum to fp16.
 template <int32_t kDtype>
 FLASHATTN_INLINE Floats load_as_floats(const void* p) {
   if constexpr (kDtype == FLASHATTN_DTYPE_F32) {
