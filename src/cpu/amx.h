@@ -86,8 +86,9 @@ __attribute__((noinline)) inline void amx_gemm(int32_t rows, int32_t columns, in
       const int32_t end = left < 2 * kTile ? rows : row + left / (2 * kTile) * (2 * kTile);
       const int32_t upper = height < kTile ? height : kTile;
       const TileConfig config(upper, height - upper, step);
-      // The intrinsic would not tell the compiler that all of it is read.
-      __asm__ volatile("ldtilecfg %0" : : "m"(config));
+      // The intrinsic does not tell the compiler that all of it is read.
+      __asm__ volatile("" : : "m"(config));
+      _tile_loadconfig(&config);
       for (int32_t column = 0; column < columns; column += 2 * kTile) {
         const bool right = columns - column > kTile;
         const auto multiply =

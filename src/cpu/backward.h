@@ -10,8 +10,23 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
+FLASHATTN_INLINE bool backward_is_bf16(const Problem& problem) {
+  return kHasBf16Dot && problem.dtype == FLASHATTN_DTYPE_BF16 &&
+         problem.dtype_o == FLASHATTN_DTYPE_BF16;
+}
+
+// On tile registers dk and dv are held with the keys as columns: P and dS, in pairs of queries, are
+// B operands as they come out of the softmax, and only Q and dO, which all keys share, are turned.
+template <Compute kCompute>
+constexpr bool kKeysAsColumns = kHasAmx && kCompute == Compute::kBf16Pairs;
+
 inline Tiling backward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
+  if (kHasAmx && backward_is_bf16(problem)) {
+    // Whole tile registers, and sums that move less often between the caches.
+    if (dim <= 256) return {128, 128, dim <= 128 ? 256 : 128};
+    return {64, 64, 64};
+  }
   const int32_t tile_q = dim <= 256 ? 96 : 48;
   return {tile_q, tile_q, dim <= 64 ? 256 : dim <= 192 ? 128 : 64};
 }
@@ -30,9 +45,13 @@ struct BackwardScratch {
   int32_t tile_q, tile_kv, qk_units, v_units, qk_columns, v_columns;
   int64_t qk_panel, v_panel;       // of K^T and V^T: units from panel to panel
   int64_t query_panel, key_panel;  // of operands with queries, keys as k
-  uint32_t *kt, *vt, *k, *q_a, *do_a, *q_b, *do_b;
+  uint32_t *kt, *vt, *k, *q_a, *do_a;
+  uint32_t *q_k, *do_k;  // with queries as k
   float *s, *dp, *derivative, *dk, *dv;
-  uint32_t *p_t, *ds_t, *ds;  // weights and their gradients as A operands
+  // Weights and their gradients, pairs of queries and, ds, of keys; p_t and ds_t: from panel to
+  // panel of keys and from pair to pair.
+  uint32_t *p_t, *ds_t, *ds;
+  int64_t pair_panel, pair_row;
   uint8_t* keep;
   int64_t bytes;
 
@@ -65,17 +84,19 @@ struct BackwardScratch {
     k = units(qk_panels * key_panel);
     q_a = units(static_cast<int64_t>(tile_q) * qk_units);
     do_a = units(static_cast<int64_t>(tile_q) * v_units);
-    q_b = units(qk_panels * query_panel);
-    do_b = units(v_panels * query_panel);
+    q_k = units(qk_panels * query_panel);
+    do_k = units(v_panels * query_panel);
     s = floats(tile);
     dp = floats(tile);
-    derivative = floats(problem.softcap != 0 ? tile : 0);
+    derivative = floats(problem.softcap != 0 ? tile_kv : 0);
     dk = floats(static_cast<int64_t>(tile_kv) * qk_columns);
     dv = floats(static_cast<int64_t>(tile_kv) * v_columns);
     // fp32: in the places of the scores and of dp, which serve in either orientation.
     p_t = kCompute == Compute::kF32 ? reinterpret_cast<uint32_t*>(s) : units(tile / kU);
     ds_t = kCompute == Compute::kF32 ? reinterpret_cast<uint32_t*>(dp) : units(tile / kU);
     ds = kCompute == Compute::kF32 ? ds_t : units(tile / kU);
+    pair_panel = kKeysAsColumns<kCompute> ? query_panel : kPanel;
+    pair_row = kKeysAsColumns<kCompute> ? kPanel : tile_kv;
     keep = reinterpret_cast<uint8_t*>(take(problem.dropout > 0 ? tile / 4 : 0));
     bytes = at;
   }
@@ -118,13 +139,8 @@ class BackwardTile {
     const int32_t size = dtype_size(problem_.dtype);
     const Rows dk = rows_of(job_.args->dk, size, b_, kv_head_, sequence_.first_kv);
     const Rows dv = rows_of(job_.args->dv, size, b_, kv_head_, sequence_.first_kv);
-    for (int32_t j = keys_.begin; j < keys_.end; ++j) {
-      const int64_t r = j - keys_.begin;
-      store_row(dk.row(j), problem_.dtype, scratch_.dk + r * scratch_.qk_columns, problem_.scale,
-                problem_.dim_qk);
-      store_row(dv.row(j), problem_.dtype, scratch_.dv + r * scratch_.v_columns, kept_,
-                problem_.dim_v);
-    }
+    store_gradient(dk, scratch_.dk, scratch_.qk_columns, problem_.scale, problem_.dim_qk);
+    store_gradient(dv, scratch_.dv, scratch_.v_columns, kept_, problem_.dim_v);
   }
 
   // Only adds to dbias, from one query head.
@@ -132,10 +148,8 @@ class BackwardTile {
     if (keys_.begin >= keys_.end) return;
     pack_keys();
     for_each_query_tile([&](Interval queries, int32_t tile) {
-      for_each_run(head, queries, [&](Interval columns) {
-        score_gradients(head, queries, tile, columns);
-        add_to_dbias(head, queries, columns);
-      });
+      for_each_run(head, queries,
+                   [&](Interval columns) { score_gradients(head, queries, tile, columns, true); });
     });
   }
 
@@ -151,8 +165,10 @@ class BackwardTile {
   FLASHATTN_INLINE void for_each_query_tile(Body body) {
     const Interval seen = query_span(mask_, keys_, sequence_.len);
     if (seen.begin >= seen.end) return;
-    for (int32_t tile = seen.begin / scratch_.tile_q; tile <= (seen.end - 1) / scratch_.tile_q;
-         ++tile) {
+    // From the last: under a causal mask it sees all tiles of keys, and none waits for another's
+    // longer way to it.
+    for (int32_t tile = (seen.end - 1) / scratch_.tile_q; tile >= seen.begin / scratch_.tile_q;
+         --tile) {
       body(queries_of(tile), tile);
     }
   }
@@ -193,12 +209,9 @@ class BackwardTile {
     const int32_t rows = queries.end - queries.begin;
     float* dq = job_.dq + index * scratch_.tile_q * scratch_.qk_columns;
     bool empty = key_tile_ == first, waited = false;
+    const bool dbias = (problem_.features & FLASHATTN_FEATURE_DBIAS) && !job_.dbias_is_reduced;
     for_each_run(head, queries, [&](Interval columns) {
-      score_gradients(head, queries, tile, columns);
-      if ((problem_.features & FLASHATTN_FEATURE_DBIAS) && !job_.dbias_is_reduced) {
-        add_to_dbias(head, queries, columns);
-      }
-      apply_derivative(queries, columns);
+      score_gradients(head, queries, tile, columns, dbias);
       accumulate_keys(head, queries, columns);
       if (!waited) await_turn(job_.turn + index, key_tile_ - first);
       waited = true;
@@ -228,8 +241,9 @@ class BackwardTile {
     __atomic_store_n(job_.turn + index, key_tile_ - first + 1, __ATOMIC_RELEASE);
   }
 
-  // Scores and dp of a tile, then in their places P (dropped and all) and dS.
-  void score_gradients(int32_t head, Interval queries, int32_t tile, Interval columns) {
+  // Scores and dp of a tile, then in their places P (dropped and all) and dS; dbias: to be added
+  // to.
+  void score_gradients(int32_t head, Interval queries, int32_t tile, Interval columns, bool dbias) {
     const int32_t rows = queries.end - queries.begin, width = columns.end - columns.begin;
     const Rows q = rows_of(in_.q, dtype_size(problem_.dtype), b_, head, sequence_.first_q);
     const Rows dout =
@@ -248,10 +262,7 @@ class BackwardTile {
                    {scratch_.dp + columns.begin, scratch_.tile_kv}, false);
 
     const ScoreRules rules = score_rules(problem_, in_, b_, head, sequence_.len);
-    const bool modified = rules.modified(), dropout = problem_.dropout > 0;
-    const Floats factor = splat(modified ? 1.0f : rules.scale * kLog2E);
-    const int64_t first_row = job_.query_tile(sequence_, b_, head, tile) * scratch_.tile_q;
-    if (dropout) {
+    if (problem_.dropout > 0) {
       const DropoutStream stream =
           DropoutStream::make(job_.rng_seed, job_.rng_offset,
                               static_cast<uint32_t>(b_) * static_cast<uint32_t>(problem_.heads_q) +
@@ -263,112 +274,141 @@ class BackwardTile {
                       scratch_.tile_kv);
       }
     }
+    const int64_t first_row = job_.query_tile(sequence_, b_, head, tile) * scratch_.tile_q;
     for (int32_t r = 0; r < rows; ++r) {
       const int32_t i = queries.begin + r;
-      const int64_t at = static_cast<int64_t>(r) * scratch_.tile_kv;
-      float *s = scratch_.s + at, *dp = scratch_.dp + at;
-      if (modified) {
-        modify_row(rules, i, keys_.begin, sequence_.len.kv, columns.begin, columns.end, s,
-                   problem_.softcap != 0 ? scratch_.derivative + at : nullptr);
-      }
-      if (!full_) {
-        mask_row(rules, rules.blocks != nullptr, i, keys_.begin,
-                 intersect(visible_keys(mask_, i, sequence_.len), run_), columns, s);
-      }
-      const Floats lse = splat(job_.lse2[first_row + r]), delta = splat(job_.delta[first_row + r]);
-      for (int32_t c = columns.begin; c < columns.end; c += kWidth) {
-        const Floats p = exp2(load(s + c) * factor - lse);
-        Floats g = load(dp + c);
-        if (dropout) {
-          const uint8_t* keep = scratch_.keep + at + c;
-          g = apply_keep(g, keep) * splat(kept_);
-          store(s + c, apply_keep(p, keep));
-        } else {
-          store(s + c, p);
+      row_gradients(rules, i, r, columns, job_.lse2[first_row + r], job_.delta[first_row + r]);
+      float* ds = scratch_.dp + static_cast<int64_t>(r) * scratch_.tile_kv;
+      if (dbias) add_to_dbias(head, i, columns, ds);
+      if (problem_.softcap != 0) {
+        for (int32_t c = columns.begin; c < columns.end; c += kWidth) {
+          store(ds + c, load(ds + c) * load(scratch_.derivative + c));
         }
-        // Hidden keys must not turn an infinite gradient into NaN.
-        store(dp + c, select(p == 0.0f, Floats{}, p * (g - delta)));
+      }
+      if constexpr (kCompute == Compute::kBf16Pairs) {
+        if (r % 2 == 1 || r + 1 == rows) round_rows(r / 2, r % 2 == 1, columns);
       }
     }
   }
 
-  void add_to_dbias(int32_t head, Interval queries, Interval columns) {
+  // The same for one row of the tile, query i.
+  void row_gradients(const ScoreRules& rules, int32_t i, int32_t row, Interval columns,
+                     float row_lse, float row_delta) {
+    const int64_t at = static_cast<int64_t>(row) * scratch_.tile_kv;
+    float *s = scratch_.s + at, *dp = scratch_.dp + at;
+    if (rules.modified()) {
+      modify_row(rules, i, keys_.begin, sequence_.len.kv, columns.begin, columns.end, s,
+                 problem_.softcap != 0 ? scratch_.derivative : nullptr);
+    }
+    if (!full_) {
+      mask_row(rules, rules.blocks != nullptr, i, keys_.begin,
+               intersect(visible_keys(mask_, i, sequence_.len), run_), columns, s);
+    }
+    const Floats factor = splat(rules.modified() ? 1.0f : rules.scale * kLog2E);
+    const Floats lse = splat(row_lse), delta = splat(row_delta);
+    const bool dropout = problem_.dropout > 0;
+    for (int32_t c = columns.begin; c < columns.end; c += kWidth) {
+      const Floats p = exp2(load(s + c) * factor - lse);
+      Floats g = load(dp + c);
+      if (dropout) {
+        const uint8_t* keep = scratch_.keep + at + c;
+        g = apply_keep(g, keep) * splat(kept_);
+        store(s + c, apply_keep(p, keep));
+      } else {
+        store(s + c, p);
+      }
+      // Hidden keys must not turn an infinite gradient into NaN.
+      store(dp + c, select(p == 0.0f, Floats{}, p * (g - delta)));
+    }
+  }
+
+  void add_to_dbias(int32_t head, int32_t i, Interval columns, const float* ds) {
     const int32_t end = last_column(columns);
-    for (int32_t i = queries.begin; i < queries.end; ++i) {
-      float* out = job_.args->dbias + b_ * job_.args->dbias_stride_batch +
-                   head * job_.args->dbias_stride_head + i * job_.args->dbias_stride_row +
-                   keys_.begin;
-      const float* ds = scratch_.dp + static_cast<int64_t>(i - queries.begin) * scratch_.tile_kv;
-      for (int32_t c = columns.begin; c < end; c += kWidth) {
-        store_first<FLASHATTN_DTYPE_F32>(
-            reinterpret_cast<char*>(out + c),
-            load_first<FLASHATTN_DTYPE_F32>(reinterpret_cast<char*>(out + c), end - c) +
-                load(ds + c),
-            end - c);
-      }
+    float* out = job_.args->dbias + b_ * job_.args->dbias_stride_batch +
+                 head * job_.args->dbias_stride_head + i * job_.args->dbias_stride_row +
+                 keys_.begin;
+    for (int32_t c = columns.begin; c < end; c += kWidth) {
+      char* at = reinterpret_cast<char*>(out + c);
+      const Floats sum = load_first<FLASHATTN_DTYPE_F32>(at, end - c) + load(ds + c);
+      store_first<FLASHATTN_DTYPE_F32>(at, sum, end - c);
     }
   }
 
-  void apply_derivative(Interval queries, Interval columns) {
-    if (problem_.softcap == 0) return;
-    for (int32_t r = 0; r < queries.end - queries.begin; ++r) {
-      const int64_t at = static_cast<int64_t>(r) * scratch_.tile_kv;
-      for (int32_t c = columns.begin; c < columns.end; c += kWidth) {
-        float* ds = scratch_.dp + at + c;
-        store(ds, load(ds) * load(scratch_.derivative + at + c));
+  // P and dS of a pair of rows as bf16; both: of two rows, else the second is zero.
+  void round_rows(int32_t pair, bool both, Interval columns) {
+    const int64_t stride = scratch_.tile_kv;
+    const float *p = scratch_.s + 2 * pair * stride, *g = scratch_.dp + 2 * pair * stride;
+    uint32_t* ds = scratch_.ds + pair * stride;
+    for (int32_t c = columns.begin; c < columns.end; c += 2 * kWidth) {
+      const int64_t at = c / kPanel * scratch_.pair_panel + pair * scratch_.pair_row + c % kPanel;
+      const Floats p0 = load(p + c), p1 = load(p + c + kWidth);
+      const Floats g0 = load(g + c), g1 = load(g + c + kWidth);
+      Floats below_p0{}, below_p1{}, below_g0{}, below_g1{};
+      if (both) {
+        below_p0 = load(p + stride + c), below_p1 = load(p + stride + c + kWidth);
+        below_g0 = load(g + stride + c), below_g1 = load(g + stride + c + kWidth);
+        store_bf16_row(ds + stride / 2 + c / 2, below_g0, below_g1);
       }
+      store_bf16_row(ds + c / 2, g0, g1);
+      store_words(scratch_.p_t + at, pair_bf16(p0, below_p0));
+      store_words(scratch_.p_t + at + kWidth, pair_bf16(p1, below_p1));
+      store_words(scratch_.ds_t + at, pair_bf16(g0, below_g0));
+      store_words(scratch_.ds_t + at + kWidth, pair_bf16(g1, below_g1));
     }
   }
 
   // dv += P^T dO, dk += dS^T Q.
   void accumulate_keys(int32_t head, Interval queries, Interval columns) {
-    constexpr int kU = kUnit<kCompute>;
-    const int32_t rows = queries.end - queries.begin;
-    if constexpr (kCompute == Compute::kBf16Pairs) round_weights(rows, columns);
     const Rows q = rows_of(in_.q, dtype_size(problem_.dtype), b_, head, sequence_.first_q);
     const Rows dout =
         rows_of(job_.args->dout, dtype_size(problem_.dtype_o), b_, head, sequence_.first_q);
-    pack_b<kCompute>(q, queries, problem_.dim_qk, problem_.dtype, scratch_.q_b,
-                     scratch_.query_panel);
-    pack_b<kCompute>(dout, queries, problem_.dim_v, problem_.dtype_o, scratch_.do_b,
-                     scratch_.query_panel);
-    const int32_t units = (rows + kU - 1) / kU, keys = last_column(columns) - columns.begin;
-    gemm<kCompute>(keys, scratch_.v_columns, units,
-                   {scratch_.p_t + columns.begin, 1, scratch_.tile_kv},
-                   {scratch_.do_b, scratch_.query_panel},
-                   {scratch_.dv + static_cast<int64_t>(columns.begin) * scratch_.v_columns,
-                    scratch_.v_columns},
-                   true);
-    gemm<kCompute>(keys, scratch_.qk_columns, units,
-                   {scratch_.ds_t + columns.begin, 1, scratch_.tile_kv},
-                   {scratch_.q_b, scratch_.query_panel},
-                   {scratch_.dk + static_cast<int64_t>(columns.begin) * scratch_.qk_columns,
-                    scratch_.qk_columns},
-                   true);
+    accumulate(dout, queries, problem_.dim_v, problem_.dtype_o, scratch_.do_k, scratch_.p_t,
+               columns, scratch_.dv, scratch_.v_columns);
+    accumulate(q, queries, problem_.dim_qk, problem_.dtype, scratch_.q_k, scratch_.ds_t, columns,
+               scratch_.dk, scratch_.qk_columns);
   }
 
-  // P and dS as bf16, in pairs of queries and, dS, of keys.
-  void round_weights(int32_t rows, Interval columns) {
-    const int64_t stride = scratch_.tile_kv;
-    for (int32_t r = 0; r < rows; r += 2) {
-      const bool pair = r + 1 < rows;
-      const float *p = scratch_.s + r * stride, *g = scratch_.dp + r * stride;
-      uint32_t *p_t = scratch_.p_t + r / 2 * stride, *ds_t = scratch_.ds_t + r / 2 * stride;
-      uint32_t* ds = scratch_.ds + r * stride / 2;
-      for (int32_t c = columns.begin; c < columns.end; c += 2 * kWidth) {
-        const Floats p0 = load(p + c), p1 = load(p + c + kWidth);
-        const Floats g0 = load(g + c), g1 = load(g + c + kWidth);
-        Floats below_p0{}, below_p1{}, below_g0{}, below_g1{};
-        if (pair) {
-          below_p0 = load(p + stride + c), below_p1 = load(p + stride + c + kWidth);
-          below_g0 = load(g + stride + c), below_g1 = load(g + stride + c + kWidth);
-          store_bf16_row(ds + stride / 2 + c / 2, below_g0, below_g1);
+  // sum += weights^T x; packed: room for x with the queries as k.
+  void accumulate(const Rows& x, Interval queries, int32_t dim, int32_t dtype, uint32_t* packed,
+                  const uint32_t* weights, Interval columns, float* sum, int32_t sum_columns) {
+    constexpr int kU = kUnit<kCompute>;
+    const int32_t units = (queries.end - queries.begin + kU - 1) / kU;
+    if constexpr (kKeysAsColumns<kCompute>) {
+      pack_a_transposed<kCompute>(x, queries, dim, dtype, packed, scratch_.tile_q / kU);
+      gemm<kCompute>(sum_columns, columns.end - columns.begin, units,
+                     {packed, scratch_.tile_q / kU, 1},
+                     {weights + columns.begin / kPanel * scratch_.pair_panel, scratch_.pair_panel},
+                     {sum + columns.begin, scratch_.tile_kv}, true);
+    } else {
+      pack_b<kCompute>(x, queries, dim, dtype, packed, scratch_.query_panel);
+      gemm<kCompute>(last_column(columns) - columns.begin, sum_columns, units,
+                     {weights + columns.begin, 1, scratch_.pair_row},
+                     {packed, scratch_.query_panel},
+                     {sum + static_cast<int64_t>(columns.begin) * sum_columns, sum_columns}, true);
+    }
+  }
+
+  void store_gradient(const Rows& out, const float* sum, int32_t columns, float factor,
+                      int32_t dim) {
+    if constexpr (!kKeysAsColumns<kCompute>) {
+      for (int32_t j = keys_.begin; j < keys_.end; ++j, sum += columns) {
+        store_row(out.row(j), problem_.dtype, sum, factor, dim);
+      }
+    } else {
+      for (int32_t j = keys_.begin; j < keys_.end; j += kWidth, sum += kWidth) {
+        const int32_t keys = keys_.end - j < kWidth ? keys_.end - j : kWidth;
+        for (int32_t c = 0; c < dim; c += kWidth) {
+          Words block[kWidth];
+#pragma GCC unroll 16
+          for (int i = 0; i < kWidth; ++i) {
+            block[i] = load_words(sum + static_cast<int64_t>(c + i) * scratch_.tile_kv);
+          }
+          transpose(block);
+          for (int32_t i = 0; i < keys; ++i) {
+            store_first<FLASHATTN_DTYPE_BF16>(out.row(j + i) + c * 2,
+                                              as_floats(block[i]) * splat(factor), dim - c);
+          }
         }
-        store_bf16_row(ds + c / 2, g0, g1);
-        store_words(p_t + c, pair_bf16(p0, below_p0));
-        store_words(p_t + c + kWidth, pair_bf16(p1, below_p1));
-        store_words(ds_t + c, pair_bf16(g0, below_g0));
-        store_words(ds_t + c + kWidth, pair_bf16(g1, below_g1));
       }
     }
   }

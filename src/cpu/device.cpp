@@ -28,10 +28,8 @@ bool has_bf16() {
 #endif
 }
 
-// Whether this process may use tile registers. Linux wants to be asked, once a process, before the
-// first thread uses them: their 8 KB would not fit every signal stack.
-bool may_use_tiles() {
-#if defined(__x86_64__) && defined(SYS_arch_prctl)
+bool has_tiles() {
+#if defined(__x86_64__)
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & 1u << 27)) return false;
   constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;
@@ -41,7 +39,16 @@ bool may_use_tiles() {
   unsigned low = 0, high = 0;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   constexpr unsigned kSavedTiles = 3u << 17;
-  if ((low & kSavedTiles) != kSavedTiles) return false;
+  return (low & kSavedTiles) == kSavedTiles;
+#else
+  return false;
+#endif
+}
+
+// Linux wants to be asked for tile registers, once a process, before the first thread uses them:
+// their 8 KB would not fit every signal stack.
+bool may_use_tiles() {
+#if defined(__x86_64__) && defined(SYS_arch_prctl)
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h, since Linux 5.16
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
@@ -52,15 +59,16 @@ bool may_use_tiles() {
 struct InstructionSet {
   const char* name;
   const Kernels& (*kernels)();
-  bool (*runs_here)();
+  bool (*is_here)();
+  bool (*may_run)();  // NULL: it may
 };
 
 // Lowest first.
 const InstructionSet kInstructionSets[] = {
-    {"baseline", baseline::kernels, [] { return true; }},
+    {"baseline", baseline::kernels, [] { return true; }, nullptr},
 #if FLASHATTN_HAVE_AVX2
     {"avx2", avx2::kernels,
-     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
+     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }, nullptr},
 #endif
 #if FLASHATTN_HAVE_AVX512
     {"avx512", avx512::kernels,
@@ -68,30 +76,52 @@ const InstructionSet kInstructionSets[] = {
        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
               __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-     }},
+     },
+     nullptr},
 #endif
 #if FLASHATTN_HAVE_AVX512_BF16
-    {"avx512_bf16", avx512_bf16::kernels, has_bf16},
+    {"avx512_bf16", avx512_bf16::kernels, has_bf16, nullptr},
 #endif
 #if FLASHATTN_HAVE_AVX512_AMX
-    {"avx512_amx", avx512_amx::kernels, [] { return has_bf16() && may_use_tiles(); }},
+    {"avx512_amx", avx512_amx::kernels, [] { return has_bf16() && has_tiles(); }, may_use_tiles},
 #endif
 };
 
-// Whether an instruction set that the processor has is slower there than the one below it.
-bool is_slower_here(const char* name) {
+struct Processor {
+  char vendor[13];
+  unsigned family, model;  // 0: none that is known
+
+  Processor() : vendor{}, family(0), model(0) {
 #if defined(__x86_64__)
-  // vdpbf16ps: less than half the rate of fp32 multiply-adds on Intel's, twice on AMD's.
-  return std::strcmp(name, "avx512_bf16") == 0 && __builtin_cpu_is("intel");
-#else
-  (void)name;
-  return false;
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid(0, &a, &b, &c, &d)) return;
+    const unsigned words[3] = {b, d, c};
+    std::memcpy(vendor, words, 12);
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return;
+    family = (a >> 8 & 15) + ((a >> 8 & 15) == 15 ? a >> 20 & 255 : 0);
+    model = (a >> 4 & 15) | (a >> 12 & 0xf0);
 #endif
-}
+  }
+};
+
+// Where products of bf16 pay, which flags do not tell: Intel's vector units take twice as long for
+// vdpbf16ps as for multiply-adds of fp32, AMD's half as long.
+struct Fast {
+  const char *name, *vendor;
+  unsigned family, model;  // model 0: all of the family
+};
+const Fast kFast[] = {
+    {"avx512_bf16", "AuthenticAMD", 25, 0},   // Zen 4
+    {"avx512_bf16", "AuthenticAMD", 26, 0},   // Zen 5
+    {"avx512_amx", "GenuineIntel", 6, 0x8f},  // Sapphire Rapids
+    {"avx512_amx", "GenuineIntel", 6, 0xcf},  // Emerald Rapids
+    {"avx512_amx", "GenuineIntel", 6, 0xad},  // Granite Rapids
+    {"avx512_amx", "GenuineIntel", 6, 0xae},  // Granite Rapids D
+};
 
 struct Choice {
   const Kernels* kernels;
-  char reason[128];
+  char reason[256];
 };
 
 Choice choose() {
@@ -100,19 +130,36 @@ Choice choose() {
 #endif
   const char* wanted = std::getenv("FLASHATTN_CPU_ISA");
   if (wanted && !*wanted) wanted = nullptr;
-  const InstructionSet* best = nullptr;
+  const Processor processor;
+  const InstructionSet *best = nullptr, *left_out = nullptr;
   bool capped = false;
   for (const InstructionSet& set : kInstructionSets) {
-    // Above the cap nothing is asked of the system.
-    if (capped || !set.runs_here() || (!wanted && is_slower_here(set.name))) continue;
+    // Of the system nothing is asked in vain.
+    if (capped || !set.is_here()) continue;
+    if (!wanted && !pays_off(set.name, processor.vendor, processor.family, processor.model)) {
+      left_out = &set;
+      continue;
+    }
+    if (set.may_run && !set.may_run()) continue;
     best = &set;
+    left_out = nullptr;
     capped = wanted && std::strcmp(wanted, set.name) == 0;
   }
   Choice choice = {&best->kernels(), {}};
-  std::snprintf(choice.reason, sizeof choice.reason,
-                capped ? "%s is what FLASHATTN_CPU_ISA allows"
-                       : "%s is the fastest instruction set of this build on this processor",
-                best->name);
+  if (capped) {
+    std::snprintf(choice.reason, sizeof choice.reason, "%s is what FLASHATTN_CPU_ISA allows",
+                  best->name);
+    return choice;
+  }
+  const int used = std::snprintf(
+      choice.reason, sizeof choice.reason,
+      "%s is the fastest instruction set of this build on processors of family %u, model %u",
+      best->name, processor.family, processor.model);
+  if (left_out) {
+    std::snprintf(choice.reason + used, sizeof choice.reason - static_cast<size_t>(used),
+                  "; %s is not known to pay there, FLASHATTN_CPU_ISA=%s uses it", left_out->name,
+                  left_out->name);
+  }
   return choice;
 }
 
@@ -157,6 +204,19 @@ struct MachineDevice {
 };
 
 }  // namespace
+
+bool pays_off(const char* isa, const char* vendor, unsigned family, unsigned model) {
+  bool listed = false;
+  for (const Fast& fast : kFast) {
+    if (std::strcmp(fast.name, isa) != 0) continue;
+    listed = true;
+    if (std::strcmp(fast.vendor, vendor) == 0 && fast.family == family &&
+        (fast.model == 0 || fast.model == model)) {
+      return true;
+    }
+  }
+  return !listed;
+}
 
 const Kernels& machine_kernels() { return *choice().kernels; }
 

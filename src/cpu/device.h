@@ -9,6 +9,10 @@ namespace flashattn::cpu {
 // the life of the process.
 const Kernels& machine_kernels();
 
+// Whether an instruction set is the fastest of those that a processor has: a fixed rule by CPUID's
+// vendor, family and model.
+bool pays_off(const char* isa, const char* vendor, unsigned family, unsigned model);
+
 // Why they were chosen: one clause.
 const char* machine_kernels_reason();
 

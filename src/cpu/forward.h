@@ -238,6 +238,7 @@ class ForwardBlock {
   }
 
   // Scores to weights, the running maximum and sum, and O to the new maximum's scale.
+  // Without any maximum in the loop it would be 1 to 2 % faster: not worth doing tiles over.
   void softmax(const Segment& segment, int32_t tile_row, Interval keys, Interval run,
                Interval columns, bool full) {
     const ScoreRules rules = score_rules(problem_, in_, b_, segment.head, sequence_.len);
@@ -249,17 +250,16 @@ class ForwardBlock {
     for (int32_t i = segment.queries.begin; i < segment.queries.end; ++i) {
       const int32_t at = i - segment.queries.begin;
       float* s = scratch_.s + static_cast<int64_t>(tile_row + at) * scratch_.tile_kv;
+      Floats top = splat(-kInfinity);
       if (modified) {
-        modify_row(rules, i, keys.begin, sequence_.len.kv, columns.begin, columns.end, s, nullptr);
+        top = modify_row(rules, i, keys.begin, sequence_.len.kv, columns.begin, columns.end, s,
+                         nullptr);
       }
       if (!full) {
         mask_row(rules, blocks, i, keys.begin,
                  intersect(visible_keys(mask_, i, sequence_.len), run), columns, s);
       }
-      Floats top = splat(-kInfinity);
-      for (int32_t c = columns.begin; c < columns.end; c += kWidth) {
-        top = max_keep_nan(load(s + c), top);
-      }
+      if (!modified || !full) top = highest_of(s, columns);
       const int32_t r = segment.row + at;
       const float before = scratch_.m[r];
       const float highest = max(top) * factor[0];

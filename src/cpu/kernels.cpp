@@ -27,13 +27,6 @@ FLASHATTN_INLINE auto with_compute(bool bf16, Body body) {
 
 bool forward_is_bf16(const Problem& problem) { return problem.dtype == FLASHATTN_DTYPE_BF16; }
 
-// Tile registers multiply rows as they lie, and two of the backward pass's products have one
-// operand transposed; vdpbf16ps is slow where they are.
-bool backward_is_bf16(const Problem& problem) {
-  return !kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16 &&
-         problem.dtype_o == FLASHATTN_DTYPE_BF16;
-}
-
 int64_t forward_scratch(const Problem& problem, const Tiling& tiling) {
   return with_compute(forward_is_bf16(problem), [&](auto tag) {
     return ForwardScratch<decltype(tag)::value>(problem, tiling, nullptr).bytes;
@@ -59,11 +52,13 @@ void backward_prepare(const BackwardJob& job, int64_t task, char*) {
 void backward(const BackwardJob& job, int64_t task, char* scratch) {
   with_compute(backward_is_bf16(*job.problem),
                [&](auto tag) { backward_task<decltype(tag)::value>(job, task, scratch); });
+  release_tiles();
 }
 
 void backward_dbias(const BackwardJob& job, int64_t task, char* scratch) {
   with_compute(backward_is_bf16(*job.problem),
                [&](auto tag) { backward_dbias_task<decltype(tag)::value>(job, task, scratch); });
+  release_tiles();
 }
 
 void backward_dsink(const BackwardJob& job, int64_t task, char*) { backward_dsink_task(job, task); }

@@ -158,8 +158,26 @@ void CpuLauncher::set_blocks(ForwardJob* job) const {
     job->heads = std::min(group, std::max(fitting, 1));
     job->head_blocks = static_cast<int32_t>(ceil_div(group, job->heads));
     job->query_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_q, job->queries));
-    if (rows == smallest || job->tasks() >= 4 * static_cast<int64_t>(threads_)) return;
+    if (rows == smallest || job->tasks() >= 4 * static_cast<int64_t>(threads_)) break;
   }
+  if (problem_.mask != 0 || problem_.layout != 0 || job->queries == shape.seqlen_q) return;
+  // Blocks that all take equally long: the number that occupies all threads to the end, not more,
+  // for each packs the keys anew.
+  constexpr int32_t kPacking = 12;  // rows whose work takes as long
+  const int64_t others = job->tasks() / job->query_blocks;
+  int64_t least = INT64_MAX;
+  const auto consider = [&](int32_t rows) {
+    const int64_t blocks = ceil_div(shape.seqlen_q, rows);
+    const int64_t cost = ceil_div(blocks * others, threads_) * (rows + kPacking);
+    if (cost >= least) return;
+    least = cost;
+    job->queries = rows;
+    job->query_blocks = static_cast<int32_t>(blocks);
+  };
+  const int32_t fewest = job->queries;
+  consider(fewest);
+  const int32_t most = std::min(job->tiling.rows, shape.seqlen_q);
+  for (int32_t rows = most / tile * tile; rows > fewest; rows -= tile) consider(rows);
 }
 
 int32_t CpuLauncher::forward(const flashattn_forward_args& args, void* workspace, void*) const {

@@ -154,6 +154,32 @@ void pack_b_transposed(const Rows& rows, Interval range, int32_t dim, int32_t dt
   });
 }
 
+// A operand with the head dimension as rows and the rows as k: out[column][row unit], row_units a
+// multiple of kWidth.
+template <Compute kCompute>
+void pack_a_transposed(const Rows& rows, Interval range, int32_t dim, int32_t dtype, uint32_t* out,
+                       int32_t row_units) {
+  constexpr int kU = kUnit<kCompute>;
+  const auto row = [&](int32_t r) { return r < range.end ? rows.row(r) : kZeroRow; };
+  with_dtype(dtype, [&](auto tag) {
+    for (int32_t r = range.begin; r < range.end; r += kU * kWidth, out += kWidth) {
+      for (int32_t c = 0; c < dim; c += kWidth) {
+        Words block[kWidth];
+#pragma GCC unroll 16
+        for (int i = 0; i < kWidth; ++i) {
+          block[i] = load_pair<kCompute, decltype(tag)::value>(row(r + i * kU),
+                                                               row(r + i * kU + kU - 1), c, dim);
+        }
+        transpose(block);
+#pragma GCC unroll 16
+        for (int i = 0; i < kWidth; ++i) {
+          store_words(out + static_cast<int64_t>(c + i) * row_units, block[i]);
+        }
+      }
+    }
+  });
+}
+
 // B operand with the rows as k and the head dimension as columns: out[panel][row unit][column].
 // Returns whether all elements are finite.
 template <Compute kCompute>

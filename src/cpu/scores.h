@@ -53,52 +53,67 @@ FLASHATTN_INLINE void for_each_block_run(const ScoreRules& rules, Interval queri
   }
 }
 
-// Which of kWidth bytes are not zero.
-FLASHATTN_INLINE Ints nonzero(const void* p) {
-  typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
-  Bytes bytes;
-  __builtin_memcpy(&bytes, p, kWidth);
-  return __builtin_convertvector(bytes, Ints) != 0;
-}
-
-// Scores of the keys from j on plus their biases; a boolean mask hides, whatever the score was.
-FLASHATTN_INLINE Floats add_bias(const ScoreRules& rules, Floats x, const char* row, int32_t j,
-                                 int32_t keys) {
-  const int32_t count = keys - j;
-  switch (rules.bias_dtype) {
-    case FLASHATTN_DTYPE_F32: return x + load_first<FLASHATTN_DTYPE_F32>(row + j * 4LL, count);
-    case FLASHATTN_DTYPE_F16: return x + load_first<FLASHATTN_DTYPE_F16>(row + j * 2LL, count);
-    case FLASHATTN_DTYPE_BF16: return x + load_first<FLASHATTN_DTYPE_BF16>(row + j * 2LL, count);
-    default: {
-      uint8_t shown[kWidth] = {};
-      if (count >= kWidth) return select(nonzero(row + j), x, splat(-kInfinity));
-      if (count > 0) __builtin_memcpy(shown, row + j, static_cast<size_t>(count));
-      return select(nonzero(shown), x, splat(-kInfinity));
-    }
-  }
-}
-
 // Turns the products of query i with the keys from `first` on into scores: columns [begin, end) of
-// s, multiples of kWidth. derivative, if not NULL, receives that of the softcap.
-inline void modify_row(const ScoreRules& rules, int32_t i, int32_t first, int32_t keys,
-                       int32_t begin, int32_t end, float* s, float* derivative) {
-  const char* bias =
-      rules.bias ? rules.bias + i * rules.bias_row * dtype_size(rules.bias_dtype) : nullptr;
-  const float inner = rules.softcap != 0 ? rules.scale / rules.softcap : rules.scale;
-  for (int32_t column = begin; column < end; column += kWidth) {
-    Floats x = load(s + column) * splat(inner);
-    if (rules.softcap != 0) {
-      const Floats t = tanh(x);
-      if (derivative) store(derivative + column, 1.0f - t * t);
-      x = t * splat(rules.softcap);
+// s, multiples of kColumnStep. Returns the highest of each lane. derivative, if not NULL, receives
+// that of the softcap. add(x, key): x plus the biases of the keys from `key` on.
+template <class Add>
+FLASHATTN_INLINE Floats modify_columns(const ScoreRules& rules, int32_t i, int32_t first,
+                                       int32_t begin, int32_t end, float* s, float* derivative,
+                                       Add add) {
+  constexpr int kVectors = kColumnStep / kWidth;
+  const bool capped = rules.softcap != 0;
+  const Floats factor = splat(capped ? rules.scale / rules.softcap : rules.scale * kLog2E);
+  const Floats cap = splat(rules.softcap * kLog2E), slope = splat(rules.slope * kLog2E);
+  Floats top = splat(-kInfinity);
+  for (int32_t column = begin; column < end; column += kColumnStep) {
+    Floats x[kVectors];
+    for (int v = 0; v < kVectors; ++v) x[v] = load(s + column + v * kWidth) * factor;
+    if (capped) {
+      tanh_each(x);
+      for (int v = 0; v < kVectors; ++v) {
+        if (derivative) store(derivative + column + v * kWidth, 1.0f - x[v] * x[v]);
+        x[v] *= cap;
+      }
     }
-    if (rules.slope != 0) {
-      const float at = static_cast<float>(i + static_cast<int64_t>(rules.offset) - first - column);
-      x -= abs(splat(at) - iota()) * splat(rules.slope);
+    for (int v = 0; v < kVectors; ++v) {
+      const int32_t key = first + column + v * kWidth;
+      if (rules.slope != 0) {
+        const float at = static_cast<float>(i + static_cast<int64_t>(rules.offset) - key);
+        x[v] -= abs(splat(at) - iota()) * slope;
+      }
+      x[v] = add(x[v], key);
+      store(s + column + v * kWidth, x[v]);
+      top = max_keep_nan(x[v], top);
     }
-    if (bias) x = add_bias(rules, x, bias, first + column, keys);
-    store(s + column, x * splat(kLog2E));
   }
+  return top;
+}
+
+// The same with the bias of the rules; `keys`: all of the sequence.
+inline Floats modify_row(const ScoreRules& rules, int32_t i, int32_t first, int32_t keys,
+                         int32_t begin, int32_t end, float* s, float* derivative) {
+  const auto modify = [&](auto add) {
+    return modify_columns(rules, i, first, begin, end, s, derivative, add);
+  };
+  if (!rules.bias) return modify([](Floats x, int32_t) { return x; });
+  const char* row = rules.bias + i * rules.bias_row * dtype_size(rules.bias_dtype);
+  if (rules.bias_dtype == FLASHATTN_DTYPE_U8) {
+    // Hidden, whatever the score was.
+    return modify([&](Floats x, int32_t key) {
+      const int32_t count = keys - key;
+      if (count >= kWidth) return select_by_bytes(row + key, x, splat(-kInfinity));
+      uint8_t shown[kWidth] = {};
+      if (count > 0) __builtin_memcpy(shown, row + key, static_cast<size_t>(count));
+      return select_by_bytes(shown, x, splat(-kInfinity));
+    });
+  }
+  return with_dtype(rules.bias_dtype, [&](auto tag) {
+    constexpr int32_t kDtype = decltype(tag)::value;
+    return modify([&](Floats x, int32_t key) {
+      const char* at = row + key * int64_t{kSize<kDtype>};
+      return x + load_first<kDtype>(at, keys - key) * splat(kLog2E);
+    });
+  });
 }
 
 inline void fill(float* s, int32_t begin, int32_t end, float value) {
@@ -121,6 +136,16 @@ inline void mask_row(const ScoreRules& rules, bool blocks, int32_t i, int32_t fi
     if (!row[x]) fill(s, j - first, next - first, -kInfinity);
     j = next;
   }
+}
+
+// The highest of the columns in each lane. A NaN is kept.
+FLASHATTN_INLINE Floats highest_of(const float* s, Interval columns) {
+  Floats even = splat(-kInfinity), odd = even;
+  for (int32_t c = columns.begin; c < columns.end; c += 2 * kWidth) {
+    even = max_keep_nan(load(s + c), even);
+    odd = max_keep_nan(load(s + c + kWidth), odd);
+  }
+  return max_of_both(even, odd);
 }
 
 template <int... kLane>
@@ -193,7 +218,7 @@ inline void dropout_strip(const DropoutStream& stream, uint32_t threshold, int32
 
 // x where kept, 0 elsewhere.
 FLASHATTN_INLINE Floats apply_keep(Floats x, const uint8_t* keep) {
-  return select(nonzero(keep), x, Floats{});
+  return select_by_bytes(keep, x, Floats{});
 }
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

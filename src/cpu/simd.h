@@ -67,14 +67,40 @@ FLASHATTN_INLINE Words as_words(Floats x) { return reinterpret_cast<Words>(x); }
 FLASHATTN_INLINE Floats as_floats(Words x) { return reinterpret_cast<Floats>(x); }
 FLASHATTN_INLINE Floats select(Ints mask, Floats a, Floats b) { return mask ? a : b; }
 FLASHATTN_INLINE bool any(Ints mask) {
+#if defined(__AVX512F__)
+  return _mm512_movepi32_mask(reinterpret_cast<__m512i>(mask)) != 0;
+#elif defined(__AVX2__)
+  return _mm256_movemask_epi8(reinterpret_cast<__m256i>(mask)) != 0;
+#else
   int32_t lanes[kWidth];
   __builtin_memcpy(lanes, &mask, sizeof lanes);
   int32_t some = 0;
   for (const int32_t lane : lanes) some |= lane;
   return some != 0;
+#endif
+}
+// x where the byte at p is not zero, else y.
+FLASHATTN_INLINE Floats select_by_bytes(const void* p, Floats x, Floats y) {
+#if defined(__AVX512F__)
+  const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  return reinterpret_cast<Floats>(_mm512_mask_mov_ps(
+      reinterpret_cast<__m512>(y), _mm_test_epi8_mask(bytes, bytes), reinterpret_cast<__m512>(x)));
+#else
+  typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
+  Bytes bytes;
+  __builtin_memcpy(&bytes, p, kWidth);
+  return select(__builtin_convertvector(bytes, Ints) != 0, x, y);
+#endif
 }
 // A NaN in x is kept.
-FLASHATTN_INLINE Floats max_keep_nan(Floats x, Floats y) { return select(x < y, y, x); }
+FLASHATTN_INLINE Floats max_keep_nan(Floats x, Floats y) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(
+      _mm512_max_ps(reinterpret_cast<__m512>(y), reinterpret_cast<__m512>(x)));
+#else
+  return select(x < y, y, x);
+#endif
+}
 FLASHATTN_INLINE Floats abs(Floats x) { return as_floats(as_words(x) & 0x7fffffffu); }
 
 // 0, 1, 2, ...
@@ -135,22 +161,44 @@ FLASHATTN_INLINE Floats reciprocal(Floats x) {
 #endif
 }
 
-// tanh with a relative error below 3e-7, and where it is near 1 an absolute one below 1.1e-7: its
-// derivative is 1 - tanh^2.
-FLASHATTN_INLINE Floats tanh(Floats x) {
-  const Floats end = splat(10.0f), square = x * x;
-  Floats magnitude = abs(x);
-  magnitude = select(magnitude > end, end, magnitude);
-  // Near 0 an odd polynomial; elsewhere 1 - 2 / (e^2|x| + 1), which loses digits near 0.
+// tanh, where it is near 0: an odd polynomial.
+constexpr float kTanhIsNear0 = 0.625f;
+FLASHATTN_INLINE Floats tanh_near_0(Floats x) {
+  const Floats square = x * x;
   Floats p = splat(5.659371517e-3f);
   p = p * square + splat(-2.059952815e-2f);
   p = p * square + splat(5.372802716e-2f);
   p = p * square + splat(-1.333130811e-1f);
   p = p * square + splat(3.333327725e-1f);
-  const Floats small = x - x * square * p;
+  return x - x * square * p;
+}
+
+// tanh with a relative error below 3e-7, and where it is near 1 an absolute one below 1.1e-7: its
+// derivative is 1 - tanh^2.
+FLASHATTN_INLINE Floats tanh(Floats x) {
+  const Floats end = splat(10.0f);
+  Floats magnitude = abs(x);
+  magnitude = select(magnitude > end, end, magnitude);
+  // 1 - 2 / (e^2|x| + 1) loses digits near 0.
   const Floats large = 1.0f - 2.0f * reciprocal(exp2(magnitude * splat(2.8853900818f)) + 1.0f);
   const Floats signed_large = as_floats(as_words(large) | (as_words(x) & 0x80000000u));
-  return select(magnitude < splat(0.625f), small, signed_large);
+  return select(magnitude < splat(kTanhIsNear0), tanh_near_0(x), signed_large);
+}
+
+// The same of all x: most often all are near 0, which costs a third.
+template <int kCount>
+FLASHATTN_INLINE void tanh_each(Floats (&x)[kCount]) {
+  // Bits of positive numbers compare like the numbers, and those of a NaN are larger.
+  Words largest{};
+  for (const Floats& each : x) {
+    const Words bits = as_words(abs(each));
+    largest = bits > largest ? bits : largest;
+  }
+  if (any(largest >= as_words(splat(kTanhIsNear0)))) {
+    for (Floats& each : x) each = tanh(each);
+  } else {
+    for (Floats& each : x) each = tanh_near_0(each);
+  }
 }
 
 // ---- 16-bit formats, bit patterns in the low halves of words ----
@@ -204,7 +252,8 @@ FLASHATTN_INLINE void store_halves(uint16_t* p, Words bits) {
 #endif
 }
 
-// kWidth elements of a 16-bit or 32-bit type at p, as fp32.
+// kWidth elements of a 16-bit or 32-bit type at p, as fp32. AVX512-FP16 would not save the way over
+// fp32: its multiply-adds round every sum to fp16.
 template <int32_t kDtype>
 FLASHATTN_INLINE Floats load_as_floats(const void* p) {
   if constexpr (kDtype == FLASHATTN_DTYPE_F32) {
@@ -235,15 +284,20 @@ FLASHATTN_INLINE void store_floats(void* p, Floats x) {
   }
 }
 
-#if defined(__AVX512BF16__)
+// Whether there are products of pairs of bf16: of vectors (vdpbf16ps), of tiles (AMX).
+#if defined(__AVX512BF16__) || defined(__AMX_BF16__)
 constexpr bool kHasBf16Dot = true;
+#else
+constexpr bool kHasBf16Dot = false;
+#endif
+
+#if defined(__AVX512BF16__)
 // sum += a.lo * b.lo + a.hi * b.hi, of pairs of bf16. Subnormals count as zero.
 FLASHATTN_INLINE Floats dot_bf16(Floats sum, Words a, Words b) {
   return reinterpret_cast<Floats>(_mm512_dpbf16_ps(
       reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b)));
 }
 #else
-constexpr bool kHasBf16Dot = false;
 FLASHATTN_INLINE Floats dot_bf16(Floats sum, Words a, Words b) {
   return sum + from_bf16(a) * from_bf16(b) +
          as_floats(a & 0xffff0000u) * as_floats(b & 0xffff0000u);

@@ -10,6 +10,7 @@
 #include "core/cost.h"
 #include "core/device.h"
 #include "core/validate_desc.h"
+#include "cpu/device.h"
 
 using namespace flashattn;
 
@@ -157,6 +158,17 @@ void test_guard() {
   CHECK(std::strcmp(last_error().text, "broken") == 0);
 }
 
+void test_instruction_sets() {
+  using cpu::pays_off;
+  CHECK(pays_off("avx512", "GenuineIntel", 6, 0x55));
+  CHECK(pays_off("avx512_bf16", "AuthenticAMD", 25, 17) &&
+        pays_off("avx512_bf16", "AuthenticAMD", 26, 2));
+  CHECK(!pays_off("avx512_bf16", "GenuineIntel", 6, 0x8f));
+  CHECK(pays_off("avx512_amx", "GenuineIntel", 6, 0x8f) &&
+        pays_off("avx512_amx", "GenuineIntel", 6, 0xcf));
+  CHECK(!pays_off("avx512_amx", "GenuineIntel", 6, 0x55) && !pays_off("avx512_amx", "", 0, 0));
+}
+
 }  // namespace
 
 int main() {
@@ -164,5 +176,6 @@ int main() {
   test_defaults();
   test_cost();
   test_guard();
+  test_instruction_sets();
   return check_report();
 }
