@@ -140,9 +140,9 @@ void Sm80Launcher::describe(uint32_t op, const flashattn_shape& shape,
 }
 
 int32_t Sm80Launcher::check_arrays(const flashattn_forward_args& args) const {
-  const NamedTensor tensors[] = {{"inputs.q", args.inputs.q, problem_.dtype},
-                                 {"inputs.k", args.inputs.k, problem_.dtype},
-                                 {"inputs.v", args.inputs.v, problem_.dtype},
+  const NamedTensor tensors[] = {{"inputs.q", args.inputs.q, problem_.dtype, true},
+                                 {"inputs.k", args.inputs.k, problem_.dtype, true},
+                                 {"inputs.v", args.inputs.v, problem_.dtype, true},
                                  {"o", args.o, problem_.dtype_o}};
   for (const NamedTensor& tensor : tensors) {
     if (const int32_t status = check_alignment(tensor)) return status;

@@ -94,7 +94,16 @@ def random_case(seed, large=False):
     case = Case(**fields)
     if large and case.batch * case.heads_q * case.seqlen_q * case.seqlen_kv > 1 << 21:
         case.dropout = 0.0  # NumPy's Philox would take longer than everything else
+    if large and not case.backward and seed % 2:
+        case = case.replace(dtype="f32")
     return case
+
+
+def for_gpu(case):
+    """The case without what GPU kernels lack: gradients in fp32."""
+    if case.dtype != "f32" or not case.backward:
+        return case
+    return case.replace(backward=False, dbias=None, dsink=False, dlse=False)
 
 
 def for_tensor_cores(case):
@@ -103,6 +112,6 @@ def for_tensor_cores(case):
         return (160, 192, 224, 256)[case.seed % 4] if n == 160 else -(-n // 8) * 8
 
     changes = dict(dim_qk=dim(case.dim_qk), dim_v=dim(case.dim_v))
-    if case.dtype == "f32":
-        changes.update(dtype=("f16", "bf16")[case.seed % 2])
-    return case.replace(**changes)
+    if case.dtype == "f32" and case.backward and case.seed % 3 < 2:
+        changes.update(dtype=("f16", "bf16")[case.seed % 3])
+    return for_gpu(case.replace(**changes))

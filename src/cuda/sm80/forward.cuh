@@ -30,10 +30,12 @@ struct ForwardConfig {
   static constexpr int kMinBlocks = kMinBlocks_;  // on a multiprocessor, as registers allow
   static constexpr bool kShort = kStrips == 1 && kDimV <= 128;  // decoding comes here
 
-  using QTile = SharedTile<kTileQ, kDimQk>;
-  using KTile = SharedTile<kTileKv, kDimQk>;
-  using VTile = SharedTile<kTileKv, kDimV>;
-  using OTile = SharedTile<kTileQ, kDimV>;
+  static constexpr bool kWide = std::is_same<T, float>::value;
+
+  using QTile = SharedTile<kTileQ, kDimQk, sizeof(T)>;
+  using KTile = SharedTile<kTileKv, kDimQk, sizeof(T)>;
+  using VTile = SharedTile<kTileKv, kDimV, sizeof(T)>;
+  using OTile = SharedTile<kTileQ, kWide ? 64 : kDimV>;  // fp32 goes out directly
   static constexpr int kQBytes = QTile::kBytes > OTile::kBytes ? QTile::kBytes : OTile::kBytes;
   static constexpr int kSharedBytes = kQBytes + KTile::kBytes + VTile::kBytes;
 };
@@ -88,7 +90,7 @@ class ForwardBlock {
     const flashattn_inputs& in = params_.args.inputs;
     load_tile<kThreads>(q_tile_, params_.problem.dim_qk, [&](int r) -> const char* {
       if (r >= rows_) return nullptr;
-      return tensor_row(in.q, 2, b_, first_head_ + r / count_,
+      return tensor_row(in.q, sizeof(T), b_, first_head_ + r / count_,
                         sequence_.first_q + queries_.begin + r % count_);
     });
     clear();
@@ -146,8 +148,8 @@ class ForwardBlock {
   template <class Tile>
   __device__ __forceinline__ void load_keys(Tile shared, const flashattn_tensor& tensor, int dim,
                                             int32_t tile) const {
-    const Rows rows = kv_rows(params_.problem, params_.args.inputs, tensor, opaque(b_),
-                              opaque(kv_head_), sequence_.first_kv);
+    const Rows rows = kv_rows<sizeof(T)>(params_.problem, params_.args.inputs, tensor, opaque(b_),
+                                         opaque(kv_head_), sequence_.first_kv);
     load_tokens<kThreads>(shared, dim, rows, tile * kTileKv, sequence_.len.kv);
   }
 
@@ -180,11 +182,9 @@ class ForwardBlock {
   }
 
   __device__ __forceinline__ void multiply_pv(const float (&p)[kStrips][kTileKv / 8][4]) {
-    multiply_held<T, kTileKv / 16>(o_, summed_rows(v_tile_, 0, lane_),
-                                   [&](int strip, int k, int x) {
-                                     const float* pair = &p[strip][2 * k + x / 2][x % 2 * 2];
-                                     return ptx::pack<T>(pair[0], pair[1]);
-                                   });
+    multiply_held<T, kTileKv / 16>(
+        o_, summed_rows(v_tile_, 0, lane_),
+        [&](int strip, int k, int x) { return held_word<T>(p[strip], k, x); });
   }
 
   // Products to scores; -inf where a key is not visible.
@@ -218,7 +218,7 @@ class ForwardBlock {
             const int32_t j = columns.begin + n * 8 + lane_ % 4 * 2 + e;
             const bool inside = j >= visible.begin && j < visible.end;
             if constexpr (Config::kModified) {
-              x = modified_score(rules, x, i, j, inside).value;
+              x = modified_score<Config::kWide>(rules, x, i, j, inside).value;
               if (!inside || !block_visible(rules, i, j)) x = -INFINITY;
             } else if (!inside) {
               x = -INFINITY;
@@ -295,7 +295,8 @@ class ForwardBlock {
     const flashattn_forward_args& args = params_.args;
     const float kept = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
     const RowLayout layout = row_layout(params_.problem, args.shape);
-    const bool to_fp32 = parts_ > 1 || params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
+    const bool to_fp32 =
+        Config::kWide || parts_ > 1 || params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
     typename Config::OTile staged{q_tile_.base};
     __syncthreads();  // Q's readers are done
 #pragma unroll
@@ -331,7 +332,7 @@ class ForwardBlock {
             if (out && column < params_.problem.dim_v) {
               *reinterpret_cast<float2*>(out + column) = make_float2(x, y);
             }
-          } else {
+          } else if constexpr (!Config::kWide) {
             const uint32_t at =
                 staged.chunk(warp_row_ + strip * 16 + half * 8 + lane_ / 4, n) + lane_ % 4 * 4;
             ptx::store_shared(at, ptx::pack<T>(x, y));
