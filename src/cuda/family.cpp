@@ -9,18 +9,13 @@ namespace {
 
 constexpr int32_t kMaxDim = 256;
 
-bool is_16_bit(int32_t dtype) {
-  return dtype == FLASHATTN_DTYPE_F16 || dtype == FLASHATTN_DTYPE_BF16;
-}
-
-bool is_computed(int32_t dtype) { return is_16_bit(dtype) || dtype == FLASHATTN_DTYPE_F32; }
-
-bool lacks_backward(const Problem& p) {
-  return !is_16_bit(p.dtype) && p.has_op(FLASHATTN_OP_BACKWARD);
+bool is_computed(int32_t dtype) {
+  return dtype == FLASHATTN_DTYPE_F32 || dtype == FLASHATTN_DTYPE_F16 ||
+         dtype == FLASHATTN_DTYPE_BF16;
 }
 
 bool has_kernels(const Problem& p) {
-  return is_computed(p.dtype) && !lacks_backward(p) && p.dim_qk <= kMaxDim && p.dim_v <= kMaxDim;
+  return is_computed(p.dtype) && p.dim_qk <= kMaxDim && p.dim_v <= kMaxDim;
 }
 
 int32_t shared_bytes(const Problem& p, const Device& d) {
@@ -57,15 +52,6 @@ const Predicate kPredicates[] = {
                      "dtype = %d is not computed on GPUs by this version; convert to F32 = 1, F16 "
                      "= 2 or BF16 = 3, or use device = CPU",
                      p.dtype);
-     }},
-    {[](const Problem& p, const Device&) { return lacks_backward(p); }, FLASHATTN_REASON_DTYPE,
-     "dtype",
-     [](const Problem& p, const Device&, char* text, size_t capacity) {
-       std::snprintf(text, capacity,
-                     "dtype = %d with ops = %u: GPUs compute only the forward pass of F32 in this "
-                     "version; use ops = FORWARD, convert to F16 = 2 or BF16 = 3, or use device = "
-                     "CPU",
-                     p.dtype, p.ops);
      }},
     {[](const Problem& p, const Device&) { return p.dim_qk > kMaxDim; },
      FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",

@@ -2,7 +2,7 @@
 import pytest
 
 from .cases import LISTED
-from .randomcases import for_gpu, for_tensor_cores, random_case
+from .randomcases import for_tensor_cores, random_case
 from .repro import verify
 
 
@@ -17,7 +17,7 @@ def listed():
 
 @pytest.mark.parametrize("case", list(listed()))
 def test_listed(case, device):
-    verify(case if device.name == "cpu" else for_gpu(case), device)
+    verify(case, device)
 
 
 def test_random(random_seed, device):

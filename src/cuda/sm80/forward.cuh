@@ -5,7 +5,7 @@
 // tiles of kTileKv keys. K and V have one buffer each: V of a tile arrives under Q K^T, K of the
 // next under the softmax and P V, and further blocks on the same multiprocessor fill what is left.
 //
-// Shared memory: Q | K | V; the output is staged where Q was.
+// Shared memory: Q | K | V; the output is staged where Q was, that of fp32 goes out directly.
 #pragma once
 
 #include <type_traits>

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "cuda/ptx/mma.cuh"
+#include "cuda/tile/pair.cuh"
 #include "cuda/tile/products_fp32.cuh"
 #include "cuda/tile/shared.cuh"
 
@@ -66,6 +67,13 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2, uint32_t> held_word(
   return ptx::pack<T>(pair[0], pair[1]);
 }
 
+// The same of pairs of columns: rows g and g + 8.
+template <class T, int kPairs>
+__device__ __forceinline__ std::enable_if_t<sizeof(T) == 2, uint32_t> held_word(
+    const Pair<T> (&x)[kPairs][2], int k, int word) {
+  return x[2 * k + word / 2][word % 2].word;
+}
+
 // d += held tile, where `held` stands in registers: held(strip, k, x) gives word x of the operand,
 // as held_word does. kSteps times 16 rows of the tile; summed as given by summed_rows.
 template <class T, int kSteps, int kStrips, int kColumns, class Held>
@@ -84,6 +92,41 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> multiply_held(
     for (int n = 0; n < kColumns / 2; ++n) {
       uint32_t b[4];
       ptx::ldmatrix_x4_trans(b, Tile::further(summed, 2 * n) + k * Tile::kBytes);
+#pragma unroll
+      for (int strip = 0; strip < kStrips; ++strip) {
+        ptx::mma_16x8x16<T>(d[strip][2 * n], a[strip], b[0], b[1]);
+        ptx::mma_16x8x16<T>(d[strip][2 * n + 1], a[strip], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// Where a lane reads a tile whose rows are summed over and whose columns, from `column` on, are
+// rows of the result.
+template <class Tile>
+__device__ __forceinline__ std::enable_if_t<Tile::kSize == 2, uint32_t> turned_rows(Tile tile,
+                                                                                    int column,
+                                                                                    int lane) {
+  return Tile::further(tile.chunk(lane % 8 + lane / 16 * 8, lane / 8 % 2), column / 8);
+}
+
+// d += left^T right; left as given by turned_rows, right by summed_rows, of it columns from
+// `column` on.
+template <class T, class Left, class Right, int kStrips, int kColumns>
+__device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> multiply_turned(
+    float (&d)[kStrips][kColumns][4], uint32_t left, uint32_t right, int column) {
+#pragma unroll
+  for (int k = 0; k < Right::kHeight / 16; ++k) {
+    uint32_t a[kStrips][4];
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+      ptx::ldmatrix_x4_trans(a[strip], Left::further(left, 2 * strip) + k * 16 * Left::kRowBytes);
+    }
+#pragma unroll
+    for (int n = 0; n < kColumns / 2; ++n) {
+      uint32_t b[4];
+      ptx::ldmatrix_x4_trans(b,
+                             Right::further(right, column / 8 + 2 * n) + k * 16 * Right::kRowBytes);
 #pragma unroll
       for (int strip = 0; strip < kStrips; ++strip) {
         ptx::mma_16x8x16<T>(d[strip][2 * n], a[strip], b[0], b[1]);

@@ -2,11 +2,20 @@
 // number is the sum of two of tf32, and three of the four products are taken (3xTF32: Ootomo,
 // Yokota: Recovering single precision accuracy from Tensor Cores, 2022). Tensor cores cut sums off
 // where fp32 rounds: only 16 terms are added there, the rest on the ordinary units.
+//
+// Budget: 16 x 8 x 16 are 6 HMMA, 38 cycles of one of Hopper's four tensor cores (mma.sync reaches
+// 62 % of their rate; 48 cycles on Ampere): 99 TF/s on an H200 at the most. Beside them a scheduler
+// issues 4 additions and, once for all strips, 12 instructions that split the right operand; with 2
+// strips 3.6 to 3.9 slots an HMMA in all, as compiled, of the 6.4 that it takes. Shared memory
+// gives the right operand, 512 bytes, once for all strips: 27 of its 128 bytes a cycle, 40 with the
+// left one in a product over 64 columns. So the tensor cores bound all of it; what they wait for is
+// the latency of the chain of 6, which 8 interleaved ones and a second warp hide.
 #pragma once
 
 #include <type_traits>
 
 #include "cuda/ptx/mma.cuh"
+#include "cuda/tile/pair.cuh"
 #include "cuda/tile/shared.cuh"
 
 namespace flashattn::cuda {
@@ -26,8 +35,7 @@ __device__ __forceinline__ Tf32Pair split_fp32(uint32_t x) {
 struct Fp32Left {
   uint32_t big[2][4], small[2][4];
 
-  __device__ __forceinline__ void set(int step, int word, uint32_t x) {
-    const Tf32Pair pair = split_fp32(x);
+  __device__ __forceinline__ void set(int step, int word, Tf32Pair pair) {
     big[step][word] = pair.big;
     small[step][word] = pair.small;
   }
@@ -65,7 +73,7 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> multiply_rows(
         uint32_t words[4];
         ptx::ldmatrix_x4(words, Tile::further(left, 4 * k + 2 * step) + strip * Tile::kBytes);
 #pragma unroll
-        for (int x = 0; x < 4; ++x) a[strip].set(step, x, words[x]);
+        for (int x = 0; x < 4; ++x) a[strip].set(step, x, split_fp32(words[x]));
       }
     }
 #pragma unroll
@@ -95,6 +103,13 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4, uint32_t> held_word(
   return __float_as_uint(x[k][word % 2 * 2 + word / 2]);
 }
 
+template <class T, int kPairs>
+__device__ __forceinline__ std::enable_if_t<sizeof(T) == 4, uint32_t> held_word(
+    const Pair<T> (&x)[kPairs][2], int k, int word) {
+  const float2 pair = x[k][word % 2].numbers();
+  return __float_as_uint(word / 2 == 0 ? pair.x : pair.y);
+}
+
 // Where a lane reads term c of a step in column g; term c + 4 is a row further.
 template <class Tile>
 __device__ __forceinline__ std::enable_if_t<Tile::kSize == 4, uint32_t> summed_rows(Tile tile,
@@ -103,10 +118,21 @@ __device__ __forceinline__ std::enable_if_t<Tile::kSize == 4, uint32_t> summed_r
   return tile.chunk(row + lane % 4 * 2, lane / 16) + lane / 4 % 4 * 4;
 }
 
+// Rows [16 k, 16 k + 16) of a tile, 8 columns, `from` as given by summed_rows: an operand.
+template <class Tile>
+__device__ __forceinline__ void load_summed(Tf32Pair (&b)[2][2], uint32_t from, int k) {
+#pragma unroll
+  for (int step = 0; step < 2; ++step) {
+    const uint32_t rows = (2 * k + step) * 8 * Tile::kRowBytes;
+    b[step][0] = split_fp32(ptx::load_shared(from + rows));
+    b[step][1] = split_fp32(ptx::load_shared((from ^ 16) + rows + Tile::kRowBytes));
+  }
+}
+
 template <class T, int kSteps, int kStrips, int kColumns, class Held>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> multiply_held(
     float (&d)[kStrips][kColumns][4], uint32_t summed, Held held) {
-  using Tile = SharedTile<8, kColumns * 8, 4>;
+  using Tile = SharedTile<16, kColumns * 8, 4>;
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
     Fp32Left a[kStrips];
@@ -115,19 +141,50 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> multiply_held(
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
 #pragma unroll
-        for (int x = 0; x < 4; ++x) a[strip].set(step, x, held(strip, 2 * k + step, x));
+        for (int x = 0; x < 4; ++x) a[strip].set(step, x, split_fp32(held(strip, 2 * k + step, x)));
       }
     }
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
-      const uint32_t from = Tile::further(summed, 2 * n);
       Tf32Pair b[2][2];
+      load_summed<Tile>(b, Tile::further(summed, 2 * n), k);
 #pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        const uint32_t rows = (2 * k + step) * Tile::kBytes;
-        b[step][0] = split_fp32(ptx::load_shared(from + rows));
-        b[step][1] = split_fp32(ptx::load_shared((from ^ 16) + rows + Tile::kRowBytes));
+      for (int strip = 0; strip < kStrips; ++strip) multiply_fp32(d[strip][n], a[strip], b);
+    }
+  }
+}
+
+template <class Tile>
+__device__ __forceinline__ std::enable_if_t<Tile::kSize == 4, uint32_t> turned_rows(Tile tile,
+                                                                                    int column,
+                                                                                    int lane) {
+  return Tile::further(summed_rows(tile, 0, lane), column / 4);
+}
+
+template <class T, class Left, class Right, int kStrips, int kColumns>
+__device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> multiply_turned(
+    float (&d)[kStrips][kColumns][4], uint32_t left, uint32_t right, int column) {
+  // Not unrolled: the code of the whole kernel should stay in the instruction cache.
+#pragma unroll 1
+  for (int k = 0; k < Right::kHeight / 16; ++k) {
+    Fp32Left a[kStrips];
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        Tf32Pair words[2][2];
+        load_summed<Left>(words, Left::further(left, 4 * strip + 2 * half), k);
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+          a[strip].set(step, half, words[step][0]);
+          a[strip].set(step, 2 + half, words[step][1]);
+        }
       }
+    }
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+      Tf32Pair b[2][2];
+      load_summed<Right>(b, Right::further(right, column / 4 + 2 * n), k);
 #pragma unroll
       for (int strip = 0; strip < kStrips; ++strip) multiply_fp32(d[strip][n], a[strip], b);
     }

@@ -19,7 +19,7 @@ __device__ __forceinline__ T opaque(T x) {
 // conflicts.
 template <int kRows, int kColumns, int kSize_ = 2>
 struct SharedTile {
-  static constexpr int kSize = kSize_, kRowBytes = kColumns * kSize;
+  static constexpr int kHeight = kRows, kSize = kSize_, kRowBytes = kColumns * kSize;
   static_assert(kRowBytes % 128 == 0, "a row is whole groups of eight chunks");
   static constexpr int kBytes = kRows * kRowBytes;
   static constexpr int kChunks = kRowBytes / 16, kChunkElements = 16 / kSize;
@@ -28,6 +28,10 @@ struct SharedTile {
 
   __device__ __forceinline__ uint32_t chunk(int row, int index) const {
     return base + row * kRowBytes + ((index ^ (row & 7)) << 4);
+  }
+
+  __device__ __forceinline__ uint32_t element(int row, int column) const {
+    return chunk(row, column / kChunkElements) + column % kChunkElements * kSize;
   }
 
   // From the address of chunk 0 or 1 of a row to the one `step` further, step even: one instruction
@@ -62,7 +66,7 @@ __device__ __forceinline__ char* tensor_row(const flashattn_tensor& t, int32_t s
 }
 
 // Not paged, from row `first` on.
-template <int kSize = 2>
+template <int kSize>
 __device__ __forceinline__ Rows head_rows(const flashattn_tensor& t, int32_t b, int32_t h,
                                           int64_t first) {
   return {tensor_row(t, kSize, b, h, first), t.stride_seq * kSize, nullptr, 1, 0, 0};
