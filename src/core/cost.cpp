@@ -65,7 +65,8 @@ int64_t operation_bytes(const Problem& problem, uint32_t op, const flashattn_sha
   add(backward ? 2 : 1, queries, heads_q, v, out);  // o; dout
   if (backward || problem.has_feature(FLASHATTN_FEATURE_LSE)) add(1, queries, heads_q, 1, 4);
   if (backward && problem.has_feature(FLASHATTN_FEATURE_DLSE)) add(1, queries, heads_q, 1, 4);
-  // How far a bias is broadcast is not known here: at the least over batch and heads.
+  // How far a bias, slopes or a block mask are broadcast is not known here: at the least over batch
+  // and, but for slopes, heads.
   if (problem.has_bias(FLASHATTN_BIAS_DENSE)) {
     add(1, shape.seqlen_q, 1, shape.seqlen_kv, dtype_size(problem.bias_dtype));
   }
@@ -74,6 +75,16 @@ int64_t operation_bytes(const Problem& problem, uint32_t op, const flashattn_sha
   }
   if (problem.has_layout(FLASHATTN_LAYOUT_PAGED_KV)) {
     add(1, shape.batch, 1, ceil_div(shape.seqlen_kv, problem.page_size), 4);
+  }
+  if (problem.has_mask(FLASHATTN_MASK_BLOCKS)) {
+    add(1, ceil_div(shape.seqlen_q, problem.block_q), 1,
+        ceil_div(shape.seqlen_kv, problem.block_kv), 1);
+  }
+  if (problem.has_bias(FLASHATTN_BIAS_ALIBI)) add(1, 1, heads_q, 1, 4);
+  if (problem.has_feature(FLASHATTN_FEATURE_SINK)) add(1, 1, heads_q, 1, 4);
+  if (backward && problem.has_feature(FLASHATTN_FEATURE_DSINK)) add(1, 1, heads_q, 1, 4);
+  for (const uint32_t layout : {FLASHATTN_LAYOUT_VARLEN_Q, FLASHATTN_LAYOUT_VARLEN_KV}) {
+    if (problem.has_layout(layout)) add(1, plus(shape.batch, 1), 1, 1, 4);
   }
   return bytes;
 }
