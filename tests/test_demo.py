@@ -2,11 +2,14 @@
 import json
 import math
 import pathlib
+import sys
+import types
 
 import numpy as np
 import pytest
 
-from demo import chart, encoder, growth
+import flashattn
+from demo import chart, encoder, growth, places
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -35,17 +38,70 @@ def test_encoder_against_float64():
     generator = np.random.default_rng(1)
     weights = random_weights(generator)
     tokens = [list(generator.integers(0, 50, n)) for n in (1, 113, 7, 40)]
-    got = encoder.Encoder(weights, np.float32).encode(tokens, encoder.flash)
-    want = encoder.Encoder(weights, np.float64).encode(tokens, encoder.materialised)
+    got = encoder.Encoder(weights, np.float32).encode(tokens, places.HOST.flash)
+    want = encoder.Encoder(weights, np.float64).encode(tokens, places.HOST.materialised)
     assert np.abs(got - want).max() < 2e-6
-    alone = encoder.Encoder(weights, np.float32).encode(tokens[1:2], encoder.flash)
+    alone = encoder.Encoder(weights, np.float32).encode(tokens[1:2], places.HOST.flash)
     assert np.abs(alone[0] - got[1]).max() < 1e-6  # packing mixes nothing
+
+
+class OnPyTorch(places.Gpu):
+    """What a GPU runs, in host memory."""
+
+    def __init__(self, torch):
+        super().__init__(torch, 0, "none")
+        self.device = "cpu"
+
+    def flash(self, q, k, v, cu_seqlens):
+        return self.torch.from_numpy(super().flash(q, k, v, cu_seqlens))  # NumPy's there
+
+
+def test_encoder_of_pytorch():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    generator = np.random.default_rng(1)
+    weights = random_weights(generator)
+    tokens = [list(generator.integers(0, 50, n)) for n in (1, 113, 7, 40)]
+    place = OnPyTorch(torch)
+    model = encoder.Encoder(weights, np.float32, place)
+    want = encoder.Encoder(weights, np.float64).encode(tokens, places.HOST.materialised)
+    for attention in (place.flash, place.materialised):
+        got = model.encode(tokens, attention)
+        assert type(got) is np.ndarray and np.abs(got - want).max() < 2e-6
+
+
+def test_place_is_the_cpu_in_the_librarys_words():
+    if any(device.kind == "cuda" for device in flashattn.devices()):
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(flashattn.UnsupportedError) as refused:
+        flashattn.check(dtype="float32", heads=12, dim=32, device="cuda")
+    place, sentence = places.find()
+    assert place is places.HOST and place.device is None
+    assert sentence == f"On the CPU, not on a GPU: {refused.value}."
+
+
+@pytest.mark.parametrize("torch, words", [
+    (None, "need PyTorch"),
+    (types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda: False)),
+     "does not reach it"),
+    (types.SimpleNamespace(
+        __version__="2", cuda=types.SimpleNamespace(is_available=lambda: True),
+        backends=types.SimpleNamespace(cuda=types.SimpleNamespace(
+            matmul=types.SimpleNamespace(allow_tf32=True)))), "On the GPU: Some GPU, cuda:1;")])
+def test_place_where_there_is_a_gpu(monkeypatch, torch, words):
+    gpu = flashattn.DeviceInfo("cuda", 1, "Some GPU", "", 132, 90, 232448, 1 << 37)
+    monkeypatch.setattr(flashattn, "devices", lambda: [gpu])
+    monkeypatch.setattr(flashattn, "check", lambda **description: None)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    place, sentence = places.find()
+    assert words in sentence
+    assert place.device == ("cuda:1" if sentence.startswith("On the GPU") else None)
+    assert place.device is None or not torch.backends.cuda.matmul.allow_tf32
 
 
 def test_gelu():
     x = np.linspace(-12, 12, 4001)
     want = np.array([t * 0.5 * math.erfc(-t / math.sqrt(2)) for t in x])
-    assert np.abs(encoder.Gelu(np.float64)(x) - want).max() < 1e-11
+    assert np.abs(places.Gelu(np.float64)(x) - want).max() < 1e-11
 
 
 def test_data():
@@ -72,5 +128,5 @@ def test_picture(tmp_path):
     pytest.importorskip("matplotlib")
     rows = [growth.Row(512, growth.Cost(0.1, 1e6), growth.Cost(0.2, 2e7), 1e-6),
             growth.Row(1024, growth.Cost(0.4, 2e6), None, None)]
-    assert chart.picture(rows, tmp_path / "a b" / "growth.png")
+    assert chart.picture(rows, tmp_path / "a b" / "growth.png", "NumPy")
     assert (tmp_path / "a b" / "growth.png").read_bytes()[1:4] == b"PNG"

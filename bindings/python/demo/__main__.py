@@ -11,7 +11,7 @@ import numpy as np
 
 import flashattn
 
-from . import chart, encoder, growth
+from . import chart, encoder, growth, places
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PICTURE = ROOT / "build" / "demo" / "growth.png"
@@ -21,10 +21,11 @@ def say(text: str = "") -> None:
     print(text, flush=True)
 
 
-def kernel_line(tokens: List[List[int]]) -> str:
+def kernel_line(tokens: List[List[int]], place: places.Host) -> str:
     """What flashattn_plan_info says of the plan that every layer ran."""
+    where = {"device": place.device} if place.device else {}
     plan = flashattn.Plan(dtype="float32", heads=encoder.HEADS, dim=encoder.DIM, varlen_q=True,
-                          varlen_k=True)
+                          varlen_k=True, **where)
     lengths = [len(ids) for ids in tokens]
     info = plan.info("forward", batch=len(tokens), seqlen_q=max(lengths), seqlen_k=max(lengths),
                      total_q=sum(lengths), total_k=sum(lengths))
@@ -34,16 +35,18 @@ def kernel_line(tokens: List[List[int]]) -> str:
             f"           {info.why}")
 
 
-def search(tokenizer, weights) -> List[List[int]]:
+def search(tokenizer, weights, place: places.Host) -> List[List[int]]:
     data = json.loads((ROOT / "tests" / "data" / "passages.json").read_text(encoding="utf-8"))
     passages, questions = data["passages"], data["questions"]
     texts = [p["text"] for p in passages] + [q["question"] for q in questions]
     tokens = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
     lengths = [len(ids) for ids in tokens]
 
-    model = encoder.Encoder(weights, np.float32)
+    model = encoder.Encoder(weights, np.float32, place)
+    if place is not places.HOST:
+        model.encode(tokens[:2], place.flash)  # loads the kernels
     start = time.perf_counter()
-    vectors = model.encode(tokens, encoder.flash)
+    vectors = model.encode(tokens, place.flash)
     seconds = time.perf_counter() - start
     say(f"{len(passages)} passages and {len(questions)} questions: {sum(lengths)} tokens in one "
         f"packed batch, {min(lengths)} to {max(lengths)} a sequence, embedded in {seconds:.2f} s\n")
@@ -58,14 +61,16 @@ def search(tokenizer, weights) -> List[List[int]]:
     say(f"\n  {right} of {len(questions)} answers are those that a reader named beforehand")
 
     say("  the whole model again, in float64 with all scores in memory ...")
-    truth = encoder.Encoder(weights, np.float64).encode(tokens, encoder.materialised)
+    truth = encoder.Encoder(weights, np.float64).encode(tokens, places.HOST.materialised)
     say(f"  largest deviation of an embedding's element: {np.abs(vectors - truth).max():.1e} "
         f"(elements reach {np.abs(truth).max():.2f})\n")
     return tokens
 
 
 def main() -> int:
-    say(flashattn.build_info() + "\n")
+    say(flashattn.build_info())
+    place, where = places.find()
+    say(where + "\n")
     try:
         tokenizer, weights = encoder.load()
     except ImportError as error:
@@ -77,7 +82,7 @@ def main() -> int:
         tokens = [list(range(n)) for n in (100, 200, 300)]
         what = "synthetic data"
     else:
-        tokens = search(tokenizer, weights)
+        tokens = search(tokenizer, weights, place)
         model = encoder.Encoder(weights, np.float32)
         text = np.resize(np.concatenate(tokens), growth.LENGTHS[-1])
         x = model.embed([text])
@@ -85,12 +90,12 @@ def main() -> int:
         what = "the passages, one behind the other"
 
     say(f"One layer's attention, {encoder.HEADS} heads of {encoder.DIM}, over {what}:\n")
-    rows = growth.measure(lambda length: [part[:length] for part in source])
+    rows = growth.measure(lambda length: [part[:length] for part in source], place)
     say(chart.table(rows) + "\n")
     say(chart.bars(rows) + "\n")
-    if chart.picture(rows, PICTURE):
+    if chart.picture(rows, PICTURE, place.maker):
         say(f"plot: {PICTURE.relative_to(ROOT)}")
-    say(kernel_line(tokens))
+    say(kernel_line(tokens, place))
     return 0
 
 

@@ -58,8 +58,8 @@ def bars(rows: List[Row]) -> str:
     return "\n".join(lines)
 
 
-def picture(rows: List[Row], path: pathlib.Path) -> bool:
-    """Writes a PNG. False: matplotlib is not there."""
+def picture(rows: List[Row], path: pathlib.Path, maker: str) -> bool:
+    """Writes a PNG; maker: of the materialised scores. False: matplotlib is not there."""
     try:
         import matplotlib
         matplotlib.use("Agg")
@@ -72,7 +72,7 @@ def picture(rows: List[Row], path: pathlib.Path) -> bool:
                                (axes[1], "peak memory (MB)", lambda c: c.peak / 1e6)):
         slow = [row for row in rows if row.materialised]
         axis.loglog([r.length for r in slow], [value(r.materialised) for r in slow], "o--",
-                    color="#b3541e", label="materialised scores (NumPy)")
+                    color="#b3541e", label=f"materialised scores ({maker})")
         axis.loglog([r.length for r in rows], [value(r.flash) for r in rows], "o-",
                     color="#1f4e79", label="libflashattn")
         ticks = [r.length for r in rows]
