@@ -45,15 +45,14 @@ struct SharedTile {
 struct Rows {
   const char* base;
   int64_t row_bytes;
-  const int32_t* pages;  // NULL: not paged
+  const int32_t* pages;  // NULL: not paged, and nothing below counts
   int32_t page_size;
   int64_t page_bytes;
   int64_t page_limit;
 
-  __device__ __forceinline__ const char* row(int32_t i) const {
-    if (!pages) return base + i * row_bytes;
+  // Row i, where its page is known.
+  __device__ __forceinline__ const char* paged(int64_t page, int32_t i) const {
     // A page number out of range reads some page: wrong, but nobody else's memory.
-    int64_t page = pages[i / page_size];
     page = page < 0 ? 0 : page >= page_limit ? page_limit - 1 : page;
     return base + page * page_bytes + i % page_size * row_bytes;
   }
@@ -95,6 +94,7 @@ struct TileCopy {
   static constexpr int kStep = kThreads / kSlots;  // rows at once
   static constexpr int kSteps = kRows / kStep;
   static_assert(kRows % kStep == 0 && (kStep % 8 == 0 || 8 % kStep == 0), "the swizzle's pattern");
+  static constexpr int kWarpRows = kSlots < 32 ? 32 / kSlots : 1;  // of a warp, at once
 
   int chunk, row;  // of this thread, at first
   uint32_t to;
@@ -130,16 +130,10 @@ __device__ __forceinline__ void load_tile(SharedTile<kRows, kColumns, kSize> til
   }
 }
 
-// The same for tokens [first, limit) of one head.
+// The same for tokens [first, limit) of one head, not paged.
 template <int kThreads, int kRows, int kColumns, int kSize>
 __device__ __forceinline__ void load_tokens(SharedTile<kRows, kColumns, kSize> tile, int dim,
                                             const Rows& rows, int32_t first, int32_t limit) {
-  if (rows.pages) {
-    load_tile<kThreads>(tile, dim, [&](int r) -> const char* {
-      return first + r < limit ? rows.row(first + r) : nullptr;
-    });
-    return;
-  }
   const TileCopy<kThreads, kRows, decltype(tile)> copy(tile);
   if (!copy.has_chunk()) return;
   const int32_t count = copy.chunk * tile.kChunkElements < dim ? limit - first - copy.row : 0;
@@ -149,5 +143,52 @@ __device__ __forceinline__ void load_tokens(SharedTile<kRows, kColumns, kSize> t
     ptx::cp_async_16(copy.address(n), from, n * copy.kStep < count);
   }
 }
+
+// Tokens of a paged cache. Which page a token lies in is looked up a tile ahead, each row by one
+// lane of the warp that copies it, into a word of shared memory that nobody else reads: no load of
+// a tile waits for one from global memory.
+template <int kThreads, class Tile>
+struct PagedCopy {
+  using Copy = TileCopy<kThreads, Tile::kHeight, Tile>;
+  static constexpr int kWarpRows = Copy::kWarpRows;
+  static_assert(Copy::kSteps * kWarpRows <= 32, "a lane a row");
+
+  // Of the thread, 4 bytes.
+  static __device__ __forceinline__ uint32_t word(uint32_t words) {
+    return words + opaque(threadIdx.x) * 4;
+  }
+
+  // The row of a tile that the lane looks up; past the tile: none.
+  static __device__ __forceinline__ int own_row() {
+    const int thread = opaque(threadIdx.x), lane = thread % 32;
+    return lane / kWarpRows * Copy::kStep + (thread - lane) / Copy::kSlots + lane % kWarpRows;
+  }
+
+  // Starts looking up; the group that it belongs to must have arrived before load().
+  static __device__ __forceinline__ void look_up(uint32_t words, const Rows& rows, int32_t first,
+                                                 int32_t limit) {
+    const int own = own_row();
+    const bool valid = own < Tile::kHeight && first + own < limit;
+    ptx::cp_async_4(word(words), rows.pages + (valid ? (first + own) / rows.page_size : 0), valid);
+  }
+
+  // Starts copying, as load_tokens does.
+  static __device__ __forceinline__ void load(Tile tile, uint32_t words, int dim, const Rows& rows,
+                                              int32_t first, int32_t limit) {
+    const int32_t page = static_cast<int32_t>(ptx::load_shared(word(words)));
+    const uint64_t own = reinterpret_cast<uint64_t>(rows.paged(page, first + own_row()));
+    const Copy copy(tile);
+    const int32_t count = copy.chunk * Tile::kChunkElements < dim ? limit - first - copy.row : 0;
+#pragma unroll 4
+    for (int n = 0; n < Copy::kSteps; ++n) {
+      const int from = n * kWarpRows + threadIdx.x % 32 / Copy::kSlots;
+      const uint64_t high = __shfl_sync(~0u, static_cast<uint32_t>(own >> 32), from);
+      const uint64_t row = high << 32 | __shfl_sync(~0u, static_cast<uint32_t>(own), from);
+      if (!copy.has_chunk()) continue;
+      ptx::cp_async_16(copy.address(n), reinterpret_cast<const char*>(row) + copy.chunk * 16,
+                       n * Copy::kStep < count);
+    }
+  }
+};
 
 }  // namespace flashattn::cuda
