@@ -195,8 +195,10 @@ class ForwardBlock {
           sink = params_.args.inputs.sink[first_head_ + r / count_] * kLog2E;
         }
         m_[strip][half] = sink;
-        // Every lane of a quad sums its own columns: one of them counts the sink.
-        l_[strip][half] = sink == -INFINITY || opaque(lane_) % 4 != 0 ? 0.0f : 1.0f;
+        // Every lane of a quad sums its own columns: one of them counts the sink. Where registers
+        // are scarce, whether it does is not kept for finish().
+        const int lane = kStrips > 1 ? opaque(lane_) : lane_;
+        l_[strip][half] = sink == -INFINITY || lane % 4 != 0 ? 0.0f : 1.0f;
       }
 #pragma unroll
       for (int n = 0; n < Config::kDimV / 8; ++n) {
