@@ -179,7 +179,8 @@ struct PagedCopy {
     const uint64_t own = reinterpret_cast<uint64_t>(rows.paged(page, first + own_row()));
     const Copy copy(tile);
     const int32_t count = copy.chunk * Tile::kChunkElements < dim ? limit - first - copy.row : 0;
-#pragma unroll 4
+    // Kernels of long rows have fewer registers to spare.
+#pragma unroll(Copy::kSlots > 16 ? 2 : 4)
     for (int n = 0; n < Copy::kSteps; ++n) {
       const int from = n * kWarpRows + threadIdx.x % 32 / Copy::kSlots;
       const uint64_t high = __shfl_sync(~0u, static_cast<uint32_t>(own >> 32), from);
