@@ -60,8 +60,10 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   p.dropout_threshold = problem_.dropout_threshold();
   p.key_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_kv, main_.entry->tile_kv));
   // Queries, dO and the sums of dq of a unit.
+  const int32_t element = dtype_size(problem_.dtype);
   const int64_t unit_bytes = static_cast<int64_t>(shape.seqlen_q) * problem_.group() *
-                             (6 * problem_.dim_qk + 2 * problem_.dim_v);
+                             (problem_.dim_qk * static_cast<int64_t>(4 + element) +
+                              problem_.dim_v * static_cast<int64_t>(element));
   p.section = static_cast<int32_t>(std::max<int64_t>(
       std::min<int64_t>(l2_bytes_ / std::max<int64_t>(unit_bytes, 1), p.units()), 1));
 
@@ -80,7 +82,8 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   }
   if (ordered()) {
     p.ticket = workspace.take<int32_t>(1);
-    p.turns = workspace.take<int32_t>(p.head_tiles() * problem_.heads_q);
+    p.turn_q = main_.entry->tile_q;
+    p.turns = workspace.take<int32_t>(p.head_tiles(p.turn_q) * problem_.heads_q);
   }
   *bytes = workspace.bytes();
   return p;
@@ -101,11 +104,12 @@ void BackwardLauncher::describe(flashattn_plan_properties* properties) const {
 }
 
 int32_t check_backward_arrays(const Problem& problem, const flashattn_backward_args& args) {
-  const NamedTensor tensors[] = {{"inputs.q", args.inputs.q, problem.dtype},
-                                 {"inputs.k", args.inputs.k, problem.dtype},
-                                 {"inputs.v", args.inputs.v, problem.dtype},
+  const bool copied = problem.dtype_o == problem.dtype;
+  const NamedTensor tensors[] = {{"inputs.q", args.inputs.q, problem.dtype, true},
+                                 {"inputs.k", args.inputs.k, problem.dtype, true},
+                                 {"inputs.v", args.inputs.v, problem.dtype, true},
                                  {"o", args.o, problem.dtype_o},
-                                 {"dout", args.dout, problem.dtype_o},
+                                 {"dout", args.dout, problem.dtype_o, copied},
                                  {"dq", args.dq, problem.dtype},
                                  {"dk", args.dk, problem.dtype},
                                  {"dv", args.dv, problem.dtype}};

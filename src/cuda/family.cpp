@@ -9,12 +9,13 @@ namespace {
 
 constexpr int32_t kMaxDim = 256;
 
-bool is_16_bit(int32_t dtype) {
-  return dtype == FLASHATTN_DTYPE_F16 || dtype == FLASHATTN_DTYPE_BF16;
+bool is_computed(int32_t dtype) {
+  return dtype == FLASHATTN_DTYPE_F32 || dtype == FLASHATTN_DTYPE_F16 ||
+         dtype == FLASHATTN_DTYPE_BF16;
 }
 
 bool has_kernels(const Problem& p) {
-  return is_16_bit(p.dtype) && p.dim_qk <= kMaxDim && p.dim_v <= kMaxDim;
+  return is_computed(p.dtype) && p.dim_qk <= kMaxDim && p.dim_v <= kMaxDim;
 }
 
 int32_t shared_bytes(const Problem& p, const Device& d) {
@@ -44,12 +45,12 @@ const Predicate kPredicates[] = {
            "it at 0",
            p.sm_limit);
      }},
-    {[](const Problem& p, const Device&) { return !is_16_bit(p.dtype); }, FLASHATTN_REASON_DTYPE,
+    {[](const Problem& p, const Device&) { return !is_computed(p.dtype); }, FLASHATTN_REASON_DTYPE,
      "dtype",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
        std::snprintf(text, capacity,
-                     "dtype = %d is not computed on GPUs by this version; convert to F16 = 2 or "
-                     "BF16 = 3, or use device = CPU",
+                     "dtype = %d is not computed on GPUs by this version; convert to F32 = 1, F16 "
+                     "= 2 or BF16 = 3, or use device = CPU",
                      p.dtype);
      }},
     {[](const Problem& p, const Device&) { return p.dim_qk > kMaxDim; },

@@ -54,8 +54,8 @@ int32_t check_current(int32_t device) {
 }
 
 int32_t check_alignment(const NamedTensor& named) {
-  const bool wide = named.dtype == FLASHATTN_DTYPE_F32;
-  const int32_t elements = wide ? 2 : 8, bytes = wide ? 8 : 16;
+  const int32_t bytes = named.dtype == FLASHATTN_DTYPE_F32 && !named.copied ? 8 : 16;
+  const int32_t elements = bytes / dtype_size(named.dtype);
   const flashattn_tensor& t = named.tensor;
   const bool strides = t.stride_batch % elements == 0 && t.stride_head % elements == 0 &&
                        t.stride_seq % elements == 0;

@@ -67,7 +67,7 @@ void describe_kernel(const Choice<Entry>& choice, int32_t stages, const std::str
 bool is_modified(const Problem& p);
 
 inline const char* dtype_name(int32_t dtype) {
-  return dtype == FLASHATTN_DTYPE_BF16 ? "bf16" : "f16";
+  return dtype == FLASHATTN_DTYPE_F32 ? "f32" : dtype == FLASHATTN_DTYPE_BF16 ? "bf16" : "f16";
 }
 
 // OK when the device is the current one.
@@ -105,9 +105,10 @@ struct NamedTensor {
   const char* name;
   const flashattn_tensor& tensor;
   int32_t dtype;
+  bool copied = false;  // to shared memory, fp32 too 16 bytes at once
 };
 
-// OK when it can be moved in pieces of 16 bytes, fp32 of 8.
+// OK when it can be moved in pieces of 16 bytes, fp32 that is not copied of 8.
 int32_t check_alignment(const NamedTensor& named);
 
 // OK when a one-dimensional grid may have so many blocks.

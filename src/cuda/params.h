@@ -35,8 +35,6 @@ struct ForwardParams {
   }
 };
 
-constexpr int32_t kBackwardTileQ = 64;  // queries of a tile, in the portable backward kernels
-
 // The kernels of a backward pass share what one of them leaves to the next in the workspace.
 // Portable: rows there stand as in lse. Hopper: in whole tiles of queries, see tile_q.
 struct BackwardParams {
@@ -49,9 +47,10 @@ struct BackwardParams {
   float* lse2;   // in log2 units; +inf for rows that see nothing: 2^(-inf - inf) = 0
   float* delta;  // D
   float* dq;     // fp32 sums, dim_qk wide, without the scale
-  // For each tile of queries of each head, how much has been added to dq: sums in a fixed order.
-  // NULL: in any.
+  // For each tile of turn_q queries of each head, how much has been added to dq: sums in a fixed
+  // order. NULL: in any.
   int32_t* turns;
+  int32_t turn_q;
   int32_t* ticket;  // numbers the blocks as they start, or the tiles that they take
   // Not 0: lse2, delta and dq are arrays of tiles of tile_q queries, every sequence of a head from
   // a new tile on. Of dq a tile is tile_q * tile_dim numbers in the order of accumulators.
@@ -68,14 +67,14 @@ struct BackwardParams {
 
   // Tiles of queries of one head, and where one of them stands. VARLEN: sequence b starts at most
   // one tile for each earlier sequence after the rows before it.
-  FLASHATTN_HD int64_t head_tiles(int32_t rows = kBackwardTileQ) const {
+  FLASHATTN_HD int64_t head_tiles(int32_t rows) const {
     return (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q)
                ? args.shape.total_q / rows + args.shape.batch
                : ceil_div(args.shape.seqlen_q, rows) * args.shape.batch;
   }
 
   FLASHATTN_HD int64_t query_tile(const Sequence& sequence, int32_t b, int32_t h, int32_t tile,
-                                  int32_t rows = kBackwardTileQ) const {
+                                  int32_t rows) const {
     const int64_t first = (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q)
                               ? sequence.first_q / rows + b
                               : b * ceil_div(args.shape.seqlen_q, rows);

@@ -94,15 +94,14 @@ def random_case(seed, large=False):
     case = Case(**fields)
     if large and case.batch * case.heads_q * case.seqlen_q * case.seqlen_kv > 1 << 21:
         case.dropout = 0.0  # NumPy's Philox would take longer than everything else
+    if large and seed % 3 == 0:
+        case = case.replace(dtype="f32", dtype_o="f32")
     return case
 
 
 def for_tensor_cores(case):
-    """The case with a dtype and head dimensions that GPU kernels take: nothing is refused."""
+    """The case with head dimensions that GPU kernels take: nothing is refused."""
     def dim(n):
         return (160, 192, 224, 256)[case.seed % 4] if n == 160 else -(-n // 8) * 8
 
-    changes = dict(dim_qk=dim(case.dim_qk), dim_v=dim(case.dim_v))
-    if case.dtype == "f32":
-        changes.update(dtype=("f16", "bf16")[case.seed % 2])
-    return case.replace(**changes)
+    return case.replace(dim_qk=dim(case.dim_qk), dim_v=dim(case.dim_v))

@@ -45,13 +45,23 @@ __device__ __forceinline__ Eight load_eight<float>(const char* row, int32_t c) {
 }
 
 template <class T>
-__device__ __forceinline__ void store_eight(char* row, int32_t c, const Eight& e) {
+__device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> store_eight(char* row, int32_t c,
+                                                                        const Eight& e) {
   int4 words;
   words.x = static_cast<int32_t>(ptx::pack<T>(e.x[0], e.x[1]));
   words.y = static_cast<int32_t>(ptx::pack<T>(e.x[2], e.x[3]));
   words.z = static_cast<int32_t>(ptx::pack<T>(e.x[4], e.x[5]));
   words.w = static_cast<int32_t>(ptx::pack<T>(e.x[6], e.x[7]));
   *reinterpret_cast<int4*>(row + c * 2) = words;
+}
+
+template <class T>
+__device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> store_eight(char* row, int32_t c,
+                                                                        const Eight& e) {
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    reinterpret_cast<float2*>(row + c * 4)[n] = make_float2(e.x[2 * n], e.x[2 * n + 1]);
+  }
 }
 
 // T: the problem's type. O: that of o and dout.
@@ -88,7 +98,8 @@ __global__ void __launch_bounds__(kThreads)
         const Eight x = load_eight<O>(o, c), y = load_eight<O>(dout, c);
 #pragma unroll
         for (int n = 0; n < 8; ++n) sum = fmaf(x.x[n], y.x[n], sum);
-        if constexpr (kCopies) store_eight<T>(tensor_row(params.dout, 2, b, h, token), c, y);
+        if constexpr (kCopies)
+          store_eight<T>(tensor_row(params.dout, sizeof(T), b, h, token), c, y);
       }
     }
 #pragma unroll
@@ -98,8 +109,8 @@ __global__ void __launch_bounds__(kThreads)
     const float lse = inside ? args.lse[row] : -INFINITY;
     params.lse2[number] = lse == -INFINITY ? INFINITY : lse * kLog2E;
     params.delta[number] = inside ? sum - (args.dlse ? args.dlse[row] : 0.0f) : 0.0f;
-    if (params.turns && i % kBackwardTileQ == 0) {
-      params.turns[params.query_tile(sequence, b, h, i / kBackwardTileQ)] = 0;
+    if (params.turns && i % params.turn_q == 0) {
+      params.turns[params.query_tile(sequence, b, h, i / params.turn_q, params.turn_q)] = 0;
     }
   }
 }
@@ -115,7 +126,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t token = sequence.first_q + i;
     const char* from =
         reinterpret_cast<const char*>(params.dq + params.row(b, h, token) * problem.dim_qk);
-    char* to = tensor_row(params.args.dq, 2, b, h, token);
+    char* to = tensor_row(params.args.dq, sizeof(T), b, h, token);
     for (int32_t c = threadIdx.x % kLanes * 8; c < problem.dim_qk; c += kLanes * 8) {
       Eight x = load_eight<float>(from, c);
 #pragma unroll
@@ -161,19 +172,27 @@ cudaError_t prepare(const BackwardParams& params, cudaStream_t stream) {
   return start(&prepare_kernel<T, T>, rows_grid(params), kThreads, 0, params, stream);
 }
 
+template <class T>
+cudaError_t convert_dq(const BackwardParams& params, cudaStream_t stream) {
+  return start(&convert_dq_kernel<T>, rows_grid(params), kThreads, 0, params, stream);
+}
+
 }  // namespace
 
 cudaError_t launch_prepare_backward(const BackwardParams& params, cudaStream_t stream) {
-  if (params.problem.dtype == FLASHATTN_DTYPE_BF16) return prepare<__nv_bfloat16>(params, stream);
-  return prepare<__half>(params, stream);
+  switch (params.problem.dtype) {
+    case FLASHATTN_DTYPE_F16: return prepare<__half>(params, stream);
+    case FLASHATTN_DTYPE_BF16: return prepare<__nv_bfloat16>(params, stream);
+    default: return prepare<float>(params, stream);
+  }
 }
 
 cudaError_t launch_convert_dq(const BackwardParams& params, cudaStream_t stream) {
-  const dim3 grid = rows_grid(params);
-  if (params.problem.dtype == FLASHATTN_DTYPE_BF16) {
-    return start(&convert_dq_kernel<__nv_bfloat16>, grid, kThreads, 0, params, stream);
+  switch (params.problem.dtype) {
+    case FLASHATTN_DTYPE_F16: return convert_dq<__half>(params, stream);
+    case FLASHATTN_DTYPE_BF16: return convert_dq<__nv_bfloat16>(params, stream);
+    default: return convert_dq<float>(params, stream);
   }
-  return start(&convert_dq_kernel<__half>, grid, kThreads, 0, params, stream);
 }
 
 cudaError_t launch_dsink(const BackwardParams& params, cudaStream_t stream) {

@@ -77,6 +77,10 @@ __device__ __forceinline__ void clear_shared_16(uint32_t to) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
 }
 
+__device__ __forceinline__ void store_shared_pair(uint32_t to, float2 x) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x.x), "f"(x.y) : "memory");
+}
+
 __device__ __forceinline__ uint32_t load_shared(uint32_t from) {
   uint32_t x;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");

@@ -33,6 +33,16 @@ __device__ __forceinline__ void mma_16x8x16<__half>(float (&d)[4], const uint32_
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// d += a b of 16 x 8 x 8, of each operand the sign, the exponent and the 10 highest bits of the
+// fraction. a holds k at (g, c), (g+8, c), (g, c+4), (g+8, c+4); b k at (c, g), (c+4, g).
+__device__ __forceinline__ void mma_16x8x8_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                                uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // Two numbers, the first in the low half.
 template <class T>
 __device__ __forceinline__ uint32_t pack(float low, float high);

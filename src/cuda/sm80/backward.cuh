@@ -9,9 +9,14 @@
 // global memory. With two stages dQ of a tile is computed under the next one, and one barrier a
 // tile serves everything.
 //
+// Of fp32 (see products_fp32.cuh for the budget) one stage will do: a tile of 64 x 64 keeps the
+// tensor cores busy for thousands of cycles, and dQ of it is computed while the next one arrives.
+//
 // Shared memory: K | V | stages of Q | dO | tiles of P, then dS | stages of lse and D |
 // BackwardPlace.
 #pragma once
+
+#include <type_traits>
 
 #include "cuda/sm80/backward_place.cuh"
 #include "cuda/tile/products.cuh"
@@ -19,7 +24,7 @@
 namespace flashattn::cuda::sm80 {
 
 // kModified: as in the forward pass.
-template <class T_, int kDim_, int kStrips_, int kPairs_, int kSlice_, int kStages_,
+template <class T_, int kDim_, int kStrips_, int kPairs_, int kTileQ_, int kSlice_, int kStages_,
           int kMinBlocks_, bool kModified_>
 struct BackwardConfig {
   using T = T_;
@@ -31,18 +36,21 @@ struct BackwardConfig {
   static constexpr int kMinBlocks = kMinBlocks_;  // on a multiprocessor, as registers allow
   static constexpr bool kModified = kModified_;
   static constexpr int kWarps = 2 * kPairs, kThreads = 32 * kWarps;
-  static constexpr int kTileQ = kBackwardTileQ, kTileKv = 16 * kStrips * kPairs;
+  static constexpr int kTileQ = kTileQ_, kTileKv = 16 * kStrips * kPairs;
+  static constexpr bool kWide = std::is_same<T, float>::value;
 
-  using KeyTile = SharedTile<kTileKv, kDim>;
-  using QueryTile = SharedTile<kTileQ, kDim>;
-  using ScoreTile = SharedTile<kTileKv, kTileQ>;  // rows are keys
+  using KeyTile = SharedTile<kTileKv, kDim, sizeof(T)>;
+  using QueryTile = SharedTile<kTileQ, kDim, sizeof(T)>;
+  using ScoreTile = SharedTile<kTileKv, kTileQ, sizeof(T)>;  // rows are keys
   static constexpr int kNumberBytes = 2 * kTileQ * 4;
   static constexpr int kStageBytes = 2 * QueryTile::kBytes;
   static constexpr int kPlace =
       2 * KeyTile::kBytes + kStages * (kStageBytes + ScoreTile::kBytes + kNumberBytes);
   static constexpr int kSharedBytes = kPlace + sizeof(BackwardPlace);
   static_assert(kPairs * (kTileQ / kSlice) < 16, "as many barriers as there are");
-  static_assert(kTileQ == 64 && kPairs * 16 <= kDim, "dQ: two rows of warps");
+  static_assert(kTileQ % 32 == 0 && 2 * kTileQ <= kThreads, "dQ: rows of warps, 32 queries each");
+  static constexpr int kRowsDq = kTileQ / 32, kColumnsDq = kDim * kRowsDq / kWarps;
+  static_assert(kColumnsDq % 16 == 0, "whole operands");
 };
 
 template <class Config>
@@ -51,8 +59,9 @@ class BackwardBlock {
   static constexpr int kDim = Config::kDim, kStrips = Config::kStrips, kSlice = Config::kSlice;
   static constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
   static constexpr int kThreads = Config::kThreads;
+  using ScoreTile = typename Config::ScoreTile;
   using Scores = float[kStrips][kSlice / 8][4];
-  using Held = uint32_t[kStrips][kSlice / 8][2];  // pairs of queries, rows g and g + 8
+  using Held = Pair<T>[kStrips][kSlice / 8][2];  // of queries, rows g and g + 8
 
  public:
   __device__ __forceinline__ BackwardBlock(const BackwardParams& params, BackwardPlace& place,
@@ -67,14 +76,13 @@ class BackwardBlock {
   __device__ __forceinline__ void run() {
     const flashattn_inputs& in = params_.args.inputs;
     load_tokens<kThreads>(typename Config::KeyTile{shared_}, params_.problem.dim_qk,
-                          head_rows(in.k, place_.b, place_.kv_head, place_.sequence.first_kv),
+                          rows_of(in.k, place_.kv_head, place_.sequence.first_kv),
                           place_.keys.begin, place_.keys.end);
     load_tokens<kThreads>(typename Config::KeyTile{shared_ + Config::KeyTile::kBytes},
                           params_.problem.dim_v,
-                          head_rows(in.v, place_.b, place_.kv_head, place_.sequence.first_kv),
+                          rows_of(in.v, place_.kv_head, place_.sequence.first_kv),
                           place_.keys.begin, place_.keys.end);
-    Step now = next_step<Config::kModified>(params_, place_, kTileKv, Config::kWarps,
-                                            {place_.heads.begin, place_.tiles.begin - 1});
+    Step now = next_step<Config>(params_, place_, {place_.heads.begin, place_.tiles.begin - 1});
     load_queries(now, 0);
     ptx::cp_async_commit();
 #pragma unroll
@@ -90,8 +98,7 @@ class BackwardBlock {
     while (now.head < place_.heads.end) {
       ptx::cp_async_wait<0>();
       __syncthreads();  // the tile is here, dS of the one before, and the other stage is free
-      const Step after =
-          next_step<Config::kModified>(params_, place_, kTileKv, Config::kWarps, now);
+      const Step after = next_step<Config>(params_, place_, now);
       if constexpr (Config::kStages == 2) {
         load_queries(after, stage ^ 1);
         ptx::cp_async_commit();
@@ -121,33 +128,38 @@ class BackwardBlock {
             which * Config::QueryTile::kBytes};
   }
 
-  __device__ __forceinline__ typename Config::ScoreTile score_tile(int stage) const {
+  __device__ __forceinline__ ScoreTile score_tile(int stage) const {
     return {shared_ + 2 * Config::KeyTile::kBytes + Config::kStages * Config::kStageBytes +
-            stage * Config::ScoreTile::kBytes};
+            stage * ScoreTile::kBytes};
   }
 
   // Of the stage's lse; D follows.
   __device__ __forceinline__ uint32_t numbers(int stage) const {
     return shared_ + 2 * Config::KeyTile::kBytes +
-           Config::kStages * (Config::kStageBytes + Config::ScoreTile::kBytes) +
+           Config::kStages * (Config::kStageBytes + ScoreTile::kBytes) +
            stage * Config::kNumberBytes;
   }
 
   __device__ __forceinline__ void load_queries(Step step, int stage) const {
     if (step.head >= place_.heads.end) return;
-    const int32_t first = step.tile * kTileQ, b = opaque(place_.b);
+    const int32_t first = step.tile * kTileQ;
     load_tokens<kThreads>(query_tile(stage, 0), params_.problem.dim_qk,
-                          head_rows(params_.args.inputs.q, b, step.head, place_.sequence.first_q),
-                          first, place_.sequence.len.q);
+                          rows_of(params_.args.inputs.q, step.head, place_.sequence.first_q), first,
+                          place_.sequence.len.q);
     load_tokens<kThreads>(query_tile(stage, 1), params_.problem.dim_v,
-                          head_rows(params_.dout, b, step.head, place_.sequence.first_q), first,
+                          rows_of(params_.dout, step.head, place_.sequence.first_q), first,
                           place_.sequence.len.q);
     const int32_t n = opaque(threadIdx.x), i = first + n % kTileQ;
     if (n >= 2 * kTileQ) return;
     const float* from = n < kTileQ ? params_.lse2 : params_.delta;
     ptx::cp_async_4(numbers(stage) + n * 4,
-                    from + params_.row(b, step.head, place_.sequence.first_q + i),
+                    from + params_.row(opaque(place_.b), step.head, place_.sequence.first_q + i),
                     i < place_.sequence.len.q);
+  }
+
+  __device__ __forceinline__ Rows rows_of(const flashattn_tensor& tensor, int32_t head,
+                                          int64_t first) const {
+    return head_rows<sizeof(T)>(tensor, opaque(place_.b), head, first);
   }
 
   // What a tile adds to dK and dV, and its dS to shared memory.
@@ -155,7 +167,7 @@ class BackwardBlock {
     if (threadIdx.x == 0) place_.steps[stage] = step;
     const uint32_t left = left_rows(
         typename Config::KeyTile{shared_ + gradients_ * Config::KeyTile::kBytes}, warp_key_, lane_);
-    const Interval queries = queries_of(place_, step);
+    const Interval queries = queries_of<Config>(place_, step);
     const bool full =
         queries.begin >= place_.full.begin && queries.begin + kTileQ <= place_.full.end;
 #pragma unroll 1
@@ -176,18 +188,21 @@ class BackwardBlock {
       }
       multiply_held<T, kSlice / 16>(
           sum_, summed_rows(query_tile(stage, gradients_ ^ 1), slice, lane_),
-          [&](int strip, int k, int x) { return held[strip][2 * k + x / 2][x % 2]; });
+          [&](int strip, int k, int x) { return held_word<T>(held[strip], k, x); });
     }
   }
 
   // Where the lane's pairs of queries from column `slice` on lie in a tile of scores, for row 0 of
-  // the warp; ^ (n * 16) for the columns 8 n further on.
+  // the warp.
   __device__ __forceinline__ uint32_t pairs_at(int stage, int slice) const {
-    return score_tile(stage).chunk(warp_key_ + lane_ / 4, 0) + lane_ % 4 * 4 ^ slice * 2;
+    return ScoreTile::further(score_tile(stage).element(warp_key_ + lane_ / 4, lane_ % 4 * 2),
+                              slice / ScoreTile::kChunkElements);
   }
 
-  static __device__ __forceinline__ uint32_t row_step(int strip, int half) {
-    return (strip * 16 + half * 8) * kTileQ * 2;
+  // From there to the pair 8 n columns further in row `half` (0: g, 1: g + 8) of a strip.
+  static __device__ __forceinline__ uint32_t pair_at(uint32_t pairs, int n, int strip, int half) {
+    return ScoreTile::further(pairs, n * 8 / ScoreTile::kChunkElements) +
+           (strip * 16 + half * 8) * ScoreTile::kRowBytes;
   }
 
   // The key that accumulator row `half` (0: g, 1: g + 8) of a strip stands for.
@@ -215,9 +230,9 @@ class BackwardBlock {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const float* x = &s[strip][n][half * 2];
-          held[strip][n][half] = ptx::pack<T>(ptx::exp2(fmaf(x[0], factor, -row.x)),
-                                              ptx::exp2(fmaf(x[1], factor, -row.y)));
-          ptx::store_shared((to ^ n * 16) + row_step(strip, half), held[strip][n][half]);
+          held[strip][n][half] = Pair<T>::of(ptx::exp2(fmaf(x[0], factor, -row.x)),
+                                             ptx::exp2(fmaf(x[1], factor, -row.y)));
+          held[strip][n][half].store_shared(pair_at(to, n, strip, half));
         }
       }
     }
@@ -280,16 +295,16 @@ class BackwardBlock {
           for (int e = 0; e < 2; ++e) {
             const int32_t i = queries.begin + slice + n * 8 + lane_ % 4 * 2 + e;
             const bool inside = i >= seen.begin && i < seen.end;
-            const Score score = modified_score(rules, s[strip][n][half * 2 + e], i, j, inside);
+            const Score score =
+                modified_score<Config::kWide>(rules, s[strip][n][half * 2 + e], i, j, inside);
             const bool hidden = !inside || !block_visible(rules, i, j);
             const float p = hidden ? 0.0f : ptx::exp2(score.value - (e == 0 ? row.x : row.y));
             const bool kept = keep[n / 2] >> (half * 4 + n % 2 * 2 + e) & 1;
             own[e] = kept ? p : 0.0f;
             other[e] = kept ? p * score.derivative : -p * score.derivative;
           }
-          held[strip][n][half] = ptx::pack<T>(own[0], own[1]);
-          ptx::store_shared((to ^ n * 16) + row_step(strip, half),
-                            ptx::pack<T>(other[0], other[1]));
+          held[strip][n][half] = Pair<T>::of(own[0], own[1]);
+          Pair<T>::of(other[0], other[1]).store_shared(pair_at(to, n, strip, half));
         }
       }
     }
@@ -308,19 +323,18 @@ class BackwardBlock {
       for (int strip = 0; strip < kStrips; ++strip) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const uint32_t address = (at ^ n * 16) + row_step(strip, half);
-          const uint32_t word = ptx::load_shared(address);
-          float2 p = ptx::unpack<T>(word);
+          const uint32_t address = pair_at(at, n, strip, half);
+          float2 p = Pair<T>::load_shared(address).numbers();
           float x = dp[strip][n][half * 2], y = dp[strip][n][half * 2 + 1];
           if constexpr (Config::kModified) {
-            x = word & 0x8000u ? 0.0f : x * kept;
-            y = word & 0x80000000u ? 0.0f : y * kept;
+            x = __float_as_uint(p.x) >> 31 ? 0.0f : x * kept;
+            y = __float_as_uint(p.y) >> 31 ? 0.0f : y * kept;
             p = make_float2(fabsf(p.x), fabsf(p.y));
           }
           // Hidden keys must not turn an infinite gradient into NaN.
-          held[strip][n][half] = ptx::pack<T>(p.x == 0.0f ? 0.0f : p.x * (x - row.x),
-                                              p.y == 0.0f ? 0.0f : p.y * (y - row.y));
-          ptx::store_shared(address, held[strip][n][half]);
+          held[strip][n][half] = Pair<T>::of(p.x == 0.0f ? 0.0f : p.x * (x - row.x),
+                                             p.y == 0.0f ? 0.0f : p.y * (y - row.y));
+          held[strip][n][half].store_shared(address);
         }
       }
     }
@@ -330,46 +344,29 @@ class BackwardBlock {
   __device__ __forceinline__ void add_dq(int stage) const {
     const Step step = place_.steps[stage];
     if (step.head < 0) return;
-    constexpr int kColumns = kDim / Config::kPairs;
-    // As many at a time as there are registers for.
-    constexpr int kPass = kColumns > 48 ? kColumns / 2 : kColumns;
+    constexpr int kColumns = Config::kColumnsDq;
+    // As many at a time as there are registers for beside the sums.
+    constexpr int kPass = kColumns > 48 || kDim * sizeof(T) > 768 ? kColumns / 2 : kColumns;
 #pragma unroll 1
     for (int pass = 0; pass < kColumns; pass += kPass) add_dq_columns<kPass>(step, stage, pass);
     if (!params_.turns) return;
     __syncwarp();
     if (lane_ == 0) {
       __threadfence();
-      ptx::add_release(turn_of(params_, place_, step), 1);
+      ptx::add_release(turn_of<Config>(params_, place_, step), 1);
     }
   }
 
   template <int kColumns>
   __device__ __forceinline__ void add_dq_columns(Step step, int stage, int pass) const {
-    const int32_t warp = threadIdx.x / 32, row = warp % 2 * 32;
-    const int32_t column = warp / 2 * (kDim / Config::kPairs) + pass;
-    const uint32_t ds =
-        score_tile(stage).chunk(lane_ % 8 + lane_ / 16 * 8, lane_ / 8 % 2) ^ row * 2;
-    const uint32_t keys = typename Config::KeyTile{shared_}.chunk(lane_ % 16, lane_ / 16);
+    const int32_t warp = threadIdx.x / 32, row = warp % Config::kRowsDq * 32;
+    const int32_t column = warp / Config::kRowsDq * Config::kColumnsDq + pass;
     float dq[2][kColumns / 8][4] = {};
-#pragma unroll
-    for (int k = 0; k < kTileKv / 16; ++k) {
-      uint32_t a[2][4];
-      ptx::ldmatrix_x4_trans(a[0], ds + k * 16 * kTileQ * 2);
-      ptx::ldmatrix_x4_trans(a[1], (ds ^ 32) + k * 16 * kTileQ * 2);
-#pragma unroll
-      for (int n = 0; n < kColumns / 16; ++n) {
-        uint32_t b[4];
-        ptx::ldmatrix_x4_trans(
-            b, Config::KeyTile::further(keys, column / 8 + 2 * n) + k * 16 * kDim * 2);
-#pragma unroll
-        for (int strip = 0; strip < 2; ++strip) {
-          ptx::mma_16x8x16<T>(dq[strip][2 * n], a[strip], b[0], b[1]);
-          ptx::mma_16x8x16<T>(dq[strip][2 * n + 1], a[strip], b[2], b[3]);
-        }
-      }
-    }
+    multiply_turned<T, ScoreTile, typename Config::KeyTile>(
+        dq, turned_rows(score_tile(stage), row, lane_),
+        summed_rows(typename Config::KeyTile{shared_}, 0, lane_), column);
     if (params_.turns && pass == 0) {
-      if (lane_ == 0) await_turn(params_, place_, step, kTileKv, Config::kWarps);
+      if (lane_ == 0) await_turn<Config>(params_, place_, step);
       __syncwarp();
     }
     const int32_t dim = params_.problem.dim_qk;
@@ -401,13 +398,14 @@ class BackwardBlock {
       for (int half = 0; half < 2; ++half) {
         const int32_t j = key_of(strip, half);
         if (j >= place_.keys.end) continue;
-        char* to = tensor_row(tensor, 2, place_.b, place_.kv_head, place_.sequence.first_kv + j) +
-                   lane_ % 4 * 4;
+        char* to =
+            tensor_row(tensor, sizeof(T), place_.b, place_.kv_head, place_.sequence.first_kv + j) +
+            lane_ % 4 * 2 * sizeof(T);
 #pragma unroll
         for (int n = 0; n < kDim / 8; ++n) {
           if (n * 8 >= dim) continue;
           const float* x = &sum_[strip][n][half * 2];
-          *reinterpret_cast<uint32_t*>(to + n * 16) = ptx::pack<T>(x[0] * factor, x[1] * factor);
+          Pair<T>::of(x[0] * factor, x[1] * factor).store(to + n * 8 * sizeof(T));
         }
       }
     }
@@ -427,7 +425,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     backward_kernel(const __grid_constant__ BackwardParams params) {
   char* const shared = ptx::dynamic_shared();
   BackwardPlace& place = *reinterpret_cast<BackwardPlace*>(shared + Config::kPlace);
-  if (threadIdx.x == 0) place = find_place(params, Config::kTileKv, Config::kWarps);
+  if (threadIdx.x == 0) place = find_place<Config>(params);
   __syncthreads();
   if (place.keys.begin >= place.keys.end) return;
   BackwardBlock<Config>(params, place, ptx::shared_address(shared)).run();

@@ -6,10 +6,11 @@
 
 namespace flashattn::cuda::sm80 {
 
-template <class T, int kDim, int kStrips, int kPairs, int kSlice, int kStages, int kMinBlocks,
-          bool kModified>
+template <class T, int kDim, int kStrips, int kPairs, int kTileQ, int kSlice, int kStages,
+          int kMinBlocks, bool kModified>
 constexpr BackwardEntry backward_entry() {
-  using Config = BackwardConfig<T, kDim, kStrips, kPairs, kSlice, kStages, kMinBlocks, kModified>;
+  using Config =
+      BackwardConfig<T, kDim, kStrips, kPairs, kTileQ, kSlice, kStages, kMinBlocks, kModified>;
   return {kDtype<T>,
           kDim,
           kModified,

@@ -23,8 +23,9 @@ struct BackwardPlace {
 };
 
 // One thread calls it. Empty keys: nothing to do.
-__device__ __forceinline__ BackwardPlace find_place(const BackwardParams& params, int32_t tile_kv,
-                                                    int32_t warps) {
+template <class Config>
+__device__ __forceinline__ BackwardPlace find_place(const BackwardParams& params) {
+  constexpr int32_t kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
   const Problem& problem = params.problem;
   // Blocks that wait for others must not have started before them.
   const int32_t block = params.turns ? atomicAdd(params.ticket, 1) : blockIdx.x;
@@ -38,62 +39,66 @@ __device__ __forceinline__ BackwardPlace find_place(const BackwardParams& params
   BackwardPlace p;
   // Four warps stand before four schedulers: two blocks on a multiprocessor should not put their
   // exponentials before the same two.
-  p.swapped = warps == 4 ? ptx::warp_slot() / 4 % 2 : 0;
+  p.swapped = Config::kWarps == 4 ? ptx::warp_slot() / 4 % 2 : 0;
   p.kv_head = unit % problem.heads_kv;
   p.b = unit / problem.heads_kv;
   p.sequence = sequence_of(problem, params.args.shape, params.args.inputs, p.b);
   const Lengths len = p.sequence.len;
-  p.keys.begin = clamp_index(static_cast<int64_t>(key_block) * tile_kv, len.kv);
-  p.keys.end = clamp_index(static_cast<int64_t>(p.keys.begin) + tile_kv, len.kv);
+  p.keys.begin = clamp_index(static_cast<int64_t>(key_block) * kTileKv, len.kv);
+  p.keys.end = clamp_index(static_cast<int64_t>(p.keys.begin) + kTileKv, len.kv);
   p.full = p.tiles = p.heads = {0, 0};
   p.steps[0] = p.steps[1] = {-1, 0};
   if (p.keys.begin >= p.keys.end) return p;
   const Interval any = query_span(problem.mask_rule(), p.keys, len);
   if (any.begin >= any.end) return p;
-  p.tiles = {any.begin / kBackwardTileQ, (any.end + kBackwardTileQ - 1) / kBackwardTileQ};
+  p.tiles = {any.begin / kTileQ, (any.end + kTileQ - 1) / kTileQ};
   p.heads = {p.kv_head * problem.group(), (p.kv_head + 1) * problem.group()};
-  if (p.keys.end - p.keys.begin == tile_kv) {
+  if (p.keys.end - p.keys.begin == kTileKv) {
     p.full = full_queries(problem.mask_rule(), p.keys, len);
   }
   return p;
 }
 
+template <class Config>
 __device__ __forceinline__ Interval queries_of(const BackwardPlace& place, Step step) {
-  const int32_t begin = step.tile * kBackwardTileQ;
-  return {begin, min(begin + kBackwardTileQ, place.sequence.len.q)};
+  const int32_t begin = step.tile * Config::kTileQ;
+  return {begin, min(begin + Config::kTileQ, place.sequence.len.q)};
 }
 
 // Tiles of keys add to a tile of queries one after the other, the last that it sees first: all
 // blocks begin with the queries next to the diagonal, so that under most masks nobody waits. A turn
-// is passed in `shares`, one for each warp.
+// is passed in shares, one for each warp.
+template <class Config>
 __device__ __forceinline__ int32_t* turn_of(const BackwardParams& params,
                                             const BackwardPlace& place, Step step) {
-  return params.turns + params.query_tile(place.sequence, place.b, step.head, step.tile);
+  return params.turns +
+         params.query_tile(place.sequence, place.b, step.head, step.tile, Config::kTileQ);
 }
 
+template <class Config>
 __device__ __forceinline__ void await_turn(const BackwardParams& params, const BackwardPlace& place,
-                                           Step step, int32_t tile_kv, int32_t shares) {
+                                           Step step) {
   const KeySpan span =
-      key_span(params.problem.mask_rule(), queries_of(place, step), place.sequence.len);
-  const int32_t before = (span.any.end - 1) / tile_kv - place.keys.begin / tile_kv;
-  const int32_t* turn = turn_of(params, place, step);
-  while (ptx::load_acquire(turn) < before * shares) __nanosleep(20);
+      key_span(params.problem.mask_rule(), queries_of<Config>(place, step), place.sequence.len);
+  const int32_t before = (span.any.end - 1) / Config::kTileKv - place.keys.begin / Config::kTileKv;
+  const int32_t* turn = turn_of<Config>(params, place, step);
+  while (ptx::load_acquire(turn) < before * Config::kWarps) __nanosleep(20);
 }
 
 // The next tile in which a query sees a key of the block; past the last one head = heads.end.
-template <bool kModified>
+template <class Config>
 __device__ __forceinline__ Step next_step(const BackwardParams& params, const BackwardPlace& place,
-                                          int32_t tile_kv, int32_t shares, Step step) {
+                                          Step step) {
   while (step.head < place.heads.end) {
     if (++step.tile >= place.tiles.end) step = {step.head + 1, place.tiles.begin};
-    if (!kModified || !(params.problem.mask & FLASHATTN_MASK_BLOCKS)) break;
+    if (!Config::kModified || !(params.problem.mask & FLASHATTN_MASK_BLOCKS)) break;
     if (step.head >= place.heads.end) break;
     const ScoreRules rules =
         score_rules(params.problem, params.args.inputs, place.b, step.head, place.sequence.len);
-    if (block_kind(rules, queries_of(place, step), place.keys) != TileKind::kEmpty) break;
+    if (block_kind(rules, queries_of<Config>(place, step), place.keys) != TileKind::kEmpty) break;
     if (params.turns && threadIdx.x == 0) {
-      await_turn(params, place, step, tile_kv, shares);
-      ptx::add_release(turn_of(params, place, step), shares);
+      await_turn<Config>(params, place, step);
+      ptx::add_release(turn_of<Config>(params, place, step), Config::kWarps);
     }
   }
   return step;

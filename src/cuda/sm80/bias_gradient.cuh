@@ -13,14 +13,14 @@
 
 namespace flashattn::cuda::sm80 {
 
-template <class T_, int kDim_>
+template <class T_, int kDim_, int kTileKv_>
 struct BiasGradientConfig {
   using T = T_;
   static constexpr int kDim = kDim_;
   static constexpr int kThreads = 128;
-  static constexpr int kTileQ = kBackwardTileQ, kTileKv = 64;
-  using QueryTile = SharedTile<kTileQ, kDim>;
-  using KeyTile = SharedTile<kTileKv, kDim>;
+  static constexpr int kTileQ = 64, kTileKv = kTileKv_;
+  using QueryTile = SharedTile<kTileQ, kDim, sizeof(T)>;
+  using KeyTile = SharedTile<kTileKv, kDim, sizeof(T)>;
   static constexpr int kSharedBytes = 2 * QueryTile::kBytes + 2 * KeyTile::kBytes;
   static_assert(kTileQ == kThreads / 32 * 16, "a strip a warp");
 };
@@ -94,13 +94,14 @@ class BiasGradientBlock {
     const int32_t kv_head = h / params_.problem.group();
     const int32_t dim_qk = params_.problem.dim_qk, dim_v = params_.problem.dim_v;
     __syncthreads();  // the readers of the tiles before are done
-    load_tokens<kThreads>(q_tile_, dim_qk, head_rows(in.q, b, h, sequence.first_q), queries.begin,
-                          len.q);
-    load_tokens<kThreads>(dout_tile_, dim_v, head_rows(params_.dout, b, h, sequence.first_q),
+    constexpr int kSize = sizeof(T);
+    load_tokens<kThreads>(q_tile_, dim_qk, head_rows<kSize>(in.q, b, h, sequence.first_q),
                           queries.begin, len.q);
-    load_tokens<kThreads>(k_tile_, dim_qk, head_rows(in.k, b, kv_head, sequence.first_kv),
+    load_tokens<kThreads>(dout_tile_, dim_v, head_rows<kSize>(params_.dout, b, h, sequence.first_q),
+                          queries.begin, len.q);
+    load_tokens<kThreads>(k_tile_, dim_qk, head_rows<kSize>(in.k, b, kv_head, sequence.first_kv),
                           columns_.begin, len.kv);
-    load_tokens<kThreads>(v_tile_, dim_v, head_rows(in.v, b, kv_head, sequence.first_kv),
+    load_tokens<kThreads>(v_tile_, dim_v, head_rows<kSize>(in.v, b, kv_head, sequence.first_kv),
                           columns_.begin, len.kv);
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
@@ -124,7 +125,8 @@ class BiasGradientBlock {
         for (int e = 0; e < 2; ++e) {
           const int32_t j = columns_.begin + n * 8 + lane_ % 4 * 2 + e;
           const bool inside = j >= seen.begin && j < seen.end;
-          const float x = modified_score(rules, s[0][n][half * 2 + e], i, j, inside).value;
+          const float x =
+              modified_score < sizeof(T) == 4 > (rules, s[0][n][half * 2 + e], i, j, inside).value;
           if (!inside || !block_visible(rules, i, j)) continue;
           const float p = ptx::exp2(x - lse2);
           if (p != 0.0f) sum_[n][half * 2 + e] += p * (dp[0][n][half * 2 + e] - delta);

@@ -6,9 +6,9 @@
 
 namespace flashattn::cuda::sm80 {
 
-template <class T, int kDim>
+template <class T, int kDim, int kTileKv>
 constexpr BackwardEntry bias_gradient_entry() {
-  using Config = BiasGradientConfig<T, kDim>;
+  using Config = BiasGradientConfig<T, kDim, kTileKv>;
   return {kDtype<T>,
           kDim,
           true,

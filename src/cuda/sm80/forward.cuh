@@ -5,7 +5,8 @@
 // tiles of kTileKv keys. K and V have one buffer each: V of a tile arrives under Q K^T, K of the
 // next under the softmax and P V, and further blocks on the same multiprocessor fill what is left.
 //
-// Shared memory: Q | K | V; the output is staged where Q was.
+// Shared memory: Q | K | V | page numbers; the output is staged where Q was, that of fp32 goes out
+// directly.
 #pragma once
 
 #include <type_traits>
@@ -30,12 +31,16 @@ struct ForwardConfig {
   static constexpr int kMinBlocks = kMinBlocks_;  // on a multiprocessor, as registers allow
   static constexpr bool kShort = kStrips == 1 && kDimV <= 128;  // decoding comes here
 
-  using QTile = SharedTile<kTileQ, kDimQk>;
-  using KTile = SharedTile<kTileKv, kDimQk>;
-  using VTile = SharedTile<kTileKv, kDimV>;
-  using OTile = SharedTile<kTileQ, kDimV>;
+  static constexpr bool kWide = std::is_same<T, float>::value;
+
+  using QTile = SharedTile<kTileQ, kDimQk, sizeof(T)>;
+  using KTile = SharedTile<kTileKv, kDimQk, sizeof(T)>;
+  using VTile = SharedTile<kTileKv, kDimV, sizeof(T)>;
+  using OTile = SharedTile<kTileQ, kWide ? 64 : kDimV>;  // fp32 goes out directly
   static constexpr int kQBytes = QTile::kBytes > OTile::kBytes ? QTile::kBytes : OTile::kBytes;
-  static constexpr int kSharedBytes = kQBytes + KTile::kBytes + VTile::kBytes;
+  // Of page numbers, a word a thread for K's rows and one for V's, which other threads may copy.
+  static constexpr int kPages = kQBytes + KTile::kBytes + VTile::kBytes;
+  static constexpr int kSharedBytes = kPages + 2 * kThreads * 4;
 };
 
 template <class Config>
@@ -50,6 +55,7 @@ class ForwardBlock {
         q_tile_{shared},
         k_tile_{shared + Config::kQBytes},
         v_tile_{shared + Config::kQBytes + Config::KTile::kBytes},
+        pages_(shared + Config::kPages),
         lane_(threadIdx.x % 32),
         warp_row_(threadIdx.x / 32 * 16 * kStrips) {}
 
@@ -86,19 +92,23 @@ class ForwardBlock {
 
   __device__ __forceinline__ void run() {
     const flashattn_inputs& in = params_.args.inputs;
+    int32_t tile = next_tile(keys_.begin / kTileKv);
+    look_up_pages(tile);
+    ptx::cp_async_commit();
     load_tile<kThreads>(q_tile_, params_.problem.dim_qk, [&](int r) -> const char* {
       if (r >= rows_) return nullptr;
-      return tensor_row(in.q, 2, b_, first_head_ + r / count_,
+      return tensor_row(in.q, sizeof(T), b_, first_head_ + r / count_,
                         sequence_.first_q + queries_.begin + r % count_);
     });
     clear();
-    int32_t tile = next_tile(keys_.begin / kTileKv);
-    load_keys(k_tile_, in.k, params_.problem.dim_qk, tile);
+    ptx::cp_async_wait<0>();  // page numbers; Q is in the next group
+    load_keys(k_tile_, pages_, in.k, params_.problem.dim_qk, tile);
     ptx::cp_async_commit();
     while (tile * kTileKv < keys_.end) {
       ptx::cp_async_wait<0>();
       __syncthreads();  // K is here, and V's last readers are done
-      load_keys(v_tile_, in.v, params_.problem.dim_v, tile);
+      load_keys(v_tile_, pages_ + kThreads * 4, in.v, params_.problem.dim_v, tile);
+      look_up_pages(tile + 1);
       ptx::cp_async_commit();
 
       float s[kStrips][kTileKv / 8][4] = {};
@@ -109,7 +119,9 @@ class ForwardBlock {
       ptx::cp_async_wait<0>();
       __syncthreads();  // V is here, and K's readers are done
       const int32_t next = next_tile(tile + 1);
-      if (next * kTileKv < keys_.end) load_keys(k_tile_, in.k, params_.problem.dim_qk, next);
+      if (next * kTileKv < keys_.end) {
+        load_keys(k_tile_, pages_, in.k, params_.problem.dim_qk, next);
+      }
       ptx::cp_async_commit();
 
       if (has_rows) {
@@ -143,12 +155,32 @@ class ForwardBlock {
     return tile;
   }
 
-  template <class Tile>
-  __device__ __forceinline__ void load_keys(Tile shared, const flashattn_tensor& tensor, int dim,
-                                            int32_t tile) const {
-    const Rows rows = kv_rows(params_.problem, params_.args.inputs, tensor, opaque(b_),
+  __device__ __forceinline__ Rows rows_of(const flashattn_tensor& tensor) const {
+    return kv_rows<sizeof(T)>(params_.problem, params_.args.inputs, tensor, opaque(b_),
                               opaque(kv_head_), sequence_.first_kv);
-    load_tokens<kThreads>(shared, dim, rows, tile * kTileKv, sequence_.len.kv);
+  }
+
+  // words: the page numbers of the rows, where keys are paged.
+  template <class Tile>
+  __device__ __forceinline__ void load_keys(Tile shared, uint32_t words,
+                                            const flashattn_tensor& tensor, int dim,
+                                            int32_t tile) const {
+    const Rows rows = rows_of(tensor);
+    if (rows.pages) {
+      PagedCopy<kThreads, Tile>::load(shared, words, dim, rows, tile * kTileKv, sequence_.len.kv);
+    } else {
+      load_tokens<kThreads>(shared, dim, rows, tile * kTileKv, sequence_.len.kv);
+    }
+  }
+
+  // For the first tile from `tile` on that load_keys is called for.
+  __device__ __forceinline__ void look_up_pages(int32_t tile) const {
+    const Rows rows = rows_of(params_.args.inputs.k);
+    if (!rows.pages) return;
+    const int32_t first = next_tile(tile) * kTileKv;
+    PagedCopy<kThreads, typename Config::KTile>::look_up(pages_, rows, first, sequence_.len.kv);
+    PagedCopy<kThreads, typename Config::VTile>::look_up(pages_ + kThreads * 4, rows, first,
+                                                         sequence_.len.kv);
   }
 
   __device__ __forceinline__ void clear() {
@@ -163,8 +195,10 @@ class ForwardBlock {
           sink = params_.args.inputs.sink[first_head_ + r / count_] * kLog2E;
         }
         m_[strip][half] = sink;
-        // Every lane of a quad sums its own columns: one of them counts the sink.
-        l_[strip][half] = sink == -INFINITY || lane_ % 4 != 0 ? 0.0f : 1.0f;
+        // Every lane of a quad sums its own columns: one of them counts the sink. Where registers
+        // are scarce, whether it does is not kept for finish().
+        const int lane = kStrips > 1 ? opaque(lane_) : lane_;
+        l_[strip][half] = sink == -INFINITY || lane % 4 != 0 ? 0.0f : 1.0f;
       }
 #pragma unroll
       for (int n = 0; n < Config::kDimV / 8; ++n) {
@@ -180,11 +214,9 @@ class ForwardBlock {
   }
 
   __device__ __forceinline__ void multiply_pv(const float (&p)[kStrips][kTileKv / 8][4]) {
-    multiply_held<T, kTileKv / 16>(o_, summed_rows(v_tile_, 0, lane_),
-                                   [&](int strip, int k, int x) {
-                                     const float* pair = &p[strip][2 * k + x / 2][x % 2 * 2];
-                                     return ptx::pack<T>(pair[0], pair[1]);
-                                   });
+    multiply_held<T, kTileKv / 16>(
+        o_, summed_rows(v_tile_, 0, lane_),
+        [&](int strip, int k, int x) { return held_word<T>(p[strip], k, x); });
   }
 
   // Products to scores; -inf where a key is not visible.
@@ -218,7 +250,7 @@ class ForwardBlock {
             const int32_t j = columns.begin + n * 8 + lane_ % 4 * 2 + e;
             const bool inside = j >= visible.begin && j < visible.end;
             if constexpr (Config::kModified) {
-              x = modified_score(rules, x, i, j, inside).value;
+              x = modified_score<Config::kWide>(rules, x, i, j, inside).value;
               if (!inside || !block_visible(rules, i, j)) x = -INFINITY;
             } else if (!inside) {
               x = -INFINITY;
@@ -295,7 +327,8 @@ class ForwardBlock {
     const flashattn_forward_args& args = params_.args;
     const float kept = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
     const RowLayout layout = row_layout(params_.problem, args.shape);
-    const bool to_fp32 = parts_ > 1 || params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
+    const bool to_fp32 =
+        Config::kWide || parts_ > 1 || params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
     typename Config::OTile staged{q_tile_.base};
     __syncthreads();  // Q's readers are done
 #pragma unroll
@@ -331,7 +364,7 @@ class ForwardBlock {
             if (out && column < params_.problem.dim_v) {
               *reinterpret_cast<float2*>(out + column) = make_float2(x, y);
             }
-          } else {
+          } else if constexpr (!Config::kWide) {
             const uint32_t at =
                 staged.chunk(warp_row_ + strip * 16 + half * 8 + lane_ / 4, n) + lane_ % 4 * 4;
             ptx::store_shared(at, ptx::pack<T>(x, y));
@@ -354,6 +387,7 @@ class ForwardBlock {
   const typename Config::QTile q_tile_;
   const typename Config::KTile k_tile_;
   const typename Config::VTile v_tile_;
+  const uint32_t pages_;
   const int lane_, warp_row_;
   Sequence sequence_;
   int32_t b_, kv_head_, part_, parts_, first_head_, heads_, count_, rows_;

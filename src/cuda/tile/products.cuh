@@ -1,8 +1,13 @@
-// Products of tiles in shared memory by mma.sync. A warp owns kStrips times 16 rows of the result;
+// Products of tiles in shared memory by mma.sync: here of 16-bit elements, those of fp32 with the
+// same names in products_fp32.cuh. A warp owns kStrips times 16 rows of the result;
 // accumulators are [strip][8 columns][4], as ptx::mma_16x8x16 lays them out.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/ptx/mma.cuh"
+#include "cuda/tile/pair.cuh"
+#include "cuda/tile/products_fp32.cuh"
 #include "cuda/tile/shared.cuh"
 
 namespace flashattn::cuda {
@@ -22,14 +27,16 @@ __device__ __forceinline__ uint32_t right_rows(Tile tile, int row, int lane) {
 
 // Where a lane reads 16 rows of a tile whose rows are summed over.
 template <class Tile>
-__device__ __forceinline__ uint32_t summed_rows(Tile tile, int row, int lane) {
+__device__ __forceinline__ std::enable_if_t<Tile::kSize == 2, uint32_t> summed_rows(Tile tile,
+                                                                                    int row,
+                                                                                    int lane) {
   return tile.chunk(row + lane % 16, lane / 16);
 }
 
 // d += left right^T, both kDim wide. left and right as given by the functions above.
 template <class T, int kDim, int kStrips, int kColumns>
-__device__ __forceinline__ void multiply_rows(float (&d)[kStrips][kColumns][4], uint32_t left,
-                                              uint32_t right) {
+__device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> multiply_rows(
+    float (&d)[kStrips][kColumns][4], uint32_t left, uint32_t right) {
   using Tile = SharedTile<16, kDim>;
 #pragma unroll
   for (int k = 0; k < kDim / 16; ++k) {
@@ -51,11 +58,27 @@ __device__ __forceinline__ void multiply_rows(float (&d)[kStrips][kColumns][4], 
   }
 }
 
-// d += held tile, where `held` stands in registers: held(strip, k, x) gives word x of the operand
-// for rows [16 k, 16 k + 16) of the tile. kSteps of those; summed as given by summed_rows.
+// Accumulators as the left operand of a product that sums over their columns: word x for columns
+// [16 k, 16 k + 16), of fp32 [8 k, 8 k + 8).
+template <class T, int kColumns>
+__device__ __forceinline__ std::enable_if_t<sizeof(T) == 2, uint32_t> held_word(
+    const float (&x)[kColumns][4], int k, int word) {
+  const float* pair = &x[2 * k + word / 2][word % 2 * 2];
+  return ptx::pack<T>(pair[0], pair[1]);
+}
+
+// The same of pairs of columns: rows g and g + 8.
+template <class T, int kPairs>
+__device__ __forceinline__ std::enable_if_t<sizeof(T) == 2, uint32_t> held_word(
+    const Pair<T> (&x)[kPairs][2], int k, int word) {
+  return x[2 * k + word / 2][word % 2].word;
+}
+
+// d += held tile, where `held` stands in registers: held(strip, k, x) gives word x of the operand,
+// as held_word does. kSteps times 16 rows of the tile; summed as given by summed_rows.
 template <class T, int kSteps, int kStrips, int kColumns, class Held>
-__device__ __forceinline__ void multiply_held(float (&d)[kStrips][kColumns][4], uint32_t summed,
-                                              Held held) {
+__device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> multiply_held(
+    float (&d)[kStrips][kColumns][4], uint32_t summed, Held held) {
   using Tile = SharedTile<16, kColumns * 8>;
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
@@ -69,6 +92,41 @@ __device__ __forceinline__ void multiply_held(float (&d)[kStrips][kColumns][4], 
     for (int n = 0; n < kColumns / 2; ++n) {
       uint32_t b[4];
       ptx::ldmatrix_x4_trans(b, Tile::further(summed, 2 * n) + k * Tile::kBytes);
+#pragma unroll
+      for (int strip = 0; strip < kStrips; ++strip) {
+        ptx::mma_16x8x16<T>(d[strip][2 * n], a[strip], b[0], b[1]);
+        ptx::mma_16x8x16<T>(d[strip][2 * n + 1], a[strip], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// Where a lane reads a tile whose rows are summed over and whose columns, from `column` on, are
+// rows of the result.
+template <class Tile>
+__device__ __forceinline__ std::enable_if_t<Tile::kSize == 2, uint32_t> turned_rows(Tile tile,
+                                                                                    int column,
+                                                                                    int lane) {
+  return Tile::further(tile.chunk(lane % 8 + lane / 16 * 8, lane / 8 % 2), column / 8);
+}
+
+// d += left^T right; left as given by turned_rows, right by summed_rows, of it columns from
+// `column` on.
+template <class T, class Left, class Right, int kStrips, int kColumns>
+__device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> multiply_turned(
+    float (&d)[kStrips][kColumns][4], uint32_t left, uint32_t right, int column) {
+#pragma unroll
+  for (int k = 0; k < Right::kHeight / 16; ++k) {
+    uint32_t a[kStrips][4];
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+      ptx::ldmatrix_x4_trans(a[strip], Left::further(left, 2 * strip) + k * 16 * Left::kRowBytes);
+    }
+#pragma unroll
+    for (int n = 0; n < kColumns / 2; ++n) {
+      uint32_t b[4];
+      ptx::ldmatrix_x4_trans(b,
+                             Right::further(right, column / 8 + 2 * n) + k * 16 * Right::kRowBytes);
 #pragma unroll
       for (int strip = 0; strip < kStrips; ++strip) {
         ptx::mma_16x8x16<T>(d[strip][2 * n], a[strip], b[0], b[1]);

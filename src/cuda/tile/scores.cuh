@@ -39,11 +39,13 @@ struct Score {
   float value, derivative;
 };
 
+// kExact: tanh to the last digits of fp32.
+template <bool kExact = false>
 __device__ __forceinline__ Score modified_score(const ScoreRules& rules, float product, int32_t i,
                                                 int32_t j, bool inside) {
   Score s{product * rules.scale, 1.0f};
   if (rules.softcap != 0) {
-    const float t = soft_tanh(s.value / rules.softcap);
+    const float x = s.value / rules.softcap, t = kExact ? tanhf(x) : soft_tanh(x);
     s = {t * rules.softcap, 1.0f - t * t};
   }
   s.value -= rules.slope * fabsf(static_cast<float>(i + static_cast<int64_t>(rules.offset) - j));

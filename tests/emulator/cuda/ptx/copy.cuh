@@ -52,6 +52,7 @@ inline void store_shared(uint32_t to, uint32_t x) { emulator::store(to, x); }
 inline void store_shared(uint32_t to, float x, float y, float z, float w) {
   emulator::store(to, make_float4(x, y, z, w));
 }
+inline void store_shared_pair(uint32_t to, float2 x) { emulator::store(to, x); }
 inline void clear_shared_16(uint32_t to) { emulator::store(to, make_int4(0, 0, 0, 0)); }
 inline uint32_t load_shared(uint32_t from) { return emulator::load<uint32_t>(from); }
 inline int4 load_shared_16(uint32_t from) { return emulator::load<int4>(from); }

@@ -15,6 +15,28 @@ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1
   emulator::multiply_warp(d, a, b0, b1, kIsBf16<T>);
 }
 
+// Operands lose their 13 lowest bits; sums of 4 terms are cut off.
+inline void mma_16x8x8_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  const emulator::Words* all = emulator::exchange({{a[0], a[1], a[2], a[3], b0, b1, 0, 0}});
+  const int lane = emulator::lane(), row = lane / 4, column = lane % 4 * 2;
+  const auto number = [](uint32_t x) {
+    return static_cast<double>(__uint_as_float(x & 0xffffe000u));
+  };
+  for (int e = 0; e < 4; ++e) {
+    for (int half = 0; half < 2; ++half) {
+      double sum = d[e];
+      for (int k = 0; k < 4; ++k) {
+        sum += number(all[row * 4 + k].word[half * 2 + e / 2]) *
+               number(all[(column + e % 2) * 4 + k].word[4 + half]);
+      }
+      d[e] = static_cast<float>(sum);
+      if (std::isfinite(sum) && std::fabs(static_cast<double>(d[e])) > std::fabs(sum)) {
+        d[e] = std::nextafter(d[e], 0.0f);
+      }
+    }
+  }
+}
+
 template <class T>
 uint32_t pack(float low, float high) {
   uint16_t bits[2];
