@@ -1,7 +1,7 @@
 // The backward pass on Hopper: TMA, WGMMA, warp specialisation (Shah et al. 2024).
 //
 // One block a multiprocessor, which stays for many tiles of 128 keys. Of the first warpgroup one
-// thread plans the tiles, one starts all loads, one adds dQ to fp32 sums in global memory. Each
+// thread plans the tiles, two start the loads, one adds dQ to fp32 sums in global memory. Each
 // consumer warpgroup holds dK and dV of 64 keys and sees all queries of the group pass by: S^T = K
 // Q^T, dP^T = V dO^T, so that P^T and dS^T are register operands of dV += P^T dO and dK += dS^T Q.
 // Only dS goes through shared memory, for dQ = dS K, which needs all keys of the tile.
@@ -19,11 +19,13 @@ namespace flashattn::cuda::sm90 {
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardParams params) {
+  static_assert(kBackwardSharedBytes<Config> <= kMostSharedBytes, "one block a multiprocessor");
   char* const shared = ptx::dynamic_shared();
   BackwardControl<Config>& control =
       *reinterpret_cast<BackwardControl<Config>*>(shared + Config::kMainBytes);
   // Uniform, so that descriptors live in uniform registers.
-  const int32_t warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
+  const int32_t warpgroup = (__any_sync(~0u, threadIdx.x & 128) ? 1 : 0) +
+                            (__any_sync(~0u, threadIdx.x & 256) ? 2 : 0);
   if (threadIdx.x == 0) {
     init_barriers<Config>(control);
     for (const CUtensorMap* map : {&params.q, &params.dout, &params.k, &params.v}) {
@@ -35,12 +37,17 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     ptx::registers_release<Config::kProducerRegisters>();
     if (threadIdx.x % 32 != 0) return;
     const int32_t warp = threadIdx.x / 32;
-    if (warp == 0) BackwardLoader<Config>(params, ptx::shared_address(shared), control).run();
-    if (warp == 1) plan_items<Config>(params, control);
-    if (warp == 2) add_dq<Config>(params, ptx::shared_address(shared), control);
+    const uint32_t start = ptx::shared_address(shared);
+    if (warp == 0) BackwardLoader<Config, false>(params, start, control).run();
+    if (warp == 1) BackwardLoader<Config, true>(params, start, control).run();
+    if (warp == 2) plan_items<Config>(params, control);
+    if (warp == 3) add_dq<Config>(params, start, control);
+  } else if (Config::kDqGroup && warpgroup == 1 + Config::kConsumers) {
+    ptx::registers_release<Config::kDqRegisters>();
+    DqGroup<Config>(params, ptx::shared_address(shared), control).run();
   } else {
     ptx::registers_claim<Config::kConsumerRegisters>();
-    BackwardConsumer<Config>(params, ptx::shared_address(shared), control, warpgroup - 1).run();
+    if (warpgroup==1) BackwardConsumer<Config,0>(params, ptx::shared_address(shared), control).run(); else BackwardConsumer<Config,1>(params, ptx::shared_address(shared), control).run();
   }
 }
 

@@ -10,7 +10,7 @@ namespace flashattn::cuda::sm90 {
 
 // As many as have left their accumulators there.
 template <class Config>
-constexpr int kConvertThreads = 128 * Config::kConsumers;
+constexpr int kConvertThreads = 128 * Config::kShares;
 
 // One block a tile of queries.
 template <class Config>

@@ -10,9 +10,9 @@ namespace flashattn::cuda::sm90 {
 using bf16 = __nv_bfloat16;  // as table.txt says
 using f16 = __half;
 
-template <class T, int kDim, int kTileQ>
+template <class T, int kDim, int kTileQ, bool kDqGroup, bool kTurns>
 constexpr BackwardEntry backward_entry() {
-  using Config = BackwardConfig<T, kDim, kTileQ>;
+  using Config = BackwardConfig<T, kDim, kTileQ, kDqGroup, kTurns>;
   return {std::is_same<T, bf16>::value ? FLASHATTN_DTYPE_BF16 : FLASHATTN_DTYPE_F16,
           kDim,
           Config::kTileQ,

@@ -50,7 +50,7 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   common.tile_q = entry.tile_q;
   common.tile_dim = entry.dim;
   p.sequence_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, entry.tile_q));
-  p.head_tiles = common.head_tiles(entry.tile_q);
+  p.head_tiles = static_cast<int32_t>(common.head_tiles(entry.tile_q));
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   const bool varlen_kv = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
   p.q_has_tail = varlen_q || args.inputs.lens_q != nullptr;
@@ -66,7 +66,7 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
                               static_cast<int32_t>(units), static_cast<int32_t>(fitting), units_);
 
   WorkspaceCutter workspace(base);
-  const int64_t rows = p.head_tiles * problem_.heads_q * entry.tile_q;
+  const int64_t rows = common.head_tiles(entry.tile_q) * problem_.heads_q * entry.tile_q;
   common.ticket = workspace.take<int32_t>(1);
   common.lse2 = workspace.take<float>(rows);
   common.delta = workspace.take<float>(rows);
@@ -143,7 +143,8 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspa
   BackwardParams p = params(args, static_cast<char*>(workspace), &bytes);
   const int64_t query_tiles =
       static_cast<int64_t>(args.shape.batch) * problem_.heads_q * p.sequence_tiles;
-  if (p.order.count() > INT32_MAX / 2 || query_tiles > INT32_MAX / 2) {
+  const int64_t places = p.common.head_tiles(main_.entry->tile_q) * problem_.heads_q;
+  if (std::max({p.order.count(), query_tiles, places}) > INT32_MAX / 2) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
                 "the shape has more than 2^30 tiles of queries or keys; split the batch");
   }
