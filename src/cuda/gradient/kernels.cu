@@ -98,8 +98,13 @@ __global__ void __launch_bounds__(kThreads)
     const float lse = inside ? args.lse[row] : -INFINITY;
     params.lse2[number] = lse == -INFINITY ? INFINITY : lse * kLog2E;
     params.delta[number] = inside ? sum - (args.dlse ? args.dlse[row] : 0.0f) : 0.0f;
-    if (params.turns && i % kBackwardTileQ == 0) {
+    if (params.turns && params.tile_q == 0 && i % kBackwardTileQ == 0) {
       params.turns[params.query_tile(sequence, b, h, i / kBackwardTileQ)] = 0;
+    }
+    if (params.turns && params.tile_q != 0 && i % params.tile_q == 0) {
+      params.turns[number / params.tile_q] =
+          first_key_tile(problem.mask_rule(), {i, min(i + params.tile_q, sequence.len.q)},
+                         sequence.len, params.tile_kv);
     }
   }
 }

@@ -10,6 +10,9 @@
 namespace flashattn::cuda::sm90 {
 namespace {
 
+// Without a mask all tiles of keys of a head would add to the same tile of queries at a time.
+constexpr bool kStaggered = false;
+
 const BackwardEntry* find(const Problem& p) {
   const BackwardTable table = backward_table();
   const auto end = table.entries + table.count;
@@ -22,7 +25,7 @@ const BackwardEntry* find(const Problem& p) {
 }  // namespace
 
 bool BackwardLauncher::takes(const Problem& problem) {
-  return problem.determinism == FLASHATTN_DETERMINISM_DEFAULT && !is_modified(problem) &&
+  return problem.determinism != FLASHATTN_DETERMINISM_BATCH_INVARIANT && !is_modified(problem) &&
          find(problem) != nullptr;
 }
 
@@ -49,6 +52,7 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   common.dout = args.dout;
   common.tile_q = entry.tile_q;
   common.tile_dim = entry.dim;
+  common.tile_kv = entry.tile_kv;
   p.sequence_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, entry.tile_q));
   p.head_tiles = static_cast<int32_t>(common.head_tiles(entry.tile_q));
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
@@ -64,6 +68,9 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
       std::min<int64_t>(l2_bytes_ / 4 / std::max<int64_t>(unit_bytes, 1), units);
   p.order = heavy_first_order(static_cast<int32_t>(ceil_div(shape.seqlen_kv, entry.tile_kv)),
                               static_cast<int32_t>(units), static_cast<int32_t>(fitting), units_);
+  if (kStaggered && problem_.mask == 0) {
+    p.stagger = std::max(p.sequence_tiles / std::max(p.order.query_tiles, 1), 1);
+  }
 
   WorkspaceCutter workspace(base);
   const int64_t rows = common.head_tiles(entry.tile_q) * problem_.heads_q * entry.tile_q;
@@ -71,6 +78,7 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   common.lse2 = workspace.take<float>(rows);
   common.delta = workspace.take<float>(rows);
   common.dq = workspace.take<float>(rows * entry.dim);
+  if (ordered()) common.turns = workspace.take<int32_t>(rows / entry.tile_q);
   if (problem_.dtype_o != problem_.dtype) {
     const RowLayout layout = row_layout(problem_, shape);
     const int64_t tokens =
@@ -93,7 +101,8 @@ int64_t BackwardLauncher::workspace(const flashattn_shape& shape) const {
 
 void BackwardLauncher::describe(flashattn_plan_properties* properties) const {
   describe_kernel(main_, main_.entry->stages, name_, "wgmma", properties);
-  properties->why = "the Hopper family; blocks add to dq as they come";
+  properties->why = ordered() ? "the Hopper family; blocks add to dq in turns, for bits to repeat"
+                              : "the Hopper family; blocks add to dq as they come";
 }
 
 int32_t BackwardLauncher::make_maps(BackwardParams* p) const {

@@ -66,7 +66,9 @@ __device__ __forceinline__ void plan_items(const BackwardParams& params,
   const int32_t count = static_cast<int32_t>(params.order.count());
   Items items;
   uint32_t phase = 0;
-  int32_t next = blockIdx.x;
+  // In turns none may be kept for a block that has not started.
+  const int32_t dealt = params.common.turns ? 0 : static_cast<int32_t>(gridDim.x);
+  int32_t next = params.common.turns ? atomicAdd(params.common.ticket, 1) : blockIdx.x;
   for (;;) {
     ptx::mbarrier_wait(barrier_at(control.item_empty[items.slot()]), items.phase() ^ 1);
     volatile BackwardItem& item = control.items[items.slot()];
@@ -82,7 +84,7 @@ __device__ __forceinline__ void plan_items(const BackwardParams& params,
       ptx::mbarrier_wait(barrier_at(control.nearly), phase);
       phase ^= 1;
     }
-    next = static_cast<int32_t>(gridDim.x) + atomicAdd(params.common.ticket, 1);
+    next = dealt + atomicAdd(params.common.ticket, 1);
   }
 }
 
@@ -116,7 +118,7 @@ class BackwardLoader {
       ptx::mbarrier_wait(barrier_at(control_.item_full[items.slot()]), items.phase());
       const volatile BackwardItem& item = control_.items[items.slot()];
       if (item.end) break;
-      ptx::mbarrier_wait(barrier_at(control_.kv_empty), items.count & 1 ^ 1);
+      ptx::mbarrier_wait(barrier_at(control_.kv_empty), (items.count & 1) ^ 1);
       if (item.tiles.begin < item.tiles.end) {
         load(item);
       } else {
