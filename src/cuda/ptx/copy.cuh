@@ -73,6 +73,12 @@ __device__ __forceinline__ void store_shared(uint32_t to, float x, float y, floa
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared_16(uint32_t to, uint32_t x, uint32_t y, uint32_t z,
+                                                uint32_t w) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x), "r"(y), "r"(z), "r"(w)
+               : "memory");
+}
+
 __device__ __forceinline__ void clear_shared_16(uint32_t to) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
 }

@@ -13,8 +13,19 @@
 
 #include "cuda/sm90/backward_consumer.cuh"
 #include "cuda/sm90/backward_producer.cuh"
+#include "cuda/sm90/backward_wide.cuh"
 
 namespace flashattn::cuda::sm90 {
+
+template <class Config, int kGroup>
+__device__ __forceinline__ void consume(const BackwardParams& params, uint32_t shared,
+                                        BackwardControl<Config>& control) {
+  if constexpr (Config::kWide) {
+    WideConsumer<Config, kGroup == 1>(params, shared, control).run();
+  } else {
+    BackwardConsumer<Config, kGroup>(params, shared, control).run();
+  }
+}
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
@@ -47,7 +58,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     DqGroup<Config>(params, ptx::shared_address(shared), control).run();
   } else {
     ptx::registers_claim<Config::kConsumerRegisters>();
-    if (warpgroup==1) BackwardConsumer<Config,0>(params, ptx::shared_address(shared), control).run(); else BackwardConsumer<Config,1>(params, ptx::shared_address(shared), control).run();
+    // Code of its own for each: the compiler then knows descriptors to be uniform.
+    if (warpgroup == 1) {
+      consume<Config, 0>(params, ptx::shared_address(shared), control);
+    } else {
+      consume<Config, 1>(params, ptx::shared_address(shared), control);
+    }
   }
 }
 

@@ -17,7 +17,7 @@ struct BackwardConfig {
   using T = T_;
   static constexpr int kDim = kDim_;  // of the products; smaller heads: zeros
   static constexpr int kTileQ = kTileQ_, kTileKv = 128;
-  static constexpr bool kDqGroup = kDqGroup_, kTurns = kTurns_;
+  static constexpr bool kWide = false, kDqGroup = kDqGroup_, kTurns = kTurns_;
   static constexpr int kConsumers = 2;  // warpgroups of 64 keys
   static constexpr int kStages = kDim * kTileQ == 64 * 64 ? 4 : 2;
   static constexpr int kThreads = 128 * (1 + kConsumers + kDqGroup);
@@ -28,14 +28,17 @@ struct BackwardConfig {
   static constexpr bool kLateGradients = kDqGroup && kDim == 128;
 
   // Columns come in panels of 64, 128 bytes a row.
-  static constexpr int kPanels = kDim / 64;
+  static constexpr int kPanels = kDim / 64, kPanelsQk = kPanels, kPanelsV = kPanels;
+  static constexpr int kQStages = kStages, kDoStages = kStages;
+  static constexpr int kDsWarps = 8, kDoReaders = kDqGroup ? 8 : kConsumers;  // arrivals
   static constexpr int kKeyBytes = kTileKv * kDim * 2, kQueryBytes = kTileQ * kDim * 2;
   static constexpr int kScoreBytes = kTileQ * kTileKv * 2;
   static constexpr int kDsStages = kDqGroup ? 64 * 1024 / kScoreBytes : 2;
   static constexpr int kSumBytes = kTileQ * kDim * 4;
-  static constexpr int kShares = kTileQ * kDim / (64 * 64);  // of dQ
+  static constexpr int kShares = kTileQ * kDim / (64 * 64), kDqSlots = kShares;  // of dQ
   static constexpr int kShareBytes = kSumBytes / kShares;
   static constexpr int kNumberBytes = kTileQ * 4;  // lse or D of a tile
+
   // K | V | stages of Q | of dO | of dS | dQ | stages of lse | of D | BackwardControl.
   static constexpr int kV = kKeyBytes, kQ = 2 * kKeyBytes, kDo = kQ + kStages * kQueryBytes;
   static constexpr int kDs = kDo + kStages * kQueryBytes, kDq = kDs + kDsStages * kScoreBytes;
@@ -46,6 +49,36 @@ struct BackwardConfig {
   static_assert(kDqGroup ? kTileQ == 64 : kTileQ * kDim == 64 * 128, "dQ: shares of 64 x 64");
   static_assert(kKeyBytes <= kDsStages * kScoreBytes && kKeyBytes <= 2 * kShareBytes,
                 "dV leaves from where dS lay, dK from there or from where dQ lay");
+};
+
+// For large heads, whose dK and dV of 64 keys fill two warpgroups: one consumer computes the weights
+// and holds dV, the other the gradients and holds dK; a third warpgroup computes dQ.
+template <class T_, int kDimQk_, int kDimV_>
+struct BackwardWideConfig {
+  using T = T_;
+  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;
+  static constexpr int kTileQ = 64, kTileKv = 64;
+  static constexpr bool kWide = true, kDqGroup = true;
+  static constexpr int kConsumers = 2, kThreads = 128 * 4;
+  static constexpr int kProducerRegisters = 24, kDqRegisters = 72, kConsumerRegisters = 208;
+
+  static constexpr int kPanelsQk = kDimQk / 64, kPanelsV = kDimV / 64;
+  static constexpr int kQStages = 2, kDoStages = kDimV > 192 ? 1 : 2;
+  static constexpr int kDsStages = 2, kPStages = 2;
+  static constexpr int kDsWarps = 4, kDoReaders = 5;
+  static constexpr int kQueryBytes = kTileQ * kDimQk * 2, kDoBytes = kTileQ * kDimV * 2;
+  static constexpr int kScoreBytes = kTileQ * kTileKv * 2;
+  static constexpr int kShares = kPanelsQk, kDqSlots = kShares == 4 ? 2 : kShares;
+  static constexpr int kShareBytes = 64 * 64 * 4;
+  static constexpr int kNumberBytes = kTileQ * 4;
+
+  // K | V | stages of Q | of dO | of dS | of P | dQ | stages of lse | of D | BackwardControl.
+  static constexpr int kV = kTileKv * kDimQk * 2, kQ = kV + kTileKv * kDimV * 2;
+  static constexpr int kDo = kQ + kQStages * kQueryBytes, kDs = kDo + kDoStages * kDoBytes;
+  static constexpr int kP = kDs + kDsStages * kScoreBytes, kDq = kP + kPStages * kScoreBytes;
+  static constexpr int kLse = kDq + kDqSlots * kShareBytes;
+  static constexpr int kDelta = kLse + kQStages * kNumberBytes;
+  static constexpr int kMainBytes = kDelta + kDoStages * kNumberBytes;
 };
 
 // A tile of keys of a KV head: all tiles of queries of its group that see some of it.
@@ -67,10 +100,11 @@ constexpr int kBackwardItems = 2;
 template <class Config>
 struct BackwardControl {
   uint64_t k_full, v_full, kv_empty, nearly;
-  uint64_t q_full[Config::kStages], q_empty[Config::kStages];
-  uint64_t do_full[Config::kStages], do_empty[Config::kStages];
+  uint64_t q_full[Config::kQStages], q_empty[Config::kQStages];
+  uint64_t do_full[Config::kDoStages], do_empty[Config::kDoStages];
+  uint64_t p_full[2], p_empty[2];  // wide heads: from one consumer to the other
   uint64_t ds_full[Config::kDsStages], ds_empty[Config::kDsStages];
-  uint64_t dq_full[Config::kShares], dq_empty[Config::kShares];
+  uint64_t dq_full[Config::kDqSlots], dq_empty[Config::kDqSlots];
   uint64_t item_full[kBackwardItems], item_empty[kBackwardItems];
   BackwardItem items[kBackwardItems];
   BackwardItem own[Config::kConsumers];  // what a consumer works on
@@ -97,17 +131,23 @@ __device__ __forceinline__ void init_barriers(BackwardControl<Config>& control) 
   init(control.v_full, 1);
   init(control.kv_empty, kConsumers + Config::kDqGroup);
   init(control.nearly, 1);
-  for (int n = 0; n < Config::kStages; ++n) {
+  for (int n = 0; n < Config::kQStages; ++n) {
     init(control.q_full[n], 1);
-    init(control.do_full[n], 1);
     init(control.q_empty[n], kConsumers);
-    init(control.do_empty[n], kConsumers);
+  }
+  for (int n = 0; n < Config::kDoStages; ++n) {
+    init(control.do_full[n], 1);
+    init(control.do_empty[n], Config::kDoReaders);
+  }
+  for (int n = 0; n < 2; ++n) {
+    init(control.p_full[n], 4);  // warps
+    init(control.p_empty[n], 4);
   }
   for (int n = 0; n < Config::kDsStages; ++n) {
-    init(control.ds_full[n], 4 * kConsumers);  // warps
+    init(control.ds_full[n], Config::kDsWarps);
     init(control.ds_empty[n], 1);
   }
-  for (int n = 0; n < Config::kShares; ++n) {
+  for (int n = 0; n < Config::kDqSlots; ++n) {
     init(control.dq_full[n], 4);  // warps
     init(control.dq_empty[n], 1);
   }

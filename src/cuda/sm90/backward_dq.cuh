@@ -13,8 +13,8 @@ template <class Config>
 __device__ __forceinline__ void multiply_dq(float (&dq)[32], uint32_t shared, uint32_t slot,
                                             int32_t share) {
   constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
-  const uint32_t columns = Config::kDim == 128 ? share * kTileKv * 128 : 0;
-  const uint32_t rows = Config::kDim == 128 ? 0 : share * 64 * 128;
+  const uint32_t columns = kTileQ == 64 ? share * kTileKv * 128 : 0;
+  const uint32_t rows = kTileQ == 64 ? 0 : share * 64 * 128;
   const ptx::Matrix keys = ptx::Matrix::at(shared + columns, 0);
   const ptx::Matrix scores =
       ptx::Matrix::at(shared + Config::kDs + slot * Config::kScoreBytes + rows, 0);
@@ -32,16 +32,16 @@ __device__ __forceinline__ void multiply_dq(float (&dq)[32], uint32_t shared, ui
 template <class Config>
 __device__ __forceinline__ void hand_over_dq(const float (&dq)[32],
                                              BackwardControl<Config>& control, uint32_t shared,
-                                             int32_t share) {
+                                             int32_t slot) {
   const uint32_t to =
-      shared + Config::kDq + share * Config::kShareBytes + opaque(threadIdx.x) % 128 * 16;
+      shared + Config::kDq + slot * Config::kShareBytes + opaque(threadIdx.x) % 128 * 16;
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
     ptx::store_shared(to + n * 2048, dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3]);
   }
   ptx::fence_async_proxy();
   __syncwarp();
-  if (opaque(threadIdx.x) % 32 == 0) ptx::mbarrier_arrive(barrier_at(control.dq_full[share]));
+  if (opaque(threadIdx.x) % 32 == 0) ptx::mbarrier_arrive(barrier_at(control.dq_full[slot]));
 }
 
 // The warpgroup that computes dQ: tile by tile, whenever both consumers have left their dS. It
@@ -71,18 +71,23 @@ class DqGroup {
  private:
   __device__ __forceinline__ bool leader() const { return opaque(threadIdx.x) % 128 == 0; }
 
-  // Half by half: registers are the consumers'.
+  // Share by share: registers are the consumers'.
   __device__ __forceinline__ void step() {
+    constexpr int kShares = Config::kShares, kSlots = Config::kDqSlots;
     ptx::mbarrier_wait(barrier_at(control_.ds_full[place_.slot()]), place_.phase());
 #pragma unroll 1
-    for (int32_t share = 0; share < Config::kShares; ++share) {
+    for (int32_t share = 0; share < kShares; ++share) {
       float dq[32];
       multiply_dq<Config>(dq, shared_, place_.slot(), share);
-      ptx::mbarrier_wait(barrier_at(control_.dq_empty[share]), (place_.count & 1) ^ 1);
+      const int32_t slot = share % kSlots;
+      const uint32_t uses = place_.count * (kShares / kSlots) + share / kSlots;
+      ptx::mbarrier_wait(barrier_at(control_.dq_empty[slot]), (uses & 1) ^ 1);
       ptx::wgmma_wait<0>();
       ptx::pin(dq);
-      if (share == Config::kShares - 1 && leader()) ptx::mbarrier_arrive(barrier_at(control_.ds_empty[place_.slot()]));
-      hand_over_dq<Config>(dq, control_, shared_, share);
+      if (share == kShares - 1 && leader()) {
+        ptx::mbarrier_arrive(barrier_at(control_.ds_empty[place_.slot()]));
+      }
+      hand_over_dq<Config>(dq, control_, shared_, slot);
     }
     place_.advance();
   }

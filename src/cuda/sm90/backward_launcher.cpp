@@ -17,7 +17,7 @@ const BackwardEntry* find(const Problem& p) {
   const BackwardTable table = backward_table();
   const auto end = table.entries + table.count;
   const auto found = std::find_if(table.entries, end, [&](const BackwardEntry* e) {
-    return e->dtype == p.dtype && e->dim >= std::max(p.dim_qk, p.dim_v);
+    return e->dtype == p.dtype && e->dim_qk >= p.dim_qk && e->dim_v >= p.dim_v;
   });
   return found == end ? nullptr : *found;
 }
@@ -35,7 +35,8 @@ BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_
       l2_bytes_(l2_bytes),
       main_(prepare(*find(problem), units)),
       name_(std::string("sm90_backward_") + dtype_name(problem.dtype) + "_" +
-            std::to_string(main_.entry->dim) + "_q" + std::to_string(main_.entry->tile_q)) {}
+            std::to_string(main_.entry->dim_qk) + "_" + std::to_string(main_.entry->dim_v) + "_q" +
+            std::to_string(main_.entry->tile_q)) {}
 
 bool BackwardLauncher::takes(const flashattn_shape& shape) const {
   return shape.batch > 0 && shape.seqlen_q > 0 && shape.seqlen_kv > 0;
@@ -51,7 +52,7 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   common.args = args;
   common.dout = args.dout;
   common.tile_q = entry.tile_q;
-  common.tile_dim = entry.dim;
+  common.tile_dim = entry.dim_qk;
   common.tile_kv = entry.tile_kv;
   p.sequence_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, entry.tile_q));
   p.head_tiles = static_cast<int32_t>(common.head_tiles(entry.tile_q));
@@ -62,7 +63,8 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   p.store_boxes = !p.kv_has_tail;
   // Queries and dO of a unit. Few units at a time: what the blocks read and add to stays close.
   const int64_t unit_bytes =
-      static_cast<int64_t>(shape.seqlen_q) * problem_.group() * entry.dim * 4;
+      static_cast<int64_t>(shape.seqlen_q) * problem_.group() *
+                             (entry.dim_qk + entry.dim_v) * 2;
   const int64_t units = common.units();
   const int64_t fitting =
       std::min<int64_t>(l2_bytes_ / 4 / std::max<int64_t>(unit_bytes, 1), units);
@@ -77,7 +79,7 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   common.ticket = workspace.take<int32_t>(1);
   common.lse2 = workspace.take<float>(rows);
   common.delta = workspace.take<float>(rows);
-  common.dq = workspace.take<float>(rows * entry.dim);
+  common.dq = workspace.take<float>(rows * entry.dim_qk);
   if (ordered()) common.turns = workspace.take<int32_t>(rows / entry.tile_q);
   if (problem_.dtype_o != problem_.dtype) {
     const RowLayout layout = row_layout(problem_, shape);

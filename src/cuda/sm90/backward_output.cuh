@@ -1,31 +1,23 @@
-// What a consumer warpgroup of the Hopper backward pass knows of its keys, and how dK and dV leave.
+// How dK and dV leave the Hopper backward kernel for small heads.
 #pragma once
 
-#include "cuda/ptx/mma.cuh"
-#include "cuda/sm90/backward_config.cuh"
-#include "cuda/tile/shared.cuh"
+#include "cuda/sm90/backward_group.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 template <class Config, int group_>
-class KeyOutput {
- protected:
+class KeyOutput : protected BackwardGroup<Config, group_> {
+  using Base = BackwardGroup<Config, group_>;
   using T = typename Config::T;
+
+ protected:
+  using Base::control_, Base::params_, Base::shared_;
+  using Base::item, Base::lane, Base::leader, Base::warp;
   using Sums = float[Config::kDim / 2];  // this lane's accumulators of dK or dV
 
   __device__ __forceinline__ KeyOutput(const BackwardParams& params, uint32_t shared,
                                        BackwardControl<Config>& control)
-      : params_(params), control_(control), shared_(shared) {}
-
-  // Read anew each time: registers are better used in the main loop.
-  __device__ __forceinline__ const volatile BackwardItem& item() const {
-    return control_.own[group_];
-  }
-  __device__ __forceinline__ bool leader() const { return opaque(threadIdx.x) % 128 == 0; }
-  __device__ __forceinline__ int32_t lane() const { return opaque(threadIdx.x) % 32; }
-  __device__ __forceinline__ int32_t warp() const { return opaque(threadIdx.x) % 128 / 32; }
-  // Of the tile: the upper of this lane's two keys; the other is 8 below.
-  __device__ __forceinline__ int32_t row() const { return group_ * 64 + warp() * 16 + lane() / 4; }
+      : Base(params, shared, control) {}
 
   // dV and dK by way of buffers that are free again when the leader's copies have read them: this
   // warpgroup's panels of those of dS, so that it need not wait for the other; or, with two buffers,
@@ -116,11 +108,6 @@ class KeyOutput {
           ptx::load_shared_16(staged<kPanelBytes>(from, r, chunk));
     }
   }
-
- protected:
-  const BackwardParams& params_;
-  BackwardControl<Config>& control_;
-  const uint32_t shared_;
 };
 
 }  // namespace flashattn::cuda::sm90

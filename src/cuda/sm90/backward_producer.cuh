@@ -108,6 +108,9 @@ __device__ __forceinline__ void for_each_tile(const volatile BackwardItem& item,
 // Loads K and, tile by tile, Q with lse; or V and dO with D.
 template <class Config, bool kGradients>
 class BackwardLoader {
+  static constexpr int kTileQ = Config::kTileQ;
+  static constexpr int kPanels = kGradients ? Config::kPanelsV : Config::kPanelsQk;
+
  public:
   __device__ __forceinline__ BackwardLoader(const BackwardParams& params, uint32_t shared,
                                             BackwardControl<Config>& control)
@@ -147,15 +150,15 @@ class BackwardLoader {
       const uint32_t full = barrier_at(kGradients ? control_.do_full[slot] : control_.q_full[slot]);
       ptx::mbarrier_wait(barrier_at(kGradients ? control_.do_empty[slot] : control_.q_empty[slot]),
                          place_.phase() ^ 1);
-      load_panels<Config::kTileQ>(
-          kGradients ? params_.dout : params_.q, shared_ + kRows + slot * Config::kQueryBytes, full,
+      load_panels<kTileQ>(
+          kGradients ? params_.dout : params_.q, shared_ + kRows + slot * (kTileQ * kPanels * 128), full,
           Config::kNumberBytes,
-          {0, item.first_q + tile * Config::kTileQ,
+          {0, item.first_q + tile * kTileQ,
            (item.kv_head + 1) * params_.common.problem.group() - heads, batch},
           ptx::kEvictLast);
       ptx::bulk_load(shared_ + kNumbers + slot * Config::kNumberBytes,
                      (kGradients ? params_.common.delta : params_.common.lse2) +
-                         static_cast<int64_t>(place) * Config::kTileQ,
+                         static_cast<int64_t>(place) * kTileQ,
                      Config::kNumberBytes, full);
       place_.advance();
       if (kGradients && heads == 1 && left == min(2, item.tiles.end - item.tiles.begin)) {
@@ -169,9 +172,9 @@ class BackwardLoader {
   __device__ __forceinline__ void load_panels(const CUtensorMap& map, uint32_t to, uint32_t full,
                                               uint32_t more, ptx::BoxPosition at,
                                               uint64_t policy) const {
-    ptx::mbarrier_expect(full, kRows * Config::kDim * 2 + more);
+    ptx::mbarrier_expect(full, kRows * kPanels * 128 + more);
 #pragma unroll
-    for (int p = 0; p < Config::kPanels; ++p) {
+    for (int p = 0; p < kPanels; ++p) {
       ptx::tma_load(to + p * kRows * 128, &map, full, {p * 64, at.row, at.head, at.batch}, policy);
     }
   }
@@ -179,7 +182,7 @@ class BackwardLoader {
   const BackwardParams& params_;
   BackwardControl<Config>& control_;
   const uint32_t shared_;
-  Ring<Config::kStages> place_;
+  Ring<kGradients ? Config::kDoStages : Config::kQStages> place_;
 };
 
 // Until all tiles of keys before `mine` have added to the tile of queries.
@@ -189,36 +192,42 @@ __device__ __forceinline__ void await_turn(const BackwardParams& params, int32_t
   ptx::fence_async_proxy_all();
 }
 
-// Adds the warpgroups' shares of dQ, tile by tile, as they leave them in shared memory. In turns:
-// tiles of keys add to a tile of queries one after the other, in the order in which blocks take
-// them, so that nobody waits for a block that has not started.
+// Frees the buffers of dQ one by one, as they have been read.
+template <class Config, int kSlot = 0>
+__device__ __forceinline__ void free_dq(BackwardControl<Config>& control) {
+  if constexpr (kSlot < Config::kDqSlots) {
+    ptx::bulk_wait_read<Config::kDqSlots - 1 - kSlot>();
+    ptx::mbarrier_arrive(barrier_at(control.dq_empty[kSlot]));
+    free_dq<Config, kSlot + 1>(control);
+  }
+}
+
+// Adds the shares of dQ, tile by tile, as warpgroups leave them in shared memory. In turns: tiles of
+// keys add to a tile of queries one after the other, in the order in which blocks take them, so
+// that nobody waits for a block that has not started.
 template <class Config>
 __device__ __forceinline__ void add_dq(const BackwardParams& params, uint32_t shared,
                                        BackwardControl<Config>& control) {
-  constexpr int kShare = Config::kShareBytes;
-  uint32_t phase = 0;
+  constexpr int kShare = Config::kShareBytes, kSlots = Config::kDqSlots;
+  uint32_t uses = 0;  // of each buffer
   for (Items items;; items.advance()) {
     ptx::mbarrier_wait(barrier_at(control.item_full[items.slot()]), items.phase());
     const volatile BackwardItem& item = control.items[items.slot()];
     if (item.end) break;
     for_each_tile(item, params, [&](int32_t, int32_t, int32_t, int32_t place) {
-      float* to = params.common.dq + static_cast<int64_t>(place) * (Config::kTileQ * Config::kDim);
+      float* to =
+          params.common.dq + static_cast<int64_t>(place) * (Config::kShares * (kShare / 4));
+      if (params.common.turns) await_turn(params, item.key / Config::kTileKv, place);
+#pragma unroll 1
+      for (int first = 0; first < Config::kShares; first += kSlots, ++uses) {
 #pragma unroll
-      for (int n = 0; n < Config::kShares; ++n) {
-        ptx::mbarrier_wait(barrier_at(control.dq_full[n]), phase);
-        if (n == 0 && params.common.turns) {
-          await_turn(params, item.key / Config::kTileKv, place);
+        for (int n = 0; n < kSlots; ++n, to += kShare / 4) {
+          ptx::mbarrier_wait(barrier_at(control.dq_full[n]), uses & 1);
+          ptx::bulk_add(to, shared + Config::kDq + n * kShare, kShare);
+          ptx::bulk_commit();
         }
-        ptx::bulk_add(to + n * (kShare / 4), shared + Config::kDq + n * kShare, kShare);
-        ptx::bulk_commit();
+        free_dq<Config>(control);
       }
-      if (Config::kShares == 2) {
-        ptx::bulk_wait_read<1>();
-        ptx::mbarrier_arrive(barrier_at(control.dq_empty[0]));
-      }
-      ptx::bulk_wait_read();
-      ptx::mbarrier_arrive(barrier_at(control.dq_empty[Config::kShares - 1]));
-      phase ^= 1;
       if (params.common.turns) {
         ptx::bulk_wait();  // not before the sums have changed
         ptx::add_release(params.common.turns + place, 1);

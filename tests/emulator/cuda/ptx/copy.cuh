@@ -49,6 +49,9 @@ inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
 }
 
 inline void store_shared(uint32_t to, uint32_t x) { emulator::store(to, x); }
+inline void store_shared_16(uint32_t to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+  emulator::store(to, make_uint4(x, y, z, w));
+}
 inline void store_shared(uint32_t to, float x, float y, float z, float w) {
   emulator::store(to, make_float4(x, y, z, w));
 }

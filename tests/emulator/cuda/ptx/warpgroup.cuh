@@ -35,8 +35,7 @@ inline void stmatrix_x4_trans(uint32_t address, uint32_t a, uint32_t b, uint32_t
   for (uint32_t m = 0; m < 4; ++m) {
     for (uint32_t e = 0; e < 2; ++e) {
       const uint16_t x = static_cast<uint16_t>(words[m] >> 16 * e);
-      char* row = emulator::shared(rows[m * 8 + lane % 4 * 2 + e].word[0], 16);
-      std::memcpy(row + lane / 4 * 2, &x, 2);
+      emulator::store(rows[m * 8 + lane % 4 * 2 + e].word[0] + lane / 4 * 2, x);
     }
   }
 }
