@@ -1,14 +1,27 @@
 // The backward pass on Hopper: TMA, WGMMA, warp specialisation (Shah et al. 2024).
 //
-// One block a multiprocessor, which stays for many tiles of 128 keys. Of the first warpgroup one
-// thread plans the tiles, two start the loads, one adds dQ to fp32 sums in global memory. Each
-// consumer warpgroup holds dK and dV of 64 keys and sees all queries of the group pass by: S^T = K
-// Q^T, dP^T = V dO^T, so that P^T and dS^T are register operands of dV += P^T dO and dK += dS^T Q.
-// Only dS goes through shared memory, for dQ = dS K, which needs all keys of the tile.
+// One block a multiprocessor, which stays for many tiles of keys. Of the first warpgroup one thread
+// plans the tiles, two start the loads, one adds dQ to fp32 sums in global memory. The consumers
+// hold dK and dV and see all queries of the group pass by: S^T = K Q^T, dP^T = V dO^T, so that P^T
+// and dS^T are register operands of dV += P^T dO and dK += dS^T Q. Only dS goes through shared
+// memory, for dQ = dS K, which needs all keys of the tile; it is stored with the keys along its
+// rows, as the tensor cores like to read a left operand.
 //
-// Shared memory: K | V | stages of Q | dO | dS | dQ | stages of lse | D | BackwardControl.
-// Budget of a step at D = 128, 64 queries, in clocks: the products 2,560; shared memory 2,944 (368
-// KB at 128 a clock); 2^x 512.
+// Small heads, backward_consumer.cuh: 128 keys, 64 a consumer. Either both compute dQ together, and
+// meet once a tile; or (kDqGroup) a third warpgroup does, and the consumers never meet, so that one's
+// exponentials run under the other's products.
+// Large heads, backward_wide.cuh: 64 keys; one consumer has P and dV, the other dS and dK, a third
+// warpgroup dQ.
+//
+// Budget of a tile in clocks; shared memory moves 128 bytes a clock; no tile fills both alone.
+//   D, queries x keys      products   2^x   shared memory          of it dQ to memory
+//   64, 128 x 128          2,560    1,024   352 KB = 2,816                      32 KB
+//   64, 64 x 128, kDqGroup 1,280      512   192 KB = 1,536                      16 KB
+//   128, 64 x 128          2,560      512   368 KB = 2,944                      32 KB
+//   192, 64 x 64           1,920      256   360 KB = 2,880                      48 KB
+//   256, 64 x 64           2,560      256   472 KB = 3,776                      64 KB
+// Beyond those, the L2 cache adds some 3 TB/s (derived from peers' kernels): at D = 256 that is
+// what bounds 64 keys, at some 490 TFLOP/s.
 #pragma once
 
 #include "cuda/sm90/backward_consumer.cuh"

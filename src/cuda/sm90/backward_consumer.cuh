@@ -76,7 +76,7 @@ class BackwardConsumer : KeyOutput<Config, group_> {
   __device__ __forceinline__ void step(int32_t& tile, TileKind& kind) {
     const uint32_t slot = place_.slot();
     Scores s, dp;
-    Operand p, ds;
+    Operand p, derived, ds;
     const ptx::Matrix keys = ptx::Matrix::at(shared_ + group_ * 64 * 128, 0);
     const ptx::Matrix q = ptx::Matrix::at(shared_ + Config::kQ + slot * Config::kQueryBytes, 0);
     const ptx::Matrix dout = q.further(Config::kDo - Config::kQ);
@@ -87,7 +87,7 @@ class BackwardConsumer : KeyOutput<Config, group_> {
       if (Config::kTurns) ptx::named_arrive(kTurnBarrier + (group_ ^ 1), 256);
       ptx::wgmma_wait<0>();
       ptx::pin(s);
-      this->template weigh<kMasked>(s, p, tile, slot);
+      this->template weigh<kMasked>(s, p, derived, tile, slot, place_.count);
       ptx::pin(p);
       ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());
       this->template multiply_rows<kDim>(dp, keys.further(Config::kV), dout);
@@ -97,12 +97,13 @@ class BackwardConsumer : KeyOutput<Config, group_> {
       if (Config::kTurns) ptx::named_arrive(kTurnBarrier + (group_ ^ 1), 256);
       ptx::wgmma_wait<1>();
       ptx::pin(s);
-      this->template weigh<kMasked>(s, p, tile, slot);
+      this->template weigh<kMasked>(s, p, derived, tile, slot, place_.count);
     }
     this->add_product(dv_, p, dout);  // at once: it runs under what follows
     ptx::wgmma_wait<1>();
     ptx::pin(dp);
-    this->template differentiate<kMasked>(p, dp, ds, slot);
+    this->template differentiate<kMasked>(Config::kModified ? derived : p, dp, ds,
+                                                               slot);
     if constexpr (Config::kDqGroup) {
       this->hand_over_ds(ds, {place_.count});
       this->add_product(dk_, ds, q);

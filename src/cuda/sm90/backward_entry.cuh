@@ -16,6 +16,7 @@ constexpr BackwardEntry backward_entry_of(int32_t dim_qk, int32_t dim_v, int32_t
                                                         : FLASHATTN_DTYPE_F16,
           dim_qk,
           dim_v,
+          Config::kModified,
           Config::kTileQ,
           Config::kTileKv,
           stages,
@@ -26,15 +27,15 @@ constexpr BackwardEntry backward_entry_of(int32_t dim_qk, int32_t dim_v, int32_t
           kConvertThreads<Config>};
 }
 
-template <class T, int kDim, int kTileQ, bool kDqGroup, bool kTurns>
+template <class T, int kDim, int kTileQ, bool kDqGroup, bool kTurns, bool kModified>
 constexpr BackwardEntry backward_entry() {
-  using Config = BackwardConfig<T, kDim, kTileQ, kDqGroup, kTurns>;
+  using Config = BackwardConfig<T, kDim, kTileQ, kDqGroup, kTurns, kModified>;
   return backward_entry_of<Config>(kDim, kDim, Config::kStages);
 }
 
-template <class T, int kDimQk, int kDimV>
+template <class T, int kDimQk, int kDimV, bool kModified>
 constexpr BackwardEntry backward_wide_entry() {
-  using Config = BackwardWideConfig<T, kDimQk, kDimV>;
+  using Config = BackwardWideConfig<T, kDimQk, kDimV, kModified>;
   return backward_entry_of<Config>(kDimQk, kDimV, Config::kDoStages);
 }
 

@@ -101,23 +101,75 @@ class BackwardGroup {
     ptx::wgmma_commit();
   }
 
-  // Scores to weights, as operands.
+  // Scores to weights p, as operands; and, where scores are modified, to these times the derivative
+  // of a score by its product, for dS. count: tiles done.
   template <bool kMasked>
-  __device__ __forceinline__ void weigh(const Scores& s, Operand& p, int32_t tile,
-                                        uint32_t slot) const {
-    const float factor = params_.common.problem.scale * kLog2E;
+  __device__ __forceinline__ void weigh(const Scores& s, Operand& p, Operand& derived, int32_t tile,
+                                        uint32_t slot, uint32_t count) const {
     const uint32_t lse = shared_ + Config::kLse + slot * Config::kNumberBytes + lane() % 4 * 8;
+    if constexpr (Config::kModified) {
+      modify(s, p, derived, tile, lse, count);
+      if constexpr (kMasked) mask(derived, tile);
+    } else {
+      const float factor = params_.common.problem.scale * kLog2E;
+#pragma unroll
+      for (int n = 0; n < kTileQ / 8; ++n) {
+        const float2 reference = ptx::load_shared_pair(lse + n * 32);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float* x = &s[4 * n + 2 * half];
+          p[2 * n + half] = ptx::pack<T>(ptx::exp2(fmaf(x[0], factor, -reference.x)),
+                                         ptx::exp2(fmaf(x[1], factor, -reference.y)));
+        }
+      }
+    }
+    if constexpr (kMasked) mask(p, tile);
+  }
+
+  __device__ __forceinline__ void modify(const Scores& s, Operand& p, Operand& derived,
+                                         int32_t tile, uint32_t lse, uint32_t count) const {
+    const Problem& problem = params_.common.problem;
+    const bool capped = problem.softcap != 0;
+    const float inner = capped ? problem.scale / problem.softcap : 0.0f;
+    const float outer = (capped ? problem.softcap : problem.scale) * kLog2E;
+    const float slope = slope_of(count) * kLog2E;
+    const int32_t off = diagonal_offset(problem.mask_rule(), {item().len.q, item().len.kv});
+    // Of this lane's first query and upper key; numbers below 2^24 are exact.
+    const float distance =
+        static_cast<float>(tile * kTileQ + lane() % 4 * 2 + off - item().key - row());
 #pragma unroll
     for (int n = 0; n < kTileQ / 8; ++n) {
       const float2 reference = ptx::load_shared_pair(lse + n * 32);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float* x = &s[4 * n + 2 * half];
-        p[2 * n + half] = ptx::pack<T>(ptx::exp2(fmaf(x[0], factor, -reference.x)),
-                                       ptx::exp2(fmaf(x[1], factor, -reference.y)));
+        float weight[2], change[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float x = s[4 * n + 2 * half + e];
+          change[e] = 1.0f;
+          if (capped) {
+            x = soft_tanh(x * inner);
+            change[e] = 1.0f - x * x;
+          }
+          const float away = distance + static_cast<float>(8 * n + e - 8 * half);
+          x = fmaf(x, outer, -slope * fabsf(away));
+          weight[e] = ptx::exp2(x - (e == 0 ? reference.x : reference.y));
+        }
+        p[2 * n + half] = ptx::pack<T>(weight[0], weight[1]);
+        derived[2 * n + half] = ptx::pack<T>(weight[0] * change[0], weight[1] * change[1]);
       }
     }
-    if constexpr (kMasked) mask(p, tile);
+  }
+
+  // Of the head whose tile comes after `count` tiles.
+  __device__ __forceinline__ float slope_of(uint32_t count) const {
+    const Problem& problem = params_.common.problem;
+    if (!(problem.bias & FLASHATTN_BIAS_ALIBI)) return 0.0f;
+    const flashattn_inputs& in = params_.common.args.inputs;
+    const int32_t tiles = item().tiles.end - item().tiles.begin;
+    const int32_t heads_left = static_cast<int32_t>(item().done - count - 1) / tiles + 1;
+    const int32_t head = (item().kv_head + 1) * problem.group() - heads_left;
+    return in.alibi_slopes[item().b * in.alibi_stride_batch + head];
   }
 
   // 0 where a query does not see a key.
@@ -137,7 +189,7 @@ class BackwardGroup {
     }
   }
 
-  // Weights, as they were rounded for dV, and dP to dS, as operands.
+  // Weights, as they were rounded for dV, or what was derived from them, and dP to dS, as operands.
   template <bool kMasked>
   __device__ __forceinline__ void differentiate(const Operand& p, const Scores& dp, Operand& ds,
                                                 uint32_t slot) const {

@@ -17,7 +17,8 @@ const BackwardEntry* find(const Problem& p) {
   const BackwardTable table = backward_table();
   const auto end = table.entries + table.count;
   const auto found = std::find_if(table.entries, end, [&](const BackwardEntry* e) {
-    return e->dtype == p.dtype && e->dim_qk >= p.dim_qk && e->dim_v >= p.dim_v;
+    return e->dtype == p.dtype && e->modified == is_modified(p) && e->dim_qk >= p.dim_qk &&
+           e->dim_v >= p.dim_v;
   });
   return found == end ? nullptr : *found;
 }
@@ -25,8 +26,7 @@ const BackwardEntry* find(const Problem& p) {
 }  // namespace
 
 bool BackwardLauncher::takes(const Problem& problem) {
-  return problem.determinism != FLASHATTN_DETERMINISM_BATCH_INVARIANT && !is_modified(problem) &&
-         find(problem) != nullptr;
+  return problem.determinism != FLASHATTN_DETERMINISM_BATCH_INVARIANT && find(problem) != nullptr;
 }
 
 BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_t l2_bytes)
@@ -36,7 +36,7 @@ BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_
       main_(prepare(*find(problem), units)),
       name_(std::string("sm90_backward_") + dtype_name(problem.dtype) + "_" +
             std::to_string(main_.entry->dim_qk) + "_" + std::to_string(main_.entry->dim_v) + "_q" +
-            std::to_string(main_.entry->tile_q)) {}
+            std::to_string(main_.entry->tile_q) + (main_.entry->modified ? "_modified" : "")) {}
 
 bool BackwardLauncher::takes(const flashattn_shape& shape) const {
   return shape.batch > 0 && shape.seqlen_q > 0 && shape.seqlen_kv > 0;

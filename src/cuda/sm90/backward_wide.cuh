@@ -85,13 +85,13 @@ class WideConsumer : BackwardGroup<Config, kGradients> {
   template <bool kMasked>
   __device__ __forceinline__ void step_of_weights(int32_t tile) {
     Scores s;
-    Operand p;
+    Operand p, derived;
     ptx::mbarrier_wait(barrier_at(control_.q_full[q_place().slot()]), q_place().phase());
     this->template multiply_rows<Config::kDimQk>(s, ptx::Matrix::at(shared_, 0), q());
     ptx::wgmma_wait<0>();
     ptx::pin(s);
-    this->template weigh<kMasked>(s, p, tile, q_place().slot());
-    hand_over(p);
+    this->template weigh<kMasked>(s, p, derived, tile, q_place().slot(), count_);
+    hand_over(Config::kModified ? derived : p);
     ptx::mbarrier_wait(barrier_at(control_.do_full[dout_place().slot()]), dout_place().phase());
     if (kMasked) clear_tail<Config::kPanelsV>(dout().address(), tile);
     add(p, dout());
