@@ -33,6 +33,7 @@ namespace flashattn::cuda::sm90 {
 template <class Config, int kGroup>
 __device__ __forceinline__ void consume(const BackwardParams& params, uint32_t shared,
                                         BackwardControl<Config>& control) {
+  ptx::registers_claim<kGroup == 0 ? Config::kFirstRegisters : Config::kConsumerRegisters>();
   if constexpr (Config::kWide) {
     WideConsumer<Config, kGroup == 1>(params, shared, control).run();
   } else {
@@ -70,7 +71,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     ptx::registers_release<Config::kDqRegisters>();
     DqGroup<Config>(params, ptx::shared_address(shared), control).run();
   } else {
-    ptx::registers_claim<Config::kConsumerRegisters>();
     // Code of its own for each: the compiler then knows descriptors to be uniform.
     if (warpgroup == 1) {
       consume<Config, 0>(params, ptx::shared_address(shared), control);

@@ -25,6 +25,7 @@ struct BackwardConfig {
   // A multiprocessor has 512 for four warpgroups, 504 for three.
   static constexpr int kProducerRegisters = 24, kDqRegisters = 72;
   static constexpr int kConsumerRegisters = kDqGroup ? 208 : 240;
+  static constexpr int kFirstRegisters = kConsumerRegisters;  // of the first consumer
   // Registers do not hold S and dP at once: dP starts when S is weights.
   static constexpr bool kLateGradients = kDim == 128 && (kDqGroup || kModified);
 
@@ -61,7 +62,8 @@ struct BackwardWideConfig {
   static constexpr int kTileQ = 64, kTileKv = 64;
   static constexpr bool kWide = true, kDqGroup = true, kModified = kModified_;
   static constexpr int kConsumers = 2, kThreads = 128 * 4;
-  static constexpr int kProducerRegisters = 24, kDqRegisters = 72, kConsumerRegisters = 208;
+  static constexpr int kProducerRegisters = 24, kDqRegisters = 64;
+  static constexpr int kConsumerRegisters = 200, kFirstRegisters = 224;  // the first: also scores
 
   static constexpr int kPanelsQk = kDimQk / 64, kPanelsV = kDimV / 64;
   static constexpr int kQStages = 2, kDoStages = kDimV > 192 ? 1 : 2;
