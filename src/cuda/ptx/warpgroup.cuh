@@ -56,10 +56,10 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t a, uint32
 // The same, each matrix transposed: the address is that of its column l % 8.
 __device__ __forceinline__ void stmatrix_x4_trans(uint32_t address, uint32_t a, uint32_t b,
                                                   uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                   address),
-               "r"(a), "r"(b), "r"(c), "r"(d)
-               : "memory");
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(a), "r"(b), "r"(c), "r"(d)
+      : "memory");
 }
 
 }  // namespace flashattn::cuda::ptx

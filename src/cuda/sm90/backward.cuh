@@ -8,10 +8,9 @@
 // rows, as the tensor cores like to read a left operand.
 //
 // Small heads, backward_consumer.cuh: 128 keys, 64 a consumer. Either both compute dQ together, and
-// meet once a tile; or (kDqGroup) a third warpgroup does, and the consumers never meet, so that one's
-// exponentials run under the other's products.
-// Large heads, backward_wide.cuh: 64 keys; one consumer has P and dV, the other dS and dK, a third
-// warpgroup dQ.
+// meet once a tile; or (kDqGroup) a third warpgroup does, and the consumers never meet, so that
+// one's exponentials run under the other's products. Large heads, backward_wide.cuh: 64 keys; one
+// consumer has P and dV, the other dS and dK, a third warpgroup dQ.
 //
 // Budget of a tile in clocks; shared memory moves 128 bytes a clock; no tile fills both alone.
 //   D, queries x keys      products   2^x   shared memory          of it dQ to memory
@@ -49,8 +48,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   BackwardControl<Config>& control =
       *reinterpret_cast<BackwardControl<Config>*>(shared + Config::kMainBytes);
   // Uniform, so that descriptors live in uniform registers.
-  const int32_t warpgroup = (__any_sync(~0u, threadIdx.x & 128) ? 1 : 0) +
-                            (__any_sync(~0u, threadIdx.x & 256) ? 2 : 0);
+  const int32_t warpgroup =
+      (__any_sync(~0u, threadIdx.x & 128) ? 1 : 0) + (__any_sync(~0u, threadIdx.x & 256) ? 2 : 0);
   if (threadIdx.x == 0) {
     init_barriers<Config>(control);
     for (const CUtensorMap* map : {&params.q, &params.dout, &params.k, &params.v}) {

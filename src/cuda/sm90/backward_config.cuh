@@ -53,8 +53,8 @@ struct BackwardConfig {
                 "dV leaves from where dS lay, dK from there or from where dQ lay");
 };
 
-// For large heads, whose dK and dV of 64 keys fill two warpgroups: one consumer computes the weights
-// and holds dV, the other the gradients and holds dK; a third warpgroup computes dQ.
+// For large heads, whose dK and dV of 64 keys fill two warpgroups: one consumer computes the
+// weights and holds dV, the other the gradients and holds dK; a third warpgroup computes dQ.
 template <class T_, int kDimQk_, int kDimV_, bool kModified_>
 struct BackwardWideConfig {
   using T = T_;
@@ -112,7 +112,7 @@ struct BackwardControl {
   BackwardItem items[kBackwardItems];
   BackwardItem own[Config::kConsumers];  // what a consumer works on
   uint32_t taken[Config::kConsumers];    // items, by each consumer
-  Interval visible[Config::kTileKv];  // queries, by key of the tile at work
+  Interval visible[Config::kTileKv];     // queries, by key of the tile at work
 };
 
 template <class Config>

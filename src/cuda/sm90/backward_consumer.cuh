@@ -102,8 +102,7 @@ class BackwardConsumer : KeyOutput<Config, group_> {
     this->add_product(dv_, p, dout);  // at once: it runs under what follows
     ptx::wgmma_wait<1>();
     ptx::pin(dp);
-    this->template differentiate<kMasked>(Config::kModified ? derived : p, dp, ds,
-                                                               slot);
+    this->template differentiate<kMasked>(Config::kModified ? derived : p, dp, ds, slot);
     if constexpr (Config::kDqGroup) {
       this->hand_over_ds(ds, {place_.count});
       this->add_product(dk_, ds, q);
@@ -142,8 +141,10 @@ class BackwardConsumer : KeyOutput<Config, group_> {
     const int32_t first = item().len.q - tile * kTileQ;
     ptx::mbarrier_wait(barrier_at(control_.q_full[slot]), place_.phase());
     ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());
-    this->template clear_rows<Config::kPanels>(shared_ + Config::kQ + slot * Config::kQueryBytes, kTileQ, first);
-    this->template clear_rows<Config::kPanels>(shared_ + Config::kDo + slot * Config::kQueryBytes, kTileQ, first);
+    this->template clear_rows<Config::kPanels>(shared_ + Config::kQ + slot * Config::kQueryBytes,
+                                               kTileQ, first);
+    this->template clear_rows<Config::kPanels>(shared_ + Config::kDo + slot * Config::kQueryBytes,
+                                               kTileQ, first);
     this->settle_cleared();
   }
 

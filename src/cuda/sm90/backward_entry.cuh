@@ -12,19 +12,19 @@ using f16 = __half;
 
 template <class Config>
 constexpr BackwardEntry backward_entry_of(int32_t dim_qk, int32_t dim_v, int32_t stages) {
-  return {std::is_same<typename Config::T, bf16>::value ? FLASHATTN_DTYPE_BF16
-                                                        : FLASHATTN_DTYPE_F16,
-          dim_qk,
-          dim_v,
-          Config::kModified,
-          Config::kTileQ,
-          Config::kTileKv,
-          stages,
-          Config::kThreads,
-          kBackwardSharedBytes<Config>,
-          &backward_kernel<Config>,
-          &convert_dq_kernel<Config>,
-          kConvertThreads<Config>};
+  return {
+      std::is_same<typename Config::T, bf16>::value ? FLASHATTN_DTYPE_BF16 : FLASHATTN_DTYPE_F16,
+      dim_qk,
+      dim_v,
+      Config::kModified,
+      Config::kTileQ,
+      Config::kTileKv,
+      stages,
+      Config::kThreads,
+      kBackwardSharedBytes<Config>,
+      &backward_kernel<Config>,
+      &convert_dq_kernel<Config>,
+      kConvertThreads<Config>};
 }
 
 template <class T, int kDim, int kTileQ, bool kDqGroup, bool kTurns, bool kModified>

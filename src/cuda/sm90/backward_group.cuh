@@ -213,7 +213,8 @@ class BackwardGroup {
   }
 
   // dS to the warpgroup that computes dQ.
-  __device__ __forceinline__ void hand_over_ds(const Operand& ds, Ring<Config::kDsStages> at) const {
+  __device__ __forceinline__ void hand_over_ds(const Operand& ds,
+                                               Ring<Config::kDsStages> at) const {
     ptx::mbarrier_wait(barrier_at(control_.ds_empty[at.slot()]), at.phase() ^ 1);
     store_ds(ds, at.slot());
     ptx::fence_async_proxy();
@@ -225,12 +226,11 @@ class BackwardGroup {
   __device__ __forceinline__ void store_ds(const Operand& ds, uint32_t slot) const {
     constexpr int kPanel = Config::kTileKv == 64 ? 0 : group_;
     const int32_t query = lane() % 8 + lane() / 16 * 8, chunk = warp() * 2 + lane() / 8 % 2;
-    const uint32_t to = shared_ + Config::kDs + slot * Config::kScoreBytes +
-                        kPanel * kTileQ * 128 + query * 128 + ((chunk ^ (query & 7)) << 4);
+    const uint32_t to = shared_ + Config::kDs + slot * Config::kScoreBytes + kPanel * kTileQ * 128 +
+                        query * 128 + ((chunk ^ (query & 7)) << 4);
 #pragma unroll
     for (int n = 0; n < kTileQ / 16; ++n) {
-      ptx::stmatrix_x4_trans(to + n * 2048, ds[4 * n], ds[4 * n + 1], ds[4 * n + 2],
-                             ds[4 * n + 3]);
+      ptx::stmatrix_x4_trans(to + n * 2048, ds[4 * n], ds[4 * n + 1], ds[4 * n + 2], ds[4 * n + 3]);
     }
   }
 

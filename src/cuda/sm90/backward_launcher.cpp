@@ -63,8 +63,7 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   p.store_boxes = !p.kv_has_tail;
   // Queries and dO of a unit. Few units at a time: what the blocks read and add to stays close.
   const int64_t unit_bytes =
-      static_cast<int64_t>(shape.seqlen_q) * problem_.group() *
-                             (entry.dim_qk + entry.dim_v) * 2;
+      static_cast<int64_t>(shape.seqlen_q) * problem_.group() * (entry.dim_qk + entry.dim_v) * 2;
   const int64_t units = common.units();
   const int64_t fitting =
       std::min<int64_t>(l2_bytes_ / 4 / std::max<int64_t>(unit_bytes, 1), units);

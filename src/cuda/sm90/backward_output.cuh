@@ -20,16 +20,17 @@ class KeyOutput : protected BackwardGroup<Config, group_> {
       : Base(params, shared, control) {}
 
   // dV and dK by way of buffers that are free again when the leader's copies have read them: this
-  // warpgroup's panels of those of dS, so that it need not wait for the other; or, with two buffers,
-  // half of those and its share of dQ's. place: in the ring of dS.
+  // warpgroup's panels of those of dS, so that it need not wait for the other; or, with two
+  // buffers, half of those and its share of dQ's. place: in the ring of dS.
   __device__ __forceinline__ void store(const Sums& dk, const Sums& dv,
                                         Ring<Config::kDsStages> place) const {
     constexpr int kPanelBytes = Config::kDqGroup ? Config::kScoreBytes : 64 * 128;
     const uint32_t from_dv =
         shared_ + Config::kDs +
         group_ * (Config::kDqGroup ? Config::kScoreBytes / 2 : Config::kScoreBytes);
-    const uint32_t from_dk = Config::kDqGroup ? from_dv + Config::kPanels * kPanelBytes
-                                              : shared_ + Config::kDq + group_ * Config::kShareBytes;
+    const uint32_t from_dk = Config::kDqGroup
+                                 ? from_dv + Config::kPanels * kPanelBytes
+                                 : shared_ + Config::kDq + group_ * Config::kShareBytes;
     // An item without queries: the last one's results may still be leaving.
     if (leader()) ptx::bulk_wait_read();
     if constexpr (Config::kDqGroup) {
@@ -104,7 +105,7 @@ class KeyOutput : protected BackwardGroup<Config, group_> {
       if (n >= item().keys || chunk * 8 >= dim) continue;
       char* to = tensor_row(tensor, 2, item().b, item().kv_head,
                             static_cast<int64_t>(item().first_kv) + item().key + n);
-      *reinterpret_cast<int4*>(to + chunk * 16) = 
+      *reinterpret_cast<int4*>(to + chunk * 16) =
           ptx::load_shared_16(staged<kPanelBytes>(from, r, chunk));
     }
   }

@@ -6,8 +6,8 @@
 
 namespace flashattn::cuda::sm90 {
 
-// done: of the item before. False: there is no key in the tile. Few registers are to be had: what can be read back from the
-// item is.
+// done: of the item before. False: there is no key in the tile. Few registers are to be had: what
+// can be read back from the item is.
 template <class Config>
 __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t n,
                                           const volatile uint32_t& done,
@@ -73,9 +73,8 @@ __device__ __forceinline__ void plan_items(const BackwardParams& params,
     ptx::mbarrier_wait(barrier_at(control.item_empty[items.slot()]), items.phase() ^ 1);
     volatile BackwardItem& item = control.items[items.slot()];
     if (next >= count) item.end = 1;
-    const bool some =
-        next >= count ||
-        plan_item<Config>(params, next, control.items[items.slot() ^ 1].done, item);
+    const bool some = next >= count ||
+                      plan_item<Config>(params, next, control.items[items.slot() ^ 1].done, item);
     if (some) {
       ptx::mbarrier_arrive(barrier_at(control.item_full[items.slot()]));
       items.advance();
@@ -150,12 +149,12 @@ class BackwardLoader {
       const uint32_t full = barrier_at(kGradients ? control_.do_full[slot] : control_.q_full[slot]);
       ptx::mbarrier_wait(barrier_at(kGradients ? control_.do_empty[slot] : control_.q_empty[slot]),
                          place_.phase() ^ 1);
-      load_panels<kTileQ>(
-          kGradients ? params_.dout : params_.q, shared_ + kRows + slot * (kTileQ * kPanels * 128), full,
-          Config::kNumberBytes,
-          {0, item.first_q + tile * kTileQ,
-           (item.kv_head + 1) * params_.common.problem.group() - heads, batch},
-          ptx::kEvictLast);
+      load_panels<kTileQ>(kGradients ? params_.dout : params_.q,
+                          shared_ + kRows + slot * (kTileQ * kPanels * 128), full,
+                          Config::kNumberBytes,
+                          {0, item.first_q + tile * kTileQ,
+                           (item.kv_head + 1) * params_.common.problem.group() - heads, batch},
+                          ptx::kEvictLast);
       ptx::bulk_load(shared_ + kNumbers + slot * Config::kNumberBytes,
                      (kGradients ? params_.common.delta : params_.common.lse2) +
                          static_cast<int64_t>(place) * kTileQ,
@@ -202,8 +201,8 @@ __device__ __forceinline__ void free_dq(BackwardControl<Config>& control) {
   }
 }
 
-// Adds the shares of dQ, tile by tile, as warpgroups leave them in shared memory. In turns: tiles of
-// keys add to a tile of queries one after the other, in the order in which blocks take them, so
+// Adds the shares of dQ, tile by tile, as warpgroups leave them in shared memory. In turns: tiles
+// of keys add to a tile of queries one after the other, in the order in which blocks take them, so
 // that nobody waits for a block that has not started.
 template <class Config>
 __device__ __forceinline__ void add_dq(const BackwardParams& params, uint32_t shared,
@@ -215,8 +214,7 @@ __device__ __forceinline__ void add_dq(const BackwardParams& params, uint32_t sh
     const volatile BackwardItem& item = control.items[items.slot()];
     if (item.end) break;
     for_each_tile(item, params, [&](int32_t, int32_t, int32_t, int32_t place) {
-      float* to =
-          params.common.dq + static_cast<int64_t>(place) * (Config::kShares * (kShare / 4));
+      float* to = params.common.dq + static_cast<int64_t>(place) * (Config::kShares * (kShare / 4));
       if (params.common.turns) await_turn(params, item.key / Config::kTileKv, place);
 #pragma unroll 1
       for (int first = 0; first < Config::kShares; first += kSlots, ++uses) {
