@@ -59,6 +59,7 @@ template <class T, class O>
 __global__ void __launch_bounds__(kThreads)
     prepare_kernel(const __grid_constant__ BackwardParams params) {
   constexpr bool kCopies = !std::is_same<T, O>::value;
+  ptx::let_next_start();
   const Problem& problem = params.problem;
   const flashattn_backward_args& args = params.args;
   const int32_t b = blockIdx.x / problem.heads_q, h = blockIdx.x % problem.heads_q;

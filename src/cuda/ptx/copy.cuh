@@ -125,6 +125,21 @@ __device__ __forceinline__ void add_release(int32_t* to, int32_t x) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
 
+// The next kernel of the stream, if it was started early, may begin when all blocks have called
+// this.
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// In a kernel that was started early: until those before it are done, and what they wrote is there.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Which of the multiprocessor's places for warps this one has.
 __device__ __forceinline__ int32_t warp_slot() {
   int32_t x;

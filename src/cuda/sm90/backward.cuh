@@ -57,6 +57,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
   }
   __syncthreads();
+  ptx::let_next_start();
+  ptx::wait_for_previous();
   if (warpgroup == 0) {
     ptx::registers_release<Config::kProducerRegisters>();
     if (threadIdx.x % 32 != 0) return;

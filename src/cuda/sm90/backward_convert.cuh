@@ -27,6 +27,7 @@ __global__ void __launch_bounds__(kConvertThreads<Config>)
   const int32_t b = unit / problem.heads_q, h = unit % problem.heads_q;
   const Sequence sequence = sequence_of(problem, params.args.shape, params.args.inputs, b);
   const int32_t first = tile * kTileQ, count = min(sequence.len.q - first, kTileQ);
+  ptx::wait_for_previous();
   if (count <= 0) return;
 
   const int32_t thread = threadIdx.x % 128, group = threadIdx.x / 128;

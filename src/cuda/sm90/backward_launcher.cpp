@@ -164,13 +164,16 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspa
     return status;
   }
   const BackwardEntry& entry = *main_.entry;
-  if (const int32_t status = launch(entry, std::min<int64_t>(p.order.count(), units_), p, stream,
-                                    "launching the backward kernel")) {
+  // Each starts under the end of the one before.
+  const dim3 blocks(static_cast<unsigned>(std::min<int64_t>(p.order.count(), units_)));
+  if (const int32_t status =
+          status_of(start_early(entry.kernel, blocks, entry.threads, entry.shared_bytes, p, stream),
+                    "launching the backward kernel")) {
     return status;
   }
   if (const int32_t status =
-          status_of(start(entry.convert_dq, dim3(static_cast<unsigned>(query_tiles)),
-                          entry.convert_threads, 0, p.common, stream),
+          status_of(start_early(entry.convert_dq, dim3(static_cast<unsigned>(query_tiles)),
+                                entry.convert_threads, 0, p.common, stream),
                     "launching the conversion of dq")) {
     return status;
   }

@@ -67,6 +67,9 @@ inline void add_pair(float* to, float x, float y) {
 inline int32_t load_acquire(const int32_t* from) { return __atomic_load_n(from, __ATOMIC_ACQUIRE); }
 inline void add_release(int32_t* to, int32_t x) { __atomic_fetch_add(to, x, __ATOMIC_RELEASE); }
 
+inline void let_next_start() {}
+inline void wait_for_previous() {}
+
 inline int32_t warp_slot() { return static_cast<int32_t>(threadIdx.x / 32); }
 
 template <int kThreads>
