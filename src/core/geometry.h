@@ -105,6 +105,12 @@ FLASHATTN_HD constexpr KeySpan key_span(const MaskRule& rule, Interval rows, Len
   return {{first.begin, last.end}, {last.begin, first.end}};
 }
 
+// The first tile of keys of which these queries, not none, see some: all up to the last follow.
+FLASHATTN_HD constexpr int32_t first_key_tile(const MaskRule& rule, Interval rows, Lengths len,
+                                              int32_t tile_kv) {
+  return key_span(rule, rows, len).any.begin / tile_kv;
+}
+
 // The queries that see some key of [keys.begin, keys.end), not empty.
 FLASHATTN_HD constexpr Interval query_span(const MaskRule& rule, Interval keys, Lengths len) {
   const Interval first = visible_queries(rule, keys.begin, len);

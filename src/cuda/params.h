@@ -48,13 +48,13 @@ struct BackwardParams {
   float* delta;  // D
   float* dq;     // fp32 sums, dim_qk wide, without the scale
   // For each tile of turn_q queries of each head, how much has been added to dq: sums in a fixed
-  // order. NULL: in any.
+  // order. NULL: in any. Hopper: of each tile, which tile of keys comes next.
   int32_t* turns;
   int32_t turn_q;
   int32_t* ticket;  // numbers the blocks as they start, or the tiles that they take
   // Not 0: lse2, delta and dq are arrays of tiles of tile_q queries, every sequence of a head from
   // a new tile on. Of dq a tile is tile_q * tile_dim numbers in the order of accumulators.
-  int32_t tile_q, tile_dim;
+  int32_t tile_q, tile_dim, tile_kv;
 
   FLASHATTN_HD int64_t units() const {
     return static_cast<int64_t>(args.shape.batch) * problem.heads_kv;

@@ -63,6 +63,9 @@ inline int32_t __shfl_sync(unsigned mask, int32_t x, int from) {
 inline float __shfl_sync(unsigned mask, float x, int from) {
   return __uint_as_float(__shfl_sync(mask, __float_as_uint(x), from));
 }
+inline uint32_t __shfl_xor_sync(unsigned mask, uint32_t x, int step) {
+  return emulator::lanes(mask, x)[emulator::lane() ^ step].word[0];
+}
 inline float __shfl_xor_sync(unsigned mask, float x, int step) {
   return __uint_as_float(
       emulator::lanes(mask, __float_as_uint(x))[emulator::lane() ^ step].word[0]);

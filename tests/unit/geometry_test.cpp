@@ -123,6 +123,20 @@ bool query_spans_right(Table& t, int tile_kv) {
   return true;
 }
 
+// The tiles of keys that visit a tile of queries follow each other from first_key_tile on: each may
+// wait for the one before it.
+bool turns_right(Table& t, int tile_q, int tile_kv) {
+  for (int q = 0; q < t.len.q; q += tile_q) {
+    int next = first_key_tile(t.rule, {q, std::min(q + tile_q, t.len.q)}, t.len, tile_kv);
+    for (int k = 0; k < t.len.kv; k += tile_kv) {
+      const Interval span = query_span(t.rule, {k, std::min(k + tile_kv, t.len.kv)}, t.len);
+      const bool visits = q / tile_q >= span.begin / tile_q && q < span.end;
+      if (visits && k / tile_kv != next++) return false;
+    }
+  }
+  return true;
+}
+
 void test_rule(const MaskRule& rule) {
   constexpr int kMost = 9;
   constexpr int kTiles[] = {1, 2, 3, 4, 16};
@@ -131,7 +145,9 @@ void test_rule(const MaskRule& rule) {
       Table table(rule, {q, kv});
       bool ok = rows_right(table) && columns_right(table);
       for (const int tile_kv : kTiles) {
-        for (const int tile_q : kTiles) ok = ok && spans_right(table, tile_q, tile_kv);
+        for (const int tile_q : kTiles) {
+          ok = ok && spans_right(table, tile_q, tile_kv) && turns_right(table, tile_q, tile_kv);
+        }
         ok = ok && query_spans_right(table, tile_kv);
       }
       if (!CHECK(ok)) {

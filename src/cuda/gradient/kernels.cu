@@ -69,6 +69,7 @@ template <class T, class O>
 __global__ void __launch_bounds__(kThreads)
     prepare_kernel(const __grid_constant__ BackwardParams params) {
   constexpr bool kCopies = !std::is_same<T, O>::value;
+  ptx::let_next_start();
   const Problem& problem = params.problem;
   const flashattn_backward_args& args = params.args;
   const int32_t b = blockIdx.x / problem.heads_q, h = blockIdx.x % problem.heads_q;
@@ -109,8 +110,13 @@ __global__ void __launch_bounds__(kThreads)
     const float lse = inside ? args.lse[row] : -INFINITY;
     params.lse2[number] = lse == -INFINITY ? INFINITY : lse * kLog2E;
     params.delta[number] = inside ? sum - (args.dlse ? args.dlse[row] : 0.0f) : 0.0f;
-    if (params.turns && i % params.turn_q == 0) {
+    if (params.turns && params.tile_q == 0 && i % params.turn_q == 0) {
       params.turns[params.query_tile(sequence, b, h, i / params.turn_q, params.turn_q)] = 0;
+    }
+    if (params.turns && params.tile_q != 0 && i % params.tile_q == 0) {
+      params.turns[number / params.tile_q] =
+          first_key_tile(problem.mask_rule(), {i, min(i + params.tile_q, sequence.len.q)},
+                         sequence.len, params.tile_kv);
     }
   }
 }

@@ -49,4 +49,10 @@ __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// The same for all memory; and what it has seen of others' stores there comes before what it
+// starts.
+__device__ __forceinline__ void fence_async_proxy_all() {
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
 }  // namespace flashattn::cuda::ptx

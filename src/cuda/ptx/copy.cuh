@@ -73,6 +73,12 @@ __device__ __forceinline__ void store_shared(uint32_t to, float x, float y, floa
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared_16(uint32_t to, uint32_t x, uint32_t y, uint32_t z,
+                                                uint32_t w) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x), "r"(y), "r"(z), "r"(w)
+               : "memory");
+}
+
 __device__ __forceinline__ void clear_shared_16(uint32_t to) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
 }
@@ -121,6 +127,21 @@ __device__ __forceinline__ int32_t load_acquire(const int32_t* from) {
 
 __device__ __forceinline__ void add_release(int32_t* to, int32_t x) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+
+// The next kernel of the stream, if it was started early, may begin when all blocks have called
+// this.
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// In a kernel that was started early: until those before it are done, and what they wrote is there.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // Which of the multiprocessor's places for warps this one has.

@@ -28,6 +28,12 @@ __device__ __forceinline__ void pin(float (&r)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(r[i])::"memory");
 }
 
+template <int kCount>
+__device__ __forceinline__ void pin(uint32_t (&r)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(r[i])::"memory");
+}
+
 // Registers a thread; every warp of the warpgroup calls it.
 template <int kCount>
 __device__ __forceinline__ void registers_release() {
@@ -45,6 +51,15 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t a, uint32
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
                "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
+}
+
+// The same, each matrix transposed: the address is that of its column l % 8.
+__device__ __forceinline__ void stmatrix_x4_trans(uint32_t address, uint32_t a, uint32_t b,
+                                                  uint32_t c, uint32_t d) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(a), "r"(b), "r"(c), "r"(d)
+      : "memory");
 }
 
 }  // namespace flashattn::cuda::ptx

@@ -6,37 +6,82 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/sm90/params.h"
+#include "cuda/sm90/ring.cuh"
 
 namespace flashattn::cuda::sm90 {
 
-template <class T_, int kDim_, int kTileQ_>
+// kDqGroup: a third warpgroup computes dQ; else each consumer its share. kTurns: the consumers take
+// turns to issue scores. kModified: scores need more than a factor (softcap, ALiBi).
+template <class T_, int kDim_, int kTileQ_, bool kDqGroup_, bool kTurns_, bool kModified_>
 struct BackwardConfig {
   using T = T_;
   static constexpr int kDim = kDim_;  // of the products; smaller heads: zeros
   static constexpr int kTileQ = kTileQ_, kTileKv = 128;
+  static constexpr bool kWide = false, kDqGroup = kDqGroup_, kTurns = kTurns_;
+  static constexpr bool kModified = kModified_;
   static constexpr int kConsumers = 2;  // warpgroups of 64 keys
-  static constexpr int kStages = 2;
-  static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static constexpr int kStages = kDim * kTileQ == 64 * 64 ? 4 : 2;
+  static constexpr int kThreads = 128 * (1 + kConsumers + kDqGroup);
+  // A multiprocessor has 512 for four warpgroups, 504 for three.
+  static constexpr int kProducerRegisters = 24, kDqRegisters = 72;
+  static constexpr int kConsumerRegisters = kDqGroup ? 208 : 240;
+  static constexpr int kFirstRegisters = kConsumerRegisters;  // of the first consumer
+  // Registers do not hold S and dP at once: dP starts when S is weights.
+  static constexpr bool kLateGradients = kDim == 128 && (kDqGroup || kModified);
 
   // Columns come in panels of 64, 128 bytes a row.
-  static constexpr int kPanels = kDim / 64;
+  static constexpr int kPanels = kDim / 64, kPanelsQk = kPanels, kPanelsV = kPanels;
+  static constexpr int kQStages = kStages, kDoStages = kStages;
+  static constexpr int kDsWarps = 8, kDoReaders = kDqGroup ? 8 : kConsumers;  // arrivals
   static constexpr int kKeyBytes = kTileKv * kDim * 2, kQueryBytes = kTileQ * kDim * 2;
   static constexpr int kScoreBytes = kTileQ * kTileKv * 2;
+  static constexpr int kDsStages = kDqGroup ? 64 * 1024 / kScoreBytes : 2;
   static constexpr int kSumBytes = kTileQ * kDim * 4;
-  static constexpr int kShareBytes = kSumBytes / kConsumers;  // of dQ, a warpgroup
-  static constexpr int kNumberBytes = kTileQ * 4;             // lse or D of a tile
+  static constexpr int kShares = kTileQ * kDim / (64 * 64), kDqSlots = kShares;  // of dQ
+  static constexpr int kShareBytes = kSumBytes / kShares;
+  static constexpr int kNumberBytes = kTileQ * 4;  // lse or D of a tile
 
   // K | V | stages of Q | of dO | of dS | dQ | stages of lse | of D | BackwardControl.
   static constexpr int kV = kKeyBytes, kQ = 2 * kKeyBytes, kDo = kQ + kStages * kQueryBytes;
-  static constexpr int kDs = kDo + kStages * kQueryBytes, kDq = kDs + kStages * kScoreBytes;
+  static constexpr int kDs = kDo + kStages * kQueryBytes, kDq = kDs + kDsStages * kScoreBytes;
   static constexpr int kLse = kDq + kSumBytes, kDelta = kLse + kStages * kNumberBytes;
   static constexpr int kMainBytes = kDelta + kStages * kNumberBytes;
 
   static_assert(kDim == 64 || kDim == 128, "two warpgroups share dQ by columns or by queries");
-  static_assert(kTileQ * kDim == 64 * 128, "dQ: 64 x 64 a warpgroup");
-  static_assert(kKeyBytes / 2 <= kStages * kScoreBytes / 2 && kKeyBytes / 2 <= kShareBytes,
-                "dV leaves from where dS lay, dK from where dQ lay");
+  static_assert(kDqGroup ? kTileQ == 64 : kTileQ * kDim == 64 * 128, "dQ: shares of 64 x 64");
+  static_assert(kKeyBytes <= kDsStages * kScoreBytes && kKeyBytes <= 2 * kShareBytes,
+                "dV leaves from where dS lay, dK from there or from where dQ lay");
+};
+
+// For large heads, whose dK and dV of 64 keys fill two warpgroups: one consumer computes the
+// weights and holds dV, the other the gradients and holds dK; a third warpgroup computes dQ.
+template <class T_, int kDimQk_, int kDimV_, bool kModified_>
+struct BackwardWideConfig {
+  using T = T_;
+  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;
+  static constexpr int kTileQ = 64, kTileKv = 64;
+  static constexpr bool kWide = true, kDqGroup = true, kModified = kModified_;
+  static constexpr int kConsumers = 2, kThreads = 128 * 4;
+  static constexpr int kProducerRegisters = 24, kDqRegisters = 64;
+  static constexpr int kConsumerRegisters = 200, kFirstRegisters = 224;  // the first: also scores
+
+  static constexpr int kPanelsQk = kDimQk / 64, kPanelsV = kDimV / 64;
+  static constexpr int kQStages = 2, kDoStages = kDimV > 192 ? 1 : 2;
+  static constexpr int kDsStages = 2, kPStages = 2;
+  static constexpr int kDsWarps = 4, kDoReaders = 5;
+  static constexpr int kQueryBytes = kTileQ * kDimQk * 2, kDoBytes = kTileQ * kDimV * 2;
+  static constexpr int kScoreBytes = kTileQ * kTileKv * 2;
+  static constexpr int kShares = kPanelsQk, kDqSlots = kShares == 4 ? 2 : kShares;
+  static constexpr int kShareBytes = 64 * 64 * 4;
+  static constexpr int kNumberBytes = kTileQ * 4;
+
+  // K | V | stages of Q | of dO | of dS | of P | dQ | stages of lse | of D | BackwardControl.
+  static constexpr int kV = kTileKv * kDimQk * 2, kQ = kV + kTileKv * kDimV * 2;
+  static constexpr int kDo = kQ + kQStages * kQueryBytes, kDs = kDo + kDoStages * kDoBytes;
+  static constexpr int kP = kDs + kDsStages * kScoreBytes, kDq = kP + kPStages * kScoreBytes;
+  static constexpr int kLse = kDq + kDqSlots * kShareBytes;
+  static constexpr int kDelta = kLse + kQStages * kNumberBytes;
+  static constexpr int kMainBytes = kDelta + kDoStages * kNumberBytes;
 };
 
 // A tile of keys of a KV head: all tiles of queries of its group that see some of it.
@@ -47,8 +92,10 @@ struct BackwardItem {
   int32_t first_q, first_kv;
   Lengths len;
   Interval tiles;      // of queries
+  int32_t start;       // the tile that comes first, see tile_after
   Interval full;       // tiles in which every query sees every key
-  int64_t first_tile;  // of the sequence, in dq and the like, for the group's first head
+  uint32_t done;       // tiles of queries, heads and all, up to its end, since the block began
+  int32_t first_tile;  // of the sequence, in dq and the like, for the group's first head
 };
 
 constexpr int kBackwardItems = 2;
@@ -56,17 +103,22 @@ constexpr int kBackwardItems = 2;
 template <class Config>
 struct BackwardControl {
   uint64_t k_full, v_full, kv_empty, nearly;
-  uint64_t q_full[Config::kStages], q_empty[Config::kStages];
-  uint64_t do_full[Config::kStages], do_empty[Config::kStages];
-  uint64_t dq_full[Config::kConsumers], dq_empty[Config::kConsumers];
+  uint64_t q_full[Config::kQStages], q_empty[Config::kQStages];
+  uint64_t do_full[Config::kDoStages], do_empty[Config::kDoStages];
+  uint64_t p_full[2], p_empty[2];  // wide heads: from one consumer to the other
+  uint64_t ds_full[Config::kDsStages], ds_empty[Config::kDsStages];
+  uint64_t dq_full[Config::kDqSlots], dq_empty[Config::kDqSlots];
   uint64_t item_full[kBackwardItems], item_empty[kBackwardItems];
   BackwardItem items[kBackwardItems];
-  Interval visible[Config::kTileKv];  // queries, by key of the tile at work
+  BackwardItem own[Config::kConsumers];  // what a consumer works on
+  uint32_t taken[Config::kConsumers];    // items, by each consumer
+  Interval visible[Config::kTileKv];     // queries, by key of the tile at work
 };
 
 template <class Config>
 constexpr int kBackwardSharedBytes =
     Config::kMainBytes + static_cast<int>(sizeof(BackwardControl<Config>));
+constexpr int kMostSharedBytes = 227 * 1024;
 
 __device__ __forceinline__ uint32_t barrier_at(uint64_t& barrier) {
   return ptx::shared_address(&barrier);
@@ -80,33 +132,50 @@ __device__ __forceinline__ void init_barriers(BackwardControl<Config>& control) 
   };
   init(control.k_full, 1);
   init(control.v_full, 1);
-  init(control.kv_empty, kConsumers);
+  init(control.kv_empty, kConsumers + Config::kDqGroup);
   init(control.nearly, 1);
-  for (int n = 0; n < Config::kStages; ++n) {
+  for (int n = 0; n < Config::kQStages; ++n) {
     init(control.q_full[n], 1);
-    init(control.do_full[n], 1);
     init(control.q_empty[n], kConsumers);
-    init(control.do_empty[n], kConsumers);
   }
-  for (int n = 0; n < kConsumers; ++n) {
+  for (int n = 0; n < Config::kDoStages; ++n) {
+    init(control.do_full[n], 1);
+    init(control.do_empty[n], Config::kDoReaders);
+  }
+  for (int n = 0; n < 2; ++n) {
+    init(control.p_full[n], 4);  // warps
+    init(control.p_empty[n], 4);
+  }
+  for (int n = 0; n < Config::kDsStages; ++n) {
+    init(control.ds_full[n], Config::kDsWarps);
+    init(control.ds_empty[n], 1);
+  }
+  for (int n = 0; n < Config::kDqSlots; ++n) {
     init(control.dq_full[n], 4);  // warps
     init(control.dq_empty[n], 1);
   }
   for (int n = 0; n < kBackwardItems; ++n) {
     init(control.item_full[n], 1);
-    init(control.item_empty[n], kConsumers + 2);  // and the loader, and the adder
+    init(control.item_empty[n], kConsumers + Config::kDqGroup + 3);  // loaders, the adder
   }
   ptx::fence_mbarrier_init();
+  for (int n = 0; n < kConsumers; ++n) control.taken[n] = 0;
+  for (int n = 0; n < kBackwardItems; ++n) control.items[n].done = 0;
 }
 
-// How often a ring of two buffers was advanced.
-struct Pair {
-  uint32_t count = 0;
+// Named barriers; 0 is that of the block.
+constexpr int kConsumerBarrier = 1;   // both consumers
+constexpr int kWarpgroupBarrier = 2;  // + consumer: its four warps
+constexpr int kTurnBarrier = 4;       // + consumer: it may issue its scores
+constexpr int kDqBarrier = 6;         // the four warps that compute dQ
 
-  __device__ __forceinline__ uint32_t slot() const { return count & 1; }
-  __device__ __forceinline__ uint32_t phase() const { return count >> 1 & 1; }
-  __device__ __forceinline__ void advance() { ++count; }
-};
-static_assert(kBackwardItems == 2, "a Pair walks over them");
+using Items = Ring<kBackwardItems>;
+
+// The tile of queries after `tile`, upwards and round; downwards where dQ is added in turns.
+__device__ __forceinline__ int32_t tile_after(const volatile BackwardItem& item,
+                                              const BackwardParams& params, int32_t tile) {
+  if (params.common.turns) return tile == item.tiles.begin ? item.tiles.end - 1 : tile - 1;
+  return tile == item.tiles.end - 1 ? item.tiles.begin : tile + 1;
+}
 
 }  // namespace flashattn::cuda::sm90

@@ -10,14 +10,14 @@ namespace flashattn::cuda::sm90 {
 
 // As many as have left their accumulators there.
 template <class Config>
-constexpr int kConvertThreads = 128 * Config::kConsumers;
+constexpr int kConvertThreads = 128 * Config::kShares;
 
 // One block a tile of queries.
 template <class Config>
 __global__ void __launch_bounds__(kConvertThreads<Config>)
     convert_dq_kernel(const __grid_constant__ cuda::BackwardParams params) {
   using T = typename Config::T;
-  constexpr int kDim = Config::kDim, kTileQ = Config::kTileQ;
+  constexpr int kDim = Config::kPanelsQk * 64, kTileQ = Config::kTileQ;
   constexpr int kThreads = kConvertThreads<Config>, kPieces = kTileQ * kDim / (4 * kThreads);
   constexpr int kPitch = kDim + 8;  // elements: rows four banks apart
   __shared__ __align__(16) T rows[kTileQ * kPitch];
@@ -27,6 +27,7 @@ __global__ void __launch_bounds__(kConvertThreads<Config>)
   const int32_t b = unit / problem.heads_q, h = unit % problem.heads_q;
   const Sequence sequence = sequence_of(problem, params.args.shape, params.args.inputs, b);
   const int32_t first = tile * kTileQ, count = min(sequence.len.q - first, kTileQ);
+  ptx::wait_for_previous();
   if (count <= 0) return;
 
   const int32_t thread = threadIdx.x % 128, group = threadIdx.x / 128;
@@ -42,8 +43,8 @@ __global__ void __launch_bounds__(kConvertThreads<Config>)
   for (int n = 0; n < kPieces; ++n) {
     const uint32_t upper = ptx::pack<T>(pieces[n].x * problem.scale, pieces[n].y * problem.scale);
     const uint32_t lower = ptx::pack<T>(pieces[n].z * problem.scale, pieces[n].w * problem.scale);
-    T* to = rows + (row + (kDim == 64 ? group * 64 : 0)) * kPitch + (kDim == 128 ? group * 64 : 0) +
-            8 * n + column;
+    T* to = rows + (row + (kTileQ == 64 ? 0 : group * 64)) * kPitch +
+            (kTileQ == 64 ? group * 64 : 0) + 8 * n + column;
     *reinterpret_cast<uint32_t*>(to) = upper;
     *reinterpret_cast<uint32_t*>(to + 8 * kPitch) = lower;
   }

@@ -10,11 +10,15 @@
 namespace flashattn::cuda::sm90 {
 namespace {
 
+// Without a mask all tiles of keys of a head would add to the same tile of queries at a time.
+constexpr bool kStaggered = false;
+
 const BackwardEntry* find(const Problem& p) {
   const BackwardTable table = backward_table();
   const auto end = table.entries + table.count;
   const auto found = std::find_if(table.entries, end, [&](const BackwardEntry* e) {
-    return e->dtype == p.dtype && e->dim >= std::max(p.dim_qk, p.dim_v);
+    return e->dtype == p.dtype && e->modified == is_modified(p) && e->dim_qk >= p.dim_qk &&
+           e->dim_v >= p.dim_v;
   });
   return found == end ? nullptr : *found;
 }
@@ -22,8 +26,7 @@ const BackwardEntry* find(const Problem& p) {
 }  // namespace
 
 bool BackwardLauncher::takes(const Problem& problem) {
-  return problem.determinism == FLASHATTN_DETERMINISM_DEFAULT && !is_modified(problem) &&
-         find(problem) != nullptr;
+  return problem.determinism != FLASHATTN_DETERMINISM_BATCH_INVARIANT && find(problem) != nullptr;
 }
 
 BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_t l2_bytes)
@@ -32,7 +35,8 @@ BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_
       l2_bytes_(l2_bytes),
       main_(prepare(*find(problem), units)),
       name_(std::string("sm90_backward_") + dtype_name(problem.dtype) + "_" +
-            std::to_string(main_.entry->dim) + "_q" + std::to_string(main_.entry->tile_q)) {}
+            std::to_string(main_.entry->dim_qk) + "_" + std::to_string(main_.entry->dim_v) + "_q" +
+            std::to_string(main_.entry->tile_q) + (main_.entry->modified ? "_modified" : "")) {}
 
 bool BackwardLauncher::takes(const flashattn_shape& shape) const {
   return shape.batch > 0 && shape.seqlen_q > 0 && shape.seqlen_kv > 0;
@@ -48,9 +52,10 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   common.args = args;
   common.dout = args.dout;
   common.tile_q = entry.tile_q;
-  common.tile_dim = entry.dim;
+  common.tile_dim = entry.dim_qk;
+  common.tile_kv = entry.tile_kv;
   p.sequence_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, entry.tile_q));
-  p.head_tiles = common.head_tiles(entry.tile_q);
+  p.head_tiles = static_cast<int32_t>(common.head_tiles(entry.tile_q));
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   const bool varlen_kv = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
   p.q_has_tail = varlen_q || args.inputs.lens_q != nullptr;
@@ -58,19 +63,23 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   p.store_boxes = !p.kv_has_tail;
   // Queries and dO of a unit. Few units at a time: what the blocks read and add to stays close.
   const int64_t unit_bytes =
-      static_cast<int64_t>(shape.seqlen_q) * problem_.group() * entry.dim * 4;
+      static_cast<int64_t>(shape.seqlen_q) * problem_.group() * (entry.dim_qk + entry.dim_v) * 2;
   const int64_t units = common.units();
   const int64_t fitting =
       std::min<int64_t>(l2_bytes_ / 4 / std::max<int64_t>(unit_bytes, 1), units);
   p.order = heavy_first_order(static_cast<int32_t>(ceil_div(shape.seqlen_kv, entry.tile_kv)),
                               static_cast<int32_t>(units), static_cast<int32_t>(fitting), units_);
+  if (kStaggered && problem_.mask == 0) {
+    p.stagger = std::max(p.sequence_tiles / std::max(p.order.query_tiles, 1), 1);
+  }
 
   WorkspaceCutter workspace(base);
-  const int64_t rows = p.head_tiles * problem_.heads_q * entry.tile_q;
+  const int64_t rows = common.head_tiles(entry.tile_q) * problem_.heads_q * entry.tile_q;
   common.ticket = workspace.take<int32_t>(1);
   common.lse2 = workspace.take<float>(rows);
   common.delta = workspace.take<float>(rows);
-  common.dq = workspace.take<float>(rows * entry.dim);
+  common.dq = workspace.take<float>(rows * entry.dim_qk);
+  if (ordered()) common.turns = workspace.take<int32_t>(rows / entry.tile_q);
   if (problem_.dtype_o != problem_.dtype) {
     const RowLayout layout = row_layout(problem_, shape);
     const int64_t tokens =
@@ -93,7 +102,8 @@ int64_t BackwardLauncher::workspace(const flashattn_shape& shape) const {
 
 void BackwardLauncher::describe(flashattn_plan_properties* properties) const {
   describe_kernel(main_, main_.entry->stages, name_, "wgmma", properties);
-  properties->why = "the Hopper family; blocks add to dq as they come";
+  properties->why = ordered() ? "the Hopper family; blocks add to dq in turns, for bits to repeat"
+                              : "the Hopper family; blocks add to dq as they come";
 }
 
 int32_t BackwardLauncher::make_maps(BackwardParams* p) const {
@@ -143,7 +153,8 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspa
   BackwardParams p = params(args, static_cast<char*>(workspace), &bytes);
   const int64_t query_tiles =
       static_cast<int64_t>(args.shape.batch) * problem_.heads_q * p.sequence_tiles;
-  if (p.order.count() > INT32_MAX / 2 || query_tiles > INT32_MAX / 2) {
+  const int64_t places = p.common.head_tiles(main_.entry->tile_q) * problem_.heads_q;
+  if (std::max({p.order.count(), query_tiles, places}) > INT32_MAX / 2) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
                 "the shape has more than 2^30 tiles of queries or keys; split the batch");
   }
@@ -153,13 +164,16 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspa
     return status;
   }
   const BackwardEntry& entry = *main_.entry;
-  if (const int32_t status = launch(entry, std::min<int64_t>(p.order.count(), units_), p, stream,
-                                    "launching the backward kernel")) {
+  // Each starts under the end of the one before.
+  const dim3 blocks(static_cast<unsigned>(std::min<int64_t>(p.order.count(), units_)));
+  if (const int32_t status =
+          status_of(start_early(entry.kernel, blocks, entry.threads, entry.shared_bytes, p, stream),
+                    "launching the backward kernel")) {
     return status;
   }
   if (const int32_t status =
-          status_of(start(entry.convert_dq, dim3(static_cast<unsigned>(query_tiles)),
-                          entry.convert_threads, 0, p.common, stream),
+          status_of(start_early(entry.convert_dq, dim3(static_cast<unsigned>(query_tiles)),
+                                entry.convert_threads, 0, p.common, stream),
                     "launching the conversion of dq")) {
     return status;
   }

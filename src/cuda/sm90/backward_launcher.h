@@ -23,6 +23,7 @@ class BackwardLauncher {
   int32_t run(const flashattn_backward_args& args, void* workspace, cudaStream_t stream) const;
 
  private:
+  bool ordered() const { return problem_.determinism != FLASHATTN_DETERMINISM_DEFAULT; }
   // Everything but the maps; with a NULL base, all but the pointers. *bytes: of the workspace.
   BackwardParams params(const flashattn_backward_args& args, char* base, int64_t* bytes) const;
   int32_t make_maps(BackwardParams* p) const;

@@ -1,69 +1,76 @@
-// What a consumer warpgroup of the Hopper backward pass knows of its keys, and how dK and dV leave.
+// How dK and dV leave the Hopper backward kernel for small heads.
 #pragma once
 
-#include "cuda/ptx/mma.cuh"
-#include "cuda/sm90/backward_config.cuh"
-#include "cuda/tile/shared.cuh"
+#include "cuda/sm90/backward_group.cuh"
 
 namespace flashattn::cuda::sm90 {
 
-// Named barriers; 0 is that of the block.
-constexpr int kConsumerBarrier = 1;   // both warpgroups
-constexpr int kWarpgroupBarrier = 2;  // + warpgroup: its four warps
-
-template <class Config>
-class KeyOutput {
- protected:
+template <class Config, int group_>
+class KeyOutput : protected BackwardGroup<Config, group_> {
+  using Base = BackwardGroup<Config, group_>;
   using T = typename Config::T;
+
+ protected:
+  using Base::control_, Base::params_, Base::shared_;
+  using Base::item, Base::lane, Base::leader, Base::warp;
   using Sums = float[Config::kDim / 2];  // this lane's accumulators of dK or dV
 
   __device__ __forceinline__ KeyOutput(const BackwardParams& params, uint32_t shared,
-                                       BackwardControl<Config>& control, int32_t group)
-      : params_(params), control_(control), shared_(shared), group_(group) {}
+                                       BackwardControl<Config>& control)
+      : Base(params, shared, control) {}
 
-  // Read anew each time: registers are better used in the main loop.
-  __device__ __forceinline__ const volatile BackwardItem& item() const {
-    return control_.items[items_.slot()];
-  }
-  __device__ __forceinline__ bool leader() const { return opaque(threadIdx.x) % 128 == 0; }
-  __device__ __forceinline__ int32_t lane() const { return opaque(threadIdx.x) % 32; }
-  __device__ __forceinline__ int32_t warp() const { return opaque(threadIdx.x) % 128 / 32; }
-  // Of the tile: the upper of this lane's two keys; the other is 8 below.
-  __device__ __forceinline__ int32_t row() const { return group_ * 64 + warp() * 16 + lane() / 4; }
-
-  // dV by way of this warpgroup's half of the buffers of dS, dK by its share of dQ's. They are free
-  // again when the leader's copies have read them. steps: tiles of queries so far.
-  __device__ __forceinline__ void store(const Sums& dk, const Sums& dv, uint32_t steps) const {
+  // dV and dK by way of buffers that are free again when the leader's copies have read them: this
+  // warpgroup's panels of those of dS, so that it need not wait for the other; or, with two
+  // buffers, half of those and its share of dQ's. place: in the ring of dS.
+  __device__ __forceinline__ void store(const Sums& dk, const Sums& dv,
+                                        Ring<Config::kDsStages> place) const {
+    constexpr int kPanelBytes = Config::kDqGroup ? Config::kScoreBytes : 64 * 128;
     const uint32_t from_dv =
-        shared_ + Config::kDs + group_ * Config::kStages * (Config::kScoreBytes / 2);
-    const uint32_t from_dk = shared_ + Config::kDq + group_ * Config::kShareBytes;
+        shared_ + Config::kDs +
+        group_ * (Config::kDqGroup ? Config::kScoreBytes / 2 : Config::kScoreBytes);
+    const uint32_t from_dk = Config::kDqGroup
+                                 ? from_dv + Config::kPanels * kPanelBytes
+                                 : shared_ + Config::kDq + group_ * Config::kShareBytes;
     // An item without queries: the last one's results may still be leaving.
     if (leader()) ptx::bulk_wait_read();
-    ptx::named_sync(kConsumerBarrier, 256);  // nobody reads dS any more
-    stage(dv, from_dv, 1.0f);
-    ptx::mbarrier_wait(barrier_at(control_.dq_empty[group_]), (steps & 1) ^ 1);
-    stage(dk, from_dk, params_.common.problem.scale);
+    if constexpr (Config::kDqGroup) {
+      ptx::named_sync(kWarpgroupBarrier + group_, 128);
+#pragma unroll
+      for (int n = 0; n < Config::kDsStages; ++n) {
+        ptx::mbarrier_wait(barrier_at(control_.ds_empty[place.slot()]), place.phase() ^ 1);
+        place.advance();
+      }
+    } else {
+      ptx::named_sync(kConsumerBarrier, 256);  // nobody reads dS any more
+    }
+    stage<kPanelBytes>(dv, from_dv, 1.0f);
+    if constexpr (!Config::kDqGroup) {
+      ptx::mbarrier_wait(barrier_at(control_.dq_empty[group_]), (place.count & 1) ^ 1);
+    }
+    stage<kPanelBytes>(dk, from_dk, params_.common.problem.scale);
     if (params_.store_boxes) {
       ptx::fence_async_proxy();
       ptx::named_sync(kWarpgroupBarrier + group_, 128);
       if (leader()) {
-        store_boxes(params_.dv, from_dv);
-        store_boxes(params_.dk, from_dk);
+        store_boxes<kPanelBytes>(params_.dv, from_dv);
+        store_boxes<kPanelBytes>(params_.dk, from_dk);
         ptx::bulk_commit();
       }
     } else {
       __syncwarp();
-      store_rows(params_.common.args.dv, from_dv, params_.common.problem.dim_v);
-      store_rows(params_.common.args.dk, from_dk, params_.common.problem.dim_qk);
+      store_rows<kPanelBytes>(params_.common.args.dv, from_dv, params_.common.problem.dim_v);
+      store_rows<kPanelBytes>(params_.common.args.dk, from_dk, params_.common.problem.dim_qk);
     }
   }
 
  private:
   // In panels of 64 columns, rows 128 bytes apart.
+  template <int kPanelBytes>
   static __device__ __forceinline__ uint32_t staged(uint32_t base, int32_t row, int32_t chunk) {
-    return base + chunk / 8 * 64 * 128 + row * 128 + ((chunk % 8 ^ (row & 7)) << 4);
+    return base + chunk / 8 * kPanelBytes + row * 128 + ((chunk % 8 ^ (row & 7)) << 4);
   }
 
+  template <int kPanelBytes>
   __device__ __forceinline__ void stage(const Sums& x, uint32_t to, float factor) const {
     const int32_t r = warp() * 16 + lane() % 16;
 #pragma unroll
@@ -73,19 +80,22 @@ class KeyOutput {
       for (int e = 0; e < 4; ++e) {
         pairs[e] = ptx::pack<T>(x[8 * n + 2 * e] * factor, x[8 * n + 2 * e + 1] * factor);
       }
-      ptx::stmatrix_x4(staged(to, r, 2 * n + lane() / 16), pairs[0], pairs[1], pairs[2], pairs[3]);
+      ptx::stmatrix_x4(staged<kPanelBytes>(to, r, 2 * n + lane() / 16), pairs[0], pairs[1],
+                       pairs[2], pairs[3]);
     }
   }
 
+  template <int kPanelBytes>
   __device__ __forceinline__ void store_boxes(const CUtensorMap& map, uint32_t from) const {
 #pragma unroll
     for (int p = 0; p < Config::kPanels; ++p) {
-      ptx::tma_store(&map, from + p * 64 * 128,
+      ptx::tma_store(&map, from + p * kPanelBytes,
                      {p * 64, item().key + group_ * 64, item().kv_head, item().b});
     }
   }
 
   // Each warp its own 16.
+  template <int kPanelBytes>
   __device__ __forceinline__ void store_rows(const flashattn_tensor& tensor, uint32_t from,
                                              int32_t dim) const {
     constexpr int kChunks = 8 * Config::kPanels;
@@ -95,16 +105,10 @@ class KeyOutput {
       if (n >= item().keys || chunk * 8 >= dim) continue;
       char* to = tensor_row(tensor, 2, item().b, item().kv_head,
                             static_cast<int64_t>(item().first_kv) + item().key + n);
-      *reinterpret_cast<int4*>(to + chunk * 16) = ptx::load_shared_16(staged(from, r, chunk));
+      *reinterpret_cast<int4*>(to + chunk * 16) =
+          ptx::load_shared_16(staged<kPanelBytes>(from, r, chunk));
     }
   }
-
- protected:
-  const BackwardParams& params_;
-  BackwardControl<Config>& control_;
-  const uint32_t shared_;
-  const int32_t group_;
-  Pair items_;
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -1,4 +1,4 @@
-// The producers of the Hopper backward pass, a thread each: one plans the tiles of keys, one starts
+// The producers of the Hopper backward pass, a thread each: one plans the tiles of keys, two start
 // the loads, one adds dQ to the sums in global memory.
 #pragma once
 
@@ -6,42 +6,57 @@
 
 namespace flashattn::cuda::sm90 {
 
-// False: there is no key in the tile.
+// done: of the item before. False: there is no key in the tile. Few registers are to be had: what
+// can be read back from the item is.
 template <class Config>
 __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t n,
-                                          BackwardItem& item) {
+                                          const volatile uint32_t& done,
+                                          volatile BackwardItem& item) {
   const cuda::BackwardParams& common = params.common;
   const Problem& problem = common.problem;
-  const TilePosition position = tile_position(params.order, n);
-  // Early keys first: under a causal mask they take longest.
-  const int32_t key = (params.order.query_tiles - 1 - position.query_tile) * Config::kTileKv;
-  const int32_t b = position.unit / problem.heads_kv;
-  const int32_t kv_head = position.unit - b * problem.heads_kv;
-  const Sequence sequence = sequence_of(problem, common.args.shape, common.args.inputs, b);
-  const Lengths len = sequence.len;
-  if (key >= len.kv) return false;
+  constexpr int32_t kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
+  {
+    const TilePosition position = tile_position(params.order, n);
+    const int32_t b = position.unit / problem.heads_kv;
+    item.b = b;
+    item.kv_head = position.unit - b * problem.heads_kv;
+    // Early keys first: under a causal mask they take longest.
+    item.key = (params.order.query_tiles - 1 - position.query_tile) * kTileKv;
+  }
+  {
+    const Sequence sequence = sequence_of(problem, common.args.shape, common.args.inputs, item.b);
+    item.len.q = sequence.len.q;
+    item.len.kv = sequence.len.kv;
+    item.first_q = static_cast<int32_t>(sequence.first_q);
+    item.first_kv = static_cast<int32_t>(sequence.first_kv);
+  }
+  if (item.key >= item.len.kv) return false;
   item.end = 0;
-  item.b = b;
-  item.kv_head = kv_head;
-  item.key = key;
-  item.keys = min(Config::kTileKv, len.kv - key);
-  item.first_q = static_cast<int32_t>(sequence.first_q);
-  item.first_kv = static_cast<int32_t>(sequence.first_kv);
-  item.len = len;
-  const Interval keys{key, key + item.keys};
-  const Interval any = query_span(problem.mask_rule(), keys, len);
-  item.tiles = item.full = {0, 0};
-  if (any.begin < any.end) {
-    item.tiles = {any.begin / Config::kTileQ, (any.end - 1) / Config::kTileQ + 1};
+  item.keys = min(kTileKv, item.len.kv - item.key);
+  {
+    const int32_t before = (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q)
+                               ? item.first_q / kTileQ + item.b
+                               : item.b * params.sequence_tiles;
+    item.first_tile = item.kv_head * problem.group() * params.head_tiles + before;
   }
-  if (item.keys == Config::kTileKv) {
-    const Interval all = full_queries(problem.mask_rule(), keys, len);
-    item.full = {(all.begin + Config::kTileQ - 1) / Config::kTileQ, all.end / Config::kTileQ};
+  {
+    const Interval first =
+        visible_queries(problem.mask_rule(), item.key, {item.len.q, item.len.kv});
+    item.tiles.begin = first.begin / kTileQ;
+    item.full.end = first.end / kTileQ;
   }
-  const int32_t before = (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q)
-                             ? item.first_q / Config::kTileQ + b
-                             : b * params.sequence_tiles;
-  item.first_tile = kv_head * problem.group() * params.head_tiles + before;
+  {
+    const Interval last =
+        visible_queries(problem.mask_rule(), item.key + item.keys - 1, {item.len.q, item.len.kv});
+    item.tiles.end = (last.end + kTileQ - 1) / kTileQ;
+    item.full.begin = (last.begin + kTileQ - 1) / kTileQ;
+  }
+  if (item.keys < kTileKv) item.full.end = 0;
+  const int32_t count = max(item.tiles.end - item.tiles.begin, 0);
+  item.done = done + count * problem.group();
+  item.start = common.turns ? item.tiles.end - 1
+               : count > 0  ? item.tiles.begin + item.key / kTileKv * params.stagger % count
+                            : 0;
   return true;
 }
 
@@ -49,14 +64,17 @@ template <class Config>
 __device__ __forceinline__ void plan_items(const BackwardParams& params,
                                            BackwardControl<Config>& control) {
   const int32_t count = static_cast<int32_t>(params.order.count());
-  Pair items;
+  Items items;
   uint32_t phase = 0;
-  int32_t next = blockIdx.x;
+  // In turns none may be kept for a block that has not started.
+  const int32_t dealt = params.common.turns ? 0 : static_cast<int32_t>(gridDim.x);
+  int32_t next = params.common.turns ? atomicAdd(params.common.ticket, 1) : blockIdx.x;
   for (;;) {
     ptx::mbarrier_wait(barrier_at(control.item_empty[items.slot()]), items.phase() ^ 1);
-    BackwardItem& item = control.items[items.slot()];
+    volatile BackwardItem& item = control.items[items.slot()];
     if (next >= count) item.end = 1;
-    const bool some = next >= count || plan_item<Config>(params, next, item);
+    const bool some = next >= count ||
+                      plan_item<Config>(params, next, control.items[items.slot() ^ 1].done, item);
     if (some) {
       ptx::mbarrier_arrive(barrier_at(control.item_full[items.slot()]));
       items.advance();
@@ -65,38 +83,49 @@ __device__ __forceinline__ void plan_items(const BackwardParams& params,
       ptx::mbarrier_wait(barrier_at(control.nearly), phase);
       phase ^= 1;
     }
-    next = static_cast<int32_t>(gridDim.x) + atomicAdd(params.common.ticket, 1);
+    next = dealt + atomicAdd(params.common.ticket, 1);
   }
 }
 
-// Calls step(head, tile, last) for all tiles of queries of an item, in the order of all roles.
+// Calls step(heads left, tiles left of the head, tile, place) for all tiles of queries of an item,
+// in the order of all roles; place: the tile in dq and the like.
 template <class Step>
-__device__ __forceinline__ void for_each_tile(const volatile BackwardItem& item, int32_t group,
-                                              Step step) {
-  const int32_t begin = item.tiles.begin, end = item.tiles.end;
+__device__ __forceinline__ void for_each_tile(const volatile BackwardItem& item,
+                                              const BackwardParams& params, Step step) {
+  int32_t place = item.first_tile, tile = item.start;
 #pragma unroll 1
-  for (int32_t head = begin < end ? 0 : group; head < group; ++head) {
+  for (int32_t heads = params.common.problem.group(); heads > 0; --heads) {
 #pragma unroll 1
-    for (int32_t tile = begin; tile < end; ++tile) step(head, tile);
+    for (int32_t left = item.tiles.end - item.tiles.begin; left > 0; --left) {
+      step(heads, left, tile, place + tile);
+      tile = tile_after(item, params, tile);
+    }
+    place += params.head_tiles;
   }
 }
 
-template <class Config>
+// Loads K and, tile by tile, Q with lse; or V and dO with D.
+template <class Config, bool kGradients>
 class BackwardLoader {
+  static constexpr int kTileQ = Config::kTileQ;
+  static constexpr int kPanels = kGradients ? Config::kPanelsV : Config::kPanelsQk;
+
  public:
   __device__ __forceinline__ BackwardLoader(const BackwardParams& params, uint32_t shared,
                                             BackwardControl<Config>& control)
       : params_(params), control_(control), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
-    for (Pair items;; items.advance()) {
+    for (Items items;; items.advance()) {
       ptx::mbarrier_wait(barrier_at(control_.item_full[items.slot()]), items.phase());
       const volatile BackwardItem& item = control_.items[items.slot()];
       if (item.end) break;
+      ptx::mbarrier_wait(barrier_at(control_.kv_empty), (items.count & 1) ^ 1);
       if (item.tiles.begin < item.tiles.end) {
         load(item);
       } else {
-        ptx::mbarrier_arrive(barrier_at(control_.nearly));
+        ptx::mbarrier_arrive(barrier_at(kGradients ? control_.v_full : control_.k_full));
+        if (kGradients) ptx::mbarrier_arrive(barrier_at(control_.nearly));
       }
       ptx::mbarrier_arrive(barrier_at(control_.item_empty[items.slot()]));
     }
@@ -104,94 +133,103 @@ class BackwardLoader {
 
  private:
   __device__ __forceinline__ void load(const volatile BackwardItem& item) {
-    const Problem& problem = params_.common.problem;
-    const int32_t group = problem.group(), last = max(item.tiles.end - 2, item.tiles.begin);
-    const bool varlen_q = problem.layout & FLASHATTN_LAYOUT_VARLEN_Q;
-    const bool varlen_kv = problem.layout & FLASHATTN_LAYOUT_VARLEN_KV;
-    const int32_t q_batch = varlen_q ? 0 : item.b, kv_batch = varlen_kv ? 0 : item.b;
-    const int32_t first_q = item.first_q, kv_row = item.first_kv + item.key;
-    const int32_t kv_head = item.kv_head;
-    const int64_t first_tile = item.first_tile;
-    ptx::mbarrier_wait(barrier_at(control_.kv_empty), kv_phase_);
-    kv_phase_ ^= 1;
-    load_panels<Config::kTileKv>(params_.k, shared_, control_.k_full, 0,
-                                 {0, kv_row, kv_head, kv_batch}, ptx::kEvictFirst);
-    bool values = true;
-    for_each_tile(item, group, [&](int32_t head, int32_t tile) {
-      const uint32_t slot = place_.slot(), phase = place_.phase() ^ 1;
-      const ptx::BoxPosition at{0, first_q + tile * Config::kTileQ, kv_head * group + head,
-                                q_batch};
-      const int64_t number = (first_tile + head * params_.head_tiles + tile) * Config::kTileQ;
-      ptx::mbarrier_wait(barrier_at(control_.q_empty[slot]), phase);
-      load_panels<Config::kTileQ>(params_.q, shared_ + Config::kQ + slot * Config::kQueryBytes,
-                                  control_.q_full[slot], Config::kNumberBytes, at, ptx::kEvictLast);
-      ptx::bulk_load(shared_ + Config::kLse + slot * Config::kNumberBytes,
-                     params_.common.lse2 + number, Config::kNumberBytes,
-                     barrier_at(control_.q_full[slot]));
-      if (values) {
-        load_panels<Config::kTileKv>(params_.v, shared_ + Config::kV, control_.v_full, 0,
-                                     {0, kv_row, kv_head, kv_batch}, ptx::kEvictFirst);
-        values = false;
-      }
-      ptx::mbarrier_wait(barrier_at(control_.do_empty[slot]), phase);
-      load_panels<Config::kTileQ>(params_.dout, shared_ + Config::kDo + slot * Config::kQueryBytes,
-                                  control_.do_full[slot], Config::kNumberBytes, at,
-                                  ptx::kEvictLast);
-      ptx::bulk_load(shared_ + Config::kDelta + slot * Config::kNumberBytes,
-                     params_.common.delta + number, Config::kNumberBytes,
-                     barrier_at(control_.do_full[slot]));
+    constexpr uint32_t kRows = kGradients ? Config::kDo : Config::kQ;
+    constexpr uint32_t kNumbers = kGradients ? Config::kDelta : Config::kLse;
+    {
+      const bool varlen = params_.common.problem.layout & FLASHATTN_LAYOUT_VARLEN_KV;
+      load_panels<Config::kTileKv>(
+          kGradients ? params_.v : params_.k, shared_ + (kGradients ? Config::kV : 0),
+          barrier_at(kGradients ? control_.v_full : control_.k_full), 0,
+          {0, item.first_kv + item.key, item.kv_head, varlen ? 0 : item.b}, ptx::kEvictFirst);
+    }
+    const bool varlen = params_.common.problem.layout & FLASHATTN_LAYOUT_VARLEN_Q;
+    const int32_t batch = varlen ? 0 : item.b;
+    for_each_tile(item, params_, [&](int32_t heads, int32_t left, int32_t tile, int32_t place) {
+      const uint32_t slot = place_.slot();
+      const uint32_t full = barrier_at(kGradients ? control_.do_full[slot] : control_.q_full[slot]);
+      ptx::mbarrier_wait(barrier_at(kGradients ? control_.do_empty[slot] : control_.q_empty[slot]),
+                         place_.phase() ^ 1);
+      load_panels<kTileQ>(kGradients ? params_.dout : params_.q,
+                          shared_ + kRows + slot * (kTileQ * kPanels * 128), full,
+                          Config::kNumberBytes,
+                          {0, item.first_q + tile * kTileQ,
+                           (item.kv_head + 1) * params_.common.problem.group() - heads, batch},
+                          ptx::kEvictLast);
+      ptx::bulk_load(shared_ + kNumbers + slot * Config::kNumberBytes,
+                     (kGradients ? params_.common.delta : params_.common.lse2) +
+                         static_cast<int64_t>(place) * kTileQ,
+                     Config::kNumberBytes, full);
       place_.advance();
-      if (head == group - 1 && tile == last) ptx::mbarrier_arrive(barrier_at(control_.nearly));
+      if (kGradients && heads == 1 && left == min(2, item.tiles.end - item.tiles.begin)) {
+        ptx::mbarrier_arrive(barrier_at(control_.nearly));
+      }
     });
   }
 
   // `more`: bytes that come besides.
   template <int kRows>
-  __device__ __forceinline__ void load_panels(const CUtensorMap& map, uint32_t to, uint64_t& full,
+  __device__ __forceinline__ void load_panels(const CUtensorMap& map, uint32_t to, uint32_t full,
                                               uint32_t more, ptx::BoxPosition at,
                                               uint64_t policy) const {
-    const uint32_t barrier = barrier_at(full);
-    ptx::mbarrier_expect(barrier, kRows * Config::kDim * 2 + more);
+    ptx::mbarrier_expect(full, kRows * kPanels * 128 + more);
 #pragma unroll
-    for (int p = 0; p < Config::kPanels; ++p) {
-      ptx::tma_load(to + p * kRows * 128, &map, barrier, {p * 64, at.row, at.head, at.batch},
-                    policy);
+    for (int p = 0; p < kPanels; ++p) {
+      ptx::tma_load(to + p * kRows * 128, &map, full, {p * 64, at.row, at.head, at.batch}, policy);
     }
   }
 
   const BackwardParams& params_;
   BackwardControl<Config>& control_;
   const uint32_t shared_;
-  Pair place_;
-  uint32_t kv_phase_ = 1;
+  Ring<kGradients ? Config::kDoStages : Config::kQStages> place_;
 };
 
-// Adds the warpgroups' shares of dQ, tile by tile, as they leave them in shared memory.
+// Until all tiles of keys before `mine` have added to the tile of queries.
+__device__ __forceinline__ void await_turn(const BackwardParams& params, int32_t mine,
+                                           int32_t place) {
+  while (ptx::load_acquire(params.common.turns + place) < mine) __nanosleep(20);
+  ptx::fence_async_proxy_all();
+}
+
+// Frees the buffers of dQ one by one, as they have been read.
+template <class Config, int kSlot = 0>
+__device__ __forceinline__ void free_dq(BackwardControl<Config>& control) {
+  if constexpr (kSlot < Config::kDqSlots) {
+    ptx::bulk_wait_read<Config::kDqSlots - 1 - kSlot>();
+    ptx::mbarrier_arrive(barrier_at(control.dq_empty[kSlot]));
+    free_dq<Config, kSlot + 1>(control);
+  }
+}
+
+// Adds the shares of dQ, tile by tile, as warpgroups leave them in shared memory. In turns: tiles
+// of keys add to a tile of queries one after the other, in the order in which blocks take them, so
+// that nobody waits for a block that has not started.
 template <class Config>
 __device__ __forceinline__ void add_dq(const BackwardParams& params, uint32_t shared,
                                        BackwardControl<Config>& control) {
-  constexpr int kShare = Config::kShareBytes;
-  const int32_t group = params.common.problem.group();
-  uint32_t phase = 0;
-  for (Pair items;; items.advance()) {
+  constexpr int kShare = Config::kShareBytes, kSlots = Config::kDqSlots;
+  uint32_t uses = 0;  // of each buffer
+  for (Items items;; items.advance()) {
     ptx::mbarrier_wait(barrier_at(control.item_full[items.slot()]), items.phase());
     const volatile BackwardItem& item = control.items[items.slot()];
     if (item.end) break;
-    const int64_t first_tile = item.first_tile;
-    for_each_tile(item, group, [&](int32_t head, int32_t tile) {
-      float* to = params.common.dq +
-                  (first_tile + head * params.head_tiles + tile) * (Config::kTileQ * Config::kDim);
+    for_each_tile(item, params, [&](int32_t, int32_t, int32_t, int32_t place) {
+      float* to = params.common.dq + static_cast<int64_t>(place) * (Config::kShares * (kShare / 4));
+      if (params.common.turns) await_turn(params, item.key / Config::kTileKv, place);
+#pragma unroll 1
+      for (int first = 0; first < Config::kShares; first += kSlots, ++uses) {
 #pragma unroll
-      for (int n = 0; n < Config::kConsumers; ++n) {
-        ptx::mbarrier_wait(barrier_at(control.dq_full[n]), phase);
-        ptx::bulk_add(to + n * (kShare / 4), shared + Config::kDq + n * kShare, kShare);
-        ptx::bulk_commit();
+        for (int n = 0; n < kSlots; ++n, to += kShare / 4) {
+          ptx::mbarrier_wait(barrier_at(control.dq_full[n]), uses & 1);
+          ptx::bulk_add(to, shared + Config::kDq + n * kShare, kShare);
+          ptx::bulk_commit();
+        }
+        free_dq<Config>(control);
       }
-      ptx::bulk_wait_read<1>();
-      ptx::mbarrier_arrive(barrier_at(control.dq_empty[0]));
-      ptx::bulk_wait_read();
-      ptx::mbarrier_arrive(barrier_at(control.dq_empty[1]));
-      phase ^= 1;
+      if (params.common.turns) {
+        ptx::bulk_wait();  // not before the sums have changed
+        ptx::add_release(params.common.turns + place, 1);
+      }
     });
     ptx::mbarrier_arrive(barrier_at(control.item_empty[items.slot()]));
   }

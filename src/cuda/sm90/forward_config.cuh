@@ -5,6 +5,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/warpgroup.cuh"
+#include "cuda/sm90/ring.cuh"
 #include "cuda/sm90/work.cuh"
 
 namespace flashattn::cuda::sm90 {
@@ -84,16 +85,5 @@ __device__ __forceinline__ void init_barriers(Control<Config>& control) {
   }
   ptx::fence_mbarrier_init();
 }
-
-// A place in a ring of kLength buffers, and how often it went round: one register.
-template <int kLength>
-struct Ring {
-  static_assert((kLength & (kLength - 1)) == 0, "the slot is the low bits");
-  uint32_t count = 0;
-
-  __device__ __forceinline__ uint32_t slot() const { return count % kLength; }
-  __device__ __forceinline__ uint32_t phase() const { return count / kLength & 1; }
-  __device__ __forceinline__ void advance() { ++count; }
-};
 
 }  // namespace flashattn::cuda::sm90

@@ -17,7 +17,8 @@ struct ForwardEntry {
 
 struct BackwardEntry {
   int32_t dtype;
-  int32_t dim;  // the largest it takes, of either kind
+  int32_t dim_qk, dim_v;  // the largest it takes
+  bool modified;
   int32_t tile_q, tile_kv, stages, threads, shared_bytes;
   void (*kernel)(BackwardParams);
   void (*convert_dq)(cuda::BackwardParams);  // a block a tile of queries

@@ -13,4 +13,10 @@ cudaError_t start(void (*kernel)(Params), dim3 grid, int threads, int shared_byt
   return cudaSuccess;
 }
 
+template <class Params>
+cudaError_t start_early(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes,
+                        const Params& params, cudaStream_t stream) {
+  return start(kernel, grid, threads, shared_bytes, params, stream);
+}
+
 }  // namespace flashattn::cuda

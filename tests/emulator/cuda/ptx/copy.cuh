@@ -49,6 +49,9 @@ inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address) {
 }
 
 inline void store_shared(uint32_t to, uint32_t x) { emulator::store(to, x); }
+inline void store_shared_16(uint32_t to, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {
+  emulator::store(to, make_uint4(x, y, z, w));
+}
 inline void store_shared(uint32_t to, float x, float y, float z, float w) {
   emulator::store(to, make_float4(x, y, z, w));
 }
@@ -64,6 +67,9 @@ inline void add_pair(float* to, float x, float y) {
 }
 inline int32_t load_acquire(const int32_t* from) { return __atomic_load_n(from, __ATOMIC_ACQUIRE); }
 inline void add_release(int32_t* to, int32_t x) { __atomic_fetch_add(to, x, __ATOMIC_RELEASE); }
+
+inline void let_next_start() {}
+inline void wait_for_previous() {}
 
 inline int32_t warp_slot() { return static_cast<int32_t>(threadIdx.x / 32); }
 

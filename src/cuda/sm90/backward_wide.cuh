@@ -1,0 +1,225 @@
+// The consumers of the Hopper backward kernel for large heads. The first computes S^T = K Q^T, the
+// weights and dV += P^T dO; the second dP^T = V dO^T, dS and dK += dS^T Q. The weights go from the
+// one to the other by shared memory, rounded, in the order of accumulators.
+#pragma once
+
+#include "cuda/sm90/backward_group.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+// kGradients: the second.
+template <class Config, bool kGradients>
+class WideConsumer : BackwardGroup<Config, kGradients> {
+  using Base = BackwardGroup<Config, kGradients>;
+  using T = typename Config::T;
+  using Base::control_, Base::params_, Base::shared_;
+  using Base::item, Base::lane, Base::leader, Base::next_kind, Base::warp;
+  using typename Base::Operand, typename Base::Scores;
+  static constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
+  static constexpr int kDim = kGradients ? Config::kDimQk : Config::kDimV;  // of the sums
+  // With four warpgroups the compiler takes no product 256 wide.
+  static constexpr int kParts = kDim > 192 ? 2 : 1, kPart = kDim / 2 / kParts;
+
+ public:
+  __device__ __forceinline__ WideConsumer(const BackwardParams& params, uint32_t shared,
+                                          BackwardControl<Config>& control)
+      : Base(params, shared, control) {}
+
+  __device__ __forceinline__ void run() {
+    for (;;) {
+      const uint32_t number = this->take();
+      if (item().end) break;
+      if (!kGradients) this->look();
+#pragma unroll
+      for (int i = 0; i < kDim / 2; ++i) sum_[i / kPart][i % kPart] = 0.0f;
+      work(number % 2);
+      if (kGradients) {
+        store(params_.common.args.dk, params_.common.problem.dim_qk, params_.common.problem.scale);
+      } else {
+        store(params_.common.args.dv, params_.common.problem.dim_v, 1.0f);
+      }
+      ptx::named_sync(kWarpgroupBarrier + kGradients, 128);  // nobody reads the item any more
+    }
+  }
+
+ private:
+  // parity: of the barriers' phases that end once an item.
+  __device__ __forceinline__ void work(uint32_t parity) {
+    ptx::mbarrier_wait(barrier_at(control_.k_full), parity);
+    ptx::mbarrier_wait(barrier_at(control_.v_full), parity);
+    // Zeros in place of keys past the last: their dS is 0, but they may be NaN. Before dQ sees dS.
+    if (kGradients && params_.kv_has_tail && item().keys < kTileKv) {
+      this->template clear_rows<Config::kPanelsQk>(shared_, kTileKv, item().keys);
+    }
+    this->settle_cleared();  // nobody has yet to see that K and V are here
+    int32_t tile = item().start;
+    for (TileKind kind = next_kind(tile, count_); kind != TileKind::kEmpty;) {
+      if (kind == TileKind::kFull) {
+        step<false>(tile, kind);
+      } else {
+        step<true>(tile, kind);
+      }
+    }
+    if (leader()) ptx::mbarrier_arrive(barrier_at(control_.kv_empty));
+  }
+
+  template <bool kMasked>
+  __device__ __forceinline__ void step(int32_t& tile, TileKind& kind) {
+    if constexpr (kGradients) {
+      step_of_gradients<kMasked>(tile);
+    } else {
+      step_of_weights<kMasked>(tile);
+    }
+    tile = tile_after(item(), params_, tile);
+    kind = next_kind(tile, count_ + 1);
+    ptx::wgmma_wait<0>();
+#pragma unroll
+    for (int n = 0; n < kParts; ++n) ptx::pin(sum_[n]);
+    if (leader()) {
+      if (!kGradients) ptx::mbarrier_arrive(barrier_at(control_.do_empty[dout_place().slot()]));
+      ptx::mbarrier_arrive(barrier_at(control_.q_empty[q_place().slot()]));
+    }
+    ++count_;
+  }
+
+  template <bool kMasked>
+  __device__ __forceinline__ void step_of_weights(int32_t tile) {
+    Scores s;
+    Operand p, derived;
+    ptx::mbarrier_wait(barrier_at(control_.q_full[q_place().slot()]), q_place().phase());
+    this->template multiply_rows<Config::kDimQk>(s, ptx::Matrix::at(shared_, 0), q());
+    ptx::wgmma_wait<0>();
+    ptx::pin(s);
+    this->template weigh<kMasked>(s, p, derived, tile, q_place().slot(), count_);
+    hand_over(Config::kModified ? derived : p);
+    ptx::mbarrier_wait(barrier_at(control_.do_full[dout_place().slot()]), dout_place().phase());
+    if (kMasked) clear_tail<Config::kPanelsV>(dout().address(), tile);
+    add(p, dout());
+  }
+
+  template <bool kMasked>
+  __device__ __forceinline__ void step_of_gradients(int32_t tile) {
+    Scores dp;
+    Operand p, ds;
+    ptx::mbarrier_wait(barrier_at(control_.do_full[dout_place().slot()]), dout_place().phase());
+    this->template multiply_rows<Config::kDimV>(dp, ptx::Matrix::at(shared_ + Config::kV, 0),
+                                                dout());
+    ptx::wgmma_wait<0>();
+    ptx::pin(dp);
+    receive(p);
+    this->template differentiate<kMasked>(p, dp, ds, dout_place().slot());
+    __syncwarp();
+    if (lane() == 0) ptx::mbarrier_arrive(barrier_at(control_.do_empty[dout_place().slot()]));
+    this->hand_over_ds(ds, {count_});
+    ptx::mbarrier_wait(barrier_at(control_.q_full[q_place().slot()]), q_place().phase());
+    if (kMasked) clear_tail<Config::kPanelsQk>(q().address(), tile);
+    add(ds, q());
+  }
+
+  __device__ __forceinline__ void add(const Operand& weights, ptx::Matrix rows) {
+#pragma unroll
+    for (int n = 0; n < kParts; ++n) {
+      this->add_product(sum_[n], weights, rows.further(n * (kPart / 32) * (kTileQ * 128)));
+    }
+  }
+
+  __device__ __forceinline__ Ring<Config::kQStages> q_place() const { return {count_}; }
+  __device__ __forceinline__ Ring<Config::kDoStages> dout_place() const { return {count_}; }
+
+  __device__ __forceinline__ ptx::Matrix q() const {
+    return ptx::Matrix::at(shared_ + Config::kQ + q_place().slot() * Config::kQueryBytes, 0);
+  }
+  __device__ __forceinline__ ptx::Matrix dout() const {
+    return ptx::Matrix::at(shared_ + Config::kDo + dout_place().slot() * Config::kDoBytes, 0);
+  }
+
+  // This lane's weights, on their way.
+  __device__ __forceinline__ uint32_t weights_at(uint32_t slot) const {
+    return shared_ + Config::kP + slot * Config::kScoreBytes + opaque(threadIdx.x) % 128 * 16;
+  }
+
+  __device__ __forceinline__ void hand_over(const Operand& p) const {
+    const Ring<Config::kPStages> at{count_};
+    ptx::mbarrier_wait(barrier_at(control_.p_empty[at.slot()]), at.phase() ^ 1);
+#pragma unroll
+    for (int n = 0; n < kTileQ / 16; ++n) {
+      ptx::store_shared_16(weights_at(at.slot()) + n * 2048, p[4 * n], p[4 * n + 1], p[4 * n + 2],
+                           p[4 * n + 3]);
+    }
+    __syncwarp();
+    if (lane() == 0) ptx::mbarrier_arrive(barrier_at(control_.p_full[at.slot()]));
+  }
+
+  __device__ __forceinline__ void receive(Operand& p) const {
+    const Ring<Config::kPStages> at{count_};
+    ptx::mbarrier_wait(barrier_at(control_.p_full[at.slot()]), at.phase());
+#pragma unroll
+    for (int n = 0; n < kTileQ / 16; ++n) {
+      const int4 words = ptx::load_shared_16(weights_at(at.slot()) + n * 2048);
+      p[4 * n] = words.x;
+      p[4 * n + 1] = words.y;
+      p[4 * n + 2] = words.z;
+      p[4 * n + 3] = words.w;
+    }
+    __syncwarp();
+    if (lane() == 0) ptx::mbarrier_arrive(barrier_at(control_.p_empty[at.slot()]));
+  }
+
+  // Zeros in place of queries past the last: their weights are 0, but they may be NaN.
+  template <int kPanels>
+  __device__ __forceinline__ void clear_tail(uint32_t rows, int32_t tile) const {
+    if (!params_.q_has_tail || (tile + 1) * kTileQ <= item().len.q) return;
+    this->template clear_rows<kPanels>(rows, kTileQ, item().len.q - tile * kTileQ);
+    this->settle_cleared();
+  }
+
+  // Row by row, from the registers: shared memory is full. The four lanes of a row exchange what
+  // they have of 32 columns, so that each stores 16 bytes.
+  __device__ __forceinline__ void store(const flashattn_tensor& tensor, int32_t dim,
+                                        float factor) const {
+    const int32_t lane_of_row = lane() % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t key = warp() * 16 + lane() / 4 + half * 8;
+      char* to = tensor_row(tensor, 2, item().b, item().kv_head,
+                            static_cast<int64_t>(item().first_kv) + item().key + key);
+      const bool inside = key < item().keys;
+#pragma unroll
+      for (int n = 0; n < kDim / 32; ++n) {
+        uint32_t words[4];
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          const int i = (4 * n + w) * 4 + 2 * half;
+          const float* x = &sum_[i / kPart][i % kPart];
+          words[w] = ptx::pack<T>(x[0] * factor, x[1] * factor);
+        }
+        turn_over(words, lane_of_row);
+        const int32_t column = 32 * n + 8 * lane_of_row;
+        if (inside && column < dim) {
+          *reinterpret_cast<int4*>(to + column * 2) =
+              make_int4(static_cast<int32_t>(words[0]), static_cast<int32_t>(words[1]),
+                        static_cast<int32_t>(words[2]), static_cast<int32_t>(words[3]));
+        }
+      }
+    }
+  }
+
+  // Among the four lanes of a row: word w of lane n becomes word n of lane w.
+  static __device__ __forceinline__ void turn_over(uint32_t (&words)[4], int32_t lane_of_row) {
+#pragma unroll
+    for (int step = 1; step <= 2; step *= 2) {
+      const bool high = lane_of_row & step;
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        if (w & step) continue;
+        const uint32_t got = __shfl_xor_sync(~0u, high ? words[w] : words[w + step], step);
+        (high ? words[w] : words[w + step]) = got;
+      }
+    }
+  }
+
+  uint32_t count_ = 0;  // tiles of queries so far
+  float sum_[kParts][kPart];
+};
+
+}  // namespace flashattn::cuda::sm90
