@@ -1,4 +1,4 @@
-// Fibers, barriers and the copy engine.
+// Fibers, the barriers between them, and who goes on when.
 #include "block.h"
 
 #include <sys/mman.h>
@@ -89,51 +89,6 @@ void yield() {
   leave();
 }
 
-// ---- shared memory
-
-char* dynamic_shared() { return block->shared; }
-
-uint32_t shared_address(const void* p) {
-  const ptrdiff_t at = static_cast<const char*>(p) - block->shared;
-  if (at < 0 || at >= kSharedBytes) fail("%p is not in the dynamic shared memory", p);
-  return kSharedBase + static_cast<uint32_t>(at);
-}
-
-// Anybody's.
-static char* at(uint32_t address, uint32_t bytes) {
-  const uint32_t offset = address - kSharedBase;
-  if (offset > kSharedBytes || offset + bytes > kSharedBytes) fail("shared address %u", address);
-  const uint32_t unit = bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : 1;
-  if (address % unit != 0) fail("shared address %u, misaligned for %u bytes", address, bytes);
-  return block->shared + offset;
-}
-
-const char* shared(uint32_t address, uint32_t bytes) { return at(address, bytes); }
-
-char* written(uint32_t address, uint32_t bytes) {
-  char* place = at(address, bytes);
-  const uint32_t chunk = (address - kSharedBase) / 16;
-  block->unfenced[chunk] = true;
-  running->unfenced.push_back(chunk);
-  return place;
-}
-
-void fence_async() {
-  for (const uint32_t chunk : running->unfenced) block->unfenced[chunk] = false;
-  running->unfenced.clear();
-}
-
-char* engine_place(uint32_t address, uint32_t bytes) {
-  char* place = at(address, bytes);
-  const uint32_t first = (address - kSharedBase) / 16;
-  for (uint32_t chunk = first; chunk <= first + (bytes - 1) / 16; ++chunk) {
-    if (block->unfenced[chunk]) {
-      fail("shared address %u meets an engine, without a fence after a thread wrote it", address);
-    }
-  }
-  return place;
-}
-
 // ---- barriers
 
 namespace {
@@ -178,112 +133,6 @@ void barrier(int number, int threads, bool wait) {
   if (!wait) return;
   wait_until("barrier", static_cast<uint64_t>(number),
              [&named, generation] { return named.generation != generation; });
-}
-
-// The 8 bytes of a barrier in shared memory.
-struct Mbarrier {
-  uint16_t count, pending;
-  int32_t bytes : 31;
-  uint32_t phase : 1;
-
-  void settle() {
-    if (pending != 0 || bytes != 0) return;
-    pending = count;
-    phase ^= 1;
-  }
-};
-static_assert(sizeof(Mbarrier) == 8, "mbarrier");
-
-static Mbarrier& mbarrier_at(uint32_t barrier) {
-  return *reinterpret_cast<Mbarrier*>(at(barrier, sizeof(Mbarrier)));
-}
-
-void mbarrier_init(uint32_t barrier, uint32_t count) {
-  mbarrier_at(barrier) = {static_cast<uint16_t>(count), static_cast<uint16_t>(count), 0, 0};
-}
-
-void mbarrier_arrive(uint32_t barrier, uint32_t bytes) {
-  Mbarrier& b = mbarrier_at(barrier);
-  if (b.pending == 0) fail("mbarrier %u has more than %d arrivals", barrier, b.count);
-  b.bytes += static_cast<int32_t>(bytes);
-  --b.pending;
-  b.settle();
-}
-
-void mbarrier_wait(uint32_t barrier, uint32_t parity) {
-  const Mbarrier& b = mbarrier_at(barrier);
-  wait_until("mbarrier", barrier, [&b, parity] { return b.phase != parity; });
-}
-
-// ---- cp.async
-
-void copy_async(uint32_t to, const void* from, uint32_t bytes) {
-  char* place = at(to, bytes);
-  if (reinterpret_cast<uintptr_t>(from) % bytes != 0) fail("cp.async from misaligned %p", from);
-  auto copy = [=] {
-    if (from) {
-      std::memcpy(place, from, bytes);
-    } else {
-      std::memset(place, 0, bytes);
-    }
-  };
-  if (draw(2)) return copy();
-  running->copies.back().push_back(copy);
-}
-
-void copy_commit() { running->copies.emplace_back(); }
-
-void copy_wait(int pending) {
-  // The last one is not committed.
-  while (static_cast<int>(running->copies.size()) - 1 > pending) {
-    for (const auto& copy : running->copies.front()) copy();
-    running->copies.pop_front();
-  }
-}
-
-// ---- the copy engine
-
-void engine_load(uint32_t barrier, uint32_t bytes, std::function<void()> copy) {
-  block->transfers.push_back({{[=] {
-                                copy();
-                                Mbarrier& b = mbarrier_at(barrier);
-                                b.bytes -= static_cast<int32_t>(bytes);
-                                b.settle();
-                              }},
-                              0});
-}
-
-void engine_store(uint32_t from, uint32_t bytes, std::function<void(const char*)> write) {
-  const std::shared_ptr<StoreGroup> group = running->open_store;
-  const auto data = std::make_shared<std::vector<char>>(bytes);
-  ++group->reading;
-  ++group->writing;
-  block->transfers.push_back({{[=] {
-                                 std::memcpy(data->data(), engine_place(from, bytes), bytes);
-                                 --group->reading;
-                               },
-                               [=] {
-                                 write(data->data());
-                                 --group->writing;
-                               }},
-                              0});
-}
-
-void engine_commit() {
-  running->stores.push_back(running->open_store);
-  running->open_store = std::make_shared<StoreGroup>();
-}
-
-void engine_wait(int pending, bool until_written) {
-  const size_t count = running->stores.size();
-  for (size_t n = 0; n + pending < count; ++n) {
-    const std::shared_ptr<StoreGroup> group = running->stores[n];
-    wait_until(until_written ? "stores to be done" : "stores to have read", n,
-               [=] { return (until_written ? group->writing : group->reading) == 0; });
-  }
-  while (!running->stores.empty() && running->stores.front()->writing == 0) {
-    running->stores.pop_front();
-  }
 }
 
 // ---- the scheduler
