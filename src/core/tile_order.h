@@ -41,7 +41,8 @@ FLASHATTN_HD constexpr TileOrder heavy_first_order(int32_t query_tiles, int32_t 
   // Two tiles a worker: then the last heavy ones start before half of the last section's work.
   const int64_t even =
       ceil_div(2 * static_cast<int64_t>(workers), query_tiles < 1 ? 1 : query_tiles);
-  const int32_t section = fitting < 1 ? 1 : fitting < units ? fitting : units;
+  const int32_t most = fitting < units ? fitting : units;
+  const int32_t section = most < 1 ? 1 : most;
   const int32_t least = even < units ? static_cast<int32_t>(even) : units;
   return {query_tiles, units, section, units - (units - least) / section * section};
 }
