@@ -17,8 +17,9 @@ const BackwardEntry* find(const Problem& p) {
   const BackwardTable table = backward_table();
   const auto end = table.entries + table.count;
   const auto found = std::find_if(table.entries, end, [&](const BackwardEntry* e) {
-    return e->dtype == p.dtype && e->modified == is_modified(p) && e->dim_qk >= p.dim_qk &&
-           e->dim_v >= p.dim_v;
+    return e->dtype == p.dtype &&
+           scores_of(p) == (e->modified ? Scores::kShaped : Scores::kScaled) &&
+           e->dim_qk >= p.dim_qk && e->dim_v >= p.dim_v;
   });
   return found == end ? nullptr : *found;
 }

@@ -14,16 +14,8 @@ constexpr int32_t kLongKeys = 4096;    // keys that are worth splitting
 constexpr int32_t kWideKeys = 8192;    // keys from which wide tiles pay: 2 % on an H200
 constexpr int32_t kShortQueries = 64;  // the portable family packs heads and splits keys up to here
 
-sm90::Scores scores_of(const Problem& p) {
-  if (p.has_bias(FLASHATTN_BIAS_DENSE) || p.has_mask(FLASHATTN_MASK_BLOCKS) ||
-      p.dropout_threshold() != 0 || p.scale < 0) {
-    return sm90::Scores::kAny;
-  }
-  return is_modified(p) ? sm90::Scores::kShaped : sm90::Scores::kScaled;
-}
-
 bool takes(const sm90::ForwardEntry& e, const Problem& p) {
-  return e.dtype == p.dtype && e.scores == scores_of(p) && e.dim_qk >= p.dim_qk &&
+  return e.dtype == p.dtype && e.scores == sm90::scores_of(p) && e.dim_qk >= p.dim_qk &&
          e.dim_v >= p.dim_v;
 }
 
@@ -36,6 +28,18 @@ std::string kernel_name(const sm90::ForwardEntry& e) {
 }
 
 }  // namespace
+
+namespace sm90 {
+
+Scores scores_of(const Problem& p) {
+  if (p.has_bias(FLASHATTN_BIAS_DENSE) || p.has_mask(FLASHATTN_MASK_BLOCKS) ||
+      p.dropout_threshold() != 0 || p.scale < 0) {
+    return Scores::kAny;
+  }
+  return is_modified(p) ? Scores::kShaped : Scores::kScaled;
+}
+
+}  // namespace sm90
 
 Sm90Launcher::Sm90Launcher(const Problem& problem, const Device& device)
     : Sm80Launcher(problem, device, ""), forced_(forced_family() != nullptr) {

@@ -35,6 +35,9 @@ struct BackwardTable {
   size_t count;
 };
 
+// What a problem asks for.
+Scores scores_of(const Problem& problem);
+
 ForwardTable forward_table();
 BackwardTable backward_table();
 
