@@ -15,16 +15,20 @@ constexpr int32_t kInvariantQueries = 16;
 constexpr int32_t kSplitStep = 64;
 constexpr int32_t kLargeCausal = 1025;  // queries from which large tiles pay under a causal mask
 
-const sm80::ForwardEntry* find(const Problem& p, int32_t strips) {
+// The first that the device's shared memory holds; if there is none, the smallest.
+const sm80::ForwardEntry* find(const Problem& p, int32_t strips, int32_t local_memory) {
   const sm80::Table<sm80::ForwardEntry> table = sm80::forward_table();
+  const sm80::ForwardEntry* best = nullptr;
   for (size_t n = 0; n < table.count; ++n) {
     const sm80::ForwardEntry& e = *table.entries[n];
-    if (e.dtype == p.dtype && e.modified == is_modified(p) && e.strips == strips &&
-        e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v) {
-      return &e;
-    }
+    const bool fits = e.dtype == p.dtype && e.modified == is_modified(p) && e.strips == strips &&
+                      e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v &&
+                      (!best || (e.dim_qk == best->dim_qk && e.dim_v == best->dim_v));
+    if (!fits) continue;
+    if (e.shared_bytes <= local_memory) return &e;
+    if (!best || e.shared_bytes < best->shared_bytes) best = &e;
   }
-  return nullptr;
+  return best;
 }
 
 std::string kernel_name(const sm80::ForwardEntry& e) {
@@ -36,7 +40,7 @@ std::string kernel_name(const sm80::ForwardEntry& e) {
 }  // namespace
 
 int32_t sm80_shared_bytes(const Problem& problem, int32_t local_memory) {
-  const int32_t forward = find(problem, 1)->shared_bytes;
+  const int32_t forward = find(problem, 1, local_memory)->shared_bytes;
   if (!problem.has_op(FLASHATTN_OP_BACKWARD)) return forward;
   return std::max(forward, BackwardLauncher::shared_bytes(problem, local_memory));
 }
@@ -48,10 +52,11 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
       units_(device.properties.units),
       l2_bytes_(int64_t{25} << 20) {
   const DeviceScope scope(device_);
-  small_ = prepare(*find(problem, 1), units_);
+  const int32_t local_memory = device.properties.local_memory;
+  small_ = prepare(*find(problem, 1, local_memory), units_);
   // Tiles of another size round otherwise, and which is chosen depends on the batch.
   const bool invariant = problem.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT;
-  const sm80::ForwardEntry* large = invariant ? nullptr : find(problem, 2);
+  const sm80::ForwardEntry* large = invariant ? nullptr : find(problem, 2, local_memory);
   large_ = large ? prepare(*large, units_) : small_;
   small_name_ = kernel_name(*small_.entry);
   large_name_ = kernel_name(*large_.entry);
