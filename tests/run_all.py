@@ -212,17 +212,19 @@ def cuda(run: Run) -> Count:
                                                env=run.library(folder))
 
 
-def emulator(run: Run, family: str) -> Count:
-    """The GPU kernels of a family, on the emulator of tests/emulator."""
+def emulator(run: Run, family: str, capability: str = "90", *some: str) -> Count:
+    """The GPU kernels of a family, on the emulator of tests/emulator as a device of a compute
+    capability."""
     folder = cuda_build(run) / "tests" / "emulator"
     env = {"FLASHATTN_LIBRARY": str(folder / "libflashattn.so.0"), "FLASHATTN_FAMILY": family,
-           "LD_LIBRARY_PATH": str(folder), "OPENBLAS_NUM_THREADS": "1"}
+           "FLASHATTN_EMULATOR_DEVICE": capability, "LD_LIBRARY_PATH": str(folder),
+           "OPENBLAS_NUM_THREADS": "1"}
     # What needs a GPU's size, speed or streams.
     left_out = [f"--ignore=tests/numerics/test_gpu_{what}.py"
                 for what in ("random", "sizes", "streams")]
     left_out += [f"--deselect=tests/numerics/test_gpu_graphs.py::test_{what}[large]"
                  for what in ("forward", "backward")]
-    return run.pytest("tests/numerics", "--device=cuda", *left_out, env=env)
+    return run.pytest("tests/numerics", "--device=cuda", *left_out, *some, env=env)
 
 
 def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
@@ -253,6 +255,8 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
         for family in ("sm80", "sm90"):
             table[f"emulator-{family}"] = (
                 lambda family=family: emulator(run, family))  # type: ignore[misc]
+        # Less shared memory, other tiles.
+        table["emulator-sm86"] = lambda: emulator(run, "sm80", "86", "-k", "not random")
     return table
 
 
