@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/arrays.h"
 #include "cuda/gradient/kernels.h"
 
 namespace flashattn::cuda {
@@ -56,7 +57,6 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   BackwardParams p{};
   p.problem = problem_;
   p.args = args;
-  p.dout = args.dout;
   p.dropout_threshold = problem_.dropout_threshold();
   p.key_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_kv, main_.entry->tile_kv));
   // Queries, dO and the sums of dq of a unit.
@@ -75,11 +75,7 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   p.lse2 = workspace.take<float>(rows);
   p.delta = workspace.take<float>(rows);
   p.dq = workspace.take<float>(rows * problem_.dim_qk);
-  if (problem_.dtype_o != problem_.dtype) {
-    const RowLayout layout = row_layout(problem_, shape);
-    p.dout = {workspace.take<uint16_t>(rows * problem_.dim_v), layout.batch_stride * problem_.dim_v,
-              layout.head_stride * problem_.dim_v, problem_.dim_v};
-  }
+  p.dout = rounded_dout(problem_, args, &workspace);
   if (ordered()) {
     p.ticket = workspace.take<int32_t>(1);
     p.turn_q = main_.entry->tile_q;
@@ -117,6 +113,17 @@ int32_t check_backward_arrays(const Problem& problem, const flashattn_backward_a
     if (const int32_t status = check_alignment(tensor)) return status;
   }
   return FLASHATTN_OK;
+}
+
+flashattn_tensor rounded_dout(const Problem& problem, const flashattn_backward_args& args,
+                              WorkspaceCutter* workspace) {
+  if (problem.dtype_o == problem.dtype) return args.dout;
+  const RowLayout layout = row_layout(problem, args.shape);
+  const int64_t rows = query_rows(problem, args.shape).tokens *
+                       (problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) ? 1 : args.shape.batch) *
+                       problem.heads_q;
+  return {workspace->take<uint16_t>(rows * problem.dim_v), layout.batch_stride * problem.dim_v,
+          layout.head_stride * problem.dim_v, problem.dim_v};
 }
 
 int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspace,

@@ -11,6 +11,10 @@ namespace flashattn::cuda {
 // OK when the kernels can read and write the arrays.
 int32_t check_backward_arrays(const Problem& problem, const flashattn_backward_args& args);
 
+// dO in the problem's dtype: the caller's, or where a copy will lie in the workspace.
+flashattn_tensor rounded_dout(const Problem& problem, const flashattn_backward_args& args,
+                              WorkspaceCutter* workspace);
+
 class BackwardLauncher {
  public:
   BackwardLauncher(const Problem& problem, const Device& device, int64_t l2_bytes);

@@ -51,7 +51,6 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   cuda::BackwardParams& common = p.common;
   common.problem = problem_;
   common.args = args;
-  common.dout = args.dout;
   common.tile_q = entry.tile_q;
   common.tile_dim = entry.dim_qk;
   common.tile_kv = entry.tile_kv;
@@ -81,14 +80,7 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   common.delta = workspace.take<float>(rows);
   common.dq = workspace.take<float>(rows * entry.dim_qk);
   if (ordered()) common.turns = workspace.take<int32_t>(rows / entry.tile_q);
-  if (problem_.dtype_o != problem_.dtype) {
-    const RowLayout layout = row_layout(problem_, shape);
-    const int64_t tokens =
-        varlen_q ? shape.total_q : static_cast<int64_t>(shape.batch) * shape.seqlen_q;
-    common.dout = {workspace.take<uint16_t>(tokens * problem_.heads_q * problem_.dim_v),
-                   layout.batch_stride * problem_.dim_v, layout.head_stride * problem_.dim_v,
-                   problem_.dim_v};
-  }
+  common.dout = rounded_dout(problem_, args, &workspace);
   *bytes = workspace.bytes();
   return p;
 }

@@ -1,10 +1,22 @@
 // Which tiles of keys a block mask leaves of an item.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/sm90/work.cuh"
 #include "cuda/tile/scores.cuh"
 
 namespace flashattn::cuda::sm90 {
+
+// All of them.
+struct AllTiles {
+  __device__ __forceinline__ explicit AllTiles(const ForwardParams&) {}
+  __device__ __forceinline__ void start() {}
+  template <class Item>
+  __device__ __forceinline__ int32_t down(const Item&, int32_t n, int32_t) const {
+    return n;
+  }
+};
 
 // Looks at 32 tiles at a time, one a lane: all lanes of a warp call its functions. The planner, the
 // loader and the consumers each ask for themselves, and read the same.
@@ -19,6 +31,7 @@ class BlockTiles {
   // less: there is none.
   template <class Item>
   __device__ __forceinline__ int32_t down(const Item& item, int32_t n, int32_t begin) {
+    if (!masked()) return n;
     while (n >= begin) {
       look(item, n);
       const uint32_t left = some_ & ((2u << n % 32) - 1);
@@ -31,6 +44,7 @@ class BlockTiles {
   // The same from n up to end.
   template <class Item>
   __device__ __forceinline__ int32_t up(const Item& item, int32_t n, int32_t end) {
+    if (!masked()) return n;
     while (n < end) {
       look(item, n);
       const uint32_t left = some_ & ~((1u << n % 32) - 1);
@@ -41,9 +55,15 @@ class BlockTiles {
   }
 
   // Of tile n, the last that was found: whether the block mask hides nothing.
-  __device__ __forceinline__ bool full(int32_t n) const { return all_ >> n % 32 & 1; }
+  __device__ __forceinline__ bool full(int32_t n) const {
+    return !masked() || (all_ >> n % 32 & 1);
+  }
 
  private:
+  __device__ __forceinline__ bool masked() const {
+    return params_.problem.mask & FLASHATTN_MASK_BLOCKS;
+  }
+
   template <class Item>
   __device__ __forceinline__ void look(const Item& item, int32_t n) {
     if (n / 32 == window_) return;
@@ -71,5 +91,10 @@ class BlockTiles {
   int32_t window_ = -1;
   uint32_t some_ = 0, all_ = 0;  // of the window's tiles
 };
+
+template <class Config>
+using Tiles =
+    typename std::conditional<Config::kScores == Scores::kAny,
+                              BlockTiles<Config::kTileQ, Config::kTileKv>, AllTiles>::type;
 
 }  // namespace flashattn::cuda::sm90

@@ -11,8 +11,9 @@ class Consumer : TileScores<Config> {
   using Base = TileScores<Config>;
   using T = typename Config::T;
   using Base::control_, Base::group_, Base::items_, Base::leader_, Base::params_;
-  using Base::factor, Base::idle, Base::item, Base::lane, Base::release_q, Base::row, Base::strip;
+  using Base::drop, Base::factor, Base::hide_blocks, Base::idle, Base::item, Base::kept, Base::lane;
   using Base::kConsumers, Base::kTileKv, Base::kTileQ;
+  using Base::mask, Base::modify, Base::release_q, Base::row, Base::strip, Base::tiles_;
   static constexpr int kStages = Config::kStages;
   using Place = Ring<kStages>;
 
@@ -46,7 +47,7 @@ class Consumer : TileScores<Config> {
 
  private:
   __device__ __forceinline__ void work() {
-    if constexpr (Config::kSafe) this->blocks_.start();
+    tiles_.start();
     int32_t n = item().end - 1;
     ptx::mbarrier_wait(address(control_.q_full[group_]), q_phase_);
     q_phase_ ^= 1;
@@ -58,11 +59,11 @@ class Consumer : TileScores<Config> {
       if (n >= item().begin) pass(n--, false);
     } else {
       for (; n >= strip().end; --n) pass(n, true);
-      n = this->next(n);
+      n = tiles_.down(item(), n, strip().begin);
       start(n--);
       int32_t end = Config::kSafe ? strip().begin : max(strip().fast_end, strip().begin);
 #pragma unroll 1
-      for (; (n = this->next(n)) >= end; --n) step<true>(n);
+      for (; (n = tiles_.down(item(), n, end)) >= end; --n) step<true>(n);
       if constexpr (!Config::kSafe) {
         end = max(strip().full_begin, strip().begin);
 #pragma unroll 1
@@ -111,11 +112,11 @@ class Consumer : TileScores<Config> {
     ptx::pin(s_);
     release(control_.k_empty, place_);
     if (Config::kOwnO && n == strip().begin) release_q();
-    this->modify(s_, n);
+    modify(s_, n);
     hide(n);
     raise_reference();
     weigh();
-    this->drop(s_, n);
+    drop(s_, n);
     pack();
     if (params_.kv_has_tail && (n + 1) * kTileKv > item().len.kv) clear_tail(n);
   }
@@ -137,14 +138,14 @@ class Consumer : TileScores<Config> {
     ptx::pin(s_);
     release(control_.k_empty, place_);
     if (Config::kOwnO && last) release_q();
-    this->modify(s_, n);
+    modify(s_, n);
     float shrink[2];
     if constexpr (kSafe) {
       hide(n);
       raise_reference(shrink);
     }
     weigh();
-    this->drop(s_, n);
+    drop(s_, n);
     ptx::wgmma_wait<0>();
     ptx::pin(o_);
     release(control_.v_empty, values);
@@ -153,8 +154,8 @@ class Consumer : TileScores<Config> {
   }
 
   __device__ __forceinline__ void hide(int32_t n) {
-    this->mask(s_, n);
-    this->hide_blocks(s_, n);
+    mask(s_, n);
+    hide_blocks(s_, n);
   }
 
   __device__ __forceinline__ void take_turn() { ptx::named_sync(kTurnBarrier + group_, 256); }
@@ -312,7 +313,7 @@ class Consumer : TileScores<Config> {
               l == 0.0f ? -INFINITY : (reference_[half] + log2f(l)) * kLn2;
         }
       }
-      const float factor = l == 0.0f ? 0.0f : ptx::reciprocal(l) * this->kept();
+      const float factor = l == 0.0f ? 0.0f : ptx::reciprocal(l) * kept();
 #pragma unroll
       for (int x = half * 2; x < Config::kDimV / 2; x += 4) {
         o_[x] *= factor;

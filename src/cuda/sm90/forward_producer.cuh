@@ -38,7 +38,7 @@ class Planner {
         wait_for_slot();
         WorkItem<Config::kConsumers>& slot = control_.items[items_.slot()];
         if (leader_) slot.index = index;
-        if (plan_item<Config::kTileKv, Config::kSafe>(params_, tile, again, slot)) {
+        if (plan_item<Config::kTileKv>(params_, tile, again, slot)) {
           if constexpr (Config::kSafe) narrow(slot);
           publish();
           // Taken no earlier than need be, so that work stays evenly dealt out.
@@ -74,10 +74,10 @@ class Planner {
   __device__ __forceinline__ void narrow(WorkItem<Config::kConsumers>& item) {
     __syncwarp();
     int32_t begin = item.begin, end = item.end;
-    if ((params_.problem.mask & FLASHATTN_MASK_BLOCKS) && begin < end) {
-      BlockTiles<Config::kTileQ, Config::kTileKv> blocks(params_);
-      end = blocks.down(item, end - 1, begin) + 1;
-      begin = end <= begin ? end : blocks.up(item, begin, end);
+    if (begin < end) {
+      Tiles<Config> tiles(params_);
+      end = tiles.down(item, end - 1, begin) + 1;
+      begin = end <= begin ? end : tiles.up(item, begin, end);
     }
     __syncwarp();
     const int32_t lane = threadIdx.x % 32;
@@ -160,14 +160,7 @@ class Loader {
       announce();
       return;
     }
-    [[maybe_unused]] BlockTiles<Config::kTileQ, Config::kTileKv> blocks(params_);
-    // The next of the tiles, from n down.
-    const auto next = [&](int32_t from) {
-      if constexpr (Config::kSafe) {
-        if (params_.problem.mask & FLASHATTN_MASK_BLOCKS) return blocks.down(item, from, begin);
-      }
-      return from;
-    };
+    Tiles<Config> tiles(params_);
     load_keys<Config::kPanelsQk>(params_.k, k_, control_.k_full, control_.k_empty, stage_, keys, n);
     load_queries(item);
     bool announced = false;
@@ -180,7 +173,7 @@ class Loader {
       }
       const Ring<Config::kStages> values = stage_;
       stage_.advance();
-      const int32_t after = next(n - 1);
+      const int32_t after = tiles.down(item, n - 1, begin);
       if (after >= begin) {
         load_keys<Config::kPanelsQk>(params_.k, k_, control_.k_full, control_.k_empty, stage_, keys,
                                      after);

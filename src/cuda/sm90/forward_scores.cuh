@@ -2,8 +2,6 @@
 // dense bias, masks, dropout. Scores are in units of log2(e).
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/sm90/forward_blocks.cuh"
 #include "cuda/sm90/forward_output.cuh"
 
@@ -28,7 +26,7 @@ class TileScores : protected TileOutput<Config> {
 
   __device__ __forceinline__ TileScores(const ForwardParams& params, uint32_t shared,
                                         Control<Config>& control, int32_t group)
-      : Base(params, shared, control, group), blocks_(params) {}
+      : Base(params, shared, control, group), tiles_(params) {}
 
   // What scores are multiplied with when they meet their reference, which is in units of log2(e).
   __device__ __forceinline__ float factor() const {
@@ -86,20 +84,10 @@ class TileScores : protected TileOutput<Config> {
     }
   }
 
-  // The first tile from n down, to `begin` at the lowest, of which the block mask leaves something.
-  __device__ __forceinline__ int32_t next(int32_t n) {
-    if constexpr (Config::kScores == Scores::kAny) {
-      if (params_.problem.mask & FLASHATTN_MASK_BLOCKS) {
-        return blocks_.down(item(), n, item().begin);
-      }
-    }
-    return n;
-  }
-
   // -inf where the block mask hides a key.
   __device__ __forceinline__ void hide_blocks(Tile& s, int32_t n) const {
     if constexpr (Config::kScores == Scores::kAny) {
-      if (!(params_.problem.mask & FLASHATTN_MASK_BLOCKS) || blocks_.full(n)) return;
+      if (tiles_.full(n)) return;
       const flashattn_inputs& in = params_.args.inputs;
       const int32_t width = params_.problem.block_kv;  // a multiple of 8
       const int32_t keys = item().len.kv - n * kTileKv;
@@ -150,10 +138,6 @@ class TileScores : protected TileOutput<Config> {
   }
 
  private:
-  struct NoBlocks {
-    __device__ __forceinline__ explicit NoBlocks(const ForwardParams&) {}
-  };
-
   // scale: what the scores still lack.
   __device__ __forceinline__ void add_bias(Tile& s, int32_t n, float scale) const {
     const Problem& problem = params_.problem;
@@ -196,8 +180,7 @@ class TileScores : protected TileOutput<Config> {
   }
 
  protected:
-  typename std::conditional<Config::kScores == Scores::kAny, BlockTiles<Config::kTileQ, kTileKv>,
-                            NoBlocks>::type blocks_;
+  Tiles<Config> tiles_;
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -32,9 +32,8 @@ struct WorkItem {
   Strip strips[kConsumers];
 };
 
-// Plans a tile: one warp, lane n for warpgroup n. kSafe: all tiles are. False: there is no row in
-// it.
-template <int kTileKv, bool kSafe, int kConsumers>
+// Plans a tile: one warp, lane n for warpgroup n. False: there is no row in it.
+template <int kTileKv, int kConsumers>
 __device__ __forceinline__ bool plan_item(const ForwardParams& params, int32_t tile, bool safe,
                                           WorkItem<kConsumers>& item) {
   const Problem& problem = params.problem;
@@ -71,7 +70,7 @@ __device__ __forceinline__ bool plan_item(const ForwardParams& params, int32_t t
       strip.full_begin = (span.all.begin + kTileKv - 1) / kTileKv;
       strip.full_end = span.all.end / kTileKv;
       // The tile of the first row's last key is the last of which some row may see its first.
-      if (!kSafe && !safe) strip.fast_end = (span.all.end - 1) / kTileKv;
+      if (!safe) strip.fast_end = (span.all.end - 1) / kTileKv;
     }
   }
   const bool some = strip.begin < strip.end;
