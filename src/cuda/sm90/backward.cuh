@@ -29,17 +29,6 @@
 
 namespace flashattn::cuda::sm90 {
 
-template <class Config, int kGroup>
-__device__ __forceinline__ void consume(const BackwardParams& params, uint32_t shared,
-                                        BackwardControl<Config>& control) {
-  ptx::registers_claim<kGroup == 0 ? Config::kFirstRegisters : Config::kConsumerRegisters>();
-  if constexpr (Config::kWide) {
-    WideConsumer<Config, kGroup == 1>(params, shared, control).run();
-  } else {
-    BackwardConsumer<Config, kGroup>(params, shared, control).run();
-  }
-}
-
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardParams params) {
@@ -71,12 +60,23 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   } else if (Config::kDqGroup && warpgroup == 1 + Config::kConsumers) {
     ptx::registers_release<Config::kDqRegisters>();
     DqGroup<Config>(params, ptx::shared_address(shared), control).run();
-  } else {
-    // Code of its own for each: the compiler then knows descriptors to be uniform.
+  } else if constexpr (Config::kWide) {
     if (warpgroup == 1) {
-      consume<Config, 0>(params, ptx::shared_address(shared), control);
+      ptx::registers_claim<Config::kFirstRegisters>();
+      WideConsumer<Config, false>(params, ptx::shared_address(shared), control).run();
     } else {
-      consume<Config, 1>(params, ptx::shared_address(shared), control);
+      ptx::registers_claim<Config::kConsumerRegisters>();
+      WideConsumer<Config, true>(params, ptx::shared_address(shared), control).run();
+    }
+  } else {
+    ptx::registers_claim<Config::kConsumerRegisters>();
+    const uint32_t start = ptx::shared_address(shared);
+    if (!Config::kTwice) {
+      BackwardConsumer<Config>(params, start, control, warpgroup - 1).run();
+    } else if (warpgroup == 1) {
+      BackwardConsumer<Config>(params, start, control, 0).run();
+    } else {
+      BackwardConsumer<Config>(params, start, control, 1).run();
     }
   }
 }

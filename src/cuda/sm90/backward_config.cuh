@@ -17,6 +17,7 @@ struct BackwardConfig {
   using T = T_;
   static constexpr int kDim = kDim_;  // of the products; smaller heads: zeros
   static constexpr int kTileQ = kTileQ_, kTileKv = 128;
+  static constexpr int kPartQ = kDqGroup_ ? 64 : kTileQ;  // of the products
   static constexpr bool kWide = false, kDqGroup = kDqGroup_, kTurns = kTurns_;
   static constexpr bool kModified = kModified_;
   static constexpr int kConsumers = 2;  // warpgroups of 64 keys
@@ -25,9 +26,11 @@ struct BackwardConfig {
   // A multiprocessor has 512 for four warpgroups, 504 for three.
   static constexpr int kProducerRegisters = 24, kDqRegisters = 72;
   static constexpr int kConsumerRegisters = kDqGroup ? 208 : 240;
-  static constexpr int kFirstRegisters = kConsumerRegisters;  // of the first consumer
-  // Registers do not hold S and dP at once: dP starts when S is weights.
-  static constexpr bool kLateGradients = kDim == 128 && (kDqGroup || kModified);
+  // Code of its own for each consumer, with its number as a constant: where registers are that few.
+  // Else the same for both, because caches of instructions are small.
+  static constexpr bool kTwice = kDim == 128 && kDqGroup;
+  // Without kDqGroup: registers do not hold S and dP at once: dP starts when S is weights.
+  static constexpr bool kLateGradients = kDim == 128 && kModified;
 
   // Columns come in panels of 64, 128 bytes a row.
   static constexpr int kPanels = kDim / 64, kPanelsQk = kPanels, kPanelsV = kPanels;
@@ -48,7 +51,8 @@ struct BackwardConfig {
   static constexpr int kMainBytes = kDelta + kStages * kNumberBytes;
 
   static_assert(kDim == 64 || kDim == 128, "two warpgroups share dQ by columns or by queries");
-  static_assert(kDqGroup ? kTileQ == 64 : kTileQ * kDim == 64 * 128, "dQ: shares of 64 x 64");
+  static_assert(kDqGroup ? kTileQ * kDim <= 64 * 128 : kTileQ * kDim == 64 * 128,
+                "dQ: shares of 64 x 64");
   static_assert(kKeyBytes <= kDsStages * kScoreBytes && kKeyBytes <= 2 * kShareBytes,
                 "dV leaves from where dS lay, dK from there or from where dQ lay");
 };
@@ -59,7 +63,7 @@ template <class T_, int kDimQk_, int kDimV_, bool kModified_>
 struct BackwardWideConfig {
   using T = T_;
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;
-  static constexpr int kTileQ = 64, kTileKv = 64;
+  static constexpr int kTileQ = 64, kTileKv = 64, kPartQ = kTileQ;
   static constexpr bool kWide = true, kDqGroup = true, kModified = kModified_;
   static constexpr int kConsumers = 2, kThreads = 128 * 4;
   static constexpr int kProducerRegisters = 24, kDqRegisters = 64;

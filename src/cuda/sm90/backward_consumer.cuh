@@ -6,18 +6,20 @@
 
 namespace flashattn::cuda::sm90 {
 
-template <class Config, int group_>
-class BackwardConsumer : KeyOutput<Config, group_> {
-  using Base = KeyOutput<Config, group_>;
+template <class Config>
+class BackwardConsumer : KeyOutput<Config> {
+  using Base = KeyOutput<Config>;
   using T = typename Config::T;
-  using Base::control_, Base::item, Base::leader, Base::next_kind, Base::params_, Base::shared_;
+  using Base::control_, Base::group_, Base::item, Base::leader, Base::next_kind, Base::params_,
+      Base::shared_;
   using typename Base::Operand, typename Base::Scores;
+  static constexpr int kPartQ = Config::kPartQ, kParts = Config::kTileQ / kPartQ;
   static constexpr int kDim = Config::kDim, kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
 
  public:
   __device__ __forceinline__ BackwardConsumer(const BackwardParams& params, uint32_t shared,
-                                              BackwardControl<Config>& control)
-      : Base(params, shared, control) {}
+                                              BackwardControl<Config>& control, int32_t group)
+      : Base(params, shared, control, group) {}
 
   __device__ __forceinline__ void run() {
     if (Config::kTurns && group_ == 0) ptx::named_arrive(kTurnBarrier, 256);
@@ -68,71 +70,125 @@ class BackwardConsumer : KeyOutput<Config, group_> {
     if (leader()) ptx::mbarrier_arrive(barrier_at(control_.kv_empty));
   }
 
-  // A tile of queries: what it adds to dK and dV, and its dQ. With a warpgroup for that the
-  // consumers never meet; else once, when dS is complete: of its two buffers the one is read while
-  // the other is written. Then the next tile
-  // and its kind.
+  // A tile of queries: what it adds to dK and dV, and its dQ. Then the next tile and its kind.
   template <bool kMasked>
   __device__ __forceinline__ void step(int32_t& tile, TileKind& kind) {
-    const uint32_t slot = place_.slot();
-    Scores s, dp;
-    Operand p, derived, ds;
-    const ptx::Matrix keys = ptx::Matrix::at(shared_ + group_ * 64 * 128, 0);
-    const ptx::Matrix q = ptx::Matrix::at(shared_ + Config::kQ + slot * Config::kQueryBytes, 0);
-    const ptx::Matrix dout = q.further(Config::kDo - Config::kQ);
-    ptx::mbarrier_wait(barrier_at(control_.q_full[slot]), place_.phase());
-    if (Config::kTurns) ptx::named_sync(kTurnBarrier + group_, 256);
-    this->template multiply_rows<kDim>(s, keys, q);
-    if constexpr (Config::kLateGradients) {
-      if (Config::kTurns) ptx::named_arrive(kTurnBarrier + (group_ ^ 1), 256);
-      ptx::wgmma_wait<0>();
-      ptx::pin(s);
-      this->template weigh<kMasked>(s, p, derived, tile, slot, place_.count);
-      ptx::pin(p);
-      ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());
-      this->template multiply_rows<kDim>(dp, keys.further(Config::kV), dout);
-    } else {
-      ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());
-      this->template multiply_rows<kDim>(dp, keys.further(Config::kV), dout);
-      if (Config::kTurns) ptx::named_arrive(kTurnBarrier + (group_ ^ 1), 256);
-      ptx::wgmma_wait<1>();
-      ptx::pin(s);
-      this->template weigh<kMasked>(s, p, derived, tile, slot, place_.count);
-    }
-    this->add_product(dv_, p, dout);  // at once: it runs under what follows
-    ptx::wgmma_wait<1>();
-    ptx::pin(dp);
-    this->template differentiate<kMasked>(Config::kModified ? derived : p, dp, ds, slot);
     if constexpr (Config::kDqGroup) {
-      this->hand_over_ds(ds, {place_.count});
-      this->add_product(dk_, ds, q);
-      tile = tile_after(item(), params_, tile);
-      kind = next_kind(tile, place_.count + 1);
-      ptx::wgmma_wait<1>();
-      ptx::pin(dv_);
-      // Each warp for itself: another may not have read its D yet.
-      __syncwarp();
-      if (this->lane() == 0) ptx::mbarrier_arrive(barrier_at(control_.do_empty[slot]));
+      step_apart<kMasked>(tile, kind);
     } else {
-      float dq[32];
-      this->store_ds(ds, slot);
-      ptx::fence_async_proxy();
-      ptx::named_sync(kConsumerBarrier, 256);
-      multiply_dq<Config>(dq, shared_, slot, group_);
-      this->add_product(dk_, ds, q);
-      ptx::mbarrier_wait(barrier_at(control_.dq_empty[group_]), (place_.count & 1) ^ 1);
-      ptx::wgmma_wait<1>();
-      ptx::pin(dq);
-      ptx::pin(dv_);
-      if (leader()) ptx::mbarrier_arrive(barrier_at(control_.do_empty[slot]));
-      hand_over_dq<Config>(dq, control_, shared_, group_);
-      tile = tile_after(item(), params_, tile);
-      kind = next_kind(tile, place_.count + 1);
+      step_together<kMasked>(tile, kind);
     }
     ptx::wgmma_wait<0>();
     ptx::pin(dk_);
-    if (leader()) ptx::mbarrier_arrive(barrier_at(control_.q_empty[slot]));
+    if (leader()) ptx::mbarrier_arrive(barrier_at(control_.q_empty[place_.slot()]));
     place_.advance();
+  }
+
+  // A third warpgroup computes dQ, and the consumers never meet. Part by part, so that registers
+  // hold what is under way: exponentials of one run under products of the other.
+  template <bool kMasked>
+  __device__ __forceinline__ void step_apart(int32_t& tile, TileKind& kind) {
+    const uint32_t slot = place_.slot();
+    Scores s[kParts], dp[kParts];
+    Operand p[kParts], derived[kParts], ds[kParts];
+    ptx::mbarrier_wait(barrier_at(control_.q_full[slot]), place_.phase());
+    if (Config::kTurns) ptx::named_sync(kTurnBarrier + group_, 256);
+    for_parts([&](auto part) { this->template multiply_rows<kDim>(s[part], keys(), q(part)); });
+    if (Config::kTurns) ptx::named_arrive(kTurnBarrier + (group_ ^ 1), 256);
+    for_parts([&](auto part) {
+      ptx::wgmma_wait<kParts - 1 + part>();
+      ptx::pin(s[part]);
+      this->template weigh<kMasked>(s[part], p[part], derived[part], tile * kTileQ + part * kPartQ,
+                                    slot, place_.count, part);
+      ptx::pin(p[part]);
+      if (part == 0) ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());
+      this->template multiply_rows<kDim>(dp[part], keys().further(Config::kV), dout(part));
+      this->add_product(dv_, p[part], dout(part));  // at once: it runs under what follows
+    });
+    this->await_ds({place_.count});
+    for_parts([&](auto part) {
+      ptx::wgmma_wait<2 * kParts - 1 - part>();
+      ptx::pin(dp[part]);
+      this->template differentiate<kMasked>(Config::kModified ? derived[part] : p[part], dp[part],
+                                            ds[part], slot, part);
+      this->store_ds(ds[part], Ring<Config::kDsStages>{place_.count}.slot(), part);
+      if (part == kParts - 1) this->hand_over_ds({place_.count});
+      this->add_product(dk_, ds[part], q(part));
+    });
+    tile = tile_after(item(), params_, tile);
+    kind = next_kind(tile, place_.count + 1);
+    ptx::wgmma_wait<kParts>();
+    ptx::pin(dv_);
+    // Each warp for itself: another may not have read its D yet.
+    __syncwarp();
+    if (this->lane() == 0) ptx::mbarrier_arrive(barrier_at(control_.do_empty[slot]));
+  }
+
+  // Both consumers compute dQ, and meet when dS is complete: of its two buffers the one is read
+  // while the other is written.
+  template <bool kMasked>
+  __device__ __forceinline__ void step_together(int32_t& tile, TileKind& kind) {
+    const uint32_t slot = place_.slot();
+    Scores s, dp;
+    Operand p, derived, ds;
+    ptx::mbarrier_wait(barrier_at(control_.q_full[slot]), place_.phase());
+    this->template multiply_rows<kDim>(s, keys(), q());
+    if constexpr (Config::kLateGradients) {
+      ptx::wgmma_wait<0>();
+      ptx::pin(s);
+      this->template weigh<kMasked>(s, p, derived, tile * kTileQ, slot, place_.count);
+      ptx::pin(p);
+    }
+    ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());
+    this->template multiply_rows<kDim>(dp, keys().further(Config::kV), dout());
+    if constexpr (!Config::kLateGradients) {
+      ptx::wgmma_wait<1>();
+      ptx::pin(s);
+      this->template weigh<kMasked>(s, p, derived, tile * kTileQ, slot, place_.count);
+    }
+    this->add_product(dv_, p, dout());  // at once: it runs under what follows
+    tile = tile_after(item(), params_, tile);
+    kind = next_kind(tile, place_.count + 1);
+    ptx::wgmma_wait<1>();
+    ptx::pin(dp);
+    this->template differentiate<kMasked>(Config::kModified ? derived : p, dp, ds, slot);
+    float dq[32];
+    this->store_ds(ds, slot);
+    ptx::fence_async_proxy();
+    ptx::named_sync(kConsumerBarrier, 256);
+    multiply_dq<Config>(dq, shared_, slot, group_);
+    this->add_product(dk_, ds, q());
+    ptx::mbarrier_wait(barrier_at(control_.dq_empty[group_]), (place_.count & 1) ^ 1);
+    ptx::wgmma_wait<1>();
+    ptx::pin(dq);
+    ptx::pin(dv_);
+    if (leader()) ptx::mbarrier_arrive(barrier_at(control_.do_empty[slot]));
+    hand_over_dq<Config>(dq, control_, shared_, group_);
+  }
+
+  template <int kPart>
+  struct Part {
+    __device__ constexpr operator int() const { return kPart; }
+  };
+
+  template <class Function, int kPart = 0>
+  static __device__ __forceinline__ void for_parts(Function function) {
+    function(Part<kPart>());
+    if constexpr (kPart + 1 < kParts) for_parts<Function, kPart + 1>(function);
+  }
+
+  // This warpgroup's of K.
+  __device__ __forceinline__ ptx::Matrix keys() const {
+    return ptx::Matrix::at(shared_ + group_ * 64 * 128, 0);
+  }
+
+  // Of the tile at work: Q and dO from the first query of a part on.
+  __device__ __forceinline__ ptx::Matrix q(int part = 0) const {
+    return ptx::Matrix::at(shared_ + Config::kQ + place_.slot() * Config::kQueryBytes, 0)
+        .further(part * kPartQ * 128);
+  }
+  __device__ __forceinline__ ptx::Matrix dout(int part = 0) const {
+    return q(part).further(Config::kDo - Config::kQ);
   }
 
   // Rows of Q and dO past the last query: their weights are 0, but they may be NaN.

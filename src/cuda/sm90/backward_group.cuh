@@ -10,17 +10,18 @@
 
 namespace flashattn::cuda::sm90 {
 
-template <class Config, int group_>
+template <class Config>
 class BackwardGroup {
  protected:
   using T = typename Config::T;
   static constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
-  using Scores = float[kTileQ / 2];
-  using Operand = uint32_t[kTileQ / 4];  // pairs of queries
+  static constexpr int kPartQ = Config::kPartQ;  // queries a product
+  using Scores = float[kPartQ / 2];
+  using Operand = uint32_t[kPartQ / 4];  // pairs of queries
 
   __device__ __forceinline__ BackwardGroup(const BackwardParams& params, uint32_t shared,
-                                           BackwardControl<Config>& control)
-      : params_(params), control_(control), shared_(shared) {}
+                                           BackwardControl<Config>& control, int32_t group)
+      : params_(params), control_(control), shared_(shared), group_(group) {}
 
   // Read anew each time: registers are better used in the main loop.
   __device__ __forceinline__ const volatile BackwardItem& item() const {
@@ -95,25 +96,32 @@ class BackwardGroup {
     const ptx::Matrix across{rows.low | kTileQ * 128 >> 4 << 16};
     ptx::wgmma_fence();
 #pragma unroll
-    for (int n = 0; n < kTileQ / 16; ++n) {
+    for (int n = 0; n < kPartQ / 16; ++n) {
       ptx::wgmma_rs<T, 1>(sum, &weights[4 * n], across.further(n * 2048).descriptor(), 1);
     }
     ptx::wgmma_commit();
   }
 
+  // Where this lane's first two lse, or D, of a part of the tile lie.
+  template <int kFirst>
+  __device__ __forceinline__ uint32_t numbers(uint32_t slot, int part) const {
+    return shared_ + kFirst + slot * Config::kNumberBytes + part * kPartQ * 4 + lane() % 4 * 8;
+  }
+
   // Scores to weights p, as operands; and, where scores are modified, to these times the derivative
-  // of a score by its product, for dS. count: tiles done.
+  // of a score by its product, for dS. query: the first; count: tiles done.
   template <bool kMasked>
-  __device__ __forceinline__ void weigh(const Scores& s, Operand& p, Operand& derived, int32_t tile,
-                                        uint32_t slot, uint32_t count) const {
-    const uint32_t lse = shared_ + Config::kLse + slot * Config::kNumberBytes + lane() % 4 * 8;
+  __device__ __forceinline__ void weigh(const Scores& s, Operand& p, Operand& derived,
+                                        int32_t query, uint32_t slot, uint32_t count,
+                                        int part = 0) const {
+    const uint32_t lse = numbers<Config::kLse>(slot, part);
     if constexpr (Config::kModified) {
-      modify(s, p, derived, tile, lse, count);
-      if constexpr (kMasked) mask(derived, tile);
+      modify(s, p, derived, query, lse, count);
+      if constexpr (kMasked) mask(derived, query);
     } else {
       const float factor = params_.common.problem.scale * kLog2E;
 #pragma unroll
-      for (int n = 0; n < kTileQ / 8; ++n) {
+      for (int n = 0; n < kPartQ / 8; ++n) {
         const float2 reference = ptx::load_shared_pair(lse + n * 32);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -123,11 +131,11 @@ class BackwardGroup {
         }
       }
     }
-    if constexpr (kMasked) mask(p, tile);
+    if constexpr (kMasked) mask(p, query);
   }
 
   __device__ __forceinline__ void modify(const Scores& s, Operand& p, Operand& derived,
-                                         int32_t tile, uint32_t lse, uint32_t count) const {
+                                         int32_t query, uint32_t lse, uint32_t count) const {
     const Problem& problem = params_.common.problem;
     const bool capped = problem.softcap != 0;
     const float inner = capped ? problem.scale / problem.softcap : 0.0f;
@@ -135,10 +143,9 @@ class BackwardGroup {
     const float slope = slope_of(count) * kLog2E;
     const int32_t off = diagonal_offset(problem.mask_rule(), {item().len.q, item().len.kv});
     // Of this lane's first query and upper key; numbers below 2^24 are exact.
-    const float distance =
-        static_cast<float>(tile * kTileQ + lane() % 4 * 2 + off - item().key - row());
+    const float distance = static_cast<float>(query + lane() % 4 * 2 + off - item().key - row());
 #pragma unroll
-    for (int n = 0; n < kTileQ / 8; ++n) {
+    for (int n = 0; n < kPartQ / 8; ++n) {
       const float2 reference = ptx::load_shared_pair(lse + n * 32);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -173,15 +180,15 @@ class BackwardGroup {
   }
 
   // 0 where a query does not see a key.
-  __device__ __forceinline__ void mask(Operand& p, int32_t tile) const {
+  __device__ __forceinline__ void mask(Operand& p, int32_t query) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const volatile Interval& visible = control_.visible[row() + half * 8];
       // As seen from this lane's first column.
-      const int32_t begin = visible.begin - tile * kTileQ - lane() % 4 * 2;
+      const int32_t begin = visible.begin - query - lane() % 4 * 2;
       const uint32_t count = visible.end - visible.begin;
 #pragma unroll
-      for (int n = 0; n < kTileQ / 8; ++n) {
+      for (int n = 0; n < kPartQ / 8; ++n) {
         const uint32_t place = static_cast<uint32_t>(n * 8 - begin);
         if (place >= count) p[2 * n + half] &= 0xffff0000u;
         if (place + 1 >= count) p[2 * n + half] &= 0x0000ffffu;
@@ -192,10 +199,10 @@ class BackwardGroup {
   // Weights, as they were rounded for dV, or what was derived from them, and dP to dS, as operands.
   template <bool kMasked>
   __device__ __forceinline__ void differentiate(const Operand& p, const Scores& dp, Operand& ds,
-                                                uint32_t slot) const {
-    const uint32_t delta = shared_ + Config::kDelta + slot * Config::kNumberBytes + lane() % 4 * 8;
+                                                uint32_t slot, int part = 0) const {
+    const uint32_t delta = numbers<Config::kDelta>(slot, part);
 #pragma unroll
-    for (int n = 0; n < kTileQ / 8; ++n) {
+    for (int n = 0; n < kPartQ / 8; ++n) {
       const float2 d = ptx::load_shared_pair(delta + n * 32);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -212,24 +219,26 @@ class BackwardGroup {
     }
   }
 
-  // dS to the warpgroup that computes dQ.
-  __device__ __forceinline__ void hand_over_ds(const Operand& ds,
-                                               Ring<Config::kDsStages> at) const {
+  // Until dQ has been computed from what lay in the buffer of dS.
+  __device__ __forceinline__ void await_ds(Ring<Config::kDsStages> at) const {
     ptx::mbarrier_wait(barrier_at(control_.ds_empty[at.slot()]), at.phase() ^ 1);
-    store_ds(ds, at.slot());
+  }
+
+  // dS has been stored for the warpgroup that computes dQ.
+  __device__ __forceinline__ void hand_over_ds(Ring<Config::kDsStages> at) const {
     ptx::fence_async_proxy();
     __syncwarp();
     if (lane() == 0) ptx::mbarrier_arrive(barrier_at(control_.ds_full[at.slot()]));
   }
 
   // dS for the dQ of all keys: a row a query, keys in panels of 64, one a warpgroup.
-  __device__ __forceinline__ void store_ds(const Operand& ds, uint32_t slot) const {
-    constexpr int kPanel = Config::kTileKv == 64 ? 0 : group_;
+  __device__ __forceinline__ void store_ds(const Operand& ds, uint32_t slot, int part = 0) const {
+    const int32_t panel = Config::kTileKv == 64 ? 0 : group_;
     const int32_t query = lane() % 8 + lane() / 16 * 8, chunk = warp() * 2 + lane() / 8 % 2;
-    const uint32_t to = shared_ + Config::kDs + slot * Config::kScoreBytes + kPanel * kTileQ * 128 +
-                        query * 128 + ((chunk ^ (query & 7)) << 4);
+    const uint32_t to = shared_ + Config::kDs + slot * Config::kScoreBytes + panel * kTileQ * 128 +
+                        (part * kPartQ + query) * 128 + ((chunk ^ (query & 7)) << 4);
 #pragma unroll
-    for (int n = 0; n < kTileQ / 16; ++n) {
+    for (int n = 0; n < kPartQ / 16; ++n) {
       ptx::stmatrix_x4_trans(to + n * 2048, ds[4 * n], ds[4 * n + 1], ds[4 * n + 2], ds[4 * n + 3]);
     }
   }
@@ -253,6 +262,7 @@ class BackwardGroup {
   const BackwardParams& params_;
   BackwardControl<Config>& control_;
   const uint32_t shared_;
+  const int32_t group_;  // uniform
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -5,19 +5,19 @@
 
 namespace flashattn::cuda::sm90 {
 
-template <class Config, int group_>
-class KeyOutput : protected BackwardGroup<Config, group_> {
-  using Base = BackwardGroup<Config, group_>;
+template <class Config>
+class KeyOutput : protected BackwardGroup<Config> {
+  using Base = BackwardGroup<Config>;
   using T = typename Config::T;
 
  protected:
-  using Base::control_, Base::params_, Base::shared_;
+  using Base::control_, Base::group_, Base::params_, Base::shared_;
   using Base::item, Base::lane, Base::leader, Base::warp;
   using Sums = float[Config::kDim / 2];  // this lane's accumulators of dK or dV
 
   __device__ __forceinline__ KeyOutput(const BackwardParams& params, uint32_t shared,
-                                       BackwardControl<Config>& control)
-      : Base(params, shared, control) {}
+                                       BackwardControl<Config>& control, int32_t group)
+      : Base(params, shared, control, group) {}
 
   // dV and dK by way of buffers that are free again when the leader's copies have read them: this
   // warpgroup's panels of those of dS, so that it need not wait for the other; or, with two

@@ -9,8 +9,8 @@ namespace flashattn::cuda::sm90 {
 
 // kGradients: the second.
 template <class Config, bool kGradients>
-class WideConsumer : BackwardGroup<Config, kGradients> {
-  using Base = BackwardGroup<Config, kGradients>;
+class WideConsumer : BackwardGroup<Config> {
+  using Base = BackwardGroup<Config>;
   using T = typename Config::T;
   using Base::control_, Base::params_, Base::shared_;
   using Base::item, Base::lane, Base::leader, Base::next_kind, Base::warp;
@@ -23,7 +23,7 @@ class WideConsumer : BackwardGroup<Config, kGradients> {
  public:
   __device__ __forceinline__ WideConsumer(const BackwardParams& params, uint32_t shared,
                                           BackwardControl<Config>& control)
-      : Base(params, shared, control) {}
+      : Base(params, shared, control, kGradients) {}
 
   __device__ __forceinline__ void run() {
     for (;;) {
@@ -90,7 +90,7 @@ class WideConsumer : BackwardGroup<Config, kGradients> {
     this->template multiply_rows<Config::kDimQk>(s, ptx::Matrix::at(shared_, 0), q());
     ptx::wgmma_wait<0>();
     ptx::pin(s);
-    this->template weigh<kMasked>(s, p, derived, tile, q_place().slot(), count_);
+    this->template weigh<kMasked>(s, p, derived, tile * kTileQ, q_place().slot(), count_);
     hand_over(Config::kModified ? derived : p);
     ptx::mbarrier_wait(barrier_at(control_.do_full[dout_place().slot()]), dout_place().phase());
     if (kMasked) clear_tail<Config::kPanelsV>(dout().address(), tile);
@@ -110,7 +110,9 @@ class WideConsumer : BackwardGroup<Config, kGradients> {
     this->template differentiate<kMasked>(p, dp, ds, dout_place().slot());
     __syncwarp();
     if (lane() == 0) ptx::mbarrier_arrive(barrier_at(control_.do_empty[dout_place().slot()]));
-    this->hand_over_ds(ds, {count_});
+    this->await_ds({count_});
+    this->store_ds(ds, Ring<Config::kDsStages>{count_}.slot());
+    this->hand_over_ds({count_});
     ptx::mbarrier_wait(barrier_at(control_.q_full[q_place().slot()]), q_place().phase());
     if (kMasked) clear_tail<Config::kPanelsQk>(q().address(), tile);
     add(ds, q());

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(32 * kWarps)
        i += gridDim.y * kWarps) {
     const int64_t first = params.partial_row(0, b, h, i), token = sequence.first_q + i;
     merge_row(
-        {parts, params.problem.dim_v, FLASHATTN_DTYPE_F32, params.problem.dtype_o,
+        {parts, params.problem.dim_v, params.problem.dtype_o,
          tensor_row(args.o, dtype_size(params.problem.dtype_o), b, h, token),
          args.lse ? args.lse + b * layout.batch_stride + h * layout.head_stride + token : nullptr},
         [&](int32_t p) { return params.partial_lse[first + p * stride]; },
@@ -33,22 +33,32 @@ __global__ void __launch_bounds__(32 * kWarps)
   }
 }
 
-__global__ void __launch_bounds__(32 * kWarps)
-    merge_kernel(const __grid_constant__ MergeParams<kMaxMergeParts> params) {
+template <class Part>
+__device__ __forceinline__ void merge_rows(const MergeParams<kMaxMergeParts>& params) {
   const int32_t b = blockIdx.x / params.heads, h = blockIdx.x % params.heads;
   for (int64_t token = blockIdx.y * kWarps + threadIdx.x / 32; token < params.tokens;
        token += gridDim.y * kWarps) {
     const int64_t at =
         b * params.lse_layout.batch_stride + h * params.lse_layout.head_stride + token;
     merge_row(
-        {params.parts, params.dim, params.part_dtype, params.dtype,
+        {params.parts, params.dim, params.dtype,
          tensor_row(params.o, dtype_size(params.dtype), b, h, token),
          params.lse ? params.lse + at : nullptr},
         [&](int32_t p) { return params.part_lse[p][at]; },
         [&](int32_t p) {
-          return tensor_row(params.part_o[p], dtype_size(params.part_dtype), b, h, token);
+          return reinterpret_cast<const Part*>(
+              tensor_row(params.part_o[p], sizeof(Part), b, h, token));
         },
         1.0f);
+  }
+}
+
+__global__ void __launch_bounds__(32 * kWarps)
+    merge_kernel(const __grid_constant__ MergeParams<kMaxMergeParts> params) {
+  switch (params.part_dtype) {
+    case FLASHATTN_DTYPE_F16: return merge_rows<__half>(params);
+    case FLASHATTN_DTYPE_BF16: return merge_rows<__nv_bfloat16>(params);
+    default: return merge_rows<float>(params);
   }
 }
 
