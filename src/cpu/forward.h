@@ -23,6 +23,9 @@ inline Tiling forward_tiling(const Problem& problem) {
   return {96, tile_q, 64};
 }
 
+// Of blocks that read keys and values as they lie.
+constexpr Tiling kDirectTiling = {kDirectRows, kDirectRows, kDirectKeys};
+
 template <Compute kCompute>
 struct ForwardScratch {
   int32_t q_units, v_columns, tile_kv;
@@ -67,27 +70,30 @@ struct ForwardScratch {
 template <Compute kCompute>
 class ForwardBlock {
  public:
-  FLASHATTN_INLINE ForwardBlock(const ForwardJob& job, int32_t b, int32_t kv_head,
+  // kv_heads: whose keys the block reads; more than one only as they lie.
+  FLASHATTN_INLINE ForwardBlock(const ForwardJob& job, int32_t b, Interval kv_heads,
                                 int32_t head_block, int32_t query_block, int32_t part,
                                 char* scratch)
       : job_(job),
         problem_(*job.problem),
         in_(job.args->inputs),
         mask_(problem_.mask_rule()),
-        scratch_(problem_, job.tiling, scratch),
         sequence_(sequence_of(problem_, job.args->shape, in_, b)),
+        direct_(is_direct(problem_, sequence_.len)),
+        tiling_(direct_ ? kDirectTiling : job.tiling),
+        scratch_(problem_, tiling_, scratch),
         b_(b),
-        kv_head_(kv_head),
+        kv_head_(kv_heads.begin),
+        kv_heads_(kv_heads.end - kv_heads.begin),
         part_(part),
-        parts_(part_count(job.split, sequence_.len)),
-        direct_(is_direct(problem_, sequence_.len)) {
+        parts_(part_count(job.split, sequence_.len)) {
     const Lengths len = sequence_.len;
     queries_.begin = clamp_index(static_cast<int64_t>(query_block) * job.queries, len.q);
     queries_.end = clamp_index(queries_.begin + static_cast<int64_t>(job.queries), len.q);
     const int32_t group = problem_.group();
-    first_head_ = kv_head * group + head_block * job.heads;
+    first_head_ = kv_head_ * group + head_block * job.heads;
     const int32_t left = group - head_block * job.heads;
-    heads_ = left < job.heads ? left : job.heads;
+    heads_ = kv_heads_ * (left < job.heads ? left : job.heads);
     rows_ = heads_ * (queries_.end - queries_.begin);
   }
 
@@ -145,11 +151,10 @@ class ForwardBlock {
   void key_tile(Interval keys) {
     bool packed = false;
     for (int32_t row = 0; row < rows_;) {
-      int32_t end_row = row + job_.tiling.tile_q < rows_ ? row + job_.tiling.tile_q : rows_;
+      int32_t end_row = row + tiling_.tile_q < rows_ ? row + tiling_.tile_q : rows_;
       // With a block mask a block of queries has one head.
       const ScoreRules rules = score_rules(problem_, in_, b_, first_head_, sequence_.len);
-      const Interval cell =
-          block_cell(rules, queries_.begin + row, job_.tiling.tile_q, sequence_.len);
+      const Interval cell = block_cell(rules, queries_.begin + row, tiling_.tile_q, sequence_.len);
       if (rules.blocks && cell.end - queries_.begin < end_row) end_row = cell.end - queries_.begin;
       for_each_block_run(rules, cell, keys, [&](Interval run, bool full) {
         row_tile(row, end_row, keys, run, full, &packed);
@@ -158,8 +163,13 @@ class ForwardBlock {
     }
   }
 
-  FLASHATTN_INLINE Rows kv(const flashattn_tensor& t) const {
-    return kv_rows(problem_, in_, t, b_, kv_head_, sequence_.first_kv);
+  FLASHATTN_INLINE Rows kv(const flashattn_tensor& t, int32_t head = 0) const {
+    return kv_rows(problem_, in_, t, b_, kv_head_ + head, sequence_.first_kv);
+  }
+
+  FLASHATTN_INLINE Cache cache(const flashattn_tensor& t, int32_t dim) const {
+    const int32_t size = dtype_size(problem_.dtype);
+    return {kv(t), t.stride_head * size, kv_heads_, dim * size, part_end_};
   }
 
   void pack(Interval keys) {
@@ -195,9 +205,9 @@ class ForwardBlock {
     if (direct_) {
       // Whole blocks of keys, so that a row's scores end before the next row's begin.
       seen.begin -= (seen.begin - keys.begin) % kWidth;
-      direct_scores<kCompute>(kv(in_.k), seen, part_end_, problem_.dim_qk, problem_.dtype, q,
-                              scratch_.q_units, rows, scratch_.s + (seen.begin - keys.begin),
-                              scratch_.tile_kv);
+      direct_scores<kCompute>(cache(in_.k, problem_.dim_qk), seen, problem_.dim_qk, problem_.dtype,
+                              q, scratch_.q_units, rows / kv_heads_,
+                              scratch_.s + (seen.begin - keys.begin), scratch_.tile_kv);
     } else {
       gemm<kCompute>(rows, columns.end - columns.begin,
                      static_cast<int32_t>(scratch_.k_panel / kPanel), {q, scratch_.q_units, 1},
@@ -213,7 +223,7 @@ class ForwardBlock {
     if (direct_) return weigh_directly(o, rows, keys, seen, full);
     const int32_t key_count = keys.end - keys.begin;
     const int32_t last = columns.end < key_count ? columns.end : key_count;
-    if (!finite_ && !full) return weigh_exactly(o, rows, columns.begin, last);
+    if (!finite_ && !full) return weigh_exactly(o, 0, rows, 0, keys.begin, seen);
     constexpr int kU = kUnit<kCompute>;
     gemm<kCompute>(rows, scratch_.v_columns, (last + kU - 1) / kU - columns.begin / kU,
                    {scratch_.p + columns.begin / kU, scratch_.tile_kv / kU, 1},
@@ -228,13 +238,16 @@ class ForwardBlock {
     // Where weights may be 0, infinities and NaN must not meet them: seen by the result.
     float* saved = reinterpret_cast<float*>(scratch_.v);
     if (!full) __builtin_memcpy(saved, o, sizeof(float) * static_cast<size_t>(count));
-    direct_values<kCompute>(kv(in_.v), seen, part_end_, problem_.dim_v, problem_.dtype,
+    direct_values<kCompute>(cache(in_.v, problem_.dim_v), seen, problem_.dim_v, problem_.dtype,
                             scratch_.p + (seen.begin - keys.begin) / kU, scratch_.tile_kv / kU,
-                            rows, o, scratch_.v_columns);
-    if (full || all_finite(o, count)) return;
-    __builtin_memcpy(o, saved, sizeof(float) * static_cast<size_t>(count));
-    pack_b<kCompute>(kv(in_.v), keys, problem_.dim_v, problem_.dtype, scratch_.v, scratch_.v_panel);
-    weigh_exactly(o, rows, seen.begin - keys.begin, seen.end - keys.begin);
+                            rows / kv_heads_, o, scratch_.v_columns);
+    if (full) return;
+    const int64_t each = count / kv_heads_;
+    for (int32_t head = 0; head < kv_heads_; ++head, o += each, saved += each) {
+      if (all_finite(o, each)) continue;
+      __builtin_memcpy(o, saved, sizeof(float) * static_cast<size_t>(each));
+      weigh_exactly(o, head * (rows / kv_heads_), rows / kv_heads_, head, keys.begin, seen);
+    }
   }
 
   // Scores to weights, the running maximum and sum, and O to the new maximum's scale.
@@ -332,21 +345,27 @@ class ForwardBlock {
   }
 
   // O += P V where V holds infinities or NaN that hidden weights of 0 must not touch: key by key.
-  void weigh_exactly(float* o, int32_t rows, int32_t begin, int32_t end) {
-    for (int32_t r = 0; r < rows; ++r, o += scratch_.v_columns) {
-      for (int32_t c = begin; c < end; ++c) {
-        const uint32_t* unit = scratch_.v + c / kUnit<kCompute> * kPanel;
-        const uint32_t* weight = scratch_.p +
-                                 static_cast<int64_t>(r) * scratch_.tile_kv / kUnit<kCompute> +
-                                 c / kUnit<kCompute>;
-        const uint32_t shift = kUnit<kCompute> == 2 && c % 2 == 0 ? 16 : 0;
-        const uint32_t high = kUnit<kCompute> == 2 ? 0xffff0000u : 0xffffffffu;
-        const Floats p = as_floats(splat_word(*weight << shift & high));
+  // row: the first, of the weights; first: the key of their column 0.
+  void weigh_exactly(float* o, int32_t row, int32_t rows, int32_t kv_head, int32_t first,
+                     Interval seen) {
+    constexpr int kU = kUnit<kCompute>;
+    const Rows values = kv(in_.v, kv_head);
+    for (int32_t r = row; r < row + rows; ++r, o += scratch_.v_columns) {
+      for (int32_t j = seen.begin; j < seen.end; ++j) {
+        const int32_t c = j - first;
+        const uint32_t weight =
+            scratch_.p[static_cast<int64_t>(r) * scratch_.tile_kv / kU + c / kU];
+        const uint32_t shift = kU == 2 && c % 2 == 0 ? 16 : 0;
+        const Floats p = as_floats(splat_word(kU == 2 ? weight << shift & 0xffff0000u : weight));
         if (p[0] == 0) continue;
-        for (int32_t column = 0; column < scratch_.v_columns; column += kWidth) {
-          const Words v = load_words(unit + column / kPanel * scratch_.v_panel + column % kPanel);
-          store(o + column, load(o + column) + p * as_floats(v << shift & high));
-        }
+        with_dtype(problem_.dtype, [&](auto tag) {
+          constexpr int32_t kDtype = decltype(tag)::value;
+          for (int32_t at = 0; at < problem_.dim_v; at += kWidth) {
+            const Floats v =
+                load_first<kDtype>(values.row(j) + at * kSize<kDtype>, problem_.dim_v - at);
+            store(o + at, load(o + at) + p * v);
+          }
+        });
       }
     }
   }
@@ -382,10 +401,11 @@ class ForwardBlock {
   const Problem& problem_;
   const flashattn_inputs& in_;
   const MaskRule mask_;
-  const ForwardScratch<kCompute> scratch_;
   const Sequence sequence_;
-  const int32_t b_, kv_head_, part_, parts_;
   const bool direct_;  // keys and values are not packed
+  const Tiling tiling_;
+  const ForwardScratch<kCompute> scratch_;
+  const int32_t b_, kv_head_, kv_heads_, part_, parts_;
   Interval queries_;
   int32_t first_head_, heads_, rows_;
   int32_t part_end_ = 0;  // of the keys of this block
@@ -396,15 +416,21 @@ class ForwardBlock {
 template <Compute kCompute>
 void forward_task(const ForwardJob& job, int64_t task, char* scratch) {
   // Late queries first: under a causal mask they take longest.
-  const int64_t heads = static_cast<int64_t>(job.problem->heads_kv) * job.head_blocks;
+  const int64_t heads = job.head_tasks();
   const int64_t per_block = heads * job.args->shape.batch * job.parts;
   const int32_t query_block = job.query_blocks - 1 - static_cast<int32_t>(task / per_block);
   const int32_t part = static_cast<int32_t>(task / (heads * job.args->shape.batch) % job.parts);
   const int32_t b = static_cast<int32_t>(task / heads % job.args->shape.batch);
   const int32_t head = static_cast<int32_t>(task % heads);
-  ForwardBlock<kCompute>(job, b, head / job.head_blocks, head % job.head_blocks, query_block, part,
-                         scratch)
-      .run();
+  const int32_t first = head / job.head_blocks * job.kv_heads;
+  const int32_t end = clamp_index(first + job.kv_heads, job.problem->heads_kv);
+  const Lengths len = sequence_of(*job.problem, job.args->shape, job.args->inputs, b).len;
+  const int32_t step = is_direct(*job.problem, len) ? end - first : 1;
+  for (int32_t h = first; h < end; h += step) {
+    ForwardBlock<kCompute>(job, b, {h, h + step}, head % job.head_blocks, query_block, part,
+                           scratch)
+        .run();
+  }
 }
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA
