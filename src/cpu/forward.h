@@ -6,66 +6,9 @@
 #pragma once
 
 #include "cpu/direct.h"
-#include "cpu/scores.h"
+#include "cpu/forward_scratch.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
-
-// Scores of 24 rows against as many keys as, packed, stay in a core's L2 cache beside the block's
-// queries and outputs; blocks of many rows, so that packing is a small part of the work.
-inline Tiling forward_tiling(const Problem& problem) {
-  const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
-  // Four micro-kernels high, or two tile registers: these come with larger caches.
-  const bool tiles = kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16;
-  const int32_t tile_q = tiles ? 32 : 24, rows = 528 / tile_q * tile_q;
-  if (dim <= 64) return {rows, tile_q, tiles ? 1536 : 768};
-  if (dim <= 128) return {rows, tile_q, tiles ? 768 : 384};
-  if (dim <= 256) return {192, tile_q, 128};
-  return {96, tile_q, 64};
-}
-
-// Of blocks that read keys and values as they lie.
-constexpr Tiling kDirectTiling = {kDirectRows, kDirectRows, kDirectKeys};
-
-template <Compute kCompute>
-struct ForwardScratch {
-  int32_t q_units, v_columns, tile_kv;
-  int64_t k_panel, v_panel;  // units from panel to panel
-  uint32_t *q, *k, *v, *p;
-  float *s, *o, *m, *l;
-  uint8_t* keep;
-  int64_t bytes;
-
-  FLASHATTN_INLINE ForwardScratch(const Problem& problem, const Tiling& tiling, char* base) {
-    constexpr int kU = kUnit<kCompute>;
-    tile_kv = tiling.tile_kv;
-    const int32_t k_units = (problem.dim_qk + kU - 1) / kU;
-    q_units = round_up(k_units, kWidth);
-    v_columns = round_up(problem.dim_v, kWidth);
-    k_panel = static_cast<int64_t>(k_units) * kPanel;
-    v_panel = static_cast<int64_t>(tile_kv) / kU * kPanel;
-    int64_t at = 0;
-    const auto take = [&](int64_t words) {
-      char* p_at = base + at;
-      at += (words * 4 + 63) / 64 * 64;
-      return p_at;
-    };
-    const int64_t rows = tiling.rows;
-    q = reinterpret_cast<uint32_t*>(take(rows * q_units));
-    k = reinterpret_cast<uint32_t*>(take(tile_kv / kPanel * k_panel));
-    v = reinterpret_cast<uint32_t*>(take(round_up(v_columns, kPanel) / kPanel * v_panel));
-    s = reinterpret_cast<float*>(take(static_cast<int64_t>(tiling.tile_q) * tile_kv));
-    // fp32 weights take the place of the scores.
-    p = kCompute == Compute::kF32
-            ? reinterpret_cast<uint32_t*>(s)
-            : reinterpret_cast<uint32_t*>(take(static_cast<int64_t>(tiling.tile_q) * tile_kv / kU));
-    o = reinterpret_cast<float*>(take(rows * v_columns));
-    m = reinterpret_cast<float*>(take(rows));
-    l = reinterpret_cast<float*>(take(rows));
-    keep = reinterpret_cast<uint8_t*>(
-        take(problem.dropout > 0 ? (static_cast<int64_t>(tiling.tile_q) + 32) * tile_kv / 4 : 0));
-    bytes = at;
-  }
-};
 
 template <Compute kCompute>
 class ForwardBlock {
@@ -178,28 +121,47 @@ class ForwardBlock {
                                scratch_.v_panel);
   }
 
-  // Rows [row, end_row) against the keys `run` of a tile; full: no block of them is off.
-  void row_tile(int32_t row, int32_t end_row, Interval keys, Interval run, bool full,
-                bool* packed) {
-    // The keys that some row sees.
+  // The keys of `run` that some of the rows see; full: whether all do, too.
+  Interval seen_by(int32_t row, int32_t end_row, Interval run, bool* full) const {
     Interval seen{run.end, run.begin};
     for (int32_t r = row; r < end_row;) {
       const Segment segment = segment_at(r, end_row);
       r += segment.queries.end - segment.queries.begin;
       const KeySpan span = key_span(mask_, segment.queries, sequence_.len);
-      full &= classify(span, run) == TileKind::kFull;
+      *full &= classify(span, run) == TileKind::kFull;
       if (span.any.begin < seen.begin) seen.begin = span.any.begin;
       if (span.any.end > seen.end) seen.end = span.any.end;
     }
-    if (seen.begin < run.begin) seen.begin = run.begin;
-    if (seen.end > run.end) seen.end = run.end;
+    return intersect(seen, run);
+  }
+
+  // What few rows of a tile need of it; all: no less than the whole tile.
+  void set_bands(int32_t row, int32_t end_row, Interval keys, Interval run, Interval columns,
+                 bool all) {
+    constexpr int32_t kStep = kBandRows<kCompute>, kU = kUnit<kCompute>;
+    for (int32_t r = row, n = 0; r < end_row; r += kStep, ++n) {
+      const int32_t end = end_row - r < kStep ? end_row : r + kStep;
+      Interval seen = intersect({keys.begin + columns.begin, keys.begin + columns.end}, keys);
+      bool unused = true;
+      if (!all) seen = seen_by(r, end, run, &unused);
+      seen = {seen.begin - keys.begin, seen.end - keys.begin};
+      if (seen.begin >= seen.end) seen = {0, 0};
+      bands_[n] = {all ? columns : round_out(seen),
+                   {seen.begin / kU, static_cast<int32_t>(ceil_div(seen.end, kU))}};
+    }
+  }
+
+  // Rows [row, end_row) against the keys `run` of a tile; full: no block of them is off.
+  void row_tile(int32_t row, int32_t end_row, Interval keys, Interval run, bool full,
+                bool* packed) {
+    Interval seen = seen_by(row, end_row, run, &full);
     if (seen.begin >= seen.end) return;
     if (!direct_ && !*packed) pack(keys);
     *packed = true;
 
-    const Interval columns{(seen.begin - keys.begin) / kColumnStep * kColumnStep,
-                           round_up(seen.end - keys.begin, kColumnStep)};
+    const Interval columns = round_out({seen.begin - keys.begin, seen.end - keys.begin});
     full &= keys.begin + columns.begin == run.begin && keys.begin + columns.end == run.end;
+    set_bands(row, end_row, keys, run, columns, full || direct_);
     const int32_t rows = end_row - row;
     const uint32_t* q = scratch_.q + static_cast<int64_t>(row) * scratch_.q_units;
     if (direct_) {
@@ -209,10 +171,10 @@ class ForwardBlock {
                               q, scratch_.q_units, rows / kv_heads_,
                               scratch_.s + (seen.begin - keys.begin), scratch_.tile_kv);
     } else {
-      gemm<kCompute>(rows, columns.end - columns.begin,
-                     static_cast<int32_t>(scratch_.k_panel / kPanel), {q, scratch_.q_units, 1},
-                     {scratch_.k + columns.begin / kPanel * scratch_.k_panel, scratch_.k_panel},
-                     {scratch_.s + columns.begin, scratch_.tile_kv}, false);
+      gemm<kCompute>(rows, columns, static_cast<int32_t>(scratch_.k_panel / kPanel),
+                     {q, scratch_.q_units, 1}, {scratch_.k, scratch_.k_panel},
+                     {scratch_.s, scratch_.tile_kv}, false,
+                     [&](int32_t r) { return bands_[r / kBandRows<kCompute>].columns; });
     }
     for (int32_t r = row; r < end_row;) {
       const Segment segment = segment_at(r, end_row);
@@ -221,14 +183,18 @@ class ForwardBlock {
     }
     float* o = scratch_.o + static_cast<int64_t>(row) * scratch_.v_columns;
     if (direct_) return weigh_directly(o, rows, keys, seen, full);
-    const int32_t key_count = keys.end - keys.begin;
-    const int32_t last = columns.end < key_count ? columns.end : key_count;
     if (!finite_ && !full) return weigh_exactly(o, 0, rows, 0, keys.begin, seen);
     constexpr int kU = kUnit<kCompute>;
-    gemm<kCompute>(rows, scratch_.v_columns, (last + kU - 1) / kU - columns.begin / kU,
-                   {scratch_.p + columns.begin / kU, scratch_.tile_kv / kU, 1},
-                   {scratch_.v + columns.begin / kU * kPanel, scratch_.v_panel},
-                   {o, scratch_.v_columns}, true);
+    const int32_t step = full ? rows : kBandRows<kCompute>;
+    for (int32_t r = 0; r < rows; r += step) {
+      const Interval k = bands_[r / kBandRows<kCompute>].k;
+      if (k.begin >= k.end) continue;
+      gemm<kCompute>(
+          rows - r < step ? rows - r : step, {0, scratch_.v_columns}, k.end - k.begin,
+          {scratch_.p + int64_t{r} * scratch_.tile_kv / kU + k.begin, scratch_.tile_kv / kU, 1},
+          {scratch_.v + int64_t{k.begin} * kPanel, scratch_.v_panel},
+          {o + int64_t{r} * scratch_.v_columns, scratch_.v_columns}, true);
+    }
   }
 
   // O += P V for the keys `seen` of a tile, as they lie in memory.
@@ -253,15 +219,17 @@ class ForwardBlock {
   // Scores to weights, the running maximum and sum, and O to the new maximum's scale.
   // Without any maximum in the loop it would be 1 to 2 % faster: not worth doing tiles over.
   void softmax(const Segment& segment, int32_t tile_row, Interval keys, Interval run,
-               Interval columns, bool full) {
+               Interval tile_columns, bool full) {
     const ScoreRules rules = score_rules(problem_, in_, b_, segment.head, sequence_.len);
     const bool blocks = rules.blocks != nullptr && !full;
     const bool modified = rules.modified();
     const Floats factor = splat(modified ? 1.0f : rules.scale * kLog2E);
     const bool dropout = problem_.dropout > 0;
-    if (dropout) draw(segment, tile_row, keys, columns);
+    if (dropout) draw(segment, tile_row, keys, tile_columns);
     for (int32_t i = segment.queries.begin; i < segment.queries.end; ++i) {
       const int32_t at = i - segment.queries.begin;
+      const Interval columns = bands_[(tile_row + at) / kBandRows<kCompute>].columns;
+      if (columns.begin >= columns.end) continue;
       float* s = scratch_.s + static_cast<int64_t>(tile_row + at) * scratch_.tile_kv;
       Floats top = splat(-kInfinity);
       if (modified) {
@@ -351,7 +319,9 @@ class ForwardBlock {
     constexpr int kU = kUnit<kCompute>;
     const Rows values = kv(in_.v, kv_head);
     for (int32_t r = row; r < row + rows; ++r, o += scratch_.v_columns) {
-      for (int32_t j = seen.begin; j < seen.end; ++j) {
+      const Interval columns = bands_[r / kBandRows<kCompute>].columns;
+      const Interval own = intersect({first + columns.begin, first + columns.end}, seen);
+      for (int32_t j = own.begin; j < own.end; ++j) {
         const int32_t c = j - first;
         const uint32_t weight =
             scratch_.p[static_cast<int64_t>(r) * scratch_.tile_kv / kU + c / kU];
@@ -411,6 +381,11 @@ class ForwardBlock {
   int32_t part_end_ = 0;  // of the keys of this block
   int32_t keep_shift_ = 0;
   bool finite_ = true;  // of the packed values
+  // Of kBandRows rows of a tile: columns, and keys in units.
+  struct Band {
+    Interval columns, k;
+  };
+  Band bands_[kDirectRows / kMicroRows + 1];
 };
 
 template <Compute kCompute>
