@@ -2,6 +2,7 @@
 // units lying one after the other. Every row of C is computed alike, wherever it stands.
 #pragma once
 
+#include "core/geometry.h"
 #include "cpu/simd.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
@@ -68,8 +69,8 @@ FLASHATTN_INLINE void multiply_tiles(const uint32_t* a, int64_t a_row, const uin
 }
 
 // B: panels of `panel` columns, panel_stride units apart, rows of a panel one after the other.
-// columns: a multiple of kTile.
-__attribute__((noinline)) inline void amx_gemm(int32_t rows, int32_t columns, int32_t k,
+// columns: from a multiple of 2 * kTile to one of kTile.
+__attribute__((noinline)) inline void amx_gemm(int32_t rows, Interval columns, int32_t k,
                                                const uint32_t* a, int64_t a_row, const uint32_t* b,
                                                int32_t panel, int64_t panel_stride, float* c,
                                                int64_t c_row, bool accumulate) {
@@ -89,8 +90,8 @@ __attribute__((noinline)) inline void amx_gemm(int32_t rows, int32_t columns, in
       // The intrinsic does not tell the compiler that all of it is read.
       __asm__ volatile("" : : "m"(config));
       _tile_loadconfig(&config);
-      for (int32_t column = 0; column < columns; column += 2 * kTile) {
-        const bool right = columns - column > kTile;
+      for (int32_t column = columns.begin; column < columns.end; column += 2 * kTile) {
+        const bool right = columns.end - column > kTile;
         const auto multiply =
             height > kTile ? (right ? multiply_tiles<true, true> : multiply_tiles<true, false>)
                            : (right ? multiply_tiles<false, true> : multiply_tiles<false, false>);

@@ -6,32 +6,9 @@
 // always running.
 #pragma once
 
-#include "cpu/scores.h"
+#include "cpu/backward_scratch.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
-
-FLASHATTN_INLINE bool backward_is_bf16(const Problem& problem) {
-  return kHasBf16Dot && problem.dtype == FLASHATTN_DTYPE_BF16 &&
-         problem.dtype_o == FLASHATTN_DTYPE_BF16;
-}
-
-// On tile registers dk and dv are held with the keys as columns: P and dS, in pairs of queries, are
-// B operands as they come out of the softmax, and only Q and dO, which all keys share, are turned.
-template <Compute kCompute>
-constexpr bool kKeysAsColumns = kHasAmx && kCompute == Compute::kBf16Pairs;
-
-inline Tiling backward_tiling(const Problem& problem) {
-  const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
-  if (kHasAmx && backward_is_bf16(problem)) {
-    // Whole tile registers, and sums that move less often between the caches.
-    if (dim <= 256) return {128, 128, dim <= 128 ? 256 : 128};
-    return {64, 64, 64};
-  }
-  const int32_t tile_q = dim <= 256 ? 96 : 48;
-  return {tile_q, tile_q, dim <= 64 ? 256 : dim <= 192 ? 128 : 64};
-}
-
-inline int32_t dq_columns(const Problem& problem) { return round_up(problem.dim_qk, kWidth); }
 
 // Waits until *turn is `expected`, set by another thread.
 FLASHATTN_INLINE void await_turn(const int32_t* turn, int32_t expected) {
@@ -39,68 +16,6 @@ FLASHATTN_INLINE void await_turn(const int32_t* turn, int32_t expected) {
     wait_a_little(&waited);
   }
 }
-
-template <Compute kCompute>
-struct BackwardScratch {
-  int32_t tile_q, tile_kv, qk_units, v_units, qk_columns, v_columns;
-  int64_t qk_panel, v_panel;       // of K^T and V^T: units from panel to panel
-  int64_t query_panel, key_panel;  // of operands with queries, keys as k
-  uint32_t *kt, *vt, *k, *q_a, *do_a;
-  uint32_t *q_k, *do_k;  // with queries as k
-  float *s, *dp, *derivative, *dk, *dv;
-  // Weights and their gradients, pairs of queries and, ds, of keys; p_t and ds_t: from panel to
-  // panel of keys and from pair to pair.
-  uint32_t *p_t, *ds_t, *ds;
-  int64_t pair_panel, pair_row;
-  uint8_t* keep;
-  int64_t bytes;
-
-  FLASHATTN_INLINE BackwardScratch(const Problem& problem, const Tiling& tiling, char* base) {
-    constexpr int kU = kUnit<kCompute>;
-    tile_q = tiling.tile_q;
-    tile_kv = tiling.tile_kv;
-    const int32_t qk = (problem.dim_qk + kU - 1) / kU, v = (problem.dim_v + kU - 1) / kU;
-    qk_units = round_up(qk, kWidth);
-    v_units = round_up(v, kWidth);
-    qk_columns = round_up(problem.dim_qk, kWidth);
-    v_columns = round_up(problem.dim_v, kWidth);
-    qk_panel = static_cast<int64_t>(qk) * kPanel;
-    v_panel = static_cast<int64_t>(v) * kPanel;
-    query_panel = static_cast<int64_t>(tile_q) / kU * kPanel;
-    key_panel = static_cast<int64_t>(tile_kv) / kU * kPanel;
-    const int64_t qk_panels = round_up(qk_columns, kPanel) / kPanel;
-    const int64_t v_panels = round_up(v_columns, kPanel) / kPanel;
-    const int64_t tile = static_cast<int64_t>(tile_q) * tile_kv;
-    int64_t at = 0;
-    const auto take = [&](int64_t words) {
-      char* p_at = base + at;
-      at += (words * 4 + 63) / 64 * 64;
-      return p_at;
-    };
-    const auto units = [&](int64_t n) { return reinterpret_cast<uint32_t*>(take(n)); };
-    const auto floats = [&](int64_t n) { return reinterpret_cast<float*>(take(n)); };
-    kt = units(tile_kv / kPanel * qk_panel);
-    vt = units(tile_kv / kPanel * v_panel);
-    k = units(qk_panels * key_panel);
-    q_a = units(static_cast<int64_t>(tile_q) * qk_units);
-    do_a = units(static_cast<int64_t>(tile_q) * v_units);
-    q_k = units(qk_panels * query_panel);
-    do_k = units(v_panels * query_panel);
-    s = floats(tile);
-    dp = floats(tile);
-    derivative = floats(problem.softcap != 0 ? tile_kv : 0);
-    dk = floats(static_cast<int64_t>(tile_kv) * qk_columns);
-    dv = floats(static_cast<int64_t>(tile_kv) * v_columns);
-    // fp32: in the places of the scores and of dp, which serve in either orientation.
-    p_t = kCompute == Compute::kF32 ? reinterpret_cast<uint32_t*>(s) : units(tile / kU);
-    ds_t = kCompute == Compute::kF32 ? reinterpret_cast<uint32_t*>(dp) : units(tile / kU);
-    ds = kCompute == Compute::kF32 ? ds_t : units(tile / kU);
-    pair_panel = kKeysAsColumns<kCompute> ? query_panel : kPanel;
-    pair_row = kKeysAsColumns<kCompute> ? kPanel : tile_kv;
-    keep = reinterpret_cast<uint8_t*>(take(problem.dropout > 0 ? tile / 4 : 0));
-    bytes = at;
-  }
-};
 
 // One head's keys against tiles of queries.
 template <Compute kCompute>
@@ -148,6 +63,7 @@ class BackwardTile {
     if (keys_.begin >= keys_.end) return;
     pack_keys();
     for_each_query_tile([&](Interval queries, int32_t tile) {
+      pack_queries(head, queries);
       for_each_run(head, queries,
                    [&](Interval columns) { score_gradients(head, queries, tile, columns, true); });
     });
@@ -192,12 +108,25 @@ class BackwardTile {
       const Interval seen = intersect(span.any, run);
       if (seen.begin >= seen.end) return;
       run_ = run;
-      const Interval columns{(seen.begin - keys_.begin) / kColumnStep * kColumnStep,
-                             round_up(seen.end - keys_.begin, kColumnStep)};
+      const Interval columns = round_out({seen.begin - keys_.begin, seen.end - keys_.begin});
       full_ = full && classify(span, run) == TileKind::kFull &&
               keys_.begin + columns.begin == run.begin && keys_.begin + columns.end == run.end;
+      set_bands(queries, run, columns);
       body(columns);
     });
+  }
+
+  // The columns that few queries of a tile need.
+  void set_bands(Interval queries, Interval run, Interval columns) {
+    constexpr int32_t kStep = kBandRows<kCompute>;
+    for (int32_t i = queries.begin, n = 0; i < queries.end; i += kStep, ++n) {
+      const Interval rows{i, queries.end - i < kStep ? queries.end : i + kStep};
+      const Interval seen = intersect(key_span(mask_, rows, sequence_.len).any, run);
+      bands_[n] = full_ ? columns
+                  : seen.begin < seen.end
+                      ? round_out({seen.begin - keys_.begin, seen.end - keys_.begin})
+                      : Interval{columns.begin, columns.begin};
+    }
   }
 
   void query_tile(int32_t head, Interval queries, int32_t tile) {
@@ -208,19 +137,16 @@ class BackwardTile {
     const int64_t index = job_.query_tile(sequence_, b_, head, tile);
     const int32_t rows = queries.end - queries.begin;
     float* dq = job_.dq + index * scratch_.tile_q * scratch_.qk_columns;
-    bool empty = key_tile_ == first, waited = false;
+    bool empty = key_tile_ == first, packed = false, waited = false;
     const bool dbias = (problem_.features & FLASHATTN_FEATURE_DBIAS) && !job_.dbias_is_reduced;
     for_each_run(head, queries, [&](Interval columns) {
+      if (!packed) pack_queries(head, queries);
       score_gradients(head, queries, tile, columns, dbias);
-      accumulate_keys(head, queries, columns);
+      accumulate_keys(head, queries, columns, !packed);
+      packed = true;
       if (!waited) await_turn(job_.turn + index, key_tile_ - first);
       waited = true;
-      constexpr int kU = kUnit<kCompute>;
-      gemm<kCompute>(rows, scratch_.qk_columns,
-                     (last_column(columns) + kU - 1) / kU - columns.begin / kU,
-                     {scratch_.ds + columns.begin / kU, scratch_.tile_kv / kU, 1},
-                     {scratch_.k + columns.begin / kU * kPanel, scratch_.key_panel},
-                     {dq, scratch_.qk_columns}, !empty);
+      add_to_dq(rows, columns, dq, empty);
       empty = false;
     });
     if (!waited) await_turn(job_.turn + index, key_tile_ - first);
@@ -241,25 +167,43 @@ class BackwardTile {
     __atomic_store_n(job_.turn + index, key_tile_ - first + 1, __ATOMIC_RELEASE);
   }
 
-  // Scores and dp of a tile, then in their places P (dropped and all) and dS; dbias: to be added
-  // to.
-  void score_gradients(int32_t head, Interval queries, int32_t tile, Interval columns, bool dbias) {
-    const int32_t rows = queries.end - queries.begin, width = columns.end - columns.begin;
+  // dq (+)= dS K.
+  void add_to_dq(int32_t rows, Interval columns, float* dq, bool first) {
+    constexpr int kU = kUnit<kCompute>;
+    const int32_t step = full_ ? rows : kBandRows<kCompute>;
+    for (int32_t r = 0; r < rows; r += step) {
+      const Interval own = full_ ? columns : bands_[r / kBandRows<kCompute>];
+      const int32_t begin = own.begin / kU, end = (last_column(own) + kU - 1) / kU;
+      gemm<kCompute>(
+          rows - r < step ? rows - r : step, {0, scratch_.qk_columns},
+          end > begin ? end - begin : 0,
+          {scratch_.ds + (int64_t{r} * scratch_.tile_kv) / kU + begin, scratch_.tile_kv / kU, 1},
+          {scratch_.k + int64_t{begin} * kPanel, scratch_.key_panel},
+          {dq + int64_t{r} * scratch_.qk_columns, scratch_.qk_columns}, !first);
+    }
+  }
+
+  // As left operands.
+  void pack_queries(int32_t head, Interval queries) {
     const Rows q = rows_of(in_.q, dtype_size(problem_.dtype), b_, head, sequence_.first_q);
     const Rows dout =
         rows_of(job_.args->dout, dtype_size(problem_.dtype_o), b_, head, sequence_.first_q);
     pack_a<kCompute>(q, queries, problem_.dim_qk, problem_.dtype, scratch_.q_a, scratch_.qk_units);
     pack_a<kCompute>(dout, queries, problem_.dim_v, problem_.dtype_o, scratch_.do_a,
                      scratch_.v_units);
-    const int64_t panel = columns.begin / kPanel;
-    gemm<kCompute>(rows, width, static_cast<int32_t>(scratch_.qk_panel / kPanel),
-                   {scratch_.q_a, scratch_.qk_units, 1},
-                   {scratch_.kt + panel * scratch_.qk_panel, scratch_.qk_panel},
-                   {scratch_.s + columns.begin, scratch_.tile_kv}, false);
-    gemm<kCompute>(rows, width, static_cast<int32_t>(scratch_.v_panel / kPanel),
-                   {scratch_.do_a, scratch_.v_units, 1},
-                   {scratch_.vt + panel * scratch_.v_panel, scratch_.v_panel},
-                   {scratch_.dp + columns.begin, scratch_.tile_kv}, false);
+  }
+
+  // Scores and dp of a tile, then in their places P (dropped and all) and dS; dbias: to be added
+  // to.
+  void score_gradients(int32_t head, Interval queries, int32_t tile, Interval columns, bool dbias) {
+    const int32_t rows = queries.end - queries.begin, width = columns.end - columns.begin;
+    const auto own = [&](int32_t r) { return bands_[r / kBandRows<kCompute>]; };
+    gemm<kCompute>(rows, columns, static_cast<int32_t>(scratch_.qk_panel / kPanel),
+                   {scratch_.q_a, scratch_.qk_units, 1}, {scratch_.kt, scratch_.qk_panel},
+                   {scratch_.s, scratch_.tile_kv}, false, own);
+    gemm<kCompute>(rows, columns, static_cast<int32_t>(scratch_.v_panel / kPanel),
+                   {scratch_.do_a, scratch_.v_units, 1}, {scratch_.vt, scratch_.v_panel},
+                   {scratch_.dp, scratch_.tile_kv}, false, own);
 
     const ScoreRules rules = score_rules(problem_, in_, b_, head, sequence_.len);
     if (problem_.dropout > 0) {
@@ -281,7 +225,8 @@ class BackwardTile {
       float* ds = scratch_.dp + static_cast<int64_t>(r) * scratch_.tile_kv;
       if (dbias) add_to_dbias(head, i, columns, ds);
       if (problem_.softcap != 0) {
-        for (int32_t c = columns.begin; c < columns.end; c += kWidth) {
+        const Interval band = own(r);
+        for (int32_t c = band.begin; c < band.end; c += kWidth) {
           store(ds + c, load(ds + c) * load(scratch_.derivative + c));
         }
       }
@@ -296,6 +241,13 @@ class BackwardTile {
                      float row_lse, float row_delta) {
     const int64_t at = static_cast<int64_t>(row) * scratch_.tile_kv;
     float *s = scratch_.s + at, *dp = scratch_.dp + at;
+    // No weights outside of the band.
+    const Interval whole = columns;
+    columns = bands_[row / kBandRows<kCompute>];
+    for (float* x : {s, dp}) {
+      fill(x, whole.begin, columns.begin, 0.0f);
+      fill(x, columns.end, whole.end, 0.0f);
+    }
     if (rules.modified()) {
       modify_row(rules, i, keys_.begin, sequence_.len.kv, columns.begin, columns.end, s,
                  problem_.softcap != 0 ? scratch_.derivative : nullptr);
@@ -358,33 +310,45 @@ class BackwardTile {
   }
 
   // dv += P^T dO, dk += dS^T Q.
-  void accumulate_keys(int32_t head, Interval queries, Interval columns) {
+  void accumulate_keys(int32_t head, Interval queries, Interval columns, bool pack) {
     const Rows q = rows_of(in_.q, dtype_size(problem_.dtype), b_, head, sequence_.first_q);
     const Rows dout =
         rows_of(job_.args->dout, dtype_size(problem_.dtype_o), b_, head, sequence_.first_q);
     accumulate(dout, queries, problem_.dim_v, problem_.dtype_o, scratch_.do_k, scratch_.p_t,
-               columns, scratch_.dv, scratch_.v_columns);
+               columns, scratch_.dv, scratch_.v_columns, pack);
     accumulate(q, queries, problem_.dim_qk, problem_.dtype, scratch_.q_k, scratch_.ds_t, columns,
-               scratch_.dk, scratch_.qk_columns);
+               scratch_.dk, scratch_.qk_columns, pack);
   }
 
   // sum += weights^T x; packed: room for x with the queries as k.
   void accumulate(const Rows& x, Interval queries, int32_t dim, int32_t dtype, uint32_t* packed,
-                  const uint32_t* weights, Interval columns, float* sum, int32_t sum_columns) {
+                  const uint32_t* weights, Interval columns, float* sum, int32_t sum_columns,
+                  bool pack) {
     constexpr int kU = kUnit<kCompute>;
     const int32_t units = (queries.end - queries.begin + kU - 1) / kU;
     if constexpr (kKeysAsColumns<kCompute>) {
-      pack_a_transposed<kCompute>(x, queries, dim, dtype, packed, scratch_.tile_q / kU);
-      gemm<kCompute>(sum_columns, columns.end - columns.begin, units,
-                     {packed, scratch_.tile_q / kU, 1},
-                     {weights + columns.begin / kPanel * scratch_.pair_panel, scratch_.pair_panel},
-                     {sum + columns.begin, scratch_.tile_kv}, true);
+      if (pack) pack_a_transposed<kCompute>(x, queries, dim, dtype, packed, scratch_.tile_q / kU);
+      gemm<kCompute>(sum_columns, columns, units, {packed, scratch_.tile_q / kU, 1},
+                     {weights, scratch_.pair_panel}, {sum, scratch_.tile_kv}, true);
     } else {
-      pack_b<kCompute>(x, queries, dim, dtype, packed, scratch_.query_panel);
-      gemm<kCompute>(last_column(columns) - columns.begin, sum_columns, units,
-                     {weights + columns.begin, 1, scratch_.pair_row},
-                     {packed, scratch_.query_panel},
-                     {sum + static_cast<int64_t>(columns.begin) * sum_columns, sum_columns}, true);
+      if (pack) pack_b<kCompute>(x, queries, dim, dtype, packed, scratch_.query_panel);
+      const int32_t end = last_column(columns);
+      const int32_t step = full_ ? end - columns.begin : kBandRows<kCompute>;
+      for (int32_t c = columns.begin; c < end; c += step) {
+        const int32_t next = end - c < step ? end : c + step;
+        Interval k{0, units};
+        if (!full_) {
+          // Queries that see one of these keys.
+          const Interval seen = intersect(
+              query_span(mask_, {keys_.begin + c, keys_.begin + next}, sequence_.len), queries);
+          if (seen.begin >= seen.end) continue;
+          k = {(seen.begin - queries.begin) / kU, (seen.end - queries.begin + kU - 1) / kU};
+        }
+        gemm<kCompute>(next - c, {0, sum_columns}, k.end - k.begin,
+                       {weights + k.begin * scratch_.pair_row + c, 1, scratch_.pair_row},
+                       {packed + int64_t{k.begin} * kPanel, scratch_.query_panel},
+                       {sum + int64_t{c} * sum_columns, sum_columns}, true);
+      }
     }
   }
 
@@ -430,6 +394,7 @@ class BackwardTile {
   // Of the columns at work: their keys, and whether every query sees all of them.
   Interval run_{0, 0};
   bool full_ = false;
+  Interval bands_[128 / kMicroRows + 1];  // columns that kBandRows queries need
   const float kept_ = 65536.0f / (65536.0f - static_cast<float>(problem_.dropout_threshold()));
 };
 

@@ -7,43 +7,77 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// Whether a sequence reads a cache with too few rows (queries of all heads that share a KV head) to
-// pack for. Not where gradients follow or, in a plan of their own, may follow: scores of the
-// forward and the backward pass are to round alike.
-FLASHATTN_INLINE bool is_direct(const Problem& problem, Lengths len) {
-  constexpr int64_t kMost = 32;
-  return !problem.has_op(FLASHATTN_OP_BACKWARD) && len.q < len.kv &&
-         int64_t{len.q} * problem.group() <= kMost;
+// K or V of the KV heads that a block reads together, as they lie in memory.
+struct Cache {
+  Rows rows;  // of the first head
+  int64_t head_bytes;
+  int32_t heads, row_bytes;
+  int32_t end;  // of the keys that are fetched before they are needed
+};
+
+constexpr int32_t kChunk = 64;        // keys of a head at once, at most
+constexpr int32_t kRunBytes = 32768;  // of all heads at once: what the L1 cache holds
+constexpr int kBlockRows = 4;         // queries that share what was loaded
+
+// Keys of all heads that are worked on head by head. Many more, and memory is no longer read in the
+// order in which it lies; fewer pay for each start.
+FLASHATTN_INLINE int32_t run_keys(const Cache& cache) {
+  const int32_t fitting = kRunBytes / (cache.heads * cache.row_bytes) / kWidth * kWidth;
+  return fitting < 16 ? 16 : fitting > kChunk ? kChunk : fitting;
 }
 
-constexpr int32_t kChunk = 64;  // keys whose addresses are looked up at once
-constexpr int32_t kAhead = 64;  // keys that are fetched before they are needed
-constexpr int kBlockRows = 4;   // queries that share what was loaded
-
-// Addresses of the rows of a chunk, and of those to be fetched ahead. Past the end: the last row.
-struct Chunk {
-  const char* row[kChunk + kAhead];
-
-  FLASHATTN_INLINE Chunk(const Rows& rows, int32_t first, int32_t end) {
-    constexpr int32_t kRows = kChunk + kAhead;
-    int32_t n = 0;
-    while (n < kRows && first + n < end) {
-      const char* p = rows.row(first + n);
-      int32_t run = rows.pages ? rows.page_size - (first + n) % rows.page_size : kRows;
-      if (run > end - first - n) run = end - first - n;
-      if (run > kRows - n) run = kRows - n;
-      for (int32_t i = 0; i < run; ++i) row[n + i] = p + i * rows.row_bytes;
-      n += run;
-    }
-    for (; n < kRows; ++n) row[n] = row[n - 1];
+// Calls body(n, address of the row n - range.begin).
+template <class Body>
+FLASHATTN_INLINE void for_each_row(const Rows& rows, Interval range, Body body) {
+  for (int32_t j = range.begin; j < range.end;) {
+    const char* p = rows.row(j);
+    int32_t end = rows.pages ? j + rows.page_size - j % rows.page_size : range.end;
+    if (end > range.end) end = range.end;
+    for (; j < end; ++j, p += rows.row_bytes) body(j - range.begin, p);
   }
+}
 
-  // Bytes [from, to) of the row kAhead after row n, into the second level of the caches: the first
-  // has room for few requests.
-  FLASHATTN_INLINE void fetch_ahead(int32_t n, int64_t from, int64_t to) const {
-    for (int64_t at = from; at < to; at += 64) __builtin_prefetch(row[n + kAhead] + at, 0, 2);
+// Rows of a run of keys of one head, and with each a piece of the next run of all heads, whose
+// pieces, in the order of the work, lie one behind the other.
+struct Chunk {
+  const char* row[kChunk];  // past the end: the last
+  const char* ahead[kChunk];
+  int32_t piece;  // bytes
+
+  // Bytes [from, to) of piece n into the second level of the caches: the first has room for few
+  // requests.
+  FLASHATTN_INLINE void fetch_ahead(int32_t n, int32_t from, int32_t to) const {
+    for (int32_t at = from; at < to; at += 64) __builtin_prefetch(ahead[n] + at, 0, 2);
   }
 };
+
+// Calls body(head, first key, count, chunk) for runs of the keys `range`, all heads of each.
+template <class Body>
+FLASHATTN_INLINE void for_each_chunk(const Cache& cache, Interval range, Body body) {
+  const int32_t step = run_keys(cache);
+  const int64_t span = (cache.heads - 1) * cache.head_bytes + cache.row_bytes;
+  Chunk chunk;
+  chunk.piece = static_cast<int32_t>((span / cache.heads + 63) / 64 * 64);
+  const char* next[kChunk];
+  for (int32_t first = range.begin; first < range.end; first += step) {
+    const int32_t count = range.end - first < step ? range.end - first : step;
+    for_each_row(cache.rows, {first, first + count},
+                 [&](int32_t n, const char* p) { chunk.row[n] = p; });
+    for (int32_t n = count; n < step; ++n) chunk.row[n] = chunk.row[count - 1];
+    for (int32_t n = 0; n < step; ++n) next[n] = chunk.row[0];
+    const int32_t end = first + 2 * step < cache.end ? first + 2 * step : cache.end;
+    for_each_row(cache.rows, {first + step, end}, [&](int32_t n, const char* p) { next[n] = p; });
+    for (int32_t head = 0; head < cache.heads; ++head) {
+      int32_t token = head * step / cache.heads, part = head * step % cache.heads;
+      for (int32_t n = 0; n < step; ++n) {
+        chunk.ahead[n] = next[token] + part * chunk.piece;
+        if (++part == cache.heads) ++token, part = 0;
+      }
+      body(head, first, count, chunk);
+      for (int32_t n = 0; n < step; ++n) chunk.row[n] += cache.head_bytes;
+    }
+  }
+}
 
 // Lane n becomes the sum over sums[n].
 template <int kStep>
@@ -54,19 +88,19 @@ FLASHATTN_INLINE Floats sum_each(Floats (&sums)[kWidth]) {
 #pragma GCC unroll 16
     for (int i = 0; i < kWidth; i += 2 * kStep) {
       const Floats a = sums[i], b = sums[i + kStep];
-      const Ints odd = lanes_with<kStep>();
-      sums[i] = select(odd, b, a) + swap_lanes<kStep>(select(odd, a, b));
+      constexpr auto lanes = std::make_integer_sequence<int, kWidth>{};
+      sums[i] = as_floats(exchange<false, kStep>(as_words(a), as_words(b), lanes)) +
+                as_floats(exchange<true, kStep>(as_words(a), as_words(b), lanes));
     }
     return sum_each<kStep * 2>(sums);
   }
 }
 
-// fetch, below: bytes of each key to be fetched ahead.
-
-// Scores of kRows queries with `count` keys of a chunk: s[r * s_stride + n] = q[r] . key[n].
+// Scores of kRows queries with `count` keys of a chunk: s[r * s_stride + n] = q[r] . key[n]. fetch:
+// whether these rows fetch ahead.
 template <Compute kCompute, int32_t kDtype, int kRows>
 void dot_rows(const uint32_t* q, int32_t q_units, const Chunk& chunk, int32_t count, int32_t dim,
-              int32_t fetch, float* s, int64_t s_stride) {
+              bool fetch, float* s, int64_t s_stride) {
   constexpr int kKeys = kWidth / kRows;
   const int32_t units = (dim + kUnit<kCompute> - 1) / kUnit<kCompute>;
   const int32_t whole = dim / (kUnit<kCompute> * kWidth) * kWidth;
@@ -88,7 +122,9 @@ void dot_rows(const uint32_t* q, int32_t q_units, const Chunk& chunk, int32_t co
     int32_t u = 0;
     for (; u < whole; u += kWidth) add(u, INT32_MAX);
     if (u < units) add(u, dim);
-    for (int k = 0; k < kKeys; ++k) chunk.fetch_ahead(n + k, 0, fetch);
+    if (fetch) {
+      for (int k = 0; k < kKeys; ++k) chunk.fetch_ahead(n + k, 0, chunk.piece);
+    }
     float lanes[kWidth];
     store(lanes, sum_each<1>(sums));
 #pragma GCC unroll 4
@@ -99,10 +135,10 @@ void dot_rows(const uint32_t* q, int32_t q_units, const Chunk& chunk, int32_t co
 }
 
 // o[r * o_stride + c] += p[r] . value[][c] for kRows queries, kVectors vectors of columns from
-// `column` on and `units` units of keys of a chunk.
+// `column` on and `units` units of keys of a chunk. fetch: bytes of the pieces.
 template <Compute kCompute, int32_t kDtype, int kRows, int kVectors, bool kWhole>
 void weigh_columns(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int32_t units,
-                   int32_t column, int32_t dim, int32_t fetch, float* o, int64_t o_stride) {
+                   int32_t column, int32_t dim, Interval fetch, float* o, int64_t o_stride) {
   Floats sum[kRows][kVectors];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
@@ -126,11 +162,8 @@ void weigh_columns(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int3
                                                kWhole ? INT32_MAX : dim);
       }
     }
-    if (fetch) {
-      for (int n = 0; n < kUnit<kCompute>; ++n) {
-        chunk.fetch_ahead(u * kUnit<kCompute> + n, int64_t{column} * kSize<kDtype>,
-                          int64_t{column + kVectors * kWidth} * kSize<kDtype>);
-      }
+    for (int n = 0; n < kUnit<kCompute>; ++n) {
+      chunk.fetch_ahead(u * kUnit<kCompute> + n, fetch.begin, fetch.end);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
@@ -151,15 +184,20 @@ void weigh_columns(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int3
 // The same over all columns.
 template <Compute kCompute, int32_t kDtype, int kRows>
 void weigh_rows(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int32_t units, int32_t dim,
-                int32_t fetch, float* o, int64_t o_stride) {
+                bool fetch, float* o, int64_t o_stride) {
+  // A share of each piece with each step.
+  const auto share = [&](int32_t column, int32_t step) {
+    const int32_t end = column + step < dim ? column + step : dim;
+    return fetch ? Interval{chunk.piece * column / dim, chunk.piece * end / dim} : Interval{0, 0};
+  };
   int32_t column = 0;
   for (; column + kPanel <= dim; column += kPanel) {
-    weigh_columns<kCompute, kDtype, kRows, kPanelVectors, true>(p, p_stride, chunk, units, column,
-                                                                dim, fetch, o, o_stride);
+    weigh_columns<kCompute, kDtype, kRows, kPanelVectors, true>(
+        p, p_stride, chunk, units, column, dim, share(column, kPanel), o, o_stride);
   }
   for (; column < dim; column += kWidth) {
-    weigh_columns<kCompute, kDtype, kRows, 1, false>(p, p_stride, chunk, units, column, dim, fetch,
-                                                     o, o_stride);
+    weigh_columns<kCompute, kDtype, kRows, 1, false>(p, p_stride, chunk, units, column, dim,
+                                                     share(column, kWidth), o, o_stride);
   }
 }
 
@@ -172,42 +210,41 @@ FLASHATTN_INLINE void for_each_row_block(int32_t rows, Body body) {
   if (row < rows) body(row, std::integral_constant<int, 1>{});
 }
 
-// s[r][n - keys.begin] = q[r] . key n for the keys `range`; keys.end: of what is fetched ahead.
+// s[r][n - range.begin] = q[r] . key n for the keys `range`; the heads' queries, `rows` each, lie
+// one behind the other.
 template <Compute kCompute>
-void direct_scores(const Rows& keys, Interval range, int32_t end, int32_t dim, int32_t dtype,
-                   const uint32_t* q, int32_t q_units, int32_t rows, float* s, int64_t s_stride) {
+void direct_scores(const Cache& keys, Interval range, int32_t dim, int32_t dtype, const uint32_t* q,
+                   int32_t q_units, int32_t rows, float* s, int64_t s_stride) {
   with_dtype(dtype, [&](auto tag) {
-    const int32_t row_bytes = dim * kSize<decltype(tag)::value>;
-    for (int32_t n = range.begin; n < range.end; n += kChunk) {
-      const Chunk chunk(keys, n, end);
-      const int32_t count = range.end - n < kChunk ? range.end - n : kChunk;
+    for_each_chunk(keys, range, [&](int32_t head, int32_t n, int32_t count, const Chunk& chunk) {
+      const int64_t first = int64_t{head} * rows;
       for_each_row_block(rows, [&](int32_t row, auto block) {
         dot_rows<kCompute, decltype(tag)::value, decltype(block)::value>(
-            q + static_cast<int64_t>(row) * q_units, q_units, chunk, count, dim,
-            row == 0 ? row_bytes : 0, s + row * s_stride + (n - range.begin), s_stride);
+            q + (first + row) * q_units, q_units, chunk, count, dim, row == 0,
+            s + (first + row) * s_stride + (n - range.begin), s_stride);
       });
-    }
+    });
   });
 }
 
 // o[r] += p[r] . values of the keys `range`, which starts with a whole unit.
 template <Compute kCompute>
-void direct_values(const Rows& values, Interval range, int32_t end, int32_t dim, int32_t dtype,
+void direct_values(const Cache& values, Interval range, int32_t dim, int32_t dtype,
                    const uint32_t* p, int64_t p_stride, int32_t rows, float* o, int64_t o_stride) {
   with_dtype(dtype, [&](auto tag) {
-    const int32_t row_bytes = dim * kSize<decltype(tag)::value>;
-    for (int32_t n = range.begin; n < range.end; n += kChunk) {
-      Chunk chunk(values, n, end);
-      const int32_t count = range.end - n < kChunk ? range.end - n : kChunk;
+    for_each_chunk(values, range, [&](int32_t head, int32_t n, int32_t count, Chunk& chunk) {
       const int32_t units = (count + kUnit<kCompute> - 1) / kUnit<kCompute>;
+      const char* const last = chunk.row[count - 1];
       // The weight of what follows the last key is 0, which must not meet an infinity.
       if (count % kUnit<kCompute> != 0) chunk.row[count] = kZeroRow;
+      const int64_t first = int64_t{head} * rows;
       for_each_row_block(rows, [&](int32_t row, auto block) {
         weigh_rows<kCompute, decltype(tag)::value, decltype(block)::value>(
-            p + row * p_stride + (n - range.begin) / kUnit<kCompute>, p_stride, chunk, units, dim,
-            row == 0 ? row_bytes : 0, o + row * o_stride, o_stride);
+            p + (first + row) * p_stride + (n - range.begin) / kUnit<kCompute>, p_stride, chunk,
+            units, dim, row == 0, o + (first + row) * o_stride, o_stride);
       });
-    }
+      if (count % kUnit<kCompute> != 0) chunk.row[count] = last;
+    });
   });
 }
 

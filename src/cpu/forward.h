@@ -6,88 +6,37 @@
 #pragma once
 
 #include "cpu/direct.h"
-#include "cpu/scores.h"
+#include "cpu/forward_scratch.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
-
-// Scores of 24 rows against as many keys as, packed, stay in a core's L2 cache beside the block's
-// queries and outputs; blocks of many rows, so that packing is a small part of the work.
-inline Tiling forward_tiling(const Problem& problem) {
-  const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
-  // Four micro-kernels high, or two tile registers: these come with larger caches.
-  const bool tiles = kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16;
-  const int32_t tile_q = tiles ? 32 : 24, rows = 528 / tile_q * tile_q;
-  if (dim <= 64) return {rows, tile_q, tiles ? 1536 : 768};
-  if (dim <= 128) return {rows, tile_q, tiles ? 768 : 384};
-  if (dim <= 256) return {192, tile_q, 128};
-  return {96, tile_q, 64};
-}
-
-template <Compute kCompute>
-struct ForwardScratch {
-  int32_t q_units, v_columns, tile_kv;
-  int64_t k_panel, v_panel;  // units from panel to panel
-  uint32_t *q, *k, *v, *p;
-  float *s, *o, *m, *l;
-  uint8_t* keep;
-  int64_t bytes;
-
-  FLASHATTN_INLINE ForwardScratch(const Problem& problem, const Tiling& tiling, char* base) {
-    constexpr int kU = kUnit<kCompute>;
-    tile_kv = tiling.tile_kv;
-    const int32_t k_units = (problem.dim_qk + kU - 1) / kU;
-    q_units = round_up(k_units, kWidth);
-    v_columns = round_up(problem.dim_v, kWidth);
-    k_panel = static_cast<int64_t>(k_units) * kPanel;
-    v_panel = static_cast<int64_t>(tile_kv) / kU * kPanel;
-    int64_t at = 0;
-    const auto take = [&](int64_t words) {
-      char* p_at = base + at;
-      at += (words * 4 + 63) / 64 * 64;
-      return p_at;
-    };
-    const int64_t rows = tiling.rows;
-    q = reinterpret_cast<uint32_t*>(take(rows * q_units));
-    k = reinterpret_cast<uint32_t*>(take(tile_kv / kPanel * k_panel));
-    v = reinterpret_cast<uint32_t*>(take(round_up(v_columns, kPanel) / kPanel * v_panel));
-    s = reinterpret_cast<float*>(take(static_cast<int64_t>(tiling.tile_q) * tile_kv));
-    // fp32 weights take the place of the scores.
-    p = kCompute == Compute::kF32
-            ? reinterpret_cast<uint32_t*>(s)
-            : reinterpret_cast<uint32_t*>(take(static_cast<int64_t>(tiling.tile_q) * tile_kv / kU));
-    o = reinterpret_cast<float*>(take(rows * v_columns));
-    m = reinterpret_cast<float*>(take(rows));
-    l = reinterpret_cast<float*>(take(rows));
-    keep = reinterpret_cast<uint8_t*>(
-        take(problem.dropout > 0 ? (static_cast<int64_t>(tiling.tile_q) + 32) * tile_kv / 4 : 0));
-    bytes = at;
-  }
-};
 
 template <Compute kCompute>
 class ForwardBlock {
  public:
-  FLASHATTN_INLINE ForwardBlock(const ForwardJob& job, int32_t b, int32_t kv_head,
+  // kv_heads: whose keys the block reads; more than one only as they lie.
+  FLASHATTN_INLINE ForwardBlock(const ForwardJob& job, int32_t b, Interval kv_heads,
                                 int32_t head_block, int32_t query_block, int32_t part,
                                 char* scratch)
       : job_(job),
         problem_(*job.problem),
         in_(job.args->inputs),
         mask_(problem_.mask_rule()),
-        scratch_(problem_, job.tiling, scratch),
         sequence_(sequence_of(problem_, job.args->shape, in_, b)),
+        direct_(is_direct(problem_, sequence_.len)),
+        tiling_(direct_ ? kDirectTiling : job.tiling),
+        scratch_(problem_, tiling_, scratch),
         b_(b),
-        kv_head_(kv_head),
+        kv_head_(kv_heads.begin),
+        kv_heads_(kv_heads.end - kv_heads.begin),
         part_(part),
-        parts_(part_count(job.split, sequence_.len)),
-        direct_(is_direct(problem_, sequence_.len)) {
+        parts_(part_count(job.split, sequence_.len)) {
     const Lengths len = sequence_.len;
     queries_.begin = clamp_index(static_cast<int64_t>(query_block) * job.queries, len.q);
     queries_.end = clamp_index(queries_.begin + static_cast<int64_t>(job.queries), len.q);
     const int32_t group = problem_.group();
-    first_head_ = kv_head * group + head_block * job.heads;
+    first_head_ = kv_head_ * group + head_block * job.heads;
     const int32_t left = group - head_block * job.heads;
-    heads_ = left < job.heads ? left : job.heads;
+    heads_ = kv_heads_ * (left < job.heads ? left : job.heads);
     rows_ = heads_ * (queries_.end - queries_.begin);
   }
 
@@ -145,11 +94,10 @@ class ForwardBlock {
   void key_tile(Interval keys) {
     bool packed = false;
     for (int32_t row = 0; row < rows_;) {
-      int32_t end_row = row + job_.tiling.tile_q < rows_ ? row + job_.tiling.tile_q : rows_;
+      int32_t end_row = row + tiling_.tile_q < rows_ ? row + tiling_.tile_q : rows_;
       // With a block mask a block of queries has one head.
       const ScoreRules rules = score_rules(problem_, in_, b_, first_head_, sequence_.len);
-      const Interval cell =
-          block_cell(rules, queries_.begin + row, job_.tiling.tile_q, sequence_.len);
+      const Interval cell = block_cell(rules, queries_.begin + row, tiling_.tile_q, sequence_.len);
       if (rules.blocks && cell.end - queries_.begin < end_row) end_row = cell.end - queries_.begin;
       for_each_block_run(rules, cell, keys, [&](Interval run, bool full) {
         row_tile(row, end_row, keys, run, full, &packed);
@@ -158,8 +106,13 @@ class ForwardBlock {
     }
   }
 
-  FLASHATTN_INLINE Rows kv(const flashattn_tensor& t) const {
-    return kv_rows(problem_, in_, t, b_, kv_head_, sequence_.first_kv);
+  FLASHATTN_INLINE Rows kv(const flashattn_tensor& t, int32_t head = 0) const {
+    return kv_rows(problem_, in_, t, b_, kv_head_ + head, sequence_.first_kv);
+  }
+
+  FLASHATTN_INLINE Cache cache(const flashattn_tensor& t, int32_t dim) const {
+    const int32_t size = dtype_size(problem_.dtype);
+    return {kv(t), t.stride_head * size, kv_heads_, dim * size, part_end_};
   }
 
   void pack(Interval keys) {
@@ -168,41 +121,60 @@ class ForwardBlock {
                                scratch_.v_panel);
   }
 
-  // Rows [row, end_row) against the keys `run` of a tile; full: no block of them is off.
-  void row_tile(int32_t row, int32_t end_row, Interval keys, Interval run, bool full,
-                bool* packed) {
-    // The keys that some row sees.
+  // The keys of `run` that some of the rows see; full: whether all do, too.
+  Interval seen_by(int32_t row, int32_t end_row, Interval run, bool* full) const {
     Interval seen{run.end, run.begin};
     for (int32_t r = row; r < end_row;) {
       const Segment segment = segment_at(r, end_row);
       r += segment.queries.end - segment.queries.begin;
       const KeySpan span = key_span(mask_, segment.queries, sequence_.len);
-      full &= classify(span, run) == TileKind::kFull;
+      *full &= classify(span, run) == TileKind::kFull;
       if (span.any.begin < seen.begin) seen.begin = span.any.begin;
       if (span.any.end > seen.end) seen.end = span.any.end;
     }
-    if (seen.begin < run.begin) seen.begin = run.begin;
-    if (seen.end > run.end) seen.end = run.end;
+    return intersect(seen, run);
+  }
+
+  // What few rows of a tile need of it; all: no less than the whole tile.
+  void set_bands(int32_t row, int32_t end_row, Interval keys, Interval run, Interval columns,
+                 bool all) {
+    constexpr int32_t kStep = kBandRows<kCompute>, kU = kUnit<kCompute>;
+    for (int32_t r = row, n = 0; r < end_row; r += kStep, ++n) {
+      const int32_t end = end_row - r < kStep ? end_row : r + kStep;
+      Interval seen = intersect({keys.begin + columns.begin, keys.begin + columns.end}, keys);
+      bool unused = true;
+      if (!all) seen = seen_by(r, end, run, &unused);
+      seen = {seen.begin - keys.begin, seen.end - keys.begin};
+      if (seen.begin >= seen.end) seen = {0, 0};
+      bands_[n] = {all ? columns : round_out(seen),
+                   {seen.begin / kU, static_cast<int32_t>(ceil_div(seen.end, kU))}};
+    }
+  }
+
+  // Rows [row, end_row) against the keys `run` of a tile; full: no block of them is off.
+  void row_tile(int32_t row, int32_t end_row, Interval keys, Interval run, bool full,
+                bool* packed) {
+    Interval seen = seen_by(row, end_row, run, &full);
     if (seen.begin >= seen.end) return;
     if (!direct_ && !*packed) pack(keys);
     *packed = true;
 
-    const Interval columns{(seen.begin - keys.begin) / kColumnStep * kColumnStep,
-                           round_up(seen.end - keys.begin, kColumnStep)};
+    const Interval columns = round_out({seen.begin - keys.begin, seen.end - keys.begin});
     full &= keys.begin + columns.begin == run.begin && keys.begin + columns.end == run.end;
+    set_bands(row, end_row, keys, run, columns, full || direct_);
     const int32_t rows = end_row - row;
     const uint32_t* q = scratch_.q + static_cast<int64_t>(row) * scratch_.q_units;
     if (direct_) {
       // Whole blocks of keys, so that a row's scores end before the next row's begin.
       seen.begin -= (seen.begin - keys.begin) % kWidth;
-      direct_scores<kCompute>(kv(in_.k), seen, part_end_, problem_.dim_qk, problem_.dtype, q,
-                              scratch_.q_units, rows, scratch_.s + (seen.begin - keys.begin),
-                              scratch_.tile_kv);
+      direct_scores<kCompute>(cache(in_.k, problem_.dim_qk), seen, problem_.dim_qk, problem_.dtype,
+                              q, scratch_.q_units, rows / kv_heads_,
+                              scratch_.s + (seen.begin - keys.begin), scratch_.tile_kv);
     } else {
-      gemm<kCompute>(rows, columns.end - columns.begin,
-                     static_cast<int32_t>(scratch_.k_panel / kPanel), {q, scratch_.q_units, 1},
-                     {scratch_.k + columns.begin / kPanel * scratch_.k_panel, scratch_.k_panel},
-                     {scratch_.s + columns.begin, scratch_.tile_kv}, false);
+      gemm<kCompute>(rows, columns, static_cast<int32_t>(scratch_.k_panel / kPanel),
+                     {q, scratch_.q_units, 1}, {scratch_.k, scratch_.k_panel},
+                     {scratch_.s, scratch_.tile_kv}, false,
+                     [&](int32_t r) { return bands_[r / kBandRows<kCompute>].columns; });
     }
     for (int32_t r = row; r < end_row;) {
       const Segment segment = segment_at(r, end_row);
@@ -211,14 +183,18 @@ class ForwardBlock {
     }
     float* o = scratch_.o + static_cast<int64_t>(row) * scratch_.v_columns;
     if (direct_) return weigh_directly(o, rows, keys, seen, full);
-    const int32_t key_count = keys.end - keys.begin;
-    const int32_t last = columns.end < key_count ? columns.end : key_count;
-    if (!finite_ && !full) return weigh_exactly(o, rows, columns.begin, last);
+    if (!finite_ && !full) return weigh_exactly(o, 0, rows, 0, keys.begin, seen);
     constexpr int kU = kUnit<kCompute>;
-    gemm<kCompute>(rows, scratch_.v_columns, (last + kU - 1) / kU - columns.begin / kU,
-                   {scratch_.p + columns.begin / kU, scratch_.tile_kv / kU, 1},
-                   {scratch_.v + columns.begin / kU * kPanel, scratch_.v_panel},
-                   {o, scratch_.v_columns}, true);
+    const int32_t step = full ? rows : kBandRows<kCompute>;
+    for (int32_t r = 0; r < rows; r += step) {
+      const Interval k = bands_[r / kBandRows<kCompute>].k;
+      if (k.begin >= k.end) continue;
+      gemm<kCompute>(
+          rows - r < step ? rows - r : step, {0, scratch_.v_columns}, k.end - k.begin,
+          {scratch_.p + int64_t{r} * scratch_.tile_kv / kU + k.begin, scratch_.tile_kv / kU, 1},
+          {scratch_.v + int64_t{k.begin} * kPanel, scratch_.v_panel},
+          {o + int64_t{r} * scratch_.v_columns, scratch_.v_columns}, true);
+    }
   }
 
   // O += P V for the keys `seen` of a tile, as they lie in memory.
@@ -228,27 +204,32 @@ class ForwardBlock {
     // Where weights may be 0, infinities and NaN must not meet them: seen by the result.
     float* saved = reinterpret_cast<float*>(scratch_.v);
     if (!full) __builtin_memcpy(saved, o, sizeof(float) * static_cast<size_t>(count));
-    direct_values<kCompute>(kv(in_.v), seen, part_end_, problem_.dim_v, problem_.dtype,
+    direct_values<kCompute>(cache(in_.v, problem_.dim_v), seen, problem_.dim_v, problem_.dtype,
                             scratch_.p + (seen.begin - keys.begin) / kU, scratch_.tile_kv / kU,
-                            rows, o, scratch_.v_columns);
-    if (full || all_finite(o, count)) return;
-    __builtin_memcpy(o, saved, sizeof(float) * static_cast<size_t>(count));
-    pack_b<kCompute>(kv(in_.v), keys, problem_.dim_v, problem_.dtype, scratch_.v, scratch_.v_panel);
-    weigh_exactly(o, rows, seen.begin - keys.begin, seen.end - keys.begin);
+                            rows / kv_heads_, o, scratch_.v_columns);
+    if (full) return;
+    const int64_t each = count / kv_heads_;
+    for (int32_t head = 0; head < kv_heads_; ++head, o += each, saved += each) {
+      if (all_finite(o, each)) continue;
+      __builtin_memcpy(o, saved, sizeof(float) * static_cast<size_t>(each));
+      weigh_exactly(o, head * (rows / kv_heads_), rows / kv_heads_, head, keys.begin, seen);
+    }
   }
 
   // Scores to weights, the running maximum and sum, and O to the new maximum's scale.
   // Without any maximum in the loop it would be 1 to 2 % faster: not worth doing tiles over.
   void softmax(const Segment& segment, int32_t tile_row, Interval keys, Interval run,
-               Interval columns, bool full) {
+               Interval tile_columns, bool full) {
     const ScoreRules rules = score_rules(problem_, in_, b_, segment.head, sequence_.len);
     const bool blocks = rules.blocks != nullptr && !full;
     const bool modified = rules.modified();
     const Floats factor = splat(modified ? 1.0f : rules.scale * kLog2E);
     const bool dropout = problem_.dropout > 0;
-    if (dropout) draw(segment, tile_row, keys, columns);
+    if (dropout) draw(segment, tile_row, keys, tile_columns);
     for (int32_t i = segment.queries.begin; i < segment.queries.end; ++i) {
       const int32_t at = i - segment.queries.begin;
+      const Interval columns = bands_[(tile_row + at) / kBandRows<kCompute>].columns;
+      if (columns.begin >= columns.end) continue;
       float* s = scratch_.s + static_cast<int64_t>(tile_row + at) * scratch_.tile_kv;
       Floats top = splat(-kInfinity);
       if (modified) {
@@ -332,21 +313,29 @@ class ForwardBlock {
   }
 
   // O += P V where V holds infinities or NaN that hidden weights of 0 must not touch: key by key.
-  void weigh_exactly(float* o, int32_t rows, int32_t begin, int32_t end) {
-    for (int32_t r = 0; r < rows; ++r, o += scratch_.v_columns) {
-      for (int32_t c = begin; c < end; ++c) {
-        const uint32_t* unit = scratch_.v + c / kUnit<kCompute> * kPanel;
-        const uint32_t* weight = scratch_.p +
-                                 static_cast<int64_t>(r) * scratch_.tile_kv / kUnit<kCompute> +
-                                 c / kUnit<kCompute>;
-        const uint32_t shift = kUnit<kCompute> == 2 && c % 2 == 0 ? 16 : 0;
-        const uint32_t high = kUnit<kCompute> == 2 ? 0xffff0000u : 0xffffffffu;
-        const Floats p = as_floats(splat_word(*weight << shift & high));
+  // row: the first, of the weights; first: the key of their column 0.
+  void weigh_exactly(float* o, int32_t row, int32_t rows, int32_t kv_head, int32_t first,
+                     Interval seen) {
+    constexpr int kU = kUnit<kCompute>;
+    const Rows values = kv(in_.v, kv_head);
+    for (int32_t r = row; r < row + rows; ++r, o += scratch_.v_columns) {
+      const Interval columns = bands_[r / kBandRows<kCompute>].columns;
+      const Interval own = intersect({first + columns.begin, first + columns.end}, seen);
+      for (int32_t j = own.begin; j < own.end; ++j) {
+        const int32_t c = j - first;
+        const uint32_t weight =
+            scratch_.p[static_cast<int64_t>(r) * scratch_.tile_kv / kU + c / kU];
+        const uint32_t shift = kU == 2 && c % 2 == 0 ? 16 : 0;
+        const Floats p = as_floats(splat_word(kU == 2 ? weight << shift & 0xffff0000u : weight));
         if (p[0] == 0) continue;
-        for (int32_t column = 0; column < scratch_.v_columns; column += kWidth) {
-          const Words v = load_words(unit + column / kPanel * scratch_.v_panel + column % kPanel);
-          store(o + column, load(o + column) + p * as_floats(v << shift & high));
-        }
+        with_dtype(problem_.dtype, [&](auto tag) {
+          constexpr int32_t kDtype = decltype(tag)::value;
+          for (int32_t at = 0; at < problem_.dim_v; at += kWidth) {
+            const Floats v =
+                load_first<kDtype>(values.row(j) + at * kSize<kDtype>, problem_.dim_v - at);
+            store(o + at, load(o + at) + p * v);
+          }
+        });
       }
     }
   }
@@ -382,29 +371,41 @@ class ForwardBlock {
   const Problem& problem_;
   const flashattn_inputs& in_;
   const MaskRule mask_;
-  const ForwardScratch<kCompute> scratch_;
   const Sequence sequence_;
-  const int32_t b_, kv_head_, part_, parts_;
   const bool direct_;  // keys and values are not packed
+  const Tiling tiling_;
+  const ForwardScratch<kCompute> scratch_;
+  const int32_t b_, kv_head_, kv_heads_, part_, parts_;
   Interval queries_;
   int32_t first_head_, heads_, rows_;
   int32_t part_end_ = 0;  // of the keys of this block
   int32_t keep_shift_ = 0;
   bool finite_ = true;  // of the packed values
+  // Of kBandRows rows of a tile: columns, and keys in units.
+  struct Band {
+    Interval columns, k;
+  };
+  Band bands_[kDirectRows / kMicroRows + 1];
 };
 
 template <Compute kCompute>
 void forward_task(const ForwardJob& job, int64_t task, char* scratch) {
   // Late queries first: under a causal mask they take longest.
-  const int64_t heads = static_cast<int64_t>(job.problem->heads_kv) * job.head_blocks;
+  const int64_t heads = job.head_tasks();
   const int64_t per_block = heads * job.args->shape.batch * job.parts;
   const int32_t query_block = job.query_blocks - 1 - static_cast<int32_t>(task / per_block);
   const int32_t part = static_cast<int32_t>(task / (heads * job.args->shape.batch) % job.parts);
   const int32_t b = static_cast<int32_t>(task / heads % job.args->shape.batch);
   const int32_t head = static_cast<int32_t>(task % heads);
-  ForwardBlock<kCompute>(job, b, head / job.head_blocks, head % job.head_blocks, query_block, part,
-                         scratch)
-      .run();
+  const int32_t first = head / job.head_blocks * job.kv_heads;
+  const int32_t end = clamp_index(first + job.kv_heads, job.problem->heads_kv);
+  const Lengths len = sequence_of(*job.problem, job.args->shape, job.args->inputs, b).len;
+  const int32_t step = is_direct(*job.problem, len) ? end - first : 1;
+  for (int32_t h = first; h < end; h += step) {
+    ForwardBlock<kCompute>(job, b, {h, h + step}, head % job.head_blocks, query_block, part,
+                           scratch)
+        .run();
+  }
 }
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

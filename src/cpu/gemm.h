@@ -99,32 +99,42 @@ FLASHATTN_INLINE MicroKernel micro_kernel_of(int32_t rows, int32_t vectors) {
   return micro_kernel_of_rows<kCompute, 1>(rows);
 }
 
-// C[rows][columns] (+)= A[rows][k] B[k][columns]; columns a multiple of kWidth, k in units. On tile
-// registers the units of A must lie one after the other.
+// Rows of C that are told apart where rows need different columns or k: on tile registers none.
 template <Compute kCompute>
-void gemm(int32_t rows, int32_t columns, int32_t k, MatrixA a, MatrixB b, MatrixC c,
-          bool accumulate) {
+constexpr int32_t kBandRows = kHasAmx && kCompute == Compute::kBf16Pairs ? 1 << 20 : kMicroRows;
+
+// C[rows][columns] (+)= A[rows][k] B[k][columns]; columns: multiples of kWidth, k in units. On tile
+// registers the units of A must lie one after the other. columns_of(row): those of the columns that
+// kBandRows rows from `row` on need.
+template <Compute kCompute, class ColumnsOf>
+void gemm(int32_t rows, Interval columns, int32_t k, MatrixA a, MatrixB b, MatrixC c,
+          bool accumulate, ColumnsOf columns_of) {
 #if defined(__AMX_BF16__)
   if constexpr (kCompute == Compute::kBf16Pairs) {
     return amx_gemm(rows, columns, k, a.data, a.row_stride, b.data, kPanel, b.panel_stride, c.data,
                     c.row_stride, accumulate);
   }
 #endif
-  for (int32_t column = 0; column < columns; column += kPanel) {
-    const int32_t vectors = (columns - column) / kWidth;
-    const MicroKernel full = micro_kernel_of<kCompute>(kMicroRows, vectors);
+  for (int32_t column = columns.begin; column < columns.end;) {
+    const int32_t panel_begin = column / kPanel * kPanel, panel_end = panel_begin + kPanel;
+    const Interval here = intersect({column, panel_end}, columns);
     const uint32_t* panel = b.data + column / kPanel * b.panel_stride;
-    int32_t row = 0;
-    for (; row + kMicroRows <= rows; row += kMicroRows) {
-      full({a.data + row * a.row_stride, a.row_stride, a.k_stride}, panel,
-           {c.data + row * c.row_stride + column, c.row_stride}, k, accumulate);
+    for (int32_t row = 0; row < rows; row += kMicroRows) {
+      const Interval own = intersect(columns_of(row), here);
+      if (own.begin >= own.end) continue;
+      micro_kernel_of<kCompute>(rows - row, (own.end - own.begin) / kWidth)(
+          {a.data + row * a.row_stride, a.row_stride, a.k_stride},
+          panel + (own.begin - panel_begin),
+          {c.data + row * c.row_stride + own.begin, c.row_stride}, k, accumulate);
     }
-    if (row < rows) {
-      micro_kernel_of<kCompute>(rows - row, vectors)(
-          {a.data + row * a.row_stride, a.row_stride, a.k_stride}, panel,
-          {c.data + row * c.row_stride + column, c.row_stride}, k, accumulate);
-    }
+    column = panel_end;
   }
+}
+
+template <Compute kCompute>
+void gemm(int32_t rows, Interval columns, int32_t k, MatrixA a, MatrixB b, MatrixC c,
+          bool accumulate) {
+  gemm<kCompute>(rows, columns, k, a, b, c, accumulate, [&](int32_t) { return columns; });
 }
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

@@ -9,6 +9,17 @@ namespace flashattn::cpu {
 constexpr int32_t kSplitQueries = 16;
 constexpr int32_t kSplitKeys = 1024;
 
+// Whether a sequence reads a cache with too few rows (queries of all heads that share a KV head) to
+// pack for. Not where gradients follow or, in a plan of their own, may follow: scores of the
+// forward and the backward pass are to round alike.
+FLASHATTN_HD bool is_direct(const Problem& problem, Lengths len) {
+  constexpr int64_t kMost = 32;
+  return !problem.has_op(FLASHATTN_OP_BACKWARD) && len.q < len.kv &&
+         int64_t{len.q} * problem.group() <= kMost;
+}
+constexpr int32_t kDirectRows = 64;  // of all heads of a block
+constexpr int32_t kDirectKeys = 384;
+
 // Sizes of the tiles, fixed at plan creation.
 struct Tiling {
   int32_t rows;     // of a block of queries that shares packed keys and values
@@ -21,8 +32,9 @@ struct ForwardJob {
   const flashattn_forward_args* args;
   Tiling tiling;
   int32_t queries;      // of a block
-  int32_t heads;        // query heads of a block: > 1 for short queries
+  int32_t heads;        // query heads of a KV head in a block: > 1 for short queries
   int32_t head_blocks;  // of a KV head's group
+  int32_t kv_heads;     // KV heads of a task: > 1 where their keys are read together
   int32_t query_blocks;
   SplitRule split;
   int32_t parts;  // the most of any sequence
@@ -32,9 +44,11 @@ struct ForwardJob {
   float* partial_lse;
   uint64_t rng_seed, rng_offset;
 
+  FLASHATTN_HD int64_t head_tasks() const {
+    return ceil_div(problem->heads_kv, kv_heads) * head_blocks;
+  }
   int64_t tasks() const {
-    return static_cast<int64_t>(query_blocks) * parts * args->shape.batch * problem->heads_kv *
-           head_blocks;
+    return static_cast<int64_t>(query_blocks) * parts * args->shape.batch * head_tasks();
   }
   FLASHATTN_HD int64_t partial_row(int32_t part, int32_t b, int32_t h, int32_t i) const {
     return ((static_cast<int64_t>(part) * args->shape.batch + b) * problem->heads_q + h) *

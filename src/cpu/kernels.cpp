@@ -29,7 +29,10 @@ bool forward_is_bf16(const Problem& problem) { return problem.dtype == FLASHATTN
 
 int64_t forward_scratch(const Problem& problem, const Tiling& tiling) {
   return with_compute(forward_is_bf16(problem), [&](auto tag) {
-    return ForwardScratch<decltype(tag)::value>(problem, tiling, nullptr).bytes;
+    using Scratch = ForwardScratch<decltype(tag)::value>;
+    const int64_t packed = Scratch(problem, tiling, nullptr).bytes;
+    const int64_t direct = Scratch(problem, kDirectTiling, nullptr).bytes;
+    return direct > packed ? direct : packed;
   });
 }
 

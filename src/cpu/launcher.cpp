@@ -147,10 +147,20 @@ static double forward_work(const Problem& problem, const flashattn_shape& shape)
          (problem.dim_qk + problem.dim_v);
 }
 
+// Whether a cache is read as it lies, with the heads of a token side by side.
+static bool shares_reads(const ForwardJob& job) {
+  const flashattn_inputs& in = job.args->inputs;
+  const flashattn_shape& shape = job.args->shape;
+  return is_direct(*job.problem, {shape.seqlen_q, INT32_MAX}) && shape.seqlen_q > 0 &&
+         !job.problem->has_mask(FLASHATTN_MASK_BLOCKS) && in.k.stride_head < in.k.stride_seq &&
+         in.v.stride_head < in.v.stride_seq;
+}
+
 // Blocks of queries: large enough to share packed keys, small enough to occupy all threads.
 void CpuLauncher::set_blocks(ForwardJob* job) const {
   const flashattn_shape& shape = job->args->shape;
   const int32_t group = problem_.group(), tile = job->tiling.tile_q, smallest = 2 * tile;
+  job->kv_heads = 1;
   for (int32_t rows = job->tiling.rows;; rows = std::max(rows / 2 / tile * tile, smallest)) {
     job->queries = std::max(std::min(shape.seqlen_q, rows), 1);
     // Block masks may differ from head to head.
@@ -159,6 +169,14 @@ void CpuLauncher::set_blocks(ForwardJob* job) const {
     job->head_blocks = static_cast<int32_t>(ceil_div(group, job->heads));
     job->query_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_q, job->queries));
     if (rows == smallest || job->tasks() >= 4 * static_cast<int64_t>(threads_)) break;
+  }
+  if (shares_reads(*job)) {
+    for (int32_t heads = std::min(kDirectRows / (group * shape.seqlen_q), problem_.heads_kv);
+         heads > 1; heads /= 2) {
+      job->kv_heads = heads;
+      if (job->tasks() >= 4 * static_cast<int64_t>(threads_)) break;
+      job->kv_heads = 1;
+    }
   }
   if (problem_.mask != 0 || problem_.layout != 0 || job->queries == shape.seqlen_q) return;
   // Blocks that all take equally long: the number that occupies all threads to the end, not more,

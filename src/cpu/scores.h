@@ -8,9 +8,14 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// Columns of a tile are worked on in multiples of this: whole panels, and whole tiles of the
-// dropout.
-constexpr int kColumnStep = kPanel < 16 ? 16 : kPanel;
+// Columns of a tile are worked on in multiples of this: whole pairs of vectors, and whole tiles of
+// the dropout.
+constexpr int kColumnStep = kWidth < 8 ? 16 : 2 * kWidth;
+static_assert(kPanel % kColumnStep == 0 || kColumnStep % kPanel == 0);
+
+FLASHATTN_INLINE Interval round_out(Interval columns) {
+  return {columns.begin / kColumnStep * kColumnStep, round_up(columns.end, kColumnStep)};
+}
 
 // Rows of a tile that the block mask does not tear apart: all cut at the same queries, wherever the
 // tile starts, so that what is computed for a query does not depend on its neighbours.
@@ -60,12 +65,12 @@ template <class Add>
 FLASHATTN_INLINE Floats modify_columns(const ScoreRules& rules, int32_t i, int32_t first,
                                        int32_t begin, int32_t end, float* s, float* derivative,
                                        Add add) {
-  constexpr int kVectors = kColumnStep / kWidth;
   const bool capped = rules.softcap != 0;
   const Floats factor = splat(capped ? rules.scale / rules.softcap : rules.scale * kLog2E);
   const Floats cap = splat(rules.softcap * kLog2E), slope = splat(rules.slope * kLog2E);
   Floats top = splat(-kInfinity);
-  for (int32_t column = begin; column < end; column += kColumnStep) {
+  const auto step = [&](int32_t column, auto vectors) {
+    constexpr int kVectors = decltype(vectors)::value;
     Floats x[kVectors];
     for (int v = 0; v < kVectors; ++v) x[v] = load(s + column + v * kWidth) * factor;
     if (capped) {
@@ -85,7 +90,12 @@ FLASHATTN_INLINE Floats modify_columns(const ScoreRules& rules, int32_t i, int32
       store(s + column + v * kWidth, x[v]);
       top = max_keep_nan(x[v], top);
     }
+  };
+  int32_t column = begin;
+  for (; column + kPanel <= end; column += kPanel) {
+    step(column, std::integral_constant<int, kPanelVectors>{});
   }
+  for (; column < end; column += kWidth) step(column, std::integral_constant<int, 1>{});
   return top;
 }
 

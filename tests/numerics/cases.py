@@ -27,6 +27,18 @@ def groups():
                    dsink=n % 2 == 0)
         yield Case(batch=3, seqlen_q=1, seqlen_kv=113, heads_q=heads, heads_kv=kv, dim_qk=64,
                    dtype=DTYPES[(n + 1) % 3])
+    yield from caches()
+
+
+def caches():
+    """Long enough that one task takes several KV heads, odd in number."""
+    for n, (heads, kv, rows) in enumerate([(14, 7, 1), (12, 3, 5), (5, 5, 2), (10, 5, 6)]):
+        yield Case(batch=4, seqlen_q=rows, seqlen_kv=1100, lens_kv=[1100, 1, 700, 1031],
+                   heads_q=heads, heads_kv=kv, dim_qk=(128, 72, 33, 64)[n],
+                   dim_v=(128, 40, 64, 96)[n], dtype=DTYPES[(n + 2) % 3], causal=n % 2 == 1,
+                   window=(600, 3) if n == 3 else None, page_size=16 if n == 0 else 0,
+                   strides=("packed", "padded")[n == 2], threads=1, sink=n == 1,
+                   dropout=0.2 if n == 2 else 0)
 
 
 def dims():

@@ -6,6 +6,7 @@ import pytest
 
 from . import capi, harness, philox
 from .case import Case
+from .cases import caches
 from .data import make_data
 from .harness import Call, run
 from .merging import merge_parts
@@ -88,9 +89,12 @@ def test_merge_of_empty_parts(device, count, dtype):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("case", RICH)
-def test_threads_and_repetition_change_no_bit(device, case):
+@pytest.mark.parametrize("infinite", [False, True])
+@pytest.mark.parametrize("case", [*RICH, *caches()])
+def test_threads_and_repetition_change_no_bit(device, case, infinite):
     data = make_data(case)
+    if infinite:
+        data.v[0][3, -1] = np.inf
     first = run(case.replace(threads=1, determinism=1), device, data).bits()
     for threads in (1, 2, 3, 8):
         again = run(case.replace(threads=threads, determinism=1), device, data).bits()

@@ -1,0 +1,99 @@
+// Tiles of the backward pass, and the memory in which a thread works on one.
+#pragma once
+
+#include "cpu/scores.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+FLASHATTN_INLINE bool backward_is_bf16(const Problem& problem) {
+  return kHasBf16Dot && problem.dtype == FLASHATTN_DTYPE_BF16 &&
+         problem.dtype_o == FLASHATTN_DTYPE_BF16;
+}
+
+// On tile registers dk and dv are held with the keys as columns: P and dS, in pairs of queries, are
+// B operands as they come out of the softmax, and only Q and dO, which all keys share, are turned.
+template <Compute kCompute>
+constexpr bool kKeysAsColumns = kHasAmx && kCompute == Compute::kBf16Pairs;
+
+inline Tiling backward_tiling(const Problem& problem) {
+  const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
+  if (kHasAmx && backward_is_bf16(problem)) {
+    // Whole tile registers, and sums that move less often between the caches.
+    if (dim <= 256) return {128, 128, dim <= 128 ? 256 : 128};
+    return {64, 64, 64};
+  }
+  const int32_t usual = dim <= 256 ? 96 : 48, tile_kv = dim <= 64 ? 256 : dim <= 192 ? 128 : 64;
+  if (problem.has_mask(FLASHATTN_MASK_BLOCKS)) {
+    // Tiles that do not straddle blocks of the mask, of whole strips of the dropout.
+    for (int32_t rows = usual * 4 / 3; rows >= usual / 3; rows -= 16) {
+      if (problem.block_q % rows == 0) return {rows, rows, tile_kv};
+    }
+  }
+  return {usual, usual, tile_kv};
+}
+
+inline int32_t dq_columns(const Problem& problem) { return round_up(problem.dim_qk, kWidth); }
+
+template <Compute kCompute>
+struct BackwardScratch {
+  int32_t tile_q, tile_kv, qk_units, v_units, qk_columns, v_columns;
+  int64_t qk_panel, v_panel;       // of K^T and V^T: units from panel to panel
+  int64_t query_panel, key_panel;  // of operands with queries, keys as k
+  uint32_t *kt, *vt, *k, *q_a, *do_a;
+  uint32_t *q_k, *do_k;  // with queries as k
+  float *s, *dp, *derivative, *dk, *dv;
+  // Weights and their gradients, pairs of queries and, ds, of keys; p_t and ds_t: from panel to
+  // panel of keys and from pair to pair.
+  uint32_t *p_t, *ds_t, *ds;
+  int64_t pair_panel, pair_row;
+  uint8_t* keep;
+  int64_t bytes;
+
+  FLASHATTN_INLINE BackwardScratch(const Problem& problem, const Tiling& tiling, char* base) {
+    constexpr int kU = kUnit<kCompute>;
+    tile_q = tiling.tile_q;
+    tile_kv = tiling.tile_kv;
+    const int32_t qk = (problem.dim_qk + kU - 1) / kU, v = (problem.dim_v + kU - 1) / kU;
+    qk_units = round_up(qk, kWidth);
+    v_units = round_up(v, kWidth);
+    qk_columns = round_up(problem.dim_qk, kWidth);
+    v_columns = round_up(problem.dim_v, kWidth);
+    qk_panel = static_cast<int64_t>(qk) * kPanel;
+    v_panel = static_cast<int64_t>(v) * kPanel;
+    query_panel = static_cast<int64_t>(tile_q) / kU * kPanel;
+    key_panel = static_cast<int64_t>(tile_kv) / kU * kPanel;
+    const int64_t qk_panels = round_up(qk_columns, kPanel) / kPanel;
+    const int64_t v_panels = round_up(v_columns, kPanel) / kPanel;
+    const int64_t tile = static_cast<int64_t>(tile_q) * tile_kv;
+    int64_t at = 0;
+    const auto take = [&](int64_t words) {
+      char* p_at = base + at;
+      at += (words * 4 + 63) / 64 * 64;
+      return p_at;
+    };
+    const auto units = [&](int64_t n) { return reinterpret_cast<uint32_t*>(take(n)); };
+    const auto floats = [&](int64_t n) { return reinterpret_cast<float*>(take(n)); };
+    kt = units(tile_kv / kPanel * qk_panel);
+    vt = units(tile_kv / kPanel * v_panel);
+    k = units(qk_panels * key_panel);
+    q_a = units(static_cast<int64_t>(tile_q) * qk_units);
+    do_a = units(static_cast<int64_t>(tile_q) * v_units);
+    q_k = units(qk_panels * query_panel);
+    do_k = units(v_panels * query_panel);
+    s = floats(tile);
+    dp = floats(tile);
+    derivative = floats(problem.softcap != 0 ? tile_kv : 0);
+    dk = floats(static_cast<int64_t>(tile_kv) * qk_columns);
+    dv = floats(static_cast<int64_t>(tile_kv) * v_columns);
+    // fp32: in the places of the scores and of dp, which serve in either orientation.
+    p_t = kCompute == Compute::kF32 ? reinterpret_cast<uint32_t*>(s) : units(tile / kU);
+    ds_t = kCompute == Compute::kF32 ? reinterpret_cast<uint32_t*>(dp) : units(tile / kU);
+    ds = kCompute == Compute::kF32 ? ds_t : units(tile / kU);
+    pair_panel = kKeysAsColumns<kCompute> ? query_panel : kPanel;
+    pair_row = kKeysAsColumns<kCompute> ? kPanel : tile_kv;
+    keep = reinterpret_cast<uint8_t*>(take(problem.dropout > 0 ? tile / 4 : 0));
+    bytes = at;
+  }
+};
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA

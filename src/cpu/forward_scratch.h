@@ -1,0 +1,65 @@
+// Tiles of the forward pass, and the memory in which a thread works on one.
+#pragma once
+
+#include "cpu/scores.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+// Scores of 24 rows against as many keys as, packed, stay in a core's L2 cache beside the block's
+// queries and outputs; blocks of many rows, so that packing is a small part of the work.
+inline Tiling forward_tiling(const Problem& problem) {
+  const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
+  // Four micro-kernels high, or two tile registers: these come with larger caches.
+  const bool tiles = kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16;
+  const int32_t tile_q = tiles ? 32 : 24, rows = 528 / tile_q * tile_q;
+  if (dim <= 64) return {rows, tile_q, tiles ? 1536 : 768};
+  if (dim <= 128) return {rows, tile_q, tiles ? 768 : 384};
+  if (dim <= 256) return {192, tile_q, 128};
+  return {96, tile_q, 64};
+}
+
+// Of blocks that read keys and values as they lie.
+constexpr Tiling kDirectTiling = {kDirectRows, kDirectRows, kDirectKeys};
+
+template <Compute kCompute>
+struct ForwardScratch {
+  int32_t q_units, v_columns, tile_kv;
+  int64_t k_panel, v_panel;  // units from panel to panel
+  uint32_t *q, *k, *v, *p;
+  float *s, *o, *m, *l;
+  uint8_t* keep;
+  int64_t bytes;
+
+  FLASHATTN_INLINE ForwardScratch(const Problem& problem, const Tiling& tiling, char* base) {
+    constexpr int kU = kUnit<kCompute>;
+    tile_kv = tiling.tile_kv;
+    const int32_t k_units = (problem.dim_qk + kU - 1) / kU;
+    q_units = round_up(k_units, kWidth);
+    v_columns = round_up(problem.dim_v, kWidth);
+    k_panel = static_cast<int64_t>(k_units) * kPanel;
+    v_panel = static_cast<int64_t>(tile_kv) / kU * kPanel;
+    int64_t at = 0;
+    const auto take = [&](int64_t words) {
+      char* p_at = base + at;
+      at += (words * 4 + 63) / 64 * 64;
+      return p_at;
+    };
+    const int64_t rows = tiling.rows;
+    q = reinterpret_cast<uint32_t*>(take(rows * q_units));
+    k = reinterpret_cast<uint32_t*>(take(tile_kv / kPanel * k_panel));
+    v = reinterpret_cast<uint32_t*>(take(round_up(v_columns, kPanel) / kPanel * v_panel));
+    s = reinterpret_cast<float*>(take(static_cast<int64_t>(tiling.tile_q) * tile_kv));
+    // fp32 weights take the place of the scores.
+    p = kCompute == Compute::kF32
+            ? reinterpret_cast<uint32_t*>(s)
+            : reinterpret_cast<uint32_t*>(take(static_cast<int64_t>(tiling.tile_q) * tile_kv / kU));
+    o = reinterpret_cast<float*>(take(rows * v_columns));
+    m = reinterpret_cast<float*>(take(rows));
+    l = reinterpret_cast<float*>(take(rows));
+    keep = reinterpret_cast<uint8_t*>(
+        take(problem.dropout > 0 ? (static_cast<int64_t>(tiling.tile_q) + 32) * tile_kv / 4 : 0));
+    bytes = at;
+  }
+};
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA
