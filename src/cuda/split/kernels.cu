@@ -9,8 +9,8 @@ namespace {
 
 constexpr int kWarps = 4;
 
-// One warp a row.
-__global__ void __launch_bounds__(32 * kWarps)
+// One block a row: rows are few, and parts many.
+__global__ void __launch_bounds__(32 * kWarps, 1)
     merge_split_kernel(const __grid_constant__ ForwardParams params) {
   const flashattn_forward_args& args = params.args;
   const int32_t b = blockIdx.x / params.problem.heads_q, h = blockIdx.x % params.problem.heads_q;
@@ -20,10 +20,9 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int64_t stride = params.partial_row(1, 0, 0, 0);
   const RowLayout layout = row_layout(params.problem, args.shape);
   const float kept = 65536.0f / (65536.0f - static_cast<float>(params.dropout_threshold));
-  for (int32_t i = blockIdx.y * kWarps + threadIdx.x / 32; i < sequence.len.q;
-       i += gridDim.y * kWarps) {
+  for (int32_t i = blockIdx.y; i < sequence.len.q; i += gridDim.y) {
     const int64_t first = params.partial_row(0, b, h, i), token = sequence.first_q + i;
-    merge_row(
+    merge_row<kWarps>(
         {parts, params.problem.dim_v, params.problem.dtype_o,
          tensor_row(args.o, dtype_size(params.problem.dtype_o), b, h, token),
          args.lse ? args.lse + b * layout.batch_stride + h * layout.head_stride + token : nullptr},
@@ -33,14 +32,16 @@ __global__ void __launch_bounds__(32 * kWarps)
   }
 }
 
+// One warp a row.
 template <class Part>
-__device__ __forceinline__ void merge_rows(const MergeParams<kMaxMergeParts>& params) {
+__global__ void __launch_bounds__(32 * kWarps, 1)
+    merge_kernel(const __grid_constant__ MergeParams<kMaxMergeParts> params) {
   const int32_t b = blockIdx.x / params.heads, h = blockIdx.x % params.heads;
   for (int64_t token = blockIdx.y * kWarps + threadIdx.x / 32; token < params.tokens;
        token += gridDim.y * kWarps) {
     const int64_t at =
         b * params.lse_layout.batch_stride + h * params.lse_layout.head_stride + token;
-    merge_row(
+    merge_row<1>(
         {params.parts, params.dim, params.dtype,
          tensor_row(params.o, dtype_size(params.dtype), b, h, token),
          params.lse ? params.lse + at : nullptr},
@@ -53,15 +54,6 @@ __device__ __forceinline__ void merge_rows(const MergeParams<kMaxMergeParts>& pa
   }
 }
 
-__global__ void __launch_bounds__(32 * kWarps)
-    merge_kernel(const __grid_constant__ MergeParams<kMaxMergeParts> params) {
-  switch (params.part_dtype) {
-    case FLASHATTN_DTYPE_F16: return merge_rows<__half>(params);
-    case FLASHATTN_DTYPE_BF16: return merge_rows<__nv_bfloat16>(params);
-    default: return merge_rows<float>(params);
-  }
-}
-
 struct DropoutMaskParams {
   int32_t queries, keys;
   uint32_t threshold;
@@ -71,7 +63,7 @@ struct DropoutMaskParams {
 };
 
 // One block a row.
-__global__ void __launch_bounds__(32 * kWarps)
+__global__ void __launch_bounds__(32 * kWarps, 1)
     dropout_mask_kernel(const __grid_constant__ DropoutMaskParams params) {
   const uint64_t* rng = params.rng_device;
   const DropoutStream stream = DropoutStream::make(params.seed + (rng ? rng[0] : 0),
@@ -89,13 +81,16 @@ __global__ void __launch_bounds__(32 * kWarps)
 
 cudaError_t launch_merge_split(const ForwardParams& params, cudaStream_t stream) {
   const dim3 grid =
-      grid_of(params.args.shape.batch, params.problem.heads_q, params.partial_queries, kWarps);
+      grid_of(params.args.shape.batch, params.problem.heads_q, params.partial_queries, 1);
   return start(&merge_split_kernel, grid, 32 * kWarps, 0, params, stream);
 }
 
 cudaError_t launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream) {
   const dim3 grid = grid_of(params.batch, params.heads, params.tokens, kWarps);
-  return start(&merge_kernel, grid, 32 * kWarps, 0, params, stream);
+  const auto kernel = params.part_dtype == FLASHATTN_DTYPE_F16    ? &merge_kernel<__half>
+                      : params.part_dtype == FLASHATTN_DTYPE_BF16 ? &merge_kernel<__nv_bfloat16>
+                                                                  : &merge_kernel<float>;
+  return start(kernel, grid, 32 * kWarps, 0, params, stream);
 }
 
 cudaError_t launch_dropout_mask(const Problem& problem, const flashattn_forward_args& args,
