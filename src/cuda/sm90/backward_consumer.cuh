@@ -11,7 +11,7 @@ class BackwardConsumer : KeyOutput<Config, group_> {
   using Base = KeyOutput<Config, group_>;
   using T = typename Config::T;
   using Base::control_, Base::item, Base::leader, Base::next_kind, Base::params_, Base::shared_;
-  using typename Base::Operand, typename Base::Scores;
+  using typename Base::Ahead, typename Base::Operand, typename Base::Tile;
   static constexpr int kDim = Config::kDim, kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
 
  public:
@@ -58,7 +58,7 @@ class BackwardConsumer : KeyOutput<Config, group_> {
     }
     int32_t tile = item().start;
     for (TileKind kind = next_kind(tile, place_.count); kind != TileKind::kEmpty;) {
-      if (kind == TileKind::kFull) {
+      if (!Config::kAny && kind == TileKind::kFull) {
         step<false>(tile, kind);
       } else {
         if (params_.q_has_tail && (tile + 1) * kTileQ > item().len.q) clear_queries(tile);
@@ -75,8 +75,9 @@ class BackwardConsumer : KeyOutput<Config, group_> {
   template <bool kMasked>
   __device__ __forceinline__ void step(int32_t& tile, TileKind& kind) {
     const uint32_t slot = place_.slot();
-    Scores s, dp;
+    Tile s, dp;
     Operand p, derived, ds;
+    Ahead ahead;
     const ptx::Matrix keys = ptx::Matrix::at(shared_ + group_ * 64 * 128, 0);
     const ptx::Matrix q = ptx::Matrix::at(shared_ + Config::kQ + slot * Config::kQueryBytes, 0);
     const ptx::Matrix dout = q.further(Config::kDo - Config::kQ);
@@ -85,9 +86,10 @@ class BackwardConsumer : KeyOutput<Config, group_> {
     this->template multiply_rows<kDim>(s, keys, q);
     if constexpr (Config::kLateGradients) {
       if (Config::kTurns) ptx::named_arrive(kTurnBarrier + (group_ ^ 1), 256);
+      this->look_ahead(ahead, tile, place_.count);
       ptx::wgmma_wait<0>();
       ptx::pin(s);
-      this->template weigh<kMasked>(s, p, derived, tile, slot, place_.count);
+      this->template weigh<kMasked>(s, p, derived, ahead, tile, kind, slot, place_.count);
       ptx::pin(p);
       ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());
       this->template multiply_rows<kDim>(dp, keys.further(Config::kV), dout);
@@ -95,14 +97,17 @@ class BackwardConsumer : KeyOutput<Config, group_> {
       ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());
       this->template multiply_rows<kDim>(dp, keys.further(Config::kV), dout);
       if (Config::kTurns) ptx::named_arrive(kTurnBarrier + (group_ ^ 1), 256);
+      this->look_ahead(ahead, tile, place_.count);
       ptx::wgmma_wait<1>();
       ptx::pin(s);
-      this->template weigh<kMasked>(s, p, derived, tile, slot, place_.count);
+      this->template weigh<kMasked>(s, p, derived, ahead, tile, kind, slot, place_.count);
+      if (Config::kModified) ptx::pin(p);
     }
     this->add_product(dv_, p, dout);  // at once: it runs under what follows
     ptx::wgmma_wait<1>();
     ptx::pin(dp);
-    this->template differentiate<kMasked>(Config::kModified ? derived : p, dp, ds, slot);
+    this->template differentiate<kMasked>(Config::kModified ? derived : p, dp, ds, slot,
+                                          place_.count);
     if constexpr (Config::kDqGroup) {
       this->hand_over_ds(ds, {place_.count});
       this->add_product(dk_, ds, q);
