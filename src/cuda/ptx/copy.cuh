@@ -49,6 +49,29 @@ __device__ __forceinline__ void store_if(bool condition, float* to, float x, flo
                : "memory");
 }
 
+// 1, 2 or 4 bytes of what no kernel writes meanwhile, without a branch; 0 where `valid` is false.
+template <int kBytes>
+__device__ __forceinline__ uint32_t load_if(const void* from, bool valid) {
+  static_assert(kBytes == 1 || kBytes == 2 || kBytes == 4, "one number");
+  uint32_t x;
+  if constexpr (kBytes == 1) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.u8 %0, [%1];}"
+                 : "=&r"(x)
+                 : "l"(from), "r"(static_cast<int>(valid)));
+  } else if constexpr (kBytes == 2) {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.u16 %0, [%1];}"
+        : "=&r"(x)
+        : "l"(from), "r"(static_cast<int>(valid)));
+  } else {
+    asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%1];}"
+        : "=&r"(x)
+        : "l"(from), "r"(static_cast<int>(valid)));
+  }
+  return x;
+}
+
 // Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -61,6 +61,24 @@ __device__ __forceinline__ uint32_t pack<__half>(float low, float high) {
   return r;
 }
 
+// pack, 0 in place of what is below 0.
+template <class T>
+__device__ __forceinline__ uint32_t pack_positive(float low, float high);
+
+template <>
+__device__ __forceinline__ uint32_t pack_positive<__nv_bfloat16>(float low, float high) {
+  uint32_t r;
+  asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
+template <>
+__device__ __forceinline__ uint32_t pack_positive<__half>(float low, float high) {
+  uint32_t r;
+  asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
 // The inverse of pack.
 template <class T>
 __device__ __forceinline__ float2 unpack(uint32_t pair);

@@ -11,15 +11,16 @@
 namespace flashattn::cuda::sm90 {
 
 // kDqGroup: a third warpgroup computes dQ; else each consumer its share. kTurns: the consumers take
-// turns to issue scores. kModified: scores need more than a factor (softcap, ALiBi).
-template <class T_, int kDim_, int kTileQ_, bool kDqGroup_, bool kTurns_, bool kModified_>
+// turns to issue scores.
+template <class T_, int kDim_, int kTileQ_, bool kDqGroup_, bool kTurns_, Scores kScores_>
 struct BackwardConfig {
   using T = T_;
   static constexpr int kDim = kDim_;  // of the products; smaller heads: zeros
   static constexpr int kTileQ = kTileQ_, kTileKv = 128;
   static constexpr int kPartQ = kDqGroup_ ? 64 : kTileQ;  // of the products
   static constexpr bool kWide = false, kDqGroup = kDqGroup_, kTurns = kTurns_;
-  static constexpr bool kModified = kModified_;
+  static constexpr Scores kScores = kScores_;
+  static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
   static constexpr int kConsumers = 2;  // warpgroups of 64 keys
   static constexpr int kStages = kDim * kTileQ == 64 * 64 ? 4 : 2;
   static constexpr int kThreads = 128 * (1 + kConsumers + kDqGroup);
@@ -28,9 +29,9 @@ struct BackwardConfig {
   static constexpr int kConsumerRegisters = kDqGroup ? 208 : 240;
   // Code of its own for each consumer, with its number as a constant: where registers are that few.
   // Else the same for both, because caches of instructions are small.
-  static constexpr bool kTwice = kDim == 128 && kDqGroup;
-  // Without kDqGroup: registers do not hold S and dP at once: dP starts when S is weights.
-  static constexpr bool kLateGradients = kDim == 128 && kModified;
+  static constexpr bool kTwice = kDim == 128;
+  // Registers do not hold dP and two kinds of weights: one waits where dS will lie.
+  static constexpr bool kParked = kDim == 128 && kModified;
 
   // Columns come in panels of 64, 128 bytes a row.
   static constexpr int kPanels = kDim / 64, kPanelsQk = kPanels, kPanelsV = kPanels;
@@ -59,12 +60,14 @@ struct BackwardConfig {
 
 // For large heads, whose dK and dV of 64 keys fill two warpgroups: one consumer computes the
 // weights and holds dV, the other the gradients and holds dK; a third warpgroup computes dQ.
-template <class T_, int kDimQk_, int kDimV_, bool kModified_>
+template <class T_, int kDimQk_, int kDimV_, Scores kScores_>
 struct BackwardWideConfig {
   using T = T_;
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;
   static constexpr int kTileQ = 64, kTileKv = 64, kPartQ = kTileQ;
-  static constexpr bool kWide = true, kDqGroup = true, kModified = kModified_;
+  static constexpr bool kWide = true, kDqGroup = true, kParked = false;
+  static constexpr Scores kScores = kScores_;
+  static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
   static constexpr int kConsumers = 2, kThreads = 128 * 4;
   static constexpr int kProducerRegisters = 24, kDqRegisters = 64;
   static constexpr int kConsumerRegisters = 200, kFirstRegisters = 224;  // the first: also scores

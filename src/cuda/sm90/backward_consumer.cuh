@@ -12,7 +12,7 @@ class BackwardConsumer : KeyOutput<Config> {
   using T = typename Config::T;
   using Base::control_, Base::group_, Base::item, Base::leader, Base::next_kind, Base::params_,
       Base::shared_;
-  using typename Base::Operand, typename Base::Scores;
+  using typename Base::Ahead, typename Base::Operand, typename Base::Tile;
   static constexpr int kPartQ = Config::kPartQ, kParts = Config::kTileQ / kPartQ;
   static constexpr int kDim = Config::kDim, kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
 
@@ -22,7 +22,6 @@ class BackwardConsumer : KeyOutput<Config> {
       : Base(params, shared, control, group) {}
 
   __device__ __forceinline__ void run() {
-    if (Config::kTurns && group_ == 0) ptx::named_arrive(kTurnBarrier, 256);
     for (;;) {
       const uint32_t number = this->take();
       if (item().end) break;
@@ -53,14 +52,10 @@ class BackwardConsumer : KeyOutput<Config> {
     ptx::mbarrier_wait(barrier_at(control_.v_full), parity);
     // What the last item left in the buffers of dS and dQ is on its way.
     if (leader()) ptx::bulk_wait_read();
-    if constexpr (Config::kDqGroup) {
-      ptx::named_sync(kWarpgroupBarrier + group_, 128);
-    } else {
-      ptx::named_sync(kConsumerBarrier, 256);
-    }
+    ptx::named_sync(kWarpgroupBarrier + group_, 128);
     int32_t tile = item().start;
     for (TileKind kind = next_kind(tile, place_.count); kind != TileKind::kEmpty;) {
-      if (kind == TileKind::kFull) {
+      if (!Config::kAny && kind == TileKind::kFull) {
         step<false>(tile, kind);
       } else {
         if (params_.q_has_tail && (tile + 1) * kTileQ > item().len.q) clear_queries(tile);
@@ -70,47 +65,34 @@ class BackwardConsumer : KeyOutput<Config> {
     if (leader()) ptx::mbarrier_arrive(barrier_at(control_.kv_empty));
   }
 
-  // A tile of queries: what it adds to dK and dV, and its dQ. Then the next tile and its kind.
+  // A tile of queries: what it adds to dK and dV, and dS for its dQ; then the next tile and its
+  // kind. The consumers never meet. Part by part, so that registers hold what is under way:
+  // exponentials of one run under products of the other.
   template <bool kMasked>
   __device__ __forceinline__ void step(int32_t& tile, TileKind& kind) {
-    if constexpr (Config::kDqGroup) {
-      step_apart<kMasked>(tile, kind);
-    } else {
-      step_together<kMasked>(tile, kind);
-    }
-    ptx::wgmma_wait<0>();
-    ptx::pin(dk_);
-    if (leader()) ptx::mbarrier_arrive(barrier_at(control_.q_empty[place_.slot()]));
-    place_.advance();
-  }
-
-  // A third warpgroup computes dQ, and the consumers never meet. Part by part, so that registers
-  // hold what is under way: exponentials of one run under products of the other.
-  template <bool kMasked>
-  __device__ __forceinline__ void step_apart(int32_t& tile, TileKind& kind) {
     const uint32_t slot = place_.slot();
-    Scores s[kParts], dp[kParts];
+    Tile s[kParts], dp[kParts];
     Operand p[kParts], derived[kParts], ds[kParts];
+    Ahead ahead;
     ptx::mbarrier_wait(barrier_at(control_.q_full[slot]), place_.phase());
-    if (Config::kTurns) ptx::named_sync(kTurnBarrier + group_, 256);
     for_parts([&](auto part) { this->template multiply_rows<kDim>(s[part], keys(), q(part)); });
-    if (Config::kTurns) ptx::named_arrive(kTurnBarrier + (group_ ^ 1), 256);
+    this->look_ahead(ahead, tile, place_.count);
     for_parts([&](auto part) {
       ptx::wgmma_wait<kParts - 1 + part>();
       ptx::pin(s[part]);
-      this->template weigh<kMasked>(s[part], p[part], derived[part], tile * kTileQ + part * kPartQ,
-                                    slot, place_.count, part);
+      this->template weigh<kMasked>(s[part], p[part], derived[part], ahead, tile, kind, slot,
+                                    place_.count, part);
       ptx::pin(p[part]);
       if (part == 0) ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());
       this->template multiply_rows<kDim>(dp[part], keys().further(Config::kV), dout(part));
       this->add_product(dv_, p[part], dout(part));  // at once: it runs under what follows
     });
-    this->await_ds({place_.count});
+    if (!Config::kParked) this->await_ds({place_.count});
     for_parts([&](auto part) {
       ptx::wgmma_wait<2 * kParts - 1 - part>();
       ptx::pin(dp[part]);
       this->template differentiate<kMasked>(Config::kModified ? derived[part] : p[part], dp[part],
-                                            ds[part], slot, part);
+                                            ds[part], slot, place_.count, part);
       this->store_ds(ds[part], Ring<Config::kDsStages>{place_.count}.slot(), part);
       if (part == kParts - 1) this->hand_over_ds({place_.count});
       this->add_product(dk_, ds[part], q(part));
@@ -122,48 +104,10 @@ class BackwardConsumer : KeyOutput<Config> {
     // Each warp for itself: another may not have read its D yet.
     __syncwarp();
     if (this->lane() == 0) ptx::mbarrier_arrive(barrier_at(control_.do_empty[slot]));
-  }
-
-  // Both consumers compute dQ, and meet when dS is complete: of its two buffers the one is read
-  // while the other is written.
-  template <bool kMasked>
-  __device__ __forceinline__ void step_together(int32_t& tile, TileKind& kind) {
-    const uint32_t slot = place_.slot();
-    Scores s, dp;
-    Operand p, derived, ds;
-    ptx::mbarrier_wait(barrier_at(control_.q_full[slot]), place_.phase());
-    this->template multiply_rows<kDim>(s, keys(), q());
-    if constexpr (Config::kLateGradients) {
-      ptx::wgmma_wait<0>();
-      ptx::pin(s);
-      this->template weigh<kMasked>(s, p, derived, tile * kTileQ, slot, place_.count);
-      ptx::pin(p);
-    }
-    ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());
-    this->template multiply_rows<kDim>(dp, keys().further(Config::kV), dout());
-    if constexpr (!Config::kLateGradients) {
-      ptx::wgmma_wait<1>();
-      ptx::pin(s);
-      this->template weigh<kMasked>(s, p, derived, tile * kTileQ, slot, place_.count);
-    }
-    this->add_product(dv_, p, dout());  // at once: it runs under what follows
-    tile = tile_after(item(), params_, tile);
-    kind = next_kind(tile, place_.count + 1);
-    ptx::wgmma_wait<1>();
-    ptx::pin(dp);
-    this->template differentiate<kMasked>(Config::kModified ? derived : p, dp, ds, slot);
-    float dq[32];
-    this->store_ds(ds, slot);
-    ptx::fence_async_proxy();
-    ptx::named_sync(kConsumerBarrier, 256);
-    multiply_dq<Config>(dq, shared_, slot, group_);
-    this->add_product(dk_, ds, q());
-    ptx::mbarrier_wait(barrier_at(control_.dq_empty[group_]), (place_.count & 1) ^ 1);
-    ptx::wgmma_wait<1>();
-    ptx::pin(dq);
-    ptx::pin(dv_);
-    if (leader()) ptx::mbarrier_arrive(barrier_at(control_.do_empty[slot]));
-    hand_over_dq<Config>(dq, control_, shared_, group_);
+    ptx::wgmma_wait<0>();
+    ptx::pin(dk_);
+    if (leader()) ptx::mbarrier_arrive(barrier_at(control_.q_empty[slot]));
+    place_.advance();
   }
 
   template <int kPart>

@@ -3,39 +3,35 @@
 
 #include "cuda/sm90/backward.cuh"
 #include "cuda/sm90/backward_convert.cuh"
-#include "cuda/sm90/table.h"
+#include "cuda/sm90/entry.cuh"
 
 namespace flashattn::cuda::sm90 {
 
-using bf16 = __nv_bfloat16;  // as table.txt says
-using f16 = __half;
-
 template <class Config>
 constexpr BackwardEntry backward_entry_of(int32_t dim_qk, int32_t dim_v, int32_t stages) {
-  return {
-      std::is_same<typename Config::T, bf16>::value ? FLASHATTN_DTYPE_BF16 : FLASHATTN_DTYPE_F16,
-      dim_qk,
-      dim_v,
-      Config::kModified,
-      Config::kTileQ,
-      Config::kTileKv,
-      stages,
-      Config::kThreads,
-      kBackwardSharedBytes<Config>,
-      &backward_kernel<Config>,
-      &convert_dq_kernel<Config>,
-      kConvertThreads<Config>};
+  return {kDtype<typename Config::T>,
+          dim_qk,
+          dim_v,
+          Config::kScores,
+          Config::kTileQ,
+          Config::kTileKv,
+          stages,
+          Config::kThreads,
+          kBackwardSharedBytes<Config>,
+          &backward_kernel<Config>,
+          &convert_dq_kernel<Config>,
+          kConvertThreads<Config>};
 }
 
-template <class T, int kDim, int kTileQ, bool kDqGroup, bool kTurns, bool kModified>
+template <class T, int kDim, int kTileQ, bool kDqGroup, bool kTurns, Scores kScores>
 constexpr BackwardEntry backward_entry() {
-  using Config = BackwardConfig<T, kDim, kTileQ, kDqGroup, kTurns, kModified>;
+  using Config = BackwardConfig<T, kDim, kTileQ, kDqGroup, kTurns, kScores>;
   return backward_entry_of<Config>(kDim, kDim, Config::kStages);
 }
 
-template <class T, int kDimQk, int kDimV, bool kModified>
+template <class T, int kDimQk, int kDimV, Scores kScores>
 constexpr BackwardEntry backward_wide_entry() {
-  using Config = BackwardWideConfig<T, kDimQk, kDimV, kModified>;
+  using Config = BackwardWideConfig<T, kDimQk, kDimV, kScores>;
   return backward_entry_of<Config>(kDimQk, kDimV, Config::kDoStages);
 }
 

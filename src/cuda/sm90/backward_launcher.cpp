@@ -1,8 +1,10 @@
 #include "cuda/sm90/backward_launcher.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/error.h"
+#include "core/score_rules.h"
 #include "cuda/backward_launcher.h"
 #include "cuda/gradient/kernels.h"
 #include "cuda/sm90/tensor_map.h"
@@ -13,13 +15,19 @@ namespace {
 // Without a mask all tiles of keys of a head would add to the same tile of queries at a time.
 constexpr bool kStaggered = false;
 
+// Factors below 0 are as good as others: no maximum is looked for.
+Scores backward_scores_of(Problem p) {
+  p.scale = std::fabs(p.scale);
+  return scores_of(p);
+}
+
 const BackwardEntry* find(const Problem& p) {
   const BackwardTable table = backward_table();
+  const Scores scores = backward_scores_of(p);
   const auto end = table.entries + table.count;
   const auto found = std::find_if(table.entries, end, [&](const BackwardEntry* e) {
-    return e->dtype == p.dtype &&
-           scores_of(p) == (e->modified ? Scores::kShaped : Scores::kScaled) &&
-           e->dim_qk >= p.dim_qk && e->dim_v >= p.dim_v;
+    return e->dtype == p.dtype && e->scores == scores && e->dim_qk >= p.dim_qk &&
+           e->dim_v >= p.dim_v;
   });
   return found == end ? nullptr : *found;
 }
@@ -27,7 +35,9 @@ const BackwardEntry* find(const Problem& p) {
 }  // namespace
 
 bool BackwardLauncher::takes(const Problem& problem) {
-  return problem.determinism != FLASHATTN_DETERMINISM_BATCH_INVARIANT && find(problem) != nullptr;
+  return problem.determinism != FLASHATTN_DETERMINISM_BATCH_INVARIANT &&
+         !problem.has_feature(FLASHATTN_FEATURE_DBIAS) &&
+         !problem.has_mask(FLASHATTN_MASK_BLOCKS) && find(problem) != nullptr;
 }
 
 BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_t l2_bytes)
@@ -37,7 +47,8 @@ BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_
       main_(prepare(*find(problem), units)),
       name_(std::string("sm90_backward_") + dtype_name(problem.dtype) + "_" +
             std::to_string(main_.entry->dim_qk) + "_" + std::to_string(main_.entry->dim_v) + "_q" +
-            std::to_string(main_.entry->tile_q) + (main_.entry->modified ? "_modified" : "")) {}
+            std::to_string(main_.entry->tile_q) +
+            kScoresNames[static_cast<int32_t>(main_.entry->scores)]) {}
 
 bool BackwardLauncher::takes(const flashattn_shape& shape) const {
   return shape.batch > 0 && shape.seqlen_q > 0 && shape.seqlen_kv > 0;
@@ -51,6 +62,7 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   cuda::BackwardParams& common = p.common;
   common.problem = problem_;
   common.args = args;
+  common.dropout_threshold = problem_.dropout_threshold();
   common.tile_q = entry.tile_q;
   common.tile_dim = entry.dim_qk;
   common.tile_kv = entry.tile_kv;
@@ -61,6 +73,9 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   p.q_has_tail = varlen_q || args.inputs.lens_q != nullptr;
   p.kv_has_tail = varlen_kv || args.inputs.lens_kv != nullptr;
   p.store_boxes = !p.kv_has_tail;
+  const bool capped = problem_.softcap != 0;
+  p.to_cap = capped ? problem_.scale / problem_.softcap : 0.0f;
+  p.factor = (capped ? problem_.softcap : problem_.scale) * kLog2E;
   // Queries and dO of a unit. Few units at a time: what the blocks read and add to stays close.
   const int64_t unit_bytes =
       static_cast<int64_t>(shape.seqlen_q) * problem_.group() * (entry.dim_qk + entry.dim_v) * 2;

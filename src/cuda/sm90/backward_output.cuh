@@ -1,13 +1,13 @@
 // How dK and dV leave the Hopper backward kernel for small heads.
 #pragma once
 
-#include "cuda/sm90/backward_group.cuh"
+#include "cuda/sm90/backward_scores.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class KeyOutput : protected BackwardGroup<Config> {
-  using Base = BackwardGroup<Config>;
+class KeyOutput : protected BackwardScores<Config> {
+  using Base = BackwardScores<Config>;
   using T = typename Config::T;
 
  protected:
@@ -43,7 +43,7 @@ class KeyOutput : protected BackwardGroup<Config> {
     } else {
       ptx::named_sync(kConsumerBarrier, 256);  // nobody reads dS any more
     }
-    stage<kPanelBytes>(dv, from_dv, 1.0f);
+    stage<kPanelBytes>(dv, from_dv, this->kept_factor());
     if constexpr (!Config::kDqGroup) {
       ptx::mbarrier_wait(barrier_at(control_.dq_empty[group_]), (place.count & 1) ^ 1);
     }

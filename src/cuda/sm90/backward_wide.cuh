@@ -3,18 +3,18 @@
 // one to the other by shared memory, rounded, in the order of accumulators.
 #pragma once
 
-#include "cuda/sm90/backward_group.cuh"
+#include "cuda/sm90/backward_scores.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 // kGradients: the second.
 template <class Config, bool kGradients>
-class WideConsumer : BackwardGroup<Config> {
-  using Base = BackwardGroup<Config>;
+class WideConsumer : BackwardScores<Config> {
+  using Base = BackwardScores<Config>;
   using T = typename Config::T;
   using Base::control_, Base::params_, Base::shared_;
   using Base::item, Base::lane, Base::leader, Base::next_kind, Base::warp;
-  using typename Base::Operand, typename Base::Scores;
+  using typename Base::Ahead, typename Base::Operand, typename Base::Tile;
   static constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
   static constexpr int kDim = kGradients ? Config::kDimQk : Config::kDimV;  // of the sums
   // With four warpgroups the compiler takes no product 256 wide.
@@ -36,7 +36,7 @@ class WideConsumer : BackwardGroup<Config> {
       if (kGradients) {
         store(params_.common.args.dk, params_.common.problem.dim_qk, params_.common.problem.scale);
       } else {
-        store(params_.common.args.dv, params_.common.problem.dim_v, 1.0f);
+        store(params_.common.args.dv, params_.common.problem.dim_v, this->kept_factor());
       }
       ptx::named_sync(kWarpgroupBarrier + kGradients, 128);  // nobody reads the item any more
     }
@@ -54,7 +54,7 @@ class WideConsumer : BackwardGroup<Config> {
     this->settle_cleared();  // nobody has yet to see that K and V are here
     int32_t tile = item().start;
     for (TileKind kind = next_kind(tile, count_); kind != TileKind::kEmpty;) {
-      if (kind == TileKind::kFull) {
+      if (!Config::kAny && kind == TileKind::kFull) {
         step<false>(tile, kind);
       } else {
         step<true>(tile, kind);
@@ -68,7 +68,7 @@ class WideConsumer : BackwardGroup<Config> {
     if constexpr (kGradients) {
       step_of_gradients<kMasked>(tile);
     } else {
-      step_of_weights<kMasked>(tile);
+      step_of_weights<kMasked>(tile, kind);
     }
     tile = tile_after(item(), params_, tile);
     kind = next_kind(tile, count_ + 1);
@@ -83,14 +83,16 @@ class WideConsumer : BackwardGroup<Config> {
   }
 
   template <bool kMasked>
-  __device__ __forceinline__ void step_of_weights(int32_t tile) {
-    Scores s;
+  __device__ __forceinline__ void step_of_weights(int32_t tile, TileKind kind) {
+    Tile s;
     Operand p, derived;
+    Ahead ahead;
     ptx::mbarrier_wait(barrier_at(control_.q_full[q_place().slot()]), q_place().phase());
     this->template multiply_rows<Config::kDimQk>(s, ptx::Matrix::at(shared_, 0), q());
+    this->look_ahead(ahead, tile, count_);
     ptx::wgmma_wait<0>();
     ptx::pin(s);
-    this->template weigh<kMasked>(s, p, derived, tile * kTileQ, q_place().slot(), count_);
+    this->template weigh<kMasked>(s, p, derived, ahead, tile, kind, q_place().slot(), count_);
     hand_over(Config::kModified ? derived : p);
     ptx::mbarrier_wait(barrier_at(control_.do_full[dout_place().slot()]), dout_place().phase());
     if (kMasked) clear_tail<Config::kPanelsV>(dout().address(), tile);
@@ -99,7 +101,7 @@ class WideConsumer : BackwardGroup<Config> {
 
   template <bool kMasked>
   __device__ __forceinline__ void step_of_gradients(int32_t tile) {
-    Scores dp;
+    Tile dp;
     Operand p, ds;
     ptx::mbarrier_wait(barrier_at(control_.do_full[dout_place().slot()]), dout_place().phase());
     this->template multiply_rows<Config::kDimV>(dp, ptx::Matrix::at(shared_ + Config::kV, 0),
@@ -107,7 +109,7 @@ class WideConsumer : BackwardGroup<Config> {
     ptx::wgmma_wait<0>();
     ptx::pin(dp);
     receive(p);
-    this->template differentiate<kMasked>(p, dp, ds, dout_place().slot());
+    this->template differentiate<kMasked>(p, dp, ds, dout_place().slot(), count_);
     __syncwarp();
     if (lane() == 0) ptx::mbarrier_arrive(barrier_at(control_.do_empty[dout_place().slot()]));
     this->await_ds({count_});

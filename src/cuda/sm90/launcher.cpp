@@ -19,17 +19,17 @@ bool takes(const sm90::ForwardEntry& e, const Problem& p) {
          e.dim_v >= p.dim_v;
 }
 
-constexpr const char* kSuffixes[] = {"", "_shaped", "_any"};  // by Scores
-
 std::string kernel_name(const sm90::ForwardEntry& e) {
   return std::string("sm90_forward_") + dtype_name(e.dtype) + "_" + std::to_string(e.dim_qk) + "_" +
          std::to_string(e.dim_v) + "_q" + std::to_string(e.tile_q) + "_kv" +
-         std::to_string(e.tile_kv) + kSuffixes[static_cast<int32_t>(e.scores)];
+         std::to_string(e.tile_kv) + sm90::kScoresNames[static_cast<int32_t>(e.scores)];
 }
 
 }  // namespace
 
 namespace sm90 {
+
+const char* const kScoresNames[] = {"", "_shaped", "_any"};
 
 Scores scores_of(const Problem& p) {
   if (p.has_bias(FLASHATTN_BIAS_DENSE) || p.has_mask(FLASHATTN_MASK_BLOCKS) ||

@@ -13,7 +13,7 @@ namespace flashattn::cuda::sm90 {
 enum class Scores : int32_t {
   kScaled,  // a factor
   kShaped,  // softcap, ALiBi
-  kAny,     // dense bias, block mask, dropout, factors below 0, and those
+  kAny,     // dense bias, block mask, dropout, in the forward pass factors below 0, and those
 };
 
 struct ForwardParams {
@@ -37,6 +37,9 @@ struct BackwardParams {
   int32_t stagger;  // tiles of queries: neighbouring tiles of keys start so far from each other
   int32_t q_has_tail, kv_has_tail;  // rows past a sequence's may lie in memory: not always finite
   int32_t store_boxes;  // dK and dV leave by the copy engine; else row by row, as lengths allow
+  // What a product is multiplied with before the softcap's tanh and after, that in units of
+  // log2(e). Without a softcap there is no before.
+  float to_cap, factor;
 };
 
 }  // namespace flashattn::cuda::sm90

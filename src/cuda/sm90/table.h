@@ -18,7 +18,7 @@ struct ForwardEntry {
 struct BackwardEntry {
   int32_t dtype;
   int32_t dim_qk, dim_v;  // the largest it takes
-  bool modified;
+  Scores scores;
   int32_t tile_q, tile_kv, stages, threads, shared_bytes;
   void (*kernel)(BackwardParams);
   void (*convert_dq)(cuda::BackwardParams);  // a block a tile of queries
@@ -35,8 +35,9 @@ struct BackwardTable {
   size_t count;
 };
 
-// What a problem asks for.
+// What a problem asks for of a forward pass, and, added to names, what a kernel can do.
 Scores scores_of(const Problem& problem);
+extern const char* const kScoresNames[];
 
 ForwardTable forward_table();
 BackwardTable backward_table();

@@ -26,6 +26,13 @@ inline void store_if(bool condition, float* to, float x, float y) {
   to[1] = y;
 }
 
+template <int kBytes>
+uint32_t load_if(const void* from, bool valid) {
+  uint32_t x = 0;
+  if (valid) std::memcpy(&x, from, kBytes);
+  return x;
+}
+
 // Word `lane % 4` of row `lane / 4` of each of four matrices.
 inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
   const emulator::Words* rows = emulator::exchange({{address}});

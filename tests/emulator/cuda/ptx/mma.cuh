@@ -51,6 +51,11 @@ uint32_t pack(float low, float high) {
 }
 
 template <class T>
+uint32_t pack_positive(float low, float high) {
+  return pack<T>(low < 0.0f ? 0.0f : low, high < 0.0f ? 0.0f : high);
+}
+
+template <class T>
 float2 unpack(uint32_t pair) {
   return {emulator::as_float(pair & 0xffff, kIsBf16<T>),
           emulator::as_float(pair >> 16, kIsBf16<T>)};

@@ -1,0 +1,347 @@
+// What the consumer warpgroups of the Hopper backward kernels do to products: weights, and dS.
+// Scores are in units of log2(e).
+#pragma once
+
+#include "cuda/ptx/mma.cuh"
+#include "cuda/sm90/backward_group.cuh"
+#include "cuda/tile/scores.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+template <class Config>
+class BackwardScores : protected BackwardGroup<Config> {
+  using Base = BackwardGroup<Config>;
+  using T = typename Config::T;
+
+ protected:
+  using Base::control_, Base::params_, Base::shared_;
+  using Base::item, Base::kPartQ, Base::kTileQ, Base::lane, Base::row;
+  using typename Base::Operand, typename Base::Tile;
+  // Columns of 8 queries that are worked on at once, as registers allow.
+  static constexpr int kStep = Config::kAny ? 1 : 2;
+  // Columns whose bias is on its way while those before are worked on.
+  static constexpr int kFetched = 4;
+
+  // What is known of a tile before its products. kAny only.
+  struct Ahead {
+    uint32_t keep;                 // bit i: number i is kept
+    const char* bias_at;           // of number 0
+    int32_t queries, keys;         // left from there on
+    uint32_t bias[kTileQ / 8][4];  // as it lies in memory; of the first columns
+  };
+
+  __device__ __forceinline__ BackwardScores(const BackwardParams& params, uint32_t shared,
+                                            BackwardControl<Config>& control, int32_t group)
+      : Base(params, shared, control, group) {}
+
+  // Of the tile that comes after `count` tiles.
+  __device__ __forceinline__ void look_ahead(Ahead& ahead, int32_t tile, uint32_t count) const {
+    if constexpr (Config::kAny) {
+      static_assert(!Config::kAny || kTileQ == 64, "a bit of a word for each number");
+      const int32_t head = head_of(count);
+      ahead.queries = ahead.keys = 0;
+      ahead.bias_at = nullptr;
+      if (params_.common.problem.bias & FLASHATTN_BIAS_DENSE) {
+        const flashattn_inputs& in = params_.common.args.inputs;
+        const int32_t query = tile * kTileQ + lane() % 4 * 2;
+        ahead.queries = item().len.q - query;
+        ahead.keys = item().keys - row();
+        ahead.bias_at = static_cast<const char*>(in.bias) +
+                        (item().b * in.bias_stride_batch + head * in.bias_stride_head +
+                         query * in.bias_stride_row + item().key + row()) *
+                            dtype_size(params_.common.problem.bias_dtype);
+      }
+#pragma unroll
+      for (int n = 0; n < kFetched; ++n) fetch_bias(ahead, n);
+      ahead.keep = kept_numbers(tile, head);
+    }
+  }
+
+  // Scores to weights p, as operands; and, where scores are modified, to these times the derivative
+  // of a score by its product, for dS, negative where the dropout drops. Where registers are short,
+  // those go to where dS will lie.
+  template <bool kMasked>
+  __device__ __forceinline__ void weigh(const Tile& s, Operand& p, Operand& derived, Ahead& ahead,
+                                        int32_t tile, TileKind kind, uint32_t slot, uint32_t count,
+                                        int part = 0) const {
+    const uint32_t lse = this->template numbers<Config::kLse>(slot, part);
+    if constexpr (Config::kModified) {
+      modify<kMasked>(s, p, derived, ahead, tile, kind, lse, count);
+    } else {
+      const float factor = params_.common.problem.scale * kLog2E;
+#pragma unroll
+      for (int n = 0; n < kPartQ / 8; ++n) {
+        const float2 reference = ptx::load_shared_pair(lse + n * 32);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float* x = &s[4 * n + 2 * half];
+          p[2 * n + half] = ptx::pack<T>(ptx::exp2(fmaf(x[0], factor, -reference.x)),
+                                         ptx::exp2(fmaf(x[1], factor, -reference.y)));
+        }
+      }
+      if constexpr (kMasked) mask(p, tile * kTileQ + part * kPartQ);
+    }
+  }
+
+  // Weights, as they were rounded for dV, or what was derived from them, and dP to dS, as operands.
+  // count: tiles done.
+  template <bool kMasked>
+  __device__ __forceinline__ void differentiate(const Operand& weights, const Tile& dp, Operand& ds,
+                                                uint32_t slot, uint32_t count, int part = 0) const {
+    const uint32_t delta = this->template numbers<Config::kDelta>(slot, part);
+    const uint32_t parked = this->ds_place(Ring<Config::kDsStages>{count}.slot(), part);
+    if constexpr (Config::kParked) __syncwarp();  // they were other lanes'
+    const float kept = kept_factor();
+#pragma unroll
+    for (int m = 0; m < kPartQ / 16; ++m) {
+      uint32_t quad[4];
+      if constexpr (Config::kParked) {
+        ptx::ldmatrix_x4_trans(quad, parked + m * 2048);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) quad[i] = weights[4 * m + i];
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int n = 2 * m + i / 2;
+        const float2 d = ptx::load_shared_pair(delta + n * 32);
+        const float* y = &dp[4 * n + 2 * (i % 2)];
+        const float2 weight = ptx::unpack<T>(quad[i]);
+        ds[4 * m + i] = ptx::pack<T>(gradient<kMasked>(weight.x, y[0], d.x, kept),
+                                     gradient<kMasked>(weight.y, y[1], d.y, kept));
+      }
+    }
+  }
+
+  // What kept weights are multiplied with.
+  __device__ __forceinline__ float kept_factor() const {
+    if constexpr (!Config::kAny) return 1.0f;
+    return 65536.0f / (65536.0f - static_cast<float>(params_.common.dropout_threshold));
+  }
+
+ private:
+  template <bool kMasked>
+  static __device__ __forceinline__ float gradient(float weight, float dp, float delta,
+                                                   float kept) {
+    float x;
+    if constexpr (Config::kAny) {
+      x = fabsf(weight) * (weight > 0.0f ? fmaf(dp, kept, -delta) : -delta);
+    } else {
+      x = weight * (dp - delta);
+    }
+    // What is hidden may be NaN.
+    if ((kMasked || Config::kAny) && weight == 0.0f) x = 0.0f;
+    return x;
+  }
+
+  template <bool kMasked>
+  __device__ __forceinline__ void modify(const Tile& s, Operand& p, Operand& derived, Ahead& ahead,
+                                         int32_t tile, TileKind kind, uint32_t lse,
+                                         uint32_t count) const {
+    static_assert(kPartQ == kTileQ || !Config::kModified, "parts of plain scores only");
+    const Problem& problem = params_.common.problem;
+    const bool capped = problem.softcap != 0, sloped = problem.bias & FLASHATTN_BIAS_ALIBI;
+    const float slope = slope_of(count) * kLog2E;
+    const int32_t off = diagonal_offset(problem.mask_rule(), {item().len.q, item().len.kv});
+    // Of this lane's first query and upper key; numbers below 2^24 are exact.
+    const float distance =
+        static_cast<float>(tile * kTileQ + lane() % 4 * 2 + off - item().key - row());
+    const uint32_t park = this->ds_place(Ring<Config::kDsStages>{count}.slot(), 0);
+    if constexpr (Config::kParked) this->await_ds({count});
+    uint32_t weights[kTileQ / 4];
+#pragma unroll
+    for (int n = 0; n < kTileQ / 8; n += kStep) {
+      float x[4 * kStep], change[4 * kStep];
+      if constexpr (Config::kAny) {
+        if (n + kFetched < kTileQ / 8) fetch_bias(ahead, n + kFetched);
+      }
+#pragma unroll
+      for (int i = 0; i < 4 * kStep; ++i) {
+        x[i] = s[4 * n + i];
+        change[i] = 1.0f;
+      }
+      if (capped) {
+#pragma unroll
+        for (int i = 0; i < 4 * kStep; ++i) {
+          x[i] = soft_tanh(x[i] * params_.to_cap);
+          change[i] = 1.0f - x[i] * x[i];
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4 * kStep; i += 4) {
+        const float2 reference = ptx::load_shared_pair(lse + (n + i / 4) * 32);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          x[i + e] = fmaf(x[i + e], params_.factor, -(e % 2 == 0 ? reference.x : reference.y));
+        }
+      }
+      if (sloped) {
+#pragma unroll
+        for (int i = 0; i < 4 * kStep; ++i) {
+          const float away =
+              distance + static_cast<float>(8 * n + i / 4 * 8 + i % 2 - i / 2 % 2 * 8);
+          x[i] = fmaf(-slope, fabsf(away), x[i]);
+        }
+      }
+      if constexpr (Config::kAny) add_bias(x, ahead.bias[n]);
+#pragma unroll
+      for (int i = 0; i < 4 * kStep; ++i) x[i] = ptx::exp2(x[i]);
+      if constexpr (Config::kAny) {
+        if (params_.common.dropout_threshold != 0) {
+#pragma unroll
+          for (int i = 0; i < 4 * kStep; ++i) {
+            const uint32_t sign = ~ahead.keep << (31 - 4 * n - i) & 0x80000000u;
+            x[i] = __uint_as_float(__float_as_uint(x[i]) | sign);
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * kStep; ++i) {
+        p[2 * n + i] = Config::kAny ? ptx::pack_positive<T>(x[2 * i], x[2 * i + 1])
+                                    : ptx::pack<T>(x[2 * i], x[2 * i + 1]);
+      }
+      if (capped) {
+#pragma unroll
+        for (int i = 0; i < 4 * kStep; ++i) x[i] *= change[i];
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * kStep; ++i) {
+        weights[2 * n + i] = ptx::pack<T>(x[2 * i], x[2 * i + 1]);
+      }
+      if constexpr (kMasked) {
+        if (!Config::kAny || kind != TileKind::kFull) {
+          mask(tile, n, [&](int i, uint32_t seen) {
+            p[2 * n + i] &= seen;
+            weights[2 * n + i] &= seen;
+          });
+        }
+      }
+      if constexpr (!Config::kParked) {
+#pragma unroll
+        for (int i = 0; i < 2 * kStep; ++i) derived[2 * n + i] = weights[2 * n + i];
+      } else if ((n + kStep) % 2 == 0) {
+        const uint32_t* quad = &weights[2 * (n + kStep - 2)];
+        ptx::stmatrix_x4_trans(park + n / 2 * 2048, quad[0], quad[1], quad[2], quad[3]);
+      }
+    }
+  }
+
+  // Of the head whose tile comes after `count` tiles.
+  __device__ __forceinline__ int32_t head_of(uint32_t count) const {
+    const int32_t tiles = item().tiles.end - item().tiles.begin;
+    const int32_t heads_left = static_cast<int32_t>(item().done - count - 1) / tiles + 1;
+    return (item().kv_head + 1) * params_.common.problem.group() - heads_left;
+  }
+
+  __device__ __forceinline__ float slope_of(uint32_t count) const {
+    if (!(params_.common.problem.bias & FLASHATTN_BIAS_ALIBI)) return 0.0f;
+    const flashattn_inputs& in = params_.common.args.inputs;
+    return in.alibi_slopes[item().b * in.alibi_stride_batch + head_of(count)];
+  }
+
+  __device__ __forceinline__ uint32_t kept_numbers(int32_t tile, int32_t head) const {
+    const uint32_t threshold = params_.common.dropout_threshold;
+    if (threshold == 0) return ~0u;
+    const DropoutStream stream =
+        dropout_stream(params_.common.problem, params_.common.args.inputs, item().b, head);
+    const int32_t key = item().key + row() - lane() / 4;  // of the warp
+    uint32_t keep = 0;
+#pragma unroll 1  // one at a time: registers are short
+    for (int32_t m = 0; m < kTileQ / 16; ++m) {
+      // Of its bits the second and third stand for halves of keys and queries.
+      const uint32_t bits =
+          keep_bits_transposed(stream, threshold, tile * kTileQ + m * 16, key, lane());
+      keep = keep >> 8 | ((bits & 0xc3u) | (bits & 0x0cu) << 2 | (bits & 0x30u) >> 2) << 24;
+    }
+    return keep;
+  }
+
+  // The bias of a column, where there is one.
+  __device__ __forceinline__ void fetch_bias(Ahead& ahead, int n) const {
+    const Problem& problem = params_.common.problem;
+    // Or else they would be kept from tile to tile.
+#pragma unroll
+    for (int i = 0; i < 4; ++i) ahead.bias[n][i] = 0;
+    if (!(problem.bias & FLASHATTN_BIAS_DENSE)) return;
+    switch (problem.bias_dtype) {
+      case FLASHATTN_DTYPE_F32: return fetch_bias_of<4>(ahead, n);
+      case FLASHATTN_DTYPE_F16:
+      case FLASHATTN_DTYPE_BF16: return fetch_bias_of<2>(ahead, n);
+      default: fetch_bias_of<1>(ahead, n);
+    }
+  }
+
+  template <int kBytes>
+  __device__ __forceinline__ void fetch_bias_of(Ahead& ahead, int n) const {
+    const int64_t stride = params_.common.args.inputs.bias_stride_row;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int32_t query = 8 * n + i % 2, key = i / 2 * 8;
+      // Opaque: not to be worked out before the main loop, and to lie in registers.
+      ahead.bias[n][i] =
+          ptx::load_if<kBytes>(ahead.bias_at + (opaque(query) * stride + key) * kBytes,
+                               query < ahead.queries && key < ahead.keys);
+    }
+  }
+
+  __device__ __forceinline__ void add_bias(float (&x)[4], const uint32_t (&bias)[4]) const {
+    const Problem& problem = params_.common.problem;
+    if (!(problem.bias & FLASHATTN_BIAS_DENSE)) return;
+    switch (problem.bias_dtype) {
+      case FLASHATTN_DTYPE_F32:
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] = fmaf(__uint_as_float(bias[i]), kLog2E, x[i]);
+        break;
+      case FLASHATTN_DTYPE_F16:
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] = fmaf(ptx::unpack<__half>(bias[i]).x, kLog2E, x[i]);
+        break;
+      case FLASHATTN_DTYPE_BF16:
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          x[i] = fmaf(ptx::unpack<__nv_bfloat16>(bias[i]).x, kLog2E, x[i]);
+        }
+        break;
+      default:
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] = bias[i] ? x[i] : -INFINITY;
+    }
+  }
+
+  // apply(i, bits) for pair i of kStep columns, all bits of a number set where the query sees the
+  // key.
+  template <class Apply>
+  __device__ __forceinline__ void mask(int32_t tile, int n, Apply apply) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const volatile Interval& visible = control_.visible[row() + half * 8];
+      // As seen from this lane's first column.
+      const int32_t begin = visible.begin - tile * kTileQ - lane() % 4 * 2;
+      const uint32_t count = visible.end - visible.begin;
+#pragma unroll
+      for (int k = 0; k < kStep; ++k) {
+        const uint32_t place = static_cast<uint32_t>((n + k) * 8 - begin);
+        apply(2 * k + half, (place < count ? 0xffffu : 0) | (place + 1 < count ? 0xffff0000u : 0));
+      }
+    }
+  }
+
+  // 0 where a query does not see a key.
+  __device__ __forceinline__ void mask(Operand& p, int32_t query) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const volatile Interval& visible = control_.visible[row() + half * 8];
+      // As seen from this lane's first column.
+      const int32_t begin = visible.begin - query - lane() % 4 * 2;
+      const uint32_t count = visible.end - visible.begin;
+#pragma unroll
+      for (int n = 0; n < kPartQ / 8; ++n) {
+        const uint32_t place = static_cast<uint32_t>(n * 8 - begin);
+        if (place >= count) p[2 * n + half] &= 0xffff0000u;
+        if (place + 1 >= count) p[2 * n + half] &= 0x0000ffffu;
+      }
+    }
+  }
+};
+
+}  // namespace flashattn::cuda::sm90
