@@ -2,6 +2,7 @@
 // add to dQ.
 #pragma once
 
+#include "cuda/ptx/copy.cuh"
 #include "cuda/tile/scores.cuh"
 
 namespace flashattn::cuda::sm80 {

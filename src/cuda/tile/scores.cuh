@@ -1,14 +1,187 @@
-// What happens to scores between the two products, on the accumulators of mma.sync: scale, softcap,
-// ALiBi, dense bias, masks, dropout. Scores are in units of log2(e).
+// What happens to scores between the two products: scale, softcap, ALiBi, dense bias, masks. Scores
+// are in units of log2(e).
+//
+// A strip is what a warp holds of 16 rows of scores, as mma.sync and WGMMA lay their sums out:
+// number [n][2 h + e] is of row lane / 4 + 8 h, column 8 n + 2 (lane % 4) + e. Everything here
+// works on whole strips, or on one half of their rows: what is asked of a score is decided outside.
 #pragma once
 
-#include "core/philox.h"
+#include <type_traits>
+
 #include "core/score_rules.h"
 #include "cuda/params.h"
-#include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mma.cuh"
+#include "cuda/tile/dropout.cuh"
 
 namespace flashattn::cuda {
+
+// tanh as 1 - 2 / (e^2x + 1), and near 0, where that loses digits, by its series.
+__device__ __forceinline__ float soft_tanh(float x) {
+  const float square = x * x;
+  const float large = fmaf(-2.0f, ptx::reciprocal(ptx::exp2(x * (2.0f * kLog2E)) + 1.0f), 1.0f);
+  const float small =
+      x -
+      x * square *
+          (0.33333333f - square * (0.13333333f - square * (0.053968254f - square * 0.021869489f)));
+  return fabsf(x) < 0.25f ? small : large;
+}
+
+// How products become scores: tanh(product * inner), of a softcap; times `outer`; plus biases.
+struct ScoreSteps {
+  bool capped, sloped, biased;  // biased: a dense bias is added. A boolean one only hides
+  float inner, outer;
+
+  __device__ __forceinline__ explicit ScoreSteps(const Problem& problem)
+      : capped(problem.softcap != 0),
+        // A negative scale is for the same step to apply, with a slope of 0.
+        sloped((problem.bias & FLASHATTN_BIAS_ALIBI) || (!capped && problem.scale < 0)),
+        biased((problem.bias & FLASHATTN_BIAS_DENSE) && problem.bias_dtype != FLASHATTN_DTYPE_U8),
+        inner(capped ? problem.scale / problem.softcap : 0.0f),
+        outer((capped ? problem.softcap : problem.scale) * kLog2E) {}
+
+  // What is left to multiply scores with when they meet their reference: not negative.
+  __device__ __forceinline__ float factor() const { return sloped || biased ? 1.0f : outer; }
+};
+
+// kExact: to the last digits of fp32.
+template <bool kExact, int kGroups>
+__device__ __forceinline__ void cap(float (&s)[kGroups][4], float inner) {
+#pragma unroll
+  for (int x = 0; x < kGroups * 4; ++x) {
+    float& score = s[x / 4][x % 4];
+    score = kExact ? tanhf(score * inner) : soft_tanh(score * inner);
+  }
+}
+
+__device__ __forceinline__ float slope_of(const Problem& problem, const flashattn_inputs& in,
+                                          int32_t b, int32_t h) {
+  if (!(problem.bias & FLASHATTN_BIAS_ALIBI)) return 0.0f;
+  return in.alibi_slopes[b * in.alibi_stride_batch + h];
+}
+
+// ALiBi. distance: of the lane's first column from its row; numbers below 2^24 are exact.
+template <int kGroups>
+__device__ __forceinline__ void add_slope(float (&s)[kGroups][4], int half, float outer,
+                                          float slope, float distance) {
+#pragma unroll
+  for (int x = 0; x < kGroups * 2; ++x) {
+    float& score = s[x / 2][half * 2 + x % 2];
+    const float away = distance + static_cast<float>(x / 2 * 8 + x % 2);
+    score = fmaf(score, outer, -slope * fabsf(away));
+  }
+}
+
+// Neighbours of a row of a dense bias, as they lie in memory.
+template <class B>
+struct BiasPair {
+  using One = std::conditional_t<sizeof(B) == 1, uint8_t, uint16_t>;
+  using Two = std::conditional_t<sizeof(B) == 1, uint16_t, uint32_t>;
+  static __device__ __forceinline__ float2 numbers(Two two) {
+    // Of a boolean one it counts only whether they are 0.
+    if constexpr (sizeof(B) == 1) return make_float2(two & 0xff, two >> 8);
+    if constexpr (sizeof(B) == 2) return ptx::unpack<B>(two);
+  }
+};
+
+template <>
+struct BiasPair<float> {
+  using One = uint32_t;
+  using Two = uint64_t;
+  static __device__ __forceinline__ float2 numbers(Two two) {
+    return make_float2(__uint_as_float(static_cast<uint32_t>(two)),
+                       __uint_as_float(static_cast<uint32_t>(two >> 32)));
+  }
+};
+
+// A dense bias of one head of one sequence.
+struct HeadBias {
+  const char* at;  // of query 0 and key 0
+  int64_t row;
+  int32_t dtype;
+  bool paired;  // neighbours can be read at once
+
+  static __device__ __forceinline__ HeadBias of(const Problem& problem, const flashattn_inputs& in,
+                                                int32_t b, int32_t h) {
+    const int32_t size = dtype_size(problem.bias_dtype);
+    const int64_t strides = in.bias_stride_batch | in.bias_stride_head | in.bias_stride_row;
+    const char* at = static_cast<const char*>(in.bias) +
+                     (b * in.bias_stride_batch + h * in.bias_stride_head) * size;
+    return {at, in.bias_stride_row, problem.bias_dtype,
+            strides % 2 == 0 && reinterpret_cast<uintptr_t>(at) % (2 * size) == 0};
+  }
+
+  // Calls visit(score, bias) for the `columns` first of one half, as seen from the lane's first
+  // column, which is key j of query i; elsewhere with some bias.
+  template <class B, int kGroups, class Visit>
+  __device__ __forceinline__ void visit_row(float (&s)[kGroups][4], int half, int32_t i, int32_t j,
+                                            int32_t columns, Visit visit) const {
+    using Pair = BiasPair<B>;
+    using One = typename Pair::One;
+    using Two = typename Pair::Two;
+    Two bias[kGroups];
+    const One* from = reinterpret_cast<const One*>(at) + (i * row + j);
+    // A last column without a neighbour is read alone.
+    if (paired && (columns % 2 == 0 || columns >= kGroups * 8)) {
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) {
+        bias[n] = 0;
+        if (n * 8 < columns) bias[n] = *reinterpret_cast<const Two*>(from + n * 8);
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) {
+        One x = 0, y = 0;
+        if (n * 8 < columns) x = from[n * 8];
+        if (n * 8 + 1 < columns) y = from[n * 8 + 1];
+        bias[n] = static_cast<Two>(x | static_cast<Two>(y) << 8 * sizeof(B));
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+      const float2 numbers = Pair::numbers(bias[n]);
+      visit(s[n][half * 2], numbers.x);
+      visit(s[n][half * 2 + 1], numbers.y);
+    }
+  }
+
+  // A boolean one hides, whatever the score was.
+  template <int kGroups>
+  __device__ __forceinline__ void add_row(float (&s)[kGroups][4], int half, float outer, int32_t i,
+                                          int32_t j, int32_t columns) const {
+    const auto add = [&](float& x, float y) { x = fmaf(x, outer, y * kLog2E); };
+    switch (dtype) {
+      case FLASHATTN_DTYPE_F32: return visit_row<float>(s, half, i, j, columns, add);
+      case FLASHATTN_DTYPE_F16: return visit_row<__half>(s, half, i, j, columns, add);
+      case FLASHATTN_DTYPE_BF16: return visit_row<__nv_bfloat16>(s, half, i, j, columns, add);
+      default:
+        visit_row<uint8_t>(s, half, i, j, columns,
+                           [](float& x, float y) { x = y != 0.0f ? x : -INFINITY; });
+    }
+  }
+};
+
+// -inf in columns of one half outside [begin, begin + count) as seen from the lane's first column;
+// count may be negative.
+template <int kGroups>
+__device__ __forceinline__ void hide_outside(float (&s)[kGroups][4], int half, int32_t begin,
+                                             int32_t count) {
+#pragma unroll
+  for (int x = 0; x < kGroups * 2; ++x) {
+    const uint32_t place = static_cast<uint32_t>(x / 2 * 8 + x % 2 - begin);
+    if (place >= static_cast<uint32_t>(max(count, 0))) s[x / 2][half * 2 + x % 2] = -INFINITY;
+  }
+}
+
+// -inf where bit 2 n + e is not set.
+template <int kGroups>
+__device__ __forceinline__ void hide_unset(float (&s)[kGroups][4], int half, uint32_t shown) {
+#pragma unroll
+  for (int x = 0; x < kGroups * 2; ++x) {
+    if (!(shown >> x & 1)) s[x / 2][half * 2 + x % 2] = -INFINITY;
+  }
+}
+
+// Score by score, for kernels of the backward pass.
 
 // A score plus its bias; a boolean mask hides, whatever the score was.
 __device__ __forceinline__ float add_bias(const ScoreRules& rules, float x, int32_t i, int32_t j) {
@@ -21,17 +194,6 @@ __device__ __forceinline__ float add_bias(const ScoreRules& rules, float x, int3
       return x + __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(rules.bias)[at]);
     default: return rules.bias[at] ? x : -INFINITY;
   }
-}
-
-// tanh as 1 - 2 / (e^2x + 1), and near 0, where that loses digits, by its series.
-__device__ __forceinline__ float soft_tanh(float x) {
-  const float square = x * x;
-  const float large = 1.0f - 2.0f * ptx::reciprocal(ptx::exp2(x * (2.0f * kLog2E)) + 1.0f);
-  const float small =
-      x -
-      x * square *
-          (0.33333333f - square * (0.13333333f - square * (0.053968254f - square * 0.021869489f)));
-  return fabsf(x) < 0.25f ? small : large;
 }
 
 // The score of a product, before masks, and the derivative of the softcap there.
@@ -101,15 +263,6 @@ __device__ __forceinline__ uint32_t keep_bits_transposed(const DropoutStream& st
   const uint32_t even_query = __shfl_sync(~0u, bits, from) >> odd & 0x55u;
   const uint32_t odd_query = __shfl_sync(~0u, bits, from + 4) >> odd & 0x55u;
   return even_query | odd_query << 1;
-}
-
-__device__ __forceinline__ DropoutStream dropout_stream(const Problem& problem,
-                                                        const flashattn_inputs& in, int32_t b,
-                                                        int32_t h) {
-  const uint64_t* device = in.rng_device;
-  return DropoutStream::make(in.rng_seed + (device ? device[0] : 0),
-                             in.rng_offset + (device ? device[1] : 0),
-                             static_cast<uint32_t>(b * problem.heads_q + h));
 }
 
 }  // namespace flashattn::cuda
