@@ -277,7 +277,8 @@ class ForwardBlock {
           const int32_t r = opaque(row_of(strip, half));
           Interval visible = intersect(visible_keys(rule, query_of(r), sequence_.len), keys);
           if (r >= rows_) visible.end = visible.begin;
-          hide_outside(s[strip], half, visible.begin - first, visible.end - visible.begin);
+          visit_outside<kTileKv / 8>(visible.begin - first, visible.end - visible.begin,
+                                     [&](int n, int e) { s[strip][n][half * 2 + e] = -INFINITY; });
         }
       }
     }
@@ -288,8 +289,8 @@ class ForwardBlock {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int32_t i = query_of(min(opaque(row_of(strip, half)), rows_ - 1));
-        hide_unset(s[strip], half,
-                   shown_columns<kTileKv / 8>(blocks, i, columns.begin, keys_.end, lane_));
+        visit_unset<kTileKv / 8>(blocks.shown_keys<kTileKv / 8>(i, columns.begin, keys_.end, lane_),
+                                 [&](int n, int e) { s[strip][n][half * 2 + e] = -INFINITY; });
       }
     }
   }
@@ -341,8 +342,9 @@ class ForwardBlock {
     if (params_.dropout_threshold == 0) return;
     const DropoutStream stream =
         dropout_stream(params_.problem, params_.args.inputs, b_, first_head_);
-    drop_weights(p, stream, params_.dropout_threshold, queries_.begin + warp_row_, tile * kTileKv,
-                 lane_);
+    visit_dropped<kStrips, kTileKv / 8, false>(
+        stream, params_.dropout_threshold, queries_.begin + warp_row_, tile * kTileKv, lane_,
+        [&](int strip, int n, int x) { p[strip][n][x] = 0.0f; });
   }
 
   __device__ __forceinline__ void finish() {

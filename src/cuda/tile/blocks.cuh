@@ -33,6 +33,45 @@ struct HeadBlocks {
     }
     return all ? TileKind::kFull : any ? TileKind::kPartial : TileKind::kEmpty;
   }
+
+  // Which of a lane's columns, 8 n + 2 (lane % 4) + e, are shown: bit 2 n + e. Columns are the keys
+  // from `first` on for one query, or the queries for one key; from `limit` on they count as
+  // hidden. All lanes of a warp call it, those of a quad with the same query or key.
+  template <int kGroups>
+  __device__ __forceinline__ uint32_t shown_keys(int32_t query, int32_t first, int32_t limit,
+                                                 int32_t lane) const {
+    return shown<kGroups>(on + query / block_q * row, 1, block_kv, first, limit, lane);
+  }
+  template <int kGroups>
+  __device__ __forceinline__ uint32_t shown_queries(int32_t key, int32_t first, int32_t limit,
+                                                    int32_t lane) const {
+    return shown<kGroups>(on + key / block_kv, row, block_q, first, limit, lane);
+  }
+
+ private:
+  template <int kGroups>
+  static __device__ __forceinline__ uint32_t shown(const uint8_t* from, int64_t stride,
+                                                   int32_t width, int32_t first, int32_t limit,
+                                                   int32_t lane) {
+    static_assert(kGroups <= 16, "the bits of a word");
+    uint32_t bits = 0;
+    if (width % 8 == 0) {
+      // No group of columns is torn apart: each lane looks at a quarter of them.
+#pragma unroll
+      for (int n = 0; n < kGroups; n += 4) {
+        const int32_t group = n + lane % 4, j = first + group * 8;
+        if (group < kGroups && j < limit && from[j / width * stride]) bits |= 3u << 2 * group;
+      }
+      bits |= __shfl_xor_sync(~0u, bits, 1);
+      return bits | __shfl_xor_sync(~0u, bits, 2);
+    }
+#pragma unroll 1
+    for (int x = 0; x < 2 * kGroups; ++x) {
+      const int32_t j = first + x / 2 * 8 + lane % 4 * 2 + x % 2;
+      if (j < limit && from[j / width * stride]) bits |= 1u << x;
+    }
+    return bits;
+  }
 };
 
 // All tiles of keys.
@@ -115,32 +154,5 @@ class BlockTiles {
   int32_t window_ = -1;
   uint32_t some_ = 0, all_ = 0;  // of the window's tiles
 };
-
-// Which of a lane's columns of a row the block mask shows: bit 2 n + e of column 8 n + 2 (lane % 4)
-// + e. Keys from `limit` on count as hidden. All lanes of a warp call it, those of a quad with the
-// same query.
-template <int kGroups>
-__device__ __forceinline__ uint32_t shown_columns(const HeadBlocks& blocks, int32_t query,
-                                                  int32_t first, int32_t limit, int32_t lane) {
-  static_assert(kGroups <= 16, "the bits of a word");
-  const uint8_t* row = blocks.on + query / blocks.block_q * blocks.row;
-  uint32_t bits = 0;
-  if (blocks.block_kv % 8 == 0) {
-    // No group of columns is torn apart: each lane looks at a quarter of them.
-#pragma unroll
-    for (int n = 0; n < kGroups; n += 4) {
-      const int32_t group = n + lane % 4, j = first + group * 8;
-      if (group < kGroups && j < limit && row[j / blocks.block_kv]) bits |= 3u << 2 * group;
-    }
-    bits |= __shfl_xor_sync(~0u, bits, 1);
-    return bits | __shfl_xor_sync(~0u, bits, 2);
-  }
-#pragma unroll 1
-  for (int x = 0; x < 2 * kGroups; ++x) {
-    const int32_t j = first + x / 2 * 8 + lane % 4 * 2 + x % 2;
-    if (j < limit && row[j / blocks.block_kv]) bits |= 1u << x;
-  }
-  return bits;
-}
 
 }  // namespace flashattn::cuda

@@ -3,6 +3,7 @@
 
 #include "core/philox.h"
 #include "cuda/params.h"
+#include "cuda/ptx/mma.cuh"
 
 namespace flashattn::cuda {
 
@@ -15,19 +16,16 @@ __device__ __forceinline__ DropoutStream dropout_stream(const Problem& problem,
                              static_cast<uint32_t>(b * problem.heads_q + h));
 }
 
-// The numbers of a lane's eight weights of each of two 16 x 16 tiles, of which the second stands
-// kRows rows further and kColumns columns: word (column half) * 2 + (row half), the even column's
-// in its low half. i and j are multiples of 16. Two at a time, for one waits for itself.
-template <int kRows, int kColumns>
-__device__ __forceinline__ void dropout_numbers(PhiloxWords (&words)[2],
-                                                const DropoutStream& stream, int32_t i, int32_t j,
-                                                int32_t lane) {
-#pragma unroll
-  for (int n = 0; n < 2; ++n) {
-    words[n] = {{(static_cast<uint32_t>(j) >> 4 << 5 | static_cast<uint32_t>(lane)) +
-                     n * (kColumns / 16 << 5),
-                 (static_cast<uint32_t>(i) >> 4) + n * (kRows / 16), stream.head, stream.offset}};
-  }
+// The counter of a lane's eight weights of the 16 x 16 tile at (i, j), multiples of 16.
+__device__ __forceinline__ PhiloxWords dropout_counter(const DropoutStream& stream, int32_t i,
+                                                       int32_t j, int32_t lane) {
+  return {{static_cast<uint32_t>(j) >> 4 << 5 | static_cast<uint32_t>(lane),
+           static_cast<uint32_t>(i) >> 4, stream.head, stream.offset}};
+}
+
+// Counters to numbers: word (column half) * 2 + (row half), the even column's in its low half. Two
+// tiles at a time, for one waits for itself.
+__device__ __forceinline__ void draw(PhiloxWords (&words)[2], const DropoutStream& stream) {
   uint32_t key0 = stream.key0, key1 = stream.key1;
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
@@ -46,24 +44,30 @@ __device__ __forceinline__ bool is_kept(uint32_t word, bool odd, uint32_t thresh
   return (odd ? word : word << 16) > limit;
 }
 
-// Clears the weights of strips of 16 rows that the dropout drops. i and j: the first row's and
-// column's index, multiples of 16.
-template <int kStrips, int kGroups>
-__device__ __forceinline__ void drop_weights(float (&p)[kStrips][kGroups][4],
-                                             const DropoutStream& stream, uint32_t threshold,
-                                             int32_t i, int32_t j, int32_t lane) {
-  static_assert(kStrips <= 2, "pairs of tiles");
-  constexpr bool kDown = kStrips == 2;
+// Calls visit(strip, n, x) for each weight of strips of 16 rows that the dropout drops, number
+// [strip][n][x]. i and j: the first row's and column's index, multiples of 16. kTurned: rows are
+// keys and columns queries; otherwise the other way round.
+template <int kStrips, int kGroups, bool kTurned, class Visit>
+__device__ __forceinline__ void visit_dropped(const DropoutStream& stream, uint32_t threshold,
+                                              int32_t i, int32_t j, int32_t lane, Visit visit) {
+  constexpr int kTiles = kStrips * kGroups / 2;
 #pragma unroll
-  for (int n = 0; n < kGroups; n += kDown ? 2 : 4) {
+  for (int tile = 0; tile < kTiles; tile += 2) {
     PhiloxWords words[2];
-    dropout_numbers<kDown ? 16 : 0, kDown ? 0 : 16>(words, stream, i, j + n * 8, lane);
+#pragma unroll
+    for (int own = 0; own < 2; ++own) {
+      const int row = (tile + own) % kStrips * 16, column = (tile + own) / kStrips * 16;
+      words[own] = kTurned ? dropout_counter(stream, j + column, i + row, lane)
+                           : dropout_counter(stream, i + row, j + column, lane);
+    }
+    draw(words, stream);
 #pragma unroll
     for (int x = 0; x < 16; ++x) {
-      const int own = x / 8, group = n + (kDown ? 0 : own * 2) + x % 8 / 4;
-      if (group >= kGroups) continue;
-      float& weight = p[kDown ? own : 0][group][x % 4];
-      if (!is_kept(words[own].word[x % 8 / 2], x % 2, threshold)) weight = 0.0f;
+      const int own = x / 8, n = (tile + own) / kStrips * 2 + x % 8 / 4, half = x % 4 / 2;
+      if (tile + own >= kTiles) continue;
+      uint32_t word = words[own].word[kTurned ? half * 2 + n % 2 : n % 2 * 2 + half];
+      if (kTurned) word = ptx::transpose(word);
+      if (!is_kept(word, x % 2, threshold)) visit((tile + own) % kStrips, n, x % 4);
     }
   }
 }

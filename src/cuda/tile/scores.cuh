@@ -81,6 +81,7 @@ struct BiasPair {
     if constexpr (sizeof(B) == 1) return make_float2(two & 0xff, two >> 8);
     if constexpr (sizeof(B) == 2) return ptx::unpack<B>(two);
   }
+  static __device__ __forceinline__ float number(One one) { return numbers(one).x; }
 };
 
 template <>
@@ -91,6 +92,7 @@ struct BiasPair<float> {
     return make_float2(__uint_as_float(static_cast<uint32_t>(two)),
                        __uint_as_float(static_cast<uint32_t>(two >> 32)));
   }
+  static __device__ __forceinline__ float number(One one) { return __uint_as_float(one); }
 };
 
 // A dense bias of one head of one sequence.
@@ -144,6 +146,35 @@ struct HeadBias {
     }
   }
 
+  // Calls visit(strip, n, x, bias) for numbers [strip][n][x] of strips whose rows are keys, from j
+  // on, `rows` of them, and whose columns are queries, from i on, of which there are `columns`; i
+  // and j as the lane sees them. Elsewhere with some bias.
+  template <class B, int kStrips, int kGroups, class Visit>
+  __device__ __forceinline__ void visit_turned(int32_t i, int32_t j, int32_t columns, int32_t rows,
+                                               Visit visit) const {
+    using One = typename BiasPair<B>::One;
+    One bias[kStrips][kGroups][4];
+    const One* from = reinterpret_cast<const One*>(at) + (i * row + j);
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n, from += 8 * row) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int32_t keys = n * 8 + e < columns ? rows : 0;
+#pragma unroll
+        for (int x = 0; x < kStrips * 2; ++x) {
+          One& own = bias[x / 2][n][x % 2 * 2 + e];
+          own = 0;
+          if (x * 8 < keys) own = from[e * row + x * 8];
+        }
+      }
+    }
+#pragma unroll
+    for (int x = 0; x < kStrips * kGroups * 4; ++x) {
+      const int strip = x / (kGroups * 4), n = x / 4 % kGroups;
+      visit(strip, n, x % 4, BiasPair<B>::number(bias[strip][n][x % 4]));
+    }
+  }
+
   // A boolean one hides, whatever the score was.
   template <int kGroups>
   __device__ __forceinline__ void add_row(float (&s)[kGroups][4], int half, float outer, int32_t i,
@@ -160,64 +191,24 @@ struct HeadBias {
   }
 };
 
-// -inf in columns of one half outside [begin, begin + count) as seen from the lane's first column;
-// count may be negative.
-template <int kGroups>
-__device__ __forceinline__ void hide_outside(float (&s)[kGroups][4], int half, int32_t begin,
-                                             int32_t count) {
+// Calls visit(n, e) for the columns 8 n + e outside [begin, begin + count), as seen from the lane's
+// first column; count may be negative.
+template <int kGroups, class Visit>
+__device__ __forceinline__ void visit_outside(int32_t begin, int32_t count, Visit visit) {
 #pragma unroll
   for (int x = 0; x < kGroups * 2; ++x) {
     const uint32_t place = static_cast<uint32_t>(x / 2 * 8 + x % 2 - begin);
-    if (place >= static_cast<uint32_t>(max(count, 0))) s[x / 2][half * 2 + x % 2] = -INFINITY;
+    if (place >= static_cast<uint32_t>(max(count, 0))) visit(x / 2, x % 2);
   }
 }
 
-// -inf where bit 2 n + e is not set.
-template <int kGroups>
-__device__ __forceinline__ void hide_unset(float (&s)[kGroups][4], int half, uint32_t shown) {
+// The same where bit 2 n + e is not set.
+template <int kGroups, class Visit>
+__device__ __forceinline__ void visit_unset(uint32_t shown, Visit visit) {
 #pragma unroll
   for (int x = 0; x < kGroups * 2; ++x) {
-    if (!(shown >> x & 1)) s[x / 2][half * 2 + x % 2] = -INFINITY;
+    if (!(shown >> x & 1)) visit(x / 2, x % 2);
   }
-}
-
-// Score by score, for kernels of the backward pass.
-
-// A score plus its bias; a boolean mask hides, whatever the score was.
-__device__ __forceinline__ float add_bias(const ScoreRules& rules, float x, int32_t i, int32_t j) {
-  const int64_t at = i * rules.bias_row + j;
-  switch (rules.bias_dtype) {
-    case FLASHATTN_DTYPE_F32: return x + reinterpret_cast<const float*>(rules.bias)[at];
-    case FLASHATTN_DTYPE_F16:
-      return x + __half2float(reinterpret_cast<const __half*>(rules.bias)[at]);
-    case FLASHATTN_DTYPE_BF16:
-      return x + __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(rules.bias)[at]);
-    default: return rules.bias[at] ? x : -INFINITY;
-  }
-}
-
-// The score of a product, before masks, and the derivative of the softcap there.
-struct Score {
-  float value, derivative;
-};
-
-// kExact: tanh to the last digits of fp32.
-template <bool kExact = false>
-__device__ __forceinline__ Score modified_score(const ScoreRules& rules, float product, int32_t i,
-                                                int32_t j, bool inside) {
-  Score s{product * rules.scale, 1.0f};
-  if (rules.softcap != 0) {
-    const float x = s.value / rules.softcap, t = kExact ? tanhf(x) : soft_tanh(x);
-    s = {t * rules.softcap, 1.0f - t * t};
-  }
-  s.value -= rules.slope * fabsf(static_cast<float>(i + static_cast<int64_t>(rules.offset) - j));
-  if (rules.bias && inside) s.value = add_bias(rules, s.value, i, j);
-  s.value *= kLog2E;
-  return s;
-}
-
-__device__ __forceinline__ bool block_visible(const ScoreRules& rules, int32_t i, int32_t j) {
-  return !rules.blocks || rules.blocks[i / rules.block_q * rules.blocks_row + j / rules.block_kv];
 }
 
 // How the block mask stands to a tile.
@@ -250,19 +241,6 @@ __device__ __forceinline__ uint32_t keep_bits(const DropoutStream& stream, uint3
     bits |= ((words.word[w] >> 16) >= threshold ? 1u : 0u) << (2 * w + 1);
   }
   return bits;
-}
-
-// The same where rows of the accumulators are keys and columns queries: bit (row half) * 4 +
-// (column half) * 2 + (odd column). All lanes of the warp call it.
-__device__ __forceinline__ uint32_t keep_bits_transposed(const DropoutStream& stream,
-                                                         uint32_t threshold, int32_t i, int32_t j,
-                                                         int32_t lane) {
-  const uint32_t bits = keep_bits(stream, threshold, i, j, lane);
-  // Queries 2c and 2c + 1 are with two lanes, both halves of both indices with each.
-  const int32_t from = lane % 4 * 8 + lane / 8, odd = lane / 4 % 2;
-  const uint32_t even_query = __shfl_sync(~0u, bits, from) >> odd & 0x55u;
-  const uint32_t odd_query = __shfl_sync(~0u, bits, from + 4) >> odd & 0x55u;
-  return even_query | odd_query << 1;
 }
 
 }  // namespace flashattn::cuda
