@@ -31,6 +31,12 @@ const sm80::ForwardEntry* find(const Problem& p, int32_t strips, int32_t local_m
   return best;
 }
 
+// Whether no tile needs more of a block mask's blocks than one: others visit much that is hidden.
+bool fits_blocks(const Problem& p, const sm80::ForwardEntry& e) {
+  return !p.has_mask(FLASHATTN_MASK_BLOCKS) ||
+         (p.block_q % e.tile_q == 0 && p.block_kv % e.tile_kv == 0);
+}
+
 std::string kernel_name(const sm80::ForwardEntry& e) {
   return std::string("sm80_forward_") + dtype_name(e.dtype) + "_" + std::to_string(e.dim_qk) + "_" +
          std::to_string(e.dim_v) + "_q" + std::to_string(e.tile_q) +
@@ -54,10 +60,11 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
   const DeviceScope scope(device_);
   const int32_t local_memory = device.properties.local_memory;
   small_ = prepare(*find(problem, 1, local_memory), units_);
+  const sm80::ForwardEntry* large = find(problem, 2, local_memory);
   // Tiles of another size round otherwise, and which is chosen depends on the batch.
   const bool invariant = problem.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT;
-  const sm80::ForwardEntry* large = invariant ? nullptr : find(problem, 2, local_memory);
-  large_ = large ? prepare(*large, units_) : small_;
+  const bool use_large = large && !invariant && fits_blocks(problem, *large);
+  large_ = use_large ? prepare(*large, units_) : small_;
   small_name_ = kernel_name(*small_.entry);
   large_name_ = kernel_name(*large_.entry);
   const std::string family =

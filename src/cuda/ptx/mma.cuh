@@ -97,6 +97,14 @@ __device__ __forceinline__ float2 unpack<__half>(uint32_t pair) {
   return r;
 }
 
+// An 8 x 8 matrix of 16-bit elements, row lane / 4 and columns 2 (lane % 4) and the next,
+// transposed.
+__device__ __forceinline__ uint32_t transpose(uint32_t pair) {
+  uint32_t r;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
+  return r;
+}
+
 // 2^x; 0 below 2^-126.
 __device__ __forceinline__ float exp2(float x) {
   float y;

@@ -16,62 +16,28 @@
 // BackwardPlace.
 #pragma once
 
-#include <type_traits>
-
-#include "cuda/sm80/backward_place.cuh"
-#include "cuda/tile/products.cuh"
+#include "cuda/sm80/backward_scores.cuh"
 
 namespace flashattn::cuda::sm80 {
 
-// kModified: as in the forward pass.
-template <class T_, int kDim_, int kStrips_, int kPairs_, int kTileQ_, int kSlice_, int kStages_,
-          int kMinBlocks_, bool kModified_>
-struct BackwardConfig {
-  using T = T_;
-  static constexpr int kDim = kDim_;        // of the tiles; smaller heads are padded
-  static constexpr int kStrips = kStrips_;  // of 16 keys, a pair of warps
-  static constexpr int kPairs = kPairs_;
-  static constexpr int kSlice = kSlice_;  // queries whose scores are held at once
-  static constexpr int kStages = kStages_;
-  static constexpr int kMinBlocks = kMinBlocks_;  // on a multiprocessor, as registers allow
-  static constexpr bool kModified = kModified_;
-  static constexpr int kWarps = 2 * kPairs, kThreads = 32 * kWarps;
-  static constexpr int kTileQ = kTileQ_, kTileKv = 16 * kStrips * kPairs;
-  static constexpr bool kWide = std::is_same<T, float>::value;
-
-  using KeyTile = SharedTile<kTileKv, kDim, sizeof(T)>;
-  using QueryTile = SharedTile<kTileQ, kDim, sizeof(T)>;
-  using ScoreTile = SharedTile<kTileKv, kTileQ, sizeof(T)>;  // rows are keys
-  static constexpr int kNumberBytes = 2 * kTileQ * 4;
-  static constexpr int kStageBytes = 2 * QueryTile::kBytes;
-  static constexpr int kPlace =
-      2 * KeyTile::kBytes + kStages * (kStageBytes + ScoreTile::kBytes + kNumberBytes);
-  static constexpr int kSharedBytes = kPlace + sizeof(BackwardPlace);
-  static_assert(kPairs * (kTileQ / kSlice) < 16, "as many barriers as there are");
-  static_assert(kTileQ % 32 == 0 && 2 * kTileQ <= kThreads, "dQ: rows of warps, 32 queries each");
-  static constexpr int kRowsDq = kTileQ / 32, kColumnsDq = kDim * kRowsDq / kWarps;
-  static_assert(kColumnsDq % 16 == 0, "whole operands");
-};
-
 template <class Config>
-class BackwardBlock {
-  using T = typename Config::T;
-  static constexpr int kDim = Config::kDim, kStrips = Config::kStrips, kSlice = Config::kSlice;
-  static constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
+class BackwardBlock : BackwardScores<Config> {
+  using Base = BackwardScores<Config>;
+  using Base::key_of, Base::lane_, Base::numbers, Base::pair_at, Base::pairs_at, Base::params_;
+  using Base::kSlice, Base::kStrips, Base::kTileQ, Base::score_tile;
+  using Base::place_, Base::shared_, Base::warp_key_, Base::weights;
+  using typename Base::Held;
+  using typename Base::Scores;
+  using typename Base::ScoreTile;
+  using typename Base::T;
+  static constexpr int kDim = Config::kDim, kTileKv = Config::kTileKv;
   static constexpr int kThreads = Config::kThreads;
-  using ScoreTile = typename Config::ScoreTile;
-  using Scores = float[kStrips][kSlice / 8][4];
-  using Held = Pair<T>[kStrips][kSlice / 8][2];  // of queries, rows g and g + 8
 
  public:
   __device__ __forceinline__ BackwardBlock(const BackwardParams& params, BackwardPlace& place,
                                            uint32_t shared)
-      : params_(params),
-        place_(place),
-        shared_(shared),
-        lane_(threadIdx.x % 32),
-        gradients_(threadIdx.x / 32 / Config::kPairs ^ (Config::kWarps == 4 ? place.swapped : 0)),
-        warp_key_(threadIdx.x / 32 % Config::kPairs * 16 * kStrips) {}
+      : Base(params, place, shared),
+        gradients_(threadIdx.x / 32 / Config::kPairs ^ (Config::kWarps == 4 ? place.swapped : 0)) {}
 
   __device__ __forceinline__ void run() {
     const flashattn_inputs& in = params_.args.inputs;
@@ -82,7 +48,8 @@ class BackwardBlock {
                           params_.problem.dim_v,
                           rows_of(in.v, place_.kv_head, place_.sequence.first_kv),
                           place_.keys.begin, place_.keys.end);
-    Step now = next_step<Config>(params_, place_, {place_.heads.begin, place_.tiles.begin - 1});
+    Step now =
+        next_step<Config>(params_, place_, {place_.heads.begin, place_.tiles.begin - 1, true});
     load_queries(now, 0);
     ptx::cp_async_commit();
 #pragma unroll
@@ -126,18 +93,6 @@ class BackwardBlock {
   __device__ __forceinline__ typename Config::QueryTile query_tile(int stage, int which) const {
     return {shared_ + 2 * Config::KeyTile::kBytes + stage * Config::kStageBytes +
             which * Config::QueryTile::kBytes};
-  }
-
-  __device__ __forceinline__ ScoreTile score_tile(int stage) const {
-    return {shared_ + 2 * Config::KeyTile::kBytes + Config::kStages * Config::kStageBytes +
-            stage * ScoreTile::kBytes};
-  }
-
-  // Of the stage's lse; D follows.
-  __device__ __forceinline__ uint32_t numbers(int stage) const {
-    return shared_ + 2 * Config::KeyTile::kBytes +
-           Config::kStages * (Config::kStageBytes + ScoreTile::kBytes) +
-           stage * Config::kNumberBytes;
   }
 
   __device__ __forceinline__ void load_queries(Step step, int stage) const {
@@ -184,7 +139,11 @@ class BackwardBlock {
         if (Config::kStages == 2 && slice == 0) add_dq(stage ^ 1);
       } else {
         ptx::barrier_sync<64>(barrier);
-        gradients(s, held, stage, slice);
+        if (Config::kModified && params_.dropout_threshold != 0) {
+          gradients<true>(s, held, stage, slice);
+        } else {
+          gradients<false>(s, held, stage, slice);
+        }
       }
       multiply_held<T, kSlice / 16>(
           sum_, summed_rows(query_tile(stage, gradients_ ^ 1), slice, lane_),
@@ -192,125 +151,8 @@ class BackwardBlock {
     }
   }
 
-  // Where the lane's pairs of queries from column `slice` on lie in a tile of scores, for row 0 of
-  // the warp.
-  __device__ __forceinline__ uint32_t pairs_at(int stage, int slice) const {
-    return ScoreTile::further(score_tile(stage).element(warp_key_ + lane_ / 4, lane_ % 4 * 2),
-                              slice / ScoreTile::kChunkElements);
-  }
-
-  // From there to the pair 8 n columns further in row `half` (0: g, 1: g + 8) of a strip.
-  static __device__ __forceinline__ uint32_t pair_at(uint32_t pairs, int n, int strip, int half) {
-    return ScoreTile::further(pairs, n * 8 / ScoreTile::kChunkElements) +
-           (strip * 16 + half * 8) * ScoreTile::kRowBytes;
-  }
-
-  // The key that accumulator row `half` (0: g, 1: g + 8) of a strip stands for.
-  __device__ __forceinline__ int32_t key_of(int strip, int half) const {
-    return place_.keys.begin + warp_key_ + strip * 16 + half * 8 + lane_ / 4;
-  }
-
-  // Products to weights: as operands, and for the other warp. That one gets them times the
-  // derivative of the softcap, and negative where the dropout drops.
-  __device__ __forceinline__ void weights(Scores& s, Held& held, Step step, Interval queries,
-                                          bool full, int stage, int slice) const {
-    const uint32_t lse = numbers(stage) + (slice + lane_ % 4 * 2) * 4;
-    const uint32_t to = pairs_at(stage, slice);
-    if constexpr (Config::kModified) {
-      modify(s, held, step, queries, lse, to, slice);
-      return;
-    }
-    if (!full) mask(s, queries, slice);
-    const float factor = params_.problem.scale * kLog2E;
-#pragma unroll
-    for (int n = 0; n < kSlice / 8; ++n) {
-      const float2 row = ptx::load_shared_pair(lse + n * 32);
-#pragma unroll
-      for (int strip = 0; strip < kStrips; ++strip) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float* x = &s[strip][n][half * 2];
-          held[strip][n][half] = Pair<T>::of(ptx::exp2(fmaf(x[0], factor, -row.x)),
-                                             ptx::exp2(fmaf(x[1], factor, -row.y)));
-          held[strip][n][half].store_shared(pair_at(to, n, strip, half));
-        }
-      }
-    }
-  }
-
-  // -inf where a key is not visible.
-  __device__ __forceinline__ void mask(Scores& s, Interval queries, int slice) const {
-    const MaskRule rule = params_.problem.mask_rule();
-#pragma unroll
-    for (int strip = 0; strip < kStrips; ++strip) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int32_t j = opaque(key_of(strip, half));
-        Interval seen = visible_queries(rule, j, place_.sequence.len);
-        if (j >= place_.keys.end) seen.end = seen.begin;
-        const int32_t first = queries.begin + slice + lane_ % 4 * 2;
-        seen = {seen.begin - first, seen.end - first};
-#pragma unroll
-        for (int n = 0; n < kSlice / 8; ++n) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const bool inside = n * 8 + e >= seen.begin && n * 8 + e < seen.end;
-            if (!inside) s[strip][n][half * 2 + e] = -INFINITY;
-          }
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void modify(Scores& s, Held& held, Step step, Interval queries,
-                                         uint32_t lse, uint32_t to, int slice) const {
-    const ScoreRules rules =
-        score_rules(params_.problem, params_.args.inputs, place_.b, step.head, place_.sequence.len);
-    const MaskRule rule = params_.problem.mask_rule();
-    const uint32_t threshold = params_.dropout_threshold;
-#pragma unroll
-    for (int strip = 0; strip < kStrips; ++strip) {
-      uint32_t keep[kSlice / 16];
-#pragma unroll
-      for (int n = 0; n < kSlice / 16; ++n) keep[n] = 0xff;
-      if (threshold != 0) {
-        const DropoutStream stream =
-            dropout_stream(params_.problem, params_.args.inputs, place_.b, step.head);
-#pragma unroll
-        for (int n = 0; n < kSlice / 16; ++n) {
-          keep[n] = keep_bits_transposed(stream, threshold, queries.begin + slice + n * 16,
-                                         place_.keys.begin + warp_key_ + strip * 16, lane_);
-        }
-      }
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int32_t j = opaque(key_of(strip, half));
-        Interval seen = intersect(visible_queries(rule, j, place_.sequence.len), queries);
-        if (j >= place_.keys.end) seen.end = seen.begin;
-#pragma unroll
-        for (int n = 0; n < kSlice / 8; ++n) {
-          const float2 row = ptx::load_shared_pair(lse + n * 32);
-          float own[2], other[2];
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int32_t i = queries.begin + slice + n * 8 + lane_ % 4 * 2 + e;
-            const bool inside = i >= seen.begin && i < seen.end;
-            const Score score =
-                modified_score<Config::kWide>(rules, s[strip][n][half * 2 + e], i, j, inside);
-            const bool hidden = !inside || !block_visible(rules, i, j);
-            const float p = hidden ? 0.0f : ptx::exp2(score.value - (e == 0 ? row.x : row.y));
-            const bool kept = keep[n / 2] >> (half * 4 + n % 2 * 2 + e) & 1;
-            own[e] = kept ? p : 0.0f;
-            other[e] = kept ? p * score.derivative : -p * score.derivative;
-          }
-          held[strip][n][half] = Pair<T>::of(own[0], own[1]);
-          Pair<T>::of(other[0], other[1]).store_shared(pair_at(to, n, strip, half));
-        }
-      }
-    }
-  }
-
   // dP and the other warp's weights to dS: as operands, and where the weights lay.
+  template <bool kDropped>
   __device__ __forceinline__ void gradients(const Scores& dp, Held& held, int stage,
                                             int slice) const {
     const uint32_t at = pairs_at(stage, slice);
@@ -326,14 +168,17 @@ class BackwardBlock {
           const uint32_t address = pair_at(at, n, strip, half);
           float2 p = Pair<T>::load_shared(address).numbers();
           float x = dp[strip][n][half * 2], y = dp[strip][n][half * 2 + 1];
-          if constexpr (Config::kModified) {
-            x = __float_as_uint(p.x) >> 31 ? 0.0f : x * kept;
-            y = __float_as_uint(p.y) >> 31 ? 0.0f : y * kept;
+          if constexpr (kDropped) {
+            x = fmaf(__float_as_uint(p.x) >> 31 ? 0.0f : x, kept, -row.x);
+            y = fmaf(__float_as_uint(p.y) >> 31 ? 0.0f : y, kept, -row.y);
             p = make_float2(fabsf(p.x), fabsf(p.y));
+          } else {
+            x -= row.x;
+            y -= row.y;
           }
           // Hidden keys must not turn an infinite gradient into NaN.
-          held[strip][n][half] = Pair<T>::of(p.x == 0.0f ? 0.0f : p.x * (x - row.x),
-                                             p.y == 0.0f ? 0.0f : p.y * (y - row.y));
+          held[strip][n][half] =
+              Pair<T>::of(p.x == 0.0f ? 0.0f : p.x * x, p.y == 0.0f ? 0.0f : p.y * y);
           held[strip][n][half].store_shared(address);
         }
       }
@@ -411,12 +256,7 @@ class BackwardBlock {
     }
   }
 
-  const BackwardParams& params_;
-  BackwardPlace& place_;
-  const uint32_t shared_;
-  const int lane_;
-  const int gradients_;  // 0: the weights' warp of its pair, 1: the gradients'
-  const int warp_key_;
+  const int gradients_;              // 0: the weights' warp of its pair, 1: the gradients'
   float sum_[kStrips][kDim / 8][4];  // dV or dK
 };
 

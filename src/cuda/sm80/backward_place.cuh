@@ -2,6 +2,8 @@
 // add to dQ.
 #pragma once
 
+#include "cuda/ptx/copy.cuh"
+#include "cuda/tile/blocks.cuh"
 #include "cuda/tile/scores.cuh"
 
 namespace flashattn::cuda::sm80 {
@@ -9,6 +11,7 @@ namespace flashattn::cuda::sm80 {
 // A tile of queries of one head.
 struct Step {
   int32_t head, tile;
+  bool shown;  // the block mask hides nothing
 };
 
 // In shared memory: registers are scarce.
@@ -47,7 +50,7 @@ __device__ __forceinline__ BackwardPlace find_place(const BackwardParams& params
   p.keys.begin = clamp_index(static_cast<int64_t>(key_block) * kTileKv, len.kv);
   p.keys.end = clamp_index(static_cast<int64_t>(p.keys.begin) + kTileKv, len.kv);
   p.full = p.tiles = p.heads = {0, 0};
-  p.steps[0] = p.steps[1] = {-1, 0};
+  p.steps[0] = p.steps[1] = {-1, 0, true};
   if (p.keys.begin >= p.keys.end) return p;
   const Interval any = query_span(problem.mask_rule(), p.keys, len);
   if (any.begin >= any.end) return p;
@@ -89,17 +92,31 @@ __device__ __forceinline__ void await_turn(const BackwardParams& params, const B
 template <class Config>
 __device__ __forceinline__ Step next_step(const BackwardParams& params, const BackwardPlace& place,
                                           Step step) {
+  if (++step.tile >= place.tiles.end) step = {step.head + 1, place.tiles.begin, true};
+  if (!Config::kModified || !(params.problem.mask & FLASHATTN_MASK_BLOCKS)) return step;
+  // 32 tiles at a time, one a lane.
   while (step.head < place.heads.end) {
-    if (++step.tile >= place.tiles.end) step = {step.head + 1, place.tiles.begin};
-    if (!Config::kModified || !(params.problem.mask & FLASHATTN_MASK_BLOCKS)) break;
-    if (step.head >= place.heads.end) break;
-    const ScoreRules rules =
-        score_rules(params.problem, params.args.inputs, place.b, step.head, place.sequence.len);
-    if (block_kind(rules, queries_of<Config>(place, step), place.keys) != TileKind::kEmpty) break;
-    if (params.turns && threadIdx.x == 0) {
-      await_turn<Config>(params, place, step);
-      ptx::add_release(turn_of<Config>(params, place, step), Config::kWarps);
+    const HeadBlocks blocks =
+        HeadBlocks::of(params.problem, params.args.inputs, place.b, step.head);
+    const Step own{step.head, step.tile + static_cast<int32_t>(threadIdx.x) % 32, true};
+    TileKind kind = TileKind::kEmpty;
+    if (own.tile < place.tiles.end) {
+      kind = blocks.kind(queries_of<Config>(place, own), place.keys);
     }
+    const uint32_t some = __ballot_sync(~0u, kind != TileKind::kEmpty);
+    const uint32_t all = __ballot_sync(~0u, kind == TileKind::kFull);
+    const int32_t skipped = some ? __ffs(some) - 1 : min(32, place.tiles.end - step.tile);
+    if (params.turns && threadIdx.x == 0) {
+      for (int32_t n = 0; n < skipped; ++n) {
+        const Step empty{step.head, step.tile + n, true};
+        await_turn<Config>(params, place, empty);
+        ptx::add_release(turn_of<Config>(params, place, empty), Config::kWarps);
+      }
+    }
+    step.tile += skipped;
+    step.shown = all >> (skipped & 31) & 1;
+    if (some) break;
+    if (step.tile >= place.tiles.end) step = {step.head + 1, place.tiles.begin, true};
   }
   return step;
 }

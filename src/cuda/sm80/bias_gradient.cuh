@@ -8,6 +8,8 @@
 // Shared memory: Q | dO | K | V.
 #pragma once
 
+#include "cuda/tile/blocks.cuh"
+#include "cuda/tile/dropout.cuh"
 #include "cuda/tile/products.cuh"
 #include "cuda/tile/scores.cuh"
 
@@ -88,8 +90,8 @@ class BiasGradientBlock {
     if (queries.begin >= queries.end) return;
     const Interval keys = intersect(columns_, key_span(mask, queries, len).any);
     if (keys.begin >= keys.end) return;
-    const ScoreRules rules = score_rules(params_.problem, in, b, h, len);
-    if (block_kind(rules, queries, keys) == TileKind::kEmpty) return;
+    const TileKind kind = HeadBlocks::of(params_.problem, in, b, h).kind(queries, keys);
+    if (kind == TileKind::kEmpty) return;
 
     const int32_t kv_head = h / params_.problem.group();
     const int32_t dim_qk = params_.problem.dim_qk, dim_v = params_.problem.dim_v;
@@ -112,26 +114,53 @@ class BiasGradientBlock {
     multiply_rows<T, kDim>(dp, left_rows(dout_tile_, warp_row_, lane_),
                            right_rows(v_tile_, 0, lane_));
     drop(dp, b, h, queries.begin);
+    modify(s[0], len, b, h, queries);
+    const float factor = ScoreSteps(params_.problem).factor();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int32_t i = queries.begin + warp_row_ + half * 8 + lane_ / 4;
-      if (i >= queries.end) continue;
       const Interval seen = intersect(visible_keys(mask, i, len), columns_);
+      const int32_t first = columns_.begin + lane_ % 4 * 2;
+      const auto hide = [&](int n, int e) { s[0][n][half * 2 + e] = -INFINITY; };
+      visit_outside<kTileKv / 8>(seen.begin - first, seen.end - seen.begin, hide);
+      if (kind != TileKind::kFull) {
+        visit_unset<kTileKv / 8>(HeadBlocks::of(params_.problem, in, b, h)
+                                     .template shown_keys<kTileKv / 8>(
+                                         min(i, queries.end - 1), columns_.begin, len.kv, lane_),
+                                 hide);
+      }
+      if (i >= queries.end) continue;
       const int64_t row = params_.row(b, h, sequence.first_q + i);
       const float lse2 = params_.lse2[row], delta = params_.delta[row];
 #pragma unroll
       for (int n = 0; n < kTileKv / 8; ++n) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int32_t j = columns_.begin + n * 8 + lane_ % 4 * 2 + e;
-          const bool inside = j >= seen.begin && j < seen.end;
-          const float x =
-              modified_score < sizeof(T) == 4 > (rules, s[0][n][half * 2 + e], i, j, inside).value;
-          if (!inside || !block_visible(rules, i, j)) continue;
-          const float p = ptx::exp2(x - lse2);
-          if (p != 0.0f) sum_[n][half * 2 + e] += p * (dp[0][n][half * 2 + e] - delta);
+        for (int x = half * 2; x < half * 2 + 2; ++x) {
+          const float p = ptx::exp2(fmaf(s[0][n][x], factor, -lse2));
+          if (p != 0.0f) sum_[n][x] += p * (dp[0][n][x] - delta);
         }
       }
+    }
+  }
+
+  // Products to scores, but for ScoreSteps::factor().
+  __device__ __forceinline__ void modify(float (&s)[kTileKv / 8][4], Lengths len, int32_t b,
+                                         int32_t h, Interval queries) const {
+    const Problem& problem = params_.problem;
+    const flashattn_inputs& in = params_.args.inputs;
+    const ScoreSteps steps(problem);
+    if (steps.capped) cap<sizeof(T) == 4>(s, steps.inner);
+    const int32_t first = columns_.begin + lane_ % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t i = queries.begin + warp_row_ + half * 8 + lane_ / 4;
+      if (steps.sloped) {
+        add_slope(s, half, steps.outer, slope_of(problem, in, b, h) * kLog2E,
+                  static_cast<float>(first - i - diagonal_offset(problem.mask_rule(), len)));
+      }
+      HeadBias::of(problem, in, b, h)
+          .add_row(s, half, steps.sloped ? 1.0f : steps.outer, i, first,
+                   i < queries.end ? len.kv - first : 0);
     }
   }
 
@@ -140,15 +169,10 @@ class BiasGradientBlock {
     const float kept = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
     const DropoutStream stream = dropout_stream(params_.problem, params_.args.inputs, b, h);
 #pragma unroll
-    for (int n = 0; n < kTileKv / 16; ++n) {
-      const uint32_t bits = keep_bits(stream, params_.dropout_threshold, first + warp_row_,
-                                      columns_.begin + n * 16, lane_);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        float& x = dp[0][2 * n + e / 4][e % 4];
-        x = bits >> e & 1 ? x * kept : 0.0f;
-      }
-    }
+    for (int x = 0; x < kTileKv / 2; ++x) dp[0][x / 4][x % 4] *= kept;
+    visit_dropped<1, kTileKv / 8, false>(stream, params_.dropout_threshold, first + warp_row_,
+                                         columns_.begin, lane_,
+                                         [&](int, int n, int x) { dp[0][n][x] = 0.0f; });
   }
 
   __device__ __forceinline__ void write() const {

@@ -11,6 +11,8 @@
 
 #include <type_traits>
 
+#include "cuda/tile/blocks.cuh"
+#include "cuda/tile/dropout.cuh"
 #include "cuda/tile/products.cuh"
 #include "cuda/tile/scores.cuh"
 
@@ -48,6 +50,8 @@ class ForwardBlock {
   using T = typename Config::T;
   static constexpr int kStrips = Config::kStrips, kTileQ = Config::kTileQ;
   static constexpr int kTileKv = Config::kTileKv, kThreads = Config::kThreads;
+  using Scores = float[kStrips][kTileKv / 8][4];
+  using Tiles = std::conditional_t<Config::kModified, BlockTiles<kTileQ, kTileKv>, AllTiles>;
 
  public:
   __device__ __forceinline__ ForwardBlock(const ForwardParams& params, uint32_t shared)
@@ -57,7 +61,8 @@ class ForwardBlock {
         v_tile_{shared + Config::kQBytes + Config::KTile::kBytes},
         pages_(shared + Config::kPages),
         lane_(threadIdx.x % 32),
-        warp_row_(threadIdx.x / 32 * 16 * kStrips) {}
+        warp_row_(threadIdx.x / 32 * 16 * kStrips),
+        tiles_(params) {}
 
   // False: nothing to do.
   __device__ __forceinline__ bool locate() {
@@ -83,7 +88,6 @@ class ForwardBlock {
     count_ = queries_.end - queries_.begin;
     rows_ = heads_ * count_;
     if (rows_ <= 0 || part_ >= parts_) return false;
-    rules_ = score_rules(problem, params_.args.inputs, b_, first_head_, len);
     const KeySpan span = key_span(problem.mask_rule(), queries_, len);
     keys_ = intersect(span.any, part_range(params_.split, len, part_));
     full_ = intersect(span.all, keys_);
@@ -105,27 +109,29 @@ class ForwardBlock {
     load_keys(k_tile_, pages_, in.k, params_.problem.dim_qk, tile);
     ptx::cp_async_commit();
     while (tile * kTileKv < keys_.end) {
+      const bool shown = tiles_.full(tile);  // the block mask hides nothing
       ptx::cp_async_wait<0>();
       __syncthreads();  // K is here, and V's last readers are done
       load_keys(v_tile_, pages_ + kThreads * 4, in.v, params_.problem.dim_v, tile);
-      look_up_pages(tile + 1);
+      const int32_t next = next_tile(tile + 1);
+      look_up_pages(next);
       ptx::cp_async_commit();
 
-      float s[kStrips][kTileKv / 8][4] = {};
+      Scores s = {};
       // Warps beyond a short block's rows only help to copy. Where blocks are long the test costs 5
       // %.
       const bool has_rows = !Config::kShort || warp_row_ < rows_;
       if (has_rows) multiply_qk(s);
       ptx::cp_async_wait<0>();
       __syncthreads();  // V is here, and K's readers are done
-      const int32_t next = next_tile(tile + 1);
       if (next * kTileKv < keys_.end) {
         load_keys(k_tile_, pages_, in.k, params_.problem.dim_qk, next);
       }
       ptx::cp_async_commit();
 
       if (has_rows) {
-        modify_and_mask(s, tile);
+        modify(s, tile);
+        mask(s, tile, shown);
         softmax(s);
         if constexpr (Config::kModified) drop(s, tile);
         multiply_pv(s);
@@ -142,17 +148,21 @@ class ForwardBlock {
     return warp_row_ + strip * 16 + half * 8 + lane_ / 4;
   }
 
+  // The query and the head that row r stands for.
+  __device__ __forceinline__ int32_t query_of(int32_t r) const {
+    return queries_.begin + (Config::kModified && heads_ == 1 ? r : r % count_);
+  }
+  __device__ __forceinline__ int32_t head_of(int32_t r) const {
+    return heads_ == 1 ? first_head_ : first_head_ + min(r / count_, heads_ - 1);
+  }
+
   // The first tile from `tile` on in which a query of the block sees a key.
-  __device__ __forceinline__ int32_t next_tile(int32_t tile) const {
-    if constexpr (Config::kModified) {
-      while (
-          tile * kTileKv < keys_.end &&
-          block_kind(rules_, queries_, intersect({tile * kTileKv, (tile + 1) * kTileKv}, keys_)) ==
-              TileKind::kEmpty) {
-        ++tile;
-      }
-    }
-    return tile;
+  __device__ __forceinline__ int32_t next_tile(int32_t tile) {
+    struct {
+      int32_t b, h, query;
+      Lengths len;
+    } const item{b_, first_head_, queries_.begin, sequence_.len};
+    return tiles_.up(item, tile, (keys_.end + kTileKv - 1) / kTileKv);
   }
 
   __device__ __forceinline__ Rows rows_of(const flashattn_tensor& tensor) const {
@@ -173,11 +183,11 @@ class ForwardBlock {
     }
   }
 
-  // For the first tile from `tile` on that load_keys is called for.
+  // For the next tile that load_keys is called for.
   __device__ __forceinline__ void look_up_pages(int32_t tile) const {
     const Rows rows = rows_of(params_.args.inputs.k);
     if (!rows.pages) return;
-    const int32_t first = next_tile(tile) * kTileKv;
+    const int32_t first = tile * kTileKv;
     PagedCopy<kThreads, typename Config::KTile>::look_up(pages_, rows, first, sequence_.len.kv);
     PagedCopy<kThreads, typename Config::VTile>::look_up(pages_ + kThreads * 4, rows, first,
                                                          sequence_.len.kv);
@@ -208,62 +218,87 @@ class ForwardBlock {
     }
   }
 
-  __device__ __forceinline__ void multiply_qk(float (&s)[kStrips][kTileKv / 8][4]) const {
+  __device__ __forceinline__ void multiply_qk(Scores& s) const {
     multiply_rows<T, Config::kDimQk>(s, left_rows(q_tile_, warp_row_, lane_),
                                      right_rows(k_tile_, 0, lane_));
   }
 
-  __device__ __forceinline__ void multiply_pv(const float (&p)[kStrips][kTileKv / 8][4]) {
+  __device__ __forceinline__ void multiply_pv(const Scores& p) {
     multiply_held<T, kTileKv / 16>(
         o_, summed_rows(v_tile_, 0, lane_),
         [&](int strip, int k, int x) { return held_word<T>(p[strip], k, x); });
   }
 
-  // Products to scores; -inf where a key is not visible.
-  __device__ __forceinline__ void modify_and_mask(float (&s)[kStrips][kTileKv / 8][4],
-                                                  int32_t tile) const {
-    const Interval columns{tile * kTileKv, (tile + 1) * kTileKv};
-    const Interval keys = intersect(columns, keys_);
-    const MaskRule mask = params_.problem.mask_rule();
-    const bool full = columns.begin >= full_.begin && columns.end <= full_.end;
-    if (full && !Config::kModified) return;
+  // Products to scores, but for factor().
+  __device__ __forceinline__ void modify(Scores& s, int32_t tile) const {
+    if constexpr (Config::kModified) {
+      const Problem& problem = params_.problem;
+      const ScoreSteps steps(problem);
+      if (steps.capped) {
 #pragma unroll
-    for (int strip = 0; strip < kStrips; ++strip) {
+        for (int strip = 0; strip < kStrips; ++strip) cap<Config::kWide>(s[strip], steps.inner);
+      }
+      const bool dense = problem.bias & FLASHATTN_BIAS_DENSE;
+      if (!steps.sloped && !dense) return;
+      const int32_t first = tile * kTileKv + lane_ % 4 * 2;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int32_t r = opaque(row_of(strip, half)), i = queries_.begin + r % count_;
-        Interval visible = intersect(visible_keys(mask, i, sequence_.len), keys);
-        if (r >= rows_) visible.end = visible.begin;
-        ScoreRules rules = rules_;
-        if constexpr (Config::kModified) {
-          // Heads that share a block differ in their slopes and biases.
-          if (heads_ > 1) {
-            rules = score_rules(params_.problem, params_.args.inputs, b_,
-                                first_head_ + min(r / count_, heads_ - 1), sequence_.len);
+      for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          // Heads that share a block differ in their biases.
+          const int32_t r = opaque(row_of(strip, half)), i = query_of(r), h = head_of(r);
+          if (steps.sloped) {
+            const int32_t at = i + diagonal_offset(problem.mask_rule(), sequence_.len);
+            add_slope(s[strip], half, steps.outer,
+                      slope_of(problem, params_.args.inputs, b_, h) * kLog2E,
+                      static_cast<float>(first - at));
           }
-        }
-#pragma unroll
-        for (int n = 0; n < kTileKv / 8; ++n) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            float& x = s[strip][n][half * 2 + e];
-            const int32_t j = columns.begin + n * 8 + lane_ % 4 * 2 + e;
-            const bool inside = j >= visible.begin && j < visible.end;
-            if constexpr (Config::kModified) {
-              x = modified_score<Config::kWide>(rules, x, i, j, inside).value;
-              if (!inside || !block_visible(rules, i, j)) x = -INFINITY;
-            } else if (!inside) {
-              x = -INFINITY;
-            }
+          if (dense) {
+            HeadBias::of(problem, params_.args.inputs, b_, h)
+                .add_row(s[strip], half, steps.sloped ? 1.0f : steps.outer, i, first,
+                         r < rows_ ? sequence_.len.kv - first : 0);
           }
         }
       }
     }
   }
 
+  // -inf where a key is not visible. shown: the block mask hides nothing.
+  __device__ __forceinline__ void mask(Scores& s, int32_t tile, bool shown) const {
+    const Interval columns{tile * kTileKv, (tile + 1) * kTileKv};
+    const int32_t first = columns.begin + lane_ % 4 * 2;
+    if (columns.begin < full_.begin || columns.end > full_.end) {
+      const Interval keys = intersect(columns, keys_);
+      const MaskRule rule = params_.problem.mask_rule();
+#pragma unroll
+      for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int32_t r = opaque(row_of(strip, half));
+          Interval visible = intersect(visible_keys(rule, query_of(r), sequence_.len), keys);
+          if (r >= rows_) visible.end = visible.begin;
+          visit_outside<kTileKv / 8>(visible.begin - first, visible.end - visible.begin,
+                                     [&](int n, int e) { s[strip][n][half * 2 + e] = -INFINITY; });
+        }
+      }
+    }
+    if (shown) return;
+    const HeadBlocks blocks = HeadBlocks::of(params_.problem, params_.args.inputs, b_, first_head_);
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int32_t i = query_of(min(opaque(row_of(strip, half)), rows_ - 1));
+        visit_unset<kTileKv / 8>(blocks.shown_keys<kTileKv / 8>(i, columns.begin, keys_.end, lane_),
+                                 [&](int n, int e) { s[strip][n][half * 2 + e] = -INFINITY; });
+      }
+    }
+  }
+
   // Scores to weights; the running maximum and sum; O to the new maximum's scale.
-  __device__ __forceinline__ void softmax(float (&s)[kStrips][kTileKv / 8][4]) {
-    const float factor = Config::kModified ? 1.0f : params_.problem.scale * kLog2E;
+  __device__ __forceinline__ void softmax(Scores& s) {
+    const float factor =
+        Config::kModified ? ScoreSteps(params_.problem).factor() : params_.problem.scale * kLog2E;
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip) {
 #pragma unroll
@@ -303,23 +338,13 @@ class ForwardBlock {
   }
 
   // Clears the weights that the dropout drops.
-  __device__ __forceinline__ void drop(float (&p)[kStrips][kTileKv / 8][4], int32_t tile) const {
+  __device__ __forceinline__ void drop(Scores& p, int32_t tile) const {
     if (params_.dropout_threshold == 0) return;
     const DropoutStream stream =
         dropout_stream(params_.problem, params_.args.inputs, b_, first_head_);
-#pragma unroll
-    for (int strip = 0; strip < kStrips; ++strip) {
-#pragma unroll
-      for (int n = 0; n < kTileKv / 16; ++n) {
-        const uint32_t bits =
-            keep_bits(stream, params_.dropout_threshold, queries_.begin + warp_row_ + strip * 16,
-                      tile * kTileKv + n * 16, lane_);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          if (!(bits >> e & 1)) p[strip][2 * n + e / 4][e % 4] = 0.0f;
-        }
-      }
-    }
+    visit_dropped<kStrips, kTileKv / 8, false>(
+        stream, params_.dropout_threshold, queries_.begin + warp_row_, tile * kTileKv, lane_,
+        [&](int strip, int n, int x) { p[strip][n][x] = 0.0f; });
   }
 
   __device__ __forceinline__ void finish() {
@@ -393,7 +418,7 @@ class ForwardBlock {
   int32_t b_, kv_head_, part_, parts_, first_head_, heads_, count_, rows_;
   Interval queries_;
   Interval keys_, full_;  // that some, all queries of the block see, of its part
-  ScoreRules rules_;
+  Tiles tiles_;
   // In log2 units; the sums are of this lane's columns.
   float m_[kStrips][2], l_[kStrips][2];
   float o_[kStrips][Config::kDimV / 8][4];

@@ -1,32 +1,24 @@
-// What happens to scores between the two products, on the accumulators of mma.sync: scale, softcap,
-// ALiBi, dense bias, masks, dropout. Scores are in units of log2(e).
+// What happens to scores between the two products: scale, softcap, ALiBi, dense bias, masks. Scores
+// are in units of log2(e).
+//
+// A strip is what a warp holds of 16 rows of scores, as mma.sync and WGMMA lay their sums out:
+// number [n][2 h + e] is of row lane / 4 + 8 h, column 8 n + 2 (lane % 4) + e. Everything here
+// works on whole strips, or on one half of their rows: what is asked of a score is decided outside.
 #pragma once
 
-#include "core/philox.h"
+#include <type_traits>
+
 #include "core/score_rules.h"
 #include "cuda/params.h"
-#include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mma.cuh"
+#include "cuda/tile/dropout.cuh"
 
 namespace flashattn::cuda {
-
-// A score plus its bias; a boolean mask hides, whatever the score was.
-__device__ __forceinline__ float add_bias(const ScoreRules& rules, float x, int32_t i, int32_t j) {
-  const int64_t at = i * rules.bias_row + j;
-  switch (rules.bias_dtype) {
-    case FLASHATTN_DTYPE_F32: return x + reinterpret_cast<const float*>(rules.bias)[at];
-    case FLASHATTN_DTYPE_F16:
-      return x + __half2float(reinterpret_cast<const __half*>(rules.bias)[at]);
-    case FLASHATTN_DTYPE_BF16:
-      return x + __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(rules.bias)[at]);
-    default: return rules.bias[at] ? x : -INFINITY;
-  }
-}
 
 // tanh as 1 - 2 / (e^2x + 1), and near 0, where that loses digits, by its series.
 __device__ __forceinline__ float soft_tanh(float x) {
   const float square = x * x;
-  const float large = 1.0f - 2.0f * ptx::reciprocal(ptx::exp2(x * (2.0f * kLog2E)) + 1.0f);
+  const float large = fmaf(-2.0f, ptx::reciprocal(ptx::exp2(x * (2.0f * kLog2E)) + 1.0f), 1.0f);
   const float small =
       x -
       x * square *
@@ -34,28 +26,189 @@ __device__ __forceinline__ float soft_tanh(float x) {
   return fabsf(x) < 0.25f ? small : large;
 }
 
-// The score of a product, before masks, and the derivative of the softcap there.
-struct Score {
-  float value, derivative;
+// How products become scores: tanh(product * inner), of a softcap; times `outer`; plus biases.
+struct ScoreSteps {
+  bool capped, sloped, biased;  // biased: a dense bias is added. A boolean one only hides
+  float inner, outer;
+
+  __device__ __forceinline__ explicit ScoreSteps(const Problem& problem)
+      : capped(problem.softcap != 0),
+        // A negative scale is for the same step to apply, with a slope of 0.
+        sloped((problem.bias & FLASHATTN_BIAS_ALIBI) || (!capped && problem.scale < 0)),
+        biased((problem.bias & FLASHATTN_BIAS_DENSE) && problem.bias_dtype != FLASHATTN_DTYPE_U8),
+        inner(capped ? problem.scale / problem.softcap : 0.0f),
+        outer((capped ? problem.softcap : problem.scale) * kLog2E) {}
+
+  // What is left to multiply scores with when they meet their reference: not negative.
+  __device__ __forceinline__ float factor() const { return sloped || biased ? 1.0f : outer; }
 };
 
-// kExact: tanh to the last digits of fp32.
-template <bool kExact = false>
-__device__ __forceinline__ Score modified_score(const ScoreRules& rules, float product, int32_t i,
-                                                int32_t j, bool inside) {
-  Score s{product * rules.scale, 1.0f};
-  if (rules.softcap != 0) {
-    const float x = s.value / rules.softcap, t = kExact ? tanhf(x) : soft_tanh(x);
-    s = {t * rules.softcap, 1.0f - t * t};
+// kExact: to the last digits of fp32.
+template <bool kExact, int kGroups>
+__device__ __forceinline__ void cap(float (&s)[kGroups][4], float inner) {
+#pragma unroll
+  for (int x = 0; x < kGroups * 4; ++x) {
+    float& score = s[x / 4][x % 4];
+    score = kExact ? tanhf(score * inner) : soft_tanh(score * inner);
   }
-  s.value -= rules.slope * fabsf(static_cast<float>(i + static_cast<int64_t>(rules.offset) - j));
-  if (rules.bias && inside) s.value = add_bias(rules, s.value, i, j);
-  s.value *= kLog2E;
-  return s;
 }
 
-__device__ __forceinline__ bool block_visible(const ScoreRules& rules, int32_t i, int32_t j) {
-  return !rules.blocks || rules.blocks[i / rules.block_q * rules.blocks_row + j / rules.block_kv];
+__device__ __forceinline__ float slope_of(const Problem& problem, const flashattn_inputs& in,
+                                          int32_t b, int32_t h) {
+  if (!(problem.bias & FLASHATTN_BIAS_ALIBI)) return 0.0f;
+  return in.alibi_slopes[b * in.alibi_stride_batch + h];
+}
+
+// ALiBi. distance: of the lane's first column from its row; numbers below 2^24 are exact.
+template <int kGroups>
+__device__ __forceinline__ void add_slope(float (&s)[kGroups][4], int half, float outer,
+                                          float slope, float distance) {
+#pragma unroll
+  for (int x = 0; x < kGroups * 2; ++x) {
+    float& score = s[x / 2][half * 2 + x % 2];
+    const float away = distance + static_cast<float>(x / 2 * 8 + x % 2);
+    score = fmaf(score, outer, -slope * fabsf(away));
+  }
+}
+
+// Neighbours of a row of a dense bias, as they lie in memory.
+template <class B>
+struct BiasPair {
+  using One = std::conditional_t<sizeof(B) == 1, uint8_t, uint16_t>;
+  using Two = std::conditional_t<sizeof(B) == 1, uint16_t, uint32_t>;
+  static __device__ __forceinline__ float2 numbers(Two two) {
+    // Of a boolean one it counts only whether they are 0.
+    if constexpr (sizeof(B) == 1) return make_float2(two & 0xff, two >> 8);
+    if constexpr (sizeof(B) == 2) return ptx::unpack<B>(two);
+  }
+  static __device__ __forceinline__ float number(One one) { return numbers(one).x; }
+};
+
+template <>
+struct BiasPair<float> {
+  using One = uint32_t;
+  using Two = uint64_t;
+  static __device__ __forceinline__ float2 numbers(Two two) {
+    return make_float2(__uint_as_float(static_cast<uint32_t>(two)),
+                       __uint_as_float(static_cast<uint32_t>(two >> 32)));
+  }
+  static __device__ __forceinline__ float number(One one) { return __uint_as_float(one); }
+};
+
+// A dense bias of one head of one sequence.
+struct HeadBias {
+  const char* at;  // of query 0 and key 0
+  int64_t row;
+  int32_t dtype;
+  bool paired;  // neighbours can be read at once
+
+  static __device__ __forceinline__ HeadBias of(const Problem& problem, const flashattn_inputs& in,
+                                                int32_t b, int32_t h) {
+    const int32_t size = dtype_size(problem.bias_dtype);
+    const int64_t strides = in.bias_stride_batch | in.bias_stride_head | in.bias_stride_row;
+    const char* at = static_cast<const char*>(in.bias) +
+                     (b * in.bias_stride_batch + h * in.bias_stride_head) * size;
+    return {at, in.bias_stride_row, problem.bias_dtype,
+            strides % 2 == 0 && reinterpret_cast<uintptr_t>(at) % (2 * size) == 0};
+  }
+
+  // Calls visit(score, bias) for the `columns` first of one half, as seen from the lane's first
+  // column, which is key j of query i; elsewhere with some bias.
+  template <class B, int kGroups, class Visit>
+  __device__ __forceinline__ void visit_row(float (&s)[kGroups][4], int half, int32_t i, int32_t j,
+                                            int32_t columns, Visit visit) const {
+    using Pair = BiasPair<B>;
+    using One = typename Pair::One;
+    using Two = typename Pair::Two;
+    Two bias[kGroups];
+    const One* from = reinterpret_cast<const One*>(at) + (i * row + j);
+    // A last column without a neighbour is read alone.
+    if (paired && (columns % 2 == 0 || columns >= kGroups * 8)) {
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) {
+        bias[n] = 0;
+        if (n * 8 < columns) bias[n] = *reinterpret_cast<const Two*>(from + n * 8);
+      }
+    } else {
+#pragma unroll
+      for (int n = 0; n < kGroups; ++n) {
+        One x = 0, y = 0;
+        if (n * 8 < columns) x = from[n * 8];
+        if (n * 8 + 1 < columns) y = from[n * 8 + 1];
+        bias[n] = static_cast<Two>(x | static_cast<Two>(y) << 8 * sizeof(B));
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n) {
+      const float2 numbers = Pair::numbers(bias[n]);
+      visit(s[n][half * 2], numbers.x);
+      visit(s[n][half * 2 + 1], numbers.y);
+    }
+  }
+
+  // Calls visit(strip, n, x, bias) for numbers [strip][n][x] of strips whose rows are keys, from j
+  // on, `rows` of them, and whose columns are queries, from i on, of which there are `columns`; i
+  // and j as the lane sees them. Elsewhere with some bias.
+  template <class B, int kStrips, int kGroups, class Visit>
+  __device__ __forceinline__ void visit_turned(int32_t i, int32_t j, int32_t columns, int32_t rows,
+                                               Visit visit) const {
+    using One = typename BiasPair<B>::One;
+    One bias[kStrips][kGroups][4];
+    const One* from = reinterpret_cast<const One*>(at) + (i * row + j);
+#pragma unroll
+    for (int n = 0; n < kGroups; ++n, from += 8 * row) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int32_t keys = n * 8 + e < columns ? rows : 0;
+#pragma unroll
+        for (int x = 0; x < kStrips * 2; ++x) {
+          One& own = bias[x / 2][n][x % 2 * 2 + e];
+          own = 0;
+          if (x * 8 < keys) own = from[e * row + x * 8];
+        }
+      }
+    }
+#pragma unroll
+    for (int x = 0; x < kStrips * kGroups * 4; ++x) {
+      const int strip = x / (kGroups * 4), n = x / 4 % kGroups;
+      visit(strip, n, x % 4, BiasPair<B>::number(bias[strip][n][x % 4]));
+    }
+  }
+
+  // A boolean one hides, whatever the score was.
+  template <int kGroups>
+  __device__ __forceinline__ void add_row(float (&s)[kGroups][4], int half, float outer, int32_t i,
+                                          int32_t j, int32_t columns) const {
+    const auto add = [&](float& x, float y) { x = fmaf(x, outer, y * kLog2E); };
+    switch (dtype) {
+      case FLASHATTN_DTYPE_F32: return visit_row<float>(s, half, i, j, columns, add);
+      case FLASHATTN_DTYPE_F16: return visit_row<__half>(s, half, i, j, columns, add);
+      case FLASHATTN_DTYPE_BF16: return visit_row<__nv_bfloat16>(s, half, i, j, columns, add);
+      default:
+        visit_row<uint8_t>(s, half, i, j, columns,
+                           [](float& x, float y) { x = y != 0.0f ? x : -INFINITY; });
+    }
+  }
+};
+
+// Calls visit(n, e) for the columns 8 n + e outside [begin, begin + count), as seen from the lane's
+// first column; count may be negative.
+template <int kGroups, class Visit>
+__device__ __forceinline__ void visit_outside(int32_t begin, int32_t count, Visit visit) {
+#pragma unroll
+  for (int x = 0; x < kGroups * 2; ++x) {
+    const uint32_t place = static_cast<uint32_t>(x / 2 * 8 + x % 2 - begin);
+    if (place >= static_cast<uint32_t>(max(count, 0))) visit(x / 2, x % 2);
+  }
+}
+
+// The same where bit 2 n + e is not set.
+template <int kGroups, class Visit>
+__device__ __forceinline__ void visit_unset(uint32_t shown, Visit visit) {
+#pragma unroll
+  for (int x = 0; x < kGroups * 2; ++x) {
+    if (!(shown >> x & 1)) visit(x / 2, x % 2);
+  }
 }
 
 // How the block mask stands to a tile.
@@ -88,28 +241,6 @@ __device__ __forceinline__ uint32_t keep_bits(const DropoutStream& stream, uint3
     bits |= ((words.word[w] >> 16) >= threshold ? 1u : 0u) << (2 * w + 1);
   }
   return bits;
-}
-
-// The same where rows of the accumulators are keys and columns queries: bit (row half) * 4 +
-// (column half) * 2 + (odd column). All lanes of the warp call it.
-__device__ __forceinline__ uint32_t keep_bits_transposed(const DropoutStream& stream,
-                                                         uint32_t threshold, int32_t i, int32_t j,
-                                                         int32_t lane) {
-  const uint32_t bits = keep_bits(stream, threshold, i, j, lane);
-  // Queries 2c and 2c + 1 are with two lanes, both halves of both indices with each.
-  const int32_t from = lane % 4 * 8 + lane / 8, odd = lane / 4 % 2;
-  const uint32_t even_query = __shfl_sync(~0u, bits, from) >> odd & 0x55u;
-  const uint32_t odd_query = __shfl_sync(~0u, bits, from + 4) >> odd & 0x55u;
-  return even_query | odd_query << 1;
-}
-
-__device__ __forceinline__ DropoutStream dropout_stream(const Problem& problem,
-                                                        const flashattn_inputs& in, int32_t b,
-                                                        int32_t h) {
-  const uint64_t* device = in.rng_device;
-  return DropoutStream::make(in.rng_seed + (device ? device[0] : 0),
-                             in.rng_offset + (device ? device[1] : 0),
-                             static_cast<uint32_t>(b * problem.heads_q + h));
 }
 
 }  // namespace flashattn::cuda

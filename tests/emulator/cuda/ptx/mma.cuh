@@ -61,6 +61,17 @@ float2 unpack(uint32_t pair) {
           emulator::as_float(pair >> 16, kIsBf16<T>)};
 }
 
+inline uint32_t transpose(uint32_t pair) {
+  const emulator::Words* rows = emulator::exchange({{pair}});
+  const uint32_t lane = emulator::lane();
+  uint32_t turned = 0;
+  for (uint32_t e = 0; e < 2; ++e) {
+    const uint32_t from = rows[(lane % 4 * 2 + e) * 4 + lane / 8].word[0];
+    turned |= (from >> lane / 4 % 2 * 16 & 0xffff) << 16 * e;
+  }
+  return turned;
+}
+
 // Results below the normal numbers are 0, and so are such arguments.
 inline float flush(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
 inline float exp2(float x) { return flush(std::exp2(flush(x))); }

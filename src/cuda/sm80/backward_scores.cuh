@@ -1,0 +1,266 @@
+// The portable backward pass: its configuration, and what the weights' warps do to their products.
+// Sums are of S^T: rows are keys, columns queries.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/sm80/backward_place.cuh"
+#include "cuda/tile/dropout.cuh"
+#include "cuda/tile/products.cuh"
+
+namespace flashattn::cuda::sm80 {
+
+// kModified: as in the forward pass.
+template <class T_, int kDim_, int kStrips_, int kPairs_, int kTileQ_, int kSlice_, int kStages_,
+          int kMinBlocks_, bool kModified_>
+struct BackwardConfig {
+  using T = T_;
+  static constexpr int kDim = kDim_;        // of the tiles; smaller heads are padded
+  static constexpr int kStrips = kStrips_;  // of 16 keys, a pair of warps
+  static constexpr int kPairs = kPairs_;
+  static constexpr int kSlice = kSlice_;  // queries whose scores are held at once
+  static constexpr int kStages = kStages_;
+  static constexpr int kMinBlocks = kMinBlocks_;  // on a multiprocessor, as registers allow
+  static constexpr bool kModified = kModified_;
+  static constexpr int kWarps = 2 * kPairs, kThreads = 32 * kWarps;
+  static constexpr int kTileQ = kTileQ_, kTileKv = 16 * kStrips * kPairs;
+  static constexpr bool kWide = std::is_same<T, float>::value;
+
+  using KeyTile = SharedTile<kTileKv, kDim, sizeof(T)>;
+  using QueryTile = SharedTile<kTileQ, kDim, sizeof(T)>;
+  using ScoreTile = SharedTile<kTileKv, kTileQ, sizeof(T)>;  // rows are keys
+  static constexpr int kNumberBytes = 2 * kTileQ * 4;
+  static constexpr int kStageBytes = 2 * QueryTile::kBytes;
+  static constexpr int kPlace =
+      2 * KeyTile::kBytes + kStages * (kStageBytes + ScoreTile::kBytes + kNumberBytes);
+  static constexpr int kSharedBytes = kPlace + sizeof(BackwardPlace);
+  static_assert(kPairs * (kTileQ / kSlice) < 16, "as many barriers as there are");
+  static_assert(kTileQ % 32 == 0 && 2 * kTileQ <= kThreads, "dQ: rows of warps, 32 queries each");
+  static constexpr int kRowsDq = kTileQ / 32, kColumnsDq = kDim * kRowsDq / kWarps;
+  static_assert(kColumnsDq % 16 == 0, "whole operands");
+};
+
+template <class Config>
+class BackwardScores {
+ protected:
+  using T = typename Config::T;
+  static constexpr int kStrips = Config::kStrips, kSlice = Config::kSlice;
+  static constexpr int kTileQ = Config::kTileQ;
+  using ScoreTile = typename Config::ScoreTile;
+  using Scores = float[kStrips][kSlice / 8][4];
+  using Held = Pair<T>[kStrips][kSlice / 8][2];  // of queries, rows g and g + 8
+
+  __device__ __forceinline__ BackwardScores(const BackwardParams& params, BackwardPlace& place,
+                                            uint32_t shared)
+      : params_(params),
+        place_(place),
+        shared_(shared),
+        lane_(threadIdx.x % 32),
+        warp_key_(threadIdx.x / 32 % Config::kPairs * 16 * kStrips) {}
+
+  __device__ __forceinline__ ScoreTile score_tile(int stage) const {
+    return {shared_ + 2 * Config::KeyTile::kBytes + Config::kStages * Config::kStageBytes +
+            stage * ScoreTile::kBytes};
+  }
+
+  // Of the stage's lse; D follows.
+  __device__ __forceinline__ uint32_t numbers(int stage) const {
+    return shared_ + 2 * Config::KeyTile::kBytes +
+           Config::kStages * (Config::kStageBytes + ScoreTile::kBytes) +
+           stage * Config::kNumberBytes;
+  }
+
+  // Where the lane's pairs of queries from column `slice` on lie in a tile of scores, for row 0 of
+  // the warp.
+  __device__ __forceinline__ uint32_t pairs_at(int stage, int slice) const {
+    return ScoreTile::further(score_tile(stage).element(warp_key_ + lane_ / 4, lane_ % 4 * 2),
+                              slice / ScoreTile::kChunkElements);
+  }
+
+  // From there to the pair 8 n columns further in row `half` (0: g, 1: g + 8) of a strip.
+  static __device__ __forceinline__ uint32_t pair_at(uint32_t pairs, int n, int strip, int half) {
+    return ScoreTile::further(pairs, n * 8 / ScoreTile::kChunkElements) +
+           (strip * 16 + half * 8) * ScoreTile::kRowBytes;
+  }
+
+  // The key that accumulator row `half` (0: g, 1: g + 8) of a strip stands for.
+  __device__ __forceinline__ int32_t key_of(int strip, int half) const {
+    return place_.keys.begin + warp_key_ + strip * 16 + half * 8 + lane_ / 4;
+  }
+
+  // Products to weights: as operands, and for the other warp. That one gets them times the
+  // derivative of the softcap, and negative where the dropout drops.
+  __device__ __forceinline__ void weights(Scores& s, Held& held, Step step, Interval queries,
+                                          bool full, int stage, int slice) const {
+    const uint32_t lse = numbers(stage) + (slice + lane_ % 4 * 2) * 4;
+    const uint32_t to = pairs_at(stage, slice);
+    if constexpr (Config::kModified) {
+      modify(s, held, step, queries, full, lse, to, slice);
+      return;
+    }
+    if (!full) mask(s, queries, slice);
+    const float factor = params_.problem.scale * kLog2E;
+#pragma unroll
+    for (int n = 0; n < kSlice / 8; ++n) {
+      const float2 row = ptx::load_shared_pair(lse + n * 32);
+#pragma unroll
+      for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float* x = &s[strip][n][half * 2];
+          held[strip][n][half] = Pair<T>::of(ptx::exp2(fmaf(x[0], factor, -row.x)),
+                                             ptx::exp2(fmaf(x[1], factor, -row.y)));
+          held[strip][n][half].store_shared(pair_at(to, n, strip, half));
+        }
+      }
+    }
+  }
+
+ private:
+  // -inf where a key is not visible.
+  __device__ __forceinline__ void mask(Scores& s, Interval queries, int slice) const {
+    visit_hidden(queries, slice, [&](int strip, int n, int x) { s[strip][n][x] = -INFINITY; });
+  }
+
+  // Calls visit(strip, n, x) for each score of the slice that the mask hides, block masks aside.
+  template <class Visit>
+  __device__ __forceinline__ void visit_hidden(Interval queries, int slice, Visit visit) const {
+    const MaskRule rule = params_.problem.mask_rule();
+    const int32_t first = queries.begin + slice + lane_ % 4 * 2;
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int32_t j = opaque(key_of(strip, half));
+        Interval seen = intersect(visible_queries(rule, j, place_.sequence.len), queries);
+        if (j >= place_.keys.end) seen.end = seen.begin;
+        visit_outside<kSlice / 8>(seen.begin - first, seen.end - seen.begin,
+                                  [&](int n, int e) { visit(strip, n, half * 2 + e); });
+      }
+    }
+  }
+
+  // The same for a block mask.
+  template <class Visit>
+  __device__ __forceinline__ void visit_blocked(Step step, Interval queries, int slice,
+                                                Visit visit) const {
+    const HeadBlocks blocks =
+        HeadBlocks::of(params_.problem, params_.args.inputs, place_.b, step.head);
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int32_t j = min(opaque(key_of(strip, half)), place_.keys.end - 1);
+        visit_unset<kSlice / 8>(
+            blocks.shown_queries<kSlice / 8>(j, queries.begin + slice, queries.end, lane_),
+            [&](int n, int e) { visit(strip, n, half * 2 + e); });
+      }
+    }
+  }
+
+  // Products, and what is added to the scores: biases and minus lse, to weights. A hidden score is
+  // 0 - inf, whatever it was.
+  __device__ __forceinline__ void modify(Scores& s, Held& held, Step step, Interval queries,
+                                         bool full, uint32_t lse, uint32_t to, int slice) const {
+    Scores addend;
+    visit_scores([&](int strip, int n, int x) {
+      const float2 row = ptx::load_shared_pair(lse + n * 32);
+      addend[strip][n][x] = x % 2 == 0 ? -row.x : -row.y;
+    });
+    add_biases(s, addend, step, queries, slice);
+    const auto hide = [&](int strip, int n, int x) {
+      s[strip][n][x] = 0.0f;
+      addend[strip][n][x] = -INFINITY;
+    };
+    if (!full) visit_hidden(queries, slice, hide);
+    if (!step.shown) visit_blocked(step, queries, slice, hide);
+
+    // From here on the addend is the weight times the softcap's derivative.
+    const ScoreSteps steps(params_.problem);
+    if (steps.capped) {
+#pragma unroll
+      for (int strip = 0; strip < kStrips; ++strip) cap<Config::kWide>(s[strip], steps.inner);
+      visit_scores([&](int strip, int n, int x) {
+        const float t = s[strip][n][x], p = ptx::exp2(fmaf(t, steps.outer, addend[strip][n][x]));
+        s[strip][n][x] = p;
+        addend[strip][n][x] = p * fmaf(-t, t, 1.0f);
+      });
+    } else {
+      visit_scores([&](int strip, int n, int x) {
+        s[strip][n][x] = ptx::exp2(fmaf(s[strip][n][x], steps.outer, addend[strip][n][x]));
+        addend[strip][n][x] = s[strip][n][x];
+      });
+    }
+    if (params_.dropout_threshold != 0) {
+      const DropoutStream stream =
+          dropout_stream(params_.problem, params_.args.inputs, place_.b, step.head);
+      visit_dropped<kStrips, kSlice / 8, true>(stream, params_.dropout_threshold,
+                                               place_.keys.begin + warp_key_, queries.begin + slice,
+                                               lane_, [&](int strip, int n, int x) {
+                                                 s[strip][n][x] = 0.0f;
+                                                 addend[strip][n][x] = -addend[strip][n][x];
+                                               });
+    }
+    visit_scores([&](int strip, int n, int x) {
+      if (x % 2 != 0) return;
+      held[strip][n][x / 2] = Pair<T>::of(s[strip][n][x], s[strip][n][x + 1]);
+      Pair<T>::of(addend[strip][n][x], addend[strip][n][x + 1])
+          .store_shared(pair_at(to, n, strip, x / 2));
+    });
+  }
+
+  template <class Visit>
+  static __device__ __forceinline__ void visit_scores(Visit visit) {
+#pragma unroll
+    for (int n = 0; n < kSlice / 8; ++n) {
+#pragma unroll
+      for (int x = 0; x < kStrips * 4; ++x) visit(x / 4, n, x % 4);
+    }
+  }
+
+  // In units of log2(e). A boolean bias hides.
+  __device__ __forceinline__ void add_biases(Scores& s, Scores& addend, Step step, Interval queries,
+                                             int slice) const {
+    const Problem& problem = params_.problem;
+    const flashattn_inputs& in = params_.args.inputs;
+    const int32_t i = queries.begin + slice + lane_ % 4 * 2, j = key_of(0, 0);
+    if (problem.bias & FLASHATTN_BIAS_ALIBI) {
+      const float slope = slope_of(problem, in, place_.b, step.head) * kLog2E;
+      // Of this lane's first query and key; numbers below 2^24 are exact.
+      const float distance =
+          static_cast<float>(i + diagonal_offset(problem.mask_rule(), place_.sequence.len) - j);
+      visit_scores([&](int strip, int n, int x) {
+        const float away = distance + static_cast<float>(n * 8 + x % 2 - strip * 16 - x / 2 * 8);
+        addend[strip][n][x] = fmaf(-slope, fabsf(away), addend[strip][n][x]);
+      });
+    }
+    if (!(problem.bias & FLASHATTN_BIAS_DENSE)) return;
+    const HeadBias bias = HeadBias::of(problem, in, place_.b, step.head);
+    const int32_t columns = queries.end - i, rows = place_.keys.end - j;
+    const auto add = [&](int strip, int n, int x, float y) {
+      addend[strip][n][x] = fmaf(y, kLog2E, addend[strip][n][x]);
+    };
+    const auto hide = [&](int strip, int n, int x, float y) {
+      if (y != 0.0f) return;
+      s[strip][n][x] = 0.0f;
+      addend[strip][n][x] = -INFINITY;
+    };
+    switch (bias.dtype) {
+      case FLASHATTN_DTYPE_F32:
+        return bias.visit_turned<float, kStrips, kSlice / 8>(i, j, columns, rows, add);
+      case FLASHATTN_DTYPE_F16:
+        return bias.visit_turned<__half, kStrips, kSlice / 8>(i, j, columns, rows, add);
+      case FLASHATTN_DTYPE_BF16:
+        return bias.visit_turned<__nv_bfloat16, kStrips, kSlice / 8>(i, j, columns, rows, add);
+      default: bias.visit_turned<uint8_t, kStrips, kSlice / 8>(i, j, columns, rows, hide);
+    }
+  }
+
+ protected:
+  const BackwardParams& params_;
+  BackwardPlace& place_;
+  const uint32_t shared_;
+  const int lane_, warp_key_;
+};
+
+}  // namespace flashattn::cuda::sm80
