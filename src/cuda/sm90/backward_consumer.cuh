@@ -10,7 +10,7 @@ template <class Config, int group_>
 class BackwardConsumer : KeyOutput<Config, group_> {
   using Base = KeyOutput<Config, group_>;
   using T = typename Config::T;
-  using Base::control_, Base::item, Base::leader, Base::next_kind, Base::params_, Base::shared_;
+  using Base::control_, Base::item, Base::leader, Base::params_, Base::shared_;
   using typename Base::Ahead, typename Base::Operand, typename Base::Tile;
   static constexpr int kDim = Config::kDim, kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
 
@@ -56,13 +56,15 @@ class BackwardConsumer : KeyOutput<Config, group_> {
     } else {
       ptx::named_sync(kConsumerBarrier, 256);
     }
-    int32_t tile = item().start;
-    for (TileKind kind = next_kind(tile, place_.count); kind != TileKind::kEmpty;) {
+    int32_t place;
+    TileKind kind;
+    for (this->begin(place, kind, place_.count); kind != TileKind::kEmpty;) {
       if (!Config::kAny && kind == TileKind::kFull) {
-        step<false>(tile, kind);
+        step<false>(place, kind);
       } else {
+        const int32_t tile = this->tile_of(place);
         if (params_.q_has_tail && (tile + 1) * kTileQ > item().len.q) clear_queries(tile);
-        step<true>(tile, kind);
+        step<true>(place, kind);
       }
     }
     if (leader()) ptx::mbarrier_arrive(barrier_at(control_.kv_empty));
@@ -70,10 +72,9 @@ class BackwardConsumer : KeyOutput<Config, group_> {
 
   // A tile of queries: what it adds to dK and dV, and its dQ. With a warpgroup for that the
   // consumers never meet; else once, when dS is complete: of its two buffers the one is read while
-  // the other is written. Then the next tile
-  // and its kind.
+  // the other is written. Then the next place and its kind.
   template <bool kMasked>
-  __device__ __forceinline__ void step(int32_t& tile, TileKind& kind) {
+  __device__ __forceinline__ void step(int32_t& place, TileKind& kind) {
     const uint32_t slot = place_.slot();
     Tile s, dp;
     Operand p, derived, ds;
@@ -86,10 +87,10 @@ class BackwardConsumer : KeyOutput<Config, group_> {
     this->template multiply_rows<kDim>(s, keys, q);
     if constexpr (Config::kLateGradients) {
       if (Config::kTurns) ptx::named_arrive(kTurnBarrier + (group_ ^ 1), 256);
-      this->look_ahead(ahead, tile, place_.count);
+      this->look_ahead(ahead, place);
       ptx::wgmma_wait<0>();
       ptx::pin(s);
-      this->template weigh<kMasked>(s, p, derived, ahead, tile, kind, slot, place_.count);
+      this->template weigh<kMasked>(s, p, derived, ahead, place, kind, slot, place_.count);
       ptx::pin(p);
       ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());
       this->template multiply_rows<kDim>(dp, keys.further(Config::kV), dout);
@@ -97,10 +98,10 @@ class BackwardConsumer : KeyOutput<Config, group_> {
       ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());
       this->template multiply_rows<kDim>(dp, keys.further(Config::kV), dout);
       if (Config::kTurns) ptx::named_arrive(kTurnBarrier + (group_ ^ 1), 256);
-      this->look_ahead(ahead, tile, place_.count);
+      this->look_ahead(ahead, place);
       ptx::wgmma_wait<1>();
       ptx::pin(s);
-      this->template weigh<kMasked>(s, p, derived, ahead, tile, kind, slot, place_.count);
+      this->template weigh<kMasked>(s, p, derived, ahead, place, kind, slot, place_.count);
       if (Config::kModified) ptx::pin(p);
     }
     this->add_product(dv_, p, dout);  // at once: it runs under what follows
@@ -111,8 +112,7 @@ class BackwardConsumer : KeyOutput<Config, group_> {
     if constexpr (Config::kDqGroup) {
       this->hand_over_ds(ds, {place_.count});
       this->add_product(dk_, ds, q);
-      tile = tile_after(item(), params_, tile);
-      kind = next_kind(tile, place_.count + 1);
+      this->advance(place, kind, place_.count + 1);
       ptx::wgmma_wait<1>();
       ptx::pin(dv_);
       // Each warp for itself: another may not have read its D yet.
@@ -131,8 +131,7 @@ class BackwardConsumer : KeyOutput<Config, group_> {
       ptx::pin(dv_);
       if (leader()) ptx::mbarrier_arrive(barrier_at(control_.do_empty[slot]));
       hand_over_dq<Config>(dq, control_, shared_, group_);
-      tile = tile_after(item(), params_, tile);
-      kind = next_kind(tile, place_.count + 1);
+      this->advance(place, kind, place_.count + 1);
     }
     ptx::wgmma_wait<0>();
     ptx::pin(dk_);
