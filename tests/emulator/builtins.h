@@ -85,6 +85,7 @@ inline uint32_t __ballot_sync(unsigned mask, int x) {
 }
 inline int __clz(uint32_t x) { return x ? __builtin_clz(x) : 32; }
 inline int __ffs(uint32_t x) { return __builtin_ffs(static_cast<int>(x)); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __reduce_min_sync(unsigned mask, int x) {
   const emulator::Words* all = emulator::lanes(mask, static_cast<uint32_t>(x));
   for (int n = 0; n < 32; ++n) x = min(x, static_cast<int>(all[n].word[0]));

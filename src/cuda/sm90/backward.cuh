@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   ptx::wait_for_previous();
   if (warpgroup == 0) {
     ptx::registers_release<Config::kProducerRegisters>();
-    if (threadIdx.x % 32 != 0) return;
     const int32_t warp = threadIdx.x / 32;
+    if (threadIdx.x % 32 != 0 && !(Config::kAny && warp == 2)) return;
     const uint32_t start = ptx::shared_address(shared);
     if (warp == 0) BackwardLoader<Config, false>(params, start, control).run();
     if (warp == 1) BackwardLoader<Config, true>(params, start, control).run();

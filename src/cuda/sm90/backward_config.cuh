@@ -25,7 +25,7 @@ struct BackwardConfig {
   static constexpr int kStages = kDim * kTileQ == 64 * 64 ? 4 : 2;
   static constexpr int kThreads = 128 * (1 + kConsumers + kDqGroup);
   // A multiprocessor has 512 for four warpgroups, 504 for three.
-  static constexpr int kProducerRegisters = 24, kDqRegisters = 72;
+  static constexpr int kProducerRegisters = kAny ? 32 : 24, kDqRegisters = kAny ? 64 : 72;
   static constexpr int kConsumerRegisters = kDqGroup ? 208 : 240;
   // Code of its own for each consumer, with its number as a constant: where registers are that few.
   // Else the same for both, because caches of instructions are small.
@@ -69,8 +69,9 @@ struct BackwardWideConfig {
   static constexpr Scores kScores = kScores_;
   static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
   static constexpr int kConsumers = 2, kThreads = 128 * 4;
-  static constexpr int kProducerRegisters = 24, kDqRegisters = 64;
-  static constexpr int kConsumerRegisters = 200, kFirstRegisters = 224;  // the first: also scores
+  static constexpr int kProducerRegisters = kAny ? 32 : 24, kDqRegisters = 64;
+  static constexpr int kFirstRegisters = kAny ? 216 : 224;  // the first: also scores
+  static constexpr int kConsumerRegisters = 200;
 
   static constexpr int kPanelsQk = kDimQk / 64, kPanelsV = kDimV / 64;
   static constexpr int kQStages = 2, kDoStages = kDimV > 192 ? 1 : 2;
@@ -103,6 +104,9 @@ struct BackwardItem {
   Interval full;       // tiles in which every query sees every key
   uint32_t done;       // tiles of queries, heads and all, up to its end, since the block began
   int32_t first_tile;  // of the sequence, in dq and the like, for the group's first head
+  // With a block mask, bit (head of the group) * tiles + tile: whether a query of the tile sees a
+  // key. Tiles count from tiles.begin.
+  uint32_t seen[kMostBlockTiles / 32];
 };
 
 constexpr int kBackwardItems = 2;
@@ -177,6 +181,18 @@ constexpr int kTurnBarrier = 4;       // + consumer: it may issue its scores
 constexpr int kDqBarrier = 6;         // the four warps that compute dQ
 
 using Items = Ring<kBackwardItems>;
+
+// A head of the group and a tile of queries, where scores may be any.
+constexpr int32_t kPlaceHead = kMostAnyTiles, kPlaceTile = kPlaceHead - 1;
+
+// Whether the block mask leaves something of the tile of queries.
+template <class Config>
+__device__ __forceinline__ bool is_seen(const volatile BackwardItem& item,
+                                        const BackwardParams& params, int32_t head, int32_t tile) {
+  if (!Config::kAny || !(params.common.problem.mask & FLASHATTN_MASK_BLOCKS)) return true;
+  const int32_t bit = head * (item.tiles.end - item.tiles.begin) + tile - item.tiles.begin;
+  return item.seen[bit / 32] >> bit % 32 & 1;
+}
 
 // The tile of queries after `tile`, upwards and round; downwards where dQ is added in turns.
 __device__ __forceinline__ int32_t tile_after(const volatile BackwardItem& item,

@@ -10,8 +10,7 @@ template <class Config>
 class BackwardConsumer : KeyOutput<Config> {
   using Base = KeyOutput<Config>;
   using T = typename Config::T;
-  using Base::control_, Base::group_, Base::item, Base::leader, Base::next_kind, Base::params_,
-      Base::shared_;
+  using Base::control_, Base::group_, Base::item, Base::leader, Base::params_, Base::shared_;
   using typename Base::Ahead, typename Base::Operand, typename Base::Tile;
   static constexpr int kPartQ = Config::kPartQ, kParts = Config::kTileQ / kPartQ;
   static constexpr int kDim = Config::kDim, kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
@@ -53,34 +52,36 @@ class BackwardConsumer : KeyOutput<Config> {
     // What the last item left in the buffers of dS and dQ is on its way.
     if (leader()) ptx::bulk_wait_read();
     ptx::named_sync(kWarpgroupBarrier + group_, 128);
-    int32_t tile = item().start;
-    for (TileKind kind = next_kind(tile, place_.count); kind != TileKind::kEmpty;) {
+    int32_t place;
+    TileKind kind;
+    for (this->begin(place, kind, place_.count); kind != TileKind::kEmpty;) {
       if (!Config::kAny && kind == TileKind::kFull) {
-        step<false>(tile, kind);
+        step<false>(place, kind);
       } else {
+        const int32_t tile = this->tile_of(place);
         if (params_.q_has_tail && (tile + 1) * kTileQ > item().len.q) clear_queries(tile);
-        step<true>(tile, kind);
+        step<true>(place, kind);
       }
     }
     if (leader()) ptx::mbarrier_arrive(barrier_at(control_.kv_empty));
   }
 
-  // A tile of queries: what it adds to dK and dV, and dS for its dQ; then the next tile and its
+  // A tile of queries: what it adds to dK and dV, and dS for its dQ; then the next place and its
   // kind. The consumers never meet. Part by part, so that registers hold what is under way:
   // exponentials of one run under products of the other.
   template <bool kMasked>
-  __device__ __forceinline__ void step(int32_t& tile, TileKind& kind) {
+  __device__ __forceinline__ void step(int32_t& place, TileKind& kind) {
     const uint32_t slot = place_.slot();
     Tile s[kParts], dp[kParts];
     Operand p[kParts], derived[kParts], ds[kParts];
     Ahead ahead;
     ptx::mbarrier_wait(barrier_at(control_.q_full[slot]), place_.phase());
     for_parts([&](auto part) { this->template multiply_rows<kDim>(s[part], keys(), q(part)); });
-    this->look_ahead(ahead, tile, place_.count);
+    this->look_ahead(ahead, place);
     for_parts([&](auto part) {
       ptx::wgmma_wait<kParts - 1 + part>();
       ptx::pin(s[part]);
-      this->template weigh<kMasked>(s[part], p[part], derived[part], ahead, tile, kind, slot,
+      this->template weigh<kMasked>(s[part], p[part], derived[part], ahead, place, kind, slot,
                                     place_.count, part);
       ptx::pin(p[part]);
       if (part == 0) ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());
@@ -97,8 +98,7 @@ class BackwardConsumer : KeyOutput<Config> {
       if (part == kParts - 1) this->hand_over_ds({place_.count});
       this->add_product(dk_, ds[part], q(part));
     });
-    tile = tile_after(item(), params_, tile);
-    kind = next_kind(tile, place_.count + 1);
+    this->advance(place, kind, place_.count + 1);
     ptx::wgmma_wait<kParts>();
     ptx::pin(dv_);
     // Each warp for itself: another may not have read its D yet.

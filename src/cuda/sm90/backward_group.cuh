@@ -68,6 +68,37 @@ class BackwardGroup {
     __syncwarp();
   }
 
+  // Consumers go from place to place: that is a tile of queries, and where scores may be any a head
+  // of the group too.
+  static __device__ __forceinline__ int32_t tile_of(int32_t place) {
+    return Config::kAny ? place & kPlaceTile : place;
+  }
+  __device__ __forceinline__ bool is_seen_at(int32_t place) const {
+    return is_seen<Config>(item(), params_, place / kPlaceHead, tile_of(place));
+  }
+
+  // `count` tiles are done. The first place, and its kind.
+  __device__ __forceinline__ void begin(int32_t& place, TileKind& kind, uint32_t count) const {
+    place = item().start;
+    kind = next_kind(tile_of(place), count);
+    if (!Config::kAny || kind == TileKind::kEmpty || is_seen_at(place)) return;
+    advance(place, kind, count);
+  }
+
+  __device__ __forceinline__ void advance(int32_t& place, TileKind& kind, uint32_t count) const {
+    if constexpr (Config::kAny) {
+      kind = TileKind::kEmpty;
+      if (count == item().done) return;
+      do {
+        const int32_t tile = tile_after(item(), params_, tile_of(place));
+        place = (place & ~kPlaceTile) + (tile == item().start ? kPlaceHead : 0) + tile;
+      } while (!is_seen_at(place));
+    } else {
+      place = tile_after(item(), params_, place);
+    }
+    kind = next_kind(tile_of(place), count);
+  }
+
   // kEmpty: `count` tiles, all of the item's and of those before, are done.
   __device__ __forceinline__ TileKind next_kind(int32_t tile, uint32_t count) const {
     if (count == item().done) return TileKind::kEmpty;

@@ -36,8 +36,7 @@ const BackwardEntry* find(const Problem& p) {
 
 bool BackwardLauncher::takes(const Problem& problem) {
   return problem.determinism != FLASHATTN_DETERMINISM_BATCH_INVARIANT &&
-         !problem.has_feature(FLASHATTN_FEATURE_DBIAS) &&
-         !problem.has_mask(FLASHATTN_MASK_BLOCKS) && find(problem) != nullptr;
+         !problem.has_feature(FLASHATTN_FEATURE_DBIAS) && find(problem) != nullptr;
 }
 
 BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_t l2_bytes)
@@ -51,7 +50,11 @@ BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_
             kScoresNames[static_cast<int32_t>(main_.entry->scores)]) {}
 
 bool BackwardLauncher::takes(const flashattn_shape& shape) const {
-  return shape.batch > 0 && shape.seqlen_q > 0 && shape.seqlen_kv > 0;
+  if (shape.batch == 0 || shape.seqlen_q == 0 || shape.seqlen_kv == 0) return false;
+  if (main_.entry->scores != Scores::kAny) return true;
+  const int64_t tiles = ceil_div(shape.seqlen_q, main_.entry->tile_q);
+  return tiles < kMostAnyTiles && problem_.group() < INT32_MAX / kMostAnyTiles &&
+         (!problem_.has_mask(FLASHATTN_MASK_BLOCKS) || tiles * problem_.group() <= kMostBlockTiles);
 }
 
 BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, char* base,

@@ -60,44 +60,103 @@ __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t 
   return true;
 }
 
+// Which tiles of an item the block mask leaves: a lane a tile.
+template <class Config>
+__device__ __forceinline__ void look_at_blocks(const BackwardParams& params,
+                                               volatile BackwardItem& item) {
+  const Problem& problem = params.common.problem;
+  const flashattn_inputs& in = params.common.args.inputs;
+  const int32_t lane = threadIdx.x % 32;
+  __syncwarp();  // the item is one lane's
+  const int32_t tiles = max(item.tiles.end - item.tiles.begin, 0);
+  uint32_t hidden = 0;
+#pragma unroll 1
+  for (int32_t first = 0; first < tiles * problem.group(); first += 32) {
+    const bool inside = first + lane < tiles * problem.group();
+    bool some = false;
+    if (inside) {
+      const int32_t head = (first + lane) / tiles;
+      const int32_t query = ((first + lane) % tiles + item.tiles.begin) * Config::kTileQ;
+      const int32_t last = min(query + Config::kTileQ, item.len.q) - 1;
+      int32_t y = query / problem.block_q;
+      const uint8_t* on = in.block_mask + item.b * in.block_mask_stride_batch +
+                          (item.kv_head * problem.group() + head) * in.block_mask_stride_head +
+                          y * in.block_mask_stride_row;
+#pragma unroll 1
+      for (; y <= last / problem.block_q && !some; ++y, on += in.block_mask_stride_row) {
+#pragma unroll 1
+        for (int32_t x = item.key / problem.block_kv;
+             x <= (item.key + item.keys - 1) / problem.block_kv && !some; ++x) {
+          some = on[x];
+        }
+      }
+    }
+    const uint32_t seen = __ballot_sync(~0u, some);
+    hidden += __popc(__ballot_sync(~0u, inside && !some));
+    if (lane == 0) item.seen[first / 32] = seen;
+  }
+  if (lane == 0) item.done = item.done - hidden;
+}
+
+// With any scores by all lanes of a warp, else by one thread.
 template <class Config>
 __device__ __forceinline__ void plan_items(const BackwardParams& params,
                                            BackwardControl<Config>& control) {
+  const bool leader = !Config::kAny || threadIdx.x % 32 == 0;
+  const auto spread = [&](int32_t x) { return Config::kAny ? __shfl_sync(~0u, x, 0) : x; };
   const int32_t count = static_cast<int32_t>(params.order.count());
   Items items;
   uint32_t phase = 0;
   // In turns none may be kept for a block that has not started.
   const int32_t dealt = params.common.turns ? 0 : static_cast<int32_t>(gridDim.x);
-  int32_t next = params.common.turns ? atomicAdd(params.common.ticket, 1) : blockIdx.x;
+  int32_t next = blockIdx.x;
+  if (params.common.turns && leader) next = atomicAdd(params.common.ticket, 1);
+  next = spread(next);
   for (;;) {
     ptx::mbarrier_wait(barrier_at(control.item_empty[items.slot()]), items.phase() ^ 1);
     volatile BackwardItem& item = control.items[items.slot()];
-    if (next >= count) item.end = 1;
-    const bool some = next >= count ||
-                      plan_item<Config>(params, next, control.items[items.slot() ^ 1].done, item);
+    bool some = next >= count;
+    if (leader) {
+      if (next >= count) {
+        item.end = 1;
+      } else {
+        some = plan_item<Config>(params, next, control.items[items.slot() ^ 1].done, item);
+      }
+    }
+    some = spread(some);
     if (some) {
-      ptx::mbarrier_arrive(barrier_at(control.item_full[items.slot()]));
+      if constexpr (Config::kAny) {
+        const bool blocks = params.common.problem.mask & FLASHATTN_MASK_BLOCKS;
+        if (blocks && next < count) look_at_blocks<Config>(params, item);
+      }
+      if (leader) ptx::mbarrier_arrive(barrier_at(control.item_full[items.slot()]));
       items.advance();
       if (next >= count) return;
       // Taken no earlier than need be, so that work stays evenly dealt out.
       ptx::mbarrier_wait(barrier_at(control.nearly), phase);
       phase ^= 1;
     }
-    next = dealt + atomicAdd(params.common.ticket, 1);
+    if (leader) next = dealt + atomicAdd(params.common.ticket, 1);
+    next = spread(next);
   }
 }
 
 // Calls step(heads left, tiles left of the head, tile, place) for all tiles of queries of an item,
-// in the order of all roles; place: the tile in dq and the like.
-template <class Step>
+// in the order of all roles; place: the tile in dq and the like. For those of which the block mask
+// leaves nothing skip(place).
+template <class Config, class Step, class Skip>
 __device__ __forceinline__ void for_each_tile(const volatile BackwardItem& item,
-                                              const BackwardParams& params, Step step) {
+                                              const BackwardParams& params, Step step, Skip skip) {
   int32_t place = item.first_tile, tile = item.start;
 #pragma unroll 1
   for (int32_t heads = params.common.problem.group(); heads > 0; --heads) {
 #pragma unroll 1
     for (int32_t left = item.tiles.end - item.tiles.begin; left > 0; --left) {
-      step(heads, left, tile, place + tile);
+      if (is_seen<Config>(item, params, params.common.problem.group() - heads, tile)) {
+        step(heads, left, tile, place + tile);
+      } else {
+        skip(place + tile);
+      }
       tile = tile_after(item, params, tile);
     }
     place += params.head_tiles;
@@ -144,7 +203,7 @@ class BackwardLoader {
     }
     const bool varlen = params_.common.problem.layout & FLASHATTN_LAYOUT_VARLEN_Q;
     const int32_t batch = varlen ? 0 : item.b;
-    for_each_tile(item, params_, [&](int32_t heads, int32_t left, int32_t tile, int32_t place) {
+    const auto load = [&](int32_t heads, int32_t left, int32_t tile, int32_t place) {
       const uint32_t slot = place_.slot();
       const uint32_t full = barrier_at(kGradients ? control_.do_full[slot] : control_.q_full[slot]);
       ptx::mbarrier_wait(barrier_at(kGradients ? control_.do_empty[slot] : control_.q_empty[slot]),
@@ -160,10 +219,13 @@ class BackwardLoader {
                          static_cast<int64_t>(place) * kTileQ,
                      Config::kNumberBytes, full);
       place_.advance();
-      if (kGradients && heads == 1 && left == min(2, item.tiles.end - item.tiles.begin)) {
+      if (!Config::kAny && kGradients && heads == 1 &&
+          left == min(2, item.tiles.end - item.tiles.begin)) {
         ptx::mbarrier_arrive(barrier_at(control_.nearly));
       }
-    });
+    };
+    for_each_tile<Config>(item, params_, load, [](int32_t) {});
+    if (Config::kAny && kGradients) ptx::mbarrier_arrive(barrier_at(control_.nearly));
   }
 
   // `more`: bytes that come besides.
@@ -213,7 +275,7 @@ __device__ __forceinline__ void add_dq(const BackwardParams& params, uint32_t sh
     ptx::mbarrier_wait(barrier_at(control.item_full[items.slot()]), items.phase());
     const volatile BackwardItem& item = control.items[items.slot()];
     if (item.end) break;
-    for_each_tile(item, params, [&](int32_t, int32_t, int32_t, int32_t place) {
+    const auto add = [&](int32_t, int32_t, int32_t, int32_t place) {
       float* to = params.common.dq + static_cast<int64_t>(place) * (Config::kShares * (kShare / 4));
       if (params.common.turns) await_turn(params, item.key / Config::kTileKv, place);
 #pragma unroll 1
@@ -230,6 +292,11 @@ __device__ __forceinline__ void add_dq(const BackwardParams& params, uint32_t sh
         ptx::bulk_wait();  // not before the sums have changed
         ptx::add_release(params.common.turns + place, 1);
       }
+    };
+    for_each_tile<Config>(item, params, add, [&](int32_t place) {
+      if (!params.common.turns) return;
+      await_turn(params, item.key / Config::kTileKv, place);
+      ptx::add_release(params.common.turns + place, 1);
     });
     ptx::mbarrier_arrive(barrier_at(control.item_empty[items.slot()]));
   }

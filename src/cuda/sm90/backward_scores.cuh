@@ -4,6 +4,7 @@
 
 #include "cuda/ptx/mma.cuh"
 #include "cuda/sm90/backward_group.cuh"
+#include "cuda/tile/dropout.cuh"
 #include "cuda/tile/scores.cuh"
 
 namespace flashattn::cuda::sm90 {
@@ -20,11 +21,12 @@ class BackwardScores : protected BackwardGroup<Config> {
   // Columns of 8 queries that are worked on at once, as registers allow.
   static constexpr int kStep = Config::kAny ? 1 : 2;
   // Columns whose bias is on its way while those before are worked on.
-  static constexpr int kFetched = 4;
+  static constexpr int kFetched = Config::kWide ? 2 : 4;
 
   // What is known of a tile before its products. kAny only.
   struct Ahead {
     uint32_t keep;                 // bit i: number i is kept
+    uint32_t seen;                 // bit i: the block mask leaves number i
     const char* bias_at;           // of number 0
     int32_t queries, keys;         // left from there on
     uint32_t bias[kTileQ / 8][4];  // as it lies in memory; of the first columns
@@ -34,11 +36,11 @@ class BackwardScores : protected BackwardGroup<Config> {
                                             BackwardControl<Config>& control, int32_t group)
       : Base(params, shared, control, group) {}
 
-  // Of the tile that comes after `count` tiles.
-  __device__ __forceinline__ void look_ahead(Ahead& ahead, int32_t tile, uint32_t count) const {
+  __device__ __forceinline__ void look_ahead(Ahead& ahead, int32_t place) const {
     if constexpr (Config::kAny) {
       static_assert(!Config::kAny || kTileQ == 64, "a bit of a word for each number");
-      const int32_t head = head_of(count);
+      const int32_t tile = this->tile_of(place);
+      const int32_t head = head_at(place);
       ahead.queries = ahead.keys = 0;
       ahead.bias_at = nullptr;
       if (params_.common.problem.bias & FLASHATTN_BIAS_DENSE) {
@@ -54,6 +56,7 @@ class BackwardScores : protected BackwardGroup<Config> {
 #pragma unroll
       for (int n = 0; n < kFetched; ++n) fetch_bias(ahead, n);
       ahead.keep = kept_numbers(tile, head);
+      ahead.seen = seen_numbers(tile, head);
     }
   }
 
@@ -62,11 +65,11 @@ class BackwardScores : protected BackwardGroup<Config> {
   // those go to where dS will lie.
   template <bool kMasked>
   __device__ __forceinline__ void weigh(const Tile& s, Operand& p, Operand& derived, Ahead& ahead,
-                                        int32_t tile, TileKind kind, uint32_t slot, uint32_t count,
+                                        int32_t place, TileKind kind, uint32_t slot, uint32_t count,
                                         int part = 0) const {
     const uint32_t lse = this->template numbers<Config::kLse>(slot, part);
     if constexpr (Config::kModified) {
-      modify<kMasked>(s, p, derived, ahead, tile, kind, lse, count);
+      modify<kMasked>(s, p, derived, ahead, place, kind, lse, count);
     } else {
       const float factor = params_.common.problem.scale * kLog2E;
 #pragma unroll
@@ -79,7 +82,7 @@ class BackwardScores : protected BackwardGroup<Config> {
                                          ptx::exp2(fmaf(x[1], factor, -reference.y)));
         }
       }
-      if constexpr (kMasked) mask(p, tile * kTileQ + part * kPartQ);
+      if constexpr (kMasked) mask(p, this->tile_of(place) * kTileQ + part * kPartQ);
     }
   }
 
@@ -136,12 +139,13 @@ class BackwardScores : protected BackwardGroup<Config> {
 
   template <bool kMasked>
   __device__ __forceinline__ void modify(const Tile& s, Operand& p, Operand& derived, Ahead& ahead,
-                                         int32_t tile, TileKind kind, uint32_t lse,
+                                         int32_t place, TileKind kind, uint32_t lse,
                                          uint32_t count) const {
     static_assert(kPartQ == kTileQ || !Config::kModified, "parts of plain scores only");
     const Problem& problem = params_.common.problem;
     const bool capped = problem.softcap != 0, sloped = problem.bias & FLASHATTN_BIAS_ALIBI;
-    const float slope = slope_of(count) * kLog2E;
+    const int32_t tile = this->tile_of(place);
+    const float slope = slope_of(place, count) * kLog2E;
     const int32_t off = diagonal_offset(problem.mask_rule(), {item().len.q, item().len.kv});
     // Of this lane's first query and upper key; numbers below 2^24 are exact.
     const float distance =
@@ -216,6 +220,17 @@ class BackwardScores : protected BackwardGroup<Config> {
           });
         }
       }
+      if constexpr (Config::kAny) {
+        if (problem.mask & FLASHATTN_MASK_BLOCKS) {
+#pragma unroll
+          for (int i = 0; i < 2 * kStep; ++i) {
+            const uint32_t pair = ahead.seen >> (4 * n + 2 * i);
+            const uint32_t seen = (pair & 1 ? 0xffffu : 0) | (pair & 2 ? 0xffff0000u : 0);
+            p[2 * n + i] &= seen;
+            weights[2 * n + i] &= seen;
+          }
+        }
+      }
       if constexpr (!Config::kParked) {
 #pragma unroll
         for (int i = 0; i < 2 * kStep; ++i) derived[2 * n + i] = weights[2 * n + i];
@@ -226,17 +241,54 @@ class BackwardScores : protected BackwardGroup<Config> {
     }
   }
 
-  // Of the head whose tile comes after `count` tiles.
+  // The head whose tile comes after `count` tiles.
   __device__ __forceinline__ int32_t head_of(uint32_t count) const {
     const int32_t tiles = item().tiles.end - item().tiles.begin;
     const int32_t heads_left = static_cast<int32_t>(item().done - count - 1) / tiles + 1;
     return (item().kv_head + 1) * params_.common.problem.group() - heads_left;
   }
 
-  __device__ __forceinline__ float slope_of(uint32_t count) const {
+  __device__ __forceinline__ int32_t head_at(int32_t place) const {
+    return item().kv_head * params_.common.problem.group() + place / kPlaceHead;
+  }
+
+  __device__ __forceinline__ float slope_of(int32_t place, uint32_t count) const {
     if (!(params_.common.problem.bias & FLASHATTN_BIAS_ALIBI)) return 0.0f;
     const flashattn_inputs& in = params_.common.args.inputs;
-    return in.alibi_slopes[item().b * in.alibi_stride_batch + head_of(count)];
+    const int32_t head = Config::kAny ? head_at(place) : head_of(count);
+    return in.alibi_slopes[item().b * in.alibi_stride_batch + head];
+  }
+
+  // A row of blocks at a time. Of keys, this lane's two are each in one block, whose width is a
+  // multiple of 8.
+  __device__ __forceinline__ uint32_t seen_numbers(int32_t tile, int32_t head) const {
+    const Problem& problem = params_.common.problem;
+    if (!(problem.mask & FLASHATTN_MASK_BLOCKS)) return ~0u;
+    const flashattn_inputs& in = params_.common.args.inputs;
+    const int32_t first = tile * kTileQ, end = min(first + kTileQ, item().len.q);
+    const int32_t keys = item().keys - row();
+    int32_t y = first / problem.block_q;
+    const uint8_t* on = in.block_mask + item().b * in.block_mask_stride_batch +
+                        head * in.block_mask_stride_head + y * in.block_mask_stride_row;
+    const int32_t upper = (item().key + row()) / problem.block_kv;
+    const int32_t lower = (item().key + row() + 8) / problem.block_kv;
+    uint32_t seen = 0;
+#pragma unroll 1
+    for (; y * problem.block_q < end; ++y, on += in.block_mask_stride_row) {
+      const uint32_t halves = (0 < keys && on[upper] ? 1u : 0u) | (8 < keys && on[lower] ? 4u : 0u);
+      // As seen from this lane's first query.
+      const int32_t begin = y * problem.block_q - first - lane() % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < kTileQ / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const bool inside =
+              static_cast<uint32_t>(8 * n + e - begin) < static_cast<uint32_t>(problem.block_q);
+          if (inside) seen |= halves << (4 * n + e);
+        }
+      }
+    }
+    return seen;
   }
 
   __device__ __forceinline__ uint32_t kept_numbers(int32_t tile, int32_t head) const {
@@ -245,14 +297,9 @@ class BackwardScores : protected BackwardGroup<Config> {
     const DropoutStream stream =
         dropout_stream(params_.common.problem, params_.common.args.inputs, item().b, head);
     const int32_t key = item().key + row() - lane() / 4;  // of the warp
-    uint32_t keep = 0;
-#pragma unroll 1  // one at a time: registers are short
-    for (int32_t m = 0; m < kTileQ / 16; ++m) {
-      // Of its bits the second and third stand for halves of keys and queries.
-      const uint32_t bits =
-          keep_bits_transposed(stream, threshold, tile * kTileQ + m * 16, key, lane());
-      keep = keep >> 8 | ((bits & 0xc3u) | (bits & 0x0cu) << 2 | (bits & 0x30u) >> 2) << 24;
-    }
+    uint32_t keep = ~0u;
+    visit_dropped<1, kTileQ / 8, true>(stream, threshold, key, tile * kTileQ, lane(),
+                                       [&](int, int n, int x) { keep &= ~(1u << (4 * n + x)); });
     return keep;
   }
 

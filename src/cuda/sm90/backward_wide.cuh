@@ -13,7 +13,7 @@ class WideConsumer : BackwardScores<Config> {
   using Base = BackwardScores<Config>;
   using T = typename Config::T;
   using Base::control_, Base::params_, Base::shared_;
-  using Base::item, Base::lane, Base::leader, Base::next_kind, Base::warp;
+  using Base::item, Base::lane, Base::leader, Base::warp;
   using typename Base::Ahead, typename Base::Operand, typename Base::Tile;
   static constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
   static constexpr int kDim = kGradients ? Config::kDimQk : Config::kDimV;  // of the sums
@@ -52,26 +52,26 @@ class WideConsumer : BackwardScores<Config> {
       this->template clear_rows<Config::kPanelsQk>(shared_, kTileKv, item().keys);
     }
     this->settle_cleared();  // nobody has yet to see that K and V are here
-    int32_t tile = item().start;
-    for (TileKind kind = next_kind(tile, count_); kind != TileKind::kEmpty;) {
+    int32_t place;
+    TileKind kind;
+    for (this->begin(place, kind, count_); kind != TileKind::kEmpty;) {
       if (!Config::kAny && kind == TileKind::kFull) {
-        step<false>(tile, kind);
+        step<false>(place, kind);
       } else {
-        step<true>(tile, kind);
+        step<true>(place, kind);
       }
     }
     if (leader()) ptx::mbarrier_arrive(barrier_at(control_.kv_empty));
   }
 
   template <bool kMasked>
-  __device__ __forceinline__ void step(int32_t& tile, TileKind& kind) {
+  __device__ __forceinline__ void step(int32_t& place, TileKind& kind) {
     if constexpr (kGradients) {
-      step_of_gradients<kMasked>(tile);
+      step_of_gradients<kMasked>(this->tile_of(place));
     } else {
-      step_of_weights<kMasked>(tile, kind);
+      step_of_weights<kMasked>(place, kind);
     }
-    tile = tile_after(item(), params_, tile);
-    kind = next_kind(tile, count_ + 1);
+    this->advance(place, kind, count_ + 1);
     ptx::wgmma_wait<0>();
 #pragma unroll
     for (int n = 0; n < kParts; ++n) ptx::pin(sum_[n]);
@@ -83,19 +83,19 @@ class WideConsumer : BackwardScores<Config> {
   }
 
   template <bool kMasked>
-  __device__ __forceinline__ void step_of_weights(int32_t tile, TileKind kind) {
+  __device__ __forceinline__ void step_of_weights(int32_t place, TileKind kind) {
     Tile s;
     Operand p, derived;
     Ahead ahead;
     ptx::mbarrier_wait(barrier_at(control_.q_full[q_place().slot()]), q_place().phase());
     this->template multiply_rows<Config::kDimQk>(s, ptx::Matrix::at(shared_, 0), q());
-    this->look_ahead(ahead, tile, count_);
+    this->look_ahead(ahead, place);
     ptx::wgmma_wait<0>();
     ptx::pin(s);
-    this->template weigh<kMasked>(s, p, derived, ahead, tile, kind, q_place().slot(), count_);
+    this->template weigh<kMasked>(s, p, derived, ahead, place, kind, q_place().slot(), count_);
     hand_over(Config::kModified ? derived : p);
     ptx::mbarrier_wait(barrier_at(control_.do_full[dout_place().slot()]), dout_place().phase());
-    if (kMasked) clear_tail<Config::kPanelsV>(dout().address(), tile);
+    if (kMasked) clear_tail<Config::kPanelsV>(dout().address(), this->tile_of(place));
     add(p, dout());
   }
 

@@ -16,6 +16,10 @@ enum class Scores : int32_t {
   kAny,     // dense bias, block mask, dropout, in the forward pass factors below 0, and those
 };
 
+// Tiles of queries that a backward kernel for any scores can number, and those of the heads of a
+// group of which it remembers what a block mask leaves.
+constexpr int32_t kMostAnyTiles = 1 << 20, kMostBlockTiles = 512;
+
 struct ForwardParams {
   CUtensorMap q, k, v, o;  // (column, row, head, batch or page)
   Problem problem;
