@@ -26,6 +26,7 @@ class Case:
     softcap: float = 0.0
     alibi: bool = False
     dropout: float = 0.0
+    repeatable: bool = False  # determinism = RUN_TO_RUN. On a GPU only
     page_size: int = 0  # tokens a page of a paged cache; 0: not paged. On a GPU only
 
     @property
@@ -95,6 +96,8 @@ class Case:
             words.append("softcap")
         if self.dropout:
             words.append("dropout")
+        if self.repeatable:
+            words.append("repeatable")
         if self.page_size:
             words.append(f"pages of {self.page_size}")
         return " ".join(words)
@@ -205,7 +208,7 @@ def _gpu_features() -> Iterator[Case]:
         yield base
         for changed in (dict(heads_kv=4), dict(softcap=50.0), dict(alibi=True), dict(dropout=0.1),
                         dict(window=1023), dict(causal=False, block_density=0.25),
-                        dict(dtype="f16")):
+                        dict(dtype="f16"), dict(repeatable=True)):
             yield dataclasses.replace(base, **changed)  # type: ignore[arg-type]
 
 

@@ -32,7 +32,7 @@ def descriptor(case: Case) -> Dict[str, Any]:
     fields = dict(struct_size=ffi.sizeof("flashattn_desc"), device=1, dtype=DTYPES[case.dtype],
                   ops=int(Op.FORWARD), heads_q=case.heads, heads_kv=case.kv_heads,
                   dim_qk=case.dim, features=int(Feature.LSE), softcap=case.softcap,
-                  dropout=case.dropout)
+                  dropout=case.dropout, determinism=int(case.repeatable))
     if case.op == "backward":
         fields["ops"] |= int(Op.BACKWARD)
     if case.window >= 0:
