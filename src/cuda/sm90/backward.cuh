@@ -7,15 +7,13 @@
 // memory, for dQ = dS K, which needs all keys of the tile; it is stored with the keys along its
 // rows, as the tensor cores like to read a left operand.
 //
-// Small heads, backward_consumer.cuh: 128 keys, 64 a consumer. Either both compute dQ together, and
-// meet once a tile; or (kDqGroup) a third warpgroup does, and the consumers never meet, so that
-// one's exponentials run under the other's products. Large heads, backward_wide.cuh: 64 keys; one
-// consumer has P and dV, the other dS and dK, a third warpgroup dQ.
+// A third warpgroup computes dQ, so that the consumers never meet, and one's exponentials run under
+// the other's products. Small heads, backward_consumer.cuh: 128 keys, 64 a consumer. Large heads,
+// backward_wide.cuh: 64 keys; one consumer has P and dV, the other dS and dK.
 //
 // Budget of a tile in clocks; shared memory moves 128 bytes a clock; no tile fills both alone.
 //   D, queries x keys      products   2^x   shared memory          of it dQ to memory
-//   64, 128 x 128          2,560    1,024   352 KB = 2,816                      32 KB
-//   64, 64 x 128, kDqGroup 1,280      512   192 KB = 1,536                      16 KB
+//   64, 128 x 128          2,560    1,024   384 KB = 3,072                      32 KB
 //   128, 64 x 128          2,560      512   368 KB = 2,944                      32 KB
 //   192, 64 x 64           1,920      256   360 KB = 2,880                      48 KB
 //   256, 64 x 64           2,560      256   472 KB = 3,776                      64 KB
@@ -57,7 +55,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (warp == 1) BackwardLoader<Config, true>(params, start, control).run();
     if (warp == 2) plan_items<Config>(params, control);
     if (warp == 3) add_dq<Config>(params, start, control);
-  } else if (Config::kDqGroup && warpgroup == 1 + Config::kConsumers) {
+  } else if (warpgroup == 1 + Config::kConsumers) {
     ptx::registers_release<Config::kDqRegisters>();
     DqGroup<Config>(params, ptx::shared_address(shared), control).run();
   } else if constexpr (Config::kWide) {

@@ -10,23 +10,22 @@
 
 namespace flashattn::cuda::sm90 {
 
-// kDqGroup: a third warpgroup computes dQ; else each consumer its share. kTurns: the consumers take
-// turns to issue scores.
-template <class T_, int kDim_, int kTileQ_, bool kDqGroup_, bool kTurns_, Scores kScores_>
+// Two warpgroups hold dK and dV of 64 keys each; a third computes dQ.
+template <class T_, int kDim_, int kTileQ_, Scores kScores_>
 struct BackwardConfig {
   using T = T_;
   static constexpr int kDim = kDim_;  // of the products; smaller heads: zeros
   static constexpr int kTileQ = kTileQ_, kTileKv = 128;
-  static constexpr int kPartQ = kDqGroup_ ? 64 : kTileQ;  // of the products
-  static constexpr bool kWide = false, kDqGroup = kDqGroup_, kTurns = kTurns_;
+  static constexpr int kPartQ = 64;  // of the products
+  static constexpr bool kWide = false;
   static constexpr Scores kScores = kScores_;
   static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
   static constexpr int kConsumers = 2;  // warpgroups of 64 keys
   static constexpr int kStages = kDim * kTileQ == 64 * 64 ? 4 : 2;
-  static constexpr int kThreads = 128 * (1 + kConsumers + kDqGroup);
-  // A multiprocessor has 512 for four warpgroups, 504 for three.
+  static constexpr int kThreads = 128 * (2 + kConsumers);
+  // A multiprocessor has 512 for the four.
   static constexpr int kProducerRegisters = kAny ? 32 : 24, kDqRegisters = kAny ? 64 : 72;
-  static constexpr int kConsumerRegisters = kDqGroup ? 208 : 240;
+  static constexpr int kConsumerRegisters = 208;
   // Code of its own for each consumer, with its number as a constant: where registers are that few.
   // Else the same for both, because caches of instructions are small.
   static constexpr bool kTwice = kDim == 128;
@@ -36,10 +35,10 @@ struct BackwardConfig {
   // Columns come in panels of 64, 128 bytes a row.
   static constexpr int kPanels = kDim / 64, kPanelsQk = kPanels, kPanelsV = kPanels;
   static constexpr int kQStages = kStages, kDoStages = kStages;
-  static constexpr int kDsWarps = 8, kDoReaders = kDqGroup ? 8 : kConsumers;  // arrivals
+  static constexpr int kDsWarps = 8, kDoReaders = 8;  // arrivals
   static constexpr int kKeyBytes = kTileKv * kDim * 2, kQueryBytes = kTileQ * kDim * 2;
   static constexpr int kScoreBytes = kTileQ * kTileKv * 2;
-  static constexpr int kDsStages = kDqGroup ? 64 * 1024 / kScoreBytes : 2;
+  static constexpr int kDsStages = 64 * 1024 / kScoreBytes;
   static constexpr int kSumBytes = kTileQ * kDim * 4;
   static constexpr int kShares = kTileQ * kDim / (64 * 64), kDqSlots = kShares;  // of dQ
   static constexpr int kShareBytes = kSumBytes / kShares;
@@ -51,11 +50,8 @@ struct BackwardConfig {
   static constexpr int kLse = kDq + kSumBytes, kDelta = kLse + kStages * kNumberBytes;
   static constexpr int kMainBytes = kDelta + kStages * kNumberBytes;
 
-  static_assert(kDim == 64 || kDim == 128, "two warpgroups share dQ by columns or by queries");
-  static_assert(kDqGroup ? kTileQ * kDim <= 64 * 128 : kTileQ * kDim == 64 * 128,
-                "dQ: shares of 64 x 64");
-  static_assert(kKeyBytes <= kDsStages * kScoreBytes && kKeyBytes <= 2 * kShareBytes,
-                "dV leaves from where dS lay, dK from there or from where dQ lay");
+  static_assert(kTileQ == 64 || kDim == 64, "dQ: shares of 64 x 64, by columns or by queries");
+  static_assert(2 * kKeyBytes <= kDsStages * kScoreBytes, "dV and dK leave from where dS lay");
 };
 
 // For large heads, whose dK and dV of 64 keys fill two warpgroups: one consumer computes the
@@ -65,7 +61,7 @@ struct BackwardWideConfig {
   using T = T_;
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;
   static constexpr int kTileQ = 64, kTileKv = 64, kPartQ = kTileQ;
-  static constexpr bool kWide = true, kDqGroup = true, kParked = false;
+  static constexpr bool kWide = true, kParked = false;
   static constexpr Scores kScores = kScores_;
   static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
   static constexpr int kConsumers = 2, kThreads = 128 * 4;
@@ -143,7 +139,7 @@ __device__ __forceinline__ void init_barriers(BackwardControl<Config>& control) 
   };
   init(control.k_full, 1);
   init(control.v_full, 1);
-  init(control.kv_empty, kConsumers + Config::kDqGroup);
+  init(control.kv_empty, kConsumers + 1);
   init(control.nearly, 1);
   for (int n = 0; n < Config::kQStages; ++n) {
     init(control.q_full[n], 1);
@@ -167,7 +163,7 @@ __device__ __forceinline__ void init_barriers(BackwardControl<Config>& control) 
   }
   for (int n = 0; n < kBackwardItems; ++n) {
     init(control.item_full[n], 1);
-    init(control.item_empty[n], kConsumers + Config::kDqGroup + 3);  // loaders, the adder
+    init(control.item_empty[n], kConsumers + 4);  // dQ, loaders, the adder
   }
   ptx::fence_mbarrier_init();
   for (int n = 0; n < kConsumers; ++n) control.taken[n] = 0;
@@ -175,10 +171,8 @@ __device__ __forceinline__ void init_barriers(BackwardControl<Config>& control) 
 }
 
 // Named barriers; 0 is that of the block.
-constexpr int kConsumerBarrier = 1;   // both consumers
-constexpr int kWarpgroupBarrier = 2;  // + consumer: its four warps
-constexpr int kTurnBarrier = 4;       // + consumer: it may issue its scores
-constexpr int kDqBarrier = 6;         // the four warps that compute dQ
+constexpr int kWarpgroupBarrier = 1;  // + consumer: its four warps
+constexpr int kDqBarrier = 3;         // the four warps that compute dQ
 
 using Items = Ring<kBackwardItems>;
 

@@ -23,9 +23,9 @@ constexpr BackwardEntry backward_entry_of(int32_t dim_qk, int32_t dim_v, int32_t
           kConvertThreads<Config>};
 }
 
-template <class T, int kDim, int kTileQ, bool kDqGroup, bool kTurns, Scores kScores>
+template <class T, int kDim, int kTileQ, Scores kScores>
 constexpr BackwardEntry backward_entry() {
-  using Config = BackwardConfig<T, kDim, kTileQ, kDqGroup, kTurns, kScores>;
+  using Config = BackwardConfig<T, kDim, kTileQ, kScores>;
   return backward_entry_of<Config>(kDim, kDim, Config::kStages);
 }
 

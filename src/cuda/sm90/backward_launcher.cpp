@@ -12,9 +12,6 @@
 namespace flashattn::cuda::sm90 {
 namespace {
 
-// Without a mask all tiles of keys of a head would add to the same tile of queries at a time.
-constexpr bool kStaggered = false;
-
 // Factors below 0 are as good as others: no maximum is looked for.
 Scores backward_scores_of(Problem p) {
   p.scale = std::fabs(p.scale);
@@ -87,9 +84,6 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
       std::min<int64_t>(l2_bytes_ / 4 / std::max<int64_t>(unit_bytes, 1), units);
   p.order = heavy_first_order(static_cast<int32_t>(ceil_div(shape.seqlen_kv, entry.tile_kv)),
                               static_cast<int32_t>(units), static_cast<int32_t>(fitting), units_);
-  if (kStaggered && problem_.mask == 0) {
-    p.stagger = std::max(p.sequence_tiles / std::max(p.order.query_tiles, 1), 1);
-  }
 
   WorkspaceCutter workspace(base);
   const int64_t rows = common.head_tiles(entry.tile_q) * problem_.heads_q * entry.tile_q;

@@ -20,33 +20,19 @@ class KeyOutput : protected BackwardScores<Config> {
       : Base(params, shared, control, group) {}
 
   // dV and dK by way of buffers that are free again when the leader's copies have read them: this
-  // warpgroup's panels of those of dS, so that it need not wait for the other; or, with two
-  // buffers, half of those and its share of dQ's. place: in the ring of dS.
+  // warpgroup's panels of those of dS, so that it need not wait for the other. place: in the ring
+  // of dS.
   __device__ __forceinline__ void store(const Sums& dk, const Sums& dv,
                                         Ring<Config::kDsStages> place) const {
-    constexpr int kPanelBytes = Config::kDqGroup ? Config::kScoreBytes : 64 * 128;
-    const uint32_t from_dv =
-        shared_ + Config::kDs +
-        group_ * (Config::kDqGroup ? Config::kScoreBytes / 2 : Config::kScoreBytes);
-    const uint32_t from_dk = Config::kDqGroup
-                                 ? from_dv + Config::kPanels * kPanelBytes
-                                 : shared_ + Config::kDq + group_ * Config::kShareBytes;
+    constexpr int kPanelBytes = Config::kScoreBytes;
+    const uint32_t from_dv = shared_ + Config::kDs + group_ * (kPanelBytes / 2);
+    const uint32_t from_dk = from_dv + Config::kPanels * kPanelBytes;
     // An item without queries: the last one's results may still be leaving.
     if (leader()) ptx::bulk_wait_read();
-    if constexpr (Config::kDqGroup) {
-      ptx::named_sync(kWarpgroupBarrier + group_, 128);
+    ptx::named_sync(kWarpgroupBarrier + group_, 128);
 #pragma unroll
-      for (int n = 0; n < Config::kDsStages; ++n) {
-        ptx::mbarrier_wait(barrier_at(control_.ds_empty[place.slot()]), place.phase() ^ 1);
-        place.advance();
-      }
-    } else {
-      ptx::named_sync(kConsumerBarrier, 256);  // nobody reads dS any more
-    }
+    for (int n = 0; n < Config::kDsStages; ++n, place.advance()) this->await_ds(place);
     stage<kPanelBytes>(dv, from_dv, this->kept_factor());
-    if constexpr (!Config::kDqGroup) {
-      ptx::mbarrier_wait(barrier_at(control_.dq_empty[group_]), (place.count & 1) ^ 1);
-    }
     stage<kPanelBytes>(dk, from_dk, params_.common.problem.scale);
     if (params_.store_boxes) {
       ptx::fence_async_proxy();

@@ -54,9 +54,7 @@ __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t 
   if (item.keys < kTileKv) item.full.end = 0;
   const int32_t count = max(item.tiles.end - item.tiles.begin, 0);
   item.done = done + count * problem.group();
-  item.start = common.turns ? item.tiles.end - 1
-               : count > 0  ? item.tiles.begin + item.key / kTileKv * params.stagger % count
-                            : 0;
+  item.start = common.turns ? item.tiles.end - 1 : item.tiles.begin;
   return true;
 }
 

@@ -38,7 +38,6 @@ struct BackwardParams {
   TileOrder order;         // of tiles of keys; units are (batch, KV head)
   int32_t sequence_tiles;  // of queries: the most of a sequence
   int32_t head_tiles;      // of queries, from one head to the next
-  int32_t stagger;  // tiles of queries: neighbouring tiles of keys start so far from each other
   int32_t q_has_tail, kv_has_tail;  // rows past a sequence's may lie in memory: not always finite
   int32_t store_boxes;  // dK and dV leave by the copy engine; else row by row, as lengths allow
   // What a product is multiplied with before the softcap's tanh and after, that in units of
