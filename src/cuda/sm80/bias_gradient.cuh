@@ -117,7 +117,7 @@ class BiasGradientBlock {
       const int32_t i = queries.begin + warp_row_ + half * 8 + lane_ / 4;
       if (i >= queries.end) continue;
       const Interval seen = intersect(visible_keys(mask, i, len), columns_);
-      const int64_t row = params_.row(b, h, sequence.first_q + i);
+      const int64_t row = params_.first_number(sequence, b, h) + i;
       const float lse2 = params_.lse2[row], delta = params_.delta[row];
 #pragma unroll
       for (int n = 0; n < kTileKv / 8; ++n) {
