@@ -43,13 +43,9 @@ BackwardLauncher::BackwardLauncher(const Problem& problem, const Device& device,
     : problem_(problem),
       l2_bytes_(l2_bytes),
       main_(prepare(main_entry(problem, device.properties.local_memory), device.properties.units)),
-      bias_gradient_{},
+      bias_gradient_(problem, device.properties.units),
       name_(std::string("sm80_backward_") + dtype_name(problem.dtype) + "_" +
-            std::to_string(main_.entry->dim) + (main_.entry->modified ? "_modified" : "")) {
-  if (problem.has_feature(FLASHATTN_FEATURE_DBIAS)) {
-    bias_gradient_ = prepare(bias_gradient_entry(problem), device.properties.units);
-  }
-}
+            std::to_string(main_.entry->dim) + (main_.entry->modified ? "_modified" : "")) {}
 
 BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, char* base,
                                         int64_t* bytes) const {
@@ -148,19 +144,24 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspa
         status_of(launch_convert_dq(p, stream), "launching the conversion of dq");
     if (status != FLASHATTN_OK) return status;
   }
-  if (args.dbias && args.shape.seqlen_q > 0 && p.key_blocks > 0) {
-    if (const int32_t status = run_bias_gradient(p, stream)) return status;
-  }
+  if (const int32_t status = bias_gradient_.run(p, stream)) return status;
   if (!args.dsink) return FLASHATTN_OK;
   return status_of(launch_dsink(p, stream), "launching the gradient of the sink");
 }
 
-int32_t BackwardLauncher::run_bias_gradient(const BackwardParams& p, cudaStream_t stream) const {
+BiasGradient::BiasGradient(const Problem& problem, int32_t units) : kernel_{} {
+  if (problem.has_feature(FLASHATTN_FEATURE_DBIAS)) {
+    kernel_ = prepare(bias_gradient_entry(problem), units);
+  }
+}
+
+int32_t BiasGradient::run(const BackwardParams& p, cudaStream_t stream) const {
   const flashattn_backward_args& args = p.args;
-  const sm80::BackwardEntry& entry = *bias_gradient_.entry;
+  if (!args.dbias || args.shape.seqlen_q == 0 || args.shape.seqlen_kv == 0) return FLASHATTN_OK;
+  const sm80::BackwardEntry& entry = *kernel_.entry;
   int64_t blocks = ceil_div(args.shape.seqlen_kv, entry.tile_kv);
   if (args.dbias_stride_row != 0) blocks *= ceil_div(args.shape.seqlen_q, entry.tile_q);
-  if (args.dbias_stride_head != 0) blocks *= problem_.heads_q;
+  if (args.dbias_stride_head != 0) blocks *= p.problem.heads_q;
   if (args.dbias_stride_batch != 0) blocks *= args.shape.batch;
   return launch(entry, blocks, p, stream, "launching the gradient of the bias");
 }

@@ -15,6 +15,18 @@ int32_t check_backward_arrays(const Problem& problem, const flashattn_backward_a
 flashattn_tensor rounded_dout(const Problem& problem, const flashattn_backward_args& args,
                               WorkspaceCutter* workspace);
 
+// The gradient of a dense bias, where it is asked for.
+class BiasGradient {
+ public:
+  BiasGradient(const Problem& problem, int32_t units);
+
+  // Of both families, which leave it lse2, delta and dout.
+  int32_t run(const BackwardParams& params, cudaStream_t stream) const;
+
+ private:
+  Choice<sm80::BackwardEntry> kernel_;  // entry NULL: not asked for
+};
+
 class BackwardLauncher {
  public:
   BackwardLauncher(const Problem& problem, const Device& device, int64_t l2_bytes);
@@ -31,12 +43,11 @@ class BackwardLauncher {
   bool ordered() const { return problem_.determinism != FLASHATTN_DETERMINISM_DEFAULT; }
   // Everything; with a NULL base, all but the pointers. *bytes: of the workspace.
   BackwardParams params(const flashattn_backward_args& args, char* base, int64_t* bytes) const;
-  int32_t run_bias_gradient(const BackwardParams& p, cudaStream_t stream) const;
 
   const Problem problem_;
   const int64_t l2_bytes_;
   Choice<sm80::BackwardEntry> main_;
-  Choice<sm80::BackwardEntry> bias_gradient_;  // entry NULL: not asked for
+  const BiasGradient bias_gradient_;
   std::string name_;
 };
 

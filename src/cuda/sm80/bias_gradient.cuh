@@ -130,7 +130,7 @@ class BiasGradientBlock {
                                  hide);
       }
       if (i >= queries.end) continue;
-      const int64_t row = params_.row(b, h, sequence.first_q + i);
+      const int64_t row = params_.first_number(sequence, b, h) + i;
       const float lse2 = params_.lse2[row], delta = params_.delta[row];
 #pragma unroll
       for (int n = 0; n < kTileKv / 8; ++n) {

@@ -5,7 +5,6 @@
 
 #include "core/error.h"
 #include "core/score_rules.h"
-#include "cuda/backward_launcher.h"
 #include "cuda/gradient/kernels.h"
 #include "cuda/sm90/tensor_map.h"
 
@@ -32,8 +31,7 @@ const BackwardEntry* find(const Problem& p) {
 }  // namespace
 
 bool BackwardLauncher::takes(const Problem& problem) {
-  return problem.determinism != FLASHATTN_DETERMINISM_BATCH_INVARIANT &&
-         !problem.has_feature(FLASHATTN_FEATURE_DBIAS) && find(problem) != nullptr;
+  return problem.determinism != FLASHATTN_DETERMINISM_BATCH_INVARIANT && find(problem) != nullptr;
 }
 
 BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_t l2_bytes)
@@ -41,6 +39,7 @@ BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_
       units_(units),
       l2_bytes_(l2_bytes),
       main_(prepare(*find(problem), units)),
+      bias_gradient_(problem, units),
       name_(std::string("sm90_backward_") + dtype_name(problem.dtype) + "_" +
             std::to_string(main_.entry->dim_qk) + "_" + std::to_string(main_.entry->dim_v) + "_q" +
             std::to_string(main_.entry->tile_q) +
@@ -107,8 +106,10 @@ int64_t BackwardLauncher::workspace(const flashattn_shape& shape) const {
 
 void BackwardLauncher::describe(flashattn_plan_properties* properties) const {
   describe_kernel(main_, main_.entry->stages, name_, "wgmma", properties);
-  properties->why = ordered() ? "the Hopper family; blocks add to dq in turns, for bits to repeat"
-                              : "the Hopper family; blocks add to dq as they come";
+  properties->why = problem_.has_feature(FLASHATTN_FEATURE_DBIAS)
+                        ? "the Hopper family; the gradient of the bias by a portable kernel"
+                    : ordered() ? "the Hopper family; blocks add to dq in turns, for bits to repeat"
+                                : "the Hopper family; blocks add to dq as they come";
 }
 
 int32_t BackwardLauncher::make_maps(BackwardParams* p) const {
@@ -182,6 +183,7 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspa
                     "launching the conversion of dq")) {
     return status;
   }
+  if (const int32_t status = bias_gradient_.run(p.common, stream)) return status;
   if (!args.dsink) return FLASHATTN_OK;
   return status_of(launch_dsink(p.common, stream), "launching the gradient of the sink");
 }

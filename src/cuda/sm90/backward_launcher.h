@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "cuda/kernel_choice.h"
+#include "cuda/backward_launcher.h"
 #include "cuda/sm90/table.h"
 
 namespace flashattn::cuda::sm90 {
@@ -32,6 +32,7 @@ class BackwardLauncher {
   const int32_t units_;
   const int64_t l2_bytes_;
   Choice<BackwardEntry> main_;
+  const BiasGradient bias_gradient_;
   std::string name_;
 };
 

@@ -201,6 +201,8 @@ class BackwardLoader {
     }
     const bool varlen = params_.common.problem.layout & FLASHATTN_LAYOUT_VARLEN_Q;
     const int32_t batch = varlen ? 0 : item.b;
+    // Of them the last tile may be hidden.
+    const bool blocks = Config::kAny && (params_.common.problem.mask & FLASHATTN_MASK_BLOCKS);
     const auto load = [&](int32_t heads, int32_t left, int32_t tile, int32_t place) {
       const uint32_t slot = place_.slot();
       const uint32_t full = barrier_at(kGradients ? control_.do_full[slot] : control_.q_full[slot]);
@@ -217,13 +219,13 @@ class BackwardLoader {
                          static_cast<int64_t>(place) * kTileQ,
                      Config::kNumberBytes, full);
       place_.advance();
-      if (!Config::kAny && kGradients && heads == 1 &&
+      if (kGradients && !blocks && heads == 1 &&
           left == min(2, item.tiles.end - item.tiles.begin)) {
         ptx::mbarrier_arrive(barrier_at(control_.nearly));
       }
     };
     for_each_tile<Config>(item, params_, load, [](int32_t) {});
-    if (Config::kAny && kGradients) ptx::mbarrier_arrive(barrier_at(control_.nearly));
+    if (kGradients && blocks) ptx::mbarrier_arrive(barrier_at(control_.nearly));
   }
 
   // `more`: bytes that come besides.
