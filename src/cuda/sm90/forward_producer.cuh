@@ -80,14 +80,13 @@ class Planner {
       begin = end <= begin ? end : tiles.up(item, begin, end);
     }
     __syncwarp();
-    const int32_t lane = threadIdx.x % 32;
-    if (lane < Config::kConsumers) {
-      item.strips[lane].begin = begin;
-      item.strips[lane].end = end;
-    }
-    if (leader_) {
-      item.begin = begin;
-      item.end = end;
+    if (!leader_) return;
+    item.begin = begin;
+    item.end = end;
+#pragma unroll
+    for (int n = 0; n < Config::kConsumers; ++n) {
+      item.strips[n].begin = begin;
+      item.strips[n].end = end;
     }
   }
 
