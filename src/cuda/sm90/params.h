@@ -35,9 +35,9 @@ struct ForwardParams {
 struct BackwardParams {
   CUtensorMap q, dout, k, v, dk, dv;  // (column, row, head, batch)
   cuda::BackwardParams common;
-  TileOrder order;         // of tiles of keys; units are (batch, KV head)
-  int32_t sequence_tiles;  // of queries: the most of a sequence
-  int32_t head_tiles;      // of queries, from one head to the next
+  TileOrder order;                  // of tiles of keys; units are (batch, KV head)
+  int32_t sequence_tiles;           // of queries: the most of a sequence
+  int32_t head_tiles;               // of queries, from one head to the next
   int32_t q_has_tail, kv_has_tail;  // rows past a sequence's may lie in memory: not always finite
   int32_t store_boxes;  // dK and dV leave by the copy engine; else row by row, as lengths allow
   // What a product is multiplied with before the softcap's tanh and after, that in units of
