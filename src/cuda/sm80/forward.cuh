@@ -51,7 +51,8 @@ class ForwardBlock {
   static constexpr int kStrips = Config::kStrips, kTileQ = Config::kTileQ;
   static constexpr int kTileKv = Config::kTileKv, kThreads = Config::kThreads;
   using Scores = float[kStrips][kTileKv / 8][4];
-  using Tiles = std::conditional_t<Config::kModified, BlockTiles<kTileQ, kTileKv>, AllTiles>;
+  using Tiles =
+      std::conditional_t<Config::kModified, BlockTiles<ForwardParams, kTileQ, kTileKv>, AllTiles>;
 
  public:
   __device__ __forceinline__ ForwardBlock(const ForwardParams& params, uint32_t shared)

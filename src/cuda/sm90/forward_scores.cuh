@@ -4,6 +4,8 @@
 
 #include "cuda/sm90/forward_blocks.cuh"
 #include "cuda/sm90/forward_output.cuh"
+#include "cuda/tile/dropout.cuh"
+#include "cuda/tile/scores.cuh"
 
 namespace flashattn::cuda::sm90 {
 
@@ -119,15 +121,8 @@ class TileScores : protected TileOutput<Config> {
       const DropoutStream stream =
           dropout_stream(params_.problem, params_.args.inputs, item().b, item().h);
       const int32_t i = item().query + (row() - lane() / 4);
-#pragma unroll
-      for (int t = 0; t < kTileKv / 16; ++t) {
-        const uint32_t bits =
-            keep_bits(stream, params_.dropout_threshold, i, n * kTileKv + t * 16, lane());
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          if (!(bits >> e & 1)) p[8 * t + e] = 0.0f;
-        }
-      }
+      visit_dropped<1, kTileKv / 8, false>(stream, params_.dropout_threshold, i, n * kTileKv,
+                                           lane(), [&](int, int g, int x) { p[4 * g + x] = 0.0f; });
     }
   }
 

@@ -1,5 +1,6 @@
 #include "cuda/split/kernels.h"
 
+#include "core/philox.h"
 #include "cuda/grid.h"
 #include "cuda/start.h"
 #include "cuda/split/merge.cuh"

@@ -76,7 +76,8 @@ struct HeadBlocks {
 
 // All tiles of keys.
 struct AllTiles {
-  __device__ __forceinline__ explicit AllTiles(const ForwardParams&) {}
+  template <class Params>
+  __device__ __forceinline__ explicit AllTiles(const Params&) {}
   __device__ __forceinline__ void start() {}
   template <class Item>
   __device__ __forceinline__ int32_t down(const Item&, int32_t n, int32_t) const {
@@ -91,10 +92,10 @@ struct AllTiles {
 
 // Those that a block mask leaves. Looks at 32 tiles at a time, one a lane: all lanes of a warp call
 // its functions. Warps each ask for themselves, and read the same.
-template <int kTileQ, int kTileKv>
+template <class Params, int kTileQ, int kTileKv>
 class BlockTiles {
  public:
-  __device__ __forceinline__ explicit BlockTiles(const ForwardParams& params) : params_(params) {}
+  __device__ __forceinline__ explicit BlockTiles(const Params& params) : params_(params) {}
 
   __device__ __forceinline__ void start() { window_ = -1; }
 
@@ -150,7 +151,7 @@ class BlockTiles {
     all_ = __ballot_sync(~0u, kind == TileKind::kFull);
   }
 
-  const ForwardParams& params_;
+  const Params& params_;
   int32_t window_ = -1;
   uint32_t some_ = 0, all_ = 0;  // of the window's tiles
 };

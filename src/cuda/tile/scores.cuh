@@ -11,7 +11,6 @@
 #include "core/score_rules.h"
 #include "cuda/params.h"
 #include "cuda/ptx/mma.cuh"
-#include "cuda/tile/dropout.cuh"
 
 namespace flashattn::cuda {
 
@@ -209,38 +208,6 @@ __device__ __forceinline__ void visit_unset(uint32_t shown, Visit visit) {
   for (int x = 0; x < kGroups * 2; ++x) {
     if (!(shown >> x & 1)) visit(x / 2, x % 2);
   }
-}
-
-// How the block mask stands to a tile.
-__device__ __forceinline__ TileKind block_kind(const ScoreRules& rules, Interval queries,
-                                               Interval keys) {
-  if (!rules.blocks) return TileKind::kFull;
-  bool any = false, all = true;
-  for (int32_t y = queries.begin / rules.block_q; y <= (queries.end - 1) / rules.block_q; ++y) {
-    for (int32_t x = keys.begin / rules.block_kv; x <= (keys.end - 1) / rules.block_kv; ++x) {
-      const bool on = rules.blocks[y * rules.blocks_row + x] != 0;
-      any |= on;
-      all &= on;
-    }
-  }
-  return all ? TileKind::kFull : any ? TileKind::kPartial : TileKind::kEmpty;
-}
-
-// Which of a lane's eight weights of a 16 x 16 tile of accumulators are kept: bit (column half) * 4
-// + (row half) * 2 + (odd column). i and j are multiples of 16.
-__device__ __forceinline__ uint32_t keep_bits(const DropoutStream& stream, uint32_t threshold,
-                                              int32_t i, int32_t j, int32_t lane) {
-  const PhiloxWords words =
-      philox4x32_10({{static_cast<uint32_t>(j) >> 4 << 5 | static_cast<uint32_t>(lane),
-                      static_cast<uint32_t>(i) >> 4, stream.head, stream.offset}},
-                    stream.key0, stream.key1);
-  uint32_t bits = 0;
-#pragma unroll
-  for (int w = 0; w < 4; ++w) {
-    bits |= ((words.word[w] & 0xffffu) >= threshold ? 1u : 0u) << (2 * w);
-    bits |= ((words.word[w] >> 16) >= threshold ? 1u : 0u) << (2 * w + 1);
-  }
-  return bits;
 }
 
 }  // namespace flashattn::cuda
