@@ -1,5 +1,5 @@
-// dQ of the Hopper backward pass on its way from the accumulators: staged for the thread that adds
-// it, and, where a warpgroup is set aside for it, the product dQ = dS K itself.
+// The warpgroup of the Hopper backward pass that computes dQ = dS K, and leaves it to the thread
+// that adds it.
 #pragma once
 
 #include "cuda/sm90/backward_config.cuh"

@@ -9,10 +9,6 @@
 
 namespace flashattn::cuda::sm90 {
 
-__device__ __forceinline__ float to_float(float x) { return x; }
-__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-
 template <class Config>
 class TileScores : protected TileOutput<Config> {
   using Base = TileOutput<Config>;

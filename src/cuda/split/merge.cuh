@@ -7,10 +7,6 @@
 
 namespace flashattn::cuda {
 
-__device__ __forceinline__ float to_float(float x) { return x; }
-__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-
 __device__ __forceinline__ void store_element(void* p, int32_t dtype, int64_t i, float x) {
   switch (dtype) {
     case FLASHATTN_DTYPE_F16: static_cast<__half*>(p)[i] = __float2half_rn(x); break;

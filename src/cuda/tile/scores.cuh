@@ -14,6 +14,10 @@
 
 namespace flashattn::cuda {
 
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
 // tanh as 1 - 2 / (e^2x + 1), and near 0, where that loses digits, by its series.
 __device__ __forceinline__ float soft_tanh(float x) {
   const float square = x * x;
