@@ -63,7 +63,8 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
   const sm80::ForwardEntry* large = find(problem, 2, local_memory);
   // Tiles of another size round otherwise, and which is chosen depends on the batch.
   const bool invariant = problem.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT;
-  const bool use_large = large && !invariant && fits_blocks(problem, *large);
+  const bool use_large =
+      large && large->shared_bytes <= local_memory && !invariant && fits_blocks(problem, *large);
   large_ = use_large ? prepare(*large, units_) : small_;
   small_name_ = kernel_name(*small_.entry);
   large_name_ = kernel_name(*large_.entry);

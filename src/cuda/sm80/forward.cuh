@@ -1,16 +1,14 @@
 // The portable forward pass (Dao 2023, algorithm 1) on mma.sync and cp.async: every NVIDIA GPU from
 // Ampere on.
 //
-// One block of 4 warps works on kTileQ rows of a KV head's group, 16 * kStrips rows a warp, against
-// tiles of kTileKv keys. K and V have one buffer each: V of a tile arrives under Q K^T, K of the
+// One block works on kTileQ rows of a KV head's group, 16 * kStrips rows a warp, against tiles of
+// kTileKv keys. K and V have one buffer each: V of a tile arrives under Q K^T, K of the
 // next under the softmax and P V, and further blocks on the same multiprocessor fill what is left.
-//
-// Shared memory: Q | K | V | page numbers; the output is staged where Q was, that of fp32 goes out
-// directly.
 #pragma once
 
 #include <type_traits>
 
+#include "cuda/sm80/forward_config.cuh"
 #include "cuda/tile/blocks.cuh"
 #include "cuda/tile/dropout.cuh"
 #include "cuda/tile/products.cuh"
@@ -18,37 +16,12 @@
 
 namespace flashattn::cuda::sm80 {
 
-// kModified: scores need more than a factor (softcap, biases, dropout, block masks, negative
-// scale).
-template <class T_, int kDimQk_, int kDimV_, int kStrips_, int kTileKv_, int kMinBlocks_,
-          bool kModified_>
-struct ForwardConfig {
-  using T = T_;
-  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the tiles; smaller heads are padded
-  static constexpr int kStrips = kStrips_;                // of 16 rows, a warp
-  static constexpr bool kModified = kModified_;
-  static constexpr int kWarps = 4, kThreads = 32 * kWarps;
-  static constexpr int kTileQ = 16 * kStrips * kWarps;
-  static constexpr int kTileKv = kTileKv_;
-  static constexpr int kMinBlocks = kMinBlocks_;  // on a multiprocessor, as registers allow
-  static constexpr bool kShort = kStrips == 1 && kDimV <= 128;  // decoding comes here
-
-  static constexpr bool kWide = std::is_same<T, float>::value;
-
-  using QTile = SharedTile<kTileQ, kDimQk, sizeof(T)>;
-  using KTile = SharedTile<kTileKv, kDimQk, sizeof(T)>;
-  using VTile = SharedTile<kTileKv, kDimV, sizeof(T)>;
-  using OTile = SharedTile<kTileQ, kWide ? 64 : kDimV>;  // fp32 goes out directly
-  static constexpr int kQBytes = QTile::kBytes > OTile::kBytes ? QTile::kBytes : OTile::kBytes;
-  // Of page numbers, a word a thread for K's rows and one for V's, which other threads may copy.
-  static constexpr int kPages = kQBytes + KTile::kBytes + VTile::kBytes;
-  static constexpr int kSharedBytes = kPages + 2 * kThreads * 4;
-};
-
 template <class Config>
-class ForwardBlock {
+class ForwardBlock : BlockPlace {
   using T = typename Config::T;
-  static constexpr int kStrips = Config::kStrips, kTileQ = Config::kTileQ;
+  static constexpr int kStrips = Config::kStrips, kOwn = Config::kOwn, kTileQ = Config::kTileQ;
+  static constexpr bool kShared = Config::kShare > 1;
+  static constexpr int kColumns = Config::kDimV / Config::kShare;  // of O, a warp
   static constexpr int kTileKv = Config::kTileKv, kThreads = Config::kThreads;
   using Scores = float[kStrips][kTileKv / 8][4];
   using Tiles =
@@ -62,38 +35,11 @@ class ForwardBlock {
         v_tile_{shared + Config::kQBytes + Config::KTile::kBytes},
         pages_(shared + Config::kPages),
         lane_(threadIdx.x % 32),
-        warp_row_(threadIdx.x / 32 * 16 * kStrips),
+        warp_row_(threadIdx.x / 32 * 16 * kOwn),
+        pair_(shared + Config::kExchange, threadIdx.x / 32, lane_),
         tiles_(params) {}
 
-  // False: nothing to do.
-  __device__ __forceinline__ bool locate() {
-    const Problem& problem = params_.problem;
-    const int32_t per_section = params_.section * params_.query_blocks * params_.parts;
-    const int32_t section = blockIdx.x / per_section, rest = blockIdx.x % per_section;
-    const int32_t width =
-        min(params_.section, static_cast<int32_t>(params_.units()) - section * params_.section);
-    const int32_t unit = section * params_.section + rest % width;
-    // Late queries first: under a causal mask they take longest.
-    const int32_t query_block = params_.query_blocks - 1 - rest / (width * params_.parts);
-    part_ = rest / width % params_.parts;
-    const int32_t head_block = unit % params_.head_blocks;
-    kv_head_ = unit / params_.head_blocks % problem.heads_kv;
-    b_ = unit / params_.head_blocks / problem.heads_kv;
-    sequence_ = sequence_of(problem, params_.args.shape, params_.args.inputs, b_);
-    const Lengths len = sequence_.len;
-    parts_ = part_count(params_.split, len);
-    queries_.begin = clamp_index(static_cast<int64_t>(query_block) * params_.queries, len.q);
-    queries_.end = clamp_index(queries_.begin + static_cast<int64_t>(params_.queries), len.q);
-    first_head_ = kv_head_ * problem.group() + head_block * params_.heads;
-    heads_ = min(params_.heads, problem.group() - head_block * params_.heads);
-    count_ = queries_.end - queries_.begin;
-    rows_ = heads_ * count_;
-    if (rows_ <= 0 || part_ >= parts_) return false;
-    const KeySpan span = key_span(problem.mask_rule(), queries_, len);
-    keys_ = intersect(span.any, part_range(params_.split, len, part_));
-    full_ = intersect(span.all, keys_);
-    return true;
-  }
+  __device__ __forceinline__ bool locate() { return BlockPlace::locate(params_); }
 
   __device__ __forceinline__ void run() {
     const flashattn_inputs& in = params_.args.inputs;
@@ -106,14 +52,17 @@ class ForwardBlock {
                         sequence_.first_q + queries_.begin + r % count_);
     });
     clear();
+    if (kShared && threadIdx.x == 0) store(place_address());
     ptx::cp_async_wait<0>();  // page numbers; Q is in the next group
-    load_keys(k_tile_, pages_, in.k, params_.problem.dim_qk, tile);
+    load_keys<kThreads>(params_, k_tile_, pages_, in.k, params_.problem.dim_qk, tile * kTileKv);
     ptx::cp_async_commit();
     while (tile * kTileKv < keys_.end) {
       const bool shown = tiles_.full(tile);  // the block mask hides nothing
       ptx::cp_async_wait<0>();
       __syncthreads();  // K is here, and V's last readers are done
-      load_keys(v_tile_, pages_ + kThreads * 4, in.v, params_.problem.dim_v, tile);
+      recall();
+      load_keys<kThreads>(params_, v_tile_, pages_ + kThreads * 4, in.v, params_.problem.dim_v,
+                          tile * kTileKv);
       const int32_t next = next_tile(tile + 1);
       look_up_pages(next);
       ptx::cp_async_commit();
@@ -123,18 +72,31 @@ class ForwardBlock {
       // %.
       const bool has_rows = !Config::kShort || warp_row_ < rows_;
       if (has_rows) multiply_qk(s);
+      if constexpr (kShared) pair_.hand_over_sums(s);
       ptx::cp_async_wait<0>();
       __syncthreads();  // V is here, and K's readers are done
+      recall();
       if (next * kTileKv < keys_.end) {
-        load_keys(k_tile_, pages_, in.k, params_.problem.dim_qk, next);
+        load_keys<kThreads>(params_, k_tile_, pages_, in.k, params_.problem.dim_qk, next * kTileKv);
       }
       ptx::cp_async_commit();
 
+      if constexpr (kShared) pair_.add_sums(s);
       if (has_rows) {
         modify(s, tile);
         mask(s, tile, shown);
         softmax(s);
         if constexpr (Config::kModified) drop(s, tile);
+        if constexpr (kShared) {
+          pair_.hand_over_weights(s);
+          float partner[4];
+          pair_.exchange(partner, shrink_);
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            shrink_output(0, half, shrink_[half]);
+            shrink_output(1, half, partner[half]);
+          }
+        }
         multiply_pv(s);
       }
       tile = next;
@@ -144,10 +106,24 @@ class ForwardBlock {
   }
 
  private:
-  // Row of the block that accumulator row `half` (0: g, 1: g + 8) of a strip stands for.
-  __device__ __forceinline__ int32_t row_of(int strip, int half) const {
-    return warp_row_ + strip * 16 + half * 8 + lane_ / 4;
+  __device__ __forceinline__ uint32_t place_address() const {
+    return q_tile_.base + Config::kPlace;
   }
+
+  // Pairs have no registers to spare for what a block works on while they multiply.
+  __device__ __forceinline__ void recall() {
+    if constexpr (kShared) load(place_address());
+  }
+
+  // Row of the block that accumulator row `half` (0: g, 1: g + 8) of a strip stands for. Of a
+  // pair's strips the first is the warp's own.
+  __device__ __forceinline__ int32_t row_of(int strip, int half) const {
+    const int32_t first = kShared ? warp_row_ ^ strip * 16 : warp_row_ + strip * 16;
+    return first + half * 8 + lane_ / 4;
+  }
+
+  // Which half of the head dimension is the warp's, of a pair.
+  __device__ __forceinline__ int32_t place() const { return kShared ? warp_row_ / 16 % 2 : 0; }
 
   // The query and the head that row r stands for.
   __device__ __forceinline__ int32_t query_of(int32_t r) const {
@@ -166,27 +142,9 @@ class ForwardBlock {
     return tiles_.up(item, tile, (keys_.end + kTileKv - 1) / kTileKv);
   }
 
-  __device__ __forceinline__ Rows rows_of(const flashattn_tensor& tensor) const {
-    return kv_rows<sizeof(T)>(params_.problem, params_.args.inputs, tensor, opaque(b_),
-                              opaque(kv_head_), sequence_.first_kv);
-  }
-
-  // words: the page numbers of the rows, where keys are paged.
-  template <class Tile>
-  __device__ __forceinline__ void load_keys(Tile shared, uint32_t words,
-                                            const flashattn_tensor& tensor, int dim,
-                                            int32_t tile) const {
-    const Rows rows = rows_of(tensor);
-    if (rows.pages) {
-      PagedCopy<kThreads, Tile>::load(shared, words, dim, rows, tile * kTileKv, sequence_.len.kv);
-    } else {
-      load_tokens<kThreads>(shared, dim, rows, tile * kTileKv, sequence_.len.kv);
-    }
-  }
-
   // For the next tile that load_keys is called for.
   __device__ __forceinline__ void look_up_pages(int32_t tile) const {
-    const Rows rows = rows_of(params_.args.inputs.k);
+    const Rows rows = rows_of<sizeof(T)>(params_, params_.args.inputs.k);
     if (!rows.pages) return;
     const int32_t first = tile * kTileKv;
     PagedCopy<kThreads, typename Config::KTile>::look_up(pages_, rows, first, sequence_.len.kv);
@@ -197,7 +155,7 @@ class ForwardBlock {
   __device__ __forceinline__ void clear() {
     const Problem& problem = params_.problem;
 #pragma unroll
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int strip = 0; strip < kOwn; ++strip) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int32_t r = row_of(strip, half);
@@ -211,8 +169,12 @@ class ForwardBlock {
         const int lane = kStrips > 1 ? opaque(lane_) : lane_;
         l_[strip][half] = sink == -INFINITY || lane % 4 != 0 ? 0.0f : 1.0f;
       }
+    }
+    put_statistics();
 #pragma unroll
-      for (int n = 0; n < Config::kDimV / 8; ++n) {
+    for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) o_[strip][n][e] = 0.0f;
       }
@@ -220,14 +182,62 @@ class ForwardBlock {
   }
 
   __device__ __forceinline__ void multiply_qk(Scores& s) const {
-    multiply_rows<T, Config::kDimQk>(s, left_rows(q_tile_, warp_row_, lane_),
-                                     right_rows(k_tile_, 0, lane_));
+    const uint32_t left = left_rows(q_tile_, warp_row_, lane_);
+    const uint32_t right = right_rows(k_tile_, 0, lane_);
+    if constexpr (kShared) {
+      constexpr int kTerms = Config::kDimQk / 2, kStrip = 16 * Config::kDimQk * 4;
+      const uint32_t from = place() * kTerms * 4;
+      multiply_rows<T, Config::kDimQk, kTerms>(s, left + from, right + from,
+                                               place() == 0 ? kStrip : -kStrip);
+    } else {
+      multiply_rows<T, Config::kDimQk>(s, left, right);
+    }
   }
 
-  __device__ __forceinline__ void multiply_pv(const Scores& p) {
-    multiply_held<T, kTileKv / 16>(
-        o_, summed_rows(v_tile_, 0, lane_),
-        [&](int strip, int k, int x) { return held_word<T>(p[strip], k, x); });
+  __device__ __forceinline__ void multiply_pv(Scores& p) {
+    const uint32_t summed = summed_rows(v_tile_, 0, lane_);
+    if constexpr (kShared) {
+#pragma unroll
+      for (int step = 0; step < kTileKv / 16; ++step) {
+#pragma unroll
+        for (int n = 2 * step; n < 2 * step + 2; ++n) pair_.take_weights(p[1][n], n);
+        multiply_held<T, 1, Config::kDimV>(
+            o_, summed + place() * kColumns * 4 + step * 16 * Config::VTile::kRowBytes,
+            [&](int strip, int k, int x) { return held_word<T>(p[strip], 2 * step + k, x); });
+      }
+    } else {
+      multiply_held<T, kTileKv / 16>(
+          o_, summed, [&](int strip, int k, int x) { return held_word<T>(p[strip], k, x); });
+    }
+  }
+
+  // A pair's maxima and sums, which only the softmax needs, lie in shared memory.
+  __device__ __forceinline__ void put_statistics() const {
+    if constexpr (kShared) pair_.keep({m_[0][0], m_[0][1], l_[0][0], l_[0][1]});
+  }
+  __device__ __forceinline__ void take_statistics(int strip, const float (&x)[4]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      m_[strip][half] = x[half];
+      l_[strip][half] = x[2 + half];
+    }
+  }
+  __device__ __forceinline__ void take_statistics() {
+    if constexpr (kShared) {
+      float x[4];
+      pair_.take_kept(x);
+      take_statistics(0, x);
+    }
+  }
+
+  __device__ __forceinline__ void shrink_output(int strip, int half, float shrink) {
+    // After the first tiles maxima rarely rise.
+    if (__all_sync(~0u, shrink == 1.0f)) return;
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+      o_[strip][n][half * 2] *= shrink;
+      o_[strip][n][half * 2 + 1] *= shrink;
+    }
   }
 
   // Products to scores, but for factor().
@@ -237,13 +247,13 @@ class ForwardBlock {
       const ScoreSteps steps(problem);
       if (steps.capped) {
 #pragma unroll
-        for (int strip = 0; strip < kStrips; ++strip) cap<Config::kWide>(s[strip], steps.inner);
+        for (int strip = 0; strip < kOwn; ++strip) cap<Config::kWide>(s[strip], steps.inner);
       }
       const bool dense = problem.bias & FLASHATTN_BIAS_DENSE;
       if (!steps.sloped && !dense) return;
       const int32_t first = tile * kTileKv + lane_ % 4 * 2;
 #pragma unroll
-      for (int strip = 0; strip < kStrips; ++strip) {
+      for (int strip = 0; strip < kOwn; ++strip) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           // Heads that share a block differ in their biases.
@@ -272,7 +282,7 @@ class ForwardBlock {
       const Interval keys = intersect(columns, keys_);
       const MaskRule rule = params_.problem.mask_rule();
 #pragma unroll
-      for (int strip = 0; strip < kStrips; ++strip) {
+      for (int strip = 0; strip < kOwn; ++strip) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int32_t r = opaque(row_of(strip, half));
@@ -286,7 +296,7 @@ class ForwardBlock {
     if (shown) return;
     const HeadBlocks blocks = HeadBlocks::of(params_.problem, params_.args.inputs, b_, first_head_);
 #pragma unroll
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int strip = 0; strip < kOwn; ++strip) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int32_t i = query_of(min(opaque(row_of(strip, half)), rows_ - 1));
@@ -296,12 +306,13 @@ class ForwardBlock {
     }
   }
 
-  // Scores to weights; the running maximum and sum; O to the new maximum's scale.
+  // Scores to weights; the running maximum and sum; O to the new maximum's scale, but a pair's.
   __device__ __forceinline__ void softmax(Scores& s) {
+    take_statistics();
     const float factor =
         Config::kModified ? ScoreSteps(params_.problem).factor() : params_.problem.scale * kLog2E;
 #pragma unroll
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int strip = 0; strip < kOwn; ++strip) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float top = -INFINITY;
@@ -327,15 +338,14 @@ class ForwardBlock {
         }
         m_[strip][half] = m;
         l_[strip][half] = l_[strip][half] * shrink + total;
-        // After the first tiles maxima rarely rise.
-        if (__all_sync(~0u, shrink == 1.0f)) continue;
-#pragma unroll
-        for (int n = 0; n < Config::kDimV / 8; ++n) {
-          o_[strip][n][half * 2] *= shrink;
-          o_[strip][n][half * 2 + 1] *= shrink;
+        if constexpr (kShared) {
+          shrink_[half] = shrink;
+        } else {
+          shrink_output(strip, half, shrink);
         }
       }
     }
+    put_statistics();
   }
 
   // Clears the weights that the dropout drops.
@@ -343,7 +353,7 @@ class ForwardBlock {
     if (params_.dropout_threshold == 0) return;
     const DropoutStream stream =
         dropout_stream(params_.problem, params_.args.inputs, b_, first_head_);
-    visit_dropped<kStrips, kTileKv / 8, false>(
+    visit_dropped<kOwn, kTileKv / 8, false>(
         stream, params_.dropout_threshold, queries_.begin + warp_row_, tile * kTileKv, lane_,
         [&](int strip, int n, int x) { p[strip][n][x] = 0.0f; });
   }
@@ -357,6 +367,12 @@ class ForwardBlock {
         Config::kWide || parts_ > 1 || params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
     typename Config::OTile staged{q_tile_.base};
     __syncthreads();  // Q's readers are done
+    if constexpr (kShared) {
+      take_statistics();
+      float x[4];
+      pair_.exchange(x, {m_[0][0], m_[0][1], l_[0][0], l_[0][1]});
+      take_statistics(1, x);
+    }
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip) {
 #pragma unroll
@@ -373,18 +389,18 @@ class ForwardBlock {
           if (parts_ > 1) {
             const int64_t row = params_.partial_row(part_, b_, h, i);
             out = params_.partial_o + row * params_.problem.dim_v;
-            if (lane_ % 4 == 0) params_.partial_lse[row] = lse;
+            if (lane_ % 4 == 0 && strip < kOwn) params_.partial_lse[row] = lse;
           } else {
             out = reinterpret_cast<float*>(tensor_row(args.o, 4, b_, h, sequence_.first_q + i));
-            if (lane_ % 4 == 0 && args.lse) {
+            if (lane_ % 4 == 0 && strip < kOwn && args.lse) {
               args.lse[b_ * layout.batch_stride + h * layout.head_stride + sequence_.first_q + i] =
                   lse;
             }
           }
         }
 #pragma unroll
-        for (int n = 0; n < Config::kDimV / 8; ++n) {
-          const int column = n * 8 + lane_ % 4 * 2;
+        for (int n = 0; n < kColumns / 8; ++n) {
+          const int column = place() * kColumns + n * 8 + lane_ % 4 * 2;
           const float x = o_[strip][n][half * 2] * factor, y = o_[strip][n][half * 2 + 1] * factor;
           if (to_fp32) {
             if (out && column < params_.problem.dim_v) {
@@ -415,14 +431,12 @@ class ForwardBlock {
   const typename Config::VTile v_tile_;
   const uint32_t pages_;
   const int lane_, warp_row_;
-  Sequence sequence_;
-  int32_t b_, kv_head_, part_, parts_, first_head_, heads_, count_, rows_;
-  Interval queries_;
-  Interval keys_, full_;  // that some, all queries of the block see, of its part
+  const PairExchange<kTileKv / 8> pair_;
   Tiles tiles_;
-  // In log2 units; the sums are of this lane's columns.
+  // In log2 units; the sums are of this lane's columns. Of a pair the partner's come in finish().
   float m_[kStrips][2], l_[kStrips][2];
-  float o_[kStrips][Config::kDimV / 8][4];
+  float shrink_[4] = {};  // of a pair: what O is still to be scaled with, two halves
+  float o_[kStrips][kColumns / 8][4];
 };
 
 template <class Config>

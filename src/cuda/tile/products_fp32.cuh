@@ -56,42 +56,50 @@ __device__ __forceinline__ void multiply_fp32(float (&d)[4], const Fp32Left& a,
   for (int e = 0; e < 4; ++e) d[e] += sum[e];
 }
 
+// Where a lane reads 8 rows of a tile, 16 columns, whose rows are columns of the result.
+template <class Tile>
+__device__ __forceinline__ std::enable_if_t<Tile::kSize == 4, uint32_t> right_rows(Tile tile,
+                                                                                   int row,
+                                                                                   int lane) {
+  return tile.chunk(row + lane % 8, lane / 8);
+}
+
 // An 8 x 8 matrix of 16-bit elements is one of 8 x 4 of fp32, and a lane gets the element that
-// mma_16x8x8_tf32 wants of it: left and right as for 16-bit elements.
-template <class T, int kDim, int kStrips, int kColumns>
+// mma_16x8x8_tf32 wants of it: left and right as for 16-bit elements. kTerms: as many columns of
+// the tiles are summed over. apart: bytes from strip to strip.
+template <class T, int kDim, int kTerms = kDim, int kStrips, int kColumns>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> multiply_rows(
-    float (&d)[kStrips][kColumns][4], uint32_t left, uint32_t right) {
+    float (&d)[kStrips][kColumns][4], uint32_t left, uint32_t right,
+    int32_t apart = 16 * kDim * 4) {
   using Tile = SharedTile<16, kDim, 4>;
-  // Not unrolled further: loads far ahead of their use would cost more registers than there are.
-#pragma unroll 2
-  for (int k = 0; k < kDim / 16; ++k) {
+  static_assert(kTerms % 32 == 0, "128 bytes of a row");
+  // Not unrolled further: loads far ahead of their use would cost more registers than there are,
+  // and so would addresses that do not depend on k.
+#pragma unroll(kStrips == 1 ? 2 : 1)
+  for (int k = 0; k < kTerms / 16; ++k) {
     Fp32Left a[kStrips];
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip) {
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
         uint32_t words[4];
-        ptx::ldmatrix_x4(words, Tile::further(left, 4 * k + 2 * step) + strip * Tile::kBytes);
+        ptx::ldmatrix_x4(words, Tile::further(left, 2 * step) + strip * apart);
 #pragma unroll
         for (int x = 0; x < 4; ++x) a[strip].set(step, x, split_fp32(words[x]));
       }
     }
 #pragma unroll
-    for (int n = 0; n < kColumns / 2; ++n) {
-      Tf32Pair b[2][2][2];  // [8 columns][step][word]
+    for (int n = 0; n < kColumns; ++n) {
+      uint32_t words[4];
+      ptx::ldmatrix_x4(words, right + n * 8 * Tile::kRowBytes);
+      Tf32Pair b[2][2];
 #pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        uint32_t words[4];
-        ptx::ldmatrix_x4(words, Tile::further(right, 4 * k + 2 * step) + n * Tile::kBytes);
+      for (int x = 0; x < 4; ++x) b[x / 2][x % 2] = split_fp32(words[x]);
 #pragma unroll
-        for (int x = 0; x < 4; ++x) b[x / 2][step][x % 2] = split_fp32(words[x]);
-      }
-#pragma unroll
-      for (int strip = 0; strip < kStrips; ++strip) {
-        multiply_fp32(d[strip][2 * n], a[strip], b[0]);
-        multiply_fp32(d[strip][2 * n + 1], a[strip], b[1]);
-      }
+      for (int strip = 0; strip < kStrips; ++strip) multiply_fp32(d[strip][n], a[strip], b);
     }
+    left = (left ^ 64) + k % 2 * 128;
+    right = (right ^ 64) + k % 2 * 128;
   }
 }
 
@@ -129,10 +137,11 @@ __device__ __forceinline__ void load_summed(Tf32Pair (&b)[2][2], uint32_t from, 
   }
 }
 
-template <class T, int kSteps, int kStrips, int kColumns, class Held>
+// kDim: the columns of the tile; 0: those of d.
+template <class T, int kSteps, int kDim = 0, int kStrips, int kColumns, class Held>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> multiply_held(
     float (&d)[kStrips][kColumns][4], uint32_t summed, Held held) {
-  using Tile = SharedTile<16, kColumns * 8, 4>;
+  using Tile = SharedTile<16, kDim == 0 ? kColumns * 8 : kDim, 4>;
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
     Fp32Left a[kStrips];

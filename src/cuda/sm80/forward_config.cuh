@@ -1,0 +1,47 @@
+// Sizes of a kernel of the portable forward pass, and its shared memory: Q | K | V | page numbers |
+// what pairs exchange | the block's place. The output is staged where Q was, that of fp32 goes out
+// directly.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/sm80/forward_pair.cuh"
+#include "cuda/sm80/forward_place.cuh"
+#include "cuda/tile/shared.cuh"
+
+namespace flashattn::cuda::sm80 {
+
+// kModified: scores need more than a factor (softcap, biases, dropout, block masks, negative
+// scale).
+template <class T_, int kDimQk_, int kDimV_, int kStrips_, int kTileKv_, int kMinBlocks_,
+          bool kModified_, int kShare_ = 1, int kWarps_ = 4>
+struct ForwardConfig {
+  using T = T_;
+  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the tiles; smaller heads are padded
+  static constexpr int kStrips = kStrips_;                // of 16 rows, a warp
+  static constexpr bool kModified = kModified_;
+  static constexpr int kShare = kShare_;         // warps that share rows
+  static constexpr int kOwn = kStrips / kShare;  // strips whose scores a warp has
+  static constexpr int kWarps = kWarps_, kThreads = 32 * kWarps;
+  static constexpr int kTileQ = 16 * kOwn * kWarps;
+  static constexpr int kTileKv = kTileKv_;
+  static constexpr int kMinBlocks = kMinBlocks_;  // on a multiprocessor, as registers allow
+  static constexpr bool kShort = kStrips == 1 && kDimV <= 128;  // decoding comes here
+
+  static constexpr bool kWide = std::is_same<T, float>::value;
+  static_assert(kShare == 1 || (kShare == 2 && kStrips == 2 && kWide), "pairs have a strip each");
+
+  using QTile = SharedTile<kTileQ, kDimQk, sizeof(T)>;
+  using KTile = SharedTile<kTileKv, kDimQk, sizeof(T)>;
+  using VTile = SharedTile<kTileKv, kDimV, sizeof(T)>;
+  using OTile = SharedTile<kTileQ, kWide ? 64 : kDimV>;  // fp32 goes out directly
+  static constexpr int kQBytes = QTile::kBytes > OTile::kBytes ? QTile::kBytes : OTile::kBytes;
+  // Of page numbers, a word a thread for K's rows and one for V's, which other threads may copy.
+  static constexpr int kPages = kQBytes + KTile::kBytes + VTile::kBytes;
+  static constexpr int kExchange = kPages + 2 * kThreads * 4;
+  static constexpr int kExchangeBytes = PairExchange<kTileKv / 8>::kBytes;  // a warp
+  static constexpr int kPlace = kExchange + kWarps * kExchangeBytes;        // a BlockPlace
+  static constexpr int kSharedBytes = kShare > 1 ? kPlace + BlockPlace::kWords * 4 : kExchange;
+};
+
+}  // namespace flashattn::cuda::sm80
