@@ -220,10 +220,14 @@ void Block::run(uint3 index, dim3 grid, int count, int shared_bytes,
     warp[n / 32].live = 32;
     warp[n / 32].arrived = 0;
   }
+  int slow = static_cast<int>(draw(static_cast<uint32_t>(warps)));
   while (threads_live > 0) {
     // Mostly one warp for a while, sometimes another, sometimes a copy.
     bool some = false;
     const int chosen = static_cast<int>(draw(static_cast<uint32_t>(warps)));
+    // For a time one warp falls far behind: those that it does not hold up run on.
+    if (draw(1024) == 0) slow = static_cast<int>(draw(static_cast<uint32_t>(warps)));
+    if (chosen == slow && draw(64) != 0) continue;
     for (uint32_t times = 1 + draw(64); times > 0 && run_warp(chosen); --times) some = true;
     if (!transfers.empty() && draw(4) == 0) step_transfer();
     if (some) continue;
