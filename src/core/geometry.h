@@ -105,10 +105,10 @@ FLASHATTN_HD constexpr KeySpan key_span(const MaskRule& rule, Interval rows, Len
   return {{first.begin, last.end}, {last.begin, first.end}};
 }
 
-// The first tile of keys of which these queries, not none, see some: all up to the last follow.
-FLASHATTN_HD constexpr int32_t first_key_tile(const MaskRule& rule, Interval rows, Lengths len,
-                                              int32_t tile_kv) {
-  return key_span(rule, rows, len).any.begin / tile_kv;
+// The last tile of keys of which these queries, not none, see some: all down to the first do.
+FLASHATTN_HD constexpr int32_t last_key_tile(const MaskRule& rule, Interval rows, Lengths len,
+                                             int32_t tile_kv) {
+  return (key_span(rule, rows, len).any.end - 1) / tile_kv;
 }
 
 // The queries that see some key of [keys.begin, keys.end), not empty.

@@ -35,6 +35,8 @@ struct ForwardParams {
   }
 };
 
+constexpr int32_t kDqClaimed = 1, kDqOpen = 3;  // of dq_states, without order
+
 // The kernels of a backward pass share what one of them leaves to the next in the workspace.
 // Portable: rows there stand as in lse. Hopper: in whole tiles of queries, see tile_q.
 struct BackwardParams {
@@ -47,14 +49,18 @@ struct BackwardParams {
   float* lse2;   // in log2 units; +inf for rows that see nothing: 2^(-inf - inf) = 0
   float* delta;  // D
   float* dq;     // fp32 sums, dim_qk wide, without the scale
-  // For each tile of turn_q queries of each head, how much has been added to dq: sums in a fixed
-  // order. NULL: in any. Hopper: of each tile, which tile of keys comes next.
+  // Portable: for each tile of turn_q queries of each head, how much has been added to dq: sums in
+  // a fixed order. NULL: in any.
   int32_t* turns;
   int32_t turn_q;
   int32_t* ticket;  // numbers the blocks as they start, or the tiles that they take
   // Not 0: lse2, delta and dq are arrays of tiles of tile_q queries, every sequence of a head from
   // a new tile on. Of dq a tile is tile_q * tile_dim numbers in the order of accumulators.
   int32_t tile_q, tile_dim, tile_kv;
+  // Hopper: for each tile of dq, bit 0: something lies there, or is on its way. In order (ordered):
+  // above it, which tile of keys comes next. Else bit 1: it may be added to.
+  int32_t* dq_states;
+  int32_t ordered;
 
   FLASHATTN_HD int64_t units() const {
     return static_cast<int64_t>(args.shape.batch) * problem.heads_kv;

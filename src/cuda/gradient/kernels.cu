@@ -11,7 +11,7 @@ namespace flashattn::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kLanes = 8;  // that share a row, 8 elements each at a time
+constexpr int kLanes = 4;  // that share a row, 8 elements each at a time
 constexpr int kRows = kThreads / kLanes;
 
 struct Eight {
@@ -77,8 +77,7 @@ __global__ void __launch_bounds__(kThreads)
   const Sequence sequence = sequence_of(problem, args.shape, args.inputs, b);
   if (params.ticket && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *params.ticket = 0;
   const int64_t first_number = params.first_number(sequence, b, h);
-  const int32_t width = params.tile_q ? params.tile_dim : problem.dim_qk;
-  // Whole tiles are read and added to.
+  // Whole tiles are read.
   const int32_t end = params.tile_q
                           ? (sequence.len.q + params.tile_q - 1) / params.tile_q * params.tile_q
                           : sequence.len.q;
@@ -87,10 +86,9 @@ __global__ void __launch_bounds__(kThreads)
     const bool inside = i < sequence.len.q;
     const int64_t token = sequence.first_q + i, number = first_number + i;
     float sum = 0.0f;
-    if (i < end) {
-      // Of a tile, as many numbers as a row has.
-      float4* dq = reinterpret_cast<float4*>(params.dq + number * width);
-      for (int32_t c = lane; c < width / 4; c += kLanes) dq[c] = make_float4(0, 0, 0, 0);
+    if (inside && params.tile_q == 0) {
+      float4* dq = reinterpret_cast<float4*>(params.dq + number * problem.dim_qk);
+      for (int32_t c = lane; c < problem.dim_qk / 4; c += kLanes) dq[c] = make_float4(0, 0, 0, 0);
     }
     if (inside) {
       const char* o = tensor_row(args.o, sizeof(O), b, h, token);
@@ -110,13 +108,15 @@ __global__ void __launch_bounds__(kThreads)
     const float lse = inside ? args.lse[row] : -INFINITY;
     params.lse2[number] = lse == -INFINITY ? INFINITY : lse * kLog2E;
     params.delta[number] = inside ? sum - (args.dlse ? args.dlse[row] : 0.0f) : 0.0f;
-    if (params.turns && params.tile_q == 0 && i % params.turn_q == 0) {
+    if (params.turns && i % params.turn_q == 0) {
       params.turns[params.query_tile(sequence, b, h, i / params.turn_q, params.turn_q)] = 0;
     }
-    if (params.turns && params.tile_q != 0 && i % params.tile_q == 0) {
-      params.turns[number / params.tile_q] =
-          first_key_tile(problem.mask_rule(), {i, min(i + params.tile_q, sequence.len.q)},
-                         sequence.len, params.tile_kv);
+    if (params.tile_q != 0 && i % params.tile_q == 0) {
+      const Interval rows{i, min(i + params.tile_q, sequence.len.q)};
+      params.dq_states[number / params.tile_q] =
+          params.ordered
+              ? 2 * last_key_tile(problem.mask_rule(), rows, sequence.len, params.tile_kv)
+              : 0;
     }
   }
 }

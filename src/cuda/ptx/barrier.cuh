@@ -35,6 +35,16 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
       : "memory");
 }
 
+// The same, or nothing, without a branch that the compiler sees.
+__device__ __forceinline__ void mbarrier_wait_if(bool some, uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{.reg .pred p, q; setp.eq.b32 q, %2, 0; wait: @q bra done; "
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @p bra done; bra wait; done:}" ::"r"(
+          barrier),
+      "r"(parity), "r"(static_cast<int>(some))
+      : "memory");
+}
+
 // Barrier 0 is __syncthreads(). `threads` counts those that arrive and those that wait.
 __device__ __forceinline__ void named_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
@@ -49,10 +59,10 @@ __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The same for all memory; and what it has seen of others' stores there comes before what it
+// The same for global memory; and what it has seen of others' stores there comes before what it
 // starts.
-__device__ __forceinline__ void fence_async_proxy_all() {
-  asm volatile("fence.proxy.async;" ::: "memory");
+__device__ __forceinline__ void fence_async_proxy_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 }  // namespace flashattn::cuda::ptx

@@ -148,6 +148,16 @@ __device__ __forceinline__ int32_t load_acquire(const int32_t* from) {
   return x;
 }
 
+// Stores `x` where `expected` lies. What lay there; what others stored before that is seen.
+__device__ __forceinline__ int32_t exchange_acquire(int32_t* at, int32_t expected, int32_t x) {
+  int32_t found;
+  asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], %2, %3;"
+               : "=r"(found)
+               : "l"(at), "r"(expected), "r"(x)
+               : "memory");
+  return found;
+}
+
 __device__ __forceinline__ void add_release(int32_t* to, int32_t x) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }

@@ -37,6 +37,12 @@ __device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_
       : "memory");
 }
 
+__device__ __forceinline__ void bulk_store(void* to, uint32_t from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
+
 // Adds fp32 numbers that follow each other to those in global memory.
 __device__ __forceinline__ void bulk_add(float* to, uint32_t from, uint32_t bytes) {
   asm volatile(

@@ -1,7 +1,7 @@
 // The backward pass on Hopper: TMA, WGMMA, warp specialisation (Shah et al. 2024).
 //
 // One block a multiprocessor, which stays for many tiles of keys. Of the first warpgroup one thread
-// plans the tiles, two start the loads, one adds dQ to fp32 sums in global memory. The consumers
+// plans the tiles, one starts the loads, two add dQ to fp32 sums in global memory. The consumers
 // hold dK and dV and see all queries of the group pass by: S^T = K Q^T, dP^T = V dO^T, so that P^T
 // and dS^T are register operands of dV += P^T dO and dK += dS^T Q. Only dS goes through shared
 // memory, for dQ = dS K, which needs all keys of the tile; it is stored with the keys along its
@@ -49,12 +49,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warpgroup == 0) {
     ptx::registers_release<Config::kProducerRegisters>();
     const int32_t warp = threadIdx.x / 32;
-    if (threadIdx.x % 32 != 0 && !(Config::kAny && warp == 2)) return;
+    if (threadIdx.x % 32 != 0 && !(Config::kAny && warp == 1)) return;
     const uint32_t start = ptx::shared_address(shared);
-    if (warp == 0) BackwardLoader<Config, false>(params, start, control).run();
-    if (warp == 1) BackwardLoader<Config, true>(params, start, control).run();
-    if (warp == 2) plan_items<Config>(params, control);
-    if (warp == 3) add_dq<Config>(params, start, control);
+    if (warp == 0) BackwardLoader<Config>(params, start, control).run();
+    if (warp == 1) plan_items<Config>(params, control);
+    if (warp >= 2) add_dq<Config>(params, start, control, warp - 2);
   } else if (warpgroup == 1 + Config::kConsumers) {
     ptx::registers_release<Config::kDqRegisters>();
     DqGroup<Config>(params, ptx::shared_address(shared), control).run();
@@ -68,14 +67,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
   } else {
     ptx::registers_claim<Config::kConsumerRegisters>();
-    const uint32_t start = ptx::shared_address(shared);
-    if (!Config::kTwice) {
-      BackwardConsumer<Config>(params, start, control, warpgroup - 1).run();
-    } else if (warpgroup == 1) {
-      BackwardConsumer<Config>(params, start, control, 0).run();
-    } else {
-      BackwardConsumer<Config>(params, start, control, 1).run();
-    }
+    // The same code for both: caches of instructions are small.
+    BackwardConsumer<Config>(params, ptx::shared_address(shared), control, warpgroup - 1).run();
   }
 }
 

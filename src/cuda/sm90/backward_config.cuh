@@ -24,11 +24,10 @@ struct BackwardConfig {
   static constexpr int kStages = kDim * kTileQ == 64 * 64 ? 4 : 2;
   static constexpr int kThreads = 128 * (2 + kConsumers);
   // A multiprocessor has 512 for the four.
-  static constexpr int kProducerRegisters = kAny ? 32 : 24, kDqRegisters = kAny ? 64 : 72;
+  static constexpr int kProducerRegisters = 32, kDqRegisters = 64;
   static constexpr int kConsumerRegisters = 208;
-  // Code of its own for each consumer, with its number as a constant: where registers are that few.
-  // Else the same for both, because caches of instructions are small.
-  static constexpr bool kTwice = kDim == 128;
+  // Registers hold S of the next tile while dK of this one is under way.
+  static constexpr bool kAhead = kDim == 64;
   // Registers do not hold dP and two kinds of weights: one waits where dS will lie.
   static constexpr bool kParked = kDim == 128 && kModified;
 
@@ -36,22 +35,24 @@ struct BackwardConfig {
   static constexpr int kPanels = kDim / 64, kPanelsQk = kPanels, kPanelsV = kPanels;
   static constexpr int kQStages = kStages, kDoStages = kStages;
   static constexpr int kDsWarps = 8, kDoReaders = 8;  // arrivals
+  static constexpr int kKeyStages = 2;  // of K: the next while dQ still needs the last
   static constexpr int kKeyBytes = kTileKv * kDim * 2, kQueryBytes = kTileQ * kDim * 2;
+  static constexpr int kDoBytes = kQueryBytes;
   static constexpr int kScoreBytes = kTileQ * kTileKv * 2;
-  static constexpr int kDsStages = 64 * 1024 / kScoreBytes;
+  static constexpr int kDsStages = 2;
   static constexpr int kSumBytes = kTileQ * kDim * 4;
   static constexpr int kShares = kTileQ * kDim / (64 * 64), kDqSlots = kShares;  // of dQ
   static constexpr int kShareBytes = kSumBytes / kShares;
   static constexpr int kNumberBytes = kTileQ * 4;  // lse or D of a tile
 
-  // K | V | stages of Q | of dO | of dS | dQ | stages of lse | of D | BackwardControl.
-  static constexpr int kV = kKeyBytes, kQ = 2 * kKeyBytes, kDo = kQ + kStages * kQueryBytes;
+  // Stages of K | V | stages of Q | of dO | of dS | dQ | stages of lse | of D | BackwardControl.
+  static constexpr int kV = kKeyStages * kKeyBytes, kQ = kV + kKeyBytes;
+  static constexpr int kDo = kQ + kStages * kQueryBytes;
   static constexpr int kDs = kDo + kStages * kQueryBytes, kDq = kDs + kDsStages * kScoreBytes;
   static constexpr int kLse = kDq + kSumBytes, kDelta = kLse + kStages * kNumberBytes;
   static constexpr int kMainBytes = kDelta + kStages * kNumberBytes;
 
   static_assert(kTileQ == 64 || kDim == 64, "dQ: shares of 64 x 64, by columns or by queries");
-  static_assert(2 * kKeyBytes <= kDsStages * kScoreBytes, "dV and dK leave from where dS lay");
 };
 
 // For large heads, whose dK and dV of 64 keys fill two warpgroups: one consumer computes the
@@ -65,14 +66,16 @@ struct BackwardWideConfig {
   static constexpr Scores kScores = kScores_;
   static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
   static constexpr int kConsumers = 2, kThreads = 128 * 4;
-  static constexpr int kProducerRegisters = kAny ? 32 : 24, kDqRegisters = 64;
-  static constexpr int kFirstRegisters = kAny ? 216 : 224;  // the first: also scores
+  static constexpr bool kRoomy = kAny || kDimQk < 256;  // in the producers
+  static constexpr int kProducerRegisters = kRoomy ? 32 : 24, kDqRegisters = 64;
+  static constexpr int kFirstRegisters = kRoomy ? 216 : 224;  // the first: also scores
   static constexpr int kConsumerRegisters = 200;
 
   static constexpr int kPanelsQk = kDimQk / 64, kPanelsV = kDimV / 64;
   static constexpr int kQStages = 2, kDoStages = kDimV > 192 ? 1 : 2;
   static constexpr int kDsStages = 2, kPStages = 2;
   static constexpr int kDsWarps = 4, kDoReaders = 5;
+  static constexpr int kKeyStages = 1, kKeyBytes = kTileKv * kDimQk * 2;
   static constexpr int kQueryBytes = kTileQ * kDimQk * 2, kDoBytes = kTileQ * kDimV * 2;
   static constexpr int kScoreBytes = kTileQ * kTileKv * 2;
   static constexpr int kShares = kPanelsQk, kDqSlots = kShares == 4 ? 2 : kShares;
@@ -80,7 +83,7 @@ struct BackwardWideConfig {
   static constexpr int kNumberBytes = kTileQ * 4;
 
   // K | V | stages of Q | of dO | of dS | of P | dQ | stages of lse | of D | BackwardControl.
-  static constexpr int kV = kTileKv * kDimQk * 2, kQ = kV + kTileKv * kDimV * 2;
+  static constexpr int kV = kKeyBytes, kQ = kV + kTileKv * kDimV * 2;
   static constexpr int kDo = kQ + kQStages * kQueryBytes, kDs = kDo + kDoStages * kDoBytes;
   static constexpr int kP = kDs + kDsStages * kScoreBytes, kDq = kP + kPStages * kScoreBytes;
   static constexpr int kLse = kDq + kDqSlots * kShareBytes;
@@ -95,11 +98,11 @@ struct BackwardItem {
   int32_t key, keys;  // the first; how many, up to the tile
   int32_t first_q, first_kv;
   Lengths len;
-  Interval tiles;      // of queries
-  int32_t start;       // the tile that comes first, see tile_after
-  Interval full;       // tiles in which every query sees every key
-  uint32_t done;       // tiles of queries, heads and all, up to its end, since the block began
-  int32_t first_tile;  // of the sequence, in dq and the like, for the group's first head
+  Interval tiles;         // of queries
+  Interval full;          // tiles in which every query sees every key
+  uint32_t before, done;  // tiles of queries, heads and all, since the block began: to its end
+  uint32_t number;        // of items before it that had some
+  int32_t first_tile;     // of the sequence, in dq and the like, for the group's first head
   // With a block mask, bit (head of the group) * tiles + tile: whether a query of the tile sees a
   // key. Tiles count from tiles.begin.
   uint32_t seen[kMostBlockTiles / 32];
@@ -109,12 +112,13 @@ constexpr int kBackwardItems = 2;
 
 template <class Config>
 struct BackwardControl {
-  uint64_t k_full, v_full, kv_empty, nearly;
+  uint64_t k_empty[Config::kKeyStages], v_empty, nearly;
   uint64_t q_full[Config::kQStages], q_empty[Config::kQStages];
   uint64_t do_full[Config::kDoStages], do_empty[Config::kDoStages];
   uint64_t p_full[2], p_empty[2];  // wide heads: from one consumer to the other
   uint64_t ds_full[Config::kDsStages], ds_empty[Config::kDsStages];
-  uint64_t dq_full[Config::kDqSlots], dq_empty[Config::kDqSlots];
+  uint64_t dq_full[2][Config::kDqSlots];  // for each of the adders: tiles in turn
+  uint64_t dq_empty[Config::kDqSlots];
   uint64_t item_full[kBackwardItems], item_empty[kBackwardItems];
   BackwardItem items[kBackwardItems];
   BackwardItem own[Config::kConsumers];  // what a consumer works on
@@ -137,9 +141,8 @@ __device__ __forceinline__ void init_barriers(BackwardControl<Config>& control) 
   const auto init = [](uint64_t& barrier, int count) {
     ptx::mbarrier_init(barrier_at(barrier), count);
   };
-  init(control.k_full, 1);
-  init(control.v_full, 1);
-  init(control.kv_empty, kConsumers + 1);
+  for (int n = 0; n < Config::kKeyStages; ++n) init(control.k_empty[n], kConsumers + 1);
+  init(control.v_empty, kConsumers);
   init(control.nearly, 1);
   for (int n = 0; n < Config::kQStages; ++n) {
     init(control.q_full[n], 1);
@@ -158,16 +161,31 @@ __device__ __forceinline__ void init_barriers(BackwardControl<Config>& control) 
     init(control.ds_empty[n], 1);
   }
   for (int n = 0; n < Config::kDqSlots; ++n) {
-    init(control.dq_full[n], 4);  // warps
+    init(control.dq_full[0][n], 4);  // warps
+    init(control.dq_full[1][n], 4);
     init(control.dq_empty[n], 1);
   }
   for (int n = 0; n < kBackwardItems; ++n) {
     init(control.item_full[n], 1);
-    init(control.item_empty[n], kConsumers + 4);  // dQ, loaders, the adder
+    init(control.item_empty[n], kConsumers + 4);  // dQ, the loader, adders
   }
   ptx::fence_mbarrier_init();
   for (int n = 0; n < kConsumers; ++n) control.taken[n] = 0;
-  for (int n = 0; n < kBackwardItems; ++n) control.items[n].done = 0;
+  for (BackwardItem& item : control.items) item.before = item.done = item.number = 0;
+}
+
+// Where K of an item lies.
+template <class Config>
+__device__ __forceinline__ uint32_t keys_at(uint32_t shared, const volatile BackwardItem& item) {
+  return shared + Ring<Config::kKeyStages>{item.number}.slot() * Config::kKeyBytes;
+}
+
+// Of an item with tiles of queries: one more has no use for K.
+template <class Config>
+__device__ __forceinline__ void free_k(BackwardControl<Config>& control,
+                                       const volatile BackwardItem& item) {
+  const Ring<Config::kKeyStages> keys{item.number};
+  ptx::mbarrier_arrive(barrier_at(control.k_empty[keys.slot()]));
 }
 
 // Named barriers; 0 is that of the block.
@@ -188,10 +206,8 @@ __device__ __forceinline__ bool is_seen(const volatile BackwardItem& item,
   return item.seen[bit / 32] >> bit % 32 & 1;
 }
 
-// The tile of queries after `tile`, upwards and round; downwards where dQ is added in turns.
-__device__ __forceinline__ int32_t tile_after(const volatile BackwardItem& item,
-                                              const BackwardParams& params, int32_t tile) {
-  if (params.common.turns) return tile == item.tiles.begin ? item.tiles.end - 1 : tile - 1;
+// The tile of queries after `tile`, round.
+__device__ __forceinline__ int32_t tile_after(const volatile BackwardItem& item, int32_t tile) {
   return tile == item.tiles.end - 1 ? item.tiles.begin : tile + 1;
 }
 

@@ -2,13 +2,13 @@
 #pragma once
 
 #include "cuda/sm90/backward_dq.cuh"
-#include "cuda/sm90/backward_output.cuh"
+#include "cuda/sm90/backward_scores.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class BackwardConsumer : KeyOutput<Config> {
-  using Base = KeyOutput<Config>;
+class BackwardConsumer : BackwardScores<Config> {
+  using Base = BackwardScores<Config>;
   using T = typename Config::T;
   using Base::control_, Base::group_, Base::item, Base::leader, Base::params_, Base::shared_;
   using typename Base::Ahead, typename Base::Operand, typename Base::Tile;
@@ -22,70 +22,82 @@ class BackwardConsumer : KeyOutput<Config> {
 
   __device__ __forceinline__ void run() {
     for (;;) {
-      const uint32_t number = this->take();
+      this->take();
       if (item().end) break;
-      start();
-      work(number % 2);
-      this->store(dk_, dv_, {place_.count});
+      keys_ = keys_at<Config>(shared_, item()) + group_ * 64 * 128;
+#pragma unroll
+      for (int i = 0; i < kDim / 2; ++i) dk_[i] = dv_[i] = 0.0f;
+      work();
+      this->free_keys();
+      const Problem& problem = params_.common.problem;
+      this->template store_rows<kDim>(params_.common.args.dv, problem.dim_v, this->row(),
+                                      this->kept_factor(), [&](int i) { return dv_[i]; });
+      this->template store_rows<kDim>(params_.common.args.dk, problem.dim_qk, this->row(),
+                                      problem.scale, [&](int i) { return dk_[i]; });
       ptx::named_sync(kWarpgroupBarrier + group_, 128);  // nobody reads the item any more
     }
-    if (leader()) ptx::bulk_wait();
   }
 
  private:
-  // Sums of 0.
-  __device__ __forceinline__ void start() {
-    this->look();
-#pragma unroll
-    for (int i = 0; i < kDim / 2; ++i) dk_[i] = dv_[i] = 0.0f;
-  }
-
-  // parity: of the barriers' phases that end once an item.
-  __device__ __forceinline__ void work(uint32_t parity) {
-    ptx::mbarrier_wait(barrier_at(control_.k_full), parity);
-    // Zeros in place of keys past the last: their dS is 0, but they may be NaN.
-    if (params_.kv_has_tail && item().keys < kTileKv) {
-      this->template clear_rows<Config::kPanels>(shared_, kTileKv, item().keys);
-      this->settle_cleared();
-    }
-    ptx::mbarrier_wait(barrier_at(control_.v_full), parity);
-    // What the last item left in the buffers of dS and dQ is on its way.
-    if (leader()) ptx::bulk_wait_read();
-    ptx::named_sync(kWarpgroupBarrier + group_, 128);
+  __device__ __forceinline__ void work() {
     int32_t place;
     TileKind kind;
-    for (this->begin(place, kind, place_.count); kind != TileKind::kEmpty;) {
+    this->begin(place, kind, place_.count);
+    // Zeros in place of keys past the last: their dS is 0, but they may be NaN.
+    if (params_.kv_has_tail && item().keys < kTileKv && kind != TileKind::kEmpty) {
+      ptx::mbarrier_wait(barrier_at(control_.q_full[place_.slot()]), place_.phase());
+      this->template clear_rows<Config::kPanels>(keys_ - group_ * 64 * 128, kTileKv, item().keys);
+      this->settle_cleared();
+    }
+    Scores s;
+    if (Config::kAhead) score(s, kind != TileKind::kEmpty);
+    this->look();
+    if (Config::kAhead) settle(s);
+    while (kind != TileKind::kEmpty) {
       if (!Config::kAny && kind == TileKind::kFull) {
-        step<false>(place, kind);
+        step<false>(s, place, kind);
       } else {
         const int32_t tile = this->tile_of(place);
         if (params_.q_has_tail && (tile + 1) * kTileQ > item().len.q) clear_queries(tile);
-        step<true>(place, kind);
+        step<true>(s, place, kind);
       }
     }
-    if (leader()) ptx::mbarrier_arrive(barrier_at(control_.kv_empty));
+  }
+
+  using Scores = Tile[kParts];  // S of a tile of queries, then its dP
+
+  // Starts the products; without a branch, as others may be under way. Of no tile: something.
+  __device__ __forceinline__ void score(Scores& s, bool some) const {
+    ptx::mbarrier_wait_if(some, barrier_at(control_.q_full[place_.slot()]), place_.phase());
+    for_parts([&](auto part) {
+      this->template multiply_rows<kDim>(s[part], keys(), some ? q(part) : keys());
+    });
+  }
+
+  static __device__ __forceinline__ void settle(Scores& s) {
+    ptx::wgmma_wait<0>();
+    for_parts([&](auto part) { ptx::pin(s[part]); });
   }
 
   // A tile of queries: what it adds to dK and dV, and dS for its dQ; then the next place and its
-  // kind. The consumers never meet. Part by part, so that registers hold what is under way:
-  // exponentials of one run under products of the other.
+  // kind. S comes from the step before, where registers allow, which started it behind its dK. The
+  // consumers never meet. Part by part, so that registers hold what is under way: exponentials of
+  // one run under products of the other.
   template <bool kMasked>
-  __device__ __forceinline__ void step(int32_t& place, TileKind& kind) {
+  __device__ __forceinline__ void step(Scores& s, int32_t& place, TileKind& kind) {
     const uint32_t slot = place_.slot();
-    Tile s[kParts], dp[kParts];
+    Scores& dp = s;
     Operand p[kParts], derived[kParts], ds[kParts];
     Ahead ahead;
-    ptx::mbarrier_wait(barrier_at(control_.q_full[slot]), place_.phase());
-    for_parts([&](auto part) { this->template multiply_rows<kDim>(s[part], keys(), q(part)); });
+    if (!Config::kAhead) score(s, true);
     this->look_ahead(ahead, place);
     for_parts([&](auto part) {
-      ptx::wgmma_wait<kParts - 1 + part>();
-      ptx::pin(s[part]);
+      if (!Config::kAhead && part == 0) settle(s);
       this->template weigh<kMasked>(s[part], p[part], derived[part], ahead, place, kind, slot,
                                     place_.count, part);
       ptx::pin(p[part]);
       if (part == 0) ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());
-      this->template multiply_rows<kDim>(dp[part], keys().further(Config::kV), dout(part));
+      this->template multiply_rows<kDim>(dp[part], values(), dout(part));
       this->add_product(dv_, p[part], dout(part));  // at once: it runs under what follows
     });
     if (!Config::kParked) this->await_ds({place_.count});
@@ -95,19 +107,23 @@ class BackwardConsumer : KeyOutput<Config> {
       this->template differentiate<kMasked>(Config::kModified ? derived[part] : p[part], dp[part],
                                             ds[part], slot, place_.count, part);
       this->store_ds(ds[part], Ring<Config::kDsStages>{place_.count}.slot(), part);
-      if (part == kParts - 1) this->hand_over_ds({place_.count});
+      if (part == kParts - 1) {
+        this->hand_over_ds({place_.count});
+        ptx::wgmma_wait<kParts - 1>();
+        ptx::pin(dv_);
+        // Each warp for itself: another may not have read its D yet.
+        __syncwarp();
+        if (this->lane() == 0) ptx::mbarrier_arrive(barrier_at(control_.do_empty[slot]));
+      }
       this->add_product(dk_, ds[part], q(part));
     });
-    this->advance(place, kind, place_.count + 1);
-    ptx::wgmma_wait<kParts>();
-    ptx::pin(dv_);
-    // Each warp for itself: another may not have read its D yet.
-    __syncwarp();
-    if (this->lane() == 0) ptx::mbarrier_arrive(barrier_at(control_.do_empty[slot]));
-    ptx::wgmma_wait<0>();
+    place_.advance();
+    if (Config::kAhead) score(s, place_.count != item().done);
+    this->advance(place, kind, place_.count);
+    ptx::wgmma_wait<Config::kAhead ? kParts : 0>();
     ptx::pin(dk_);
     if (leader()) ptx::mbarrier_arrive(barrier_at(control_.q_empty[slot]));
-    place_.advance();
+    if (Config::kAhead) settle(s);
   }
 
   template <int kPart>
@@ -121,9 +137,10 @@ class BackwardConsumer : KeyOutput<Config> {
     if constexpr (kPart + 1 < kParts) for_parts<Function, kPart + 1>(function);
   }
 
-  // This warpgroup's of K.
-  __device__ __forceinline__ ptx::Matrix keys() const {
-    return ptx::Matrix::at(shared_ + group_ * 64 * 128, 0);
+  // This warpgroup's of K and V.
+  __device__ __forceinline__ ptx::Matrix keys() const { return ptx::Matrix::at(keys_, 0); }
+  __device__ __forceinline__ ptx::Matrix values() const {
+    return ptx::Matrix::at(shared_ + Config::kV + group_ * 64 * 128, 0);
   }
 
   // Of the tile at work: Q and dO from the first query of a part on.
@@ -148,6 +165,7 @@ class BackwardConsumer : KeyOutput<Config> {
     this->settle_cleared();
   }
 
+  uint32_t keys_;                // where this warpgroup's of K lie
   Ring<Config::kStages> place_;  // tiles of queries so far
   float dk_[kDim / 2], dv_[kDim / 2];
 };

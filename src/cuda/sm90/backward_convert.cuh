@@ -32,13 +32,16 @@ __global__ void __launch_bounds__(kConvertThreads<Config>)
 
   const int32_t thread = threadIdx.x % 128, group = threadIdx.x / 128;
   const int32_t row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
-  const float4* from =
-      reinterpret_cast<const float4*>(params.dq + params.query_tile(sequence, b, h, tile, kTileQ) *
-                                                      (kTileQ * kDim)) +
-      group * (kPieces * 128) + thread;
+  const int64_t place = params.query_tile(sequence, b, h, tile, kTileQ);
+  const float4* from = reinterpret_cast<const float4*>(params.dq + place * (kTileQ * kDim)) +
+                       group * (kPieces * 128) + thread;
+  // Nothing lies where no key was seen.
+  const bool some = params.dq_states[place] & 1;
   float4 pieces[kPieces];
 #pragma unroll
-  for (int n = 0; n < kPieces; ++n) pieces[n] = from[n * 128];
+  for (int n = 0; n < kPieces; ++n) {
+    pieces[n] = some ? from[n * 128] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
 #pragma unroll
   for (int n = 0; n < kPieces; ++n) {
     const uint32_t upper = ptx::pack<T>(pieces[n].x * problem.scale, pieces[n].y * problem.scale);

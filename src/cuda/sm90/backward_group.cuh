@@ -32,9 +32,9 @@ class BackwardGroup {
   // Of the tile: the upper of this lane's two keys; the other is 8 below.
   __device__ __forceinline__ int32_t row() const { return group_ * 64 + warp() * 16 + lane() / 4; }
 
-  // Copies the next item from its slot, and gives its number. That lies in shared memory: registers
-  // are better used in the main loop.
-  __device__ __forceinline__ uint32_t take() const {
+  // Copies the next item from its slot. Its number lies in shared memory: registers are better used
+  // in the main loop.
+  __device__ __forceinline__ void take() const {
     volatile uint32_t& taken = control_.taken[group_];
     const Items at{taken};
     ptx::mbarrier_wait(barrier_at(control_.item_full[at.slot()]), at.phase());
@@ -49,11 +49,11 @@ class BackwardGroup {
       taken = at.count + 1;
       ptx::mbarrier_arrive(barrier_at(control_.item_empty[at.slot()]));
     }
-    return at.count;
   }
 
-  // Which queries see this lane's keys.
+  // Which queries see this lane's keys, if some do not.
   __device__ __forceinline__ void look() const {
+    if (item().full.begin <= item().tiles.begin && item().full.end >= item().tiles.end) return;
     const Lengths len{item().len.q, item().len.kv};
     const int32_t key = item().key, keys = item().keys;
     if (lane() % 4 == 0) {
@@ -79,7 +79,7 @@ class BackwardGroup {
 
   // `count` tiles are done. The first place, and its kind.
   __device__ __forceinline__ void begin(int32_t& place, TileKind& kind, uint32_t count) const {
-    place = item().start;
+    place = item().tiles.begin;
     kind = next_kind(tile_of(place), count);
     if (!Config::kAny || kind == TileKind::kEmpty || is_seen_at(place)) return;
     advance(place, kind, count);
@@ -90,11 +90,11 @@ class BackwardGroup {
       kind = TileKind::kEmpty;
       if (count == item().done) return;
       do {
-        const int32_t tile = tile_after(item(), params_, tile_of(place));
-        place = (place & ~kPlaceTile) + (tile == item().start ? kPlaceHead : 0) + tile;
+        const int32_t tile = tile_after(item(), tile_of(place));
+        place = (place & ~kPlaceTile) + (tile == item().tiles.begin ? kPlaceHead : 0) + tile;
       } while (!is_seen_at(place));
     } else {
-      place = tile_after(item(), params_, place);
+      place = tile_after(item(), place);
     }
     kind = next_kind(tile_of(place), count);
   }
@@ -181,6 +181,58 @@ class BackwardGroup {
   __device__ __forceinline__ void settle_cleared() const {
     ptx::fence_async_proxy();
     ptx::named_sync(kWarpgroupBarrier + group_, 128);
+  }
+
+  // This warpgroup needs K and V of the item no more.
+  __device__ __forceinline__ void free_keys() const {
+    if (!leader() || item().done == item().before) return;
+    free_k(control_, item());
+    ptx::mbarrier_arrive(barrier_at(control_.v_empty));
+  }
+
+  // dK or dV, from the registers: this lane's `sums`, of keys `row` and 8 below, times the factor.
+  // The four lanes of a row exchange what they have of 32 columns, so that each stores 16 bytes.
+  template <int kDim, class Sums>
+  __device__ __forceinline__ void store_rows(const flashattn_tensor& tensor, int32_t dim,
+                                             int32_t row, float factor, Sums sums) const {
+    const int32_t lane_of_row = lane() % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t key = row + half * 8;
+      char* to = tensor_row(tensor, 2, item().b, item().kv_head,
+                            static_cast<int64_t>(item().first_kv) + item().key + key);
+      const bool inside = key < item().keys;
+#pragma unroll
+      for (int n = 0; n < kDim / 32; ++n) {
+        uint32_t words[4];
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          const int i = (4 * n + w) * 4 + 2 * half;
+          words[w] = ptx::pack<T>(sums(i) * factor, sums(i + 1) * factor);
+        }
+        turn_over(words, lane_of_row);
+        const int32_t column = 32 * n + 8 * lane_of_row;
+        if (inside && column < dim) {
+          *reinterpret_cast<int4*>(to + column * 2) =
+              make_int4(static_cast<int32_t>(words[0]), static_cast<int32_t>(words[1]),
+                        static_cast<int32_t>(words[2]), static_cast<int32_t>(words[3]));
+        }
+      }
+    }
+  }
+
+  // Among the four lanes of a row: word w of lane n becomes word n of lane w.
+  static __device__ __forceinline__ void turn_over(uint32_t (&words)[4], int32_t lane_of_row) {
+#pragma unroll
+    for (int step = 1; step <= 2; step *= 2) {
+      const bool high = lane_of_row & step;
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        if (w & step) continue;
+        const uint32_t got = __shfl_xor_sync(~0u, high ? words[w] : words[w + step], step);
+        (high ? words[w] : words[w + step]) = got;
+      }
+    }
   }
 
   const BackwardParams& params_;

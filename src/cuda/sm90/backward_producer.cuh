@@ -1,16 +1,17 @@
-// The producers of the Hopper backward pass, a thread each: one plans the tiles of keys, two start
-// the loads, one adds dQ to the sums in global memory.
+// The producers of the Hopper backward pass, a thread each: one plans the tiles of keys, one starts
+// the loads, two add dQ to the sums in global memory.
 #pragma once
 
 #include "cuda/sm90/backward_config.cuh"
+#include "cuda/tile/shared.cuh"
 
 namespace flashattn::cuda::sm90 {
 
-// done: of the item before. False: there is no key in the tile. Few registers are to be had: what
-// can be read back from the item is.
+// After the item `last`. False: there is no key in the tile. Few registers are to be had: what can
+// be read back from the items is.
 template <class Config>
 __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t n,
-                                          const volatile uint32_t& done,
+                                          const volatile BackwardItem& last,
                                           volatile BackwardItem& item) {
   const cuda::BackwardParams& common = params.common;
   const Problem& problem = common.problem;
@@ -20,8 +21,7 @@ __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t 
     const int32_t b = position.unit / problem.heads_kv;
     item.b = b;
     item.kv_head = position.unit - b * problem.heads_kv;
-    // Early keys first: under a causal mask they take longest.
-    item.key = (params.order.query_tiles - 1 - position.query_tile) * kTileKv;
+    item.key = params.first_key + position.query_tile * params.key_step;
   }
   {
     const Sequence sequence = sequence_of(problem, common.args.shape, common.args.inputs, item.b);
@@ -53,8 +53,9 @@ __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t 
   }
   if (item.keys < kTileKv) item.full.end = 0;
   const int32_t count = max(item.tiles.end - item.tiles.begin, 0);
-  item.done = done + count * problem.group();
-  item.start = common.turns ? item.tiles.end - 1 : item.tiles.begin;
+  item.before = last.done;
+  item.done = last.done + count * problem.group();
+  item.number = last.number + (last.done != last.before);
   return true;
 }
 
@@ -102,39 +103,36 @@ __device__ __forceinline__ void plan_items(const BackwardParams& params,
                                            BackwardControl<Config>& control) {
   const bool leader = !Config::kAny || threadIdx.x % 32 == 0;
   const auto spread = [&](int32_t x) { return Config::kAny ? __shfl_sync(~0u, x, 0) : x; };
-  const int32_t count = static_cast<int32_t>(params.order.count());
   Items items;
   uint32_t phase = 0;
-  // In turns none may be kept for a block that has not started.
-  const int32_t dealt = params.common.turns ? 0 : static_cast<int32_t>(gridDim.x);
   int32_t next = blockIdx.x;
-  if (params.common.turns && leader) next = atomicAdd(params.common.ticket, 1);
+  if (params.dealt == 0 && leader) next = atomicAdd(params.common.ticket, 1);
   next = spread(next);
   for (;;) {
     ptx::mbarrier_wait(barrier_at(control.item_empty[items.slot()]), items.phase() ^ 1);
     volatile BackwardItem& item = control.items[items.slot()];
-    bool some = next >= count;
+    bool some = next >= params.items;
     if (leader) {
-      if (next >= count) {
+      if (next >= params.items) {
         item.end = 1;
       } else {
-        some = plan_item<Config>(params, next, control.items[items.slot() ^ 1].done, item);
+        some = plan_item<Config>(params, next, control.items[items.slot() ^ 1], item);
       }
     }
     some = spread(some);
     if (some) {
       if constexpr (Config::kAny) {
         const bool blocks = params.common.problem.mask & FLASHATTN_MASK_BLOCKS;
-        if (blocks && next < count) look_at_blocks<Config>(params, item);
+        if (blocks && next < params.items) look_at_blocks<Config>(params, item);
       }
       if (leader) ptx::mbarrier_arrive(barrier_at(control.item_full[items.slot()]));
       items.advance();
-      if (next >= count) return;
+      if (next >= params.items) return;
       // Taken no earlier than need be, so that work stays evenly dealt out.
       ptx::mbarrier_wait(barrier_at(control.nearly), phase);
       phase ^= 1;
     }
-    if (leader) next = dealt + atomicAdd(params.common.ticket, 1);
+    if (leader) next = params.dealt + atomicAdd(params.common.ticket, 1);
     next = spread(next);
   }
 }
@@ -145,27 +143,27 @@ __device__ __forceinline__ void plan_items(const BackwardParams& params,
 template <class Config, class Step, class Skip>
 __device__ __forceinline__ void for_each_tile(const volatile BackwardItem& item,
                                               const BackwardParams& params, Step step, Skip skip) {
-  int32_t place = item.first_tile, tile = item.start;
+  int32_t place = item.first_tile;
 #pragma unroll 1
   for (int32_t heads = params.common.problem.group(); heads > 0; --heads) {
+    int32_t tile = item.tiles.begin;
 #pragma unroll 1
-    for (int32_t left = item.tiles.end - item.tiles.begin; left > 0; --left) {
+    for (int32_t left = item.tiles.end - tile; left > 0; --left, ++tile) {
       if (is_seen<Config>(item, params, params.common.problem.group() - heads, tile)) {
         step(heads, left, tile, place + tile);
       } else {
         skip(place + tile);
       }
-      tile = tile_after(item, params, tile);
     }
     place += params.head_tiles;
   }
 }
 
-// Loads K and, tile by tile, Q with lse; or V and dO with D.
-template <class Config, bool kGradients>
+// Loads tile by tile Q with lse and dO with D; with the first of an item K and V, which arrive with
+// Q and dO, as far as barriers go.
+template <class Config>
 class BackwardLoader {
-  static constexpr int kTileQ = Config::kTileQ;
-  static constexpr int kPanels = kGradients ? Config::kPanelsV : Config::kPanelsQk;
+  static constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
 
  public:
   __device__ __forceinline__ BackwardLoader(const BackwardParams& params, uint32_t shared,
@@ -177,63 +175,102 @@ class BackwardLoader {
       ptx::mbarrier_wait(barrier_at(control_.item_full[items.slot()]), items.phase());
       const volatile BackwardItem& item = control_.items[items.slot()];
       if (item.end) break;
-      ptx::mbarrier_wait(barrier_at(control_.kv_empty), (items.count & 1) ^ 1);
-      if (item.tiles.begin < item.tiles.end) {
-        load(item);
-      } else {
-        ptx::mbarrier_arrive(barrier_at(kGradients ? control_.v_full : control_.k_full));
-        if (kGradients) ptx::mbarrier_arrive(barrier_at(control_.nearly));
-      }
+      load(item);
       ptx::mbarrier_arrive(barrier_at(control_.item_empty[items.slot()]));
     }
   }
 
  private:
   __device__ __forceinline__ void load(const volatile BackwardItem& item) {
-    constexpr uint32_t kRows = kGradients ? Config::kDo : Config::kQ;
-    constexpr uint32_t kNumbers = kGradients ? Config::kDelta : Config::kLse;
-    {
-      const bool varlen = params_.common.problem.layout & FLASHATTN_LAYOUT_VARLEN_KV;
-      load_panels<Config::kTileKv>(
-          kGradients ? params_.v : params_.k, shared_ + (kGradients ? Config::kV : 0),
-          barrier_at(kGradients ? control_.v_full : control_.k_full), 0,
-          {0, item.first_kv + item.key, item.kv_head, varlen ? 0 : item.b}, ptx::kEvictFirst);
-    }
-    const bool varlen = params_.common.problem.layout & FLASHATTN_LAYOUT_VARLEN_Q;
-    const int32_t batch = varlen ? 0 : item.b;
-    // Of them the last tile may be hidden.
+    bool first = true;  // until the first tile
+    // With a block mask the last tile may be hidden.
     const bool blocks = Config::kAny && (params_.common.problem.mask & FLASHATTN_MASK_BLOCKS);
     const auto load = [&](int32_t heads, int32_t left, int32_t tile, int32_t place) {
-      const uint32_t slot = place_.slot();
-      const uint32_t full = barrier_at(kGradients ? control_.do_full[slot] : control_.q_full[slot]);
-      ptx::mbarrier_wait(barrier_at(kGradients ? control_.do_empty[slot] : control_.q_empty[slot]),
-                         place_.phase() ^ 1);
-      load_panels<kTileQ>(kGradients ? params_.dout : params_.q,
-                          shared_ + kRows + slot * (kTileQ * kPanels * 128), full,
-                          Config::kNumberBytes,
-                          {0, item.first_q + tile * kTileQ,
-                           (item.kv_head + 1) * params_.common.problem.group() - heads, batch},
-                          ptx::kEvictLast);
-      ptx::bulk_load(shared_ + kNumbers + slot * Config::kNumberBytes,
-                     (kGradients ? params_.common.delta : params_.common.lse2) +
-                         static_cast<int64_t>(place) * kTileQ,
-                     Config::kNumberBytes, full);
-      place_.advance();
-      if (kGradients && !blocks && heads == 1 &&
-          left == min(2, item.tiles.end - item.tiles.begin)) {
+      // K where a buffer is free before the last item is done, or else when it is.
+      constexpr bool kEarly = Config::kKeyStages > 1;
+      {
+        const Ring<Config::kQStages> at{count_};
+        const uint32_t full = barrier_at(control_.q_full[at.slot()]);
+        ptx::mbarrier_wait(barrier_at(control_.q_empty[at.slot()]), at.phase() ^ 1);
+        expect<Config::kPanelsQk>(full, first);
+        if (kEarly && first) load_k(item);
+        load_queries<Config::kPanelsQk>(params_.q,
+                                        shared_ + Config::kQ + at.slot() * Config::kQueryBytes,
+                                        full, item, heads, tile);
+        load_numbers(params_.common.lse2, Config::kLse, at.slot(), full, place);
+      }
+      {
+        const Ring<Config::kDoStages> at{count_};
+        const uint32_t full = barrier_at(control_.do_full[at.slot()]);
+        ptx::mbarrier_wait(barrier_at(control_.do_empty[at.slot()]), at.phase() ^ 1);
+        expect<Config::kPanelsV>(full, first);
+        load_queries<Config::kPanelsV>(params_.dout,
+                                       shared_ + Config::kDo + at.slot() * Config::kDoBytes, full,
+                                       item, heads, tile);
+        load_numbers(params_.common.delta, Config::kDelta, at.slot(), full, place);
+        if (!kEarly && first) load_k(item);
+        if (first) {
+          ptx::mbarrier_wait(barrier_at(control_.v_empty), item.number & 1 ^ 1);
+          load_keys<Config::kPanelsV>(params_.v, shared_ + Config::kV, full, item);
+        }
+      }
+      ++count_;
+      first = false;
+      if (!blocks && heads == 1 && left == min(2, item.tiles.end - item.tiles.begin)) {
         ptx::mbarrier_arrive(barrier_at(control_.nearly));
       }
     };
     for_each_tile<Config>(item, params_, load, [](int32_t) {});
-    if (kGradients && blocks) ptx::mbarrier_arrive(barrier_at(control_.nearly));
+    if (blocks || first) {
+      ptx::mbarrier_arrive(barrier_at(control_.nearly));
+    }
   }
 
-  // `more`: bytes that come besides.
-  template <int kRows>
+  // Bytes of a tile of queries, their numbers and, with the first, as many panels of keys.
+  template <int kPanels>
+  __device__ __forceinline__ void expect(uint32_t full, bool first) const {
+    constexpr uint32_t kBytes = Config::kNumberBytes + kTileQ * kPanels * 128;
+    ptx::mbarrier_expect(full, first ? kBytes + kTileKv * kPanels * 128 : kBytes);
+  }
+
+  __device__ __forceinline__ void load_k(const volatile BackwardItem& item) const {
+    const Ring<Config::kQStages> at{count_};
+    const Ring<Config::kKeyStages> keys{item.number};
+    ptx::mbarrier_wait(barrier_at(control_.k_empty[keys.slot()]), keys.phase() ^ 1);
+    load_keys<Config::kPanelsQk>(params_.k, keys_at<Config>(shared_, item),
+                                 barrier_at(control_.q_full[at.slot()]), item);
+  }
+
+  template <int kPanels>
+  __device__ __forceinline__ void load_keys(const CUtensorMap& map, uint32_t to, uint32_t full,
+                                            const volatile BackwardItem& item) const {
+    const bool varlen = params_.common.problem.layout & FLASHATTN_LAYOUT_VARLEN_KV;
+    load_panels<kTileKv, kPanels>(map, to, full,
+                                  {0, item.first_kv + item.key, item.kv_head, varlen ? 0 : item.b},
+                                  ptx::kEvictFirst);
+  }
+
+  template <int kPanels>
+  __device__ __forceinline__ void load_queries(const CUtensorMap& map, uint32_t to, uint32_t full,
+                                               const volatile BackwardItem& item, int32_t heads,
+                                               int32_t tile) const {
+    const bool varlen = params_.common.problem.layout & FLASHATTN_LAYOUT_VARLEN_Q;
+    load_panels<kTileQ, kPanels>(
+        map, to, full,
+        {0, item.first_q + tile * kTileQ,
+         (item.kv_head + 1) * params_.common.problem.group() - heads, varlen ? 0 : item.b},
+        ptx::kEvictLast);
+  }
+
+  __device__ __forceinline__ void load_numbers(const float* from, uint32_t to, uint32_t slot,
+                                               uint32_t full, int32_t place) const {
+    ptx::bulk_load(shared_ + to + slot * Config::kNumberBytes,
+                   from + static_cast<int64_t>(place) * kTileQ, Config::kNumberBytes, full);
+  }
+
+  template <int kRows, int kPanels>
   __device__ __forceinline__ void load_panels(const CUtensorMap& map, uint32_t to, uint32_t full,
-                                              uint32_t more, ptx::BoxPosition at,
-                                              uint64_t policy) const {
-    ptx::mbarrier_expect(full, kRows * kPanels * 128 + more);
+                                              ptx::BoxPosition at, uint64_t policy) const {
 #pragma unroll
     for (int p = 0; p < kPanels; ++p) {
       ptx::tma_load(to + p * kRows * 128, &map, full, {p * 64, at.row, at.head, at.batch}, policy);
@@ -243,14 +280,33 @@ class BackwardLoader {
   const BackwardParams& params_;
   BackwardControl<Config>& control_;
   const uint32_t shared_;
-  Ring<kGradients ? Config::kDoStages : Config::kQStages> place_;
+  uint32_t count_ = 0;  // tiles of queries so far
 };
 
-// Until all tiles of keys before `mine` have added to the tile of queries.
-__device__ __forceinline__ void await_turn(const BackwardParams& params, int32_t mine,
-                                           int32_t place) {
-  while (ptx::load_acquire(params.common.turns + place) < mine) __nanosleep(20);
-  ptx::fence_async_proxy_all();
+// Before a tile of keys adds to dQ of a tile of queries; whether it is the first to do so, and
+// stores instead: nobody has to clear dQ. See dq_states.
+//
+// In order: tiles of keys add one after the other, the last that the queries see first, in the
+// order in which blocks take them, so that nobody waits for a block that has not started. All begin
+// next to the diagonal: under a causal mask each is a step ahead of the one that waits for it.
+__device__ __forceinline__ bool await_turn(const int32_t* state, int32_t mine) {
+  int32_t now = ptx::load_acquire(state);
+  while (now >> 1 != mine) {
+    __nanosleep(20);
+    now = ptx::load_acquire(state);
+  }
+  return !(now & 1);
+}
+
+// In any order: until the first to come has stored. That one must have at hand what it stores.
+__device__ __forceinline__ bool claim(int32_t* state) {
+  int32_t now = ptx::exchange_acquire(state, 0, kDqClaimed);
+  if (now == 0) return true;
+  while (now != kDqOpen) {
+    __nanosleep(20);
+    now = ptx::load_acquire(state);
+  }
+  return false;
 }
 
 // Frees the buffers of dQ one by one, as they have been read.
@@ -263,40 +319,53 @@ __device__ __forceinline__ void free_dq(BackwardControl<Config>& control) {
   }
 }
 
-// Adds the shares of dQ, tile by tile, as warpgroups leave them in shared memory. In turns: tiles
-// of keys add to a tile of queries one after the other, in the order in which blocks take them, so
-// that nobody waits for a block that has not started.
+// Adds the shares of dQ, tile by tile, as the warpgroup that computes them leaves them in shared
+// memory. Two threads do, each every other tile: one waits for its turn under the other's sums.
 template <class Config>
 __device__ __forceinline__ void add_dq(const BackwardParams& params, uint32_t shared,
-                                       BackwardControl<Config>& control) {
+                                       BackwardControl<Config>& control, uint32_t adder) {
   constexpr int kShare = Config::kShareBytes, kSlots = Config::kDqSlots;
-  uint32_t uses = 0;  // of each buffer
+  const bool ordered = params.common.ordered;
+  const auto state = [&](int32_t place) { return params.common.dq_states + opaque(place); };
+  uint32_t count = 0, uses = 0;  // of tiles; of this thread's buffers
   for (Items items;; items.advance()) {
     ptx::mbarrier_wait(barrier_at(control.item_full[items.slot()]), items.phase());
     const volatile BackwardItem& item = control.items[items.slot()];
     if (item.end) break;
     const auto add = [&](int32_t, int32_t, int32_t, int32_t place) {
-      float* to = params.common.dq + static_cast<int64_t>(place) * (Config::kShares * (kShare / 4));
-      if (params.common.turns) await_turn(params, item.key / Config::kTileKv, place);
+      if (count++ % 2 != adder) return;
+      bool first = ordered ? await_turn(state(place), item.key / Config::kTileKv)
+                           : ptx::load_acquire(state(place)) != kDqOpen;
+      ptx::fence_async_proxy_global();
+      ptx::mbarrier_wait(barrier_at(control.dq_full[adder][0]), uses & 1);
+      if (!ordered && first) {
+        first = claim(state(place));
+        ptx::fence_async_proxy_global();
+      }
+      float* to =
+          params.common.dq + static_cast<int64_t>(opaque(place)) * (Config::kShares * (kShare / 4));
 #pragma unroll 1
-      for (int first = 0; first < Config::kShares; first += kSlots, ++uses) {
+      for (int n = 0; n < Config::kShares; n += kSlots, ++uses) {
 #pragma unroll
-        for (int n = 0; n < kSlots; ++n, to += kShare / 4) {
-          ptx::mbarrier_wait(barrier_at(control.dq_full[n]), uses & 1);
-          ptx::bulk_add(to, shared + Config::kDq + n * kShare, kShare);
+        for (int slot = 0; slot < kSlots; ++slot, to += kShare / 4) {
+          ptx::mbarrier_wait(barrier_at(control.dq_full[adder][slot]), uses & 1);
+          if (first) {
+            ptx::bulk_store(to, shared + Config::kDq + slot * kShare, kShare);
+          } else {
+            ptx::bulk_add(to, shared + Config::kDq + slot * kShare, kShare);
+          }
           ptx::bulk_commit();
         }
         free_dq<Config>(control);
       }
-      if (params.common.turns) {
-        ptx::bulk_wait();  // not before the sums have changed
-        ptx::add_release(params.common.turns + place, 1);
-      }
+      if (!ordered && !first) return;
+      ptx::bulk_wait();  // not before the sums have changed
+      ptx::add_release(state(place), ordered ? first - 2 : kDqOpen - kDqClaimed);
     };
     for_each_tile<Config>(item, params, add, [&](int32_t place) {
-      if (!params.common.turns) return;
-      await_turn(params, item.key / Config::kTileKv, place);
-      ptx::add_release(params.common.turns + place, 1);
+      if (!ordered || adder != 0) return;
+      await_turn(state(place), item.key / Config::kTileKv);
+      ptx::add_release(state(place), -2);
     });
     ptx::mbarrier_arrive(barrier_at(control.item_empty[items.slot()]));
   }

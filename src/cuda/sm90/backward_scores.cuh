@@ -21,7 +21,7 @@ class BackwardScores : protected BackwardGroup<Config> {
   // Columns of 8 queries that are worked on at once, as registers allow.
   static constexpr int kStep = Config::kAny ? 1 : 2;
   // Columns whose bias is on its way while those before are worked on.
-  static constexpr int kFetched = Config::kWide ? 2 : 4;
+  static constexpr int kFetched = Config::kWide || Config::kParked ? 2 : 4;
 
   // What is known of a tile before its products. kAny only.
   struct Ahead {

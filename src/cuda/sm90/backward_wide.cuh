@@ -27,12 +27,13 @@ class WideConsumer : BackwardScores<Config> {
 
   __device__ __forceinline__ void run() {
     for (;;) {
-      const uint32_t number = this->take();
+      this->take();
       if (item().end) break;
       if (!kGradients) this->look();
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) sum_[i / kPart][i % kPart] = 0.0f;
-      work(number % 2);
+      work();
+      this->free_keys();
       if (kGradients) {
         store(params_.common.args.dk, params_.common.problem.dim_qk, params_.common.problem.scale);
       } else {
@@ -43,25 +44,23 @@ class WideConsumer : BackwardScores<Config> {
   }
 
  private:
-  // parity: of the barriers' phases that end once an item.
-  __device__ __forceinline__ void work(uint32_t parity) {
-    ptx::mbarrier_wait(barrier_at(control_.k_full), parity);
-    ptx::mbarrier_wait(barrier_at(control_.v_full), parity);
-    // Zeros in place of keys past the last: their dS is 0, but they may be NaN. Before dQ sees dS.
-    if (kGradients && params_.kv_has_tail && item().keys < kTileKv) {
-      this->template clear_rows<Config::kPanelsQk>(shared_, kTileKv, item().keys);
-    }
-    this->settle_cleared();  // nobody has yet to see that K and V are here
+  __device__ __forceinline__ void work() {
     int32_t place;
     TileKind kind;
-    for (this->begin(place, kind, count_); kind != TileKind::kEmpty;) {
+    this->begin(place, kind, count_);
+    // Zeros in place of keys past the last: their dS is 0, but they may be NaN. Before dQ sees dS.
+    if (kGradients && params_.kv_has_tail && item().keys < kTileKv && kind != TileKind::kEmpty) {
+      ptx::mbarrier_wait(barrier_at(control_.q_full[q_place().slot()]), q_place().phase());
+      this->template clear_rows<Config::kPanelsQk>(shared_, kTileKv, item().keys);
+      this->settle_cleared();
+    }
+    while (kind != TileKind::kEmpty) {
       if (!Config::kAny && kind == TileKind::kFull) {
         step<false>(place, kind);
       } else {
         step<true>(place, kind);
       }
     }
-    if (leader()) ptx::mbarrier_arrive(barrier_at(control_.kv_empty));
   }
 
   template <bool kMasked>
@@ -177,49 +176,10 @@ class WideConsumer : BackwardScores<Config> {
     this->settle_cleared();
   }
 
-  // Row by row, from the registers: shared memory is full. The four lanes of a row exchange what
-  // they have of 32 columns, so that each stores 16 bytes.
   __device__ __forceinline__ void store(const flashattn_tensor& tensor, int32_t dim,
                                         float factor) const {
-    const int32_t lane_of_row = lane() % 4;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int32_t key = warp() * 16 + lane() / 4 + half * 8;
-      char* to = tensor_row(tensor, 2, item().b, item().kv_head,
-                            static_cast<int64_t>(item().first_kv) + item().key + key);
-      const bool inside = key < item().keys;
-#pragma unroll
-      for (int n = 0; n < kDim / 32; ++n) {
-        uint32_t words[4];
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          const int i = (4 * n + w) * 4 + 2 * half;
-          const float* x = &sum_[i / kPart][i % kPart];
-          words[w] = ptx::pack<T>(x[0] * factor, x[1] * factor);
-        }
-        turn_over(words, lane_of_row);
-        const int32_t column = 32 * n + 8 * lane_of_row;
-        if (inside && column < dim) {
-          *reinterpret_cast<int4*>(to + column * 2) =
-              make_int4(static_cast<int32_t>(words[0]), static_cast<int32_t>(words[1]),
-                        static_cast<int32_t>(words[2]), static_cast<int32_t>(words[3]));
-        }
-      }
-    }
-  }
-
-  // Among the four lanes of a row: word w of lane n becomes word n of lane w.
-  static __device__ __forceinline__ void turn_over(uint32_t (&words)[4], int32_t lane_of_row) {
-#pragma unroll
-    for (int step = 1; step <= 2; step *= 2) {
-      const bool high = lane_of_row & step;
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        if (w & step) continue;
-        const uint32_t got = __shfl_xor_sync(~0u, high ? words[w] : words[w + step], step);
-        (high ? words[w] : words[w + step]) = got;
-      }
-    }
+    this->template store_rows<kDim>(tensor, dim, warp() * 16 + lane() / 4, factor,
+                                    [&](int i) { return sum_[i / kPart][i % kPart]; });
   }
 
   uint32_t count_ = 0;  // tiles of queries so far

@@ -33,13 +33,14 @@ struct ForwardParams {
 };
 
 struct BackwardParams {
-  CUtensorMap q, dout, k, v, dk, dv;  // (column, row, head, batch)
+  CUtensorMap q, dout, k, v;  // (column, row, head, batch)
   cuda::BackwardParams common;
   TileOrder order;                  // of tiles of keys; units are (batch, KV head)
+  int32_t items, dealt;             // in all; one for each block, or none: those it gets by number
+  int32_t first_key, key_step;      // tile n of a unit begins with key first_key + n * key_step
   int32_t sequence_tiles;           // of queries: the most of a sequence
   int32_t head_tiles;               // of queries, from one head to the next
   int32_t q_has_tail, kv_has_tail;  // rows past a sequence's may lie in memory: not always finite
-  int32_t store_boxes;  // dK and dV leave by the copy engine; else row by row, as lengths allow
   // What a product is multiplied with before the softcap's tanh and after, that in units of
   // log2(e). Without a softcap there is no before.
   float to_cap, factor;

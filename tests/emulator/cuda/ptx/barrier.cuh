@@ -16,9 +16,12 @@ inline void mbarrier_expect(uint32_t barrier, uint32_t bytes) {
 inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   emulator::mbarrier_wait(barrier, parity);
 }
+inline void mbarrier_wait_if(bool some, uint32_t barrier, uint32_t parity) {
+  if (some) emulator::mbarrier_wait(barrier, parity);
+}
 inline void named_sync(int barrier, int threads) { emulator::barrier(barrier, threads, true); }
 inline void named_arrive(int barrier, int threads) { emulator::barrier(barrier, threads, false); }
 inline void fence_async_proxy() { emulator::fence_async(); }
-inline void fence_async_proxy_all() { emulator::fence_async(); }
+inline void fence_async_proxy_global() { emulator::fence_async(); }
 
 }  // namespace flashattn::cuda::ptx

@@ -73,6 +73,10 @@ inline void add_pair(float* to, float x, float y) {
   emulator::add(to + 1, y);
 }
 inline int32_t load_acquire(const int32_t* from) { return __atomic_load_n(from, __ATOMIC_ACQUIRE); }
+inline int32_t exchange_acquire(int32_t* at, int32_t expected, int32_t x) {
+  __atomic_compare_exchange_n(at, &expected, x, false, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE);
+  return expected;
+}
 inline void add_release(int32_t* to, int32_t x) { __atomic_fetch_add(to, x, __ATOMIC_RELEASE); }
 
 inline void let_next_start() {}

@@ -39,6 +39,10 @@ inline void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t ba
                         [=] { std::memcpy(emulator::engine_place(to, bytes), from, bytes); });
 }
 
+inline void bulk_store(void* to, uint32_t from, uint32_t bytes) {
+  emulator::engine_store(from, bytes, [=](const char* data) { std::memcpy(to, data, bytes); });
+}
+
 inline void bulk_add(float* to, uint32_t from, uint32_t bytes) {
   emulator::engine_store(from, bytes, [=](const char* data) {
     for (uint32_t n = 0; n < bytes / 4; ++n) {
