@@ -212,6 +212,9 @@ def gradients():
             yield Case(batch=2, seqlen_q=300, seqlen_kv=420, heads_q=4, heads_kv=2, dtype=dtype,
                        causal=m == 1, blocks=((48, 40), (16, 128))[m], density=(0.05, 0.2)[m],
                        determinism=(n + m + 1) % 2, **common)
+            # Keys that nobody sees, behind a tile of queries that is not full.
+            yield Case(seqlen_q=70, seqlen_kv=420, heads_q=2, dtype=dtype, causal=True,
+                       top_left=True, determinism=1, **common)
             yield Case(cu_q=[130, 0, 190], cu_kv=[270, 40, 190], heads_q=2, heads_kv=1, dtype=dtype,
                        determinism=(n + m) % 2, **{**rich, "dbias": None}, **common)
 

@@ -130,7 +130,7 @@ bool turns_right(Table& t, int tile_q, int tile_kv) {
     int next = last_key_tile(t.rule, {q, std::min(q + tile_q, t.len.q)}, t.len, tile_kv);
     for (int k = (t.len.kv - 1) / tile_kv * tile_kv; k >= 0; k -= tile_kv) {
       const Interval span = query_span(t.rule, {k, std::min(k + tile_kv, t.len.kv)}, t.len);
-      const bool visits = q / tile_q >= span.begin / tile_q && q < span.end;
+      const bool visits = !empty(span) && q / tile_q >= span.begin / tile_q && q < span.end;
       if (visits && k / tile_kv != next--) return false;
     }
   }

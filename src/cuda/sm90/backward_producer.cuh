@@ -7,11 +7,11 @@
 
 namespace flashattn::cuda::sm90 {
 
-// After the item `last`. False: there is no key in the tile. Few registers are to be had: what can
-// be read back from the items is.
+// After the item `previous`. False: there is no key in the tile. Few registers are to be had: what
+// can be read back from the items is.
 template <class Config>
 __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t n,
-                                          const volatile BackwardItem& last,
+                                          const volatile BackwardItem& previous,
                                           volatile BackwardItem& item) {
   const cuda::BackwardParams& common = params.common;
   const Problem& problem = common.problem;
@@ -42,20 +42,23 @@ __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t 
   {
     const Interval first =
         visible_queries(problem.mask_rule(), item.key, {item.len.q, item.len.kv});
-    item.tiles.begin = first.begin / kTileQ;
+    item.tiles.begin = first.begin;
     item.full.end = first.end / kTileQ;
   }
   {
     const Interval last =
         visible_queries(problem.mask_rule(), item.key + item.keys - 1, {item.len.q, item.len.kv});
-    item.tiles.end = (last.end + kTileQ - 1) / kTileQ;
+    // None, or those between: what comes in turns must not come for nothing.
+    const int32_t begin = item.tiles.begin, end = last.end > begin ? last.end : 0;
+    item.tiles.begin = begin / kTileQ;
+    item.tiles.end = (end + kTileQ - 1) / kTileQ;
     item.full.begin = (last.begin + kTileQ - 1) / kTileQ;
   }
   if (item.keys < kTileKv) item.full.end = 0;
   const int32_t count = max(item.tiles.end - item.tiles.begin, 0);
-  item.before = last.done;
-  item.done = last.done + count * problem.group();
-  item.number = last.number + (last.done != last.before);
+  item.before = previous.done;
+  item.done = previous.done + count * problem.group();
+  item.number = previous.number + (previous.done != previous.before);
   return true;
 }
 
