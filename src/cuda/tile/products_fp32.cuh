@@ -73,9 +73,9 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> multiply_rows(
     int32_t apart = 16 * kDim * 4) {
   using Tile = SharedTile<16, kDim, 4>;
   static_assert(kTerms % 32 == 0, "128 bytes of a row");
-  // Not unrolled further: loads far ahead of their use would cost more registers than there are,
-  // and so would addresses that do not depend on k.
-#pragma unroll(kStrips == 1 ? 2 : 1)
+  // Not unrolled: loads far ahead of their use would cost more registers than there are, and so
+  // would addresses that do not depend on k.
+#pragma unroll 1
   for (int k = 0; k < kTerms / 16; ++k) {
     Fp32Left a[kStrips];
 #pragma unroll
