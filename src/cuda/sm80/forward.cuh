@@ -183,14 +183,14 @@ class ForwardBlock : BlockPlace {
 
   __device__ __forceinline__ void multiply_qk(Scores& s) const {
     const uint32_t left = left_rows(q_tile_, warp_row_, lane_);
-    const uint32_t right = right_rows(k_tile_, 0, lane_);
     if constexpr (kShared) {
+      const uint32_t right = right_eight_rows(k_tile_, 0, lane_);
       constexpr int kTerms = Config::kDimQk / 2, kStrip = 16 * Config::kDimQk * 4;
       const uint32_t from = place() * kTerms * 4;
-      multiply_rows<T, Config::kDimQk, kTerms>(s, left + from, right + from,
-                                               place() == 0 ? kStrip : -kStrip);
+      multiply_some_columns<Config::kDimQk, kTerms>(s, left + from, right + from,
+                                                    place() == 0 ? kStrip : -kStrip);
     } else {
-      multiply_rows<T, Config::kDimQk>(s, left, right);
+      multiply_rows<T, Config::kDimQk>(s, left, right_rows(k_tile_, 0, lane_));
     }
   }
 

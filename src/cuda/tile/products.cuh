@@ -21,9 +21,7 @@ __device__ __forceinline__ uint32_t left_rows(Tile tile, int row, int lane) {
 // Where a lane reads 16 rows of a tile whose rows are columns of the result: rows 0..7 and 8..15,
 // each with both halves of the summed index.
 template <class Tile>
-__device__ __forceinline__ std::enable_if_t<Tile::kSize == 2, uint32_t> right_rows(Tile tile,
-                                                                                   int row,
-                                                                                   int lane) {
+__device__ __forceinline__ uint32_t right_rows(Tile tile, int row, int lane) {
   return tile.chunk(row + lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 

@@ -56,21 +56,57 @@ __device__ __forceinline__ void multiply_fp32(float (&d)[4], const Fp32Left& a,
   for (int e = 0; e < 4; ++e) d[e] += sum[e];
 }
 
+// An 8 x 8 matrix of 16-bit elements is one of 8 x 4 of fp32, and a lane gets the element that
+// mma_16x8x8_tf32 wants of it: left and right as for 16-bit elements.
+template <class T, int kDim, int kStrips, int kColumns>
+__device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> multiply_rows(
+    float (&d)[kStrips][kColumns][4], uint32_t left, uint32_t right) {
+  using Tile = SharedTile<16, kDim, 4>;
+  // Not unrolled further: loads far ahead of their use would cost more registers than there are.
+#pragma unroll 2
+  for (int k = 0; k < kDim / 16; ++k) {
+    Fp32Left a[kStrips];
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        uint32_t words[4];
+        ptx::ldmatrix_x4(words, Tile::further(left, 4 * k + 2 * step) + strip * Tile::kBytes);
+#pragma unroll
+        for (int x = 0; x < 4; ++x) a[strip].set(step, x, split_fp32(words[x]));
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kColumns / 2; ++n) {
+      Tf32Pair b[2][2][2];  // [8 columns][step][word]
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        uint32_t words[4];
+        ptx::ldmatrix_x4(words, Tile::further(right, 4 * k + 2 * step) + n * Tile::kBytes);
+#pragma unroll
+        for (int x = 0; x < 4; ++x) b[x / 2][step][x % 2] = split_fp32(words[x]);
+      }
+#pragma unroll
+      for (int strip = 0; strip < kStrips; ++strip) {
+        multiply_fp32(d[strip][2 * n], a[strip], b[0]);
+        multiply_fp32(d[strip][2 * n + 1], a[strip], b[1]);
+      }
+    }
+  }
+}
+
 // Where a lane reads 8 rows of a tile, 16 columns, whose rows are columns of the result.
 template <class Tile>
-__device__ __forceinline__ std::enable_if_t<Tile::kSize == 4, uint32_t> right_rows(Tile tile,
-                                                                                   int row,
-                                                                                   int lane) {
+__device__ __forceinline__ uint32_t right_eight_rows(Tile tile, int row, int lane) {
   return tile.chunk(row + lane % 8, lane / 8);
 }
 
-// An 8 x 8 matrix of 16-bit elements is one of 8 x 4 of fp32, and a lane gets the element that
-// mma_16x8x8_tf32 wants of it: left and right as for 16-bit elements. kTerms: as many columns of
-// the tiles are summed over. apart: bytes from strip to strip.
-template <class T, int kDim, int kTerms = kDim, int kStrips, int kColumns>
-__device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> multiply_rows(
-    float (&d)[kStrips][kColumns][4], uint32_t left, uint32_t right,
-    int32_t apart = 16 * kDim * 4) {
+// The same over kTerms columns of the tiles, a strip every `apart` bytes, with fewer addresses.
+// right: eight rows.
+template <int kDim, int kTerms, int kStrips, int kColumns>
+__device__ __forceinline__ void multiply_some_columns(float (&d)[kStrips][kColumns][4],
+                                                      uint32_t left, uint32_t right,
+                                                      int32_t apart) {
   using Tile = SharedTile<16, kDim, 4>;
   static_assert(kTerms % 32 == 0, "128 bytes of a row");
   // Not unrolled: loads far ahead of their use would cost more registers than there are, and so
