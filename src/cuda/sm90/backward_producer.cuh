@@ -109,7 +109,7 @@ __device__ __forceinline__ void plan_items(const BackwardParams& params,
   Items items;
   uint32_t phase = 0;
   int32_t next = blockIdx.x;
-  if (params.dealt == 0 && leader) next = atomicAdd(params.common.ticket, 1);
+  if (params.common.ordered && leader) next = atomicAdd(params.common.ticket, 1);
   next = spread(next);
   for (;;) {
     ptx::mbarrier_wait(barrier_at(control.item_empty[items.slot()]), items.phase() ^ 1);

@@ -56,6 +56,21 @@ __device__ __forceinline__ void multiply_fp32(float (&d)[4], const Fp32Left& a,
   for (int e = 0; e < 4; ++e) d[e] += sum[e];
 }
 
+// 16 columns of each strip, from shared memory. at(strip, step): where this lane reads.
+template <int kStrips, class At>
+__device__ __forceinline__ void load_left(Fp32Left (&a)[kStrips], At at) {
+#pragma unroll
+  for (int strip = 0; strip < kStrips; ++strip) {
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      uint32_t words[4];
+      ptx::ldmatrix_x4(words, at(strip, step));
+#pragma unroll
+      for (int x = 0; x < 4; ++x) a[strip].set(step, x, split_fp32(words[x]));
+    }
+  }
+}
+
 // An 8 x 8 matrix of 16-bit elements is one of 8 x 4 of fp32, and a lane gets the element that
 // mma_16x8x8_tf32 wants of it: left and right as for 16-bit elements.
 template <class T, int kDim, int kStrips, int kColumns>
@@ -66,16 +81,9 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> multiply_rows(
 #pragma unroll 2
   for (int k = 0; k < kDim / 16; ++k) {
     Fp32Left a[kStrips];
-#pragma unroll
-    for (int strip = 0; strip < kStrips; ++strip) {
-#pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        uint32_t words[4];
-        ptx::ldmatrix_x4(words, Tile::further(left, 4 * k + 2 * step) + strip * Tile::kBytes);
-#pragma unroll
-        for (int x = 0; x < 4; ++x) a[strip].set(step, x, split_fp32(words[x]));
-      }
-    }
+    load_left(a, [&](int strip, int step) {
+      return Tile::further(left, 4 * k + 2 * step) + strip * Tile::kBytes;
+    });
 #pragma unroll
     for (int n = 0; n < kColumns / 2; ++n) {
       Tf32Pair b[2][2][2];  // [8 columns][step][word]
@@ -114,16 +122,8 @@ __device__ __forceinline__ void multiply_some_columns(float (&d)[kStrips][kColum
 #pragma unroll 1
   for (int k = 0; k < kTerms / 16; ++k) {
     Fp32Left a[kStrips];
-#pragma unroll
-    for (int strip = 0; strip < kStrips; ++strip) {
-#pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        uint32_t words[4];
-        ptx::ldmatrix_x4(words, Tile::further(left, 2 * step) + strip * apart);
-#pragma unroll
-        for (int x = 0; x < 4; ++x) a[strip].set(step, x, split_fp32(words[x]));
-      }
-    }
+    load_left(a,
+              [&](int strip, int step) { return Tile::further(left, 2 * step) + strip * apart; });
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
       uint32_t words[4];
