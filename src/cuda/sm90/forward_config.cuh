@@ -10,6 +10,8 @@
 
 namespace flashattn::cuda::sm90 {
 
+constexpr int kMostMainBytes = 224 * 1024;  // of a block's shared memory, beside Control
+
 template <class T_, int kDimQk_, int kDimV_, int kConsumers_, int kTileKv_, bool kTurns_,
           Scores kScores_>
 struct ForwardConfig {
@@ -21,7 +23,6 @@ struct ForwardConfig {
   static constexpr Scores kScores = kScores_;
   // Biases and block masks: nothing is known of a row's maximum from its first tiles.
   static constexpr bool kSafe = kScores == Scores::kAny;
-  static constexpr int kStages = 2;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kSafe ? 56 : 40;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kSafe ? 224 : 232;
@@ -30,9 +31,12 @@ struct ForwardConfig {
   static constexpr int kPanelsQk = (kDimQk + 63) / 64, kPanelsV = (kDimV + 63) / 64;
   static constexpr int kQBytes = kTileQ * kPanelsQk * 128, kOBytes = kTileQ * kPanelsV * 128;
   static constexpr int kKBytes = kTileKv * kPanelsQk * 128, kVBytes = kTileKv * kPanelsV * 128;
+  // Four where they fit: loads for the next item start before short ones end.
+  static constexpr int kStages =
+      kQBytes + kOBytes + 4 * (kKBytes + kVBytes) <= kMostMainBytes ? 4 : 2;
   static constexpr int kLoadBytes = kStages * (kKBytes + kVBytes);
   // O has its own buffer where it fits, so that the next Q need not wait.
-  static constexpr bool kOwnO = kQBytes + kLoadBytes + kOBytes <= 224 * 1024;
+  static constexpr bool kOwnO = kQBytes + kLoadBytes + kOBytes <= kMostMainBytes;
   static constexpr int kMainBytes =
       (!kOwnO && kOBytes > kQBytes ? kOBytes : kQBytes) + kLoadBytes + (kOwnO ? kOBytes : 0);
   static_assert(kTileKv % 16 == 0 && kDimQk % 16 == 0 && kDimV % 16 == 0, "whole products");
