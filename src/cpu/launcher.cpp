@@ -186,7 +186,8 @@ void CpuLauncher::set_blocks(ForwardJob* job) const {
   int64_t least = INT64_MAX;
   const auto consider = [&](int32_t rows) {
     const int64_t blocks = ceil_div(shape.seqlen_q, rows);
-    const int64_t cost = ceil_div(blocks * others, threads_) * (rows + kPacking);
+    // Threads are not equally fast: the end waits for a part of the slowest one's block.
+    const int64_t cost = ceil_div(blocks * others, threads_) * (rows + kPacking) + rows / 4;
     if (cost >= least) return;
     least = cost;
     job->queries = rows;
