@@ -168,6 +168,8 @@ def features():
     for dtype in DTYPES:
         yield Case(dtype=dtype, softcap=20.0, causal=True, **common)
         yield Case(dtype=dtype, softcap=1.0, window=(10, 3), **common)
+        for dim in (32, 192):  # scores far below the softcap
+            yield Case(dtype=dtype, softcap=20.0, amplitude=0.5, **dict(common, dim_qk=dim))
         yield Case(dtype=dtype, sink=True, dsink=True, dlse=True, causal=True, top_left=True,
                    **common)
         yield Case(dtype=dtype, dlse=True, **common)

@@ -152,6 +152,7 @@ class BackwardScores : protected BackwardGroup<Config> {
         static_cast<float>(tile * kTileQ + lane() % 4 * 2 + off - item().key - row());
     const uint32_t park = this->ds_place(Ring<Config::kDsStages>{count}.slot(), 0);
     if constexpr (Config::kParked) this->await_ds({count});
+    const bool near_0 = capped && all_near_0(s, params_.to_cap);
     uint32_t weights[kTileQ / 4];
 #pragma unroll
     for (int n = 0; n < kTileQ / 8; n += kStep) {
@@ -166,10 +167,16 @@ class BackwardScores : protected BackwardGroup<Config> {
       }
       if (capped) {
 #pragma unroll
-        for (int i = 0; i < 4 * kStep; ++i) {
-          x[i] = soft_tanh(x[i] * params_.to_cap);
-          change[i] = 1.0f - x[i] * x[i];
+        for (int i = 0; i < 4 * kStep; ++i) x[i] *= params_.to_cap;
+        if (near_0) {
+#pragma unroll
+          for (int i = 0; i < 4 * kStep; ++i) x[i] = tanh_near_0(x[i]);
+        } else {
+#pragma unroll
+          for (int i = 0; i < 4 * kStep; ++i) x[i] = soft_tanh(x[i]);
         }
+#pragma unroll
+        for (int i = 0; i < 4 * kStep; ++i) change[i] = fmaf(-x[i], x[i], 1.0f);
       }
 #pragma unroll
       for (int i = 0; i < 4 * kStep; i += 4) {

@@ -28,23 +28,23 @@ class TileScores : protected TileOutput<Config> {
 
   // What scores are multiplied with when they meet their reference, which is in units of log2(e).
   __device__ __forceinline__ float factor() const {
-    return Config::kScores == Scores::kScaled ? params_.problem.scale * kLog2E : 1.0f;
+    const Problem& problem = params_.problem;
+    if constexpr (Config::kScores == Scores::kScaled) return problem.scale * kLog2E;
+    if constexpr (Config::kScores == Scores::kAny) return 1.0f;
+    return (problem.bias & FLASHATTN_BIAS_ALIBI) ? 1.0f : problem.softcap * kLog2E;
   }
 
   // Products to scores, where a factor is not all.
   __device__ __forceinline__ void modify(Tile& s, int32_t n) const {
     if constexpr (Config::kScores != Scores::kScaled) {
       const Problem& problem = params_.problem;
-      const float to_cap = problem.softcap != 0 ? problem.scale / problem.softcap : 0.0f;
-      const float from_cap = problem.softcap * kLog2E;
-      if (problem.softcap != 0) {
-#pragma unroll
-        for (int i = 0; i < kTileKv / 2; ++i) s[i] = soft_tanh(s[i] * to_cap) * from_cap;
-      }
+      const bool capped = problem.softcap != 0;
+      if (capped) cap(s, problem.scale / problem.softcap);
+      // What the scores still lack.
+      const float scale = (capped ? problem.softcap : problem.scale) * kLog2E;
       if (problem.bias & FLASHATTN_BIAS_ALIBI) {
         const flashattn_inputs& in = params_.args.inputs;
         const float slope = in.alibi_slopes[item().b * in.alibi_stride_batch + item().h] * kLog2E;
-        const float scale = problem.softcap != 0 ? 1.0f : problem.scale * kLog2E;
         const int32_t off = diagonal_offset(problem.mask_rule(), {item().len.q, item().len.kv});
         // Of this lane's first column; numbers below 2^24 are exact.
         const float distance =
@@ -56,8 +56,7 @@ class TileScores : protected TileOutput<Config> {
         }
       }
       if constexpr (Config::kScores == Scores::kAny) {
-        const bool done = problem.softcap != 0 || (problem.bias & FLASHATTN_BIAS_ALIBI);
-        add_bias(s, n, done ? 1.0f : problem.scale * kLog2E);
+        add_bias(s, n, (problem.bias & FLASHATTN_BIAS_ALIBI) ? 1.0f : scale);
       }
     }
   }
