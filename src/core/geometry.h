@@ -52,6 +52,11 @@ FLASHATTN_HD constexpr Interval intersect(Interval a, Interval b) {
   return {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
 }
 
+// Every query sees every key, block masks aside.
+FLASHATTN_HD constexpr bool sees_all(const MaskRule& rule) {
+  return !(rule.mask & (FLASHATTN_MASK_CAUSAL | FLASHATTN_MASK_WINDOW | FLASHATTN_MASK_CHUNK));
+}
+
 // Keys that query i sees. Both ends never decrease with i.
 FLASHATTN_HD constexpr Interval visible_keys(const MaskRule& rule, int32_t i, Lengths len) {
   const int64_t at = static_cast<int64_t>(i) + diagonal_offset(rule, len);

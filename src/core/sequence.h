@@ -51,11 +51,13 @@ struct SplitRule {
 FLASHATTN_HD constexpr int32_t part_keys(const SplitRule& rule, Lengths len) {
   if (len.q > rule.max_queries || len.kv == 0) return len.kv;
   if (rule.parts == 0) return rule.keys < len.kv ? rule.keys : len.kv;
-  return clamp_index(ceil_div(ceil_div(len.kv, rule.parts), rule.step) * rule.step, len.kv);
+  // In steps, rounded up twice; in 32 bits, as floor_div.
+  const int64_t steps = (len.kv - 1) / rule.parts / rule.step + 1;
+  return clamp_index(steps * rule.step, len.kv);
 }
 
 FLASHATTN_HD constexpr int32_t part_count(const SplitRule& rule, Lengths len) {
-  return len.kv == 0 ? 1 : static_cast<int32_t>(ceil_div(len.kv, part_keys(rule, len)));
+  return len.kv == 0 ? 1 : (len.kv - 1) / part_keys(rule, len) + 1;
 }
 
 // The most parts of any sequence within these lengths: not always that of the longest.

@@ -118,8 +118,19 @@ ForwardParams Sm80Launcher::grid(const flashattn_shape& shape) const {
   p.parts = part_bound(p.split, {shape.seqlen_q, shape.seqlen_kv});
   const int64_t unit_bytes = static_cast<int64_t>(shape.seqlen_kv) *
                              (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
-  p.section = static_cast<int32_t>(std::max<int64_t>(
-      std::min<int64_t>(l2_bytes_ / std::max<int64_t>(unit_bytes, 1), p.units()), 1));
+  if (p.blocks() == 0 || p.blocks() > INT32_MAX) return p;  // nothing is launched
+  const int32_t units = static_cast<int32_t>(p.units());
+  const int32_t section = static_cast<int32_t>(
+      std::max<int64_t>(std::min<int64_t>(l2_bytes_ / std::max<int64_t>(unit_bytes, 1), units), 1));
+  const int32_t last = (units - 1) / section;
+  p.divisors = {Divisor::of(section * p.query_blocks * p.parts),
+                Divisor::of(section),
+                Divisor::of(units - last * section),
+                Divisor::of(p.parts),
+                Divisor::of(p.head_blocks),
+                Divisor::of(problem_.heads_kv),
+                last,
+                problem_.group()};
   return p;
 }
 

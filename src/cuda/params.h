@@ -1,6 +1,7 @@
 // What the host hands to the kernels, by value.
 #pragma once
 
+#include "core/divisor.h"
 #include "core/sequence.h"
 
 namespace flashattn::cuda {
@@ -12,10 +13,15 @@ struct ForwardParams {
   // A block of the grid works on `queries` queries of `heads` query heads: row r is query r %
   // queries of head r / queries. Several heads of a group share a block when queries are few.
   int32_t queries, heads, head_blocks, query_blocks;
-  // Units of work that share keys, (batch, KV head, head block), are taken a section at a time,
-  // whose keys and values fit the L2 cache.
-  int32_t section;
   int32_t parts;  // of the sequence with the most
+  // Units of work that share keys, (batch, KV head, head block), are taken a section at a time,
+  // whose keys and values fit the L2 cache: what blocks find their place with.
+  struct Divisors {
+    Divisor blocks, units;  // of a section
+    Divisor last_units;     // of the last one
+    Divisor parts, head_blocks, heads_kv;
+    int32_t last_section, group;
+  } divisors;
   // Partial results, (part, batch, head, query), of sequences with several parts: fp32.
   int32_t partial_queries;
   float* partial_o;

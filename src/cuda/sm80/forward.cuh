@@ -8,7 +8,7 @@
 
 #include <type_traits>
 
-#include "cuda/sm80/forward_config.cuh"
+#include "cuda/sm80/forward_output.cuh"
 #include "cuda/tile/blocks.cuh"
 #include "cuda/tile/dropout.cuh"
 #include "cuda/tile/products.cuh"
@@ -17,7 +17,9 @@
 namespace flashattn::cuda::sm80 {
 
 template <class Config>
-class ForwardBlock : BlockPlace {
+class ForwardBlock : BlockPlace, WarpRows<Config> {
+  using WarpRows<Config>::lane_, WarpRows<Config>::warp_row_, WarpRows<Config>::row_of,
+      WarpRows<Config>::place;
   using T = typename Config::T;
   static constexpr int kStrips = Config::kStrips, kOwn = Config::kOwn, kTileQ = Config::kTileQ;
   static constexpr bool kShared = Config::kShare > 1;
@@ -29,13 +31,13 @@ class ForwardBlock : BlockPlace {
 
  public:
   __device__ __forceinline__ ForwardBlock(const ForwardParams& params, uint32_t shared)
-      : params_(params),
+      : WarpRows<Config>(threadIdx.x),
+        params_(params),
         q_tile_{shared},
         k_tile_{shared + Config::kQBytes},
         v_tile_{shared + Config::kQBytes + Config::KTile::kBytes},
         pages_(shared + Config::kPages),
-        lane_(threadIdx.x % 32),
-        warp_row_(threadIdx.x / 32 * 16 * kOwn),
+        v_pages_(shared + Config::kVPages),
         pair_(shared + Config::kExchange, threadIdx.x / 32, lane_),
         tiles_(params) {}
 
@@ -43,16 +45,19 @@ class ForwardBlock : BlockPlace {
 
   __device__ __forceinline__ void run() {
     const flashattn_inputs& in = params_.args.inputs;
+    if (threadIdx.x == 0) store(place_address());
     int32_t tile = next_tile(keys_.begin / kTileKv);
     look_up_pages(tile);
     ptx::cp_async_commit();
-    load_tile<kThreads>(q_tile_, params_.problem.dim_qk, [&](int r) -> const char* {
-      if (r >= rows_) return nullptr;
-      return tensor_row(in.q, sizeof(T), b_, first_head_ + r / count_,
-                        sequence_.first_q + queries_.begin + r % count_);
-    });
+    if (even()) {
+      const Rows rows{query_row<sizeof(T)>(in.q, 0), row_bytes<sizeof(T)>(in.q)};
+      load_tokens<kThreads>(q_tile_, params_.problem.dim_qk, rows, 0, rows_);
+    } else {
+      load_tile<kThreads>(q_tile_, params_.problem.dim_qk, [&](int r) -> const char* {
+        return r < rows_ ? query_row<sizeof(T)>(in.q, r) : nullptr;
+      });
+    }
     clear();
-    if (kShared && threadIdx.x == 0) store(place_address());
     ptx::cp_async_wait<0>();  // page numbers; Q is in the next group
     load_keys<kThreads>(params_, k_tile_, pages_, in.k, params_.problem.dim_qk, tile * kTileKv);
     ptx::cp_async_commit();
@@ -61,8 +66,7 @@ class ForwardBlock : BlockPlace {
       ptx::cp_async_wait<0>();
       __syncthreads();  // K is here, and V's last readers are done
       recall();
-      load_keys<kThreads>(params_, v_tile_, pages_ + kThreads * 4, in.v, params_.problem.dim_v,
-                          tile * kTileKv);
+      load_keys<kThreads>(params_, v_tile_, v_pages_, in.v, params_.problem.dim_v, tile * kTileKv);
       const int32_t next = next_tile(tile + 1);
       look_up_pages(next);
       ptx::cp_async_commit();
@@ -110,27 +114,15 @@ class ForwardBlock : BlockPlace {
     return q_tile_.base + Config::kPlace;
   }
 
-  // Pairs have no registers to spare for what a block works on while they multiply.
+  // Pairs have no registers to spare for what a block works on while they multiply, others none for
+  // what they rarely need.
   __device__ __forceinline__ void recall() {
     if constexpr (kShared) load(place_address());
   }
-
-  // Row of the block that accumulator row `half` (0: g, 1: g + 8) of a strip stands for. Of a
-  // pair's strips the first is the warp's own.
-  __device__ __forceinline__ int32_t row_of(int strip, int half) const {
-    const int32_t first = kShared ? warp_row_ ^ strip * 16 : warp_row_ + strip * 16;
-    return first + half * 8 + lane_ / 4;
-  }
-
-  // Which half of the head dimension is the warp's, of a pair.
-  __device__ __forceinline__ int32_t place() const { return kShared ? warp_row_ / 16 % 2 : 0; }
-
-  // The query and the head that row r stands for.
-  __device__ __forceinline__ int32_t query_of(int32_t r) const {
-    return queries_.begin + (Config::kModified && heads_ == 1 ? r : r % count_);
-  }
-  __device__ __forceinline__ int32_t head_of(int32_t r) const {
-    return heads_ == 1 ? first_head_ : first_head_ + min(r / count_, heads_ - 1);
+  __device__ __forceinline__ BlockPlace recalled() const {
+    BlockPlace block = *this;
+    if constexpr (!kShared) block.load(place_address());
+    return block;
   }
 
   // The first tile from `tile` on in which a query of the block sees a key.
@@ -144,31 +136,27 @@ class ForwardBlock : BlockPlace {
 
   // For the next tile that load_keys is called for.
   __device__ __forceinline__ void look_up_pages(int32_t tile) const {
-    const Rows rows = rows_of<sizeof(T)>(params_, params_.args.inputs.k);
-    if (!rows.pages) return;
-    const int32_t first = tile * kTileKv;
-    PagedCopy<kThreads, typename Config::KTile>::look_up(pages_, rows, first, sequence_.len.kv);
-    PagedCopy<kThreads, typename Config::VTile>::look_up(pages_ + kThreads * 4, rows, first,
-                                                         sequence_.len.kv);
+    if (!(params_.problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) return;
+    const PagedRows rows = paged_rows<sizeof(T)>(params_, params_.args.inputs.k);
+    const int32_t first = tile * kTileKv, limit = sequence_.len.kv;
+    PagedCopy<kThreads, typename Config::KTile>::look_up(pages_, rows, first, limit);
+    if constexpr (!Config::kSamePages) {
+      PagedCopy<kThreads, typename Config::VTile>::look_up(v_pages_, rows, first, limit);
+    }
   }
 
   __device__ __forceinline__ void clear() {
-    const Problem& problem = params_.problem;
+    const bool sinks = (params_.problem.features & FLASHATTN_FEATURE_SINK) && part_ == 0;
+    const WarpRows<Config> rows(opaque(threadIdx.x));
 #pragma unroll
-    for (int strip = 0; strip < kOwn; ++strip) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int32_t r = row_of(strip, half);
-        float sink = -INFINITY;
-        if ((problem.features & FLASHATTN_FEATURE_SINK) && part_ == 0 && r < rows_) {
-          sink = params_.args.inputs.sink[first_head_ + r / count_] * kLog2E;
-        }
-        m_[strip][half] = sink;
-        // Every lane of a quad sums its own columns: one of them counts the sink. Where registers
-        // are scarce, whether it does is not kept for finish().
-        const int lane = kStrips > 1 ? opaque(lane_) : lane_;
-        l_[strip][half] = sink == -INFINITY || lane % 4 != 0 ? 0.0f : 1.0f;
-      }
+    for (int x = 0; x < kOwn * 2; ++x) {
+      float& m = m_[x / 2][x % 2] = -INFINITY;
+      float& l = l_[x / 2][x % 2] = 0.0f;
+      if (!sinks) continue;
+      const int32_t r = rows.row_of(x / 2, x % 2);
+      if (r < rows_) m = params_.args.inputs.sink[first_head_ + row(r).head] * kLog2E;
+      // Every lane of a quad sums its own columns: one of them counts the sink.
+      if (m != -INFINITY && rows.lane_ % 4 == 0) l = 1.0f;
     }
     put_statistics();
 #pragma unroll
@@ -256,40 +244,46 @@ class ForwardBlock : BlockPlace {
       for (int strip = 0; strip < kOwn; ++strip) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          // Heads that share a block differ in their biases.
-          const int32_t r = opaque(row_of(strip, half)), i = query_of(r), h = head_of(r);
+          // Heads that share a block differ in their biases. Past the last row: as that.
+          const Row at = row(min(opaque(row_of(strip, half)), rows_ - 1));
+          const int32_t i = queries_.begin + at.query, h = first_head_ + at.head;
           if (steps.sloped) {
-            const int32_t at = i + diagonal_offset(problem.mask_rule(), sequence_.len);
+            const int32_t own = i + diagonal_offset(problem.mask_rule(), sequence_.len);
             add_slope(s[strip], half, steps.outer,
                       slope_of(problem, params_.args.inputs, b_, h) * kLog2E,
-                      static_cast<float>(first - at));
+                      static_cast<float>(first - own));
           }
           if (dense) {
             HeadBias::of(problem, params_.args.inputs, b_, h)
                 .add_row(s[strip], half, steps.sloped ? 1.0f : steps.outer, i, first,
-                         r < rows_ ? sequence_.len.kv - first : 0);
+                         sequence_.len.kv - first);
           }
         }
       }
     }
   }
 
-  // -inf where a key is not visible. shown: the block mask hides nothing.
+  // -inf where a key is not visible. shown: the block mask hides nothing. Nobody asks for what
+  // becomes of rows past the last.
   __device__ __forceinline__ void mask(Scores& s, int32_t tile, bool shown) const {
     const Interval columns{tile * kTileKv, (tile + 1) * kTileKv};
     const int32_t first = columns.begin + lane_ % 4 * 2;
     if (columns.begin < full_.begin || columns.end > full_.end) {
       const Interval keys = intersect(columns, keys_);
       const MaskRule rule = params_.problem.mask_rule();
+      if (sees_all(rule)) {
+        visit_outside<kTileKv / 8>(keys.begin - first, keys.end - keys.begin, [&](int n, int e) {
 #pragma unroll
-      for (int strip = 0; strip < kOwn; ++strip) {
+          for (int x = 0; x < kOwn * 2; ++x) s[x / 2][n][x % 2 * 2 + e] = -INFINITY;
+        });
+      } else {
+        const BlockPlace block = recalled();
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int32_t r = opaque(row_of(strip, half));
-          Interval visible = intersect(visible_keys(rule, query_of(r), sequence_.len), keys);
-          if (r >= rows_) visible.end = visible.begin;
+        for (int x = 0; x < kOwn * 2; ++x) {
+          const int32_t i = block.query_of(opaque(row_of(x / 2, x % 2)));
+          const Interval visible = intersect(visible_keys(rule, i, block.sequence_.len), keys);
           visit_outside<kTileKv / 8>(visible.begin - first, visible.end - visible.begin,
-                                     [&](int n, int e) { s[strip][n][half * 2 + e] = -INFINITY; });
+                                     [&](int n, int e) { s[x / 2][n][x % 2 * 2 + e] = -INFINITY; });
         }
       }
     }
@@ -359,13 +353,6 @@ class ForwardBlock : BlockPlace {
   }
 
   __device__ __forceinline__ void finish() {
-    locate();  // once more: registers for it were better used in the main loop
-    const flashattn_forward_args& args = params_.args;
-    const float kept = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
-    const RowLayout layout = row_layout(params_.problem, args.shape);
-    const bool to_fp32 =
-        Config::kWide || parts_ > 1 || params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
-    typename Config::OTile staged{q_tile_.base};
     __syncthreads();  // Q's readers are done
     if constexpr (kShared) {
       take_statistics();
@@ -373,64 +360,15 @@ class ForwardBlock : BlockPlace {
       pair_.exchange(x, {m_[0][0], m_[0][1], l_[0][0], l_[0][1]});
       take_statistics(1, x);
     }
-#pragma unroll
-    for (int strip = 0; strip < kStrips; ++strip) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int32_t r = row_of(strip, half), h = first_head_ + r / count_;
-        const int32_t i = queries_.begin + r % count_;
-        float l = l_[strip][half];
-        l += __shfl_xor_sync(~0u, l, 1);
-        l += __shfl_xor_sync(~0u, l, 2);
-        const float factor = l == 0.0f ? 0.0f : (parts_ > 1 ? 1.0f : kept) / l;
-        const float lse = l == 0.0f ? -INFINITY : (m_[strip][half] + log2f(l)) * kLn2;
-        float* out = nullptr;  // a row of fp32
-        if (r < rows_) {
-          if (parts_ > 1) {
-            const int64_t row = params_.partial_row(part_, b_, h, i);
-            out = params_.partial_o + row * params_.problem.dim_v;
-            if (lane_ % 4 == 0 && strip < kOwn) params_.partial_lse[row] = lse;
-          } else {
-            out = reinterpret_cast<float*>(tensor_row(args.o, 4, b_, h, sequence_.first_q + i));
-            if (lane_ % 4 == 0 && strip < kOwn && args.lse) {
-              args.lse[b_ * layout.batch_stride + h * layout.head_stride + sequence_.first_q + i] =
-                  lse;
-            }
-          }
-        }
-#pragma unroll
-        for (int n = 0; n < kColumns / 8; ++n) {
-          const int column = place() * kColumns + n * 8 + lane_ % 4 * 2;
-          const float x = o_[strip][n][half * 2] * factor, y = o_[strip][n][half * 2 + 1] * factor;
-          if (to_fp32) {
-            if (out && column < params_.problem.dim_v) {
-              *reinterpret_cast<float2*>(out + column) = make_float2(x, y);
-            }
-          } else if constexpr (!Config::kWide) {
-            const uint32_t at =
-                staged.chunk(warp_row_ + strip * 16 + half * 8 + lane_ / 4, n) + lane_ % 4 * 4;
-            ptx::store_shared(at, ptx::pack<T>(x, y));
-          }
-        }
-      }
-    }
-    if (to_fp32) return;
-    __syncthreads();
-    for (int n = threadIdx.x; n < kTileQ * Config::OTile::kChunks; n += kThreads) {
-      const int r = n / Config::OTile::kChunks, index = n % Config::OTile::kChunks;
-      if (r >= rows_ || index * 8 >= params_.problem.dim_v) continue;
-      char* to = tensor_row(args.o, 2, b_, first_head_ + r / count_,
-                            sequence_.first_q + queries_.begin + r % count_);
-      *reinterpret_cast<int4*>(to + index * 16) = ptx::load_shared_16(staged.chunk(r, index));
-    }
+    const ForwardOutput<Config> output(params_, q_tile_.base);
+    output.finish(o_, m_, l_);
   }
 
   const ForwardParams& params_;
   const typename Config::QTile q_tile_;
   const typename Config::KTile k_tile_;
   const typename Config::VTile v_tile_;
-  const uint32_t pages_;
-  const int lane_, warp_row_;
+  const uint32_t pages_, v_pages_;
   const PairExchange<kTileKv / 8> pair_;
   Tiles tiles_;
   // In log2 units; the sums are of this lane's columns. Of a pair the partner's come in finish().

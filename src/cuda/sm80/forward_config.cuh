@@ -36,12 +36,16 @@ struct ForwardConfig {
   using VTile = SharedTile<kTileKv, kDimV, sizeof(T)>;
   using OTile = SharedTile<kTileQ, kWide ? 64 : kDimV>;  // fp32 goes out directly
   static constexpr int kQBytes = QTile::kBytes > OTile::kBytes ? QTile::kBytes : OTile::kBytes;
-  // Of page numbers, a word a thread for K's rows and one for V's, which other threads may copy.
+  // Page numbers, a word a thread: of K's rows, and of V's where other threads copy them.
   static constexpr int kPages = kQBytes + KTile::kBytes + VTile::kBytes;
-  static constexpr int kExchange = kPages + 2 * kThreads * 4;
+  static constexpr bool kSamePages = std::is_same<KTile, VTile>::value;
+  static constexpr int kVPages = kSamePages ? kPages : kPages + kThreads * 4;
+  static constexpr int kExchange = kVPages + kThreads * 4;
   static constexpr int kExchangeBytes = PairExchange<kTileKv / 8>::kBytes;  // a warp
-  static constexpr int kPlace = kExchange + kWarps * kExchangeBytes;        // a BlockPlace
-  static constexpr int kSharedBytes = kShare > 1 ? kPlace + BlockPlace::kWords * 4 : kExchange;
+  // A BlockPlace.
+  static constexpr int kPlace = kExchange + (kShare > 1 ? kWarps * kExchangeBytes : 0);
+  static constexpr int kSharedBytes = kPlace + BlockPlace::kWords * 4;
+  static_assert(kMinBlocks * (kSharedBytes + 1024) <= 228 * 1024, "of an H100's multiprocessor");
 };
 
 }  // namespace flashattn::cuda::sm80

@@ -17,38 +17,74 @@ struct BlockPlace {
   // False: nothing to do.
   __device__ __forceinline__ bool locate(const ForwardParams& params) {
     const Problem& problem = params.problem;
-    const int32_t per_section = params.section * params.query_blocks * params.parts;
-    const int32_t section = blockIdx.x / per_section, rest = blockIdx.x % per_section;
-    const int32_t width =
-        min(params.section, static_cast<int32_t>(params.units()) - section * params.section);
-    const int32_t unit = section * params.section + rest % width;
+    const ForwardParams::Divisors& by = params.divisors;
+    const int32_t section = by.blocks.quotient(blockIdx.x);
+    const int32_t rest = blockIdx.x - section * by.blocks.by;
+    const Divisor units = section == by.last_section ? by.last_units : by.units;
+    const int32_t turn = units.quotient(rest);
+    const int32_t unit = section * by.units.by + rest - turn * units.by;
     // Late queries first: under a causal mask they take longest.
-    const int32_t query_block = params.query_blocks - 1 - rest / (width * params.parts);
-    part_ = rest / width % params.parts;
-    const int32_t head_block = unit % params.head_blocks;
-    kv_head_ = unit / params.head_blocks % problem.heads_kv;
-    b_ = unit / params.head_blocks / problem.heads_kv;
+    const int32_t query_turn = by.parts.quotient(turn);
+    const int32_t query_block = params.query_blocks - 1 - query_turn;
+    part_ = turn - query_turn * by.parts.by;
+    const int32_t kv_unit = by.head_blocks.quotient(unit);
+    const int32_t first = (unit - kv_unit * by.head_blocks.by) * params.heads;  // of the group
+    b_ = by.heads_kv.quotient(kv_unit);
+    kv_head_ = kv_unit - b_ * by.heads_kv.by;
     sequence_ = sequence_of(problem, params.args.shape, params.args.inputs, b_);
     const Lengths len = sequence_.len;
-    parts_ = part_count(params.split, len);
-    queries_.begin = clamp_index(static_cast<int64_t>(query_block) * params.queries, len.q);
-    queries_.end = clamp_index(queries_.begin + static_cast<int64_t>(params.queries), len.q);
-    first_head_ = kv_head_ * problem.group() + head_block * params.heads;
-    heads_ = min(params.heads, problem.group() - head_block * params.heads);
-    count_ = queries_.end - queries_.begin;
+    parts_ = params.parts == 1 ? 1 : part_count(params.split, len);
+    queries_.begin = min(query_block * params.queries, len.q);
+    count_ = min(params.queries, len.q - queries_.begin);
+    queries_.end = queries_.begin + count_;
+    first_head_ = kv_head_ * by.group + first;
+    heads_ = min(params.heads, by.group - first);
     rows_ = heads_ * count_;
     if (rows_ <= 0 || part_ >= parts_) return false;
-    const KeySpan span = key_span(problem.mask_rule(), queries_, len);
-    keys_ = intersect(span.any, part_range(params.split, len, part_));
-    full_ = intersect(span.all, keys_);
+    keys_ = full_ = {0, len.kv};
+    if (!sees_all(problem.mask_rule())) {
+      const KeySpan span = key_span(problem.mask_rule(), queries_, len);
+      keys_ = span.any;
+      full_ = span.all;
+    }
+    if (parts_ > 1) keys_ = intersect(keys_, part_range(params.split, len, part_));
+    full_ = intersect(full_, keys_);
     return true;
   }
 
+  // The head, from first_head_ on, and the query, from queries_.begin on, that row r stands for.
+  struct Row {
+    int32_t head, query;
+  };
+  __device__ __forceinline__ Row row(int32_t r) const {
+    if (heads_ == 1) return {0, r};
+    const int32_t head = r / count_;
+    return {head, r - head * count_};
+  }
+
+  __device__ __forceinline__ int32_t query_of(int32_t r) const {
+    return queries_.begin + row(r).query;
+  }
+
+  // Whether the rows lie at even distances in a tensor: those of one head, or of one query.
+  __device__ __forceinline__ bool even() const { return heads_ == 1 || count_ == 1; }
   template <int kSize>
-  __device__ __forceinline__ Rows rows_of(const ForwardParams& params,
-                                          const flashattn_tensor& tensor) const {
-    return kv_rows<kSize>(params.problem, params.args.inputs, tensor, opaque(b_), opaque(kv_head_),
-                          sequence_.first_kv);
+  __device__ __forceinline__ int64_t row_bytes(const flashattn_tensor& t) const {
+    return (heads_ == 1 ? t.stride_seq : t.stride_head) * kSize;
+  }
+
+  template <int kSize>
+  __device__ __forceinline__ char* query_row(const flashattn_tensor& t, int32_t r) const {
+    const Row at = row(r);
+    return tensor_row(t, kSize, b_, first_head_ + at.head,
+                      sequence_.first_q + queries_.begin + at.query);
+  }
+
+  template <int kSize>
+  __device__ __forceinline__ PagedRows paged_rows(const ForwardParams& params,
+                                                  const flashattn_tensor& tensor) const {
+    return PagedRows::of<kSize>(params.problem, params.args.inputs, tensor, opaque(b_),
+                                opaque(kv_head_));
   }
 
   // words: the page numbers of the rows, where keys are paged.
@@ -56,10 +92,12 @@ struct BlockPlace {
   __device__ __forceinline__ void load_keys(const ForwardParams& params, Tile shared,
                                             uint32_t words, const flashattn_tensor& tensor, int dim,
                                             int32_t first) const {
-    const Rows rows = rows_of<Tile::kSize>(params, tensor);
-    if (rows.pages) {
-      PagedCopy<kThreads, Tile>::load(shared, words, dim, rows, first, sequence_.len.kv);
+    if (params.problem.layout & FLASHATTN_LAYOUT_PAGED_KV) {
+      PagedCopy<kThreads, Tile>::load(shared, words, dim, paged_rows<Tile::kSize>(params, tensor),
+                                      first, sequence_.len.kv);
     } else {
+      const Rows rows =
+          head_rows<Tile::kSize>(tensor, opaque(b_), opaque(kv_head_), sequence_.first_kv);
       load_tokens<kThreads>(shared, dim, rows, first, sequence_.len.kv);
     }
   }

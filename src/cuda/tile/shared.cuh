@@ -45,46 +45,50 @@ struct SharedTile {
 struct Rows {
   const char* base;
   int64_t row_bytes;
-  const int32_t* pages;  // NULL: not paged, and nothing below counts
-  int32_t page_size;
-  int64_t page_bytes;
-  int64_t page_limit;
-
-  // Row i, where its page is known.
-  __device__ __forceinline__ const char* paged(int64_t page, int32_t i) const {
-    // A page number out of range reads some page: wrong, but nobody else's memory.
-    page = page < 0 ? 0 : page >= page_limit ? page_limit - 1 : page;
-    return base + page * page_bytes + i % page_size * row_bytes;
-  }
 };
 
 __device__ __forceinline__ char* tensor_row(const flashattn_tensor& t, int32_t size, int32_t b,
                                             int32_t h, int64_t i) {
   return static_cast<char*>(t.data) +
-         (b * t.stride_batch + h * t.stride_head + i * t.stride_seq) * size;
+         (static_cast<uint32_t>(b) * t.stride_batch + static_cast<uint32_t>(h) * t.stride_head +
+          i * t.stride_seq) *
+             size;
 }
 
-// Not paged, from row `first` on.
+// From row `first` on.
 template <int kSize>
 __device__ __forceinline__ Rows head_rows(const flashattn_tensor& t, int32_t b, int32_t h,
                                           int64_t first) {
-  return {tensor_row(t, kSize, b, h, first), t.stride_seq * kSize, nullptr, 1, 0, 0};
+  return {tensor_row(t, kSize, b, h, first), t.stride_seq * kSize};
 }
 
-template <int kSize>
-__device__ __forceinline__ Rows kv_rows(const Problem& problem, const flashattn_inputs& in,
-                                        const flashattn_tensor& t, int32_t b, int32_t h,
-                                        int64_t first) {
-  if (!(problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) {
-    return head_rows<kSize>(t, b, h, first);
+// Those of a paged cache.
+struct PagedRows {
+  const char* base;
+  int64_t row_bytes;
+  const int32_t* pages;
+  int32_t page_size;
+  int64_t page_bytes;
+  int64_t page_limit;
+
+  template <int kSize>
+  static __device__ __forceinline__ PagedRows of(const Problem& problem, const flashattn_inputs& in,
+                                                 const flashattn_tensor& t, int32_t b, int32_t h) {
+    return {static_cast<char*>(t.data) + h * t.stride_head * kSize,
+            t.stride_seq * kSize,
+            in.page_table + b * in.page_table_stride,
+            problem.page_size,
+            t.stride_batch * kSize,
+            in.pages};
   }
-  return {static_cast<char*>(t.data) + h * t.stride_head * kSize,
-          t.stride_seq * kSize,
-          in.page_table + b * in.page_table_stride,
-          problem.page_size,
-          t.stride_batch * kSize,
-          in.pages};
-}
+
+  // Row i, where its page is known.
+  __device__ __forceinline__ const char* row(int64_t page, int32_t i) const {
+    // A page number out of range reads some page: wrong, but nobody else's memory.
+    page = page < 0 ? 0 : page >= page_limit ? page_limit - 1 : page;
+    return base + page * page_bytes + i % page_size * row_bytes;
+  }
+};
 
 // How kThreads threads share the chunks of a tile: each copies one column of chunks.
 template <int kThreads, int kRows, class Tile>
@@ -130,14 +134,15 @@ __device__ __forceinline__ void load_tile(SharedTile<kRows, kColumns, kSize> til
   }
 }
 
-// The same for tokens [first, limit) of one head, not paged.
+// The same for rows [first, limit).
 template <int kThreads, int kRows, int kColumns, int kSize>
 __device__ __forceinline__ void load_tokens(SharedTile<kRows, kColumns, kSize> tile, int dim,
                                             const Rows& rows, int32_t first, int32_t limit) {
   const TileCopy<kThreads, kRows, decltype(tile)> copy(tile);
   if (!copy.has_chunk()) return;
   const int32_t count = copy.chunk * tile.kChunkElements < dim ? limit - first - copy.row : 0;
-  const char* from = rows.base + (first + copy.row) * rows.row_bytes + copy.chunk * 16;
+  const char* from =
+      rows.base + static_cast<uint32_t>(first + copy.row) * rows.row_bytes + copy.chunk * 16;
 #pragma unroll
   for (int n = 0; n < copy.kSteps; ++n, from += copy.kStep * rows.row_bytes) {
     ptx::cp_async_16(copy.address(n), from, n * copy.kStep < count);
@@ -165,18 +170,18 @@ struct PagedCopy {
   }
 
   // Starts looking up; the group that it belongs to must have arrived before load().
-  static __device__ __forceinline__ void look_up(uint32_t words, const Rows& rows, int32_t first,
-                                                 int32_t limit) {
+  static __device__ __forceinline__ void look_up(uint32_t words, const PagedRows& rows,
+                                                 int32_t first, int32_t limit) {
     const int own = own_row();
     const bool valid = own < Tile::kHeight && first + own < limit;
     ptx::cp_async_4(word(words), rows.pages + (valid ? (first + own) / rows.page_size : 0), valid);
   }
 
   // Starts copying, as load_tokens does.
-  static __device__ __forceinline__ void load(Tile tile, uint32_t words, int dim, const Rows& rows,
-                                              int32_t first, int32_t limit) {
+  static __device__ __forceinline__ void load(Tile tile, uint32_t words, int dim,
+                                              const PagedRows& rows, int32_t first, int32_t limit) {
     const int32_t page = static_cast<int32_t>(ptx::load_shared(word(words)));
-    const uint64_t own = reinterpret_cast<uint64_t>(rows.paged(page, first + own_row()));
+    const uint64_t own = reinterpret_cast<uint64_t>(rows.row(page, first + own_row()));
     const Copy copy(tile);
     const int32_t count = copy.chunk * Tile::kChunkElements < dim ? limit - first - copy.row : 0;
     // Kernels of long rows have fewer registers to spare.
