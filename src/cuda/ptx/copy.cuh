@@ -116,6 +116,12 @@ __device__ __forceinline__ uint32_t load_shared(uint32_t from) {
   return x;
 }
 
+__device__ __forceinline__ uint64_t load_shared_8(uint32_t from) {
+  uint64_t x;
+  asm volatile("ld.shared.b64 %0, [%1];" : "=l"(x) : "r"(from) : "memory");
+  return x;
+}
+
 __device__ __forceinline__ int4 load_shared_16(uint32_t from) {
   int4 x;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"

@@ -6,6 +6,7 @@
 // next under the softmax and P V, and further blocks on the same multiprocessor fill what is left.
 #pragma once
 
+#include <cstddef>
 #include <type_traits>
 
 #include "cuda/sm80/forward_output.cuh"
@@ -41,7 +42,9 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
         pair_(shared + Config::kExchange, threadIdx.x / 32, lane_),
         tiles_(params) {}
 
-  __device__ __forceinline__ bool locate() { return BlockPlace::locate(params_); }
+  __device__ __forceinline__ bool locate() {
+    return BlockPlace::template locate<sizeof(T)>(params_);
+  }
 
   __device__ __forceinline__ void run() {
     const flashattn_inputs& in = params_.args.inputs;
@@ -59,14 +62,15 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
     }
     clear();
     ptx::cp_async_wait<0>();  // page numbers; Q is in the next group
-    load_keys<kThreads>(params_, k_tile_, pages_, in.k, params_.problem.dim_qk, tile * kTileKv);
+    load_keys<kThreads>(params_, k_tile_, pages_, in.k, k_, params_.problem.dim_qk, tile * kTileKv);
     ptx::cp_async_commit();
     while (tile * kTileKv < keys_.end) {
       const bool shown = tiles_.full(tile);  // the block mask hides nothing
       ptx::cp_async_wait<0>();
       __syncthreads();  // K is here, and V's last readers are done
       recall();
-      load_keys<kThreads>(params_, v_tile_, v_pages_, in.v, params_.problem.dim_v, tile * kTileKv);
+      load_keys<kThreads>(params_, v_tile_, v_pages_, in.v, v_base(), params_.problem.dim_v,
+                          tile * kTileKv);
       const int32_t next = next_tile(tile + 1);
       look_up_pages(next);
       ptx::cp_async_commit();
@@ -81,7 +85,8 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
       __syncthreads();  // V is here, and K's readers are done
       recall();
       if (next * kTileKv < keys_.end) {
-        load_keys<kThreads>(params_, k_tile_, pages_, in.k, params_.problem.dim_qk, next * kTileKv);
+        load_keys<kThreads>(params_, k_tile_, pages_, in.k, k_base(), params_.problem.dim_qk,
+                            next * kTileKv);
       }
       ptx::cp_async_commit();
 
@@ -119,6 +124,12 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
   __device__ __forceinline__ void recall() {
     if constexpr (kShared) load(place_address());
   }
+  __device__ __forceinline__ const char* k_base() const {
+    return kShared ? k_ : load_pointer(place_address() + offsetof(BlockPlace, k_));
+  }
+  __device__ __forceinline__ const char* v_base() const {
+    return kShared ? v_ : load_pointer(place_address() + offsetof(BlockPlace, v_));
+  }
   __device__ __forceinline__ BlockPlace recalled() const {
     BlockPlace block = *this;
     if constexpr (!kShared) block.load(place_address());
@@ -137,7 +148,7 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
   // For the next tile that load_keys is called for.
   __device__ __forceinline__ void look_up_pages(int32_t tile) const {
     if (!(params_.problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) return;
-    const PagedRows rows = paged_rows<sizeof(T)>(params_, params_.args.inputs.k);
+    const PagedRows rows = paged_rows<sizeof(T)>(params_, params_.args.inputs.k, k_);
     const int32_t first = tile * kTileKv, limit = sequence_.len.kv;
     PagedCopy<kThreads, typename Config::KTile>::look_up(pages_, rows, first, limit);
     if constexpr (!Config::kSamePages) {

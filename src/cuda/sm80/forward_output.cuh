@@ -47,25 +47,33 @@ class ForwardOutput : BlockPlace, WarpRows<Config> {
 
   // o: not divided by the sums of weights l yet, of which every lane of a quad has a share; m: the
   // maxima, in log2 units.
-  __device__ __forceinline__ void finish(Sums& o, const Numbers& m, Numbers& l) const {
+  __device__ __forceinline__ void finish(Sums& o, const Numbers& m, const Numbers& l) const {
+    // Of a quad's rows each lane has one to work on.
+    const int own = lane_ % 4;
+    float top = -INFINITY, sum = 0.0f;
 #pragma unroll
     for (int x = 0; x < kStrips * 2; ++x) {
-      float& sum = l[x / 2][x % 2];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
+      float total = l[x / 2][x % 2];
+      total += __shfl_xor_sync(~0u, total, 1);
+      total += __shfl_xor_sync(~0u, total, 2);
+      if (own == x) {
+        top = m[x / 2][x % 2];
+        sum = total;
+      }
     }
-    store_lse(m, l);
+    if (own < kOwn * 2) store_lse(row_of(own / 2, own % 2), top, sum);
     float kept = 1.0f;
     if (Config::kModified && parts_ == 1) {
       kept = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
     }
+    const float factor = sum == 0.0f ? 0.0f : kept / sum;
 #pragma unroll
     for (int x = 0; x < kStrips * 2; ++x) {
-      const float sum = l[x / 2][x % 2], factor = sum == 0.0f ? 0.0f : kept / sum;
+      const float row_factor = __shfl_sync(~0u, factor, lane_ - own + x);
 #pragma unroll
       for (int n = 0; n < kColumns / 8; ++n) {
-        o[x / 2][n][x % 2 * 2] *= factor;
-        o[x / 2][n][x % 2 * 2 + 1] *= factor;
+        o[x / 2][n][x % 2 * 2] *= row_factor;
+        o[x / 2][n][x % 2 * 2 + 1] *= row_factor;
       }
     }
     if constexpr (Config::kWide) {
@@ -80,19 +88,8 @@ class ForwardOutput : BlockPlace, WarpRows<Config> {
   }
 
  private:
-  // Of a quad's rows each lane has one to store.
-  __device__ __forceinline__ void store_lse(const Numbers& m, const Numbers& l) const {
-    const int own = lane_ % 4;
-    const int32_t r = row_of(own / 2, own % 2);
-    if (own >= kOwn * 2 || r >= rows_) return;
-    float top = m[0][0], sum = l[0][0];
-#pragma unroll
-    for (int x = 1; x < kOwn * 2; ++x) {
-      if (own == x) {
-        top = m[x / 2][x % 2];
-        sum = l[x / 2][x % 2];
-      }
-    }
+  __device__ __forceinline__ void store_lse(int32_t r, float top, float sum) const {
+    if (r >= rows_) return;
     float* to = params_.args.lse;
     if (parts_ > 1) {
       to = params_.partial_lse + partial_row(r);

@@ -13,8 +13,10 @@ struct BlockPlace {
   int32_t b_, kv_head_, part_, parts_, first_head_, heads_, count_, rows_;
   Interval queries_;
   Interval keys_, full_;  // that some, all queries of the block see, of its part
+  const char *k_, *v_;    // where the rows of K and V begin; paged ones: those of page 0
 
-  // False: nothing to do.
+  // kSize: of an element of K and V. False: nothing to do.
+  template <int kSize>
   __device__ __forceinline__ bool locate(const ForwardParams& params) {
     const Problem& problem = params.problem;
     const ForwardParams::Divisors& by = params.divisors;
@@ -49,6 +51,10 @@ struct BlockPlace {
     }
     if (parts_ > 1) keys_ = intersect(keys_, part_range(params.split, len, part_));
     full_ = intersect(full_, keys_);
+    const bool paged = problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
+    const flashattn_inputs& in = params.args.inputs;
+    k_ = tensor_row(in.k, kSize, paged ? 0 : b_, kv_head_, paged ? 0 : sequence_.first_kv);
+    v_ = tensor_row(in.v, kSize, paged ? 0 : b_, kv_head_, paged ? 0 : sequence_.first_kv);
     return true;
   }
 
@@ -80,30 +86,35 @@ struct BlockPlace {
                       sequence_.first_q + queries_.begin + at.query);
   }
 
+  // base: k_ or v_.
   template <int kSize>
   __device__ __forceinline__ PagedRows paged_rows(const ForwardParams& params,
-                                                  const flashattn_tensor& tensor) const {
-    return PagedRows::of<kSize>(params.problem, params.args.inputs, tensor, opaque(b_),
-                                opaque(kv_head_));
+                                                  const flashattn_tensor& tensor,
+                                                  const char* base) const {
+    const flashattn_inputs& in = params.args.inputs;
+    return {{base, tensor.stride_seq * kSize},
+            in.page_table + opaque(b_) * in.page_table_stride,
+            params.problem.page_size,
+            tensor.stride_batch * kSize,
+            in.pages};
   }
 
   // words: the page numbers of the rows, where keys are paged.
   template <int kThreads, class Tile>
   __device__ __forceinline__ void load_keys(const ForwardParams& params, Tile shared,
-                                            uint32_t words, const flashattn_tensor& tensor, int dim,
-                                            int32_t first) const {
+                                            uint32_t words, const flashattn_tensor& tensor,
+                                            const char* base, int dim, int32_t first) const {
     if (params.problem.layout & FLASHATTN_LAYOUT_PAGED_KV) {
-      PagedCopy<kThreads, Tile>::load(shared, words, dim, paged_rows<Tile::kSize>(params, tensor),
-                                      first, sequence_.len.kv);
+      const PagedRows rows = paged_rows<Tile::kSize>(params, tensor, base);
+      PagedCopy<kThreads, Tile>::load(shared, words, dim, rows, first, sequence_.len.kv);
     } else {
-      const Rows rows =
-          head_rows<Tile::kSize>(tensor, opaque(b_), opaque(kv_head_), sequence_.first_kv);
+      const Rows rows{base, tensor.stride_seq * Tile::kSize};
       load_tokens<kThreads>(shared, dim, rows, first, sequence_.len.kv);
     }
   }
 
   // To shared memory and back.
-  static constexpr int kWords = 20;
+  static constexpr int kWords = 24;
 
   __device__ __forceinline__ void store(uint32_t to) const {
     uint32_t words[kWords];
@@ -119,6 +130,10 @@ struct BlockPlace {
 #pragma unroll
     for (int x = 0; x < kWords / 4; ++x) words[x] = ptx::load_shared_16(from + x * 16);
     memcpy(this, words, sizeof words);
+  }
+
+  static __device__ __forceinline__ const char* load_pointer(uint32_t from) {
+    return reinterpret_cast<const char*>(ptx::load_shared_8(from));
   }
 };
 static_assert(sizeof(BlockPlace) == BlockPlace::kWords * 4, "all of it");

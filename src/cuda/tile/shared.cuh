@@ -50,9 +50,7 @@ struct Rows {
 __device__ __forceinline__ char* tensor_row(const flashattn_tensor& t, int32_t size, int32_t b,
                                             int32_t h, int64_t i) {
   return static_cast<char*>(t.data) +
-         (static_cast<uint32_t>(b) * t.stride_batch + static_cast<uint32_t>(h) * t.stride_head +
-          i * t.stride_seq) *
-             size;
+         (b * t.stride_batch + h * t.stride_head + i * t.stride_seq) * size;
 }
 
 // From row `first` on.
@@ -63,24 +61,11 @@ __device__ __forceinline__ Rows head_rows(const flashattn_tensor& t, int32_t b, 
 }
 
 // Those of a paged cache.
-struct PagedRows {
-  const char* base;
-  int64_t row_bytes;
+struct PagedRows : Rows {
   const int32_t* pages;
   int32_t page_size;
   int64_t page_bytes;
   int64_t page_limit;
-
-  template <int kSize>
-  static __device__ __forceinline__ PagedRows of(const Problem& problem, const flashattn_inputs& in,
-                                                 const flashattn_tensor& t, int32_t b, int32_t h) {
-    return {static_cast<char*>(t.data) + h * t.stride_head * kSize,
-            t.stride_seq * kSize,
-            in.page_table + b * in.page_table_stride,
-            problem.page_size,
-            t.stride_batch * kSize,
-            in.pages};
-  }
 
   // Row i, where its page is known.
   __device__ __forceinline__ const char* row(int64_t page, int32_t i) const {

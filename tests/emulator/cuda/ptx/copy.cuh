@@ -66,6 +66,8 @@ inline void store_shared_pair(uint32_t to, float2 x) { emulator::store(to, x); }
 inline void clear_shared_16(uint32_t to) { emulator::store(to, make_int4(0, 0, 0, 0)); }
 inline uint32_t load_shared(uint32_t from) { return emulator::load<uint32_t>(from); }
 inline int4 load_shared_16(uint32_t from) { return emulator::load<int4>(from); }
+inline uint64_t load_shared_8(uint32_t from) { return emulator::load<uint64_t>(from); }
+
 inline float2 load_shared_pair(uint32_t from) { return emulator::load<float2>(from); }
 
 inline void add_pair(float* to, float x, float y) {
