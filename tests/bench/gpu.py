@@ -74,6 +74,7 @@ class Bench:
         ready: Dict[str, Any] = {}
         missing: Dict[str, str] = {}
         prepared = first = None
+        kept: List[Any] = []  # graphs do not keep what they work with
         for ours in self.ours:
             try:
                 made = ours.prepare(case, arrays)
@@ -81,6 +82,7 @@ class Bench:
                 missing[ours.name] = str(refused)
                 continue
             prepared = prepared or made
+            kept.append(made)
             ready[ours.name] = lambda made=made: made.work(0)
             made.work(0)
             if case.decodes:
@@ -98,7 +100,7 @@ class Bench:
                 first = result(work())
                 error = relative(list(mine.values()), first)
             ready[name] = captured(work) if case.decodes else work
-        return dict(ready=ready, missing=missing, error=error, prepared=prepared)
+        return dict(ready=ready, missing=missing, error=error, prepared=prepared, kept=kept)
 
     def measure(self, case: Case) -> Row:
         if torch is not None:
