@@ -316,41 +316,54 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
     take_statistics();
     const float factor =
         Config::kModified ? ScoreSteps(params_.problem).factor() : params_.problem.scale * kLog2E;
+    constexpr int kRows = Config::kRowsAtOnce;
 #pragma unroll
-    for (int strip = 0; strip < kOwn; ++strip) {
+    for (int first = 0; first < kOwn * 2; first += kRows) {
+      float top[kRows];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float top = -INFINITY;
+      for (float& t : top) t = -INFINITY;
 #pragma unroll
-        for (int n = 0; n < kTileKv / 8; ++n) {
-          top = fmaxf(top, fmaxf(s[strip][n][half * 2], s[strip][n][half * 2 + 1]));
+      for (int n = 0; n < kTileKv / 8; ++n) {
+#pragma unroll
+        for (int x = first; x < first + kRows; ++x) {
+          const float* pair = &s[x / 2][n][x % 2 * 2];
+          top[x - first] = fmaxf(top[x - first], fmaxf(pair[0], pair[1]));
         }
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-        const float before = m_[strip][half], m = fmaxf(before, top * factor);
-        // A row that has seen nothing: weights of 0, not NaN.
-        const float reference = m == -INFINITY ? 0.0f : m;
-        const float shrink = ptx::exp2(before - reference);
-        float total = 0.0f;
+      }
 #pragma unroll
-        for (int n = 0; n < kTileKv / 8; ++n) {
+      for (int step = 1; step <= 2; step *= 2) {
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            float& x = s[strip][n][half * 2 + e];
-            x = ptx::exp2(fmaf(x, factor, -reference));
-            total += x;
-          }
-        }
-        m_[strip][half] = m;
-        l_[strip][half] = l_[strip][half] * shrink + total;
-        if constexpr (kShared) {
-          shrink_[half] = shrink;
-        } else {
-          shrink_output(strip, half, shrink);
-        }
+        for (float& t : top) t = fmaxf(t, __shfl_xor_sync(~0u, t, step));
+      }
+#pragma unroll
+      for (int x = first; x < first + kRows; ++x) {
+        weigh(s[x / 2], x / 2, x % 2, top[x - first] * factor, factor);
       }
     }
     put_statistics();
+  }
+
+  // The same for one half of a strip's rows, with this maximum.
+  __device__ __forceinline__ void weigh(float (&s)[kTileKv / 8][4], int strip, int half, float top,
+                                        float factor) {
+    const float before = m_[strip][half], m = fmaxf(before, top);
+    // A row that has seen nothing: weights of 0, not NaN.
+    const float reference = m == -INFINITY ? 0.0f : m;
+    const float shrink = ptx::exp2(before - reference);
+    float total = 0.0f;
+#pragma unroll
+    for (int x = 0; x < kTileKv / 4; ++x) {
+      float& weight = s[x / 2][half * 2 + x % 2];
+      weight = ptx::exp2(fmaf(weight, factor, -reference));
+      total += weight;
+    }
+    m_[strip][half] = m;
+    l_[strip][half] = l_[strip][half] * shrink + total;
+    if constexpr (kShared) {
+      shrink_[half] = shrink;
+    } else {
+      shrink_output(strip, half, shrink);
+    }
   }
 
   // Clears the weights that the dropout drops.

@@ -28,6 +28,8 @@ struct ForwardConfig {
   static constexpr int kMinBlocks = kMinBlocks_;  // on a multiprocessor, as registers allow
   static constexpr bool kShort = kStrips == 1 && kDimV <= 128;  // decoding comes here
 
+  // Whose maxima are looked for together: latency; others have better use for the registers.
+  static constexpr int kRowsAtOnce = kStrips == 2 && kDimQk == 128 && sizeof(T) == 2 ? 4 : 1;
   static constexpr bool kWide = std::is_same<T, float>::value;
   static_assert(kShare == 1 || (kShare == 2 && kStrips == 2 && kWide), "pairs have a strip each");
 
