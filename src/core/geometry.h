@@ -58,44 +58,46 @@ FLASHATTN_HD constexpr bool sees_all(const MaskRule& rule) {
 }
 
 // Keys that query i sees. Both ends never decrease with i.
+//
+// Here and below windows are compared with differences, which fit 32 bits where their sums might
+// not: positions lie between -len.q and the larger of the lengths.
 FLASHATTN_HD constexpr Interval visible_keys(const MaskRule& rule, int32_t i, Lengths len) {
-  const int64_t at = static_cast<int64_t>(i) + diagonal_offset(rule, len);
-  int64_t begin = 0, end = len.kv;
-  if (rule.mask & FLASHATTN_MASK_CAUSAL) end = at + 1 < end ? at + 1 : end;
+  const int32_t at = i + diagonal_offset(rule, len);
+  int32_t begin = 0, end = len.kv;
+  if ((rule.mask & FLASHATTN_MASK_CAUSAL) && at < end) end = at + 1;
   if (rule.mask & FLASHATTN_MASK_WINDOW) {
-    if (rule.window_left >= 0 && at - rule.window_left > begin) begin = at - rule.window_left;
-    if (rule.window_right >= 0 && at + rule.window_right + 1 < end)
+    if (rule.window_left >= 0 && rule.window_left < at) begin = at - rule.window_left;
+    if (rule.window_right >= 0 && rule.window_right < end - 1 - at) {
       end = at + rule.window_right + 1;
+    }
   }
   if (rule.mask & FLASHATTN_MASK_CHUNK) {
-    // A query's position fits: it lies below len.kv, or is i.
-    const int64_t first =
-        static_cast<int64_t>(floor_div(static_cast<int32_t>(at), rule.chunk)) * rule.chunk;
-    if (first > begin) begin = first;
-    if (first + rule.chunk < end) end = first + rule.chunk;
+    const int64_t first = static_cast<int64_t>(floor_div(at, rule.chunk)) * rule.chunk;
+    if (first > begin) begin = static_cast<int32_t>(first);
+    if (first + rule.chunk < end) end = static_cast<int32_t>(first + rule.chunk);
   }
-  return {clamp_index(begin, len.kv), clamp_index(end, len.kv)};
+  return {begin < len.kv ? begin : len.kv, end > 0 ? end : 0};
 }
 
 // Queries that see key j: the inverse of visible_keys. Both ends never decrease with j.
 FLASHATTN_HD constexpr Interval visible_queries(const MaskRule& rule, int32_t j, Lengths len) {
-  const int64_t off = diagonal_offset(rule, len);
-  int64_t begin = 0, end = len.q;
-  if (rule.mask & FLASHATTN_MASK_CAUSAL) begin = j - off > begin ? j - off : begin;
+  const int32_t off = diagonal_offset(rule, len), own = j - off;  // the query that stands there
+  int32_t begin = 0, end = len.q;
+  if ((rule.mask & FLASHATTN_MASK_CAUSAL) && own > 0) begin = own;
   if (rule.mask & FLASHATTN_MASK_WINDOW) {
-    if (rule.window_right >= 0 && j - rule.window_right - off > begin) {
-      begin = j - rule.window_right - off;
+    if (rule.window_right >= 0 && begin < own && rule.window_right < own - begin) {
+      begin = own - rule.window_right;
     }
-    if (rule.window_left >= 0 && j + static_cast<int64_t>(rule.window_left) - off + 1 < end) {
-      end = j + static_cast<int64_t>(rule.window_left) - off + 1;
-    }
+    if (rule.window_left >= 0 && rule.window_left < end - 1 - own) end = own + rule.window_left + 1;
   }
   if (rule.mask & FLASHATTN_MASK_CHUNK) {
     const int64_t first = static_cast<int64_t>(j / rule.chunk) * rule.chunk - off;
-    if (first > begin) begin = first;
-    if (first + rule.chunk < end) end = first + rule.chunk;
+    if (first > begin) begin = static_cast<int32_t>(first < len.q ? first : len.q);
+    if (first + rule.chunk < end) {
+      end = static_cast<int32_t>(first + rule.chunk > 0 ? first + rule.chunk : 0);
+    }
   }
-  return {clamp_index(begin, len.q), clamp_index(end, len.q)};
+  return {begin < len.q ? begin : len.q, end > 0 ? end : 0};
 }
 
 // What a tile of queries [rows.begin, rows.end), not empty, needs of the keys.

@@ -56,14 +56,11 @@ class BackwardGroup {
     if (item().full.begin <= item().tiles.begin && item().full.end >= item().tiles.end) return;
     const Lengths len{item().len.q, item().len.kv};
     const int32_t key = item().key, keys = item().keys;
-    if (lane() % 4 == 0) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int32_t r = row() + half * 8;
-        Interval seen{0, 0};
-        if (r < keys) seen = visible_queries(params_.common.problem.mask_rule(), key + r, len);
-        control_.visible[r] = {seen.begin, max(seen.end, seen.begin)};
-      }
+    if (lane() < 16) {
+      const int32_t r = row() - lane() / 4 + lane();
+      Interval seen{0, 0};
+      if (r < keys) seen = visible_queries(params_.common.problem.mask_rule(), key + r, len);
+      control_.visible[r] = {seen.begin, max(seen.end, seen.begin)};
     }
     __syncwarp();
   }

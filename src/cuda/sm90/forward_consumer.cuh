@@ -180,9 +180,10 @@ class Consumer : TileScores<Config> {
       reference_[half] = sink;
       // Every lane of a quad sums its own columns: one of them counts the sink.
       sum_[half] = sink == -INFINITY || lane() % 4 != 0 ? 0.0f : 1.0f;
-      const int32_t r = row() + half * 8;
-      const Interval visible = visible_keys(params_.problem.mask_rule(), item().query + r, len);
-      if (lane() % 4 == 0) control_.visible[r] = visible;
+    }
+    if (lane() < 16) {
+      const int32_t r = row() - lane() / 4 + lane();
+      control_.visible[r] = visible_keys(params_.problem.mask_rule(), item().query + r, len);
     }
     __syncwarp();
 #pragma unroll
