@@ -120,8 +120,8 @@ ForwardParams Sm80Launcher::grid(const flashattn_shape& shape) const {
                              (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
   if (p.blocks() == 0 || p.blocks() > INT32_MAX) return p;  // nothing is launched
   const int32_t units = static_cast<int32_t>(p.units());
-  const int32_t section = static_cast<int32_t>(
-      std::max<int64_t>(std::min<int64_t>(l2_bytes_ / std::max<int64_t>(unit_bytes, 1), units), 1));
+  const int32_t section = static_cast<int32_t>(std::max<int64_t>(
+      std::min<int64_t>(l2_bytes_ / 2 / std::max<int64_t>(unit_bytes, 1), units), 1));
   const int32_t last = (units - 1) / section;
   p.divisors = {Divisor::of(section * p.query_blocks * p.parts),
                 Divisor::of(section),
