@@ -47,7 +47,7 @@ def draw(table: pathlib.Path, target: pathlib.Path) -> str:
     groups = {name: rows for name, rows in groups.items() if len(rows) > 1}
     if not groups:
         return "no plot: no two rows differ in their length alone"
-    across = min(len(groups), 4)
+    across = min(len(groups), 3)
     down = -(-len(groups) // across)
     figure, panels = pyplot.subplots(down, across, squeeze=False, constrained_layout=True,
                                      figsize=(4.2 * across, 3.1 * down))
