@@ -67,6 +67,13 @@ struct BackwardParams {
   // above it, which tile of keys comes next. Else bit 1: it may be added to.
   int32_t* dq_states;
   int32_t ordered;
+  // Portable: what blocks find their place with.
+  struct Divisors {
+    Divisor blocks, units;  // of a section
+    Divisor last_units;     // of the last one
+    Divisor heads_kv;
+    int32_t last_section, group;
+  } divisors;
 
   FLASHATTN_HD int64_t units() const {
     return static_cast<int64_t>(args.shape.batch) * problem.heads_kv;

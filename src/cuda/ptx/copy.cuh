@@ -41,7 +41,14 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Two numbers to global memory, without a branch.
+// 4 bytes, or two numbers, to global memory, without a branch.
+__device__ __forceinline__ void store_if(bool condition, void* to, uint32_t x) {
+  asm volatile("{.reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.b32 [%1], %2;}" ::"r"(
+                   static_cast<int>(condition)),
+               "l"(to), "r"(x)
+               : "memory");
+}
+
 __device__ __forceinline__ void store_if(bool condition, float* to, float x, float y) {
   asm volatile("{.reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v2.f32 [%1], {%2, %3};}" ::"r"(
                    static_cast<int>(condition)),

@@ -97,6 +97,13 @@ __device__ __forceinline__ float2 unpack<__half>(uint32_t pair) {
   return r;
 }
 
+// All bits of those of two 16-bit numbers, of either type, that are not 0.
+__device__ __forceinline__ uint32_t not_zero(uint32_t pair) {
+  uint32_t r;
+  asm("set.neu.u32.f16x2 %0, %1, %2;" : "=r"(r) : "r"(pair), "r"(0));
+  return r;
+}
+
 // An 8 x 8 matrix of 16-bit elements, row lane / 4 and columns 2 (lane % 4) and the next,
 // transposed.
 __device__ __forceinline__ uint32_t transpose(uint32_t pair) {

@@ -41,13 +41,8 @@ class BackwardBlock : BackwardScores<Config> {
 
   __device__ __forceinline__ void run() {
     const flashattn_inputs& in = params_.args.inputs;
-    load_tokens<kThreads>(typename Config::KeyTile{shared_}, params_.problem.dim_qk,
-                          rows_of(in.k, place_.kv_head, place_.sequence.first_kv),
-                          place_.keys.begin, place_.keys.end);
-    load_tokens<kThreads>(typename Config::KeyTile{shared_ + Config::KeyTile::kBytes},
-                          params_.problem.dim_v,
-                          rows_of(in.v, place_.kv_head, place_.sequence.first_kv),
-                          place_.keys.begin, place_.keys.end);
+    load_keys(0, in.k, params_.problem.dim_qk);
+    load_keys(1, in.v, params_.problem.dim_v);
     Step now =
         next_step<Config>(params_, place_, {place_.heads.begin, place_.tiles.begin - 1, true});
     load_queries(now, 0);
@@ -98,23 +93,26 @@ class BackwardBlock : BackwardScores<Config> {
   __device__ __forceinline__ void load_queries(Step step, int stage) const {
     if (step.head >= place_.heads.end) return;
     const int32_t first = step.tile * kTileQ;
-    load_tokens<kThreads>(query_tile(stage, 0), params_.problem.dim_qk,
-                          rows_of(params_.args.inputs.q, step.head, place_.sequence.first_q), first,
-                          place_.sequence.len.q);
-    load_tokens<kThreads>(query_tile(stage, 1), params_.problem.dim_v,
-                          rows_of(params_.dout, step.head, place_.sequence.first_q), first,
-                          place_.sequence.len.q);
-    const int32_t n = opaque(threadIdx.x), i = first + n % kTileQ;
+    const int64_t size = sizeof(T);
+    const Rows q{place_.q.of(step.head), params_.args.inputs.q.stride_seq * size};
+    const Rows dout{place_.dout.of(step.head), params_.dout.stride_seq * size};
+    const int32_t limit = place_.sequence.len.q;
+    load_tokens<kThreads>(query_tile(stage, 0), params_.problem.dim_qk, q, first, limit);
+    load_tokens<kThreads>(query_tile(stage, 1), params_.problem.dim_v, dout, first, limit);
+    const uint32_t n = opaque(threadIdx.x);
     if (n >= 2 * kTileQ) return;
-    const float* from = n < kTileQ ? params_.lse2 : params_.delta;
+    const int32_t i = first + static_cast<int32_t>(n % kTileQ);
     ptx::cp_async_4(numbers(stage) + n * 4,
-                    from + params_.row(opaque(place_.b), step.head, place_.sequence.first_q + i),
-                    i < place_.sequence.len.q);
+                    place_.numbers[n / kTileQ].of(step.head) + static_cast<int64_t>(i) * 4,
+                    i < limit);
   }
 
-  __device__ __forceinline__ Rows rows_of(const flashattn_tensor& tensor, int32_t head,
-                                          int64_t first) const {
-    return head_rows<sizeof(T)>(tensor, opaque(place_.b), head, first);
+  // Of K or V.
+  __device__ __forceinline__ void load_keys(int which, const flashattn_tensor& tensor, int dim) {
+    load_tokens<kThreads>(
+        typename Config::KeyTile{shared_ + which * Config::KeyTile::kBytes}, dim,
+        head_rows<sizeof(T)>(tensor, place_.b, place_.kv_head, place_.sequence.first_kv),
+        place_.keys.begin, place_.keys.end);
   }
 
   // What a tile adds to dK and dV, and its dS to shared memory.
@@ -158,15 +156,27 @@ class BackwardBlock : BackwardScores<Config> {
     const uint32_t at = pairs_at(stage, slice);
     const uint32_t delta = numbers(stage) + (kTileQ + slice + lane_ % 4 * 2) * 4;
     const float kept = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
+    // Those of the next columns are on their way while some are worked on.
+    Pair<T> weights[2][kStrips][2];
+    float2 rows[2];
+    const auto load = [&](int n) {
+      rows[n % 2] = ptx::load_shared_pair(delta + n * 32);
+#pragma unroll
+      for (int x = 0; x < kStrips * 2; ++x) {
+        weights[n % 2][x / 2][x % 2] = Pair<T>::load_shared(pair_at(at, n, x / 2, x % 2));
+      }
+    };
+    load(0);
 #pragma unroll
     for (int n = 0; n < kSlice / 8; ++n) {
-      const float2 row = ptx::load_shared_pair(delta + n * 32);
+      if (n + 1 < kSlice / 8) load(n + 1);
+      const float2 row = rows[n % 2];
 #pragma unroll
       for (int strip = 0; strip < kStrips; ++strip) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const uint32_t address = pair_at(at, n, strip, half);
-          float2 p = Pair<T>::load_shared(address).numbers();
+          const Pair<T> weight = weights[n % 2][strip][half];
+          float2 p = weight.numbers();
           float x = dp[strip][n][half * 2], y = dp[strip][n][half * 2 + 1];
           if constexpr (kDropped) {
             x = fmaf(__float_as_uint(p.x) >> 31 ? 0.0f : x, kept, -row.x);
@@ -177,9 +187,8 @@ class BackwardBlock : BackwardScores<Config> {
             y -= row.y;
           }
           // Hidden keys must not turn an infinite gradient into NaN.
-          held[strip][n][half] =
-              Pair<T>::of(p.x == 0.0f ? 0.0f : p.x * x, p.y == 0.0f ? 0.0f : p.y * y);
-          held[strip][n][half].store_shared(address);
+          held[strip][n][half] = Pair<T>::of(p.x * x, p.y * y).where(weight);
+          held[strip][n][half].store_shared(pair_at(at, n, strip, half));
         }
       }
     }
@@ -204,7 +213,7 @@ class BackwardBlock : BackwardScores<Config> {
 
   template <int kColumns>
   __device__ __forceinline__ void add_dq_columns(Step step, int stage, int pass) const {
-    const int32_t warp = threadIdx.x / 32, row = warp % Config::kRowsDq * 32;
+    const int32_t warp = opaque(threadIdx.x) / 32, row = warp % Config::kRowsDq * 32;
     const int32_t column = warp / Config::kRowsDq * Config::kColumnsDq + pass;
     float dq[2][kColumns / 8][4] = {};
     multiply_turned<T, ScoreTile, typename Config::KeyTile>(
@@ -214,20 +223,31 @@ class BackwardBlock : BackwardScores<Config> {
       if (lane_ == 0) await_turn<Config>(params_, place_, step);
       __syncwarp();
     }
-    const int32_t dim = params_.problem.dim_qk;
     const int32_t i = step.tile * kTileQ + row + lane_ / 4, at = column + lane_ % 4 * 2;
-    float* to =
-        params_.dq + params_.row(place_.b, step.head, place_.sequence.first_q + i) * dim + at;
+    const int32_t limit = place_.sequence.len.q;
+    char* const to = place_.dq.of(step.head);
+    if (params_.problem.dim_qk == kDim && step.tile * kTileQ <= limit - kTileQ) {
+      add_sums(dq, to, kDim, i, at, [](int, int) { return true; });
+    } else {
+      const int32_t dim = params_.problem.dim_qk;
+      add_sums(dq, to, dim, i, at, [=](int x, int y) { return i + x < limit && at + y < dim; });
+    }
+  }
+
+  // To query i of rows of `dim` numbers, from column `at` on. inside(x, y): whether to add to query
+  // i + x and column at + y.
+  template <int kGroups, class Inside>
+  static __device__ __forceinline__ void add_sums(const float (&dq)[2][kGroups][4], char* rows,
+                                                  int32_t dim, int32_t i, int32_t at,
+                                                  Inside inside) {
+    float* to = reinterpret_cast<float*>(rows + static_cast<int64_t>(i) * (dim * 4)) + at;
 #pragma unroll
-    for (int strip = 0; strip < 2; ++strip) {
+    for (int x = 0; x < 4; ++x) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half, to += 8 * dim) {
-        if (i + strip * 16 + half * 8 >= place_.sequence.len.q) continue;
-#pragma unroll
-        for (int n = 0; n < kColumns / 8; ++n) {
-          if (at + n * 8 >= dim) continue;
-          ptx::add_pair(to + n * 8, dq[strip][n][half * 2], dq[strip][n][half * 2 + 1]);
-        }
+      for (int n = 0; n < kGroups; ++n) {
+        if (!inside(x * 8, n * 8)) continue;
+        const float* sums = &dq[x / 2][n][x % 2 * 2];
+        ptx::add_pair(to + x * 8 * dim + n * 8, sums[0], sums[1]);
       }
     }
   }
@@ -237,21 +257,18 @@ class BackwardBlock : BackwardScores<Config> {
     const int32_t dim = gradients_ == 0 ? params_.problem.dim_v : params_.problem.dim_qk;
     const float kept = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
     const float factor = gradients_ == 0 ? kept : params_.problem.scale;
+    const int32_t j = key_of(0, 0), rows = place_.keys.end - j;
+    char* to =
+        tensor_row(tensor, sizeof(T), place_.b, place_.kv_head, place_.sequence.first_kv + j) +
+        lane_ % 4 * 2 * sizeof(T);
 #pragma unroll
-    for (int strip = 0; strip < kStrips; ++strip) {
+    for (int x = 0; x < kStrips * 2; ++x, to += 8 * tensor.stride_seq * sizeof(T)) {
+      const int32_t columns = x * 8 < rows ? dim : 0;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int32_t j = key_of(strip, half);
-        if (j >= place_.keys.end) continue;
-        char* to =
-            tensor_row(tensor, sizeof(T), place_.b, place_.kv_head, place_.sequence.first_kv + j) +
-            lane_ % 4 * 2 * sizeof(T);
-#pragma unroll
-        for (int n = 0; n < kDim / 8; ++n) {
-          if (n * 8 >= dim) continue;
-          const float* x = &sum_[strip][n][half * 2];
-          Pair<T>::of(x[0] * factor, x[1] * factor).store(to + n * 8 * sizeof(T));
-        }
+      for (int n = 0; n < kDim / 8; ++n) {
+        const float* sums = &sum_[x / 2][n][x % 2 * 2];
+        Pair<T>::of(sums[0] * factor, sums[1] * factor)
+            .store_if(n * 8 < columns, to + n * 8 * sizeof(T));
       }
     }
   }

@@ -5,13 +5,24 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/tile/blocks.cuh"
 #include "cuda/tile/scores.cuh"
+#include "cuda/tile/shared.cuh"
 
 namespace flashattn::cuda::sm80 {
 
 // A tile of queries of one head.
-struct Step {
+struct alignas(16) Step {
   int32_t head, tile;
   bool shown;  // the block mask hides nothing
+};
+
+// Rows of one sequence, of any head.
+struct alignas(16) SequenceRows {
+  char* first;  // of head 0
+  int64_t head_bytes;
+
+  __device__ __forceinline__ char* of(int32_t head) const {
+    return first + static_cast<uint32_t>(head) * head_bytes;
+  }
 };
 
 // In shared memory: registers are scarce.
@@ -23,6 +34,8 @@ struct BackwardPlace {
   Interval keys, full;  // queries that see all of the keys
   Interval tiles;       // of queries that see some
   Step steps[2];        // whose dS lies in each tile of scores; head -1: none
+  SequenceRows q, dout, dq;
+  SequenceRows numbers[2];  // lse2, D
 };
 
 // One thread calls it. Empty keys: nothing to do.
@@ -32,33 +45,46 @@ __device__ __forceinline__ BackwardPlace find_place(const BackwardParams& params
   const Problem& problem = params.problem;
   // Blocks that wait for others must not have started before them.
   const int32_t block = params.turns ? atomicAdd(params.ticket, 1) : blockIdx.x;
-  const int32_t per_section = params.section * params.key_blocks;
-  const int32_t section = block / per_section, rest = block % per_section;
-  const int32_t width =
-      min(params.section, static_cast<int32_t>(params.units()) - section * params.section);
-  const int32_t unit = section * params.section + rest % width;
+  const BackwardParams::Divisors& by = params.divisors;
+  const int32_t section = by.blocks.quotient(block), rest = block - section * by.blocks.by;
+  const Divisor units = section == by.last_section ? by.last_units : by.units;
+  const int32_t turn = units.quotient(rest);
+  const int32_t unit = section * by.units.by + rest - turn * units.by;
   // Early keys first: under a causal mask they take longest. Where they wait for late ones, these.
-  const int32_t key_block = params.turns ? params.key_blocks - 1 - rest / width : rest / width;
+  const int32_t key_block = params.turns ? params.key_blocks - 1 - turn : turn;
   BackwardPlace p;
   // Four warps stand before four schedulers: two blocks on a multiprocessor should not put their
   // exponentials before the same two.
   p.swapped = Config::kWarps == 4 ? ptx::warp_slot() / 4 % 2 : 0;
-  p.kv_head = unit % problem.heads_kv;
-  p.b = unit / problem.heads_kv;
+  p.b = by.heads_kv.quotient(unit);
+  p.kv_head = unit - p.b * by.heads_kv.by;
   p.sequence = sequence_of(problem, params.args.shape, params.args.inputs, p.b);
   const Lengths len = p.sequence.len;
-  p.keys.begin = clamp_index(static_cast<int64_t>(key_block) * kTileKv, len.kv);
-  p.keys.end = clamp_index(static_cast<int64_t>(p.keys.begin) + kTileKv, len.kv);
+  p.keys.begin = min(key_block * kTileKv, len.kv);
+  p.keys.end = p.keys.begin + min(kTileKv, len.kv - p.keys.begin);
   p.full = p.tiles = p.heads = {0, 0};
   p.steps[0] = p.steps[1] = {-1, 0, true};
   if (p.keys.begin >= p.keys.end) return p;
-  const Interval any = query_span(problem.mask_rule(), p.keys, len);
+  Interval any{0, len.q}, all = any;
+  if (!sees_all(problem.mask_rule())) {
+    any = query_span(problem.mask_rule(), p.keys, len);
+    all = full_queries(problem.mask_rule(), p.keys, len);
+  }
   if (any.begin >= any.end) return p;
   p.tiles = {any.begin / kTileQ, (any.end + kTileQ - 1) / kTileQ};
-  p.heads = {p.kv_head * problem.group(), (p.kv_head + 1) * problem.group()};
-  if (p.keys.end - p.keys.begin == kTileKv) {
-    p.full = full_queries(problem.mask_rule(), p.keys, len);
-  }
+  p.heads = {p.kv_head * by.group, (p.kv_head + 1) * by.group};
+  if (p.keys.end - p.keys.begin == kTileKv) p.full = all;
+  const auto rows_of = [&](const flashattn_tensor& t) -> SequenceRows {
+    constexpr int32_t kSize = sizeof(typename Config::T);
+    return {tensor_row(t, kSize, p.b, 0, p.sequence.first_q), t.stride_head * kSize};
+  };
+  p.q = rows_of(params.args.inputs.q);
+  p.dout = rows_of(params.dout);
+  const int64_t row = params.row(p.b, 0, p.sequence.first_q);
+  const int64_t head_bytes = row_layout(problem, params.args.shape).head_stride * 4;
+  p.dq = {reinterpret_cast<char*>(params.dq + row * problem.dim_qk), head_bytes * problem.dim_qk};
+  p.numbers[0] = {reinterpret_cast<char*>(params.lse2 + row), head_bytes};
+  p.numbers[1] = {reinterpret_cast<char*>(params.delta + row), head_bytes};
   return p;
 }
 

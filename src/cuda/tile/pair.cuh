@@ -16,8 +16,14 @@ struct Pair {
     return {ptx::load_shared(from)};
   }
   __device__ __forceinline__ void store_shared(uint32_t to) const { ptx::store_shared(to, word); }
-  __device__ __forceinline__ void store(char* to) const { *reinterpret_cast<uint32_t*>(to) = word; }
+  __device__ __forceinline__ void store_if(bool condition, char* to) const {
+    ptx::store_if(condition, to, word);
+  }
   __device__ __forceinline__ float2 numbers() const { return ptx::unpack<T>(word); }
+  // 0 where the other is 0, whatever stands here.
+  __device__ __forceinline__ Pair where(Pair other) const {
+    return {word & ptx::not_zero(other.word)};
+  }
 };
 
 template <>
@@ -31,8 +37,13 @@ struct Pair<float> {
   __device__ __forceinline__ void store_shared(uint32_t to) const {
     ptx::store_shared_pair(to, pair);
   }
-  __device__ __forceinline__ void store(char* to) const { *reinterpret_cast<float2*>(to) = pair; }
+  __device__ __forceinline__ void store_if(bool condition, char* to) const {
+    ptx::store_if(condition, reinterpret_cast<float*>(to), pair.x, pair.y);
+  }
   __device__ __forceinline__ float2 numbers() const { return pair; }
+  __device__ __forceinline__ Pair where(Pair other) const {
+    return of(other.pair.x == 0.0f ? 0.0f : pair.x, other.pair.y == 0.0f ? 0.0f : pair.y);
+  }
 };
 
 }  // namespace flashattn::cuda

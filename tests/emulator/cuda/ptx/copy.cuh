@@ -20,6 +20,9 @@ void cp_async_wait() {
   emulator::copy_wait(kPending);
 }
 
+inline void store_if(bool condition, void* to, uint32_t x) {
+  if (condition) std::memcpy(to, &x, 4);
+}
 inline void store_if(bool condition, float* to, float x, float y) {
   if (!condition) return;
   to[0] = x;

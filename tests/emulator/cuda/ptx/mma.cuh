@@ -61,6 +61,10 @@ float2 unpack(uint32_t pair) {
           emulator::as_float(pair >> 16, kIsBf16<T>)};
 }
 
+inline uint32_t not_zero(uint32_t pair) {
+  return (pair & 0x7fffu ? 0xffffu : 0) | (pair & 0x7fff0000u ? 0xffff0000u : 0);
+}
+
 inline uint32_t transpose(uint32_t pair) {
   const emulator::Words* rows = emulator::exchange({{pair}});
   const uint32_t lane = emulator::lane();
