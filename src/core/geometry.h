@@ -100,6 +100,26 @@ FLASHATTN_HD constexpr Interval visible_queries(const MaskRule& rule, int32_t j,
   return {begin < len.q ? begin : len.q, end > 0 ? end : 0};
 }
 
+// Queries that see key j, chunks aside, counted from query `from` on: bounds that hold for queries
+// of the sequence. For key j + n, n < 2^30, they are n more.
+FLASHATTN_HD constexpr Interval relative_queries(const MaskRule& rule, int32_t j, Lengths len,
+                                                 int32_t from) {
+  constexpr int64_t kFar = 1 << 30;  // further than any query that is asked for
+  const int64_t at = static_cast<int64_t>(j) - diagonal_offset(rule, len) - from;
+  int64_t begin = -kFar, end = kFar;
+  if (rule.mask & FLASHATTN_MASK_CAUSAL) begin = at;
+  if (rule.mask & FLASHATTN_MASK_WINDOW) {
+    if (rule.window_right >= 0 && at - rule.window_right > begin) begin = at - rule.window_right;
+    if (rule.window_left >= 0) end = at + rule.window_left + 1;
+  }
+  return {static_cast<int32_t>(begin < -kFar  ? -kFar
+                               : begin > kFar ? kFar
+                                              : begin),
+          static_cast<int32_t>(end < -kFar  ? -kFar
+                               : end > kFar ? kFar
+                                            : end)};
+}
+
 // What a tile of queries [rows.begin, rows.end), not empty, needs of the keys.
 struct KeySpan {
   Interval any;  // every key that some row sees lies here

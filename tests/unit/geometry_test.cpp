@@ -77,6 +77,22 @@ bool columns_right(Table& t) {
   return true;
 }
 
+// Relative bounds, of one key and moved to each of the others, from several queries on.
+bool relative_right(const MaskRule& rule, Lengths len) {
+  if (rule.mask & FLASHATTN_MASK_CHUNK) return true;
+  for (int from = 0; from < len.q; from += 3) {
+    const Interval first = relative_queries(rule, 0, len, from);
+    for (int j = 0; j < len.kv; ++j) {
+      const Interval seen = visible_queries(rule, j, len);
+      for (int i = 0; i < len.q; ++i) {
+        const bool inside = i - from >= first.begin + j && i - from < first.end + j;
+        if (inside != (i >= seen.begin && i < seen.end)) return false;
+      }
+    }
+  }
+  return true;
+}
+
 // Spans of a row tile, and how each key tile stands to it: kEmpty and kFull must be true, and a
 // full tile must be said to be full. kPartial may hold a tile without a pair (between rows).
 bool spans_right(Table& t, int tile_q, int tile_kv) {
@@ -143,7 +159,7 @@ void test_rule(const MaskRule& rule) {
   for (int q = 0; q <= kMost; ++q) {
     for (int kv = 0; kv <= kMost; ++kv) {
       Table table(rule, {q, kv});
-      bool ok = rows_right(table) && columns_right(table);
+      bool ok = rows_right(table) && columns_right(table) && relative_right(table.rule, table.len);
       for (const int tile_kv : kTiles) {
         for (const int tile_q : kTiles) {
           ok = ok && spans_right(table, tile_q, tile_kv) && turns_right(table, tile_q, tile_kv);
@@ -185,6 +201,8 @@ void test_extremes() {
   CHECK(visible_queries(window, kMax - 1, {kMax, kMax}).end == kMax);
   CHECK(visible_queries(causal, 0, {1, kMax}).begin == 0);
   CHECK(visible_queries(chunk, kMax - 1, {kMax, kMax}).end == kMax);
+  CHECK(relative_queries(causal, kMax - 1, {kMax, kMax}, 0).begin == 1 << 30);
+  CHECK(relative_queries(window, 0, {kMax, 1}, kMax - 1).end == 1 << 30);
   CHECK(floor_div(-1, 4) == -1 && floor_div(-4, 4) == -1 && floor_div(-5, 4) == -2);
   CHECK(floor_div(7, 4) == 1 && ceil_div(7, 4) == 2 && ceil_div(8, 4) == 2 && ceil_div(0, 4) == 0);
 }

@@ -100,9 +100,11 @@ class BackwardScores {
     }
     if (!full) mask(s, queries, slice);
     const float factor = params_.problem.scale * kLog2E;
+    float2 next = ptx::load_shared_pair(lse);
 #pragma unroll
     for (int n = 0; n < kSlice / 8; ++n) {
-      const float2 row = ptx::load_shared_pair(lse + n * 32);
+      const float2 row = next;
+      if (n + 1 < kSlice / 8) next = ptx::load_shared_pair(lse + (n + 1) * 32);
 #pragma unroll
       for (int strip = 0; strip < kStrips; ++strip) {
 #pragma unroll
@@ -125,18 +127,22 @@ class BackwardScores {
   // Calls visit(strip, n, x) for each score of the slice that the mask hides, block masks aside.
   template <class Visit>
   __device__ __forceinline__ void visit_hidden(Interval queries, int slice, Visit visit) const {
-    const MaskRule rule = params_.problem.mask_rule();
-    const int32_t first = queries.begin + slice + lane_ % 4 * 2;
+    MaskRule rule = params_.problem.mask_rule();
+    const Lengths len = place_.sequence.len;
+    const int32_t first = queries.begin + slice + lane_ % 4 * 2, j = opaque(key_of(0, 0));
+    const Interval seen = relative_queries(rule, j, len, first);
+    rule.mask &= FLASHATTN_MASK_CHUNK | FLASHATTN_MASK_TOP_LEFT;
 #pragma unroll
-    for (int strip = 0; strip < kStrips; ++strip) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int32_t j = opaque(key_of(strip, half));
-        Interval seen = intersect(visible_queries(rule, j, place_.sequence.len), queries);
-        if (j >= place_.keys.end) seen.end = seen.begin;
-        visit_outside<kSlice / 8>(seen.begin - first, seen.end - seen.begin,
-                                  [&](int n, int e) { visit(strip, n, half * 2 + e); });
+    for (int x = 0; x < kStrips * 2; ++x) {
+      Interval own = intersect({seen.begin + x * 8, seen.end + x * 8},
+                               {queries.begin - first, queries.end - first});
+      if (rule.mask & FLASHATTN_MASK_CHUNK) {
+        const Interval chunk = visible_queries(rule, j + x * 8, len);
+        own = intersect(own, {chunk.begin - first, chunk.end - first});
       }
+      if (j + x * 8 >= place_.keys.end) own.end = own.begin;
+      visit_outside<kSlice / 8>(own.begin, own.end - own.begin,
+                                [&](int n, int e) { visit(x / 2, n, x % 2 * 2 + e); });
     }
   }
 
