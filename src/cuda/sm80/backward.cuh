@@ -45,7 +45,7 @@ class BackwardBlock : BackwardScores<Config> {
     load_keys(1, in.v, params_.problem.dim_v);
     Step now =
         next_step<Config>(params_, place_, {place_.heads.begin, place_.tiles.begin - 1, true});
-    load_queries(now, 0);
+    load_queries(source_of(now), 0);
     ptx::cp_async_commit();
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip) {
@@ -58,19 +58,27 @@ class BackwardBlock : BackwardScores<Config> {
     int stage = 0;
 #pragma unroll 1
     while (now.head < place_.heads.end) {
-      ptx::cp_async_wait<0>();
-      __syncthreads();  // the tile is here, dS of the one before, and the other stage is free
+      // What can be known before a barrier: nobody has anything else to do after it.
       const Step after = next_step<Config>(params_, place_, now);
+      const Interval queries = queries_of<Config>(place_, now);
+      const bool full =
+          queries.begin >= place_.full.begin && queries.begin + kTileQ <= place_.full.end;
       if constexpr (Config::kStages == 2) {
-        load_queries(after, stage ^ 1);
+        const Source source = source_of(after);
+        ptx::cp_async_wait<0>();
+        __syncthreads();  // the tile is here, dS of the one before, and the other stage is free
+        load_queries(source, stage ^ 1);
         ptx::cp_async_commit();
         if (gradients_ == 1) add_dq(stage ^ 1);
-        multiply(now, stage);
+        multiply(now, queries, full, stage);
         stage ^= 1;
       } else {
-        multiply(now, 0);
+        ptx::cp_async_wait<0>();
+        __syncthreads();  // the tile is here
+        multiply(now, queries, full, 0);
+        const Source source = source_of(after);
         __syncthreads();  // dS is here, and the tile's readers are done
-        load_queries(after, 0);
+        load_queries(source, 0);
         ptx::cp_async_commit();
         add_dq(0);
       }
@@ -90,21 +98,35 @@ class BackwardBlock : BackwardScores<Config> {
             which * Config::QueryTile::kBytes};
   }
 
-  __device__ __forceinline__ void load_queries(Step step, int stage) const {
-    if (step.head >= place_.heads.end) return;
+  // Where a tile of queries comes from.
+  struct Source {
+    const char *q, *dout;  // row 0 of the head
+    const char* number;    // the thread's own, of lse2 and D
+    int32_t first, limit;  // rows of the tile; none: there is no tile
+  };
+
+  __device__ __forceinline__ Source source_of(Step step) const {
+    const uint32_t n = opaque(threadIdx.x);
     const int32_t first = step.tile * kTileQ;
+    const int64_t i = first + static_cast<int32_t>(n % kTileQ);
+    return {place_.q.of(step.head), place_.dout.of(step.head),
+            place_.numbers[n / kTileQ % 2].of(step.head) + i * 4, first,
+            step.head < place_.heads.end ? place_.sequence.len.q : first};
+  }
+
+  __device__ __forceinline__ void load_queries(const Source& source, int stage) const {
+    if (source.first >= source.limit) return;
     const int64_t size = sizeof(T);
-    const Rows q{place_.q.of(step.head), params_.args.inputs.q.stride_seq * size};
-    const Rows dout{place_.dout.of(step.head), params_.dout.stride_seq * size};
-    const int32_t limit = place_.sequence.len.q;
-    load_tokens<kThreads>(query_tile(stage, 0), params_.problem.dim_qk, q, first, limit);
-    load_tokens<kThreads>(query_tile(stage, 1), params_.problem.dim_v, dout, first, limit);
+    load_tokens<kThreads>(query_tile(stage, 0), params_.problem.dim_qk,
+                          {source.q, params_.args.inputs.q.stride_seq * size}, source.first,
+                          source.limit);
+    load_tokens<kThreads>(query_tile(stage, 1), params_.problem.dim_v,
+                          {source.dout, params_.dout.stride_seq * size}, source.first,
+                          source.limit);
     const uint32_t n = opaque(threadIdx.x);
     if (n >= 2 * kTileQ) return;
-    const int32_t i = first + static_cast<int32_t>(n % kTileQ);
-    ptx::cp_async_4(numbers(stage) + n * 4,
-                    place_.numbers[n / kTileQ].of(step.head) + static_cast<int64_t>(i) * 4,
-                    i < limit);
+    ptx::cp_async_4(numbers(stage) + n * 4, source.number,
+                    source.first + static_cast<int32_t>(n % kTileQ) < source.limit);
   }
 
   // Of K or V.
@@ -116,13 +138,10 @@ class BackwardBlock : BackwardScores<Config> {
   }
 
   // What a tile adds to dK and dV, and its dS to shared memory.
-  __device__ __forceinline__ void multiply(Step step, int stage) {
+  __device__ __forceinline__ void multiply(Step step, Interval queries, bool full, int stage) {
     if (threadIdx.x == 0) place_.steps[stage] = step;
     const uint32_t left = left_rows(
         typename Config::KeyTile{shared_ + gradients_ * Config::KeyTile::kBytes}, warp_key_, lane_);
-    const Interval queries = queries_of<Config>(place_, step);
-    const bool full =
-        queries.begin >= place_.full.begin && queries.begin + kTileQ <= place_.full.end;
 #pragma unroll 1
     for (int slice = 0; slice < kTileQ; slice += kSlice) {
       Scores s = {};

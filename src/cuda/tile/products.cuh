@@ -111,10 +111,14 @@ __device__ __forceinline__ std::enable_if_t<Tile::kSize == 2, uint32_t> turned_r
 }
 
 // d += left^T right; left as given by turned_rows, right by summed_rows, of it columns from
-// `column` on.
+// `column` on, a multiple of as many as d has.
 template <class T, class Left, class Right, int kStrips, int kColumns>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> multiply_turned(
     float (&d)[kStrips][kColumns][4], uint32_t left, uint32_t right, int column) {
+  // From an even start the steps are constants.
+  constexpr bool kEven = (kColumns & (kColumns - 1)) == 0;
+  if constexpr (kEven) right = Right::further(right, column / 8);
+  const int first = kEven ? 0 : column / 8;
 #pragma unroll
   for (int k = 0; k < Right::kHeight / 16; ++k) {
     uint32_t a[kStrips][4];
@@ -125,8 +129,7 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> multiply_turned(
 #pragma unroll
     for (int n = 0; n < kColumns / 2; ++n) {
       uint32_t b[4];
-      ptx::ldmatrix_x4_trans(b,
-                             Right::further(right, column / 8 + 2 * n) + k * 16 * Right::kRowBytes);
+      ptx::ldmatrix_x4_trans(b, Right::further(right, first + 2 * n) + k * 16 * Right::kRowBytes);
 #pragma unroll
       for (int strip = 0; strip < kStrips; ++strip) {
         ptx::mma_16x8x16<T>(d[strip][2 * n], a[strip], b[0], b[1]);
