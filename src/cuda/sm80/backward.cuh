@@ -157,9 +157,11 @@ class BackwardBlock : BackwardScores<Config> {
       } else {
         ptx::barrier_sync<64>(barrier);
         if (Config::kModified && params_.dropout_threshold != 0) {
-          gradients<true>(s, held, stage, slice);
+          gradients<true, true>(s, held, stage, slice);
+        } else if (!Config::kModified && full) {
+          gradients<false, false>(s, held, stage, slice);
         } else {
-          gradients<false>(s, held, stage, slice);
+          gradients<false, true>(s, held, stage, slice);
         }
       }
       multiply_held<T, kSlice / 16>(
@@ -169,7 +171,8 @@ class BackwardBlock : BackwardScores<Config> {
   }
 
   // dP and the other warp's weights to dS: as operands, and where the weights lay.
-  template <bool kDropped>
+  // kHidden: some may be hidden, which must not turn an infinite gradient into NaN.
+  template <bool kDropped, bool kHidden>
   __device__ __forceinline__ void gradients(const Scores& dp, Held& held, int stage,
                                             int slice) const {
     const uint32_t at = pairs_at(stage, slice);
@@ -205,9 +208,10 @@ class BackwardBlock : BackwardScores<Config> {
             x -= row.x;
             y -= row.y;
           }
-          // Hidden keys must not turn an infinite gradient into NaN.
-          held[strip][n][half] = Pair<T>::of(p.x * x, p.y * y).where(weight);
-          held[strip][n][half].store_shared(pair_at(at, n, strip, half));
+          Pair<T>& ds = held[strip][n][half];
+          ds = Pair<T>::of(p.x * x, p.y * y);
+          if constexpr (kHidden) ds = ds.where(weight);
+          ds.store_shared(pair_at(at, n, strip, half));
         }
       }
     }
