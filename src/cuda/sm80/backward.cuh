@@ -24,7 +24,7 @@ template <class Config>
 class BackwardBlock : BackwardScores<Config> {
   using Base = BackwardScores<Config>;
   using Base::key_of, Base::lane_, Base::numbers, Base::pair_at, Base::pairs_at, Base::params_;
-  using Base::kSlice, Base::kStrips, Base::kTileQ, Base::score_tile;
+  using Base::kSlice, Base::kStrips, Base::kTileQ, Base::score_tile, Base::sees_some;
   using Base::place_, Base::shared_, Base::warp_key_, Base::weights;
   using typename Base::Held;
   using typename Base::Scores;
@@ -63,19 +63,20 @@ class BackwardBlock : BackwardScores<Config> {
       const Interval queries = queries_of<Config>(place_, now);
       const bool full =
           queries.begin >= place_.full.begin && queries.begin + kTileQ <= place_.full.end;
+      const bool seen = full || !Config::kSkips || sees_some(queries);
       if constexpr (Config::kStages == 2) {
         const Source source = source_of(after);
         ptx::cp_async_wait<0>();
         __syncthreads();  // the tile is here, dS of the one before, and the other stage is free
         load_queries(source, stage ^ 1);
         ptx::cp_async_commit();
-        if (gradients_ == 1) add_dq(stage ^ 1);
-        multiply(now, queries, full, stage);
+        if (gradients_ == 1 || !seen) add_dq(stage ^ 1);
+        work(now, queries, full, seen, stage);
         stage ^= 1;
       } else {
         ptx::cp_async_wait<0>();
         __syncthreads();  // the tile is here
-        multiply(now, queries, full, 0);
+        work(now, queries, full, seen, 0);
         const Source source = source_of(after);
         __syncthreads();  // dS is here, and the tile's readers are done
         load_queries(source, 0);
@@ -138,8 +139,28 @@ class BackwardBlock : BackwardScores<Config> {
   }
 
   // What a tile adds to dK and dV, and its dS to shared memory.
-  __device__ __forceinline__ void multiply(Step step, Interval queries, bool full, int stage) {
+  __device__ __forceinline__ void work(Step step, Interval queries, bool full, bool seen,
+                                       int stage) {
     if (threadIdx.x == 0) place_.steps[stage] = step;
+    if (seen) {
+      multiply(step, queries, full, stage);
+    } else if (gradients_ == 1) {
+      clear(stage);
+    }
+  }
+
+  // dS of a tile whose queries see none of the warp's keys.
+  __device__ __forceinline__ void clear(int stage) const {
+#pragma unroll
+    for (int n = 0; n < kTileQ / 8; ++n) {
+#pragma unroll
+      for (int x = 0; x < kStrips * 2; ++x) {
+        Pair<T>::of(0.0f, 0.0f).store_shared(pair_at(pairs_at(stage, 0), n, x / 2, x % 2));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void multiply(Step step, Interval queries, bool full, int stage) {
     const uint32_t left = left_rows(
         typename Config::KeyTile{shared_ + gradients_ * Config::KeyTile::kBytes}, warp_key_, lane_);
 #pragma unroll 1

@@ -24,6 +24,9 @@ struct BackwardConfig {
   static constexpr bool kModified = kModified_;
   static constexpr int kWarps = 2 * kPairs, kThreads = 32 * kWarps;
   static constexpr int kTileQ = kTileQ_, kTileKv = 16 * kStrips * kPairs;
+  // Whether warps leave out tiles of queries that see none of their keys: another block on the
+  // multiprocessor makes use of the time.
+  static constexpr bool kSkips = kMinBlocks > 1 && kTileKv > kTileQ;
   static constexpr bool kWide = std::is_same<T, float>::value;
 
   using KeyTile = SharedTile<kTileKv, kDim, sizeof(T)>;
@@ -86,6 +89,16 @@ class BackwardScores {
   // The key that accumulator row `half` (0: g, 1: g + 8) of a strip stands for.
   __device__ __forceinline__ int32_t key_of(int strip, int half) const {
     return place_.keys.begin + warp_key_ + strip * 16 + half * 8 + lane_ / 4;
+  }
+
+  // Whether a query of the tile sees a key of the warp's, block masks aside; true where that is
+  // hard to say.
+  __device__ __forceinline__ bool sees_some(Interval queries) const {
+    const int32_t j = place_.keys.begin + warp_key_;
+    if (j >= place_.keys.end) return false;
+    const Interval seen =
+        relative_queries(params_.problem.mask_rule(), j, place_.sequence.len, queries.begin);
+    return seen.begin < kTileQ && seen.end + kStrips * 16 > 1;
   }
 
   // Products to weights: as operands, and for the other warp. That one gets them times the
