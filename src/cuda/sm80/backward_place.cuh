@@ -119,9 +119,9 @@ template <class Config>
 __device__ __forceinline__ Step next_step(const BackwardParams& params, const BackwardPlace& place,
                                           Step step) {
   if (++step.tile >= place.tiles.end) step = {step.head + 1, place.tiles.begin, true};
-  if (!Config::kModified || !(params.problem.mask & FLASHATTN_MASK_BLOCKS)) return step;
+  const bool masked = Config::kModified && (params.problem.mask & FLASHATTN_MASK_BLOCKS);
   // 32 tiles at a time, one a lane.
-  while (step.head < place.heads.end) {
+  while (masked && step.head < place.heads.end) {
     const HeadBlocks blocks =
         HeadBlocks::of(params.problem, params.args.inputs, place.b, step.head);
     const Step own{step.head, step.tile + static_cast<int32_t>(threadIdx.x) % 32, true};
