@@ -60,19 +60,9 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   const int64_t unit_bytes = static_cast<int64_t>(shape.seqlen_q) * problem_.group() *
                              (problem_.dim_qk * static_cast<int64_t>(4 + element) +
                               problem_.dim_v * static_cast<int64_t>(element));
-  p.section = static_cast<int32_t>(std::max<int64_t>(
-      std::min<int64_t>(l2_bytes_ / std::max<int64_t>(unit_bytes, 1), p.units()), 1));
-
-  const int64_t blocks = p.units() * p.key_blocks;
-  if (blocks > 0 && blocks <= INT32_MAX) {  // else nothing is launched
-    const int32_t units = static_cast<int32_t>(p.units()), last = (units - 1) / p.section;
-    p.divisors = {Divisor::of(p.section * p.key_blocks),
-                  Divisor::of(p.section),
-                  Divisor::of(units - last * p.section),
-                  Divisor::of(problem_.heads_kv),
-                  last,
-                  problem_.group()};
-  }
+  p.sections = Sections::of(p.units(), p.key_blocks, l2_bytes_ / std::max<int64_t>(unit_bytes, 1));
+  p.by_heads_kv = Divisor::of(problem_.heads_kv);
+  p.group = problem_.group();
 
   WorkspaceCutter workspace(base);
   const bool varlen = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);

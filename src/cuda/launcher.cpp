@@ -118,19 +118,12 @@ ForwardParams Sm80Launcher::grid(const flashattn_shape& shape) const {
   p.parts = part_bound(p.split, {shape.seqlen_q, shape.seqlen_kv});
   const int64_t unit_bytes = static_cast<int64_t>(shape.seqlen_kv) *
                              (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
-  if (p.blocks() == 0 || p.blocks() > INT32_MAX) return p;  // nothing is launched
-  const int32_t units = static_cast<int32_t>(p.units());
-  const int32_t section = static_cast<int32_t>(std::max<int64_t>(
-      std::min<int64_t>(l2_bytes_ / 2 / std::max<int64_t>(unit_bytes, 1), units), 1));
-  const int32_t last = (units - 1) / section;
-  p.divisors = {Divisor::of(section * p.query_blocks * p.parts),
-                Divisor::of(section),
-                Divisor::of(units - last * section),
-                Divisor::of(p.parts),
-                Divisor::of(p.head_blocks),
-                Divisor::of(problem_.heads_kv),
-                last,
-                problem_.group()};
+  p.sections = Sections::of(p.units(), static_cast<int64_t>(p.query_blocks) * p.parts,
+                            l2_bytes_ / 2 / std::max<int64_t>(unit_bytes, 1));
+  p.by_parts = Divisor::of(p.parts);
+  p.by_head_blocks = Divisor::of(p.head_blocks);
+  p.by_heads_kv = Divisor::of(problem_.heads_kv);
+  p.group = problem_.group();
   return p;
 }
 

@@ -1,7 +1,7 @@
 // What the host hands to the kernels, by value.
 #pragma once
 
-#include "core/divisor.h"
+#include "core/sections.h"
 #include "core/sequence.h"
 
 namespace flashattn::cuda {
@@ -14,14 +14,10 @@ struct ForwardParams {
   // queries of head r / queries. Several heads of a group share a block when queries are few.
   int32_t queries, heads, head_blocks, query_blocks;
   int32_t parts;  // of the sequence with the most
-  // Units of work that share keys, (batch, KV head, head block), are taken a section at a time,
-  // whose keys and values fit the L2 cache: what blocks find their place with.
-  struct Divisors {
-    Divisor blocks, units;  // of a section
-    Divisor last_units;     // of the last one
-    Divisor parts, head_blocks, heads_kv;
-    int32_t last_section, group;
-  } divisors;
+  // Of units that share keys: (batch, KV head, head block), a turn each query block and part.
+  Sections sections;
+  Divisor by_parts, by_head_blocks, by_heads_kv;
+  int32_t group;
   // Partial results, (part, batch, head, query), of sequences with several parts: fp32.
   int32_t partial_queries;
   float* partial_o;
@@ -50,7 +46,6 @@ struct BackwardParams {
   flashattn_backward_args args;
   flashattn_tensor dout;  // of the problem's dtype: args.dout, or a rounded copy of it
   int32_t key_blocks;
-  int32_t section;  // (batch, KV head) units at a time, whose queries fit the L2 cache
   uint32_t dropout_threshold;
   float* lse2;   // in log2 units; +inf for rows that see nothing: 2^(-inf - inf) = 0
   float* delta;  // D
@@ -67,13 +62,10 @@ struct BackwardParams {
   // above it, which tile of keys comes next. Else bit 1: it may be added to.
   int32_t* dq_states;
   int32_t ordered;
-  // Portable: what blocks find their place with.
-  struct Divisors {
-    Divisor blocks, units;  // of a section
-    Divisor last_units;     // of the last one
-    Divisor heads_kv;
-    int32_t last_section, group;
-  } divisors;
+  // Portable: of units that share queries, (batch, KV head), a turn each key block.
+  Sections sections;
+  Divisor by_heads_kv;
+  int32_t group;
 
   FLASHATTN_HD int64_t units() const {
     return static_cast<int64_t>(args.shape.batch) * problem.heads_kv;

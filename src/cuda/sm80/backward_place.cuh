@@ -45,19 +45,15 @@ __device__ __forceinline__ BackwardPlace find_place(const BackwardParams& params
   const Problem& problem = params.problem;
   // Blocks that wait for others must not have started before them.
   const int32_t block = params.turns ? atomicAdd(params.ticket, 1) : blockIdx.x;
-  const BackwardParams::Divisors& by = params.divisors;
-  const int32_t section = by.blocks.quotient(block), rest = block - section * by.blocks.by;
-  const Divisor units = section == by.last_section ? by.last_units : by.units;
-  const int32_t turn = units.quotient(rest);
-  const int32_t unit = section * by.units.by + rest - turn * units.by;
+  const Sections::Place at = params.sections.place(block);
   // Early keys first: under a causal mask they take longest. Where they wait for late ones, these.
-  const int32_t key_block = params.turns ? params.key_blocks - 1 - turn : turn;
+  const int32_t key_block = params.turns ? params.key_blocks - 1 - at.turn : at.turn;
   BackwardPlace p;
   // Four warps stand before four schedulers: two blocks on a multiprocessor should not put their
   // exponentials before the same two.
   p.swapped = Config::kWarps == 4 ? ptx::warp_slot() / 4 % 2 : 0;
-  p.b = by.heads_kv.quotient(unit);
-  p.kv_head = unit - p.b * by.heads_kv.by;
+  p.b = params.by_heads_kv.quotient(at.unit);
+  p.kv_head = at.unit - p.b * problem.heads_kv;
   p.sequence = sequence_of(problem, params.args.shape, params.args.inputs, p.b);
   const Lengths len = p.sequence.len;
   p.keys.begin = min(key_block * kTileKv, len.kv);
@@ -72,7 +68,7 @@ __device__ __forceinline__ BackwardPlace find_place(const BackwardParams& params
   }
   if (any.begin >= any.end) return p;
   p.tiles = {any.begin / kTileQ, (any.end + kTileQ - 1) / kTileQ};
-  p.heads = {p.kv_head * by.group, (p.kv_head + 1) * by.group};
+  p.heads = {p.kv_head * params.group, (p.kv_head + 1) * params.group};
   if (p.keys.end - p.keys.begin == kTileKv) p.full = all;
   const auto rows_of = [&](const flashattn_tensor& t) -> SequenceRows {
     constexpr int32_t kSize = sizeof(typename Config::T);

@@ -19,28 +19,23 @@ struct BlockPlace {
   template <int kSize>
   __device__ __forceinline__ bool locate(const ForwardParams& params) {
     const Problem& problem = params.problem;
-    const ForwardParams::Divisors& by = params.divisors;
-    const int32_t section = by.blocks.quotient(blockIdx.x);
-    const int32_t rest = blockIdx.x - section * by.blocks.by;
-    const Divisor units = section == by.last_section ? by.last_units : by.units;
-    const int32_t turn = units.quotient(rest);
-    const int32_t unit = section * by.units.by + rest - turn * units.by;
+    const Sections::Place at = params.sections.place(blockIdx.x);
     // Late queries first: under a causal mask they take longest.
-    const int32_t query_turn = by.parts.quotient(turn);
+    const int32_t query_turn = params.by_parts.quotient(at.turn);
     const int32_t query_block = params.query_blocks - 1 - query_turn;
-    part_ = turn - query_turn * by.parts.by;
-    const int32_t kv_unit = by.head_blocks.quotient(unit);
-    const int32_t first = (unit - kv_unit * by.head_blocks.by) * params.heads;  // of the group
-    b_ = by.heads_kv.quotient(kv_unit);
-    kv_head_ = kv_unit - b_ * by.heads_kv.by;
+    part_ = at.turn - query_turn * params.parts;
+    const int32_t kv_unit = params.by_head_blocks.quotient(at.unit);
+    const int32_t first = (at.unit - kv_unit * params.head_blocks) * params.heads;  // of the group
+    b_ = params.by_heads_kv.quotient(kv_unit);
+    kv_head_ = kv_unit - b_ * problem.heads_kv;
     sequence_ = sequence_of(problem, params.args.shape, params.args.inputs, b_);
     const Lengths len = sequence_.len;
     parts_ = params.parts == 1 ? 1 : part_count(params.split, len);
     queries_.begin = min(query_block * params.queries, len.q);
     count_ = min(params.queries, len.q - queries_.begin);
     queries_.end = queries_.begin + count_;
-    first_head_ = kv_head_ * by.group + first;
-    heads_ = min(params.heads, by.group - first);
+    first_head_ = kv_head_ * params.group + first;
+    heads_ = min(params.heads, params.group - first);
     rows_ = heads_ * count_;
     if (rows_ <= 0 || part_ >= parts_) return false;
     keys_ = full_ = {0, len.kv};
