@@ -15,13 +15,20 @@ constexpr int32_t kInvariantQueries = 16;
 constexpr int32_t kSplitStep = 64;
 constexpr int32_t kLargeCausal = 1025;  // queries from which large tiles pay under a causal mask
 
+// Of a kernel's tile: those that decoding has, or one or two strips of 16 for each of four warps.
+enum class TileRows { kFew, kSome, kMany };
+
+TileRows rows_of(const sm80::ForwardEntry& e) {
+  return e.strips > 1 ? TileRows::kMany : e.threads < 128 ? TileRows::kFew : TileRows::kSome;
+}
+
 // The first that the device's shared memory holds; if there is none, the smallest.
-const sm80::ForwardEntry* find(const Problem& p, int32_t strips, int32_t local_memory) {
+const sm80::ForwardEntry* find(const Problem& p, TileRows rows, int32_t local_memory) {
   const sm80::Table<sm80::ForwardEntry> table = sm80::forward_table();
   const sm80::ForwardEntry* best = nullptr;
   for (size_t n = 0; n < table.count; ++n) {
     const sm80::ForwardEntry& e = *table.entries[n];
-    const bool fits = e.dtype == p.dtype && e.modified == is_modified(p) && e.strips == strips &&
+    const bool fits = e.dtype == p.dtype && e.modified == is_modified(p) && rows_of(e) == rows &&
                       e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v &&
                       (!best || (e.dim_qk == best->dim_qk && e.dim_v == best->dim_v));
     if (!fits) continue;
@@ -46,7 +53,7 @@ std::string kernel_name(const sm80::ForwardEntry& e) {
 }  // namespace
 
 int32_t sm80_shared_bytes(const Problem& problem, int32_t local_memory) {
-  const int32_t forward = find(problem, 1, local_memory)->shared_bytes;
+  const int32_t forward = find(problem, TileRows::kSome, local_memory)->shared_bytes;
   if (!problem.has_op(FLASHATTN_OP_BACKWARD)) return forward;
   return std::max(forward, BackwardLauncher::shared_bytes(problem, local_memory));
 }
@@ -59,36 +66,41 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
       l2_bytes_(int64_t{25} << 20) {
   const DeviceScope scope(device_);
   const int32_t local_memory = device.properties.local_memory;
-  small_ = prepare(*find(problem, 1, local_memory), units_);
-  const sm80::ForwardEntry* large = find(problem, 2, local_memory);
-  // Tiles of another size round otherwise, and which is chosen depends on the batch.
-  const bool invariant = problem.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT;
-  const bool use_large =
-      large && large->shared_bytes <= local_memory && !invariant && fits_blocks(problem, *large);
-  large_ = use_large ? prepare(*large, units_) : small_;
-  small_name_ = kernel_name(*small_.entry);
-  large_name_ = kernel_name(*large_.entry);
   const std::string family =
       "the portable family" + (passed_over.empty() ? std::string() : " (" + passed_over + ")");
-  small_why_ = family + "; 16 rows a warp";
-  large_why_ = family + "; 32 rows a warp, for queries are many";
+  const auto make = [&](const sm80::ForwardEntry& entry, const char* why) {
+    return Forward{prepare(entry, units_), kernel_name(entry), family + why};
+  };
+  small_ = make(*find(problem, TileRows::kSome, local_memory), "; 16 rows a warp");
+  // Tiles of another size round otherwise, and which is chosen depends on the batch.
+  const bool invariant = problem.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT;
+  const auto other = [&](TileRows rows, const char* why) {
+    const sm80::ForwardEntry* entry = find(problem, rows, local_memory);
+    const bool use = entry && entry->dim_qk == small_.kernel.entry->dim_qk &&
+                     entry->shared_bytes <= local_memory && !invariant &&
+                     fits_blocks(problem, *entry);
+    return use ? make(*entry, why) : small_;
+  };
+  few_ = other(TileRows::kFew, "; small blocks, for queries are few");
+  large_ = other(TileRows::kMany, "; 32 rows a warp, for queries are many");
   if (problem.has_op(FLASHATTN_OP_BACKWARD)) {
     backward_.reset(new BackwardLauncher(problem, device, l2_bytes_));
   }
 }
 
 const Sm80Launcher::Forward& Sm80Launcher::choose(const flashattn_shape& shape) const {
+  const sm80::ForwardEntry &few = *few_.kernel.entry, &small = *small_.kernel.entry;
+  if (static_cast<int64_t>(shape.seqlen_q) * problem_.group() <= few.tile_q) return few_;
   // Large tiles need rows to fill them and blocks enough for all multiprocessors; under a causal
   // mask short sequences waste less of small ones (7 % at 1,024 queries on an H200).
   const int64_t blocks =
-      ceil_div(shape.seqlen_q, large_.entry->tile_q) * shape.batch * problem_.heads_q;
-  const int32_t least =
-      problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? kLargeCausal : small_.entry->tile_q + 1;
+      ceil_div(shape.seqlen_q, large_.kernel.entry->tile_q) * shape.batch * problem_.heads_q;
+  const int32_t least = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? kLargeCausal : small.tile_q + 1;
   return shape.seqlen_q >= least && blocks >= units_ ? large_ : small_;
 }
 
 ForwardParams Sm80Launcher::grid(const flashattn_shape& shape) const {
-  const Forward& choice = choose(shape);
+  const Choice<sm80::ForwardEntry>& choice = choose(shape).kernel;
   ForwardParams p{};
   p.problem = problem_;
   p.args.shape = shape;
@@ -138,8 +150,10 @@ int64_t Sm80Launcher::workspace(uint32_t op, const flashattn_shape& shape) const
   if (problem_.splits > 1 || problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) {
     return p.parts > 1 ? WorkspaceCutter::bytes_for(rows * p.parts * row) : 0;
   }
-  const int64_t limit =
-      static_cast<int64_t>(std::max(large_.resident, small_.resident)) * large_.entry->tile_q * row;
+  int64_t limit = 0;
+  for (const Forward* choice : {&few_, &small_, &large_}) {
+    limit = std::max(limit, int64_t{choice->kernel.resident} * choice->kernel.entry->tile_q * row);
+  }
   return shape.seqlen_kv < 4 * kSplitStep
              ? 0
              : WorkspaceCutter::bytes_for(
@@ -150,10 +164,9 @@ void Sm80Launcher::describe(uint32_t op, const flashattn_shape& shape,
                             flashattn_plan_properties* properties) const {
   if (op == FLASHATTN_OP_BACKWARD) return backward_->describe(properties);
   const Forward& choice = choose(shape);
-  const bool large = choice.entry == large_.entry;
-  describe_kernel(choice, 1, large ? large_name_ : small_name_, "mma.sync", properties);
+  describe_kernel(choice.kernel, 1, choice.name, "mma.sync", properties);
   properties->splits = grid(shape).parts;
-  properties->why = (large ? large_why_ : small_why_).c_str();
+  properties->why = choice.why.c_str();
 }
 
 int32_t Sm80Launcher::check_arrays(const flashattn_forward_args& args) const {
@@ -179,10 +192,9 @@ int32_t Sm80Launcher::forward(const flashattn_forward_args& args, void* workspac
     p.partial_o = WorkspaceCutter(workspace).take<float>(rows * (problem_.dim_v + 1));
     p.partial_lse = p.partial_o + rows * problem_.dim_v;
   }
-  const Forward& choice = choose(args.shape);
   const cudaStream_t queue = static_cast<cudaStream_t>(stream);
-  const int32_t status =
-      launch(*choice.entry, p.blocks(), p, queue, "launching the forward kernel");
+  const int32_t status = launch(*choose(args.shape).kernel.entry, p.blocks(), p, queue,
+                                "launching the forward kernel");
   if (status != FLASHATTN_OK || p.parts <= 1) return status;
   return status_of(launch_merge_split(p, queue), "launching the merge of a split forward");
 }

@@ -33,14 +33,16 @@ class Sm80Launcher : public Launcher {
 
  private:
   // The kernels that the plan may choose from by the shape of a call.
-  using Forward = Choice<sm80::ForwardEntry>;
+  struct Forward {
+    Choice<sm80::ForwardEntry> kernel;
+    std::string name, why;
+  };
 
   // Everything but the arguments and the workspace.
   ForwardParams grid(const flashattn_shape& shape) const;
   const Forward& choose(const flashattn_shape& shape) const;
 
-  Forward large_, small_;  // more rows a warp where queries are many
-  std::string large_name_, small_name_, large_why_, small_why_;
+  Forward few_, small_, large_;                       // by how many queries there are
   std::unique_ptr<const BackwardLauncher> backward_;  // NULL: not asked for
 };
 

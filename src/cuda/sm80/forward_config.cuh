@@ -26,7 +26,7 @@ struct ForwardConfig {
   static constexpr int kTileQ = 16 * kOwn * kWarps;
   static constexpr int kTileKv = kTileKv_;
   static constexpr int kMinBlocks = kMinBlocks_;  // on a multiprocessor, as registers allow
-  static constexpr bool kShort = kStrips == 1 && kDimV <= 128;  // decoding comes here
+  static constexpr bool kShort = kStrips == 1 && kWarps > 1 && kDimV <= 128;  // decoding comes here
 
   // Whose maxima are looked for together: latency; others have better use for the registers.
   static constexpr int kRowsAtOnce = kStrips == 2 && kDimQk == 128 && sizeof(T) == 2 ? 4 : 1;
