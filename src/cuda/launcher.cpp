@@ -15,20 +15,22 @@ constexpr int32_t kInvariantQueries = 16;
 constexpr int32_t kSplitStep = 64;
 constexpr int32_t kLargeCausal = 1025;  // queries from which large tiles pay under a causal mask
 
-// Of a kernel's tile: those that decoding has, or one or two strips of 16 for each of four warps.
-enum class TileRows { kFew, kSome, kMany };
+// Of a kernel's blocks: four warps with one or two strips of 16 rows each, or two warps, for
+// decoding, with tiles of 64 keys or fewer.
+enum class Size { kTiny, kSmall, kMedium, kLarge };
 
-TileRows rows_of(const sm80::ForwardEntry& e) {
-  return e.strips > 1 ? TileRows::kMany : e.threads < 128 ? TileRows::kFew : TileRows::kSome;
+Size size_of(const sm80::ForwardEntry& e) {
+  if (e.threads >= 128) return e.strips > 1 ? Size::kLarge : Size::kMedium;
+  return e.tile_kv < 64 ? Size::kTiny : Size::kSmall;
 }
 
 // The first that the device's shared memory holds; if there is none, the smallest.
-const sm80::ForwardEntry* find(const Problem& p, TileRows rows, int32_t local_memory) {
+const sm80::ForwardEntry* find(const Problem& p, Size size, int32_t local_memory) {
   const sm80::Table<sm80::ForwardEntry> table = sm80::forward_table();
   const sm80::ForwardEntry* best = nullptr;
   for (size_t n = 0; n < table.count; ++n) {
     const sm80::ForwardEntry& e = *table.entries[n];
-    const bool fits = e.dtype == p.dtype && e.modified == is_modified(p) && rows_of(e) == rows &&
+    const bool fits = e.dtype == p.dtype && e.modified == is_modified(p) && size_of(e) == size &&
                       e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v &&
                       (!best || (e.dim_qk == best->dim_qk && e.dim_v == best->dim_v));
     if (!fits) continue;
@@ -53,7 +55,7 @@ std::string kernel_name(const sm80::ForwardEntry& e) {
 }  // namespace
 
 int32_t sm80_shared_bytes(const Problem& problem, int32_t local_memory) {
-  const int32_t forward = find(problem, TileRows::kSome, local_memory)->shared_bytes;
+  const int32_t forward = find(problem, Size::kMedium, local_memory)->shared_bytes;
   if (!problem.has_op(FLASHATTN_OP_BACKWARD)) return forward;
   return std::max(forward, BackwardLauncher::shared_bytes(problem, local_memory));
 }
@@ -71,32 +73,37 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
   const auto make = [&](const sm80::ForwardEntry& entry, const char* why) {
     return Forward{prepare(entry, units_), kernel_name(entry), family + why};
   };
-  small_ = make(*find(problem, TileRows::kSome, local_memory), "; 16 rows a warp");
+  medium_ = make(*find(problem, Size::kMedium, local_memory), "; 16 rows a warp");
   // Tiles of another size round otherwise, and which is chosen depends on the batch.
   const bool invariant = problem.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT;
-  const auto other = [&](TileRows rows, const char* why) {
-    const sm80::ForwardEntry* entry = find(problem, rows, local_memory);
-    const bool use = entry && entry->dim_qk == small_.kernel.entry->dim_qk &&
+  const auto make_or = [&](const Forward& other, Size size, const char* why) {
+    const sm80::ForwardEntry* entry = find(problem, size, local_memory);
+    const bool use = entry && entry->dim_qk == medium_.kernel.entry->dim_qk &&
                      entry->shared_bytes <= local_memory && !invariant &&
                      fits_blocks(problem, *entry);
-    return use ? make(*entry, why) : small_;
+    return use ? make(*entry, why) : other;
   };
-  few_ = other(TileRows::kFew, "; small blocks, for queries are few");
-  large_ = other(TileRows::kMany, "; 32 rows a warp, for queries are many");
+  large_ = make_or(medium_, Size::kLarge, "; 32 rows a warp, for queries are many");
+  small_ = make_or(medium_, Size::kSmall, "; small blocks, for queries are few");
+  tiny_ = make_or(small_, Size::kTiny, "; the smallest blocks: more than fit at once");
   if (problem.has_op(FLASHATTN_OP_BACKWARD)) {
     backward_.reset(new BackwardLauncher(problem, device, l2_bytes_));
   }
 }
 
 const Sm80Launcher::Forward& Sm80Launcher::choose(const flashattn_shape& shape) const {
-  const sm80::ForwardEntry &few = *few_.kernel.entry, &small = *small_.kernel.entry;
-  if (static_cast<int64_t>(shape.seqlen_q) * problem_.group() <= few.tile_q) return few_;
+  const sm80::ForwardEntry &medium = *medium_.kernel.entry, &large = *large_.kernel.entry;
+  if (static_cast<int64_t>(shape.seqlen_q) * problem_.group() <= small_.kernel.entry->tile_q) {
+    // Small tiles keep few bytes on their way, but the end, when some multiprocessors have nothing
+    // left to do, is short: by up to a fifth (96 sequences of 4,096 keys on an H200).
+    const int64_t blocks = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
+    return blocks > small_.kernel.resident ? tiny_ : small_;
+  }
   // Large tiles need rows to fill them and blocks enough for all multiprocessors; under a causal
   // mask short sequences waste less of small ones (7 % at 1,024 queries on an H200).
-  const int64_t blocks =
-      ceil_div(shape.seqlen_q, large_.kernel.entry->tile_q) * shape.batch * problem_.heads_q;
-  const int32_t least = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? kLargeCausal : small.tile_q + 1;
-  return shape.seqlen_q >= least && blocks >= units_ ? large_ : small_;
+  const int64_t blocks = ceil_div(shape.seqlen_q, large.tile_q) * shape.batch * problem_.heads_q;
+  const int32_t least = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? kLargeCausal : medium.tile_q + 1;
+  return shape.seqlen_q >= least && blocks >= units_ ? large_ : medium_;
 }
 
 ForwardParams Sm80Launcher::grid(const flashattn_shape& shape) const {
@@ -151,7 +158,7 @@ int64_t Sm80Launcher::workspace(uint32_t op, const flashattn_shape& shape) const
     return p.parts > 1 ? WorkspaceCutter::bytes_for(rows * p.parts * row) : 0;
   }
   int64_t limit = 0;
-  for (const Forward* choice : {&few_, &small_, &large_}) {
+  for (const Forward* choice : {&tiny_, &small_, &medium_, &large_}) {
     limit = std::max(limit, int64_t{choice->kernel.resident} * choice->kernel.entry->tile_q * row);
   }
   return shape.seqlen_kv < 4 * kSplitStep

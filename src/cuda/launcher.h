@@ -42,7 +42,7 @@ class Sm80Launcher : public Launcher {
   ForwardParams grid(const flashattn_shape& shape) const;
   const Forward& choose(const flashattn_shape& shape) const;
 
-  Forward few_, small_, large_;                       // by how many queries there are
+  Forward tiny_, small_, medium_, large_;             // by how many queries there are
   std::unique_ptr<const BackwardLauncher> backward_;  // NULL: not asked for
 };
 

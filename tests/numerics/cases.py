@@ -28,6 +28,11 @@ def groups():
         yield Case(batch=3, seqlen_q=1, seqlen_kv=113, heads_q=heads, heads_kv=kv, dim_qk=64,
                    dtype=DTYPES[(n + 1) % 3])
     yield from caches()
+    # More sequences than a GPU works on at once.
+    for n, pages in enumerate((0, 4)):
+        yield Case(batch=700, seqlen_q=n + 1, seqlen_kv=67, heads_q=4, heads_kv=1, dim_qk=128,
+                   lens_kv=[37 * b % 68 for b in range(700)], dtype=DTYPES[2 - n], causal=n == 1,
+                   page_size=pages)
 
 
 def caches():
