@@ -47,6 +47,12 @@ struct SplitRule {
   int32_t step;         // parts start at multiples of it
 };
 
+// Whether so many parts are worth their merge. In units of what a GPU's block takes for a key, some
+// 20 ns: the merge is a launch, 200, and of a part's rows 40 take 1.
+FLASHATTN_HD constexpr bool pays_to_split(int64_t rows, int32_t keys, int64_t parts) {
+  return parts > 1 && keys - keys / parts > 200 + rows * parts / 40;
+}
+
 // Keys of each part but the last.
 FLASHATTN_HD constexpr int32_t part_keys(const SplitRule& rule, Lengths len) {
   if (len.q > rule.max_queries || len.kv == 0) return len.kv;

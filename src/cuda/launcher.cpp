@@ -126,12 +126,11 @@ ForwardParams Sm80Launcher::grid(const flashattn_shape& shape) const {
     p.split = {0, kInvariantKeys, kInvariantQueries, kSplitStep};
   } else {
     // As many parts as make the blocks fill the device once, where there are too few by half.
-    const int64_t parts = choice.resident / std::max<int64_t>(p.blocks(), 1);
-    const bool split = parts >= 2 && shape.seqlen_kv >= 4 * kSplitStep;
-    p.split = {split ? static_cast<int32_t>(
-                           std::min<int64_t>(parts, ceil_div(shape.seqlen_kv, 2 * kSplitStep)))
-                     : 1,
-               0, INT32_MAX, kSplitStep};
+    const int64_t parts = std::min(choice.resident / std::max<int64_t>(p.blocks(), 1),
+                                   ceil_div(shape.seqlen_kv, 2 * kSplitStep));
+    const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * shape.seqlen_q;
+    const bool split = pays_to_split(rows, shape.seqlen_kv, parts);
+    p.split = {split ? static_cast<int32_t>(parts) : 1, 0, INT32_MAX, kSplitStep};
   }
   p.partial_queries = std::min(shape.seqlen_q, p.split.max_queries);
   p.parts = part_bound(p.split, {shape.seqlen_q, shape.seqlen_kv});

@@ -1,7 +1,9 @@
-// Bytes that plan_info reports, beside what one counts by hand: every family reports these.
+// Bytes that plan_info reports, beside what one counts by hand: every family reports these. And
+// when splitting keys pays.
 #include "core/cost.h"
 
 #include "check.h"
+#include "core/sequence.h"
 #include "core/validate_desc.h"
 
 using namespace flashattn;
@@ -95,9 +97,21 @@ void test_scores() {
   CHECK(forward_bytes(desc, shape) == plain + 2 * 3);
 }
 
+// What an H200 was seen to gain or lose by (decoding with 8 KV heads; 512 queries of 16 heads).
+void test_splits() {
+  CHECK(!pays_to_split(32, 8192, 1));
+  CHECK(!pays_to_split(32, 8192, 0));
+  CHECK(pays_to_split(32, 8192, 64));
+  CHECK(pays_to_split(32, 512, 4));
+  CHECK(!pays_to_split(32, 256, 2));
+  CHECK(!pays_to_split(16 * 512, 512, 3));
+  CHECK(pays_to_split(32 * 128, 32768, 6));
+}
+
 }  // namespace
 
 int main() {
+  test_splits();
   test_training();
   test_decoding();
   test_packed();

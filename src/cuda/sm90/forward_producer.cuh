@@ -54,6 +54,7 @@ class Planner {
 
  private:
   __device__ __forceinline__ int32_t next_tile() {
+    if (params_.counter == nullptr) return INT32_MAX;
     int32_t taken = 0;
     if (leader_) taken = atomicAdd(params_.counter, 1);
     return static_cast<int32_t>(gridDim.x) + __shfl_sync(~0u, taken, 0);

@@ -25,7 +25,7 @@ struct ForwardParams {
   Problem problem;
   flashattn_forward_args args;
   TileOrder order;
-  int32_t* counter;     // tiles handed out beyond the first of each block
+  int32_t* counter;     // tiles handed out beyond the first of each block; NULL: there are none
   int32_t kv_box;       // rows of a box of K and V: a tile's, or what of a tile lies in one page
   int32_t kv_has_tail;  // rows past a sequence's keys may lie in memory: they need not be finite
   int32_t store_boxes;  // O leaves by the copy engine; else row by row, as lengths allow

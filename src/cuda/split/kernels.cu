@@ -9,8 +9,10 @@ namespace flashattn::cuda {
 namespace {
 
 constexpr int kWarps = 4;
+constexpr int kManyParts = 8;  // from how many on all warps of a block merge one row
 
-// One block a row: rows are few, and parts many.
+// kTeam warps a row.
+template <int kTeam>
 __global__ void __launch_bounds__(32 * kWarps, 1)
     merge_split_kernel(const __grid_constant__ ForwardParams params) {
   const flashattn_forward_args& args = params.args;
@@ -21,9 +23,11 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   const int64_t stride = params.partial_row(1, 0, 0, 0);
   const RowLayout layout = row_layout(params.problem, args.shape);
   const float kept = 65536.0f / (65536.0f - static_cast<float>(params.dropout_threshold));
-  for (int32_t i = blockIdx.y; i < sequence.len.q; i += gridDim.y) {
+  constexpr int32_t kRows = kWarps / kTeam;
+  for (int32_t i = blockIdx.y * kRows + threadIdx.x / (32 * kTeam); i < sequence.len.q;
+       i += gridDim.y * kRows) {
     const int64_t first = params.partial_row(0, b, h, i), token = sequence.first_q + i;
-    merge_row<kWarps>(
+    merge_row<kTeam>(
         {parts, params.problem.dim_v, params.problem.dtype_o,
          tensor_row(args.o, dtype_size(params.problem.dtype_o), b, h, token),
          args.lse ? args.lse + b * layout.batch_stride + h * layout.head_stride + token : nullptr},
@@ -81,9 +85,11 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
 }  // namespace
 
 cudaError_t launch_merge_split(const ForwardParams& params, cudaStream_t stream) {
-  const dim3 grid =
-      grid_of(params.args.shape.batch, params.problem.heads_q, params.partial_queries, 1);
-  return start(&merge_split_kernel, grid, 32 * kWarps, 0, params, stream);
+  const bool many = params.parts >= kManyParts;
+  const dim3 grid = grid_of(params.args.shape.batch, params.problem.heads_q, params.partial_queries,
+                            many ? 1 : kWarps);
+  return start(many ? &merge_split_kernel<kWarps> : &merge_split_kernel<1>, grid, 32 * kWarps, 0,
+               params, stream);
 }
 
 cudaError_t launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream) {
