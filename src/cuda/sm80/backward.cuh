@@ -223,7 +223,8 @@ class BackwardBlock : BackwardScores<Config> {
 #pragma unroll
       for (int k = 0; k < kSlice / 16; ++k) {
         uint32_t words[4];
-        ptx::ldmatrix_x4(words, ScoreTile::further(left, 2 * k) + strip * 16 * ScoreTile::kRowBytes);
+        ptx::ldmatrix_x4(words,
+                         ScoreTile::further(left, 2 * k) + strip * 16 * ScoreTile::kRowBytes);
 #pragma unroll
         for (int x = 0; x < 4; ++x) held[strip][2 * k + x / 2][x % 2] = {words[x]};
       }
@@ -283,14 +284,14 @@ class BackwardBlock : BackwardScores<Config> {
     if (step.head < 0) return;
     constexpr int kColumns = Config::kColumnsDq;
     // As many at a time as there are registers for beside the sums.
-    constexpr int kPass = kColumns > 48 || kDim * sizeof(T) > 768 ? kColumns / 2 : kColumns;
+    constexpr int kPass = kDim * sizeof(T) > 768 ? kColumns / 2 : kColumns;
 #pragma unroll 1
     for (int pass = 0; pass < kColumns; pass += kPass) add_dq_columns<kPass>(step, stage, pass);
     if (!params_.turns) return;
     __syncwarp();
     if (lane_ == 0) {
       __threadfence();
-      ptx::add_release(turn_of<Config>(params_, place_, step), 1);
+      ptx::add_release(turn_of(place_, step), 1);
     }
   }
 
@@ -352,8 +353,7 @@ class BackwardBlock : BackwardScores<Config> {
       for (int n = 0; n < kColumns / 8; ++n) {
         const float* sums = &sum_[x / 2][n][x % 2 * 2];
         const int at = n / 4 * 32 * kHalves + n % 4 * 8;
-        Pair<T>::of(sums[0] * factor, sums[1] * factor)
-            .store_if(at < columns, to + at * sizeof(T));
+        Pair<T>::of(sums[0] * factor, sums[1] * factor).store_if(at < columns, to + at * sizeof(T));
       }
     }
   }
