@@ -199,7 +199,9 @@ class BackwardBlock : BackwardScores<Config> {
       add_products(held, stage, slice, half);
       if constexpr (kHalves == 2) {
         ptx::barrier_sync<64>(1 + Config::kPairBarriers + keys * 2 + gradients_);
-        load_held(held, gradients_ == 0 ? Config::kStages : stage, slice ^ kSlice);
+        const uint32_t other = held_at(gradients_ == 0 ? Config::kStages : stage, slice ^ kSlice);
+#pragma unroll
+        for (int k = 0; k < kSlice / 16; ++k) load_held(held, other, k);
         add_products(held, stage, slice ^ kSlice, half);
       }
     }
@@ -214,20 +216,20 @@ class BackwardBlock : BackwardScores<Config> {
         [&](int strip, int k, int x) { return held_word<T>(held[strip], k, x); });
   }
 
-  // A slice of the other half, for the same keys.
-  __device__ __forceinline__ void load_held(Held& held, int tile, int slice) const {
-    const uint32_t left = ScoreTile::further(left_rows(score_tile(tile), warp_key_, lane_),
-                                             slice / ScoreTile::kChunkElements);
+  // Where load_held reads a slice of a tile of scores.
+  __device__ __forceinline__ uint32_t held_at(int tile, int slice) const {
+    return ScoreTile::further(left_rows(score_tile(tile), warp_key_, opaque(lane_)),
+                              slice / ScoreTile::kChunkElements);
+  }
+
+  // Of it columns [16 k, 16 k + 16).
+  static __device__ __forceinline__ void load_held(Held& held, uint32_t from, int k) {
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip) {
+      uint32_t words[4];
+      ptx::ldmatrix_x4(words, ScoreTile::further(from, 2 * k) + strip * 16 * ScoreTile::kRowBytes);
 #pragma unroll
-      for (int k = 0; k < kSlice / 16; ++k) {
-        uint32_t words[4];
-        ptx::ldmatrix_x4(words,
-                         ScoreTile::further(left, 2 * k) + strip * 16 * ScoreTile::kRowBytes);
-#pragma unroll
-        for (int x = 0; x < 4; ++x) held[strip][2 * k + x / 2][x % 2] = {words[x]};
-      }
+      for (int x = 0; x < 4; ++x) held[strip][2 * k + x / 2][x % 2] = {words[x]};
     }
   }
 
@@ -236,17 +238,23 @@ class BackwardBlock : BackwardScores<Config> {
   template <bool kDropped, bool kHidden>
   __device__ __forceinline__ void gradients(const Scores& dp, Held& held, int stage,
                                             int slice) const {
-    const uint32_t from = pairs_at(weights_tile(stage), slice), to = pairs_at(stage, slice);
+    const int tile = weights_tile(stage);
+    const uint32_t from = kHalves == 2 ? held_at(tile, slice) : pairs_at(tile, slice);
+    const uint32_t to = pairs_at(stage, slice);
     const uint32_t delta = numbers(stage) + (kTileQ + slice + lane_ % 4 * 2) * 4;
     const float kept = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
     // Those of the next columns are on their way while some are worked on.
-    Pair<T> weights[2][kStrips][2];
+    Held weights;
     float2 rows[2];
     const auto load = [&](int n) {
       rows[n % 2] = ptx::load_shared_pair(delta + n * 32);
+      if constexpr (kHalves == 2) {
+        if (n % 2 == 0) load_held(weights, from, n / 2);
+      } else {
 #pragma unroll
-      for (int x = 0; x < kStrips * 2; ++x) {
-        weights[n % 2][x / 2][x % 2] = Pair<T>::load_shared(pair_at(from, n, x / 2, x % 2));
+        for (int x = 0; x < kStrips * 2; ++x) {
+          weights[x / 2][n][x % 2] = Pair<T>::load_shared(pair_at(from, n, x / 2, x % 2));
+        }
       }
     };
     load(0);
@@ -258,7 +266,7 @@ class BackwardBlock : BackwardScores<Config> {
       for (int strip = 0; strip < kStrips; ++strip) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const Pair<T> weight = weights[n % 2][strip][half];
+          const Pair<T> weight = weights[strip][n][half];
           float2 p = weight.numbers();
           float x = dp[strip][n][half * 2], y = dp[strip][n][half * 2 + 1];
           if constexpr (kDropped) {
