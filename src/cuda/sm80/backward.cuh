@@ -9,11 +9,11 @@
 // global memory. With two stages dQ of a tile is computed under the next one, and one barrier a
 // tile serves everything.
 //
-// Of long rows a warp has registers for the sums of 16 keys only, and each pair would read all of Q
-// and dO for no more. So two pairs share 32 keys (kHalves = 2): scores are computed by halves of
-// the tile's queries, dV and dK by halves of the columns. What that needs of the other half's P or
-// dS, a warp reads from shared memory: of dS that for dQ, P gets a tile of its own, for dS does not
-// overwrite it. A tile of 64 x 64 x 256 is read with 124 ldmatrix a warp instead of 168.
+// Of long rows (dims 192 and 256) a warp has registers for the sums of 16 keys only, and each pair
+// would read all of Q and dO for no more than these. So two pairs share 32 keys (kHalves = 2): each
+// computes the scores of half of a tile's queries, and half of the columns of dV and dK. For those
+// a warp reads the other half's P or dS from shared memory; dS must not overwrite a P that is still
+// read, so P has a tile of its own. A tile of 64 x 64 x 256 takes 510 KB of reads instead of 710.
 //
 // Of fp32 (see products_fp32.cuh for the budget) one stage will do: a tile of 64 x 64 keeps the
 // tensor cores busy for thousands of cycles, and dQ of it is computed while the next one arrives.

@@ -10,7 +10,7 @@
 
 namespace flashattn::cuda::sm80 {
 
-// kModified: as in the forward pass. kHalves: pairs of warps that share their keys, see
+// kModified: as in the forward pass. kHalves: how many pairs of warps share their keys, see
 // backward.cuh.
 template <class T_, int kDim_, int kStrips_, int kPairs_, int kTileQ_, int kSlice_, int kStages_,
           int kMinBlocks_, bool kModified_, int kHalves_>
@@ -35,7 +35,7 @@ struct BackwardConfig {
   using ScoreTile = SharedTile<kTileKv, kTileQ, sizeof(T)>;  // rows are keys
   static constexpr int kNumberBytes = 2 * kTileQ * 4;
   static constexpr int kStageBytes = 2 * QueryTile::kBytes;
-  // One a stage, and one of P that the halves read from each other.
+  // One a stage, and the one of P that halves read from each other.
   static constexpr int kScoreTiles = kStages + kHalves - 1;
   static constexpr int kScores = 2 * KeyTile::kBytes + kStages * kStageBytes;
   static constexpr int kNumbers = kScores + kScoreTiles * ScoreTile::kBytes;
@@ -46,7 +46,7 @@ struct BackwardConfig {
   static_assert(kHalves == 1 || (kHalves == 2 && kShare == kSlice && kColumns % 32 == 0 && !kWide),
                 "a slice, and whole groups of columns");
   static_assert(kHalves == 1 || !kSkips, "halves wait for each other");
-  // Of each pair for each of its slices, and of two halves.
+  // Of each pair one for each of its slices; halves have one for each kind of warp.
   static constexpr int kPairBarriers = kPairs * (kShare / kSlice);
   static_assert(kPairBarriers + (kHalves - 1) * kPairs < 16, "as many barriers as there are");
   static_assert(kTileQ % 32 == 0 && 2 * kTileQ <= kThreads, "dQ: rows of warps, 32 queries each");
@@ -77,7 +77,7 @@ class BackwardScores {
     return kHalves == 1 ? 0 : opaque(threadIdx.x) / 32 % kHalves;
   }
 
-  // Past the stages': that of P, where halves share it.
+  // Number kStages is P, where halves share it.
   __device__ __forceinline__ ScoreTile score_tile(int stage) const {
     return {shared_ + Config::kScores + stage * ScoreTile::kBytes};
   }
@@ -100,8 +100,8 @@ class BackwardScores {
            (strip * 16 + half * 8) * ScoreTile::kRowBytes;
   }
 
-  // In which tile of scores the gradients' warp finds the weights: without modifications in that
-  // which the other half reads, too.
+  // In which tile of scores the gradients' warp finds the weights: unmodified ones in that which
+  // the other half reads, too.
   static __device__ __forceinline__ int weights_tile(int stage) {
     return kHalves == 2 && !Config::kModified ? Config::kStages : stage;
   }
