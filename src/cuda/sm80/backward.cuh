@@ -299,7 +299,7 @@ class BackwardBlock : BackwardScores<Config> {
     __syncwarp();
     if (lane_ == 0) {
       __threadfence();
-      ptx::add_release(turn_of(place_, step), 1);
+      ptx::add_release(turn_of<Config>(params_, place_, step), 1);
     }
   }
 

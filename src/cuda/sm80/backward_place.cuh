@@ -36,7 +36,7 @@ struct BackwardPlace {
   Step steps[2];        // whose dS lies in each tile of scores; head -1: none
   SequenceRows q, dout, dq;
   SequenceRows numbers[2];  // lse2, D
-  SequenceRows turns;       // a tile of queries a row
+  SequenceRows turns;       // of halves: see turn_of
 };
 
 // One thread calls it. Empty keys: nothing to do.
@@ -82,7 +82,7 @@ __device__ __forceinline__ BackwardPlace find_place(const BackwardParams& params
   p.dq = {reinterpret_cast<char*>(params.dq + row * problem.dim_qk), head_bytes * problem.dim_qk};
   p.numbers[0] = {reinterpret_cast<char*>(params.lse2 + row), head_bytes};
   p.numbers[1] = {reinterpret_cast<char*>(params.delta + row), head_bytes};
-  if (!params.turns) return p;
+  if (Config::kHalves == 1 || !params.turns) return p;
   int32_t* const turns = params.turns + params.query_tile(p.sequence, p.b, 0, 0, kTileQ);
   p.turns = {reinterpret_cast<char*>(turns), params.head_tiles(kTileQ) * 4};
   return p;
@@ -97,8 +97,16 @@ __device__ __forceinline__ Interval queries_of(const BackwardPlace& place, Step 
 // Tiles of keys add to a tile of queries one after the other, the last that it sees first: all
 // blocks begin with the queries next to the diagonal, so that under most masks nobody waits. A turn
 // is passed in shares, one for each warp.
-__device__ __forceinline__ int32_t* turn_of(const BackwardPlace& place, Step step) {
-  return reinterpret_cast<int32_t*>(place.turns.of(step.head)) + step.tile;
+template <class Config>
+__device__ __forceinline__ int32_t* turn_of(const BackwardParams& params,
+                                            const BackwardPlace& place, Step step) {
+  // The compiler keeps what this takes in six registers. Halves cannot spare them.
+  if constexpr (Config::kHalves == 1) {
+    return params.turns +
+           params.query_tile(place.sequence, place.b, step.head, step.tile, Config::kTileQ);
+  } else {
+    return reinterpret_cast<int32_t*>(place.turns.of(step.head)) + step.tile;
+  }
 }
 
 template <class Config>
@@ -107,7 +115,7 @@ __device__ __forceinline__ void await_turn(const BackwardParams& params, const B
   const KeySpan span =
       key_span(params.problem.mask_rule(), queries_of<Config>(place, step), place.sequence.len);
   const int32_t before = (span.any.end - 1) / Config::kTileKv - place.keys.begin / Config::kTileKv;
-  const int32_t* turn = turn_of(place, step);
+  const int32_t* turn = turn_of<Config>(params, place, step);
   while (ptx::load_acquire(turn) < before * Config::kWarps) __nanosleep(20);
 }
 
@@ -133,7 +141,7 @@ __device__ __forceinline__ Step next_step(const BackwardParams& params, const Ba
       for (int32_t n = 0; n < skipped; ++n) {
         const Step empty{step.head, step.tile + n, true};
         await_turn<Config>(params, place, empty);
-        ptx::add_release(turn_of(place, empty), Config::kWarps);
+        ptx::add_release(turn_of<Config>(params, place, empty), Config::kWarps);
       }
     }
     step.tile += skipped;
