@@ -70,7 +70,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
-  // FLASHATTN_EMULATOR_DEVICE: the compute capability, 90 or, with less shared memory, 86.
+  // FLASHATTN_EMULATOR_DEVICE: the compute capability, 90 or, with less shared memory, 80 and 86.
   const char* text = std::getenv("FLASHATTN_EMULATOR_DEVICE");
   const int capability = text ? std::atoi(text) : 90;
   switch (which) {
@@ -78,7 +78,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
     case cudaDevAttrComputeCapabilityMajor: *value = capability / 10; break;
     case cudaDevAttrComputeCapabilityMinor: *value = capability % 10; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = capability == 90 ? emulator::kSharedBytes : 99 * 1024;
+      *value = capability == 90   ? emulator::kSharedBytes
+               : capability == 80 ? 163 * 1024
+                                  : 99 * 1024;
       break;
     default: return cudaErrorInvalidValue;
   }

@@ -9,11 +9,17 @@
 // global memory. With two stages dQ of a tile is computed under the next one, and one barrier a
 // tile serves everything.
 //
+// Of long rows (dims 192 and 256) a warp has registers for the sums of 16 keys only, and each pair
+// would read all of Q and dO for no more than these. So two pairs share 32 keys (kHalves = 2): each
+// computes the scores of half of a tile's queries, and half of the columns of dV and dK. For those
+// a warp reads the other half's P or dS from shared memory; dS must not overwrite a P that is still
+// read, so P has a tile of its own. A tile of 64 x 64 x 256 takes 510 KB of reads instead of 710.
+//
 // Of fp32 (see products_fp32.cuh for the budget) one stage will do: a tile of 64 x 64 keeps the
 // tensor cores busy for thousands of cycles, and dQ of it is computed while the next one arrives.
 //
-// Shared memory: K | V | stages of Q | dO | tiles of P, then dS | stages of lse and D |
-// BackwardPlace.
+// Shared memory: K | V | stages of Q | dO | tiles of P, then dS | of halves: P | stages of lse and
+// D | BackwardPlace.
 #pragma once
 
 #include "cuda/sm80/backward_scores.cuh"
@@ -23,14 +29,16 @@ namespace flashattn::cuda::sm80 {
 template <class Config>
 class BackwardBlock : BackwardScores<Config> {
   using Base = BackwardScores<Config>;
-  using Base::key_of, Base::lane_, Base::numbers, Base::pair_at, Base::pairs_at, Base::params_;
-  using Base::kSlice, Base::kStrips, Base::kTileQ, Base::score_tile, Base::sees_some;
-  using Base::place_, Base::shared_, Base::warp_key_, Base::weights;
+  using Base::key_of, Base::lane_, Base::numbers, Base::own_half, Base::pair_at, Base::pairs_at;
+  using Base::kHalves, Base::kSlice, Base::kStrips, Base::kTileQ, Base::score_tile;
+  using Base::params_, Base::place_, Base::sees_some, Base::shared_, Base::warp_key_;
+  using Base::weights, Base::weights_tile;
   using typename Base::Held;
   using typename Base::Scores;
   using typename Base::ScoreTile;
   using typename Base::T;
   static constexpr int kDim = Config::kDim, kTileKv = Config::kTileKv;
+  static constexpr int kColumns = Config::kColumns;  // of the warp's sums
   static constexpr int kThreads = Config::kThreads;
 
  public:
@@ -50,7 +58,7 @@ class BackwardBlock : BackwardScores<Config> {
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip) {
 #pragma unroll
-      for (int n = 0; n < kDim / 8; ++n) {
+      for (int n = 0; n < kColumns / 8; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) sum_[strip][n][e] = 0.0f;
       }
@@ -163,18 +171,21 @@ class BackwardBlock : BackwardScores<Config> {
   __device__ __forceinline__ void multiply(Step step, Interval queries, bool full, int stage) {
     const uint32_t left = left_rows(
         typename Config::KeyTile{shared_ + gradients_ * Config::KeyTile::kBytes}, warp_key_, lane_);
+    const int half = own_half();
 #pragma unroll 1
-    for (int slice = 0; slice < kTileQ; slice += kSlice) {
+    for (int begin = 0; begin < Config::kShare; begin += kSlice) {
+      const int slice = half * Config::kShare + begin;
       Scores s = {};
       Held held;
       multiply_rows<T, kDim>(s, left, right_rows(query_tile(stage, gradients_), slice, lane_));
       // Barrier 0 is the block's.
-      const int32_t barrier = 1 + warp_key_ / (16 * kStrips) + slice / kSlice * Config::kPairs;
+      const int32_t keys = warp_key_ / (16 * kStrips);
+      const int32_t barrier = 1 + keys * kHalves + half + begin / kSlice * Config::kPairs;
       if (gradients_ == 0) {
         weights(s, held, step, queries, full, stage, slice);
         ptx::barrier_arrive<64>(barrier);
         // The other warp has done its share while this one computed exponentials, and has work now.
-        if (Config::kStages == 2 && slice == 0) add_dq(stage ^ 1);
+        if (Config::kStages == 2 && begin == 0) add_dq(stage ^ 1);
       } else {
         ptx::barrier_sync<64>(barrier);
         if (Config::kModified && params_.dropout_threshold != 0) {
@@ -185,28 +196,65 @@ class BackwardBlock : BackwardScores<Config> {
           gradients<false, true>(s, held, stage, slice);
         }
       }
-      multiply_held<T, kSlice / 16>(
-          sum_, summed_rows(query_tile(stage, gradients_ ^ 1), slice, lane_),
-          [&](int strip, int k, int x) { return held_word<T>(held[strip], k, x); });
+      add_products(held, stage, slice, half);
+      if constexpr (kHalves == 2) {
+        ptx::barrier_sync<64>(1 + Config::kPairBarriers + keys * 2 + gradients_);
+        const uint32_t other = held_at(gradients_ == 0 ? Config::kStages : stage, slice ^ kSlice);
+#pragma unroll
+        for (int k = 0; k < kSlice / 16; ++k) load_held(held, other, k);
+        add_products(held, stage, slice ^ kSlice, half);
+      }
     }
   }
 
-  // dP and the other warp's weights to dS: as operands, and where the weights lay.
+  // To dV or dK what a slice of weights or dS gives.
+  __device__ __forceinline__ void add_products(const Held& held, int stage, int slice, int half) {
+    using Tile = typename Config::QueryTile;
+    const uint32_t rows = summed_rows(query_tile(stage, gradients_ ^ 1), slice, lane_);
+    multiply_held<T, kSlice / 16, kDim>(
+        sum_, Tile::further(rows, half * 32 / Tile::kChunkElements),
+        [&](int strip, int k, int x) { return held_word<T>(held[strip], k, x); });
+  }
+
+  // Where load_held reads a slice of a tile of scores.
+  __device__ __forceinline__ uint32_t held_at(int tile, int slice) const {
+    return ScoreTile::further(left_rows(score_tile(tile), warp_key_, opaque(lane_)),
+                              slice / ScoreTile::kChunkElements);
+  }
+
+  // Of it columns [16 k, 16 k + 16).
+  static __device__ __forceinline__ void load_held(Held& held, uint32_t from, int k) {
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+      uint32_t words[4];
+      ptx::ldmatrix_x4(words, ScoreTile::further(from, 2 * k) + strip * 16 * ScoreTile::kRowBytes);
+#pragma unroll
+      for (int x = 0; x < 4; ++x) held[strip][2 * k + x / 2][x % 2] = {words[x]};
+    }
+  }
+
+  // dP and the other warp's weights to dS: as operands, and for dQ.
   // kHidden: some may be hidden, which must not turn an infinite gradient into NaN.
   template <bool kDropped, bool kHidden>
   __device__ __forceinline__ void gradients(const Scores& dp, Held& held, int stage,
                                             int slice) const {
-    const uint32_t at = pairs_at(stage, slice);
+    const int tile = weights_tile(stage);
+    const uint32_t from = kHalves == 2 ? held_at(tile, slice) : pairs_at(tile, slice);
+    const uint32_t to = pairs_at(stage, slice);
     const uint32_t delta = numbers(stage) + (kTileQ + slice + lane_ % 4 * 2) * 4;
     const float kept = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
     // Those of the next columns are on their way while some are worked on.
-    Pair<T> weights[2][kStrips][2];
+    Held weights;
     float2 rows[2];
     const auto load = [&](int n) {
       rows[n % 2] = ptx::load_shared_pair(delta + n * 32);
+      if constexpr (kHalves == 2) {
+        if (n % 2 == 0) load_held(weights, from, n / 2);
+      } else {
 #pragma unroll
-      for (int x = 0; x < kStrips * 2; ++x) {
-        weights[n % 2][x / 2][x % 2] = Pair<T>::load_shared(pair_at(at, n, x / 2, x % 2));
+        for (int x = 0; x < kStrips * 2; ++x) {
+          weights[x / 2][n][x % 2] = Pair<T>::load_shared(pair_at(from, n, x / 2, x % 2));
+        }
       }
     };
     load(0);
@@ -218,7 +266,7 @@ class BackwardBlock : BackwardScores<Config> {
       for (int strip = 0; strip < kStrips; ++strip) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const Pair<T> weight = weights[n % 2][strip][half];
+          const Pair<T> weight = weights[strip][n][half];
           float2 p = weight.numbers();
           float x = dp[strip][n][half * 2], y = dp[strip][n][half * 2 + 1];
           if constexpr (kDropped) {
@@ -232,7 +280,7 @@ class BackwardBlock : BackwardScores<Config> {
           Pair<T>& ds = held[strip][n][half];
           ds = Pair<T>::of(p.x * x, p.y * y);
           if constexpr (kHidden) ds = ds.where(weight);
-          ds.store_shared(pair_at(at, n, strip, half));
+          ds.store_shared(pair_at(to, n, strip, half));
         }
       }
     }
@@ -244,7 +292,7 @@ class BackwardBlock : BackwardScores<Config> {
     if (step.head < 0) return;
     constexpr int kColumns = Config::kColumnsDq;
     // As many at a time as there are registers for beside the sums.
-    constexpr int kPass = kColumns > 48 || kDim * sizeof(T) > 768 ? kColumns / 2 : kColumns;
+    constexpr int kPass = kDim * sizeof(T) > 768 ? kColumns / 2 : kColumns;
 #pragma unroll 1
     for (int pass = 0; pass < kColumns; pass += kPass) add_dq_columns<kPass>(step, stage, pass);
     if (!params_.turns) return;
@@ -302,23 +350,25 @@ class BackwardBlock : BackwardScores<Config> {
     const float kept = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
     const float factor = gradients_ == 0 ? kept : params_.problem.scale;
     const int32_t j = key_of(0, 0), rows = place_.keys.end - j;
+    const int32_t first = own_half() * 32;
     char* to =
         tensor_row(tensor, sizeof(T), place_.b, place_.kv_head, place_.sequence.first_kv + j) +
-        lane_ % 4 * 2 * sizeof(T);
+        (first + lane_ % 4 * 2) * sizeof(T);
 #pragma unroll
     for (int x = 0; x < kStrips * 2; ++x, to += 8 * tensor.stride_seq * sizeof(T)) {
-      const int32_t columns = x * 8 < rows ? dim : 0;
+      const int32_t columns = x * 8 < rows ? dim - first : 0;
 #pragma unroll
-      for (int n = 0; n < kDim / 8; ++n) {
+      for (int n = 0; n < kColumns / 8; ++n) {
         const float* sums = &sum_[x / 2][n][x % 2 * 2];
-        Pair<T>::of(sums[0] * factor, sums[1] * factor)
-            .store_if(n * 8 < columns, to + n * 8 * sizeof(T));
+        const int at = n / 4 * 32 * kHalves + n % 4 * 8;
+        Pair<T>::of(sums[0] * factor, sums[1] * factor).store_if(at < columns, to + at * sizeof(T));
       }
     }
   }
 
-  const int gradients_;              // 0: the weights' warp of its pair, 1: the gradients'
-  float sum_[kStrips][kDim / 8][4];  // dV or dK
+  const int gradients_;  // 0: the weights' warp of its pair, 1: the gradients'
+  // dV or dK; of halves every second 32 columns.
+  float sum_[kStrips][kColumns / 8][4];
 };
 
 template <class Config>

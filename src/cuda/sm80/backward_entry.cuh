@@ -7,10 +7,10 @@
 namespace flashattn::cuda::sm80 {
 
 template <class T, int kDim, int kStrips, int kPairs, int kTileQ, int kSlice, int kStages,
-          int kMinBlocks, bool kModified>
+          int kMinBlocks, bool kModified, int kHalves = 1>
 constexpr BackwardEntry backward_entry() {
-  using Config =
-      BackwardConfig<T, kDim, kStrips, kPairs, kTileQ, kSlice, kStages, kMinBlocks, kModified>;
+  using Config = BackwardConfig<T, kDim, kStrips, kPairs, kTileQ, kSlice, kStages, kMinBlocks,
+                                kModified, kHalves>;
   return {kDtype<T>,
           kDim,
           kModified,

@@ -36,6 +36,7 @@ struct BackwardPlace {
   Step steps[2];        // whose dS lies in each tile of scores; head -1: none
   SequenceRows q, dout, dq;
   SequenceRows numbers[2];  // lse2, D
+  SequenceRows turns;       // of halves: see turn_of
 };
 
 // One thread calls it. Empty keys: nothing to do.
@@ -81,6 +82,9 @@ __device__ __forceinline__ BackwardPlace find_place(const BackwardParams& params
   p.dq = {reinterpret_cast<char*>(params.dq + row * problem.dim_qk), head_bytes * problem.dim_qk};
   p.numbers[0] = {reinterpret_cast<char*>(params.lse2 + row), head_bytes};
   p.numbers[1] = {reinterpret_cast<char*>(params.delta + row), head_bytes};
+  if (Config::kHalves == 1 || !params.turns) return p;
+  int32_t* const turns = params.turns + params.query_tile(p.sequence, p.b, 0, 0, kTileQ);
+  p.turns = {reinterpret_cast<char*>(turns), params.head_tiles(kTileQ) * 4};
   return p;
 }
 
@@ -96,8 +100,13 @@ __device__ __forceinline__ Interval queries_of(const BackwardPlace& place, Step 
 template <class Config>
 __device__ __forceinline__ int32_t* turn_of(const BackwardParams& params,
                                             const BackwardPlace& place, Step step) {
-  return params.turns +
-         params.query_tile(place.sequence, place.b, step.head, step.tile, Config::kTileQ);
+  // The compiler keeps what this takes in six registers. Halves cannot spare them.
+  if constexpr (Config::kHalves == 1) {
+    return params.turns +
+           params.query_tile(place.sequence, place.b, step.head, step.tile, Config::kTileQ);
+  } else {
+    return reinterpret_cast<int32_t*>(place.turns.of(step.head)) + step.tile;
+  }
 }
 
 template <class Config>

@@ -10,20 +10,21 @@
 
 namespace flashattn::cuda::sm80 {
 
-// kModified: as in the forward pass.
+// kModified: as in the forward pass. kHalves: how many pairs of warps share their keys, see
+// backward.cuh.
 template <class T_, int kDim_, int kStrips_, int kPairs_, int kTileQ_, int kSlice_, int kStages_,
-          int kMinBlocks_, bool kModified_>
+          int kMinBlocks_, bool kModified_, int kHalves_>
 struct BackwardConfig {
   using T = T_;
   static constexpr int kDim = kDim_;        // of the tiles; smaller heads are padded
   static constexpr int kStrips = kStrips_;  // of 16 keys, a pair of warps
-  static constexpr int kPairs = kPairs_;
+  static constexpr int kPairs = kPairs_, kHalves = kHalves_;
   static constexpr int kSlice = kSlice_;  // queries whose scores are held at once
   static constexpr int kStages = kStages_;
   static constexpr int kMinBlocks = kMinBlocks_;  // on a multiprocessor, as registers allow
   static constexpr bool kModified = kModified_;
   static constexpr int kWarps = 2 * kPairs, kThreads = 32 * kWarps;
-  static constexpr int kTileQ = kTileQ_, kTileKv = 16 * kStrips * kPairs;
+  static constexpr int kTileQ = kTileQ_, kTileKv = 16 * kStrips * kPairs / kHalves;
   // Whether warps leave out tiles of queries that see none of their keys: another block on the
   // multiprocessor makes use of the time.
   static constexpr bool kSkips = kMinBlocks > 1 && kTileKv > kTileQ;
@@ -34,10 +35,20 @@ struct BackwardConfig {
   using ScoreTile = SharedTile<kTileKv, kTileQ, sizeof(T)>;  // rows are keys
   static constexpr int kNumberBytes = 2 * kTileQ * 4;
   static constexpr int kStageBytes = 2 * QueryTile::kBytes;
-  static constexpr int kPlace =
-      2 * KeyTile::kBytes + kStages * (kStageBytes + ScoreTile::kBytes + kNumberBytes);
+  // One a stage, and the one of P that halves read from each other.
+  static constexpr int kScoreTiles = kStages + kHalves - 1;
+  static constexpr int kScores = 2 * KeyTile::kBytes + kStages * kStageBytes;
+  static constexpr int kNumbers = kScores + kScoreTiles * ScoreTile::kBytes;
+  static constexpr int kPlace = kNumbers + kStages * kNumberBytes;
   static constexpr int kSharedBytes = kPlace + sizeof(BackwardPlace);
-  static_assert(kPairs * (kTileQ / kSlice) < 16, "as many barriers as there are");
+  // What a warp computes: scores of kShare queries, sums of kColumns columns.
+  static constexpr int kShare = kTileQ / kHalves, kColumns = kDim / kHalves;
+  static_assert(kHalves == 1 || (kHalves == 2 && kShare == kSlice && kColumns % 32 == 0 && !kWide),
+                "a slice, and whole groups of columns");
+  static_assert(kHalves == 1 || !kSkips, "halves wait for each other");
+  // Of each pair one for each of its slices; halves have one for each kind of warp.
+  static constexpr int kPairBarriers = kPairs * (kShare / kSlice);
+  static_assert(kPairBarriers + (kHalves - 1) * kPairs < 16, "as many barriers as there are");
   static_assert(kTileQ % 32 == 0 && 2 * kTileQ <= kThreads, "dQ: rows of warps, 32 queries each");
   static constexpr int kRowsDq = kTileQ / 32, kColumnsDq = kDim * kRowsDq / kWarps;
   static_assert(kColumnsDq % 16 == 0, "whole operands");
@@ -48,7 +59,7 @@ class BackwardScores {
  protected:
   using T = typename Config::T;
   static constexpr int kStrips = Config::kStrips, kSlice = Config::kSlice;
-  static constexpr int kTileQ = Config::kTileQ;
+  static constexpr int kTileQ = Config::kTileQ, kHalves = Config::kHalves;
   using ScoreTile = typename Config::ScoreTile;
   using Scores = float[kStrips][kSlice / 8][4];
   using Held = Pair<T>[kStrips][kSlice / 8][2];  // of queries, rows g and g + 8
@@ -59,18 +70,21 @@ class BackwardScores {
         place_(place),
         shared_(shared),
         lane_(threadIdx.x % 32),
-        warp_key_(threadIdx.x / 32 % Config::kPairs * 16 * kStrips) {}
+        warp_key_(threadIdx.x / 32 % Config::kPairs / kHalves * 16 * kStrips) {}
 
+  // Which part of a tile's queries and of the sums' columns the warp's is.
+  static __device__ __forceinline__ int own_half() {
+    return kHalves == 1 ? 0 : opaque(threadIdx.x) / 32 % kHalves;
+  }
+
+  // Number kStages is P, where halves share it.
   __device__ __forceinline__ ScoreTile score_tile(int stage) const {
-    return {shared_ + 2 * Config::KeyTile::kBytes + Config::kStages * Config::kStageBytes +
-            stage * ScoreTile::kBytes};
+    return {shared_ + Config::kScores + stage * ScoreTile::kBytes};
   }
 
   // Of the stage's lse; D follows.
   __device__ __forceinline__ uint32_t numbers(int stage) const {
-    return shared_ + 2 * Config::KeyTile::kBytes +
-           Config::kStages * (Config::kStageBytes + ScoreTile::kBytes) +
-           stage * Config::kNumberBytes;
+    return shared_ + Config::kNumbers + stage * Config::kNumberBytes;
   }
 
   // Where the lane's pairs of queries from column `slice` on lie in a tile of scores, for row 0 of
@@ -84,6 +98,12 @@ class BackwardScores {
   static __device__ __forceinline__ uint32_t pair_at(uint32_t pairs, int n, int strip, int half) {
     return ScoreTile::further(pairs, n * 8 / ScoreTile::kChunkElements) +
            (strip * 16 + half * 8) * ScoreTile::kRowBytes;
+  }
+
+  // In which tile of scores the gradients' warp finds the weights: unmodified ones in that which
+  // the other half reads, too.
+  static __device__ __forceinline__ int weights_tile(int stage) {
+    return kHalves == 2 && !Config::kModified ? Config::kStages : stage;
   }
 
   // The key that accumulator row `half` (0: g, 1: g + 8) of a strip stands for.
@@ -101,14 +121,20 @@ class BackwardScores {
     return seen.begin < kTileQ && seen.end + kStrips * 16 > 1;
   }
 
-  // Products to weights: as operands, and for the other warp. That one gets them times the
+  // Products to weights: as operands, and for the other warps. The gradients' gets them times the
   // derivative of the softcap, and negative where the dropout drops.
   __device__ __forceinline__ void weights(Scores& s, Held& held, Step step, Interval queries,
                                           bool full, int stage, int slice) const {
     const uint32_t lse = numbers(stage) + (slice + lane_ % 4 * 2) * 4;
-    const uint32_t to = pairs_at(stage, slice);
+    const uint32_t to = pairs_at(weights_tile(stage), slice);
     if constexpr (Config::kModified) {
       modify(s, held, step, queries, full, lse, to, slice);
+      if constexpr (kHalves == 2) {
+        const uint32_t shared = pairs_at(Config::kStages, slice);
+        visit_scores([&](int strip, int n, int x) {
+          if (x % 2 == 0) held[strip][n][x / 2].store_shared(pair_at(shared, n, strip, x / 2));
+        });
+      }
       return;
     }
     if (!full) mask(s, queries, slice);

@@ -75,11 +75,14 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2, uint32_t> held_word(
 }
 
 // d += held tile, where `held` stands in registers: held(strip, k, x) gives word x of the operand,
-// as held_word does. kSteps times 16 rows of the tile; summed as given by summed_rows.
-template <class T, int kSteps, int kStrips, int kColumns, class Held>
+// as held_word does. kSteps times 16 rows of the tile; summed as given by summed_rows. kDim: the
+// columns of the tile; 0: those of d. Of one twice as wide, d has every second 32 columns: those
+// chunks are exchanged among themselves.
+template <class T, int kSteps, int kDim = 0, int kStrips, int kColumns, class Held>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> multiply_held(
     float (&d)[kStrips][kColumns][4], uint32_t summed, Held held) {
-  using Tile = SharedTile<16, kColumns * 8>;
+  using Tile = SharedTile<16, kDim == 0 ? kColumns * 8 : kDim>;
+  constexpr int kApart = Tile::kChunks / kColumns;
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
     uint32_t a[kStrips][4];
@@ -91,7 +94,8 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> multiply_held(
 #pragma unroll
     for (int n = 0; n < kColumns / 2; ++n) {
       uint32_t b[4];
-      ptx::ldmatrix_x4_trans(b, Tile::further(summed, 2 * n) + k * Tile::kBytes);
+      const int step = n / 2 * 4 * kApart + n % 2 * 2;
+      ptx::ldmatrix_x4_trans(b, Tile::further(summed, step) + k * Tile::kBytes);
 #pragma unroll
       for (int strip = 0; strip < kStrips; ++strip) {
         ptx::mma_16x8x16<T>(d[strip][2 * n], a[strip], b[0], b[1]);
