@@ -37,8 +37,12 @@ struct ForwardConfig {
   static constexpr int kLoadBytes = kStages * (kKBytes + kVBytes);
   // O has its own buffer where it fits, so that the next Q need not wait.
   static constexpr bool kOwnO = kQBytes + kLoadBytes + kOBytes <= kMostMainBytes;
-  static constexpr int kMainBytes =
-      (!kOwnO && kOBytes > kQBytes ? kOBytes : kQBytes) + kLoadBytes + (kOwnO ? kOBytes : 0);
+  // Two of Q where they fit, so that the next has arrived when a tile ends: 1 % with two stages of
+  // K and V, nothing with four.
+  static constexpr int kQStages =
+      kOwnO && kStages == 2 && 2 * kQBytes + kLoadBytes + kOBytes <= kMostMainBytes ? 2 : 1;
+  static constexpr int kMainBytes = (!kOwnO && kOBytes > kQBytes ? kOBytes : kQStages * kQBytes) +
+                                    kLoadBytes + (kOwnO ? kOBytes : 0);
   static_assert(kTileKv % 16 == 0 && kDimQk % 16 == 0 && kDimV % 16 == 0, "whole products");
 };
 
@@ -48,7 +52,9 @@ constexpr int kRounds = 128;  // tiles between two drains
 template <class Config>
 struct Control {
   uint64_t nearly, drained;
-  uint64_t q_full[Config::kConsumers], q_empty[Config::kConsumers];  // of a warpgroup's rows
+  // Of a warpgroup's rows.
+  uint64_t q_full[Config::kQStages][Config::kConsumers];
+  uint64_t q_empty[Config::kQStages][Config::kConsumers];
   uint64_t k_full[Config::kStages], k_empty[Config::kStages];
   uint64_t v_full[Config::kStages], v_empty[Config::kStages];
   uint64_t item_full[kItems], item_empty[kItems];
@@ -71,9 +77,9 @@ __device__ __forceinline__ void init_barriers(Control<Config>& control) {
   const auto init = [](uint64_t& barrier, int count) {
     ptx::mbarrier_init(address(barrier), count);
   };
-  for (int n = 0; n < kConsumers; ++n) {
-    init(control.q_full[n], 1);
-    init(control.q_empty[n], 1);
+  for (int n = 0; n < Config::kQStages * kConsumers; ++n) {
+    init(control.q_full[n / kConsumers][n % kConsumers], 1);
+    init(control.q_empty[n / kConsumers][n % kConsumers], 1);
   }
   init(control.nearly, 1);
   init(control.drained, 4 * kConsumers);

@@ -10,7 +10,7 @@ template <class Config>
 class Consumer : TileScores<Config> {
   using Base = TileScores<Config>;
   using T = typename Config::T;
-  using Base::control_, Base::group_, Base::items_, Base::leader_, Base::params_;
+  using Base::control_, Base::group_, Base::items_, Base::leader_, Base::params_, Base::q_place_;
   using Base::drop, Base::factor, Base::hide_blocks, Base::idle, Base::item, Base::kept, Base::lane;
   using Base::kConsumers, Base::kTileKv, Base::kTileQ;
   using Base::mask, Base::modify, Base::release_q, Base::row, Base::strip, Base::tiles_;
@@ -49,8 +49,7 @@ class Consumer : TileScores<Config> {
   __device__ __forceinline__ void work() {
     tiles_.start();
     int32_t n = item().end - 1;
-    ptx::mbarrier_wait(address(control_.q_full[group_]), q_phase_);
-    q_phase_ ^= 1;
+    ptx::mbarrier_wait(address(control_.q_full[q_place_.slot()][group_]), q_place_.phase());
     // All warpgroups take item.end - item.begin - 1 turns.
     if (idle()) {
       clear();
@@ -81,6 +80,7 @@ class Consumer : TileScores<Config> {
     }
     for (; n >= item().begin; --n) pass(n, true);
     finish();
+    q_place_.advance();
   }
 
   // A tile of keys of which this warpgroup needs nothing.
@@ -193,7 +193,8 @@ class Consumer : TileScores<Config> {
   __device__ __forceinline__ void multiply_qk(const Place& place) {
     const ptx::Matrix k = k_.further(place.slot() * Config::kKBytes);
     // Large heads: or the compiler keeps all addresses in registers that it does not have.
-    const ptx::Matrix q{Config::kDimQk > 128 ? opaque(q_.low) : q_.low};
+    const ptx::Matrix first{Config::kDimQk > 128 ? opaque(q_.low) : q_.low};
+    const ptx::Matrix q = first.further(q_place_.slot() * Config::kQBytes);
     ptx::wgmma_fence();
 #pragma unroll
     for (int x = 0; x < Config::kDimQk / 16; ++x) {
@@ -355,7 +356,6 @@ class Consumer : TileScores<Config> {
 
   const ptx::Matrix q_, k_, v_;
   Place place_;
-  uint32_t q_phase_ = 0;
   float reference_[2], sum_[2];  // log2 units; the sums are of this lane's columns
   float s_[kTileKv / 2];
   uint32_t p_[kTileKv / 4];

@@ -41,7 +41,7 @@ class TileOutput {
   }
 
   __device__ __forceinline__ void release_q() const {
-    if (leader_) ptx::mbarrier_arrive(address(control_.q_empty[group_]));
+    if (leader_) ptx::mbarrier_arrive(address(control_.q_empty[q_place_.slot()][group_]));
   }
 
   __device__ __forceinline__ char* o_row(int32_t i, int32_t size) const {
@@ -117,6 +117,7 @@ class TileOutput {
   const int32_t group_;
   const bool leader_;
   Ring<kItems> items_;
+  Ring<Config::kQStages> q_place_;
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -196,17 +196,17 @@ class Loader {
     // Warpgroup by warpgroup: each leaves its rows at its own time.
 #pragma unroll
     for (int group = 0; group < Config::kConsumers; ++group) {
-      const uint32_t barrier = address(control_.q_full[group]);
-      ptx::mbarrier_wait(address(control_.q_empty[group]), q_phase_ ^ 1);
+      const uint32_t slot = q_place_.slot(), barrier = address(control_.q_full[slot][group]);
+      ptx::mbarrier_wait(address(control_.q_empty[slot][group]), q_place_.phase() ^ 1);
       if (!leader_) continue;
       ptx::mbarrier_expect(barrier, Config::kQBytes / Config::kConsumers);
 #pragma unroll
       for (int p = 0; p < Config::kPanelsQk; ++p) {
-        ptx::tma_load(q_ + (p * Config::kTileQ + group * 64) * 128, &params_.q, barrier,
-                      {p * 64, row + group * 64, h, batch}, ptx::kEvictFirst);
+        ptx::tma_load(q_ + slot * Config::kQBytes + (p * Config::kTileQ + group * 64) * 128,
+                      &params_.q, barrier, {p * 64, row + group * 64, h, batch}, ptx::kEvictFirst);
       }
     }
-    q_phase_ ^= 1;
+    q_place_.advance();
   }
 
   // Tile n of K or V into its buffer, when consumers have left that.
@@ -256,7 +256,7 @@ class Loader {
   const uint32_t q_, k_, v_;
   const bool leader_;
   Ring<Config::kStages> stage_;
-  uint32_t q_phase_ = 0;
+  Ring<Config::kQStages> q_place_;
 };
 
 }  // namespace flashattn::cuda::sm90

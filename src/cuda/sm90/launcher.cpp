@@ -13,6 +13,7 @@ namespace {
 constexpr int32_t kLongKeys = 4096;    // keys that are worth splitting
 constexpr int32_t kWideKeys = 8192;    // keys from which wide tiles pay: 2 % on an H200
 constexpr int32_t kShortQueries = 64;  // the portable family packs heads and splits keys up to here
+constexpr int32_t kShortElements = 16384;  // of a head's keys: up to here small blocks start faster
 
 bool takes(const sm90::ForwardEntry& e, const Problem& p) {
   return e.dtype == p.dtype && e.scores == sm90::scores_of(p) && e.dim_qk >= p.dim_qk &&
@@ -64,9 +65,12 @@ const Sm90Launcher::NamedKernel* Sm90Launcher::choose(const flashattn_shape& sha
   if (shape.seqlen_kv == 0) return nullptr;
   if (!forced_) {
     if (shape.seqlen_q <= kShortQueries) return nullptr;
-    // Tiles for less than half of the multiprocessors, and keys enough to split.
     const int64_t tiles = ceil_div(shape.seqlen_q, kernels_.front().kernel.entry->tile_q) *
                           shape.batch * problem_.heads_q;
+    // A tile for each multiprocessor at most, over before it has begun well.
+    const int64_t longest = std::max(shape.seqlen_q, shape.seqlen_kv);
+    if (tiles <= units_ && longest * problem_.dim_qk <= kShortElements) return nullptr;
+    // Tiles for less than half of the multiprocessors, and keys enough to split.
     if (5 * tiles < 2 * units_ && shape.seqlen_kv >= kLongKeys) return nullptr;
   }
   // Wide tiles of keys: where keys are many and no mask cuts them.
@@ -105,8 +109,9 @@ void Sm90Launcher::describe(uint32_t op, const flashattn_shape& shape,
     Sm80Launcher::describe(op, shape, properties);
     if (op == FLASHATTN_OP_FORWARD) {
       properties->why =
-          "the portable family, which packs heads and splits keys; queries are too few for the "
-          "Hopper family";
+          "the portable family, whose small blocks start fast and which packs heads and splits "
+          "keys; "
+          "queries are too few for the Hopper family";
     }
     return;
   }
