@@ -256,6 +256,7 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
             table[f"emulator-{family}"] = (
                 lambda family=family: emulator(run, family))  # type: ignore[misc]
         # Less shared memory, other tiles.
+        table["emulator-a100"] = lambda: emulator(run, "sm80", "80", "-k", "dims")
         table["emulator-sm86"] = lambda: emulator(run, "sm80", "86", "-k", "not random")
     return table
 
