@@ -129,7 +129,7 @@ ForwardParams Sm80Launcher::grid(const flashattn_shape& shape) const {
     const int64_t parts = std::min(choice.resident / std::max<int64_t>(p.blocks(), 1),
                                    ceil_div(shape.seqlen_kv, 2 * kSplitStep));
     const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * shape.seqlen_q;
-    const bool split = pays_to_split(rows, shape.seqlen_kv, parts);
+    const bool split = pays_to_split(rows, shape.seqlen_kv, parts, p.blocks(), units_);
     p.split = {split ? static_cast<int32_t>(parts) : 1, 0, INT32_MAX, kSplitStep};
   }
   p.partial_queries = std::min(shape.seqlen_q, p.split.max_queries);

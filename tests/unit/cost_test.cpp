@@ -97,15 +97,23 @@ void test_scores() {
   CHECK(forward_bytes(desc, shape) == plain + 2 * 3);
 }
 
-// What an H200 was seen to gain or lose by (decoding with 8 KV heads; 512 queries of 16 heads).
+// What an H200 was seen to gain or lose by: decoding with 32 heads on 8 and one query or four, and
+// 512 queries of 16 heads. A row for each query and head, a block for each KV head.
 void test_splits() {
-  CHECK(!pays_to_split(32, 8192, 1));
-  CHECK(!pays_to_split(32, 8192, 0));
-  CHECK(pays_to_split(32, 8192, 64));
-  CHECK(pays_to_split(32, 512, 4));
-  CHECK(!pays_to_split(32, 256, 2));
-  CHECK(!pays_to_split(16 * 512, 512, 3));
-  CHECK(pays_to_split(32 * 128, 32768, 6));
+  const auto pays = [](int32_t batch, int32_t queries, int32_t keys, int64_t parts) {
+    return pays_to_split(int64_t{32} * batch * queries, keys, parts, int64_t{8} * batch, 132);
+  };
+  CHECK(!pays(1, 1, 8192, 0));
+  CHECK(!pays(1, 1, 8192, 1));
+  CHECK(pays(1, 1, 8192, 64));
+  CHECK(pays(1, 1, 2048, 16));
+  CHECK(!pays(1, 1, 256, 2));
+  CHECK(pays(16, 1, 8192, 5));
+  CHECK(!pays(32, 1, 2048, 2));
+  CHECK(pays(32, 1, 8192, 2));
+  CHECK(!pays(32, 4, 8192, 2));
+  CHECK(pays_to_split(32 * 128, 32768, 6, 64, 132));
+  CHECK(!pays_to_split(16 * 512, 512, 3, 128, 132));
 }
 
 }  // namespace
