@@ -70,6 +70,14 @@ inline const char* dtype_name(int32_t dtype) {
   return dtype == FLASHATTN_DTYPE_F32 ? "f32" : dtype == FLASHATTN_DTYPE_BF16 ? "bf16" : "f16";
 }
 
+// How plan_info names a forward kernel, but for its scores.
+template <class Entry>
+std::string forward_name(const char* family, const Entry& e) {
+  return std::string(family) + "_forward_" + dtype_name(e.dtype) + "_" + std::to_string(e.dim_qk) +
+         "_" + std::to_string(e.dim_v) + "_q" + std::to_string(e.tile_q) + "_kv" +
+         std::to_string(e.tile_kv);
+}
+
 // OK when the device is the current one.
 int32_t check_current(int32_t device);
 

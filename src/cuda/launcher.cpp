@@ -47,9 +47,7 @@ bool fits_blocks(const Problem& p, const sm80::ForwardEntry& e) {
 }
 
 std::string kernel_name(const sm80::ForwardEntry& e) {
-  return std::string("sm80_forward_") + dtype_name(e.dtype) + "_" + std::to_string(e.dim_qk) + "_" +
-         std::to_string(e.dim_v) + "_q" + std::to_string(e.tile_q) +
-         (e.modified ? "_modified" : "");
+  return forward_name("sm80", e) + (e.modified ? "_modified" : "");
 }
 
 }  // namespace
@@ -106,8 +104,8 @@ const Sm80Launcher::Forward& Sm80Launcher::choose(const flashattn_shape& shape) 
   return shape.seqlen_q >= least && blocks >= units_ ? large_ : medium_;
 }
 
-ForwardParams Sm80Launcher::grid(const flashattn_shape& shape) const {
-  const Choice<sm80::ForwardEntry>& choice = choose(shape).kernel;
+ForwardParams Sm80Launcher::grid(const Choice<sm80::ForwardEntry>& choice,
+                                 const flashattn_shape& shape) const {
   ForwardParams p{};
   p.problem = problem_;
   p.args.shape = shape;
@@ -149,7 +147,7 @@ int64_t Sm80Launcher::workspace(uint32_t op, const flashattn_shape& shape) const
   if (op == FLASHATTN_OP_BACKWARD) return backward_->workspace(shape);
   // What this shape needs, or one with fewer blocks and so more parts: never more than fill the
   // device twice, unless the caller or BATCH_INVARIANT says how many.
-  const ForwardParams p = grid(shape);
+  const ForwardParams p = grid(choose(shape).kernel, shape);
   const int64_t row = (problem_.dim_v + 1) * static_cast<int64_t>(sizeof(float));
   const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * p.partial_queries;
   if (problem_.splits == 1) return 0;
@@ -171,7 +169,7 @@ void Sm80Launcher::describe(uint32_t op, const flashattn_shape& shape,
   if (op == FLASHATTN_OP_BACKWARD) return backward_->describe(properties);
   const Forward& choice = choose(shape);
   describe_kernel(choice.kernel, 1, choice.name, "mma.sync", properties);
-  properties->splits = grid(shape).parts;
+  properties->splits = grid(choice.kernel, shape).parts;
   properties->why = choice.why.c_str();
 }
 
@@ -190,7 +188,8 @@ int32_t Sm80Launcher::forward(const flashattn_forward_args& args, void* workspac
                               void* stream) const {
   if (const int32_t status = check_current(device_)) return status;
   if (const int32_t status = check_arrays(args)) return status;
-  ForwardParams p = grid(args.shape);
+  const Choice<sm80::ForwardEntry>& choice = choose(args.shape).kernel;
+  ForwardParams p = grid(choice, args.shape);
   p.args = args;
   if (p.parts > 1) {
     const int64_t rows =
@@ -199,8 +198,8 @@ int32_t Sm80Launcher::forward(const flashattn_forward_args& args, void* workspac
     p.partial_lse = p.partial_o + rows * problem_.dim_v;
   }
   const cudaStream_t queue = static_cast<cudaStream_t>(stream);
-  const int32_t status = launch(*choose(args.shape).kernel.entry, p.blocks(), p, queue,
-                                "launching the forward kernel");
+  const int32_t status =
+      launch(*choice.entry, p.blocks(), p, queue, "launching the forward kernel");
   if (status != FLASHATTN_OK || p.parts <= 1) return status;
   return status_of(launch_merge_split(p, queue), "launching the merge of a split forward");
 }

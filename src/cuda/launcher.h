@@ -39,7 +39,7 @@ class Sm80Launcher : public Launcher {
   };
 
   // Everything but the arguments and the workspace.
-  ForwardParams grid(const flashattn_shape& shape) const;
+  ForwardParams grid(const Choice<sm80::ForwardEntry>& choice, const flashattn_shape& shape) const;
   const Forward& choose(const flashattn_shape& shape) const;
 
   Forward tiny_, small_, medium_, large_;             // by how many queries there are

@@ -97,8 +97,8 @@ void test_scores() {
   CHECK(forward_bytes(desc, shape) == plain + 2 * 3);
 }
 
-// What an H200 was seen to gain or lose by: decoding with 32 heads on 8 and one query or four, and
-// 512 queries of 16 heads. A row for each query and head, a block for each KV head.
+// Where parts gained or lost on an H200, or come near it: decoding with 32 heads on 8 and one query
+// or four, and 512 queries of 16 heads. A row for each query and head, a block for each KV head.
 void test_splits() {
   const auto pays = [](int32_t batch, int32_t queries, int32_t keys, int64_t parts) {
     return pays_to_split(int64_t{32} * batch * queries, keys, parts, int64_t{8} * batch, 132);

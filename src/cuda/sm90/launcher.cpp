@@ -21,9 +21,7 @@ bool takes(const sm90::ForwardEntry& e, const Problem& p) {
 }
 
 std::string kernel_name(const sm90::ForwardEntry& e) {
-  return std::string("sm90_forward_") + dtype_name(e.dtype) + "_" + std::to_string(e.dim_qk) + "_" +
-         std::to_string(e.dim_v) + "_q" + std::to_string(e.tile_q) + "_kv" +
-         std::to_string(e.tile_kv) + sm90::kScoresNames[static_cast<int32_t>(e.scores)];
+  return forward_name("sm90", e) + sm90::kScoresNames[static_cast<int32_t>(e.scores)];
 }
 
 }  // namespace
@@ -67,7 +65,7 @@ const Sm90Launcher::NamedKernel* Sm90Launcher::choose(const flashattn_shape& sha
     if (shape.seqlen_q <= kShortQueries) return nullptr;
     const int64_t tiles = ceil_div(shape.seqlen_q, kernels_.front().kernel.entry->tile_q) *
                           shape.batch * problem_.heads_q;
-    // A tile for each multiprocessor at most, over before it has begun well.
+    // No more tiles than multiprocessors, and short ones: what counts is how fast they start.
     const int64_t longest = std::max(shape.seqlen_q, shape.seqlen_kv);
     if (tiles <= units_ && longest * problem_.dim_qk <= kShortElements) return nullptr;
     // Tiles for less than half of the multiprocessors, and keys enough to split.
