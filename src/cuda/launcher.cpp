@@ -13,15 +13,22 @@ namespace {
 constexpr int32_t kInvariantKeys = 1024;  // of a part, where bits may not depend on the batch
 constexpr int32_t kInvariantQueries = 16;
 constexpr int32_t kSplitStep = 64;
-constexpr int32_t kLargeCausal = 1025;  // queries from which large tiles pay under a causal mask
 
-// Of a kernel's blocks: four warps with one or two strips of 16 rows each, or two warps, for
-// decoding, with tiles of 64 keys or fewer.
+// Of a kernel's blocks: 128 or 64 rows, or 32, for decoding, with tiles of 64 keys or fewer.
 enum class Size { kTiny, kSmall, kMedium, kLarge };
 
 Size size_of(const sm80::ForwardEntry& e) {
-  if (e.threads >= 128) return e.strips > 1 ? Size::kLarge : Size::kMedium;
+  if (e.tile_q >= 64) return e.tile_q > 64 ? Size::kLarge : Size::kMedium;
   return e.tile_kv < 64 ? Size::kTiny : Size::kSmall;
+}
+
+// Those for modified scores multiply fp32 as tf32. So does the backward pass, whose weights, from
+// this lse, must be those of the same scores; and a sink may be larger than all weights: halves
+// would lose them.
+bool wants_modified(const Problem& p) {
+  return is_modified(p) ||
+         (p.dtype == FLASHATTN_DTYPE_F32 &&
+          (p.has_feature(FLASHATTN_FEATURE_SINK) || p.has_op(FLASHATTN_OP_BACKWARD)));
 }
 
 // The first that the device's shared memory holds; if there is none, the smallest.
@@ -30,7 +37,7 @@ const sm80::ForwardEntry* find(const Problem& p, Size size, int32_t local_memory
   const sm80::ForwardEntry* best = nullptr;
   for (size_t n = 0; n < table.count; ++n) {
     const sm80::ForwardEntry& e = *table.entries[n];
-    const bool fits = e.dtype == p.dtype && e.modified == is_modified(p) && size_of(e) == size &&
+    const bool fits = e.dtype == p.dtype && e.modified == wants_modified(p) && size_of(e) == size &&
                       e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v &&
                       (!best || (e.dim_qk == best->dim_qk && e.dim_v == best->dim_v));
     if (!fits) continue;
@@ -67,11 +74,14 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
   const DeviceScope scope(device_);
   const int32_t local_memory = device.properties.local_memory;
   const std::string family =
-      "the portable family" + (passed_over.empty() ? std::string() : " (" + passed_over + ")");
+      "the portable family" + (passed_over.empty() ? std::string() : " (" + passed_over + ")") +
+      (wants_modified(problem) && !is_modified(problem)
+           ? "; fp32 as tf32, slower, which a sink or the backward pass needs"
+           : "");
   const auto make = [&](const sm80::ForwardEntry& entry, const char* why) {
     return Forward{prepare(entry, units_), kernel_name(entry), family + why};
   };
-  medium_ = make(*find(problem, Size::kMedium, local_memory), "; 16 rows a warp");
+  medium_ = make(*find(problem, Size::kMedium, local_memory), "; 64 rows a block");
   // Tiles of another size round otherwise, and which is chosen depends on the batch.
   const bool invariant = problem.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT;
   const auto make_or = [&](const Forward& other, Size size, const char* why) {
@@ -81,7 +91,7 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
                      fits_blocks(problem, *entry);
     return use ? make(*entry, why) : other;
   };
-  large_ = make_or(medium_, Size::kLarge, "; 32 rows a warp, for queries are many");
+  large_ = make_or(medium_, Size::kLarge, "; 128 rows a block, for queries are many");
   small_ = make_or(medium_, Size::kSmall, "; small blocks, for queries are few");
   tiny_ = make_or(small_, Size::kTiny, "; the smallest blocks: more than fit at once");
   if (problem.has_op(FLASHATTN_OP_BACKWARD)) {
@@ -97,11 +107,11 @@ const Sm80Launcher::Forward& Sm80Launcher::choose(const flashattn_shape& shape) 
     const int64_t blocks = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
     return blocks > small_.kernel.resident ? tiny_ : small_;
   }
-  // Large tiles need rows to fill them and blocks enough for all multiprocessors; under a causal
-  // mask short sequences waste less of small ones (7 % at 1,024 queries on an H200).
+  // Large tiles need rows to fill them, half of which a causal mask hides of a single one, and
+  // blocks enough for all multiprocessors.
   const int64_t blocks = ceil_div(shape.seqlen_q, large.tile_q) * shape.batch * problem_.heads_q;
-  const int32_t least = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? kLargeCausal : medium.tile_q + 1;
-  return shape.seqlen_q >= least && blocks >= units_ ? large_ : medium_;
+  const int32_t few = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? large.tile_q : medium.tile_q;
+  return shape.seqlen_q > few && blocks >= units_ ? large_ : medium_;
 }
 
 ForwardParams Sm80Launcher::grid(const Choice<sm80::ForwardEntry>& choice,
@@ -141,6 +151,11 @@ ForwardParams Sm80Launcher::grid(const Choice<sm80::ForwardEntry>& choice,
   p.by_heads_kv = Divisor::of(problem_.heads_kv);
   p.group = problem_.group();
   return p;
+}
+
+bool Sm80Launcher::fits_at_once(const flashattn_shape& shape) const {
+  const Choice<sm80::ForwardEntry>& kernel = choose(shape).kernel;
+  return grid(kernel, shape).blocks() <= kernel.resident;
 }
 
 int64_t Sm80Launcher::workspace(uint32_t op, const flashattn_shape& shape) const {

@@ -26,6 +26,8 @@ class Sm80Launcher : public Launcher {
  protected:
   // OK when the kernels can read and write the arrays.
   int32_t check_arrays(const flashattn_forward_args& args) const;
+  // Whether the device holds all blocks of a portable forward pass at once.
+  bool fits_at_once(const flashattn_shape& shape) const;
 
   const Problem problem_;
   const int32_t device_, units_;

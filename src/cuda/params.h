@@ -58,10 +58,11 @@ struct BackwardParams {
   // Not 0: lse2, delta and dq are arrays of tiles of tile_q queries, every sequence of a head from
   // a new tile on. Of dq a tile is tile_q * tile_dim numbers in the order of accumulators.
   int32_t tile_q, tile_dim, tile_kv;
-  // Hopper: for each tile of dq, bit 0: something lies there, or is on its way. In order (ordered):
-  // above it, which tile of keys comes next. Else bit 1: it may be added to.
+  // Hopper: for each of the dq_parts of a tile of dq, of so many columns, bit 0: something lies
+  // there, or is on its way. In order (ordered): above it, which tile of keys comes next. Else bit
+  // 1: it may be added to.
   int32_t* dq_states;
-  int32_t ordered;
+  int32_t dq_parts, ordered;
   // Portable: of units that share queries, (batch, KV head), a turn each key block.
   Sections sections;
   Divisor by_heads_kv;

@@ -16,20 +16,22 @@ cudaError_t start(void (*kernel)(Params), dim3 grid, int threads, int shared_byt
 
 // The same, early: blocks may start as soon as those of the kernel before have called
 // ptx::let_next_start() or ended, and must call ptx::wait_for_previous() before they use its
-// results.
+// results. cluster: blocks that run together and see each other's shared memory.
 template <class Params>
 cudaError_t start_early(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes,
-                        const Params& params, cudaStream_t stream) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+                        const Params& params, cudaStream_t stream, int cluster = 1) {
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : 1;
   void* arguments[] = {const_cast<Params*>(&params)};
   return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
 }

@@ -67,7 +67,7 @@ def write(rows: List[Dict[str, Any]], table: Optional[pathlib.Path]) -> None:
     if not table or not rows:
         return
     with table.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 

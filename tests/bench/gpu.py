@@ -255,7 +255,7 @@ def main(cases: List[Case], options: argparse.Namespace) -> int:
             rows.append(row)
             bench.show(row)
             line = bench.record(row)
-            writer = writer or csv.DictWriter(file, list(line))
+            writer = writer or csv.DictWriter(file, list(line), lineterminator="\n")
             if file.tell() == 0:
                 writer.writeheader()
             writer.writerow(line)

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdarg>
 #include <cstdio>
@@ -161,6 +162,7 @@ bool Block::run_warp(int n) {
       --threads_live;
       if (--warp[n].live > 0 && warp[n].arrived == warp[n].live) release_warp(warp[n]);
       if (barriers[0].arrived > 0 && barriers[0].arrived == threads_live) release(barriers[0]);
+      cluster->settle();
     }
     some |= !thread.spinning;
   }
@@ -176,7 +178,7 @@ void Block::step_transfer() {
   transfers.pop_back();
 }
 
-void Block::report() {
+void Block::report() const {
   std::fprintf(stderr, "emulator: nobody can go on in block %u\n", threads[0].place.block.x);
   for (int n = 0; n < warps; ++n) {
     std::map<std::string, int> states;
@@ -193,14 +195,11 @@ void Block::report() {
     }
     std::fprintf(stderr, "\n");
   }
-  std::abort();
 }
 
-void Block::run(uint3 index, dim3 grid, int count, int shared_bytes,
-                const std::function<void()>& kernel, uint64_t seed) {
+void Block::begin(uint3 index, dim3 grid, int count, int shared_bytes, uint64_t seed) {
   if (count > kMaxThreads || count % 32 != 0) fail("a block of %d threads", count);
   block = this;
-  entry = &kernel;
   random_state = seed;
   draw(2);
   // NaN, as nobody has written it.
@@ -220,44 +219,112 @@ void Block::run(uint3 index, dim3 grid, int count, int shared_bytes,
     warp[n / 32].live = 32;
     warp[n / 32].arrived = 0;
   }
-  int slow = static_cast<int>(draw(static_cast<uint32_t>(warps)));
-  while (threads_live > 0) {
-    // Mostly one warp for a while, sometimes another, sometimes a copy.
-    bool some = false;
-    const int chosen = static_cast<int>(draw(static_cast<uint32_t>(warps)));
-    // For a time one warp falls far behind: those that it does not hold up run on.
-    if (draw(1024) == 0) slow = static_cast<int>(draw(static_cast<uint32_t>(warps)));
-    if (chosen == slow && draw(64) != 0) continue;
-    for (uint32_t times = 1 + draw(64); times > 0 && run_warp(chosen); --times) some = true;
-    if (!transfers.empty() && draw(4) == 0) step_transfer();
-    if (some) continue;
-    bool spins = false;
-    for (int n = 0; n < warps && !some; ++n) {
-      some = run_warp(n);
-      for (int lane = 0; lane < 32; ++lane) spins |= threads[n * 32 + lane].spinning;
-    }
-    if (some || threads_live == 0) continue;
-    if (!transfers.empty()) {
-      step_transfer();
-    } else if (spins) {
-      std::this_thread::yield();
-    } else {
-      report();
-    }
+  slow_ = static_cast<int>(draw(static_cast<uint32_t>(warps)));
+}
+
+// Mostly one warp for a while, sometimes another, sometimes a copy.
+Step Block::step() {
+  block = this;
+  bool some = false;
+  const int chosen = static_cast<int>(draw(static_cast<uint32_t>(warps)));
+  // For a time one warp falls far behind: those that it does not hold up run on.
+  if (draw(1024) == 0) slow_ = static_cast<int>(draw(static_cast<uint32_t>(warps)));
+  if (chosen == slow_ && draw(64) != 0) return Step::kWent;
+  for (uint32_t times = 1 + draw(64); times > 0 && run_warp(chosen); --times) some = true;
+  // What another block waits for may have come.
+  if (!transfers.empty() && draw(4) == 0) {
+    step_transfer();
+    some = true;
   }
+  if (some) return Step::kWent;
+  bool spins = false;
+  for (int n = 0; n < warps && !some; ++n) {
+    some = run_warp(n);
+    for (int lane = 0; lane < 32; ++lane) spins |= threads[n * 32 + lane].spinning;
+  }
+  if (some || threads_live == 0) return Step::kWent;
+  if (transfers.empty()) return spins ? Step::kSpun : Step::kStuck;
+  step_transfer();
+  return Step::kWent;
+}
+
+void Block::end() {
   for (Transfer& transfer : transfers) {
     // What still reads shared memory when the block ends reads somebody else's.
     if (transfer.next == 0) fail("the block ended before a copy of its shared memory");
     while (transfer.next < transfer.steps.size()) transfer.steps[transfer.next++]();
   }
   transfers.clear();
-  for (int n = 0; n < count; ++n) {
+  for (int n = 0; n < warps * 32; ++n) {
     for (const auto& group : threads[n].copies) {
       if (!group.empty()) fail("thread %d ended with copies on their way", n);
     }
     if (!threads[n].products.empty()) fail("thread %d ended with products on their way", n);
   }
+}
+
+// ---- clusters
+
+void Cluster::settle() {
+  int live = 0;
+  for (const Block* b : blocks) live += b->threads_live;
+  if (barrier.arrived > 0 && barrier.arrived == live) release(barrier);
+}
+
+void Cluster::run() {
+  const uint32_t count = static_cast<uint32_t>(blocks.size());
+  uint32_t left = count, slow = 0;
+  const auto step = [&left](Block* chosen) {
+    const Step done = chosen->step();
+    if (chosen->threads_live > 0) return done;
+    chosen->end();
+    --left;
+    return Step::kWent;
+  };
+  while (left > 0) {
+    block = blocks[0];
+    uint32_t n = 0;
+    // Like a warp of a block, a block may fall far behind.
+    if (count > 1) {
+      n = draw(count);
+      if (draw(1024) == 0) slow = draw(count + 1);
+      if (n == slow && draw(64) != 0) continue;
+    }
+    if (blocks[n]->threads_live == 0 || step(blocks[n]) == Step::kWent) continue;
+    bool went = false, spun = false;
+    for (Block* b : blocks) {
+      if (b->threads_live == 0) continue;
+      const Step done = step(b);
+      went |= done == Step::kWent;
+      spun |= done == Step::kSpun;
+    }
+    if (went) continue;
+    if (spun) {
+      std::this_thread::yield();
+    } else {
+      for (const Block* b : blocks) b->report();
+      std::abort();
+    }
+  }
   block = nullptr;
+}
+
+uint32_t cluster_rank() {
+  const std::vector<Block*>& all = block->cluster->blocks;
+  return static_cast<uint32_t>(std::find(all.begin(), all.end(), block) - all.begin());
+}
+
+void cluster_arrive() {
+  Cluster& cluster = *block->cluster;
+  running->cluster_generation = cluster.barrier.generation;
+  ++cluster.barrier.arrived;
+  cluster.settle();
+}
+
+void cluster_wait() {
+  const NamedBarrier& barrier = block->cluster->barrier;
+  const uint32_t generation = running->cluster_generation;
+  wait_until("the cluster", 0, [&barrier, generation] { return barrier.generation != generation; });
 }
 
 namespace {
@@ -281,21 +348,32 @@ uint64_t first_seed() {
 
 }  // namespace
 
-void run_grid(dim3 grid, int threads, int shared_bytes, const std::function<void()>& kernel) {
+void run_grid(dim3 grid, int threads, int shared_bytes, const std::function<void()>& kernel,
+              int cluster) {
   static std::atomic<uint64_t> launches{0};
   const uint64_t seed = first_seed() + (launches++ << 32);
-  const unsigned count = grid.x * grid.y;
+  const unsigned count = grid.x * grid.y, size = static_cast<unsigned>(cluster);
+  if (grid.x % size != 0) fail("a grid of %u blocks in clusters of %u", grid.x, size);
   std::atomic<unsigned> next{0};
   std::vector<std::thread> multiprocessors;
-  for (unsigned n = 0; n < kMultiprocessors && n < count; ++n) {
+  for (unsigned n = 0; n < kMultiprocessors / size && n < count / size; ++n) {
     multiprocessors.emplace_back([&] {
-      std::unique_ptr<Block> mine = take_block();
-      for (unsigned b; (b = next++) < count;) {
-        mine->run({b % grid.x, b / grid.x, 0}, grid, threads, shared_bytes, kernel,
-                  (seed + b) * 0xbf58476d1ce4e5b9u | 1);
+      entry = &kernel;
+      std::vector<std::unique_ptr<Block>> mine;
+      for (unsigned rank = 0; rank < size; ++rank) mine.push_back(take_block());
+      for (unsigned first; (first = size * next++) < count;) {
+        Cluster together;
+        for (unsigned rank = 0; rank < size; ++rank) {
+          const unsigned b = first + rank;
+          mine[rank]->cluster = &together;
+          mine[rank]->begin({b % grid.x, b / grid.x, 0}, grid, threads, shared_bytes,
+                            (seed + b) * 0xbf58476d1ce4e5b9u | 1);
+          together.blocks.push_back(mine[rank].get());
+        }
+        together.run();
       }
       const std::lock_guard<std::mutex> lock(idle_mutex);
-      idle.push_back(std::move(mine));
+      for (std::unique_ptr<Block>& each : mine) idle.push_back(std::move(each));
     });
   }
   for (std::thread& thread : multiprocessors) thread.join();

@@ -40,8 +40,9 @@ struct Thread {
   // Products that are not done, each with the number of its group.
   std::deque<std::pair<Product, int>> products;
   int64_t products_done = 0;
-  bool fenced = false;             // since the last group of products
-  std::vector<uint32_t> unfenced;  // chunks of shared memory that it wrote
+  uint32_t cluster_generation = 0;  // in which it arrived
+  bool fenced = false;              // since the last group of products
+  std::vector<uint32_t> unfenced;   // chunks of shared memory that it wrote
   int product_groups = 0;
 };
 
@@ -62,6 +63,21 @@ struct Transfer {
   size_t next = 0;
 };
 
+struct Block;
+
+// Blocks that run together, in turns.
+struct Cluster {
+  std::vector<Block*> blocks;
+  NamedBarrier barrier;
+
+  void run();
+  // Ends the phase of the barrier when all threads that have not ended have arrived.
+  void settle();
+};
+
+// Whether somebody of a block went on; spun: only those that ask again and again.
+enum class Step { kWent, kSpun, kStuck };
+
 struct Block {
   alignas(1024) char shared[kSharedBytes];
   bool unfenced[kSharedBytes / 16];  // by chunk: written, and not yet seen by the engines
@@ -73,14 +89,19 @@ struct Block {
   std::vector<Transfer> transfers;
   std::unique_ptr<char, void (*)(char*)> stacks{nullptr, nullptr};
 
+  Cluster* cluster = nullptr;
+
   Block();
-  void run(uint3 index, dim3 grid, int count, int shared_bytes, const std::function<void()>& kernel,
-           uint64_t seed);
+  void begin(uint3 index, dim3 grid, int count, int shared_bytes, uint64_t seed);
+  Step step();
+  void end();
+  void report() const;
 
  private:
   bool run_warp(int n);
   void step_transfer();
-  [[noreturn]] void report();
+
+  int slow_ = 0;  // the warp that falls behind
 };
 
 extern thread_local Block* block;

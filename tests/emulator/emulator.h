@@ -15,13 +15,14 @@ namespace emulator {
 
 // ---- the device: what launches look like to it
 
-constexpr int kMultiprocessors = 3;
+constexpr int kMultiprocessors = 4;  // two pairs
 constexpr int kSharedBytes = 227 * 1024;
 
 // Starts a kernel on a stream, or adds it to the graph that the stream records.
 void enqueue(cudaStream_t stream, std::function<void()> work);
-// Runs a grid to its end.
-void run_grid(dim3 grid, int threads, int shared_bytes, const std::function<void()>& kernel);
+// Runs a grid to its end. cluster: so many neighbours run together, on one thread of the machine.
+void run_grid(dim3 grid, int threads, int shared_bytes, const std::function<void()>& kernel,
+              int cluster = 1);
 
 // ---- what a CUDA thread may do
 
@@ -68,6 +69,17 @@ void mbarrier_init(uint32_t barrier, uint32_t count);
 void mbarrier_arrive(uint32_t barrier, uint32_t bytes);
 void mbarrier_wait(uint32_t barrier, uint32_t parity);
 
+// ---- the cluster
+
+uint32_t cluster_rank();
+void cluster_arrive();
+void cluster_wait();
+// The address in another block of the cluster, for these alone.
+uint32_t at_rank(uint32_t address, uint32_t rank);
+void mbarrier_arrive_remote(uint32_t barrier);
+void store_remote(uint32_t to, uint32_t x, uint32_t barrier);
+void engine_send(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier);
+
 // ---- copies
 
 // cp.async; from: NULL for zeros.
@@ -77,6 +89,8 @@ void copy_wait(int pending);
 
 // The copy engine. A load tells the barrier of its bytes; stores come in groups.
 void engine_load(uint32_t barrier, uint32_t bytes, std::function<void()> copy);
+// The same in each block of the cluster whose bit is set in `ranks`.
+void engine_multicast(uint32_t ranks, uint32_t barrier, uint32_t bytes, std::function<void()> copy);
 void engine_store(uint32_t from, uint32_t bytes, std::function<void(const char*)> write);
 void engine_commit();
 void engine_wait(int pending, bool until_written);

@@ -93,6 +93,76 @@ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   wait_until("mbarrier", barrier, [&b, parity] { return b.phase != parity; });
 }
 
+// ---- the cluster: addresses of block n have n + 1 in their upper bits
+
+uint32_t at_rank(uint32_t address, uint32_t rank) { return address | (rank + 1) << 24; }
+
+namespace {
+
+// For a time, the block of a remote address is at work in place of this one.
+struct Visit {
+  Block* const before = block;
+  uint32_t address;
+
+  explicit Visit(uint32_t remote) : address(remote & 0xffffff) {
+    const uint32_t rank = remote >> 24;
+    if (rank == 0 || rank > block->cluster->blocks.size()) fail("remote address %x", remote);
+    block = block->cluster->blocks[rank - 1];
+    if (block->threads_live == 0) fail("a block of the cluster that has ended is written to");
+  }
+  ~Visit() { block = before; }
+};
+
+void count_bytes(uint32_t barrier, uint32_t bytes) {
+  Mbarrier& b = mbarrier_at(barrier);
+  b.bytes -= static_cast<int32_t>(bytes);
+  b.settle();
+}
+
+// Bytes that have left this block.
+void deliver(uint32_t to, const std::vector<char>& data, uint32_t barrier) {
+  const uint32_t bytes = static_cast<uint32_t>(data.size());
+  {
+    const Visit there(to);
+    std::memcpy(engine_place(there.address, bytes), data.data(), bytes);
+  }
+  const Visit there(barrier);
+  count_bytes(there.address, bytes);
+}
+
+}  // namespace
+
+void mbarrier_arrive_remote(uint32_t barrier) {
+  const Visit there(barrier);
+  mbarrier_arrive(there.address, 0);
+}
+
+void store_remote(uint32_t to, uint32_t x, uint32_t barrier) {
+  std::vector<char> data(sizeof x);
+  std::memcpy(data.data(), &x, sizeof x);
+  block->transfers.push_back({{[] {}, [=] { deliver(to, data, barrier); }}, 0});
+}
+
+void engine_send(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
+  const auto data = std::make_shared<std::vector<char>>(bytes);
+  block->transfers.push_back({{[=] { std::memcpy(data->data(), engine_place(from, bytes), bytes); },
+                               [=] { deliver(to, *data, barrier); }},
+                              0});
+}
+
+void engine_multicast(uint32_t ranks, uint32_t barrier, uint32_t bytes,
+                      std::function<void()> copy) {
+  for (uint32_t rank = 0; ranks >> rank != 0; ++rank) {
+    if (!(ranks >> rank & 1)) continue;
+    block->transfers.push_back({{[=] {
+                                  const Visit there(at_rank(barrier, rank));
+                                  copy();
+                                  count_bytes(there.address, bytes);
+                                }},
+                                0});
+  }
+}
+
 // ---- cp.async
 
 void copy_async(uint32_t to, const void* from, uint32_t bytes) {
@@ -124,9 +194,7 @@ void copy_wait(int pending) {
 void engine_load(uint32_t barrier, uint32_t bytes, std::function<void()> copy) {
   block->transfers.push_back({{[=] {
                                 copy();
-                                Mbarrier& b = mbarrier_at(barrier);
-                                b.bytes -= static_cast<int32_t>(bytes);
-                                b.settle();
+                                count_bytes(barrier, bytes);
                               }},
                               0});
 }

@@ -219,6 +219,13 @@ def gradients():
             yield Case(batch=2, seqlen_q=300, seqlen_kv=420, heads_q=4, heads_kv=2, dtype=dtype,
                        causal=m == 1, blocks=((48, 40), (16, 128))[m], density=(0.05, 0.2)[m],
                        determinism=(n + m + 1) % 2, **common)
+            # Memory behind the keys in use, which end in the first and in the second half of a
+            # tile, and in tiles of queries that other tiles of keys have passed by.
+            yield Case(batch=4, seqlen_q=150, seqlen_kv=400, lens_q=[150, 20, 129, 64],
+                       lens_kv=[390, 64, 300, 129], heads_q=2, heads_kv=1, window=(90, 30),
+                       dtype=dtype, determinism=(n + m + 1) % 2, **common)
+            yield Case(batch=2, seqlen_q=280, seqlen_kv=500, lens_kv=[500, 193], chunk=150,
+                       causal=m == 0, dtype=dtype, determinism=(n + m) % 2, **common)
             # Keys that nobody sees, behind a tile of queries that is not full.
             yield Case(seqlen_q=70, seqlen_kv=420, heads_q=2, dtype=dtype, causal=True,
                        top_left=True, determinism=1, **common)

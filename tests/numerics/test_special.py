@@ -124,6 +124,49 @@ def test_equal_scores_of_any_size(device, dtype):
         check(case, data, run(case, device, data))
 
 
+def of_size(data, size):
+    for part in (data.q, data.k, data.v):
+        for x in part:
+            x *= np.float32(size)
+
+
+def later_larger(data, size):
+    for part in (data.k, data.v):
+        for x in part:
+            x[70:] *= np.float32(size)
+
+
+def first_zero(data, size):
+    of_size(data, size)
+    for part in (data.k, data.v):
+        for x in part:
+            x[:70] = 0
+
+
+def columns_apart(data, size):
+    for x in data.v:
+        x *= np.geomspace(size, 1, x.shape[-1]).astype(np.float32)
+
+
+# What is done to the numbers, with which size, and how much larger the scores are.
+RANGES = {"tiny": (of_size, 1e-6, 1e-12), "large": (of_size, 1e4, 1e8),
+          "huge": (of_size, 1e6, 1e12), "least": (of_size, 1e-13, 1e-26),
+          "later_larger": (later_larger, 1e6, 1e6), "first_zero": (first_zero, 1e-6, 1e-12),
+          "columns_apart": (columns_apart, 1e-5, 1.0)}
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("name", sorted(RANGES))
+def test_fp32_keeps_its_range(device, name, dim):
+    """GPUs split numbers of fp32 into two of fp16, whose range is small."""
+    change, size, scores = RANGES[name]
+    case = BASE.replace(dim_qk=dim, dim_v=dim, seqlen_q=150, seqlen_kv=203, backward=False,
+                        scale=dim ** -0.5 / scores)
+    data = make_data(case)
+    change(data, size)
+    check(case, data, run(case, device, data))
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("bias", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("sink", [False, True])

@@ -113,10 +113,12 @@ __global__ void __launch_bounds__(kThreads)
     }
     if (params.tile_q != 0 && i % params.tile_q == 0) {
       const Interval rows{i, min(i + params.tile_q, sequence.len.q)};
-      params.dq_states[number / params.tile_q] =
-          params.ordered
-              ? 2 * last_key_tile(problem.mask_rule(), rows, sequence.len, params.tile_kv)
-              : 0;
+      const int32_t state = params.ordered ? 2 * last_key_tile(problem.mask_rule(), rows,
+                                                               sequence.len, params.tile_kv)
+                                           : 0;
+      int32_t* to = params.dq_states + number / params.tile_q * params.dq_parts;
+      to[0] = state;
+      if (params.dq_parts > 1) to[1] = state;  // a loop would spill registers
     }
   }
 }

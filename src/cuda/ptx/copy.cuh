@@ -109,6 +109,10 @@ __device__ __forceinline__ void store_shared_16(uint32_t to, uint32_t x, uint32_
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared_8(uint32_t to, uint32_t x, uint32_t y) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(x), "r"(y) : "memory");
+}
+
 __device__ __forceinline__ void clear_shared_16(uint32_t to) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
 }
@@ -136,6 +140,15 @@ __device__ __forceinline__ int4 load_shared_16(uint32_t from) {
                : "r"(from)
                : "memory");
   return x;
+}
+
+// Four numbers, as store_shared stores them.
+__device__ __forceinline__ void load_shared(float (&x)[4], uint32_t from) {
+  const int4 words = load_shared_16(from);
+  x[0] = __uint_as_float(static_cast<uint32_t>(words.x));
+  x[1] = __uint_as_float(static_cast<uint32_t>(words.y));
+  x[2] = __uint_as_float(static_cast<uint32_t>(words.z));
+  x[3] = __uint_as_float(static_cast<uint32_t>(words.w));
 }
 
 __device__ __forceinline__ float2 load_shared_pair(uint32_t from) {

@@ -97,6 +97,21 @@ __device__ __forceinline__ float2 unpack<__half>(uint32_t pair) {
   return r;
 }
 
+__device__ __forceinline__ uint32_t multiply_halves(uint32_t x, uint32_t y) {
+  uint32_t r;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+  return r;
+}
+
+// The larger magnitude of each of two pairs; what is not a number does not count.
+__device__ __forceinline__ uint32_t largest_halves(uint32_t x, uint32_t y) {
+  uint32_t r;
+  asm("{.reg .b32 a, b; abs.f16x2 a, %1; abs.f16x2 b, %2; max.f16x2 %0, a, b;}"
+      : "=r"(r)
+      : "r"(x), "r"(y));
+  return r;
+}
+
 // All bits of those of two 16-bit numbers, of either type, that are not 0.
 __device__ __forceinline__ uint32_t not_zero(uint32_t pair) {
   uint32_t r;

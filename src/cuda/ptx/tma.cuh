@@ -19,6 +19,18 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, ui
       : "memory");
 }
 
+// The same to each block of the cluster whose bit is set in `ranks`, at its own `to` and `barrier`.
+__device__ __forceinline__ void tma_load_multicast(uint32_t to, const CUtensorMap* map,
+                                                   uint32_t barrier, BoxPosition at,
+                                                   uint64_t policy, uint32_t ranks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes."
+      "multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %8, %7;" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "l"(policy),
+      "h"(static_cast<uint16_t>(ranks))
+      : "memory");
+}
+
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t from, BoxPosition at) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(

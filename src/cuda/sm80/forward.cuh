@@ -4,6 +4,8 @@
 // One block works on kTileQ rows of a KV head's group, 16 * kStrips rows a warp, against tiles of
 // kTileKv keys. K and V have one buffer each: V of a tile arrives under Q K^T, K of the
 // next under the softmax and P V, and further blocks on the same multiprocessor fill what is left.
+// Tiles of fp32 are split into halves when they have arrived, if at all; where numbers prove too
+// large for that, the block begins anew.
 #pragma once
 
 #include <cstddef>
@@ -19,12 +21,12 @@ namespace flashattn::cuda::sm80 {
 
 template <class Config>
 class ForwardBlock : BlockPlace, WarpRows<Config> {
-  using WarpRows<Config>::lane_, WarpRows<Config>::warp_row_, WarpRows<Config>::row_of,
-      WarpRows<Config>::place;
+  using WarpRows<Config>::lane_, WarpRows<Config>::warp_row_;
   using T = typename Config::T;
-  static constexpr int kStrips = Config::kStrips, kOwn = Config::kOwn, kTileQ = Config::kTileQ;
-  static constexpr bool kShared = Config::kShare > 1;
-  static constexpr int kColumns = Config::kDimV / Config::kShare;  // of O, a warp
+  using Operand = typename Config::Operand;
+  using Factors = BlockFactors<Config::kThreads>;
+  static constexpr bool kHalves = Config::kHalves;
+  static constexpr int kStrips = Config::kStrips, kTileQ = Config::kTileQ;
   static constexpr int kTileKv = Config::kTileKv, kThreads = Config::kThreads;
   using Scores = float[kStrips][kTileKv / 8][4];
   using Tiles =
@@ -39,7 +41,7 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
         v_tile_{shared + Config::kQBytes + Config::KTile::kBytes},
         pages_(shared + Config::kPages),
         v_pages_(shared + Config::kVPages),
-        pair_(shared + Config::kExchange, threadIdx.x / 32, lane_),
+        factors_(shared + Config::kFactors),
         tiles_(params) {}
 
   __device__ __forceinline__ bool locate() {
@@ -47,8 +49,16 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
   }
 
   __device__ __forceinline__ void run() {
-    const flashattn_inputs& in = params_.args.inputs;
     if (threadIdx.x == 0) store(place_address());
+    if constexpr (kHalves) factors_.start();
+    while (!visit_keys()) recall();
+    finish();
+  }
+
+ private:
+  // False: once more.
+  __device__ __forceinline__ bool visit_keys() {
+    const flashattn_inputs& in = params_.args.inputs;
     int32_t tile = next_tile(keys_.begin / kTileKv);
     look_up_pages(tile);
     ptx::cp_async_commit();
@@ -60,13 +70,19 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
         return r < rows_ ? query_row<sizeof(T)>(in.q, r) : nullptr;
       });
     }
+    if constexpr (kHalves) ptx::cp_async_commit();
     clear();
-    ptx::cp_async_wait<0>();  // page numbers; Q is in the next group
+    ptx::cp_async_wait<kHalves ? 1 : 0>();  // page numbers; Q is in the next group
     load_keys<kThreads>(params_, k_tile_, pages_, in.k, k_, params_.problem.dim_qk, tile * kTileKv);
     ptx::cp_async_commit();
+    if constexpr (kHalves) {
+      ptx::cp_async_wait<1>();
+      factors_.split_queries(q_tile_);
+    }
     while (tile * kTileKv < keys_.end) {
       const bool shown = tiles_.full(tile);  // the block mask hides nothing
       ptx::cp_async_wait<0>();
+      if constexpr (kHalves) factors_.split(Factors::kK, k_tile_);
       __syncthreads();  // K is here, and V's last readers are done
       recall();
       load_keys<kThreads>(params_, v_tile_, v_pages_, in.v, v_base(), params_.problem.dim_v,
@@ -80,8 +96,8 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
       // %.
       const bool has_rows = !Config::kShort || warp_row_ < rows_;
       if (has_rows) multiply_qk(s);
-      if constexpr (kShared) pair_.hand_over_sums(s);
       ptx::cp_async_wait<0>();
+      if constexpr (kHalves) factors_.split(Factors::kV, v_tile_);
       __syncthreads();  // V is here, and K's readers are done
       recall();
       if (next * kTileKv < keys_.end) {
@@ -90,49 +106,41 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
       }
       ptx::cp_async_commit();
 
-      if constexpr (kShared) pair_.add_sums(s);
       if (has_rows) {
         modify(s, tile);
         mask(s, tile, shown);
         softmax(s);
         if constexpr (Config::kModified) drop(s, tile);
-        if constexpr (kShared) {
-          pair_.hand_over_weights(s);
-          float partner[4];
-          pair_.exchange(partner, shrink_);
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            shrink_output(0, half, shrink_[half]);
-            shrink_output(1, half, partner[half]);
-          }
-        }
         multiply_pv(s);
       }
       tile = next;
     }
     ptx::cp_async_wait<0>();
-    finish();
+    return !kHalves || !factors_.again();
   }
 
- private:
   __device__ __forceinline__ uint32_t place_address() const {
     return q_tile_.base + Config::kPlace;
   }
 
-  // Pairs have no registers to spare for what a block works on while they multiply, others none for
+  // Some have no registers to spare for what a block works on while they multiply, others none for
   // what they rarely need.
   __device__ __forceinline__ void recall() {
-    if constexpr (kShared) load(place_address());
+    if constexpr (Config::kLean) load(place_address());
   }
   __device__ __forceinline__ const char* k_base() const {
-    return kShared ? k_ : load_pointer(place_address() + offsetof(BlockPlace, k_));
+    return Config::kLean ? k_ : load_pointer(place_address() + offsetof(BlockPlace, k_));
   }
   __device__ __forceinline__ const char* v_base() const {
-    return kShared ? v_ : load_pointer(place_address() + offsetof(BlockPlace, v_));
+    return Config::kLean ? v_ : load_pointer(place_address() + offsetof(BlockPlace, v_));
+  }
+  __device__ __forceinline__ WarpRows<Config> place_of_warp() const {
+    if constexpr (kHalves) return WarpRows<Config>(opaque(threadIdx.x));
+    return *this;
   }
   __device__ __forceinline__ BlockPlace recalled() const {
     BlockPlace block = *this;
-    if constexpr (!kShared) block.load(place_address());
+    if constexpr (!Config::kLean) block.load(place_address());
     return block;
   }
 
@@ -160,7 +168,7 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
     const bool sinks = (params_.problem.features & FLASHATTN_FEATURE_SINK) && part_ == 0;
     const WarpRows<Config> rows(opaque(threadIdx.x));
 #pragma unroll
-    for (int x = 0; x < kOwn * 2; ++x) {
+    for (int x = 0; x < kStrips * 2; ++x) {
       float& m = m_[x / 2][x % 2] = -INFINITY;
       float& l = l_[x / 2][x % 2] = 0.0f;
       if (!sinks) continue;
@@ -173,7 +181,7 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip) {
 #pragma unroll
-      for (int n = 0; n < kColumns / 8; ++n) {
+      for (int n = 0; n < Config::kDimV / 8; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) o_[strip][n][e] = 0.0f;
       }
@@ -181,51 +189,43 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
   }
 
   __device__ __forceinline__ void multiply_qk(Scores& s) const {
-    const uint32_t left = left_rows(q_tile_, warp_row_, lane_);
-    if constexpr (kShared) {
-      const uint32_t right = right_eight_rows(k_tile_, 0, lane_);
-      constexpr int kTerms = Config::kDimQk / 2, kStrip = 16 * Config::kDimQk * 4;
-      const uint32_t from = place() * kTerms * 4;
-      multiply_some_columns<Config::kDimQk, kTerms>(s, left + from, right + from,
-                                                    place() == 0 ? kStrip : -kStrip);
-    } else {
-      multiply_rows<T, Config::kDimQk>(s, left, right_rows(k_tile_, 0, lane_));
-    }
+    const WarpRows<Config> at = place_of_warp();
+    multiply_rows<Operand, Config::kDimQk>(s, left_rows(q_tile_, at.warp_row_, at.lane_),
+                                           right_rows(k_tile_, 0, at.lane_));
   }
 
-  __device__ __forceinline__ void multiply_pv(Scores& p) {
-    const uint32_t summed = summed_rows(v_tile_, 0, lane_);
-    if constexpr (kShared) {
-#pragma unroll
-      for (int step = 0; step < kTileKv / 16; ++step) {
-#pragma unroll
-        for (int n = 2 * step; n < 2 * step + 2; ++n) pair_.take_weights(p[1][n], n);
-        multiply_held<T, 1, Config::kDimV>(
-            o_, summed + place() * kColumns * 4 + step * 16 * Config::VTile::kRowBytes,
-            [&](int strip, int k, int x) { return held_word<T>(p[strip], 2 * step + k, x); });
-      }
-    } else {
-      multiply_held<T, kTileKv / 16>(
-          o_, summed, [&](int strip, int k, int x) { return held_word<T>(p[strip], k, x); });
-    }
+  __device__ __forceinline__ void multiply_pv(const Scores& p) {
+    const typename Config::VOperand tile{v_tile_.base};
+    multiply_held<Operand, kTileKv / 16>(
+        o_, summed_rows(tile, 0, place_of_warp().lane_),
+        [&](int strip, int k, int x) { return held_word<Operand>(p[strip], k, x); });
   }
 
-  // A pair's maxima and sums, which only the softmax needs, lie in shared memory.
+  // Maxima and sums, which only the softmax needs.
+  __device__ __forceinline__ uint32_t statistics_at(int strip) const {
+    return q_tile_.base + Config::kStatistics + (strip * kThreads + opaque(threadIdx.x)) * 16;
+  }
   __device__ __forceinline__ void put_statistics() const {
-    if constexpr (kShared) pair_.keep({m_[0][0], m_[0][1], l_[0][0], l_[0][1]});
-  }
-  __device__ __forceinline__ void take_statistics(int strip, const float (&x)[4]) {
+    if constexpr (Config::kStatisticsApart) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      m_[strip][half] = x[half];
-      l_[strip][half] = x[2 + half];
+      for (int strip = 0; strip < kStrips; ++strip) {
+        ptx::store_shared(statistics_at(strip), m_[strip][0], m_[strip][1], l_[strip][0],
+                          l_[strip][1]);
+      }
     }
   }
   __device__ __forceinline__ void take_statistics() {
-    if constexpr (kShared) {
-      float x[4];
-      pair_.take_kept(x);
-      take_statistics(0, x);
+    if constexpr (Config::kStatisticsApart) {
+#pragma unroll
+      for (int strip = 0; strip < kStrips; ++strip) {
+        float x[4];
+        ptx::load_shared(x, statistics_at(strip));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          m_[strip][half] = x[half];
+          l_[strip][half] = x[2 + half];
+        }
+      }
     }
   }
 
@@ -233,30 +233,31 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
     // After the first tiles maxima rarely rise.
     if (__all_sync(~0u, shrink == 1.0f)) return;
 #pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n) {
+    for (int n = 0; n < Config::kDimV / 8; ++n) {
       o_[strip][n][half * 2] *= shrink;
       o_[strip][n][half * 2 + 1] *= shrink;
     }
   }
 
-  // Products to scores, but for factor().
+  // Products to scores, but for the factor.
   __device__ __forceinline__ void modify(Scores& s, int32_t tile) const {
     if constexpr (Config::kModified) {
       const Problem& problem = params_.problem;
       const ScoreSteps steps(problem);
       if (steps.capped) {
 #pragma unroll
-        for (int strip = 0; strip < kOwn; ++strip) cap<Config::kWide>(s[strip], steps.inner);
+        for (int strip = 0; strip < kStrips; ++strip) cap<Config::kWide>(s[strip], steps.inner);
       }
       const bool dense = problem.bias & FLASHATTN_BIAS_DENSE;
       if (!steps.sloped && !dense) return;
-      const int32_t first = tile * kTileKv + lane_ % 4 * 2;
+      const WarpRows<Config> own = place_of_warp();
+      const int32_t first = tile * kTileKv + own.lane_ % 4 * 2;
 #pragma unroll
-      for (int strip = 0; strip < kOwn; ++strip) {
+      for (int strip = 0; strip < kStrips; ++strip) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           // Heads that share a block differ in their biases. Past the last row: as that.
-          const Row at = row(min(opaque(row_of(strip, half)), rows_ - 1));
+          const Row at = row(min(opaque(own.row_of(strip, half)), rows_ - 1));
           const int32_t i = queries_.begin + at.query, h = first_head_ + at.head;
           if (steps.sloped) {
             const int32_t own = i + diagonal_offset(problem.mask_rule(), sequence_.len);
@@ -278,20 +279,21 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
   // becomes of rows past the last.
   __device__ __forceinline__ void mask(Scores& s, int32_t tile, bool shown) const {
     const Interval columns{tile * kTileKv, (tile + 1) * kTileKv};
-    const int32_t first = columns.begin + lane_ % 4 * 2;
+    const WarpRows<Config> own = place_of_warp();
+    const int32_t first = columns.begin + own.lane_ % 4 * 2;
     if (columns.begin < full_.begin || columns.end > full_.end) {
       const Interval keys = intersect(columns, keys_);
       const MaskRule rule = params_.problem.mask_rule();
       if (sees_all(rule)) {
         visit_outside<kTileKv / 8>(keys.begin - first, keys.end - keys.begin, [&](int n, int e) {
 #pragma unroll
-          for (int x = 0; x < kOwn * 2; ++x) s[x / 2][n][x % 2 * 2 + e] = -INFINITY;
+          for (int x = 0; x < kStrips * 2; ++x) s[x / 2][n][x % 2 * 2 + e] = -INFINITY;
         });
       } else {
         const BlockPlace block = recalled();
 #pragma unroll
-        for (int x = 0; x < kOwn * 2; ++x) {
-          const int32_t i = block.query_of(opaque(row_of(x / 2, x % 2)));
+        for (int x = 0; x < kStrips * 2; ++x) {
+          const int32_t i = block.query_of(opaque(own.row_of(x / 2, x % 2)));
           const Interval visible = intersect(visible_keys(rule, i, block.sequence_.len), keys);
           visit_outside<kTileKv / 8>(visible.begin - first, visible.end - visible.begin,
                                      [&](int n, int e) { s[x / 2][n][x % 2 * 2 + e] = -INFINITY; });
@@ -301,24 +303,26 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
     if (shown) return;
     const HeadBlocks blocks = HeadBlocks::of(params_.problem, params_.args.inputs, b_, first_head_);
 #pragma unroll
-    for (int strip = 0; strip < kOwn; ++strip) {
+    for (int strip = 0; strip < kStrips; ++strip) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int32_t i = query_of(min(opaque(row_of(strip, half)), rows_ - 1));
-        visit_unset<kTileKv / 8>(blocks.shown_keys<kTileKv / 8>(i, columns.begin, keys_.end, lane_),
-                                 [&](int n, int e) { s[strip][n][half * 2 + e] = -INFINITY; });
+        const int32_t i = query_of(min(opaque(own.row_of(strip, half)), rows_ - 1));
+        visit_unset<kTileKv / 8>(
+            blocks.shown_keys<kTileKv / 8>(i, columns.begin, keys_.end, own.lane_),
+            [&](int n, int e) { s[strip][n][half * 2 + e] = -INFINITY; });
       }
     }
   }
 
-  // Scores to weights; the running maximum and sum; O to the new maximum's scale, but a pair's.
+  // Scores to weights; the running maximum and sum; O to the new maximum's scale.
   __device__ __forceinline__ void softmax(Scores& s) {
     take_statistics();
-    const float factor =
+    float factor =
         Config::kModified ? ScoreSteps(params_.problem).factor() : params_.problem.scale * kLog2E;
+    if constexpr (kHalves) factor = factors_.of_scores(factor);
     constexpr int kRows = Config::kRowsAtOnce;
 #pragma unroll
-    for (int first = 0; first < kOwn * 2; first += kRows) {
+    for (int first = 0; first < kStrips * 2; first += kRows) {
       float top[kRows];
 #pragma unroll
       for (float& t : top) t = -INFINITY;
@@ -359,11 +363,7 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
     }
     m_[strip][half] = m;
     l_[strip][half] = l_[strip][half] * shrink + total;
-    if constexpr (kShared) {
-      shrink_[half] = shrink;
-    } else {
-      shrink_output(strip, half, shrink);
-    }
+    shrink_output(strip, half, shrink);
   }
 
   // Clears the weights that the dropout drops.
@@ -371,21 +371,19 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
     if (params_.dropout_threshold == 0) return;
     const DropoutStream stream =
         dropout_stream(params_.problem, params_.args.inputs, b_, first_head_);
-    visit_dropped<kOwn, kTileKv / 8, false>(
-        stream, params_.dropout_threshold, queries_.begin + warp_row_, tile * kTileKv, lane_,
-        [&](int strip, int n, int x) { p[strip][n][x] = 0.0f; });
+    const WarpRows<Config> own = place_of_warp();
+    visit_dropped<kStrips, kTileKv / 8, false>(
+        stream, params_.dropout_threshold, queries_.begin + own.warp_row_, tile * kTileKv,
+        own.lane_, [&](int strip, int n, int x) { p[strip][n][x] = 0.0f; });
   }
 
   __device__ __forceinline__ void finish() {
     __syncthreads();  // Q's readers are done
-    if constexpr (kShared) {
-      take_statistics();
-      float x[4];
-      pair_.exchange(x, {m_[0][0], m_[0][1], l_[0][0], l_[0][1]});
-      take_statistics(1, x);
-    }
+    take_statistics();
     const ForwardOutput<Config> output(params_, q_tile_.base);
-    output.finish(o_, m_, l_);
+    float unit = 1.0f;
+    if constexpr (kHalves) unit = factors_.of_output();
+    output.finish(o_, m_, l_, unit);
   }
 
   const ForwardParams& params_;
@@ -393,12 +391,11 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
   const typename Config::KTile k_tile_;
   const typename Config::VTile v_tile_;
   const uint32_t pages_, v_pages_;
-  const PairExchange<kTileKv / 8> pair_;
+  const Factors factors_;
   Tiles tiles_;
-  // In log2 units; the sums are of this lane's columns. Of a pair the partner's come in finish().
+  // In log2 units; the sums are of this lane's columns.
   float m_[kStrips][2], l_[kStrips][2];
-  float shrink_[4] = {};  // of a pair: what O is still to be scaled with, two halves
-  float o_[kStrips][kColumns / 8][4];
+  float o_[kStrips][Config::kDimV / 8][4];
 };
 
 template <class Config>

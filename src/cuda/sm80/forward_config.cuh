@@ -1,11 +1,11 @@
 // Sizes of a kernel of the portable forward pass, and its shared memory: Q | K | V | page numbers |
-// what pairs exchange | the block's place. The output is staged where Q was, that of fp32 goes out
-// directly.
+// factors of fp32 | statistics | the block's place. The output is staged where Q was, that of fp32
+// goes out directly.
 #pragma once
 
 #include <type_traits>
 
-#include "cuda/sm80/forward_pair.cuh"
+#include "cuda/sm80/forward_factors.cuh"
 #include "cuda/sm80/forward_place.cuh"
 #include "cuda/tile/shared.cuh"
 
@@ -14,38 +14,45 @@ namespace flashattn::cuda::sm80 {
 // kModified: scores need more than a factor (softcap, biases, dropout, block masks, negative
 // scale).
 template <class T_, int kDimQk_, int kDimV_, int kStrips_, int kTileKv_, int kMinBlocks_,
-          bool kModified_, int kShare_ = 1, int kWarps_ = 4>
+          bool kModified_, int kWarps_ = 4>
 struct ForwardConfig {
   using T = T_;
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the tiles; smaller heads are padded
   static constexpr int kStrips = kStrips_;                // of 16 rows, a warp
   static constexpr bool kModified = kModified_;
-  static constexpr int kShare = kShare_;         // warps that share rows
-  static constexpr int kOwn = kStrips / kShare;  // strips whose scores a warp has
   static constexpr int kWarps = kWarps_, kThreads = 32 * kWarps;
-  static constexpr int kTileQ = 16 * kOwn * kWarps;
+  static constexpr int kTileQ = 16 * kStrips * kWarps;
   static constexpr int kTileKv = kTileKv_;
   static constexpr int kMinBlocks = kMinBlocks_;  // on a multiprocessor, as registers allow
   static constexpr bool kShort = kStrips == 1 && kWarps > 1 && kDimV <= 128;  // decoding comes here
 
-  // Whose maxima are looked for together: latency; others have better use for the registers.
-  static constexpr int kRowsAtOnce = kStrips == 2 && kDimQk == 128 && sizeof(T) == 2 ? 4 : 1;
   static constexpr bool kWide = std::is_same<T, float>::value;
-  static_assert(kShare == 1 || (kShare == 2 && kStrips == 2 && kWide), "pairs have a strip each");
+  // fp32 is multiplied as pairs of fp16, but where a row's largest weight may be dropped, or be
+  // that of the sink: the others are then too small for fp16, not for tf32.
+  static constexpr bool kHalves = kWide && !kModified;
+  // What only the softmax needs, and what the block works on, wait in shared memory while warps
+  // multiply: where scores and O leave no registers.
+  static constexpr bool kStatisticsApart = !kWide && kStrips == 2 && (kModified || kDimV == 128);
+  static constexpr bool kLean = kHalves || kStatisticsApart;
+  // Whose maxima are looked for together: latency; others have better use for the registers.
+  static constexpr int kRowsAtOnce = kStrips == 2 && !kWide ? 2 : 1;
+  // What tiles are multiplied as.
+  using Operand = std::conditional_t<kHalves, Halves, T>;
 
   using QTile = SharedTile<kTileQ, kDimQk, sizeof(T)>;
   using KTile = SharedTile<kTileKv, kDimQk, sizeof(T)>;
   using VTile = SharedTile<kTileKv, kDimV, sizeof(T)>;
+  using VOperand = std::conditional_t<kHalves, SplitTile<VTile>, VTile>;
   using OTile = SharedTile<kTileQ, kWide ? 64 : kDimV>;  // fp32 goes out directly
   static constexpr int kQBytes = QTile::kBytes > OTile::kBytes ? QTile::kBytes : OTile::kBytes;
   // Page numbers, a word a thread: of K's rows, and of V's where other threads copy them.
   static constexpr int kPages = kQBytes + KTile::kBytes + VTile::kBytes;
   static constexpr bool kSamePages = std::is_same<KTile, VTile>::value;
   static constexpr int kVPages = kSamePages ? kPages : kPages + kThreads * 4;
-  static constexpr int kExchange = kVPages + kThreads * 4;
-  static constexpr int kExchangeBytes = PairExchange<kTileKv / 8>::kBytes;  // a warp
+  static constexpr int kFactors = kVPages + kThreads * 4;
+  static constexpr int kStatistics = kFactors + (kHalves ? BlockFactors<kThreads>::kBytes : 0);
   // A BlockPlace.
-  static constexpr int kPlace = kExchange + (kShare > 1 ? kWarps * kExchangeBytes : 0);
+  static constexpr int kPlace = kStatistics + (kStatisticsApart ? kThreads * 16 * kStrips : 0);
   static constexpr int kSharedBytes = kPlace + BlockPlace::kWords * 4;
   static_assert(kMinBlocks * (kSharedBytes + 1024) <= 228 * 1024, "of an H100's multiprocessor");
 };

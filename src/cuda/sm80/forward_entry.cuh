@@ -7,14 +7,12 @@
 namespace flashattn::cuda::sm80 {
 
 template <class T, int kDimQk, int kDimV, int kStrips, int kTileKv, int kMinBlocks, bool kModified,
-          int kShare = 1, int kWarps = 4>
+          int kWarps = 4>
 constexpr ForwardEntry forward_entry() {
-  using Config =
-      ForwardConfig<T, kDimQk, kDimV, kStrips, kTileKv, kMinBlocks, kModified, kShare, kWarps>;
+  using Config = ForwardConfig<T, kDimQk, kDimV, kStrips, kTileKv, kMinBlocks, kModified, kWarps>;
   return {kDtype<T>,
           kDimQk,
           kDimV,
-          kStrips,
           kModified,
           Config::kTileQ,
           Config::kTileKv,

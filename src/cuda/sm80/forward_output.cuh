@@ -6,35 +6,26 @@
 
 namespace flashattn::cuda::sm80 {
 
-// Which rows of the block a warp has, and of which columns of O.
+// Which rows of the block a warp has.
 template <class Config>
 struct WarpRows {
   int lane_, warp_row_;
 
   __device__ __forceinline__ explicit WarpRows(uint32_t thread)
-      : lane_(thread % 32), warp_row_(thread / 32 * 16 * Config::kOwn) {}
+      : lane_(thread % 32), warp_row_(thread / 32 * 16 * Config::kStrips) {}
 
-  // Row of the block that accumulator row `half` (0: g, 1: g + 8) of a strip stands for. Of a
-  // pair's strips the first is the warp's own.
+  // Row of the block that accumulator row `half` (0: g, 1: g + 8) of a strip stands for.
   __device__ __forceinline__ int32_t row_of(int strip, int half) const {
-    const int32_t first = Config::kShare > 1 ? warp_row_ ^ strip * 16 : warp_row_ + strip * 16;
-    return first + half * 8 + lane_ / 4;
-  }
-
-  // Which half of the head dimension is the warp's, of a pair.
-  __device__ __forceinline__ int32_t place() const {
-    return Config::kShare > 1 ? warp_row_ / 16 % 2 : 0;
+    return warp_row_ + strip * 16 + half * 8 + lane_ / 4;
   }
 };
 
 template <class Config>
 class ForwardOutput : BlockPlace, WarpRows<Config> {
-  using WarpRows<Config>::lane_, WarpRows<Config>::warp_row_, WarpRows<Config>::row_of,
-      WarpRows<Config>::place;
+  using WarpRows<Config>::lane_, WarpRows<Config>::row_of;
   using T = typename Config::T;
   using Tile = typename Config::OTile;
-  static constexpr int kStrips = Config::kStrips, kOwn = Config::kOwn;
-  static constexpr int kColumns = Config::kDimV / Config::kShare;  // of O, a warp
+  static constexpr int kStrips = Config::kStrips, kColumns = Config::kDimV;
   using Sums = float[kStrips][kColumns / 8][4];
   using Numbers = float[kStrips][2];  // of rows
 
@@ -46,8 +37,9 @@ class ForwardOutput : BlockPlace, WarpRows<Config> {
   }
 
   // o: not divided by the sums of weights l yet, of which every lane of a quad has a share; m: the
-  // maxima, in log2 units.
-  __device__ __forceinline__ void finish(Sums& o, const Numbers& m, const Numbers& l) const {
+  // maxima, in log2 units. unit: of V.
+  __device__ __forceinline__ void finish(Sums& o, const Numbers& m, const Numbers& l,
+                                         float unit) const {
     // Of a quad's rows each lane has one to work on.
     const int own = lane_ % 4;
     float top = -INFINITY, sum = 0.0f;
@@ -61,10 +53,10 @@ class ForwardOutput : BlockPlace, WarpRows<Config> {
         sum = total;
       }
     }
-    if (own < kOwn * 2) store_lse(row_of(own / 2, own % 2), top, sum);
-    float kept = 1.0f;
+    if (own < kStrips * 2) store_lse(row_of(own / 2, own % 2), top, sum);
+    float kept = unit;
     if (Config::kModified && parts_ == 1) {
-      kept = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
+      kept *= 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
     }
     const float factor = sum == 0.0f ? 0.0f : kept / sum;
 #pragma unroll
@@ -111,7 +103,7 @@ class ForwardOutput : BlockPlace, WarpRows<Config> {
                                     : reinterpret_cast<float*>(query_row<4>(params_.args.o, r));
 #pragma unroll
       for (int n = 0; n < kColumns / 8; ++n) {
-        const int column = place() * kColumns + n * 8 + lane_ % 4 * 2;
+        const int column = n * 8 + lane_ % 4 * 2;
         if (column >= params_.problem.dim_v) break;
         *reinterpret_cast<float2*>(out + column) =
             make_float2(o[x / 2][n][x % 2 * 2], o[x / 2][n][x % 2 * 2 + 1]);

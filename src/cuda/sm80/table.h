@@ -10,7 +10,6 @@ namespace flashattn::cuda::sm80 {
 struct ForwardEntry {
   int32_t dtype;
   int32_t dim_qk, dim_v;  // the largest it takes
-  int32_t strips;         // of 16 rows, a warp
   bool modified;
   int32_t tile_q, tile_kv, threads, shared_bytes;
   void (*kernel)(ForwardParams);

@@ -9,16 +9,18 @@
 //
 // A third warpgroup computes dQ, so that the consumers never meet, and one's exponentials run under
 // the other's products. Small heads, backward_consumer.cuh: 128 keys, 64 a consumer. Large heads,
-// backward_wide.cuh: 64 keys; one consumer has P and dV, the other dS and dK.
+// backward_wide.cuh: 64 keys; one consumer has P and dV, the other dS and dK. The largest: clusters
+// of two blocks, which share what adding dQ to global memory costs, see BackwardWideConfig.
 //
 // Budget of a tile in clocks; shared memory moves 128 bytes a clock; no tile fills both alone.
 //   D, queries x keys      products   2^x   shared memory          of it dQ to memory
 //   64, 128 x 128          2,560    1,024   384 KB = 3,072                      32 KB
 //   128, 64 x 128          2,560      512   368 KB = 2,944                      32 KB
 //   192, 64 x 64           1,920      256   360 KB = 2,880                      48 KB
-//   256, 64 x 64           2,560      256   472 KB = 3,776                      64 KB
-// Beyond those, the L2 cache adds some 3 TB/s (derived from peers' kernels): at D = 256 that is
-// what bounds 64 keys, at some 490 TFLOP/s.
+//   256, 64 x 64 of two    2,560      256   408 KB = 3,264                      32 KB
+// Beyond those, the L2 cache adds some 3 TB/s (derived from peers' kernels), next to what it is
+// read for. At D = 256 a block by itself adds 64 KB a tile and moves 472 KB: 530 TFLOP/s were
+// measured.
 #pragma once
 
 #include "cuda/sm90/backward_consumer.cuh"
@@ -26,6 +28,17 @@
 #include "cuda/sm90/backward_wide.cuh"
 
 namespace flashattn::cuda::sm90 {
+
+// Of the block, or of both that share items.
+template <class Config>
+__device__ __forceinline__ void sync_blocks() {
+  if constexpr (Config::kPair) {
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+  } else {
+    __syncthreads();
+  }
+}
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
@@ -43,7 +56,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       ptx::tma_prefetch(map);
     }
   }
-  __syncthreads();
+  sync_blocks<Config>();
   ptx::let_next_start();
   ptx::wait_for_previous();
   if (warpgroup == 0) {
@@ -70,6 +83,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     // The same code for both: caches of instructions are small.
     BackwardConsumer<Config>(params, ptx::shared_address(shared), control, warpgroup - 1).run();
   }
+  // Nobody arrives at a block that has ended.
+  if constexpr (Config::kPair) sync_blocks<Config>();
 }
 
 }  // namespace flashattn::cuda::sm90

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/warpgroup.cuh"
@@ -17,7 +18,8 @@ struct BackwardConfig {
   static constexpr int kDim = kDim_;  // of the products; smaller heads: zeros
   static constexpr int kTileQ = kTileQ_, kTileKv = 128;
   static constexpr int kPartQ = 64;  // of the products
-  static constexpr bool kWide = false;
+  static constexpr bool kWide = false, kPair = false;
+  static constexpr int kItemKv = kTileKv;
   static constexpr Scores kScores = kScores_;
   static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
   static constexpr int kConsumers = 2;  // warpgroups of 64 keys
@@ -33,6 +35,7 @@ struct BackwardConfig {
 
   // Columns come in panels of 64, 128 bytes a row.
   static constexpr int kPanels = kDim / 64, kPanelsQk = kPanels, kPanelsV = kPanels;
+  static constexpr int kOtherPanels = 0;
   static constexpr int kQStages = kStages, kDoStages = kStages;
   static constexpr int kDsWarps = 8, kDoReaders = 8;  // arrivals
   static constexpr int kKeyStages = 2;  // of K: the next while dQ still needs the last
@@ -41,9 +44,10 @@ struct BackwardConfig {
   static constexpr int kScoreBytes = kTileQ * kTileKv * 2;
   static constexpr int kDsStages = 2;
   static constexpr int kSumBytes = kTileQ * kDim * 4;
-  static constexpr int kShares = kTileQ * kDim / (64 * 64), kDqSlots = kShares;  // of dQ
-  static constexpr int kShareBytes = kSumBytes / kShares;
-  static constexpr int kNumberBytes = kTileQ * 4;  // lse or D of a tile
+  static constexpr int kShares = kTileQ * kDim / (64 * 64), kOwnShares = kShares;  // of dQ
+  static constexpr int kSharesAtOnce = 1;
+  static constexpr int kDqSlots = kShares, kDqBytes = kSumBytes / kShares;  // a slot
+  static constexpr int kNumberBytes = kTileQ * 4;                           // lse or D of a tile
 
   // Stages of K | V | stages of Q | of dO | of dS | dQ | stages of lse | of D | BackwardControl.
   static constexpr int kV = kKeyStages * kKeyBytes, kQ = kV + kKeyBytes;
@@ -57,45 +61,66 @@ struct BackwardConfig {
 
 // For large heads, whose dK and dV of 64 keys fill two warpgroups: one consumer computes the
 // weights and holds dV, the other the gradients and holds dK; a third warpgroup computes dQ.
+//
+// kPair: two blocks, a cluster, work on 128 keys, each on 64 of them as above. They exchange dS, so
+// that each computes dQ of half of the columns over all 128 keys: half as much is added to memory.
+// Each loads half of the columns of Q and dO for both.
 template <class T_, int kDimQk_, int kDimV_, Scores kScores_>
 struct BackwardWideConfig {
   using T = T_;
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;
   static constexpr int kTileQ = 64, kTileKv = 64, kPartQ = kTileQ;
-  static constexpr bool kWide = true, kParked = false;
+  static constexpr bool kWide = true, kPair = kDimQk > 192;
+  static constexpr int kItemKv = kPair ? 128 : 64;  // keys of an item
   static constexpr Scores kScores = kScores_;
   static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
+  // The weights, on their way from one consumer to the other, wait where dS will lie: there is no
+  // other room.
+  static constexpr bool kParked = kPair;
   static constexpr int kConsumers = 2, kThreads = 128 * 4;
-  static constexpr bool kRoomy = kAny || kDimQk < 256;  // in the producers
-  static constexpr int kProducerRegisters = kRoomy ? 32 : 24, kDqRegisters = 64;
-  static constexpr int kFirstRegisters = kRoomy ? 216 : 224;  // the first: also scores
-  static constexpr int kConsumerRegisters = 200;
+  // Shares of dQ, 64 columns each, whose sums registers hold at once: dS is read once for all.
+  static constexpr int kSharesAtOnce = kPair && !kAny ? 2 : 1;
+  static constexpr int kProducerRegisters = kSharesAtOnce > 1 ? 24 : 32;
+  static constexpr int kDqRegisters = kSharesAtOnce > 1 ? 96 : 64;
+  static constexpr int kFirstRegisters = kSharesAtOnce > 1 ? 200 : 216;  // the first: also scores
+  static constexpr int kConsumerRegisters = kSharesAtOnce > 1 ? 192 : 200;
 
   static constexpr int kPanelsQk = kDimQk / 64, kPanelsV = kDimV / 64;
   static constexpr int kQStages = 2, kDoStages = kDimV > 192 ? 1 : 2;
-  static constexpr int kDsStages = 2, kPStages = 2;
+  static constexpr int kDsStages = 2, kPStages = kParked ? 0 : 2;
   static constexpr int kDsWarps = 4, kDoReaders = 5;
   static constexpr int kKeyStages = 1, kKeyBytes = kTileKv * kDimQk * 2;
   static constexpr int kQueryBytes = kTileQ * kDimQk * 2, kDoBytes = kTileQ * kDimV * 2;
-  static constexpr int kScoreBytes = kTileQ * kTileKv * 2;
-  static constexpr int kShares = kPanelsQk, kDqSlots = kShares == 4 ? 2 : kShares;
-  static constexpr int kShareBytes = 64 * 64 * 4;
+  // Of the partner's K, the columns of which this block computes dQ.
+  static constexpr int kOtherPanels = kPair ? kPanelsQk / 2 : 0;
+  static constexpr int kOtherBytes = kOtherPanels * kTileKv * 128;
+  static constexpr int kOwnBytes = kTileQ * kTileKv * 2;    // dS of the block's keys
+  static constexpr int kScoreBytes = kTileQ * kItemKv * 2;  // that, then the partner's
+  static constexpr int kShares = kPanelsQk, kOwnShares = kShares * kTileKv / kItemKv;  // of dQ
+  static constexpr int kDqSlots = kShares == 4 ? 2 : kShares;
+  static constexpr int kDqBytes = 64 * 64 * (kPair ? 2 : 4);  // a slot: a share, or half of one
   static constexpr int kNumberBytes = kTileQ * 4;
 
-  // K | V | stages of Q | of dO | of dS | of P | dQ | stages of lse | of D | BackwardControl.
+  // K | V | stages of Q | of dO | of dS | of P | dQ | the partner's K | stages of lse | of D |
+  // BackwardControl.
   static constexpr int kV = kKeyBytes, kQ = kV + kTileKv * kDimV * 2;
   static constexpr int kDo = kQ + kQStages * kQueryBytes, kDs = kDo + kDoStages * kDoBytes;
-  static constexpr int kP = kDs + kDsStages * kScoreBytes, kDq = kP + kPStages * kScoreBytes;
-  static constexpr int kLse = kDq + kDqSlots * kShareBytes;
-  static constexpr int kDelta = kLse + kQStages * kNumberBytes;
+  static constexpr int kP = kDs + kDsStages * kScoreBytes;
+  static constexpr int kDq = kP + kPStages * kOwnBytes, kOther = kDq + kDqSlots * kDqBytes;
+  static constexpr int kLse = kOther + kOtherBytes, kDelta = kLse + kQStages * kNumberBytes;
   static constexpr int kMainBytes = kDelta + kDoStages * kNumberBytes;
 };
 
-// A tile of keys of a KV head: all tiles of queries of its group that see some of it.
+// Blocks that share an item and the columns of dQ.
+template <class Config>
+constexpr int kBlocks = Config::kItemKv / Config::kTileKv;
+
+// A tile of keys of a KV head: all tiles of queries of its group that see some of it. The blocks of
+// a pair have the same items, but for the keys.
 struct BackwardItem {
   int32_t end;  // not 0: there are no more
   int32_t b, kv_head;
-  int32_t key, keys;  // the first; how many, up to the tile
+  int32_t key, keys;  // the block's first; how many, up to the tile, perhaps none
   int32_t first_q, first_kv;
   Lengths len;
   Interval tiles;         // of queries
@@ -124,6 +149,9 @@ struct BackwardControl {
   BackwardItem own[Config::kConsumers];  // what a consumer works on
   uint32_t taken[Config::kConsumers];    // items, by each consumer
   Interval visible[Config::kTileKv];     // queries, by key of the tile at work
+  // Pairs. The partner's dS; in the second block the numbers of items, which the first takes.
+  uint64_t received[Config::kDsStages], number_full[kBackwardItems];
+  uint32_t numbers[kBackwardItems];
 };
 
 template <class Config>
@@ -133,6 +161,17 @@ constexpr int kMostSharedBytes = 227 * 1024;
 
 __device__ __forceinline__ uint32_t barrier_at(uint64_t& barrier) {
   return ptx::shared_address(&barrier);
+}
+
+// This block among those that share an item.
+template <class Config>
+__device__ __forceinline__ uint32_t block_rank() {
+  return Config::kPair ? ptx::cluster_rank() : 0;
+}
+
+// Where something of this block lies in the partner.
+__device__ __forceinline__ uint32_t at_partner(uint32_t address) {
+  return ptx::at_rank(address, ptx::cluster_rank() ^ 1);
 }
 
 template <class Config>
@@ -146,11 +185,11 @@ __device__ __forceinline__ void init_barriers(BackwardControl<Config>& control) 
   init(control.nearly, 1);
   for (int n = 0; n < Config::kQStages; ++n) {
     init(control.q_full[n], 1);
-    init(control.q_empty[n], kConsumers);
+    init(control.q_empty[n], kBlocks<Config> * kConsumers);
   }
   for (int n = 0; n < Config::kDoStages; ++n) {
     init(control.do_full[n], 1);
-    init(control.do_empty[n], Config::kDoReaders);
+    init(control.do_empty[n], kBlocks<Config> * Config::kDoReaders);
   }
   for (int n = 0; n < 2; ++n) {
     init(control.p_full[n], 4);  // warps
@@ -158,7 +197,7 @@ __device__ __forceinline__ void init_barriers(BackwardControl<Config>& control) 
   }
   for (int n = 0; n < Config::kDsStages; ++n) {
     init(control.ds_full[n], Config::kDsWarps);
-    init(control.ds_empty[n], 1);
+    init(control.ds_empty[n], kBlocks<Config>);
   }
   for (int n = 0; n < Config::kDqSlots; ++n) {
     init(control.dq_full[0][n], 4);  // warps
@@ -167,11 +206,23 @@ __device__ __forceinline__ void init_barriers(BackwardControl<Config>& control) 
   }
   for (int n = 0; n < kBackwardItems; ++n) {
     init(control.item_full[n], 1);
-    init(control.item_empty[n], kConsumers + 4);  // dQ, the loader, adders
+    // dQ, the loader, adders; the partner, when it has read the number.
+    init(control.item_empty[n], kConsumers + 4 + (Config::kPair && block_rank<Config>() == 0));
+  }
+  if constexpr (Config::kPair) {
+    for (uint64_t& barrier : control.received) init(barrier, 1);
+    for (uint64_t& barrier : control.number_full) init(barrier, 1);
   }
   ptx::fence_mbarrier_init();
   for (int n = 0; n < kConsumers; ++n) control.taken[n] = 0;
   for (BackwardItem& item : control.items) item.before = item.done = item.number = 0;
+}
+
+// Something of this block has been read; of a pair, both want to know.
+template <class Config>
+__device__ __forceinline__ void arrive_at_all(uint64_t& barrier) {
+  ptx::mbarrier_arrive(barrier_at(barrier));
+  if constexpr (Config::kPair) ptx::mbarrier_arrive_remote(at_partner(barrier_at(barrier)));
 }
 
 // Where K of an item lies.

@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(kConvertThreads<Config>)
   const float4* from = reinterpret_cast<const float4*>(params.dq + place * (kTileQ * kDim)) +
                        group * (kPieces * 128) + thread;
   // Nothing lies where no key was seen.
-  const bool some = params.dq_states[place] & 1;
+  const int32_t part = group / Config::kOwnShares;
+  const bool some = params.dq_states[place * kBlocks<Config> + part] & 1;
   float4 pieces[kPieces];
 #pragma unroll
   for (int n = 0; n < kPieces; ++n) {

@@ -8,14 +8,17 @@
 
 namespace flashattn::cuda::sm90 {
 
-// dS K over all keys of the tile: 64 columns, or 64 queries, by share.
-template <class Config>
-__device__ __forceinline__ void multiply_dq(float (&dq)[32], uint32_t shared, uint32_t k,
+// dS K over all keys of the item: 64 columns, or 64 queries, a share; of a few shares. A pair: each
+// block has its half of the columns, its own keys first.
+template <class Config, int kSums>
+__device__ __forceinline__ void multiply_dq(float (&dq)[kSums], uint32_t shared, uint32_t k,
                                             uint32_t slot, int32_t share) {
   constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
+  constexpr int kPanel = kSums > 32 ? kTileKv * 128 : 0;
   const uint32_t columns = kTileQ == 64 ? share * kTileKv * 128 : 0;
   const uint32_t rows = kTileQ == 64 ? 0 : share * 64 * 128;
-  const ptx::Matrix keys = ptx::Matrix::at(k + columns, 0);
+  const uint32_t half = block_rank<Config>() * (Config::kOwnShares * kTileKv * 128);
+  const ptx::Matrix keys = ptx::Matrix::at(k + half + columns, kPanel);
   const ptx::Matrix scores =
       ptx::Matrix::at(shared + Config::kDs + slot * Config::kScoreBytes + rows, 0);
   ptx::wgmma_fence();
@@ -25,19 +28,30 @@ __device__ __forceinline__ void multiply_dq(float (&dq)[32], uint32_t shared, ui
         dq, scores.further(n / 4 * kTileQ * 128 + n % 4 * 32).descriptor(),
         keys.further(n * 2048).descriptor(), n > 0);
   }
+  if constexpr (Config::kPair) {
+    const ptx::Matrix others = ptx::Matrix::at(shared + Config::kOther + columns, kPanel);
+#pragma unroll
+    for (int n = 0; n < kTileKv / 16; ++n) {
+      ptx::wgmma_ss<typename Config::T, 0, 1>(
+          dq, scores.further(Config::kOwnBytes + n * 32).descriptor(),
+          others.further(n * 2048).descriptor(), 1);
+    }
+  }
   ptx::wgmma_commit();
 }
 
-// To the thread that adds it, in the order of the accumulators: nobody else reads it.
-template <class Config>
-__device__ __forceinline__ void hand_over_dq(const float (&dq)[32],
+// To the thread that adds it, in the order of the accumulators, from number `first` on, as much as
+// the slot takes: nobody else reads it.
+template <class Config, int kSums>
+__device__ __forceinline__ void hand_over_dq(const float (&dq)[kSums], int first,
                                              BackwardControl<Config>& control, uint32_t shared,
                                              uint32_t adder, int32_t slot) {
   const uint32_t to =
-      shared + Config::kDq + slot * Config::kShareBytes + opaque(threadIdx.x) % 128 * 16;
+      shared + Config::kDq + slot * Config::kDqBytes + opaque(threadIdx.x) % 128 * 16;
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    ptx::store_shared(to + n * 2048, dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3]);
+  for (int n = 0; n < Config::kDqBytes / 2048; ++n) {
+    const float* x = &dq[first + 4 * n];
+    ptx::store_shared(to + n * 2048, x[0], x[1], x[2], x[3]);
   }
   ptx::fence_async_proxy();
   __syncwarp();
@@ -70,25 +84,52 @@ class DqGroup {
  private:
   __device__ __forceinline__ bool leader() const { return opaque(threadIdx.x) % 128 == 0; }
 
-  // Share by share: registers are the consumers'.
+  // A few shares at a time: registers are the consumers'.
   __device__ __forceinline__ void step(uint32_t keys) {
-    constexpr int kShares = Config::kShares, kSlots = Config::kDqSlots;
+    constexpr int kShares = Config::kOwnShares, kSlots = Config::kDqSlots;
+    constexpr int kAtOnce = Config::kSharesAtOnce, kSums = 32 * kAtOnce;
+    constexpr int kPieces = kSums * 512 / Config::kDqBytes;  // a slot takes one
     ptx::mbarrier_wait(barrier_at(control_.ds_full[place_.slot()]), place_.phase());
+    if constexpr (Config::kPair) exchange_ds();
 #pragma unroll 1
-    for (int32_t share = 0; share < kShares; ++share) {
-      float dq[32];
+    for (int32_t share = 0; share < kShares; share += kAtOnce) {
+      float dq[kSums];
       multiply_dq<Config>(dq, shared_, keys, place_.slot(), share);
-      const int32_t slot = share % kSlots;
-      const uint32_t uses = place_.count * (kShares / kSlots) + share / kSlots;
-      ptx::mbarrier_wait(barrier_at(control_.dq_empty[slot]), (uses & 1) ^ 1);
-      ptx::wgmma_wait<0>();
-      ptx::pin(dq);
-      if (share == kShares - 1 && leader()) {
-        ptx::mbarrier_arrive(barrier_at(control_.ds_empty[place_.slot()]));
+      const auto finish = [&] {
+        ptx::wgmma_wait<0>();
+        ptx::pin(dq);
+        if (share == kShares - kAtOnce && leader()) free_ds();
+      };
+      if (Config::kPair) finish();  // the partner waits for it, too
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece) {
+        const int32_t done = share / kAtOnce * kPieces + piece, slot = done % kSlots;
+        const uint32_t uses = place_.count * (kShares / kAtOnce * kPieces / kSlots) + done / kSlots;
+        ptx::mbarrier_wait(barrier_at(control_.dq_empty[slot]), (uses & 1) ^ 1);
+        if (!Config::kPair && piece == 0) finish();
+        hand_over_dq<Config>(dq, kSums / kPieces * piece, control_, shared_, place_.count % 2,
+                             slot);
       }
-      hand_over_dq<Config>(dq, control_, shared_, place_.count % 2, slot);
     }
     place_.advance();
+  }
+
+  // The block's dS to the partner, whose place for it is free: this block's own was, and that is
+  // when both have computed dQ. Until the partner's is here.
+  __device__ __forceinline__ void exchange_ds() const {
+    const uint32_t full = barrier_at(control_.received[place_.slot()]);
+    if (leader()) {
+      const uint32_t own = shared_ + Config::kDs + place_.slot() * Config::kScoreBytes;
+      ptx::mbarrier_expect(full, Config::kOwnBytes);
+      ptx::bulk_send(at_partner(own + Config::kOwnBytes), own, Config::kOwnBytes, at_partner(full));
+    }
+    __syncwarp();
+    ptx::mbarrier_wait(full, place_.phase());
+  }
+
+  // This dQ is done: it has read dS of this block, and that which the partner has sent.
+  __device__ __forceinline__ void free_ds() const {
+    arrive_at_all<Config>(control_.ds_empty[place_.slot()]);
   }
 
   const BackwardParams& params_;

@@ -134,7 +134,7 @@ class BackwardGroup {
     return shared_ + kFirst + slot * Config::kNumberBytes + part * kPartQ * 4 + lane() % 4 * 8;
   }
 
-  // Until dQ of the tile whose dS lay there is done.
+  // Until dQ of the tile whose dS lay there is done, the partner's too.
   __device__ __forceinline__ void await_ds(Ring<Config::kDsStages> at) const {
     ptx::mbarrier_wait(barrier_at(control_.ds_empty[at.slot()]), at.phase() ^ 1);
   }
@@ -155,7 +155,7 @@ class BackwardGroup {
            (part * kPartQ + query) * 128 + ((chunk ^ (query & 7)) << 4);
   }
 
-  // dS for the dQ of all keys.
+  // dS for the dQ of all keys; or weights that wait there.
   __device__ __forceinline__ void store_ds(const Operand& ds, uint32_t slot, int part = 0) const {
     const uint32_t to = ds_place(slot, part);
 #pragma unroll

@@ -71,6 +71,7 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   common.tile_q = entry.tile_q;
   common.tile_dim = entry.dim_qk;
   common.tile_kv = entry.tile_kv;
+  common.dq_parts = entry.blocks;
   common.ordered = ordered();
   p.sequence_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, entry.tile_q));
   p.head_tiles = static_cast<int32_t>(common.head_tiles(entry.tile_q));
@@ -88,10 +89,11 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   const int64_t fitting =
       std::min<int64_t>(l2_bytes_ / 4 / std::max<int64_t>(unit_bytes, 1), units);
   p.order = heavy_first_order(static_cast<int32_t>(ceil_div(shape.seqlen_kv, entry.tile_kv)),
-                              static_cast<int32_t>(units), static_cast<int32_t>(fitting), units_);
+                              static_cast<int32_t>(units), static_cast<int32_t>(fitting),
+                              units_ / entry.blocks);
   p.items = static_cast<int32_t>(p.order.count());
   // In turns none may be kept for a block that has not started.
-  p.dealt = ordered() ? 0 : std::min(p.items, units_);
+  p.dealt = ordered() ? 0 : std::min(p.items, units_ / entry.blocks);
   // Early keys first: under a causal mask they take longest. Where they wait for late ones, these.
   p.first_key = ordered() ? 0 : (p.order.query_tiles - 1) * entry.tile_kv;
   p.key_step = ordered() ? entry.tile_kv : -entry.tile_kv;
@@ -102,7 +104,7 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   common.lse2 = workspace.take<float>(rows);
   common.delta = workspace.take<float>(rows);
   common.dq = workspace.take<float>(rows * entry.dim_qk);
-  common.dq_states = workspace.take<int32_t>(rows / entry.tile_q);
+  common.dq_states = workspace.take<int32_t>(rows / entry.tile_q * entry.blocks);
   common.dout = rounded_dout(problem_, args, &workspace);
   *bytes = workspace.bytes();
   return p;
@@ -133,12 +135,12 @@ int32_t BackwardLauncher::make_maps(BackwardParams* p) const {
   const int64_t q_batch = varlen_q ? 1 : shape.batch;
   const int64_t kv_rows = varlen_kv ? shape.total_kv : shape.seqlen_kv;
   const int64_t kv_batch = varlen_kv ? 1 : shape.batch;
-  const int32_t tile_q = main_.entry->tile_q, tile_kv = main_.entry->tile_kv;
+  const int32_t tile_q = main_.entry->tile_q, box_kv = main_.entry->tile_kv / main_.entry->blocks;
   const auto queries = [&](int32_t dim) {
     return ArrayShape{dim, q_rows, problem_.heads_q, q_batch, tile_q};
   };
   const auto keys = [&](int32_t dim) {
-    return ArrayShape{dim, kv_rows, problem_.heads_kv, kv_batch, tile_kv};
+    return ArrayShape{dim, kv_rows, problem_.heads_kv, kv_batch, box_kv};
   };
   const int32_t dim_qk = problem_.dim_qk, dim_v = problem_.dim_v;
   const struct {
@@ -180,10 +182,11 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspa
   }
   const BackwardEntry& entry = *main_.entry;
   // Each starts under the end of the one before.
-  const dim3 blocks(static_cast<unsigned>(std::min<int64_t>(p.order.count(), units_)));
-  if (const int32_t status =
-          status_of(start_early(entry.kernel, blocks, entry.threads, entry.shared_bytes, p, stream),
-                    "launching the backward kernel")) {
+  const int64_t clusters = std::min<int64_t>(p.order.count(), units_ / entry.blocks);
+  const dim3 blocks(static_cast<unsigned>(clusters * entry.blocks));
+  if (const int32_t status = status_of(start_early(entry.kernel, blocks, entry.threads,
+                                                   entry.shared_bytes, p, stream, entry.blocks),
+                                       "launching the backward kernel")) {
     return status;
   }
   if (const int32_t status =

@@ -7,6 +7,13 @@
 
 namespace flashattn::cuda::sm90 {
 
+// Where the item's keys begin and end, of a pair those of both blocks.
+template <class Config>
+__device__ __forceinline__ Interval keys_of(const volatile BackwardItem& item) {
+  const int32_t first = item.key / Config::kItemKv * Config::kItemKv;
+  return {first, min(first + Config::kItemKv, item.len.kv)};
+}
+
 // After the item `previous`. False: there is no key in the tile. Few registers are to be had: what
 // can be read back from the items is.
 template <class Config>
@@ -16,6 +23,7 @@ __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t 
   const cuda::BackwardParams& common = params.common;
   const Problem& problem = common.problem;
   constexpr int32_t kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
+  constexpr int32_t kItemKv = Config::kItemKv;
   {
     const TilePosition position = tile_position(params.order, n);
     const int32_t b = position.unit / problem.heads_kv;
@@ -32,7 +40,7 @@ __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t 
   }
   if (item.key >= item.len.kv) return false;
   item.end = 0;
-  item.keys = min(kTileKv, item.len.kv - item.key);
+  item.keys = min(kItemKv, item.len.kv - item.key);
   {
     const int32_t before = (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q)
                                ? item.first_q / kTileQ + item.b
@@ -53,6 +61,10 @@ __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t 
     item.tiles.begin = begin / kTileQ;
     item.tiles.end = (end + kTileQ - 1) / kTileQ;
     item.full.begin = (last.begin + kTileQ - 1) / kTileQ;
+  }
+  if constexpr (Config::kPair) {  // from here on this block's
+    item.key = item.key + block_rank<Config>() * kTileKv;
+    item.keys = max(min(kTileKv, item.len.kv - item.key), 0);
   }
   if (item.keys < kTileKv) item.full.end = 0;
   const int32_t count = max(item.tiles.end - item.tiles.begin, 0);
@@ -87,8 +99,8 @@ __device__ __forceinline__ void look_at_blocks(const BackwardParams& params,
 #pragma unroll 1
       for (; y <= last / problem.block_q && !some; ++y, on += in.block_mask_stride_row) {
 #pragma unroll 1
-        for (int32_t x = item.key / problem.block_kv;
-             x <= (item.key + item.keys - 1) / problem.block_kv && !some; ++x) {
+        for (int32_t x = keys_of<Config>(item).begin / problem.block_kv;
+             x <= (keys_of<Config>(item).end - 1) / problem.block_kv && !some; ++x) {
           some = on[x];
         }
       }
@@ -100,35 +112,68 @@ __device__ __forceinline__ void look_at_blocks(const BackwardParams& params,
   if (lane == 0) item.done = item.done - hidden;
 }
 
+// Item n, or that there are no more, for all to see. False: there is nothing to see, n has no key.
+template <class Config, class Spread>
+__device__ __forceinline__ bool show_item(const BackwardParams& params,
+                                          BackwardControl<Config>& control, Items at, int32_t n,
+                                          bool leader, Spread spread) {
+  ptx::mbarrier_wait(barrier_at(control.item_empty[at.slot()]), at.phase() ^ 1);
+  volatile BackwardItem& item = control.items[at.slot()];
+  bool some = n >= params.items;
+  if (leader) {
+    if (n >= params.items) {
+      item.end = 1;
+    } else {
+      some = plan_item<Config>(params, n, control.items[at.slot() ^ 1], item);
+    }
+  }
+  some = spread(some);
+  if (!some) return false;
+  if constexpr (Config::kAny) {
+    const bool blocks = params.common.problem.mask & FLASHATTN_MASK_BLOCKS;
+    if (blocks && n < params.items) look_at_blocks<Config>(params, item);
+  }
+  if (leader) ptx::mbarrier_arrive(barrier_at(control.item_full[at.slot()]));
+  return true;
+}
+
+// The second block of a pair: what the first has taken.
+template <class Config, class Spread>
+__device__ __forceinline__ void follow_items(const BackwardParams& params,
+                                             BackwardControl<Config>& control, bool leader,
+                                             Spread spread) {
+  for (Items items;; items.advance()) {
+    const uint32_t full = barrier_at(control.number_full[items.slot()]);
+    if (leader) ptx::mbarrier_expect(full, sizeof(uint32_t));
+    ptx::mbarrier_wait_cluster(full, items.phase());
+    const int32_t next = ptx::load_shared(ptx::shared_address(&control.numbers[items.slot()]));
+    show_item<Config>(params, control, items, next, leader, spread);
+    const uint32_t empty = at_partner(barrier_at(control.item_empty[items.slot()]));
+    if (leader) ptx::mbarrier_arrive_remote(empty);  // the number has been read
+    if (next >= params.items) return;
+  }
+}
+
 // With any scores by all lanes of a warp, else by one thread.
 template <class Config>
 __device__ __forceinline__ void plan_items(const BackwardParams& params,
                                            BackwardControl<Config>& control) {
   const bool leader = !Config::kAny || threadIdx.x % 32 == 0;
   const auto spread = [&](int32_t x) { return Config::kAny ? __shfl_sync(~0u, x, 0) : x; };
+  if (block_rank<Config>() != 0) return follow_items(params, control, leader, spread);
   Items items;
   uint32_t phase = 0;
-  int32_t next = blockIdx.x;
+  int32_t next = blockIdx.x / kBlocks<Config>;
   if (params.common.ordered && leader) next = atomicAdd(params.common.ticket, 1);
   next = spread(next);
   for (;;) {
-    ptx::mbarrier_wait(barrier_at(control.item_empty[items.slot()]), items.phase() ^ 1);
-    volatile BackwardItem& item = control.items[items.slot()];
-    bool some = next >= params.items;
-    if (leader) {
-      if (next >= params.items) {
-        item.end = 1;
-      } else {
-        some = plan_item<Config>(params, next, control.items[items.slot() ^ 1], item);
+    if (show_item<Config>(params, control, items, next, leader, spread)) {
+      if constexpr (Config::kPair) {
+        if (leader) {
+          ptx::store_remote(at_partner(ptx::shared_address(&control.numbers[items.slot()])), next,
+                            at_partner(barrier_at(control.number_full[items.slot()])));
+        }
       }
-    }
-    some = spread(some);
-    if (some) {
-      if constexpr (Config::kAny) {
-        const bool blocks = params.common.problem.mask & FLASHATTN_MASK_BLOCKS;
-        if (blocks && next < params.items) look_at_blocks<Config>(params, item);
-      }
-      if (leader) ptx::mbarrier_arrive(barrier_at(control.item_full[items.slot()]));
       items.advance();
       if (next >= params.items) return;
       // Taken no earlier than need be, so that work stays evenly dealt out.
@@ -162,11 +207,12 @@ __device__ __forceinline__ void for_each_tile(const volatile BackwardItem& item,
   }
 }
 
-// Loads tile by tile Q with lse and dO with D; with the first of an item K and V, which arrive with
-// Q and dO, as far as barriers go.
+// Loads tile by tile Q with lse and dO with D; with the first of an item K, of a pair also half of
+// the partner's, and V, which arrive with Q and dO, as far as barriers go.
 template <class Config>
 class BackwardLoader {
   static constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
+  static constexpr int kOtherPanels = Config::kOtherPanels;
 
  public:
   __device__ __forceinline__ BackwardLoader(const BackwardParams& params, uint32_t shared,
@@ -195,7 +241,7 @@ class BackwardLoader {
         const Ring<Config::kQStages> at{count_};
         const uint32_t full = barrier_at(control_.q_full[at.slot()]);
         ptx::mbarrier_wait(barrier_at(control_.q_empty[at.slot()]), at.phase() ^ 1);
-        expect<Config::kPanelsQk>(full, first);
+        expect<Config::kPanelsQk, kOtherPanels>(full, first);
         if (kEarly && first) load_k(item);
         load_queries<Config::kPanelsQk>(params_.q,
                                         shared_ + Config::kQ + at.slot() * Config::kQueryBytes,
@@ -214,7 +260,7 @@ class BackwardLoader {
         if (!kEarly && first) load_k(item);
         if (first) {
           ptx::mbarrier_wait(barrier_at(control_.v_empty), item.number & 1 ^ 1);
-          load_keys<Config::kPanelsV>(params_.v, shared_ + Config::kV, full, item);
+          load_keys<Config::kPanelsV>(params_.v, shared_ + Config::kV, full, item, item.key, 0);
         }
       }
       ++count_;
@@ -229,38 +275,49 @@ class BackwardLoader {
     }
   }
 
-  // Bytes of a tile of queries, their numbers and, with the first, as many panels of keys.
-  template <int kPanels>
+  // Bytes of a tile of queries, their numbers and, with the first, as many panels of keys, and more
+  // of others.
+  template <int kPanels, int kOthers = 0>
   __device__ __forceinline__ void expect(uint32_t full, bool first) const {
     constexpr uint32_t kBytes = Config::kNumberBytes + kTileQ * kPanels * 128;
-    ptx::mbarrier_expect(full, first ? kBytes + kTileKv * kPanels * 128 : kBytes);
+    ptx::mbarrier_expect(full, first ? kBytes + kTileKv * (kPanels + kOthers) * 128 : kBytes);
   }
 
   __device__ __forceinline__ void load_k(const volatile BackwardItem& item) const {
     const Ring<Config::kQStages> at{count_};
     const Ring<Config::kKeyStages> keys{item.number};
     ptx::mbarrier_wait(barrier_at(control_.k_empty[keys.slot()]), keys.phase() ^ 1);
-    load_keys<Config::kPanelsQk>(params_.k, keys_at<Config>(shared_, item),
-                                 barrier_at(control_.q_full[at.slot()]), item);
+    const uint32_t full = barrier_at(control_.q_full[at.slot()]);
+    load_keys<Config::kPanelsQk>(params_.k, keys_at<Config>(shared_, item), full, item, item.key,
+                                 0);
+    if constexpr (Config::kPair) {
+      load_keys<kOtherPanels>(params_.k, shared_ + Config::kOther, full, item, item.key ^ kTileKv,
+                              block_rank<Config>() * (kOtherPanels * 64));
+    }
   }
 
   template <int kPanels>
   __device__ __forceinline__ void load_keys(const CUtensorMap& map, uint32_t to, uint32_t full,
-                                            const volatile BackwardItem& item) const {
+                                            const volatile BackwardItem& item, int32_t key,
+                                            int32_t column) const {
     const bool varlen = params_.common.problem.layout & FLASHATTN_LAYOUT_VARLEN_KV;
     load_panels<kTileKv, kPanels>(map, to, full,
-                                  {0, item.first_kv + item.key, item.kv_head, varlen ? 0 : item.b},
+                                  {column, item.first_kv + key, item.kv_head, varlen ? 0 : item.b},
                                   ptx::kEvictFirst);
   }
 
+  // A pair: half of the columns, for both. The other half comes from the partner, which waits for
+  // the same readers.
   template <int kPanels>
   __device__ __forceinline__ void load_queries(const CUtensorMap& map, uint32_t to, uint32_t full,
                                                const volatile BackwardItem& item, int32_t heads,
                                                int32_t tile) const {
     const bool varlen = params_.common.problem.layout & FLASHATTN_LAYOUT_VARLEN_Q;
-    load_panels<kTileQ, kPanels>(
-        map, to, full,
-        {0, item.first_q + tile * kTileQ,
+    constexpr int kOwn = kPanels / kBlocks<Config>;
+    const int32_t first = block_rank<Config>() * kOwn;
+    load_panels<kTileQ, kOwn, Config::kPair>(
+        map, to + first * (kTileQ * 128), full,
+        {first * 64, item.first_q + tile * kTileQ,
          (item.kv_head + 1) * params_.common.problem.group() - heads, varlen ? 0 : item.b},
         ptx::kEvictLast);
   }
@@ -271,12 +328,18 @@ class BackwardLoader {
                    from + static_cast<int64_t>(place) * kTileQ, Config::kNumberBytes, full);
   }
 
-  template <int kRows, int kPanels>
+  template <int kRows, int kPanels, bool kForBoth = false>
   __device__ __forceinline__ void load_panels(const CUtensorMap& map, uint32_t to, uint32_t full,
                                               ptx::BoxPosition at, uint64_t policy) const {
 #pragma unroll
     for (int p = 0; p < kPanels; ++p) {
-      ptx::tma_load(to + p * kRows * 128, &map, full, {p * 64, at.row, at.head, at.batch}, policy);
+      const uint32_t panel = to + p * kRows * 128;
+      const ptx::BoxPosition box{at.column + p * 64, at.row, at.head, at.batch};
+      if constexpr (kForBoth) {
+        ptx::tma_load_multicast(panel, &map, full, box, policy, 3);
+      } else {
+        ptx::tma_load(panel, &map, full, box, policy);
+      }
     }
   }
 
@@ -327,9 +390,14 @@ __device__ __forceinline__ void free_dq(BackwardControl<Config>& control) {
 template <class Config>
 __device__ __forceinline__ void add_dq(const BackwardParams& params, uint32_t shared,
                                        BackwardControl<Config>& control, uint32_t adder) {
-  constexpr int kShare = Config::kShareBytes, kSlots = Config::kDqSlots;
+  // The block adds its half of the columns, or all.
+  constexpr int kBytes = Config::kDqBytes, kSlots = Config::kDqSlots, kParts = kBlocks<Config>;
+  constexpr int kPieces = Config::kOwnShares * (64 * 64 * 4) / kBytes;
   const bool ordered = params.common.ordered;
-  const auto state = [&](int32_t place) { return params.common.dq_states + opaque(place); };
+  const auto part = [&](int32_t place) {
+    return opaque(place) * kParts + static_cast<int32_t>(block_rank<Config>());
+  };
+  const auto state = [&](int32_t place) { return params.common.dq_states + part(place); };
   uint32_t count = 0, uses = 0;  // of tiles; of this thread's buffers
   for (Items items;; items.advance()) {
     ptx::mbarrier_wait(barrier_at(control.item_full[items.slot()]), items.phase());
@@ -337,7 +405,7 @@ __device__ __forceinline__ void add_dq(const BackwardParams& params, uint32_t sh
     if (item.end) break;
     const auto add = [&](int32_t, int32_t, int32_t, int32_t place) {
       if (count++ % 2 != adder) return;
-      bool first = ordered ? await_turn(state(place), item.key / Config::kTileKv)
+      bool first = ordered ? await_turn(state(place), item.key / Config::kItemKv)
                            : ptx::load_acquire(state(place)) != kDqOpen;
       ptx::fence_async_proxy_global();
       ptx::mbarrier_wait(barrier_at(control.dq_full[adder][0]), uses & 1);
@@ -345,17 +413,16 @@ __device__ __forceinline__ void add_dq(const BackwardParams& params, uint32_t sh
         first = claim(state(place));
         ptx::fence_async_proxy_global();
       }
-      float* to =
-          params.common.dq + static_cast<int64_t>(opaque(place)) * (Config::kShares * (kShare / 4));
+      float* to = params.common.dq + static_cast<int64_t>(part(place)) * (kPieces * (kBytes / 4));
 #pragma unroll 1
-      for (int n = 0; n < Config::kShares; n += kSlots, ++uses) {
+      for (int n = 0; n < kPieces; n += kSlots, ++uses) {
 #pragma unroll
-        for (int slot = 0; slot < kSlots; ++slot, to += kShare / 4) {
+        for (int slot = 0; slot < kSlots; ++slot, to += kBytes / 4) {
           ptx::mbarrier_wait(barrier_at(control.dq_full[adder][slot]), uses & 1);
           if (first) {
-            ptx::bulk_store(to, shared + Config::kDq + slot * kShare, kShare);
+            ptx::bulk_store(to, shared + Config::kDq + slot * kBytes, kBytes);
           } else {
-            ptx::bulk_add(to, shared + Config::kDq + slot * kShare, kShare);
+            ptx::bulk_add(to, shared + Config::kDq + slot * kBytes, kBytes);
           }
           ptx::bulk_commit();
         }
@@ -367,7 +434,7 @@ __device__ __forceinline__ void add_dq(const BackwardParams& params, uint32_t sh
     };
     for_each_tile<Config>(item, params, add, [&](int32_t place) {
       if (!ordered || adder != 0) return;
-      await_turn(state(place), item.key / Config::kTileKv);
+      await_turn(state(place), item.key / Config::kItemKv);
       ptx::add_release(state(place), -2);
     });
     ptx::mbarrier_arrive(barrier_at(control.item_empty[items.slot()]));

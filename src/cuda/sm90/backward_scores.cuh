@@ -61,8 +61,8 @@ class BackwardScores : protected BackwardGroup<Config> {
   }
 
   // Scores to weights p, as operands; and, where scores are modified, to these times the derivative
-  // of a score by its product, for dS, negative where the dropout drops. Where registers are short,
-  // those go to where dS will lie.
+  // of a score by its product, for dS, negative where the dropout drops. Parked: what dS needs goes
+  // to where dS will lie.
   template <bool kMasked>
   __device__ __forceinline__ void weigh(const Tile& s, Operand& p, Operand& derived, Ahead& ahead,
                                         int32_t place, TileKind kind, uint32_t slot, uint32_t count,
@@ -83,6 +83,10 @@ class BackwardScores : protected BackwardGroup<Config> {
         }
       }
       if constexpr (kMasked) mask(p, this->tile_of(place) * kTileQ + part * kPartQ);
+      if constexpr (Config::kParked) {
+        this->await_ds({count});
+        this->store_ds(p, Ring<Config::kDsStages>{count}.slot());
+      }
     }
   }
 

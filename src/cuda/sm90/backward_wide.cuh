@@ -1,6 +1,7 @@
 // The consumers of the Hopper backward kernel for large heads. The first computes S^T = K Q^T, the
 // weights and dV += P^T dO; the second dP^T = V dO^T, dS and dK += dS^T Q. The weights go from the
-// one to the other by shared memory, rounded, in the order of accumulators.
+// one to the other by shared memory, rounded: in the order of accumulators, or as dS will lie, in
+// its place.
 #pragma once
 
 #include "cuda/sm90/backward_scores.cuh"
@@ -48,12 +49,7 @@ class WideConsumer : BackwardScores<Config> {
     int32_t place;
     TileKind kind;
     this->begin(place, kind, count_);
-    // Zeros in place of keys past the last: their dS is 0, but they may be NaN. Before dQ sees dS.
-    if (kGradients && params_.kv_has_tail && item().keys < kTileKv && kind != TileKind::kEmpty) {
-      ptx::mbarrier_wait(barrier_at(control_.q_full[q_place().slot()]), q_place().phase());
-      this->template clear_rows<Config::kPanelsQk>(shared_, kTileKv, item().keys);
-      this->settle_cleared();
-    }
+    if (kGradients && params_.kv_has_tail && kind != TileKind::kEmpty) clear_keys();
     while (kind != TileKind::kEmpty) {
       if (!Config::kAny && kind == TileKind::kFull) {
         step<false>(place, kind);
@@ -61,6 +57,19 @@ class WideConsumer : BackwardScores<Config> {
         step<true>(place, kind);
       }
     }
+  }
+
+  // Zeros in place of keys past the last: their dS is 0, but they may be NaN. Before dQ sees dS.
+  __device__ __forceinline__ void clear_keys() const {
+    // Also of the partner's, which are 64 further on or back.
+    const int32_t other = Config::kPair ? item().len.kv - (item().key ^ kTileKv) : kTileKv;
+    if (item().keys >= kTileKv && other >= kTileKv) return;
+    ptx::mbarrier_wait(barrier_at(control_.q_full[q_place().slot()]), q_place().phase());
+    this->template clear_rows<Config::kPanelsQk>(shared_, kTileKv, item().keys);
+    if constexpr (Config::kPair) {
+      this->template clear_rows<Config::kOtherPanels>(shared_ + Config::kOther, kTileKv, other);
+    }
+    this->settle_cleared();
   }
 
   template <bool kMasked>
@@ -75,8 +84,8 @@ class WideConsumer : BackwardScores<Config> {
 #pragma unroll
     for (int n = 0; n < kParts; ++n) ptx::pin(sum_[n]);
     if (leader()) {
-      if (!kGradients) ptx::mbarrier_arrive(barrier_at(control_.do_empty[dout_place().slot()]));
-      ptx::mbarrier_arrive(barrier_at(control_.q_empty[q_place().slot()]));
+      if (!kGradients) arrive_at_all<Config>(control_.do_empty[dout_place().slot()]);
+      arrive_at_all<Config>(control_.q_empty[q_place().slot()]);
     }
     ++count_;
   }
@@ -94,7 +103,7 @@ class WideConsumer : BackwardScores<Config> {
     this->template weigh<kMasked>(s, p, derived, ahead, place, kind, q_place().slot(), count_);
     hand_over(Config::kModified ? derived : p);
     ptx::mbarrier_wait(barrier_at(control_.do_full[dout_place().slot()]), dout_place().phase());
-    if (kMasked) clear_tail<Config::kPanelsV>(dout().address(), this->tile_of(place));
+    if (kMasked) clear_tail<Config::kPanelsV>(dout_address(), this->tile_of(place));
     add(p, dout());
   }
 
@@ -110,12 +119,12 @@ class WideConsumer : BackwardScores<Config> {
     receive(p);
     this->template differentiate<kMasked>(p, dp, ds, dout_place().slot(), count_);
     __syncwarp();
-    if (lane() == 0) ptx::mbarrier_arrive(barrier_at(control_.do_empty[dout_place().slot()]));
-    this->await_ds({count_});
+    if (lane() == 0) arrive_at_all<Config>(control_.do_empty[dout_place().slot()]);
+    if constexpr (!Config::kParked) this->await_ds({count_});
     this->store_ds(ds, Ring<Config::kDsStages>{count_}.slot());
     this->hand_over_ds({count_});
     ptx::mbarrier_wait(barrier_at(control_.q_full[q_place().slot()]), q_place().phase());
-    if (kMasked) clear_tail<Config::kPanelsQk>(q().address(), tile);
+    if (kMasked) clear_tail<Config::kPanelsQk>(q_address(), tile);
     add(ds, q());
   }
 
@@ -129,33 +138,38 @@ class WideConsumer : BackwardScores<Config> {
   __device__ __forceinline__ Ring<Config::kQStages> q_place() const { return {count_}; }
   __device__ __forceinline__ Ring<Config::kDoStages> dout_place() const { return {count_}; }
 
-  __device__ __forceinline__ ptx::Matrix q() const {
-    return ptx::Matrix::at(shared_ + Config::kQ + q_place().slot() * Config::kQueryBytes, 0);
+  __device__ __forceinline__ uint32_t q_address() const {
+    return shared_ + Config::kQ + q_place().slot() * Config::kQueryBytes;
   }
-  __device__ __forceinline__ ptx::Matrix dout() const {
-    return ptx::Matrix::at(shared_ + Config::kDo + dout_place().slot() * Config::kDoBytes, 0);
+  __device__ __forceinline__ uint32_t dout_address() const {
+    return shared_ + Config::kDo + dout_place().slot() * Config::kDoBytes;
   }
+  __device__ __forceinline__ ptx::Matrix q() const { return ptx::Matrix::at(q_address(), 0); }
+  __device__ __forceinline__ ptx::Matrix dout() const { return ptx::Matrix::at(dout_address(), 0); }
 
   // This lane's weights, on their way.
   __device__ __forceinline__ uint32_t weights_at(uint32_t slot) const {
-    return shared_ + Config::kP + slot * Config::kScoreBytes + opaque(threadIdx.x) % 128 * 16;
+    return shared_ + Config::kP + slot * Config::kOwnBytes + opaque(threadIdx.x) % 128 * 16;
   }
 
   __device__ __forceinline__ void hand_over(const Operand& p) const {
-    const Ring<Config::kPStages> at{count_};
-    ptx::mbarrier_wait(barrier_at(control_.p_empty[at.slot()]), at.phase() ^ 1);
+    const Ring<2> at{count_};
+    if constexpr (!Config::kParked) {
+      ptx::mbarrier_wait(barrier_at(control_.p_empty[at.slot()]), at.phase() ^ 1);
 #pragma unroll
-    for (int n = 0; n < kTileQ / 16; ++n) {
-      ptx::store_shared_16(weights_at(at.slot()) + n * 2048, p[4 * n], p[4 * n + 1], p[4 * n + 2],
-                           p[4 * n + 3]);
+      for (int n = 0; n < kTileQ / 16; ++n) {
+        ptx::store_shared_16(weights_at(at.slot()) + n * 2048, p[4 * n], p[4 * n + 1], p[4 * n + 2],
+                             p[4 * n + 3]);
+      }
     }
     __syncwarp();
     if (lane() == 0) ptx::mbarrier_arrive(barrier_at(control_.p_full[at.slot()]));
   }
 
   __device__ __forceinline__ void receive(Operand& p) const {
-    const Ring<Config::kPStages> at{count_};
+    const Ring<2> at{count_};
     ptx::mbarrier_wait(barrier_at(control_.p_full[at.slot()]), at.phase());
+    if constexpr (Config::kParked) return;
 #pragma unroll
     for (int n = 0; n < kTileQ / 16; ++n) {
       const int4 words = ptx::load_shared_16(weights_at(at.slot()) + n * 2048);

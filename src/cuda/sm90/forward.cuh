@@ -1,8 +1,10 @@
 // The forward pass on Hopper: TMA, WGMMA, warp specialisation (Shah et al. 2024), with a fixed
 // reference in place of the running maximum.
 //
-// One block a multiprocessor, which stays for many tiles of queries. One warp plans the tiles, one
-// starts all loads, and each consumer warpgroup works on 64 rows. Of a tile of keys, Q K^T is
+// Blocks stay for many tiles of queries: one a multiprocessor, with two or three consumer
+// warpgroups, or, for short sequences, two or three with one consumer, where one's start and end
+// run under the others' products. One warp plans the tiles, one starts all loads, and each consumer
+// warpgroup works on 64 rows. Of a tile of keys, Q K^T is
 // issued together with P V of the tile before, and the softmax runs under the products of the other
 // warpgroups, which take turns.
 //
@@ -23,7 +25,7 @@
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     forward_kernel(const __grid_constant__ ForwardParams params) {
   char* const shared = ptx::dynamic_shared();
   Control<Config>& control = *reinterpret_cast<Control<Config>*>(shared + Config::kMainBytes);

@@ -1,6 +1,7 @@
 // The configuration of a Hopper forward kernel and what its warps share.
 #pragma once
 
+#include "core/tile_cost.h"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/tma.cuh"
@@ -10,10 +11,8 @@
 
 namespace flashattn::cuda::sm90 {
 
-constexpr int kMostMainBytes = 224 * 1024;  // of a block's shared memory, beside Control
-
 template <class T_, int kDimQk_, int kDimV_, int kConsumers_, int kTileKv_, bool kTurns_,
-          Scores kScores_>
+          Scores kScores_, int kBlocks_>
 struct ForwardConfig {
   using T = T_;
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the products; smaller heads: zeros
@@ -24,13 +23,20 @@ struct ForwardConfig {
   // Biases and block masks: nothing is known of a row's maximum from its first tiles.
   static constexpr bool kSafe = kScores == Scores::kAny;
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kSafe ? 56 : 40;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kSafe ? 224 : 232;
+  static constexpr int kBlocks = kBlocks_;  // on a multiprocessor
+  static_assert(kBlocks == 1 || kConsumers == 1, "registers are dealt out for these");
+  static constexpr int kProducerRegisters = kConsumers * kBlocks == 3 ? 32 : kSafe ? 56 : 40;
+  static constexpr int kConsumerRegisters = kBlocks == 3      ? 128
+                                            : kBlocks == 2    ? 216
+                                            : kConsumers == 3 ? 160
+                                            : kSafe           ? 224
+                                                              : 232;
 
   // Columns come in panels of 64, 128 bytes a row.
   static constexpr int kPanelsQk = (kDimQk + 63) / 64, kPanelsV = (kDimV + 63) / 64;
   static constexpr int kQBytes = kTileQ * kPanelsQk * 128, kOBytes = kTileQ * kPanelsV * 128;
   static constexpr int kKBytes = kTileKv * kPanelsQk * 128, kVBytes = kTileKv * kPanelsV * 128;
+  static constexpr int kMostMainBytes = 227 * 1024 / kBlocks - 3 * 1024;  // beside Control
   // Four where they fit: loads for the next item start before short ones end.
   static constexpr int kStages =
       kQBytes + kOBytes + 4 * (kKBytes + kVBytes) <= kMostMainBytes ? 4 : 2;
@@ -44,6 +50,8 @@ struct ForwardConfig {
   static constexpr int kMainBytes = (!kOwnO && kOBytes > kQBytes ? kOBytes : kQStages * kQBytes) +
                                     kLoadBytes + (kOwnO ? kOBytes : 0);
   static_assert(kTileKv % 16 == 0 && kDimQk % 16 == 0 && kDimV % 16 == 0, "whole products");
+
+  static constexpr TileCost kCost = hopper_cost(kTileQ, kTileKv, kDimV, kBlocks);
 };
 
 constexpr int kItems = 4;     // one finishing, one at work, one planned; a power of two

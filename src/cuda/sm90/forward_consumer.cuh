@@ -1,6 +1,8 @@
 // The consumers of the Hopper forward pass: a warpgroup for 64 rows.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/sm90/forward_scores.cuh"
 #include "wgmma.cuh"
 
@@ -16,6 +18,7 @@ class Consumer : TileScores<Config> {
   using Base::mask, Base::modify, Base::release_q, Base::row, Base::strip, Base::tiles_;
   static constexpr int kStages = Config::kStages;
   using Place = Ring<kStages>;
+  using typename Base::Line;
 
  public:
   __device__ __forceinline__ Consumer(const ForwardParams& params, uint32_t shared,
@@ -112,10 +115,20 @@ class Consumer : TileScores<Config> {
     ptx::pin(s_);
     release(control_.k_empty, place_);
     if (Config::kOwnO && n == strip().begin) release_q();
-    modify(s_, n);
-    hide(n);
-    raise_reference();
-    weigh();
+    Line line;
+    if (!item().safe && this->find_line(s_, n, line)) {
+      float peak[2];
+      this->find_peaks(peak);
+      hide(n);
+      // Lower than expected: numbers hold more above the reference than below it.
+      raise_reference(line.scale, {peak[0] - kSlack, peak[1] - kSlack});
+      weigh_line(line);
+    } else {
+      modify(s_, n);
+      hide(n);
+      raise_reference(factor(), {0.0f, 0.0f});
+      weigh();
+    }
     drop(s_, n);
     pack();
     if (params_.kv_has_tail && (n + 1) * kTileKv > item().len.kv) clear_tail(n);
@@ -138,13 +151,18 @@ class Consumer : TileScores<Config> {
     ptx::pin(s_);
     release(control_.k_empty, place_);
     if (Config::kOwnO && last) release_q();
-    modify(s_, n);
     float shrink[2];
-    if constexpr (kSafe) {
-      hide(n);
-      raise_reference(shrink);
+    Line line;
+    if (!kSafe && this->find_line(s_, n, line)) {
+      weigh_line(line);
+    } else {
+      modify(s_, n);
+      if constexpr (kSafe) {
+        hide(n);
+        raise_reference(factor(), {0.0f, 0.0f}, shrink);
+      }
+      weigh();
     }
-    weigh();
     drop(s_, n);
     ptx::wgmma_wait<0>();
     ptx::pin(o_);
@@ -214,9 +232,10 @@ class Consumer : TileScores<Config> {
     ptx::wgmma_commit();
   }
 
-  // Raises the rows' references to the tile's maxima, where these are higher by enough to matter.
-  // shrink: what O must be multiplied with.
-  __device__ __forceinline__ void raise_reference(float (&shrink)[2]) {
+  // Raises the rows' references to the tile's maxima, times c and raised, where these are higher by
+  // enough to matter. shrink: what O must be multiplied with.
+  __device__ __forceinline__ void raise_reference(float c, const float (&raised)[2],
+                                                  float (&shrink)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float top[4];  // four chains: latency
@@ -227,7 +246,8 @@ class Consumer : TileScores<Config> {
       }
       float highest = fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
       highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
-      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2)) * factor();
+      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
+      highest = fmaf(highest, c, raised[half]);
       const float before = reference_[half];
       const bool keep = !(highest > before + kSlack);
       reference_[half] = keep ? before : highest;
@@ -236,23 +256,22 @@ class Consumer : TileScores<Config> {
     }
   }
 
-  __device__ __forceinline__ void raise_reference() {
+  __device__ __forceinline__ void raise_reference(float c, const float (&raised)[2]) {
     float shrink[2];
-    raise_reference(shrink);
+    raise_reference(c, raised, shrink);
   }
 
-  // Scores to weights, and their sums.
-  __device__ __forceinline__ void weigh() {
-    const float c = factor();
+  // Scores to weights, and their sums. exponent(x, i): of score number i.
+  template <class Exponent>
+  __device__ __forceinline__ void weigh(Exponent exponent) {
     float total[2][4];
 #pragma unroll
     for (int i = 0; i < kTileKv / 8; ++i) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int half = e / 2;
         float& x = s_[4 * i + e];
-        x = ptx::exp2(fmaf(x, c, -base(half)));
-        float& t = total[half][i % 4];
+        x = ptx::exp2(exponent(x, 4 * i + e));
+        float& t = total[e / 2][i % 4];
         t = i < 4 && e % 2 == 0 ? x : t + x;
       }
     }
@@ -260,6 +279,19 @@ class Consumer : TileScores<Config> {
     for (int half = 0; half < 2; ++half) {
       sum_[half] += (total[half][0] + total[half][1]) + (total[half][2] + total[half][3]);
     }
+  }
+
+  __device__ __forceinline__ void weigh() {
+    const float c = factor();
+    weigh([&](float x, int i) { return fmaf(x, c, -base(i / 2 % 2)); });
+  }
+
+  __device__ __forceinline__ void weigh_line(const Line& line) {
+    const float first[2] = {line.first[0] - base(0), line.first[1] - base(1)};
+    weigh([&](float x, int i) {
+      const float column = static_cast<float>(i / 4 * 8 + i % 2);
+      return fmaf(x, line.scale, fmaf(line.slope, column, first[i / 2 % 2]));
+    });
   }
 
   // The reference of a row that has seen nothing is 0: weights of 0, not NaN.
@@ -308,6 +340,9 @@ class Consumer : TileScores<Config> {
       }
       if (i < item().len.q) {
         outgrown |= !(l <= kMost && finite == 0.0f);
+        if (Config::kScores == Scores::kShaped) {
+          outgrown |= l < kLeast && reference_[half] != -INFINITY;
+        }
         if (lane() % 4 == 0 && params_.args.lse) {
           const RowLayout layout = row_layout(params_.problem, params_.args.shape);
           params_.args.lse[item().b * layout.batch_stride + item().h * layout.head_stride +
@@ -351,8 +386,11 @@ class Consumer : TileScores<Config> {
     }
   }
 
-  static constexpr float kSlack = 8.0f;     // log2; a lower maximum need not be followed
-  static constexpr float kMost = 0x1p100f;  // of a row's sum
+  static constexpr float kSlack = 8.0f;  // log2; a lower maximum need not be followed
+  // Of a row's sum. Less only where the reference was foreseen, not seen: fp16 has few numbers
+  // there.
+  static constexpr float kMost = 0x1p100f;
+  static constexpr float kLeast = std::is_same<T, __half>::value ? 0x1p-2f : 0x1p-60f;
 
   const ptx::Matrix q_, k_, v_;
   Place place_;

@@ -6,9 +6,10 @@
 
 namespace flashattn::cuda::sm90 {
 
-template <class T, int kDimQk, int kDimV, int kConsumers, int kTileKv, bool kTurns, Scores kScores>
+template <class T, int kDimQk, int kDimV, int kConsumers, int kTileKv, bool kTurns, Scores kScores,
+          int kBlocks = 1>
 constexpr ForwardEntry forward_entry() {
-  using Config = ForwardConfig<T, kDimQk, kDimV, kConsumers, kTileKv, kTurns, kScores>;
+  using Config = ForwardConfig<T, kDimQk, kDimV, kConsumers, kTileKv, kTurns, kScores, kBlocks>;
   return {kDtype<T>,
           kDimQk,
           kDimV,
@@ -18,6 +19,7 @@ constexpr ForwardEntry forward_entry() {
           Config::kStages,
           Config::kThreads,
           kSharedBytes<Config>,
+          Config::kCost,
           &forward_kernel<Config>};
 }
 

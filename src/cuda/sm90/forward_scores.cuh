@@ -38,17 +38,10 @@ class TileScores : protected TileOutput<Config> {
   __device__ __forceinline__ void modify(Tile& s, int32_t n) const {
     if constexpr (Config::kScores != Scores::kScaled) {
       const Problem& problem = params_.problem;
-      const bool capped = problem.softcap != 0;
-      if (capped) cap(s, problem.scale / problem.softcap);
-      // What the scores still lack.
-      const float scale = (capped ? problem.softcap : problem.scale) * kLog2E;
+      if (problem.softcap != 0) cap(s, problem.scale / problem.softcap);
+      const float scale = scale_left();
       if (problem.bias & FLASHATTN_BIAS_ALIBI) {
-        const flashattn_inputs& in = params_.args.inputs;
-        const float slope = in.alibi_slopes[item().b * in.alibi_stride_batch + item().h] * kLog2E;
-        const int32_t off = diagonal_offset(problem.mask_rule(), {item().len.q, item().len.kv});
-        // Of this lane's first column; numbers below 2^24 are exact.
-        const float distance =
-            static_cast<float>(item().query + row() + off - n * kTileKv - lane() % 4 * 2);
+        const float slope = slope_of(item().b, item().h), distance = distance_of(n);
 #pragma unroll
         for (int i = 0; i < kTileKv / 2; ++i) {
           const float away = distance + static_cast<float>(i / 2 % 2 * 8 - i / 4 * 8 - i % 2);
@@ -58,6 +51,42 @@ class TileScores : protected TileOutput<Config> {
       if constexpr (Config::kScores == Scores::kAny) {
         add_bias(s, n, (problem.bias & FLASHATTN_BIAS_ALIBI) ? 1.0f : scale);
       }
+    }
+  }
+
+  // Scores x * scale + slope * column + first, by row: ALiBi where all keys of a tile lie on one
+  // side of all queries.
+  struct Line {
+    float scale, slope, first[2];
+  };
+
+  // In place of modify(), where it is true.
+  __device__ __forceinline__ bool find_line(Tile& s, int32_t n, Line& line) const {
+    if constexpr (Config::kScores != Scores::kShaped) return false;
+    const Problem& problem = params_.problem;
+    if (!(problem.bias & FLASHATTN_BIAS_ALIBI)) return false;
+    const int32_t ahead = item().query + this->group_ * 64 + offset() - n * kTileKv;
+    const bool before = ahead >= kTileKv - 1;
+    const float slope = slope_of(item().b, item().h), distance = distance_of(n);
+    if ((!before && ahead > -63) || !(slope >= 0.0f)) return false;
+    if (problem.softcap != 0) cap(s, problem.scale / problem.softcap);
+    line.scale = scale_left();
+    line.slope = before ? slope : -slope;
+    line.first[0] = -line.slope * distance;
+    line.first[1] = -line.slope * (distance + 8.0f);
+    return true;
+  }
+
+  // The largest bias of all keys that a row sees. Scores grow by so much from a tile far away to
+  // the row's own, which must not come as a surprise. After find_line().
+  __device__ __forceinline__ void find_peaks(float (&peak)[2]) const {
+    const float slope = slope_of(item().b, item().h);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const volatile Interval& seen = control_.visible[row() + half * 8];
+      const int32_t own = item().query + row() + half * 8 + offset();
+      const int32_t away = max(max(seen.begin - own, own - (seen.end - 1)), 0);
+      peak[half] = -slope * static_cast<float>(away);
     }
   }
 
@@ -128,6 +157,27 @@ class TileScores : protected TileOutput<Config> {
   }
 
  private:
+  // What capped scores still lack, or others.
+  __device__ __forceinline__ float scale_left() const {
+    const Problem& problem = params_.problem;
+    return (problem.softcap != 0 ? problem.softcap : problem.scale) * kLog2E;
+  }
+
+  // ALiBi's, in units of log2(e).
+  __device__ __forceinline__ float slope_of(int32_t b, int32_t h) const {
+    const flashattn_inputs& in = params_.args.inputs;
+    return in.alibi_slopes[b * in.alibi_stride_batch + h] * kLog2E;
+  }
+
+  __device__ __forceinline__ int32_t offset() const {
+    return diagonal_offset(params_.problem.mask_rule(), {item().len.q, item().len.kv});
+  }
+
+  // From this lane's first column to its upper row; numbers below 2^24 are exact.
+  __device__ __forceinline__ float distance_of(int32_t n) const {
+    return static_cast<float>(item().query + row() + offset() - n * kTileKv - lane() % 4 * 2);
+  }
+
   // scale: what the scores still lack.
   __device__ __forceinline__ void add_bias(Tile& s, int32_t n, float scale) const {
     const Problem& problem = params_.problem;

@@ -61,30 +61,45 @@ Sm90Launcher::Sm90Launcher(const Problem& problem, const Device& device)
 
 const Sm90Launcher::NamedKernel* Sm90Launcher::choose(const flashattn_shape& shape) const {
   if (shape.seqlen_kv == 0) return nullptr;
+  const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
   if (!forced_) {
-    if (shape.seqlen_q <= kShortQueries) return nullptr;
-    const int64_t tiles = ceil_div(shape.seqlen_q, kernels_.front().kernel.entry->tile_q) *
-                          shape.batch * problem_.heads_q;
-    // No more tiles than multiprocessors, and short ones: what counts is how fast they start.
+    // Where small heads with keys of their own are many, half a tile of small blocks is enough.
+    const sm90::ForwardEntry& small = *kernels_.back().kernel.entry;
+    const bool fine =
+        small.dim_v == 64 && small.tile_q == 64 && problem_.group() == 1 && 5 * heads >= 2 * units_;
+    if (shape.seqlen_q <= (fine ? kShortQueries / 2 : kShortQueries)) return nullptr;
+    const int64_t tiles = ceil_div(shape.seqlen_q, kernels_.front().kernel.entry->tile_q) * heads;
+    // Short, and all at once: what counts is how fast blocks start.
     const int64_t longest = std::max(shape.seqlen_q, shape.seqlen_kv);
-    if (tiles <= units_ && longest * problem_.dim_qk <= kShortElements) return nullptr;
+    if (longest * problem_.dim_qk <= kShortElements && fits_at_once(shape)) return nullptr;
     // Tiles for less than half of the multiprocessors, and keys enough to split.
     if (5 * tiles < 2 * units_ && shape.seqlen_kv >= kLongKeys) return nullptr;
   }
-  // Wide tiles of keys: where keys are many and no mask cuts them.
-  const bool wide = problem_.mask == 0 && shape.seqlen_kv >= kWideKeys;
-  return wide ? &kernels_.back() : &kernels_.front();
+  const bool causal = problem_.has_mask(FLASHATTN_MASK_CAUSAL);
+  const auto time = [&](const NamedKernel& named) {
+    return forward_time(named.kernel.entry->cost, causal, {shape.seqlen_q, shape.seqlen_kv}, heads,
+                        units_);
+  };
+  const NamedKernel* best = &kernels_.front();
+  for (const NamedKernel& named : kernels_) {
+    // Wide tiles of keys: where keys are many and no mask cuts them.
+    const bool wide = named.kernel.entry->tile_kv > kernels_.front().kernel.entry->tile_kv;
+    if (wide && (problem_.mask != 0 || shape.seqlen_kv < kWideKeys)) continue;
+    if (time(named) < time(*best)) best = &named;
+  }
+  return best;
 }
 
-TileOrder Sm90Launcher::order(const sm90::ForwardEntry& entry, const flashattn_shape& shape) const {
-  const int32_t tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, entry.tile_q));
+TileOrder Sm90Launcher::order(const Choice<sm90::ForwardEntry>& kernel,
+                              const flashattn_shape& shape) const {
+  const int32_t tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, kernel.entry->tile_q));
   const int32_t units = shape.batch * problem_.heads_q;
   if (!problem_.has_mask(FLASHATTN_MASK_CAUSAL)) return {tiles, units, 0, units};
   const int64_t unit_bytes = static_cast<int64_t>(shape.seqlen_kv) *
                              (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
   const int64_t fitting = l2_bytes_ / 2 / std::max<int64_t>(unit_bytes, 1) * problem_.group();
   return heavy_first_order(tiles, units, static_cast<int32_t>(std::min<int64_t>(fitting, units)),
-                           units_);
+                           kernel.resident);
 }
 
 int64_t Sm90Launcher::workspace(uint32_t op, const flashattn_shape& shape) const {
@@ -170,21 +185,21 @@ int32_t Sm90Launcher::forward(const flashattn_forward_args& args, void* workspac
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
                 "the shape has more than 2^30 tiles of queries; split the batch");
   }
-  p.order = order(entry, args.shape);
+  p.order = order(named->kernel, args.shape);
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   p.kv_has_tail = problem_.layout != 0 || args.inputs.lens_kv != nullptr;
   p.dropout_threshold = problem_.dropout_threshold();
   p.store_boxes = !varlen_q && !args.inputs.lens_q && problem_.dtype_o == problem_.dtype;
   if (const int32_t status = make_maps(args, entry, &p)) return status;
   const cudaStream_t queue = static_cast<cudaStream_t>(stream);
-  const int64_t tiles = p.order.count();
+  const int64_t tiles = p.order.count(), resident = named->kernel.resident;
   // With a tile for each block there is nothing to count: 2 us less.
-  if (tiles > units_) {
+  if (tiles > resident) {
     p.counter = WorkspaceCutter(workspace).take<int32_t>(1);
     const cudaError_t error = cudaMemsetAsync(p.counter, 0, sizeof *p.counter, queue);
     if (const int32_t status = status_of(error, "cudaMemsetAsync")) return status;
   }
-  return launch(entry, std::min<int64_t>(tiles, units_), p, queue, "launching the forward kernel");
+  return launch(entry, std::min(tiles, resident), p, queue, "launching the forward kernel");
 }
 
 int32_t Sm90Launcher::backward(const flashattn_backward_args& args, void* workspace,

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "core/tile_cost.h"
 #include "cuda/sm90/params.h"
 
 namespace flashattn::cuda::sm90 {
@@ -12,6 +13,7 @@ struct ForwardEntry {
   int32_t dim_qk, dim_v;  // the largest it takes
   Scores scores;
   int32_t tile_q, tile_kv, stages, threads, shared_bytes;
+  TileCost cost;
   void (*kernel)(ForwardParams);
 };
 
@@ -19,7 +21,9 @@ struct BackwardEntry {
   int32_t dtype;
   int32_t dim_qk, dim_v;  // the largest it takes
   Scores scores;
-  int32_t tile_q, tile_kv, stages, threads, shared_bytes;
+  int32_t tile_q, tile_kv;
+  int32_t blocks;  // that share a tile of keys: a cluster
+  int32_t stages, threads, shared_bytes;
   void (*kernel)(BackwardParams);
   void (*convert_dq)(cuda::BackwardParams);  // a block a tile of queries
   int32_t convert_threads;

@@ -1,7 +1,8 @@
-// Products of tiles of fp32 by tensor cores: what products.cuh does for 16-bit elements. Each
-// number is the sum of two of tf32, and three of the four products are taken (3xTF32: Ootomo,
-// Yokota: Recovering single precision accuracy from Tensor Cores, 2022). Tensor cores cut sums off
-// where fp32 rounds: only 16 terms are added there, the rest on the ordinary units.
+// Products of tiles of fp32 by tensor cores: what products.cuh does for 16-bit elements, in the
+// backward pass, whose gradients may be too small for fp16 (halves.cuh). Each number is the sum of
+// two of tf32, and three of the four products are taken (3xTF32: Ootomo, Yokota: Recovering single
+// precision accuracy from Tensor Cores, 2022). Tensor cores cut sums off where fp32 rounds: only 16
+// terms are added there, the rest on the ordinary units.
 //
 // Budget: 16 x 8 x 16 are 6 HMMA, 38 cycles of one of Hopper's four tensor cores (mma.sync reaches
 // 62 % of their rate; 48 cycles on Ampere): 99 TF/s on an H200 at the most. Beside them a scheduler
@@ -100,42 +101,6 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> multiply_rows(
         multiply_fp32(d[strip][2 * n + 1], a[strip], b[1]);
       }
     }
-  }
-}
-
-// Where a lane reads 8 rows of a tile, 16 columns, whose rows are columns of the result.
-template <class Tile>
-__device__ __forceinline__ uint32_t right_eight_rows(Tile tile, int row, int lane) {
-  return tile.chunk(row + lane % 8, lane / 8);
-}
-
-// The same over kTerms columns of the tiles, a strip every `apart` bytes, with fewer addresses.
-// right: eight rows.
-template <int kDim, int kTerms, int kStrips, int kColumns>
-__device__ __forceinline__ void multiply_some_columns(float (&d)[kStrips][kColumns][4],
-                                                      uint32_t left, uint32_t right,
-                                                      int32_t apart) {
-  using Tile = SharedTile<16, kDim, 4>;
-  static_assert(kTerms % 32 == 0, "128 bytes of a row");
-  // Not unrolled: loads far ahead of their use would cost more registers than there are, and so
-  // would addresses that do not depend on k.
-#pragma unroll 1
-  for (int k = 0; k < kTerms / 16; ++k) {
-    Fp32Left a[kStrips];
-    load_left(a,
-              [&](int strip, int step) { return Tile::further(left, 2 * step) + strip * apart; });
-#pragma unroll
-    for (int n = 0; n < kColumns; ++n) {
-      uint32_t words[4];
-      ptx::ldmatrix_x4(words, right + n * 8 * Tile::kRowBytes);
-      Tf32Pair b[2][2];
-#pragma unroll
-      for (int x = 0; x < 4; ++x) b[x / 2][x % 2] = split_fp32(words[x]);
-#pragma unroll
-      for (int strip = 0; strip < kStrips; ++strip) multiply_fp32(d[strip][n], a[strip], b);
-    }
-    left = (left ^ 64) + k % 2 * 128;
-    right = (right ^ 64) + k % 2 * 128;
   }
 }
 

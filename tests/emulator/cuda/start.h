@@ -6,17 +6,18 @@
 namespace flashattn::cuda {
 
 template <class Params>
-cudaError_t start(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes,
-                  const Params& params, cudaStream_t stream) {
-  emulator::enqueue(
-      stream, [=] { emulator::run_grid(grid, threads, shared_bytes, [&] { kernel(params); }); });
+cudaError_t start_early(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes,
+                        const Params& params, cudaStream_t stream, int cluster = 1) {
+  emulator::enqueue(stream, [=] {
+    emulator::run_grid(grid, threads, shared_bytes, [&] { kernel(params); }, cluster);
+  });
   return cudaSuccess;
 }
 
 template <class Params>
-cudaError_t start_early(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes,
-                        const Params& params, cudaStream_t stream) {
-  return start(kernel, grid, threads, shared_bytes, params, stream);
+cudaError_t start(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes,
+                  const Params& params, cudaStream_t stream) {
+  return start_early(kernel, grid, threads, shared_bytes, params, stream);
 }
 
 }  // namespace flashattn::cuda

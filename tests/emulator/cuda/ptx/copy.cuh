@@ -65,12 +65,18 @@ inline void store_shared_16(uint32_t to, uint32_t x, uint32_t y, uint32_t z, uin
 inline void store_shared(uint32_t to, float x, float y, float z, float w) {
   emulator::store(to, make_float4(x, y, z, w));
 }
+inline void store_shared_8(uint32_t to, uint32_t x, uint32_t y) {
+  emulator::store(to, make_uint2(x, y));
+}
 inline void store_shared_pair(uint32_t to, float2 x) { emulator::store(to, x); }
 inline void clear_shared_16(uint32_t to) { emulator::store(to, make_int4(0, 0, 0, 0)); }
 inline uint32_t load_shared(uint32_t from) { return emulator::load<uint32_t>(from); }
 inline int4 load_shared_16(uint32_t from) { return emulator::load<int4>(from); }
 inline uint64_t load_shared_8(uint32_t from) { return emulator::load<uint64_t>(from); }
 
+inline void load_shared(float (&x)[4], uint32_t from) {
+  for (uint32_t n = 0; n < 4; ++n) x[n] = emulator::load<float>(from + 4 * n);
+}
 inline float2 load_shared_pair(uint32_t from) { return emulator::load<float2>(from); }
 
 inline void add_pair(float* to, float x, float y) {

@@ -61,6 +61,21 @@ float2 unpack(uint32_t pair) {
           emulator::as_float(pair >> 16, kIsBf16<T>)};
 }
 
+inline uint32_t multiply_halves(uint32_t x, uint32_t y) {
+  const float2 a = unpack<__half>(x), b = unpack<__half>(y);
+  return pack<__half>(a.x * b.x, a.y * b.y);
+}
+
+inline uint32_t largest_halves(uint32_t x, uint32_t y) {
+  uint32_t r = 0;
+  for (int shift = 0; shift < 32; shift += 16) {
+    const uint32_t a = x >> shift & 0x7fff, b = y >> shift & 0x7fff;
+    const bool a_bad = a > 0x7c00, b_bad = b > 0x7c00;
+    r |= (a_bad ? b_bad ? 0x7fff : b : b_bad ? a : max(a, b)) << shift;
+  }
+  return r;
+}
+
 inline uint32_t not_zero(uint32_t pair) {
   return (pair & 0x7fffu ? 0xffffu : 0) | (pair & 0x7fff0000u ? 0xffff0000u : 0);
 }

@@ -8,17 +8,27 @@
 
 namespace flashattn::cuda::ptx {
 
-inline void tma_load(uint32_t to, const CUtensorMap* map, uint32_t barrier, BoxPosition at,
-                     uint64_t) {
-  const emulator::TensorMap box = emulator::TensorMap::of(map);
-  emulator::engine_load(barrier, box.bytes(), [=] {
+inline std::function<void()> load_of(uint32_t to, const emulator::TensorMap& box, BoxPosition at) {
+  return [=] {
     box.each_chunk(at.column, at.row, at.head, at.batch,
                    [&](uint32_t chunk, char* from, int valid) {
                      char* place = emulator::engine_place(emulator::exchanged(to + chunk * 16), 16);
                      std::memset(place, 0, 16);
                      if (valid > 0) std::memcpy(place, from, static_cast<size_t>(valid));
                    });
-  });
+  };
+}
+
+inline void tma_load(uint32_t to, const CUtensorMap* map, uint32_t barrier, BoxPosition at,
+                     uint64_t) {
+  const emulator::TensorMap box = emulator::TensorMap::of(map);
+  emulator::engine_load(barrier, box.bytes(), load_of(to, box, at));
+}
+
+inline void tma_load_multicast(uint32_t to, const CUtensorMap* map, uint32_t barrier,
+                               BoxPosition at, uint64_t, uint32_t ranks) {
+  const emulator::TensorMap box = emulator::TensorMap::of(map);
+  emulator::engine_multicast(ranks, barrier, box.bytes(), load_of(to, box, at));
 }
 
 inline void tma_store(const CUtensorMap* map, uint32_t from, BoxPosition at) {
