@@ -1,5 +1,6 @@
 """Plans, their cache, threads, and what a call costs beside the C call."""
 import gc
+import json
 import threading
 import time
 
@@ -133,7 +134,11 @@ def test_a_call_costs_little_beside_the_c_call():
     size = plan.workspace_size(batch=1, seqlen_q=1, seqlen_k=1)
     workspace = ffi.new("char[]", max(size, 1))
     assert lib.flashattn_forward(plan._plan, args, workspace, size, ffi.NULL) == 0
-    raw, whole = _microseconds([
+    # The measure, as machines differ: what Python itself takes to write fifty lines, 15 to 40 us.
+    table = {str(n): n for n in range(50)}
+    raw, whole, python = _microseconds([
         lambda: lib.flashattn_forward(plan._plan, args, workspace, size, ffi.NULL),
-        lambda: flashattn.attention(q, k, v, threads=1)])
-    assert whole - raw < 20, f"{whole:.1f} us for a call, {raw:.1f} us of it in C"
+        lambda: flashattn.attention(q, k, v, threads=1),
+        lambda: json.dumps(table, indent=1)])
+    assert whole - raw < python, (
+        f"{whole:.1f} us for a call, {raw:.1f} us of it in C; {python:.1f} us for a table")

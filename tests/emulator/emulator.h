@@ -49,6 +49,7 @@ void barrier(int number, int threads, bool wait);
 
 char* dynamic_shared();
 uint32_t shared_address(const void* p);
+uint32_t own_address(uint32_t address);  // the same place in this block of the cluster
 const char* shared(uint32_t address, uint32_t bytes);
 // To be written by this thread. The copy engine and products may touch it after fence_async().
 char* written(uint32_t address, uint32_t bytes);

@@ -7,17 +7,30 @@ namespace emulator {
 
 char* dynamic_shared() { return block->shared; }
 
+namespace {
+
+// As on a GPU, addresses tell the blocks of a cluster apart: block n has n + 1 in the upper bits. A
+// matrix's descriptor has no room for them.
+constexpr uint32_t kOffset = 0xffffff;
+
+uint32_t upper_bits() { return block->cluster->blocks.size() > 1 ? (cluster_rank() + 1) << 24 : 0; }
+
+}  // namespace
+
+uint32_t own_address(uint32_t address) { return (address & kOffset) | upper_bits(); }
+
 uint32_t shared_address(const void* p) {
   const ptrdiff_t at = static_cast<const char*>(p) - block->shared;
   if (at < 0 || at >= kSharedBytes) fail("%p is not in the dynamic shared memory", p);
-  return kSharedBase + static_cast<uint32_t>(at);
+  return own_address(kSharedBase + static_cast<uint32_t>(at));
 }
 
 namespace {
 
-// Anybody's.
+// Of this block.
 char* at(uint32_t address, uint32_t bytes) {
-  const uint32_t offset = address - kSharedBase;
+  if (address != own_address(address)) fail("shared address %x is of another block", address);
+  const uint32_t offset = (address & kOffset) - kSharedBase;
   if (offset > kSharedBytes || offset + bytes > kSharedBytes) fail("shared address %u", address);
   const uint32_t unit = bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : 1;
   if (address % unit != 0) fail("shared address %u, misaligned for %u bytes", address, bytes);
@@ -30,7 +43,7 @@ const char* shared(uint32_t address, uint32_t bytes) { return at(address, bytes)
 
 char* written(uint32_t address, uint32_t bytes) {
   char* place = at(address, bytes);
-  const uint32_t chunk = (address - kSharedBase) / 16;
+  const uint32_t chunk = ((address & kOffset) - kSharedBase) / 16;
   block->unfenced[chunk] = true;
   running->unfenced.push_back(chunk);
   return place;
@@ -43,7 +56,7 @@ void fence_async() {
 
 char* engine_place(uint32_t address, uint32_t bytes) {
   char* place = at(address, bytes);
-  const uint32_t first = (address - kSharedBase) / 16;
+  const uint32_t first = ((address & kOffset) - kSharedBase) / 16;
   for (uint32_t chunk = first; chunk <= first + (bytes - 1) / 16; ++chunk) {
     if (block->unfenced[chunk]) {
       fail("shared address %u meets an engine, without a fence after a thread wrote it", address);
@@ -93,9 +106,9 @@ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   wait_until("mbarrier", barrier, [&b, parity] { return b.phase != parity; });
 }
 
-// ---- the cluster: addresses of block n have n + 1 in their upper bits
+// ---- the cluster
 
-uint32_t at_rank(uint32_t address, uint32_t rank) { return address | (rank + 1) << 24; }
+uint32_t at_rank(uint32_t address, uint32_t rank) { return (address & kOffset) | (rank + 1) << 24; }
 
 namespace {
 
@@ -104,10 +117,11 @@ struct Visit {
   Block* const before = block;
   uint32_t address;
 
-  explicit Visit(uint32_t remote) : address(remote & 0xffffff) {
+  explicit Visit(uint32_t remote) {
     const uint32_t rank = remote >> 24;
     if (rank == 0 || rank > block->cluster->blocks.size()) fail("remote address %x", remote);
     block = block->cluster->blocks[rank - 1];
+    address = own_address(remote);
     if (block->threads_live == 0) fail("a block of the cluster that has ended is written to");
   }
   ~Visit() { block = before; }

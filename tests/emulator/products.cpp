@@ -51,7 +51,7 @@ struct Operand {
     const int row = transposed ? k : x, column = transposed ? x % 64 : k;
     const uint32_t linear = first + static_cast<uint32_t>((transposed ? x / 64 : 0)) * panel +
                             static_cast<uint32_t>(row * 128 + column * 2);
-    return element(engine_place(linear ^ (linear >> 7 & 7) << 4, 2), bf16);
+    return element(engine_place(own_address(linear ^ (linear >> 7 & 7) << 4), 2), bf16);
   }
 };
 

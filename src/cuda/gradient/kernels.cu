@@ -11,8 +11,7 @@ namespace flashattn::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kLanes = 4;  // that share a row, 8 elements each at a time
-constexpr int kRows = kThreads / kLanes;
+constexpr int kSteps = 4;  // rows that a thread has on their way at once
 
 struct Eight {
   float x[8];
@@ -64,82 +63,116 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> store_eight(char* ro
   }
 }
 
-// T: the problem's type. O: that of o and dout.
-template <class T, class O>
+// T: the problem's type. O: that of o and dout. kLanes share a row; the numbers of a row are one
+// thread's.
+template <class T, class O, int kLanes>
 __global__ void __launch_bounds__(kThreads)
     prepare_kernel(const __grid_constant__ BackwardParams params) {
   constexpr bool kCopies = !std::is_same<T, O>::value;
+  constexpr int kStepRows = kThreads / kLanes, kBlockRows = kSteps * kStepRows;
+  __shared__ float sums[kBlockRows];
   ptx::let_next_start();
   const Problem& problem = params.problem;
   const flashattn_backward_args& args = params.args;
   const int32_t b = blockIdx.x / problem.heads_q, h = blockIdx.x % problem.heads_q;
-  const int32_t lane = threadIdx.x % kLanes;
+  const int32_t lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
   const Sequence sequence = sequence_of(problem, args.shape, args.inputs, b);
   if (params.ticket && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *params.ticket = 0;
   const int64_t first_number = params.first_number(sequence, b, h);
+  const int64_t first_row = params.row(b, h, sequence.first_q);
   // Whole tiles are read.
   const int32_t end = params.tile_q
                           ? (sequence.len.q + params.tile_q - 1) / params.tile_q * params.tile_q
                           : sequence.len.q;
-  for (int32_t first = blockIdx.y * kRows; first < end; first += gridDim.y * kRows) {
-    const int32_t i = first + threadIdx.x / kLanes;
-    const bool inside = i < sequence.len.q;
-    const int64_t token = sequence.first_q + i, number = first_number + i;
-    float sum = 0.0f;
-    if (inside && params.tile_q == 0) {
-      float4* dq = reinterpret_cast<float4*>(params.dq + number * problem.dim_qk);
-      for (int32_t c = lane; c < problem.dim_qk / 4; c += kLanes) dq[c] = make_float4(0, 0, 0, 0);
+  for (int32_t first = blockIdx.y * kBlockRows; first < end; first += gridDim.y * kBlockRows) {
+    const int32_t own = first + static_cast<int32_t>(threadIdx.x);
+    float lse = -INFINITY, dlse = 0.0f;
+    if (threadIdx.x < kBlockRows && own < sequence.len.q) {
+      lse = args.lse[first_row + own];
+      if (args.dlse) dlse = args.dlse[first_row + own];
     }
-    if (inside) {
-      const char* o = tensor_row(args.o, sizeof(O), b, h, token);
-      const char* dout = tensor_row(args.dout, sizeof(O), b, h, token);
-      for (int32_t c = lane * 8; c < problem.dim_v; c += kLanes * 8) {
-        const Eight x = load_eight<O>(o, c), y = load_eight<O>(dout, c);
+    float sum[kSteps] = {};
+    for (int32_t c = lane * 8; c < problem.dim_v; c += kLanes * 8) {
 #pragma unroll
-        for (int n = 0; n < 8; ++n) sum = fmaf(x.x[n], y.x[n], sum);
-        if constexpr (kCopies)
+      for (int step = 0; step < kSteps; ++step) {
+        // Past the last one: the last one, without a branch.
+        const int32_t i = first + step * kStepRows + group;
+        const int64_t token = sequence.first_q + min(i, sequence.len.q - 1);
+        const Eight x = load_eight<O>(tensor_row(args.o, sizeof(O), b, h, token), c);
+        const Eight y = load_eight<O>(tensor_row(args.dout, sizeof(O), b, h, token), c);
+#pragma unroll
+        for (int n = 0; n < 8; ++n) sum[step] = fmaf(x.x[n], y.x[n], sum[step]);
+        if (kCopies && i < sequence.len.q) {
           store_eight<T>(tensor_row(params.dout, sizeof(T), b, h, token), c, y);
+        }
       }
     }
 #pragma unroll
-    for (int step = 1; step < kLanes; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
-    if (i >= end || lane != 0) continue;
-    const int64_t row = params.row(b, h, token);
-    const float lse = inside ? args.lse[row] : -INFINITY;
-    params.lse2[number] = lse == -INFINITY ? INFINITY : lse * kLog2E;
-    params.delta[number] = inside ? sum - (args.dlse ? args.dlse[row] : 0.0f) : 0.0f;
-    if (params.turns && i % params.turn_q == 0) {
-      params.turns[params.query_tile(sequence, b, h, i / params.turn_q, params.turn_q)] = 0;
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int n = 1; n < kLanes; n *= 2) sum[step] += __shfl_xor_sync(~0u, sum[step], n);
+      if (lane == 0) sums[step * kStepRows + group] = sum[step];
     }
-    if (params.tile_q != 0 && i % params.tile_q == 0) {
-      const Interval rows{i, min(i + params.tile_q, sequence.len.q)};
-      const int32_t state = params.ordered ? 2 * last_key_tile(problem.mask_rule(), rows,
-                                                               sequence.len, params.tile_kv)
-                                           : 0;
-      int32_t* to = params.dq_states + number / params.tile_q * params.dq_parts;
-      to[0] = state;
-      if (params.dq_parts > 1) to[1] = state;  // a loop would spill registers
+    if (params.tile_q == 0) {
+      float4* const dq =
+          reinterpret_cast<float4*>(params.dq + (first_number + first) * problem.dim_qk);
+      const int32_t count = min(kBlockRows, end - first) * (problem.dim_qk / 4);
+      for (int32_t n = threadIdx.x; n < count; n += kThreads) dq[n] = make_float4(0, 0, 0, 0);
     }
+    __syncthreads();
+    if (threadIdx.x < kBlockRows && own < end) {
+      const int64_t number = first_number + own;
+      params.lse2[number] = lse == -INFINITY ? INFINITY : lse * kLog2E;
+      params.delta[number] = own < sequence.len.q ? sums[threadIdx.x] - dlse : 0.0f;
+      if (params.turns && own % params.turn_q == 0) {
+        params.turns[params.query_tile(sequence, b, h, own / params.turn_q, params.turn_q)] = 0;
+      }
+      if (params.tile_q != 0 && own % params.tile_q == 0) {
+        const Interval rows{own, min(own + params.tile_q, sequence.len.q)};
+        const int32_t state = params.ordered ? 2 * last_key_tile(problem.mask_rule(), rows,
+                                                                 sequence.len, params.tile_kv)
+                                             : 0;
+        int32_t* to = params.dq_states + number / params.tile_q * params.dq_parts;
+        to[0] = state;
+        if (params.dq_parts > 1) to[1] = state;  // a loop would spill registers
+      }
+    }
+    __syncthreads();  // the sums have been read
   }
 }
 
-template <class T>
+// T: the problem's type. Lanes and rows as above.
+template <class T, int kLanes>
 __global__ void __launch_bounds__(kThreads)
     convert_dq_kernel(const __grid_constant__ BackwardParams params) {
+  constexpr int kStepRows = kThreads / kLanes, kBlockRows = kSteps * kStepRows;
   const Problem& problem = params.problem;
   const int32_t b = blockIdx.x / problem.heads_q, h = blockIdx.x % problem.heads_q;
+  const int32_t lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
   const Sequence sequence = sequence_of(problem, params.args.shape, params.args.inputs, b);
-  for (int32_t i = blockIdx.y * kRows + threadIdx.x / kLanes; i < sequence.len.q;
-       i += gridDim.y * kRows) {
-    const int64_t token = sequence.first_q + i;
-    const char* from =
-        reinterpret_cast<const char*>(params.dq + params.row(b, h, token) * problem.dim_qk);
-    char* to = tensor_row(params.args.dq, sizeof(T), b, h, token);
-    for (int32_t c = threadIdx.x % kLanes * 8; c < problem.dim_qk; c += kLanes * 8) {
-      Eight x = load_eight<float>(from, c);
+  const float* const dq = params.dq + params.row(b, h, sequence.first_q) * problem.dim_qk;
+  for (int32_t first = blockIdx.y * kBlockRows; first < sequence.len.q;
+       first += gridDim.y * kBlockRows) {
+    for (int32_t c = lane * 8; c < problem.dim_qk; c += kLanes * 8) {
+      float4 x[kSteps][2];
 #pragma unroll
-      for (int n = 0; n < 8; ++n) x.x[n] *= problem.scale;
-      store_eight<T>(to, c, x);
+      for (int step = 0; step < kSteps; ++step) {
+        const int32_t i = min(first + step * kStepRows + group, sequence.len.q - 1);
+        const float4* from =
+            reinterpret_cast<const float4*>(dq + static_cast<int64_t>(i) * problem.dim_qk + c);
+        x[step][0] = from[0];
+        x[step][1] = from[1];
+      }
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const int32_t i = first + step * kStepRows + group;
+        if (i >= sequence.len.q) continue;
+        const float4 y = x[step][0], z = x[step][1];
+        Eight sums{{y.x, y.y, y.z, y.w, z.x, z.y, z.z, z.w}};
+#pragma unroll
+        for (int n = 0; n < 8; ++n) sums.x[n] *= problem.scale;
+        store_eight<T>(tensor_row(params.args.dq, sizeof(T), b, h, sequence.first_q + i), c, sums);
+      }
     }
   }
 }
@@ -167,22 +200,35 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) params.args.dsink[h] = static_cast<float>(sums[0]);
 }
 
-dim3 rows_grid(const BackwardParams& params) {
+// Calls launch(grid, lanes) for rows of `dim` elements, 8 a lane.
+template <class Launch>
+cudaError_t with_lanes(const BackwardParams& params, int32_t dim, Launch launch) {
   const flashattn_shape& shape = params.args.shape;
-  return grid_of(shape.batch, params.problem.heads_q, shape.seqlen_q, kRows);
+  const auto grid = [&](int32_t lanes) {
+    return grid_of(shape.batch, params.problem.heads_q, shape.seqlen_q, kSteps * kThreads / lanes);
+  };
+  if (dim <= 64) return launch(grid(8), std::integral_constant<int, 8>());
+  return launch(grid(16), std::integral_constant<int, 16>());
+}
+
+template <class T, class O>
+cudaError_t prepare_as(const BackwardParams& params, cudaStream_t stream) {
+  return with_lanes(params, params.problem.dim_v, [&](dim3 grid, auto lanes) {
+    return start(&prepare_kernel<T, O, lanes()>, grid, kThreads, 0, params, stream);
+  });
 }
 
 template <class T>
 cudaError_t prepare(const BackwardParams& params, cudaStream_t stream) {
-  if (params.problem.dtype_o == FLASHATTN_DTYPE_F32) {
-    return start(&prepare_kernel<T, float>, rows_grid(params), kThreads, 0, params, stream);
-  }
-  return start(&prepare_kernel<T, T>, rows_grid(params), kThreads, 0, params, stream);
+  return params.problem.dtype_o == FLASHATTN_DTYPE_F32 ? prepare_as<T, float>(params, stream)
+                                                       : prepare_as<T, T>(params, stream);
 }
 
 template <class T>
 cudaError_t convert_dq(const BackwardParams& params, cudaStream_t stream) {
-  return start(&convert_dq_kernel<T>, rows_grid(params), kThreads, 0, params, stream);
+  return with_lanes(params, params.problem.dim_qk, [&](dim3 grid, auto lanes) {
+    return start(&convert_dq_kernel<T, lanes()>, grid, kThreads, 0, params, stream);
+  });
 }
 
 }  // namespace

@@ -41,7 +41,15 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// 4 bytes, or two numbers, to global memory, without a branch.
+// 16 or 4 bytes, or two numbers, to global memory, without a branch.
+__device__ __forceinline__ void store_if(bool condition, void* to, const uint32_t (&x)[4]) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v4.b32 [%1], {%2, %3, %4, %5};}" ::"r"(
+          static_cast<int>(condition)),
+      "l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+      : "memory");
+}
+
 __device__ __forceinline__ void store_if(bool condition, void* to, uint32_t x) {
   asm volatile("{.reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.b32 [%1], %2;}" ::"r"(
                    static_cast<int>(condition)),
@@ -155,6 +163,22 @@ __device__ __forceinline__ float2 load_shared_pair(uint32_t from) {
   float2 x;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
   return x;
+}
+
+// Whether add_four() is one instruction.
+#if __CUDA_ARCH__ >= 900
+constexpr bool kAddsFour = true;
+#else
+constexpr bool kAddsFour = false;
+#endif
+
+// Adds to four neighbours in global memory, 16-byte aligned. Only where kAddsFour.
+__device__ __forceinline__ void add_four(float* to, float x, float y, float z, float w) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x), "f"(y), "f"(z),
+               "f"(w)
+               : "memory");
+#endif
 }
 
 // Adds to two neighbours in global memory, 8-byte aligned, in one transaction where the hardware

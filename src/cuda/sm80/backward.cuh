@@ -292,7 +292,8 @@ class BackwardBlock : BackwardScores<Config> {
     if (step.head < 0) return;
     constexpr int kColumns = Config::kColumnsDq;
     // As many at a time as there are registers for beside the sums.
-    constexpr int kPass = kDim * sizeof(T) > 768 ? kColumns / 2 : kColumns;
+    constexpr int kFew = Config::kModified ? 16 : kColumns / 2;
+    constexpr int kPass = kDim * sizeof(T) > 768 ? kFew : kColumns;
 #pragma unroll 1
     for (int pass = 0; pass < kColumns; pass += kPass) add_dq_columns<kPass>(step, stage, pass);
     if (!params_.turns) return;
@@ -315,31 +316,31 @@ class BackwardBlock : BackwardScores<Config> {
       if (lane_ == 0) await_turn<Config>(params_, place_, step);
       __syncwarp();
     }
-    const int32_t i = step.tile * kTileQ + row + lane_ / 4, at = column + lane_ % 4 * 2;
-    const int32_t limit = place_.sequence.len.q;
+    const int32_t i = step.tile * kTileQ + row + lane_ / 4, limit = place_.sequence.len.q;
     char* const to = place_.dq.of(step.head);
     if (params_.problem.dim_qk == kDim && step.tile * kTileQ <= limit - kTileQ) {
-      add_sums(dq, to, kDim, i, at, [](int, int) { return true; });
+      add_sums(dq, to, kDim, i, column, lane_, [](int, int) { return 16; });
     } else {
       const int32_t dim = params_.problem.dim_qk;
-      add_sums(dq, to, dim, i, at, [=](int x, int y) { return i + x < limit && at + y < dim; });
+      add_sums(dq, to, dim, i, column, lane_,
+               [=](int x, int y) { return i + x < limit ? dim - column - y : 0; });
     }
   }
 
-  // To query i of rows of `dim` numbers, from column `at` on. inside(x, y): whether to add to query
-  // i + x and column at + y.
-  template <int kGroups, class Inside>
+  // To query i of rows of `dim` numbers, from `column` on. left(x, y): how many columns query i + x
+  // has from column + y on.
+  template <int kGroups, class Left>
   static __device__ __forceinline__ void add_sums(const float (&dq)[2][kGroups][4], char* rows,
-                                                  int32_t dim, int32_t i, int32_t at,
-                                                  Inside inside) {
-    float* to = reinterpret_cast<float*>(rows + static_cast<int64_t>(i) * (dim * 4)) + at;
+                                                  int32_t dim, int32_t i, int32_t column, int lane,
+                                                  Left left) {
+    float* const to = reinterpret_cast<float*>(rows + static_cast<int64_t>(i) * (dim * 4)) + column;
 #pragma unroll
     for (int x = 0; x < 4; ++x) {
 #pragma unroll
-      for (int n = 0; n < kGroups; ++n) {
-        if (!inside(x * 8, n * 8)) continue;
-        const float* sums = &dq[x / 2][n][x % 2 * 2];
-        ptx::add_pair(to + x * 8 * dim + n * 8, sums[0], sums[1]);
+      for (int n = 0; n < kGroups; n += 2) {
+        const float *first = &dq[x / 2][n][x % 2 * 2], *second = &dq[x / 2][n + 1][x % 2 * 2];
+        add_columns(to + x * 8 * dim + n * 8, make_float2(first[0], first[1]),
+                    make_float2(second[0], second[1]), left(x * 8, n * 8), lane);
       }
     }
   }
@@ -353,17 +354,27 @@ class BackwardBlock : BackwardScores<Config> {
     const int32_t first = own_half() * 32;
     char* to =
         tensor_row(tensor, sizeof(T), place_.b, place_.kv_head, place_.sequence.first_kv + j) +
-        (first + lane_ % 4 * 2) * sizeof(T);
+        first * sizeof(T);
 #pragma unroll
     for (int x = 0; x < kStrips * 2; ++x, to += 8 * tensor.stride_seq * sizeof(T)) {
       const int32_t columns = x * 8 < rows ? dim - first : 0;
 #pragma unroll
-      for (int n = 0; n < kColumns / 8; ++n) {
-        const float* sums = &sum_[x / 2][n][x % 2 * 2];
-        const int at = n / 4 * 32 * kHalves + n % 4 * 8;
-        Pair<T>::of(sums[0] * factor, sums[1] * factor).store_if(at < columns, to + at * sizeof(T));
+      for (int n = 0; n < kColumns / 8; n += 4) {
+        store_columns(x, n, factor, to + n * 8 * kHalves * sizeof(T), columns - n * 8 * kHalves);
       }
     }
+  }
+
+  // Of row x of the strips 32 sums, from group n on, as far as there are columns.
+  __device__ __forceinline__ void store_columns(int x, int n, float factor, char* to,
+                                                int32_t columns) const {
+    Pair<T> pairs[4];
+#pragma unroll
+    for (int y = 0; y < 4; ++y) {
+      const float* sums = &sum_[x / 2][n + y][x % 2 * 2];
+      pairs[y] = Pair<T>::of(sums[0] * factor, sums[1] * factor);
+    }
+    store_quad(pairs, to, columns, lane_);
   }
 
   const int gradients_;  // 0: the weights' warp of its pair, 1: the gradients'

@@ -28,6 +28,8 @@ struct BackwardConfig {
   // Whether warps leave out tiles of queries that see none of their keys: another block on the
   // multiprocessor makes use of the time.
   static constexpr bool kSkips = kMinBlocks > 1 && kTileKv > kTileQ;
+  // See own_pair; where registers allow.
+  static constexpr bool kSwapsKeys = kSkips && kWarps == 4 && !kModified;
   static constexpr bool kWide = std::is_same<T, float>::value;
 
   using KeyTile = SharedTile<kTileKv, kDim, sizeof(T)>;
@@ -70,7 +72,14 @@ class BackwardScores {
         place_(place),
         shared_(shared),
         lane_(threadIdx.x % 32),
-        warp_key_(threadIdx.x / 32 % Config::kPairs / kHalves * 16 * kStrips) {}
+        warp_key_(own_pair(place.swapped) / kHalves * 16 * kStrips) {}
+
+  // Four warps stand before four schedulers. Where some of the keys are not seen, those of two
+  // blocks on a multiprocessor that have work should not stand before the same two.
+  static __device__ __forceinline__ int own_pair(int32_t swapped) {
+    const int warp = threadIdx.x / 32;
+    return (Config::kSwapsKeys ? warp ^ swapped : warp) % Config::kPairs;
+  }
 
   // Which part of a tile's queries and of the sums' columns the warp's is.
   static __device__ __forceinline__ int own_half() {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/sm90/backward_config.cuh"
+#include "cuda/tile/pair.cuh"
 #include "cuda/tile/shared.cuh"
 #include "wgmma.cuh"
 
@@ -188,46 +189,24 @@ class BackwardGroup {
   }
 
   // dK or dV, from the registers: this lane's `sums`, of keys `row` and 8 below, times the factor.
-  // The four lanes of a row exchange what they have of 32 columns, so that each stores 16 bytes.
   template <int kDim, class Sums>
   __device__ __forceinline__ void store_rows(const flashattn_tensor& tensor, int32_t dim,
                                              int32_t row, float factor, Sums sums) const {
-    const int32_t lane_of_row = lane() % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int32_t key = row + half * 8;
       char* to = tensor_row(tensor, 2, item().b, item().kv_head,
                             static_cast<int64_t>(item().first_kv) + item().key + key);
-      const bool inside = key < item().keys;
+      const int32_t columns = key < item().keys ? dim : 0;
 #pragma unroll
       for (int n = 0; n < kDim / 32; ++n) {
-        uint32_t words[4];
+        Pair<T> pairs[4];
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
           const int i = (4 * n + w) * 4 + 2 * half;
-          words[w] = ptx::pack<T>(sums(i) * factor, sums(i + 1) * factor);
+          pairs[w] = Pair<T>::of(sums(i) * factor, sums(i + 1) * factor);
         }
-        turn_over(words, lane_of_row);
-        const int32_t column = 32 * n + 8 * lane_of_row;
-        if (inside && column < dim) {
-          *reinterpret_cast<int4*>(to + column * 2) =
-              make_int4(static_cast<int32_t>(words[0]), static_cast<int32_t>(words[1]),
-                        static_cast<int32_t>(words[2]), static_cast<int32_t>(words[3]));
-        }
-      }
-    }
-  }
-
-  // Among the four lanes of a row: word w of lane n becomes word n of lane w.
-  static __device__ __forceinline__ void turn_over(uint32_t (&words)[4], int32_t lane_of_row) {
-#pragma unroll
-    for (int step = 1; step <= 2; step *= 2) {
-      const bool high = lane_of_row & step;
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        if (w & step) continue;
-        const uint32_t got = __shfl_xor_sync(~0u, high ? words[w] : words[w + step], step);
-        (high ? words[w] : words[w + step]) = got;
+        store_quad(pairs, to + n * 64, columns - n * 32, lane());
       }
     }
   }

@@ -100,9 +100,9 @@ struct TileSplit : TileCopy<kThreads, Tile::kHeight, Tile> {
         const auto number = [](int32_t x) { return __uint_as_float(static_cast<uint32_t>(x)); };
         const Halves a = Halves::of(number(words[n].x), number(words[n].y), factor);
         const Halves b = Halves::of(number(words[n].z), number(words[n].w), factor);
-        const uint32_t to = (split_to ^ (step & 7) << 4) + step * Tile::kRowBytes;
-        ptx::store_shared_8(to, a.hi, b.hi);
-        ptx::store_shared_8(to + kLoBytes, a.lo, b.lo);
+        const uint32_t place = (split_to ^ (step & 7) << 4) + step * Tile::kRowBytes;
+        ptx::store_shared_8(place, a.hi, b.hi);
+        ptx::store_shared_8(place + kLoBytes, a.lo, b.lo);
         top = ptx::largest_halves(top, ptx::largest_halves(a.lo, b.lo));
       }
     }

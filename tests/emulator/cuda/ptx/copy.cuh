@@ -20,6 +20,9 @@ void cp_async_wait() {
   emulator::copy_wait(kPending);
 }
 
+inline void store_if(bool condition, void* to, const uint32_t (&x)[4]) {
+  if (condition) std::memcpy(to, x, 16);
+}
 inline void store_if(bool condition, void* to, uint32_t x) {
   if (condition) std::memcpy(to, &x, 4);
 }
@@ -79,6 +82,12 @@ inline void load_shared(float (&x)[4], uint32_t from) {
 }
 inline float2 load_shared_pair(uint32_t from) { return emulator::load<float2>(from); }
 
+constexpr bool kAddsFour = true;
+inline void add_four(float* to, float x, float y, float z, float w) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 != 0) emulator::fail("add_four to misaligned %p", to);
+  const float sums[] = {x, y, z, w};
+  for (int n = 0; n < 4; ++n) emulator::add(to + n, sums[n]);
+}
 inline void add_pair(float* to, float x, float y) {
   emulator::add(to, x);
   emulator::add(to + 1, y);

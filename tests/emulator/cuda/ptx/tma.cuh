@@ -8,11 +8,14 @@
 
 namespace flashattn::cuda::ptx {
 
+// To the same place in whatever block is at work then.
 inline std::function<void()> load_of(uint32_t to, const emulator::TensorMap& box, BoxPosition at) {
+  emulator::shared(to, 16);  // fails where that is not this block's
   return [=] {
     box.each_chunk(at.column, at.row, at.head, at.batch,
                    [&](uint32_t chunk, char* from, int valid) {
-                     char* place = emulator::engine_place(emulator::exchanged(to + chunk * 16), 16);
+                     const uint32_t own = emulator::own_address(to + chunk * 16);
+                     char* place = emulator::engine_place(emulator::exchanged(own), 16);
                      std::memset(place, 0, 16);
                      if (valid > 0) std::memcpy(place, from, static_cast<size_t>(valid));
                    });
