@@ -28,7 +28,6 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
   static constexpr bool kHalves = Config::kHalves;
   static constexpr int kStrips = Config::kStrips, kTileQ = Config::kTileQ;
   static constexpr int kTileKv = Config::kTileKv, kThreads = Config::kThreads;
-  static constexpr int kSteps = kTileKv / 16;  // of V
   using Scores = float[kStrips][kTileKv / 8][4];
   using Tiles =
       std::conditional_t<Config::kModified, BlockTiles<ForwardParams, kTileQ, kTileKv>, AllTiles>;
@@ -109,10 +108,10 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
 
       if (has_rows) {
         modify(s, tile);
-        const int steps = mask(s, tile, shown);
+        mask(s, tile, shown);
         softmax(s);
         if constexpr (Config::kModified) drop(s, tile);
-        multiply_pv(s, steps);
+        multiply_pv(s);
       }
       tile = next;
     }
@@ -195,15 +194,11 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
                                            right_rows(k_tile_, 0, at.lane_));
   }
 
-  // steps: as mask() gives.
-  __device__ __forceinline__ void multiply_pv(const Scores& p, int steps) {
+  __device__ __forceinline__ void multiply_pv(const Scores& p) {
     const typename Config::VOperand tile{v_tile_.base};
-    const uint32_t values = summed_rows(tile, 0, place_of_warp().lane_);
-    const auto weight = [&](int strip, int k, int x) { return held_word<Operand>(p[strip], k, x); };
-    if constexpr (Config::kTrims) {
-      if (steps < kSteps) return multiply_held<Operand, kSteps>(o_, values, weight, steps);
-    }
-    multiply_held<Operand, kSteps>(o_, values, weight);
+    multiply_held<Operand, kTileKv / 16>(
+        o_, summed_rows(tile, 0, place_of_warp().lane_),
+        [&](int strip, int k, int x) { return held_word<Operand>(p[strip], k, x); });
   }
 
   // Maxima and sums, which only the softmax needs.
@@ -281,9 +276,8 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
   }
 
   // -inf where a key is not visible. shown: the block mask hides nothing. Nobody asks for what
-  // becomes of rows past the last. How many times 16 keys, from the first on, rows of the warp see.
-  __device__ __forceinline__ int mask(Scores& s, int32_t tile, bool shown) const {
-    int32_t end = kTileKv;
+  // becomes of rows past the last.
+  __device__ __forceinline__ void mask(Scores& s, int32_t tile, bool shown) const {
     const Interval columns{tile * kTileKv, (tile + 1) * kTileKv};
     const WarpRows<Config> own = place_of_warp();
     const int32_t first = columns.begin + own.lane_ % 4 * 2;
@@ -297,20 +291,16 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
         });
       } else {
         const BlockPlace block = recalled();
-        if (Config::kTrims) end = 0;
 #pragma unroll
         for (int x = 0; x < kStrips * 2; ++x) {
           const int32_t i = block.query_of(opaque(own.row_of(x / 2, x % 2)));
           const Interval visible = intersect(visible_keys(rule, i, block.sequence_.len), keys);
-          if constexpr (Config::kTrims) end = max(end, visible.end - columns.begin);
           visit_outside<kTileKv / 8>(visible.begin - first, visible.end - visible.begin,
                                      [&](int n, int e) { s[x / 2][n][x % 2 * 2 + e] = -INFINITY; });
         }
-        if constexpr (Config::kTrims) end = __reduce_max_sync(~0u, end);
       }
     }
-    const int steps = (end + 15) / 16;
-    if (shown) return steps;
+    if (shown) return;
     const HeadBlocks blocks = HeadBlocks::of(params_.problem, params_.args.inputs, b_, first_head_);
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip) {
@@ -322,7 +312,6 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
             [&](int n, int e) { s[strip][n][half * 2 + e] = -INFINITY; });
       }
     }
-    return steps;
   }
 
   // Scores to weights; the running maximum and sum; O to the new maximum's scale.

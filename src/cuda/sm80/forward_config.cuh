@@ -36,8 +36,6 @@ struct ForwardConfig {
   static constexpr bool kLean = kHalves || kStatisticsApart;
   // Whose maxima are looked for together: latency; others have better use for the registers.
   static constexpr int kRowsAtOnce = kStrips == 2 && !kWide ? 2 : 1;
-  // Whether warps leave out V of keys that they do not see, where registers allow.
-  static constexpr bool kTrims = !kWide && !kModified && kStrips == 1 && kWarps == 4;
   // What tiles are multiplied as.
   using Operand = std::conditional_t<kHalves, Halves, T>;
 

@@ -75,17 +75,16 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2, uint32_t> held_word(
 }
 
 // d += held tile, where `held` stands in registers: held(strip, k, x) gives word x of the operand,
-// as held_word does. kSteps times 16 rows of the tile, of which those after the first `steps` times
-// 16 are left out; summed as given by summed_rows. kDim: the columns of the tile; 0: those of d. Of
-// one twice as wide, d has every second 32 columns: those chunks are exchanged among themselves.
+// as held_word does. kSteps times 16 rows of the tile; summed as given by summed_rows. kDim: the
+// columns of the tile; 0: those of d. Of one twice as wide, d has every second 32 columns: those
+// chunks are exchanged among themselves.
 template <class T, int kSteps, int kDim = 0, int kStrips, int kColumns, class Held>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> multiply_held(
-    float (&d)[kStrips][kColumns][4], uint32_t summed, Held held, int steps = kSteps) {
+    float (&d)[kStrips][kColumns][4], uint32_t summed, Held held) {
   using Tile = SharedTile<16, kDim == 0 ? kColumns * 8 : kDim>;
   constexpr int kApart = Tile::kChunks / kColumns;
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
-    if (k >= steps) break;
     uint32_t a[kStrips][4];
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip) {
