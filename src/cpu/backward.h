@@ -259,18 +259,22 @@ class BackwardTile {
     const Floats factor = splat(rules.modified() ? 1.0f : rules.scale * kLog2E);
     const Floats lse = splat(row_lse), delta = splat(row_delta);
     const bool dropout = problem_.dropout > 0;
-    for (int32_t c = columns.begin; c < columns.end; c += kWidth) {
-      const Floats p = exp2(load(s + c) * factor - lse);
-      Floats g = load(dp + c);
-      if (dropout) {
-        const uint8_t* keep = scratch_.keep + at + c;
-        g = apply_keep(g, keep) * splat(kept_);
-        store(s + c, apply_keep(p, keep));
-      } else {
-        store(s + c, p);
+    for (int32_t first = columns.begin; first < columns.end; first += 2 * kWidth) {
+      Floats p[] = {load(s + first) * factor - lse, load(s + first + kWidth) * factor - lse};
+      exp2_each(p);
+      for (int n = 0; n < 2; ++n) {
+        const int32_t c = first + n * kWidth;
+        Floats g = load(dp + c);
+        if (dropout) {
+          const uint8_t* keep = scratch_.keep + at + c;
+          g = apply_keep(g, keep) * splat(kept_);
+          store(s + c, apply_keep(p[n], keep));
+        } else {
+          store(s + c, p[n]);
+        }
+        // Hidden keys must not turn an infinite gradient into NaN.
+        store(dp + c, select(p[n] == 0.0f, Floats{}, p[n] * (g - delta)));
       }
-      // Hidden keys must not turn an infinite gradient into NaN.
-      store(dp + c, select(p == 0.0f, Floats{}, p * (g - delta)));
     }
   }
 

@@ -270,24 +270,20 @@ class ForwardBlock {
   FLASHATTN_INLINE float write_weights(float* s, int32_t tile_row, Interval columns, Floats factor,
                                        float m, const uint8_t* keep) {
     Floats total{};
-    if constexpr (kCompute == Compute::kF32) {
-      for (int32_t c = columns.begin; c < columns.end; c += kWidth) {
-        Floats p = exp2(load(s + c) * factor - splat(m));
-        total += p;
-        if (keep) p = apply_keep(p, keep + c);
-        store(s + c, p);
+    uint32_t* out = scratch_.p + static_cast<int64_t>(tile_row) * scratch_.tile_kv / 2;
+    for (int32_t c = columns.begin; c < columns.end; c += 2 * kWidth) {
+      Floats p[] = {load(s + c) * factor - splat(m), load(s + c + kWidth) * factor - splat(m)};
+      exp2_each(p);
+      total += p[0] + p[1];
+      if (keep) {
+        p[0] = apply_keep(p[0], keep + c);
+        p[1] = apply_keep(p[1], keep + c + kWidth);
       }
-    } else {
-      uint32_t* out = scratch_.p + static_cast<int64_t>(tile_row) * scratch_.tile_kv / 2;
-      for (int32_t c = columns.begin; c < columns.end; c += 2 * kWidth) {
-        Floats first = exp2(load(s + c) * factor - splat(m));
-        Floats second = exp2(load(s + c + kWidth) * factor - splat(m));
-        total += first + second;
-        if (keep) {
-          first = apply_keep(first, keep + c);
-          second = apply_keep(second, keep + c + kWidth);
-        }
-        store_bf16_row(out + c / 2, first, second);
+      if constexpr (kCompute == Compute::kF32) {
+        store(s + c, p[0]);
+        store(s + c + kWidth, p[1]);
+      } else {
+        store_bf16_row(out + c / 2, p[0], p[1]);
       }
     }
     return sum(total);

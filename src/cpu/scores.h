@@ -4,6 +4,7 @@
 
 #include "core/philox.h"
 #include "core/score_rules.h"
+#include "cpu/elementary.h"
 #include "cpu/pack.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {

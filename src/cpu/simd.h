@@ -97,8 +97,22 @@ FLASHATTN_INLINE Floats max_keep_nan(Floats x, Floats y) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Floats>(
       _mm512_max_ps(reinterpret_cast<__m512>(y), reinterpret_cast<__m512>(x)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Floats>(
+      _mm256_max_ps(reinterpret_cast<__m256>(y), reinterpret_cast<__m256>(x)));
 #else
   return select(x < y, y, x);
+#endif
+}
+FLASHATTN_INLINE Floats min_keep_nan(Floats x, Floats y) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(
+      _mm512_min_ps(reinterpret_cast<__m512>(y), reinterpret_cast<__m512>(x)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<Floats>(
+      _mm256_min_ps(reinterpret_cast<__m256>(y), reinterpret_cast<__m256>(x)));
+#else
+  return select(x > y, y, x);
 #endif
 }
 FLASHATTN_INLINE Floats abs(Floats x) { return as_floats(as_words(x) & 0x7fffffffu); }
@@ -116,89 +130,6 @@ FLASHATTN_INLINE void wait_a_little(int32_t* waited) {
   _mm_pause();
 #endif
   if (++*waited % 256 == 0) sched_yield();
-}
-
-// 2^x on [-1/2, 1/2]: minimax, relative error 2e-9.
-FLASHATTN_INLINE Floats exp2_near_0(Floats x) {
-  Floats p = splat(1.535336225e-4f);
-  p = p * x + splat(1.339887484e-3f);
-  p = p * x + splat(9.618437360e-3f);
-  p = p * x + splat(5.550332470e-2f);
-  p = p * x + splat(2.402264791e-1f);
-  p = p * x + splat(6.931472029e-1f);
-  return p * x + splat(1.0f);
-}
-
-// 2^x with a relative error below 1e-7, and exactly 0 below 2^-126. NaN stays.
-FLASHATTN_INLINE Floats exp2(Floats x) {
-  const Floats high = splat(128.0f);
-  x = select(x > high, high, x);
-#if defined(__AVX512F__)
-  const __m512 given = reinterpret_cast<__m512>(x);
-  const __mmask16 normal = _mm512_cmp_ps_mask(given, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
-  const __m512 whole = _mm512_roundscale_ps(given, _MM_FROUND_TO_NEAREST_INT);
-  const Floats p = exp2_near_0(x - reinterpret_cast<Floats>(whole));
-  return reinterpret_cast<Floats>(
-      _mm512_maskz_scalef_ps(normal, reinterpret_cast<__m512>(p), whole));
-#else
-  const Floats low = splat(-127.0f);
-  x = select(x < low, low, x);
-  const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to the nearest integer
-  const Floats shifted = x + magic;
-  // shifted holds n in its low bits; (n + 127) << 23 is 2^n, 0 for n = -127 and inf for n = 128.
-  const Words power = (as_words(shifted) + (127u - 0x4b400000u)) << 23;
-  return exp2_near_0(x - (shifted - magic)) * as_floats(power);
-#endif
-}
-
-// 1 / x with a relative error below 2e-7, for x neither tiny nor huge.
-FLASHATTN_INLINE Floats reciprocal(Floats x) {
-#if defined(__AVX512F__)
-  const Floats r = reinterpret_cast<Floats>(_mm512_rcp14_ps(reinterpret_cast<__m512>(x)));
-  return r * (2.0f - x * r);
-#else
-  return 1.0f / x;
-#endif
-}
-
-// tanh, where it is near 0: an odd polynomial.
-constexpr float kTanhIsNear0 = 0.625f;
-FLASHATTN_INLINE Floats tanh_near_0(Floats x) {
-  const Floats square = x * x;
-  Floats p = splat(5.659371517e-3f);
-  p = p * square + splat(-2.059952815e-2f);
-  p = p * square + splat(5.372802716e-2f);
-  p = p * square + splat(-1.333130811e-1f);
-  p = p * square + splat(3.333327725e-1f);
-  return x - x * square * p;
-}
-
-// tanh with a relative error below 3e-7, and where it is near 1 an absolute one below 1.1e-7: its
-// derivative is 1 - tanh^2.
-FLASHATTN_INLINE Floats tanh(Floats x) {
-  const Floats end = splat(10.0f);
-  Floats magnitude = abs(x);
-  magnitude = select(magnitude > end, end, magnitude);
-  // 1 - 2 / (e^2|x| + 1) loses digits near 0.
-  const Floats large = 1.0f - 2.0f * reciprocal(exp2(magnitude * splat(2.8853900818f)) + 1.0f);
-  const Floats signed_large = as_floats(as_words(large) | (as_words(x) & 0x80000000u));
-  return select(magnitude < splat(kTanhIsNear0), tanh_near_0(x), signed_large);
-}
-
-// The same of all x: most often all are near 0, which costs a third.
-template <int kCount>
-FLASHATTN_INLINE void tanh_each(Floats (&x)[kCount]) {
-  // Bits of positive numbers compare like the numbers, and those of a NaN are larger.
-  Words largest{};
-  for (const Floats& each : x) {
-    const Words bits = as_words(abs(each));
-    largest = bits > largest ? bits : largest;
-  }
-  if (any(largest >= as_words(splat(kTanhIsNear0)))) {
-    for (Floats& each : x) each = tanh(each);
-  } else {
-    for (Floats& each : x) each = tanh_near_0(each);
-  }
 }
 
 // ---- 16-bit formats, bit patterns in the low halves of words ----
