@@ -292,8 +292,7 @@ class BackwardBlock : BackwardScores<Config> {
     if (step.head < 0) return;
     constexpr int kColumns = Config::kColumnsDq;
     // As many at a time as there are registers for beside the sums.
-    constexpr int kFew = Config::kModified ? 16 : kColumns / 2;
-    constexpr int kPass = kDim * sizeof(T) > 768 ? kFew : kColumns;
+    constexpr int kPass = kDim * sizeof(T) > 768 ? 16 : kColumns;
 #pragma unroll 1
     for (int pass = 0; pass < kColumns; pass += kPass) add_dq_columns<kPass>(step, stage, pass);
     if (!params_.turns) return;

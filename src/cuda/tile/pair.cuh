@@ -6,6 +6,7 @@
 
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mma.cuh"
+#include "cuda/tile/shared.cuh"
 
 namespace flashattn::cuda {
 
@@ -95,9 +96,9 @@ __device__ __forceinline__ void add_columns(float* row, float2 first, float2 sec
     const int at = lane % 4 / 2 * 4 + lane % 2 * 8;
     if (at < columns) ptx::add_four(row + at, left.x, left.y, right.x, right.y);
   } else {
-    const int at = lane % 4 * 2;
-    if (at < columns) ptx::add_pair(row + at, first.x, first.y);
-    if (at + 8 < columns) ptx::add_pair(row + at + 8, second.x, second.y);
+    const int at = opaque(lane) % 4 * 2;  // registers are scarce
+    if (columns > 0) ptx::add_pair(row + at, first.x, first.y);
+    if (columns > 8) ptx::add_pair(row + at + 8, second.x, second.y);
   }
 }
 
