@@ -97,9 +97,6 @@ FLASHATTN_INLINE Floats max_keep_nan(Floats x, Floats y) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Floats>(
       _mm512_max_ps(reinterpret_cast<__m512>(y), reinterpret_cast<__m512>(x)));
-#elif defined(__AVX2__)
-  return reinterpret_cast<Floats>(
-      _mm256_max_ps(reinterpret_cast<__m256>(y), reinterpret_cast<__m256>(x)));
 #else
   return select(x < y, y, x);
 #endif
@@ -108,9 +105,6 @@ FLASHATTN_INLINE Floats min_keep_nan(Floats x, Floats y) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Floats>(
       _mm512_min_ps(reinterpret_cast<__m512>(y), reinterpret_cast<__m512>(x)));
-#elif defined(__AVX2__)
-  return reinterpret_cast<Floats>(
-      _mm256_min_ps(reinterpret_cast<__m256>(y), reinterpret_cast<__m256>(x)));
 #else
   return select(x > y, y, x);
 #endif
