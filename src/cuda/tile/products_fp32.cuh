@@ -1,8 +1,9 @@
-// Products of tiles of fp32 by tensor cores: what products.cuh does for 16-bit elements, in the
-// backward pass, whose gradients may be too small for fp16 (halves.cuh). Each number is the sum of
-// two of tf32, and three of the four products are taken (3xTF32: Ootomo, Yokota: Recovering single
-// precision accuracy from Tensor Cores, 2022). Tensor cores cut sums off where fp32 rounds: only 16
-// terms are added there, the rest on the ordinary units.
+// Products of tiles of fp32 by tensor cores: what products.cuh does for 16-bit elements, where fp16
+// (halves.cuh) has too few numbers: in the backward pass, whose gradients may be small, in the
+// forward pass before it, and where scores are modified. Each number is the sum of two of tf32, and
+// three of the four products are taken (3xTF32: Ootomo, Yokota: Recovering single precision
+// accuracy from Tensor Cores, 2022). Tensor cores cut sums off where fp32 rounds: only 16 terms are
+// added there, the rest on the ordinary units.
 //
 // Budget: 16 x 8 x 16 are 6 HMMA, 38 cycles of one of Hopper's four tensor cores (mma.sync reaches
 // 62 % of their rate; 48 cycles on Ampere): 99 TF/s on an H200 at the most. Beside them a scheduler
