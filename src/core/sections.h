@@ -6,22 +6,31 @@
 
 namespace flashattn {
 
-// Units are taken a section at a time, as many as fit a cache. A unit takes `turns` blocks: of a
-// section all units have their first turn, then all their second. The last section may be smaller.
+// Units, whose first turns take longest if any do, are taken a section at a time, as many as fit a
+// cache. Of a section all units have their first turn, then all their second.
 struct Sections {
+  int32_t turns;          // of a unit
   Divisor blocks, units;  // of a section
   Divisor last_units;     // of the last one
   int32_t last;
 
-  // fitting: units that fit the cache at once. Nothing for grids that cannot be launched: of no
-  // block, or of 2^31 and more.
-  static constexpr Sections of(int64_t units, int64_t turns, int64_t fitting) {
+  // fitting: units that fit the cache at once. workers: those that take turns at the same time, if
+  // turns differ. The last section has then two for each, so that its long ones start before half
+  // of its work is done, and its short ones even out the end. Nothing for grids that cannot be
+  // launched: of no block, or of 2^31 and more.
+  static constexpr Sections of(int64_t units, int64_t turns, int64_t fitting, int32_t workers = 0) {
     if (units * turns <= 0 || units * turns > INT32_MAX) return {};
     const int64_t most = fitting < units ? fitting : units, width = most < 1 ? 1 : most;
-    const int64_t last = (units - 1) / width;
-    return {Divisor::of(static_cast<int32_t>(width * turns)),
+    const int64_t even = ceil_div(2 * static_cast<int64_t>(workers), turns);
+    const int64_t wanted = even < units ? even : units, least = wanted < 1 ? 1 : wanted;
+    const int64_t last = (units - least) / width;
+    return {static_cast<int32_t>(turns), Divisor::of(static_cast<int32_t>(width * turns)),
             Divisor::of(static_cast<int32_t>(width)),
             Divisor::of(static_cast<int32_t>(units - last * width)), static_cast<int32_t>(last)};
+  }
+
+  FLASHATTN_HD constexpr int32_t count() const {
+    return (last * units.by + last_units.by) * turns;
   }
 
   struct Place {
@@ -29,9 +38,9 @@ struct Sections {
   };
 
   FLASHATTN_HD constexpr Place place(int32_t block) const {
-    const int32_t section = blocks.quotient(block), rest = block - section * blocks.by;
+    const int32_t number = blocks.quotient(block), section = number < last ? number : last;
     const Divisor width = section == last ? last_units : units;
-    const int32_t turn = width.quotient(rest);
+    const int32_t rest = block - section * blocks.by, turn = width.quotient(rest);
     return {turn, section * units.by + rest - turn * width.by};
   }
 };

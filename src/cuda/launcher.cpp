@@ -145,7 +145,8 @@ ForwardParams Sm80Launcher::grid(const Choice<sm80::ForwardEntry>& choice,
   const int64_t unit_bytes = static_cast<int64_t>(shape.seqlen_kv) *
                              (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
   p.sections = Sections::of(p.units(), static_cast<int64_t>(p.query_blocks) * p.parts,
-                            l2_bytes_ / 2 / std::max<int64_t>(unit_bytes, 1));
+                            l2_bytes_ / 2 / std::max<int64_t>(unit_bytes, 1),
+                            problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? choice.resident : 0);
   p.by_parts = Divisor::of(p.parts);
   p.by_head_blocks = Divisor::of(p.head_blocks);
   p.by_heads_kv = Divisor::of(problem_.heads_kv);

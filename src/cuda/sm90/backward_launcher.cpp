@@ -86,17 +86,15 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   const int64_t unit_bytes =
       static_cast<int64_t>(shape.seqlen_q) * problem_.group() * (entry.dim_qk + entry.dim_v) * 2;
   const int64_t units = common.units();
-  const int64_t fitting =
-      std::min<int64_t>(l2_bytes_ / 4 / std::max<int64_t>(unit_bytes, 1), units);
-  p.order = heavy_first_order(static_cast<int32_t>(ceil_div(shape.seqlen_kv, entry.tile_kv)),
-                              static_cast<int32_t>(units), static_cast<int32_t>(fitting),
-                              units_ / entry.blocks);
-  p.items = static_cast<int32_t>(p.order.count());
+  p.sections = Sections::of(units, ceil_div(shape.seqlen_kv, entry.tile_kv),
+                            l2_bytes_ / 4 / std::max<int64_t>(unit_bytes, 1),
+                            units_ / entry.blocks);
+  p.items = p.sections.count();
   // In turns none may be kept for a block that has not started.
   p.dealt = ordered() ? 0 : std::min(p.items, units_ / entry.blocks);
   // Early keys first: under a causal mask they take longest. Where they wait for late ones, these.
-  p.first_key = ordered() ? 0 : (p.order.query_tiles - 1) * entry.tile_kv;
-  p.key_step = ordered() ? entry.tile_kv : -entry.tile_kv;
+  p.first_key = ordered() ? (p.sections.turns - 1) * entry.tile_kv : 0;
+  p.key_step = ordered() ? -entry.tile_kv : entry.tile_kv;
 
   WorkspaceCutter workspace(base);
   const int64_t rows = common.head_tiles(entry.tile_q) * problem_.heads_q * entry.tile_q;
@@ -171,7 +169,9 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspa
   const int64_t query_tiles =
       static_cast<int64_t>(args.shape.batch) * problem_.heads_q * p.sequence_tiles;
   const int64_t places = p.common.head_tiles(main_.entry->tile_q) * problem_.heads_q;
-  if (std::max({p.order.count(), query_tiles, places}) > INT32_MAX / 2) {
+  const int64_t key_tiles =
+      ceil_div(args.shape.seqlen_kv, main_.entry->tile_kv) * p.common.units();
+  if (std::max({key_tiles, query_tiles, places}) > INT32_MAX / 2) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
                 "the shape has more than 2^30 tiles of queries or keys; split the batch");
   }
@@ -182,7 +182,7 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspa
   }
   const BackwardEntry& entry = *main_.entry;
   // Each starts under the end of the one before.
-  const int64_t clusters = std::min<int64_t>(p.order.count(), units_ / entry.blocks);
+  const int64_t clusters = std::min<int64_t>(p.items, units_ / entry.blocks);
   const dim3 blocks(static_cast<unsigned>(clusters * entry.blocks));
   if (const int32_t status = status_of(start_early(entry.kernel, blocks, entry.threads,
                                                    entry.shared_bytes, p, stream, entry.blocks),

@@ -25,11 +25,11 @@ __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t 
   constexpr int32_t kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
   constexpr int32_t kItemKv = Config::kItemKv;
   {
-    const TilePosition position = tile_position(params.order, n);
+    const Sections::Place position = params.sections.place(n);
     const int32_t b = position.unit / problem.heads_kv;
     item.b = b;
     item.kv_head = position.unit - b * problem.heads_kv;
-    item.key = params.first_key + position.query_tile * params.key_step;
+    item.key = params.first_key + position.turn * params.key_step;
   }
   {
     const Sequence sequence = sequence_of(problem, common.args.shape, common.args.inputs, item.b);

@@ -14,7 +14,7 @@ class Planner {
       : params_(params), control_(control), leader_(threadIdx.x % 32 == 0) {}
 
   __device__ __forceinline__ void run() {
-    const int32_t tiles = static_cast<int32_t>(params_.order.count());
+    const int32_t tiles = params_.sections.count();
     int32_t next = blockIdx.x;
     int32_t index = 0;  // since the last drain
     bool again = false;

@@ -90,16 +90,15 @@ const Sm90Launcher::NamedKernel* Sm90Launcher::choose(const flashattn_shape& sha
   return best;
 }
 
-TileOrder Sm90Launcher::order(const Choice<sm90::ForwardEntry>& kernel,
-                              const flashattn_shape& shape) const {
-  const int32_t tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, kernel.entry->tile_q));
-  const int32_t units = shape.batch * problem_.heads_q;
-  if (!problem_.has_mask(FLASHATTN_MASK_CAUSAL)) return {tiles, units, 0, units};
+Sections Sm90Launcher::sections(const Choice<sm90::ForwardEntry>& kernel,
+                                const flashattn_shape& shape) const {
+  const int64_t tiles = ceil_div(shape.seqlen_q, kernel.entry->tile_q);
+  const int64_t units = static_cast<int64_t>(shape.batch) * problem_.heads_q;
+  if (!problem_.has_mask(FLASHATTN_MASK_CAUSAL)) return Sections::of(units, tiles, 1);
   const int64_t unit_bytes = static_cast<int64_t>(shape.seqlen_kv) *
                              (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
   const int64_t fitting = l2_bytes_ / 2 / std::max<int64_t>(unit_bytes, 1) * problem_.group();
-  return heavy_first_order(tiles, units, static_cast<int32_t>(std::min<int64_t>(fitting, units)),
-                           kernel.resident);
+  return Sections::of(units, tiles, fitting, kernel.resident);
 }
 
 int64_t Sm90Launcher::workspace(uint32_t op, const flashattn_shape& shape) const {
@@ -185,14 +184,14 @@ int32_t Sm90Launcher::forward(const flashattn_forward_args& args, void* workspac
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
                 "the shape has more than 2^30 tiles of queries; split the batch");
   }
-  p.order = order(named->kernel, args.shape);
+  p.sections = sections(named->kernel, args.shape);
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   p.kv_has_tail = problem_.layout != 0 || args.inputs.lens_kv != nullptr;
   p.dropout_threshold = problem_.dropout_threshold();
   p.store_boxes = !varlen_q && !args.inputs.lens_q && problem_.dtype_o == problem_.dtype;
   if (const int32_t status = make_maps(args, entry, &p)) return status;
   const cudaStream_t queue = static_cast<cudaStream_t>(stream);
-  const int64_t tiles = p.order.count(), resident = named->kernel.resident;
+  const int64_t tiles = p.sections.count(), resident = named->kernel.resident;
   // With a tile for each block there is nothing to count: 2 us less.
   if (tiles > resident) {
     p.counter = WorkspaceCutter(workspace).take<int32_t>(1);

@@ -33,7 +33,7 @@ class Sm90Launcher final : public Sm80Launcher {
 
   // NULL: the portable family's kernels suit the shape better.
   const NamedKernel* choose(const flashattn_shape& shape) const;
-  TileOrder order(const Choice<sm90::ForwardEntry>& kernel, const flashattn_shape& shape) const;
+  Sections sections(const Choice<sm90::ForwardEntry>& kernel, const flashattn_shape& shape) const;
   int32_t make_maps(const flashattn_forward_args& args, const sm90::ForwardEntry& entry,
                     sm90::ForwardParams* params) const;
 

@@ -3,8 +3,8 @@
 
 #include <cuda.h>
 
+#include "core/sections.h"
 #include "core/sequence.h"
-#include "core/tile_order.h"
 #include "cuda/params.h"
 
 namespace flashattn::cuda::sm90 {
@@ -24,7 +24,7 @@ struct ForwardParams {
   CUtensorMap q, k, v, o;  // (column, row, head, batch or page)
   Problem problem;
   flashattn_forward_args args;
-  TileOrder order;
+  Sections sections;  // of units, heads of sequences; a turn a tile, the last first
   int32_t* counter;     // tiles handed out beyond the first of each block; NULL: there are none
   int32_t kv_box;       // rows of a box of K and V: a tile's, or what of a tile lies in one page
   int32_t kv_has_tail;  // rows past a sequence's keys may lie in memory: they need not be finite
@@ -35,9 +35,9 @@ struct ForwardParams {
 struct BackwardParams {
   CUtensorMap q, dout, k, v;  // (column, row, head, batch)
   cuda::BackwardParams common;
-  TileOrder order;                  // of tiles of keys; units are (batch, KV head)
+  Sections sections;                // of units, (batch, KV head); a turn a tile of keys
   int32_t items, dealt;             // in all; one for each block, or none: those it gets by number
-  int32_t first_key, key_step;      // tile n of a unit begins with key first_key + n * key_step
+  int32_t first_key, key_step;      // turn n of a unit begins with key first_key + n * key_step
   int32_t sequence_tiles;           // of queries: the most of a sequence
   int32_t head_tiles;               // of queries, from one head to the next
   int32_t q_has_tail, kv_has_tail;  // rows past a sequence's may lie in memory: not always finite

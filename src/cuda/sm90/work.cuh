@@ -38,8 +38,8 @@ __device__ __forceinline__ bool plan_item(const ForwardParams& params, int32_t t
                                           WorkItem<kConsumers>& item) {
   const Problem& problem = params.problem;
   const int32_t lane = threadIdx.x % 32;
-  const TilePosition position = tile_position(params.order, tile);
-  const int32_t query = position.query_tile * (64 * kConsumers);
+  const Sections::Place position = params.sections.place(tile);
+  const int32_t query = (params.sections.turns - 1 - position.turn) * (64 * kConsumers);
   Lengths len;
   {
     const int32_t b = position.unit / problem.heads_q;
