@@ -29,9 +29,7 @@ struct Sections {
             Divisor::of(static_cast<int32_t>(units - last * width)), static_cast<int32_t>(last)};
   }
 
-  FLASHATTN_HD constexpr int32_t count() const {
-    return (last * units.by + last_units.by) * turns;
-  }
+  FLASHATTN_HD constexpr int32_t count() const { return (last * units.by + last_units.by) * turns; }
 
   struct Place {
     int32_t turn, unit;

@@ -86,9 +86,9 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   const int64_t unit_bytes =
       static_cast<int64_t>(shape.seqlen_q) * problem_.group() * (entry.dim_qk + entry.dim_v) * 2;
   const int64_t units = common.units();
-  p.sections = Sections::of(units, ceil_div(shape.seqlen_kv, entry.tile_kv),
-                            l2_bytes_ / 4 / std::max<int64_t>(unit_bytes, 1),
-                            units_ / entry.blocks);
+  p.sections =
+      Sections::of(units, ceil_div(shape.seqlen_kv, entry.tile_kv),
+                   l2_bytes_ / 4 / std::max<int64_t>(unit_bytes, 1), units_ / entry.blocks);
   p.items = p.sections.count();
   // In turns none may be kept for a block that has not started.
   p.dealt = ordered() ? 0 : std::min(p.items, units_ / entry.blocks);
@@ -169,8 +169,7 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspa
   const int64_t query_tiles =
       static_cast<int64_t>(args.shape.batch) * problem_.heads_q * p.sequence_tiles;
   const int64_t places = p.common.head_tiles(main_.entry->tile_q) * problem_.heads_q;
-  const int64_t key_tiles =
-      ceil_div(args.shape.seqlen_kv, main_.entry->tile_kv) * p.common.units();
+  const int64_t key_tiles = ceil_div(args.shape.seqlen_kv, main_.entry->tile_kv) * p.common.units();
   if (std::max({key_tiles, query_tiles, places}) > INT32_MAX / 2) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
                 "the shape has more than 2^30 tiles of queries or keys; split the batch");

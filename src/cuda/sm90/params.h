@@ -24,7 +24,7 @@ struct ForwardParams {
   CUtensorMap q, k, v, o;  // (column, row, head, batch or page)
   Problem problem;
   flashattn_forward_args args;
-  Sections sections;  // of units, heads of sequences; a turn a tile, the last first
+  Sections sections;    // of units, heads of sequences; a turn a tile, the last first
   int32_t* counter;     // tiles handed out beyond the first of each block; NULL: there are none
   int32_t kv_box;       // rows of a box of K and V: a tile's, or what of a tile lies in one page
   int32_t kv_has_tail;  // rows past a sequence's keys may lie in memory: they need not be finite
