@@ -36,8 +36,10 @@ struct Sections {
   };
 
   FLASHATTN_HD constexpr Place place(int32_t block) const {
-    const int32_t number = blocks.quotient(block), section = number < last ? number : last;
-    const Divisor width = section == last ? last_units : units;
+    const int32_t number = blocks.quotient(block);
+    const bool at_end = number >= last;
+    const int32_t section = at_end ? last : number;
+    const Divisor width = at_end ? last_units : units;
     const int32_t rest = block - section * blocks.by, turn = width.quotient(rest);
     return {turn, section * units.by + rest - turn * width.by};
   }
