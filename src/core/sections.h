@@ -2,6 +2,8 @@
 // host and for kernels.
 #pragma once
 
+#include <algorithm>
+
 #include "core/divisor.h"
 
 namespace flashattn {
@@ -20,9 +22,9 @@ struct Sections {
   // launched: of no block, or of 2^31 and more.
   static constexpr Sections of(int64_t units, int64_t turns, int64_t fitting, int32_t workers = 0) {
     if (units * turns <= 0 || units * turns > INT32_MAX) return {};
-    const int64_t most = fitting < units ? fitting : units, width = most < 1 ? 1 : most;
+    const int64_t width = std::clamp<int64_t>(fitting, 1, units);
     const int64_t even = ceil_div(2 * static_cast<int64_t>(workers), turns);
-    const int64_t wanted = even < units ? even : units, least = wanted < 1 ? 1 : wanted;
+    const int64_t least = std::clamp<int64_t>(even, 1, units);
     const int64_t last = (units - least) / width;
     return {static_cast<int32_t>(turns), Divisor::of(static_cast<int32_t>(width * turns)),
             Divisor::of(static_cast<int32_t>(width)),
