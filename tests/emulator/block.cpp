@@ -100,11 +100,31 @@ void release_warp(Warp& warp) {
 }
 
 void release(NamedBarrier& barrier) {
+  barrier.meeting.complete();
   barrier.arrived = 0;
   ++barrier.generation;
 }
 
 }  // namespace
+
+void Meeting::arrive() {
+  if (!finds_races) return;
+  Races& races = running->home->races;
+  arriving.join(races.of_warp(running->warp));
+  races.advance(running->warp);
+}
+
+void Meeting::arrive(const Act& act) { arriving.join(act.known); }
+
+void Meeting::complete() {
+  if (!finds_races) return;
+  left = arriving;
+  arriving = {};
+}
+
+void Meeting::leave() const {
+  if (finds_races) running->home->races.of_warp(running->warp).join(left);
+}
 
 void warp_sync() {
   Warp& warp = block->warp[running->warp];
@@ -130,10 +150,12 @@ void barrier(int number, int threads, bool wait) {
   const uint32_t generation = named.generation;
   const int wanted = threads ? threads : block->threads_live;
   if (++named.arrived > wanted) fail("barrier %d has more than %d arrivals", number, wanted);
-  if (named.arrived == wanted) return release(named);
+  named.meeting.arrive();
+  if (named.arrived == wanted) release(named);
   if (!wait) return;
   wait_until("barrier", static_cast<uint64_t>(number),
              [&named, generation] { return named.generation != generation; });
+  named.meeting.leave();
 }
 
 // ---- the scheduler
@@ -197,7 +219,8 @@ void Block::report() const {
   }
 }
 
-void Block::begin(uint3 index, dim3 grid, int count, int shared_bytes, uint64_t seed) {
+void Block::begin(uint3 index, dim3 grid, int count, int shared_bytes, uint64_t seed,
+                  uint32_t rank) {
   if (count > kMaxThreads || count % 32 != 0) fail("a block of %d threads", count);
   block = this;
   random_state = seed;
@@ -208,10 +231,13 @@ void Block::begin(uint3 index, dim3 grid, int count, int shared_bytes, uint64_t 
   threads_live = count;
   warps = count / 32;
   for (NamedBarrier& named : barriers) named = {};
+  mbarriers.clear();
+  if (finds_races) races.begin(rank, static_cast<uint32_t>(shared_bytes));
   for (int n = 0; n < count; ++n) {
     char* stack = threads[n].stack;
     threads[n] = Thread();
     threads[n].stack = stack;
+    threads[n].home = this;
     threads[n].place = {
         {static_cast<unsigned>(n), 0, 0}, index, dim3(static_cast<unsigned>(count)), grid};
     threads[n].lane = n % 32;
@@ -318,6 +344,7 @@ void cluster_arrive() {
   Cluster& cluster = *block->cluster;
   running->cluster_generation = cluster.barrier.generation;
   ++cluster.barrier.arrived;
+  cluster.barrier.meeting.arrive();
   cluster.settle();
 }
 
@@ -325,6 +352,7 @@ void cluster_wait() {
   const NamedBarrier& barrier = block->cluster->barrier;
   const uint32_t generation = running->cluster_generation;
   wait_until("the cluster", 0, [&barrier, generation] { return barrier.generation != generation; });
+  barrier.meeting.leave();
 }
 
 namespace {
@@ -367,7 +395,7 @@ void run_grid(dim3 grid, int threads, int shared_bytes, const std::function<void
           const unsigned b = first + rank;
           mine[rank]->cluster = &together;
           mine[rank]->begin({b % grid.x, b / grid.x, 0}, grid, threads, shared_bytes,
-                            (seed + b) * 0xbf58476d1ce4e5b9u | 1);
+                            (seed + b) * 0xbf58476d1ce4e5b9u | 1, rank);
           together.blocks.push_back(mine[rank].get());
         }
         together.run();

@@ -5,9 +5,11 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "emulator.h"
+#include "races.h"
 
 namespace emulator {
 
@@ -23,9 +25,19 @@ struct Wait {
 
 struct StoreGroup {
   int reading = 0, writing = 0;
+  std::vector<std::shared_ptr<const Act>> acts;  // for races
 };
 
+struct Asked {
+  Product product;
+  int group;
+  std::shared_ptr<const Clock> known;  // to the warp, of its first lane
+};
+
+struct Block;
+
 struct Thread {
+  Block* home = nullptr;
   Place place;
   bool started = false, done = false, waiting = false, spinning = false;
   Wait wait;
@@ -37,13 +49,15 @@ struct Thread {
   std::deque<std::vector<std::function<void()>>> copies{1};
   std::deque<std::shared_ptr<StoreGroup>> stores;
   std::shared_ptr<StoreGroup> open_store = std::make_shared<StoreGroup>();
-  // Products that are not done, each with the number of its group.
-  std::deque<std::pair<Product, int>> products;
+  std::deque<Asked> products;  // that are not done
   int64_t products_done = 0;
   uint32_t cluster_generation = 0;  // in which it arrived
   bool fenced = false;              // since the last group of products
   std::vector<uint32_t> unfenced;   // chunks of shared memory that it wrote
   int product_groups = 0;
+  uint32_t products_asked = 0;
+  std::vector<uint32_t> committed;  // so many were, by group that it has not waited for
+  std::vector<uint32_t> asked_at;   // by product, of a warp's first lane: the warp's times
 };
 
 struct Warp {
@@ -52,9 +66,20 @@ struct Warp {
   Words words[2][32];
 };
 
+// What is known to those that arrive, and to those that have waited for them.
+struct Meeting {
+  Clock arriving, left;
+
+  void arrive();
+  void arrive(const Act& act);
+  void complete();
+  void leave() const;
+};
+
 struct NamedBarrier {
   int arrived = 0;
   uint32_t generation = 0;
+  Meeting meeting;
 };
 
 // Of the copy engine: steps that happen some time, in order.
@@ -62,8 +87,6 @@ struct Transfer {
   std::vector<std::function<void()>> steps;
   size_t next = 0;
 };
-
-struct Block;
 
 // Blocks that run together, in turns.
 struct Cluster {
@@ -86,13 +109,15 @@ struct Block {
   std::vector<Thread> threads{kMaxThreads};
   Warp warp[kMaxThreads / 32];
   NamedBarrier barriers[16];
+  Races races;
+  std::unordered_map<uint32_t, Meeting> mbarriers;  // by address
   std::vector<Transfer> transfers;
   std::unique_ptr<char, void (*)(char*)> stacks{nullptr, nullptr};
 
   Cluster* cluster = nullptr;
 
   Block();
-  void begin(uint3 index, dim3 grid, int count, int shared_bytes, uint64_t seed);
+  void begin(uint3 index, dim3 grid, int count, int shared_bytes, uint64_t seed, uint32_t rank);
   Step step();
   void end();
   void report() const;
@@ -106,6 +131,12 @@ struct Block {
 
 extern thread_local Block* block;
 extern thread_local Thread* running;
+
+// While it lives, engine_place() is for this act.
+struct Acting {
+  Acting(const Act* act, bool writes);
+  ~Acting();
+};
 
 // Of the block: below n.
 uint32_t draw(uint32_t n);

@@ -3,7 +3,7 @@
 // as early as the rules allow, so that a missing wait gives a wrong result here too. A block in
 // which nobody can go on says who waits for what, and aborts.
 //
-// FLASHATTN_EMULATOR_SEED: another order.
+// FLASHATTN_EMULATOR_SEED: another order. FLASHATTN_EMULATOR_RACES=1: see races.h.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -49,10 +49,11 @@ void barrier(int number, int threads, bool wait);
 
 char* dynamic_shared();
 uint32_t shared_address(const void* p);
-uint32_t own_address(uint32_t address);  // the same place in this block of the cluster
-const char* shared(uint32_t address, uint32_t bytes);
-// To be written by this thread. The copy engine and products may touch it after fence_async().
-char* written(uint32_t address, uint32_t bytes);
+uint32_t own_address(uint32_t address);               // the same place in this block of the cluster
+void check_shared(uint32_t address, uint32_t bytes);  // fails where that is not this block's
+const char* shared(uint32_t address, uint32_t bytes);  // to be read by this thread
+// The copy engine and products may touch what this thread writes after fence_async().
+void store(uint32_t address, const void* x, uint32_t bytes);
 void fence_async();
 char* engine_place(uint32_t address, uint32_t bytes);  // to be touched by them
 
@@ -63,7 +64,7 @@ T load(uint32_t address) {
 
 template <class T>
 void store(uint32_t address, T x) {
-  *reinterpret_cast<T*>(written(address, sizeof(T))) = x;
+  store(address, &x, sizeof x);
 }
 
 void mbarrier_init(uint32_t barrier, uint32_t count);

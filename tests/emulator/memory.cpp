@@ -27,26 +27,61 @@ uint32_t shared_address(const void* p) {
 
 namespace {
 
+uint32_t offset_of(uint32_t address) { return (address & kOffset) - kSharedBase; }
+
 // Of this block.
 char* at(uint32_t address, uint32_t bytes) {
   if (address != own_address(address)) fail("shared address %x is of another block", address);
-  const uint32_t offset = (address & kOffset) - kSharedBase;
+  const uint32_t offset = offset_of(address);
   if (offset > kSharedBytes || offset + bytes > kSharedBytes) fail("shared address %u", address);
   const uint32_t unit = bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : 1;
   if (address % unit != 0) fail("shared address %u, misaligned for %u bytes", address, bytes);
   return block->shared + offset;
 }
 
+thread_local const Act* acting;
+thread_local bool acting_writes;
+
+const Act& own_act() { return running->home->races.act_of_warp(running->warp); }
+
+// A copy that the thread asks for, of a barrier or not.
+std::shared_ptr<const Act> copy_act(uint32_t barrier) {
+  if (!finds_races) return nullptr;
+  return std::make_shared<const Act>(running->home->races.copy_for(running->warp, barrier));
+}
+
 }  // namespace
 
-const char* shared(uint32_t address, uint32_t bytes) { return at(address, bytes); }
+Acting::Acting(const Act* act, bool writes) {
+  acting = finds_races ? act : nullptr;
+  acting_writes = writes;
+}
 
-char* written(uint32_t address, uint32_t bytes) {
+Acting::~Acting() { acting = nullptr; }
+
+void check_shared(uint32_t address, uint32_t bytes) { at(address, bytes); }
+
+const char* shared(uint32_t address, uint32_t bytes) {
+  const char* place = at(address, bytes);
+  if (finds_races) block->races.read(own_act(), offset_of(address), bytes);
+  return place;
+}
+
+static Change change_of(const char* place, const void* x, uint32_t bytes) {
+  static const char zeros[16] = {};
+  if (std::memcmp(place, x, bytes) == 0) return Change::kNone;
+  return bytes == 16 && std::memcmp(x, zeros, 16) == 0 ? Change::kClears : Change::kOther;
+}
+
+void store(uint32_t address, const void* x, uint32_t bytes) {
   char* place = at(address, bytes);
-  const uint32_t chunk = ((address & kOffset) - kSharedBase) / 16;
+  const uint32_t chunk = offset_of(address) / 16;
   block->unfenced[chunk] = true;
   running->unfenced.push_back(chunk);
-  return place;
+  if (finds_races) {
+    block->races.write(own_act(), offset_of(address), bytes, change_of(place, x, bytes));
+  }
+  std::memcpy(place, x, bytes);
 }
 
 void fence_async() {
@@ -56,12 +91,15 @@ void fence_async() {
 
 char* engine_place(uint32_t address, uint32_t bytes) {
   char* place = at(address, bytes);
-  const uint32_t first = ((address & kOffset) - kSharedBase) / 16;
+  const uint32_t first = offset_of(address) / 16;
   for (uint32_t chunk = first; chunk <= first + (bytes - 1) / 16; ++chunk) {
     if (block->unfenced[chunk]) {
       fail("shared address %u meets an engine, without a fence after a thread wrote it", address);
     }
   }
+  if (acting && acting_writes)
+    block->races.write(*acting, offset_of(address), bytes, Change::kOther);
+  if (acting && !acting_writes) block->races.read(*acting, offset_of(address), bytes);
   return place;
 }
 
@@ -87,10 +125,22 @@ Mbarrier& mbarrier_at(uint32_t barrier) {
   return *reinterpret_cast<Mbarrier*>(at(barrier, sizeof(Mbarrier)));
 }
 
+// After an arrival, or bytes of the act.
+void settle(uint32_t barrier, const Act* act) {
+  Mbarrier& b = mbarrier_at(barrier);
+  const uint32_t phase = b.phase;
+  b.settle();
+  if (!finds_races) return;
+  Meeting& meeting = block->mbarriers[barrier];
+  act ? meeting.arrive(*act) : meeting.arrive();
+  if (b.phase != phase) meeting.complete();
+}
+
 }  // namespace
 
 void mbarrier_init(uint32_t barrier, uint32_t count) {
   mbarrier_at(barrier) = {static_cast<uint16_t>(count), static_cast<uint16_t>(count), 0, 0};
+  block->mbarriers.erase(barrier);
 }
 
 void mbarrier_arrive(uint32_t barrier, uint32_t bytes) {
@@ -98,12 +148,13 @@ void mbarrier_arrive(uint32_t barrier, uint32_t bytes) {
   if (b.pending == 0) fail("mbarrier %u has more than %d arrivals", barrier, b.count);
   b.bytes += static_cast<int32_t>(bytes);
   --b.pending;
-  b.settle();
+  settle(barrier, nullptr);
 }
 
 void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   const Mbarrier& b = mbarrier_at(barrier);
   wait_until("mbarrier", barrier, [&b, parity] { return b.phase != parity; });
+  if (finds_races) block->mbarriers[barrier].leave();
 }
 
 // ---- the cluster
@@ -127,21 +178,26 @@ struct Visit {
   ~Visit() { block = before; }
 };
 
-void count_bytes(uint32_t barrier, uint32_t bytes) {
-  Mbarrier& b = mbarrier_at(barrier);
-  b.bytes -= static_cast<int32_t>(bytes);
-  b.settle();
+void count_bytes(uint32_t barrier, uint32_t bytes, const Act* act) {
+  mbarrier_at(barrier).bytes -= static_cast<int32_t>(bytes);
+  settle(barrier, act);
+}
+
+void write(const std::function<void()>& copy, const Act* act) {
+  const Acting writing(act, true);
+  copy();
 }
 
 // Bytes that have left this block.
-void deliver(uint32_t to, const std::vector<char>& data, uint32_t barrier) {
+void deliver(uint32_t to, const std::vector<char>& data, uint32_t barrier, const Act* act) {
   const uint32_t bytes = static_cast<uint32_t>(data.size());
   {
     const Visit there(to);
+    const Acting writing(act, true);
     std::memcpy(engine_place(there.address, bytes), data.data(), bytes);
   }
   const Visit there(barrier);
-  count_bytes(there.address, bytes);
+  count_bytes(there.address, bytes, act);
 }
 
 }  // namespace
@@ -154,13 +210,18 @@ void mbarrier_arrive_remote(uint32_t barrier) {
 void store_remote(uint32_t to, uint32_t x, uint32_t barrier) {
   std::vector<char> data(sizeof x);
   std::memcpy(data.data(), &x, sizeof x);
-  block->transfers.push_back({{[] {}, [=] { deliver(to, data, barrier); }}, 0});
+  const auto act = copy_act(barrier);
+  block->transfers.push_back({{[] {}, [=] { deliver(to, data, barrier, act.get()); }}, 0});
 }
 
 void engine_send(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
   const auto data = std::make_shared<std::vector<char>>(bytes);
-  block->transfers.push_back({{[=] { std::memcpy(data->data(), engine_place(from, bytes), bytes); },
-                               [=] { deliver(to, *data, barrier); }},
+  const auto act = copy_act(barrier);
+  block->transfers.push_back({{[=] {
+                                 const Acting reading(act.get(), false);
+                                 std::memcpy(data->data(), engine_place(from, bytes), bytes);
+                               },
+                               [=] { deliver(to, *data, barrier, act.get()); }},
                               0});
 }
 
@@ -168,10 +229,11 @@ void engine_multicast(uint32_t ranks, uint32_t barrier, uint32_t bytes,
                       std::function<void()> copy) {
   for (uint32_t rank = 0; ranks >> rank != 0; ++rank) {
     if (!(ranks >> rank & 1)) continue;
+    const auto act = copy_act(at_rank(barrier, rank));
     block->transfers.push_back({{[=] {
                                   const Visit there(at_rank(barrier, rank));
-                                  copy();
-                                  count_bytes(there.address, bytes);
+                                  write(copy, act.get());
+                                  count_bytes(there.address, bytes, act.get());
                                 }},
                                 0});
   }
@@ -189,8 +251,18 @@ void copy_async(uint32_t to, const void* from, uint32_t bytes) {
       std::memset(place, 0, bytes);
     }
   };
-  if (draw(2)) return copy();
-  running->copies.back().push_back(copy);
+  const auto mark = [=] {
+    if (finds_races) block->races.write(own_act(), offset_of(to), bytes, Change::kOther);
+  };
+  mark();
+  // Others may see it when this thread has waited for it, not before.
+  const bool now = draw(2);
+  if (now) copy();
+  if (now && !finds_races) return;
+  running->copies.back().push_back([=] {
+    if (!now) copy();
+    mark();
+  });
 }
 
 void copy_commit() { running->copies.emplace_back(); }
@@ -206,9 +278,10 @@ void copy_wait(int pending) {
 // ---- the copy engine
 
 void engine_load(uint32_t barrier, uint32_t bytes, std::function<void()> copy) {
+  const auto act = copy_act(barrier);
   block->transfers.push_back({{[=] {
-                                copy();
-                                count_bytes(barrier, bytes);
+                                write(copy, act.get());
+                                count_bytes(barrier, bytes, act.get());
                               }},
                               0});
 }
@@ -218,7 +291,10 @@ void engine_store(uint32_t from, uint32_t bytes, std::function<void(const char*)
   const auto data = std::make_shared<std::vector<char>>(bytes);
   ++group->reading;
   ++group->writing;
+  const auto act = copy_act(0);
+  if (act) group->acts.push_back(act);
   block->transfers.push_back({{[=] {
+                                 const Acting reading(act.get(), false);
                                  std::memcpy(data->data(), engine_place(from, bytes), bytes);
                                  --group->reading;
                                },
@@ -240,6 +316,7 @@ void engine_wait(int pending, bool until_written) {
     const std::shared_ptr<StoreGroup> group = running->stores[n];
     wait_until(until_written ? "stores to be done" : "stores to have read", n,
                [=] { return (until_written ? group->writing : group->reading) == 0; });
+    for (const auto& act : group->acts) block->races.of_warp(running->warp).join(act->known);
   }
   while (!running->stores.empty() && running->stores.front()->writing == 0) {
     running->stores.pop_front();

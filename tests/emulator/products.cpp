@@ -59,12 +59,30 @@ struct Operand {
 int row_of(int thread, int i) { return thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8; }
 int column_of(int thread, int i) { return i / 4 * 8 + thread % 4 * 2 + i % 2; }
 
+int actor_of(const Thread* group, bool sums) {
+  return block->races.actor((sums ? kSums : kByRow) + group->warp / 4);
+}
+
+// What all warps know that have asked for the product.
+Act reader(const Thread* group) {
+  Act act;
+  if (!finds_races) return act;
+  act.known = *group[0].products.front().known;
+  for (int n = 32; n < kThreads; n += 32) act.known.meet(*group[n].products.front().known);
+  act.time = static_cast<uint32_t>(group[0].products_done) + 1;
+  return act;
+}
+
 void execute(Thread* group) {
   static thread_local float a[kRows][kDepth], b[kDepth][kMaxColumns], d[kRows][kMaxColumns];
-  const Product& first = group[0].products.front().first;
+  const Product& first = group[0].products.front().product;
   const int columns = first.columns;
+  // A matrix by itself stands for no product: nobody uses the result.
+  const bool used = first.a || first.a_matrix != first.b_matrix;
+  Act act = reader(group);
+  const Acting reading(used ? &act : nullptr, false);
   for (int n = 1; n < kThreads; ++n) {
-    const Product& other = group[n].products.front().first;
+    const Product& other = group[n].products.front().product;
     if (other.columns != columns || other.a_matrix != first.a_matrix ||
         other.b_matrix != first.b_matrix || other.accumulate != first.accumulate ||
         (other.a == nullptr) != (first.a == nullptr)) {
@@ -73,7 +91,7 @@ void execute(Thread* group) {
   }
   if (first.a) {
     for (int n = 0; n < kThreads; ++n) {
-      const uint32_t* words = group[n].products.front().first.a;
+      const uint32_t* words = group[n].products.front().product.a;
       for (int w = 0; w < 4; ++w) {
         const int row = n / 32 * 16 + n % 32 / 4 + w % 2 * 8, k = n % 4 * 2 + w / 2 * 8;
         a[row][k] = as_float(words[w] & 0xffff, first.bf16);
@@ -81,17 +99,19 @@ void execute(Thread* group) {
       }
     }
   } else {
+    act.actor = actor_of(group, first.transpose_a);
     const Operand left(first.a_matrix, first.transpose_a, first.bf16);
     for (int m = 0; m < kRows; ++m) {
       for (int k = 0; k < kDepth; ++k) a[m][k] = left.at(m, k);
     }
   }
+  act.actor = actor_of(group, first.transpose_b);
   const Operand right(first.b_matrix, first.transpose_b, first.bf16);
   for (int k = 0; k < kDepth; ++k) {
     for (int x = 0; x < columns; ++x) b[k][x] = right.at(x, k);
   }
   for (int n = 0; n < kThreads; ++n) {
-    const float* sums = group[n].products.front().first.d;
+    const float* sums = group[n].products.front().product.d;
     for (int i = 0; i < columns / 2; ++i) {
       d[row_of(n, i)][column_of(n, i)] = first.accumulate ? sums[i] : 0.0f;
     }
@@ -103,7 +123,7 @@ void execute(Thread* group) {
     }
   }
   for (int n = 0; n < kThreads; ++n) {
-    float* sums = group[n].products.front().first.d;
+    float* sums = group[n].products.front().product.d;
     for (int i = 0; i < columns / 2; ++i) sums[i] = d[row_of(n, i)][column_of(n, i)];
     group[n].products.pop_front();
     ++group[n].products_done;
@@ -175,11 +195,20 @@ void multiply_fence() { running->fenced = true; }
 void multiply(const Product& product) {
   if (!running->fenced) fail("a product without wgmma.fence");
   if (product.columns > kMaxColumns || product.columns % 8 != 0) fail("a product too wide");
-  running->products.push_back({product, running->product_groups});
+  Asked asked{product, running->product_groups, nullptr};
+  if (finds_races && running->lane == 0) {
+    const Act& now = block->races.act_of_warp(running->warp);
+    asked.known = std::make_shared<const Clock>(now.known);
+    running->asked_at.push_back(now.time);
+    block->races.advance(running->warp);
+  }
+  running->products.push_back(std::move(asked));
+  ++running->products_asked;
 }
 
 void multiply_commit() {
   ++running->product_groups;
+  if (finds_races) running->committed.push_back(running->products_asked);
   running->fenced = false;
   Thread* const group = warpgroup();
   // Sometimes at once.
@@ -187,10 +216,28 @@ void multiply_commit() {
   for (size_t n = ready_products(group); n > 0; --n) execute(group);
 }
 
+// Of those waited for, not of all that happen to be done. As all four warps have asked for them,
+// all have read what they read before.
+static void learn(Thread& self, const Thread* group, int pending) {
+  const int groups = static_cast<int>(self.committed.size()) - pending;
+  if (groups <= 0) return;
+  const uint32_t count = self.committed[static_cast<size_t>(groups - 1)];
+  self.committed.erase(self.committed.begin(), self.committed.begin() + groups);
+  if (count == 0) return;
+  const auto know = [&self](int actor, uint32_t time) {
+    uint32_t& known = block->races.of_warp(self.warp).time[actor];
+    known = std::max(known, time);
+  };
+  for (const bool sums : {false, true}) know(actor_of(group, sums), count);
+  for (int n = 0; n < kThreads; n += 32) {
+    know(block->races.actor(kLoads + group[n].warp), group[n].asked_at[count - 1]);
+  }
+}
+
 void multiply_wait(int pending) {
   int64_t target = running->products_done;
   for (const auto& product : running->products) {
-    target += product.second < running->product_groups - pending;
+    target += product.group < running->product_groups - pending;
   }
   Thread* const group = warpgroup();
   Thread* const self = running;
@@ -198,6 +245,7 @@ void multiply_wait(int pending) {
     while (self->products_done < target && ready_products(group) > 0) execute(group);
     return self->products_done >= target;
   });
+  if (finds_races) learn(*self, group, pending);
 }
 
 }  // namespace emulator

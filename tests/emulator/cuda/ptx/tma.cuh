@@ -10,7 +10,7 @@ namespace flashattn::cuda::ptx {
 
 // To the same place in whatever block is at work then.
 inline std::function<void()> load_of(uint32_t to, const emulator::TensorMap& box, BoxPosition at) {
-  emulator::shared(to, 16);  // fails where that is not this block's
+  emulator::check_shared(to, 16);
   return [=] {
     box.each_chunk(at.column, at.row, at.head, at.batch,
                    [&](uint32_t chunk, char* from, int valid) {

@@ -1,0 +1,89 @@
+// Finds accesses to shared memory that nothing puts in an order, in whichever order they came
+// (FastTrack: Flanagan and Freund 2009). Who touches it: warps, whose lanes count as one; products
+// of warpgroups; copies by the engine. It sees what goes through emulator.h, not what a kernel does
+// through a pointer into shared memory.
+//
+// FLASHATTN_EMULATOR_RACES=1: look for them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace emulator {
+
+extern const bool finds_races;
+
+// Actors of a block: loads of warps; products of warpgroups, which add up over the rows of a matrix
+// or take each row for itself; all else that warps do; and chains of copies, each of which starts
+// when its predecessor is known to be done.
+constexpr int kLoads = 0, kSums = 16, kByRow = 20, kWarps = 24, kCopies = 40, kActors = 64;
+
+// What is known to have been done: of each actor of the cluster, up to which of its times.
+struct Clock {
+  uint32_t time[2 * kActors] = {};
+
+  void join(const Clock& other);
+  void meet(const Clock& other);  // only what both know
+};
+
+// What somebody does, and what has been done before for sure; that includes the act.
+struct Act {
+  int actor = 0;  // of the cluster
+  uint32_t time = 0;
+  Clock known;
+};
+
+// What a store does to the bytes. kClears: 16 of them become 0.
+enum class Change { kNone, kClears, kOther };
+
+// Of a block's shared memory.
+class Races {
+ public:
+  // rank: of the block in its cluster. bytes: of its shared memory.
+  void begin(uint32_t rank, uint32_t bytes);
+
+  int actor(int n) const { return first_ + n; }
+  Clock& of_warp(int warp) { return warps_[warp].known; }
+  const Act& act_of_warp(int warp) const { return warps_[warp]; }
+  // What the warp does from now on is not known to those that have met it.
+  void advance(int warp);
+  // A copy by the engine, which a warp has asked for. Those of one barrier, if any, end together.
+  Act copy_for(int warp, uint32_t barrier);
+
+  // Of so many bytes from an offset on. Fails where another access is in no order with it.
+  void read(const Act& act, uint32_t offset, uint32_t bytes);
+  // A store that changes nothing is in order with all; who reads the bytes has to know of it or of
+  // the store that made them. A product that takes each row for itself may read one before or after
+  // it is cleared: nobody uses the result of such a row.
+  void write(const Act& act, uint32_t offset, uint32_t bytes, Change change);
+
+ private:
+  struct Access {
+    uint32_t time = 0;
+    int32_t actor = 0;
+
+    bool known(const Clock& clock) const { return time <= clock.time[actor]; }
+  };
+  struct Word {
+    Access written, written_again;
+    Access filled;               // written, before it was cleared
+    Access copied;               // read by a copy
+    uint32_t read[kWarps] = {};  // by loads and products
+  };
+
+  struct Chain {
+    uint32_t time = 0, barrier = 0;  // of the last copy
+    int warp = 0;
+  };
+
+  [[noreturn]] void found(const Act& act, const char* does, uint32_t word, const char* did,
+                          int other) const;
+
+  int first_ = 0;
+  Act warps_[kCopies - kWarps];
+  Chain chains_[kActors - kCopies];
+  std::vector<Word> words_;
+};
+
+}  // namespace emulator
