@@ -1,0 +1,292 @@
+// Kernels with and without a race, in many orders: each race is found in every one, and nothing
+// else.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <vector_functions.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "emulator.h"
+#include "unit/check.h"
+
+using namespace emulator;
+
+namespace {
+
+int thread() { return static_cast<int>(place().thread.x); }
+int warp() { return thread() / 32; }
+uint32_t at(uint32_t offset) { return shared_address(dynamic_shared()) + offset; }
+
+constexpr uint32_t kFull = 0, kEmpty = 8, kTile = 1024, kTileBytes = 64 * 128;
+constexpr int kAll = 0;
+
+void begin_barriers(uint32_t readers) {
+  if (thread() == 0) {
+    mbarrier_init(at(kFull), 1);
+    mbarrier_init(at(kEmpty), readers);
+  }
+  barrier(0, kAll, true);
+}
+
+void load_tile() {
+  mbarrier_arrive(at(kFull), kTileBytes);
+  const uint32_t to = at(kTile);
+  engine_load(at(kFull), kTileBytes, [to] {
+    for (uint32_t n = 0; n < kTileBytes; n += 16) std::memset(engine_place(to + n, 16), 1, 16);
+  });
+}
+
+uint32_t own_word() { return at(kTile + static_cast<uint32_t>(thread()) * 4); }
+uint32_t next_word() { return at(kTile + static_cast<uint32_t>((thread() + 32) % 64) * 4); }
+
+// ---- warps and named barriers
+
+template <bool kRace>
+void store_then_load() {
+  store(own_word(), 1);
+  if (!kRace) barrier(0, kAll, true);
+  load<int>(next_word());
+}
+
+template <bool kRace>
+void load_then_store() {
+  load<int>(next_word());
+  if (!kRace) barrier(0, kAll, true);
+  store(own_word(), 1);
+}
+
+// Whoever only arrives learns nothing.
+template <bool kRace>
+void arrive_then_load() {
+  const bool writer = (warp() == 0) != kRace;
+  if (writer) store(at(kTile + thread() % 32 * 4), 1);
+  barrier(1, 64, warp() == 1);
+  if (!writer) load<int>(at(kTile + thread() % 32 * 4));
+}
+
+// Of four warps the first and the third store the same, or not; the others wait for one of them.
+template <bool kRace>
+void store_twice() {
+  const uint32_t word = at(kTile + thread() % 32 * 4);
+  if (warp() % 2 == 0) store(word, kRace ? warp() : 0);
+  barrier(1 + warp() / 2, 64, true);
+  if (warp() % 2 == 1) load<int>(word);
+}
+
+template <bool kRace>
+void store_twice_and_change() {
+  const uint32_t word = at(kTile + thread() % 32 * 4);
+  if (warp() % 2 == 0) store(word, 0);
+  barrier(kRace ? 1 + warp() / 2 : 0, kRace ? 64 : kAll, true);
+  if (warp() == 1) store(word, 1);
+}
+
+template <bool kRace>
+void copy_by_threads() {
+  alignas(16) static const char from[16] = {};
+  copy_async(at(kTile + static_cast<uint32_t>(thread()) * 16), from, 16);
+  copy_commit();
+  if (!kRace) copy_wait(0);
+  barrier(0, kAll, true);
+  load<int>(at(kTile + static_cast<uint32_t>((thread() + 32) % 64) * 16));
+  copy_wait(0);
+}
+
+// ---- the copy engine
+
+template <bool kRace>
+void load_by_engine() {
+  begin_barriers(1);
+  if (thread() == 0) load_tile();
+  if (!kRace) mbarrier_wait(at(kFull), 0);
+  load<int>(own_word());
+  mbarrier_wait(at(kFull), 0);
+}
+
+template <bool kRace>
+void load_again() {
+  begin_barriers(64);
+  if (thread() == 0) load_tile();
+  mbarrier_wait(at(kFull), 0);
+  load<int>(own_word());
+  mbarrier_arrive(at(kEmpty), 0);
+  if (thread() == 0) {
+    if (!kRace) mbarrier_wait(at(kEmpty), 0);
+    load_tile();
+  }
+  mbarrier_wait(at(kFull), 1);
+}
+
+// Two copies, the second to where the first comes from.
+template <bool kRace>
+void store_by_engine() {
+  begin_barriers(1);
+  store(own_word(), 1);
+  fence_async();
+  barrier(0, kAll, true);
+  if (thread() == 0) {
+    engine_store(at(kTile), 256, [](const char*) {});
+    engine_commit();
+    if (!kRace) engine_wait(0, false);
+    load_tile();
+    engine_wait(0, true);
+  }
+  mbarrier_wait(at(kFull), 0);
+}
+
+// Of two that are on their way the first has been waited for, or the second is needed too.
+template <bool kRace>
+void store_two_by_engine() {
+  if (thread() >= 32) return;
+  if (thread() == 0) {
+    for (uint32_t n = 0; n < 2; ++n) {
+      engine_store(at(kTile + n * 256), 256, [](const char*) {});
+      engine_commit();
+    }
+    engine_wait(1, false);
+    store(at(kTile + kRace * 256), 1);
+    fence_async();
+    engine_wait(0, true);
+  }
+}
+
+// ---- products of a warpgroup
+
+void multiply_tile(float (&sums)[4], bool transpose = false) {
+  const auto matrix = [](uint32_t first) {
+    return uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32 | (first & 0x3ffff) >> 4;
+  };
+  multiply_fence();
+  multiply({sums, nullptr, matrix(at(kTile)), matrix(at(kTile + 1024)), 8, false, false, transpose,
+            false});
+  multiply_commit();
+}
+
+template <bool kRace>
+void multiply_loaded() {
+  float sums[4];
+  begin_barriers(1);
+  if (thread() == 0) load_tile();
+  if (!kRace) mbarrier_wait(at(kFull), 0);
+  multiply_tile(sums);
+  mbarrier_wait(at(kFull), 0);
+  multiply_wait(0);
+}
+
+// The second product is on its way when the tile is overwritten.
+template <bool kRace>
+void multiply_then_store() {
+  float sums[2][4];
+  multiply_tile(sums[0]);
+  multiply_tile(sums[1]);
+  multiply_wait(kRace ? 1 : 0);
+  barrier(0, kAll, true);
+  store(own_word(), 1);
+  multiply_wait(0);
+}
+
+template <bool kRace>
+void multiply_stored() {
+  float sums[4];
+  store(own_word(), 1);
+  fence_async();
+  // All but the last warp have waited for all.
+  barrier(1, 128, !kRace || warp() != 3);
+  multiply_tile(sums);
+  multiply_wait(0);
+}
+
+// A warp clears a row of which the product makes a result of its own, or adds to all.
+template <bool kRace>
+void multiply_cleared() {
+  float sums[4];
+  begin_barriers(1);
+  if (thread() == 0) load_tile();
+  mbarrier_wait(at(kFull), 0);
+  if (warp() < 4) {
+    multiply_tile(sums, kRace);
+    multiply_wait(0);
+  } else if (thread() % 32 < 8) {
+    store(at(kTile + 12 * 128 + thread() % 32 * 16), make_uint4(0, 0, 0, 0));
+    fence_async();
+  }
+}
+
+// ---- clusters
+
+template <bool kRace>
+void send() {
+  begin_barriers(1);
+  if (thread() == 0) mbarrier_arrive(at(kFull), 4);
+  cluster_arrive();
+  cluster_wait();
+  const uint32_t other = 1 - cluster_rank();
+  if (thread() == 0) store_remote(at_rank(at(kTile), other), 1, at_rank(at(kFull), other));
+  if (!kRace) mbarrier_wait(at(kFull), 0);
+  load<int>(at(kTile));
+  mbarrier_wait(at(kFull), 0);
+  cluster_arrive();
+  cluster_wait();
+}
+
+// What a child says that runs a kernel once; empty: it ended well.
+std::string outcome(void (*kernel)(), int threads, int cluster, int seed) {
+  int ends[2];
+  if (pipe(ends) != 0) return "no pipe";
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(ends[1], STDERR_FILENO);
+    setenv("FLASHATTN_EMULATOR_SEED", std::to_string(seed).c_str(), 1);
+    run_grid(dim3(static_cast<unsigned>(cluster)), threads, kTile + kTileBytes, kernel, cluster);
+    _exit(0);
+  }
+  close(ends[1]);
+  std::string text;
+  char part[256];
+  for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;) {
+    text.append(part, static_cast<size_t>(n));
+  }
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (text.empty() && status != 0) text = "status " + std::to_string(status);
+  return text;
+}
+
+void check(const char* name, void (*good)(), void (*bad)(), int threads, int cluster = 1) {
+  for (int seed = 0; seed < 10; ++seed) {
+    const std::string fine = outcome(good, threads, cluster, seed);
+    if (!CHECK(fine.empty())) std::printf("%s: %s", name, fine.c_str());
+    const std::string race = outcome(bad, threads, cluster, seed);
+    if (!CHECK(race.find(": a race: ") != std::string::npos)) {
+      std::printf("%s: found no race: %s\n", name, race.c_str());
+    }
+  }
+}
+
+}  // namespace
+
+#define CHECK_KERNEL(kernel, ...) check(#kernel, kernel<false>, kernel<true>, __VA_ARGS__)
+
+int main() {
+  CHECK_KERNEL(store_then_load, 64);
+  CHECK_KERNEL(load_then_store, 64);
+  CHECK_KERNEL(arrive_then_load, 64);
+  CHECK_KERNEL(store_twice, 128);
+  CHECK_KERNEL(store_twice_and_change, 128);
+  CHECK_KERNEL(copy_by_threads, 64);
+  CHECK_KERNEL(load_by_engine, 64);
+  CHECK_KERNEL(load_again, 64);
+  CHECK_KERNEL(store_by_engine, 64);
+  CHECK_KERNEL(store_two_by_engine, 32);
+  CHECK_KERNEL(multiply_loaded, 128);
+  CHECK_KERNEL(multiply_then_store, 128);
+  CHECK_KERNEL(multiply_stored, 128);
+  CHECK_KERNEL(multiply_cleared, 160);
+  CHECK_KERNEL(send, 64, 2);
+  return check_report();
+}
