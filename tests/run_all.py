@@ -212,19 +212,27 @@ def cuda(run: Run) -> Count:
                                                env=run.library(folder))
 
 
-def emulator(run: Run, family: str, capability: str = "90", *some: str) -> Count:
+def emulator(run: Run, family: str, capability: str = "90", *some: str,
+             races: bool = False) -> Count:
     """The GPU kernels of a family, on the emulator of tests/emulator as a device of a compute
-    capability."""
+    capability. races: it fails where nothing puts accesses to shared memory in an order."""
     folder = cuda_build(run) / "tests" / "emulator"
     env = {"FLASHATTN_LIBRARY": str(folder / "libflashattn.so.0"), "FLASHATTN_FAMILY": family,
            "FLASHATTN_EMULATOR_DEVICE": capability, "LD_LIBRARY_PATH": str(folder),
-           "OPENBLAS_NUM_THREADS": "1"}
+           "FLASHATTN_EMULATOR_RACES": "1" if races else "0", "OPENBLAS_NUM_THREADS": "1"}
     # What needs a GPU's size, speed or streams.
     left_out = [f"--ignore=tests/numerics/test_gpu_{what}.py"
                 for what in ("random", "sizes", "streams")]
     left_out += [f"--deselect=tests/numerics/test_gpu_graphs.py::test_{what}[large]"
                  for what in ("forward", "backward")]
     return run.pytest("tests/numerics", "--device=cuda", *left_out, *some, env=env)
+
+
+def emulator_races(run: Run) -> Count:
+    count = Count()
+    for family in ("sm80", "sm90"):
+        count += emulator(run, family, "90", "-m", "smoke", "-k", "not repetition", races=True)
+    return count
 
 
 def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
@@ -258,6 +266,7 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
         # Less shared memory, other tiles.
         table["emulator-a100"] = lambda: emulator(run, "sm80", "80", "-k", "dims")
         table["emulator-sm86"] = lambda: emulator(run, "sm80", "86", "-k", "not random")
+        table["emulator-races"] = lambda: emulator_races(run)
     return table
 
 
