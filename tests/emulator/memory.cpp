@@ -318,7 +318,9 @@ void engine_wait(int pending, bool until_written) {
                [=] { return (until_written ? group->writing : group->reading) == 0; });
     for (const auto& act : group->acts) block->races.of_warp(running->warp).join(act->known);
   }
-  while (!running->stores.empty() && running->stores.front()->writing == 0) {
+  // Not those that it has yet to wait for, even if they are done.
+  while (running->stores.size() > static_cast<size_t>(pending) &&
+         running->stores.front()->writing == 0) {
     running->stores.pop_front();
   }
 }

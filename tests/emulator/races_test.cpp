@@ -138,7 +138,7 @@ void store_by_engine() {
   mbarrier_wait(at(kFull), 0);
 }
 
-// Of two that are on their way the first has been waited for, or the second is needed too.
+// Of two that are on their way the second is waited for, or the first alone.
 template <bool kRace>
 void store_two_by_engine() {
   if (thread() >= 32) return;
@@ -147,8 +147,12 @@ void store_two_by_engine() {
       engine_store(at(kTile + n * 256), 256, [](const char*) {});
       engine_commit();
     }
-    engine_wait(1, false);
-    store(at(kTile + kRace * 256), 1);
+    for (int n = 0; n < 16; ++n) {  // the second may be done then
+      engine_wait(1, false);
+      yield();
+    }
+    engine_wait(kRace ? 1 : 0, false);
+    store(at(kTile + 256), 1);
     fence_async();
     engine_wait(0, true);
   }
