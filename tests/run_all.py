@@ -229,9 +229,12 @@ def emulator(run: Run, family: str, capability: str = "90", *some: str,
 
 
 def emulator_races(run: Run) -> Count:
+    """Where several tiles follow each other in the same buffers; of the portable kernels less."""
+    some = {"sm90": "(listed and smoke) or gradients",
+            "sm80": "(listed and smoke) or gradients-5 or gradients-10"}
     count = Count()
-    for family in ("sm80", "sm90"):
-        count += emulator(run, family, "90", "-m", "smoke", "-k", "not repetition", races=True)
+    for family, names in some.items():
+        count += emulator(run, family, "90", "-k", names, races=True)
     return count
 
 
