@@ -97,9 +97,12 @@ char* engine_place(uint32_t address, uint32_t bytes) {
       fail("shared address %u meets an engine, without a fence after a thread wrote it", address);
     }
   }
-  if (acting && acting_writes)
+  if (!finds_races || !acting) return place;
+  if (acting_writes) {
     block->races.write(*acting, offset_of(address), bytes, Change::kOther);
-  if (acting && !acting_writes) block->races.read(*acting, offset_of(address), bytes);
+  } else {
+    block->races.read(*acting, offset_of(address), bytes);
+  }
   return place;
 }
 
