@@ -233,6 +233,22 @@ def gradients():
                        determinism=(n + m) % 2, **{**rich, "dbias": None}, **common)
 
 
+def many_queries():
+    """A key that thousands of queries see, of many heads: the Hopper kernel for many queries."""
+    one = dict(heads_q=64, heads_kv=1, dim_qk=128, backward=True)
+    yield Case(seqlen_q=130, seqlen_kv=200, dtype="bf16", **one)
+    yield Case(seqlen_q=161, seqlen_kv=161, causal=True, dtype="f16", sink=True, dsink=True,
+               dlse=True, determinism=1, **one)
+    yield Case(seqlen_q=170, seqlen_kv=129, window=(60, 20), dtype="bf16", dtype_o="f32",
+               strides="padded", **one)
+    yield Case(cu_q=[90, 3, 170], cu_kv=[131, 64, 5], dtype="f16", determinism=1, **one)
+    few = dict(one, dim_qk=96, dim_v=128, heads_q=100, heads_kv=2)
+    yield Case(batch=2, seqlen_q=160, seqlen_kv=140, lens_q=[81, 160], lens_kv=[129, 37],
+               dtype="bf16", **few)
+    yield Case(batch=2, seqlen_q=200, seqlen_kv=300, lens_kv=[300, 193], chunk=100, dtype="f16",
+               determinism=1, **dict(few, dim_v=72))
+
+
 LISTED = {f.__name__: list(f()) for f in (
     shapes, groups, dims, windows, chunks, block_masks, lengths, pages, splits, strides, biases,
-    features, gradients)}
+    features, gradients, many_queries)}

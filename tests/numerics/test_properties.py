@@ -199,7 +199,8 @@ def test_workspace_may_lie_anywhere(device, case, shift):
 @pytest.mark.parametrize("case", [
     Case(backward=True, dim_qk=64, heads_q=4), Case(backward=True, dim_qk=64, splits=17),
     Case(backward=True, dim_qk=32, heads_q=4, heads_kv=2, bias="f32", dbias="", sink=True,
-         dsink=True, determinism=2, dtype="bf16")])
+         dsink=True, determinism=2, dtype="bf16"),
+    Case(backward=True, dim_qk=128, heads_q=64, heads_kv=1, dtype="bf16")])
 @pytest.mark.parametrize("op", [capi.FORWARD, capi.BACKWARD])
 def test_workspace_is_linear_and_bounded(device, case, op):
     sizes = [1024, 2048, 4096, 8192]

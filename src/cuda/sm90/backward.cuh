@@ -10,12 +10,14 @@
 // A third warpgroup computes dQ, so that the consumers never meet, and one's exponentials run under
 // the other's products. Small heads, backward_consumer.cuh: 128 keys, 64 a consumer. Large heads,
 // backward_wide.cuh: 64 keys; one consumer has P and dV, the other dS and dK. The largest: clusters
-// of two blocks, which share what adding dQ to global memory costs, see BackwardWideConfig.
+// of two blocks, which share what adding dQ to global memory costs, see BackwardWideConfig. Many
+// queries, backward_long.cuh: larger tiles of them, and no warpgroup for dQ.
 //
 // Budget of a tile in clocks; shared memory moves 128 bytes a clock; no tile fills both alone.
 //   D, queries x keys      products   2^x   shared memory          of it dQ to memory
 //   64, 128 x 128          2,560    1,024   384 KB = 3,072                      32 KB
 //   128, 64 x 128          2,560      512   368 KB = 2,944                      32 KB
+//   128, 80 x 128          3,200      640   436 KB = 3,488                      40 KB
 //   192, 64 x 64           1,920      256   360 KB = 2,880                      48 KB
 //   256, 64 x 64 of two    2,560      256   408 KB = 3,264                      32 KB
 // Beyond those, the L2 cache adds some 3 TB/s (derived from peers' kernels), next to what it is
@@ -24,6 +26,7 @@
 #pragma once
 
 #include "cuda/sm90/backward_consumer.cuh"
+#include "cuda/sm90/backward_long.cuh"
 #include "cuda/sm90/backward_producer.cuh"
 #include "cuda/sm90/backward_wide.cuh"
 
@@ -67,6 +70,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (warp == 0) BackwardLoader<Config>(params, start, control).run();
     if (warp == 1) plan_items<Config>(params, control);
     if (warp >= 2) add_dq<Config>(params, start, control, warp - 2);
+  } else if constexpr (Config::kLong) {
+    ptx::registers_claim<Config::kConsumerRegisters>();
+    LongConsumer<Config>(params, ptx::shared_address(shared), control, warpgroup - 1).run();
   } else if (warpgroup == 1 + Config::kConsumers) {
     ptx::registers_release<Config::kDqRegisters>();
     DqGroup<Config>(params, ptx::shared_address(shared), control).run();

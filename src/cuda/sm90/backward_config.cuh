@@ -18,7 +18,7 @@ struct BackwardConfig {
   static constexpr int kDim = kDim_;  // of the products; smaller heads: zeros
   static constexpr int kTileQ = kTileQ_, kTileKv = 128;
   static constexpr int kPartQ = 64;  // of the products
-  static constexpr bool kWide = false, kPair = false;
+  static constexpr bool kWide = false, kPair = false, kLong = false;
   static constexpr int kItemKv = kTileKv;
   static constexpr Scores kScores = kScores_;
   static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
@@ -47,7 +47,8 @@ struct BackwardConfig {
   static constexpr int kShares = kTileQ * kDim / (64 * 64), kOwnShares = kShares;  // of dQ
   static constexpr int kSharesAtOnce = 1;
   static constexpr int kDqSlots = kShares, kDqBytes = kSumBytes / kShares;  // a slot
-  static constexpr int kNumberBytes = kTileQ * 4;                           // lse or D of a tile
+  static constexpr int kDqPieces = kShares;        // of a tile of dQ: each fills a slot
+  static constexpr int kNumberBytes = kTileQ * 4;  // lse or D of a tile
 
   // Stages of K | V | stages of Q | of dO | of dS | dQ | stages of lse | of D | BackwardControl.
   static constexpr int kV = kKeyStages * kKeyBytes, kQ = kV + kKeyBytes;
@@ -70,7 +71,7 @@ struct BackwardWideConfig {
   using T = T_;
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;
   static constexpr int kTileQ = 64, kTileKv = 64, kPartQ = kTileQ;
-  static constexpr bool kWide = true, kPair = kDimQk > 192;
+  static constexpr bool kWide = true, kPair = kDimQk > 192, kLong = false;
   static constexpr int kItemKv = kPair ? 128 : 64;  // keys of an item
   static constexpr Scores kScores = kScores_;
   static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
@@ -99,6 +100,7 @@ struct BackwardWideConfig {
   static constexpr int kShares = kPanelsQk, kOwnShares = kShares * kTileKv / kItemKv;  // of dQ
   static constexpr int kDqSlots = kShares == 4 ? 2 : kShares;
   static constexpr int kDqBytes = 64 * 64 * (kPair ? 2 : 4);  // a slot: a share, or half of one
+  static constexpr int kDqPieces = kOwnShares * (64 * 64 * 4) / kDqBytes;
   static constexpr int kNumberBytes = kTileQ * 4;
 
   // K | V | stages of Q | of dO | of dS | of P | dQ | the partner's K | stages of lse | of D |
@@ -109,6 +111,52 @@ struct BackwardWideConfig {
   static constexpr int kDq = kP + kPStages * kOwnBytes, kOther = kDq + kDqSlots * kDqBytes;
   static constexpr int kLse = kOther + kOtherBytes, kDelta = kLse + kQStages * kNumberBytes;
   static constexpr int kMainBytes = kDelta + kDoStages * kNumberBytes;
+};
+
+// For many queries. Two warpgroups hold dK and dV of 64 keys each; with none for dQ they have the
+// registers for tiles of 80 queries.
+template <class T_, int kDim_, Scores kScores_>
+struct BackwardLongConfig {
+  using T = T_;
+  static constexpr int kDim = kDim_;  // of the products; smaller heads: zeros
+  static constexpr int kTileQ = 80, kTileKv = 128;
+  static constexpr int kPartQ = kTileQ;
+  static constexpr bool kWide = false, kPair = false, kLong = true;
+  static constexpr int kItemKv = kTileKv;
+  static constexpr Scores kScores = kScores_;
+  static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
+  static constexpr int kConsumers = 2;
+  static constexpr int kStages = 2;
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+  static constexpr bool kParked = false;
+
+  static constexpr int kPanels = kDim / 64, kPanelsQk = kPanels, kPanelsV = kPanels;
+  static constexpr int kOtherPanels = 0;
+  static constexpr int kQStages = kStages, kDoStages = kStages;
+  static constexpr int kDsWarps = 8, kDoReaders = 8;  // arrivals
+  static constexpr int kKeyStages = 1;
+  static constexpr int kKeyBytes = kTileKv * kDim * 2, kQueryBytes = kTileQ * kDim * 2;
+  static constexpr int kDoBytes = kQueryBytes;
+  static constexpr int kScoreBytes = kTileQ * kTileKv * 2;
+  static constexpr int kDsStages = 2;
+  static constexpr int kSumBytes = kTileQ * kDim * 4;
+  static constexpr int kShares = 2, kOwnShares = kShares;  // of dQ: a consumer's columns
+  static constexpr int kDqSlots = kShares, kDqBytes = kSumBytes / kShares;
+  static constexpr int kDqPieces = kShares;
+  static constexpr int kNumberBytes = kTileQ * 4;
+
+  // K | V | stages of Q | of dO | of dS | dQ | stages of lse | of D | BackwardControl.
+  static constexpr int kV = kKeyStages * kKeyBytes, kQ = kV + kKeyBytes;
+  static constexpr int kDo = kQ + kStages * kQueryBytes;
+  static constexpr int kDs = kDo + kStages * kQueryBytes, kDq = kDs + kDsStages * kScoreBytes;
+  static constexpr int kLse = kDq + kSumBytes, kDelta = kLse + kStages * kNumberBytes;
+  static constexpr int kMainBytes = kDelta + kStages * kNumberBytes;
+
+  static_assert(kDim == 128, "a consumer has 64 columns of dQ");
+  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
+                    (1 + kConsumers) * (65536 / kThreads / 8 * 8),
+                "who claims more registers than the block has waits for ever");
 };
 
 // Blocks that share an item and the columns of dQ.
@@ -135,12 +183,23 @@ struct BackwardItem {
 
 constexpr int kBackwardItems = 2;
 
+// Large heads alone.
+template <class Config, bool = Config::kWide>
+struct WideControl {
+  uint64_t p_full[2], p_empty[2];  // from one consumer to the other
+  // Pairs. The partner's dS; in the second block the numbers of items, which the first takes.
+  uint64_t received[Config::kDsStages], number_full[kBackwardItems];
+  uint32_t numbers[kBackwardItems];
+};
+
 template <class Config>
-struct BackwardControl {
+struct WideControl<Config, false> {};
+
+template <class Config>
+struct BackwardControl : WideControl<Config> {
   uint64_t k_empty[Config::kKeyStages], v_empty, nearly;
   uint64_t q_full[Config::kQStages], q_empty[Config::kQStages];
   uint64_t do_full[Config::kDoStages], do_empty[Config::kDoStages];
-  uint64_t p_full[2], p_empty[2];  // wide heads: from one consumer to the other
   uint64_t ds_full[Config::kDsStages], ds_empty[Config::kDsStages];
   uint64_t dq_full[2][Config::kDqSlots];  // for each of the adders: tiles in turn
   uint64_t dq_empty[Config::kDqSlots];
@@ -149,9 +208,6 @@ struct BackwardControl {
   BackwardItem own[Config::kConsumers];  // what a consumer works on
   uint32_t taken[Config::kConsumers];    // items, by each consumer
   Interval visible[Config::kTileKv];     // queries, by key of the tile at work
-  // Pairs. The partner's dS; in the second block the numbers of items, which the first takes.
-  uint64_t received[Config::kDsStages], number_full[kBackwardItems];
-  uint32_t numbers[kBackwardItems];
 };
 
 template <class Config>
@@ -180,7 +236,8 @@ __device__ __forceinline__ void init_barriers(BackwardControl<Config>& control) 
   const auto init = [](uint64_t& barrier, int count) {
     ptx::mbarrier_init(barrier_at(barrier), count);
   };
-  for (int n = 0; n < Config::kKeyStages; ++n) init(control.k_empty[n], kConsumers + 1);
+  for (int n = 0; n < Config::kKeyStages; ++n)
+    init(control.k_empty[n], kConsumers + !Config::kLong);
   init(control.v_empty, kConsumers);
   init(control.nearly, 1);
   for (int n = 0; n < Config::kQStages; ++n) {
@@ -191,13 +248,15 @@ __device__ __forceinline__ void init_barriers(BackwardControl<Config>& control) 
     init(control.do_full[n], 1);
     init(control.do_empty[n], kBlocks<Config> * Config::kDoReaders);
   }
-  for (int n = 0; n < 2; ++n) {
-    init(control.p_full[n], 4);  // warps
-    init(control.p_empty[n], 4);
+  if constexpr (Config::kWide) {
+    for (int n = 0; n < 2; ++n) {
+      init(control.p_full[n], 4);  // warps
+      init(control.p_empty[n], 4);
+    }
   }
   for (int n = 0; n < Config::kDsStages; ++n) {
     init(control.ds_full[n], Config::kDsWarps);
-    init(control.ds_empty[n], kBlocks<Config>);
+    init(control.ds_empty[n], Config::kLong ? kConsumers : kBlocks<Config>);
   }
   for (int n = 0; n < Config::kDqSlots; ++n) {
     init(control.dq_full[0][n], 4);  // warps
@@ -207,7 +266,8 @@ __device__ __forceinline__ void init_barriers(BackwardControl<Config>& control) 
   for (int n = 0; n < kBackwardItems; ++n) {
     init(control.item_full[n], 1);
     // dQ, the loader, adders; the partner, when it has read the number.
-    init(control.item_empty[n], kConsumers + 4 + (Config::kPair && block_rank<Config>() == 0));
+    init(control.item_empty[n],
+         kConsumers + 3 + !Config::kLong + (Config::kPair && block_rank<Config>() == 0));
   }
   if constexpr (Config::kPair) {
     for (uint64_t& barrier : control.received) init(barrier, 1);

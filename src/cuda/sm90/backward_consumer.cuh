@@ -2,18 +2,18 @@
 #pragma once
 
 #include "cuda/sm90/backward_dq.cuh"
-#include "cuda/sm90/backward_scores.cuh"
+#include "cuda/sm90/backward_sums.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class BackwardConsumer : BackwardScores<Config> {
-  using Base = BackwardScores<Config>;
+class BackwardConsumer : BackwardSums<Config> {
+  using Base = BackwardSums<Config>;
   using T = typename Config::T;
-  using Base::control_, Base::group_, Base::item, Base::leader, Base::params_, Base::shared_;
+  using Base::control_, Base::dk_, Base::dout, Base::dv_, Base::group_, Base::item;
+  using Base::kDim, Base::kTileQ, Base::leader, Base::place_, Base::q, Base::shared_, Base::values;
   using typename Base::Ahead, typename Base::Operand, typename Base::Tile;
-  static constexpr int kPartQ = Config::kPartQ, kParts = Config::kTileQ / kPartQ;
-  static constexpr int kDim = Config::kDim, kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
+  static constexpr int kPartQ = Config::kPartQ, kParts = kTileQ / kPartQ;
 
  public:
   __device__ __forceinline__ BackwardConsumer(const BackwardParams& params, uint32_t shared,
@@ -21,34 +21,16 @@ class BackwardConsumer : BackwardScores<Config> {
       : Base(params, shared, control, group) {}
 
   __device__ __forceinline__ void run() {
-    for (;;) {
-      this->take();
-      if (item().end) break;
-      keys_ = keys_at<Config>(shared_, item()) + group_ * 64 * 128;
-#pragma unroll
-      for (int i = 0; i < kDim / 2; ++i) dk_[i] = dv_[i] = 0.0f;
-      work();
-      this->free_keys();
-      const Problem& problem = params_.common.problem;
-      this->template store_rows<kDim>(params_.common.args.dv, problem.dim_v, this->row(),
-                                      this->kept_factor(), [&](int i) { return dv_[i]; });
-      this->template store_rows<kDim>(params_.common.args.dk, problem.dim_qk, this->row(),
-                                      problem.scale, [&](int i) { return dk_[i]; });
-      ptx::named_sync(kWarpgroupBarrier + group_, 128);  // nobody reads the item any more
-    }
+    this->for_each_item([&] { work(); });
   }
 
  private:
   __device__ __forceinline__ void work() {
     int32_t place;
     TileKind kind;
+    keys_ = keys_at<Config>(shared_, item()) + group_ * 64 * 128;
     this->begin(place, kind, place_.count);
-    // Zeros in place of keys past the last: their dS is 0, but they may be NaN.
-    if (params_.kv_has_tail && item().keys < kTileKv && kind != TileKind::kEmpty) {
-      ptx::mbarrier_wait(barrier_at(control_.q_full[place_.slot()]), place_.phase());
-      this->template clear_rows<Config::kPanels>(keys_ - group_ * 64 * 128, kTileKv, item().keys);
-      this->settle_cleared();
-    }
+    if (kind != TileKind::kEmpty) this->clear_keys(keys_ - group_ * 64 * 128);
     Scores s;
     if (Config::kAhead) score(s, kind != TileKind::kEmpty);
     this->look();
@@ -57,8 +39,7 @@ class BackwardConsumer : BackwardScores<Config> {
       if (!Config::kAny && kind == TileKind::kFull) {
         step<false>(s, place, kind);
       } else {
-        const int32_t tile = this->tile_of(place);
-        if (params_.q_has_tail && (tile + 1) * kTileQ > item().len.q) clear_queries(tile);
+        this->clear_queries(this->tile_of(place));
         step<true>(s, place, kind);
       }
     }
@@ -111,9 +92,7 @@ class BackwardConsumer : BackwardScores<Config> {
         this->hand_over_ds({place_.count});
         ptx::wgmma_wait<kParts - 1>();
         ptx::pin(dv_);
-        // Each warp for itself: another may not have read its D yet.
-        __syncwarp();
-        if (this->lane() == 0) ptx::mbarrier_arrive(barrier_at(control_.do_empty[slot]));
+        this->free_dout(slot);
       }
       this->add_product(dk_, ds[part], q(part));
     });
@@ -137,37 +116,9 @@ class BackwardConsumer : BackwardScores<Config> {
     if constexpr (kPart + 1 < kParts) for_parts<Function, kPart + 1>(function);
   }
 
-  // This warpgroup's of K and V.
   __device__ __forceinline__ ptx::Matrix keys() const { return ptx::Matrix::at(keys_, 0); }
-  __device__ __forceinline__ ptx::Matrix values() const {
-    return ptx::Matrix::at(shared_ + Config::kV + group_ * 64 * 128, 0);
-  }
 
-  // Of the tile at work: Q and dO from the first query of a part on.
-  __device__ __forceinline__ ptx::Matrix q(int part = 0) const {
-    return ptx::Matrix::at(shared_ + Config::kQ + place_.slot() * Config::kQueryBytes, 0)
-        .further(part * kPartQ * 128);
-  }
-  __device__ __forceinline__ ptx::Matrix dout(int part = 0) const {
-    return q(part).further(Config::kDo - Config::kQ);
-  }
-
-  // Rows of Q and dO past the last query: their weights are 0, but they may be NaN.
-  __device__ __forceinline__ void clear_queries(int32_t tile) const {
-    const uint32_t slot = place_.slot();
-    const int32_t first = item().len.q - tile * kTileQ;
-    ptx::mbarrier_wait(barrier_at(control_.q_full[slot]), place_.phase());
-    ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());
-    this->template clear_rows<Config::kPanels>(shared_ + Config::kQ + slot * Config::kQueryBytes,
-                                               kTileQ, first);
-    this->template clear_rows<Config::kPanels>(shared_ + Config::kDo + slot * Config::kQueryBytes,
-                                               kTileQ, first);
-    this->settle_cleared();
-  }
-
-  uint32_t keys_;                // where this warpgroup's of K lie
-  Ring<Config::kStages> place_;  // tiles of queries so far
-  float dk_[kDim / 2], dv_[kDim / 2];
+  uint32_t keys_;  // where this warpgroup's of K lie
 };
 
 }  // namespace flashattn::cuda::sm90

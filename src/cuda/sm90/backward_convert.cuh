@@ -47,10 +47,19 @@ __global__ void __launch_bounds__(kConvertThreads<Config>)
   for (int n = 0; n < kPieces; ++n) {
     const uint32_t upper = ptx::pack<T>(pieces[n].x * problem.scale, pieces[n].y * problem.scale);
     const uint32_t lower = ptx::pack<T>(pieces[n].z * problem.scale, pieces[n].w * problem.scale);
-    T* to = rows + (row + (kTileQ == 64 ? 0 : group * 64)) * kPitch +
-            (kTileQ == 64 ? group * 64 : 0) + 8 * n + column;
-    *reinterpret_cast<uint32_t*>(to) = upper;
-    *reinterpret_cast<uint32_t*>(to + 8 * kPitch) = lower;
+    if constexpr (Config::kLong) {  // dQ^T: columns 8 apart, of two queries
+      uint16_t* to =
+          reinterpret_cast<uint16_t*>(rows + (8 * n + column) * kPitch) + group * 64 + row;
+      to[0] = static_cast<uint16_t>(upper);
+      to[kPitch] = static_cast<uint16_t>(upper >> 16);
+      to[8] = static_cast<uint16_t>(lower);
+      to[kPitch + 8] = static_cast<uint16_t>(lower >> 16);
+    } else {
+      T* to = rows + (row + (kTileQ == 64 ? 0 : group * 64)) * kPitch +
+              (kTileQ == 64 ? group * 64 : 0) + 8 * n + column;
+      *reinterpret_cast<uint32_t*>(to) = upper;
+      *reinterpret_cast<uint32_t*>(to + 8 * kPitch) = lower;
+    }
   }
   __syncthreads();
   for (int32_t x = threadIdx.x; x < count * (kDim / 8); x += kThreads) {

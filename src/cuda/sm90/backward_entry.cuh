@@ -30,6 +30,12 @@ constexpr BackwardEntry backward_entry() {
   return backward_entry_of<Config>(kDim, kDim, Config::kStages);
 }
 
+template <class T, int kDim, Scores kScores>
+constexpr BackwardEntry backward_long_entry() {
+  using Config = BackwardLongConfig<T, kDim, kScores>;
+  return backward_entry_of<Config>(kDim, kDim, Config::kStages);
+}
+
 template <class T, int kDimQk, int kDimV, Scores kScores>
 constexpr BackwardEntry backward_wide_entry() {
   using Config = BackwardWideConfig<T, kDimQk, kDimV, kScores>;

@@ -18,8 +18,11 @@ Scores backward_scores_of(Problem p) {
   return scores_of(p);
 }
 
-const BackwardEntry* find(const Problem& p) {
-  const BackwardTable table = backward_table();
+// As many queries see a key on average where the kernel for many is the faster: on an H200 by 0 to
+// 1 % at 4096, by 2 to 3 % from 8192 on.
+constexpr int64_t kMany = 4096;
+
+const BackwardEntry* find(const Problem& p, BackwardTable table) {
   const Scores scores = backward_scores_of(p);
   const auto end = table.entries + table.count;
   const auto found = std::find_if(table.entries, end, [&](const BackwardEntry* e) {
@@ -29,11 +32,17 @@ const BackwardEntry* find(const Problem& p) {
   return found == end ? nullptr : *found;
 }
 
+// Of the same size as the main one, if there is one.
+const BackwardEntry* find_long(const Problem& p) {
+  const BackwardEntry* entry = find(p, long_backward_table());
+  return entry && entry->dim_qk == find(p, backward_table())->dim_qk ? entry : nullptr;
+}
+
 }  // namespace
 
 bool BackwardLauncher::takes(const Problem& problem) {
   if (problem.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) return false;
-  const BackwardEntry* entry = find(problem);
+  const BackwardEntry* entry = find(problem, backward_table());
   if (!entry) return false;
   // There the portable kernel is faster, on an H200 by 40 %.
   const bool slow = problem.has_mask(FLASHATTN_MASK_BLOCKS) && entry->dim_qk == 64;
@@ -44,25 +53,43 @@ BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_
     : problem_(problem),
       units_(units),
       l2_bytes_(l2_bytes),
-      main_(prepare(*find(problem), units)),
-      bias_gradient_(problem, units),
-      name_(std::string("sm90_backward_") + dtype_name(problem.dtype) + "_" +
-            std::to_string(main_.entry->dim_qk) + "_" + std::to_string(main_.entry->dim_v) + "_q" +
-            std::to_string(main_.entry->tile_q) +
-            kScoresNames[static_cast<int32_t>(main_.entry->scores)]) {}
+      main_(make(find(problem, backward_table()))),
+      long_(make(find_long(problem))),
+      bias_gradient_(problem, units) {}
+
+BackwardLauncher::Kernel BackwardLauncher::make(const BackwardEntry* entry) const {
+  if (!entry) return {};
+  return {prepare(*entry, units_),
+          std::string("sm90_backward_") + dtype_name(entry->dtype) + "_" +
+              std::to_string(entry->dim_qk) + "_" + std::to_string(entry->dim_v) + "_q" +
+              std::to_string(entry->tile_q) + kScoresNames[static_cast<int32_t>(entry->scores)]};
+}
+
+const BackwardLauncher::Kernel& BackwardLauncher::kernel_for(const flashattn_shape& shape) const {
+  if (!long_.choice.entry) return main_;
+  const auto mean = [&](uint32_t varlen, int64_t total, int32_t most) {
+    if (!problem_.has_layout(varlen) || shape.batch == 0) return most;
+    return static_cast<int32_t>(std::min<int64_t>(most, ceil_div(total, shape.batch)));
+  };
+  const Lengths len{mean(FLASHATTN_LAYOUT_VARLEN_Q, shape.total_q, shape.seqlen_q),
+                    mean(FLASHATTN_LAYOUT_VARLEN_KV, shape.total_kv, shape.seqlen_kv)};
+  // Those that see the key in the middle.
+  const Interval seen = visible_queries(problem_.mask_rule(), len.kv / 2, len);
+  return static_cast<int64_t>(seen.end - seen.begin) * problem_.group() >= kMany ? long_ : main_;
+}
 
 bool BackwardLauncher::takes(const flashattn_shape& shape) const {
   if (shape.batch == 0 || shape.seqlen_q == 0 || shape.seqlen_kv == 0) return false;
-  if (main_.entry->scores != Scores::kAny) return true;
-  const int64_t tiles = ceil_div(shape.seqlen_q, main_.entry->tile_q);
+  if (main_.choice.entry->scores != Scores::kAny) return true;
+  const int64_t tiles = ceil_div(shape.seqlen_q, main_.choice.entry->tile_q);
   return tiles < kMostAnyTiles && problem_.group() < INT32_MAX / kMostAnyTiles &&
          (!problem_.has_mask(FLASHATTN_MASK_BLOCKS) || tiles * problem_.group() <= kMostBlockTiles);
 }
 
-BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, char* base,
+BackwardParams BackwardLauncher::params(const BackwardEntry& entry,
+                                        const flashattn_backward_args& args, char* base,
                                         int64_t* bytes) const {
   const flashattn_shape& shape = args.shape;
-  const BackwardEntry& entry = *main_.entry;
   BackwardParams p{};
   cuda::BackwardParams& common = p.common;
   common.problem = problem_;
@@ -111,20 +138,27 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
 int64_t BackwardLauncher::workspace(const flashattn_shape& shape) const {
   flashattn_backward_args args{};
   args.shape = shape;
-  int64_t bytes = 0;
-  params(args, nullptr, &bytes);
-  return bytes;
+  // The most of all kernels: never less than a smaller shape's.
+  int64_t most = 0;
+  for (const Kernel* kernel : {&main_, &long_}) {
+    int64_t bytes = 0;
+    if (kernel->choice.entry) params(*kernel->choice.entry, args, nullptr, &bytes);
+    most = std::max(most, bytes);
+  }
+  return most;
 }
 
-void BackwardLauncher::describe(flashattn_plan_properties* properties) const {
-  describe_kernel(main_, main_.entry->stages, name_, "wgmma", properties);
+void BackwardLauncher::describe(const flashattn_shape& shape,
+                                flashattn_plan_properties* properties) const {
+  const Kernel& kernel = kernel_for(shape);
+  describe_kernel(kernel.choice, kernel.choice.entry->stages, kernel.name, "wgmma", properties);
   properties->why = problem_.has_feature(FLASHATTN_FEATURE_DBIAS)
                         ? "the Hopper family; the gradient of the bias by a portable kernel"
                     : ordered() ? "the Hopper family; blocks add to dq in turns, for bits to repeat"
                                 : "the Hopper family; blocks add to dq as they come";
 }
 
-int32_t BackwardLauncher::make_maps(BackwardParams* p) const {
+int32_t BackwardLauncher::make_maps(const BackwardEntry& entry, BackwardParams* p) const {
   const flashattn_backward_args& args = p->common.args;
   const flashattn_shape& shape = args.shape;
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
@@ -133,7 +167,7 @@ int32_t BackwardLauncher::make_maps(BackwardParams* p) const {
   const int64_t q_batch = varlen_q ? 1 : shape.batch;
   const int64_t kv_rows = varlen_kv ? shape.total_kv : shape.seqlen_kv;
   const int64_t kv_batch = varlen_kv ? 1 : shape.batch;
-  const int32_t tile_q = main_.entry->tile_q, box_kv = main_.entry->tile_kv / main_.entry->blocks;
+  const int32_t tile_q = entry.tile_q, box_kv = entry.tile_kv / entry.blocks;
   const auto queries = [&](int32_t dim) {
     return ArrayShape{dim, q_rows, problem_.heads_q, q_batch, tile_q};
   };
@@ -164,22 +198,22 @@ int32_t BackwardLauncher::make_maps(BackwardParams* p) const {
 int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspace,
                               cudaStream_t stream) const {
   if (const int32_t status = check_backward_arrays(problem_, args)) return status;
+  const BackwardEntry& entry = *kernel_for(args.shape).choice.entry;
   int64_t bytes = 0;
-  BackwardParams p = params(args, static_cast<char*>(workspace), &bytes);
+  BackwardParams p = params(entry, args, static_cast<char*>(workspace), &bytes);
   const int64_t query_tiles =
       static_cast<int64_t>(args.shape.batch) * problem_.heads_q * p.sequence_tiles;
-  const int64_t places = p.common.head_tiles(main_.entry->tile_q) * problem_.heads_q;
-  const int64_t key_tiles = ceil_div(args.shape.seqlen_kv, main_.entry->tile_kv) * p.common.units();
+  const int64_t places = p.common.head_tiles(entry.tile_q) * problem_.heads_q;
+  const int64_t key_tiles = ceil_div(args.shape.seqlen_kv, entry.tile_kv) * p.common.units();
   if (std::max({key_tiles, query_tiles, places}) > INT32_MAX / 2) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
                 "the shape has more than 2^30 tiles of queries or keys; split the batch");
   }
-  if (const int32_t status = make_maps(&p)) return status;
+  if (const int32_t status = make_maps(entry, &p)) return status;
   if (const int32_t status = status_of(launch_prepare_backward(p.common, stream),
                                        "launching the preparation of the backward pass")) {
     return status;
   }
-  const BackwardEntry& entry = *main_.entry;
   // Each starts under the end of the one before.
   const int64_t clusters = std::min<int64_t>(p.items, units_ / entry.blocks);
   const dim3 blocks(static_cast<unsigned>(clusters * entry.blocks));

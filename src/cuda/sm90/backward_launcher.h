@@ -18,22 +18,29 @@ class BackwardLauncher {
   // Whether it takes the shape too.
   bool takes(const flashattn_shape& shape) const;
   int64_t workspace(const flashattn_shape& shape) const;
-  void describe(flashattn_plan_properties* properties) const;
+  void describe(const flashattn_shape& shape, flashattn_plan_properties* properties) const;
   // The device is current.
   int32_t run(const flashattn_backward_args& args, void* workspace, cudaStream_t stream) const;
 
  private:
+  struct Kernel {
+    Choice<BackwardEntry> choice;  // entry NULL: there is none
+    std::string name;
+  };
+
   bool ordered() const { return problem_.determinism != FLASHATTN_DETERMINISM_DEFAULT; }
+  Kernel make(const BackwardEntry* entry) const;
+  const Kernel& kernel_for(const flashattn_shape& shape) const;
   // Everything but the maps; with a NULL base, all but the pointers. *bytes: of the workspace.
-  BackwardParams params(const flashattn_backward_args& args, char* base, int64_t* bytes) const;
-  int32_t make_maps(BackwardParams* p) const;
+  BackwardParams params(const BackwardEntry& entry, const flashattn_backward_args& args, char* base,
+                        int64_t* bytes) const;
+  int32_t make_maps(const BackwardEntry& entry, BackwardParams* p) const;
 
   const Problem problem_;
   const int32_t units_;
   const int64_t l2_bytes_;
-  Choice<BackwardEntry> main_;
+  const Kernel main_, long_;  // the other for many queries
   const BiasGradient bias_gradient_;
-  std::string name_;
 };
 
 }  // namespace flashattn::cuda::sm90

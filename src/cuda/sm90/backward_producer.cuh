@@ -160,7 +160,9 @@ __device__ __forceinline__ void plan_items(const BackwardParams& params,
                                            BackwardControl<Config>& control) {
   const bool leader = !Config::kAny || threadIdx.x % 32 == 0;
   const auto spread = [&](int32_t x) { return Config::kAny ? __shfl_sync(~0u, x, 0) : x; };
-  if (block_rank<Config>() != 0) return follow_items(params, control, leader, spread);
+  if constexpr (Config::kPair) {
+    if (block_rank<Config>() != 0) return follow_items(params, control, leader, spread);
+  }
   Items items;
   uint32_t phase = 0;
   int32_t next = blockIdx.x / kBlocks<Config>;
@@ -392,7 +394,7 @@ __device__ __forceinline__ void add_dq(const BackwardParams& params, uint32_t sh
                                        BackwardControl<Config>& control, uint32_t adder) {
   // The block adds its half of the columns, or all.
   constexpr int kBytes = Config::kDqBytes, kSlots = Config::kDqSlots, kParts = kBlocks<Config>;
-  constexpr int kPieces = Config::kOwnShares * (64 * 64 * 4) / kBytes;
+  constexpr int kPieces = Config::kDqPieces;
   const bool ordered = params.common.ordered;
   const auto part = [&](int32_t place) {
     return opaque(place) * kParts + static_cast<int32_t>(block_rank<Config>());

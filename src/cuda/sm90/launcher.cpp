@@ -113,7 +113,7 @@ int64_t Sm90Launcher::workspace(uint32_t op, const flashattn_shape& shape) const
 void Sm90Launcher::describe(uint32_t op, const flashattn_shape& shape,
                             flashattn_plan_properties* properties) const {
   if (op == FLASHATTN_OP_BACKWARD && has_backward(shape)) {
-    hopper_backward_->describe(properties);
+    hopper_backward_->describe(shape, properties);
     return;
   }
   const NamedKernel* named = op == FLASHATTN_OP_FORWARD ? choose(shape) : nullptr;

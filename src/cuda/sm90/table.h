@@ -45,5 +45,6 @@ extern const char* const kScoresNames[];
 
 ForwardTable forward_table();
 BackwardTable backward_table();
+BackwardTable long_backward_table();  // for many queries
 
 }  // namespace flashattn::cuda::sm90
