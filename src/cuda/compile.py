@@ -1,6 +1,8 @@
 """Compiles one .cu file, and fails where the assembler had to make do: a spill, a stack frame, a
-serialised wgmma pipeline (ptxas C75xx). compile.py NVCC ARGUMENT..."""
+serialised wgmma pipeline (ptxas C75xx). Beside OUTPUT it leaves OUTPUT.memory: how many MB the
+largest of its processes took. compile.py NVCC ARGUMENT... -o OUTPUT ..."""
 import re
+import resource
 import subprocess
 import sys
 
@@ -26,6 +28,9 @@ def main() -> int:
                    if pattern.search(line)]
         if "warning" in line:
             print(line, file=sys.stderr)
+    taken = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3
+    with open(sys.argv[sys.argv.index("-o") + 1] + ".memory", "w", encoding="ascii") as out:
+        out.write(f"{taken:.0f}\n")
     for fault in faults:
         print(f"compile.py: {fault}", file=sys.stderr)
     return 1 if faults else 0
