@@ -1,6 +1,8 @@
 // The configuration of a Hopper backward kernel and what its warps share.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/copy.cuh"
@@ -183,23 +185,20 @@ struct BackwardItem {
 
 constexpr int kBackwardItems = 2;
 
-// Large heads alone.
-template <class Config, bool = Config::kWide>
-struct WideControl {
-  uint64_t p_full[2], p_empty[2];  // from one consumer to the other
-  // Pairs. The partner's dS; in the second block the numbers of items, which the first takes.
+// Pairs. The partner's dS; in the second block the numbers of items, which the first takes.
+template <class Config>
+struct PairControl {
   uint64_t received[Config::kDsStages], number_full[kBackwardItems];
   uint32_t numbers[kBackwardItems];
 };
 
 template <class Config>
-struct WideControl<Config, false> {};
-
-template <class Config>
-struct BackwardControl : WideControl<Config> {
+struct BackwardControl {
   uint64_t k_empty[Config::kKeyStages], v_empty, nearly;
   uint64_t q_full[Config::kQStages], q_empty[Config::kQStages];
   uint64_t do_full[Config::kDoStages], do_empty[Config::kDoStages];
+  // Wide heads: from one consumer to the other.
+  uint64_t p_full[Config::kWide ? 2 : 1], p_empty[Config::kWide ? 2 : 1];
   uint64_t ds_full[Config::kDsStages], ds_empty[Config::kDsStages];
   uint64_t dq_full[2][Config::kDqSlots];  // for each of the adders: tiles in turn
   uint64_t dq_empty[Config::kDqSlots];
@@ -208,6 +207,7 @@ struct BackwardControl : WideControl<Config> {
   BackwardItem own[Config::kConsumers];  // what a consumer works on
   uint32_t taken[Config::kConsumers];    // items, by each consumer
   Interval visible[Config::kTileKv];     // queries, by key of the tile at work
+  std::conditional_t<Config::kPair, PairControl<Config>, uint32_t> pair;
 };
 
 template <class Config>
@@ -270,8 +270,8 @@ __device__ __forceinline__ void init_barriers(BackwardControl<Config>& control) 
          kConsumers + 3 + !Config::kLong + (Config::kPair && block_rank<Config>() == 0));
   }
   if constexpr (Config::kPair) {
-    for (uint64_t& barrier : control.received) init(barrier, 1);
-    for (uint64_t& barrier : control.number_full) init(barrier, 1);
+    for (uint64_t& barrier : control.pair.received) init(barrier, 1);
+    for (uint64_t& barrier : control.pair.number_full) init(barrier, 1);
   }
   ptx::fence_mbarrier_init();
   for (int n = 0; n < kConsumers; ++n) control.taken[n] = 0;

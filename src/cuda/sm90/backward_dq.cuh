@@ -117,7 +117,7 @@ class DqGroup {
   // The block's dS to the partner, whose place for it is free: this block's own was, and that is
   // when both have computed dQ. Until the partner's is here.
   __device__ __forceinline__ void exchange_ds() const {
-    const uint32_t full = barrier_at(control_.received[place_.slot()]);
+    const uint32_t full = barrier_at(control_.pair.received[place_.slot()]);
     if (leader()) {
       const uint32_t own = shared_ + Config::kDs + place_.slot() * Config::kScoreBytes;
       ptx::mbarrier_expect(full, Config::kOwnBytes);

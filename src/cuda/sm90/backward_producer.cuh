@@ -143,10 +143,10 @@ __device__ __forceinline__ void follow_items(const BackwardParams& params,
                                              BackwardControl<Config>& control, bool leader,
                                              Spread spread) {
   for (Items items;; items.advance()) {
-    const uint32_t full = barrier_at(control.number_full[items.slot()]);
+    const uint32_t full = barrier_at(control.pair.number_full[items.slot()]);
     if (leader) ptx::mbarrier_expect(full, sizeof(uint32_t));
     ptx::mbarrier_wait_cluster(full, items.phase());
-    const int32_t next = ptx::load_shared(ptx::shared_address(&control.numbers[items.slot()]));
+    const int32_t next = ptx::load_shared(ptx::shared_address(&control.pair.numbers[items.slot()]));
     show_item<Config>(params, control, items, next, leader, spread);
     const uint32_t empty = at_partner(barrier_at(control.item_empty[items.slot()]));
     if (leader) ptx::mbarrier_arrive_remote(empty);  // the number has been read
@@ -172,8 +172,8 @@ __device__ __forceinline__ void plan_items(const BackwardParams& params,
     if (show_item<Config>(params, control, items, next, leader, spread)) {
       if constexpr (Config::kPair) {
         if (leader) {
-          ptx::store_remote(at_partner(ptx::shared_address(&control.numbers[items.slot()])), next,
-                            at_partner(barrier_at(control.number_full[items.slot()])));
+          ptx::store_remote(at_partner(ptx::shared_address(&control.pair.numbers[items.slot()])),
+                            next, at_partner(barrier_at(control.pair.number_full[items.slot()])));
         }
       }
       items.advance();
