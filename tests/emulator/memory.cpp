@@ -50,6 +50,12 @@ std::shared_ptr<const Act> copy_act(uint32_t barrier) {
   return std::make_shared<const Act>(running->home->races.copy_for(running->warp, barrier));
 }
 
+Change change_of(const char* place, const void* x, uint32_t bytes) {
+  static const char zeros[16] = {};
+  if (std::memcmp(place, x, bytes) == 0) return Change::kNone;
+  return bytes == 16 && std::memcmp(x, zeros, 16) == 0 ? Change::kClears : Change::kOther;
+}
+
 }  // namespace
 
 Acting::Acting(const Act* act, bool writes) {
@@ -65,12 +71,6 @@ const char* shared(uint32_t address, uint32_t bytes) {
   const char* place = at(address, bytes);
   if (finds_races) block->races.read(own_act(), offset_of(address), bytes);
   return place;
-}
-
-static Change change_of(const char* place, const void* x, uint32_t bytes) {
-  static const char zeros[16] = {};
-  if (std::memcmp(place, x, bytes) == 0) return Change::kNone;
-  return bytes == 16 && std::memcmp(x, zeros, 16) == 0 ? Change::kClears : Change::kOther;
 }
 
 void store(uint32_t address, const void* x, uint32_t bytes) {

@@ -6,7 +6,7 @@ import pytest
 
 from . import capi, harness, philox
 from .case import Case
-from .cases import caches
+from .cases import LISTED, caches
 from .data import make_data
 from .harness import Call, run
 from .merging import merge_parts
@@ -224,3 +224,21 @@ def test_workspace_is_linear_and_bounded(device, case, op):
         assert size(batch, rows, keys, promised) <= bound, (batch, rows, keys)
     with pytest.raises(capi.Refused):
         plan.workspace_size(op, None) or pytest.skip("no workspace at all")
+
+
+@pytest.mark.parametrize("case", LISTED["many_queries"])
+def test_many_queries_have_a_kernel_of_their_own(device, case):
+    """What is listed for it is computed by it, and a few heads of the same are not."""
+    def tile(case):
+        shape = dict(batch=case.batch, seqlen_q=case.seqlen_q, seqlen_kv=case.seqlen_kv)
+        for name, lengths in (("total_q", case.cu_q), ("total_kv", case.cu_kv)):
+            if lengths is not None:
+                shape[name] = sum(lengths)
+        info = capi.Plan(capi.descriptor(case, device)).info(capi.BACKWARD, shape)
+        return capi.ffi.string(info.family), info.tile_q
+
+    family, rows = tile(case)
+    if family != b"sm90":
+        pytest.skip("a kernel of Hopper")
+    assert rows == 80
+    assert tile(case.replace(heads_q=2, heads_kv=1)) == (b"sm90", 64)

@@ -236,8 +236,9 @@ __device__ __forceinline__ void init_barriers(BackwardControl<Config>& control) 
   const auto init = [](uint64_t& barrier, int count) {
     ptx::mbarrier_init(barrier_at(barrier), count);
   };
-  for (int n = 0; n < Config::kKeyStages; ++n)
-    init(control.k_empty[n], kConsumers + !Config::kLong);
+  // Who reads K or the item: the consumers, and a warpgroup for dQ if there is one.
+  constexpr int kReaders = kConsumers + !Config::kLong;
+  for (uint64_t& barrier : control.k_empty) init(barrier, kReaders);
   init(control.v_empty, kConsumers);
   init(control.nearly, 1);
   for (int n = 0; n < Config::kQStages; ++n) {
@@ -265,9 +266,8 @@ __device__ __forceinline__ void init_barriers(BackwardControl<Config>& control) 
   }
   for (int n = 0; n < kBackwardItems; ++n) {
     init(control.item_full[n], 1);
-    // dQ, the loader, adders; the partner, when it has read the number.
-    init(control.item_empty[n],
-         kConsumers + 3 + !Config::kLong + (Config::kPair && block_rank<Config>() == 0));
+    // Also the loader and the adders; the partner, when it has read the number.
+    init(control.item_empty[n], kReaders + 3 + (Config::kPair && block_rank<Config>() == 0));
   }
   if constexpr (Config::kPair) {
     for (uint64_t& barrier : control.pair.received) init(barrier, 1);
