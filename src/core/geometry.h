@@ -132,10 +132,11 @@ FLASHATTN_HD constexpr KeySpan key_span(const MaskRule& rule, Interval rows, Len
   return {{first.begin, last.end}, {last.begin, first.end}};
 }
 
-// The last tile of keys of which these queries, not none, see some: all down to the first do.
-FLASHATTN_HD constexpr int32_t last_key_tile(const MaskRule& rule, Interval rows, Lengths len,
-                                             int32_t tile_kv) {
-  return (key_span(rule, rows, len).any.end - 1) / tile_kv;
+// The tiles of keys of which these queries, not none, see some. May be empty (begin >= end).
+FLASHATTN_HD constexpr Interval key_tiles(const MaskRule& rule, Interval rows, Lengths len,
+                                          int32_t tile_kv) {
+  const Interval any = key_span(rule, rows, len).any;
+  return {any.begin / tile_kv, any.end > any.begin ? (any.end - 1) / tile_kv + 1 : 0};
 }
 
 // The queries that see some key of [keys.begin, keys.end), not empty.

@@ -31,6 +31,16 @@ struct Sections {
             Divisor::of(static_cast<int32_t>(units - last * width)), static_cast<int32_t>(last)};
   }
 
+  // The same sections of units with so many turns each; nothing if that is too many.
+  constexpr Sections with_turns(int64_t n) const {
+    const int64_t all = static_cast<int64_t>(last) * units.by + last_units.by;
+    if (all <= 0 || n <= 0 || all * n > INT32_MAX) return {};
+    Sections s = *this;
+    s.turns = static_cast<int32_t>(n);
+    s.blocks = Divisor::of(static_cast<int32_t>(units.by * n));
+    return s;
+  }
+
   FLASHATTN_HD constexpr int32_t count() const { return (last * units.by + last_units.by) * turns; }
 
   struct Place {

@@ -37,7 +37,8 @@ struct ForwardParams {
   }
 };
 
-constexpr int32_t kDqClaimed = 1, kDqOpen = 3;  // of dq_states, without order
+// Of dq_states.
+constexpr int32_t kDqClaimed = 1, kDqOpen = 2, kDqTurn = 4, kDqConverted = -1;
 
 // The kernels of a backward pass share what one of them leaves to the next in the workspace.
 // Portable: rows there stand as in lse. Hopper: in whole tiles of queries, see tile_q.
@@ -54,19 +55,22 @@ struct BackwardParams {
   // a fixed order. NULL: in any.
   int32_t* turns;
   int32_t turn_q;
-  int32_t* ticket;  // numbers the blocks as they start, or the tiles that they take
+  int32_t* ticket;  // numbers the blocks as they start, or the tiles of keys that they take
   // Not 0: lse2, delta and dq are arrays of tiles of tile_q queries, every sequence of a head from
   // a new tile on. Of dq a tile is tile_q * tile_dim numbers in the order of accumulators.
   int32_t tile_q, tile_dim, tile_kv;
-  // Hopper: for each of the dq_parts of a tile of dq, of so many columns, bit 0: something lies
-  // there, or is on its way. In order (ordered): above it, which tile of keys comes next. Else bit
-  // 1: it may be added to.
+  // Hopper: for each of the dq_parts of a tile of dq, of so many columns, kDqClaimed: something
+  // lies there, or is on its way; kDqOpen: it may be added to; in kDqTurns: how many tiles of keys
+  // have yet to add, if somebody asks. In order (ordered), the last of them first, down to
+  // dq_first[tile of dq]. Or kDqConverted: nothing is left to do.
   int32_t* dq_states;
+  int32_t* dq_first;
+  int32_t* dq_ticket;  // numbers the tiles of dq as blocks take them to convert
   int32_t dq_parts, ordered;
+  int32_t group;  // query heads that share a KV head
   // Portable: of units that share queries, (batch, KV head), a turn each key block.
   Sections sections;
   Divisor by_heads_kv;
-  int32_t group;
 
   FLASHATTN_HD int64_t units() const {
     return static_cast<int64_t>(args.shape.batch) * problem.heads_kv;

@@ -70,6 +70,7 @@ void store(uint32_t address, T x) {
 void mbarrier_init(uint32_t barrier, uint32_t count);
 void mbarrier_arrive(uint32_t barrier, uint32_t bytes);
 void mbarrier_wait(uint32_t barrier, uint32_t parity);
+bool mbarrier_test(uint32_t barrier, uint32_t parity);
 
 // ---- the cluster
 

@@ -160,6 +160,12 @@ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   if (finds_races) block->mbarriers[barrier].leave();
 }
 
+bool mbarrier_test(uint32_t barrier, uint32_t parity) {
+  if (mbarrier_at(barrier).phase == parity) return false;
+  mbarrier_wait(barrier, parity);
+  return true;
+}
+
 // ---- the cluster
 
 uint32_t at_rank(uint32_t address, uint32_t rank) { return (address & kOffset) | (rank + 1) << 24; }

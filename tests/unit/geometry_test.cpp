@@ -139,15 +139,15 @@ bool query_spans_right(Table& t, int tile_kv) {
   return true;
 }
 
-// The tiles of keys that visit a tile of queries follow each other from last_key_tile down: each
-// may wait for the one after it.
+// The tiles of keys that visit a tile of queries are key_tiles: each may wait for the one after it,
+// and the last is known.
 bool turns_right(Table& t, int tile_q, int tile_kv) {
   for (int q = 0; q < t.len.q; q += tile_q) {
-    int next = last_key_tile(t.rule, {q, std::min(q + tile_q, t.len.q)}, t.len, tile_kv);
-    for (int k = (t.len.kv - 1) / tile_kv * tile_kv; k >= 0; k -= tile_kv) {
+    const Interval tiles = key_tiles(t.rule, {q, std::min(q + tile_q, t.len.q)}, t.len, tile_kv);
+    for (int k = 0; k < t.len.kv; k += tile_kv) {
       const Interval span = query_span(t.rule, {k, std::min(k + tile_kv, t.len.kv)}, t.len);
       const bool visits = !empty(span) && q / tile_q >= span.begin / tile_q && q < span.end;
-      if (visits && k / tile_kv != next--) return false;
+      if (visits != (k / tile_kv >= tiles.begin && k / tile_kv < tiles.end)) return false;
     }
   }
   return true;

@@ -33,7 +33,9 @@ bool right(int32_t units, int32_t turns, int32_t fitting, int32_t workers) {
   // Two turns a worker in the last section, or all there are; and not a section too many.
   const bool even = rest == units || rest * turns >= 2 * workers;
   const bool least = rest <= most || (rest - most) * turns < 2 * workers;
-  return in_order(sections, units, turns) && sections.units.by == most && even && least;
+  const Sections others = sections.with_turns(3);
+  return in_order(others, units, 3) && others.last == sections.last &&
+         in_order(sections, units, turns) && sections.units.by == most && even && least;
 }
 
 }  // namespace
@@ -52,5 +54,8 @@ int main() {
   CHECK(Sections::of(INT64_C(1) << 16, INT64_C(1) << 15, 1).count() == 0);
   CHECK(Sections::of(INT32_MAX, 1, INT32_MAX).place(INT32_MAX - 1).unit == INT32_MAX - 1);
   CHECK(Sections::of(INT32_MAX, 1, 7, 132).count() == INT32_MAX);
+  CHECK(Sections::of(0, 5, 1).with_turns(3).count() == 0);
+  CHECK(Sections::of(5, 2, 1).with_turns(0).count() == 0);
+  CHECK(Sections::of(5, 2, 1).with_turns(INT32_MAX).count() == 0);
   return check_report();
 }

@@ -77,7 +77,10 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t b = blockIdx.x / problem.heads_q, h = blockIdx.x % problem.heads_q;
   const int32_t lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
   const Sequence sequence = sequence_of(problem, args.shape, args.inputs, b);
-  if (params.ticket && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *params.ticket = 0;
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
+    if (params.ticket) *params.ticket = 0;
+    if (params.dq_ticket) *params.dq_ticket = 0;
+  }
   const int64_t first_number = params.first_number(sequence, b, h);
   const int64_t first_row = params.row(b, h, sequence.first_q);
   // Whole tiles are read.
@@ -129,12 +132,12 @@ __global__ void __launch_bounds__(kThreads)
       }
       if (params.tile_q != 0 && own % params.tile_q == 0) {
         const Interval rows{own, min(own + params.tile_q, sequence.len.q)};
-        const int32_t state = params.ordered ? 2 * last_key_tile(problem.mask_rule(), rows,
-                                                                 sequence.len, params.tile_kv)
-                                             : 0;
-        int32_t* to = params.dq_states + number / params.tile_q * params.dq_parts;
-        to[0] = state;
-        if (params.dq_parts > 1) to[1] = state;  // a loop would spill registers
+        const Interval tiles = key_tiles(problem.mask_rule(), rows, sequence.len, params.tile_kv);
+        const int64_t tile = number / params.tile_q;
+        const int32_t state = kDqTurn * max(tiles.end - tiles.begin, 0);
+        params.dq_states[tile * params.dq_parts] = state;
+        if (params.dq_parts > 1) params.dq_states[tile * 2 + 1] = state;  // a loop would spill
+        if (params.ordered) params.dq_first[tile] = tiles.begin;
       }
     }
     __syncthreads();  // the sums have been read

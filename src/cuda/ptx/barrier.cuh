@@ -45,6 +45,18 @@ __device__ __forceinline__ void mbarrier_wait_if(bool some, uint32_t barrier, ui
       : "memory");
 }
 
+// Whether it has ended.
+__device__ __forceinline__ bool mbarrier_test(uint32_t barrier, uint32_t parity) {
+  int32_t ended;
+  asm volatile(
+      "{.reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; "
+      "selp.b32 %0, 1, 0, p;}"
+      : "=r"(ended)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return ended;
+}
+
 // Barrier 0 is __syncthreads(). `threads` counts those that arrive and those that wait.
 __device__ __forceinline__ void named_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");

@@ -198,14 +198,31 @@ __device__ __forceinline__ int32_t load_acquire(const int32_t* from) {
   return x;
 }
 
-// Stores `x` where `expected` lies. What lay there; what others stored before that is seen.
-__device__ __forceinline__ int32_t exchange_acquire(int32_t* at, int32_t expected, int32_t x) {
+// What this thread has seen of what was stored is seen by who sees what it stores from now on.
+__device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+__device__ __forceinline__ void add_relaxed(int32_t* to, int32_t x) {
+  asm volatile("red.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+
+// What lay there. What others stored before that is seen.
+__device__ __forceinline__ int32_t fetch_or_acquire(int32_t* at, int32_t bits) {
   int32_t found;
-  asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], %2, %3;"
+  asm volatile("atom.acquire.gpu.global.or.b32 %0, [%1], %2;"
                : "=r"(found)
-               : "l"(at), "r"(expected), "r"(x)
+               : "l"(at), "r"(bits)
                : "memory");
   return found;
+}
+
+// 16 bytes that other multiprocessors may have written meanwhile.
+__device__ __forceinline__ float4 load_uncached(const float4* from) {
+  float4 x;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "l"(from)
+               : "memory");
+  return x;
 }
 
 __device__ __forceinline__ void add_release(int32_t* to, int32_t x) {

@@ -8,7 +8,8 @@
 // rows, as the tensor cores like to read a left operand.
 //
 // A third warpgroup computes dQ, so that the consumers never meet, and one's exponentials run under
-// the other's products. Small heads, backward_consumer.cuh: 128 keys, 64 a consumer. Large heads,
+// the other's products. While it waits for them it converts tiles of dQ that are complete; a kernel
+// after this one converts the others. Small heads, backward_consumer.cuh: 128 keys, 64 a consumer. Large heads,
 // backward_wide.cuh: 64 keys; one consumer has P and dV, the other dS and dK. The largest: clusters
 // of two blocks, which share what adding dQ to global memory costs, see BackwardWideConfig. Many
 // queries, backward_long.cuh: larger tiles of them, and no warpgroup for dQ.
@@ -25,6 +26,7 @@
 // measured.
 #pragma once
 
+#include "cuda/sm90/backward_adder.cuh"
 #include "cuda/sm90/backward_consumer.cuh"
 #include "cuda/sm90/backward_long.cuh"
 #include "cuda/sm90/backward_producer.cuh"
@@ -68,8 +70,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (threadIdx.x % 32 != 0 && !(Config::kAny && warp == 1)) return;
     const uint32_t start = ptx::shared_address(shared);
     if (warp == 0) BackwardLoader<Config>(params, start, control).run();
-    if (warp == 1) plan_items<Config>(params, control);
-    if (warp >= 2) add_dq<Config>(params, start, control, warp - 2);
+    if (warp == 1) plan(params, control);
+    if (warp >= 2) DqAdder<Config>(params, start, control).run();
   } else if constexpr (Config::kLong) {
     ptx::registers_claim<Config::kConsumerRegisters>();
     LongConsumer<Config>(params, ptx::shared_address(shared), control, warpgroup - 1).run();

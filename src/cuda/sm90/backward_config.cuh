@@ -21,6 +21,7 @@ struct BackwardConfig {
   static constexpr int kTileQ = kTileQ_, kTileKv = 128;
   static constexpr int kPartQ = 64;  // of the products
   static constexpr bool kWide = false, kPair = false, kLong = false;
+  static constexpr bool kConverts = true;  // dQ: the warpgroup that computes it has time
   static constexpr int kItemKv = kTileKv;
   static constexpr Scores kScores = kScores_;
   static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
@@ -74,6 +75,7 @@ struct BackwardWideConfig {
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;
   static constexpr int kTileQ = 64, kTileKv = 64, kPartQ = kTileQ;
   static constexpr bool kWide = true, kPair = kDimQk > 192, kLong = false;
+  static constexpr bool kConverts = false;
   static constexpr int kItemKv = kPair ? 128 : 64;  // keys of an item
   static constexpr Scores kScores = kScores_;
   static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
@@ -123,7 +125,7 @@ struct BackwardLongConfig {
   static constexpr int kDim = kDim_;  // of the products; smaller heads: zeros
   static constexpr int kTileQ = 80, kTileKv = 128;
   static constexpr int kPartQ = kTileQ;
-  static constexpr bool kWide = false, kPair = false, kLong = true;
+  static constexpr bool kWide = false, kPair = false, kLong = true, kConverts = false;
   static constexpr int kItemKv = kTileKv;
   static constexpr Scores kScores = kScores_;
   static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
@@ -167,6 +169,7 @@ constexpr int kBlocks = Config::kItemKv / Config::kTileKv;
 
 // A tile of keys of a KV head: all tiles of queries of its group that see some of it. The blocks of
 // a pair have the same items, but for the keys.
+template <class Config>
 struct BackwardItem {
   int32_t end;  // not 0: there are no more
   int32_t b, kv_head;
@@ -180,16 +183,34 @@ struct BackwardItem {
   int32_t first_tile;     // of the sequence, in dq and the like, for the group's first head
   // With a block mask, bit (head of the group) * tiles + tile: whether a query of the tile sees a
   // key. Tiles count from tiles.begin.
-  uint32_t seen[kMostBlockTiles / 32];
+  uint32_t seen[Config::kAny ? kMostBlockTiles / 32 : 1];
+};
+
+// A tile of dQ that this block is to convert when all have added to it.
+struct DqSums {
+  int32_t* state;          // of dq_states
+  const float4* from;      // NULL: no key was seen
+  char* to;                // its first row of dq
+  int32_t rows;            // how many, below 0: no more will come
+  uint32_t taken, handed;  // whether there is one; how many have been left to those who convert
+  uint32_t converted[4];   // by each warp
 };
 
 constexpr int kBackwardItems = 2;
+constexpr uint32_t kDqLater = 4;  // tiles that an adder has begun to add when it says so of all
 
 // Pairs. The partner's dS; in the second block the numbers of items, which the first takes.
 template <class Config>
 struct PairControl {
   uint64_t received[Config::kDsStages], number_full[kBackwardItems];
   uint32_t numbers[kBackwardItems];
+};
+
+// What converting dQ takes. To those who do, and back.
+struct ConvertControl {
+  uint64_t full, empty;
+  DqSums sums;
+  int32_t later[2][kDqLater];  // of each adder: where it has begun to add
 };
 
 template <class Config>
@@ -203,11 +224,12 @@ struct BackwardControl {
   uint64_t dq_full[2][Config::kDqSlots];  // for each of the adders: tiles in turn
   uint64_t dq_empty[Config::kDqSlots];
   uint64_t item_full[kBackwardItems], item_empty[kBackwardItems];
-  BackwardItem items[kBackwardItems];
-  BackwardItem own[Config::kConsumers];  // what a consumer works on
-  uint32_t taken[Config::kConsumers];    // items, by each consumer
-  Interval visible[Config::kTileKv];     // queries, by key of the tile at work
+  BackwardItem<Config> items[kBackwardItems];
+  BackwardItem<Config> own[Config::kConsumers];  // what a consumer works on
+  uint32_t taken[Config::kConsumers];            // items, by each consumer
+  Interval visible[Config::kTileKv];             // queries, by key of the tile at work
   std::conditional_t<Config::kPair, PairControl<Config>, uint32_t> pair;
+  std::conditional_t<Config::kConverts, ConvertControl, uint32_t> convert;
 };
 
 template <class Config>
@@ -275,7 +297,14 @@ __device__ __forceinline__ void init_barriers(BackwardControl<Config>& control) 
   }
   ptx::fence_mbarrier_init();
   for (int n = 0; n < kConsumers; ++n) control.taken[n] = 0;
-  for (BackwardItem& item : control.items) item.before = item.done = item.number = 0;
+  if constexpr (Config::kConverts) {
+    init(control.convert.full, 1);
+    init(control.convert.empty, 4);  // warps
+    DqSums& sums = control.convert.sums;
+    sums.taken = sums.handed = 0;
+    for (uint32_t& times : sums.converted) times = 0;
+  }
+  for (BackwardItem<Config>& item : control.items) item.before = item.done = item.number = 0;
 }
 
 // Something of this block has been read; of a pair, both want to know.
@@ -287,14 +316,15 @@ __device__ __forceinline__ void arrive_at_all(uint64_t& barrier) {
 
 // Where K of an item lies.
 template <class Config>
-__device__ __forceinline__ uint32_t keys_at(uint32_t shared, const volatile BackwardItem& item) {
+__device__ __forceinline__ uint32_t keys_at(uint32_t shared,
+                                            const volatile BackwardItem<Config>& item) {
   return shared + Ring<Config::kKeyStages>{item.number}.slot() * Config::kKeyBytes;
 }
 
 // Of an item with tiles of queries: one more has no use for K.
 template <class Config>
 __device__ __forceinline__ void free_k(BackwardControl<Config>& control,
-                                       const volatile BackwardItem& item) {
+                                       const volatile BackwardItem<Config>& item) {
   const Ring<Config::kKeyStages> keys{item.number};
   ptx::mbarrier_arrive(barrier_at(control.k_empty[keys.slot()]));
 }
@@ -310,7 +340,7 @@ constexpr int32_t kPlaceHead = kMostAnyTiles, kPlaceTile = kPlaceHead - 1;
 
 // Whether the block mask leaves something of the tile of queries.
 template <class Config>
-__device__ __forceinline__ bool is_seen(const volatile BackwardItem& item,
+__device__ __forceinline__ bool is_seen(const volatile BackwardItem<Config>& item,
                                         const BackwardParams& params, int32_t head, int32_t tile) {
   if (!Config::kAny || !(params.common.problem.mask & FLASHATTN_MASK_BLOCKS)) return true;
   const int32_t bit = head * (item.tiles.end - item.tiles.begin) + tile - item.tiles.begin;
@@ -318,8 +348,31 @@ __device__ __forceinline__ bool is_seen(const volatile BackwardItem& item,
 }
 
 // The tile of queries after `tile`, round.
-__device__ __forceinline__ int32_t tile_after(const volatile BackwardItem& item, int32_t tile) {
+template <class Config>
+__device__ __forceinline__ int32_t tile_after(const volatile BackwardItem<Config>& item,
+                                              int32_t tile) {
   return tile == item.tiles.end - 1 ? item.tiles.begin : tile + 1;
+}
+
+// Calls step(heads left, tile, place) for all tiles of queries of an item,
+// in the order of all roles; place: the tile in dq and the like. For those of which the block mask
+// leaves nothing skip(place).
+template <class Config, class Step, class Skip>
+__device__ __forceinline__ void for_each_tile(const volatile BackwardItem<Config>& item,
+                                              const BackwardParams& params, Step step, Skip skip) {
+  int32_t place = item.first_tile;
+#pragma unroll 1
+  for (int32_t heads = params.common.group; heads > 0; --heads) {
+#pragma unroll 1
+    for (int32_t tile = item.tiles.begin; tile < item.tiles.end; ++tile) {
+      if (is_seen<Config>(item, params, params.common.group - heads, tile)) {
+        step(heads, tile, place + tile);
+      } else {
+        skip(place + tile);
+      }
+    }
+    place += params.head_tiles;
+  }
 }
 
 }  // namespace flashattn::cuda::sm90

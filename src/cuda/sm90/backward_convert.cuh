@@ -1,5 +1,5 @@
 // The sums of dQ of the Hopper backward pass, which lie in tiles in the order of accumulators, to
-// rows of the problem's type.
+// rows of the problem's type: those that backward_scout.cuh has not had the time for.
 #pragma once
 
 #include "cuda/ptx/mma.cuh"
@@ -37,7 +37,9 @@ __global__ void __launch_bounds__(kConvertThreads<Config>)
                        group * (kPieces * 128) + thread;
   // Nothing lies where no key was seen.
   const int32_t part = group / Config::kOwnShares;
-  const bool some = params.dq_states[place * kBlocks<Config> + part] & 1;
+  const int32_t state = params.dq_states[place * kBlocks<Config> + part];
+  if (state == kDqConverted) return;
+  const bool some = state & kDqClaimed;
   float4 pieces[kPieces];
 #pragma unroll
   for (int n = 0; n < kPieces; ++n) {

@@ -2,8 +2,7 @@
 // that adds it.
 #pragma once
 
-#include "cuda/sm90/backward_config.cuh"
-#include "cuda/tile/shared.cuh"
+#include "cuda/sm90/backward_scout.cuh"
 #include "wgmma.cuh"
 
 namespace flashattn::cuda::sm90 {
@@ -70,7 +69,7 @@ class DqGroup {
   __device__ __forceinline__ void run() {
     for (Items items;; items.advance()) {
       ptx::mbarrier_wait(barrier_at(control_.item_full[items.slot()]), items.phase());
-      const volatile BackwardItem& item = control_.items[items.slot()];
+      const volatile BackwardItem<Config>& item = control_.items[items.slot()];
       if (item.end) break;
       while (place_.count != item.done) step(keys_at<Config>(shared_, item));
       ptx::named_sync(kDqBarrier, 128);  // all have read the item
@@ -79,6 +78,7 @@ class DqGroup {
         ptx::mbarrier_arrive(barrier_at(control_.item_empty[items.slot()]));
       }
     }
+    if constexpr (Config::kConverts) DqConverter<Config>(params_, control_).finish();
   }
 
  private:
@@ -89,7 +89,7 @@ class DqGroup {
     constexpr int kShares = Config::kOwnShares, kSlots = Config::kDqSlots;
     constexpr int kAtOnce = Config::kSharesAtOnce, kSums = 32 * kAtOnce;
     constexpr int kPieces = kSums * 512 / Config::kDqBytes;  // a slot takes one
-    ptx::mbarrier_wait(barrier_at(control_.ds_full[place_.slot()]), place_.phase());
+    await_ds();
     if constexpr (Config::kPair) exchange_ds();
 #pragma unroll 1
     for (int32_t share = 0; share < kShares; share += kAtOnce) {
@@ -112,6 +112,16 @@ class DqGroup {
       }
     }
     place_.advance();
+  }
+
+  // Converts meanwhile, if there is time.
+  __device__ __forceinline__ void await_ds() const {
+    const uint32_t full = barrier_at(control_.ds_full[place_.slot()]);
+    if constexpr (Config::kConverts) {
+      const bool there = ptx::mbarrier_test(full, place_.phase());
+      if (!__all_sync(~0u, there)) DqConverter<Config>(params_, control_).work();
+    }
+    ptx::mbarrier_wait(full, place_.phase());
   }
 
   // The block's dS to the partner, whose place for it is free: this block's own was, and that is

@@ -24,7 +24,7 @@ class BackwardGroup {
       : params_(params), control_(control), shared_(shared), group_(group) {}
 
   // Read anew each time: registers are better used in the main loop.
-  __device__ __forceinline__ const volatile BackwardItem& item() const {
+  __device__ __forceinline__ const volatile BackwardItem<Config>& item() const {
     return control_.own[group_];
   }
   __device__ __forceinline__ bool leader() const { return opaque(threadIdx.x) % 128 == 0; }
@@ -39,7 +39,7 @@ class BackwardGroup {
     volatile uint32_t& taken = control_.taken[group_];
     const Items at{taken};
     ptx::mbarrier_wait(barrier_at(control_.item_full[at.slot()]), at.phase());
-    constexpr int kWords = sizeof(BackwardItem) / 4;
+    constexpr int kWords = sizeof(BackwardItem<Config>) / 4;
     const int32_t n = opaque(threadIdx.x) % 128;
     if (n < kWords) {
       reinterpret_cast<uint32_t*>(&control_.own[group_])[n] =

@@ -100,6 +100,7 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry,
   common.tile_kv = entry.tile_kv;
   common.dq_parts = entry.blocks;
   common.ordered = ordered();
+  common.group = problem_.group();
   p.sequence_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, entry.tile_q));
   p.head_tiles = static_cast<int32_t>(common.head_tiles(entry.tile_q));
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
@@ -116,6 +117,8 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry,
   p.sections =
       Sections::of(units, ceil_div(shape.seqlen_kv, entry.tile_kv),
                    l2_bytes_ / 4 / std::max<int64_t>(unit_bytes, 1), units_ / entry.blocks);
+  p.query_sections =
+      p.sections.with_turns(static_cast<int64_t>(p.sequence_tiles) * problem_.group());
   p.items = p.sections.count();
   // In turns none may be kept for a block that has not started.
   p.dealt = ordered() ? 0 : std::min(p.items, units_ / entry.blocks);
@@ -126,10 +129,12 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry,
   WorkspaceCutter workspace(base);
   const int64_t rows = common.head_tiles(entry.tile_q) * problem_.heads_q * entry.tile_q;
   common.ticket = workspace.take<int32_t>(1);
+  common.dq_ticket = workspace.take<int32_t>(1);
   common.lse2 = workspace.take<float>(rows);
   common.delta = workspace.take<float>(rows);
   common.dq = workspace.take<float>(rows * entry.dim_qk);
   common.dq_states = workspace.take<int32_t>(rows / entry.tile_q * entry.blocks);
+  if (ordered()) common.dq_first = workspace.take<int32_t>(rows / entry.tile_q);
   common.dout = rounded_dout(problem_, args, &workspace);
   *bytes = workspace.bytes();
   return p;

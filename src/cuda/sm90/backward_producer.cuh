@@ -1,15 +1,14 @@
 // The producers of the Hopper backward pass, a thread each: one plans the tiles of keys, one starts
-// the loads, two add dQ to the sums in global memory.
+// the loads. Those that add dQ: backward_adder.cuh.
 #pragma once
 
-#include "cuda/sm90/backward_config.cuh"
-#include "cuda/tile/shared.cuh"
+#include "cuda/sm90/backward_scout.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 // Where the item's keys begin and end, of a pair those of both blocks.
 template <class Config>
-__device__ __forceinline__ Interval keys_of(const volatile BackwardItem& item) {
+__device__ __forceinline__ Interval keys_of(const volatile BackwardItem<Config>& item) {
   const int32_t first = item.key / Config::kItemKv * Config::kItemKv;
   return {first, min(first + Config::kItemKv, item.len.kv)};
 }
@@ -18,8 +17,8 @@ __device__ __forceinline__ Interval keys_of(const volatile BackwardItem& item) {
 // can be read back from the items is.
 template <class Config>
 __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t n,
-                                          const volatile BackwardItem& previous,
-                                          volatile BackwardItem& item) {
+                                          const volatile BackwardItem<Config>& previous,
+                                          volatile BackwardItem<Config>& item) {
   const cuda::BackwardParams& common = params.common;
   const Problem& problem = common.problem;
   constexpr int32_t kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
@@ -45,7 +44,7 @@ __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t 
     const int32_t before = (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q)
                                ? item.first_q / kTileQ + item.b
                                : item.b * params.sequence_tiles;
-    item.first_tile = item.kv_head * problem.group() * params.head_tiles + before;
+    item.first_tile = item.kv_head * params.common.group * params.head_tiles + before;
   }
   {
     const Interval first =
@@ -69,7 +68,7 @@ __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t 
   if (item.keys < kTileKv) item.full.end = 0;
   const int32_t count = max(item.tiles.end - item.tiles.begin, 0);
   item.before = previous.done;
-  item.done = previous.done + count * problem.group();
+  item.done = previous.done + count * params.common.group;
   item.number = previous.number + (previous.done != previous.before);
   return true;
 }
@@ -77,7 +76,7 @@ __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t 
 // Which tiles of an item the block mask leaves: a lane a tile.
 template <class Config>
 __device__ __forceinline__ void look_at_blocks(const BackwardParams& params,
-                                               volatile BackwardItem& item) {
+                                               volatile BackwardItem<Config>& item) {
   const Problem& problem = params.common.problem;
   const flashattn_inputs& in = params.common.args.inputs;
   const int32_t lane = threadIdx.x % 32;
@@ -85,8 +84,8 @@ __device__ __forceinline__ void look_at_blocks(const BackwardParams& params,
   const int32_t tiles = max(item.tiles.end - item.tiles.begin, 0);
   uint32_t hidden = 0;
 #pragma unroll 1
-  for (int32_t first = 0; first < tiles * problem.group(); first += 32) {
-    const bool inside = first + lane < tiles * problem.group();
+  for (int32_t first = 0; first < tiles * params.common.group; first += 32) {
+    const bool inside = first + lane < tiles * params.common.group;
     bool some = false;
     if (inside) {
       const int32_t head = (first + lane) / tiles;
@@ -94,7 +93,7 @@ __device__ __forceinline__ void look_at_blocks(const BackwardParams& params,
       const int32_t last = min(query + Config::kTileQ, item.len.q) - 1;
       int32_t y = query / problem.block_q;
       const uint8_t* on = in.block_mask + item.b * in.block_mask_stride_batch +
-                          (item.kv_head * problem.group() + head) * in.block_mask_stride_head +
+                          (item.kv_head * params.common.group + head) * in.block_mask_stride_head +
                           y * in.block_mask_stride_row;
 #pragma unroll 1
       for (; y <= last / problem.block_q && !some; ++y, on += in.block_mask_stride_row) {
@@ -112,13 +111,13 @@ __device__ __forceinline__ void look_at_blocks(const BackwardParams& params,
   if (lane == 0) item.done = item.done - hidden;
 }
 
-// Item n, or that there are no more, for all to see. False: there is nothing to see, n has no key.
+// Item n, or that there are no more, for all to see, in a free slot. False: there is nothing to
+// see, n has no key.
 template <class Config, class Spread>
 __device__ __forceinline__ bool show_item(const BackwardParams& params,
                                           BackwardControl<Config>& control, Items at, int32_t n,
                                           bool leader, Spread spread) {
-  ptx::mbarrier_wait(barrier_at(control.item_empty[at.slot()]), at.phase() ^ 1);
-  volatile BackwardItem& item = control.items[at.slot()];
+  volatile BackwardItem<Config>& item = control.items[at.slot()];
   bool some = n >= params.items;
   if (leader) {
     if (n >= params.items) {
@@ -147,6 +146,7 @@ __device__ __forceinline__ void follow_items(const BackwardParams& params,
     if (leader) ptx::mbarrier_expect(full, sizeof(uint32_t));
     ptx::mbarrier_wait_cluster(full, items.phase());
     const int32_t next = ptx::load_shared(ptx::shared_address(&control.pair.numbers[items.slot()]));
+    ptx::mbarrier_wait(barrier_at(control.item_empty[items.slot()]), items.phase() ^ 1);
     show_item<Config>(params, control, items, next, leader, spread);
     const uint32_t empty = at_partner(barrier_at(control.item_empty[items.slot()]));
     if (leader) ptx::mbarrier_arrive_remote(empty);  // the number has been read
@@ -154,17 +154,17 @@ __device__ __forceinline__ void follow_items(const BackwardParams& params,
   }
 }
 
-// With any scores by all lanes of a warp, else by one thread.
-template <class Config>
+// With any scores by all lanes of a warp, else by one thread. wait(barrier, parity): what else
+// there is to do meanwhile.
+template <class Config, class Wait>
 __device__ __forceinline__ void plan_items(const BackwardParams& params,
-                                           BackwardControl<Config>& control) {
+                                           BackwardControl<Config>& control, Wait wait) {
   const bool leader = !Config::kAny || threadIdx.x % 32 == 0;
   const auto spread = [&](int32_t x) { return Config::kAny ? __shfl_sync(~0u, x, 0) : x; };
   if constexpr (Config::kPair) {
     if (block_rank<Config>() != 0) return follow_items(params, control, leader, spread);
   }
   Items items;
-  uint32_t phase = 0;
   int32_t next = blockIdx.x / kBlocks<Config>;
   if (params.common.ordered && leader) next = atomicAdd(params.common.ticket, 1);
   next = spread(next);
@@ -179,33 +179,32 @@ __device__ __forceinline__ void plan_items(const BackwardParams& params,
       items.advance();
       if (next >= params.items) return;
       // Taken no earlier than need be, so that work stays evenly dealt out.
-      ptx::mbarrier_wait(barrier_at(control.nearly), phase);
-      phase ^= 1;
+      wait(barrier_at(control.nearly), items.count & 1 ^ 1);
+      wait(barrier_at(control.item_empty[items.slot()]), items.phase() ^ 1);
     }
     if (leader) next = params.dealt + atomicAdd(params.common.ticket, 1);
     next = spread(next);
   }
 }
 
-// Calls step(heads left, tiles left of the head, tile, place) for all tiles of queries of an item,
-// in the order of all roles; place: the tile in dq and the like. For those of which the block mask
-// leaves nothing skip(place).
-template <class Config, class Step, class Skip>
-__device__ __forceinline__ void for_each_tile(const volatile BackwardItem& item,
-                                              const BackwardParams& params, Step step, Skip skip) {
-  int32_t place = item.first_tile;
-#pragma unroll 1
-  for (int32_t heads = params.common.problem.group(); heads > 0; --heads) {
-    int32_t tile = item.tiles.begin;
-#pragma unroll 1
-    for (int32_t left = item.tiles.end - tile; left > 0; --left, ++tile) {
-      if (is_seen<Config>(item, params, params.common.problem.group() - heads, tile)) {
-        step(heads, left, tile, place + tile);
-      } else {
-        skip(place + tile);
+// Beside it: looks for dQ to convert.
+template <class Config>
+__device__ __forceinline__ void plan(const BackwardParams& params,
+                                     BackwardControl<Config>& control) {
+  if constexpr (Config::kConverts) {
+    const DqScout<Config> scout(params, control);
+    const bool leader = !Config::kAny || threadIdx.x % 32 == 0;
+    const auto all = [](bool x) { return Config::kAny ? __all_sync(~0u, x) : x; };
+    plan_items(params, control, [&](uint32_t barrier, uint32_t parity) {
+      while (!all(ptx::mbarrier_test(barrier, parity))) {
+        if (leader) scout.look();
+        __nanosleep(50);
       }
-    }
-    place += params.head_tiles;
+    });
+    if (leader) scout.end();
+  } else {
+    plan_items(params, control,
+               [](uint32_t barrier, uint32_t parity) { ptx::mbarrier_wait(barrier, parity); });
   }
 }
 
@@ -224,7 +223,7 @@ class BackwardLoader {
   __device__ __forceinline__ void run() {
     for (Items items;; items.advance()) {
       ptx::mbarrier_wait(barrier_at(control_.item_full[items.slot()]), items.phase());
-      const volatile BackwardItem& item = control_.items[items.slot()];
+      const volatile BackwardItem<Config>& item = control_.items[items.slot()];
       if (item.end) break;
       load(item);
       ptx::mbarrier_arrive(barrier_at(control_.item_empty[items.slot()]));
@@ -232,11 +231,11 @@ class BackwardLoader {
   }
 
  private:
-  __device__ __forceinline__ void load(const volatile BackwardItem& item) {
+  __device__ __forceinline__ void load(const volatile BackwardItem<Config>& item) {
     bool first = true;  // until the first tile
     // With a block mask the last tile may be hidden.
     const bool blocks = Config::kAny && (params_.common.problem.mask & FLASHATTN_MASK_BLOCKS);
-    const auto load = [&](int32_t heads, int32_t left, int32_t tile, int32_t place) {
+    const auto load = [&](int32_t heads, int32_t tile, int32_t place) {
       // K where a buffer is free before the last item is done, or else when it is.
       constexpr bool kEarly = Config::kKeyStages > 1;
       {
@@ -267,7 +266,7 @@ class BackwardLoader {
       }
       ++count_;
       first = false;
-      if (!blocks && heads == 1 && left == min(2, item.tiles.end - item.tiles.begin)) {
+      if (!blocks && heads == 1 && tile == max(item.tiles.end - 2, item.tiles.begin)) {
         ptx::mbarrier_arrive(barrier_at(control_.nearly));
       }
     };
@@ -285,7 +284,7 @@ class BackwardLoader {
     ptx::mbarrier_expect(full, first ? kBytes + kTileKv * (kPanels + kOthers) * 128 : kBytes);
   }
 
-  __device__ __forceinline__ void load_k(const volatile BackwardItem& item) const {
+  __device__ __forceinline__ void load_k(const volatile BackwardItem<Config>& item) const {
     const Ring<Config::kQStages> at{count_};
     const Ring<Config::kKeyStages> keys{item.number};
     ptx::mbarrier_wait(barrier_at(control_.k_empty[keys.slot()]), keys.phase() ^ 1);
@@ -300,7 +299,7 @@ class BackwardLoader {
 
   template <int kPanels>
   __device__ __forceinline__ void load_keys(const CUtensorMap& map, uint32_t to, uint32_t full,
-                                            const volatile BackwardItem& item, int32_t key,
+                                            const volatile BackwardItem<Config>& item, int32_t key,
                                             int32_t column) const {
     const bool varlen = params_.common.problem.layout & FLASHATTN_LAYOUT_VARLEN_KV;
     load_panels<kTileKv, kPanels>(map, to, full,
@@ -312,15 +311,15 @@ class BackwardLoader {
   // the same readers.
   template <int kPanels>
   __device__ __forceinline__ void load_queries(const CUtensorMap& map, uint32_t to, uint32_t full,
-                                               const volatile BackwardItem& item, int32_t heads,
-                                               int32_t tile) const {
+                                               const volatile BackwardItem<Config>& item,
+                                               int32_t heads, int32_t tile) const {
     const bool varlen = params_.common.problem.layout & FLASHATTN_LAYOUT_VARLEN_Q;
     constexpr int kOwn = kPanels / kBlocks<Config>;
     const int32_t first = block_rank<Config>() * kOwn;
     load_panels<kTileQ, kOwn, Config::kPair>(
         map, to + first * (kTileQ * 128), full,
         {first * 64, item.first_q + tile * kTileQ,
-         (item.kv_head + 1) * params_.common.problem.group() - heads, varlen ? 0 : item.b},
+         (item.kv_head + 1) * params_.common.group - heads, varlen ? 0 : item.b},
         ptx::kEvictLast);
   }
 
@@ -350,98 +349,5 @@ class BackwardLoader {
   const uint32_t shared_;
   uint32_t count_ = 0;  // tiles of queries so far
 };
-
-// Before a tile of keys adds to dQ of a tile of queries; whether it is the first to do so, and
-// stores instead: nobody has to clear dQ. See dq_states.
-//
-// In order: tiles of keys add one after the other, the last that the queries see first, in the
-// order in which blocks take them, so that nobody waits for a block that has not started. All begin
-// next to the diagonal: under a causal mask each is a step ahead of the one that waits for it.
-__device__ __forceinline__ bool await_turn(const int32_t* state, int32_t mine) {
-  int32_t now = ptx::load_acquire(state);
-  while (now >> 1 != mine) {
-    __nanosleep(20);
-    now = ptx::load_acquire(state);
-  }
-  return !(now & 1);
-}
-
-// In any order: until the first to come has stored. That one must have at hand what it stores.
-__device__ __forceinline__ bool claim(int32_t* state) {
-  int32_t now = ptx::exchange_acquire(state, 0, kDqClaimed);
-  if (now == 0) return true;
-  while (now != kDqOpen) {
-    __nanosleep(20);
-    now = ptx::load_acquire(state);
-  }
-  return false;
-}
-
-// Frees the buffers of dQ one by one, as they have been read.
-template <class Config, int kSlot = 0>
-__device__ __forceinline__ void free_dq(BackwardControl<Config>& control) {
-  if constexpr (kSlot < Config::kDqSlots) {
-    ptx::bulk_wait_read<Config::kDqSlots - 1 - kSlot>();
-    ptx::mbarrier_arrive(barrier_at(control.dq_empty[kSlot]));
-    free_dq<Config, kSlot + 1>(control);
-  }
-}
-
-// Adds the shares of dQ, tile by tile, as the warpgroup that computes them leaves them in shared
-// memory. Two threads do, each every other tile: one waits for its turn under the other's sums.
-template <class Config>
-__device__ __forceinline__ void add_dq(const BackwardParams& params, uint32_t shared,
-                                       BackwardControl<Config>& control, uint32_t adder) {
-  // The block adds its half of the columns, or all.
-  constexpr int kBytes = Config::kDqBytes, kSlots = Config::kDqSlots, kParts = kBlocks<Config>;
-  constexpr int kPieces = Config::kDqPieces;
-  const bool ordered = params.common.ordered;
-  const auto part = [&](int32_t place) {
-    return opaque(place) * kParts + static_cast<int32_t>(block_rank<Config>());
-  };
-  const auto state = [&](int32_t place) { return params.common.dq_states + part(place); };
-  uint32_t count = 0, uses = 0;  // of tiles; of this thread's buffers
-  for (Items items;; items.advance()) {
-    ptx::mbarrier_wait(barrier_at(control.item_full[items.slot()]), items.phase());
-    const volatile BackwardItem& item = control.items[items.slot()];
-    if (item.end) break;
-    const auto add = [&](int32_t, int32_t, int32_t, int32_t place) {
-      if (count++ % 2 != adder) return;
-      bool first = ordered ? await_turn(state(place), item.key / Config::kItemKv)
-                           : ptx::load_acquire(state(place)) != kDqOpen;
-      ptx::fence_async_proxy_global();
-      ptx::mbarrier_wait(barrier_at(control.dq_full[adder][0]), uses & 1);
-      if (!ordered && first) {
-        first = claim(state(place));
-        ptx::fence_async_proxy_global();
-      }
-      float* to = params.common.dq + static_cast<int64_t>(part(place)) * (kPieces * (kBytes / 4));
-#pragma unroll 1
-      for (int n = 0; n < kPieces; n += kSlots, ++uses) {
-#pragma unroll
-        for (int slot = 0; slot < kSlots; ++slot, to += kBytes / 4) {
-          ptx::mbarrier_wait(barrier_at(control.dq_full[adder][slot]), uses & 1);
-          if (first) {
-            ptx::bulk_store(to, shared + Config::kDq + slot * kBytes, kBytes);
-          } else {
-            ptx::bulk_add(to, shared + Config::kDq + slot * kBytes, kBytes);
-          }
-          ptx::bulk_commit();
-        }
-        free_dq<Config>(control);
-      }
-      if (!ordered && !first) return;
-      ptx::bulk_wait();  // not before the sums have changed
-      ptx::add_release(state(place), ordered ? first - 2 : kDqOpen - kDqClaimed);
-    };
-    for_each_tile<Config>(item, params, add, [&](int32_t place) {
-      if (!ordered || adder != 0) return;
-      await_turn(state(place), item.key / Config::kItemKv);
-      ptx::add_release(state(place), -2);
-    });
-    ptx::mbarrier_arrive(barrier_at(control.item_empty[items.slot()]));
-  }
-  ptx::bulk_wait();
-}
 
 }  // namespace flashattn::cuda::sm90

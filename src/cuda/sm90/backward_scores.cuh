@@ -256,11 +256,11 @@ class BackwardScores : protected BackwardGroup<Config> {
   __device__ __forceinline__ int32_t head_of(uint32_t count) const {
     const int32_t tiles = item().tiles.end - item().tiles.begin;
     const int32_t heads_left = static_cast<int32_t>(item().done - count - 1) / tiles + 1;
-    return (item().kv_head + 1) * params_.common.problem.group() - heads_left;
+    return (item().kv_head + 1) * params_.common.group - heads_left;
   }
 
   __device__ __forceinline__ int32_t head_at(int32_t place) const {
-    return item().kv_head * params_.common.problem.group() + place / kPlaceHead;
+    return item().kv_head * params_.common.group + place / kPlaceHead;
   }
 
   __device__ __forceinline__ float slope_of(int32_t place, uint32_t count) const {

@@ -36,6 +36,7 @@ struct BackwardParams {
   CUtensorMap q, dout, k, v;  // (column, row, head, batch)
   cuda::BackwardParams common;
   Sections sections;                // of units, (batch, KV head); a turn a tile of keys
+  Sections query_sections;          // the same; a turn a tile of queries of a head of the group
   int32_t items, dealt;             // in all; one for each block, or none: those it gets by number
   int32_t first_key, key_step;      // turn n of a unit begins with key first_key + n * key_step
   int32_t sequence_tiles;           // of queries: the most of a sequence

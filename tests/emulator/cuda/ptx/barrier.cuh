@@ -16,6 +16,9 @@ inline void mbarrier_expect(uint32_t barrier, uint32_t bytes) {
 inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   emulator::mbarrier_wait(barrier, parity);
 }
+inline bool mbarrier_test(uint32_t barrier, uint32_t parity) {
+  return emulator::mbarrier_test(barrier, parity);
+}
 inline void mbarrier_wait_if(bool some, uint32_t barrier, uint32_t parity) {
   if (some) emulator::mbarrier_wait(barrier, parity);
 }

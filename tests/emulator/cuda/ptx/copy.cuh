@@ -93,10 +93,12 @@ inline void add_pair(float* to, float x, float y) {
   emulator::add(to + 1, y);
 }
 inline int32_t load_acquire(const int32_t* from) { return __atomic_load_n(from, __ATOMIC_ACQUIRE); }
-inline int32_t exchange_acquire(int32_t* at, int32_t expected, int32_t x) {
-  __atomic_compare_exchange_n(at, &expected, x, false, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE);
-  return expected;
+inline int32_t fetch_or_acquire(int32_t* at, int32_t bits) {
+  return __atomic_fetch_or(at, bits, __ATOMIC_ACQUIRE);
 }
+inline void fence_gpu() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
+inline void add_relaxed(int32_t* to, int32_t x) { __atomic_fetch_add(to, x, __ATOMIC_RELAXED); }
+inline float4 load_uncached(const float4* from) { return *from; }
 inline void add_release(int32_t* to, int32_t x) { __atomic_fetch_add(to, x, __ATOMIC_RELEASE); }
 
 inline void let_next_start() {}

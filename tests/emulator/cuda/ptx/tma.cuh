@@ -72,6 +72,9 @@ template <int kPending = 0>
 void bulk_wait_read() {
   emulator::engine_wait(kPending, false);
 }
-inline void bulk_wait() { emulator::engine_wait(0, true); }
+template <int kPending = 0>
+void bulk_wait() {
+  emulator::engine_wait(kPending, true);
+}
 
 }  // namespace flashattn::cuda::ptx
