@@ -9,10 +9,11 @@
 //
 // A third warpgroup computes dQ, so that the consumers never meet, and one's exponentials run under
 // the other's products. While it waits for them it converts tiles of dQ that are complete; a kernel
-// after this one converts the others. Small heads, backward_consumer.cuh: 128 keys, 64 a consumer. Large heads,
-// backward_wide.cuh: 64 keys; one consumer has P and dV, the other dS and dK. The largest: clusters
-// of two blocks, which share what adding dQ to global memory costs, see BackwardWideConfig. Many
-// queries, backward_long.cuh: larger tiles of them, and no warpgroup for dQ.
+// after this one converts the others. Small heads, backward_consumer.cuh: 128 keys, 64 a consumer.
+// Large heads, backward_wide.cuh: 64 keys; one consumer has P and dV, the other dS and dK. The
+// largest: clusters of two blocks, which share what adding dQ to global memory costs, see
+// BackwardWideConfig. Many queries, backward_long.cuh: larger tiles of them, and no warpgroup for
+// dQ.
 //
 // Budget of a tile in clocks; shared memory moves 128 bytes a clock; no tile fills both alone.
 //   D, queries x keys      products   2^x   shared memory          of it dQ to memory
