@@ -34,7 +34,7 @@ struct Sections {
   // The same sections of units with so many turns each; nothing if that is too many.
   constexpr Sections with_turns(int64_t n) const {
     const int64_t all = static_cast<int64_t>(last) * units.by + last_units.by;
-    if (all <= 0 || n <= 0 || all * n > INT32_MAX) return {};
+    if (all <= 0 || n <= 0 || n > INT32_MAX / all) return {};
     Sections s = *this;
     s.turns = static_cast<int32_t>(n);
     s.blocks = Divisor::of(static_cast<int32_t>(units.by * n));

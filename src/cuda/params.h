@@ -60,11 +60,11 @@ struct BackwardParams {
   // a new tile on. Of dq a tile is tile_q * tile_dim numbers in the order of accumulators.
   int32_t tile_q, tile_dim, tile_kv;
   // Hopper: for each of the dq_parts of a tile of dq, of so many columns, kDqClaimed: something
-  // lies there, or is on its way; kDqOpen: it may be added to; in kDqTurns: how many tiles of keys
-  // have yet to add, if somebody asks. In order (ordered), the last of them first, down to
-  // dq_first[tile of dq]. Or kDqConverted: nothing is left to do.
+  // lies there, or is on its way; kDqOpen: it may be added to; above, in units of kDqTurn: how many
+  // tiles of keys have yet to add, in order (ordered) or where the kernel converts. In order the
+  // last of them is first, down to dq_first[tile of dq]. Or kDqConverted: nothing is left to do.
   int32_t* dq_states;
-  int32_t* dq_first;
+  int32_t* dq_first;   // NULL without order
   int32_t* dq_ticket;  // numbers the tiles of dq as blocks take them to convert
   int32_t dq_parts, ordered;
   int32_t group;  // query heads that share a KV head

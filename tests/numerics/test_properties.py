@@ -242,3 +242,31 @@ def test_many_queries_have_a_kernel_of_their_own(device, case):
         pytest.skip("a kernel of Hopper")
     assert rows == 80
     assert tile(case.replace(heads_q=2, heads_kv=1)) == (b"sm90", 64)
+
+
+@pytest.mark.parametrize("features", [
+    dict(dim_qk=64), dict(dim_qk=128, causal=True), dict(dim_qk=104, dropout=0.1),
+    dict(dim_qk=64, cu_q=[300, 1, 257], cu_kv=[511, 0, 300], determinism=1)])
+def test_dq_is_converted_on_the_way(device, features):
+    """By Hopper's kernels for heads up to 128, where blocks have many tiles: the workspace says of
+    which, all bits of a word set. The kernel after converts the others."""
+    case = Case(dtype="bf16", seqlen_q=512, seqlen_kv=512, backward=True, **features)
+    found = capi.ffi.new("flashattn_device_properties *",
+                         {"struct_size": capi.ffi.sizeof("flashattn_device_properties")})
+    capi.check(capi.library().flashattn_device_info(device.kind, 0, found))
+    case = case.replace(heads_q=2 * found.units, heads_kv=found.units)
+    data = make_data(case)
+    call = Call(case, device, data)
+    if capi.ffi.string(call.plan.info(capi.BACKWARD, call.shape).family) != b"sm90":
+        pytest.skip("a kernel of Hopper")
+    result = call.forward()
+    fields, names = call.backward_fields()
+    launch, workspace = call.stage(capi.BACKWARD, fields), call.buffers["workspace"]
+    workspace.host[:] = 0
+    workspace.push()
+    device.launch(launch)
+    out = call.collect(names)
+    for name in names:
+        setattr(result, name, call.take(name, out[name]))
+    check(case, data, result)
+    assert workspace.pull("workspace").tobytes().count(b"\xff" * 4) > 0

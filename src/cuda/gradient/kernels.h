@@ -7,8 +7,8 @@
 
 namespace flashattn::cuda {
 
-// Writes lse2, delta and, where dout is a copy, that; clears dq and turns, or dq_states, and
-// ticket.
+// Writes lse2, delta and, where dout is a copy, that; clears dq and turns, or sets dq_states and
+// dq_first; clears the tickets.
 cudaError_t launch_prepare_backward(const BackwardParams& params, cudaStream_t stream);
 // The sums of dq to args.dq.
 cudaError_t launch_convert_dq(const BackwardParams& params, cudaStream_t stream);

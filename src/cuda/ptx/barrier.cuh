@@ -45,7 +45,7 @@ __device__ __forceinline__ void mbarrier_wait_if(bool some, uint32_t barrier, ui
       : "memory");
 }
 
-// Whether it has ended.
+// Whether the phase of this parity has ended.
 __device__ __forceinline__ bool mbarrier_test(uint32_t barrier, uint32_t parity) {
   int32_t ended;
   asm volatile(

@@ -215,7 +215,7 @@ __device__ __forceinline__ int32_t fetch_or_acquire(int32_t* at, int32_t bits) {
   return found;
 }
 
-// 16 bytes that other multiprocessors may have written meanwhile.
+// 16 bytes that other multiprocessors may have written meanwhile: not from this one's cache.
 __device__ __forceinline__ float4 load_uncached(const float4* from) {
   float4 x;
   asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"

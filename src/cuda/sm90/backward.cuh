@@ -1,19 +1,19 @@
 // The backward pass on Hopper: TMA, WGMMA, warp specialisation (Shah et al. 2024).
 //
 // One block a multiprocessor, which stays for many tiles of keys. Of the first warpgroup one thread
-// plans the tiles, one starts the loads, two add dQ to fp32 sums in global memory. The consumers
-// hold dK and dV and see all queries of the group pass by: S^T = K Q^T, dP^T = V dO^T, so that P^T
-// and dS^T are register operands of dV += P^T dO and dK += dS^T Q. Only dS goes through shared
-// memory, for dQ = dS K, which needs all keys of the tile; it is stored with the keys along its
-// rows, as the tensor cores like to read a left operand.
+// plans the tiles and looks for dQ to convert, one starts the loads, two add dQ to fp32 sums in
+// global memory. The consumers hold dK and dV and see all queries of the group pass by: S^T = K
+// Q^T, dP^T = V dO^T, so that P^T and dS^T are register operands of dV += P^T dO and dK += dS^T Q.
+// Only dS goes through shared memory, for dQ = dS K, which needs all keys of the tile; it is stored
+// with the keys along its rows, as the tensor cores like to read a left operand.
 //
 // A third warpgroup computes dQ, so that the consumers never meet, and one's exponentials run under
-// the other's products. While it waits for them it converts tiles of dQ that are complete; a kernel
-// after this one converts the others. Small heads, backward_consumer.cuh: 128 keys, 64 a consumer.
-// Large heads, backward_wide.cuh: 64 keys; one consumer has P and dV, the other dS and dK. The
-// largest: clusters of two blocks, which share what adding dQ to global memory costs, see
-// BackwardWideConfig. Many queries, backward_long.cuh: larger tiles of them, and no warpgroup for
-// dQ.
+// the other's products. Small heads, backward_consumer.cuh: 128 keys, 64 a consumer; while the
+// third warpgroup waits for dS, it converts tiles of dQ that are complete. A kernel after this one
+// converts all others. Large heads, backward_wide.cuh: 64 keys; one consumer has P and dV, the
+// other dS and dK. The largest: clusters of two blocks, which share what adding dQ to global memory
+// costs, see BackwardWideConfig. Many queries, backward_long.cuh: larger tiles of them, and no
+// warpgroup for dQ.
 //
 // Budget of a tile in clocks; shared memory moves 128 bytes a clock; no tile fills both alone.
 //   D, queries x keys      products   2^x   shared memory          of it dQ to memory

@@ -55,8 +55,12 @@ class DqAdder {
       };
       const auto skip = [&](int32_t place) {
         if (adder() != 0) return;
-        if (ordered()) await_turn(state(place), turn(item, place));
-        ptx::add_release(state(place), -kDqTurn);
+        if (ordered()) {
+          await_turn(state(place), turn(item, place));
+          ptx::add_release(state(place), -kDqTurn);
+        } else if constexpr (Config::kConverts) {
+          ptx::add_relaxed(state(place), -kDqTurn);
+        }
       };
       for_each_tile<Config>(item, params_, add, skip);
       ptx::mbarrier_arrive(barrier_at(control_.item_empty[items.slot()]));
@@ -118,7 +122,7 @@ class DqAdder {
   }
 
   // When the sums have changed, says so. In order at once; else of a few tiles together: additions
-  // take long while many blocks add to the same tile, and what must be seen first takes long too.
+  // take long while many blocks add to the same tile, and so does the fence.
   __device__ __forceinline__ void settle(int32_t place, bool first) const {
     if (ordered()) {
       ptx::bulk_wait();

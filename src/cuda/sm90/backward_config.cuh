@@ -189,10 +189,10 @@ struct BackwardItem {
 // A tile of dQ that this block is to convert when all have added to it.
 struct DqSums {
   int32_t* state;          // of dq_states
-  const float4* from;      // NULL: no key was seen
-  char* to;                // its first row of dq
-  int32_t rows;            // how many, below 0: no more will come
-  uint32_t taken, handed;  // whether there is one; how many have been left to those who convert
+  const float4* from;      // its sums; NULL: no key was seen
+  char* to;                // its first row of args.dq
+  int32_t rows;            // of the sequence from there on; below 0: no more tiles
+  uint32_t taken, handed;  // whether one stands here; how many have been left to those who convert
   uint32_t converted[4];   // by each warp
 };
 
@@ -295,11 +295,13 @@ __device__ __forceinline__ void init_barriers(BackwardControl<Config>& control) 
     for (uint64_t& barrier : control.pair.received) init(barrier, 1);
     for (uint64_t& barrier : control.pair.number_full) init(barrier, 1);
   }
-  ptx::fence_mbarrier_init();
-  for (int n = 0; n < kConsumers; ++n) control.taken[n] = 0;
   if constexpr (Config::kConverts) {
     init(control.convert.full, 1);
     init(control.convert.empty, 4);  // warps
+  }
+  ptx::fence_mbarrier_init();
+  for (int n = 0; n < kConsumers; ++n) control.taken[n] = 0;
+  if constexpr (Config::kConverts) {
     DqSums& sums = control.convert.sums;
     sums.taken = sums.handed = 0;
     for (uint32_t& times : sums.converted) times = 0;

@@ -1,5 +1,5 @@
-// The producers of the Hopper backward pass, a thread each: one plans the tiles of keys, one starts
-// the loads. Those that add dQ: backward_adder.cuh.
+// The producers of the Hopper backward pass, a thread each: one plans the tiles of keys and looks
+// for dQ to convert, one starts the loads. Those that add dQ: backward_adder.cuh.
 #pragma once
 
 #include "cuda/sm90/backward_scout.cuh"
@@ -154,8 +154,8 @@ __device__ __forceinline__ void follow_items(const BackwardParams& params,
   }
 }
 
-// With any scores by all lanes of a warp, else by one thread. wait(barrier, parity): what else
-// there is to do meanwhile.
+// With any scores by all lanes of a warp, else by one thread. wait(barrier, parity) waits, and does
+// what else there is to do.
 template <class Config, class Wait>
 __device__ __forceinline__ void plan_items(const BackwardParams& params,
                                            BackwardControl<Config>& control, Wait wait) {
@@ -187,7 +187,7 @@ __device__ __forceinline__ void plan_items(const BackwardParams& params,
   }
 }
 
-// Beside it: looks for dQ to convert.
+// Plans the items; where the kernel converts dQ, also looks for what is complete.
 template <class Config>
 __device__ __forceinline__ void plan(const BackwardParams& params,
                                      BackwardControl<Config>& control) {

@@ -80,7 +80,7 @@ class DqScout {
   volatile DqSums& sums_;
 };
 
-// The four warps that compute dQ: each converts what it has stored.
+// The four warps that compute dQ: each converts the numbers that stand where it stores its own.
 template <class Config>
 class DqConverter {
   using T = typename Config::T;
@@ -129,21 +129,21 @@ class DqConverter {
   // Shares of 64 x 64, by columns or by queries.
   __device__ __forceinline__ void convert(const volatile DqSums& sums) const {
     constexpr int kTileQ = Config::kTileQ;
-    constexpr int kQuads = Config::kAny ? 1 : 2;  // of 32 columns, at once
+    constexpr int kHalves = Config::kAny ? 1 : 2;  // of a share, 32 columns each, at once
     const float scale = params_.common.problem.scale;
 #pragma unroll 1
-    for (int32_t n = 0; n < 2 * Config::kShares; n += kQuads) {
+    for (int32_t n = 0; n < 2 * Config::kShares; n += kHalves) {
       const float4* from = sums.from;
-      float4 x[4 * kQuads];
+      float4 x[4 * kHalves];
 #pragma unroll
-      for (int i = 0; i < 4 * kQuads; ++i) {
+      for (int i = 0; i < 4 * kHalves; ++i) {
         x[i] = from ? ptx::load_uncached(from + n * 512 + i * 128 + thread())
                     : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       }
       const int32_t row = (kTileQ == 64 ? 0 : n / 2 * 64) + thread() / 32 * 16 + lane() / 4;
       const int32_t column = (kTileQ == 64 ? n : n % 2) * 32;
 #pragma unroll
-      for (int i = 0; i < kQuads; ++i) {
+      for (int i = 0; i < kHalves; ++i) {
         Pair<T> upper[4], lower[4];
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
