@@ -356,9 +356,9 @@ __device__ __forceinline__ int32_t tile_after(const volatile BackwardItem<Config
   return tile == item.tiles.end - 1 ? item.tiles.begin : tile + 1;
 }
 
-// Calls step(heads left, tile, place) for all tiles of queries of an item,
-// in the order of all roles; place: the tile in dq and the like. For those of which the block mask
-// leaves nothing skip(place).
+// Calls step(heads left, tile, place) for all tiles of queries of an item, in the order of all
+// roles; place: the tile in dq and the like. For those of which the block mask leaves nothing
+// skip(place).
 template <class Config, class Step, class Skip>
 __device__ __forceinline__ void for_each_tile(const volatile BackwardItem<Config>& item,
                                               const BackwardParams& params, Step step, Skip skip) {
