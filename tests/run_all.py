@@ -48,6 +48,7 @@ class Run:
         self.device = device
         self.log = LOGS / "none.log"
         self.skipped: List[str] = []  # why, of the suite at work
+        self.failed: List[str] = []  # which tests, of that suite
 
     def call(self, command: List[str], env: Optional[Dict[str, str]] = None, timeout: int = 1800,
              check: bool = True) -> int:
@@ -106,6 +107,10 @@ class Run:
             if reason == "collection skipped":  # a whole file: the reason is in the text
                 reason = (skip.text or reason).rpartition("Skipped: ")[2].rstrip("\"')")
             self.skipped.append(reason)
+        for case in root.iter("testcase"):
+            for bad in [*case.findall("failure"), *case.findall("error")]:
+                what = bad.get("message", "").partition("\n")[0]
+                self.failed.append(f"{case.get('classname')}::{case.get('name')}: {what[:200]}")
         for suite in root.iter("testsuite"):
             total, failures, errors, skipped = (
                 int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped"))
@@ -303,6 +308,7 @@ def main() -> int:
         run.log = LOGS / f"{name}.log"
         run.log.unlink(missing_ok=True)
         run.skipped.clear()
+        run.failed.clear()
         print(f"{name:<22}", end="", flush=True)
         start = time.monotonic()
         why = ""
@@ -317,6 +323,8 @@ def main() -> int:
         print(f"{count}{why}  ({time.monotonic() - start:.0f} s)", flush=True)
         for reason in sorted(set(run.skipped)):
             print(f"  skipped: {reason}", flush=True)
+        for test in run.failed:
+            print(f"  failed: {test}", flush=True)
         if count.failed:
             print(f"--- the end of {run.log.relative_to(ROOT)}")
             print("\n".join(run.log.read_text(errors="replace").splitlines()[-60:]), flush=True)
