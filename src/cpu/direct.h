@@ -17,7 +17,7 @@ struct Cache {
 
 constexpr int32_t kChunk = 64;        // keys of a head at once, at most
 constexpr int32_t kRunBytes = 32768;  // of all heads at once: what the L1 cache holds
-constexpr int kBlockRows = 4;         // queries that share what was loaded
+constexpr int kScoreRows = 4;         // queries that share loaded keys; values: kMicroRows
 
 // Keys of all heads that are worked on head by head. Many more, and memory is no longer read in the
 // order in which it lies; fewer pay for each start.
@@ -140,9 +140,9 @@ template <Compute kCompute, int32_t kDtype, int kRows, int kVectors, bool kWhole
 void weigh_columns(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int32_t units,
                    int32_t column, int32_t dim, Interval fetch, float* o, int64_t o_stride) {
   Floats sum[kRows][kVectors];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int v = 0; v < kVectors; ++v) sum[r][v] = load(o + r * o_stride + column + v * kWidth);
   }
   for (int32_t u = 0; u < units; ++u) {
@@ -150,13 +150,13 @@ void weigh_columns(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int3
     const char* const* row = chunk.row + u * kUnit<kCompute>;
     const char *first = row[0], *second = row[kUnit<kCompute> - 1];
     if constexpr (kCompute == Compute::kBf16Pairs && kVectors % 2 == 0 && kWhole) {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int v = 0; v < kVectors; v += 2) {
         interleave(load_words(first + (column + v * kWidth) * 2),
                    load_words(second + (column + v * kWidth) * 2), &value[v], &value[v + 1]);
       }
     } else {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int v = 0; v < kVectors; ++v) {
         value[v] = load_pair<kCompute, kDtype>(first, second, column + v * kWidth,
                                                kWhole ? INT32_MAX : dim);
@@ -165,18 +165,18 @@ void weigh_columns(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int3
     for (int n = 0; n < kUnit<kCompute>; ++n) {
       chunk.fetch_ahead(u * kUnit<kCompute> + n, fetch.begin, fetch.end);
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
       const Words weight = splat_word(p[r * p_stride + u]);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int v = 0; v < kVectors; ++v) {
         sum[r][v] = multiply_add<kCompute>(sum[r][v], weight, value[v]);
       }
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int v = 0; v < kVectors; ++v) store(o + r * o_stride + column + v * kWidth, sum[r][v]);
   }
 }
@@ -201,10 +201,15 @@ void weigh_rows(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int32_t
   }
 }
 
-// Calls body(row, rows as a constant) for blocks of rows: 4, or what is left.
-template <class Body>
+// Calls body(row, rows as a constant) for blocks of rows: kMost, 4, or what is left. 8 are two of 4.
+template <int kMost, class Body>
 FLASHATTN_INLINE void for_each_row_block(int32_t rows, Body body) {
   int32_t row = 0;
+  if constexpr (kMost > 4) {
+    for (; row + kMost <= rows && rows - row != 8; row += kMost) {
+      body(row, std::integral_constant<int, kMost>{});
+    }
+  }
   for (; row + 4 <= rows; row += 4) body(row, std::integral_constant<int, 4>{});
   for (; row + 2 <= rows; row += 2) body(row, std::integral_constant<int, 2>{});
   if (row < rows) body(row, std::integral_constant<int, 1>{});
@@ -218,7 +223,7 @@ void direct_scores(const Cache& keys, Interval range, int32_t dim, int32_t dtype
   with_dtype(dtype, [&](auto tag) {
     for_each_chunk(keys, range, [&](int32_t head, int32_t n, int32_t count, const Chunk& chunk) {
       const int64_t first = int64_t{head} * rows;
-      for_each_row_block(rows, [&](int32_t row, auto block) {
+      for_each_row_block<kScoreRows>(rows, [&](int32_t row, auto block) {
         dot_rows<kCompute, decltype(tag)::value, decltype(block)::value>(
             q + (first + row) * q_units, q_units, chunk, count, dim, row == 0,
             s + (first + row) * s_stride + (n - range.begin), s_stride);
@@ -238,7 +243,7 @@ void direct_values(const Cache& values, Interval range, int32_t dim, int32_t dty
       // The weight of what follows the last key is 0, which must not meet an infinity.
       if (count % kUnit<kCompute> != 0) chunk.row[count] = kZeroRow;
       const int64_t first = int64_t{head} * rows;
-      for_each_row_block(rows, [&](int32_t row, auto block) {
+      for_each_row_block<kMicroRows>(rows, [&](int32_t row, auto block) {
         weigh_rows<kCompute, decltype(tag)::value, decltype(block)::value>(
             p + (first + row) * p_stride + (n - range.begin) / kUnit<kCompute>, p_stride, chunk,
             units, dim, row == 0, o + (first + row) * o_stride, o_stride);
