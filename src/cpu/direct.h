@@ -201,7 +201,8 @@ void weigh_rows(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int32_t
   }
 }
 
-// Calls body(row, rows as a constant) for blocks of rows: kMost, 4, or what is left. 8 are two of 4.
+// Calls body(row, rows as a constant) for blocks of rows: kMost, 4, or what is left. 8 are two
+// of 4.
 template <int kMost, class Body>
 FLASHATTN_INLINE void for_each_row_block(int32_t rows, Body body) {
   int32_t row = 0;
