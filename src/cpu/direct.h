@@ -142,7 +142,7 @@ void weigh_columns(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int3
   Floats sum[kRows][kVectors];
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 6
+#pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) sum[r][v] = load(o + r * o_stride + column + v * kWidth);
   }
   for (int32_t u = 0; u < units; ++u) {
@@ -150,13 +150,13 @@ void weigh_columns(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int3
     const char* const* row = chunk.row + u * kUnit<kCompute>;
     const char *first = row[0], *second = row[kUnit<kCompute> - 1];
     if constexpr (kCompute == Compute::kBf16Pairs && kVectors % 2 == 0 && kWhole) {
-#pragma GCC unroll 6
+#pragma GCC unroll 4
       for (int v = 0; v < kVectors; v += 2) {
         interleave(load_words(first + (column + v * kWidth) * 2),
                    load_words(second + (column + v * kWidth) * 2), &value[v], &value[v + 1]);
       }
     } else {
-#pragma GCC unroll 6
+#pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
         value[v] = load_pair<kCompute, kDtype>(first, second, column + v * kWidth,
                                                kWhole ? INT32_MAX : dim);
@@ -168,7 +168,7 @@ void weigh_columns(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int3
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
       const Words weight = splat_word(p[r * p_stride + u]);
-#pragma GCC unroll 6
+#pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
         sum[r][v] = multiply_add<kCompute>(sum[r][v], weight, value[v]);
       }
@@ -176,7 +176,7 @@ void weigh_columns(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int3
   }
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 6
+#pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) store(o + r * o_stride + column + v * kWidth, sum[r][v]);
   }
 }
@@ -201,16 +201,11 @@ void weigh_rows(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int32_t
   }
 }
 
-// Calls body(row, rows as a constant) for blocks of rows: kMost, 4, or what is left. 8 are two
-// of 4.
+// Calls body(row, rows as a constant) for blocks of rows: kMost, 4, or what is left.
 template <int kMost, class Body>
 FLASHATTN_INLINE void for_each_row_block(int32_t rows, Body body) {
   int32_t row = 0;
-  if constexpr (kMost > 4) {
-    for (; row + kMost <= rows && rows - row != 8; row += kMost) {
-      body(row, std::integral_constant<int, kMost>{});
-    }
-  }
+  for (; row + kMost <= rows; row += kMost) body(row, std::integral_constant<int, kMost>{});
   for (; row + 4 <= rows; row += 4) body(row, std::integral_constant<int, 4>{});
   for (; row + 2 <= rows; row += 2) body(row, std::integral_constant<int, 2>{});
   if (row < rows) body(row, std::integral_constant<int, 1>{});
