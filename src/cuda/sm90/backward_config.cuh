@@ -22,6 +22,7 @@ struct BackwardConfig {
   static constexpr int kPartQ = 64;  // of the products
   static constexpr bool kWide = false, kPair = false, kLong = false;
   static constexpr bool kConverts = true;  // dQ: the warpgroup that computes it has time
+  static constexpr bool kFreesV = true;    // behind the last dP of an item: the next may come
   static constexpr int kItemKv = kTileKv;
   static constexpr Scores kScores = kScores_;
   static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
@@ -75,7 +76,7 @@ struct BackwardWideConfig {
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;
   static constexpr int kTileQ = 64, kTileKv = 64, kPartQ = kTileQ;
   static constexpr bool kWide = true, kPair = kDimQk > 192, kLong = false;
-  static constexpr bool kConverts = false;
+  static constexpr bool kConverts = false, kFreesV = false;
   static constexpr int kItemKv = kPair ? 128 : 64;  // keys of an item
   static constexpr Scores kScores = kScores_;
   static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
@@ -126,6 +127,7 @@ struct BackwardLongConfig {
   static constexpr int kTileQ = 80, kTileKv = 128;
   static constexpr int kPartQ = kTileQ;
   static constexpr bool kWide = false, kPair = false, kLong = true, kConverts = false;
+  static constexpr bool kFreesV = false;
   static constexpr int kItemKv = kTileKv;
   static constexpr Scores kScores = kScores_;
   static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;

@@ -11,7 +11,8 @@ class BackwardConsumer : BackwardSums<Config> {
   using Base = BackwardSums<Config>;
   using T = typename Config::T;
   using Base::control_, Base::dk_, Base::dout, Base::dv_, Base::group_, Base::item;
-  using Base::kDim, Base::kTileQ, Base::leader, Base::place_, Base::q, Base::shared_, Base::values;
+  using Base::kDim, Base::kFull, Base::kLast, Base::kNone, Base::kTileQ, Base::leader, Base::place_,
+      Base::q, Base::shared_, Base::values;
   using typename Base::Ahead, typename Base::Operand, typename Base::Tile;
   static constexpr int kPartQ = Config::kPartQ, kParts = kTileQ / kPartQ;
 
@@ -27,16 +28,16 @@ class BackwardConsumer : BackwardSums<Config> {
  private:
   __device__ __forceinline__ void work() {
     int32_t place;
-    TileKind kind;
+    uint32_t kind;
     keys_ = keys_at<Config>(shared_, item()) + group_ * 64 * 128;
     this->begin(place, kind, place_.count);
-    if (kind != TileKind::kEmpty) this->clear_keys(keys_ - group_ * 64 * 128);
+    if (kind != kNone) this->clear_keys(keys_ - group_ * 64 * 128);
     Scores s;
-    if (Config::kAhead) score(s, kind != TileKind::kEmpty);
+    if (Config::kAhead) score(s, kind != kNone);
     this->look();
     if (Config::kAhead) settle(s);
-    while (kind != TileKind::kEmpty) {
-      if (!Config::kAny && kind == TileKind::kFull) {
+    while (kind != kNone) {
+      if (!Config::kAny && (kind & kFull)) {
         step<false>(s, place, kind);
       } else {
         this->clear_queries(this->tile_of(place));
@@ -65,7 +66,7 @@ class BackwardConsumer : BackwardSums<Config> {
   // consumers never meet. Part by part, so that registers hold what is under way: exponentials of
   // one run under products of the other.
   template <bool kMasked>
-  __device__ __forceinline__ void step(Scores& s, int32_t& place, TileKind& kind) {
+  __device__ __forceinline__ void step(Scores& s, int32_t& place, uint32_t& kind) {
     const uint32_t slot = place_.slot();
     Scores& dp = s;
     Operand p[kParts], derived[kParts], ds[kParts];
@@ -85,6 +86,7 @@ class BackwardConsumer : BackwardSums<Config> {
     for_parts([&](auto part) {
       ptx::wgmma_wait<2 * kParts - 1 - part>();
       ptx::pin(dp[part]);
+      if (part == kParts - 1 && (kind & kLast) && leader()) this->free_v();
       this->template differentiate<kMasked>(Config::kModified ? derived[part] : p[part], dp[part],
                                             ds[part], slot, place_.count, part);
       this->store_ds(ds[part], Ring<Config::kDsStages>{place_.count}.slot(), part);

@@ -66,6 +66,9 @@ class BackwardGroup {
     __syncwarp();
   }
 
+  // A tile of queries is there, sees all keys, is the item's last.
+  static constexpr uint32_t kNone = 0, kSome = 1, kFull = 2, kLast = 4;
+
   // Consumers go from place to place: that is a tile of queries, and where scores may be any a head
   // of the group too.
   static __device__ __forceinline__ int32_t tile_of(int32_t place) {
@@ -76,16 +79,16 @@ class BackwardGroup {
   }
 
   // `count` tiles are done. The first place, and its kind.
-  __device__ __forceinline__ void begin(int32_t& place, TileKind& kind, uint32_t count) const {
+  __device__ __forceinline__ void begin(int32_t& place, uint32_t& kind, uint32_t count) const {
     place = item().tiles.begin;
     kind = next_kind(tile_of(place), count);
-    if (!Config::kAny || kind == TileKind::kEmpty || is_seen_at(place)) return;
+    if (!Config::kAny || kind == kNone || is_seen_at(place)) return;
     advance(place, kind, count);
   }
 
-  __device__ __forceinline__ void advance(int32_t& place, TileKind& kind, uint32_t count) const {
+  __device__ __forceinline__ void advance(int32_t& place, uint32_t& kind, uint32_t count) const {
     if constexpr (Config::kAny) {
-      kind = TileKind::kEmpty;
+      kind = kNone;
       if (count == item().done) return;
       do {
         const int32_t tile = tile_after(item(), tile_of(place));
@@ -97,11 +100,12 @@ class BackwardGroup {
     kind = next_kind(tile_of(place), count);
   }
 
-  // kEmpty: `count` tiles, all of the item's and of those before, are done.
-  __device__ __forceinline__ TileKind next_kind(int32_t tile, uint32_t count) const {
-    if (count == item().done) return TileKind::kEmpty;
+  // After `count` tiles, of the item and of those before.
+  __device__ __forceinline__ uint32_t next_kind(int32_t tile, uint32_t count) const {
+    const uint32_t left = item().done - count;
+    if (left == 0) return kNone;
     const bool full = tile >= item().full.begin && tile < item().full.end;
-    return full ? TileKind::kFull : TileKind::kPartial;
+    return kSome | (full ? kFull : 0) | (left == 1 ? kLast : 0);
   }
 
   // x = keys rows^T of this warpgroup's 64 keys: S^T or dP^T.
@@ -181,10 +185,13 @@ class BackwardGroup {
     ptx::named_sync(kWarpgroupBarrier + group_, 128);
   }
 
-  // This warpgroup needs K and V of the item no more.
+  // This warpgroup needs K of the item no more, nor V, which may be free already.
   __device__ __forceinline__ void free_keys() const {
     if (!leader() || item().done == item().before) return;
     free_k(control_, item());
+    if (!Config::kFreesV) free_v();
+  }
+  __device__ __forceinline__ void free_v() const {
     ptx::mbarrier_arrive(barrier_at(control_.v_empty));
   }
 

@@ -35,9 +35,9 @@ class LongConsumer : BackwardSums<Config> {
  private:
   __device__ __forceinline__ void work() {
     int32_t place;
-    TileKind kind;
+    uint32_t kind;
     this->begin(place, kind, place_.count);
-    if (kind == TileKind::kEmpty) return;
+    if (kind == Base::kNone) return;
     this->clear_keys(shared_);
     Tile x;
     score(x, true);
@@ -46,8 +46,8 @@ class LongConsumer : BackwardSums<Config> {
     ptx::pin(x);
     this->clear_queries(place);
     step<true, false>(x, place, kind);
-    while (kind != TileKind::kEmpty) {
-      if (kind == TileKind::kFull) {
+    while (kind != Base::kNone) {
+      if (kind & Base::kFull) {
         step<false, true>(x, place, kind);
       } else {
         this->clear_queries(place);
@@ -70,7 +70,7 @@ class LongConsumer : BackwardSums<Config> {
   // From S of a tile of queries to its dS, and what it adds to dK and dV; S of the next. kLater: dQ
   // of the tile before, too, which leaves under S.
   template <bool kMasked, bool kLater>
-  __device__ __forceinline__ void step(Tile& x, int32_t& place, TileKind& kind) {
+  __device__ __forceinline__ void step(Tile& x, int32_t& place, uint32_t& kind) {
     const uint32_t slot = place_.slot();
     const Stages at{place_.count}, last{place_.count - 1};
     Operand p, derived, ds;

@@ -65,7 +65,7 @@ class BackwardScores : protected BackwardGroup<Config> {
   // to where dS will lie.
   template <bool kMasked>
   __device__ __forceinline__ void weigh(const Tile& s, Operand& p, Operand& derived, Ahead& ahead,
-                                        int32_t place, TileKind kind, uint32_t slot, uint32_t count,
+                                        int32_t place, uint32_t kind, uint32_t slot, uint32_t count,
                                         int part = 0) const {
     const uint32_t lse = this->template numbers<Config::kLse>(slot, part);
     if constexpr (Config::kModified) {
@@ -143,7 +143,7 @@ class BackwardScores : protected BackwardGroup<Config> {
 
   template <bool kMasked>
   __device__ __forceinline__ void modify(const Tile& s, Operand& p, Operand& derived, Ahead& ahead,
-                                         int32_t place, TileKind kind, uint32_t lse,
+                                         int32_t place, uint32_t kind, uint32_t lse,
                                          uint32_t count) const {
     static_assert(kPartQ == kTileQ || !Config::kModified, "parts of plain scores only");
     const Problem& problem = params_.common.problem;
@@ -224,7 +224,7 @@ class BackwardScores : protected BackwardGroup<Config> {
         weights[2 * n + i] = ptx::pack<T>(x[2 * i], x[2 * i + 1]);
       }
       if constexpr (kMasked) {
-        if (!Config::kAny || kind != TileKind::kFull) {
+        if (!Config::kAny || !(kind & Base::kFull)) {
           mask(tile, n, [&](int i, uint32_t seen) {
             p[2 * n + i] &= seen;
             weights[2 * n + i] &= seen;

@@ -47,11 +47,11 @@ class WideConsumer : BackwardScores<Config> {
  private:
   __device__ __forceinline__ void work() {
     int32_t place;
-    TileKind kind;
+    uint32_t kind;
     this->begin(place, kind, count_);
-    if (kGradients && params_.kv_has_tail && kind != TileKind::kEmpty) clear_keys();
-    while (kind != TileKind::kEmpty) {
-      if (!Config::kAny && kind == TileKind::kFull) {
+    if (kGradients && params_.kv_has_tail && kind != Base::kNone) clear_keys();
+    while (kind != Base::kNone) {
+      if (!Config::kAny && (kind & Base::kFull)) {
         step<false>(place, kind);
       } else {
         step<true>(place, kind);
@@ -73,7 +73,7 @@ class WideConsumer : BackwardScores<Config> {
   }
 
   template <bool kMasked>
-  __device__ __forceinline__ void step(int32_t& place, TileKind& kind) {
+  __device__ __forceinline__ void step(int32_t& place, uint32_t& kind) {
     if constexpr (kGradients) {
       step_of_gradients<kMasked>(this->tile_of(place));
     } else {
@@ -91,7 +91,7 @@ class WideConsumer : BackwardScores<Config> {
   }
 
   template <bool kMasked>
-  __device__ __forceinline__ void step_of_weights(int32_t place, TileKind kind) {
+  __device__ __forceinline__ void step_of_weights(int32_t place, uint32_t kind) {
     Tile s;
     Operand p, derived;
     Ahead ahead;

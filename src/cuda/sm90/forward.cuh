@@ -40,6 +40,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
   for (int32_t n = threadIdx.x; n < kRounds; n += Config::kThreads) control.again[n] = 0;
   if (threadIdx.x == 0) control.outgrown = 0;
   __syncthreads();
+  ptx::wait_for_previous();
+  ptx::let_next_start();
   if (warpgroup == 0) {
     ptx::registers_release<Config::kProducerRegisters>();
     const int32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);

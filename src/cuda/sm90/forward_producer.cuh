@@ -16,6 +16,7 @@ class Planner {
   __device__ __forceinline__ void run() {
     const int32_t tiles = params_.sections.count();
     int32_t next = blockIdx.x;
+    if (next == 0) clear_counter();
     int32_t index = 0;  // since the last drain
     bool again = false;
     for (;;) {
@@ -56,8 +57,22 @@ class Planner {
   __device__ __forceinline__ int32_t next_tile() {
     if (params_.counter == nullptr) return INT32_MAX;
     int32_t taken = 0;
-    if (leader_) taken = atomicAdd(params_.counter, 1);
+    if (leader_) {
+      TileCounter& counter = *params_.counter;
+      while (!cleared_) {
+        cleared_ = ptx::load_acquire(&counter.stamp) == params_.stamp;
+        if (!cleared_) __nanosleep(100);
+      }
+      taken = atomicAdd(&counter.taken, 1);
+      if (taken == params_.sections.count() - 1) counter.stamp = 0;
+    }
     return static_cast<int32_t>(gridDim.x) + __shfl_sync(~0u, taken, 0);
+  }
+
+  __device__ __forceinline__ void clear_counter() const {
+    if (params_.counter == nullptr || !leader_) return;
+    params_.counter->taken = 0;
+    ptx::store_release(&params_.counter->stamp, params_.stamp);
   }
 
   __device__ __forceinline__ void wait_for_slot() {
@@ -112,7 +127,8 @@ class Planner {
   Control<Config>& control_;
   const bool leader_;
   Ring<kItems> items_;
-  uint32_t phases_ = 0;  // bit 0: of drained, 1: of nearly
+  uint32_t phases_ = 0;   // bit 0: of drained, 1: of nearly
+  bool cleared_ = false;  // the counter
 };
 
 // Loads what the items need.

@@ -1,6 +1,7 @@
 #include "cuda/sm90/launcher.h"
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 
 #include "core/error.h"
@@ -18,6 +19,15 @@ constexpr int32_t kShortElements = 16384;  // of a head's keys: up to here small
 bool takes(const sm90::ForwardEntry& e, const Problem& p) {
   return e.dtype == p.dtype && e.scores == sm90::scores_of(p) && e.dim_qk >= p.dim_qk &&
          e.dim_v >= p.dim_v;
+}
+
+constexpr char kLaunching[] = "launching the forward kernel";
+
+// Of a launch: no other of the process has it, nor is it likely to lie in memory. Never 0.
+uint64_t new_stamp() {
+  static std::atomic<uint64_t> launches(0);
+  constexpr uint64_t kOdd = UINT64_C(0x9e3779b97f4a7c15);  // a product with it is one to one
+  return (launches.fetch_add(1, std::memory_order_relaxed) + 1) * kOdd;
 }
 
 std::string kernel_name(const sm90::ForwardEntry& e) {
@@ -104,7 +114,7 @@ Sections Sm90Launcher::sections(const Choice<sm90::ForwardEntry>& kernel,
 int64_t Sm90Launcher::workspace(uint32_t op, const flashattn_shape& shape) const {
   const int64_t portable = Sm80Launcher::workspace(op, shape);
   if (op == FLASHATTN_OP_FORWARD) {
-    return std::max(portable, WorkspaceCutter::bytes_for(sizeof(int32_t)));
+    return std::max(portable, WorkspaceCutter::bytes_for(sizeof(sm90::TileCounter)));
   }
   // Shapes without queries or keys are the portable family's: never less than a smaller shape's.
   return hopper_backward_ ? std::max(portable, hopper_backward_->workspace(shape)) : portable;
@@ -192,13 +202,13 @@ int32_t Sm90Launcher::forward(const flashattn_forward_args& args, void* workspac
   if (const int32_t status = make_maps(args, entry, &p)) return status;
   const cudaStream_t queue = static_cast<cudaStream_t>(stream);
   const int64_t tiles = p.sections.count(), resident = named->kernel.resident;
-  // With a tile for each block there is nothing to count: 2 us less.
-  if (tiles > resident) {
-    p.counter = WorkspaceCutter(workspace).take<int32_t>(1);
-    const cudaError_t error = cudaMemsetAsync(p.counter, 0, sizeof *p.counter, queue);
-    if (const int32_t status = status_of(error, "cudaMemsetAsync")) return status;
-  }
-  return launch(entry, std::min(tiles, resident), p, queue, "launching the forward kernel");
+  // Fewer are dealt out evenly while the device is empty, but not under the end of another kernel.
+  if (tiles < resident) return launch(entry, tiles, p, queue, kLaunching);
+  p.counter = WorkspaceCutter(workspace).take<sm90::TileCounter>(1);
+  p.stamp = new_stamp();
+  return status_of(start_early(entry.kernel, dim3(static_cast<unsigned>(resident)), entry.threads,
+                               entry.shared_bytes, p, queue),
+                   kLaunching);
 }
 
 int32_t Sm90Launcher::backward(const flashattn_backward_args& args, void* workspace,

@@ -20,12 +20,21 @@ enum class Scores : int32_t {
 // group of which it remembers what a block mask leaves.
 constexpr int32_t kMostAnyTiles = 1 << 20, kMostBlockTiles = 512;
 
+// Numbers the tiles of queries beyond the first of each block. The first block clears it; that it
+// has, the others see by the launch's stamp, whatever memory held before. Who takes the last number
+// removes the stamp: a graph launches with the same again.
+struct TileCounter {
+  uint64_t stamp;
+  int32_t taken;
+};
+
 struct ForwardParams {
   CUtensorMap q, k, v, o;  // (column, row, head, batch or page)
   Problem problem;
   flashattn_forward_args args;
-  Sections sections;    // of units, heads of sequences; a turn a tile, the last first
-  int32_t* counter;     // tiles handed out beyond the first of each block; NULL: there are none
+  Sections sections;     // of units, heads of sequences; a turn a tile, the last first
+  TileCounter* counter;  // NULL: each block has one tile
+  uint64_t stamp;
   int32_t kv_box;       // rows of a box of K and V: a tile's, or what of a tile lies in one page
   int32_t kv_has_tail;  // rows past a sequence's keys may lie in memory: they need not be finite
   int32_t store_boxes;  // O leaves by the copy engine; else row by row, as lengths allow

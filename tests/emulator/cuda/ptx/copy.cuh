@@ -92,7 +92,11 @@ inline void add_pair(float* to, float x, float y) {
   emulator::add(to, x);
   emulator::add(to + 1, y);
 }
-inline int32_t load_acquire(const int32_t* from) { return __atomic_load_n(from, __ATOMIC_ACQUIRE); }
+template <class T>
+T load_acquire(const T* from) {
+  return __atomic_load_n(from, __ATOMIC_ACQUIRE);
+}
+inline void store_release(uint64_t* to, uint64_t x) { __atomic_store_n(to, x, __ATOMIC_RELEASE); }
 inline int32_t fetch_or_acquire(int32_t* at, int32_t bits) {
   return __atomic_fetch_or(at, bits, __ATOMIC_ACQUIRE);
 }
