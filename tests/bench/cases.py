@@ -20,6 +20,7 @@ class Case:
     seqlen_q: int = 1024
     seqlen_kv: int = 0  # 0: as seqlen_q
     dim: int = 64
+    dim_v: int = 0  # 0: as dim
     causal: bool = False
     window: int = -1  # keys to the left; -1: none
     block_density: float = 1.0  # of a block mask with blocks of 128 x 128; 1: none
@@ -38,6 +39,10 @@ class Case:
         return self.heads_kv or self.heads
 
     @property
+    def value_dim(self) -> int:
+        return self.dim_v or self.dim
+
+    @property
     def plain(self) -> bool:
         """Whether PyTorch's scaled_dot_product_attention computes the same."""
         return (self.window < 0 and self.block_density == 1.0 and not self.softcap
@@ -45,20 +50,20 @@ class Case:
                 and (not self.causal or self.keys == self.seqlen_q))
 
     def flops(self) -> float:
-        """4 * dim for each visible pair forward (causal: half of those below the first key of all
-        queries), 2.5 times that backward: the convention of the attention papers."""
+        """2 * (dim + dim_v) for each visible pair forward (causal: half of those below the first
+        key of all queries), 2.5 times that backward: the convention of the attention papers."""
         pairs = float(self.seqlen_q) * self.keys
         if self.window >= 0:
             pairs = float(sum(min(i + 1, self.window + 1) for i in range(self.seqlen_q)))
         elif self.causal:
             pairs -= self.seqlen_q ** 2 / 2
         pairs *= self.block_density
-        each = 4.0 * self.batch * self.heads * self.dim
+        each = 2.0 * self.batch * self.heads * (self.dim + self.value_dim)
         return each * pairs * (2.5 if self.op == "backward" else 1.0)
 
     def kv_bytes(self) -> float:
         size = 4 if self.dtype == "f32" else 2
-        return 2.0 * self.batch * self.kv_heads * self.keys * self.dim * size
+        return (self.dim + self.value_dim) * self.batch * self.kv_heads * self.keys * float(size)
 
     @property
     def decodes(self) -> bool:
@@ -69,7 +74,8 @@ class Case:
         """Of q, k, v and dout: (batch, seq, head, dim)."""
         q = (self.batch, self.seqlen_q, self.heads, self.dim)
         k = (self.batch, self.keys, self.kv_heads, self.dim)
-        return {"q": q, "k": k, "v": k, **({"dout": q} if self.op == "backward" else {})}
+        v, dout = (*k[:3], self.value_dim), (*q[:3], self.value_dim)
+        return {"q": q, "k": k, "v": v, **({"dout": dout} if self.op == "backward" else {})}
 
     def group(self) -> str:
         """What rows that differ in their lengths have in common."""
@@ -84,7 +90,7 @@ class Case:
         if self.kv_heads != self.heads:
             words[-1] += f"/{self.kv_heads}"
         words.append(f"S{self.seqlen_q}" + (f"x{self.keys}" if self.keys != self.seqlen_q else ""))
-        words.append(f"D{self.dim}")
+        words.append(f"D{self.dim}" + (f"/{self.dim_v}" if self.value_dim != self.dim else ""))
         for field, text in (("causal", "causal"), ("alibi", "alibi")):
             if getattr(self, field):
                 words.append(text)
@@ -177,6 +183,7 @@ def _prefill() -> Iterator[Case]:
     for keys in (8192, 32768):
         yield dataclasses.replace(base, seqlen_q=2048, seqlen_kv=keys)
     yield dataclasses.replace(base, heads=64, seqlen_q=8192)
+    yield dataclasses.replace(base, heads=16, heads_kv=0, dim=192, dim_v=128, seqlen_q=4096)
     yield dataclasses.replace(base, heads=16, dim=256, seqlen_q=8192)
     yield dataclasses.replace(base, heads=16, dim=256, seqlen_q=8192, window=1023)
 

@@ -31,8 +31,8 @@ def descriptor(case: Case) -> Dict[str, Any]:
     mask = int(Mask.CAUSAL) if case.causal else 0
     fields = dict(struct_size=ffi.sizeof("flashattn_desc"), device=1, dtype=DTYPES[case.dtype],
                   ops=int(Op.FORWARD), heads_q=case.heads, heads_kv=case.kv_heads,
-                  dim_qk=case.dim, features=int(Feature.LSE), softcap=case.softcap,
-                  dropout=case.dropout, determinism=int(case.repeatable))
+                  dim_qk=case.dim, dim_v=case.value_dim, features=int(Feature.LSE),
+                  softcap=case.softcap, dropout=case.dropout, determinism=int(case.repeatable))
     if case.op == "backward":
         fields["ops"] |= int(Op.BACKWARD)
     if case.window >= 0:
@@ -74,8 +74,9 @@ class FlashAttn:
             table = self.memory.of(np.random.default_rng(0).permutation(pages).astype(np.int32)
                                    .reshape(case.batch, each), "i32")
             for name in "kv":
-                fields[name] = (pointer(arrays[name]), case.page_size * case.kv_heads * case.dim,
-                                case.dim, case.kv_heads * case.dim)
+                dim = arrays[name].shape[-1]
+                fields[name] = (pointer(arrays[name]), case.page_size * case.kv_heads * dim, dim,
+                                case.kv_heads * dim)
             fields.update(page_table=pointer(table, "int32_t *"), pages=pages)
             keep.append(table)
         if case.alibi:
@@ -98,8 +99,7 @@ class FlashAttn:
         plan = self.plan(descriptor(case))
         fields, keep = self.inputs(case, arrays)
         shape = dict(batch=case.batch, seqlen_q=case.seqlen_q, seqlen_kv=case.keys)
-        q = arrays["q"].shape
-        o = self.memory.empty(q, case.dtype, 0xFF)
+        o = self.memory.empty((*arrays["q"].shape[:3], case.value_dim), case.dtype, 0xFF)
         lse = self.memory.empty((case.batch, case.heads, case.seqlen_q), "f32", 0xFF)
         forward = ffi.new("flashattn_forward_args *", dict(
             struct_size=ffi.sizeof("flashattn_forward_args"), shape=shape, inputs=fields,

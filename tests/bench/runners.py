@@ -23,12 +23,8 @@ def arrays(case: Case) -> Dict[str, np.ndarray]:
     """Random normal data, (batch, seq, head, dim)."""
     rng = np.random.default_rng(0)
 
-    def normal(seqlen: int, heads: int) -> np.ndarray:
-        shape = (case.batch, seqlen, heads, case.dim)
-        return rng.standard_normal(shape, np.float32).astype(_numpy_dtype(case.dtype))
-
-    return {"q": normal(case.seqlen_q, case.heads), "k": normal(case.keys, case.kv_heads),
-            "v": normal(case.keys, case.kv_heads), "dout": normal(case.seqlen_q, case.heads)}
+    return {name: rng.standard_normal(shape, np.float32).astype(_numpy_dtype(case.dtype))
+            for name, shape in case.shapes().items()}
 
 
 def options(case: Case) -> Dict[str, Any]:
@@ -64,7 +60,7 @@ class FlashAttn:
         a = arrays(case)
         chosen = dict(options(case), threads=self.threads)
         if case.op == "forward":
-            out = np.empty_like(a["q"])
+            out = np.empty((*a["q"].shape[:3], case.value_dim), a["q"].dtype)
             return lambda: flashattn.attention(a["q"], a["k"], a["v"], out=out, **chosen)
         out, lse = flashattn.attention(a["q"], a["k"], a["v"], return_lse=True, **chosen)
         return lambda: flashattn.attention_backward(a["dout"], a["q"], a["k"], a["v"], out, lse,
