@@ -1,6 +1,8 @@
 // The configuration of a Hopper forward kernel and what its warps share.
 #pragma once
 
+#include <algorithm>
+
 #include "core/tile_cost.h"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
@@ -41,14 +43,20 @@ struct ForwardConfig {
   static constexpr int kStages =
       kQBytes + kOBytes + 4 * (kKBytes + kVBytes) <= kMostMainBytes ? 4 : 2;
   static constexpr int kLoadBytes = kStages * (kKBytes + kVBytes);
-  // O has its own buffer where it fits, so that the next Q need not wait.
-  static constexpr bool kOwnO = kQBytes + kLoadBytes + kOBytes <= kMostMainBytes;
+  // O has its own buffer where it fits, so that the next Q need not wait; or, if half of it does,
+  // that, which it leaves through in two pieces.
+  static constexpr int kSpareBytes = kMostMainBytes - kQBytes - kLoadBytes;
+  static constexpr bool kOwnO = kOBytes / (kDimV % 128 == 0 ? 2 : 1) <= kSpareBytes;
+  static constexpr int kOPieces = !kOwnO || kOBytes <= kSpareBytes ? 1 : 2;
+  static constexpr int kOwnOBytes = kOwnO ? kOBytes / kOPieces : 0;
   // Two of Q where they fit, so that the next has arrived when a tile ends: 1 % with two stages of
   // K and V, nothing with four.
   static constexpr int kQStages =
-      kOwnO && kStages == 2 && 2 * kQBytes + kLoadBytes + kOBytes <= kMostMainBytes ? 2 : 1;
-  static constexpr int kMainBytes = (!kOwnO && kOBytes > kQBytes ? kOBytes : kQStages * kQBytes) +
-                                    kLoadBytes + (kOwnO ? kOBytes : 0);
+      kOwnO && kStages == 2 && kQBytes + kOwnOBytes <= kSpareBytes ? 2 : 1;
+  static constexpr int kFirstBytes = kOwnO ? kQStages * kQBytes : std::max(kQBytes, kOBytes);
+  static constexpr int kMainBytes = kFirstBytes + kLoadBytes + kOwnOBytes;
+  static constexpr int kK = kFirstBytes, kV = kK + kStages * kKBytes;
+  static constexpr int kO = kOwnO ? kV + kStages * kVBytes : 0;
   static_assert(kTileKv % 16 == 0 && kDimQk % 16 == 0 && kDimV % 16 == 0, "whole products");
 
   static constexpr TileCost kCost = hopper_cost(kTileQ, kTileKv, kDimV, kBlocks);

@@ -25,12 +25,8 @@ class Consumer : TileScores<Config> {
                                       Control<Config>& control, int32_t group)
       : Base(params, shared, control, group),
         q_(ptx::Matrix::at(shared + group * 64 * 128, 0)),
-        k_(ptx::Matrix::at(shared + Config::kMainBytes - Config::kLoadBytes -
-                               (Config::kOwnO ? Config::kOBytes : 0),
-                           0)),
-        v_(ptx::Matrix::at(shared + Config::kMainBytes - kStages * Config::kVBytes -
-                               (Config::kOwnO ? Config::kOBytes : 0),
-                           kTileKv * 128)) {}
+        k_(ptx::Matrix::at(shared + Config::kK, 0)),
+        v_(ptx::Matrix::at(shared + Config::kV, kTileKv * 128)) {}
 
   __device__ __forceinline__ void run() {
     if (Config::kTurns && group_ == 0) ptx::named_arrive(kTurnBarrier, 256);
@@ -366,11 +362,14 @@ class Consumer : TileScores<Config> {
     if (params_.problem.dtype_o == FLASHATTN_DTYPE_F32) {
       this->store_fp32(o_);
     } else {
-      this->stage(o_);
-      if (params_.store_boxes) {
-        this->store_boxes();
-      } else {
-        this->store_rows();
+#pragma unroll
+      for (int piece = 0; piece < Config::kOPieces; ++piece) {
+        this->stage(o_, piece);
+        if (params_.store_boxes) {
+          this->store_boxes(piece);
+        } else {
+          this->store_rows(piece);
+        }
       }
     }
     // O lay where the next Q comes.

@@ -18,6 +18,9 @@ class TileOutput {
   using T = typename Config::T;
   using Sums = float[Config::kDimV / 2];  // this lane's accumulators of O
   static constexpr int kConsumers = Config::kConsumers, kTileQ = Config::kTileQ;
+  // Of a piece of O.
+  static constexpr int kPanels = Config::kPanelsV / Config::kOPieces;
+  static constexpr int kColumns = Config::kDimV / Config::kOPieces;
 
   __device__ __forceinline__ TileOutput(const ForwardParams& params, uint32_t shared,
                                         Control<Config>& control, int32_t group)
@@ -61,15 +64,15 @@ class TileOutput {
     }
   }
 
-  // Where this warpgroup's rows of O are staged: in panels, like Q.
+  // Where this warpgroup's rows of a piece of O are staged: in panels, like Q.
   __device__ __forceinline__ uint32_t staged(int32_t row, int32_t chunk) const {
-    const uint32_t base = shared_ + (Config::kOwnO ? Config::kMainBytes - Config::kOBytes : 0);
-    return base + chunk / 8 * kTileQ * 128 + (group_ * 64 + row) * 128 +
+    return shared_ + Config::kO + chunk / 8 * kTileQ * 128 + (group_ * 64 + row) * 128 +
            ((chunk % 8 ^ (row & 7)) << 4);
   }
 
-  __device__ __forceinline__ void stage(const Sums& o) const {
-    // The last tile's O may still be leaving; a tile done over must not overtake its first result.
+  __device__ __forceinline__ void stage(const Sums& o, int piece) const {
+    // The last piece of O may still be leaving; a tile done over must not overtake its first
+    // result.
     if (leader_) {
       if (item().safe) {
         ptx::bulk_wait();
@@ -80,34 +83,35 @@ class TileOutput {
     ptx::named_sync(kGroupBarrier + group_, 128);
     const int32_t r = opaque(threadIdx.x) % 128 / 32 * 16 + lane() % 16;
 #pragma unroll
-    for (int j = 0; j < Config::kDimV / 16; ++j) {
-      ptx::stmatrix_x4(staged(r, 2 * j + lane() / 16), ptx::pack<T>(o[8 * j], o[8 * j + 1]),
-                       ptx::pack<T>(o[8 * j + 2], o[8 * j + 3]),
-                       ptx::pack<T>(o[8 * j + 4], o[8 * j + 5]),
-                       ptx::pack<T>(o[8 * j + 6], o[8 * j + 7]));
+    for (int j = 0; j < kColumns / 16; ++j) {
+      const float* x = &o[piece * (kColumns / 2) + 8 * j];
+      ptx::stmatrix_x4(staged(r, 2 * j + lane() / 16), ptx::pack<T>(x[0], x[1]),
+                       ptx::pack<T>(x[2], x[3]), ptx::pack<T>(x[4], x[5]),
+                       ptx::pack<T>(x[6], x[7]));
     }
   }
 
-  __device__ __forceinline__ void store_boxes() const {
+  __device__ __forceinline__ void store_boxes(int piece) const {
     ptx::fence_async_proxy();
     ptx::named_sync(kGroupBarrier + group_, 128);
     if (!leader_) return;
 #pragma unroll
-    for (int p = 0; p < Config::kPanelsV; ++p) {
+    for (int p = 0; p < kPanels; ++p) {
       ptx::tma_store(&params_.o, staged(0, p * 8),
-                     {p * 64, item().query + group_ * 64, item().h, item().b});
+                     {(piece * kPanels + p) * 64, item().query + group_ * 64, item().h, item().b});
     }
     ptx::bulk_commit();
   }
 
-  __device__ __forceinline__ void store_rows() const {
-    constexpr int kChunks = 8 * Config::kPanelsV;
+  __device__ __forceinline__ void store_rows(int piece) const {
+    constexpr int kChunks = 8 * kPanels;
     __syncwarp();
     for (int32_t x = lane(); x < 16 * kChunks; x += 32) {
       const int32_t r = opaque(threadIdx.x) % 128 / 32 * 16 + x / kChunks, chunk = x % kChunks;
       const int32_t i = item().query + group_ * 64 + r;
-      if (i >= item().len.q || chunk * 8 >= params_.problem.dim_v) continue;
-      *reinterpret_cast<int4*>(o_row(i, 2) + chunk * 16) = ptx::load_shared_16(staged(r, chunk));
+      const int32_t column = (piece * kChunks + chunk) * 8;
+      if (i >= item().len.q || column >= params_.problem.dim_v) continue;
+      *reinterpret_cast<int4*>(o_row(i, 2) + column * 2) = ptx::load_shared_16(staged(r, chunk));
     }
   }
 

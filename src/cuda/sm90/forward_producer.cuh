@@ -140,9 +140,8 @@ class Loader {
       : params_(params),
         control_(control),
         q_(shared),
-        k_(shared + Config::kMainBytes - Config::kLoadBytes -
-           (Config::kOwnO ? Config::kOBytes : 0)),
-        v_(k_ + Config::kStages * Config::kKBytes),
+        k_(shared + Config::kK),
+        v_(shared + Config::kV),
         leader_(threadIdx.x % 32 == 0) {}
 
   __device__ __forceinline__ void run() {
