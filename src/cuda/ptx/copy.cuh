@@ -198,7 +198,6 @@ __device__ __forceinline__ int32_t load_acquire(const int32_t* from) {
   return x;
 }
 
-// What this thread has seen of what was stored is seen by who sees what it stores from now on.
 __device__ __forceinline__ uint64_t load_acquire(const uint64_t* from) {
   uint64_t x;
   asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
@@ -209,6 +208,7 @@ __device__ __forceinline__ void store_release(uint64_t* to, uint64_t x) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
 }
 
+// What this thread has seen of what was stored is seen by who sees what it stores from now on.
 __device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 __device__ __forceinline__ void add_relaxed(int32_t* to, int32_t x) {
