@@ -245,17 +245,19 @@ def test_many_queries_have_a_kernel_of_their_own(device, case):
     assert tile(case.replace(heads_q=2, heads_kv=1)) == (b"sm90", 64)
 
 
-@pytest.mark.parametrize("features", [
-    dict(dim_qk=64), dict(dim_qk=128, causal=True), dict(dim_qk=104, dropout=0.1),
-    dict(dim_qk=64, cu_q=[300, 1, 257], cu_kv=[511, 0, 300], determinism=1)])
-def test_dq_is_converted_on_the_way(device, features):
+@pytest.mark.parametrize("length, heads, features", [
+    (256, 4, dict(dim_qk=64)), (512, 1, dict(dim_qk=128, causal=True)),
+    (512, 1, dict(dim_qk=104, dropout=0.1)),
+    (512, 1, dict(dim_qk=64, cu_q=[300, 1, 257], cu_kv=[511, 0, 300], determinism=1))])
+def test_dq_is_converted_on_the_way(device, length, heads, features):
     """By Hopper's kernels for heads up to 128, where blocks have many tiles: the workspace says of
-    which, all bits of a word set. The kernel after converts the others."""
-    case = Case(dtype="bf16", seqlen_q=512, seqlen_kv=512, backward=True, **features)
+    which, all bits of a word set. The kernel after converts the others. heads: of keys, a
+    multiprocessor; enough that some of dQ is complete well before the end."""
+    case = Case(dtype="bf16", seqlen_q=length, seqlen_kv=length, backward=True, **features)
     found = capi.ffi.new("flashattn_device_properties *",
                          {"struct_size": capi.ffi.sizeof("flashattn_device_properties")})
     capi.check(capi.library().flashattn_device_info(device.kind, 0, found))
-    case = case.replace(heads_q=2 * found.units, heads_kv=found.units)
+    case = case.replace(heads_q=2 * heads * found.units, heads_kv=heads * found.units)
     data = make_data(case)
     call = Call(case, device, data)
     if capi.ffi.string(call.plan.info(capi.BACKWARD, call.shape).family) != b"sm90":
