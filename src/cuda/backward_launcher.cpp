@@ -9,7 +9,7 @@ namespace flashattn::cuda {
 namespace {
 
 // The first that the device's shared memory holds; if there is none, the smallest.
-const sm80::BackwardEntry& find(const Problem& p, sm80::Table<sm80::BackwardEntry> table,
+const sm80::BackwardEntry* find(const Problem& p, sm80::Table<sm80::BackwardEntry> table,
                                 bool modified, int32_t local_memory) {
   const sm80::BackwardEntry* best = nullptr;
   for (size_t n = 0; n < table.count; ++n) {
@@ -17,32 +17,34 @@ const sm80::BackwardEntry& find(const Problem& p, sm80::Table<sm80::BackwardEntr
     const bool fits = e.dtype == p.dtype && e.modified == modified &&
                       e.dim >= std::max(p.dim_qk, p.dim_v) && (!best || e.dim == best->dim);
     if (!fits) continue;
-    if (e.shared_bytes <= local_memory) return e;
+    if (e.shared_bytes <= local_memory) return &e;
     if (!best || e.shared_bytes < best->shared_bytes) best = &e;
   }
-  return *best;
+  return best;
 }
 
-const sm80::BackwardEntry& main_entry(const Problem& p, int32_t local_memory) {
+const sm80::BackwardEntry* main_entry(const Problem& p, int32_t local_memory) {
   return find(p, sm80::backward_table(), is_modified(p), local_memory);
 }
 
-const sm80::BackwardEntry& bias_gradient_entry(const Problem& p) {
+const sm80::BackwardEntry* bias_gradient_entry(const Problem& p) {
   return find(p, sm80::bias_gradient_table(), true, INT32_MAX);
 }
 
 }  // namespace
 
 int32_t BackwardLauncher::shared_bytes(const Problem& problem, int32_t local_memory) {
-  const int32_t bytes = main_entry(problem, local_memory).shared_bytes;
-  if (!problem.has_feature(FLASHATTN_FEATURE_DBIAS)) return bytes;
-  return std::max(bytes, bias_gradient_entry(problem).shared_bytes);
+  const sm80::BackwardEntry* entry = main_entry(problem, local_memory);
+  if (!entry) return 0;
+  if (!problem.has_feature(FLASHATTN_FEATURE_DBIAS)) return entry->shared_bytes;
+  const sm80::BackwardEntry* bias = bias_gradient_entry(problem);
+  return bias ? std::max(entry->shared_bytes, bias->shared_bytes) : 0;
 }
 
 BackwardLauncher::BackwardLauncher(const Problem& problem, const Device& device, int64_t l2_bytes)
     : problem_(problem),
       l2_bytes_(l2_bytes),
-      main_(prepare(main_entry(problem, device.properties.local_memory), device.properties.units)),
+      main_(prepare(*main_entry(problem, device.properties.local_memory), device.properties.units)),
       bias_gradient_(problem, device.properties.units),
       name_(std::string("sm80_backward_") + dtype_name(problem.dtype) + "_" +
             std::to_string(main_.entry->dim) + (main_.entry->modified ? "_modified" : "")) {}
@@ -153,7 +155,7 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspa
 
 BiasGradient::BiasGradient(const Problem& problem, int32_t units) : kernel_{} {
   if (problem.has_feature(FLASHATTN_FEATURE_DBIAS)) {
-    kernel_ = prepare(bias_gradient_entry(problem), units);
+    kernel_ = prepare(*bias_gradient_entry(problem), units);
   }
 }
 

@@ -36,7 +36,8 @@ class BackwardLauncher {
   // The device is current.
   int32_t run(const flashattn_backward_args& args, void* workspace, cudaStream_t stream) const;
 
-  // Bytes of shared memory a block that the problem's kernels need on a device with so many.
+  // Bytes of shared memory a block that the problem's kernels need on a device with so many. 0:
+  // this build has no such kernels.
   static int32_t shared_bytes(const Problem& problem, int32_t local_memory);
 
  private:

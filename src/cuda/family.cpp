@@ -14,7 +14,8 @@ bool is_computed(int32_t dtype) {
          dtype == FLASHATTN_DTYPE_BF16;
 }
 
-bool has_kernels(const Problem& p) {
+// That every build has kernels for, unless someone took rows out of the tables.
+bool is_regular(const Problem& p) {
   return is_computed(p.dtype) && p.dim_qk <= kMaxDim && p.dim_v <= kMaxDim;
 }
 
@@ -73,9 +74,16 @@ const Predicate kPredicates[] = {
      [](const Problem& p, const Device&, char* text, size_t capacity) {
        explain_multiple("dim_v", p.dim_v, text, capacity);
      }},
-    // The last: only of problems for which there are kernels.
+    {[](const Problem& p, const Device& d) { return is_regular(p) && shared_bytes(p, d) == 0; },
+     FLASHATTN_REASON_NOT_IN_THIS_BUILD, "dtype",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "dtype = %d, dim_qk = %d, dim_v = %d with ops = %u have no kernel in this "
+                     "build; add rows to src/cuda/sm80/table.txt",
+                     p.dtype, p.dim_qk, p.dim_v, p.ops);
+     }},
     {[](const Problem& p, const Device& d) {
-       return has_kernels(p) && shared_bytes(p, d) > d.properties.local_memory;
+       return is_regular(p) && shared_bytes(p, d) > d.properties.local_memory;
      },
      FLASHATTN_REASON_SHARED_MEMORY, "dim_qk",
      [](const Problem& p, const Device& d, char* text, size_t capacity) {

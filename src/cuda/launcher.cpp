@@ -60,9 +60,10 @@ std::string kernel_name(const sm80::ForwardEntry& e) {
 }  // namespace
 
 int32_t sm80_shared_bytes(const Problem& problem, int32_t local_memory) {
-  const int32_t forward = find(problem, Size::kMedium, local_memory)->shared_bytes;
-  if (!problem.has_op(FLASHATTN_OP_BACKWARD)) return forward;
-  return std::max(forward, BackwardLauncher::shared_bytes(problem, local_memory));
+  const sm80::ForwardEntry* entry = find(problem, Size::kMedium, local_memory);
+  if (!entry || !problem.has_op(FLASHATTN_OP_BACKWARD)) return entry ? entry->shared_bytes : 0;
+  const int32_t backward = BackwardLauncher::shared_bytes(problem, local_memory);
+  return backward == 0 ? 0 : std::max(entry->shared_bytes, backward);
 }
 
 Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,

@@ -48,7 +48,8 @@ class Sm80Launcher : public Launcher {
   std::unique_ptr<const BackwardLauncher> backward_;  // NULL: not asked for
 };
 
-// Bytes of shared memory a block that the problem's kernels need on a device with so many.
+// Bytes of shared memory a block that the problem's kernels need on a device with so many. 0: this
+// build has no such kernels.
 int32_t sm80_shared_bytes(const Problem& problem, int32_t local_memory);
 
 }  // namespace flashattn::cuda

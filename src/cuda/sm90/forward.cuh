@@ -15,8 +15,9 @@
 // maximum in every step, when it has nothing else to do.
 //
 // Shared memory: Q | K stages | V stages | O | Control.
-// Budget of a step at D = 128, 128 keys, two warpgroups, in clocks: the products 2 x 1,024; 2^x 2 x
-// 512; instructions 2 x 323 on each of the four schedulers.
+// Budget of a step at D = 128, 64 keys, three warpgroups, in clocks: the products 3 x 512; 2^x 3 x
+// 256; instructions 3 x 212 on each of the four schedulers. At D = 64, 128 keys: 3 x 512, 3 x 512,
+// 3 x 319.
 #pragma once
 
 #include "cuda/sm90/forward_consumer.cuh"

@@ -13,14 +13,14 @@
 
 namespace flashattn::cuda::sm90 {
 
-template <class T_, int kDimQk_, int kDimV_, int kConsumers_, int kTileKv_, bool kTurns_,
-          Scores kScores_, int kBlocks_>
+template <class T_, int kDimQk_, int kDimV_, int kConsumers_, int kTileKv_, Scores kScores_,
+          int kBlocks_>
 struct ForwardConfig {
   using T = T_;
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the products; smaller heads: zeros
   static constexpr int kConsumers = kConsumers_;          // warpgroups of 64 rows
   static constexpr int kTileQ = 64 * kConsumers, kTileKv = kTileKv_;
-  static constexpr bool kTurns = kTurns_;  // warpgroups issue their products in turn
+  static constexpr bool kTurns = kConsumers > 1;  // warpgroups issue their products in turn
   static constexpr Scores kScores = kScores_;
   // Biases and block masks: nothing is known of a row's maximum from its first tiles.
   static constexpr bool kSafe = kScores == Scores::kAny;

@@ -13,7 +13,7 @@ class Consumer : TileScores<Config> {
   using Base = TileScores<Config>;
   using T = typename Config::T;
   using Base::control_, Base::group_, Base::items_, Base::leader_, Base::params_, Base::q_place_;
-  using Base::drop, Base::factor, Base::hide_blocks, Base::idle, Base::item, Base::kept, Base::lane;
+  using Base::drop, Base::factor, Base::hide_blocks, Base::item, Base::kept, Base::lane;
   using Base::kConsumers, Base::kTileKv, Base::kTileQ;
   using Base::mask, Base::modify, Base::release_q, Base::row, Base::strip, Base::tiles_;
   static constexpr int kStages = Config::kStages;
@@ -47,28 +47,29 @@ class Consumer : TileScores<Config> {
  private:
   __device__ __forceinline__ void work() {
     tiles_.start();
+    // Read at once: one by one each would be waited for.
+    const int32_t begin = item().begin, first = strip().begin, end = strip().end;
+    const int32_t full = max(strip().full_begin, first);
+    const int32_t fast = Config::kSafe ? first : max(strip().fast_end, first);
     int32_t n = item().end - 1;
     ptx::mbarrier_wait(address(control_.q_full[q_place_.slot()][group_]), q_place_.phase());
     // All warpgroups take item.end - item.begin - 1 turns.
-    if (idle()) {
+    if (first >= end) {  // no row of this warpgroup sees a key
       clear();
       keep_together();
       if (Config::kOwnO) release_q();
-      if (n >= item().begin) pass(n--, false);
+      if (n >= begin) pass(n--, false);
     } else {
-      for (; n >= strip().end; --n) pass(n, true);
-      n = tiles_.down(item(), n, strip().begin);
+      for (; n >= end; --n) pass(n, true);
+      n = tiles_.down(item(), n, first);
       start(n--);
-      int32_t end = Config::kSafe ? strip().begin : max(strip().fast_end, strip().begin);
 #pragma unroll 1
-      for (; (n = tiles_.down(item(), n, end)) >= end; --n) step<true>(n);
+      for (; (n = tiles_.down(item(), n, fast)) >= fast; --n) step<true>(n);
       if constexpr (!Config::kSafe) {
-        end = max(strip().full_begin, strip().begin);
 #pragma unroll 1
-        for (; n >= end; --n) step<false>(n);
-        end = strip().begin;
+        for (; n >= full; --n) step<false>(n);
 #pragma unroll 1
-        for (; n >= end; --n) step<true>(n);
+        for (; n >= first; --n) step<true>(n);
       }
       ptx::mbarrier_wait(address(control_.v_full[place_.slot()]), place_.phase());
       multiply_pv(place_);
@@ -77,7 +78,7 @@ class Consumer : TileScores<Config> {
       release(control_.v_empty, place_);
       place_.advance();
     }
-    for (; n >= item().begin; --n) pass(n, true);
+    for (; n >= begin; --n) pass(n, true);
     finish();
     q_place_.advance();
   }
@@ -257,24 +258,20 @@ class Consumer : TileScores<Config> {
     raise_reference(c, raised, shrink);
   }
 
-  // Scores to weights, and their sums. exponent(x, i): of score number i.
+  // Scores to weights, and their sums: of a tile first, so that few roundings meet a large sum, and
+  // in one chain a row: with more, ptxas waits for P V before most exponentials (D = 64: -4 %).
+  // exponent(x, i): of score number i.
   template <class Exponent>
   __device__ __forceinline__ void weigh(Exponent exponent) {
-    float total[2][4];
+    float total[2];
 #pragma unroll
-    for (int i = 0; i < kTileKv / 8; ++i) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        float& x = s_[4 * i + e];
-        x = ptx::exp2(exponent(x, 4 * i + e));
-        float& t = total[e / 2][i % 4];
-        t = i < 4 && e % 2 == 0 ? x : t + x;
-      }
+    for (int i = 0; i < kTileKv / 2; ++i) {
+      s_[i] = ptx::exp2(exponent(s_[i], i));
+      float& t = total[i / 2 % 2];
+      t = i < 4 && i % 2 == 0 ? s_[i] : t + s_[i];
     }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      sum_[half] += (total[half][0] + total[half][1]) + (total[half][2] + total[half][3]);
-    }
+    sum_[0] += total[0];
+    sum_[1] += total[1];
   }
 
   __device__ __forceinline__ void weigh() {
@@ -320,39 +317,36 @@ class Consumer : TileScores<Config> {
     ptx::named_sync(kGroupBarrier + group_, 128);
   }
 
-  // LSE and O of the tile; whether it must be done over.
+  // LSE and O of the tile; whether it must be done over. Both rows at once, without branches:
+  // nothing else covers the latencies.
   __device__ __forceinline__ void finish() {
+    float factor[2], finite[2][4] = {};  // stays 0 while all is finite
+#pragma unroll
+    for (int mask = 1; mask < 4; mask *= 2) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        sum_[half] += __shfl_xor_sync(~0u, sum_[half], mask);
+      }
+    }
+#pragma unroll
+    for (int x = 0; x < Config::kDimV / 2; ++x) {
+      float& f = finite[x / 2 % 2][x / 4 % 4];
+      f = fmaf(o_[x], 0.0f, f);
+    }
     bool outgrown = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float l = sum_[half];
-      l += __shfl_xor_sync(~0u, l, 1);
-      l += __shfl_xor_sync(~0u, l, 2);
-      const int32_t i = item().query + row() + half * 8;
-      float finite = 0.0f;  // stays 0 while all is finite
-#pragma unroll
-      for (int x = half * 2; x < Config::kDimV / 2; x += 4) {
-        finite = fmaf(o_[x], 0.0f, fmaf(o_[x + 1], 0.0f, finite));
+      const float l = sum_[half];
+      const float all = (finite[half][0] + finite[half][1]) + (finite[half][2] + finite[half][3]);
+      bool bad = !(l <= kMost && all == 0.0f);
+      if (Config::kScores == Scores::kShaped) {
+        bad |= l < kLeast && reference_[half] != -INFINITY;
       }
-      if (i < item().len.q) {
-        outgrown |= !(l <= kMost && finite == 0.0f);
-        if (Config::kScores == Scores::kShaped) {
-          outgrown |= l < kLeast && reference_[half] != -INFINITY;
-        }
-        if (lane() % 4 == 0 && params_.args.lse) {
-          const RowLayout layout = row_layout(params_.problem, params_.args.shape);
-          params_.args.lse[item().b * layout.batch_stride + item().h * layout.head_stride +
-                           item().first_q + i] =
-              l == 0.0f ? -INFINITY : (reference_[half] + log2f(l)) * kLn2;
-        }
-      }
-      const float factor = l == 0.0f ? 0.0f : ptx::reciprocal(l) * kept();
-#pragma unroll
-      for (int x = half * 2; x < Config::kDimV / 2; x += 4) {
-        o_[x] *= factor;
-        o_[x + 1] *= factor;
-      }
+      outgrown |= bad && item().query + row() + half * 8 < item().len.q;
+      factor[half] = l == 0.0f ? 0.0f : ptx::reciprocal(l) * kept();
     }
+#pragma unroll
+    for (int x = 0; x < Config::kDimV / 2; ++x) o_[x] *= factor[x / 2 % 2];
     if constexpr (!Config::kSafe) {
       if (__any_sync(~0u, outgrown) && !item().safe && lane() == 0) {
         control_.again[item().index] = item().tile + 1;
@@ -383,6 +377,19 @@ class Consumer : TileScores<Config> {
         release_q();
       }
     }
+    store_lse();
+  }
+
+  // Of a quad's two rows the first two lanes store one each.
+  __device__ __forceinline__ void store_lse() const {
+    const int32_t half = lane() % 4;
+    const int32_t i = item().query + row() + half * 8;
+    if (half > 1 || params_.args.lse == nullptr || i >= item().len.q) return;
+    const RowLayout layout = row_layout(params_.problem, params_.args.shape);
+    const int64_t place = item().b * layout.batch_stride + item().h * layout.head_stride;
+    const float l = half == 0 ? sum_[0] : sum_[1];
+    const float lse = ((half == 0 ? reference_[0] : reference_[1]) + log2f(l)) * kLn2;
+    params_.args.lse[place + item().first_q + i] = l == 0.0f ? -INFINITY : lse;
   }
 
   static constexpr float kSlack = 8.0f;  // log2; a lower maximum need not be followed

@@ -6,10 +6,10 @@
 
 namespace flashattn::cuda::sm90 {
 
-template <class T, int kDimQk, int kDimV, int kConsumers, int kTileKv, bool kTurns, Scores kScores,
+template <class T, int kDimQk, int kDimV, int kConsumers, int kTileKv, Scores kScores,
           int kBlocks = 1>
 constexpr ForwardEntry forward_entry() {
-  using Config = ForwardConfig<T, kDimQk, kDimV, kConsumers, kTileKv, kTurns, kScores, kBlocks>;
+  using Config = ForwardConfig<T, kDimQk, kDimV, kConsumers, kTileKv, kScores, kBlocks>;
   return {kDtype<T>,
           kDimQk,
           kDimV,

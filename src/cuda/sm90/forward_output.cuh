@@ -35,8 +35,6 @@ class TileOutput {
     return control_.items[items_.slot()];
   }
   __device__ __forceinline__ const volatile Strip& strip() const { return item().strips[group_]; }
-  // No row of this warpgroup sees a key.
-  __device__ __forceinline__ bool idle() const { return strip().begin >= strip().end; }
   __device__ __forceinline__ int32_t lane() const { return opaque(threadIdx.x) % 32; }
   // Of the tile: the upper of this lane's two rows; the other is 8 below.
   __device__ __forceinline__ int32_t row() const {

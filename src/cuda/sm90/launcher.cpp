@@ -12,7 +12,6 @@ namespace flashattn::cuda {
 namespace {
 
 constexpr int32_t kLongKeys = 4096;    // keys that are worth splitting
-constexpr int32_t kWideKeys = 8192;    // keys from which wide tiles pay: 2 % on an H200
 constexpr int32_t kShortQueries = 64;  // the portable family packs heads and splits keys up to here
 constexpr int32_t kShortElements = 16384;  // of a head's keys: up to here small blocks start faster
 
@@ -90,14 +89,8 @@ const Sm90Launcher::NamedKernel* Sm90Launcher::choose(const flashattn_shape& sha
     return forward_time(named.kernel.entry->cost, causal, {shape.seqlen_q, shape.seqlen_kv}, heads,
                         units_);
   };
-  const NamedKernel* best = &kernels_.front();
-  for (const NamedKernel& named : kernels_) {
-    // Wide tiles of keys: where keys are many and no mask cuts them.
-    const bool wide = named.kernel.entry->tile_kv > kernels_.front().kernel.entry->tile_kv;
-    if (wide && (problem_.mask != 0 || shape.seqlen_kv < kWideKeys)) continue;
-    if (time(named) < time(*best)) best = &named;
-  }
-  return best;
+  const auto faster = [&](const auto& a, const auto& b) { return time(a) < time(b); };
+  return &*std::min_element(kernels_.begin(), kernels_.end(), faster);
 }
 
 Sections Sm90Launcher::sections(const Choice<sm90::ForwardEntry>& kernel,
