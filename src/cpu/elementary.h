@@ -51,7 +51,12 @@ FLASHATTN_INLINE void exp2_each(Floats (&x)[kCount]) {
     const Floats shifted = x[n] + magic;
     // shifted holds n in its low bits; (n + 127) << 23 is 2^n, 0 for n = -127 and inf for n = 128.
     power[n] = (as_words(shifted) + (127u - 0x4b400000u)) << 23;
+#if defined(__AVX2__)
+    x[n] -= reinterpret_cast<Floats>(_mm256_round_ps(  // the same, sooner
+        reinterpret_cast<__m256>(x[n]), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#else
     x[n] -= shifted - magic;
+#endif
   }
   exp2_near_0(x);
 #pragma GCC unroll 8

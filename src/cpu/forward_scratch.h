@@ -11,7 +11,7 @@ inline Tiling forward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
   // Four micro-kernels high, or two tile registers: these come with larger caches.
   const bool tiles = kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16;
-  const int32_t tile_q = tiles ? 32 : 24, rows = 528 / tile_q * tile_q;
+  const int32_t tile_q = tiles ? 32 : 24, rows = 1056 / tile_q * tile_q;
   if (dim <= 64) return {rows, tile_q, tiles ? 1536 : 768};
   if (dim <= 128) return {rows, tile_q, tiles ? 768 : 384};
   if (dim <= 256) return {192, tile_q, 128};
