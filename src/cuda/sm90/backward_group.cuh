@@ -52,9 +52,11 @@ class BackwardGroup {
     }
   }
 
-  // Which queries see this lane's keys, if some do not.
+  // Which queries see this lane's keys, if some do not. The kernel for many queries asks at all
+  // events, of the first tile.
   __device__ __forceinline__ void look() const {
-    if (item().full.begin <= item().tiles.begin && item().full.end >= item().tiles.end) return;
+    const bool all = item().full.begin <= item().tiles.begin && item().full.end >= item().tiles.end;
+    if (all && !Config::kLong) return;
     const Lengths len{item().len.q, item().len.kv};
     const int32_t key = item().key, keys = item().keys;
     if (lane() < 16) {
