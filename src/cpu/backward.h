@@ -85,6 +85,7 @@ class BackwardTile {
     // longer way to it.
     for (int32_t tile = (seen.end - 1) / scratch_.tile_q; tile >= seen.begin / scratch_.tile_q;
          --tile) {
+      ahead_ = tile > seen.begin / scratch_.tile_q ? queries_of(tile - 1) : Interval{0, 0};
       body(queries_of(tile), tile);
     }
   }
@@ -142,7 +143,7 @@ class BackwardTile {
     for_each_run(head, queries, [&](Interval columns) {
       if (!packed) pack_queries(head, queries);
       score_gradients(head, queries, tile, columns, dbias);
-      accumulate_keys(head, queries, columns, !packed);
+      accumulate_keys(queries, columns);
       packed = true;
       if (!waited) await_turn(job_.turn + index, key_tile_ - first);
       waited = true;
@@ -183,14 +184,26 @@ class BackwardTile {
     }
   }
 
-  // As left operands.
+  // Q and dO, with the head dimension as k and with the queries.
   void pack_queries(int32_t head, Interval queries) {
     const Rows q = rows_of(in_.q, dtype_size(problem_.dtype), b_, head, sequence_.first_q);
     const Rows dout =
         rows_of(job_.args->dout, dtype_size(problem_.dtype_o), b_, head, sequence_.first_q);
-    pack_a<kCompute>(q, queries, problem_.dim_qk, problem_.dtype, scratch_.q_a, scratch_.qk_units);
-    pack_a<kCompute>(dout, queries, problem_.dim_v, problem_.dtype_o, scratch_.do_a,
-                     scratch_.v_units);
+    pack_both(q, queries, problem_.dim_qk, problem_.dtype, scratch_.q_a, scratch_.qk_units,
+              scratch_.q_k);
+    pack_both(dout, queries, problem_.dim_v, problem_.dtype_o, scratch_.do_a, scratch_.v_units,
+              scratch_.do_k);
+  }
+
+  void pack_both(const Rows& x, Interval queries, int32_t dim, int32_t dtype, uint32_t* a,
+                 int32_t a_units, uint32_t* k) {
+    // In fp32 the second serves as the first, too.
+    if (kCompute != Compute::kF32) pack_a<kCompute>(x, queries, dim, dtype, a, a_units);
+    if constexpr (kKeysAsColumns<kCompute>) {
+      pack_a_transposed<kCompute>(x, queries, dim, dtype, k, scratch_.tile_q / kUnit<kCompute>);
+    } else {
+      pack_b<kCompute>(x, queries, dim, dtype, k, scratch_.query_panel);
+    }
   }
 
   // Scores and dp of a tile, then in their places P (dropped and all) and dS; dbias: to be added
@@ -199,10 +212,10 @@ class BackwardTile {
     const int32_t rows = queries.end - queries.begin, width = columns.end - columns.begin;
     const auto own = [&](int32_t r) { return bands_[r / kBandRows<kCompute>]; };
     gemm<kCompute>(rows, columns, static_cast<int32_t>(scratch_.qk_panel / kPanel),
-                   {scratch_.q_a, scratch_.qk_units, 1}, {scratch_.kt, scratch_.qk_panel},
+                   scratch_.left(scratch_.q_a, scratch_.qk_units), {scratch_.kt, scratch_.qk_panel},
                    {scratch_.s, scratch_.tile_kv}, false, own);
     gemm<kCompute>(rows, columns, static_cast<int32_t>(scratch_.v_panel / kPanel),
-                   {scratch_.do_a, scratch_.v_units, 1}, {scratch_.vt, scratch_.v_panel},
+                   scratch_.left(scratch_.do_a, scratch_.v_units), {scratch_.vt, scratch_.v_panel},
                    {scratch_.dp, scratch_.tile_kv}, false, own);
 
     const ScoreRules rules = score_rules(problem_, in_, b_, head, sequence_.len);
@@ -219,8 +232,15 @@ class BackwardTile {
       }
     }
     const int64_t first_row = job_.query_tile(sequence_, b_, head, tile) * scratch_.tile_q;
+    const int32_t size = dtype_size(problem_.dtype), o_size = dtype_size(problem_.dtype_o);
+    const Rows q = rows_of(in_.q, size, b_, head, sequence_.first_q);
+    const Rows dout = rows_of(job_.args->dout, o_size, b_, head, sequence_.first_q);
     for (int32_t r = 0; r < rows; ++r) {
       const int32_t i = queries.begin + r;
+      if (ahead_.begin + r < ahead_.end) {
+        q.fetch(ahead_.begin + r, problem_.dim_qk * size);
+        dout.fetch(ahead_.begin + r, problem_.dim_v * o_size);
+      }
       row_gradients(rules, i, r, columns, job_.lse2[first_row + r], job_.delta[first_row + r]);
       float* ds = scratch_.dp + static_cast<int64_t>(r) * scratch_.tile_kv;
       if (dbias) add_to_dbias(head, i, columns, ds);
@@ -314,28 +334,20 @@ class BackwardTile {
   }
 
   // dv += P^T dO, dk += dS^T Q.
-  void accumulate_keys(int32_t head, Interval queries, Interval columns, bool pack) {
-    const Rows q = rows_of(in_.q, dtype_size(problem_.dtype), b_, head, sequence_.first_q);
-    const Rows dout =
-        rows_of(job_.args->dout, dtype_size(problem_.dtype_o), b_, head, sequence_.first_q);
-    accumulate(dout, queries, problem_.dim_v, problem_.dtype_o, scratch_.do_k, scratch_.p_t,
-               columns, scratch_.dv, scratch_.v_columns, pack);
-    accumulate(q, queries, problem_.dim_qk, problem_.dtype, scratch_.q_k, scratch_.ds_t, columns,
-               scratch_.dk, scratch_.qk_columns, pack);
+  void accumulate_keys(Interval queries, Interval columns) {
+    accumulate(queries, scratch_.do_k, scratch_.p_t, columns, scratch_.dv, scratch_.v_columns);
+    accumulate(queries, scratch_.q_k, scratch_.ds_t, columns, scratch_.dk, scratch_.qk_columns);
   }
 
-  // sum += weights^T x; packed: room for x with the queries as k.
-  void accumulate(const Rows& x, Interval queries, int32_t dim, int32_t dtype, uint32_t* packed,
-                  const uint32_t* weights, Interval columns, float* sum, int32_t sum_columns,
-                  bool pack) {
+  // sum += weights^T x; packed: x with the queries as k.
+  void accumulate(Interval queries, const uint32_t* packed, const uint32_t* weights,
+                  Interval columns, float* sum, int32_t sum_columns) {
     constexpr int kU = kUnit<kCompute>;
     const int32_t units = (queries.end - queries.begin + kU - 1) / kU;
     if constexpr (kKeysAsColumns<kCompute>) {
-      if (pack) pack_a_transposed<kCompute>(x, queries, dim, dtype, packed, scratch_.tile_q / kU);
       gemm<kCompute>(sum_columns, columns, units, {packed, scratch_.tile_q / kU, 1},
                      {weights, scratch_.pair_panel}, {sum, scratch_.tile_kv}, true);
     } else {
-      if (pack) pack_b<kCompute>(x, queries, dim, dtype, packed, scratch_.query_panel);
       const int32_t end = last_column(columns);
       const int32_t step = full_ ? end - columns.begin : kBandRows<kCompute>;
       for (int32_t c = columns.begin; c < end; c += step) {
@@ -397,6 +409,7 @@ class BackwardTile {
   Interval keys_;
   // Of the columns at work: their keys, and whether every query sees all of them.
   Interval run_{0, 0};
+  Interval ahead_{0, 0};  // queries that come next
   bool full_ = false;
   Interval bands_[128 / kMicroRows + 1];  // columns that kBandRows queries need
   const float kept_ = 65536.0f / (65536.0f - static_cast<float>(problem_.dropout_threshold()));

@@ -36,11 +36,13 @@ inline int32_t dq_columns(const Problem& problem) { return round_up(problem.dim_
 
 template <Compute kCompute>
 struct BackwardScratch {
+  static constexpr bool kIsF32 = kCompute == Compute::kF32;
   int32_t tile_q, tile_kv, qk_units, v_units, qk_columns, v_columns;
   int64_t qk_panel, v_panel;       // of K^T and V^T: units from panel to panel
   int64_t query_panel, key_panel;  // of operands with queries, keys as k
-  uint32_t *kt, *vt, *k, *q_a, *do_a;
-  uint32_t *q_k, *do_k;  // with queries as k
+  uint32_t *kt, *vt, *k;
+  uint32_t *q_a, *do_a;  // with the head dimension as k
+  uint32_t *q_k, *do_k;  // with queries as k; in fp32 the same
   float *s, *dp, *derivative, *dk, *dv;
   // Weights and their gradients, pairs of queries and, ds, of keys; p_t and ds_t: from panel to
   // panel of keys and from pair to pair.
@@ -76,23 +78,28 @@ struct BackwardScratch {
     kt = units(tile_kv / kPanel * qk_panel);
     vt = units(tile_kv / kPanel * v_panel);
     k = units(qk_panels * key_panel);
-    q_a = units(static_cast<int64_t>(tile_q) * qk_units);
-    do_a = units(static_cast<int64_t>(tile_q) * v_units);
     q_k = units(qk_panels * query_panel);
     do_k = units(v_panels * query_panel);
+    q_a = kIsF32 ? q_k : units(static_cast<int64_t>(tile_q) * qk_units);
+    do_a = kIsF32 ? do_k : units(static_cast<int64_t>(tile_q) * v_units);
     s = floats(tile);
     dp = floats(tile);
     derivative = floats(problem.softcap != 0 ? tile_kv : 0);
     dk = floats(static_cast<int64_t>(tile_kv) * qk_columns);
     dv = floats(static_cast<int64_t>(tile_kv) * v_columns);
     // fp32: in the places of the scores and of dp, which serve in either orientation.
-    p_t = kCompute == Compute::kF32 ? reinterpret_cast<uint32_t*>(s) : units(tile / kU);
-    ds_t = kCompute == Compute::kF32 ? reinterpret_cast<uint32_t*>(dp) : units(tile / kU);
-    ds = kCompute == Compute::kF32 ? ds_t : units(tile / kU);
+    p_t = kIsF32 ? reinterpret_cast<uint32_t*>(s) : units(tile / kU);
+    ds_t = kIsF32 ? reinterpret_cast<uint32_t*>(dp) : units(tile / kU);
+    ds = kIsF32 ? ds_t : units(tile / kU);
     pair_panel = kKeysAsColumns<kCompute> ? query_panel : kPanel;
     pair_row = kKeysAsColumns<kCompute> ? kPanel : tile_kv;
     keep = reinterpret_cast<uint8_t*>(take(problem.dropout > 0 ? tile / 4 : 0));
     bytes = at;
+  }
+
+  // q_a or do_a; units: of a row.
+  FLASHATTN_INLINE MatrixA left(const uint32_t* rows, int32_t units) const {
+    return kIsF32 ? MatrixA{rows, kPanel, 1, query_panel} : MatrixA{rows, units, 1};
   }
 };
 

@@ -2,7 +2,8 @@
 //
 // Operands are made of 32-bit units along the inner index k: an fp32 number, or a pair of bf16
 // neighbours where the instruction set multiplies those (vdpbf16ps). A may lie anyhow; B is packed
-// in panels of kPanel columns, each [k][column]; C is fp32, row-major.
+// in panels of kPanel columns, each [k][column], and serves as an A of rows [k], too; C is fp32,
+// row-major.
 #pragma once
 
 #include "cpu/amx.h"
@@ -20,6 +21,7 @@ constexpr int kUnit = kCompute == Compute::kF32 ? 1 : 2;  // elements of k a uni
 struct MatrixA {
   const uint32_t* data;
   int64_t row_stride, k_stride;  // units
+  int64_t panel_stride = 0;      // after kPanel k; 0: no panels
 };
 
 struct MatrixB {
@@ -41,41 +43,53 @@ FLASHATTN_INLINE Floats multiply_add(Floats sum, Words a, Words b) {
   }
 }
 
-// kRows x (kVectors * kWidth) elements of C, held in registers over all of k.
+// kRows x (kVectors * kWidth) elements of C, held in registers over all of k; then the next kRows,
+// `times` in all.
 template <Compute kCompute, int kRows, int kVectors>
-void micro_kernel(MatrixA a, const uint32_t* __restrict b, MatrixC c, int32_t k, bool accumulate) {
-  Floats sum[kRows][kVectors];
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      sum[r][v] = accumulate ? load(c.data + r * c.row_stride + v * kWidth) : Floats{};
-    }
-  }
-  const uint32_t* __restrict at = a.data;
-  for (int32_t n = 0; n < k; ++n, at += a.k_stride, b += kPanel) {
-    Words column[kVectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) column[v] = load_words(b + v * kWidth);
+void micro_kernel(MatrixA a, const uint32_t* __restrict b, MatrixC c, int32_t k, bool accumulate,
+                  int32_t times) {
+  const int32_t most = a.panel_stride ? kPanel : k;
+  for (; times > 0; --times) {
+    Floats sum[kRows][kVectors];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const Words row = splat_word(at[r * a.row_stride]);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        sum[r][v] = multiply_add<kCompute>(sum[r][v], row, column[v]);
+        sum[r][v] = accumulate ? load(c.data + r * c.row_stride + v * kWidth) : Floats{};
       }
     }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
+    const uint32_t *panel = a.data, *at_b = b;
+    for (int32_t left = k; left > 0; left -= most, panel += a.panel_stride) {
+      const uint32_t* __restrict at = panel;
+      for (int32_t n = left < most ? left : most; n > 0; --n, at += a.k_stride, at_b += kPanel) {
+        Words column[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      store(c.data + r * c.row_stride + v * kWidth, sum[r][v]);
+        for (int v = 0; v < kVectors; ++v) column[v] = load_words(at_b + v * kWidth);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const Words row = splat_word(at[r * a.row_stride]);
+#pragma GCC unroll 4
+          for (int v = 0; v < kVectors; ++v) {
+            sum[r][v] = multiply_add<kCompute>(sum[r][v], row, column[v]);
+          }
+        }
+      }
     }
+    // So that the rows' addresses are computed here, and not kept during the loop.
+    __asm__("" : "+r"(c.data), "+r"(c.row_stride));
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        store(c.data + r * c.row_stride + v * kWidth, sum[r][v]);
+      }
+    }
+    a.data += kRows * a.row_stride;
+    c.data += kRows * c.row_stride;
   }
 }
 
-using MicroKernel = void (*)(MatrixA, const uint32_t* __restrict, MatrixC, int32_t, bool);
+using MicroKernel = void (*)(MatrixA, const uint32_t* __restrict, MatrixC, int32_t, bool, int32_t);
 
 template <Compute kCompute, int kVectors>
 FLASHATTN_INLINE MicroKernel micro_kernel_of_rows(int32_t rows) {
@@ -119,13 +133,19 @@ void gemm(int32_t rows, Interval columns, int32_t k, MatrixA a, MatrixB b, Matri
     const int32_t panel_begin = column / kPanel * kPanel, panel_end = panel_begin + kPanel;
     const Interval here = intersect({column, panel_end}, columns);
     const uint32_t* panel = b.data + column / kPanel * b.panel_stride;
-    for (int32_t row = 0; row < rows; row += kMicroRows) {
+    for (int32_t row = 0, next; row < rows; row = next) {
+      // As many rows at a time as need the same columns.
       const Interval own = intersect(columns_of(row), here);
+      int32_t times = 1;
+      for (next = row + kMicroRows; next + kMicroRows <= rows; next += kMicroRows, ++times) {
+        const Interval others = intersect(columns_of(next), here);
+        if (others.begin != own.begin || others.end != own.end) break;
+      }
       if (own.begin >= own.end) continue;
       micro_kernel_of<kCompute>(rows - row, (own.end - own.begin) / kWidth)(
-          {a.data + row * a.row_stride, a.row_stride, a.k_stride},
+          {a.data + row * a.row_stride, a.row_stride, a.k_stride, a.panel_stride},
           panel + (own.begin - panel_begin),
-          {c.data + row * c.row_stride + own.begin, c.row_stride}, k, accumulate);
+          {c.data + row * c.row_stride + own.begin, c.row_stride}, k, accumulate, times);
     }
     column = panel_end;
   }
