@@ -36,10 +36,14 @@ class BackwardTile {
         clamp_index(static_cast<int64_t>(key_tile) * job.tiling.tile_kv, sequence_.len.kv);
     keys_.end =
         clamp_index(static_cast<int64_t>(keys_.begin) + job.tiling.tile_kv, sequence_.len.kv);
+    const Interval seen = query_span(mask_, keys_, sequence_.len);
+    if (seen.begin >= seen.end) return;
+    query_tiles_ = {seen.begin / scratch_.tile_q, (seen.end - 1) / scratch_.tile_q + 1};
   }
 
-  // Writes dk and dv of the tile, and adds to (in the end, writes) dq.
-  void gradients() {
+  // Writes dk and dv of the tile, and adds to (in the end, writes) dq. next: what this thread will
+  // probably work on then, or NULL.
+  void gradients(const BackwardTile* next) {
     if (keys_.begin >= keys_.end) return;
     pack_keys();
     const auto clear = [](float* p, int64_t count) {
@@ -48,8 +52,18 @@ class BackwardTile {
     clear(scratch_.dk, static_cast<int64_t>(scratch_.tile_kv) * scratch_.qk_columns);
     clear(scratch_.dv, static_cast<int64_t>(scratch_.tile_kv) * scratch_.v_columns);
     const int32_t first_head = kv_head_ * problem_.group();
-    for (int32_t head = first_head; head < first_head + problem_.group(); ++head) {
-      for_each_query_tile([&](Interval queries, int32_t tile) { query_tile(head, queries, tile); });
+    const int32_t end_head = first_head + problem_.group();
+    for (int32_t head = first_head; head < end_head; ++head) {
+      for_each_query_tile([&](Interval queries, int32_t tile) {
+        if (tile > query_tiles_.begin) {
+          look_ahead(head, queries_of(tile - 1), {0, 0}, ahead_);
+        } else if (head + 1 < end_head) {
+          look_ahead(head + 1, queries_of(query_tiles_.end - 1), {0, 0}, ahead_);
+        } else if (next) {
+          next->look_ahead_to_start(ahead_);
+        }
+        query_tile(head, queries, tile);
+      });
     }
     const int32_t size = dtype_size(problem_.dtype);
     const Rows dk = rows_of(job_.args->dk, size, b_, kv_head_, sequence_.first_kv);
@@ -76,27 +90,43 @@ class BackwardTile {
             clamp_index(begin + scratch_.tile_q, sequence_.len.q)};
   }
 
-  // Tiles of queries of which some see some key of the tile.
   template <class Body>
   FLASHATTN_INLINE void for_each_query_tile(Body body) {
-    const Interval seen = query_span(mask_, keys_, sequence_.len);
-    if (seen.begin >= seen.end) return;
     // From the last: under a causal mask it sees all tiles of keys, and none waits for another's
     // longer way to it.
-    for (int32_t tile = (seen.end - 1) / scratch_.tile_q; tile >= seen.begin / scratch_.tile_q;
-         --tile) {
-      ahead_ = tile > seen.begin / scratch_.tile_q ? queries_of(tile - 1) : Interval{0, 0};
+    for (int32_t tile = query_tiles_.end - 1; tile >= query_tiles_.begin; --tile) {
       body(queries_of(tile), tile);
     }
   }
 
+  FLASHATTN_INLINE Rows kv(const flashattn_tensor& t) const {
+    return rows_of(t, dtype_size(problem_.dtype), b_, kv_head_, sequence_.first_kv);
+  }
+  FLASHATTN_INLINE Rows q(int32_t head) const {
+    return rows_of(in_.q, dtype_size(problem_.dtype), b_, head, sequence_.first_q);
+  }
+  FLASHATTN_INLINE Rows dout(int32_t head) const {
+    return rows_of(job_.args->dout, dtype_size(problem_.dtype_o), b_, head, sequence_.first_q);
+  }
+
+  // What is packed before the work on queries of a head, and on keys.
+  void look_ahead(int32_t head, Interval queries, Interval keys, Ahead (&ahead)[4]) const {
+    const int32_t size = dtype_size(problem_.dtype), o_size = dtype_size(problem_.dtype_o);
+    ahead[0] = {kv(in_.k), problem_.dim_qk * size, keys};
+    ahead[1] = {kv(in_.v), problem_.dim_v * size, keys};
+    ahead[2] = {q(head), problem_.dim_qk * size, queries};
+    ahead[3] = {dout(head), problem_.dim_v * o_size, queries};
+  }
+
+  void look_ahead_to_start(Ahead (&ahead)[4]) const {
+    look_ahead(kv_head_ * problem_.group(), queries_of(query_tiles_.end - 1), keys_, ahead);
+  }
+
   void pack_keys() {
-    const int32_t size = dtype_size(problem_.dtype);
-    const Rows k = rows_of(in_.k, size, b_, kv_head_, sequence_.first_kv);
-    const Rows v = rows_of(in_.v, size, b_, kv_head_, sequence_.first_kv);
-    pack_b_transposed<kCompute>(k, keys_, problem_.dim_qk, problem_.dtype, scratch_.kt);
-    pack_b_transposed<kCompute>(v, keys_, problem_.dim_v, problem_.dtype, scratch_.vt);
-    pack_b<kCompute>(k, keys_, problem_.dim_qk, problem_.dtype, scratch_.k, scratch_.key_panel);
+    pack_b_transposed<kCompute>(kv(in_.k), keys_, problem_.dim_qk, problem_.dtype, scratch_.kt);
+    pack_b_transposed<kCompute>(kv(in_.v), keys_, problem_.dim_v, problem_.dtype, scratch_.vt);
+    pack_b<kCompute>(kv(in_.k), keys_, problem_.dim_qk, problem_.dtype, scratch_.k,
+                     scratch_.key_panel);
   }
 
   // Calls body(columns) for each stretch of the tile's columns that some query needs. Queries whose
@@ -186,13 +216,10 @@ class BackwardTile {
 
   // Q and dO, with the head dimension as k and with the queries.
   void pack_queries(int32_t head, Interval queries) {
-    const Rows q = rows_of(in_.q, dtype_size(problem_.dtype), b_, head, sequence_.first_q);
-    const Rows dout =
-        rows_of(job_.args->dout, dtype_size(problem_.dtype_o), b_, head, sequence_.first_q);
-    pack_both(q, queries, problem_.dim_qk, problem_.dtype, scratch_.q_a, scratch_.qk_units,
+    pack_both(q(head), queries, problem_.dim_qk, problem_.dtype, scratch_.q_a, scratch_.qk_units,
               scratch_.q_k);
-    pack_both(dout, queries, problem_.dim_v, problem_.dtype_o, scratch_.do_a, scratch_.v_units,
-              scratch_.do_k);
+    pack_both(dout(head), queries, problem_.dim_v, problem_.dtype_o, scratch_.do_a,
+              scratch_.v_units, scratch_.do_k);
   }
 
   void pack_both(const Rows& x, Interval queries, int32_t dim, int32_t dtype, uint32_t* a,
@@ -232,15 +259,9 @@ class BackwardTile {
       }
     }
     const int64_t first_row = job_.query_tile(sequence_, b_, head, tile) * scratch_.tile_q;
-    const int32_t size = dtype_size(problem_.dtype), o_size = dtype_size(problem_.dtype_o);
-    const Rows q = rows_of(in_.q, size, b_, head, sequence_.first_q);
-    const Rows dout = rows_of(job_.args->dout, o_size, b_, head, sequence_.first_q);
     for (int32_t r = 0; r < rows; ++r) {
       const int32_t i = queries.begin + r;
-      if (ahead_.begin + r < ahead_.end) {
-        q.fetch(ahead_.begin + r, problem_.dim_qk * size);
-        dout.fetch(ahead_.begin + r, problem_.dim_v * o_size);
-      }
+      for (Ahead& ahead : ahead_) ahead.fetch(rows - r);
       row_gradients(rules, i, r, columns, job_.lse2[first_row + r], job_.delta[first_row + r]);
       float* ds = scratch_.dp + static_cast<int64_t>(r) * scratch_.tile_kv;
       if (dbias) add_to_dbias(head, i, columns, ds);
@@ -407,9 +428,10 @@ class BackwardTile {
   const Sequence sequence_;
   const int32_t b_, kv_head_, key_tile_;
   Interval keys_;
+  Interval query_tiles_{0, 0};  // of which some query sees some key
   // Of the columns at work: their keys, and whether every query sees all of them.
   Interval run_{0, 0};
-  Interval ahead_{0, 0};  // queries that come next
+  Ahead ahead_[4] = {};
   bool full_ = false;
   Interval bands_[128 / kMicroRows + 1];  // columns that kBandRows queries need
   const float kept_ = 65536.0f / (65536.0f - static_cast<float>(problem_.dropout_threshold()));

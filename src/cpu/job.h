@@ -63,6 +63,7 @@ struct BackwardJob {
   Tiling tiling;        // rows: of a tile of queries, as tile_q
   int32_t query_tiles;  // of the longest sequence
   int32_t key_tiles;
+  int32_t threads;
   uint64_t rng_seed, rng_offset;
   bool dbias_is_reduced;  // several scores add to one element: a pass of its own
   // (query tile, row of the tile): lse * log2(e), D = dout . o - dlse, and fp32 dq.

@@ -271,6 +271,7 @@ int32_t CpuLauncher::backward(const flashattn_backward_args& args, void* workspa
   job.tiling = backward_tiling_;
   job.query_tiles = tiles(shape.seqlen_q, backward_tiling_.tile_q);
   job.key_tiles = tiles(shape.seqlen_kv, backward_tiling_.tile_kv);
+  job.threads = threads_for(threads_, 2.5 * forward_work(problem_, shape));
   job.rng_seed = random.seed;
   job.rng_offset = random.offset;
   job.dbias_is_reduced = (args.dbias_stride_batch == 0 && shape.batch > 1) ||
@@ -281,7 +282,7 @@ int32_t CpuLauncher::backward(const flashattn_backward_args& args, void* workspa
   job.dq = w.dq;
   job.turn = w.turn;
   const auto run = [&](int64_t count, void (*kernel)(const BackwardJob&, int64_t, char*)) {
-    parallel_tasks(threads_, count, [&](int64_t task, int32_t thread) {
+    parallel_tasks(job.threads, count, [&](int64_t task, int32_t thread) {
       kernel(job, task, w.scratch + thread * backward_scratch_);
     });
   };

@@ -39,12 +39,22 @@ struct Rows {
     if (!pages) return base + i * row_bytes;
     return base + pages[i / page_size] * page_bytes + i % page_size * row_bytes;
   }
+};
 
-  // The first bytes of row i into the second level of the caches, before they are packed: a copy
-  // waits for memory longer than it takes, and products do not wait.
-  FLASHATTN_INLINE void fetch(int32_t i, int32_t bytes) const {
-    const char* p = row(i);
-    for (int32_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
+// Rows that will be packed next. A copy waits for memory longer than it takes, and products do not:
+// between them the rows are fetched into the second level of the caches.
+struct Ahead {
+  Rows rows;
+  int32_t bytes;  // of a row
+  Interval left;
+
+  // The share of one of so many steps.
+  FLASHATTN_INLINE void fetch(int32_t steps) {
+    int32_t count = (left.end - left.begin + steps - 1) / steps;
+    for (; count > 0; --count, ++left.begin) {
+      const char* p = rows.row(left.begin);
+      for (int32_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
+    }
   }
 };
 
