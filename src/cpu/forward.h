@@ -10,46 +10,63 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
+// What a task works on.
+struct ForwardPlace {
+  int32_t query_block, part, b, head_block;
+  Interval kv_heads;
+};
+
+FLASHATTN_INLINE ForwardPlace forward_place(const ForwardJob& job, int64_t task) {
+  // Late queries first: under a causal mask they take longest.
+  const int64_t heads = job.head_tasks(), batch = job.args->shape.batch;
+  const int32_t head = static_cast<int32_t>(task % heads);
+  const int32_t first = head / job.head_blocks * job.kv_heads;
+  return {job.query_blocks - 1 - static_cast<int32_t>(task / (heads * batch * job.parts)),
+          static_cast<int32_t>(task / (heads * batch) % job.parts),
+          static_cast<int32_t>(task / heads % batch), head % job.head_blocks,
+          Interval{first, clamp_index(first + job.kv_heads, job.problem->heads_kv)}};
+}
+
 template <Compute kCompute>
 class ForwardBlock {
  public:
-  // kv_heads: whose keys the block reads; more than one only as they lie.
-  FLASHATTN_INLINE ForwardBlock(const ForwardJob& job, int32_t b, Interval kv_heads,
-                                int32_t head_block, int32_t query_block, int32_t part,
+  // kv_heads: those of the place whose keys the block reads; more than one only as they lie.
+  FLASHATTN_INLINE ForwardBlock(const ForwardJob& job, const ForwardPlace& place, Interval kv_heads,
                                 char* scratch)
       : job_(job),
         problem_(*job.problem),
         in_(job.args->inputs),
         mask_(problem_.mask_rule()),
-        sequence_(sequence_of(problem_, job.args->shape, in_, b)),
+        sequence_(sequence_of(problem_, job.args->shape, in_, place.b)),
         direct_(is_direct(problem_, sequence_.len)),
         tiling_(direct_ ? kDirectTiling : job.tiling),
         scratch_(problem_, tiling_, scratch),
-        b_(b),
+        b_(place.b),
         kv_head_(kv_heads.begin),
         kv_heads_(kv_heads.end - kv_heads.begin),
-        part_(part),
+        part_(place.part),
         parts_(part_count(job.split, sequence_.len)) {
     const Lengths len = sequence_.len;
-    queries_.begin = clamp_index(static_cast<int64_t>(query_block) * job.queries, len.q);
+    queries_.begin = clamp_index(static_cast<int64_t>(place.query_block) * job.queries, len.q);
     queries_.end = clamp_index(queries_.begin + static_cast<int64_t>(job.queries), len.q);
     const int32_t group = problem_.group();
-    first_head_ = kv_head_ * group + head_block * job.heads;
-    const int32_t left = group - head_block * job.heads;
+    first_head_ = kv_head_ * group + place.head_block * job.heads;
+    const int32_t left = group - place.head_block * job.heads;
     heads_ = kv_heads_ * (left < job.heads ? left : job.heads);
     rows_ = heads_ * (queries_.end - queries_.begin);
+    const Interval part = part_range(job_.split, sequence_.len, part_);
+    part_begin_ = part.begin;
+    keys_ = intersect(key_span(mask_, queries_, sequence_.len).any, part);
   }
 
-  void run() {
+  // next: what this thread will probably work on then, or NULL.
+  void run(const ForwardBlock* next) {
     if (rows_ <= 0 || part_ >= parts_) return;
     start();
-    const KeySpan span = key_span(mask_, queries_, sequence_.len);
-    const Interval part = part_range(job_.split, sequence_.len, part_);
-    const Interval keys = intersect(span.any, part);
-    part_end_ = keys.end;
-    for (int32_t first = keys.begin / scratch_.tile_kv * scratch_.tile_kv; first < keys.end;
-         first += scratch_.tile_kv) {
-      key_tile(intersect({first, first + scratch_.tile_kv}, {part.begin, keys.end}));
+    int32_t first = keys_.begin / scratch_.tile_kv * scratch_.tile_kv;
+    for (; first < keys_.end; first += scratch_.tile_kv) {
+      if (first + scratch_.tile_kv >= keys_.end && next) next->look_ahead(ahead_);
+      key_tile(intersect({first, first + scratch_.tile_kv}, {part_begin_, keys_.end}));
     }
     finish();
   }
@@ -69,6 +86,16 @@ class ForwardBlock {
     return {first_head_ + row / count,
             {query, query + (left < end_row - row ? left : end_row - row)},
             row};
+  }
+
+  // What is packed first.
+  void look_ahead(Ahead (&ahead)[3]) const {
+    const int32_t size = dtype_size(problem_.dtype);
+    const Rows q = rows_of(in_.q, size, b_, first_head_, sequence_.first_q);
+    const Interval keys = intersect({keys_.begin, keys_.begin + scratch_.tile_kv}, keys_);
+    ahead[0] = {q, problem_.dim_qk * size, queries_};
+    ahead[1] = {kv(in_.k), problem_.dim_qk * size, keys};
+    ahead[2] = {kv(in_.v), problem_.dim_v * size, keys};
   }
 
   void start() {
@@ -112,7 +139,7 @@ class ForwardBlock {
 
   FLASHATTN_INLINE Cache cache(const flashattn_tensor& t, int32_t dim) const {
     const int32_t size = dtype_size(problem_.dtype);
-    return {kv(t), t.stride_head * size, kv_heads_, dim * size, part_end_};
+    return {kv(t), t.stride_head * size, kv_heads_, dim * size, keys_.end};
   }
 
   void pack(Interval keys) {
@@ -228,6 +255,7 @@ class ForwardBlock {
     if (dropout) draw(segment, tile_row, keys, tile_columns);
     for (int32_t i = segment.queries.begin; i < segment.queries.end; ++i) {
       const int32_t at = i - segment.queries.begin;
+      for (Ahead& ahead : ahead_) ahead.fetch(rows_ - segment.row - at);
       const Interval columns = bands_[(tile_row + at) / kBandRows<kCompute>].columns;
       if (columns.begin >= columns.end) continue;
       float* s = scratch_.s + static_cast<int64_t>(tile_row + at) * scratch_.tile_kv;
@@ -374,7 +402,9 @@ class ForwardBlock {
   const int32_t b_, kv_head_, kv_heads_, part_, parts_;
   Interval queries_;
   int32_t first_head_, heads_, rows_;
-  int32_t part_end_ = 0;  // of the keys of this block
+  int32_t part_begin_;
+  Interval keys_;  // of this part that some query sees
+  Ahead ahead_[3] = {};
   int32_t keep_shift_ = 0;
   bool finite_ = true;  // of the packed values
   // Of kBandRows rows of a tile: columns, and keys in units.
@@ -386,21 +416,22 @@ class ForwardBlock {
 
 template <Compute kCompute>
 void forward_task(const ForwardJob& job, int64_t task, char* scratch) {
-  // Late queries first: under a causal mask they take longest.
-  const int64_t heads = job.head_tasks();
-  const int64_t per_block = heads * job.args->shape.batch * job.parts;
-  const int32_t query_block = job.query_blocks - 1 - static_cast<int32_t>(task / per_block);
-  const int32_t part = static_cast<int32_t>(task / (heads * job.args->shape.batch) % job.parts);
-  const int32_t b = static_cast<int32_t>(task / heads % job.args->shape.batch);
-  const int32_t head = static_cast<int32_t>(task % heads);
-  const int32_t first = head / job.head_blocks * job.kv_heads;
-  const int32_t end = clamp_index(first + job.kv_heads, job.problem->heads_kv);
-  const Lengths len = sequence_of(*job.problem, job.args->shape, job.args->inputs, b).len;
-  const int32_t step = is_direct(*job.problem, len) ? end - first : 1;
-  for (int32_t h = first; h < end; h += step) {
-    ForwardBlock<kCompute>(job, b, {h, h + step}, head % job.head_blocks, query_block, part,
-                           scratch)
-        .run();
+  const ForwardPlace place = forward_place(job, task);
+  const Interval heads = place.kv_heads;
+  const Lengths len = sequence_of(*job.problem, job.args->shape, job.args->inputs, place.b).len;
+  if (is_direct(*job.problem, len)) {
+    return ForwardBlock<kCompute>(job, place, heads, scratch).run(nullptr);
+  }
+  for (int32_t h = heads.begin; h < heads.end; ++h) {
+    ForwardBlock<kCompute> block(job, place, {h, h + 1}, scratch);
+    if (task + job.threads >= job.tasks()) {
+      block.run(nullptr);
+    } else {
+      const ForwardPlace next = forward_place(job, task + job.threads);
+      const ForwardBlock<kCompute> ahead(job, next, {next.kv_heads.begin, next.kv_heads.begin + 1},
+                                         scratch);
+      block.run(&ahead);
+    }
   }
 }
 

@@ -38,6 +38,7 @@ struct ForwardJob {
   int32_t query_blocks;
   SplitRule split;
   int32_t parts;  // the most of any sequence
+  int32_t threads;
   // Partial results, (part, batch, head, query): fp32 o (dim_v) and lse.
   int32_t partial_queries;  // of the longest sequence that is split
   float* partial_o;

@@ -221,8 +221,8 @@ int32_t CpuLauncher::forward(const flashattn_forward_args& args, void* workspace
   job.rng_seed = random.seed;
   job.rng_offset = random.offset;
   set_blocks(&job);
-  const int32_t threads = threads_for(threads_, forward_work(problem_, shape));
-  parallel_tasks(threads, job.tasks(), [&](int64_t task, int32_t thread) {
+  job.threads = threads_for(threads_, forward_work(problem_, shape));
+  parallel_tasks(job.threads, job.tasks(), [&](int64_t task, int32_t thread) {
     kernels_.forward(job, task, w.scratch + thread * forward_scratch_);
   });
   if (job.parts > 1) merge_parts(job);
