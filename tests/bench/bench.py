@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import flashattn
 from cases import Case, chosen as chosen_cases
@@ -31,21 +31,35 @@ from runners import available
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def peaks(threads: int, isa: str) -> Dict[str, float]:
-    """GFLOP/s of register-only loops on as many threads, by arithmetic."""
-    program = ROOT / "build" / "release" / "tests" / "bench" / f"peak_{isa}"
-    if not program.exists():
-        return {}
-    lines = subprocess.run([str(program), str(threads)], check=True, capture_output=True,
-                           text=True).stdout.split("\n")
-    return {name: float(value) for name, value in (line.split() for line in lines if line)}
+class Peak:
+    """GFLOP/s of register-only loops on as many threads, by the arithmetic that suits a type."""
+
+    def __init__(self, threads: int, isa: str) -> None:
+        self.program = ROOT / "build" / "release" / "tests" / "bench" / f"peak_{isa}"
+        self.threads = threads
+        self.running: Dict[str, Any] = {}
+
+    def now(self, dtype: str) -> Optional[float]:
+        if not self.program.exists():
+            return None
+        arithmetic = "bf16" if dtype == "bf16" else "f32"
+        if arithmetic not in self.running:
+            self.running[arithmetic] = subprocess.Popen(
+                [str(self.program), str(self.threads), arithmetic], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, text=True, bufsize=1)
+        process = self.running[arithmetic]
+        process.stdin.write("\n")
+        return float(process.stdout.readline())
 
 
-def measure(case: Case, runners: Dict[str, Any], seconds: float) -> Dict[str, float]:
-    """Median seconds of each runner that computes the case, taking turns for about so long each."""
+def measure(case: Case, runners: Dict[str, Any], seconds: float,
+            peak: Peak) -> Tuple[Dict[str, float], Optional[float]]:
+    """Median seconds of each runner that computes the case, taking turns for about so long each,
+    and which part of the machine's peak ours reaches, beside each of its turns."""
     work = {name: runner.prepare(case) for name, runner in runners.items()}
     work = {name: run for name, run in work.items() if run}
     times: Dict[str, List[float]] = {name: [] for name in work}
+    parts: List[float] = []
     order = list(work)
     for run in work.values():
         run()
@@ -56,11 +70,11 @@ def measure(case: Case, runners: Dict[str, Any], seconds: float) -> Dict[str, fl
             work[name]()
             times[name].append(time.perf_counter() - start)
         order.append(order.pop(0))
-    return {name: statistics.median(t) for name, t in times.items()}
-
-
-def peak_of(case: Case, peak: Dict[str, float]) -> Optional[float]:
-    return peak.get(case.dtype if case.dtype in peak else "f32")
+        rate = peak.now(case.dtype)
+        if rate:
+            parts.append(case.flops() / times["flashattn"][-1] * 1e-9 / rate)
+    return ({name: statistics.median(t) for name, t in times.items()},
+            statistics.median(parts) if parts else None)
 
 
 def write(rows: List[Dict[str, Any]], table: Optional[pathlib.Path]) -> None:
@@ -107,9 +121,8 @@ def main() -> int:
     runners = available(threads)
     if chosen.alone:
         runners.pop("torch", None)
-    peak = peaks(threads, device.isa)
-    print(f"{device.name}, {device.isa}, {threads} threads; peak " +
-          ", ".join(f"{name} {value:.0f} GF/s" for name, value in peak.items()))
+    peak = Peak(threads, device.isa)
+    print(f"{device.name}, {device.isa}, {threads} threads")
     if "torch" in runners:
         print(f"peer: PyTorch {runners['torch'].torch.__version__}, scaled_dot_product_attention")
     else:
@@ -117,17 +130,17 @@ def main() -> int:
     rows = []
     print(f"{'':44}{'ms':>9}{'GF/s':>8}{'of peak':>9}{'torch':>8}{'ratio':>7}")
     for case in cases:
-        seconds = measure(case, runners, chosen.seconds)
+        seconds, part = measure(case, runners, chosen.seconds, peak)
         rate = {name: case.flops() / t * 1e-9 for name, t in seconds.items()}
-        ours, best, peer = rate["flashattn"], peak_of(case, peak), rate.get("torch")
+        ours, peer = rate["flashattn"], rate.get("torch")
         row = f"{case.name():44}{seconds['flashattn'] * 1e3:9.2f}{ours:8.1f}"
-        row += f"{ours / best:8.0%} " if best else f"{'':9}"
+        row += f"{part:8.0%} " if part else f"{'':9}"
         row += f"{peer:8.1f}{ours / peer:7.2f}" if peer else f"{'':15}"
         if case.seqlen_q == 1:
             row += f"  {case.kv_bytes() / seconds['flashattn'] * 1e-9:.1f} GB/s of K and V"
         print(f"{row}  {case.to_json()}", flush=True)
         rows.append({"case": case.to_json(), "seconds": seconds["flashattn"], "gflops": ours,
-                     "peak_gflops": best, "torch_seconds": seconds.get("torch"),
+                     "of_peak": part, "torch_seconds": seconds.get("torch"),
                      "torch_gflops": peer})
     write(rows, chosen.csv)
     return 0

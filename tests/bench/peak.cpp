@@ -1,9 +1,14 @@
 // What this processor can do at the most: multiply-adds per second with operands in registers, on
-// as many threads as asked for. Prints a line for each arithmetic: its name and GFLOP/s.
+// as many threads as asked for. For each character that it reads, prints the GFLOP/s of some
+// milliseconds.
+//
+//     peak THREADS f32|bf16
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -14,8 +19,8 @@ namespace {
 using namespace flashattn::cpu::FLASHATTN_ISA;
 
 constexpr int kChains = kWidth == 16 ? 24 : 12;  // enough to hide the latency, few enough to fit
-constexpr int64_t kSteps = 1 << 20;
-constexpr int kRounds = 40;
+constexpr int64_t kSteps = 1 << 17;
+constexpr int kRounds = 5;
 
 // Seconds that one thread takes for kSteps * kChains steps.
 template <class Step>
@@ -35,10 +40,10 @@ double run_once(Step step) {
   return elapsed.count();
 }
 
-// GFLOP/s of all threads together, each at the best of its rounds.
+// GFLOP/s of all threads together.
 template <class Step>
 double rate(int threads, double flops_a_step, Step step) {
-  std::vector<double> best(static_cast<size_t>(threads), 1e9);
+  std::vector<double> median(static_cast<size_t>(threads));
   std::vector<std::thread> workers;
   std::atomic<int> waiting{threads};
   for (int t = 0; t < threads; ++t) {
@@ -46,16 +51,16 @@ double rate(int threads, double flops_a_step, Step step) {
       --waiting;
       while (waiting > 0) {
       }
-      for (int round = 0; round < kRounds; ++round) {
-        const double seconds = run_once(step);
-        if (seconds < best[static_cast<size_t>(t)]) best[static_cast<size_t>(t)] = seconds;
-      }
+      double seconds[kRounds];
+      for (double& each : seconds) each = run_once(step);
+      std::nth_element(seconds, seconds + kRounds / 2, seconds + kRounds);
+      median[static_cast<size_t>(t)] = seconds[kRounds / 2];
     });
   }
   double total = 0;
   for (int t = 0; t < threads; ++t) {
     workers[static_cast<size_t>(t)].join();
-    total += flops_a_step * kSteps * kChains / best[static_cast<size_t>(t)] * 1e-9;
+    total += flops_a_step * kSteps * kChains / median[static_cast<size_t>(t)] * 1e-9;
   }
   return total;
 }
@@ -66,11 +71,13 @@ int main(int argc, char** argv) {
   const int threads = argc > 1 ? std::atoi(argv[1]) : 1;
   if (threads < 1) return 1;
   const Floats a = splat(0.999f), b = splat(0.001f);
-  std::printf("f32 %.1f\n", rate(threads, 2.0 * kWidth, [=](Floats x) { return x * a + b; }));
-  if (kHasBf16Dot) {
-    const Words pair = splat_word(0x3c003c00u);
-    std::printf("bf16 %.1f\n",
-                rate(threads, 4.0 * kWidth, [=](Floats x) { return dot_bf16(x, pair, pair); }));
+  const Words pair = splat_word(0x3c003c00u);
+  const bool pairs = kHasBf16Dot && argc > 2 && std::strcmp(argv[2], "bf16") == 0;
+  while (std::getchar() != EOF) {
+    std::printf("%.1f\n", pairs ? rate(threads, 4.0 * kWidth,
+                                       [=](Floats x) { return dot_bf16(x, pair, pair); })
+                                : rate(threads, 2.0 * kWidth, [=](Floats x) { return x * a + b; }));
+    std::fflush(stdout);
   }
   return 0;
 }
