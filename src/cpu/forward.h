@@ -65,7 +65,13 @@ class ForwardBlock {
     start();
     int32_t first = keys_.begin / scratch_.tile_kv * scratch_.tile_kv;
     for (; first < keys_.end; first += scratch_.tile_kv) {
-      if (first + scratch_.tile_kv >= keys_.end && next) next->look_ahead(ahead_);
+      if (direct_) {
+        // Fetches for itself.
+      } else if (first + scratch_.tile_kv < keys_.end) {
+        look_ahead({0, 0}, first + scratch_.tile_kv, ahead_);
+      } else if (next) {
+        next->look_ahead(next->queries_, next->keys_.begin, ahead_);
+      }
       key_tile(intersect({first, first + scratch_.tile_kv}, {part_begin_, keys_.end}));
     }
     finish();
@@ -88,12 +94,13 @@ class ForwardBlock {
             row};
   }
 
-  // What is packed first.
-  void look_ahead(Ahead (&ahead)[3]) const {
+  // What is packed for queries, and for a tile of keys.
+  void look_ahead(Interval queries, int32_t first_key, Ahead (&ahead)[3]) const {
     const int32_t size = dtype_size(problem_.dtype);
     const Rows q = rows_of(in_.q, size, b_, first_head_, sequence_.first_q);
-    const Interval keys = intersect({keys_.begin, keys_.begin + scratch_.tile_kv}, keys_);
-    ahead[0] = {q, problem_.dim_qk * size, queries_};
+    const int32_t tile = first_key / scratch_.tile_kv * scratch_.tile_kv;
+    const Interval keys = intersect({tile, tile + scratch_.tile_kv}, keys_);
+    ahead[0] = {q, problem_.dim_qk * size, queries};
     ahead[1] = {kv(in_.k), problem_.dim_qk * size, keys};
     ahead[2] = {kv(in_.v), problem_.dim_v * size, keys};
   }
