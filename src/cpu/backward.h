@@ -36,6 +36,7 @@ class BackwardTile {
         clamp_index(static_cast<int64_t>(key_tile) * job.tiling.tile_kv, sequence_.len.kv);
     keys_.end =
         clamp_index(static_cast<int64_t>(keys_.begin) + job.tiling.tile_kv, sequence_.len.kv);
+    if (keys_.begin >= keys_.end) return;
     const Interval seen = query_span(mask_, keys_, sequence_.len);
     if (seen.begin >= seen.end) return;
     query_tiles_ = {seen.begin / scratch_.tile_q, (seen.end - 1) / scratch_.tile_q + 1};

@@ -79,23 +79,6 @@ FLASHATTN_INLINE void for_each_chunk(const Cache& cache, Interval range, Body bo
   }
 }
 
-// Lane n becomes the sum over sums[n].
-template <int kStep>
-FLASHATTN_INLINE Floats sum_each(Floats (&sums)[kWidth]) {
-  if constexpr (kStep == kWidth) {
-    return sums[0];
-  } else {
-#pragma GCC unroll 16
-    for (int i = 0; i < kWidth; i += 2 * kStep) {
-      const Floats a = sums[i], b = sums[i + kStep];
-      constexpr auto lanes = std::make_integer_sequence<int, kWidth>{};
-      sums[i] = as_floats(exchange<false, kStep>(as_words(a), as_words(b), lanes)) +
-                as_floats(exchange<true, kStep>(as_words(a), as_words(b), lanes));
-    }
-    return sum_each<kStep * 2>(sums);
-  }
-}
-
 // Scores of kRows queries with `count` keys of a chunk: s[r * s_stride + n] = q[r] . key[n]. fetch:
 // whether these rows fetch ahead.
 template <Compute kCompute, int32_t kDtype, int kRows>
@@ -126,7 +109,7 @@ void dot_rows(const uint32_t* q, int32_t q_units, const Chunk& chunk, int32_t co
       for (int k = 0; k < kKeys; ++k) chunk.fetch_ahead(n + k, 0, chunk.piece);
     }
     float lanes[kWidth];
-    store(lanes, sum_each<1>(sums));
+    store(lanes, sum_each(sums));
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       __builtin_memcpy(s + r * s_stride + n, lanes + r * kKeys, sizeof(float) * kKeys);

@@ -10,23 +10,6 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// What a task works on.
-struct ForwardPlace {
-  int32_t query_block, part, b, head_block;
-  Interval kv_heads;
-};
-
-FLASHATTN_INLINE ForwardPlace forward_place(const ForwardJob& job, int64_t task) {
-  // Late queries first: under a causal mask they take longest.
-  const int64_t heads = job.head_tasks(), batch = job.args->shape.batch;
-  const int32_t head = static_cast<int32_t>(task % heads);
-  const int32_t first = head / job.head_blocks * job.kv_heads;
-  return {job.query_blocks - 1 - static_cast<int32_t>(task / (heads * batch * job.parts)),
-          static_cast<int32_t>(task / (heads * batch) % job.parts),
-          static_cast<int32_t>(task / heads % batch), head % job.head_blocks,
-          Interval{first, clamp_index(first + job.kv_heads, job.problem->heads_kv)}};
-}
-
 template <Compute kCompute>
 class ForwardBlock {
  public:
@@ -56,7 +39,7 @@ class ForwardBlock {
     rows_ = heads_ * (queries_.end - queries_.begin);
     const Interval part = part_range(job_.split, sequence_.len, part_);
     part_begin_ = part.begin;
-    keys_ = intersect(key_span(mask_, queries_, sequence_.len).any, part);
+    if (rows_ > 0) keys_ = intersect(key_span(mask_, queries_, len).any, part);
   }
 
   // next: what this thread will probably work on then, or NULL.
@@ -64,15 +47,11 @@ class ForwardBlock {
     if (rows_ <= 0 || part_ >= parts_) return;
     start();
     int32_t first = keys_.begin / scratch_.tile_kv * scratch_.tile_kv;
-    for (; first < keys_.end; first += scratch_.tile_kv) {
-      if (direct_) {
-        // Fetches for itself.
-      } else if (first + scratch_.tile_kv < keys_.end) {
-        look_ahead({0, 0}, first + scratch_.tile_kv, ahead_);
-      } else if (next) {
-        next->look_ahead(next->queries_, next->keys_.begin, ahead_);
-      }
-      key_tile(intersect({first, first + scratch_.tile_kv}, {part_begin_, keys_.end}));
+    for (int32_t after; first < keys_.end; first = after) {
+      after = first + scratch_.tile_kv;
+      if (after < keys_.end && !direct_) look_ahead({0, 0}, after, ahead_);
+      if (after >= keys_.end && next) next->look_ahead(next->queries_, next->keys_.begin, ahead_);
+      key_tile(intersect({first, after}, {part_begin_, keys_.end}));
     }
     finish();
   }
@@ -205,10 +184,13 @@ class ForwardBlock {
                               q, scratch_.q_units, rows / kv_heads_,
                               scratch_.s + (seen.begin - keys.begin), scratch_.tile_kv);
     } else {
-      gemm<kCompute>(rows, columns, static_cast<int32_t>(scratch_.k_panel / kPanel),
-                     {q, scratch_.q_units, 1}, {scratch_.k, scratch_.k_panel},
-                     {scratch_.s, scratch_.tile_kv}, false,
-                     [&](int32_t r) { return bands_[r / kBandRows<kCompute>].columns; });
+      gemm<kCompute>(
+          rows, columns, static_cast<int32_t>(scratch_.k_panel / kPanel), {q, scratch_.q_units, 1},
+          {scratch_.k, scratch_.k_panel}, {scratch_.s, scratch_.tile_kv}, false, [&](int32_t r) {
+            constexpr int32_t kU = kUnit<kCompute>;
+            const Interval k = bands_[r / kBandRows<kCompute>].k;
+            return Interval{k.begin * kU / kWidth * kWidth, round_up(k.end * kU, kWidth)};
+          });
     }
     for (int32_t r = row; r < end_row;) {
       const Segment segment = segment_at(r, end_row);
@@ -250,67 +232,87 @@ class ForwardBlock {
     }
   }
 
-  // Scores to weights, the running maximum and sum, and O to the new maximum's scale.
-  // Without any maximum in the loop it would be 1 to 2 % faster: not worth doing tiles over.
+  // Scores to weights, the running maximum and sum, and O to the new maximum's scale: kWidth rows
+  // at a time, a lane each. Without any maximum in the loop it would be 1 to 2 % faster: not worth
+  // doing tiles over.
   void softmax(const Segment& segment, int32_t tile_row, Interval keys, Interval run,
                Interval tile_columns, bool full) {
     const ScoreRules rules = score_rules(problem_, in_, b_, segment.head, sequence_.len);
-    const bool blocks = rules.blocks != nullptr && !full;
-    const bool modified = rules.modified();
-    const Floats factor = splat(modified ? 1.0f : rules.scale * kLog2E);
-    const bool dropout = problem_.dropout > 0;
-    if (dropout) draw(segment, tile_row, keys, tile_columns);
-    for (int32_t i = segment.queries.begin; i < segment.queries.end; ++i) {
-      const int32_t at = i - segment.queries.begin;
-      for (Ahead& ahead : ahead_) ahead.fetch(rows_ - segment.row - at);
-      const Interval columns = bands_[(tile_row + at) / kBandRows<kCompute>].columns;
-      if (columns.begin >= columns.end) continue;
-      float* s = scratch_.s + static_cast<int64_t>(tile_row + at) * scratch_.tile_kv;
-      Floats top = splat(-kInfinity);
-      if (modified) {
-        top = modify_row(rules, i, keys.begin, sequence_.len.kv, columns.begin, columns.end, s,
-                         nullptr);
+    const Floats factor = splat(rules.modified() ? 1.0f : rules.scale * kLog2E);
+    if (problem_.dropout > 0) draw(segment, tile_row, keys, tile_columns);
+    const int32_t count = segment.queries.end - segment.queries.begin;
+    for (int32_t first = 0; first < count; first += kWidth) {
+      const int32_t rows = count - first < kWidth ? count - first : kWidth;
+      float *m = scratch_.m + segment.row + first, *l = scratch_.l + segment.row + first;
+      Floats each[kWidth];
+      for (int32_t n = 0; n < kWidth; ++n) {
+        each[n] = n < rows ? finish_scores(rules, segment.queries.begin + first + n,
+                                           tile_row + first + n, keys, run, full)
+                           : splat(-kInfinity);
       }
-      if (!full) {
-        mask_row(rules, blocks, i, keys.begin,
-                 intersect(visible_keys(mask_, i, sequence_.len), run), columns, s);
+      const Floats before = load(m), highest = max_each(each) * factor;
+      const Floats top = select((highest > before) | (highest != highest), highest, before);
+      // Where no key was visible so far the weights are zero.
+      float shift[kWidth], shrink[kWidth];
+      store(shift, select(top == -kInfinity, Floats{}, top));
+      for (int32_t n = 0; n < kWidth; ++n) {
+        if (n < rows)
+          for (Ahead& ahead : ahead_) ahead.fetch(rows_ - segment.row - first - n);
+        each[n] = n < rows ? write_weights(tile_row + first + n, factor, shift[n]) : Floats{};
       }
-      if (!modified || !full) top = highest_of(s, columns);
-      const int32_t r = segment.row + at;
-      const float before = scratch_.m[r];
-      const float highest = max(top) * factor[0];
-      const float m = highest > before || highest != highest ? highest : before;
-      if (m == -kInfinity) {
-        // No visible key so far: the weights are zero.
-        write_weights(s, tile_row + at, columns, factor, 0.0f, nullptr);
-        continue;
+      const Floats scale = select(top == before, splat(1.0f), exp2(before - top));
+      store(m, top);
+      store(l, load(l) * scale + sum_each(each));
+      if (!any(scale != 1.0f)) continue;
+      store(shrink, scale);
+      float* o = scratch_.o + (int64_t{segment.row} + first) * scratch_.v_columns;
+      for (int32_t n = 0; n < rows; ++n, o += scratch_.v_columns) {
+        if (shrink[n] == 1) continue;
+        for (int32_t c = 0; c < scratch_.v_columns; c += kWidth) {
+          store(o + c, load(o + c) * splat(shrink[n]));
+        }
       }
-      const uint8_t* keep =
-          dropout
-              ? scratch_.keep + static_cast<int64_t>(tile_row + at + keep_shift_) * scratch_.tile_kv
-              : nullptr;
-      const float total = write_weights(s, tile_row + at, columns, factor, m, keep);
-      if (m != before) {
-        const Floats shrink = exp2(splat(before - m));
-        scratch_.l[r] = scratch_.l[r] * shrink[0];
-        float* o = scratch_.o + static_cast<int64_t>(r) * scratch_.v_columns;
-        for (int32_t c = 0; c < scratch_.v_columns; c += kWidth) store(o + c, load(o + c) * shrink);
-        scratch_.m[r] = m;
-      }
-      scratch_.l[r] += total;
     }
   }
 
-  // p = 2^(factor * s - m) as an A operand; returns the sum over all, dropped or not.
-  FLASHATTN_INLINE float write_weights(float* s, int32_t tile_row, Interval columns, Floats factor,
-                                       float m, const uint8_t* keep) {
+  FLASHATTN_INLINE Interval columns_of(int32_t tile_row) const {
+    return bands_[tile_row / kBandRows<kCompute>].columns;
+  }
+  FLASHATTN_INLINE float* scores_of(int32_t tile_row) const {
+    return scratch_.s + int64_t{tile_row} * scratch_.tile_kv;
+  }
+
+  // Products of query i to scores, hidden ones to -inf; returns the highest of each lane.
+  FLASHATTN_INLINE Floats finish_scores(const ScoreRules& rules, int32_t i, int32_t tile_row,
+                                        Interval keys, Interval run, bool full) {
+    const Interval columns = columns_of(tile_row);
+    if (columns.begin >= columns.end) return splat(-kInfinity);
+    float* s = scores_of(tile_row);
+    if (rules.modified()) {
+      const Floats top = modify_row(rules, i, keys.begin, sequence_.len.kv, columns.begin,
+                                    columns.end, s, nullptr);
+      if (full) return top;
+    }
+    if (!full) {
+      mask_row(rules, rules.blocks != nullptr, i, keys.begin,
+               intersect(visible_keys(mask_, i, sequence_.len), run), columns, s);
+    }
+    return highest_of(s, columns);
+  }
+
+  // p = 2^(factor * s - m) as an A operand; returns the sum over all in each lane, dropped or not.
+  FLASHATTN_INLINE Floats write_weights(int32_t tile_row, Floats factor, float m) {
+    const Interval columns = columns_of(tile_row);
+    const bool dropout = problem_.dropout > 0;
+    float* s = scores_of(tile_row);
+    const uint8_t* keep = scratch_.keep + (int64_t{tile_row} + keep_shift_) * scratch_.tile_kv;
+    uint32_t* out = scratch_.p + int64_t{tile_row} * scratch_.tile_kv / 2;
     Floats total{};
-    uint32_t* out = scratch_.p + static_cast<int64_t>(tile_row) * scratch_.tile_kv / 2;
     for (int32_t c = columns.begin; c < columns.end; c += 2 * kWidth) {
       Floats p[] = {load(s + c) * factor - splat(m), load(s + c + kWidth) * factor - splat(m)};
       exp2_each(p);
       total += p[0] + p[1];
-      if (keep) {
+      if (dropout) {
         p[0] = apply_keep(p[0], keep + c);
         p[1] = apply_keep(p[1], keep + c + kWidth);
       }
@@ -321,7 +323,7 @@ class ForwardBlock {
         store_bf16_row(out + c / 2, p[0], p[1]);
       }
     }
-    return sum(total);
+    return total;
   }
 
   // The keep bytes of a segment: row tile_row + keep_shift_ of the buffer holds its first query.
@@ -410,7 +412,7 @@ class ForwardBlock {
   Interval queries_;
   int32_t first_head_, heads_, rows_;
   int32_t part_begin_;
-  Interval keys_;  // of this part that some query sees
+  Interval keys_{0, 0};  // of this part that some query sees
   Ahead ahead_[3] = {};
   int32_t keep_shift_ = 0;
   bool finite_ = true;  // of the packed values
@@ -423,7 +425,7 @@ class ForwardBlock {
 
 template <Compute kCompute>
 void forward_task(const ForwardJob& job, int64_t task, char* scratch) {
-  const ForwardPlace place = forward_place(job, task);
+  const ForwardPlace place = job.place(task);
   const Interval heads = place.kv_heads;
   const Lengths len = sequence_of(*job.problem, job.args->shape, job.args->inputs, place.b).len;
   if (is_direct(*job.problem, len)) {
@@ -434,7 +436,7 @@ void forward_task(const ForwardJob& job, int64_t task, char* scratch) {
     if (task + job.threads >= job.tasks()) {
       block.run(nullptr);
     } else {
-      const ForwardPlace next = forward_place(job, task + job.threads);
+      const ForwardPlace next = job.place(task + job.threads);
       const ForwardBlock<kCompute> ahead(job, next, {next.kv_heads.begin, next.kv_heads.begin + 1},
                                          scratch);
       block.run(&ahead);

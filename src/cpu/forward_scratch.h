@@ -54,8 +54,9 @@ struct ForwardScratch {
             ? reinterpret_cast<uint32_t*>(s)
             : reinterpret_cast<uint32_t*>(take(static_cast<int64_t>(tiling.tile_q) * tile_kv / kU));
     o = reinterpret_cast<float*>(take(rows * v_columns));
-    m = reinterpret_cast<float*>(take(rows));
-    l = reinterpret_cast<float*>(take(rows));
+    // Read in whole vectors.
+    m = reinterpret_cast<float*>(take(rows + kWidth));
+    l = reinterpret_cast<float*>(take(rows + kWidth));
     keep = reinterpret_cast<uint8_t*>(
         take(problem.dropout > 0 ? (static_cast<int64_t>(tiling.tile_q) + 32) * tile_kv / 4 : 0));
     bytes = at;

@@ -27,6 +27,12 @@ struct Tiling {
   int32_t tile_kv;  // keys packed at once
 };
 
+// What a task of a forward pass works on.
+struct ForwardPlace {
+  int32_t query_block, part, b, head_block;
+  Interval kv_heads;
+};
+
 struct ForwardJob {
   const Problem* problem;
   const flashattn_forward_args* args;
@@ -48,8 +54,18 @@ struct ForwardJob {
   FLASHATTN_HD int64_t head_tasks() const {
     return ceil_div(problem->heads_kv, kv_heads) * head_blocks;
   }
-  int64_t tasks() const {
+  FLASHATTN_HD int64_t tasks() const {
     return static_cast<int64_t>(query_blocks) * parts * args->shape.batch * head_tasks();
+  }
+  FLASHATTN_HD ForwardPlace place(int64_t task) const {
+    // Late queries first: under a causal mask they take longest.
+    const int64_t heads = head_tasks(), batch = args->shape.batch;
+    const int32_t head = static_cast<int32_t>(task % heads);
+    const int32_t first = head / head_blocks * kv_heads;
+    return {query_blocks - 1 - static_cast<int32_t>(task / (heads * batch * parts)),
+            static_cast<int32_t>(task / (heads * batch) % parts),
+            static_cast<int32_t>(task / heads % batch), head % head_blocks,
+            Interval{first, clamp_index(first + kv_heads, problem->heads_kv)}};
   }
   FLASHATTN_HD int64_t partial_row(int32_t part, int32_t b, int32_t h, int32_t i) const {
     return ((static_cast<int64_t>(part) * args->shape.batch + b) * problem->heads_q + h) *

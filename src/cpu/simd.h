@@ -352,4 +352,30 @@ FLASHATTN_INLINE void transpose_steps(Words (&rows)[kWidth]) {
 
 FLASHATTN_INLINE void transpose(Words (&rows)[kWidth]) { transpose_steps<1>(rows); }
 
+// Lane n becomes all lanes of rows[n], combined in the order of sum().
+template <int kStep = kWidth / 2, class Combine>
+FLASHATTN_INLINE Floats combine_each(Floats (&rows)[kWidth], Combine combine) {
+  constexpr auto lanes = std::make_integer_sequence<int, kWidth>{};
+#pragma GCC unroll 16
+  for (int i = 0; i < kStep; ++i) {
+    const Words a = as_words(rows[i]), b = as_words(rows[i + kStep]);
+    rows[i] = combine(as_floats(exchange<false, kStep>(a, b, lanes)),
+                      as_floats(exchange<true, kStep>(a, b, lanes)));
+  }
+  if constexpr (kStep == 1) {
+    return rows[0];
+  } else {
+    return combine_each<kStep / 2>(rows, combine);
+  }
+}
+
+FLASHATTN_INLINE Floats sum_each(Floats (&rows)[kWidth]) {
+  return combine_each(rows, [](Floats x, Floats y) { return x + y; });
+}
+
+// A NaN is kept.
+FLASHATTN_INLINE Floats max_each(Floats (&rows)[kWidth]) {
+  return combine_each(rows, [](Floats x, Floats y) { return max_of_both(x, y); });
+}
+
 }  // namespace flashattn::cpu::FLASHATTN_ISA
