@@ -192,10 +192,14 @@ class ForwardBlock {
             return Interval{k.begin * kU / kWidth * kWidth, round_up(k.end * kU, kWidth)};
           });
     }
-    for (int32_t r = row; r < end_row;) {
-      const Segment segment = segment_at(r, end_row);
-      r += segment.queries.end - segment.queries.begin;
-      softmax(segment, segment.row - row, keys, run, columns, full);
+    for (int32_t r = row, end; r < end_row; r = end) {
+      end = end_row;
+      if (problem_.dropout > 0) {
+        const Segment segment = segment_at(r, end_row);
+        draw(segment, r - row, keys, columns);
+        end = r + segment.queries.end - segment.queries.begin;
+      }
+      softmax({r, end}, row, keys, run, full);
     }
     float* o = scratch_.o + static_cast<int64_t>(row) * scratch_.v_columns;
     if (direct_) return weigh_directly(o, rows, keys, seen, full);
@@ -234,39 +238,40 @@ class ForwardBlock {
 
   // Scores to weights, the running maximum and sum, and O to the new maximum's scale: kWidth rows
   // at a time, a lane each. Without any maximum in the loop it would be 1 to 2 % faster: not worth
-  // doing tiles over.
-  void softmax(const Segment& segment, int32_t tile_row, Interval keys, Interval run,
-               Interval tile_columns, bool full) {
-    const ScoreRules rules = score_rules(problem_, in_, b_, segment.head, sequence_.len);
-    const Floats factor = splat(rules.modified() ? 1.0f : rules.scale * kLog2E);
-    if (problem_.dropout > 0) draw(segment, tile_row, keys, tile_columns);
-    const int32_t count = segment.queries.end - segment.queries.begin;
-    for (int32_t first = 0; first < count; first += kWidth) {
-      const int32_t rows = count - first < kWidth ? count - first : kWidth;
-      float *m = scratch_.m + segment.row + first, *l = scratch_.l + segment.row + first;
+  // doing tiles over. first_row: of the tile.
+  void softmax(Interval rows, int32_t first_row, Interval keys, Interval run, bool full) {
+    for (int32_t row = rows.begin; row < rows.end; row += kWidth) {
+      const int32_t count = rows.end - row < kWidth ? rows.end - row : kWidth;
+      const int32_t tile_row = row - first_row;
+      float factor[kWidth], shift[kWidth], shrink[kWidth];
+      store(factor, splat(1.0f));
       Floats each[kWidth];
-      for (int32_t n = 0; n < kWidth; ++n) {
-        each[n] = n < rows ? finish_scores(rules, segment.queries.begin + first + n,
-                                           tile_row + first + n, keys, run, full)
-                           : splat(-kInfinity);
+      for (int32_t n = 0; n < count;) {
+        const Segment segment = segment_at(row + n, row + count);
+        const ScoreRules rules = score_rules(problem_, in_, b_, segment.head, sequence_.len);
+        for (int32_t i = segment.queries.begin; i < segment.queries.end; ++i, ++n) {
+          each[n] = finish_scores(rules, i, tile_row + n, keys, run, full);
+          if (!rules.modified()) factor[n] = rules.scale * kLog2E;
+        }
       }
-      const Floats before = load(m), highest = max_each(each) * factor;
+      for (int32_t n = count; n < kWidth; ++n) each[n] = splat(-kInfinity);
+      float *m = scratch_.m + row, *l = scratch_.l + row;
+      const Floats before = load(m), highest = max_each(each) * load(factor);
       const Floats top = select((highest > before) | (highest != highest), highest, before);
       // Where no key was visible so far the weights are zero.
-      float shift[kWidth], shrink[kWidth];
       store(shift, select(top == -kInfinity, Floats{}, top));
-      for (int32_t n = 0; n < kWidth; ++n) {
-        if (n < rows)
-          for (Ahead& ahead : ahead_) ahead.fetch(rows_ - segment.row - first - n);
-        each[n] = n < rows ? write_weights(tile_row + first + n, factor, shift[n]) : Floats{};
+      for (int32_t n = 0; n < count; ++n) {
+        for (Ahead& ahead : ahead_) ahead.fetch(rows_ - row - n);
+        each[n] = write_weights(tile_row + n, splat(factor[n]), shift[n]);
       }
+      for (int32_t n = count; n < kWidth; ++n) each[n] = Floats{};
       const Floats scale = select(top == before, splat(1.0f), exp2(before - top));
       store(m, top);
       store(l, load(l) * scale + sum_each(each));
       if (!any(scale != 1.0f)) continue;
       store(shrink, scale);
-      float* o = scratch_.o + (int64_t{segment.row} + first) * scratch_.v_columns;
-      for (int32_t n = 0; n < rows; ++n, o += scratch_.v_columns) {
+      float* o = scratch_.o + int64_t{row} * scratch_.v_columns;
+      for (int32_t n = 0; n < count; ++n, o += scratch_.v_columns) {
         if (shrink[n] == 1) continue;
         for (int32_t c = 0; c < scratch_.v_columns; c += kWidth) {
           store(o + c, load(o + c) * splat(shrink[n]));
@@ -422,26 +427,5 @@ class ForwardBlock {
   };
   Band bands_[kDirectRows / kMicroRows + 1];
 };
-
-template <Compute kCompute>
-void forward_task(const ForwardJob& job, int64_t task, char* scratch) {
-  const ForwardPlace place = job.place(task);
-  const Interval heads = place.kv_heads;
-  const Lengths len = sequence_of(*job.problem, job.args->shape, job.args->inputs, place.b).len;
-  if (is_direct(*job.problem, len)) {
-    return ForwardBlock<kCompute>(job, place, heads, scratch).run(nullptr);
-  }
-  for (int32_t h = heads.begin; h < heads.end; ++h) {
-    ForwardBlock<kCompute> block(job, place, {h, h + 1}, scratch);
-    if (task + job.threads >= job.tasks()) {
-      block.run(nullptr);
-    } else {
-      const ForwardPlace next = job.place(task + job.threads);
-      const ForwardBlock<kCompute> ahead(job, next, {next.kv_heads.begin, next.kv_heads.begin + 1},
-                                         scratch);
-      block.run(&ahead);
-    }
-  }
-}
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

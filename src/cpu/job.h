@@ -59,12 +59,12 @@ struct ForwardJob {
   }
   FLASHATTN_HD ForwardPlace place(int64_t task) const {
     // Late queries first: under a causal mask they take longest.
-    const int64_t heads = head_tasks(), batch = args->shape.batch;
-    const int32_t head = static_cast<int32_t>(task % heads);
+    const int64_t each = head_tasks(), batch = args->shape.batch;
+    const int32_t head = static_cast<int32_t>(task % each);
     const int32_t first = head / head_blocks * kv_heads;
-    return {query_blocks - 1 - static_cast<int32_t>(task / (heads * batch * parts)),
-            static_cast<int32_t>(task / (heads * batch) % parts),
-            static_cast<int32_t>(task / heads % batch), head % head_blocks,
+    return {query_blocks - 1 - static_cast<int32_t>(task / (each * batch * parts)),
+            static_cast<int32_t>(task / (each * batch) % parts),
+            static_cast<int32_t>(task / each % batch), head % head_blocks,
             Interval{first, clamp_index(first + kv_heads, problem->heads_kv)}};
   }
   FLASHATTN_HD int64_t partial_row(int32_t part, int32_t b, int32_t h, int32_t i) const {

@@ -1,0 +1,29 @@
+// The pieces of work of a forward pass, as the launcher hands them out.
+#pragma once
+
+#include "cpu/forward.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+template <Compute kCompute>
+void forward_task(const ForwardJob& job, int64_t task, char* scratch) {
+  const ForwardPlace place = job.place(task);
+  const Interval heads = place.kv_heads;
+  const Lengths len = sequence_of(*job.problem, job.args->shape, job.args->inputs, place.b).len;
+  if (is_direct(*job.problem, len)) {
+    return ForwardBlock<kCompute>(job, place, heads, scratch).run(nullptr);
+  }
+  for (int32_t h = heads.begin; h < heads.end; ++h) {
+    ForwardBlock<kCompute> block(job, place, {h, h + 1}, scratch);
+    if (task + job.threads >= job.tasks()) {
+      block.run(nullptr);
+      continue;
+    }
+    const ForwardPlace next = job.place(task + job.threads);
+    const int32_t first = next.kv_heads.begin;
+    const ForwardBlock<kCompute> ahead(job, next, {first, first + 1}, scratch);
+    block.run(&ahead);
+  }
+}
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA
