@@ -17,6 +17,10 @@ FLASHATTN_INLINE void await_turn(const int32_t* turn, int32_t expected) {
   }
 }
 
+FLASHATTN_INLINE void clear(float* x, int64_t count) {
+  __builtin_memset(x, 0, sizeof(float) * static_cast<size_t>(count));
+}
+
 // One head's keys against tiles of queries.
 template <Compute kCompute>
 class BackwardTile {
@@ -47,11 +51,9 @@ class BackwardTile {
   void gradients(const BackwardTile* next) {
     if (keys_.begin >= keys_.end) return;
     pack_keys();
-    const auto clear = [](float* p, int64_t count) {
-      __builtin_memset(p, 0, sizeof(float) * static_cast<size_t>(count));
-    };
-    clear(scratch_.dk, static_cast<int64_t>(scratch_.tile_kv) * scratch_.qk_columns);
-    clear(scratch_.dv, static_cast<int64_t>(scratch_.tile_kv) * scratch_.v_columns);
+    const int32_t keys = kKeysAsColumns<kCompute> ? scratch_.tile_kv : keys_.end - keys_.begin;
+    clear(scratch_.dk, int64_t{keys} * scratch_.qk_columns);
+    clear(scratch_.dv, int64_t{keys} * scratch_.v_columns);
     const int32_t first_head = kv_head_ * problem_.group();
     const int32_t end_head = first_head + problem_.group();
     for (int32_t head = first_head; head < end_head; ++head) {
@@ -182,11 +184,7 @@ class BackwardTile {
       empty = false;
     });
     if (!waited) await_turn(job_.turn + index, key_tile_ - first);
-    if (empty) {
-      __builtin_memset(
-          dq, 0,
-          sizeof(float) * static_cast<size_t>(rows) * static_cast<size_t>(scratch_.qk_columns));
-    }
+    if (empty) clear(dq, int64_t{rows} * scratch_.qk_columns);
     if (key_tile_ == last) {
       const Rows out =
           rows_of(job_.args->dq, dtype_size(problem_.dtype), b_, head, sequence_.first_q);
