@@ -67,6 +67,9 @@ struct BackwardParams {
   int32_t* dq_first;   // NULL without order
   int32_t* dq_ticket;  // numbers the tiles of dq as blocks take them to convert
   int32_t dq_parts, ordered;
+  // Hopper: counters of those who have left their piece of a tile of keys that is cut.
+  int32_t* arrived;
+  int32_t arrived_count;
   int32_t group;  // query heads that share a KV head
   // Portable: of units that share queries, (batch, KV head), a turn each key block.
   Sections sections;

@@ -262,6 +262,38 @@ def test_full_tiles_of_keys_after_one_with_a_tail(device, rows):
     check(case, data, run(case, device, data))
 
 
+@pytest.mark.parametrize("sign", [-1.0, 0.0, np.nan])
+def test_slopes_of_any_sign(device, sign):
+    """Of a slope below 0 the largest score is far from a query. NaN: so is the head's result."""
+    case = Case(dtype="bf16", alibi="h", seqlen_q=300, seqlen_kv=500, heads_q=2, dim_qk=64)
+    data = make_data(case)
+    data.slopes[0, 1] *= np.float32(sign)
+    result = run(case, device, data)
+    if np.isnan(sign):
+        assert np.isnan(result.o[0][:, 1].astype(np.float32)).all()
+    else:
+        check(case, data, result)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("queries, keys, features", [
+    (1800, 300, dict(dim_qk=64)), (1000, 200, dict(dim_qk=128, sink=True)),
+    (1100, 129, dict(dim_qk=96, softcap=5.0)), (1000, 257, dict(dim_qk=128, dropout=0.2)),
+    (1000, 130, dict(dim_qk=192)),
+    (1800, 300, dict(dim_qk=64, batch=3, heads_q=1, heads_kv=1, lens_q=[1800, 70, 0])),
+    (4100, 129, dict(dim_qk=128))])
+def test_tiles_of_keys_are_shared(device, queries, keys, features, seed):
+    """By several blocks of a Hopper kernel, where tiles are few and queries many: each a part of
+    the queries. What they have is added up in a fixed order: bits of dK and dV repeat."""
+    case = Case(dtype="bf16", seqlen_q=queries, seqlen_kv=keys, backward=True,
+                **{"heads_q": 3, "heads_kv": 3, **features}, seed=seed)
+    data = make_data(case)
+    first = run(case, device, data)
+    check(case, data, first)
+    again = run(case, device, data)
+    assert first.bits("dk", "dv") == again.bits("dk", "dv")
+
+
 @pytest.mark.parametrize("length, heads, features", [
     (256, 4, dict(dim_qk=64)), (512, 1, dict(dim_qk=128, causal=True)),
     (512, 1, dict(dim_qk=104, dropout=0.1)),

@@ -77,9 +77,10 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t b = blockIdx.x / problem.heads_q, h = blockIdx.x % problem.heads_q;
   const int32_t lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
   const Sequence sequence = sequence_of(problem, args.shape, args.inputs, b);
-  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
-    if (params.ticket) *params.ticket = 0;
-    if (params.dq_ticket) *params.dq_ticket = 0;
+  if (blockIdx.x == 0 && blockIdx.y == 0) {
+    if (threadIdx.x == 0 && params.ticket) *params.ticket = 0;
+    if (threadIdx.x == 0 && params.dq_ticket) *params.dq_ticket = 0;
+    for (int32_t n = threadIdx.x; n < params.arrived_count; n += kThreads) params.arrived[n] = 0;
   }
   const int64_t first_number = params.first_number(sequence, b, h);
   const int64_t first_row = params.row(b, h, sequence.first_q);

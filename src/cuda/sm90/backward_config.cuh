@@ -27,6 +27,8 @@ struct BackwardConfig {
   static constexpr Scores kScores = kScores_;
   static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
   static constexpr int kConsumers = 2;  // warpgroups of 64 keys
+  static constexpr bool kCuts = true;   // tiles of keys, for several blocks
+  static constexpr int kSums = kDim;    // of dK and dV, that a thread of them holds
   static constexpr int kStages = kDim * kTileQ == 64 * 64 ? 4 : 2;
   static constexpr int kThreads = 128 * (2 + kConsumers);
   // A multiprocessor has 512 for the four.
@@ -84,6 +86,8 @@ struct BackwardWideConfig {
   // other room.
   static constexpr bool kParked = kPair;
   static constexpr int kConsumers = 2, kThreads = 128 * 4;
+  static constexpr bool kCuts = !kPair;  // the planner has no registers for it
+  static constexpr int kSums = (kDimQk > kDimV ? kDimQk : kDimV) / 2;
   // Shares of dQ, 64 columns each, whose sums registers hold at once: dS is read once for all.
   static constexpr int kSharesAtOnce = kPair && !kAny ? 2 : 1;
   static constexpr int kProducerRegisters = kSharesAtOnce > 1 ? 24 : 32;
@@ -132,6 +136,8 @@ struct BackwardLongConfig {
   static constexpr Scores kScores = kScores_;
   static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
   static constexpr int kConsumers = 2;
+  static constexpr bool kCuts = true;
+  static constexpr int kSums = kDim;
   static constexpr int kStages = 2;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
@@ -169,6 +175,10 @@ struct BackwardLongConfig {
 template <class Config>
 constexpr int kBlocks = Config::kItemKv / Config::kTileKv;
 
+// Of the sums of a block's consumers: four numbers of each thread stand together.
+template <class Config>
+constexpr int kPieceQuads = Config::kCuts ? Config::kConsumers * 128 * Config::kSums / 4 : 0;
+
 // A tile of keys of a KV head: all tiles of queries of its group that see some of it. The blocks of
 // a pair have the same items, but for the keys.
 template <class Config>
@@ -183,6 +193,9 @@ struct BackwardItem {
   uint32_t before, done;  // tiles of queries, heads and all, since the block began: to its end
   uint32_t number;        // of items before it that had some
   int32_t first_tile;     // of the sequence, in dq and the like, for the group's first head
+  // Of a tile of keys that several blocks share: see StreamK::Piece. pieces is 1: of one block.
+  int32_t cut, piece, first_piece, pieces;
+  Interval piece_tiles;
   // With a block mask, bit (head of the group) * tiles + tile: whether a query of the tile sees a
   // key. Tiles count from tiles.begin.
   uint32_t seen[Config::kAny ? kMostBlockTiles / 32 : 1];
@@ -229,6 +242,7 @@ struct BackwardControl {
   BackwardItem<Config> items[kBackwardItems];
   BackwardItem<Config> own[Config::kConsumers];  // what a consumer works on
   uint32_t taken[Config::kConsumers];            // items, by each consumer
+  int32_t arrived[Config::kConsumers];           // pieces that were there before its own
   Interval visible[Config::kTileKv];             // queries, by key of the tile at work
   std::conditional_t<Config::kPair, PairControl<Config>, uint32_t> pair;
   std::conditional_t<Config::kConverts, ConvertControl, uint32_t> convert;

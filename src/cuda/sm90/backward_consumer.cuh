@@ -13,7 +13,7 @@ class BackwardConsumer : BackwardSums<Config> {
   using Base::control_, Base::dk_, Base::dout, Base::dv_, Base::group_, Base::item;
   using Base::kDim, Base::kFull, Base::kLast, Base::kNone, Base::kTileQ, Base::leader, Base::place_,
       Base::q, Base::shared_, Base::values;
-  using typename Base::Ahead, typename Base::Operand, typename Base::Tile;
+  using typename Base::Ahead, typename Base::Lse, typename Base::Operand, typename Base::Tile;
   static constexpr int kPartQ = Config::kPartQ, kParts = kTileQ / kPartQ;
 
  public:
@@ -71,11 +71,14 @@ class BackwardConsumer : BackwardSums<Config> {
     Scores& dp = s;
     Operand p[kParts], derived[kParts], ds[kParts];
     Ahead ahead;
+    Lse lse;
     if (!Config::kAhead) score(s, true);
     this->look_ahead(ahead, place);
     for_parts([&](auto part) {
+      // Before S is there, where registers allow: 1 %.
+      this->read_lse(lse, slot, part);
       if (!Config::kAhead && part == 0) settle(s);
-      this->template weigh<kMasked>(s[part], p[part], derived[part], ahead, place, kind, slot,
+      this->template weigh<kMasked>(s[part], lse, p[part], derived[part], ahead, place, kind, slot,
                                     place_.count, part);
       ptx::pin(p[part]);
       if (part == 0) ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());

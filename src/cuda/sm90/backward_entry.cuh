@@ -16,6 +16,8 @@ constexpr BackwardEntry backward_entry_of(int32_t dim_qk, int32_t dim_v, int32_t
           Config::kTileQ,
           Config::kItemKv,
           kBlocks<Config>,
+          Config::kConsumers,
+          kPieceQuads<Config> * 16,
           stages,
           Config::kThreads,
           kBackwardSharedBytes<Config>,

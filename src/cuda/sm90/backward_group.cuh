@@ -197,6 +197,48 @@ class BackwardGroup {
     ptx::mbarrier_arrive(barrier_at(control_.v_empty));
   }
 
+  // Of a tile of keys that several blocks share: leaves this one's sums; who comes last has those
+  // of all, added up in the order of the pieces. False: another will store them.
+  template <int kSums, class Sums>
+  __device__ __forceinline__ bool unite(Sums sums) const {
+    const int32_t pieces = item().pieces;
+    if (!Config::kCuts || pieces == 1) return true;
+    constexpr int kQuads = kSums / 4, kGroups = kBlocks<Config> * Config::kConsumers;
+    const int32_t group = static_cast<int32_t>(block_rank<Config>()) * Config::kConsumers + group_;
+    const auto at = [&](int32_t piece) {
+      return reinterpret_cast<float4*>(params_.pieces) +
+             (static_cast<int64_t>(piece) * kGroups + group) * (Config::kSums / 4 * 128) +
+             opaque(threadIdx.x) % 128;
+    };
+    float4* const own = at(item().piece);
+#pragma unroll
+    for (int n = 0; n < kQuads; ++n) {
+      own[n * 128] = make_float4(sums(4 * n), sums(4 * n + 1), sums(4 * n + 2), sums(4 * n + 3));
+    }
+    ptx::fence_gpu();
+    ptx::named_sync(kWarpgroupBarrier + group_, 128);
+    volatile int32_t& arrived = control_.arrived[group_];
+    if (leader()) arrived = atomicAdd(params_.common.arrived + item().cut * kGroups + group, 1);
+    ptx::named_sync(kWarpgroupBarrier + group_, 128);
+    if (arrived != pieces - 1) return false;
+    ptx::fence_gpu();
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums(i) = 0.0f;
+#pragma unroll 1
+    for (int32_t piece = 0; piece < pieces; ++piece) {
+      const float4* const from = at(item().first_piece + piece);
+#pragma unroll
+      for (int n = 0; n < kQuads; ++n) {
+        const float4 x = ptx::load_uncached(from + n * 128);
+        sums(4 * n) += x.x;
+        sums(4 * n + 1) += x.y;
+        sums(4 * n + 2) += x.z;
+        sums(4 * n + 3) += x.w;
+      }
+    }
+    return true;
+  }
+
   // dK or dV, from the registers: this lane's `sums`, of keys `row` and 8 below, times the factor.
   template <int kDim, class Sums>
   __device__ __forceinline__ void store_rows(const flashattn_tensor& tensor, int32_t dim,

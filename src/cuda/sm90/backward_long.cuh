@@ -20,7 +20,7 @@ class LongConsumer : BackwardSums<Config> {
   using Base::control_, Base::dk_, Base::dout, Base::dv_, Base::group_, Base::item;
   using Base::kDim, Base::kTileKv, Base::kTileQ, Base::leader, Base::place_, Base::q;
   using Base::shared_, Base::values;
-  using typename Base::Ahead, typename Base::Operand, typename Base::Tile;
+  using typename Base::Ahead, typename Base::Lse, typename Base::Operand, typename Base::Tile;
   using Stages = Ring<Config::kDsStages>;
 
  public:
@@ -42,8 +42,7 @@ class LongConsumer : BackwardSums<Config> {
     Tile x;
     score(x, true);
     this->look();
-    ptx::wgmma_wait<0>();
-    ptx::pin(x);
+    settle(x);
     this->clear_queries(place);
     step<true, false>(x, place, kind);
     while (kind != Base::kNone) {
@@ -75,7 +74,7 @@ class LongConsumer : BackwardSums<Config> {
     const Stages at{place_.count}, last{place_.count - 1};
     Operand p, derived, ds;
     Ahead ahead;
-    this->template weigh<kMasked>(x, p, derived, ahead, place, kind, slot, place_.count);
+    this->template weigh<kMasked>(x, lse_, p, derived, ahead, place, kind, slot, place_.count);
     ptx::pin(p);
     ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());
     this->template multiply_rows<kDim>(x, values(), dout());
@@ -103,8 +102,14 @@ class LongConsumer : BackwardSums<Config> {
       ptx::pin(dq);
       leave(dq, last);
     }
+    settle(x);
+  }
+
+  // Waits for S, with its LSE read before: nothing covers that afterwards. 0.3 %.
+  __device__ __forceinline__ void settle(Tile& s) {
+    this->read_lse(lse_, place_.slot());
     ptx::wgmma_wait<0>();
-    ptx::pin(x);
+    ptx::pin(s);
   }
 
   // dQ of a tile to the thread that adds it.
@@ -133,6 +138,8 @@ class LongConsumer : BackwardSums<Config> {
   __device__ __forceinline__ ptx::Matrix keys() const {
     return ptx::Matrix::at(shared_ + group_ * 64 * 128, 0);
   }
+
+  Lse lse_;  // of the tile whose S comes next
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -13,6 +13,15 @@ __device__ __forceinline__ Interval keys_of(const volatile BackwardItem<Config>&
   return {first, min(first + Config::kItemKv, item.len.kv)};
 }
 
+// What of a tile of keys a ticket is for; twice the ticket's number, and 1 for its second piece.
+template <class Config>
+__device__ __forceinline__ bool is_cut(const BackwardParams& params, int32_t n) {
+  return Config::kCuts && params.cut.cuts(n / 2);
+}
+__device__ __forceinline__ StreamK::Piece piece_of(const BackwardParams& params, int32_t n) {
+  return params.cut.piece(n / 2, n & 1);
+}
+
 // After the item `previous`. False: there is no key in the tile. Few registers are to be had: what
 // can be read back from the items is.
 template <class Config>
@@ -24,7 +33,19 @@ __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t 
   constexpr int32_t kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
   constexpr int32_t kItemKv = Config::kItemKv;
   {
-    const Sections::Place position = params.sections.place(n);
+    int32_t number = n / 2;
+    item.pieces = 1;
+    if (is_cut<Config>(params, n)) {
+      const StreamK::Piece piece = piece_of(params, n);
+      number = piece.item;
+      item.cut = piece.cut;
+      item.piece = piece.number;
+      item.first_piece = piece.first;
+      item.pieces = piece.count;
+      item.piece_tiles.begin = piece.begin;
+      item.piece_tiles.end = piece.end;
+    }
+    const Sections::Place position = params.sections.place(number);
     const int32_t b = position.unit / problem.heads_kv;
     item.b = b;
     item.kv_head = position.unit - b * problem.heads_kv;
@@ -60,6 +81,10 @@ __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t 
     item.tiles.begin = begin / kTileQ;
     item.tiles.end = (end + kTileQ - 1) / kTileQ;
     item.full.begin = (last.begin + kTileQ - 1) / kTileQ;
+  }
+  if (Config::kCuts && item.pieces > 1) {
+    item.tiles.begin = max(item.piece_tiles.begin, item.tiles.begin);
+    item.tiles.end = min(item.piece_tiles.end, item.tiles.end);
   }
   if constexpr (Config::kPair) {  // from here on this block's
     item.key = item.key + block_rank<Config>() * kTileKv;
@@ -111,16 +136,17 @@ __device__ __forceinline__ void look_at_blocks(const BackwardParams& params,
   if (lane == 0) item.done = item.done - hidden;
 }
 
-// Item n, or that there are no more, for all to see, in a free slot. False: there is nothing to
-// see, n has no key.
+// What n is for, as above, or that there is no more, for all to see, in a free slot. False: there
+// is nothing to see, n has no key.
 template <class Config, class Spread>
 __device__ __forceinline__ bool show_item(const BackwardParams& params,
                                           BackwardControl<Config>& control, Items at, int32_t n,
                                           bool leader, Spread spread) {
   volatile BackwardItem<Config>& item = control.items[at.slot()];
-  bool some = n >= params.items;
+  const bool end = n / 2 >= params.cut.tickets;
+  bool some = end;
   if (leader) {
-    if (n >= params.items) {
+    if (end) {
       item.end = 1;
     } else {
       some = plan_item<Config>(params, n, control.items[at.slot() ^ 1], item);
@@ -130,7 +156,7 @@ __device__ __forceinline__ bool show_item(const BackwardParams& params,
   if (!some) return false;
   if constexpr (Config::kAny) {
     const bool blocks = params.common.problem.mask & FLASHATTN_MASK_BLOCKS;
-    if (blocks && n < params.items) look_at_blocks<Config>(params, item);
+    if (blocks && !end) look_at_blocks<Config>(params, item);
   }
   if (leader) ptx::mbarrier_arrive(barrier_at(control.item_full[at.slot()]));
   return true;
@@ -150,7 +176,7 @@ __device__ __forceinline__ void follow_items(const BackwardParams& params,
     show_item<Config>(params, control, items, next, leader, spread);
     const uint32_t empty = at_partner(barrier_at(control.item_empty[items.slot()]));
     if (leader) ptx::mbarrier_arrive_remote(empty);  // the number has been read
-    if (next >= params.items) return;
+    if (next / 2 >= params.cut.tickets) return;
   }
 }
 
@@ -165,8 +191,8 @@ __device__ __forceinline__ void plan_items(const BackwardParams& params,
     if (block_rank<Config>() != 0) return follow_items(params, control, leader, spread);
   }
   Items items;
-  int32_t next = blockIdx.x / kBlocks<Config>;
-  if (params.common.ordered && leader) next = atomicAdd(params.common.ticket, 1);
+  int32_t next = blockIdx.x / kBlocks<Config> * 2;
+  if (params.common.ordered && leader) next = atomicAdd(params.common.ticket, 1) * 2;
   next = spread(next);
   for (;;) {
     if (show_item<Config>(params, control, items, next, leader, spread)) {
@@ -177,13 +203,17 @@ __device__ __forceinline__ void plan_items(const BackwardParams& params,
         }
       }
       items.advance();
-      if (next >= params.items) return;
+      if (next / 2 >= params.cut.tickets) return;
       // Taken no earlier than need be, so that work stays evenly dealt out.
       wait(barrier_at(control.nearly), items.count & 1 ^ 1);
       wait(barrier_at(control.item_empty[items.slot()]), items.phase() ^ 1);
     }
-    if (leader) next = params.dealt + atomicAdd(params.common.ticket, 1);
-    next = spread(next);
+    if (is_cut<Config>(params, next) && piece_of(params, next).more) {
+      ++next;
+    } else {
+      if (leader) next = (params.dealt + atomicAdd(params.common.ticket, 1)) * 2;
+      next = spread(next);
+    }
   }
 }
 

@@ -60,26 +60,37 @@ class BackwardScores : protected BackwardGroup<Config> {
     }
   }
 
+  // LSE of the queries of a part, in units of log2(e). Scores that are modified leave no registers
+  // for it.
+  using Lse = float2[Config::kModified ? 1 : kPartQ / 8];
+
+  __device__ __forceinline__ void read_lse(Lse& lse, uint32_t slot, int part = 0) const {
+    if constexpr (!Config::kModified) {
+      const uint32_t from = this->template numbers<Config::kLse>(slot, part);
+#pragma unroll
+      for (int n = 0; n < kPartQ / 8; ++n) lse[n] = ptx::load_shared_pair(from + n * 32);
+    }
+  }
+
   // Scores to weights p, as operands; and, where scores are modified, to these times the derivative
   // of a score by its product, for dS, negative where the dropout drops. Parked: what dS needs goes
   // to where dS will lie.
   template <bool kMasked>
-  __device__ __forceinline__ void weigh(const Tile& s, Operand& p, Operand& derived, Ahead& ahead,
-                                        int32_t place, uint32_t kind, uint32_t slot, uint32_t count,
-                                        int part = 0) const {
-    const uint32_t lse = this->template numbers<Config::kLse>(slot, part);
+  __device__ __forceinline__ void weigh(const Tile& s, const Lse& lse, Operand& p, Operand& derived,
+                                        Ahead& ahead, int32_t place, uint32_t kind, uint32_t slot,
+                                        uint32_t count, int part = 0) const {
     if constexpr (Config::kModified) {
-      modify<kMasked>(s, p, derived, ahead, place, kind, lse, count);
+      const uint32_t at = this->template numbers<Config::kLse>(slot, part);
+      modify<kMasked>(s, p, derived, ahead, place, kind, at, count);
     } else {
       const float factor = params_.common.problem.scale * kLog2E;
 #pragma unroll
       for (int n = 0; n < kPartQ / 8; ++n) {
-        const float2 reference = ptx::load_shared_pair(lse + n * 32);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const float* x = &s[4 * n + 2 * half];
-          p[2 * n + half] = ptx::pack<T>(ptx::exp2(fmaf(x[0], factor, -reference.x)),
-                                         ptx::exp2(fmaf(x[1], factor, -reference.y)));
+          p[2 * n + half] = ptx::pack<T>(ptx::exp2(fmaf(x[0], factor, -lse[n].x)),
+                                         ptx::exp2(fmaf(x[1], factor, -lse[n].y)));
         }
       }
       if constexpr (kMasked) mask(p, this->tile_of(place) * kTileQ + part * kPartQ);

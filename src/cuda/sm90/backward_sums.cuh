@@ -28,11 +28,14 @@ class BackwardSums : protected BackwardScores<Config> {
       for (int i = 0; i < kDim / 2; ++i) dk_[i] = dv_[i] = 0.0f;
       work();
       this->free_keys();
-      const Problem& problem = params_.common.problem;
-      this->template store_rows<kDim>(params_.common.args.dv, problem.dim_v, this->row(),
-                                      this->kept_factor(), [&](int i) { return dv_[i]; });
-      this->template store_rows<kDim>(params_.common.args.dk, problem.dim_qk, this->row(),
-                                      problem.scale, [&](int i) { return dk_[i]; });
+      const auto sums = [&](int i) -> float& { return i < kDim / 2 ? dv_[i] : dk_[i - kDim / 2]; };
+      if (this->template unite<kDim>(sums)) {
+        const Problem& problem = params_.common.problem;
+        this->template store_rows<kDim>(params_.common.args.dv, problem.dim_v, this->row(),
+                                        this->kept_factor(), [&](int i) { return dv_[i]; });
+        this->template store_rows<kDim>(params_.common.args.dk, problem.dim_qk, this->row(),
+                                        problem.scale, [&](int i) { return dk_[i]; });
+      }
       ptx::named_sync(kWarpgroupBarrier + group_, 128);  // nobody reads the item any more
     }
   }

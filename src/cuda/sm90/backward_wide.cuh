@@ -35,7 +35,10 @@ class WideConsumer : BackwardScores<Config> {
       for (int i = 0; i < kDim / 2; ++i) sum_[i / kPart][i % kPart] = 0.0f;
       work();
       this->free_keys();
-      if (kGradients) {
+      const auto sums = [&](int i) -> float& { return sum_[i / kPart][i % kPart]; };
+      if (!this->template unite<kDim / 2>(sums)) {
+        // Another block does.
+      } else if (kGradients) {
         store(params_.common.args.dk, params_.common.problem.dim_qk, params_.common.problem.scale);
       } else {
         store(params_.common.args.dv, params_.common.problem.dim_v, this->kept_factor());
@@ -100,7 +103,9 @@ class WideConsumer : BackwardScores<Config> {
     this->look_ahead(ahead, place);
     ptx::wgmma_wait<0>();
     ptx::pin(s);
-    this->template weigh<kMasked>(s, p, derived, ahead, place, kind, q_place().slot(), count_);
+    typename Base::Lse lse;
+    this->read_lse(lse, q_place().slot());  // not before: D = 256 would lose 5 %
+    this->template weigh<kMasked>(s, lse, p, derived, ahead, place, kind, q_place().slot(), count_);
     hand_over(Config::kModified ? derived : p);
     ptx::mbarrier_wait(barrier_at(control_.do_full[dout_place().slot()]), dout_place().phase());
     if (kMasked) clear_tail<Config::kPanelsV>(dout_address(), this->tile_of(place));

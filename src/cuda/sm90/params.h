@@ -5,6 +5,7 @@
 
 #include "core/sections.h"
 #include "core/sequence.h"
+#include "core/stream_k.h"
 #include "cuda/params.h"
 
 namespace flashattn::cuda::sm90 {
@@ -28,6 +29,12 @@ struct TileCounter {
   int32_t taken;
 };
 
+// The softcap of a product x: tanh(x * inner) times what is left to multiply. All that at once, in
+// units of log2(e): x * (factor[0] + factor[1] x^2 + factor[2] x^4) while |x| < limit.
+struct Softcap {
+  float inner, limit, factor[3];
+};
+
 struct ForwardParams {
   CUtensorMap q, k, v, o;  // (column, row, head, batch or page)
   Problem problem;
@@ -39,6 +46,7 @@ struct ForwardParams {
   int32_t kv_has_tail;  // rows past a sequence's keys may lie in memory: they need not be finite
   int32_t store_boxes;  // O leaves by the copy engine; else row by row, as lengths allow
   uint32_t dropout_threshold;
+  Softcap cap;
 };
 
 struct BackwardParams {
@@ -46,7 +54,9 @@ struct BackwardParams {
   cuda::BackwardParams common;
   Sections sections;                // of units, (batch, KV head); a turn a tile of keys
   Sections query_sections;          // the same; a turn a tile of queries of a head of the group
-  int32_t items, dealt;             // in all; one for each block, or none: those it gets by number
+  StreamK cut;                      // of tiles of keys: steps are tiles of queries of a head
+  float* pieces;                    // dK and dV of each, as consumers hold them
+  int32_t dealt;                    // tickets: one for each block, or none: all are by number
   int32_t first_key, key_step;      // turn n of a unit begins with key first_key + n * key_step
   int32_t sequence_tiles;           // of queries: the most of a sequence
   int32_t head_tiles;               // of queries, from one head to the next
