@@ -165,6 +165,8 @@ def biases():
         for causal in (False, True):
             yield Case(alibi=alibi, causal=causal, top_left=causal, **common)
             yield Case(alibi=alibi, bias="f32", dbias="bhr", causal=causal, softcap=5.0, **common)
+    for dim in (64, 128):  # tiles of keys on both sides of queries, and around them
+        yield Case(dtype="bf16", alibi="h", seqlen_q=900, seqlen_kv=900, heads_q=2, dim_qk=dim)
 
 
 def features():
@@ -175,6 +177,9 @@ def features():
         yield Case(dtype=dtype, softcap=1.0, window=(10, 3), **common)
         for dim in (32, 192):  # scores far below the softcap
             yield Case(dtype=dtype, softcap=20.0, amplitude=0.5, **dict(common, dim_qk=dim))
+        for amplitude in (0.2, 0.6, 1.5):  # below, next to and above it, in many tiles of keys
+            yield Case(dtype=dtype, softcap=20.0, amplitude=amplitude, seqlen_q=70, seqlen_kv=700,
+                       dim_qk=64)
         yield Case(dtype=dtype, sink=True, dsink=True, dlse=True, causal=True, top_left=True,
                    **common)
         yield Case(dtype=dtype, dlse=True, **common)

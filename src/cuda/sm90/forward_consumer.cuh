@@ -3,22 +3,23 @@
 
 #include <type_traits>
 
-#include "cuda/sm90/forward_scores.cuh"
+#include "cuda/sm90/forward_softmax.cuh"
 #include "wgmma.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class Consumer : TileScores<Config> {
-  using Base = TileScores<Config>;
+class Consumer : Softmax<Config> {
+  using Base = Softmax<Config>;
   using T = typename Config::T;
   using Base::control_, Base::group_, Base::items_, Base::leader_, Base::params_, Base::q_place_;
-  using Base::drop, Base::factor, Base::hide_blocks, Base::item, Base::kept, Base::lane;
-  using Base::kConsumers, Base::kTileKv, Base::kTileQ;
-  using Base::mask, Base::modify, Base::release_q, Base::row, Base::strip, Base::tiles_;
+  using Base::drop, Base::factor, Base::hide, Base::item, Base::kept, Base::lane;
+  using Base::kConsumers, Base::kSlack, Base::kTileKv, Base::kTileQ;
+  using Base::modify, Base::raise_reference, Base::reference_, Base::release_q, Base::row, Base::s_;
+  using Base::strip, Base::sum_, Base::tiles_, Base::weigh;
   static constexpr int kStages = Config::kStages;
   using Place = Ring<kStages>;
-  using typename Base::Line;
+  using typename Base::Line, typename Base::Slope;
 
  public:
   __device__ __forceinline__ Consumer(const ForwardParams& params, uint32_t shared,
@@ -45,6 +46,31 @@ class Consumer : TileScores<Config> {
   }
 
  private:
+  // What is done to a tile's products.
+  enum class Way {
+    kSafe,    // all that may be needed
+    kScaled,  // no more than the scale: every row sees every key and has a reference
+    kSloped,  // so too, but ALiBi, and perhaps a softcap
+    kCapped,  // so too, but a softcap
+  };
+
+  // Tiles n down to `full`. Returns the next. A loop for each way: with two in one, registers are
+  // copied from tile to tile.
+  __device__ __forceinline__ int32_t fast_steps(int32_t n, int32_t full) {
+    if constexpr (Config::kScores == Scores::kScaled) {
+#pragma unroll 1
+      for (; n >= full; --n) step<Way::kScaled>(n);
+    } else if (this->sloped()) {
+      const Slope slope = this->slope();
+#pragma unroll 1
+      for (; n >= full; --n) step<Way::kSloped>(n, slope);
+    } else {
+#pragma unroll 1
+      for (; n >= full; --n) step<Way::kCapped>(n);
+    }
+    return n;
+  }
+
   __device__ __forceinline__ void work() {
     tiles_.start();
     // Read at once: one by one each would be waited for.
@@ -64,12 +90,11 @@ class Consumer : TileScores<Config> {
       n = tiles_.down(item(), n, first);
       start(n--);
 #pragma unroll 1
-      for (; (n = tiles_.down(item(), n, fast)) >= fast; --n) step<true>(n);
+      for (; (n = tiles_.down(item(), n, fast)) >= fast; --n) step<Way::kSafe>(n);
       if constexpr (!Config::kSafe) {
+        n = fast_steps(n, full);
 #pragma unroll 1
-        for (; n >= full; --n) step<false>(n);
-#pragma unroll 1
-        for (; n >= first; --n) step<true>(n);
+        for (; n >= first; --n) step<Way::kSafe>(n);
       }
       ptx::mbarrier_wait(address(control_.v_full[place_.slot()]), place_.phase());
       multiply_pv(place_);
@@ -113,13 +138,16 @@ class Consumer : TileScores<Config> {
     release(control_.k_empty, place_);
     if (Config::kOwnO && n == strip().begin) release_q();
     Line line;
-    if (!item().safe && this->find_line(s_, n, line)) {
+    const bool sloped = this->sloped() && strip().fast_end > 0;
+    if (sloped) line = this->line_of(this->slope(), n);
+    if (sloped && line.straight) {
       float peak[2];
       this->find_peaks(peak);
+      this->cap_products(s_);
       hide(n);
       // Lower than expected: numbers hold more above the reference than below it.
       raise_reference(line.scale, {peak[0] - kSlack, peak[1] - kSlack});
-      weigh_line(line);
+      this->weigh_line(line);
     } else {
       modify(s_, n);
       hide(n);
@@ -133,8 +161,8 @@ class Consumer : TileScores<Config> {
 
   // Q K^T of tile n under P V of tile n + 1; then the softmax of n, under the products of the other
   // warpgroups.
-  template <bool kSafe>
-  __device__ __forceinline__ void step(int32_t n) {
+  template <Way kWay>
+  __device__ __forceinline__ void step(int32_t n, const Slope& slope = {}) {
     const Place values = place_;
     place_.advance();
     const bool last = n == strip().begin;
@@ -144,17 +172,22 @@ class Consumer : TileScores<Config> {
     ptx::mbarrier_wait(address(control_.v_full[values.slot()]), values.phase());
     multiply_pv(values);
     if (Config::kTurns) pass_turn();
+    // Found while products are computed: nothing covers what follows them.
+    Line line;
+    if constexpr (kWay == Way::kSloped) line = this->line_of(slope, n);
     ptx::wgmma_wait<1>();
     ptx::pin(s_);
     release(control_.k_empty, place_);
     if (Config::kOwnO && last) release_q();
     float shrink[2];
-    Line line;
-    if (!kSafe && this->find_line(s_, n, line)) {
-      weigh_line(line);
+    if constexpr (kWay == Way::kSloped) {
+      this->cap_products(s_);
+      this->weigh_line(line);
+    } else if constexpr (kWay == Way::kCapped) {
+      this->weigh_capped();
     } else {
       modify(s_, n);
-      if constexpr (kSafe) {
+      if constexpr (kWay == Way::kSafe) {
         hide(n);
         raise_reference(factor(), {0.0f, 0.0f}, shrink);
       }
@@ -165,12 +198,7 @@ class Consumer : TileScores<Config> {
     ptx::pin(o_);
     release(control_.v_empty, values);
     pack();
-    if constexpr (kSafe) rescale(shrink);
-  }
-
-  __device__ __forceinline__ void hide(int32_t n) {
-    mask(s_, n);
-    hide_blocks(s_, n);
+    if constexpr (kWay == Way::kSafe) rescale(shrink);
   }
 
   __device__ __forceinline__ void take_turn() { ptx::named_sync(kTurnBarrier + group_, 256); }
@@ -227,69 +255,6 @@ class Consumer : TileScores<Config> {
       ptx::wgmma_rs<T, 1>(o_, &p_[4 * x], v.further(x * 2048).descriptor(), 1);
     }
     ptx::wgmma_commit();
-  }
-
-  // Raises the rows' references to the tile's maxima, times c and raised, where these are higher by
-  // enough to matter. shrink: what O must be multiplied with.
-  __device__ __forceinline__ void raise_reference(float c, const float (&raised)[2],
-                                                  float (&shrink)[2]) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float top[4];  // four chains: latency
-#pragma unroll
-      for (int i = 0; i < kTileKv / 8; ++i) {
-        const float x = fmaxf(s_[4 * i + 2 * half], s_[4 * i + 2 * half + 1]);
-        top[i % 4] = i < 4 ? x : fmaxf(top[i % 4], x);
-      }
-      float highest = fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
-      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
-      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
-      highest = fmaf(highest, c, raised[half]);
-      const float before = reference_[half];
-      const bool keep = !(highest > before + kSlack);
-      reference_[half] = keep ? before : highest;
-      shrink[half] = keep ? 1.0f : ptx::exp2(before - highest);
-      sum_[half] *= shrink[half];
-    }
-  }
-
-  __device__ __forceinline__ void raise_reference(float c, const float (&raised)[2]) {
-    float shrink[2];
-    raise_reference(c, raised, shrink);
-  }
-
-  // Scores to weights, and their sums: of a tile first, so that few roundings meet a large sum, and
-  // in one chain a row: with more, ptxas waits for P V before most exponentials (D = 64: -4 %).
-  // exponent(x, i): of score number i.
-  template <class Exponent>
-  __device__ __forceinline__ void weigh(Exponent exponent) {
-    float total[2];
-#pragma unroll
-    for (int i = 0; i < kTileKv / 2; ++i) {
-      s_[i] = ptx::exp2(exponent(s_[i], i));
-      float& t = total[i / 2 % 2];
-      t = i < 4 && i % 2 == 0 ? s_[i] : t + s_[i];
-    }
-    sum_[0] += total[0];
-    sum_[1] += total[1];
-  }
-
-  __device__ __forceinline__ void weigh() {
-    const float c = factor();
-    weigh([&](float x, int i) { return fmaf(x, c, -base(i / 2 % 2)); });
-  }
-
-  __device__ __forceinline__ void weigh_line(const Line& line) {
-    const float first[2] = {line.first[0] - base(0), line.first[1] - base(1)};
-    weigh([&](float x, int i) {
-      const float column = static_cast<float>(i / 4 * 8 + i % 2);
-      return fmaf(x, line.scale, fmaf(line.slope, column, first[i / 2 % 2]));
-    });
-  }
-
-  // The reference of a row that has seen nothing is 0: weights of 0, not NaN.
-  __device__ __forceinline__ float base(int half) const {
-    return reference_[half] == -INFINITY ? 0.0f : reference_[half];
   }
 
   __device__ __forceinline__ void pack() {
@@ -377,22 +342,9 @@ class Consumer : TileScores<Config> {
         release_q();
       }
     }
-    store_lse();
+    this->store_lse();
   }
 
-  // Of a quad's two rows the first two lanes store one each.
-  __device__ __forceinline__ void store_lse() const {
-    const int32_t half = lane() % 4;
-    const int32_t i = item().query + row() + half * 8;
-    if (half > 1 || params_.args.lse == nullptr || i >= item().len.q) return;
-    const RowLayout layout = row_layout(params_.problem, params_.args.shape);
-    const int64_t place = item().b * layout.batch_stride + item().h * layout.head_stride;
-    const float l = half == 0 ? sum_[0] : sum_[1];
-    const float lse = ((half == 0 ? reference_[0] : reference_[1]) + log2f(l)) * kLn2;
-    params_.args.lse[place + item().first_q + i] = l == 0.0f ? -INFINITY : lse;
-  }
-
-  static constexpr float kSlack = 8.0f;  // log2; a lower maximum need not be followed
   // Of a row's sum. Less only where the reference was foreseen, not seen: fp16 has few numbers
   // there.
   static constexpr float kMost = 0x1p100f;
@@ -400,8 +352,6 @@ class Consumer : TileScores<Config> {
 
   const ptx::Matrix q_, k_, v_;
   Place place_;
-  float reference_[2], sum_[2];  // log2 units; the sums are of this lane's columns
-  float s_[kTileKv / 2];
   uint32_t p_[kTileKv / 4];
   float o_[Config::kDimV / 2];
 };

@@ -39,7 +39,7 @@ class Planner {
         wait_for_slot();
         WorkItem<Config::kConsumers>& slot = control_.items[items_.slot()];
         if (leader_) slot.index = index;
-        if (plan_item<Config::kTileKv>(params_, tile, again, slot)) {
+        if (plan_item<Config::kTileKv, Config::kScores>(params_, tile, again, slot)) {
           if constexpr (Config::kSafe) narrow(slot);
           publish();
           // Taken no earlier than need be, so that work stays evenly dealt out.

@@ -38,10 +38,10 @@ class TileScores : protected TileOutput<Config> {
   __device__ __forceinline__ void modify(Tile& s, int32_t n) const {
     if constexpr (Config::kScores != Scores::kScaled) {
       const Problem& problem = params_.problem;
-      if (problem.softcap != 0) cap(s, problem.scale / problem.softcap);
+      cap_products(s);
       const float scale = scale_left();
       if (problem.bias & FLASHATTN_BIAS_ALIBI) {
-        const float slope = slope_of(item().b, item().h), distance = distance_of(n);
+        const float slope = item().slope, distance = distance_of(n);
 #pragma unroll
         for (int i = 0; i < kTileKv / 2; ++i) {
           const float away = distance + static_cast<float>(i / 2 % 2 * 8 - i / 4 * 8 - i % 2);
@@ -54,37 +54,53 @@ class TileScores : protected TileOutput<Config> {
     }
   }
 
-  // Scores x * scale + slope * column + first, by row: ALiBi where all keys of a tile lie on one
-  // side of all queries.
-  struct Line {
-    float scale, slope, first[2];
+  // ALiBi of an item.
+  struct Slope {
+    float slope;
+    int32_t own;                   // the key of this lane's upper query, less its first column
+    int32_t line_begin, line_end;  // see Strip
   };
 
-  // In place of modify(), where it is true.
-  __device__ __forceinline__ bool find_line(Tile& s, int32_t n, Line& line) const {
-    if constexpr (Config::kScores != Scores::kShaped) return false;
-    const Problem& problem = params_.problem;
-    if (!(problem.bias & FLASHATTN_BIAS_ALIBI)) return false;
-    const int32_t ahead = item().query + this->group_ * 64 + offset() - n * kTileKv;
-    const bool before = ahead >= kTileKv - 1;
-    const float slope = slope_of(item().b, item().h), distance = distance_of(n);
-    if ((!before && ahead > -63) || !(slope >= 0.0f)) return false;
-    if (problem.softcap != 0) cap(s, problem.scale / problem.softcap);
-    line.scale = scale_left();
-    line.slope = before ? slope : -slope;
-    line.first[0] = -line.slope * distance;
-    line.first[1] = -line.slope * (distance + 8.0f);
-    return true;
+  __device__ __forceinline__ bool sloped() const {
+    return Config::kScores == Scores::kShaped && (params_.problem.bias & FLASHATTN_BIAS_ALIBI);
+  }
+
+  __device__ __forceinline__ Slope slope() const {
+    return {item().slope, strip().own + row() % 64 - lane() % 4 * 2, strip().line_begin,
+            strip().line_end};
+  }
+
+  // Scores x * scale + slope * column + first, by row: ALiBi where all keys of a tile lie on one
+  // side of all queries, straight. Else x * scale - slope * |distance - column|, 8 more below.
+  struct Line {
+    float scale, slope, distance, first[2];
+    bool straight;
+  };
+
+  // In place of modify(), of capped products.
+  __device__ __forceinline__ Line line_of(const Slope& of, int32_t n) const {
+    const float distance = static_cast<float>(of.own - n * kTileKv);
+    const float slope = n < of.line_begin ? of.slope : -of.slope;
+    return {scale_left(),
+            slope,
+            distance,
+            {-slope * distance, -slope * (distance + 8.0f)},
+            n < of.line_end || n >= of.line_begin};
+  }
+
+  // Products to what a softcap, if there is one, is to multiply.
+  __device__ __forceinline__ void cap_products(Tile& s) const {
+    if (params_.problem.softcap != 0) cap(s, params_.cap.inner);
   }
 
   // The largest bias of all keys that a row sees. Scores grow by so much from a tile far away to
-  // the row's own, which must not come as a surprise. After find_line().
+  // the row's own, which must not come as a surprise.
   __device__ __forceinline__ void find_peaks(float (&peak)[2]) const {
-    const float slope = slope_of(item().b, item().h);
+    const float slope = item().slope;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const volatile Interval& seen = control_.visible[row() + half * 8];
-      const int32_t own = item().query + row() + half * 8 + offset();
+      const int32_t own = strip().own + row() % 64 + half * 8;
       const int32_t away = max(max(seen.begin - own, own - (seen.end - 1)), 0);
       peak[half] = -slope * static_cast<float>(away);
     }
@@ -163,19 +179,9 @@ class TileScores : protected TileOutput<Config> {
     return (problem.softcap != 0 ? problem.softcap : problem.scale) * kLog2E;
   }
 
-  // ALiBi's, in units of log2(e).
-  __device__ __forceinline__ float slope_of(int32_t b, int32_t h) const {
-    const flashattn_inputs& in = params_.args.inputs;
-    return in.alibi_slopes[b * in.alibi_stride_batch + h] * kLog2E;
-  }
-
-  __device__ __forceinline__ int32_t offset() const {
-    return diagonal_offset(params_.problem.mask_rule(), {item().len.q, item().len.kv});
-  }
-
   // From this lane's first column to its upper row; numbers below 2^24 are exact.
   __device__ __forceinline__ float distance_of(int32_t n) const {
-    return static_cast<float>(item().query + row() + offset() - n * kTileKv - lane() % 4 * 2);
+    return static_cast<float>(strip().own + row() % 64 - n * kTileKv - lane() % 4 * 2);
   }
 
   // scale: what the scores still lack.

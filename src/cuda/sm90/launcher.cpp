@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <numeric>
 
 #include "core/error.h"
+#include "core/score_rules.h"
 #include "core/select.h"
 #include "cuda/sm90/tensor_map.h"
 
@@ -27,6 +29,23 @@ uint64_t new_stamp() {
   static std::atomic<uint64_t> launches(0);
   constexpr uint64_t kOdd = UINT64_C(0x9e3779b97f4a7c15);  // a product with it is one to one
   return (launches.fetch_add(1, std::memory_order_relaxed) + 1) * kOdd;
+}
+
+sm90::Softcap softcap_of(const Problem& p) {
+  if (p.softcap == 0) return {};
+  // tanh(x), where |x| < 1/4: x (1 + a x^2 + b x^4), minimax, relative error 6e-7.
+  constexpr double kTerms[] = {1.0, -0.33324572, 0.12876415};
+  const double inner = double{p.scale} / p.softcap;
+  sm90::Softcap cap{static_cast<float>(inner), 0.0f, {}};
+  double power = p.scale * double{kLog2E};
+  bool finite = true;
+  for (int n = 0; n < 3; ++n, power *= inner * inner) {
+    cap.factor[n] = static_cast<float>(power * kTerms[n]);
+    finite &= std::isfinite(cap.factor[n]);
+  }
+  // The square of a product must not overflow.
+  if (finite) cap.limit = std::min(0.25f / std::abs(cap.inner), 1e18f);
+  return cap;
 }
 
 std::string kernel_name(const sm90::ForwardEntry& e) {
@@ -191,6 +210,7 @@ int32_t Sm90Launcher::forward(const flashattn_forward_args& args, void* workspac
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   p.kv_has_tail = problem_.layout != 0 || args.inputs.lens_kv != nullptr;
   p.dropout_threshold = problem_.dropout_threshold();
+  p.cap = softcap_of(problem_);
   p.store_boxes = !varlen_q && !args.inputs.lens_q && problem_.dtype_o == problem_.dtype;
   if (const int32_t status = make_maps(args, entry, &p)) return status;
   const cudaStream_t queue = static_cast<cudaStream_t>(stream);

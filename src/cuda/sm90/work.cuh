@@ -1,6 +1,7 @@
 // What the producer hands to the consumers of a block: one item per tile of queries.
 #pragma once
 
+#include "core/score_rules.h"
 #include "cuda/sm90/params.h"
 
 namespace flashattn::cuda::sm90 {
@@ -10,6 +11,9 @@ namespace flashattn::cuda::sm90 {
 struct Strip {
   int32_t begin, end;
   int32_t full_begin, full_end, fast_end;
+  // The key of the first query. All keys of tiles from line_begin on, and of those below line_end,
+  // lie on one side of all queries.
+  int32_t own, line_begin, line_end;
 };
 
 enum class ItemKind : int32_t {
@@ -29,15 +33,17 @@ struct WorkItem {
   Lengths len;
   int32_t begin, end;  // tiles of keys that any strip needs
   int64_t first_q, first_kv;
+  float slope;  // of ALiBi or 0, in units of log2(e)
   Strip strips[kConsumers];
 };
 
 // Plans a tile: one warp, lane n for warpgroup n. False: there is no row in it.
-template <int kTileKv, int kConsumers>
+template <int kTileKv, Scores kScores, int kConsumers>
 __device__ __forceinline__ bool plan_item(const ForwardParams& params, int32_t tile, bool safe,
                                           WorkItem<kConsumers>& item) {
   const Problem& problem = params.problem;
   const int32_t lane = threadIdx.x % 32;
+  float slope = 0.0f;
   const Sections::Place position = params.sections.place(tile);
   const int32_t query = (params.sections.turns - 1 - position.turn) * (64 * kConsumers);
   Lengths len;
@@ -46,7 +52,12 @@ __device__ __forceinline__ bool plan_item(const ForwardParams& params, int32_t t
     const Sequence sequence = sequence_of(problem, params.args.shape, params.args.inputs, b);
     len = sequence.len;
     if (query >= len.q) return false;
+    if (kScores != Scores::kScaled && problem.bias & FLASHATTN_BIAS_ALIBI) {
+      const flashattn_inputs& in = params.args.inputs;
+      slope = in.alibi_slopes[b * in.alibi_stride_batch + position.unit % problem.heads_q] * kLog2E;
+    }
     if (lane == 0) {
+      item.slope = slope;
       item.kind = ItemKind::kTile;
       item.tile = tile;
       item.safe = safe;
@@ -58,7 +69,7 @@ __device__ __forceinline__ bool plan_item(const ForwardParams& params, int32_t t
       item.first_kv = sequence.first_kv;
     }
   }
-  Strip strip{0, 0, 0, 0, 0};
+  Strip strip{};
   const Interval rows = intersect({query + 64 * lane, query + 64 * (lane + 1)}, {0, len.q});
   if (lane < kConsumers && rows.begin < rows.end) {
     const KeySpan span = key_span(problem.mask_rule(), rows, len);
@@ -71,6 +82,13 @@ __device__ __forceinline__ bool plan_item(const ForwardParams& params, int32_t t
       strip.full_end = span.all.end / kTileKv;
       // The tile of the first row's last key is the last of which some row may see its first.
       if (!safe) strip.fast_end = (span.all.end - 1) / kTileKv;
+    }
+    if constexpr (kScores != Scores::kScaled) {
+      strip.own = query + 64 * lane + diagonal_offset(problem.mask_rule(), len);
+      strip.line_begin = (max(strip.own + 63, 0) + kTileKv - 1) / kTileKv;
+      strip.line_end = max(strip.own + 1, 0) / kTileKv;
+      // Scores of a negative slope, or NaN, have no known maximum.
+      if (!(slope >= 0.0f)) strip.fast_end = 0;
     }
   }
   const bool some = strip.begin < strip.end;

@@ -1,0 +1,131 @@
+// The softmax of a consumer warpgroup of the Hopper forward pass: its rows' references and sums,
+// and a tile's way from scores to weights.
+#pragma once
+
+#include "cuda/sm90/forward_scores.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+template <class Config>
+class Softmax : protected TileScores<Config> {
+  using Base = TileScores<Config>;
+
+ protected:
+  using Base::control_, Base::params_;
+  using Base::factor, Base::item, Base::lane, Base::row;
+  using typename Base::Line;
+  static constexpr int kTileKv = Config::kTileKv;
+  static constexpr float kSlack = 8.0f;  // log2; a lower maximum need not be followed
+
+  __device__ __forceinline__ Softmax(const ForwardParams& params, uint32_t shared,
+                                     Control<Config>& control, int32_t group)
+      : Base(params, shared, control, group) {}
+
+  __device__ __forceinline__ void hide(int32_t n) {
+    this->mask(s_, n);
+    this->hide_blocks(s_, n);
+  }
+
+  // Raises the rows' references to the tile's maxima, times c and raised, where these are higher by
+  // enough to matter. shrink: what O must be multiplied with.
+  __device__ __forceinline__ void raise_reference(float c, const float (&raised)[2],
+                                                  float (&shrink)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float top[4];  // four chains: latency
+#pragma unroll
+      for (int i = 0; i < kTileKv / 8; ++i) {
+        const float x = fmaxf(s_[4 * i + 2 * half], s_[4 * i + 2 * half + 1]);
+        top[i % 4] = i < 4 ? x : fmaxf(top[i % 4], x);
+      }
+      float highest = fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
+      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
+      highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
+      highest = fmaf(highest, c, raised[half]);
+      const float before = reference_[half];
+      const bool keep = !(highest > before + kSlack);
+      reference_[half] = keep ? before : highest;
+      shrink[half] = keep ? 1.0f : ptx::exp2(before - highest);
+      sum_[half] *= shrink[half];
+    }
+  }
+
+  __device__ __forceinline__ void raise_reference(float c, const float (&raised)[2]) {
+    float shrink[2];
+    raise_reference(c, raised, shrink);
+  }
+
+  // Scores to weights, and their sums: of a tile first, so that few roundings meet a large sum, and
+  // in one chain a row: with more, ptxas waits for P V before most exponentials (D = 64: -4 %).
+  // exponent(x, i): of score number i.
+  template <class Exponent>
+  __device__ __forceinline__ void weigh(Exponent exponent) {
+    float total[2];
+#pragma unroll
+    for (int i = 0; i < kTileKv / 2; ++i) {
+      s_[i] = ptx::exp2(exponent(s_[i], i));
+      float& t = total[i / 2 % 2];
+      t = i < 4 && i % 2 == 0 ? s_[i] : t + s_[i];
+    }
+    sum_[0] += total[0];
+    sum_[1] += total[1];
+  }
+
+  __device__ __forceinline__ void weigh() {
+    const float c = factor();
+    weigh([&](float x, int i) { return fmaf(x, c, -base(i / 2 % 2)); });
+  }
+
+  __device__ __forceinline__ void weigh_line(const Line& line) {
+    const float first[2] = {line.first[0] - base(0), line.first[1] - base(1)};
+    if (line.straight) {
+      weigh([&](float x, int i) {
+        const float column = static_cast<float>(i / 4 * 8 + i % 2);
+        return fmaf(x, line.scale, fmaf(line.slope, column, first[i / 2 % 2]));
+      });
+    } else {
+      weigh([&](float x, int i) {
+        const float away = line.distance + static_cast<float>(i / 2 % 2 * 8 - i / 4 * 8 - i % 2);
+        return fmaf(x, line.scale, fmaf(-line.slope, fabsf(away), -base(i / 2 % 2)));
+      });
+    }
+  }
+
+  // A softcap alone: its first terms in the place of the scale, where they are enough for all of
+  // the warp.
+  __device__ __forceinline__ void weigh_capped() {
+    const Softcap& cap = params_.cap;
+    if (__all_sync(~0u, !(largest_of(s_) >= cap.limit))) {
+      weigh([&](float x, int i) {
+        const float square = x * x;
+        const float p = fmaf(fmaf(cap.factor[2], square, cap.factor[1]), square, cap.factor[0]);
+        return fmaf(x, p, -base(i / 2 % 2));
+      });
+    } else {
+      this->cap_products(s_);
+      weigh();
+    }
+  }
+
+  // The reference of a row that has seen nothing is 0: weights of 0, not NaN.
+  __device__ __forceinline__ float base(int half) const {
+    return reference_[half] == -INFINITY ? 0.0f : reference_[half];
+  }
+
+  // Of a quad's two rows the first two lanes store one each.
+  __device__ __forceinline__ void store_lse() const {
+    const int32_t half = lane() % 4;
+    const int32_t i = item().query + row() + half * 8;
+    if (half > 1 || params_.args.lse == nullptr || i >= item().len.q) return;
+    const RowLayout layout = row_layout(params_.problem, params_.args.shape);
+    const int64_t place = item().b * layout.batch_stride + item().h * layout.head_stride;
+    const float l = half == 0 ? sum_[0] : sum_[1];
+    const float lse = ((half == 0 ? reference_[0] : reference_[1]) + log2f(l)) * kLn2;
+    params_.args.lse[place + item().first_q + i] = l == 0.0f ? -INFINITY : lse;
+  }
+
+  float reference_[2], sum_[2];  // log2 units; the sums are of this lane's columns
+  float s_[kTileKv / 2];
+};
+
+}  // namespace flashattn::cuda::sm90
