@@ -20,16 +20,32 @@ constexpr TileCost hopper_cost(int32_t rows, int32_t keys, int32_t dim_v, int32_
   return {rows, keys, dim_v == 96 && keys == 64 ? 103 : 100, 5500 + 70 * keys};
 }
 
+// Keys that a query sees at most.
+constexpr int64_t most_keys(const MaskRule& rule, int32_t keys) {
+  int64_t left = keys, right = keys, most = keys;
+  if (rule.mask & FLASHATTN_MASK_WINDOW) {
+    if (rule.window_left >= 0) left = rule.window_left;
+    if (rule.window_right >= 0) right = rule.window_right;
+  }
+  if (rule.mask & FLASHATTN_MASK_CAUSAL) right = 0;
+  if (left + 1 + right < most) most = left + 1 + right;
+  if ((rule.mask & FLASHATTN_MASK_CHUNK) && rule.chunk < most) most = rule.chunk;
+  return most;
+}
+
 // Time until the last of `heads` (of all sequences) is done, where blocks on a multiprocessor share
 // it: as many tiles one after the other as the busiest one has.
-constexpr int64_t forward_time(const TileCost& cost, bool causal, Lengths len, int64_t heads,
-                               int32_t units) {
-  const auto time = [&cost](int64_t keys) {
-    return cost.rows * (keys * cost.per_key + cost.start);
+constexpr int64_t forward_time(const TileCost& cost, const MaskRule& rule, Lengths len,
+                               int64_t heads, int32_t units) {
+  // Of a tile whose rows, one after the other, see the most; in whole tiles of keys, of which
+  // warpgroups of 64 rows skip some.
+  const int64_t span = most_keys(rule, len.kv) + (3 * cost.rows + 64) / 4 + cost.keys - 2;
+  const auto time = [&cost, span](int64_t keys) {
+    return cost.rows * ((keys < span ? keys : span) * cost.per_key + cost.start);
   };
   const int64_t tiles = heads * ceil_div(len.q, cost.rows);
   const int64_t longest = time(ceil_div(len.kv, cost.keys) * static_cast<int64_t>(cost.keys));
-  if (!causal) return ceil_div(tiles, units) * longest;
+  if (!(rule.mask & FLASHATTN_MASK_CAUSAL)) return ceil_div(tiles, units) * longest;
   // Half a tile too many of keys in the mean. Long tiles come first, so that short ones level out.
   const int64_t hidden = len.q < len.kv ? len.q : len.kv;  // below the first query's last key
   const int64_t level = tiles * time(len.kv - hidden / 2 + (cost.rows + cost.keys) / 2) / units;

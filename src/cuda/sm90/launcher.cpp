@@ -103,9 +103,9 @@ const Sm90Launcher::NamedKernel* Sm90Launcher::choose(const flashattn_shape& sha
     // Tiles for less than half of the multiprocessors, and keys enough to split.
     if (5 * tiles < 2 * units_ && shape.seqlen_kv >= kLongKeys) return nullptr;
   }
-  const bool causal = problem_.has_mask(FLASHATTN_MASK_CAUSAL);
+  const MaskRule rule = problem_.mask_rule();
   const auto time = [&](const NamedKernel& named) {
-    return forward_time(named.kernel.entry->cost, causal, {shape.seqlen_q, shape.seqlen_kv}, heads,
+    return forward_time(named.kernel.entry->cost, rule, {shape.seqlen_q, shape.seqlen_kv}, heads,
                         units_);
   };
   const auto faster = [&](const auto& a, const auto& b) { return time(a) < time(b); };
