@@ -42,7 +42,8 @@ class LongConsumer : BackwardSums<Config> {
     Tile x;
     score(x, true);
     this->look();
-    settle(x);
+    ptx::wgmma_wait<0>();
+    ptx::pin(x);
     this->clear_queries(place);
     step<true, false>(x, place, kind);
     while (kind != Base::kNone) {
@@ -74,7 +75,9 @@ class LongConsumer : BackwardSums<Config> {
     const Stages at{place_.count}, last{place_.count - 1};
     Operand p, derived, ds;
     Ahead ahead;
-    this->template weigh<kMasked>(x, lse_, p, derived, ahead, place, kind, slot, place_.count);
+    Lse lse;
+    this->read_lse(lse, slot);
+    this->template weigh<kMasked>(x, lse, p, derived, ahead, place, kind, slot, place_.count);
     ptx::pin(p);
     ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());
     this->template multiply_rows<kDim>(x, values(), dout());
@@ -102,14 +105,8 @@ class LongConsumer : BackwardSums<Config> {
       ptx::pin(dq);
       leave(dq, last);
     }
-    settle(x);
-  }
-
-  // Waits for S, with its LSE read before: nothing covers that afterwards. 0.3 %.
-  __device__ __forceinline__ void settle(Tile& s) {
-    this->read_lse(lse_, place_.slot());
     ptx::wgmma_wait<0>();
-    ptx::pin(s);
+    ptx::pin(x);
   }
 
   // dQ of a tile to the thread that adds it.
@@ -138,8 +135,6 @@ class LongConsumer : BackwardSums<Config> {
   __device__ __forceinline__ ptx::Matrix keys() const {
     return ptx::Matrix::at(shared_ + group_ * 64 * 128, 0);
   }
-
-  Lse lse_;  // of the tile whose S comes next
 };
 
 }  // namespace flashattn::cuda::sm90
