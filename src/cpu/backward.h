@@ -301,7 +301,7 @@ class BackwardTile {
     const bool dropout = problem_.dropout > 0;
     for (int32_t first = columns.begin; first < columns.end; first += 2 * kWidth) {
       Floats p[] = {load(s + first) * factor - lse, load(s + first + kWidth) * factor - lse};
-      exp2_each(p);
+      exp2_each<kExp2For<kCompute>>(p);
       for (int n = 0; n < 2; ++n) {
         const int32_t c = first + n * kWidth;
         Floats g = load(dp + c);

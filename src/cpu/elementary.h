@@ -5,17 +5,31 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// To 2^x on [-1/2, 1/2]: minimax, relative error 2e-9. Step by step for all: the processor sees
-// some hundred instructions ahead, and one x takes twenty that wait for each other.
-template <int kCount>
+// What 2^x is for: kBf16: to be rounded to bf16, which errs a thousand times as much.
+enum class Exp2For { kF32, kBf16 };
+
+template <Exp2For kFor>
+struct Exp2Factors {  // minimax on [-1/2, 1/2], and 1 at 0: relative error 2e-9
+  static constexpr float kHighest = 1.535336225e-4f;
+  static constexpr float kOthers[] = {1.339887484e-3f, 9.618437360e-3f, 5.550332470e-2f,
+                                      2.402264791e-1f, 6.931472029e-1f, 1.0f};
+};
+template <>
+struct Exp2Factors<Exp2For::kBf16> {  // 3e-6
+  static constexpr float kHighest = 9.582852945e-3f;
+  static constexpr float kOthers[] = {5.590642616e-2f, 2.402409911e-1f, 6.931241751e-1f, 1.0f};
+};
+
+// To 2^x on [-1/2, 1/2]. Step by step for all: the processor sees some hundred instructions ahead,
+// and one x takes twenty that wait for each other.
+template <Exp2For kFor, int kCount>
 FLASHATTN_INLINE void exp2_near_0(Floats (&x)[kCount]) {
-  constexpr float kFactors[] = {1.339887484e-3f, 9.618437360e-3f, 5.550332470e-2f,
-                                2.402264791e-1f, 6.931472029e-1f, 1.0f};
+  using Factors = Exp2Factors<kFor>;
   Floats p[kCount];
 #pragma GCC unroll 8
-  for (int n = 0; n < kCount; ++n) p[n] = splat(1.535336225e-4f);
+  for (int n = 0; n < kCount; ++n) p[n] = splat(Factors::kHighest);
 #pragma GCC unroll 8
-  for (const float factor : kFactors) {
+  for (const float factor : Factors::kOthers) {
 #pragma GCC unroll 8
     for (int n = 0; n < kCount; ++n) p[n] = p[n] * x[n] + splat(factor);
   }
@@ -23,20 +37,21 @@ FLASHATTN_INLINE void exp2_near_0(Floats (&x)[kCount]) {
   for (int n = 0; n < kCount; ++n) x[n] = p[n];
 }
 
-// To 2^x with a relative error below 1e-7, and exactly 0 below 2^-126. NaN stays.
-template <int kCount>
+// To 2^x with a relative error below 1e-7 (kBf16: 3e-6), and exactly 0 below 2^-126. NaN stays, and
+// infinity becomes NaN or stays.
+template <Exp2For kFor = Exp2For::kF32, int kCount>
 FLASHATTN_INLINE void exp2_each(Floats (&x)[kCount]) {
 #if defined(__AVX512F__)
   __mmask16 normal[kCount];
   __m512 whole[kCount];
 #pragma GCC unroll 8
   for (int n = 0; n < kCount; ++n) {
-    const __m512 given = reinterpret_cast<__m512>(min_keep_nan(x[n], splat(128.0f)));
+    const __m512 given = reinterpret_cast<__m512>(x[n]);
     normal[n] = _mm512_cmp_ps_mask(given, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
     whole[n] = _mm512_roundscale_ps(given, _MM_FROUND_TO_NEAREST_INT);
     x[n] = reinterpret_cast<Floats>(given) - reinterpret_cast<Floats>(whole[n]);
   }
-  exp2_near_0(x);
+  exp2_near_0<kFor>(x);
 #pragma GCC unroll 8
   for (int n = 0; n < kCount; ++n) {
     x[n] = reinterpret_cast<Floats>(
@@ -58,7 +73,7 @@ FLASHATTN_INLINE void exp2_each(Floats (&x)[kCount]) {
     x[n] -= shifted - magic;
 #endif
   }
-  exp2_near_0(x);
+  exp2_near_0<kFor>(x);
 #pragma GCC unroll 8
   for (int n = 0; n < kCount; ++n) x[n] *= as_floats(power[n]);
 #endif

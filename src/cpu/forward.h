@@ -315,7 +315,7 @@ class ForwardBlock {
     Floats total{};
     for (int32_t c = columns.begin; c < columns.end; c += 2 * kWidth) {
       Floats p[] = {load(s + c) * factor - splat(m), load(s + c + kWidth) * factor - splat(m)};
-      exp2_each(p);
+      exp2_each<kExp2For<kCompute>>(p);
       total += p[0] + p[1];
       if (dropout) {
         p[0] = apply_keep(p[0], keep + c);
@@ -396,6 +396,7 @@ class ForwardBlock {
       }
       const Rows out =
           rows_of(job_.args->o, dtype_size(problem_.dtype_o), b_, head, sequence_.first_q);
+      fetch_soon(out, i, queries_, problem_.dim_v * dtype_size(problem_.dtype_o));
       store_row(out.row(i), problem_.dtype_o, o, factor, problem_.dim_v);
       if (job_.args->lse) {
         job_.args

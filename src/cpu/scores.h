@@ -14,6 +14,10 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 constexpr int kColumnStep = kWidth < 8 ? 16 : 2 * kWidth;
 static_assert(kPanel % kColumnStep == 0 || kColumnStep % kPanel == 0);
 
+// Weights and gradients of scores are operands of a product next.
+template <Compute kCompute>
+constexpr Exp2For kExp2For = kCompute == Compute::kBf16Pairs ? Exp2For::kBf16 : Exp2For::kF32;
+
 FLASHATTN_INLINE Interval round_out(Interval columns) {
   return {columns.begin / kColumnStep * kColumnStep, round_up(columns.end, kColumnStep)};
 }
