@@ -16,7 +16,7 @@ struct Cache {
 };
 
 constexpr int32_t kChunk = 64;        // keys of a head at once, at most
-constexpr int32_t kRunBytes = 32768;  // of all heads at once: what the L1 cache holds
+constexpr int32_t kRunBytes = 65536;  // of all heads at once: a small part of the L2 cache
 constexpr int kScoreRows = 4;         // queries that share loaded keys; values: kMicroRows
 
 // Keys of all heads that are worked on head by head. Many more, and memory is no longer read in the
@@ -42,12 +42,22 @@ FLASHATTN_INLINE void for_each_row(const Rows& rows, Interval range, Body body) 
 struct Chunk {
   const char* row[kChunk];  // past the end: the last
   const char* ahead[kChunk];
-  int32_t piece;  // bytes
+  int32_t lines;  // of a piece
 
-  // Bytes [from, to) of piece n into the second level of the caches: the first has room for few
-  // requests.
-  FLASHATTN_INLINE void fetch_ahead(int32_t n, int32_t from, int32_t to) const {
-    for (int32_t at = from; at < to; at += 64) __builtin_prefetch(ahead[n] + at, 0, 2);
+  // The lines of each piece that fall to part [begin, end) of the work, `whole` in all: memory is
+  // read all the while.
+  FLASHATTN_INLINE Interval share(int32_t begin, int32_t end, int32_t whole) const {
+    const auto at = [&](int32_t part) {
+      return static_cast<int32_t>(int64_t{lines} * part / whole);
+    };
+    return {at(begin), at(end)};
+  }
+
+  // Lines of piece n into the second level of the caches: the first has room for few requests.
+  FLASHATTN_INLINE void fetch_ahead(int32_t n, Interval share) const {
+    for (int32_t at = share.begin; at < share.end; ++at) {
+      __builtin_prefetch(ahead[n] + at * 64, 0, 2);
+    }
   }
 };
 
@@ -57,7 +67,7 @@ FLASHATTN_INLINE void for_each_chunk(const Cache& cache, Interval range, Body bo
   const int32_t step = run_keys(cache);
   const int64_t span = (cache.heads - 1) * cache.head_bytes + cache.row_bytes;
   Chunk chunk;
-  chunk.piece = static_cast<int32_t>((span / cache.heads + 63) / 64 * 64);
+  chunk.lines = static_cast<int32_t>((span / cache.heads + 63) / 64);
   const char* next[kChunk];
   for (int32_t first = range.begin; first < range.end; first += step) {
     const int32_t count = range.end - first < step ? range.end - first : step;
@@ -70,7 +80,7 @@ FLASHATTN_INLINE void for_each_chunk(const Cache& cache, Interval range, Body bo
     for (int32_t head = 0; head < cache.heads; ++head) {
       int32_t token = head * step / cache.heads, part = head * step % cache.heads;
       for (int32_t n = 0; n < step; ++n) {
-        chunk.ahead[n] = next[token] + part * chunk.piece;
+        chunk.ahead[n] = next[token] + part * chunk.lines * 64;
         if (++part == cache.heads) ++token, part = 0;
       }
       body(head, first, count, chunk);
@@ -79,11 +89,11 @@ FLASHATTN_INLINE void for_each_chunk(const Cache& cache, Interval range, Body bo
   }
 }
 
-// Scores of kRows queries with `count` keys of a chunk: s[r * s_stride + n] = q[r] . key[n]. fetch:
-// whether these rows fetch ahead.
+// Scores of kRows queries with `count` keys of a chunk: s[r * s_stride + n] = q[r] . key[n]. share:
+// what is fetched ahead of each piece.
 template <Compute kCompute, int32_t kDtype, int kRows>
 void dot_rows(const uint32_t* q, int32_t q_units, const Chunk& chunk, int32_t count, int32_t dim,
-              bool fetch, float* s, int64_t s_stride) {
+              Interval share, float* s, int64_t s_stride) {
   constexpr int kKeys = kWidth / kRows;
   const int32_t units = (dim + kUnit<kCompute> - 1) / kUnit<kCompute>;
   const int32_t whole = dim / (kUnit<kCompute> * kWidth) * kWidth;
@@ -105,9 +115,7 @@ void dot_rows(const uint32_t* q, int32_t q_units, const Chunk& chunk, int32_t co
     int32_t u = 0;
     for (; u < whole; u += kWidth) add(u, INT32_MAX);
     if (u < units) add(u, dim);
-    if (fetch) {
-      for (int k = 0; k < kKeys; ++k) chunk.fetch_ahead(n + k, 0, chunk.piece);
-    }
+    for (int k = 0; k < kKeys; ++k) chunk.fetch_ahead(n + k, share);
     float lanes[kWidth];
     store(lanes, sum_each(sums));
 #pragma GCC unroll 4
@@ -118,10 +126,10 @@ void dot_rows(const uint32_t* q, int32_t q_units, const Chunk& chunk, int32_t co
 }
 
 // o[r * o_stride + c] += p[r] . value[][c] for kRows queries, kVectors vectors of columns from
-// `column` on and `units` units of keys of a chunk. fetch: bytes of the pieces.
+// `column` on and `units` units of keys of a chunk.
 template <Compute kCompute, int32_t kDtype, int kRows, int kVectors, bool kWhole>
 void weigh_columns(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int32_t units,
-                   int32_t column, int32_t dim, Interval fetch, float* o, int64_t o_stride) {
+                   int32_t column, int32_t dim, Interval share, float* o, int64_t o_stride) {
   Floats sum[kRows][kVectors];
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
@@ -146,7 +154,7 @@ void weigh_columns(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int3
       }
     }
     for (int n = 0; n < kUnit<kCompute>; ++n) {
-      chunk.fetch_ahead(u * kUnit<kCompute> + n, fetch.begin, fetch.end);
+      chunk.fetch_ahead(u * kUnit<kCompute> + n, share);
     }
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
@@ -164,14 +172,13 @@ void weigh_columns(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int3
   }
 }
 
-// The same over all columns.
+// The same over all columns, for rows [row, row + kRows) of so many.
 template <Compute kCompute, int32_t kDtype, int kRows>
 void weigh_rows(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int32_t units, int32_t dim,
-                bool fetch, float* o, int64_t o_stride) {
-  // A share of each piece with each step.
+                int32_t row, int32_t rows, float* o, int64_t o_stride) {
   const auto share = [&](int32_t column, int32_t step) {
     const int32_t end = column + step < dim ? column + step : dim;
-    return fetch ? Interval{chunk.piece * column / dim, chunk.piece * end / dim} : Interval{0, 0};
+    return chunk.share(row * dim + kRows * column, row * dim + kRows * end, rows * dim);
   };
   int32_t column = 0;
   for (; column + kPanel <= dim; column += kPanel) {
@@ -204,7 +211,8 @@ void direct_scores(const Cache& keys, Interval range, int32_t dim, int32_t dtype
       const int64_t first = int64_t{head} * rows;
       for_each_row_block<kScoreRows>(rows, [&](int32_t row, auto block) {
         dot_rows<kCompute, decltype(tag)::value, decltype(block)::value>(
-            q + (first + row) * q_units, q_units, chunk, count, dim, row == 0,
+            q + (first + row) * q_units, q_units, chunk, count, dim,
+            chunk.share(row, row + decltype(block)::value, rows),
             s + (first + row) * s_stride + (n - range.begin), s_stride);
       });
     });
@@ -225,7 +233,7 @@ void direct_values(const Cache& values, Interval range, int32_t dim, int32_t dty
       for_each_row_block<kMicroRows>(rows, [&](int32_t row, auto block) {
         weigh_rows<kCompute, decltype(tag)::value, decltype(block)::value>(
             p + (first + row) * p_stride + (n - range.begin) / kUnit<kCompute>, p_stride, chunk,
-            units, dim, row == 0, o + (first + row) * o_stride, o_stride);
+            units, dim, row, rows, o + (first + row) * o_stride, o_stride);
       });
       if (count % kUnit<kCompute> != 0) chunk.row[count] = last;
     });

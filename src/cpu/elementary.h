@@ -119,7 +119,7 @@ FLASHATTN_INLINE Floats tanh(Floats x) {
   return select(magnitude < splat(kTanhIsNear0), tanh_near_0(x), signed_large);
 }
 
-// The same of all x: most often all are near 0, which costs a third.
+// The same bits for all x: most often all are near 0, which costs a third.
 template <int kCount>
 FLASHATTN_INLINE void tanh_each(Floats (&x)[kCount]) {
   // Bits of positive numbers compare like the numbers, and those of a NaN are larger.
