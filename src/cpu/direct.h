@@ -55,9 +55,7 @@ struct Chunk {
 
   // Lines of piece n into the second level of the caches: the first has room for few requests.
   FLASHATTN_INLINE void fetch_ahead(int32_t n, Interval share) const {
-    for (int32_t at = share.begin; at < share.end; ++at) {
-      __builtin_prefetch(ahead[n] + at * 64, 0, 2);
-    }
+    fetch_lines<2>(ahead[n] + share.begin * 64, (share.end - share.begin) * 64);
   }
 };
 

@@ -37,8 +37,8 @@ FLASHATTN_INLINE void exp2_near_0(Floats (&x)[kCount]) {
   for (int n = 0; n < kCount; ++n) x[n] = p[n];
 }
 
-// To 2^x with a relative error below 1e-7 (kBf16: 3e-6), and exactly 0 below 2^-126. NaN stays, and
-// infinity becomes NaN or stays.
+// To 2^x with a relative error below 1e-7 (kBf16: 3e-6), and exactly 0 below 2^-126. NaN stays.
+// Of infinity, which no difference to a maximum is, it may make one.
 template <Exp2For kFor = Exp2For::kF32, int kCount>
 FLASHATTN_INLINE void exp2_each(Floats (&x)[kCount]) {
 #if defined(__AVX512F__)

@@ -41,6 +41,13 @@ struct Rows {
   }
 };
 
+// Asks for the cache lines of some bytes; kLocality: 3, into the first level of the caches, 2, into
+// the second.
+template <int kLocality>
+FLASHATTN_INLINE void fetch_lines(const char* p, int32_t bytes) {
+  for (int32_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, kLocality);
+}
+
 // Rows that will be packed next. A copy waits for memory longer than it takes, and products do not:
 // between them the rows are fetched into the second level of the caches.
 struct Ahead {
@@ -51,19 +58,14 @@ struct Ahead {
   // The share of one of so many steps.
   FLASHATTN_INLINE void fetch(int32_t steps) {
     int32_t count = (left.end - left.begin + steps - 1) / steps;
-    for (; count > 0; --count, ++left.begin) {
-      const char* p = rows.row(left.begin);
-      for (int32_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, 2);
-    }
+    for (; count > 0; --count, ++left.begin) fetch_lines<2>(rows.row(left.begin), bytes);
   }
 };
 
 // Asks for the row that is needed 16 rows after this one: where heads lie side by side, a
 // processor does not foresee it.
 FLASHATTN_INLINE void fetch_soon(const Rows& rows, int32_t row, Interval range, int32_t bytes) {
-  if (row + 16 >= range.end) return;
-  const char* p = rows.row(row + 16);
-  for (int32_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at);
+  if (row + 16 < range.end) fetch_lines<3>(rows.row(row + 16), bytes);
 }
 
 FLASHATTN_INLINE Rows rows_of(const flashattn_tensor& t, int32_t element_size, int32_t b, int32_t h,
