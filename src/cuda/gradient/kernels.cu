@@ -1,5 +1,6 @@
 #include "cuda/gradient/kernels.h"
 
+#include <algorithm>
 #include <type_traits>
 
 #include "cuda/grid.h"
@@ -11,7 +12,14 @@ namespace flashattn::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kSteps = 4;  // rows that a thread has on their way at once
+// Rows that a thread has on their way at once.
+constexpr int kConvertSteps = 4;
+template <class O, int kLanes>
+constexpr int kPrepareSteps = sizeof(O) == 2 ? 64 / kLanes : 2;
+// Blocks that run at once on a multiprocessor, of 132: no more are started, as what precedes the
+// first row of one costs as much as some rows.
+template <class O, int kLanes>
+constexpr int kPrepareBlocks = kPrepareSteps<O, kLanes> > 4 ? 4 : 7;
 
 struct Eight {
   float x[8];
@@ -19,7 +27,7 @@ struct Eight {
 
 template <class T>
 __device__ __forceinline__ Eight load_eight(const char* row, int32_t c) {
-  const int4 words = *reinterpret_cast<const int4*>(row + c * 2);
+  const int4 words = ptx::load_once(row + c * 2);
   const int32_t pairs[4] = {words.x, words.y, words.z, words.w};
   Eight r;
 #pragma unroll
@@ -64,18 +72,19 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> store_eight(char* ro
 }
 
 // T: the problem's type. O: that of o and dout. kLanes share a row; the numbers of a row are one
-// thread's.
+// lane's.
 template <class T, class O, int kLanes>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kPrepareBlocks<O, kLanes>)
     prepare_kernel(const __grid_constant__ BackwardParams params) {
   constexpr bool kCopies = !std::is_same<T, O>::value;
-  constexpr int kStepRows = kThreads / kLanes, kBlockRows = kSteps * kStepRows;
-  __shared__ float sums[kBlockRows];
+  constexpr int kSteps = kPrepareSteps<O, kLanes>, kGroups = 32 / kLanes;
+  constexpr int kRows = kSteps * kGroups, kWarps = kThreads / 32;
+  ptx::wait_for_previous();
   ptx::let_next_start();
   const Problem& problem = params.problem;
   const flashattn_backward_args& args = params.args;
   const int32_t b = blockIdx.x / problem.heads_q, h = blockIdx.x % problem.heads_q;
-  const int32_t lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
+  const int32_t lane = threadIdx.x % 32, in_row = lane % kLanes, group = lane / kLanes;
   const Sequence sequence = sequence_of(problem, args.shape, args.inputs, b);
   if (blockIdx.x == 0 && blockIdx.y == 0) {
     if (threadIdx.x == 0 && params.ticket) *params.ticket = 0;
@@ -84,64 +93,66 @@ __global__ void __launch_bounds__(kThreads)
   }
   const int64_t first_number = params.first_number(sequence, b, h);
   const int64_t first_row = params.row(b, h, sequence.first_q);
+  const Rows o = head_rows<sizeof(O)>(args.o, b, h, sequence.first_q);
+  const Rows dout = head_rows<sizeof(O)>(args.dout, b, h, sequence.first_q);
   // Whole tiles are read.
   const int32_t end = params.tile_q
                           ? (sequence.len.q + params.tile_q - 1) / params.tile_q * params.tile_q
                           : sequence.len.q;
-  for (int32_t first = blockIdx.y * kBlockRows; first < end; first += gridDim.y * kBlockRows) {
-    const int32_t own = first + static_cast<int32_t>(threadIdx.x);
+  const int32_t at = blockIdx.y * kWarps + threadIdx.x / 32, stride = gridDim.y * kWarps;
+  for (int32_t first = at * kRows; first < end; first += stride * kRows) {
+    const int32_t own = first + lane;
     float lse = -INFINITY, dlse = 0.0f;
-    if (threadIdx.x < kBlockRows && own < sequence.len.q) {
+    if (lane < kRows && own < sequence.len.q) {
       lse = args.lse[first_row + own];
       if (args.dlse) dlse = args.dlse[first_row + own];
     }
     float sum[kSteps] = {};
-    for (int32_t c = lane * 8; c < problem.dim_v; c += kLanes * 8) {
+    for (int32_t c = in_row * 8; c < problem.dim_v; c += kLanes * 8) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         // Past the last one: the last one, without a branch.
-        const int32_t i = first + step * kStepRows + group;
-        const int64_t token = sequence.first_q + min(i, sequence.len.q - 1);
-        const Eight x = load_eight<O>(tensor_row(args.o, sizeof(O), b, h, token), c);
-        const Eight y = load_eight<O>(tensor_row(args.dout, sizeof(O), b, h, token), c);
+        const int32_t i = first + step * kGroups + group, row = min(i, sequence.len.q - 1);
+        const Eight x = load_eight<O>(o.base + row * o.row_bytes, c);
+        const Eight y = load_eight<O>(dout.base + row * dout.row_bytes, c);
 #pragma unroll
         for (int n = 0; n < 8; ++n) sum[step] = fmaf(x.x[n], y.x[n], sum[step]);
         if (kCopies && i < sequence.len.q) {
-          store_eight<T>(tensor_row(params.dout, sizeof(T), b, h, token), c, y);
+          store_eight<T>(tensor_row(params.dout, sizeof(T), b, h, sequence.first_q + i), c, y);
         }
       }
     }
+    // From the lanes of a row to its own: row n of the warp is of step n / kGroups.
+    float mine = 0.0f;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
       for (int n = 1; n < kLanes; n *= 2) sum[step] += __shfl_xor_sync(~0u, sum[step], n);
-      if (lane == 0) sums[step * kStepRows + group] = sum[step];
+      if (in_row == step) mine = sum[step];
     }
+    mine = __shfl_sync(~0u, mine, lane % kGroups * kLanes + lane / kGroups % kSteps);
     if (params.tile_q == 0) {
       float4* const dq =
           reinterpret_cast<float4*>(params.dq + (first_number + first) * problem.dim_qk);
-      const int32_t count = min(kBlockRows, end - first) * (problem.dim_qk / 4);
-      for (int32_t n = threadIdx.x; n < count; n += kThreads) dq[n] = make_float4(0, 0, 0, 0);
+      const int32_t count = min(kRows, end - first) * (problem.dim_qk / 4);
+      for (int32_t n = lane; n < count; n += 32) dq[n] = make_float4(0, 0, 0, 0);
     }
-    __syncthreads();
-    if (threadIdx.x < kBlockRows && own < end) {
-      const int64_t number = first_number + own;
-      params.lse2[number] = lse == -INFINITY ? INFINITY : lse * kLog2E;
-      params.delta[number] = own < sequence.len.q ? sums[threadIdx.x] - dlse : 0.0f;
-      if (params.turns && own % params.turn_q == 0) {
-        params.turns[params.query_tile(sequence, b, h, own / params.turn_q, params.turn_q)] = 0;
-      }
-      if (params.tile_q != 0 && own % params.tile_q == 0) {
-        const Interval rows{own, min(own + params.tile_q, sequence.len.q)};
-        const Interval tiles = key_tiles(problem.mask_rule(), rows, sequence.len, params.tile_kv);
-        const int64_t tile = number / params.tile_q;
-        const int32_t state = kDqTurn * max(tiles.end - tiles.begin, 0);
-        params.dq_states[tile * params.dq_parts] = state;
-        if (params.dq_parts > 1) params.dq_states[tile * 2 + 1] = state;  // a loop would spill
-        if (params.ordered) params.dq_first[tile] = tiles.begin;
-      }
+    if (lane >= kRows || own >= end) continue;
+    const int64_t number = first_number + own;
+    params.lse2[number] = lse == -INFINITY ? INFINITY : lse * kLog2E;
+    params.delta[number] = own < sequence.len.q ? mine - dlse : 0.0f;
+    if (params.turns && own % params.turn_q == 0) {
+      params.turns[params.query_tile(sequence, b, h, own / params.turn_q, params.turn_q)] = 0;
     }
-    __syncthreads();  // the sums have been read
+    if (params.tile_q != 0 && own % params.tile_q == 0) {
+      const Interval rows{own, min(own + params.tile_q, sequence.len.q)};
+      const Interval tiles = key_tiles(problem.mask_rule(), rows, sequence.len, params.tile_kv);
+      const int64_t tile = number / params.tile_q;
+      const int32_t state = kDqTurn * max(tiles.end - tiles.begin, 0);
+      params.dq_states[tile * params.dq_parts] = state;
+      if (params.dq_parts > 1) params.dq_states[tile * 2 + 1] = state;  // a loop would spill
+      if (params.ordered) params.dq_first[tile] = tiles.begin;
+    }
   }
 }
 
@@ -149,7 +160,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T, int kLanes>
 __global__ void __launch_bounds__(kThreads)
     convert_dq_kernel(const __grid_constant__ BackwardParams params) {
-  constexpr int kStepRows = kThreads / kLanes, kBlockRows = kSteps * kStepRows;
+  constexpr int kStepRows = kThreads / kLanes, kBlockRows = kConvertSteps * kStepRows;
   const Problem& problem = params.problem;
   const int32_t b = blockIdx.x / problem.heads_q, h = blockIdx.x % problem.heads_q;
   const int32_t lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
@@ -158,9 +169,9 @@ __global__ void __launch_bounds__(kThreads)
   for (int32_t first = blockIdx.y * kBlockRows; first < sequence.len.q;
        first += gridDim.y * kBlockRows) {
     for (int32_t c = lane * 8; c < problem.dim_qk; c += kLanes * 8) {
-      float4 x[kSteps][2];
+      float4 x[kConvertSteps][2];
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
+      for (int step = 0; step < kConvertSteps; ++step) {
         const int32_t i = min(first + step * kStepRows + group, sequence.len.q - 1);
         const float4* from =
             reinterpret_cast<const float4*>(dq + static_cast<int64_t>(i) * problem.dim_qk + c);
@@ -168,7 +179,7 @@ __global__ void __launch_bounds__(kThreads)
         x[step][1] = from[1];
       }
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
+      for (int step = 0; step < kConvertSteps; ++step) {
         const int32_t i = first + step * kStepRows + group;
         if (i >= sequence.len.q) continue;
         const float4 y = x[step][0], z = x[step][1];
@@ -204,21 +215,29 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) params.args.dsink[h] = static_cast<float>(sums[0]);
 }
 
-// Calls launch(grid, lanes) for rows of `dim` elements, 8 a lane.
+// Calls launch(lanes) for rows of `dim` elements, 8 a lane.
 template <class Launch>
-cudaError_t with_lanes(const BackwardParams& params, int32_t dim, Launch launch) {
+cudaError_t with_lanes(int32_t dim, Launch launch) {
+  if (dim <= 64) return launch(std::integral_constant<int, 8>());
+  return launch(std::integral_constant<int, 16>());
+}
+
+// For so many steps of a block's threads.
+dim3 grid_for(const BackwardParams& params, int steps, int lanes) {
   const flashattn_shape& shape = params.args.shape;
-  const auto grid = [&](int32_t lanes) {
-    return grid_of(shape.batch, params.problem.heads_q, shape.seqlen_q, kSteps * kThreads / lanes);
-  };
-  if (dim <= 64) return launch(grid(8), std::integral_constant<int, 8>());
-  return launch(grid(16), std::integral_constant<int, 16>());
+  return grid_of(shape.batch, params.problem.heads_q, shape.seqlen_q, steps * kThreads / lanes);
 }
 
 template <class T, class O>
 cudaError_t prepare_as(const BackwardParams& params, cudaStream_t stream) {
-  return with_lanes(params, params.problem.dim_v, [&](dim3 grid, auto lanes) {
-    return start(&prepare_kernel<T, O, lanes()>, grid, kThreads, 0, params, stream);
+  return with_lanes(params.problem.dim_v, [&](auto lanes) {
+    dim3 grid = grid_for(params, kPrepareSteps<O, lanes()>, lanes());
+    const unsigned most = 132u * kPrepareBlocks<O, lanes()> / std::max(grid.x, 1u);
+    grid.y = std::min(grid.y, std::max(most, 1u));
+    const auto kernel = &prepare_kernel<T, O, lanes()>;
+    // Tiles: on Hopper, where it may start under the end of the kernel before.
+    return params.tile_q ? start_early(kernel, grid, kThreads, 0, params, stream)
+                         : start(kernel, grid, kThreads, 0, params, stream);
   });
 }
 
@@ -230,8 +249,9 @@ cudaError_t prepare(const BackwardParams& params, cudaStream_t stream) {
 
 template <class T>
 cudaError_t convert_dq(const BackwardParams& params, cudaStream_t stream) {
-  return with_lanes(params, params.problem.dim_qk, [&](dim3 grid, auto lanes) {
-    return start(&convert_dq_kernel<T, lanes()>, grid, kThreads, 0, params, stream);
+  return with_lanes(params.problem.dim_qk, [&](auto lanes) {
+    return start(&convert_dq_kernel<T, lanes()>, grid_for(params, kConvertSteps, lanes()), kThreads,
+                 0, params, stream);
   });
 }
 

@@ -103,6 +103,7 @@ inline int32_t fetch_or_acquire(int32_t* at, int32_t bits) {
 inline void fence_gpu() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
 inline void add_relaxed(int32_t* to, int32_t x) { __atomic_fetch_add(to, x, __ATOMIC_RELAXED); }
 inline float4 load_uncached(const float4* from) { return *from; }
+inline int4 load_once(const char* from) { return *reinterpret_cast<const int4*>(from); }
 inline void add_release(int32_t* to, int32_t x) { __atomic_fetch_add(to, x, __ATOMIC_RELEASE); }
 
 inline void let_next_start() {}
