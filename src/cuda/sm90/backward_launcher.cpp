@@ -248,10 +248,11 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspa
                                        "launching the backward kernel")) {
     return status;
   }
-  if (const int32_t status =
-          status_of(start_early(entry.convert_dq, dim3(static_cast<unsigned>(query_tiles)),
-                                entry.convert_threads, 0, p.common, stream),
-                    "launching the conversion of dq")) {
+  const int64_t converters = int64_t{units_} * (kConverters / entry.convert_threads);
+  const dim3 convert_blocks(static_cast<unsigned>(std::min(query_tiles, converters)));
+  if (const int32_t status = status_of(
+          start_early(entry.convert_dq, convert_blocks, entry.convert_threads, 0, p.common, stream),
+          "launching the conversion of dq")) {
     return status;
   }
   if (const int32_t status = bias_gradient_.run(p.common, stream)) return status;

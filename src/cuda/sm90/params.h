@@ -21,6 +21,9 @@ enum class Scores : int32_t {
 // group of which it remembers what a block mask leaves.
 constexpr int32_t kMostAnyTiles = 1 << 20, kMostBlockTiles = 512;
 
+// Threads of a multiprocessor that convert dQ.
+constexpr int32_t kConverters = 1024;
+
 // Numbers the tiles of queries beyond the first of each block. The first block clears it; that it
 // has, the others see by the launch's stamp, whatever memory held before. Who takes the last number
 // removes the stamp: a graph launches with the same again.
