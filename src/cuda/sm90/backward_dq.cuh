@@ -7,38 +7,6 @@
 
 namespace flashattn::cuda::sm90 {
 
-// dS K over all keys of the item: 64 columns, or 64 queries, a share; of a few shares. A pair: each
-// block has its half of the columns, its own keys first.
-template <class Config, int kSums>
-__device__ __forceinline__ void multiply_dq(float (&dq)[kSums], uint32_t shared, uint32_t k,
-                                            uint32_t slot, int32_t share) {
-  constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
-  constexpr int kPanel = kSums > 32 ? kTileKv * 128 : 0;
-  const uint32_t columns = kTileQ == 64 ? share * kTileKv * 128 : 0;
-  const uint32_t rows = kTileQ == 64 ? 0 : share * 64 * 128;
-  const uint32_t half = block_rank<Config>() * (Config::kOwnShares * kTileKv * 128);
-  const ptx::Matrix keys = ptx::Matrix::at(k + half + columns, kPanel);
-  const ptx::Matrix scores =
-      ptx::Matrix::at(shared + Config::kDs + slot * Config::kScoreBytes + rows, 0);
-  ptx::wgmma_fence();
-#pragma unroll
-  for (int n = 0; n < kTileKv / 16; ++n) {
-    ptx::wgmma_ss<typename Config::T, 0, 1>(
-        dq, scores.further(n / 4 * kTileQ * 128 + n % 4 * 32).descriptor(),
-        keys.further(n * 2048).descriptor(), n > 0);
-  }
-  if constexpr (Config::kPair) {
-    const ptx::Matrix others = ptx::Matrix::at(shared + Config::kOther + columns, kPanel);
-#pragma unroll
-    for (int n = 0; n < kTileKv / 16; ++n) {
-      ptx::wgmma_ss<typename Config::T, 0, 1>(
-          dq, scores.further(Config::kOwnBytes + n * 32).descriptor(),
-          others.further(n * 2048).descriptor(), 1);
-    }
-  }
-  ptx::wgmma_commit();
-}
-
 // To the thread that adds it, in the order of the accumulators, from number `first` on, as much as
 // the slot takes: nobody else reads it.
 template <class Config, int kSums>
@@ -90,11 +58,10 @@ class DqGroup {
     constexpr int kAtOnce = Config::kSharesAtOnce, kSums = 32 * kAtOnce;
     constexpr int kPieces = kSums * 512 / Config::kDqBytes;  // a slot takes one
     await_ds();
-    if constexpr (Config::kPair) exchange_ds();
 #pragma unroll 1
     for (int32_t share = 0; share < kShares; share += kAtOnce) {
       float dq[kSums];
-      multiply_dq<Config>(dq, shared_, keys, place_.slot(), share);
+      multiply(dq, keys, share);
       const auto finish = [&] {
         ptx::wgmma_wait<0>();
         ptx::pin(dq);
@@ -124,17 +91,38 @@ class DqGroup {
     ptx::mbarrier_wait(full, place_.phase());
   }
 
-  // The block's dS to the partner, whose place for it is free: this block's own was, and that is
-  // when both have computed dQ. Until the partner's is here.
-  __device__ __forceinline__ void exchange_ds() const {
-    const uint32_t full = barrier_at(control_.pair.received[place_.slot()]);
-    if (leader()) {
-      const uint32_t own = shared_ + Config::kDs + place_.slot() * Config::kScoreBytes;
-      ptx::mbarrier_expect(full, Config::kOwnBytes);
-      ptx::bulk_send(at_partner(own + Config::kOwnBytes), own, Config::kOwnBytes, at_partner(full));
+  // dS K over all keys of the item: 64 columns, or 64 queries, a share; of a few shares. A pair:
+  // each block has its half of the columns; its own keys first, while the partner's dS comes.
+  template <int kSums>
+  __device__ __forceinline__ void multiply(float (&dq)[kSums], uint32_t k, int32_t share) const {
+    constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
+    constexpr int kPanel = kSums > 32 ? kTileKv * 128 : 0;
+    const uint32_t columns = kTileQ == 64 ? share * kTileKv * 128 : 0;
+    const uint32_t rows = kTileQ == 64 ? 0 : share * 64 * 128;
+    const uint32_t half = block_rank<Config>() * (Config::kOwnShares * kTileKv * 128);
+    const ptx::Matrix keys = ptx::Matrix::at(k + half + columns, kPanel);
+    const ptx::Matrix scores =
+        ptx::Matrix::at(shared_ + Config::kDs + place_.slot() * Config::kScoreBytes + rows, 0);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int n = 0; n < kTileKv / 16; ++n) {
+      ptx::wgmma_ss<typename Config::T, 0, 1>(
+          dq, scores.further(n / 4 * kTileQ * 128 + n % 4 * 32).descriptor(),
+          keys.further(n * 2048).descriptor(), n > 0);
     }
-    __syncwarp();
-    ptx::mbarrier_wait(full, place_.phase());
+    ptx::wgmma_commit();
+    if constexpr (Config::kPair) {
+      ptx::mbarrier_wait(barrier_at(control_.pair.received[place_.slot()]), place_.phase());
+      const ptx::Matrix others = ptx::Matrix::at(shared_ + Config::kOther + columns, kPanel);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int n = 0; n < kTileKv / 16; ++n) {
+        ptx::wgmma_ss<typename Config::T, 0, 1>(
+            dq, scores.further(Config::kOwnBytes + n * 32).descriptor(),
+            others.further(n * 2048).descriptor(), 1);
+      }
+      ptx::wgmma_commit();
+    }
   }
 
   // This dQ is done: it has read dS of this block, and that which the partner has sent.

@@ -128,9 +128,22 @@ class WideConsumer : BackwardScores<Config> {
     if constexpr (!Config::kParked) this->await_ds({count_});
     this->store_ds(ds, Ring<Config::kDsStages>{count_}.slot());
     this->hand_over_ds({count_});
+    if constexpr (Config::kPair) send_ds();
     ptx::mbarrier_wait(barrier_at(control_.q_full[q_place().slot()]), q_place().phase());
     if (kMasked) clear_tail<Config::kPanelsQk>(q_address(), tile);
     add(ds, q());
+  }
+
+  // The block's dS to the partner, at once: dQ waits for it. Its place there is free, as this
+  // block's own was: that is when both have computed dQ.
+  __device__ __forceinline__ void send_ds() const {
+    ptx::named_sync(kWarpgroupBarrier + kGradients, 128);  // all of it has been stored
+    if (!leader()) return;
+    const uint32_t slot = Ring<Config::kDsStages>{count_}.slot();
+    const uint32_t own = shared_ + Config::kDs + slot * Config::kScoreBytes;
+    const uint32_t full = barrier_at(control_.pair.received[slot]);
+    ptx::mbarrier_expect(full, Config::kOwnBytes);
+    ptx::bulk_send(at_partner(own + Config::kOwnBytes), own, Config::kOwnBytes, at_partner(full));
   }
 
   __device__ __forceinline__ void add(const Operand& weights, ptx::Matrix rows) {
