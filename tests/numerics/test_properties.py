@@ -294,6 +294,20 @@ def test_tiles_of_keys_are_shared(device, queries, keys, features, seed):
     assert first.bits("dk", "dv") == again.bits("dk", "dv")
 
 
+@pytest.mark.parametrize("queries, keys, features", [
+    (300, 700, {}), (129, 900, dict(heads_q=4, heads_kv=2)), (150, 300, dict(dropout=0.2)),
+    (200, 400, dict(batch=3, lens_q=[200, 1, 70], lens_kv=[400, 130, 257]))])
+def test_tiles_of_keys_begin_with_different_queries(device, queries, keys, features):
+    """Heads of 256 on Hopper: tile n of the keys with tile n of the queries, round."""
+    case = Case(dtype="bf16", seqlen_q=queries, seqlen_kv=keys, dim_qk=256, backward=True,
+                **{"heads_q": 2, "heads_kv": 2, **features})
+    data = make_data(case)
+    first = run(case, device, data)
+    check(case, data, first)
+    again = run(case, device, data)
+    assert first.bits("dk", "dv") == again.bits("dk", "dv")
+
+
 @pytest.mark.parametrize("length, heads, features", [
     (256, 4, dict(dim_qk=64)), (512, 1, dict(dim_qk=128, causal=True)),
     (512, 1, dict(dim_qk=104, dropout=0.1)),

@@ -190,6 +190,7 @@ struct BackwardItem {
   Lengths len;
   Interval tiles;         // of queries
   Interval full;          // tiles in which every query sees every key
+  int32_t start;          // the tile that comes first; after the last comes tiles.begin
   uint32_t before, done;  // tiles of queries, heads and all, since the block began: to its end
   uint32_t number;        // of items before it that had some
   int32_t first_tile;     // of the sequence, in dq and the like, for the group's first head
@@ -244,6 +245,8 @@ struct BackwardControl {
   uint32_t taken[Config::kConsumers];            // items, by each consumer
   int32_t arrived[Config::kConsumers];           // pieces that were there before its own
   Interval visible[Config::kTileKv];             // queries, by key of the tile at work
+  // ALiBi's of the head, in units of log2(e), or 0; they come with Q.
+  float slopes[Config::kModified ? Config::kQStages : 1];
   std::conditional_t<Config::kPair, PairControl<Config>, uint32_t> pair;
   std::conditional_t<Config::kConverts, ConvertControl, uint32_t> convert;
 };
@@ -381,13 +384,15 @@ __device__ __forceinline__ void for_each_tile(const volatile BackwardItem<Config
   int32_t place = item.first_tile;
 #pragma unroll 1
   for (int32_t heads = params.common.group; heads > 0; --heads) {
+    int32_t tile = item.start;
 #pragma unroll 1
-    for (int32_t tile = item.tiles.begin; tile < item.tiles.end; ++tile) {
+    for (int32_t left = item.tiles.end - item.tiles.begin; left > 0; --left) {
       if (is_seen<Config>(item, params, params.common.group - heads, tile)) {
         step(heads, tile, place + tile);
       } else {
         skip(place + tile);
       }
+      tile = tile_after(item, tile);
     }
     place += params.head_tiles;
   }

@@ -19,33 +19,43 @@ class BackwardConsumer : BackwardSums<Config> {
  public:
   __device__ __forceinline__ BackwardConsumer(const BackwardParams& params, uint32_t shared,
                                               BackwardControl<Config>& control, int32_t group)
-      : Base(params, shared, control, group) {}
+      : Base(params, shared, control, group), keys_(shared) {}
 
   __device__ __forceinline__ void run() {
-    this->for_each_item([&] { work(); });
-  }
-
- private:
-  __device__ __forceinline__ void work() {
     int32_t place;
     uint32_t kind;
-    keys_ = keys_at<Config>(shared_, item()) + group_ * 64 * 128;
-    this->begin(place, kind, place_.count);
-    if (kind != kNone) this->clear_keys(keys_ - group_ * 64 * 128);
     Scores s;
-    if (Config::kAhead) score(s, kind != kNone);
-    this->look();
-    if (Config::kAhead) settle(s);
-    while (kind != kNone) {
-      if (!Config::kAny && (kind & kFull)) {
-        step<false>(s, place, kind);
-      } else {
-        this->clear_queries(this->tile_of(place));
-        step<true>(s, place, kind);
+    const auto start = [&](bool some) {
+      kind = kNone;
+      if (some) {
+        keys_ = keys_at<Config>(shared_, item()) + group_ * 64 * 128;
+        this->begin(place, kind, place_.count);
+        if (kind != kNone) this->clear_keys(keys_ - group_ * 64 * 128);
       }
+      if (Config::kAhead) score(s, kind != kNone);
+    };
+    const auto work = [&] {
+      this->look();
+      while (kind != kNone) {
+        if (!Config::kAny && (kind & kFull)) {
+          step<false>(s, place, kind);
+        } else {
+          this->clear_queries(this->tile_of(place));
+          step<true>(s, place, kind);
+        }
+      }
+    };
+    if constexpr (Config::kAhead) {
+      this->for_each_item(start, [&] { settle(s); }, work);
+    } else {
+      this->for_each_item([&] {
+        start(true);
+        work();
+      });
     }
   }
 
+ private:
   using Scores = Tile[kParts];  // S of a tile of queries, then its dP
 
   // Starts the products; without a branch, as others may be under way. Of no tile: something.
@@ -85,18 +95,21 @@ class BackwardConsumer : BackwardSums<Config> {
       this->template multiply_rows<kDim>(dp[part], values(), dout(part));
       this->add_product(dv_, p[part], dout(part));  // at once: it runs under what follows
     });
-    if (!Config::kParked) this->await_ds({place_.count});
+    if (!this->parks()) this->await_ds({place_.count});
     for_parts([&](auto part) {
       ptx::wgmma_wait<2 * kParts - 1 - part>();
       ptx::pin(dp[part]);
       if (part == kParts - 1 && (kind & kLast) && leader()) this->free_v();
-      this->template differentiate<kMasked>(Config::kModified ? derived[part] : p[part], dp[part],
-                                            ds[part], slot, place_.count, part);
+      constexpr bool kDerived = Config::kModified && !Config::kParked;
+      this->template differentiate<kMasked>(kDerived ? derived[part] : p[part], dp[part], ds[part],
+                                            slot, place_.count, part);
       this->store_ds(ds[part], Ring<Config::kDsStages>{place_.count}.slot(), part);
       if (part == kParts - 1) {
         this->hand_over_ds({place_.count});
         ptx::wgmma_wait<kParts - 1>();
         ptx::pin(dv_);
+        // Or else what was parked may be loaded over operands that are still being read.
+        if constexpr (Config::kParked) ptx::pin(p[part]);
         this->free_dout(slot);
       }
       this->add_product(dk_, ds[part], q(part));

@@ -82,7 +82,7 @@ class BackwardGroup {
 
   // `count` tiles are done. The first place, and its kind.
   __device__ __forceinline__ void begin(int32_t& place, uint32_t& kind, uint32_t count) const {
-    place = item().tiles.begin;
+    place = item().start;
     kind = next_kind(tile_of(place), count);
     if (!Config::kAny || kind == kNone || is_seen_at(place)) return;
     advance(place, kind, count);
@@ -94,7 +94,7 @@ class BackwardGroup {
       if (count == item().done) return;
       do {
         const int32_t tile = tile_after(item(), tile_of(place));
-        place = (place & ~kPlaceTile) + (tile == item().tiles.begin ? kPlaceHead : 0) + tile;
+        place = (place & ~kPlaceTile) + (tile == item().start ? kPlaceHead : 0) + tile;
       } while (!is_seen_at(place));
     } else {
       place = tile_after(item(), place);
@@ -239,16 +239,26 @@ class BackwardGroup {
     return true;
   }
 
+  // Where the sums of an item go.
+  struct Target {
+    int32_t b, kv_head, keys;
+    int64_t first;  // row of its first key
+  };
+  __device__ __forceinline__ Target target() const {
+    return {item().b, item().kv_head, item().keys,
+            static_cast<int64_t>(item().first_kv) + item().key};
+  }
+
   // dK or dV, from the registers: this lane's `sums`, of keys `row` and 8 below, times the factor.
   template <int kDim, class Sums>
-  __device__ __forceinline__ void store_rows(const flashattn_tensor& tensor, int32_t dim,
-                                             int32_t row, float factor, Sums sums) const {
+  __device__ __forceinline__ void store_rows(const flashattn_tensor& tensor, const Target& target,
+                                             int32_t dim, int32_t row, float factor,
+                                             Sums sums) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int32_t key = row + half * 8;
-      char* to = tensor_row(tensor, 2, item().b, item().kv_head,
-                            static_cast<int64_t>(item().first_kv) + item().key + key);
-      const int32_t columns = key < item().keys ? dim : 0;
+      char* to = tensor_row(tensor, 2, target.b, target.kv_head, target.first + key);
+      const int32_t columns = key < target.keys ? dim : 0;
 #pragma unroll
       for (int n = 0; n < kDim / 32; ++n) {
         Pair<T> pairs[4];

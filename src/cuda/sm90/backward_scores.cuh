@@ -2,6 +2,8 @@
 // Scores are in units of log2(e).
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/ptx/mma.cuh"
 #include "cuda/sm90/backward_group.cuh"
 #include "cuda/tile/dropout.cuh"
@@ -80,8 +82,7 @@ class BackwardScores : protected BackwardGroup<Config> {
                                         Ahead& ahead, int32_t place, uint32_t kind, uint32_t slot,
                                         uint32_t count, int part = 0) const {
     if constexpr (Config::kModified) {
-      const uint32_t at = this->template numbers<Config::kLse>(slot, part);
-      modify<kMasked>(s, p, derived, ahead, place, kind, at, count);
+      modify<kMasked>(s, p, derived, ahead, place, kind, slot, count);
     } else {
       const float factor = params_.common.problem.scale * kLog2E;
 #pragma unroll
@@ -108,12 +109,13 @@ class BackwardScores : protected BackwardGroup<Config> {
                                                 uint32_t slot, uint32_t count, int part = 0) const {
     const uint32_t delta = this->template numbers<Config::kDelta>(slot, part);
     const uint32_t parked = this->ds_place(Ring<Config::kDsStages>{count}.slot(), part);
-    if constexpr (Config::kParked) __syncwarp();  // they were other lanes'
+    const bool parks = this->parks();
+    if (parks) __syncwarp();  // they were other lanes'
     const float kept = kept_factor();
 #pragma unroll
     for (int m = 0; m < kPartQ / 16; ++m) {
       uint32_t quad[4];
-      if constexpr (Config::kParked) {
+      if (parks) {
         ptx::ldmatrix_x4_trans(quad, parked + m * 2048);
       } else {
 #pragma unroll
@@ -129,6 +131,13 @@ class BackwardScores : protected BackwardGroup<Config> {
                                      gradient<kMasked>(weight.y, y[1], d.y, kept));
       }
     }
+  }
+
+  // Whether what dS needs waits where dS will lie: not where it is the weights themselves, of the
+  // same consumer.
+  __device__ __forceinline__ bool parks() const {
+    if constexpr (!Config::kParked || Config::kWide) return Config::kParked;
+    return params_.common.problem.softcap != 0 || params_.common.dropout_threshold != 0;
   }
 
   // What kept weights are multiplied with.
@@ -152,22 +161,52 @@ class BackwardScores : protected BackwardGroup<Config> {
     return x;
   }
 
+  // What is done to products. A way of its own each where all the rest is known not to be: branches
+  // for a few numbers at a time leave latencies uncovered.
+  enum class Way { kNear0, kFar, kSloped, kAll };
+
   template <bool kMasked>
   __device__ __forceinline__ void modify(const Tile& s, Operand& p, Operand& derived, Ahead& ahead,
-                                         int32_t place, uint32_t kind, uint32_t lse,
+                                         int32_t place, uint32_t kind, uint32_t slot,
                                          uint32_t count) const {
     static_assert(kPartQ == kTileQ || !Config::kModified, "parts of plain scores only");
     const Problem& problem = params_.common.problem;
     const bool capped = problem.softcap != 0, sloped = problem.bias & FLASHATTN_BIAS_ALIBI;
+    const bool near_0 = capped && all_near_0(s, params_.to_cap);
+    const auto by = [&](auto way) {
+      modify_by<kMasked, decltype(way)::value>(s, p, derived, ahead, place, kind, slot, count,
+                                               near_0);
+    };
+    if (!Config::kAny && !sloped && near_0) {
+      by(std::integral_constant<Way, Way::kNear0>());
+    } else if (!Config::kAny && !sloped) {
+      by(std::integral_constant<Way, Way::kFar>());
+    } else if (!Config::kAny && !capped) {
+      by(std::integral_constant<Way, Way::kSloped>());
+    } else {
+      by(std::integral_constant<Way, Way::kAll>());
+    }
+  }
+
+  template <bool kMasked, Way kWay>
+  __device__ __forceinline__ void modify_by(const Tile& s, Operand& p, Operand& derived,
+                                            Ahead& ahead, int32_t place, uint32_t kind,
+                                            uint32_t slot, uint32_t count, bool all_near_0) const {
+    const Problem& problem = params_.common.problem;
+    constexpr bool kEvery = kWay == Way::kAll;
+    const bool capped = kEvery ? problem.softcap != 0 : kWay != Way::kSloped;
+    const bool near_0 = kEvery ? all_near_0 : kWay == Way::kNear0;
+    const bool sloped = kEvery ? problem.bias & FLASHATTN_BIAS_ALIBI : kWay == Way::kSloped;
+    const uint32_t lse = this->template numbers<Config::kLse>(slot, 0);
     const int32_t tile = this->tile_of(place);
-    const float slope = slope_of(place, count) * kLog2E;
+    const float slope = static_cast<const volatile float&>(control_.slopes[slot]);
     const int32_t off = diagonal_offset(problem.mask_rule(), {item().len.q, item().len.kv});
     // Of this lane's first query and upper key; numbers below 2^24 are exact.
     const float distance =
         static_cast<float>(tile * kTileQ + lane() % 4 * 2 + off - item().key - row());
     const uint32_t park = this->ds_place(Ring<Config::kDsStages>{count}.slot(), 0);
-    if constexpr (Config::kParked) this->await_ds({count});
-    const bool near_0 = capped && all_near_0(s, params_.to_cap);
+    const bool parks = this->parks();
+    if (parks) this->await_ds({count});
     uint32_t weights[kTileQ / 4];
 #pragma unroll
     for (int n = 0; n < kTileQ / 8; n += kStep) {
@@ -256,29 +295,15 @@ class BackwardScores : protected BackwardGroup<Config> {
       if constexpr (!Config::kParked) {
 #pragma unroll
         for (int i = 0; i < 2 * kStep; ++i) derived[2 * n + i] = weights[2 * n + i];
-      } else if ((n + kStep) % 2 == 0) {
+      } else if ((n + kStep) % 2 == 0 && parks) {
         const uint32_t* quad = &weights[2 * (n + kStep - 2)];
         ptx::stmatrix_x4_trans(park + n / 2 * 2048, quad[0], quad[1], quad[2], quad[3]);
       }
     }
   }
 
-  // The head whose tile comes after `count` tiles.
-  __device__ __forceinline__ int32_t head_of(uint32_t count) const {
-    const int32_t tiles = item().tiles.end - item().tiles.begin;
-    const int32_t heads_left = static_cast<int32_t>(item().done - count - 1) / tiles + 1;
-    return (item().kv_head + 1) * params_.common.group - heads_left;
-  }
-
   __device__ __forceinline__ int32_t head_at(int32_t place) const {
     return item().kv_head * params_.common.group + place / kPlaceHead;
-  }
-
-  __device__ __forceinline__ float slope_of(int32_t place, uint32_t count) const {
-    if (!(params_.common.problem.bias & FLASHATTN_BIAS_ALIBI)) return 0.0f;
-    const flashattn_inputs& in = params_.common.args.inputs;
-    const int32_t head = Config::kAny ? head_at(place) : head_of(count);
-    return in.alibi_slopes[item().b * in.alibi_stride_batch + head];
   }
 
   // A row of blocks at a time. Of keys, this lane's two are each in one block, whose width is a

@@ -210,7 +210,7 @@ class WideConsumer : BackwardScores<Config> {
 
   __device__ __forceinline__ void store(const flashattn_tensor& tensor, int32_t dim,
                                         float factor) const {
-    this->template store_rows<kDim>(tensor, dim, warp() * 16 + lane() / 4, factor,
+    this->template store_rows<kDim>(tensor, this->target(), dim, warp() * 16 + lane() / 4, factor,
                                     [&](int i) { return sum_[i / kPart][i % kPart]; });
   }
 
