@@ -116,12 +116,16 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry,
   p.to_cap = capped ? problem_.scale / problem_.softcap : 0.0f;
   p.factor = (capped ? problem_.softcap : problem_.scale) * kLog2E;
   // Queries and dO of a unit. Few units at a time: what the blocks read and add to stays close.
-  const int64_t unit_bytes =
-      static_cast<int64_t>(shape.seqlen_q) * problem_.group() * (entry.dim_qk + entry.dim_v) * 2;
+  const int64_t unit_bytes = std::max<int64_t>(
+      static_cast<int64_t>(shape.seqlen_q) * problem_.group() * (entry.dim_qk + entry.dim_v) * 2,
+      1);
   const int64_t units = common.units();
+  // As many as a quarter of L2 holds. In turns, where tiles of keys of a unit wait for each other,
+  // a few are worth half of it: up to 5 %.
+  int64_t fitting = l2_bytes_ / 4 / unit_bytes;
+  if (ordered()) fitting = std::max(fitting, std::min<int64_t>(5, l2_bytes_ / 2 / unit_bytes));
   p.sections =
-      Sections::of(units, ceil_div(shape.seqlen_kv, entry.tile_kv),
-                   l2_bytes_ / 4 / std::max<int64_t>(unit_bytes, 1), units_ / entry.blocks);
+      Sections::of(units, ceil_div(shape.seqlen_kv, entry.tile_kv), fitting, units_ / entry.blocks);
   p.query_sections =
       p.sections.with_turns(static_cast<int64_t>(p.sequence_tiles) * problem_.group());
   const int32_t workers = units_ / entry.blocks;
