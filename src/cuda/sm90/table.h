@@ -27,7 +27,7 @@ struct BackwardEntry {
   int32_t piece_bytes;  // of all these; 0: tiles of keys are not cut
   int32_t stages, threads, shared_bytes;
   void (*kernel)(BackwardParams);
-  void (*convert_dq)(cuda::BackwardParams);  // a block a tile of queries
+  void (*convert_dq)(cuda::BackwardParams);  // of so many threads a block
   int32_t convert_threads;
 };
 
