@@ -1,0 +1,47 @@
+"""What src/cuda/compile.py finds in an assembler's listing."""
+import importlib.util
+import pathlib
+
+import pytest
+
+PATH = pathlib.Path(__file__).resolve().parents[1] / "src" / "cuda" / "compile.py"
+SPEC = importlib.util.spec_from_file_location("compile", PATH)
+compile_py = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(compile_py)
+
+PRODUCT = "HGMMA.64x128x16.F32.BF16 R88, R184, gdesc[UR16].tnspB, R88"
+# Two groups: of registers 184 to 191, and of 200 to 203.
+UNDER_WAY = [PRODUCT, PRODUCT.replace("R184", "R188") + ", gsb0",
+             PRODUCT.replace("R184", "R200") + ", gsb0"]
+
+
+def listing(*instructions):
+    lines = [f"        /*{16 * n:04x}*/                   {text} ;     /* 0x0000000000007918 */"
+             for n, text in enumerate(instructions)]
+    return "\n".join(["\t\tFunction : kernel", *lines])
+
+
+@pytest.mark.parametrize("writer", [
+    "@!P2 LDSM.16.MT88.4 R184, [R9]", "LDS.64 R190, [R9]", "MOV R191, R2", "FADD R203, R2, R3",
+    "LDG.E.128 R200, [R2.64]", "IMAD.WIDE R202, R2, R3, R4", "@P0 IADD3 R185, R2, R3, RZ"])
+def test_operands_that_are_overwritten(writer):
+    assert len(compile_py.overwritten(listing(*UNDER_WAY, writer))) == 1
+    late = listing(*UNDER_WAY, "WARPGROUP.DEPBAR.LE gsb0, 0x0", writer)
+    assert not compile_py.overwritten(late)
+
+
+@pytest.mark.parametrize("reader", [
+    "STS.128 [R184], R188", "F2FP.BF16.F32.PACK_AB R20, R185, R184",
+    "ISETP.NE.AND P0, PT, R184, RZ, PT", "STG.E desc[UR4][R2.64], R184", "R2UR UR4, R184",
+    "LDG.E.128 R180, [R2.64]", "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24"])
+def test_operands_that_are_read(reader):
+    assert not compile_py.overwritten(listing(*UNDER_WAY, reader))
+
+
+def test_groups_end_in_their_order():
+    waited = [*UNDER_WAY, "WARPGROUP.DEPBAR.LE gsb0, 0x1"]
+    assert not compile_py.overwritten(listing(*waited, "MOV R184, R2"))
+    assert compile_py.overwritten(listing(*waited, "MOV R200, R2")) == ["0040: MOV R200, R2"]
+    assert compile_py.overwritten(listing(*UNDER_WAY, "WARPGROUP.DEPBAR.LE gsb0, 0x3",
+                                          "MOV R184, R2"))
+    assert not compile_py.overwritten(listing(*UNDER_WAY) + "\n" + listing("MOV R184, R2"))
