@@ -1,11 +1,12 @@
 """What src/cuda/compile.py finds in an assembler's listing."""
 import importlib.util
 import pathlib
+import shutil
 
 import pytest
 
-PATH = pathlib.Path(__file__).resolve().parents[1] / "src" / "cuda" / "compile.py"
-SPEC = importlib.util.spec_from_file_location("compile", PATH)
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SPEC = importlib.util.spec_from_file_location("compile", ROOT / "src" / "cuda" / "compile.py")
 compile_py = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(compile_py)
 
@@ -45,3 +46,13 @@ def test_groups_end_in_their_order():
     assert compile_py.overwritten(listing(*UNDER_WAY, "WARPGROUP.DEPBAR.LE gsb0, 0x3",
                                           "MOV R184, R2"))
     assert not compile_py.overwritten(listing(*UNDER_WAY) + "\n" + listing("MOV R184, R2"))
+
+
+def test_objects_are_read():
+    """Those of the Hopper kernels, where nvcc's folder has what reads them."""
+    nvcc = shutil.which("nvcc")
+    if not nvcc or not pathlib.Path(nvcc).resolve().with_name("cuobjdump").exists():
+        pytest.skip("no nvcc, or no cuobjdump beside it")
+    objects = sorted((ROOT / "build" / "cuda-test" / "src" / "cuda").glob("sm90_*.o"))
+    assert objects
+    assert " HGMMA." in compile_py.disassembled(nvcc, str(objects[0]))
