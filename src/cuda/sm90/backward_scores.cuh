@@ -191,11 +191,11 @@ class BackwardScores : protected BackwardGroup<Config> {
   template <bool kMasked, Way kWay>
   __device__ __forceinline__ void modify_by(const Tile& s, Operand& p, Operand& derived,
                                             Ahead& ahead, int32_t place, uint32_t kind,
-                                            uint32_t slot, uint32_t count, bool all_near_0) const {
+                                            uint32_t slot, uint32_t count, bool tile_near_0) const {
     const Problem& problem = params_.common.problem;
     constexpr bool kEvery = kWay == Way::kAll;
     const bool capped = kEvery ? problem.softcap != 0 : kWay != Way::kSloped;
-    const bool near_0 = kEvery ? all_near_0 : kWay == Way::kNear0;
+    const bool near_0 = kEvery ? tile_near_0 : kWay == Way::kNear0;
     const bool sloped = kEvery ? problem.bias & FLASHATTN_BIAS_ALIBI : kWay == Way::kSloped;
     const uint32_t lse = this->template numbers<Config::kLse>(slot, 0);
     const int32_t tile = this->tile_of(place);
