@@ -48,6 +48,29 @@ def test_groups_end_in_their_order():
     assert not compile_py.overwritten(listing(*UNDER_WAY) + "\n" + listing("MOV R184, R2"))
 
 
+def test_a_loop_is_gone_round():
+    loop = ["MOV R184, R2", PRODUCT + ", gsb0", "@P0 BRA 0x0"]
+    assert compile_py.overwritten(listing(*loop)) == ["0000: MOV R184, R2"]
+    loop.insert(2, "WARPGROUP.DEPBAR.LE gsb0, 0x0")
+    assert not compile_py.overwritten(listing(*loop))
+    # Without an end of what is under way.
+    assert not compile_py.overwritten(listing(PRODUCT + ", gsb0", "BRA 0x0"))
+
+
+def test_a_branch_goes_round_what_it_skips():
+    skipped = [*UNDER_WAY, "BRA 0x50", "MOV R184, R2", "EXIT"]
+    assert not compile_py.overwritten(listing(*skipped))
+    skipped[3] = "@!UP0 BRA 0x50"
+    assert compile_py.overwritten(listing(*skipped)) == ["0040: MOV R184, R2"]
+    waits = ["BSSY B0, 0x60", *UNDER_WAY, "@P0 BRA 0x60", "BSYNC B0", "MOV R184, R2"]
+    assert compile_py.overwritten(listing(*waits)) == ["0060: MOV R184, R2"]
+
+
+def test_what_is_reached_by_a_register_is_looked_at():
+    far = ["BRXU UR4 -0x6d0", "EXIT", *UNDER_WAY, "MOV R184, R2", "EXIT"]
+    assert compile_py.overwritten(listing(*far)) == ["0050: MOV R184, R2"]
+
+
 def test_objects_are_read():
     """Those of the Hopper kernels, where nvcc's folder has what reads them."""
     nvcc = shutil.which("nvcc")

@@ -7,7 +7,7 @@ import re
 import resource
 import subprocess
 import sys
-from typing import List, Set
+from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Set, Tuple
 
 FAULTS = (
     (re.compile(r"(?<!\d)[1-9]\d* bytes stack frame"), "uses a stack frame"),
@@ -27,33 +27,93 @@ def registers(operand: str, count: int) -> Set[int]:
     return set(range(int(named[1]), int(named[1]) + count)) if named else set()
 
 
+class Instruction(NamedTuple):
+    address: int
+    conditional: bool
+    name: str
+    operands: List[str]
+
+    def writes(self) -> Set[int]:
+        """Registers, all that it may."""
+        base = self.name.split(".")[0]
+        if base in READERS or base.startswith(("U", "WARPGROUP", "HGMMA")):
+            return set()
+        wide = re.search(r"\.(128|MT?88\.4)", self.name)
+        count = 4 if wide else 2 if re.search(r"\.64|WIDE|CS2R|88\.2", self.name) else 1
+        return registers(self.operands[0], count)
+
+
+def functions(sass: str) -> Iterator[List[Instruction]]:
+    """The instructions of each function of a listing."""
+    for text in sass.split("Function :")[1:]:
+        found = []
+        for line in text.split("\n"):
+            match = re.match(r"\s+/\*([0-9a-f]+)\*/\s+(@!?U?P\d\s+)?(\S+)\s*([^;]*);", line)
+            if match:
+                address, predicate, name, rest = match.groups()
+                operands = [operand.strip() for operand in rest.split(",")]
+                found.append(Instruction(int(address, 16), bool(predicate), name, operands))
+        yield found
+
+
+def successors(function: List[Instruction]) -> List[List[int]]:
+    """Which instructions may follow each, by number; of a branch by a register only the next."""
+    number = {instruction.address: n for n, instruction in enumerate(function)}
+    meets: Dict[str, str] = {}  # where those who wait at a barrier go on
+    follow = []
+    for n, (_, conditional, name, operands) in enumerate(function):
+        base, target = name.split(".")[0], operands[-1]
+        after = [n + 1] if n + 1 < len(function) else []
+        if base == "BSSY":
+            meets[operands[0]] = target
+        elif base == "BSYNC":
+            after = after * conditional + [number[int(meets[operands[0]], 16)]]
+        elif base == "BRA":
+            always = not conditional and len(operands) == 1
+            after = after * (not always) + [number[int(target, 16)]]
+        elif base in ("EXIT", "RET") and not conditional:
+            after = []
+        follow.append(after)
+    return follow
+
+
+# What a way to an instruction, by number, has left under way there: operands of each group of
+# wgmma that has been committed, and of the last, which has not.
+Groups = Tuple[FrozenSet[int], ...]
+Ways = List[Tuple[int, Groups]]
+
+
 def overwritten(sass: str) -> List[str]:
-    """Instructions, in the order in which they stand, that write a register which a wgmma under way
-    reads. Neither ptxas nor the hardware says so, and the emulator has no registers. (A variable
+    """Instructions that write a register which a wgmma under way reads, by whatever way they are
+    reached. Neither ptxas nor the hardware says so, and the emulator has no registers. (A variable
     that is an operand or comes from memory, by a branch: the compiler loads over the operand.)"""
-    found: List[str] = []
-    groups: List[Set[int]] = []  # operands, of each group that has been committed
-    last: Set[int] = set()
-    for line in sass.split("\n"):
-        if "Function :" in line:
-            groups, last = [], set()
-        match = re.match(r"\s+/\*([0-9a-f]+)\*/\s+(?:@!?U?P\d\s+)?(\S+)\s*([^;]*);", line)
-        if not match:
-            continue
-        address, name, rest = match.groups()
-        base, operands = name.split(".")[0], [text.strip() for text in rest.split(",")]
-        if base == "HGMMA":
-            last |= registers(operands[1], 4)
-            if "gsb0" in rest:
-                groups, last = groups + [last], set()
-        elif name.startswith("WARPGROUP.DEPBAR"):
-            left = int(operands[1], 16)
-            groups = groups[-left:] if left else []
-        elif base not in READERS and not base.startswith(("U", "WARPGROUP")):
-            wide = re.search(r"\.(128|MT?88\.4)", name)
-            count = 4 if wide else 2 if re.search(r"\.64|WIDE|CS2R|88\.2", name) else 1
-            if registers(operands[0], count) & last.union(*groups):
-                found.append(f"{address}: {name} {rest.strip()}")
+    found = []
+    for function in functions(sass):
+        follow = successors(function)
+        faults: Set[int] = set()
+        seen: Dict[int, Set[Groups]] = {}
+        for start in range(len(function)):
+            # Nothing leads there: the first, and where a branch by a register goes.
+            left: Ways = [] if start in seen else [(start, (frozenset(),))]
+            while left:
+                at, groups = left.pop()
+                if groups in seen.setdefault(at, set()):
+                    continue
+                seen[at].add(groups)
+                name, operands = function[at].name, function[at].operands
+                if name.startswith("HGMMA"):
+                    groups = (*groups[:-1], groups[-1] | registers(operands[1], 4))
+                    if "gsb0" in operands:
+                        groups = (*groups, frozenset())
+                    if len(groups) > 9:  # none waits for less than the last seven
+                        groups = (groups[0] | groups[1], *groups[2:])
+                elif name.startswith("WARPGROUP.DEPBAR"):
+                    groups = groups[-1 - int(operands[1], 16):]
+                elif function[at].writes() & frozenset().union(*groups):
+                    faults.add(at)
+                left += [(after, groups) for after in follow[at]]
+        found += [f"{function[at].address:04x}: {function[at].name} "
+                  + ", ".join(function[at].operands) for at in sorted(faults)]
     return found
 
 
