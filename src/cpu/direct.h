@@ -78,7 +78,7 @@ FLASHATTN_INLINE void for_each_chunk(const Cache& cache, Interval range, Body bo
     for (int32_t head = 0; head < cache.heads; ++head) {
       int32_t token = head * step / cache.heads, part = head * step % cache.heads;
       for (int32_t n = 0; n < step; ++n) {
-        chunk.ahead[n] = next[token] + part * chunk.lines * 64;
+        chunk.ahead[n] = next[token] + int64_t{part} * chunk.lines * 64;
         if (++part == cache.heads) ++token, part = 0;
       }
       body(head, first, count, chunk);

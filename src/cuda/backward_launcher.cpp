@@ -44,6 +44,7 @@ int32_t BackwardLauncher::shared_bytes(const Problem& problem, int32_t local_mem
 BackwardLauncher::BackwardLauncher(const Problem& problem, const Device& device, int64_t l2_bytes)
     : problem_(problem),
       l2_bytes_(l2_bytes),
+      units_(device.properties.units),
       main_(prepare(*main_entry(problem, device.properties.local_memory), device.properties.units)),
       bias_gradient_(problem, device.properties.units),
       name_(std::string("sm80_backward_") + dtype_name(problem.dtype) + "_" +
@@ -132,7 +133,7 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspa
   int64_t bytes = 0;
   BackwardParams p = params(args, static_cast<char*>(workspace), &bytes);
   if (args.shape.seqlen_q > 0) {
-    const int32_t status = status_of(launch_prepare_backward(p, stream),
+    const int32_t status = status_of(launch_prepare_backward(p, units_, stream),
                                      "launching the preparation of the backward pass");
     if (status != FLASHATTN_OK) return status;
   } else {

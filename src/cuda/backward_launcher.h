@@ -47,6 +47,7 @@ class BackwardLauncher {
 
   const Problem problem_;
   const int64_t l2_bytes_;
+  const int32_t units_;
   Choice<sm80::BackwardEntry> main_;
   const BiasGradient bias_gradient_;
   std::string name_;

@@ -16,10 +16,10 @@ constexpr int kThreads = 128;
 constexpr int kConvertSteps = 4;
 template <class O, int kLanes>
 constexpr int kPrepareSteps = sizeof(O) == 2 ? 64 / kLanes : 2;
-// Blocks that run at once on a multiprocessor, of 132: no more are started, as what precedes the
-// first row of one costs as much as some rows.
+// Blocks that run at once on a multiprocessor: no more are started, as what precedes the first row
+// of one costs as much as some rows.
 template <class O, int kLanes>
-constexpr int kPrepareBlocks = kPrepareSteps<O, kLanes> > 4 ? 4 : 7;
+constexpr unsigned kPrepareBlocks = kPrepareSteps<O, kLanes> > 4 ? 4 : 7;
 
 struct Eight {
   float x[8];
@@ -229,10 +229,11 @@ dim3 grid_for(const BackwardParams& params, int steps, int lanes) {
 }
 
 template <class T, class O>
-cudaError_t prepare_as(const BackwardParams& params, cudaStream_t stream) {
+cudaError_t prepare_as(const BackwardParams& params, int32_t units, cudaStream_t stream) {
   return with_lanes(params.problem.dim_v, [&](auto lanes) {
     dim3 grid = grid_for(params, kPrepareSteps<O, lanes()>, lanes());
-    const unsigned most = 132u * kPrepareBlocks<O, lanes()> / std::max(grid.x, 1u);
+    const unsigned most =
+        static_cast<unsigned>(units) * kPrepareBlocks<O, lanes()> / std::max(grid.x, 1u);
     grid.y = std::min(grid.y, std::max(most, 1u));
     const auto kernel = &prepare_kernel<T, O, lanes()>;
     // Tiles: on Hopper, where it may start under the end of the kernel before.
@@ -242,9 +243,9 @@ cudaError_t prepare_as(const BackwardParams& params, cudaStream_t stream) {
 }
 
 template <class T>
-cudaError_t prepare(const BackwardParams& params, cudaStream_t stream) {
-  return params.problem.dtype_o == FLASHATTN_DTYPE_F32 ? prepare_as<T, float>(params, stream)
-                                                       : prepare_as<T, T>(params, stream);
+cudaError_t prepare(const BackwardParams& params, int32_t units, cudaStream_t stream) {
+  return params.problem.dtype_o == FLASHATTN_DTYPE_F32 ? prepare_as<T, float>(params, units, stream)
+                                                       : prepare_as<T, T>(params, units, stream);
 }
 
 template <class T>
@@ -257,11 +258,12 @@ cudaError_t convert_dq(const BackwardParams& params, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t launch_prepare_backward(const BackwardParams& params, cudaStream_t stream) {
+cudaError_t launch_prepare_backward(const BackwardParams& params, int32_t units,
+                                    cudaStream_t stream) {
   switch (params.problem.dtype) {
-    case FLASHATTN_DTYPE_F16: return prepare<__half>(params, stream);
-    case FLASHATTN_DTYPE_BF16: return prepare<__nv_bfloat16>(params, stream);
-    default: return prepare<float>(params, stream);
+    case FLASHATTN_DTYPE_F16: return prepare<__half>(params, units, stream);
+    case FLASHATTN_DTYPE_BF16: return prepare<__nv_bfloat16>(params, units, stream);
+    default: return prepare<float>(params, units, stream);
   }
 }
 

@@ -240,7 +240,7 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspa
                 "the shape has more than 2^30 tiles of queries or keys; split the batch");
   }
   if (const int32_t status = make_maps(entry, &p)) return status;
-  if (const int32_t status = status_of(launch_prepare_backward(p.common, stream),
+  if (const int32_t status = status_of(launch_prepare_backward(p.common, units_, stream),
                                        "launching the preparation of the backward pass")) {
     return status;
   }
