@@ -62,13 +62,15 @@ def test_a_branch_goes_round_what_it_skips():
     assert not compile_py.overwritten(listing(*skipped))
     skipped[3] = "@!UP0 BRA 0x50"
     assert compile_py.overwritten(listing(*skipped)) == ["0040: MOV R184, R2"]
-    waits = ["BSSY B0, 0x60", *UNDER_WAY, "@P0 BRA 0x60", "BSYNC B0", "MOV R184, R2"]
-    assert compile_py.overwritten(listing(*waits)) == ["0060: MOV R184, R2"]
+    meets = ["BSSY B0, 0x70", *UNDER_WAY, "BSYNC B0", "MOV R184, R2", "EXIT", "MOV R200, R2"]
+    assert compile_py.overwritten(listing(*meets)) == ["0070: MOV R200, R2"]
+    # An address that the listing does not have.
+    assert not compile_py.overwritten(listing(*UNDER_WAY, "BRA 0xf0", "MOV R184, R2"))
 
 
 def test_what_is_reached_by_a_register_is_looked_at():
-    far = ["BRXU UR4 -0x6d0", "EXIT", *UNDER_WAY, "MOV R184, R2", "EXIT"]
-    assert compile_py.overwritten(listing(*far)) == ["0050: MOV R184, R2"]
+    far = [*UNDER_WAY, "BRXU UR4 -0x6d0", "MOV R184, R2", *UNDER_WAY, "MOV R188, R2", "EXIT"]
+    assert compile_py.overwritten(listing(*far)) == ["0080: MOV R188, R2"]
 
 
 def test_objects_are_read():

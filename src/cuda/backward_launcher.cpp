@@ -45,8 +45,8 @@ BackwardLauncher::BackwardLauncher(const Problem& problem, const Device& device,
     : problem_(problem),
       l2_bytes_(l2_bytes),
       units_(device.properties.units),
-      main_(prepare(*main_entry(problem, device.properties.local_memory), device.properties.units)),
-      bias_gradient_(problem, device.properties.units),
+      main_(prepare(*main_entry(problem, device.properties.local_memory), units_)),
+      bias_gradient_(problem, units_),
       name_(std::string("sm80_backward_") + dtype_name(problem.dtype) + "_" +
             std::to_string(main_.entry->dim) + (main_.entry->modified ? "_modified" : "")) {}
 

@@ -57,30 +57,44 @@ def functions(sass: str) -> Iterator[List[Instruction]]:
 
 
 def successors(function: List[Instruction]) -> List[List[int]]:
-    """Which instructions may follow each, by number; of a branch by a register only the next."""
-    number = {instruction.address: n for n, instruction in enumerate(function)}
+    """Which instructions may follow each, by number; after a branch by a register, none."""
+    number = {f"0x{instruction.address:x}": n for n, instruction in enumerate(function)}
     meets: Dict[str, str] = {}  # where those who wait at a barrier go on
     follow = []
     for n, (_, conditional, name, operands) in enumerate(function):
-        base, target = name.split(".")[0], operands[-1]
-        after = [n + 1] if n + 1 < len(function) else []
-        if base == "BSSY":
-            meets[operands[0]] = target
+        base, target = name.split(".")[0], ""
+        falls = conditional  # through to the next
+        if base == "BRA":
+            target = operands[-1]
+            falls = conditional or len(operands) > 1
         elif base == "BSYNC":
-            after = after * conditional + [number[int(meets[operands[0]], 16)]]
-        elif base == "BRA":
-            always = not conditional and len(operands) == 1
-            after = after * (not always) + [number[int(target, 16)]]
-        elif base in ("EXIT", "RET") and not conditional:
-            after = []
-        follow.append(after)
+            target = meets.get(operands[0], "")
+        elif base not in ("BRX", "BRXU", "EXIT", "RET"):
+            falls = True
+        if base == "BSSY":
+            meets[operands[0]] = operands[1]
+        after = [n + 1] if falls and n + 1 < len(function) else []
+        follow.append(after + ([number[target]] if target in number else []))
     return follow
 
 
-# What a way to an instruction, by number, has left under way there: operands of each group of
-# wgmma that has been committed, and of the last, which has not.
+# What is under way: operands of each group of wgmma that has been committed, and of the last, which
+# has not.
 Groups = Tuple[FrozenSet[int], ...]
-Ways = List[Tuple[int, Groups]]
+
+
+def under_way(instruction: Instruction, groups: Groups) -> Groups:
+    """After an instruction, of what is before it."""
+    name, operands = instruction.name, instruction.operands
+    if name.startswith("WARPGROUP.DEPBAR"):
+        return groups[-1 - int(operands[1], 16):]
+    if not name.startswith("HGMMA"):
+        return groups
+    groups = (*groups[:-1], groups[-1] | registers(operands[1], 4))
+    if "gsb0" in operands:
+        groups = (*groups, frozenset())
+    # A wait leaves seven at most: those before the last seven end together.
+    return groups if len(groups) < 10 else (groups[0] | groups[1], *groups[2:])
 
 
 def overwritten(sass: str) -> List[str]:
@@ -90,30 +104,19 @@ def overwritten(sass: str) -> List[str]:
     found = []
     for function in functions(sass):
         follow = successors(function)
-        faults: Set[int] = set()
-        seen: Dict[int, Set[Groups]] = {}
+        seen: List[Set[Groups]] = [set() for _ in function]
         for start in range(len(function)):
             # Nothing leads there: the first, and where a branch by a register goes.
-            left: Ways = [] if start in seen else [(start, (frozenset(),))]
+            left: List[Tuple[int, Groups]] = [] if seen[start] else [(start, (frozenset(),))]
             while left:
                 at, groups = left.pop()
-                if groups in seen.setdefault(at, set()):
-                    continue
-                seen[at].add(groups)
-                name, operands = function[at].name, function[at].operands
-                if name.startswith("HGMMA"):
-                    groups = (*groups[:-1], groups[-1] | registers(operands[1], 4))
-                    if "gsb0" in operands:
-                        groups = (*groups, frozenset())
-                    if len(groups) > 9:  # none waits for less than the last seven
-                        groups = (groups[0] | groups[1], *groups[2:])
-                elif name.startswith("WARPGROUP.DEPBAR"):
-                    groups = groups[-1 - int(operands[1], 16):]
-                elif function[at].writes() & frozenset().union(*groups):
-                    faults.add(at)
-                left += [(after, groups) for after in follow[at]]
-        found += [f"{function[at].address:04x}: {function[at].name} "
-                  + ", ".join(function[at].operands) for at in sorted(faults)]
+                if groups not in seen[at]:
+                    seen[at].add(groups)
+                    after = under_way(function[at], groups)
+                    left += [(n, after) for n in follow[at]]
+        found += [f"{at.address:04x}: {at.name} " + ", ".join(at.operands)
+                  for at, ways in zip(function, seen)
+                  if any(at.writes() & operands for groups in ways for operands in groups)]
     return found
 
 
