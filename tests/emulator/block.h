@@ -13,7 +13,7 @@
 
 namespace emulator {
 
-constexpr int kMaxThreads = 512;
+constexpr int kMaxThreads = 1024;
 constexpr uint32_t kSharedBase = 1024;  // addresses below are the system's
 
 // What a thread waits for; ready(block state) is asked each time it could go on.

@@ -17,7 +17,7 @@ extern const bool finds_races;
 // Actors of a block: loads of warps; products of warpgroups, which add up over the rows of a matrix
 // or take each row for itself; all else that warps do; and chains of copies, each of which starts
 // when its predecessor is known to be done.
-constexpr int kLoads = 0, kSums = 16, kByRow = 20, kWarps = 24, kCopies = 40, kActors = 64;
+constexpr int kLoads = 0, kSums = 32, kByRow = 36, kWarps = 40, kCopies = 72, kActors = 104;
 
 // What is known to have been done: of each actor of the cluster, up to which of its times.
 struct Clock {

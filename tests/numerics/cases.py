@@ -254,6 +254,18 @@ def many_queries():
                determinism=1, **dict(few, dim_v=72))
 
 
+def many_heads():
+    """More than a GPU works on at once, of many queries: the Hopper kernel starts before all are
+    prepared."""
+    common = dict(seqlen_kv=100, heads_q=50, backward=True)
+    yield Case(batch=4, seqlen_q=300, dim_qk=64, lens_q=[300, 129, 0, 257], dlse=True,
+               dtype="bf16", **common)
+    yield Case(batch=4, seqlen_q=130, dim_qk=128, dtype="f16", determinism=1, sink=True,
+               dsink=True, **common)
+    yield Case(batch=8, seqlen_q=131, dim_qk=96, dim_v=40, dtype="bf16", softcap=5.0,
+               strides="padded", **dict(common, heads_kv=25))
+
+
 LISTED = {f.__name__: list(f()) for f in (
     shapes, groups, dims, windows, chunks, block_masks, lengths, pages, splits, strides, biases,
-    features, gradients, many_queries)}
+    features, gradients, many_queries, many_heads)}

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "cuda/gradient/numbers.cuh"
 #include "cuda/grid.h"
 #include "cuda/start.h"
-#include "cuda/tile/scores.cuh"
 #include "cuda/tile/shared.cuh"
 
 namespace flashattn::cuda {
@@ -86,12 +86,10 @@ __global__ void __launch_bounds__(kThreads, kPrepareBlocks<O, kLanes>)
   const int32_t b = blockIdx.x / problem.heads_q, h = blockIdx.x % problem.heads_q;
   const int32_t lane = threadIdx.x % 32, in_row = lane % kLanes, group = lane / kLanes;
   const Sequence sequence = sequence_of(problem, args.shape, args.inputs, b);
-  if (blockIdx.x == 0 && blockIdx.y == 0) {
-    if (threadIdx.x == 0 && params.ticket) *params.ticket = 0;
-    if (threadIdx.x == 0 && params.dq_ticket) *params.dq_ticket = 0;
-    for (int32_t n = threadIdx.x; n < params.arrived_count; n += kThreads) params.arrived[n] = 0;
-  }
+  if (blockIdx.x == 0 && blockIdx.y == 0) clear_counters(params, kThreads);
   const int64_t first_number = params.first_number(sequence, b, h);
+  const int64_t first_tile =
+      params.tile_q ? params.query_tile(sequence, b, h, 0, params.tile_q) : 0;
   const int64_t first_row = params.row(b, h, sequence.first_q);
   const Rows o = head_rows<sizeof(O)>(args.o, b, h, sequence.first_q);
   const Rows dout = head_rows<sizeof(O)>(args.dout, b, h, sequence.first_q);
@@ -138,21 +136,10 @@ __global__ void __launch_bounds__(kThreads, kPrepareBlocks<O, kLanes>)
       for (int32_t n = lane; n < count; n += 32) dq[n] = make_float4(0, 0, 0, 0);
     }
     if (lane >= kRows || own >= end) continue;
-    const int64_t number = first_number + own;
-    params.lse2[number] = lse == -INFINITY ? INFINITY : lse * kLog2E;
-    params.delta[number] = own < sequence.len.q ? mine - dlse : 0.0f;
     if (params.turns && own % params.turn_q == 0) {
       params.turns[params.query_tile(sequence, b, h, own / params.turn_q, params.turn_q)] = 0;
     }
-    if (params.tile_q != 0 && own % params.tile_q == 0) {
-      const Interval rows{own, min(own + params.tile_q, sequence.len.q)};
-      const Interval tiles = key_tiles(problem.mask_rule(), rows, sequence.len, params.tile_kv);
-      const int64_t tile = number / params.tile_q;
-      const int32_t state = kDqTurn * max(tiles.end - tiles.begin, 0);
-      params.dq_states[tile * params.dq_parts] = state;
-      if (params.dq_parts > 1) params.dq_states[tile * 2 + 1] = state;  // a loop would spill
-      if (params.ordered) params.dq_first[tile] = tiles.begin;
-    }
+    store_numbers(params, sequence, first_number, first_tile, own, lse, dlse, mine);
   }
 }
 

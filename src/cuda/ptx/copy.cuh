@@ -204,6 +204,20 @@ __device__ __forceinline__ uint64_t load_acquire(const uint64_t* from) {
   return x;
 }
 
+// Four numbers that others may store meanwhile.
+__device__ __forceinline__ int4 load_relaxed(const int32_t* from) {
+  int4 x;
+  asm volatile("ld.relaxed.gpu.global.v4.s32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(from)
+               : "memory");
+  return x;
+}
+
+__device__ __forceinline__ void store_release(int32_t* to, int32_t x) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+
 __device__ __forceinline__ void store_release(uint64_t* to, uint64_t x) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
 }

@@ -2,7 +2,8 @@
 //
 // One block a multiprocessor, which stays for many tiles of keys. Of the first warpgroup one thread
 // plans the tiles and looks for dQ to convert, one starts the loads, two add dQ to fp32 sums in
-// global memory. The consumers hold dK and dV and see all queries of the group pass by: S^T = K
+// global memory. All that comes after prepare.cu or, where many heads are short, follows it head by
+// head. The consumers hold dK and dV and see all queries of the group pass by: S^T = K
 // Q^T, dP^T = V dO^T, so that P^T and dS^T are register operands of dV += P^T dO and dK += dS^T Q.
 // Only dS goes through shared memory, for dQ = dS K, which needs all keys of the tile; it is stored
 // with the keys along its rows, as the tensor cores like to read a left operand.
@@ -64,14 +65,17 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   sync_blocks<Config>();
   ptx::let_next_start();
-  ptx::wait_for_previous();
+  if (!Config::kStartsEarly || !params.prepared) ptx::wait_for_previous();
   if (warpgroup == 0) {
     ptx::registers_release<Config::kProducerRegisters>();
     const int32_t warp = threadIdx.x / 32;
     if (threadIdx.x % 32 != 0 && !(Config::kAny && warp == 1)) return;
     const uint32_t start = ptx::shared_address(shared);
     if (warp == 0) BackwardLoader<Config>(params, start, control).run();
-    if (warp == 1) plan(params, control);
+    if (warp == 1) {
+      plan(params, control);
+      ptx::wait_for_previous();  // who waits for this kernel waits for that one, too
+    }
     if (warp >= 2) DqAdder<Config>(params, start, control).run();
   } else if constexpr (Config::kLong) {
     ptx::registers_claim<Config::kConsumerRegisters>();

@@ -21,8 +21,9 @@ struct BackwardConfig {
   static constexpr int kTileQ = kTileQ_, kTileKv = 128;
   static constexpr int kPartQ = 64;  // of the products
   static constexpr bool kWide = false, kPair = false, kLong = false;
-  static constexpr bool kConverts = true;  // dQ: the warpgroup that computes it has time
-  static constexpr bool kFreesV = true;    // behind the last dP of an item: the next may come
+  static constexpr bool kConverts = true;     // dQ: the warpgroup that computes it has time
+  static constexpr bool kStartsEarly = true;  // before all is prepared
+  static constexpr bool kFreesV = true;       // behind the last dP of an item: the next may come
   static constexpr int kItemKv = kTileKv;
   static constexpr Scores kScores = kScores_;
   static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
@@ -79,6 +80,7 @@ struct BackwardWideConfig {
   static constexpr int kTileQ = 64, kTileKv = 64, kPartQ = kTileQ;
   static constexpr bool kWide = true, kPair = kDimQk > 192, kLong = false;
   static constexpr bool kConverts = false, kFreesV = false;
+  static constexpr bool kStartsEarly = false;       // 0 gained
   static constexpr int kItemKv = kPair ? 128 : 64;  // keys of an item
   static constexpr Scores kScores = kScores_;
   static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
@@ -131,7 +133,7 @@ struct BackwardLongConfig {
   static constexpr int kTileQ = 80, kTileKv = 128;
   static constexpr int kPartQ = kTileQ;
   static constexpr bool kWide = false, kPair = false, kLong = true, kConverts = false;
-  static constexpr bool kFreesV = false;
+  static constexpr bool kFreesV = false, kStartsEarly = false;
   static constexpr int kItemKv = kTileKv;
   static constexpr Scores kScores = kScores_;
   static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
@@ -207,6 +209,7 @@ struct DqSums {
   int32_t* state;          // of dq_states
   const float4* from;      // its sums; NULL: no key was seen
   char* to;                // its first row of args.dq
+  int32_t heads;           // b * heads_q + h + 1
   int32_t rows;            // of the sequence from there on; below 0: no more tiles
   uint32_t taken, handed;  // whether one stands here; how many have been left to those who convert
   uint32_t converted[4];   // by each warp
@@ -244,6 +247,7 @@ struct BackwardControl {
   BackwardItem<Config> own[Config::kConsumers];  // what a consumer works on
   uint32_t taken[Config::kConsumers];            // items, by each consumer
   int32_t arrived[Config::kConsumers];           // pieces that were there before its own
+  int32_t prepared;                              // heads, as far as the planner has seen
   Interval visible[Config::kTileKv];             // queries, by key of the tile at work
   // ALiBi's of the head, in units of log2(e), or 0; they come with Q.
   float slopes[Config::kModified ? Config::kQStages : 1];
@@ -320,6 +324,7 @@ __device__ __forceinline__ void init_barriers(BackwardControl<Config>& control) 
   }
   ptx::fence_mbarrier_init();
   for (int n = 0; n < kConsumers; ++n) control.taken[n] = 0;
+  control.prepared = 0;
   if constexpr (Config::kConverts) {
     DqSums& sums = control.convert.sums;
     sums.taken = sums.handed = 0;

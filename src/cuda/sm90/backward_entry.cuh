@@ -18,6 +18,7 @@ constexpr BackwardEntry backward_entry_of(int32_t dim_qk, int32_t dim_v, int32_t
           kBlocks<Config>,
           Config::kConsumers,
           kPieceQuads<Config> * 16,
+          Config::kStartsEarly,
           stages,
           Config::kThreads,
           kBackwardSharedBytes<Config>,

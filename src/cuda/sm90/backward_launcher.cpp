@@ -27,6 +27,16 @@ constexpr int32_t kPieceCost = 4;
 // Fewer that are saved by sharing the last tiles of keys are not seen.
 constexpr int32_t kLeastSaved = 12;
 
+// One of so many multiprocessors prepares, while the others begin: 8 and 12 of 132 are as good.
+constexpr int32_t kPreparer = 13;
+// It is worth it from so many heads on for each that must be prepared before: on an H200 by 1 to 3
+// % up to 4096 queries, then less.
+constexpr int32_t kEarlyHeads = 2;
+// So many heads for so many multiprocessors where tiles of keys are dealt out to the last piece,
+// which those who begin late upset: 256 heads of 1024 queries are worth 2 %, 128 of 2048 cost 0.5
+// %.
+constexpr int32_t kManyHeads = 3, kManyUnits = 2;
+
 const BackwardEntry* find(const Problem& p, BackwardTable table) {
   const Scores scores = backward_scores_of(p);
   const auto end = table.entries + table.count;
@@ -64,7 +74,12 @@ BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_
 
 BackwardLauncher::Kernel BackwardLauncher::make(const BackwardEntry* entry) const {
   if (!entry) return {};
-  return {prepare(*entry, units_),
+  if (entry->starts_early) {
+    const auto panels = static_cast<int32_t>(ceil_div(problem_.dim_v, 64));
+    make_ready(reinterpret_cast<const void*>(prepare_kernel(problem_.dtype)),
+               prepare_threads(panels), prepare_shared_bytes(panels), units_);
+  }
+  return {cuda::prepare(*entry, units_),
           std::string("sm90_backward_") + dtype_name(entry->dtype) + "_" +
               std::to_string(entry->dim_qk) + "_" + std::to_string(entry->dim_v) + "_q" +
               std::to_string(entry->tile_q) + kScoresNames[static_cast<int32_t>(entry->scores)]};
@@ -89,6 +104,20 @@ bool BackwardLauncher::takes(const flashattn_shape& shape) const {
   const int64_t tiles = ceil_div(shape.seqlen_q, main_.choice.entry->tile_q);
   return tiles < kMostAnyTiles && problem_.group() < INT32_MAX / kMostAnyTiles &&
          (!problem_.has_mask(FLASHATTN_MASK_BLOCKS) || tiles * problem_.group() <= kMostBlockTiles);
+}
+
+int64_t BackwardLauncher::first_heads(const Sections& sections) const {
+  return ceil_div(units_, sections.blocks.by) * sections.units.by * problem_.group();
+}
+
+bool BackwardLauncher::starts_early(const BackwardEntry& entry, const flashattn_shape& shape,
+                                    const Sections& sections, bool cut) const {
+  if (!entry.starts_early || problem_.dtype_o != problem_.dtype) return false;
+  if (problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) || sections.count() == 0) return false;
+  const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
+  if (heads < kEarlyHeads * first_heads(sections)) return false;
+  if (cut && heads * kManyUnits < int64_t{units_} * kManyHeads) return false;
+  return heads * ceil_div(shape.seqlen_q, kBoxRows) <= INT32_MAX / 2;
 }
 
 BackwardParams BackwardLauncher::params(const BackwardEntry& entry,
@@ -137,8 +166,9 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry,
                     problem_.group() == 1 && entry.piece_bytes > 0;
   p.cut = even ? StreamK::of(items, p.sequence_tiles, workers, kPieceCost, kLeastSaved)
                : StreamK::uncut(items);
-  // In turns none may be kept for a block that has not started.
-  p.dealt = ordered() ? 0 : std::min(p.cut.tickets, workers);
+  const bool early = starts_early(entry, shape, p.sections, even);
+  // In turns none may be kept for a block that has not started; nor where it starts late.
+  p.dealt = ordered() || early ? 0 : std::min(p.cut.tickets, workers);
   // Early keys first: under a causal mask they take longest. Where they wait for late ones, these.
   p.first_key = ordered() ? (p.sections.turns - 1) * entry.tile_kv : 0;
   p.key_step = ordered() ? -entry.tile_kv : entry.tile_kv;
@@ -160,6 +190,8 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry,
     common.arrived = workspace.take<int32_t>(common.arrived_count);
     p.pieces = workspace.take<float>(2 * most * entry.piece_bytes / 4);
   }
+  int32_t* const prepared = workspace.take<int32_t>(kMostPreparers);
+  if (early) p.prepared = prepared;
   common.dout = rounded_dout(problem_, args, &workspace);
   *bytes = workspace.bytes();
   return p;
@@ -188,7 +220,23 @@ void BackwardLauncher::describe(const flashattn_shape& shape,
                                 : "the Hopper family; blocks add to dq as they come";
 }
 
-int32_t BackwardLauncher::make_maps(const BackwardEntry& entry, BackwardParams* p) const {
+PrepareParams BackwardLauncher::preparation(const BackwardParams& p) const {
+  const flashattn_shape& shape = p.common.args.shape;
+  PrepareParams early{};
+  early.common = p.common;
+  early.panels = static_cast<int32_t>(ceil_div(problem_.dim_v, 64));
+  early.tiles = p.sequence_tiles;
+  early.boxes = Divisor::of(static_cast<int32_t>(ceil_div(shape.seqlen_q, kBoxRows)));
+  early.heads_q = Divisor::of(problem_.heads_q);
+  early.heads = shape.batch * problem_.heads_q;
+  early.first_heads = static_cast<int32_t>(first_heads(p.sections));
+  early.preparers = std::clamp(units_ / kPreparer, 1, kMostPreparers);
+  early.prepared = p.prepared;
+  return early;
+}
+
+int32_t BackwardLauncher::make_maps(const BackwardEntry& entry, BackwardParams* p,
+                                    PrepareParams* early) const {
   const flashattn_backward_args& args = p->common.args;
   const flashattn_shape& shape = args.shape;
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
@@ -198,8 +246,8 @@ int32_t BackwardLauncher::make_maps(const BackwardEntry& entry, BackwardParams* 
   const int64_t kv_rows = varlen_kv ? shape.total_kv : shape.seqlen_kv;
   const int64_t kv_batch = varlen_kv ? 1 : shape.batch;
   const int32_t tile_q = entry.tile_q, box_kv = entry.tile_kv / entry.blocks;
-  const auto queries = [&](int32_t dim) {
-    return ArrayShape{dim, q_rows, problem_.heads_q, q_batch, tile_q};
+  const auto queries = [&](int32_t dim, int32_t rows) {
+    return ArrayShape{dim, q_rows, problem_.heads_q, q_batch, rows};
   };
   const auto keys = [&](int32_t dim) {
     return ArrayShape{dim, kv_rows, problem_.heads_kv, kv_batch, box_kv};
@@ -211,18 +259,34 @@ int32_t BackwardLauncher::make_maps(const BackwardEntry& entry, BackwardParams* 
     CUtensorMap* map;
     ArrayShape shape;
   } table[] = {
-      {args.inputs.q, "inputs.q", &p->q, queries(dim_qk)},
-      {p->common.dout, "dout", &p->dout, queries(dim_v)},
+      {args.inputs.q, "inputs.q", &p->q, queries(dim_qk, tile_q)},
+      {p->common.dout, "dout", &p->dout, queries(dim_v, tile_q)},
       {args.inputs.k, "inputs.k", &p->k, keys(dim_qk)},
       {args.inputs.v, "inputs.v", &p->v, keys(dim_v)},
+      {args.o, "o", &early->o, queries(dim_v, kBoxRows)},
+      {p->common.dout, "dout", &early->dout, queries(dim_v, kBoxRows)},
   };
   for (const auto& row : table) {
+    if (!p->prepared && row.shape.box_rows == kBoxRows) continue;
     if (const int32_t status =
             make_tensor_map(row.tensor, problem_.dtype, row.shape, row.name, row.map)) {
       return status;
     }
   }
   return FLASHATTN_OK;
+}
+
+int32_t BackwardLauncher::prepare(const BackwardParams& p, const PrepareParams& early,
+                                  cudaStream_t stream) const {
+  cudaError_t error;
+  if (p.prepared) {
+    error = start_early(prepare_kernel(problem_.dtype), dim3(static_cast<unsigned>(units_)),
+                        prepare_threads(early.panels), prepare_shared_bytes(early.panels), early,
+                        stream);
+  } else {
+    error = launch_prepare_backward(p.common, units_, stream);
+  }
+  return status_of(error, "launching the preparation of the backward pass");
 }
 
 int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspace,
@@ -239,11 +303,10 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspa
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
                 "the shape has more than 2^30 tiles of queries or keys; split the batch");
   }
-  if (const int32_t status = make_maps(entry, &p)) return status;
-  if (const int32_t status = status_of(launch_prepare_backward(p.common, units_, stream),
-                                       "launching the preparation of the backward pass")) {
-    return status;
-  }
+  PrepareParams early{};
+  if (p.prepared) early = preparation(p);
+  if (const int32_t status = make_maps(entry, &p, &early)) return status;
+  if (const int32_t status = prepare(p, early, stream)) return status;
   // Each starts under the end of the one before.
   const int64_t clusters = std::min<int64_t>(p.cut.tickets, units_ / entry.blocks);
   const dim3 blocks(static_cast<unsigned>(clusters * entry.blocks));

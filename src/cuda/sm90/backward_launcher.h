@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cuda/backward_launcher.h"
+#include "cuda/sm90/prepare.h"
 #include "cuda/sm90/table.h"
 
 namespace flashattn::cuda::sm90 {
@@ -31,10 +32,18 @@ class BackwardLauncher {
   bool ordered() const { return problem_.determinism != FLASHATTN_DETERMINISM_DEFAULT; }
   Kernel make(const BackwardEntry* entry) const;
   const Kernel& kernel_for(const flashattn_shape& shape) const;
+  // Of the sections that the first tiles of keys of all blocks are of.
+  int64_t first_heads(const Sections& sections) const;
+  // Whether the kernel starts before all is prepared. cut: it cuts tiles of keys to end evenly.
+  bool starts_early(const BackwardEntry& entry, const flashattn_shape& shape,
+                    const Sections& sections, bool cut) const;
   // Everything but the maps; with a NULL base, all but the pointers. *bytes: of the workspace.
   BackwardParams params(const BackwardEntry& entry, const flashattn_backward_args& args, char* base,
                         int64_t* bytes) const;
-  int32_t make_maps(const BackwardEntry& entry, BackwardParams* p) const;
+  // Of a kernel that starts early, all but the maps.
+  PrepareParams preparation(const BackwardParams& p) const;
+  int32_t make_maps(const BackwardEntry& entry, BackwardParams* p, PrepareParams* early) const;
+  int32_t prepare(const BackwardParams& p, const PrepareParams& early, cudaStream_t stream) const;
 
   const Problem problem_;
   const int32_t units_;

@@ -160,6 +160,12 @@ __device__ __forceinline__ bool show_item(const BackwardParams& params,
   }
   some = spread(some);
   if (!some) return false;
+  if (leader && !end) {
+    const int32_t heads =
+        (item.b * params.common.problem.heads_kv + item.kv_head + 1) * params.common.group;
+    while (!is_prepared(params, control, heads)) {
+    }
+  }
   if constexpr (Config::kAny) {
     const bool blocks = params.common.problem.mask & FLASHATTN_MASK_BLOCKS;
     if (blocks && !end) look_at_blocks<Config>(params, item);
@@ -198,7 +204,7 @@ __device__ __forceinline__ void plan_items(const BackwardParams& params,
   }
   Items items;
   int32_t next = blockIdx.x / kBlocks<Config> * 2;
-  if (params.common.ordered && leader) next = atomicAdd(params.common.ticket, 1) * 2;
+  if (params.dealt == 0 && leader) next = atomicAdd(params.common.ticket, 1) * 2;
   next = spread(next);
   for (;;) {
     if (show_item<Config>(params, control, items, next, leader, spread)) {

@@ -4,10 +4,31 @@
 #pragma once
 
 #include "cuda/sm90/backward_config.cuh"
+#include "cuda/sm90/prepare.h"
 #include "cuda/tile/pair.cuh"
 #include "cuda/tile/shared.cuh"
 
 namespace flashattn::cuda::sm90 {
+
+// Whether so many heads are prepared, (batch, head). The planner asks; what it starts from then on,
+// or tells others of, comes after the preparation.
+template <class Config>
+__device__ __forceinline__ bool is_prepared(const BackwardParams& params,
+                                            BackwardControl<Config>& control, int32_t heads) {
+  if (!Config::kStartsEarly || !params.prepared) return true;
+  volatile int32_t& known = control.prepared;
+  if (known >= heads) return true;
+  int32_t least = INT32_MAX;
+#pragma unroll
+  for (int n = 0; n < kMostPreparers; n += 4) {
+    const int4 words = ptx::load_relaxed(params.prepared + n);
+    least = min(min(min(words.x, words.y), min(words.z, words.w)), least);
+  }
+  ptx::fence_gpu();
+  ptx::fence_async_proxy_global();
+  known = least;
+  return least >= heads;
+}
 
 // One thread of the block looks for what is complete. Blocks take tiles of dQ by number, in the
 // order in which they are likely to be complete.
@@ -23,7 +44,7 @@ class DqScout {
       const uint32_t empty = barrier_at(control_.convert.empty);
       if (!ptx::mbarrier_test(empty, sums_.handed & 1 ^ 1) || !take()) return;
     }
-    if (sums_.rows < 0) return;
+    if (sums_.rows < 0 || !is_prepared(params_, control_, sums_.heads)) return;
     const int32_t state = ptx::load_acquire(sums_.state);
     if (state >= kDqTurn) return;
     if (!(state & kDqClaimed)) sums_.from = nullptr;
@@ -64,6 +85,7 @@ class DqScout {
           sequence_of(common.problem, common.args.shape, common.args.inputs, b);
       if (tile * kTileQ >= sequence.len.q) return false;
       sums_.rows = sequence.len.q - tile * kTileQ;
+      sums_.heads = b * common.problem.heads_q + head + 1;
       sums_.to = tensor_row(common.args.dq, 2, b, head, sequence.first_q + tile * kTileQ);
       const int32_t place =
           opaque(static_cast<int32_t>(common.query_tile(sequence, b, head, tile, kTileQ)));

@@ -59,6 +59,7 @@ struct BackwardParams {
   Sections query_sections;          // the same; a turn a tile of queries of a head of the group
   StreamK cut;                      // of tiles of keys: steps are tiles of queries of a head
   float* pieces;                    // dK and dV of each, as consumers hold them
+  int32_t* prepared;                // see PrepareParams; NULL: everything is, before the start
   int32_t dealt;                    // tickets: one for each block, or none: all are by number
   int32_t first_key, key_step;      // turn n of a unit begins with key first_key + n * key_step
   int32_t sequence_tiles;           // of queries: the most of a sequence

@@ -96,7 +96,18 @@ template <class T>
 T load_acquire(const T* from) {
   return __atomic_load_n(from, __ATOMIC_ACQUIRE);
 }
-inline void store_release(uint64_t* to, uint64_t x) { __atomic_store_n(to, x, __ATOMIC_RELEASE); }
+inline int4 load_relaxed(const int32_t* from) {
+  int4 x;
+  x.x = __atomic_load_n(from, __ATOMIC_RELAXED);
+  x.y = __atomic_load_n(from + 1, __ATOMIC_RELAXED);
+  x.z = __atomic_load_n(from + 2, __ATOMIC_RELAXED);
+  x.w = __atomic_load_n(from + 3, __ATOMIC_RELAXED);
+  return x;
+}
+template <class T>
+void store_release(T* to, T x) {
+  __atomic_store_n(to, x, __ATOMIC_RELEASE);
+}
 inline int32_t fetch_or_acquire(int32_t* at, int32_t bits) {
   return __atomic_fetch_or(at, bits, __ATOMIC_ACQUIRE);
 }

@@ -1,0 +1,36 @@
+// What the backward pass wants to know of each query, whoever prepares it.
+#pragma once
+
+#include "cuda/params.h"
+#include "cuda/tile/scores.cuh"
+
+namespace flashattn::cuda {
+
+// Of a row of a sequence's head, or one past the last to the end of a tile: lse2, delta of `sum`,
+// its o dout, and with the first of a tile what has yet to be added to dq. The sequence's first
+// query is number first_number, with tile_q of tile first_tile.
+__device__ __forceinline__ void store_numbers(const BackwardParams& params,
+                                              const Sequence& sequence, int64_t first_number,
+                                              int64_t first_tile, int32_t row, float lse,
+                                              float dlse, float sum) {
+  params.lse2[first_number + row] = lse == -INFINITY ? INFINITY : lse * kLog2E;
+  params.delta[first_number + row] = row < sequence.len.q ? sum - dlse : 0.0f;
+  if (params.tile_q == 0 || row % params.tile_q != 0) return;
+  const Interval rows{row, min(row + params.tile_q, sequence.len.q)};
+  const Interval tiles = key_tiles(params.problem.mask_rule(), rows, sequence.len, params.tile_kv);
+  const int64_t tile = first_tile + row / params.tile_q;
+  const int32_t state = kDqTurn * max(tiles.end - tiles.begin, 0);
+  params.dq_states[tile * params.dq_parts] = state;
+  if (params.dq_parts > 1) params.dq_states[tile * 2 + 1] = state;  // a loop would spill
+  if (params.ordered) params.dq_first[tile] = tiles.begin;
+}
+
+// By the first block, of which `threads` threads call it.
+__device__ __forceinline__ void clear_counters(const BackwardParams& params, int32_t threads) {
+  const int32_t thread = threadIdx.x;
+  if (thread == 0 && params.ticket) *params.ticket = 0;
+  if (thread == 0 && params.dq_ticket) *params.dq_ticket = 0;
+  for (int32_t n = thread; n < params.arrived_count; n += threads) params.arrived[n] = 0;
+}
+
+}  // namespace flashattn::cuda

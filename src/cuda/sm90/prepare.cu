@@ -1,0 +1,240 @@
+// lse2, delta and the counters of dQ, head by head, so that the backward kernel can start with the
+// first heads. What counts is the time of multiprocessors that this one takes from it: boxes of O
+// and dO come by the copy engine, as many as shared memory holds, and their rows' products are
+// the diagonal of O dO^T by the tensor cores. All blocks prepare the first heads and let the next
+// kernel start; few stay for the others. On an H200 that hides 25 of 38 us.
+#include "cuda/sm90/prepare.h"
+
+#include "cuda/gradient/numbers.cuh"
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/tma.cuh"
+
+namespace flashattn::cuda::sm90 {
+namespace {
+
+constexpr int kMostWarps = prepare_warps(1);
+constexpr int kPassed = 8;  // heads that a warp may be ahead of others
+
+struct Control {
+  uint64_t full[kMostWarps];  // a warp's box
+  uint64_t passed[kPassed];   // a head, by all warps; the one that tells waits for it
+};
+
+template <class T>
+class Preparer {
+ public:
+  __device__ __forceinline__ explicit Preparer(const PrepareParams& params)
+      : params_(params),
+        common_(params.common),
+        warps_(static_cast<int32_t>(blockDim.x) / 32 - 1),
+        warp_(threadIdx.x / 32),
+        lane_(threadIdx.x % 32),
+        box_bytes_(params.panels * kBoxPanelBytes),
+        box_(ptx::shared_address(ptx::dynamic_shared()) + warp_ * box_bytes_),
+        control_(*reinterpret_cast<Control*>(ptx::dynamic_shared() + warps_ * box_bytes_)) {}
+
+  __device__ __forceinline__ void run() {
+    if (threadIdx.x == 0) {
+      for (int32_t n = 0; n < warps_; ++n) ptx::mbarrier_init(at(control_.full[n]), 1);
+      for (uint64_t& barrier : control_.passed) ptx::mbarrier_init(at(barrier), warps_ + 1);
+      ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+    ptx::wait_for_previous();
+    if (blockIdx.x == 0) clear_counters(common_, blockDim.x);
+    if (threadIdx.x < kMostPreparers) clear_word(threadIdx.x);
+    Place place{};
+    if (warp_ < warps_) {
+      place = shared_place(blockIdx.x + gridDim.x * warp_);
+      start(place);
+      while (!place.own) prepare(place);
+    }
+    // Who starts now sees all that.
+    ptx::fence_gpu();
+    __syncthreads();
+    ptx::let_next_start();
+    if (static_cast<int32_t>(blockIdx.x) >= params_.preparers) return;
+    if (warp_ == warps_) {
+      if (lane_ == 0) tell();
+      return;
+    }
+    int32_t passed = 0;
+    pass(passed, place);
+    while (place.head < params_.heads) {
+      prepare(place);
+      pass(passed, place);
+    }
+  }
+
+ private:
+  // A box of a head: by number of those of the heads that all blocks share, or of a block's own.
+  struct Place {
+    bool own;
+    int32_t box, head, row;
+  };
+
+  static __device__ __forceinline__ uint32_t at(uint64_t& barrier) {
+    return ptx::shared_address(&barrier);
+  }
+
+  // Of this block's own heads the n-th.
+  __device__ __forceinline__ int32_t own_head(int32_t n) const {
+    return params_.first_heads + n * params_.preparers + blockIdx.x;
+  }
+
+  __device__ __forceinline__ Place own_place(int32_t box) const {
+    const int32_t n = params_.boxes.quotient(box);
+    const bool some = static_cast<int32_t>(blockIdx.x) < params_.preparers;
+    return {true, box, some ? own_head(n) : params_.heads, (box - n * params_.boxes.by) * kBoxRows};
+  }
+
+  __device__ __forceinline__ Place shared_place(int32_t box) const {
+    const int32_t head = params_.boxes.quotient(box);
+    if (head >= params_.first_heads) return own_place(warp_);
+    return {false, box, head, (box - head * params_.boxes.by) * kBoxRows};
+  }
+
+  __device__ __forceinline__ Place after(const Place& place) const {
+    return place.own ? own_place(place.box + warps_)
+                     : shared_place(place.box + warps_ * static_cast<int32_t>(gridDim.x));
+  }
+
+  // A block's own word, the first block those of no block.
+  __device__ __forceinline__ void clear_word(int32_t n) const {
+    const bool some = n < params_.preparers && params_.first_heads + n < params_.heads;
+    if (n == static_cast<int32_t>(blockIdx.x) || (n >= params_.preparers && blockIdx.x == 0)) {
+      params_.prepared[n] = some ? params_.first_heads + n : INT32_MAX;
+    }
+  }
+
+  // The warp has nothing left to do before the place.
+  __device__ __forceinline__ void pass(int32_t& passed, const Place& place) const {
+    for (; own_head(passed) < min(place.head, params_.heads); ++passed) {
+      __syncwarp();
+      if (lane_ != 0) continue;
+      const uint32_t barrier = at(control_.passed[passed % kPassed]);
+      ptx::mbarrier_wait(barrier, passed / kPassed & 1 ^ 1);
+      ptx::mbarrier_arrive(barrier);
+    }
+  }
+
+  // Tells what all warps have passed, whenever they have not passed more meanwhile: with all that
+  // is loaded, a release takes long.
+  __device__ __forceinline__ void tell() const {
+    int32_t* const word = params_.prepared + blockIdx.x;
+    for (int32_t n = 0; own_head(n) < params_.heads; ++n) {
+      const uint32_t barrier = at(control_.passed[n % kPassed]);
+      ptx::mbarrier_arrive(barrier);
+      if (ptx::mbarrier_test(barrier, n / kPassed & 1)) continue;
+      ptx::store_release(word, own_head(n));
+      ptx::mbarrier_wait(barrier, n / kPassed & 1);
+    }
+    ptx::store_release(word, INT32_MAX);
+  }
+
+  // Starts to load what the place needs.
+  __device__ __forceinline__ void start(const Place& place) {
+    lse_ = -INFINITY;
+    dlse_ = 0.0f;
+    if (place.head >= params_.heads) return;
+    const int32_t b = params_.heads_q.quotient(place.head);
+    const int32_t h = place.head - b * params_.heads_q.by;
+    if (lane_ == 0) {
+      const uint32_t full = at(control_.full[warp_]);
+      ptx::mbarrier_expect(full, box_bytes_);
+      ptx::BoxPosition position{0, place.row, h, b};
+      for (uint32_t to = box_; position.column < params_.panels * 64; to += kBoxPanelBytes) {
+        ptx::tma_load(to, &params_.o, full, position, ptx::kEvictFirst);
+        ptx::tma_load(to + kBoxPanelBytes / 2, &params_.dout, full, position, ptx::kEvictFirst);
+        position.column += 64;
+      }
+    }
+    const int32_t row = place.row + lane_;
+    const Sequence sequence =
+        sequence_of(common_.problem, common_.args.shape, common_.args.inputs, b);
+    if (row >= sequence.len.q) return;
+    const int64_t at = common_.row(b, h, row);
+    lse_ = common_.args.lse[at];
+    if (common_.args.dlse) dlse_ = common_.args.dlse[at];
+  }
+
+  // What has been started; starts the next.
+  __device__ __forceinline__ void prepare(Place& place) {
+    ptx::mbarrier_wait(at(control_.full[warp_]), phase_);
+    phase_ ^= 1;
+    __syncwarp();
+    const float sum = products();
+    __syncwarp();
+    const Place done = place;
+    const float lse = lse_, dlse = dlse_;
+    place = after(place);
+    start(place);
+    const int32_t b = params_.heads_q.quotient(done.head);
+    const int32_t h = done.head - b * params_.heads_q.by;
+    const Sequence sequence =
+        sequence_of(common_.problem, common_.args.shape, common_.args.inputs, b);
+    const int32_t tile_q = common_.tile_q, row = done.row + lane_;
+    // Whole tiles are read.
+    if (row >= (sequence.len.q + tile_q - 1) / tile_q * tile_q) return;
+    const int64_t first_tile = (int64_t{h} * common_.args.shape.batch + b) * params_.tiles;
+    store_numbers(common_, sequence, first_tile * tile_q, first_tile, row, lse, dlse, sum);
+  }
+
+  // Of the lane's row: the diagonals of O dO^T, of 8 rows each.
+  __device__ __forceinline__ float products() const {
+    // Matrices of 8 x 8: of O rows 0-7, 8-15, then the next 8 columns; of dO both columns of a row.
+    const uint32_t o = box_ + lane_ % 16 * 128;
+    const uint32_t dout = box_ + kBoxPanelBytes / 2 + (lane_ % 8 + lane_ / 16 * 8) * 128;
+    const int32_t o_chunk = lane_ / 16, dout_chunk = lane_ / 8 % 2, flip = lane_ % 8;
+    float upper[2][4] = {}, lower[2][4] = {};  // of 16 rows
+    for (int32_t p = 0; p < params_.panels; ++p) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+#pragma unroll
+        for (int k = 0; k < 8; k += 2) {
+          const uint32_t panel = p * kBoxPanelBytes + j * (16 * 128);
+          uint32_t x[4], y[4];
+          ptx::ldmatrix_x4(x, o + panel + ((k + o_chunk ^ flip) << 4));
+          ptx::ldmatrix_x4(y, dout + panel + ((k + dout_chunk ^ flip) << 4));
+          ptx::mma_16x8x16<T>(upper[j], x, y[0], y[1]);
+          ptx::mma_16x8x16<T>(lower[j], x, y[2], y[3]);
+        }
+      }
+    }
+    // Row r of 8 is that of lane 4 r + r / 2.
+    const int32_t from = lane_ % 8 * 4 + lane_ % 8 / 2;
+    const bool odd = lane_ / 4 % 2;
+    float mine = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float x = __shfl_sync(~0u, odd ? upper[j][1] : upper[j][0], from);
+      const float y = __shfl_sync(~0u, odd ? lower[j][3] : lower[j][2], from);
+      if (lane_ / 16 == j) mine = lane_ & 8 ? y : x;
+    }
+    return mine;
+  }
+
+  const PrepareParams& params_;
+  const cuda::BackwardParams& common_;
+  const int32_t warps_, warp_, lane_;
+  const uint32_t box_bytes_, box_;
+  Control& control_;
+  uint32_t phase_ = 0;
+  float lse_, dlse_;  // of the lane's row of what has been started
+};
+
+template <class T>
+__global__ void __launch_bounds__(32 * (kMostWarps + 1), 1)
+    prepare_rows(const __grid_constant__ PrepareParams params) {
+  Preparer<T>(params).run();
+}
+
+}  // namespace
+
+void (*prepare_kernel(int32_t dtype))(PrepareParams) {
+  return dtype == FLASHATTN_DTYPE_F16 ? &prepare_rows<__half> : &prepare_rows<__nv_bfloat16>;
+}
+
+}  // namespace flashattn::cuda::sm90
