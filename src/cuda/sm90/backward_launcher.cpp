@@ -75,9 +75,9 @@ BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_
 BackwardLauncher::Kernel BackwardLauncher::make(const BackwardEntry* entry) const {
   if (!entry) return {};
   if (entry->starts_early) {
-    const auto panels = static_cast<int32_t>(ceil_div(problem_.dim_v, 64));
-    make_ready(reinterpret_cast<const void*>(prepare_kernel(problem_.dtype)),
-               prepare_threads(panels), prepare_shared_bytes(panels), units_);
+    const PrepareKernel early = prepare_kernel(problem_.dtype, problem_.dim_v);
+    make_ready(reinterpret_cast<const void*>(early.kernel), early.threads, early.shared_bytes,
+               units_);
   }
   return {cuda::prepare(*entry, units_),
           std::string("sm90_backward_") + dtype_name(entry->dtype) + "_" +
@@ -224,7 +224,6 @@ PrepareParams BackwardLauncher::preparation(const BackwardParams& p) const {
   const flashattn_shape& shape = p.common.args.shape;
   PrepareParams early{};
   early.common = p.common;
-  early.panels = static_cast<int32_t>(ceil_div(problem_.dim_v, 64));
   early.tiles = p.sequence_tiles;
   early.boxes = Divisor::of(static_cast<int32_t>(ceil_div(shape.seqlen_q, kBoxRows)));
   early.heads_q = Divisor::of(problem_.heads_q);
@@ -280,9 +279,9 @@ int32_t BackwardLauncher::prepare(const BackwardParams& p, const PrepareParams& 
                                   cudaStream_t stream) const {
   cudaError_t error;
   if (p.prepared) {
-    error = start_early(prepare_kernel(problem_.dtype), dim3(static_cast<unsigned>(units_)),
-                        prepare_threads(early.panels), prepare_shared_bytes(early.panels), early,
-                        stream);
+    const PrepareKernel k = prepare_kernel(problem_.dtype, problem_.dim_v);
+    error = start_early(k.kernel, dim3(static_cast<unsigned>(units_)), k.threads, k.shared_bytes,
+                        early, stream);
   } else {
     error = launch_prepare_backward(p.common, units_, stream);
   }

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "cuda/sm90/backward_config.cuh"
-#include "cuda/sm90/prepare.h"
 #include "cuda/tile/pair.cuh"
 #include "cuda/tile/shared.cuh"
 

@@ -24,6 +24,9 @@ constexpr int32_t kMostAnyTiles = 1 << 20, kMostBlockTiles = 512;
 // Threads of a multiprocessor that convert dQ.
 constexpr int32_t kConverters = 1024;
 
+// Blocks that prepare heads while the backward kernel is at work on others.
+constexpr int32_t kMostPreparers = 12;
+
 // Numbers the tiles of queries beyond the first of each block. The first block clears it; that it
 // has, the others see by the launch's stamp, whatever memory held before. Who takes the last number
 // removes the stamp: a graph launches with the same again.

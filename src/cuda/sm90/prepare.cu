@@ -14,41 +14,51 @@
 namespace flashattn::cuda::sm90 {
 namespace {
 
-constexpr int kMostWarps = prepare_warps(1);
-constexpr int kPassed = 8;  // heads that a warp may be ahead of others
+constexpr int kPassed = 8;                   // heads that a warp may be ahead of others
+constexpr int kPanelBytes = kBoxRows * 128;  // of a box: 64 columns
 
+template <int kWarps>
 struct Control {
-  uint64_t full[kMostWarps];  // a warp's box
-  uint64_t passed[kPassed];   // a head, by all warps; the one that tells waits for it
+  uint64_t full[kWarps];     // a warp's box
+  uint64_t passed[kPassed];  // a head, by all warps; the one that tells waits for it
 };
 
-template <class T>
+// Heads of kPanels * 64 columns. Each warp but the last has a box of O and of dO at work; the last
+// tells how far all are.
+template <class T, int kPanels>
 class Preparer {
+  static constexpr int kBoxBytes = 2 * kPanels * kPanelBytes;
+  static constexpr int kWarps = kPanels == 1 ? 24 : 14;
+
  public:
+  static constexpr int kThreads = 32 * (kWarps + 1);
+  static constexpr int kSharedBytes =
+      kWarps * kBoxBytes + static_cast<int>(sizeof(Control<kWarps>));
+
   __device__ __forceinline__ explicit Preparer(const PrepareParams& params)
       : params_(params),
         common_(params.common),
-        warps_(static_cast<int32_t>(blockDim.x) / 32 - 1),
         warp_(threadIdx.x / 32),
         lane_(threadIdx.x % 32),
-        box_bytes_(params.panels * kBoxPanelBytes),
-        box_(ptx::shared_address(ptx::dynamic_shared()) + warp_ * box_bytes_),
-        control_(*reinterpret_cast<Control*>(ptx::dynamic_shared() + warps_ * box_bytes_)) {}
+        box_(ptx::shared_address(ptx::dynamic_shared()) + warp_ * kBoxBytes),
+        control_(*reinterpret_cast<Control<kWarps>*>(ptx::dynamic_shared() + kWarps * kBoxBytes)) {}
 
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) {
-      for (int32_t n = 0; n < warps_; ++n) ptx::mbarrier_init(at(control_.full[n]), 1);
-      for (uint64_t& barrier : control_.passed) ptx::mbarrier_init(at(barrier), warps_ + 1);
+      for (uint64_t& barrier : control_.full) ptx::mbarrier_init(at(barrier), 1);
+      for (uint64_t& barrier : control_.passed) ptx::mbarrier_init(at(barrier), kWarps + 1);
       ptx::fence_mbarrier_init();
     }
     __syncthreads();
     ptx::wait_for_previous();
-    if (blockIdx.x == 0) clear_counters(common_, blockDim.x);
+    if (blockIdx.x == 0) clear_counters(common_, kThreads);
     if (threadIdx.x < kMostPreparers) clear_word(threadIdx.x);
     Place place{};
-    if (warp_ < warps_) {
+    if (warp_ < kWarps) {
       place = shared_place(blockIdx.x + gridDim.x * warp_);
-      start(place);
+      expect(place);
+#pragma unroll
+      for (int p = 0; p < kPanels; ++p) load(place, p);
       while (!place.own) prepare(place);
     }
     // Who starts now sees all that.
@@ -56,7 +66,7 @@ class Preparer {
     __syncthreads();
     ptx::let_next_start();
     if (static_cast<int32_t>(blockIdx.x) >= params_.preparers) return;
-    if (warp_ == warps_) {
+    if (warp_ == kWarps) {
       if (lane_ == 0) tell();
       return;
     }
@@ -97,8 +107,8 @@ class Preparer {
   }
 
   __device__ __forceinline__ Place after(const Place& place) const {
-    return place.own ? own_place(place.box + warps_)
-                     : shared_place(place.box + warps_ * static_cast<int32_t>(gridDim.x));
+    return place.own ? own_place(place.box + kWarps)
+                     : shared_place(place.box + kWarps * static_cast<int32_t>(gridDim.x));
   }
 
   // A block's own word, the first block those of no block.
@@ -134,43 +144,50 @@ class Preparer {
     ptx::store_release(word, INT32_MAX);
   }
 
-  // Starts to load what the place needs.
-  __device__ __forceinline__ void start(const Place& place) {
+  // Announces the boxes of a place, and loads the numbers of the lane's row.
+  __device__ __forceinline__ void expect(const Place& place) {
     lse_ = -INFINITY;
     dlse_ = 0.0f;
     if (place.head >= params_.heads) return;
+    if (lane_ == 0) ptx::mbarrier_expect(at(control_.full[warp_]), kBoxBytes);
     const int32_t b = params_.heads_q.quotient(place.head);
-    const int32_t h = place.head - b * params_.heads_q.by;
-    if (lane_ == 0) {
-      const uint32_t full = at(control_.full[warp_]);
-      ptx::mbarrier_expect(full, box_bytes_);
-      ptx::BoxPosition position{0, place.row, h, b};
-      for (uint32_t to = box_; position.column < params_.panels * 64; to += kBoxPanelBytes) {
-        ptx::tma_load(to, &params_.o, full, position, ptx::kEvictFirst);
-        ptx::tma_load(to + kBoxPanelBytes / 2, &params_.dout, full, position, ptx::kEvictFirst);
-        position.column += 64;
-      }
-    }
-    const int32_t row = place.row + lane_;
+    const int32_t h = place.head - b * params_.heads_q.by, row = place.row + lane_;
     const Sequence sequence =
         sequence_of(common_.problem, common_.args.shape, common_.args.inputs, b);
     if (row >= sequence.len.q) return;
-    const int64_t at = common_.row(b, h, row);
-    lse_ = common_.args.lse[at];
-    if (common_.args.dlse) dlse_ = common_.args.dlse[at];
+    const int64_t number = common_.row(b, h, row);
+    lse_ = common_.args.lse[number];
+    if (common_.args.dlse) dlse_ = common_.args.dlse[number];
   }
 
-  // What has been started; starts the next.
+  __device__ __forceinline__ void load(const Place& place, int panel) const {
+    if (lane_ != 0 || place.head >= params_.heads) return;
+    const int32_t b = params_.heads_q.quotient(place.head);
+    const ptx::BoxPosition from{panel * 64, place.row, place.head - b * params_.heads_q.by, b};
+    const uint32_t full = at(control_.full[warp_]), to = box_ + panel * 2 * kPanelBytes;
+    ptx::tma_load(to, &params_.o, full, from, ptx::kEvictFirst);
+    ptx::tma_load(to + kPanelBytes, &params_.dout, full, from, ptx::kEvictFirst);
+  }
+
+  // What is on its way, and starts the next.
   __device__ __forceinline__ void prepare(Place& place) {
-    ptx::mbarrier_wait(at(control_.full[warp_]), phase_);
-    phase_ ^= 1;
-    __syncwarp();
-    const float sum = products();
-    __syncwarp();
     const Place done = place;
     const float lse = lse_, dlse = dlse_;
+    ptx::mbarrier_wait(at(control_.full[warp_]), phase_);
+    phase_ ^= 1;
     place = after(place);
-    start(place);
+    expect(place);
+    // Of 16 rows each, the diagonals of O dO^T: of the first 8 in `upper`, of the others in
+    // `lower`.
+    float upper[2][4] = {}, lower[2][4] = {};
+#pragma unroll
+    for (int p = 0; p < kPanels; ++p) {
+      __syncwarp();
+      multiply(p, upper, lower);
+      __syncwarp();
+      load(place, p);
+    }
+    const float sum = diagonal(upper, lower);
     const int32_t b = params_.heads_q.quotient(done.head);
     const int32_t h = done.head - b * params_.heads_q.by;
     const Sequence sequence =
@@ -182,27 +199,28 @@ class Preparer {
     store_numbers(common_, sequence, first_tile * tile_q, first_tile, row, lse, dlse, sum);
   }
 
-  // Of the lane's row: the diagonals of O dO^T, of 8 rows each.
-  __device__ __forceinline__ float products() const {
+  __device__ __forceinline__ void multiply(int panel, float (&upper)[2][4],
+                                           float (&lower)[2][4]) const {
     // Matrices of 8 x 8: of O rows 0-7, 8-15, then the next 8 columns; of dO both columns of a row.
-    const uint32_t o = box_ + lane_ % 16 * 128;
-    const uint32_t dout = box_ + kBoxPanelBytes / 2 + (lane_ % 8 + lane_ / 16 * 8) * 128;
+    const uint32_t o = box_ + panel * 2 * kPanelBytes + lane_ % 16 * 128;
+    const uint32_t dout = box_ + (panel * 2 + 1) * kPanelBytes + (lane_ % 8 + lane_ / 16 * 8) * 128;
     const int32_t o_chunk = lane_ / 16, dout_chunk = lane_ / 8 % 2, flip = lane_ % 8;
-    float upper[2][4] = {}, lower[2][4] = {};  // of 16 rows
-    for (int32_t p = 0; p < params_.panels; ++p) {
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
+    for (int j = 0; j < 2; ++j) {
 #pragma unroll
-        for (int k = 0; k < 8; k += 2) {
-          const uint32_t panel = p * kBoxPanelBytes + j * (16 * 128);
-          uint32_t x[4], y[4];
-          ptx::ldmatrix_x4(x, o + panel + ((k + o_chunk ^ flip) << 4));
-          ptx::ldmatrix_x4(y, dout + panel + ((k + dout_chunk ^ flip) << 4));
-          ptx::mma_16x8x16<T>(upper[j], x, y[0], y[1]);
-          ptx::mma_16x8x16<T>(lower[j], x, y[2], y[3]);
-        }
+      for (int k = 0; k < 8; k += 2) {
+        uint32_t x[4], y[4];
+        ptx::ldmatrix_x4(x, o + j * (16 * 128) + ((k + o_chunk ^ flip) << 4));
+        ptx::ldmatrix_x4(y, dout + j * (16 * 128) + ((k + dout_chunk ^ flip) << 4));
+        ptx::mma_16x8x16<T>(upper[j], x, y[0], y[1]);
+        ptx::mma_16x8x16<T>(lower[j], x, y[2], y[3]);
       }
     }
+  }
+
+  // The number of the lane's row.
+  __device__ __forceinline__ float diagonal(const float (&upper)[2][4],
+                                            const float (&lower)[2][4]) const {
     // Row r of 8 is that of lane 4 r + r / 2.
     const int32_t from = lane_ % 8 * 4 + lane_ % 8 / 2;
     const bool odd = lane_ / 4 % 2;
@@ -218,23 +236,32 @@ class Preparer {
 
   const PrepareParams& params_;
   const cuda::BackwardParams& common_;
-  const int32_t warps_, warp_, lane_;
-  const uint32_t box_bytes_, box_;
-  Control& control_;
+  const int32_t warp_, lane_;
+  const uint32_t box_;
+  Control<kWarps>& control_;
   uint32_t phase_ = 0;
-  float lse_, dlse_;  // of the lane's row of what has been started
+  float lse_, dlse_;  // of the lane's row of what is on its way
 };
 
-template <class T>
-__global__ void __launch_bounds__(32 * (kMostWarps + 1), 1)
+template <class T, int kPanels>
+__global__ void __launch_bounds__(Preparer<T, kPanels>::kThreads, 1)
     prepare_rows(const __grid_constant__ PrepareParams params) {
-  Preparer<T>(params).run();
+  Preparer<T, kPanels>(params).run();
+}
+
+template <class T, int kPanels>
+constexpr PrepareKernel kernel_of() {
+  using Work = Preparer<T, kPanels>;
+  return {Work::kThreads, Work::kSharedBytes, &prepare_rows<T, kPanels>};
 }
 
 }  // namespace
 
-void (*prepare_kernel(int32_t dtype))(PrepareParams) {
-  return dtype == FLASHATTN_DTYPE_F16 ? &prepare_rows<__half> : &prepare_rows<__nv_bfloat16>;
+PrepareKernel prepare_kernel(int32_t dtype, int32_t dim_v) {
+  if (dtype == FLASHATTN_DTYPE_F16) {
+    return dim_v > 64 ? kernel_of<__half, 2>() : kernel_of<__half, 1>();
+  }
+  return dim_v > 64 ? kernel_of<__nv_bfloat16, 2>() : kernel_of<__nv_bfloat16, 1>();
 }
 
 }  // namespace flashattn::cuda::sm90
