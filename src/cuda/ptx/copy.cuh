@@ -50,6 +50,16 @@ __device__ __forceinline__ void store_if(bool condition, void* to, const uint32_
       : "memory");
 }
 
+// What nobody is likely to read soon.
+__device__ __forceinline__ void store_streaming_if(bool condition, void* to,
+                                                   const uint32_t (&x)[4]) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.cs.v4.b32 [%1], {%2, %3, %4, %5};}" ::"r"(
+          static_cast<int>(condition)),
+      "l"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+      : "memory");
+}
+
 __device__ __forceinline__ void store_if(bool condition, void* to, uint32_t x) {
   asm volatile("{.reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.b32 [%1], %2;}" ::"r"(
                    static_cast<int>(condition)),

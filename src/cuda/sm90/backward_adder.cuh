@@ -112,7 +112,7 @@ class DqAdder {
         if (first) {
           ptx::bulk_store(to, shared_ + Config::kDq + slot * kBytes, kBytes);
         } else {
-          ptx::bulk_add(to, shared_ + Config::kDq + slot * kBytes, kBytes);
+          ptx::bulk_add(to, shared_ + Config::kDq + slot * kBytes, kBytes, ptx::kEvictLast);
         }
         ptx::bulk_commit();
       }

@@ -256,6 +256,7 @@ template <class Config>
 class BackwardLoader {
   static constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
   static constexpr int kOtherPanels = Config::kOtherPanels;
+  static constexpr uint32_t kNearly = 128 / kTileQ;
 
  public:
   __device__ __forceinline__ BackwardLoader(const BackwardParams& params, uint32_t shared,
@@ -307,8 +308,8 @@ class BackwardLoader {
       }
       ++count_;
       first = false;
-      // Of the last tile but one, or the only one.
-      if (count_ == max(item.done - 1, item.before + 1)) {
+      // Of the last queries but 128, or the first.
+      if (count_ == max(item.done, item.before + 1 + kNearly) - kNearly) {
         ptx::mbarrier_arrive(barrier_at(control_.nearly));
       }
     };

@@ -150,7 +150,8 @@ class BackwardSums : protected BackwardScores<Config> {
         const int4 x = ptx::load_shared_16(out ^ n % 2 * 4 * kRow ^ n / 2 << 4);
         const uint32_t words[4] = {static_cast<uint32_t>(x.x), static_cast<uint32_t>(x.y),
                                    static_cast<uint32_t>(x.z), static_cast<uint32_t>(x.w)};
-        ptx::store_if(n * 4 < keys && half * 64 < columns, to + half * 128 + n * step, words);
+        ptx::store_streaming_if(n * 4 < keys && half * 64 < columns, to + half * 128 + n * step,
+                                words);
       }
       __syncwarp();
     }

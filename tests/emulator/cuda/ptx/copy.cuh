@@ -23,6 +23,9 @@ void cp_async_wait() {
 inline void store_if(bool condition, void* to, const uint32_t (&x)[4]) {
   if (condition) std::memcpy(to, x, 16);
 }
+inline void store_streaming_if(bool condition, void* to, const uint32_t (&x)[4]) {
+  store_if(condition, to, x);
+}
 inline void store_if(bool condition, void* to, uint32_t x) {
   if (condition) std::memcpy(to, &x, 4);
 }

@@ -56,7 +56,7 @@ inline void bulk_store(void* to, uint32_t from, uint32_t bytes) {
   emulator::engine_store(from, bytes, [=](const char* data) { std::memcpy(to, data, bytes); });
 }
 
-inline void bulk_add(float* to, uint32_t from, uint32_t bytes) {
+inline void bulk_add(float* to, uint32_t from, uint32_t bytes, uint64_t) {
   emulator::engine_store(from, bytes, [=](const char* data) {
     for (uint32_t n = 0; n < bytes / 4; ++n) {
       float x;
