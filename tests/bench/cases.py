@@ -155,13 +155,13 @@ def _decode() -> Iterator[Case]:
 
 def _paper(op: str, dtype: str = "bf16",
            lengths: Tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384),
-           dims: Tuple[int, ...] = (64, 128, 256)) -> Iterator[Case]:
+           dims: Tuple[int, ...] = (64, 128, 256), repeatable: bool = False) -> Iterator[Case]:
     """The tables of the attention papers: 16k tokens, heads * dim = 2048."""
     for dim in dims:
         for causal in (False, True):
             for seqlen in lengths:
                 yield Case(op, dtype, 16384 // seqlen, 2048 // dim, seqlen_q=seqlen, dim=dim,
-                           causal=causal)
+                           causal=causal, repeatable=repeatable)
 
 
 def _gpu_decode() -> Iterator[Case]:
@@ -233,6 +233,7 @@ GPU_PRESETS: Dict[str, List[Case]] = {
     "gpu": [*_paper("forward"), *_paper("backward")],
     "quick": [*_paper("forward", lengths=(1024, 4096, 16384)),
               *_paper("backward", lengths=(1024, 4096, 16384))],
+    "repeatable": list(_paper("backward", repeatable=True)),  # peers: as they are
     "fp32": [*_paper("forward", "f32", (1024, 4096, 16384)),
              *_paper("backward", "f32", (1024, 4096), (64, 128))],
     "decode": list(_gpu_decode()),

@@ -149,9 +149,9 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry,
       static_cast<int64_t>(shape.seqlen_q) * problem_.group() * (entry.dim_qk + entry.dim_v) * 2,
       1);
   const int64_t units = common.units();
-  // As many as a quarter of L2 holds. In turns, where tiles of keys of a unit wait for each other,
-  // a few are worth half of it: up to 5 %.
-  int64_t fitting = l2_bytes_ / 4 / unit_bytes;
+  // As many as a quarter of L2 holds; under masks an eighth: 1 to 3 % at 1k. In turns, where tiles
+  // of keys of a unit wait for each other, a few are worth half of it: up to 5 %.
+  int64_t fitting = l2_bytes_ / (problem_.mask == 0 || ordered() ? 4 : 8) / unit_bytes;
   if (ordered()) fitting = std::max(fitting, std::min<int64_t>(5, l2_bytes_ / 2 / unit_bytes));
   p.sections =
       Sections::of(units, ceil_div(shape.seqlen_kv, entry.tile_kv), fitting, units_ / entry.blocks);
