@@ -46,10 +46,7 @@ class DqAdder {
       : params_(params), control_(control), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
-    for (Items items;; items.advance()) {
-      ptx::mbarrier_wait(barrier_at(control_.item_full[items.slot()]), items.phase());
-      const volatile BackwardItem<Config>& item = control_.items[items.slot()];
-      if (item.end) break;
+    for_each_item(control_, [&](const volatile BackwardItem<Config>& item, uint32_t empty) {
       const auto add = [&](int32_t, int32_t, int32_t place) {
         if (count_++ % 2 == adder()) settle(place, this->add(item, place));
       };
@@ -63,8 +60,8 @@ class DqAdder {
         }
       };
       for_each_tile<Config>(item, params_, add, skip);
-      ptx::mbarrier_arrive(barrier_at(control_.item_empty[items.slot()]));
-    }
+      ptx::mbarrier_arrive(empty);
+    });
     ptx::bulk_wait();
     if constexpr (Config::kConverts) {
       if (!ordered() && own() > 0) count((own() - 1) % kDqLater + 1);

@@ -361,6 +361,18 @@ constexpr int kDqBarrier = 3;         // the four warps that compute dQ
 
 using Items = Ring<kBackwardItems>;
 
+// Calls work(item, empty) for all items, as the planner shows them; who has read one arrives at
+// `empty`.
+template <class Config, class Work>
+__device__ __forceinline__ void for_each_item(BackwardControl<Config>& control, Work work) {
+  for (Items items;; items.advance()) {
+    ptx::mbarrier_wait(barrier_at(control.item_full[items.slot()]), items.phase());
+    const volatile BackwardItem<Config>& item = control.items[items.slot()];
+    if (item.end) break;
+    work(item, barrier_at(control.item_empty[items.slot()]));
+  }
+}
+
 // A head of the group and a tile of queries, where scores may be any.
 constexpr int32_t kPlaceHead = kMostAnyTiles, kPlaceTile = kPlaceHead - 1;
 

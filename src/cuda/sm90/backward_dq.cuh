@@ -35,17 +35,14 @@ class DqGroup {
       : params_(params), control_(control), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
-    for (Items items;; items.advance()) {
-      ptx::mbarrier_wait(barrier_at(control_.item_full[items.slot()]), items.phase());
-      const volatile BackwardItem<Config>& item = control_.items[items.slot()];
-      if (item.end) break;
+    for_each_item(control_, [&](const volatile BackwardItem<Config>& item, uint32_t empty) {
       while (place_.count != item.done) step(keys_at<Config>(shared_, item));
       ptx::named_sync(kDqBarrier, 128);  // all have read the item
       if (leader()) {
         if (item.done != item.before) free_k(control_, item);
-        ptx::mbarrier_arrive(barrier_at(control_.item_empty[items.slot()]));
+        ptx::mbarrier_arrive(empty);
       }
-    }
+    });
     if constexpr (Config::kConverts) DqConverter<Config>(params_, control_).finish();
   }
 

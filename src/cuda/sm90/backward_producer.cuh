@@ -264,13 +264,10 @@ class BackwardLoader {
       : params_(params), control_(control), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
-    for (Items items;; items.advance()) {
-      ptx::mbarrier_wait(barrier_at(control_.item_full[items.slot()]), items.phase());
-      const volatile BackwardItem<Config>& item = control_.items[items.slot()];
-      if (item.end) break;
+    for_each_item(control_, [&](const volatile BackwardItem<Config>& item, uint32_t empty) {
       load(item);
-      ptx::mbarrier_arrive(barrier_at(control_.item_empty[items.slot()]));
-    }
+      ptx::mbarrier_arrive(empty);
+    });
   }
 
  private:
