@@ -13,49 +13,42 @@
 
 namespace flashattn::cuda::sm90 {
 
-// Two warpgroups hold dK and dV of 64 keys each; a third computes dQ.
-template <class T_, int kDim_, int kTileQ_, Scores kScores_>
-struct BackwardConfig {
+// Tiles of all kinds. Columns come in panels of 64, 128 bytes a row.
+template <class T_, int kDimQk_, int kDimV_, int kTileQ_, int kTileKv_, Scores kScores_>
+struct BackwardTiles {
   using T = T_;
-  static constexpr int kDim = kDim_;  // of the products; smaller heads: zeros
-  static constexpr int kTileQ = kTileQ_, kTileKv = 128;
-  static constexpr int kPartQ = 64;  // of the products
-  static constexpr bool kWide = false, kPair = false, kLong = false;
-  static constexpr bool kConverts = true;     // dQ: the warpgroup that computes it has time
-  static constexpr bool kStartsEarly = true;  // before all is prepared
-  static constexpr bool kFreesV = true;       // behind the last dP of an item: the next may come
-  static constexpr int kItemKv = kTileKv;
+  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the products; smaller heads: zeros
+  static constexpr int kTileQ = kTileQ_, kTileKv = kTileKv_;
   static constexpr Scores kScores = kScores_;
   static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
-  static constexpr int kConsumers = 2;  // warpgroups of 64 keys
-  static constexpr bool kCuts = true;   // tiles of keys, for several blocks
-  static constexpr int kSums = kDim;    // of dK and dV, that a thread of them holds
-  static constexpr int kStages = kDim * kTileQ == 64 * 64 ? 4 : 2;
-  static constexpr int kThreads = 128 * (2 + kConsumers);
-  // A multiprocessor has 512 for the four.
-  static constexpr int kProducerRegisters = 32, kDqRegisters = 64;
-  static constexpr int kConsumerRegisters = 208;
-  // Registers hold S of the next tile while dK of this one is under way.
-  static constexpr bool kAhead = kDim == 64;
-  // Registers do not hold dP and two kinds of weights: one waits where dS will lie.
-  static constexpr bool kParked = kDim == 128 && kModified;
-
-  // Columns come in panels of 64, 128 bytes a row.
-  static constexpr int kPanels = kDim / 64, kPanelsQk = kPanels, kPanelsV = kPanels;
-  static constexpr int kOtherPanels = 0;
-  static constexpr int kQStages = kStages, kDoStages = kStages;
-  static constexpr int kDsWarps = 8, kDoReaders = 8;  // arrivals
-  static constexpr int kKeyStages = 2;  // of K: the next while dQ still needs the last
-  static constexpr int kKeyBytes = kTileKv * kDim * 2, kQueryBytes = kTileQ * kDim * 2;
-  static constexpr int kDoBytes = kQueryBytes;
-  static constexpr int kScoreBytes = kTileQ * kTileKv * 2;
+  static constexpr int kConsumers = 2;  // warpgroups that hold dK and dV
+  static constexpr int kPanelsQk = kDimQk / 64, kPanelsV = kDimV / 64;
+  static constexpr int kKeyBytes = kTileKv * kDimQk * 2;
+  static constexpr int kQueryBytes = kTileQ * kDimQk * 2, kDoBytes = kTileQ * kDimV * 2;
   static constexpr int kDsStages = 2;
-  static constexpr int kSumBytes = kTileQ * kDim * 4;
-  static constexpr int kShares = kTileQ * kDim / (64 * 64), kOwnShares = kShares;  // of dQ
-  static constexpr int kSharesAtOnce = 1;
-  static constexpr int kDqSlots = kShares, kDqBytes = kSumBytes / kShares;  // a slot
-  static constexpr int kDqPieces = kShares;        // of a tile of dQ: each fills a slot
   static constexpr int kNumberBytes = kTileQ * 4;  // lse or D of a tile
+};
+
+// Two warpgroups hold dK and dV of 64 keys each. kShares: of dQ.
+template <class T, int kDim_, int kTileQ, Scores kScores, int kStages_, int kKeyStages_,
+          int kShares_>
+struct BackwardSmallTiles : BackwardTiles<T, kDim_, kDim_, kTileQ, 128, kScores> {
+  using Tiles = BackwardTiles<T, kDim_, kDim_, kTileQ, 128, kScores>;
+  using Tiles::kTileKv, Tiles::kKeyBytes, Tiles::kQueryBytes, Tiles::kDsStages, Tiles::kNumberBytes;
+  static constexpr int kDim = kDim_, kPanels = kDim / 64;
+  static constexpr bool kWide = false, kPair = false;
+  static constexpr int kItemKv = kTileKv;
+  static constexpr bool kCuts = true;  // tiles of keys, for several blocks
+  static constexpr int kSums = kDim;   // of dK and dV, that a thread of them holds
+  static constexpr int kStages = kStages_, kQStages = kStages, kDoStages = kStages;
+  static constexpr int kKeyStages = kKeyStages_;  // of K: the next while dQ still needs the last
+  static constexpr int kDsWarps = 8, kDoReaders = 8;  // arrivals
+  static constexpr int kOtherPanels = 0;
+  static constexpr int kScoreBytes = kTileQ * kTileKv * 2;
+  static constexpr int kSumBytes = kTileQ * kDim * 4;
+  static constexpr int kShares = kShares_, kOwnShares = kShares;
+  static constexpr int kDqSlots = kShares, kDqBytes = kSumBytes / kShares;  // a slot
+  static constexpr int kDqPieces = kShares;  // of a tile of dQ: each fills a slot
 
   // Stages of K | V | stages of Q | of dO | of dS | dQ | stages of lse | of D | BackwardControl.
   static constexpr int kV = kKeyStages * kKeyBytes, kQ = kV + kKeyBytes;
@@ -63,6 +56,27 @@ struct BackwardConfig {
   static constexpr int kDs = kDo + kStages * kQueryBytes, kDq = kDs + kDsStages * kScoreBytes;
   static constexpr int kLse = kDq + kSumBytes, kDelta = kLse + kStages * kNumberBytes;
   static constexpr int kMainBytes = kDelta + kStages * kNumberBytes;
+};
+
+// A third warpgroup computes dQ.
+template <class T, int kDim, int kTileQ, Scores kScores>
+struct BackwardConfig
+    : BackwardSmallTiles<T, kDim, kTileQ, kScores, kDim * kTileQ == 64 * 64 ? 4 : 2, 2,
+                         kTileQ * kDim / (64 * 64)> {
+  static constexpr int kPartQ = 64;  // of the products
+  static constexpr bool kLong = false;
+  static constexpr bool kConverts = true;     // dQ: the warpgroup that computes it has time
+  static constexpr bool kStartsEarly = true;  // before all is prepared
+  static constexpr bool kFreesV = true;       // behind the last dP of an item: the next may come
+  static constexpr int kSharesAtOnce = 1;
+  static constexpr int kThreads = 128 * 4;
+  // A multiprocessor has 512 for the four.
+  static constexpr int kProducerRegisters = 32, kDqRegisters = 64;
+  static constexpr int kConsumerRegisters = 208;
+  // Registers hold S of the next tile while dK of this one is under way.
+  static constexpr bool kAhead = kDim == 64;
+  // Registers do not hold dP and two kinds of weights: one waits where dS will lie.
+  static constexpr bool kParked = kDim == 128 && kScores != Scores::kScaled;
 
   static_assert(kTileQ == 64 || kDim == 64, "dQ: shares of 64 x 64, by columns or by queries");
 };
@@ -73,21 +87,21 @@ struct BackwardConfig {
 // kPair: two blocks, a cluster, work on 128 keys, each on 64 of them as above. They exchange dS, so
 // that each computes dQ of half of the columns over all 128 keys: half as much is added to memory.
 // Each loads half of the columns of Q and dO for both.
-template <class T_, int kDimQk_, int kDimV_, Scores kScores_>
-struct BackwardWideConfig {
-  using T = T_;
-  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;
-  static constexpr int kTileQ = 64, kTileKv = 64, kPartQ = kTileQ;
+template <class T, int kDimQk, int kDimV, Scores kScores>
+struct BackwardWideConfig : BackwardTiles<T, kDimQk, kDimV, 64, 64, kScores> {
+  using Tiles = BackwardTiles<T, kDimQk, kDimV, 64, 64, kScores>;
+  using Tiles::kKeyBytes, Tiles::kQueryBytes, Tiles::kDoBytes, Tiles::kDsStages,
+      Tiles::kNumberBytes;
+  using Tiles::kTileQ, Tiles::kTileKv, Tiles::kModified, Tiles::kAny, Tiles::kPanelsQk;
+  static constexpr int kPartQ = kTileQ;
   static constexpr bool kWide = true, kPair = kDimQk > 192, kLong = false;
   static constexpr bool kConverts = false, kFreesV = false;
   static constexpr bool kStartsEarly = false;       // 0 gained
   static constexpr int kItemKv = kPair ? 128 : 64;  // keys of an item
-  static constexpr Scores kScores = kScores_;
-  static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
   // The weights, on their way from one consumer to the other, wait where dS will lie: there is no
   // other room.
   static constexpr bool kParked = kPair;
-  static constexpr int kConsumers = 2, kThreads = 128 * 4;
+  static constexpr int kThreads = 128 * 4;
   static constexpr bool kCuts = !kPair;  // the planner has no registers for it
   static constexpr int kSums = (kDimQk > kDimV ? kDimQk : kDimV) / 2;
   // Shares of dQ, 64 columns each, whose sums registers hold at once: dS is read once for all.
@@ -97,12 +111,10 @@ struct BackwardWideConfig {
   static constexpr int kFirstRegisters = kSharesAtOnce > 1 ? 200 : 216;  // the first: also scores
   static constexpr int kConsumerRegisters = kSharesAtOnce > 1 ? 192 : 200;
 
-  static constexpr int kPanelsQk = kDimQk / 64, kPanelsV = kDimV / 64;
   static constexpr int kQStages = 2, kDoStages = kDimV > 192 ? 1 : 2;
-  static constexpr int kDsStages = 2, kPStages = kParked ? 0 : 2;
+  static constexpr int kPStages = kParked ? 0 : 2;
   static constexpr int kDsWarps = 4, kDoReaders = 5;
-  static constexpr int kKeyStages = 1, kKeyBytes = kTileKv * kDimQk * 2;
-  static constexpr int kQueryBytes = kTileQ * kDimQk * 2, kDoBytes = kTileQ * kDimV * 2;
+  static constexpr int kKeyStages = 1;
   // Of the partner's K, the columns of which this block computes dQ.
   static constexpr int kOtherPanels = kPair ? kPanelsQk / 2 : 0;
   static constexpr int kOtherBytes = kOtherPanels * kTileKv * 128;
@@ -112,7 +124,6 @@ struct BackwardWideConfig {
   static constexpr int kDqSlots = kShares == 4 ? 2 : kShares;
   static constexpr int kDqBytes = 64 * 64 * (kPair ? 2 : 4);  // a slot: a share, or half of one
   static constexpr int kDqPieces = kOwnShares * (64 * 64 * 4) / kDqBytes;
-  static constexpr int kNumberBytes = kTileQ * 4;
 
   // K | V | stages of Q | of dO | of dS | of P | dQ | the partner's K | stages of lse | of D |
   // BackwardControl.
@@ -124,52 +135,17 @@ struct BackwardWideConfig {
   static constexpr int kMainBytes = kDelta + kDoStages * kNumberBytes;
 };
 
-// For many queries. Two warpgroups hold dK and dV of 64 keys each; with none for dQ they have the
-// registers for tiles of 80 queries.
-template <class T_, int kDim_, Scores kScores_>
-struct BackwardLongConfig {
-  using T = T_;
-  static constexpr int kDim = kDim_;  // of the products; smaller heads: zeros
-  static constexpr int kTileQ = 80, kTileKv = 128;
-  static constexpr int kPartQ = kTileQ;
-  static constexpr bool kWide = false, kPair = false, kLong = true, kConverts = false;
-  static constexpr bool kFreesV = false, kStartsEarly = false;
-  static constexpr int kItemKv = kTileKv;
-  static constexpr Scores kScores = kScores_;
-  static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
-  static constexpr int kConsumers = 2;
-  static constexpr bool kCuts = true;
-  static constexpr int kSums = kDim;
-  static constexpr int kStages = 2;
-  static constexpr int kThreads = 128 * (1 + kConsumers);
+// For many queries: with no warpgroup for dQ the consumers have the registers for tiles of 80.
+template <class T, int kDim, Scores kScores>
+struct BackwardLongConfig : BackwardSmallTiles<T, kDim, 80, kScores, 2, 1, 2> {
+  static constexpr int kPartQ = 80;
+  static constexpr bool kLong = true, kConverts = false;
+  static constexpr bool kFreesV = false, kStartsEarly = false, kParked = false;
+  static constexpr int kThreads = 128 * 3;
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
-  static constexpr bool kParked = false;
-
-  static constexpr int kPanels = kDim / 64, kPanelsQk = kPanels, kPanelsV = kPanels;
-  static constexpr int kOtherPanels = 0;
-  static constexpr int kQStages = kStages, kDoStages = kStages;
-  static constexpr int kDsWarps = 8, kDoReaders = 8;  // arrivals
-  static constexpr int kKeyStages = 1;
-  static constexpr int kKeyBytes = kTileKv * kDim * 2, kQueryBytes = kTileQ * kDim * 2;
-  static constexpr int kDoBytes = kQueryBytes;
-  static constexpr int kScoreBytes = kTileQ * kTileKv * 2;
-  static constexpr int kDsStages = 2;
-  static constexpr int kSumBytes = kTileQ * kDim * 4;
-  static constexpr int kShares = 2, kOwnShares = kShares;  // of dQ: a consumer's columns
-  static constexpr int kDqSlots = kShares, kDqBytes = kSumBytes / kShares;
-  static constexpr int kDqPieces = kShares;
-  static constexpr int kNumberBytes = kTileQ * 4;
-
-  // K | V | stages of Q | of dO | of dS | dQ | stages of lse | of D | BackwardControl.
-  static constexpr int kV = kKeyStages * kKeyBytes, kQ = kV + kKeyBytes;
-  static constexpr int kDo = kQ + kStages * kQueryBytes;
-  static constexpr int kDs = kDo + kStages * kQueryBytes, kDq = kDs + kDsStages * kScoreBytes;
-  static constexpr int kLse = kDq + kSumBytes, kDelta = kLse + kStages * kNumberBytes;
-  static constexpr int kMainBytes = kDelta + kStages * kNumberBytes;
 
   static_assert(kDim == 128, "a consumer has 64 columns of dQ");
-  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
-                    (1 + kConsumers) * (65536 / kThreads / 8 * 8),
+  static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * (65536 / kThreads / 8 * 8),
                 "who claims more registers than the block has waits for ever");
 };
 
