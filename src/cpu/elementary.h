@@ -99,11 +99,10 @@ FLASHATTN_INLINE Floats reciprocal(Floats x) {
 constexpr float kTanhIsNear0 = 0.625f;
 FLASHATTN_INLINE Floats tanh_near_0(Floats x) {
   const Floats square = x * x;
-  Floats p = splat(5.659371517e-3f);
-  p = p * square + splat(-2.059952815e-2f);
-  p = p * square + splat(5.372802716e-2f);
-  p = p * square + splat(-1.333130811e-1f);
-  p = p * square + splat(3.333327725e-1f);
+  Floats p = splat(-1.519537339e-2f);  // minimax, relative error 1.2e-7
+  p = p * square + splat(5.194790459e-2f);
+  p = p * square + splat(-1.330817506e-1f);
+  p = p * square + splat(3.333234124e-1f);
   return x - x * square * p;
 }
 
