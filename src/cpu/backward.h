@@ -260,7 +260,7 @@ class BackwardTile {
     const int64_t first_row = job_.query_tile(sequence_, b_, head, tile) * scratch_.tile_q;
     for (int32_t r = 0; r < rows; ++r) {
       const int32_t i = queries.begin + r;
-      for (Ahead& ahead : ahead_) ahead.fetch(rows - r);
+      for (Ahead& ahead : ahead_) ahead.fetch(rows);
       row_gradients(rules, i, r, columns, job_.lse2[first_row + r], job_.delta[first_row + r]);
       float* ds = scratch_.dp + static_cast<int64_t>(r) * scratch_.tile_kv;
       if (dbias) add_to_dbias(head, i, columns, ds);

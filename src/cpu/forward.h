@@ -7,6 +7,7 @@
 
 #include "cpu/direct.h"
 #include "cpu/forward_scratch.h"
+#include "cpu/weights.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
@@ -253,6 +254,13 @@ class ForwardBlock {
           each[n] = finish_scores(rules, i, tile_row + n, keys, run, full);
           if (!rules.modified()) factor[n] = rules.scale * kLog2E;
         }
+        if (rules.modified() && full) continue;
+        for (int32_t at = n - (segment.queries.end - segment.queries.begin); at < n;) {
+          at += with_pair(tile_row + at, n - at, [&](auto rows) {
+            highest_of<decltype(rows)::value>(scores_of(tile_row + at), scratch_.tile_kv,
+                                              columns_of(tile_row + at), each + at);
+          });
+        }
       }
       for (int32_t n = count; n < kWidth; ++n) each[n] = splat(-kInfinity);
       float *m = scratch_.m + row, *l = scratch_.l + row;
@@ -260,9 +268,16 @@ class ForwardBlock {
       const Floats top = select((highest > before) | (highest != highest), highest, before);
       // Where no key was visible so far the weights are zero.
       store(shift, select(top == -kInfinity, Floats{}, top));
-      for (int32_t n = 0; n < count; ++n) {
-        for (Ahead& ahead : ahead_) ahead.fetch(rows_ - row - n);
-        each[n] = write_weights(tile_row + n, splat(factor[n]), shift[n]);
+      for (int32_t n = 0; n < count;) {
+        n += with_pair(tile_row + n, count - n, [&](auto rows) {
+          for (Ahead& ahead : ahead_) ahead.fetch(rows_ / decltype(rows)::value);
+          const int32_t r = tile_row + n;
+          write_weights<kCompute, decltype(rows)::value>(
+              scores_of(r), scratch_.p + int64_t{r} * scratch_.tile_kv / 2,
+              problem_.dropout > 0 ? scratch_.keep + int64_t{r + keep_shift_} * scratch_.tile_kv
+                                   : nullptr,
+              scratch_.tile_kv, columns_of(r), factor + n, shift + n, each + n);
+        });
       }
       for (int32_t n = count; n < kWidth; ++n) each[n] = Floats{};
       const Floats scale = select(top == before, splat(1.0f), exp2(before - top));
@@ -287,48 +302,23 @@ class ForwardBlock {
     return scratch_.s + int64_t{tile_row} * scratch_.tile_kv;
   }
 
-  // Products of query i to scores, hidden ones to -inf; returns the highest of each lane.
+  // Products of query i to scores, hidden ones to -inf. Returns the highest of each lane where
+  // scores are modified, before any is hidden.
   FLASHATTN_INLINE Floats finish_scores(const ScoreRules& rules, int32_t i, int32_t tile_row,
                                         Interval keys, Interval run, bool full) {
+    Floats top = splat(-kInfinity);
     const Interval columns = columns_of(tile_row);
-    if (columns.begin >= columns.end) return splat(-kInfinity);
+    if (columns.begin >= columns.end) return top;
     float* s = scores_of(tile_row);
     if (rules.modified()) {
-      const Floats top = modify_row(rules, i, keys.begin, sequence_.len.kv, columns.begin,
-                                    columns.end, s, nullptr);
-      if (full) return top;
+      top = modify_row(rules, i, keys.begin, sequence_.len.kv, columns.begin, columns.end, s,
+                       nullptr);
     }
     if (!full) {
       mask_row(rules, rules.blocks != nullptr, i, keys.begin,
                intersect(visible_keys(mask_, i, sequence_.len), run), columns, s);
     }
-    return highest_of(s, columns);
-  }
-
-  // p = 2^(factor * s - m) as an A operand; returns the sum over all in each lane, dropped or not.
-  FLASHATTN_INLINE Floats write_weights(int32_t tile_row, Floats factor, float m) {
-    const Interval columns = columns_of(tile_row);
-    const bool dropout = problem_.dropout > 0;
-    float* s = scores_of(tile_row);
-    const uint8_t* keep = scratch_.keep + (int64_t{tile_row} + keep_shift_) * scratch_.tile_kv;
-    uint32_t* out = scratch_.p + int64_t{tile_row} * scratch_.tile_kv / 2;
-    Floats total{};
-    for (int32_t c = columns.begin; c < columns.end; c += 2 * kWidth) {
-      Floats p[] = {load(s + c) * factor - splat(m), load(s + c + kWidth) * factor - splat(m)};
-      exp2_each<kExp2For<kCompute>>(p);
-      total += p[0] + p[1];
-      if (dropout) {
-        p[0] = apply_keep(p[0], keep + c);
-        p[1] = apply_keep(p[1], keep + c + kWidth);
-      }
-      if constexpr (kCompute == Compute::kF32) {
-        store(s + c, p[0]);
-        store(s + c + kWidth, p[1]);
-      } else {
-        store_bf16_row(out + c / 2, p[0], p[1]);
-      }
-    }
-    return total;
+    return top;
   }
 
   // The keep bytes of a segment: row tile_row + keep_shift_ of the buffer holds its first query.

@@ -5,17 +5,19 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// Scores of 24 rows against as many keys as, packed, stay in a core's L2 cache beside the block's
-// queries and outputs; blocks of many rows, so that packing is a small part of the work.
+// Scores of some rows against as many keys as, packed, stay in a core's L2 cache beside what passes
+// by: every tile costs each of its rows some 80 cycles. Blocks of many rows, so that packing is a
+// small part of the work.
 inline Tiling forward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
-  // Four micro-kernels high, or two tile registers: these come with larger caches.
-  const bool tiles = kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16;
-  const int32_t tile_q = tiles ? 32 : 24, rows = 1056 / tile_q * tile_q;
-  if (dim <= 64) return {rows, tile_q, tiles ? 1536 : 768};
-  if (dim <= 128) return {rows, tile_q, tiles ? 768 : 384};
-  if (dim <= 256) return {192, tile_q, 128};
-  return {96, tile_q, 64};
+  const int32_t rows = dim <= 128 ? 1056 : dim <= 256 ? 528 : 264;
+  if (kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16) {  // two tile registers high
+    return {rows / 32 * 32, 32, dim <= 64 ? 1536 : dim <= 128 ? 768 : dim <= 256 ? 128 : 64};
+  }
+  // Eight or four micro-kernels high: caches of machines with wide vectors are larger.
+  const bool wide = kWidth == 16;
+  const int32_t tile_q = wide ? 48 : 24, keys = (wide ? 1024 : 768) * 64;
+  return {rows / tile_q * tile_q, tile_q, keys / (dim < 64 ? 64 : dim) / kPanel * kPanel};
 }
 
 // Of blocks that read keys and values as they lie.

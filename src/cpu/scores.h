@@ -135,14 +135,26 @@ inline void fill(float* s, int32_t begin, int32_t end, float value) {
   for (int32_t c = begin; c < end; ++c) s[c] = value;
 }
 
+// Hides those of the columns, whole vectors, that are not shown. By whole vectors, which what reads
+// them next need not wait for.
+FLASHATTN_INLINE void hide(float* s, Interval shown, Interval columns) {
+  const Floats hidden = splat(-kInfinity);
+  const auto lanes_from = [](int32_t c) { return iota() >= splat(static_cast<float>(c)); };
+  for (int32_t c = columns.begin; c < shown.begin; c += kWidth) {
+    store(s + c, select(lanes_from(shown.begin - c), load(s + c), hidden));
+  }
+  for (int32_t c = shown.end / kWidth * kWidth; c < columns.end; c += kWidth) {
+    store(s + c, select(lanes_from(shown.end - c), hidden, load(s + c)));
+  }
+}
+
 // Hides the columns of s whose keys are not visible, or lie in blocks that are off. Column 0 is key
 // `first`.
 inline void mask_row(const ScoreRules& rules, bool blocks, int32_t i, int32_t first,
                      Interval visible, Interval columns, float* s) {
   const Interval shown = intersect({visible.begin - first, visible.end - first}, columns);
   if (shown.begin >= shown.end) return fill(s, columns.begin, columns.end, -kInfinity);
-  fill(s, columns.begin, shown.begin, -kInfinity);
-  fill(s, shown.end, columns.end, -kInfinity);
+  hide(s, shown, columns);
   if (!blocks) return;
   const uint8_t* row = rules.blocks + i / rules.block_q * rules.blocks_row;
   for (int32_t j = first + shown.begin; j < first + shown.end;) {
@@ -151,16 +163,6 @@ inline void mask_row(const ScoreRules& rules, bool blocks, int32_t i, int32_t fi
     if (!row[x]) fill(s, j - first, next - first, -kInfinity);
     j = next;
   }
-}
-
-// The highest of the columns in each lane. A NaN is kept.
-FLASHATTN_INLINE Floats highest_of(const float* s, Interval columns) {
-  Floats even = splat(-kInfinity), odd = even;
-  for (int32_t c = columns.begin; c < columns.end; c += 2 * kWidth) {
-    even = max_keep_nan(load(s + c), even);
-    odd = max_keep_nan(load(s + c + kWidth), odd);
-  }
-  return max_of_both(even, odd);
 }
 
 template <int... kLane>
