@@ -26,7 +26,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import flashattn
 from cases import Case, chosen as chosen_cases
-from runners import available
+from runners import available, keep_memory
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -118,6 +118,7 @@ def main() -> int:
 
     device = flashattn.devices()[0]
     threads = chosen.threads or device.units
+    keep_memory()
     runners = available(threads)
     if chosen.alone:
         runners.pop("torch", None)

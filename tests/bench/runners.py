@@ -2,6 +2,8 @@
 function without arguments that does the work once."""
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from typing import Any, Callable, Dict, Optional
 
 import numpy as np
@@ -63,6 +65,7 @@ class FlashAttn:
             out = np.empty((*a["q"].shape[:3], case.value_dim), a["q"].dtype)
             return lambda: flashattn.attention(a["q"], a["k"], a["v"], out=out, **chosen)
         out, lse = flashattn.attention(a["q"], a["k"], a["v"], return_lse=True, **chosen)
+        chosen.update({"d" + name: np.empty_like(a[name]) for name in "qkv"})
         return lambda: flashattn.attention_backward(a["dout"], a["q"], a["k"], a["v"], out, lse,
                                                     **chosen)
 
@@ -98,6 +101,15 @@ class Torch:
         inputs = [data[name].requires_grad_() for name in "qkv"]
         out = forward()
         return lambda: torch.autograd.grad(out, inputs, data["dout"], retain_graph=True)
+
+
+def keep_memory() -> None:
+    """Memory that is freed stays with the process, where the C library can be told: PyTorch makes its
+    gradients anew in each call, and the kernel's pages for them are not what is measured."""
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        for option, value in ((-1, 1 << 30), (-3, 32 << 20)):  # M_TRIM_, M_MMAP_THRESHOLD
+            library.mallopt(option, value)
 
 
 def available(threads: int) -> Dict[str, Any]:
