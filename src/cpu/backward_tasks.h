@@ -61,15 +61,13 @@ inline void backward_prepare_task(const BackwardJob& job, int64_t task) {
 
 template <Compute kCompute>
 void backward_task(const BackwardJob& job, int64_t task, char* scratch) {
-  // Key tile by key tile, all heads of each: neighbours in this order never wait for one another.
-  const int64_t heads = job.problem->heads_kv, batch = job.args->shape.batch;
+  const int32_t heads = job.problem->heads_kv;
   const auto tile = [&](int64_t n) {
-    return BackwardTile<kCompute>(job, static_cast<int32_t>(n / heads % batch),
-                                  static_cast<int32_t>(n % heads),
-                                  static_cast<int32_t>(n / heads / batch), scratch);
+    const Sections::Place place = job.order.place(static_cast<int32_t>(n));
+    return BackwardTile<kCompute>(job, place.unit / heads, place.unit % heads, place.turn, scratch);
   };
   const int64_t next = task + job.threads;
-  if (next >= heads * batch * job.key_tiles) return tile(task).gradients(nullptr);
+  if (next >= job.order.count()) return tile(task).gradients(nullptr);
   const BackwardTile<kCompute> ahead = tile(next);
   tile(task).gradients(&ahead);
 }

@@ -1,6 +1,7 @@
 // What the launcher hands to the kernels: plain data, shared by all instruction sets.
 #pragma once
 
+#include "core/sections.h"
 #include "core/sequence.h"
 
 namespace flashattn::cpu {
@@ -80,6 +81,10 @@ struct BackwardJob {
   Tiling tiling;        // rows: of a tile of queries, as tile_q
   int32_t query_tiles;  // of the longest sequence
   int32_t key_tiles;
+  // KV heads of all sequences, a turn for each tile of keys: as many heads at a time as there are
+  // threads, whose queries stay in the caches, and of these all before the next tile, so that
+  // neighbours never wait for one another.
+  Sections order;
   int32_t threads;
   uint64_t rng_seed, rng_offset;
   bool dbias_is_reduced;  // several scores add to one element: a pass of its own

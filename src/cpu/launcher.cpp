@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/arrays.h"
+#include "core/error.h"
 #include "cpu/device.h"
 #include "cpu/parallel.h"
 
@@ -272,6 +273,12 @@ int32_t CpuLauncher::backward(const flashattn_backward_args& args, void* workspa
   job.query_tiles = tiles(shape.seqlen_q, backward_tiling_.tile_q);
   job.key_tiles = tiles(shape.seqlen_kv, backward_tiling_.tile_kv);
   job.threads = threads_for(threads_, 2.5 * forward_work(problem_, shape));
+  const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
+  if (heads * job.key_tiles > INT32_MAX) {
+    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
+                "the shape has more than 2^31 tiles of keys; split the batch");
+  }
+  job.order = Sections::of(heads, job.key_tiles, job.threads, job.threads);
   job.rng_seed = random.seed;
   job.rng_offset = random.offset;
   job.dbias_is_reduced = (args.dbias_stride_batch == 0 && shape.batch > 1) ||
@@ -288,7 +295,7 @@ int32_t CpuLauncher::backward(const flashattn_backward_args& args, void* workspa
   };
   const int64_t batch = shape.batch;
   run(batch * problem_.heads_q * job.query_tiles, kernels_.backward_prepare);
-  run(batch * problem_.heads_kv * job.key_tiles, kernels_.backward);
+  run(job.order.count(), kernels_.backward);
   if (args.dbias && job.dbias_is_reduced) {
     run((args.dbias_stride_batch ? batch : 1) * (args.dbias_stride_head ? problem_.heads_q : 1) *
             job.key_tiles,
