@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cpu/backward_scratch.h"
+#include "cpu/weights.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
@@ -258,99 +259,108 @@ class BackwardTile {
       }
     }
     const int64_t first_row = job_.query_tile(sequence_, b_, head, tile) * scratch_.tile_q;
-    for (int32_t r = 0; r < rows; ++r) {
-      const int32_t i = queries.begin + r;
-      for (Ahead& ahead : ahead_) ahead.fetch(rows);
-      row_gradients(rules, i, r, columns, job_.lse2[first_row + r], job_.delta[first_row + r]);
-      float* ds = scratch_.dp + static_cast<int64_t>(r) * scratch_.tile_kv;
-      if (dbias) add_to_dbias(head, i, columns, ds);
-      if (problem_.softcap != 0) {
-        const Interval band = own(r);
-        for (int32_t c = band.begin; c < band.end; c += kWidth) {
-          store(ds + c, load(ds + c) * load(scratch_.derivative + c));
-        }
-      }
-      if constexpr (kCompute == Compute::kBf16Pairs) {
-        if (r % 2 == 1 || r + 1 == rows) round_rows(r / 2, r % 2 == 1, columns);
-      }
+    for (int32_t r = 0; r < rows;) {
+      r += with_pair(r, rows - r, [&](auto count) {
+        for (Ahead& ahead : ahead_) ahead.fetch(rows / decltype(count)::value);
+        row_gradients<decltype(count)::value>(rules, head, queries.begin + r, r, columns,
+                                              job_.lse2 + first_row + r, job_.delta + first_row + r,
+                                              dbias);
+      });
     }
   }
 
-  // The same for one row of the tile, query i.
-  void row_gradients(const ScoreRules& rules, int32_t i, int32_t row, Interval columns,
-                     float row_lse, float row_delta) {
-    const int64_t at = static_cast<int64_t>(row) * scratch_.tile_kv;
+  // The same for rows of the tile from `row` on, queries from i on.
+  template <int kRows>
+  FLASHATTN_INLINE void row_gradients(const ScoreRules& rules, int32_t head, int32_t i, int32_t row,
+                                      Interval columns, const float* lse, const float* delta,
+                                      bool dbias) {
+    const int64_t stride = scratch_.tile_kv, at = row * stride;
     float *s = scratch_.s + at, *dp = scratch_.dp + at;
+    const bool capped = problem_.softcap != 0, dropout = problem_.dropout > 0;
+    const Interval band = bands_[row / kBandRows<kCompute>];
+    for (int32_t r = 0; r < kRows; ++r) {
+      if (rules.modified()) {
+        modify_row(rules, i + r, keys_.begin, sequence_.len.kv, band.begin, band.end,
+                   s + r * stride, capped ? scratch_.derivative + r * stride : nullptr);
+      }
+      if (!full_) {
+        mask_row(rules, rules.blocks != nullptr, i + r, keys_.begin,
+                 intersect(visible_keys(mask_, i + r, sequence_.len), run_), band, s + r * stride);
+      }
+    }
     // No weights outside of the band.
-    const Interval whole = columns;
-    columns = bands_[row / kBandRows<kCompute>];
-    for (float* x : {s, dp}) {
-      fill(x, whole.begin, columns.begin, 0.0f);
-      fill(x, columns.end, whole.end, 0.0f);
+    const Floats none[2 * kRows] = {};
+    for (int32_t c = columns.begin; c < band.begin; c += 2 * kWidth) {
+      store_gradients<kRows>(row, c, none, none);
     }
-    if (rules.modified()) {
-      modify_row(rules, i, keys_.begin, sequence_.len.kv, columns.begin, columns.end, s,
-                 problem_.softcap != 0 ? scratch_.derivative : nullptr);
-    }
-    if (!full_) {
-      mask_row(rules, rules.blocks != nullptr, i, keys_.begin,
-               intersect(visible_keys(mask_, i, sequence_.len), run_), columns, s);
+    for (int32_t c = band.end; c < columns.end; c += 2 * kWidth) {
+      store_gradients<kRows>(row, c, none, none);
     }
     const Floats factor = splat(rules.modified() ? 1.0f : rules.scale * kLog2E);
-    const Floats lse = splat(row_lse), delta = splat(row_delta);
-    const bool dropout = problem_.dropout > 0;
-    for (int32_t first = columns.begin; first < columns.end; first += 2 * kWidth) {
-      Floats p[] = {load(s + first) * factor - lse, load(s + first + kWidth) * factor - lse};
-      exp2_each<kExp2For<kCompute>>(p);
-      for (int n = 0; n < 2; ++n) {
-        const int32_t c = first + n * kWidth;
-        Floats g = load(dp + c);
-        if (dropout) {
-          const uint8_t* keep = scratch_.keep + at + c;
-          g = apply_keep(g, keep) * splat(kept_);
-          store(s + c, apply_keep(p[n], keep));
-        } else {
-          store(s + c, p[n]);
+    const auto each = [&](auto more) {
+      for (int32_t first = band.begin; first < band.end; first += 2 * kWidth) {
+        Floats p[2 * kRows], g[2 * kRows];
+#pragma GCC unroll 4
+        for (int n = 0; n < 2 * kRows; ++n) {
+          const int64_t c = n / 2 * stride + first + n % 2 * kWidth;
+          p[n] = load(s + c) * factor - splat(lse[n / 2]);
+          g[n] = load(dp + c);
         }
-        // Hidden keys must not turn an infinite gradient into NaN.
-        store(dp + c, select(p[n] == 0.0f, Floats{}, p[n] * (g - delta)));
+        exp2_each<kExp2For<kCompute>>(p);
+#pragma GCC unroll 4
+        for (int n = 0; n < 2 * kRows; ++n) {
+          const int32_t r = n / 2, column = first + n % 2 * kWidth;
+          const uint8_t* keep = scratch_.keep + at + r * stride + column;
+          if (more() && dropout) g[n] = apply_keep(g[n], keep) * splat(kept_);
+          // Hidden keys must not turn an infinite gradient into NaN.
+          g[n] = select(p[n] == 0.0f, Floats{}, p[n] * (g[n] - splat(delta[r])));
+          if (more() && dropout) p[n] = apply_keep(p[n], keep);
+          if (more() && dbias) add_to_dbias(head, i + r, column, g[n]);
+          if (more() && capped) g[n] *= load(scratch_.derivative + r * stride + column);
+        }
+        store_gradients<kRows>(row, first, p, g);
+      }
+    };
+    if (dropout || dbias || capped) {
+      each(std::true_type{});
+    } else {
+      each(std::false_type{});
+    }
+  }
+
+  // P and dS of 2 * kWidth columns, in fp32 in the place of scores and dp, or as pairs of bf16.
+  template <int kRows>
+  FLASHATTN_INLINE void store_gradients(int32_t row, int32_t column, const Floats (&p)[2 * kRows],
+                                        const Floats (&g)[2 * kRows]) {
+    const int64_t stride = scratch_.tile_kv;
+    if constexpr (kCompute == Compute::kF32) {
+      const int64_t at = row * stride + column;
+      for (int n = 0; n < 2 * kRows; ++n) {
+        store(scratch_.s + at + n / 2 * stride + n % 2 * kWidth, p[n]);
+        store(scratch_.dp + at + n / 2 * stride + n % 2 * kWidth, g[n]);
+      }
+    } else {
+      uint32_t* ds = scratch_.ds + (row * stride + column) / 2;
+      for (int r = 0; r < kRows; ++r) store_bf16_row(ds + r * stride / 2, g[2 * r], g[2 * r + 1]);
+      const int64_t at =
+          column / kPanel * scratch_.pair_panel + row / 2 * scratch_.pair_row + column % kPanel;
+      for (int n = 0; n < 2; ++n) {
+        // The last row may have no other.
+        const Floats below_p = kRows == 2 ? p[(2 + n) % (2 * kRows)] : Floats{};
+        const Floats below_g = kRows == 2 ? g[(2 + n) % (2 * kRows)] : Floats{};
+        store_words(scratch_.p_t + at + n * kWidth, pair_bf16(p[n], below_p));
+        store_words(scratch_.ds_t + at + n * kWidth, pair_bf16(g[n], below_g));
       }
     }
   }
 
-  void add_to_dbias(int32_t head, int32_t i, Interval columns, const float* ds) {
-    const int32_t end = last_column(columns);
+  FLASHATTN_INLINE void add_to_dbias(int32_t head, int32_t i, int32_t column, Floats g) {
     float* out = job_.args->dbias + b_ * job_.args->dbias_stride_batch +
                  head * job_.args->dbias_stride_head + i * job_.args->dbias_stride_row +
-                 keys_.begin;
-    for (int32_t c = columns.begin; c < end; c += kWidth) {
-      char* at = reinterpret_cast<char*>(out + c);
-      const Floats sum = load_first<FLASHATTN_DTYPE_F32>(at, end - c) + load(ds + c);
-      store_first<FLASHATTN_DTYPE_F32>(at, sum, end - c);
-    }
-  }
-
-  // P and dS of a pair of rows as bf16; both: of two rows, else the second is zero.
-  void round_rows(int32_t pair, bool both, Interval columns) {
-    const int64_t stride = scratch_.tile_kv;
-    const float *p = scratch_.s + 2 * pair * stride, *g = scratch_.dp + 2 * pair * stride;
-    uint32_t* ds = scratch_.ds + pair * stride;
-    for (int32_t c = columns.begin; c < columns.end; c += 2 * kWidth) {
-      const int64_t at = c / kPanel * scratch_.pair_panel + pair * scratch_.pair_row + c % kPanel;
-      const Floats p0 = load(p + c), p1 = load(p + c + kWidth);
-      const Floats g0 = load(g + c), g1 = load(g + c + kWidth);
-      Floats below_p0{}, below_p1{}, below_g0{}, below_g1{};
-      if (both) {
-        below_p0 = load(p + stride + c), below_p1 = load(p + stride + c + kWidth);
-        below_g0 = load(g + stride + c), below_g1 = load(g + stride + c + kWidth);
-        store_bf16_row(ds + stride / 2 + c / 2, below_g0, below_g1);
-      }
-      store_bf16_row(ds + c / 2, g0, g1);
-      store_words(scratch_.p_t + at, pair_bf16(p0, below_p0));
-      store_words(scratch_.p_t + at + kWidth, pair_bf16(p1, below_p1));
-      store_words(scratch_.ds_t + at, pair_bf16(g0, below_g0));
-      store_words(scratch_.ds_t + at + kWidth, pair_bf16(g1, below_g1));
-    }
+                 keys_.begin + column;
+    const int32_t left = keys_.end - keys_.begin - column;
+    char* at = reinterpret_cast<char*>(out);
+    store_first<FLASHATTN_DTYPE_F32>(at, load_first<FLASHATTN_DTYPE_F32>(at, left) + g, left);
   }
 
   // dv += P^T dO, dk += dS^T Q.

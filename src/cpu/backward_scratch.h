@@ -84,7 +84,7 @@ struct BackwardScratch {
     do_a = kIsF32 ? do_k : units(static_cast<int64_t>(tile_q) * v_units);
     s = floats(tile);
     dp = floats(tile);
-    derivative = floats(problem.softcap != 0 ? tile_kv : 0);
+    derivative = floats(problem.softcap != 0 ? 2 * tile_kv : 0);
     dk = floats(static_cast<int64_t>(tile_kv) * qk_columns);
     dv = floats(static_cast<int64_t>(tile_kv) * v_columns);
     // fp32: in the places of the scores and of dp, which serve in either orientation.

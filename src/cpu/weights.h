@@ -1,5 +1,5 @@
-// From scores to the weights of the forward pass, two rows at a time: half as many ends of loops,
-// which no processor foresees.
+// From scores to weights, two rows at a time: half as many ends of loops, which no processor
+// foresees.
 #pragma once
 
 #include "cpu/scores.h"
