@@ -32,15 +32,14 @@ class BackwardTile {
         problem_(*job.problem),
         in_(job.args->inputs),
         mask_(problem_.mask_rule()),
-        scratch_(problem_, job.tiling, scratch),
         sequence_(sequence_of(problem_, job.args->shape, in_, b)),
+        scratch_(problem_, job.tiling.tile_q,
+                 backward_tile_kv(job.tiling, problem_, sequence_.len.kv), scratch),
         b_(b),
         kv_head_(kv_head),
         key_tile_(key_tile) {
-    keys_.begin =
-        clamp_index(static_cast<int64_t>(key_tile) * job.tiling.tile_kv, sequence_.len.kv);
-    keys_.end =
-        clamp_index(static_cast<int64_t>(keys_.begin) + job.tiling.tile_kv, sequence_.len.kv);
+    keys_.begin = clamp_index(static_cast<int64_t>(key_tile) * scratch_.tile_kv, sequence_.len.kv);
+    keys_.end = clamp_index(static_cast<int64_t>(keys_.begin) + scratch_.tile_kv, sequence_.len.kv);
     if (keys_.begin >= keys_.end) return;
     const Interval seen = query_span(mask_, keys_, sequence_.len);
     if (seen.begin >= seen.end) return;
@@ -433,8 +432,8 @@ class BackwardTile {
   const Problem& problem_;
   const flashattn_inputs& in_;
   const MaskRule mask_;
-  const BackwardScratch<kCompute> scratch_;
   const Sequence sequence_;
+  const BackwardScratch<kCompute> scratch_;
   const int32_t b_, kv_head_, key_tile_;
   Interval keys_;
   Interval query_tiles_{0, 0};  // of which some query sees some key

@@ -22,14 +22,25 @@ inline Tiling backward_tiling(const Problem& problem) {
     if (dim <= 256) return {128, 128, dim <= 128 ? 256 : 128};
     return {64, 64, 64};
   }
-  const int32_t usual = dim <= 256 ? 96 : 48, tile_kv = dim <= 64 ? 256 : dim <= 192 ? 128 : 64;
+  Tiling tiling{};
+  if (kWidth == 16) {  // machines with wide vectors have larger caches
+    const int32_t many = dim <= 64 ? 384 : dim <= 128 ? 256 : dim <= 256 ? 192 : 128;
+    // Gradients of a bias that sequences share: all have the same tiles.
+    const bool same = problem.features & FLASHATTN_FEATURE_DBIAS;
+    tiling = {96, 96, many, same ? 0 : many * 2 / 3 / kPanel * kPanel};
+  } else {
+    const int32_t rows = dim <= 256 ? 96 : 48;
+    tiling = {rows, rows, dim <= 64 ? 256 : dim <= 192 ? 128 : 64};
+  }
   if (problem.has_mask(FLASHATTN_MASK_BLOCKS)) {
     // Tiles that do not straddle blocks of the mask, of whole strips of the dropout.
-    for (int32_t rows = usual * 4 / 3; rows >= usual / 3; rows -= 16) {
-      if (problem.block_q % rows == 0) return {rows, rows, tile_kv};
+    for (int32_t rows = tiling.rows * 4 / 3; rows >= tiling.rows / 3; rows -= 16) {
+      if (problem.block_q % rows != 0) continue;
+      tiling.rows = tiling.tile_q = rows;
+      break;
     }
   }
-  return {usual, usual, tile_kv};
+  return tiling;
 }
 
 inline int32_t dq_columns(const Problem& problem) { return round_up(problem.dim_qk, kWidth); }
@@ -51,10 +62,11 @@ struct BackwardScratch {
   uint8_t* keep;
   int64_t bytes;
 
-  FLASHATTN_INLINE BackwardScratch(const Problem& problem, const Tiling& tiling, char* base) {
+  FLASHATTN_INLINE BackwardScratch(const Problem& problem, int32_t queries, int32_t keys,
+                                   char* base) {
     constexpr int kU = kUnit<kCompute>;
-    tile_q = tiling.tile_q;
-    tile_kv = tiling.tile_kv;
+    tile_q = queries;
+    tile_kv = keys;
     const int32_t qk = (problem.dim_qk + kU - 1) / kU, v = (problem.dim_v + kU - 1) / kU;
     qk_units = round_up(qk, kWidth);
     v_units = round_up(v, kWidth);

@@ -87,6 +87,7 @@ void backward_dbias_task(const BackwardJob& job, int64_t task, char* scratch) {
   const Interval head_range{each_head ? head : 0, each_head ? head + 1 : problem.heads_q};
   for (int32_t b = batches.begin; b < batches.end; ++b) {
     const Lengths len = sequence_of(problem, args.shape, args.inputs, b).len;
+    // The same for all sequences: they add to the same elements.
     const int64_t first = static_cast<int64_t>(key_tile) * job.tiling.tile_kv;
     const int32_t begin = clamp_index(first, len.kv);
     const int32_t end = clamp_index(first + job.tiling.tile_kv, len.kv);

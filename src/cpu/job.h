@@ -26,7 +26,16 @@ struct Tiling {
   int32_t rows;     // of a block of queries that shares packed keys and values
   int32_t tile_q;   // rows whose scores are held at once
   int32_t tile_kv;  // keys packed at once
+  // Backward: the same where a sequence makes few tiles, which are what threads share; 0: no less.
+  int32_t few_kv = 0;
 };
+
+// Keys of a tile of the backward pass. By the sequence alone: so are its bits.
+constexpr int32_t kFewTiles = 32;
+FLASHATTN_HD int32_t backward_tile_kv(const Tiling& tiling, const Problem& problem, int32_t keys) {
+  const bool few = ceil_div(keys, tiling.tile_kv) * problem.heads_kv < kFewTiles;
+  return few && tiling.few_kv > 0 ? tiling.few_kv : tiling.tile_kv;
+}
 
 // What a task of a forward pass works on.
 struct ForwardPlace {

@@ -38,7 +38,8 @@ int64_t forward_scratch(const Problem& problem, const Tiling& tiling) {
 
 int64_t backward_scratch(const Problem& problem, const Tiling& tiling) {
   return with_compute(backward_is_bf16(problem), [&](auto tag) {
-    return BackwardScratch<decltype(tag)::value>(problem, tiling, nullptr).bytes;
+    return BackwardScratch<decltype(tag)::value>(problem, tiling.tile_q, tiling.tile_kv, nullptr)
+        .bytes;
   });
 }
 

@@ -127,7 +127,8 @@ void CpuLauncher::describe(uint32_t op, const flashattn_shape& shape,
   const bool forward = op == FLASHATTN_OP_FORWARD;
   const Tiling& tiling = forward ? forward_tiling_ : backward_tiling_;
   properties->tile_q = tiling.tile_q;
-  properties->tile_kv = tiling.tile_kv;
+  properties->tile_kv =
+      forward ? tiling.tile_kv : backward_tile_kv(tiling, problem_, shape.seqlen_kv);
   properties->stages = 1;
   properties->threads = threads_;
   properties->local_memory = static_cast<int32_t>(forward ? forward_scratch_ : backward_scratch_);
@@ -259,6 +260,16 @@ void CpuLauncher::merge_parts(const ForwardJob& job) const {
   });
 }
 
+// Of the sequence of up to so many keys that makes the most.
+int32_t CpuLauncher::backward_key_tiles(int32_t keys) const {
+  const Tiling& tiling = backward_tiling_;
+  const int64_t most = ceil_div(keys, tiling.tile_kv);
+  if (tiling.few_kv == 0) return static_cast<int32_t>(most);
+  const int64_t few = (kFewTiles - 1) / problem_.heads_kv * int64_t{tiling.tile_kv};
+  return static_cast<int32_t>(
+      std::max(most, ceil_div(std::min<int64_t>(keys, few), tiling.few_kv)));
+}
+
 int32_t CpuLauncher::backward(const flashattn_backward_args& args, void* workspace, void*) const {
   const flashattn_shape& shape = args.shape;
   const BackwardWorkspace w = backward_workspace(shape, static_cast<char*>(workspace));
@@ -271,7 +282,7 @@ int32_t CpuLauncher::backward(const flashattn_backward_args& args, void* workspa
   job.args = &args;
   job.tiling = backward_tiling_;
   job.query_tiles = tiles(shape.seqlen_q, backward_tiling_.tile_q);
-  job.key_tiles = tiles(shape.seqlen_kv, backward_tiling_.tile_kv);
+  job.key_tiles = backward_key_tiles(shape.seqlen_kv);
   job.threads = threads_for(threads_, 2.5 * forward_work(problem_, shape));
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
   if (heads * job.key_tiles > INT32_MAX) {

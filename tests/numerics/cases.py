@@ -266,6 +266,24 @@ def many_heads():
                strides="padded", **dict(common, heads_kv=25))
 
 
+def many_keys():
+    """Enough tiles of keys to occupy many threads, for which the CPU's are larger, beside sequences
+    that make few."""
+    common = dict(heads_q=16, backward=True)
+    yield Case(seqlen_q=103, seqlen_kv=799, dim_qk=64, dtype="bf16", causal=True, **common)
+    yield Case(batch=2, seqlen_q=130, seqlen_kv=520, dim_qk=128, lens_kv=[513, 190], dtype="f32",
+               window=(100, 40), dropout=0.2, **common)
+    yield Case(cu_q=[97, 30, 120], cu_kv=[400, 3, 129], dim_qk=192, dim_v=256, dtype="bf16",
+               softcap=9.0, causal=True, **common)
+    yield Case(batch=2, seqlen_q=60, seqlen_kv=500, lens_kv=[500, 77], dim_qk=40, dtype="f16",
+               bias="f32", bias_dims="r", dbias="r", **dict(common, heads_q=32, heads_kv=16))
+    # Few that are more than many.
+    yield Case(batch=2, seqlen_q=40, seqlen_kv=2049, lens_kv=[1790, 2049], dim_qk=96, dtype="f32",
+               **dict(common, heads_q=4))
+    yield Case(seqlen_q=98, seqlen_kv=300, dim_qk=511, dim_v=90, dtype="bf16", alibi="h",
+               blocks=(48, 40), density=0.4, **common)
+
+
 LISTED = {f.__name__: list(f()) for f in (
     shapes, groups, dims, windows, chunks, block_masks, lengths, pages, splits, strides, biases,
-    features, gradients, many_queries, many_heads)}
+    features, gradients, many_queries, many_heads, many_keys)}
