@@ -104,8 +104,8 @@ class Torch:
 
 
 def keep_memory() -> None:
-    """Memory that is freed stays with the process, where the C library can be told: PyTorch makes its
-    gradients anew in each call, and the kernel's pages for them are not what is measured."""
+    """Memory that is freed stays with the process, where the C library can be told: PyTorch makes
+    its gradients anew in each call, and pages for them are not what is measured."""
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         for option, value in ((-1, 1 << 30), (-3, 32 << 20)):  # M_TRIM_, M_MMAP_THRESHOLD
