@@ -16,7 +16,7 @@ struct Cache {
 };
 
 constexpr int32_t kChunk = 64;        // keys of a head at once, at most
-constexpr int32_t kRunBytes = 65536;  // of all heads at once: a small part of the L2 cache
+constexpr int32_t kRunBytes = 32768;  // of all heads at once: a small part of the L2 cache
 constexpr int kScoreRows = 4;         // queries that share loaded keys; values: kMicroRows
 
 // Keys of all heads that are worked on head by head. Many more, and memory is no longer read in the
@@ -37,25 +37,29 @@ FLASHATTN_INLINE void for_each_row(const Rows& rows, Interval range, Body body) 
   }
 }
 
-// Rows of a run of keys of one head, and with each a piece of the next run of all heads, whose
-// pieces, in the order of the work, lie one behind the other.
+// Rows of a run of keys of one head, and those of the next run of all heads, which are asked for
+// meanwhile: in the order in which they lie, and evenly, for processors forget what they are asked
+// for at once.
 struct Chunk {
   const char* row[kChunk];  // past the end: the last
-  const char* ahead[kChunk];
-  int32_t lines;  // of a piece
+  const char* next[kChunk];
+  int32_t tokens, lines;  // of `next`, and of a token
+  int32_t token, line;    // that is fetched next
+  int32_t each;           // lines a step
 
-  // The lines of each piece that fall to part [begin, end) of the work, `whole` in all: memory is
-  // read all the while.
-  FLASHATTN_INLINE Interval share(int32_t begin, int32_t end, int32_t whole) const {
-    const auto at = [&](int32_t part) {
-      return static_cast<int32_t>(int64_t{lines} * part / whole);
-    };
-    return {at(begin), at(end)};
+  // So many steps follow, after which so many of all lines are to have been asked for.
+  FLASHATTN_INLINE void plan(int32_t steps, int32_t part, int32_t parts) {
+    const int32_t end = static_cast<int32_t>(int64_t{tokens} * lines * part / parts);
+    const int32_t left = end - token * lines - line;
+    each = steps > 0 && left > 0 ? (left + steps - 1) / steps : 0;
   }
 
-  // Lines of piece n into the second level of the caches: the first has room for few requests.
-  FLASHATTN_INLINE void fetch_ahead(int32_t n, Interval share) const {
-    fetch_lines<2>(ahead[n] + share.begin * 64, (share.end - share.begin) * 64);
+  // Lines of a step into the second level of the caches: the first has room for few requests.
+  FLASHATTN_INLINE void fetch() {
+    for (int32_t n = each; n > 0 && token < tokens; --n) {
+      __builtin_prefetch(next[token] + int64_t{line} * 64, 0, 2);
+      if (++line == lines) line = 0, ++token;
+    }
   }
 };
 
@@ -65,33 +69,30 @@ FLASHATTN_INLINE void for_each_chunk(const Cache& cache, Interval range, Body bo
   const int32_t step = run_keys(cache);
   const int64_t span = (cache.heads - 1) * cache.head_bytes + cache.row_bytes;
   Chunk chunk;
-  chunk.lines = static_cast<int32_t>((span / cache.heads + 63) / 64);
-  const char* next[kChunk];
+  // Heads may lie anywhere: no more than is a help.
+  chunk.lines = static_cast<int32_t>(span < kRunBytes ? (span + 63) / 64 : kRunBytes / 64);
   for (int32_t first = range.begin; first < range.end; first += step) {
     const int32_t count = range.end - first < step ? range.end - first : step;
     for_each_row(cache.rows, {first, first + count},
                  [&](int32_t n, const char* p) { chunk.row[n] = p; });
     for (int32_t n = count; n < step; ++n) chunk.row[n] = chunk.row[count - 1];
-    for (int32_t n = 0; n < step; ++n) next[n] = chunk.row[0];
     const int32_t end = first + 2 * step < cache.end ? first + 2 * step : cache.end;
-    for_each_row(cache.rows, {first + step, end}, [&](int32_t n, const char* p) { next[n] = p; });
+    chunk.tokens = end > first + step ? end - first - step : 0;
+    chunk.token = chunk.line = 0;
+    for_each_row(cache.rows, {first + step, end},
+                 [&](int32_t n, const char* p) { chunk.next[n] = p; });
     for (int32_t head = 0; head < cache.heads; ++head) {
-      int32_t token = head * step / cache.heads, part = head * step % cache.heads;
-      for (int32_t n = 0; n < step; ++n) {
-        chunk.ahead[n] = next[token] + int64_t{part} * chunk.lines * 64;
-        if (++part == cache.heads) ++token, part = 0;
-      }
       body(head, first, count, chunk);
       for (int32_t n = 0; n < step; ++n) chunk.row[n] += cache.head_bytes;
     }
   }
 }
 
-// Scores of kRows queries with `count` keys of a chunk: s[r * s_stride + n] = q[r] . key[n]. share:
-// what is fetched ahead of each piece.
+// Scores of kRows queries with `count` keys of a chunk: s[r * s_stride + n] = q[r] . key[n]. A step
+// for each kWidth / kRows keys.
 template <Compute kCompute, int32_t kDtype, int kRows>
-void dot_rows(const uint32_t* q, int32_t q_units, const Chunk& chunk, int32_t count, int32_t dim,
-              Interval share, float* s, int64_t s_stride) {
+void dot_rows(const uint32_t* q, int32_t q_units, Chunk& chunk, int32_t count, int32_t dim,
+              float* s, int64_t s_stride) {
   constexpr int kKeys = kWidth / kRows;
   const int32_t units = (dim + kUnit<kCompute> - 1) / kUnit<kCompute>;
   const int32_t whole = dim / (kUnit<kCompute> * kWidth) * kWidth;
@@ -113,7 +114,7 @@ void dot_rows(const uint32_t* q, int32_t q_units, const Chunk& chunk, int32_t co
     int32_t u = 0;
     for (; u < whole; u += kWidth) add(u, INT32_MAX);
     if (u < units) add(u, dim);
-    for (int k = 0; k < kKeys; ++k) chunk.fetch_ahead(n + k, share);
+    chunk.fetch();
     float lanes[kWidth];
     store(lanes, sum_each(sums));
 #pragma GCC unroll 4
@@ -126,8 +127,8 @@ void dot_rows(const uint32_t* q, int32_t q_units, const Chunk& chunk, int32_t co
 // o[r * o_stride + c] += p[r] . value[][c] for kRows queries, kVectors vectors of columns from
 // `column` on and `units` units of keys of a chunk.
 template <Compute kCompute, int32_t kDtype, int kRows, int kVectors, bool kWhole>
-void weigh_columns(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int32_t units,
-                   int32_t column, int32_t dim, Interval share, float* o, int64_t o_stride) {
+void weigh_columns(const uint32_t* p, int64_t p_stride, Chunk& chunk, int32_t units, int32_t column,
+                   int32_t dim, float* o, int64_t o_stride) {
   Floats sum[kRows][kVectors];
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
@@ -151,9 +152,7 @@ void weigh_columns(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int3
                                                kWhole ? INT32_MAX : dim);
       }
     }
-    for (int n = 0; n < kUnit<kCompute>; ++n) {
-      chunk.fetch_ahead(u * kUnit<kCompute> + n, share);
-    }
+    chunk.fetch();
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
       const Words weight = splat_word(p[r * p_stride + u]);
@@ -170,22 +169,18 @@ void weigh_columns(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int3
   }
 }
 
-// The same over all columns, for rows [row, row + kRows) of so many.
+// The same over all columns.
 template <Compute kCompute, int32_t kDtype, int kRows>
-void weigh_rows(const uint32_t* p, int64_t p_stride, const Chunk& chunk, int32_t units, int32_t dim,
-                int32_t row, int32_t rows, float* o, int64_t o_stride) {
-  const auto share = [&](int32_t column, int32_t step) {
-    const int32_t end = column + step < dim ? column + step : dim;
-    return chunk.share(row * dim + kRows * column, row * dim + kRows * end, rows * dim);
-  };
+void weigh_rows(const uint32_t* p, int64_t p_stride, Chunk& chunk, int32_t units, int32_t dim,
+                float* o, int64_t o_stride) {
   int32_t column = 0;
   for (; column + kPanel <= dim; column += kPanel) {
-    weigh_columns<kCompute, kDtype, kRows, kPanelVectors, true>(
-        p, p_stride, chunk, units, column, dim, share(column, kPanel), o, o_stride);
+    weigh_columns<kCompute, kDtype, kRows, kPanelVectors, true>(p, p_stride, chunk, units, column,
+                                                                dim, o, o_stride);
   }
   for (; column < dim; column += kWidth) {
-    weigh_columns<kCompute, kDtype, kRows, 1, false>(p, p_stride, chunk, units, column, dim,
-                                                     share(column, kWidth), o, o_stride);
+    weigh_columns<kCompute, kDtype, kRows, 1, false>(p, p_stride, chunk, units, column, dim, o,
+                                                     o_stride);
   }
 }
 
@@ -205,12 +200,14 @@ template <Compute kCompute>
 void direct_scores(const Cache& keys, Interval range, int32_t dim, int32_t dtype, const uint32_t* q,
                    int32_t q_units, int32_t rows, float* s, int64_t s_stride) {
   with_dtype(dtype, [&](auto tag) {
-    for_each_chunk(keys, range, [&](int32_t head, int32_t n, int32_t count, const Chunk& chunk) {
+    for_each_chunk(keys, range, [&](int32_t head, int32_t n, int32_t count, Chunk& chunk) {
       const int64_t first = int64_t{head} * rows;
       for_each_row_block<kScoreRows>(rows, [&](int32_t row, auto block) {
+        constexpr int32_t kKeys = kWidth / decltype(block)::value;
+        chunk.plan((count + kKeys - 1) / kKeys, head * rows + row + decltype(block)::value,
+                   keys.heads * rows);
         dot_rows<kCompute, decltype(tag)::value, decltype(block)::value>(
             q + (first + row) * q_units, q_units, chunk, count, dim,
-            chunk.share(row, row + decltype(block)::value, rows),
             s + (first + row) * s_stride + (n - range.begin), s_stride);
       });
     });
@@ -229,9 +226,11 @@ void direct_values(const Cache& values, Interval range, int32_t dim, int32_t dty
       if (count % kUnit<kCompute> != 0) chunk.row[count] = kZeroRow;
       const int64_t first = int64_t{head} * rows;
       for_each_row_block<kMicroRows>(rows, [&](int32_t row, auto block) {
+        const int32_t panels = dim / kPanel + (dim % kPanel + kWidth - 1) / kWidth;
+        chunk.plan(units * panels, head * rows + row + decltype(block)::value, values.heads * rows);
         weigh_rows<kCompute, decltype(tag)::value, decltype(block)::value>(
             p + (first + row) * p_stride + (n - range.begin) / kUnit<kCompute>, p_stride, chunk,
-            units, dim, row, rows, o + (first + row) * o_stride, o_stride);
+            units, dim, o + (first + row) * o_stride, o_stride);
       });
       if (count % kUnit<kCompute> != 0) chunk.row[count] = last;
     });
