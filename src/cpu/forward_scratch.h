@@ -14,10 +14,12 @@ inline Tiling forward_tiling(const Problem& problem) {
   if (kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16) {  // two tile registers high
     return {rows / 32 * 32, 32, dim <= 64 ? 1536 : dim <= 128 ? 768 : dim <= 256 ? 128 : 64};
   }
-  // Eight or four micro-kernels high: caches of machines with wide vectors are larger.
+  static_assert(kDirectRows >= 48, "bands of a tile");
+  // Eight or four micro-kernels high: caches of machines with wide vectors are larger. Whole panels
+  // and whole tiles of the dropout.
   const bool wide = kWidth == 16;
   const int32_t tile_q = wide ? 48 : 24, keys = (wide ? 1024 : 768) * 64;
-  return {rows / tile_q * tile_q, tile_q, keys / (dim < 64 ? 64 : dim) / kPanel * kPanel};
+  return {rows / tile_q * tile_q, tile_q, keys / (dim < 64 ? 64 : dim) / 64 * 64};
 }
 
 // Of blocks that read keys and values as they lie.

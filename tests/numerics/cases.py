@@ -277,6 +277,9 @@ def many_keys():
                softcap=9.0, causal=True, **common)
     yield Case(batch=2, seqlen_q=60, seqlen_kv=500, lens_kv=[500, 77], dim_qk=40, dtype="f16",
                bias="f32", bias_dims="r", dbias="r", **dict(common, heads_q=32, heads_kv=16))
+    # A second tile of the forward pass, where the dropout's 16 keys begin anew.
+    yield Case(seqlen_q=30, seqlen_kv=620, dim_qk=100, dtype="f32", dropout=0.3,
+               **dict(common, heads_q=2))
     # Few that are more than many.
     yield Case(batch=2, seqlen_q=40, seqlen_kv=2049, lens_kv=[1790, 2049], dim_qk=96, dtype="f32",
                **dict(common, heads_q=4))
