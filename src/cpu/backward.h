@@ -2,8 +2,8 @@
 // held while all queries that see the tile pass by; dq is summed in fp32 in the workspace, key tile
 // after key tile. The order of that sum is fixed: a tile of queries is added to in turns, and a
 // task waits for its turn, so that the bits never depend on the number of threads. Tasks are
-// started in the order of their numbers, key tile by key tile, so the one that is waited for is
-// always running.
+// started in the order of their numbers, those of one head key tile by key tile, so the one that is
+// waited for is always running.
 #pragma once
 
 #include "cpu/backward_scratch.h"
@@ -232,8 +232,8 @@ class BackwardTile {
     }
   }
 
-  // Scores and dp of a tile, then in their places P (dropped and all) and dS; dbias: to be added
-  // to.
+  // Scores and dp of a tile, then P (dropped and all) and dS where the products want them; dbias:
+  // to be added to.
   void score_gradients(int32_t head, Interval queries, int32_t tile, Interval columns, bool dbias) {
     const int32_t rows = queries.end - queries.begin, width = columns.end - columns.begin;
     const auto own = [&](int32_t r) { return bands_[r / kBandRows<kCompute>]; };
@@ -260,10 +260,10 @@ class BackwardTile {
     const int64_t first_row = job_.query_tile(sequence_, b_, head, tile) * scratch_.tile_q;
     for (int32_t r = 0; r < rows;) {
       r += with_pair(r, rows - r, [&](auto count) {
-        for (Ahead& ahead : ahead_) ahead.fetch(rows / decltype(count)::value);
-        row_gradients<decltype(count)::value>(rules, head, queries.begin + r, r, columns,
-                                              job_.lse2 + first_row + r, job_.delta + first_row + r,
-                                              dbias);
+        constexpr int32_t kRows = decltype(count)::value;
+        for (Ahead& ahead : ahead_) ahead.fetch((rows - r + kRows - 1) / kRows);
+        row_gradients<kRows>(rules, head, queries.begin + r, r, columns, job_.lse2 + first_row + r,
+                             job_.delta + first_row + r, dbias);
       });
     }
   }
@@ -297,6 +297,7 @@ class BackwardTile {
     }
     const Floats factor = splat(rules.modified() ? 1.0f : rules.scale * kLog2E);
     const auto each = [&](auto more) {
+      constexpr bool kMore = decltype(more)::value;
       for (int32_t first = band.begin; first < band.end; first += 2 * kWidth) {
         Floats p[2 * kRows], g[2 * kRows];
 #pragma GCC unroll 4
@@ -310,12 +311,12 @@ class BackwardTile {
         for (int n = 0; n < 2 * kRows; ++n) {
           const int32_t r = n / 2, column = first + n % 2 * kWidth;
           const uint8_t* keep = scratch_.keep + at + r * stride + column;
-          if (more() && dropout) g[n] = apply_keep(g[n], keep) * splat(kept_);
+          if (kMore && dropout) g[n] = apply_keep(g[n], keep) * splat(kept_);
           // Hidden keys must not turn an infinite gradient into NaN.
           g[n] = select(p[n] == 0.0f, Floats{}, p[n] * (g[n] - splat(delta[r])));
-          if (more() && dropout) p[n] = apply_keep(p[n], keep);
-          if (more() && dbias) add_to_dbias(head, i + r, column, g[n]);
-          if (more() && capped) g[n] *= load(scratch_.derivative + r * stride + column);
+          if (kMore && dropout) p[n] = apply_keep(p[n], keep);
+          if (kMore && dbias) add_to_dbias(head, i + r, column, g[n]);
+          if (kMore && capped) g[n] *= load(scratch_.derivative + r * stride + column);
         }
         store_gradients<kRows>(row, first, p, g);
       }

@@ -270,9 +270,10 @@ class ForwardBlock {
       store(shift, select(top == -kInfinity, Floats{}, top));
       for (int32_t n = 0; n < count;) {
         n += with_pair(tile_row + n, count - n, [&](auto rows) {
-          for (Ahead& ahead : ahead_) ahead.fetch(rows_ / decltype(rows)::value);
+          constexpr int32_t kRows = decltype(rows)::value;
+          for (Ahead& ahead : ahead_) ahead.fetch((rows_ - row - n + kRows - 1) / kRows);
           const int32_t r = tile_row + n;
-          write_weights<kCompute, decltype(rows)::value>(
+          write_weights<kCompute, kRows>(
               scores_of(r), scratch_.p + int64_t{r} * scratch_.tile_kv / 2,
               problem_.dropout > 0 ? scratch_.keep + int64_t{r + keep_shift_} * scratch_.tile_kv
                                    : nullptr,

@@ -34,7 +34,17 @@ struct Tiling {
 constexpr int32_t kFewTiles = 32;
 FLASHATTN_HD int32_t backward_tile_kv(const Tiling& tiling, const Problem& problem, int32_t keys) {
   const bool few = ceil_div(keys, tiling.tile_kv) * problem.heads_kv < kFewTiles;
-  return few && tiling.few_kv > 0 ? tiling.few_kv : tiling.tile_kv;
+  return few && keys > 0 && tiling.few_kv > 0 ? tiling.few_kv : tiling.tile_kv;
+}
+
+// Tiles of the sequence of up to so many keys that makes the most.
+FLASHATTN_HD int32_t backward_key_tiles(const Tiling& tiling, const Problem& problem,
+                                        int32_t keys) {
+  const int64_t all = ceil_div(keys, tiling.tile_kv);
+  if (tiling.few_kv == 0) return static_cast<int32_t>(all);
+  const int64_t most = (kFewTiles - 1) / problem.heads_kv * int64_t{tiling.tile_kv};
+  const int64_t few = ceil_div(keys < most ? keys : most, tiling.few_kv);
+  return static_cast<int32_t>(all > few ? all : few);
 }
 
 // What a task of a forward pass works on.
@@ -92,7 +102,7 @@ struct BackwardJob {
   int32_t key_tiles;
   // KV heads of all sequences, a turn for each tile of keys: as many heads at a time as there are
   // threads, whose queries stay in the caches, and of these all before the next tile, so that
-  // neighbours never wait for one another.
+  // neighbours do not wait for one another where there are as many.
   Sections order;
   int32_t threads;
   uint64_t rng_seed, rng_offset;

@@ -260,16 +260,6 @@ void CpuLauncher::merge_parts(const ForwardJob& job) const {
   });
 }
 
-// Of the sequence of up to so many keys that makes the most.
-int32_t CpuLauncher::backward_key_tiles(int32_t keys) const {
-  const Tiling& tiling = backward_tiling_;
-  const int64_t most = ceil_div(keys, tiling.tile_kv);
-  if (tiling.few_kv == 0) return static_cast<int32_t>(most);
-  const int64_t few = (kFewTiles - 1) / problem_.heads_kv * int64_t{tiling.tile_kv};
-  return static_cast<int32_t>(
-      std::max(most, ceil_div(std::min<int64_t>(keys, few), tiling.few_kv)));
-}
-
 int32_t CpuLauncher::backward(const flashattn_backward_args& args, void* workspace, void*) const {
   const flashattn_shape& shape = args.shape;
   const BackwardWorkspace w = backward_workspace(shape, static_cast<char*>(workspace));
@@ -282,14 +272,16 @@ int32_t CpuLauncher::backward(const flashattn_backward_args& args, void* workspa
   job.args = &args;
   job.tiling = backward_tiling_;
   job.query_tiles = tiles(shape.seqlen_q, backward_tiling_.tile_q);
-  job.key_tiles = backward_key_tiles(shape.seqlen_kv);
+  job.key_tiles = backward_key_tiles(backward_tiling_, problem_, shape.seqlen_kv);
   job.threads = threads_for(threads_, 2.5 * forward_work(problem_, shape));
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
   if (heads * job.key_tiles > INT32_MAX) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
-                "the shape has more than 2^31 tiles of keys; split the batch");
+                "the shape has 2^31 tiles of keys or more; split the batch");
   }
-  job.order = Sections::of(heads, job.key_tiles, job.threads, job.threads);
+  // The last heads, too, are as many as there are threads.
+  const int64_t turns = std::min<int64_t>(int64_t{job.threads} * job.key_tiles, INT32_MAX - 1);
+  job.order = Sections::of(heads, job.key_tiles, job.threads, static_cast<int32_t>(turns + 1) / 2);
   job.rng_seed = random.seed;
   job.rng_offset = random.offset;
   job.dbias_is_reduced = (args.dbias_stride_batch == 0 && shape.batch > 1) ||

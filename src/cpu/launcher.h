@@ -28,7 +28,6 @@ class CpuLauncher final : public Launcher {
 
   ForwardWorkspace forward_workspace(const flashattn_shape& shape, char* base) const;
   BackwardWorkspace backward_workspace(const flashattn_shape& shape, char* base) const;
-  int32_t backward_key_tiles(int32_t keys) const;
   void set_blocks(ForwardJob* job) const;
   void merge_parts(const ForwardJob& job) const;
 

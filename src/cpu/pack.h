@@ -54,13 +54,12 @@ struct Ahead {
   Rows rows;
   int32_t bytes;  // of a row
   Interval left;
-  int32_t each = left.end - left.begin, due = 0;
 
-  // The share of one of so many steps.
+  // The share of the first of so many steps that are left.
   FLASHATTN_INLINE void fetch(int32_t steps) {
-    for (due += each; due > 0 && left.begin < left.end; due -= steps, ++left.begin) {
-      fetch_lines<2>(rows.row(left.begin), bytes);
-    }
+    if (left.begin >= left.end) return;
+    int32_t count = (left.end - left.begin + steps - 1) / steps;
+    for (; count > 0; --count, ++left.begin) fetch_lines<2>(rows.row(left.begin), bytes);
   }
 };
 

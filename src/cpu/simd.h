@@ -312,14 +312,6 @@ FLASHATTN_INLINE Floats max_of_both(Floats x, Floats y) {
   return select(x == x, max_keep_nan(y, x), x);
 }
 
-FLASHATTN_INLINE float max(Floats x) {
-  if constexpr (kWidth > 8) x = max_of_both(x, swap_lanes<8>(x));
-  if constexpr (kWidth > 4) x = max_of_both(x, swap_lanes<4>(x));
-  x = max_of_both(x, swap_lanes<2>(x));
-  x = max_of_both(x, swap_lanes<1>(x));
-  return x[0];
-}
-
 template <bool kHigh, int kStep, int... kLane>
 FLASHATTN_INLINE Words exchange(Words a, Words b, std::integer_sequence<int, kLane...>) {
   // Blocks of kStep lanes: of a where even, of b where odd; the low or the high half of each pair.

@@ -15,7 +15,8 @@ FLASHATTN_INLINE int32_t with_pair(int32_t row, int32_t left, Body body) {
   return body(std::integral_constant<int, 2>{}), 2;
 }
 
-// The highest of the columns of each row, lane by lane; rows `stride` apart. A NaN is kept.
+// The highest of the columns of each row, lane by lane; rows `stride` apart. A NaN may be passed
+// over: the sum of the weights does not.
 template <int kRows>
 FLASHATTN_INLINE void highest_of(const float* s, int64_t stride, Interval columns,
                                  Floats* highest) {

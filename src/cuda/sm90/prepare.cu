@@ -10,6 +10,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/tma.cuh"
+#include "cuda/ptx/warpgroup.cuh"
 
 namespace flashattn::cuda::sm90 {
 namespace {
@@ -184,6 +185,12 @@ class Preparer {
     for (int p = 0; p < kPanels; ++p) {
       __syncwarp();
       multiply(p, upper, lower);
+      // Products that have begun have read the panel, which may now be filled again.
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        ptx::pin(upper[j]);
+        ptx::pin(lower[j]);
+      }
       __syncwarp();
       load(place, p);
     }
