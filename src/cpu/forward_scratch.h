@@ -10,10 +10,11 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 // small part of the work.
 inline Tiling forward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
-  const int32_t rows = dim <= 128 ? 1056 : dim <= 256 ? 528 : 264;
   if (kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16) {  // two tile registers high
-    return {rows / 32 * 32, 32, dim <= 64 ? 1536 : dim <= 128 ? 768 : dim <= 256 ? 128 : 64};
+    if (dim <= 128) return {1056, 32, dim <= 64 ? 1536 : 768};
+    return dim <= 256 ? Tiling{192, 32, 128} : Tiling{96, 32, 64};
   }
+  const int32_t rows = dim <= 128 ? 1056 : dim <= 256 ? 528 : 264;
   static_assert(kDirectRows >= 48, "bands of a tile");
   // Eight or four micro-kernels high: caches of machines with wide vectors are larger. Whole panels
   // and whole tiles of the dropout.
