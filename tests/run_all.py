@@ -227,7 +227,7 @@ def emulator(run: Run, family: str, capability: str = "90", *some: str,
            "FLASHATTN_EMULATOR_RACES": "1" if races else "0", "OPENBLAS_NUM_THREADS": "1"}
     # What needs a GPU's size, speed or streams.
     left_out = [f"--ignore=tests/numerics/test_gpu_{what}.py"
-                for what in ("random", "sizes", "streams")]
+                for what in ("early", "random", "sizes", "streams")]
     left_out += [f"--deselect=tests/numerics/test_gpu_graphs.py::test_{what}[large]"
                  for what in ("forward", "backward")]
     return run.pytest("tests/numerics", "--device=cuda", *left_out, *some, env=env)

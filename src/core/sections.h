@@ -43,6 +43,12 @@ struct Sections {
 
   FLASHATTN_HD constexpr int32_t count() const { return (last * units.by + last_units.by) * turns; }
 
+  // The units, from the first on, of which the first n blocks have a turn.
+  constexpr int32_t units_of(int32_t n) const {
+    const int32_t before = std::min(blocks.quotient(n), last), rest = n - before * blocks.by;
+    return before * units.by + std::min(rest, before == last ? last_units.by : units.by);
+  }
+
   struct Place {
     int32_t turn, unit;
   };

@@ -12,7 +12,7 @@ using namespace flashattn;
 namespace {
 
 bool in_order(const Sections& sections, int32_t units, int32_t turns) {
-  int32_t block = 0;
+  int32_t block = 0, most = 0;
   for (int32_t section = 0; section <= sections.last; ++section) {
     const int32_t width = section == sections.last ? sections.last_units.by : sections.units.by;
     const int32_t first = section * sections.units.by;
@@ -20,6 +20,8 @@ bool in_order(const Sections& sections, int32_t units, int32_t turns) {
       for (int32_t unit = first; unit < first + width; ++unit, ++block) {
         const Sections::Place at = sections.place(block);
         if (at.turn != turn || at.unit != unit) return false;
+        most = most > unit ? most : unit + 1;
+        if (sections.units_of(block + 1) != most) return false;
       }
     }
   }

@@ -107,17 +107,18 @@ bool BackwardLauncher::takes(const flashattn_shape& shape) const {
 }
 
 int64_t BackwardLauncher::first_heads(const Sections& sections) const {
-  return ceil_div(units_, sections.blocks.by) * sections.units.by * problem_.group();
+  return int64_t{sections.units_of(std::min(units_, sections.count()))} * problem_.group();
 }
 
-bool BackwardLauncher::starts_early(const BackwardEntry& entry, const flashattn_shape& shape,
-                                    const Sections& sections, bool cut) const {
+bool BackwardLauncher::starts_early(const BackwardEntry& entry, const flashattn_backward_args& args,
+                                    const BackwardParams& p) const {
   if (!entry.starts_early || problem_.dtype_o != problem_.dtype) return false;
-  if (problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) || sections.count() == 0) return false;
-  const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
-  if (heads < kEarlyHeads * first_heads(sections)) return false;
-  if (cut && heads * kManyUnits < int64_t{units_} * kManyHeads) return false;
-  return heads * ceil_div(shape.seqlen_q, kBoxRows) <= INT32_MAX / 2;
+  if (problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) || p.sections.count() == 0) return false;
+  const int64_t heads = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
+  if (heads < kEarlyHeads * first_heads(p.sections)) return false;
+  const bool dealt_out = p.common.arrived_count > 0;
+  if (dealt_out && heads * kManyUnits < int64_t{units_} * kManyHeads) return false;
+  return heads * p.sequence_tiles * entry.tile_q <= INT32_MAX / 2 && copies_strides(args.o);
 }
 
 BackwardParams BackwardLauncher::params(const BackwardEntry& entry,
@@ -166,9 +167,6 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry,
                     problem_.group() == 1 && entry.piece_bytes > 0;
   p.cut = even ? StreamK::of(items, p.sequence_tiles, workers, kPieceCost, kLeastSaved)
                : StreamK::uncut(items);
-  const bool early = starts_early(entry, shape, p.sections, even);
-  // In turns none may be kept for a block that has not started; nor where it starts late.
-  p.dealt = ordered() || early ? 0 : std::min(p.cut.tickets, workers);
   // Early keys first: under a causal mask they take longest. Where they wait for late ones, these.
   p.first_key = ordered() ? (p.sections.turns - 1) * entry.tile_kv : 0;
   p.key_step = ordered() ? -entry.tile_kv : entry.tile_kv;
@@ -191,7 +189,10 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry,
     p.pieces = workspace.take<float>(2 * most * entry.piece_bytes / 4);
   }
   int32_t* const prepared = workspace.take<int32_t>(kMostPreparers);
+  const bool early = starts_early(entry, args, p);
   if (early) p.prepared = prepared;
+  // In turns none may be kept for a block that has not started; nor where it starts late.
+  p.dealt = ordered() || early ? 0 : std::min(p.cut.tickets, workers);
   common.dout = rounded_dout(problem_, args, &workspace);
   *bytes = workspace.bytes();
   return p;
@@ -214,10 +215,19 @@ void BackwardLauncher::describe(const flashattn_shape& shape,
                                 flashattn_plan_properties* properties) const {
   const Kernel& kernel = kernel_for(shape);
   describe_kernel(kernel.choice, kernel.choice.entry->stages, kernel.name, "wgmma", properties);
+  flashattn_backward_args args{};
+  args.shape = shape;
+  int64_t bytes = 0;
+  const BackwardParams p = params(*kernel.choice.entry, args, nullptr, &bytes);
+  static constexpr const char* kWhy[2][2] = {
+      {"the Hopper family; blocks add to dq as they come",
+       "the Hopper family, from the first heads prepared on; blocks add to dq as they come"},
+      {"the Hopper family; blocks add to dq in turns, for bits to repeat",
+       "the Hopper family, from the first heads prepared on; blocks add to dq in turns, for bits "
+       "to repeat"}};
   properties->why = problem_.has_feature(FLASHATTN_FEATURE_DBIAS)
                         ? "the Hopper family; the gradient of the bias by a portable kernel"
-                    : ordered() ? "the Hopper family; blocks add to dq in turns, for bits to repeat"
-                                : "the Hopper family; blocks add to dq as they come";
+                        : kWhy[ordered()][starts_early(*kernel.choice.entry, args, p)];
 }
 
 PrepareParams BackwardLauncher::preparation(const BackwardParams& p) const {
@@ -225,7 +235,8 @@ PrepareParams BackwardLauncher::preparation(const BackwardParams& p) const {
   PrepareParams early{};
   early.common = p.common;
   early.tiles = p.sequence_tiles;
-  early.boxes = Divisor::of(static_cast<int32_t>(ceil_div(shape.seqlen_q, kBoxRows)));
+  early.boxes =
+      Divisor::of(static_cast<int32_t>(ceil_div(p.sequence_tiles * p.common.tile_q, kBoxRows)));
   early.heads_q = Divisor::of(problem_.heads_q);
   early.heads = shape.batch * problem_.heads_q;
   early.first_heads = static_cast<int32_t>(first_heads(p.sections));
@@ -265,10 +276,11 @@ int32_t BackwardLauncher::make_maps(const BackwardEntry& entry, BackwardParams* 
       {args.o, "o", &early->o, queries(dim_v, kBoxRows)},
       {p->common.dout, "dout", &early->dout, queries(dim_v, kBoxRows)},
   };
-  for (const auto& row : table) {
-    if (!p->prepared && row.shape.box_rows == kBoxRows) continue;
+  constexpr int kOfPreparation = 2;
+  const auto* const end = std::end(table) - (p->prepared ? 0 : kOfPreparation);
+  for (const auto* row = table; row != end; ++row) {
     if (const int32_t status =
-            make_tensor_map(row.tensor, problem_.dtype, row.shape, row.name, row.map)) {
+            make_tensor_map(row->tensor, problem_.dtype, row->shape, row->name, row->map)) {
       return status;
     }
   }

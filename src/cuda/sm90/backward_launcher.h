@@ -32,11 +32,11 @@ class BackwardLauncher {
   bool ordered() const { return problem_.determinism != FLASHATTN_DETERMINISM_DEFAULT; }
   Kernel make(const BackwardEntry* entry) const;
   const Kernel& kernel_for(const flashattn_shape& shape) const;
-  // Of the sections that the first tiles of keys of all blocks are of.
+  // That the first tiles of keys of all blocks need.
   int64_t first_heads(const Sections& sections) const;
-  // Whether the kernel starts before all is prepared. cut: it cuts tiles of keys to end evenly.
-  bool starts_early(const BackwardEntry& entry, const flashattn_shape& shape,
-                    const Sections& sections, bool cut) const;
+  // Whether the kernel starts before all is prepared.
+  bool starts_early(const BackwardEntry& entry, const flashattn_backward_args& args,
+                    const BackwardParams& p) const;
   // Everything but the maps; with a NULL base, all but the pointers. *bytes: of the workspace.
   BackwardParams params(const BackwardEntry& entry, const flashattn_backward_args& args, char* base,
                         int64_t* bytes) const;

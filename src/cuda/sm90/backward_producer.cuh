@@ -163,8 +163,7 @@ __device__ __forceinline__ bool show_item(const BackwardParams& params,
   if (leader && !end) {
     const int32_t heads =
         (item.b * params.common.problem.heads_kv + item.kv_head + 1) * params.common.group;
-    while (!is_prepared(params, control, heads)) {
-    }
+    wait_until_prepared(params, control, heads);
   }
   if constexpr (Config::kAny) {
     const bool blocks = params.common.problem.mask & FLASHATTN_MASK_BLOCKS;
@@ -233,9 +232,10 @@ __device__ __forceinline__ void plan_items(const BackwardParams& params,
 template <class Config>
 __device__ __forceinline__ void plan(const BackwardParams& params,
                                      BackwardControl<Config>& control) {
+  const bool leader = !Config::kAny || threadIdx.x % 32 == 0;
+  if (leader) wait_until_prepared(params, control, 1);  // lengths, too, are of kernels before
   if constexpr (Config::kConverts) {
     const DqScout<Config> scout(params, control);
-    const bool leader = !Config::kAny || threadIdx.x % 32 == 0;
     const auto all = [](bool x) { return Config::kAny ? __all_sync(~0u, x) : x; };
     plan_items(params, control, [&](uint32_t barrier, uint32_t parity) {
       while (!all(ptx::mbarrier_test(barrier, parity))) {

@@ -29,6 +29,13 @@ __device__ __forceinline__ bool is_prepared(const BackwardParams& params,
   return least >= heads;
 }
 
+template <class Config>
+__device__ __forceinline__ void wait_until_prepared(const BackwardParams& params,
+                                                    BackwardControl<Config>& control,
+                                                    int32_t heads) {
+  while (!is_prepared(params, control, heads)) __nanosleep(50);
+}
+
 // One thread of the block looks for what is complete. Blocks take tiles of dQ by number, in the
 // order in which they are likely to be complete.
 template <class Config>

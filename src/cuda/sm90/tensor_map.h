@@ -3,6 +3,8 @@
 
 #include <cuda.h>
 
+#include <algorithm>
+
 #include "core/problem.h"
 
 namespace flashattn::cuda::sm90 {
@@ -17,6 +19,13 @@ struct ArrayShape {
 // An enum flashattn_status; `name` is the argument's, for the message.
 int32_t make_tensor_map(const flashattn_tensor& tensor, int32_t dtype, const ArrayShape& shape,
                         const char* name, CUtensorMap* map);
+
+// Elements between rows, heads or sequences are fewer.
+constexpr int64_t kMostStride = INT64_C(1) << 39;
+
+inline bool copies_strides(const flashattn_tensor& tensor) {
+  return std::max({tensor.stride_batch, tensor.stride_head, tensor.stride_seq}) < kMostStride;
+}
 
 // Whether the driver knows the copy engine.
 bool has_tensor_maps();

@@ -1,0 +1,63 @@
+"""The Hopper backward pass that begins before all heads are prepared: heads enough, of queries
+enough, for which only a GPU has the time."""
+import pytest
+
+from . import capi
+from .case import Case
+from .harness import Call
+from .repro import command, verify
+
+CAUSAL = Case(batch=3, seqlen_q=1023, seqlen_kv=1023, heads_q=18, dim_qk=128, dtype="bf16",
+              causal=True, backward=True)
+CASES = {
+    "causal": CAUSAL,
+    "in turns": CAUSAL.replace(batch=6, determinism=1, sink=True, dsink=True, dlse=True),
+    "lengths": CAUSAL.replace(batch=4, lens_q=[1023, 129, 0, 257], dim_qk=64, determinism=1),
+    "dealt out to the end": CAUSAL.replace(batch=13, heads_q=16, dim_qk=64, causal=False),
+    "groups": CAUSAL.replace(batch=6, heads_q=30, heads_kv=10, dim_qk=96, dim_v=40, dtype="f16",
+                             softcap=20.0, strides="padded", determinism=1),
+    "window": CAUSAL.replace(batch=6, window=(100, 30), causal=False, dtype="f16"),
+}
+
+
+def plan_of(case, device):
+    plan = capi.Plan(capi.descriptor(case, device))
+    info = plan.info(capi.BACKWARD, capi.shape_of(case))
+    kernel, why = (capi.ffi.string(text).decode() for text in (info.kernel, info.why))
+    if not kernel.startswith("sm90"):
+        pytest.skip("%s prepares all heads first" % kernel)
+    assert "from the first heads prepared on" in why
+    return plan
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(device, name, captured):
+    plan_of(CASES[name], device)
+    verify(CASES[name], device.captured() if captured else device)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if CASES[n].determinism])
+def test_a_hundred_calls_in_a_row_give_the_same_bits(device, name):
+    """Two at a time, the second behind the first without a wait, on what that left in the
+    workspace; beside another stream's copies. The first of all finds NaN there."""
+    case = CASES[name]
+    call = Call(case, device, plan=plan_of(case, device))
+    call.forward()
+    fields, names = call.backward_fields()
+    enqueue = call.stage(capi.BACKWARD, fields)
+    driver, size = device.driver, 64 << 20
+    noise = driver.allocate(2 * size)
+    with device.own_stream() as other:
+        first = None
+        for n in range(50):
+            for _ in range(n % 4):
+                driver.copy(noise + size, noise, size, other.stream)
+            enqueue(0)
+            if n > 0:
+                enqueue(0)
+            driver.wait_stream(0)
+            got = b"".join(call.collect(names)[x].tobytes() for x in names)
+            first = first or got
+            assert got == first, "round %d: %s" % (n, command(case, device))
+    driver.free(noise)
