@@ -68,6 +68,9 @@ struct BackwardConfig
   static constexpr bool kConverts = true;     // dQ: the warpgroup that computes it has time
   static constexpr bool kStartsEarly = true;  // before all is prepared
   static constexpr bool kFreesV = true;       // behind the last dP of an item: the next may come
+  // A consumer skips tiles of queries that see none of its keys: under masks 1 to 3 %. D64 loses
+  // 3 %.
+  static constexpr bool kSkips = kDim == 128 && kScores != Scores::kAny;
   static constexpr int kSharesAtOnce = 1;
   static constexpr int kThreads = 128 * 4;
   // A multiprocessor has 512 for the four.
@@ -95,7 +98,7 @@ struct BackwardWideConfig : BackwardTiles<T, kDimQk, kDimV, 64, 64, kScores> {
   using Tiles::kTileQ, Tiles::kTileKv, Tiles::kModified, Tiles::kAny, Tiles::kPanelsQk;
   static constexpr int kPartQ = kTileQ;
   static constexpr bool kWide = true, kPair = kDimQk > 192, kLong = false;
-  static constexpr bool kConverts = false, kFreesV = false;
+  static constexpr bool kConverts = false, kFreesV = false, kSkips = false;
   static constexpr bool kStartsEarly = false;       // 0 gained
   static constexpr int kItemKv = kPair ? 128 : 64;  // keys of an item
   // The weights, on their way from one consumer to the other, wait where dS will lie: there is no
@@ -140,7 +143,7 @@ template <class T, int kDim, Scores kScores>
 struct BackwardLongConfig : BackwardSmallTiles<T, kDim, 80, kScores, 2, 1, 2> {
   static constexpr int kPartQ = 80;
   static constexpr bool kLong = true, kConverts = false;
-  static constexpr bool kFreesV = false, kStartsEarly = false, kParked = false;
+  static constexpr bool kFreesV = false, kStartsEarly = false, kParked = false, kSkips = false;
   static constexpr int kThreads = 128 * 3;
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 
@@ -157,6 +160,19 @@ constexpr int kBlocks = Config::kItemKv / Config::kTileKv;
 template <class Config>
 constexpr int kPieceQuads = Config::kCuts ? Config::kConsumers * 128 * Config::kSums / 4 : 0;
 
+// Some of the keys of an item: tiles of queries in which every query sees all of them; and those in
+// which some query sees one.
+struct KeyGroup {
+  Interval full;
+};
+struct SkippingKeyGroup : KeyGroup {
+  Interval some;
+};
+
+// A consumer's, where it skips tiles of queries that see none of its keys; else all.
+template <class Config>
+constexpr int kKeyGroups = Config::kSkips ? Config::kConsumers : 1;
+
 // A tile of keys of a KV head: all tiles of queries of its group that see some of it. The blocks of
 // a pair have the same items, but for the keys.
 template <class Config>
@@ -166,8 +182,8 @@ struct BackwardItem {
   int32_t key, keys;  // the block's first; how many, up to the tile, perhaps none
   int32_t first_q, first_kv;
   Lengths len;
-  Interval tiles;         // of queries
-  Interval full;          // tiles in which every query sees every key
+  Interval tiles;  // of queries
+  std::conditional_t<Config::kSkips, SkippingKeyGroup, KeyGroup> groups[kKeyGroups<Config>];
   int32_t start;          // the tile that comes first; after the last comes tiles.begin
   uint32_t before, done;  // tiles of queries, heads and all, since the block began: to its end
   uint32_t number;        // of items before it that had some

@@ -11,8 +11,8 @@ class BackwardConsumer : BackwardSums<Config> {
   using Base = BackwardSums<Config>;
   using T = typename Config::T;
   using Base::control_, Base::dk_, Base::dout, Base::dv_, Base::group_, Base::item;
-  using Base::kDim, Base::kFull, Base::kLast, Base::kNone, Base::kTileQ, Base::leader, Base::place_,
-      Base::q, Base::shared_, Base::values;
+  using Base::kDim, Base::kFull, Base::kHidden, Base::kLast, Base::kNone, Base::kTileQ,
+      Base::leader, Base::place_, Base::q, Base::shared_, Base::values;
   using typename Base::Ahead, typename Base::Lse, typename Base::Operand, typename Base::Tile;
   static constexpr int kPartQ = Config::kPartQ, kParts = kTileQ / kPartQ;
 
@@ -37,7 +37,9 @@ class BackwardConsumer : BackwardSums<Config> {
     const auto work = [&] {
       this->look();
       while (kind != kNone) {
-        if (!Config::kAny && (kind & kFull)) {
+        if (Config::kSkips && (kind & kHidden)) {
+          pass(place, kind);
+        } else if (!Config::kAny && (kind & kFull)) {
           step<false>(s, place, kind);
         } else {
           this->clear_queries(this->tile_of(place));
@@ -121,6 +123,28 @@ class BackwardConsumer : BackwardSums<Config> {
     ptx::pin(dk_);
     if (leader()) ptx::mbarrier_arrive(barrier_at(control_.q_empty[slot]));
     if (Config::kAhead) settle(s);
+  }
+
+  // The same of a tile that sees none of this warpgroup's keys: zeros, for its dQ of all keys.
+  __device__ __forceinline__ void pass(int32_t& place, uint32_t& kind) {
+    static_assert(!Config::kSkips || (!Config::kAhead && kParts == 1), "S is of this tile");
+    const uint32_t slot = place_.slot();
+    // Every warp waits for each phase, before one says that all have: who misses a phase takes the
+    // next but one for it.
+    ptx::mbarrier_wait(barrier_at(control_.q_full[slot]), place_.phase());
+    ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());
+    this->await_ds({place_.count});
+    const Operand zeros = {};
+    this->store_ds(zeros, Ring<Config::kDsStages>{place_.count}.slot());
+    this->hand_over_ds({place_.count});
+    this->free_dout(slot);
+    this->sync();
+    if (leader()) {
+      if (kind & kLast) this->free_v();
+      ptx::mbarrier_arrive(barrier_at(control_.q_empty[slot]));
+    }
+    place_.advance();
+    this->advance(place, kind, place_.count);
   }
 
   template <int kPart>

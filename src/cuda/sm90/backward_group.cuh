@@ -27,6 +27,9 @@ class BackwardGroup {
   __device__ __forceinline__ const volatile BackwardItem<Config>& item() const {
     return control_.own[group_];
   }
+  __device__ __forceinline__ const volatile Interval& full() const {
+    return item().groups[Config::kSkips ? group_ : 0].full;
+  }
   __device__ __forceinline__ bool leader() const { return opaque(threadIdx.x) % 128 == 0; }
   __device__ __forceinline__ int32_t lane() const { return opaque(threadIdx.x) % 32; }
   __device__ __forceinline__ int32_t warp() const { return opaque(threadIdx.x) % 128 / 32; }
@@ -55,7 +58,7 @@ class BackwardGroup {
   // Which queries see this lane's keys, if some do not. The kernel for many queries asks at all
   // events, of the first tile.
   __device__ __forceinline__ void look() const {
-    const bool all = item().full.begin <= item().tiles.begin && item().full.end >= item().tiles.end;
+    const bool all = full().begin <= item().tiles.begin && full().end >= item().tiles.end;
     if (all && !Config::kLong) return;
     const Lengths len{item().len.q, item().len.kv};
     const int32_t key = item().key, keys = item().keys;
@@ -68,8 +71,8 @@ class BackwardGroup {
     __syncwarp();
   }
 
-  // A tile of queries is there, sees all keys, is the item's last.
-  static constexpr uint32_t kNone = 0, kSome = 1, kFull = 2, kLast = 4;
+  // A tile of queries is there, sees all keys, is the item's last, sees none of this warpgroup's.
+  static constexpr uint32_t kNone = 0, kSome = 1, kFull = 2, kLast = 4, kHidden = 8;
 
   // Consumers go from place to place: that is a tile of queries, and where scores may be any a head
   // of the group too.
@@ -106,8 +109,13 @@ class BackwardGroup {
   __device__ __forceinline__ uint32_t next_kind(int32_t tile, uint32_t count) const {
     const uint32_t left = item().done - count;
     if (left == 0) return kNone;
-    const bool full = tile >= item().full.begin && tile < item().full.end;
-    return kSome | (full ? kFull : 0) | (left == 1 ? kLast : 0);
+    const bool all = tile >= full().begin && tile < full().end;
+    uint32_t kind = kSome | (all ? kFull : 0) | (left == 1 ? kLast : 0);
+    if constexpr (Config::kSkips) {
+      const volatile Interval& some = item().groups[group_].some;
+      if (tile < some.begin || tile >= some.end) kind |= kHidden;
+    }
+    return kind;
   }
 
   // x = keys rows^T of this warpgroup's 64 keys: S^T or dP^T.

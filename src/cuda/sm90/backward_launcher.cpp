@@ -18,9 +18,9 @@ Scores backward_scores_of(Problem p) {
   return scores_of(p);
 }
 
-// As many queries see a key on average where the kernel for many is the faster: on an H200 by 0 to
-// 1 % at 4096, by 2 to 3 % from 8192 on.
-constexpr int64_t kMany = 4096;
+// As many queries see a key where, without a mask, the kernel for many is the faster: on an H200 by
+// 1 % at 8192, by 2 % at 16384; it loses 1 % at 4096, under causal masks 3 to 0 % up to 32768.
+constexpr int64_t kMany = 8192;
 
 // Tiles of queries that take as long as beginning and ending a piece of a tile of keys.
 constexpr int32_t kPieceCost = 4;
@@ -47,8 +47,9 @@ const BackwardEntry* find(const Problem& p, BackwardTable table) {
   return found == end ? nullptr : *found;
 }
 
-// Of the same size as the main one, if there is one.
+// Of the same size as the main one, if there is one; see kMany.
 const BackwardEntry* find_long(const Problem& p) {
+  if (p.mask != 0) return nullptr;
   const BackwardEntry* entry = find(p, long_backward_table());
   return entry && entry->dim_qk == find(p, backward_table())->dim_qk ? entry : nullptr;
 }
@@ -87,15 +88,11 @@ BackwardLauncher::Kernel BackwardLauncher::make(const BackwardEntry* entry) cons
 
 const BackwardLauncher::Kernel& BackwardLauncher::kernel_for(const flashattn_shape& shape) const {
   if (!long_.choice.entry) return main_;
-  const auto mean = [&](uint32_t varlen, int64_t total, int32_t most) {
-    if (!problem_.has_layout(varlen) || shape.batch == 0) return most;
-    return static_cast<int32_t>(std::min<int64_t>(most, ceil_div(total, shape.batch)));
-  };
-  const Lengths len{mean(FLASHATTN_LAYOUT_VARLEN_Q, shape.total_q, shape.seqlen_q),
-                    mean(FLASHATTN_LAYOUT_VARLEN_KV, shape.total_kv, shape.seqlen_kv)};
-  // Those that see the key in the middle.
-  const Interval seen = visible_queries(problem_.mask_rule(), len.kv / 2, len);
-  return static_cast<int64_t>(seen.end - seen.begin) * problem_.group() >= kMany ? long_ : main_;
+  const int64_t queries =
+      problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) && shape.batch > 0
+          ? std::min<int64_t>(shape.seqlen_q, ceil_div(shape.total_q, shape.batch))
+          : shape.seqlen_q;
+  return queries * problem_.group() >= kMany ? long_ : main_;
 }
 
 bool BackwardLauncher::takes(const flashattn_shape& shape) const {

@@ -67,20 +67,34 @@ __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t 
                                : item.b * params.sequence_tiles;
     item.first_tile = item.kv_head * params.common.group * params.head_tiles + before;
   }
-  {
-    const Interval first =
-        visible_queries(problem.mask_rule(), item.key, {item.len.q, item.len.kv});
-    item.tiles.begin = first.begin;
-    item.full.end = first.end / kTileQ;
+  constexpr int32_t kGroups = kKeyGroups<Config>, kGroupKv = kItemKv / kGroups;
+#pragma unroll 1
+  for (int32_t group = 0; group < kGroups; ++group) {
+    auto& seen = item.groups[group];
+    const int32_t keys = min(kGroupKv, item.keys - group * kGroupKv);
+    seen.full.end = 0;
+    if constexpr (Config::kSkips) seen.some.end = 0;
+    if (keys <= 0) continue;
+    const int32_t key = item.key + group * kGroupKv;
+    {
+      const Interval first = visible_queries(problem.mask_rule(), key, {item.len.q, item.len.kv});
+      if (group == 0) item.tiles.begin = first.begin;
+      if constexpr (Config::kSkips) seen.some.begin = first.begin / kTileQ;
+      seen.full.end = first.end / kTileQ;
+    }
+    {
+      const Interval last =
+          visible_queries(problem.mask_rule(), key + keys - 1, {item.len.q, item.len.kv});
+      item.tiles.end = last.end;
+      if constexpr (Config::kSkips) seen.some.end = (last.end + kTileQ - 1) / kTileQ;
+      seen.full.begin = (last.begin + kTileQ - 1) / kTileQ;
+    }
   }
   {
-    const Interval last =
-        visible_queries(problem.mask_rule(), item.key + item.keys - 1, {item.len.q, item.len.kv});
     // None, or those between: what comes in turns must not come for nothing.
-    const int32_t begin = item.tiles.begin, end = last.end > begin ? last.end : 0;
+    const int32_t begin = item.tiles.begin, end = item.tiles.end > begin ? item.tiles.end : 0;
     item.tiles.begin = begin / kTileQ;
     item.tiles.end = (end + kTileQ - 1) / kTileQ;
-    item.full.begin = (last.begin + kTileQ - 1) / kTileQ;
   }
   if (Config::kCuts && item.pieces > 1) {
     item.tiles.begin = max(item.piece_tiles.begin, item.tiles.begin);
@@ -90,7 +104,10 @@ __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t 
     item.key = item.key + block_rank<Config>() * kTileKv;
     item.keys = max(min(kTileKv, item.len.kv - item.key), 0);
   }
-  if (item.keys < kTileKv) item.full.end = 0;
+#pragma unroll
+  for (int32_t group = 0; group < kGroups; ++group) {
+    if (item.keys < (group + 1) * kTileKv / kGroups) item.groups[group].full.end = 0;
+  }
   const int32_t count = max(item.tiles.end - item.tiles.begin, 0);
   item.start = item.tiles.begin;
   // Where all would begin with the same queries each begins with others, lest all add to one dQ:
