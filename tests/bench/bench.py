@@ -116,6 +116,8 @@ def main() -> int:
         import gpu
         return gpu.main(cases, chosen)
 
+    if any(case.page_size or case.repeatable or case.uneven for case in cases):
+        parser.error("pages, repeatable bits and uneven lengths are measured on a GPU only")
     device = flashattn.devices()[0]
     threads = chosen.threads or device.units
     keep_memory()

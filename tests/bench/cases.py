@@ -5,6 +5,8 @@ import dataclasses
 import json
 from typing import Dict, Iterator, List, Optional, Tuple
 
+import numpy as np
+
 Shape = Tuple[int, int, int, int]
 
 
@@ -29,6 +31,8 @@ class Case:
     dropout: float = 0.0
     repeatable: bool = False  # determinism = RUN_TO_RUN. On a GPU only
     page_size: int = 0  # tokens a page of a paged cache; 0: not paged. On a GPU only
+    # Packed sequences of uneven lengths, seqlen_q on average, up to twice that. On a GPU only
+    uneven: bool = False
 
     @property
     def keys(self) -> int:
@@ -46,20 +50,39 @@ class Case:
     def plain(self) -> bool:
         """Whether PyTorch's scaled_dot_product_attention computes the same."""
         return (self.window < 0 and self.block_density == 1.0 and not self.softcap
-                and not self.alibi and not self.dropout and not self.page_size
+                and not self.alibi and not self.dropout and not self.page_size and not self.uneven
                 and (not self.causal or self.keys == self.seqlen_q))
+
+    def lengths(self) -> List[int]:
+        """Of each sequence; of uneven ones queries and keys are as many."""
+        if not self.uneven:
+            return [self.seqlen_q] * self.batch
+        ranks = [b * 7 % self.batch + 1 for b in range(self.batch)]
+        assert len(set(ranks)) == self.batch, "a batch of multiples of 7 has ranks twice"
+        total = self.batch * self.seqlen_q
+        found = [total * rank // sum(ranks) for rank in ranks]
+        found[-1] += total - sum(found)
+        return found
+
+    def starts(self) -> np.ndarray:
+        """Where the sequences of a packed batch start, and where the last ends."""
+        return np.cumsum([0, *self.lengths()])
 
     def flops(self) -> float:
         """2 * (dim + dim_v) for each visible pair forward (causal: half of those below the first
         key of all queries), 2.5 times that backward: the convention of the attention papers."""
-        pairs = float(self.seqlen_q) * self.keys
-        if self.window >= 0:
-            pairs = float(sum(min(i + 1, self.window + 1) for i in range(self.seqlen_q)))
-        elif self.causal:
-            pairs -= self.seqlen_q ** 2 / 2
-        pairs *= self.block_density
-        each = 2.0 * self.batch * self.heads * (self.dim + self.value_dim)
+        pairs = sum(self.pairs(n, n if self.uneven else self.keys) for n in self.lengths())
+        each = 2.0 * self.heads * (self.dim + self.value_dim)
         return each * pairs * (2.5 if self.op == "backward" else 1.0)
+
+    def pairs(self, queries: int, keys: int) -> float:
+        """Visible ones, of a head of a sequence."""
+        pairs = float(queries) * keys
+        if self.window >= 0:
+            pairs = float(sum(min(i + 1, self.window + 1) for i in range(queries)))
+        elif self.causal:
+            pairs -= queries ** 2 / 2
+        return pairs * self.block_density
 
     def kv_bytes(self) -> float:
         size = 4 if self.dtype == "f32" else 2
@@ -72,8 +95,10 @@ class Case:
 
     def shapes(self) -> Dict[str, Shape]:
         """Of q, k, v and dout: (batch, seq, head, dim)."""
-        q = (self.batch, self.seqlen_q, self.heads, self.dim)
-        k = (self.batch, self.keys, self.kv_heads, self.dim)
+        batch = 1 if self.uneven else self.batch  # packed: one after the other
+        each = self.batch // batch
+        q = (batch, each * self.seqlen_q, self.heads, self.dim)
+        k = (batch, each * self.keys, self.kv_heads, self.dim)
         v, dout = (*k[:3], self.value_dim), (*q[:3], self.value_dim)
         return {"q": q, "k": k, "v": v, **({"dout": dout} if self.op == "backward" else {})}
 
@@ -91,7 +116,7 @@ class Case:
             words[-1] += f"/{self.kv_heads}"
         words.append(f"S{self.seqlen_q}" + (f"x{self.keys}" if self.keys != self.seqlen_q else ""))
         words.append(f"D{self.dim}" + (f"/{self.dim_v}" if self.value_dim != self.dim else ""))
-        for field, text in (("causal", "causal"), ("alibi", "alibi")):
+        for field, text in (("uneven", "uneven"), ("causal", "causal"), ("alibi", "alibi")):
             if getattr(self, field):
                 words.append(text)
         if self.window >= 0:
@@ -198,6 +223,10 @@ def _training() -> Iterator[Case]:
         yield dataclasses.replace(base, batch=2, heads=16, heads_kv=8, seqlen_q=4096, dim=256)
         yield dataclasses.replace(base, batch=8, seqlen_q=2048, dim=64, dropout=0.1)
         yield dataclasses.replace(base, batch=32, heads=12, seqlen_q=512, dim=64, causal=False)
+        yield dataclasses.replace(base, batch=8, seqlen_q=2048, uneven=True)
+        yield dataclasses.replace(base, batch=8, seqlen_q=2048, heads_kv=8, uneven=True)
+        yield dataclasses.replace(base, batch=32, heads=12, seqlen_q=512, dim=64, causal=False,
+                                  uneven=True)
 
 
 def _long_context() -> Iterator[Case]:

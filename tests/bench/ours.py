@@ -45,6 +45,8 @@ def descriptor(case: Case) -> Dict[str, Any]:
         fields["bias"] = int(Bias.ALIBI)
     if case.page_size:
         fields["layout"], fields["page_size"] = int(Layout.PAGED_KV), case.page_size
+    if case.uneven:
+        fields["layout"] = int(Layout.VARLEN_Q | Layout.VARLEN_KV)
     return {**fields, "mask": mask}
 
 
@@ -65,8 +67,13 @@ class FlashAttn:
 
     def inputs(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Dict[str, Any], Any]:
         """Fields of flashattn_inputs, and what they point to."""
-        fields: Dict[str, Any] = {name: tensor(arrays[name]) for name in "qkv"}
+        fields: Dict[str, Any] = {name: tensor(case, arrays[name]) for name in "qkv"}
         keep = [arrays]
+        if case.uneven:
+            starts = self.memory.of(case.starts(), "i32")
+            fields.update({name: pointer(starts, "int32_t *")
+                           for name in ("cu_seqlens_q", "cu_seqlens_kv")})
+            keep.append(starts)
         if case.page_size:
             # The same memory, read as a pool of pages, which the sequences share out at random.
             each = case.keys // case.page_size
@@ -99,11 +106,14 @@ class FlashAttn:
         plan = self.plan(descriptor(case))
         fields, keep = self.inputs(case, arrays)
         shape = dict(batch=case.batch, seqlen_q=case.seqlen_q, seqlen_kv=case.keys)
+        if case.uneven:
+            shape.update(seqlen_q=max(case.lengths()), seqlen_kv=max(case.lengths()),
+                         total_q=sum(case.lengths()), total_kv=sum(case.lengths()))
         o = self.memory.empty((*arrays["q"].shape[:3], case.value_dim), case.dtype, 0xFF)
         lse = self.memory.empty((case.batch, case.heads, case.seqlen_q), "f32", 0xFF)
         forward = ffi.new("flashattn_forward_args *", dict(
             struct_size=ffi.sizeof("flashattn_forward_args"), shape=shape, inputs=fields,
-            o=tensor(o), lse=pointer(lse, "float *")))
+            o=tensor(case, o), lse=pointer(lse, "float *")))
         work, info = self.call(plan, Op.FORWARD, forward, self.lib.flashattn_forward)
         results = {"o": o}
         if case.op == "backward":
@@ -112,8 +122,8 @@ class FlashAttn:
                        for name in "qkv"}
             backward = ffi.new("flashattn_backward_args *", dict(
                 struct_size=ffi.sizeof("flashattn_backward_args"), shape=shape, inputs=fields,
-                o=tensor(o), lse=pointer(lse, "float *"), dout=tensor(arrays["dout"]),
-                **{name: tensor(array) for name, array in results.items()}))
+                o=tensor(case, o), lse=pointer(lse, "float *"), dout=tensor(case, arrays["dout"]),
+                **{name: tensor(case, array) for name, array in results.items()}))
             work, info = self.call(plan, Op.BACKWARD, backward, self.lib.flashattn_backward)
         work.keep = (*keep, o, lse, results, forward)  # type: ignore[attr-defined]
         return Prepared(work, text(info.kernel), results, info.bytes, info.workspace)
@@ -140,5 +150,6 @@ def pointer(array: Array, kind: str = "void *") -> Any:
     return ffi.cast(kind, array.address)
 
 
-def tensor(array: Array) -> Tuple[Any, int, int, int]:
-    return (pointer(array), *array.strides())
+def tensor(case: Case, array: Array) -> Tuple[Any, int, int, int]:
+    batch, head, seq = array.strides()
+    return (pointer(array), 0 if case.uneven else batch, head, seq)

@@ -70,19 +70,26 @@ class FlashAttention4:
     name = "fa4"
 
     def __init__(self) -> None:
-        from flash_attn.cute import flash_attn_func
-        self.function = flash_attn_func
+        from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
+        self.function, self.packed = flash_attn_func, flash_attn_varlen_func
 
     def prepare(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Work, Callable[[Any], Any]]:
         if case.dtype == "f32":
             raise CannotRun("16-bit types only")
         if case.page_size or case.alibi or case.dropout or case.block_density < 1:
             raise CannotRun("not by this function")
-        inputs = [arrays[name].tensor.detach().requires_grad_(case.op == "backward")
-                  for name in "qkv"]
+        tensors = {name: array.tensor.detach() for name, array in arrays.items()}
+        function = self.function
+        if case.uneven:
+            tensors = {name: tensor[0] for name, tensor in tensors.items()}
+            starts = torch.tensor(case.starts(), dtype=torch.int32, device="cuda")
+            function = functools.partial(
+                self.packed, cu_seqlens_q=starts, cu_seqlens_k=starts,
+                max_seqlen_q=max(case.lengths()), max_seqlen_k=max(case.lengths()))
+        inputs = [tensors[name].requires_grad_(case.op == "backward") for name in "qkv"]
         window = (case.window, 0) if case.window >= 0 else (None, None)
         forward = functools.partial(
-            self.function, *inputs, causal=case.causal and case.window < 0, window_size=window,
+            function, *inputs, causal=case.causal and case.window < 0, window_size=window,
             softcap=case.softcap)
         try:
             with warnings.catch_warnings():
@@ -91,7 +98,7 @@ class FlashAttention4:
                 out = out[0] if isinstance(out, tuple) else out
                 if case.op == "forward":
                     return forward, lambda out: [out[0] if isinstance(out, tuple) else out]
-                work = _gradients(out, inputs, arrays["dout"].tensor)
+                work = _gradients(out, inputs, tensors["dout"])
                 work()
         except Exception as error:  # its compiler has many ways to fail
             raise CannotRun(f"{type(error).__name__}: {error}".split("\n", maxsplit=1)[0][:100]
