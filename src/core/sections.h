@@ -16,19 +16,22 @@ struct Sections {
   Divisor last_units;     // of the last one
   int32_t last;
 
-  // fitting: units that fit the cache at once. workers: those that take turns at the same time, if
-  // turns differ. The last section has then two for each, so that its long ones start before half
-  // of its work is done, and its short ones even out the end. Nothing for grids that cannot be
-  // launched: of no block, or of 2^31 and more.
-  static constexpr Sections of(int64_t units, int64_t turns, int64_t fitting, int32_t workers = 0) {
+  // fitting: units that fit the cache at once. at_end: the fewest of the last section. Nothing for
+  // grids that cannot be launched: of no block, or of 2^31 and more.
+  static constexpr Sections of(int64_t units, int64_t turns, int64_t fitting, int64_t at_end = 1) {
     if (units * turns <= 0 || units * turns > INT32_MAX) return {};
     const int64_t width = std::clamp<int64_t>(fitting, 1, units);
-    const int64_t even = ceil_div(2 * static_cast<int64_t>(workers), turns);
-    const int64_t least = std::clamp<int64_t>(even, 1, units);
-    const int64_t last = (units - least) / width;
+    const int64_t last = (units - std::clamp<int64_t>(at_end, 1, units)) / width;
     return {static_cast<int32_t>(turns), Divisor::of(static_cast<int32_t>(width * turns)),
             Divisor::of(static_cast<int32_t>(width)),
             Divisor::of(static_cast<int32_t>(units - last * width)), static_cast<int32_t>(last)};
+  }
+
+  // Units of the last section for turns that differ, taken by so many workers at the same time: two
+  // turns for each, so that the long ones start before half of the section's work is done, and the
+  // short ones even out the end.
+  static constexpr int64_t even_end(int32_t workers, int64_t turns) {
+    return ceil_div(2 * static_cast<int64_t>(workers), std::max<int64_t>(turns, 1));
   }
 
   // The same sections of units with so many turns each; nothing if that is too many.

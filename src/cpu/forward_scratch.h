@@ -12,7 +12,7 @@ inline Tiling forward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
   if (kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16) {  // two tile registers high
     if (dim <= 128) return {1056, 32, dim <= 64 ? 1536 : 768};
-    return dim <= 256 ? Tiling{512, 32, 512} : Tiling{256, 32, 256};
+    return dim <= 256 ? Tiling{512, 32, 128} : Tiling{256, 32, 256};
   }
   const int32_t rows = dim <= 128 ? 1056 : dim <= 256 ? 528 : 264;
   static_assert(kDirectRows >= 48, "bands of a tile");

@@ -279,9 +279,8 @@ int32_t CpuLauncher::backward(const flashattn_backward_args& args, void* workspa
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
                 "the shape has 2^31 tiles of keys or more; split the batch");
   }
-  // The last section has two turns for each worker: so many that it, too, has a head a thread.
-  const int64_t turns = std::min<int64_t>(int64_t{job.threads} * job.key_tiles, INT32_MAX - 1);
-  job.order = Sections::of(heads, job.key_tiles, job.threads, static_cast<int32_t>(turns + 1) / 2);
+  // As many heads at a time as threads, in the end, too.
+  job.order = Sections::of(heads, job.key_tiles, job.threads, job.threads);
   job.rng_seed = random.seed;
   job.rng_offset = random.offset;
   job.dbias_is_reduced = (args.dbias_stride_batch == 0 && shape.batch > 1) ||

@@ -63,8 +63,9 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   const int64_t unit_bytes = static_cast<int64_t>(shape.seqlen_q) * problem_.group() *
                              (problem_.dim_qk * static_cast<int64_t>(4 + element) +
                               problem_.dim_v * static_cast<int64_t>(element));
+  const int32_t workers = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? main_.resident : 0;
   p.sections = Sections::of(p.units(), p.key_blocks, l2_bytes_ / std::max<int64_t>(unit_bytes, 1),
-                            problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? main_.resident : 0);
+                            Sections::even_end(workers, p.key_blocks));
   p.by_heads_kv = Divisor::of(problem_.heads_kv);
   p.group = problem_.group();
 

@@ -145,9 +145,10 @@ ForwardParams Sm80Launcher::grid(const Choice<sm80::ForwardEntry>& choice,
   p.parts = part_bound(p.split, {shape.seqlen_q, shape.seqlen_kv});
   const int64_t unit_bytes = static_cast<int64_t>(shape.seqlen_kv) *
                              (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
-  p.sections = Sections::of(p.units(), static_cast<int64_t>(p.query_blocks) * p.parts,
-                            l2_bytes_ / 2 / std::max<int64_t>(unit_bytes, 1),
-                            problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? choice.resident : 0);
+  const int64_t turns = static_cast<int64_t>(p.query_blocks) * p.parts;
+  const int32_t workers = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? choice.resident : 0;
+  p.sections = Sections::of(p.units(), turns, l2_bytes_ / 2 / std::max<int64_t>(unit_bytes, 1),
+                            Sections::even_end(workers, turns));
   p.by_parts = Divisor::of(p.parts);
   p.by_head_blocks = Divisor::of(p.head_blocks);
   p.by_heads_kv = Divisor::of(problem_.heads_kv);

@@ -34,6 +34,14 @@ class Case:
     # Packed sequences of uneven lengths, seqlen_q on average, up to twice that. On a GPU only
     uneven: bool = False
 
+    def __post_init__(self) -> None:
+        if not self.uneven:
+            return
+        if self.seqlen_kv or self.page_size or self.block_density < 1:
+            raise ValueError("uneven lengths: not with seqlen_kv, pages or blocks")
+        if self.batch % 7 == 0:
+            raise ValueError("uneven lengths: of a batch that is no multiple of 7")
+
     @property
     def keys(self) -> int:
         return self.seqlen_kv or self.seqlen_q
@@ -58,7 +66,6 @@ class Case:
         if not self.uneven:
             return [self.seqlen_q] * self.batch
         ranks = [b * 7 % self.batch + 1 for b in range(self.batch)]
-        assert len(set(ranks)) == self.batch, "a batch of multiples of 7 has ranks twice"
         total = self.batch * self.seqlen_q
         found = [total * rank // sum(ranks) for rank in ranks]
         found[-1] += total - sum(found)

@@ -254,8 +254,7 @@ def many_queries():
 
 
 def many_heads():
-    """More than a GPU works on at once, of many queries: the Hopper kernel starts before all are
-    prepared."""
+    """More than the emulator works on at once: the Hopper kernel starts before all are prepared."""
     common = dict(seqlen_kv=100, heads_q=50, backward=True)
     yield Case(batch=4, seqlen_q=300, dim_qk=64, lens_q=[300, 129, 0, 257], dlse=True,
                dtype="bf16", **common)

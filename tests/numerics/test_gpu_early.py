@@ -48,16 +48,19 @@ def test_a_hundred_calls_in_a_row_give_the_same_bits(device, name):
     enqueue = call.stage(capi.BACKWARD, fields)
     driver, size = device.driver, 64 << 20
     noise = driver.allocate(2 * size)
-    with device.own_stream() as other:
-        first = None
-        for n in range(50):
-            for _ in range(n % 4):
-                driver.copy(noise + size, noise, size, other.stream)
-            enqueue(0)
-            if n > 0:
+    try:
+        with device.own_stream() as other:
+            first = None
+            for n in range(51):
+                for _ in range(n % 4):
+                    driver.copy(noise + size, noise, size, other.stream)
                 enqueue(0)
-            driver.wait_stream(0)
-            got = b"".join(call.collect(names)[x].tobytes() for x in names)
-            first = first or got
-            assert got == first, "round %d: %s" % (n, command(case, device))
-    driver.free(noise)
+                if n > 0:
+                    enqueue(0)
+                driver.wait_stream(0)
+                contents = call.collect(names)
+                got = b"".join(contents[x].tobytes() for x in names)
+                first = first or got
+                assert got == first, "round %d: %s" % (n, command(case, device))
+    finally:
+        driver.free(noise)

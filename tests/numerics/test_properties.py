@@ -227,22 +227,30 @@ def test_workspace_is_linear_and_bounded(device, case, op):
         plan.workspace_size(op, None) or pytest.skip("no workspace at all")
 
 
+def backward_info(device, case):
+    plan = capi.Plan(capi.descriptor(case, device))
+    return plan.info(capi.BACKWARD, capi.shape_of(case))
+
+
+def on_hopper(device, case):
+    return capi.ffi.string(backward_info(device, case).family) == b"sm90"
+
+
 @pytest.mark.parametrize("case", LISTED["many_queries"])
 def test_many_queries_have_a_kernel_of_their_own(device, case):
     """What is listed for it is computed by it, and a few heads of the same are not."""
-    def tile(case):
-        shape = dict(batch=case.batch, seqlen_q=case.seqlen_q, seqlen_kv=case.seqlen_kv)
-        for name, lengths in (("total_q", case.cu_q), ("total_kv", case.cu_kv)):
-            if lengths is not None:
-                shape[name] = sum(lengths)
-        info = capi.Plan(capi.descriptor(case, device)).info(capi.BACKWARD, shape)
-        return capi.ffi.string(info.family), info.tile_q
-
-    family, rows = tile(case)
-    if family != b"sm90":
+    if not on_hopper(device, case):
         pytest.skip("a kernel of Hopper")
-    assert rows == 80
-    assert tile(case.replace(heads_q=2, heads_kv=1)) == (b"sm90", 64)
+    assert backward_info(device, case).tile_q == 80
+    assert backward_info(device, case.replace(heads_q=2, heads_kv=1)).tile_q == 64
+
+
+@pytest.mark.parametrize("case", LISTED["many_heads"])
+def test_many_heads_start_early(device, case):
+    """On the emulator's four multiprocessors; for GPUs there is test_gpu_early."""
+    if not on_hopper(device, case) or multiprocessors(device) > 4:
+        pytest.skip("a kernel of Hopper, where few blocks run at once")
+    assert b"first heads" in capi.ffi.string(backward_info(device, case).why)
 
 
 def multiprocessors(device):
@@ -254,10 +262,12 @@ def multiprocessors(device):
 
 @pytest.mark.parametrize("rows", [4160, 4100])
 def test_full_tiles_of_keys_after_one_with_a_tail(device, rows):
-    """Nothing of the tail's mask is left to a tile of keys that all queries see, 4160 of them in
-    whole tiles. RUN_TO_RUN begins with the tail; who has had that takes another tile."""
+    """Nothing of the tail's mask is left to a tile of keys that all queries see, of each head 4160
+    in whole tiles of Hopper's kernel for many. RUN_TO_RUN begins with the tail; who has had that
+    takes another tile."""
     case = Case(dtype="bf16", seqlen_q=rows, seqlen_kv=128 * multiprocessors(device) + 1,
-                dim_qk=128, backward=True, determinism=1)
+                heads_q=2, heads_kv=1, dim_qk=128, backward=True, determinism=1)
+    assert not on_hopper(device, case) or backward_info(device, case).tile_q == 80
     data = make_data(case)
     check(case, data, run(case, device, data))
 
@@ -281,12 +291,14 @@ def test_slopes_of_any_sign(device, sign):
     (1100, 129, dict(dim_qk=96, softcap=5.0)), (1000, 257, dict(dim_qk=128, dropout=0.2)),
     (1000, 130, dict(dim_qk=192)),
     (1800, 300, dict(dim_qk=64, batch=3, heads_q=1, heads_kv=1, lens_q=[1800, 70, 0])),
-    (4100, 129, dict(dim_qk=128))])
+    (8200, 129, dict(dim_qk=128, heads_q=1, heads_kv=1))])
 def test_tiles_of_keys_are_shared(device, queries, keys, features, seed):
     """By several blocks of a Hopper kernel, where tiles are few and queries many: each a part of
     the queries. What they have is added up in a fixed order: bits of dK and dV repeat."""
     case = Case(dtype="bf16", seqlen_q=queries, seqlen_kv=keys, backward=True,
                 **{"heads_q": 3, "heads_kv": 3, **features}, seed=seed)
+    if queries > 8192 and on_hopper(device, case):
+        assert backward_info(device, case).tile_q == 80
     data = make_data(case)
     first = run(case, device, data)
     check(case, data, first)

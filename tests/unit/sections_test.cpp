@@ -29,7 +29,7 @@ bool in_order(const Sections& sections, int32_t units, int32_t turns) {
 }
 
 bool right(int32_t units, int32_t turns, int32_t fitting, int32_t workers) {
-  const Sections sections = Sections::of(units, turns, fitting, workers);
+  const Sections sections = Sections::of(units, turns, fitting, Sections::even_end(workers, turns));
   const int32_t most = fitting < 1 ? 1 : fitting < units ? fitting : units;
   const int32_t rest = sections.last_units.by;
   // Two turns a worker in the last section, or all there are; and not a section too many.

@@ -3,8 +3,9 @@
 // One block a multiprocessor, which stays for many tiles of keys. Of the first warpgroup one thread
 // plans the tiles and looks for dQ to convert, one starts the loads, two add dQ to fp32 sums in
 // global memory. All that comes after prepare.cu or, where many heads are short, follows it head by
-// head. The consumers hold dK and dV and see all queries of the group pass by: S^T = K
-// Q^T, dP^T = V dO^T, so that P^T and dS^T are register operands of dV += P^T dO and dK += dS^T Q.
+// head. The consumers hold dK and dV and see all queries of the group pass by, in tiles: S^T = K
+// Q^T, dP^T = V dO^T, so that P^T and dS^T are register operands of dV += P^T dO and dK += dS^T Q;
+// at D = 128 they pass over tiles that see none of their keys.
 // Only dS goes through shared memory, for dQ = dS K, which needs all keys of the tile; it is stored
 // with the keys along its rows, as the tensor cores like to read a left operand.
 //

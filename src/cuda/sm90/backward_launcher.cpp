@@ -47,9 +47,9 @@ const BackwardEntry* find(const Problem& p, BackwardTable table) {
   return found == end ? nullptr : *found;
 }
 
-// Of the same size as the main one, if there is one; see kMany.
+// Of the same size as the main one, if there is one, and where nothing is hidden: see kMany.
 const BackwardEntry* find_long(const Problem& p) {
-  if (p.mask != 0) return nullptr;
+  if (!sees_all(p.mask_rule())) return nullptr;
   const BackwardEntry* entry = find(p, long_backward_table());
   return entry && entry->dim_qk == find(p, backward_table())->dim_qk ? entry : nullptr;
 }
@@ -151,11 +151,11 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry,
   // of keys of a unit wait for each other, a few are worth half of it: up to 5 %.
   int64_t fitting = l2_bytes_ / (problem_.mask == 0 || ordered() ? 4 : 8) / unit_bytes;
   if (ordered()) fitting = std::max(fitting, std::min<int64_t>(5, l2_bytes_ / 2 / unit_bytes));
-  p.sections =
-      Sections::of(units, ceil_div(shape.seqlen_kv, entry.tile_kv), fitting, units_ / entry.blocks);
+  const int64_t key_tiles = ceil_div(shape.seqlen_kv, entry.tile_kv);
+  const int32_t workers = units_ / entry.blocks;
+  p.sections = Sections::of(units, key_tiles, fitting, Sections::even_end(workers, key_tiles));
   p.query_sections =
       p.sections.with_turns(static_cast<int64_t>(p.sequence_tiles) * problem_.group());
-  const int32_t workers = units_ / entry.blocks;
   const int32_t items = p.sections.count();
   // Where tiles of keys differ, the short ones even out the end. In turns, pieces would wait for
   // each other: -10 %. Those for groups of heads go over more of Q, dO and dQ at a time than L2

@@ -120,7 +120,7 @@ Sections Sm90Launcher::sections(const Choice<sm90::ForwardEntry>& kernel,
   const int64_t unit_bytes = static_cast<int64_t>(shape.seqlen_kv) *
                              (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
   const int64_t fitting = l2_bytes_ / 2 / std::max<int64_t>(unit_bytes, 1) * problem_.group();
-  return Sections::of(units, tiles, fitting, kernel.resident);
+  return Sections::of(units, tiles, fitting, Sections::even_end(kernel.resident, tiles));
 }
 
 int64_t Sm90Launcher::workspace(uint32_t op, const flashattn_shape& shape) const {
