@@ -4,8 +4,8 @@ import pytest
 
 from . import capi
 from .case import Case
-from .harness import Call
-from .repro import command, verify
+from .repro import verify
+from .test_gpu_streams import check_repeats, jobs
 
 CAUSAL = Case(batch=3, seqlen_q=1023, seqlen_kv=1023, heads_q=18, dim_qk=128, dtype="bf16",
               causal=True, backward=True)
@@ -42,25 +42,12 @@ def test_a_hundred_calls_in_a_row_give_the_same_bits(device, name):
     """Two at a time, the second behind the first without a wait, on what that left in the
     workspace; beside another stream's copies. The first of all finds NaN there."""
     case = CASES[name]
-    call = Call(case, device, plan=plan_of(case, device))
-    call.forward()
-    fields, names = call.backward_fields()
-    enqueue = call.stage(capi.BACKWARD, fields)
-    driver, size = device.driver, 64 << 20
-    noise = driver.allocate(2 * size)
-    try:
-        with device.own_stream() as other:
-            first = None
-            for n in range(51):
-                for _ in range(n % 4):
-                    driver.copy(noise + size, noise, size, other.stream)
-                enqueue(0)
-                if n > 0:
-                    enqueue(0)
-                driver.wait_stream(0)
-                contents = call.collect(names)
-                got = b"".join(contents[x].tobytes() for x in names)
-                first = first or got
-                assert got == first, "round %d: %s" % (n, command(case, device))
-    finally:
-        driver.free(noise)
+    enqueue, result = jobs(case, device, plan_of(case, device), True)
+    enqueue(0)
+    device.driver.wait_stream(0)
+
+    def enqueue_two(stream):
+        enqueue(stream)
+        enqueue(stream)
+
+    check_repeats(device, case, enqueue_two, result, result(), 50)

@@ -43,25 +43,31 @@ def listed(backward):
     return [(name, True) for name in BACKWARD] if backward else [(name, False) for name in CASES]
 
 
+def check_repeats(device, case, enqueue, result, first, rounds):
+    """Each round gives the first's bits, beside another stream's copies, which shift the order of
+    everything."""
+    driver, size = device.driver, 64 << 20
+    noise = driver.allocate(2 * size)
+    try:
+        with device.own_stream() as other:
+            for n in range(rounds):
+                for _ in range(n % 4):
+                    driver.copy(noise + size, noise, size, other.stream)
+                enqueue(0)
+                driver.wait_stream(0)
+                assert result() == first, "repeat %d: %s" % (n, command(case, device))
+    finally:
+        driver.free(noise)
+
+
 @pytest.mark.parametrize("name, backward", listed(False) + listed(True))
 def test_a_hundred_repeats_give_the_same_bits(device, name, backward):
-    """Beside another stream's copies, which shift the order of everything."""
     case = CASES[name].replace(backward=backward)
     plan = capi.Plan(capi.descriptor(case, device))
     enqueue, result = jobs(case, device, plan, backward)
-    driver, size = device.driver, 64 << 20
-    noise = driver.allocate(2 * size)
-    with device.own_stream() as other:
-        first = None
-        for n in range(100):
-            for _ in range(n % 4):
-                driver.copy(noise + size, noise, size, other.stream)
-            enqueue(0)
-            driver.wait_stream(0)
-            got = result()
-            first = first or got
-            assert got == first, "repeat %d: %s" % (n, command(case, device))
-    driver.free(noise)
+    enqueue(0)
+    device.driver.wait_stream(0)
+    check_repeats(device, case, enqueue, result, result(), 100)
 
 
 @pytest.mark.parametrize("name, backward", listed(False) + listed(True))
