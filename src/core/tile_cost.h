@@ -10,12 +10,13 @@ namespace flashattn {
 struct TileCost {
   int32_t rows, keys;  // of a tile
   int32_t per_key, start;
+  int32_t blocks = 1;  // that share a multiprocessor
 };
 
 // Of the Hopper kernels, fitted to what they take on an H200 for 128 to 16k queries and 4 to 4,096
-// heads. blocks: on a multiprocessor.
+// heads.
 constexpr TileCost hopper_cost(int32_t rows, int32_t keys, int32_t dim_v, int32_t blocks) {
-  if (blocks > 1) return {rows, keys, 111, dim_v == 64 ? 21200 : 25900};
+  if (blocks > 1) return {rows, keys, 111, dim_v == 64 ? 21200 : 25900, blocks};
   if (rows == 128) return {rows, keys, 102, 21200};
   return {rows, keys, dim_v == 96 && keys == 64 ? 103 : 100, 5500 + 70 * keys};
 }
@@ -35,20 +36,29 @@ constexpr int64_t most_keys(const MaskRule& rule, int32_t keys) {
 
 // Time until the last of `heads` (of all sequences) is done, where blocks on a multiprocessor share
 // it: as many tiles one after the other as the busiest one has.
-constexpr int64_t forward_time(const TileCost& cost, const MaskRule& rule, Lengths len,
-                               int64_t heads, int32_t units) {
+constexpr double forward_time(const TileCost& cost, const MaskRule& rule, Lengths len,
+                              int64_t heads, int32_t units) {
   // Of a tile whose rows, one after the other, see the most; in whole tiles of keys, of which
   // warpgroups of 64 rows skip some.
   const int64_t span = most_keys(rule, len.kv) + (3 * cost.rows + 64) / 4 + cost.keys - 2;
   const auto time = [&cost, span](int64_t keys) {
-    return cost.rows * ((keys < span ? keys : span) * cost.per_key + cost.start);
+    return static_cast<double>(cost.rows *
+                               ((keys < span ? keys : span) * cost.per_key + cost.start));
   };
   const int64_t tiles = heads * ceil_div(len.q, cost.rows);
-  const int64_t longest = time(ceil_div(len.kv, cost.keys) * static_cast<int64_t>(cost.keys));
-  if (!(rule.mask & FLASHATTN_MASK_CAUSAL)) return ceil_div(tiles, units) * longest;
+  const double longest = time(ceil_div(len.kv, cost.keys) * static_cast<int64_t>(cost.keys));
+  if (!(rule.mask & FLASHATTN_MASK_CAUSAL)) {
+    return static_cast<double>(ceil_div(tiles, units)) * longest;
+  }
   // Half a tile too many of keys in the mean. Long tiles come first, so that short ones level out.
   const int64_t hidden = len.q < len.kv ? len.q : len.kv;  // below the first query's last key
-  const int64_t level = tiles * time(len.kv - hidden / 2 + (cost.rows + cost.keys) / 2) / units;
+  const double mean = time(len.kv - hidden / 2 + (cost.rows + cost.keys) / 2);
+  const double each = static_cast<double>(tiles) / units;
+  // Where blocks share a multiprocessor and have less than two tiles each, long ones stay alone at
+  // the end, and use a part of it.
+  const double few = 2.0 - each / cost.blocks, part = few < 0.0 ? 0.0 : few < 1.0 ? few : 1.0;
+  const double alone = longest > mean ? (longest - mean) * (cost.blocks - 1) * part : 0.0;
+  const double level = each * mean + alone;
   return level < longest ? longest : level;
 }
 

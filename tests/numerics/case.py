@@ -40,6 +40,7 @@ class Case:
     scale: float = 0.0
     softcap: float = 0.0
     alibi: str = ""                       # "h" or "bh"
+    steepest: float = 0.5                 # of the slopes of ALiBi
     bias: str = ""                        # dtype of the dense bias; "u8": boolean mask
     bias_dims: str = "bhr"                # what the bias does not broadcast over: batch, head, row
     bias_empty: float = 0.0               # share of rows that the bias hides altogether

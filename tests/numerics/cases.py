@@ -167,6 +167,13 @@ def biases():
             yield Case(alibi=alibi, bias="f32", dbias="bhr", causal=causal, softcap=5.0, **common)
     for dim in (64, 128):  # tiles of keys on both sides of queries, and around them
         yield Case(dtype="bf16", alibi="h", seqlen_q=900, seqlen_kv=900, heads_q=2, dim_qk=dim)
+        for dtype in ("bf16", "f16"):  # many tiles before all queries; queries without keys
+            longer = dict(dtype=dtype, alibi="bh", batch=2, heads_q=4, dim_qk=dim, causal=True)
+            yield Case(seqlen_q=300, seqlen_kv=700, lens_kv=[700, 150], steepest=1.0, **longer)
+            yield Case(seqlen_q=400, seqlen_kv=250, sink=True, **longer)
+            yield Case(seqlen_q=400, seqlen_kv=250, sink=True, softcap=15.0, **longer)
+        yield Case(dtype="bf16", alibi="h", steepest=4.0, seqlen_q=400, seqlen_kv=700, heads_q=8,
+                   window=(300, 200), dim_qk=dim)
 
 
 def features():
@@ -177,7 +184,7 @@ def features():
         yield Case(dtype=dtype, softcap=1.0, window=(10, 3), **common)
         for dim in (32, 192):  # scores far below the softcap
             yield Case(dtype=dtype, softcap=20.0, amplitude=0.5, **dict(common, dim_qk=dim))
-        for amplitude in (0.2, 0.6, 1.5):  # below, next to and above it, in many tiles of keys
+        for amplitude in (0.2, 0.6, 1.0, 1.5):  # from far below it to above, in many tiles of keys
             yield Case(dtype=dtype, softcap=20.0, amplitude=amplitude, seqlen_q=70, seqlen_kv=700,
                        dim_qk=64)
         yield Case(dtype=dtype, sink=True, dsink=True, dlse=True, causal=True, top_left=True,

@@ -68,7 +68,7 @@ def make_data(case):
         data.bias = make_bias(case, rng)
     if case.alibi:
         shape = (case.batch if "b" in case.alibi else 1, case.heads_q)
-        data.slopes = rng.uniform(0.01, 0.5, shape).astype(np.float32)
+        data.slopes = rng.uniform(0.02 * case.steepest, case.steepest, shape).astype(np.float32)
     if case.sink:
         data.sink = rng.standard_normal(case.heads_q).astype(np.float32)
     if case.blocks:

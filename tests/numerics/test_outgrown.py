@@ -22,6 +22,7 @@ CASES = {
     "sink": BASE.replace(sink=True, causal=True),
     "one row a head": BASE.replace(seqlen_q=1, heads_q=4, heads_kv=1),
     "alibi": BASE.replace(alibi="h", heads_q=2),
+    "alibi, causal": BASE.replace(alibi="h", heads_q=2, causal=True, seqlen_kv=900),
     "alibi, keys behind": BASE.replace(alibi="h", heads_q=2, top_left=True, dtype="f16"),
     "alibi, capped": BASE.replace(alibi="h", heads_q=2, top_left=True, softcap=30.0, dim_qk=128),
     "many": BASE.replace(batch=2, heads_q=4, seqlen_kv=300),

@@ -8,6 +8,7 @@ from . import capi, harness, philox
 from .case import Case
 from .cases import LISTED, caches
 from .data import make_data
+from .dtypes import round_to
 from .harness import Call, run
 from .merging import merge_parts
 from .repro import command
@@ -270,6 +271,29 @@ def test_full_tiles_of_keys_after_one_with_a_tail(device, rows):
     assert not on_hopper(device, case) or backward_info(device, case).tile_q == 80
     data = make_data(case)
     check(case, data, run(case, device, data))
+
+
+@pytest.mark.parametrize("value", [30.0, 1e3, np.inf])
+@pytest.mark.parametrize("features", [dict(), dict(alibi="h")])
+def test_rows_past_the_last_query_change_no_bit(device, features, value):
+    case = Case(dtype="bf16", seqlen_q=210, lens_q=[196], seqlen_kv=900, heads_q=2, dim_qk=64,
+                causal=True, **features)
+    expected = run(case, device).bits("o", "lse")
+    call = Call(case, device)
+    q = call.buffers["q"].host
+    q[np.isnan(q.astype(np.float32))] = value
+    assert call.forward().bits("o", "lse") == expected, command(case, device)
+
+
+def test_equal_scores_next_to_a_softcap(device):
+    """Errors of one sign do not cancel in a sum: of two terms of a softcap's polynomial, say."""
+    for fraction in (0.02, 0.06, 0.09, 0.1, 0.13, 0.2, 0.26, 0.5):
+        case = Case(dtype="bf16", softcap=50.0, seqlen_q=200, seqlen_kv=930, dim_qk=64)
+        data = make_data(case)
+        size = np.float32(fraction * 50.0 / 8.0) ** 0.5  # scores are 64 size^2 / 8
+        data.q = [round_to(np.full_like(q, size), "bf16") for q in data.q]
+        data.k = [round_to(np.full_like(k, -size), "bf16") for k in data.k]
+        check(case, data, run(case, device, data))
 
 
 @pytest.mark.parametrize("sign", [-1.0, 0.0, np.nan])

@@ -50,6 +50,14 @@ constexpr Measured kSmallHeadsMeasured[] = {
     {256, 2048, true, {434.4, 426.9}, 1023}, {256, 2048, true, {495.7, 465.2}, 2047},
     {32, 2048, true, {100.4, 124.5}, 127},   {32, 2048, true, {254.8, 299.1}, 511},
     {32, 1024, true, {66.6, 77.9}, 127},     {32, 1024, true, {178.7, 220.4}, 511},
+    {8, 1024, true, {68.6, 90.7}},           {24, 1024, true, {203.3, 218.0}},
+    {32, 1024, true, {239.6, 240.7}},        {48, 1024, true, {284.1, 311.3}},
+    {64, 1024, true, {299.8, 331.8}},        {4, 2048, true, {87.9, 119.3}},
+    {8, 2048, true, {173.9, 212.5}},         {16, 2048, true, {357.8, 294.5}},
+    {24, 2048, true, {418.3, 397.9}},        {32, 2048, true, {419.2, 425.1}},
+    {64, 2048, true, {441.8, 439.9}},        {4, 4096, true, {192.3, 249.4}},
+    {8, 4096, true, {384.6, 329.1}},         {16, 4096, true, {502.2, 485.8}},
+    {4, 8192, true, {421.2, 342.9}},         {8, 8192, true, {556.8, 520.5}},
 };
 
 constexpr TileCost kHeadsOf96[] = {hopper_cost(192, 112, 96, 1), hopper_cost(192, 64, 96, 1)};
@@ -85,7 +93,12 @@ constexpr Measured kHeadsOf128Measured[] = {
     {32, 8192, true, {674.8, 715.3, 586.0}, 2047},  {128, 2048, true, {100.2, 120.3, 112.1}, 63},
     {128, 2048, true, {194.0, 216.0, 201.4}, 127},  {128, 2048, true, {309.7, 343.8, 319.6}, 255},
     {128, 2048, true, {444.2, 486.8, 432.4}, 511},  {128, 2048, true, {557.4, 600.9, 511.9}, 1023},
-    {128, 2048, true, {630.0, 662.1, 552.7}, 2047},
+    {128, 2048, true, {630.0, 662.1, 552.7}, 2047}, {4, 1024, true, {67.3, 57.0, 80.0}},
+    {8, 1024, true, {133.3, 113.3, 155.3}},         {32, 1024, true, {396.5, 391.4, 365.7}},
+    {64, 1024, true, {428.3, 456.4, 390.9}},        {4, 2048, true, {167.4, 134.5, 199.9}},
+    {8, 2048, true, {326.8, 267.3, 331.1}},         {32, 2048, true, {578.3, 594.9, 492.8}},
+    {4, 4096, true, {380.2, 284.0, 373.5}},         {8, 4096, true, {686.7, 544.6, 559.1}},
+    {16, 4096, true, {683.4, 674.5, 575.0}},        {64, 4096, true, {715.2, 741.9, 584.7}},
 };
 
 template <size_t kKernels, size_t kCases>
@@ -108,12 +121,12 @@ void test_choice(const TileCost (&kernels)[kKernels], const Measured (&cases)[kC
 void test_proportions() {
   const TileCost cost = hopper_cost(128, 128, 128, 1);
   const Lengths len{4096, 4096};
-  const int64_t once = forward_time(cost, masked(false), len, 33, kUnits);
+  const double once = forward_time(cost, masked(false), len, 33, kUnits);
   CHECK(forward_time(cost, masked(false), len, 66, kUnits) == 2 * once);
   CHECK(forward_time(cost, masked(false), len, 32, kUnits) == once);  // the last wave is not full
-  CHECK(forward_time(cost, masked(true), len, 33, kUnits) < once * 6 / 10);
+  CHECK(forward_time(cost, masked(true), len, 33, kUnits) < once * 0.6);
   CHECK(forward_time(cost, masked(true), {64, 4096}, 33, kUnits) >
-        forward_time(cost, masked(false), {64, 4000}, 33, kUnits) * 98 / 100);
+        forward_time(cost, masked(false), {64, 4000}, 33, kUnits) * 0.98);
   // However few: one tile sees all keys.
   CHECK(forward_time(cost, masked(true), len, 1, kUnits) ==
         forward_time(cost, masked(false), len, 1, kUnits));

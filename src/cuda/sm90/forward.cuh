@@ -12,7 +12,8 @@
 // over its first tiles and then stays, so that the main loop has no maxima, no shuffles and no
 // rescaling of O. It errs only if a later score outgrows r by more than the numbers can hold: then
 // the row's sum passes 2^100 or O is not finite, and the block does the tile over, with the running
-// maximum in every step, when it has nothing else to do.
+// maximum in every step, when it has nothing else to do. With ALiBi r may also be foreseen, or
+// follow another row's, and too high: then the sum is too small, and the tile is done over, too.
 //
 // Shared memory: Q | K stages | V stages | O | Control.
 // Budget of a step at D = 128, 64 keys, three warpgroups, in clocks: the products 3 x 512; 2^x 3 x

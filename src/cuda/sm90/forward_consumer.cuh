@@ -51,6 +51,7 @@ class Consumer : Softmax<Config> {
     kSafe,    // all that may be needed
     kScaled,  // no more than the scale: every row sees every key and has a reference
     kSloped,  // so too, but ALiBi, and perhaps a softcap
+    kTied,    // so too, but ALiBi of tied rows with all keys before them
     kCapped,  // so too, but a softcap
   };
 
@@ -62,8 +63,11 @@ class Consumer : Softmax<Config> {
       for (; n >= full; --n) step<Way::kScaled>(n);
     } else if (this->sloped()) {
       const Slope slope = this->slope();
+      const int32_t tied = slope.tied ? max(full, slope.line_end) : full;
 #pragma unroll 1
-      for (; n >= full; --n) step<Way::kSloped>(n, slope);
+      for (; n >= tied; --n) step<Way::kSloped>(n, slope);
+#pragma unroll 1
+      for (; n >= full; --n) step<Way::kTied>(n, slope);
     } else {
 #pragma unroll 1
       for (; n >= full; --n) step<Way::kCapped>(n);
@@ -183,6 +187,8 @@ class Consumer : Softmax<Config> {
     if constexpr (kWay == Way::kSloped) {
       this->cap_products(s_);
       this->weigh_line(line);
+    } else if constexpr (kWay == Way::kTied) {
+      this->weigh_tied(slope, n);
     } else if constexpr (kWay == Way::kCapped) {
       this->weigh_capped();
     } else {
@@ -305,7 +311,7 @@ class Consumer : Softmax<Config> {
       const float all = (finite[half][0] + finite[half][1]) + (finite[half][2] + finite[half][3]);
       bool bad = !(l <= kMost && all == 0.0f);
       if (Config::kScores == Scores::kShaped) {
-        bad |= l < kLeast && reference_[half] != -INFINITY;
+        bad |= l < kLeast && reference_[half] != -INFINITY && weighs_some(half);
       }
       outgrown |= bad && item().query + row() + half * 8 < item().len.q;
       factor[half] = l == 0.0f ? 0.0f : ptx::reciprocal(l) * kept();
@@ -345,8 +351,16 @@ class Consumer : Softmax<Config> {
     this->store_lse();
   }
 
-  // Of a row's sum. Less only where the reference was foreseen, not seen: fp16 has few numbers
-  // there.
+  // Whether a row has keys or a sink: the reference of one that has none may be that of its tie.
+  __device__ __forceinline__ bool weighs_some(int half) const {
+    const volatile Interval& keys = control_.visible[row() + half * 8];
+    if (keys.begin < keys.end) return true;
+    return (params_.problem.features & FLASHATTN_FEATURE_SINK) &&
+           params_.args.inputs.sink[item().h] != -INFINITY;
+  }
+
+  // Of a row's sum. Less only where the reference was foreseen, not seen, or another row's: fp16
+  // has few numbers there.
   static constexpr float kMost = 0x1p100f;
   static constexpr float kLeast = std::is_same<T, __half>::value ? 0x1p-2f : 0x1p-60f;
 

@@ -2,6 +2,8 @@
 // dense bias, masks, dropout. Scores are in units of log2(e).
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/sm90/forward_blocks.cuh"
 #include "cuda/sm90/forward_output.cuh"
 #include "cuda/tile/dropout.cuh"
@@ -21,6 +23,10 @@ class TileScores : protected TileOutput<Config> {
   // This lane's of a tile: number 4 g + 2 h + e is of row row() + 8 h, column 8 g + 2 (lane % 4) +
   // e.
   using Tile = float[kTileKv / 2];
+  // Column of number i, as seen from the lane's first.
+  static __device__ __forceinline__ constexpr float column(int i) {
+    return static_cast<float>(i / 4 * 8 + i % 2);
+  }
 
   __device__ __forceinline__ TileScores(const ForwardParams& params, uint32_t shared,
                                         Control<Config>& control, int32_t group)
@@ -44,7 +50,7 @@ class TileScores : protected TileOutput<Config> {
         const float slope = item().slope, distance = distance_of(n);
 #pragma unroll
         for (int i = 0; i < kTileKv / 2; ++i) {
-          const float away = distance + static_cast<float>(i / 2 % 2 * 8 - i / 4 * 8 - i % 2);
+          const float away = distance + static_cast<float>(i / 2 % 2 * 8) - column(i);
           s[i] = fmaf(s[i], scale, -slope * fabsf(away));
         }
       }
@@ -59,15 +65,29 @@ class TileScores : protected TileOutput<Config> {
     float slope;
     int32_t own;                   // the key of this lane's upper query, less its first column
     int32_t line_begin, line_end;  // see Strip
+    bool tied;                     // see tied()
   };
 
   __device__ __forceinline__ bool sloped() const {
     return Config::kScores == Scores::kShaped && (params_.problem.bias & FLASHATTN_BIAS_ALIBI);
   }
 
+  // Tied: the references of a lane's two rows lie as far apart as the rows' biases of a key before
+  // both, so that one addend serves both. One is too high then, by as much where the keys that
+  // count lie before the rows or next to them, by twice that where they lie behind, and by what the
+  // rows' scores differ: too much for fp16, and seldom too much for bf16 (see finish()). A tile
+  // done over takes no part, nor does one with a softcap, whose loop is bound by other things.
+  __device__ __forceinline__ bool tied() const {
+    if (std::is_same<T, __half>::value || !sloped() || params_.problem.softcap != 0) return false;
+    return apart() >= 0.0f && apart() <= 32.0f && !item().safe;
+  }
+
+  // How far: the upper row's reference less the lower's.
+  __device__ __forceinline__ float apart() const { return 8.0f * item().slope; }
+
   __device__ __forceinline__ Slope slope() const {
     return {item().slope, strip().own + row() % 64 - lane() % 4 * 2, strip().line_begin,
-            strip().line_end};
+            strip().line_end, tied()};
   }
 
   // Scores x * scale + slope * column + first, by row: ALiBi where all keys of a tile lie on one
@@ -154,6 +174,12 @@ class TileScores : protected TileOutput<Config> {
     }
   }
 
+  // What capped scores still lack, or others.
+  __device__ __forceinline__ float scale_left() const {
+    const Problem& problem = params_.problem;
+    return (problem.softcap != 0 ? problem.softcap : problem.scale) * kLog2E;
+  }
+
   // Clears the weights that the dropout drops.
   __device__ __forceinline__ void drop(Tile& p, int32_t n) const {
     if constexpr (Config::kScores == Scores::kAny) {
@@ -173,12 +199,6 @@ class TileScores : protected TileOutput<Config> {
   }
 
  private:
-  // What capped scores still lack, or others.
-  __device__ __forceinline__ float scale_left() const {
-    const Problem& problem = params_.problem;
-    return (problem.softcap != 0 ? problem.softcap : problem.scale) * kLog2E;
-  }
-
   // From this lane's first column to its upper row; numbers below 2^24 are exact.
   __device__ __forceinline__ float distance_of(int32_t n) const {
     return static_cast<float>(strip().own + row() % 64 - n * kTileKv - lane() % 4 * 2);

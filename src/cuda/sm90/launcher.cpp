@@ -35,16 +35,27 @@ sm90::Softcap softcap_of(const Problem& p) {
   if (p.softcap == 0) return {};
   // tanh(x), where |x| < 1/4: x (1 + a x^2 + b x^4), minimax, relative error 6e-7.
   constexpr double kTerms[] = {1.0, -0.33324572, 0.12876415};
-  const double inner = double{p.scale} / p.softcap;
-  sm90::Softcap cap{static_cast<float>(inner), 0.0f, {}};
-  double power = p.scale * double{kLog2E};
+  const double inner = double{p.scale} / p.softcap, outer = p.scale * double{kLog2E};
+  sm90::Softcap cap{};
+  cap.inner = static_cast<float>(inner);
+  double power = outer;
   bool finite = true;
   for (int n = 0; n < 3; ++n, power *= inner * inner) {
     cap.factor[n] = static_cast<float>(power * kTerms[n]);
     finite &= std::isfinite(cap.factor[n]);
   }
+  if (!finite) return cap;
   // The square of a product must not overflow.
-  if (finite) cap.limit = std::min(0.25f / std::abs(cap.inner), 1e18f);
+  const auto product = [inner](double x) { return std::min(x / std::abs(inner), 1e18); };
+  cap.limit = static_cast<float>(product(0.25));
+  // Up to |x| = end, x (1 - end^4 / 24) + x^3 (end^2 / 6 - 1/3) is nearest to tanh(x), and off by
+  // end^5 / 120: of a score at most kError, which sums, too, must not notice.
+  constexpr double kError = 0x1p-18;  // log2
+  const double end =
+      std::min(std::pow(120 * kError / (p.softcap * double{kLog2E}), 0.2), std::sqrt(0.05));
+  cap.short_limit = static_cast<float>(product(end));
+  cap.short_factor[0] = static_cast<float>(outer * (1 - std::pow(end, 4) / 24));
+  cap.short_factor[1] = static_cast<float>(outer * inner * inner * (end * end / 6 - 1.0 / 3));
   return cap;
 }
 

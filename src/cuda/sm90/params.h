@@ -36,9 +36,10 @@ struct TileCounter {
 };
 
 // The softcap of a product x: tanh(x * inner) times what is left to multiply. All that at once, in
-// units of log2(e): x * (factor[0] + factor[1] x^2 + factor[2] x^4) while |x| < limit.
+// units of log2(e): x * (factor[0] + factor[1] x^2 + factor[2] x^4) while |x| < limit, and
+// x * (short_factor[0] + short_factor[1] x^2) while |x| < short_limit.
 struct Softcap {
-  float inner, limit, factor[3];
+  float inner, limit, factor[3], short_limit, short_factor[2];
 };
 
 struct ForwardParams {
