@@ -117,6 +117,10 @@ void test_choice(const TileCost (&kernels)[kKernels], const Measured (&cases)[kC
   }
 }
 
+// Where an integer overflowed this would not compile.
+static_assert(forward_time(kSmallHeads[1], masked(true), {INT32_MAX, INT32_MAX}, 1 << 30, kUnits) >
+              forward_time(kSmallHeads[1], masked(true), {INT32_MAX, INT32_MAX}, 1, kUnits));
+
 // Twice the heads on a full device take twice the time, and what hides keys saves time.
 void test_proportions() {
   const TileCost cost = hopper_cost(128, 128, 128, 1);

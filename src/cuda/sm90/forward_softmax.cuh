@@ -50,9 +50,9 @@ class Softmax : protected TileScores<Config> {
       // A row past the last query has no say in what another one's bits are.
       if (item().query + row() + 8 >= item().len.q) highest[1] = -INFINITY;
       const float top = fmaxf(highest[0], highest[1] + apart);
-      // At first both are the sink, not yet tied.
-      const bool tied = reference_[1] == reference_[0] - apart;
-      keep[0] = keep[1] = tied && !(top > reference_[0] + kSlack);
+      // At first both are the sink.
+      const bool apart_yet = reference_[1] == reference_[0] - apart;
+      keep[0] = keep[1] = apart_yet && !(top > reference_[0] + kSlack);
       highest[0] = fmaxf(top, fmaxf(reference_[0], reference_[1] + apart));
       highest[1] = highest[0] - apart;
     }

@@ -80,7 +80,9 @@ Scores scores_of(const Problem& p) {
 }  // namespace sm90
 
 Sm90Launcher::Sm90Launcher(const Problem& problem, const Device& device)
-    : Sm80Launcher(problem, device, ""), forced_(forced_family() != nullptr) {
+    : Sm80Launcher(problem, device, ""),
+      softcap_(softcap_of(problem)),
+      forced_(forced_family() != nullptr) {
   const DeviceScope scope(device_);
   const sm90::ForwardTable table = sm90::forward_table();
   for (size_t n = 0; n < table.count; ++n) {
@@ -221,7 +223,7 @@ int32_t Sm90Launcher::forward(const flashattn_forward_args& args, void* workspac
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   p.kv_has_tail = problem_.layout != 0 || args.inputs.lens_kv != nullptr;
   p.dropout_threshold = problem_.dropout_threshold();
-  p.cap = softcap_of(problem_);
+  p.cap = softcap_;
   p.store_boxes = !varlen_q && !args.inputs.lens_q && problem_.dtype_o == problem_.dtype;
   if (const int32_t status = make_maps(args, entry, &p)) return status;
   const cudaStream_t queue = static_cast<cudaStream_t>(stream);

@@ -45,6 +45,7 @@ class Sm90Launcher final : public Sm80Launcher {
   std::vector<NamedKernel> kernels_;
   std::unique_ptr<const sm90::BackwardLauncher>
       hopper_backward_;  // NULL: no kernel, or not asked for
+  const sm90::Softcap softcap_;
   const bool forced_;
 };
 
