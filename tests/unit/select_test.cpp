@@ -166,7 +166,8 @@ void test_instruction_sets() {
   CHECK(!pays_off("avx512_bf16", "GenuineIntel", 6, 0x8f));
   CHECK(pays_off("avx512_amx", "GenuineIntel", 6, 0x8f) &&
         pays_off("avx512_amx", "GenuineIntel", 6, 0xcf));
-  CHECK(!pays_off("avx512_amx", "GenuineIntel", 6, 0x55) && !pays_off("avx512_amx", "", 0, 0));
+  // A virtual machine may pretend to be an older model.
+  CHECK(pays_off("avx512_amx", "GenuineIntel", 6, 0x55) && !pays_off("avx512_amx", "", 0, 0));
 }
 
 }  // namespace
