@@ -30,78 +30,140 @@ struct alignas(64) TileConfig {
   }
 };
 
-// 2 x 2 tiles of C over k units in steps of `step`; kLower: of two rows of tiles, kRight: columns.
-template <bool kLower, bool kRight>
-FLASHATTN_INLINE void multiply_tiles(const uint32_t* a, int64_t a_row, const uint32_t* b,
-                                     int64_t b_row, float* c, int64_t c_row, int32_t k,
-                                     int32_t step, bool accumulate) {
-  const long a_bytes = a_row * 4, b_bytes = b_row * 4, c_bytes = c_row * 4;
-  float* below = c + kTile * c_row;
-  if (accumulate) {
-    _tile_loadd(0, c, c_bytes);
-    if constexpr (kRight) _tile_loadd(1, c + kTile, c_bytes);
-    if constexpr (kLower) _tile_loadd(2, below, c_bytes);
-    if constexpr (kLower && kRight) _tile_loadd(3, below + kTile, c_bytes);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-  for (int32_t n = 0; n < k; n += step, a += step, b += step * b_row) {
-    _tile_loadd(4, a, a_bytes);
-    _tile_loadd(6, b, b_bytes);
-    _tile_dpbf16ps(0, 4, 6);
-    if constexpr (kRight) {
-      _tile_loadd(7, b + kTile, b_bytes);
-      _tile_dpbf16ps(1, 4, 7);
-    }
-    if constexpr (kLower) {
-      _tile_loadd(5, a + kTile * a_row, a_bytes);
-      _tile_dpbf16ps(2, 5, 6);
-      if constexpr (kRight) _tile_dpbf16ps(3, 5, 7);
-    }
-  }
-  _tile_stored(0, c, c_bytes);
-  if constexpr (kRight) _tile_stored(1, c + kTile, c_bytes);
-  if constexpr (kLower) _tile_stored(2, below, c_bytes);
-  if constexpr (kLower && kRight) _tile_stored(3, below + kTile, c_bytes);
+// The configuration that this thread's tiles have, by its sizes; 0: none of ours. Loading one takes
+// as long as ten products.
+inline thread_local int32_t loaded_tiles = 0;
+
+FLASHATTN_INLINE void configure_tiles(int32_t rows_a, int32_t rows_b, int32_t k) {
+  const int32_t sizes = rows_a | rows_b << 8 | k << 16;
+  if (loaded_tiles == sizes) return;
+  const TileConfig config(rows_a, rows_b, k);
+  // The intrinsic does not tell the compiler that all of it is read.
+  __asm__ volatile("" : : "m"(config));
+  _tile_loadconfig(&config);
+  loaded_tiles = sizes;
 }
 
-// B: panels of `panel` columns, panel_stride units apart, rows of a panel one after the other.
-// columns: from a multiple of 2 * kTile to one of kTile.
+// A block of C: 2 x 2 tiles; kLower: of two rows of tiles, kRight: columns.
+template <bool kLower, bool kRight>
+struct TileBlock {
+  float* c;
+  int64_t c_row;
+
+  FLASHATTN_INLINE void store_0() const { _tile_stored(0, c, c_row * 4); }
+  FLASHATTN_INLINE void store_1() const {
+    if constexpr (kRight) _tile_stored(1, c + kTile, c_row * 4);
+  }
+  FLASHATTN_INLINE void store_2() const {
+    if constexpr (kLower) _tile_stored(2, c + kTile * c_row, c_row * 4);
+  }
+  FLASHATTN_INLINE void store_3() const {
+    if constexpr (kLower && kRight) _tile_stored(3, c + kTile * c_row + kTile, c_row * 4);
+  }
+
+  FLASHATTN_INLINE void store() const {
+    if (!c) return;
+    store_0();
+    store_1();
+    store_2();
+    store_3();
+  }
+
+  // The products over k units in steps of `step`, and between() after each of a tile by a tile.
+  // Each tile of `before` (its c NULL: none) is stored just before the tile is needed again: a
+  // store right behind the product that it waits for holds up what comes after it, by as much as
+  // four products take.
+  template <class Between>
+  FLASHATTN_INLINE void multiply(const uint32_t* a, int64_t a_row, const uint32_t* b,
+                                 int64_t panel_stride, int32_t k, int32_t step, bool accumulate,
+                                 const TileBlock& before, Between between) const {
+    const long a_bytes = a_row * 4, b_bytes = kTile * 4, c_bytes = c_row * 4;
+    const auto multiply_step = [&](bool first) FLASHATTN_INLINED {
+      const bool store = first && before.c;
+      _tile_loadd(4, a, a_bytes);
+      _tile_loadd(6, b, b_bytes);
+      if (store) before.store_0();
+      if (first && accumulate) _tile_loadd(0, c, c_bytes);
+      if (first && !accumulate) _tile_zero(0);
+      _tile_dpbf16ps(0, 4, 6);
+      between();
+      if constexpr (kRight) {
+        _tile_loadd(7, b + panel_stride, b_bytes);
+        if (store) before.store_1();
+        if (first && accumulate) _tile_loadd(1, c + kTile, c_bytes);
+        if (first && !accumulate) _tile_zero(1);
+        _tile_dpbf16ps(1, 4, 7);
+        between();
+      }
+      if constexpr (kLower) {
+        _tile_loadd(5, a + kTile * a_row, a_bytes);
+        if (store) before.store_2();
+        if (first && accumulate) _tile_loadd(2, c + kTile * c_row, c_bytes);
+        if (first && !accumulate) _tile_zero(2);
+        _tile_dpbf16ps(2, 5, 6);
+        between();
+        if constexpr (kRight) {
+          if (store) before.store_3();
+          if (first && accumulate) _tile_loadd(3, c + kTile * c_row + kTile, c_bytes);
+          if (first && !accumulate) _tile_zero(3);
+          _tile_dpbf16ps(3, 5, 7);
+          between();
+        }
+      }
+    };
+    multiply_step(true);
+    for (int32_t n = step; n < k; n += step) {
+      a += step;
+      b += step * kTile;
+      multiply_step(false);
+    }
+  }
+};
+
+// Rows of C in pairs of tiles (kLower), or in one, and columns likewise (kRight).
+template <bool kLower, bool kRight>
+void multiply_blocks(int32_t rows, Interval columns, int32_t k, int32_t step, const uint32_t* a,
+                     int64_t a_row, const uint32_t* b, int64_t panel_stride, float* c,
+                     int64_t c_row, bool accumulate) {
+  TileBlock<kLower, kRight> before{nullptr, c_row};
+  for (int32_t column = columns.begin; column < columns.end; column += kRight ? 2 * kTile : kTile) {
+    // Rows first: B's tiles stay in the L1 cache for all of them.
+    for (int32_t r = 0; r < rows; r += 2 * kTile) {
+      const TileBlock<kLower, kRight> block{c + r * c_row + column, c_row};
+      block.multiply(a + r * a_row, a_row, b + column / kTile * panel_stride, panel_stride, k, step,
+                     accumulate, before, [] {});
+      before = block;
+    }
+  }
+  before.store();
+}
+
+// B: panels of kTile columns, panel_stride units apart, rows of a panel one after the other.
+// columns: multiples of kTile.
 __attribute__((noinline)) inline void amx_gemm(int32_t rows, Interval columns, int32_t k,
                                                const uint32_t* a, int64_t a_row, const uint32_t* b,
-                                               int32_t panel, int64_t panel_stride, float* c,
-                                               int64_t c_row, bool accumulate) {
+                                               int64_t panel_stride, float* c, int64_t c_row,
+                                               bool accumulate) {
   // Nor do the intrinsics that load tiles say that they read memory.
   __asm__ volatile("" : : : "memory");
   // Whole tiles of k first, then what is left: loading a configuration clears the tiles.
   for (int32_t done = 0; done < k;) {
     const int32_t step = k - done >= kTile ? kTile : k - done;
     const int32_t count = step == kTile ? (k - done) / kTile * kTile : step;
-    // Rows in whole pairs of tiles first: B's tiles stay in the L1 cache for all of them.
-    for (int32_t row = 0; row < rows;) {
+    for (int32_t row = 0, next; row < rows; row = next) {
       const int32_t left = rows - row;
-      const int32_t height = left < 2 * kTile ? left : 2 * kTile;
-      const int32_t end = left < 2 * kTile ? rows : row + left / (2 * kTile) * (2 * kTile);
-      const int32_t upper = height < kTile ? height : kTile;
-      const TileConfig config(upper, height - upper, step);
-      // The intrinsic does not tell the compiler that all of it is read.
-      __asm__ volatile("" : : "m"(config));
-      _tile_loadconfig(&config);
-      for (int32_t column = columns.begin; column < columns.end; column += 2 * kTile) {
-        const bool right = columns.end - column > kTile;
-        const auto multiply =
-            height > kTile ? (right ? multiply_tiles<true, true> : multiply_tiles<true, false>)
-                           : (right ? multiply_tiles<false, true> : multiply_tiles<false, false>);
-        for (int32_t r = row; r < end; r += 2 * kTile) {
-          multiply(a + r * a_row + done, a_row,
-                   b + column / panel * panel_stride + column % panel + done * int64_t{panel},
-                   panel, c + r * c_row + column, c_row, count, step, accumulate || done > 0);
-        }
-      }
-      row = end;
+      next = left < 2 * kTile ? rows : row + left / (2 * kTile) * (2 * kTile);
+      const int32_t upper = left < kTile ? left : kTile;
+      const int32_t lower = (left < 2 * kTile ? left : 2 * kTile) - upper;
+      configure_tiles(upper, lower, step);
+      const int32_t whole = (columns.end - columns.begin) / (2 * kTile) * (2 * kTile);
+      const Interval pairs{columns.begin, columns.begin + whole}, last{pairs.end, columns.end};
+      const auto multiply = [&](auto blocks, Interval some) {
+        blocks(next - row, some, count, step, a + row * a_row + done, a_row, b + done * kTile,
+               panel_stride, c + row * c_row, c_row, accumulate || done > 0);
+      };
+      multiply(lower > 0 ? multiply_blocks<true, true> : multiply_blocks<false, true>, pairs);
+      multiply(lower > 0 ? multiply_blocks<true, false> : multiply_blocks<false, false>, last);
     }
     done += count;
   }
@@ -109,7 +171,10 @@ __attribute__((noinline)) inline void amx_gemm(int32_t rows, Interval columns, i
 }
 
 // Leaves the tiles as a thread that never used them has them.
-FLASHATTN_INLINE void release_tiles() { _tile_release(); }
+FLASHATTN_INLINE void release_tiles() {
+  _tile_release();
+  loaded_tiles = 0;
+}
 #else
 constexpr bool kHasAmx = false;
 FLASHATTN_INLINE void release_tiles() {}

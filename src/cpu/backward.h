@@ -208,7 +208,7 @@ class BackwardTile {
           rows - r < step ? rows - r : step, {0, scratch_.qk_columns},
           end > begin ? end - begin : 0,
           {scratch_.ds + (int64_t{r} * scratch_.tile_kv) / kU + begin, scratch_.tile_kv / kU, 1},
-          {scratch_.k + int64_t{begin} * kPanel, scratch_.key_panel},
+          {scratch_.k + int64_t{begin} * kPanelOf<kCompute>, scratch_.key_panel},
           {dq + int64_t{r} * scratch_.qk_columns, scratch_.qk_columns}, !first);
     }
   }
@@ -235,27 +235,20 @@ class BackwardTile {
   // Scores and dp of a tile, then P (dropped and all) and dS where the products want them; dbias:
   // to be added to.
   void score_gradients(int32_t head, Interval queries, int32_t tile, Interval columns, bool dbias) {
-    const int32_t rows = queries.end - queries.begin, width = columns.end - columns.begin;
+    const int32_t rows = queries.end - queries.begin;
     const auto own = [&](int32_t r) { return bands_[r / kBandRows<kCompute>]; };
-    gemm<kCompute>(rows, columns, static_cast<int32_t>(scratch_.qk_panel / kPanel),
+    gemm<kCompute>(rows, columns, static_cast<int32_t>(scratch_.qk_panel / kPanelOf<kCompute>),
                    scratch_.left(scratch_.q_a, scratch_.qk_units), {scratch_.kt, scratch_.qk_panel},
                    {scratch_.s, scratch_.tile_kv}, false, own);
-    gemm<kCompute>(rows, columns, static_cast<int32_t>(scratch_.v_panel / kPanel),
+    gemm<kCompute>(rows, columns, static_cast<int32_t>(scratch_.v_panel / kPanelOf<kCompute>),
                    scratch_.left(scratch_.do_a, scratch_.v_units), {scratch_.vt, scratch_.v_panel},
                    {scratch_.dp, scratch_.tile_kv}, false, own);
 
     const ScoreRules rules = score_rules(problem_, in_, b_, head, sequence_.len);
     if (problem_.dropout > 0) {
-      const DropoutStream stream =
-          DropoutStream::make(job_.rng_seed, job_.rng_offset,
-                              static_cast<uint32_t>(b_) * static_cast<uint32_t>(problem_.heads_q) +
-                                  static_cast<uint32_t>(head));
-      for (int32_t r = 0; r < rows; r += 16) {
-        dropout_strip(stream, problem_.dropout_threshold(), (queries.begin + r) / 16,
-                      keys_.begin + columns.begin, width,
-                      scratch_.keep + static_cast<int64_t>(r) * scratch_.tile_kv + columns.begin,
-                      scratch_.tile_kv);
-      }
+      dropout_rows(problem_, job_.rng_seed, job_.rng_offset, b_, head, queries,
+                   keys_.begin + columns.begin, columns.end - columns.begin,
+                   scratch_.keep + columns.begin, scratch_.tile_kv);
     }
     const int64_t first_row = job_.query_tile(sequence_, b_, head, tile) * scratch_.tile_q;
     for (int32_t r = 0; r < rows;) {
@@ -342,14 +335,16 @@ class BackwardTile {
     } else {
       uint32_t* ds = scratch_.ds + (row * stride + column) / 2;
       for (int r = 0; r < kRows; ++r) store_bf16_row(ds + r * stride / 2, g[2 * r], g[2 * r + 1]);
-      const int64_t at =
-          column / kPanel * scratch_.pair_panel + row / 2 * scratch_.pair_row + column % kPanel;
       for (int n = 0; n < 2; ++n) {
+        constexpr int kColumns = kPanelOf<kCompute>;
+        const int32_t c = column + n * kWidth;
+        const int64_t at =
+            c / kColumns * scratch_.pair_panel + row / 2 * scratch_.pair_row + c % kColumns;
         // The last row may have no other.
         const Floats below_p = kRows == 2 ? p[(2 + n) % (2 * kRows)] : Floats{};
         const Floats below_g = kRows == 2 ? g[(2 + n) % (2 * kRows)] : Floats{};
-        store_words(scratch_.p_t + at + n * kWidth, pair_bf16(p[n], below_p));
-        store_words(scratch_.ds_t + at + n * kWidth, pair_bf16(g[n], below_g));
+        store_words(scratch_.p_t + at, pair_bf16(p[n], below_p));
+        store_words(scratch_.ds_t + at, pair_bf16(g[n], below_g));
       }
     }
   }
@@ -392,7 +387,7 @@ class BackwardTile {
         }
         gemm<kCompute>(next - c, {0, sum_columns}, k.end - k.begin,
                        {weights + k.begin * scratch_.pair_row + c, 1, scratch_.pair_row},
-                       {packed + int64_t{k.begin} * kPanel, scratch_.query_panel},
+                       {packed + int64_t{k.begin} * kPanelOf<kCompute>, scratch_.query_panel},
                        {sum + int64_t{c} * sum_columns, sum_columns}, true);
       }
     }

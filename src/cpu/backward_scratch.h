@@ -18,9 +18,12 @@ constexpr bool kKeysAsColumns = kHasAmx && kCompute == Compute::kBf16Pairs;
 inline Tiling backward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
   if (kHasAmx && backward_is_bf16(problem)) {
-    // Whole tile registers, and sums that move less often between the caches.
-    if (dim <= 256) return {128, 128, dim <= 128 ? 256 : 128};
-    return {64, 64, 64};
+    // Whole tile registers, sums that move less often between the caches, and rows of scores that
+    // do not lie a power of two apart.
+    if (dim <= 128) {
+      return {96, 96, 448, problem.features & FLASHATTN_FEATURE_DBIAS ? 0 : 320};
+    }
+    return dim <= 256 ? Tiling{64, 64, 320} : Tiling{96, 96, 192};
   }
   Tiling tiling{};
   if (kWidth == 16) {  // machines with wide vectors have larger caches
@@ -64,7 +67,7 @@ struct BackwardScratch {
 
   FLASHATTN_INLINE BackwardScratch(const Problem& problem, int32_t queries, int32_t keys,
                                    char* base) {
-    constexpr int kU = kUnit<kCompute>;
+    constexpr int kU = kUnit<kCompute>, kColumns = kPanelOf<kCompute>;
     tile_q = queries;
     tile_kv = keys;
     const int32_t qk = (problem.dim_qk + kU - 1) / kU, v = (problem.dim_v + kU - 1) / kU;
@@ -72,12 +75,12 @@ struct BackwardScratch {
     v_units = round_up(v, kWidth);
     qk_columns = round_up(problem.dim_qk, kWidth);
     v_columns = round_up(problem.dim_v, kWidth);
-    qk_panel = static_cast<int64_t>(qk) * kPanel;
-    v_panel = static_cast<int64_t>(v) * kPanel;
-    query_panel = static_cast<int64_t>(tile_q) / kU * kPanel;
-    key_panel = static_cast<int64_t>(tile_kv) / kU * kPanel;
-    const int64_t qk_panels = round_up(qk_columns, kPanel) / kPanel;
-    const int64_t v_panels = round_up(v_columns, kPanel) / kPanel;
+    qk_panel = static_cast<int64_t>(qk) * kColumns;
+    v_panel = static_cast<int64_t>(v) * kColumns;
+    query_panel = static_cast<int64_t>(tile_q) / kU * kColumns + kPanelGap<kCompute>;
+    key_panel = static_cast<int64_t>(tile_kv) / kU * kColumns + kPanelGap<kCompute>;
+    const int64_t qk_panels = round_up(qk_columns, kColumns) / kColumns;
+    const int64_t v_panels = round_up(v_columns, kColumns) / kColumns;
     const int64_t tile = static_cast<int64_t>(tile_q) * tile_kv;
     int64_t at = 0;
     const auto take = [&](int64_t words) {
@@ -87,8 +90,8 @@ struct BackwardScratch {
     };
     const auto units = [&](int64_t n) { return reinterpret_cast<uint32_t*>(take(n)); };
     const auto floats = [&](int64_t n) { return reinterpret_cast<float*>(take(n)); };
-    kt = units(tile_kv / kPanel * qk_panel);
-    vt = units(tile_kv / kPanel * v_panel);
+    kt = units(tile_kv / kColumns * qk_panel);
+    vt = units(tile_kv / kColumns * v_panel);
     k = units(qk_panels * key_panel);
     q_k = units(qk_panels * query_panel);
     do_k = units(v_panels * query_panel);
@@ -100,11 +103,12 @@ struct BackwardScratch {
     dk = floats(static_cast<int64_t>(tile_kv) * qk_columns);
     dv = floats(static_cast<int64_t>(tile_kv) * v_columns);
     // fp32: in the places of the scores and of dp, which serve in either orientation.
-    p_t = kIsF32 ? reinterpret_cast<uint32_t*>(s) : units(tile / kU);
-    ds_t = kIsF32 ? reinterpret_cast<uint32_t*>(dp) : units(tile / kU);
+    pair_panel = kKeysAsColumns<kCompute> ? query_panel : kColumns;
+    pair_row = kKeysAsColumns<kCompute> ? kColumns : tile_kv;
+    const int64_t pairs = kKeysAsColumns<kCompute> ? tile_kv / kColumns * pair_panel : tile / kU;
+    p_t = kIsF32 ? reinterpret_cast<uint32_t*>(s) : units(pairs);
+    ds_t = kIsF32 ? reinterpret_cast<uint32_t*>(dp) : units(pairs);
     ds = kIsF32 ? ds_t : units(tile / kU);
-    pair_panel = kKeysAsColumns<kCompute> ? query_panel : kPanel;
-    pair_row = kKeysAsColumns<kCompute> ? kPanel : tile_kv;
     keep = reinterpret_cast<uint8_t*>(take(problem.dropout > 0 ? tile / 4 : 0));
     bytes = at;
   }

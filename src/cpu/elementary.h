@@ -5,9 +5,37 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// What 2^x is for: kBf16: to be rounded to bf16, which errs a thousand times as much.
-enum class Exp2For { kF32, kBf16 };
+// What 2^x is for: kBf16: to be rounded to bf16, which errs a thousand times as much; kWeights: the
+// same, and to be summed, a row's only weight need not be 2^0.
+enum class Exp2For { kF32, kBf16, kWeights };
 
+// x less the next integer below, and 2 to the power of that integer, take an instruction each on
+// AVX-512; AMD's, to which avx512_bf16 is left, are faster at rounding to the nearest.
+#if defined(__AVX512F__) && (!defined(__AVX512BF16__) || defined(__AMX_BF16__))
+#define FLASHATTN_EXP2_FROM_BELOW 1
+#else
+#define FLASHATTN_EXP2_FROM_BELOW 0
+#endif
+
+#if FLASHATTN_EXP2_FROM_BELOW
+template <Exp2For kFor>
+struct Exp2Factors {  // minimax on [0, 1], and 1 at 0: relative error 2e-9
+  static constexpr float kHighest = 2.161291486e-4f;
+  static constexpr float kOthers[] = {1.246784697e-3f, 9.675451554e-3f, 5.548528209e-2f,
+                                      2.402293086e-1f, 6.931470633e-1f, 1.0f};
+};
+template <>
+struct Exp2Factors<Exp2For::kBf16> {  // 3e-6
+  static constexpr float kHighest = 1.342668384e-2f;
+  static constexpr float kOthers[] = {5.224247277e-2f, 2.412801981e-1f, 6.930448413e-1f, 1.0f};
+};
+template <>
+struct Exp2Factors<Exp2For::kWeights> {  // 8e-8
+  static constexpr float kHighest = 1.867130050e-3f;
+  static constexpr float kOthers[] = {9.017030708e-3f, 5.579991266e-2f, 2.401644439e-1f,
+                                      6.931512952e-1f, 1.0f};
+};
+#else
 template <Exp2For kFor>
 struct Exp2Factors {  // minimax on [-1/2, 1/2], and 1 at 0: relative error 2e-9
   static constexpr float kHighest = 1.535336225e-4f;
@@ -19,9 +47,10 @@ struct Exp2Factors<Exp2For::kBf16> {  // 3e-6
   static constexpr float kHighest = 9.582852945e-3f;
   static constexpr float kOthers[] = {5.590642616e-2f, 2.402409911e-1f, 6.931241751e-1f, 1.0f};
 };
+#endif
 
-// To 2^x on [-1/2, 1/2]. Step by step for all: the processor sees some hundred instructions ahead,
-// and one x takes twenty that wait for each other.
+// To 2^x on that interval. Step by step for all: the processor sees some hundred instructions
+// ahead, and one x takes twenty that wait for each other.
 template <Exp2For kFor, int kCount>
 FLASHATTN_INLINE void exp2_near_0(Floats (&x)[kCount]) {
   using Factors = Exp2Factors<kFor>;
@@ -37,8 +66,8 @@ FLASHATTN_INLINE void exp2_near_0(Floats (&x)[kCount]) {
   for (int n = 0; n < kCount; ++n) x[n] = p[n];
 }
 
-// To 2^x with a relative error below 1e-7 (kBf16: 3e-6), and exactly 0 below 2^-126. NaN stays.
-// Of infinity, which no difference to a maximum is, it may make one.
+// To 2^x with a relative error below 1e-7 (kBf16: 3e-6; kWeights: 2e-7), and exactly 0 below
+// 2^-126. NaN stays. Of infinity, which no difference to a maximum is, it may make one.
 template <Exp2For kFor = Exp2For::kF32, int kCount>
 FLASHATTN_INLINE void exp2_each(Floats (&x)[kCount]) {
 #if defined(__AVX512F__)
@@ -48,8 +77,13 @@ FLASHATTN_INLINE void exp2_each(Floats (&x)[kCount]) {
   for (int n = 0; n < kCount; ++n) {
     const __m512 given = reinterpret_cast<__m512>(x[n]);
     normal[n] = _mm512_cmp_ps_mask(given, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+#if FLASHATTN_EXP2_FROM_BELOW
+    whole[n] = given;  // scalef takes the integer below
+    x[n] = reinterpret_cast<Floats>(_mm512_reduce_ps(given, _MM_FROUND_TO_NEG_INF));
+#else
     whole[n] = _mm512_roundscale_ps(given, _MM_FROUND_TO_NEAREST_INT);
     x[n] = reinterpret_cast<Floats>(given) - reinterpret_cast<Floats>(whole[n]);
+#endif
   }
   exp2_near_0<kFor>(x);
 #pragma GCC unroll 8

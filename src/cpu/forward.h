@@ -1,79 +1,37 @@
 // The forward pass of one block of queries (Dao 2023, algorithm 1): keys and values are packed a
 // tile at a time and shared by all rows of the block, which are worked on in tiles of tile_q rows.
-//
-// Row r of a block is query first_query + r % queries of head first_head + r / queries: several
-// heads of a group share a block when queries are few.
 #pragma once
 
 #include "cpu/direct.h"
+#include "cpu/forward_rows.h"
 #include "cpu/forward_scratch.h"
 #include "cpu/weights.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
 template <Compute kCompute>
-class ForwardBlock {
+class ForwardBlock : private ForwardRows {
  public:
   // kv_heads: those of the place whose keys the block reads; more than one only as they lie.
   FLASHATTN_INLINE ForwardBlock(const ForwardJob& job, const ForwardPlace& place, Interval kv_heads,
                                 char* scratch)
-      : job_(job),
-        problem_(*job.problem),
-        in_(job.args->inputs),
-        mask_(problem_.mask_rule()),
-        sequence_(sequence_of(problem_, job.args->shape, in_, place.b)),
+      : ForwardRows(job, place, kv_heads),
         direct_(is_direct(problem_, sequence_.len)),
         tiling_(direct_ ? kDirectTiling : job.tiling),
-        scratch_(problem_, tiling_, scratch),
-        b_(place.b),
-        kv_head_(kv_heads.begin),
-        kv_heads_(kv_heads.end - kv_heads.begin),
-        part_(place.part),
-        parts_(part_count(job.split, sequence_.len)) {
-    const Lengths len = sequence_.len;
-    queries_.begin = clamp_index(static_cast<int64_t>(place.query_block) * job.queries, len.q);
-    queries_.end = clamp_index(queries_.begin + static_cast<int64_t>(job.queries), len.q);
-    const int32_t group = problem_.group();
-    first_head_ = kv_head_ * group + place.head_block * job.heads;
-    const int32_t left = group - place.head_block * job.heads;
-    heads_ = kv_heads_ * (left < job.heads ? left : job.heads);
-    rows_ = heads_ * (queries_.end - queries_.begin);
-    const Interval part = part_range(job_.split, sequence_.len, part_);
-    part_begin_ = part.begin;
-    if (rows_ > 0) keys_ = intersect(key_span(mask_, queries_, len).any, part);
-  }
+        scratch_(problem_, tiling_, scratch) {}
 
   // next: what this thread will probably work on then, or NULL.
   void run(const ForwardBlock* next) {
     if (rows_ <= 0 || part_ >= parts_) return;
-    start();
-    int32_t first = keys_.begin / scratch_.tile_kv * scratch_.tile_kv;
-    for (int32_t after; first < keys_.end; first = after) {
-      after = first + scratch_.tile_kv;
-      if (after < keys_.end && !direct_) look_ahead({0, 0}, after, ahead_);
-      if (after >= keys_.end && next) next->look_ahead(next->queries_, next->keys_.begin, ahead_);
-      key_tile(intersect({first, after}, {part_begin_, keys_.end}));
-    }
+    work(next);
+    if (finish()) return;
+    // Rows whose O overflowed for want of a maximum.
+    keeps_reference_ = false;
+    work(nullptr);
     finish();
   }
 
  private:
-  // Rows of one head inside a tile of rows.
-  struct Segment {
-    int32_t head;
-    Interval queries;
-    int32_t row;  // of the block
-  };
-
-  FLASHATTN_INLINE Segment segment_at(int32_t row, int32_t end_row) const {
-    const int32_t count = queries_.end - queries_.begin;
-    const int32_t query = queries_.begin + row % count;
-    const int32_t left = queries_.end - query;
-    return {first_head_ + row / count,
-            {query, query + (left < end_row - row ? left : end_row - row)},
-            row};
-  }
-
   // What is packed for queries, and for a tile of keys.
   void look_ahead(Interval queries, int32_t first_key, Ahead (&ahead)[3]) const {
     const int32_t size = dtype_size(problem_.dtype);
@@ -83,6 +41,17 @@ class ForwardBlock {
     ahead[0] = {q, problem_.dim_qk * size, queries};
     ahead[1] = {kv(in_.k), problem_.dim_qk * size, keys};
     ahead[2] = {kv(in_.v), problem_.dim_v * size, keys};
+  }
+
+  void work(const ForwardBlock* next) {
+    start();
+    int32_t first = keys_.begin / scratch_.tile_kv * scratch_.tile_kv;
+    for (int32_t after; first < keys_.end; first = after) {
+      after = first + scratch_.tile_kv;
+      if (after < keys_.end && !direct_) look_ahead({0, 0}, after, ahead_);
+      if (after >= keys_.end && next) next->look_ahead(next->queries_, next->keys_.begin, ahead_);
+      key_tile(intersect({first, after}, {part_begin_, keys_.end}));
+    }
   }
 
   void start() {
@@ -114,10 +83,44 @@ class ForwardBlock {
       const Interval cell = block_cell(rules, queries_.begin + row, tiling_.tile_q, sequence_.len);
       if (rules.blocks && cell.end - queries_.begin < end_row) end_row = cell.end - queries_.begin;
       for_each_block_run(rules, cell, keys, [&](Interval run, bool full) {
-        row_tile(row, end_row, keys, run, full, &packed);
+        row_run(row, end_row, keys, run, full, &packed);
       });
       row = end_row;
     }
+  }
+
+  // Rows [row, end_row) against the keys `run` of a tile, chunk by chunk; full: no block of them is
+  // off.
+  void row_run(int32_t row, int32_t end_row, Interval tile, Interval run, bool full, bool* packed) {
+    const int32_t size = scratch_.chunk;
+    for (int32_t at = run.begin; at < run.end;) {
+      const int32_t into = (at - tile.begin) % size;
+      if (into == 0 && full) at += whole_chunks(row, end_row, tile, {at, run.end}, packed) * size;
+      if (at >= run.end) return;
+      const Interval chunk = intersect({at - into, at - into + size}, tile);
+      row_tile(row, end_row, tile, chunk, intersect(chunk, {at, run.end}), full, packed);
+      at = chunk.end;
+    }
+  }
+
+  // As many of the chunks that `run` starts with as take the way of amx_chunks.h.
+  int32_t whole_chunks(int32_t row, int32_t end_row, Interval tile, Interval run, bool* packed) {
+    bool full = scratch_.in_chunks && keeps_reference_ && end_row - row == kChunkRows;
+    int32_t chunks = 0;
+    for (Interval all = run; full && all.end - all.begin >= kChunkKeys; all.begin += kChunkKeys) {
+      seen_by(row, end_row, {all.begin, all.begin + kChunkKeys}, &full);
+      chunks += full;
+    }
+    if (chunks == 0) return 0;
+    if (!*packed) pack(tile);
+    *packed = true;
+    int32_t left = static_cast<int32_t>(ceil_div(rows_ - row, kChunkRows)) * chunks;
+    const ChunkOperands operands = scratch_.chunk_operands(row, run.begin - tile.begin);
+    return weigh_chunks(operands, chunks, problem_.scale * kLog2E, scratch_.m + row,
+                        scratch_.l + row, [&] {
+                          for (Ahead& ahead : ahead_) ahead.fetch(left);
+                          --left;
+                        });
   }
 
   FLASHATTN_INLINE Rows kv(const flashattn_tensor& t, int32_t head = 0) const {
@@ -133,20 +136,6 @@ class ForwardBlock {
     pack_b_transposed<kCompute>(kv(in_.k), keys, problem_.dim_qk, problem_.dtype, scratch_.k);
     finite_ = pack_b<kCompute>(kv(in_.v), keys, problem_.dim_v, problem_.dtype, scratch_.v,
                                scratch_.v_panel);
-  }
-
-  // The keys of `run` that some of the rows see; full: whether all do, too.
-  Interval seen_by(int32_t row, int32_t end_row, Interval run, bool* full) const {
-    Interval seen{run.end, run.begin};
-    for (int32_t r = row; r < end_row;) {
-      const Segment segment = segment_at(r, end_row);
-      r += segment.queries.end - segment.queries.begin;
-      const KeySpan span = key_span(mask_, segment.queries, sequence_.len);
-      *full &= classify(span, run) == TileKind::kFull;
-      if (span.any.begin < seen.begin) seen.begin = span.any.begin;
-      if (span.any.end > seen.end) seen.end = span.any.end;
-    }
-    return intersect(seen, run);
   }
 
   // What few rows of a tile need of it; all: no less than the whole tile.
@@ -165,33 +154,34 @@ class ForwardBlock {
     }
   }
 
-  // Rows [row, end_row) against the keys `run` of a tile; full: no block of them is off.
-  void row_tile(int32_t row, int32_t end_row, Interval keys, Interval run, bool full,
+  // The same against those of a chunk.
+  void row_tile(int32_t row, int32_t end_row, Interval tile, Interval keys, Interval run, bool full,
                 bool* packed) {
     Interval seen = seen_by(row, end_row, run, &full);
     if (seen.begin >= seen.end) return;
-    if (!direct_ && !*packed) pack(keys);
+    if (!direct_ && !*packed) pack(tile);
     *packed = true;
 
     const Interval columns = round_out({seen.begin - keys.begin, seen.end - keys.begin});
     full &= keys.begin + columns.begin == run.begin && keys.begin + columns.end == run.end;
     set_bands(row, end_row, keys, run, columns, full || direct_);
-    const int32_t rows = end_row - row;
+    const int32_t rows = end_row - row, skip = keys.begin - tile.begin;
     const uint32_t* q = scratch_.q + static_cast<int64_t>(row) * scratch_.q_units;
     if (direct_) {
       // Whole blocks of keys, so that a row's scores end before the next row's begin.
       seen.begin -= (seen.begin - keys.begin) % kWidth;
       direct_scores<kCompute>(cache(in_.k, problem_.dim_qk), seen, problem_.dim_qk, problem_.dtype,
                               q, scratch_.q_units, rows / kv_heads_,
-                              scratch_.s + (seen.begin - keys.begin), scratch_.tile_kv);
+                              scratch_.s + (seen.begin - keys.begin), scratch_.chunk);
     } else {
-      gemm<kCompute>(
-          rows, columns, static_cast<int32_t>(scratch_.k_panel / kPanel), {q, scratch_.q_units, 1},
-          {scratch_.k, scratch_.k_panel}, {scratch_.s, scratch_.tile_kv}, false, [&](int32_t r) {
-            constexpr int32_t kU = kUnit<kCompute>;
-            const Interval k = bands_[r / kBandRows<kCompute>].k;
-            return Interval{k.begin * kU / kWidth * kWidth, round_up(k.end * kU, kWidth)};
-          });
+      gemm<kCompute>(rows, columns, scratch_.k_units, {q, scratch_.q_units, 1},
+                     {scratch_.k + skip / kPanelOf<kCompute> * scratch_.k_panel, scratch_.k_panel},
+                     {scratch_.s, scratch_.chunk}, false, [&](int32_t r) {
+                       constexpr int32_t kU = kUnit<kCompute>;
+                       const Interval k = bands_[r / kBandRows<kCompute>].k;
+                       return Interval{k.begin * kU / kWidth * kWidth,
+                                       round_up(k.end * kU, kWidth)};
+                     });
     }
     for (int32_t r = row, end; r < end_row; r = end) {
       end = end_row;
@@ -204,7 +194,7 @@ class ForwardBlock {
     }
     float* o = scratch_.o + static_cast<int64_t>(row) * scratch_.v_columns;
     if (direct_) return weigh_directly(o, rows, keys, seen, full);
-    if (!finite_ && !full) return weigh_exactly(o, 0, rows, 0, keys.begin, seen);
+    if (!finite_ && !full) return weigh_rows_exactly(o, 0, rows, 0, keys.begin, seen);
     constexpr int kU = kUnit<kCompute>;
     const int32_t step = full ? rows : kBandRows<kCompute>;
     for (int32_t r = 0; r < rows; r += step) {
@@ -212,8 +202,8 @@ class ForwardBlock {
       if (k.begin >= k.end) continue;
       gemm<kCompute>(
           rows - r < step ? rows - r : step, {0, scratch_.v_columns}, k.end - k.begin,
-          {scratch_.p + int64_t{r} * scratch_.tile_kv / kU + k.begin, scratch_.tile_kv / kU, 1},
-          {scratch_.v + int64_t{k.begin} * kPanel, scratch_.v_panel},
+          {scratch_.p + int64_t{r} * scratch_.chunk / kU + k.begin, scratch_.chunk / kU, 1},
+          {scratch_.v + int64_t{skip / kU + k.begin} * kPanelOf<kCompute>, scratch_.v_panel},
           {o + int64_t{r} * scratch_.v_columns, scratch_.v_columns}, true);
     }
   }
@@ -226,27 +216,26 @@ class ForwardBlock {
     float* saved = reinterpret_cast<float*>(scratch_.v);
     if (!full) __builtin_memcpy(saved, o, sizeof(float) * static_cast<size_t>(count));
     direct_values<kCompute>(cache(in_.v, problem_.dim_v), seen, problem_.dim_v, problem_.dtype,
-                            scratch_.p + (seen.begin - keys.begin) / kU, scratch_.tile_kv / kU,
+                            scratch_.p + (seen.begin - keys.begin) / kU, scratch_.chunk / kU,
                             rows / kv_heads_, o, scratch_.v_columns);
     if (full) return;
     const int64_t each = count / kv_heads_;
     for (int32_t head = 0; head < kv_heads_; ++head, o += each, saved += each) {
       if (all_finite(o, each)) continue;
       __builtin_memcpy(o, saved, sizeof(float) * static_cast<size_t>(each));
-      weigh_exactly(o, head * (rows / kv_heads_), rows / kv_heads_, head, keys.begin, seen);
+      weigh_rows_exactly(o, head * (rows / kv_heads_), rows / kv_heads_, head, keys.begin, seen);
     }
   }
 
-  // Scores to weights, the running maximum and sum, and O to the new maximum's scale: kWidth rows
-  // at a time, a lane each. Without any maximum in the loop it would be 1 to 2 % faster: not worth
-  // doing tiles over. first_row: of the tile.
+  // Scores to weights, the sums and O to the scale of m: kWidth rows at a time, a lane each.
   void softmax(Interval rows, int32_t first_row, Interval keys, Interval run, bool full) {
     for (int32_t row = rows.begin; row < rows.end; row += kWidth) {
       const int32_t count = rows.end - row < kWidth ? rows.end - row : kWidth;
       const int32_t tile_row = row - first_row;
       float factor[kWidth], shift[kWidth], shrink[kWidth];
       store(factor, splat(1.0f));
-      Floats each[kWidth];
+      Floats each[kWidth];  // the highest of each lane, where it is known
+      bool known = false;
       for (int32_t n = 0; n < count;) {
         const Segment segment = segment_at(row + n, row + count);
         const ScoreRules rules = score_rules(problem_, in_, b_, segment.head, sequence_.len);
@@ -254,37 +243,35 @@ class ForwardBlock {
           each[n] = finish_scores(rules, i, tile_row + n, keys, run, full);
           if (!rules.modified()) factor[n] = rules.scale * kLog2E;
         }
-        if (rules.modified() && full) continue;
-        for (int32_t at = n - (segment.queries.end - segment.queries.begin); at < n;) {
-          at += with_pair(tile_row + at, n - at, [&](auto rows) {
-            highest_of<decltype(rows)::value>(scores_of(tile_row + at), scratch_.tile_kv,
-                                              columns_of(tile_row + at), each + at);
-          });
-        }
+        known = rules.modified() && full;
       }
       for (int32_t n = count; n < kWidth; ++n) each[n] = splat(-kInfinity);
       float *m = scratch_.m + row, *l = scratch_.l + row;
-      const Floats before = load(m), highest = max_each(each) * load(factor);
-      const Floats top = select((highest > before) | (highest != highest), highest, before);
-      // Where no key was visible so far the weights are zero.
-      store(shift, select(top == -kInfinity, Floats{}, top));
-      for (int32_t n = 0; n < count;) {
-        n += with_pair(tile_row + n, count - n, [&](auto rows) {
-          constexpr int32_t kRows = decltype(rows)::value;
-          for (Ahead& ahead : ahead_) ahead.fetch((rows_ - row - n + kRows - 1) / kRows);
-          const int32_t r = tile_row + n;
-          write_weights<kCompute, kRows>(
-              scores_of(r), scratch_.p + int64_t{r} * scratch_.tile_kv / 2,
-              problem_.dropout > 0 ? scratch_.keep + int64_t{r + keep_shift_} * scratch_.tile_kv
-                                   : nullptr,
-              scratch_.tile_kv, columns_of(r), factor + n, shift + n, each + n);
-        });
+      const Ints here = iota() < splat(static_cast<float>(count));
+      const Floats before = load(m);
+      const Ints first = here & (before == -kInfinity);
+      const Floats least = select(first, splat(kLeastSum), Floats{});
+      Floats top = select(first, Floats{}, before), sums;
+      // Rows whose m is to be the maximum: those that outgrow another one are done again.
+      Ints highest_wanted = keeps_reference_ ? Ints{} : here;
+      for (bool again = true; again;) {
+        if (any(highest_wanted)) {
+          if (!known) find_highest(tile_row, count, each);
+          const Floats highest = max_each(each) * load(factor);
+          const Floats higher = select((highest > before) | (highest != highest), highest, before);
+          top = select(highest_wanted, higher, top);
+        }
+        // Where no key was visible so far the weights are zero.
+        store(shift, select(top == -kInfinity, Floats{}, top));
+        sums = weights(tile_row, count, rows_ - row, factor, shift);
+        const Ints fits = (sums <= kLargestSum) & (sums >= least);
+        again = keeps_reference_ && any(here & ~fits & ~highest_wanted);
+        highest_wanted |= ~fits;
       }
-      for (int32_t n = count; n < kWidth; ++n) each[n] = Floats{};
-      const Floats scale = select(top == before, splat(1.0f), exp2(before - top));
-      store(m, top);
-      store(l, load(l) * scale + sum_each(each));
-      if (!any(scale != 1.0f)) continue;
+      const Floats scale = select((top == before) | first, splat(1.0f), exp2(before - top));
+      store(m, select(here, top, before));
+      store(l, load(l) * scale + sums);
+      if (!any(here & (scale != 1.0f))) continue;
       store(shrink, scale);
       float* o = scratch_.o + int64_t{row} * scratch_.v_columns;
       for (int32_t n = 0; n < count; ++n, o += scratch_.v_columns) {
@@ -296,11 +283,41 @@ class ForwardBlock {
     }
   }
 
+  // The highest of the scores of each of up to kWidth rows, lane by lane.
+  FLASHATTN_INLINE void find_highest(int32_t tile_row, int32_t count, Floats* each) const {
+    for (int32_t n = 0; n < count;) {
+      n += with_pair(tile_row + n, count - n, [&](auto rows) {
+        highest_of<decltype(rows)::value>(scores_of(tile_row + n), scratch_.chunk,
+                                          columns_of(tile_row + n), each + n);
+      });
+    }
+  }
+
+  // Writes the weights of up to kWidth rows; returns their sums. left: rows of the block from these
+  // on.
+  FLASHATTN_INLINE Floats weights(int32_t tile_row, int32_t count, int32_t left,
+                                  const float* factor, const float* shift) {
+    Floats each[kWidth] = {};
+    for (int32_t n = 0; n < count;) {
+      n += with_pair(tile_row + n, count - n, [&](auto rows) {
+        constexpr int32_t kRows = decltype(rows)::value;
+        for (Ahead& ahead : ahead_) ahead.fetch((left - n + kRows - 1) / kRows);
+        const int32_t r = tile_row + n;
+        const int64_t stride = scratch_.chunk;
+        write_weights<kCompute, kRows>(
+            scores_of(r), stride, scratch_.p + r * stride / 2, stride / 2,
+            problem_.dropout > 0 ? scratch_.keep + (r + keep_shift_) * stride : nullptr,
+            columns_of(r), factor + n, shift + n, each + n);
+      });
+    }
+    return sum_each(each);
+  }
+
   FLASHATTN_INLINE Interval columns_of(int32_t tile_row) const {
     return bands_[tile_row / kBandRows<kCompute>].columns;
   }
   FLASHATTN_INLINE float* scores_of(int32_t tile_row) const {
-    return scratch_.s + int64_t{tile_row} * scratch_.tile_kv;
+    return scratch_.s + int64_t{tile_row} * scratch_.chunk;
   }
 
   // Products of query i to scores, hidden ones to -inf. Returns the highest of each lane where
@@ -324,52 +341,29 @@ class ForwardBlock {
 
   // The keep bytes of a segment: row tile_row + keep_shift_ of the buffer holds its first query.
   void draw(const Segment& segment, int32_t tile_row, Interval keys, Interval columns) {
-    const DropoutStream stream =
-        DropoutStream::make(job_.rng_seed, job_.rng_offset,
-                            static_cast<uint32_t>(b_) * static_cast<uint32_t>(problem_.heads_q) +
-                                static_cast<uint32_t>(segment.head));
-    // Strips start at multiples of 16 queries; the segment may start inside one.
-    const int32_t first_strip = segment.queries.begin / 16;
     keep_shift_ = segment.queries.begin % 16;
-    for (int32_t strip = first_strip; strip * 16 < segment.queries.end; ++strip) {
-      dropout_strip(
-          stream, problem_.dropout_threshold(), strip, keys.begin + columns.begin,
-          columns.end - columns.begin,
-          scratch_.keep + columns.begin +
-              static_cast<int64_t>(tile_row + (strip - first_strip) * 16) * scratch_.tile_kv,
-          scratch_.tile_kv);
-    }
+    dropout_rows(problem_, job_.rng_seed, job_.rng_offset, b_, segment.head, segment.queries,
+                 keys.begin + columns.begin, columns.end - columns.begin,
+                 scratch_.keep + columns.begin + int64_t{tile_row} * scratch_.chunk,
+                 scratch_.chunk);
   }
 
-  // O += P V where V holds infinities or NaN that hidden weights of 0 must not touch: key by key.
-  // row: the first, of the weights; first: the key of their column 0.
-  void weigh_exactly(float* o, int32_t row, int32_t rows, int32_t kv_head, int32_t first,
-                     Interval seen) {
-    constexpr int kU = kUnit<kCompute>;
+  // O += P V where V holds infinities or NaN. row: the first, of the weights; first: the key of
+  // their column 0.
+  void weigh_rows_exactly(float* o, int32_t row, int32_t rows, int32_t kv_head, int32_t first,
+                          Interval seen) {
     const Rows values = kv(in_.v, kv_head);
     for (int32_t r = row; r < row + rows; ++r, o += scratch_.v_columns) {
-      const Interval columns = bands_[r / kBandRows<kCompute>].columns;
-      const Interval own = intersect({first + columns.begin, first + columns.end}, seen);
-      for (int32_t j = own.begin; j < own.end; ++j) {
-        const int32_t c = j - first;
-        const uint32_t weight =
-            scratch_.p[static_cast<int64_t>(r) * scratch_.tile_kv / kU + c / kU];
-        const uint32_t shift = kU == 2 && c % 2 == 0 ? 16 : 0;
-        const Floats p = as_floats(splat_word(kU == 2 ? weight << shift & 0xffff0000u : weight));
-        if (p[0] == 0) continue;
-        with_dtype(problem_.dtype, [&](auto tag) {
-          constexpr int32_t kDtype = decltype(tag)::value;
-          for (int32_t at = 0; at < problem_.dim_v; at += kWidth) {
-            const Floats v =
-                load_first<kDtype>(values.row(j) + at * kSize<kDtype>, problem_.dim_v - at);
-            store(o + at, load(o + at) + p * v);
-          }
-        });
-      }
+      const Interval columns = columns_of(r);
+      weigh_exactly<kCompute>(values, problem_.dtype, problem_.dim_v,
+                              scratch_.p + int64_t{r} * scratch_.chunk / kUnit<kCompute>, first,
+                              intersect({first + columns.begin, first + columns.end}, seen), o);
     }
   }
 
-  void finish() {
+  // Writes the results, but for rows that are to be done again; returns whether there are none.
+  bool finish() {
+    bool all = true;
     const int32_t count = queries_.end - queries_.begin;
     const RowLayout layout = row_layout(problem_, job_.args->shape);
     const float kept = 65536.0f / (65536.0f - static_cast<float>(problem_.dropout_threshold()));
@@ -378,6 +372,13 @@ class ForwardBlock {
       const float l = scratch_.l[r], factor = l == 0 ? 0.0f : kept / l;
       const float lse = l == 0 ? -kInfinity : (scratch_.m[r] + __builtin_log2f(l)) * kLn2;
       const float* o = scratch_.o + static_cast<int64_t>(r) * scratch_.v_columns;
+      if constexpr (kKeepsReference<kCompute>) {
+        if (keeps_reference_) {
+          scratch_.again[r] = !all_finite(o, scratch_.v_columns);
+          all &= !scratch_.again[r];
+        }
+        if (scratch_.again[r] == keeps_reference_) continue;
+      }
       if (parts_ > 1) {
         const int64_t row = job_.partial_row(part_, b_, head, i);
         store_row(reinterpret_cast<char*>(job_.partial_o + row * problem_.dim_v),
@@ -395,24 +396,16 @@ class ForwardBlock {
             lse;
       }
     }
+    return all;
   }
 
-  const ForwardJob& job_;
-  const Problem& problem_;
-  const flashattn_inputs& in_;
-  const MaskRule mask_;
-  const Sequence sequence_;
   const bool direct_;  // keys and values are not packed
   const Tiling tiling_;
   const ForwardScratch<kCompute> scratch_;
-  const int32_t b_, kv_head_, kv_heads_, part_, parts_;
-  Interval queries_;
-  int32_t first_head_, heads_, rows_;
-  int32_t part_begin_;
-  Interval keys_{0, 0};  // of this part that some query sees
   Ahead ahead_[3] = {};
   int32_t keep_shift_ = 0;
   bool finite_ = true;  // of the packed values
+  bool keeps_reference_ = kKeepsReference<kCompute>;
   // Of kBandRows rows of a tile: columns, and keys in units.
   struct Band {
     Interval columns, k;

@@ -1,7 +1,7 @@
 // Tiles of the forward pass, and the memory in which a thread works on one.
 #pragma once
 
-#include "cpu/scores.h"
+#include "cpu/amx_chunks.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
@@ -11,8 +11,9 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 inline Tiling forward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
   if (kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16) {  // two tile registers high
-    if (dim <= 128) return {1056, 32, dim <= 64 ? 1536 : 768};
-    return dim <= 256 ? Tiling{512, 32, 128} : Tiling{256, 32, 256};
+    const int32_t rows = dim <= 128 ? 1056 : dim <= 256 ? 512 : 256;
+    if (works_in_chunks(problem)) return {rows, 32, dim <= 64 ? 768 : dim <= 256 ? 256 : 128};
+    return {rows, 32, dim <= 64 ? 1536 : dim <= 128 ? 768 : dim <= 256 ? 128 : 256};
   }
   const int32_t rows = dim <= 128 ? 1056 : dim <= 256 ? 528 : 264;
   static_assert(kDirectRows >= 48, "bands of a tile");
@@ -28,21 +29,27 @@ constexpr Tiling kDirectTiling = {kDirectRows, kDirectRows, kDirectKeys};
 
 template <Compute kCompute>
 struct ForwardScratch {
-  int32_t q_units, v_columns, tile_kv;
+  int32_t k_units, q_units, v_columns, tile_kv;
+  bool in_chunks;            // as amx_chunks.h has it
+  int32_t chunk;             // keys of a tile whose scores are held at once
   int64_t k_panel, v_panel;  // units from panel to panel
   uint32_t *q, *k, *v, *p;
   float *s, *o, *m, *l;
   uint8_t* keep;
+  bool* again;  // of each row, where references are kept
   int64_t bytes;
 
   FLASHATTN_INLINE ForwardScratch(const Problem& problem, const Tiling& tiling, char* base) {
-    constexpr int kU = kUnit<kCompute>;
+    constexpr int kU = kUnit<kCompute>, kColumns = kPanelOf<kCompute>;
     tile_kv = tiling.tile_kv;
-    const int32_t k_units = (problem.dim_qk + kU - 1) / kU;
+    in_chunks =
+        kKeepsReference<kCompute> && tiling.tile_q == kChunkRows && works_in_chunks(problem);
+    chunk = in_chunks ? kChunkKeys : tile_kv;
+    k_units = (problem.dim_qk + kU - 1) / kU;
     q_units = round_up(k_units, kWidth);
     v_columns = round_up(problem.dim_v, kWidth);
-    k_panel = static_cast<int64_t>(k_units) * kPanel;
-    v_panel = static_cast<int64_t>(tile_kv) / kU * kPanel;
+    k_panel = static_cast<int64_t>(k_units) * kColumns;
+    v_panel = static_cast<int64_t>(tile_kv) / kU * kColumns + kPanelGap<kCompute>;
     int64_t at = 0;
     const auto take = [&](int64_t words) {
       char* p_at = base + at;
@@ -51,20 +58,37 @@ struct ForwardScratch {
     };
     const int64_t rows = tiling.rows;
     q = reinterpret_cast<uint32_t*>(take(rows * q_units));
-    k = reinterpret_cast<uint32_t*>(take(tile_kv / kPanel * k_panel));
-    v = reinterpret_cast<uint32_t*>(take(round_up(v_columns, kPanel) / kPanel * v_panel));
-    s = reinterpret_cast<float*>(take(static_cast<int64_t>(tiling.tile_q) * tile_kv));
+    k = reinterpret_cast<uint32_t*>(take(tile_kv / kColumns * k_panel));
+    v = reinterpret_cast<uint32_t*>(take(round_up(v_columns, kColumns) / kColumns * v_panel));
+    s = reinterpret_cast<float*>(take(static_cast<int64_t>(tiling.tile_q) * chunk));
     // fp32 weights take the place of the scores.
     p = kCompute == Compute::kF32
             ? reinterpret_cast<uint32_t*>(s)
-            : reinterpret_cast<uint32_t*>(take(static_cast<int64_t>(tiling.tile_q) * tile_kv / kU));
+            : reinterpret_cast<uint32_t*>(
+                  take(static_cast<int64_t>(tiling.tile_q) * chunk / kU * (in_chunks ? 2 : 1)));
     o = reinterpret_cast<float*>(take(rows * v_columns));
     // Read in whole vectors.
     m = reinterpret_cast<float*>(take(rows + kWidth));
     l = reinterpret_cast<float*>(take(rows + kWidth));
     keep = reinterpret_cast<uint8_t*>(
-        take(problem.dropout > 0 ? (static_cast<int64_t>(tiling.tile_q) + 32) * tile_kv / 4 : 0));
+        take(problem.dropout > 0 ? (static_cast<int64_t>(tiling.tile_q) + 32) * chunk / 4 : 0));
+    again = reinterpret_cast<bool*>(take(kKeepsReference<kCompute> ? (rows + 3) / 4 : 0));
     bytes = at;
+  }
+
+  // Of rows from `row` on and packed keys from `skip` on.
+  FLASHATTN_INLINE ChunkOperands chunk_operands(int64_t row, int32_t skip) const {
+    constexpr int kColumns = kPanelOf<kCompute>;
+    return {q + row * q_units,
+            q_units,
+            k + skip / kColumns * k_panel,
+            k_panel,
+            v + int64_t{skip / kUnit<kCompute>} * kColumns,
+            v_panel,
+            o + row * v_columns,
+            v_columns,
+            s,
+            p};
   }
 };
 

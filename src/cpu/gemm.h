@@ -2,7 +2,7 @@
 //
 // Operands are made of 32-bit units along the inner index k: an fp32 number, or a pair of bf16
 // neighbours where the instruction set multiplies those (vdpbf16ps). A may lie anyhow; B is packed
-// in panels of kPanel columns, each [k][column], and serves as an A of rows [k], too; C is fp32,
+// in panels of kPanelOf columns, each [k][column], and serves as an A of rows [k], too; C is fp32,
 // row-major.
 #pragma once
 
@@ -15,13 +15,21 @@ constexpr int kMicroRows = 6;  // 6 x 4 (2) accumulators fill 32 (16) registers
 
 enum class Compute { kF32, kBf16Pairs };
 
+// Columns of a panel of B: those of a tile register, which lies in one piece then, or kPanel.
+template <Compute kCompute>
+constexpr int kPanelOf = kHasAmx && kCompute == Compute::kBf16Pairs ? 16 : kPanel;
+
+// Units between panels that would lie a power of two apart, and then share few sets of the caches.
+template <Compute kCompute>
+constexpr int kPanelGap = kPanelOf<kCompute> < kPanel ? kPanelOf<kCompute> : 0;
+
 template <Compute kCompute>
 constexpr int kUnit = kCompute == Compute::kF32 ? 1 : 2;  // elements of k a unit
 
 struct MatrixA {
   const uint32_t* data;
   int64_t row_stride, k_stride;  // units
-  int64_t panel_stride = 0;      // after kPanel k; 0: no panels
+  int64_t panel_stride = 0;      // after kPanel k (fp32); 0: no panels
 };
 
 struct MatrixB {
@@ -125,7 +133,8 @@ void gemm(int32_t rows, Interval columns, int32_t k, MatrixA a, MatrixB b, Matri
           bool accumulate, ColumnsOf columns_of) {
 #if defined(__AMX_BF16__)
   if constexpr (kCompute == Compute::kBf16Pairs) {
-    return amx_gemm(rows, columns, k, a.data, a.row_stride, b.data, kPanel, b.panel_stride, c.data,
+    static_assert(kPanelOf<kCompute> == kTile);
+    return amx_gemm(rows, columns, k, a.data, a.row_stride, b.data, b.panel_stride, c.data,
                     c.row_stride, accumulate);
   }
 #endif

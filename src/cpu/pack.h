@@ -158,10 +158,13 @@ void pack_a(const Rows& rows, Interval range, int32_t dim, int32_t dtype, uint32
 template <Compute kCompute>
 void pack_b_transposed(const Rows& rows, Interval range, int32_t dim, int32_t dtype,
                        uint32_t* out) {
+  constexpr int kColumns = kPanelOf<kCompute>;
   const int32_t units = (dim + kUnit<kCompute> - 1) / kUnit<kCompute>;
   with_dtype(dtype, [&](auto tag) {
-    for (int32_t r = range.begin; r < range.end; r += kPanel, out += units * kPanel) {
-      for (int32_t column = 0; column < kPanel; column += kWidth) {
+    // Whole kPanel columns, the last of which lie past the end.
+    const int32_t end = range.begin + round_up(range.end - range.begin, kPanel);
+    for (int32_t r = range.begin; r < end; r += kColumns, out += units * kColumns) {
+      for (int32_t column = 0; column < kColumns; column += kWidth) {
         const char* row[kWidth];
         for (int32_t i = 0; i < kWidth; ++i) {
           const int32_t n = r + column + i;
@@ -177,7 +180,7 @@ void pack_b_transposed(const Rows& rows, Interval range, int32_t dim, int32_t dt
           transpose(block);
           const int32_t count = units - u < kWidth ? units - u : kWidth;
           for (int32_t i = 0; i < count; ++i) {
-            store_words(out + (u + i) * kPanel + column, block[i]);
+            store_words(out + (u + i) * kColumns + column, block[i]);
           }
         }
       }
@@ -220,7 +223,7 @@ bool pack_b(const Rows& rows, Interval range, int32_t dim, int32_t dtype, uint32
   constexpr uint32_t kLowExponent = kCompute == Compute::kF32 ? 0x7f800000u : 0x7f80u;
   Ints special{};
   with_dtype(dtype, [&](auto tag) {
-    for (int32_t r = range.begin; r < range.end; r += kUnit<kCompute>, out += kPanel) {
+    for (int32_t r = range.begin; r < range.end; r += kUnit<kCompute>, out += kPanelOf<kCompute>) {
       for (int32_t n = 0; n < kUnit<kCompute>; ++n) {
         fetch_soon(rows, r + n, range, dim * kSize<decltype(tag)::value>);
       }
@@ -233,7 +236,7 @@ bool pack_b(const Rows& rows, Interval range, int32_t dim, int32_t dtype, uint32
         if constexpr (kCompute == Compute::kBf16Pairs) {
           special |= (exponents >> 16) == kLowExponent;
         }
-        store_words(out + c / kPanel * panel_stride + c % kPanel, x);
+        store_words(out + c / kPanelOf<kCompute> * panel_stride + c % kPanelOf<kCompute>, x);
       }
     }
   });

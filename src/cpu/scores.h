@@ -233,6 +233,20 @@ inline void dropout_strip(const DropoutStream& stream, uint32_t threshold, int32
   }
 }
 
+// Those of some queries of a head, the first one's at row queries.begin % 16 of keep.
+inline void dropout_rows(const Problem& problem, uint64_t seed, uint64_t offset, int32_t b,
+                         int32_t head, Interval queries, int32_t first, int32_t keys, uint8_t* keep,
+                         int32_t stride) {
+  const DropoutStream stream =
+      DropoutStream::make(seed, offset,
+                          static_cast<uint32_t>(b) * static_cast<uint32_t>(problem.heads_q) +
+                              static_cast<uint32_t>(head));
+  for (int32_t strip = queries.begin / 16; strip * 16 < queries.end; ++strip) {
+    dropout_strip(stream, problem.dropout_threshold(), strip, first, keys, keep, stride);
+    keep += int64_t{16} * stride;
+  }
+}
+
 // x where kept, 0 elsewhere.
 FLASHATTN_INLINE Floats apply_keep(Floats x, const uint8_t* keep) {
   return select_by_bytes(keep, x, Floats{});

@@ -19,6 +19,7 @@
 #endif
 
 #define FLASHATTN_INLINE inline __attribute__((always_inline))
+#define FLASHATTN_INLINED __attribute__((always_inline))  // behind a lambda's parameters
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 

@@ -31,15 +31,23 @@ FLASHATTN_INLINE void highest_of(const float* s, int64_t stride, Interval column
   for (int r = 0; r < kRows; ++r) highest[r] = max_of_both(even[r], odd[r]);
 }
 
+// A row's weights are 2 to the power of its scores less m. Where that costs more than it saves, m
+// is the running maximum. On tile registers it stays as it is, 0 to begin with, as long as the sum
+// of a row's weights over the keys of a chunk lies between these.
+template <Compute kCompute>
+constexpr bool kKeepsReference = kHasAmx && kCompute == Compute::kBf16Pairs;
+constexpr float kLeastSum = 0x1p-32f, kLargestSum = 0x1p16f;
+
 // 2^(factor * s - m) as rows of an A operand, in fp32 in the place of s; dropped where keep, which
-// may be NULL, is 0. sums: of each row, lane by lane, dropped or not. Rows of s and keep are
-// `stride` apart, those of p half of it.
+// may be NULL, is 0. sums: to those of each row, lane by lane, the weights are added, dropped or
+// not. Rows of s and keep are `stride` apart, those of p p_stride.
 template <Compute kCompute, int kRows>
-FLASHATTN_INLINE void write_weights(float* s, uint32_t* p, const uint8_t* keep, int64_t stride,
-                                    Interval columns, const float* factor, const float* m,
-                                    Floats* sums) {
-  Floats total[kRows] = {};
-  const auto write = [&](auto drop) {
+FLASHATTN_INLINE void write_weights(float* s, int64_t stride, uint32_t* p, int64_t p_stride,
+                                    const uint8_t* keep, Interval columns, const float* factor,
+                                    const float* m, Floats* sums) {
+  Floats total[kRows];
+  for (int r = 0; r < kRows; ++r) total[r] = sums[r];
+  const auto write = [&](auto drop) FLASHATTN_INLINED {
     for (int64_t c = columns.begin; c < columns.end; c += 2 * kWidth) {
       Floats x[2 * kRows];
 #pragma GCC unroll 4
@@ -47,7 +55,7 @@ FLASHATTN_INLINE void write_weights(float* s, uint32_t* p, const uint8_t* keep, 
         x[n] =
             load(s + n / 2 * stride + c + n % 2 * kWidth) * splat(factor[n / 2]) - splat(m[n / 2]);
       }
-      exp2_each<kExp2For<kCompute>>(x);
+      exp2_each<kKeepsReference<kCompute> ? Exp2For::kWeights : kExp2For<kCompute>>(x);
 #pragma GCC unroll 2
       for (int r = 0; r < kRows; ++r) {
         const int64_t at = r * stride + c;
@@ -58,7 +66,7 @@ FLASHATTN_INLINE void write_weights(float* s, uint32_t* p, const uint8_t* keep, 
           store(s + at, x[2 * r]);
           store(s + at + kWidth, x[2 * r + 1]);
         } else {
-          store_bf16_row(p + (at >> 1), x[2 * r], x[2 * r + 1]);
+          store_bf16_row(p + r * p_stride + (c >> 1), x[2 * r], x[2 * r + 1]);
         }
       }
     }
@@ -69,6 +77,28 @@ FLASHATTN_INLINE void write_weights(float* s, uint32_t* p, const uint8_t* keep, 
     write([](Floats x, int64_t) { return x; });
   }
   for (int r = 0; r < kRows; ++r) sums[r] = total[r];
+}
+
+// o += weights of `keys` times their values, key by key and only where a weight is not 0:
+// infinities and NaN in V must not touch it. p: of a row, from the key `first` on.
+template <Compute kCompute>
+inline void weigh_exactly(const Rows& values, int32_t dtype, int32_t dim, const uint32_t* p,
+                          int32_t first, Interval keys, float* o) {
+  constexpr int kU = kUnit<kCompute>;
+  for (int32_t j = keys.begin; j < keys.end; ++j) {
+    const int32_t c = j - first;
+    const uint32_t shift = kU == 2 && c % 2 == 0 ? 16 : 0;
+    const uint32_t weight = p[c / kU];
+    const Floats each = as_floats(splat_word(kU == 2 ? weight << shift & 0xffff0000u : weight));
+    if (each[0] == 0) continue;
+    with_dtype(dtype, [&](auto tag) {
+      constexpr int32_t kDtype = decltype(tag)::value;
+      for (int32_t at = 0; at < dim; at += kWidth) {
+        const Floats v = load_first<kDtype>(values.row(j) + at * kSize<kDtype>, dim - at);
+        store(o + at, load(o + at) + each * v);
+      }
+    });
+  }
 }
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

@@ -1,5 +1,8 @@
 """Scores that outgrow those seen first, by more than a kernel that keeps its first reference can
 hold: the result is the same function, in every order, and the same bits every time."""
+import dataclasses
+
+import numpy as np
 import pytest
 
 from . import harness
@@ -45,3 +48,55 @@ def test_outgrown(device, name, grow):
     outcome = harness.run(case, device, data)
     check(case, data, outcome)
     assert harness.run(case, device, data).bits() == outcome.bits()
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_all_scores_far_below_zero(device, name):
+    """And, of the last keys, less far."""
+    case = CASES[name]
+    data = make_data(case)
+    data.q = [np.abs(q) for q in data.q]
+    data.k = [-np.abs(k) * (2.0 if case.dtype == "f16" else 12.0) for k in data.k]
+    for k in data.k:
+        k[-len(k) // 3:] /= 8
+    data.k = [round_to(k, case.dtype) for k in data.k]
+    check(case, data, harness.run(case, device, data))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("changes", [dict(), dict(causal=True, seqlen_q=33), dict(seqlen_q=1),
+                                     dict(dim_qk=40)])
+def test_values_of_any_size(device, changes):
+    """Weights above 1 times values near the largest number."""
+    case = BASE.replace(**changes)
+    data = make_data(case)
+    data.q = [round_to(3 * np.abs(q), case.dtype) for q in data.q]
+    data.k = [np.abs(k) for k in data.k]
+    data.v = [round_to(np.abs(v) * np.float32(2e36), case.dtype) for v in data.v]
+    check(case, data, harness.run(case, device, data))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("changes", [
+    dict(), dict(dim_qk=96, dtype_o="f32"), dict(dim_qk=128, causal=True, top_left=True),
+    dict(heads_q=3, heads_kv=1, sink=True), dict(window=(300, 70), top_left=True),
+    dict(dim_qk=40), dict(softcap=30.0), dict(dtype="f16"), dict(dtype="f32")])
+def test_a_query_does_not_depend_on_its_neighbours(device, changes):
+    """Whether these outgrow what was seen first, or how many they are, on a CPU."""
+    if device.name != "cpu":
+        pytest.skip("that bits do not depend on the neighbours is the CPU family's promise")
+    case = Case(seqlen_q=150, seqlen_kv=700, dim_qk=64, dtype="bf16").replace(**changes)
+    data = make_data(case)
+    whole = harness.run(case, device, data)
+
+    def same(result, queries):
+        np.testing.assert_array_equal(result.o[0][queries], whole.o[0][queries])
+        np.testing.assert_array_equal(result.lse[0][:, queries], whole.lse[0][:, queries])
+
+    far = dataclasses.replace(data, q=[data.q[0].copy()])
+    far.q[0][70] = round_to(far.q[0][70] * 16, case.dtype)
+    same(harness.run(case, device, far), np.arange(150) != 70)
+    fewer = dataclasses.replace(data, q=[data.q[0][:45]], dout=[data.dout[0][:45]],
+                                dlse=[data.dlse[0][:, :45]])
+    same(harness.run(case.replace(seqlen_q=45), device, fewer), np.arange(45))

@@ -1,0 +1,148 @@
+// The forward pass on tile registers where scores count as they are: 32 rows against whole chunks
+// of keys that all of them see. Weights are computed between the products, so that neither waits:
+// those of one half of a chunk while the scores of the next half and O of the chunk before are
+// multiplied. (While tile registers are at work, and some hundred cycles longer, an Intel core has
+// one of its two fp32 units for vectors: what is not between products takes longer, too.)
+#pragma once
+
+#include "cpu/weights.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+constexpr int32_t kChunkRows = 32;
+constexpr int32_t kChunkKeys = 128;
+
+// Whether a problem's rows go this way. By the problem alone: so are the chunks of all its rows.
+FLASHATTN_INLINE bool works_in_chunks(const Problem& problem) {
+  return kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16 && problem.dim_qk % 32 == 0 &&
+         problem.dim_v % 32 == 0 && problem.softcap == 0 && problem.bias == 0 &&
+         problem.dropout == 0 && problem.scale >= 0;
+}
+
+struct ChunkOperands {
+  const uint32_t* q;  // units, as all that follows
+  int32_t qk_units;   // of a row of q
+  const uint32_t* k;  // packed, from the first chunk on
+  int64_t k_panel;
+  const uint32_t* v;
+  int64_t v_panel;
+  float* o;
+  int32_t v_columns;
+  float* scores;  // room for those of a chunk
+  uint32_t* p;    // and for the weights of two
+};
+
+#if defined(__AMX_BF16__)
+// scale: of the scores, to units of log2(e). m, -inf of a row without any weights so far, and l,
+// the sums of its weights: of each row. Stops before the first chunk in which m of a row would have
+// to change, and returns how many are done. Calls ahead() in every chunk.
+template <class AheadOf>
+int32_t weigh_chunks(const ChunkOperands& x, int32_t chunks, float scale, float* m, float* l,
+                     AheadOf ahead) {
+  constexpr int32_t kHalf = kChunkKeys / 2, kPRow = kChunkKeys / 2;
+  static_assert(kWidth == kTile && kChunkRows == 2 * kTile && kHalf == 4 * kTile);
+  using Block = TileBlock<true, true>;
+  configure_tiles(kTile, kTile, kTile);
+  const int32_t halves = chunks * 2, columns = x.v_columns / (2 * kTile);
+  const float factor[2] = {scale, scale};
+  float shift[kChunkRows], least[kChunkRows];
+  for (int32_t r = 0; r < kChunkRows; ++r) {
+    const bool first = m[r] == -kInfinity;
+    shift[r] = first ? 0.0f : m[r];
+    least[r] = first ? kLeastSum : 0.0f;
+  }
+  Block before{nullptr, 0};
+  const auto scores_of = [&](int32_t half) { return x.scores + half % 2 * kChunkRows * kHalf; };
+  const auto weights_of = [&](int32_t chunk) { return x.p + chunk % 2 * kChunkRows * kPRow; };
+  const auto multiply_scores = [&](int32_t half, auto between) FLASHATTN_INLINED {
+    for (int32_t c = 0; c < kHalf; c += 2 * kTile) {
+      const Block block{scores_of(half) + c, kHalf};
+      block.multiply(x.q, x.qk_units, x.k + (half * kHalf + c) / kTile * x.k_panel, x.k_panel,
+                     x.qk_units, kTile, false, before, between);
+      before = block;
+    }
+  };
+  const auto multiply_values = [&](int32_t chunk, Interval some, auto between) FLASHATTN_INLINED {
+    for (int32_t c = some.begin; c < some.end; ++c) {
+      const Block block{x.o + c * 2 * kTile, x.v_columns};
+      block.multiply(weights_of(chunk), kPRow,
+                     x.v + c * 2 * x.v_panel + int64_t{chunk} * kPRow * kTile, x.v_panel, kPRow,
+                     kTile, true, before, between);
+      before = block;
+    }
+  };
+
+  multiply_scores(0, [] {});
+  int32_t done = 0;
+  for (bool fits = true; done < chunks; ++done) {
+    Floats sums[kChunkRows] = {};
+    for (int32_t half = 2 * done; half < 2 * done + 2; ++half) {
+      // O's columns, in twos of tiles, that are multiplied meanwhile.
+      const Interval some = done == 0       ? Interval{0, 0}
+                            : half % 2 == 0 ? Interval{0, columns / 2}
+                                            : Interval{columns / 2, columns};
+      const bool more = half + 1 < halves;
+      const auto products = static_cast<uint32_t>((some.end - some.begin) * (kPRow / kTile * 4) +
+                                                  (more ? x.qk_units / kTile * 8 : 0));
+      // Two rows by 32 keys a step; of the first 32 keys first, for the others may wait in
+      // `before`.
+      constexpr uint32_t kSteps = kChunkRows;
+      uint32_t step = 0, owed = 0;
+      float* scores = scores_of(half);
+      uint32_t* p = weights_of(done) + half % 2 * kHalf / 2;
+      const auto weigh = [&]() FLASHATTN_INLINED {
+        const uint32_t row = step % kSteps;
+        write_weights<Compute::kBf16Pairs, 2>(scores, kHalf, p, kPRow, nullptr, {0, 2 * kTile},
+                                              factor, shift + row, sums + row);
+        scores += 2 * kHalf;
+        p += 2 * kPRow;
+        step += 2;
+        if (step != kSteps) return;
+        scores += 2 * kTile - kChunkRows * kHalf;
+        p += kTile - kChunkRows * kPRow;
+      };
+      const auto between = [&]() FLASHATTN_INLINED {
+        // Tiles are loaded and stored behind the compiler's back.
+        __asm__ volatile("" : : : "memory");
+        for (owed += kSteps; owed >= products && step < 2 * kSteps; owed -= products) weigh();
+        __asm__ volatile("" : : : "memory");
+      };
+      multiply_values(done - 1, some, between);
+      if (more) multiply_scores(half + 1, between);
+      if (products == 0) {
+        before.store();
+        before.c = nullptr;
+      }
+      __asm__ volatile("" : : : "memory");
+      while (step < 2 * kSteps) weigh();
+      __asm__ volatile("" : : : "memory");
+    }
+    ahead();
+    float rows[kChunkRows];
+    for (int32_t r = 0; r < kChunkRows; r += kWidth) {
+      Floats each[kWidth];
+      for (int n = 0; n < kWidth; ++n) each[n] = sums[r + n];
+      const Floats sum = sum_each(each);
+      const Floats enough = done == 0 ? load(least + r) : Floats{};
+      fits &= !any(~((sum <= kLargestSum) & (sum >= enough)));
+      store(rows + r, sum);
+    }
+    if (!fits) break;
+    for (int32_t r = 0; r < kChunkRows; r += kWidth) {
+      store(l + r, load(l + r) + load(rows + r));
+      store(m + r, load(shift + r));
+    }
+  }
+  if (done == chunks) multiply_values(done - 1, {0, columns}, [] {});
+  before.store();
+  __asm__ volatile("" : : : "memory");
+  return done;
+}
+#else
+template <class AheadOf>
+int32_t weigh_chunks(const ChunkOperands&, int32_t, float, float*, float*, AheadOf) {
+  return 0;
+}
+#endif
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA

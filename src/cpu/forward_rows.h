@@ -1,0 +1,81 @@
+// Which queries of which heads a block of the forward pass works on, and which keys they see.
+//
+// Row r of a block is query queries_.begin + r % queries of head first_head_ + r / queries: several
+// heads of a group share a block when queries are few.
+#pragma once
+
+#include "cpu/job.h"
+#include "cpu/simd.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+class ForwardRows {
+ protected:
+  // kv_heads: those of the place whose keys the block reads.
+  FLASHATTN_INLINE ForwardRows(const ForwardJob& job, const ForwardPlace& place, Interval kv_heads)
+      : job_(job),
+        problem_(*job.problem),
+        in_(job.args->inputs),
+        mask_(problem_.mask_rule()),
+        sequence_(sequence_of(problem_, job.args->shape, in_, place.b)),
+        b_(place.b),
+        kv_head_(kv_heads.begin),
+        kv_heads_(kv_heads.end - kv_heads.begin),
+        part_(place.part),
+        parts_(part_count(job.split, sequence_.len)) {
+    const Lengths len = sequence_.len;
+    queries_.begin = clamp_index(static_cast<int64_t>(place.query_block) * job.queries, len.q);
+    queries_.end = clamp_index(queries_.begin + static_cast<int64_t>(job.queries), len.q);
+    const int32_t group = problem_.group();
+    first_head_ = kv_head_ * group + place.head_block * job.heads;
+    const int32_t left = group - place.head_block * job.heads;
+    heads_ = kv_heads_ * (left < job.heads ? left : job.heads);
+    rows_ = heads_ * (queries_.end - queries_.begin);
+    const Interval part = part_range(job_.split, sequence_.len, part_);
+    part_begin_ = part.begin;
+    if (rows_ > 0) keys_ = intersect(key_span(mask_, queries_, len).any, part);
+  }
+
+  // Rows of one head inside a tile of rows.
+  struct Segment {
+    int32_t head;
+    Interval queries;
+    int32_t row;  // of the block
+  };
+
+  FLASHATTN_INLINE Segment segment_at(int32_t row, int32_t end_row) const {
+    const int32_t count = queries_.end - queries_.begin;
+    const int32_t query = queries_.begin + row % count;
+    const int32_t left = queries_.end - query;
+    return {first_head_ + row / count,
+            {query, query + (left < end_row - row ? left : end_row - row)},
+            row};
+  }
+
+  // The keys of `run` that some of the rows see; full: whether all do, too.
+  Interval seen_by(int32_t row, int32_t end_row, Interval run, bool* full) const {
+    Interval seen{run.end, run.begin};
+    for (int32_t r = row; r < end_row;) {
+      const Segment segment = segment_at(r, end_row);
+      r += segment.queries.end - segment.queries.begin;
+      const KeySpan span = key_span(mask_, segment.queries, sequence_.len);
+      *full &= classify(span, run) == TileKind::kFull;
+      if (span.any.begin < seen.begin) seen.begin = span.any.begin;
+      if (span.any.end > seen.end) seen.end = span.any.end;
+    }
+    return intersect(seen, run);
+  }
+
+  const ForwardJob& job_;
+  const Problem& problem_;
+  const flashattn_inputs& in_;
+  const MaskRule mask_;
+  const Sequence sequence_;
+  const int32_t b_, kv_head_, kv_heads_, part_, parts_;
+  Interval queries_;
+  int32_t first_head_, heads_, rows_;
+  int32_t part_begin_;
+  Interval keys_{0, 0};  // of this part that some query sees
+};
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA
