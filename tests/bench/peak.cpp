@@ -12,7 +12,12 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/simd.h"
+#include "cpu/amx.h"
+
+#if defined(__AMX_BF16__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace {
 
@@ -40,9 +45,36 @@ double run_once(Step step) {
   return elapsed.count();
 }
 
-// GFLOP/s of all threads together.
-template <class Step>
-double rate(int threads, double flops_a_step, Step step) {
+#if defined(__AMX_BF16__)
+// Seconds that one thread takes for kSteps products of tile registers, of numbers of any size.
+double run_tiles_once() {
+  uint16_t numbers[2 * kTile * kTile];
+  uint32_t random = 1;
+  for (uint16_t& x : numbers) {
+    random = random * 1664525u + 1013904223u;
+    x = static_cast<uint16_t>(0x3e80u + (random >> 16 & 0x80ffu));
+  }
+  configure_tiles(kTile, kTile, kTile);
+  _tile_loadd(4, numbers, 4 * kTile);
+  _tile_loadd(5, numbers, 4 * kTile);
+  _tile_loadd(6, numbers, 4 * kTile);
+  _tile_loadd(7, numbers, 4 * kTile);
+  const auto start = std::chrono::steady_clock::now();
+  for (int64_t n = 0; n < kSteps / 4; ++n) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  release_tiles();
+  return elapsed.count();
+}
+#endif
+
+// GFLOP/s of all threads together; once(): seconds that one takes for so many.
+template <class Once>
+double rate(int threads, double flops, Once once) {
   std::vector<double> median(static_cast<size_t>(threads));
   std::vector<std::thread> workers;
   std::atomic<int> waiting{threads};
@@ -52,7 +84,7 @@ double rate(int threads, double flops_a_step, Step step) {
       while (waiting > 0) {
       }
       double seconds[kRounds];
-      for (double& each : seconds) each = run_once(step);
+      for (double& each : seconds) each = once();
       std::nth_element(seconds, seconds + kRounds / 2, seconds + kRounds);
       median[static_cast<size_t>(t)] = seconds[kRounds / 2];
     });
@@ -60,7 +92,7 @@ double rate(int threads, double flops_a_step, Step step) {
   double total = 0;
   for (int t = 0; t < threads; ++t) {
     workers[static_cast<size_t>(t)].join();
-    total += flops_a_step * kSteps * kChains / median[static_cast<size_t>(t)] * 1e-9;
+    total += flops / median[static_cast<size_t>(t)] * 1e-9;
   }
   return total;
 }
@@ -72,11 +104,24 @@ int main(int argc, char** argv) {
   if (threads < 1) return 1;
   const Floats a = splat(0.999f), b = splat(0.001f);
   const Words pair = splat_word(0x3c003c00u);
-  const bool pairs = kHasBf16Dot && argc > 2 && std::strcmp(argv[2], "bf16") == 0;
+  const double lanes = 1.0 * kWidth * kChains * kSteps;
+  const auto now = [&](bool bf16) {
+#if defined(__AMX_BF16__)
+    if (bf16) return rate(threads, 4.0 * kTile * kTile * kTile * kSteps, run_tiles_once);
+#endif
+    if (kHasBf16Dot && bf16) {
+      return rate(threads, 4 * lanes,
+                  [=] { return run_once([=](Floats x) { return dot_bf16(x, pair, pair); }); });
+    }
+    return rate(threads, 2 * lanes, [=] { return run_once([=](Floats x) { return x * a + b; }); });
+  };
+#if defined(__AMX_BF16__)
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // as src/cpu/device.cpp
+  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) != 0) return 1;
+#endif
+  const bool bf16 = argc > 2 && std::strcmp(argv[2], "bf16") == 0;
   while (std::getchar() != EOF) {
-    std::printf("%.1f\n", pairs ? rate(threads, 4.0 * kWidth,
-                                       [=](Floats x) { return dot_bf16(x, pair, pair); })
-                                : rate(threads, 2.0 * kWidth, [=](Floats x) { return x * a + b; }));
+    std::printf("%.1f\n", now(bf16));
     std::fflush(stdout);
   }
   return 0;
