@@ -34,16 +34,21 @@ constexpr int64_t most_keys(const MaskRule& rule, int32_t keys) {
   return most;
 }
 
+// Of a tile of which each row sees so many keys, in whole tiles of these, of which warpgroups of 64
+// rows skip some; of sequences with at most so many.
+constexpr double tile_time(const TileCost& cost, const MaskRule& rule, int32_t longest,
+                           int64_t keys) {
+  // Of a tile whose rows, one after the other, see the most.
+  const int64_t span = most_keys(rule, longest) + (3 * cost.rows + 64) / 4 + cost.keys - 2;
+  return static_cast<double>(cost.rows * ((keys < span ? keys : span) * cost.per_key + cost.start));
+}
+
 // Time until the last of `heads` (of all sequences) is done, where blocks on a multiprocessor share
 // it: as many tiles one after the other as the busiest one has.
 constexpr double forward_time(const TileCost& cost, const MaskRule& rule, Lengths len,
                               int64_t heads, int32_t units) {
-  // Of a tile whose rows, one after the other, see the most; in whole tiles of keys, of which
-  // warpgroups of 64 rows skip some.
-  const int64_t span = most_keys(rule, len.kv) + (3 * cost.rows + 64) / 4 + cost.keys - 2;
-  const auto time = [&cost, span](int64_t keys) {
-    return static_cast<double>(cost.rows *
-                               ((keys < span ? keys : span) * cost.per_key + cost.start));
+  const auto time = [&cost, &rule, len](int64_t keys) {
+    return tile_time(cost, rule, len.kv, keys);
   };
   const int64_t tiles = heads * ceil_div(len.q, cost.rows);
   const double longest = time(ceil_div(len.kv, cost.keys) * static_cast<int64_t>(cost.keys));
@@ -60,6 +65,22 @@ constexpr double forward_time(const TileCost& cost, const MaskRule& rule, Length
   const double alone = longest > mean ? (longest - mean) * (cost.blocks - 1) * part : 0.0;
   const double level = each * mean + alone;
   return level < longest ? longest : level;
+}
+
+// The same of packed sequences of which the host knows the mean and the longest: each has half a
+// tile too much, of queries and of keys, and when the last tile begins others have been done.
+constexpr double packed_time(const TileCost& cost, const MaskRule& rule, Lengths mean,
+                             Lengths longest, int64_t heads, int32_t units) {
+  // Of the sequence that a query is in: a third more than the mean where lengths are spread evenly
+  // up to twice that.
+  const int64_t q = (2 * int64_t{mean.q} + longest.q) / 3,
+                kv = (2 * int64_t{mean.kv} + longest.kv) / 3;
+  const bool causal = rule.mask & FLASHATTN_MASK_CAUSAL;
+  const int64_t keys =
+      causal ? kv - (q < kv ? q : kv) / 2 + (cost.rows + cost.keys) / 2 : kv + cost.keys / 2;
+  const double tiles = static_cast<double>(heads) * (mean.q + 0.5 * cost.rows) / cost.rows;
+  return tiles / units * tile_time(cost, rule, longest.kv, keys) +
+         tile_time(cost, rule, longest.kv, longest.kv) / 2;
 }
 
 }  // namespace flashattn

@@ -101,15 +101,50 @@ constexpr Measured kHeadsOf128Measured[] = {
     {16, 4096, true, {683.4, 674.5, 575.0}},        {64, 4096, true, {715.2, 741.9, 584.7}},
 };
 
+// Packed sequences, of lengths up to the longest.
+struct PackedMeasured {
+  int32_t heads, mean, longest;
+  bool causal;
+  double speed[3];
+};
+
+constexpr PackedMeasured kSmallHeadsPacked[] = {
+    {384, 512, 993, false, {333, 342}},   {384, 512, 993, true, {235, 265}},
+    {512, 1024, 1927, false, {474, 451}}, {512, 1024, 1927, true, {385, 387}},
+    {1024, 256, 504, false, {226, 257}},
+};
+constexpr PackedMeasured kHeadsOf128Packed[] = {
+    {512, 512, 993, true, {338, 378, 342}},
+    {1024, 256, 504, false, {312, 364, 333}},
+    {256, 2048, 3640, true, {632, 676, 554}},
+};
+
+template <size_t kKernels, class Time>
+const TileCost* fastest(const TileCost (&kernels)[kKernels], Time time) {
+  return std::min_element(std::begin(kernels), std::end(kernels),
+                          [&](const TileCost& a, const TileCost& b) { return time(a) < time(b); });
+}
+
+template <size_t kKernels, size_t kCases>
+void test_packed(const TileCost (&kernels)[kKernels], const PackedMeasured (&cases)[kCases]) {
+  for (const PackedMeasured& m : cases) {
+    const TileCost* chosen = fastest(kernels, [&m](const TileCost& cost) {
+      return packed_time(cost, masked(m.causal), {m.mean, m.mean}, {m.longest, m.longest}, m.heads,
+                         kUnits);
+    });
+    const bool good =
+        m.speed[chosen - kernels] >= 0.98 * *std::max_element(m.speed, m.speed + kKernels);
+    if (!good) std::fprintf(stderr, "packed: %d heads, %d queries\n", m.heads, m.mean);
+    CHECK(good);
+  }
+}
+
 template <size_t kKernels, size_t kCases>
 void test_choice(const TileCost (&kernels)[kKernels], const Measured (&cases)[kCases]) {
   for (const Measured& m : cases) {
-    const auto time = [&m](const TileCost& cost) {
+    const TileCost* chosen = fastest(kernels, [&m](const TileCost& cost) {
       return forward_time(cost, masked(m.causal, m.window), {m.seqlen, m.seqlen}, m.heads, kUnits);
-    };
-    const TileCost* chosen =
-        std::min_element(std::begin(kernels), std::end(kernels),
-                         [&](const TileCost& a, const TileCost& b) { return time(a) < time(b); });
+    });
     const double most = *std::max_element(m.speed, m.speed + kKernels);
     const bool good = m.speed[chosen - kernels] >= 0.955 * most;
     if (!good) std::fprintf(stderr, "%d heads, %d queries, %d\n", m.heads, m.seqlen, m.window);
@@ -120,6 +155,9 @@ void test_choice(const TileCost (&kernels)[kKernels], const Measured (&cases)[kC
 // Where an integer overflowed this would not compile.
 static_assert(forward_time(kSmallHeads[1], masked(true), {INT32_MAX, INT32_MAX}, 1 << 30, kUnits) >
               forward_time(kSmallHeads[1], masked(true), {INT32_MAX, INT32_MAX}, 1, kUnits));
+
+static_assert(packed_time(kSmallHeads[1], masked(true), {INT32_MAX, INT32_MAX},
+                          {INT32_MAX, INT32_MAX}, 1 << 30, kUnits) > 0);
 
 // Twice the heads on a full device take twice the time, and what hides keys saves time.
 void test_proportions() {
@@ -142,6 +180,8 @@ int main() {
   test_choice(kSmallHeads, kSmallHeadsMeasured);
   test_choice(kHeadsOf96, kHeadsOf96Measured);
   test_choice(kHeadsOf128, kHeadsOf128Measured);
+  test_packed(kSmallHeads, kSmallHeadsPacked);
+  test_packed(kHeadsOf128, kHeadsOf128Packed);
   test_proportions();
   return check_report();
 }

@@ -117,9 +117,19 @@ const Sm90Launcher::NamedKernel* Sm90Launcher::choose(const flashattn_shape& sha
     if (5 * tiles < 2 * units_ && shape.seqlen_kv >= kLongKeys) return nullptr;
   }
   const MaskRule rule = problem_.mask_rule();
+  const Lengths longest{shape.seqlen_q, shape.seqlen_kv};
+  const bool packed = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) &&
+                      problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV) && shape.batch > 0;
+  const auto mean_of = [&shape](int64_t total, int32_t most) {
+    return static_cast<int32_t>(std::min<int64_t>(total / shape.batch, most));
+  };
+  const Lengths mean =
+      packed ? Lengths{mean_of(shape.total_q, longest.q), mean_of(shape.total_kv, longest.kv)}
+             : longest;
   const auto time = [&](const NamedKernel& named) {
-    return forward_time(named.kernel.entry->cost, rule, {shape.seqlen_q, shape.seqlen_kv}, heads,
-                        units_);
+    const TileCost& cost = named.kernel.entry->cost;
+    return mean.q == longest.q ? forward_time(cost, rule, longest, heads, units_)
+                               : packed_time(cost, rule, mean, longest, heads, units_);
   };
   const auto faster = [&](const auto& a, const auto& b) { return time(a) < time(b); };
   return &*std::min_element(kernels_.begin(), kernels_.end(), faster);
