@@ -163,6 +163,11 @@ class Loader {
     int32_t first, head, batch, count;
   };
 
+  // Of a tile of a paged cache: of a box of rows each lane's page, and where in it they begin.
+  struct Boxes {
+    int32_t page, row;
+  };
+
   __device__ __forceinline__ void load(const volatile WorkItem<Config::kConsumers>& item) {
     const bool varlen_kv = params_.problem.layout & FLASHATTN_LAYOUT_VARLEN_KV;
     const Keys keys{static_cast<int32_t>(item.first_kv), item.h / params_.problem.group(),
@@ -176,7 +181,9 @@ class Loader {
       return;
     }
     Tiles<Config> tiles(params_);
-    load_keys<Config::kPanelsQk>(params_.k, k_, control_.k_full, control_.k_empty, stage_, keys, n);
+    Boxes boxes = look_up(keys, n);
+    load_keys<Config::kPanelsQk>(params_.k, k_, control_.k_full, control_.k_empty, stage_, keys, n,
+                                 boxes);
     load_queries(item);
     bool announced = false;
     // K of the next tile before V of this: it is needed first.
@@ -189,13 +196,15 @@ class Loader {
       const Ring<Config::kStages> values = stage_;
       stage_.advance();
       const int32_t after = tiles.down(item, n - 1, begin);
+      const Boxes boxes_after = look_up(keys, after);
       if (after >= begin) {
         load_keys<Config::kPanelsQk>(params_.k, k_, control_.k_full, control_.k_empty, stage_, keys,
-                                     after);
+                                     after, boxes_after);
       }
-      load_keys<Config::kPanelsV>(params_.v, v_, control_.v_full, control_.v_empty, values, keys,
-                                  n);
+      load_keys<Config::kPanelsV>(params_.v, v_, control_.v_full, control_.v_empty, values, keys, n,
+                                  boxes);
       n = after;
+      boxes = boxes_after;
     }
   }
 
@@ -224,13 +233,27 @@ class Loader {
     q_place_.advance();
   }
 
+  // Before a buffer is waited for: nothing then waits for page numbers. Boxes past the last key lie
+  // past the last page: zeros.
+  __device__ __forceinline__ Boxes look_up(const Keys& keys, int32_t n) const {
+    if (!(params_.problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) return {};
+    const int32_t lane = threadIdx.x % 32, mine = n * Config::kTileKv + lane * params_.kv_box;
+    if (lane * params_.kv_box >= Config::kTileKv || mine < 0 || mine >= keys.count) {
+      return {INT32_MAX, 0};
+    }
+    const flashattn_inputs& in = params_.args.inputs;
+    const int32_t number = mine / params_.problem.page_size;
+    return {in.page_table[keys.batch * in.page_table_stride + number],
+            mine - number * params_.problem.page_size};
+  }
+
   // Tile n of K or V into its buffer, when consumers have left that.
   template <int kPanels>
   __device__ __forceinline__ void load_keys(const CUtensorMap& map, uint32_t buffers,
                                             uint64_t (&full)[Config::kStages],
                                             uint64_t (&empty)[Config::kStages],
                                             const Ring<Config::kStages>& at, const Keys& keys,
-                                            int32_t n) {
+                                            int32_t n, Boxes mine) {
     constexpr int kBytes = Config::kTileKv * kPanels * 128;
     const uint32_t to = buffers + at.slot() * kBytes, barrier = address(full[at.slot()]);
     ptx::mbarrier_wait(address(empty[at.slot()]), at.phase() ^ 1);
@@ -245,23 +268,15 @@ class Loader {
       }
       return;
     }
-    // Each lane looks up the page of a box; boxes past the last key lie past the last page: zeros.
-    const int32_t boxes = Config::kTileKv / params_.kv_box, lane = threadIdx.x % 32;
-    const int32_t mine = n * Config::kTileKv + lane * params_.kv_box;
-    const flashattn_inputs& in = params_.args.inputs;
-    int32_t page = INT32_MAX;
-    if (lane < boxes && mine < keys.count) {
-      page = in.page_table[keys.batch * in.page_table_stride + mine / params_.problem.page_size];
-    }
+    const int32_t box = params_.kv_box;
 #pragma unroll 1
-    for (int32_t x = 0; x < boxes; ++x) {
-      const int32_t its_page = __shfl_sync(~0u, page, x);
-      const int32_t row = (n * Config::kTileKv + x * params_.kv_box) % params_.problem.page_size;
+    for (int32_t x = 0, row = 0; row < Config::kTileKv; ++x, row += box) {
+      const Boxes its{__shfl_sync(~0u, mine.page, x), __shfl_sync(~0u, mine.row, x)};
       if (!leader_) continue;
 #pragma unroll
       for (int p = 0; p < kPanels; ++p) {
-        ptx::tma_load(to + p * Config::kTileKv * 128 + x * params_.kv_box * 128, &map, barrier,
-                      {p * 64, row, keys.head, its_page}, ptx::kEvictLast);
+        ptx::tma_load(to + (p * Config::kTileKv + row) * 128, &map, barrier,
+                      {p * 64, its.row, keys.head, its.page}, ptx::kEvictLast);
       }
     }
   }
