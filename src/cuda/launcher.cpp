@@ -14,11 +14,13 @@ constexpr int32_t kInvariantKeys = 1024;  // of a part, where bits may not depen
 constexpr int32_t kInvariantQueries = 16;
 constexpr int32_t kSplitStep = 64;
 
-// Of a kernel's blocks: 128 or 64 rows, or 32, for decoding, with tiles of 64 keys or fewer.
-enum class Size { kTiny, kSmall, kMedium, kLarge };
+// Of a kernel's blocks: 128 or 64 rows, or fewer, for decoding: 32, with tiles of 64 keys or fewer,
+// or 16, with much or less of K and V on its way.
+enum class Size { kWide, kNarrow, kTiny, kSmall, kMedium, kLarge };
 
 Size size_of(const sm80::ForwardEntry& e) {
   if (e.tile_q >= 64) return e.tile_q > 64 ? Size::kLarge : Size::kMedium;
+  if (e.tile_q == 16) return e.shared_bytes >= 64 << 10 ? Size::kWide : Size::kNarrow;
   return e.tile_kv < 64 ? Size::kTiny : Size::kSmall;
 }
 
@@ -71,7 +73,8 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
     : problem_(problem),
       device_(device.index),
       units_(device.properties.units),
-      l2_bytes_(int64_t{25} << 20) {
+      l2_bytes_(int64_t{25} << 20),
+      starts_early_(FLASHATTN_CUDA_SM90 && device.properties.compute_capability == 90) {
   const DeviceScope scope(device_);
   const int32_t local_memory = device.properties.local_memory;
   const std::string family =
@@ -95,6 +98,10 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
   large_ = make_or(medium_, Size::kLarge, "; 128 rows a block, for queries are many");
   small_ = make_or(medium_, Size::kSmall, "; small blocks, for queries are few");
   tiny_ = make_or(small_, Size::kTiny, "; the smallest blocks: more than fit at once");
+  narrow_ = make_or(small_, Size::kNarrow, "; 16 rows a block, whose keys its warps share");
+  wide_ = make_or(narrow_, Size::kWide,
+                  "; 16 rows a block, whose keys its warps share; more of them on their way, for "
+                  "blocks are few");
   if (problem.has_op(FLASHATTN_OP_BACKWARD)) {
     backward_.reset(new BackwardLauncher(problem, device, l2_bytes_));
   }
@@ -102,10 +109,16 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
 
 const Sm80Launcher::Forward& Sm80Launcher::choose(const flashattn_shape& shape) const {
   const sm80::ForwardEntry &medium = *medium_.kernel.entry, &large = *large_.kernel.entry;
-  if (static_cast<int64_t>(shape.seqlen_q) * problem_.group() <= small_.kernel.entry->tile_q) {
-    // Small tiles keep few bytes on their way, but the end, when some multiprocessors have nothing
-    // left to do, is short: by up to a fifth (96 sequences of 4,096 keys on an H200).
+  const int64_t rows = static_cast<int64_t>(shape.seqlen_q) * problem_.group();
+  if (rows <= small_.kernel.entry->tile_q) {
+    // What counts is that enough of K and V is on its way, on an H200 some 64 KB a multiprocessor,
+    // but not much more, and that the last block has not much to do. Small tiles keep few bytes on
+    // their way, but the end, when some multiprocessors have nothing left to do, is short: by up
+    // to a fifth (96 sequences of 4,096 keys on an H200).
     const int64_t blocks = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
+    if (rows <= narrow_.kernel.entry->tile_q && blocks <= narrow_.kernel.resident) {
+      return blocks <= units_ ? wide_ : narrow_;
+    }
     return blocks > small_.kernel.resident ? tiny_ : small_;
   }
   // Large tiles need rows to fill them, half of which a causal mask hides of a single one, and
@@ -129,17 +142,21 @@ ForwardParams Sm80Launcher::grid(const Choice<sm80::ForwardEntry>& choice,
   p.head_blocks = static_cast<int32_t>(ceil_div(problem_.group(), p.heads));
   p.query_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_q, p.queries));
   p.parts = 1;
+  // Blocks for 16 rows keep enough on its way alone on a multiprocessor.
+  const bool few = choice.entry->tile_q == 16;
+  const int32_t step = few ? std::max(kSplitStep, choice.entry->tile_kv) : kSplitStep;
   if (problem_.splits > 0) {
-    p.split = {problem_.splits, 0, INT32_MAX, kSplitStep};
+    p.split = {problem_.splits, 0, INT32_MAX, step};
   } else if (problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) {
     p.split = {0, kInvariantKeys, kInvariantQueries, kSplitStep};
   } else {
     // As many parts as make the blocks fill the device once, where there are too few by half.
-    const int64_t parts = std::min(choice.resident / std::max<int64_t>(p.blocks(), 1),
-                                   ceil_div(shape.seqlen_kv, 2 * kSplitStep));
+    const int64_t parts =
+        std::min((few ? units_ : choice.resident) / std::max<int64_t>(p.blocks(), 1),
+                 ceil_div(shape.seqlen_kv, 2 * kSplitStep));
     const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * shape.seqlen_q;
     const bool split = pays_to_split(rows, shape.seqlen_kv, parts, p.blocks(), units_);
-    p.split = {split ? static_cast<int32_t>(parts) : 1, 0, INT32_MAX, kSplitStep};
+    p.split = {split ? static_cast<int32_t>(parts) : 1, 0, INT32_MAX, step};
   }
   p.partial_queries = std::min(shape.seqlen_q, p.split.max_queries);
   p.parts = part_bound(p.split, {shape.seqlen_q, shape.seqlen_kv});
@@ -173,7 +190,7 @@ int64_t Sm80Launcher::workspace(uint32_t op, const flashattn_shape& shape) const
     return p.parts > 1 ? WorkspaceCutter::bytes_for(rows * p.parts * row) : 0;
   }
   int64_t limit = 0;
-  for (const Forward* choice : {&tiny_, &small_, &medium_, &large_}) {
+  for (const Forward* choice : {&wide_, &narrow_, &tiny_, &small_, &medium_, &large_}) {
     limit = std::max(limit, int64_t{choice->kernel.resident} * choice->kernel.entry->tile_q * row);
   }
   return shape.seqlen_kv < 4 * kSplitStep
@@ -186,7 +203,7 @@ void Sm80Launcher::describe(uint32_t op, const flashattn_shape& shape,
                             flashattn_plan_properties* properties) const {
   if (op == FLASHATTN_OP_BACKWARD) return backward_->describe(properties);
   const Forward& choice = choose(shape);
-  describe_kernel(choice.kernel, 1, choice.name, "mma.sync", properties);
+  describe_kernel(choice.kernel, choice.kernel.entry->stages, choice.name, "mma.sync", properties);
   properties->splits = grid(choice.kernel, shape).parts;
   properties->why = choice.why.c_str();
 }
@@ -219,7 +236,8 @@ int32_t Sm80Launcher::forward(const flashattn_forward_args& args, void* workspac
   const int32_t status =
       launch(*choice.entry, p.blocks(), p, queue, "launching the forward kernel");
   if (status != FLASHATTN_OK || p.parts <= 1) return status;
-  return status_of(launch_merge_split(p, queue), "launching the merge of a split forward");
+  return status_of(launch_merge_split(p, starts_early_, queue),
+                   "launching the merge of a split forward");
 }
 
 int32_t Sm80Launcher::backward(const flashattn_backward_args& args, void* workspace,

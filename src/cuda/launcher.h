@@ -44,7 +44,9 @@ class Sm80Launcher : public Launcher {
   ForwardParams grid(const Choice<sm80::ForwardEntry>& choice, const flashattn_shape& shape) const;
   const Forward& choose(const flashattn_shape& shape) const;
 
-  Forward tiny_, small_, medium_, large_;             // by how many queries there are
+  Forward wide_, narrow_, tiny_, small_, medium_, large_;  // by how many queries there are
+  // Whether the device runs this build's code of an architecture that knows how to.
+  const bool starts_early_;
   std::unique_ptr<const BackwardLauncher> backward_;  // NULL: not asked for
 };
 

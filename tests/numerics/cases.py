@@ -46,6 +46,33 @@ def caches():
                    dropout=0.2 if n == 2 else 0)
 
 
+def few_rows():
+    """Up to 16 rows of a group, on caches of every kind: a GPU's block has them all, and its warps
+    share the keys."""
+    base = Case(batch=2, seqlen_q=1, seqlen_kv=513, heads_q=8, heads_kv=2, dim_qk=128, dtype="bf16")
+    yield base.replace(sink=True, lens_kv=[513, 0])
+    yield base.replace(splits=3, sink=True, lens_kv=[513, 130], dtype="f16")
+    yield base.replace(seqlen_q=4, causal=True, window=(70, 0), dim_qk=64)
+    yield base.replace(seqlen_q=3, chunk=100, splits=2, dim_qk=40, dim_v=64, dtype="f16")
+    yield base.replace(seqlen_q=2, causal=True, top_left=True, dim_qk=96, dim_v=128)
+    yield base.replace(seqlen_q=16, heads_q=2, causal=True, strides="bhsd", lens_q=[16, 7],
+                       lens_kv=[200, 513])
+    yield base.replace(cu_q=[1, 4], cu_kv=[513, 77], causal=True, dtype_o="f32")
+    for n, page_size in enumerate((1, 3, 16, 64, 256)):
+        yield base.replace(page_size=page_size, seqlen_q=1 + n % 3, causal=True, splits=n % 3,
+                           lens_kv=[513, 257 - n], dim_qk=(64, 128)[n % 2], dtype=DTYPES[1 + n % 2])
+    # As many blocks as a large GPU has multiprocessors and more, and more than it works on at once.
+    for n, batch in enumerate((100, 170, 300, 500)):
+        yield base.replace(batch=batch, seqlen_q=1 + n % 2, seqlen_kv=150, heads_q=4, heads_kv=1,
+                           lens_kv=[37 * b % 151 for b in range(batch)], dtype=DTYPES[1 + n % 2],
+                           dim_qk=(128, 64)[n // 2 % 2], causal=n == 1, page_size=(0, 16)[n % 2])
+        yield base.replace(batch=batch, seqlen_kv=90, heads_q=2, heads_kv=1, sink=True,
+                           dim_qk=(64, 128)[n // 2 % 2])
+    for n, keys in enumerate((1, 15, 17, 63, 64, 65, 127, 129, 255, 257)):
+        yield base.replace(batch=1, seqlen_kv=keys, heads_q=(1, 16)[n % 2], heads_kv=1,
+                           dim_qk=(64, 128)[n % 3 == 0], dtype=DTYPES[1 + n % 2])
+
+
 def dims():
     same = (1, 2, 3, 5, 8, 13, 16, 17, 24, 31, 32, 33, 40, 48, 59, 64, 65, 72, 80, 96, 111, 128,
             160, 192, 224, 256, 257, 511, 512)
@@ -293,5 +320,5 @@ def many_keys():
 
 
 LISTED = {f.__name__: list(f()) for f in (
-    shapes, groups, dims, windows, chunks, block_masks, lengths, pages, splits, strides, biases,
-    features, gradients, many_queries, many_heads, many_keys)}
+    shapes, groups, few_rows, dims, windows, chunks, block_masks, lengths, pages, splits, strides,
+    biases, features, gradients, many_queries, many_heads, many_keys)}

@@ -131,7 +131,9 @@ def alone(case, data, b):
          backward=True),
     Case(batch=4, seqlen_q=1, seqlen_kv=1023, lens_kv=[1023, 5, 0, 300], heads_q=4, heads_kv=1,
          dim_qk=64, page_size=16, dtype="f16"),
-    Case(cu_q=[1, 2, 1], cu_kv=[700, 3, 64], heads_q=2, dim_qk=64)])
+    Case(cu_q=[1, 2, 1], cu_kv=[700, 3, 64], heads_q=2, dim_qk=64),
+    # Few parts, beside a sequence of many: what merges these must not change what merges those.
+    Case(cu_q=[1, 1], cu_kv=[3500, 9000], heads_q=2, dim_qk=64, dtype="bf16", dtype_o="f32")])
 def test_a_sequence_does_not_depend_on_its_batch(device, case):
     case.determinism = 2
     data = make_data(case)
@@ -226,6 +228,20 @@ def test_workspace_is_linear_and_bounded(device, case, op):
         assert size(batch, rows, keys, promised) <= bound, (batch, rows, keys)
     with pytest.raises(capi.Refused):
         plan.workspace_size(op, None) or pytest.skip("no workspace at all")
+
+
+@pytest.mark.parametrize("changes, rows", [
+    (dict(), 16), (dict(seqlen_q=4), 16), (dict(seqlen_q=5), 32), (dict(heads_q=34), 32),
+    (dict(softcap=5.0), 64), (dict(determinism=2), 64)])
+def test_few_rows_have_a_kernel_of_their_own(device, changes, rows):
+    """What is listed for it is computed by it, and what it does not compute is not."""
+    if device.name == "cpu":
+        pytest.skip("a kernel of GPUs")
+    for case in LISTED["few_rows"][:2]:
+        case = case.replace(**{**changes, "sink": False})
+        plan = capi.Plan(capi.descriptor(case, device))
+        info = plan.info(capi.FORWARD, capi.shape_of(case))
+        assert info.tile_q == rows, capi.ffi.string(info.kernel)
 
 
 def backward_info(device, case):

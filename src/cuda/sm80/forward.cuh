@@ -49,6 +49,7 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
   }
 
   __device__ __forceinline__ void run() {
+    if (params_.parts > 1) ptx::let_next_start();  // who merges them
     if (threadIdx.x == 0) store(place_address());
     if constexpr (kHalves) factors_.start();
     while (!visit_keys()) recall();

@@ -16,6 +16,7 @@ constexpr ForwardEntry forward_entry() {
           kModified,
           Config::kTileQ,
           Config::kTileKv,
+          1,
           Config::kThreads,
           Config::kSharedBytes,
           &forward_kernel<Config>};

@@ -73,7 +73,8 @@ class ForwardOutput : BlockPlace, WarpRows<Config> {
     } else if (parts_ > 1 || params_.problem.dtype_o == FLASHATTN_DTYPE_F32) {
       store_fp32(o);
     } else {
-      stage(o);
+      // Warps may be more than rows for them.
+      if (Config::kTileQ == 16 * kStrips * Config::kWarps || this->warp_row_ == 0) stage(o);
       __syncthreads();
       store_staged();
     }

@@ -11,7 +11,7 @@ struct ForwardEntry {
   int32_t dtype;
   int32_t dim_qk, dim_v;  // the largest it takes
   bool modified;
-  int32_t tile_q, tile_kv, threads, shared_bytes;
+  int32_t tile_q, tile_kv, stages, threads, shared_bytes;
   void (*kernel)(ForwardParams);
 };
 

@@ -19,6 +19,9 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   const int32_t b = blockIdx.x / params.problem.heads_q, h = blockIdx.x % params.problem.heads_q;
   const Sequence sequence = sequence_of(params.problem, args.shape, args.inputs, b);
   const int32_t parts = part_count(params.split, sequence.len);
+  // For the forward kernel. Nothing before this depends on it, and what follows this kernel may
+  // rely on both being done, also where there is nothing to merge.
+  ptx::wait_for_previous();
   if (parts <= 1) return;
   const int64_t stride = params.partial_row(1, 0, 0, 0);
   const RowLayout layout = row_layout(params.problem, args.shape);
@@ -32,7 +35,10 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
          tensor_row(args.o, dtype_size(params.problem.dtype_o), b, h, token),
          args.lse ? args.lse + b * layout.batch_stride + h * layout.head_stride + token : nullptr},
         [&](int32_t p) { return params.partial_lse[first + p * stride]; },
-        [&](int32_t p) { return params.partial_o + (first + p * stride) * params.problem.dim_v; },
+        [&](int32_t p, int32_t column) {
+          return *reinterpret_cast<const float4*>(
+              params.partial_o + (first + p * stride) * params.problem.dim_v + column);
+        },
         kept);
   }
 }
@@ -51,9 +57,11 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
          tensor_row(params.o, dtype_size(params.dtype), b, h, token),
          params.lse ? params.lse + at : nullptr},
         [&](int32_t p) { return params.part_lse[p][at]; },
-        [&](int32_t p) {
-          return reinterpret_cast<const Part*>(
-              tensor_row(params.part_o[p], sizeof(Part), b, h, token));
+        [&](int32_t p, int32_t column) {
+          const Part* from = reinterpret_cast<const Part*>(
+                                 tensor_row(params.part_o[p], sizeof(Part), b, h, token)) +
+                             column;
+          return float4{to_float(from[0]), to_float(from[1]), to_float(from[2]), to_float(from[3])};
         },
         1.0f);
   }
@@ -84,12 +92,13 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
 
 }  // namespace
 
-cudaError_t launch_merge_split(const ForwardParams& params, cudaStream_t stream) {
+cudaError_t launch_merge_split(const ForwardParams& params, bool early, cudaStream_t stream) {
   const bool many = params.parts >= kManyParts;
   const dim3 grid = grid_of(params.args.shape.batch, params.problem.heads_q, params.partial_queries,
                             many ? 1 : kWarps);
-  return start(many ? &merge_split_kernel<kWarps> : &merge_split_kernel<1>, grid, 32 * kWarps, 0,
-               params, stream);
+  const auto kernel = many ? &merge_split_kernel<kWarps> : &merge_split_kernel<1>;
+  return early ? start_early(kernel, grid, 32 * kWarps, 0, params, stream)
+               : start(kernel, grid, 32 * kWarps, 0, params, stream);
 }
 
 cudaError_t launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream) {

@@ -10,7 +10,8 @@ namespace flashattn::cuda {
 // Parts that one launch of flashattn_merge takes: as many as the parameters of a kernel can name.
 constexpr int32_t kMaxMergeParts = 64;
 
-cudaError_t launch_merge_split(const ForwardParams& params, cudaStream_t stream);
+// early: before the forward kernel's blocks are done, for which its results wait.
+cudaError_t launch_merge_split(const ForwardParams& params, bool early, cudaStream_t stream);
 cudaError_t launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream);
 cudaError_t launch_dropout_mask(const Problem& problem, const flashattn_forward_args& args,
                                 uint8_t* keep, cudaStream_t stream);

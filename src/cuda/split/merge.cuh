@@ -7,11 +7,20 @@
 
 namespace flashattn::cuda {
 
-__device__ __forceinline__ void store_element(void* p, int32_t dtype, int64_t i, float x) {
+// Four numbers of a row, from number i on.
+__device__ __forceinline__ void store_four(void* row, int32_t dtype, int64_t i,
+                                           const float (&x)[4]) {
+  const auto store = [&](auto* to, auto convert) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) to[i + n] = convert(x[n]);
+  };
   switch (dtype) {
-    case FLASHATTN_DTYPE_F16: static_cast<__half*>(p)[i] = __float2half_rn(x); break;
-    case FLASHATTN_DTYPE_BF16: static_cast<__nv_bfloat16*>(p)[i] = __float2bfloat16_rn(x); break;
-    default: static_cast<float*>(p)[i] = x;
+    case FLASHATTN_DTYPE_F16:
+      return store(static_cast<__half*>(row), [](float y) { return __float2half_rn(y); });
+    case FLASHATTN_DTYPE_BF16:
+      return store(static_cast<__nv_bfloat16*>(row),
+                   [](float y) { return __float2bfloat16_rn(y); });
+    default: return store(static_cast<float*>(row), [](float y) { return y; });
   }
 }
 
@@ -22,58 +31,83 @@ struct MergeRow {
   float* lse;  // may be NULL
 };
 
-// The sum over a block's kTeam warps, to all of them.
-template <int kTeam, int kColumns>
-__device__ __forceinline__ void gather(float (&x)[kColumns]) {
-  __shared__ float shares[kTeam][kColumns][32];
+// Partial sums: of one row, by parts modulo kChains, which are then added in order. How many warps
+// share them changes nothing.
+constexpr int kChains = 4;
+
+// The sum of the four warps' numbers, to all of them.
+__device__ __forceinline__ void gather(float (&x)[4]) {
+  __shared__ float shares[kChains][4][32];
   const int32_t lane = threadIdx.x % 32;
   __syncthreads();  // nobody reads what was here before
 #pragma unroll
-  for (int n = 0; n < kColumns; ++n) shares[threadIdx.x / 32][n][lane] = x[n];
+  for (int n = 0; n < 4; ++n) shares[threadIdx.x / 32][n][lane] = x[n];
   __syncthreads();
 #pragma unroll
-  for (int n = 0; n < kColumns; ++n) {
-    x[n] = 0.0f;
+  for (int n = 0; n < 4; ++n) {
+    x[n] = shares[0][n][lane];
 #pragma unroll
-    for (int w = 0; w < kTeam; ++w) x[n] += shares[w][n][lane];
+    for (int w = 1; w < kChains; ++w) x[n] += shares[w][n][lane];
   }
 }
 
-// kTeam warps merge one row and multiply it by `factor`. lse_of(p) and o_of(p) give the parts: no
-// load waits for that of another part.
-template <int kTeam, class LseOf, class OOf>
-__device__ __forceinline__ void merge_row(const MergeRow& row, LseOf lse_of, OOf o_of,
+// kTeam warps, 1 or 4, merge one row and multiply it by `factor`. lse_of(p) gives a part's, and
+// four_of(p, c) four of its columns. Short code: whoever decodes comes here once, and waits for
+// every line of it.
+template <int kTeam, class LseOf, class FourOf>
+__device__ __forceinline__ void merge_row(const MergeRow& row, LseOf lse_of, FourOf four_of,
                                           float factor) {
-  constexpr int kColumns = 4;  // a lane
-  const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % kTeam;
-  float top = -INFINITY;
-  for (int32_t p = lane; p < row.parts; p += 32) top = fmaxf(top, lse_of(p));
+  static_assert(kTeam == 1 || kTeam == kChains, "a warp has all chains or one");
+  constexpr int kOwn = kChains / kTeam, kLoads = 8, kBatch = kLoads * kTeam;
+  const int32_t lane = threadIdx.x % 32, warp = kTeam == 1 ? 0 : threadIdx.x / 32;
+  float4 four[kLoads];
+  const auto load = [&](int32_t begin, int32_t column) {
+#pragma unroll
+    for (int n = 0; n < kLoads; ++n) {
+      const int32_t p = begin + n * kTeam + warp;
+      four[n] = p < row.parts && column < row.dim ? four_of(p, column) : float4{};
+    }
+  };
+  load(0, lane * 4);  // waits for no weight
+  const auto lane_lse = [&](int32_t p) { return p < row.parts ? lse_of(p) : -INFINITY; };
+  float lse = lane_lse(lane), top = lse;
+#pragma unroll 1
+  for (int32_t p = lane + 32; p < row.parts; p += 32) top = fmaxf(top, lse_of(p));
+#pragma unroll 1
   for (int d = 16; d > 0; d /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
   const float reference = top == -INFINITY ? 0.0f : top;
-  const auto weight_of = [&](int32_t p) { return ptx::exp2((lse_of(p) - reference) * kLog2E); };
-  float total = 0.0f;
-  for (int32_t p = lane; p < row.parts; p += 32) total += weight_of(p);
+  const auto weight_of = [&](float x) { return ptx::exp2((x - reference) * kLog2E); };
+  float total = weight_of(lse);
+#pragma unroll 1
+  for (int32_t p = lane + 32; p < row.parts; p += 32) total += weight_of(lse_of(p));
+#pragma unroll 1
   for (int d = 16; d > 0; d /= 2) total += __shfl_xor_sync(~0u, total, d);
   const float inverse = total == 0.0f ? 0.0f : factor * ptx::reciprocal(total);
-  for (int32_t first = 0; first < row.dim; first += 32 * kColumns) {
-    float x[kColumns] = {};
-#pragma unroll 4
-    for (int32_t p = warp; p < row.parts; p += kTeam) {
-      const float weight = weight_of(p) * inverse;
+#pragma unroll 1
+  for (int32_t column = lane * 4; column - lane * 4 < row.dim; column += 128) {
+    float sums[kOwn][4] = {}, weights = 0.0f;
+#pragma unroll 1
+    for (int32_t begin = 0; begin < row.parts; begin += kBatch) {
+      if (begin > 0 || column >= 128) load(begin, column);
+      if (begin % 32 == 0) weights = weight_of(lane_lse(begin + lane)) * inverse;
 #pragma unroll
-      for (int n = 0; n < kColumns; ++n) {
-        const int32_t c = first + n * 32 + lane;
-        // A part without weight may never have been written.
-        const bool some = weight != 0.0f && c < row.dim;
-        x[n] = fmaf(weight, some ? to_float(o_of(p)[c]) : 0.0f, x[n]);
+      for (int n = 0; n < kLoads; ++n) {
+        const float weight = __shfl_sync(~0u, weights, begin % 32 + n * kTeam + warp);
+        if (weight == 0.0f) continue;  // such a part may never have been written
+        float (&sum)[4] = sums[n % kOwn];
+        sum[0] = fmaf(weight, four[n].x, sum[0]);
+        sum[1] = fmaf(weight, four[n].y, sum[1]);
+        sum[2] = fmaf(weight, four[n].z, sum[2]);
+        sum[3] = fmaf(weight, four[n].w, sum[3]);
       }
     }
-    if constexpr (kTeam > 1) gather<kTeam>(x);
 #pragma unroll
-    for (int n = 0; n < kColumns; ++n) {
-      const int32_t c = first + n * 32 + lane;
-      if (n % kTeam == warp && c < row.dim) store_element(row.o, row.dtype, c, x[n]);
+    for (int x = 1; x < kOwn; ++x) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) sums[0][n] += sums[x][n];
     }
+    if constexpr (kTeam > 1) gather(sums[0]);
+    if (warp == 0 && column < row.dim) store_four(row.o, row.dtype, column, sums[0]);
   }
   // The caller's lse may be that of a part: every lane has read it.
   if constexpr (kTeam > 1) {

@@ -1,0 +1,280 @@
+// The portable forward pass for up to 16 rows of a KV head's group, 16-bit elements and plain
+// scores: decoding on a cache, where what counts is how fast keys arrive, and how soon the last of
+// them has been used.
+//
+// The warps of a block share the keys of a tile. Each has all rows, and maxima, sums and O of its
+// own keys, which are put together at the end. Of K and of V kStages tiles are on their way: a
+// buffer is filled again as soon as all warps have used it.
+#pragma once
+
+#include "cuda/sm80/forward_output.cuh"
+#include "cuda/tile/products.cuh"
+#include "cuda/tile/scores.cuh"
+
+namespace flashattn::cuda::sm80 {
+
+// Shared memory: Q | K's buffers | V's buffers | page numbers | the block's place. The output is
+// staged where Q was.
+template <class T_, int kDimQk_, int kDimV_, int kTileKv_, int kStages_, int kMinBlocks_>
+struct FewConfig {
+  using T = T_;
+  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the tiles; smaller heads are padded
+  static constexpr int kStrips = 1, kWarps = 4, kThreads = 32 * kWarps;
+  static constexpr int kTileQ = 16, kTileKv = kTileKv_, kWarpKv = kTileKv / kWarps;
+  static constexpr int kStages = kStages_;
+  static constexpr int kMinBlocks = kMinBlocks_;  // on a multiprocessor, as registers allow
+  static constexpr bool kWide = false, kModified = false;
+
+  using QTile = SharedTile<kTileQ, kDimQk>;
+  using KTile = SharedTile<kTileKv, kDimQk>;
+  using VTile = SharedTile<kTileKv, kDimV>;
+  using OTile = SharedTile<kTileQ, kDimV>;
+  static_assert(std::is_same<KTile, VTile>::value, "the same threads copy the same rows of both");
+  static constexpr int kK = QTile::kBytes > OTile::kBytes ? QTile::kBytes : OTile::kBytes;
+  static constexpr int kV = kK + kStages * KTile::kBytes;
+  static constexpr int kPages = kV + kStages * VTile::kBytes;
+  // A word a thread: of tiles on their way, and of those that they will make room for.
+  static constexpr int kPageSets = 2 * kStages;
+  static_assert((kStages & (kStages - 1)) == 0, "tiles find their buffer by their lowest bits");
+  static constexpr int kPlace = kPages + kPageSets * kThreads * 4;
+  static constexpr int kSharedBytes = kPlace + BlockPlace::kWords * 4;
+  static_assert(kMinBlocks * (kSharedBytes + 1024) <= 228 * 1024, "of an H100's multiprocessor");
+  // What the warps put together lies where K and V were: O of all but the first, maxima and sums.
+  static constexpr int kOBytes = kTileQ * kDimV * 4, kNumbers = kK + (kWarps - 1) * kOBytes;
+  static_assert(kNumbers + kThreads * 16 <= kPages, "all of it");
+};
+
+template <class Config>
+class FewBlock : BlockPlace {
+  using T = typename Config::T;
+  static constexpr int kTileKv = Config::kTileKv, kWarpKv = Config::kWarpKv;
+  static constexpr int kThreads = Config::kThreads, kStages = Config::kStages;
+  using Scores = float[1][kWarpKv / 8][4];
+
+ public:
+  __device__ __forceinline__ FewBlock(const ForwardParams& params, uint32_t shared)
+      : params_(params), shared_(shared), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
+
+  __device__ __forceinline__ bool locate() {
+    return BlockPlace::template locate<sizeof(T)>(params_);
+  }
+
+  __device__ __forceinline__ void run() {
+    if (params_.parts > 1) ptx::let_next_start();  // who merges them
+    if (threadIdx.x == 0) store(shared_ + Config::kPlace);
+    visit_keys();
+    put_together();
+    ForwardOutput<Config>(params_, shared_).finish(o_, m_, l_, 1.0f);
+  }
+
+ private:
+  __device__ __forceinline__ void visit_keys() {
+    const flashattn_inputs& in = params_.args.inputs;
+    const Problem& problem = params_.problem;
+    const int32_t first = keys_.begin / kTileKv, end = (keys_.end + kTileKv - 1) / kTileKv;
+    for (int n = 0; n < kStages; ++n) look_up_pages(first + n);
+    ptx::cp_async_commit();
+    const typename Config::QTile q{shared_};
+    if (even()) {
+      const Rows rows{query_row<sizeof(T)>(in.q, 0), row_bytes<sizeof(T)>(in.q)};
+      load_tokens<kThreads>(q, problem.dim_qk, rows, 0, rows_);
+    } else {
+      load_tile<kThreads>(q, problem.dim_qk, [&](int r) -> const char* {
+        return r < rows_ ? query_row<sizeof(T)>(in.q, r) : nullptr;
+      });
+    }
+    clear();
+    ptx::cp_async_wait<0>();  // page numbers; Q belongs to the first K
+    // The first turns only fill the buffers.
+    for (int32_t tile = first - kStages; tile < end; ++tile) {
+      const int32_t slot = tile & (kStages - 1), later = tile + kStages;
+      const typename Config::KTile k{shared_ + Config::kK + slot * Config::KTile::kBytes};
+      const typename Config::VTile v{shared_ + Config::kV + slot * Config::VTile::kBytes};
+      Scores s = {};
+      if (tile >= first) {
+        ptx::cp_async_wait<2 * kStages - 1>();
+        __syncthreads();  // K is here
+        multiply_rows<T, Config::kDimQk>(s, left_rows(q, 0, lane_),
+                                         right_rows(k, warp_ * kWarpKv, lane_));
+        __syncthreads();  // K's readers are done
+      }
+      if (later < end) {
+        load_keys<kThreads>(params_, k, words_of(later), in.k, k_, problem.dim_qk, later * kTileKv);
+        look_up_pages(later + kStages);
+      }
+      ptx::cp_async_commit();
+      if (tile >= first) {
+        mask(s, tile * kTileKv + warp_ * kWarpKv);
+        softmax(s[0]);
+        ptx::cp_async_wait<2 * kStages - 1>();
+        __syncthreads();  // V is here
+        multiply_held<T, kWarpKv / 16>(
+            o_, summed_rows(v, warp_ * kWarpKv, lane_),
+            [&](int strip, int step, int x) { return held_word<T>(s[strip], step, x); });
+        __syncthreads();  // V's readers are done
+      }
+      if (later < end) {
+        load_keys<kThreads>(params_, v, words_of(later), in.v, v_, problem.dim_v, later * kTileKv);
+      }
+      ptx::cp_async_commit();
+    }
+    ptx::cp_async_wait<0>();
+    __syncthreads();  // the buffers are free, also where there was no key
+  }
+
+  // Where the page numbers of a tile's rows are.
+  __device__ __forceinline__ uint32_t words_of(int32_t tile) const {
+    return shared_ + Config::kPages + (tile & (Config::kPageSets - 1)) * kThreads * 4;
+  }
+
+  __device__ __forceinline__ void look_up_pages(int32_t tile) const {
+    if (!(params_.problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) return;
+    const PagedRows rows = paged_rows<sizeof(T)>(params_, params_.args.inputs.k, k_);
+    PagedCopy<kThreads, typename Config::KTile>::look_up(words_of(tile), rows, tile * kTileKv,
+                                                         sequence_.len.kv);
+  }
+
+  __device__ __forceinline__ int32_t row_of(int half) const { return half * 8 + lane_ / 4; }
+
+  __device__ __forceinline__ void clear() {
+    const bool sinks =
+        (params_.problem.features & FLASHATTN_FEATURE_SINK) && part_ == 0 && warp_ == 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      m_[0][half] = -INFINITY;
+      const int32_t r = row_of(half);
+      if (sinks && r < rows_) {
+        m_[0][half] = params_.args.inputs.sink[first_head_ + row(r).head] * kLog2E;
+      }
+      // Every lane of a quad sums its own columns: one of them counts the sink.
+      l_[0][half] = m_[0][half] != -INFINITY && lane_ % 4 == 0 ? 1.0f : 0.0f;
+    }
+#pragma unroll
+    for (auto& columns : o_[0]) {
+#pragma unroll
+      for (float& x : columns) x = 0.0f;
+    }
+  }
+
+  // -inf where a key is not visible; of the keys from `begin` on.
+  __device__ __forceinline__ void mask(Scores& s, int32_t begin) const {
+    const Interval columns{begin, begin + kWarpKv};
+    if (columns.begin >= full_.begin && columns.end <= full_.end) return;
+    const Interval keys = intersect(columns, keys_);
+    const int32_t first = begin + lane_ % 4 * 2;
+    const MaskRule rule = params_.problem.mask_rule();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      // Nobody asks for what becomes of rows past the last.
+      const Interval visible =
+          sees_all(rule)
+              ? keys
+              : intersect(visible_keys(rule, query_of(row_of(half)), sequence_.len), keys);
+      visit_outside<kWarpKv / 8>(visible.begin - first, visible.end - visible.begin,
+                                 [&](int n, int e) { s[0][n][half * 2 + e] = -INFINITY; });
+    }
+  }
+
+  // Scores to weights; the running maximum and sum; O to the new maximum's scale.
+  __device__ __forceinline__ void softmax(float (&s)[kWarpKv / 8][4]) {
+    const float factor = params_.problem.scale * kLog2E;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float top = -INFINITY;
+#pragma unroll
+      for (const auto& x : s) top = fmaxf(top, fmaxf(x[half * 2], x[half * 2 + 1]));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      const float before = m_[0][half], m = fmaxf(before, top * factor);
+      // A row that has seen nothing: weights of 0, not NaN.
+      const float reference = m == -INFINITY ? 0.0f : m, shrink = ptx::exp2(before - reference);
+      float total = 0.0f;
+#pragma unroll
+      for (auto& x : s) {
+#pragma unroll
+        for (int e = half * 2; e < half * 2 + 2; ++e) {
+          x[e] = ptx::exp2(fmaf(x[e], factor, -reference));
+          total += x[e];
+        }
+      }
+      m_[0][half] = m;
+      l_[0][half] = l_[0][half] * shrink + total;
+      // After the first tiles maxima rarely rise.
+      if (__all_sync(~0u, shrink == 1.0f)) continue;
+#pragma unroll
+      for (auto& columns : o_[0]) {
+        columns[half * 2] *= shrink;
+        columns[half * 2 + 1] *= shrink;
+      }
+    }
+  }
+
+  // What the warps have, to the first, in their order.
+  __device__ __forceinline__ void put_together() {
+    const uint32_t numbers = shared_ + Config::kNumbers + lane_ * 16;
+    const uint32_t sums = shared_ + Config::kK + lane_ * 16;
+    float (&m)[2] = m_[0], (&l)[2] = l_[0];
+    ptx::store_shared(numbers + warp_ * 512, m[0], m[1], l[0], l[1]);
+    __syncthreads();
+    const float own[2] = {m[0], m[1]};
+#pragma unroll
+    for (int w = 0; w < Config::kWarps; ++w) {
+      float x[4];
+      ptx::load_shared(x, numbers + w * 512);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) m[half] = w == 0 ? x[half] : fmaxf(m[half], x[half]);
+    }
+    const auto weight = [&m](float top, int half) {
+      return m[half] == -INFINITY ? 0.0f : ptx::exp2(top - m[half]);
+    };
+    const float shrink[2] = {weight(own[0], 0), weight(own[1], 1)};
+#pragma unroll
+    for (auto& columns : o_[0]) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) columns[e] *= shrink[e / 2];
+    }
+    if (warp_ > 0) {
+#pragma unroll
+      for (int n = 0; n < Config::kDimV / 8; ++n) {
+        const auto& x = o_[0][n];
+        ptx::store_shared(sums + (warp_ - 1) * Config::kOBytes + n * 512, x[0], x[1], x[2], x[3]);
+      }
+    }
+    __syncthreads();
+    if (warp_ > 0) return;
+#pragma unroll
+    for (int w = 0; w < Config::kWarps; ++w) {
+      float x[4];
+      ptx::load_shared(x, numbers + w * 512);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float sum = x[2 + half] * weight(x[half], half);
+        l[half] = w == 0 ? sum : l[half] + sum;
+      }
+      if (w == 0) continue;
+#pragma unroll
+      for (int n = 0; n < Config::kDimV / 8; ++n) {
+        ptx::load_shared(x, sums + (w - 1) * Config::kOBytes + n * 512);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o_[0][n][e] += x[e];
+      }
+    }
+  }
+
+  const ForwardParams& params_;
+  const uint32_t shared_;
+  const int lane_, warp_;
+  // In log2 units; the sums are of this lane's columns.
+  float m_[1][2], l_[1][2];
+  float o_[1][Config::kDimV / 8][4];
+};
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    forward_few_kernel(const __grid_constant__ ForwardParams params) {
+  char* const shared = ptx::dynamic_shared();
+  FewBlock<Config> block(params, ptx::shared_address(shared));
+  if (block.locate()) block.run();
+}
+
+}  // namespace flashattn::cuda::sm80
