@@ -50,7 +50,8 @@ struct SplitRule {
 // Whether so many parts are worth their merge, for blocks of rows that share keys on so many
 // multiprocessors. In units of what a block takes for a key, some 20 ns: what parts save is less
 // where there are blocks enough to use the memory's bandwidth, and the merge takes 9 us and 9 ns a
-// row (fitted to decoding on an H200; kernels for up to 16 rows take half as long for both).
+// row (fitted to decoding on an H200; kernels for up to 16 rows take half as long
+// for a key, and for the merge, which starts early).
 FLASHATTN_HD constexpr bool pays_to_split(int64_t rows, int32_t keys, int64_t parts, int64_t blocks,
                                           int32_t units) {
   if (parts <= 1) return false;

@@ -67,8 +67,10 @@ constexpr double forward_time(const TileCost& cost, const MaskRule& rule, Length
   return level < longest ? longest : level;
 }
 
-// The same of packed sequences of which the host knows the mean and the longest: each has half a
-// tile too much, of queries and of keys, and when the last tile begins others have been done.
+// The same of packed sequences of which the host knows the mean and the longest. Where they are of
+// very different lengths each has half a tile too much, of queries and of keys, and when the last
+// tile begins others have been done; the nearer the mean is to the longest, the more they are all
+// as long as that.
 constexpr double packed_time(const TileCost& cost, const MaskRule& rule, Lengths mean,
                              Lengths longest, int64_t heads, int32_t units) {
   // Of the sequence that a query is in: a third more than the mean where lengths are spread evenly
@@ -79,8 +81,11 @@ constexpr double packed_time(const TileCost& cost, const MaskRule& rule, Lengths
   const int64_t keys =
       causal ? kv - (q < kv ? q : kv) / 2 + (cost.rows + cost.keys) / 2 : kv + cost.keys / 2;
   const double tiles = static_cast<double>(heads) * (mean.q + 0.5 * cost.rows) / cost.rows;
-  return tiles / units * tile_time(cost, rule, longest.kv, keys) +
-         tile_time(cost, rule, longest.kv, longest.kv) / 2;
+  const double uneven = tiles / units * tile_time(cost, rule, longest.kv, keys) +
+                        tile_time(cost, rule, longest.kv, longest.kv) / 2;
+  const double share = longest.q > 0 ? 2.0 * mean.q / longest.q - 1 : 1;
+  const double even = share < 0 ? 0 : share > 1 ? 1 : share;
+  return (1 - even) * uneven + even * forward_time(cost, rule, longest, heads, units);
 }
 
 }  // namespace flashattn

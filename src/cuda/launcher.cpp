@@ -117,7 +117,7 @@ const Sm80Launcher::Forward& Sm80Launcher::choose(const flashattn_shape& shape) 
     // to a fifth (96 sequences of 4,096 keys on an H200).
     const int64_t blocks = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
     if (rows <= narrow_.kernel.entry->tile_q && blocks <= narrow_.kernel.resident) {
-      return blocks <= units_ ? wide_ : narrow_;
+      return blocks <= units_ && !may_be_uneven(shape) ? wide_ : narrow_;
     }
     return blocks > small_.kernel.resident ? tiny_ : small_;
   }
@@ -126,6 +126,11 @@ const Sm80Launcher::Forward& Sm80Launcher::choose(const flashattn_shape& shape) 
   const int64_t blocks = ceil_div(shape.seqlen_q, large.tile_q) * shape.batch * problem_.heads_q;
   const int32_t few = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? large.tile_q : medium.tile_q;
   return shape.seqlen_q > few && blocks >= units_ ? large_ : medium_;
+}
+
+bool Sm80Launcher::may_be_uneven(const flashattn_shape& shape) const {
+  const bool lengths = problem_.layout & (FLASHATTN_LAYOUT_VARLEN_KV | FLASHATTN_LAYOUT_PAGED_KV);
+  return lengths && 4 * static_cast<int64_t>(shape.batch) * problem_.heads_kv > units_;
 }
 
 ForwardParams Sm80Launcher::grid(const Choice<sm80::ForwardEntry>& choice,
@@ -142,17 +147,19 @@ ForwardParams Sm80Launcher::grid(const Choice<sm80::ForwardEntry>& choice,
   p.head_blocks = static_cast<int32_t>(ceil_div(problem_.group(), p.heads));
   p.query_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_q, p.queries));
   p.parts = 1;
-  // Blocks for 16 rows keep enough on its way alone on a multiprocessor.
-  const bool few = choice.entry->tile_q == 16;
+  // A block for 16 rows keeps enough on its way, alone on a multiprocessor, where all have as much
+  // to do.
+  const bool few = choice.entry->tile_q == 16, alone_there = few && !may_be_uneven(shape);
   const int32_t step = few ? std::max(kSplitStep, choice.entry->tile_kv) : kSplitStep;
   if (problem_.splits > 0) {
     p.split = {problem_.splits, 0, INT32_MAX, step};
   } else if (problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) {
     p.split = {0, kInvariantKeys, kInvariantQueries, kSplitStep};
   } else {
-    // As many parts as make the blocks fill the device once, where there are too few by half.
+    // As many parts as make the blocks fill the device, or its multiprocessors, once, where there
+    // are too few by half.
     const int64_t parts =
-        std::min((few ? units_ : choice.resident) / std::max<int64_t>(p.blocks(), 1),
+        std::min((alone_there ? units_ : choice.resident) / std::max<int64_t>(p.blocks(), 1),
                  ceil_div(shape.seqlen_kv, 2 * kSplitStep));
     const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * shape.seqlen_q;
     const bool split = pays_to_split(rows, shape.seqlen_kv, parts, p.blocks(), units_);
@@ -204,7 +211,10 @@ void Sm80Launcher::describe(uint32_t op, const flashattn_shape& shape,
   if (op == FLASHATTN_OP_BACKWARD) return backward_->describe(properties);
   const Forward& choice = choose(shape);
   describe_kernel(choice.kernel, choice.kernel.entry->stages, choice.name, "mma.sync", properties);
-  properties->splits = grid(choice.kernel, shape).parts;
+  const ForwardParams p = grid(choice.kernel, shape);
+  // Parts are whole steps: of the longest sequence there may be fewer than it could have.
+  properties->splits =
+      problem_.splits > 0 ? p.parts : part_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
   properties->why = choice.why.c_str();
 }
 

@@ -43,8 +43,11 @@ class Sm80Launcher : public Launcher {
   // Everything but the arguments and the workspace.
   ForwardParams grid(const Choice<sm80::ForwardEntry>& choice, const flashattn_shape& shape) const;
   const Forward& choose(const flashattn_shape& shape) const;
+  // Whether sequences, more than a few of them, may have keys of very different number: one block
+  // each would leave most multiprocessors waiting for the longest.
+  bool may_be_uneven(const flashattn_shape& shape) const;
 
-  Forward wide_, narrow_, tiny_, small_, medium_, large_;  // by how many queries there are
+  Forward wide_, narrow_, tiny_, small_, medium_, large_;  // by the number of queries and blocks
   // Whether the device runs this build's code of an architecture that knows how to.
   const bool starts_early_;
   std::unique_ptr<const BackwardLauncher> backward_;  // NULL: not asked for

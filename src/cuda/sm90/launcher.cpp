@@ -128,8 +128,8 @@ const Sm90Launcher::NamedKernel* Sm90Launcher::choose(const flashattn_shape& sha
              : longest;
   const auto time = [&](const NamedKernel& named) {
     const TileCost& cost = named.kernel.entry->cost;
-    return mean.q == longest.q ? forward_time(cost, rule, longest, heads, units_)
-                               : packed_time(cost, rule, mean, longest, heads, units_);
+    return packed ? packed_time(cost, rule, mean, longest, heads, units_)
+                  : forward_time(cost, rule, longest, heads, units_);
   };
   const auto faster = [&](const auto& a, const auto& b) { return time(a) < time(b); };
   return &*std::min_element(kernels_.begin(), kernels_.end(), faster);
