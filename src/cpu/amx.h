@@ -30,18 +30,14 @@ struct alignas(64) TileConfig {
   }
 };
 
-// The configuration that this thread's tiles have, by its sizes; 0: none of ours. Loading one takes
-// as long as ten products.
-inline thread_local int32_t loaded_tiles = 0;
-
+// Gives this thread's tiles their sizes. Asking for those they have takes a seventh of the time.
 FLASHATTN_INLINE void configure_tiles(int32_t rows_a, int32_t rows_b, int32_t k) {
-  const int32_t sizes = rows_a | rows_b << 8 | k << 16;
-  if (loaded_tiles == sizes) return;
   const TileConfig config(rows_a, rows_b, k);
-  // The intrinsic does not tell the compiler that all of it is read.
-  __asm__ volatile("" : : "m"(config));
-  _tile_loadconfig(&config);
-  loaded_tiles = sizes;
+  TileConfig now(1, 1, 1);
+  _tile_storeconfig(&now);
+  // The intrinsics do not tell the compiler that all of it is written and read.
+  __asm__ volatile("" : "+m"(now) : "m"(config));
+  if (__builtin_memcmp(&now, &config, sizeof config) != 0) _tile_loadconfig(&config);
 }
 
 // A block of C: 2 x 2 tiles; kLower: of two rows of tiles, kRight: columns.
@@ -171,10 +167,7 @@ __attribute__((noinline)) inline void amx_gemm(int32_t rows, Interval columns, i
 }
 
 // Leaves the tiles as a thread that never used them has them.
-FLASHATTN_INLINE void release_tiles() {
-  _tile_release();
-  loaded_tiles = 0;
-}
+FLASHATTN_INLINE void release_tiles() { _tile_release(); }
 #else
 constexpr bool kHasAmx = false;
 FLASHATTN_INLINE void release_tiles() {}

@@ -33,12 +33,14 @@ struct ChunkOperands {
 };
 
 #if defined(__AMX_BF16__)
-// scale: of the scores, to units of log2(e). m, -inf of a row without any weights so far, and l,
-// the sums of its weights: of each row. Stops before the first chunk in which m of a row would have
-// to change, and returns how many are done. Calls ahead() in every chunk.
+// scale: of the scores, to units of log2(e). m, -inf of a row without any weights so far, and l and
+// rest, the sums of its weights (see add_up): of each row. Stops before the first chunk in which m
+// of a row would have to change, and returns how many are done. Calls ahead() in every chunk.
 template <class AheadOf>
 int32_t weigh_chunks(const ChunkOperands& x, int32_t chunks, float scale, float* m, float* l,
-                     AheadOf ahead) {
+                     float* rest, AheadOf ahead) {
+  // Tiles are loaded and stored behind the compiler's back.
+  __asm__ volatile("" : : : "memory");
   constexpr int32_t kHalf = kChunkKeys / 2, kPRow = kChunkKeys / 2;
   static_assert(kWidth == kTile && kChunkRows == 2 * kTile && kHalf == 4 * kTile);
   using Block = TileBlock<true, true>;
@@ -84,27 +86,26 @@ int32_t weigh_chunks(const ChunkOperands& x, int32_t chunks, float scale, float*
       const bool more = half + 1 < halves;
       const auto products = static_cast<uint32_t>((some.end - some.begin) * (kPRow / kTile * 4) +
                                                   (more ? x.qk_units / kTile * 8 : 0));
-      // Two rows by 32 keys a step; of the first 32 keys first, for the others may wait in
+      // Two rows by 32 keys at a time; of the first 32 keys first, for the others may wait in
       // `before`.
-      constexpr uint32_t kSteps = kChunkRows;
-      uint32_t step = 0, owed = 0;
+      constexpr uint32_t kRows = kChunkRows;
+      uint32_t weighed = 0, owed = 0;  // rows by 32 keys
       float* scores = scores_of(half);
       uint32_t* p = weights_of(done) + half % 2 * kHalf / 2;
       const auto weigh = [&]() FLASHATTN_INLINED {
-        const uint32_t row = step % kSteps;
+        const uint32_t row = weighed % kRows;
         write_weights<Compute::kBf16Pairs, 2>(scores, kHalf, p, kPRow, nullptr, {0, 2 * kTile},
                                               factor, shift + row, sums + row);
         scores += 2 * kHalf;
         p += 2 * kPRow;
-        step += 2;
-        if (step != kSteps) return;
+        weighed += 2;
+        if (weighed != kRows) return;
         scores += 2 * kTile - kChunkRows * kHalf;
         p += kTile - kChunkRows * kPRow;
       };
       const auto between = [&]() FLASHATTN_INLINED {
-        // Tiles are loaded and stored behind the compiler's back.
         __asm__ volatile("" : : : "memory");
-        for (owed += kSteps; owed >= products && step < 2 * kSteps; owed -= products) weigh();
+        for (owed += kRows; owed >= products && weighed < 2 * kRows; owed -= products) weigh();
         __asm__ volatile("" : : : "memory");
       };
       multiply_values(done - 1, some, between);
@@ -114,7 +115,7 @@ int32_t weigh_chunks(const ChunkOperands& x, int32_t chunks, float scale, float*
         before.c = nullptr;
       }
       __asm__ volatile("" : : : "memory");
-      while (step < 2 * kSteps) weigh();
+      while (weighed < 2 * kRows) weigh();
       __asm__ volatile("" : : : "memory");
     }
     ahead();
@@ -129,7 +130,10 @@ int32_t weigh_chunks(const ChunkOperands& x, int32_t chunks, float scale, float*
     }
     if (!fits) break;
     for (int32_t r = 0; r < kChunkRows; r += kWidth) {
-      store(l + r, load(l + r) + load(rows + r));
+      Floats sum = load(l + r), left = load(rest + r);
+      add_up(sum, left, load(rows + r));
+      store(l + r, sum);
+      store(rest + r, left);
       store(m + r, load(shift + r));
     }
   }
@@ -140,7 +144,7 @@ int32_t weigh_chunks(const ChunkOperands& x, int32_t chunks, float scale, float*
 }
 #else
 template <class AheadOf>
-int32_t weigh_chunks(const ChunkOperands&, int32_t, float, float*, float*, AheadOf) {
+int32_t weigh_chunks(const ChunkOperands&, int32_t, float, float*, float*, float*, AheadOf) {
   return 0;
 }
 #endif

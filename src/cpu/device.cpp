@@ -109,12 +109,12 @@ struct Processor {
 // that has them so far, whatever model a virtual machine pretends to be.
 struct Fast {
   const char *name, *vendor;
-  unsigned family, model;  // model 0: all of the family
+  unsigned family;
 };
 const Fast kFast[] = {
-    {"avx512_bf16", "AuthenticAMD", 25, 0},  // Zen 4
-    {"avx512_bf16", "AuthenticAMD", 26, 0},  // Zen 5
-    {"avx512_amx", "GenuineIntel", 6, 0},    // Sapphire, Emerald, Granite Rapids
+    {"avx512_bf16", "AuthenticAMD", 25},  // Zen 4
+    {"avx512_bf16", "AuthenticAMD", 26},  // Zen 5
+    {"avx512_amx", "GenuineIntel", 6},    // Sapphire, Emerald, Granite Rapids
 };
 
 struct Choice {
@@ -134,7 +134,7 @@ Choice choose() {
   for (const InstructionSet& set : kInstructionSets) {
     // Of the system nothing is asked in vain.
     if (capped || !set.is_here()) continue;
-    if (!wanted && !pays_off(set.name, processor.vendor, processor.family, processor.model)) {
+    if (!wanted && !pays_off(set.name, processor.vendor, processor.family)) {
       left_out = &set;
       continue;
     }
@@ -203,13 +203,12 @@ struct MachineDevice {
 
 }  // namespace
 
-bool pays_off(const char* isa, const char* vendor, unsigned family, unsigned model) {
+bool pays_off(const char* isa, const char* vendor, unsigned family) {
   bool listed = false;
   for (const Fast& fast : kFast) {
     if (std::strcmp(fast.name, isa) != 0) continue;
     listed = true;
-    if (std::strcmp(fast.vendor, vendor) == 0 && fast.family == family &&
-        (fast.model == 0 || fast.model == model)) {
+    if (std::strcmp(fast.vendor, vendor) == 0 && fast.family == family) {
       return true;
     }
   }

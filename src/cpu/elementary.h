@@ -67,7 +67,7 @@ FLASHATTN_INLINE void exp2_near_0(Floats (&x)[kCount]) {
 }
 
 // To 2^x with a relative error below 1e-7 (kBf16: 3e-6; kWeights: 2e-7), and exactly 0 below
-// 2^-126. NaN stays. Of infinity, which no difference to a maximum is, it may make one.
+// 2^-126. NaN stays, and infinity stays or becomes one: sums tell of neither less.
 template <Exp2For kFor = Exp2For::kF32, int kCount>
 FLASHATTN_INLINE void exp2_each(Floats (&x)[kCount]) {
 #if defined(__AVX512F__)

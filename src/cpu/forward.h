@@ -71,6 +71,7 @@ class ForwardBlock : private ForwardRows {
                              : -kInfinity;
       scratch_.m[r] = sink;
       scratch_.l[r] = sink == -kInfinity ? 0.0f : 1.0f;
+      scratch_.rest[r] = 0.0f;
     }
   }
 
@@ -105,22 +106,25 @@ class ForwardBlock : private ForwardRows {
 
   // As many of the chunks that `run` starts with as take the way of amx_chunks.h.
   int32_t whole_chunks(int32_t row, int32_t end_row, Interval tile, Interval run, bool* packed) {
-    bool full = scratch_.in_chunks && keeps_reference_ && end_row - row == kChunkRows;
-    int32_t chunks = 0;
-    for (Interval all = run; full && all.end - all.begin >= kChunkKeys; all.begin += kChunkKeys) {
-      seen_by(row, end_row, {all.begin, all.begin + kChunkKeys}, &full);
-      chunks += full;
+    if constexpr (kKeepsReference<kCompute>) {
+      bool full = scratch_.in_chunks && keeps_reference_ && end_row - row == kChunkRows;
+      int32_t chunks = 0;
+      for (Interval all = run; full && all.end - all.begin >= kChunkKeys; all.begin += kChunkKeys) {
+        seen_by(row, end_row, {all.begin, all.begin + kChunkKeys}, &full);
+        chunks += full;
+      }
+      if (chunks == 0) return 0;
+      if (!*packed) pack(tile);
+      *packed = true;
+      int32_t left = static_cast<int32_t>(ceil_div(rows_ - row, kChunkRows)) * chunks;
+      const ChunkOperands operands = scratch_.chunk_operands(row, run.begin - tile.begin);
+      return weigh_chunks(operands, chunks, problem_.scale * kLog2E, scratch_.m + row,
+                          scratch_.l + row, scratch_.rest + row, [&] {
+                            for (Ahead& ahead : ahead_) ahead.fetch(left);
+                            --left;
+                          });
     }
-    if (chunks == 0) return 0;
-    if (!*packed) pack(tile);
-    *packed = true;
-    int32_t left = static_cast<int32_t>(ceil_div(rows_ - row, kChunkRows)) * chunks;
-    const ChunkOperands operands = scratch_.chunk_operands(row, run.begin - tile.begin);
-    return weigh_chunks(operands, chunks, problem_.scale * kLog2E, scratch_.m + row,
-                        scratch_.l + row, [&] {
-                          for (Ahead& ahead : ahead_) ahead.fetch(left);
-                          --left;
-                        });
+    return 0;
   }
 
   FLASHATTN_INLINE Rows kv(const flashattn_tensor& t, int32_t head = 0) const {
@@ -149,8 +153,11 @@ class ForwardBlock : private ForwardRows {
       if (!all) seen = seen_by(r, end, run, &unused);
       seen = {seen.begin - keys.begin, seen.end - keys.begin};
       if (seen.begin >= seen.end) seen = {0, 0};
-      bands_[n] = {all ? columns : round_out(seen),
-                   {seen.begin / kU, static_cast<int32_t>(ceil_div(seen.end, kU))}};
+      const Interval own = all ? columns : round_out(seen);
+      // Tile registers add up 16 units before they add them to O: always the same ones.
+      bands_[n] = {own,
+                   {(kKeepsReference<kCompute> ? own.begin : seen.begin) / kU,
+                    static_cast<int32_t>(ceil_div(seen.end, kU))}};
     }
   }
 
@@ -219,11 +226,11 @@ class ForwardBlock : private ForwardRows {
                             scratch_.p + (seen.begin - keys.begin) / kU, scratch_.chunk / kU,
                             rows / kv_heads_, o, scratch_.v_columns);
     if (full) return;
-    const int64_t each = count / kv_heads_;
-    for (int32_t head = 0; head < kv_heads_; ++head, o += each, saved += each) {
-      if (all_finite(o, each)) continue;
-      __builtin_memcpy(o, saved, sizeof(float) * static_cast<size_t>(each));
-      weigh_rows_exactly(o, head * (rows / kv_heads_), rows / kv_heads_, head, keys.begin, seen);
+    const int64_t columns = scratch_.v_columns;
+    for (int32_t r = 0; r < rows; ++r, o += columns, saved += columns) {
+      if (all_finite(o, columns)) continue;
+      __builtin_memcpy(o, saved, sizeof(float) * static_cast<size_t>(columns));
+      weigh_rows_exactly(o, r, 1, r / (rows / kv_heads_), keys.begin, seen);
     }
   }
 
@@ -235,7 +242,7 @@ class ForwardBlock : private ForwardRows {
       float factor[kWidth], shift[kWidth], shrink[kWidth];
       store(factor, splat(1.0f));
       Floats each[kWidth];  // the highest of each lane, where it is known
-      bool known = false;
+      bool known = true;
       for (int32_t n = 0; n < count;) {
         const Segment segment = segment_at(row + n, row + count);
         const ScoreRules rules = score_rules(problem_, in_, b_, segment.head, sequence_.len);
@@ -243,10 +250,10 @@ class ForwardBlock : private ForwardRows {
           each[n] = finish_scores(rules, i, tile_row + n, keys, run, full);
           if (!rules.modified()) factor[n] = rules.scale * kLog2E;
         }
-        known = rules.modified() && full;
+        known &= rules.modified() && full;  // heads differ in their slopes
       }
       for (int32_t n = count; n < kWidth; ++n) each[n] = splat(-kInfinity);
-      float *m = scratch_.m + row, *l = scratch_.l + row;
+      float *m = scratch_.m + row, *l = scratch_.l + row, *rest = scratch_.rest + row;
       const Ints here = iota() < splat(static_cast<float>(count));
       const Floats before = load(m);
       const Ints first = here & (before == -kInfinity);
@@ -270,7 +277,10 @@ class ForwardBlock : private ForwardRows {
       }
       const Floats scale = select((top == before) | first, splat(1.0f), exp2(before - top));
       store(m, select(here, top, before));
-      store(l, load(l) * scale + sums);
+      Floats sum = load(l) * scale, left = load(rest) * scale;
+      add_up(sum, left, sums);
+      store(l, sum);
+      store(rest, left);
       if (!any(here & (scale != 1.0f))) continue;
       store(shrink, scale);
       float* o = scratch_.o + int64_t{row} * scratch_.v_columns;
@@ -369,7 +379,7 @@ class ForwardBlock : private ForwardRows {
     const float kept = 65536.0f / (65536.0f - static_cast<float>(problem_.dropout_threshold()));
     for (int32_t r = 0; r < rows_; ++r) {
       const int32_t head = first_head_ + r / count, i = queries_.begin + r % count;
-      const float l = scratch_.l[r], factor = l == 0 ? 0.0f : kept / l;
+      const float l = scratch_.l[r] + scratch_.rest[r], factor = l == 0 ? 0.0f : kept / l;
       const float lse = l == 0 ? -kInfinity : (scratch_.m[r] + __builtin_log2f(l)) * kLn2;
       const float* o = scratch_.o + static_cast<int64_t>(r) * scratch_.v_columns;
       if constexpr (kKeepsReference<kCompute>) {

@@ -32,11 +32,21 @@ FLASHATTN_INLINE void highest_of(const float* s, int64_t stride, Interval column
 }
 
 // A row's weights are 2 to the power of its scores less m. Where that costs more than it saves, m
-// is the running maximum. On tile registers it stays as it is, 0 to begin with, as long as the sum
-// of a row's weights over the keys of a chunk lies between these.
+// is the running maximum. On tile registers it stays what it was, 0 without any weights so far, as
+// long as the sum of a row's weights over a chunk of keys is not larger than this, and the first of
+// these sums not less: what is small must not vanish that would not beside a maximum.
 template <Compute kCompute>
 constexpr bool kKeepsReference = kHasAmx && kCompute == Compute::kBf16Pairs;
-constexpr float kLeastSum = 0x1p-32f, kLargestSum = 0x1p16f;
+constexpr float kLeastSum = 0x1p-4f, kLargestSum = 0x1p16f;
+
+// sum += x, and to rest what rounding took from it: of the equal weights of many chunks it would
+// take the same, again and again.
+FLASHATTN_INLINE void add_up(Floats& sum, Floats& rest, Floats x) {
+  x += rest;
+  const Floats before = sum;
+  sum = before + x;
+  rest = x - (sum - before);
+}
 
 // 2^(factor * s - m) as rows of an A operand, in fp32 in the place of s; dropped where keep, which
 // may be NULL, is 0. sums: to those of each row, lane by lane, the weights are added, dropped or

@@ -57,6 +57,8 @@ inline void load_config(const void* from) {
   registers.config = config;
 }
 
+inline void store_config(void* to) { std::memcpy(to, &registers.config, sizeof(Config)); }
+
 inline void release() { std::memset(&registers, 0, sizeof registers); }
 
 inline void zero(int tile) {
@@ -124,6 +126,7 @@ inline void multiply(int c, int a, int b) {
 #undef _tile_zero
 #undef _tile_dpbf16ps
 #define _tile_loadconfig(config) emulated_tiles::load_config(config)
+#define _tile_storeconfig(config) emulated_tiles::store_config(config)
 #define _tile_release() emulated_tiles::release()
 #define _tile_zero(tile) emulated_tiles::zero(tile)
 #define _tile_loadd(tile, base, stride) emulated_tiles::load(tile, base, stride)

@@ -55,6 +55,7 @@ double run_tiles_once() {
     x = static_cast<uint16_t>(0x3e80u + (random >> 16 & 0x80ffu));
   }
   configure_tiles(kTile, kTile, kTile);
+  __asm__ volatile("" : : : "memory");  // the intrinsics do not say that they read it
   _tile_loadd(4, numbers, 4 * kTile);
   _tile_loadd(5, numbers, 4 * kTile);
   _tile_loadd(6, numbers, 4 * kTile);
@@ -105,7 +106,7 @@ int main(int argc, char** argv) {
   const Floats a = splat(0.999f), b = splat(0.001f);
   const Words pair = splat_word(0x3c003c00u);
   const double lanes = 1.0 * kWidth * kChains * kSteps;
-  const auto now = [&](bool bf16) {
+  const auto rate_of = [&](bool bf16) {
 #if defined(__AMX_BF16__)
     if (bf16) return rate(threads, 4.0 * kTile * kTile * kTile * kSteps, run_tiles_once);
 #endif
@@ -121,7 +122,7 @@ int main(int argc, char** argv) {
 #endif
   const bool bf16 = argc > 2 && std::strcmp(argv[2], "bf16") == 0;
   while (std::getchar() != EOF) {
-    std::printf("%.1f\n", now(bf16));
+    std::printf("%.1f\n", rate_of(bf16));
     std::fflush(stdout);
   }
   return 0;

@@ -57,7 +57,7 @@ def test_all_scores_far_below_zero(device, name):
     case = CASES[name]
     data = make_data(case)
     data.q = [np.abs(q) for q in data.q]
-    data.k = [-np.abs(k) * (2.0 if case.dtype == "f16" else 12.0) for k in data.k]
+    data.k = [-np.abs(k) * (2.0 if case.dtype == "f16" else 40.0) for k in data.k]
     for k in data.k:
         k[-len(k) // 3:] /= 8
     data.k = [round_to(k, case.dtype) for k in data.k]
@@ -65,23 +65,55 @@ def test_all_scores_far_below_zero(device, name):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("changes", [dict(), dict(causal=True, seqlen_q=33), dict(seqlen_q=1),
-                                     dict(dim_qk=40)])
-def test_values_of_any_size(device, changes):
-    """Weights above 1 times values near the largest number."""
+@pytest.mark.parametrize("size", [2e35, 1e-30])
+@pytest.mark.parametrize("changes", [
+    dict(), dict(causal=True, seqlen_q=33), dict(seqlen_q=1), dict(dim_qk=40), dict(sink=True),
+    dict(heads_q=3, heads_kv=1, seqlen_q=45, window=(300, 30)), dict(seqlen_q=3, splits=3),
+    dict(batch=2, cu_q=[129, 70], cu_kv=[500, 201]), dict(dropout=0.3),
+    dict(batch=2, seqlen_q=9, lens_kv=[500, 77], page_size=16)])
+def test_values_of_any_size(device, changes, size):
+    """Weights that are not near 1 times values near the largest and the smallest numbers."""
     case = BASE.replace(**changes)
     data = make_data(case)
-    data.q = [round_to(3 * np.abs(q), case.dtype) for q in data.q]
-    data.k = [np.abs(k) for k in data.k]
-    data.v = [round_to(np.abs(v) * np.float32(2e36), case.dtype) for v in data.v]
+    sign = 1 if size > 1 else -2
+    data.q = [np.abs(q) for q in data.q]
+    data.k = [round_to(np.abs(k) * sign, case.dtype) for k in data.k]
+    data.v = [round_to(np.abs(v) * np.float32(size), case.dtype) for v in data.v]
+    check(case, data, harness.run(case, device, data))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("slopes", [[0.0, 0.5], [0.5, 0.0]])
+@pytest.mark.parametrize("changes", [
+    dict(), dict(seqlen_q=24), dict(seqlen_q=1, seqlen_kv=2304), dict(dtype="f32"),
+    dict(dtype="f32", amplitude=12.0), dict(amplitude=6.0)])
+def test_one_slope_is_zero(device, slopes, changes):
+    """Of two heads that share a tile."""
+    case = Case(seqlen_q=1, seqlen_kv=384, heads_q=2, heads_kv=1, dim_qk=64, dtype="bf16",
+                alibi="h").replace(**changes)
+    data = make_data(case)
+    data.slopes = np.broadcast_to(np.float32(slopes), data.slopes.shape).copy()
+    check(case, data, harness.run(case, device, data))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_equal_weights_of_many_keys(device, dtype):
+    """Their sum is rounded the same way every time."""
+    case = Case(seqlen_q=64, seqlen_kv=100000, dim_qk=64, dtype=dtype)
+    data = make_data(case)
+    data.k = [np.broadcast_to(k[:1] * np.float32(0.25), k.shape).copy() for k in data.k]
+    data.k = [round_to(k, dtype) for k in data.k]
     check(case, data, harness.run(case, device, data))
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("changes", [
-    dict(), dict(dim_qk=96, dtype_o="f32"), dict(dim_qk=128, causal=True, top_left=True),
-    dict(heads_q=3, heads_kv=1, sink=True), dict(window=(300, 70), top_left=True),
-    dict(dim_qk=40), dict(softcap=30.0), dict(dtype="f16"), dict(dtype="f32")])
+    dict(dtype_o="f32"), dict(dim_qk=96, dtype_o="f32"),
+    dict(dim_qk=128, causal=True, top_left=True, dtype_o="f32"),
+    dict(heads_q=3, heads_kv=1, sink=True, dtype_o="f32"),
+    dict(window=(300, 70), top_left=True, dtype_o="f32"), dict(dim_qk=40, dtype_o="f32"),
+    dict(softcap=30.0, dtype_o="f32"), dict(dtype="f16"), dict(dtype="f32")])
 def test_a_query_does_not_depend_on_its_neighbours(device, changes):
     """Whether these outgrow what was seen first, or how many they are, on a CPU."""
     if device.name != "cpu":
@@ -100,3 +132,19 @@ def test_a_query_does_not_depend_on_its_neighbours(device, changes):
     fewer = dataclasses.replace(data, q=[data.q[0][:45]], dout=[data.dout[0][:45]],
                                 dlse=[data.dlse[0][:, :45]])
     same(harness.run(case.replace(seqlen_q=45), device, fewer), np.arange(45))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("changes", [
+    dict(), dict(dim_qk=40), dict(heads_q=6, heads_kv=2, seqlen_q=50, window=(150, 0)),
+    dict(dtype="f32", dtype_o=None)])
+def test_heads_that_share_a_tile(device, changes):
+    """Which do, depends on the threads; on a CPU the bits do not."""
+    if device.name != "cpu":
+        pytest.skip("the number of threads is the CPU family's")
+    case = Case(seqlen_q=45, seqlen_kv=500, heads_q=8, heads_kv=1, dim_qk=64, dtype="bf16",
+                dtype_o="f32", window=(101, 30)).replace(**changes)
+    data = make_data(case)
+    one = harness.run(case.replace(threads=1), device, data)
+    check(case, data, one)
+    assert harness.run(case.replace(threads=3), device, data).bits() == one.bits()

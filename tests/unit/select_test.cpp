@@ -160,14 +160,10 @@ void test_guard() {
 
 void test_instruction_sets() {
   using cpu::pays_off;
-  CHECK(pays_off("avx512", "GenuineIntel", 6, 0x55));
-  CHECK(pays_off("avx512_bf16", "AuthenticAMD", 25, 17) &&
-        pays_off("avx512_bf16", "AuthenticAMD", 26, 2));
-  CHECK(!pays_off("avx512_bf16", "GenuineIntel", 6, 0x8f));
-  CHECK(pays_off("avx512_amx", "GenuineIntel", 6, 0x8f) &&
-        pays_off("avx512_amx", "GenuineIntel", 6, 0xcf));
-  // A virtual machine may pretend to be an older model.
-  CHECK(pays_off("avx512_amx", "GenuineIntel", 6, 0x55) && !pays_off("avx512_amx", "", 0, 0));
+  CHECK(pays_off("avx512", "GenuineIntel", 6));
+  CHECK(pays_off("avx512_bf16", "AuthenticAMD", 25) && pays_off("avx512_bf16", "AuthenticAMD", 26));
+  CHECK(!pays_off("avx512_bf16", "GenuineIntel", 6));
+  CHECK(pays_off("avx512_amx", "GenuineIntel", 6) && !pays_off("avx512_amx", "", 0));
 }
 
 }  // namespace
