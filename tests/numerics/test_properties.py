@@ -1,5 +1,6 @@
 """What must hold between calls: splits, threads, repetition, batches, permuted keys, memory."""
 import dataclasses
+import os
 
 import numpy as np
 import pytest
@@ -241,6 +242,8 @@ def test_few_rows_have_a_kernel_of_their_own(device, changes, rows):
         case = case.replace(**{**changes, "sink": False})
         plan = capi.Plan(capi.descriptor(case, device))
         info = plan.info(capi.FORWARD, capi.shape_of(case))
+        if os.environ.get("FLASHATTN_FAMILY") == "sm90":
+            pytest.skip("a kernel of the portable family, and Hopper's is asked for")
         assert info.tile_q == rows, capi.ffi.string(info.kernel)
 
 
