@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from . import harness
+from . import capi, harness
 from .case import Case
 from .data import make_data
 from .dtypes import round_to
@@ -74,8 +74,10 @@ def test_all_scores_far_below_zero(device, name):
 def test_values_of_any_size(device, changes, size):
     """Weights that are not near 1 times values near the largest and the smallest numbers."""
     case = BASE.replace(**changes)
-    if device.name != "cpu" and case.sink and size > 1:
-        pytest.skip("not yet on GPUs: O of a Hopper kernel overflows beside a sink")
+    plan = capi.Plan(capi.descriptor(case, device))
+    kernel = capi.ffi.string(plan.info(capi.FORWARD, capi.shape_of(case)).kernel)
+    if case.sink and size > 1 and kernel.startswith(b"sm90"):
+        pytest.skip("a known fault: O of the Hopper kernels overflows beside a sink")
     data = make_data(case)
     sign = 1 if size > 1 else -2
     data.q = [np.abs(q) for q in data.q]
