@@ -318,11 +318,9 @@ class Consumer : Softmax<Config> {
     }
 #pragma unroll
     for (int x = 0; x < Config::kDimV / 2; ++x) o_[x] *= factor[x / 2 % 2];
-    if constexpr (!Config::kSafe) {
-      if (__any_sync(~0u, outgrown) && !item().safe && lane() == 0) {
-        control_.again[item().index] = item().tile + 1;
-        control_.outgrown = 1;
-      }
+    if (__any_sync(~0u, outgrown) && !item().safe && lane() == 0) {
+      control_.again[item().index] = item().tile + 1;
+      control_.outgrown = 1;
     }
     if (params_.problem.dtype_o == FLASHATTN_DTYPE_F32) {
       this->store_fp32(o_);

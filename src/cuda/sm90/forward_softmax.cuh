@@ -15,7 +15,7 @@ class Softmax : protected TileScores<Config> {
   using Base::factor, Base::item, Base::lane, Base::row;
   using typename Base::Line, typename Base::Slope;
   static constexpr int kTileKv = Config::kTileKv;
-  static constexpr float kSlack = 8.0f;  // log2; a lower maximum need not be followed
+  static constexpr float kSlack = 8.0f;  // log2; a lower maximum need not be followed at first
 
   __device__ __forceinline__ Softmax(const ForwardParams& params, uint32_t shared,
                                      Control<Config>& control, int32_t group)
@@ -44,7 +44,9 @@ class Softmax : protected TileScores<Config> {
       all = fmaxf(all, __shfl_xor_sync(~0u, all, 2));
       highest[half] = fmaf(all, c, raised[half]);
     }
-    bool keep[2] = {!(highest[0] > reference_[0] + kSlack), !(highest[1] > reference_[1] + kSlack)};
+    // No weight of a tile done over is above 1: O may have overflowed.
+    const float slack = item().safe ? 0.0f : kSlack;
+    bool keep[2] = {!(highest[0] > reference_[0] + slack), !(highest[1] > reference_[1] + slack)};
     if (Config::kScores == Scores::kShaped && this->tied()) {
       const float apart = this->apart();
       // A row past the last query has no say in what another one's bits are.
@@ -52,7 +54,7 @@ class Softmax : protected TileScores<Config> {
       const float top = fmaxf(highest[0], highest[1] + apart);
       // At first both are the sink.
       const bool apart_yet = reference_[1] == reference_[0] - apart;
-      keep[0] = keep[1] = apart_yet && !(top > reference_[0] + kSlack);
+      keep[0] = keep[1] = apart_yet && !(top > reference_[0] + slack);
       highest[0] = fmaxf(top, fmaxf(reference_[0], reference_[1] + apart));
       highest[1] = highest[0] - apart;
     }
