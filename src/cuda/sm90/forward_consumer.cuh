@@ -13,7 +13,7 @@ class Consumer : Softmax<Config> {
   using Base = Softmax<Config>;
   using T = typename Config::T;
   using Base::control_, Base::group_, Base::items_, Base::leader_, Base::params_, Base::q_place_;
-  using Base::drop, Base::factor, Base::hide, Base::item, Base::kept, Base::lane;
+  using Base::drop, Base::factor, Base::item, Base::kept, Base::lane;
   using Base::kConsumers, Base::kSlack, Base::kTileKv, Base::kTileQ;
   using Base::modify, Base::raise_reference, Base::reference_, Base::release_q, Base::row, Base::s_;
   using Base::strip, Base::sum_, Base::tiles_, Base::weigh;
@@ -49,6 +49,7 @@ class Consumer : Softmax<Config> {
   // What is done to a tile's products.
   enum class Way {
     kSafe,    // all that may be needed
+    kMasked,  // all but a new reference: every row has one
     kScaled,  // no more than the scale: every row sees every key and has a reference
     kSloped,  // so too, but ALiBi, and perhaps a softcap
     kTied,    // so too, but ALiBi of tied rows with all keys before them
@@ -81,6 +82,8 @@ class Consumer : Softmax<Config> {
     const int32_t begin = item().begin, first = strip().begin, end = strip().end;
     const int32_t full = max(strip().full_begin, first);
     const int32_t fast = Config::kSafe ? first : max(strip().fast_end, first);
+    const bool upper = Config::kHalves && strip().upper_half;
+    const bool lower = Config::kHalves && strip().lower_half;
     int32_t n = item().end - 1;
     ptx::mbarrier_wait(address(control_.q_full[q_place_.slot()][group_]), q_place_.phase());
     // All warpgroups take item.end - item.begin - 1 turns.
@@ -92,13 +95,17 @@ class Consumer : Softmax<Config> {
     } else {
       for (; n >= end; --n) pass(n, true);
       n = tiles_.down(item(), n, first);
-      start(n--);
+      start(n--, lower);
 #pragma unroll 1
       for (; (n = tiles_.down(item(), n, fast)) >= fast; --n) step<Way::kSafe>(n);
       if constexpr (!Config::kSafe) {
         n = fast_steps(n, full);
+        const int32_t whole = upper ? first + 1 : first;
 #pragma unroll 1
-        for (; n >= first; --n) step<Way::kSafe>(n);
+        for (; n >= whole; --n) step<Way::kMasked>(n);
+        if constexpr (Config::kHalves) {
+          if (upper && n == first) step<Way::kMasked, Part::kUpper>(n--);
+        }
       }
       ptx::mbarrier_wait(address(control_.v_full[place_.slot()]), place_.phase());
       multiply_pv(place_);
@@ -132,13 +139,24 @@ class Consumer : Softmax<Config> {
     ptx::named_sync(kGroupBarrier + group_, 128);
   }
 
-  // The first tile of keys: Q K^T and the softmax.
-  __device__ __forceinline__ void start(int32_t n) {
+  // The first tile of keys, or its lower half: Q K^T and the softmax.
+  __device__ __forceinline__ void start(int32_t n, bool half) {
     ptx::mbarrier_wait(address(control_.k_full[place_.slot()]), place_.phase());
-    multiply_qk(place_);
+    if constexpr (Config::kHalves) {
+      half ? start<Part::kLower>(n) : start<Part::kWhole>(n);
+    } else {
+      start<Part::kWhole>(n);
+    }
+    if (params_.kv_has_tail && (n + 1) * kTileKv > item().len.kv) clear_tail(n);
+  }
+
+  template <Part kPart>
+  __device__ __forceinline__ void start(int32_t n) {
+    auto& s = this->template scores<kPart>();
+    multiply_qk<kPart>(place_);
     clear();
     ptx::wgmma_wait<0>();
-    ptx::pin(s_);
+    ptx::pin(s);
     release(control_.k_empty, place_);
     if (Config::kOwnO && n == strip().begin) release_q();
     Line line;
@@ -147,32 +165,32 @@ class Consumer : Softmax<Config> {
     if (sloped && line.straight) {
       float peak[2];
       this->find_peaks(peak);
-      this->cap_products(s_);
-      hide(n);
+      this->cap_products(s);
+      this->template hide<kPart>(n);
       // Lower than expected: numbers hold more above the reference than below it.
-      raise_reference(line.scale, {peak[0] - kSlack, peak[1] - kSlack});
-      this->weigh_line(line);
+      raise_reference(s, line.scale, {peak[0] - kSlack, peak[1] - kSlack});
+      this->weigh_line(s, line);
     } else {
-      modify(s_, n);
-      hide(n);
-      raise_reference(factor(), {0.0f, 0.0f});
-      weigh();
+      modify(s, n * kTileKv);
+      this->template hide<kPart>(n);
+      raise_reference(s, factor(), {0.0f, 0.0f});
+      weigh(s);
     }
     drop(s_, n);
-    pack();
-    if (params_.kv_has_tail && (n + 1) * kTileKv > item().len.kv) clear_tail(n);
+    pack<kPart>();
   }
 
   // Q K^T of tile n under P V of tile n + 1; then the softmax of n, under the products of the other
   // warpgroups.
-  template <Way kWay>
+  template <Way kWay, Part kPart = Part::kWhole>
   __device__ __forceinline__ void step(int32_t n, const Slope& slope = {}) {
+    auto& s = this->template scores<kPart>();
     const Place values = place_;
     place_.advance();
     const bool last = n == strip().begin;
     ptx::mbarrier_wait(address(control_.k_full[place_.slot()]), place_.phase());
     if (Config::kTurns) take_turn();
-    multiply_qk(place_);
+    multiply_qk<kPart>(place_);
     ptx::mbarrier_wait(address(control_.v_full[values.slot()]), values.phase());
     multiply_pv(values);
     if (Config::kTurns) pass_turn();
@@ -180,30 +198,28 @@ class Consumer : Softmax<Config> {
     Line line;
     if constexpr (kWay == Way::kSloped) line = this->line_of(slope, n);
     ptx::wgmma_wait<1>();
-    ptx::pin(s_);
+    ptx::pin(s);
     release(control_.k_empty, place_);
     if (Config::kOwnO && last) release_q();
     float shrink[2];
     if constexpr (kWay == Way::kSloped) {
-      this->cap_products(s_);
-      this->weigh_line(line);
+      this->cap_products(s);
+      this->weigh_line(s, line);
     } else if constexpr (kWay == Way::kTied) {
       this->weigh_tied(slope, n);
     } else if constexpr (kWay == Way::kCapped) {
       this->weigh_capped();
     } else {
-      modify(s_, n);
-      if constexpr (kWay == Way::kSafe) {
-        hide(n);
-        raise_reference(factor(), {0.0f, 0.0f}, shrink);
-      }
-      weigh();
+      modify(s, n * kTileKv + Base::template kFirst<kPart>);
+      if constexpr (kWay != Way::kScaled) this->template hide<kPart>(n);
+      if constexpr (kWay == Way::kSafe) raise_reference(s, factor(), {0.0f, 0.0f}, shrink);
+      weigh(s);
     }
     drop(s_, n);
     ptx::wgmma_wait<0>();
     ptx::pin(o_);
     release(control_.v_empty, values);
-    pack();
+    pack<kPart>();
     if constexpr (kWay == Way::kSafe) rescale(shrink);
   }
 
@@ -239,15 +255,18 @@ class Consumer : Softmax<Config> {
     for (int i = 0; i < Config::kDimV / 2; ++i) o_[i] = 0.0f;
   }
 
+  template <Part kPart>
   __device__ __forceinline__ void multiply_qk(const Place& place) {
-    const ptx::Matrix k = k_.further(place.slot() * Config::kKBytes);
+    const ptx::Matrix k =
+        k_.further(place.slot() * Config::kKBytes + Base::template kFirst<kPart> * 128);
     // Large heads: or the compiler keeps all addresses in registers that it does not have.
     const ptx::Matrix first{Config::kDimQk > 128 ? opaque(q_.low) : q_.low};
     const ptx::Matrix q = first.further(q_place_.slot() * Config::kQBytes);
+    auto& s = this->template scores<kPart>();
     ptx::wgmma_fence();
 #pragma unroll
     for (int x = 0; x < Config::kDimQk / 16; ++x) {
-      ptx::wgmma_ss<T, 0, 0>(s_, q.further(x / 4 * kTileQ * 128 + x % 4 * 32).descriptor(),
+      ptx::wgmma_ss<T, 0, 0>(s, q.further(x / 4 * kTileQ * 128 + x % 4 * 32).descriptor(),
                              k.further(x / 4 * kTileKv * 128 + x % 4 * 32).descriptor(), x > 0);
     }
     ptx::wgmma_commit();
@@ -263,9 +282,15 @@ class Consumer : Softmax<Config> {
     ptx::wgmma_commit();
   }
 
+  template <Part kPart>
   __device__ __forceinline__ void pack() {
+    constexpr int kFrom = Base::template kFirst<kPart> / 4,
+                  kCount = Base::template kKeys<kPart> / 4;
 #pragma unroll
-    for (int i = 0; i < kTileKv / 4; ++i) p_[i] = ptx::pack<T>(s_[2 * i], s_[2 * i + 1]);
+    for (int i = 0; i < kTileKv / 4; ++i) {
+      const int x = 2 * (i - kFrom);
+      p_[i] = i < kFrom || i >= kFrom + kCount ? 0 : ptx::pack<T>(s_[x], s_[x + 1]);
+    }
   }
 
   __device__ __forceinline__ void rescale(const float (&shrink)[2]) {

@@ -40,22 +40,23 @@ class TileScores : protected TileOutput<Config> {
     return (problem.bias & FLASHATTN_BIAS_ALIBI) ? 1.0f : problem.softcap * kLog2E;
   }
 
-  // Products to scores, where a factor is not all.
-  __device__ __forceinline__ void modify(Tile& s, int32_t n) const {
+  // Products with the keys from `key` on to scores, where a factor is not all.
+  template <int kCount>
+  __device__ __forceinline__ void modify(float (&s)[kCount], int32_t key) const {
     if constexpr (Config::kScores != Scores::kScaled) {
       const Problem& problem = params_.problem;
       cap_products(s);
       const float scale = scale_left();
       if (problem.bias & FLASHATTN_BIAS_ALIBI) {
-        const float slope = item().slope, distance = distance_of(n);
+        const float slope = item().slope, distance = distance_of(key);
 #pragma unroll
-        for (int i = 0; i < kTileKv / 2; ++i) {
+        for (int i = 0; i < kCount; ++i) {
           const float away = distance + static_cast<float>(i / 2 % 2 * 8) - column(i);
           s[i] = fmaf(s[i], scale, -slope * fabsf(away));
         }
       }
       if constexpr (Config::kScores == Scores::kAny) {
-        add_bias(s, n, (problem.bias & FLASHATTN_BIAS_ALIBI) ? 1.0f : scale);
+        add_bias(s, key, (problem.bias & FLASHATTN_BIAS_ALIBI) ? 1.0f : scale);
       }
     }
   }
@@ -109,7 +110,8 @@ class TileScores : protected TileOutput<Config> {
   }
 
   // Products to what a softcap, if there is one, is to multiply.
-  __device__ __forceinline__ void cap_products(Tile& s) const {
+  template <int kCount>
+  __device__ __forceinline__ void cap_products(float (&s)[kCount]) const {
     if (params_.problem.softcap != 0) cap(s, params_.cap.inner);
   }
 
@@ -126,17 +128,17 @@ class TileScores : protected TileOutput<Config> {
     }
   }
 
-  // -inf where a key is not visible.
-  __device__ __forceinline__ void mask(Tile& s, int32_t n) const {
-    if (n >= strip().full_begin && n < strip().full_end) return;
+  // -inf where a key, of those from `key` on, is not visible.
+  template <int kCount>
+  __device__ __forceinline__ void mask(float (&s)[kCount], int32_t key) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const volatile Interval& visible = control_.visible[row() + half * 8];
       // As seen from this lane's first column.
-      const int32_t first = n * kTileKv + lane() % 4 * 2;
+      const int32_t first = key + lane() % 4 * 2;
       const int32_t begin = visible.begin - first, count = visible.end - first - begin;
 #pragma unroll
-      for (int i = 0; i < kTileKv / 4; ++i) {
+      for (int i = 0; i < kCount / 2; ++i) {
         const int32_t column = i / 2 * 8 + i % 2;
         float& x = s[i / 2 * 4 + half * 2 + i % 2];
         if (static_cast<uint32_t>(column - begin) >= static_cast<uint32_t>(max(count, 0))) {
@@ -200,37 +202,39 @@ class TileScores : protected TileOutput<Config> {
 
  private:
   // From this lane's first column to its upper row; numbers below 2^24 are exact.
-  __device__ __forceinline__ float distance_of(int32_t n) const {
-    return static_cast<float>(strip().own + row() % 64 - n * kTileKv - lane() % 4 * 2);
+  __device__ __forceinline__ float distance_of(int32_t key) const {
+    return static_cast<float>(strip().own + row() % 64 - key - lane() % 4 * 2);
   }
 
   // scale: what the scores still lack.
-  __device__ __forceinline__ void add_bias(Tile& s, int32_t n, float scale) const {
+  template <int kCount>
+  __device__ __forceinline__ void add_bias(float (&s)[kCount], int32_t key, float scale) const {
     const Problem& problem = params_.problem;
     const flashattn_inputs& in = params_.args.inputs;
     if (!(problem.bias & FLASHATTN_BIAS_DENSE)) {
 #pragma unroll
-      for (int i = 0; i < kTileKv / 2; ++i) s[i] *= scale;
+      for (int i = 0; i < kCount; ++i) s[i] *= scale;
       return;
     }
     const auto add = [&](const auto* bias) {
-      visit_bias(bias, s, n, [&](float& x, auto y) { x = fmaf(x, scale, to_float(y) * kLog2E); });
+      visit_bias(bias, s, key, [&](float& x, auto y) { x = fmaf(x, scale, to_float(y) * kLog2E); });
     };
     switch (problem.bias_dtype) {
       case FLASHATTN_DTYPE_F32: return add(static_cast<const float*>(in.bias));
       case FLASHATTN_DTYPE_F16: return add(static_cast<const __half*>(in.bias));
       case FLASHATTN_DTYPE_BF16: return add(static_cast<const __nv_bfloat16*>(in.bias));
       default:
-        visit_bias(static_cast<const uint8_t*>(in.bias), s, n,
+        visit_bias(static_cast<const uint8_t*>(in.bias), s, key,
                    [&](float& x, uint8_t y) { x = y ? x * scale : -INFINITY; });
     }
   }
 
   // visit(score, bias) where there is a bias; elsewhere masks hide the score.
-  template <class B, class Visit>
-  __device__ __forceinline__ void visit_bias(const B* bias, Tile& s, int32_t n, Visit visit) const {
+  template <class B, int kCount, class Visit>
+  __device__ __forceinline__ void visit_bias(const B* bias, float (&s)[kCount], int32_t key,
+                                             Visit visit) const {
     const flashattn_inputs& in = params_.args.inputs;
-    const int32_t first = n * kTileKv + lane() % 4 * 2;
+    const int32_t first = key + lane() % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int32_t i = item().query + row() + half * 8;
@@ -238,7 +242,7 @@ class TileScores : protected TileOutput<Config> {
       const B* at = bias + item().b * in.bias_stride_batch + item().h * in.bias_stride_head +
                     i * in.bias_stride_row + first;
 #pragma unroll
-      for (int x = 0; x < kTileKv / 4; ++x) {
+      for (int x = 0; x < kCount / 2; ++x) {
         const int32_t column = x / 2 * 8 + x % 2;
         if (column < columns) visit(s[x / 2 * 4 + half * 2 + x % 2], at[column]);
       }

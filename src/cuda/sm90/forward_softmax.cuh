@@ -6,13 +6,15 @@
 
 namespace flashattn::cuda::sm90 {
 
+enum class Part { kWhole, kLower, kUpper };  // of a tile's keys
+
 template <class Config>
 class Softmax : protected TileScores<Config> {
   using Base = TileScores<Config>;
 
  protected:
   using Base::control_, Base::params_;
-  using Base::factor, Base::item, Base::lane, Base::row;
+  using Base::factor, Base::item, Base::lane, Base::row, Base::strip;
   using typename Base::Line, typename Base::Slope;
   static constexpr int kTileKv = Config::kTileKv;
   static constexpr float kSlack = 8.0f;  // log2; a lower maximum need not be followed at first
@@ -21,22 +23,36 @@ class Softmax : protected TileScores<Config> {
                                      Control<Config>& control, int32_t group)
       : Base(params, shared, control, group) {}
 
+  template <Part kPart>
+  static constexpr int kFirst = kPart == Part::kUpper ? kTileKv / 2 : 0;  // key
+  template <Part kPart>
+  static constexpr int kKeys = kPart == Part::kWhole ? kTileKv : kTileKv / 2;
+
+  template <Part kPart>
+  __device__ __forceinline__ auto& scores() {
+    return reinterpret_cast<float (&)[kKeys<kPart> / 2]>(s_);
+  }
+
+  template <Part kPart>
   __device__ __forceinline__ void hide(int32_t n) {
-    this->mask(s_, n);
-    this->hide_blocks(s_, n);
+    if (kPart != Part::kWhole || n < strip().full_begin || n >= strip().full_end) {
+      this->mask(scores<kPart>(), n * kTileKv + kFirst<kPart>);
+    }
+    if constexpr (kPart == Part::kWhole) this->hide_blocks(s_, n);
   }
 
   // Raises the rows' references to the tile's maxima, times c and raised, where these are higher by
   // enough to matter; tied ones together. shrink: what O must be multiplied with.
-  __device__ __forceinline__ void raise_reference(float c, const float (&raised)[2],
-                                                  float (&shrink)[2]) {
+  template <int kCount>
+  __device__ __forceinline__ void raise_reference(const float (&s)[kCount], float c,
+                                                  const float (&raised)[2], float (&shrink)[2]) {
     float highest[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float top[4];  // four chains: latency
 #pragma unroll
-      for (int i = 0; i < kTileKv / 8; ++i) {
-        const float x = fmaxf(s_[4 * i + 2 * half], s_[4 * i + 2 * half + 1]);
+      for (int i = 0; i < kCount / 4; ++i) {
+        const float x = fmaxf(s[4 * i + 2 * half], s[4 * i + 2 * half + 1]);
         top[i % 4] = i < 4 ? x : fmaxf(top[i % 4], x);
       }
       float all = fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
@@ -67,40 +83,44 @@ class Softmax : protected TileScores<Config> {
     }
   }
 
-  __device__ __forceinline__ void raise_reference(float c, const float (&raised)[2]) {
+  template <int kCount>
+  __device__ __forceinline__ void raise_reference(const float (&s)[kCount], float c,
+                                                  const float (&raised)[2]) {
     float shrink[2];
-    raise_reference(c, raised, shrink);
+    raise_reference(s, c, raised, shrink);
   }
 
   // Scores to weights, and their sums: of a tile first, so that few roundings meet a large sum, and
   // in one chain a row: with more, ptxas waits for P V before most exponentials (D = 64: -4 %).
   // exponent(x, i): of score number i.
-  template <class Exponent>
-  __device__ __forceinline__ void weigh(Exponent exponent) {
+  template <int kCount, class Exponent>
+  __device__ __forceinline__ void weigh(float (&s)[kCount], Exponent exponent) {
     float total[2];
 #pragma unroll
-    for (int i = 0; i < kTileKv / 2; ++i) {
-      s_[i] = ptx::exp2(exponent(s_[i], i));
+    for (int i = 0; i < kCount; ++i) {
+      s[i] = ptx::exp2(exponent(s[i], i));
       float& t = total[i / 2 % 2];
-      t = i < 4 && i % 2 == 0 ? s_[i] : t + s_[i];
+      t = i < 4 && i % 2 == 0 ? s[i] : t + s[i];
     }
     sum_[0] += total[0];
     sum_[1] += total[1];
   }
 
-  __device__ __forceinline__ void weigh() {
+  template <int kCount>
+  __device__ __forceinline__ void weigh(float (&s)[kCount]) {
     const float c = factor();
-    weigh([&](float x, int i) { return fmaf(x, c, -base(i / 2 % 2)); });
+    weigh(s, [&](float x, int i) { return fmaf(x, c, -base(i / 2 % 2)); });
   }
 
-  __device__ __forceinline__ void weigh_line(const Line& line) {
+  template <int kCount>
+  __device__ __forceinline__ void weigh_line(float (&s)[kCount], const Line& line) {
     const float first[2] = {line.first[0] - base(0), line.first[1] - base(1)};
     if (line.straight) {
-      weigh([&](float x, int i) {
+      weigh(s, [&](float x, int i) {
         return fmaf(x, line.scale, fmaf(line.slope, this->column(i), first[i / 2 % 2]));
       });
     } else {
-      weigh([&](float x, int i) {
+      weigh(s, [&](float x, int i) {
         const float away = line.distance + static_cast<float>(i / 2 % 2 * 8) - this->column(i);
         return fmaf(x, line.scale, fmaf(-line.slope, fabsf(away), -base(i / 2 % 2)));
       });
@@ -112,7 +132,7 @@ class Softmax : protected TileScores<Config> {
   __device__ __forceinline__ void weigh_tied(const Slope& of, int32_t n) {
     const float c = this->scale_left();
     const float first = fmaf(of.slope, static_cast<float>(n * kTileKv - of.own), -reference_[0]);
-    weigh([&](float x, int i) { return fmaf(x, c, fmaf(of.slope, this->column(i), first)); });
+    weigh(s_, [&](float x, int i) { return fmaf(x, c, fmaf(of.slope, this->column(i), first)); });
   }
 
   // A softcap alone: a polynomial in the place of the scale, of two terms or three, where that is
@@ -121,18 +141,18 @@ class Softmax : protected TileScores<Config> {
     const Softcap& cap = params_.cap;
     const float largest = largest_of(s_);
     if (__all_sync(~0u, !(largest >= cap.short_limit))) {
-      weigh([&](float x, int i) {
+      weigh(s_, [&](float x, int i) {
         return fmaf(x, fmaf(cap.short_factor[1], x * x, cap.short_factor[0]), -base(i / 2 % 2));
       });
     } else if (__all_sync(~0u, !(largest >= cap.limit))) {
-      weigh([&](float x, int i) {
+      weigh(s_, [&](float x, int i) {
         const float square = x * x;
         const float p = fmaf(fmaf(cap.factor[2], square, cap.factor[1]), square, cap.factor[0]);
         return fmaf(x, p, -base(i / 2 % 2));
       });
     } else {
       this->cap_products(s_);
-      weigh();
+      weigh(s_);
     }
   }
 

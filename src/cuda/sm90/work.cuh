@@ -10,6 +10,8 @@ namespace flashattn::cuda::sm90 {
 // [full_begin, full_end) every row sees every key; below fast_end every row has seen one already.
 struct Strip {
   int32_t begin, end;
+  // Whether no row sees a key of the lower half of the first tile, the upper half of the last.
+  bool upper_half, lower_half;
   int32_t full_begin, full_end, fast_end;
   // The key of the first query. All keys of tiles from line_begin on, and of those below line_end,
   // lie on one side of all queries.
@@ -76,6 +78,8 @@ __device__ __forceinline__ bool plan_item(const ForwardParams& params, int32_t t
     if (span.any.begin < span.any.end) {
       strip.begin = span.any.begin / kTileKv;
       strip.end = (span.any.end - 1) / kTileKv + 1;
+      strip.upper_half = span.any.begin % kTileKv >= kTileKv / 2;
+      strip.lower_half = (span.any.end - 1) % kTileKv < kTileKv / 2;
     }
     if (span.all.begin < span.all.end) {
       strip.full_begin = (span.all.begin + kTileKv - 1) / kTileKv;
