@@ -6,6 +6,14 @@
 #include "core/error.h"
 
 namespace flashattn::cuda {
+namespace {
+
+bool has_strides_of(const flashattn_tensor& t, int32_t elements) {
+  return t.stride_batch % elements == 0 && t.stride_head % elements == 0 &&
+         t.stride_seq % elements == 0;
+}
+
+}  // namespace
 
 int32_t status_of(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return FLASHATTN_OK;
@@ -53,13 +61,17 @@ int32_t check_current(int32_t device) {
       device, current, device);
 }
 
+bool is_aligned(const flashattn_tensor& t, int32_t dtype, int32_t bytes) {
+  return has_strides_of(t, bytes / dtype_size(dtype)) &&
+         reinterpret_cast<intptr_t>(t.data) % bytes == 0;
+}
+
 int32_t check_alignment(const NamedTensor& named) {
   const int32_t bytes = named.dtype == FLASHATTN_DTYPE_F32 && !named.copied ? 8 : 16;
-  const int32_t elements = bytes / dtype_size(named.dtype);
   const flashattn_tensor& t = named.tensor;
-  const bool strides = t.stride_batch % elements == 0 && t.stride_head % elements == 0 &&
-                       t.stride_seq % elements == 0;
-  if (strides && reinterpret_cast<intptr_t>(t.data) % bytes == 0) return FLASHATTN_OK;
+  if (is_aligned(t, named.dtype, bytes)) return FLASHATTN_OK;
+  const int32_t elements = bytes / dtype_size(named.dtype);
+  const bool strides = has_strides_of(t, elements);
   return fail(FLASHATTN_ERROR_UNSUPPORTED,
               strides ? FLASHATTN_REASON_MISALIGNED : FLASHATTN_REASON_STRIDE, named.name,
               "%s lies at %p with strides %" PRId64 ", %" PRId64 ", %" PRId64

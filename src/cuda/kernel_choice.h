@@ -116,6 +116,9 @@ struct NamedTensor {
   bool copied = false;  // to shared memory, fp32 too 16 bytes at once
 };
 
+// Whether rows of a tensor can be moved in pieces of so many bytes.
+bool is_aligned(const flashattn_tensor& tensor, int32_t dtype, int32_t bytes);
+
 // OK when it can be moved in pieces of 16 bytes, fp32 that is not copied of 8.
 int32_t check_alignment(const NamedTensor& named);
 

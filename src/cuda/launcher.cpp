@@ -74,8 +74,9 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
       device_(device.index),
       units_(device.properties.units),
       l2_bytes_(int64_t{25} << 20),
-      starts_early_(FLASHATTN_CUDA_SM90 && device.properties.compute_capability == 90) {
+      starts_early_(false) {
   const DeviceScope scope(device_);
+  throw_on(merge_split_waits(&starts_early_), "cudaFuncGetAttributes");
   const int32_t local_memory = device.properties.local_memory;
   const std::string family =
       "the portable family" + (passed_over.empty() ? std::string() : " (" + passed_over + ")") +
@@ -275,9 +276,11 @@ int32_t Sm80Launcher::merge(const flashattn_merge_args& args, void* stream) cons
   p.batch = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) ? 1 : args.shape.batch;
   p.tokens = rows.tokens;
   p.parts = args.parts;
+  p.vectors = is_aligned(args.o, problem_.dtype_o, 8);
   for (int32_t n = 0; n < args.parts; ++n) {
     p.part_o[n] = resolve_strides(args.part_o[n], rows, problem_.heads_q, problem_.dim_v);
     p.part_lse[n] = args.part_lse[n];
+    p.vectors &= is_aligned(p.part_o[n], args.part_dtype, 4 * dtype_size(args.part_dtype));
   }
   return status_of(launch_merge(p, static_cast<cudaStream_t>(stream)),
                    "launching the merge kernel");

@@ -48,8 +48,7 @@ class Sm80Launcher : public Launcher {
   bool may_be_uneven(const flashattn_shape& shape) const;
 
   Forward wide_, narrow_, tiny_, small_, medium_, large_;  // by the number of queries and blocks
-  // Whether the device runs this build's code of an architecture that knows how to.
-  const bool starts_early_;
+  bool starts_early_;  // whether the merge of a split forward waits for it by itself
   std::unique_ptr<const BackwardLauncher> backward_;  // NULL: not asked for
 };
 

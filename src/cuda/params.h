@@ -116,6 +116,7 @@ struct MergeParams {
   int32_t dtype, part_dtype, dim, heads, batch;
   int64_t tokens;
   int32_t parts;
+  bool vectors;  // whether four numbers of a row can be moved at once, of all arrays
   flashattn_tensor part_o[kCapacity];
   const float* part_lse[kCapacity];
 };

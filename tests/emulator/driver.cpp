@@ -69,10 +69,14 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
   return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
-  // FLASHATTN_EMULATOR_DEVICE: the compute capability, 90 or, with less shared memory, 80 and 86.
+// FLASHATTN_EMULATOR_DEVICE: the compute capability, 90 or, with less shared memory, 80 and 86.
+static int compute_capability() {
   const char* text = std::getenv("FLASHATTN_EMULATOR_DEVICE");
-  const int capability = text ? std::atoi(text) : 90;
+  return text ? std::atoi(text) : 90;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
+  const int capability = compute_capability();
   switch (which) {
     case cudaDevAttrMultiProcessorCount: *value = emulator::kMultiprocessors; break;
     case cudaDevAttrComputeCapabilityMajor: *value = capability / 10; break;
@@ -90,6 +94,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   std::memset(attributes, 0, sizeof *attributes);
   attributes->numRegs = 255;
+  attributes->ptxVersion = compute_capability();
   return cudaSuccess;
 }
 

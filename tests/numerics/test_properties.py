@@ -1,4 +1,5 @@
 """What must hold between calls: splits, threads, repetition, batches, permuted keys, memory."""
+import copy
 import dataclasses
 import os
 
@@ -64,21 +65,31 @@ def test_split_and_merged_equals_whole(device, cuts, features):
 @pytest.mark.smoke
 @pytest.mark.parametrize("count", [1, 2, 17])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_merge_of_empty_parts(device, count, dtype):
-    """Parts with lse = -inf count nothing, whatever their o."""
-    case = Case(batch=2, seqlen_q=5, heads_q=3, dim_qk=8, dtype=dtype)
+@pytest.mark.parametrize("dim, odd", [(8, False), (136, False), (136, True)])
+def test_merge_of_empty_parts(device, count, dtype, dim, odd):
+    """Parts with lse = -inf count nothing, whatever their o. odd: arrays lie as the element
+    allows."""
+    case = Case(batch=2, seqlen_q=5, heads_q=3, dim_qk=dim, dtype=dtype)
+    if odd:
+        case.strides, device = "padded", copy.copy(device)
+        device.alignment = device.padding = 1
     rng = np.random.default_rng(0)
     parts = []
     for n in range(count):
         lse = [rng.standard_normal((3, 5)).astype(np.float32) for _ in range(2)]
-        o = [rng.standard_normal((5, 3, 8)).astype(np.float32) for _ in range(2)]
+        o = [round_to(rng.standard_normal((5, 3, dim)).astype(np.float32), dtype)
+             for _ in range(2)]
         for x in lse:
             x[:, n % 5] = -np.inf
             x[:, 3] = -np.inf
         for x in o:
             x[3] = 0
         parts.append(harness.Result(o, lse))
-    merged = merge_parts(case, device, parts, "f32")
+    for part_dtype in {"f32", dtype}:
+        check_merge(parts, merge_parts(case, device, parts, part_dtype), dtype)
+
+
+def check_merge(parts, merged, dtype):
     for b in range(2):
         lse = np.stack([p.lse[b] for p in parts]).astype(np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -10,8 +10,9 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kManyParts = 8;  // from how many on all warps of a block merge one row
+constexpr int kLoads = 8;      // parts of a row that a warp has on their way
 
-// kTeam warps a row.
+// kTeam warps a row. Rows of O are aligned as the forward kernels want them.
 template <int kTeam>
 __global__ void __launch_bounds__(32 * kWarps, 1)
     merge_split_kernel(const __grid_constant__ ForwardParams params) {
@@ -30,41 +31,47 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   for (int32_t i = blockIdx.y * kRows + threadIdx.x / (32 * kTeam); i < sequence.len.q;
        i += gridDim.y * kRows) {
     const int64_t first = params.partial_row(0, b, h, i), token = sequence.first_q + i;
-    merge_row<kTeam>(
+    merge_row<kTeam, kLoads, true>(
         {parts, params.problem.dim_v, params.problem.dtype_o,
          tensor_row(args.o, dtype_size(params.problem.dtype_o), b, h, token),
          args.lse ? args.lse + b * layout.batch_stride + h * layout.head_stride + token : nullptr},
         [&](int32_t p) { return params.partial_lse[first + p * stride]; },
         [&](int32_t p, int32_t column) {
-          return *reinterpret_cast<const float4*>(
-              params.partial_o + (first + p * stride) * params.problem.dim_v + column);
+          return load_four<true>(params.partial_o + (first + p * stride) * params.problem.dim_v +
+                                 column);
         },
         kept);
   }
 }
 
-// One warp a row.
-template <class Part>
-__global__ void __launch_bounds__(32 * kWarps, 1)
+// One warp a row: what counts is how much of all rows is on its way.
+template <class Part, int kLoads, bool kVectors>
+__global__ void __launch_bounds__(32 * kWarps, kLoads > 2 ? 6 : 12)
     merge_kernel(const __grid_constant__ MergeParams<kMaxMergeParts> params) {
   const int32_t b = blockIdx.x / params.heads, h = blockIdx.x % params.heads;
   for (int64_t token = blockIdx.y * kWarps + threadIdx.x / 32; token < params.tokens;
        token += gridDim.y * kWarps) {
     const int64_t at =
         b * params.lse_layout.batch_stride + h * params.lse_layout.head_stride + token;
-    merge_row<1>(
+    merge_row<1, kLoads, kVectors>(
         {params.parts, params.dim, params.dtype,
          tensor_row(params.o, dtype_size(params.dtype), b, h, token),
          params.lse ? params.lse + at : nullptr},
         [&](int32_t p) { return params.part_lse[p][at]; },
         [&](int32_t p, int32_t column) {
-          const Part* from = reinterpret_cast<const Part*>(
-                                 tensor_row(params.part_o[p], sizeof(Part), b, h, token)) +
-                             column;
-          return float4{to_float(from[0]), to_float(from[1]), to_float(from[2]), to_float(from[3])};
+          return load_four<kVectors>(reinterpret_cast<const Part*>(
+                                         tensor_row(params.part_o[p], sizeof(Part), b, h, token)) +
+                                     column);
         },
         1.0f);
   }
+}
+
+template <class Part>
+auto merge_kernel_for(const MergeParams<kMaxMergeParts>& params) {
+  return !params.vectors     ? &merge_kernel<Part, kLoads, false>
+         : params.parts <= 2 ? &merge_kernel<Part, 2, true>
+                             : &merge_kernel<Part, kLoads, true>;
 }
 
 struct DropoutMaskParams {
@@ -92,6 +99,14 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
 
 }  // namespace
 
+cudaError_t merge_split_waits(bool* waits) {
+  cudaFuncAttributes attributes{};
+  const cudaError_t error =
+      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&merge_split_kernel<1>));
+  *waits = attributes.ptxVersion >= 90;
+  return error;
+}
+
 cudaError_t launch_merge_split(const ForwardParams& params, bool early, cudaStream_t stream) {
   const bool many = params.parts >= kManyParts;
   const dim3 grid = grid_of(params.args.shape.batch, params.problem.heads_q, params.partial_queries,
@@ -103,9 +118,10 @@ cudaError_t launch_merge_split(const ForwardParams& params, bool early, cudaStre
 
 cudaError_t launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream) {
   const dim3 grid = grid_of(params.batch, params.heads, params.tokens, kWarps);
-  const auto kernel = params.part_dtype == FLASHATTN_DTYPE_F16    ? &merge_kernel<__half>
-                      : params.part_dtype == FLASHATTN_DTYPE_BF16 ? &merge_kernel<__nv_bfloat16>
-                                                                  : &merge_kernel<float>;
+  const auto kernel = params.part_dtype == FLASHATTN_DTYPE_F16 ? merge_kernel_for<__half>(params)
+                      : params.part_dtype == FLASHATTN_DTYPE_BF16
+                          ? merge_kernel_for<__nv_bfloat16>(params)
+                          : merge_kernel_for<float>(params);
   return start(kernel, grid, 32 * kWarps, 0, params, stream);
 }
 

@@ -10,7 +10,10 @@ namespace flashattn::cuda {
 // Parts that one launch of flashattn_merge takes: as many as the parameters of a kernel can name.
 constexpr int32_t kMaxMergeParts = 64;
 
-// early: before the forward kernel's blocks are done, for which its results wait.
+// Whether the current device runs code of the kernel below that was compiled for an architecture
+// which knows how to wait. From older PTX, which a driver can be told to compile, it is not.
+cudaError_t merge_split_waits(bool* waits);
+// early, if it waits: before the forward kernel's blocks are done, for which its results wait.
 cudaError_t launch_merge_split(const ForwardParams& params, bool early, cudaStream_t stream);
 cudaError_t launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream);
 cudaError_t launch_dropout_mask(const Problem& problem, const flashattn_forward_args& args,

@@ -2,27 +2,10 @@
 // o_p.
 #pragma once
 
-#include "cuda/tile/scores.cuh"
+#include "cuda/tile/four.cuh"
 #include "cuda/tile/shared.cuh"
 
 namespace flashattn::cuda {
-
-// Four numbers of a row, from number i on.
-__device__ __forceinline__ void store_four(void* row, int32_t dtype, int64_t i,
-                                           const float (&x)[4]) {
-  const auto store = [&](auto* to, auto convert) {
-#pragma unroll
-    for (int n = 0; n < 4; ++n) to[i + n] = convert(x[n]);
-  };
-  switch (dtype) {
-    case FLASHATTN_DTYPE_F16:
-      return store(static_cast<__half*>(row), [](float y) { return __float2half_rn(y); });
-    case FLASHATTN_DTYPE_BF16:
-      return store(static_cast<__nv_bfloat16*>(row),
-                   [](float y) { return __float2bfloat16_rn(y); });
-    default: return store(static_cast<float*>(row), [](float y) { return y; });
-  }
-}
 
 // Where the parts of one row lie, and where it goes.
 struct MergeRow {
@@ -51,14 +34,14 @@ __device__ __forceinline__ void gather(float (&x)[4]) {
   }
 }
 
-// kTeam warps, 1 or 4, merge one row and multiply it by `factor`. lse_of(p) gives a part's, and
-// four_of(p, c) four of its columns. Short code: whoever decodes comes here once, and waits for
-// every line of it.
-template <int kTeam, class LseOf, class FourOf>
+// kTeam warps, 1 or 4, merge one row and multiply it by `factor`; each has kLoads parts on their
+// way. lse_of(p) gives a part's, and four_of(p, c) four of its columns. kVectors: as store_four
+// wants the row. Short code: whoever decodes comes here once, and waits for every line of it.
+template <int kTeam, int kLoads, bool kVectors, class LseOf, class FourOf>
 __device__ __forceinline__ void merge_row(const MergeRow& row, LseOf lse_of, FourOf four_of,
                                           float factor) {
   static_assert(kTeam == 1 || kTeam == kChains, "a warp has all chains or one");
-  constexpr int kOwn = kChains / kTeam, kLoads = 8, kBatch = kLoads * kTeam;
+  constexpr int kOwn = kChains / kTeam, kBatch = kLoads * kTeam;
   const int32_t lane = threadIdx.x % 32, warp = kTeam == 1 ? 0 : threadIdx.x / 32;
   float4 four[kLoads];
   const auto load = [&](int32_t begin, int32_t column) {
@@ -107,7 +90,17 @@ __device__ __forceinline__ void merge_row(const MergeRow& row, LseOf lse_of, Fou
       for (int n = 0; n < 4; ++n) sums[0][n] += sums[x][n];
     }
     if constexpr (kTeam > 1) gather(sums[0]);
-    if (warp == 0 && column < row.dim) store_four(row.o, row.dtype, column, sums[0]);
+    if (warp == 0 && column < row.dim) {
+      switch (row.dtype) {
+        case FLASHATTN_DTYPE_F16:
+          store_four<kVectors>(static_cast<__half*>(row.o) + column, sums[0]);
+          break;
+        case FLASHATTN_DTYPE_BF16:
+          store_four<kVectors>(static_cast<__nv_bfloat16*>(row.o) + column, sums[0]);
+          break;
+        default: store_four<kVectors>(static_cast<float*>(row.o) + column, sums[0]);
+      }
+    }
   }
   // The caller's lse may be that of a part: every lane has read it.
   if constexpr (kTeam > 1) {
