@@ -97,7 +97,7 @@ const Predicate kPredicates[] = {
 
 std::unique_ptr<Launcher> make_launcher(const Problem& problem, const Device& device,
                                         const std::string& passed_over) {
-  return std::unique_ptr<Launcher>(new cuda::Sm80Launcher(problem, device, passed_over));
+  return std::unique_ptr<Launcher>(new cuda::Sm80Launcher(problem, device, {passed_over}));
 }
 
 }  // namespace

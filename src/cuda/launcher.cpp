@@ -10,19 +10,11 @@
 namespace flashattn::cuda {
 namespace {
 
+using sm80::Size;
+
 constexpr int32_t kInvariantKeys = 1024;  // of a part, where bits may not depend on the batch
 constexpr int32_t kInvariantQueries = 16;
 constexpr int32_t kSplitStep = 64;
-
-// Of a kernel's blocks: 128 or 64 rows, or fewer, for decoding: 32, with tiles of 64 keys or fewer,
-// or 16, with much or less of K and V on its way.
-enum class Size { kWide, kNarrow, kTiny, kSmall, kMedium, kLarge };
-
-Size size_of(const sm80::ForwardEntry& e) {
-  if (e.tile_q >= 64) return e.tile_q > 64 ? Size::kLarge : Size::kMedium;
-  if (e.tile_q == 16) return e.shared_bytes >= 64 << 10 ? Size::kWide : Size::kNarrow;
-  return e.tile_kv < 64 ? Size::kTiny : Size::kSmall;
-}
 
 // Those for modified scores multiply fp32 as tf32. So does the backward pass, whose weights, from
 // this lse, must be those of the same scores; and a sink may be larger than all weights: halves
@@ -39,7 +31,7 @@ const sm80::ForwardEntry* find(const Problem& p, Size size, int32_t local_memory
   const sm80::ForwardEntry* best = nullptr;
   for (size_t n = 0; n < table.count; ++n) {
     const sm80::ForwardEntry& e = *table.entries[n];
-    const bool fits = e.dtype == p.dtype && e.modified == wants_modified(p) && size_of(e) == size &&
+    const bool fits = e.dtype == p.dtype && e.modified == wants_modified(p) && e.size == size &&
                       e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v &&
                       (!best || (e.dim_qk == best->dim_qk && e.dim_v == best->dim_v));
     if (!fits) continue;
@@ -69,7 +61,7 @@ int32_t sm80_shared_bytes(const Problem& problem, int32_t local_memory) {
 }
 
 Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
-                           const std::string& passed_over)
+                           const std::vector<std::string>& passed_over)
     : problem_(problem),
       device_(device.index),
       units_(device.properties.units),
@@ -78,13 +70,16 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
   const DeviceScope scope(device_);
   throw_on(merge_split_waits(&starts_early_), "cudaFuncGetAttributes");
   const int32_t local_memory = device.properties.local_memory;
-  const std::string family =
-      "the portable family" + (passed_over.empty() ? std::string() : " (" + passed_over + ")") +
-      (wants_modified(problem) && !is_modified(problem)
-           ? "; fp32 as tf32, slower, which a sink or the backward pass needs"
-           : "");
+  const std::string slower = wants_modified(problem) && !is_modified(problem)
+                                 ? "; fp32 as tf32, slower, which a sink or the backward pass needs"
+                                 : "";
   const auto make = [&](const sm80::ForwardEntry& entry, const char* why) {
-    return Forward{prepare(entry, units_), kernel_name(entry), family + why};
+    Forward made{prepare(entry, units_), kernel_name(entry), {}};
+    for (const std::string& reason : passed_over) {
+      made.why.push_back("the portable family" + (reason.empty() ? "" : " (" + reason + ")") +
+                         slower + why);
+    }
+    return made;
   };
   medium_ = make(*find(problem, Size::kMedium, local_memory), "; 64 rows a block");
   // Tiles of another size round otherwise, and which is chosen depends on the batch.
@@ -210,13 +205,18 @@ int64_t Sm80Launcher::workspace(uint32_t op, const flashattn_shape& shape) const
 void Sm80Launcher::describe(uint32_t op, const flashattn_shape& shape,
                             flashattn_plan_properties* properties) const {
   if (op == FLASHATTN_OP_BACKWARD) return backward_->describe(properties);
+  describe_forward(shape, 0, properties);
+}
+
+void Sm80Launcher::describe_forward(const flashattn_shape& shape, size_t passed_over,
+                                    flashattn_plan_properties* properties) const {
   const Forward& choice = choose(shape);
   describe_kernel(choice.kernel, choice.kernel.entry->stages, choice.name, "mma.sync", properties);
   const ForwardParams p = grid(choice.kernel, shape);
   // Parts are whole steps: of the longest sequence there may be fewer than it could have.
   properties->splits =
       problem_.splits > 0 ? p.parts : part_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
-  properties->why = choice.why.c_str();
+  properties->why = choice.why[passed_over].c_str();
 }
 
 int32_t Sm80Launcher::check_arrays(const flashattn_forward_args& args) const {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/family.h"
 #include "cuda/backward_launcher.h"
@@ -11,7 +12,9 @@ namespace flashattn::cuda {
 
 class Sm80Launcher : public Launcher {
  public:
-  Sm80Launcher(const Problem& problem, const Device& device, const std::string& passed_over);
+  // passed_over: why another family does not serve, a few words for each reason there may be.
+  Sm80Launcher(const Problem& problem, const Device& device,
+               const std::vector<std::string>& passed_over);
 
   int64_t workspace(uint32_t op, const flashattn_shape& shape) const override;
   void describe(uint32_t op, const flashattn_shape& shape,
@@ -26,6 +29,9 @@ class Sm80Launcher : public Launcher {
  protected:
   // OK when the kernels can read and write the arrays.
   int32_t check_arrays(const flashattn_forward_args& args) const;
+  // Of a portable forward pass, for one of the reasons.
+  void describe_forward(const flashattn_shape& shape, size_t passed_over,
+                        flashattn_plan_properties* properties) const;
   // Whether the device holds all blocks of a portable forward pass at once.
   bool fits_at_once(const flashattn_shape& shape) const;
 
@@ -37,7 +43,8 @@ class Sm80Launcher : public Launcher {
   // The kernels that the plan may choose from by the shape of a call.
   struct Forward {
     Choice<sm80::ForwardEntry> kernel;
-    std::string name, why;
+    std::string name;
+    std::vector<std::string> why;  // by what the family was chosen for
   };
 
   // Everything but the arguments and the workspace.

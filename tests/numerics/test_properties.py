@@ -258,6 +258,19 @@ def test_few_rows_have_a_kernel_of_their_own(device, changes, rows):
         assert info.tile_q == rows, capi.ffi.string(info.kernel)
 
 
+@pytest.mark.parametrize("queries, keys, reason", [
+    (3, 5000, b"queries are too few"), (100, 100, b"short"), (100, 5000, b"too few for the device"),
+    (3, 0, b"no keys")])
+def test_what_is_not_hoppers_says_why(device, queries, keys, reason):
+    case = Case(dtype="bf16", seqlen_q=queries, seqlen_kv=keys, dim_qk=128)
+    plan = capi.Plan(capi.descriptor(case, device))
+    info = plan.info(capi.FORWARD, capi.shape_of(case))
+    if capi.ffi.string(info.family) != b"sm90" or "FLASHATTN_FAMILY" in os.environ:
+        pytest.skip("it is asked of the Hopper family, which may choose")
+    assert capi.ffi.string(info.kernel).startswith(b"sm80")
+    assert reason in capi.ffi.string(info.why)
+
+
 def backward_info(device, case):
     plan = capi.Plan(capi.descriptor(case, device))
     return plan.info(capi.BACKWARD, capi.shape_of(case))

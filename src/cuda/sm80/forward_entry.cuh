@@ -6,6 +6,11 @@
 
 namespace flashattn::cuda::sm80 {
 
+constexpr Size size_of(int32_t tile_q, int32_t tile_kv) {
+  if (tile_q >= 64) return tile_q > 64 ? Size::kLarge : Size::kMedium;
+  return tile_kv < 64 ? Size::kTiny : Size::kSmall;
+}
+
 template <class T, int kDimQk, int kDimV, int kStrips, int kTileKv, int kMinBlocks, bool kModified,
           int kWarps = 4>
 constexpr ForwardEntry forward_entry() {
@@ -13,6 +18,7 @@ constexpr ForwardEntry forward_entry() {
   return {kDtype<T>,
           kDimQk,
           kDimV,
+          size_of(Config::kTileQ, Config::kTileKv),
           kModified,
           Config::kTileQ,
           Config::kTileKv,

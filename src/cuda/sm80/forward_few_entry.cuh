@@ -6,12 +6,13 @@
 
 namespace flashattn::cuda::sm80 {
 
-template <class T, int kDimQk, int kDimV, int kTileKv, int kStages, int kMinBlocks>
+template <class T, int kDimQk, int kDimV, int kTileKv, int kStages, int kMinBlocks, Size kSize>
 constexpr ForwardEntry forward_few_entry() {
   using Config = FewConfig<T, kDimQk, kDimV, kTileKv, kStages, kMinBlocks>;
   return {kDtype<T>,
           kDimQk,
           kDimV,
+          kSize,
           false,
           Config::kTileQ,
           Config::kTileKv,

@@ -7,9 +7,14 @@
 
 namespace flashattn::cuda::sm80 {
 
+// Of a forward kernel's blocks: 128 or 64 rows, or fewer, for decoding: 32, with tiles of 64 keys
+// or fewer, or 16, with much or less of K and V on its way.
+enum class Size { kWide, kNarrow, kTiny, kSmall, kMedium, kLarge };
+
 struct ForwardEntry {
   int32_t dtype;
   int32_t dim_qk, dim_v;  // the largest it takes
+  Size size;
   bool modified;
   int32_t tile_q, tile_kv, stages, threads, shared_bytes;
   void (*kernel)(ForwardParams);

@@ -1,4 +1,4 @@
-// Types by the names that table.txt gives them.
+// Types and sizes by the names that table.txt gives them.
 #pragma once
 
 #include "cuda/ptx/mma.cuh"
@@ -9,6 +9,7 @@ namespace flashattn::cuda::sm80 {
 using bf16 = __nv_bfloat16;
 using f16 = __half;
 using f32 = float;
+constexpr Size wide = Size::kWide, narrow = Size::kNarrow;
 
 template <class T>
 constexpr int32_t kDtype = FLASHATTN_DTYPE_F16;

@@ -80,7 +80,7 @@ Scores scores_of(const Problem& p) {
 }  // namespace sm90
 
 Sm90Launcher::Sm90Launcher(const Problem& problem, const Device& device)
-    : Sm80Launcher(problem, device, ""),
+    : Sm80Launcher(problem, device, reasons()),
       softcap_(softcap_of(problem)),
       forced_(forced_family() != nullptr) {
   const DeviceScope scope(device_);
@@ -100,22 +100,33 @@ Sm90Launcher::Sm90Launcher(const Problem& problem, const Device& device)
   }
 }
 
-const Sm90Launcher::NamedKernel* Sm90Launcher::choose(const flashattn_shape& shape) const {
-  if (shape.seqlen_kv == 0) return nullptr;
+const std::vector<std::string>& Sm90Launcher::reasons() {
+  static const std::vector<std::string> words = {
+      "there are no keys", "queries are too few for the tiles of the Hopper family",
+      "sequences are short and all fit at once: its small blocks start faster than Hopper's",
+      "tiles of the Hopper family are too few for the device, and keys many enough to split"};
+  return words;
+}
+
+Sm90Launcher::Portable Sm90Launcher::why_portable(const flashattn_shape& shape) const {
+  if (shape.seqlen_kv == 0) return kNoKeys;
+  if (forced_) return kNotAtAll;
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
-  if (!forced_) {
-    // Where small heads with keys of their own are many, half a tile of small blocks is enough.
-    const sm90::ForwardEntry& small = *kernels_.back().kernel.entry;
-    const bool fine =
-        small.dim_v == 64 && small.tile_q == 64 && problem_.group() == 1 && 5 * heads >= 2 * units_;
-    if (shape.seqlen_q <= (fine ? kShortQueries / 2 : kShortQueries)) return nullptr;
-    const int64_t tiles = ceil_div(shape.seqlen_q, kernels_.front().kernel.entry->tile_q) * heads;
-    // Short, and all at once: what counts is how fast blocks start.
-    const int64_t longest = std::max(shape.seqlen_q, shape.seqlen_kv);
-    if (longest * problem_.dim_qk <= kShortElements && fits_at_once(shape)) return nullptr;
-    // Tiles for less than half of the multiprocessors, and keys enough to split.
-    if (5 * tiles < 2 * units_ && shape.seqlen_kv >= kLongKeys) return nullptr;
-  }
+  // Where small heads with keys of their own are many, half a tile of small blocks is enough.
+  const sm90::ForwardEntry& small = *kernels_.back().kernel.entry;
+  const bool fine =
+      small.dim_v == 64 && small.tile_q == 64 && problem_.group() == 1 && 5 * heads >= 2 * units_;
+  if (shape.seqlen_q <= (fine ? kShortQueries / 2 : kShortQueries)) return kFewQueries;
+  const int64_t tiles = ceil_div(shape.seqlen_q, kernels_.front().kernel.entry->tile_q) * heads;
+  // What counts is how fast blocks start.
+  const int64_t longest = std::max(shape.seqlen_q, shape.seqlen_kv);
+  if (longest * problem_.dim_qk <= kShortElements && fits_at_once(shape)) return kShort;
+  return 5 * tiles < 2 * units_ && shape.seqlen_kv >= kLongKeys ? kFewTiles : kNotAtAll;
+}
+
+const Sm90Launcher::NamedKernel* Sm90Launcher::choose(const flashattn_shape& shape) const {
+  if (why_portable(shape) != kNotAtAll) return nullptr;
+  const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
   const MaskRule rule = problem_.mask_rule();
   const Lengths longest{shape.seqlen_q, shape.seqlen_kv};
   const bool packed = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) &&
@@ -157,21 +168,12 @@ int64_t Sm90Launcher::workspace(uint32_t op, const flashattn_shape& shape) const
 
 void Sm90Launcher::describe(uint32_t op, const flashattn_shape& shape,
                             flashattn_plan_properties* properties) const {
-  if (op == FLASHATTN_OP_BACKWARD && has_backward(shape)) {
-    hopper_backward_->describe(shape, properties);
-    return;
+  if (op == FLASHATTN_OP_BACKWARD) {
+    return has_backward(shape) ? hopper_backward_->describe(shape, properties)
+                               : Sm80Launcher::describe(op, shape, properties);
   }
-  const NamedKernel* named = op == FLASHATTN_OP_FORWARD ? choose(shape) : nullptr;
-  if (!named) {
-    Sm80Launcher::describe(op, shape, properties);
-    if (op == FLASHATTN_OP_FORWARD) {
-      properties->why =
-          "the portable family, whose small blocks start fast and which packs heads and splits "
-          "keys; "
-          "queries are too few for the Hopper family";
-    }
-    return;
-  }
+  const NamedKernel* named = choose(shape);
+  if (!named) return describe_forward(shape, why_portable(shape), properties);
   describe_kernel(named->kernel, named->kernel.entry->stages, named->name, "wgmma", properties);
   properties->why = "the Hopper family, for queries fill its tiles";
 }

@@ -31,7 +31,11 @@ class Sm90Launcher final : public Sm80Launcher {
     std::string name;
   };
 
-  // NULL: the portable family's kernels suit the shape better.
+  // Whether, and why, the portable family's kernels suit a shape better.
+  enum Portable { kNoKeys, kFewQueries, kShort, kFewTiles, kNotAtAll };
+  static const std::vector<std::string>& reasons();
+  Portable why_portable(const flashattn_shape& shape) const;
+  // NULL: they do.
   const NamedKernel* choose(const flashattn_shape& shape) const;
   Sections sections(const Choice<sm90::ForwardEntry>& kernel, const flashattn_shape& shape) const;
   int32_t make_maps(const flashattn_forward_args& args, const sm90::ForwardEntry& entry,
