@@ -2,6 +2,9 @@
 // the CPU family, the host side of the GPU families, and the kernels.
 #pragma once
 
+#include <algorithm>
+
+#include "core/divisor.h"
 #include "core/problem.h"
 
 namespace flashattn {
@@ -45,6 +48,13 @@ struct SplitRule {
   int32_t keys;         // parts of so many keys
   int32_t max_queries;  // sequences with more queries are not split
   int32_t step;         // parts start at multiples of it
+  Divisor round;        // keys that give each of the parts a step
+
+  static constexpr SplitRule of(int32_t parts, int32_t keys, int32_t max_queries, int32_t step) {
+    const int64_t round = static_cast<int64_t>(std::max(parts, 1)) * step;
+    return {parts, keys, max_queries, step,
+            Divisor::of(static_cast<int32_t>(std::min<int64_t>(round, INT32_MAX)))};
+  }
 };
 
 // Whether so many parts are worth their merge, for blocks of rows that share keys on so many
@@ -62,8 +72,7 @@ FLASHATTN_HD constexpr bool pays_to_split(int64_t rows, int32_t keys, int64_t pa
 FLASHATTN_HD constexpr int32_t part_keys(const SplitRule& rule, Lengths len) {
   if (len.q > rule.max_queries || len.kv == 0) return len.kv;
   if (rule.parts == 0) return rule.keys < len.kv ? rule.keys : len.kv;
-  // In steps, rounded up twice; in 32 bits, as floor_div.
-  const int64_t steps = (len.kv - 1) / rule.parts / rule.step + 1;
+  const int64_t steps = rule.round.quotient(len.kv - 1) + 1;
   return clamp_index(steps * rule.step, len.kv);
 }
 

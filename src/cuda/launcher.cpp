@@ -15,6 +15,20 @@ using sm80::Size;
 constexpr int32_t kInvariantKeys = 1024;  // of a part, where bits may not depend on the batch
 constexpr int32_t kInvariantQueries = 16;
 constexpr int32_t kSplitStep = 64;
+// Of sequences that may be uneven: the fewest keys of a part, and how many times blocks fill the
+// device at most. Most may be of parts that no sequence has: some ns each.
+constexpr int64_t kUnevenKeys = 2048;
+constexpr int64_t kUnevenRounds = 5;
+
+// The most parts, up to `most`, with so many blocks each, that leave no round of blocks on the
+// device a tenth empty. 0: there are none.
+int64_t parts_of_full_rounds(int64_t blocks, int64_t resident, int64_t most) {
+  for (int64_t rounds = kUnevenRounds; rounds > 0; --rounds) {
+    const int64_t parts = std::min(rounds * resident / blocks, most);
+    if (10 * parts * blocks >= 9 * rounds * resident) return parts;
+  }
+  return 0;
+}
 
 // Those for modified scores multiply fp32 as tf32. So does the backward pass, whose weights, from
 // this lse, must be those of the same scores; and a sink may be larger than all weights: halves
@@ -124,9 +138,13 @@ const Sm80Launcher::Forward& Sm80Launcher::choose(const flashattn_shape& shape) 
   return shape.seqlen_q > few && blocks >= units_ ? large_ : medium_;
 }
 
+bool Sm80Launcher::has_lengths() const {
+  return problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV) ||
+         problem_.has_layout(FLASHATTN_LAYOUT_PAGED_KV);
+}
+
 bool Sm80Launcher::may_be_uneven(const flashattn_shape& shape) const {
-  const bool lengths = problem_.layout & (FLASHATTN_LAYOUT_VARLEN_KV | FLASHATTN_LAYOUT_PAGED_KV);
-  return lengths && 4 * static_cast<int64_t>(shape.batch) * problem_.heads_kv > units_;
+  return has_lengths() && 4 * static_cast<int64_t>(shape.batch) * problem_.heads_kv > units_;
 }
 
 ForwardParams Sm80Launcher::grid(const Choice<sm80::ForwardEntry>& choice,
@@ -143,23 +161,30 @@ ForwardParams Sm80Launcher::grid(const Choice<sm80::ForwardEntry>& choice,
   p.head_blocks = static_cast<int32_t>(ceil_div(problem_.group(), p.heads));
   p.query_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_q, p.queries));
   p.parts = 1;
-  // A block for 16 rows keeps enough on its way, alone on a multiprocessor, where all have as much
-  // to do.
-  const bool few = choice.entry->tile_q == 16, alone_there = few && !may_be_uneven(shape);
+  const bool few = choice.entry->tile_q == 16, uneven = few && may_be_uneven(shape);
   const int32_t step = few ? std::max(kSplitStep, choice.entry->tile_kv) : kSplitStep;
   if (problem_.splits > 0) {
-    p.split = {problem_.splits, 0, INT32_MAX, step};
+    p.split = SplitRule::of(problem_.splits, 0, INT32_MAX, step);
   } else if (problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) {
-    p.split = {0, kInvariantKeys, kInvariantQueries, kSplitStep};
+    p.split = SplitRule::of(0, kInvariantKeys, kInvariantQueries, kSplitStep);
   } else {
     // As many parts as make the blocks fill the device, or its multiprocessors, once, where there
-    // are too few by half.
-    const int64_t parts =
-        std::min((alone_there ? units_ : choice.resident) / std::max<int64_t>(p.blocks(), 1),
-                 ceil_div(shape.seqlen_kv, 2 * kSplitStep));
+    // are too few by half: a block for 16 rows keeps enough on its way, alone on one, where all
+    // have as much to do. Else more, and as long for short sequences as for the longest.
+    const int64_t blocks = std::max<int64_t>(p.blocks(), 1);
+    int64_t parts = std::min((few && !uneven ? units_ : choice.resident) / blocks,
+                             ceil_div(shape.seqlen_kv, 2 * kSplitStep));
+    if (uneven) {
+      const int64_t most = shape.seqlen_kv / kUnevenKeys;
+      parts = std::max(parts, parts_of_full_rounds(blocks, choice.resident, most));
+    }
     const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * shape.seqlen_q;
     const bool split = pays_to_split(rows, shape.seqlen_kv, parts, p.blocks(), units_);
-    p.split = {split ? static_cast<int32_t>(parts) : 1, 0, INT32_MAX, step};
+    p.split = SplitRule::of(split ? static_cast<int32_t>(parts) : 1, 0, INT32_MAX, step);
+    if (uneven) {
+      const int32_t keys = part_keys(p.split, {shape.seqlen_q, shape.seqlen_kv});
+      p.split = SplitRule::of(0, std::max(keys, 1), INT32_MAX, step);
+    }
   }
   p.partial_queries = std::min(shape.seqlen_q, p.split.max_queries);
   p.parts = part_bound(p.split, {shape.seqlen_q, shape.seqlen_kv});
@@ -184,7 +209,8 @@ bool Sm80Launcher::fits_at_once(const flashattn_shape& shape) const {
 int64_t Sm80Launcher::workspace(uint32_t op, const flashattn_shape& shape) const {
   if (op == FLASHATTN_OP_BACKWARD) return backward_->workspace(shape);
   // What this shape needs, or one with fewer blocks and so more parts: never more than fill the
-  // device twice, unless the caller or BATCH_INVARIANT says how many.
+  // device, kUnevenRounds times where sequences may be uneven, unless the caller or BATCH_INVARIANT
+  // says how many.
   const ForwardParams p = grid(choose(shape).kernel, shape);
   const int64_t row = (problem_.dim_v + 1) * static_cast<int64_t>(sizeof(float));
   const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * p.partial_queries;
@@ -194,7 +220,8 @@ int64_t Sm80Launcher::workspace(uint32_t op, const flashattn_shape& shape) const
   }
   int64_t limit = 0;
   for (const Forward* choice : {&wide_, &narrow_, &tiny_, &small_, &medium_, &large_}) {
-    limit = std::max(limit, int64_t{choice->kernel.resident} * choice->kernel.entry->tile_q * row);
+    const int64_t times = choice->kernel.entry->tile_q == 16 && has_lengths() ? kUnevenRounds : 1;
+    limit = std::max(limit, times * choice->kernel.resident * choice->kernel.entry->tile_q * row);
   }
   return shape.seqlen_kv < 4 * kSplitStep
              ? 0

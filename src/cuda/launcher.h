@@ -53,6 +53,7 @@ class Sm80Launcher : public Launcher {
   // Whether sequences, more than a few of them, may have keys of very different number: one block
   // each would leave most multiprocessors waiting for the longest.
   bool may_be_uneven(const flashattn_shape& shape) const;
+  bool has_lengths() const;
 
   Forward wide_, narrow_, tiny_, small_, medium_, large_;  // by the number of queries and blocks
   bool starts_early_;  // whether the merge of a split forward waits for it by itself

@@ -212,7 +212,7 @@ void test_splits() {
   for (int n = 0; n <= 40; ++n) {
     for (int step = 1; step <= 9; ++step) {
       for (int parts = 0; parts <= 12; ++parts) {
-        const SplitRule rule{parts, 2 * step, 16, step};
+        const SplitRule rule = SplitRule::of(parts, 2 * step, 16, step);
         const Lengths len{16, n};
         const int count = part_count(rule, len);
         bool ok = count >= 1 && (parts == 0 || count <= parts);
@@ -228,8 +228,11 @@ void test_splits() {
       }
     }
   }
-  const SplitRule large{7, 1, INT32_MAX, 64};
-  CHECK(part_range(large, {1, INT32_MAX}, part_count(large, {1, INT32_MAX}) - 1).end == INT32_MAX);
+  for (const int parts : {7, 1 << 30}) {
+    const SplitRule large = SplitRule::of(parts, 1, INT32_MAX, 64);
+    const int last = part_count(large, {1, INT32_MAX}) - 1;
+    CHECK(part_range(large, {1, INT32_MAX}, last).end == INT32_MAX);
+  }
 }
 
 }  // namespace

@@ -8,29 +8,27 @@
 #pragma once
 
 #include "cuda/sm80/forward_output.cuh"
+#include "cuda/tile/four.cuh"
 #include "cuda/tile/products.cuh"
 #include "cuda/tile/scores.cuh"
 
 namespace flashattn::cuda::sm80 {
 
-// Shared memory: Q | K's buffers | V's buffers | page numbers | the block's place. The output is
-// staged where Q was.
+// Shared memory: Q | K's buffers | V's buffers | page numbers | the block's place.
 template <class T_, int kDimQk_, int kDimV_, int kTileKv_, int kStages_, int kMinBlocks_>
 struct FewConfig {
   using T = T_;
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the tiles; smaller heads are padded
-  static constexpr int kStrips = 1, kWarps = 4, kThreads = 32 * kWarps;
+  static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kTileQ = 16, kTileKv = kTileKv_, kWarpKv = kTileKv / kWarps;
   static constexpr int kStages = kStages_;
   static constexpr int kMinBlocks = kMinBlocks_;  // on a multiprocessor, as registers allow
-  static constexpr bool kWide = false, kModified = false;
 
   using QTile = SharedTile<kTileQ, kDimQk>;
   using KTile = SharedTile<kTileKv, kDimQk>;
   using VTile = SharedTile<kTileKv, kDimV>;
-  using OTile = SharedTile<kTileQ, kDimV>;
   static_assert(std::is_same<KTile, VTile>::value, "the same threads copy the same rows of both");
-  static constexpr int kK = QTile::kBytes > OTile::kBytes ? QTile::kBytes : OTile::kBytes;
+  static constexpr int kK = QTile::kBytes;
   static constexpr int kV = kK + kStages * KTile::kBytes;
   static constexpr int kPages = kV + kStages * VTile::kBytes;
   // A word a thread: of tiles on their way, and of those that they will make room for.
@@ -39,13 +37,14 @@ struct FewConfig {
   static constexpr int kPlace = kPages + kPageSets * kThreads * 4;
   static constexpr int kSharedBytes = kPlace + BlockPlace::kWords * 4;
   static_assert(kMinBlocks * (kSharedBytes + 1024) <= 228 * 1024, "of an H100's multiprocessor");
-  // What the warps put together lies where K and V were: O of all but the first, maxima and sums.
-  static constexpr int kOBytes = kTileQ * kDimV * 4, kNumbers = kK + (kWarps - 1) * kOBytes;
-  static_assert(kNumbers + kThreads * 16 <= kPages, "all of it");
+  // What the warps put together lies where Q, K and V were: rows of O, which begin at different
+  // banks, and their maxima and sums.
+  static constexpr int kRowBytes = kDimV * 4 + 32, kNumbers = kWarps * kTileQ * kRowBytes;
+  static_assert(kNumbers + kWarps * kTileQ * 8 <= kPages, "all of it");
 };
 
 template <class Config>
-class FewBlock : BlockPlace {
+class FewBlock : OutputRows {
   using T = typename Config::T;
   static constexpr int kTileKv = Config::kTileKv, kWarpKv = Config::kWarpKv;
   static constexpr int kThreads = Config::kThreads, kStages = Config::kStages;
@@ -53,7 +52,7 @@ class FewBlock : BlockPlace {
 
  public:
   __device__ __forceinline__ FewBlock(const ForwardParams& params, uint32_t shared)
-      : params_(params), shared_(shared), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
+      : OutputRows(params), shared_(shared), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
 
   __device__ __forceinline__ bool locate() {
     return BlockPlace::template locate<sizeof(T)>(params_);
@@ -63,8 +62,10 @@ class FewBlock : BlockPlace {
     if (params_.parts > 1) ptx::let_next_start();  // who merges them
     if (threadIdx.x == 0) store(shared_ + Config::kPlace);
     visit_keys();
-    put_together();
-    ForwardOutput<Config>(params_, shared_).finish(o_, m_, l_, 1.0f);
+    load(shared_ + Config::kPlace);
+    hand_over();
+    __syncthreads();
+    for (int r = warp_; r < rows_; r += Config::kWarps) put_together(r);
   }
 
  private:
@@ -209,59 +210,64 @@ class FewBlock : BlockPlace {
     }
   }
 
-  // What the warps have, to the first, in their order.
-  __device__ __forceinline__ void put_together() {
-    const uint32_t numbers = shared_ + Config::kNumbers + lane_ * 16;
-    const uint32_t sums = shared_ + Config::kK + lane_ * 16;
-    float (&m)[2] = m_[0], (&l)[2] = l_[0];
-    ptx::store_shared(numbers + warp_ * 512, m[0], m[1], l[0], l[1]);
-    __syncthreads();
-    const float own[2] = {m[0], m[1]};
+  // Where a warp leaves a row of O, and its maximum and sum.
+  __device__ __forceinline__ uint32_t row_at(int warp, int32_t r) const {
+    return shared_ + (warp * Config::kTileQ + r) * Config::kRowBytes;
+  }
+  __device__ __forceinline__ uint32_t numbers_at(int warp, int32_t r) const {
+    return shared_ + Config::kNumbers + (warp * Config::kTileQ + r) * 8;
+  }
+
+  __device__ __forceinline__ void hand_over() const {
 #pragma unroll
-    for (int w = 0; w < Config::kWarps; ++w) {
-      float x[4];
-      ptx::load_shared(x, numbers + w * 512);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) m[half] = w == 0 ? x[half] : fmaxf(m[half], x[half]);
-    }
-    const auto weight = [&m](float top, int half) {
-      return m[half] == -INFINITY ? 0.0f : ptx::exp2(top - m[half]);
-    };
-    const float shrink[2] = {weight(own[0], 0), weight(own[1], 1)};
-#pragma unroll
-    for (auto& columns : o_[0]) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) columns[e] *= shrink[e / 2];
-    }
-    if (warp_ > 0) {
+    for (int half = 0; half < 2; ++half) {
+      float sum = l_[0][half];  // of the lane's columns
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const int32_t r = row_of(half);
+      if (r >= rows_) continue;
+      if (lane_ % 4 == 0) ptx::store_shared_pair(numbers_at(warp_, r), {m_[0][half], sum});
+      const uint32_t to = row_at(warp_, r) + lane_ % 4 * 8;
 #pragma unroll
       for (int n = 0; n < Config::kDimV / 8; ++n) {
-        const auto& x = o_[0][n];
-        ptx::store_shared(sums + (warp_ - 1) * Config::kOBytes + n * 512, x[0], x[1], x[2], x[3]);
-      }
-    }
-    __syncthreads();
-    if (warp_ > 0) return;
-#pragma unroll
-    for (int w = 0; w < Config::kWarps; ++w) {
-      float x[4];
-      ptx::load_shared(x, numbers + w * 512);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float sum = x[2 + half] * weight(x[half], half);
-        l[half] = w == 0 ? sum : l[half] + sum;
-      }
-      if (w == 0) continue;
-#pragma unroll
-      for (int n = 0; n < Config::kDimV / 8; ++n) {
-        ptx::load_shared(x, sums + (w - 1) * Config::kOBytes + n * 512);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) o_[0][n][e] += x[e];
+        ptx::store_shared_pair(to + n * 32, {o_[0][n][half * 2], o_[0][n][half * 2 + 1]});
       }
     }
   }
 
-  const ForwardParams& params_;
+  // A row of all warps, in their order, by one of them.
+  __device__ __forceinline__ void put_together(int32_t r) const {
+    constexpr int kWarps = Config::kWarps;
+    float2 numbers[kWarps];
+    float top = -INFINITY, sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      numbers[w] = ptx::load_shared_pair(numbers_at(w, r));
+      top = fmaxf(top, numbers[w].x);
+    }
+    float o[4] = {};
+    const int column = lane_ * 4;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float weight = top == -INFINITY ? 0.0f : ptx::exp2(numbers[w].x - top);
+      sum += numbers[w].y * weight;
+      float x[4] = {};
+      if (column < Config::kDimV) ptx::load_shared(x, row_at(w, r) + column * 4);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o[e] = fmaf(x[e], weight, o[e]);
+    }
+    if (lane_ == 0) store_lse(r, top, sum);
+    if (column >= params_.problem.dim_v) return;
+    const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+#pragma unroll
+    for (float& x : o) x *= factor;
+    if (is_fp32()) {
+      store_four<true>(fp32_row(r) + column, o);
+    } else {
+      store_four<true>(reinterpret_cast<T*>(query_row<2>(params_.args.o, r)) + column, o);
+    }
+  }
+
   const uint32_t shared_;
   const int lane_, warp_;
   // In log2 units; the sums are of this lane's columns.

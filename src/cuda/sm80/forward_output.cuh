@@ -20,8 +20,45 @@ struct WarpRows {
   }
 };
 
+// Where results of rows of a block go, or of a part of their keys.
+struct OutputRows : BlockPlace {
+  const ForwardParams& params_;
+
+  __device__ __forceinline__ explicit OutputRows(const ForwardParams& params) : params_(params) {}
+
+  // top, in log2 units, and sum: of the weights.
+  __device__ __forceinline__ void store_lse(int32_t r, float top, float sum) const {
+    if (r >= rows_) return;
+    float* to = params_.args.lse;
+    if (split_) {
+      to = params_.partial_lse + partial_row(r);
+    } else if (to) {
+      const RowLayout layout = row_layout(params_.problem, params_.args.shape);
+      const Row at = row(r);
+      to += b_ * layout.batch_stride + (first_head_ + at.head) * layout.head_stride +
+            sequence_.first_q + queries_.begin + at.query;
+    }
+    if (to) *to = sum == 0.0f ? -INFINITY : (top + log2f(sum)) * kLn2;
+  }
+
+  // Whether O is fp32, and where it then goes.
+  __device__ __forceinline__ bool is_fp32() const {
+    return split_ || params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
+  }
+  __device__ __forceinline__ float* fp32_row(int32_t r) const {
+    return split_ ? params_.partial_o + partial_row(r) * params_.problem.dim_v
+                  : reinterpret_cast<float*>(query_row<4>(params_.args.o, r));
+  }
+
+ private:
+  __device__ __forceinline__ int64_t partial_row(int32_t r) const {
+    const Row at = row(r);
+    return params_.partial_row(part_, b_, first_head_ + at.head, queries_.begin + at.query);
+  }
+};
+
 template <class Config>
-class ForwardOutput : BlockPlace, WarpRows<Config> {
+class ForwardOutput : OutputRows, WarpRows<Config> {
   using WarpRows<Config>::lane_, WarpRows<Config>::row_of;
   using T = typename Config::T;
   using Tile = typename Config::OTile;
@@ -32,7 +69,7 @@ class ForwardOutput : BlockPlace, WarpRows<Config> {
  public:
   // shared: where the block's memory begins; its place lies there.
   __device__ __forceinline__ ForwardOutput(const ForwardParams& params, uint32_t shared)
-      : WarpRows<Config>(opaque(threadIdx.x)), params_(params), staged_{shared} {
+      : OutputRows(params), WarpRows<Config>(opaque(threadIdx.x)), staged_{shared} {
     load(shared + Config::kPlace);
   }
 
@@ -55,7 +92,7 @@ class ForwardOutput : BlockPlace, WarpRows<Config> {
     }
     if (own < kStrips * 2) store_lse(row_of(own / 2, own % 2), top, sum);
     float kept = unit;
-    if (Config::kModified && parts_ == 1) {
+    if (Config::kModified && !split_) {
       kept *= 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
     }
     const float factor = sum == 0.0f ? 0.0f : kept / sum;
@@ -70,38 +107,22 @@ class ForwardOutput : BlockPlace, WarpRows<Config> {
     }
     if constexpr (Config::kWide) {
       store_fp32(o);
-    } else if (parts_ > 1 || params_.problem.dtype_o == FLASHATTN_DTYPE_F32) {
+    } else if (is_fp32()) {
       store_fp32(o);
     } else {
-      // Warps may be more than rows for them.
-      if (Config::kTileQ == 16 * kStrips * Config::kWarps || this->warp_row_ == 0) stage(o);
+      stage(o);
       __syncthreads();
       store_staged();
     }
   }
 
  private:
-  __device__ __forceinline__ void store_lse(int32_t r, float top, float sum) const {
-    if (r >= rows_) return;
-    float* to = params_.args.lse;
-    if (parts_ > 1) {
-      to = params_.partial_lse + partial_row(r);
-    } else if (to) {
-      const RowLayout layout = row_layout(params_.problem, params_.args.shape);
-      const Row at = row(r);
-      to += b_ * layout.batch_stride + (first_head_ + at.head) * layout.head_stride +
-            sequence_.first_q + queries_.begin + at.query;
-    }
-    if (to) *to = sum == 0.0f ? -INFINITY : (top + log2f(sum)) * kLn2;
-  }
-
   __device__ __forceinline__ void store_fp32(const Sums& o) const {
 #pragma unroll
     for (int x = 0; x < kStrips * 2; ++x) {
       const int32_t r = row_of(x / 2, x % 2);
       if (r >= rows_) continue;
-      float* const out = parts_ > 1 ? params_.partial_o + partial_row(r) * params_.problem.dim_v
-                                    : reinterpret_cast<float*>(query_row<4>(params_.args.o, r));
+      float* const out = fp32_row(r);
 #pragma unroll
       for (int n = 0; n < kColumns / 8; ++n) {
         const int column = n * 8 + lane_ % 4 * 2;
@@ -147,12 +168,6 @@ class ForwardOutput : BlockPlace, WarpRows<Config> {
     }
   }
 
-  __device__ __forceinline__ int64_t partial_row(int32_t r) const {
-    const Row at = row(r);
-    return params_.partial_row(part_, b_, first_head_ + at.head, queries_.begin + at.query);
-  }
-
-  const ForwardParams& params_;
   const Tile staged_;  // O, where Q was
 };
 

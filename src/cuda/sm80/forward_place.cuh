@@ -10,7 +10,8 @@ namespace flashattn::cuda::sm80 {
 
 struct BlockPlace {
   Sequence sequence_;
-  int32_t b_, kv_head_, part_, parts_, first_head_, heads_, count_, rows_;
+  int32_t b_, kv_head_, part_, first_head_, heads_, count_, rows_;
+  bool split_;  // whether the sequence has other parts
   Interval queries_;
   Interval keys_, full_;  // that some, all queries of the block see, of its part
   const char *k_, *v_;    // where the rows of K and V begin; paged ones: those of page 0
@@ -30,22 +31,21 @@ struct BlockPlace {
     kv_head_ = kv_unit - b_ * problem.heads_kv;
     sequence_ = sequence_of(problem, params.args.shape, params.args.inputs, b_);
     const Lengths len = sequence_.len;
-    parts_ = params.parts == 1 ? 1 : part_count(params.split, len);
     queries_.begin = min(query_block * params.queries, len.q);
     count_ = min(params.queries, len.q - queries_.begin);
     queries_.end = queries_.begin + count_;
     first_head_ = kv_head_ * params.group + first;
     heads_ = min(params.heads, params.group - first);
     rows_ = heads_ * count_;
-    if (rows_ <= 0 || part_ >= parts_) return false;
     keys_ = full_ = {0, len.kv};
+    if (params.parts > 1) keys_ = full_ = part_range(params.split, len, part_);
+    split_ = keys_.end - keys_.begin < len.kv;
+    if (rows_ <= 0 || (part_ > 0 && keys_.begin == keys_.end)) return false;
     if (!sees_all(problem.mask_rule())) {
       const KeySpan span = key_span(problem.mask_rule(), queries_, len);
-      keys_ = span.any;
-      full_ = span.all;
+      keys_ = intersect(span.any, keys_);
+      full_ = intersect(span.all, keys_);
     }
-    if (parts_ > 1) keys_ = intersect(keys_, part_range(params.split, len, part_));
-    full_ = intersect(full_, keys_);
     const bool paged = problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
     const flashattn_inputs& in = params.args.inputs;
     k_ = tensor_row(in.k, kSize, paged ? 0 : b_, kv_head_, paged ? 0 : sequence_.first_kv);
@@ -59,6 +59,7 @@ struct BlockPlace {
   };
   __device__ __forceinline__ Row row(int32_t r) const {
     if (heads_ == 1) return {0, r};
+    if (count_ == 1) return {r, 0};
     const int32_t head = r / count_;
     return {head, r - head * count_};
   }
