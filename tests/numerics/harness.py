@@ -211,11 +211,14 @@ class Call:
 
     # ---- calls
 
-    def stage(self, op, fields):
-        """Everything in place on the device: what enqueues the call on a stream."""
+    def stage(self, op, fields, workspace=None):
+        """Everything in place on the device: what enqueues the call on a stream. workspace: the
+        buffer to use, of several calls perhaps."""
         size = self.plan.workspace_size(op, self.shape)
         shift = self.workspace_shift
-        workspace = self.add("workspace", "u8", size + shift)
+        if workspace is None:
+            workspace = Buffer(self.device, "u8", size + shift)
+        self.buffers["workspace"] = workspace
         workspace.owned[shift:] = True
         for buffer in set(self.buffers.values()):
             buffer.push()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from . import capi, harness, philox
+from .buffers import Buffer
 from .case import Case
 from .device import open_device
 from .harness import Call, run
@@ -25,17 +26,17 @@ CASES = {
 BACKWARD = [name for name in CASES if name not in ("decode", "split")]
 
 
-def jobs(case, device, plan, backward):
+def jobs(case, device, plan, backward, workspace=None):
     """What enqueues a call, and what reads the bytes of its results."""
     call = Call(case, device, plan=plan)
     if backward:
         call.forward()
         fields, names = call.backward_fields()
-        enqueue = call.stage(capi.BACKWARD, fields)
+        enqueue = call.stage(capi.BACKWARD, fields, workspace)
     else:
         fields = call.forward_fields()
         names = list(fields)
-        enqueue = call.stage(capi.FORWARD, fields)
+        enqueue = call.stage(capi.FORWARD, fields, workspace)
     return enqueue, lambda: b"".join(call.collect(names)[name].tobytes() for name in names)
 
 
@@ -68,6 +69,29 @@ def test_a_hundred_repeats_give_the_same_bits(device, name, backward):
     enqueue(0)
     device.driver.wait_stream(0)
     check_repeats(device, case, enqueue, result, result(), 100)
+
+
+@pytest.mark.parametrize("name, backward", listed(False) + listed(True))
+def test_jobs_that_share_a_workspace(device, name, backward):
+    """One behind the other without a wait. Who reads before it is written there finds what the
+    other job left, not what the same call wrote before."""
+    case = CASES[name].replace(backward=backward)
+    plan = capi.Plan(capi.descriptor(case, device))
+    size = plan.workspace_size(capi.BACKWARD if backward else capi.FORWARD, capi.shape_of(case))
+    workspace = Buffer(device, "u8", size)
+    several = [jobs(case.replace(seed=n), device, plan, backward, workspace) for n in range(2)]
+    expected = []
+    for enqueue, result in several:
+        enqueue(0)
+        device.driver.wait_stream(0)
+        expected.append(result())
+
+    def enqueue_all(stream):
+        for enqueue, _ in several:
+            enqueue(stream)
+
+    check_repeats(device, case, enqueue_all, lambda: [result() for _, result in several], expected,
+                  50)
 
 
 @pytest.mark.parametrize("name, backward", listed(False) + listed(True))
