@@ -116,8 +116,8 @@ def main() -> int:
         import gpu
         return gpu.main(cases, chosen)
 
-    if any(case.page_size or case.repeatable or case.uneven for case in cases):
-        parser.error("pages, repeatable bits and uneven lengths are measured on a GPU only")
+    if any(case.page_size or case.repeatable or case.uneven or case.parts for case in cases):
+        parser.error("pages, repeatable bits, uneven lengths and merges are measured on a GPU only")
     device = flashattn.devices()[0]
     threads = chosen.threads or device.units
     keep_memory()
@@ -140,7 +140,7 @@ def main() -> int:
         row += f"{part:8.0%} " if part else f"{'':9}"
         row += f"{peer:8.1f}{ours / peer:7.2f}" if peer else f"{'':15}"
         if case.seqlen_q == 1:
-            row += f"  {case.kv_bytes() / seconds['flashattn'] * 1e-9:.1f} GB/s of K and V"
+            row += f"  {case.least_bytes() / seconds['flashattn'] * 1e-9:.1f} GB/s of K and V"
         print(f"{row}  {case.to_json()}", flush=True)
         rows.append({"case": case.to_json(), "seconds": seconds["flashattn"], "gflops": ours,
                      "of_peak": part, "torch_seconds": seconds.get("torch"),

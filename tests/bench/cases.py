@@ -14,7 +14,7 @@ Shape = Tuple[int, int, int, int]
 class Case:
     """One problem. As JSON it is the one-line repro of a row."""
 
-    op: str = "forward"  # or "backward"
+    op: str = "forward"  # or "backward", "merge"
     dtype: str = "f32"  # f32, f16, bf16
     batch: int = 1
     heads: int = 16
@@ -31,15 +31,24 @@ class Case:
     dropout: float = 0.0
     repeatable: bool = False  # determinism = RUN_TO_RUN. On a GPU only
     page_size: int = 0  # tokens a page of a paged cache; 0: not paged. On a GPU only
-    # Packed sequences of uneven lengths, seqlen_q on average, up to twice that. On a GPU only
+    # Packed sequences of uneven lengths, seqlen_q on average, up to twice that. Decoding: one has
+    # seqlen_kv keys, the others a sixteenth of them. On a GPU only
     uneven: bool = False
+    parts: int = 0  # that are merged, fp32 each. On a GPU only
 
     def __post_init__(self) -> None:
+        if (self.op == "merge") != (self.parts > 0):
+            raise ValueError("parts are what is merged")
         if not self.uneven:
             return
-        if self.seqlen_kv or self.page_size or self.block_density < 1:
-            raise ValueError("uneven lengths: not with seqlen_kv, pages or blocks")
-        if self.batch % 7 == 0:
+        if self.block_density < 1:
+            raise ValueError("uneven lengths: not with blocks")
+        if self.decodes:
+            if self.op != "forward" or self.keys % max(16 * self.page_size, 16):
+                raise ValueError("uneven caches: forward, a sixteenth of whole pages")
+        elif self.seqlen_kv or self.page_size:
+            raise ValueError("uneven lengths: not with seqlen_kv or pages")
+        elif self.batch % 7 == 0:
             raise ValueError("uneven lengths: of a batch that is no multiple of 7")
 
     @property
@@ -57,13 +66,14 @@ class Case:
     @property
     def plain(self) -> bool:
         """Whether PyTorch's scaled_dot_product_attention computes the same."""
-        return (self.window < 0 and self.block_density == 1.0 and not self.softcap
-                and not self.alibi and not self.dropout and not self.page_size and not self.uneven
+        return (self.op != "merge" and self.window < 0 and self.block_density == 1.0
+                and not self.softcap and not self.alibi and not self.dropout
+                and not self.page_size and not self.uneven
                 and (not self.causal or self.keys == self.seqlen_q))
 
     def lengths(self) -> List[int]:
-        """Of each sequence; of uneven ones queries and keys are as many."""
-        if not self.uneven:
+        """Queries of each sequence."""
+        if not self.uneven or self.decodes:
             return [self.seqlen_q] * self.batch
         ranks = [b * 7 % self.batch + 1 for b in range(self.batch)]
         total = self.batch * self.seqlen_q
@@ -71,14 +81,23 @@ class Case:
         found[-1] += total - sum(found)
         return found
 
-    def starts(self) -> np.ndarray:
-        """Where the sequences of a packed batch start, and where the last ends."""
-        return np.cumsum([0, *self.lengths()])
+    def key_lengths(self) -> List[int]:
+        """Of uneven sequences, but for caches, as many as queries."""
+        if not self.uneven:
+            return [self.keys] * self.batch
+        if not self.decodes:
+            return self.lengths()
+        return [self.keys] + [self.keys // 16] * (self.batch - 1)
+
+    def starts(self) -> Tuple[np.ndarray, np.ndarray]:
+        """Where queries, and keys, of the sequences of a packed batch start, and where the last
+        ends."""
+        return np.cumsum([0, *self.lengths()]), np.cumsum([0, *self.key_lengths()])
 
     def flops(self) -> float:
         """2 * (dim + dim_v) for each visible pair forward (causal: half of those below the first
         key of all queries), 2.5 times that backward: the convention of the attention papers."""
-        pairs = sum(self.pairs(n, n if self.uneven else self.keys) for n in self.lengths())
+        pairs = sum(map(self.pairs, self.lengths(), self.key_lengths()))
         each = 2.0 * self.heads * (self.dim + self.value_dim)
         return each * pairs * (2.5 if self.op == "backward" else 1.0)
 
@@ -91,30 +110,49 @@ class Case:
             pairs -= queries ** 2 / 2
         return pairs * self.block_density
 
-    def kv_bytes(self) -> float:
+    def amount(self) -> float:
+        """What a rate counts: operations, or bytes."""
+        return self.least_bytes() if self.moves else self.flops()
+
+    def least_bytes(self) -> float:
+        """Of K and V, read once; of a merge, all that it reads and writes."""
         size = 4 if self.dtype == "f32" else 2
-        return (self.dim + self.value_dim) * self.batch * self.kv_heads * self.keys * float(size)
+        if self.op == "merge":
+            rows = self.batch * self.heads * self.seqlen_q
+            return rows * float(self.parts * 4 * (self.value_dim + 1) + size * self.value_dim + 4)
+        return (self.dim + self.value_dim) * sum(self.key_lengths()) * self.kv_heads * float(size)
 
     @property
     def decodes(self) -> bool:
-        """Whether keys and values are read about once, so that bytes are what counts."""
-        return self.seqlen_q <= 16
+        """Whether keys and values are read about once."""
+        return self.seqlen_q <= 16 and self.op != "merge"
+
+    @property
+    def moves(self) -> bool:
+        """Whether bytes are what counts."""
+        return self.decodes or self.op == "merge"
 
     def shapes(self) -> Dict[str, Shape]:
-        """Of q, k, v and dout: (batch, seq, head, dim)."""
-        batch = 1 if self.uneven else self.batch  # packed: one after the other
-        each = self.batch // batch
-        q = (batch, each * self.seqlen_q, self.heads, self.dim)
-        k = (batch, each * self.keys, self.kv_heads, self.dim)
+        """Of q, k, v and dout: (batch, seq, head, dim); of a merge of its parts."""
+        if self.op == "merge":
+            return {f"o{n}": (self.batch, self.seqlen_q, self.heads, self.value_dim)
+                    for n in range(self.parts)}
+        # Packed: one after the other.
+        batch, rows, keys = ((1, sum(self.lengths()), sum(self.key_lengths())) if self.uneven
+                             else (self.batch, self.seqlen_q, self.keys))
+        q = (batch, rows, self.heads, self.dim)
+        k = (batch, keys, self.kv_heads, self.dim)
         v, dout = (*k[:3], self.value_dim), (*q[:3], self.value_dim)
         return {"q": q, "k": k, "v": v, **({"dout": dout} if self.op == "backward" else {})}
 
     def group(self) -> str:
         """What rows that differ in their lengths have in common."""
-        same = dataclasses.replace(self, batch=1, heads=1, heads_kv=0, seqlen_q=1, seqlen_kv=0)
+        same = dataclasses.replace(self, batch=1, heads=1, heads_kv=0, seqlen_q=1, seqlen_kv=0,
+                                   uneven=False)
         words = [word for word in same.name().split() if word not in ("B1", "H1", "S1")]
-        if self.decodes:
-            return "decode " + " ".join(words[1:])
+        words += ["uneven"] if self.uneven else []
+        if self.moves:
+            return " ".join(["decode" if self.decodes else self.op, *words[1:]])
         return " ".join(words + ([] if self.causal else ["full"]))
 
     def name(self) -> str:
@@ -138,6 +176,8 @@ class Case:
             words.append("repeatable")
         if self.page_size:
             words.append(f"pages of {self.page_size}")
+        if self.parts:
+            words.append(f"{self.parts} parts")
         return " ".join(words)
 
     def to_json(self) -> str:
@@ -205,6 +245,10 @@ def _gpu_decode() -> Iterator[Case]:
     yield dataclasses.replace(base, batch=32, seqlen_q=4, causal=True)  # speculative decoding
     for page_size in (16, 64, 256):
         yield dataclasses.replace(base, batch=32, page_size=page_size)
+    for page_size in (0, 64):
+        yield dataclasses.replace(base, batch=16, seqlen_kv=32768, page_size=page_size, uneven=True)
+    for parts in (2, 8):
+        yield Case("merge", "bf16", 1, 32, seqlen_q=4096, dim=128, parts=parts)
 
 
 def _prefill() -> Iterator[Case]:

@@ -22,7 +22,7 @@ def lines(rows: List[Dict[str, str]]) -> Tuple[Line, Line]:
     found: Tuple[Line, Line] = ({}, {})
     for row in rows:
         case = Case.from_json(row["case"])
-        amount = case.kv_bytes() if case.decodes else case.flops()
+        amount = case.amount()
         for column, value in row.items():
             name, _, kind = column.rpartition("_")
             if value and kind in ("seconds", "table"):

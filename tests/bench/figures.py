@@ -23,7 +23,7 @@ class Figures:
 
     def of(self, case: Case) -> Dict[str, float]:
         """Seconds by peer."""
-        if case.decodes:
+        if case.moves:
             if case != Case("forward", "bf16", case.batch, 32, 8, seqlen_q=1,
                             seqlen_kv=case.keys, dim=128):
                 return {}

@@ -38,9 +38,8 @@ class Row(NamedTuple):
     missing: Dict[str, str]  # why a runner did not run
 
     def rate(self, seconds: float) -> float:
-        """TFLOP/s; decoding: TB/s of K and V."""
-        amount = self.case.kv_bytes() if self.case.decodes else self.case.flops()
-        return amount / seconds * 1e-12
+        """TFLOP/s; decoding, merging: TB/s."""
+        return self.case.amount() / seconds * 1e-12
 
     def best(self, ours: List[str]) -> Tuple[str, float]:
         """The fastest peer: of this run, or of the table where it did not run (marked *)."""
@@ -85,7 +84,7 @@ class Bench:
             kept.append(made)
             ready[ours.name] = lambda made=made: made.work(0)
             made.work(0)
-            if case.decodes:
+            if case.moves:
                 graph = self.driver.capture(made.work)
                 ready[ours.name] = graph.launch
         mine = prepared and {name: array for name, array in prepared.results.items()}
@@ -99,21 +98,21 @@ class Bench:
             if mine and first is None:
                 first = result(work())
                 error = relative(list(mine.values()), first)
-            ready[name] = captured(work) if case.decodes else work
+            ready[name] = captured(work) if case.moves else work
         return dict(ready=ready, missing=missing, error=error, prepared=prepared, kept=kept)
 
     def measure(self, case: Case) -> Row:
         if torch is not None:
             torch.manual_seed(0)
             torch.cuda.empty_cache()
-        arrays = {name: self.memory.normal(shape, case.dtype)
+        arrays = {name: self.memory.normal(shape, "f32" if case.parts else case.dtype)
                   for name, shape in case.shapes().items()}
         found = self.works(case, arrays)
         ready = found["ready"]
-        clock = self.clock.flushed if case.decodes else self.clock.bursts
+        clock = self.clock.flushed if case.moves else self.clock.bursts
         times = clock(ready, self.options.rounds) if ready else {}
         sustained = {}
-        if self.options.sustained and not case.decodes:
+        if self.options.sustained and not case.moves:
             sustained = {name: self.clock.sustained(work, self.options.sustained)
                          for name, work in ready.items()}
         prepared = found["prepared"]
@@ -129,8 +128,8 @@ class Bench:
         self.copy = self.clock.copy()
         version = f", PyTorch {torch.__version__}" if torch is not None else ""
         print(f"{driver.name}{version}; {_library.text(_library.lib.flashattn_build_info())}")
-        print(f"TFLOP/s (decoding: TB/s of K and V, caches flushed, graphs); a copy on the device: "
-              f"{self.copy * 1e-12:.2f} TB/s read and written")
+        print(f"TFLOP/s (decoding: TB/s of K and V, merging: of all; caches flushed, graphs); a "
+              f"copy on the device: {self.copy * 1e-12:.2f} TB/s read and written")
         for ours in self.ours:
             found = host_cost.measure(ours, self.memory)
             print(f"{ours.name}: {host_cost.sentence(found)}")
@@ -140,7 +139,7 @@ class Bench:
               f"{'/cudnn':>8}{'/best':>7} {'best':11}{'error':>8}  kernel, repeat with --case")
 
     def show(self, row: Row) -> None:
-        digits = 2 if row.case.decodes else 1
+        digits = 2 if row.case.moves else 1
         cells = ""
         for name in self.columns:
             refused = "refused" if name in self.mine else "-"
@@ -158,7 +157,7 @@ class Bench:
             print(f"{'  sustained':{WIDTH}}" + "".join(
                 f"{row.rate(row.sustained[name]):10.1f}" if name in row.sustained else f"{'':10}"
                 for name in self.columns), flush=True)
-        if row.case.decodes and self.mine[0] in row.seconds:
+        if row.case.moves and self.mine[0] in row.seconds:
             at_copy = row.bytes / self.copy
             print(f"{'':{WIDTH}}  {row.seconds[self.mine[0]] * 1e6:.1f} us, "
                   f"{at_copy * 1e6:.1f} at the copy's speed: "

@@ -43,11 +43,12 @@ def descriptor(case: Case) -> Dict[str, Any]:
         fields["block_q"] = fields["block_kv"] = 128
     if case.alibi:
         fields["bias"] = int(Bias.ALIBI)
+    layout = Layout.VARLEN_Q if case.uneven else 0
     if case.page_size:
-        fields["layout"], fields["page_size"] = int(Layout.PAGED_KV), case.page_size
-    if case.uneven:
-        fields["layout"] = int(Layout.VARLEN_Q | Layout.VARLEN_KV)
-    return {**fields, "mask": mask}
+        layout |= Layout.PAGED_KV
+    elif case.uneven:
+        layout |= Layout.VARLEN_KV
+    return {**fields, "mask": mask, "layout": int(layout), "page_size": case.page_size}
 
 
 class FlashAttn:
@@ -70,16 +71,21 @@ class FlashAttn:
         fields: Dict[str, Any] = {name: tensor(case, arrays[name]) for name in "qkv"}
         keep = [arrays]
         if case.uneven:
-            starts = self.memory.of(case.starts(), "i32")
-            fields.update({name: pointer(starts, "int32_t *")
-                           for name in ("cu_seqlens_q", "cu_seqlens_kv")})
-            keep.append(starts)
+            lengths = [self.memory.of(array, "i32")
+                       for array in (*case.starts(), np.array(case.key_lengths()))]
+            names = ("cu_seqlens_q", "lens_kv" if case.page_size else "cu_seqlens_kv")
+            used = (lengths[0], lengths[2 if case.page_size else 1])
+            fields.update({name: pointer(x, "int32_t *") for name, x in zip(names, used)})
+            keep.append(lengths)
         if case.page_size:
             # The same memory, read as a pool of pages, which the sequences share out at random.
-            each = case.keys // case.page_size
-            pages = case.batch * each
-            table = self.memory.of(np.random.default_rng(0).permutation(pages).astype(np.int32)
-                                   .reshape(case.batch, each), "i32")
+            counts = [n // case.page_size for n in case.key_lengths()]
+            pages = sum(counts)
+            numbers = np.random.default_rng(0).permutation(pages)
+            rows = np.zeros((case.batch, max(counts)), np.int32)
+            for row, own in zip(rows, np.split(numbers, np.cumsum(counts)[:-1])):
+                row[:len(own)] = own
+            table = self.memory.of(rows, "i32")
             for name in "kv":
                 dim = arrays[name].shape[-1]
                 fields[name] = (pointer(arrays[name]), case.page_size * case.kv_heads * dim, dim,
@@ -104,11 +110,14 @@ class FlashAttn:
     def prepare(self, case: Case, arrays: Dict[str, Array]) -> Prepared:
         """Raises Refused."""
         plan = self.plan(descriptor(case))
+        if case.op == "merge":
+            return self.merge(case, plan, arrays)
         fields, keep = self.inputs(case, arrays)
         shape = dict(batch=case.batch, seqlen_q=case.seqlen_q, seqlen_kv=case.keys)
         if case.uneven:
-            shape.update(seqlen_q=max(case.lengths()), seqlen_kv=max(case.lengths()),
-                         total_q=sum(case.lengths()), total_kv=sum(case.lengths()))
+            shape.update(seqlen_q=max(case.lengths()), seqlen_kv=max(case.key_lengths()),
+                         total_q=sum(case.lengths()),
+                         total_kv=0 if case.page_size else sum(case.key_lengths()))
         o = self.memory.empty((*arrays["q"].shape[:3], case.value_dim), case.dtype, 0xFF)
         lse = self.memory.empty((case.batch, case.heads, case.seqlen_q), "f32", 0xFF)
         forward = ffi.new("flashattn_forward_args *", dict(
@@ -126,7 +135,29 @@ class FlashAttn:
                 **{name: tensor(case, array) for name, array in results.items()}))
             work, info = self.call(plan, Op.BACKWARD, backward, self.lib.flashattn_backward)
         work.keep = (*keep, o, lse, results, forward)  # type: ignore[attr-defined]
-        return Prepared(work, text(info.kernel), results, info.bytes, info.workspace)
+        # The library does not know lengths that lie on the device.
+        least = int(case.least_bytes()) if case.uneven and case.decodes else info.bytes
+        return Prepared(work, text(info.kernel), results, least, info.workspace)
+
+    def merge(self, case: Case, plan: Any, arrays: Dict[str, Array]) -> Prepared:
+        """Of fp32 parts."""
+        rows = (case.batch, case.heads, case.seqlen_q)
+        o = self.memory.empty((*arrays["o0"].shape[:3], case.value_dim), case.dtype, 0xFF)
+        logs = [self.memory.normal(rows, "f32") for _ in arrays]
+        lse = self.memory.empty(rows, "f32", 0xFF)
+        tensors = ffi.new("flashattn_tensor[]", [tensor(case, part) for part in arrays.values()])
+        pointers = ffi.new("float *[]", [pointer(part, "float *") for part in logs])
+        args = ffi.new("flashattn_merge_args *", dict(
+            struct_size=ffi.sizeof("flashattn_merge_args"), parts=case.parts,
+            shape=dict(batch=case.batch, seqlen_q=case.seqlen_q, seqlen_kv=case.seqlen_q),
+            part_o=tensors, part_lse=pointers, part_dtype=DTYPES["f32"], o=tensor(case, o),
+            lse=pointer(lse, "float *")))
+
+        def work(stream: int) -> None:
+            self.check(self.lib.flashattn_merge(plan, args, ffi.cast("void *", stream)))
+
+        work.keep = (arrays, o, logs, lse, tensors, pointers)  # type: ignore[attr-defined]
+        return Prepared(work, "flashattn_merge", {"o": o}, int(case.least_bytes()), 0)
 
     def call(self, plan: Any, op: int, args: Any, function: Any) -> Tuple[Any, Any]:
         shape = ffi.addressof(args, "shape")

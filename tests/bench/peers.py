@@ -2,8 +2,10 @@
 and FlashAttention-4 (the package flash-attn-4) where it can be imported."""
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
+import inspect
 import warnings
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -33,6 +35,8 @@ class Sdpa:
 
     def prepare(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Work, Callable[[Any], Any]]:
         """What enqueues a call, and what brings its result into the shape of ours."""
+        if case.uneven and self.name == "flash":
+            return self.packed(case, arrays)
         if not case.plain:
             raise CannotRun("SDPA has no such option")
         if self.name == "math":
@@ -63,6 +67,34 @@ class Sdpa:
             return work, lambda grads: [g.transpose(1, 2) for g in grads]
         return work, lambda out: [out.transpose(1, 2)]
 
+    @staticmethod
+    def packed(case: Case, arrays: Dict[str, Array]) -> Tuple[Work, Callable[[Any], Any]]:
+        """PyTorch's function for packed sequences, by the kernels of its backend flash."""
+        if not dataclasses.replace(case, uneven=False).plain:
+            raise CannotRun("not by varlen_attn")
+        inputs = [arrays[name].tensor.detach()[0].requires_grad_(case.op == "backward")
+                  for name in "qkv"]
+        starts = [torch.tensor(x, dtype=torch.int32, device="cuda") for x in case.starts()]
+        try:
+            function = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+            known = inspect.signature(function).parameters  # they change from version to version
+            options: Dict[str, Any] = {}
+            if case.causal:
+                options.update({"is_causal": True} if "is_causal" in known
+                               else {"window_size": (-1, 0)})
+            if case.kv_heads != case.heads and "enable_gqa" in known:
+                options["enable_gqa"] = True
+            forward = functools.partial(function, *inputs, *starts, max(case.lengths()),
+                                        max(case.key_lengths()), **options)
+            out = forward()
+            if case.op == "forward":
+                return forward, lambda out: [out[None]]
+            work = _gradients(out, inputs, arrays["dout"].tensor[0])
+            work()
+        except (ImportError, RuntimeError, TypeError, ValueError) as error:
+            raise CannotRun(str(error).split("\n", maxsplit=1)[0][:100]) from None
+        return work, lambda grads: [g[None] for g in grads]
+
 
 class FlashAttention4:
     """flash_attn.cute, which compiles a kernel when it first meets its configuration."""
@@ -74,18 +106,18 @@ class FlashAttention4:
         self.function, self.packed = flash_attn_func, flash_attn_varlen_func
 
     def prepare(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Work, Callable[[Any], Any]]:
-        if case.dtype == "f32":
-            raise CannotRun("16-bit types only")
+        if case.dtype == "f32" or case.op == "merge":
+            raise CannotRun("attention of 16-bit types only")
         if case.page_size or case.alibi or case.dropout or case.block_density < 1:
             raise CannotRun("not by this function")
         tensors = {name: array.tensor.detach() for name, array in arrays.items()}
         function = self.function
         if case.uneven:
             tensors = {name: tensor[0] for name, tensor in tensors.items()}
-            starts = torch.tensor(case.starts(), dtype=torch.int32, device="cuda")
+            starts = [torch.tensor(x, dtype=torch.int32, device="cuda") for x in case.starts()]
             function = functools.partial(
-                self.packed, cu_seqlens_q=starts, cu_seqlens_k=starts,
-                max_seqlen_q=max(case.lengths()), max_seqlen_k=max(case.lengths()))
+                self.packed, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1],
+                max_seqlen_q=max(case.lengths()), max_seqlen_k=max(case.key_lengths()))
         inputs = [tensors[name].requires_grad_(case.op == "backward") for name in "qkv"]
         window = (case.window, 0) if case.window >= 0 else (None, None)
         forward = functools.partial(
