@@ -98,6 +98,10 @@ def windows():
             yield Case(seqlen_q=rows, seqlen_kv=keys, heads_q=1, dim_qk=16, window=window,
                        causal=(n + m) % 4 == 3, top_left=(n + m) % 2 == 1, backward=True,
                        dtype=DTYPES[(n + m) % 3])
+    # First and last tiles of 128 keys, of which a strip of 64 rows sees all or a half.
+    for n, window in enumerate([(128, 63), (191, 40), (191, 0), (200, 127), (130, 64)]):
+        yield Case(seqlen_q=384, seqlen_kv=384, heads_q=2, heads_kv=1, dim_qk=64, window=window,
+                   dtype=DTYPES[1 + n % 2], backward=True)
 
 
 def chunks():
