@@ -12,7 +12,8 @@ template <class Config>
 class Consumer : Softmax<Config> {
   using Base = Softmax<Config>;
   using T = typename Config::T;
-  using Base::control_, Base::group_, Base::items_, Base::leader_, Base::params_, Base::q_place_;
+  using Base::control_, Base::group_, Base::items_, Base::leader_, Base::params_, Base::q_place_,
+      Base::half_;
   using Base::drop, Base::factor, Base::item, Base::kept, Base::lane;
   using Base::kConsumers, Base::kSlack, Base::kTileKv, Base::kTileQ;
   using Base::modify, Base::raise_reference, Base::reference_, Base::release_q, Base::row, Base::s_;
@@ -61,17 +62,17 @@ class Consumer : Softmax<Config> {
   __device__ __forceinline__ int32_t fast_steps(int32_t n, int32_t full) {
     if constexpr (Config::kScores == Scores::kScaled) {
 #pragma unroll 1
-      for (; n >= full; --n) step<Way::kScaled>(n);
+      for (; n >= full; --n) step<Way::kScaled>(s_, n);
     } else if (this->sloped()) {
       const Slope slope = this->slope();
       const int32_t tied = slope.tied ? max(full, slope.line_end) : full;
 #pragma unroll 1
-      for (; n >= tied; --n) step<Way::kSloped>(n, slope);
+      for (; n >= tied; --n) step<Way::kSloped>(s_, n, slope);
 #pragma unroll 1
-      for (; n >= full; --n) step<Way::kTied>(n, slope);
+      for (; n >= full; --n) step<Way::kTied>(s_, n, slope);
     } else {
 #pragma unroll 1
-      for (; n >= full; --n) step<Way::kCapped>(n);
+      for (; n >= full; --n) step<Way::kCapped>(s_, n);
     }
     return n;
   }
@@ -97,14 +98,14 @@ class Consumer : Softmax<Config> {
       n = tiles_.down(item(), n, first);
       start(n--, lower);
 #pragma unroll 1
-      for (; (n = tiles_.down(item(), n, fast)) >= fast; --n) step<Way::kSafe>(n);
+      for (; (n = tiles_.down(item(), n, fast)) >= fast; --n) step<Way::kSafe>(s_, n);
       if constexpr (!Config::kSafe) {
         n = fast_steps(n, full);
         const int32_t whole = upper ? first + 1 : first;
 #pragma unroll 1
-        for (; n >= whole; --n) step<Way::kMasked>(n);
+        for (; n >= whole; --n) step<Way::kMasked>(s_, n);
         if constexpr (Config::kHalves) {
-          if (upper && n == first) step<Way::kMasked, Part::kUpper>(n--);
+          if (upper && n == first) step<Way::kMasked, Part::kUpper>(half_, n--);
         }
       }
       ptx::mbarrier_wait(address(control_.v_full[place_.slot()]), place_.phase());
@@ -143,17 +144,16 @@ class Consumer : Softmax<Config> {
   __device__ __forceinline__ void start(int32_t n, bool half) {
     ptx::mbarrier_wait(address(control_.k_full[place_.slot()]), place_.phase());
     if constexpr (Config::kHalves) {
-      half ? start<Part::kLower>(n) : start<Part::kWhole>(n);
+      half ? start<Part::kLower>(half_, n) : start<Part::kWhole>(s_, n);
     } else {
-      start<Part::kWhole>(n);
+      start<Part::kWhole>(s_, n);
     }
     if (params_.kv_has_tail && (n + 1) * kTileKv > item().len.kv) clear_tail(n);
   }
 
-  template <Part kPart>
-  __device__ __forceinline__ void start(int32_t n) {
-    auto& s = this->template scores<kPart>();
-    multiply_qk<kPart>(place_);
+  template <Part kPart, int kCount>
+  __device__ __forceinline__ void start(float (&s)[kCount], int32_t n) {
+    multiply_qk<kPart>(s, place_);
     clear();
     ptx::wgmma_wait<0>();
     ptx::pin(s);
@@ -166,31 +166,30 @@ class Consumer : Softmax<Config> {
       float peak[2];
       this->find_peaks(peak);
       this->cap_products(s);
-      this->template hide<kPart>(n);
+      hide<kPart>(s, n);
       // Lower than expected: numbers hold more above the reference than below it.
       raise_reference(s, line.scale, {peak[0] - kSlack, peak[1] - kSlack});
       this->weigh_line(s, line);
     } else {
       modify(s, n * kTileKv);
-      this->template hide<kPart>(n);
+      hide<kPart>(s, n);
       raise_reference(s, factor(), {0.0f, 0.0f});
       weigh(s);
     }
     drop(s_, n);
-    pack<kPart>();
+    pack<kPart>(s);
   }
 
   // Q K^T of tile n under P V of tile n + 1; then the softmax of n, under the products of the other
   // warpgroups.
-  template <Way kWay, Part kPart = Part::kWhole>
-  __device__ __forceinline__ void step(int32_t n, const Slope& slope = {}) {
-    auto& s = this->template scores<kPart>();
+  template <Way kWay, Part kPart = Part::kWhole, int kCount>
+  __device__ __forceinline__ void step(float (&s)[kCount], int32_t n, const Slope& slope = {}) {
     const Place values = place_;
     place_.advance();
     const bool last = n == strip().begin;
     ptx::mbarrier_wait(address(control_.k_full[place_.slot()]), place_.phase());
     if (Config::kTurns) take_turn();
-    multiply_qk<kPart>(place_);
+    multiply_qk<kPart>(s, place_);
     ptx::mbarrier_wait(address(control_.v_full[values.slot()]), values.phase());
     multiply_pv(values);
     if (Config::kTurns) pass_turn();
@@ -211,7 +210,7 @@ class Consumer : Softmax<Config> {
       this->weigh_capped();
     } else {
       modify(s, n * kTileKv + Base::template kFirst<kPart>);
-      if constexpr (kWay != Way::kScaled) this->template hide<kPart>(n);
+      if constexpr (kWay != Way::kScaled) hide<kPart>(s, n);
       if constexpr (kWay == Way::kSafe) raise_reference(s, factor(), {0.0f, 0.0f}, shrink);
       weigh(s);
     }
@@ -219,8 +218,18 @@ class Consumer : Softmax<Config> {
     ptx::wgmma_wait<0>();
     ptx::pin(o_);
     release(control_.v_empty, values);
-    pack<kPart>();
+    pack<kPart>(s);
     if constexpr (kWay == Way::kSafe) rescale(shrink);
+  }
+
+  // What rows do not see of a tile, or of a half of it.
+  template <Part kPart, int kCount>
+  __device__ __forceinline__ void hide(float (&s)[kCount], int32_t n) {
+    if constexpr (kPart == Part::kWhole) {
+      Base::hide(n);
+    } else {
+      this->mask(s, n * kTileKv + Base::template kFirst<kPart>);
+    }
   }
 
   __device__ __forceinline__ void take_turn() { ptx::named_sync(kTurnBarrier + group_, 256); }
@@ -255,14 +264,13 @@ class Consumer : Softmax<Config> {
     for (int i = 0; i < Config::kDimV / 2; ++i) o_[i] = 0.0f;
   }
 
-  template <Part kPart>
-  __device__ __forceinline__ void multiply_qk(const Place& place) {
+  template <Part kPart, int kCount>
+  __device__ __forceinline__ void multiply_qk(float (&s)[kCount], const Place& place) {
     const ptx::Matrix k =
         k_.further(place.slot() * Config::kKBytes + Base::template kFirst<kPart> * 128);
     // Large heads: or the compiler keeps all addresses in registers that it does not have.
     const ptx::Matrix first{Config::kDimQk > 128 ? opaque(q_.low) : q_.low};
     const ptx::Matrix q = first.further(q_place_.slot() * Config::kQBytes);
-    auto& s = this->template scores<kPart>();
     ptx::wgmma_fence();
 #pragma unroll
     for (int x = 0; x < Config::kDimQk / 16; ++x) {
@@ -282,14 +290,13 @@ class Consumer : Softmax<Config> {
     ptx::wgmma_commit();
   }
 
-  template <Part kPart>
-  __device__ __forceinline__ void pack() {
-    constexpr int kFrom = Base::template kFirst<kPart> / 4,
-                  kCount = Base::template kKeys<kPart> / 4;
+  template <Part kPart, int kCount>
+  __device__ __forceinline__ void pack(const float (&s)[kCount]) {
+    constexpr int kFrom = Base::template kFirst<kPart> / 4;
 #pragma unroll
     for (int i = 0; i < kTileKv / 4; ++i) {
       const int x = 2 * (i - kFrom);
-      p_[i] = i < kFrom || i >= kFrom + kCount ? 0 : ptx::pack<T>(s_[x], s_[x + 1]);
+      p_[i] = x < 0 || x >= kCount ? 0 : ptx::pack<T>(s[x], s[x + 1]);
     }
   }
 

@@ -25,20 +25,9 @@ class Softmax : protected TileScores<Config> {
 
   template <Part kPart>
   static constexpr int kFirst = kPart == Part::kUpper ? kTileKv / 2 : 0;  // key
-  template <Part kPart>
-  static constexpr int kKeys = kPart == Part::kWhole ? kTileKv : kTileKv / 2;
-
-  template <Part kPart>
-  __device__ __forceinline__ auto& scores() {
-    return reinterpret_cast<float (&)[kKeys<kPart> / 2]>(s_);
-  }
-
-  template <Part kPart>
   __device__ __forceinline__ void hide(int32_t n) {
-    if (kPart != Part::kWhole || n < strip().full_begin || n >= strip().full_end) {
-      this->mask(scores<kPart>(), n * kTileKv + kFirst<kPart>);
-    }
-    if constexpr (kPart == Part::kWhole) this->hide_blocks(s_, n);
+    if (n < strip().full_begin || n >= strip().full_end) this->mask(s_, n * kTileKv);
+    this->hide_blocks(s_, n);
   }
 
   // Raises the rows' references to the tile's maxima, times c and raised, where these are higher by
@@ -175,6 +164,7 @@ class Softmax : protected TileScores<Config> {
 
   float reference_[2], sum_[2];  // log2 units; the sums are of this lane's columns
   float s_[kTileKv / 2];
+  float half_[kTileKv / 4];  // the scores of half a tile
 };
 
 }  // namespace flashattn::cuda::sm90
