@@ -25,6 +25,7 @@ class Softmax : protected TileScores<Config> {
 
   template <Part kPart>
   static constexpr int kFirst = kPart == Part::kUpper ? kTileKv / 2 : 0;  // key
+
   __device__ __forceinline__ void hide(int32_t n) {
     if (n < strip().full_begin || n >= strip().full_end) this->mask(s_, n * kTileKv);
     this->hide_blocks(s_, n);
