@@ -53,6 +53,7 @@ class Sm80Launcher : public Launcher {
   // Whether sequences, more than a few of them, may have keys of very different number: one block
   // each would leave most multiprocessors waiting for the longest.
   bool may_be_uneven(const flashattn_shape& shape) const;
+  // Whether keys are packed or paged, each sequence's of a number of its own.
   bool has_lengths() const;
 
   Forward wide_, narrow_, tiny_, small_, medium_, large_;  // by the number of queries and blocks

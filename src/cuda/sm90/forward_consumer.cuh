@@ -12,9 +12,8 @@ template <class Config>
 class Consumer : Softmax<Config> {
   using Base = Softmax<Config>;
   using T = typename Config::T;
-  using Base::control_, Base::group_, Base::items_, Base::leader_, Base::params_, Base::q_place_,
-      Base::half_;
-  using Base::drop, Base::factor, Base::item, Base::kept, Base::lane;
+  using Base::control_, Base::group_, Base::items_, Base::leader_, Base::params_, Base::q_place_;
+  using Base::drop, Base::factor, Base::half_, Base::item, Base::kept, Base::lane;
   using Base::kConsumers, Base::kSlack, Base::kTileKv, Base::kTileQ;
   using Base::modify, Base::raise_reference, Base::reference_, Base::release_q, Base::row, Base::s_;
   using Base::strip, Base::sum_, Base::tiles_, Base::weigh;

@@ -17,14 +17,16 @@ class Softmax : protected TileScores<Config> {
   using Base::factor, Base::item, Base::lane, Base::row, Base::strip;
   using typename Base::Line, typename Base::Slope;
   static constexpr int kTileKv = Config::kTileKv;
-  static constexpr float kSlack = 8.0f;  // log2; a lower maximum need not be followed at first
+  // log2: by less than that a maximum may exceed the reference, but not in a tile done over.
+  static constexpr float kSlack = 8.0f;
 
   __device__ __forceinline__ Softmax(const ForwardParams& params, uint32_t shared,
                                      Control<Config>& control, int32_t group)
       : Base(params, shared, control, group) {}
 
+  // The first key of a part.
   template <Part kPart>
-  static constexpr int kFirst = kPart == Part::kUpper ? kTileKv / 2 : 0;  // key
+  static constexpr int kFirst = kPart == Part::kUpper ? kTileKv / 2 : 0;
 
   __device__ __forceinline__ void hide(int32_t n) {
     if (n < strip().full_begin || n >= strip().full_end) this->mask(s_, n * kTileKv);

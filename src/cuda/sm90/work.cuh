@@ -10,7 +10,7 @@ namespace flashattn::cuda::sm90 {
 // [full_begin, full_end) every row sees every key; below fast_end every row has seen one already.
 struct Strip {
   int32_t begin, end;
-  // Whether no row sees a key of the lower half of the first tile, the upper half of the last.
+  // Whether all that rows see of the first tile is in its upper half, of the last in its lower.
   bool upper_half, lower_half;
   int32_t full_begin, full_end, fast_end;
   // The key of the first query. All keys of tiles from line_begin on, and of those below line_end,
