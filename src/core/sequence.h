@@ -68,6 +68,17 @@ FLASHATTN_HD constexpr bool pays_to_split(int64_t rows, int32_t keys, int64_t pa
   return (keys - keys / parts) * units > (450 + rows * 9 / 20) * (units + blocks);
 }
 
+// The most parts, up to `most`, of so many blocks each, that fill a device, which holds `resident`
+// at once, up to `rounds` times, and leave none of these rounds a tenth empty. 0: there are none.
+constexpr int64_t parts_of_full_rounds(int64_t blocks, int64_t resident, int64_t rounds,
+                                       int64_t most) {
+  for (; rounds > 0; --rounds) {
+    const int64_t full = rounds * resident / blocks, parts = full < most ? full : most;
+    if (10 * parts * blocks >= 9 * rounds * resident) return parts;
+  }
+  return 0;
+}
+
 // Keys of each part but the last.
 FLASHATTN_HD constexpr int32_t part_keys(const SplitRule& rule, Lengths len) {
   if (len.q > rule.max_queries || len.kv == 0) return len.kv;

@@ -20,16 +20,6 @@ constexpr int32_t kSplitStep = 64;
 constexpr int64_t kUnevenKeys = 2048;
 constexpr int64_t kUnevenRounds = 5;
 
-// The most parts, up to `most`, with so many blocks each, that leave no round of blocks on the
-// device a tenth empty. 0: there are none.
-int64_t parts_of_full_rounds(int64_t blocks, int64_t resident, int64_t most) {
-  for (int64_t rounds = kUnevenRounds; rounds > 0; --rounds) {
-    const int64_t parts = std::min(rounds * resident / blocks, most);
-    if (10 * parts * blocks >= 9 * rounds * resident) return parts;
-  }
-  return 0;
-}
-
 // Those for modified scores multiply fp32 as tf32. So does the backward pass, whose weights, from
 // this lse, must be those of the same scores; and a sink may be larger than all weights: halves
 // would lose them.
@@ -176,7 +166,7 @@ ForwardParams Sm80Launcher::grid(const Choice<sm80::ForwardEntry>& choice,
                              ceil_div(shape.seqlen_kv, 2 * kSplitStep));
     if (uneven) {
       const int64_t most = shape.seqlen_kv / kUnevenKeys;
-      parts = std::max(parts, parts_of_full_rounds(blocks, choice.resident, most));
+      parts = std::max(parts, parts_of_full_rounds(blocks, choice.resident, kUnevenRounds, most));
     }
     const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * shape.seqlen_q;
     const bool split = pays_to_split(rows, shape.seqlen_kv, parts, p.blocks(), units_);

@@ -228,6 +228,13 @@ void test_splits() {
       }
     }
   }
+  // Decoding on an H200, 8 heads, three blocks a multiprocessor: 16 times 8k, 8 times 16k, and 16
+  // and 32 of which the longest has 32k.
+  CHECK(parts_of_full_rounds(128, 396, 5, 4) == 3);
+  CHECK(parts_of_full_rounds(64, 396, 5, 8) == 6);
+  CHECK(parts_of_full_rounds(128, 396, 5, 16) == 15);
+  CHECK(parts_of_full_rounds(256, 396, 5, 16) == 7);
+  CHECK(parts_of_full_rounds(128, 396, 5, 2) == 0);
   for (const int parts : {7, 1 << 30}) {
     const SplitRule large = SplitRule::of(parts, 1, INT32_MAX, 64);
     const int last = part_count(large, {1, INT32_MAX}) - 1;
