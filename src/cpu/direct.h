@@ -18,6 +18,7 @@ struct Cache {
 constexpr int32_t kChunk = 64;        // keys of a head at once, at most
 constexpr int32_t kRunBytes = 32768;  // of all heads at once: a small part of the L2 cache
 constexpr int kScoreRows = 4;         // queries that share loaded keys; values: kMicroRows
+constexpr int kFetchUnits = 4;        // of values, a step
 
 // Keys of all heads that are worked on head by head. Many more, and memory is no longer read in the
 // order in which it lies; fewer pay for each start.
@@ -56,9 +57,14 @@ struct Chunk {
 
   // Lines of a step into the second level of the caches: the first has room for few requests.
   FLASHATTN_INLINE void fetch() {
-    for (int32_t n = each; n > 0 && token < tokens; --n) {
-      __builtin_prefetch(next[token] + int64_t{line} * 64, 0, 2);
-      if (++line == lines) line = 0, ++token;
+    for (int32_t n = each; n > 0 && token < tokens;) {
+      // Of a token at a time: lines that are counted in memory take longer than the products.
+      const char* at = next[token] + int64_t{line} * 64;
+      const int32_t count = n < lines - line ? n : lines - line;
+      for (int32_t i = 0; i < count; ++i) __builtin_prefetch(at + i * 64, 0, 2);
+      n -= count;
+      line += count;
+      if (line == lines) line = 0, ++token;
     }
   }
 };
@@ -101,7 +107,10 @@ void dot_rows(const uint32_t* q, int32_t q_units, Chunk& chunk, int32_t count, i
     const auto add = [&](int32_t u, int32_t end) {
       Words query[kRows];
 #pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) query[r] = load_words(q + r * q_units + u);
+      for (int r = 0; r < kRows; ++r) {
+        query[r] = load_words(q + r * q_units + u);
+        if (kRows == kScoreRows) hold(query[r]);
+      }
 #pragma GCC unroll 16
       for (int k = 0; k < kKeys; ++k) {
         const Words key = load_units<kCompute, kDtype>(chunk.row[n + k], u, end);
@@ -135,30 +144,33 @@ void weigh_columns(const uint32_t* p, int64_t p_stride, Chunk& chunk, int32_t un
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) sum[r][v] = load(o + r * o_stride + column + v * kWidth);
   }
-  for (int32_t u = 0; u < units; ++u) {
-    Words value[kVectors];
-    const char* const* row = chunk.row + u * kUnit<kCompute>;
-    const char *first = row[0], *second = row[kUnit<kCompute> - 1];
-    if constexpr (kCompute == Compute::kBf16Pairs && kVectors % 2 == 0 && kWhole) {
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; v += 2) {
-        interleave(load_words(first + (column + v * kWidth) * 2),
-                   load_words(second + (column + v * kWidth) * 2), &value[v], &value[v + 1]);
-      }
-    } else {
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        value[v] = load_pair<kCompute, kDtype>(first, second, column + v * kWidth,
-                                               kWhole ? INT32_MAX : dim);
-      }
-    }
+  for (int32_t u = 0, end; u < units; u = end) {
     chunk.fetch();
-#pragma GCC unroll 6
-    for (int r = 0; r < kRows; ++r) {
-      const Words weight = splat_word(p[r * p_stride + u]);
+    end = units - u < kFetchUnits ? units : u + kFetchUnits;
+#pragma GCC unroll 1
+    for (int32_t n = u; n < end; ++n) {
+      Words value[kVectors];
+      const char* const* row = chunk.row + n * kUnit<kCompute>;
+      const char *first = row[0], *second = row[kUnit<kCompute> - 1];
+      if constexpr (kCompute == Compute::kBf16Pairs && kVectors % 2 == 0 && kWhole) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        sum[r][v] = multiply_add<kCompute>(sum[r][v], weight, value[v]);
+        for (int v = 0; v < kVectors; v += 2) {
+          interleave(load_words(first + (column + v * kWidth) * 2),
+                     load_words(second + (column + v * kWidth) * 2), &value[v], &value[v + 1]);
+        }
+      } else {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+          value[v] = load_pair<kCompute, kDtype, kWhole>(first, second, column + v * kWidth, dim);
+        }
+      }
+#pragma GCC unroll 6
+      for (int r = 0; r < kRows; ++r) {
+        const Words each = splat_word(p[r * p_stride + n]);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+          sum[r][v] = multiply_add<kCompute>(sum[r][v], each, value[v]);
+        }
       }
     }
   }
@@ -227,7 +239,8 @@ void direct_values(const Cache& values, Interval range, int32_t dim, int32_t dty
       const int64_t first = int64_t{head} * rows;
       for_each_row_block<kMicroRows>(rows, [&](int32_t row, auto block) {
         const int32_t panels = dim / kPanel + (dim % kPanel + kWidth - 1) / kWidth;
-        chunk.plan(units * panels, head * rows + row + decltype(block)::value, values.heads * rows);
+        chunk.plan((units + kFetchUnits - 1) / kFetchUnits * panels,
+                   head * rows + row + decltype(block)::value, values.heads * rows);
         weigh_rows<kCompute, decltype(tag)::value, decltype(block)::value>(
             p + (first + row) * p_stride + (n - range.begin) / kUnit<kCompute>, p_stride, chunk,
             units, dim, o + (first + row) * o_stride, o_stride);

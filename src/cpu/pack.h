@@ -101,10 +101,9 @@ FLASHATTN_INLINE void store_first(char* p, Floats x, int32_t count) {
   if (count > 0) __builtin_memcpy(p, staged, static_cast<size_t>(count) * kSize<kDtype>);
 }
 
-// kWidth units of a row starting at unit `from`, of dim elements; p NULL: zeros.
+// kWidth units of a row starting at unit `from`, of dim elements.
 template <Compute kCompute, int32_t kDtype>
 FLASHATTN_INLINE Words load_units(const char* p, int32_t from, int32_t dim) {
-  if (!p) return Words{};
   if constexpr (kCompute == Compute::kF32) {
     return as_words(load_first<kDtype>(p + from * kSize<kDtype>, dim - from));
   } else {
@@ -119,15 +118,17 @@ FLASHATTN_INLINE Words load_units(const char* p, int32_t from, int32_t dim) {
 // Reads as a row of zeros of any type.
 alignas(64) static const char kZeroRow[512 * 4] = {};
 
-// Columns [column, column + kWidth) of a unit of rows, zeros from dim on; second: bf16 pairs only.
-template <Compute kCompute, int32_t kDtype>
+// Columns [column, column + kWidth) of a unit of rows, zeros from dim on, which kWhole are further
+// on; second: bf16 pairs only.
+template <Compute kCompute, int32_t kDtype, bool kWhole = false>
 FLASHATTN_INLINE Words load_pair(const char* first, const char* second, int32_t column,
                                  int32_t dim) {
   const int64_t at = column * int64_t{kSize<kDtype>};
   const int32_t left = dim - column;
   if constexpr (kCompute == Compute::kF32) {
-    return as_words(load_first<kDtype>(first + at, left));
-  } else if (left >= kWidth) {
+    return as_words(kWhole ? load_as_floats<kDtype>(first + at)
+                           : load_first<kDtype>(first + at, left));
+  } else if (kWhole || left >= kWidth) {
     return load_halves(reinterpret_cast<const uint16_t*>(first + at)) |
            load_halves(reinterpret_cast<const uint16_t*>(second + at)) << 16;
   } else {
@@ -169,7 +170,7 @@ void pack_b_transposed(const Rows& rows, Interval range, int32_t dim, int32_t dt
         for (int32_t i = 0; i < kWidth; ++i) {
           const int32_t n = r + column + i;
           fetch_soon(rows, n, range, dim * kSize<decltype(tag)::value>);
-          row[i] = n < range.end ? rows.row(n) : nullptr;
+          row[i] = n < range.end ? rows.row(n) : kZeroRow;
         }
         for (int32_t u = 0; u < units; u += kWidth) {
           Words block[kWidth];
