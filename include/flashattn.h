@@ -31,7 +31,8 @@
  *   Zero      A zeroed structure with struct_size set asks for nothing unusual. Fields that must be
  *             set are marked "required". Reserved fields must be zero; unknown bits are refused.
  *   Growth    Structures only grow at their end. A smaller struct_size means that the rest is zero;
- *             a larger one is accepted when the part this library does not know is all zero.
+ *             a larger one, up to 4096, is accepted when the part this library does not know is
+ *             all zero.
  *   Status    Functions that can fail return an enum flashattn_status. A call that failed changed
  *             nothing: arguments are checked before anything is computed, launched or written. The
  *             sentence of flashattn_last_error names field, value, limit, device and remedy.
@@ -86,7 +87,8 @@ enum flashattn_status {
   FLASHATTN_ERROR_OUT_OF_MEMORY = 4,
   /* The device or its driver reported an error, or the wrong device is current. */
   FLASHATTN_ERROR_DEVICE = 5,
-  /* struct_size is zero, or larger than known with a part that is not zero: a newer header. */
+  /* struct_size is below the structure's required fields, above 4096, or larger than known with a
+   * part that is not zero: a newer header. */
   FLASHATTN_ERROR_VERSION = 6,
   /* A fault of the library itself. Please report it with the sentence. */
   FLASHATTN_ERROR_INTERNAL = 7
@@ -278,14 +280,14 @@ typedef struct flashattn_desc {
   uint32_t features;
   /* enum flashattn_determinism. */
   int32_t determinism;
-  /* Factor of the scores. 0: 1 / sqrt(dim_qk). Finite. */
+  /* Factor of the scores. 0: 1 / sqrt(dim_qk). Of magnitude below 2^127. */
   float scale;
-  /* Scores become softcap * tanh(score / softcap). 0: off. Finite, > 0. */
+  /* Scores become softcap * tanh(score / softcap). 0: off. > 0, below 2^127, as is scale / softcap. */
   float softcap;
   /* Probability with which a weight is dropped, [0, 1), in steps of 1/65536. 0: off. */
   float dropout;
-  /* Parts into which the keys of a sequence are split, at most 4096. 0: the library chooses, short
-   * queries only. 1: never. */
+  /* Parts into which the keys of a sequence are split, at most 4096; only with FORWARD. 0: the
+   * library chooses, short queries only. 1: never. */
   int32_t splits;
   /* Promises: no call will pass them. 0: not promised. They let flashattn_workspace_size answer
    * for all calls at once, and help to choose a kernel. */
@@ -294,7 +296,10 @@ typedef struct flashattn_desc {
   int32_t max_seqlen_kv;
   /* GPU: streaming multiprocessors to use at the most. 0: all. */
   int32_t sm_limit;
-  /* CPU: threads to use at the most. 0: all that OpenMP offers. 1: the caller's only. */
+  /* CPU: threads to use at the most; more than 1024 are as 1024. 0: as many as OpenMP offers to the
+   * thread that makes the plan (OMP_NUM_THREADS, omp_set_num_threads, or all cores). 1: the caller's
+   * only. Where the system gives fewer, those do the work; a process that was forked off after the
+   * library was loaded has one. */
   int32_t threads;
   int32_t reserved0;
   /* Promises, as above, for VARLEN layouts: tokens of all sequences together. */
@@ -305,12 +310,13 @@ typedef struct flashattn_desc {
   int64_t reserved[4];
 } flashattn_desc;
 
-/* The sizes of one call, known on the host. Where lengths lie on the device, upper bounds. No array
- * may have more than 2^48 elements. */
+/* The sizes of one call, known on the host. Where lengths lie on the device, upper bounds. Neither
+ * batch * seqlen nor total times heads_q times the larger head dimension may be more than 2^46. */
 typedef struct flashattn_shape {
   /* Sequences. 0: nothing to do. */
   int32_t batch;
-  /* Queries of the longest sequence; dense: of every sequence, unless lens_q says less. */
+  /* Queries of the longest sequence, below 2^31 - 65535; dense: of every sequence, unless lens_q
+   * says less. */
   int32_t seqlen_q;
   /* Keys, likewise. */
   int32_t seqlen_kv;
@@ -456,7 +462,8 @@ typedef struct flashattn_merge_args {
 typedef struct flashattn_device_properties {
   /* Required: sizeof(flashattn_device_properties). */
   uint32_t struct_size;
-  /* CPU: threads that a plan with threads = 0 uses. GPU: streaming multiprocessors. */
+  /* CPU: threads of a plan with threads = 0 that the calling thread makes. GPU: streaming
+   * multiprocessors. */
   int32_t units;
   /* "AMD EPYC 9354", "NVIDIA H200". */
   const char *name;
@@ -557,8 +564,8 @@ FLASHATTN_API int32_t flashattn_device_info(int32_t device, int32_t index,
 
 /* Zeroes a descriptor and sets its struct_size.
  *   desc          out.
- *   struct_size   sizeof(flashattn_desc) as the caller knows it, >= 4.
- * INVALID_ARGUMENT: NULL, too small. */
+ *   struct_size   sizeof(flashattn_desc) as the caller knows it, 4 to 4096.
+ * INVALID_ARGUMENT: NULL, a size out of that range. */
 FLASHATTN_API int32_t flashattn_desc_init(flashattn_desc *desc, uint32_t struct_size);
 
 /* Whether flashattn_plan_create would succeed; if not, flashattn_last_error says why. Makes a plan
@@ -600,7 +607,8 @@ FLASHATTN_API int32_t flashattn_workspace_size(const flashattn_plan *plan, uint3
  * On the CPU the result is there when the call returns, and stream must be NULL. On a GPU the work
  * is enqueued on the stream (a cudaStream_t; NULL: the default stream) and the call returns; it
  * never synchronises, allocates or reads device memory, so that every call can be captured in a
- * CUDA graph. All three return INVALID_ARGUMENT, VERSION, WORKSPACE and DEVICE. */
+ * CUDA graph. All four return INVALID_ARGUMENT, VERSION, WORKSPACE and DEVICE, and UNSUPPORTED where
+ * pointers, strides or sizes are such as no kernel of the plan takes. */
 
 /* For each sequence, head and query, with the masks and the sequence's off of enum flashattn_mask:
  *     s    = scale * q_i . k_j ;  softcap: s = softcap * tanh(s / softcap)

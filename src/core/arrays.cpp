@@ -142,7 +142,13 @@ void check_array(Array* array) {
 void check_apart(const Array& output, const Array& other) {
   if (output.begin == output.end || other.begin == other.end) return;
   const bool meet = output.begin < other.end && other.begin < output.end;
-  if (!meet || !(output.begin == other.begin || (output.dense && other.dense))) return;
+  // The first element of an array is sure to be one of its own.
+  const auto holds_first = [](const Array& x, const Array& y) {
+    return x.dense && x.begin <= y.begin && y.begin < x.end;
+  };
+  const bool share = output.begin == other.begin || (output.dense && other.dense) ||
+                     holds_first(output, other) || holds_first(other, output);
+  if (!meet || !share) return;
   const Label label(output, output.pointer_suffix), with(other, other.pointer_suffix);
   reject(FLASHATTN_REASON_OVERLAP, label.field,
          "%s (%" PRIu64 " bytes at %p) overlaps %s (%" PRIu64

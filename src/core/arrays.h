@@ -33,7 +33,8 @@ struct Array {
 void check_array(Array* array);
 
 // Refuses an output that certainly shares memory with another array: both without gaps and with a
-// byte in common, or starting at the same address. Interleaved arrays (packed QKV) pass.
+// byte in common, starting at the same address, or one without gaps around the other's first
+// element. Interleaved arrays (packed QKV) pass.
 void check_apart(const Array& output, const Array& other);
 
 // The arrays of one call, each checked as it is added.

@@ -1,6 +1,8 @@
 #include "core/copy_in.h"
 
 #include <algorithm>
+#include <cinttypes>
+#include <cstdio>
 #include <cstring>
 
 #include "core/error.h"
@@ -22,6 +24,24 @@ uint32_t struct_size_of(const void* given) {
 void check_address(const void* address, const char* name) {
   if (address) return;
   reject(FLASHATTN_REASON_NULL_POINTER, name, "%s is NULL; give an address", name);
+}
+
+void check_reserved(const char* structure, const char* member, const int64_t* words,
+                    int32_t count) {
+  for (int32_t i = 0; i < count; ++i) {
+    if (words[i] == 0) continue;
+    char index[16] = "";
+    if (count > 1) std::snprintf(index, sizeof index, "[%d]", i);
+    reject(FLASHATTN_REASON_RESERVED, member,
+           "%s%s = %" PRId64
+           " of %s is reserved and must be 0; clear the structure before setting fields",
+           member, index, words[i], structure);
+  }
+}
+
+void check_reserved(const char* structure, int64_t word, const int64_t (&words)[4]) {
+  check_reserved(structure, "reserved0", &word, 1);
+  check_reserved(structure, "reserved", words, 4);
 }
 
 void init_struct(void* given, const char* name, uint32_t struct_size) {

@@ -18,6 +18,11 @@ void copy_out_bytes(const void* own, size_t own_size, void* given);
 // Refuses NULL.
 void check_address(const void* address, const char* name);
 
+// Refuses reserved words that are not 0. member: their path in the call's structure.
+void check_reserved(const char* structure, const char* member, const int64_t* words, int32_t count);
+// The same of reserved0 and reserved.
+void check_reserved(const char* structure, int64_t word, const int64_t (&words)[4]);
+
 // Zeroes a structure of the caller's size and sets its struct_size.
 void init_struct(void* given, const char* name, uint32_t struct_size);
 

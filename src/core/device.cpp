@@ -30,11 +30,10 @@ int32_t device_count(int32_t kind) {
 #endif
 }
 
-const Device& find_device(int32_t kind, int32_t index) {
+const Device& find_device(int32_t kind, int32_t index, const char* field) {
   check_kind(kind);
   if (index < 0) {
-    reject(FLASHATTN_REASON_VALUE, "device_index", "device_index = %d is below 0; count from 0",
-           index);
+    reject(FLASHATTN_REASON_VALUE, field, "%s = %d is below 0; count from 0", field, index);
   }
   if (kind == FLASHATTN_DEVICE_CUDA) {
 #if FLASHATTN_CUDA
@@ -46,8 +45,8 @@ const Device& find_device(int32_t kind, int32_t index) {
              "FLASHATTN_DEVICE_CPU, or install a driver",
              cuda_no_device_reason());
     }
-    refuse(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NO_DEVICE, "device_index",
-           "device_index = %d, but this machine has %d CUDA devices; count from 0", index, count);
+    refuse(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NO_DEVICE, field,
+           "%s = %d, but this machine has %d CUDA devices; count from 0", field, index, count);
 #else
     refuse(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NO_CUDA_BUILD, "device",
            "device = FLASHATTN_DEVICE_CUDA, but this library was built without CUDA; use "
@@ -55,12 +54,17 @@ const Device& find_device(int32_t kind, int32_t index) {
 #endif
   }
   if (index > 0) {
-    refuse(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NO_DEVICE, "device_index",
-           "device_index = %d, but this machine has one CPU device, number 0, with all its cores; "
-           "use 0",
-           index);
+    refuse(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NO_DEVICE, field,
+           "%s = %d, but this machine has one CPU device, number 0, with all its cores; use 0",
+           field, index);
   }
   return cpu_device();
+}
+
+flashattn_device_properties device_properties(int32_t kind, int32_t index) {
+  flashattn_device_properties properties = find_device(kind, index, "index").properties;
+  if (kind == FLASHATTN_DEVICE_CPU) properties.units = cpu_threads();
+  return properties;
 }
 
 }  // namespace flashattn

@@ -1,9 +1,12 @@
 #include "core/log.h"
 
+#include <pthread.h>
+
 #include <atomic>
 #include <cstdarg>
 #include <cstdio>
 #include <mutex>
+#include <new>
 
 #include "core/error.h"
 
@@ -11,11 +14,14 @@ namespace flashattn {
 namespace {
 
 // Constant-initialised, so that nothing runs when the library is loaded. The level is read without
-// the lock: calls that log nothing must not meet each other.
+// the lock: calls that log nothing must not meet each other; while the two below change it is off.
 std::atomic<int32_t> g_level{FLASHATTN_LOG_OFF};
 std::mutex g_mutex;  // guards the two below, and the order of lines
 flashattn_log_fn g_fn = nullptr;
 void* g_user = nullptr;
+
+// Another thread may have held the lock when this process was forked off, and is not here.
+void free_lock_in_child() { new (&g_mutex) std::mutex; }
 
 }  // namespace
 
@@ -26,7 +32,10 @@ void set_log(int32_t level, flashattn_log_fn fn, void* user) {
            "FLASHATTN_LOG_DEBUG = %d",
            level, FLASHATTN_LOG_OFF, FLASHATTN_LOG_DEBUG);
   }
+  static const int registered = pthread_atfork(nullptr, nullptr, free_lock_in_child);
+  (void)registered;  // without memory for it a child may hang, as it would in malloc
   const std::lock_guard<std::mutex> lock(g_mutex);
+  g_level.store(FLASHATTN_LOG_OFF, std::memory_order_relaxed);
   g_fn = fn;
   g_user = user;
   g_level.store(fn ? level : FLASHATTN_LOG_OFF, std::memory_order_relaxed);

@@ -106,12 +106,12 @@ void check_op(const Plan& plan, uint32_t op) {
 
 std::unique_ptr<Plan> make_plan(const flashattn_desc* desc) {
   const Problem problem = make_problem(desc);
+  check_shape(problem, promised_shape(problem).shape, "max_");
   const Device& device = find_device(problem.device, problem.device_index);
   std::string passed_over;
   const Family& family = select_family(problem, device, families(), &passed_over);
   std::unique_ptr<Plan> plan(
       new Plan{problem, &device, &family, family.plan(problem, device, passed_over)});
-  check_shape(problem, promised_shape(problem).shape);
   check_workspace_limit(*plan);
   log_choice(*plan);
   return plan;

@@ -56,8 +56,8 @@ const char* kind_name(const Device& device) {
 void explain_dim_above(const char* field, int32_t value, int32_t limit, char* text,
                        size_t capacity) {
   std::snprintf(text, capacity,
-                "%s = %d is above %d, the limit of every kernel family on this device; split the "
-                "head or pad it",
+                "%s = %d is above %d, the limit of every kernel family on this device; use "
+                "smaller heads",
                 field, value, limit);
 }
 
@@ -100,6 +100,14 @@ const Family& select_family(const Problem& problem, const Device& device, Family
       closest = &family;
       best = verdict;
     }
+  }
+  const char* forced = forced_family();
+  if (!closest && forced && device.kind == FLASHATTN_DEVICE_CUDA) {
+    refuse(
+        FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NOT_IN_THIS_BUILD, "device",
+        "the environment's FLASHATTN_FAMILY = %s names no family of this build for CUDA devices; "
+        "unset it, or use a family that flashattn_build_info lists",
+        forced);
   }
   if (!closest) {
     refuse(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NOT_IN_THIS_BUILD, "device",

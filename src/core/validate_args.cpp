@@ -1,7 +1,9 @@
 #include "core/validate_args.h"
 
 #include <cinttypes>
+#include <cstdio>
 
+#include "core/copy_in.h"
 #include "core/error.h"
 
 namespace flashattn {
@@ -25,65 +27,91 @@ void check_unused(const Pointer& pointer) {
          pointer.field, pointer.user);
 }
 
-void check_reserved(const char* structure, const int64_t* words, int32_t count, uint64_t more) {
-  bool zero = more == 0;
-  for (int32_t i = 0; i < count; ++i) zero = zero && words[i] == 0;
-  if (zero) return;
-  reject(FLASHATTN_REASON_RESERVED, "reserved",
-         "a reserved field of %s is not zero; clear the structure before setting fields",
-         structure);
-}
-
-struct Size {
+// A member that counts something beside an array.
+struct Word {
   const char* field;
   int64_t value;
   bool used;
-  int64_t promise;
-  const char* promise_field;
+  const char* user;
 };
 
-void check_size(const Size& size) {
+void check_unused(const Word& word) {
+  if (word.value == 0 || word.used) return;
+  reject(FLASHATTN_REASON_VALUE, word.field,
+         "%s = %" PRId64
+         ", but this plan does not use it: flashattn_desc has no %s; ask for that in the "
+         "descriptor, or leave it at 0",
+         word.field, word.value, word.user);
+}
+
+// A member of a shape, by its name there or by that of its promise.
+struct Name {
+  char text[32];
+
+  Name(const char* prefix, const char* member) {
+    std::snprintf(text, sizeof text, "%s%s", prefix, member);
+  }
+};
+
+struct Size {
+  const char* member;
+  int64_t value, most;
+  bool used;
+  int64_t promise;
+};
+
+void check_size(const Size& size, const char* prefix) {
+  const Name name(prefix, size.member), promised("max_", size.member);
   if (size.value < 0) {
-    reject(FLASHATTN_REASON_SIZE, size.field, "%s = %" PRId64 " is below 0; give a size",
-           size.field, size.value);
+    reject(FLASHATTN_REASON_SIZE, name.text, "%s = %" PRId64 " is below 0; give a size", name.text,
+           size.value);
+  }
+  if (size.value > size.most) {
+    reject(FLASHATTN_REASON_SIZE, name.text,
+           "%s = %" PRId64 " is above %" PRId64
+           ", the limit of this library; split the sequence and merge, or give a tighter bound",
+           name.text, size.value, size.most);
   }
   if (size.value != 0 && !size.used) {
-    reject(FLASHATTN_REASON_SIZE, size.field,
+    reject(FLASHATTN_REASON_SIZE, name.text,
            "%s = %" PRId64
            " has a meaning only with a VARLEN layout, which this plan has not; "
            "leave it at 0",
-           size.field, size.value);
+           name.text, size.value);
   }
   if (size.promise > 0 && size.value > size.promise) {
-    reject(FLASHATTN_REASON_SIZE, size.field,
+    reject(FLASHATTN_REASON_SIZE, name.text,
            "%s = %" PRId64 " is above %s = %" PRId64
            ", which the plan's descriptor promised; make "
            "a plan with a larger promise or none",
-           size.field, size.value, size.promise_field, size.promise);
+           name.text, size.value, promised.text, size.promise);
   }
 }
 
-// No machine holds an array of more elements. Below it, families may multiply by an element's bytes
-// and by the number of splits without a second thought.
-constexpr int64_t kMaxElements = INT64_C(1) << 48;
+// So that families may round the tokens of a sequence up to tiles, and step past its end.
+constexpr int64_t kMaxTokens = INT32_MAX - 0xffff;
+
+// As fp32 they fill the address space. Below it families may multiply by an element's bytes, the
+// number of splits and what rounding up to tiles adds, without a second thought.
+constexpr int64_t kMaxElements = INT64_C(1) << 46;
 
 struct Extent {
-  const char* field;  // the factor to reduce
+  const char* member;  // the factor to reduce
   int64_t batch, tokens;
-  int32_t heads, dim;
 };
 
-void check_extent(const Extent& extent) {
+void check_extent(const Extent& extent, int32_t heads, int32_t dim, const char* prefix) {
   int64_t elements = 0;
   bool overflow = __builtin_mul_overflow(extent.batch, extent.tokens, &elements);
-  overflow |= __builtin_mul_overflow(elements, static_cast<int64_t>(extent.heads), &elements);
-  overflow |= __builtin_mul_overflow(elements, static_cast<int64_t>(extent.dim), &elements);
+  overflow |= __builtin_mul_overflow(elements, static_cast<int64_t>(heads), &elements);
+  overflow |= __builtin_mul_overflow(elements, static_cast<int64_t>(dim), &elements);
   if (!overflow && elements <= kMaxElements) return;
-  reject(FLASHATTN_REASON_SIZE, extent.field,
-         "%s = %" PRId64 " with %" PRId64
-         " sequences, %d heads and %d elements a head makes more "
-         "than 2^48 elements, the limit of this library; split the batch or give tighter bounds",
-         extent.field, extent.tokens, extent.batch, extent.heads, extent.dim);
+  const Name name(prefix, extent.member);
+  reject(FLASHATTN_REASON_SIZE, name.text,
+         "%s: %" PRId64 " sequences of %" PRId64
+         " tokens, %d heads and %d elements a head make more "
+         "than 2^46 elements, the limit of this library; split the batch or give tighter bounds",
+         name.text, extent.batch, extent.tokens, heads, dim);
 }
 
 // Heads of all sequences are numbered in 32 bits by the random numbers.
@@ -118,6 +146,11 @@ void add_lengths(const Problem& problem, const flashattn_shape& shape, flashattn
       {"inputs.page_table", in->page_table, paged, "layout bit PAGED_KV"},
   };
   for (const Pointer& pointer : pointers) check_unused(pointer);
+  const Word words[] = {
+      {"inputs.page_table_stride", in->page_table_stride, paged, "layout bit PAGED_KV"},
+      {"inputs.pages", in->pages, paged, "layout bit PAGED_KV"},
+  };
+  for (const Word& word : words) check_unused(word);
   const int64_t batch = shape.batch;
   const auto add = [&](const char* name, const int32_t* data, bool used, int64_t count) {
     if (used) arrays->add(packed_array(name, Use::kInput, data, sizeof(int32_t), count));
@@ -159,9 +192,19 @@ void add_biases(const Problem& problem, const flashattn_shape& shape, flashattn_
       {"inputs.descale_q", in->descale_q, f8, "dtype F8E4M3"},
       {"inputs.descale_k", in->descale_k, f8, "dtype F8E4M3"},
       {"inputs.descale_v", in->descale_v, f8, "dtype F8E4M3"},
-      {"inputs.rng_device", in->rng_device, dropout, "dropout"},
+      {"inputs.rng_device", in->rng_device, dropout, "dropout, or one that rounds to 0"},
   };
   for (const Pointer& pointer : pointers) check_unused(pointer);
+  const Word words[] = {
+      {"inputs.bias_stride_batch", in->bias_stride_batch, dense, "bias bit DENSE"},
+      {"inputs.bias_stride_head", in->bias_stride_head, dense, "bias bit DENSE"},
+      {"inputs.bias_stride_row", in->bias_stride_row, dense, "bias bit DENSE"},
+      {"inputs.alibi_stride_batch", in->alibi_stride_batch, alibi, "bias bit ALIBI"},
+      {"inputs.block_mask_stride_batch", in->block_mask_stride_batch, blocks, "mask bit BLOCKS"},
+      {"inputs.block_mask_stride_head", in->block_mask_stride_head, blocks, "mask bit BLOCKS"},
+      {"inputs.block_mask_stride_row", in->block_mask_stride_row, blocks, "mask bit BLOCKS"},
+  };
+  for (const Word& word : words) check_unused(word);
   const bool work = shape.batch > 0 && (shape.seqlen_q > 0 || shape.seqlen_kv > 0);
   if (dense) {
     arrays->add(strided_array("inputs.bias", Use::kInput, in->bias, dtype_size(problem.bias_dtype),
@@ -200,7 +243,7 @@ void add_biases(const Problem& problem, const flashattn_shape& shape, flashattn_
 // What forward and backward share.
 void check_inputs(const Problem& problem, bool host, const flashattn_shape& shape,
                   flashattn_inputs* in, ArrayList* arrays) {
-  check_reserved("flashattn_inputs", in->reserved, 4, 0);
+  check_reserved("flashattn_inputs", "inputs.reserved", in->reserved, 4);
   check_shape(problem, shape);
   check_dropout_heads(problem, shape);
   add_lengths(problem, shape, in, arrays);
@@ -217,35 +260,33 @@ void check_inputs(const Problem& problem, bool host, const flashattn_shape& shap
 
 }  // namespace
 
-void check_shape(const Problem& problem, const flashattn_shape& shape) {
-  if (shape.reserved != 0) {
-    reject(FLASHATTN_REASON_RESERVED, "shape.reserved",
-           "shape.reserved = %d is not zero; clear the structure before setting fields",
-           shape.reserved);
-  }
+void check_shape(const Problem& problem, const flashattn_shape& shape, const char* prefix) {
+  const int64_t reserved = shape.reserved;
+  check_reserved("flashattn_shape", "shape.reserved", &reserved, 1);
   const Size sizes[] = {
-      {"shape.batch", shape.batch, true, problem.max_batch, "max_batch"},
-      {"shape.seqlen_q", shape.seqlen_q, true, problem.max_seqlen_q, "max_seqlen_q"},
-      {"shape.seqlen_kv", shape.seqlen_kv, true, problem.max_seqlen_kv, "max_seqlen_kv"},
-      {"shape.total_q", shape.total_q, problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q),
-       problem.max_total_q, "max_total_q"},
-      {"shape.total_kv", shape.total_kv, problem.has_layout(FLASHATTN_LAYOUT_VARLEN_KV),
-       problem.max_total_kv, "max_total_kv"},
+      {"batch", shape.batch, INT32_MAX, true, problem.max_batch},
+      {"seqlen_q", shape.seqlen_q, kMaxTokens, true, problem.max_seqlen_q},
+      {"seqlen_kv", shape.seqlen_kv, kMaxTokens, true, problem.max_seqlen_kv},
+      {"total_q", shape.total_q, INT64_MAX, problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q),
+       problem.max_total_q},
+      {"total_kv", shape.total_kv, INT64_MAX, problem.has_layout(FLASHATTN_LAYOUT_VARLEN_KV),
+       problem.max_total_kv},
   };
-  for (const Size& size : sizes) check_size(size);
-  const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
+  for (const Size& size : sizes) check_size(size, prefix);
   const Extent extents[] = {
-      {"shape.seqlen_q", shape.batch, shape.seqlen_q, problem.heads_q, dim},
-      {"shape.seqlen_kv", shape.batch, shape.seqlen_kv, problem.heads_q, dim},
-      {"shape.total_q", 1, shape.total_q, problem.heads_q, dim},
-      {"shape.total_kv", 1, shape.total_kv, problem.heads_q, dim},
+      {"batch", shape.batch, 1},
+      {"seqlen_q", shape.batch, shape.seqlen_q},
+      {"seqlen_kv", shape.batch, shape.seqlen_kv},
+      {"total_q", 1, shape.total_q},
+      {"total_kv", 1, shape.total_kv},
   };
-  for (const Extent& extent : extents) check_extent(extent);
+  const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
+  for (const Extent& extent : extents) check_extent(extent, problem.heads_q, dim, prefix);
 }
 
 void check_forward(const Problem& problem, bool host, flashattn_forward_args* args,
                    ArrayList* arrays) {
-  check_reserved("flashattn_forward_args", args->reserved, 4, args->reserved0);
+  check_reserved("flashattn_forward_args", args->reserved0, args->reserved);
   const bool lse = problem.has_feature(FLASHATTN_FEATURE_LSE);
   check_unused({"lse", args->lse, lse, "feature bit LSE"});
   check_inputs(problem, host, args->shape, &args->inputs, arrays);
@@ -257,7 +298,7 @@ void check_forward(const Problem& problem, bool host, flashattn_forward_args* ar
 
 void check_backward(const Problem& problem, bool host, flashattn_backward_args* args,
                     ArrayList* arrays) {
-  check_reserved("flashattn_backward_args", args->reserved, 4, args->reserved0);
+  check_reserved("flashattn_backward_args", args->reserved0, args->reserved);
   const bool dlse = problem.has_feature(FLASHATTN_FEATURE_DLSE);
   const bool dbias = problem.has_feature(FLASHATTN_FEATURE_DBIAS);
   const bool dsink = problem.has_feature(FLASHATTN_FEATURE_DSINK);
@@ -293,7 +334,7 @@ void check_backward(const Problem& problem, bool host, flashattn_backward_args* 
 }
 
 void check_merge(const Problem& problem, flashattn_merge_args* args) {
-  check_reserved("flashattn_merge_args", args->reserved, 4, static_cast<uint32_t>(args->reserved0));
+  check_reserved("flashattn_merge_args", args->reserved0, args->reserved);
   const flashattn_shape& given = args->shape;
   const bool varlen = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   // Only these are read, so only these are judged.
@@ -350,7 +391,7 @@ void check_merge(const Problem& problem, flashattn_merge_args* args) {
 
 void check_dropout_mask(const Problem& problem, const flashattn_forward_args& args,
                         const uint8_t* keep) {
-  check_reserved("flashattn_forward_args", args.reserved, 4, args.reserved0);
+  check_reserved("flashattn_forward_args", args.reserved0, args.reserved);
   const flashattn_shape& shape = args.shape;
   check_shape(problem, shape);
   check_dropout_heads(problem, shape);

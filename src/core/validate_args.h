@@ -6,8 +6,10 @@
 
 namespace flashattn {
 
-// Sizes, their products, unused fields and promises of the plan.
-void check_shape(const Problem& problem, const flashattn_shape& shape);
+// Sizes, their products, unused fields and promises of the plan. prefix: of the members' names;
+// "max_" for a shape of promises.
+void check_shape(const Problem& problem, const flashattn_shape& shape,
+                 const char* prefix = "shape.");
 
 // Each checks the structure of a call, fills in what was left to default (packed strides,
 // page_table_stride, block_mask_stride_row) and lists the arrays it will touch, overlaps not yet

@@ -101,6 +101,9 @@ void check_ranges(const flashattn_desc& desc) {
   }
 }
 
+// So that times log2(e) it is finite: infinity times a product that is 0 would be none.
+constexpr double kLargestFactor = 0x1p127;
+
 // A factor of the formula that must lie in [least, below).
 struct Real {
   const char* field;
@@ -112,10 +115,10 @@ struct Real {
 
 void check_reals(const flashattn_desc& desc) {
   const Real table[] = {
-      {"scale", desc.scale, -INFINITY, INFINITY, FLASHATTN_REASON_VALUE,
-       "use a finite factor, or 0 for 1 / sqrt(dim_qk)"},
-      {"softcap", desc.softcap, 0, INFINITY, FLASHATTN_REASON_SOFTCAP,
-       "use a finite cap above 0, or 0 for none"},
+      {"scale", desc.scale, -kLargestFactor, kLargestFactor, FLASHATTN_REASON_VALUE,
+       "use a factor of magnitude below 2^127, or 0 for 1 / sqrt(dim_qk)"},
+      {"softcap", desc.softcap, 0, kLargestFactor, FLASHATTN_REASON_SOFTCAP,
+       "use a cap above 0 and below 2^127, or 0 for none"},
       {"dropout", desc.dropout, 0, 1, FLASHATTN_REASON_DROPOUT,
        "use a probability of at least 0 and below 1"},
   };
@@ -158,6 +161,8 @@ void check_dependents(const Problem& p) {
        "device FLASHATTN_DEVICE_CUDA"},
       {"threads", p.threads, p.device == FLASHATTN_DEVICE_CPU, false, FLASHATTN_REASON_VALUE,
        "device FLASHATTN_DEVICE_CPU"},
+      {"splits", p.splits, p.has_op(FLASHATTN_OP_FORWARD), false, FLASHATTN_REASON_OP,
+       "op bit FLASHATTN_OP_FORWARD"},
   };
   for (const Dependent& row : table) {
     if (row.value != 0 && !row.wanted) {
@@ -235,16 +240,6 @@ void resolve_defaults(Problem* p) {
   if (p->dropout_threshold() == 0) p->dropout = 0;
 }
 
-void check_reserved(const flashattn_desc& desc) {
-  bool zero = desc.reserved0 == 0;
-  for (const int64_t word : desc.reserved) zero = zero && word == 0;
-  if (!zero) {
-    reject(FLASHATTN_REASON_RESERVED, "reserved",
-           "a reserved field of flashattn_desc is not zero; clear the structure with "
-           "flashattn_desc_init before setting fields");
-  }
-}
-
 }  // namespace
 
 const char* dtype_name(int32_t dtype) {
@@ -261,7 +256,7 @@ const char* dtype_name(int32_t dtype) {
 Problem make_problem(const flashattn_desc* desc) {
   Problem p;
   static_cast<flashattn_desc&>(p) = copy_in(desc, "desc", offsetof(flashattn_desc, dim_v));
-  check_reserved(p);
+  check_reserved("flashattn_desc", p.reserved0, p.reserved);
   check_bits(p);
   check_ranges(p);
   check_reals(p);
@@ -278,6 +273,13 @@ Problem make_problem(const flashattn_desc* desc) {
     reject(FLASHATTN_REASON_DTYPE_MIX, "dtype_o",
            "dtype_o = %s does not go with dtype = %s; use that type or FLASHATTN_DTYPE_F32",
            dtype_name(p.dtype_o), dtype_name(p.dtype));
+  }
+  if (p.softcap > 0 && std::fabs(p.scale) / static_cast<double>(p.softcap) >= kLargestFactor) {
+    reject(
+        FLASHATTN_REASON_SOFTCAP, "softcap",
+        "softcap = %g beside scale = %g: their quotient, the factor of the scores, reaches 2^127; "
+        "use a larger softcap, or 0 for none",
+        static_cast<double>(p.softcap), static_cast<double>(p.scale));
   }
   if (p.dropout_threshold() >= 65536) {
     reject(FLASHATTN_REASON_DROPOUT, "dropout",

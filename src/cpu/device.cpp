@@ -119,15 +119,19 @@ const Fast kFast[] = {
 
 struct Choice {
   const Kernels* kernels;
-  char reason[256];
+  char reason[384];
 };
 
 Choice choose() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
 #endif
-  const char* wanted = std::getenv("FLASHATTN_CPU_ISA");
-  if (wanted && !*wanted) wanted = nullptr;
+  const char* given = std::getenv("FLASHATTN_CPU_ISA");
+  if (given && !*given) given = nullptr;
+  const char* wanted = nullptr;  // given, where it names one
+  for (const InstructionSet& set : kInstructionSets) {
+    if (given && std::strcmp(given, set.name) == 0) wanted = given;
+  }
   const Processor processor;
   const InstructionSet *best = nullptr, *left_out = nullptr;
   bool capped = false;
@@ -149,14 +153,22 @@ Choice choose() {
                   best->name);
     return choice;
   }
-  const int used = std::snprintf(
+  int used = std::snprintf(
       choice.reason, sizeof choice.reason,
       "%s is the fastest instruction set of this build on processors of family %u, model %u",
       best->name, processor.family, processor.model);
+  const auto add = [&](const char* format, const char* name) {
+    const size_t room = sizeof choice.reason - static_cast<size_t>(used);
+    used += std::snprintf(choice.reason + used, room, format, name, name);
+  };
   if (left_out) {
-    std::snprintf(choice.reason + used, sizeof choice.reason - static_cast<size_t>(used),
-                  "; %s is not known to pay there, FLASHATTN_CPU_ISA=%s uses it", left_out->name,
-                  left_out->name);
+    add("; %s is not known to pay there, FLASHATTN_CPU_ISA=%s uses it", left_out->name);
+  }
+  // So short that no name makes `used` more than there is room for.
+  if (given) {
+    add(wanted ? "; FLASHATTN_CPU_ISA = %.40s is not to be had here"
+               : "; FLASHATTN_CPU_ISA = %.40s is no instruction set of this build",
+        given);
   }
   return choice;
 }
@@ -190,7 +202,6 @@ struct MachineDevice {
   MachineDevice() : device{} {
     read_name(name);
     flashattn_device_properties& p = device.properties;
-    p.units = machine_threads();
     p.name = name;
     p.isa = machine_kernels().isa;
     p.memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
@@ -225,6 +236,8 @@ const Device& cpu_device() {
   static const cpu::MachineDevice machine;
   return machine.device;
 }
+
+int32_t cpu_threads() { return cpu::machine_threads(); }
 
 const char* cpu_instruction_sets() {
   struct Text {

@@ -32,8 +32,10 @@ template <class Body>
 FLASHATTN_INLINE void for_each_row(const Rows& rows, Interval range, Body body) {
   for (int32_t j = range.begin; j < range.end;) {
     const char* p = rows.row(j);
-    int32_t end = rows.pages ? j + rows.page_size - j % rows.page_size : range.end;
-    if (end > range.end) end = range.end;
+    int32_t end = range.end;
+    if (rows.pages) {
+      end = clamp_index(int64_t{j} + rows.page_size - j % rows.page_size, range.end);
+    }
     for (; j < end; ++j, p += rows.row_bytes) body(j - range.begin, p);
   }
 }

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "core/validate_desc.h"
 #include "cpu/launcher.h"
 
 namespace flashattn {
@@ -18,10 +19,9 @@ const Predicate kPredicates[] = {
     {[](const Problem& p, const Device&) { return !is_float(p.dtype); }, FLASHATTN_REASON_DTYPE,
      "dtype",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
-       std::snprintf(
-           text, capacity,
-           "dtype = %d is not computed on the CPU; convert to F32 = 1, F16 = 2 or BF16 = 3",
-           p.dtype);
+       std::snprintf(text, capacity,
+                     "dtype = %s is not computed on the CPU; convert to F32, F16 or BF16",
+                     dtype_name(p.dtype));
      }},
     {[](const Problem& p, const Device&) { return p.dim_qk > kMaxDim; },
      FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",
@@ -35,9 +35,8 @@ const Predicate kPredicates[] = {
      }},
 };
 
-std::unique_ptr<Launcher> make_launcher(const Problem& problem, const Device& device,
-                                        const std::string&) {
-  return std::unique_ptr<Launcher>(new cpu::CpuLauncher(problem, device));
+std::unique_ptr<Launcher> make_launcher(const Problem& problem, const Device&, const std::string&) {
+  return std::unique_ptr<Launcher>(new cpu::CpuLauncher(problem));
 }
 
 }  // namespace

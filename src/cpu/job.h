@@ -11,8 +11,8 @@ constexpr int32_t kSplitQueries = 16;
 constexpr int32_t kSplitKeys = 1024;
 
 // Whether a sequence reads a cache with too few rows (queries of all heads that share a KV head) to
-// pack for. Not where gradients follow or, in a plan of their own, may follow: scores of the
-// forward and the backward pass are to round alike.
+// pack for. Not where the plan computes gradients, too: scores of its forward and its backward pass
+// round alike.
 FLASHATTN_HD bool is_direct(const Problem& problem, Lengths len) {
   constexpr int64_t kMost = 32;
   return !problem.has_op(FLASHATTN_OP_BACKWARD) && len.q < len.kv &&

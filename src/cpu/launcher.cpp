@@ -67,10 +67,10 @@ struct CpuLauncher::BackwardWorkspace {
   int64_t bytes;
 };
 
-CpuLauncher::CpuLauncher(const Problem& problem, const Device& device)
+CpuLauncher::CpuLauncher(const Problem& problem)
     : problem_(problem),
       kernels_(machine_kernels()),
-      threads_(problem.threads > 0 ? problem.threads : device.properties.units),
+      threads_(std::min(problem.threads > 0 ? problem.threads : machine_threads(), kMostThreads)),
       forward_tiling_(kernels_.forward_tiling(problem)),
       backward_tiling_(kernels_.backward_tiling(problem)),
       split_(SplitRule::of(problem.splits, kSplitKeys,
@@ -277,8 +277,11 @@ int32_t CpuLauncher::backward(const flashattn_backward_args& args, void* workspa
   job.threads = threads_for(threads_, 2.5 * forward_work(problem_, shape));
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
   if (heads * job.key_tiles > INT32_MAX) {
-    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
-                "the shape has 2^31 tiles of keys or more; split the batch");
+    return fail(
+        FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape.batch",
+        "shape.batch = %d with heads_kv = %d and %d tiles of keys a head makes 2^31 tiles or "
+        "more; split the batch",
+        shape.batch, problem_.heads_kv, job.key_tiles);
   }
   // As many heads at a time as threads, in the end, too.
   job.order = Sections::of(heads, job.key_tiles, job.threads, job.threads);

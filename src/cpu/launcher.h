@@ -10,7 +10,7 @@ namespace flashattn::cpu {
 
 class CpuLauncher final : public Launcher {
  public:
-  CpuLauncher(const Problem& problem, const Device& device);
+  explicit CpuLauncher(const Problem& problem);
 
   int64_t workspace(uint32_t op, const flashattn_shape& shape) const override;
   void describe(uint32_t op, const flashattn_shape& shape,

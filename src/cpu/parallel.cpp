@@ -1,15 +1,13 @@
 #include "cpu/parallel.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 
 #if FLASHATTN_OPENMP
 #include <omp.h>
-#else
-#include <pthread.h>
-
-#include <algorithm>
 #endif
 
 namespace flashattn::cpu {
@@ -24,11 +22,70 @@ __attribute__((constructor)) void remember_owner() { owner = getpid(); }
 // process may have used before, did not follow it here, and a parallel region would wait for them.
 bool is_forked_child() { return getpid() != owner; }
 
+// Threads beside the caller's, on plain POSIX so that nothing is allocated here. All of them exist
+// at once, until they are joined.
+class Helpers {
+ public:
+  // Starts up to so many that run(argument, 1), (argument, 2), ... each.
+  Helpers(int32_t count, void (*run)(void*, int32_t), void* argument) {
+    for (; started_ < count; ++started_) {
+      Helper& helper = helpers_[started_];
+      helper = {run, argument, started_ + 1, {}};
+      const auto main = [](void* given) -> void* {
+        const Helper* self = static_cast<const Helper*>(given);
+        self->run(self->argument, self->thread);
+        return nullptr;
+      };
+      // No more threads to be had: those that run share the work.
+      if (pthread_create(&helper.id, nullptr, main, &helper) != 0) break;
+    }
+  }
+  ~Helpers() {
+    for (int32_t n = 0; n < started_; ++n) pthread_join(helpers_[n].id, nullptr);
+  }
+  Helpers(const Helpers&) = delete;
+  Helpers& operator=(const Helpers&) = delete;
+
+  int32_t started() const { return started_; }
+
+ private:
+  struct Helper {
+    void (*run)(void*, int32_t);
+    void* argument;
+    int32_t thread;
+    pthread_t id;
+  };
+  Helper helpers_[kMostThreads - 1];
+  int32_t started_ = 0;
+};
+
+#if FLASHATTN_OPENMP
+// GNU's OpenMP runtime ends the process where the system gives it no more threads. So the system is
+// asked first, once a calling thread, for each has a pool of its own there.
+int32_t startable(int32_t threads) {
+  static thread_local int32_t proven = 1;
+  if (threads > proven) {
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&gate);
+    const auto wait = [](void* argument, int32_t) {
+      pthread_mutex_t* closed = static_cast<pthread_mutex_t*>(argument);
+      pthread_mutex_lock(closed);
+      pthread_mutex_unlock(closed);
+    };
+    const Helpers helpers(threads - 1, wait, &gate);
+    proven = std::max(proven, helpers.started() + 1);
+    pthread_mutex_unlock(&gate);
+  }
+  return std::min(threads, proven);
+}
+#endif
+
 }  // namespace
 
 int32_t machine_threads() {
+  if (is_forked_child()) return 1;
 #if FLASHATTN_OPENMP
-  static const int32_t threads = omp_get_max_threads();
+  const int32_t threads = omp_get_max_threads();
 #else
   static const int32_t threads = static_cast<int32_t>(sysconf(_SC_NPROCESSORS_ONLN));
 #endif
@@ -38,6 +95,9 @@ int32_t machine_threads() {
 void run_tasks(int32_t threads, int64_t count, void (*body)(const void*, int64_t, int32_t),
                const void* context) {
   if (count < threads) threads = static_cast<int32_t>(count);
+#if FLASHATTN_OPENMP
+  if (threads > 1 && !is_forked_child()) threads = startable(threads);
+#endif
   if (threads <= 1 || is_forked_child()) {
     for (int64_t task = 0; task < count; ++task) body(context, task, 0);
     return;
@@ -52,27 +112,11 @@ void run_tasks(int32_t threads, int64_t count, void (*body)(const void*, int64_t
 #pragma omp parallel num_threads(threads)
   work(omp_get_thread_num());
 #else
-  // Threads of this call alone, on plain POSIX so that nothing is allocated here.
-  constexpr int32_t kMost = 256;
-  struct Helper {
-    decltype(work)* run;
-    int32_t thread;
-    pthread_t id;
-  } helpers[kMost];
-  int32_t started = 1;
-  for (; started < std::min(threads, kMost); ++started) {
-    Helper& helper = helpers[started];
-    helper = {&work, started, {}};
-    const auto main = [](void* argument) -> void* {
-      const Helper* self = static_cast<const Helper*>(argument);
-      (*self->run)(self->thread);
-      return nullptr;
-    };
-    // No more threads to be had: those that run share the work.
-    if (pthread_create(&helper.id, nullptr, main, &helper) != 0) break;
-  }
+  const auto run = [](void* argument, int32_t thread) {
+    (*static_cast<decltype(work)*>(argument))(thread);
+  };
+  const Helpers helpers(threads - 1, run, const_cast<void*>(static_cast<const void*>(&work)));
   work(0);
-  for (int32_t thread = 1; thread < started; ++thread) pthread_join(helpers[thread].id, nullptr);
 #endif
 }
 

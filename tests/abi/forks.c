@@ -2,8 +2,10 @@
  *   fresh    the parent has not used the library
  *   used     it has, so that its threads wait in a pool that the child does not have
  *   busy     another of its threads is inside a call at that moment
- *   openmp   the parent has used the OpenMP runtime for itself, the library only the child */
+ *   openmp   the parent has used the OpenMP runtime for itself, the library only the child
+ *   log      another of its threads is inside the log's callback at that moment */
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,6 +56,20 @@ static void *keep_busy(void *unused) {
   return unused;
 }
 
+static pid_t parent;
+static atomic_int inside;
+
+static void log_and_wait(void *user, int32_t level, const char *message) {
+  (void)user, (void)level, (void)message;
+  inside = 1;
+  while (!stop && getpid() == parent) sched_yield();
+}
+
+static void *write_to_log(void *unused) {
+  case_run(&file, 0, NULL, NULL);
+  return unused;
+}
+
 static void use_openmp(void) {
   int sum = 0;
 #pragma omp parallel for num_threads(4) reduction(+ : sum)
@@ -68,10 +84,15 @@ int main(int argc, char **argv) {
   const int times = busy ? FORKS : 1;
   if (strcmp(argv[1], "openmp") == 0) use_openmp();
   if (busy || strcmp(argv[1], "used") == 0) CHECK(run_all() == 0);
-  if (busy) CHECK(pthread_create(&thread, NULL, keep_busy, NULL) == 0);
+  const int logs = strcmp(argv[1], "log") == 0;
+  parent = getpid();
+  if (logs) CHECK_OK(flashattn_set_log(FLASHATTN_LOG_DEBUG, log_and_wait, NULL));
+  if (busy || logs)
+    CHECK(pthread_create(&thread, NULL, busy ? keep_busy : write_to_log, NULL) == 0);
+  while (logs && !inside) sched_yield();
   for (int n = 0; n < times; ++n) CHECK(run_in_child());
   stop = 1;
-  if (busy) pthread_join(thread, NULL);
+  if (busy || logs) pthread_join(thread, NULL);
   CHECK(run_all() == 0);
   case_file_close(&file);
   return check_report();

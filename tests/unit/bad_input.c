@@ -160,7 +160,7 @@ static void test_calls(struct fixture *f) {
   check_refusal(f, "device", flashattn_device_info(9, 0, &device), invalid, FLASHATTN_REASON_VALUE,
                 "device");
   check_refusal(f, "device_index", flashattn_device_info(0, 1, &device),
-                FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NO_DEVICE, "device_index");
+                FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NO_DEVICE, "index");
 
   f->stream = f;
   const enum target targets[] = {FORWARD, BACKWARD, MERGE, KEEP};

@@ -51,6 +51,15 @@ static void test_refused(const flashattn_plan *plan) {
   f.backward.dk.data = f.in->lse;
   check_overlap(backward(plan), "dk.data");
 
+  /* With gaps, but its first element is another's. */
+  fixture_reset(&f, PLAIN);
+  const flashattn_tensor gaps = {NULL, 2 * SEQ_Q * HEADS_Q * DIM_V, DIM_V, 2 * HEADS_Q * DIM_V};
+  f.forward.o = gaps;
+  f.forward.o.data = f.in->q + 8;
+  check_overlap(forward(plan), "o.data");
+  f.forward.o.data = f.out->workspace + 64;
+  check_overlap(forward(plan), "o.data");
+
   fixture_reset(&f, PLAIN);
   f.merge.lse = f.out->o;
   check_overlap(merge(plan), "o.data");

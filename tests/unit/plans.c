@@ -73,6 +73,23 @@ static void test_info(struct fixture *f) {
   CHECK(info.flops == INT64_MAX && info.bytes > 0 && info.workspace >= 0);
   flashattn_plan_destroy(plan);
 
+  /* Neither does the workspace, at the limits of all sizes. */
+  f->desc.heads_q = f->desc.heads_kv = 2;
+  f->desc.dim_qk = f->desc.dim_v = 1;
+  f->desc.splits = 4096;
+  f->desc.threads = INT32_MAX;
+  for (int n = 0; n < 40; ++n) {
+    f->desc.layout = n % 2 ? FLASHATTN_LAYOUT_VARLEN_Q : 0;
+    if (n % 4 > 1) f->desc.heads_q = f->desc.heads_kv = INT32_MAX;
+    if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
+    flashattn_shape large = {1 << (n % 20 + 11), n < 20 ? 1 << (n + 10) : 0, 1 << 20, 0, 0, 0};
+    for (uint32_t op = FLASHATTN_OP_FORWARD; op <= FLASHATTN_OP_BACKWARD; ++op) {
+      const int32_t status = flashattn_workspace_size(plan, op, &large, &bytes);
+      CHECK(status == FLASHATTN_OK ? bytes >= 0 : status == FLASHATTN_ERROR_INVALID_ARGUMENT);
+    }
+    flashattn_plan_destroy(plan);
+  }
+
   /* Packed sequences: 11 tokens are two of five and one of one. */
   fixture_reset(f, VARLEN);
   if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
@@ -110,6 +127,9 @@ static void test_promises(struct fixture *f) {
   }
   f->desc.workspace_limit = INT64_MAX;
   CHECK_OK(flashattn_check(&f->desc));
+  f->desc.ops = FLASHATTN_OP_BACKWARD;
+  f->desc.splits = 2; /* of forward */
+  CHECK_STATUS(flashattn_check(&f->desc), FLASHATTN_ERROR_INVALID_ARGUMENT);
 }
 
 struct lines {

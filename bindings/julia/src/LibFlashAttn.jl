@@ -25,7 +25,10 @@ const FLASHATTN_ERROR_WORKSPACE = Int32(3)
 const FLASHATTN_ERROR_OUT_OF_MEMORY = Int32(4)
 "The device or its driver reported an error, or the wrong device is current."
 const FLASHATTN_ERROR_DEVICE = Int32(5)
-"struct_size is zero, or larger than known with a part that is not zero: a newer header."
+"""
+struct_size is below the structure's required fields, above 4096, or larger than known with a
+part that is not zero: a newer header.
+"""
 const FLASHATTN_ERROR_VERSION = Int32(6)
 "A fault of the library itself. Please report it with the sentence."
 const FLASHATTN_ERROR_INTERNAL = Int32(7)
@@ -270,15 +273,15 @@ Base.@kwdef struct flashattn_desc
     features::UInt32 = 0
     "enum flashattn_determinism."
     determinism::Int32 = 0
-    "Factor of the scores. 0: 1 / sqrt(dim_qk). Finite."
+    "Factor of the scores. 0: 1 / sqrt(dim_qk). Of magnitude below 2^127."
     scale::Cfloat = 0
-    "Scores become softcap * tanh(score / softcap). 0: off. Finite, > 0."
+    "Scores become softcap * tanh(score / softcap). 0: off. > 0, below 2^127, as is scale / softcap."
     softcap::Cfloat = 0
     "Probability with which a weight is dropped, [0, 1), in steps of 1/65536. 0: off."
     dropout::Cfloat = 0
     """
-    Parts into which the keys of a sequence are split, at most 4096. 0: the library chooses, short
-    queries only. 1: never.
+    Parts into which the keys of a sequence are split, at most 4096; only with FORWARD. 0: the
+    library chooses, short queries only. 1: never.
     """
     splits::Int32 = 0
     """
@@ -290,7 +293,12 @@ Base.@kwdef struct flashattn_desc
     max_seqlen_kv::Int32 = 0
     "GPU: streaming multiprocessors to use at the most. 0: all."
     sm_limit::Int32 = 0
-    "CPU: threads to use at the most. 0: all that OpenMP offers. 1: the caller's only."
+    """
+    CPU: threads to use at the most; more than 1024 are as 1024. 0: as many as OpenMP offers to the
+    thread that makes the plan (OMP_NUM_THREADS, omp_set_num_threads, or all cores). 1: the caller's
+    only. Where the system gives fewer, those do the work; a process that was forked off after the
+    library was loaded has one.
+    """
     threads::Int32 = 0
     reserved0::Int32 = 0
     "Promises, as above, for VARLEN layouts: tokens of all sequences together."
@@ -305,14 +313,17 @@ end
     flashattn_shape(; fields...)
 
 ```text
-The sizes of one call, known on the host. Where lengths lie on the device, upper bounds. No array
-may have more than 2^48 elements.
+The sizes of one call, known on the host. Where lengths lie on the device, upper bounds. Neither
+batch * seqlen nor total times heads_q times the larger head dimension may be more than 2^46.
 ```
 """
 Base.@kwdef struct flashattn_shape
     "Sequences. 0: nothing to do."
     batch::Int32 = 0
-    "Queries of the longest sequence; dense: of every sequence, unless lens_q says less."
+    """
+    Queries of the longest sequence, below 2^31 - 65535; dense: of every sequence, unless lens_q
+    says less.
+    """
     seqlen_q::Int32 = 0
     "Keys, likewise."
     seqlen_kv::Int32 = 0
@@ -483,7 +494,10 @@ A device, as flashattn_device_info describes it.
 Base.@kwdef struct flashattn_device_properties
     "Required: sizeof(flashattn_device_properties)."
     struct_size::UInt32 = 40
-    "CPU: threads that a plan with threads = 0 uses. GPU: streaming multiprocessors."
+    """
+    CPU: threads of a plan with threads = 0 that the calling thread makes. GPU: streaming
+    multiprocessors.
+    """
     units::Int32 = 0
     "\"AMD EPYC 9354\", \"NVIDIA H200\"."
     name::Cstring = Cstring(C_NULL)
@@ -641,8 +655,8 @@ end
 ```text
 Zeroes a descriptor and sets its struct_size.
   desc          out.
-  struct_size   sizeof(flashattn_desc) as the caller knows it, >= 4.
-INVALID_ARGUMENT: NULL, too small.
+  struct_size   sizeof(flashattn_desc) as the caller knows it, 4 to 4096.
+INVALID_ARGUMENT: NULL, a size out of that range.
 ```
 """
 function flashattn_desc_init(desc, struct_size)

@@ -20,7 +20,8 @@ class Status(IntEnum):
     ERROR_OUT_OF_MEMORY = 4
     #: The device or its driver reported an error, or the wrong device is current.
     ERROR_DEVICE = 5
-    #: struct_size is zero, or larger than known with a part that is not zero: a newer header.
+    #: struct_size is below the structure's required fields, above 4096, or larger than known with a
+    #: part that is not zero: a newer header.
     ERROR_VERSION = 6
     #: A fault of the library itself. Please report it with the sentence.
     ERROR_INTERNAL = 7
@@ -396,8 +397,8 @@ int32_t flashattn_desc_init(flashattn_desc *desc, uint32_t struct_size)
 
 Zeroes a descriptor and sets its struct_size.
   desc          out.
-  struct_size   sizeof(flashattn_desc) as the caller knows it, >= 4.
-INVALID_ARGUMENT: NULL, too small.
+  struct_size   sizeof(flashattn_desc) as the caller knows it, 4 to 4096.
+INVALID_ARGUMENT: NULL, a size out of that range.
 """,
     "flashattn_check": """\
 int32_t flashattn_check(const flashattn_desc *desc)

@@ -20,7 +20,8 @@
 //!   Zero      A zeroed structure with struct_size set asks for nothing unusual. Fields that must be
 //!             set are marked "required". Reserved fields must be zero; unknown bits are refused.
 //!   Growth    Structures only grow at their end. A smaller struct_size means that the rest is zero;
-//!             a larger one is accepted when the part this library does not know is all zero.
+//!             a larger one, up to 4096, is accepted when the part this library does not know is
+//!             all zero.
 //!   Status    Functions that can fail return an enum flashattn_status. A call that failed changed
 //!             nothing: arguments are checked before anything is computed, launched or written. The
 //!             sentence of flashattn_last_error names field, value, limit, device and remedy.
@@ -72,7 +73,8 @@ impl flashattn_status {
     pub const ERROR_OUT_OF_MEMORY: Self = Self(4);
     /// The device or its driver reported an error, or the wrong device is current.
     pub const ERROR_DEVICE: Self = Self(5);
-    /// struct_size is zero, or larger than known with a part that is not zero: a newer header.
+    /// struct_size is below the structure's required fields, above 4096, or larger than known with a
+    /// part that is not zero: a newer header.
     pub const ERROR_VERSION: Self = Self(6);
     /// A fault of the library itself. Please report it with the sentence.
     pub const ERROR_INTERNAL: Self = Self(7);
@@ -662,14 +664,14 @@ pub struct flashattn_desc {
     pub features: u32,
     /// enum flashattn_determinism.
     pub determinism: i32,
-    /// Factor of the scores. 0: 1 / sqrt(dim_qk). Finite.
+    /// Factor of the scores. 0: 1 / sqrt(dim_qk). Of magnitude below 2^127.
     pub scale: f32,
-    /// Scores become softcap * tanh(score / softcap). 0: off. Finite, > 0.
+    /// Scores become softcap * tanh(score / softcap). 0: off. > 0, below 2^127, as is scale / softcap.
     pub softcap: f32,
     /// Probability with which a weight is dropped, \[0, 1), in steps of 1/65536. 0: off.
     pub dropout: f32,
-    /// Parts into which the keys of a sequence are split, at most 4096. 0: the library chooses, short
-    /// queries only. 1: never.
+    /// Parts into which the keys of a sequence are split, at most 4096; only with FORWARD. 0: the
+    /// library chooses, short queries only. 1: never.
     pub splits: i32,
     /// Promises: no call will pass them. 0: not promised. They let flashattn_workspace_size answer
     /// for all calls at once, and help to choose a kernel.
@@ -680,7 +682,10 @@ pub struct flashattn_desc {
     pub max_seqlen_kv: i32,
     /// GPU: streaming multiprocessors to use at the most. 0: all.
     pub sm_limit: i32,
-    /// CPU: threads to use at the most. 0: all that OpenMP offers. 1: the caller's only.
+    /// CPU: threads to use at the most; more than 1024 are as 1024. 0: as many as OpenMP offers to the
+    /// thread that makes the plan (OMP_NUM_THREADS, omp_set_num_threads, or all cores). 1: the caller's
+    /// only. Where the system gives fewer, those do the work; a process that was forked off after the
+    /// library was loaded has one.
     pub threads: i32,
     /// `reserved0`
     pub reserved0: i32,
@@ -704,14 +709,15 @@ impl Default for flashattn_desc {
     }
 }
 
-/// The sizes of one call, known on the host. Where lengths lie on the device, upper bounds. No array
-/// may have more than 2^48 elements.
+/// The sizes of one call, known on the host. Where lengths lie on the device, upper bounds. Neither
+/// batch * seqlen nor total times heads_q times the larger head dimension may be more than 2^46.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct flashattn_shape {
     /// Sequences. 0: nothing to do.
     pub batch: i32,
-    /// Queries of the longest sequence; dense: of every sequence, unless lens_q says less.
+    /// Queries of the longest sequence, below 2^31 - 65535; dense: of every sequence, unless lens_q
+    /// says less.
     pub seqlen_q: i32,
     /// Keys, likewise.
     pub seqlen_kv: i32,
@@ -955,7 +961,8 @@ impl Default for flashattn_merge_args {
 pub struct flashattn_device_properties {
     /// Required: sizeof(flashattn_device_properties).
     pub struct_size: u32,
-    /// CPU: threads that a plan with threads = 0 uses. GPU: streaming multiprocessors.
+    /// CPU: threads of a plan with threads = 0 that the calling thread makes. GPU: streaming
+    /// multiprocessors.
     pub units: i32,
     /// "AMD EPYC 9354", "NVIDIA H200".
     pub name: *const c_char,
@@ -1117,10 +1124,10 @@ extern "C" {
     ///
     /// ```text
     ///   desc          out.
-    ///   struct_size   sizeof(flashattn_desc) as the caller knows it, >= 4.
+    ///   struct_size   sizeof(flashattn_desc) as the caller knows it, 4 to 4096.
     /// ```
     ///
-    /// INVALID_ARGUMENT: NULL, too small.
+    /// INVALID_ARGUMENT: NULL, a size out of that range.
     ///
     /// # Safety
     ///
