@@ -1,13 +1,15 @@
 """What goes beside attention: merging, dropout masks, questions to the library."""
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+import atexit
+import threading
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from . import _arrays, _gpu
 from ._arrays import F16, F32, U8, DTypeLike, dtype_code, packed, view
-from ._constants import Device, Reason
+from ._constants import Device, LogLevel, Reason
 from ._describe import describe, takes_description
 from ._errors import UnsupportedError, fail, invalid
 from ._inputs import Tensor, set_seed
@@ -15,6 +17,8 @@ from ._library import ffi, lib, text
 from ._plan import Plan, c_descriptor, cached_plan
 
 _FLOAT, _BYTE = ffi.typeof("float *"), ffi.typeof("uint8_t *")
+_log_lock = threading.Lock()
+_log: Any = ffi.NULL  # what the library calls: alive until it has another
 
 
 class DeviceInfo(NamedTuple):
@@ -137,6 +141,35 @@ def supported(**description: Any) -> bool:
     except UnsupportedError:
         return False
     return True
+
+
+def set_log(level: int, callback: Optional[Callable[[LogLevel, str], Any]] = None) -> None:
+    """Sends the library's log lines to a function, for the whole process.
+
+    level       LogLevel.OFF: to none; ERROR: the sentence of every call that fails; INFO: also the
+                kernel that each plan chose, and why; DEBUG: also who refused
+    callback    called as callback(level, line), on the thread whose call logs, while others wait
+                to log: it must not call the library. What it raises goes to sys.unraisablehook
+
+    ValueError: another level, OFF with a callback, any other level without one.
+    """
+    global _log
+    if (callback is None) != (level == LogLevel.OFF):
+        raise invalid(f"level = {level!r} with callback = {callback!r}; give a callback to every "
+                      "level but LogLevel.OFF", Reason.VALUE, "callback")
+    function = callback
+    held = ffi.NULL if function is None else ffi.callback(
+        "flashattn_log_fn", lambda _, number, line: function(LogLevel(number), text(line)))
+    with _log_lock:
+        before, _log = _log, (_log, held)  # both, while the library changes over
+        status = lib.flashattn_set_log(level, held, ffi.NULL)
+        # It calls under a lock of its own: now it is done with one of them.
+        _log = before if status else held
+        if status:
+            fail(status)
+
+
+atexit.register(set_log, LogLevel.OFF)
 
 
 def build_info() -> str:
