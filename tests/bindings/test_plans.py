@@ -37,6 +37,11 @@ def test_promised_maxima_need_no_shape():
     assert plan.workspace_size() >= plan.workspace_size(batch=2, seqlen_q=32, seqlen_k=64)
     with pytest.raises(ValueError):
         flashattn.Plan(dtype="float32", heads=4, dim=16).workspace_size()
+    for question in (plan.info, plan.workspace_size):
+        with pytest.raises(ValueError, match="sizes are given without batch.*; give batch"):
+            question(seqlen_q=32, seqlen_k=64)
+        with pytest.raises(ValueError, match="shape.seqlen_kv = 2147483648 is past the range"):
+            question(batch=1, seqlen_q=1, seqlen_k=2**31)
 
 
 def test_plan_refuses_other_arrays():

@@ -14,7 +14,7 @@ from ._describe import describe, takes_description
 from ._errors import UnsupportedError, fail, invalid
 from ._inputs import Tensor, set_seed
 from ._library import ffi, lib, text
-from ._plan import Plan, c_descriptor, cached_plan
+from ._plan import Plan, c_descriptor, cached_plan, set_shape
 
 _FLOAT, _BYTE = ffi.typeof("float *"), ffi.typeof("uint8_t *")
 _log_lock = threading.Lock()
@@ -73,7 +73,8 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], *, layout: Optional[str] = N
     plan = _plan_of(place, target.view.dtype, first.heads, first.dim, ("varlen_q", varlen))
     args = ffi.new("flashattn_merge_args *")
     args.struct_size, args.parts = ffi.sizeof("flashattn_merge_args"), len(parts)
-    args.shape = (1 if varlen else first.batch, first.rows, 0, 0, first.rows if varlen else 0, 0)
+    set_shape(ffi.addressof(args, "shape"), (1 if varlen else first.batch, first.rows, 0, 0,
+                                             first.rows if varlen else 0, 0))
     arrays = ffi.new("flashattn_tensor[]", [part.c() for part in parts])
     pointers = ffi.new("float *[]", [ffi.cast(_FLOAT, part.pointer) for part in part_lses])
     args.part_o, args.part_lse, args.part_dtype = arrays, pointers, first.view.dtype
@@ -105,12 +106,14 @@ def dropout_mask(batch: int, heads: int, seqlen_q: int, seqlen_k: int, *, dropou
 
     out         bool or uint8, without gaps, written and returned; on a GPU the numbers are made
                 there, on stream
+
+    ValueError for sizes past 2**31 - 1, other shapes of out, seeds, and a stream without out.
     """
     place = None if out is None else _gpu.place_of(out, stream, None, name="out")
     plan = _plan_of(place, F32, heads, 64, ("dropout", dropout))
     args = ffi.new("flashattn_forward_args *")
     args.struct_size = ffi.sizeof("flashattn_forward_args")
-    args.shape = (batch, seqlen_q, seqlen_k, 0, 0, 0)
+    set_shape(ffi.addressof(args, "shape"), (batch, seqlen_q, seqlen_k, 0, 0, 0))
     set_seed(args.inputs, seed, offset)
     shape = (batch, heads, seqlen_q, seqlen_k)
     keep = np.empty(shape, np.bool_) if out is None else out
