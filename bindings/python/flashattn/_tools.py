@@ -109,6 +109,9 @@ def dropout_mask(batch: int, heads: int, seqlen_q: int, seqlen_k: int, *, dropou
 
     ValueError for sizes past 2**31 - 1, other shapes of out, seeds, and a stream without out.
     """
+    if out is None and stream is not None:
+        raise invalid("stream is given without out, but the mask is then made in host memory; give "
+                      "out= on the GPU, or leave stream out", Reason.STREAM, "stream")
     place = None if out is None else _gpu.place_of(out, stream, None, name="out")
     plan = _plan_of(place, F32, heads, 64, ("dropout", dropout))
     args = ffi.new("flashattn_forward_args *")
