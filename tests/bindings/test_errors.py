@@ -57,13 +57,20 @@ def test_a_status_of_a_newer_library_stays_a_number():
     (dict(softcap=-1.0), ValueError, "softcap"),
     (dict(scale=float("inf")), ValueError, "scale"),
     (dict(scale=0), ValueError, "for 1/sqrt.dim. give None"),
+    (dict(scale=1e-50), ValueError, "scale = 1e-50 is 0 in float32.* give None"),
+    (dict(softcap=1e-50), ValueError, "softcap = 1e-50 is 0 in float32.* give 0 or None"),
+    (dict(scale=10**400), ValueError, "scale = 1000.* at most 3.4"),
     (dict(window=(1, 2, 3)), ValueError, "window"),
     (dict(window=(-2, 0)), ValueError, "window"),
-    (dict(window=2**40), ValueError, "window_left = .*past the range"),
+    (dict(window=2**40), ValueError, "window_left = .*past the range .* at most 2147483647"),
     (dict(window=True), TypeError, "window"),
     (dict(chunk=-1), ValueError, "chunk"),
     (dict(layout="bsdh"), ValueError, "layout"),
     (dict(device="tpu"), ValueError, "device"),
+    (dict(device="cpufoo"), ValueError, "device = 'cpufoo'; expected"),
+    (dict(device="cpu:"), ValueError, "device = 'cpu:'; expected"),
+    (dict(device="cpu:\u00b2"), ValueError, "device = .*; expected"),
+    (dict(device="cpu:7"), ValueError, "host memory, but device = 'cpu:7'"),
     (dict(deterministic="yes"), ValueError, "deterministic"),
     (dict(seed=-1, dropout=0.1), ValueError, "seed"),
     (dict(out_dtype="int8"), TypeError, "out_dtype"),
@@ -74,6 +81,7 @@ def test_a_status_of_a_newer_library_stays_a_number():
     (dict(sink=np.zeros(3)), ValueError, "sink has shape"),
     (dict(block_mask=np.ones((3, 3), bool)), ValueError, "block_size"),
     (dict(block_mask=np.ones((2, 3), bool), block_size=(4, 4)), ValueError, "block_mask"),
+    (dict(block_size=(4, 4)), ValueError, "without block_mask.* leave it out"),
     (dict(kv_lens=[9]), ValueError, "kv_lens has shape"),
     (dict(kv_lens=[9, 10]), ValueError, "lens_kv|kv_lens"),
     (dict(kv_lens=[9.0, 9.0]), TypeError, "kv_lens"),
@@ -106,6 +114,62 @@ def test_mixed_dtypes():
 def test_offsets_that_cannot_be(cu):
     with pytest.raises(ValueError):
         flashattn.attention_varlen(X[0], X[0], X[0], cu, cu)
+
+
+@pytest.mark.parametrize("lengths, error, words", [
+    (dict(max_seqlen_q=1), ValueError, "max_seqlen_q = 1 is given without cu_seqlens_q"),
+    (dict(max_seqlen_k="long"), ValueError, "without cu_seqlens_k or page_table.* leave it out"),
+    (dict(cu_seqlens_q=[0, 9], max_seqlen_q="long"), TypeError, "max_seqlen_q is a str"),
+    (dict(cu_seqlens_q=[0, 9], max_seqlen_q=2**31), ValueError,
+     "shape.seqlen_q = 2147483648 is past the range of its field; give at most 2147483647"),
+])
+def test_longest_sequences_that_cannot_be(lengths, error, words):
+    q = X[0] if lengths.get("cu_seqlens_q") else X[:1]
+    with pytest.raises(error, match=words) as caught:
+        flashattn.attention_varlen(q, X[:1], X[:1], **lengths)
+    assert isinstance(caught.value, flashattn.FlashAttentionError)
+
+
+def test_arrays_past_the_fields():
+    many = np.broadcast_to(np.zeros((1, 1, 1, 8), np.float32), (2**31, 1, 1, 8))
+    out = np.lib.stride_tricks.as_strided(np.zeros(8, np.float32), many.shape, (4, 32, 32, 4))
+    with pytest.raises(ValueError, match="shape.batch = 2147483648 is past") as caught:
+        flashattn.attention(many, many, many, out=out)
+    assert caught.value.field == "shape.batch" and caught.value.reason is Reason.SIZE
+    with pytest.raises(ValueError, match="shape.seqlen_k?v? = 2147483648 is past the range"):
+        flashattn.dropout_mask(1, 1, 1, 2**31, dropout=0.5)
+
+
+def test_the_field_that_is_past_its_range_is_named():
+    wide = dict(dtype="float32", heads=1, dim=8, varlen_q=True, max_batch=1, max_seqlen_q=1,
+                max_seqlen_k=1, max_total_q=2**32, workspace_limit=2**50)
+    flashattn.check(**wide)
+    for name, field, value in (("max_batch", "max_batch", 2**31), ("heads", "heads_q", -2**31 - 1),
+                               ("max_total_q", "max_total_q", 2**63)):
+        with pytest.raises(ValueError, match=f"^{field} = {value} is past") as caught:
+            flashattn.check(**{**wide, name: value})
+        assert caught.value.field == field
+
+
+def test_dropout_mask_has_no_stream_on_the_host():
+    with pytest.raises(ValueError, match="stream is given without out") as caught:
+        flashattn.dropout_mask(1, 1, 2, 2, dropout=0.5, stream=3)
+    assert caught.value.reason is Reason.STREAM
+
+
+@pytest.mark.parametrize("max_seqlen_k", [17, 2**40])
+def test_page_table_is_not_read_past_its_columns(max_seqlen_k):
+    pool = random(4, 8, 4, 16)
+    flashattn.attention_paged(X, pool, pool, [[0, 3], [1, 2]], None, max_seqlen_k=16)
+    with pytest.raises(ValueError, match=f"max_seqlen_k = {max_seqlen_k}, but page_table has 2 "
+                                         "pages of 8 tokens .* 16 in all; give at most that"):
+        flashattn.attention_paged(X, pool, pool, [[0, 3], [1, 2]], None, max_seqlen_k=max_seqlen_k)
+
+
+def test_packed_or_paged():
+    plan = flashattn.Plan(dtype="float32", heads=4, dim=16, varlen_k=True)
+    with pytest.raises(ValueError, match="cu_seqlens_k and page_table are both given"):
+        plan.forward(X[:1], X[0], X[0], cu_seqlens_k=[0, 9], page_table=[[0]])
 
 
 def test_page_table_past_the_pool():

@@ -37,6 +37,11 @@ def test_promised_maxima_need_no_shape():
     assert plan.workspace_size() >= plan.workspace_size(batch=2, seqlen_q=32, seqlen_k=64)
     with pytest.raises(ValueError):
         flashattn.Plan(dtype="float32", heads=4, dim=16).workspace_size()
+    for question in (plan.info, plan.workspace_size):
+        with pytest.raises(ValueError, match="sizes are given without batch.*; give batch"):
+            question(seqlen_q=32, seqlen_k=64)
+        with pytest.raises(ValueError, match="shape.seqlen_kv = 2147483648 is past the range"):
+            question(batch=1, seqlen_q=1, seqlen_k=2**31)
 
 
 def test_plan_refuses_other_arrays():
@@ -49,6 +54,35 @@ def test_plan_refuses_other_arrays():
         plan.forward(*[random(2, 9, 4, 16)] * 3, bias=np.zeros((9, 9), np.float32))
     with pytest.raises(ValueError, match="BACKWARD|backward|op"):
         plan.info("backward", batch=1, seqlen_q=1, seqlen_k=1)
+
+
+def test_log_lines_arrive_and_exceptions_stay_inside(monkeypatch):
+    lines, lost = [], []
+    monkeypatch.setattr("sys.unraisablehook", lambda said: lost.append(said.exc_value))
+
+    def note(level, line):
+        lines.append((level, line))
+        raise KeyError("the library must not see this")
+
+    flashattn.set_log(flashattn.LogLevel.INFO, note)
+    del note
+    gc.collect()  # the library's pointer outlives the caller's
+    try:
+        with pytest.raises(ValueError, match="heads_q = 0") as caught:
+            flashattn.check(dtype="float32", heads=0, dim=8)
+        flashattn.Plan(dtype="float32", heads=1, dim=8)
+        with pytest.raises(ValueError, match="level = 9"):
+            flashattn.set_log(9, print)
+        for level, callback in ((flashattn.LogLevel.OFF, print), (flashattn.LogLevel.INFO, None)):
+            with pytest.raises(ValueError, match="give a callback to every level but"):
+                flashattn.set_log(level, callback)
+    finally:
+        flashattn.set_log(flashattn.LogLevel.OFF)
+    flashattn.Plan(dtype="float32", heads=1, dim=8)
+    levels, said = zip(*lines)
+    assert levels == (flashattn.LogLevel.ERROR, flashattn.LogLevel.INFO, flashattn.LogLevel.ERROR)
+    assert str(caught.value) in said[0] and "family cpu" in said[1]
+    assert [type(error) for error in lost] == [KeyError] * 3
 
 
 def test_plans_are_found_again():

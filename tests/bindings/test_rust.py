@@ -135,6 +135,20 @@ class TestBuildScript:
                        lookup={"PKG_CONFIG_PATH": str(tmp_path)})
         assert passed(said) > 10
 
+    def test_a_static_build_is_for_the_cpu(self, tmp_path):
+        """CUDA's objects would need libraries that are not linked beside the archive."""
+        said = tmp_path / "said"
+        for tool in ("meson", "ninja"):
+            (tmp_path / tool).write_text(f'#!/bin/sh\necho {tool} "$@" >>"{said}"\n')
+            (tmp_path / tool).chmod(0o755)
+        (tmp_path / "meson.build").touch()
+        path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+        succeed("check", "--locked", "-p", "flashattn-sys", target=self.TARGET,
+                lookup={"FLASHATTN_BUILD_FROM": str(tmp_path), "PATH": path, **self.NO_PKG_CONFIG})
+        setup, build = said.read_text().splitlines()
+        assert setup.startswith("meson setup") and "-Dcuda=disabled" in setup.split()
+        assert build.startswith("ninja") and build.endswith("libflashattn.a")
+
     def test_built_from_the_repository(self):
         for tool in ("meson", "ninja"):
             if not shutil.which(tool):

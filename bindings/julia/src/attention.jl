@@ -98,7 +98,8 @@ end
   `cu_seqlens_q[b] + 1 : cu_seqlens_q[b + 1]`
 - `k`, `v`: `(dim, kv_heads, total_k)`, `(dim_v, kv_heads, total_k)`, likewise with `cu_seqlens_k`
 - `cu_seqlens_q`, `cu_seqlens_k`: (batch + 1,) integers from 0. `nothing`: that side is dense
-- `max_seqlen_q`, `max_seqlen_k`: the longest sequences; found from the offsets if not given
+- `max_seqlen_q`, `max_seqlen_k`: tokens of the longest sequences; found from the offsets if not
+  given. Not for a dense side
 - `layout = :dhs`, or `:dsh`
 - lse is `(total_q, heads)`
 
@@ -128,7 +129,7 @@ attention_varlen!(out::AbstractArray, q::AbstractArray, k::AbstractArray, v::Abs
   lies in page `page_table[cld(j, page_size), b]`; pages count from 1. Entries past
   `kv_lens` are not read
 - `kv_lens`: (batch,) integers, keys in use of each sequence; `nothing`: all
-- `max_seqlen_k`: a bound of `kv_lens`; else what the page table can hold
+- `max_seqlen_k`: a bound of `kv_lens`, at most size(page_table, 1) · page_size tokens; else that
 
 Forward only. Errors as in attention.
 """

@@ -37,8 +37,13 @@ function describe(T::Type; heads::Integer, dim::Integer, kv_heads::Integer = hea
                   device::Symbol = :cpu, device_index::Integer = 0, max_batch::Integer = 0,
                   max_seqlen_q::Integer = 0, max_seqlen_k::Integer = 0, max_total_q::Integer = 0,
                   max_total_k::Integer = 0, sm_limit::Integer = 0, workspace_limit::Integer = 0)
-    scale === nothing || scale != 0 || throw(ArgumentError(
-        "scale = 0 would make every weight equal; for 1/sqrt(dim) give nothing"))
+    # As the library sees them: what is too small for a Float32 is 0.
+    scale === nothing || Float32(scale) != 0 || throw(ArgumentError(
+        "scale = $scale is 0 in Float32, which would make every weight equal; for 1/sqrt(dim) " *
+        "give nothing"))
+    softcap === nothing || softcap == 0 || Float32(softcap) != 0 || throw(ArgumentError(
+        "softcap = $softcap is 0 in Float32, which would turn it off; for that give 0 or " *
+        "nothing, else at least 1.5e-45"))
     left, right = window_sides(window)
     block_q, block_kv = block_size === nothing ? (0, 0) : block_size
     devices = (cpu = C.FLASHATTN_DEVICE_CPU, cuda = C.FLASHATTN_DEVICE_CUDA)

@@ -36,15 +36,15 @@ function Inputs(q::AbstractArray, k::AbstractArray, v::AbstractArray; layout::Sy
         x === nothing && return C_NULL
         x = convert(x)
         wanted === nothing || check_size(x, wanted, name)
-        device(storage(x)) == device(tq) ||
-            throw(ArgumentError("$name lies on another device than q"))
-        push!(keep, x)
+        push!(keep, check_device(x, tq, name))
         return address(x)
     end
 
     batch, seqlen_q, seqlen_k = tq.batch, tq.rows, tk.rows
     if varlen_q
         batch, seqlen_q = sequences(cu_seqlens_q, max_seqlen_q, "_q")
+    else
+        unused(max_seqlen_q, "max_seqlen_q", "cu_seqlens_q")
     end
     kv_batch = batch
     page_size = 0
@@ -56,14 +56,20 @@ function Inputs(q::AbstractArray, k::AbstractArray, v::AbstractArray; layout::Sy
             throw(DimensionMismatch("page_table has size $(size(page_table)); expected " *
                                     "(pages of a sequence, batch)"))
         kv_batch = size(page_table, 2)
-        seqlen_k = something(max_seqlen_k, size(page_table, 1) * page_size)
+        pages, held = size(page_table, 1), size(page_table, 1) * page_size
+        seqlen_k = something(max_seqlen_k, held)
+        seqlen_k <= held || throw(ArgumentError(
+            "max_seqlen_k = $seqlen_k, but page_table has $pages pages of $page_size tokens for " *
+            "a sequence, $held in all; give at most that, or a page_table with more rows"))
     else
+        unused(max_seqlen_k, "max_seqlen_k", "cu_seqlens_k or page_table")
         kv_batch = tk.batch
     end
     batch == kv_batch ||
         throw(DimensionMismatch("k and v hold $kv_batch sequences, q holds $batch"))
     heads = tq.heads
     bias, bias_strides = bias_of(bias, (seqlen_k, seqlen_q, heads, batch))
+    block_mask === nothing && unused(block_size, "block_size", "block_mask")
     mask, mask_strides = blocks_of(block_mask, block_size, seqlen_q, seqlen_k, heads, batch)
     slopes = alibi_slopes === nothing || ndims(alibi_slopes) == 1 ? (heads,) : (heads, batch)
     c = C.flashattn_inputs(
@@ -105,6 +111,10 @@ function check_heads(q::Tensor, k::Tensor, v::Tensor)
     Base.tail(size(k.array)) == Base.tail(size(v.array)) || throw(DimensionMismatch(
         "k has size $(size(k.array)), v has $(size(v.array)); only their first may differ"))
 end
+
+unused(::Nothing, name::String, needed::String) = nothing
+unused(x, name::String, needed::String) = throw(ArgumentError(
+    "$name = $x is given without $needed, and would be ignored; leave it out, or give $needed"))
 
 "How many sequences offsets bound, and how long the longest is."
 function sequences(cu::AbstractVector, longest::Union{Nothing,Integer}, side::String)

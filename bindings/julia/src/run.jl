@@ -55,7 +55,7 @@ function tensor_like(x::AbstractArray, model::Tensor, dim::Int, code::Integer, l
         "$name has elements $(eltype(x)); expected $(name_of(C.flashattn_dtype, code))"))
     check_size(x, like(model, dim), name)
     t = Tensor(x, layout, ndims(x), name)
-    device(t) == device(model) || throw(ArgumentError("$name lies on another device than q"))
+    check_device(x, model, name)
     return t.c
 end
 
@@ -71,7 +71,7 @@ end
 
 function run_forward(plan::Plan, inputs::Inputs, out::AbstractArray, lse)
     o = tensor_like(out, inputs.q, inputs.v.dim, output_type(plan), inputs.layout, "out")
-    lse === nothing || check_packed(lse, lse_size(inputs), "lse")
+    lse === nothing || check_packed(lse, inputs.q, lse_size(inputs), "lse")
     args = Ref(C.flashattn_forward_args(
         shape = inputs.shape, inputs = inputs.c, o = o,
         lse = lse === nothing ? C_NULL : address(lse)))
@@ -88,15 +88,16 @@ function dbias_strides(dbias::AbstractArray, inputs::Inputs)
     wanted = (Int(shape.seqlen_kv), Int(shape.seqlen_q), inputs.q.heads, Int(shape.batch))
     eltype(dbias) === Float32 ||
         throw(ArgumentError("dbias has elements $(eltype(dbias)); expected Float32"))
+    check_device(dbias, inputs.q, "dbias")
     return broadcast_of(dbias, wanted, "dbias", "(keys, queries, heads, batch)")
 end
 
 function run_backward(plan::Plan, inputs::Inputs, grads::NamedTuple, dout, out, lse, dlse)
     q, k, v, code = inputs.q, inputs.k, inputs.v, output_type(plan)
-    check_packed(lse, lse_size(inputs), "lse")
-    dlse === nothing || check_packed(dlse, lse_size(inputs), "dlse")
+    check_packed(lse, q, lse_size(inputs), "lse")
+    dlse === nothing || check_packed(dlse, q, lse_size(inputs), "dlse")
     dq, dk, dv, dbias, dsink = grads
-    dsink === nothing || check_packed(dsink, (q.heads,), "dsink")
+    dsink === nothing || check_packed(dsink, q, (q.heads,), "dsink")
     strides = dbias === nothing ? (0, 0, 0) : dbias_strides(dbias, inputs)
     at(x) = x === nothing ? C_NULL : address(x)
     seen(x, model, dim, code, name) = tensor_like(x, model, dim, code, inputs.layout, name)

@@ -48,6 +48,13 @@ end
 like(t::Tensor, dim::Int) = (dim, Base.tail(size(t.array))...)
 device(t::Tensor) = device(storage(t.array))
 
+"An array beside the one that says where a call runs: no kernel may get memory of another device."
+function check_device(x::AbstractArray, first::Tensor, name::String)
+    device(storage(x)) == device(first) ||
+        throw(ArgumentError("$name lies on another device than the call runs on; move it there"))
+    return x
+end
+
 "A size of the library: what does not fit in 32 bits is refused here."
 function size32(n::Integer, name::String)
     0 <= n <= typemax(Int32) || throw(ArgumentError("$name = $n is past the range of Int32"))
@@ -60,10 +67,10 @@ function check_size(x::AbstractArray, wanted::Tuple, name::String)
 end
 
 "An array that the library takes without strides: lse and its gradient."
-function check_packed(x::AbstractArray, wanted::Tuple, name::String)
+function check_packed(x::AbstractArray, first::Tensor, wanted::Tuple, name::String)
     eltype(x) === Float32 ||
         throw(ArgumentError("$name has elements $(eltype(x)); expected Float32"))
-    device(storage(x))
+    check_device(x, first, name)
     isdense(check_size(x, wanted, name)) || throw(ArgumentError("$name has gaps; copy it"))
     return x
 end

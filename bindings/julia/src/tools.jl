@@ -22,9 +22,10 @@ function merge(outs, lses; layout::Symbol = :dhsb, out_type::Type = eltype(first
         Tensor(check_size(part, size(model), "a part"), layout, ndims(model), "a part")
     end
     first_part = first(parts)
+    foreach(part -> check_device(part, first_part, "a part"), outs)
     heads, rows = first_part.heads, first_part.rows
     dims = varlen ? (rows, heads) : (rows, heads, first_part.batch)
-    foreach(lse -> check_packed(lse, dims, "a part's lse"), lses)
+    foreach(lse -> check_packed(lse, first_part, dims, "a part's lse"), lses)
     out = similar(storage(model), out_type, size(model))
     lse = similar(storage(model), Float32, dims)
     desc = describe(out_type; heads = heads, dim = first_part.dim, varlen_q = varlen,

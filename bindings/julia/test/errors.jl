@@ -33,6 +33,17 @@ end
     says("out of reach", ArgumentError, () -> attention(reshape(1.0f0:160.0f0, 8, 2, 5, 2), k, k))
     says("layout = :bshd", ArgumentError, () -> attention(q, k, k; layout = :bshd))
     says("scale = 0", ArgumentError, () -> attention(q, k, k; scale = 0))
+    says("scale = 1.0e-50 is 0 in Float32", ArgumentError, () -> attention(q, k, k; scale = 1e-50))
+    says("softcap = 1.0e-50 is 0 in Float32", ArgumentError, () -> attention(q, k, k; softcap = 1e-50))
+    @test attention(q, k, k; softcap = 0) == attention(q, k, k)
+    says("block_size = (2, 2) is given without block_mask", ArgumentError,
+         () -> attention(q, k, k; block_size = (2, 2)))
+    says("max_seqlen_q = 5 is given without cu_seqlens_q", ArgumentError,
+         () -> attention(q, k, k; max_seqlen_q = 5))
+    says("max_seqlen_k = 9 is given without cu_seqlens_k or page_table", ArgumentError,
+         () -> attention_varlen(q, k, k, nothing, nothing; max_seqlen_k = 9))
+    says("seqlen_k = $(2^31) is past the range", ArgumentError,
+         () -> dropout_mask(1, 1, 1, 2^31; dropout = 0.5))
     says("window = \"all\"", ArgumentError, () -> attention(q, k, k; window = "all"))
     says("block_size = nothing", ArgumentError, () -> attention(q, k, k; block_mask = trues(1, 1)))
     says("seed = -1", ArgumentError, () -> attention(q, k, k; dropout = 0.5, seed = -1))
@@ -58,6 +69,9 @@ end
     says("OVERLAP", FlashAttentionError, () -> attention!(q, q, k, k))
     says("LENGTHS", FlashAttentionError,
          () -> attention_varlen(q[:, :, :, 1], k[:, :, :, 1], k[:, :, :, 1], [0, 4, 2, 5], [0, 3, 5, 7]))
+    says("max_seqlen_k = 15, but page_table has 2 pages of 7 tokens for a sequence, 14 in all",
+         ArgumentError, () -> attention_paged(q, k, k, [1 2; 2 1], nothing; max_seqlen_k = 15))
+    @test size(attention_paged(q, k, k, [1 2; 2 1], nothing; max_seqlen_k = 14)) == size(q)
     # The pages of the table count from 1.
     says("page_table", FlashAttentionError, () -> attention_paged(q, k, k, [0 1], nothing))
     # Errors in one task leave the others' alone.

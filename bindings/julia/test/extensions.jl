@@ -88,6 +88,25 @@ if !REAL_CUDA
         @test occursin("different devices", said(() -> attention(x.data, x, x), ArgumentError))
         @test occursin("lies on another device",
                        said(() -> attention(x, x, x; kv_lens = [1, 2]), ArgumentError))
+        # The gradients' arrays, too, before a kernel gets them.
+        plan = Plan(Float32; heads = 2, dim = 8, backward = true, return_lse = true)
+        inputs = FlashAttention.Inputs(x, x, x)
+        on_gpu, on_host = Main.CUDA.CuArray(zeros(Float32, 5, 2, 2)), zeros(Float32, 5, 2, 2)
+        gradients(; more...) = merge((dq = x, dk = x, dv = x, dbias = nothing, dsink = nothing), more)
+        backward(lse; dlse = nothing, more...) = said(ArgumentError) do
+            FlashAttention.run_backward(plan, inputs, gradients(; more...), x, x, lse, dlse)
+        end
+        elsewhere(name, sentence) = occursin("$name lies on another device than the call", sentence)
+        @test elsewhere("lse", said(() -> FlashAttention.run_forward(plan, inputs, x, on_host),
+                                    ArgumentError))
+        @test elsewhere("lse", backward(on_host))
+        @test elsewhere("dlse", backward(on_gpu; dlse = on_host))
+        @test elsewhere("dsink", backward(on_gpu; dsink = zeros(Float32, 2)))
+        @test elsewhere("dbias", backward(on_gpu; dbias = zeros(Float32, 5, 5)))
+        @test elsewhere("a part", said(() -> FlashAttention.merge((x, x.data), (on_gpu, on_gpu)),
+                                       ArgumentError))
+        @test elsewhere("a part's lse", said(() -> FlashAttention.merge((x,), (on_host,)),
+                                             ArgumentError))
         flat = Main.CUDA.CuArray(normal(Float32, 8, 2, 5))
         cu = Main.CUDA.CuArray(Int32[0, 5])
         @test occursin("max_seqlen_q is needed",

@@ -13,7 +13,8 @@ from ._errors import (ArrayTypeError, FlashAttentionError, InvalidArgumentError,
                       UnsupportedError)
 from ._library import lib as _lib, text as _text
 from ._plan import Plan, PlanInfo, cache_info, clear_cache
-from ._tools import (DeviceInfo, build_info, check, devices, dropout_mask, merge, supported)
+from ._tools import (DeviceInfo, build_info, check, devices, dropout_mask, merge, set_log,
+                     supported)
 
 __version__ = _text(_lib.flashattn_version_string())
 
@@ -22,5 +23,5 @@ __all__ = [
     "Feature", "FlashAttentionError", "InvalidArgumentError", "Layout", "LogLevel", "Mask", "Op",
     "OutOfMemoryError", "Plan", "PlanInfo", "Reason", "Status", "UnsupportedError", "attention",
     "attention_backward", "attention_paged", "attention_varlen", "build_info", "cache_info",
-    "check", "clear_cache", "describe", "devices", "dropout_mask", "merge", "supported",
+    "check", "clear_cache", "describe", "devices", "dropout_mask", "merge", "set_log", "supported",
 ]

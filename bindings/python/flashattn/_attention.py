@@ -153,7 +153,8 @@ def attention_varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any = None, cu_seqlen
     q           (total_q, heads, dim): sequence b holds rows cu_seqlens_q[b] to cu_seqlens_q[b + 1]
     k, v        (total_k, kv_heads, dim), likewise with cu_seqlens_k
     cu_seqlens_q, cu_seqlens_k  (batch + 1,) integers. None: that side is dense, with a batch
-    max_seqlen_q, max_seqlen_k  lengths of the longest sequences; None: found from the offsets
+    max_seqlen_q, max_seqlen_k  tokens of the longest sequences; None: found from the offsets. Not
+                for a dense side
     layout      "thd" or "htd"
     return_lse  return (out, lse) with lse (heads, total_q)
 
@@ -183,7 +184,7 @@ def attention_paged(q: Any, k_pages: Any, v_pages: Any, page_table: Any, kv_lens
     page_table  (batch, pages of a sequence) integers: token j of sequence b lies in page
                 page_table[b, j // page_size]; entries past kv_lens are not read
     kv_lens     (batch,) integers: keys in use of each sequence
-    max_seqlen_k  a bound of kv_lens; None: what the page table can hold
+    max_seqlen_k  a bound of kv_lens, at most (pages of a sequence) * page_size tokens; None: that
 
     The rest is as in attention() and attention_varlen().
     """

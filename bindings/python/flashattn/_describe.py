@@ -5,8 +5,10 @@ import inspect
 from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 from ._arrays import DTypeLike, dtype_code
-from ._constants import LAYOUT, Bias, Determinism, Device, Feature, Layout, Mask, Op, Reason
+from ._constants import LAYOUT, Bias, Determinism, Feature, Layout, Mask, Op, Reason
 from ._errors import invalid, wrong_type
+from ._gpu import device_of
+from ._library import ffi
 
 # Plain numbers: IntFlag arithmetic costs a microsecond a step.
 _FORWARD, _BACKWARD = int(Op.FORWARD), int(Op.BACKWARD)
@@ -19,6 +21,8 @@ _VARLEN_Q, _VARLEN_KV = int(Layout.VARLEN_Q), int(Layout.VARLEN_KV)
 _PAGED_KV = int(Layout.PAGED_KV)
 _DETERMINISM = {False: int(Determinism.DEFAULT), True: int(Determinism.RUN_TO_RUN),
                 "batch_invariant": int(Determinism.BATCH_INVARIANT)}
+
+_FLOAT = ffi.typeof("float *")
 
 Window = Union[None, int, Sequence[Optional[int]]]
 
@@ -113,17 +117,20 @@ def describe(*, dtype: DTypeLike, heads: int, dim: int, kv_heads: Optional[int] 
     code = dtype_code(dtype)
     if scale is None:
         scale = 0.0
-    elif scale == 0:
-        raise invalid("scale = 0 would make every weight equal; for 1/sqrt(dim) give None",
-                      Reason.VALUE, "scale")
+    elif _is_zero(scale):
+        raise invalid(f"scale = {scale} is 0 in float32, which would make every weight equal; for "
+                      "1/sqrt(dim) give None", Reason.VALUE, "scale")
+    if softcap and _is_zero(softcap):
+        raise invalid(f"softcap = {softcap} is 0 in float32, which would turn it off; for that "
+                      "give 0 or None, else at least 1.5e-45", Reason.SOFTCAP, "softcap")
     try:
         determinism = _DETERMINISM[deterministic]
     except (KeyError, TypeError):
         raise invalid(f"deterministic = {deterministic!r} is none of False, True, "
                       "\"batch_invariant\"", Reason.VALUE, "deterministic") from None
-    kind, index = (0, 0) if device == "cpu" else _device(device)
+    kind, index = (0, 0) if device == "cpu" else device_of(device)
     return Descriptor(
-        kind, index, (_FORWARD if forward else 0) | (_BACKWARD if backward else 0),
+        int(kind), index or 0, (_FORWARD if forward else 0) | (_BACKWARD if backward else 0),
         code, code if out_dtype is None else dtype_code(out_dtype, "out_dtype"),
         heads, heads if kv_heads is None else kv_heads, dim, dim if dim_v is None else dim_v,
         (_VARLEN_Q if varlen_q else 0) | (_VARLEN_KV if varlen_k else 0)
@@ -163,9 +170,9 @@ def _window(window: Any) -> Tuple[int, int]:
     return -1 if left is None else left, -1 if right is None else right
 
 
-def _device(device: str) -> Tuple[int, int]:
-    kind, _, index = str(device).partition(":")
-    if kind.upper() not in Device.__members__ or not (index or "0").isdigit():
-        raise invalid(f"device = {device!r}; expected \"cpu\", \"cuda\" or \"cuda:1\"",
-                      Reason.VALUE, "device")
-    return int(Device[kind.upper()]), int(index or 0)
+def _is_zero(value: Any) -> bool:
+    """Whether the library would see 0."""
+    try:
+        return ffi.new(_FLOAT, value)[0] == 0
+    except OverflowError:  # a large integer
+        return False

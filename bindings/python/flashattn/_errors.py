@@ -2,7 +2,7 @@
 sentence, the status, the reason and the field of the C library."""
 from __future__ import annotations
 
-from typing import Dict, NoReturn, Type
+from typing import Any, Dict, NoReturn, Sequence, Type
 
 from ._constants import Reason, Status
 from ._library import ffi, lib, text
@@ -63,3 +63,21 @@ def invalid(sentence: str, reason: int, field: str) -> InvalidArgumentError:
 
 def wrong_type(sentence: str, field: str) -> ArrayTypeError:
     return ArrayTypeError(sentence, Status.ERROR_INVALID_ARGUMENT, Reason.DTYPE, field)
+
+
+def past_range(ctype: Any, values: Sequence[Any], prefix: str = "") -> InvalidArgumentError:
+    """What to raise when cffi does not get values into the fields of a structure. They are those of
+    the header, so its names are said."""
+    for (name, field), value in zip(ctype.fields, values):
+        kind, bits = field.type, 8 * ffi.sizeof(field.type)
+        if kind.cname == "float":
+            low, high = -3.4028234663852886e38, 3.4028234663852886e38
+        elif ffi.cast(kind, -1) < ffi.cast(kind, 0):
+            low, high = -2**(bits - 1), 2**(bits - 1) - 1
+        else:
+            low, high = 0, 2**bits - 1
+        if not low <= value <= high:
+            limit = f"at most {high}" if value > high else f"at least {low}"
+            return invalid(f"{prefix}{name} = {value} is past the range of its field; give {limit}",
+                           Reason.SIZE, prefix + name)
+    return invalid("a value is past the range of its field", Reason.SIZE, "")

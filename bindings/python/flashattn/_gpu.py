@@ -10,7 +10,7 @@ import contextlib
 import sys
 from typing import Any, ContextManager, Dict, NamedTuple, Optional, Sequence, Tuple
 
-from ._constants import Reason
+from ._constants import Device, Reason
 from ._errors import invalid, wrong_type
 from ._library import ffi
 
@@ -158,21 +158,31 @@ def handle(stream: Any) -> int:
                      "or a stream of PyTorch or CuPy", "stream")
 
 
+def device_of(device: Any) -> Tuple[Device, Optional[int]]:
+    """Of "cpu", "cuda" or "cuda:1". None: the index is not named."""
+    kind, colon, index = str(device).partition(":")
+    if kind.upper() not in Device.__members__ or bool(colon) != (index.isascii()
+                                                                 and index.isdigit()):
+        raise invalid(f"device = {device!r}; expected \"cpu\", \"cuda\" or \"cuda:1\"",
+                      Reason.VALUE, "device")
+    return Device[kind.upper()], int(index) if colon else None
+
+
 def place_of(array: Any, stream: Any, device: Optional[str], out: Any = None,
              name: str = "q") -> Optional[Place]:
     """Where the first array lies, and so where the call runs. None: on the CPU."""
     index = index_of(array)
+    if device is not None:
+        kind, number = device_of(device)
+        if (kind is Device.CPU) != (index is None) or number not in (None, index or 0):
+            where = "in host memory" if index is None else f"on cuda:{index}"
+            raise invalid(f"{name} lies {where}, but device = {device!r}; move it there, or leave "
+                          "device out", Reason.VALUE, "device")
     if index is None:
         if stream is not None:
             raise invalid(f"stream is given, but {name} lies in host memory, where calls have no "
                           "stream; leave it out", Reason.STREAM, "stream")
-        if device is not None and not device.startswith("cpu"):
-            raise invalid(f"{name} lies in host memory, but device = {device!r}; move it there, "
-                          "or leave device out", Reason.VALUE, "device")
         return None
-    if device is not None and device not in ("cuda", f"cuda:{index}"):
-        raise invalid(f"{name} lies on cuda:{index}, but device = {device!r}; move it there, or "
-                      "leave device out", Reason.VALUE, "device")
     library = library_of(array)
     if stream is not None:
         number = handle(stream)

@@ -1,6 +1,7 @@
 """The arrays that forward and backward share, checked against each other: flashattn_inputs."""
 from __future__ import annotations
 
+import operator
 from functools import lru_cache
 from typing import Any, Optional, Sequence, Tuple
 
@@ -137,13 +138,15 @@ class Inputs:
             self._bias(view(bias, "bias", place))
         if alibi_slopes is not None:
             self.alibi = float32(alibi_slopes, "alibi_slopes", place)
-            check_shape(self.alibi.shape, (self.batch, self.q.heads)[-len(self.alibi.shape) or 2:],
-                        "alibi_slopes")
+            each = (self.batch,) if len(self.alibi.shape) == 2 else ()
+            check_shape(self.alibi.shape, (*each, self.q.heads), "alibi_slopes")
         if sink is not None:
             self.sink = float32(sink, "sink", place)
             check_shape(self.sink.shape, (self.q.heads,), "sink")
         if block_mask is not None:
             self._blocks(block_mask, block_size)
+        elif block_size is not None:
+            raise _unused("block_size", block_size, "block_mask")
 
     def _check_heads(self) -> None:
         q, k, v = self.q, self.k, self.v
@@ -163,15 +166,28 @@ class Inputs:
         self.batch, self.seqlen_q, self.seqlen_k = q.batch, q.rows, k.rows
         if cu_q is not None:
             self.cu_q, self.batch = _sequences(cu_q, "cu_seqlens_q", self.place)
-            self.seqlen_q = _longest(self.cu_q, "q") if max_q is None else max_q
+            self.seqlen_q = _longest(self.cu_q, "q") if max_q is None else _tokens(max_q, "q")
+        elif max_q is not None:
+            raise _unused("max_seqlen_q", max_q, "cu_seqlens_q")
         if cu_k is not None:
+            if page_table is not None:
+                raise invalid("cu_seqlens_k and page_table are both given, but k is packed or "
+                              "paged, not both; leave one out", Reason.LAYOUT, "page_table")
             self.cu_k, batch = _sequences(cu_k, "cu_seqlens_k", self.place)
             self._same_batch(batch, "cu_seqlens_k")
-            self.seqlen_k = _longest(self.cu_k, "k") if max_k is None else max_k
+            self.seqlen_k = _longest(self.cu_k, "k") if max_k is None else _tokens(max_k, "k")
         elif page_table is not None:
             self.page_table = int32(page_table, "page_table", (self.batch, None), self.place)
             self.page_size = k.rows
-            self.seqlen_k = self.page_table.shape[1] * k.rows if max_k is None else max_k
+            pages = self.page_table.shape[1]
+            self.seqlen_k = pages * k.rows if max_k is None else _tokens(max_k, "k")
+            if self.seqlen_k > pages * k.rows:
+                raise invalid(f"max_seqlen_k = {max_k}, but page_table has {pages} pages of "
+                              f"{k.rows} tokens for a sequence, {pages * k.rows} in all; give at "
+                              "most that, or a page_table with more columns", Reason.SIZE,
+                              "max_seqlen_k")
+        elif max_k is not None:
+            raise _unused("max_seqlen_k", max_k, "cu_seqlens_k or page_table")
         else:
             self._same_batch(k.batch, "k")
 
@@ -299,6 +315,19 @@ def _longest(cu: Any, side: str) -> int:
                       Reason.LENGTHS, f"max_seqlen_{side}")
     # 64 bits: what decreases is the library's to refuse, not to overflow here.
     return max(int(np.diff(cu.astype(np.int64)).max()), 0) if len(cu) > 1 else 0
+
+
+def _tokens(value: Any, side: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise wrong_type(f"max_seqlen_{side} is a {type(value).__name__}; expected a number of "
+                         "tokens", f"max_seqlen_{side}") from None
+
+
+def _unused(name: str, value: Any, needed: str) -> Exception:
+    return invalid(f"{name} = {value!r} is given without {needed}, and would be ignored; leave it "
+                   f"out, or give {needed}", Reason.VALUE, name)
 
 
 def set_seed(inputs: Any, seed: int, offset: int) -> None:

@@ -12,7 +12,7 @@ from . import _arrays, _gpu
 from ._arrays import F32, NAMES, View, packed, view
 from ._constants import Dtype, Feature, Op, Reason
 from ._describe import Descriptor, describe, takes_description
-from ._errors import fail, invalid, wrong_type
+from ._errors import fail, invalid, past_range, wrong_type
 from ._inputs import FACTS, Inputs, Tensor, axes
 from ._library import ffi, lib, text
 
@@ -53,13 +53,19 @@ class PlanInfo(NamedTuple):
 
 
 def c_descriptor(descriptor: Descriptor) -> Any:
+    values = (_DESC_SIZE, *descriptor)
     try:
-        return ffi.new(_DESC, (_DESC_SIZE, *descriptor))
+        return ffi.new(_DESC, values)
     except OverflowError:
-        past = [f"{name} = {value}" for name, value in zip(descriptor._fields, descriptor)
-                if isinstance(value, int) and not -2**31 <= value < 2**31]
-        raise invalid(f"{', '.join(past)}: past the range of its field", Reason.SIZE,
-                      "") from None
+        raise past_range(_DESC.item, values) from None
+
+
+def set_shape(target: Any, sizes: Tuple[int, ...]) -> None:
+    """Writes a flashattn_shape, which does not hold every size that Python does."""
+    try:
+        target[0] = sizes
+    except OverflowError:
+        raise past_range(_SHAPE.item, sizes, "shape.") from None
 
 
 def op_code(op: Union[str, int]) -> int:
@@ -115,7 +121,12 @@ class Plan:
     def workspace_size(self, op: Union[str, int] = "forward", *, batch: Optional[int] = None,
                        seqlen_q: int = 0, seqlen_k: int = 0, total_q: int = 0,
                        total_k: int = 0) -> int:
-        """Bytes of scratch memory that an operation needs. batch=None: for the promised maxima."""
+        """Bytes of scratch memory that an operation needs. Without sizes: for the promised maxima.
+
+        batch and lengths in sequences and tokens, as in the call; total_q, total_k: all tokens of
+        packed sequences. ValueError: sizes without batch or past 2**31 - 1 (totals: 2**63 - 1), no
+        promise where one is needed.
+        """
         size = ffi.new(_INT64)
         status = lib.flashattn_workspace_size(
             self._plan, op_code(op), _shape(batch, seqlen_q, seqlen_k, total_q, total_k), size)
@@ -126,7 +137,7 @@ class Plan:
     def info(self, op: Union[str, int] = "forward", *, batch: Optional[int] = None,
              seqlen_q: int = 0, seqlen_k: int = 0, total_q: int = 0,
              total_k: int = 0) -> PlanInfo:
-        """The kernel and its cost for a shape; batch=None: for the promised maxima."""
+        """The kernel and its cost for a shape; sizes and errors as in workspace_size()."""
         properties = ffi.new(_PROPERTIES, (ffi.sizeof(_PROPERTIES.item),))
         status = lib.flashattn_plan_info(
             self._plan, op_code(op), _shape(batch, seqlen_q, seqlen_k, total_q, total_k),
@@ -208,12 +219,12 @@ class Plan:
         return tuple(results)
 
     def _run(self, function: Any, op: int, args: Any, inputs: Inputs) -> None:
-        args.shape = shape = inputs.shape()
+        shape, c_shape = inputs.shape(), ffi.addressof(args, "shape")
+        set_shape(c_shape, shape)
         last_op, last_shape, size = self._last_size
         if op != last_op or shape != last_shape:
             needed = ffi.new(_INT64)
-            status = lib.flashattn_workspace_size(self._plan, op, ffi.addressof(args, "shape"),
-                                                  needed)
+            status = lib.flashattn_workspace_size(self._plan, op, c_shape, needed)
             if status:
                 fail(status)
             size = needed[0]
@@ -233,9 +244,14 @@ class Plan:
 
 def _shape(batch: Optional[int], *sizes: int) -> Any:
     if batch is None:
+        if any(sizes):
+            raise invalid("sizes are given without batch, and would be ignored; give batch, too, "
+                          "or no size for the promised maxima", Reason.SIZE, "batch")
         return ffi.NULL
     seqlen_q, seqlen_k, total_q, total_k = sizes
-    return ffi.new(_SHAPE, (batch, seqlen_q, seqlen_k, 0, total_q, total_k))
+    shape = ffi.new(_SHAPE)
+    set_shape(shape, (batch, seqlen_q, seqlen_k, 0, total_q, total_k))
+    return shape
 
 
 def _like_output(array: View, name: str, model: Tensor, dim: int, code: int,

@@ -1,20 +1,24 @@
 """What goes beside attention: merging, dropout masks, questions to the library."""
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+import atexit
+import threading
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from . import _arrays, _gpu
 from ._arrays import F16, F32, U8, DTypeLike, dtype_code, packed, view
-from ._constants import Device, Reason
+from ._constants import Device, LogLevel, Reason
 from ._describe import describe, takes_description
 from ._errors import UnsupportedError, fail, invalid
 from ._inputs import Tensor, set_seed
 from ._library import ffi, lib, text
-from ._plan import Plan, c_descriptor, cached_plan
+from ._plan import Plan, c_descriptor, cached_plan, set_shape
 
 _FLOAT, _BYTE = ffi.typeof("float *"), ffi.typeof("uint8_t *")
+_log_lock = threading.Lock()
+_log: Any = ffi.NULL  # what the library calls: alive until it has another
 
 
 class DeviceInfo(NamedTuple):
@@ -69,7 +73,8 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], *, layout: Optional[str] = N
     plan = _plan_of(place, target.view.dtype, first.heads, first.dim, ("varlen_q", varlen))
     args = ffi.new("flashattn_merge_args *")
     args.struct_size, args.parts = ffi.sizeof("flashattn_merge_args"), len(parts)
-    args.shape = (1 if varlen else first.batch, first.rows, 0, 0, first.rows if varlen else 0, 0)
+    set_shape(ffi.addressof(args, "shape"), (1 if varlen else first.batch, first.rows, 0, 0,
+                                             first.rows if varlen else 0, 0))
     arrays = ffi.new("flashattn_tensor[]", [part.c() for part in parts])
     pointers = ffi.new("float *[]", [ffi.cast(_FLOAT, part.pointer) for part in part_lses])
     args.part_o, args.part_lse, args.part_dtype = arrays, pointers, first.view.dtype
@@ -101,12 +106,17 @@ def dropout_mask(batch: int, heads: int, seqlen_q: int, seqlen_k: int, *, dropou
 
     out         bool or uint8, without gaps, written and returned; on a GPU the numbers are made
                 there, on stream
+
+    ValueError for sizes past 2**31 - 1, other shapes of out, seeds, and a stream without out.
     """
+    if out is None and stream is not None:
+        raise invalid("stream is given without out, but the mask is then made in host memory; give "
+                      "out= on the GPU, or leave stream out", Reason.STREAM, "stream")
     place = None if out is None else _gpu.place_of(out, stream, None, name="out")
     plan = _plan_of(place, F32, heads, 64, ("dropout", dropout))
     args = ffi.new("flashattn_forward_args *")
     args.struct_size = ffi.sizeof("flashattn_forward_args")
-    args.shape = (batch, seqlen_q, seqlen_k, 0, 0, 0)
+    set_shape(ffi.addressof(args, "shape"), (batch, seqlen_q, seqlen_k, 0, 0, 0))
     set_seed(args.inputs, seed, offset)
     shape = (batch, heads, seqlen_q, seqlen_k)
     keep = np.empty(shape, np.bool_) if out is None else out
@@ -137,6 +147,35 @@ def supported(**description: Any) -> bool:
     except UnsupportedError:
         return False
     return True
+
+
+def set_log(level: int, callback: Optional[Callable[[LogLevel, str], Any]] = None) -> None:
+    """Sends the library's log lines to a function, for the whole process.
+
+    level       LogLevel.OFF: to none; ERROR: the sentence of every call that fails; INFO: also the
+                kernel that each plan chose, and why; DEBUG: also who refused
+    callback    called as callback(level, line), on the thread whose call logs, while others wait
+                to log: it must not call the library. What it raises goes to sys.unraisablehook
+
+    ValueError: another level, OFF with a callback, any other level without one.
+    """
+    global _log
+    if (callback is None) != (level == LogLevel.OFF):
+        raise invalid(f"level = {level!r} with callback = {callback!r}; give a callback to every "
+                      "level but LogLevel.OFF", Reason.VALUE, "callback")
+    function = callback
+    held = ffi.NULL if function is None else ffi.callback(
+        "flashattn_log_fn", lambda _, number, line: function(LogLevel(number), text(line)))
+    with _log_lock:
+        before, _log = _log, (_log, held)  # both, while the library changes over
+        status = lib.flashattn_set_log(level, held, ffi.NULL)
+        # It calls under a lock of its own: now it is done with one of them.
+        _log = before if status else held
+        if status:
+            fail(status)
+
+
+atexit.register(set_log, LogLevel.OFF)
 
 
 def build_info() -> str:

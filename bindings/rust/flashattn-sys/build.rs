@@ -4,7 +4,7 @@
 //! 2. `FLASHATTN_LIB_DIR`: the folder that holds the library.
 //! 3. The program `pkg-config` (or the one that `PKG_CONFIG` names) and its `flashattn.pc`.
 //! 4. `FLASHATTN_BUILD_FROM`, the path of the repository, or the feature `build`, the repository
-//!    around this crate: built with Meson and Ninja, linked statically.
+//!    around this crate: built with Meson and Ninja for the CPU only, linked statically.
 //!
 //! Dependents read the folder as `DEP_FLASHATTN_LIBDIR`.
 
@@ -112,7 +112,8 @@ fn build_from(source: &Path) -> Result<(), String> {
     let build = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default()).join("meson");
     let mut setup = Command::new("meson");
     setup.arg("setup").arg(&build).arg(&source);
-    setup.args(["-Dtests=false", "-Dpython=disabled", "-Dcuda=auto"]);
+    // Kernels for GPUs would need CUDA's static runtime beside the archive: 1 to 3 are for them.
+    setup.args(["-Dtests=false", "-Dpython=disabled", "-Dcuda=disabled"]);
     if build.join("build.ninja").is_file() {
         setup.arg("--reconfigure");
     }
@@ -124,7 +125,7 @@ fn build_from(source: &Path) -> Result<(), String> {
     let target = env::var("CARGO_CFG_TARGET_OS").unwrap_or_default();
     let runtime = if target == "macos" { "c++" } else { "stdc++" };
     println!("cargo:rustc-link-lib=dylib={runtime}");
-    // Without OpenMP the library uses std::thread.
+    // Without OpenMP the library uses POSIX threads, which Rust's std links.
     let options = std::fs::read_to_string(build.join("build.ninja")).unwrap_or_default();
     if options.contains("-fopenmp") && target == "linux" {
         println!("cargo:rustc-link-lib=dylib=gomp");

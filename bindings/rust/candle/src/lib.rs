@@ -29,15 +29,19 @@ use flashattn::{
 /// * `q`: (batch, seqlen_q, heads, dim); `k`, `v`: (batch, seqlen_kv, heads_kv, dim), where heads is a
 ///   multiple of heads_kv. Any strides without a copy, as long as the elements of a head are
 ///   contiguous; f32, f16 or bf16, on the CPU.
-/// * `scale`: factor of the scores, 1 / sqrt(dim) as a rule.
+/// * `scale`: factor of the scores, 1 / sqrt(dim) as a rule, not 0.
 /// * `causal`: hides keys after the query, both sequences aligned at their ends.
 ///
 /// Returns o: (batch, seqlen_q, heads, dim_v), contiguous.
 ///
 /// # Errors
 ///
-/// What libflashattn refuses, as [`Error::Wrapped`] of a [`flashattn::Error`].
+/// What libflashattn refuses, as [`Error::Wrapped`] of a [`flashattn::Error`]; a scale of 0.
 pub fn flash_attn(q: &Tensor, k: &Tensor, v: &Tensor, scale: f32, causal: bool) -> Result<Tensor> {
+    if scale == 0.0 {
+        // To the library, 0 is the default.
+        bail!("flash-attn: scale = 0 would make every weight equal; give 1 / sqrt(dim), as a rule")
+    }
     let op = FlashAttention { scale, causal, lse: OnceLock::new() };
     readable(q)?.apply_op3(&readable(k)?, &readable(v)?, op)
 }

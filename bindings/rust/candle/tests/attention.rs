@@ -110,6 +110,10 @@ fn refusals_keep_the_sentence() -> Result<()> {
     let kv = Tensor::zeros((1, 4, 2, 8), DType::F32, &Device::Cpu)?;
     let error = flash_attn(&q, &kv, &kv, 1.0, false).unwrap_err();
     assert!(error.to_string().contains("heads_q = 3"), "{error}");
+    for zero in [0.0, -0.0] {
+        let error = flash_attn(&kv, &kv, &kv, zero, false).unwrap_err();
+        assert!(error.to_string().contains("scale = 0 would"), "{error}");
+    }
     let q = Tensor::zeros((1, 4, 2, 8), DType::F64, &Device::Cpu)?;
     assert!(flash_attn(&q, &kv, &kv, 1.0, false).is_err());
     assert!(flash_attn(&kv, &kv, &q, 1.0, false).is_err());

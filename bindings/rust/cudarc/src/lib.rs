@@ -122,12 +122,13 @@ impl<'a, T> TensorMut<'a, T> {
 pub struct Beside<'a> {
     pub cu_seqlens_q: Option<&'a dyn DevicePtr<i32>>,
     pub cu_seqlens_kv: Option<&'a dyn DevicePtr<i32>>,
-    /// Bounds of the lengths that cu_seqlens has: device memory is not read.
+    /// Bounds, in tokens, of the lengths that cu_seqlens has: device memory is not read. Only with
+    /// cu_seqlens or, for keys, a page table.
     pub max_seqlen_q: Option<usize>,
     pub max_seqlen_kv: Option<usize>,
     pub lens_q: Option<&'a dyn DevicePtr<i32>>,
     pub lens_kv: Option<&'a dyn DevicePtr<i32>>,
-    /// With the elements from row to row.
+    /// With the elements from row to row; 0: packed, see [`Inputs::page_table`].
     pub page_table: Option<(&'a dyn DevicePtr<i32>, usize)>,
     pub sink: Option<&'a dyn DevicePtr<f32>>,
     /// With the elements from sequence to sequence; 0: the same for all.
@@ -224,8 +225,8 @@ impl Attention {
         beside: &Beside<'a>,
     ) -> Result<()> {
         let mut enqueue = Enqueue::new(&self.context, stream)?;
-        let shape = beside.shape(&call.inputs);
         let inputs = enqueue.inputs(call.inputs, beside)?;
+        let shape = inputs.shape(&self.plan)?;
         let mut output = Output::new(enqueue.output(call.o, "o")?);
         if let Some(lse) = call.lse {
             output = output.lse(enqueue.array_mut(lse));
@@ -267,9 +268,8 @@ impl Attention {
         beside: &Beside<'a>,
     ) -> Result<()> {
         let mut enqueue = Enqueue::new(&self.context, stream)?;
-        let arrays = [call.q, call.k, call.v];
-        let shape = beside.shape(&arrays);
-        let inputs = enqueue.inputs(arrays, beside)?;
+        let inputs = enqueue.inputs([call.q, call.k, call.v], beside)?;
+        let shape = inputs.shape(&self.plan)?;
         let lse = enqueue.array(call.lse);
         let upstream =
             Upstream::new(enqueue.input(call.o, "o")?, lse, enqueue.input(call.dout, "dout")?);
@@ -282,24 +282,6 @@ impl Attention {
         // SAFETY: as in forward_with.
         unsafe { self.plan.backward_on(&inputs, &upstream, gradients, &queue) }?;
         Ok(())
-    }
-}
-
-impl Beside<'_> {
-    /// The sizes of a call, as the library's question about scratch memory wants them.
-    fn shape<T>(&self, [q, k, _]: &[Tensor<'_, T>; 3]) -> Shape {
-        let sequences = |cu: &dyn DevicePtr<i32>| cu.len().saturating_sub(1);
-        let keys = match self.page_table {
-            Some((_, stride)) => stride.saturating_mul(k.dims.seq),
-            None => k.dims.seq,
-        };
-        Shape {
-            batch: self.cu_seqlens_q.or(self.cu_seqlens_kv).map_or(q.dims.batch, sequences),
-            seqlen_q: self.max_seqlen_q.unwrap_or(q.dims.seq),
-            seqlen_kv: self.max_seqlen_kv.unwrap_or(keys),
-            total_q: if q.dims.varlen { q.dims.seq } else { 0 },
-            total_kv: if k.dims.varlen { k.dims.seq } else { 0 },
-        }
     }
 }
 

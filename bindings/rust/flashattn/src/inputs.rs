@@ -2,10 +2,10 @@
 
 use flashattn_sys as sys;
 
-use crate::array::{Array, Need, Place};
-use crate::error::{int32, int64, invalid, Result};
+use crate::array::{Array, Need};
+use crate::error::{int64, invalid, Result};
 use crate::plan::Facts;
-use crate::{Dtype, Element, Reason, Scalar, View};
+use crate::{Dtype, Element, Plan, Reason, Scalar, Shape, View};
 
 /// Elements from one batch, head, row to the next of an array whose last index is the key. 0: the
 /// same for all; of a gradient: summed over that index.
@@ -122,7 +122,9 @@ impl<'a, T: Element> Inputs<'a, T> {
         self
     }
 
-    /// (batch, pages of a sequence): page numbers, for PAGED_KV. `stride` elements from row to row.
+    /// (batch, pages of a sequence): page numbers, for PAGED_KV. `stride` elements from row to row;
+    /// 0: packed rows of ceil(max_seqlen_kv / page_size), or, where that is left out, of
+    /// `table.len() / batch`.
     pub fn page_table(mut self, table: impl Into<Array<'a, i32>>, stride: usize) -> Self {
         self.page_table = Some((table.into(), stride));
         self
@@ -167,6 +169,16 @@ impl<'a, T: Element> Inputs<'a, T> {
         self
     }
 
+    /// The sizes of a call, for [`Plan::workspace_size`] and [`Plan::info`].
+    ///
+    /// # Errors
+    ///
+    /// INVALID_ARGUMENT: arrays that fit neither the plan nor each other; a max_seqlen that is missing
+    /// where lengths lie on a device, or that the plan has no use for.
+    pub fn shape(&self, plan: &Plan) -> Result<Shape> {
+        self.sizes(&plan.facts)
+    }
+
     /// Checks all arrays against the plan and writes what the library reads.
     pub(crate) fn lower(
         &self,
@@ -183,23 +195,15 @@ impl<'a, T: Element> Inputs<'a, T> {
             rng_offset: self.seed.1,
             ..Default::default()
         };
-        self.lower_lengths(&sizes, place, &mut c)?;
+        self.lower_lengths(facts, &sizes, &mut c)?;
         self.lower_biases(facts, &sizes, &mut c)?;
         if let Some(array) = &self.rng_device {
             c.rng_device = array.pointer(place, Need::product(&[2]), "inputs.rng_device")?;
         }
-        let shape = sys::flashattn_shape {
-            batch: int32(sizes.batch, "shape.batch")?,
-            seqlen_q: int32(sizes.seqlens[0], "shape.seqlen_q")?,
-            seqlen_kv: int32(sizes.seqlens[1], "shape.seqlen_kv")?,
-            reserved: 0,
-            total_q: int64(if facts.varlen_q { self.q.dims().seq } else { 0 }, "shape.total_q")?,
-            total_kv: int64(if facts.varlen_kv { self.k.dims().seq } else { 0 }, "shape.total_kv")?,
-        };
-        Ok((shape, c))
+        Ok((sizes.lower()?, c))
     }
 
-    fn sizes(&self, facts: &Facts) -> Result<Sizes> {
+    fn sizes(&self, facts: &Facts) -> Result<Shape> {
         let (q, k, v) = (self.q.dims(), self.k.dims(), self.v.dims());
         facts.expect_dims(q, facts.varlen_q, facts.heads_q, facts.dim_qk, "inputs.q")?;
         facts.expect_dims(k, facts.varlen_kv, facts.heads_kv, facts.dim_qk, "inputs.k")?;
@@ -208,13 +212,15 @@ impl<'a, T: Element> Inputs<'a, T> {
             let sentence = format!("inputs.v has {v:?}, inputs.k has {k:?}: other tokens");
             return Err(invalid(Reason::SIZE, "inputs.v", sentence));
         }
-        let (mut batch, mut seqlens) = (q.batch, [q.seq, k.seq]);
+        let (mut batch, mut seqlen_q) = (q.batch, q.seq);
         if facts.varlen_q {
-            (batch, seqlens[0]) = self.sequences(0, "inputs.cu_seqlens_q")?;
+            (batch, seqlen_q) = self.sequences(0, "inputs.cu_seqlens_q")?;
+        } else {
+            self.expect_no_bound(0, "max_seqlen_q", "VARLEN_Q")?;
         }
-        let mut batch_kv = k.batch;
+        let (mut batch_kv, mut seqlen_kv) = (k.batch, k.seq);
         if facts.varlen_kv {
-            (batch_kv, seqlens[1]) = self.sequences(1, "inputs.cu_seqlens_kv")?;
+            (batch_kv, seqlen_kv) = self.sequences(1, "inputs.cu_seqlens_kv")?;
         } else if facts.page_size > 0 {
             if k.seq != facts.page_size {
                 let sentence = format!(
@@ -223,16 +229,47 @@ impl<'a, T: Element> Inputs<'a, T> {
                 );
                 return Err(invalid(Reason::PAGE_SIZE, "inputs.k", sentence));
             }
-            let row = self.page_table.as_ref().map_or(0, |(_, stride)| *stride);
-            let all = row.saturating_mul(facts.page_size);
-            (batch_kv, seqlens[1]) = (batch, self.max_seqlens[1].unwrap_or(all));
+            batch_kv = batch;
+            seqlen_kv = match self.max_seqlens[1] {
+                Some(longest) => longest,
+                None => self.pages_of_a_sequence(batch)?.saturating_mul(facts.page_size),
+            };
+        } else {
+            self.expect_no_bound(1, "max_seqlen_kv", "VARLEN_KV or PAGED_KV")?;
         }
         if batch != batch_kv {
             let sentence = format!("inputs.k holds {batch_kv} sequences, inputs.q holds {batch}");
             return Err(invalid(Reason::SIZE, "inputs.k", sentence));
         }
-        let page_size = facts.page_size;
-        Ok(Sizes { batch, seqlens, page_size })
+        let total_q = if facts.varlen_q { q.seq } else { 0 };
+        let total_kv = if facts.varlen_kv { k.seq } else { 0 };
+        Ok(Shape { batch, seqlen_q, seqlen_kv, total_q, total_kv })
+    }
+
+    fn expect_no_bound(&self, side: usize, field: &str, layout: &str) -> Result<()> {
+        let Some(tokens) = self.max_seqlens[side] else { return Ok(()) };
+        let sentence = format!(
+            "{field} = {tokens} has a meaning only with {layout}; ask for that, or leave it out"
+        );
+        Err(invalid(Reason::VALUE, field, sentence))
+    }
+
+    /// What a row of the page table can hold.
+    fn pages_of_a_sequence(&self, batch: usize) -> Result<usize> {
+        let field = "inputs.page_table";
+        match self.page_table {
+            None => Ok(0), // the library's to refuse
+            Some((table, 0)) if batch > 0 && table.len() % batch != 0 => {
+                let sentence = format!(
+                    "{field} holds {} elements, which are no packed rows for {batch} sequences; \
+                     give as many for each, or the stride",
+                    table.len()
+                );
+                Err(invalid(Reason::SIZE, field, sentence))
+            }
+            Some((table, 0)) => Ok(table.len() / batch.max(1)),
+            Some((_, stride)) => Ok(stride),
+        }
     }
 
     /// How many sequences a VARLEN array holds, and the length of the longest.
@@ -258,10 +295,11 @@ impl<'a, T: Element> Inputs<'a, T> {
 
     fn lower_lengths(
         &self,
-        sizes: &Sizes,
-        place: Place,
+        facts: &Facts,
+        sizes: &Shape,
         c: &mut sys::flashattn_inputs,
     ) -> Result<()> {
+        let place = facts.place;
         let (one, more) =
             (Need::product(&[sizes.batch]), Need::Exactly(sizes.batch.checked_add(1)));
         for (array, need, pointer, field) in [
@@ -275,7 +313,7 @@ impl<'a, T: Element> Inputs<'a, T> {
             }
         }
         if let Some((table, stride)) = &self.page_table {
-            let row = sizes.seqlens[1].div_ceil(sizes.page_size.max(1));
+            let row = sizes.seqlen_kv.div_ceil(facts.page_size.max(1));
             // The library takes a stride of 0 for a packed table.
             let step = if *stride == 0 { row } else { *stride };
             let need = Need::reach(&[sizes.batch, row], &[step, 1]);
@@ -289,11 +327,11 @@ impl<'a, T: Element> Inputs<'a, T> {
     fn lower_biases(
         &self,
         facts: &Facts,
-        sizes: &Sizes,
+        sizes: &Shape,
         c: &mut sys::flashattn_inputs,
     ) -> Result<()> {
         let place = facts.place;
-        let pairs = [sizes.batch, facts.heads_q, sizes.seqlens[0], sizes.seqlens[1]];
+        let pairs = [sizes.batch, facts.heads_q, sizes.seqlen_q, sizes.seqlen_kv];
         if let Some(bias) = &self.bias {
             facts.expect_dtype(bias.dtype, facts.bias_dtype, "inputs.bias")?;
             let need = Need::reach(&pairs, &bias.strides.list());
@@ -311,8 +349,8 @@ impl<'a, T: Element> Inputs<'a, T> {
             c.sink = sink.pointer(place, Need::product(&[facts.heads_q]), "inputs.sink")?;
         }
         if let Some((mask, strides)) = &self.block_mask {
-            let rows = sizes.seqlens[0].div_ceil(facts.block_q.max(1));
-            let columns = sizes.seqlens[1].div_ceil(facts.block_kv.max(1));
+            let rows = sizes.seqlen_q.div_ceil(facts.block_q.max(1));
+            let columns = sizes.seqlen_kv.div_ceil(facts.block_kv.max(1));
             let mut list = strides.list();
             if list[2] == 0 {
                 list[2] = columns;
@@ -325,11 +363,4 @@ impl<'a, T: Element> Inputs<'a, T> {
         }
         Ok(())
     }
-}
-
-/// The sizes of a call.
-struct Sizes {
-    batch: usize,
-    seqlens: [usize; 2],
-    page_size: usize,
 }

@@ -163,6 +163,23 @@ fn small_arrays_beside_the_inputs() {
     let wrong = [0i32, 2];
     let refused = forward_with(&plan, &data, |i| i.page_table(&wrong, 1));
     assert_refused(refused, Reason::LENGTHS, "inputs.page_table");
+    let refused = forward_with(&plan, &data, |i| i.page_table(&wrong, 0));
+    assert_refused(refused, Reason::LENGTHS, "inputs.page_table");
+    let odd = [0i32; 3];
+    let refused = forward_with(&plan, &data, |i| i.page_table(&odd, 0));
+    assert_refused(refused, Reason::SIZE, "inputs.page_table");
+    let refused = forward_with(&plan, &data, |i| i.page_table(&page, 0).max_seqlen_kv(6));
+    assert_refused(refused, Reason::SIZE, "inputs.page_table");
+}
+
+#[test]
+fn bounds_without_use() {
+    let data = vec![0.5f32; LEN];
+    let plan = builder().build().unwrap();
+    let refused = forward_with(&plan, &data, |i| i.max_seqlen_q(5));
+    assert_refused(refused, Reason::VALUE, "max_seqlen_q");
+    let refused = forward_with(&plan, &data, |i| i.max_seqlen_kv(5));
+    assert_refused(refused, Reason::VALUE, "max_seqlen_kv");
 }
 
 #[test]

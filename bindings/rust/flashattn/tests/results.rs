@@ -174,14 +174,18 @@ fn pages_in_any_order() {
     let (pk, pv) = (pool(&k), pool(&v));
     let paged = DescBuilder::new(Dtype::F32, H, D).causal().paged(size).build().unwrap();
     let view = |x| View::new(x, [pages, size, H, D]).unwrap();
-    let mut o = vec![0f32; LEN];
     let lens = [S as i32; B];
-    let inputs = Inputs::new(View::new(&q, DIMS).unwrap(), view(&pk), view(&pv))
-        .page_table(&table, each)
-        .lens_kv(&lens);
-    let out = ViewMut::new(&mut o, DIMS).unwrap();
-    paged.forward(&inputs, out, &mut Workspace::new()).unwrap();
-    assert_near(&o, &wanted, 1e-6);
+    for stride in [each, 0] {
+        let mut o = vec![0f32; LEN];
+        let inputs = Inputs::new(View::new(&q, DIMS).unwrap(), view(&pk), view(&pv))
+            .page_table(&table, stride)
+            .lens_kv(&lens);
+        let shape = inputs.shape(&paged).unwrap();
+        assert_eq!((shape.batch, shape.seqlen_q, shape.seqlen_kv), (B, S, each * size));
+        let out = ViewMut::new(&mut o, DIMS).unwrap();
+        paged.forward(&inputs, out, &mut Workspace::new()).unwrap();
+        assert_near(&o, &wanted, 1e-6);
+    }
 }
 
 #[test]
