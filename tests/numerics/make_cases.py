@@ -51,6 +51,7 @@ class Expectation(Truth):
             self.exact_of["lse"] = [f.lse for f in self.exact]
             self.limit_of["lse"] = max((largest(lse_limit(f)) for f in self.exact), default=0.0)
         if case.backward:
+            self.differentiate()
             self.check_backward(Result([]))
 
     def judge(self, name, out, exact, naive, noise, dtype):
