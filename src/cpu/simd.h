@@ -93,6 +93,11 @@ FLASHATTN_INLINE Floats select_by_bytes(const void* p, Floats x, Floats y) {
   const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
   return reinterpret_cast<Floats>(_mm512_mask_mov_ps(
       reinterpret_cast<__m512>(y), _mm_test_epi8_mask(bytes, bytes), reinterpret_cast<__m512>(x)));
+#elif defined(__AVX2__)
+  const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+  const __m256i none = _mm256_cmpeq_epi32(bytes, _mm256_setzero_si256());
+  return reinterpret_cast<Floats>(_mm256_blendv_ps(
+      reinterpret_cast<__m256>(x), reinterpret_cast<__m256>(y), _mm256_castsi256_ps(none)));
 #else
   typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
   Bytes bytes;
@@ -105,6 +110,9 @@ FLASHATTN_INLINE Floats max_keep_nan(Floats x, Floats y) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Floats>(
       _mm512_max_ps(reinterpret_cast<__m512>(y), reinterpret_cast<__m512>(x)));
+#elif defined(__AVX__)
+  return reinterpret_cast<Floats>(
+      _mm256_max_ps(reinterpret_cast<__m256>(y), reinterpret_cast<__m256>(x)));
 #else
   return select(x < y, y, x);
 #endif
@@ -113,6 +121,9 @@ FLASHATTN_INLINE Floats min_keep_nan(Floats x, Floats y) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Floats>(
       _mm512_min_ps(reinterpret_cast<__m512>(y), reinterpret_cast<__m512>(x)));
+#elif defined(__AVX__)
+  return reinterpret_cast<Floats>(
+      _mm256_min_ps(reinterpret_cast<__m256>(y), reinterpret_cast<__m256>(x)));
 #else
   return select(x > y, y, x);
 #endif
