@@ -134,7 +134,8 @@ bool Sm80Launcher::has_lengths() const {
 }
 
 bool Sm80Launcher::may_be_uneven(const flashattn_shape& shape) const {
-  return has_lengths() && 4 * static_cast<int64_t>(shape.batch) * problem_.heads_kv > units_;
+  return shape.batch > 1 && has_lengths() &&
+         4 * static_cast<int64_t>(shape.batch) * problem_.heads_kv > units_;
 }
 
 ForwardParams Sm80Launcher::grid(const Choice<sm80::ForwardEntry>& choice,
@@ -146,7 +147,11 @@ ForwardParams Sm80Launcher::grid(const Choice<sm80::ForwardEntry>& choice,
   p.queries = std::max(std::min(shape.seqlen_q, choice.entry->tile_q), 1);
   // Block masks may differ from head to head, and the dropout's tiles start at multiples of 16
   // queries.
-  const bool alone = problem_.has_mask(FLASHATTN_MASK_BLOCKS) || p.dropout_threshold != 0;
+  bool alone = problem_.has_mask(FLASHATTN_MASK_BLOCKS) || p.dropout_threshold != 0;
+  // How a softcap is computed, and with how many digits fp32, is decided for rows together: which
+  // heads are neighbours must not depend on the longest sequence.
+  alone |= problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT &&
+           (problem_.softcap != 0 || problem_.dtype == FLASHATTN_DTYPE_F32);
   p.heads = alone ? 1 : std::min(problem_.group(), choice.entry->tile_q / p.queries);
   p.head_blocks = static_cast<int32_t>(ceil_div(problem_.group(), p.heads));
   p.query_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_q, p.queries));
@@ -230,9 +235,8 @@ void Sm80Launcher::describe_forward(const flashattn_shape& shape, size_t passed_
   const Forward& choice = choose(shape);
   describe_kernel(choice.kernel, choice.kernel.entry->stages, choice.name, "mma.sync", properties);
   const ForwardParams p = grid(choice.kernel, shape);
-  // Parts are whole steps: of the longest sequence there may be fewer than it could have.
-  properties->splits =
-      problem_.splits > 0 ? p.parts : part_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
+  // Parts are whole steps: of the longest sequence there may be fewer than were asked for.
+  properties->splits = part_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
   properties->why = choice.why[passed_over].c_str();
 }
 
