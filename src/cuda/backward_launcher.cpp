@@ -163,7 +163,8 @@ BiasGradient::BiasGradient(const Problem& problem, int32_t units) : kernel_{} {
 
 int32_t BiasGradient::run(const BackwardParams& p, cudaStream_t stream) const {
   const flashattn_backward_args& args = p.args;
-  if (!args.dbias || args.shape.seqlen_q == 0 || args.shape.seqlen_kv == 0) return FLASHATTN_OK;
+  const bool has_rows = args.shape.seqlen_q > 0 || args.dbias_stride_row == 0;
+  if (!args.dbias || !has_rows || args.shape.seqlen_kv == 0) return FLASHATTN_OK;
   const sm80::BackwardEntry& entry = *kernel_.entry;
   int64_t blocks = ceil_div(args.shape.seqlen_kv, entry.tile_kv);
   if (args.dbias_stride_row != 0) blocks *= ceil_div(args.shape.seqlen_q, entry.tile_q);
