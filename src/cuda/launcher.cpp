@@ -73,6 +73,7 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
       starts_early_(false) {
   const DeviceScope scope(device_);
   throw_on(merge_split_waits(&starts_early_), "cudaFuncGetAttributes");
+  throw_on(load_split_kernels(problem), "cudaFuncGetAttributes");
   const int32_t local_memory = device.properties.local_memory;
   const std::string slower = wants_modified(problem) && !is_modified(problem)
                                  ? "; fp32 as tf32, slower, which a sink or the backward pass needs"

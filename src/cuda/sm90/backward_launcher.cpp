@@ -7,6 +7,7 @@
 #include "core/score_rules.h"
 #include "core/select.h"
 #include "cuda/gradient/kernels.h"
+#include "cuda/load.h"
 #include "cuda/sm90/tensor_map.h"
 
 namespace flashattn::cuda::sm90 {
@@ -75,6 +76,7 @@ BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_
 
 BackwardLauncher::Kernel BackwardLauncher::make(const BackwardEntry* entry) const {
   if (!entry) return {};
+  throw_on(load(entry->convert_dq), "cudaFuncGetAttributes");
   if (entry->starts_early) {
     const PrepareKernel early = prepare_kernel(problem_.dtype, problem_.dim_v);
     make_ready(reinterpret_cast<const void*>(early.kernel), early.threads, early.shared_bytes,
