@@ -31,7 +31,7 @@ struct Machine {
   void read(int32_t index) {
     const auto attribute = [index](cudaDeviceAttr which) {
       int value = 0;
-      cudaDeviceGetAttribute(&value, which, index);
+      if (cudaDeviceGetAttribute(&value, which, index) != cudaSuccess) cudaGetLastError();
       return static_cast<int32_t>(value);
     };
     Device& device = devices[index];
@@ -42,6 +42,8 @@ struct Machine {
     if (cudaGetDeviceProperties(&properties, index) == cudaSuccess) {
       std::snprintf(names[index], sizeof names[index], "%.63s", properties.name);
       p.memory = static_cast<int64_t>(properties.totalGlobalMem);
+    } else {
+      cudaGetLastError();
     }
     p.name = names[index];
     p.units = attribute(cudaDevAttrMultiProcessorCount);

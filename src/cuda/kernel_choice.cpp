@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cinttypes>
 
+#include "core/arrays.h"
 #include "core/error.h"
+#include "cuda/driver.h"
 
 namespace flashattn::cuda {
 namespace {
@@ -17,6 +19,7 @@ bool has_strides_of(const flashattn_tensor& t, int32_t elements) {
 
 int32_t status_of(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return FLASHATTN_OK;
+  cudaGetLastError();  // it is reported here, not by the caller's next call
   return fail(FLASHATTN_ERROR_DEVICE, FLASHATTN_REASON_NONE, "", "%s failed: %s; %s", what,
               cudaGetErrorString(error),
               "an earlier launch on this device may be at fault, see compute-sanitizer");
@@ -25,13 +28,6 @@ int32_t status_of(cudaError_t error, const char* what) {
 void throw_on(cudaError_t error, const char* what) {
   if (status_of(error, what) != FLASHATTN_OK) throw Refused{FLASHATTN_ERROR_DEVICE};
 }
-
-DeviceScope::DeviceScope(int32_t device) : before_(0) {
-  throw_on(cudaGetDevice(&before_), "cudaGetDevice");
-  throw_on(cudaSetDevice(device), "cudaSetDevice");
-}
-
-DeviceScope::~DeviceScope() { cudaSetDevice(before_); }
 
 Residency make_ready(const void* kernel, int32_t threads, int32_t shared_bytes, int32_t units) {
   cudaFuncAttributes attributes;

@@ -10,21 +10,9 @@
 
 namespace flashattn::cuda {
 
-// Records a failure of the runtime; OK for cudaSuccess.
+// Records a failure of the runtime, which then forgets it; OK for cudaSuccess.
 int32_t status_of(cudaError_t error, const char* what);
 void throw_on(cudaError_t error, const char* what);
-
-// Restores the caller's current device.
-class DeviceScope {
- public:
-  explicit DeviceScope(int32_t device);
-  ~DeviceScope();
-  DeviceScope(const DeviceScope&) = delete;
-  DeviceScope& operator=(const DeviceScope&) = delete;
-
- private:
-  int before_;
-};
 
 // A kernel of a table, with what the device says of it.
 template <class Entry>

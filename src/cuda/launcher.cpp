@@ -5,6 +5,7 @@
 
 #include "core/arrays.h"
 #include "core/error.h"
+#include "cuda/driver.h"
 #include "cuda/split/kernels.h"
 
 namespace flashattn::cuda {

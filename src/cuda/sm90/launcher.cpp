@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/score_rules.h"
 #include "core/select.h"
+#include "cuda/driver.h"
 #include "cuda/sm90/tensor_map.h"
 
 namespace flashattn::cuda {
