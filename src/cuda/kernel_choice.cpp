@@ -41,6 +41,31 @@ Residency make_ready(const void* kernel, int32_t threads, int32_t shared_bytes, 
   return {attributes.numRegs, std::max(blocks, 1) * units};
 }
 
+bool has_code(int32_t device, const void* kernel) {
+  const DeviceScope scope(device);
+  cudaFuncAttributes attributes;
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+  if (error == cudaSuccess) return true;
+  cudaGetLastError();
+  switch (error) {
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorInvalidKernelImage:
+    case cudaErrorInvalidPtx:
+    case cudaErrorUnsupportedPtxVersion:
+    case cudaErrorJitCompilerNotFound:
+    case cudaErrorJitCompilationDisabled: return false;
+    default: return true;
+  }
+}
+
+int64_t near_l2_bytes(int32_t device) {
+  int bytes = 0;
+  throw_on(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device),
+           "cudaDeviceGetAttribute");
+  return std::min(bytes / 2, 25 << 20);
+}
+
 bool is_modified(const Problem& p) {
   return p.softcap != 0 || p.bias != 0 || p.dropout_threshold() != 0 || p.scale < 0 ||
          p.has_mask(FLASHATTN_MASK_BLOCKS);

@@ -51,6 +51,14 @@ void describe_kernel(const Choice<Entry>& choice, int32_t stages, const std::str
   properties->isa = isa;
 }
 
+// Whether the driver finds code of a kernel that the device can run. True also where something else
+// is wrong: making the plan will tell. Throws Refused.
+bool has_code(int32_t device, const void* kernel);
+
+// Bytes of the device's L2 cache to reckon with: half of it, for it lies in two parts, but no more
+// than was measured to be best on an H200, half of 50 MB, though that reports 60.
+int64_t near_l2_bytes(int32_t device);
+
 // Whether scores need more than a factor.
 bool is_modified(const Problem& p);
 

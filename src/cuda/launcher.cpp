@@ -65,12 +65,17 @@ int32_t sm80_shared_bytes(const Problem& problem, int32_t local_memory) {
   return backward == 0 ? 0 : std::max(entry->shared_bytes, backward);
 }
 
+bool sm80_has_code(int32_t device) {
+  return has_code(device, reinterpret_cast<const void*>(sm80::forward_table().entries[0]->kernel));
+}
+
 Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
-                           const std::vector<std::string>& passed_over)
+                           const PassedOver& passed_over)
     : problem_(problem),
       device_(device.index),
       units_(device.properties.units),
-      l2_bytes_(int64_t{25} << 20),
+      l2_bytes_(near_l2_bytes(device.index)),
+      undecided_(passed_over.undecided + "; the shape decides, ask with one"),
       starts_early_(false) {
   const DeviceScope scope(device_);
   throw_on(merge_split_waits(&starts_early_), "cudaFuncGetAttributes");

@@ -65,4 +65,7 @@ class Sm80Launcher : public Launcher {
 // build has no such kernels.
 int32_t sm80_shared_bytes(const Problem& problem, int32_t local_memory);
 
+// Whether the device can run the portable kernels as they were compiled: one for all.
+bool sm80_has_code(int32_t device);
+
 }  // namespace flashattn::cuda

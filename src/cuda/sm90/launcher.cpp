@@ -257,6 +257,10 @@ int32_t Sm90Launcher::backward(const flashattn_backward_args& args, void* worksp
   return hopper_backward_->run(args, workspace, static_cast<cudaStream_t>(stream));
 }
 
+bool sm90_has_code(int32_t device) {
+  return has_code(device, reinterpret_cast<const void*>(sm90::forward_table().entries[0]->kernel));
+}
+
 bool sm90_takes_dims(const Problem& problem) {
   const sm90::ForwardTable table = sm90::forward_table();
   return std::any_of(table.entries, table.entries + table.count,

@@ -56,4 +56,7 @@ class Sm90Launcher final : public Sm80Launcher {
 // Whether the Hopper kernels have an instance for this.
 bool sm90_takes_dims(const Problem& problem);
 
+// As sm80_has_code, of the Hopper kernels.
+bool sm90_has_code(int32_t device);
+
 }  // namespace flashattn::cuda
