@@ -41,14 +41,22 @@ int32_t BackwardLauncher::shared_bytes(const Problem& problem, int32_t local_mem
   return bias ? std::max(entry->shared_bytes, bias->shared_bytes) : 0;
 }
 
-BackwardLauncher::BackwardLauncher(const Problem& problem, const Device& device, int64_t l2_bytes)
+BackwardLauncher::BackwardLauncher(const Problem& problem, const Device& device, int64_t l2_bytes,
+                                   const std::vector<std::string>& passed_over)
     : problem_(problem),
       l2_bytes_(l2_bytes),
       units_(device.properties.units),
       main_(prepare(*main_entry(problem, device.properties.local_memory), units_)),
       bias_gradient_(problem, units_),
       name_(std::string("sm80_backward_") + dtype_name(problem.dtype) + "_" +
-            std::to_string(main_.entry->dim) + (main_.entry->modified ? "_modified" : "")) {}
+            std::to_string(main_.entry->dim) + (main_.entry->modified ? "_modified" : "")) {
+  throw_on(load_gradient_kernels(problem), "cudaFuncGetAttributes");
+  for (const std::string& reason : passed_over) {
+    why_.push_back(portable_for(reason) + (ordered()
+                                               ? "; blocks add to dq in turns, for bits to repeat"
+                                               : "; blocks add to dq as they come"));
+  }
+}
 
 BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, char* base,
                                         int64_t* bytes) const {
@@ -95,10 +103,9 @@ int64_t BackwardLauncher::workspace(const flashattn_shape& shape) const {
   return bytes;
 }
 
-void BackwardLauncher::describe(flashattn_plan_properties* properties) const {
+void BackwardLauncher::describe(size_t passed_over, flashattn_plan_properties* properties) const {
   describe_kernel(main_, main_.entry->stages, name_, "mma.sync", properties);
-  properties->why = ordered() ? "the portable family; blocks add to dq in turns, for bits to repeat"
-                              : "the portable family; blocks add to dq as they come";
+  properties->why = why_[passed_over].c_str();
 }
 
 int32_t check_backward_arrays(const Problem& problem, const flashattn_backward_args& args) {

@@ -108,7 +108,8 @@ const Predicate kPredicates[] = {
 
 std::unique_ptr<Launcher> make_launcher(const Problem& problem, const Device& device,
                                         const std::string& passed_over) {
-  return std::unique_ptr<Launcher>(new cuda::Sm80Launcher(problem, device, {passed_over}));
+  return std::unique_ptr<Launcher>(new cuda::Sm80Launcher(
+      problem, device, {{passed_over}, {passed_over}, cuda::portable_for(passed_over)}));
 }
 
 }  // namespace

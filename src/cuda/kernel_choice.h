@@ -74,6 +74,12 @@ std::string forward_name(const char* family, const Entry& e) {
          std::to_string(e.tile_kv);
 }
 
+// How plan_info begins to say why a portable kernel serves. reason: why another family does not;
+// empty: there is none.
+inline std::string portable_for(const std::string& reason) {
+  return "the portable family" + (reason.empty() ? "" : " (" + reason + ")");
+}
+
 // OK when the device is the current one.
 int32_t check_current(int32_t device);
 

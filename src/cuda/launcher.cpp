@@ -86,9 +86,8 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
                                  : "";
   const auto make = [&](const sm80::ForwardEntry& entry, const char* why) {
     Forward made{prepare(entry, units_), kernel_name(entry), {}};
-    for (const std::string& reason : passed_over) {
-      made.why.push_back("the portable family" + (reason.empty() ? "" : " (" + reason + ")") +
-                         slower + why);
+    for (const std::string& reason : passed_over.forward) {
+      made.why.push_back(portable_for(reason) + slower + why);
     }
     return made;
   };
@@ -110,7 +109,7 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
                   "; 16 rows a block, whose keys its warps share; more of them on their way, for "
                   "blocks are few");
   if (problem.has_op(FLASHATTN_OP_BACKWARD)) {
-    backward_.reset(new BackwardLauncher(problem, device, l2_bytes_));
+    backward_.reset(new BackwardLauncher(problem, device, l2_bytes_, passed_over.backward));
   }
 }
 
@@ -233,8 +232,21 @@ int64_t Sm80Launcher::workspace(uint32_t op, const flashattn_shape& shape) const
 
 void Sm80Launcher::describe(uint32_t op, const flashattn_shape& shape,
                             flashattn_plan_properties* properties) const {
-  if (op == FLASHATTN_OP_BACKWARD) return backward_->describe(properties);
+  if (op == FLASHATTN_OP_BACKWARD) return describe_backward(0, properties);
   describe_forward(shape, 0, properties);
+}
+
+void Sm80Launcher::describe_promised(uint32_t op, const flashattn_shape& promised,
+                                     flashattn_plan_properties* properties) const {
+  constexpr int32_t kMany = 4096;
+  flashattn_shape shape = promised;
+  if (shape.batch == 0) shape.batch = units_;
+  if (shape.seqlen_q == 0) shape.seqlen_q = kMany;
+  if (shape.seqlen_kv == 0) shape.seqlen_kv = kMany;
+  if (shape.total_q == 0) shape.total_q = static_cast<int64_t>(shape.batch) * shape.seqlen_q;
+  if (shape.total_kv == 0) shape.total_kv = static_cast<int64_t>(shape.batch) * shape.seqlen_kv;
+  describe(op, shape, properties);
+  if (op == FLASHATTN_OP_FORWARD) properties->why = undecided_.c_str();
 }
 
 void Sm80Launcher::describe_forward(const flashattn_shape& shape, size_t passed_over,

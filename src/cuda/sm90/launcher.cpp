@@ -101,12 +101,25 @@ Sm90Launcher::Sm90Launcher(const Problem& problem, const Device& device)
   }
 }
 
-const std::vector<std::string>& Sm90Launcher::reasons() {
-  static const std::vector<std::string> words = {
-      "there are no keys", "queries are too few for the tiles of the Hopper family",
-      "sequences are short and all fit at once: its small blocks start faster than Hopper's",
-      "tiles of the Hopper family are too few for the device, and keys many enough to split"};
+const PassedOver& Sm90Launcher::reasons() {
+  static const PassedOver words = {
+      {"there are no keys", "queries are too few for the tiles of the Hopper family",
+       "sequences are short and all fit at once: its small blocks start faster than Hopper's",
+       "tiles of the Hopper family are too few for the device, and keys many enough to split"},
+      {"the Hopper family has no backward kernel for this",
+       "the Hopper family's, with block masks and small heads, is slower",
+       "there are no queries or no keys",
+       "queries are too many for the Hopper family's, with biases, dropout or block masks"},
+      "the Hopper family, or the portable one where queries are few or sequences short"};
   return words;
+}
+
+Sm90Launcher::PortableBackward Sm90Launcher::why_portable_backward(
+    const flashattn_shape& shape) const {
+  if (!hopper_backward_) {
+    return sm90::BackwardLauncher::has_kernel(problem_) ? kSlower : kNoKernel;
+  }
+  return shape.batch == 0 || shape.seqlen_q == 0 || shape.seqlen_kv == 0 ? kEmpty : kManyTiles;
 }
 
 Sm90Launcher::Portable Sm90Launcher::why_portable(const flashattn_shape& shape) const {
@@ -171,12 +184,20 @@ void Sm90Launcher::describe(uint32_t op, const flashattn_shape& shape,
                             flashattn_plan_properties* properties) const {
   if (op == FLASHATTN_OP_BACKWARD) {
     return has_backward(shape) ? hopper_backward_->describe(shape, properties)
-                               : Sm80Launcher::describe(op, shape, properties);
+                               : describe_backward(why_portable_backward(shape), properties);
   }
   const NamedKernel* named = choose(shape);
   if (!named) return describe_forward(shape, why_portable(shape), properties);
   describe_kernel(named->kernel, named->kernel.entry->stages, named->name, "wgmma", properties);
   properties->why = "the Hopper family, for queries fill its tiles";
+}
+
+void Sm90Launcher::describe_promised(uint32_t op, const flashattn_shape& promised,
+                                     flashattn_plan_properties* properties) const {
+  Sm80Launcher::describe_promised(op, promised, properties);
+  if (op == FLASHATTN_OP_BACKWARD && hopper_backward_) {
+    properties->why = "the Hopper family; the shape decides, ask with one";
+  }
 }
 
 int32_t Sm90Launcher::make_maps(const flashattn_forward_args& args, const sm90::ForwardEntry& entry,
