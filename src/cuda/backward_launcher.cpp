@@ -8,19 +8,11 @@
 namespace flashattn::cuda {
 namespace {
 
-// The first that the device's shared memory holds; if there is none, the smallest.
 const sm80::BackwardEntry* find(const Problem& p, sm80::Table<sm80::BackwardEntry> table,
                                 bool modified, int32_t local_memory) {
-  const sm80::BackwardEntry* best = nullptr;
-  for (size_t n = 0; n < table.count; ++n) {
-    const sm80::BackwardEntry& e = *table.entries[n];
-    const bool fits = e.dtype == p.dtype && e.modified == modified &&
-                      e.dim >= std::max(p.dim_qk, p.dim_v) && (!best || e.dim == best->dim);
-    if (!fits) continue;
-    if (e.shared_bytes <= local_memory) return &e;
-    if (!best || e.shared_bytes < best->shared_bytes) best = &e;
-  }
-  return best;
+  return sm80::find(table, local_memory, [&p, modified](const sm80::BackwardEntry& e) {
+    return e.dtype == p.dtype && e.modified == modified && e.dim >= std::max(p.dim_qk, p.dim_v);
+  });
 }
 
 const sm80::BackwardEntry* main_entry(const Problem& p, int32_t local_memory) {
@@ -135,9 +127,12 @@ flashattn_tensor rounded_dout(const Problem& problem, const flashattn_backward_a
           layout.head_stride * problem.dim_v, problem.dim_v};
 }
 
-int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspace,
+int32_t BackwardLauncher::run(const flashattn_backward_args& given, void* workspace,
                               cudaStream_t stream) const {
+  const flashattn_backward_args args = without_idle_strides(problem_, given);
   if (const int32_t status = check_backward_arrays(problem_, args)) return status;
+  const int64_t heads = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
+  if (const int32_t status = check_grid(heads)) return status;
   int64_t bytes = 0;
   BackwardParams p = params(args, static_cast<char*>(workspace), &bytes);
   if (args.shape.seqlen_q > 0) {

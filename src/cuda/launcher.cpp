@@ -30,20 +30,11 @@ bool wants_modified(const Problem& p) {
           (p.has_feature(FLASHATTN_FEATURE_SINK) || p.has_op(FLASHATTN_OP_BACKWARD)));
 }
 
-// The first that the device's shared memory holds; if there is none, the smallest.
 const sm80::ForwardEntry* find(const Problem& p, Size size, int32_t local_memory) {
-  const sm80::Table<sm80::ForwardEntry> table = sm80::forward_table();
-  const sm80::ForwardEntry* best = nullptr;
-  for (size_t n = 0; n < table.count; ++n) {
-    const sm80::ForwardEntry& e = *table.entries[n];
-    const bool fits = e.dtype == p.dtype && e.modified == wants_modified(p) && e.size == size &&
-                      e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v &&
-                      (!best || (e.dim_qk == best->dim_qk && e.dim_v == best->dim_v));
-    if (!fits) continue;
-    if (e.shared_bytes <= local_memory) return &e;
-    if (!best || e.shared_bytes < best->shared_bytes) best = &e;
-  }
-  return best;
+  return sm80::find(sm80::forward_table(), local_memory, [&p, size](const sm80::ForwardEntry& e) {
+    return e.dtype == p.dtype && e.modified == wants_modified(p) && e.size == size &&
+           e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v;
+  });
 }
 
 // Whether no tile needs more of a block mask's blocks than one: others visit much that is hidden.
@@ -270,14 +261,16 @@ int32_t Sm80Launcher::check_arrays(const flashattn_forward_args& args) const {
   return FLASHATTN_OK;
 }
 
-int32_t Sm80Launcher::forward(const flashattn_forward_args& args, void* workspace,
+int32_t Sm80Launcher::forward(const flashattn_forward_args& given, void* workspace,
                               void* stream) const {
   if (const int32_t status = check_current(device_)) return status;
+  const flashattn_forward_args args = without_idle_strides(problem_, given);
   if (const int32_t status = check_arrays(args)) return status;
   const Choice<sm80::ForwardEntry>& choice = choose(args.shape).kernel;
   ForwardParams p = grid(choice, args.shape);
   p.args = args;
   if (p.parts > 1) {
+    if (const int32_t status = check_heads(args.shape.batch)) return status;
     const int64_t rows =
         static_cast<int64_t>(p.parts) * args.shape.batch * problem_.heads_q * p.partial_queries;
     p.partial_o = WorkspaceCutter(workspace).take<float>(rows * (problem_.dim_v + 1));
@@ -314,6 +307,7 @@ int32_t Sm80Launcher::merge(const flashattn_merge_args& args, void* stream) cons
   p.dim = problem_.dim_v;
   p.heads = problem_.heads_q;
   p.batch = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) ? 1 : args.shape.batch;
+  if (const int32_t status = check_heads(p.batch)) return status;
   p.tokens = rows.tokens;
   p.parts = args.parts;
   p.vectors = is_aligned(args.o, problem_.dtype_o, 8);
@@ -329,6 +323,7 @@ int32_t Sm80Launcher::merge(const flashattn_merge_args& args, void* stream) cons
 int32_t Sm80Launcher::dropout_mask(const flashattn_forward_args& args, uint8_t* keep,
                                    void* stream) const {
   if (const int32_t status = check_current(device_)) return status;
+  if (const int32_t status = check_heads(args.shape.batch)) return status;
   return status_of(launch_dropout_mask(problem_, args, keep, static_cast<cudaStream_t>(stream)),
                    "launching the dropout mask kernel");
 }

@@ -59,6 +59,8 @@ class Sm80Launcher : public Launcher {
     std::vector<std::string> why;  // by what the family was chosen for
   };
 
+  // OK when the small kernels' grids may have so many, see grid_of().
+  int32_t check_heads(int64_t batch) const { return check_grid(batch * problem_.heads_q); }
   // Everything but the arguments and the workspace.
   ForwardParams grid(const Choice<sm80::ForwardEntry>& choice, const flashattn_shape& shape) const;
   const Forward& choose(const flashattn_shape& shape) const;
