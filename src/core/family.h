@@ -38,6 +38,12 @@ class Launcher {
   virtual void describe(uint32_t op, const flashattn_shape& shape,
                         flashattn_plan_properties* properties) const = 0;
 
+  // The same of a shape of which nothing is known where it is 0. why says that it may be another.
+  virtual void describe_promised(uint32_t op, const flashattn_shape& promised,
+                                 flashattn_plan_properties* properties) const {
+    describe(op, promised, properties);
+  }
+
   // Return an enum flashattn_status; anything but OK comes with a thread-local Error set.
   virtual int32_t forward(const flashattn_forward_args& args, void* workspace,
                           void* stream) const = 0;

@@ -69,12 +69,19 @@ void check_workspace_limit(const Plan& plan) {
   }
 }
 
+void describe(const Plan& plan, uint32_t op, const Promised& promised,
+              flashattn_plan_properties* properties) {
+  const Launcher& launcher = *plan.launcher;
+  return promised.missing ? launcher.describe_promised(op, promised.shape, properties)
+                          : launcher.describe(op, promised.shape, properties);
+}
+
 void log_choice(const Plan& plan) {
   if (!log_enabled(FLASHATTN_LOG_INFO)) return;
   for (const uint32_t op : {FLASHATTN_OP_FORWARD, FLASHATTN_OP_BACKWARD}) {
     if (!plan.problem.has_op(op)) continue;
     flashattn_plan_properties properties = {};
-    plan.launcher->describe(op, promised_shape(plan.problem).shape, &properties);
+    describe(plan, op, promised_shape(plan.problem), &properties);
     log(FLASHATTN_LOG_INFO, "%s: family %s, kernel %s (%s), tile %d x %d: %s",
         op == FLASHATTN_OP_FORWARD ? "forward" : "backward", plan.family->name, properties.kernel,
         properties.isa, properties.tile_q, properties.tile_kv, properties.why);
@@ -145,7 +152,7 @@ void plan_info(const Plan* plan, uint32_t op, const flashattn_shape* shape,
 
   flashattn_plan_properties own = copy_in(properties, "properties", sizeof(uint32_t));
   own = {};
-  plan->launcher->describe(op, asked, &own);
+  describe(*plan, op, known ? Promised{asked, nullptr} : promised, &own);
   own.family = plan->family->name;
   const Cost cost = known ? operation_cost(plan->problem, op, asked) : Cost{0, 0};
   own.flops = cost.flops;

@@ -322,9 +322,11 @@ void check_backward(const Problem& problem, bool host, flashattn_backward_args* 
   arrays->add(tensor_array("dv", Use::kOutput, &args->dv, kv, problem.heads_kv, problem.dim_v,
                            problem.dtype));
   if (dbias) {
+    // A sum over no query has elements: zeros.
+    const int32_t rows = args->dbias_stride_row == 0 ? 1 : shape.seqlen_q;
     arrays->add(
         strided_array("dbias", Use::kSum, args->dbias, sizeof(float),
-                      {shape.batch, problem.heads_q, shape.seqlen_q, shape.seqlen_kv},
+                      {shape.batch, problem.heads_q, rows, shape.seqlen_kv},
                       {args->dbias_stride_batch, args->dbias_stride_head, args->dbias_stride_row}));
   }
   if (dsink) {

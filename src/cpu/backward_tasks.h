@@ -85,18 +85,17 @@ void backward_dbias_task(const BackwardJob& job, int64_t task, char* scratch) {
   const int32_t batch = static_cast<int32_t>(task / job.key_tiles / heads);
   const Interval batches{each_batch ? batch : 0, each_batch ? batch + 1 : args.shape.batch};
   const Interval head_range{each_head ? head : 0, each_head ? head + 1 : problem.heads_q};
-  for (int32_t b = batches.begin; b < batches.end; ++b) {
-    const Lengths len = sequence_of(problem, args.shape, args.inputs, b).len;
-    // The same for all sequences: they add to the same elements.
-    const int64_t first = static_cast<int64_t>(key_tile) * job.tiling.tile_kv;
-    const int32_t begin = clamp_index(first, len.kv);
-    const int32_t end = clamp_index(first + job.tiling.tile_kv, len.kv);
-    const int32_t rows = args.dbias_stride_row != 0 || len.q == 0 ? len.q : 1;
-    for (int32_t i = 0; i < rows; ++i) {
-      __builtin_memset(args.dbias + b * args.dbias_stride_batch + head * args.dbias_stride_head +
-                           i * args.dbias_stride_row + begin,
-                       0, sizeof(float) * static_cast<size_t>(end - begin));
-    }
+  // A gradient of one sequence ends where that does; a sum over all is as large as the shape.
+  Lengths end{args.shape.seqlen_q, args.shape.seqlen_kv};
+  if (each_batch) end = sequence_of(problem, args.shape, args.inputs, batch).len;
+  const int64_t first = static_cast<int64_t>(key_tile) * job.tiling.tile_kv;
+  const Interval columns{clamp_index(first, end.kv),
+                         clamp_index(first + job.tiling.tile_kv, end.kv)};
+  const int32_t rows = args.dbias_stride_row != 0 ? end.q : 1;
+  for (int32_t i = 0; i < rows; ++i) {
+    __builtin_memset(args.dbias + batch * args.dbias_stride_batch + head * args.dbias_stride_head +
+                         i * args.dbias_stride_row + columns.begin,
+                     0, sizeof(float) * static_cast<size_t>(columns.end - columns.begin));
   }
   for (int32_t b = batches.begin; b < batches.end; ++b) {
     for (int32_t h = head_range.begin; h < head_range.end; ++h) {

@@ -106,7 +106,7 @@ struct BackwardJob {
   Sections order;
   int32_t threads;
   uint64_t rng_seed, rng_offset;
-  bool dbias_is_reduced;  // several scores add to one element: a pass of its own
+  bool dbias_is_reduced;  // several scores, or none, add to one element: a pass of its own
   // (query tile, row of the tile): lse * log2(e), D = dout . o - dlse, and fp32 dq.
   float* lse2;
   float* delta;

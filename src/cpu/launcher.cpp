@@ -287,9 +287,14 @@ int32_t CpuLauncher::backward(const flashattn_backward_args& args, void* workspa
   job.order = Sections::of(heads, job.key_tiles, job.threads, job.threads);
   job.rng_seed = random.seed;
   job.rng_offset = random.offset;
-  job.dbias_is_reduced = (args.dbias_stride_batch == 0 && shape.batch > 1) ||
+  // Or none: a sum of nothing is written, too.
+  const Lengths first = sequence_of(problem_, shape, args.inputs, 0).len;
+  const bool whole = shape.batch == 1 && first.q == shape.seqlen_q && first.kv == shape.seqlen_kv;
+  const bool each_row =
+      shape.seqlen_q == 1 && !args.inputs.lens_q && !problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
+  job.dbias_is_reduced = (args.dbias_stride_batch == 0 && !whole) ||
                          (args.dbias_stride_head == 0 && problem_.heads_q > 1) ||
-                         (args.dbias_stride_row == 0 && shape.seqlen_q > 1);
+                         (args.dbias_stride_row == 0 && !each_row);
   job.lse2 = w.lse2;
   job.delta = w.delta;
   job.dq = w.dq;

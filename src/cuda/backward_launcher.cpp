@@ -8,19 +8,11 @@
 namespace flashattn::cuda {
 namespace {
 
-// The first that the device's shared memory holds; if there is none, the smallest.
 const sm80::BackwardEntry* find(const Problem& p, sm80::Table<sm80::BackwardEntry> table,
                                 bool modified, int32_t local_memory) {
-  const sm80::BackwardEntry* best = nullptr;
-  for (size_t n = 0; n < table.count; ++n) {
-    const sm80::BackwardEntry& e = *table.entries[n];
-    const bool fits = e.dtype == p.dtype && e.modified == modified &&
-                      e.dim >= std::max(p.dim_qk, p.dim_v) && (!best || e.dim == best->dim);
-    if (!fits) continue;
-    if (e.shared_bytes <= local_memory) return &e;
-    if (!best || e.shared_bytes < best->shared_bytes) best = &e;
-  }
-  return best;
+  return sm80::find(table, local_memory, [&p, modified](const sm80::BackwardEntry& e) {
+    return e.dtype == p.dtype && e.modified == modified && e.dim >= std::max(p.dim_qk, p.dim_v);
+  });
 }
 
 const sm80::BackwardEntry* main_entry(const Problem& p, int32_t local_memory) {
@@ -41,14 +33,22 @@ int32_t BackwardLauncher::shared_bytes(const Problem& problem, int32_t local_mem
   return bias ? std::max(entry->shared_bytes, bias->shared_bytes) : 0;
 }
 
-BackwardLauncher::BackwardLauncher(const Problem& problem, const Device& device, int64_t l2_bytes)
+BackwardLauncher::BackwardLauncher(const Problem& problem, const Device& device, int64_t l2_bytes,
+                                   const std::vector<std::string>& passed_over)
     : problem_(problem),
       l2_bytes_(l2_bytes),
       units_(device.properties.units),
       main_(prepare(*main_entry(problem, device.properties.local_memory), units_)),
       bias_gradient_(problem, units_),
       name_(std::string("sm80_backward_") + dtype_name(problem.dtype) + "_" +
-            std::to_string(main_.entry->dim) + (main_.entry->modified ? "_modified" : "")) {}
+            std::to_string(main_.entry->dim) + (main_.entry->modified ? "_modified" : "")) {
+  throw_on(load_gradient_kernels(problem), "cudaFuncGetAttributes");
+  for (const std::string& reason : passed_over) {
+    why_.push_back(portable_for(reason) + (ordered()
+                                               ? "; blocks add to dq in turns, for bits to repeat"
+                                               : "; blocks add to dq as they come"));
+  }
+}
 
 BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, char* base,
                                         int64_t* bytes) const {
@@ -95,10 +95,9 @@ int64_t BackwardLauncher::workspace(const flashattn_shape& shape) const {
   return bytes;
 }
 
-void BackwardLauncher::describe(flashattn_plan_properties* properties) const {
+void BackwardLauncher::describe(size_t passed_over, flashattn_plan_properties* properties) const {
   describe_kernel(main_, main_.entry->stages, name_, "mma.sync", properties);
-  properties->why = ordered() ? "the portable family; blocks add to dq in turns, for bits to repeat"
-                              : "the portable family; blocks add to dq as they come";
+  properties->why = why_[passed_over].c_str();
 }
 
 int32_t check_backward_arrays(const Problem& problem, const flashattn_backward_args& args) {
@@ -128,9 +127,12 @@ flashattn_tensor rounded_dout(const Problem& problem, const flashattn_backward_a
           layout.head_stride * problem.dim_v, problem.dim_v};
 }
 
-int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspace,
+int32_t BackwardLauncher::run(const flashattn_backward_args& given, void* workspace,
                               cudaStream_t stream) const {
+  const flashattn_backward_args args = without_idle_strides(problem_, given);
   if (const int32_t status = check_backward_arrays(problem_, args)) return status;
+  const int64_t heads = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
+  if (const int32_t status = check_grid(heads)) return status;
   int64_t bytes = 0;
   BackwardParams p = params(args, static_cast<char*>(workspace), &bytes);
   if (args.shape.seqlen_q > 0) {
@@ -163,7 +165,8 @@ BiasGradient::BiasGradient(const Problem& problem, int32_t units) : kernel_{} {
 
 int32_t BiasGradient::run(const BackwardParams& p, cudaStream_t stream) const {
   const flashattn_backward_args& args = p.args;
-  if (!args.dbias || args.shape.seqlen_q == 0 || args.shape.seqlen_kv == 0) return FLASHATTN_OK;
+  const bool has_rows = args.shape.seqlen_q > 0 || args.dbias_stride_row == 0;
+  if (!args.dbias || !has_rows || args.shape.seqlen_kv == 0) return FLASHATTN_OK;
   const sm80::BackwardEntry& entry = *kernel_.entry;
   int64_t blocks = ceil_div(args.shape.seqlen_kv, entry.tile_kv);
   if (args.dbias_stride_row != 0) blocks *= ceil_div(args.shape.seqlen_q, entry.tile_q);

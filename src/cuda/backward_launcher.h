@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "cuda/kernel_choice.h"
 #include "cuda/sm80/table.h"
@@ -29,10 +30,13 @@ class BiasGradient {
 
 class BackwardLauncher {
  public:
-  BackwardLauncher(const Problem& problem, const Device& device, int64_t l2_bytes);
+  // passed_over: why another family does not serve, a few words for each reason there may be.
+  BackwardLauncher(const Problem& problem, const Device& device, int64_t l2_bytes,
+                   const std::vector<std::string>& passed_over);
 
   int64_t workspace(const flashattn_shape& shape) const;
-  void describe(flashattn_plan_properties* properties) const;
+  // For one of the reasons.
+  void describe(size_t passed_over, flashattn_plan_properties* properties) const;
   // The device is current.
   int32_t run(const flashattn_backward_args& args, void* workspace, cudaStream_t stream) const;
 
@@ -51,6 +55,7 @@ class BackwardLauncher {
   Choice<sm80::BackwardEntry> main_;
   const BiasGradient bias_gradient_;
   std::string name_;
+  std::vector<std::string> why_;
 };
 
 }  // namespace flashattn::cuda

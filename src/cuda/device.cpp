@@ -10,14 +10,21 @@ namespace {
 
 constexpr int32_t kMaxDevices = 64;
 
+// Of this build, for a compute capability: a family.
+const char* best_kernels(int32_t capability) {
+#if FLASHATTN_CUDA_SM90
+  if (capability / 10 == 9) return "sm90";
+#endif
+  return capability >= 80 ? "sm80" : "none";
+}
+
 struct Machine {
   int32_t count;
   const char* reason;
   Device devices[kMaxDevices];
   char names[kMaxDevices][64];
-  char isas[kMaxDevices][16];
 
-  Machine() : count(0), reason("there is no CUDA device"), devices{}, names{}, isas{} {
+  Machine() : count(0), reason("there is no CUDA device"), devices{}, names{} {
     int found = 0;
     const cudaError_t error = cudaGetDeviceCount(&found);
     if (error != cudaSuccess) {
@@ -31,7 +38,7 @@ struct Machine {
   void read(int32_t index) {
     const auto attribute = [index](cudaDeviceAttr which) {
       int value = 0;
-      cudaDeviceGetAttribute(&value, which, index);
+      if (cudaDeviceGetAttribute(&value, which, index) != cudaSuccess) cudaGetLastError();
       return static_cast<int32_t>(value);
     };
     Device& device = devices[index];
@@ -42,14 +49,15 @@ struct Machine {
     if (cudaGetDeviceProperties(&properties, index) == cudaSuccess) {
       std::snprintf(names[index], sizeof names[index], "%.63s", properties.name);
       p.memory = static_cast<int64_t>(properties.totalGlobalMem);
+    } else {
+      cudaGetLastError();
     }
     p.name = names[index];
     p.units = attribute(cudaDevAttrMultiProcessorCount);
     p.compute_capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) +
                            attribute(cudaDevAttrComputeCapabilityMinor);
     p.local_memory = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    std::snprintf(isas[index], sizeof isas[index], "sm%d", p.compute_capability);
-    p.isa = isas[index];
+    p.isa = best_kernels(p.compute_capability);
   }
 };
 

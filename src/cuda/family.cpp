@@ -9,6 +9,8 @@ namespace {
 
 constexpr int32_t kMaxDim = 256;
 
+bool is_known(const Device& d) { return d.properties.compute_capability >= 80; }
+
 bool is_computed(int32_t dtype) {
   return dtype == FLASHATTN_DTYPE_F32 || dtype == FLASHATTN_DTYPE_F16 ||
          dtype == FLASHATTN_DTYPE_BF16;
@@ -29,13 +31,22 @@ void explain_multiple(const char* field, int32_t value, char* text, size_t capac
 }
 
 const Predicate kPredicates[] = {
-    {[](const Problem&, const Device& d) { return d.properties.compute_capability < 80; },
-     FLASHATTN_REASON_ARCH, "device",
+    {[](const Problem&, const Device& d) { return !is_known(d); }, FLASHATTN_REASON_ARCH, "device",
      [](const Problem&, const Device& d, char* text, size_t capacity) {
        std::snprintf(text, capacity,
                      "compute capability %d.%d is below 8.0, the least of every kernel family; use "
                      "an Ampere or later GPU, or device = CPU",
                      d.properties.compute_capability / 10, d.properties.compute_capability % 10);
+     }},
+    {[](const Problem&, const Device& d) { return is_known(d) && !cuda::sm80_has_code(d.index); },
+     FLASHATTN_REASON_ARCH, "device",
+     [](const Problem&, const Device& d, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "compute capability %d.%d, with this driver, runs none of this build's code, "
+                     "for %s; build for it with the option gpu_archs, install a later driver, or "
+                     "use device = CPU",
+                     d.properties.compute_capability / 10, d.properties.compute_capability % 10,
+                     cuda_architectures());
      }},
     {[](const Problem& p, const Device&) { return p.sm_limit != 0; },
      FLASHATTN_REASON_NOT_IN_THIS_BUILD, "sm_limit",
@@ -97,7 +108,8 @@ const Predicate kPredicates[] = {
 
 std::unique_ptr<Launcher> make_launcher(const Problem& problem, const Device& device,
                                         const std::string& passed_over) {
-  return std::unique_ptr<Launcher>(new cuda::Sm80Launcher(problem, device, {passed_over}));
+  return std::unique_ptr<Launcher>(new cuda::Sm80Launcher(
+      problem, device, {{passed_over}, {passed_over}, cuda::portable_for(passed_over)}));
 }
 
 }  // namespace

@@ -7,7 +7,8 @@
 
 namespace flashattn::cuda {
 
-// A head of a sequence along x, rows along y, which go round where they are many.
+// A head of a sequence along x, as many as check_grid() allows, rows along y, which go round where
+// they are many.
 inline dim3 grid_of(int32_t batch, int32_t heads, int64_t rows, int64_t rows_a_block) {
   const int64_t blocks = ceil_div(rows, rows_a_block);
   return {static_cast<unsigned>(batch) * static_cast<unsigned>(heads),

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cinttypes>
 
+#include "core/arrays.h"
 #include "core/error.h"
+#include "cuda/driver.h"
 
 namespace flashattn::cuda {
 namespace {
@@ -13,10 +15,25 @@ bool has_strides_of(const flashattn_tensor& t, int32_t elements) {
          t.stride_seq % elements == 0;
 }
 
+void drop_idle_strides(flashattn_tensor* tensor, const Rows& rows, int32_t heads) {
+  if (rows.batch <= 1) tensor->stride_batch = 0;
+  if (heads <= 1) tensor->stride_head = 0;
+  if (rows.tokens <= 1) tensor->stride_seq = 0;
+}
+
+void drop_idle_strides(const Problem& problem, const flashattn_shape& shape,
+                       flashattn_inputs* inputs) {
+  const Rows kv = key_rows(problem, shape, inputs->pages);
+  drop_idle_strides(&inputs->q, query_rows(problem, shape), problem.heads_q);
+  drop_idle_strides(&inputs->k, kv, problem.heads_kv);
+  drop_idle_strides(&inputs->v, kv, problem.heads_kv);
+}
+
 }  // namespace
 
 int32_t status_of(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return FLASHATTN_OK;
+  cudaGetLastError();  // it is reported here, not by the caller's next call
   return fail(FLASHATTN_ERROR_DEVICE, FLASHATTN_REASON_NONE, "", "%s failed: %s; %s", what,
               cudaGetErrorString(error),
               "an earlier launch on this device may be at fault, see compute-sanitizer");
@@ -25,13 +42,6 @@ int32_t status_of(cudaError_t error, const char* what) {
 void throw_on(cudaError_t error, const char* what) {
   if (status_of(error, what) != FLASHATTN_OK) throw Refused{FLASHATTN_ERROR_DEVICE};
 }
-
-DeviceScope::DeviceScope(int32_t device) : before_(0) {
-  throw_on(cudaGetDevice(&before_), "cudaGetDevice");
-  throw_on(cudaSetDevice(device), "cudaSetDevice");
-}
-
-DeviceScope::~DeviceScope() { cudaSetDevice(before_); }
 
 Residency make_ready(const void* kernel, int32_t threads, int32_t shared_bytes, int32_t units) {
   cudaFuncAttributes attributes;
@@ -43,6 +53,31 @@ Residency make_ready(const void* kernel, int32_t threads, int32_t shared_bytes, 
                                                          static_cast<size_t>(shared_bytes)),
            "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
   return {attributes.numRegs, std::max(blocks, 1) * units};
+}
+
+bool has_code(int32_t device, const void* kernel) {
+  const DeviceScope scope(device);
+  cudaFuncAttributes attributes;
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+  if (error == cudaSuccess) return true;
+  cudaGetLastError();
+  switch (error) {
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorInvalidKernelImage:
+    case cudaErrorInvalidPtx:
+    case cudaErrorUnsupportedPtxVersion:
+    case cudaErrorJitCompilerNotFound:
+    case cudaErrorJitCompilationDisabled: return false;
+    default: return true;
+  }
+}
+
+int64_t near_l2_bytes(int32_t device) {
+  int bytes = 0;
+  throw_on(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device),
+           "cudaDeviceGetAttribute");
+  return std::min(bytes / 2, 25 << 20);
 }
 
 bool is_modified(const Problem& p) {
@@ -64,6 +99,24 @@ int32_t check_current(int32_t device) {
 bool is_aligned(const flashattn_tensor& t, int32_t dtype, int32_t bytes) {
   return has_strides_of(t, bytes / dtype_size(dtype)) &&
          reinterpret_cast<intptr_t>(t.data) % bytes == 0;
+}
+
+flashattn_forward_args without_idle_strides(const Problem& problem, flashattn_forward_args args) {
+  drop_idle_strides(problem, args.shape, &args.inputs);
+  drop_idle_strides(&args.o, query_rows(problem, args.shape), problem.heads_q);
+  return args;
+}
+
+flashattn_backward_args without_idle_strides(const Problem& problem, flashattn_backward_args args) {
+  drop_idle_strides(problem, args.shape, &args.inputs);
+  const Rows q = query_rows(problem, args.shape), kv = key_rows(problem, args.shape, 0);
+  for (flashattn_tensor* tensor : {&args.o, &args.dout, &args.dq}) {
+    drop_idle_strides(tensor, q, problem.heads_q);
+  }
+  for (flashattn_tensor* tensor : {&args.dk, &args.dv}) {
+    drop_idle_strides(tensor, kv, problem.heads_kv);
+  }
+  return args;
 }
 
 int32_t check_alignment(const NamedTensor& named) {

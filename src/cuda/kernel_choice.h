@@ -10,21 +10,9 @@
 
 namespace flashattn::cuda {
 
-// Records a failure of the runtime; OK for cudaSuccess.
+// Records a failure of the runtime, which then forgets it; OK for cudaSuccess.
 int32_t status_of(cudaError_t error, const char* what);
 void throw_on(cudaError_t error, const char* what);
-
-// Restores the caller's current device.
-class DeviceScope {
- public:
-  explicit DeviceScope(int32_t device);
-  ~DeviceScope();
-  DeviceScope(const DeviceScope&) = delete;
-  DeviceScope& operator=(const DeviceScope&) = delete;
-
- private:
-  int before_;
-};
 
 // A kernel of a table, with what the device says of it.
 template <class Entry>
@@ -63,6 +51,14 @@ void describe_kernel(const Choice<Entry>& choice, int32_t stages, const std::str
   properties->isa = isa;
 }
 
+// Whether the driver finds code of a kernel that the device can run. True also where something else
+// is wrong: making the plan will tell. Throws Refused.
+bool has_code(int32_t device, const void* kernel);
+
+// Bytes of the device's L2 cache to reckon with: half of it, for it lies in two parts, but no more
+// than was measured to be best on an H200, half of 50 MB, though that reports 60.
+int64_t near_l2_bytes(int32_t device);
+
 // Whether scores need more than a factor.
 bool is_modified(const Problem& p);
 
@@ -76,6 +72,12 @@ std::string forward_name(const char* family, const Entry& e) {
   return std::string(family) + "_forward_" + dtype_name(e.dtype) + "_" + std::to_string(e.dim_qk) +
          "_" + std::to_string(e.dim_v) + "_q" + std::to_string(e.tile_q) + "_kv" +
          std::to_string(e.tile_kv);
+}
+
+// How plan_info begins to say why a portable kernel serves. reason: why another family does not;
+// empty: there is none.
+inline std::string portable_for(const std::string& reason) {
+  return "the portable family" + (reason.empty() ? "" : " (" + reason + ")");
 }
 
 // OK when the device is the current one.
@@ -118,6 +120,11 @@ struct NamedTensor {
 
 // Whether rows of a tensor can be moved in pieces of so many bytes.
 bool is_aligned(const flashattn_tensor& tensor, int32_t dtype, int32_t bytes);
+
+// The arguments with strides of 0 where there is one index only: nobody steps by them, so that they
+// need not fit.
+flashattn_forward_args without_idle_strides(const Problem& problem, flashattn_forward_args args);
+flashattn_backward_args without_idle_strides(const Problem& problem, flashattn_backward_args args);
 
 // OK when it can be moved in pieces of 16 bytes, fp32 that is not copied of 8.
 int32_t check_alignment(const NamedTensor& named);

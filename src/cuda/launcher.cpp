@@ -5,6 +5,7 @@
 
 #include "core/arrays.h"
 #include "core/error.h"
+#include "cuda/driver.h"
 #include "cuda/split/kernels.h"
 
 namespace flashattn::cuda {
@@ -29,20 +30,11 @@ bool wants_modified(const Problem& p) {
           (p.has_feature(FLASHATTN_FEATURE_SINK) || p.has_op(FLASHATTN_OP_BACKWARD)));
 }
 
-// The first that the device's shared memory holds; if there is none, the smallest.
 const sm80::ForwardEntry* find(const Problem& p, Size size, int32_t local_memory) {
-  const sm80::Table<sm80::ForwardEntry> table = sm80::forward_table();
-  const sm80::ForwardEntry* best = nullptr;
-  for (size_t n = 0; n < table.count; ++n) {
-    const sm80::ForwardEntry& e = *table.entries[n];
-    const bool fits = e.dtype == p.dtype && e.modified == wants_modified(p) && e.size == size &&
-                      e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v &&
-                      (!best || (e.dim_qk == best->dim_qk && e.dim_v == best->dim_v));
-    if (!fits) continue;
-    if (e.shared_bytes <= local_memory) return &e;
-    if (!best || e.shared_bytes < best->shared_bytes) best = &e;
-  }
-  return best;
+  return sm80::find(sm80::forward_table(), local_memory, [&p, size](const sm80::ForwardEntry& e) {
+    return e.dtype == p.dtype && e.modified == wants_modified(p) && e.size == size &&
+           e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v;
+  });
 }
 
 // Whether no tile needs more of a block mask's blocks than one: others visit much that is hidden.
@@ -64,24 +56,29 @@ int32_t sm80_shared_bytes(const Problem& problem, int32_t local_memory) {
   return backward == 0 ? 0 : std::max(entry->shared_bytes, backward);
 }
 
+bool sm80_has_code(int32_t device) {
+  return has_code(device, reinterpret_cast<const void*>(sm80::forward_table().entries[0]->kernel));
+}
+
 Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
-                           const std::vector<std::string>& passed_over)
+                           const PassedOver& passed_over)
     : problem_(problem),
       device_(device.index),
       units_(device.properties.units),
-      l2_bytes_(int64_t{25} << 20),
+      l2_bytes_(near_l2_bytes(device.index)),
+      undecided_(passed_over.undecided + "; the shape decides, ask with one"),
       starts_early_(false) {
   const DeviceScope scope(device_);
   throw_on(merge_split_waits(&starts_early_), "cudaFuncGetAttributes");
+  throw_on(load_split_kernels(problem), "cudaFuncGetAttributes");
   const int32_t local_memory = device.properties.local_memory;
   const std::string slower = wants_modified(problem) && !is_modified(problem)
                                  ? "; fp32 as tf32, slower, which a sink or the backward pass needs"
                                  : "";
   const auto make = [&](const sm80::ForwardEntry& entry, const char* why) {
     Forward made{prepare(entry, units_), kernel_name(entry), {}};
-    for (const std::string& reason : passed_over) {
-      made.why.push_back("the portable family" + (reason.empty() ? "" : " (" + reason + ")") +
-                         slower + why);
+    for (const std::string& reason : passed_over.forward) {
+      made.why.push_back(portable_for(reason) + slower + why);
     }
     return made;
   };
@@ -103,7 +100,7 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
                   "; 16 rows a block, whose keys its warps share; more of them on their way, for "
                   "blocks are few");
   if (problem.has_op(FLASHATTN_OP_BACKWARD)) {
-    backward_.reset(new BackwardLauncher(problem, device, l2_bytes_));
+    backward_.reset(new BackwardLauncher(problem, device, l2_bytes_, passed_over.backward));
   }
 }
 
@@ -134,7 +131,8 @@ bool Sm80Launcher::has_lengths() const {
 }
 
 bool Sm80Launcher::may_be_uneven(const flashattn_shape& shape) const {
-  return has_lengths() && 4 * static_cast<int64_t>(shape.batch) * problem_.heads_kv > units_;
+  return shape.batch > 1 && has_lengths() &&
+         4 * static_cast<int64_t>(shape.batch) * problem_.heads_kv > units_;
 }
 
 ForwardParams Sm80Launcher::grid(const Choice<sm80::ForwardEntry>& choice,
@@ -146,7 +144,11 @@ ForwardParams Sm80Launcher::grid(const Choice<sm80::ForwardEntry>& choice,
   p.queries = std::max(std::min(shape.seqlen_q, choice.entry->tile_q), 1);
   // Block masks may differ from head to head, and the dropout's tiles start at multiples of 16
   // queries.
-  const bool alone = problem_.has_mask(FLASHATTN_MASK_BLOCKS) || p.dropout_threshold != 0;
+  bool alone = problem_.has_mask(FLASHATTN_MASK_BLOCKS) || p.dropout_threshold != 0;
+  // How a softcap is computed, and with how many digits fp32, is decided for rows together: which
+  // heads are neighbours must not depend on the longest sequence.
+  alone |= problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT &&
+           (problem_.softcap != 0 || problem_.dtype == FLASHATTN_DTYPE_F32);
   p.heads = alone ? 1 : std::min(problem_.group(), choice.entry->tile_q / p.queries);
   p.head_blocks = static_cast<int32_t>(ceil_div(problem_.group(), p.heads));
   p.query_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_q, p.queries));
@@ -221,8 +223,21 @@ int64_t Sm80Launcher::workspace(uint32_t op, const flashattn_shape& shape) const
 
 void Sm80Launcher::describe(uint32_t op, const flashattn_shape& shape,
                             flashattn_plan_properties* properties) const {
-  if (op == FLASHATTN_OP_BACKWARD) return backward_->describe(properties);
+  if (op == FLASHATTN_OP_BACKWARD) return describe_backward(0, properties);
   describe_forward(shape, 0, properties);
+}
+
+void Sm80Launcher::describe_promised(uint32_t op, const flashattn_shape& promised,
+                                     flashattn_plan_properties* properties) const {
+  constexpr int32_t kMany = 4096;
+  flashattn_shape shape = promised;
+  if (shape.batch == 0) shape.batch = units_;
+  if (shape.seqlen_q == 0) shape.seqlen_q = kMany;
+  if (shape.seqlen_kv == 0) shape.seqlen_kv = kMany;
+  if (shape.total_q == 0) shape.total_q = static_cast<int64_t>(shape.batch) * shape.seqlen_q;
+  if (shape.total_kv == 0) shape.total_kv = static_cast<int64_t>(shape.batch) * shape.seqlen_kv;
+  describe(op, shape, properties);
+  if (op == FLASHATTN_OP_FORWARD) properties->why = undecided_.c_str();
 }
 
 void Sm80Launcher::describe_forward(const flashattn_shape& shape, size_t passed_over,
@@ -230,9 +245,8 @@ void Sm80Launcher::describe_forward(const flashattn_shape& shape, size_t passed_
   const Forward& choice = choose(shape);
   describe_kernel(choice.kernel, choice.kernel.entry->stages, choice.name, "mma.sync", properties);
   const ForwardParams p = grid(choice.kernel, shape);
-  // Parts are whole steps: of the longest sequence there may be fewer than it could have.
-  properties->splits =
-      problem_.splits > 0 ? p.parts : part_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
+  // Parts are whole steps: of the longest sequence there may be fewer than were asked for.
+  properties->splits = part_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
   properties->why = choice.why[passed_over].c_str();
 }
 
@@ -247,14 +261,16 @@ int32_t Sm80Launcher::check_arrays(const flashattn_forward_args& args) const {
   return FLASHATTN_OK;
 }
 
-int32_t Sm80Launcher::forward(const flashattn_forward_args& args, void* workspace,
+int32_t Sm80Launcher::forward(const flashattn_forward_args& given, void* workspace,
                               void* stream) const {
   if (const int32_t status = check_current(device_)) return status;
+  const flashattn_forward_args args = without_idle_strides(problem_, given);
   if (const int32_t status = check_arrays(args)) return status;
   const Choice<sm80::ForwardEntry>& choice = choose(args.shape).kernel;
   ForwardParams p = grid(choice, args.shape);
   p.args = args;
   if (p.parts > 1) {
+    if (const int32_t status = check_heads(args.shape.batch)) return status;
     const int64_t rows =
         static_cast<int64_t>(p.parts) * args.shape.batch * problem_.heads_q * p.partial_queries;
     p.partial_o = WorkspaceCutter(workspace).take<float>(rows * (problem_.dim_v + 1));
@@ -291,6 +307,7 @@ int32_t Sm80Launcher::merge(const flashattn_merge_args& args, void* stream) cons
   p.dim = problem_.dim_v;
   p.heads = problem_.heads_q;
   p.batch = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) ? 1 : args.shape.batch;
+  if (const int32_t status = check_heads(p.batch)) return status;
   p.tokens = rows.tokens;
   p.parts = args.parts;
   p.vectors = is_aligned(args.o, problem_.dtype_o, 8);
@@ -306,6 +323,7 @@ int32_t Sm80Launcher::merge(const flashattn_merge_args& args, void* stream) cons
 int32_t Sm80Launcher::dropout_mask(const flashattn_forward_args& args, uint8_t* keep,
                                    void* stream) const {
   if (const int32_t status = check_current(device_)) return status;
+  if (const int32_t status = check_heads(args.shape.batch)) return status;
   return status_of(launch_dropout_mask(problem_, args, keep, static_cast<cudaStream_t>(stream)),
                    "launching the dropout mask kernel");
 }

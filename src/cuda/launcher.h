@@ -10,15 +10,23 @@
 
 namespace flashattn::cuda {
 
+// Why another family does not serve, a few words for each reason there may be; and which families'
+// kernels a forward pass of unknown shape may run.
+struct PassedOver {
+  std::vector<std::string> forward, backward;
+  std::string undecided;
+};
+
 class Sm80Launcher : public Launcher {
  public:
-  // passed_over: why another family does not serve, a few words for each reason there may be.
-  Sm80Launcher(const Problem& problem, const Device& device,
-               const std::vector<std::string>& passed_over);
+  Sm80Launcher(const Problem& problem, const Device& device, const PassedOver& passed_over);
 
   int64_t workspace(uint32_t op, const flashattn_shape& shape) const override;
   void describe(uint32_t op, const flashattn_shape& shape,
                 flashattn_plan_properties* properties) const override;
+  // The kernel of a shape that fills the device, as far as nothing else is promised.
+  void describe_promised(uint32_t op, const flashattn_shape& promised,
+                         flashattn_plan_properties* properties) const override;
   int32_t forward(const flashattn_forward_args& args, void* workspace, void* stream) const override;
   int32_t backward(const flashattn_backward_args& args, void* workspace,
                    void* stream) const override;
@@ -32,12 +40,16 @@ class Sm80Launcher : public Launcher {
   // Of a portable forward pass, for one of the reasons.
   void describe_forward(const flashattn_shape& shape, size_t passed_over,
                         flashattn_plan_properties* properties) const;
+  void describe_backward(size_t passed_over, flashattn_plan_properties* properties) const {
+    backward_->describe(passed_over, properties);
+  }
   // Whether the device holds all blocks of a portable forward pass at once.
   bool fits_at_once(const flashattn_shape& shape) const;
 
   const Problem problem_;
   const int32_t device_, units_;
   const int64_t l2_bytes_;
+  const std::string undecided_;  // why, of a shape that is not known
 
  private:
   // The kernels that the plan may choose from by the shape of a call.
@@ -47,6 +59,8 @@ class Sm80Launcher : public Launcher {
     std::vector<std::string> why;  // by what the family was chosen for
   };
 
+  // OK when the small kernels' grids may have so many, see grid_of().
+  int32_t check_heads(int64_t batch) const { return check_grid(batch * problem_.heads_q); }
   // Everything but the arguments and the workspace.
   ForwardParams grid(const Choice<sm80::ForwardEntry>& choice, const flashattn_shape& shape) const;
   const Forward& choose(const flashattn_shape& shape) const;
@@ -64,5 +78,8 @@ class Sm80Launcher : public Launcher {
 // Bytes of shared memory a block that the problem's kernels need on a device with so many. 0: this
 // build has no such kernels.
 int32_t sm80_shared_bytes(const Problem& problem, int32_t local_memory);
+
+// Whether the device can run the portable kernels as they were compiled: one for all.
+bool sm80_has_code(int32_t device);
 
 }  // namespace flashattn::cuda

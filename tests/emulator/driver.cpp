@@ -1,12 +1,19 @@
-// NVIDIA's driver and runtime, as far as the library and the numerics suite call them: one device,
-// whose memory is the host's, and graphs. Built as libcuda.so.1.
+// NVIDIA's driver and runtime, as far as the library and the numerics suite call them: devices
+// whose memory is the host's, contexts, and graphs. Built as libcuda.so.1.
+//
+// FLASHATTN_EMULATOR_DEVICES: so many, else one. FLASHATTN_EMULATOR_FAILS=cudaLaunchKernel=700:
+// this function of the runtime fails with this error; read at each call.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <new>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "tensor_map.h"
@@ -41,7 +48,84 @@ CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType, cuuint32_t rank, vo
   return CUDA_SUCCESS;
 }
 
+struct Context {
+  int device;
+  bool active = true;
+};
+
+constexpr int kMostDevices = 8;
+Context primary[kMostDevices] = {{0, false}, {1, false}, {2, false}, {3, false},
+                                 {4, false}, {5, false}, {6, false}, {7, false}};
+thread_local Context* current = nullptr;
+thread_local int chosen = 0;  // the runtime's device, where no context is current
+thread_local cudaError_t last_error = cudaSuccess;
+
+int device_count() {
+  const char* text = std::getenv("FLASHATTN_EMULATOR_DEVICES");
+  return text ? std::min(std::atoi(text), kMostDevices) : 1;
+}
+
+cudaError_t remember(cudaError_t error) {
+  if (error != cudaSuccess) last_error = error;
+  return error;
+}
+
+// What a function of the runtime is asked to fail with, or cudaSuccess.
+cudaError_t asked_failure(const char* function) {
+  const char* text = std::getenv("FLASHATTN_EMULATOR_FAILS");
+  const size_t length = std::strlen(function);
+  if (!text || std::strncmp(text, function, length) != 0 || text[length] != '=') return cudaSuccess;
+  return remember(static_cast<cudaError_t>(std::atoi(text + length + 1)));
+}
+
+CUcontext make_current(Context* context) {
+  if (context) context->active = true;
+  current = context;
+  return reinterpret_cast<CUcontext>(context);
+}
+
+// What the runtime does where it needs a context.
+void need_context() {
+  if (!current) make_current(&primary[chosen]);
+}
+
+std::mutex loaded_mutex;
+std::set<const void*> loaded;  // kernels that somebody has asked about
+
+// Entry points that the library asks for.
+CUresult get_device(CUdevice* device, int number) { return *device = number, CUDA_SUCCESS; }
+CUresult retain_primary(CUcontext* context, CUdevice device) {
+  primary[device].active = true;
+  return *context = reinterpret_cast<CUcontext>(&primary[device]), CUDA_SUCCESS;
+}
+CUresult get_current(CUcontext* context) {
+  return *context = reinterpret_cast<CUcontext>(current), CUDA_SUCCESS;
+}
+CUresult set_current(CUcontext context) {
+  current = reinterpret_cast<Context*>(context);
+  return CUDA_SUCCESS;
+}
+
+const struct {
+  const char* name;
+  void* function;
+} kEntryPoints[] = {
+    {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(&encode_tiled)},
+    {"cuDeviceGet", reinterpret_cast<void*>(&get_device)},
+    {"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(&retain_primary)},
+    {"cuCtxGetCurrent", reinterpret_cast<void*>(&get_current)},
+    {"cuCtxSetCurrent", reinterpret_cast<void*>(&set_current)},
+};
+
 }  // namespace
+
+cudaError_t emulator::start_error(const void* kernel) {
+  const cudaError_t error = asked_failure("cudaLaunchKernel");
+  if (error != cudaSuccess) return error;
+  const std::lock_guard<std::mutex> lock(loaded_mutex);
+  if (!loaded.count(kernel)) fail("a kernel starts that no plan has made ready: it would load now");
+  return cudaSuccess;
+}
 
 void emulator::enqueue(cudaStream_t stream, std::function<void()> work) {
   Queue* queue = reinterpret_cast<Queue*>(stream);
@@ -56,10 +140,20 @@ extern "C" {
 
 // ---- the runtime
 
-cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
-cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-cudaError_t cudaSetDevice(int) { return cudaSuccess; }
-cudaError_t cudaGetLastError() { return cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int* count) { return *count = device_count(), cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) {
+  return *device = current ? current->device : chosen, cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  chosen = device;
+  make_current(&primary[device]);
+  return cudaSuccess;
+}
+cudaError_t cudaGetLastError() {
+  const cudaError_t error = last_error;
+  last_error = cudaSuccess;
+  return error;
+}
 const char* cudaGetErrorString(cudaError_t) { return "an error of the emulator"; }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
@@ -86,12 +180,20 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
                : capability == 80 ? 163 * 1024
                                   : 99 * 1024;
       break;
-    default: return cudaErrorInvalidValue;
+    case cudaDevAttrL2CacheSize: *value = 50 << 20; break;
+    default: return remember(cudaErrorInvalidValue);
   }
   return cudaSuccess;
 }
 
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
+  need_context();
+  const cudaError_t error = asked_failure("cudaFuncGetAttributes");
+  if (error != cudaSuccess) return error;
+  {
+    const std::lock_guard<std::mutex> lock(loaded_mutex);
+    loaded.insert(kernel);
+  }
   std::memset(attributes, 0, sizeof *attributes);
   attributes->numRegs = 255;
   attributes->ptxVersion = compute_capability();
@@ -99,7 +201,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
 }
 
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int value) {
-  return value <= emulator::kSharedBytes ? cudaSuccess : cudaErrorInvalidValue;
+  return remember(value <= emulator::kSharedBytes ? cudaSuccess : cudaErrorInvalidValue);
 }
 
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, size_t) {
@@ -114,21 +216,35 @@ cudaError_t cudaMemsetAsync(void* to, int byte, size_t size, cudaStream_t stream
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* found) {
-  const bool known = std::strcmp(name, "cuTensorMapEncodeTiled") == 0;
-  *function = known ? reinterpret_cast<void*>(&encode_tiled) : nullptr;
-  *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  *function = nullptr;
+  *found = cudaDriverEntryPointSymbolNotFound;
+  const cudaError_t error = asked_failure("cudaGetDriverEntryPointByVersion");
+  if (error != cudaSuccess) return error;
+  for (const auto& entry : kEntryPoints) {
+    if (std::strcmp(name, entry.name) != 0) continue;
+    *function = entry.function;
+    *found = cudaDriverEntryPointSuccess;
+  }
   return cudaSuccess;
 }
 
 // ---- the driver
 
 CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
-CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) {
-  return *context = nullptr, CUDA_SUCCESS;
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  return retain_primary(context, device);
 }
-CUresult cuCtxSetCurrent(CUcontext) { return CUDA_SUCCESS; }
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
+  *flags = 0;
+  return *active = primary[device].active, CUDA_SUCCESS;
+}
+CUresult cuCtxCreate_v2(CUcontext* context, unsigned, CUdevice device) {
+  return *context = make_current(new Context{device}), CUDA_SUCCESS;
+}
+CUresult cuCtxGetCurrent(CUcontext* context) { return get_current(context); }
+CUresult cuCtxSetCurrent(CUcontext context) { return set_current(context); }
 CUresult cuCtxSynchronize() { return CUDA_SUCCESS; }
-CUresult cuDeviceGetCount(int* count) { return *count = 1, CUDA_SUCCESS; }
+CUresult cuDeviceGetCount(int* count) { return *count = device_count(), CUDA_SUCCESS; }
 CUresult cuDeviceGetName(char* text, int size, CUdevice) {
   std::snprintf(text, static_cast<size_t>(size), "emulator");
   return CUDA_SUCCESS;

@@ -20,6 +20,8 @@ constexpr int kSharedBytes = 227 * 1024;
 
 // Starts a kernel on a stream, or adds it to the graph that the stream records.
 void enqueue(cudaStream_t stream, std::function<void()> work);
+// What starting a kernel fails with, or cudaSuccess. Aborts where no plan has made it ready.
+cudaError_t start_error(const void* kernel);
 // Runs a grid to its end. cluster: so many neighbours run together, on one thread of the machine.
 void run_grid(dim3 grid, int threads, int shared_bytes, const std::function<void()>& kernel,
               int cluster = 1);

@@ -96,10 +96,11 @@ class Plan:
         return size[0]
 
     def info(self, op, shape):
+        """shape: as above."""
+        native = ffi.NULL if shape is None else ffi.new("flashattn_shape *", shape)
         out = ffi.new("flashattn_plan_properties *",
                       {"struct_size": ffi.sizeof("flashattn_plan_properties")})
-        check(library().flashattn_plan_info(self.handle, op, ffi.new("flashattn_shape *", shape),
-                                            out))
+        check(library().flashattn_plan_info(self.handle, op, native, out))
         return out
 
     def run(self, op, fields, workspace, size, stream=0):

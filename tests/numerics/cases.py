@@ -192,6 +192,11 @@ def biases():
     for dims_kept in ("bhr", "hr", "r", ""):
         yield Case(cu_q=[5, 40, 0, 70], cu_kv=[9, 33, 5, 64], heads_q=2, dim_qk=16, backward=True,
                    bias="bf16", dtype="bf16", bias_dims=dims_kept, dbias=dims_kept)
+    for dims_kept in ("bhr", "bh", "r", "h"):  # sums past all lengths, and of nothing
+        short = dict(common, bias="f32", dbias=dims_kept)
+        yield Case(lens_q=[30, 0], lens_kv=[50, 64], **short)
+        yield Case(lens_q=[9], lens_kv=[40], **dict(short, batch=1))
+        yield Case(**dict(short, seqlen_q=0))
     for alibi in ("h", "bh"):
         for causal in (False, True):
             yield Case(alibi=alibi, causal=causal, top_left=causal, **common)

@@ -334,9 +334,11 @@ class Call:
         buffer.optional = np.zeros_like(buffer.owned)
         buffer.optional[index] = True
         for b, rows, keys in self.rectangles():
-            at = b if "b" in case.dbias else 0
-            rows = rows if "r" in case.dbias or not case.length_q(b) else slice(None)
-            buffer.owned[index[at, :, rows, keys]] = True
+            rows = rows if "r" in case.dbias else slice(None)
+            if "b" in case.dbias:
+                buffer.owned[index[b, :, rows, keys]] = True
+            else:  # as large as the shape
+                buffer.owned[index] = True
         self.dbias_index = index
         return dict(zip(("dbias_stride_batch", "dbias_stride_head", "dbias_stride_row"), strides),
                     dbias=capi.pointer(buffer.address, "float *"))

@@ -149,8 +149,27 @@ def alone(case, data, b):
     # Few parts, beside a sequence of many: what merges these must not change what merges those.
     Case(cu_q=[1, 1], cu_kv=[3500, 9000], heads_q=2, dim_qk=64, dtype="bf16", dtype_o="f32")])
 def test_a_sequence_does_not_depend_on_its_batch(device, case):
-    case.determinism = 2
+    check_each_alone(device, case, make_data(case))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("factors, case", [
+    # Near 0 a softcap is computed otherwise, for rows together.
+    ((0.2, 4.0), Case(cu_q=[1, 16], cu_kv=[300, 300], heads_q=8, heads_kv=1, dim_qk=64,
+                      dtype="bf16", dtype_o="f32", softcap=5.0)),
+    # A block's largest number decides how many digits the others keep.
+    ((1.0, 3e4), Case(cu_q=[1, 16], cu_kv=[300, 300], heads_q=8, heads_kv=1, dim_qk=64))])
+def test_a_head_does_not_depend_on_its_batch(device, factors, case):
+    """Where another head's row is much larger: beside longer sequences others share a tile."""
     data = make_data(case)
+    for q in data.q:
+        q[:, :4] = round_to(q[:, :4] * np.float32(factors[0]), case.dtype)
+        q[:, 4:] = round_to(q[:, 4:] * np.float32(factors[1]), case.dtype)
+    check_each_alone(device, case, data)
+
+
+def check_each_alone(device, case, data):
+    case = case.replace(determinism=2)
     whole = run(case, device, data)
     for b in range(case.batch):
         single = run(*[(c, device, d) for c, d in [alone(case, data, b)]][0])

@@ -5,6 +5,7 @@
 
 #include "cuda/gradient/numbers.cuh"
 #include "cuda/grid.h"
+#include "cuda/load.h"
 #include "cuda/start.h"
 #include "cuda/tile/shared.cuh"
 
@@ -243,7 +244,27 @@ cudaError_t convert_dq(const BackwardParams& params, cudaStream_t stream) {
   });
 }
 
+template <class T>
+cudaError_t load_as(const Problem& problem) {
+  const cudaError_t error = with_lanes(problem.dim_v, [&problem](auto lanes) {
+    return problem.dtype_o == FLASHATTN_DTYPE_F32 ? load(&prepare_kernel<T, float, lanes()>)
+                                                  : load(&prepare_kernel<T, T, lanes()>);
+  });
+  if (error != cudaSuccess) return error;
+  return with_lanes(problem.dim_qk,
+                    [](auto lanes) { return load(&convert_dq_kernel<T, lanes()>); });
+}
+
 }  // namespace
+
+cudaError_t load_gradient_kernels(const Problem& problem) {
+  const cudaError_t error = problem.dtype == FLASHATTN_DTYPE_F16 ? load_as<__half>(problem)
+                            : problem.dtype == FLASHATTN_DTYPE_BF16
+                                ? load_as<__nv_bfloat16>(problem)
+                                : load_as<float>(problem);
+  const bool sink = problem.has_feature(FLASHATTN_FEATURE_DSINK);
+  return error == cudaSuccess && sink ? load(&dsink_kernel) : error;
+}
 
 cudaError_t launch_prepare_backward(const BackwardParams& params, int32_t units,
                                     cudaStream_t stream) {

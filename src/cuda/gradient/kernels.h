@@ -7,6 +7,8 @@
 
 namespace flashattn::cuda {
 
+// Those of this file that a plan with a backward pass may start.
+cudaError_t load_gradient_kernels(const Problem& problem);
 // Writes lse2, delta and, where dout is a copy, that; clears dq and turns, or sets dq_states and
 // dq_first; clears the tickets. units: multiprocessors of the device.
 cudaError_t launch_prepare_backward(const BackwardParams& params, int32_t units,

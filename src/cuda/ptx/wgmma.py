@@ -11,7 +11,7 @@ HEAD = """\
 //
 // d (64 x 2 * length) += a b, fp32 sums; d is overwritten where `accumulate` is 0. Warp w of four
 // holds rows 16 w .. 16 w + 15; with g = lane / 4 and c = lane % 4, d[4 n + 2 r + e] is element
-// (16 w + g + 8 r, 8 n + 2 c + e). Descriptors come from Matrix of warpgroup.cuh. kTransposeA and
+// (16 w + g + 8 r, 8 n + 2 c + e). Descriptors come from Matrix of operands.cuh. kTransposeA and
 // kTransposeB: the operand's rows run along k, not across it.
 #pragma once
 

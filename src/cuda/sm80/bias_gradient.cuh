@@ -217,7 +217,7 @@ class BiasGradientBlock {
     }
     __syncthreads();
     const int32_t column = threadIdx.x, j = columns_.begin + column;
-    if (column >= kTileKv || j >= end.kv || end.q == 0) return;
+    if (column >= kTileKv || j >= end.kv) return;
     float x = 0.0f;
     for (int warp = 0; warp < kThreads / 32; ++warp) {
       x += __uint_as_float(ptx::load_shared(sums + (warp * kTileKv + column) * 4));

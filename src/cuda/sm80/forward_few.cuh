@@ -246,6 +246,7 @@ class FewBlock : OutputRows {
       top = fmaxf(top, numbers[w].x);
     }
     float o[4] = {};
+    static_assert(Config::kDimV <= 128, "four columns a lane");
     const int column = lane_ * 4;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {

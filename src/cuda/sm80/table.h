@@ -40,4 +40,23 @@ Table<ForwardEntry> forward_table();
 Table<BackwardEntry> backward_table();
 Table<BackwardEntry> bias_gradient_table();
 
+inline bool same_heads(const ForwardEntry& a, const ForwardEntry& b) {
+  return a.dim_qk == b.dim_qk && a.dim_v == b.dim_v;
+}
+inline bool same_heads(const BackwardEntry& a, const BackwardEntry& b) { return a.dim == b.dim; }
+
+// Of those that fit, for the smallest heads: the first that the device's shared memory holds; if
+// there is none, the one that needs the least.
+template <class Entry, class Fits>
+const Entry* find(Table<Entry> table, int32_t local_memory, Fits fits) {
+  const Entry* best = nullptr;
+  for (size_t n = 0; n < table.count; ++n) {
+    const Entry& e = *table.entries[n];
+    if (!fits(e) || (best && !same_heads(e, *best))) continue;
+    if (e.shared_bytes <= local_memory) return &e;
+    if (!best || e.shared_bytes < best->shared_bytes) best = &e;
+  }
+  return best;
+}
+
 }  // namespace flashattn::cuda::sm80

@@ -7,6 +7,7 @@
 #include "core/score_rules.h"
 #include "core/select.h"
 #include "cuda/gradient/kernels.h"
+#include "cuda/load.h"
 #include "cuda/sm90/tensor_map.h"
 
 namespace flashattn::cuda::sm90 {
@@ -56,12 +57,16 @@ const BackwardEntry* find_long(const Problem& p) {
 
 }  // namespace
 
+bool BackwardLauncher::has_kernel(const Problem& problem) {
+  return problem.determinism != FLASHATTN_DETERMINISM_BATCH_INVARIANT &&
+         find(problem, backward_table());
+}
+
 bool BackwardLauncher::takes(const Problem& problem) {
-  if (problem.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) return false;
-  const BackwardEntry* entry = find(problem, backward_table());
-  if (!entry) return false;
+  if (!has_kernel(problem)) return false;
   // There the portable kernel is faster, on an H200 by 40 %.
-  const bool slow = problem.has_mask(FLASHATTN_MASK_BLOCKS) && entry->dim_qk == 64;
+  const bool slow =
+      problem.has_mask(FLASHATTN_MASK_BLOCKS) && find(problem, backward_table())->dim_qk == 64;
   return !slow || forced_family() != nullptr;
 }
 
@@ -75,6 +80,7 @@ BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_
 
 BackwardLauncher::Kernel BackwardLauncher::make(const BackwardEntry* entry) const {
   if (!entry) return {};
+  throw_on(load(entry->convert_dq), "cudaFuncGetAttributes");
   if (entry->starts_early) {
     const PrepareKernel early = prepare_kernel(problem_.dtype, problem_.dim_v);
     make_ready(reinterpret_cast<const void*>(early.kernel), early.threads, early.shared_bytes,
@@ -297,8 +303,9 @@ int32_t BackwardLauncher::prepare(const BackwardParams& p, const PrepareParams& 
   return status_of(error, "launching the preparation of the backward pass");
 }
 
-int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspace,
+int32_t BackwardLauncher::run(const flashattn_backward_args& given, void* workspace,
                               cudaStream_t stream) const {
+  const flashattn_backward_args args = without_idle_strides(problem_, given);
   if (const int32_t status = check_backward_arrays(problem_, args)) return status;
   const BackwardEntry& entry = *kernel_for(args.shape).choice.entry;
   int64_t bytes = 0;

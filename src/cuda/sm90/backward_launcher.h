@@ -11,7 +11,8 @@ namespace flashattn::cuda::sm90 {
 
 class BackwardLauncher {
  public:
-  // Whether there is a kernel for it; the portable family does the rest.
+  // Whether there is a kernel for it, and it is the better one; the portable family does the rest.
+  static bool has_kernel(const Problem& problem);
   static bool takes(const Problem& problem);
 
   BackwardLauncher(const Problem& problem, int32_t units, int64_t l2_bytes);

@@ -12,6 +12,8 @@ namespace {
 constexpr int32_t kLeastBlock = 16;  // of a block mask; smaller ones are slow to look through
 constexpr int32_t kPageStep = 16;    // keys; the tiles of all kernels are multiples of it
 
+bool is_hopper(const Device& d) { return d.properties.compute_capability / 10 == 9; }
+
 // The portable kernels do what is left over of a plan: short queries, backward, merging.
 bool is_refused_by_portable(const Problem& problem, const Device& device) {
   const Family& portable = cuda_sm80_family();
@@ -24,11 +26,16 @@ const Predicate kPredicates[] = {
      [](const Problem&, const Device&, char* text, size_t capacity) {
        std::snprintf(text, capacity, "the portable family, which this one needs, refuses");
      }},
-    {[](const Problem&, const Device& d) { return d.properties.compute_capability / 10 != 9; },
-     FLASHATTN_REASON_ARCH, "device",
+    {[](const Problem&, const Device& d) { return !is_hopper(d); }, FLASHATTN_REASON_ARCH, "device",
      [](const Problem&, const Device& d, char* text, size_t capacity) {
        std::snprintf(text, capacity, "compute capability %d.%d is not Hopper's 9.0",
                      d.properties.compute_capability / 10, d.properties.compute_capability % 10);
+     }},
+    {[](const Problem&, const Device& d) { return is_hopper(d) && !cuda::sm90_has_code(d.index); },
+     FLASHATTN_REASON_ARCH, "device",
+     [](const Problem&, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "the driver does not run this build's code for sm_90a; install a later one");
      }},
     {[](const Problem&, const Device&) { return !cuda::sm90::has_tensor_maps(); },
      FLASHATTN_REASON_ARCH, "device",

@@ -6,7 +6,8 @@
 // run under the others' products. One warp plans the tiles, one starts all loads, and each consumer
 // warpgroup works on 64 rows. Of a tile of keys, Q K^T is issued together with P V of the tile
 // before, and the softmax runs under the products of the other warpgroups, which take turns. Of a
-// first or last tile of which only a half is seen, only that is computed, where registers allow.
+// first or last tile of which only a half is seen, only that half's scores are computed, where
+// registers allow.
 //
 // The reference. Weights are 2^(s - r) for any r; the quotient is the same. r is the row's maximum
 // over its first tiles and then stays, so that the main loop has no maxima, no shuffles and no

@@ -24,7 +24,8 @@ struct ForwardConfig {
   static constexpr Scores kScores = kScores_;
   // Biases and block masks: nothing is known of a row's maximum from its first tiles.
   static constexpr bool kSafe = kScores == Scores::kAny;
-  // Of a strip's first and last tiles only what is seen is computed, if that is a half.
+  // Of a strip's first and last tiles only the scores that are seen are computed, if these are a
+  // half; P V of such a tile is of all its keys, with weights of 0.
   static constexpr bool kHalves = kTileKv == 128 && kScores == Scores::kScaled;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kBlocks = kBlocks_;  // on a multiprocessor

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/score_rules.h"
 #include "core/select.h"
+#include "cuda/driver.h"
 #include "cuda/sm90/tensor_map.h"
 
 namespace flashattn::cuda {
@@ -100,12 +101,25 @@ Sm90Launcher::Sm90Launcher(const Problem& problem, const Device& device)
   }
 }
 
-const std::vector<std::string>& Sm90Launcher::reasons() {
-  static const std::vector<std::string> words = {
-      "there are no keys", "queries are too few for the tiles of the Hopper family",
-      "sequences are short and all fit at once: its small blocks start faster than Hopper's",
-      "tiles of the Hopper family are too few for the device, and keys many enough to split"};
+const PassedOver& Sm90Launcher::reasons() {
+  static const PassedOver words = {
+      {"there are no keys", "queries are too few for the tiles of the Hopper family",
+       "sequences are short and all fit at once: its small blocks start faster than Hopper's",
+       "tiles of the Hopper family are too few for the device, and keys many enough to split"},
+      {"the Hopper family has no backward kernel for this",
+       "the Hopper family's, with block masks and small heads, is slower",
+       "there are no queries or no keys",
+       "queries are too many for the Hopper family's, with biases, dropout or block masks"},
+      "the Hopper family, or the portable one where queries are few or sequences short"};
   return words;
+}
+
+Sm90Launcher::PortableBackward Sm90Launcher::why_portable_backward(
+    const flashattn_shape& shape) const {
+  if (!hopper_backward_) {
+    return sm90::BackwardLauncher::has_kernel(problem_) ? kSlower : kNoKernel;
+  }
+  return shape.batch == 0 || shape.seqlen_q == 0 || shape.seqlen_kv == 0 ? kEmpty : kManyTiles;
 }
 
 Sm90Launcher::Portable Sm90Launcher::why_portable(const flashattn_shape& shape) const {
@@ -170,12 +184,20 @@ void Sm90Launcher::describe(uint32_t op, const flashattn_shape& shape,
                             flashattn_plan_properties* properties) const {
   if (op == FLASHATTN_OP_BACKWARD) {
     return has_backward(shape) ? hopper_backward_->describe(shape, properties)
-                               : Sm80Launcher::describe(op, shape, properties);
+                               : describe_backward(why_portable_backward(shape), properties);
   }
   const NamedKernel* named = choose(shape);
   if (!named) return describe_forward(shape, why_portable(shape), properties);
   describe_kernel(named->kernel, named->kernel.entry->stages, named->name, "wgmma", properties);
   properties->why = "the Hopper family, for queries fill its tiles";
+}
+
+void Sm90Launcher::describe_promised(uint32_t op, const flashattn_shape& promised,
+                                     flashattn_plan_properties* properties) const {
+  Sm80Launcher::describe_promised(op, promised, properties);
+  if (op == FLASHATTN_OP_BACKWARD && hopper_backward_) {
+    properties->why = "the Hopper family; the shape decides, ask with one";
+  }
 }
 
 int32_t Sm90Launcher::make_maps(const flashattn_forward_args& args, const sm90::ForwardEntry& entry,
@@ -216,11 +238,12 @@ int32_t Sm90Launcher::make_maps(const flashattn_forward_args& args, const sm90::
   return FLASHATTN_OK;
 }
 
-int32_t Sm90Launcher::forward(const flashattn_forward_args& args, void* workspace,
+int32_t Sm90Launcher::forward(const flashattn_forward_args& given, void* workspace,
                               void* stream) const {
-  const NamedKernel* named = choose(args.shape);
-  if (!named) return Sm80Launcher::forward(args, workspace, stream);
+  const NamedKernel* named = choose(given.shape);
+  if (!named) return Sm80Launcher::forward(given, workspace, stream);
   if (const int32_t status = check_current(device_)) return status;
+  const flashattn_forward_args args = without_idle_strides(problem_, given);
   if (const int32_t status = check_arrays(args)) return status;
   const sm90::ForwardEntry& entry = *named->kernel.entry;
   sm90::ForwardParams p{};
@@ -254,6 +277,10 @@ int32_t Sm90Launcher::backward(const flashattn_backward_args& args, void* worksp
   if (!has_backward(args.shape)) return Sm80Launcher::backward(args, workspace, stream);
   if (const int32_t status = check_current(device_)) return status;
   return hopper_backward_->run(args, workspace, static_cast<cudaStream_t>(stream));
+}
+
+bool sm90_has_code(int32_t device) {
+  return has_code(device, reinterpret_cast<const void*>(sm90::forward_table().entries[0]->kernel));
 }
 
 bool sm90_takes_dims(const Problem& problem) {

@@ -21,6 +21,8 @@ class Sm90Launcher final : public Sm80Launcher {
   int64_t workspace(uint32_t op, const flashattn_shape& shape) const override;
   void describe(uint32_t op, const flashattn_shape& shape,
                 flashattn_plan_properties* properties) const override;
+  void describe_promised(uint32_t op, const flashattn_shape& promised,
+                         flashattn_plan_properties* properties) const override;
   int32_t forward(const flashattn_forward_args& args, void* workspace, void* stream) const override;
   int32_t backward(const flashattn_backward_args& args, void* workspace,
                    void* stream) const override;
@@ -33,8 +35,10 @@ class Sm90Launcher final : public Sm80Launcher {
 
   // Whether, and why, the portable family's kernels suit a shape better.
   enum Portable { kNoKeys, kFewQueries, kShort, kFewTiles, kNotAtAll };
-  static const std::vector<std::string>& reasons();
   Portable why_portable(const flashattn_shape& shape) const;
+  enum PortableBackward { kNoKernel, kSlower, kEmpty, kManyTiles };
+  PortableBackward why_portable_backward(const flashattn_shape& shape) const;
+  static const PassedOver& reasons();
   // NULL: they do.
   const NamedKernel* choose(const flashattn_shape& shape) const;
   Sections sections(const Choice<sm90::ForwardEntry>& kernel, const flashattn_shape& shape) const;
@@ -55,5 +59,8 @@ class Sm90Launcher final : public Sm80Launcher {
 
 // Whether the Hopper kernels have an instance for this.
 bool sm90_takes_dims(const Problem& problem);
+
+// As sm80_has_code, of the Hopper kernels.
+bool sm90_has_code(int32_t device);
 
 }  // namespace flashattn::cuda

@@ -1,33 +1,19 @@
 #include "cuda/sm90/tensor_map.h"
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cinttypes>
 
 #include "core/error.h"
+#include "cuda/driver.h"
 
 namespace flashattn::cuda::sm90 {
 namespace {
 
-using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                            const cuuint64_t*, const cuuint32_t*, const cuuint32_t*,
-                            CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
-                            CUtensorMapFloatOOBfill);
-
-constexpr unsigned kVersion = 12000;  // of the driver's interface that brought it
-
-Encode find_encode() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                             kVersion, cudaEnableDefault, &found);
-  if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) return nullptr;
-  return reinterpret_cast<Encode>(function);
-}
+using Encode = decltype(cuTensorMapEncodeTiled)*;
 
 Encode encode() {
-  static const Encode function = find_encode();
+  static const Encode function =
+      driver_function<decltype(cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
   return function;
 }
 

@@ -2,6 +2,7 @@
 
 #include "core/philox.h"
 #include "cuda/grid.h"
+#include "cuda/load.h"
 #include "cuda/start.h"
 #include "cuda/split/merge.cuh"
 
@@ -68,10 +69,20 @@ __global__ void __launch_bounds__(32 * kWarps, kLoads > 2 ? 6 : 12)
 }
 
 template <class Part>
-auto merge_kernel_for(const MergeParams<kMaxMergeParts>& params) {
-  return !params.vectors     ? &merge_kernel<Part, kLoads, false>
-         : params.parts <= 2 ? &merge_kernel<Part, 2, true>
-                             : &merge_kernel<Part, kLoads, true>;
+struct MergeKernels {
+  static constexpr auto kAny = &merge_kernel<Part, kLoads, false>;
+  static constexpr auto kTwo = &merge_kernel<Part, 2, true>;
+  static constexpr auto kMany = &merge_kernel<Part, kLoads, true>;
+};
+
+// Calls use(MergeKernels<...>()) for parts of this type.
+template <class Use>
+auto with_merge_kernels(int32_t part_dtype, Use use) {
+  switch (part_dtype) {
+    case FLASHATTN_DTYPE_F16: return use(MergeKernels<__half>());
+    case FLASHATTN_DTYPE_BF16: return use(MergeKernels<__nv_bfloat16>());
+    default: return use(MergeKernels<float>());
+  }
 }
 
 struct DropoutMaskParams {
@@ -107,6 +118,20 @@ cudaError_t merge_split_waits(bool* waits) {
   return error;
 }
 
+cudaError_t load_split_kernels(const Problem& problem) {
+  cudaError_t error = cudaSuccess;
+  const auto also = [&error](auto... kernels) {
+    if (error == cudaSuccess) error = load(kernels...);
+  };
+  if (problem.splits != 1) also(&merge_split_kernel<1>);
+  if (problem.splits == 0 || problem.splits >= kManyParts) also(&merge_split_kernel<kWarps>);
+  for (const int32_t dtype : {problem.dtype_o, static_cast<int32_t>(FLASHATTN_DTYPE_F32)}) {
+    with_merge_kernels(dtype, [&](auto of) { also(of.kAny, of.kTwo, of.kMany); });
+  }
+  also(&dropout_mask_kernel);
+  return error;
+}
+
 cudaError_t launch_merge_split(const ForwardParams& params, bool early, cudaStream_t stream) {
   const bool many = params.parts >= kManyParts;
   const dim3 grid = grid_of(params.args.shape.batch, params.problem.heads_q, params.partial_queries,
@@ -118,10 +143,9 @@ cudaError_t launch_merge_split(const ForwardParams& params, bool early, cudaStre
 
 cudaError_t launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream) {
   const dim3 grid = grid_of(params.batch, params.heads, params.tokens, kWarps);
-  const auto kernel = params.part_dtype == FLASHATTN_DTYPE_F16 ? merge_kernel_for<__half>(params)
-                      : params.part_dtype == FLASHATTN_DTYPE_BF16
-                          ? merge_kernel_for<__nv_bfloat16>(params)
-                          : merge_kernel_for<float>(params);
+  const auto kernel = with_merge_kernels(params.part_dtype, [&params](auto of) {
+    return !params.vectors ? of.kAny : params.parts <= 2 ? of.kTwo : of.kMany;
+  });
   return start(kernel, grid, 32 * kWarps, 0, params, stream);
 }
 

@@ -8,6 +8,8 @@ namespace flashattn::cuda {
 template <class Params>
 cudaError_t start_early(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes,
                         const Params& params, cudaStream_t stream, int cluster = 1) {
+  const cudaError_t error = emulator::start_error(reinterpret_cast<const void*>(kernel));
+  if (error != cudaSuccess) return error;
   emulator::enqueue(stream, [=] {
     emulator::run_grid(grid, threads, shared_bytes, [&] { kernel(params); }, cluster);
   });

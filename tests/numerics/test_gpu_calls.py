@@ -1,0 +1,178 @@
+"""What a call does to its caller beside computing: contexts, errors, what plans say of themselves.
+What another GPU or a failing driver is needed for, on the emulator."""
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from . import capi
+from .case import Case
+from .harness import Call, run
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+ON_EMULATOR = "FLASHATTN_EMULATOR_DEVICE" in os.environ
+FAMILY = os.environ.get("FLASHATTN_FAMILY")
+CASE = Case(seqlen_q=70, seqlen_kv=130, heads_q=2, dim_qk=64, dtype="bf16", backward=True)
+ERROR_DEVICE, REASON_ARCH, REASON_SIZE = 5, 4, 27
+emulated = pytest.mark.skipif(not ON_EMULATOR, reason="only the emulator fails when it is asked to")
+
+
+def plan_of(case, device, **fields):
+    return capi.Plan(dict(capi.descriptor(case, device), **fields))
+
+
+def say(info, name):
+    return capi.ffi.string(getattr(info, name)).decode()
+
+
+def in_a_process(program, **env):
+    """Runs a program with another environment; None takes a variable out."""
+    env = {k: v for k, v in {**os.environ, **env}.items() if v is not None}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, check=False,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+CONTEXTS = """
+import ctypes
+from tests.numerics import capi
+from tests.numerics.device import CudaDevice
+from tests.numerics.test_gpu_calls import CASE, plan_of
+
+cuda = ctypes.CDLL("libcuda.so.1")
+assert cuda.cuInit(0) == 0
+
+def current():
+    context = ctypes.c_void_p()
+    assert cuda.cuCtxGetCurrent(ctypes.byref(context)) == 0
+    return context.value
+
+def is_active(device):
+    flags, active = ctypes.c_uint(), ctypes.c_int()
+    assert cuda.cuDevicePrimaryCtxGetState(
+        device, ctypes.byref(flags), ctypes.byref(active)) == 0
+    return bool(active.value)
+
+plan_of(CASE, CudaDevice, device_index=1)
+assert current() is None and not is_active(0) and is_active(1)
+own = ctypes.c_void_p()
+assert cuda.cuCtxCreate_v2(ctypes.byref(own), 0, 1) == 0
+for device in (1, 0):
+    plan_of(CASE, CudaDevice, device_index=device)
+    assert current() == own.value
+"""
+
+
+def test_contexts_are_left_as_they_were(device):
+    if not ON_EMULATOR and device.driver.count < 2:
+        pytest.skip("needs two devices")
+    in_a_process(CONTEXTS, FLASHATTN_EMULATOR_DEVICES="2")
+
+
+@emulated
+def test_a_failed_call_leaves_no_error(device, monkeypatch):
+    call = Call(CASE, device)
+    monkeypatch.setenv("FLASHATTN_EMULATOR_FAILS", "cudaLaunchKernel=719")
+    with pytest.raises(capi.Refused) as refused:
+        call.forward()
+    assert refused.value.status == ERROR_DEVICE
+    assert device.driver.library.cudaGetLastError() == 0
+
+
+@emulated
+@pytest.mark.parametrize("error", [98, 209, 222])
+def test_a_build_without_code_for_the_device_is_refused(device, monkeypatch, error):
+    monkeypatch.setenv("FLASHATTN_EMULATOR_FAILS", "cudaFuncGetAttributes=%d" % error)
+    with pytest.raises(capi.Refused) as refused:
+        plan_of(CASE, device)
+    assert refused.value.status == capi.UNSUPPORTED
+    assert refused.value.reason == REASON_ARCH or FAMILY == "sm90"  # which needs the other one
+    assert device.driver.library.cudaGetLastError() == 0
+    monkeypatch.setenv("FLASHATTN_EMULATOR_FAILS", "cudaFuncGetAttributes=2")
+    with pytest.raises(capi.Refused) as refused:
+        plan_of(CASE, device)
+    assert refused.value.status == ERROR_DEVICE
+
+
+def test_kernels_of_a_device_are_named(device):
+    out = capi.ffi.new("flashattn_device_properties *",
+                       {"struct_size": capi.ffi.sizeof("flashattn_device_properties")})
+    capi.check(capi.library().flashattn_device_info(device.kind, 0, out))
+    assert say(out, "isa") == ("sm90" if out.compute_capability // 10 == 9 else "sm80")
+
+
+def test_a_plan_of_no_shape_says_that_the_shape_decides(device):
+    plan = plan_of(CASE, device)
+    info = plan.info(capi.FORWARD, None)
+    many = plan.info(capi.FORWARD, dict(batch=200, seqlen_q=4096, seqlen_kv=4096))
+    assert say(info, "kernel") == say(many, "kernel")
+    assert "the shape decides" in say(info, "why")
+    assert info.splits == info.workspace == 0
+    promised = plan_of(CASE, device, max_seqlen_q=1).info(capi.FORWARD, None)
+    assert promised.tile_q < info.tile_q or FAMILY == "sm90"
+
+
+def test_the_portable_backward_pass_says_why_it_serves(device):
+    empty = dict(batch=1, seqlen_q=70, seqlen_kv=0)
+    plan = plan_of(CASE, device)
+    info = plan.info(capi.BACKWARD, empty)
+    assert say(info, "kernel").startswith("sm80")
+    assert FAMILY == "sm80" or "no keys" in say(info, "why")
+
+
+BACKWARD_IN_FP32 = """
+from tests.numerics import capi
+from tests.numerics.device import CudaDevice
+from tests.numerics.test_gpu_calls import CASE, plan_of, say
+plan = plan_of(CASE.replace(dtype="f32"), CudaDevice)
+print(say(plan.info(capi.BACKWARD, capi.shape_of(CASE)), "why"))
+"""
+
+
+def test_a_refusal_of_the_better_family_is_passed_on(device):
+    del device
+    said = in_a_process(BACKWARD_IN_FP32, FLASHATTN_FAMILY=None)
+    assert "(family sm90 refuses: " in said and "blocks add to dq" in said
+
+
+def test_splits_that_are_reported_are_those_there_are(device):
+    case = Case(seqlen_kv=100, dim_qk=64, splits=17)
+    assert plan_of(case, device).info(capi.FORWARD, capi.shape_of(case)).splits == 2
+
+
+@pytest.mark.parametrize("case, strides", [
+    (Case(seqlen_q=1, seqlen_kv=300, heads_q=4, heads_kv=1, dim_qk=64, dtype="bf16",
+          strides="bshd"),
+     dict(q=dict(stride_batch=3, stride_seq=5), k=dict(stride_batch=1, stride_head=7),
+          v=dict(stride_head=9))),
+    (CASE.replace(heads_q=1, strides="bshd"), dict(q=dict(stride_head=1), k=dict(stride_batch=5),
+                                                   v=dict(stride_head=3, stride_batch=33)))])
+def test_strides_that_nobody_steps_by_need_not_fit(device, case, strides):
+    plain = run(case.replace(determinism=1), device)
+    call = Call(case.replace(determinism=1), device)
+    for name, fields in strides.items():
+        call.inputs[name].update(fields)
+    try:
+        result = call.forward()
+        if case.backward:
+            result = call.backward(result)
+    except capi.Refused as refused:
+        pytest.fail(str(refused))
+    assert result.bits() == plain.bits()
+
+
+def test_grids_that_are_too_large_are_refused(device):
+    """2^32 rows of one query: in 32 bits none."""
+    plan = plan_of(Case(heads_q=8), device)
+    shape = dict(batch=1 << 29, seqlen_q=1, seqlen_kv=1)
+    at = [1 << 40, 1 << 41, 1 << 42, 1 << 43]
+    with pytest.raises(capi.Refused) as refused:
+        plan.merge(dict(shape=shape, o=dict(data=capi.pointer(at[0]))),
+                   [dict(data=capi.pointer(at[1]))], [at[2]])
+    assert (refused.value.status, refused.value.reason) == (capi.UNSUPPORTED, REASON_SIZE)
+    with pytest.raises(capi.Refused) as refused:
+        plan.dropout_mask(dict(shape=shape), at[3])
+    assert (refused.value.status, refused.value.reason) == (capi.UNSUPPORTED, REASON_SIZE)
