@@ -286,8 +286,8 @@ typedef struct flashattn_desc {
   float softcap;
   /* Probability with which a weight is dropped, [0, 1), in steps of 1/65536. 0: off. */
   float dropout;
-  /* Parts into which the keys of a sequence are split, at most 4096; only with FORWARD. 0: the
-   * library chooses, short queries only. 1: never. */
+  /* Parts into which the forward pass splits the keys of a sequence, at most 4096. 0: the library
+   * chooses, short queries only. 1: never. */
   int32_t splits;
   /* Promises: no call will pass them. 0: not promised. They let flashattn_workspace_size answer
    * for all calls at once, and help to choose a kernel. */

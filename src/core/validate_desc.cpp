@@ -161,8 +161,6 @@ void check_dependents(const Problem& p) {
        "device FLASHATTN_DEVICE_CUDA"},
       {"threads", p.threads, p.device == FLASHATTN_DEVICE_CPU, false, FLASHATTN_REASON_VALUE,
        "device FLASHATTN_DEVICE_CPU"},
-      {"splits", p.splits, p.has_op(FLASHATTN_OP_FORWARD), false, FLASHATTN_REASON_OP,
-       "op bit FLASHATTN_OP_FORWARD"},
   };
   for (const Dependent& row : table) {
     if (row.value != 0 && !row.wanted) {

@@ -280,8 +280,8 @@ Base.@kwdef struct flashattn_desc
     "Probability with which a weight is dropped, [0, 1), in steps of 1/65536. 0: off."
     dropout::Cfloat = 0
     """
-    Parts into which the keys of a sequence are split, at most 4096; only with FORWARD. 0: the
-    library chooses, short queries only. 1: never.
+    Parts into which the forward pass splits the keys of a sequence, at most 4096. 0: the library
+    chooses, short queries only. 1: never.
     """
     splits::Int32 = 0
     """

@@ -670,8 +670,8 @@ pub struct flashattn_desc {
     pub softcap: f32,
     /// Probability with which a weight is dropped, \[0, 1), in steps of 1/65536. 0: off.
     pub dropout: f32,
-    /// Parts into which the keys of a sequence are split, at most 4096; only with FORWARD. 0: the
-    /// library chooses, short queries only. 1: never.
+    /// Parts into which the forward pass splits the keys of a sequence, at most 4096. 0: the library
+    /// chooses, short queries only. 1: never.
     pub splits: i32,
     /// Promises: no call will pass them. 0: not promised. They let flashattn_workspace_size answer
     /// for all calls at once, and help to choose a kernel.
