@@ -297,9 +297,9 @@ typedef struct flashattn_desc {
   /* GPU: streaming multiprocessors to use at the most. 0: all. */
   int32_t sm_limit;
   /* CPU: threads to use at the most; more than 1024 are as 1024. 0: as many as OpenMP offers to the
-   * thread that makes the plan (OMP_NUM_THREADS, omp_set_num_threads, or all cores). 1: the caller's
-   * only. Where the system gives fewer, those do the work; a process that was forked off after the
-   * library was loaded has one. */
+   * first thread of the process that asks (OMP_NUM_THREADS, or all cores). 1: the caller's only.
+   * Where the system gives fewer, those do the work; a process that was forked off after the library
+   * was loaded has one. */
   int32_t threads;
   int32_t reserved0;
   /* Promises, as above, for VARLEN layouts: tokens of all sequences together. */
@@ -340,8 +340,8 @@ typedef struct flashattn_tensor {
   int64_t stride_seq;
 } flashattn_tensor;
 
-/* The inputs that forward and backward share. Pointers are to device memory and must be NULL where
- * the plan has no use for them, unless "optional" is said. */
+/* The inputs that forward and backward share. Pointers are to device memory. Where the plan has no
+ * use for them they must be NULL, unless "optional" is said, and strides and counts 0. */
 typedef struct flashattn_inputs {
   /* (batch, seqlen_q, heads_q, dim_qk), or VARLEN_Q. */
   flashattn_tensor q;
@@ -428,7 +428,8 @@ typedef struct flashattn_backward_args {
   flashattn_tensor dv;
   /* Out: the gradient of the dense bias. Required with DBIAS. */
   float *dbias;
-  /* Elements from one to the next. 0: summed over that index. */
+  /* Elements from one to the next. 0: summed over that index; summed over sequences it is written as
+   * large as the shape, zeros where nothing adds. */
   int64_t dbias_stride_batch;
   int64_t dbias_stride_head;
   int64_t dbias_stride_row;
@@ -462,8 +463,7 @@ typedef struct flashattn_merge_args {
 typedef struct flashattn_device_properties {
   /* Required: sizeof(flashattn_device_properties). */
   uint32_t struct_size;
-  /* CPU: threads of a plan with threads = 0 that the calling thread makes. GPU: streaming
-   * multiprocessors. */
+  /* CPU: threads that a plan with threads = 0 uses. GPU: streaming multiprocessors. */
   int32_t units;
   /* "AMD EPYC 9354", "NVIDIA H200". */
   const char *name;

@@ -99,7 +99,7 @@ int32_t flashattn_device_info(int32_t device, int32_t index,
                               flashattn_device_properties* properties) {
   return guard("flashattn_device_info", [&] {
     copy_in(properties, "properties", sizeof(uint32_t));
-    copy_out(device_properties(device, index), properties);
+    copy_out(find_device(device, index, "index").properties, properties);
     return FLASHATTN_OK;
   });
 }

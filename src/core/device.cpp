@@ -61,10 +61,4 @@ const Device& find_device(int32_t kind, int32_t index, const char* field) {
   return cpu_device();
 }
 
-flashattn_device_properties device_properties(int32_t kind, int32_t index) {
-  flashattn_device_properties properties = find_device(kind, index, "index").properties;
-  if (kind == FLASHATTN_DEVICE_CPU) properties.units = cpu_threads();
-  return properties;
-}
-
 }  // namespace flashattn

@@ -12,7 +12,4 @@ int32_t device_count(int32_t kind);
 // caller calls the index.
 const Device& find_device(int32_t kind, int32_t index, const char* field = "device_index");
 
-// The same, with what changes: the threads that a CPU offers to the thread that asks.
-flashattn_device_properties device_properties(int32_t kind, int32_t index);
-
 }  // namespace flashattn

@@ -35,7 +35,8 @@ void set_log(int32_t level, flashattn_log_fn fn, void* user) {
   static const int registered = pthread_atfork(nullptr, nullptr, free_lock_in_child);
   (void)registered;  // without memory for it a child may hang, as it would in malloc
   const std::lock_guard<std::mutex> lock(g_mutex);
-  g_level.store(FLASHATTN_LOG_OFF, std::memory_order_relaxed);
+  g_level.store(FLASHATTN_LOG_OFF);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   g_fn = fn;
   g_user = user;
   g_level.store(fn ? level : FLASHATTN_LOG_OFF, std::memory_order_relaxed);

@@ -192,7 +192,8 @@ void add_biases(const Problem& problem, const flashattn_shape& shape, flashattn_
       {"inputs.descale_q", in->descale_q, f8, "dtype F8E4M3"},
       {"inputs.descale_k", in->descale_k, f8, "dtype F8E4M3"},
       {"inputs.descale_v", in->descale_v, f8, "dtype F8E4M3"},
-      {"inputs.rng_device", in->rng_device, dropout, "dropout, or one that rounds to 0"},
+      {"inputs.rng_device", in->rng_device, dropout,
+       "dropout that keeps less than all in steps of 1/65536"},
   };
   for (const Pointer& pointer : pointers) check_unused(pointer);
   const Word words[] = {
@@ -305,6 +306,12 @@ void check_backward(const Problem& problem, bool host, flashattn_backward_args* 
   check_unused({"dlse", args->dlse, dlse, "feature bit DLSE"});
   check_unused({"dbias", args->dbias, dbias, "feature bit DBIAS"});
   check_unused({"dsink", args->dsink, dsink, "feature bit DSINK"});
+  const Word words[] = {
+      {"dbias_stride_batch", args->dbias_stride_batch, dbias, "feature bit DBIAS"},
+      {"dbias_stride_head", args->dbias_stride_head, dbias, "feature bit DBIAS"},
+      {"dbias_stride_row", args->dbias_stride_row, dbias, "feature bit DBIAS"},
+  };
+  for (const Word& word : words) check_unused(word);
   check_inputs(problem, host, args->shape, &args->inputs, arrays);
 
   const flashattn_shape& shape = args->shape;

@@ -202,6 +202,7 @@ struct MachineDevice {
   MachineDevice() : device{} {
     read_name(name);
     flashattn_device_properties& p = device.properties;
+    p.units = machine_threads();
     p.name = name;
     p.isa = machine_kernels().isa;
     p.memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
@@ -236,8 +237,6 @@ const Device& cpu_device() {
   static const cpu::MachineDevice machine;
   return machine.device;
 }
-
-int32_t cpu_threads() { return cpu::machine_threads(); }
 
 const char* cpu_instruction_sets() {
   struct Text {

@@ -7,12 +7,9 @@ namespace flashattn {
 
 const Family& cpu_family();
 
-// Threads that OpenMP offers to the thread that asks: of a plan that it makes with threads = 0.
-int32_t cpu_threads();
-
 // The machine's CPU with the best instruction set that this build has for it, capped by the
 // environment variable FLASHATTN_CPU_ISA (baseline, avx2, avx512, avx512_bf16,
-// avx512_amx). Read once a process; units are left at 0.
+// avx512_amx). Read once a process.
 const Device& cpu_device();
 
 // The instruction sets of this build, lowest first, separated by ", ".

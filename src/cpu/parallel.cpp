@@ -60,11 +60,15 @@ class Helpers {
 };
 
 #if FLASHATTN_OPENMP
-// GNU's OpenMP runtime ends the process where the system gives it no more threads. So the system is
-// asked first, once a calling thread, for each has a pool of its own there.
+// Threads of the team that this thread had last: GNU's OpenMP runtime keeps those, and no more, for
+// the next one.
+thread_local int32_t kept = 1;
+
+// That runtime ends the process where the system gives it no more threads. So the system is asked
+// first when the team is to grow. Others may take what it gave before the runtime does.
 int32_t startable(int32_t threads) {
-  static thread_local int32_t proven = 1;
-  if (threads > proven) {
+  if (omp_get_active_level() >= omp_get_max_active_levels()) return 1;  // none would be started
+  if (threads > kept) {
     pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&gate);
     const auto wait = [](void* argument, int32_t) {
@@ -73,10 +77,10 @@ int32_t startable(int32_t threads) {
       pthread_mutex_unlock(closed);
     };
     const Helpers helpers(threads - 1, wait, &gate);
-    proven = std::max(proven, helpers.started() + 1);
+    threads = std::min(threads, std::max(kept, helpers.started() + 1));
     pthread_mutex_unlock(&gate);
   }
-  return std::min(threads, proven);
+  return threads;
 }
 #endif
 
@@ -85,7 +89,7 @@ int32_t startable(int32_t threads) {
 int32_t machine_threads() {
   if (is_forked_child()) return 1;
 #if FLASHATTN_OPENMP
-  const int32_t threads = omp_get_max_threads();
+  static const int32_t threads = omp_get_max_threads();
 #else
   static const int32_t threads = static_cast<int32_t>(sysconf(_SC_NPROCESSORS_ONLN));
 #endif
@@ -111,6 +115,7 @@ void run_tasks(int32_t threads, int64_t count, void (*body)(const void*, int64_t
 #if FLASHATTN_OPENMP
 #pragma omp parallel num_threads(threads)
   work(omp_get_thread_num());
+  kept = threads;
 #else
   const auto run = [](void* argument, int32_t thread) {
     (*static_cast<decltype(work)*>(argument))(thread);

@@ -8,8 +8,8 @@ namespace flashattn::cpu {
 // No plan uses more.
 constexpr int32_t kMostThreads = 1024;
 
-// Threads that OpenMP offers to the thread that asks, OMP_NUM_THREADS included; in a child made by
-// fork one.
+// Threads that OpenMP offers to the first thread that asks, OMP_NUM_THREADS included; in a child
+// made by fork one.
 int32_t machine_threads();
 
 // parallel_tasks without a type: body(context, task, thread).

@@ -54,6 +54,12 @@ int main(int argc, char **argv) {
   if (!CHECK_OK(flashattn_plan_create(&desc, &plan))) return check_report();
   CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &args.shape, &bytes));
   void *workspace = malloc((size_t)bytes);
+  /* The runtime keeps no more threads than its last team had: it is to start them anew below. */
+  const int32_t heads[] = {HEADS, 2};
+  flashattn_plan *plans[2] = {plan, NULL};
+  desc.heads_q = desc.threads = heads[1];
+  if (!CHECK_OK(flashattn_plan_create(&desc, &plans[1]))) return check_report();
+  for (int n = 0; n < 2; ++n) CHECK_OK(flashattn_forward(plans[n], &args, workspace, bytes, NULL));
   const rlim_t used = in_use();
   if (!workspace || !used) return 77;
   const struct rlimit few = {used + 5 * stack, used + 5 * stack};
@@ -64,6 +70,7 @@ int main(int argc, char **argv) {
     for (int n = 0; n < SIZE; ++n) wrong += o[n] != v[n];
     CHECK(wrong == 0);
   }
+  flashattn_plan_destroy(plans[1]);
   flashattn_plan_destroy(plan);
   free(workspace);
   return check_report();

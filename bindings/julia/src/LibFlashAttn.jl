@@ -295,9 +295,9 @@ Base.@kwdef struct flashattn_desc
     sm_limit::Int32 = 0
     """
     CPU: threads to use at the most; more than 1024 are as 1024. 0: as many as OpenMP offers to the
-    thread that makes the plan (OMP_NUM_THREADS, omp_set_num_threads, or all cores). 1: the caller's
-    only. Where the system gives fewer, those do the work; a process that was forked off after the
-    library was loaded has one.
+    first thread of the process that asks (OMP_NUM_THREADS, or all cores). 1: the caller's only.
+    Where the system gives fewer, those do the work; a process that was forked off after the library
+    was loaded has one.
     """
     threads::Int32 = 0
     reserved0::Int32 = 0
@@ -357,8 +357,8 @@ end
     flashattn_inputs(; fields...)
 
 ```text
-The inputs that forward and backward share. Pointers are to device memory and must be NULL where
-the plan has no use for them, unless \"optional\" is said.
+The inputs that forward and backward share. Pointers are to device memory. Where the plan has no
+use for them they must be NULL, unless \"optional\" is said, and strides and counts 0.
 ```
 """
 Base.@kwdef struct flashattn_inputs
@@ -455,7 +455,10 @@ Base.@kwdef struct flashattn_backward_args
     dv::flashattn_tensor = flashattn_tensor()
     "Out: the gradient of the dense bias. Required with DBIAS."
     dbias::Ptr{Cfloat} = C_NULL
-    "Elements from one to the next. 0: summed over that index."
+    """
+    Elements from one to the next. 0: summed over that index; summed over sequences it is written as
+    large as the shape, zeros where nothing adds.
+    """
     dbias_stride_batch::Int64 = 0
     dbias_stride_head::Int64 = 0
     dbias_stride_row::Int64 = 0
@@ -494,10 +497,7 @@ A device, as flashattn_device_info describes it.
 Base.@kwdef struct flashattn_device_properties
     "Required: sizeof(flashattn_device_properties)."
     struct_size::UInt32 = 40
-    """
-    CPU: threads of a plan with threads = 0 that the calling thread makes. GPU: streaming
-    multiprocessors.
-    """
+    "CPU: threads that a plan with threads = 0 uses. GPU: streaming multiprocessors."
     units::Int32 = 0
     "\"AMD EPYC 9354\", \"NVIDIA H200\"."
     name::Cstring = Cstring(C_NULL)

@@ -43,7 +43,7 @@ function describe(T::Type; heads::Integer, dim::Integer, kv_heads::Integer = hea
         "give nothing"))
     softcap === nothing || softcap == 0 || Float32(softcap) != 0 || throw(ArgumentError(
         "softcap = $softcap is 0 in Float32, which would turn it off; for that give 0 or " *
-        "nothing, else at least 1.5e-45"))
+        "nothing"))
     left, right = window_sides(window)
     block_q, block_kv = block_size === nothing ? (0, 0) : block_size
     devices = (cpu = C.FLASHATTN_DEVICE_CPU, cuda = C.FLASHATTN_DEVICE_CUDA)

@@ -122,7 +122,7 @@ def describe(*, dtype: DTypeLike, heads: int, dim: int, kv_heads: Optional[int] 
                       "1/sqrt(dim) give None", Reason.VALUE, "scale")
     if softcap and _is_zero(softcap):
         raise invalid(f"softcap = {softcap} is 0 in float32, which would turn it off; for that "
-                      "give 0 or None, else at least 1.5e-45", Reason.SOFTCAP, "softcap")
+                      "give 0 or None", Reason.SOFTCAP, "softcap")
     try:
         determinism = _DETERMINISM[deterministic]
     except (KeyError, TypeError):

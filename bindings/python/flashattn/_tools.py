@@ -173,9 +173,14 @@ def set_log(level: int, callback: Optional[Callable[[LogLevel, str], Any]] = Non
         _log = before if status else held
         if status:
             fail(status)
+        # A callback must not outlive the interpreter. A log that is another's is left alone.
+        atexit.unregister(_end_log)
+        if function is not None:
+            atexit.register(_end_log)
 
 
-atexit.register(set_log, LogLevel.OFF)
+def _end_log() -> None:
+    set_log(LogLevel.OFF)
 
 
 def build_info() -> str:

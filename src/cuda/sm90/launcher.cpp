@@ -196,7 +196,7 @@ void Sm90Launcher::describe_promised(uint32_t op, const flashattn_shape& promise
                                      flashattn_plan_properties* properties) const {
   Sm80Launcher::describe_promised(op, promised, properties);
   if (op == FLASHATTN_OP_BACKWARD && hopper_backward_) {
-    properties->why = "the Hopper family; the shape decides, ask with one";
+    properties->why = "the Hopper family or the portable one; the shape decides, ask with one";
   }
 }
 

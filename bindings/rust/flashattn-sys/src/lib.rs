@@ -683,9 +683,9 @@ pub struct flashattn_desc {
     /// GPU: streaming multiprocessors to use at the most. 0: all.
     pub sm_limit: i32,
     /// CPU: threads to use at the most; more than 1024 are as 1024. 0: as many as OpenMP offers to the
-    /// thread that makes the plan (OMP_NUM_THREADS, omp_set_num_threads, or all cores). 1: the caller's
-    /// only. Where the system gives fewer, those do the work; a process that was forked off after the
-    /// library was loaded has one.
+    /// first thread of the process that asks (OMP_NUM_THREADS, or all cores). 1: the caller's only.
+    /// Where the system gives fewer, those do the work; a process that was forked off after the library
+    /// was loaded has one.
     pub threads: i32,
     /// `reserved0`
     pub reserved0: i32,
@@ -764,8 +764,8 @@ impl Default for flashattn_tensor {
     }
 }
 
-/// The inputs that forward and backward share. Pointers are to device memory and must be NULL where
-/// the plan has no use for them, unless "optional" is said.
+/// The inputs that forward and backward share. Pointers are to device memory. Where the plan has no
+/// use for them they must be NULL, unless "optional" is said, and strides and counts 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct flashattn_inputs {
@@ -897,7 +897,8 @@ pub struct flashattn_backward_args {
     pub dv: flashattn_tensor,
     /// Out: the gradient of the dense bias. Required with DBIAS.
     pub dbias: *mut f32,
-    /// Elements from one to the next. 0: summed over that index.
+    /// Elements from one to the next. 0: summed over that index; summed over sequences it is written as
+    /// large as the shape, zeros where nothing adds.
     pub dbias_stride_batch: i64,
     /// `dbias_stride_head`
     pub dbias_stride_head: i64,
@@ -961,8 +962,7 @@ impl Default for flashattn_merge_args {
 pub struct flashattn_device_properties {
     /// Required: sizeof(flashattn_device_properties).
     pub struct_size: u32,
-    /// CPU: threads of a plan with threads = 0 that the calling thread makes. GPU: streaming
-    /// multiprocessors.
+    /// CPU: threads that a plan with threads = 0 uses. GPU: streaming multiprocessors.
     pub units: i32,
     /// "AMD EPYC 9354", "NVIDIA H200".
     pub name: *const c_char,

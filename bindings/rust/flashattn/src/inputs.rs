@@ -123,8 +123,7 @@ impl<'a, T: Element> Inputs<'a, T> {
     }
 
     /// (batch, pages of a sequence): page numbers, for PAGED_KV. `stride` elements from row to row;
-    /// 0: packed rows of ceil(max_seqlen_kv / page_size), or, where that is left out, of
-    /// `table.len() / batch`.
+    /// 0: packed rows, of `table.len() / batch` each.
     pub fn page_table(mut self, table: impl Into<Array<'a, i32>>, stride: usize) -> Self {
         self.page_table = Some((table.into(), stride));
         self
@@ -254,7 +253,7 @@ impl<'a, T: Element> Inputs<'a, T> {
         Err(invalid(Reason::VALUE, field, sentence))
     }
 
-    /// What a row of the page table can hold.
+    /// From row to row of the page table, and what a row can hold.
     fn pages_of_a_sequence(&self, batch: usize) -> Result<usize> {
         let field = "inputs.page_table";
         match self.page_table {
@@ -312,13 +311,12 @@ impl<'a, T: Element> Inputs<'a, T> {
                 *pointer = array.pointer(place, need, field)?;
             }
         }
-        if let Some((table, stride)) = &self.page_table {
+        if let Some((table, _)) = &self.page_table {
             let row = sizes.seqlen_kv.div_ceil(facts.page_size.max(1));
-            // The library takes a stride of 0 for a packed table.
-            let step = if *stride == 0 { row } else { *stride };
+            let step = self.pages_of_a_sequence(sizes.batch)?;
             let need = Need::reach(&[sizes.batch, row], &[step, 1]);
             c.page_table = table.pointer(place, need, "inputs.page_table")?;
-            c.page_table_stride = int64(*stride, "inputs.page_table_stride")?;
+            c.page_table_stride = int64(step, "inputs.page_table_stride")?;
             c.pages = int64(self.k.dims().batch, "inputs.pages")?;
         }
         Ok(())
