@@ -272,10 +272,10 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
         for family in ("sm80", "sm90"):
             table[f"emulator-{family}"] = (
                 lambda family=family: emulator(run, family))  # type: ignore[misc]
-        # Less shared memory, other tiles. Many queries are a matter of Hopper's.
+        # Less shared memory: the same code with other tiles, by the head's size.
         table["emulator-a100"] = lambda: emulator(run, "sm80", "80", "-k", "dims")
         table["emulator-sm86"] = lambda: emulator(run, "sm80", "86", "-k",
-                                                  "not random and not many_queries")
+                                                  "dims or gradients or (listed and smoke)")
         table["emulator-races"] = lambda: emulator_races(run)
     return table
 
