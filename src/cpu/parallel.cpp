@@ -99,10 +99,11 @@ int32_t machine_threads() {
 void run_tasks(int32_t threads, int64_t count, void (*body)(const void*, int64_t, int32_t),
                const void* context) {
   if (count < threads) threads = static_cast<int32_t>(count);
+  if (threads > 1 && is_forked_child()) threads = 1;
 #if FLASHATTN_OPENMP
-  if (threads > 1 && !is_forked_child()) threads = startable(threads);
+  if (threads > 1) threads = startable(threads);
 #endif
-  if (threads <= 1 || is_forked_child()) {
+  if (threads <= 1) {
     for (int64_t task = 0; task < count; ++task) body(context, task, 0);
     return;
   }
