@@ -291,12 +291,15 @@ def _long_context() -> Iterator[Case]:
 def _gpu_features() -> Iterator[Case]:
     """Beside the plain row: what each feature costs."""
     for op in ("forward", "backward"):
-        base = Case(op, "bf16", 4, 16, seqlen_q=4096, dim=128, causal=True)
-        yield base
-        for changed in (dict(heads_kv=4), dict(softcap=50.0), dict(alibi=True), dict(dropout=0.1),
-                        dict(window=1023), dict(causal=False, block_density=0.25),
-                        dict(dtype="f16"), dict(repeatable=True)):
-            yield dataclasses.replace(base, **changed)  # type: ignore[arg-type]
+        for dim in (64, 128, 256):
+            heads = 2048 // dim
+            base = Case(op, "bf16", 4, heads, seqlen_q=4096, dim=dim, causal=True)
+            yield base
+            for changed in (dict(heads_kv=heads // 4), dict(softcap=50.0), dict(alibi=True),
+                            dict(dropout=0.1), dict(window=1023),
+                            dict(causal=False, block_density=0.25), dict(dtype="f16"),
+                            dict(repeatable=True)):
+                yield dataclasses.replace(base, **changed)  # type: ignore[arg-type]
 
 
 PRESETS: Dict[str, List[Case]] = {
