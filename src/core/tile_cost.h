@@ -1,7 +1,7 @@
 // What the tiles of a forward pass cost, to choose between kernels by: pure, tested without a GPU.
 #pragma once
 
-#include "core/geometry.h"
+#include "core/strips.h"
 
 namespace flashattn {
 
@@ -13,12 +13,21 @@ struct TileCost {
   int32_t blocks = 1;  // that share a multiprocessor
 };
 
-// Of the Hopper kernels, fitted to what they take on an H200 for 128 to 16k queries and 4 to 4,096
+// Of the Hopper kernels, fitted to what they take on an H100 for 64 to 16k queries and 4 to 32,768
 // heads.
 constexpr TileCost hopper_cost(int32_t rows, int32_t keys, int32_t dim_v, int32_t blocks) {
-  if (blocks > 1) return {rows, keys, 111, dim_v == 64 ? 21200 : 25900, blocks};
-  if (rows == 128) return {rows, keys, 102, 21200};
-  return {rows, keys, dim_v == 96 && keys == 64 ? 103 : 100, 5500 + 70 * keys};
+  if (blocks > 1) return {rows, keys, dim_v == 64 ? 118 : 140, dim_v == 64 ? 20000 : 19000, blocks};
+  if (rows == 128) return {rows, keys, 97, 26500};
+  return {rows, keys, dim_v == 96 && keys == 64 ? 103 : 100, 7800 + 48 * keys};
+}
+
+// Time of a sequence's tiles beside that of as many full ones.
+constexpr double strips_time(const TileCost& cost, int32_t queries) {
+  constexpr double kLacking = 0.12;  // less than a full tile takes one that lacks a strip
+  const int64_t most = cost.rows / kStripRows, strips = ceil_div(queries, kStripRows);
+  const int64_t tiles = ceil_div(strips, most), lacking = tiles * most - strips;
+  return tiles == 0 ? 1
+                    : 1 - kLacking * static_cast<double>(lacking < tiles ? lacking : tiles) / tiles;
 }
 
 // Keys that a query sees at most.
@@ -51,13 +60,14 @@ constexpr double forward_time(const TileCost& cost, const MaskRule& rule, Length
     return tile_time(cost, rule, len.kv, keys);
   };
   const int64_t tiles = heads * ceil_div(len.q, cost.rows);
+  const double share = strips_time(cost, len.q);
   const double longest = time(ceil_div(len.kv, cost.keys) * static_cast<int64_t>(cost.keys));
   if (!(rule.mask & FLASHATTN_MASK_CAUSAL)) {
-    return static_cast<double>(ceil_div(tiles, units)) * longest;
+    return static_cast<double>(ceil_div(tiles, units)) * longest * share;
   }
   // Half a tile too many of keys in the mean. Long tiles come first, so that short ones level out.
   const int64_t hidden = len.q < len.kv ? len.q : len.kv;  // below the first query's last key
-  const double mean = time(len.kv - hidden / 2 + (cost.rows + cost.keys) / 2);
+  const double mean = time(len.kv - hidden / 2 + (cost.rows + cost.keys) / 2) * share;
   const double each = static_cast<double>(tiles) / units;
   // Where blocks share a multiprocessor and have less than two tiles each, long ones stay alone at
   // the end, and use a part of it.
@@ -68,9 +78,9 @@ constexpr double forward_time(const TileCost& cost, const MaskRule& rule, Length
 }
 
 // The same of packed sequences of which the host knows the mean and the longest. Where they are of
-// very different lengths each has half a tile too much, of queries and of keys, and when the last
-// tile begins others have been done; the nearer the mean is to the longest, the more they are all
-// as long as that.
+// very different lengths each has half a tile of keys too much, and of queries what its tiles lack,
+// and when the last tile begins others have been done; the nearer the mean is to the longest, the
+// more they are all as long as that.
 constexpr double packed_time(const TileCost& cost, const MaskRule& rule, Lengths mean,
                              Lengths longest, int64_t heads, int32_t units) {
   // Of the sequence that a query is in: a third more than the mean where lengths are spread evenly
@@ -80,7 +90,8 @@ constexpr double packed_time(const TileCost& cost, const MaskRule& rule, Lengths
   const bool causal = rule.mask & FLASHATTN_MASK_CAUSAL;
   const int64_t keys =
       causal ? kv - (q < kv ? q : kv) / 2 + (cost.rows + cost.keys) / 2 : kv + cost.keys / 2;
-  const double tiles = static_cast<double>(heads) * (mean.q + 0.5 * cost.rows) / cost.rows;
+  const double lacking = 0.4 * (cost.rows - kStripRows);
+  const double tiles = static_cast<double>(heads) * (mean.q + lacking) / cost.rows;
   const double uneven = tiles / units * tile_time(cost, rule, longest.kv, keys) +
                         tile_time(cost, rule, longest.kv, longest.kv) / 2;
   const double share = longest.q > 0 ? 2.0 * mean.q / longest.q - 1 : 1;

@@ -3,10 +3,10 @@
 //
 // Blocks stay for many tiles of queries: one a multiprocessor, with two or three consumer
 // warpgroups, or, for short sequences, two or three with one consumer, where one's start and end
-// run under the others' products. One warp plans the tiles, one starts all loads, and each consumer
-// warpgroup works on 64 rows. Of a tile of keys, Q K^T is issued together with P V of the tile
-// before, and the softmax runs under the products of the other warpgroups, which take turns. Of a
-// first or last tile of which only a half is seen, only that half's scores are computed, where
+// run under the others' products. One warp plans the tiles, one or two start all loads, and each
+// consumer warpgroup works on 64 rows. Of a tile of keys, Q K^T is issued together with P V of the
+// tile before, and the softmax runs under the products of the other warpgroups, which take turns.
+// Of a first or last tile of which only a half is seen, only that half's scores are computed, where
 // registers allow.
 //
 // The reference. Weights are 2^(s - r) for any r; the quotient is the same. r is the row's maximum
@@ -48,8 +48,15 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
   if (warpgroup == 0) {
     ptx::registers_release<Config::kProducerRegisters>();
     const int32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    if (warp == 0) Loader<Config>(params, ptx::shared_address(shared), control).run();
-    if (warp == 1) Planner<Config>(params, control).run();
+    // Else: without it registers spill.
+    if (warp == 0) {
+      Loader<Config>(params, ptx::shared_address(shared), control).run();
+    } else if (warp == 1) {
+      Planner<Config>(params, control).run();
+    } else if (Config::kQueryWarp && warp == 2) {
+      QueryLoader<Config> loader(params, ptx::shared_address(shared), control);
+      load_items(control, [&loader](const auto& item) { loader.load(item); });
+    }
   } else {
     ptx::registers_claim<Config::kConsumerRegisters>();
     Consumer<Config>(params, ptx::shared_address(shared), control, warpgroup - 1).run();

@@ -93,9 +93,17 @@ class Consumer : Softmax<Config> {
       if (Config::kOwnO) release_q();
       if (n >= begin) pass(n--, false);
     } else {
-      for (; n >= end; --n) pass(n, true);
-      n = tiles_.down(item(), n, first);
-      start(n--, lower);
+      if constexpr (Config::kStartFirst) {
+        // Its own first tile before those that only others need, as far as buffers allow.
+        for (; n - end >= kStages - 1; --n) pass(n, true);
+        start(end - 1, Place{place_.count + (n + 1 - end)}, lower);
+        for (; n >= end; --n) pass(n, true);
+        --n;
+      } else {
+        for (; n >= end; --n) pass(n, true);
+        n = tiles_.down(item(), n, first);
+        start(n--, place_, lower);
+      }
 #pragma unroll 1
       for (; (n = tiles_.down(item(), n, fast)) >= fast; --n) step<Way::kSafe>(s_, n);
       if constexpr (!Config::kSafe) {
@@ -109,9 +117,7 @@ class Consumer : Softmax<Config> {
       }
       ptx::mbarrier_wait(address(control_.v_full[place_.slot()]), place_.phase());
       multiply_pv(place_);
-      ptx::wgmma_wait<0>();
-      ptx::pin(o_);
-      release(control_.v_empty, place_);
+      await_values(place_);
       place_.advance();
     }
     for (; n >= begin; --n) pass(n, true);
@@ -140,23 +146,24 @@ class Consumer : Softmax<Config> {
   }
 
   // The first tile of keys, or its lower half: Q K^T and the softmax.
-  __device__ __forceinline__ void start(int32_t n, bool half) {
-    ptx::mbarrier_wait(address(control_.k_full[place_.slot()]), place_.phase());
+  __device__ __forceinline__ void start(int32_t n, const Place& place, bool half) {
+    ptx::mbarrier_wait(address(control_.k_full[place.slot()]), place.phase());
     if constexpr (Config::kHalves) {
-      half ? start<Part::kLower>(half_, n) : start<Part::kWhole>(s_, n);
+      half ? start<Part::kLower>(half_, n, place) : start<Part::kWhole>(s_, n, place);
     } else {
-      start<Part::kWhole>(s_, n);
+      start<Part::kWhole>(s_, n, place);
     }
+    // Then it is the item's first, and `place` the present one.
     if (params_.kv_has_tail && (n + 1) * kTileKv > item().len.kv) clear_tail(n);
   }
 
   template <Part kPart, int kCount>
-  __device__ __forceinline__ void start(float (&s)[kCount], int32_t n) {
-    multiply_qk<kPart>(s, place_);
+  __device__ __forceinline__ void start(float (&s)[kCount], int32_t n, const Place& place) {
+    multiply_qk<kPart>(s, place);
     clear();
     ptx::wgmma_wait<0>();
     ptx::pin(s);
-    release(control_.k_empty, place_);
+    release(control_.k_empty, place);
     if (Config::kOwnO && n == strip().begin) release_q();
     Line line;
     const bool sloped = this->sloped() && strip().fast_end > 0;
@@ -199,6 +206,7 @@ class Consumer : Softmax<Config> {
     ptx::pin(s);
     release(control_.k_empty, place_);
     if (Config::kOwnO && last) release_q();
+    if (Config::kAwaitFirst) await_values(values);
     float shrink[2];
     if constexpr (kWay == Way::kSloped) {
       this->cap_products(s);
@@ -214,11 +222,15 @@ class Consumer : Softmax<Config> {
       weigh(s);
     }
     drop(s_, n);
+    if (!Config::kAwaitFirst) await_values(values);
+    pack<kPart>(s);
+    if constexpr (kWay == Way::kSafe) rescale(shrink);
+  }
+
+  __device__ __forceinline__ void await_values(const Place& values) {
     ptx::wgmma_wait<0>();
     ptx::pin(o_);
     release(control_.v_empty, values);
-    pack<kPart>(s);
-    if constexpr (kWay == Way::kSafe) rescale(shrink);
   }
 
   // What rows do not see of a tile, or of a half of it.
@@ -344,7 +356,7 @@ class Consumer : Softmax<Config> {
       if (Config::kScores == Scores::kShaped) {
         bad |= l < kLeast && reference_[half] != -INFINITY && weighs_some(half);
       }
-      outgrown |= bad && item().query + row() + half * 8 < item().len.q;
+      outgrown |= bad && item().query + row() + half * 8 < item().query_end;
       factor[half] = l == 0.0f ? 0.0f : ptx::reciprocal(l) * kept();
     }
 #pragma unroll

@@ -53,7 +53,7 @@ class TileOutput {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int32_t i = item().query + row() + half * 8;
-      const int32_t columns = i < item().len.q ? params_.problem.dim_v : 0;
+      const int32_t columns = i < item().query_end ? params_.problem.dim_v : 0;
       float* out = reinterpret_cast<float*>(o_row(i, 4)) + lane() % 4 * 2;
 #pragma unroll
       for (int x = 0; x < Config::kDimV / 8; ++x) {
@@ -92,7 +92,7 @@ class TileOutput {
   __device__ __forceinline__ void store_boxes(int piece) const {
     ptx::fence_async_proxy();
     ptx::named_sync(kGroupBarrier + group_, 128);
-    if (!leader_) return;
+    if (!leader_ || item().query + group_ * 64 >= item().query_end) return;
 #pragma unroll
     for (int p = 0; p < kPanels; ++p) {
       ptx::tma_store(&params_.o, staged(0, p * 8),
@@ -108,7 +108,7 @@ class TileOutput {
       const int32_t r = opaque(threadIdx.x) % 128 / 32 * 16 + x / kChunks, chunk = x % kChunks;
       const int32_t i = item().query + group_ * 64 + r;
       const int32_t column = (piece * kChunks + chunk) * 8;
-      if (i >= item().len.q || column >= params_.problem.dim_v) continue;
+      if (i >= item().query_end || column >= params_.problem.dim_v) continue;
       *reinterpret_cast<int4*>(o_row(i, 2) + column * 2) = ptx::load_shared_16(staged(r, chunk));
     }
   }

@@ -1,4 +1,5 @@
-// The producers of the Hopper forward pass, a warp each: one plans the tiles, one starts the loads.
+// The producers of the Hopper forward pass, a warp each: one plans the tiles, one starts the loads
+// of keys and values, one those of queries.
 #pragma once
 
 #include "cuda/sm90/forward_blocks.cuh"
@@ -79,9 +80,12 @@ class Planner {
     ptx::mbarrier_wait(address(control_.item_empty[items_.slot()]), items_.phase() ^ 1);
   }
 
+  // The lanes that may have written.
   __device__ __forceinline__ void publish() {
     __syncwarp();
-    if (leader_) ptx::mbarrier_arrive(address(control_.item_full[items_.slot()]));
+    if (threadIdx.x % 32 < Config::kConsumers) {
+      ptx::mbarrier_arrive(address(control_.item_full[items_.slot()]));
+    }
     items_.advance();
   }
 
@@ -131,7 +135,57 @@ class Planner {
   bool cleared_ = false;  // the counter
 };
 
-// Loads what the items need.
+// Calls load(item) for each tile, in one warp.
+template <class Config, class Load>
+__device__ __forceinline__ void load_items(Control<Config>& control, Load load) {
+  for (Ring<kItems> items;; items.advance()) {
+    ptx::mbarrier_wait(address(control.item_full[items.slot()]), items.phase());
+    const volatile WorkItem<Config::kConsumers>& item = control.items[items.slot()];
+    const ItemKind kind = item.kind;
+    if (kind == ItemKind::kEnd) break;
+    if (kind == ItemKind::kTile) load(item);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(address(control.item_empty[items.slot()]));
+  }
+}
+
+// Loads the queries of items.
+template <class Config>
+class QueryLoader {
+ public:
+  __device__ __forceinline__ QueryLoader(const ForwardParams& params, uint32_t shared,
+                                         Control<Config>& control)
+      : params_(params), control_(control), shared_(shared) {}
+
+  __device__ __forceinline__ void load(const volatile WorkItem<Config::kConsumers>& item) {
+    const bool varlen = params_.problem.layout & FLASHATTN_LAYOUT_VARLEN_Q;
+    const int32_t row = static_cast<int32_t>(item.first_q) + item.query;
+    const int32_t h = item.h, batch = varlen ? 0 : item.b;
+    const uint32_t slot = place_.slot(), to = shared_ + slot * Config::kQBytes;
+    // Warpgroup by warpgroup: each leaves its rows at its own time.
+#pragma unroll
+    for (int group = 0; group < Config::kConsumers; ++group) {
+      const uint32_t barrier = address(control_.q_full[slot][group]);
+      ptx::mbarrier_wait(address(control_.q_empty[slot][group]), place_.phase() ^ 1);
+      if (threadIdx.x % 32 != 0) continue;
+      ptx::mbarrier_expect(barrier, Config::kQBytes / Config::kConsumers);
+#pragma unroll
+      for (int p = 0; p < Config::kPanelsQk; ++p) {
+        ptx::tma_load(to + (p * Config::kTileQ + group * kStripRows) * 128, &params_.q, barrier,
+                      {p * 64, row + group * kStripRows, h, batch}, ptx::kEvictFirst);
+      }
+    }
+    place_.advance();
+  }
+
+ private:
+  const ForwardParams& params_;
+  Control<Config>& control_;
+  const uint32_t shared_;
+  Ring<Config::kQStages> place_;
+};
+
+// Loads the keys and values that the items need; and the queries, if no other warp does.
 template <class Config>
 class Loader {
  public:
@@ -139,21 +193,13 @@ class Loader {
                                     Control<Config>& control)
       : params_(params),
         control_(control),
-        q_(shared),
+        queries_(params, shared, control),
         k_(shared + Config::kK),
         v_(shared + Config::kV),
         leader_(threadIdx.x % 32 == 0) {}
 
   __device__ __forceinline__ void run() {
-    for (Ring<kItems> items;; items.advance()) {
-      ptx::mbarrier_wait(address(control_.item_full[items.slot()]), items.phase());
-      const volatile WorkItem<Config::kConsumers>& item = control_.items[items.slot()];
-      const ItemKind kind = item.kind;
-      if (kind == ItemKind::kEnd) break;
-      if (kind == ItemKind::kTile) load(item);
-      __syncwarp();
-      if (leader_) ptx::mbarrier_arrive(address(control_.item_empty[items.slot()]));
-    }
+    load_items(control_, [this](const volatile WorkItem<Config::kConsumers>& item) { load(item); });
   }
 
  private:
@@ -176,7 +222,7 @@ class Loader {
     int32_t n = item.end - 1;
     if (n < begin) {
       // Rows without keys: O is written where Q lies.
-      load_queries(item);
+      if (!Config::kQueryWarp) queries_.load(item);
       announce();
       return;
     }
@@ -184,7 +230,7 @@ class Loader {
     Boxes boxes = look_up(keys, n);
     load_keys<Config::kPanelsQk>(params_.k, k_, control_.k_full, control_.k_empty, stage_, keys, n,
                                  boxes);
-    load_queries(item);
+    if (!Config::kQueryWarp) queries_.load(item);
     bool announced = false;
     // K of the next tile before V of this: it is needed first.
 #pragma unroll 1
@@ -211,26 +257,6 @@ class Loader {
   // This item's loads are all but started.
   __device__ __forceinline__ void announce() {
     if (leader_) ptx::mbarrier_arrive(address(control_.nearly));
-  }
-
-  __device__ __forceinline__ void load_queries(const volatile WorkItem<Config::kConsumers>& item) {
-    const bool varlen = params_.problem.layout & FLASHATTN_LAYOUT_VARLEN_Q;
-    const int32_t row = static_cast<int32_t>(item.first_q) + item.query;
-    const int32_t h = item.h, batch = varlen ? 0 : item.b;
-    // Warpgroup by warpgroup: each leaves its rows at its own time.
-#pragma unroll
-    for (int group = 0; group < Config::kConsumers; ++group) {
-      const uint32_t slot = q_place_.slot(), barrier = address(control_.q_full[slot][group]);
-      ptx::mbarrier_wait(address(control_.q_empty[slot][group]), q_place_.phase() ^ 1);
-      if (!leader_) continue;
-      ptx::mbarrier_expect(barrier, Config::kQBytes / Config::kConsumers);
-#pragma unroll
-      for (int p = 0; p < Config::kPanelsQk; ++p) {
-        ptx::tma_load(q_ + slot * Config::kQBytes + (p * Config::kTileQ + group * 64) * 128,
-                      &params_.q, barrier, {p * 64, row + group * 64, h, batch}, ptx::kEvictFirst);
-      }
-    }
-    q_place_.advance();
   }
 
   // Before a buffer is waited for: nothing then waits for page numbers. Boxes past the last key lie
@@ -283,10 +309,10 @@ class Loader {
 
   const ForwardParams& params_;
   Control<Config>& control_;
-  const uint32_t q_, k_, v_;
+  QueryLoader<Config> queries_;
+  const uint32_t k_, v_;
   const bool leader_;
   Ring<Config::kStages> stage_;
-  Ring<Config::kQStages> q_place_;
 };
 
 }  // namespace flashattn::cuda::sm90

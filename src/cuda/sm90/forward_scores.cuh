@@ -157,7 +157,7 @@ class TileScores : protected TileOutput<Config> {
       const int32_t keys = item().len.kv - n * kTileKv;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int32_t i = min(item().query + row() + half * 8, item().len.q - 1);
+        const int32_t i = min(item().query + row() + half * 8, item().query_end - 1);
         int32_t left = width - n * kTileKv % width;
         const uint8_t* on = in.block_mask + item().b * in.block_mask_stride_batch +
                             item().h * in.block_mask_stride_head +
@@ -238,7 +238,7 @@ class TileScores : protected TileOutput<Config> {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int32_t i = item().query + row() + half * 8;
-      const int32_t columns = i < item().len.q ? item().len.kv - first : 0;
+      const int32_t columns = i < item().query_end ? item().len.kv - first : 0;
       const B* at = bias + item().b * in.bias_stride_batch + item().h * in.bias_stride_head +
                     i * in.bias_stride_row + first;
 #pragma unroll

@@ -58,7 +58,7 @@ class Softmax : protected TileScores<Config> {
     if (Config::kScores == Scores::kShaped && this->tied()) {
       const float apart = this->apart();
       // A row past the last query has no say in what another one's bits are.
-      if (item().query + row() + 8 >= item().len.q) highest[1] = -INFINITY;
+      if (item().query + row() + 8 >= item().query_end) highest[1] = -INFINITY;
       const float top = fmaxf(highest[0], highest[1] + apart);
       // At first both are the sink.
       const bool apart_yet = reference_[1] == reference_[0] - apart;
@@ -157,7 +157,7 @@ class Softmax : protected TileScores<Config> {
   __device__ __forceinline__ void store_lse() const {
     const int32_t half = lane() % 4;
     const int32_t i = item().query + row() + half * 8;
-    if (half > 1 || params_.args.lse == nullptr || i >= item().len.q) return;
+    if (half > 1 || params_.args.lse == nullptr || i >= item().query_end) return;
     const RowLayout layout = row_layout(params_.problem, params_.args.shape);
     const int64_t place = item().b * layout.batch_stride + item().h * layout.head_stride;
     const float l = half == 0 ? sum_[0] : sum_[1];

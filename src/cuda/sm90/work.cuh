@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/score_rules.h"
+#include "core/strips.h"
 #include "cuda/sm90/params.h"
 
 namespace flashattn::cuda::sm90 {
@@ -31,7 +32,7 @@ struct WorkItem {
   int32_t tile;
   int32_t safe;  // done over: fast_end is 0
   int32_t b, h;
-  int32_t query;  // the first of the tile
+  int32_t query, query_end;  // of the tile
   Lengths len;
   int32_t begin, end;  // tiles of keys that any strip needs
   int64_t first_q, first_kv;
@@ -47,13 +48,17 @@ __device__ __forceinline__ bool plan_item(const ForwardParams& params, int32_t t
   const int32_t lane = threadIdx.x % 32;
   float slope = 0.0f;
   const Sections::Place position = params.sections.place(tile);
-  const int32_t query = (params.sections.turns - 1 - position.turn) * (64 * kConsumers);
+  int32_t query, query_end;
   Lengths len;
   {
     const int32_t b = position.unit / problem.heads_q;
     const Sequence sequence = sequence_of(problem, params.args.shape, params.args.inputs, b);
     len = sequence.len;
-    if (query >= len.q) return false;
+    const Interval strips = strips_of_tile(static_cast<int32_t>(ceil_div(len.q, kStripRows)),
+                                           kConsumers, params.sections.turns - 1 - position.turn);
+    query = strips.begin * kStripRows;
+    query_end = min(strips.end * kStripRows, len.q);
+    if (query >= query_end) return false;
     if (kScores != Scores::kScaled && problem.bias & FLASHATTN_BIAS_ALIBI) {
       const flashattn_inputs& in = params.args.inputs;
       slope = in.alibi_slopes[b * in.alibi_stride_batch + position.unit % problem.heads_q] * kLog2E;
@@ -66,13 +71,15 @@ __device__ __forceinline__ bool plan_item(const ForwardParams& params, int32_t t
       item.b = b;
       item.h = position.unit % problem.heads_q;
       item.query = query;
+      item.query_end = query_end;
       item.len = len;
       item.first_q = sequence.first_q;
       item.first_kv = sequence.first_kv;
     }
   }
   Strip strip{};
-  const Interval rows = intersect({query + 64 * lane, query + 64 * (lane + 1)}, {0, len.q});
+  const Interval rows =
+      intersect({query + kStripRows * lane, query + kStripRows * (lane + 1)}, {0, query_end});
   if (lane < kConsumers && rows.begin < rows.end) {
     const KeySpan span = key_span(problem.mask_rule(), rows, len);
     if (span.any.begin < span.any.end) {
@@ -88,7 +95,7 @@ __device__ __forceinline__ bool plan_item(const ForwardParams& params, int32_t t
       if (!safe) strip.fast_end = (span.all.end - 1) / kTileKv;
     }
     if constexpr (kScores != Scores::kScaled) {
-      strip.own = query + 64 * lane + diagonal_offset(problem.mask_rule(), len);
+      strip.own = query + kStripRows * lane + diagonal_offset(problem.mask_rule(), len);
       strip.line_begin = (max(strip.own + 63, 0) + kTileKv - 1) / kTileKv;
       strip.line_end = max(strip.own + 1, 0) / kTileKv;
       // Scores of a negative slope, or NaN, have no known maximum.
