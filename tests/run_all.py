@@ -20,6 +20,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build"
 LOGS = BUILD / "test"
 ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx")
+# For pytest: most of a test on the CPU is one thread's work, of NumPy or of the emulator.
+SIDE_BY_SIDE = ("-n", str(min(os.cpu_count() or 1, 8)))
 
 
 class Count(NamedTuple):
@@ -157,7 +159,8 @@ def numerics(run: Run, isa: Optional[str]) -> Count:
             env = run.emulated_amx(folder)
         if not runs_here(env):
             raise Skip(f"this processor or compiler has no {isa}")
-    return run.pytest("tests/numerics", f"--device={run.device}", env=env)
+    workers = SIDE_BY_SIDE if run.device == "cpu" else ()
+    return run.pytest("tests/numerics", f"--device={run.device}", *workers, env=env)
 
 
 def runtime_of(name: str) -> str:
@@ -231,7 +234,7 @@ def emulator(run: Run, family: str, capability: str = "90", *some: str,
                 for what in ("early", "random", "sizes", "streams")]
     left_out += [f"--deselect=tests/numerics/test_gpu_graphs.py::test_{what}[large]"
                  for what in ("forward", "backward")]
-    return run.pytest("tests/numerics", "--device=cuda", *left_out, *some, env=env)
+    return run.pytest("tests/numerics", "--device=cuda", *SIDE_BY_SIDE, *left_out, *some, env=env)
 
 
 def emulator_races(run: Run) -> Count:
