@@ -19,7 +19,8 @@
 // Shared memory: Q | K stages | V stages | O | Control.
 // Budget of a step at D = 128, 64 keys, three warpgroups, in clocks: the products 3 x 512; 2^x 3 x
 // 256; instructions 3 x 212 on each of the four schedulers. At D = 64, 128 keys: 3 x 512, 3 x 512,
-// 3 x 319.
+// 3 x 319. Measured at D = 128: 1,533 a step; from the last weights of a tile of queries to the
+// first products of the next 5,300: P V 500, LSE and O 1,600, Q K^T 650, the first softmax 1,200.
 #pragma once
 
 #include "cuda/sm90/forward_consumer.cuh"
