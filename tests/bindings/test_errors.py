@@ -55,6 +55,10 @@ def test_a_status_of_a_newer_library_stays_a_number():
 @pytest.mark.parametrize("options, error, words", [
     (dict(dropout=1.5), ValueError, "dropout"),
     (dict(softcap=-1.0), ValueError, "softcap"),
+    (dict(softcap="a"), TypeError, "softcap = 'a' is of type str; give a number"),
+    (dict(scale="a"), TypeError, "scale = 'a' is of type str; give a number"),
+    (dict(window=(1, 0.5)), TypeError, "window_right = 0.5 is of type float; give an integer"),
+    (dict(threads="2"), TypeError, "threads = '2' is of type str; give an integer"),
     (dict(scale=float("inf")), ValueError, "scale"),
     (dict(scale=0), ValueError, "for 1/sqrt.dim. give None"),
     (dict(scale=1e-50), ValueError, "scale = 1e-50 is 0 in float32.* give None"),

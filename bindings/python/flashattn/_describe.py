@@ -174,5 +174,5 @@ def _is_zero(value: Any) -> bool:
     """Whether the library would see 0."""
     try:
         return ffi.new(_FLOAT, value)[0] == 0
-    except OverflowError:  # a large integer
+    except (OverflowError, TypeError):  # a large integer, no number: see misfit()
         return False

@@ -65,19 +65,25 @@ def wrong_type(sentence: str, field: str) -> ArrayTypeError:
     return ArrayTypeError(sentence, Status.ERROR_INVALID_ARGUMENT, Reason.DTYPE, field)
 
 
-def past_range(ctype: Any, values: Sequence[Any], prefix: str = "") -> InvalidArgumentError:
+def misfit(ctype: Any, values: Sequence[Any], prefix: str = "") -> FlashAttentionError:
     """What to raise when cffi does not get values into the fields of a structure. They are those of
     the header, so its names are said."""
     for (name, field), value in zip(ctype.fields, values):
         kind, bits = field.type, 8 * ffi.sizeof(field.type)
-        if kind.cname == "float":
-            low, high = -3.4028234663852886e38, 3.4028234663852886e38
-        elif ffi.cast(kind, -1) < ffi.cast(kind, 0):
-            low, high = -2**(bits - 1), 2**(bits - 1) - 1
-        else:
-            low, high = 0, 2**bits - 1
-        if not low <= value <= high:
+        real = kind.cname == "float"
+        try:
+            ffi.new(ffi.getctype(kind, "*"), value)
+        except TypeError:
+            return wrong_type(f"{prefix}{name} = {value!r} is of type {type(value).__name__}; give "
+                              f"{'a number' if real else 'an integer'}", prefix + name)
+        except OverflowError:
+            if real:
+                low, high = -3.4028234663852886e38, 3.4028234663852886e38
+            elif ffi.cast(kind, -1) < ffi.cast(kind, 0):
+                low, high = -2**(bits - 1), 2**(bits - 1) - 1
+            else:
+                low, high = 0, 2**bits - 1
             limit = f"at most {high}" if value > high else f"at least {low}"
             return invalid(f"{prefix}{name} = {value} is past the range of its field; give {limit}",
                            Reason.SIZE, prefix + name)
-    return invalid("a value is past the range of its field", Reason.SIZE, "")
+    return invalid("a value does not fit its field", Reason.SIZE, "")

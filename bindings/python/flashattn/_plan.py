@@ -12,7 +12,7 @@ from . import _arrays, _gpu
 from ._arrays import F32, NAMES, View, packed, view
 from ._constants import Dtype, Feature, Op, Reason
 from ._describe import Descriptor, describe, takes_description
-from ._errors import fail, invalid, past_range, wrong_type
+from ._errors import fail, invalid, misfit, wrong_type
 from ._inputs import FACTS, Inputs, Tensor, axes
 from ._library import ffi, lib, text
 
@@ -56,16 +56,16 @@ def c_descriptor(descriptor: Descriptor) -> Any:
     values = (_DESC_SIZE, *descriptor)
     try:
         return ffi.new(_DESC, values)
-    except OverflowError:
-        raise past_range(_DESC.item, values) from None
+    except (OverflowError, TypeError):
+        raise misfit(_DESC.item, values) from None
 
 
 def set_shape(target: Any, sizes: Tuple[int, ...]) -> None:
     """Writes a flashattn_shape, which does not hold every size that Python does."""
     try:
         target[0] = sizes
-    except OverflowError:
-        raise past_range(_SHAPE.item, sizes, "shape.") from None
+    except (OverflowError, TypeError):
+        raise misfit(_SHAPE.item, sizes, "shape.") from None
 
 
 def op_code(op: Union[str, int]) -> int:
