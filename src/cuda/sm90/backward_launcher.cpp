@@ -1,6 +1,7 @@
 #include "cuda/sm90/backward_launcher.h"
 
 #include <algorithm>
+#include <cinttypes>
 #include <cmath>
 
 #include "core/error.h"
@@ -314,9 +315,12 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& given, void* worksp
       static_cast<int64_t>(args.shape.batch) * problem_.heads_q * p.sequence_tiles;
   const int64_t places = p.common.head_tiles(entry.tile_q) * problem_.heads_q;
   const int64_t key_tiles = ceil_div(args.shape.seqlen_kv, entry.tile_kv) * p.common.units();
-  if (std::max({key_tiles, query_tiles, places}) > INT32_MAX / 2) {
-    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
-                "the shape has more than 2^30 tiles of queries or keys; split the batch");
+  if (const int64_t most = std::max({key_tiles, query_tiles, places}); most > INT32_MAX / 2) {
+    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape.batch",
+                "shape.batch = %d with %d heads, %d queries and %d keys makes %" PRId64
+                " tiles, above 2^30; split the batch",
+                args.shape.batch, problem_.heads_q, args.shape.seqlen_q, args.shape.seqlen_kv,
+                most);
   }
   PrepareParams early{};
   if (p.prepared) early = preparation(p);

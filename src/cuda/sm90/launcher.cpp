@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cinttypes>
 #include <cmath>
 #include <numeric>
 
@@ -249,10 +250,13 @@ int32_t Sm90Launcher::forward(const flashattn_forward_args& given, void* workspa
   sm90::ForwardParams p{};
   p.problem = problem_;
   p.args = args;
-  if (ceil_div(args.shape.seqlen_q, entry.tile_q) * args.shape.batch * problem_.heads_q >
-      INT32_MAX / 2) {
-    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
-                "the shape has more than 2^30 tiles of queries; split the batch");
+  const int64_t all =
+      ceil_div(args.shape.seqlen_q, entry.tile_q) * args.shape.batch * problem_.heads_q;
+  if (all > INT32_MAX / 2) {
+    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape.batch",
+                "shape.batch = %d with %d heads and %d queries makes %" PRId64
+                " tiles, above 2^30; split the batch",
+                args.shape.batch, problem_.heads_q, args.shape.seqlen_q, all);
   }
   p.sections = sections(named->kernel, args.shape);
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
