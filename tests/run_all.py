@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build"
 LOGS = BUILD / "test"
 ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx")
-# For pytest: most of a test on the CPU is one thread's work, of NumPy or of the emulator.
+# For pytest: most of a test on the CPU is one thread's work. The emulator has threads of its own.
 SIDE_BY_SIDE = ("-n", str(min(os.cpu_count() or 1, 8)))
 
 
@@ -160,6 +160,8 @@ def numerics(run: Run, isa: Optional[str]) -> Count:
         if not runs_here(env):
             raise Skip(f"this processor or compiler has no {isa}")
     workers = SIDE_BY_SIDE if run.device == "cpu" else ()
+    if workers:
+        env["OPENBLAS_NUM_THREADS"] = "1"
     return run.pytest("tests/numerics", f"--device={run.device}", *workers, env=env)
 
 
@@ -185,12 +187,12 @@ def asan(run: Run) -> Count:
     count = run.meson_test(folder, env)
     # Python leaks by design.
     env.update(run.library(folder), LD_PRELOAD=f"{preload} {runtime_of('ubsan')}",
-               ASAN_OPTIONS=f"detect_leaks=0:{common}")
-    count += run.pytest("tests/numerics", "-m", "smoke", env=env)
+               OPENBLAS_NUM_THREADS="1", ASAN_OPTIONS=f"detect_leaks=0:{common}")
+    count += run.pytest("tests/numerics", "-m", "smoke", *SIDE_BY_SIDE, env=env)
     # Loads and stores of tiles, which the sanitizer does not see in assembly.
     env.update(run.emulated_amx(folder))
     if runs_here(env):
-        count += run.pytest("tests/numerics", "-m", "smoke", env=env)
+        count += run.pytest("tests/numerics", "-m", "smoke", *SIDE_BY_SIDE, env=env)
     return count
 
 
@@ -203,7 +205,7 @@ def tsan(run: Run) -> Count:
     count = run.meson_test(folder, env)
     env.update(run.library(folder), LD_PRELOAD=preload, OPENBLAS_NUM_THREADS="1",
                TSAN_OPTIONS="halt_on_error=1:report_signal_unsafe=0")
-    return count + run.pytest("tests/numerics", "-m", "smoke", env=env)
+    return count + run.pytest("tests/numerics", "-m", "smoke", *SIDE_BY_SIDE, env=env)
 
 
 def cuda_build(run: Run) -> pathlib.Path:
@@ -234,7 +236,7 @@ def emulator(run: Run, family: str, capability: str = "90", *some: str,
                 for what in ("early", "random", "sizes", "streams")]
     left_out += [f"--deselect=tests/numerics/test_gpu_graphs.py::test_{what}[large]"
                  for what in ("forward", "backward")]
-    return run.pytest("tests/numerics", "--device=cuda", *SIDE_BY_SIDE, *left_out, *some, env=env)
+    return run.pytest("tests/numerics", "--device=cuda", *left_out, *some, env=env)
 
 
 def emulator_races(run: Run) -> Count:
