@@ -8,11 +8,16 @@ namespace flashattn {
 
 constexpr int32_t kStripRows = 64;  // of a Hopper warpgroup
 
+// How many more its tiles, of so many at most, could take.
+FLASHATTN_HD constexpr int32_t lacking_strips(int32_t strips, int32_t most) {
+  return (most - strips % most) % most;
+}
+
 // Which of a sequence's strips tile n takes, of tiles of at most so many. A tile takes little
 // longer with two strips than with one: where the last tile would lack some, that many of the first
 // ones lack one each. Empty past the last.
 FLASHATTN_HD constexpr Interval strips_of_tile(int32_t strips, int32_t most, int32_t n) {
-  const int32_t lacking = (most - strips % most) % most;
+  const int32_t lacking = lacking_strips(strips, most);
   const int32_t begin = n * most - (n < lacking ? n : lacking);
   const int32_t end = begin + most - (n < lacking ? 1 : 0);
   return {begin, end < strips ? end : strips};

@@ -23,11 +23,11 @@ constexpr TileCost hopper_cost(int32_t rows, int32_t keys, int32_t dim_v, int32_
 
 // Time of a sequence's tiles beside that of as many full ones.
 constexpr double strips_time(const TileCost& cost, int32_t queries) {
-  constexpr double kLacking = 0.12;  // less than a full tile takes one that lacks a strip
-  const int64_t most = cost.rows / kStripRows, strips = ceil_div(queries, kStripRows);
-  const int64_t tiles = ceil_div(strips, most), lacking = tiles * most - strips;
-  return tiles == 0 ? 1
-                    : 1 - kLacking * static_cast<double>(lacking < tiles ? lacking : tiles) / tiles;
+  constexpr double kLacking = 0.12;  // less than a full tile takes one that lacks a strip: fitted
+  const int32_t most = cost.rows / kStripRows;
+  const int32_t strips = static_cast<int32_t>(ceil_div(queries, kStripRows));
+  const int32_t lacking = lacking_strips(strips, most), tiles = (strips + lacking) / most;
+  return tiles == 0 ? 1 : 1 - kLacking * (lacking < tiles ? lacking : tiles) / tiles;
 }
 
 // Keys that a query sees at most.

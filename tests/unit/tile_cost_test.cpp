@@ -20,6 +20,7 @@ struct Measured {
   bool causal;
   double speed[3];  // by kernel
   int32_t window = -1;
+  double least = 0.955;  // of the best, that the choice must reach
 };
 
 constexpr MaskRule masked(bool causal, int32_t window = -1) {
@@ -50,7 +51,7 @@ constexpr Measured kSmallHeadsMeasured[] = {
     {256, 2048, true, {452.5, 420.5}, 1023}, {256, 2048, true, {522.4, 456.7}, 2047},
     {32, 2048, true, {103.3, 120.5}, 127},   {32, 2048, true, {266.0, 298.9}, 511},
     {32, 1024, true, {74.3, 80.1}, 127},     {32, 1024, true, {202.3, 195.9}, 511},
-    {8, 1024, true, {69.0, 92.7}},           {24, 1024, true, {196.7, 220.1}},
+    {8, 1024, true, {69.0, 92.7}},           {24, 1024, true, {196.7, 220.1}, -1, 0.89},
     {32, 1024, true, {263.6, 231.9}},        {48, 1024, true, {298.9, 301.6}},
     {64, 1024, true, {326.7, 313.8}},        {4, 2048, true, {88.0, 124.0}},
     {8, 2048, true, {174.6, 220.3}},         {16, 2048, true, {339.0, 288.6}},
@@ -154,27 +155,24 @@ void test_packed(const TileCost (&kernels)[kKernels], const PackedMeasured (&cas
 
 template <size_t kKernels, size_t kCases>
 void test_choice(const TileCost (&kernels)[kKernels], const Measured (&cases)[kCases]) {
-  int32_t slow = 0;  // choices that lose more than a twentieth
   for (const Measured& m : cases) {
     const double most = *std::max_element(m.speed, m.speed + kKernels);
     const TileCost* chosen = fastest(kernels, [&m](const TileCost& cost) {
       return forward_time(cost, masked(m.causal, m.window), {m.seqlen, m.seqlen}, m.heads, kUnits);
     });
     const double reached = m.speed[chosen - kernels] / most;
-    if (reached < 0.95) {
+    if (reached < m.least) {
       std::fprintf(stderr, "%d heads, %d queries, %d: %g\n", m.heads, m.seqlen, m.window, reached);
-      ++slow;
     }
-    CHECK(reached >= 0.87);
+    CHECK(reached >= m.least);
     // Packed sequences one of which is a token shorter take as long.
     if (m.window >= 0 || m.seqlen <= 64) continue;
     const Lengths longest{m.seqlen, m.seqlen}, mean{m.seqlen - 1, m.seqlen - 1};
     const TileCost* nearly = fastest(kernels, [&](const TileCost& cost) {
       return packed_time(cost, masked(m.causal), mean, longest, m.heads, kUnits);
     });
-    CHECK(m.speed[nearly - kernels] >= 0.87 * most);
+    CHECK(m.speed[nearly - kernels] >= m.least * most);
   }
-  CHECK(slow <= 1);
 }
 
 // Where an integer overflowed this would not compile.
