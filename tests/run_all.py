@@ -97,6 +97,8 @@ class Run:
         return Count(good, len(tests) - good - len(skipped), len(skipped))
 
     def pytest(self, *arguments: str, env: Optional[Dict[str, str]] = None) -> Count:
+        # Threads of NumPy's products would mostly wait for each other.
+        env = {"OPENBLAS_NUM_THREADS": "1", **(env or {})}
         results = self.log.with_suffix(".xml")
         results.unlink(missing_ok=True)
         status = self.call([sys.executable, "-m", "pytest", "-q", "-ra", "--timeout=600",
@@ -160,8 +162,6 @@ def numerics(run: Run, isa: Optional[str]) -> Count:
         if not runs_here(env):
             raise Skip(f"this processor or compiler has no {isa}")
     workers = SIDE_BY_SIDE if run.device == "cpu" else ()
-    if workers:
-        env["OPENBLAS_NUM_THREADS"] = "1"
     return run.pytest("tests/numerics", f"--device={run.device}", *workers, env=env)
 
 
@@ -187,7 +187,7 @@ def asan(run: Run) -> Count:
     count = run.meson_test(folder, env)
     # Python leaks by design.
     env.update(run.library(folder), LD_PRELOAD=f"{preload} {runtime_of('ubsan')}",
-               OPENBLAS_NUM_THREADS="1", ASAN_OPTIONS=f"detect_leaks=0:{common}")
+               ASAN_OPTIONS=f"detect_leaks=0:{common}")
     count += run.pytest("tests/numerics", "-m", "smoke", *SIDE_BY_SIDE, env=env)
     # Loads and stores of tiles, which the sanitizer does not see in assembly.
     env.update(run.emulated_amx(folder))
@@ -203,7 +203,7 @@ def tsan(run: Run) -> Count:
                          "-Dbuildtype=debugoptimized")
     env = {"TSAN_OPTIONS": "halt_on_error=1"}
     count = run.meson_test(folder, env)
-    env.update(run.library(folder), LD_PRELOAD=preload, OPENBLAS_NUM_THREADS="1",
+    env.update(run.library(folder), LD_PRELOAD=preload,
                TSAN_OPTIONS="halt_on_error=1:report_signal_unsafe=0")
     return count + run.pytest("tests/numerics", "-m", "smoke", *SIDE_BY_SIDE, env=env)
 
@@ -230,7 +230,7 @@ def emulator(run: Run, family: str, capability: str = "90", *some: str,
     folder = cuda_build(run) / "tests" / "emulator"
     env = {"FLASHATTN_LIBRARY": str(folder / "libflashattn.so.0"), "FLASHATTN_FAMILY": family,
            "FLASHATTN_EMULATOR_DEVICE": capability, "LD_LIBRARY_PATH": str(folder),
-           "FLASHATTN_EMULATOR_RACES": "1" if races else "0", "OPENBLAS_NUM_THREADS": "1"}
+           "FLASHATTN_EMULATOR_RACES": "1" if races else "0"}
     # What needs a GPU's size, speed or streams.
     left_out = [f"--ignore=tests/numerics/test_gpu_{what}.py"
                 for what in ("early", "random", "sizes", "streams")]
