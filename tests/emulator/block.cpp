@@ -23,28 +23,44 @@ namespace {
 
 constexpr size_t kStackBytes = 256 * 1024, kGuardBytes = 4096;
 
-thread_local jmp_buf scheduler;
+thread_local Context scheduler;
 thread_local const std::function<void()>* entry;
 
-void body() {
-  (*entry)();
-  running->done = true;
-  _longjmp(scheduler, 1);
+// Fibers go from one thread of the machine to another, and __builtin_longjmp keeps few registers:
+// callers know nothing of what these do, and each looks up anew what is thread_local.
+#if __has_attribute(noipa)
+#define ANEW __attribute__((noipa))
+#else
+#define ANEW __attribute__((noinline))
+#endif
+
+ANEW Fiber& own_fiber() { return running->home->fibers[running->place.thread.x]; }
+
+ANEW void leave() {
+  if (!__builtin_setjmp(own_fiber().context)) __builtin_longjmp(scheduler, 1);
 }
 
-void leave() {
-  if (!_setjmp(running->context)) _longjmp(scheduler, 1);
+ANEW void run_thread() {
+  (*entry)();
+  running->done = true;
+}
+
+void body() {
+  for (;;) {
+    run_thread();
+    leave();
+  }
 }
 
 // Until the thread leaves or ends.
-__attribute__((noinline)) void resume(Thread& thread) {
+ANEW void resume(Thread& thread, Fiber& fiber) {
   running = &thread;
-  if (!_setjmp(scheduler)) {
-    if (thread.started) _longjmp(thread.context, 1);
-    thread.started = true;
+  if (!__builtin_setjmp(scheduler)) {
+    if (fiber.started) __builtin_longjmp(fiber.context, 1);
+    fiber.started = true;
     ucontext_t context;
     getcontext(&context);
-    context.uc_stack.ss_sp = thread.stack;
+    context.uc_stack.ss_sp = fiber.stack;
     context.uc_stack.ss_size = kStackBytes;
     context.uc_link = nullptr;
     makecontext(&context, body, 0);
@@ -78,9 +94,8 @@ uint32_t draw(uint32_t n) {
 
 const Place& place() { return running->place; }
 
-void wait_until(const char* what, uint64_t which, std::function<bool()> ready) {
-  if (ready()) return;
-  running->wait = {std::move(ready), what, which};
+void wait_for(const Wait& wait) {
+  running->wait = wait;
   running->waiting = true;
   leave();
 }
@@ -167,8 +182,8 @@ Block::Block() {
   if (memory == MAP_FAILED) fail("no memory for stacks");
   stacks = {memory, [](char* p) { munmap(p, kMaxThreads * kStackBytes); }};
   for (int n = 0; n < kMaxThreads; ++n) {
-    threads[n].stack = memory + n * kStackBytes;
-    mprotect(threads[n].stack, kGuardBytes, PROT_NONE);
+    fibers[n].stack = memory + n * kStackBytes;
+    mprotect(fibers[n].stack, kGuardBytes, PROT_NONE);
   }
 }
 
@@ -177,9 +192,9 @@ bool Block::run_warp(int n) {
   bool some = false;
   for (int lane = 0; lane < 32; ++lane) {
     Thread& thread = threads[n * 32 + lane];
-    if (thread.done || (thread.waiting && !thread.wait.ready())) continue;
+    if (thread.done || (thread.waiting && !thread.wait.ready(thread.wait.state))) continue;
     thread.waiting = thread.spinning = false;
-    resume(thread);
+    resume(thread, fibers[n * 32 + lane]);
     if (thread.done) {
       --threads_live;
       if (--warp[n].live > 0 && warp[n].arrived == warp[n].live) release_warp(warp[n]);
@@ -234,9 +249,7 @@ void Block::begin(uint3 index, dim3 grid, int count, int shared_bytes, uint64_t 
   mbarriers.clear();
   if (finds_races) races.begin(rank, static_cast<uint32_t>(shared_bytes));
   for (int n = 0; n < count; ++n) {
-    char* stack = threads[n].stack;
     threads[n] = Thread();
-    threads[n].stack = stack;
     threads[n].home = this;
     threads[n].place = {
         {static_cast<unsigned>(n), 0, 0}, index, dim3(static_cast<unsigned>(count)), grid};
@@ -394,6 +407,7 @@ void run_grid(dim3 grid, int threads, int shared_bytes, const std::function<void
         for (unsigned rank = 0; rank < size; ++rank) {
           const unsigned b = first + rank;
           mine[rank]->cluster = &together;
+          mine[rank]->upper_bits = size > 1 ? (rank + 1) << 24 : 0;
           mine[rank]->begin({b % grid.x, b / grid.x, 0}, grid, threads, shared_bytes,
                             (seed + b) * 0xbf58476d1ce4e5b9u | 1, rank);
           together.blocks.push_back(mine[rank].get());

@@ -1,7 +1,6 @@
 // A block at work. For the emulator's own files.
 #pragma once
 
-#include <csetjmp>
 #include <deque>
 #include <memory>
 #include <string>
@@ -16,12 +15,17 @@ namespace emulator {
 constexpr int kMaxThreads = 1024;
 constexpr uint32_t kSharedBase = 1024;  // addresses below are the system's
 
-// What a thread waits for; ready(block state) is asked each time it could go on.
+// What a thread waits for: ready(state), with state on its stack, is asked each time it could go
+// on.
 struct Wait {
-  std::function<bool()> ready;
+  bool (*ready)(const void* state);
+  const void* state;
   const char* what;
   uint64_t which;
 };
+
+// Where a fiber, or the scheduler, left off: for __builtin_setjmp, whose registers are few.
+using Context = void* [5];
 
 struct StoreGroup {
   int reading = 0, writing = 0;
@@ -39,10 +43,8 @@ struct Block;
 struct Thread {
   Block* home = nullptr;
   Place place;
-  bool started = false, done = false, waiting = false, spinning = false;
+  bool done = false, waiting = false, spinning = false;
   Wait wait;
-  jmp_buf context;
-  char* stack = nullptr;
   int lane = 0, warp = 0;
   uint32_t exchanges = 0;
   // cp.async: groups that are committed, and the open one at the end.
@@ -58,6 +60,13 @@ struct Thread {
   uint32_t products_asked = 0;
   std::vector<uint32_t> committed;  // so many were, by group that it has not waited for
   std::vector<uint32_t> asked_at;   // by product, of a warp's first lane: the warp's times
+};
+
+// A stack, which runs one thread of a kernel after the other.
+struct Fiber {
+  bool started = false;
+  Context context;
+  char* stack = nullptr;
 };
 
 struct Warp {
@@ -88,6 +97,12 @@ struct Transfer {
   size_t next = 0;
 };
 
+// Of a warpgroup's product, while it is computed.
+constexpr int kRows = 64, kDepth = 16, kMaxColumns = 256;
+struct Matrices {
+  float a[kRows][kDepth], b[kDepth][kMaxColumns], d[kRows][kMaxColumns];
+};
+
 // Blocks that run together, in turns.
 struct Cluster {
   std::vector<Block*> blocks;
@@ -107,14 +122,19 @@ struct Block {
   int threads_live = 0, warps = 0;
   uint64_t random_state = 1;
   std::vector<Thread> threads{kMaxThreads};
+  std::vector<Fiber> fibers{kMaxThreads};  // of the threads
   Warp warp[kMaxThreads / 32];
   NamedBarrier barriers[16];
   Races races;
   std::unordered_map<uint32_t, Meeting> mbarriers;  // by address
   std::vector<Transfer> transfers;
+  Matrices matrices;
   std::unique_ptr<char, void (*)(char*)> stacks{nullptr, nullptr};
 
   Cluster* cluster = nullptr;
+  // As on a GPU, addresses tell the blocks of a cluster apart: block n has n + 1 in the upper 8
+  // bits. A matrix's descriptor has no room for them. 0 where a block is alone.
+  uint32_t upper_bits = 0;
 
   Block();
   void begin(uint3 index, dim3 grid, int count, int shared_bytes, uint64_t seed, uint32_t rank);
@@ -142,7 +162,15 @@ struct Acting {
 uint32_t draw(uint32_t n);
 // exchange() in which the last lane does something with all words before anybody goes on.
 const Words* exchange(const Words& mine, void (*act)(Words* all));
+// Returns when wait.ready is true.
+void wait_for(const Wait& wait);
+
 // Returns when ready() is true.
-void wait_until(const char* what, uint64_t which, std::function<bool()> ready);
+template <class Ready>
+void wait_until(const char* what, uint64_t which, const Ready& ready) {
+  if (ready()) return;
+  wait_for({[](const void* state) { return (*static_cast<const Ready*>(state))(); }, &ready, what,
+            which});
+}
 
 }  // namespace emulator

@@ -9,15 +9,12 @@ char* dynamic_shared() { return block->shared; }
 
 namespace {
 
-// As on a GPU, addresses tell the blocks of a cluster apart: block n has n + 1 in the upper bits. A
-// matrix's descriptor has no room for them.
+// Of an address, the bits that Block::upper_bits leaves.
 constexpr uint32_t kOffset = 0xffffff;
-
-uint32_t upper_bits() { return block->cluster->blocks.size() > 1 ? (cluster_rank() + 1) << 24 : 0; }
 
 }  // namespace
 
-uint32_t own_address(uint32_t address) { return (address & kOffset) | upper_bits(); }
+uint32_t own_address(uint32_t address) { return (address & kOffset) | block->upper_bits; }
 
 uint32_t shared_address(const void* p) {
   const ptrdiff_t at = static_cast<const char*>(p) - block->shared;

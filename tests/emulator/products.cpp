@@ -11,7 +11,27 @@
 namespace emulator {
 namespace {
 
-constexpr int kRows = 64, kDepth = 16, kThreads = 128, kMaxColumns = 256;
+constexpr int kThreads = 128;
+
+#ifdef __x86_64__
+#define WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define WIDE
+#endif
+
+// d (rows x columns) += a b. b and d have rows of `width`; columns are whole eights.
+WIDE void add_product(const float* a, const float* b, float* d, int rows, int columns, int width) {
+  for (int m = 0; m < rows; ++m) {
+    for (int x = 0; x < columns; x += 8) {
+      float sums[8];
+      for (int n = 0; n < 8; ++n) sums[n] = d[m * width + x + n];
+      for (int k = 0; k < kDepth; ++k) {
+        for (int n = 0; n < 8; ++n) sums[n] += a[m * kDepth + k] * b[k * width + x + n];
+      }
+      for (int n = 0; n < 8; ++n) d[m * width + x + n] = sums[n];
+    }
+  }
+}
 
 float half_to_float(uint16_t bits) {
   static const std::vector<float> table = [] {
@@ -46,18 +66,32 @@ struct Operand {
     }
   }
 
-  // x along the result's side, k along the sum.
-  float at(int x, int k) const {
-    const int row = transposed ? k : x, column = transposed ? x % 64 : k;
-    const uint32_t linear = first + static_cast<uint32_t>((transposed ? x / 64 : 0)) * panel +
-                            static_cast<uint32_t>(row * 128 + column * 2);
-    return element(engine_place(own_address(linear ^ (linear >> 7 & 7) << 4), 2), bf16);
+  // put(x, k, number) for each: x along the result's side, up to `size`; k along the sum.
+  template <class Put>
+  void read(int size, const Put& put) const {
+    const int rows = transposed ? kDepth : size, columns = transposed ? size : kDepth;
+    for (int row = 0; row < rows; ++row) {
+      for (int column = 0; column < columns; column += 8) {
+        const uint32_t linear = first + static_cast<uint32_t>(column / 64) * panel +
+                                static_cast<uint32_t>(row * 128 + column % 64 * 2);
+        const uint32_t place = own_address(linear ^ (linear >> 7 & 7) << 4);
+        const char* chunk = engine_place(place, 16);
+        for (int n = 0; n < 8; ++n) {
+          const int x = transposed ? column + n : row, k = transposed ? row : column + n;
+          put(x, k, element(chunk + 2 * n, bf16));
+        }
+      }
+    }
   }
 };
 
-// Row and column of number i of a thread's accumulators.
-int row_of(int thread, int i) { return thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8; }
-int column_of(int thread, int i) { return i / 4 * 8 + thread % 4 * 2 + i % 2; }
+// Calls each(i, x) for a thread's accumulators: x is their place in d.
+template <class Each>
+void accumulators(int thread, int columns, float (*d)[kMaxColumns], const Each& each) {
+  float* const upper = &d[thread / 32 * 16 + thread % 32 / 4][thread % 4 * 2];
+  for (int i = 0; i < columns / 2; ++i)
+    each(i, upper[i / 4 * 8 + i % 2 + i / 2 % 2 * 8 * kMaxColumns]);
+}
 
 int actor_of(const Thread* group, bool sums) {
   return block->races.actor((sums ? kSums : kByRow) + group->warp / 4);
@@ -74,7 +108,7 @@ Act reader(const Thread* group) {
 }
 
 void execute(Thread* group) {
-  static thread_local float a[kRows][kDepth], b[kDepth][kMaxColumns], d[kRows][kMaxColumns];
+  auto& [a, b, d] = block->matrices;
   const Product& first = group[0].products.front().product;
   const int columns = first.columns;
   // A matrix by itself stands for no product: nobody uses the result.
@@ -101,30 +135,20 @@ void execute(Thread* group) {
   } else {
     act.actor = actor_of(group, first.transpose_a);
     const Operand left(first.a_matrix, first.transpose_a, first.bf16);
-    for (int m = 0; m < kRows; ++m) {
-      for (int k = 0; k < kDepth; ++k) a[m][k] = left.at(m, k);
-    }
+    left.read(kRows, [&](int m, int k, float number) { a[m][k] = number; });
   }
   act.actor = actor_of(group, first.transpose_b);
   const Operand right(first.b_matrix, first.transpose_b, first.bf16);
-  for (int k = 0; k < kDepth; ++k) {
-    for (int x = 0; x < columns; ++x) b[k][x] = right.at(x, k);
-  }
+  right.read(columns, [&](int x, int k, float number) { b[k][x] = number; });
   for (int n = 0; n < kThreads; ++n) {
     const float* sums = group[n].products.front().product.d;
-    for (int i = 0; i < columns / 2; ++i) {
-      d[row_of(n, i)][column_of(n, i)] = first.accumulate ? sums[i] : 0.0f;
-    }
+    const bool accumulate = first.accumulate;
+    accumulators(n, columns, d, [=](int i, float& x) { x = accumulate ? sums[i] : 0.0f; });
   }
-  for (int m = 0; m < kRows; ++m) {
-    for (int k = 0; k < kDepth; ++k) {
-      const float factor = a[m][k];
-      for (int x = 0; x < columns; ++x) d[m][x] += factor * b[k][x];
-    }
-  }
+  add_product(a[0], b[0], d[0], kRows, columns, kMaxColumns);
   for (int n = 0; n < kThreads; ++n) {
     float* sums = group[n].products.front().product.d;
-    for (int i = 0; i < columns / 2; ++i) sums[i] = d[row_of(n, i)][column_of(n, i)];
+    accumulators(n, columns, d, [=](int i, float x) { sums[i] = x; });
     group[n].products.pop_front();
     ++group[n].products_done;
   }
@@ -132,7 +156,7 @@ void execute(Thread* group) {
 
 template <bool kBf16>
 void execute_warp(Words* all) {
-  float a[16][16], b[16][8], d[16][8];
+  float a[16][kDepth], b[kDepth][8], d[16][8] = {};
   for (int lane = 0; lane < 32; ++lane) {
     const int g = lane / 4, c = lane % 4 * 2;
     const uint32_t* words = all[lane].word;
@@ -142,12 +166,7 @@ void execute_warp(Words* all) {
       for (int w = 0; w < 2; ++w) b[c + w * 8 + e][g] = number(4 + w);
     }
   }
-  for (int m = 0; m < 16; ++m) {
-    for (int n = 0; n < 8; ++n) d[m][n] = 0.0f;
-    for (int k = 0; k < 16; ++k) {
-      for (int n = 0; n < 8; ++n) d[m][n] += a[m][k] * b[k][n];
-    }
-  }
+  add_product(a[0], b[0], d[0], 16, 8, 8);
   for (int lane = 0; lane < 32; ++lane) {
     float* sums;
     std::memcpy(&sums, &all[lane].word[6], sizeof sums);
@@ -160,7 +179,9 @@ Thread* warpgroup() { return &block->threads[running->place.thread.x / kThreads 
 // Products that all threads have asked for and that are not done.
 size_t ready_products(const Thread* group) {
   size_t least = group[0].products.size();
-  for (int n = 1; n < kThreads; ++n) least = std::min(least, group[n].products.size());
+  for (int n = 1; n < kThreads && least > 0; ++n) {
+    least = std::min(least, group[n].products.size());
+  }
   return least;
 }
 
