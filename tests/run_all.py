@@ -128,10 +128,14 @@ class Run:
     def library(self, folder: pathlib.Path) -> Dict[str, str]:
         return {"FLASHATTN_LIBRARY": str(folder / "src" / "libflashattn.so")}
 
-    def emulated_amx(self, folder: pathlib.Path) -> Dict[str, str]:
-        """The kernels for AMX, tile registers in software, in the place of those for AVX-512."""
-        return {"FLASHATTN_LIBRARY": str(folder / "tests" / "amx" / "libflashattn.so"),
-                "FLASHATTN_CPU_ISA": "avx512"}
+    def emulated_amx(self, folder: pathlib.Path, env: Dict[str, str]) -> Dict[str, str]:
+        """env, with the kernels for AMX, tile registers in software, in the place of those for
+        AVX-512, on processors that have that."""
+        env = {**env, **self.library(folder), "FLASHATTN_CPU_ISA": "avx512"}
+        if runs_here(env):
+            self.call(["ninja", "-C", str(folder), "emulated_amx"], check=False)
+        env["FLASHATTN_LIBRARY"] = str(folder / "tests" / "amx" / "libflashattn.so")
+        return env
 
 
 def release(run: Run) -> pathlib.Path:
@@ -158,7 +162,7 @@ def numerics(run: Run, isa: Optional[str]) -> Count:
     if isa:
         env["FLASHATTN_CPU_ISA"] = isa
         if isa == "avx512_amx" and not runs_here(env):
-            env = run.emulated_amx(folder)
+            env = run.emulated_amx(folder, env)
         if not runs_here(env):
             raise Skip(f"this processor or compiler has no {isa}")
     workers = SIDE_BY_SIDE if run.device == "cpu" else ()
@@ -190,7 +194,7 @@ def asan(run: Run) -> Count:
                ASAN_OPTIONS=f"detect_leaks=0:{common}")
     count += run.pytest("tests/numerics", "-m", "smoke", *SIDE_BY_SIDE, env=env)
     # Loads and stores of tiles, which the sanitizer does not see in assembly.
-    env.update(run.emulated_amx(folder))
+    env = run.emulated_amx(folder, env)
     if runs_here(env):
         count += run.pytest("tests/numerics", "-m", "smoke", *SIDE_BY_SIDE, env=env)
     return count

@@ -8,44 +8,46 @@
 #define FLASHATTN_TEXT_OF(name) #name
 #define FLASHATTN_TEXT(name) FLASHATTN_TEXT_OF(name)
 
-namespace flashattn::cpu::FLASHATTN_ISA {
-namespace {
+// Where an instruction set has products of bf16, its kernels are for these alone, and this names
+// the one whose kernels compute the rest, in fp32. Their vectors are of one width.
+#ifndef FLASHATTN_F32_ISA
+#define FLASHATTN_F32_ISA FLASHATTN_ISA
+#endif
 
-template <Compute kValue>
-struct ComputeTag {
-  static constexpr Compute value = kValue;
-};
+namespace flashattn::cpu {
 
-// Runs body with the arithmetic that suits the operands.
-template <class Body>
-FLASHATTN_INLINE auto with_compute(bool bf16, Body body) {
-  if constexpr (kHasBf16Dot) {
-    if (bf16) return body(ComputeTag<Compute::kBf16Pairs>{});
-  }
-  return body(ComputeTag<Compute::kF32>{});
+namespace FLASHATTN_F32_ISA {
+const Kernels& kernels();
 }
 
-bool forward_is_bf16(const Problem& problem) { return problem.dtype == FLASHATTN_DTYPE_BF16; }
+namespace FLASHATTN_ISA {
+namespace {
+
+constexpr Compute kCompute = kHasBf16Dot ? Compute::kBf16Pairs : Compute::kF32;
+
+bool forward_is_own(const Problem& problem) {
+  return !kHasBf16Dot || problem.dtype == FLASHATTN_DTYPE_BF16;
+}
+
+bool backward_is_own(const Problem& problem) { return !kHasBf16Dot || backward_is_bf16(problem); }
+
+const Kernels& f32() { return FLASHATTN_F32_ISA::kernels(); }
 
 int64_t forward_scratch(const Problem& problem, const Tiling& tiling) {
-  return with_compute(forward_is_bf16(problem), [&](auto tag) {
-    using Scratch = ForwardScratch<decltype(tag)::value>;
-    const int64_t packed = Scratch(problem, tiling, nullptr).bytes;
-    const int64_t direct = Scratch(problem, kDirectTiling, nullptr).bytes;
-    return direct > packed ? direct : packed;
-  });
+  if (!forward_is_own(problem)) return f32().forward_scratch(problem, tiling);
+  const int64_t packed = ForwardScratch<kCompute>(problem, tiling, nullptr).bytes;
+  const int64_t direct = ForwardScratch<kCompute>(problem, kDirectTiling, nullptr).bytes;
+  return direct > packed ? direct : packed;
 }
 
 int64_t backward_scratch(const Problem& problem, const Tiling& tiling) {
-  return with_compute(backward_is_bf16(problem), [&](auto tag) {
-    return BackwardScratch<decltype(tag)::value>(problem, tiling.tile_q, tiling.tile_kv, nullptr)
-        .bytes;
-  });
+  if (!backward_is_own(problem)) return f32().backward_scratch(problem, tiling);
+  return BackwardScratch<kCompute>(problem, tiling.tile_q, tiling.tile_kv, nullptr).bytes;
 }
 
 void forward(const ForwardJob& job, int64_t task, char* scratch) {
-  with_compute(forward_is_bf16(*job.problem),
-               [&](auto tag) { forward_task<decltype(tag)::value>(job, task, scratch); });
+  if (!forward_is_own(*job.problem)) return f32().forward(job, task, scratch);
+  forward_task<kCompute>(job, task, scratch);
   release_tiles();
 }
 
@@ -54,14 +56,14 @@ void backward_prepare(const BackwardJob& job, int64_t task, char*) {
 }
 
 void backward(const BackwardJob& job, int64_t task, char* scratch) {
-  with_compute(backward_is_bf16(*job.problem),
-               [&](auto tag) { backward_task<decltype(tag)::value>(job, task, scratch); });
+  if (!backward_is_own(*job.problem)) return f32().backward(job, task, scratch);
+  backward_task<kCompute>(job, task, scratch);
   release_tiles();
 }
 
 void backward_dbias(const BackwardJob& job, int64_t task, char* scratch) {
-  with_compute(backward_is_bf16(*job.problem),
-               [&](auto tag) { backward_dbias_task<decltype(tag)::value>(job, task, scratch); });
+  if (!backward_is_own(*job.problem)) return f32().backward_dbias(job, task, scratch);
+  backward_dbias_task<kCompute>(job, task, scratch);
   release_tiles();
 }
 
@@ -87,4 +89,5 @@ constexpr Kernels kKernels = {
 
 const Kernels& kernels() { return kKernels; }
 
-}  // namespace flashattn::cpu::FLASHATTN_ISA
+}  // namespace FLASHATTN_ISA
+}  // namespace flashattn::cpu
