@@ -9,6 +9,14 @@
 
 namespace flashattn::cuda::ptx {
 
+// True in one lane of a warp, always the same: the one that starts copies. Of no other choice does
+// ptxas know that it is one lane; it makes a loop of each copy, for all lanes that may start it.
+__device__ __forceinline__ bool elect() {
+  uint32_t chosen;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 %0, 1, 0, p;}" : "=r"(chosen));
+  return chosen != 0;
+}
+
 // Counts the bytes of the whole box at the barrier.
 __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, uint32_t barrier,
                                          BoxPosition at, uint64_t policy) {

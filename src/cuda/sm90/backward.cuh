@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warpgroup == 0) {
     ptx::registers_release<Config::kProducerRegisters>();
     const int32_t warp = threadIdx.x / 32;
-    if (threadIdx.x % 32 != 0 && !(Config::kAny && warp == 1)) return;
+    if (!(Config::kAny && warp == 1) && !ptx::elect()) return;
     const uint32_t start = ptx::shared_address(shared);
     if (warp == 0) BackwardLoader<Config>(params, start, control).run();
     if (warp == 1) {

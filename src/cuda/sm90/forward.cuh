@@ -3,7 +3,7 @@
 //
 // Blocks stay for many tiles of queries: one a multiprocessor, with two or three consumer
 // warpgroups, or, for short sequences, two or three with one consumer, where one's start and end
-// run under the others' products. One warp plans the tiles, one or two start all loads, and each
+// run under the others' products. One warp plans the tiles, one to three start all loads, and each
 // consumer warpgroup works on 64 rows. Of a tile of keys, Q K^T is issued together with P V of the
 // tile before, and the softmax runs under the products of the other warpgroups, which take turns.
 // Of a first or last tile of which only a half is seen, only that half's scores are computed, where
@@ -35,8 +35,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
   Control<Config>& control = *reinterpret_cast<Control<Config>*>(shared + Config::kMainBytes);
   // Uniform, so that descriptors live in uniform registers.
   const int32_t warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
+  // Small pages are many copies: keys and values are loaded by a warp each then.
+  const bool apart = params.problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
   if (threadIdx.x == 0) {
-    init_barriers<Config>(control);
+    init_barriers<Config>(control, apart ? 2 : 1);
     for (const CUtensorMap* map : {&params.q, &params.k, &params.v, &params.o}) {
       ptx::tma_prefetch(map);
     }
@@ -50,8 +52,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     ptx::registers_release<Config::kProducerRegisters>();
     const int32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     // Else: without it registers spill.
-    if (warp == 0) {
-      Loader<Config>(params, ptx::shared_address(shared), control).run();
+    if (warp == 0 || (warp == 3 && apart)) {
+      Loader<Config>(params, ptx::shared_address(shared), control, warp == 0, warp == 3 || !apart)
+          .run();
     } else if (warp == 1) {
       Planner<Config>(params, control).run();
     } else if (Config::kQueryWarp && warp == 2) {

@@ -100,7 +100,7 @@ __device__ __forceinline__ uint32_t address(uint64_t& barrier) {
 }
 
 template <class Config>
-__device__ __forceinline__ void init_barriers(Control<Config>& control) {
+__device__ __forceinline__ void init_barriers(Control<Config>& control, int32_t loaders) {
   constexpr int kConsumers = Config::kConsumers;
   const auto init = [](uint64_t& barrier, int count) {
     ptx::mbarrier_init(address(barrier), count);
@@ -119,7 +119,7 @@ __device__ __forceinline__ void init_barriers(Control<Config>& control) {
   }
   for (int n = 0; n < kItems; ++n) {
     init(control.item_full[n], kConsumers);
-    init(control.item_empty[n], 4 * kConsumers + (Config::kQueryWarp ? 2 : 1));
+    init(control.item_empty[n], 4 * kConsumers + Config::kQueryWarp + loaders);
   }
   ptx::fence_mbarrier_init();
 }

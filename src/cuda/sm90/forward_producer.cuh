@@ -167,7 +167,7 @@ class QueryLoader {
     for (int group = 0; group < Config::kConsumers; ++group) {
       const uint32_t barrier = address(control_.q_full[slot][group]);
       ptx::mbarrier_wait(address(control_.q_empty[slot][group]), place_.phase() ^ 1);
-      if (threadIdx.x % 32 != 0) continue;
+      if (!ptx::elect()) continue;
       ptx::mbarrier_expect(barrier, Config::kQBytes / Config::kConsumers);
 #pragma unroll
       for (int p = 0; p < Config::kPanelsQk; ++p) {
@@ -185,14 +185,17 @@ class QueryLoader {
   Ring<Config::kQStages> place_;
 };
 
-// Loads the keys and values that the items need; and the queries, if no other warp does.
+// Loads the keys and values that the items need, or either; and with the keys the queries, if no
+// other warp does.
 template <class Config>
 class Loader {
  public:
   __device__ __forceinline__ Loader(const ForwardParams& params, uint32_t shared,
-                                    Control<Config>& control)
+                                    Control<Config>& control, bool keys, bool values)
       : params_(params),
         control_(control),
+        loads_keys_(keys),
+        loads_values_(values),
         queries_(params, shared, control),
         k_(shared + Config::kK),
         v_(shared + Config::kV),
@@ -222,16 +225,18 @@ class Loader {
     int32_t n = item.end - 1;
     if (n < begin) {
       // Rows without keys: O is written where Q lies.
-      if (!Config::kQueryWarp) queries_.load(item);
-      announce();
+      if (!Config::kQueryWarp && loads_keys_) queries_.load(item);
+      if (loads_values_) announce();
       return;
     }
     Tiles<Config> tiles(params_);
     Boxes boxes = look_up(keys, n);
-    load_keys<Config::kPanelsQk>(params_.k, k_, control_.k_full, control_.k_empty, stage_, keys, n,
-                                 boxes);
-    if (!Config::kQueryWarp) queries_.load(item);
-    bool announced = false;
+    if (loads_keys_) {
+      load_keys<Config::kPanelsQk>(params_.k, k_, control_.k_full, control_.k_empty, stage_, keys,
+                                   n, boxes);
+      if (!Config::kQueryWarp) queries_.load(item);
+    }
+    bool announced = !loads_values_;
     // K of the next tile before V of this: it is needed first.
 #pragma unroll 1
     while (n >= begin) {
@@ -243,12 +248,14 @@ class Loader {
       stage_.advance();
       const int32_t after = tiles.down(item, n - 1, begin);
       const Boxes boxes_after = look_up(keys, after);
-      if (after >= begin) {
+      if (after >= begin && loads_keys_) {
         load_keys<Config::kPanelsQk>(params_.k, k_, control_.k_full, control_.k_empty, stage_, keys,
                                      after, boxes_after);
       }
-      load_keys<Config::kPanelsV>(params_.v, v_, control_.v_full, control_.v_empty, values, keys, n,
-                                  boxes);
+      if (loads_values_) {
+        load_keys<Config::kPanelsV>(params_.v, v_, control_.v_full, control_.v_empty, values, keys,
+                                    n, boxes);
+      }
       n = after;
       boxes = boxes_after;
     }
@@ -285,7 +292,7 @@ class Loader {
     ptx::mbarrier_wait(address(empty[at.slot()]), at.phase() ^ 1);
     if (leader_) ptx::mbarrier_expect(barrier, kBytes);
     if (!(params_.problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) {
-      if (!leader_) return;
+      if (!ptx::elect()) return;
 #pragma unroll
       for (int p = 0; p < kPanels; ++p) {
         ptx::tma_load(to + p * Config::kTileKv * 128, &map, barrier,
@@ -298,7 +305,7 @@ class Loader {
 #pragma unroll 1
     for (int32_t x = 0, row = 0; row < Config::kTileKv; ++x, row += box) {
       const Boxes its{__shfl_sync(~0u, mine.page, x), __shfl_sync(~0u, mine.row, x)};
-      if (!leader_) continue;
+      if (!ptx::elect()) continue;
 #pragma unroll
       for (int p = 0; p < kPanels; ++p) {
         ptx::tma_load(to + (p * Config::kTileKv + row) * 128, &map, barrier,
@@ -309,6 +316,7 @@ class Loader {
 
   const ForwardParams& params_;
   Control<Config>& control_;
+  const bool loads_keys_, loads_values_;
   QueryLoader<Config> queries_;
   const uint32_t k_, v_;
   const bool leader_;

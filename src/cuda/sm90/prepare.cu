@@ -162,7 +162,7 @@ class Preparer {
   }
 
   __device__ __forceinline__ void load(const Place& place, int panel) const {
-    if (lane_ != 0 || place.head >= params_.heads) return;
+    if (place.head >= params_.heads || !ptx::elect()) return;
     const int32_t b = params_.heads_q.quotient(place.head);
     const ptx::BoxPosition from{panel * 64, place.row, place.head - b * params_.heads_q.by, b};
     const uint32_t full = at(control_.full[warp_]), to = box_ + panel * 2 * kPanelBytes;

@@ -22,6 +22,8 @@ inline std::function<void()> load_of(uint32_t to, const emulator::TensorMap& box
   };
 }
 
+inline bool elect() { return emulator::lane() == 0; }
+
 inline void tma_load(uint32_t to, const CUtensorMap* map, uint32_t barrier, BoxPosition at,
                      uint64_t) {
   const emulator::TensorMap box = emulator::TensorMap::of(map);
