@@ -40,8 +40,9 @@ FLASHATTN_INLINE void configure_tiles(int32_t rows_a, int32_t rows_b, int32_t k)
   if (__builtin_memcmp(&now, &config, sizeof config) != 0) _tile_loadconfig(&config);
 }
 
-// A block of C: 2 x 2 tiles; kLower: of two rows of tiles, kRight: columns.
-template <bool kLower, bool kRight>
+// A block of C: 2 x 2 tiles; kLower: of two rows of tiles, kRight: columns. kPassing: B is not read
+// again soon, and must not drive what is out of the L1 cache.
+template <bool kLower, bool kRight, bool kPassing = false>
 struct TileBlock {
   float* c;
   int64_t c_row;
@@ -77,14 +78,22 @@ struct TileBlock {
     const auto multiply_step = [&](bool first) FLASHATTN_INLINED {
       const bool store = first && before.c;
       _tile_loadd(4, a, a_bytes);
-      _tile_loadd(6, b, b_bytes);
+      if constexpr (kPassing) {
+        _tile_stream_loadd(6, b, b_bytes);
+      } else {
+        _tile_loadd(6, b, b_bytes);
+      }
       if (store) before.store_0();
       if (first && accumulate) _tile_loadd(0, c, c_bytes);
       if (first && !accumulate) _tile_zero(0);
       _tile_dpbf16ps(0, 4, 6);
       between();
       if constexpr (kRight) {
-        _tile_loadd(7, b + panel_stride, b_bytes);
+        if constexpr (kPassing) {
+          _tile_stream_loadd(7, b + panel_stride, b_bytes);
+        } else {
+          _tile_loadd(7, b + panel_stride, b_bytes);
+        }
         if (store) before.store_1();
         if (first && accumulate) _tile_loadd(1, c + kTile, c_bytes);
         if (first && !accumulate) _tile_zero(1);

@@ -122,6 +122,7 @@ inline void multiply(int c, int a, int b) {
 }  // namespace emulated_tiles
 
 #undef _tile_loadd
+#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
@@ -130,5 +131,6 @@ inline void multiply(int c, int a, int b) {
 #define _tile_release() emulated_tiles::release()
 #define _tile_zero(tile) emulated_tiles::zero(tile)
 #define _tile_loadd(tile, base, stride) emulated_tiles::load(tile, base, stride)
+#define _tile_stream_loadd(tile, base, stride) emulated_tiles::load(tile, base, stride)
 #define _tile_stored(tile, base, stride) emulated_tiles::store(tile, base, stride)
 #define _tile_dpbf16ps(c, a, b) emulated_tiles::multiply(c, a, b)
