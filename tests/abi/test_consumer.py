@@ -133,7 +133,9 @@ def test_readme_is_short():
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is not None, reason="there is an nvcc")
-def test_cuda_cannot_be_demanded_without_nvcc(tmp_path):
-    result = subprocess.run(["meson", "setup", "-Dcuda=enabled", tmp_path / "b", ROOT],
+@pytest.mark.parametrize("option, word", [("cuda=enabled", "nvcc"),
+                                          ("cpu_isas=avx512_bf16", "without avx512")])
+def test_refused_options(tmp_path, option, word):
+    result = subprocess.run(["meson", "setup", f"-D{option}", tmp_path / "b", ROOT],
                             capture_output=True, text=True, check=False)
-    assert result.returncode != 0 and "nvcc" in result.stdout
+    assert result.returncode != 0 and word in result.stdout
