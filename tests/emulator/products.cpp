@@ -89,8 +89,9 @@ struct Operand {
 template <class Each>
 void accumulators(int thread, int columns, float (*d)[kMaxColumns], const Each& each) {
   float* const upper = &d[thread / 32 * 16 + thread % 32 / 4][thread % 4 * 2];
-  for (int i = 0; i < columns / 2; ++i)
+  for (int i = 0; i < columns / 2; ++i) {
     each(i, upper[i / 4 * 8 + i % 2 + i / 2 % 2 * 8 * kMaxColumns]);
+  }
 }
 
 int actor_of(const Thread* group, bool sums) {
