@@ -175,8 +175,8 @@ def numerics(run: Run, isa: Optional[str]) -> Count:
 
 
 def sanitized(run: Run, name: str, *options: str) -> pathlib.Path:
-    """A build for the best instruction set of this processor: with checks in every line kernels
-    take five times as long to compile."""
+    """A build for the best instruction set of this processor: with address checks in every line
+    kernels take three to four times as long to compile."""
     best = isa_with(run.library(release(run)))
     isas = [isa for isa in ISAS[1:] if isa == best or (isa == "avx512" and best.startswith(isa))]
     return run.compile(name, *options, f"-Dcpu_isas={isas}", "-Db_lundef=false",

@@ -169,7 +169,7 @@ Sections Sm90Launcher::sections(const Choice<sm90::ForwardEntry>& kernel,
   const int64_t unit_bytes = static_cast<int64_t>(shape.seqlen_kv) *
                              (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
   // All blocks begin a section at about the same time, and want new keys and values: of short
-  // sequences fewer at once (2 % at 512 tokens); of longer ones it costs up to 1 %.
+  // sequences fewer at once (2 % at 512 tokens); of longer ones it costs up to 1.4 %.
   const int64_t bytes = l2_bytes_ / (unit_bytes <= (1 << 20) ? 8 : 2);
   const int64_t fitting = bytes / std::max<int64_t>(unit_bytes, 1) * problem_.group();
   return Sections::of(units, tiles, fitting, Sections::even_end(kernel.resident, tiles));
