@@ -96,7 +96,7 @@ class ForwardBlock : private ForwardRows {
     const int32_t size = scratch_.chunk;
     for (int32_t at = run.begin; at < run.end;) {
       const int32_t into = (at - tile.begin) % size;
-      if (into == 0 && full) at += whole_chunks(row, end_row, tile, {at, run.end}, packed) * size;
+      if (into == 0 && full) at += add_chunks(row, end_row, tile, {at, run.end}, packed) * size;
       if (at >= run.end) return;
       const Interval chunk = intersect({at - into, at - into + size}, tile);
       row_tile(row, end_row, tile, chunk, intersect(chunk, {at, run.end}), full, packed);
@@ -105,24 +105,35 @@ class ForwardBlock : private ForwardRows {
   }
 
   // As many of the chunks that `run` starts with as take the way of amx_chunks.h.
-  int32_t whole_chunks(int32_t row, int32_t end_row, Interval tile, Interval run, bool* packed) {
+  int32_t add_chunks(int32_t row, int32_t end_row, Interval tile, Interval run, bool* packed) {
     if constexpr (kKeepsReference<kCompute>) {
-      bool full = scratch_.in_chunks && keeps_reference_ && end_row - row == kChunkRows;
-      int32_t chunks = 0;
-      for (Interval all = run; full && all.end - all.begin >= kChunkKeys; all.begin += kChunkKeys) {
-        seen_by(row, end_row, {all.begin, all.begin + kChunkKeys}, &full);
-        chunks += full;
+      if (!scratch_.in_chunks || !keeps_reference_ || end_row - row != kChunkRows) return 0;
+      int32_t keys = 0, chunks = 0;
+      for (; chunks < kMostChunks && keys == chunks * kChunkKeys; ++chunks) {
+        const int32_t first = run.begin + keys;
+        const Interval all = intersect({first, first + kChunkKeys}, run);
+        bool full = true;
+        const Interval seen = seen_by(row, end_row, all, &full);
+        if (seen.begin >= seen.end) break;
+        if (!*packed) pack(tile);
+        *packed = true;
+        const int32_t count = round_up(seen.end - first, kChunkStep);
+        // Values past the tile's end are zeros, but keys of another run are not.
+        masked_[chunks] = !full || count != seen.end - first;
+        if (masked_[chunks] && !finite_) break;
+        if (masked_[chunks]) see(row, first, all, seen_[chunks]);
+        keys += count;
       }
-      if (chunks == 0) return 0;
-      if (!*packed) pack(tile);
-      *packed = true;
+      if (keys == 0) return 0;
       int32_t left = static_cast<int32_t>(ceil_div(rows_ - row, kChunkRows)) * chunks;
       const ChunkOperands operands = scratch_.chunk_operands(row, run.begin - tile.begin);
-      return weigh_chunks(operands, chunks, problem_.scale * kLog2E, scratch_.m + row,
-                          scratch_.l + row, scratch_.rest + row, [&] {
-                            for (Ahead& ahead : ahead_) ahead.fetch(left);
-                            --left;
-                          });
+      return weigh_chunks(
+          operands, keys, problem_.scale * kLog2E, scratch_.m + row, scratch_.l + row,
+          scratch_.rest + row, [&](int32_t n) { return masked_[n] ? seen_[n] : nullptr; },
+          [&] {
+            for (Ahead& ahead : ahead_) ahead.fetch(left);
+            --left;
+          });
     }
     return 0;
   }
@@ -140,6 +151,7 @@ class ForwardBlock : private ForwardRows {
     pack_b_transposed<kCompute>(kv(in_.k), keys, problem_.dim_qk, problem_.dtype, scratch_.k);
     finite_ = pack_b<kCompute>(kv(in_.v), keys, problem_.dim_v, problem_.dtype, scratch_.v,
                                scratch_.v_panel);
+    if (scratch_.in_chunks) scratch_.clear_values(keys.end - keys.begin);
   }
 
   // What few rows of a tile need of it; all: no less than the whole tile.
@@ -416,6 +428,10 @@ class ForwardBlock : private ForwardRows {
   int32_t keep_shift_ = 0;
   bool finite_ = true;  // of the packed values
   bool keeps_reference_ = kKeepsReference<kCompute>;
+  // Of the chunks of a run, whether not every row sees every key, and then what each row sees.
+  static constexpr int32_t kMostChunks = kKeepsReference<kCompute> ? 8 : 1;
+  bool masked_[kMostChunks];
+  Interval seen_[kMostChunks][kChunkRows];
   // Of kBandRows rows of a tile: columns, and keys in units.
   struct Band {
     Interval columns, k;

@@ -66,6 +66,18 @@ class ForwardRows {
     return intersect(seen, run);
   }
 
+  // What each of kCount rows sees of the keys, as seen from the key `first`.
+  template <int32_t kCount>
+  void see(int32_t row, int32_t first, Interval keys, Interval (&seen)[kCount]) const {
+    for (int32_t r = row; r < row + kCount;) {
+      const Segment segment = segment_at(r, row + kCount);
+      for (int32_t i = segment.queries.begin; i < segment.queries.end; ++i, ++r) {
+        const Interval all = intersect(visible_keys(mask_, i, sequence_.len), keys);
+        seen[r - row] = {all.begin - first, all.end - first};
+      }
+    }
+  }
+
   const ForwardJob& job_;
   const Problem& problem_;
   const flashattn_inputs& in_;

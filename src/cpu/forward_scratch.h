@@ -91,6 +91,16 @@ struct ForwardScratch {
             s,
             p};
   }
+
+  // Zeros behind so many packed values, to the end of a step of a chunk.
+  FLASHATTN_INLINE void clear_values(int32_t count) const {
+    constexpr int kColumns = kPanelOf<kCompute>, kU = kUnit<kCompute>;
+    const int32_t used = (count + kU - 1) / kU, all = round_up(count, kChunkStep) / kU;
+    for (int32_t c = 0; c < v_columns; c += kColumns) {
+      __builtin_memset(v + c / kColumns * v_panel + used * kColumns, 0,
+                       static_cast<size_t>(all - used) * kColumns * 4);
+    }
+  }
 };
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

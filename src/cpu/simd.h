@@ -23,8 +23,8 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-#if defined(__AVX512F__)
-constexpr int kWidth = 16;  // floats a vector
+#if defined(__AVX512F__) || defined(FLASHATTN_WIDE_VECTORS)  // asked for by tests
+constexpr int kWidth = 16;                                   // floats a vector
 constexpr int kPanelVectors = 4;
 #elif defined(__AVX__)
 constexpr int kWidth = 8;

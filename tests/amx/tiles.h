@@ -3,7 +3,9 @@
 // with an exception ends the program here.
 #pragma once
 
+#if defined(__x86_64__)
 #include <immintrin.h>
+#endif
 
 #include <cstdint>
 #include <cstdio>
