@@ -101,7 +101,8 @@ int32_t weigh_chunks(const ChunkOperands& x, int32_t keys, float scale, float* m
   for (bool fits = true; done < chunks; ++done) {
     const Interval* seen = seen_in(done);
     Floats sums[kChunkRows] = {};
-    for (int32_t half = 2 * done; half < 2 * done + 2 && half < halves; ++half) {
+    // Twice in machine code: a call of what hides scores would empty registers everywhere.
+    const auto weigh_half = [&](int32_t half, auto masked) FLASHATTN_INLINED {
       const bool more = half + 1 < halves;
       // O's columns, in twos of tiles, that are multiplied meanwhile.
       const Interval some = done == 0       ? Interval{0, 0}
@@ -120,7 +121,7 @@ int32_t weigh_chunks(const ChunkOperands& x, int32_t keys, float scale, float* m
       uint32_t* p = weights_of(done) + half % 2 * kHalf / 2;
       const auto weigh = [&]() FLASHATTN_INLINED {
         const uint32_t row = weighed % kRows;
-        if (seen) {
+        if constexpr (decltype(masked)::value) {
           const int32_t column = half % 2 * kHalf + static_cast<int32_t>(weighed - row);
           hide_step(seen + row, column, scores, kHalf);
         }
@@ -147,6 +148,9 @@ int32_t weigh_chunks(const ChunkOperands& x, int32_t keys, float scale, float* m
       __asm__ volatile("" : : : "memory");
       while (weighed < all) weigh();
       __asm__ volatile("" : : : "memory");
+    };
+    for (int32_t half = 2 * done; half < 2 * done + 2 && half < halves; ++half) {
+      seen ? weigh_half(half, std::true_type{}) : weigh_half(half, std::false_type{});
     }
     ahead();
     float rows[kChunkRows];
@@ -154,12 +158,11 @@ int32_t weigh_chunks(const ChunkOperands& x, int32_t keys, float scale, float* m
       Floats each[kWidth];
       for (int n = 0; n < kWidth; ++n) each[n] = sums[r + n];
       const Floats sum = sum_each(each);
-      float least[kWidth];
-      for (int n = 0; n < kWidth; ++n) {
-        const bool some = !seen || seen[r + n].begin < seen[r + n].end;
-        least[n] = m[r + n] == -kInfinity && some ? kLeastSum : 0.0f;
+      Floats least = select(load(m + r) == -kInfinity, splat(kLeastSum), Floats{});
+      for (int n = 0; n < kWidth && seen; ++n) {
+        if (seen[r + n].begin >= seen[r + n].end) least[n] = 0;
       }
-      fits &= !any(~((sum <= kLargestSum) & (sum >= load(least))));
+      fits &= !any(~((sum <= kLargestSum) & (sum >= least)));
       store(rows + r, sum);
     }
     if (!fits) break;
