@@ -49,13 +49,14 @@ __attribute__((noinline)) inline void hide_step(const Interval* seen, int32_t co
 }
 
 // keys: of all chunks. scale: of the scores, to units of log2(e). m, -inf of a row without any
-// weights so far, and l and rest, the sums of its weights (see add_up): of each row.
+// weights so far, l and rest, the sums of its weights (see add_up), and their excess as they are
+// stored: of each row.
 // seen_in(chunk): the columns that each row sees, or NULL: all. Stops before the first chunk in
 // which m of a row would have to change, and returns how many are done. Calls ahead() in every
 // chunk.
 template <class SeenIn, class AheadOf>
 int32_t weigh_chunks(const ChunkOperands& x, int32_t keys, float scale, float* m, float* l,
-                     float* rest, SeenIn seen_in, AheadOf ahead) {
+                     float* rest, float* excess, SeenIn seen_in, AheadOf ahead) {
   // Tiles are loaded and stored behind the compiler's back.
   __asm__ volatile("" : : : "memory");
   constexpr int32_t kHalf = kChunkKeys / 2, kPRow = kChunkKeys / 2;
@@ -100,7 +101,7 @@ int32_t weigh_chunks(const ChunkOperands& x, int32_t keys, float scale, float* m
   int32_t done = 0;
   for (bool fits = true; done < chunks; ++done) {
     const Interval* seen = seen_in(done);
-    Floats sums[kChunkRows] = {};
+    Floats sums[kChunkRows] = {}, stored[kChunkRows] = {};
     // Twice in machine code: a call of what hides scores would empty registers everywhere.
     const auto weigh_half = [&](int32_t half, auto masked) FLASHATTN_INLINED {
       const bool more = half + 1 < halves;
@@ -126,7 +127,7 @@ int32_t weigh_chunks(const ChunkOperands& x, int32_t keys, float scale, float* m
           hide_step(seen + row, column, scores, kHalf);
         }
         write_weights<Compute::kBf16Pairs, 2>(scores, kHalf, p, kPRow, nullptr, {0, 2 * kTile},
-                                              factor, shift + row, sums + row);
+                                              factor, shift + row, sums + row, stored + row);
         scores += 2 * kHalf;
         p += 2 * kPRow;
         weighed += 2;
@@ -171,6 +172,9 @@ int32_t weigh_chunks(const ChunkOperands& x, int32_t keys, float scale, float* m
       add_up(sum, left, load(rows + r));
       store(l + r, sum);
       store(rest + r, left);
+      Floats each[kWidth];
+      for (int n = 0; n < kWidth; ++n) each[n] = stored[r + n];
+      store(excess + r, load(excess + r) + (sum_each(each) - load(rows + r)));
       // A row that has seen nothing yet stays as it is.
       const Floats reference = load(m + r);
       const Ints none = (reference == -kInfinity) & (load(rows + r) == 0.0f);
@@ -186,7 +190,7 @@ int32_t weigh_chunks(const ChunkOperands& x, int32_t keys, float scale, float* m
 }
 #else
 template <class SeenIn, class AheadOf>
-int32_t weigh_chunks(const ChunkOperands&, int32_t, float, float*, float*, float*, SeenIn,
+int32_t weigh_chunks(const ChunkOperands&, int32_t, float, float*, float*, float*, float*, SeenIn,
                      AheadOf) {
   return 0;
 }
