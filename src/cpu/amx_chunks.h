@@ -34,32 +34,52 @@ struct ChunkOperands {
 };
 
 #if defined(__AMX_BF16__)
-// Of two rows' scores from a column on, of a step, hides those that a row does not see. Not
-// inlined: it is called from many places, seldom.
-__attribute__((noinline)) inline void hide_step(const Interval* seen, int32_t column, float* scores,
-                                                int32_t scores_row) {
-  constexpr Interval kAll{0, kChunkStep};
-  for (int n = 0; n < 2; ++n) {
-    const Interval shown{seen[n].begin - column, seen[n].end - column};
-    if (shown.begin <= 0 && shown.end >= kChunkStep) continue;
-    const bool none = shown.begin >= kChunkStep || shown.end <= 0;
-    hide(scores + n * scores_row, none ? Interval{kChunkStep, kChunkStep} : intersect(shown, kAll),
-         kAll);
+// A half of a chunk: 32 rows of scores. These two are not inlined: nothing of theirs is to take
+// registers from the products.
+constexpr int32_t kChunkHalf = kChunkKeys / 2;
+
+// Hides those of a chunk's scores that its rows do not see; count: of its keys.
+__attribute__((noinline)) inline void hide_chunk(const Interval* seen, int32_t count,
+                                                 float* scores) {
+  for (int32_t first = 0; first < count; first += kChunkHalf) {
+    const Interval all{0, count - first < kChunkHalf ? count - first : kChunkHalf};
+    for (int32_t r = 0; r < kChunkRows; ++r, scores += kChunkHalf) {
+      const Interval shown = intersect({seen[r].begin - first, seen[r].end - first}, all);
+      hide(scores, shown.begin < shown.end ? shown : Interval{all.end, all.end}, all);
+    }
+  }
+}
+
+// The references m of rows that have one; of others, the highest of a chunk's scores, times scale.
+template <int32_t kRows>
+__attribute__((noinline)) void find_references(const float* m, int32_t count, float scale,
+                                               const float* scores, float* found) {
+  for (int32_t r = 0; r < kRows; r += kWidth) {
+    Floats each[kWidth];
+    for (int32_t n = 0; n < kWidth; n += 2) {
+      const float* s = scores + (r + n) * kChunkHalf;
+      highest_of<2>(s, kChunkHalf, {0, count < kChunkHalf ? count : kChunkHalf}, each + n);
+      if (count <= kChunkHalf) continue;
+      Floats more[2];
+      highest_of<2>(s + kRows * kChunkHalf, kChunkHalf, {0, count - kChunkHalf}, more);
+      for (int i = 0; i < 2; ++i) each[n + i] = max_of_both(each[n + i], more[i]);
+    }
+    const Floats before = load(m + r);
+    store(found + r, select(before == -kInfinity, max_each(each) * splat(scale), before));
   }
 }
 
 // keys: of all chunks. scale: of the scores, to units of log2(e). m, -inf of a row without any
-// weights so far, l and rest, the sums of its weights (see add_up), and their excess as they are
-// stored: of each row.
+// weights so far, and l and rest, the sums of its weights (see add_up): of each row.
 // seen_in(chunk): the columns that each row sees, or NULL: all. Stops before the first chunk in
 // which m of a row would have to change, and returns how many are done. Calls ahead() in every
 // chunk.
 template <class SeenIn, class AheadOf>
 int32_t weigh_chunks(const ChunkOperands& x, int32_t keys, float scale, float* m, float* l,
-                     float* rest, float* excess, SeenIn seen_in, AheadOf ahead) {
+                     float* rest, SeenIn seen_in, AheadOf ahead) {
   // Tiles are loaded and stored behind the compiler's back.
   __asm__ volatile("" : : : "memory");
-  constexpr int32_t kHalf = kChunkKeys / 2, kPRow = kChunkKeys / 2;
+  constexpr int32_t kHalf = kChunkHalf, kPRow = kChunkKeys / 2;
   static_assert(kWidth == kTile && kChunkRows == 2 * kTile && kHalf == 4 * kTile);
   // Keys and values of a chunk come from the L2 cache, once for 32 rows; what else a chunk needs
   // fills the L1 cache. (1.1 to 1.2 times as fast, on 16 threads up to 1.4.)
@@ -73,8 +93,6 @@ int32_t weigh_chunks(const ChunkOperands& x, int32_t keys, float scale, float* m
     return left < kHalf ? left : kHalf;
   };
   const float factor[2] = {scale, scale};
-  float shift[kChunkRows];
-  for (int32_t r = 0; r < kChunkRows; ++r) shift[r] = m[r] == -kInfinity ? 0.0f : m[r];
   Block before{nullptr, 0};
   const auto scores_of = [&](int32_t half) { return x.scores + half % 2 * kChunkRows * kHalf; };
   const auto weights_of = [&](int32_t chunk) { return x.p + chunk % 2 * kChunkRows * kPRow; };
@@ -101,16 +119,37 @@ int32_t weigh_chunks(const ChunkOperands& x, int32_t keys, float scale, float* m
   int32_t done = 0;
   for (bool fits = true; done < chunks; ++done) {
     const Interval* seen = seen_in(done);
-    Floats sums[kChunkRows] = {}, stored[kChunkRows] = {};
-    // Twice in machine code: a call of what hides scores would empty registers everywhere.
-    const auto weigh_half = [&](int32_t half, auto masked) FLASHATTN_INLINED {
+    const int32_t begin = 2 * done, end = begin + 2 < halves ? begin + 2 : halves;
+    Ints starts{};  // rows without any weights so far
+    for (int32_t r = 0; r < kChunkRows; r += kWidth) starts |= load(m + r) == -kInfinity;
+    // Of these, and where rows do not see all, every score is computed before any weight is.
+    const bool at_once = any(starts) || seen;
+    float found[kChunkRows], shift[kChunkRows];
+    const float* references = m;
+    if (at_once) {
+      const int32_t left = keys - done * kChunkKeys, count = left < kChunkKeys ? left : kChunkKeys;
+      if (begin + 1 < end) multiply_scores(begin + 1, [] {});
+      before.store();
+      before.c = nullptr;
+      __asm__ volatile("" : : : "memory");
+      if (seen) hide_chunk(seen, count, x.scores);
+      find_references<kChunkRows>(m, count, scale, x.scores, found);
+      references = found;
+    }
+    for (int32_t r = 0; r < kChunkRows; r += kWidth) {
+      const Floats reference = load(references + r);
+      store(shift + r, select(reference == -kInfinity, Floats{}, reference));
+    }
+    Floats sums[kChunkRows] = {};
+    for (int32_t half = begin; half < end; ++half) {
       const bool more = half + 1 < halves;
       // O's columns, in twos of tiles, that are multiplied meanwhile.
       const Interval some = done == 0       ? Interval{0, 0}
                             : half % 2 == 1 ? Interval{columns / 2, columns}
                             : more          ? Interval{0, columns / 2}
                                             : Interval{0, columns};
-      const int32_t coming = more ? keys_of(half + 1) / (2 * kTile) : 0;
+      const bool next = more && !(at_once && half + 1 < end);
+      const int32_t coming = next ? keys_of(half + 1) / (2 * kTile) : 0;
       const auto products = static_cast<uint32_t>(
           4 * ((some.end - some.begin) * (kPRow / kTile) + coming * (x.qk_units / kTile)));
       // Two rows by 32 keys at a time; of the first 32 keys first, for the others may wait in
@@ -122,12 +161,8 @@ int32_t weigh_chunks(const ChunkOperands& x, int32_t keys, float scale, float* m
       uint32_t* p = weights_of(done) + half % 2 * kHalf / 2;
       const auto weigh = [&]() FLASHATTN_INLINED {
         const uint32_t row = weighed % kRows;
-        if constexpr (decltype(masked)::value) {
-          const int32_t column = half % 2 * kHalf + static_cast<int32_t>(weighed - row);
-          hide_step(seen + row, column, scores, kHalf);
-        }
         write_weights<Compute::kBf16Pairs, 2>(scores, kHalf, p, kPRow, nullptr, {0, 2 * kTile},
-                                              factor, shift + row, sums + row, stored + row);
+                                              factor, shift + row, sums + row);
         scores += 2 * kHalf;
         p += 2 * kPRow;
         weighed += 2;
@@ -145,13 +180,10 @@ int32_t weigh_chunks(const ChunkOperands& x, int32_t keys, float scale, float* m
         before.c = nullptr;
       }
       multiply_values(done - 1, kPRow, some, between);
-      if (more) multiply_scores(half + 1, between);
+      if (next) multiply_scores(half + 1, between);
       __asm__ volatile("" : : : "memory");
       while (weighed < all) weigh();
       __asm__ volatile("" : : : "memory");
-    };
-    for (int32_t half = 2 * done; half < 2 * done + 2 && half < halves; ++half) {
-      seen ? weigh_half(half, std::true_type{}) : weigh_half(half, std::false_type{});
     }
     ahead();
     float rows[kChunkRows];
@@ -159,11 +191,7 @@ int32_t weigh_chunks(const ChunkOperands& x, int32_t keys, float scale, float* m
       Floats each[kWidth];
       for (int n = 0; n < kWidth; ++n) each[n] = sums[r + n];
       const Floats sum = sum_each(each);
-      Floats least = select(load(m + r) == -kInfinity, splat(kLeastSum), Floats{});
-      for (int n = 0; n < kWidth && seen; ++n) {
-        if (seen[r + n].begin >= seen[r + n].end) least[n] = 0;
-      }
-      fits &= !any(~((sum <= kLargestSum) & (sum >= least)));
+      fits &= !any(~(sum <= kLargestSum));
       store(rows + r, sum);
     }
     if (!fits) break;
@@ -172,13 +200,7 @@ int32_t weigh_chunks(const ChunkOperands& x, int32_t keys, float scale, float* m
       add_up(sum, left, load(rows + r));
       store(l + r, sum);
       store(rest + r, left);
-      Floats each[kWidth];
-      for (int n = 0; n < kWidth; ++n) each[n] = stored[r + n];
-      store(excess + r, load(excess + r) + (sum_each(each) - load(rows + r)));
-      // A row that has seen nothing yet stays as it is.
-      const Floats reference = load(m + r);
-      const Ints none = (reference == -kInfinity) & (load(rows + r) == 0.0f);
-      store(m + r, select(none, reference, load(shift + r)));
+      store(m + r, load(references + r));
     }
   }
   if (done == chunks) {
@@ -190,7 +212,7 @@ int32_t weigh_chunks(const ChunkOperands& x, int32_t keys, float scale, float* m
 }
 #else
 template <class SeenIn, class AheadOf>
-int32_t weigh_chunks(const ChunkOperands&, int32_t, float, float*, float*, float*, float*, SeenIn,
+int32_t weigh_chunks(const ChunkOperands&, int32_t, float, float*, float*, float*, SeenIn,
                      AheadOf) {
   return 0;
 }

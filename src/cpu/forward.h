@@ -72,7 +72,6 @@ class ForwardBlock : private ForwardRows {
       scratch_.m[r] = sink;
       scratch_.l[r] = sink == -kInfinity ? 0.0f : 1.0f;
       scratch_.rest[r] = 0.0f;
-      if (kKeepsReference<kCompute>) scratch_.excess[r] = 0.0f;
     }
   }
 
@@ -130,8 +129,7 @@ class ForwardBlock : private ForwardRows {
       const ChunkOperands operands = scratch_.chunk_operands(row, run.begin - tile.begin);
       return weigh_chunks(
           operands, keys, problem_.scale * kLog2E, scratch_.m + row, scratch_.l + row,
-          scratch_.rest + row, scratch_.excess + row,
-          [&](int32_t n) { return masked_[n] ? seen_[n] : nullptr; },
+          scratch_.rest + row, [&](int32_t n) { return masked_[n] ? seen_[n] : nullptr; },
           [&] {
             for (Ahead& ahead : ahead_) ahead.fetch(left);
             --left;
@@ -271,10 +269,9 @@ class ForwardBlock : private ForwardRows {
       const Ints here = iota() < splat(static_cast<float>(count));
       const Floats before = load(m);
       const Ints first = here & (before == -kInfinity);
-      const Floats least = select(first, splat(kLeastSum), Floats{});
-      Floats top = select(first, Floats{}, before), sums, stored;
+      Floats top = before, sums;
       // Rows whose m is to be the maximum: those that outgrow another one are done again.
-      Ints highest_wanted = keeps_reference_ ? Ints{} : here;
+      Ints highest_wanted = keeps_reference_ ? first : here;
       for (bool again = true; again;) {
         if (any(highest_wanted)) {
           if (!known) find_highest(tile_row, count, each);
@@ -284,8 +281,8 @@ class ForwardBlock : private ForwardRows {
         }
         // Where no key was visible so far the weights are zero.
         store(shift, select(top == -kInfinity, Floats{}, top));
-        sums = weights(tile_row, count, rows_ - row, factor, shift, &stored);
-        const Ints fits = (sums <= kLargestSum) & (sums >= least);
+        sums = weights(tile_row, count, rows_ - row, factor, shift);
+        const Ints fits = sums <= kLargestSum;
         again = keeps_reference_ && any(here & ~fits & ~highest_wanted);
         highest_wanted |= ~fits;
       }
@@ -295,10 +292,6 @@ class ForwardBlock : private ForwardRows {
       add_up(sum, left, sums);
       store(l, sum);
       store(rest, left);
-      if constexpr (kKeepsReference<kCompute>) {
-        float* excess = scratch_.excess + row;
-        store(excess, load(excess) * scale + (stored - sums));
-      }
       if (!any(here & (scale != 1.0f))) continue;
       store(shrink, scale);
       float* o = scratch_.o + int64_t{row} * scratch_.v_columns;
@@ -322,10 +315,10 @@ class ForwardBlock : private ForwardRows {
   }
 
   // Writes the weights of up to kWidth rows; returns their sums. left: rows of the block from these
-  // on. stored: see write_weights.
+  // on.
   FLASHATTN_INLINE Floats weights(int32_t tile_row, int32_t count, int32_t left,
-                                  const float* factor, const float* shift, Floats* stored) {
-    Floats each[kWidth] = {}, each_stored[kWidth] = {};
+                                  const float* factor, const float* shift) {
+    Floats each[kWidth] = {};
     for (int32_t n = 0; n < count;) {
       n += with_pair(tile_row + n, count - n, [&](auto rows) {
         constexpr int32_t kRows = decltype(rows)::value;
@@ -335,10 +328,9 @@ class ForwardBlock : private ForwardRows {
         write_weights<kCompute, kRows>(
             scores_of(r), stride, scratch_.p + r * stride / 2, stride / 2,
             problem_.dropout > 0 ? scratch_.keep + (r + keep_shift_) * stride : nullptr,
-            columns_of(r), factor + n, shift + n, each + n, each_stored + n);
+            columns_of(r), factor + n, shift + n, each + n);
       });
     }
-    if constexpr (kKeepsReference<kCompute>) *stored = sum_each(each_stored);
     return sum_each(each);
   }
 
@@ -398,9 +390,7 @@ class ForwardBlock : private ForwardRows {
     const float kept = 65536.0f / (65536.0f - static_cast<float>(problem_.dropout_threshold()));
     for (int32_t r = 0; r < rows_; ++r) {
       const int32_t head = first_head_ + r / count, i = queries_.begin + r % count;
-      const float l = scratch_.l[r] + scratch_.rest[r];
-      const float excess = kKeepsReference<kCompute> ? scratch_.excess[r] : 0.0f;
-      const float factor = l == 0 ? 0.0f : kept / (l + excess);
+      const float l = scratch_.l[r] + scratch_.rest[r], factor = l == 0 ? 0.0f : kept / l;
       const float lse = l == 0 ? -kInfinity : (scratch_.m[r] + __builtin_log2f(l)) * kLn2;
       const float* o = scratch_.o + static_cast<int64_t>(r) * scratch_.v_columns;
       if constexpr (kKeepsReference<kCompute>) {

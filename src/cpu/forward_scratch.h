@@ -34,7 +34,7 @@ struct ForwardScratch {
   int32_t chunk;             // keys of a tile whose scores are held at once
   int64_t k_panel, v_panel;  // units from panel to panel
   uint32_t *q, *k, *v, *p;
-  float *s, *o, *m, *l, *rest, *excess;
+  float *s, *o, *m, *l, *rest;
   uint8_t* keep;
   bool* again;  // of each row, where references are kept
   int64_t bytes;
@@ -71,7 +71,6 @@ struct ForwardScratch {
     m = reinterpret_cast<float*>(take(rows + kWidth));
     l = reinterpret_cast<float*>(take(rows + kWidth));
     rest = reinterpret_cast<float*>(take(rows + kWidth));
-    excess = reinterpret_cast<float*>(take(kKeepsReference<kCompute> ? rows + kWidth : 0));
     keep = reinterpret_cast<uint8_t*>(
         take(problem.dropout > 0 ? (static_cast<int64_t>(tiling.tile_q) + 32) * chunk / 4 : 0));
     again = reinterpret_cast<bool*>(take(kKeepsReference<kCompute> ? (rows + 3) / 4 : 0));

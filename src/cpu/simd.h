@@ -258,18 +258,14 @@ FLASHATTN_INLINE Floats dot_bf16(Floats sum, Words a, Words b) {
 }
 #endif
 
-// Two vectors, one behind the other, as 2 * kWidth bf16. Returns sums of two of these, a lane each.
-FLASHATTN_INLINE Floats store_bf16_row(uint32_t* p, Floats first, Floats second) {
+// Two vectors, one behind the other, as 2 * kWidth bf16.
+FLASHATTN_INLINE void store_bf16_row(uint32_t* p, Floats first, Floats second) {
 #if defined(__AVX512BF16__)
-  const Words pairs = reinterpret_cast<Words>(
-      _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(second), reinterpret_cast<__m512>(first)));
-  store_words(p, pairs);
-  return from_bf16(pairs) + as_floats(pairs & 0xffff0000u);
+  store_words(p, reinterpret_cast<Words>(_mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(second),
+                                                             reinterpret_cast<__m512>(first))));
 #else
-  const Words low = to_bf16(first), high = to_bf16(second);
-  store_halves(reinterpret_cast<uint16_t*>(p), low);
-  store_halves(reinterpret_cast<uint16_t*>(p) + kWidth, high);
-  return from_bf16(low) + from_bf16(high);
+  store_halves(reinterpret_cast<uint16_t*>(p), to_bf16(first));
+  store_halves(reinterpret_cast<uint16_t*>(p) + kWidth, to_bf16(second));
 #endif
 }
 

@@ -31,16 +31,12 @@ FLASHATTN_INLINE void highest_of(const float* s, int64_t stride, Interval column
   for (int r = 0; r < kRows; ++r) highest[r] = max_of_both(even[r], odd[r]);
 }
 
-// A row's weights are 2 to the power of its scores less m. Where that costs more than it saves, m
-// is the running maximum. On tile registers it stays what it was, 0 without any weights so far, as
-// long as the sum of a row's weights over a chunk of keys is not larger than this, and the first of
-// these sums not less: what is small must not vanish that would not beside a maximum.
+// A row's weights are 2 to the power of its scores less m, the running maximum. On tile registers m
+// stays the highest of the first chunk of keys that a row sees some of, whose weight is exactly 1,
+// as long as the sum of the row's weights over a chunk is not larger than this.
 template <Compute kCompute>
 constexpr bool kKeepsReference = kHasAmx && kCompute == Compute::kBf16Pairs;
-constexpr float kLeastSum = 0x1p-4f, kLargestSum = 0x1p16f;
-// A row's largest weight need not be 1 then, and is rounded: O is divided by the sum of the weights
-// as they are stored, so that their rounding leaves a mean of values what it is. The excess of that
-// sum is kept beside the sum, which the LSE is of.
+constexpr float kLargestSum = 0x1p16f;
 
 // sum += x, and to rest what rounding took from it: of the equal weights of many chunks it would
 // take the same, again and again.
@@ -53,15 +49,14 @@ FLASHATTN_INLINE void add_up(Floats& sum, Floats& rest, Floats x) {
 
 // 2^(factor * s - m) as rows of an A operand, in fp32 in the place of s; dropped where keep, which
 // may be NULL, is 0. sums: to those of each row, lane by lane, the weights are added, dropped or
-// not; stored, of kKeepsReference: the same, as they are stored. Rows of s and keep are `stride`
-// apart, those of p p_stride.
+// not. Rows of s and keep are `stride` apart, those of p p_stride.
 template <Compute kCompute, int kRows>
 FLASHATTN_INLINE void write_weights(float* s, int64_t stride, uint32_t* p, int64_t p_stride,
                                     const uint8_t* keep, Interval columns, const float* factor,
-                                    const float* m, Floats* sums, Floats* stored) {
+                                    const float* m, Floats* sums) {
   Floats total[kRows];
   for (int r = 0; r < kRows; ++r) total[r] = sums[r];
-  const auto write = [&](auto drop, [[maybe_unused]] auto drops) FLASHATTN_INLINED {
+  const auto write = [&](auto drop) FLASHATTN_INLINED {
     for (int64_t c = columns.begin; c < columns.end; c += 2 * kWidth) {
       Floats x[2 * kRows];
 #pragma GCC unroll 4
@@ -74,28 +69,21 @@ FLASHATTN_INLINE void write_weights(float* s, int64_t stride, uint32_t* p, int64
       for (int r = 0; r < kRows; ++r) {
         const int64_t at = r * stride + c;
         total[r] += x[2 * r] + x[2 * r + 1];
-        [[maybe_unused]] Floats rounded;
-        if constexpr (decltype(drops)::value && kKeepsReference<kCompute>) {
-          rounded = from_bf16(to_bf16(x[2 * r])) + from_bf16(to_bf16(x[2 * r + 1]));
-        }
         x[2 * r] = drop(x[2 * r], at);
         x[2 * r + 1] = drop(x[2 * r + 1], at + kWidth);
         if constexpr (kCompute == Compute::kF32) {
           store(s + at, x[2 * r]);
           store(s + at + kWidth, x[2 * r + 1]);
         } else {
-          const Floats sum = store_bf16_row(p + r * p_stride + (c >> 1), x[2 * r], x[2 * r + 1]);
-          if constexpr (kKeepsReference<kCompute>) {
-            stored[r] += decltype(drops)::value ? rounded : sum;
-          }
+          store_bf16_row(p + r * p_stride + (c >> 1), x[2 * r], x[2 * r + 1]);
         }
       }
     }
   };
   if (keep) {
-    write([=](Floats x, int64_t at) { return apply_keep(x, keep + at); }, std::true_type{});
+    write([=](Floats x, int64_t at) { return apply_keep(x, keep + at); });
   } else {
-    write([](Floats x, int64_t) { return x; }, std::false_type{});
+    write([](Floats x, int64_t) { return x; });
   }
   for (int r = 0; r < kRows; ++r) sums[r] = total[r];
 }
