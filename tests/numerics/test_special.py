@@ -168,6 +168,16 @@ def test_fp32_keeps_its_range(device, name, dim):
 
 
 @pytest.mark.smoke
+@pytest.mark.parametrize("features", [dict(chunk=1), dict(seqlen_kv=1), dict(window=(0, 0))])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_a_row_of_one_key_is_its_value(device, dtype, features):
+    """To the accuracy of fp32: its weight, whatever the score, is 1."""
+    fields = dict(batch=2, seqlen_q=97, seqlen_kv=161, heads_q=4, heads_kv=2, dim_qk=64,
+                  dtype=dtype, dtype_o="f32", amplitude=4.0)
+    verify(Case(**{**fields, **features}), device)
+
+
+@pytest.mark.smoke
 @pytest.mark.parametrize("bias", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("sink", [False, True])
 def test_rows_of_minus_infinity(device, bias, sink):
