@@ -1,8 +1,8 @@
 // The forward pass on tile registers where scores count as they are: 32 rows against chunks of
-// keys. Weights are computed between the products, so that neither waits:
-// those of one half of a chunk while the scores of the next half and O of the chunk before are
-// multiplied. (While tile registers are at work, and some hundred cycles longer, an Intel core has
-// one of its two fp32 units for vectors: what is not between products takes longer, too.)
+// keys. Weights are computed between the products, so that neither waits: those of one half of a
+// chunk while the scores of the next half and O of the chunk before are multiplied. (While tile
+// registers are at work, and some hundred cycles longer, an Intel core has one of its two fp32
+// units for vectors: what is not between products takes longer, too.)
 #pragma once
 
 #include "cpu/weights.h"
@@ -72,8 +72,8 @@ __attribute__((noinline)) void find_references(const float* m, int32_t count, fl
 // keys: of all chunks. scale: of the scores, to units of log2(e). m, -inf of a row without any
 // weights so far, and l and rest, the sums of its weights (see add_up): of each row.
 // seen_in(chunk): the columns that each row sees, or NULL: all. Stops before the first chunk in
-// which m of a row would have to change, and returns how many are done. Calls ahead() in every
-// chunk.
+// which a row would need another m than it has, and returns how many are done. Calls ahead() in
+// every chunk.
 template <class SeenIn, class AheadOf>
 int32_t weigh_chunks(const ChunkOperands& x, int32_t keys, float scale, float* m, float* l,
                      float* rest, SeenIn seen_in, AheadOf ahead) {
