@@ -44,24 +44,22 @@ __attribute__((noinline)) inline void hide_chunk(const Interval* seen, int32_t c
   for (int32_t first = 0; first < count; first += kChunkHalf) {
     const Interval all{0, count - first < kChunkHalf ? count - first : kChunkHalf};
     for (int32_t r = 0; r < kChunkRows; ++r, scores += kChunkHalf) {
-      const Interval shown = intersect({seen[r].begin - first, seen[r].end - first}, all);
-      hide(scores, shown.begin < shown.end ? shown : Interval{all.end, all.end}, all);
+      hide(scores, intersect({seen[r].begin - first, seen[r].end - first}, all), all);
     }
   }
 }
 
 // The references m of rows that have one; of others, the highest of a chunk's scores, times scale.
-template <int32_t kRows>
-__attribute__((noinline)) void find_references(const float* m, int32_t count, float scale,
-                                               const float* scores, float* found) {
-  for (int32_t r = 0; r < kRows; r += kWidth) {
+__attribute__((noinline)) inline void find_references(const float* m, int32_t count, float scale,
+                                                      const float* scores, float* found) {
+  for (int32_t r = 0; r < kChunkRows; r += kWidth) {
     Floats each[kWidth];
     for (int32_t n = 0; n < kWidth; n += 2) {
       const float* s = scores + (r + n) * kChunkHalf;
       highest_of<2>(s, kChunkHalf, {0, count < kChunkHalf ? count : kChunkHalf}, each + n);
       if (count <= kChunkHalf) continue;
       Floats more[2];
-      highest_of<2>(s + kRows * kChunkHalf, kChunkHalf, {0, count - kChunkHalf}, more);
+      highest_of<2>(s + kChunkRows * kChunkHalf, kChunkHalf, {0, count - kChunkHalf}, more);
       for (int i = 0; i < 2; ++i) each[n + i] = max_of_both(each[n + i], more[i]);
     }
     const Floats before = load(m + r);
@@ -133,7 +131,7 @@ int32_t weigh_chunks(const ChunkOperands& x, int32_t keys, float scale, float* m
       before.c = nullptr;
       __asm__ volatile("" : : : "memory");
       if (seen) hide_chunk(seen, count, x.scores);
-      find_references<kChunkRows>(m, count, scale, x.scores, found);
+      find_references(m, count, scale, x.scores, found);
       references = found;
     }
     for (int32_t r = 0; r < kChunkRows; r += kWidth) {

@@ -144,6 +144,7 @@ inline void fill(float* s, int32_t begin, int32_t end, float value) {
 // them next need not wait for.
 FLASHATTN_INLINE void hide(float* s, Interval shown, Interval columns) {
   const Floats hidden = splat(-kInfinity);
+  if (shown.begin >= shown.end) shown = {columns.end, columns.end};
   const auto lanes_from = [](int32_t c) { return iota() >= splat(static_cast<float>(c)); };
   for (int32_t c = columns.begin; c < shown.begin; c += kWidth) {
     store(s + c, select(lanes_from(shown.begin - c), load(s + c), hidden));
@@ -158,7 +159,6 @@ FLASHATTN_INLINE void hide(float* s, Interval shown, Interval columns) {
 inline void mask_row(const ScoreRules& rules, bool blocks, int32_t i, int32_t first,
                      Interval visible, Interval columns, float* s) {
   const Interval shown = intersect({visible.begin - first, visible.end - first}, columns);
-  if (shown.begin >= shown.end) return fill(s, columns.begin, columns.end, -kInfinity);
   hide(s, shown, columns);
   if (!blocks) return;
   const uint8_t* row = rules.blocks + i / rules.block_q * rules.blocks_row;
