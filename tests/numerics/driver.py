@@ -2,6 +2,7 @@
 context, which the library's runtime and PyTorch use too."""
 import contextlib
 import ctypes
+import gc
 
 import numpy as np
 
@@ -115,12 +116,14 @@ class Driver:
         """A graph of what enqueue(stream) puts on a stream. While it is recorded, the driver
         refuses whatever synchronises, allocates or reads device memory."""
         stream = self.new_stream()
+        gc.disable()  # it would free the arrays of some test before
         self.call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), 0)
         graph = ctypes.c_void_p()
         try:
             enqueue(stream)
         finally:
             status = self.library.cuStreamEndCapture(ctypes.c_void_p(stream), ctypes.byref(graph))
+            gc.enable()
             self.free_stream(stream)
         if status:
             raise RuntimeError("cuStreamEndCapture returned CUresult %d: something in the call "

@@ -27,6 +27,7 @@ CASES = {
     "alibi": BASE.replace(alibi="h", heads_q=2),
     "alibi, causal": BASE.replace(alibi="h", heads_q=2, causal=True, seqlen_kv=900),
     "alibi, keys behind": BASE.replace(alibi="h", heads_q=2, top_left=True, dtype="f16"),
+    "capped": BASE.replace(softcap=30.0, heads_q=2, causal=True, seqlen_kv=900),
     "alibi, capped": BASE.replace(alibi="h", heads_q=2, top_left=True, softcap=30.0, dim_qk=128),
     "many": BASE.replace(batch=2, heads_q=4, seqlen_kv=300),
 }

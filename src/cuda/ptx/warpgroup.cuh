@@ -21,6 +21,16 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// x, not before y is known: ptxas moves instructions past others, but not before their operands.
+// zero: 0, and ptxas must not see that it is.
+__device__ __forceinline__ float after(float x, float y, uint32_t zero) {
+  float same;
+  asm volatile("{ .reg .b32 t; and.b32 t, %2, %3; or.b32 %0, %1, t; }"
+               : "=f"(same)
+               : "f"(x), "f"(y), "r"(zero));
+  return same;
+}
+
 // Keeps the compiler from moving uses of r across this point.
 template <int kCount>
 __device__ __forceinline__ void pin(float (&r)[kCount]) {

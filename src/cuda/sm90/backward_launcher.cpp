@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cinttypes>
-#include <cmath>
 
 #include "core/error.h"
 #include "core/score_rules.h"
@@ -15,9 +14,9 @@ namespace flashattn::cuda::sm90 {
 namespace {
 
 // Factors below 0 are as good as others: no maximum is looked for.
-Scores backward_scores_of(Problem p) {
-  p.scale = std::fabs(p.scale);
-  return scores_of(p);
+Scores scores_of(const Problem& p) {
+  if (needs_any(p)) return Scores::kAny;
+  return p.softcap != 0 || p.bias != 0 ? Scores::kShaped : Scores::kScaled;
 }
 
 // As many queries see a key where, without a mask, the kernel for many is the faster: on an H200 by
@@ -40,7 +39,7 @@ constexpr int32_t kEarlyHeads = 2;
 constexpr int32_t kManyHeads = 3, kManyUnits = 2;
 
 const BackwardEntry* find(const Problem& p, BackwardTable table) {
-  const Scores scores = backward_scores_of(p);
+  const Scores scores = scores_of(p);
   const auto end = table.entries + table.count;
   const auto found = std::find_if(table.entries, end, [&](const BackwardEntry* e) {
     return e->dtype == p.dtype && e->scores == scores && e->dim_qk >= p.dim_qk &&

@@ -227,7 +227,7 @@ class BackwardScores : protected BackwardGroup<Config> {
           for (int i = 0; i < 4 * kStep; ++i) x[i] = tanh_near_0(x[i]);
         } else {
 #pragma unroll
-          for (int i = 0; i < 4 * kStep; ++i) x[i] = soft_tanh(x[i]);
+          for (int i = 0; i < 4 * kStep; ++i) x[i] = soft_tanh(x[i], 1.0f);
         }
 #pragma unroll
         for (int i = 0; i < 4 * kStep; ++i) change[i] = fmaf(-x[i], x[i], 1.0f);

@@ -26,14 +26,16 @@ struct ForwardConfig {
   static constexpr bool kSafe = kScores == Scores::kAny;
   // Of a strip's first and last tiles only the scores that are seen are computed, if these are a
   // half; P V of such a tile is of all its keys, with weights of 0.
-  static constexpr bool kHalves = kTileKv == 128 && kScores == Scores::kScaled;
+  static constexpr bool kHalves =
+      kTileKv == 128 && (kScores == Scores::kScaled || kScores == Scores::kSloped);
   // Whether a warpgroup starts with its own first tile, before those that only others need. Faster,
   // by 1 to 2 %, but with tiles of 128 keys, of which it passes few.
   static constexpr bool kStartFirst = kConsumers > 1 && kTileKv < 128 && !kSafe;
   // Whether P V is awaited before the weights are computed, in the source. ptxas puts the wait
   // behind most exponentials then, else behind a few: which is faster was measured, by up to 6 %.
-  static constexpr bool kAwaitFirst =
-      kScores == Scores::kShaped ? kDimV <= 128 : kConsumers == 2 && kDimV >= 128 && kDimV < 256;
+  static constexpr bool kAwaitFirst = kScores == Scores::kCapped || kScores == Scores::kSloped
+                                          ? kDimV <= 128
+                                          : kConsumers == 2 && kDimV >= 128 && kDimV < 256;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kBlocks = kBlocks_;  // on a multiprocessor
   static_assert(kBlocks == 1 || kConsumers == 1, "registers are dealt out for these");

@@ -51,9 +51,9 @@ class Consumer : Softmax<Config> {
     kSafe,    // all that may be needed
     kMasked,  // all but a new reference: every row has one
     kScaled,  // no more than the scale: every row sees every key and has a reference
-    kSloped,  // so too, but ALiBi, and perhaps a softcap
-    kTied,    // so too, but ALiBi of tied rows with all keys before them
     kCapped,  // so too, but a softcap
+    kSloped,  // so too, but ALiBi
+    kTied,    // so too, but ALiBi of tied rows with all keys before them
   };
 
   // Tiles n down to `full`. Returns the next. A loop for each way: with two in one, registers are
@@ -62,16 +62,16 @@ class Consumer : Softmax<Config> {
     if constexpr (Config::kScores == Scores::kScaled) {
 #pragma unroll 1
       for (; n >= full; --n) step<Way::kScaled>(s_, n);
-    } else if (this->sloped()) {
+    } else if constexpr (Config::kScores == Scores::kCapped) {
+#pragma unroll 1
+      for (; n >= full; --n) step<Way::kCapped>(s_, n);
+    } else {
       const Slope slope = this->slope();
       const int32_t tied = slope.tied ? max(full, slope.line_end) : full;
 #pragma unroll 1
       for (; n >= tied; --n) step<Way::kSloped>(s_, n, slope);
 #pragma unroll 1
       for (; n >= full; --n) step<Way::kTied>(s_, n, slope);
-    } else {
-#pragma unroll 1
-      for (; n >= full; --n) step<Way::kCapped>(s_, n);
     }
     return n;
   }
@@ -165,17 +165,20 @@ class Consumer : Softmax<Config> {
     ptx::pin(s);
     release(control_.k_empty, place);
     if (Config::kOwnO && n == strip().begin) release_q();
-    Line line;
-    const bool sloped = this->sloped() && strip().fast_end > 0;
-    if (sloped) line = this->line_of(this->slope(), n);
-    if (sloped && line.straight) {
-      float peak[2];
-      this->find_peaks(peak);
-      this->cap_products(s);
+    if constexpr (Config::kScores == Scores::kSloped) {
+      Line line{1.0f, 0.0f};
+      float raised[2] = {0.0f, 0.0f};
+      if (strip().fast_end > 0) {
+        line = this->line_of(this->slope(), n);
+        this->find_peaks(raised);
+        // Lower than expected: numbers hold more above the reference than below it.
+        for (float& peak : raised) peak -= kSlack;
+      } else {
+        modify(s, n * kTileKv);
+      }
       hide<kPart>(s, n);
-      // Lower than expected: numbers hold more above the reference than below it.
-      raise_reference(s, line.scale, {peak[0] - kSlack, peak[1] - kSlack});
-      this->weigh_line(s, line);
+      raise_reference(s, line.scale, raised);
+      this->weigh_bent(s, line);
     } else {
       modify(s, n * kTileKv);
       hide<kPart>(s, n);
@@ -209,10 +212,9 @@ class Consumer : Softmax<Config> {
     if (Config::kAwaitFirst) await_values(values);
     float shrink[2];
     if constexpr (kWay == Way::kSloped) {
-      this->cap_products(s);
       this->weigh_line(s, line);
     } else if constexpr (kWay == Way::kTied) {
-      this->weigh_tied(slope, n);
+      this->weigh_tied(slope, n, o_[0]);
     } else if constexpr (kWay == Way::kCapped) {
       this->weigh_capped();
     } else {
@@ -353,7 +355,7 @@ class Consumer : Softmax<Config> {
       const float l = sum_[half];
       const float all = (finite[half][0] + finite[half][1]) + (finite[half][2] + finite[half][3]);
       bool bad = !(l <= kMost && all == 0.0f);
-      if (Config::kScores == Scores::kShaped) {
+      if (Config::kScores == Scores::kSloped) {
         bad |= l < kLeast && reference_[half] != -INFINITY && weighs_some(half);
       }
       outgrown |= bad && item().query + row() + half * 8 < item().query_end;

@@ -34,30 +34,23 @@ class TileScores : protected TileOutput<Config> {
 
   // What scores are multiplied with when they meet their reference, which is in units of log2(e).
   __device__ __forceinline__ float factor() const {
-    const Problem& problem = params_.problem;
-    if constexpr (Config::kScores == Scores::kScaled) return problem.scale * kLog2E;
-    if constexpr (Config::kScores == Scores::kAny) return 1.0f;
-    return (problem.bias & FLASHATTN_BIAS_ALIBI) ? 1.0f : problem.softcap * kLog2E;
+    return Config::kScores == Scores::kScaled ? scale() : 1.0f;
   }
+
+  __device__ __forceinline__ float scale() const { return params_.problem.scale * kLog2E; }
 
   // Products with the keys from `key` on to scores, where a factor is not all.
   template <int kCount>
   __device__ __forceinline__ void modify(float (&s)[kCount], int32_t key) const {
-    if constexpr (Config::kScores != Scores::kScaled) {
+    if constexpr (Config::kScores == Scores::kCapped) cap_scores(s);
+    if constexpr (Config::kScores == Scores::kSloped) add_slope(s, key, scale());
+    if constexpr (Config::kScores == Scores::kAny) {
       const Problem& problem = params_.problem;
-      cap_products(s);
-      const float scale = scale_left();
-      if (problem.bias & FLASHATTN_BIAS_ALIBI) {
-        const float slope = item().slope, distance = distance_of(key);
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-          const float away = distance + static_cast<float>(i / 2 % 2 * 8) - column(i);
-          s[i] = fmaf(s[i], scale, -slope * fabsf(away));
-        }
-      }
-      if constexpr (Config::kScores == Scores::kAny) {
-        add_bias(s, key, (problem.bias & FLASHATTN_BIAS_ALIBI) ? 1.0f : scale);
-      }
+      const bool capped = problem.softcap != 0, sloped = problem.bias & FLASHATTN_BIAS_ALIBI;
+      if (capped) cap(s, params_.cap.inner);
+      const float left = (capped ? problem.softcap : problem.scale) * kLog2E;
+      if (sloped) add_slope(s, key, left);
+      add_bias(s, key, sloped ? 1.0f : left);
     }
   }
 
@@ -69,17 +62,13 @@ class TileScores : protected TileOutput<Config> {
     bool tied;                     // see tied()
   };
 
-  __device__ __forceinline__ bool sloped() const {
-    return Config::kScores == Scores::kShaped && (params_.problem.bias & FLASHATTN_BIAS_ALIBI);
-  }
-
   // Tied: the references of a lane's two rows lie as far apart as the rows' biases of a key before
   // both, so that one addend serves both. One is too high then, by as much where the keys that
   // count lie before the rows or next to them, by twice that where they lie behind, and by what the
   // rows' scores differ: too much for fp16, and seldom too much for bf16 (see finish()). A tile
-  // done over takes no part, nor does one with a softcap, whose loop is bound by other things.
+  // done over takes no part.
   __device__ __forceinline__ bool tied() const {
-    if (std::is_same<T, __half>::value || !sloped() || params_.problem.softcap != 0) return false;
+    if (std::is_same<T, __half>::value || Config::kScores != Scores::kSloped) return false;
     return apart() >= 0.0f && apart() <= 32.0f && !item().safe;
   }
 
@@ -91,28 +80,40 @@ class TileScores : protected TileOutput<Config> {
             strip().line_end, tied()};
   }
 
-  // Scores x * scale + slope * column + first, by row: ALiBi where all keys of a tile lie on one
-  // side of all queries, straight. Else x * scale - slope * |distance - column|, 8 more below.
+  // Scores x * scale - slope * |distance - column|, 8 more below: ALiBi. Where all keys of a tile
+  // lie on one side of all queries, straight: x * scale + rise * column + first, by row.
   struct Line {
-    float scale, slope, distance, first[2];
+    float scale, slope, distance, rise, first[2];
     bool straight;
   };
 
-  // In place of modify(), of capped products.
+  // In place of modify().
   __device__ __forceinline__ Line line_of(const Slope& of, int32_t n) const {
     const float distance = static_cast<float>(of.own - n * kTileKv);
-    const float slope = n < of.line_begin ? of.slope : -of.slope;
-    return {scale_left(),
-            slope,
+    const float rise = n < of.line_begin ? of.slope : -of.slope;
+    return {scale(),
+            of.slope,
             distance,
-            {-slope * distance, -slope * (distance + 8.0f)},
+            rise,
+            {-rise * distance, -rise * (distance + 8.0f)},
             n < of.line_end || n >= of.line_begin};
   }
 
-  // Products to what a softcap, if there is one, is to multiply.
+  // The softcap: a polynomial, where that is enough for all of the warp.
   template <int kCount>
-  __device__ __forceinline__ void cap_products(float (&s)[kCount]) const {
-    if (params_.problem.softcap != 0) cap(s, params_.cap.inner);
+  __device__ __forceinline__ void cap_scores(float (&s)[kCount]) const {
+    const Softcap& cap = params_.cap;
+    if (__all_sync(~0u, !(largest_of(s) >= cap.limit))) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const float square = s[i] * s[i];
+        s[i] *= fmaf(fmaf(cap.factor[2], square, cap.factor[1]), square, cap.factor[0]);
+      }
+    } else {
+      const float outer = params_.problem.softcap * kLog2E;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) s[i] = soft_tanh(s[i], cap.inner, outer);
+    }
   }
 
   // The largest bias of all keys that a row sees. Scores grow by so much from a tile far away to
@@ -176,12 +177,6 @@ class TileScores : protected TileOutput<Config> {
     }
   }
 
-  // What capped scores still lack, or others.
-  __device__ __forceinline__ float scale_left() const {
-    const Problem& problem = params_.problem;
-    return (problem.softcap != 0 ? problem.softcap : problem.scale) * kLog2E;
-  }
-
   // Clears the weights that the dropout drops.
   __device__ __forceinline__ void drop(Tile& p, int32_t n) const {
     if constexpr (Config::kScores == Scores::kAny) {
@@ -201,9 +196,17 @@ class TileScores : protected TileOutput<Config> {
   }
 
  private:
-  // From this lane's first column to its upper row; numbers below 2^24 are exact.
-  __device__ __forceinline__ float distance_of(int32_t key) const {
-    return static_cast<float>(strip().own + row() % 64 - key - lane() % 4 * 2);
+  // ALiBi of the keys from `key` on. scale: what the scores still lack.
+  template <int kCount>
+  __device__ __forceinline__ void add_slope(float (&s)[kCount], int32_t key, float scale) const {
+    // From this lane's first column to its upper row; numbers below 2^24 are exact.
+    const float distance = static_cast<float>(strip().own + row() % 64 - key - lane() % 4 * 2);
+    const float slope = item().slope;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float away = distance + static_cast<float>(i / 2 % 2 * 8) - column(i);
+      s[i] = fmaf(s[i], scale, -slope * fabsf(away));
+    }
   }
 
   // scale: what the scores still lack.

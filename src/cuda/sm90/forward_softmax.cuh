@@ -55,7 +55,7 @@ class Softmax : protected TileScores<Config> {
     // No weight of a tile done over is above 1: O may have overflowed.
     const float slack = item().safe ? 0.0f : kSlack;
     bool keep[2] = {!(highest[0] > reference_[0] + slack), !(highest[1] > reference_[1] + slack)};
-    if (Config::kScores == Scores::kShaped && this->tied()) {
+    if (this->tied()) {
       const float apart = this->apart();
       // A row past the last query has no say in what another one's bits are.
       if (item().query + row() + 8 >= item().query_end) highest[1] = -INFINITY;
@@ -104,46 +104,45 @@ class Softmax : protected TileScores<Config> {
     weigh(s, [&](float x, int i) { return fmaf(x, c, -base(i / 2 % 2)); });
   }
 
+  // With whatever keys, straight or not.
+  template <int kCount>
+  __device__ __forceinline__ void weigh_bent(float (&s)[kCount], const Line& line) {
+    weigh(s, [&](float x, int i) {
+      const float away = line.distance + static_cast<float>(i / 2 % 2 * 8) - this->column(i);
+      return fmaf(x, line.scale, fmaf(-line.slope, fabsf(away), -base(i / 2 % 2)));
+    });
+  }
+
   template <int kCount>
   __device__ __forceinline__ void weigh_line(float (&s)[kCount], const Line& line) {
+    if (!line.straight) return weigh_bent(s, line);
     const float first[2] = {line.first[0] - base(0), line.first[1] - base(1)};
-    if (line.straight) {
-      weigh(s, [&](float x, int i) {
-        return fmaf(x, line.scale, fmaf(line.slope, this->column(i), first[i / 2 % 2]));
-      });
-    } else {
-      weigh(s, [&](float x, int i) {
-        const float away = line.distance + static_cast<float>(i / 2 % 2 * 8) - this->column(i);
-        return fmaf(x, line.scale, fmaf(-line.slope, fabsf(away), -base(i / 2 % 2)));
-      });
-    }
+    weigh(s, [&](float x, int i) {
+      return fmaf(x, line.scale, fmaf(line.rise, this->column(i), first[i / 2 % 2]));
+    });
   }
 
   // Of tied rows, all keys before them: the addend of one serves the other. From the first column
-  // each: a sum of steps is faster, by 2 to 3 %, but rounds too often for an LSE.
-  __device__ __forceinline__ void weigh_tied(const Slope& of, int32_t n) {
-    const float c = this->scale_left();
-    const float first = fmaf(of.slope, static_cast<float>(n * kTileKv - of.own), -reference_[0]);
+  // each: a sum of steps is faster, by 2 to 3 %, but rounds too often for an LSE. o: known once P V
+  // is, for small heads to wait for: or ptxas packs the weights behind the last of them (- 3 %).
+  __device__ __forceinline__ void weigh_tied(const Slope& of, int32_t n, float o) {
+    const float c = this->scale();
+    float first = fmaf(of.slope, static_cast<float>(n * kTileKv - of.own), -reference_[0]);
+    // There is no softcap beside ALiBi.
+    if (Config::kDimV < 128) first = ptx::after(first, o, __float_as_uint(params_.problem.softcap));
     weigh(s_, [&](float x, int i) { return fmaf(x, c, fmaf(of.slope, this->column(i), first)); });
   }
 
-  // A softcap alone: a polynomial in the place of the scale, of two terms or three, where that is
-  // enough for all of the warp.
+  // A softcap: a polynomial of two terms in the place of the scale, where that is enough for all of
+  // the warp.
   __device__ __forceinline__ void weigh_capped() {
     const Softcap& cap = params_.cap;
-    const float largest = largest_of(s_);
-    if (__all_sync(~0u, !(largest >= cap.short_limit))) {
+    if (__all_sync(~0u, !(largest_of(s_) >= cap.short_limit))) {
       weigh(s_, [&](float x, int i) {
         return fmaf(x, fmaf(cap.short_factor[1], x * x, cap.short_factor[0]), -base(i / 2 % 2));
       });
-    } else if (__all_sync(~0u, !(largest >= cap.limit))) {
-      weigh(s_, [&](float x, int i) {
-        const float square = x * x;
-        const float p = fmaf(fmaf(cap.factor[2], square, cap.factor[1]), square, cap.factor[0]);
-        return fmaf(x, p, -base(i / 2 % 2));
-      });
     } else {
-      this->cap_products(s_);
+      this->cap_scores(s_);
       weigh(s_);
     }
   }

@@ -19,8 +19,14 @@ constexpr int32_t kLongKeys = 4096;    // keys that are worth splitting
 constexpr int32_t kShortQueries = 64;  // the portable family packs heads and splits keys up to here
 constexpr int32_t kShortElements = 16384;  // of a head's keys: up to here small blocks start faster
 
+sm90::Scores scores_of(const Problem& p) {
+  const bool capped = p.softcap != 0, sloped = p.has_bias(FLASHATTN_BIAS_ALIBI);
+  if (sm90::needs_any(p) || p.scale < 0 || (capped && sloped)) return sm90::Scores::kAny;
+  return capped ? sm90::Scores::kCapped : sloped ? sm90::Scores::kSloped : sm90::Scores::kScaled;
+}
+
 bool takes(const sm90::ForwardEntry& e, const Problem& p) {
-  return e.dtype == p.dtype && e.scores == sm90::scores_of(p) && e.dim_qk >= p.dim_qk &&
+  return e.dtype == p.dtype && e.scores == scores_of(p) && e.dim_qk >= p.dim_qk &&
          e.dim_v >= p.dim_v;
 }
 
@@ -69,14 +75,11 @@ std::string kernel_name(const sm90::ForwardEntry& e) {
 
 namespace sm90 {
 
-const char* const kScoresNames[] = {"", "_shaped", "_any"};
+const char* const kScoresNames[] = {"", "_capped", "_sloped", "_shaped", "_any"};
 
-Scores scores_of(const Problem& p) {
-  if (p.has_bias(FLASHATTN_BIAS_DENSE) || p.has_mask(FLASHATTN_MASK_BLOCKS) ||
-      p.dropout_threshold() != 0 || p.scale < 0) {
-    return Scores::kAny;
-  }
-  return is_modified(p) ? Scores::kShaped : Scores::kScaled;
+bool needs_any(const Problem& p) {
+  return p.has_bias(FLASHATTN_BIAS_DENSE) || p.has_mask(FLASHATTN_MASK_BLOCKS) ||
+         p.dropout_threshold() != 0;
 }
 
 }  // namespace sm90

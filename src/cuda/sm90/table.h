@@ -42,8 +42,9 @@ struct BackwardTable {
   size_t count;
 };
 
-// What a problem asks for of a forward pass, and, added to names, what a kernel can do.
-Scores scores_of(const Problem& problem);
+// Whether a problem asks for what only kernels for any scores can do, in both passes.
+bool needs_any(const Problem& problem);
+// Added to names, what a kernel can do.
 extern const char* const kScoresNames[];
 
 ForwardTable forward_table();

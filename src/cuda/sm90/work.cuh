@@ -44,6 +44,7 @@ struct WorkItem {
 template <int kTileKv, Scores kScores, int kConsumers>
 __device__ __forceinline__ bool plan_item(const ForwardParams& params, int32_t tile, bool safe,
                                           WorkItem<kConsumers>& item) {
+  constexpr bool kCanSlope = kScores == Scores::kSloped || kScores == Scores::kAny;
   const Problem& problem = params.problem;
   const int32_t lane = threadIdx.x % 32;
   float slope = 0.0f;
@@ -59,7 +60,7 @@ __device__ __forceinline__ bool plan_item(const ForwardParams& params, int32_t t
     query = strips.begin * kStripRows;
     query_end = min(strips.end * kStripRows, len.q);
     if (query >= query_end) return false;
-    if (kScores != Scores::kScaled && problem.bias & FLASHATTN_BIAS_ALIBI) {
+    if (kCanSlope && problem.bias & FLASHATTN_BIAS_ALIBI) {
       const flashattn_inputs& in = params.args.inputs;
       slope = in.alibi_slopes[b * in.alibi_stride_batch + position.unit % problem.heads_q] * kLog2E;
     }
@@ -94,7 +95,7 @@ __device__ __forceinline__ bool plan_item(const ForwardParams& params, int32_t t
       // The tile of the first row's last key is the last of which some row may see its first.
       if (!safe) strip.fast_end = (span.all.end - 1) / kTileKv;
     }
-    if constexpr (kScores != Scores::kScaled) {
+    if constexpr (kCanSlope) {
       strip.own = query + kStripRows * lane + diagonal_offset(problem.mask_rule(), len);
       strip.line_begin = (max(strip.own + 63, 0) + kTileKv - 1) / kTileKv;
       strip.line_end = max(strip.own + 1, 0) / kTileKv;

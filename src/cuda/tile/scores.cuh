@@ -26,10 +26,11 @@ __device__ __forceinline__ float tanh_near_0(float x) {
   return x * fmaf(p, square, 1.0f);
 }
 
-// tanh as 1 - 2 / (e^2x + 1), with an absolute error of 3e-7: where some score is far from 0,
-// others need no more.
-__device__ __forceinline__ float soft_tanh(float x) {
-  return fmaf(-2.0f, ptx::reciprocal(ptx::exp2(x * (2.0f * kLog2E)) + 1.0f), 1.0f);
+// tanh(x * inner) * outer, tanh(x) as 1 - 2 / (e^2x + 1), with an absolute error of 3e-7: where
+// some score is far from 0, others need no more.
+__device__ __forceinline__ float soft_tanh(float x, float inner, float outer = 1.0f) {
+  const float e = ptx::exp2(x * (inner * (2.0f * kLog2E)));
+  return fmaf(-2.0f * outer, ptx::reciprocal(e + 1.0f), outer);
 }
 
 // The largest magnitude of numbers, of which a NaN has none.
@@ -79,7 +80,7 @@ __device__ __forceinline__ void cap(float (&s)[kCount], float inner) {
     for (int i = 0; i < kCount; ++i) s[i] = tanh_near_0(s[i] * inner);
   } else {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) s[i] = soft_tanh(s[i] * inner);
+    for (int i = 0; i < kCount; ++i) s[i] = soft_tanh(s[i], inner);
   }
 }
 
