@@ -18,7 +18,8 @@ class ForwardBlock : private ForwardRows {
       : ForwardRows(job, place, kv_heads),
         direct_(is_direct(problem_, sequence_.len)),
         tiling_(direct_ ? kDirectTiling : job.tiling),
-        scratch_(problem_, tiling_, scratch) {}
+        scratch_(problem_, tiling_, scratch),
+        own_tile_(reinterpret_cast<char*>(scratch_.k)) {}
 
   // next: what this thread will probably work on then, or NULL.
   void run(const ForwardBlock* next) {
@@ -32,24 +33,14 @@ class ForwardBlock : private ForwardRows {
   }
 
  private:
-  // What is packed for queries, and for a tile of keys.
-  void look_ahead(Interval queries, int32_t first_key, Ahead (&ahead)[3]) const {
-    const int32_t size = dtype_size(problem_.dtype);
-    const Rows q = rows_of(in_.q, size, b_, first_head_, sequence_.first_q);
-    const int32_t tile = first_key / scratch_.tile_kv * scratch_.tile_kv;
-    const Interval keys = intersect({tile, tile + scratch_.tile_kv}, keys_);
-    ahead[0] = {q, problem_.dim_qk * size, queries};
-    ahead[1] = {kv(in_.k), problem_.dim_qk * size, keys};
-    ahead[2] = {kv(in_.v), problem_.dim_v * size, keys};
-  }
-
   void work(const ForwardBlock* next) {
     start();
     int32_t first = keys_.begin / scratch_.tile_kv * scratch_.tile_kv;
     for (int32_t after; first < keys_.end; first = after) {
       after = first + scratch_.tile_kv;
-      if (after < keys_.end && !direct_) look_ahead({0, 0}, after, ahead_);
-      if (after >= keys_.end && next) next->look_ahead(next->queries_, next->keys_.begin, ahead_);
+      if (after < keys_.end && !direct_) look_ahead({0, 0}, after, scratch_.tile_kv, ahead_);
+      if (after >= keys_.end && next)
+        next->look_ahead(next->queries_, next->keys_.begin, next->scratch_.tile_kv, ahead_);
       key_tile(intersect({first, after}, {part_begin_, keys_.end}));
     }
   }
@@ -138,20 +129,30 @@ class ForwardBlock : private ForwardRows {
     return 0;
   }
 
-  FLASHATTN_INLINE Rows kv(const flashattn_tensor& t, int32_t head = 0) const {
-    return kv_rows(problem_, in_, t, b_, kv_head_ + head, sequence_.first_kv);
-  }
-
   FLASHATTN_INLINE Cache cache(const flashattn_tensor& t, int32_t dim) const {
     const int32_t size = dtype_size(problem_.dtype);
     return {kv(t), t.stride_head * size, kv_heads_, dim * size, keys_.end};
   }
 
   void pack(Interval keys) {
+    const int64_t shared = shared_tile(keys.begin);
+    scratch_.use_tile(shared < 0 ? own_tile_ : packed_tile(shared));
+    if (shared < 0) {
+      finite_ = pack_tile(keys);
+      return;
+    }
+    const Interval all{keys.begin, keys.begin + scratch_.tile_kv};
+    finite_ = pack_once(job_.shared.states + shared,
+                        [&] { return pack_tile(intersect(all, {0, sequence_.len.kv})); });
+  }
+
+  // Returns whether all values are finite.
+  bool pack_tile(Interval keys) const {
     pack_b_transposed<kCompute>(kv(in_.k), keys, problem_.dim_qk, problem_.dtype, scratch_.k);
-    finite_ = pack_b<kCompute>(kv(in_.v), keys, problem_.dim_v, problem_.dtype, scratch_.v,
-                               scratch_.v_panel);
+    const bool finite = pack_b<kCompute>(kv(in_.v), keys, problem_.dim_v, problem_.dtype,
+                                         scratch_.v, scratch_.v_panel);
     if (scratch_.in_chunks) scratch_.clear_values(keys.end - keys.begin);
+    return finite;
   }
 
   // What few rows of a tile need of it; all: no less than the whole tile.
@@ -422,7 +423,8 @@ class ForwardBlock : private ForwardRows {
 
   const bool direct_;  // keys and values are not packed
   const Tiling tiling_;
-  const ForwardScratch<kCompute> scratch_;
+  ForwardScratch<kCompute> scratch_;
+  char* const own_tile_;  // packed by this block alone
   Ahead ahead_[3] = {};
   int32_t keep_shift_ = 0;
   bool finite_ = true;  // of the packed values

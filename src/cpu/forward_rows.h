@@ -4,8 +4,7 @@
 // heads of a group share a block when queries are few.
 #pragma once
 
-#include "cpu/job.h"
-#include "cpu/simd.h"
+#include "cpu/pack.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
@@ -76,6 +75,40 @@ class ForwardRows {
         seen[r - row] = {all.begin - first, all.end - first};
       }
     }
+  }
+
+  FLASHATTN_INLINE Rows kv(const flashattn_tensor& t, int32_t head = 0) const {
+    return kv_rows(problem_, in_, t, b_, kv_head_ + head, sequence_.first_kv);
+  }
+
+  // The tile of all blocks that holds a key; -1: every block packs its own.
+  FLASHATTN_INLINE int64_t shared_tile(int32_t key) const {
+    if (!job_.shared.tiles || is_direct(problem_, sequence_.len)) return -1;
+    const int64_t tile = job_.key_tile(sequence_, b_, kv_head_, key);
+    return tile < job_.shared.count ? tile : -1;
+  }
+
+  FLASHATTN_INLINE char* packed_tile(int64_t shared) const {
+    return job_.shared.tiles + shared * job_.shared.tile_bytes;
+  }
+
+  // What is read for queries, and for a tile of keys.
+  void look_ahead(Interval queries, int32_t first_key, int32_t tile_kv, Ahead (&ahead)[3]) const {
+    const int32_t size = dtype_size(problem_.dtype);
+    const Rows q = rows_of(in_.q, size, b_, first_head_, sequence_.first_q);
+    const int32_t tile = first_key / tile_kv * tile_kv;
+    const int64_t shared = shared_tile(tile);
+    ahead[0] = {q, problem_.dim_qk * size, queries};
+    if (shared >= 0 && is_packed(job_.shared.states + shared)) {
+      constexpr int32_t kBytes = 1024;
+      const auto count = static_cast<int32_t>(job_.shared.tile_bytes / kBytes);
+      ahead[1] = {{packed_tile(shared), kBytes, nullptr, 1, 0}, kBytes, {0, count}};
+      ahead[2] = {};
+      return;
+    }
+    const Interval keys = intersect({tile, tile + tile_kv}, keys_);
+    ahead[1] = {kv(in_.k), problem_.dim_qk * size, keys};
+    ahead[2] = {kv(in_.v), problem_.dim_v * size, keys};
   }
 
   const ForwardJob& job_;

@@ -11,7 +11,8 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 inline Tiling forward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
   if (kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16) {  // two tile registers high
-    const int32_t rows = dim <= 128 ? 1056 : dim <= 256 ? 512 : 256;
+    // Packed keys are shared; queries and O, too, are to stay in the L2 cache.
+    const int32_t rows = dim <= 256 ? 512 : 256;
     if (works_in_chunks(problem)) return {rows, 32, dim <= 64 ? 768 : dim <= 256 ? 256 : 128};
     return {rows, 32, dim <= 64 ? 1536 : dim <= 128 ? 768 : dim <= 256 ? 128 : 256};
   }
@@ -36,8 +37,8 @@ struct ForwardScratch {
   uint32_t *q, *k, *v, *p;
   float *s, *o, *m, *l, *rest;
   uint8_t* keep;
-  bool* again;  // of each row, where references are kept
-  int64_t bytes;
+  bool* again;                // of each row, where references are kept
+  int64_t bytes, tile_bytes;  // of all, and of k and v
 
   FLASHATTN_INLINE ForwardScratch(const Problem& problem, const Tiling& tiling, char* base) {
     constexpr int kU = kUnit<kCompute>, kColumns = kPanelOf<kCompute>;
@@ -58,8 +59,10 @@ struct ForwardScratch {
     };
     const int64_t rows = tiling.rows;
     q = reinterpret_cast<uint32_t*>(take(rows * q_units));
+    const int64_t tile_at = at;
     k = reinterpret_cast<uint32_t*>(take(tile_kv / kColumns * k_panel));
     v = reinterpret_cast<uint32_t*>(take(round_up(v_columns, kColumns) / kColumns * v_panel));
+    tile_bytes = at - tile_at;
     s = reinterpret_cast<float*>(take(static_cast<int64_t>(tiling.tile_q) * chunk));
     // fp32 weights take the place of the scores.
     p = kCompute == Compute::kF32
@@ -75,6 +78,13 @@ struct ForwardScratch {
         take(problem.dropout > 0 ? (static_cast<int64_t>(tiling.tile_q) + 32) * chunk / 4 : 0));
     again = reinterpret_cast<bool*>(take(kKeepsReference<kCompute> ? (rows + 3) / 4 : 0));
     bytes = at;
+  }
+
+  // From now on k and v lie there.
+  FLASHATTN_INLINE void use_tile(char* tile) {
+    v = reinterpret_cast<uint32_t*>(tile +
+                                    (reinterpret_cast<char*>(v) - reinterpret_cast<char*>(k)));
+    k = reinterpret_cast<uint32_t*>(tile);
   }
 
   // Of rows from `row` on and packed keys from `skip` on.

@@ -53,6 +53,16 @@ struct ForwardPlace {
   Interval kv_heads;
 };
 
+// Packed keys and values that several blocks of queries read: the first that needs a tile packs it.
+struct SharedTiles {
+  int32_t* states;  // of each, see below
+  char* tiles;      // NULL: every block packs for itself
+  int64_t tile_bytes;
+  int64_t count;  // of the tiles beyond, every block packs its own
+};
+// A tile is not packed, is being packed, is packed, and then its values are all finite or not.
+enum TileState : int32_t { kTileEmpty, kTileBusy, kTileFinite, kTileSpecial };
+
 struct ForwardJob {
   const Problem* problem;
   const flashattn_forward_args* args;
@@ -69,7 +79,26 @@ struct ForwardJob {
   int32_t partial_queries;  // of the longest sequence that is split
   float* partial_o;
   float* partial_lse;
+  SharedTiles shared;
   uint64_t rng_seed, rng_offset;
+
+  // Tiles of the keys of a head, of all sequences together.
+  FLASHATTN_HD static int64_t head_tiles(const Problem& problem, const flashattn_shape& shape,
+                                         int32_t tile_kv) {
+    if (problem.layout & FLASHATTN_LAYOUT_VARLEN_KV) return shape.total_kv / tile_kv + shape.batch;
+    return ceil_div(shape.seqlen_kv, tile_kv) * shape.batch;
+  }
+
+  // Which of them a key's is: sequence b starts at most one tile for each earlier one after the
+  // keys before it.
+  FLASHATTN_HD int64_t key_tile(const Sequence& sequence, int32_t b, int32_t kv_head,
+                                int32_t key) const {
+    const flashattn_shape& shape = args->shape;
+    const int64_t first = (problem->layout & FLASHATTN_LAYOUT_VARLEN_KV)
+                              ? sequence.first_kv / tiling.tile_kv + b
+                              : ceil_div(shape.seqlen_kv, tiling.tile_kv) * b;
+    return kv_head * head_tiles(*problem, shape, tiling.tile_kv) + first + key / tiling.tile_kv;
+  }
 
   FLASHATTN_HD int64_t head_tasks() const {
     return ceil_div(problem->heads_kv, kv_heads) * head_blocks;
@@ -163,6 +192,8 @@ struct Kernels {
   // Bytes of scratch of one thread; 64-byte aligned.
   int64_t (*forward_scratch)(const Problem&, const Tiling&);
   int64_t (*backward_scratch)(const Problem&, const Tiling&);
+  // Bytes of a packed tile of the forward pass, where sharing it pays, else 0.
+  int64_t (*shared_tile)(const Problem&, const Tiling&);
   // One independent piece of work each.
   void (*forward)(const ForwardJob&, int64_t task, char* scratch);
   void (*backward_prepare)(const BackwardJob&, int64_t task, char* scratch);

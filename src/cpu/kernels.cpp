@@ -45,6 +45,12 @@ int64_t backward_scratch(const Problem& problem, const Tiling& tiling) {
   return BackwardScratch<kCompute>(problem, tiling.tile_q, tiling.tile_kv, nullptr).bytes;
 }
 
+// Where products are fast, packing is much of the work.
+int64_t shared_tile(const Problem& problem, const Tiling& tiling) {
+  if (!kKeepsReference<kCompute> || !forward_is_own(problem)) return 0;
+  return ForwardScratch<kCompute>(problem, tiling, nullptr).tile_bytes;
+}
+
 void forward(const ForwardJob& job, int64_t task, char* scratch) {
   if (!forward_is_own(*job.problem)) return f32().forward(job, task, scratch);
   forward_task<kCompute>(job, task, scratch);
@@ -76,6 +82,7 @@ constexpr Kernels kKernels = {
     dq_columns,
     forward_scratch,
     backward_scratch,
+    shared_tile,
     forward,
     backward_prepare,
     backward,

@@ -12,6 +12,9 @@ namespace {
 
 constexpr int64_t kAlignment = 64;
 
+// Bytes of the packed keys and values that blocks of queries share.
+constexpr int64_t kMostShared = int64_t{128} << 20;
+
 // Cuts a workspace into aligned pieces; with a NULL base it only counts.
 class Cutter {
  public:
@@ -56,6 +59,7 @@ Random random_of(const flashattn_inputs& in) {
 
 struct CpuLauncher::ForwardWorkspace {
   float *partial_o, *partial_lse;
+  SharedTiles shared;
   char* scratch;
   int64_t bytes;
 };
@@ -78,6 +82,7 @@ CpuLauncher::CpuLauncher(const Problem& problem)
                            forward_tiling_.tile_kv)),
       forward_scratch_(kernels_.forward_scratch(problem, forward_tiling_)),
       backward_scratch_(kernels_.backward_scratch(problem, backward_tiling_)),
+      shared_tile_(kernels_.shared_tile(problem, forward_tiling_)),
       forward_name_(kernel_name("forward", problem, kernels_)),
       backward_name_(kernel_name("backward", problem, kernels_)),
       why_(std::string("the only family for CPUs; ") + machine_kernels_reason()) {}
@@ -97,6 +102,15 @@ CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const flashattn_sha
     const int64_t rows = static_cast<int64_t>(split.kv) * shape.batch * problem_.heads_q * split.q;
     w.partial_o = cutter.take<float>(rows * problem_.dim_v);
     w.partial_lse = cutter.take<float>(rows);
+  }
+  // Rows that make more than one block.
+  if (shared_tile_ > 0 && int64_t{shape.seqlen_q} * problem_.group() > smallest_block()) {
+    const int64_t tiles =
+        problem_.heads_kv * ForwardJob::head_tiles(problem_, shape, forward_tiling_.tile_kv);
+    w.shared.tile_bytes = shared_tile_;
+    w.shared.count = std::min(tiles, kMostShared / shared_tile_);
+    w.shared.states = cutter.take<int32_t>(w.shared.count);
+    w.shared.tiles = cutter.take<char>(w.shared.count * shared_tile_);
   }
   w.scratch = cutter.take<char>(forward_scratch_ * threads_);
   w.bytes = cutter.bytes();
@@ -162,7 +176,7 @@ static bool shares_reads(const ForwardJob& job) {
 // Blocks of queries: large enough to share packed keys, small enough to occupy all threads.
 void CpuLauncher::set_blocks(ForwardJob* job) const {
   const flashattn_shape& shape = job->args->shape;
-  const int32_t group = problem_.group(), tile = job->tiling.tile_q, smallest = 2 * tile;
+  const int32_t group = problem_.group(), tile = job->tiling.tile_q, smallest = smallest_block();
   job->kv_heads = 1;
   for (int32_t rows = job->tiling.rows;; rows = std::max(rows / 2 / tile * tile, smallest)) {
     job->queries = std::max(std::min(shape.seqlen_q, rows), 1);
@@ -183,14 +197,14 @@ void CpuLauncher::set_blocks(ForwardJob* job) const {
   }
   if (problem_.mask != 0 || problem_.layout != 0 || job->queries == shape.seqlen_q) return;
   // Blocks that all take equally long: the number that occupies all threads to the end, not more,
-  // for each packs the keys anew.
-  constexpr int32_t kPacking = 12;  // rows whose work takes as long
+  // for each packs the keys anew, or reads them again where they are shared.
+  const int32_t packing = shared_tile_ > 0 ? 4 : 12;  // rows whose work takes as long
   const int64_t others = job->tasks() / job->query_blocks;
   int64_t least = INT64_MAX;
   const auto consider = [&](int32_t rows) {
     const int64_t blocks = ceil_div(shape.seqlen_q, rows);
     // Threads are not equally fast: the end waits for a part of the slowest one's block.
-    const int64_t cost = ceil_div(blocks * others, threads_) * (rows + kPacking) + rows / 4;
+    const int64_t cost = ceil_div(blocks * others, threads_) * (rows + packing) + rows / 4;
     if (cost >= least) return;
     least = cost;
     job->queries = rows;
@@ -224,6 +238,10 @@ int32_t CpuLauncher::forward(const flashattn_forward_args& args, void* workspace
   job.rng_seed = random.seed;
   job.rng_offset = random.offset;
   set_blocks(&job);
+  if (job.query_blocks * job.head_blocks > 1 && w.shared.count > 0) {
+    job.shared = w.shared;
+    std::fill_n(w.shared.states, w.shared.count, kTileEmpty);
+  }
   job.threads = threads_for(threads_, forward_work(problem_, shape));
   parallel_tasks(job.threads, job.tasks(), [&](int64_t task, int32_t thread) {
     kernels_.forward(job, task, w.scratch + thread * forward_scratch_);

@@ -28,6 +28,7 @@ class CpuLauncher final : public Launcher {
 
   ForwardWorkspace forward_workspace(const flashattn_shape& shape, char* base) const;
   BackwardWorkspace backward_workspace(const flashattn_shape& shape, char* base) const;
+  int32_t smallest_block() const { return 2 * forward_tiling_.tile_q; }  // rows
   void set_blocks(ForwardJob* job) const;
   void merge_parts(const ForwardJob& job) const;
 
@@ -37,6 +38,7 @@ class CpuLauncher final : public Launcher {
   const Tiling forward_tiling_, backward_tiling_;
   const SplitRule split_;
   const int64_t forward_scratch_, backward_scratch_;  // bytes of a thread
+  const int64_t shared_tile_;
   const std::string forward_name_, backward_name_, why_;
 };
 

@@ -244,6 +244,29 @@ bool pack_b(const Rows& rows, Interval range, int32_t dim, int32_t dtype, uint32
   return !any(special);
 }
 
+// Whether others see that a tile is packed.
+FLASHATTN_INLINE bool is_packed(const int32_t* state) {
+  return __atomic_load_n(state, __ATOMIC_ACQUIRE) > kTileBusy;
+}
+
+// Calls pack(), which returns whether all values of a tile are finite, as this does; but if another
+// thread did, returns what that found.
+template <class Pack>
+bool pack_once(int32_t* state, Pack pack) {
+  int32_t found = kTileEmpty;
+  if (__atomic_compare_exchange_n(state, &found, kTileBusy, false, __ATOMIC_ACQUIRE,
+                                  __ATOMIC_ACQUIRE)) {
+    const bool finite = pack();
+    __atomic_store_n(state, finite ? kTileFinite : kTileSpecial, __ATOMIC_RELEASE);
+    return finite;
+  }
+  for (int32_t waited = 0; found == kTileBusy;) {
+    wait_a_little(&waited);
+    found = __atomic_load_n(state, __ATOMIC_ACQUIRE);
+  }
+  return found == kTileFinite;
+}
+
 // Whether none of the numbers is infinite or NaN.
 FLASHATTN_INLINE bool all_finite(const float* x, int64_t count) {
   Ints special{};
