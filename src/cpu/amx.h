@@ -117,11 +117,45 @@ struct TileBlock {
       }
     };
     multiply_step(true);
+#pragma GCC unroll 4
     for (int32_t n = step; n < k; n += step) {
       a += step;
       b += step * kTile;
       multiply_step(false);
     }
+  }
+};
+
+// 32 rows of A, held in tiles 2 to 5: C of 16 columns in tiles 0 and 1.
+struct HeldRows {
+  static constexpr int32_t kUnits = 2 * kTile;  // of a row
+
+  FLASHATTN_INLINE static void load(const uint32_t* a) {
+    constexpr long kBytes = kUnits * 4;
+    _tile_loadd(2, a, kBytes);
+    _tile_loadd(3, a + kTile * kUnits, kBytes);
+    _tile_loadd(4, a + kTile, kBytes);
+    _tile_loadd(5, a + kTile * kUnits + kTile, kBytes);
+  }
+
+  // C = A B, and between() after each product. b: a panel, read once.
+  template <class Between>
+  FLASHATTN_INLINE static void multiply(const uint32_t* b, float* c, int64_t c_row,
+                                        Between between) {
+    _tile_stream_loadd(6, b, long{kTile * 4});
+    _tile_zero(0);
+    _tile_dpbf16ps(0, 2, 6);
+    between();
+    _tile_zero(1);
+    _tile_dpbf16ps(1, 3, 6);
+    between();
+    _tile_stream_loadd(7, b + kTile * kTile, long{kTile * 4});
+    _tile_dpbf16ps(0, 4, 7);
+    between();
+    _tile_dpbf16ps(1, 5, 7);
+    between();
+    _tile_stored(0, c, c_row * 4);
+    _tile_stored(1, c + kTile * c_row, c_row * 4);
   }
 };
 

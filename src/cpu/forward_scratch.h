@@ -13,7 +13,8 @@ inline Tiling forward_tiling(const Problem& problem) {
   if (kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16) {  // two tile registers high
     // Packed keys are shared; queries and O, too, are to stay in the L2 cache.
     const int32_t rows = dim <= 256 ? 512 : 256;
-    if (works_in_chunks(problem)) return {rows, 32, dim <= 64 ? 768 : dim <= 256 ? 256 : 128};
+    if (works_in_chunks(problem))
+      return {rows, 32, dim <= 64 ? 1024 : dim <= 128 ? 512 : dim <= 256 ? 256 : 128};
     return {rows, 32, dim <= 64 ? 1536 : dim <= 128 ? 768 : dim <= 256 ? 128 : 256};
   }
   const int32_t rows = dim <= 128 ? 1056 : dim <= 256 ? 528 : 264;
@@ -67,8 +68,8 @@ struct ForwardScratch {
     // fp32 weights take the place of the scores.
     p = kCompute == Compute::kF32
             ? reinterpret_cast<uint32_t*>(s)
-            : reinterpret_cast<uint32_t*>(
-                  take(static_cast<int64_t>(tiling.tile_q) * chunk / kU * (in_chunks ? 2 : 1)));
+            : reinterpret_cast<uint32_t*>(take(static_cast<int64_t>(tiling.tile_q) * chunk / kU *
+                                               (in_chunks ? kWindowChunks : 1)));
     o = reinterpret_cast<float*>(take(rows * v_columns));
     // Read in whole vectors.
     m = reinterpret_cast<float*>(take(rows + kWidth));
@@ -93,7 +94,6 @@ struct ForwardScratch {
     return {q + row * q_units,
             q_units,
             k + skip / kColumns * k_panel,
-            k_panel,
             v + int64_t{skip / kUnit<kCompute>} * kColumns,
             v_panel,
             o + row * v_columns,
