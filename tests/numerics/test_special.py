@@ -178,6 +178,14 @@ def test_a_row_of_one_key_is_its_value(device, dtype, features):
 
 
 @pytest.mark.smoke
+@pytest.mark.parametrize("softcap", [0.0, 9.0])
+def test_parts_of_keys_begin_within_a_tile(device, softcap):
+    """Of tiles that the blocks of queries of another sequence make worth sharing."""
+    verify(Case(cu_q=[530, 10], cu_kv=[20, 1100], heads_q=2, dim_qk=64, dtype="bf16",
+                softcap=softcap, backward=True), device)
+
+
+@pytest.mark.smoke
 @pytest.mark.parametrize("bias", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("sink", [False, True])
 def test_rows_of_minus_infinity(device, bias, sink):
