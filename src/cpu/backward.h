@@ -152,7 +152,7 @@ class BackwardTile {
 
   // The columns that few queries of a tile need.
   void set_bands(Interval queries, Interval run, Interval columns) {
-    constexpr int32_t kStep = kBandRows<kCompute>;
+    constexpr int32_t kStep = kBackwardBand<kCompute>;
     for (int32_t i = queries.begin, n = 0; i < queries.end; i += kStep, ++n) {
       const Interval rows{i, queries.end - i < kStep ? queries.end : i + kStep};
       const Interval seen = intersect(key_span(mask_, rows, sequence_.len).any, run);
@@ -200,16 +200,21 @@ class BackwardTile {
   // dq (+)= dS K.
   void add_to_dq(int32_t rows, Interval columns, float* dq, bool first) {
     constexpr int kU = kUnit<kCompute>;
-    const int32_t step = full_ ? rows : kBandRows<kCompute>;
+    const int32_t step = full_ ? rows : kBackwardBand<kCompute>;
     for (int32_t r = 0; r < rows; r += step) {
-      const Interval own = full_ ? columns : bands_[r / kBandRows<kCompute>];
+      const Interval own = full_ ? columns : bands_[r / kBackwardBand<kCompute>];
       const int32_t begin = own.begin / kU, end = (last_column(own) + kU - 1) / kU;
+      const int32_t count = rows - r < step ? rows - r : step;
+      float* sum = dq + int64_t{r} * scratch_.qk_columns;
+      if (end <= begin) {
+        if (first) clear(sum, int64_t{count} * scratch_.qk_columns);
+        continue;
+      }
       gemm<kCompute>(
-          rows - r < step ? rows - r : step, {0, scratch_.qk_columns},
-          end > begin ? end - begin : 0,
+          count, {0, scratch_.qk_columns}, end - begin,
           {scratch_.ds + (int64_t{r} * scratch_.tile_kv) / kU + begin, scratch_.tile_kv / kU, 1},
           {scratch_.k + int64_t{begin} * kPanelOf<kCompute>, scratch_.key_panel},
-          {dq + int64_t{r} * scratch_.qk_columns, scratch_.qk_columns}, !first);
+          {sum, scratch_.qk_columns}, !first);
     }
   }
 
@@ -236,7 +241,7 @@ class BackwardTile {
   // to be added to.
   void score_gradients(int32_t head, Interval queries, int32_t tile, Interval columns, bool dbias) {
     const int32_t rows = queries.end - queries.begin;
-    const auto own = [&](int32_t r) { return bands_[r / kBandRows<kCompute>]; };
+    const auto own = [&](int32_t r) { return bands_[r / kBackwardBand<kCompute>]; };
     gemm<kCompute>(rows, columns, static_cast<int32_t>(scratch_.qk_panel / kPanelOf<kCompute>),
                    scratch_.left(scratch_.q_a, scratch_.qk_units), {scratch_.kt, scratch_.qk_panel},
                    {scratch_.s, scratch_.tile_kv}, false, own);
@@ -269,7 +274,7 @@ class BackwardTile {
     const int64_t stride = scratch_.tile_kv, at = row * stride;
     float *s = scratch_.s + at, *dp = scratch_.dp + at;
     const bool capped = problem_.softcap != 0, dropout = problem_.dropout > 0;
-    const Interval band = bands_[row / kBandRows<kCompute>];
+    const Interval band = bands_[row / kBackwardBand<kCompute>];
     for (int32_t r = 0; r < kRows; ++r) {
       if (rules.modified()) {
         modify_row(rules, i + r, keys_.begin, sequence_.len.kv, band.begin, band.end,
@@ -369,22 +374,27 @@ class BackwardTile {
                   Interval columns, float* sum, int32_t sum_columns) {
     constexpr int kU = kUnit<kCompute>;
     const int32_t units = (queries.end - queries.begin + kU - 1) / kU;
-    if constexpr (kKeysAsColumns<kCompute>) {
-      gemm<kCompute>(sum_columns, columns, units, {packed, scratch_.tile_q / kU, 1},
-                     {weights, scratch_.pair_panel}, {sum, scratch_.tile_kv}, true);
-    } else {
-      const int32_t end = last_column(columns);
-      const int32_t step = full_ ? end - columns.begin : kBandRows<kCompute>;
-      for (int32_t c = columns.begin; c < end; c += step) {
-        const int32_t next = end - c < step ? end : c + step;
-        Interval k{0, units};
-        if (!full_) {
-          // Queries that see one of these keys.
-          const Interval seen = intersect(
-              query_span(mask_, {keys_.begin + c, keys_.begin + next}, sequence_.len), queries);
-          if (seen.begin >= seen.end) continue;
-          k = {(seen.begin - queries.begin) / kU, (seen.end - queries.begin + kU - 1) / kU};
-        }
+    const int32_t end = last_column(columns);
+    const int32_t step = full_ ? end - columns.begin : kBackwardBand<kCompute>;
+    for (int32_t c = columns.begin; c < end; c += step) {
+      const int32_t next = end - c < step ? end : c + step;
+      Interval k{0, units};
+      if (!full_) {
+        // Queries that see one of these keys.
+        Interval seen = intersect(
+            query_span(mask_, {keys_.begin + c, keys_.begin + next}, sequence_.len), queries);
+        if (seen.begin >= seen.end) continue;
+        seen = {seen.begin - queries.begin, seen.end - queries.begin};
+        // Tile registers take whole ones of them.
+        if (kKeysAsColumns<kCompute>) seen = {seen.begin / step * step, round_up(seen.end, step)};
+        k = intersect(k, {seen.begin / kU, (seen.end + kU - 1) / kU});
+      }
+      if constexpr (kKeysAsColumns<kCompute>) {
+        gemm<kCompute>(sum_columns, round_out({c, next}), k.end - k.begin,
+                       {packed + k.begin, scratch_.tile_q / kU, 1},
+                       {weights + k.begin * scratch_.pair_row, scratch_.pair_panel},
+                       {sum, scratch_.tile_kv}, true);
+      } else {
         gemm<kCompute>(next - c, {0, sum_columns}, k.end - k.begin,
                        {weights + k.begin * scratch_.pair_row + c, 1, scratch_.pair_row},
                        {packed + int64_t{k.begin} * kPanelOf<kCompute>, scratch_.query_panel},
@@ -395,25 +405,11 @@ class BackwardTile {
 
   void store_gradient(const Rows& out, const float* sum, int32_t columns, float factor,
                       int32_t dim) {
-    if constexpr (!kKeysAsColumns<kCompute>) {
+    if constexpr (kKeysAsColumns<kCompute>) {
+      store_columns(out, keys_, sum, scratch_.tile_kv, factor, dim);
+    } else {
       for (int32_t j = keys_.begin; j < keys_.end; ++j, sum += columns) {
         store_row(out.row(j), problem_.dtype, sum, factor, dim);
-      }
-    } else {
-      for (int32_t j = keys_.begin; j < keys_.end; j += kWidth, sum += kWidth) {
-        const int32_t keys = keys_.end - j < kWidth ? keys_.end - j : kWidth;
-        for (int32_t c = 0; c < dim; c += kWidth) {
-          Words block[kWidth];
-#pragma GCC unroll 16
-          for (int i = 0; i < kWidth; ++i) {
-            block[i] = load_words(sum + static_cast<int64_t>(c + i) * scratch_.tile_kv);
-          }
-          transpose(block);
-          for (int32_t i = 0; i < keys; ++i) {
-            store_first<FLASHATTN_DTYPE_BF16>(out.row(j + i) + c * 2,
-                                              as_floats(block[i]) * splat(factor), dim - c);
-          }
-        }
       }
     }
   }
@@ -437,7 +433,7 @@ class BackwardTile {
   Interval run_{0, 0};
   Ahead ahead_[4] = {};
   bool full_ = false;
-  Interval bands_[128 / kMicroRows + 1];  // columns that kBandRows queries need
+  Interval bands_[128 / kMicroRows + 1];  // columns that kBackwardBand queries need
   const float kept_ = 65536.0f / (65536.0f - static_cast<float>(problem_.dropout_threshold()));
 };
 

@@ -127,15 +127,26 @@ constexpr int32_t kBandRows = kHasAmx && kCompute == Compute::kBf16Pairs ? 1 << 
 
 // C[rows][columns] (+)= A[rows][k] B[k][columns]; columns: multiples of kWidth, k in units. On tile
 // registers the units of A must lie one after the other. columns_of(row): those of the columns that
-// kBandRows rows from `row` on need.
+// kBandRows rows from `row` on need; on tile registers, two tiles of rows.
 template <Compute kCompute, class ColumnsOf>
 void gemm(int32_t rows, Interval columns, int32_t k, MatrixA a, MatrixB b, MatrixC c,
           bool accumulate, ColumnsOf columns_of) {
 #if defined(__AMX_BF16__)
   if constexpr (kCompute == Compute::kBf16Pairs) {
     static_assert(kPanelOf<kCompute> == kTile);
-    return amx_gemm(rows, columns, k, a.data, a.row_stride, b.data, b.panel_stride, c.data,
-                    c.row_stride, accumulate);
+    constexpr int32_t kStep = 2 * kTile;
+    // As many rows at a time as need the same columns.
+    for (int32_t row = 0, next; row < rows; row = next) {
+      const Interval own = columns_of(row);
+      for (next = row + kStep; next < rows; next += kStep) {
+        const Interval others = columns_of(next);
+        if (others.begin != own.begin || others.end != own.end) break;
+      }
+      amx_gemm(next < rows ? next - row : rows - row, own, k, a.data + row * a.row_stride,
+               a.row_stride, b.data, b.panel_stride, c.data + row * c.row_stride, c.row_stride,
+               accumulate);
+    }
+    return;
   }
 #endif
   for (int32_t column = columns.begin; column < columns.end;) {

@@ -195,15 +195,18 @@ template <Compute kCompute>
 void pack_a_transposed(const Rows& rows, Interval range, int32_t dim, int32_t dtype, uint32_t* out,
                        int32_t row_units) {
   constexpr int kU = kUnit<kCompute>;
-  const auto row = [&](int32_t r) { return r < range.end ? rows.row(r) : kZeroRow; };
   with_dtype(dtype, [&](auto tag) {
     for (int32_t r = range.begin; r < range.end; r += kU * kWidth, out += kWidth) {
+      const char* row[kU * kWidth];
+      for (int32_t i = 0; i < kU * kWidth; ++i) {
+        row[i] = r + i < range.end ? rows.row(r + i) : kZeroRow;
+      }
       for (int32_t c = 0; c < dim; c += kWidth) {
         Words block[kWidth];
 #pragma GCC unroll 16
         for (int i = 0; i < kWidth; ++i) {
-          block[i] = load_pair<kCompute, decltype(tag)::value>(row(r + i * kU),
-                                                               row(r + i * kU + kU - 1), c, dim);
+          block[i] =
+              load_pair<kCompute, decltype(tag)::value>(row[i * kU], row[i * kU + kU - 1], c, dim);
         }
         transpose(block);
 #pragma GCC unroll 16
@@ -285,6 +288,27 @@ FLASHATTN_INLINE void store_row(char* out, int32_t dtype, const float* row, floa
                                         load(row + c) * splat(factor), dim - c);
     }
   });
+}
+
+// The same for the rows of a range, in bf16, from numbers with the rows as columns: sum[dim][row],
+// `stride` apart.
+inline void store_columns(const Rows& out, Interval range, const float* sum, int64_t stride,
+                          float factor, int32_t dim) {
+  for (int32_t r = range.begin; r < range.end; r += kWidth, sum += kWidth) {
+    const int32_t count = range.end - r < kWidth ? range.end - r : kWidth;
+    char* row[kWidth];
+    for (int32_t i = 0; i < count; ++i) row[i] = out.row(r + i);
+    for (int32_t c = 0; c < dim; c += kWidth) {
+      Words block[kWidth];
+#pragma GCC unroll 16
+      for (int i = 0; i < kWidth; ++i) block[i] = load_words(sum + (c + i) * stride);
+      transpose(block);
+      for (int32_t i = 0; i < count; ++i) {
+        store_first<FLASHATTN_DTYPE_BF16>(row[i] + c * 2, as_floats(block[i]) * splat(factor),
+                                          dim - c);
+      }
+    }
+  }
 }
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA
