@@ -29,7 +29,9 @@ inline Tiling backward_tiling(const Problem& problem) {
   }
   Tiling tiling{};
   if (kWidth == 16) {  // machines with wide vectors have larger caches
-    const int32_t many = dim <= 64 ? 384 : dim <= 128 ? 256 : dim <= 256 ? 192 : 128;
+    // In fp32 small enough for threads that are not equally fast to end together.
+    const int32_t most = !backward_is_bf16(problem) ? 192 : dim <= 64 ? 384 : 256;
+    const int32_t many = dim <= 128 ? most : dim <= 256 ? 192 : 128;
     // Gradients of a bias that sequences share: all have the same tiles.
     const bool same = problem.features & FLASHATTN_FEATURE_DBIAS;
     tiling = {96, 96, many, same ? 0 : many * 2 / 3 / kPanel * kPanel};
