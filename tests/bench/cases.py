@@ -29,10 +29,10 @@ class Case:
     softcap: float = 0.0
     alibi: bool = False
     dropout: float = 0.0
-    repeatable: bool = False  # determinism = RUN_TO_RUN. On a GPU only
-    page_size: int = 0  # tokens a page of a paged cache; 0: not paged. On a GPU only
+    repeatable: bool = False  # determinism = RUN_TO_RUN
+    page_size: int = 0  # tokens a page of a paged cache; 0: not paged
     # Packed sequences of uneven lengths, seqlen_q on average, up to twice that. Decoding: one has
-    # seqlen_kv keys, the others a sixteenth of them. On a GPU only
+    # seqlen_kv keys, the others a sixteenth of them
     uneven: bool = False
     parts: int = 0  # that are merged, fp32 each. On a GPU only
 

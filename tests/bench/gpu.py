@@ -18,9 +18,9 @@ import peers
 from cases import Case
 from clock import Clock
 from figures import Figures
-from flashattn import _library
+from flashattn import Device, _library
 from memory import Array, Memory, torch
-from ours import FlashAttn, Refused
+from ours import Refused, builds
 
 WIDTH = 50
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -51,14 +51,10 @@ class Row(NamedTuple):
 class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.memory = Memory()
+        self.memory = Memory(Device.CUDA)
         self.driver = self.memory.driver
         self.clock = Clock(self.driver)
-        self.ours = [FlashAttn("flashattn", _library.lib, self.memory)]
-        for n, path in enumerate(options.baseline or []):
-            name, _, file = path.rpartition("=")
-            library = _library.ffi.dlopen(str(pathlib.Path(file).resolve()))
-            self.ours.append(FlashAttn(name or f"base{n + 1 if n else ''}", library, self.memory))
+        self.ours = builds(options.baseline, self.memory)
         self.peers, self.notes = ({}, []) if options.alone else peers.available()
         for name in options.without or []:
             self.peers.pop(name, None)

@@ -1,13 +1,16 @@
 """Arrays on the GPU: PyTorch's where it is installed, since its backends are to read them too, else
-the driver's."""
+the driver's. On the CPU: NumPy's."""
 from __future__ import annotations
 
+import ctypes
 import pathlib
 import sys
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import ml_dtypes
 import numpy as np
+
+from flashattn import Device
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from numerics.driver import Driver  # noqa: E402
@@ -21,6 +24,7 @@ if torch is not None and not torch.cuda.is_available():
 
 NUMPY = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16),
          "bf16": np.dtype(ml_dtypes.bfloat16), "i32": np.dtype(np.int32), "u8": np.dtype(np.uint8)}
+_LINE = 64  # bytes of a cache line
 _PATTERN = 1 << 22  # random numbers that the driver's arrays repeat
 
 
@@ -29,14 +33,37 @@ def torch_dtype(name: str) -> Any:
             "u8": torch.uint8}[name]
 
 
+class Host:
+    """The CPU's memory, by the methods of Driver that arrays use."""
+
+    def __init__(self) -> None:
+        self.rooms: Dict[int, np.ndarray] = {}
+
+    def allocate(self, size: int) -> int:
+        room = np.empty(size + _LINE, np.uint8)
+        # Every array starts a cache line: two builds of the library find the same alignment.
+        address = -(-room.ctypes.data // _LINE) * _LINE
+        self.rooms[address] = room
+        return address
+
+    def free(self, address: int) -> None:
+        del self.rooms[address]
+
+    fill = staticmethod(ctypes.memset)
+    copy = staticmethod(ctypes.memmove)
+
+    def write(self, address: int, data: np.ndarray) -> None:
+        self.copy(address, data.ctypes.data, data.nbytes)
+
+
 class Array:
-    """A packed array in device memory. tensor: PyTorch's, or None."""
+    """A packed array in a device's memory. tensor: PyTorch's, or None."""
 
     def __init__(self, memory: "Memory", shape: Tuple[int, ...], dtype: str) -> None:
         self.shape, self.dtype, self.driver = tuple(shape), dtype, memory.driver
         self.bytes = max(int(np.prod(shape)) * NUMPY[dtype].itemsize, 1)
         self.tensor: Any = None
-        if torch is not None:
+        if torch is not None and memory.device == Device.CUDA:
             self.tensor = torch.empty(self.shape, dtype=torch_dtype(dtype), device="cuda")
             self.address = self.tensor.data_ptr()
         else:
@@ -53,8 +80,9 @@ class Array:
 
 
 class Memory:
-    def __init__(self, driver: Optional[Driver] = None) -> None:
-        self.driver = driver or Driver()
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.driver: Any = Driver() if device == Device.CUDA else Host()
         self.rng = np.random.default_rng(0)
 
     def empty(self, shape: Tuple[int, ...], dtype: str, byte: Optional[int] = None) -> Array:

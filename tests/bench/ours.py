@@ -1,13 +1,14 @@
-"""This library's work on a GPU, through its C calls: everything is made before the clock runs."""
+"""This library's work, through its C calls: everything is made before the clock runs."""
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, NamedTuple, Tuple
+import pathlib
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
 from cases import Case
 from flashattn._constants import Bias, Dtype, Feature, Layout, Mask, Op
-from flashattn._library import ffi, text
+from flashattn._library import ffi, lib, text
 from memory import Array, Memory
 
 Work = Callable[[], Any]
@@ -19,7 +20,7 @@ class Refused(Exception):
 
 
 class Prepared(NamedTuple):
-    work: Callable[[int], None]  # enqueues a call on a stream
+    work: Callable[[int], None]  # makes a call, on a GPU's stream
     kernel: str
     results: Dict[str, Array]  # o, or dq, dk, dv
     bytes: int  # least that the call moves
@@ -27,9 +28,9 @@ class Prepared(NamedTuple):
 
 
 def descriptor(case: Case) -> Dict[str, Any]:
-    """The fields of flashattn_desc."""
+    """The fields of flashattn_desc, but for where it is computed."""
     mask = int(Mask.CAUSAL) if case.causal else 0
-    fields = dict(struct_size=ffi.sizeof("flashattn_desc"), device=1, dtype=DTYPES[case.dtype],
+    fields = dict(struct_size=ffi.sizeof("flashattn_desc"), dtype=DTYPES[case.dtype],
                   ops=int(Op.FORWARD), heads_q=case.heads, heads_kv=case.kv_heads,
                   dim_qk=case.dim, dim_v=case.value_dim, features=int(Feature.LSE),
                   softcap=case.softcap, dropout=case.dropout, determinism=int(case.repeatable))
@@ -54,8 +55,8 @@ def descriptor(case: Case) -> Dict[str, Any]:
 class FlashAttn:
     """A build of the library."""
 
-    def __init__(self, name: str, library: Any, memory: Memory) -> None:
-        self.name, self.lib, self.memory = name, library, memory
+    def __init__(self, name: str, library: Any, memory: Memory, threads: int) -> None:
+        self.name, self.lib, self.memory, self.threads = name, library, memory, threads
 
     def check(self, status: int) -> None:
         if status:
@@ -63,13 +64,15 @@ class FlashAttn:
 
     def plan(self, fields: Dict[str, Any]) -> Any:
         made = ffi.new("flashattn_plan **")
-        self.check(self.lib.flashattn_plan_create(ffi.new("flashattn_desc *", fields), made))
+        desc = ffi.new("flashattn_desc *", {**fields, "device": int(self.memory.device),
+                                            "threads": self.threads})
+        self.check(self.lib.flashattn_plan_create(desc, made))
         return ffi.gc(made[0], self.lib.flashattn_plan_destroy)
 
     def inputs(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Dict[str, Any], Any]:
         """Fields of flashattn_inputs, and what they point to."""
         fields: Dict[str, Any] = {name: tensor(case, arrays[name]) for name in "qkv"}
-        keep = [arrays]
+        keep: List[Any] = [arrays]
         if case.uneven:
             lengths = [self.memory.of(array, "i32")
                        for array in (*case.starts(), np.array(case.key_lengths()))]
@@ -175,6 +178,19 @@ class FlashAttn:
         work.raw = (function, plan, args, address, size)  # type: ignore[attr-defined]
         work.workspace = workspace  # type: ignore[attr-defined]
         return work, info
+
+
+def builds(baselines: Optional[List[str]], memory: Memory, threads: int = 0) -> List[FlashAttn]:
+    """This build, and those of --baseline. threads: on the CPU."""
+    found = [FlashAttn("flashattn", lib, memory, threads)]
+    for n, path in enumerate(baselines or []):
+        name, _, file = path.rpartition("=")
+        try:
+            library = ffi.dlopen(str(pathlib.Path(file).resolve()))
+        except OSError as error:
+            raise SystemExit(f"bench: {error}") from None
+        found.append(FlashAttn(name or f"base{n + 1 if n else ''}", library, memory, threads))
+    return found
 
 
 def pointer(array: Array, kind: str = "void *") -> Any:

@@ -1,0 +1,167 @@
+"""./run bench on the CPU: a row for each case, beside the machine's own peak, PyTorch where it is
+installed, and other builds of the library. All take turns in rotating order."""
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import ctypes
+import functools
+import pathlib
+import statistics
+import subprocess
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import flashattn
+from cases import Case
+from memory import Memory
+from ours import FlashAttn, Refused, builds
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+Work = Callable[[], Any]
+
+
+class Peak:
+    """GFLOP/s of register-only loops on as many threads, by the arithmetic that suits a type."""
+
+    def __init__(self, threads: int, isa: str) -> None:
+        self.program = ROOT / "build" / "release" / "tests" / "bench" / f"peak_{isa}"
+        self.threads = threads
+        self.running: Dict[str, Any] = {}
+
+    def now(self, dtype: str) -> Optional[float]:
+        if not self.program.exists():
+            return None
+        arithmetic = "bf16" if dtype == "bf16" else "f32"
+        if arithmetic not in self.running:
+            self.running[arithmetic] = subprocess.Popen(
+                [str(self.program), str(self.threads), arithmetic], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, text=True, bufsize=1)
+        process = self.running[arithmetic]
+        process.stdin.write("\n")
+        return float(process.stdout.readline())
+
+
+def sdpa(case: Case) -> Optional[Work]:
+    """torch.nn.functional.scaled_dot_product_attention; None for what it does not compute."""
+    if not case.plain:
+        return None
+    dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[case.dtype]
+    data = {name: torch.randn(shape).to(dtype).transpose(1, 2).contiguous()
+            for name, shape in case.shapes().items()}
+    grouped = {"enable_gqa": True} if case.kv_heads != case.heads else {}
+
+    def forward() -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(
+            data["q"], data["k"], data["v"], is_causal=case.causal, **grouped)
+
+    if case.op == "forward":
+        return torch.no_grad()(forward)
+    inputs = [data[name].requires_grad_() for name in "qkv"]
+    out = forward()
+    return lambda: torch.autograd.grad(out, inputs, data["dout"], retain_graph=True)
+
+
+def keep_memory() -> None:
+    """Memory that is freed stays with the process, where the C library can be told: PyTorch makes
+    its gradients anew in each call, and pages for them are not what is measured."""
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        for option, value in ((-1, 1 << 30), (-3, 32 << 20)):  # M_TRIM_, M_MMAP_THRESHOLD
+            library.mallopt(option, value)
+
+
+def works(case: Case, ours: List[FlashAttn], with_torch: bool) -> Dict[str, Work]:
+    """What does the case once, by who computes it."""
+    memory = ours[0].memory
+    arrays = {name: memory.normal(shape, case.dtype) for name, shape in case.shapes().items()}
+    found: Dict[str, Work] = {}
+    for build in ours:
+        try:
+            found[build.name] = functools.partial(build.prepare(case, arrays).work, 0)
+        except Refused as refused:
+            print(f"{case.name():44}  {build.name} refused: {refused}")
+    peer = sdpa(case) if with_torch else None
+    return {**found, "torch": peer} if peer else found
+
+
+def measure(case: Case, work: Dict[str, Work], seconds: float,
+            peak: Peak) -> Tuple[Dict[str, float], Optional[float]]:
+    """Median seconds of each, taking turns for about so long each, and which part of the machine's
+    peak ours reaches, beside each of its turns."""
+    times: Dict[str, List[float]] = {name: [] for name in work}
+    parts: List[float] = []
+    order = list(work)
+    for run in work.values():
+        run()
+    end = time.perf_counter() + seconds * len(work)
+    while min(len(t) for t in times.values()) < 5 or time.perf_counter() < end:
+        for name in order:
+            start = time.perf_counter()
+            work[name]()
+            times[name].append(time.perf_counter() - start)
+        order.append(order.pop(0))
+        rate = peak.now(case.dtype)
+        if rate:
+            parts.append(case.flops() / times["flashattn"][-1] * 1e-9 / rate)
+    return ({name: statistics.median(t) for name, t in times.items()},
+            statistics.median(parts) if parts else None)
+
+
+def write(rows: List[Dict[str, Any]], table: Optional[pathlib.Path]) -> None:
+    if not table or not rows:
+        return
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def main(cases: List[Case], options: argparse.Namespace) -> int:
+    if any(case.parts for case in cases):
+        raise SystemExit("bench: merges, which have no GFLOP/s, are measured on a GPU only")
+    device = flashattn.devices()[0]
+    threads = options.threads or device.units
+    keep_memory()
+    ours = builds(options.baseline, Memory(flashattn.Device.CPU), threads)
+    with_torch = torch is not None and not options.alone
+    peak = Peak(threads, device.isa)
+    print(f"{device.name}, {device.isa}, {threads} threads")
+    if with_torch:
+        torch.set_num_threads(threads)
+        print(f"peer: PyTorch {torch.__version__}, scaled_dot_product_attention")
+    else:
+        print("no peer: PyTorch is not measured")
+    columns = ["torch", *(build.name for build in ours[1:])]
+    width = max(8, *(len(name) + 1 for name in columns))
+    print(f"{'':44}{'ms':>9}{'GF/s':>8}{'of peak':>9}" +
+          "".join(f"{name:>{width}}{'ratio':>7}" for name in columns))
+    rows = []
+    for case in cases:
+        work = works(case, ours, with_torch)
+        if "flashattn" not in work:
+            continue
+        seconds, part = measure(case, work, options.seconds, peak)
+        rate = {name: case.flops() / t * 1e-9 for name, t in seconds.items()}
+        mine = rate["flashattn"]
+        row = f"{case.name():44}{seconds['flashattn'] * 1e3:9.2f}{mine:8.1f}"
+        row += f"{part:8.0%} " if part else f"{'':9}"
+        for name in columns:
+            row += (f"{rate[name]:{width}.1f}{mine / rate[name]:7.2f}" if name in rate
+                    else f"{'':{width + 7}}")
+        if case.seqlen_q == 1:
+            row += f"  {case.least_bytes() / seconds['flashattn'] * 1e-9:.1f} GB/s of K and V"
+        print(f"{row}  {case.to_json()}", flush=True)
+        line = {"case": case.to_json(), "seconds": seconds["flashattn"], "gflops": mine,
+                "of_peak": part}
+        for name in columns:
+            line.update({f"{name}_seconds": seconds.get(name), f"{name}_gflops": rate.get(name)})
+        rows.append(line)
+    write(rows, options.csv)
+    return 0
