@@ -24,8 +24,8 @@ inline Tiling backward_tiling(const Problem& problem) {
   if (kHasAmx && backward_is_bf16(problem)) {
     // Whole tile registers, sums that move less often between the caches, and rows of scores that
     // do not lie a power of two apart.
-    if (dim <= 64) return {128, 128, 320};
-    return dim > 128 && dim <= 256 ? Tiling{64, 64, 320} : Tiling{96, 96, 192};
+    if (dim <= 128) return {dim <= 64 ? 128 : 96, dim <= 64 ? 128 : 96, 320};
+    return dim <= 256 ? Tiling{64, 64, 320} : Tiling{96, 96, 192};
   }
   Tiling tiling{};
   if (kWidth == 16) {  // machines with wide vectors have larger caches
