@@ -81,8 +81,8 @@ class ForwardRows {
     return kv_rows(problem_, in_, t, b_, kv_head_ + head, sequence_.first_kv);
   }
 
-  // The tile of all blocks that begins with a key; -1: every block packs its own, as it does where a
-  // part of the keys begins within a tile.
+  // The tile of all blocks that begins with a key; -1: every block packs its own, as it does where
+  // a part of the keys begins within a tile.
   FLASHATTN_INLINE int64_t shared_tile(int32_t key) const {
     if (!job_.shared.tiles || is_direct(problem_, sequence_.len)) return -1;
     if (key % job_.tiling.tile_kv != 0) return -1;
