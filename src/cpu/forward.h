@@ -39,8 +39,9 @@ class ForwardBlock : private ForwardRows {
     for (int32_t after; first < keys_.end; first = after) {
       after = first + scratch_.tile_kv;
       if (after < keys_.end && !direct_) look_ahead({0, 0}, after, scratch_.tile_kv, ahead_);
-      if (after >= keys_.end && next)
+      if (after >= keys_.end && next) {
         next->look_ahead(next->queries_, next->keys_.begin, next->scratch_.tile_kv, ahead_);
+      }
       key_tile(intersect({first, after}, {part_begin_, keys_.end}));
     }
   }

@@ -13,8 +13,9 @@ inline Tiling forward_tiling(const Problem& problem) {
   if (kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16) {  // two tile registers high
     // Packed keys are shared; queries and O, too, are to stay in the L2 cache.
     const int32_t rows = dim <= 256 ? 512 : 256;
-    if (works_in_chunks(problem))
+    if (works_in_chunks(problem)) {
       return {rows, 32, dim <= 64 ? 1024 : dim <= 128 ? 512 : dim <= 256 ? 256 : 128};
+    }
     return {rows, 32, dim <= 64 ? 1536 : dim <= 128 ? 768 : dim <= 256 ? 128 : 256};
   }
   const int32_t rows = dim <= 128 ? 1056 : dim <= 256 ? 528 : 264;

@@ -166,15 +166,15 @@ class Consumer : Softmax<Config> {
     release(control_.k_empty, place);
     if (Config::kOwnO && n == strip().begin) release_q();
     if constexpr (Config::kScores == Scores::kSloped) {
-      Line line{1.0f, 0.0f};
+      Line line = this->line_of(this->slope(), n);
       float raised[2] = {0.0f, 0.0f};
-      if (strip().fast_end > 0) {
-        line = this->line_of(this->slope(), n);
+      if (strip().fast_end > 0 && line.straight) {
         this->find_peaks(raised);
         // Lower than expected: numbers hold more above the reference than below it.
         for (float& peak : raised) peak -= kSlack;
       } else {
         modify(s, n * kTileKv);
+        line = {1.0f, 0.0f};
       }
       hide<kPart>(s, n);
       raise_reference(s, line.scale, raised);
