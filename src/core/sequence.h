@@ -31,6 +31,35 @@ FLASHATTN_HD Sequence sequence_of(const Problem& problem, const flashattn_shape&
   return s;
 }
 
+// Tiles of `rows` queries or keys of one head, numbered through all sequences of a batch. VARLEN:
+// sequence b starts at most one tile for each earlier sequence after the rows before it.
+struct HeadTiles {
+  bool packed;
+  int64_t total;  // rows of all sequences, if packed
+  int32_t longest, batch, rows;
+
+  FLASHATTN_HD static HeadTiles of_queries(const Problem& problem, const flashattn_shape& shape,
+                                           int32_t rows) {
+    return {(problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) != 0, shape.total_q, shape.seqlen_q,
+            shape.batch, rows};
+  }
+
+  FLASHATTN_HD static HeadTiles of_keys(const Problem& problem, const flashattn_shape& shape,
+                                        int32_t rows) {
+    return {(problem.layout & FLASHATTN_LAYOUT_VARLEN_KV) != 0, shape.total_kv, shape.seqlen_kv,
+            shape.batch, rows};
+  }
+
+  FLASHATTN_HD constexpr int64_t count() const {
+    return packed ? total / rows + batch : ceil_div(longest, rows) * batch;
+  }
+
+  // The first of sequence b, before which there are so many rows.
+  FLASHATTN_HD constexpr int64_t first(int64_t rows_before, int32_t b) const {
+    return packed ? rows_before / rows + b : ceil_div(longest, rows) * b;
+  }
+};
+
 // Numbers of one row of lse, D and the like: (batch, head, seq) or (head, total).
 struct RowLayout {
   int64_t batch_stride, head_stride;

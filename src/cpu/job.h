@@ -82,22 +82,11 @@ struct ForwardJob {
   SharedTiles shared;
   uint64_t rng_seed, rng_offset;
 
-  // Tiles of the keys of a head, of all sequences together.
-  FLASHATTN_HD static int64_t head_tiles(const Problem& problem, const flashattn_shape& shape,
-                                         int32_t tile_kv) {
-    if (problem.layout & FLASHATTN_LAYOUT_VARLEN_KV) return shape.total_kv / tile_kv + shape.batch;
-    return ceil_div(shape.seqlen_kv, tile_kv) * shape.batch;
-  }
-
-  // Which of them a key's is: sequence b starts at most one tile for each earlier one after the
-  // keys before it.
+  // Which of all tiles of keys is that of a key.
   FLASHATTN_HD int64_t key_tile(const Sequence& sequence, int32_t b, int32_t kv_head,
                                 int32_t key) const {
-    const flashattn_shape& shape = args->shape;
-    const int64_t first = (problem->layout & FLASHATTN_LAYOUT_VARLEN_KV)
-                              ? sequence.first_kv / tiling.tile_kv + b
-                              : ceil_div(shape.seqlen_kv, tiling.tile_kv) * b;
-    return kv_head * head_tiles(*problem, shape, tiling.tile_kv) + first + key / tiling.tile_kv;
+    const HeadTiles tiles = HeadTiles::of_keys(*problem, args->shape, tiling.tile_kv);
+    return kv_head * tiles.count() + tiles.first(sequence.first_kv, b) + key / tiling.tile_kv;
   }
 
   FLASHATTN_HD int64_t head_tasks() const {
@@ -143,20 +132,11 @@ struct BackwardJob {
   // (query tile): key tiles that have added to dq so far.
   int32_t* turn;
 
-  FLASHATTN_HD static int64_t head_tiles(const Problem& problem, const flashattn_shape& shape,
-                                         int32_t tile_q) {
-    if (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) return shape.total_q / tile_q + shape.batch;
-    return ceil_div(shape.seqlen_q, tile_q) * shape.batch;
-  }
-
-  // Where a tile of queries of one head stands in the arrays above. VARLEN: sequence b starts at
-  // most one tile for each earlier sequence after the rows before it.
+  // Where a tile of queries of one head stands in the arrays above.
   FLASHATTN_HD int64_t query_tile(const Sequence& sequence, int32_t b, int32_t h,
                                   int32_t tile) const {
-    const int64_t first = (problem->layout & FLASHATTN_LAYOUT_VARLEN_Q)
-                              ? sequence.first_q / tiling.tile_q + b
-                              : static_cast<int64_t>(b) * query_tiles;
-    return h * head_tiles(*problem, args->shape, tiling.tile_q) + first + tile;
+    const HeadTiles tiles = HeadTiles::of_queries(*problem, args->shape, tiling.tile_q);
+    return h * tiles.count() + tiles.first(sequence.first_q, b) + tile;
   }
 };
 

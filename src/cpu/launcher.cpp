@@ -106,7 +106,7 @@ CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const flashattn_sha
   // Rows that make more than one block.
   if (shared_tile_ > 0 && int64_t{shape.seqlen_q} * problem_.group() > smallest_block()) {
     const int64_t tiles =
-        problem_.heads_kv * ForwardJob::head_tiles(problem_, shape, forward_tiling_.tile_kv);
+        problem_.heads_kv * HeadTiles::of_keys(problem_, shape, forward_tiling_.tile_kv).count();
     w.shared.tile_bytes = shared_tile_;
     w.shared.count = std::min(tiles, kMostShared / shared_tile_);
     w.shared.states = cutter.take<int32_t>(w.shared.count);
@@ -122,7 +122,7 @@ CpuLauncher::BackwardWorkspace CpuLauncher::backward_workspace(const flashattn_s
   BackwardWorkspace w{};
   Cutter cutter(base);
   const int32_t tile_q = backward_tiling_.tile_q;
-  const int64_t tiles = problem_.heads_q * BackwardJob::head_tiles(problem_, shape, tile_q);
+  const int64_t tiles = problem_.heads_q * HeadTiles::of_queries(problem_, shape, tile_q).count();
   w.lse2 = cutter.take<float>(tiles * tile_q);
   w.delta = cutter.take<float>(tiles * tile_q);
   w.dq = cutter.take<float>(tiles * tile_q * kernels_.dq_columns(problem_));

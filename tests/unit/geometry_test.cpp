@@ -242,11 +242,34 @@ void test_splits() {
   }
 }
 
+// Sequences of any lengths, packed or not, have tiles of their own.
+void test_head_tiles() {
+  for (int rows = 1; rows <= 9; ++rows) {
+    for (int seed = 0; seed < 200; ++seed) {
+      const int lengths[] = {seed % 7, seed / 7 % 9, 0, seed / 3 % 11, seed % 2 * 30};
+      const int batch = 5;
+      const HeadTiles packed{true, lengths[0] + lengths[1] + lengths[3] + lengths[4], 30, batch,
+                             rows};
+      const HeadTiles padded{false, 0, 30, batch, rows};
+      int64_t before = 0, after[2] = {0, 0};
+      for (int b = 0; b < batch; before += lengths[b++]) {
+        const int64_t first[] = {packed.first(before, b), padded.first(0, b)};
+        for (int n = 0; n < 2; ++n) {
+          CHECK(first[n] >= after[n]);
+          after[n] = first[n] + ceil_div(lengths[b], rows);
+        }
+      }
+      CHECK(after[0] <= packed.count() && after[1] <= padded.count());
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
   test_masks();
   test_extremes();
   test_splits();
+  test_head_tiles();
   return check_report();
 }
