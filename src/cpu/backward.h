@@ -152,7 +152,7 @@ class BackwardTile {
 
   // The columns that few queries of a tile need.
   void set_bands(Interval queries, Interval run, Interval columns) {
-    constexpr int32_t kStep = kBackwardBand<kCompute>;
+    constexpr int32_t kStep = kBandRows<kCompute>;
     for (int32_t i = queries.begin, n = 0; i < queries.end; i += kStep, ++n) {
       const Interval rows{i, queries.end - i < kStep ? queries.end : i + kStep};
       const Interval seen = intersect(key_span(mask_, rows, sequence_.len).any, run);
@@ -200,9 +200,9 @@ class BackwardTile {
   // dq (+)= dS K.
   void add_to_dq(int32_t rows, Interval columns, float* dq, bool first) {
     constexpr int kU = kUnit<kCompute>;
-    const int32_t step = full_ ? rows : kBackwardBand<kCompute>;
+    const int32_t step = full_ ? rows : kBandRows<kCompute>;
     for (int32_t r = 0; r < rows; r += step) {
-      const Interval own = full_ ? columns : bands_[r / kBackwardBand<kCompute>];
+      const Interval own = full_ ? columns : bands_[r / kBandRows<kCompute>];
       const int32_t begin = own.begin / kU, end = (last_column(own) + kU - 1) / kU;
       const int32_t count = rows - r < step ? rows - r : step;
       float* sum = dq + int64_t{r} * scratch_.qk_columns;
@@ -241,7 +241,7 @@ class BackwardTile {
   // to be added to.
   void score_gradients(int32_t head, Interval queries, int32_t tile, Interval columns, bool dbias) {
     const int32_t rows = queries.end - queries.begin;
-    const auto own = [&](int32_t r) { return bands_[r / kBackwardBand<kCompute>]; };
+    const auto own = [&](int32_t r) { return bands_[r / kBandRows<kCompute>]; };
     gemm<kCompute>(rows, columns, static_cast<int32_t>(scratch_.qk_panel / kPanelOf<kCompute>),
                    scratch_.left(scratch_.q_a, scratch_.qk_units), {scratch_.kt, scratch_.qk_panel},
                    {scratch_.s, scratch_.tile_kv}, false, own);
@@ -274,7 +274,7 @@ class BackwardTile {
     const int64_t stride = scratch_.tile_kv, at = row * stride;
     float *s = scratch_.s + at, *dp = scratch_.dp + at;
     const bool capped = problem_.softcap != 0, dropout = problem_.dropout > 0;
-    const Interval band = bands_[row / kBackwardBand<kCompute>];
+    const Interval band = bands_[row / kBandRows<kCompute>];
     for (int32_t r = 0; r < kRows; ++r) {
       if (rules.modified()) {
         modify_row(rules, i + r, keys_.begin, sequence_.len.kv, band.begin, band.end,
@@ -375,7 +375,7 @@ class BackwardTile {
     constexpr int kU = kUnit<kCompute>;
     const int32_t units = (queries.end - queries.begin + kU - 1) / kU;
     const int32_t end = last_column(columns);
-    const int32_t step = full_ ? end - columns.begin : kBackwardBand<kCompute>;
+    const int32_t step = full_ ? end - columns.begin : kBandRows<kCompute>;
     for (int32_t c = columns.begin; c < end; c += step) {
       const int32_t next = end - c < step ? end : c + step;
       Interval k{0, units};
@@ -433,7 +433,7 @@ class BackwardTile {
   Interval run_{0, 0};
   Ahead ahead_[4] = {};
   bool full_ = false;
-  Interval bands_[128 / kMicroRows + 1];  // columns that kBackwardBand queries need
+  Interval bands_[128 / kMicroRows + 1];  // columns that kBandRows queries need
   const float kept_ = 65536.0f / (65536.0f - static_cast<float>(problem_.dropout_threshold()));
 };
 

@@ -15,17 +15,13 @@ FLASHATTN_INLINE bool backward_is_bf16(const Problem& problem) {
 template <Compute kCompute>
 constexpr bool kKeysAsColumns = kHasAmx && kCompute == Compute::kBf16Pairs;
 
-// Queries that are told apart where they see different keys; on tile registers keys, too.
-template <Compute kCompute>
-constexpr int32_t kBackwardBand = kKeysAsColumns<kCompute> ? 32 : kBandRows<kCompute>;
-
 inline Tiling backward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
   if (kHasAmx && backward_is_bf16(problem)) {
     // Whole tile registers, sums that move less often between the caches, and rows of scores that
     // do not lie a power of two apart.
-    if (dim <= 128) return {dim <= 64 ? 128 : 96, dim <= 64 ? 128 : 96, 320};
-    return dim <= 256 ? Tiling{64, 64, 320} : Tiling{96, 96, 192};
+    const int32_t rows = dim <= 64 ? 128 : dim <= 128 || dim > 256 ? 96 : 64;
+    return {rows, rows, dim <= 256 ? 320 : 192};
   }
   Tiling tiling{};
   if (kWidth == 16) {  // machines with wide vectors have larger caches

@@ -121,20 +121,20 @@ FLASHATTN_INLINE MicroKernel micro_kernel_of(int32_t rows, int32_t vectors) {
   return micro_kernel_of_rows<kCompute, 1>(rows);
 }
 
-// Rows of C that are told apart where rows need different columns or k: on tile registers none.
+// Rows of C that are told apart where rows need different columns or k.
 template <Compute kCompute>
-constexpr int32_t kBandRows = kHasAmx && kCompute == Compute::kBf16Pairs ? 1 << 20 : kMicroRows;
+constexpr int32_t kBandRows = kHasAmx && kCompute == Compute::kBf16Pairs ? 32 : kMicroRows;
 
 // C[rows][columns] (+)= A[rows][k] B[k][columns]; columns: multiples of kWidth, k in units. On tile
 // registers the units of A must lie one after the other. columns_of(row): those of the columns that
-// kBandRows rows from `row` on need; on tile registers, two tiles of rows.
+// kBandRows rows from `row` on need.
 template <Compute kCompute, class ColumnsOf>
 void gemm(int32_t rows, Interval columns, int32_t k, MatrixA a, MatrixB b, MatrixC c,
           bool accumulate, ColumnsOf columns_of) {
 #if defined(__AMX_BF16__)
   if constexpr (kCompute == Compute::kBf16Pairs) {
-    static_assert(kPanelOf<kCompute> == kTile);
-    constexpr int32_t kStep = 2 * kTile;
+    constexpr int32_t kStep = kBandRows<kCompute>;
+    static_assert(kPanelOf<kCompute> == kTile && kStep == 2 * kTile);
     // As many rows at a time as need the same columns.
     for (int32_t row = 0, next; row < rows; row = next) {
       const Interval own = columns_of(row);
