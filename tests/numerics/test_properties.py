@@ -240,7 +240,7 @@ def test_workspace_may_lie_anywhere(device, case, shift):
     Case(backward=True, dim_qk=128, heads_q=64, heads_kv=1, dtype="bf16")])
 @pytest.mark.parametrize("op", [capi.FORWARD, capi.BACKWARD])
 def test_workspace_is_linear_and_bounded(device, case, op):
-    sizes = [1024, 2048, 4096, 8192]
+    sizes = [3072, 6144, 12288, 24576]  # of whole tiles
     fields = capi.descriptor(case, device)
     plan = capi.Plan(fields)
 
@@ -250,10 +250,8 @@ def test_workspace_is_linear_and_bounded(device, case, op):
     got = [size(2, n, n) for n in sizes]
     steps = np.diff(got)
     assert (steps >= 0).all(), got
-    # Doubling the length doubles what is added, up to whole tiles of every head's keys.
-    tile = plan.info(op, dict(batch=2, seqlen_q=1024, seqlen_kv=1024)).tile_kv
-    whole = 65536 + 2 * case.heads_kv * tile * case.dim_qk * 8
-    assert (steps[1:] <= 2.1 * steps[:-1] + whole).all(), got
+    # Doubling the length doubles what is added, up to whole tiles.
+    assert (steps[1:] <= 2.1 * steps[:-1] + 65536).all(), got
     odd = [size(2, n, n + 3) for n in range(1, 400, 7)]
     assert odd == sorted(odd), "smaller for a larger shape"
     promised = capi.Plan(dict(fields, max_batch=3, max_seqlen_q=1024, max_seqlen_kv=1500))
