@@ -174,7 +174,7 @@ class Consumer : Softmax<Config> {
         for (float& peak : raised) peak -= kSlack;
       } else {
         modify(s, n * kTileKv);
-        line = {1.0f, 0.0f};
+        line = {1.0f, 0.0f};  // nothing is left to do
       }
       hide<kPart>(s, n);
       raise_reference(s, line.scale, raised);

@@ -47,8 +47,8 @@ class TileScores : protected TileOutput<Config> {
     if constexpr (Config::kScores == Scores::kAny) {
       const Problem& problem = params_.problem;
       const bool capped = problem.softcap != 0, sloped = problem.bias & FLASHATTN_BIAS_ALIBI;
-      if (capped) cap(s, params_.cap.inner);
-      const float left = (capped ? problem.softcap : problem.scale) * kLog2E;
+      if (capped) cap_scores(s);
+      const float left = capped ? 1.0f : scale();
       if (sloped) add_slope(s, key, left);
       add_bias(s, key, sloped ? 1.0f : left);
     }
