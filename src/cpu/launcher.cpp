@@ -82,7 +82,8 @@ CpuLauncher::CpuLauncher(const Problem& problem)
                            forward_tiling_.tile_kv)),
       forward_scratch_(kernels_.forward_scratch(problem, forward_tiling_)),
       backward_scratch_(kernels_.backward_scratch(problem, backward_tiling_)),
-      shared_tile_(kernels_.shared_tile(problem, forward_tiling_)),
+      shared_tile_(problem.workspace_limit > 0 ? 0
+                                               : kernels_.shared_tile(problem, forward_tiling_)),
       forward_name_(kernel_name("forward", problem, kernels_)),
       backward_name_(kernel_name("backward", problem, kernels_)),
       why_(std::string("the only family for CPUs; ") + machine_kernels_reason()) {}
