@@ -92,9 +92,11 @@ struct ForwardJob {
   FLASHATTN_HD int64_t head_tasks() const {
     return ceil_div(problem->heads_kv, kv_heads) * head_blocks;
   }
-  FLASHATTN_HD int64_t tasks() const {
-    return static_cast<int64_t>(query_blocks) * parts * args->shape.batch * head_tasks();
+  // Tasks of one block of queries: those that share no keys.
+  FLASHATTN_HD int64_t strands() const {
+    return static_cast<int64_t>(parts) * args->shape.batch * head_tasks();
   }
+  FLASHATTN_HD int64_t tasks() const { return query_blocks * strands(); }
   FLASHATTN_HD ForwardPlace place(int64_t task) const {
     // Late queries first: under a causal mask they take longest.
     const int64_t each = head_tasks(), batch = args->shape.batch;

@@ -244,7 +244,7 @@ int32_t CpuLauncher::forward(const flashattn_forward_args& args, void* workspace
     std::fill_n(w.shared.states, w.shared.count, kTileEmpty);
   }
   job.threads = threads_for(threads_, forward_work(problem_, shape));
-  parallel_tasks(job.threads, job.tasks(), [&](int64_t task, int32_t thread) {
+  parallel_tasks(job.threads, job.tasks(), job.strands(), [&](int64_t task, int32_t thread) {
     kernels_.forward(job, task, w.scratch + thread * forward_scratch_);
   });
   if (job.parts > 1) merge_parts(job);
@@ -257,7 +257,7 @@ void CpuLauncher::merge_parts(const ForwardJob& job) const {
   const int32_t size = dtype_size(problem_.dtype_o);
   const double elements =
       static_cast<double>(rows * job.partial_queries) * job.parts * problem_.dim_v;
-  parallel_tasks(threads_for(threads_, elements), rows, [&](int64_t task, int32_t) {
+  parallel_tasks(threads_for(threads_, elements), rows, 1, [&](int64_t task, int32_t) {
     const int32_t b = static_cast<int32_t>(task / problem_.heads_q);
     const int32_t h = static_cast<int32_t>(task % problem_.heads_q);
     const Sequence sequence = sequence_of(problem_, args.shape, args.inputs, b);
@@ -319,7 +319,7 @@ int32_t CpuLauncher::backward(const flashattn_backward_args& args, void* workspa
   job.dq = w.dq;
   job.turn = w.turn;
   const auto run = [&](int64_t count, void (*kernel)(const BackwardJob&, int64_t, char*)) {
-    parallel_tasks(job.threads, count, [&](int64_t task, int32_t thread) {
+    parallel_tasks(job.threads, count, 1, [&](int64_t task, int32_t thread) {
       kernel(job, task, w.scratch + thread * backward_scratch_);
     });
   };
@@ -346,7 +346,7 @@ int32_t CpuLauncher::merge(const flashattn_merge_args& args, void*) const {
       args.parts, problem_.dim_v, args.part_dtype, problem_.dtype_o, args.part_o, args.part_lse, 0,
       0,          packed};
   parallel_tasks(
-      threads_, static_cast<int64_t>(batch) * problem_.heads_q, [&](int64_t task, int32_t) {
+      threads_, static_cast<int64_t>(batch) * problem_.heads_q, 1, [&](int64_t task, int32_t) {
         const int32_t b = static_cast<int32_t>(task / problem_.heads_q);
         const int32_t h = static_cast<int32_t>(task % problem_.heads_q);
         for (int64_t i = 0; i < tokens; ++i) {
@@ -364,7 +364,7 @@ int32_t CpuLauncher::merge(const flashattn_merge_args& args, void*) const {
 int32_t CpuLauncher::dropout_mask(const flashattn_forward_args& args, uint8_t* keep, void*) const {
   const Random random = random_of(args.inputs);
   const int64_t keys = args.shape.seqlen_kv, queries = args.shape.seqlen_q;
-  parallel_tasks(threads_, static_cast<int64_t>(args.shape.batch) * problem_.heads_q,
+  parallel_tasks(threads_, static_cast<int64_t>(args.shape.batch) * problem_.heads_q, 1,
                  [&](int64_t head, int32_t) {
                    for (int64_t i = 0; i < queries; ++i) {
                      kernels_.dropout_row(random.seed, random.offset, problem_.dropout_threshold(),

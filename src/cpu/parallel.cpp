@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <numeric>
+
+#include "core/geometry.h"
 
 #if FLASHATTN_OPENMP
 #include <omp.h>
@@ -59,6 +62,43 @@ class Helpers {
   int32_t started_ = 0;
 };
 
+// Tasks in queues, each with threads of its own, who look into the others when theirs is empty.
+class Queues {
+ public:
+  Queues(int64_t count, int64_t strands) : count_(count), strands_(strands) {}
+
+  // What one of so many threads does.
+  void work(int32_t thread, int32_t threads, void (*body)(const void*, int64_t, int32_t),
+            const void* context) {
+    const auto queues = static_cast<int32_t>(std::gcd(strands_, threads));
+    const int32_t own = thread % queues;
+    for (int32_t queue = own; queue >= 0; queue = longest(queues)) {
+      do {
+        const int64_t turn = started_[queue].fetch_add(1, std::memory_order_relaxed);
+        if (turn >= size(queue, queues)) break;
+        body(context, turn * queues + queue, thread);
+      } while (queue == own);
+    }
+  }
+
+ private:
+  int64_t size(int32_t queue, int32_t queues) const { return ceil_div(count_ - queue, queues); }
+
+  // The queue with most tasks that have not started; -1: none has any.
+  int32_t longest(int32_t queues) const {
+    int32_t found = -1;
+    int64_t most = 0;
+    for (int32_t q = 0; q < queues; ++q) {
+      const int64_t left = size(q, queues) - started_[q].load(std::memory_order_relaxed);
+      if (left > most) found = q, most = left;
+    }
+    return found;
+  }
+
+  const int64_t count_, strands_;
+  std::atomic<int64_t> started_[kMostThreads] = {};  // of each queue
+};
+
 #if FLASHATTN_OPENMP
 // Threads of the team that this thread had last: GNU's OpenMP runtime keeps those, and no more, for
 // the next one.
@@ -96,8 +136,8 @@ int32_t machine_threads() {
   return threads < 1 ? 1 : threads;
 }
 
-void run_tasks(int32_t threads, int64_t count, void (*body)(const void*, int64_t, int32_t),
-               const void* context) {
+void run_tasks(int32_t threads, int64_t count, int64_t strands,
+               void (*body)(const void*, int64_t, int32_t), const void* context) {
   if (count < threads) threads = static_cast<int32_t>(count);
   if (threads > 1 && is_forked_child()) threads = 1;
 #if FLASHATTN_OPENMP
@@ -107,22 +147,32 @@ void run_tasks(int32_t threads, int64_t count, void (*body)(const void*, int64_t
     for (int64_t task = 0; task < count; ++task) body(context, task, 0);
     return;
   }
-  std::atomic<int64_t> next{0};
-  const auto work = [&](int32_t thread) {
-    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
-      body(context, task, thread);
-    }
-  };
 #if FLASHATTN_OPENMP
+  Queues queues(count, strands);
 #pragma omp parallel num_threads(threads)
-  work(omp_get_thread_num());
+  queues.work(omp_get_thread_num(), omp_get_num_threads(), body, context);
   kept = threads;
 #else
+  struct Team {
+    Queues queues;
+    void (*body)(const void*, int64_t, int32_t);
+    const void* context;
+    pthread_mutex_t gate;
+    int32_t threads;
+    void work(int32_t thread) { queues.work(thread, threads, body, context); }
+  } team{{count, strands}, body, context, PTHREAD_MUTEX_INITIALIZER, 1};
+  // None begins before it is known how many they are.
+  pthread_mutex_lock(&team.gate);
   const auto run = [](void* argument, int32_t thread) {
-    (*static_cast<decltype(work)*>(argument))(thread);
+    Team& mine = *static_cast<Team*>(argument);
+    pthread_mutex_lock(&mine.gate);
+    pthread_mutex_unlock(&mine.gate);
+    mine.work(thread);
   };
-  const Helpers helpers(threads - 1, run, const_cast<void*>(static_cast<const void*>(&work)));
-  work(0);
+  const Helpers helpers(threads - 1, run, &team);
+  team.threads = helpers.started() + 1;
+  pthread_mutex_unlock(&team.gate);
+  team.work(0);
 #endif
 }
 
