@@ -59,7 +59,8 @@ def sdpa(case: Case) -> Optional[Work]:
 
     def forward() -> Any:
         return torch.nn.functional.scaled_dot_product_attention(
-            data["q"], data["k"], data["v"], is_causal=case.causal, **grouped)
+            data["q"], data["k"], data["v"], is_causal=case.causal,
+            dropout_p=case.dropout, **grouped)
 
     if case.op == "forward":
         return torch.no_grad()(forward)

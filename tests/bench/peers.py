@@ -53,7 +53,8 @@ class Sdpa:
             with self.choose(self.backend), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return torch.nn.functional.scaled_dot_product_attention(
-                    *inputs, is_causal=case.causal, enable_gqa=case.kv_heads != case.heads)
+                    *inputs, is_causal=case.causal, dropout_p=case.dropout,
+                    enable_gqa=case.kv_heads != case.heads)
 
         try:
             out = forward()
@@ -70,7 +71,7 @@ class Sdpa:
     @staticmethod
     def packed(case: Case, arrays: Dict[str, Array]) -> Tuple[Work, Callable[[Any], Any]]:
         """PyTorch's function for packed sequences, by the kernels of its backend flash."""
-        if not dataclasses.replace(case, uneven=False).plain:
+        if case.dropout or not dataclasses.replace(case, uneven=False).plain:
             raise CannotRun("not by varlen_attn")
         inputs = [arrays[name].tensor.detach()[0].requires_grad_(case.op == "backward")
                   for name in "qkv"]
