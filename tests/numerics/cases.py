@@ -281,6 +281,22 @@ def gradients():
                        determinism=(n + m) % 2, **{**rich, "dbias": None}, **common)
 
 
+def dropouts():
+    """A dropout and little else, for which Hopper has kernels, of each size of head: several tiles of
+    both kinds, not all full, heads of a group."""
+    dims_of_heads = [(64, 64), (40, 64), (128, 128), (192, 128), (192, 192), (256, 200)]
+    for n, (dim, dim_v) in enumerate(dims_of_heads):
+        for m, dtype in enumerate(DTYPES[1:]):
+            common = dict(dim_qk=dim, dim_v=dim_v, dtype=dtype, backward=True)
+            yield Case(batch=2, seqlen_q=200, seqlen_kv=333, heads_q=4, heads_kv=2, causal=m == 0,
+                       dropout=(0.1, 0.5, 0.9)[n % 3], determinism=(n + m) % 2, **common)
+            yield Case(cu_q=[130, 0, 190], cu_kv=[270, 40, 190], heads_q=4, heads_kv=1, causal=True,
+                       dropout=(0.5, 0.75, 0.2)[n % 3], rng_device=True, sink=True, dsink=True,
+                       dlse=True, determinism=(n + m + 1) % 2, **common)
+            yield Case(batch=2, seqlen_q=150, seqlen_kv=300, lens_q=[150, 70], lens_kv=[290, 64],
+                       heads_q=2, window=(90, 30), dropout=0.99999 if n == 0 else 0.3, **common)
+
+
 def many_queries():
     """Keys that thousands of queries see, of many heads and all: the Hopper kernel for many."""
     one = dict(heads_q=64, heads_kv=1, dim_qk=128, backward=True)
@@ -330,4 +346,4 @@ def many_keys():
 
 LISTED = {f.__name__: list(f()) for f in (
     shapes, groups, few_rows, dims, windows, chunks, block_masks, lengths, pages, splits, strides,
-    biases, features, gradients, many_queries, many_heads, many_keys)}
+    biases, features, gradients, dropouts, many_queries, many_heads, many_keys)}

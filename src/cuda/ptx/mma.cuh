@@ -127,6 +127,13 @@ __device__ __forceinline__ uint32_t transpose(uint32_t pair) {
   return r;
 }
 
+// All bits of each of two 16-bit numbers as its highest.
+__device__ __forceinline__ uint32_t spread_signs(uint32_t pair) {
+  uint32_t r;
+  asm("prmt.b32 %0, %1, %1, 0xbb99;" : "=r"(r) : "r"(pair));
+  return r;
+}
+
 // 2^x; 0 below 2^-126.
 __device__ __forceinline__ float exp2(float x) {
   float y;

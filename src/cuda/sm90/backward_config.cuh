@@ -20,8 +20,11 @@ struct BackwardTiles {
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the products; smaller heads: zeros
   static constexpr int kTileQ = kTileQ_, kTileKv = kTileKv_;
   static constexpr Scores kScores = kScores_;
-  static constexpr bool kModified = kScores != Scores::kScaled, kAny = kScores == Scores::kAny;
-  static constexpr int kConsumers = 2;  // warpgroups that hold dK and dV
+  static constexpr bool kAny = kScores == Scores::kAny, kDropped = kScores == Scores::kDropped;
+  static constexpr bool kModified = kScores == Scores::kShaped || kAny;
+  static constexpr bool kDerived = kModified || kDropped;  // dS is of other weights than dV
+  static constexpr bool kHeads = kAny || kDropped;         // places tell heads of a group apart
+  static constexpr int kConsumers = 2;                     // warpgroups that hold dK and dV
   static constexpr int kPanelsQk = kDimQk / 64, kPanelsV = kDimV / 64;
   static constexpr int kKeyBytes = kTileKv * kDimQk * 2;
   static constexpr int kQueryBytes = kTileQ * kDimQk * 2, kDoBytes = kTileQ * kDimV * 2;
@@ -365,7 +368,7 @@ __device__ __forceinline__ void for_each_item(BackwardControl<Config>& control, 
   }
 }
 
-// A head of the group and a tile of queries, where scores may be any.
+// A head of the group and a tile of queries, where heads are told apart.
 constexpr int32_t kPlaceHead = kMostAnyTiles, kPlaceTile = kPlaceHead - 1;
 
 // Whether the block mask leaves something of the tile of queries.

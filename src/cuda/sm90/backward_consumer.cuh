@@ -25,6 +25,7 @@ class BackwardConsumer : BackwardSums<Config> {
     int32_t place;
     uint32_t kind;
     Scores s;
+    Ahead ahead;
     const auto start = [&](bool some) {
       kind = kNone;
       if (some) {
@@ -33,17 +34,18 @@ class BackwardConsumer : BackwardSums<Config> {
         if (kind != kNone) this->clear_keys(keys_ - group_ * 64 * 128);
       }
       if (Config::kAhead) score(s, kind != kNone);
+      if (Config::kDropped) this->look_ahead(ahead, place);
     };
     const auto work = [&] {
       this->look();
       while (kind != kNone) {
         if (Config::kSkips && (kind & kHidden)) {
-          pass(place, kind);
+          pass(place, kind, ahead);
         } else if (!Config::kAny && (kind & kFull)) {
-          step<false>(s, place, kind);
+          step<false>(s, place, kind, ahead);
         } else {
           this->clear_queries(this->tile_of(place));
-          step<true>(s, place, kind);
+          step<true>(s, place, kind, ahead);
         }
       }
     };
@@ -78,14 +80,13 @@ class BackwardConsumer : BackwardSums<Config> {
   // consumers never meet. Part by part, so that registers hold what is under way: exponentials of
   // one run under products of the other.
   template <bool kMasked>
-  __device__ __forceinline__ void step(Scores& s, int32_t& place, uint32_t& kind) {
+  __device__ __forceinline__ void step(Scores& s, int32_t& place, uint32_t& kind, Ahead& ahead) {
     const uint32_t slot = place_.slot();
     Scores& dp = s;
     Operand p[kParts], derived[kParts], ds[kParts];
-    Ahead ahead;
     Lse lse;
     if (!Config::kAhead) score(s, true);
-    this->look_ahead(ahead, place);
+    if (!Config::kDropped) this->look_ahead(ahead, place);
     for_parts([&](auto part) {
       // Before S is there, where registers allow: 1 %.
       this->read_lse(lse, slot, part);
@@ -102,7 +103,7 @@ class BackwardConsumer : BackwardSums<Config> {
       ptx::wgmma_wait<2 * kParts - 1 - part>();
       ptx::pin(dp[part]);
       if (part == kParts - 1 && (kind & kLast) && leader()) this->free_v();
-      constexpr bool kDerived = Config::kModified && !Config::kParked;
+      constexpr bool kDerived = Config::kDerived && !Config::kParked;
       this->template differentiate<kMasked>(kDerived ? derived[part] : p[part], dp[part], ds[part],
                                             slot, place_.count, part);
       this->store_ds(ds[part], Ring<Config::kDsStages>{place_.count}.slot(), part);
@@ -118,7 +119,7 @@ class BackwardConsumer : BackwardSums<Config> {
     });
     place_.advance();
     if (Config::kAhead) score(s, place_.count != item().done);
-    this->advance(place, kind, place_.count);
+    advance(place, kind, ahead);
     ptx::wgmma_wait<Config::kAhead ? kParts : 0>();
     ptx::pin(dk_);
     if (leader()) ptx::mbarrier_arrive(barrier_at(control_.q_empty[slot]));
@@ -126,7 +127,7 @@ class BackwardConsumer : BackwardSums<Config> {
   }
 
   // The same of a tile that sees none of this warpgroup's keys: zeros, for its dQ of all keys.
-  __device__ __forceinline__ void pass(int32_t& place, uint32_t& kind) {
+  __device__ __forceinline__ void pass(int32_t& place, uint32_t& kind, Ahead& ahead) {
     static_assert(!Config::kSkips || (!Config::kAhead && kParts == 1), "S is of this tile");
     const uint32_t slot = place_.slot();
     // Every warp waits for each phase, before one says that all have: who misses a phase takes the
@@ -144,7 +145,13 @@ class BackwardConsumer : BackwardSums<Config> {
       ptx::mbarrier_arrive(barrier_at(control_.q_empty[slot]));
     }
     place_.advance();
-    this->advance(place, kind, place_.count);
+    advance(place, kind, ahead);
+  }
+
+  // The next place and its kind; of a dropout what is known of it, under products.
+  __device__ __forceinline__ void advance(int32_t& place, uint32_t& kind, Ahead& ahead) const {
+    Base::advance(place, kind, place_.count);
+    if (Config::kDropped) this->look_ahead(ahead, place);
   }
 
   template <int kPart>

@@ -74,10 +74,10 @@ class BackwardGroup {
   // A tile of queries is there, sees all keys, is the item's last, sees none of this warpgroup's.
   static constexpr uint32_t kNone = 0, kSome = 1, kFull = 2, kLast = 4, kHidden = 8;
 
-  // Consumers go from place to place: that is a tile of queries, and where scores may be any a head
-  // of the group too.
+  // Consumers go from place to place: that is a tile of queries, and for some kernels a head of the
+  // group too.
   static __device__ __forceinline__ int32_t tile_of(int32_t place) {
-    return Config::kAny ? place & kPlaceTile : place;
+    return Config::kHeads ? place & kPlaceTile : place;
   }
   __device__ __forceinline__ bool is_seen_at(int32_t place) const {
     return is_seen<Config>(item(), params_, place / kPlaceHead, tile_of(place));
@@ -92,7 +92,7 @@ class BackwardGroup {
   }
 
   __device__ __forceinline__ void advance(int32_t& place, uint32_t& kind, uint32_t count) const {
-    if constexpr (Config::kAny) {
+    if constexpr (Config::kHeads) {
       kind = kNone;
       if (count == item().done) return;
       do {

@@ -15,8 +15,9 @@ namespace {
 
 // Factors below 0 are as good as others: no maximum is looked for.
 Scores scores_of(const Problem& p) {
-  if (needs_any(p)) return Scores::kAny;
-  return p.softcap != 0 || p.bias != 0 ? Scores::kShaped : Scores::kScaled;
+  const bool shaped = p.softcap != 0 || p.bias != 0, dropped = p.dropout_threshold() != 0;
+  if (needs_any(p) || (shaped && dropped)) return Scores::kAny;
+  return shaped ? Scores::kShaped : dropped ? Scores::kDropped : Scores::kScaled;
 }
 
 // As many queries see a key where, without a mask, the kernel for many is the faster: on an H200 by
@@ -103,7 +104,8 @@ const BackwardLauncher::Kernel& BackwardLauncher::kernel_for(const flashattn_sha
 
 bool BackwardLauncher::takes(const flashattn_shape& shape) const {
   if (shape.batch == 0 || shape.seqlen_q == 0 || shape.seqlen_kv == 0) return false;
-  if (main_.choice.entry->scores != Scores::kAny) return true;
+  const Scores scores = main_.choice.entry->scores;
+  if (scores != Scores::kAny && scores != Scores::kDropped) return true;
   const int64_t tiles = ceil_div(shape.seqlen_q, main_.choice.entry->tile_q);
   return tiles < kMostAnyTiles && problem_.group() < INT32_MAX / kMostAnyTiles &&
          (!problem_.has_mask(FLASHATTN_MASK_BLOCKS) || tiles * problem_.group() <= kMostBlockTiles);

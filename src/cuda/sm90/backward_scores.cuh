@@ -4,70 +4,34 @@
 
 #include <type_traits>
 
-#include "cuda/ptx/mma.cuh"
-#include "cuda/sm90/backward_group.cuh"
-#include "cuda/tile/dropout.cuh"
+#include "cuda/sm90/backward_ahead.cuh"
 #include "cuda/tile/scores.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class BackwardScores : protected BackwardGroup<Config> {
-  using Base = BackwardGroup<Config>;
+class BackwardScores : protected BackwardAhead<Config> {
+  using Base = BackwardAhead<Config>;
   using T = typename Config::T;
 
  protected:
   using Base::control_, Base::params_, Base::shared_;
+  using Base::fetch_bias, Base::kFetched;
   using Base::item, Base::kPartQ, Base::kTileQ, Base::lane, Base::row;
-  using typename Base::Operand, typename Base::Tile;
+  using typename Base::Ahead, typename Base::Operand, typename Base::Tile;
   // Columns of 8 queries that are worked on at once, as registers allow.
   static constexpr int kStep = Config::kAny ? 1 : 2;
-  // Columns whose bias is on its way while those before are worked on.
-  static constexpr int kFetched = Config::kWide || Config::kParked ? 2 : 4;
-
-  // What is known of a tile before its products. kAny only.
-  struct Ahead {
-    uint32_t keep;                 // bit i: number i is kept
-    uint32_t seen;                 // bit i: the block mask leaves number i
-    const char* bias_at;           // of number 0
-    int32_t queries, keys;         // left from there on
-    uint32_t bias[kTileQ / 8][4];  // as it lies in memory; of the first columns
-  };
-
   __device__ __forceinline__ BackwardScores(const BackwardParams& params, uint32_t shared,
                                             BackwardControl<Config>& control, int32_t group)
       : Base(params, shared, control, group) {}
 
-  __device__ __forceinline__ void look_ahead(Ahead& ahead, int32_t place) const {
-    if constexpr (Config::kAny) {
-      static_assert(!Config::kAny || kTileQ == 64, "a bit of a word for each number");
-      const int32_t tile = this->tile_of(place);
-      const int32_t head = head_at(place);
-      ahead.queries = ahead.keys = 0;
-      ahead.bias_at = nullptr;
-      if (params_.common.problem.bias & FLASHATTN_BIAS_DENSE) {
-        const flashattn_inputs& in = params_.common.args.inputs;
-        const int32_t query = tile * kTileQ + lane() % 4 * 2;
-        ahead.queries = item().len.q - query;
-        ahead.keys = item().keys - row();
-        ahead.bias_at = static_cast<const char*>(in.bias) +
-                        (item().b * in.bias_stride_batch + head * in.bias_stride_head +
-                         query * in.bias_stride_row + item().key + row()) *
-                            dtype_size(params_.common.problem.bias_dtype);
-      }
-#pragma unroll
-      for (int n = 0; n < kFetched; ++n) fetch_bias(ahead, n);
-      ahead.keep = kept_numbers(tile, head);
-      ahead.seen = seen_numbers(tile, head);
-    }
-  }
-
-  // LSE of the queries of a part, in units of log2(e). Scores that are modified leave no registers
-  // for it.
-  using Lse = float2[Config::kModified ? 1 : kPartQ / 8];
+  // LSE of the queries of a part, in units of log2(e), where registers are left for it: not where
+  // scores are modified, nor beside a dropout of heads of 128.
+  static constexpr bool kReadsLse = !Config::kModified && !(Config::kDropped && Config::kParked);
+  using Lse = float2[kReadsLse ? kPartQ / 8 : 1];
 
   __device__ __forceinline__ void read_lse(Lse& lse, uint32_t slot, int part = 0) const {
-    if constexpr (!Config::kModified) {
+    if constexpr (kReadsLse) {
       const uint32_t from = this->template numbers<Config::kLse>(slot, part);
 #pragma unroll
       for (int n = 0; n < kPartQ / 8; ++n) lse[n] = ptx::load_shared_pair(from + n * 32);
@@ -75,8 +39,8 @@ class BackwardScores : protected BackwardGroup<Config> {
   }
 
   // Scores to weights p, as operands; and, where scores are modified, to these times the derivative
-  // of a score by its product, for dS, negative where the dropout drops. Parked: what dS needs goes
-  // to where dS will lie.
+  // of a score by its product, for dS; of a dropout, negative where it drops. Parked: what dS needs
+  // goes to where dS will lie.
   template <bool kMasked>
   __device__ __forceinline__ void weigh(const Tile& s, const Lse& lse, Operand& p, Operand& derived,
                                         Ahead& ahead, int32_t place, uint32_t kind, uint32_t slot,
@@ -85,19 +49,44 @@ class BackwardScores : protected BackwardGroup<Config> {
       modify<kMasked>(s, p, derived, ahead, place, kind, slot, count);
     } else {
       const float factor = params_.common.problem.scale * kLog2E;
+      // Here, or registers do not suffice.
+      if constexpr (Config::kParked && Config::kDropped) this->await_ds({count});
 #pragma unroll
       for (int n = 0; n < kPartQ / 8; ++n) {
+        float2 reference;
+        if constexpr (kReadsLse) {
+          reference = lse[n];
+        } else {
+          reference =
+              ptx::load_shared_pair(this->template numbers<Config::kLse>(slot, part) + n * 32);
+        }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const float* x = &s[4 * n + 2 * half];
-          p[2 * n + half] = ptx::pack<T>(ptx::exp2(fmaf(x[0], factor, -lse[n].x)),
-                                         ptx::exp2(fmaf(x[1], factor, -lse[n].y)));
+          p[2 * n + half] = ptx::pack<T>(ptx::exp2(fmaf(x[0], factor, -reference.x)),
+                                         ptx::exp2(fmaf(x[1], factor, -reference.y)));
         }
       }
       if constexpr (kMasked) mask(p, this->tile_of(place) * kTileQ + part * kPartQ);
-      if constexpr (Config::kParked) {
+      const uint32_t ds_slot = Ring<Config::kDsStages>{count}.slot();
+      if constexpr (Config::kDropped) {
+        const uint32_t park = this->ds_place(ds_slot, part);
+#pragma unroll
+        for (int m = 0; m < kPartQ / 16; ++m) {
+#pragma unroll
+          for (int i = 4 * m; i < 4 * m + 4; ++i) {
+            const uint32_t signs = ahead.signs[i];
+            derived[i] = p[i] | (signs & 0x80008000u);
+            p[i] &= ~ptx::spread_signs(signs);
+          }
+          if constexpr (Config::kParked) {
+            const uint32_t* quad = &derived[4 * m];
+            ptx::stmatrix_x4_trans(park + m * 2048, quad[0], quad[1], quad[2], quad[3]);
+          }
+        }
+      } else if constexpr (Config::kParked) {
         this->await_ds({count});
-        this->store_ds(p, Ring<Config::kDsStages>{count}.slot());
+        this->store_ds(p, ds_slot);
       }
     }
   }
@@ -136,13 +125,13 @@ class BackwardScores : protected BackwardGroup<Config> {
   // Whether what dS needs waits where dS will lie: not where it is the weights themselves, of the
   // same consumer.
   __device__ __forceinline__ bool parks() const {
-    if constexpr (!Config::kParked || Config::kWide) return Config::kParked;
+    if constexpr (!Config::kParked || Config::kWide || Config::kDropped) return Config::kParked;
     return params_.common.problem.softcap != 0 || params_.common.dropout_threshold != 0;
   }
 
   // What kept weights are multiplied with.
   __device__ __forceinline__ float kept_factor() const {
-    if constexpr (!Config::kAny) return 1.0f;
+    if constexpr (!Config::kAny && !Config::kDropped) return 1.0f;
     return 65536.0f / (65536.0f - static_cast<float>(params_.common.dropout_threshold));
   }
 
@@ -151,7 +140,7 @@ class BackwardScores : protected BackwardGroup<Config> {
   static __device__ __forceinline__ float gradient(float weight, float dp, float delta,
                                                    float kept) {
     float x;
-    if constexpr (Config::kAny) {
+    if constexpr (Config::kAny || Config::kDropped) {
       x = fabsf(weight) * (weight > 0.0f ? fmaf(dp, kept, -delta) : -delta);
     } else {
       x = weight * (dp - delta);
@@ -299,82 +288,6 @@ class BackwardScores : protected BackwardGroup<Config> {
         const uint32_t* quad = &weights[2 * (n + kStep - 2)];
         ptx::stmatrix_x4_trans(park + n / 2 * 2048, quad[0], quad[1], quad[2], quad[3]);
       }
-    }
-  }
-
-  __device__ __forceinline__ int32_t head_at(int32_t place) const {
-    return item().kv_head * params_.common.group + place / kPlaceHead;
-  }
-
-  // A row of blocks at a time. Of keys, this lane's two are each in one block, whose width is a
-  // multiple of 8.
-  __device__ __forceinline__ uint32_t seen_numbers(int32_t tile, int32_t head) const {
-    const Problem& problem = params_.common.problem;
-    if (!(problem.mask & FLASHATTN_MASK_BLOCKS)) return ~0u;
-    const flashattn_inputs& in = params_.common.args.inputs;
-    const int32_t first = tile * kTileQ, end = min(first + kTileQ, item().len.q);
-    const int32_t keys = item().keys - row();
-    int32_t y = first / problem.block_q;
-    const uint8_t* on = in.block_mask + item().b * in.block_mask_stride_batch +
-                        head * in.block_mask_stride_head + y * in.block_mask_stride_row;
-    const int32_t upper = (item().key + row()) / problem.block_kv;
-    const int32_t lower = (item().key + row() + 8) / problem.block_kv;
-    uint32_t seen = 0;
-#pragma unroll 1
-    for (; y * problem.block_q < end; ++y, on += in.block_mask_stride_row) {
-      const uint32_t halves = (0 < keys && on[upper] ? 1u : 0u) | (8 < keys && on[lower] ? 4u : 0u);
-      // As seen from this lane's first query.
-      const int32_t begin = y * problem.block_q - first - lane() % 4 * 2;
-#pragma unroll
-      for (int n = 0; n < kTileQ / 8; ++n) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const bool inside =
-              static_cast<uint32_t>(8 * n + e - begin) < static_cast<uint32_t>(problem.block_q);
-          if (inside) seen |= halves << (4 * n + e);
-        }
-      }
-    }
-    return seen;
-  }
-
-  __device__ __forceinline__ uint32_t kept_numbers(int32_t tile, int32_t head) const {
-    const uint32_t threshold = params_.common.dropout_threshold;
-    if (threshold == 0) return ~0u;
-    const DropoutStream stream =
-        dropout_stream(params_.common.problem, params_.common.args.inputs, item().b, head);
-    const int32_t key = item().key + row() - lane() / 4;  // of the warp
-    uint32_t keep = ~0u;
-    visit_dropped<1, kTileQ / 8, true>(stream, threshold, key, tile * kTileQ, lane(),
-                                       [&](int, int n, int x) { keep &= ~(1u << (4 * n + x)); });
-    return keep;
-  }
-
-  // The bias of a column, where there is one.
-  __device__ __forceinline__ void fetch_bias(Ahead& ahead, int n) const {
-    const Problem& problem = params_.common.problem;
-    // Or else they would be kept from tile to tile.
-#pragma unroll
-    for (int i = 0; i < 4; ++i) ahead.bias[n][i] = 0;
-    if (!(problem.bias & FLASHATTN_BIAS_DENSE)) return;
-    switch (problem.bias_dtype) {
-      case FLASHATTN_DTYPE_F32: return fetch_bias_of<4>(ahead, n);
-      case FLASHATTN_DTYPE_F16:
-      case FLASHATTN_DTYPE_BF16: return fetch_bias_of<2>(ahead, n);
-      default: fetch_bias_of<1>(ahead, n);
-    }
-  }
-
-  template <int kBytes>
-  __device__ __forceinline__ void fetch_bias_of(Ahead& ahead, int n) const {
-    const int64_t stride = params_.common.args.inputs.bias_stride_row;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int32_t query = 8 * n + i % 2, key = i / 2 * 8;
-      // Opaque: not to be worked out before the main loop, and to lie in registers.
-      ahead.bias[n][i] =
-          ptx::load_if<kBytes>(ahead.bias_at + (opaque(query) * stride + key) * kBytes,
-                               query < ahead.queries && key < ahead.keys);
     }
   }
 

@@ -106,7 +106,7 @@ class WideConsumer : BackwardScores<Config> {
     typename Base::Lse lse;
     this->read_lse(lse, q_place().slot());  // not before: D = 256 would lose 5 %
     this->template weigh<kMasked>(s, lse, p, derived, ahead, place, kind, q_place().slot(), count_);
-    hand_over(Config::kModified ? derived : p);
+    hand_over(Config::kDerived ? derived : p);
     ptx::mbarrier_wait(barrier_at(control_.do_full[dout_place().slot()]), dout_place().phase());
     if (kMasked) clear_tail<Config::kPanelsV>(dout_address(), this->tile_of(place));
     add(p, dout());

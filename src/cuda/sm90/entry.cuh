@@ -10,7 +10,7 @@ namespace flashattn::cuda::sm90 {
 using bf16 = __nv_bfloat16;
 using f16 = __half;
 constexpr Scores scaled = Scores::kScaled, capped = Scores::kCapped, sloped = Scores::kSloped,
-                 shaped = Scores::kShaped, any = Scores::kAny;
+                 shaped = Scores::kShaped, dropped = Scores::kDropped, any = Scores::kAny;
 
 template <class T>
 constexpr int32_t kDtype =

@@ -22,6 +22,7 @@ struct ForwardConfig {
   static constexpr int kTileQ = 64 * kConsumers, kTileKv = kTileKv_;
   static constexpr bool kTurns = kConsumers > 1;  // warpgroups issue their products in turn
   static constexpr Scores kScores = kScores_;
+  static constexpr bool kDropped = kScores == Scores::kDropped;
   // Biases and block masks: nothing is known of a row's maximum from its first tiles.
   static constexpr bool kSafe = kScores == Scores::kAny;
   // Of a strip's first and last tiles only the scores that are seen are computed, if these are a

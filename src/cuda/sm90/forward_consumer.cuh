@@ -19,7 +19,7 @@ class Consumer : Softmax<Config> {
   using Base::strip, Base::sum_, Base::tiles_, Base::weigh;
   static constexpr int kStages = Config::kStages;
   using Place = Ring<kStages>;
-  using typename Base::Line, typename Base::Slope;
+  using typename Base::Drops, typename Base::Line, typename Base::Slope;
 
  public:
   __device__ __forceinline__ Consumer(const ForwardParams& params, uint32_t shared,
@@ -59,7 +59,7 @@ class Consumer : Softmax<Config> {
   // Tiles n down to `full`. Returns the next. A loop for each way: with two in one, registers are
   // copied from tile to tile.
   __device__ __forceinline__ int32_t fast_steps(int32_t n, int32_t full) {
-    if constexpr (Config::kScores == Scores::kScaled) {
+    if constexpr (Config::kScores == Scores::kScaled || Config::kDropped) {
 #pragma unroll 1
       for (; n >= full; --n) step<Way::kScaled>(s_, n);
     } else if constexpr (Config::kScores == Scores::kCapped) {
@@ -161,6 +161,8 @@ class Consumer : Softmax<Config> {
   __device__ __forceinline__ void start(float (&s)[kCount], int32_t n, const Place& place) {
     multiply_qk<kPart>(s, place);
     clear();
+    Drops drops;
+    this->draw(drops, n);
     ptx::wgmma_wait<0>();
     ptx::pin(s);
     release(control_.k_empty, place);
@@ -186,7 +188,7 @@ class Consumer : Softmax<Config> {
       weigh(s);
     }
     drop(s_, n);
-    pack<kPart>(s);
+    pack<kPart>(s, drops);
   }
 
   // Q K^T of tile n under P V of tile n + 1; then the softmax of n, under the products of the other
@@ -202,6 +204,8 @@ class Consumer : Softmax<Config> {
     ptx::mbarrier_wait(address(control_.v_full[values.slot()]), values.phase());
     multiply_pv(values);
     if (Config::kTurns) pass_turn();
+    Drops drops;
+    this->draw(drops, n);
     // Found while products are computed: nothing covers what follows them.
     Line line;
     if constexpr (kWay == Way::kSloped) line = this->line_of(slope, n);
@@ -225,7 +229,7 @@ class Consumer : Softmax<Config> {
     }
     drop(s_, n);
     if (!Config::kAwaitFirst) await_values(values);
-    pack<kPart>(s);
+    pack<kPart>(s, drops);
     if constexpr (kWay == Way::kSafe) rescale(shrink);
   }
 
@@ -304,12 +308,13 @@ class Consumer : Softmax<Config> {
   }
 
   template <Part kPart, int kCount>
-  __device__ __forceinline__ void pack(const float (&s)[kCount]) {
+  __device__ __forceinline__ void pack(const float (&s)[kCount], const Drops& drops) {
     constexpr int kFrom = Base::template kFirst<kPart> / 4;
 #pragma unroll
     for (int i = 0; i < kTileKv / 4; ++i) {
       const int x = 2 * (i - kFrom);
       p_[i] = x < 0 || x >= kCount ? 0 : ptx::pack<T>(s[x], s[x + 1]);
+      if constexpr (Config::kDropped) p_[i] &= ~ptx::spread_signs(drops.signs[i]);
     }
   }
 

@@ -34,7 +34,8 @@ class TileScores : protected TileOutput<Config> {
 
   // What scores are multiplied with when they meet their reference, which is in units of log2(e).
   __device__ __forceinline__ float factor() const {
-    return Config::kScores == Scores::kScaled ? scale() : 1.0f;
+    constexpr bool kLeft = Config::kScores == Scores::kScaled || Config::kDropped;
+    return kLeft ? scale() : 1.0f;
   }
 
   __device__ __forceinline__ float scale() const { return params_.problem.scale * kLog2E; }
@@ -181,21 +182,42 @@ class TileScores : protected TileOutput<Config> {
   __device__ __forceinline__ void drop(Tile& p, int32_t n) const {
     if constexpr (Config::kScores == Scores::kAny) {
       if (params_.dropout_threshold == 0) return;
-      const DropoutStream stream =
-          dropout_stream(params_.problem, params_.args.inputs, item().b, item().h);
-      const int32_t i = item().query + (row() - lane() / 4);
-      visit_dropped<1, kTileKv / 8, false>(stream, params_.dropout_threshold, i, n * kTileKv,
-                                           lane(), [&](int, int g, int x) { p[4 * g + x] = 0.0f; });
+      visit_dropped<1, kTileKv / 8, false>(stream(), params_.dropout_threshold, first_query(),
+                                           n * kTileKv, lane(),
+                                           [&](int, int g, int x) { p[4 * g + x] = 0.0f; });
+    }
+  }
+
+  // In place of it, of pairs of weights: their signs say which are dropped. Before the weights are
+  // known, while products are computed.
+  struct Drops {
+    uint32_t signs[Config::kDropped ? kTileKv / 4 : 1];
+  };
+  __device__ __forceinline__ void draw(Drops& drops, int32_t n) const {
+    if constexpr (Config::kDropped) {
+      visit_numbers<1, kTileKv / 8, false, 4>(
+          stream(), first_query(), n * kTileKv, lane(), [&](int, int g, int half, uint32_t word) {
+            drops.signs[2 * g + half] = drop_signs(word, params_.dropout_threshold);
+          });
     }
   }
 
   // What the weights that are left are multiplied with.
   __device__ __forceinline__ float kept() const {
-    if constexpr (Config::kScores != Scores::kAny) return 1.0f;
+    if constexpr (Config::kScores != Scores::kAny && !Config::kDropped) return 1.0f;
     return 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
   }
 
  private:
+  __device__ __forceinline__ DropoutStream stream() const {
+    return dropout_stream(params_.problem, params_.args.inputs, item().b, item().h);
+  }
+
+  // Of the warp.
+  __device__ __forceinline__ int32_t first_query() const {
+    return item().query + row() - lane() / 4;
+  }
+
   // ALiBi of the keys from `key` on. scale: what the scores still lack.
   template <int kCount>
   __device__ __forceinline__ void add_slope(float (&s)[kCount], int32_t key, float scale) const {

@@ -20,9 +20,14 @@ constexpr int32_t kShortQueries = 64;  // the portable family packs heads and sp
 constexpr int32_t kShortElements = 16384;  // of a head's keys: up to here small blocks start faster
 
 sm90::Scores scores_of(const Problem& p) {
+  using sm90::Scores;
   const bool capped = p.softcap != 0, sloped = p.has_bias(FLASHATTN_BIAS_ALIBI);
-  if (sm90::needs_any(p) || p.scale < 0 || (capped && sloped)) return sm90::Scores::kAny;
-  return capped ? sm90::Scores::kCapped : sloped ? sm90::Scores::kSloped : sm90::Scores::kScaled;
+  const bool dropped = p.dropout_threshold() != 0;
+  if (sm90::needs_any(p) || p.scale < 0 || capped + sloped + dropped > 1) return Scores::kAny;
+  return capped    ? Scores::kCapped
+         : sloped  ? Scores::kSloped
+         : dropped ? Scores::kDropped
+                   : Scores::kScaled;
 }
 
 bool takes(const sm90::ForwardEntry& e, const Problem& p) {
@@ -75,11 +80,11 @@ std::string kernel_name(const sm90::ForwardEntry& e) {
 
 namespace sm90 {
 
-const char* const kScoresNames[] = {"", "_capped", "_sloped", "_shaped", "_any"};
+const char* const kScoresNames[] = {"", "_capped", "_sloped", "_shaped", "_dropped", "_any"};
 
 bool needs_any(const Problem& p) {
   return p.has_bias(FLASHATTN_BIAS_DENSE) || p.has_mask(FLASHATTN_MASK_BLOCKS) ||
-         p.dropout_threshold() != 0;
+         p.dropout_threshold() > UINT16_MAX;
 }
 
 }  // namespace sm90

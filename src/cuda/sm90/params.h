@@ -14,11 +14,12 @@ namespace flashattn::cuda::sm90 {
 // their own: together they outgrow the instruction cache (128 KB, 8192 instructions), which costs
 // 10 to 13 % at 512 tokens.
 enum class Scores : int32_t {
-  kScaled,  // a factor
-  kCapped,  // forward: a softcap
-  kSloped,  // forward: ALiBi
-  kShaped,  // backward: softcap, ALiBi
-  kAny,     // dense bias, block mask, dropout, in the forward pass factors below 0, and all those
+  kScaled,   // a factor
+  kCapped,   // forward: a softcap
+  kSloped,   // forward: ALiBi
+  kShaped,   // backward: softcap, ALiBi
+  kDropped,  // dropout
+  kAny,      // dense bias, block mask, in the forward pass factors below 0, several of all those
 };
 
 // Tiles of queries that a backward kernel for any scores can number, and those of the heads of a

@@ -23,14 +23,15 @@ __device__ __forceinline__ PhiloxWords dropout_counter(const DropoutStream& stre
            static_cast<uint32_t>(i) >> 4, stream.head, stream.offset}};
 }
 
-// Counters to numbers: word (column half) * 2 + (row half), the even column's in its low half. Two
-// tiles at a time, for one waits for itself.
-__device__ __forceinline__ void draw(PhiloxWords (&words)[2], const DropoutStream& stream) {
+// Counters to numbers: word (column half) * 2 + (row half), the even column's in its low half.
+// Several tiles at a time, for one waits for itself.
+template <int kCount>
+__device__ __forceinline__ void draw(PhiloxWords (&words)[kCount], const DropoutStream& stream) {
   uint32_t key0 = stream.key0, key1 = stream.key1;
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
-    words[0] = philox_round(words[0], key0, key1);
-    words[1] = philox_round(words[1], key0, key1);
+#pragma unroll
+    for (PhiloxWords& each : words) each = philox_round(each, key0, key1);
     key0 += kPhiloxWeyl0;
     key1 += kPhiloxWeyl1;
   }
@@ -44,32 +45,71 @@ __device__ __forceinline__ bool is_kept(uint32_t word, bool odd, uint32_t thresh
   return (odd ? word : word << 16) > limit;
 }
 
-// Calls visit(strip, n, x) for each weight of strips of 16 rows that the dropout drops, number
-// [strip][n][x]. i and j: the first row's and column's index, multiples of 16. kTurned: rows are
-// keys and columns queries; otherwise the other way round.
-template <int kStrips, int kGroups, bool kTurned, class Visit>
-__device__ __forceinline__ void visit_dropped(const DropoutStream& stream, uint32_t threshold,
-                                              int32_t i, int32_t j, int32_t lane, Visit visit) {
+// The signs of both halves of a pair, bits 15 and 31: whether their weights are dropped. Other bits
+// are anything. For thresholds below 65536.
+__device__ __forceinline__ uint32_t drop_signs(uint32_t word, uint32_t threshold) {
+  const uint32_t least = threshold * 0x10001u;
+  // Whether the low 15 bits reach those of the threshold; no half borrows from the other.
+  const uint32_t reaches = (word | 0x80008000u) - (least & 0x7fff7fffu);
+  return (~word & least) | (~(word ^ least) & ~reaches);
+}
+
+// Signs of so many pairs, set in ascending order; kDense: of two in a word.
+template <int kPairs, bool kDense>
+class DropSigns {
+ public:
+  __device__ __forceinline__ void set(int i, uint32_t signs) {
+    uint32_t& word = words_[kDense ? i / 2 : i];
+    word = kDense && i % 2 == 1 ? (word & 0x80008000u) | (signs >> 1 & ~0x80008000u) : signs;
+  }
+  __device__ __forceinline__ uint32_t operator[](int i) const {
+    return kDense ? words_[i / 2] << i % 2 : words_[i];
+  }
+
+ private:
+  uint32_t words_[kDense ? kPairs / 2 : kPairs];
+};
+
+// Calls visit(strip, n, half, word) for the numbers of all weights of strips of 16 rows: of the
+// pair [strip][n][2 half] and [strip][n][2 half + 1]. i and j: the first row's and column's index,
+// multiples of 16. kTurned: rows are keys and columns queries; otherwise the other way round.
+// kAtOnce: tiles.
+template <int kStrips, int kGroups, bool kTurned, int kAtOnce = 2, class Visit>
+__device__ __forceinline__ void visit_numbers(const DropoutStream& stream, int32_t i, int32_t j,
+                                              int32_t lane, Visit visit) {
   constexpr int kTiles = kStrips * kGroups / 2;
 #pragma unroll
-  for (int tile = 0; tile < kTiles; tile += 2) {
-    PhiloxWords words[2];
+  for (int tile = 0; tile < kTiles; tile += kAtOnce) {
+    PhiloxWords words[kAtOnce];
 #pragma unroll
-    for (int own = 0; own < 2; ++own) {
+    for (int own = 0; own < kAtOnce; ++own) {
       const int row = (tile + own) % kStrips * 16, column = (tile + own) / kStrips * 16;
       words[own] = kTurned ? dropout_counter(stream, j + column, i + row, lane)
                            : dropout_counter(stream, i + row, j + column, lane);
     }
     draw(words, stream);
 #pragma unroll
-    for (int x = 0; x < 16; ++x) {
-      const int own = x / 8, n = (tile + own) / kStrips * 2 + x % 8 / 4, half = x % 4 / 2;
+    for (int x = 0; x < 4 * kAtOnce; ++x) {
+      const int own = x / 4, n = (tile + own) / kStrips * 2 + x % 4 / 2, half = x % 2;
       if (tile + own >= kTiles) continue;
-      uint32_t word = words[own].word[kTurned ? half * 2 + n % 2 : n % 2 * 2 + half];
-      if (kTurned) word = ptx::transpose(word);
-      if (!is_kept(word, x % 2, threshold)) visit((tile + own) % kStrips, n, x % 4);
+      const uint32_t word = words[own].word[kTurned ? half * 2 + n % 2 : n % 2 * 2 + half];
+      visit((tile + own) % kStrips, n, half, kTurned ? ptx::transpose(word) : word);
     }
   }
+}
+
+// The same, visit(strip, n, x) for each weight that the dropout drops, number [strip][n][x].
+template <int kStrips, int kGroups, bool kTurned, class Visit>
+__device__ __forceinline__ void visit_dropped(const DropoutStream& stream, uint32_t threshold,
+                                              int32_t i, int32_t j, int32_t lane, Visit visit) {
+  visit_numbers<kStrips, kGroups, kTurned>(stream, i, j, lane,
+                                           [&](int strip, int n, int half, uint32_t word) {
+#pragma unroll
+                                             for (int e = 0; e < 2; ++e) {
+                                               if (!is_kept(word, e, threshold))
+                                                 visit(strip, n, 2 * half + e);
+                                             }
+                                           });
 }
 
 }  // namespace flashattn::cuda

@@ -80,6 +80,10 @@ inline uint32_t not_zero(uint32_t pair) {
   return (pair & 0x7fffu ? 0xffffu : 0) | (pair & 0x7fff0000u ? 0xffff0000u : 0);
 }
 
+inline uint32_t spread_signs(uint32_t pair) {
+  return (pair & 0x8000u ? 0xffffu : 0) | (pair & 0x80000000u ? 0xffff0000u : 0);
+}
+
 inline uint32_t transpose(uint32_t pair) {
   const emulator::Words* rows = emulator::exchange({{pair}});
   const uint32_t lane = emulator::lane();
