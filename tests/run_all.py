@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build"
 LOGS = BUILD / "test"
 ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx")
-# For pytest: most of a test on the CPU is one thread's work. The emulator has threads of its own.
+# For pytest: most of a test is one thread's work, on the emulator, too, which has several.
 SIDE_BY_SIDE = ("-n", str(min(os.cpu_count() or 1, 8)))
 
 
@@ -175,12 +175,17 @@ def numerics(run: Run, isa: Optional[str]) -> Count:
     return run.pytest("tests/numerics", f"--device={run.device}", *workers, *some, env=env)
 
 
-def sanitized(run: Run, name: str, *options: str) -> pathlib.Path:
-    """A build for the best instruction set of this processor: with address checks in every line
-    kernels take three to four times as long to compile."""
+def best_isas(run: Run) -> str:
+    """For a build of the best instruction set of this processor and no more."""
     best = isa_with(run.library(release(run)))
     isas = [isa for isa in ISAS[1:] if isa == best or (isa == "avx512" and best.startswith(isa))]
-    return run.compile(name, *options, f"-Dcpu_isas={isas}", "-Db_lundef=false",
+    return f"-Dcpu_isas={isas}"
+
+
+def sanitized(run: Run, name: str, *options: str) -> pathlib.Path:
+    """A build with checks in every line, with which kernels take three to four times as long to
+    compile."""
+    return run.compile(name, *options, best_isas(run), "-Db_lundef=false",
                        "-Dbuildtype=debugoptimized")
 
 
@@ -227,16 +232,17 @@ def tsan(run: Run) -> Count:
 
 def cuda_build(run: Run) -> pathlib.Path:
     """The build with all GPU kernels, and with their emulator."""
+    isas = best_isas(run)
     # The other suites build as on a machine without nvcc.
     os.environ["PATH"] += os.pathsep + os.environ.get("NVCC_FOLDER", "")
-    return run.compile("cuda-test", "-Dcuda=enabled", "-Demulator=true")
+    return run.compile("cuda-test", "-Dcuda=enabled", "-Demulator=true", isas)
 
 
 def cuda(run: Run) -> Count:
     """The GPU kernels compile without faults, and the library still does all its work on a CPU
     where no driver is installed."""
     folder = cuda_build(run)
-    smoke = run.pytest("tests/numerics", "-m", "smoke", env=run.library(folder))
+    smoke = run.pytest("tests/numerics", "-m", "smoke", *SIDE_BY_SIDE, env=run.library(folder))
     return run.meson_test(folder) + smoke + run.pytest("tests/test_compile.py")
 
 
@@ -253,7 +259,7 @@ def emulator(run: Run, family: str, capability: str = "90", *some: str,
                 for what in ("early", "random", "sizes", "streams")]
     left_out += [f"--deselect=tests/numerics/test_gpu_graphs.py::test_{what}[large]"
                  for what in ("forward", "backward")]
-    return run.pytest("tests/numerics", "--device=cuda", *left_out, *some, env=env)
+    return run.pytest("tests/numerics", "--device=cuda", *SIDE_BY_SIDE, *left_out, *some, env=env)
 
 
 def emulator_races(run: Run) -> Count:
