@@ -17,19 +17,20 @@ constexpr bool kKeysAsColumns = kHasAmx && kCompute == Compute::kBf16Pairs;
 
 inline Tiling backward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
+  // Gradients of a bias that sequences share: all have the same tiles.
+  const bool same = problem.features & FLASHATTN_FEATURE_DBIAS;
   if (kHasAmx && backward_is_bf16(problem)) {
     // Whole tile registers, sums that move less often between the caches, and rows of scores that
     // do not lie a power of two apart.
     const int32_t rows = dim <= 64 ? 128 : dim <= 128 || dim > 256 ? 96 : 64;
-    return {rows, rows, dim <= 256 ? 320 : 192};
+    const int32_t keys = dim <= 256 ? 320 : 192;
+    return {rows, rows, keys, same ? 0 : keys};
   }
   Tiling tiling{};
   if (kWidth == 16) {  // machines with wide vectors have larger caches
     // In fp32 small enough for threads that are not equally fast to end together.
     const int32_t most = !backward_is_bf16(problem) ? 192 : dim <= 64 ? 384 : 256;
     const int32_t many = dim <= 128 ? most : dim <= 256 ? 192 : 128;
-    // Gradients of a bias that sequences share: all have the same tiles.
-    const bool same = problem.features & FLASHATTN_FEATURE_DBIAS;
     tiling = {96, 96, many, same ? 0 : many * 2 / 3 / kPanel * kPanel};
   } else {
     const int32_t rows = dim <= 256 ? 96 : 48;

@@ -26,15 +26,19 @@ struct Tiling {
   int32_t rows;     // of a block of queries that shares packed keys and values
   int32_t tile_q;   // rows whose scores are held at once
   int32_t tile_kv;  // keys packed at once
-  // Backward: the same where a sequence makes few tiles, which are what threads share; 0: no less.
+  // Backward: the same where a sequence makes few tiles, which are what threads share; 0: all tiles
+  // of all sequences have tile_kv.
   int32_t few_kv = 0;
 };
 
-// Keys of a tile of the backward pass. By the sequence alone: so are its bits.
-constexpr int32_t kFewTiles = 32;
+// Keys of a tile of the backward pass: as many in all tiles, or threads wait for each other in the
+// end. By the sequence alone: so are its bits.
+constexpr int32_t kFewTiles = 32, kTileStep = 64;
 FLASHATTN_HD int32_t backward_tile_kv(const Tiling& tiling, const Problem& problem, int32_t keys) {
+  if (tiling.few_kv == 0 || keys == 0) return tiling.tile_kv;
   const bool few = ceil_div(keys, tiling.tile_kv) * problem.heads_kv < kFewTiles;
-  return few && keys > 0 && tiling.few_kv > 0 ? tiling.few_kv : tiling.tile_kv;
+  const int64_t tiles = ceil_div(keys, few ? tiling.few_kv : tiling.tile_kv);
+  return static_cast<int32_t>(ceil_div(ceil_div(keys, tiles), kTileStep) * kTileStep);
 }
 
 // Tiles of the sequence of up to so many keys that makes the most.
