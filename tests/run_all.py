@@ -264,7 +264,7 @@ def emulator(run: Run, family: str, capability: str = "90", *some: str,
 
 def emulator_races(run: Run) -> Count:
     """Where several tiles follow each other in the same buffers; of the portable kernels less."""
-    some = {"sm90": "(listed and smoke) or gradients or many_queries-3",
+    some = {"sm90": "(listed and smoke) or gradients or dropouts-1 or many_queries-3",
             "sm80": "(listed and smoke) or gradients-5 or gradients-10"}
     count = Count()
     for family, names in some.items():

@@ -282,8 +282,8 @@ def gradients():
 
 
 def dropouts():
-    """A dropout and little else, for which Hopper has kernels, of each size of head: several tiles of
-    both kinds, not all full, heads of a group."""
+    """A dropout and little else, for which Hopper has kernels, of each size of head: several tiles
+    of both kinds, not all full, heads of a group."""
     dims_of_heads = [(64, 64), (40, 64), (128, 128), (192, 128), (192, 192), (256, 200)]
     for n, (dim, dim_v) in enumerate(dims_of_heads):
         for m, dtype in enumerate(DTYPES[1:]):
