@@ -188,8 +188,8 @@ class TileScores : protected TileOutput<Config> {
     }
   }
 
-  // In place of it, of pairs of weights: their signs say which are dropped. Before the weights are
-  // known, while products are computed.
+  // In place of it, of pairs of weights: their signs say which are dropped. ptxas draws behind the
+  // exponentials; made to do so before them, under the products, it is 6 % slower.
   struct Drops {
     uint32_t signs[Config::kDropped ? kTileKv / 4 : 1];
   };
