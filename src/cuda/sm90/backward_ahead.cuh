@@ -20,10 +20,8 @@ class BackwardAhead : protected BackwardGroup<Config> {
   // Columns whose bias is on its way while those before are worked on.
   static constexpr int kFetched = Config::kWide || Config::kParked ? 2 : 4;
 
-  // What is known of a tile before its products: of the dropout, in the signs of pairs,
-  struct Drops {
-    DropSigns<kTileQ / 4, Config::kParked> signs;
-  };
+  // What is known of a tile before its products: which pairs the dropout drops,
+  using Drops = DropSigns<kTileQ / 4, Config::kParked>;
   // and where scores may be any.
   struct All {
     uint32_t keep;                 // bit i: number i is kept
@@ -40,11 +38,9 @@ class BackwardAhead : protected BackwardGroup<Config> {
 
   __device__ __forceinline__ void look_ahead(Ahead& ahead, int32_t place) const {
     if constexpr (Config::kDropped) {
-      visit_numbers<1, kTileQ / 8, true, 4>(
-          stream_of(head_at(place)), first_key(), this->tile_of(place) * kTileQ, lane(),
-          [&](int, int n, int half, uint32_t word) {
-            ahead.signs.set(2 * n + half, drop_signs(word, params_.common.dropout_threshold));
-          });
+      draw_signs<kTileQ / 8, true>(ahead, stream_of(head_at(place)),
+                                   params_.common.dropout_threshold, first_key(),
+                                   this->tile_of(place) * kTileQ, lane());
     }
     if constexpr (Config::kAny) {
       static_assert(!Config::kAny || kTileQ == 64, "a bit of a word for each number");

@@ -148,8 +148,8 @@ class BackwardConsumer : BackwardSums<Config> {
     advance(place, kind, ahead);
   }
 
-  // The next place and its kind; of a dropout what is known of it. ptxas draws behind the products;
-  // made to do so under them it is no faster.
+  // The next place and its kind; of a dropout what is known of it: in the next step D = 128 lacks
+  // registers. ptxas draws behind the products; made to do so under them it is no faster.
   __device__ __forceinline__ void advance(int32_t& place, uint32_t& kind, Ahead& ahead) const {
     Base::advance(place, kind, place_.count);
     if (Config::kDropped) this->look_ahead(ahead, place);

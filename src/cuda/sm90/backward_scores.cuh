@@ -75,7 +75,7 @@ class BackwardScores : protected BackwardAhead<Config> {
         for (int m = 0; m < kPartQ / 16; ++m) {
 #pragma unroll
           for (int i = 4 * m; i < 4 * m + 4; ++i) {
-            const uint32_t signs = ahead.signs[i];
+            const uint32_t signs = ahead[i];
             derived[i] = p[i] | (signs & 0x80008000u);
             p[i] &= ~ptx::spread_signs(signs);
           }

@@ -314,7 +314,7 @@ class Consumer : Softmax<Config> {
     for (int i = 0; i < kTileKv / 4; ++i) {
       const int x = 2 * (i - kFrom);
       p_[i] = x < 0 || x >= kCount ? 0 : ptx::pack<T>(s[x], s[x + 1]);
-      if constexpr (Config::kDropped) p_[i] &= ~ptx::spread_signs(drops.signs[i]);
+      if constexpr (Config::kDropped) p_[i] &= ~ptx::spread_signs(drops[i]);
     }
   }
 

@@ -190,15 +190,11 @@ class TileScores : protected TileOutput<Config> {
 
   // In place of it, of pairs of weights: their signs say which are dropped. ptxas draws behind the
   // exponentials; made to do so before them, under the products, it is 6 % slower.
-  struct Drops {
-    uint32_t signs[Config::kDropped ? kTileKv / 4 : 1];
-  };
+  using Drops = DropSigns<kTileKv / 4, false>;
   __device__ __forceinline__ void draw(Drops& drops, int32_t n) const {
     if constexpr (Config::kDropped) {
-      visit_numbers<1, kTileKv / 8, false, 4>(
-          stream(), first_query(), n * kTileKv, lane(), [&](int, int g, int half, uint32_t word) {
-            drops.signs[2 * g + half] = drop_signs(word, params_.dropout_threshold);
-          });
+      draw_signs<kTileKv / 8, false>(drops, stream(), params_.dropout_threshold, first_query(),
+                                     n * kTileKv, lane());
     }
   }
 

@@ -98,7 +98,19 @@ __device__ __forceinline__ void visit_numbers(const DropoutStream& stream, int32
   }
 }
 
-// The same, visit(strip, n, x) for each weight that the dropout drops, number [strip][n][x].
+// The signs of a strip's pairs, number 2 n + half, of 16 rows from i and columns from j on.
+template <int kGroups, bool kTurned, int kPairs, bool kDense>
+__device__ __forceinline__ void draw_signs(DropSigns<kPairs, kDense>& signs,
+                                           const DropoutStream& stream, uint32_t threshold,
+                                           int32_t i, int32_t j, int32_t lane) {
+  visit_numbers<1, kGroups, kTurned, 4>(stream, i, j, lane,
+                                        [&](int, int n, int half, uint32_t word) {
+                                          signs.set(2 * n + half, drop_signs(word, threshold));
+                                        });
+}
+
+// As visit_numbers, visit(strip, n, x) for each weight that the dropout drops, number
+// [strip][n][x].
 template <int kStrips, int kGroups, bool kTurned, class Visit>
 __device__ __forceinline__ void visit_dropped(const DropoutStream& stream, uint32_t threshold,
                                               int32_t i, int32_t j, int32_t lane, Visit visit) {
