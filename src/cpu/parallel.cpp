@@ -26,17 +26,22 @@ __attribute__((constructor)) void remember_owner() { owner = getpid(); }
 bool is_forked_child() { return getpid() != owner; }
 
 // Threads beside the caller's, on plain POSIX so that nothing is allocated here. All of them exist
-// at once, until they are joined.
+// at once, until they are joined, and none begins before open().
 class Helpers {
  public:
-  // Starts up to so many that run(argument, 1), (argument, 2), ... each.
-  Helpers(int32_t count, void (*run)(void*, int32_t), void* argument) {
+  // Starts up to so many that will run(argument, 1), (argument, 2), ... each.
+  Helpers(int32_t count, void (*run)(void*, int32_t), void* argument)
+      : run_(run), argument_(argument) {
+    pthread_mutex_lock(&gate_);
     for (; started_ < count; ++started_) {
       Helper& helper = helpers_[started_];
-      helper = {run, argument, started_ + 1, {}};
+      helper = {this, started_ + 1, {}};
       const auto main = [](void* given) -> void* {
         const Helper* self = static_cast<const Helper*>(given);
-        self->run(self->argument, self->thread);
+        Helpers& all = *self->all;
+        pthread_mutex_lock(&all.gate_);
+        pthread_mutex_unlock(&all.gate_);
+        all.run_(all.argument_, self->thread);
         return nullptr;
       };
       // No more threads to be had: those that run share the work.
@@ -50,14 +55,17 @@ class Helpers {
   Helpers& operator=(const Helpers&) = delete;
 
   int32_t started() const { return started_; }
+  void open() { pthread_mutex_unlock(&gate_); }
 
  private:
   struct Helper {
-    void (*run)(void*, int32_t);
-    void* argument;
+    Helpers* all;
     int32_t thread;
     pthread_t id;
   };
+  void (*const run_)(void*, int32_t);
+  void* const argument_;
+  pthread_mutex_t gate_ = PTHREAD_MUTEX_INITIALIZER;
   Helper helpers_[kMostThreads - 1];
   int32_t started_ = 0;
 };
@@ -109,16 +117,9 @@ thread_local int32_t kept = 1;
 int32_t startable(int32_t threads) {
   if (omp_get_active_level() >= omp_get_max_active_levels()) return 1;  // none would be started
   if (threads > kept) {
-    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
-    pthread_mutex_lock(&gate);
-    const auto wait = [](void* argument, int32_t) {
-      pthread_mutex_t* closed = static_cast<pthread_mutex_t*>(argument);
-      pthread_mutex_lock(closed);
-      pthread_mutex_unlock(closed);
-    };
-    const Helpers helpers(threads - 1, wait, &gate);
+    Helpers helpers(threads - 1, [](void*, int32_t) {}, nullptr);
     threads = std::min(threads, std::max(kept, helpers.started() + 1));
-    pthread_mutex_unlock(&gate);
+    helpers.open();
   }
   return threads;
 }
@@ -157,21 +158,15 @@ void run_tasks(int32_t threads, int64_t count, int64_t strands,
     Queues queues;
     void (*body)(const void*, int64_t, int32_t);
     const void* context;
-    pthread_mutex_t gate;
     int32_t threads;
     void work(int32_t thread) { queues.work(thread, threads, body, context); }
-  } team{{count, strands}, body, context, PTHREAD_MUTEX_INITIALIZER, 1};
-  // None begins before it is known how many they are.
-  pthread_mutex_lock(&team.gate);
+  } team{{count, strands}, body, context, 1};
   const auto run = [](void* argument, int32_t thread) {
-    Team& mine = *static_cast<Team*>(argument);
-    pthread_mutex_lock(&mine.gate);
-    pthread_mutex_unlock(&mine.gate);
-    mine.work(thread);
+    static_cast<Team*>(argument)->work(thread);
   };
-  const Helpers helpers(threads - 1, run, &team);
+  Helpers helpers(threads - 1, run, &team);
   team.threads = helpers.started() + 1;
-  pthread_mutex_unlock(&team.gate);
+  helpers.open();
   team.work(0);
 #endif
 }
