@@ -14,25 +14,58 @@ struct Sequence {
   Lengths len;
 };
 
-// Lengths past the capacity or the shape's bound count as that: on a GPU nobody else checks them.
+// Rows of sequence b of `total`. Entries outside count as the nearest inside, a sequence that ends
+// before it begins as empty.
+FLASHATTN_HD Interval packed_rows(const int32_t* cu_seqlens, int32_t b, int64_t total) {
+  const int32_t rows = total < INT32_MAX ? static_cast<int32_t>(total) : INT32_MAX;
+  const int32_t begin = clamp_index(cu_seqlens[b], rows), end = cu_seqlens[b + 1];
+  return {begin, end < begin ? begin : end > rows ? rows : end};
+}
+
+// Whatever starts and lengths say, the rows lie inside the arrays, and there are no more of them
+// than the shape says: on a GPU nobody else checks them.
 FLASHATTN_HD Sequence sequence_of(const Problem& problem, const flashattn_shape& shape,
                                   const flashattn_inputs& in, int32_t b) {
   Sequence s{0, 0, {shape.seqlen_q, shape.seqlen_kv}};
   if (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) {
-    s.first_q = in.cu_seqlens_q[b];
-    s.len.q = clamp_index(in.cu_seqlens_q[b + 1] - s.first_q, s.len.q);
+    const Interval rows = packed_rows(in.cu_seqlens_q, b, shape.total_q);
+    s.first_q = rows.begin;
+    s.len.q = clamp_index(rows.end - rows.begin, s.len.q);
   }
   if (problem.layout & FLASHATTN_LAYOUT_VARLEN_KV) {
-    s.first_kv = in.cu_seqlens_kv[b];
-    s.len.kv = clamp_index(in.cu_seqlens_kv[b + 1] - s.first_kv, s.len.kv);
+    const Interval rows = packed_rows(in.cu_seqlens_kv, b, shape.total_kv);
+    s.first_kv = rows.begin;
+    s.len.kv = clamp_index(rows.end - rows.begin, s.len.kv);
   }
   if (in.lens_q) s.len.q = clamp_index(in.lens_q[b], s.len.q);
   if (in.lens_kv) s.len.kv = clamp_index(in.lens_kv[b], s.len.kv);
   return s;
 }
 
+// All sequences of a batch, for those who read starts and lengths once: as above, and none begins
+// before the end of the one before it.
+inline void resolve_sequences(const Problem& problem, const flashattn_shape& shape,
+                              const flashattn_inputs& in, Sequence* sequences) {
+  int64_t end_q = 0, end_kv = 0;
+  const auto move_behind = [](int64_t* end, int64_t* first, int32_t* len) {
+    const int64_t late = std::max<int64_t>(*end - *first, 0);
+    *first += late;
+    *len = clamp_index(*len - late, *len);
+    *end = *first + *len;
+  };
+  for (int32_t b = 0; b < shape.batch; ++b) {
+    Sequence s = sequence_of(problem, shape, in, b);
+    if (problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q)) move_behind(&end_q, &s.first_q, &s.len.q);
+    if (problem.has_layout(FLASHATTN_LAYOUT_VARLEN_KV)) {
+      move_behind(&end_kv, &s.first_kv, &s.len.kv);
+    }
+    sequences[b] = s;
+  }
+}
+
 // Tiles of `rows` queries or keys of one head, numbered through all sequences of a batch. VARLEN:
-// sequence b starts at most one tile for each earlier sequence after the rows before it.
+// sequence b starts at most one tile for each earlier sequence after the rows before it. Sequences
+// that do not overlap share no tile, and none has a tile past the last.
 struct HeadTiles {
   bool packed;
   int64_t total;  // rows of all sequences, if packed

@@ -37,6 +37,9 @@ struct ForwardParams {
   }
 };
 
+// Past all tickets, also when each block has asked for some more, and twice that in 32 bits.
+constexpr int32_t kNoTicket = INT32_MAX / 2 - 0xfffff;
+
 // Of dq_states.
 constexpr int32_t kDqClaimed = 1, kDqOpen = 2, kDqTurn = 4, kDqConverted = -1;
 
@@ -84,20 +87,15 @@ struct BackwardParams {
     return b * layout.batch_stride + h * layout.head_stride + i;
   }
 
-  // Tiles of queries of one head, and where one of them stands. VARLEN: sequence b starts at most
-  // one tile for each earlier sequence after the rows before it.
+  // Tiles of queries of one head, and where one of them stands.
   FLASHATTN_HD int64_t head_tiles(int32_t rows) const {
-    return (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q)
-               ? args.shape.total_q / rows + args.shape.batch
-               : ceil_div(args.shape.seqlen_q, rows) * args.shape.batch;
+    return HeadTiles::of_queries(problem, args.shape, rows).count();
   }
 
   FLASHATTN_HD int64_t query_tile(const Sequence& sequence, int32_t b, int32_t h, int32_t tile,
                                   int32_t rows) const {
-    const int64_t first = (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q)
-                              ? sequence.first_q / rows + b
-                              : b * ceil_div(args.shape.seqlen_q, rows);
-    return h * head_tiles(rows) + first + tile;
+    const HeadTiles tiles = HeadTiles::of_queries(problem, args.shape, rows);
+    return h * tiles.count() + tiles.first(sequence.first_q, b) + tile;
   }
 
   // Where lse2 and delta of a sequence's first query stand.

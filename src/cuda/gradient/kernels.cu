@@ -72,6 +72,22 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> store_eight(char* ro
   }
 }
 
+// Whether sequences may overlap, of which on Hopper tiles of keys take turns. They would share
+// tiles of dq, and wait for turns that never come. Portable kernels wait for a turn or a later one.
+// A whole block calls it.
+__device__ __forceinline__ bool starts_decrease(const BackwardParams& params) {
+  const int32_t* const starts = params.args.inputs.cu_seqlens_q;
+  if (!params.tile_q || !params.ordered || !starts) return false;
+  __shared__ int32_t decrease;
+  if (threadIdx.x == 0) decrease = 0;
+  __syncthreads();
+  for (int32_t b = threadIdx.x; b < params.args.shape.batch; b += kThreads) {
+    if (starts[b + 1] < starts[b]) decrease = 1;
+  }
+  __syncthreads();
+  return decrease;
+}
+
 // T: the problem's type. O: that of o and dout. kLanes share a row; the numbers of a row are one
 // lane's.
 template <class T, class O, int kLanes>
@@ -87,7 +103,9 @@ __global__ void __launch_bounds__(kThreads, kPrepareBlocks<O, kLanes>)
   const int32_t b = blockIdx.x / problem.heads_q, h = blockIdx.x % problem.heads_q;
   const int32_t lane = threadIdx.x % 32, in_row = lane % kLanes, group = lane / kLanes;
   const Sequence sequence = sequence_of(problem, args.shape, args.inputs, b);
-  if (blockIdx.x == 0 && blockIdx.y == 0) clear_counters(params, kThreads);
+  if (blockIdx.x == 0 && blockIdx.y == 0) {
+    clear_counters(params, kThreads, starts_decrease(params) ? kNoTicket : 0);
+  }
   const int64_t first_number = params.first_number(sequence, b, h);
   const int64_t first_tile =
       params.tile_q ? params.query_tile(sequence, b, h, 0, params.tile_q) : 0;

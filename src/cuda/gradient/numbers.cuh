@@ -26,10 +26,11 @@ __device__ __forceinline__ void store_numbers(const BackwardParams& params,
 }
 
 // By the first block, of which `threads` threads call it.
-__device__ __forceinline__ void clear_counters(const BackwardParams& params, int32_t threads) {
+__device__ __forceinline__ void clear_counters(const BackwardParams& params, int32_t threads,
+                                               int32_t first_ticket) {
   const int32_t thread = threadIdx.x;
-  if (thread == 0 && params.ticket) *params.ticket = 0;
-  if (thread == 0 && params.dq_ticket) *params.dq_ticket = 0;
+  if (thread == 0 && params.ticket) *params.ticket = first_ticket;
+  if (thread == 0 && params.dq_ticket) *params.dq_ticket = first_ticket;
   for (int32_t n = thread; n < params.arrived_count; n += threads) params.arrived[n] = 0;
 }
 

@@ -272,6 +272,9 @@ __device__ __forceinline__ int4 load_once(const char* from) {
 __device__ __forceinline__ void add_release(int32_t* to, int32_t x) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
+__device__ __forceinline__ void or_release(int32_t* to, int32_t bits) {
+  asm volatile("red.release.gpu.global.or.b32 [%0], %1;" ::"l"(to), "r"(bits) : "memory");
+}
 
 // The next kernel of the stream, if it was started early, may begin when all blocks have called
 // this.

@@ -127,7 +127,8 @@ class DqAdder {
     } else {
       if (first) {
         ptx::bulk_wait();
-        ptx::add_release(state(place), kDqOpen);
+        // Not added: of sequences that overlap another may have been converted, and all bits set.
+        ptx::or_release(state(place), kDqOpen);
       }
       if constexpr (Config::kConverts) {
         if (own() > kDqLater && own() % kDqLater == 1) {

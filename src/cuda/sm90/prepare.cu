@@ -52,7 +52,7 @@ class Preparer {
     }
     __syncthreads();
     ptx::wait_for_previous();
-    if (blockIdx.x == 0) clear_counters(common_, kThreads);
+    if (blockIdx.x == 0) clear_counters(common_, kThreads, 0);
     if (threadIdx.x < kMostPreparers) clear_word(threadIdx.x);
     Place place{};
     if (warp_ < kWarps) {

@@ -119,6 +119,7 @@ inline void add_relaxed(int32_t* to, int32_t x) { __atomic_fetch_add(to, x, __AT
 inline float4 load_uncached(const float4* from) { return *from; }
 inline int4 load_once(const char* from) { return *reinterpret_cast<const int4*>(from); }
 inline void add_release(int32_t* to, int32_t x) { __atomic_fetch_add(to, x, __ATOMIC_RELEASE); }
+inline void or_release(int32_t* to, int32_t bits) { __atomic_fetch_or(to, bits, __ATOMIC_RELEASE); }
 
 inline void let_next_start() {}
 inline void wait_for_previous() {}
