@@ -32,7 +32,7 @@ class BackwardTile {
         problem_(*job.problem),
         in_(job.args->inputs),
         mask_(problem_.mask_rule()),
-        sequence_(sequence_of(problem_, job.args->shape, in_, b)),
+        sequence_(job.sequences[b]),
         scratch_(problem_, job.tiling.tile_q,
                  backward_tile_kv(job.tiling, problem_, sequence_.len.kv), scratch),
         b_(b),

@@ -13,7 +13,7 @@ inline void backward_prepare_task(const BackwardJob& job, int64_t task) {
   const int32_t tile = static_cast<int32_t>(task % job.query_tiles);
   const int32_t head = static_cast<int32_t>(task / job.query_tiles % problem.heads_q);
   const int32_t b = static_cast<int32_t>(task / job.query_tiles / problem.heads_q);
-  const Sequence sequence = sequence_of(problem, args.shape, args.inputs, b);
+  const Sequence sequence = job.sequences[b];
   const int64_t begin = static_cast<int64_t>(tile) * job.tiling.tile_q;
   const Interval queries{clamp_index(begin, sequence.len.q),
                          clamp_index(begin + job.tiling.tile_q, sequence.len.q)};
@@ -87,7 +87,7 @@ void backward_dbias_task(const BackwardJob& job, int64_t task, char* scratch) {
   const Interval head_range{each_head ? head : 0, each_head ? head + 1 : problem.heads_q};
   // A gradient of one sequence ends where that does; a sum over all is as large as the shape.
   Lengths end{args.shape.seqlen_q, args.shape.seqlen_kv};
-  if (each_batch) end = sequence_of(problem, args.shape, args.inputs, batch).len;
+  if (each_batch) end = job.sequences[batch].len;
   const int64_t first = static_cast<int64_t>(key_tile) * job.tiling.tile_kv;
   const Interval columns{clamp_index(first, end.kv),
                          clamp_index(first + job.tiling.tile_kv, end.kv)};
@@ -106,13 +106,12 @@ void backward_dbias_task(const BackwardJob& job, int64_t task, char* scratch) {
 
 // The gradient of one head's sink.
 inline void backward_dsink_task(const BackwardJob& job, int64_t task) {
-  const Problem& problem = *job.problem;
   const flashattn_backward_args& args = *job.args;
   const int32_t head = static_cast<int32_t>(task);
   const float sink = args.inputs.sink[head] * kLog2E;
   double total = 0;
   for (int32_t b = 0; b < args.shape.batch; ++b) {
-    const Sequence sequence = sequence_of(problem, args.shape, args.inputs, b);
+    const Sequence sequence = job.sequences[b];
     const int64_t first = job.query_tile(sequence, b, head, 0) * job.tiling.tile_q;
     for (int32_t i = 0; i < sequence.len.q; ++i) {
       total -=

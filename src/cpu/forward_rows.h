@@ -16,7 +16,7 @@ class ForwardRows {
         problem_(*job.problem),
         in_(job.args->inputs),
         mask_(problem_.mask_rule()),
-        sequence_(sequence_of(problem_, job.args->shape, in_, place.b)),
+        sequence_(job.sequences[place.b]),
         b_(place.b),
         kv_head_(kv_heads.begin),
         kv_heads_(kv_heads.end - kv_heads.begin),

@@ -9,8 +9,7 @@ template <Compute kCompute>
 void forward_task(const ForwardJob& job, int64_t task, char* scratch) {
   const ForwardPlace place = job.place(task);
   const Interval heads = place.kv_heads;
-  const Lengths len = sequence_of(*job.problem, job.args->shape, job.args->inputs, place.b).len;
-  if (is_direct(*job.problem, len)) {
+  if (is_direct(*job.problem, job.sequences[place.b].len)) {
     return ForwardBlock<kCompute>(job, place, heads, scratch).run(nullptr);
   }
   for (int32_t h = heads.begin; h < heads.end; ++h) {

@@ -70,6 +70,7 @@ enum TileState : int32_t { kTileEmpty, kTileBusy, kTileFinite, kTileSpecial };
 struct ForwardJob {
   const Problem* problem;
   const flashattn_forward_args* args;
+  const Sequence* sequences;  // of the batch: kernels do not read the caller's starts and lengths
   Tiling tiling;
   int32_t queries;      // of a block
   int32_t heads;        // query heads of a KV head in a block: > 1 for short queries
@@ -121,6 +122,7 @@ struct ForwardJob {
 struct BackwardJob {
   const Problem* problem;
   const flashattn_backward_args* args;
+  const Sequence* sequences;
   Tiling tiling;        // rows: of a tile of queries, as tile_q
   int32_t query_tiles;  // of the longest sequence
   int32_t key_tiles;

@@ -58,6 +58,7 @@ Random random_of(const flashattn_inputs& in) {
 }  // namespace
 
 struct CpuLauncher::ForwardWorkspace {
+  Sequence* sequences;
   float *partial_o, *partial_lse;
   SharedTiles shared;
   char* scratch;
@@ -65,6 +66,7 @@ struct CpuLauncher::ForwardWorkspace {
 };
 
 struct CpuLauncher::BackwardWorkspace {
+  Sequence* sequences;
   float *lse2, *delta, *dq;
   int32_t* turn;
   char* scratch;
@@ -98,6 +100,7 @@ CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const flashattn_sha
                                                              char* base) const {
   ForwardWorkspace w{};
   Cutter cutter(base);
+  w.sequences = cutter.take<Sequence>(shape.batch);
   const Lengths split = split_bound(split_, shape);
   if (split.kv > 1) {
     const int64_t rows = static_cast<int64_t>(split.kv) * shape.batch * problem_.heads_q * split.q;
@@ -122,6 +125,7 @@ CpuLauncher::BackwardWorkspace CpuLauncher::backward_workspace(const flashattn_s
                                                                char* base) const {
   BackwardWorkspace w{};
   Cutter cutter(base);
+  w.sequences = cutter.take<Sequence>(shape.batch);
   const int32_t tile_q = backward_tiling_.tile_q;
   const int64_t tiles = problem_.heads_q * HeadTiles::of_queries(problem_, shape, tile_q).count();
   w.lse2 = cutter.take<float>(tiles * tile_q);
@@ -221,17 +225,16 @@ int32_t CpuLauncher::forward(const flashattn_forward_args& args, void* workspace
   const flashattn_shape& shape = args.shape;
   const ForwardWorkspace w = forward_workspace(shape, static_cast<char*>(workspace));
   const Random random = random_of(args.inputs);
+  resolve_sequences(problem_, shape, args.inputs, w.sequences);
   ForwardJob job{};
   job.problem = &problem_;
   job.args = &args;
+  job.sequences = w.sequences;
   job.tiling = forward_tiling_;
   job.split = split_;
   job.parts = 1;
   for (int32_t b = 0; b < shape.batch; ++b) {
-    const Lengths len = sequence_of(problem_, shape, args.inputs, b).len;
-    job.parts = std::max(job.parts, part_count(split_, len));
-    // Dense sequences are all alike.
-    if (!args.inputs.lens_q && !args.inputs.lens_kv && problem_.layout == 0) break;
+    job.parts = std::max(job.parts, part_count(split_, job.sequences[b].len));
   }
   job.partial_queries = split_bound(split_, shape).q;
   job.partial_o = w.partial_o;
@@ -260,7 +263,7 @@ void CpuLauncher::merge_parts(const ForwardJob& job) const {
   parallel_tasks(threads_for(threads_, elements), rows, 1, [&](int64_t task, int32_t) {
     const int32_t b = static_cast<int32_t>(task / problem_.heads_q);
     const int32_t h = static_cast<int32_t>(task % problem_.heads_q);
-    const Sequence sequence = sequence_of(problem_, args.shape, args.inputs, b);
+    const Sequence sequence = job.sequences[b];
     const int32_t parts = part_count(split_, sequence.len);
     if (parts <= 1) return;
     const int64_t stride = job.partial_row(1, 0, 0, 0);
@@ -290,6 +293,7 @@ int32_t CpuLauncher::backward(const flashattn_backward_args& args, void* workspa
   BackwardJob job{};
   job.problem = &problem_;
   job.args = &args;
+  job.sequences = w.sequences;
   job.tiling = backward_tiling_;
   job.query_tiles = tiles(shape.seqlen_q, backward_tiling_.tile_q);
   job.key_tiles = backward_key_tiles(backward_tiling_, problem_, shape.seqlen_kv);
@@ -302,12 +306,13 @@ int32_t CpuLauncher::backward(const flashattn_backward_args& args, void* workspa
         "more; split the batch",
         shape.batch, problem_.heads_kv, job.key_tiles);
   }
+  resolve_sequences(problem_, shape, args.inputs, w.sequences);
   // As many heads at a time as threads, in the end, too.
   job.order = Sections::of(heads, job.key_tiles, job.threads, job.threads);
   job.rng_seed = random.seed;
   job.rng_offset = random.offset;
   // Or none: a sum of nothing is written, too.
-  const Lengths first = sequence_of(problem_, shape, args.inputs, 0).len;
+  const Lengths first = job.sequences[0].len;
   const bool whole = shape.batch == 1 && first.q == shape.seqlen_q && first.kv == shape.seqlen_kv;
   const bool each_row =
       shape.seqlen_q == 1 && !args.inputs.lens_q && !problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);

@@ -32,12 +32,14 @@ struct Rows {
   char* base;
   int64_t row_bytes;
   const int32_t* pages;  // NULL: not paged
-  int32_t page_size;
+  int32_t page_size, last_page;
   int64_t page_bytes;
 
   FLASHATTN_INLINE char* row(int32_t i) const {
     if (!pages) return base + i * row_bytes;
-    return base + pages[i / page_size] * page_bytes + i % page_size * row_bytes;
+    // A number that has changed since it was checked reads some page of the pool.
+    return base + clamp_index(pages[i / page_size], last_page) * page_bytes +
+           i % page_size * row_bytes;
   }
 };
 
@@ -73,15 +75,23 @@ FLASHATTN_INLINE Rows rows_of(const flashattn_tensor& t, int32_t element_size, i
                               int64_t first) {
   return {static_cast<char*>(t.data) +
               (b * t.stride_batch + h * t.stride_head + first * t.stride_seq) * element_size,
-          t.stride_seq * element_size, nullptr, 1, 0};
+          t.stride_seq * element_size,
+          nullptr,
+          1,
+          0,
+          0};
 }
 
 FLASHATTN_INLINE Rows kv_rows(const Problem& problem, const flashattn_inputs& in,
                               const flashattn_tensor& t, int32_t b, int32_t h, int64_t first) {
   const int32_t size = dtype_size(problem.dtype);
   if (!(problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) return rows_of(t, size, b, h, first);
-  return {static_cast<char*>(t.data) + h * t.stride_head * size, t.stride_seq * size,
-          in.page_table + b * in.page_table_stride, problem.page_size, t.stride_batch * size};
+  return {static_cast<char*>(t.data) + h * t.stride_head * size,
+          t.stride_seq * size,
+          in.page_table + b * in.page_table_stride,
+          problem.page_size,
+          clamp_index(in.pages - 1, INT32_MAX),
+          t.stride_batch * size};
 }
 
 // The first count elements at p, zeros behind them.
