@@ -236,6 +236,7 @@ void resolve_defaults(Problem* p) {
     p->bias_dtype = p->dtype;
   }
   if (p->dropout_threshold() == 0) p->dropout = 0;
+  if (p->softcap == 0) p->softcap = 0;  // -0
 }
 
 }  // namespace

@@ -42,6 +42,11 @@ def seen(case, data):
         (case.heads_q, case.length_q(b), case.length_kv(b))) for b in range(case.batch)]
 
 
+def test_a_softcap_of_minus_zero_is_none(device):
+    case = BASE.replace(dtype="bf16", dim_qk=64, alibi="h", seqlen_q=200, determinism=1)
+    assert run(case.replace(softcap=-0.0), device).bits() == run(case, device).bits()
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("value", SPECIAL)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])

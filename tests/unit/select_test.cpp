@@ -118,6 +118,9 @@ void test_defaults() {
   desc.heads_kv = 2;
   desc.scale = -3;
   CHECK(problem_of(desc).group() == 4 && problem_of(desc).scale == -3);
+  // Kernels take the bits of a softcap that is off for zeros.
+  desc.softcap = desc.dropout = -0.0f;
+  CHECK(!std::signbit(problem_of(desc).softcap) && !std::signbit(problem_of(desc).dropout));
 }
 
 // Masks, sequences without keys, and bytes of pages.

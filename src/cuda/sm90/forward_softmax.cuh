@@ -128,8 +128,8 @@ class Softmax : protected TileScores<Config> {
   __device__ __forceinline__ void weigh_tied(const Slope& of, int32_t n, float o) {
     const float c = this->scale();
     float first = fmaf(of.slope, static_cast<float>(n * kTileKv - of.own), -reference_[0]);
-    // There is no softcap beside ALiBi.
-    if (Config::kDimV < 128) first = ptx::after(first, o, __float_as_uint(params_.problem.softcap));
+    // There is no softcap beside ALiBi, and without one all of this is +0.
+    if (Config::kDimV < 128) first = ptx::after(first, o, __float_as_uint(params_.cap.inner));
     weigh(s_, [&](float x, int i) { return fmaf(x, c, fmaf(of.slope, this->column(i), first)); });
   }
 
