@@ -124,12 +124,16 @@ std::unique_ptr<Plan> make_plan(const flashattn_desc* desc) {
   return plan;
 }
 
+int64_t needed_workspace(const Plan& plan, uint32_t op, const flashattn_shape& shape) {
+  return is_idle(op, shape) ? 0 : plan.launcher->workspace(op, shape);
+}
+
 int64_t workspace_size(const Plan* plan, uint32_t op, const flashattn_shape* shape) {
   check_plan(plan);
   check_op(*plan, op);
   if (shape) {
     check_shape(plan->problem, *shape);
-    return plan->launcher->workspace(op, *shape);
+    return needed_workspace(*plan, op, *shape);
   }
   const Promised promised = promised_shape(plan->problem);
   if (promised.missing) {
@@ -138,7 +142,7 @@ int64_t workspace_size(const Plan* plan, uint32_t op, const flashattn_shape* sha
            "to the largest size of any call",
            promised.missing);
   }
-  return plan->launcher->workspace(op, promised.shape);
+  return needed_workspace(*plan, op, promised.shape);
 }
 
 void plan_info(const Plan* plan, uint32_t op, const flashattn_shape* shape,
@@ -157,7 +161,7 @@ void plan_info(const Plan* plan, uint32_t op, const flashattn_shape* shape,
   const Cost cost = known ? operation_cost(plan->problem, op, asked) : Cost{0, 0};
   own.flops = cost.flops;
   own.bytes = cost.bytes;
-  own.workspace = known ? plan->launcher->workspace(op, asked) : 0;
+  own.workspace = known ? needed_workspace(*plan, op, asked) : 0;
   if (!known) own.splits = 0;
   copy_out(own, properties);
 }

@@ -20,6 +20,14 @@ using Plan = ::flashattn_plan;
 
 std::unique_ptr<Plan> make_plan(const flashattn_desc* desc);
 
+// Whether nothing is to be done. With no query there are still gradients of keys to write: zeros.
+inline bool is_idle(uint32_t op, const flashattn_shape& shape) {
+  return shape.batch == 0 || (op == FLASHATTN_OP_FORWARD && shape.seqlen_q == 0);
+}
+
+// What a call must bring; flashattn_workspace_size says it.
+int64_t needed_workspace(const Plan& plan, uint32_t op, const flashattn_shape& shape);
+
 // shape NULL: the promised maxima; refused when one that matters is missing.
 int64_t workspace_size(const Plan* plan, uint32_t op, const flashattn_shape* shape);
 

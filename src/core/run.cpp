@@ -18,7 +18,7 @@ void check_stream(const Plan& plan, const void* stream) {
 // The workspace of one operation, which joins the arrays that must lie apart.
 void check_workspace(const Plan& plan, uint32_t op, const flashattn_shape& shape,
                      const void* workspace, int64_t given, ArrayList* arrays) {
-  const int64_t needed = plan.launcher->workspace(op, shape);
+  const int64_t needed = needed_workspace(plan, op, shape);
   if (given < 0) {
     reject(FLASHATTN_REASON_SIZE, "workspace_bytes",
            "workspace_bytes = %" PRId64 " is below 0; give the size of the workspace", given);
@@ -44,9 +44,9 @@ int32_t run_forward(const Plan* plan, const flashattn_forward_args* args, void* 
   check_stream(*plan, stream);
   ArrayList arrays;
   check_forward(plan->problem, plan->device->kind == FLASHATTN_DEVICE_CPU, &own, &arrays);
-  if (own.shape.batch == 0 || own.shape.seqlen_q == 0) return FLASHATTN_OK;
   check_workspace(*plan, FLASHATTN_OP_FORWARD, own.shape, workspace, workspace_bytes, &arrays);
   arrays.check_overlaps();
+  if (is_idle(FLASHATTN_OP_FORWARD, own.shape)) return FLASHATTN_OK;
   return plan->launcher->forward(own, workspace, stream);
 }
 
@@ -58,10 +58,9 @@ int32_t run_backward(const Plan* plan, const flashattn_backward_args* args, void
   check_stream(*plan, stream);
   ArrayList arrays;
   check_backward(plan->problem, plan->device->kind == FLASHATTN_DEVICE_CPU, &own, &arrays);
-  // With no query there are still gradients of keys to write: zeros.
-  if (own.shape.batch == 0) return FLASHATTN_OK;
   check_workspace(*plan, FLASHATTN_OP_BACKWARD, own.shape, workspace, workspace_bytes, &arrays);
   arrays.check_overlaps();
+  if (is_idle(FLASHATTN_OP_BACKWARD, own.shape)) return FLASHATTN_OK;
   return plan->launcher->backward(own, workspace, stream);
 }
 

@@ -155,6 +155,33 @@ static void test_layouts(const flashattn_plan *plan) {
   CHECK_OK(forward(plan));
 }
 
+/* A call wants the workspace that flashattn_workspace_size says, also where there is no query. */
+static void test_workspace_of_nothing(const flashattn_plan *plan) {
+  for (int queries = 0; queries < 2; ++queries) {
+    for (int batch = 0; batch < 2; ++batch) {
+      int64_t bytes[2] = {-1, -1};
+      fixture_reset(&f, PLAIN);
+      f.forward.inputs.lens_q = f.forward.inputs.lens_kv = NULL;
+      f.backward.inputs.lens_q = f.backward.inputs.lens_kv = NULL;
+      f.forward.shape.seqlen_q = f.backward.shape.seqlen_q = queries;
+      f.forward.shape.batch = f.backward.shape.batch = batch;
+      CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &f.forward.shape, &bytes[0]));
+      CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_BACKWARD, &f.backward.shape, &bytes[1]));
+      CHECK(batch > 0 || (bytes[0] == 0 && bytes[1] == 0));
+      CHECK(queries > 0 || bytes[0] == 0);
+      int32_t (*const calls[])(const flashattn_plan *) = {forward, backward};
+      for (int pass = 0; pass < 2; ++pass) {
+        f.workspace_bytes = bytes[pass];
+        f.workspace = bytes[pass] ? f.out->workspace : NULL;
+        CHECK_OK(calls[pass](plan));
+        f.workspace_bytes = bytes[pass] - 1;
+        CHECK_STATUS(calls[pass](plan),
+                     bytes[pass] ? FLASHATTN_ERROR_WORKSPACE : FLASHATTN_ERROR_INVALID_ARGUMENT);
+      }
+    }
+  }
+}
+
 /* Nothing to do, or nothing to read. */
 static void test_empty(const flashattn_plan *plan) {
   fixture_reset(&f, PLAIN);
@@ -199,6 +226,7 @@ int main(void) {
   test_merge_in_place(plan);
   test_layouts(plan);
   test_empty(plan);
+  test_workspace_of_nothing(plan);
   flashattn_plan_destroy(plan);
   test_packed_qkv();
   fixture_close(&f);
