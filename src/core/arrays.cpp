@@ -1,5 +1,6 @@
 #include "core/arrays.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 
@@ -90,6 +91,23 @@ void find_reach(Array* array) {
   if (overflow) reject_too_large(*array);
 }
 
+// The next step, no shorter than those before: into the run, into the last step where it leads to
+// its places, or on its own.
+void add_step(Array* array, Array::Step next) {
+  if (array->steps == 0 && next.bytes <= array->run) {
+    array->run += next.bytes * (next.count - 1);
+    return;
+  }
+  if (array->steps > 0) {
+    Array::Step& last = array->step[array->steps - 1];
+    if (next.bytes % last.bytes == 0 && next.bytes / last.bytes <= last.count) {
+      last.count += next.bytes / last.bytes * (next.count - 1);
+      return;
+    }
+  }
+  array->step[array->steps++] = next;
+}
+
 // Walks the indices from the smallest stride to the largest: each must step over all that lies
 // within the one before, else elements would share memory.
 void check_nesting(Array* array) {
@@ -112,10 +130,10 @@ void check_nesting(Array* array) {
     order[at] = d;
   }
   int64_t filled = 1;  // elements from the first to one past the last, so far
-  array->dense = true;
+  array->run = array->element;
   for (int at = 0; at < n; ++at) {
     const int d = order[at];
-    if (array->stride[d] != filled) array->dense = false;
+    add_step(array, {array->stride[d] * array->element, array->extent[d]});
     if (array->stride[d] < filled && array->use != Use::kInput) {
       const Label label(*array, array->suffixes && d < 3 ? array->suffixes[d] : "");
       reject(FLASHATTN_REASON_STRIDE, label.field,
@@ -128,27 +146,80 @@ void check_nesting(Array* array) {
   }
 }
 
+// How far places of a run of x and of a run of y may lie apart: the sum of all steps, each taken
+// some times.
+class Differences {
+ public:
+  Differences(const Array& x, const Array& y)
+      : low_(Wide{y.begin} - x.begin - x.run + 1), high_(Wide{y.begin} - x.begin + y.run - 1) {
+    int32_t nx = x.steps, ny = y.steps;
+    for (; nx > 0 || ny > 0; ++count_) {
+      const int64_t of_x = nx > 0 ? x.step[nx - 1].bytes : 0;
+      const int64_t of_y = ny > 0 ? y.step[ny - 1].bytes : 0;
+      Times& times = times_[count_];
+      times.bytes = std::max({of_x, of_y, int64_t{1}});  // steps are positive
+      if (of_x == times.bytes) times.most = x.step[--nx].count - 1;
+      if (of_y == times.bytes) times.least = 1 - y.step[--ny].count;
+    }
+    for (int32_t n = count_ - 1; n >= 0; --n) {
+      const Times& times = times_[n];
+      least_[n] = least_[n + 1] + times.bytes * times.least;
+      most_[n] = most_[n + 1] + times.bytes * times.most;
+    }
+  }
+
+  // Whether runs have a byte in common.
+  bool meet() { return meet(0, low_, high_); }
+
+ private:
+  __extension__ using Wide = __int128;  // sums of what 64 bits just hold
+
+  struct Times {
+    Wide bytes = 1, least = 0, most = 0;
+  };
+
+  static Wide floor(Wide a, Wide b) { return a / b - (a % b < 0); }
+
+  // Whether the steps from number n on, the longest first, add up to something within the bounds.
+  bool meet(int32_t n, Wide low, Wide high) {
+    if (n == count_) return low <= 0 && high >= 0;
+    const Times& times = times_[n];
+    // Further away the others do not lead back.
+    const Wide first = -floor(most_[n + 1] - low, times.bytes);
+    const Wide last = floor(high - least_[n + 1], times.bytes);
+    const Wide end = last < times.most ? last : times.most;
+    for (Wide t = first > times.least ? first : times.least; t <= end; ++t) {
+      if (trials_-- <= 0) return false;
+      if (meet(n + 1, low - t * times.bytes, high - t * times.bytes)) return true;
+    }
+    return false;
+  }
+
+  Wide low_, high_;                    // between which differences make runs meet
+  Times times_[8];                     // the longest first
+  Wide least_[9] = {}, most_[9] = {};  // of the steps from one on
+  int32_t count_ = 0, trials_ = 1024;
+};
+
 }  // namespace
 
 void check_array(Array* array) {
   array->begin = array->end = reinterpret_cast<uintptr_t>(array->data);
-  array->dense = false;
+  array->run = 0;
+  array->steps = 0;
   if (!check_counts(*array)) return;
   check_pointer(*array);
   find_reach(array);
   check_nesting(array);
 }
 
+bool share_memory(const Array& x, const Array& y) {
+  if (x.begin >= y.end || y.begin >= x.end || x.run == 0 || y.run == 0) return false;
+  return x.begin == y.begin || Differences(x, y).meet();
+}
+
 void check_apart(const Array& output, const Array& other) {
-  if (output.begin == output.end || other.begin == other.end) return;
-  const bool meet = output.begin < other.end && other.begin < output.end;
-  // The first element of an array is sure to be one of its own.
-  const auto holds_first = [](const Array& x, const Array& y) {
-    return x.dense && x.begin <= y.begin && y.begin < x.end;
-  };
-  const bool share = output.begin == other.begin || (output.dense && other.dense) ||
-                     holds_first(output, other) || holds_first(other, output);
-  if (!meet || !share) return;
+  if (!share_memory(output, other)) return;
   const Label label(output, output.pointer_suffix), with(other, other.pointer_suffix);
   reject(FLASHATTN_REASON_OVERLAP, label.field,
          "%s (%" PRIu64 " bytes at %p) overlaps %s (%" PRIu64
@@ -197,6 +268,7 @@ Rows key_rows(const Problem& problem, const flashattn_shape& shape, int64_t page
 
 flashattn_tensor resolve_strides(const flashattn_tensor& tensor, Rows rows, int32_t heads,
                                  int32_t dim) {
+  const int64_t extent[4] = {rows.batch, heads, rows.tokens, dim};
   flashattn_tensor resolved = tensor;
   if (tensor.stride_batch == 0 && tensor.stride_head == 0 && tensor.stride_seq == 0) {
     resolved.stride_head = dim;
@@ -207,6 +279,7 @@ flashattn_tensor resolve_strides(const flashattn_tensor& tensor, Rows rows, int3
       resolved.stride_batch = 0;
     }
   }
+  drop_idle_strides(extent, &resolved.stride_batch, &resolved.stride_head, &resolved.stride_seq);
   return resolved;
 }
 
@@ -230,6 +303,15 @@ Array tensor_array(const char* name, Use use, flashattn_tensor* tensor, Rows row
     array.stride[d] = stride[d];
   }
   return array;
+}
+
+void drop_idle_strides(const int64_t (&extent)[4], int64_t* batch, int64_t* head, int64_t* row,
+                       bool kept) {
+  const bool empty = extent[0] == 0 || extent[1] == 0 || extent[2] == 0 || extent[3] == 0;
+  int64_t* const strides[] = {batch, head, row};
+  for (int d = 0; d < 3; ++d) {
+    if (empty || extent[d] <= 1) *strides[d] = kept && *strides[d] != 0;
+  }
 }
 
 Array packed_array(const char* name, Use use, const void* data, int32_t element, int64_t n0,

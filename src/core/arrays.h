@@ -25,16 +25,25 @@ struct Array {
 
   // Filled by check_array.
   uintptr_t begin, end;  // bytes it reaches; equal when it has no element
-  bool dense;            // every byte between is part of it
+  // The bytes that it is made of: runs of `run`, where steps lead from the first of them.
+  int64_t run;
+  int32_t steps;
+  struct Step {
+    int64_t bytes, count;  // positive; places, 2 or more
+  } step[4];               // the longest last
 };
 
-// Refuses what is wrong with the array by itself, and fills begin, end and dense. Nothing else may
+// Refuses what is wrong with the array by itself, and fills what is to be filled. Nothing else may
 // be asked of an array before.
 void check_array(Array* array);
 
-// Refuses an output that certainly shares memory with another array: both without gaps and with a
-// byte in common, starting at the same address, or one without gaps around the other's first
-// element. Interleaved arrays (packed QKV) pass.
+// Whether checked arrays have a byte in common. Exact where all steps of both, put in order, are as
+// long as what the smaller ones reach over: so they are where outputs have strides in common, or
+// one array no gaps. Of others a search finds most; what it does not find in a thousand trials
+// counts as apart.
+bool share_memory(const Array& x, const Array& y);
+
+// Refuses an output that shares memory with another array. Interleaved arrays (packed QKV) pass.
 void check_apart(const Array& output, const Array& other);
 
 // The arrays of one call, each checked as it is added.
@@ -62,13 +71,19 @@ struct Rows {
 Rows query_rows(const Problem& problem, const flashattn_shape& shape);
 Rows key_rows(const Problem& problem, const flashattn_shape& shape, int64_t pages);
 
-// The tensor with packed strides written out, when all three are zero.
+// The tensor with packed strides written out, when all three are zero; those that nobody steps by,
+// of an extent of 1 or an array without elements, are 0. Not to be called with what it returned.
 flashattn_tensor resolve_strides(const flashattn_tensor& tensor, Rows rows, int32_t heads,
                                  int32_t dim);
 
-// Resolves the tensor's strides in place and describes it.
+// Describes the tensor and resolves its strides in place.
 Array tensor_array(const char* name, Use use, flashattn_tensor* tensor, Rows rows, int32_t heads,
                    int32_t dim, int32_t dtype);
+
+// Makes strides 0 that nobody steps by: whatever they were, they are multiplied with indices and
+// sizes. `kept`: what is not 0 becomes 1 instead, for 0 has a meaning.
+void drop_idle_strides(const int64_t (&extent)[4], int64_t* batch, int64_t* head, int64_t* row,
+                       bool kept = false);
 
 // An array without gaps.
 Array packed_array(const char* name, Use use, const void* data, int32_t element, int64_t n0,

@@ -23,9 +23,10 @@ void explain_dim_above(const char* field, int32_t value, int32_t limit, char* te
                        size_t capacity);
 
 // Runs one plan's kernels. Immutable: any number of threads may call it at once. Arguments arrive
-// validated, with packed strides and page_table_stride filled in (block_mask_stride_row too), and
-// with structures extended to this library's size. Only part_o of a merge is the caller's own
-// array, strides as given: resolve_strides() of arrays.h says what all zero means.
+// validated, with packed strides and page_table_stride filled in (block_mask_stride_row too), those
+// strides that nobody steps by 0, and with structures extended to this library's size. Only part_o
+// of a merge is the caller's own array, strides as given: resolve_strides() of arrays.h says what
+// all zero means.
 class Launcher {
  public:
   virtual ~Launcher() = default;

@@ -124,8 +124,11 @@ void check_dropout_heads(const Problem& problem, const flashattn_shape& shape) {
          shape.batch, problem.heads_q);
 }
 
+// Strides that nobody steps by are dropped in place.
 Array strided_array(const char* name, Use use, const void* data, int32_t element,
-                    const int64_t (&extent)[4], const int64_t (&stride)[3]) {
+                    const int64_t (&extent)[4], int64_t* batch, int64_t* head, int64_t* row) {
+  drop_idle_strides(extent, batch, head, row, use == Use::kSum);
+  const int64_t stride[] = {*batch, *head, *row};
   Array array = packed_array(name, use, data, element, 0);
   array.suffixes = kRowStrides;
   for (int d = 0; d < 4; ++d) {
@@ -172,6 +175,7 @@ void add_lengths(const Problem& problem, const flashattn_shape& shape, flashattn
   Array table =
       packed_array("inputs.page_table", Use::kInput, in->page_table, sizeof(int32_t), batch, row);
   table.suffixes = kStride;
+  if (batch <= 1 || row == 0) in->page_table_stride = 0;
   table.stride[0] = in->page_table_stride;
   arrays->add(table);
 }
@@ -210,7 +214,7 @@ void add_biases(const Problem& problem, const flashattn_shape& shape, flashattn_
   if (dense) {
     arrays->add(strided_array("inputs.bias", Use::kInput, in->bias, dtype_size(problem.bias_dtype),
                               {shape.batch, problem.heads_q, shape.seqlen_q, shape.seqlen_kv},
-                              {in->bias_stride_batch, in->bias_stride_head, in->bias_stride_row}));
+                              &in->bias_stride_batch, &in->bias_stride_head, &in->bias_stride_row));
   }
   if (alibi) {
     static constexpr const char* kStride[] = {"_stride_batch", "", ""};
@@ -218,6 +222,7 @@ void add_biases(const Problem& problem, const flashattn_shape& shape, flashattn_
                                 shape.batch, work ? problem.heads_q : 0);
     slopes.pointer_suffix = "_slopes";
     slopes.suffixes = kStride;
+    if (shape.batch <= 1 || !work) in->alibi_stride_batch = 0;
     slopes.stride[0] = in->alibi_stride_batch;
     arrays->add(slopes);
   }
@@ -225,10 +230,10 @@ void add_biases(const Problem& problem, const flashattn_shape& shape, flashattn_
     const int64_t rows = ceil_div(shape.seqlen_q, problem.block_q);
     const int64_t columns = ceil_div(shape.seqlen_kv, problem.block_kv);
     if (in->block_mask_stride_row == 0) in->block_mask_stride_row = columns;
-    arrays->add(strided_array(
-        "inputs.block_mask", Use::kInput, in->block_mask, 1,
-        {shape.batch, problem.heads_q, rows, columns},
-        {in->block_mask_stride_batch, in->block_mask_stride_head, in->block_mask_stride_row}));
+    arrays->add(strided_array("inputs.block_mask", Use::kInput, in->block_mask, 1,
+                              {shape.batch, problem.heads_q, rows, columns},
+                              &in->block_mask_stride_batch, &in->block_mask_stride_head,
+                              &in->block_mask_stride_row));
   }
   const auto add = [&](const char* name, const void* data, bool used, int32_t element,
                        int64_t count) {
@@ -331,10 +336,10 @@ void check_backward(const Problem& problem, bool host, flashattn_backward_args* 
   if (dbias) {
     // A sum over no query has elements: zeros.
     const int32_t rows = args->dbias_stride_row == 0 ? 1 : shape.seqlen_q;
-    arrays->add(
-        strided_array("dbias", Use::kSum, args->dbias, sizeof(float),
-                      {shape.batch, problem.heads_q, rows, shape.seqlen_kv},
-                      {args->dbias_stride_batch, args->dbias_stride_head, args->dbias_stride_row}));
+    arrays->add(strided_array("dbias", Use::kSum, args->dbias, sizeof(float),
+                              {shape.batch, problem.heads_q, rows, shape.seqlen_kv},
+                              &args->dbias_stride_batch, &args->dbias_stride_head,
+                              &args->dbias_stride_row));
   }
   if (dsink) {
     arrays->add(packed_array("dsink", Use::kOutput, args->dsink, sizeof(float),

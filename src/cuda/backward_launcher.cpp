@@ -127,9 +127,8 @@ flashattn_tensor rounded_dout(const Problem& problem, const flashattn_backward_a
           layout.head_stride * problem.dim_v, problem.dim_v};
 }
 
-int32_t BackwardLauncher::run(const flashattn_backward_args& given, void* workspace,
+int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspace,
                               cudaStream_t stream) const {
-  const flashattn_backward_args args = without_idle_strides(problem_, given);
   if (const int32_t status = check_backward_arrays(problem_, args)) return status;
   const int64_t heads = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
   if (const int32_t status = check_grid(heads)) return status;

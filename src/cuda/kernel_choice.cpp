@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cinttypes>
 
-#include "core/arrays.h"
 #include "core/error.h"
 #include "cuda/driver.h"
 
@@ -13,20 +12,6 @@ namespace {
 bool has_strides_of(const flashattn_tensor& t, int32_t elements) {
   return t.stride_batch % elements == 0 && t.stride_head % elements == 0 &&
          t.stride_seq % elements == 0;
-}
-
-void drop_idle_strides(flashattn_tensor* tensor, const Rows& rows, int32_t heads) {
-  if (rows.batch <= 1) tensor->stride_batch = 0;
-  if (heads <= 1) tensor->stride_head = 0;
-  if (rows.tokens <= 1) tensor->stride_seq = 0;
-}
-
-void drop_idle_strides(const Problem& problem, const flashattn_shape& shape,
-                       flashattn_inputs* inputs) {
-  const Rows kv = key_rows(problem, shape, inputs->pages);
-  drop_idle_strides(&inputs->q, query_rows(problem, shape), problem.heads_q);
-  drop_idle_strides(&inputs->k, kv, problem.heads_kv);
-  drop_idle_strides(&inputs->v, kv, problem.heads_kv);
 }
 
 }  // namespace
@@ -99,24 +84,6 @@ int32_t check_current(int32_t device) {
 bool is_aligned(const flashattn_tensor& t, int32_t dtype, int32_t bytes) {
   return has_strides_of(t, bytes / dtype_size(dtype)) &&
          reinterpret_cast<intptr_t>(t.data) % bytes == 0;
-}
-
-flashattn_forward_args without_idle_strides(const Problem& problem, flashattn_forward_args args) {
-  drop_idle_strides(problem, args.shape, &args.inputs);
-  drop_idle_strides(&args.o, query_rows(problem, args.shape), problem.heads_q);
-  return args;
-}
-
-flashattn_backward_args without_idle_strides(const Problem& problem, flashattn_backward_args args) {
-  drop_idle_strides(problem, args.shape, &args.inputs);
-  const Rows q = query_rows(problem, args.shape), kv = key_rows(problem, args.shape, 0);
-  for (flashattn_tensor* tensor : {&args.o, &args.dout, &args.dq}) {
-    drop_idle_strides(tensor, q, problem.heads_q);
-  }
-  for (flashattn_tensor* tensor : {&args.dk, &args.dv}) {
-    drop_idle_strides(tensor, kv, problem.heads_kv);
-  }
-  return args;
 }
 
 int32_t check_alignment(const NamedTensor& named) {

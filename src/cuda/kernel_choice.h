@@ -121,11 +121,6 @@ struct NamedTensor {
 // Whether rows of a tensor can be moved in pieces of so many bytes.
 bool is_aligned(const flashattn_tensor& tensor, int32_t dtype, int32_t bytes);
 
-// The arguments with strides of 0 where there is one index only: nobody steps by them, so that they
-// need not fit.
-flashattn_forward_args without_idle_strides(const Problem& problem, flashattn_forward_args args);
-flashattn_backward_args without_idle_strides(const Problem& problem, flashattn_backward_args args);
-
 // OK when it can be moved in pieces of 16 bytes, fp32 that is not copied of 8.
 int32_t check_alignment(const NamedTensor& named);
 

@@ -261,10 +261,9 @@ int32_t Sm80Launcher::check_arrays(const flashattn_forward_args& args) const {
   return FLASHATTN_OK;
 }
 
-int32_t Sm80Launcher::forward(const flashattn_forward_args& given, void* workspace,
+int32_t Sm80Launcher::forward(const flashattn_forward_args& args, void* workspace,
                               void* stream) const {
   if (const int32_t status = check_current(device_)) return status;
-  const flashattn_forward_args args = without_idle_strides(problem_, given);
   if (const int32_t status = check_arrays(args)) return status;
   const Choice<sm80::ForwardEntry>& choice = choose(args.shape).kernel;
   ForwardParams p = grid(choice, args.shape);

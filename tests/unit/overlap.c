@@ -80,6 +80,33 @@ static void test_refused(const flashattn_plan *plan) {
   check_overlap(merge(plan), "o.data");
 }
 
+/* Rows between rows: every byte of an array counts, not only its first element. */
+static void test_between_rows(const flashattn_plan *plan) {
+  enum {
+    ROW = HEADS_Q * DIM_QK + 8 /* of a padded q */
+  };
+  float *q = (float *)calloc((size_t)BATCH * SEQ_Q * ROW, sizeof *q);
+  if (!q) return;
+  fixture_reset(&f, PLAIN);
+  const flashattn_tensor padded = {q, SEQ_Q * ROW, DIM_QK, ROW};
+  f.forward.inputs.q = padded;
+  /* o without gaps, from the second row on: o begins inside of q, which has gaps. */
+  f.forward.o.data = q + ROW;
+  check_overlap(forward(plan), "o.data");
+  /* With the strides of q, on q and in its padding. */
+  const flashattn_tensor rows = {q + ROW, SEQ_Q * ROW, DIM_V, ROW};
+  f.forward.shape.batch = 1;
+  f.forward.o = rows;
+  check_overlap(forward(plan), "o.data");
+  fixture_reset(&f, PLAIN);
+  f.forward.shape.batch = 1;
+  f.forward.inputs.q = padded;
+  f.forward.o = rows;
+  f.forward.o.data = q + HEADS_Q * DIM_QK; /* 8 of the 16 columns that it needs are free */
+  check_overlap(forward(plan), "o.data");
+  free(q);
+}
+
 /* A merge into one of its parts gives what a merge elsewhere gives. */
 static void test_merge_in_place(const flashattn_plan *plan) {
   for (int part = 0; part < 2; ++part) {
@@ -131,6 +158,13 @@ static void test_packed_qkv(void) {
   f.backward.dout.data = o + BATCH * SEQ_Q * HEADS_Q * DIM_QK;
   f.backward.lse = f.out->lse;
   CHECK_OK(backward(plan));
+  /* One head early, one element early, a head or a row too long. */
+  f.backward.dk.data = dqkv + (HEADS_Q - 1) * DIM_QK;
+  check_overlap(backward(plan), "dq.data");
+  f.backward.dk.data = dqkv + HEADS_Q * DIM_QK - 1;
+  check_overlap(backward(plan), "dq.data");
+  f.backward.dk.data = dqkv + ROW - DIM_QK; /* into the next token's dq */
+  check_overlap(backward(plan), "dq.data");
   f.backward.dk = f.backward.dq;
   check_overlap(backward(plan), "dq.data");
   free(o);
@@ -153,6 +187,62 @@ static void test_layouts(const flashattn_plan *plan) {
   CHECK_OK(forward(plan));
   f.workspace = f.out->workspace + 1; /* need not be aligned */
   CHECK_OK(forward(plan));
+}
+
+/* Strides that nobody steps by are not looked at: one sequence, one head and one token. */
+static void test_idle_strides(void) {
+  fixture_reset(&f, PLAIN);
+  f.desc.heads_q = f.desc.heads_kv = 1;
+  f.desc.bias = FLASHATTN_BIAS_DENSE | FLASHATTN_BIAS_ALIBI;
+  f.desc.mask = FLASHATTN_MASK_BLOCKS;
+  f.desc.block_q = f.desc.block_kv = 16;
+  f.desc.softcap = 3;
+  f.desc.features |= FLASHATTN_FEATURE_DBIAS;
+  flashattn_plan *plan = NULL;
+  if (!CHECK_OK(flashattn_plan_create(&f.desc, &plan))) return;
+  flashattn_inputs *const inputs[] = {&f.forward.inputs, &f.backward.inputs};
+  flashattn_shape *const shapes[] = {&f.forward.shape, &f.backward.shape};
+  flashattn_tensor *const tensors[] = {&f.forward.o,   &f.backward.o,  &f.backward.dout,
+                                       &f.backward.dq, &f.backward.dk, &f.backward.dv};
+  for (int n = 0; n < 2; ++n) {
+    shapes[n]->batch = shapes[n]->seqlen_q = shapes[n]->seqlen_kv = 1;
+    inputs[n]->lens_q = inputs[n]->lens_kv = NULL;
+    inputs[n]->bias = f.in->bias;
+    inputs[n]->alibi_slopes = f.in->slopes;
+    inputs[n]->block_mask = f.in->blocks;
+  }
+  f.backward.dbias = f.out->dbias;
+  CHECK_OK(forward(plan));
+  CHECK_OK(backward(plan));
+  const float o = f.out->o[0], dq = f.out->dq[0], dbias = f.out->dbias[0];
+  static const int64_t idle[] = {INT64_MAX, INT64_MAX / 2 + 1, INT64_MIN + 1, -1, 12345};
+  for (unsigned n = 0; n < sizeof idle / sizeof *idle; ++n) {
+    const int64_t x = idle[n];
+    memset(f.out->o, 0, sizeof f.out->o);
+    memset(f.out->dq, 0, sizeof f.out->dq);
+    for (unsigned t = 0; t < sizeof tensors / sizeof *tensors; ++t) {
+      tensors[t]->stride_batch = tensors[t]->stride_head = tensors[t]->stride_seq = x;
+    }
+    for (int k = 0; k < 2; ++k) {
+      flashattn_tensor *const given[] = {&inputs[k]->q, &inputs[k]->k, &inputs[k]->v};
+      for (int t = 0; t < 3; ++t) {
+        given[t]->stride_batch = given[t]->stride_head = given[t]->stride_seq = x;
+      }
+      inputs[k]->bias_stride_batch = inputs[k]->bias_stride_head = inputs[k]->bias_stride_row = x;
+      inputs[k]->block_mask_stride_batch = inputs[k]->block_mask_stride_head = x;
+      inputs[k]->block_mask_stride_row = inputs[k]->alibi_stride_batch = x;
+    }
+    f.backward.dbias_stride_batch = f.backward.dbias_stride_head = x;
+    f.backward.dbias_stride_row = x;
+    CHECK_OK(forward(plan));
+    CHECK_OK(backward(plan));
+    CHECK(f.out->o[0] == o && f.out->dq[0] == dq && f.out->dbias[0] == dbias);
+  }
+  /* Nor in arrays without elements. */
+  for (int n = 0; n < 2; ++n) shapes[n]->seqlen_kv = 0;
+  CHECK_OK(forward(plan));
+  CHECK_OK(backward(plan));
+  flashattn_plan_destroy(plan);
 }
 
 /* A call wants the workspace that flashattn_workspace_size says, also where there is no query. */
@@ -226,9 +316,11 @@ int main(void) {
   test_merge_in_place(plan);
   test_layouts(plan);
   test_empty(plan);
+  test_between_rows(plan);
   test_workspace_of_nothing(plan);
   flashattn_plan_destroy(plan);
   test_packed_qkv();
+  test_idle_strides();
   fixture_close(&f);
   return check_report();
 }

@@ -345,7 +345,8 @@ Base.@kwdef struct flashattn_tensor
     """
     Elements from one sequence, head, token to the next. All three zero: packed, (batch, seq, head,
     dim) without gaps. Else they are taken as they stand: a zero repeats (inputs only), negative
-    ones are refused. VARLEN: stride_batch must be 0. PAGED_KV: stride_batch goes from page to
+    ones are refused. Where an extent is 0 or 1 nobody steps, and they are not looked at. VARLEN:
+    stride_batch must be 0. PAGED_KV: stride_batch goes from page to
     page, stride_seq from token to token inside a page.
     """
     stride_batch::Int64 = 0

@@ -305,9 +305,8 @@ int32_t BackwardLauncher::prepare(const BackwardParams& p, const PrepareParams& 
   return status_of(error, "launching the preparation of the backward pass");
 }
 
-int32_t BackwardLauncher::run(const flashattn_backward_args& given, void* workspace,
+int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspace,
                               cudaStream_t stream) const {
-  const flashattn_backward_args args = without_idle_strides(problem_, given);
   if (const int32_t status = check_backward_arrays(problem_, args)) return status;
   const BackwardEntry& entry = *kernel_for(args.shape).choice.entry;
   int64_t bytes = 0;

@@ -250,12 +250,11 @@ int32_t Sm90Launcher::make_maps(const flashattn_forward_args& args, const sm90::
   return FLASHATTN_OK;
 }
 
-int32_t Sm90Launcher::forward(const flashattn_forward_args& given, void* workspace,
+int32_t Sm90Launcher::forward(const flashattn_forward_args& args, void* workspace,
                               void* stream) const {
-  const NamedKernel* named = choose(given.shape);
-  if (!named) return Sm80Launcher::forward(given, workspace, stream);
+  const NamedKernel* named = choose(args.shape);
+  if (!named) return Sm80Launcher::forward(args, workspace, stream);
   if (const int32_t status = check_current(device_)) return status;
-  const flashattn_forward_args args = without_idle_strides(problem_, given);
   if (const int32_t status = check_arrays(args)) return status;
   const sm90::ForwardEntry& entry = *named->kernel.entry;
   sm90::ForwardParams p{};

@@ -38,6 +38,14 @@
 //!             Only flashattn_plan_destroy must not overlap a use of the same plan.
 //!   Order     Index letters: b sequence, h head, i query, j key, c element of a head. Arrays are
 //!             written with the last index fastest. Offsets and strides count elements.
+//!   Overlap   What is written must share no memory with anything else of a call; interleaved arrays
+//!             (packed QKV) do not. That is decided exactly where two arrays step by the same strides
+//!             or one of them has no gaps. Where strides differ a search of bounded length finds most
+//!             overlaps; what it does not find is accepted, with undefined results.
+//!   Lengths   cu_seqlens, lens and page_table lie in device memory. The CPU looks into them and
+//!             refuses what makes no sense. A GPU does not: numbers outside of their range count as
+//!             the nearest inside, and no value makes it touch memory outside of the arrays and the
+//!             workspace. Results are undefined then, of other sequences, too.
 //!   Empty     A query with no visible key yields o = 0 and lse = -inf (with a sink: lse = sink).
 //!             Rows past a sequence's length are never read into a result and never written.
 //! ```
@@ -746,7 +754,8 @@ pub struct flashattn_tensor {
     pub data: *mut c_void,
     /// Elements from one sequence, head, token to the next. All three zero: packed, (batch, seq, head,
     /// dim) without gaps. Else they are taken as they stand: a zero repeats (inputs only), negative
-    /// ones are refused. VARLEN: stride_batch must be 0. PAGED_KV: stride_batch goes from page to
+    /// ones are refused. Where an extent is 0 or 1 nobody steps, and they are not looked at. VARLEN:
+    /// stride_batch must be 0. PAGED_KV: stride_batch goes from page to
     /// page, stride_seq from token to token inside a page.
     pub stride_batch: i64,
     /// `stride_head`
