@@ -5,7 +5,7 @@
     generate.py --check    compares them, and names those that differ
 
 The files are committed, so that building or installing needs neither pycparser nor this script. To
-add a language: write an emitter (Model -> text) in generator/, and list its files below.
+add a language: write an emitter (Model -> text) in generator/, and list its files in main.
 """
 from __future__ import annotations
 
@@ -14,18 +14,8 @@ import pathlib
 import sys
 from typing import Callable, Dict
 
-from generator import emit_c, emit_julia, emit_python, emit_rust
-from generator.model import HeaderError, Model, read
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HEADER = "include/flashattn.h"
-FILES: Dict[str, Callable[[Model], str]] = {
-    "bindings/python/flashattn/_native.py": emit_python.emit_native,
-    "bindings/python/flashattn/_constants.py": emit_python.emit_constants,
-    "bindings/rust/flashattn-sys/src/lib.rs": emit_rust.emit,
-    "bindings/julia/src/LibFlashAttn.jl": emit_julia.emit,
-    "tests/abi/layout.c": emit_c.emit,
-}
 
 
 def main() -> int:
@@ -33,13 +23,24 @@ def main() -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     check = parser.parse_args().check
+    # Needs pycparser, which --help does not.
+    from generator import emit_c, emit_julia, emit_python, emit_rust
+    from generator.model import HeaderError, Model, read
+
+    files: Dict[str, Callable[[Model], str]] = {
+        "bindings/python/flashattn/_native.py": emit_python.emit_native,
+        "bindings/python/flashattn/_constants.py": emit_python.emit_constants,
+        "bindings/rust/flashattn-sys/src/lib.rs": emit_rust.emit,
+        "bindings/julia/src/LibFlashAttn.jl": emit_julia.emit,
+        "tests/abi/layout.c": emit_c.emit,
+    }
     try:
         model = read((ROOT / HEADER).read_text(encoding="utf-8"))
     except HeaderError as error:
         print(f"{HEADER}: {error}", file=sys.stderr)
         return 1
     stale = []
-    for name, emit in FILES.items():
+    for name, emit in files.items():
         path, data = ROOT / name, emit(model).encode("utf-8")
         if check:
             if not path.is_file() or path.read_bytes() != data:

@@ -5,25 +5,25 @@
  * Exact tiled attention: O = softmax(scale * Q K^T + bias) V and its gradients, in memory linear in
  * the sequence length, on the CPU and on NVIDIA GPUs, through the same calls.
  *
- *     float q[2 * 77 * 8 * 64], k[2 * 77 * 8 * 64], v[2 * 77 * 8 * 64], o[2 * 77 * 8 * 64];
- *     ...                                        // (batch, seq, head, dim), the last index fastest
+ *     enum { SIZE = 2 * 77 * 8 * 64 };           // (batch, seq, head, dim), the last index fastest
+ *     static float q[SIZE], k[SIZE], v[SIZE], o[SIZE];
  *     flashattn_desc desc;
  *     flashattn_desc_init(&desc, sizeof desc);   // every default is zero
  *     desc.dtype = FLASHATTN_DTYPE_F32;
  *     desc.heads_q = 8;
  *     desc.dim_qk = 64;
  *     desc.mask = FLASHATTN_MASK_CAUSAL;
- *     flashattn_plan *plan;
- *     if (flashattn_plan_create(&desc, &plan) != FLASHATTN_OK) {
- *       puts(flashattn_last_error(NULL, NULL));  // field, value, limit, device, remedy
- *       return 1;
- *     }
- *     flashattn_forward_args args = {sizeof args};
+ *     flashattn_plan *plan = NULL;
+ *     int32_t status = flashattn_plan_create(&desc, &plan);
+ *     flashattn_forward_args args = {.struct_size = sizeof args};
  *     args.shape.batch = 2, args.shape.seqlen_q = 77, args.shape.seqlen_kv = 77;
  *     args.inputs.q.data = q, args.inputs.k.data = k, args.inputs.v.data = v, args.o.data = o;
- *     int64_t bytes;
- *     flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &args.shape, &bytes);
- *     flashattn_forward(plan, &args, malloc(bytes), bytes, NULL);
+ *     int64_t bytes = 0;
+ *     if (!status) status = flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &args.shape, &bytes);
+ *     void *workspace = malloc((size_t)bytes);
+ *     if (!status) status = flashattn_forward(plan, &args, workspace, bytes, NULL);
+ *     if (status) puts(flashattn_last_error(NULL, NULL));  // field, value, limit, device, remedy
+ *     free(workspace);
  *     flashattn_plan_destroy(plan);
  *
  * Conventions, once for everything below

@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import pathlib
+import secrets
 import shutil
 import subprocess
 import sys
@@ -47,8 +48,8 @@ class Failed(Exception):
 class Run:
     """What the suites share: the arguments, the log of the suite at work."""
 
-    def __init__(self, device: str) -> None:
-        self.device = device
+    def __init__(self, device: str, seed: int) -> None:
+        self.device, self.seed = device, seed
         self.log = LOGS / "none.log"
         self.skipped: List[str] = []  # why, of the suite at work
         self.failed: List[str] = []  # which tests, of that suite
@@ -77,7 +78,8 @@ class Run:
         wanted = "\n".join((str(ROOT), *options))
         if not stamp.exists() or stamp.read_text() != wanted:
             shutil.rmtree(folder, ignore_errors=True)
-            self.call(["meson", "setup", str(folder), "-Dpython=disabled", *options])
+            self.call(["meson", "setup", str(folder), "-Dpython=disabled", "-Dtests=true",
+                       *options])
             stamp.write_text(wanted)
         self.call(["ninja", "-C", str(folder)])
         return folder
@@ -124,6 +126,10 @@ class Run:
         if status not in (0, 1, 5) and not count.failed:
             raise Failed(f"pytest ended with status {status}")
         return count
+
+    def numerics(self, *arguments: str, env: Dict[str, str]) -> Count:
+        """All suites have the same randomised configurations, whose truths they share."""
+        return self.pytest("tests/numerics", f"--random-seed={self.seed}", *arguments, env=env)
 
     def library(self, folder: pathlib.Path) -> Dict[str, str]:
         return {"FLASHATTN_LIBRARY": str(folder / "src" / "libflashattn.so")}
@@ -172,7 +178,7 @@ def numerics(run: Run, isa: Optional[str]) -> Count:
         if not runs_here(env):
             raise Skip(f"this processor or compiler has no {isa}")
     workers = SIDE_BY_SIDE if run.device == "cpu" else ()
-    return run.pytest("tests/numerics", f"--device={run.device}", *workers, *some, env=env)
+    return run.numerics(f"--device={run.device}", *workers, *some, env=env)
 
 
 def best_isas(run: Run) -> str:
@@ -211,11 +217,11 @@ def asan(run: Run) -> Count:
     # Python leaks by design.
     env.update(run.library(folder), LD_PRELOAD=f"{preload} {runtime_of('ubsan')}",
                ASAN_OPTIONS=f"detect_leaks=0:{common}")
-    count += run.pytest("tests/numerics", "-m", "smoke", *SIDE_BY_SIDE, env=env)
+    count += run.numerics("-m", "smoke", *SIDE_BY_SIDE, env=env)
     # Loads and stores of tiles, which the sanitizer does not see in assembly.
     if runs_here({**env, "FLASHATTN_CPU_ISA": "avx512"}):
         env = run.emulated_amx(folder, env, "avx512")
-        count += run.pytest("tests/numerics", "-m", "smoke", *SIDE_BY_SIDE, env=env)
+        count += run.numerics("-m", "smoke", *SIDE_BY_SIDE, env=env)
     return count
 
 
@@ -227,7 +233,7 @@ def tsan(run: Run) -> Count:
     count = run.meson_test(folder, env)
     env.update(run.library(folder), LD_PRELOAD=preload,
                TSAN_OPTIONS="halt_on_error=1:report_signal_unsafe=0")
-    return count + run.pytest("tests/numerics", "-m", "smoke", *SIDE_BY_SIDE, env=env)
+    return count + run.numerics("-m", "smoke", *SIDE_BY_SIDE, env=env)
 
 
 def cuda_build(run: Run) -> pathlib.Path:
@@ -242,7 +248,7 @@ def cuda(run: Run) -> Count:
     """The GPU kernels compile without faults, and the library still does all its work on a CPU
     where no driver is installed."""
     folder = cuda_build(run)
-    smoke = run.pytest("tests/numerics", "-m", "smoke", *SIDE_BY_SIDE, env=run.library(folder))
+    smoke = run.numerics("-m", "smoke", *SIDE_BY_SIDE, env=run.library(folder))
     return run.meson_test(folder) + smoke + run.pytest("tests/test_compile.py")
 
 
@@ -259,7 +265,7 @@ def emulator(run: Run, family: str, capability: str = "90", *some: str,
                 for what in ("early", "random", "sizes", "streams")]
     left_out += [f"--deselect=tests/numerics/test_gpu_graphs.py::test_{what}[large]"
                  for what in ("forward", "backward")]
-    return run.pytest("tests/numerics", "--device=cuda", *SIDE_BY_SIDE, *left_out, *some, env=env)
+    return run.numerics("--device=cuda", *SIDE_BY_SIDE, *left_out, *some, env=env)
 
 
 def emulator_races(run: Run) -> Count:
@@ -279,12 +285,13 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
 
     if run.device != "cpu":
         return {"numerics": lambda: numerics(run, None),
-                "graphs": lambda: run.pytest("tests/numerics", "-m", "smoke", "--device=cuda",
-                                             "--graphs", env=run.library(release(run))),
+                "graphs": lambda: run.numerics("-m", "smoke", "--device=cuda", "--graphs",
+                                               env=run.library(release(run))),
                 "tensors": python("tests/bindings/test_gpu_arrays.py",
                                   "tests/bindings/test_gpu_torch.py")}
     table: Dict[str, Callable[[], Count]] = {
         "style": python("tests/test_style.py"),
+        "run": python("tests/test_run.py", "tests/test_bench.py"),
         "c": lambda: run.meson_test(release(run)),
         "bindings": python("tests/bindings"),
         "consumer": python("tests/abi"),
@@ -314,9 +321,14 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--cuda", action="store_true", help="compile the GPU kernels, too")
     parser.add_argument("--list", action="store_true", help="names the suites")
+    parser.add_argument("--random-seed", type=int, metavar="SEED",
+                        help="of the randomised configurations, as an earlier run printed it; "
+                             "without it new ones")
     arguments = parser.parse_args()
 
-    run = Run(arguments.device)
+    # The numerics suite's own are below 1 << 20.
+    seed = arguments.random_seed or secrets.randbelow(1 << 32) + (1 << 20)
+    run = Run(arguments.device, seed)
     table = suites(run, arguments.cuda)
     if arguments.suite:
         def chosen(name: str, suite: str) -> bool:
@@ -332,6 +344,8 @@ def main() -> int:
         return 0
 
     LOGS.mkdir(parents=True, exist_ok=True)
+    for path in LOGS.glob("accuracy-*.json"):  # of tests/numerics/accuracy.py, which adds to them
+        path.unlink()
     with tempfile.TemporaryDirectory(prefix="truths-", dir=LOGS) as truths:
         if shutil.disk_usage(truths).free > 16e9:  # they take 4 GB
             os.environ["FLASHATTN_TEST_TRUTHS"] = truths  # of tests/numerics/recall.py
@@ -340,6 +354,7 @@ def main() -> int:
 
 def run_suites(run: Run, table: Dict[str, Callable[[], Count]]) -> int:
     total = Count()
+    print(f"the new randomised configurations: --random-seed={run.seed}", flush=True)
     for name, suite in table.items():
         run.log = LOGS / f"{name}.log"
         run.log.unlink(missing_ok=True)

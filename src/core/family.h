@@ -16,6 +16,7 @@ struct Predicate {
   const char* field;  // member of flashattn_desc
   // Writes the sentence: field, value, limit, remedy. The device is appended by the caller.
   void (*explain)(const Problem&, const Device&, char* text, size_t capacity);
+  bool is_anothers = false;  // a later family, which this one needs, refuses, and says why
 };
 
 // The sentence for a head that is larger than a family takes.

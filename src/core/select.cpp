@@ -96,7 +96,7 @@ const Family& select_family(const Problem& problem, const Device& device, Family
       log(FLASHATTN_LOG_DEBUG, "family %s refuses: %s", family.name, sentence.text);
     }
     // The last of equals: families become more general.
-    if (!closest || verdict.refusals <= best.refusals) {
+    if (!closest || best.refusal->is_anothers || verdict.refusals <= best.refusals) {
       closest = &family;
       best = verdict;
     }

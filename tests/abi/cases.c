@@ -9,14 +9,14 @@ int main(int argc, char **argv) {
   case_file file;
   const int old = argc > 2 && strcmp(argv[2], "old") == 0;
   if (!CHECK(argc > 1 && case_file_open(&file, argv[1]))) return check_report();
-  CHECK(file.count >= 40);
   for (int n = 0; n < file.count; ++n) {
     const case_outcome outcome = case_run(&file, n, NULL, NULL);
     check_passed += outcome == CASE_PASSED;
     check_failed += outcome == CASE_FAILED;
     check_skipped += outcome == CASE_SKIPPED;
   }
-  CHECK(old || check_skipped == 0);
+  /* What the old header knew, it still does. */
+  CHECK(check_passed >= (old ? 55 : 60) && (old || check_skipped == 0));
   case_file_close(&file);
   return check_report();
 }

@@ -43,7 +43,7 @@ int main(int argc, char **argv) {
   desc.dim_qk = DIM;
   desc.threads = HEADS;
   flashattn_plan *plan = NULL;
-  flashattn_forward_args args = {sizeof args};
+  flashattn_forward_args args = {.struct_size = sizeof args};
   args.shape.batch = 1;
   args.shape.seqlen_q = args.shape.seqlen_kv = SEQ;
   args.inputs.q.data = args.inputs.k.data = q;

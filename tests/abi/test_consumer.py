@@ -1,4 +1,5 @@
 """A stranger's programs: an installed prefix, pkg-config, static linking, dlopen, and README.md."""
+import json
 import os
 import pathlib
 import re
@@ -11,6 +12,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+HEADER = (ROOT / "include" / "flashattn.h").read_text(encoding="utf-8")
 
 
 def run(command, env=None):
@@ -42,6 +44,14 @@ def lib(prefix):
     return library.parent
 
 
+def header_program():
+    """The example at the head of the header, as a program."""
+    (body,) = re.findall(r"through the same calls\.\n \*\n(.*?) \*\n \* Conventions", HEADER, re.S)
+    lines = [line.removeprefix(" *     ") for line in body.splitlines()]
+    return "\n".join(["#include <flashattn.h>", "#include <stdio.h>", "#include <stdlib.h>",
+                      "int main(void) {", *lines, 'puts("takes 38");', "return status;", "}", ""])
+
+
 @pytest.fixture
 def source(tmp_path):
     (program,) = programs("c")
@@ -51,12 +61,12 @@ def source(tmp_path):
     return path
 
 
-def flags(lib, *arguments):
+def flags(lib, *arguments, package="flashattn"):
     if not shutil.which("pkg-config"):
         pytest.skip("no pkg-config")
     # As installed, but found below the destination folder.
     prefix = str(lib.parent.parent if lib.parent.name == "lib" else lib.parent)
-    out = run(["pkg-config", f"--define-variable=prefix={prefix}", *arguments, "flashattn"],
+    out = run(["pkg-config", f"--define-variable=prefix={prefix}", *arguments, package],
               {"PKG_CONFIG_PATH": str(lib / "pkgconfig")})
     return shlex.split(out)
 
@@ -64,9 +74,15 @@ def flags(lib, *arguments):
 def compile_c(source, *arguments):
     program = source.with_suffix("")
     compiler = os.environ.get("CC", "cc").split()
-    run([*compiler, "-std=c99", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-Werror",
-         "-o", program, source, *arguments])
+    run([*compiler, "-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-o", program, source,
+         *arguments])
     return program
+
+
+def runtime(sanitizer):
+    """The file of a sanitizer's run-time library; nothing where there is none."""
+    path = run([*os.environ.get("CC", "cc").split(), f"-print-file-name=lib{sanitizer}.so"]).strip()
+    return path if os.path.isabs(path) else ""
 
 
 def test_files(prefix, lib):
@@ -81,18 +97,29 @@ def test_shared(source, lib):
         assert "libflashattn.so.0" in run(["readelf", "-d", program])
 
 
-def test_static(source, lib, tmp_path):
-    """The archive alone, by a C compiler, with what pkg-config says."""
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    shutil.copy(lib / "libflashattn.a", alone)
-    words = flags(lib, "--cflags", "--libs", "--static")
-    words = [f"-L{alone}" if word == f"-L{lib}" else word for word in words]
-    assert f"-L{alone}" in words
-    program = compile_c(source, *words)
+def test_header_example(tmp_path, lib):
+    """It compiles without a warning, works, and frees what it allocates."""
+    source = tmp_path / "example.c"
+    source.write_text(header_program())
+    words = flags(lib, "--cflags", "--libs")
+    checked = ["-g", "-fsanitize=address"] if runtime("asan") else []
+    program = compile_c(source, *checked, *words)
+    assert run([program], {"LD_LIBRARY_PATH": str(lib)}) == "takes 38\n"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests").glob("*/*.c")), ids=lambda p: p.name)
+def test_programs_without_a_warning(path):
+    """The tests' own, from which users copy as well."""
+    run([*os.environ.get("CC", "cc").split(), "-std=gnu11", "-fsyntax-only", "-Wall", "-Wextra",
+         "-Wshadow", "-Wno-unknown-pragmas", "-Werror", "-I", ROOT / "include", path])
+
+
+def test_static(source, lib):
+    """With what README says, beside the shared library: the archive is linked, and it alone."""
+    assert "flashattn-static: libflashattn.a" in README
+    program = compile_c(source, *flags(lib, "--cflags", "--libs", package="flashattn-static"))
     assert "takes 38" in run([program])
-    if shutil.which("readelf"):
-        assert "libflashattn" not in run(["readelf", "-d", program])
+    assert "libflashattn" not in run(["ldd", program])
 
 
 def test_every_instruction_set(source, lib):
@@ -130,6 +157,15 @@ def test_matrix():
 def test_readme_is_short():
     words = re.sub(r"```.*?```|<!--.*?-->|^\|.*?$", "", README, flags=re.S | re.M).split()
     assert len(words) < 1200  # five minutes
+
+
+def test_a_build_is_the_product(tmp_path):
+    """What Meson builds unless it is asked for tests."""
+    run(["meson", "setup", "-Dpython=disabled", "-Dcuda=disabled", tmp_path / "b", ROOT])
+    targets = json.loads(run(["meson", "introspect", "--targets", tmp_path / "b"]))
+    built = [target for target in targets if target["build_by_default"]]
+    assert {target["name"] for target in built} == {"flashattn"}
+    assert not any("/tests/" in target["defined_in"] for target in targets)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is not None, reason="there is an nvcc")

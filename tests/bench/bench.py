@@ -7,7 +7,7 @@
     ./run bench --baseline old.so       beside another build of the library
     ./run bench --device cuda           on a GPU, beside what is installed of PyTorch's backends and
                                         flash-attn-4: the tables of the papers, and decoding
-    ./run bench --device cuda --preset training     or prefill, decode, long-context, features, fp32
+    ./run bench --device cuda --preset training     or another one; --help names all
     ./run bench --device cuda --only 'backward D128 causal'     some rows
 
 All runners of a row take turns in one process, in rotating order, on random normal data; figures
@@ -19,11 +19,12 @@ import argparse
 import pathlib
 import sys
 
-from cases import Case, chosen as chosen_cases
+from cases import Case, chosen as chosen_cases, listed
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="./run bench", description=__doc__, epilog=listed(),
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--preset", action="append", metavar="NAME")
     parser.add_argument("--only", default="", metavar="WORDS",

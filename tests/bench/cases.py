@@ -2,10 +2,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from typing import Dict, Iterator, List, Optional, Tuple
-
-import numpy as np
 
 Shape = Tuple[int, int, int, int]
 
@@ -89,10 +88,12 @@ class Case:
             return self.lengths()
         return [self.keys] + [self.keys // 16] * (self.batch - 1)
 
-    def starts(self) -> Tuple[np.ndarray, np.ndarray]:
+    def starts(self) -> Tuple[List[int], List[int]]:
         """Where queries, and keys, of the sequences of a packed batch start, and where the last
         ends."""
-        return np.cumsum([0, *self.lengths()]), np.cumsum([0, *self.key_lengths()])
+        queries, keys = ([0, *itertools.accumulate(lengths)]
+                         for lengths in (self.lengths(), self.key_lengths()))
+        return queries, keys
 
     def flops(self) -> float:
         """2 * (dim + dim_v) for each visible pair forward (causal: half of those below the first
@@ -327,15 +328,28 @@ GPU_PRESETS: Dict[str, List[Case]] = {
 }
 
 
+# By device: its presets, and those that are measured where none is named.
+TABLES = {"cpu": (PRESETS, ("quick",)), "cuda": (GPU_PRESETS, ("gpu", "decode"))}
+
+
+def listed() -> str:
+    """The presets, for people."""
+    lines = []
+    for device, (table, usual) in TABLES.items():
+        lines.append(f"presets with --device {device}; without --preset: {', '.join(usual)}")
+        lines += [f"  {name:14}{len(cases):4} rows, the first: {cases[0].name()}"
+                  for name, cases in table.items()]
+    return "\n".join(lines)
+
+
 def chosen(device: str, presets: Optional[List[str]], only: str = "") -> List[Case]:
     """The cases of presets (None: the device's own), those whose name holds all words of only."""
-    table = PRESETS if device == "cpu" else GPU_PRESETS
-    usual = ["quick"] if device == "cpu" else ["gpu", "decode"]
+    table, usual = TABLES[device]
     unknown = [name for name in presets or [] if name not in table]
     if unknown:
         raise SystemExit(f"bench: no preset {unknown[0]} for {device}; there are "
                          f"{', '.join(table)}")
-    cases = [case for name in (usual if presets is None else presets) for case in table[name]]
+    cases = [case for name in (presets or usual) for case in table[name]]
     words = only.split()
     return [case for case in cases
             if all(word in (case.name() + ("" if case.causal else " full")).split()

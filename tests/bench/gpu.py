@@ -13,6 +13,7 @@ import statistics
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import chart
+import flashattn
 import host_cost
 import peers
 from cases import Case
@@ -36,6 +37,7 @@ class Row(NamedTuple):
     bytes: int
     workspace: int
     missing: Dict[str, str]  # why a runner did not run
+    remarks: Dict[str, str]  # what a runner does less well than it might
 
     def rate(self, seconds: float) -> float:
         """TFLOP/s; decoding, merging: TB/s."""
@@ -68,6 +70,7 @@ class Bench:
         """Everything about the runners of a case: see Row."""
         ready: Dict[str, Any] = {}
         missing: Dict[str, str] = {}
+        remarks: Dict[str, str] = {}
         prepared = first = None
         kept: List[Any] = []  # graphs do not keep what they work with
         for ours in self.ours:
@@ -94,8 +97,12 @@ class Bench:
             if mine and first is None and not case.dropout:
                 first = result(work())
                 error = relative(list(mine.values()), first)
-            ready[name] = captured(work) if case.moves else work
-        return dict(ready=ready, missing=missing, error=error, prepared=prepared, kept=kept)
+            ready[name], remark = captured(work) if case.moves else (work, "")
+            said = "; ".join(filter(None, [peer.remark, remark]))
+            if said:
+                remarks[name] = said
+        return dict(ready=ready, missing=missing, remarks=remarks, error=error, prepared=prepared,
+                    kept=kept)
 
     def measure(self, case: Case) -> Row:
         if torch is not None:
@@ -115,7 +122,7 @@ class Bench:
         return Row(case, {name: statistics.median(t) for name, t in times.items()}, sustained,
                    self.figures.of(case), prepared.kernel if prepared else "", found["error"],
                    prepared.bytes if prepared else 0, prepared.workspace if prepared else 0,
-                   found["missing"])
+                   found["missing"], found["remarks"])
 
     # ---- showing
 
@@ -131,7 +138,7 @@ class Bench:
             print(f"{ours.name}: {host_cost.sentence(found)}")
         for note in self.notes:
             print(note)
-        print(f"{'':{WIDTH}}" + "".join(f"{name:>10}" for name in self.columns) +
+        print(f"{'':{WIDTH}}" + "".join(f"{name:>9} " for name in self.columns) +
               f"{'/cudnn':>8}{'/best':>7} {'best':11}{'error':>8}  kernel, repeat with --case")
 
     def show(self, row: Row) -> None:
@@ -139,8 +146,8 @@ class Bench:
         cells = ""
         for name in self.columns:
             refused = "refused" if name in self.mine else "-"
-            cells += (f"{row.rate(row.seconds[name]):10.{digits}f}" if name in row.seconds
-                      else f"{refused:>10}")
+            cells += (f"{row.rate(row.seconds[name]):9.{digits}f}" if name in row.seconds
+                      else f"{refused:>9}") + ("!" if name in row.remarks else " ")
         ratios = self.ratios(row)
         best, seconds = row.best(self.mine)
         text = "".join(f"{ratios[key]:{w}.2f}" if key in ratios else f"{'':{w}}"
@@ -149,6 +156,8 @@ class Bench:
         error = f"{row.error:8.1e}" if row.error is not None else f"{'':8}"
         print(f"{row.case.name():{WIDTH}}{cells}{text} {named:11}{error}  {row.kernel} "
               f"'{row.case.to_json()}'", flush=True)
+        for name, remark in row.remarks.items():
+            print(f"{'':{WIDTH}}  ! {name}: {remark}", flush=True)
         if row.sustained:
             print(f"{'  sustained':{WIDTH}}" + "".join(
                 f"{row.rate(row.sustained[name]):10.1f}" if name in row.sustained else f"{'':10}"
@@ -203,8 +212,9 @@ class Bench:
         line: Dict[str, Any] = {"group": row.case.group(), "name": row.case.name(),
                                 "case": row.case.to_json(), "kernel": row.kernel,
                                 "error": row.error, "bytes": row.bytes,
-                                "workspace": row.workspace, "refused": row.missing.get(
-                                    self.mine[0], "")}
+                                "workspace": row.workspace, "remarks": "; ".join(
+                                    f"{name}: {remark}" for name, remark in row.remarks.items()),
+                                "refused": row.missing.get(self.mine[0], "")}
         line.update({f"{n}_seconds": row.seconds.get(n) for n in self.columns})
         if self.options.sustained:
             line.update({f"{n}_sustained": row.sustained.get(n) for n in self.columns})
@@ -218,19 +228,30 @@ def relative(mine: List[Array], truth: List[Any]) -> float:
                for a, t in zip(mine, truth))
 
 
-def captured(work: Any) -> Any:
-    """The work as a graph of PyTorch's; as it is where it cannot be captured."""
+def captured(work: Any) -> Tuple[Any, str]:
+    """The work as a graph of PyTorch's; where it cannot be captured, as it is, with a remark."""
     try:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             work()
-        return graph.replay
-    except RuntimeError:
+        return graph.replay, ""
+    except RuntimeError as error:
         torch.cuda.synchronize()
-        return work
+        why = str(error).split("\n", maxsplit=1)[0][:100]
+        return work, f"called eagerly, since it cannot be captured in a graph: {why}"
+
+
+def need_gpu() -> None:
+    try:
+        flashattn.check(dtype="float16", heads=1, dim=8, device="cuda")
+    except flashattn.UnsupportedError as refused:
+        raise SystemExit(
+            f"bench: {refused}. ./run bench --device cuda makes a build for GPUs and measures it; "
+            "another is named by FLASHATTN_LIBRARY") from None
 
 
 def main(cases: List[Case], options: argparse.Namespace) -> int:
+    need_gpu()
     try:
         bench = Bench(options)
     except OSError as error:

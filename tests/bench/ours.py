@@ -74,8 +74,8 @@ class FlashAttn:
         fields: Dict[str, Any] = {name: tensor(case, arrays[name]) for name in "qkv"}
         keep: List[Any] = [arrays]
         if case.uneven:
-            lengths = [self.memory.of(array, "i32")
-                       for array in (*case.starts(), np.array(case.key_lengths()))]
+            lengths = [self.memory.of(np.array(numbers), "i32")
+                       for numbers in (*case.starts(), case.key_lengths())]
             names = ("cu_seqlens_q", "lens_kv" if case.page_size else "cu_seqlens_kv")
             used = (lengths[0], lengths[2 if case.page_size else 1])
             fields.update({name: pointer(x, "int32_t *") for name, x in zip(names, used)})

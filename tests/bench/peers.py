@@ -28,6 +28,8 @@ class Sdpa:
     """A backend of torch.nn.functional.scaled_dot_product_attention, on views of the same
     (batch, seq, head, dim) arrays."""
 
+    remark = ""
+
     def __init__(self, name: str, backend: str) -> None:
         attention = importlib.import_module("torch.nn.attention")
         self.name, self.choose = name, attention.sdpa_kernel
@@ -101,6 +103,7 @@ class FlashAttention4:
     """flash_attn.cute, which compiles a kernel when it first meets its configuration."""
 
     name = "fa4"
+    remark = ""  # what it did less well than it might in the case prepared last
 
     def __init__(self) -> None:
         from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
@@ -109,6 +112,7 @@ class FlashAttention4:
     def prepare(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Work, Callable[[Any], Any]]:
         if case.dtype == "f32" or case.op == "merge":
             raise CannotRun("attention of 16-bit types only")
+        self.remark = ""
         if case.page_size or case.alibi or case.dropout or case.block_density < 1:
             raise CannotRun("not by this function")
         tensors = {name: array.tensor.detach() for name, array in arrays.items()}
@@ -138,13 +142,13 @@ class FlashAttention4:
                             ) from None
         return work, list
 
-    @staticmethod
-    def split(forward: Any) -> Tuple[Work, Any]:
+    def split(self, forward: Any) -> Tuple[Work, Any]:
         """With as many splits as it finds best; not on every GPU has it kernels that split."""
         try:
             several = functools.partial(forward, num_splits=0)
             return several, several()
-        except AssertionError:
+        except AssertionError as error:
+            self.remark = f"without splits of the keys, for which it has no kernel here: {error}"
             return forward, forward()
 
 

@@ -8,6 +8,7 @@ try:
 except ImportError:
     sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bindings" / "python"))
     from flashattn._native import ffi
+from flashattn._constants import Reason
 
 DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "u8": 5}
 FORWARD, BACKWARD = 1, 2
@@ -25,7 +26,9 @@ def library():
 
 
 class Refused(Exception):
-    """A status other than OK, with the library's sentence."""
+    """A status other than OK, with the library's sentence. asked: the fields of the descriptor
+    whose plan was refused; None of a call."""
+    asked = None
 
     def __init__(self, status):
         reason, field = ffi.new("int32_t *"), ffi.new("const char **")
@@ -38,6 +41,19 @@ class Refused(Exception):
 def check(status):
     if status:
         raise Refused(status)
+
+
+def need_gpu():
+    """Says what to do where the library is for CPUs only, or the machine has no GPU."""
+    fields = dict(struct_size=ffi.sizeof("flashattn_desc"), device=1, dtype=2, heads_q=1, dim_qk=8)
+    try:
+        check(library().flashattn_check(ffi.new("flashattn_desc *", fields)))
+    except Refused as refused:
+        remedy = {Reason.NO_DEVICE: "", Reason.NO_CUDA_BUILD: (
+            ". ./run build --cuda makes one: FLASHATTN_LIBRARY=build/cuda/src/libflashattn.so; "
+            "./run test --device cuda makes and tests one")}
+        if refused.reason in remedy:
+            raise RuntimeError(str(refused) + remedy[refused.reason]) from None
 
 
 def pointer(address, kind="void *"):
@@ -81,7 +97,11 @@ class Plan:
     def __init__(self, fields):
         self.handle = None
         out = ffi.new("flashattn_plan **")
-        check(library().flashattn_plan_create(ffi.new("flashattn_desc *", fields), out))
+        try:
+            check(library().flashattn_plan_create(ffi.new("flashattn_desc *", fields), out))
+        except Refused as refused:
+            refused.asked = fields
+            raise
         self.handle = out[0]
 
     def __del__(self):

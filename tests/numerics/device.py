@@ -6,6 +6,7 @@ import ctypes
 
 import numpy as np
 
+from . import capi
 from .driver import Driver
 
 
@@ -85,4 +86,7 @@ class CudaDevice:
 
 
 def open_device(name):
-    return {"cpu": CpuDevice, "cuda": CudaDevice}[name]()
+    if name == "cpu":
+        return CpuDevice()
+    capi.need_gpu()
+    return CudaDevice()

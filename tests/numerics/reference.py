@@ -101,7 +101,8 @@ def forward(case, data, b, arithmetic=EXACT):
     store, xp = arithmetic.store, arithmetic.engine
     q, k, v = (heads_first(case, x[b], arithmetic) for x in (data.q, data.k, data.v))
     rows, keys = q.shape[1], k.shape[1]
-    s = store(store(q @ k.swapaxes(1, 2)) * arithmetic.load(case.scale_used))
+    # Scores are rounded once, as by a product that scales them; so are their gradients.
+    s = store((q @ k.swapaxes(1, 2)) * arithmetic.load(case.scale_used))
     cap_slope = None
     if case.softcap:
         t = store(xp.tanh(store(s / arithmetic.load(case.softcap))))
@@ -178,10 +179,10 @@ def backward(case, data, b, fwd, arithmetic=EXACT, use=None):
     weights = p
     if fwd.keep is not None:
         dp, weights = store(dp * fwd.keep), store(p * fwd.keep)
-    ds = store(p * (dp - d[..., None]))
+    ds = p * (dp - d[..., None])
     slope = arithmetic.load(1 if fwd.cap_slope is None else fwd.cap_slope)
     scale = arithmetic.load(case.scale_used)
-    draw = store(store(ds * slope) * scale)
+    draw = store(ds * slope * scale)
 
     dsink = None
     if case.sink:
@@ -194,7 +195,7 @@ def backward(case, data, b, fwd, arithmetic=EXACT, use=None):
         dq=xp.host(store((draw @ k).swapaxes(0, 1))),
         dk=xp.host(store(fold_heads(case, draw.swapaxes(1, 2) @ q))),
         dv=xp.host(store(fold_heads(case, weights.swapaxes(1, 2) @ dout_stored))),
-        dbias=on_host(ds), dsink=xp.host(dsink))
+        dbias=on_host(store(ds)), dsink=xp.host(dsink))
     if arithmetic.exact:
         noise_dp = xp.sqrt(dout ** 2 @ (v ** 2).swapaxes(1, 2))
         if fwd.keep is not None:

@@ -54,7 +54,7 @@ static void test_info(struct fixture *f) {
   CHECK(strcmp(info.family, "cpu") == 0 && strlen(info.kernel) > 0 && strlen(info.why) > 0);
   CHECK(strlen(info.isa) > 0 && info.tile_q > 0 && info.tile_kv > 0 && info.splits >= 1);
   CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &f->forward.shape, &bytes));
-  CHECK(bytes == info.workspace && bytes >= 0);
+  CHECK(bytes == info.workspace && bytes > 0);
   CHECK_OK(flashattn_plan_info(plan, FLASHATTN_OP_BACKWARD, &f->forward.shape, &info));
   CHECK(info.flops == pairs * 5 * (DIM_QK + DIM_V));
   CHECK(info.bytes == 4 * (queries * (2 * DIM_QK + 2 * DIM_V + 1) + keys * 2 * (DIM_QK + DIM_V)));
@@ -70,10 +70,15 @@ static void test_info(struct fixture *f) {
   f->desc.mask = 0;
   if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
   CHECK_OK(flashattn_plan_info(plan, FLASHATTN_OP_FORWARD, &huge, &info));
-  CHECK(info.flops == INT64_MAX && info.bytes > 0 && info.workspace >= 0);
+  const int64_t many = (int64_t)huge.batch * huge.seqlen_q;
+  CHECK(info.flops == INT64_MAX);
+  CHECK(info.bytes == 4 * many * (HEADS_Q * (DIM_QK + DIM_V + 1) + HEADS_KV * (DIM_QK + DIM_V)));
+  CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &huge, &bytes));
+  CHECK(bytes == info.workspace && bytes > 0);
   flashattn_plan_destroy(plan);
 
-  /* Neither does the workspace, at the limits of all sizes. */
+  /* Neither does the workspace, at the limits of all sizes: it is no smaller than that of half the
+   * batch, and where that is refused, so is the whole. */
   f->desc.heads_q = f->desc.heads_kv = 2;
   f->desc.dim_qk = f->desc.dim_v = 1;
   f->desc.splits = 4096;
@@ -88,8 +93,13 @@ static void test_info(struct fixture *f) {
       const int32_t status = flashattn_workspace_size(plan, op, &large, &bytes);
       const int64_t rows = (int64_t)large.batch * large.seqlen_q;
       if (status == FLASHATTN_OK) {
+        flashattn_shape half = large;
+        int64_t bytes_of_half = INT64_MAX;
+        half.batch /= 2;
         ++accepted;
-        CHECK(bytes >= (op == FLASHATTN_OP_BACKWARD && !f->desc.layout ? rows * 8 : 0));
+        CHECK_OK(flashattn_workspace_size(plan, op, &half, &bytes_of_half));
+        CHECK(bytes >= bytes_of_half && bytes_of_half > 0);
+        if (op == FLASHATTN_OP_BACKWARD && !f->desc.layout) CHECK(bytes >= rows * 8);
       } else {
         CHECK(status == FLASHATTN_ERROR_INVALID_ARGUMENT);
       }
@@ -127,12 +137,11 @@ static void test_promises(struct fixture *f) {
     }
   }
   flashattn_plan_destroy(plan);
-  if (all > 0) {
-    f->desc.workspace_limit = 1;
-    CHECK_STATUS(flashattn_check(&f->desc), FLASHATTN_ERROR_UNSUPPORTED);
-    flashattn_last_error(&reason, NULL);
-    CHECK(reason == FLASHATTN_REASON_WORKSPACE_LIMIT);
-  }
+  CHECK(all > 0);
+  f->desc.workspace_limit = 1;
+  CHECK_STATUS(flashattn_check(&f->desc), FLASHATTN_ERROR_UNSUPPORTED);
+  flashattn_last_error(&reason, NULL);
+  CHECK(reason == FLASHATTN_REASON_WORKSPACE_LIMIT);
   f->desc.workspace_limit = INT64_MAX;
   CHECK_OK(flashattn_check(&f->desc));
 }

@@ -47,6 +47,16 @@ const Predicate kBroad[] = {
 const Family kFast = {"fast", FLASHATTN_DEVICE_CPU, kNarrow, 2, no_plan};
 const Family kSlow = {"slow", FLASHATTN_DEVICE_CPU, kBroad, 2, no_plan};
 const Family kOther = {"other", FLASHATTN_DEVICE_CUDA, nullptr, 0, no_plan};
+// Needs the slow one.
+const Predicate kNeeding[] = {
+    {[](const Problem& p, const Device& d) { return softcapped(p, d) || wide<256>(p, d); },
+     FLASHATTN_REASON_NOT_IN_THIS_BUILD, "device",
+     [](const Problem&, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity, "the slow family refuses");
+     },
+     true},
+};
+const Family kNeedy = {"needy", FLASHATTN_DEVICE_CPU, kNeeding, 1, no_plan};
 const Family* const kList[] = {&kOther, &kFast, &kSlow};
 const FamilyList kFamilies = {kList, 3};
 
@@ -98,6 +108,14 @@ void test_select() {
   CHECK(last_error().reason == FLASHATTN_REASON_SOFTCAP);
   CHECK(std::strcmp(last_error().field, "softcap") == 0);
   CHECK(std::strstr(last_error().text, "softcap = 2 is not offered") != nullptr);
+
+  // Who needs it has one reason less, but says nothing.
+  const Family* const needy[] = {&kNeedy, &kSlow};
+  desc.dim_qk = 300;
+  CHECK(refusal_of(problem_of(desc), {needy, 2}) == FLASHATTN_ERROR_UNSUPPORTED);
+  CHECK(last_error().reason == FLASHATTN_REASON_SOFTCAP);
+  CHECK(refusal_of(problem_of(desc), {needy, 1}) == FLASHATTN_ERROR_UNSUPPORTED);
+  CHECK(std::strstr(last_error().text, "the slow family refuses") != nullptr);
 
   CHECK(refusal_of(problem_of(desc), {kList, 1}) == FLASHATTN_ERROR_UNSUPPORTED);
   CHECK(last_error().reason == FLASHATTN_REASON_NOT_IN_THIS_BUILD);

@@ -80,26 +80,41 @@ static void *work(void *user) {
   return NULL;
 }
 
-static void swallow(void *user, int32_t level, const char *message) {
-  *(int *)user += level > 0 && message[0] != 0;
+/* Lines of the log, and those without text or with a level that was not asked for. The library calls
+ * from one thread at a time. */
+struct lines {
+  int good, bad;
+};
+
+static void count_line(void *user, int32_t level, const char *message) {
+  struct lines *lines = (struct lines *)user;
+  const int good = level > FLASHATTN_LOG_OFF && level <= FLASHATTN_LOG_DEBUG && message[0] != 0;
+  lines->good += good;
+  lines->bad += !good;
 }
 
 static void test_threads(struct job *jobs) {
   pthread_t threads[THREADS];
-  int lines = 0;
+  struct lines lines = {0, 0};
   for (int t = 0; t < THREADS; ++t) {
     jobs[t].id = t;
     CHECK(pthread_create(&threads[t], NULL, work, &jobs[t]) == 0);
   }
   for (int n = 0; n < 200; ++n) {
-    flashattn_set_log(n % 2 ? FLASHATTN_LOG_DEBUG : FLASHATTN_LOG_OFF, swallow, &lines);
+    flashattn_set_log(n % 2 ? FLASHATTN_LOG_DEBUG : FLASHATTN_LOG_OFF, count_line, &lines);
     sched_yield();
   }
+  /* As long as anybody works, or once where all were quick. */
+  CHECK_OK(flashattn_set_log(FLASHATTN_LOG_DEBUG, count_line, &lines));
+  CHECK(own_error(THREADS));
   for (int t = 0; t < THREADS; ++t) {
     pthread_join(threads[t], NULL);
     CHECK(jobs[t].failed == 0);
   }
-  flashattn_set_log(FLASHATTN_LOG_OFF, NULL, NULL);
+  CHECK_OK(flashattn_set_log(FLASHATTN_LOG_OFF, NULL, NULL));
+  CHECK(lines.good > 0 && lines.bad == 0);
+  const int before = lines.good;
+  CHECK(own_error(THREADS) && lines.good == before);
 }
 
 /* After work on several threads, a child works too. It must not hang: the alarm ends it. */

@@ -1,7 +1,11 @@
-// Which kernel the model of a forward pass's time takes, beside which was faster on an H100.
+// Which kernel the model of a forward pass's time takes, beside which was faster on an H100: with
+// its constants, which were fitted to all of these figures, so that it changes no choice unnoticed;
+// and with constants that are fitted here to four fifths of them, judged by the fifth that they
+// have not seen.
 #include "core/tile_cost.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <initializer_list>
 #include <iterator>
@@ -13,6 +17,7 @@ using namespace flashattn;
 namespace {
 
 constexpr int32_t kUnits = 132;
+constexpr size_t kFolds = 5;
 
 // Of bf16 kernels, TFLOP/s.
 struct Measured {
@@ -175,6 +180,74 @@ void test_choice(const TileCost (&kernels)[kKernels], const Measured (&cases)[kC
   }
 }
 
+// Sum of the squares of what the model is off, in the ratio of two kernels' times, where told.
+template <size_t kKernels, size_t kCases>
+double misfit(const TileCost (&kernels)[kKernels], const Measured (&cases)[kCases],
+              size_t without) {
+  double sum = 0;
+  for (size_t n = 0; n < kCases; ++n) {
+    if (n % kFolds == without) continue;
+    const Measured& m = cases[n];
+    const auto time = [&m](const TileCost& cost) {
+      return forward_time(cost, masked(m.causal, m.window), {m.seqlen, m.seqlen}, m.heads, kUnits);
+    };
+    for (size_t k = 1; k < kKernels; ++k) {
+      const double off = std::log(time(kernels[k]) / time(kernels[0]) * m.speed[k] / m.speed[0]);
+      sum += off * off;
+    }
+  }
+  return sum;
+}
+
+// The same kernels with constants that begin as if all were alike, and are improved in turn.
+template <size_t kKernels, size_t kCases>
+void fit(TileCost (&kernels)[kKernels], const Measured (&cases)[kCases], size_t without) {
+  for (TileCost& cost : kernels) cost.per_key = 100, cost.start = 15000;
+  double least = misfit(kernels, cases, without);
+  for (int round = 0; round < 4; ++round) {
+    for (TileCost& cost : kernels) {
+      TileCost best = cost;
+      for (int32_t per_key = 80; per_key <= 160; per_key += 2) {
+        if (&cost == kernels && per_key != 100) continue;  // the unit
+        for (int32_t start = 2000; start <= 40000; start += 1000) {
+          cost.per_key = per_key, cost.start = start;
+          const double sum = misfit(kernels, cases, without);
+          if (sum < least) least = sum, best = cost;
+        }
+      }
+      cost = best;
+    }
+  }
+}
+
+template <size_t kKernels, size_t kCases>
+void test_unseen(const char* name, const TileCost (&shipped)[kKernels],
+                 const Measured (&cases)[kCases], double mean, double worst) {
+  double sum = 0, least = 1;
+  double alone[kKernels] = {};  // what each kernel reaches that is always taken
+  for (size_t fold = 0; fold < kFolds; ++fold) {
+    TileCost kernels[kKernels];
+    std::copy(std::begin(shipped), std::end(shipped), kernels);
+    fit(kernels, cases, fold);
+    for (size_t n = fold; n < kCases; n += kFolds) {
+      const Measured& m = cases[n];
+      const TileCost* chosen = fastest(kernels, [&m](const TileCost& cost) {
+        return forward_time(cost, masked(m.causal, m.window), {m.seqlen, m.seqlen}, m.heads,
+                            kUnits);
+      });
+      const double most = *std::max_element(m.speed, m.speed + kKernels);
+      const double reached = m.speed[chosen - kernels] / most;
+      for (size_t k = 0; k < kKernels; ++k) alone[k] += m.speed[k] / most;
+      sum += reached;
+      least = std::min(least, reached);
+    }
+  }
+  const double without = *std::max_element(alone, alone + kKernels);
+  std::printf("%s, unseen: %.3f of the best in the mean, %.3f at least; one kernel for all: %.3f\n",
+              name, sum / kCases, least, without / kCases);
+  CHECK(sum / kCases >= mean && least >= worst && sum > without);
+}
+
 // Where an integer overflowed this would not compile.
 static_assert(forward_time(kSmallHeads[1], masked(true), {INT32_MAX, INT32_MAX}, 1 << 30, kUnits) >
               forward_time(kSmallHeads[1], masked(true), {INT32_MAX, INT32_MAX}, 1, kUnits));
@@ -225,6 +298,9 @@ int main() {
   test_choice(kSmallHeads, kSmallHeadsMeasured);
   test_choice(kHeadsOf96, kHeadsOf96Measured);
   test_choice(kHeadsOf128, kHeadsOf128Measured);
+  test_unseen("heads of 64", kSmallHeads, kSmallHeadsMeasured, 0.985, 0.78);
+  test_unseen("heads of 96", kHeadsOf96, kHeadsOf96Measured, 0.99, 0.95);
+  test_unseen("heads of 128", kHeadsOf128, kHeadsOf128Measured, 0.985, 0.86);
   test_packed(kSmallHeads, kSmallHeadsPacked);
   test_packed(kHeadsOf128, kHeadsOf128Packed);
   test_strips();

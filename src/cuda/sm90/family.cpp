@@ -25,7 +25,8 @@ const Predicate kPredicates[] = {
     {is_refused_by_portable, FLASHATTN_REASON_NOT_IN_THIS_BUILD, "device",
      [](const Problem&, const Device&, char* text, size_t capacity) {
        std::snprintf(text, capacity, "the portable family, which this one needs, refuses");
-     }},
+     },
+     true},
     {[](const Problem&, const Device& d) { return !is_hopper(d); }, FLASHATTN_REASON_ARCH, "device",
      [](const Problem&, const Device& d, char* text, size_t capacity) {
        std::snprintf(text, capacity, "compute capability %d.%d is not Hopper's 9.0",

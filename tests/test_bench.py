@@ -1,0 +1,124 @@
+"""The parts of ./run bench that no figure shows to be right."""
+import argparse
+import contextlib
+import pathlib
+import sys
+import types
+
+import pytest
+
+import flashattn
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "bench"))
+import cases  # noqa: E402
+import gpu  # noqa: E402
+
+DECODE = cases.Case("forward", "bf16", 1, 32, 8, seqlen_q=1, seqlen_kv=8192, dim=128)
+
+
+class NoGraph:
+    def replay(self):
+        raise AssertionError("what could not be captured is replayed")
+
+
+def torch_that(captures):
+    @contextlib.contextmanager
+    def graph(_):
+        yield
+        if not captures:
+            raise RuntimeError("operation not permitted\nwhen stream is capturing")
+
+    return types.SimpleNamespace(cuda=types.SimpleNamespace(
+        CUDAGraph=NoGraph, graph=graph, synchronize=lambda: None))
+
+
+def test_a_peer_that_cannot_be_captured_is_run_and_named(monkeypatch):
+    calls = []
+    monkeypatch.setattr(gpu, "torch", torch_that(captures=False))
+    work, why = gpu.captured(lambda: calls.append(1))
+    work()
+    assert "eagerly" in why and why.endswith("operation not permitted") and len(calls) == 2
+    monkeypatch.setattr(gpu, "torch", torch_that(captures=True))
+    work, why = gpu.captured(lambda: calls.append(1))
+    assert why == "" and work.__func__ is NoGraph.replay
+
+
+def row(**changes):
+    fields = dict(case=DECODE, seconds={"flashattn": 1e-5, "cudnn": 2e-5, "fa4": 3e-5},
+                  sustained={}, table={}, kernel="k", error=None, bytes=1 << 20, workspace=0,
+                  missing={}, remarks={"cudnn": "called eagerly"})
+    return gpu.Row(**{**fields, **changes})
+
+
+def bench_of(*peers):
+    bench = gpu.Bench.__new__(gpu.Bench)
+    bench.mine, bench.columns, bench.copy = ["flashattn"], ["flashattn", *peers], 1e12
+    bench.options = argparse.Namespace(sustained=0.0)
+    return bench
+
+
+def test_the_row_says_who_is_handicapped(capsys):
+    bench = bench_of("cudnn", "fa4")
+    bench.show(row())
+    said = capsys.readouterr().out.splitlines()
+    cells = said[0][gpu.WIDTH:gpu.WIDTH + 30]
+    assert cells[19] == "!" and cells[9] == cells[29] == " "
+    assert said[1].strip() == "! cudnn: called eagerly"
+    assert bench.record(row())["remarks"] == "cudnn: called eagerly"
+    bench.show(row(remarks={}))
+    assert "!" not in capsys.readouterr().out
+
+
+def test_a_peer_without_kernels_that_split_says_so():
+    peer = gpu.peers.FlashAttention4.__new__(gpu.peers.FlashAttention4)
+
+    def forward(**options):
+        assert not options, "SplitKV is for other GPUs"
+        return "out"
+
+    work, out = peer.split(forward)
+    assert work is forward and out == "out"
+    assert "without splits" in peer.remark and "SplitKV" in peer.remark
+
+
+def test_remarks_reach_the_row(monkeypatch):
+    class Peer:
+        remark = "without splits"
+
+        @staticmethod
+        def prepare(case, arrays):
+            del case, arrays
+            return (lambda: None), (lambda out: [out])
+
+    monkeypatch.setattr(gpu, "torch", torch_that(captures=False))
+    bench = bench_of("slow")
+    bench.ours, bench.peers = [], {"slow": Peer()}
+    found = bench.works(DECODE, {})
+    assert found["remarks"]["slow"].startswith("without splits; called eagerly")
+
+
+def test_a_gpu_asked_of_a_build_for_cpus():
+    """The sentence names the command."""
+    if "without CUDA" not in flashattn.build_info():
+        pytest.skip("this build has kernels for GPUs")
+    with pytest.raises(SystemExit, match="./run bench --device cuda makes a build for GPUs"):
+        gpu.main([DECODE], argparse.Namespace())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_presets(device):
+    """Each row repeats from its own JSON; an unknown preset is answered with those there are."""
+    table, usual = cases.TABLES[device]
+    assert set(usual) <= set(table)
+    for case in (case for rows in table.values() for case in rows):
+        assert cases.Case.from_json(case.to_json()) == case
+    with pytest.raises(SystemExit, match=", ".join(table)):
+        cases.chosen(device, ["nonsense"])
+
+
+def test_starts_of_packed_sequences():
+    case = cases.Case(batch=3, seqlen_q=40, uneven=True)
+    starts = case.starts()
+    assert starts[0][0] == 0 and starts[0][-1] == 120 and len(starts[0]) == 4
+    assert [b - a for a, b in zip(starts[0], starts[0][1:])] == case.lengths()
+    assert starts[0] == starts[1]

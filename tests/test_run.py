@@ -1,0 +1,57 @@
+"""What ./run says before it has made anything."""
+import pathlib
+import re
+import resource
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SECONDS = 2.0
+SAID = {"": "usage: ./run COMMAND", "demo": "usage: ./run COMMAND", "build": "--cuda",
+        "test": "names the suites", "bench": "presets with --device cuda", "generate": "--check",
+        "help": "usage: ./run COMMAND"}
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """The tree without what was built in it, and a Python without packages."""
+    place = tmp_path_factory.mktemp("fresh") / "clone"
+    place.mkdir()
+    shutil.copy(ROOT / "run", place)
+    for folder in ("tests", "bindings", "include"):
+        shutil.copytree(ROOT / folder, place / folder,
+                        ignore=shutil.ignore_patterns("__pycache__", "data", "target"))
+    bare = place.parent / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    bare.chmod(0o755)
+    return place, bare
+
+
+def seconds_of_children():
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.mark.parametrize("command", sorted(SAID))
+def test_help_sets_nothing_up(clone, command):
+    place, bare = clone
+    start = seconds_of_children()
+    done = subprocess.run([place / "run", *filter(None, [command]), "--help"], text=True,
+                          env={"PATH": "/usr/bin:/bin", "PYTHON": str(bare)}, check=False,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == 0 and SAID[command] in done.stdout, done.stdout
+    assert seconds_of_children() - start < SECONDS  # of processors: machines are busy
+    assert not (place / "build").exists()
+
+
+def test_help_of_the_bench_names_all_presets(clone):
+    place, bare = clone
+    source = (ROOT / "tests" / "bench" / "cases.py").read_text(encoding="utf-8")
+    presets = re.findall(r'^    "([a-z0-9-]+)": [\[l]', source, re.M)
+    assert len(presets) >= 14
+    said = subprocess.run([place / "run", "bench", "--help"], capture_output=True, text=True,
+                          env={"PATH": "/usr/bin:/bin", "PYTHON": str(bare)}, check=True).stdout
+    assert [name for name in presets if not re.search(rf"^  {name} .*rows", said, re.M)] == []
