@@ -251,10 +251,11 @@ void check_conflicts(const Problem& p) {
 void check_dropout_step(const Problem& p) {
   const double dropout = static_cast<double>(p.dropout);
   if (p.dropout > 0 && p.dropout_threshold() == 0) {
-    reject(FLASHATTN_REASON_DROPOUT, "dropout",
-           "dropout = %.9g rounds to 0 in steps of 1/65536, which drops nothing; use 0 for none, or "
-           "at least 1/65536 = %.9g",
-           dropout, 1 / 65536.0);
+    reject(
+        FLASHATTN_REASON_DROPOUT, "dropout",
+        "dropout = %.9g rounds to 0 in steps of 1/65536, which drops nothing; use 0 for none, or "
+        "at least 1/65536 = %.9g",
+        dropout, 1 / 65536.0);
   }
   if (p.dropout_threshold() >= 65536) {
     reject(FLASHATTN_REASON_DROPOUT, "dropout",

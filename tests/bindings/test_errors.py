@@ -85,7 +85,7 @@ def test_a_status_of_a_newer_library_stays_a_number():
     (dict(bias=np.zeros((9, 1), np.float32)), ValueError, "keys must be there"),
     (dict(bias=np.zeros((9, 9), np.float64)), TypeError, "bias has dtype float64; convert a mask"),
     (dict(bias=np.ones((9, 9), int)), TypeError, "int64; convert a mask to bool .True: visible."),
-    (dict(bias=np.ones((2, 9), bool)), ValueError, r"\(batch, keys\) becomes .* mask\[:, None, None, :"),
+    (dict(bias=np.ones((2, 9), bool)), ValueError, r"keys\) becomes .* mask\[:, None, None, :"),
     (dict(alibi_slopes=np.zeros(3)), ValueError, "alibi_slopes has shape"),
     (dict(sink=np.zeros(3)), ValueError, "sink has shape"),
     (dict(block_mask=np.ones((3, 3), bool)), ValueError, "block_size"),
@@ -101,7 +101,7 @@ def test_a_status_of_a_newer_library_stays_a_number():
     (dict(dropout="0.1"), TypeError, "dropout = '0.1' .* give a number"),
     (dict(threads=True), TypeError, "threads = True .* give an integer"),
     (dict(seed="1", dropout=0.1), TypeError, "seed = '1' is of type str; give an integer"),
-    (dict(offset=2**64, seed=1, dropout=0.1), ValueError, "offset = 18446744073709551616; it must"),
+    (dict(offset=2**64, seed=1, dropout=0.1), ValueError, "offset = 18446744073709551616; it"),
     (dict(out_dtype=True), TypeError, "out_dtype = True is none of float32"),
     (dict(layout=5), TypeError, "layout = 5 is of type int"),
     (dict(layout=["b"]), TypeError, "layout = ..b.. is of type list"),
@@ -125,7 +125,7 @@ def test_bad_arguments(options, error, words):
     (X, X[:, :5], "only their last"),
     (X[:1], X[:1], r"k holds 1 sequence, q holds 2; .*broadcast_to\(k, \(2, 9, 4, 16\)\)"),
     (np.repeat(X, 2, 0), np.repeat(X, 2, 0), "k holds 4 sequences, q holds 2; give as many"),
-    (X[:, :, :3], X[:, :, :3], "q has 4 heads by layout=\"bshd\", no multiple of the 3 .* repeat them"),
+    (X[:, :, :3], X[:, :, :3], "q has 4 heads by layout=\"bshd\", no multiple of the 3 .* repeat"),
 ])
 def test_arrays_that_do_not_go_together(k, v, words):
     with pytest.raises(ValueError, match=words):
@@ -248,8 +248,8 @@ def test_names_of_the_header_do_not_arrive():
     wrong = [s for s in said if re.search(r"_kv\b|heads_q|\blens_q|inputs\.|shape\.|\.data|dim_qk|"
                                           r"window_|dtype_o\b", s)]
     assert not wrong
-    for words in ("above max_seqlen_k = 3;", "above max_seqlen_q = 3;", "cu_seqlens_k: ", "kv_lens: ", "out: ",
-                  "page_table: ", "kv_heads: ", "out_dtype: "):
+    for words in ("above max_seqlen_k = 3;", "above max_seqlen_q = 3;", "cu_seqlens_k: ",
+                  "kv_lens: ", "out: ", "page_table: ", "kv_heads: ", "out_dtype: "):
         assert any(words in s for s in said), (words, said)
     assert named("heads_q, xheads_q, inputs.k.data, o.data, o.stride_seq") == (
         "heads, xheads_q, k, out, out.stride_seq")

@@ -229,8 +229,8 @@ def test_results_are_not_left_to_another_librarys_stream(other, monkeypatch):
              lambda: flashattn.attention_backward(*[Array(x)] * 4, done, Array(lse),
                                                   dv=Others(np.zeros_like(x)))]
     for call in calls:
-        with pytest.raises(ValueError, match="the other's, whose current stream 5 is not the call's, "
-                                             "0: .* give stream=") as caught:
+        with pytest.raises(ValueError, match="the other's, whose current stream 5 is not the "
+                                             "call's, 0: .* give stream=") as caught:
             call()
         assert caught.value.reason is flashattn.Reason.STREAM
     monkeypatch.setattr(other, "current", 0)

@@ -46,7 +46,7 @@ def test_promised_maxima_need_no_shape():
 
 def test_plan_refuses_other_arrays():
     plan = flashattn.Plan(dtype="float32", heads=4, dim=16)
-    with pytest.raises(ValueError, match="^heads = 2 by the arrays given, but the plan is made for 4"):
+    with pytest.raises(ValueError, match="^heads = 2 by the arrays given, but .* made for 4"):
         plan.forward(*[random(2, 9, 2, 16)] * 3)
     with pytest.raises(ValueError, match="^dtype = float16 by .* made for float32"):
         plan.forward(*[random(2, 9, 4, 16, dtype=np.float16)] * 3)
@@ -68,7 +68,7 @@ def test_log_lines_arrive_and_exceptions_stay_inside(monkeypatch):
     del note
     gc.collect()  # the library's pointer outlives the caller's
     try:
-        with pytest.raises(ValueError, match="heads = 0") as caught:
+        with pytest.raises(ValueError, match="heads = 0"):
             flashattn.check(dtype="float32", heads=0, dim=8)
         flashattn.Plan(dtype="float32", heads=1, dim=8)
         with pytest.raises(ValueError, match="level = 9"):

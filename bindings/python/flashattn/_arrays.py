@@ -158,7 +158,7 @@ def view(array: Any, name: str, place: Place = None, kind: Kind = TENSOR,
         export = _dlpack.read(array)
         if not export.on_cpu:
             raise UnsupportedError(f"{name} lies on a device that is neither the CPU nor a GPU of "
-                                   "NVIDIA, or q lies in host memory and it does not; move it there",
+                                   "NVIDIA, or q lies in host memory and it does not; move it",
                                    Status.ERROR_UNSUPPORTED, Reason.NO_DEVICE, name)
         if export.dtype not in kind.names:
             raise kind.refusal(name, export.dtype)
@@ -178,8 +178,8 @@ def check_writable(array: View, name: str) -> None:
     why = ("" if isinstance(array.owner, np.ndarray) else
            " by what its library says: JAX's arrays never change, and DLPack before 1.0 cannot say "
            "which may")
-    raise invalid(f"{name} is read-only{why}; give an array that may be written, such as NumPy's or "
-                  f"PyTorch's, or none and take what is returned", Reason.VALUE, name)
+    raise invalid(f"{name} is read-only{why}; give an array that may be written, such as NumPy's "
+                  "or PyTorch's, or none and take what is returned", Reason.VALUE, name)
 
 
 def _device_view(array: Any, name: str, place: _gpu.Place, kind: Kind, made: bool = False) -> View:
@@ -233,13 +233,14 @@ def int32(array: Any, name: str, shape: Tuple[Optional[int], ...], place: Place 
     check_shape(given.shape, shape, name)
     if given.dtype != np.int32 and given.size:
         if int(given.max()) > 0x7FFFFFFF or int(given.min()) < -0x80000000:
-            raise invalid(f"{name} holds values from {given.min()} to {given.max()}, past the range of "
-                          "int32; give at most 2147483647", Reason.LENGTHS, name)
+            raise invalid(f"{name} holds values from {given.min()} to {given.max()}, past the "
+                          "range of int32; give at most 2147483647", Reason.LENGTHS, name)
     return np.ascontiguousarray(given, dtype=np.int32)
 
 
 def int32_rows(array: Any, name: str, rows: int, place: Place = None) -> Tuple[Any, int]:
     """A table of page numbers, whose rows may lie apart, and the elements from one to the next."""
+    seen: Any
     if place is not None:
         seen = _device_view(array, name, place, INT32)
         shape, strides = seen.shape, seen.strides

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 _DEFAULTS: Dict[str, Any] = dict(
     causal=False, window=None, chunk=None, top_left=False, softcap=0.0, scale=None, bias=None,
-    alibi_slopes=None, sink=None, dropout=0.0, seed=None, offset=0, block_mask=None, block_size=None,
-    splits=0, deterministic=False, threads=0, device=None, stream=None)
+    alibi_slopes=None, sink=None, dropout=0.0, seed=None, offset=0, block_mask=None,
+    block_size=None, splits=0, deterministic=False, threads=0, device=None, stream=None)
 # Those that go with the arrays; the others go into the descriptor.
 _BESIDE = ("bias", "alibi_slopes", "sink", "block_mask", "block_size", "seed", "offset", "device",
            "stream")
@@ -126,8 +126,8 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", q_lens: Any = Non
     sink        (heads,) logits that take part in the softmax and have no value
     dropout     probability, [0, 1), with which a weight is dropped, in steps of 1/65536
     seed, offset  integers in [0, 2**64) that choose what is dropped, see dropout_mask(). dropout
-                needs a seed: the same numbers drop the same weights, so give each layer and step its
-                own seed or offset, and the backward call those of its forward call
+                needs a seed: equal numbers drop the same weights, so give each layer and step a
+                seed or offset of its own, and the backward call those of its forward call
     splits      parts into which the keys of a short query are split; 0: the library chooses
     deterministic  True: the same call gives the same bits; "batch_invariant": also whatever else
                 is in the batch. On the CPU this always holds
@@ -137,9 +137,11 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", q_lens: Any = Non
                 which all arrays are ready. None: the current one of the library that q comes from,
                 else of out's, else the default stream; arrays of other libraries are waited for
 
-    On a GPU the call enqueues its work and returns; arrays given are kept until that is done. It reads nothing there: integers must be int32
-    (slopes and sinks float32) and lie there too, and varlen calls need max_seqlen_q and
-    max_seqlen_k. No gradient is recorded: tensors that require one are refused.
+    On a GPU the call enqueues its work and returns; what it reads is kept until that is done. It
+    reads nothing there itself: integers must be int32 (slopes and sinks float32) and lie there too,
+    and varlen calls need max_seqlen_q and max_seqlen_k. A graph that captures a call reads the
+    arrays whenever it is replayed, and keeping them is up to its owner. No gradient is recorded:
+    tensors that require one are refused.
 
     Raises ValueError for shapes, strides and values, TypeError for types of arrays,
     NotImplementedError for what no kernel does, MemoryError: each a FlashAttentionError with the
@@ -226,8 +228,7 @@ def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
                      max_seqlen_k=max_seqlen_k, q_lens=q_lens, kv_lens=kv_lens,
                      out=first_given(dq, dk, dv))
     out = view(out, "out", inputs.place)
-    options.update(  # type: ignore[call-arg]
-        out_dtype=_other_type(out.dtype, inputs), forward=False, backward=True,
-        dlse=dlse is not None, return_dbias=return_dbias, return_dsink=return_dsink)
-    plan = cached_plan(inputs.facts(), uniform(options))
+    plan = cached_plan(inputs.facts(), uniform(dict(
+        options, out_dtype=_other_type(out.dtype, inputs), forward=False, backward=True,
+        dlse=dlse is not None, return_dbias=return_dbias, return_dsink=return_dsink)))
     return plan.run_backward(inputs, dout, out, lse, dlse, dq, dk, dv)

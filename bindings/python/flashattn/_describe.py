@@ -152,10 +152,11 @@ def _check_conflicts(wants: Dict[str, bool], bias: Optional[int], page_size: int
             ("return_dsink", "backward", Reason.OP), ("return_dbias", "bias", Reason.BIAS),
             ("return_dsink", "sink", Reason.SINK)):
         if wants[name] and not there[needed]:
-            raise invalid(f"{name} needs {needed}; give {needed}, or leave {name} out", reason, name)
+            raise invalid(f"{name} needs {needed}; give {needed}, or leave {name} out", reason,
+                          name)
     if wants["return_dbias"] and bias == U8:
-        raise invalid("return_dbias needs a bias of floats, and this one is a mask of bool, which has "
-                      "no gradient; leave return_dbias out", Reason.BIAS, "return_dbias")
+        raise invalid("return_dbias needs a bias of floats, and this one is a mask of bool, which "
+                      "has no gradient; leave return_dbias out", Reason.BIAS, "return_dbias")
     for name in ("backward", "varlen_k"):
         if page_size and wants[name]:
             raise invalid(f"page_size = {page_size} and {name}, but a paged KV cache is "

@@ -1,5 +1,5 @@
-"""Keeps arrays until a GPU is done with them: their own library may give the memory to others as soon
-as nobody holds them, which a call that only enqueues work would not notice.
+"""Keeps arrays until a GPU is done with them: their own library may give the memory to others as
+soon as nobody holds them, which a call that only enqueues work would not notice.
 
 By the driver, which is there wherever a GPU is, so that no array library is needed for it. Nothing
 here waits: what is done is let go of at the next call that keeps something.
@@ -46,8 +46,8 @@ class Driver:
             self.cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
     def record(self, index: int, stream: int) -> Optional[ctypes.c_void_p]:
-        """An event behind all that the stream has been given. None: there is nothing to wait for, as
-        the stream is being captured: arrays of a graph are its owner's to keep."""
+        """An event behind all that the stream has been given. None: there is nothing to wait for.
+        Arrays that a stream's capture reads are the owner's of the graph to keep."""
         handle, event, captured = ctypes.c_void_p(stream), ctypes.c_void_p(), ctypes.c_int()
         with self._entered(index):
             self.cuda.cuStreamIsCapturing(handle, ctypes.byref(captured))
@@ -69,7 +69,7 @@ class Driver:
 
 
 class _Held(NamedTuple):
-    index: int
+    device: int
     event: Any
     owners: List[Any]
 
@@ -98,6 +98,6 @@ def release() -> None:
     with _lock:
         looked_at, _held[:] = list(_held), []
     # Not under the lock: owners that go may run code of their own.
-    waiting = [held for held in looked_at if not driver.is_done(held.index, held.event)]
+    waiting = [held for held in looked_at if not driver.is_done(held.device, held.event)]
     with _lock:
         _held.extend(waiting)

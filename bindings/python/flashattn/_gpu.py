@@ -1,9 +1,9 @@
 """Arrays in a GPU's memory: where they lie, on which stream, and which library makes new ones.
 
 Nothing is copied, and nobody waits: the work is enqueued on a stream, and the results are there
-when the stream gets to them. Until then the arrays are kept, by their library where it orders memory
-by streams, else by an event. PyTorch's and CuPy's arrays are read by their attributes, which takes
-a tenth of the time, all others by DLPack or the CUDA array interface.
+when the stream gets to them. Until then the arrays are kept, by their library where it orders
+memory by streams, else by an event. PyTorch's and CuPy's arrays are read by their attributes, which
+takes a tenth of the time, all others by DLPack or the CUDA array interface.
 """
 from __future__ import annotations
 
@@ -257,9 +257,9 @@ def check_order(array: Any, name: str, place: Optional[Place]) -> None:
         return
     current = library.stream(place.index)
     if current != place.stream:
-        raise invalid(f"{name} is {library.name}'s, whose current stream {current} is not the call's, "
-                      f"{place.stream}: it could be read too soon; give stream=, or make the same "
-                      "stream current in both libraries", Reason.STREAM, name)
+        raise invalid(f"{name} is {library.name}'s, whose current stream {current} is not the "
+                      f"call's, {place.stream}: it could be read too soon; give stream=, or make "
+                      "the same stream current in both libraries", Reason.STREAM, name)
 
 
 def _by_interface(array: Any, name: str, place: Place) -> Facts:
@@ -299,8 +299,8 @@ def new(shape: Sequence[int], dtype: str, zero: bool, place: Place, name: str) -
 
 @contextlib.contextmanager
 def launch(place: Optional[Place]) -> Iterator[None]:
-    """The call's device is the current one inside, where a library can see to it. Behind, arrays are
-    kept until what was enqueued is done."""
+    """The call's device is the current one inside, where a library can see to it. Behind, arrays
+    are kept until what was enqueued is done."""
     if place is None:
         yield
         return

@@ -23,8 +23,8 @@ FACTS = ("dtype", "heads", "dim", "kv_heads", "dim_v", "varlen_q", "varlen_k", "
 def axes(layout: Any, ndim: int) -> Tuple[int, int, int]:
     """Where batch, head and sequence stand in an array of a layout; -1: there is no batch."""
     if not isinstance(layout, str):
-        raise wrong_type(f"layout = {layout!r} is of type {type(layout).__name__}; give an order of "
-                         "dimensions such as \"bshd\"", "layout")
+        raise wrong_type(f"layout = {layout!r} is of type {type(layout).__name__}; give an order "
+                         "of dimensions such as \"bshd\"", "layout")
     return _axes(layout, ndim)
 
 
@@ -50,11 +50,11 @@ class Tensor:
     def __init__(self, array: View, layout: str, ndim: int, name: str) -> None:
         shape, steps, size = array.shape, array.steps, array.size
         if len(shape) != ndim:
-            raise invalid(f"{name} has shape {shape}; expected {ndim} dimensions, "
-                          + ("(batch, tokens, heads, dim) or as layout= says: add those of size 1, or "
-                             "for packed sequences call attention_varlen" if ndim == 4 else
-                             "(tokens, heads, dim) or as layout= says: with cu_seqlens all sequences "
-                             "are packed, without a batch"), Reason.SIZE, name)
+            raise invalid(f"{name} has shape {shape}; expected {ndim} dimensions, " + (
+                "(batch, tokens, heads, dim) or as layout= says: add those of size 1, or for "
+                "packed sequences call attention_varlen" if ndim == 4 else
+                "(tokens, heads, dim) or as layout= says: with cu_seqlens all sequences are "
+                "packed, without a batch"), Reason.SIZE, name)
         if steps[-1] != size and shape[-1] > 1 and 0 not in shape:
             raise invalid(f"{name} has stride {steps[-1] // size} in its last dimension; "
                           f"the elements of a head must be contiguous: {array.remedy}",
@@ -169,16 +169,16 @@ class Inputs:
                           "dimension may differ", Reason.SIZE, "v")
         if k.heads and q.heads % k.heads:
             raise invalid(f"q has {q.heads} heads by layout=\"{self.layout}\", no multiple of the "
-                          f"{k.heads} of k and v; each KV head serves as many query heads: give other "
-                          f"heads or repeat them{self._other_order(q.rows, k.rows)}",
+                          f"{k.heads} of k and v; each KV head serves as many query heads: give "
+                          f"other heads or repeat them{self._other_order(q.rows, k.rows)}",
                           Reason.HEAD_RATIO, "k")
 
     def _mixed_types(self) -> Exception:
         names = [_arrays.NAMES[t.view.dtype] for t in (self.q, self.k, self.v)]
         if names[1] == names[2] == "float8_e4m3fn":
             return UnsupportedError(
-                f"k and v are {names[1]} beside q of {names[0]}, for which there is no kernel; convert "
-                f"k and v to {names[0]}", Status.ERROR_UNSUPPORTED, Reason.DTYPE_MIX, "k")
+                f"k and v are {names[1]} beside q of {names[0]}, for which there is no kernel; "
+                f"convert k and v to {names[0]}", Status.ERROR_UNSUPPORTED, Reason.DTYPE_MIX, "k")
         return wrong_type(f"q, k, v have dtypes {', '.join(names)}; they must be the same: convert "
                           f"them to {names[0]}, or all to another", "q")
 
@@ -186,8 +186,10 @@ class Inputs:
         """What to say where heads and tokens would fit if they stood the other way around."""
         if self.page_size or not kv_heads or heads % kv_heads:
             return ""
-        other = self.layout.translate(str.maketrans("hst", "shh" if "s" in self.layout else "thh"))
-        return f"; if heads stand where tokens are looked for (PyTorch's order), say layout=\"{other}\""
+        token = "s" if "s" in self.layout else "t"
+        other = self.layout.translate(str.maketrans("h" + token, token + "h"))
+        return ("; if heads stand where tokens are looked for (PyTorch's order), say "
+                f"layout=\"{other}\"")
 
     def _per_head(self, numbers: Any, name: str, each: bool) -> None:
         """Slopes and sinks: a number for each head, or for each head of each sequence."""
@@ -237,8 +239,8 @@ class Inputs:
         if name == "k" and batch == 1:
             b = self.k.axes[0]
             wide = self.k.view.shape[:b] + (self.batch,) + self.k.view.shape[b + 1:]
-            remedy = (f"to use k and v for every sequence of q, repeat them with broadcast_to(k, {wide})"
-                      ", which copies nothing")
+            remedy = ("to use k and v for every sequence of q, repeat them with "
+                      f"broadcast_to(k, {wide}), which copies nothing")
         raise invalid(f"{name} holds {batch} {'sequence' if batch == 1 else 'sequences'}, q holds "
                       f"{self.batch}; {remedy}", Reason.SIZE, name)
 
@@ -271,8 +273,8 @@ class Inputs:
 
     def _blocks(self, mask: Any, block_size: Optional[Sequence[int]]) -> None:
         if block_size is None:
-            raise invalid("block_mask is given without block_size; give block_size = (queries, keys) "
-                          "a block", Reason.SIZE, "block_size")
+            raise invalid("block_mask is given without block_size; give block_size = (queries, "
+                          "keys) a block", Reason.SIZE, "block_size")
         self.block_size = block_size = _options.block_size(block_size, "block_size")
         given: Any
         if self.place is not None:
@@ -408,9 +410,9 @@ def set_seed(inputs: Any, seed: Optional[int], offset: int) -> None:
 def check_seed(seed: Optional[int], dropout: float) -> None:
     """Without one every call would drop the same weights."""
     if dropout and seed is None:
-        raise invalid(f"dropout = {dropout} is given without a seed; give seed=, an integer of which "
-                      "each layer and step has its own (or its own offset=), the same one in the "
-                      "backward call", Reason.DROPOUT, "seed")
+        raise invalid(f"dropout = {dropout} is given without a seed; give seed=, an integer of "
+                      "which each layer and step has its own (or its own offset=), the same one in "
+                      "the backward call", Reason.DROPOUT, "seed")
 
 
 def first_given(*arrays: Any) -> Any:

@@ -44,13 +44,13 @@ def real(value: Any, name: str) -> float:
         return value
     if type(value) is not int:
         _stays_on_host(value, name)
-    if isinstance(value, (*_BOOLS, str, bytes)) or getattr(value, "ndim", 0):
+    if isinstance(value, (*_BOOLS, str, bytes)) or getattr(value, "ndim", None):
         raise _wrong(value, name, "give a number")
     try:
         return float(value)
     except OverflowError:
-        raise invalid(f"{name} = {value} is past the range of its field; give a magnitude of at most "
-                      "3.4028234663852886e+38", Reason.SIZE, name) from None
+        raise invalid(f"{name} = {value} is past the range of its field; give a magnitude of at "
+                      "most 3.4028234663852886e+38", Reason.SIZE, name) from None
     except (TypeError, ValueError):
         raise _wrong(value, name, "give a number") from None
 
@@ -66,7 +66,7 @@ def window(value: Window, name: str = "window") -> Optional[Tuple[int, int]]:
     """n: n keys to either side. (left, right): -1 or None is open. None: no window."""
     if value is None:
         return None
-    if isinstance(value, (tuple, list)) or getattr(value, "ndim", 0):
+    if isinstance(value, (tuple, list)) or getattr(value, "ndim", None):
         left, right = (-1 if side is None else integer(side, f"{name}[{i}]") for i, side in
                        enumerate(pair(value, name, "a number of keys or (left, right)")))
     else:
@@ -106,8 +106,8 @@ def scale(value: Any, name: str) -> Optional[float]:
 def softcap(value: Any, name: str) -> float:
     cap = 0.0 if value is None else real(value, name)
     if cap and _is_zero(cap):
-        raise invalid(f"softcap = {value} is 0 in float32, which would turn it off; for that give 0 "
-                      "or None", Reason.SOFTCAP, name)
+        raise invalid(f"softcap = {value} is 0 in float32, which would turn it off; for that give "
+                      "0 or None", Reason.SOFTCAP, name)
     return cap
 
 
@@ -161,5 +161,5 @@ def _wrong(value: Any, name: str, remedy: str) -> Exception:
 def _stays_on_host(value: Any, name: str) -> None:
     """A number on a GPU would be waited for."""
     if _gpu.is_array(value) and _gpu.index_of(value) is not None:
-        raise invalid(f"{name} lies on a GPU, where a call reads nothing; give a number of Python's, "
-                      f"{name}.item()", Reason.VALUE, name)
+        raise invalid(f"{name} lies on a GPU, where a call reads nothing; give a number of "
+                      f"Python's, {name}.item()", Reason.VALUE, name)

@@ -171,8 +171,8 @@ class Plan:
             return
         for name, plans, arrays in zip(Descriptor._fields, mine, theirs):
             if name in _ARRAY_FIELDS and plans != arrays:
-                raise invalid(f"{named(name)} = {_shown(name, arrays)} by the arrays given, but the "
-                              f"plan is made for {_shown(name, plans)}; make another Plan for them",
+                raise invalid(f"{named(name)} = {_shown(name, arrays)} by the arrays given, but "
+                              f"the plan is made for {_shown(name, plans)}; make one for them",
                               Reason.VALUE, named(name))
 
     def run_forward(self, inputs: Inputs, out: Any, seen: Optional[View] = None) -> Any:
@@ -247,7 +247,7 @@ class Plan:
             fail(status, inputs.names())
 
 
-def _shown(field: str, value: int) -> Any:
+def _shown(field: str, value: Any) -> Any:
     """A number of the descriptor as its enumerators call it."""
     if field in ("dtype", "bias_dtype"):
         return NAMES.get(value, "none")

@@ -8,8 +8,8 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from . import _arrays, _gpu
-from ._arrays import (F16, F32, FLOAT32, MASK, NAMES, DTypeLike, View, check_writable, dtype_code, packed,
-                      view)
+from ._arrays import (F16, F32, FLOAT32, MASK, NAMES, DTypeLike, View, check_writable, dtype_code,
+                      packed, view)
 from ._constants import Device, LogLevel, Reason
 from ._describe import describe, takes_description
 from ._errors import UnsupportedError, fail, invalid
