@@ -238,6 +238,77 @@ def test_results_are_not_left_to_another_librarys_stream(other, monkeypatch):
         call()
 
 
+class Cuda:
+    """libcuda, as far as events go."""
+
+    def __init__(self):
+        self.context, self.mode, self.events, self.synchronized = [], 0, {}, 0
+        self.capturing, self.failing, self.ready = False, False, False
+
+    def cuDeviceGet(self, device, index):
+        device._obj.value = 10 + index
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context, device):
+        context._obj.value = 100 + device.value
+        return 0
+
+    def cuCtxPushCurrent_v2(self, context):
+        self.context.append(context.value)
+        return 0
+
+    def cuCtxPopCurrent_v2(self, context):
+        context._obj.value = self.context.pop()
+        return 0
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        mode._obj.value, self.mode = self.mode, mode._obj.value
+        return 0
+
+    def cuStreamIsCapturing(self, stream, captured):
+        captured._obj.value = int(self.capturing)
+        return 0
+
+    def cuEventCreate(self, event, flags):
+        assert self.context and self.mode == 2 and flags == 2
+        event._obj.value = 1000 + len(self.events)
+        self.events[event._obj.value] = None
+        return 0
+
+    def cuEventRecord(self, event, stream):
+        self.events[event.value] = (self.context[-1], stream.value)
+        return 400 if self.failing else 0
+
+    def cuEventQuery(self, event):
+        assert self.context[-1] == self.events[event.value][0] and self.mode == 2
+        return 0 if self.ready else 600
+
+    def cuEventDestroy_v2(self, event):
+        del self.events[event.value]
+        return 0
+
+    def cuStreamSynchronize(self, stream):
+        self.synchronized += 1
+        return 0
+
+
+def test_the_drivers_events(monkeypatch):
+    cuda = Cuda()
+    monkeypatch.setattr(_events.ctypes, "CDLL", lambda name: cuda)
+    driver = _events.Driver()
+    event = driver.record(1, 0x5000)
+    assert cuda.events == {event.value: (111, 0x5000)}
+    assert not driver.is_done(1, event) and cuda.events
+    cuda.ready = True
+    assert driver.is_done(1, event) and not cuda.events
+    cuda.capturing = True
+    assert driver.record(0, 7) is None and not cuda.events and not cuda.synchronized
+    cuda.capturing, cuda.failing = False, True
+    assert driver.record(0, 7) is None and not cuda.events and cuda.synchronized == 1
+    # The caller's context and mode of capture are as before.
+    assert cuda.context == [] and cuda.mode == 0
+
+
 def test_a_number_on_a_gpu_is_not_waited_for(driver):
     for name in ("scale", "threads", "seed"):
         with pytest.raises(ValueError, match=f"{name} lies on a GPU, where a call reads nothing"):

@@ -53,9 +53,10 @@ class Driver:
             self.cuda.cuStreamIsCapturing(handle, ctypes.byref(captured))
             if captured.value:
                 return None
-            if (self.cuda.cuEventCreate(ctypes.byref(event), _NO_TIMING) == 0
-                    and self.cuda.cuEventRecord(event, handle) == 0):
-                return event
+            if self.cuda.cuEventCreate(ctypes.byref(event), _NO_TIMING) == 0:
+                if self.cuda.cuEventRecord(event, handle) == 0:
+                    return event
+                self.cuda.cuEventDestroy_v2(event)
             self.cuda.cuStreamSynchronize(handle)  # without an event there is no other way to know
             return None
 
