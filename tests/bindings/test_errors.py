@@ -154,6 +154,11 @@ def test_heads_where_tokens_are_looked_for():
         flashattn.attention_varlen(q[0], k[0], k[0], [0, 4], [0, 2])
     with pytest.raises(ValueError, match="say layout=\"bshd\""):
         flashattn.attention(q.transpose(0, 2, 1, 3), *[k.transpose(0, 2, 1, 3)] * 2, layout="bhsd")
+    for page_layout, other in (("pshd", "phsd"), ("phsd", "pshd")):
+        pool = random(*((3, 2, 16, 16) if page_layout == "pshd" else (3, 16, 2, 16)))
+        with pytest.raises(ValueError, match=f"say page_layout=\"{other}\""):
+            flashattn.attention_paged(random(2, 1, 4, 16), pool, pool, [[0], [1]], [5, 5],
+                                      page_layout=page_layout)
     same = random(2, 4, 8, 16)  # lengths that divide: only what stands beside can tell
     for beside in (dict(bias=np.ones((8, 8), bool)), dict(sink=np.zeros(4)),
                    dict(alibi_slopes=np.zeros((2, 4)))):

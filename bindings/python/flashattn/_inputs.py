@@ -184,7 +184,11 @@ class Inputs:
 
     def _other_order(self, heads: int, kv_heads: int) -> str:
         """What to say where heads and tokens would fit if they stood the other way around."""
-        if self.page_size or not kv_heads or heads % kv_heads:
+        if self.page_size:
+            other = "phsd" if self.k.axes[1] > self.k.axes[2] else "pshd"
+            return ("" if self.q.heads % kv_heads else "; if heads stand where a page's tokens are "
+                    f"looked for, say page_layout=\"{other}\"")
+        if not kv_heads or heads % kv_heads:
             return ""
         token = "s" if "s" in self.layout else "t"
         other = self.layout.translate(str.maketrans("h" + token, token + "h"))
