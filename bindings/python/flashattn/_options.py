@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -25,10 +25,11 @@ def flag(value: Any, name: str) -> bool:
     raise _wrong(value, name, "give True or False")
 
 
-def integer(value: Any, name: str) -> int:
-    """Whatever counts, but for booleans and what lies on a GPU."""
+def integer(value: Any, name: str, entry: Optional[int] = None) -> int:
+    """Whatever counts, but for booleans and what lies on a GPU. entry: which one of name."""
     if type(value) is int:
         return value
+    name = name if entry is None else f"{name}[{entry}]"
     _stays_on_host(value, name)
     if not isinstance(value, _BOOLS):
         try:
@@ -55,11 +56,11 @@ def real(value: Any, name: str) -> float:
         raise _wrong(value, name, "give a number") from None
 
 
-def pair(value: Any, name: str, expected: str) -> List[Any]:
-    """The two entries of a tuple, list or array."""
+def pair(value: Any, name: str, expected: str) -> Sequence[Any]:
+    """Of two entries: a tuple, list or array."""
     if not isinstance(value, (tuple, list, np.ndarray)) or len(value) != 2:
         raise invalid(f"{name} = {value!r}; expected {expected}", Reason.VALUE, name)
-    return list(value)
+    return value
 
 
 def window(value: Window, name: str = "window") -> Optional[Tuple[int, int]]:
@@ -67,8 +68,9 @@ def window(value: Window, name: str = "window") -> Optional[Tuple[int, int]]:
     if value is None:
         return None
     if isinstance(value, (tuple, list)) or getattr(value, "ndim", None):
-        left, right = (-1 if side is None else integer(side, f"{name}[{i}]") for i, side in
-                       enumerate(pair(value, name, "a number of keys or (left, right)")))
+        left, right = pair(value, name, "a number of keys or (left, right)")
+        left = -1 if left is None else integer(left, name, 0)
+        right = -1 if right is None else integer(right, name, 1)
     else:
         left = right = integer(value, name)
     return None if left == right == -1 else (left, right)
@@ -85,8 +87,8 @@ def chunk(value: Any, name: str) -> Optional[int]:
 
 
 def block_size(value: Any, name: str) -> Tuple[int, int]:
-    queries, keys = (integer(size, f"{name}[{i}]") for i, size in
-                     enumerate(pair(value, name, "(queries, keys) a block")))
+    queries, keys = pair(value, name, "(queries, keys) a block")
+    queries, keys = integer(queries, name, 0), integer(keys, name, 1)
     if min(queries, keys) < 1:
         raise invalid(f"{name} = {value!r}; expected (queries, keys) a block, both at least 1",
                       Reason.SIZE, name)
