@@ -56,7 +56,7 @@ def real(value: Any, name: str) -> float:
         raise _wrong(value, name, "give a number") from None
 
 
-def pair(value: Any, name: str, expected: str) -> Sequence[Any]:
+def pair(value: Any, name: str, expected: str) -> Any:
     """Of two entries: a tuple, list or array."""
     if not isinstance(value, (tuple, list, np.ndarray)) or len(value) != 2:
         raise invalid(f"{name} = {value!r}; expected {expected}", Reason.VALUE, name)
