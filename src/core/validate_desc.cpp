@@ -314,9 +314,11 @@ Problem make_problem(const flashattn_desc* desc) {
            p.heads_q, p.heads_kv);
   }
   if (!output_type_fits(p)) {
+    const bool wide = p.dtype == FLASHATTN_DTYPE_F32;
     reject(FLASHATTN_REASON_DTYPE_MIX, "dtype_o",
-           "dtype_o = %s does not go with dtype = %s; use that type or FLASHATTN_DTYPE_F32",
-           dtype_name(p.dtype_o), dtype_name(p.dtype));
+           "dtype_o = %s does not go with dtype = %s; use %s%sFLASHATTN_DTYPE_F32",
+           dtype_name(p.dtype_o), dtype_name(p.dtype), wide ? "" : dtype_name(p.dtype),
+           wide ? "" : " or ");
   }
   if (p.softcap > 0 && std::fabs(p.scale) / static_cast<double>(p.softcap) >= kLargestFactor) {
     reject(

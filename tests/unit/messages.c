@@ -24,6 +24,10 @@ static const struct sentence sentences[] = {
      {"FLASHATTN_DTYPE_F8E4M3", "convert to F32, F16 or BF16", "", ""}},
     {SPOILT(dtype_o, FLASHATTN_DTYPE_U8),
      {"dtype_o = 5 (FLASHATTN_DTYPE_U8) is not a type of o", "or 0 for the type of q", "", ""}},
+    {SPOILT(dtype_o, FLASHATTN_DTYPE_F16),
+     {"dtype_o = FLASHATTN_DTYPE_F16 does not go with dtype = FLASHATTN_DTYPE_F32; use "
+      "FLASHATTN_DTYPE_F32",
+      "", "", ""}},
     {SPOILT(bias_dtype, -1),
      {"bias_dtype = -1 is not a type of the dense bias", "U8 = 5 for a boolean mask", "", ""}},
     {SPOILT(determinism, 3),

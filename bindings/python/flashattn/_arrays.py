@@ -210,8 +210,11 @@ def pointer(array: Any, ctype: Any = _VOID) -> Any:
     return ffi.cast(ctype, array.__array_interface__["data"][0])
 
 
-def small(array: Any) -> np.ndarray:
+def small(array: Any, name: str) -> np.ndarray:
     """As NumPy sees it; a list will do for what has an entry a sequence or a head."""
+    if type(array) is not np.ndarray and _gpu.is_array(array) and _gpu.index_of(array) is not None:
+        raise invalid(f"{name} lies on a GPU, but q in host memory; move it there", Reason.VALUE,
+                      name)
     if hasattr(array, "__dlpack__") and not hasattr(array, "__array__"):
         return np.from_dlpack(array)
     return np.asarray(array)
@@ -227,7 +230,7 @@ def int32(array: Any, name: str, shape: Tuple[Optional[int], ...], place: Place 
     if type(array) is np.ndarray and array.dtype is _INT32 and array.flags.c_contiguous:
         check_shape(array.shape, shape, name)
         return array
-    given = small(array)
+    given = small(array, name)
     if given.dtype.kind not in "iu" and given.size:
         raise wrong_type(f"{name} has dtype {given.dtype}; convert it to int32", name)
     check_shape(given.shape, shape, name)
@@ -245,7 +248,7 @@ def int32_rows(array: Any, name: str, rows: int, place: Place = None) -> Tuple[A
         seen = _device_view(array, name, place, INT32)
         shape, strides = seen.shape, seen.strides
     else:
-        seen = array if type(array) is np.ndarray and array.dtype == np.int32 else small(array)
+        seen = array if type(array) is np.ndarray and array.dtype == np.int32 else small(array, name)
         shape, strides = seen.shape, tuple([step // seen.itemsize for step in seen.strides])
     check_shape(shape, (rows, None), name)
     columns = shape[1]
@@ -262,7 +265,7 @@ def float32(array: Any, name: str, place: Place = None) -> Any:
     a GPU."""
     if place is not None:
         return _device_packed(array, name, place, FLOAT32)
-    given = small(array)
+    given = small(array, name)
     if given.dtype.kind not in "fiuV":  # bfloat16 is of kind V
         raise FLOAT32.refusal(name, str(given.dtype))
     return np.ascontiguousarray(given, dtype=np.float32)

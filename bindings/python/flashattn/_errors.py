@@ -59,7 +59,10 @@ _NAMES = {
     "lens_kv": "kv_lens", "part_o": "outs", "part_lse": "lses", "part_dtype": "outs",
     "FLASHATTN_DEVICE_CPU": "cpu", "FLASHATTN_DEVICE_CUDA": "cuda",
     "FLASHATTN_LAYOUT_VARLEN_Q": "varlen_q", "FLASHATTN_LAYOUT_VARLEN_KV": "varlen_k",
-    "FLASHATTN_LAYOUT_PAGED_KV": "page_size"}
+    "FLASHATTN_LAYOUT_PAGED_KV": "page_size", "FLASHATTN_OP_FORWARD": "forward",
+    "FLASHATTN_OP_BACKWARD": "backward", "FLASHATTN_DTYPE_F8E4M3": "float8_e4m3fn (F8E4M3)",
+    **{prefix + name: known for prefix in ("", "FLASHATTN_DTYPE_")
+       for name, known in (("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16"))}}
 _NAME = re.compile(r"\b(?:inputs\.|shape\.)?(?:(o)(?=\.data|\.stride)|([A-Za-z]\w*))(?:\.data)?\b")
 
 

@@ -284,7 +284,7 @@ class Inputs:
         if self.place is not None:
             given = _arrays.mask_bytes(mask, "block_mask", self.place)
         else:
-            given = _arrays.small(mask)
+            given = _arrays.small(mask, "block_mask")
             if given.dtype not in (np.bool_, np.uint8):
                 raise _arrays.MASK.refusal("block_mask", str(given.dtype))
         rows, columns = (-(-n // size) for n, size in zip((self.seqlen_q, self.seqlen_k),
