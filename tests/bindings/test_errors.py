@@ -254,7 +254,7 @@ def test_names_of_the_header_do_not_arrive():
                                           r"window_|dtype_o\b|FLASHATTN_", s)]
     assert not wrong
     for words in ("above max_seqlen_k = 3;", "above max_seqlen_q = 3;", "cu_seqlens_k: ",
-                  "kv_lens: ", "out: ", "page_table: ", "kv_heads: ", "with the layout bit varlen_k",
+                  "kv_lens: ", "out: ", "page_table: ", "kv_heads: ", "the layout bit varlen_k",
                   "out_dtype = bfloat16 does not go with dtype = float16; use float16 or float32"):
         assert any(words in s for s in said), (words, said)
     assert named("heads_q, xheads_q, inputs.k.data, o.data, o.stride_seq") == (

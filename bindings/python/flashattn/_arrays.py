@@ -248,7 +248,7 @@ def int32_rows(array: Any, name: str, rows: int, place: Place = None) -> Tuple[A
         seen = _device_view(array, name, place, INT32)
         shape, strides = seen.shape, seen.strides
     else:
-        seen = array if type(array) is np.ndarray and array.dtype == np.int32 else small(array, name)
+        seen = small(array, name)
         shape, strides = seen.shape, tuple([step // seen.itemsize for step in seen.strides])
     check_shape(shape, (rows, None), name)
     columns = shape[1]
