@@ -292,7 +292,8 @@ typedef struct flashattn_desc {
   float scale;
   /* Scores become softcap * tanh(score / softcap). 0: off. > 0, below 2^127, as is scale / softcap. */
   float softcap;
-  /* Probability with which a weight is dropped, [0, 1), in steps of 1/65536. 0: off. */
+  /* Probability with which a weight is dropped, [0, 1), rounded to steps of 1/65536. 0: off. What
+   * rounds to 0 or to 1 is refused. */
   float dropout;
   /* Parts into which the forward pass splits the keys of a sequence, at most 4096. 0: the library
    * chooses, short queries only. 1: never. */

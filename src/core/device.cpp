@@ -50,7 +50,8 @@ const Device& find_device(int32_t kind, int32_t index, const char* field) {
 #else
     refuse(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NO_CUDA_BUILD, "device",
            "device = FLASHATTN_DEVICE_CUDA, but this library was built without CUDA; use "
-           "FLASHATTN_DEVICE_CPU, or a build with the cuda option");
+           "FLASHATTN_DEVICE_CPU, or build it with CUDA: \"./run build --cuda\" in its sources, "
+           "which is \"meson setup -Dcuda=enabled\"");
 #endif
   }
   if (index > 0) {

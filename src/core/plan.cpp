@@ -106,9 +106,10 @@ void check_op(const Plan& plan, uint32_t op) {
   }
   if (plan.problem.has_op(op)) return;
   reject(FLASHATTN_REASON_OP, "ops",
-         "the plan was not made for %s: ops of its descriptor is %" PRIu32 "; add the bit %" PRIu32
-         " and make the plan anew",
-         op == FLASHATTN_OP_FORWARD ? "forward" : "backward", plan.problem.ops, op);
+         "the plan was not made for %s: ops = %" PRIu32 " of its descriptor lacks %s = %" PRIu32
+         "; add it and make the plan anew",
+         op == FLASHATTN_OP_FORWARD ? "forward" : "backward", plan.problem.ops,
+         op == FLASHATTN_OP_FORWARD ? "FLASHATTN_OP_FORWARD" : "FLASHATTN_OP_BACKWARD", op);
 }
 
 std::unique_ptr<Plan> make_plan(const flashattn_desc* desc) {

@@ -57,8 +57,8 @@ void explain_dim_above(const char* field, int32_t value, int32_t limit, char* te
                        size_t capacity) {
   std::snprintf(text, capacity,
                 "%s = %d is above %d, the limit of every kernel family on this device; use "
-                "smaller heads",
-                field, value, limit);
+                "heads of at most %d elements",
+                field, value, limit, limit);
 }
 
 FamilyList families() {

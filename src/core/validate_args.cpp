@@ -5,6 +5,7 @@
 
 #include "core/copy_in.h"
 #include "core/error.h"
+#include "core/validate_desc.h"
 
 namespace flashattn {
 namespace {
@@ -196,8 +197,7 @@ void add_biases(const Problem& problem, const flashattn_shape& shape, flashattn_
       {"inputs.descale_q", in->descale_q, f8, "dtype F8E4M3"},
       {"inputs.descale_k", in->descale_k, f8, "dtype F8E4M3"},
       {"inputs.descale_v", in->descale_v, f8, "dtype F8E4M3"},
-      {"inputs.rng_device", in->rng_device, dropout,
-       "dropout that keeps less than all in steps of 1/65536"},
+      {"inputs.rng_device", in->rng_device, dropout, "dropout"},
   };
   for (const Pointer& pointer : pointers) check_unused(pointer);
   const Word words[] = {
@@ -365,9 +365,10 @@ void check_merge(const Problem& problem, flashattn_merge_args* args) {
   if (args->part_dtype == FLASHATTN_DTYPE_DEFAULT) args->part_dtype = problem.dtype_o;
   if (args->part_dtype != problem.dtype_o && args->part_dtype != FLASHATTN_DTYPE_F32) {
     reject(FLASHATTN_REASON_DTYPE, "part_dtype",
-           "part_dtype = %d is neither the plan's dtype_o = %d nor FLASHATTN_DTYPE_F32 = %d; use "
-           "one of them, or 0 for dtype_o",
-           args->part_dtype, problem.dtype_o, FLASHATTN_DTYPE_F32);
+           "part_dtype = %d (%s) is neither the plan's dtype_o = %s nor FLASHATTN_DTYPE_F32 = %d; "
+           "use one of them, or 0 for dtype_o",
+           args->part_dtype, dtype_name(args->part_dtype), dtype_name(problem.dtype_o),
+           FLASHATTN_DTYPE_F32);
   }
   const Rows rows = query_rows(problem, given);
   const int32_t heads = problem.heads_q, dim = problem.dim_v;

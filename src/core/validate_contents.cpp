@@ -68,7 +68,7 @@ void check_pages(const Problem& problem, const flashattn_shape& shape,
       reject(FLASHATTN_REASON_LENGTHS, "inputs.page_table",
              "page_table[%d][%" PRId64 "] = %d is not within 0 and %" PRId64
              ", the last of inputs.pages = %" PRId64 "; sequence %d uses its first %" PRId64
-             " entries (%d tokens in pages of %d)",
+             " entries (%d tokens in pages of %d): give each the number of a page of the pool",
              b, n, row[n], inputs.pages - 1, inputs.pages, b, used, length, problem.page_size);
     }
   }

@@ -13,6 +13,10 @@ namespace {
 // Each split of a query's keys has a partial result in the workspace.
 constexpr int32_t kMaxSplits = 4096;
 
+bool is_dtype(int32_t value) {
+  return value >= FLASHATTN_DTYPE_DEFAULT && value <= FLASHATTN_DTYPE_U8;
+}
+
 struct Bits {
   const char* field;
   uint32_t value, known;
@@ -40,6 +44,40 @@ void check_bits(const flashattn_desc& desc) {
   }
 }
 
+// A field that holds an enumerator: one of [least, most].
+struct Choice {
+  const char* field;
+  int32_t value, least, most, reason;
+  const char *what, *remedy;
+};
+
+void check_choices(const flashattn_desc& desc) {
+  constexpr int32_t kDtype = FLASHATTN_REASON_DTYPE, kValue = FLASHATTN_REASON_VALUE;
+  const Choice table[] = {
+      {"device", desc.device, FLASHATTN_DEVICE_CPU, FLASHATTN_DEVICE_CUDA, kValue,
+       "a kind of device", "use FLASHATTN_DEVICE_CPU = 0 or FLASHATTN_DEVICE_CUDA = 1"},
+      {"dtype", desc.dtype, FLASHATTN_DTYPE_F32, FLASHATTN_DTYPE_F8E4M3, kDtype,
+       "a type of q, k and v",
+       "required: set FLASHATTN_DTYPE_F32 = 1, F16 = 2, BF16 = 3 or F8E4M3 = 4"},
+      {"dtype_o", desc.dtype_o, FLASHATTN_DTYPE_DEFAULT, FLASHATTN_DTYPE_F8E4M3, kDtype,
+       "a type of o", "use FLASHATTN_DTYPE_F32 = 1, or 0 for the type of q"},
+      {"bias_dtype", desc.bias_dtype, FLASHATTN_DTYPE_DEFAULT, FLASHATTN_DTYPE_U8, kDtype,
+       "a type of the dense bias",
+       "use FLASHATTN_DTYPE_F32 = 1, F16 = 2 or BF16 = 3, U8 = 5 for a boolean mask, or 0 for the "
+       "type of q"},
+      {"determinism", desc.determinism, FLASHATTN_DETERMINISM_DEFAULT,
+       FLASHATTN_DETERMINISM_BATCH_INVARIANT, kValue, "a level of determinism",
+       "use FLASHATTN_DETERMINISM_DEFAULT = 0, RUN_TO_RUN = 1 or BATCH_INVARIANT = 2"},
+  };
+  for (const Choice& choice : table) {
+    if (choice.value >= choice.least && choice.value <= choice.most) continue;
+    const bool named = choice.reason == kDtype && is_dtype(choice.value);
+    reject(choice.reason, choice.field, "%s = %d%s%s%s is not %s; %s", choice.field, choice.value,
+           named ? " (" : "", named ? dtype_name(choice.value) : "", named ? ")" : "", choice.what,
+           choice.remedy);
+  }
+}
+
 struct Range {
   const char* field;
   int64_t value, least, most;
@@ -52,13 +90,7 @@ void check_ranges(const flashattn_desc& desc) {
   constexpr int32_t kValue = FLASHATTN_REASON_VALUE;
   constexpr char kPromise[] = "give the largest size that calls will have, or 0 to promise nothing";
   const Range table[] = {
-      {"device", desc.device, FLASHATTN_DEVICE_CPU, FLASHATTN_DEVICE_CUDA, kValue,
-       "use an enumerator of flashattn_device"},
       {"device_index", desc.device_index, 0, INT32_MAX, kValue, "count devices from 0"},
-      {"dtype", desc.dtype, FLASHATTN_DTYPE_F32, FLASHATTN_DTYPE_F8E4M3, FLASHATTN_REASON_DTYPE,
-       "required: set the type of q, k and v, FLASHATTN_DTYPE_F32, F16, BF16 or F8E4M3"},
-      {"dtype_o", desc.dtype_o, FLASHATTN_DTYPE_DEFAULT, FLASHATTN_DTYPE_F8E4M3,
-       FLASHATTN_REASON_DTYPE, "use a floating-point type, or 0 for that of q"},
       {"heads_q", desc.heads_q, 1, INT32_MAX, kSize, "required: set the number of query heads"},
       {"heads_kv", desc.heads_kv, 0, INT32_MAX, kSize,
        "set the number of key and value heads, or 0 for heads_q"},
@@ -75,10 +107,6 @@ void check_ranges(const flashattn_desc& desc) {
       {"chunk", desc.chunk, 0, INT32_MAX, kSize, "set the number of tokens of a chunk"},
       {"block_q", desc.block_q, 0, INT32_MAX, kSize, "set the number of queries of a block"},
       {"block_kv", desc.block_kv, 0, INT32_MAX, kSize, "set the number of keys of a block"},
-      {"bias_dtype", desc.bias_dtype, FLASHATTN_DTYPE_DEFAULT, FLASHATTN_DTYPE_U8,
-       FLASHATTN_REASON_DTYPE, "use an enumerator of flashattn_dtype, or 0 for that of q"},
-      {"determinism", desc.determinism, FLASHATTN_DETERMINISM_DEFAULT,
-       FLASHATTN_DETERMINISM_BATCH_INVARIANT, kValue, "use an enumerator of flashattn_determinism"},
       {"splits", desc.splits, 0, kMaxSplits, kSize, "use 0 to let the library choose, 1 for never"},
       {"max_batch", desc.max_batch, 0, INT32_MAX, kSize, kPromise},
       {"max_seqlen_q", desc.max_seqlen_q, 0, INT32_MAX, kSize, kPromise},
@@ -219,6 +247,23 @@ void check_conflicts(const Problem& p) {
   }
 }
 
+// A probability that rounds to all or nothing is not what was asked for.
+void check_dropout_step(const Problem& p) {
+  const double dropout = static_cast<double>(p.dropout);
+  if (p.dropout > 0 && p.dropout_threshold() == 0) {
+    reject(
+        FLASHATTN_REASON_DROPOUT, "dropout",
+        "dropout = %.9g rounds to 0 in steps of 1/65536, which drops nothing; use 0 for none, or "
+        "at least 1/65536 = %.9g",
+        dropout, 1 / 65536.0);
+  }
+  if (p.dropout_threshold() >= 65536) {
+    reject(FLASHATTN_REASON_DROPOUT, "dropout",
+           "dropout = %.9g rounds to 1 in steps of 1/65536, which keeps nothing; use at most %.9g",
+           dropout, 65535.0 / 65536.0);
+  }
+}
+
 // Whether o may have this type: that of q, F32, or, beside 8-bit inputs, a 16-bit type.
 bool output_type_fits(const Problem& p) {
   return p.dtype_o == p.dtype || p.dtype_o == FLASHATTN_DTYPE_F32 ||
@@ -235,7 +280,6 @@ void resolve_defaults(Problem* p) {
   if (p->has_bias(FLASHATTN_BIAS_DENSE) && p->bias_dtype == FLASHATTN_DTYPE_DEFAULT) {
     p->bias_dtype = p->dtype;
   }
-  if (p->dropout_threshold() == 0) p->dropout = 0;
   if (p->softcap == 0) p->softcap = 0;  // -0
 }
 
@@ -243,6 +287,7 @@ void resolve_defaults(Problem* p) {
 
 const char* dtype_name(int32_t dtype) {
   switch (dtype) {
+    case FLASHATTN_DTYPE_DEFAULT: return "FLASHATTN_DTYPE_DEFAULT";
     case FLASHATTN_DTYPE_F32: return "FLASHATTN_DTYPE_F32";
     case FLASHATTN_DTYPE_F16: return "FLASHATTN_DTYPE_F16";
     case FLASHATTN_DTYPE_BF16: return "FLASHATTN_DTYPE_BF16";
@@ -257,6 +302,7 @@ Problem make_problem(const flashattn_desc* desc) {
   static_cast<flashattn_desc&>(p) = copy_in(desc, "desc", offsetof(flashattn_desc, dim_v));
   check_reserved("flashattn_desc", p.reserved0, p.reserved);
   check_bits(p);
+  check_choices(p);
   check_ranges(p);
   check_reals(p);
   resolve_defaults(&p);
@@ -269,9 +315,11 @@ Problem make_problem(const flashattn_desc* desc) {
            p.heads_q, p.heads_kv);
   }
   if (!output_type_fits(p)) {
+    const bool wide = p.dtype == FLASHATTN_DTYPE_F32;
     reject(FLASHATTN_REASON_DTYPE_MIX, "dtype_o",
-           "dtype_o = %s does not go with dtype = %s; use that type or FLASHATTN_DTYPE_F32",
-           dtype_name(p.dtype_o), dtype_name(p.dtype));
+           "dtype_o = %s does not go with dtype = %s; use %s%sFLASHATTN_DTYPE_F32",
+           dtype_name(p.dtype_o), dtype_name(p.dtype), wide ? "" : dtype_name(p.dtype),
+           wide ? "" : " or ");
   }
   if (p.softcap > 0 && std::fabs(p.scale) / static_cast<double>(p.softcap) >= kLargestFactor) {
     reject(
@@ -280,11 +328,7 @@ Problem make_problem(const flashattn_desc* desc) {
         "use a larger softcap, or 0 for none",
         static_cast<double>(p.softcap), static_cast<double>(p.scale));
   }
-  if (p.dropout_threshold() >= 65536) {
-    reject(FLASHATTN_REASON_DROPOUT, "dropout",
-           "dropout = %.9g rounds to 1 in steps of 1/65536, which keeps nothing; use at most %.9g",
-           static_cast<double>(p.dropout), 65535.0 / 65536.0);
-  }
+  check_dropout_step(p);
   return p;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "core/validate_desc.h"
 #include "cuda/launcher.h"
 
 namespace flashattn {
@@ -61,9 +62,8 @@ const Predicate kPredicates[] = {
      "dtype",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
        std::snprintf(text, capacity,
-                     "dtype = %d is not computed on GPUs by this version; convert to F32 = 1, F16 "
-                     "= 2 or BF16 = 3, or use device = CPU",
-                     p.dtype);
+                     "dtype = %s is not computed on GPUs; convert to F32, F16 or BF16",
+                     dtype_name(p.dtype));
      }},
     {[](const Problem& p, const Device&) { return p.dim_qk > kMaxDim; },
      FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",
@@ -89,9 +89,9 @@ const Predicate kPredicates[] = {
      FLASHATTN_REASON_NOT_IN_THIS_BUILD, "dtype",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
        std::snprintf(text, capacity,
-                     "dtype = %d, dim_qk = %d, dim_v = %d with ops = %u have no kernel in this "
+                     "dtype = %s, dim_qk = %d, dim_v = %d with ops = %u have no kernel in this "
                      "build; add rows to src/cuda/sm80/table.txt",
-                     p.dtype, p.dim_qk, p.dim_v, p.ops);
+                     dtype_name(p.dtype), p.dim_qk, p.dim_v, p.ops);
      }},
     {[](const Problem& p, const Device& d) {
        return is_regular(p) && shared_bytes(p, d) > d.properties.local_memory;

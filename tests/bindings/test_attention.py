@@ -205,3 +205,31 @@ def test_dropout_mask_is_that_of_attention():
     close(out, naive.attention(q, k, v, keep=keep / 0.75)[0])
     other = flashattn.dropout_mask(2, 4, 33, 40, dropout=0.25, seed=8, offset=3)
     assert (other != keep).any()
+
+
+def test_a_dropout_has_a_seed():
+    """Without one each layer and step would drop the same weights."""
+    q = random(2, 9, 4, 16)
+    lse = np.zeros((2, 4, 9), np.float32)
+    plan = flashattn.Plan(dtype="float32", heads=4, dim=16, dropout=0.5, backward=True)
+    calls = [lambda **more: flashattn.attention(q, q, q, dropout=0.5, **more),
+             lambda **more: flashattn.attention_varlen(*[q[0]] * 3, [0, 9], [0, 9], dropout=0.5,
+                                                       **more),
+             lambda **more: flashattn.attention_paged(q, q, q, [[0], [1]], None, dropout=0.5,
+                                                      **more),
+             lambda **more: flashattn.attention_backward(q, q, q, q, q, lse, dropout=0.5,
+                                                         **more)[0],
+             lambda **more: flashattn.dropout_mask(2, 4, 9, 9, dropout=0.5, **more),
+             lambda **more: plan.forward(q, q, q, **more),
+             lambda **more: plan.backward(q, q, q, q, q, lse, **more)[0]]
+    for call in calls:
+        for more in ({}, dict(offset=5), dict(seed=None)):
+            with pytest.raises(ValueError, match="dropout = 0.5 is given without a seed; give "
+                                                 "seed=, an integer of which each la") as caught:
+                call(**more)
+            assert caught.value.field == "seed" and caught.value.reason is flashattn.Reason.DROPOUT
+        np.testing.assert_array_equal(call(seed=0), call(seed=np.int64(0), offset=0))
+        for other in (dict(seed=1), dict(seed=0, offset=1)):
+            assert (call(seed=0) != call(**other)).any()
+    np.testing.assert_array_equal(flashattn.attention(q, q, q),
+                                  flashattn.attention(q, q, q, dropout=0.0))

@@ -4,6 +4,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 import flashattn
 from flashattn import _matrix
 
@@ -28,6 +30,15 @@ def test_markdown_is_a_table():
     assert len(lines) == len(_matrix.ROWS) + 2
     assert all(line.startswith("|") and line.count("|") == lines[0].count("|") for line in lines)
     assert "yes" in lines[2]
+
+
+def test_a_build_without_gpus_says_how_to_get_one_with_them():
+    if "without CUDA" in flashattn.build_info():
+        assert "./run build --cuda" in run("--device", "cuda")
+        with pytest.raises(NotImplementedError, match="^device = cuda, but .*\\./run build --cuda"):
+            flashattn.check(dtype="float32", heads=1, dim=8, device="cuda")
+    else:
+        assert "./run build --cuda" not in run("--device", "cuda")
 
 
 def test_matrix_says_why_not():

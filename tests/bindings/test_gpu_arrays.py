@@ -1,92 +1,19 @@
 """Arrays in a GPU's memory. Here the memory is the host's, and a library that says otherwise hands
 it over; with PyTorch and a GPU the same calls run there."""
-import sys
-
 import numpy as np
 import pytest
 
 import flashattn
-from flashattn import _dlpack, _gpu
+import gpu_fakes
+from flashattn import _gpu
+from gpu_fakes import Array, Exporter, Interface, Library
 from naive import random
-
-
-class Array:
-    """What a GPU library's array is to this package."""
-
-    def __init__(self, host, index=0):
-        self.host, self.device_index = host, index
-
-
-class Library:
-    name, copy = "fake", "copy it"
-    made = []
-
-    def __init__(self, module):
-        self.module = module
-
-    def index(self, array):
-        return array.device_index
-
-    def stream(self, index):
-        return 0
-
-    def facts(self, array, name):
-        x = array.host
-        return _gpu.Facts(x.ctypes.data, x.dtype.name, x.shape, x.strides, x.itemsize,
-                          x.flags.writeable)
-
-    def new(self, shape, dtype, zero, place):
-        self.made.append((shape, dtype))
-        return Array(np.full(shape, 0 if zero else 99, dtype), place.index)
-
-    def scope(self, place):
-        import contextlib
-        return contextlib.nullcontext()
-
-
-class Exporter:
-    """A GPU's array by DLPack alone."""
-
-    def __init__(self, host, index=0):
-        self.host, self.index, self.streams = host, index, []
-
-    def __dlpack_device__(self):
-        return (2, self.index)
-
-    def __dlpack__(self, *, stream=None, max_version=None):
-        self.streams.append(stream)
-        capsule = self.host.__dlpack__()
-        tensor = _dlpack._Tensor.from_address(_dlpack._pointer(capsule, b"dltensor"))
-        tensor.device_type = 2
-        return capsule
-
-
-class Interface:
-    """A GPU's array by __cuda_array_interface__ alone."""
-
-    def __init__(self, host, **more):
-        said = host.__array_interface__
-        strides = None if host.flags.c_contiguous else host.strides
-        self.host = host
-        self.__cuda_array_interface__ = {
-            "shape": host.shape, "typestr": said["typestr"], "data": said["data"], "version": 3,
-            "strides": strides, **more}
 
 
 @pytest.fixture
 def fake(monkeypatch):
-    """The library known by name, and plans made for the CPU."""
-    Array.__module__ = "fakegpu.arrays"
-    monkeypatch.setitem(sys.modules, "fakegpu", Library)
-    monkeypatch.setitem(_gpu.LIBRARIES, "fakegpu", Library)
-    monkeypatch.setattr(_gpu.Place, "device", property(lambda self: "cpu"))
-    Library.made.clear()
-    yield
+    yield gpu_fakes.install(monkeypatch)
     _gpu._made.pop("fakegpu", None)
-
-
-def wraps(x):
-    return [Array(x), Exporter(x), Interface(x)]
 
 
 def test_forward_and_backward(fake):
@@ -181,6 +108,11 @@ CU = np.array([0, 9], np.int32)
     (lambda: flashattn.attention(Array(x), x, Array(x)), "k lies in host memory", "k"),
     (lambda: flashattn.attention(Array(x), Array(x), Array(x, 1)), "v lies on cuda:1", "v"),
     (lambda: flashattn.attention(x, Array(x), x), "k is a Array", "k"),
+    (lambda: flashattn.attention(x, x, x, kv_lens=Array(np.array([9, 9]))), "but q in host memory",
+     "kv_lens"),
+    (lambda: flashattn.attention(x, x, x, sink=Array(np.zeros(4))), "but q in host memory", "sink"),
+    (lambda: flashattn.attention(x, x, x, block_mask=Array(np.ones((3, 3), bool)),
+                                 block_size=(3, 3)), "but q in host memory", "block_mask"),
     (lambda: flashattn.attention(x, x, x, stream=3), "leave it out", "stream"),
     (lambda: flashattn.attention(x, x, x, device="cuda"), "q lies in host memory", "device"),
     (lambda: flashattn.attention(*[Array(x)] * 3, device="cuda:1"), "device = 'cuda:1'", "device"),

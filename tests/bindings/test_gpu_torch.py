@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 import flashattn
+from flashattn import _events
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 if not torch.cuda.is_available():
@@ -69,6 +70,74 @@ def test_the_current_stream_is_taken():
     by_number = flashattn.attention(q, q, q, stream=stream.cuda_stream)
     stream.synchronize()
     assert torch.equal(given, want) and torch.equal(by_number, want)
+
+
+class ByDlpack:
+    """A tensor that says nothing of PyTorch."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        return self.tensor.__dlpack__(**options)
+
+
+@pytest.mark.parametrize("wrap", [lambda tensor: tensor, ByDlpack])
+def test_memory_is_not_given_away_before_it_is_read(wrap):
+    """The call's stream is behind the current one, on which the memory would be used again."""
+    x = tensor(2, 512, 8, 64)
+    want, out = flashattn.attention(x, x, x), torch.empty_like(x)
+    side = torch.cuda.Stream()
+    given = [x.clone() for _ in range(3)]
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)
+    addresses = {g.data_ptr() for g in given}
+    flashattn.attention(*map(wrap, given), out=out, stream=side)
+    del given
+    others = [torch.full_like(x, float("nan")) for _ in range(8)]
+    assert not addresses & {other.data_ptr() for other in others}
+    torch.cuda.synchronize()
+    assert torch.equal(out, want)
+    flashattn.clear_cache()
+    assert not _events._held
+
+
+def test_the_stream_of_out_is_taken_where_q_has_none():
+    q = tensor(2, 512, 8, 64)
+    want = flashattn.attention(q, q, q)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        late, out = torch.zeros_like(q), torch.zeros_like(q)
+        torch.cuda._sleep(20_000_000)
+        late.copy_(q)
+        flashattn.attention(*[ByDlpack(late)] * 3, out=out)
+        got = out * 1
+    stream.synchronize()
+    assert torch.equal(got, want)
+
+
+def test_a_capture_is_not_disturbed_by_what_is_kept():
+    q, out = tensor(2, 64, 4, 64), tensor(2, 64, 4, 64)
+    flashattn.attention(*[ByDlpack(q)] * 3, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        flashattn.attention(*[ByDlpack(q)] * 3, out=out)
+    q.normal_()
+    graph.replay()
+    assert torch.equal(out, flashattn.attention(q, q, q))
+
+
+def test_columns_of_a_wider_page_table():
+    pages, q = tensor(9, 16, 2, 64), tensor(2, 1, 4, 64)
+    wide = torch.tensor([[3, 1, 0, -7], [5, 2, 8, -7]], device="cuda", dtype=torch.int32)
+    lens = torch.tensor([33, 48], device="cuda", dtype=torch.int32)
+    assert torch.equal(flashattn.attention_paged(q, pages, pages, wide[:, :3], lens),
+                       flashattn.attention_paged(q, pages, pages, wide[:, :3].contiguous(), lens))
 
 
 def test_a_call_does_not_wait():
@@ -159,7 +228,7 @@ def test_a_plan_of_ones_own():
     q = tensor(1, 80, 2, 64)
     plan = flashattn.Plan(dtype="float16", heads=2, dim=64, device="cuda:0")
     close(plan.forward(q, q, q), expected(q, q, q))
-    with pytest.raises(ValueError, match="device = 0 by the arrays"):
+    with pytest.raises(ValueError, match="device = cpu by the arrays"):
         plan.forward(*[q.cpu()] * 3)
 
 
@@ -184,5 +253,9 @@ def test_jax():
         pytest.skip("JAX has no GPU here")
     out = torch.empty(1, 40, 2, 64, device="cuda", dtype=torch.bfloat16)
     flashattn.attention(q, q, q, out=out)
+    kept = jax.numpy.zeros_like(q)
+    with pytest.raises(ValueError, match="out is read-only"):
+        flashattn.attention(q, q, q, out=kept)
+    assert not kept.any()
     q = torch.from_dlpack(q)
     close(out, expected(q, q, q))

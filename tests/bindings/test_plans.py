@@ -40,17 +40,17 @@ def test_promised_maxima_need_no_shape():
     for question in (plan.info, plan.workspace_size):
         with pytest.raises(ValueError, match="sizes are given without batch.*; give batch"):
             question(seqlen_q=32, seqlen_k=64)
-        with pytest.raises(ValueError, match="shape.seqlen_kv = 2147483648 is past the range"):
+        with pytest.raises(ValueError, match="^seqlen_k = 2147483648 is past the range"):
             question(batch=1, seqlen_q=1, seqlen_k=2**31)
 
 
 def test_plan_refuses_other_arrays():
     plan = flashattn.Plan(dtype="float32", heads=4, dim=16)
-    with pytest.raises(ValueError, match="heads_q = 2 by the arrays"):
+    with pytest.raises(ValueError, match="^heads = 2 by the arrays given, but .* made for 4"):
         plan.forward(*[random(2, 9, 2, 16)] * 3)
-    with pytest.raises(ValueError, match="dtype = 2"):
+    with pytest.raises(ValueError, match="^dtype = float16 by .* made for float32"):
         plan.forward(*[random(2, 9, 4, 16, dtype=np.float16)] * 3)
-    with pytest.raises(ValueError, match="bias"):
+    with pytest.raises(ValueError, match="^bias = dense by .* made for none"):
         plan.forward(*[random(2, 9, 4, 16)] * 3, bias=np.zeros((9, 9), np.float32))
     with pytest.raises(ValueError, match="BACKWARD|backward|op"):
         plan.info("backward", batch=1, seqlen_q=1, seqlen_k=1)
@@ -68,7 +68,7 @@ def test_log_lines_arrive_and_exceptions_stay_inside(monkeypatch):
     del note
     gc.collect()  # the library's pointer outlives the caller's
     try:
-        with pytest.raises(ValueError, match="heads_q = 0") as caught:
+        with pytest.raises(ValueError, match="heads = 0"):
             flashattn.check(dtype="float32", heads=0, dim=8)
         flashattn.Plan(dtype="float32", heads=1, dim=8)
         with pytest.raises(ValueError, match="level = 9"):
@@ -81,7 +81,7 @@ def test_log_lines_arrive_and_exceptions_stay_inside(monkeypatch):
     flashattn.Plan(dtype="float32", heads=1, dim=8)
     levels, said = zip(*lines)
     assert levels == (flashattn.LogLevel.ERROR, flashattn.LogLevel.INFO, flashattn.LogLevel.ERROR)
-    assert str(caught.value) in said[0] and "family cpu" in said[1]
+    assert "heads_q = 0 is below 1" in said[0] and "family cpu" in said[1]
     assert [type(error) for error in lost] == [KeyError] * 3
 
 
@@ -103,6 +103,50 @@ def test_plans_are_found_again():
     flashattn.clear_cache()
     gc.collect()
     assert flashattn.cache_info()["plans"] == 0
+
+
+def test_equal_calls_find_one_plan_however_they_are_spelled():
+    q = random(2, 9, 4, 16)
+    bias = np.zeros((9, 9), np.float32)
+    spellings = [
+        [{}, dict(causal=False), dict(causal=np.False_, window=None), dict(window=(-1, None)),
+         dict(window=[-1, -1]), dict(softcap=0), dict(softcap=None), dict(softcap=-0.0),
+         dict(scale=None), dict(threads=0, splits=np.int64(0)), dict(deterministic=False),
+         dict(device=None), dict(device="cpu"), dict(out_dtype=None), dict(out_dtype="float32"),
+         dict(out_dtype=np.float32), dict(out_dtype=flashattn.Dtype.F32), dict(dropout=0),
+         dict(out=np.zeros_like(q)), dict(return_lse=0), dict(chunk=None, top_left=False)],
+        [dict(causal=True, threads=1, scale=0.5), dict(scale=0.5, threads=1, causal=True),
+         dict(threads=1, causal=1, scale=np.array(0.5)), dict(threads=np.int32(1), causal=np.True_,
+                                                              scale=np.float32(0.5)),
+         dict(causal=True, threads=np.array(1), scale=0.5, softcap=None)],
+        [dict(window=2), dict(window=(2, 2)), dict(window=[2, np.int64(2)]),
+         dict(window=np.array([2, 2]))],
+        [dict(deterministic=True), dict(deterministic=1), dict(deterministic=np.True_)],
+        [dict(bias=bias, chunk=4), dict(chunk=np.int16(4), bias=bias)],
+        [dict(block_mask=np.ones((3, 3), bool), block_size=size)
+         for size in ((3, 3), [3, 3], np.array([3, 3]))],
+    ]
+    for same in spellings:
+        flashattn.clear_cache()
+        first = flashattn.attention(q, q, q, **same[0])
+        for options in same:
+            again = flashattn.attention(q, q, q, **options)
+            np.testing.assert_array_equal(again[0] if type(again) is tuple else again, first)
+        assert flashattn.cache_info()["plans"] == 1, same
+    out, lse = flashattn.attention(q, q, q, return_lse=True)
+    flashattn.clear_cache()
+    flashattn.attention_backward(q, q, q, q, out, lse, causal=True, softcap=3)
+    flashattn.attention_backward(q, q, q, q, out, lse, softcap=3.0, causal=True, window=None)
+    assert flashattn.cache_info() == {"plans": 1, "hits": 1, "misses": 1}
+
+
+def test_what_is_refused_is_refused_whatever_was_kept():
+    """True equals 1.0 and hashes like it; a plan found by it would be one nobody asked for."""
+    q = random(2, 9, 4, 16)
+    flashattn.attention(q, q, q, causal=True, threads=2)
+    for options in (dict(causal=1.0, threads=2), dict(causal=True, threads=2.0)):
+        with pytest.raises(TypeError, match="is of type float; give"):
+            flashattn.attention(q, q, q, **options)
 
 
 def test_threads_share_a_plan():

@@ -108,6 +108,8 @@ static const struct row rows[] = {
     {PLAIN, D(dropout), F32, -0.5, INVALID(DROPOUT), "dropout"},
     {PLAIN, D(dropout), F32, NAN, INVALID(DROPOUT), "dropout"},
     {PLAIN, D(dropout), F32, 0.9999999, INVALID(DROPOUT), "dropout"},
+    {PLAIN, D(dropout), F32, 7e-6, INVALID(DROPOUT), "dropout"},
+    {PLAIN, D(dropout), F32, 1e-45, INVALID(DROPOUT), "dropout"},
     {PLAIN, D(splits), I32, -1, INVALID(SIZE), "splits"},
     {PLAIN, D(splits), I32, 4097, INVALID(SIZE), "splits"},
     {PLAIN, D(max_seqlen_q), I32, 2147483647, INVALID(SIZE), "max_seqlen_q"},

@@ -124,7 +124,6 @@ void test_select() {
 void test_defaults() {
   flashattn_desc desc = make_desc(64);
   desc.bias = FLASHATTN_BIAS_DENSE;
-  desc.dropout = 1e-9f;
   const Problem p = problem_of(desc);
   CHECK(p.ops == FLASHATTN_OP_FORWARD && p.dtype_o == FLASHATTN_DTYPE_BF16);
   CHECK(p.heads_kv == 8 && p.group() == 1 && p.dim_v == 64);

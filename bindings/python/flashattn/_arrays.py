@@ -17,12 +17,39 @@ _BY_NAME: Dict[str, int] = {"float32": F32, "float16": F16, "bfloat16": BF16, "f
                             "uint8": U8, "bool": U8}
 NAMES = {F32: "float32", F16: "float16", BF16: "bfloat16", F8: "float8_e4m3fn", U8: "bool"}
 _SIZES = {F32: 4, F16: 2, BF16: 2, F8: 1, U8: 1}
-# Grows by the types of ml_dtypes when they are seen, so that it stays optional.
-_BY_DTYPE: Dict[np.dtype, int] = {np.dtype(n): _BY_NAME[n]
-                                  for n in ("float32", "float16", "uint8", "bool")}
 _RESULTS = {code: np.dtype(NAMES[code]) for code in (F32, F16, U8)}
 # What the buffer protocol can carry in place of types that only ml_dtypes knows.
 _RAW: Dict[int, Any] = {BF16: np.dtype(np.uint16), F8: np.dtype(np.uint8)}
+
+
+class Kind:
+    """The types that an argument may have, and what to do about any other."""
+
+    __slots__ = ("names", "remedy", "seen")
+
+    def __init__(self, names: Dict[str, int], remedy: str) -> None:
+        self.names, self.remedy = names, remedy
+        # Grows by the types of ml_dtypes when they are seen, so that it stays optional.
+        self.seen: Dict[np.dtype, int] = {np.dtype(n): code for n, code in names.items()
+                                          if n not in ("bfloat16", "float8_e4m3fn")}
+
+    def refusal(self, name: str, dtype: str) -> Exception:
+        return wrong_type(f"{name} has dtype {dtype}; {self.remedy}", name)
+
+
+def _kind(remedy: str, *names: str) -> Kind:
+    return Kind({name: _BY_NAME[name] for name in names}, remedy)
+
+
+# The library itself says which 8-bit types it computes.
+TENSOR = _kind("convert it to float32, float16 or bfloat16", "float32", "float16", "bfloat16",
+               "float8_e4m3fn")
+BIAS = _kind("convert a mask to bool (True: visible), a bias to float32, float16 or bfloat16",
+             "float32", "float16", "bfloat16", "bool", "uint8")
+MASK = _kind("convert it to bool", "bool", "uint8")
+FLOAT32 = _kind("convert it to float32", "float32")
+INT32 = Kind({"int32": 0}, "convert it to int32")
+_TYPES = {"dtype": TENSOR, "out_dtype": TENSOR, "bias": BIAS}  # of dtype_code()
 _INT32 = np.dtype(np.int32)
 _VOID = ffi.typeof("void *")
 DTypeLike = Union[str, type, np.dtype, Dtype]
@@ -30,17 +57,18 @@ DTypeLike = Union[str, type, np.dtype, Dtype]
 
 def dtype_code(dtype: Any, field: str = "dtype") -> int:
     """enum flashattn_dtype of a name, a NumPy or ml_dtypes type, or anything named like one."""
-    if isinstance(dtype, int):
+    if isinstance(dtype, int) and not isinstance(dtype, bool):
         return int(dtype)
+    known = _TYPES[field].names
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", None)
-    if name not in _BY_NAME:
+    if name not in known:
         try:
-            name = np.dtype(dtype).name
+            name = np.dtype(dtype).name if dtype is not None else None
         except TypeError:
             name = str(dtype).rpartition(".")[2]  # "torch.bfloat16"
-    if name not in _BY_NAME:
-        raise wrong_type(f"{field} = {dtype!r} is none of {', '.join(_BY_NAME)}", field)
-    return _BY_NAME[name]
+    if name not in known:
+        raise wrong_type(f"{field} = {dtype!r} is none of {', '.join(known)}", field)
+    return known[name]
 
 
 def numpy_dtype(code: int) -> np.dtype:
@@ -85,11 +113,11 @@ def packed_address(array: np.ndarray, code: int) -> Any:
     return ffi.from_buffer(array.view(_RAW[code]) if code in _RAW else array)
 
 
-def _numpy_view(array: np.ndarray, name: str) -> View:
+def _numpy_view(array: np.ndarray, name: str, kind: Kind) -> View:
     dtype = array.dtype
-    code = _BY_DTYPE.get(dtype)
+    code = kind.seen.get(dtype)
     if code is None:
-        code = _unseen_dtype(dtype, name)
+        code = _unseen_dtype(dtype, name, kind)
     steps, size, flags = array.strides, dtype.itemsize, array.flags
     if flags.c_contiguous:
         address = packed_address(array, code)
@@ -101,77 +129,92 @@ def _numpy_view(array: np.ndarray, name: str) -> View:
     return View(address, code, array.shape, steps, size, flags.writeable, array)
 
 
-def _unseen_dtype(dtype: np.dtype, name: str) -> int:
-    if dtype.name not in _BY_NAME or not dtype.isnative:
-        order = "" if dtype.isnative else " in foreign byte order"
-        raise wrong_type(f"{name} has dtype {dtype.name}{order}; convert it to one of "
-                         f"{', '.join(_BY_NAME)}", name)
-    code = _BY_DTYPE[dtype] = _BY_NAME[dtype.name]
+def _unseen_dtype(dtype: np.dtype, name: str, kind: Kind) -> int:
+    if dtype.name not in kind.names:
+        raise kind.refusal(name, dtype.name)
+    if not dtype.isnative:
+        raise wrong_type(f"{name} has dtype {dtype.name} in foreign byte order; convert it with "
+                         ".astype(x.dtype.newbyteorder(\"=\"))", name)
+    code = kind.seen[dtype] = kind.names[dtype.name]
     return code
 
 
-def view(array: Any, name: str, place: Place = None) -> View:
+def view(array: Any, name: str, place: Place = None, kind: Kind = TENSOR,
+         made: bool = False) -> View:
     """A NumPy array, or anything with __dlpack__ or __array_interface__, as a View; on a GPU: with
-    __dlpack__ or __cuda_array_interface__."""
+    __dlpack__ or __cuda_array_interface__. made: by new(), for this call."""
     if type(array) is View:
         return array
     if place is not None:
-        return _device_view(array, name, place, _BY_NAME)
+        return _device_view(array, name, place, kind, made)
     if type(array) is np.ndarray:
-        return _numpy_view(array, name)
+        return _numpy_view(array, name, kind)
     if isinstance(array, np.ma.MaskedArray):
         raise wrong_type(f"{name} is a masked array, whose mask would be ignored; give the mask as "
                          "bias=", name)
     if isinstance(array, np.ndarray):
-        return _numpy_view(np.asarray(array), name)
+        return _numpy_view(np.asarray(array), name, kind)
     if hasattr(array, "__dlpack__"):
         export = _dlpack.read(array)
         if not export.on_cpu:
             raise UnsupportedError(f"{name} lies on a device that is neither the CPU nor a GPU of "
-                                   "NVIDIA, or q lies in host memory and it does not",
+                                   "NVIDIA, or q lies in host memory and it does not; move it",
                                    Status.ERROR_UNSUPPORTED, Reason.NO_DEVICE, name)
-        if export.dtype not in _BY_NAME:
-            raise wrong_type(f"{name} has dtype {export.dtype}; convert it to one of "
-                             f"{', '.join(_BY_NAME)}", name)
-        code = _BY_NAME[export.dtype]
+        if export.dtype not in kind.names:
+            raise kind.refusal(name, export.dtype)
+        code = kind.names[export.dtype]
         return View(ffi.cast(_VOID, export.pointer), code, export.shape,
                     tuple([stride * _SIZES[code] for stride in export.strides]), _SIZES[code],
                     export.writable, export.owner)
     if hasattr(array, "__array_interface__"):
-        return _numpy_view(np.asarray(array), name)
+        return _numpy_view(np.asarray(array), name, kind)
     raise wrong_type(f"{name} is a {type(array).__name__}; expected a NumPy array or an object "
                      "with __dlpack__ or __array_interface__", name)
 
 
-def _device_view(array: Any, name: str, place: _gpu.Place, codes: Dict[str, int]) -> View:
+def check_writable(array: View, name: str) -> None:
+    if array.writable:
+        return
+    why = ("" if isinstance(array.owner, np.ndarray) else
+           " by what its library says: JAX's arrays never change, and DLPack before 1.0 cannot say "
+           "which may")
+    raise invalid(f"{name} is read-only{why}; give an array that may be written, such as NumPy's "
+                  "or PyTorch's, or none and take what is returned", Reason.VALUE, name)
+
+
+def _device_view(array: Any, name: str, place: _gpu.Place, kind: Kind, made: bool = False) -> View:
     if not _gpu.is_array(array):
         raise wrong_type(f"{name} is a {type(array).__name__}; q lies on {place.device}: expected "
                          "an array there, with __dlpack__ or __cuda_array_interface__", name)
-    facts, owner = _gpu.facts(array, name, place)
-    if facts.dtype not in codes:
-        raise wrong_type(f"{name} has dtype {facts.dtype}; convert it to one of "
-                         f"{', '.join(codes)}", name)
+    facts, owner = _gpu.facts(array, name, place, made)
+    if facts.dtype not in kind.names:
+        raise kind.refusal(name, facts.dtype)
     library = _gpu.library_of(array)
-    return View(ffi.cast(_VOID, facts.address), codes[facts.dtype], facts.shape, facts.steps,
+    return View(ffi.cast(_VOID, facts.address), kind.names[facts.dtype], facts.shape, facts.steps,
                 facts.size, facts.writable, owner,
                 library.copy if library else "copy it to an array without gaps")
 
 
-def _device_packed(array: Any, name: str, place: _gpu.Place, codes: Dict[str, int]) -> View:
-    seen = _device_view(array, name, place, codes)
+def _device_packed(array: Any, name: str, place: _gpu.Place, kind: Kind) -> View:
+    seen = _device_view(array, name, place, kind)
     _check_packed(seen, name)
     return seen
 
 
 def pointer(array: Any, ctype: Any = _VOID) -> Any:
-    """Of a packed array of a plain type, or of a View of one."""
+    """Of an array of a plain type, or of a View of one."""
     if type(array) is View:
         return ffi.cast(ctype, array.pointer)
-    return ffi.cast(ctype, ffi.from_buffer(array))
+    if array.flags.c_contiguous:
+        return ffi.cast(ctype, ffi.from_buffer(array))
+    return ffi.cast(ctype, array.__array_interface__["data"][0])
 
 
-def small(array: Any) -> np.ndarray:
+def small(array: Any, name: str) -> np.ndarray:
     """As NumPy sees it; a list will do for what has an entry a sequence or a head."""
+    if type(array) is not np.ndarray and _gpu.is_array(array) and _gpu.index_of(array) is not None:
+        raise invalid(f"{name} lies on a GPU, but q in host memory; move it there", Reason.VALUE,
+                      name)
     if hasattr(array, "__dlpack__") and not hasattr(array, "__array__"):
         return np.from_dlpack(array)
     return np.asarray(array)
@@ -181,36 +224,56 @@ def int32(array: Any, name: str, shape: Tuple[Optional[int], ...], place: Place 
     """Lengths, offsets and page numbers: a packed int32 array. Other integers are converted, but
     on a GPU."""
     if place is not None:
-        seen = _device_packed(array, name, place, {"int32": 0})
+        seen = _device_packed(array, name, place, INT32)
         check_shape(seen.shape, shape, name)
         return seen
     if type(array) is np.ndarray and array.dtype is _INT32 and array.flags.c_contiguous:
         check_shape(array.shape, shape, name)
         return array
-    given = small(array)
+    given = small(array, name)
     if given.dtype.kind not in "iu" and given.size:
-        raise wrong_type(f"{name} has dtype {given.dtype}; expected integers", name)
+        raise wrong_type(f"{name} has dtype {given.dtype}; convert it to int32", name)
     check_shape(given.shape, shape, name)
     if given.dtype != np.int32 and given.size:
         if int(given.max()) > 0x7FFFFFFF or int(given.min()) < -0x80000000:
-            raise invalid(f"{name} holds a value past the range of int32", Reason.LENGTHS, name)
+            raise invalid(f"{name} holds values from {given.min()} to {given.max()}, past the "
+                          "range of int32; give at most 2147483647", Reason.LENGTHS, name)
     return np.ascontiguousarray(given, dtype=np.int32)
+
+
+def int32_rows(array: Any, name: str, rows: int, place: Place = None) -> Tuple[Any, int]:
+    """A table of page numbers, whose rows may lie apart, and the elements from one to the next."""
+    seen: Any
+    if place is not None:
+        seen = _device_view(array, name, place, INT32)
+        shape, strides = seen.shape, seen.strides
+    else:
+        seen = small(array, name)
+        shape, strides = seen.shape, tuple([step // seen.itemsize for step in seen.strides])
+    check_shape(shape, (rows, None), name)
+    columns = shape[1]
+    if (columns <= 1 or strides[1] == 1) and (rows <= 1 or strides[0] >= columns):
+        if place is not None or seen.dtype == np.int32:
+            return seen, strides[0] if rows > 1 else columns
+    if place is not None:
+        _check_packed(seen, name)
+    return int32(seen, name, (rows, None), place), columns
 
 
 def float32(array: Any, name: str, place: Place = None) -> Any:
     """Per-head numbers (slopes, sinks): a packed float32 array. Other floats are converted, but on
     a GPU."""
     if place is not None:
-        return _device_packed(array, name, place, {"float32": F32})
-    given = small(array)
+        return _device_packed(array, name, place, FLOAT32)
+    given = small(array, name)
     if given.dtype.kind not in "fiuV":  # bfloat16 is of kind V
-        raise wrong_type(f"{name} has dtype {given.dtype}; expected floats", name)
+        raise FLOAT32.refusal(name, str(given.dtype))
     return np.ascontiguousarray(given, dtype=np.float32)
 
 
 def mask_bytes(array: Any, name: str, place: _gpu.Place) -> View:
     """A packed array of bytes on a GPU."""
-    return _device_packed(array, name, place, {"bool": U8, "uint8": U8})
+    return _device_packed(array, name, place, MASK)
 
 
 def new(shape: Sequence[int], code: int, zero: bool, place: Place, name: str) -> Any:
@@ -220,11 +283,9 @@ def new(shape: Sequence[int], code: int, zero: bool, place: Place, name: str) ->
     return (np.zeros if zero else np.empty)(shape, numpy_dtype(code))
 
 
-def packed(array: Any, name: str, code: int, shape: Sequence[int], place: Place = None) -> View:
-    """An array that must be without gaps, of one type and shape: lse and its gradient."""
-    result = view(array, name, place)
-    if result.dtype != code:
-        raise wrong_type(f"{name} has dtype {NAMES[result.dtype]}; expected {NAMES[code]}", name)
+def packed(array: Any, name: str, kind: Kind, shape: Sequence[int], place: Place = None) -> View:
+    """An array that must be without gaps, of one shape: lse and its gradient, a dropout mask."""
+    result = view(array, name, place, kind)
     check_shape(result.shape, shape, name)
     if type(result.owner) is np.ndarray and result.owner.flags.c_contiguous:
         return result

@@ -4,9 +4,9 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple, TypeVar, Union
 
-from ._arrays import DTypeLike, view
-from ._describe import Window
-from ._inputs import Inputs
+from ._arrays import DTypeLike, dtype_code, view
+from ._inputs import Inputs, first_given
+from ._options import Window, uniform
 from ._plan import cached_plan
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         alibi_slopes: Any
         sink: Any
         dropout: float
-        seed: int
+        seed: Optional[int]
         offset: int
         block_mask: Any
         block_size: Optional[Tuple[int, int]]
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 _DEFAULTS: Dict[str, Any] = dict(
     causal=False, window=None, chunk=None, top_left=False, softcap=0.0, scale=None, bias=None,
-    alibi_slopes=None, sink=None, dropout=0.0, seed=0, offset=0, block_mask=None, block_size=None,
-    splits=0, deterministic=False, threads=0, device=None, stream=None)
+    alibi_slopes=None, sink=None, dropout=0.0, seed=None, offset=0, block_mask=None,
+    block_size=None, splits=0, deterministic=False, threads=0, device=None, stream=None)
 # Those that go with the arrays; the others go into the descriptor.
 _BESIDE = ("bias", "alibi_slopes", "sink", "block_mask", "block_size", "seed", "offset", "device",
            "stream")
@@ -65,8 +65,6 @@ def _inputs(options: Any, q: Any, k: Any, v: Any, **arrays: Any) -> Inputs:
     for name in _BESIDE:
         if name in options:
             arrays[name] = options.pop(name)
-    if type(options.get("window")) is list:  # plans are looked up by what hashes
-        options["window"] = tuple(options["window"])
     inputs = Inputs(q, k, v, **arrays)
     if inputs.place is not None:
         options["device"] = inputs.place.device
@@ -76,11 +74,18 @@ def _inputs(options: Any, q: Any, k: Any, v: Any, **arrays: Any) -> Inputs:
 def _forward(inputs: Inputs, out: Any, out_dtype: Any, return_lse: bool,
              options: Any) -> Any:
     seen = None if out is None else view(out, "out", inputs.place)
-    if seen is not None and out_dtype is None:
-        out_dtype = seen.dtype
-    plan = cached_plan(inputs.facts(), ("out_dtype", out_dtype), ("return_lse", return_lse),
-                       *options.items())
+    if out_dtype is not None:
+        options["out_dtype"] = _other_type(dtype_code(out_dtype, "out_dtype"), inputs)
+    elif seen is not None:
+        options["out_dtype"] = _other_type(seen.dtype, inputs)
+    options["return_lse"] = return_lse
+    plan = cached_plan(inputs.facts(), uniform(options))
     return plan.run_forward(inputs, out, seen)
+
+
+def _other_type(code: int, inputs: Inputs) -> Optional[int]:
+    """Of the output, where it is not that of q."""
+    return None if code == inputs.q.view.dtype else code
 
 
 @_spelled
@@ -119,19 +124,24 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", q_lens: Any = Non
     softcap     scores become softcap * tanh(score / softcap); 0 or None: off
     scale       factor of the scores; None: 1 / sqrt(dim)
     sink        (heads,) logits that take part in the softmax and have no value
-    dropout     probability, [0, 1), with which a weight is dropped; seed and offset choose the
-                numbers, see dropout_mask()
+    dropout     probability, [0, 1), with which a weight is dropped, in steps of 1/65536
+    seed, offset  integers in [0, 2**64) that choose what is dropped, see dropout_mask(). dropout
+                needs a seed: equal numbers drop the same weights, so give each layer and step a
+                seed or offset of its own, and the backward call those of its forward call
     splits      parts into which the keys of a short query are split; 0: the library chooses
     deterministic  True: the same call gives the same bits; "batch_invariant": also whatever else
                 is in the batch. On the CPU this always holds
     threads     at the most; 0: all, 1: only this one
     device      None: where the arrays lie; "cpu", "cuda" or "cuda:1": they must lie there
-    stream      on a GPU: the stream, a cudaStream_t as a number or PyTorch's or CuPy's object.
-                None: the current one of the library that q comes from, else the default stream
+    stream      on a GPU: the stream, a cudaStream_t as a number or PyTorch's or CuPy's object, on
+                which all arrays are ready. None: the current one of the library that q comes from,
+                else of out's, else the default stream; arrays of other libraries are waited for
 
-    On a GPU the call enqueues its work and returns. It reads nothing there: integers must be int32
-    (slopes and sinks float32) and lie there too, and varlen calls need max_seqlen_q and
-    max_seqlen_k. No gradient is recorded: tensors that require one are refused.
+    On a GPU the call enqueues its work and returns; what it reads is kept until that is done. It
+    reads nothing there itself: integers must be int32 (slopes and sinks float32) and lie there too,
+    and varlen calls need max_seqlen_q and max_seqlen_k. A graph that captures a call reads the
+    arrays whenever it is replayed, and keeping them is up to its owner. No gradient is recorded:
+    tensors that require one are refused.
 
     Raises ValueError for shapes, strides and values, TypeError for types of arrays,
     NotImplementedError for what no kernel does, MemoryError: each a FlashAttentionError with the
@@ -215,10 +225,10 @@ def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
     """
     inputs = _inputs(options, q, k, v, layout=layout, cu_seqlens_q=cu_seqlens_q,
                      cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
-                     max_seqlen_k=max_seqlen_k, q_lens=q_lens, kv_lens=kv_lens, out=dq)
+                     max_seqlen_k=max_seqlen_k, q_lens=q_lens, kv_lens=kv_lens,
+                     out=first_given(dq, dk, dv))
     out = view(out, "out", inputs.place)
-    plan = cached_plan(inputs.facts(), ("out_dtype", out.dtype), ("forward", False),
-                       ("backward", True), ("dlse", dlse is not None),
-                       ("return_dbias", return_dbias), ("return_dsink", return_dsink),
-                       *options.items())
+    plan = cached_plan(inputs.facts(), uniform(dict(
+        options, out_dtype=_other_type(out.dtype, inputs), forward=False, backward=True,
+        dlse=dlse is not None, return_dbias=return_dbias, return_dsink=return_dsink)))
     return plan.run_backward(inputs, dout, out, lse, dlse, dq, dk, dv)

@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, TypeVar, Union
 
-from ._arrays import DTypeLike, dtype_code
-from ._constants import LAYOUT, Bias, Determinism, Feature, Layout, Mask, Op, Reason
-from ._errors import invalid, wrong_type
+from . import _options as options
+from ._arrays import U8, DTypeLike, dtype_code
+from ._constants import LAYOUT, Bias, Feature, Layout, Mask, Op, Reason
+from ._errors import invalid
 from ._gpu import device_of
-from ._library import ffi
+from ._options import Window, flag, integer
 
 # Plain numbers: IntFlag arithmetic costs a microsecond a step.
 _FORWARD, _BACKWARD = int(Op.FORWARD), int(Op.BACKWARD)
@@ -19,12 +20,6 @@ _LSE, _SINK, _DLSE = int(Feature.LSE), int(Feature.SINK), int(Feature.DLSE)
 _DBIAS, _DSINK = int(Feature.DBIAS), int(Feature.DSINK)
 _VARLEN_Q, _VARLEN_KV = int(Layout.VARLEN_Q), int(Layout.VARLEN_KV)
 _PAGED_KV = int(Layout.PAGED_KV)
-_DETERMINISM = {False: int(Determinism.DEFAULT), True: int(Determinism.RUN_TO_RUN),
-                "batch_invariant": int(Determinism.BATCH_INVARIANT)}
-
-_FLOAT = ffi.typeof("float *")
-
-Window = Union[None, int, Sequence[Optional[int]]]
 
 
 class Descriptor(NamedTuple):
@@ -103,45 +98,70 @@ def describe(*, dtype: DTypeLike, heads: int, dim: int, kv_heads: Optional[int] 
     sm_limit, workspace_limit  see flashattn_desc
     The rest is explained at attention().
     """
-    mask = (_CAUSAL if causal else 0) | (_TOP_LEFT if top_left else 0)
-    left = right = 0
-    if window is not None:
-        left, right = _window(window)
-        mask |= _WINDOW
-    if chunk is not None:
-        mask |= _CHUNK
-    block_q = block_kv = 0
-    if block_size is not None:
-        mask |= _BLOCKS
-        block_q, block_kv = block_size
+    causal, top_left = flag(causal, "causal"), flag(top_left, "top_left")
+    sides, tokens = options.window(window), options.chunk(chunk, "chunk")
+    left, right = sides or (0, 0)
+    block_q, block_kv = (0, 0) if block_size is None else options.block_size(block_size,
+                                                                             "block_size")
     code = dtype_code(dtype)
-    if scale is None:
-        scale = 0.0
-    elif _is_zero(scale):
-        raise invalid(f"scale = {scale} is 0 in float32, which would make every weight equal; for "
-                      "1/sqrt(dim) give None", Reason.VALUE, "scale")
-    if softcap and _is_zero(softcap):
-        raise invalid(f"softcap = {softcap} is 0 in float32, which would turn it off; for that "
-                      "give 0 or None", Reason.SOFTCAP, "softcap")
-    try:
-        determinism = _DETERMINISM[deterministic]
-    except (KeyError, TypeError):
-        raise invalid(f"deterministic = {deterministic!r} is none of False, True, "
-                      "\"batch_invariant\"", Reason.VALUE, "deterministic") from None
+    wanted = dict(forward=forward, backward=backward, return_lse=return_lse, dlse=dlse, alibi=alibi,
+                  return_dbias=return_dbias, return_dsink=return_dsink, sink=sink,
+                  varlen_q=varlen_q, varlen_k=varlen_k)
+    wants = {name: flag(value, name) for name, value in wanted.items()}
+    bias_code = None if bias is None else dtype_code(bias, "bias")
+    _check_conflicts(wants, bias_code, page_size)
+    level = options.deterministic(deterministic, "deterministic")
     kind, index = (0, 0) if device == "cpu" else device_of(device)
+    numbers = {name: integer(value, name) for name, value in (
+        ("heads", heads), ("kv_heads", heads if kv_heads is None else kv_heads), ("dim", dim),
+        ("dim_v", dim if dim_v is None else dim_v), ("page_size", page_size), ("splits", splits),
+        ("max_batch", max_batch), ("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k),
+        ("sm_limit", sm_limit), ("threads", threads), ("max_total_q", max_total_q),
+        ("max_total_k", max_total_k), ("workspace_limit", workspace_limit))}
+    n = numbers.__getitem__
     return Descriptor(
-        int(kind), index or 0, (_FORWARD if forward else 0) | (_BACKWARD if backward else 0),
+        int(kind), index or 0, _bits(wants, forward=_FORWARD, backward=_BACKWARD),
         code, code if out_dtype is None else dtype_code(out_dtype, "out_dtype"),
-        heads, heads if kv_heads is None else kv_heads, dim, dim if dim_v is None else dim_v,
-        (_VARLEN_Q if varlen_q else 0) | (_VARLEN_KV if varlen_k else 0)
-        | (_PAGED_KV if page_size else 0), page_size,
-        mask, left, right, chunk or 0, block_q, block_kv,
-        (_ALIBI if alibi else 0) | (_DENSE if bias is not None else 0),
-        0 if bias is None else dtype_code(bias, "bias"),
-        (_LSE if return_lse else 0) | (_SINK if sink else 0) | (_DLSE if dlse else 0)
-        | (_DBIAS if return_dbias else 0) | (_DSINK if return_dsink else 0),
-        determinism, scale, softcap or 0.0, dropout, splits, max_batch, max_seqlen_q, max_seqlen_k,
-        sm_limit, threads, 0, max_total_q, max_total_k, workspace_limit)
+        n("heads"), n("kv_heads"), n("dim"), n("dim_v"),
+        _bits(wants, varlen_q=_VARLEN_Q, varlen_k=_VARLEN_KV) | (_PAGED_KV if page_size else 0),
+        n("page_size"),
+        (_CAUSAL if causal else 0) | (_TOP_LEFT if top_left else 0) | (_WINDOW if sides else 0)
+        | (_CHUNK if tokens else 0) | (_BLOCKS if block_size is not None else 0),
+        left, right, tokens or 0, block_q, block_kv,
+        _bits(wants, alibi=_ALIBI) | (0 if bias_code is None else _DENSE), bias_code or 0,
+        _bits(wants, return_lse=_LSE, sink=_SINK, dlse=_DLSE, return_dbias=_DBIAS,
+              return_dsink=_DSINK),
+        options.DETERMINISM[level], options.scale(scale, "scale") or 0.0,
+        options.softcap(softcap, "softcap"), options.real(dropout, "dropout"), n("splits"),
+        n("max_batch"), n("max_seqlen_q"), n("max_seqlen_k"), n("sm_limit"), n("threads"), 0,
+        n("max_total_q"), n("max_total_k"), n("workspace_limit"))
+
+
+def _bits(wants: Dict[str, bool], **bits: int) -> int:
+    return sum(bit for name, bit in bits.items() if wants[name])
+
+
+def _check_conflicts(wants: Dict[str, bool], bias: Optional[int], page_size: int) -> None:
+    """What the library would refuse in words of its own bits."""
+    if not wants["forward"] and not wants["backward"]:
+        raise invalid("forward and backward are both False, so that nothing is left to do; set one",
+                      Reason.OP, "forward")
+    there = {**wants, "bias": bias is not None}
+    for name, needed, reason in (
+            ("dlse", "backward", Reason.OP), ("return_dbias", "backward", Reason.OP),
+            ("return_dsink", "backward", Reason.OP), ("return_dbias", "bias", Reason.BIAS),
+            ("return_dsink", "sink", Reason.SINK)):
+        if wants[name] and not there[needed]:
+            raise invalid(f"{name} needs {needed}; give {needed}, or leave {name} out", reason,
+                          name)
+    if wants["return_dbias"] and bias == U8:
+        raise invalid("return_dbias needs a bias of floats, and this one is a mask of bool, which "
+                      "has no gradient; leave return_dbias out", Reason.BIAS, "return_dbias")
+    for name in ("backward", "varlen_k"):
+        if page_size and wants[name]:
+            raise invalid(f"page_size = {page_size} and {name}, but a paged KV cache is "
+                          + ("for forward only" if name == "backward" else "not packed, too")
+                          + "; leave one out", Reason.LAYOUT, "page_size")
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -155,24 +175,3 @@ def takes_description(function: _F) -> _F:
     function.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=first + keywords)
     return function
-
-
-def _window(window: Any) -> Tuple[int, int]:
-    """n: n keys to either side. (left, right): -1 or None is open."""
-    if isinstance(window, bool):
-        raise wrong_type("window is a bool; expected a number of keys or (left, right)", "window")
-    if not isinstance(window, (tuple, list)):
-        return window, window
-    if len(window) != 2:
-        raise invalid(f"window = {window!r}; expected a number of keys or (left, right)",
-                      Reason.VALUE, "window")
-    left, right = window
-    return -1 if left is None else left, -1 if right is None else right
-
-
-def _is_zero(value: Any) -> bool:
-    """Whether the library would see 0."""
-    try:
-        return ffi.new(_FLOAT, value)[0] == 0
-    except (OverflowError, TypeError):  # a large integer, no number: see misfit()
-        return False

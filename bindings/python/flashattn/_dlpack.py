@@ -12,6 +12,9 @@ from typing import Any, NamedTuple, Optional, Tuple
 _KIND = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool", 10: "float8_e4m3fn"}
 _CPU = (1, 3, 11, 13)  # kDLCPU; memory that the CPU can read too: CUDA host, ROCm host, managed
 _READ_ONLY = 1
+# Libraries all of whose arrays may be written. Before DLPack 1.0 capsules do not say whether theirs
+# may; JAX's, which never change, are such.
+_WRITABLE = ("torch", "cupy")
 
 
 class _Tensor(ctypes.Structure):
@@ -55,7 +58,6 @@ def read(array: Any, stream: Optional[int] = None) -> Export:
         capsule = array.__dlpack__(max_version=(1, 1), **options)
     except TypeError:  # an exporter older than DLPack 1.0
         capsule = array.__dlpack__(**options)
-    writable = True
     if _is_valid(capsule, b"dltensor_versioned"):
         managed = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
         if managed.major != 1:
@@ -63,6 +65,8 @@ def read(array: Any, stream: Optional[int] = None) -> Export:
         tensor, writable = managed.tensor, not managed.flags & _READ_ONLY
     else:
         tensor = _Tensor.from_address(_pointer(capsule, b"dltensor"))
+        writable = any(base.__module__.partition(".")[0] in _WRITABLE
+                       for base in type(array).__mro__)
     shape = tuple(tensor.shape[:tensor.ndim])
     if tensor.strides:
         strides = tuple(tensor.strides[:tensor.ndim])

@@ -2,7 +2,8 @@
 sentence, the status, the reason and the field of the C library."""
 from __future__ import annotations
 
-from typing import Any, Dict, NoReturn, Sequence, Type
+import re
+from typing import Any, Dict, NoReturn, Optional, Sequence, Type
 
 from ._constants import Reason, Status
 from ._library import ffi, lib, text
@@ -48,12 +49,41 @@ _CLASSES: Dict[int, Type[FlashAttentionError]] = {
 }
 
 
-def fail(status: int) -> NoReturn:
+# What the header calls otherwise than the functions here.
+_NAMES = {
+    "heads_q": "heads", "heads_kv": "kv_heads", "dim_qk": "dim", "dtype_o": "out_dtype",
+    "window_left": "window[0]", "window_right": "window[1]", "block_q": "block_size[0]",
+    "block_kv": "block_size[1]", "bias_dtype": "bias", "determinism": "deterministic",
+    "max_seqlen_kv": "max_seqlen_k", "max_total_kv": "max_total_k", "seqlen_kv": "seqlen_k",
+    "total_kv": "total_k", "cu_seqlens_kv": "cu_seqlens_k", "lens_q": "q_lens",
+    "lens_kv": "kv_lens", "part_o": "outs", "part_lse": "lses", "part_dtype": "outs",
+    "FLASHATTN_DEVICE_CPU": "cpu", "FLASHATTN_DEVICE_CUDA": "cuda",
+    "FLASHATTN_LAYOUT_VARLEN_Q": "varlen_q", "FLASHATTN_LAYOUT_VARLEN_KV": "varlen_k",
+    "FLASHATTN_LAYOUT_PAGED_KV": "page_size", "FLASHATTN_OP_FORWARD": "forward",
+    "FLASHATTN_OP_BACKWARD": "backward", "FLASHATTN_DTYPE_F8E4M3": "float8_e4m3fn (F8E4M3)",
+    **{prefix + name: known for prefix in ("", "FLASHATTN_DTYPE_")
+       for name, known in (("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16"))}}
+_NAME = re.compile(r"\b(?:inputs\.|shape\.)?(?:(o)(?=\.data|\.stride)|([A-Za-z]\w*))(?:\.data)?\b")
+
+
+def named(sentence: str, names: Optional[Dict[str, str]] = None) -> str:
+    """A sentence of the library in the names that this package has. names: more of them."""
+    known = _NAMES if not names else {**_NAMES, **names}
+
+    def replace(found: "re.Match[str]") -> str:
+        output, name = found.groups()
+        return "out" if output else known.get(name, name)
+
+    return _NAME.sub(replace, sentence).replace("or 0 for 1 / sqrt", "or None for 1 / sqrt")
+
+
+def fail(status: int, names: Optional[Dict[str, str]] = None) -> NoReturn:
     """Raises what the last call of this thread said. Call it with a status that is not OK."""
     reason, field = ffi.new("int32_t *"), ffi.new("const char **")
     sentence = text(lib.flashattn_last_error(reason, field))
     raise _CLASSES.get(status, FlashAttentionError)(
-        sentence or text(lib.flashattn_status_name(status)), status, reason[0], text(field[0]))
+        named(sentence or text(lib.flashattn_status_name(status)), names), status, reason[0],
+        named(text(field[0]), names))
 
 
 def invalid(sentence: str, reason: int, field: str) -> InvalidArgumentError:
@@ -65,25 +95,20 @@ def wrong_type(sentence: str, field: str) -> ArrayTypeError:
     return ArrayTypeError(sentence, Status.ERROR_INVALID_ARGUMENT, Reason.DTYPE, field)
 
 
-def misfit(ctype: Any, values: Sequence[Any], prefix: str = "") -> FlashAttentionError:
-    """What to raise when cffi does not get values into the fields of a structure. They are those of
-    the header, so its names are said."""
-    for (name, field), value in zip(ctype.fields, values):
+def misfit(ctype: Any, values: Sequence[Any]) -> FlashAttentionError:
+    """What to raise when cffi does not get values into the fields of a structure."""
+    for (field_name, field), value in zip(ctype.fields, values):
         kind, bits = field.type, 8 * ffi.sizeof(field.type)
-        real = kind.cname == "float"
+        name = named(field_name)
         try:
             ffi.new(ffi.getctype(kind, "*"), value)
         except TypeError:
-            return wrong_type(f"{prefix}{name} = {value!r} is of type {type(value).__name__}; give "
-                              f"{'a number' if real else 'an integer'}", prefix + name)
+            return wrong_type(f"{name} = {value!r} is of type {type(value).__name__}; give an "
+                              "integer", name)
         except OverflowError:
-            if real:
-                low, high = -3.4028234663852886e38, 3.4028234663852886e38
-            elif ffi.cast(kind, -1) < ffi.cast(kind, 0):
-                low, high = -2**(bits - 1), 2**(bits - 1) - 1
-            else:
-                low, high = 0, 2**bits - 1
+            low, high = ((-2**(bits - 1), 2**(bits - 1) - 1)
+                         if ffi.cast(kind, -1) < ffi.cast(kind, 0) else (0, 2**bits - 1))
             limit = f"at most {high}" if value > high else f"at least {low}"
-            return invalid(f"{prefix}{name} = {value} is past the range of its field; give {limit}",
-                           Reason.SIZE, prefix + name)
+            return invalid(f"{name} = {value} is past the range of its field; give {limit}",
+                           Reason.SIZE, name)
     return invalid("a value does not fit its field", Reason.SIZE, "")

@@ -1,15 +1,18 @@
 """Arrays in a GPU's memory: where they lie, on which stream, and which library makes new ones.
 
 Nothing is copied, and nobody waits: the work is enqueued on a stream, and the results are there
-when the stream gets to them. PyTorch's and CuPy's arrays are read by their attributes, which takes
-a tenth of the time, all others by DLPack or the CUDA array interface.
+when the stream gets to them. Until then the arrays are kept, by their library where it orders
+memory by streams, else by an event. PyTorch's and CuPy's arrays are read by their attributes, which
+takes a tenth of the time, all others by DLPack or the CUDA array interface.
 """
 from __future__ import annotations
 
 import contextlib
 import sys
-from typing import Any, ContextManager, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import (Any, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Sequence,
+                    Tuple)
 
+from . import _events
 from ._constants import Device, Reason
 from ._errors import invalid, wrong_type
 from ._library import ffi
@@ -24,6 +27,8 @@ class Place(NamedTuple):
     index: int
     stream: int  # cudaStream_t; 0: the default stream
     maker: Any
+    given: bool  # whether the caller named the stream, and saw to its order
+    owners: List[Any]  # to be kept until the call's work is done
 
     @property
     def device(self) -> str:
@@ -63,14 +68,21 @@ class Torch:
         return Facts(array.data_ptr(), str(array.dtype).rpartition(".")[2], tuple(array.shape),
                      tuple([step * size for step in array.stride()]), size, True)
 
-    def new(self, shape: Sequence[int], dtype: str, zero: bool, place: Place) -> Any:
+    def _on(self, place: Place) -> Any:
         cuda = self.torch.cuda
+        return (cuda.ExternalStream(place.stream, place.index) if place.stream
+                else cuda.default_stream(place.index))
+
+    def keep(self, array: Any, place: Place) -> None:
+        """The allocator gives the array's memory to nobody before the stream has come past here."""
+        array.record_stream(self._on(place))
+
+    def new(self, shape: Sequence[int], dtype: str, zero: bool, place: Place) -> Any:
         make = self.torch.zeros if zero else self.torch.empty
-        # Memory that goes back before the work is done is used again on its stream only.
+        # The allocator reuses freed memory in the order of the stream it was made on.
         context: ContextManager[Any] = contextlib.nullcontext()
         if place.stream != self.stream(place.index):
-            context = cuda.stream(cuda.ExternalStream(place.stream, place.index) if place.stream
-                                  else cuda.default_stream(place.index))
+            context = self.torch.cuda.stream(self._on(place))
         with context:
             return make(tuple(shape), dtype=getattr(self.torch, dtype), device=place.device)
 
@@ -97,6 +109,9 @@ class Cupy:
     def facts(self, array: Any, name: str) -> Facts:
         return Facts(array.data.ptr, array.dtype.name, array.shape, array.strides, array.itemsize,
                      True)
+
+    def keep(self, array: Any, place: Place) -> None:
+        place.owners.append(array)
 
     def new(self, shape: Sequence[int], dtype: str, zero: bool, place: Place) -> Any:
         cuda, make = self.cupy.cuda, self.cupy.zeros if zero else self.cupy.empty
@@ -183,16 +198,18 @@ def place_of(array: Any, stream: Any, device: Optional[str], out: Any = None,
             raise invalid(f"stream is given, but {name} lies in host memory, where calls have no "
                           "stream; leave it out", Reason.STREAM, "stream")
         return None
-    library = library_of(array)
+    maker = library_of(array)
+    if maker is None:
+        maker = library_of(out)
+        if maker is not None and maker.index(out) != index:
+            maker = None  # out is refused where it is looked at
     if stream is not None:
         number = handle(stream)
-    elif library is not None:
-        number = library.stream(index)
+    elif maker is not None:
+        number = maker.stream(index)
     else:
         number = _interface_stream(array) or 0
-    maker = library or library_of(out)
-    return Place(index, number, maker if maker is None or maker is library
-                 or maker.index(out) == index else None)
+    return Place(index, number, maker, stream is not None, [])
 
 
 def _interface_stream(array: Any) -> Optional[int]:
@@ -201,8 +218,8 @@ def _interface_stream(array: Any) -> Optional[int]:
     return array.__cuda_array_interface__.get("stream")
 
 
-def facts(array: Any, name: str, place: Place) -> Tuple[Facts, Any]:
-    """What an array says of itself, and what keeps its memory."""
+def facts(array: Any, name: str, place: Place, made: bool = False) -> Tuple[Facts, Any]:
+    """What an array says of itself, and what keeps its memory. made: by new(), for this call."""
     index = index_of(array)
     if index is None:
         raise invalid(f"{name} lies in host memory, but q on {place.device}; move it there",
@@ -210,18 +227,39 @@ def facts(array: Any, name: str, place: Place) -> Tuple[Facts, Any]:
     if index != place.index:
         raise invalid(f"{name} lies on cuda:{index}, but q on {place.device}; move it there",
                       Reason.VALUE, name)
+    # A producer orders its own work before this stream's; 0 is not a number of the protocol.
+    consumer = place.stream or 1
     library = library_of(array)
     if library is not None:
-        return library.facts(array, name), array
+        said = library.facts(array, name)
+        if not made and library.stream(index) != place.stream:
+            if place.given:
+                library.keep(array, place)
+            else:
+                place.owners.append(array.__dlpack__(stream=consumer))
+        return said, array
     if hasattr(array, "__dlpack__"):
         from . import _dlpack
-        # The producer orders its own work before this stream's; 0 is not a number of the protocol.
-        export = _dlpack.read(array, place.stream or 1)
+        export = _dlpack.read(array, consumer)
         size = export.itemsize
+        place.owners.append(export.owner)
         return Facts(export.pointer, export.dtype, export.shape,
                      tuple([step * size for step in export.strides]), size,
                      export.writable), export.owner
+    place.owners.append(array)
     return _by_interface(array, name, place), array
+
+
+def check_order(array: Any, name: str, place: Optional[Place]) -> None:
+    """Of an array to be written, whose readers are to come after the call."""
+    library = library_of(array)
+    if place is None or place.given or library is None:
+        return
+    current = library.stream(place.index)
+    if current != place.stream:
+        raise invalid(f"{name} is {library.name}'s, whose current stream {current} is not the "
+                      f"call's, {place.stream}: it could be read too soon; give stream=, or make "
+                      "the same stream current in both libraries", Reason.STREAM, name)
 
 
 def _by_interface(array: Any, name: str, place: Place) -> Facts:
@@ -259,11 +297,17 @@ def new(shape: Sequence[int], dtype: str, zero: bool, place: Place, name: str) -
     return place.maker.new(shape, dtype, zero, place)
 
 
-def scope(place: Optional[Place]) -> ContextManager[Any]:
-    """The call's device is the current one inside, where a library can see to it."""
-    if place is None or place.maker is None:
-        return contextlib.nullcontext()
-    return place.maker.scope(place)
+@contextlib.contextmanager
+def launch(place: Optional[Place]) -> Iterator[None]:
+    """The call's device is the current one inside, where a library can see to it. Behind, arrays
+    are kept until what was enqueued is done."""
+    if place is None:
+        yield
+        return
+    with contextlib.nullcontext() if place.maker is None else place.maker.scope(place):
+        yield
+        if place.owners:
+            _events.hold(place.owners, place.index, place.stream)
 
 
 def native_stream(place: Optional[Place]) -> Any:

@@ -8,12 +8,12 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
-from . import _arrays, _gpu
-from ._arrays import F32, NAMES, View, packed, view
-from ._constants import Dtype, Feature, Op, Reason
+from . import _arrays, _events, _gpu
+from ._arrays import F32, FLOAT32, MASK, NAMES, View, check_writable, packed, view
+from ._constants import Bias, Device, Dtype, Feature, Layout, Op, Reason
 from ._describe import Descriptor, describe, takes_description
-from ._errors import fail, invalid, misfit, wrong_type
-from ._inputs import FACTS, Inputs, Tensor, axes
+from ._errors import fail, invalid, misfit, named, wrong_type
+from ._inputs import FACTS, Inputs, Tensor, axes, first_given
 from ._library import ffi, lib, text
 
 _FORWARD, _BACKWARD = int(Op.FORWARD), int(Op.BACKWARD)
@@ -65,7 +65,7 @@ def set_shape(target: Any, sizes: Tuple[int, ...]) -> None:
     try:
         target[0] = sizes
     except (OverflowError, TypeError):
-        raise misfit(_SHAPE.item, sizes, "shape.") from None
+        raise misfit(_SHAPE.item, sizes) from None
 
 
 def op_code(op: Union[str, int]) -> int:
@@ -159,7 +159,7 @@ class Plan:
     def backward(self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, dlse: Any = None,
                  dq: Any = None, dk: Any = None, dv: Any = None, **arrays: Any) -> Tuple[Any, ...]:
         """Gradients of a plan made with backward=True; see attention_backward()."""
-        inputs = Inputs(q, k, v, out=dq, **arrays)
+        inputs = Inputs(q, k, v, out=first_given(dq, dk, dv), **arrays)
         self._fits(inputs)
         return self.run_backward(inputs, dout, out, lse, dlse, dq, dk, dv)
 
@@ -171,11 +171,13 @@ class Plan:
             return
         for name, plans, arrays in zip(Descriptor._fields, mine, theirs):
             if name in _ARRAY_FIELDS and plans != arrays:
-                raise invalid(f"{name} = {arrays} by the arrays given, but the plan is made for "
-                              f"{plans}", Reason.VALUE, name)
+                raise invalid(f"{named(name)} = {_shown(name, arrays)} by the arrays given, but "
+                              f"the plan is made for {_shown(name, plans)}; make one for them",
+                              Reason.VALUE, named(name))
 
     def run_forward(self, inputs: Inputs, out: Any, seen: Optional[View] = None) -> Any:
         """forward() for inputs that are known to fit."""
+        inputs.check_seed(self.descriptor.dropout)
         args = ffi.new(_FORWARD_ARGS)
         args.struct_size = _FORWARD_SIZE
         inputs.fill(args)
@@ -190,6 +192,7 @@ class Plan:
     def run_backward(self, inputs: Inputs, dout: Any, out: Any, lse: Any, dlse: Any, dq: Any,
                      dk: Any, dv: Any) -> Tuple[Any, ...]:
         """backward() for inputs that are known to fit."""
+        inputs.check_seed(self.descriptor.dropout)
         args = ffi.new(_BACKWARD_ARGS)
         args.struct_size = _BACKWARD_SIZE
         inputs.fill(args)
@@ -200,10 +203,10 @@ class Plan:
         args.o = _like_output(seen_out, "out", q, v.dim, dtype_o, inputs).c()
         args.dout = _like_output(seen_dout, "dout", q, v.dim, dtype_o, inputs).c()
         # The views live to the end of this function, and so does what they point to.
-        seen_lse = packed(lse, "lse", F32, lse_shape, place)
+        seen_lse = packed(lse, "lse", FLOAT32, lse_shape, place)
         args.lse = ffi.cast(_FLOAT, seen_lse.pointer)
         if dlse is not None:
-            seen_dlse = packed(dlse, "dlse", F32, lse_shape, place)
+            seen_dlse = packed(dlse, "dlse", FLOAT32, lse_shape, place)
             args.dlse = ffi.cast(_FLOAT, seen_dlse.pointer)
         dtype = q.view.dtype
         dq, args.dq = _output(dq, "dq", q, q.dim, dtype, inputs)
@@ -226,20 +229,34 @@ class Plan:
             needed = ffi.new(_INT64)
             status = lib.flashattn_workspace_size(self._plan, op, c_shape, needed)
             if status:
-                fail(status)
+                fail(status, inputs.names())
             size = needed[0]
             self._last_size = (op, shape, size)
         place = inputs.place
         if place is None:
             status = function(self._plan, args, _workspace(size), size, ffi.NULL)
         else:
-            with _gpu.scope(place):
+            with _gpu.launch(place):
                 # It goes back before the work is done, but to its stream.
-                memory = _gpu.new((size,), "uint8", False, place, "workspace") if size else None
-                address = view(memory, "workspace", place).pointer if size else ffi.NULL
+                address = ffi.NULL
+                if size:
+                    memory = _gpu.new((size,), "uint8", False, place, "workspace")
+                    address = view(memory, "workspace", place, MASK, made=True).pointer
                 status = function(self._plan, args, address, size, _gpu.native_stream(place))
         if status:
-            fail(status)
+            fail(status, inputs.names())
+
+
+def _shown(field: str, value: Any) -> Any:
+    """A number of the descriptor as its enumerators call it."""
+    if field in ("dtype", "bias_dtype"):
+        return NAMES.get(value, "none")
+    if field == "device":
+        return Device(value).name.lower()
+    if field in ("layout", "bias"):
+        bits: Any = Layout if field == "layout" else Bias
+        return " and ".join(bit.name.lower() for bit in bits if bit & value) or "none"
+    return value
 
 
 def _shape(batch: Optional[int], *sizes: int) -> Any:
@@ -274,11 +291,12 @@ def _output(array: Any, name: str, model: Tensor, dim: int, code: int,
         array = _arrays.new(shape, code, inputs.ragged, place, name)
         if place is None and model.axes in _PACKED:
             return array, (_arrays.packed_address(array, code), 0, 0, 0)
-        return array, Tensor(view(array, name, place), inputs.layout, len(shape), name).c()
+        made = view(array, name, place, made=True)
+        return array, Tensor(made, inputs.layout, len(shape), name).c()
     if seen is None:
         seen = view(array, name, inputs.place)
-    if not seen.writable:
-        raise invalid(f"{name} is read-only", Reason.VALUE, name)
+    _gpu.check_order(array, name, inputs.place)
+    check_writable(seen, name)
     return array, _like_output(seen, name, model, dim, code, inputs).c()
 
 
@@ -287,13 +305,12 @@ def _result(shape: Tuple[int, ...], zero: bool, inputs: Inputs, name: str) -> Tu
     array = _arrays.new(shape, F32, zero, inputs.place, name)
     if inputs.place is None:
         return array, _arrays.pointer(array, _FLOAT)
-    return array, _arrays.pointer(view(array, name, inputs.place), _FLOAT)
+    return array, _arrays.pointer(view(array, name, inputs.place, made=True), _FLOAT)
 
 
 def _dbias(args: Any, inputs: Inputs) -> Any:
     bias = inputs.bias
-    if bias is None:
-        raise invalid("return_dbias needs bias", Reason.BIAS, "bias")
+    assert bias is not None  # see describe()
     dbias, args.dbias = _result(bias.shape, True, inputs, "dbias")
     shape = (1,) * (4 - len(bias.shape)) + bias.shape
     # A stride of zero sums over the index: where the bias is broadcast.
@@ -304,8 +321,9 @@ def _dbias(args: Any, inputs: Inputs) -> Any:
 
 
 @lru_cache(maxsize=256)
-def cached_plan(facts: Tuple[Any, ...], *chosen: Tuple[str, Any]) -> Plan:
-    """The plan for what is known of the arrays and what was chosen, made at its first use.
+def cached_plan(facts: Tuple[Any, ...], chosen: Tuple[Tuple[str, Any], ...]) -> Plan:
+    """The plan for what is known of the arrays and what was chosen, as uniform() puts it, made at
+    its first use.
 
     The key is not the descriptor: this one is made in a tenth of the time. Refusals are not kept.
     """
@@ -319,6 +337,8 @@ def cache_info() -> Dict[str, int]:
 
 
 def clear_cache() -> None:
-    """Lets go of all kept plans, and of the calling thread's workspace."""
+    """Lets go of all kept plans, of the calling thread's workspace, and of arrays that GPUs have
+    done with."""
     cached_plan.cache_clear()
     _thread.workspace = None
+    _events.release()

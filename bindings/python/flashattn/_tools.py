@@ -8,12 +8,14 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from . import _arrays, _gpu
-from ._arrays import F16, F32, U8, DTypeLike, dtype_code, packed, view
+from ._arrays import (F16, F32, FLOAT32, MASK, NAMES, DTypeLike, View, check_writable, dtype_code,
+                      packed, view)
 from ._constants import Device, LogLevel, Reason
 from ._describe import describe, takes_description
 from ._errors import UnsupportedError, fail, invalid
-from ._inputs import Tensor, set_seed
+from ._inputs import Tensor, check_seed, set_seed
 from ._library import ffi, lib, text
+from ._options import integer, uniform
 from ._plan import Plan, c_descriptor, cached_plan, set_shape
 
 _FLOAT, _BYTE = ffi.typeof("float *"), ffi.typeof("uint8_t *")
@@ -59,18 +61,22 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], *, layout: Optional[str] = N
     first = parts[0]
     for part in parts:
         if part.view.shape != first.view.shape or part.view.dtype != first.view.dtype:
-            raise invalid("outs differ in shape or dtype", Reason.SIZE, "outs")
+            raise invalid(f"outs are {_said(first.view)} and {_said(part.view)}; give parts of one "
+                          "shape and dtype", Reason.SIZE, "outs")
     lse_shape = ((first.heads, first.rows) if varlen else (first.batch, first.heads, first.rows))
-    part_lses = [packed(lse, "lses", F32, lse_shape, place) for lse in lses]
-    if out is None:
+    part_lses = [packed(lse, "lses", FLOAT32, lse_shape, place) for lse in lses]
+    made = out is None
+    if made:
         code = first.view.dtype if out_dtype is None else dtype_code(out_dtype, "out_dtype")
         out = _arrays.new(first.view.shape, code, False, place, "out")
-    target = Tensor(view(out, "out", place), order, len(first.view.shape), "out")
-    if target.view.shape != first.view.shape or not target.view.writable:
-        raise invalid(f"out has shape {target.view.shape}; expected a writable array of shape "
-                      f"{first.view.shape}", Reason.SIZE, "out")
+    else:
+        _gpu.check_order(out, "out", place)
+    seen = view(out, "out", place, made=made)
+    check_writable(seen, "out")
+    _arrays.check_shape(seen.shape, first.view.shape, "out")
+    target = Tensor(seen, order, len(first.view.shape), "out")
     lse = _arrays.new(lse_shape, F32, False, place, "out")
-    plan = _plan_of(place, target.view.dtype, first.heads, first.dim, ("varlen_q", varlen))
+    plan = _plan_of(place, target.view.dtype, first.heads, first.dim, varlen_q=varlen)
     args = ffi.new("flashattn_merge_args *")
     args.struct_size, args.parts = ffi.sizeof("flashattn_merge_args"), len(parts)
     set_shape(ffi.addressof(args, "shape"), (1 if varlen else first.batch, first.rows, 0, 0,
@@ -79,25 +85,32 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], *, layout: Optional[str] = N
     pointers = ffi.new("float *[]", [ffi.cast(_FLOAT, part.pointer) for part in part_lses])
     args.part_o, args.part_lse, args.part_dtype = arrays, pointers, first.view.dtype
     args.o = target.c()
-    args.lse = _arrays.pointer(lse if place is None else view(lse, "lse", place), _FLOAT)
-    with _gpu.scope(place):
+    args.lse = _arrays.pointer(lse if place is None else view(lse, "lse", place, made=True),
+                               _FLOAT)
+    with _gpu.launch(place):
         status = lib.flashattn_merge(plan._plan, args, _gpu.native_stream(place))
     if status:
         fail(status)
     return out, lse
 
 
+def _said(array: View) -> str:
+    return f"{NAMES[array.dtype]} {array.shape}"
+
+
 def _plan_of(place: _arrays.Place, dtype: int, heads: int, dim: int,
-             *chosen: Tuple[str, Any]) -> Plan:
+             **chosen: Any) -> Plan:
     """A plan whose results are of a type; on a GPU also where no kernel computes in it."""
-    if place is None:
-        return cached_plan((dtype, heads, dim), *chosen)
-    return cached_plan((dtype if dtype != F32 else F16, heads, dim), ("out_dtype", dtype),
-                       ("device", place.device), *chosen)
+    if place is not None:
+        chosen["device"] = place.device
+        if dtype == F32:
+            dtype, chosen["out_dtype"] = F16, F32
+    return cached_plan((dtype, heads, dim), uniform(chosen))
 
 
 def dropout_mask(batch: int, heads: int, seqlen_q: int, seqlen_k: int, *, dropout: float,
-                 seed: int = 0, offset: int = 0, out: Any = None, stream: Any = None) -> Any:
+                 seed: Optional[int] = None, offset: int = 0, out: Any = None,
+                 stream: Any = None) -> Any:
     """Which weights dropout keeps: bool (batch, heads, queries, keys), True = kept.
 
     The same numbers as attention(dropout=, seed=, offset=) uses on every device: a function of
@@ -107,23 +120,26 @@ def dropout_mask(batch: int, heads: int, seqlen_q: int, seqlen_k: int, *, dropou
     out         bool or uint8, without gaps, written and returned; on a GPU the numbers are made
                 there, on stream
 
-    ValueError for sizes past 2**31 - 1, other shapes of out, seeds, and a stream without out.
+    ValueError for a dropout without a seed, sizes past 2**31 - 1, other shapes of out, seeds, and a
+    stream without out.
     """
     if out is None and stream is not None:
         raise invalid("stream is given without out, but the mask is then made in host memory; give "
                       "out= on the GPU, or leave stream out", Reason.STREAM, "stream")
     place = None if out is None else _gpu.place_of(out, stream, None, name="out")
-    plan = _plan_of(place, F32, heads, 64, ("dropout", dropout))
+    plan = _plan_of(place, F32, integer(heads, "heads"), 64, dropout=dropout)
+    check_seed(seed, plan.descriptor.dropout)
     args = ffi.new("flashattn_forward_args *")
     args.struct_size = ffi.sizeof("flashattn_forward_args")
     set_shape(ffi.addressof(args, "shape"), (batch, seqlen_q, seqlen_k, 0, 0, 0))
     set_seed(args.inputs, seed, offset)
     shape = (batch, heads, seqlen_q, seqlen_k)
     keep = np.empty(shape, np.bool_) if out is None else out
-    seen = packed(keep, "out", U8, shape, place)
-    if not seen.writable:
-        raise invalid("out is read-only", Reason.VALUE, "out")
-    with _gpu.scope(place):
+    seen = packed(keep, "out", MASK, shape, place)
+    if out is not None:
+        _gpu.check_order(out, "out", place)
+        check_writable(seen, "out")
+    with _gpu.launch(place):
         status = lib.flashattn_dropout_mask(plan._plan, args, _arrays.pointer(seen, _BYTE),
                                             _gpu.native_stream(place))
     if status:

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "core/validate_desc.h"
 #include "cuda/family.h"
 #include "cuda/sm90/launcher.h"
 #include "cuda/sm90/tensor_map.h"
@@ -49,9 +50,9 @@ const Predicate kPredicates[] = {
      [](const Problem& p, const Device&, char* text, size_t capacity) {
        std::snprintf(
            text, capacity,
-           "dtype = %d, dim_qk = %d, dim_v = %d have no Hopper kernel with mask = %u, bias "
+           "dtype = %s, dim_qk = %d, dim_v = %d have no Hopper kernel with mask = %u, bias "
            "= %u, dropout = %g, scale = %g",
-           p.dtype, p.dim_qk, p.dim_v, p.mask, p.bias, static_cast<double>(p.dropout),
+           dtype_name(p.dtype), p.dim_qk, p.dim_v, p.mask, p.bias, static_cast<double>(p.dropout),
            static_cast<double>(p.scale));
      }},
     {[](const Problem& p, const Device&) {
