@@ -62,6 +62,12 @@ fn plans_and_scratch_memory_are_kept() -> Result<()> {
     assert!(planned.is_empty(), "{planned:?}");
     assert!(bytes >= o_bytes && bytes < o_bytes + lse_bytes, "{bytes} for an o of {o_bytes}");
 
+    // The order in memory is no part of a plan.
+    let swapped = x.transpose(1, 2)?.contiguous()?.transpose(1, 2)?;
+    assert!(!swapped.is_contiguous());
+    let (planned, _) = cost(|| flash_attn(&swapped, &x, &swapped, 0.25, true).map(drop))?;
+    assert!(planned.is_empty(), "{planned:?}");
+
     // A tracked tensor in any place asks for both, once.
     let var = Var::from_tensor(&x)?;
     let (planned, _) = cost(|| flash_attn(&x, &var, &x, 0.25, true).map(drop))?;
