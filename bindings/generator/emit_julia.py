@@ -19,6 +19,36 @@ module LibFlashAttn
 # then means the library that is open already.
 const lib = "libflashattn.so.0"
 
+# `@gc_safe lib.f(x::T, ...)::R`: @ccall for what may take long. Julia's collector does not wait for
+# the calling thread meanwhile, nor do the threads that the collector has stopped.
+@static if VERSION >= v"1.12"
+    macro gc_safe(call)
+        return esc(:(@ccall gc_safe = true $call))
+    end
+else
+    macro gc_safe(call)
+        inner, result = call.args
+        library, name = inner.args[1].args
+        values, types = ([x.args[i] for x in inner.args[2:end]] for i in 1:2)
+        owners, raw = map(x -> gensym(:owner), values), map(x -> gensym(:raw), values)
+        # Conversions and the look-up may allocate, and come first; the call itself touches nothing
+        # of Julia's.
+        owned = map((o, T, x) -> :($o = Base.cconvert($T, $x)), owners, types, values)
+        converted = map((r, T, o) -> :($r = Base.unsafe_convert($T, $o)), raw, types, owners)
+        return esc(quote
+            $(owned...)
+            GC.@preserve $(owners...) begin
+                $(converted...)
+                address = cglobal(($name, $library))
+                state = ccall(:jl_gc_safe_enter, Int8, ())
+                status = ccall(address, $result, ($(types...),), $(raw...))
+                ccall(:jl_gc_safe_leave, Cvoid, (Int8,), state)
+                status
+            end
+        end)
+    end
+end
+
 '''
 
 SCALARS = {"int32_t": "Int32", "uint32_t": "UInt32", "int64_t": "Int64", "uint64_t": "UInt64",
@@ -126,7 +156,9 @@ def _signature(function: Function) -> str:
 def _function(function: Function) -> str:
     names = ", ".join(p.name for p in function.parameters)
     typed = [f"{p.name}::{_type(p.type)}" for p in function.parameters]
-    call, line = [], f"    @ccall lib.{function.name}("
+    # What goes to a stream is the work itself: on the CPU it is done when the call returns.
+    works = any(parameter.name == "stream" for parameter in function.parameters)
+    call, line = [], f"    @{'gc_safe' if works else 'ccall'} lib.{function.name}("
     for index, item in enumerate(typed):
         piece = item + (", " if index + 1 < len(typed) else "")
         if len(line) + len(piece) > 90:

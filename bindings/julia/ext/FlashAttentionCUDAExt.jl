@@ -18,4 +18,7 @@ end
 
 FlashAttention.int32(x::CuArray{Int32}) = x
 
+# In the order of the task's stream, on which the work was enqueued.
+FlashAttention.release(x::CuArray) = CUDA.unsafe_free!(x)
+
 end

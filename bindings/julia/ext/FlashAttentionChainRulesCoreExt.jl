@@ -11,11 +11,25 @@ dense(dy::AbstractArray, y::AbstractArray) = copyto!(similar(y), dy)
 dense(dy::DenseArray{T}, y::AbstractArray{T}) where {T} = dy
 dense(::AbstractZero, y::AbstractArray) = fill!(similar(y), 0)
 
+"f of the dense cotangent; a copy that was made for it is given back."
+function with_dense(f, dy, y::AbstractArray)
+    x = dense(dy, y)
+    try
+        return f(x)
+    finally
+        x === dy || FlashAttention.release(x)
+    end
+end
+with_dense(f, ::Union{Nothing,AbstractZero}, ::Nothing) = f(nothing)
+
 function pullback(q, k, v, out, lse, dout, dlse, options)
     dout isa AbstractZero && dlse isa Union{Nothing,AbstractZero} &&
         return (NoTangent(), dout, dout, dout)
-    dlse = dlse isa Union{Nothing,AbstractZero} ? nothing : dense(dlse, lse)
-    grads = attention_backward(dense(dout, out), q, k, v, out, lse; dlse = dlse, options...)
+    grads = with_dense(dout, out) do dout
+        with_dense(dlse, dlse isa Union{Nothing,AbstractZero} ? nothing : lse) do dlse
+            attention_backward(dout, q, k, v, out, lse; dlse = dlse, options...)
+        end
+    end
     return (NoTangent(), grads.dq, grads.dk, grads.dv)
 end
 

@@ -10,6 +10,36 @@ module LibFlashAttn
 # then means the library that is open already.
 const lib = "libflashattn.so.0"
 
+# `@gc_safe lib.f(x::T, ...)::R`: @ccall for what may take long. Julia's collector does not wait for
+# the calling thread meanwhile, nor do the threads that the collector has stopped.
+@static if VERSION >= v"1.12"
+    macro gc_safe(call)
+        return esc(:(@ccall gc_safe = true $call))
+    end
+else
+    macro gc_safe(call)
+        inner, result = call.args
+        library, name = inner.args[1].args
+        values, types = ([x.args[i] for x in inner.args[2:end]] for i in 1:2)
+        owners, raw = map(x -> gensym(:owner), values), map(x -> gensym(:raw), values)
+        # Conversions and the look-up may allocate, and come first; the call itself touches nothing
+        # of Julia's.
+        owned = map((o, T, x) -> :($o = Base.cconvert($T, $x)), owners, types, values)
+        converted = map((r, T, o) -> :($r = Base.unsafe_convert($T, $o)), raw, types, owners)
+        return esc(quote
+            $(owned...)
+            GC.@preserve $(owners...) begin
+                $(converted...)
+                address = cglobal(($name, $library))
+                state = ccall(:jl_gc_safe_enter, Int8, ())
+                status = ccall(address, $result, ($(types...),), $(raw...))
+                ccall(:jl_gc_safe_leave, Cvoid, (Int8,), state)
+                status
+            end
+        end)
+    end
+end
+
 const HEADER_VERSION = 100
 
 # enum flashattn_status
@@ -760,7 +790,7 @@ more than its numbers hold does over what lost the bet.
 ```
 """
 function flashattn_forward(plan, args, workspace, workspace_bytes, stream)
-    @ccall lib.flashattn_forward(plan::Ptr{flashattn_plan},
+    @gc_safe lib.flashattn_forward(plan::Ptr{flashattn_plan},
         args::Ptr{flashattn_forward_args}, workspace::Ptr{Cvoid}, workspace_bytes::Int64,
         stream::Ptr{Cvoid})::Int32
 end
@@ -780,7 +810,7 @@ For a part of a larger attention, give the o and lse that flashattn_merge wrote.
 ```
 """
 function flashattn_backward(plan, args, workspace, workspace_bytes, stream)
-    @ccall lib.flashattn_backward(plan::Ptr{flashattn_plan},
+    @gc_safe lib.flashattn_backward(plan::Ptr{flashattn_plan},
         args::Ptr{flashattn_backward_args}, workspace::Ptr{Cvoid},
         workspace_bytes::Int64, stream::Ptr{Cvoid})::Int32
 end
@@ -799,7 +829,7 @@ contents.
 ```
 """
 function flashattn_merge(plan, args, stream)
-    @ccall lib.flashattn_merge(plan::Ptr{flashattn_plan},
+    @gc_safe lib.flashattn_merge(plan::Ptr{flashattn_plan},
         args::Ptr{flashattn_merge_args}, stream::Ptr{Cvoid})::Int32
 end
 
@@ -819,7 +849,7 @@ iff u >= round(65536 * dropout).
 ```
 """
 function flashattn_dropout_mask(plan, args, keep, stream)
-    @ccall lib.flashattn_dropout_mask(plan::Ptr{flashattn_plan},
+    @gc_safe lib.flashattn_dropout_mask(plan::Ptr{flashattn_plan},
         args::Ptr{flashattn_forward_args}, keep::Ptr{UInt8}, stream::Ptr{Cvoid})::Int32
 end
 

@@ -1,6 +1,6 @@
 # Arrays as the library sees them: a type, an address, strides, and the device they lie on. A
-# package for another device adds methods of `device`, `address`, `stream` and `int32` for its
-# array; views are taken apart here, whatever lies below.
+# package for another device adds methods of `device`, `address`, `stream`, `int32` and `release`
+# for its array; views are taken apart here, whatever lies below.
 
 const Wrapped = Union{SubArray,PermutedDimsArray,Base.ReshapedArray,Base.ReinterpretArray}
 
@@ -10,8 +10,16 @@ dtype(::Type{Float16}) = C.FLASHATTN_DTYPE_F16
 dtype(::Type{BFloat16}) = C.FLASHATTN_DTYPE_BF16
 dtype(::Type{Bool}) = C.FLASHATTN_DTYPE_U8
 dtype(::Type{UInt8}) = C.FLASHATTN_DTYPE_U8
-dtype(T::Type) = throw(ArgumentError(
-    "the element type $T is none of Float32, Float16, BFloat16; convert the array"))
+dtype(::Type) = C.FLASHATTN_DTYPE_DEFAULT  # none
+
+"The same for an array that must have one; `mask`: bytes will do."
+function dtype(T::Type, name::String; mask::Bool = false)
+    code = dtype(T)
+    code in (C.FLASHATTN_DTYPE_F32, C.FLASHATTN_DTYPE_F16, C.FLASHATTN_DTYPE_BF16) && return code
+    mask && code == C.FLASHATTN_DTYPE_U8 && return code
+    throw(ArgumentError("the element type $T of $name is none of Float32, Float16, BFloat16" *
+                        (mask ? ", Bool (true = visible)" : "") * "; convert it"))
+end
 
 "The array below all views: it says where the memory is."
 storage(x::AbstractArray) = x
@@ -77,9 +85,17 @@ function scratch(::Array, bytes::Integer)
 end
 scratch(x::AbstractArray, bytes::Integer) = similar(x, UInt8, (Int(bytes),))
 
+"""
+Gives back the memory of an array that a call made for itself, behind the work that was enqueued:
+the collector, which knows nothing of how full a device is, may come late. Host memory is its own.
+"""
+release(::AbstractArray) = nothing
+
 "Lengths and offsets, and numbers for each head, as the library reads them."
 int32(x::Array{Int32}) = x
 int32(x::AbstractArray{<:Integer}) = Int32.(x)
+int32(x::AbstractArray) = throw(ArgumentError(
+    "lengths, offsets and page numbers are integers, but an array of $(eltype(x)) is given"))
 singles(x::Array{Float32}) = x
 singles(x::AbstractArray{<:Real}) = isdense(x) && eltype(x) === Float32 ? x : float32.(x)
 

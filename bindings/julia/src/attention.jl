@@ -34,8 +34,10 @@ Further:
 - `softcap`: scores become softcap · tanh(score / softcap)
 - `scale`: factor of the scores; `nothing`: 1 / √dim
 - `sink`: (heads,) logits that take part in the softmax and have no value
-- `dropout = 0`: probability with which a weight is dropped; `seed` and `offset` choose the numbers,
-  see [`dropout_mask`](@ref)
+- `dropout = 0`: probability with which a weight is dropped. It needs a `seed`, which with
+  `offset = 0` chooses the numbers, see [`dropout_mask`](@ref): the same ones drop the same weights,
+  so each layer and step has a seed or an offset of its own, and the backward call those of its
+  forward call
 - `splits = 0`: parts into which the keys of a short query are split; 0: the library chooses
 - `deterministic`: `true`: the same call gives the same bits; `:batch_invariant`: also whatever else
   is in the batch. On the CPU this always holds
@@ -49,8 +51,9 @@ A query that sees no key gives 0, and lse = -Inf. Throws `DimensionMismatch` for
 sentence for what it refuses.
 """
 function attention(q::AbstractArray, k::AbstractArray, v::AbstractArray;
-                   out_type::Type = eltype(q), return_lse::Bool = false, options...)
-    plan, inputs = prepare(q, k, v; out_type = out_type, return_lse = return_lse, options...)
+                   out_type::Type = eltype(q), return_lse = false, options...)
+    plan, inputs = prepare_forward(q, k, v; out_type = out_type, return_lse = return_lse,
+                                   options...)
     return forward(plan, inputs, out_type)
 end
 
@@ -58,6 +61,14 @@ end
 function attention(plan::Plan, q::AbstractArray, k::AbstractArray, v::AbstractArray; arrays...)
     T = (Float32, Float16, BFloat16)[output_type(plan)]
     return forward(plan, prepare(plan, q, k, v; arrays...), T)
+end
+
+function prepare_forward(q, k, v; options...)
+    for name in (:forward, :backward, :dlse, :return_dbias, :return_dsink)
+        haskey(options, name) &&
+            throw(ArgumentError("$name is an option of attention_backward or Plan, not of this"))
+    end
+    return prepare(q, k, v; options...)
 end
 
 function forward(plan::Plan, inputs::Inputs, T::Type)
@@ -78,8 +89,8 @@ Returns `out`. With `cu_seqlens_q` and its like or `page_table` it is `attention
 """
 function attention!(out::AbstractArray, q::AbstractArray, k::AbstractArray, v::AbstractArray;
                     lse = nothing, options...)
-    plan, inputs = prepare(q, k, v; out_type = eltype(out), return_lse = lse !== nothing,
-                           options...)
+    plan, inputs = prepare_forward(q, k, v; out_type = eltype(out), return_lse = lse !== nothing,
+                                   options...)
     return run_forward(plan, inputs, out, lse)
 end
 
@@ -125,9 +136,10 @@ attention_varlen!(out::AbstractArray, q::AbstractArray, k::AbstractArray, v::Abs
 - `q`: (dim, heads, queries, batch), or with `cu_seqlens_q` `(dim, heads, total_q)`
 - `k_pages`: `(dim, kv_heads, page_size, pages)`, in the order of `page_layout = :dhsp`; `v_pages`
   likewise
-- `page_table`: (pages of a sequence, batch) integers, copied. Token j of sequence b, both from 1,
-  lies in page `page_table[cld(j, page_size), b]`; pages count from 1. Entries past
-  `kv_lens` are not read
+- `page_table`: (pages of a sequence, batch) integers. Token j of sequence b, both from 1, lies in
+  page `page_table[cld(j, page_size), b]`. Entries past `kv_lens` are not read
+- `first_page = 1`: the number of the first page. With 0, a table of Int32 is what the library
+  reads, and nothing is copied; from 1, a call makes itself a copy
 - `kv_lens`: (batch,) integers, keys in use of each sequence; `nothing`: all
 - `max_seqlen_k`: a bound of `kv_lens`, at most size(page_table, 1) · page_size tokens; else that
 

@@ -16,7 +16,7 @@ Errors as in attention.
 """
 function attention_backward(dout::AbstractArray, q::AbstractArray, k::AbstractArray,
                             v::AbstractArray, out::AbstractArray, lse::AbstractArray;
-                            dlse = nothing, return_dbias::Bool = false, return_dsink::Bool = false,
+                            dlse = nothing, return_dbias = false, return_dsink = false,
                             options...)
     plan, inputs = prepare_backward(q, k, v, out; dlse = dlse !== nothing,
                                     return_dbias = return_dbias, return_dsink = return_dsink,

@@ -24,19 +24,27 @@ The rest is explained at [`attention`](@ref). Throws an `ArgumentError` for what
 down; whether a device can do it is for `Plan` to find out.
 """
 function describe(T::Type; heads::Integer, dim::Integer, kv_heads::Integer = heads,
-                  dim_v::Integer = dim, out_type::Type = T, causal::Bool = false,
+                  dim_v::Integer = dim, out_type::Type = T, causal = false,
                   window = nothing, chunk::Union{Nothing,Integer} = nothing,
-                  top_left::Bool = false, block_size = nothing,
-                  bias::Union{Nothing,Type} = nothing, alibi::Bool = false, sink::Bool = false,
+                  top_left = false, block_size = nothing,
+                  bias::Union{Nothing,Type} = nothing, alibi = false, sink = false,
                   softcap::Union{Nothing,Real} = nothing, scale::Union{Nothing,Real} = nothing,
-                  dropout::Real = 0, forward::Bool = true, backward::Bool = false,
-                  return_lse::Bool = false, dlse::Bool = false, return_dbias::Bool = false,
-                  return_dsink::Bool = false, varlen_q::Bool = false, varlen_k::Bool = false,
-                  page_size::Integer = 0, splits::Integer = 0,
+                  dropout::Real = 0, forward = true, backward = false,
+                  return_lse = false, dlse = false, return_dbias = false, return_dsink = false,
+                  varlen_q = false, varlen_k = false, page_size::Integer = 0, splits::Integer = 0,
                   deterministic::Union{Bool,Symbol} = false, threads::Integer = 0,
                   device::Symbol = :cpu, device_index::Integer = 0, max_batch::Integer = 0,
                   max_seqlen_q::Integer = 0, max_seqlen_k::Integer = 0, max_total_q::Integer = 0,
-                  max_total_k::Integer = 0, sm_limit::Integer = 0, workspace_limit::Integer = 0)
+                  max_total_k::Integer = 0, sm_limit::Integer = 0, workspace_limit::Integer = 0,
+                  unknown...)
+    foreach(name -> refuse_keyword(name, keywords(describe, Inputs)), keys(unknown))
+    for (name, x) in pairs((
+            causal = causal, top_left = top_left, alibi = alibi, sink = sink, forward = forward,
+            backward = backward, return_lse = return_lse, dlse = dlse, return_dbias = return_dbias,
+            return_dsink = return_dsink, varlen_q = varlen_q, varlen_k = varlen_k))
+        # Of Bool keywords, Julia's own error does not say which.
+        x isa Bool || throw(ArgumentError("$name = $(repr(x)); expected true or false"))
+    end
     # As the library sees them: what is too small for a Float32 is 0.
     scale === nothing || Float32(scale) != 0 || throw(ArgumentError(
         "scale = $scale is 0 in Float32, which would make every weight equal; for 1/sqrt(dim) " *
@@ -45,12 +53,16 @@ function describe(T::Type; heads::Integer, dim::Integer, kv_heads::Integer = hea
         "softcap = $softcap is 0 in Float32, which would turn it off; for that give 0 or " *
         "nothing"))
     left, right = window_sides(window)
+    # One descriptor, and so one plan, for every spelling: of an open window, of the default scale.
+    windowed = window !== nothing && (left, right) != (-1, -1)
+    windowed || ((left, right) = (0, 0))
+    dim > 0 && Float32(something(scale, 0)) == Float32(1 / sqrt(Float64(dim))) && (scale = nothing)
     block_q, block_kv = block_size === nothing ? (0, 0) : block_size
     devices = (cpu = C.FLASHATTN_DEVICE_CPU, cuda = C.FLASHATTN_DEVICE_CUDA)
     haskey(devices, device) || throw(ArgumentError("device = :$device; expected :cpu or :cuda"))
     when(condition, bit) = condition ? bit : UInt32(0)
     mask = when(causal, C.FLASHATTN_MASK_CAUSAL) | when(top_left, C.FLASHATTN_MASK_TOP_LEFT) |
-           when(window !== nothing, C.FLASHATTN_MASK_WINDOW) |
+           when(windowed, C.FLASHATTN_MASK_WINDOW) |
            when(chunk !== nothing, C.FLASHATTN_MASK_CHUNK) |
            when(block_size !== nothing, C.FLASHATTN_MASK_BLOCKS)
     features = when(return_lse, C.FLASHATTN_FEATURE_LSE) | when(sink, C.FLASHATTN_FEATURE_SINK) |
@@ -64,15 +76,19 @@ function describe(T::Type; heads::Integer, dim::Integer, kv_heads::Integer = hea
         return C.flashattn_desc(
             device = devices[device], device_index = device_index,
             ops = when(forward, C.FLASHATTN_OP_FORWARD) | when(backward, C.FLASHATTN_OP_BACKWARD),
-            dtype = dtype(T), dtype_o = dtype(out_type), heads_q = heads, heads_kv = kv_heads,
-            dim_qk = dim, dim_v = dim_v, layout = layout, page_size = page_size, mask = mask,
+            dtype = dtype(T, "q, k, v"), dtype_o = dtype(out_type, "the output"),
+            heads_q = heads, heads_kv = kv_heads, dim_qk = dim, dim_v = dim_v, layout = layout,
+            page_size = page_size, mask = mask,
             window_left = left, window_right = right, chunk = something(chunk, 0),
             block_q = block_q, block_kv = block_kv,
             bias = when(alibi, C.FLASHATTN_BIAS_ALIBI) |
                    when(bias !== nothing, C.FLASHATTN_BIAS_DENSE),
-            bias_dtype = bias === nothing ? C.FLASHATTN_DTYPE_DEFAULT : dtype(bias),
+            bias_dtype = bias === nothing ? C.FLASHATTN_DTYPE_DEFAULT :
+                         dtype(bias, "bias"; mask = true),
             features = features, determinism = determinism(deterministic),
-            scale = something(scale, 0), softcap = something(softcap, 0), dropout = dropout,
+            # + 0: there is one zero, too.
+            scale = something(scale, 0), softcap = Float32(something(softcap, 0)) + 0.0f0,
+            dropout = Float32(dropout) + 0.0f0,
             splits = splits, max_batch = max_batch, max_seqlen_q = max_seqlen_q,
             max_seqlen_kv = max_seqlen_k, sm_limit = sm_limit, threads = threads,
             max_total_q = max_total_q, max_total_kv = max_total_k,

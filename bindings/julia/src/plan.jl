@@ -34,17 +34,32 @@ function Base.show(io::IO, plan::Plan)
           d.dim_v == 0 ? d.dim_qk : d.dim_v, ")")
 end
 
-const CACHE = Dict{C.flashattn_desc,Plan}()
+"A plan that is kept, and the number of the call that used it last."
+mutable struct Kept
+    plan::Plan
+    used::Int
+end
+
+const CACHE = Dict{C.flashattn_desc,Kept}()
+const CALLS = Ref(0)
 const CACHE_LOCK = ReentrantLock()
 const CACHE_LIMIT = 256
 
-"The plan of a descriptor, made at its first use. Refusals are not kept."
+"""
+The plan of a descriptor, made at its first use. Refusals are not kept. In a full cache the plan that
+was unused for the longest makes room.
+"""
 function cached_plan(desc::C.flashattn_desc)
     lock(CACHE_LOCK) do
-        get!(CACHE, desc) do
-            length(CACHE) < CACHE_LIMIT || empty!(CACHE)
-            Plan(desc)
+        kept = get(CACHE, desc, nothing)
+        if kept === nothing
+            kept = Kept(Plan(desc), 0)
+            length(CACHE) < CACHE_LIMIT ||
+                delete!(CACHE, reduce((a, b) -> CACHE[a].used < CACHE[b].used ? a : b, keys(CACHE)))
+            CACHE[desc] = kept
         end
+        kept.used = CALLS[] += 1
+        return kept.plan
     end
 end
 
@@ -82,10 +97,16 @@ operation(op::Symbol) =
 "A shape for the questions below; `nothing`: the promised maxima."
 shape_of(::Nothing; sizes...) = isempty(sizes) ? C_NULL :
     throw(ArgumentError("sizes without batch; give batch, or no size at all"))
-shape_of(batch::Integer; seqlen_q = 0, seqlen_k = 0, total_q = 0, total_k = 0) =
-    Ref(C.flashattn_shape(batch = size32(batch, "batch"), seqlen_q = size32(seqlen_q, "seqlen_q"),
-                          seqlen_kv = size32(seqlen_k, "seqlen_k"), total_q = total_q,
-                          total_kv = total_k))
+function shape_of(batch::Integer; seqlen_q = 0, seqlen_k = 0, total_q = 0, total_k = 0,
+                  unknown...)
+    sizes = (:batch, :seqlen_q, :seqlen_k, :total_q, :total_k)
+    for name in keys(unknown)
+        throw(ArgumentError("there is no size $name; give some of $(join(sizes, ", "))"))
+    end
+    return Ref(C.flashattn_shape(
+        batch = size32(batch, "batch"), seqlen_q = size32(seqlen_q, "seqlen_q"),
+        seqlen_kv = size32(seqlen_k, "seqlen_k"), total_q = total_q, total_kv = total_k))
+end
 
 """
     FlashAttention.workspace_size(plan, op = :forward; batch, seqlen_q, seqlen_k, total_q, total_k)

@@ -3,21 +3,29 @@
 "Inputs, and the plan for them."
 function prepare(q, k, v; layout = :dhsb, cu_seqlens_q = nothing, cu_seqlens_k = nothing,
                  max_seqlen_q = nothing, max_seqlen_k = nothing, q_lens = nothing,
-                 kv_lens = nothing, page_table = nothing, page_layout = :dhsp, bias = nothing,
-                 alibi_slopes = nothing, sink = nothing, block_mask = nothing,
-                 block_size = nothing, seed = 0, offset = 0, options...)
+                 kv_lens = nothing, page_table = nothing, page_layout = :dhsp, first_page = 1,
+                 bias = nothing, alibi_slopes = nothing, sink = nothing, block_mask = nothing,
+                 block_size = nothing, seed = nothing, offset = 0, dropout = 0, options...)
     inputs = Inputs(q, k, v; layout = layout, cu_seqlens_q = cu_seqlens_q,
                     cu_seqlens_k = cu_seqlens_k, max_seqlen_q = max_seqlen_q,
                     max_seqlen_k = max_seqlen_k, q_lens = q_lens, kv_lens = kv_lens,
-                    page_table = page_table, page_layout = page_layout, bias = bias,
-                    alibi_slopes = alibi_slopes, sink = sink, block_mask = block_mask,
+                    page_table = page_table, page_layout = page_layout, first_page = first_page,
+                    bias = bias, alibi_slopes = alibi_slopes, sink = sink, block_mask = block_mask,
                     block_size = block_size, seed = seed, offset = offset)
-    return cached_plan(describe(eltype(q); facts(inputs)..., options...)), inputs
+    known = facts(inputs)
+    for name in keys(options)
+        haskey(known, name) && throw(ArgumentError(
+            "$name = $(options[name]) is given, but follows from the arrays; leave it out"))
+    end
+    plan = cached_plan(describe(eltype(q); dropout = dropout, known..., options...))
+    check_seed(dropout, seed)
+    return plan, inputs
 end
 
 "Arrays for a plan of the caller's: they must be what it was made for."
-function prepare(plan::Plan, q, k, v; arrays...)
-    inputs = Inputs(q, k, v; arrays...)
+function prepare(plan::Plan, q, k, v; seed = nothing, arrays...)
+    check_seed(plan.desc.dropout, seed)
+    inputs = Inputs(q, k, v; seed = seed, arrays...)
     mine, given = plan.desc, describe(eltype(q); facts(inputs)...)
     function same(field, default)
         x = getfield(mine, field)
@@ -30,7 +38,7 @@ function prepare(plan::Plan, q, k, v; arrays...)
                                                        0 : mine.dtype))
         same(field, default) || throw(ArgumentError(
             "$field = $(getfield(given, field)) by the arrays given, but the plan is made for " *
-            "$(getfield(mine, field))"))
+            "$(getfield(mine, field)); give such arrays, or make another plan"))
     end
     return inputs
 end
@@ -64,8 +72,12 @@ function execute(f::F, plan::Plan, op::UInt32, args, shape::C.flashattn_shape,
                  memory::AbstractArray) where {F}
     needed = workspace_bytes(plan, op, Ref(shape))
     workspace = scratch(memory, needed)
-    GC.@preserve workspace begin
-        check(f(plan, args, address(workspace), needed, stream(memory)))
+    try
+        GC.@preserve workspace begin
+            check(f(plan, args, address(workspace), needed, stream(memory)))
+        end
+    finally
+        release(workspace)
     end
 end
 
@@ -79,6 +91,7 @@ function run_forward(plan::Plan, inputs::Inputs, out::AbstractArray, lse)
         execute(C.flashattn_forward, plan, C.FLASHATTN_OP_FORWARD, args, inputs.shape,
                 storage(inputs.q.array))
     end
+    foreach(release, inputs.made)
     return out
 end
 
@@ -113,5 +126,6 @@ function run_backward(plan::Plan, inputs::Inputs, grads::NamedTuple, dout, out, 
         execute(C.flashattn_backward, plan, C.FLASHATTN_OP_BACKWARD, args, inputs.shape,
                 storage(q.array))
     end
+    foreach(release, inputs.made)
     return grads
 end

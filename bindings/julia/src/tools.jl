@@ -36,7 +36,7 @@ function merge(outs, lses; layout::Symbol = :dhsb, out_type::Type = eltype(first
     GC.@preserve outs lses out lse tensors pointers begin
         args = Ref(C.flashattn_merge_args(
             parts = length(parts), part_o = pointer(tensors), part_lse = pointer(pointers),
-            part_dtype = dtype(eltype(model)), o = Tensor(out, layout, ndims(out), "out").c,
+            part_dtype = dtype(eltype(model), "outs"), o = Tensor(out, layout, ndims(out), "out").c,
             lse = address(lse),
             shape = C.flashattn_shape(batch = varlen ? 1 : size32(first_part.batch, "batch"),
                                       seqlen_q = size32(rows, "queries"),
@@ -52,7 +52,7 @@ function device_of(x::AbstractArray)
 end
 
 """
-    dropout_mask(batch, heads, seqlen_q, seqlen_k; dropout, seed = 0, offset = 0)
+    dropout_mask(batch, heads, seqlen_q, seqlen_k; dropout, seed, offset = 0)
 
 Which weights dropout keeps: `Array{Bool}` (keys, queries, heads, batch), true = kept.
 
@@ -61,14 +61,16 @@ The same numbers as `attention(...; dropout, seed, offset)` uses on every device
 too. Philox4x32-10 (Salmon et al. 2011).
 """
 function dropout_mask(batch::Integer, heads::Integer, seqlen_q::Integer, seqlen_k::Integer;
-                      dropout::Real, seed::Integer = 0, offset::Integer = 0)
+                      dropout::Real, seed::Union{Nothing,Integer} = nothing,
+                      offset::Integer = 0)
     plan = cached_plan(describe(Float32; heads = heads, dim = 64, dropout = dropout))
     args = Ref(C.flashattn_forward_args(
         shape = C.flashattn_shape(batch = size32(batch, "batch"),
                                   seqlen_q = size32(seqlen_q, "seqlen_q"),
                                   seqlen_kv = size32(seqlen_k, "seqlen_k")),
-        inputs = C.flashattn_inputs(rng_seed = word(seed, "seed"),
+        inputs = C.flashattn_inputs(rng_seed = word(something(seed, 0), "seed"),
                                     rng_offset = word(offset, "offset"))))
+    check_seed(dropout, seed)
     keep = Array{Bool}(undef, seqlen_k, seqlen_q, heads, batch)
     GC.@preserve keep check(C.flashattn_dropout_mask(plan, args, Ptr{UInt8}(pointer(keep)), C_NULL))
     return keep

@@ -25,7 +25,7 @@ end
          () -> attention(q, k, k; alibi_slopes = zeros(3)))
     says("kv_lens has size", DimensionMismatch, () -> attention(q, k, k; kv_lens = [1]))
 
-    says("Float64 is none of Float32", ArgumentError, () -> attention(Float64.(q), Float64.(k), Float64.(k)))
+    says("Float64 of q is none of Float32", ArgumentError, () -> attention(Float64.(q), Float64.(k), Float64.(k)))
     says("they must be the same", ArgumentError, () -> attention(q, Float16.(k), k))
     says("first dimension", ArgumentError, () -> attention(view(zeros(Float32, 16, 2, 5, 2), 1:2:16, :, :, :), k, k))
     says("negative stride", ArgumentError, () -> attention(view(q, :, :, 5:-1:1, :), k, k))
@@ -48,12 +48,48 @@ end
     says("block_size = nothing", ArgumentError, () -> attention(q, k, k; block_mask = trues(1, 1)))
     says("seed = -1", ArgumentError, () -> attention(q, k, k; dropout = 0.5, seed = -1))
     says("past the range", ArgumentError, () -> attention(q, k, k; chunk = 2^40))
-    says("Float64 is none of", ArgumentError, () -> attention!(Float64.(q), q, k, k))
+    says("Float64 of the output is none of", ArgumentError, () -> attention!(Float64.(q), q, k, k))
     says("dout has elements Float16; expected F32", ArgumentError,
          () -> attention_backward(Float16.(q), q, k, k, q, zeros(Float32, 5, 2, 2)))
     says("gaps", ArgumentError,
          () -> attention!(similar(q), q, k, k; lse = view(zeros(Float32, 10, 2, 2), 1:2:10, :, :)))
-    @test_throws MethodError attention(q, k, k; casual = true)
+    says("Int64 of bias is none of Float32, Float16, BFloat16, Bool", ArgumentError,
+         () -> attention(q, k, k; bias = ones(Int, 7, 5)))
+    says("page numbers are integers", ArgumentError, () -> attention_paged(q, k, k, [1.0 2.0], nothing))
+    says("first_page = 2", ArgumentError,
+         () -> attention_paged(q, k, k, [1 2], nothing; first_page = 2))
+
+    # Options that there are not, that are another's, or no such value.
+    plan = Plan(Float32; heads = 2, dim = 8)
+    for call in ((; options...) -> attention(q, k, k; options...),
+                 (; options...) -> attention!(similar(q), q, k, k; options...),
+                 (; options...) -> attention_backward(q, q, k, k, q, zeros(Float32, 5, 2, 2); options...),
+                 (; options...) -> attention(plan, q, k, k; options...),
+                 (; options...) -> Plan(Float32; heads = 2, dim = 8, options...),
+                 (; options...) -> FlashAttention.supported(Float32; heads = 2, dim = 8, options...))
+        says("there is no option casual: did you mean causal?", ArgumentError, () -> call(casual = true))
+        says("there is no option softmax_scale: did you mean scale?", ArgumentError,
+             () -> call(softmax_scale = 1))
+        says("there is no option attn_mask (?attention", ArgumentError, () -> call(attn_mask = 1))
+    end
+    says("causal = \"yes\"; expected true or false", ArgumentError, () -> attention(q, k, k; causal = "yes"))
+    says("dim = 16 is given, but follows from the arrays", ArgumentError, () -> attention(q, k, k; dim = 16))
+    says("return_dsink is an option of attention_backward", ArgumentError,
+         () -> attention(q, k, k; return_dsink = true))
+    says("causal = true is for the plan to say", ArgumentError, () -> attention(plan, q, k, k; causal = true))
+    says("there is no size seqlen;", ArgumentError,
+         () -> FlashAttention.workspace_size(plan; batch = 1, seqlen = 2))
+
+    # The same numbers in every call must be asked for.
+    lse, dropping = zeros(Float32, 5, 2, 2), Plan(Float32; heads = 2, dim = 8, dropout = 0.5)
+    for call in ((; seed...) -> attention(q, k, k; dropout = 0.5, seed...),
+                 (; seed...) -> attention(dropping, q, k, k; seed...),
+                 (; seed...) -> attention_backward(q, q, k, k, q, lse; dropout = 0.5, seed...),
+                 (; seed...) -> dropout_mask(1, 2, 3, 4; dropout = 0.5, seed...))
+        says("dropout = 0.5 without a seed", ArgumentError, call)
+        says("dropout = 0.5 without a seed", ArgumentError, () -> call(offset = 1))
+        @test said(() -> call(seed = 0), ArgumentError) == "nothing was thrown"
+    end
 
     error = try
         attention(q, k, k; dropout = 1.5)
@@ -64,7 +100,12 @@ end
     @test error.status === :ERROR_INVALID_ARGUMENT && error.reason === :DROPOUT
     @test error.field == "dropout" && occursin("dropout = 1.5", error.sentence)
     @test occursin("DROPOUT", sprint(showerror, error))
-    says("HEAD_RATIO", FlashAttentionError, () -> attention(q[:, [1, 2, 1], :, :], k, k))
+    says("heads = 3 is no multiple of kv_heads = 2", FlashAttentionError,
+         () -> Plan(Float32; heads = 3, kv_heads = 2, dim = 8))
+    # PyTorch's order, turned around.
+    says("layout = :dshb", DimensionMismatch, () -> attention(swap(q), swap(k), swap(k)))
+    says("kv_lens[1] = 8 is not within 0 and 7", FlashAttentionError,
+         () -> attention(q, k, k; kv_lens = [3, 8]))
     says("LENGTHS", FlashAttentionError, () -> attention(q, k, k; kv_lens = [3, 8]))
     says("OVERLAP", FlashAttentionError, () -> attention!(q, q, k, k))
     says("LENGTHS", FlashAttentionError,

@@ -25,6 +25,8 @@ const STUBS = Dict(
         stream() = (handle = C_NULL,)
         context() = nothing
         activate(::Nothing) = nothing
+        const FREED = Any[]
+        unsafe_free!(x) = push!(FREED, x)
         end
         """)
 
@@ -77,6 +79,9 @@ end
 
 # A statement of its own: what it defines is seen by the next one only.
 const REAL_CUDA = load("CUDA")
+# What CUDA.jl's broadcasting does.
+REAL_CUDA ||
+    @eval FlashAttention.int32(x::Main.CUDA.CuArray{Int64}) = Main.CUDA.CuArray(Int32.(x.data))
 if !REAL_CUDA
     @testset "CUDA, without a GPU" begin
         x = Main.CUDA.CuArray(normal(Float32, 8, 2, 5, 2))
@@ -107,6 +112,25 @@ if !REAL_CUDA
                                        ArgumentError))
         @test elsewhere("a part's lse", said(() -> FlashAttention.merge((x,), (on_host,)),
                                              ArgumentError))
+        # What a call made for itself is freed behind it, and nothing else.
+        given, made = Main.CUDA.CuArray([4, 5]), [Int32[4, 5]]
+        out, lse = Main.CUDA.CuArray(similar(x.data)), Main.CUDA.CuArray(zeros(Float32, 5, 2, 2))
+        both = Plan(Float32; heads = 2, dim = 8, return_lse = true, backward = true)
+        freed(run) = (empty!(Main.CUDA.FREED); run(); map(x -> x.data, Main.CUDA.FREED))
+        numbers(; more...) = FlashAttention.Inputs(x, x, x; more...)
+        for inputs in (() -> numbers(kv_lens = given), () -> numbers(kv_lens = Main.CUDA.CuArray(made[1])))
+            copies = isempty(inputs().made) ? [] : made
+            gone = freed(() -> FlashAttention.run_forward(both, inputs(), out, lse))
+            @test eltype(gone[1]) === UInt8 && gone[2:end] == copies
+            grads = gradients(dq = Main.CUDA.CuArray(similar(x.data)), dk = Main.CUDA.CuArray(similar(x.data)),
+                              dv = Main.CUDA.CuArray(similar(x.data)))
+            gone = freed(() -> FlashAttention.run_backward(both, inputs(), grads, x, out, lse, nothing))
+            @test eltype(gone[1]) === UInt8 && gone[2:end] == copies
+        end
+        # Where the call fails, too.
+        gone = freed(() -> said(() -> FlashAttention.run_forward(plan, numbers(), x, nothing),
+                                FlashAttentionError))
+        @test length(gone) == 1
         flat = Main.CUDA.CuArray(normal(Float32, 8, 2, 5))
         cu = Main.CUDA.CuArray(Int32[0, 5])
         @test occursin("max_seqlen_q is needed",

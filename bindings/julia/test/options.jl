@@ -85,6 +85,14 @@ end
     @test near(attention_paged(q, k_pages, v_pages, table, nothing; causal = true), wanted, 1e-6)
     @test near(attention_paged(q, swap(k_pages), swap(v_pages), table, [12, 12]; causal = true,
                                page_layout = :dshp), wanted, 1e-6)
+    # Page numbers as the library counts them are not copied.
+    from_0 = Int32.(table .- 1)
+    @test near(attention_paged(q, k_pages, v_pages, from_0, nothing; causal = true, first_page = 0),
+               wanted, 1e-6)
+    inputs(table; more...) = FlashAttention.Inputs(q, k_pages, v_pages; page_table = table, more...)
+    given = inputs(from_0; first_page = 0)
+    @test given.c.page_table == pointer(from_0) && isempty(given.made)
+    @test inputs(table; first_page = 1).made == [from_0] == inputs(Int32.(table)).made
     short = attention(q, k, v; causal = true, kv_lens = [12, 7])
     @test near(attention_paged!(similar(q), q, k_pages, v_pages, table, [12, 7]; causal = true),
                short, 1e-6)

@@ -11,6 +11,8 @@
     @test occursin("heads_q = 2 by the arrays given", said(() -> attention(plan, k, k, k), ArgumentError))
     @test occursin("bias = 2 by", said(() -> attention(plan, q, k, k; bias = zeros(Float32, 7, 5)),
                                        ArgumentError))
+    blocked = Plan(Float32; heads = 4, kv_heads = 2, dim = 8, block_size = (5, 7))
+    @test attention(blocked, q, k, k; block_mask = trues(1, 1), block_size = (5, 7)) == attention(q, k, k)
     @test_throws FlashAttentionError attention_backward(plan, q, q, k, k, out, lse)
     raw = Plan(LibFlashAttn.flashattn_desc(dtype = 1, heads_q = 4, heads_kv = 2, dim_qk = 8, mask = 1))
     @test attention(raw, q, k, k) == out
@@ -29,8 +31,33 @@
     FlashAttention.clear_cache()
     foreach(_ -> attention(q, k, k), 1:3)
     @test length(FlashAttention.CACHE) == 1
-    foreach(n -> attention(q, k, k; window = n), 1:FlashAttention.CACHE_LIMIT + 10)
-    @test length(FlashAttention.CACHE) <= FlashAttention.CACHE_LIMIT
+    # Past the limit those go that were unused for the longest, and no others.
+    kept(; options...) = FlashAttention.cached_plan(FlashAttention.describe(Float32; heads = 4, dim = 8,
+                                                                            options...))
+    often = kept()
+    for n in 1:FlashAttention.CACHE_LIMIT + 10
+        kept(window = n)
+        @test kept() === often
+    end
+    @test length(FlashAttention.CACHE) == FlashAttention.CACHE_LIMIT
+    last = FlashAttention.CACHE_LIMIT + 10
+    @test haskey(FlashAttention.CACHE, kept(window = last).desc)
+    present(n) = haskey(FlashAttention.CACHE, FlashAttention.describe(Float32; heads = 4, dim = 8, window = n))
+    @test findall(present, 1:last) == 12:last
+    FlashAttention.clear_cache()
+    # Orders and spellings of the same are one plan.
+    attention(q, k, k; causal = true, softcap = 3)
+    attention(q, k, k; softcap = 3.0f0, causal = true)
+    for options in ((scale = 1 / sqrt(8),), (scale = 1 / sqrt(8.0f0),), (scale = nothing,),
+                    (window = (nothing, -1),), (window = nothing,), (dropout = 0.0,), (dropout = -0.0,),
+                    (splits = 0,), (deterministic = false,), (out_type = Float32,), (top_left = false,))
+        attention(q, k, k; causal = true, softcap = 3, options...)
+    end
+    @test length(FlashAttention.CACHE) == 1
+    attention(q, k, k)
+    attention(q, k, k; softcap = 0)
+    attention(q, k, k; softcap = -0.0)
+    @test length(FlashAttention.CACHE) == 2
     FlashAttention.clear_cache()
     GC.gc()
     @test attention(plan, q, k, k)[1] == out
@@ -47,4 +74,22 @@ end
         end
     end
     @test all(fetch, same)
+end
+
+@testset "the collector" begin
+    if Threads.nthreads() == 1
+        println("the collector: skipped, as Julia has one thread; set JULIA_NUM_THREADS to 2")
+    else
+        # It runs while another thread is inside the library: some rows are written, some are not yet.
+        q, out = ones(Float32, 64, 8, 4096, 1), fill(NaN32, 64, 8, 4096, 1)
+        attention(q[:, :, 1:1, :], q, q; threads = 1)  # compiles
+        call = Threads.@spawn attention!(out, q, q, q; threads = 1)
+        rows = view(out, 1, :, :, 1)
+        while all(isnan, rows) && !istaskdone(call)
+            GC.safepoint()
+        end
+        GC.gc(false)
+        @test any(isnan, rows)
+        @test fetch(call) === out && out ≈ q
+    end
 end

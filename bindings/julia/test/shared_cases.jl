@@ -64,7 +64,8 @@ function options_of(case)
     if haskey(arrays, "cu_seqlens_kv") || haskey(arrays, "page_table")
         options[:max_seqlen_k] = Int(shape["seqlen_kv"])
     end
-    haskey(arrays, "page_table") && (options[:page_table] = arrays["page_table"] .+ Int32(1))
+    haskey(arrays, "page_table") &&
+        (options[:page_table] = arrays["page_table"]; options[:first_page] = 0)
     return options
 end
 

@@ -12,17 +12,30 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 //!
+//! Plans are kept for the process and scratch memory for the thread, so that a call in a loop makes
+//! neither. What backward needs is written only where a tensor is tracked.
+//!
 //! The C library is found as the crate `flashattn` finds it.
 
-use std::sync::OnceLock;
+mod plans;
+
+use std::cell::RefCell;
+use std::sync::{Arc, OnceLock};
 
 use candle_core::{
     bail, CpuStorage, CustomOp3, DType, Error, Layout, Result, Shape, Storage, Tensor, WithDType,
 };
 use flashattn::{
-    DescBuilder, Element, Gradients, Inputs, Output, Plan, Scalar, Strides, Upstream, View,
-    ViewMut, Workspace,
+    Element, Gradients, Inputs, Output, Plan, Reason, Scalar, Strides, Upstream, View, ViewMut,
+    Workspace,
 };
+
+use plans::Key;
+
+thread_local! {
+    /// Grows to what the thread's largest call needs, and is kept.
+    static WORKSPACE: RefCell<Workspace> = RefCell::new(Workspace::new());
+}
 
 /// softmax(scale * q k^T) v in memory linear in the sequence length, with gradients.
 ///
@@ -36,14 +49,62 @@ use flashattn::{
 ///
 /// # Errors
 ///
-/// What libflashattn refuses, as [`Error::Wrapped`] of a [`flashattn::Error`]; a scale of 0.
+/// What libflashattn refuses, as [`Error::Wrapped`] of a [`flashattn::Error`]; a scale of 0; tensors of
+/// different types, of another type or rank, or on a GPU.
 pub fn flash_attn(q: &Tensor, k: &Tensor, v: &Tensor, scale: f32, causal: bool) -> Result<Tensor> {
     if scale == 0.0 {
         // To the library, 0 is the default.
         bail!("flash-attn: scale = 0 would make every weight equal; give 1 / sqrt(dim), as a rule")
     }
-    let op = FlashAttention { scale, causal, lse: OnceLock::new() };
-    readable(q)?.apply_op3(&readable(k)?, &readable(v)?, op)
+    for (name, tensor) in [("q", q), ("k", k), ("v", v)] {
+        check(name, tensor, q.dtype())?;
+    }
+    let backward = [q, k, v].into_iter().any(Tensor::track_op);
+    let op = FlashAttention { scale, causal, backward, lse: OnceLock::new() };
+    let (q, k, v) = (readable(q)?, readable(k)?, readable(v)?);
+    if backward {
+        q.apply_op3(&k, &v, op)
+    } else {
+        q.apply_op3_no_bwd(&k, &v, &op)
+    }
+}
+
+/// Refuses what cannot be handed on, in the words of this function's arguments.
+fn check(name: &str, tensor: &Tensor, dtype: DType) -> Result<()> {
+    if !tensor.device().is_cpu() {
+        bail!(
+            "flash-attn: {name} is on a GPU, and this function computes on the CPU; move it with \
+             to_device(&Device::Cpu), or use the crate flashattn-cudarc"
+        )
+    }
+    if !matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16) {
+        bail!(
+            "flash-attn: {name} holds {:?}; convert it to F32, F16 or BF16 with to_dtype",
+            tensor.dtype()
+        )
+    }
+    if tensor.dtype() != dtype {
+        bail!(
+            "flash-attn: {name} holds {:?} and q holds {dtype:?}; convert one of them with to_dtype",
+            tensor.dtype()
+        )
+    }
+    if tensor.rank() != 4 {
+        bail!(
+            "flash-attn: {name} has shape {:?}; give four dimensions, (batch, seq, heads, dim)",
+            tensor.dims()
+        )
+    }
+    Ok(())
+}
+
+/// A refusal of the library, with the remedy that a user of tensors has.
+fn refused(mut error: flashattn::Error) -> Error {
+    if error.reason == Reason::HEAD_RATIO {
+        error.sentence += "; the dimensions are (batch, seq, heads, dim): give transpose(1, 2) of \
+                           tensors that are (batch, heads, seq, dim)";
+    }
+    Error::wrap(error)
 }
 
 /// The tensor, or a copy where libflashattn cannot express its strides.
@@ -59,6 +120,7 @@ fn readable(tensor: &Tensor) -> Result<Tensor> {
 struct FlashAttention {
     scale: f32,
     causal: bool,
+    backward: bool,
     lse: OnceLock<Vec<f32>>,
 }
 
@@ -76,21 +138,22 @@ fn view<'a, T: Native>((storage, layout): Slice<'a>) -> Result<View<'a, T>> {
     };
     let strides = Strides { batch: batch_stride, head, seq: seq_stride };
     let data = &storage.as_slice::<T>()?[layout.start_offset()..];
-    View::strided(data, [batch, seq, heads, dim], strides).map_err(Error::wrap)
+    View::strided(data, [batch, seq, heads, dim], strides).map_err(refused)
 }
 
 impl FlashAttention {
-    fn plan<T: Native>(&self, inputs: [View<'_, T>; 3]) -> Result<Plan> {
-        let [q, k, v] = inputs.map(|view| view.dims());
-        let mut builder = DescBuilder::new(<T as Scalar>::DTYPE, q.heads, q.dim)
-            .heads_kv(k.heads)
-            .dim_v(v.dim)
-            .scale(self.scale)
-            .backward();
-        if self.causal {
-            builder = builder.causal();
-        }
-        builder.build().map_err(Error::wrap)
+    fn plan<T: Native>(&self, [q, k, v]: [View<'_, T>; 3]) -> Result<Arc<Plan>> {
+        let key = Key {
+            dtype: <T as Scalar>::DTYPE,
+            heads: q.dims().heads,
+            heads_kv: k.dims().heads,
+            dim: q.dims().dim,
+            dim_v: v.dims().dim,
+            scale: self.scale,
+            causal: self.causal,
+            backward: self.backward,
+        };
+        plans::plan(key).map_err(refused)
     }
 
     fn forward<T: Native>(&self, arrays: [Slice<'_>; 3]) -> Result<(CpuStorage, Shape)> {
@@ -98,10 +161,16 @@ impl FlashAttention {
         let (dims, dim_v) = (q.dims(), v.dims().dim);
         let shape = [dims.batch, dims.seq, dims.heads, dim_v];
         let mut o = vec![T::from_f32(0.0); shape.iter().product()];
-        let mut lse = vec![0f32; dims.batch * dims.heads * dims.seq];
-        let output = Output::new(ViewMut::new(&mut o, shape).map_err(Error::wrap)?).lse(&mut lse);
+        let rows = if self.backward { dims.batch * dims.heads * dims.seq } else { 0 };
+        let mut lse = vec![0f32; rows];
+        let mut output = Output::new(ViewMut::new(&mut o, shape).map_err(refused)?);
+        if self.backward {
+            output = output.lse(&mut lse);
+        }
         let plan = self.plan([q, k, v])?;
-        plan.forward(&Inputs::new(q, k, v), output, &mut Workspace::new()).map_err(Error::wrap)?;
+        WORKSPACE
+            .with_borrow_mut(|scratch| plan.forward(&Inputs::new(q, k, v), output, scratch))
+            .map_err(refused)?;
         self.lse.get_or_init(|| lse);
         Ok((T::to_cpu_storage_owned(o), Shape::from(shape.to_vec())))
     }
@@ -118,13 +187,15 @@ impl FlashAttention {
         let mut all = [packed(q), packed(k), packed(v)];
         let [dq, dk, dv] = &mut all;
         let gradients = Gradients::new(
-            ViewMut::new(dq, q.dims()).map_err(Error::wrap)?,
-            ViewMut::new(dk, k.dims()).map_err(Error::wrap)?,
-            ViewMut::new(dv, v.dims()).map_err(Error::wrap)?,
+            ViewMut::new(dq, q.dims()).map_err(refused)?,
+            ViewMut::new(dk, k.dims()).map_err(refused)?,
+            ViewMut::new(dv, v.dims()).map_err(refused)?,
         );
         let inputs = Inputs::new(q, k, v);
         let plan = self.plan([q, k, v])?;
-        plan.backward(&inputs, &upstream, gradients, &mut Workspace::new()).map_err(Error::wrap)?;
+        WORKSPACE
+            .with_borrow_mut(|scratch| plan.backward(&inputs, &upstream, gradients, scratch))
+            .map_err(refused)?;
         Ok(all)
     }
 

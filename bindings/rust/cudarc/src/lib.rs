@@ -133,9 +133,9 @@ pub struct Beside<'a> {
     pub sink: Option<&'a dyn DevicePtr<f32>>,
     /// With the elements from sequence to sequence; 0: the same for all.
     pub alibi_slopes: Option<(&'a dyn DevicePtr<f32>, usize)>,
-    /// Seed and offset of the dropout.
-    pub seed: (u64, u64),
-    /// Both again, in device memory, to be added.
+    /// Seed and offset of the dropout, which needs them or rng_device; see [`Inputs::seed`].
+    pub seed: Option<(u64, u64)>,
+    /// The same in device memory, to be added.
     pub rng_device: Option<&'a dyn DevicePtr<u64>>,
 }
 
@@ -377,7 +377,10 @@ impl<'a> Enqueue<'a> {
         if let Some(numbers) = beside.rng_device {
             inputs = inputs.rng_device(self.array(numbers));
         }
-        Ok(inputs.seed(beside.seed.0, beside.seed.1))
+        if let Some((seed, offset)) = beside.seed {
+            inputs = inputs.seed(seed, offset);
+        }
+        Ok(inputs)
     }
 
     fn queue(&self, plan: &Plan, op: Op, shape: &Shape) -> Result<(Queue, Option<CudaSlice<u8>>)> {
@@ -407,7 +410,7 @@ fn check_reach(len: usize, dims: &Dims, strides: &Strides, field: &'static str) 
         return Ok(());
     }
     let sentence = format!(
-        "{field} holds {len} elements, but {dims:?} with {strides:?} reach past them; give a longer \
+        "{field} holds {len} elements, but {dims} with strides {strides} reach past them; give a longer \
          slice, or correct sizes"
     );
     Err(Error::Argument(field, sentence))

@@ -207,7 +207,8 @@ impl Need {
         }
         let needed = needed.map_or("more than 2^64".to_string(), |n| n.to_string());
         let sentence = format!(
-            "{field} holds {len} elements, but this plan and these sizes need {words} {needed}"
+            "{field} holds {len} elements, but this plan and these sizes need {words} {needed}; give \
+             that many, or correct the sizes or strides"
         );
         Err(invalid(Reason::SIZE, field, sentence))
     }

@@ -60,7 +60,7 @@ pub struct Inputs<'a, T> {
     alibi: Option<(Array<'a, f32>, usize)>,
     sink: Option<Array<'a, f32>>,
     block_mask: Option<(Array<'a, u8>, RowStrides)>,
-    seed: (u64, u64),
+    seed: Option<(u64, u64)>,
     rng_device: Option<Array<'a, u64>>,
 }
 
@@ -79,7 +79,7 @@ impl<'a, T: Element> Inputs<'a, T> {
             alibi: None,
             sink: None,
             block_mask: None,
-            seed: (0, 0),
+            seed: None,
             rng_device: None,
         }
     }
@@ -156,13 +156,14 @@ impl<'a, T: Element> Inputs<'a, T> {
         self
     }
 
-    /// The random numbers of the dropout. Backward needs those of forward.
+    /// The random numbers of the dropout, which must be given: the same ones drop the same weights, so
+    /// each layer and step has a seed or an offset of its own. Backward needs those of forward.
     pub fn seed(mut self, seed: u64, offset: u64) -> Self {
-        self.seed = (seed, offset);
+        self.seed = Some((seed, offset));
         self
     }
 
-    /// {seed, offset} in the device's memory, to which those of [`Inputs::seed`] are added.
+    /// {seed, offset} in the device's memory, in place of [`Inputs::seed`] or to be added to it.
     pub fn rng_device(mut self, numbers: impl Into<Array<'a, u64>>) -> Self {
         self.rng_device = Some(numbers.into());
         self
@@ -184,14 +185,16 @@ impl<'a, T: Element> Inputs<'a, T> {
         facts: &Facts,
     ) -> Result<(sys::flashattn_shape, sys::flashattn_inputs)> {
         facts.expect_dtype(T::DTYPE, facts.dtype, "inputs.q")?;
+        self.expect_seed(facts)?;
         let sizes = self.sizes(facts)?;
         let place = facts.place;
+        let (seed, offset) = self.seed.unwrap_or_default();
         let mut c = sys::flashattn_inputs {
             q: self.q.tensor(place, "inputs.q")?,
             k: self.k.tensor(place, "inputs.k")?,
             v: self.v.tensor(place, "inputs.v")?,
-            rng_seed: self.seed.0,
-            rng_offset: self.seed.1,
+            rng_seed: seed,
+            rng_offset: offset,
             ..Default::default()
         };
         self.lower_lengths(facts, &sizes, &mut c)?;
@@ -208,7 +211,9 @@ impl<'a, T: Element> Inputs<'a, T> {
         facts.expect_dims(k, facts.varlen_kv, facts.heads_kv, facts.dim_qk, "inputs.k")?;
         facts.expect_dims(v, facts.varlen_kv, facts.heads_kv, facts.dim_v, "inputs.v")?;
         if (k.batch, k.seq) != (v.batch, v.seq) {
-            let sentence = format!("inputs.v has {v:?}, inputs.k has {k:?}: other tokens");
+            let sentence = format!(
+                "inputs.v is {v}, but inputs.k is {k}; a value is needed for each key, and no more"
+            );
             return Err(invalid(Reason::SIZE, "inputs.v", sentence));
         }
         let (mut batch, mut seqlen_q) = (q.batch, q.seq);
@@ -223,8 +228,9 @@ impl<'a, T: Element> Inputs<'a, T> {
         } else if facts.page_size > 0 {
             if k.seq != facts.page_size {
                 let sentence = format!(
-                    "inputs.k has {} tokens a page, the plan's page_size is {}",
-                    k.seq, facts.page_size
+                    "inputs.k has {} tokens a page, but the plan's page_size is {}; give pages of \
+                     that size, or make a plan with paged({})",
+                    k.seq, facts.page_size, k.seq
                 );
                 return Err(invalid(Reason::PAGE_SIZE, "inputs.k", sentence));
             }
@@ -237,12 +243,28 @@ impl<'a, T: Element> Inputs<'a, T> {
             self.expect_no_bound(1, "max_seqlen_kv", "VARLEN_KV or PAGED_KV")?;
         }
         if batch != batch_kv {
-            let sentence = format!("inputs.k holds {batch_kv} sequences, inputs.q holds {batch}");
+            let sentence = format!(
+                "inputs.k holds {batch_kv} sequences, but inputs.q holds {batch}; give as many keys and \
+                 values as there are queries: View::strided with a batch stride of 0 repeats one"
+            );
             return Err(invalid(Reason::SIZE, "inputs.k", sentence));
         }
         let total_q = if facts.varlen_q { q.seq } else { 0 };
         let total_kv = if facts.varlen_kv { k.seq } else { 0 };
         Ok(Shape { batch, seqlen_q, seqlen_kv, total_q, total_kv })
+    }
+
+    fn expect_seed(&self, facts: &Facts) -> Result<()> {
+        if facts.dropout == 0.0 || self.seed.is_some() || self.rng_device.is_some() {
+            return Ok(());
+        }
+        let sentence = format!(
+            "the plan's dropout is {}, but there is no seed, and every call would drop the same weights; \
+             give Inputs::seed, with another seed or offset in each call, and in backward that of its \
+             forward call",
+            facts.dropout
+        );
+        Err(invalid(Reason::DROPOUT, "inputs.rng_seed", sentence))
     }
 
     fn expect_no_bound(&self, side: usize, field: &str, layout: &str) -> Result<()> {
@@ -274,7 +296,10 @@ impl<'a, T: Element> Inputs<'a, T> {
     /// How many sequences a VARLEN array holds, and the length of the longest.
     fn sequences(&self, side: usize, field: &str) -> Result<(usize, usize)> {
         let Some(cu) = self.cu_seqlens[side].filter(|cu| !cu.is_empty()) else {
-            let sentence = format!("{field} is missing or empty; it holds batch + 1 numbers");
+            let sentence = format!(
+                "{field} is missing or empty, and the plan is made for varlen sequences; give batch + 1 \
+                 numbers, the row where each begins and the last ends"
+            );
             return Err(invalid(Reason::NULL_POINTER, field, sentence));
         };
         let longest = match (self.max_seqlens[side], cu.host()) {
@@ -285,7 +310,11 @@ impl<'a, T: Element> Inputs<'a, T> {
                 usize::try_from(lengths.max().unwrap_or(0)).unwrap_or(0)
             }
             (None, None) => {
-                let sentence = format!("{field} is device memory: set max_seqlen");
+                let sentence = format!(
+                    "{field} is device memory, which is not read here; give the length of the longest \
+                     sequence, or a bound of it, with max_seqlen_{}",
+                    ["q", "kv"][side]
+                );
                 return Err(invalid(Reason::SIZE, field, sentence));
             }
         };

@@ -53,6 +53,7 @@ pub(crate) struct Facts {
     pub page_size: usize,
     pub block_q: usize,
     pub block_kv: usize,
+    pub dropout: f32,
 }
 
 impl Facts {
@@ -75,6 +76,7 @@ impl Facts {
             page_size: size(desc.page_size),
             block_q: size(desc.block_q),
             block_kv: size(desc.block_kv),
+            dropout: desc.dropout,
         }
     }
 
@@ -82,7 +84,10 @@ impl Facts {
         if given == wanted {
             return Ok(());
         }
-        let sentence = format!("{field} holds {given:?}, but the plan is made for {wanted:?}");
+        let sentence = format!(
+            "{field} holds {given:?}, but the plan is made for {wanted:?}; convert it, or make a plan for \
+             {given:?}"
+        );
         Err(invalid(Reason::DTYPE, field, sentence))
     }
 
@@ -98,8 +103,15 @@ impl Facts {
             return Ok(());
         }
         let layout = if varlen { "(tokens, heads, dim)" } else { "(batch, seq, heads, dim)" };
+        let remedy = if (given.varlen, given.seq, given.dim) == (varlen, heads, dim) {
+            "heads come after seq: for the other order in memory, name the sizes in this one and give \
+             View::strided with Strides::bhsd of them"
+        } else {
+            "give it so, or make another plan"
+        };
         let sentence = format!(
-            "{field} has {given:?}, but the plan is made for {layout} with {heads} heads of {dim}"
+            "{field} is {given}, but the plan is made for {layout} with heads = {heads} and dim = {dim}; \
+             {remedy}"
         );
         Err(invalid(Reason::SIZE, field, sentence))
     }

@@ -333,7 +333,8 @@ impl Plan {
         if given == wanted {
             return Ok(());
         }
-        let sentence = format!("{field} has {given:?}, expected {wanted:?}");
+        let sentence =
+            format!("{field} is {given}, but must be {wanted}; give an array of that size");
         Err(invalid(Reason::SIZE, field, sentence))
     }
 

@@ -1,5 +1,6 @@
 //! Arrays with the indices (batch, seq, head, dim): q, k, v, o and their gradients.
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -31,6 +32,17 @@ pub struct Dims {
 impl Dims {
     fn sizes(&self) -> [usize; 4] {
         [self.batch, self.seq, self.heads, self.dim]
+    }
+}
+
+impl fmt::Display for Dims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { batch, seq, heads, dim, varlen } = self;
+        if *varlen {
+            write!(f, "(tokens = {seq}, heads = {heads}, dim = {dim})")
+        } else {
+            write!(f, "(batch = {batch}, seq = {seq}, heads = {heads}, dim = {dim})")
+        }
     }
 }
 
@@ -86,6 +98,12 @@ impl Strides {
     }
 }
 
+impl fmt::Display for Strides {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "(batch: {}, seq: {}, head: {})", self.batch, self.seq, self.head)
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Raw {
     address: u64,
@@ -99,8 +117,10 @@ impl Raw {
     fn new(address: u64, len: usize, dims: Dims, strides: Strides) -> Result<Self> {
         let needed = reach(&dims.sizes(), &strides.list());
         if !needed.is_some_and(|n| n <= len) {
+            let needed = needed.map_or("more than 2^64".to_string(), |n| n.to_string());
             let sentence = format!(
-                "the slice holds {len} elements, but {dims:?} with {strides:?} reach past them"
+                "the slice holds {len} elements, but {dims} with strides {strides} needs {needed}; give a \
+                 longer one, or correct sizes or strides"
             );
             return Err(invalid(Reason::SIZE, "", sentence));
         }
@@ -116,12 +136,18 @@ impl Raw {
             int64(stride, field)?;
         }
         if dims.varlen && strides.batch != 0 {
-            let sentence = "stride_batch is not 0, but VARLEN sequences lie in one row of tokens";
+            let sentence = format!(
+                "stride_batch = {}, but {dims} has no batch index; set it to 0",
+                strides.batch
+            );
             return Err(invalid(Reason::STRIDE, "stride_batch", sentence));
         }
         // To the library three zeros mean packed.
         if strides == Strides::default() && dims.batch.max(dims.seq).max(dims.heads) > 1 {
-            let sentence = "all strides are 0: one row repeated in all dimensions; copy it";
+            let sentence = format!(
+                "all strides of {dims} are 0, which would repeat one row in every dimension; copy it to \
+                 a packed array"
+            );
             return Err(invalid(Reason::STRIDE, "stride_seq", sentence));
         }
         Ok(Self { address, dims, strides, place })
@@ -137,8 +163,8 @@ impl Raw {
         for d in order.into_iter().filter(|&d| sizes[d] > 1) {
             if list[d] < filled && product(&sizes) != Some(0) {
                 let sentence = format!(
-                    "a stride of {} is below {filled}, the elements one step reaches over: results \
-                     would overlap each other in {:?} with {:?}",
+                    "a stride of {} is below {filled}, the elements that one step passes, so that \
+                     results would overlap in {} with strides {}; give larger strides",
                     list[d], self.dims, self.strides
                 );
                 return Err(invalid(Reason::STRIDE, "", sentence));
@@ -150,7 +176,10 @@ impl Raw {
 
     fn heads(mut self, heads: Range<usize>, element: usize) -> Result<Self> {
         if heads.start > heads.end || heads.end > self.dims.heads {
-            let sentence = format!("heads {heads:?} of {:?}", self.dims);
+            let sentence = format!(
+                "heads {heads:?} are not all in {}; give a range within 0..{}",
+                self.dims, self.dims.heads
+            );
             return Err(invalid(Reason::SIZE, "", sentence));
         }
         let sizes = self.dims.sizes();
@@ -175,10 +204,15 @@ impl Raw {
 
 /// Refuses a packed slice that is not filled by its sizes.
 fn check_packed(len: usize, dims: &Dims) -> Result<()> {
-    if product(&dims.sizes()) == Some(len) {
+    let wanted = product(&dims.sizes());
+    if wanted == Some(len) {
         return Ok(());
     }
-    let sentence = format!("the slice holds {len} elements, which is not the product of {dims:?}");
+    let wanted = wanted.map_or("more than 2^64".to_string(), |n| n.to_string());
+    let sentence = format!(
+        "the slice holds {len} elements, but {dims} are {wanted}; correct the sizes, or give the part of \
+         the slice with `strided`"
+    );
     Err(invalid(Reason::SIZE, "", sentence))
 }
 

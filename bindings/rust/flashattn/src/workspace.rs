@@ -25,11 +25,15 @@ impl Workspace {
 
     /// At least `bytes` of memory, uninitialised.
     pub(crate) fn pointer(&mut self, bytes: i64) -> Result<*mut u8> {
-        let failed = || Error {
+        let failed = || {
+            Error {
             status: Status::ERROR_OUT_OF_MEMORY,
             reason: Reason::NONE,
             field: "workspace".to_string(),
-            sentence: format!("a workspace of {bytes} bytes could not be allocated"),
+            sentence: format!(
+                "a workspace of {bytes} bytes could not be allocated; split the batch, or free memory"
+            ),
+        }
         };
         let size = usize::try_from(bytes).map_err(|_| failed())?;
         if self.bytes.capacity() < size {

@@ -249,6 +249,83 @@ fn no_gpu_is_said_in_a_sentence() {
 }
 
 #[test]
+fn dropout_needs_a_seed() {
+    let data = vec![0.5f32; LEN];
+    let plan = builder().dropout(0.5).backward().build().unwrap();
+    let view = View::new(&data, DIMS).unwrap();
+    let mut written = [vec![7f32; LEN], vec![7f32; LEN], vec![7f32; LEN]];
+    let mut lse = vec![7f32; 20];
+    let mut run = |inputs: &Inputs<'_, f32>| -> [Result<(), Error>; 2] {
+        let [a, b, c] = &mut written;
+        let mut view_mut = [a, b, c].map(|x| ViewMut::new(x, DIMS).unwrap());
+        let output = Output::new(view_mut[0].reborrow()).lse(&mut lse);
+        let forward = plan.forward(inputs, output, &mut Workspace::new());
+        let upstream = Upstream::new(view, &lse, view);
+        let [dq, dk, dv] = view_mut;
+        let gradients = Gradients::new(dq, dk, dv);
+        [forward, plan.backward(inputs, &upstream, gradients, &mut Workspace::new())]
+    };
+    for outcome in run(&Inputs::new(view, view, view)) {
+        assert!(outcome.as_ref().is_err_and(|e| e.sentence.contains("give Inputs::seed")));
+        assert_refused(outcome, Reason::DROPOUT, "inputs.rng_seed");
+    }
+    for outcome in run(&Inputs::new(view, view, view).seed(0, 0)) {
+        outcome.unwrap(); // 0 is a seed as any other
+    }
+    // One in the device's memory will do: it is its place that the CPU refuses.
+    let plan = builder().dropout(0.5).build().unwrap();
+    // SAFETY: refused before the address is used.
+    let refused = forward_with(&plan, &data, |i| {
+        i.rng_device(unsafe { flashattn::Array::from_device_ptr(64, 2) })
+    });
+    assert_refused(refused, Reason::NO_DEVICE, "inputs.rng_device");
+}
+
+/// Value, limit and remedy, in the words of a user of this crate.
+#[test]
+fn sentences() {
+    #[track_caller]
+    fn says<T: std::fmt::Debug>(outcome: Result<T, Error>, parts: &[&str]) {
+        let sentence = outcome.expect_err("refused").sentence;
+        for part in parts {
+            assert!(sentence.contains(part), "{sentence}\nhas no: {part}");
+        }
+        assert!(!sentence.contains(" { "), "a structure as Debug prints it: {sentence}");
+    }
+    let data = vec![0.5f32; LEN];
+    says(
+        View::new(&data, [2, 5, 2, 4]),
+        &["holds 160", "(batch = 2, seq = 5, heads = 2, dim = 4)", "80"],
+    );
+    says(View::new(&data, [9, 2, 8]), &["(tokens = 9, heads = 2, dim = 8) are 144", "`strided`"]);
+    let strides = Strides { batch: 80, head: 8, seq: 17 };
+    says(View::strided(&data, DIMS, strides), &["strides (batch: 80, seq: 17, head: 8) needs 164"]);
+    says(View::new(&data, DIMS).unwrap().heads(1..3), &["heads 1..3", "within 0..2"]);
+    // PyTorch's order: (batch, heads, seq, dim).
+    let plan = builder().build().unwrap();
+    let swapped = View::new(&data, [2, 2, 5, 8]).unwrap();
+    let mut o = vec![0f32; LEN];
+    let mut run = |plan: &Plan, q, k| {
+        let o = ViewMut::new(&mut o, DIMS).unwrap();
+        plan.forward(&Inputs::new(q, k, k), o, &mut Workspace::new())
+    };
+    says(run(&plan, swapped, swapped), &["heads = 2 and dim = 8", "Strides::bhsd"]);
+    let view = View::new(&data, DIMS).unwrap();
+    let single = View::new(&data[..80], [1, 5, 2, 8]).unwrap();
+    says(
+        run(&plan, view, single),
+        &["inputs.k holds 1", "inputs.q holds 2", "stride of 0 repeats"],
+    );
+    let repeated = View::strided(&data, DIMS, Strides { batch: 0, head: 8, seq: 16 }).unwrap();
+    run(&plan, view, repeated).unwrap(); // as the sentence says
+    let half = DescBuilder::new(Dtype::F16, 2, 8).build().unwrap();
+    says(run(&half, view, view), &["inputs.q holds F32", "made for F16", "convert it"]);
+    let varlen = builder().varlen().build().unwrap();
+    let rows = View::new(&data, [10, 2, 8]).unwrap();
+    says(run(&varlen, rows, rows), &["inputs.cu_seqlens_q is missing", "batch + 1"]);
+}
+
+#[test]
 fn dropout_mask_of_another_length() {
     let plan = builder().dropout(0.5).build().unwrap();
     let shape = Shape { batch: 1, seqlen_q: 3, seqlen_kv: 4, ..Shape::default() };
