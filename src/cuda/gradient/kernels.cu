@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "cuda/gradient/numbers.cuh"
+#include "cuda/gradient/row_bases.cuh"
 #include "cuda/grid.h"
 #include "cuda/load.h"
 #include "cuda/start.h"
@@ -20,7 +20,7 @@ constexpr int kPrepareSteps = sizeof(O) == 2 ? 64 / kLanes : 2;
 // Blocks that run at once on a multiprocessor: no more are started, as what precedes the first row
 // of one costs as much as some rows.
 template <class O, int kLanes>
-constexpr unsigned kPrepareBlocks = kPrepareSteps<O, kLanes> > 4 ? 4 : 7;
+constexpr unsigned kPrepareBlocks = kPrepareSteps<O, kLanes> > 4 ? 4 : 6;
 
 struct Eight {
   float x[8];
@@ -72,6 +72,36 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> store_eight(char* ro
   }
 }
 
+template <class T>
+__device__ __forceinline__ void round_eight(Eight& e) {
+#pragma unroll
+  for (int n = 0; n < 8; n += 2) {
+    const float2 pair = ptx::unpack<T>(ptx::pack<T>(e.x[n], e.x[n + 1]));
+    e.x[n] = pair.x;
+    e.x[n + 1] = pair.y;
+  }
+}
+
+// Of rows [first, first + rows) of the block's head, and every `stride` further on, by a warp. Behind
+// all that a block prepares: what this takes would cost that registers.
+template <class T>
+__device__ __forceinline__ void find_bases(const BackwardParams& params, int32_t first,
+                                           int32_t rows, int32_t stride) {
+  const flashattn_backward_args& args = params.args;
+  const int32_t unit = opaque(blockIdx.x);
+  const int32_t b = unit / params.problem.heads_q, h = unit % params.problem.heads_q;
+  const Sequence sequence = sequence_of(params.problem, args.shape, args.inputs, b);
+  const int32_t lane = opaque(threadIdx.x) % 32;
+#pragma unroll 1
+  for (; first < sequence.len.q; first += stride) {
+    float lse = -INFINITY;
+    if (lane < rows && first + lane < sequence.len.q) {
+      lse = args.lse[params.row(b, h, sequence.first_q) + first + lane];
+    }
+    RowBases<T>(params, sequence, b, h).find(first, __ballot_sync(~0u, is_far(lse)), lse);
+  }
+}
+
 // T: the problem's type. O: that of o and dout. kLanes share a row; the numbers of a row are one
 // lane's.
 template <class T, class O, int kLanes>
@@ -99,6 +129,7 @@ __global__ void __launch_bounds__(kThreads, kPrepareBlocks<O, kLanes>)
                           ? (sequence.len.q + params.tile_q - 1) / params.tile_q * params.tile_q
                           : sequence.len.q;
   const int32_t at = blockIdx.y * kWarps + threadIdx.x / 32, stride = gridDim.y * kWarps;
+  bool some = false;
   for (int32_t first = at * kRows; first < end; first += stride * kRows) {
     const int32_t own = first + lane;
     float lse = -INFINITY, dlse = 0.0f;
@@ -113,7 +144,8 @@ __global__ void __launch_bounds__(kThreads, kPrepareBlocks<O, kLanes>)
         // Past the last one: the last one, without a branch.
         const int32_t i = first + step * kGroups + group, row = min(i, sequence.len.q - 1);
         const Eight x = load_eight<O>(o.base + row * o.row_bytes, c);
-        const Eight y = load_eight<O>(dout.base + row * dout.row_bytes, c);
+        Eight y = load_eight<O>(dout.base + row * dout.row_bytes, c);
+        if constexpr (kCopies) round_eight<T>(y);  // as dP will have it: or they do not cancel
 #pragma unroll
         for (int n = 0; n < 8; ++n) sum[step] = fmaf(x.x[n], y.x[n], sum[step]);
         if (kCopies && i < sequence.len.q) {
@@ -136,12 +168,15 @@ __global__ void __launch_bounds__(kThreads, kPrepareBlocks<O, kLanes>)
       const int32_t count = min(kRows, end - first) * (problem.dim_qk / 4);
       for (int32_t n = lane; n < count; n += 32) dq[n] = make_float4(0, 0, 0, 0);
     }
-    if (lane >= kRows || own >= end) continue;
-    if (params.turns && own % params.turn_q == 0) {
-      params.turns[params.query_tile(sequence, b, h, own / params.turn_q, params.turn_q)] = 0;
+    if (lane < kRows && own < end) {
+      if (params.turns && own % params.turn_q == 0) {
+        params.turns[params.query_tile(sequence, b, h, own / params.turn_q, params.turn_q)] = 0;
+      }
+      store_numbers(params, sequence, first_number, first_tile, own, lse, dlse, mine);
     }
-    store_numbers(params, sequence, first_number, first_tile, own, lse, dlse, mine);
+    some |= is_far(lse);
   }
+  if (__any_sync(~0u, some)) find_bases<T>(params, at * kRows, kRows, stride * kRows);
 }
 
 // T: the problem's type. Lanes and rows as above.
@@ -152,6 +187,7 @@ __global__ void __launch_bounds__(kThreads)
   const Problem& problem = params.problem;
   const int32_t b = blockIdx.x / problem.heads_q, h = blockIdx.x % problem.heads_q;
   const int32_t lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *params.far = 0;
   const Sequence sequence = sequence_of(problem, params.args.shape, params.args.inputs, b);
   const float* const dq = params.dq + params.row(b, h, sequence.first_q) * problem.dim_qk;
   for (int32_t first = blockIdx.y * kBlockRows; first < sequence.len.q;
@@ -185,14 +221,17 @@ __global__ void __launch_bounds__(kThreads)
     dsink_kernel(const __grid_constant__ BackwardParams params) {
   __shared__ double sums[kThreads];
   const int32_t h = blockIdx.x;
-  const float sink = params.args.inputs.sink[h] * kLog2E;
+  const float sink = params.args.inputs.sink[h];
   double total = 0;
   for (int32_t b = 0; b < params.args.shape.batch; ++b) {
     const Sequence sequence = sequence_of(params.problem, params.args.shape, params.args.inputs, b);
     const int64_t first = params.first_number(sequence, b, h);
+    const int64_t row = params.row(b, h, sequence.first_q);
     for (int32_t i = threadIdx.x; i < sequence.len.q; i += kThreads) {
-      total -=
-          static_cast<double>(ptx::exp2(sink - params.lse2[first + i]) * params.delta[first + i]);
+      // Not from lse2, which may be relative to a base. It is -inf only where the sink is.
+      const float lse = params.args.lse[row + i];
+      const float share = lse == -INFINITY ? 0.0f : ptx::exp2((sink - lse) * kLog2E);
+      total -= static_cast<double>(share * params.delta[first + i]);
     }
   }
   sums[threadIdx.x] = total;

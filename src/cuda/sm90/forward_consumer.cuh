@@ -180,12 +180,16 @@ class Consumer : Softmax<Config> {
       }
       hide<kPart>(s, n);
       raise_reference(s, line.scale, raised);
-      this->weigh_bent(s, line);
+      if (item().safe) {
+        this->weigh_safely(s);
+      } else {
+        this->weigh_bent(s, line);
+      }
     } else {
       modify(s, n * kTileKv);
       hide<kPart>(s, n);
-      raise_reference(s, factor(), {0.0f, 0.0f});
-      weigh(s);
+      raise_reference(s, score_factor(), {0.0f, 0.0f});
+      this->weigh_safely(s);
     }
     drop(s_, n);
     pack<kPart>(s, drops);
@@ -224,8 +228,12 @@ class Consumer : Softmax<Config> {
     } else {
       modify(s, n * kTileKv + Base::template kFirst<kPart>);
       if constexpr (kWay != Way::kScaled) hide<kPart>(s, n);
-      if constexpr (kWay == Way::kSafe) raise_reference(s, factor(), {0.0f, 0.0f}, shrink);
-      weigh(s);
+      if constexpr (kWay == Way::kSafe) {
+        raise_reference(s, score_factor(), {0.0f, 0.0f}, shrink);
+        this->weigh_safely(s);
+      } else {
+        weigh(s);
+      }
     }
     drop(s_, n);
     if (!Config::kAwaitFirst) await_values(values);
@@ -260,17 +268,17 @@ class Consumer : Softmax<Config> {
     if (leader_) ptx::mbarrier_arrive(address(empty[place.slot()]));
   }
 
+  // What scores, as modify() leaves them, are multiplied with to be in units of the reference.
+  __device__ __forceinline__ float score_factor() const {
+    return Config::kScores == Scores::kAny || item().safe ? 1.0f : factor();
+  }
+
   __device__ __forceinline__ void clear() {
-    float sink = -INFINITY;
-    if (params_.problem.features & FLASHATTN_FEATURE_SINK) {
-      sink = params_.args.inputs.sink[item().h] * kLog2E;
-    }
     const Lengths len{item().len.q, item().len.kv};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      reference_[half] = sink;
-      // Every lane of a quad sums its own columns: one of them counts the sink.
-      sum_[half] = sink == -INFINITY || lane() % 4 != 0 ? 0.0f : 1.0f;
+      reference_[half] = -INFINITY;
+      sum_[half] = 0.0f;
     }
     if (lane() < 16) {
       const int32_t r = row() - lane() / 4 + lane();
@@ -354,20 +362,31 @@ class Consumer : Softmax<Config> {
       float& f = finite[x / 2 % 2][x / 4 % 4];
       f = fmaf(o_[x], 0.0f, f);
     }
-    bool outgrown = false;
+    bool outgrown = false, single = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float l = sum_[half];
       const float all = (finite[half][0] + finite[half][1]) + (finite[half][2] + finite[half][3]);
+      const int32_t keys = this->keys_of(half);
       bool bad = !(l <= kMost && all == 0.0f);
-      if (Config::kScores == Scores::kSloped) {
-        bad |= l < kLeast && reference_[half] != -INFINITY && weighs_some(half);
-      }
+      // No score was above -inf: none in units of log2(e), of keys that there are, or none at all.
+      const bool none = reference_[half] == -INFINITY;
+      bad |= none ? Config::kScores != Scores::kAny && keys > 0
+                  : !(fabsf(reference_[half] * Base::kUnit) <= kFarScore);
+      if (Config::kScores == Scores::kSloped) bad |= l < kLeast && !none && keys > 0;
       outgrown |= bad && item().query + row() + half * 8 < item().query_end;
-      factor[half] = l == 0.0f ? 0.0f : ptx::reciprocal(l) * kept();
+      single |= keys == 1;
+    }
+    float shrink[2];
+    this->add_sink(shrink);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float l = sum_[half];
+      factor[half] = l == 0.0f ? 0.0f : ptx::reciprocal(l) * shrink[half] * kept();
     }
 #pragma unroll
     for (int x = 0; x < Config::kDimV / 2; ++x) o_[x] *= factor[x / 2 % 2];
+    if (__any_sync(~0u, single)) this->copy_single_values(o_, sum_);
     if (__any_sync(~0u, outgrown) && !item().safe && lane() == 0) {
       control_.again[item().index] = item().tile + 1;
       control_.outgrown = 1;
@@ -397,14 +416,6 @@ class Consumer : Softmax<Config> {
       }
     }
     this->store_lse();
-  }
-
-  // Whether a row has keys or a sink: the reference of one that has none may be that of its tie.
-  __device__ __forceinline__ bool weighs_some(int half) const {
-    const volatile Interval& keys = control_.visible[row() + half * 8];
-    if (keys.begin < keys.end) return true;
-    return (params_.problem.features & FLASHATTN_FEATURE_SINK) &&
-           params_.args.inputs.sink[item().h] != -INFINITY;
   }
 
   // Of a row's sum. Less only where the reference was foreseen, not seen, or another row's: fp16

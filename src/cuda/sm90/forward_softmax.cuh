@@ -17,8 +17,9 @@ class Softmax : protected TileScores<Config> {
   using Base::factor, Base::item, Base::lane, Base::row, Base::strip;
   using typename Base::Line, typename Base::Slope;
   static constexpr int kTileKv = Config::kTileKv;
-  // log2: by less than that a maximum may exceed the reference, but not in a tile done over.
+  // By less than that, in log2, a maximum may exceed the reference, but not in a tile done over.
   static constexpr float kSlack = 8.0f;
+  static constexpr float kUnit = Base::kUnit;
 
   __device__ __forceinline__ Softmax(const ForwardParams& params, uint32_t shared,
                                      Control<Config>& control, int32_t group)
@@ -53,14 +54,14 @@ class Softmax : protected TileScores<Config> {
       highest[half] = fmaf(all, c, raised[half]);
     }
     // No weight of a tile done over is above 1: O may have overflowed.
-    const float slack = item().safe ? 0.0f : kSlack;
+    const float slack = item().safe ? 0.0f : kSlack / kUnit;
+    const float unit = this->unit();
     bool keep[2] = {!(highest[0] > reference_[0] + slack), !(highest[1] > reference_[1] + slack)};
     if (this->tied()) {
       const float apart = this->apart();
       // A row past the last query has no say in what another one's bits are.
       if (item().query + row() + 8 >= item().query_end) highest[1] = -INFINITY;
       const float top = fmaxf(highest[0], highest[1] + apart);
-      // At first both are the sink.
       const bool apart_yet = reference_[1] == reference_[0] - apart;
       keep[0] = keep[1] = apart_yet && !(top > reference_[0] + slack);
       highest[0] = fmaxf(top, fmaxf(reference_[0], reference_[1] + apart));
@@ -70,7 +71,7 @@ class Softmax : protected TileScores<Config> {
     for (int half = 0; half < 2; ++half) {
       const float before = reference_[half];
       reference_[half] = keep[half] ? before : highest[half];
-      shrink[half] = keep[half] ? 1.0f : ptx::exp2(before - highest[half]);
+      shrink[half] = keep[half] ? 1.0f : ptx::exp2((before - highest[half]) * unit);
       sum_[half] *= shrink[half];
     }
   }
@@ -102,6 +103,20 @@ class Softmax : protected TileScores<Config> {
   __device__ __forceinline__ void weigh(float (&s)[kCount]) {
     const float c = factor();
     weigh(s, [&](float x, int i) { return fmaf(x, c, -base(i / 2 % 2)); });
+  }
+
+  // The same of a tile that may be done over: its scores are rounded, and exactly subtracted from.
+  template <int kCount>
+  __device__ __forceinline__ void weigh_safely(float (&s)[kCount]) {
+    const bool over = item().safe;
+    const float c = over ? kWideUnit : factor();
+    const float first[2] = {over ? 0.0f : base(0), over ? 0.0f : base(1)};
+    if (over) {
+      const float top[2] = {base(0) / kUnit, base(1) / kUnit};
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) s[i] = __fsub_rn(s[i], top[i / 2 % 2]);
+    }
+    weigh(s, [&](float x, int i) { return fmaf(x, c, -first[i / 2 % 2]); });
   }
 
   // With whatever keys, straight or not.
@@ -147,12 +162,37 @@ class Softmax : protected TileScores<Config> {
     }
   }
 
-  // The reference of a row that has seen nothing is 0: weights of 0, not NaN.
+  // The reference in units of log2(e), but of a tile done over in those of its scores. That of a row
+  // that has seen nothing is 0: weights of 0, not NaN.
   __device__ __forceinline__ float base(int half) const {
-    return reference_[half] == -INFINITY ? 0.0f : reference_[half];
+    return reference_[half] == -INFINITY ? 0.0f : reference_[half] * kUnit;
   }
 
-  // Of a quad's two rows the first two lanes store one each.
+  // What differences of scores are multiplied with: to units of log2(e).
+  __device__ __forceinline__ float unit() const {
+    return Config::kScores == Scores::kAny || item().safe ? kWideUnit : 1.0f;
+  }
+
+  // Takes the sink into the sums, whatever its size: `shrink` of each is what the keys' share is to
+  // be multiplied with. References become those of the results, in units of kWideUnit log2(e).
+  __device__ __forceinline__ void add_sink(float (&shrink)[2]) {
+    const float wide = unit() / kWideUnit;
+    float sink = -INFINITY;
+    if (params_.problem.features & FLASHATTN_FEATURE_SINK) {
+      sink = params_.args.inputs.sink[item().h] * (kLog2E / kWideUnit);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float keys = reference_[half] * wide, top = fmaxf(keys, sink);
+      const bool some = top != -INFINITY;
+      shrink[half] = keys == top ? 1.0f : ptx::exp2((keys - top) * kWideUnit);
+      sum_[half] *= shrink[half];
+      if (some) sum_[half] += ptx::exp2((sink - top) * kWideUnit);
+      reference_[half] = top;
+    }
+  }
+
+  // After add_sink(). Of a quad's two rows the first two lanes store one each.
   __device__ __forceinline__ void store_lse() const {
     const int32_t half = lane() % 4;
     const int32_t i = item().query + row() + half * 8;
@@ -160,11 +200,13 @@ class Softmax : protected TileScores<Config> {
     const RowLayout layout = row_layout(params_.problem, params_.args.shape);
     const int64_t place = item().b * layout.batch_stride + item().h * layout.head_stride;
     const float l = half == 0 ? sum_[0] : sum_[1];
-    const float lse = ((half == 0 ? reference_[0] : reference_[1]) + log2f(l)) * kLn2;
+    const float lse = fmaf(half == 0 ? reference_[0] : reference_[1], kWideUnit * kLn2,
+                           log2f(l) * kLn2);
     params_.args.lse[place + item().first_q + i] = l == 0.0f ? -INFINITY : lse;
   }
 
-  float reference_[2], sum_[2];  // log2 units; the sums are of this lane's columns
+  float reference_[2];  // in the units of the scores: see unit()
+  float sum_[2];        // of this lane's columns
   float s_[kTileKv / 2];
   float half_[kTileKv / 4];  // the scores of half a tile
 };
