@@ -20,7 +20,7 @@ constexpr int kPrepareSteps = sizeof(O) == 2 ? 64 / kLanes : 2;
 // Blocks that run at once on a multiprocessor: no more are started, as what precedes the first row
 // of one costs as much as some rows.
 template <class O, int kLanes>
-constexpr unsigned kPrepareBlocks = kPrepareSteps<O, kLanes> > 4 ? 4 : 6;
+constexpr unsigned kPrepareBlocks = kPrepareSteps<O, kLanes> > 4 ? 4 : 5;
 
 struct Eight {
   float x[8];
@@ -82,20 +82,20 @@ __device__ __forceinline__ void round_eight(Eight& e) {
   }
 }
 
-// Of rows [first, first + rows) of the block's head, and every `stride` further on, by a warp. Behind
-// all that a block prepares: what this takes would cost that registers.
-template <class T>
-__device__ __forceinline__ void find_bases(const BackwardParams& params, int32_t first,
-                                           int32_t rows, int32_t stride) {
+// Of the rows that a warp has prepared, kRows at a time. Behind all of them, and from what is found
+// anew: preparing has no registers to spare.
+template <class T, int32_t kRows>
+__device__ __forceinline__ void find_bases(const BackwardParams& params) {
   const flashattn_backward_args& args = params.args;
-  const int32_t unit = opaque(blockIdx.x);
+  const int32_t unit = opaque(blockIdx.x), warps = kThreads / 32;
   const int32_t b = unit / params.problem.heads_q, h = unit % params.problem.heads_q;
   const Sequence sequence = sequence_of(params.problem, args.shape, args.inputs, b);
   const int32_t lane = opaque(threadIdx.x) % 32;
 #pragma unroll 1
-  for (; first < sequence.len.q; first += stride) {
+  for (int32_t first = (opaque(blockIdx.y) * warps + opaque(threadIdx.x) / 32) * kRows;
+       first < sequence.len.q; first += gridDim.y * warps * kRows) {
     float lse = -INFINITY;
-    if (lane < rows && first + lane < sequence.len.q) {
+    if (lane < kRows && first + lane < sequence.len.q) {
       lse = args.lse[params.row(b, h, sequence.first_q) + first + lane];
     }
     RowBases<T>(params, sequence, b, h).find(first, __ballot_sync(~0u, is_far(lse)), lse);
@@ -119,8 +119,6 @@ __global__ void __launch_bounds__(kThreads, kPrepareBlocks<O, kLanes>)
   const Sequence sequence = sequence_of(problem, args.shape, args.inputs, b);
   if (blockIdx.x == 0 && blockIdx.y == 0) clear_counters(params, kThreads);
   const int64_t first_number = params.first_number(sequence, b, h);
-  const int64_t first_tile =
-      params.tile_q ? params.query_tile(sequence, b, h, 0, params.tile_q) : 0;
   const int64_t first_row = params.row(b, h, sequence.first_q);
   const Rows o = head_rows<sizeof(O)>(args.o, b, h, sequence.first_q);
   const Rows dout = head_rows<sizeof(O)>(args.dout, b, h, sequence.first_q);
@@ -129,7 +127,6 @@ __global__ void __launch_bounds__(kThreads, kPrepareBlocks<O, kLanes>)
                           ? (sequence.len.q + params.tile_q - 1) / params.tile_q * params.tile_q
                           : sequence.len.q;
   const int32_t at = blockIdx.y * kWarps + threadIdx.x / 32, stride = gridDim.y * kWarps;
-  bool some = false;
   for (int32_t first = at * kRows; first < end; first += stride * kRows) {
     const int32_t own = first + lane;
     float lse = -INFINITY, dlse = 0.0f;
@@ -168,15 +165,16 @@ __global__ void __launch_bounds__(kThreads, kPrepareBlocks<O, kLanes>)
       const int32_t count = min(kRows, end - first) * (problem.dim_qk / 4);
       for (int32_t n = lane; n < count; n += 32) dq[n] = make_float4(0, 0, 0, 0);
     }
-    if (lane < kRows && own < end) {
-      if (params.turns && own % params.turn_q == 0) {
-        params.turns[params.query_tile(sequence, b, h, own / params.turn_q, params.turn_q)] = 0;
-      }
-      store_numbers(params, sequence, first_number, first_tile, own, lse, dlse, mine);
+    if (lane >= kRows || own >= end) continue;
+    if (params.turns && own % params.turn_q == 0) {
+      params.turns[params.query_tile(sequence, b, h, own / params.turn_q, params.turn_q)] = 0;
     }
-    some |= is_far(lse);
+    // Found anew: registers are scarce.
+    const int64_t first_tile =
+        params.tile_q ? params.query_tile(sequence, b, opaque(h), 0, params.tile_q) : 0;
+    store_numbers(params, sequence, first_number, first_tile, own, lse, dlse, mine);
   }
-  if (__any_sync(~0u, some)) find_bases<T>(params, at * kRows, kRows, stride * kRows);
+  find_bases<T, kRows>(params);
 }
 
 // T: the problem's type. Lanes and rows as above.
