@@ -146,8 +146,11 @@ class BackwardScores {
       }
       return;
     }
-    const float factor = params_.problem.scale * kLog2E;
-    if (place_.far) relate(s, step, queries, slice, factor);
+    // Of large heads of fp32 worked out anew each time: registers are scarce.
+    constexpr bool kAnew = Config::kWide && Config::kDim > 128;
+    const uint32_t scale = __float_as_uint(params_.problem.scale);
+    const float factor = __uint_as_float(kAnew ? opaque(scale) : scale) * kLog2E;
+    if (far()) relate(s, step, queries, slice);
     if (!full) mask(s, queries, slice);
     float2 next = ptx::load_shared_pair(lse);
 #pragma unroll
@@ -168,21 +171,25 @@ class BackwardScores {
   }
 
  private:
-  // Scores beside the bases of rows that have one.
-  __device__ __forceinline__ void relate(Scores& s, Step step, Interval queries, int slice,
-                                         float unit) const {
-    const int32_t first = queries.begin + slice + lane_ % 4 * 2;
-    const float* const bases =
-        params_.base + params_.row(place_.b, step.head, place_.sequence.first_q);
+  // Whether there are rows with a base of their own. Read anew each time: registers are scarce.
+  __device__ __forceinline__ bool far() const {
+    return static_cast<const volatile int32_t&>(place_.far);
+  }
+
+  // Scores, not in negative units, beside the bases of rows that have one.
+  __device__ __forceinline__ void relate(Scores& s, Step step, Interval queries, int slice) const {
 #pragma unroll
     for (int n = 0; n < kSlice / 8; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const float base = bases[min(first + n * 8 + e, queries.end - 1)];
+        const int32_t i = queries.begin + slice + opaque(threadIdx.x) % 4 * 2 + n * 8 + e;
+        const float base = params_.base[params_.row(opaque(place_.b), step.head,
+                                                    place_.sequence.first_q) +
+                                        min(i, queries.end - 1)];
 #pragma unroll
         for (int x = 0; x < kStrips * 2; ++x) {
           float& score = s[x / 2][n][x % 2 * 2 + e];
-          score = relative(score, base, unit);
+          score = relative(score, base, 1.0f);
         }
       }
     }
@@ -233,8 +240,8 @@ class BackwardScores {
     }
   }
 
-  // Products, and what is added to the scores: biases and minus lse, to weights. A hidden score is
-  // 0 - inf, whatever it was. Where rows have bases, the addend becomes the score, which lse follows.
+  // Products to weights: scores in units of kWideUnit log2(e), biases and all, which then meet the
+  // base of their row, if it has one, and lse. A hidden score is -inf, whatever it was.
   __device__ __forceinline__ void modify(Scores& s, Held& held, Step step, Interval queries,
                                          bool full, uint32_t lse, uint32_t to, int slice) const {
     const ScoreSteps steps(params_.problem);
@@ -243,18 +250,9 @@ class BackwardScores {
       for (int strip = 0; strip < kStrips; ++strip) cap<Config::kWide>(s[strip], steps.inner);
     }
     Scores addend;
-    const bool far = place_.far;
-    if (far) {
-      visit_scores([&](int strip, int n, int x) {
-        addend[strip][n][x] = __fmul_rn(s[strip][n][x], steps.wide);
-      });
-    } else {
-      visit_scores([&](int strip, int n, int x) {
-        const float2 row = ptx::load_shared_pair(lse + n * 32);
-        addend[strip][n][x] = x % 2 == 0 ? -row.x : -row.y;
-      });
-    }
-    add_biases(s, addend, step, queries, slice, far ? kLog2E / kWideUnit : kLog2E);
+    visit_scores(
+        [&](int strip, int n, int x) { addend[strip][n][x] = s[strip][n][x] * steps.wide; });
+    add_biases(s, addend, step, queries, slice, kLog2E / kWideUnit);
     const auto hide = [&](int strip, int n, int x) {
       s[strip][n][x] = 0.0f;
       addend[strip][n][x] = -INFINITY;
@@ -262,22 +260,18 @@ class BackwardScores {
     if (!full) visit_hidden(queries, slice, hide);
     if (!step.shown) visit_blocked(step, queries, slice, hide);
 
-    if (far) {
-      relate(addend, step, queries, slice, 1.0f);
-      visit_scores([&](int strip, int n, int x) {
-        const float2 row = ptx::load_shared_pair(lse + n * 32);
-        addend[strip][n][x] = fmaf(addend[strip][n][x], kWideUnit, x % 2 == 0 ? -row.x : -row.y);
-      });
-    } else {
-      visit_scores([&](int strip, int n, int x) {
-        addend[strip][n][x] = fmaf(s[strip][n][x], steps.outer, addend[strip][n][x]);
-      });
-    }
-    // From here on the addend is the weight times the softcap's derivative.
+    if (far()) relate(addend, step, queries, slice);
+    visit_scores([&](int strip, int n, int x) {
+      const float2 row = ptx::load_shared_pair(lse + n * 32);
+      addend[strip][n][x] = fmaf(addend[strip][n][x], kWideUnit, x % 2 == 0 ? -row.x : -row.y);
+    });
+    // From here on the addend is the weight times the softcap's derivative. Whether there is one is
+    // looked at anew: registers are scarce.
+    const bool differs = (opaque(__float_as_uint(params_.problem.softcap)) & 0x7fffffffu) != 0;
     visit_scores([&](int strip, int n, int x) {
       const float t = s[strip][n][x], p = ptx::exp2(addend[strip][n][x]);
       s[strip][n][x] = p;
-      addend[strip][n][x] = steps.capped ? p * fmaf(-t, t, 1.0f) : p;
+      addend[strip][n][x] = differs ? p * fmaf(-t, t, 1.0f) : p;
     });
     if (params_.dropout_threshold != 0) {
       const DropoutStream stream =
