@@ -14,10 +14,13 @@ constexpr float kLn2 = 0.693147180559945309f;
 // quarters: in units of kWideUnit log2(e), in which every finite score and bias is finite.
 constexpr float kWideUnit = 4.0f;
 
-// 2^(s - m) with s = product * factor as one fused operation keeps what rounding took from m. That
-// is a factor common to the row, and near 1, while |m|, in units of log2(e), is at most this. Larger
+// 2^(s - m) with s = product * factor as one fused operation keeps what rounding took from m: a
+// factor common to the row. Up to this |m|, in units of log2(e), 16 bits round it to 1; beyond,
 // scores are rounded before m is subtracted, so that the largest weight is exactly 1.
-constexpr float kFarScore = 0x1p20f;
+constexpr float kFarScore = 0x1p9f;
+
+// Up to this |m| it is near 1: enough for kernels that do over what lies beyond.
+constexpr float kFartherScore = 0x1p20f;
 
 // Up to this |lse| what fp32 rounds off an LSE changes a weight by less than fp16 rounds off it.
 // Beyond it the backward pass recomputes what an LSE no longer holds: the row's largest score and,

@@ -264,7 +264,7 @@ class FewBlock : OutputRows {
 #pragma unroll
       for (int e = 0; e < 4; ++e) o[e] = fmaf(x[e], weight, o[e]);
     }
-    const int32_t single = single_key(r, sum);
+    const int32_t single = is_fp32() ? single_key(r, sum) : -1;
     if (single >= 0) sum = 1.0f;
     const float shrink = add_sink(r, top, sum);
     if (lane_ == 0) store_lse(r, top, sum);

@@ -128,7 +128,7 @@ class ForwardOutput : OutputRows, WarpRows<Config> {
     int32_t single = -1;
     if (own < kStrips * 2) {
       const int32_t r = row_of(own / 2, own % 2);
-      single = single_key(r, sum);
+      if (Config::kWide || is_fp32()) single = single_key(r, sum);
       if (single >= 0) sum = 1.0f;
       kept *= add_sink(r, top, sum);
       store_lse(r, top, sum);
@@ -146,12 +146,9 @@ class ForwardOutput : OutputRows, WarpRows<Config> {
         o[x / 2][n][x % 2 * 2 + 1] *= row_factor;
       }
     }
-    if (__any_sync(~0u, single >= 0)) copy_single_values(o, single);
-    if constexpr (Config::kWide) {
-      store_fp32(o);
-    } else if (is_fp32()) {
-      store_fp32(o);
-    } else {
+    if (Config::kWide || is_fp32()) {
+      store_fp32(o, single);
+    } else if constexpr (!Config::kWide) {
       stage(o);
       __syncthreads();
       store_staged();
@@ -159,26 +156,11 @@ class ForwardOutput : OutputRows, WarpRows<Config> {
   }
 
  private:
-  // single: of the row that the lane works on.
-  __device__ __forceinline__ void copy_single_values(Sums& o, int32_t single) const {
+  // single: single_key() of the row that the lane works on.
+  __device__ __forceinline__ void store_fp32(const Sums& o, int32_t single) const {
 #pragma unroll
     for (int x = 0; x < kStrips * 2; ++x) {
       const int32_t key = __shfl_sync(~0u, single, lane_ - lane_ % 4 + x);
-      const char* const value = value_of<sizeof(T)>(max(key, 0));
-      const int columns = key < 0 ? 0 : params_.problem.dim_v - lane_ % 4 * 2;
-#pragma unroll
-      for (int n = 0; n < kColumns / 8; ++n) {
-        if (n * 8 >= columns) continue;
-        const Pair<T> pair = Pair<T>::load(value + (n * 8 + lane_ % 4 * 2) * sizeof(T));
-        o[x / 2][n][x % 2 * 2] = pair.numbers().x;
-        o[x / 2][n][x % 2 * 2 + 1] = pair.numbers().y;
-      }
-    }
-  }
-
-  __device__ __forceinline__ void store_fp32(const Sums& o) const {
-#pragma unroll
-    for (int x = 0; x < kStrips * 2; ++x) {
       const int32_t r = row_of(x / 2, x % 2);
       if (r >= rows_) continue;
       float* const out = fp32_row(r);
@@ -188,6 +170,13 @@ class ForwardOutput : OutputRows, WarpRows<Config> {
         if (column >= params_.problem.dim_v) break;
         *reinterpret_cast<float2*>(out + column) =
             make_float2(o[x / 2][n][x % 2 * 2], o[x / 2][n][x % 2 * 2 + 1]);
+      }
+      if (key < 0) continue;
+      const char* const value = value_of<sizeof(T)>(key);
+#pragma unroll 1
+      for (int column = lane_ % 4 * 2; column < params_.problem.dim_v; column += 8) {
+        *reinterpret_cast<float2*>(out + column) =
+            Pair<T>::load(value + column * sizeof(T)).numbers();
       }
     }
   }

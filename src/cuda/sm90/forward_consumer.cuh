@@ -1,6 +1,7 @@
 // The consumers of the Hopper forward pass: a warpgroup for 64 rows.
 #pragma once
 
+#include <cfloat>
 #include <type_traits>
 
 #include "cuda/sm90/forward_softmax.cuh"
@@ -13,9 +14,9 @@ class Consumer : Softmax<Config> {
   using Base = Softmax<Config>;
   using T = typename Config::T;
   using Base::control_, Base::group_, Base::items_, Base::leader_, Base::params_, Base::q_place_;
-  using Base::drop, Base::factor, Base::half_, Base::item, Base::kept, Base::lane;
+  using Base::base, Base::drop, Base::factor, Base::half_, Base::item, Base::kept, Base::lane;
   using Base::kConsumers, Base::kSlack, Base::kTileKv, Base::kTileQ;
-  using Base::modify, Base::raise_reference, Base::reference_, Base::release_q, Base::row, Base::s_;
+  using Base::raise_reference, Base::reference_, Base::release_q, Base::row, Base::s_;
   using Base::strip, Base::sum_, Base::tiles_, Base::weigh;
   static constexpr int kStages = Config::kStages;
   using Place = Ring<kStages>;
@@ -107,6 +108,7 @@ class Consumer : Softmax<Config> {
 #pragma unroll 1
       for (; (n = tiles_.down(item(), n, fast)) >= fast; --n) step<Way::kSafe>(s_, n);
       if constexpr (!Config::kSafe) {
+        for (int half = 0; half < 2; ++half) reference_[half] = base(half);  // they stay
         n = fast_steps(n, full);
         const int32_t whole = upper ? first + 1 : first;
 #pragma unroll 1
@@ -175,7 +177,7 @@ class Consumer : Softmax<Config> {
         // Lower than expected: numbers hold more above the reference than below it.
         for (float& peak : raised) peak -= kSlack;
       } else {
-        modify(s, n * kTileKv);
+        this->template modify<true>(s, n * kTileKv);
         line = {1.0f, 0.0f};  // nothing is left to do
       }
       hide<kPart>(s, n);
@@ -186,7 +188,7 @@ class Consumer : Softmax<Config> {
         this->weigh_bent(s, line);
       }
     } else {
-      modify(s, n * kTileKv);
+      this->template modify<true>(s, n * kTileKv);
       hide<kPart>(s, n);
       raise_reference(s, score_factor(), {0.0f, 0.0f});
       this->weigh_safely(s);
@@ -226,13 +228,13 @@ class Consumer : Softmax<Config> {
     } else if constexpr (kWay == Way::kCapped) {
       this->weigh_capped();
     } else {
-      modify(s, n * kTileKv + Base::template kFirst<kPart>);
+      this->template modify<kWay == Way::kSafe>(s, n * kTileKv + Base::template kFirst<kPart>);
       if constexpr (kWay != Way::kScaled) hide<kPart>(s, n);
       if constexpr (kWay == Way::kSafe) {
         raise_reference(s, score_factor(), {0.0f, 0.0f}, shrink);
         this->weigh_safely(s);
       } else {
-        weigh(s);
+        this->weigh_with(s, reference_);
       }
     }
     drop(s_, n);
@@ -346,10 +348,15 @@ class Consumer : Softmax<Config> {
     ptx::named_sync(kGroupBarrier + group_, 128);
   }
 
+  // A number as weights are rounded.
+  static __device__ __forceinline__ float round(float x) {
+    return ptx::unpack<T>(ptx::pack<T>(x, 0.0f)).x;
+  }
+
   // LSE and O of the tile; whether it must be done over. Both rows at once, without branches:
   // nothing else covers the latencies.
   __device__ __forceinline__ void finish() {
-    float factor[2], finite[2][4] = {};  // stays 0 while all is finite
+    float factor[2], rounded[2], finite[2][4] = {};  // stays 0 while all is finite
 #pragma unroll
     for (int mask = 1; mask < 4; mask *= 2) {
 #pragma unroll
@@ -362,31 +369,34 @@ class Consumer : Softmax<Config> {
       float& f = finite[x / 2 % 2][x / 4 % 4];
       f = fmaf(o_[x], 0.0f, f);
     }
-    bool outgrown = false, single = false;
+    bool outgrown = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float l = sum_[half];
       const float all = (finite[half][0] + finite[half][1]) + (finite[half][2] + finite[half][3]);
       const int32_t keys = this->keys_of(half);
       bool bad = !(l <= kMost && all == 0.0f);
-      // No score was above -inf: none in units of log2(e), of keys that there are, or none at all.
       const bool none = reference_[half] == -INFINITY;
-      bad |= none ? Config::kScores != Scores::kAny && keys > 0
-                  : !(fabsf(reference_[half] * Base::kUnit) <= kFarScore);
-      if (Config::kScores == Scores::kSloped) bad |= l < kLeast && !none && keys > 0;
+      bad |= !none && !(fabsf(reference_[half] * Base::kUnit) <= kFartherScore);
+      // Too little for the keys that there are; 0 where scores below FLT_MAX are -inf in log2 units.
+      if (Config::kScores != Scores::kAny) {
+        bad |= !(l >= kLeast) && keys > 0;
+        // Done over, the weight of a single key is 1: to the last digit, O is that key's value.
+        bad |= keys == 1 && params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
+      }
       outgrown |= bad && item().query + row() + half * 8 < item().query_end;
-      single |= keys == 1;
+      // Of a single key the product has the weight as it was rounded.
+      rounded[half] = keys == 1 ? l * ptx::reciprocal(round(l)) : 1.0f;
     }
     float shrink[2];
     this->add_sink(shrink);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float l = sum_[half];
-      factor[half] = l == 0.0f ? 0.0f : ptx::reciprocal(l) * shrink[half] * kept();
+      factor[half] = l == 0.0f ? 0.0f : ptx::reciprocal(l) * (shrink[half] * rounded[half]) * kept();
     }
 #pragma unroll
     for (int x = 0; x < Config::kDimV / 2; ++x) o_[x] *= factor[x / 2 % 2];
-    if (__any_sync(~0u, single)) this->copy_single_values(o_, sum_);
     if (__any_sync(~0u, outgrown) && !item().safe && lane() == 0) {
       control_.again[item().index] = item().tile + 1;
       control_.outgrown = 1;
@@ -421,7 +431,8 @@ class Consumer : Softmax<Config> {
   // Of a row's sum. Less only where the reference was foreseen, not seen, or another row's: fp16
   // has few numbers there.
   static constexpr float kMost = 0x1p100f;
-  static constexpr float kLeast = std::is_same<T, __half>::value ? 0x1p-2f : 0x1p-60f;
+  static constexpr float kLeast = Config::kScores != Scores::kSloped         ? FLT_MIN
+                                  : std::is_same<T, __half>::value ? 0x1p-2f : 0x1p-60f;
 
   const ptx::Matrix q_, k_, v_;
   Place place_;

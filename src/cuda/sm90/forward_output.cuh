@@ -55,39 +55,6 @@ class TileOutput {
     return max(keys.end - keys.begin, 0);
   }
 
-  // A row of a single key is that key's value, to the last digit. sums: of weights; of a score that
-  // is not finite there is no such value.
-  __device__ __forceinline__ void copy_single_values(Sums& o, const float (&sums)[2]) const {
-    const flashattn_inputs& in = params_.args.inputs;
-    if ((params_.problem.features & FLASHATTN_FEATURE_SINK) || params_.dropout_threshold != 0) return;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const bool single = keys_of(half) == 1 && sums[half] > 0.0f && sums[half] < INFINITY &&
-                          item().query + row() + half * 8 < item().query_end;
-      const int32_t key = single ? control_.visible[row() + half * 8].begin : 0;
-      const int32_t group = params_.problem.heads_q / params_.problem.heads_kv;
-      const char* value;
-      if (params_.problem.layout & FLASHATTN_LAYOUT_PAGED_KV) {
-        const int32_t size = params_.problem.page_size;
-        const int32_t page = in.page_table[item().b * in.page_table_stride + key / size];
-        const int64_t last = in.pages - 1;
-        value = tensor_row(in.v, 2, clamp_index(page, clamp_index(last, INT32_MAX)),
-                           item().h / group, key % size);
-      } else {
-        value = tensor_row(in.v, 2, item().b, item().h / group, item().first_kv + key);
-      }
-      const int32_t columns = single ? params_.problem.dim_v - lane() % 4 * 2 : 0;
-#pragma unroll
-      for (int x = 0; x < Config::kDimV / 8; ++x) {
-        if (x * 8 >= columns) continue;
-        const float2 pair = ptx::unpack<T>(
-            *reinterpret_cast<const uint32_t*>(value + (x * 8 + lane() % 4 * 2) * 2));
-        o[4 * x + half * 2] = pair.x;
-        o[4 * x + half * 2 + 1] = pair.y;
-      }
-    }
-  }
-
   __device__ __forceinline__ void store_fp32(const Sums& o) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -100,9 +100,9 @@ class Softmax : protected TileScores<Config> {
   }
 
   template <int kCount>
-  __device__ __forceinline__ void weigh(float (&s)[kCount]) {
+  __device__ __forceinline__ void weigh_with(float (&s)[kCount], const float (&bases)[2]) {
     const float c = factor();
-    weigh(s, [&](float x, int i) { return fmaf(x, c, -base(i / 2 % 2)); });
+    weigh(s, [&](float x, int i) { return fmaf(x, c, -bases[i / 2 % 2]); });
   }
 
   // The same of a tile that may be done over: its scores are rounded, and exactly subtracted from.
@@ -154,11 +154,12 @@ class Softmax : protected TileScores<Config> {
     const Softcap& cap = params_.cap;
     if (__all_sync(~0u, !(largest_of(s_) >= cap.short_limit))) {
       weigh(s_, [&](float x, int i) {
-        return fmaf(x, fmaf(cap.short_factor[1], x * x, cap.short_factor[0]), -base(i / 2 % 2));
+        return fmaf(x, fmaf(cap.short_factor[1], x * x, cap.short_factor[0]),
+                    -reference_[i / 2 % 2]);
       });
     } else {
       this->cap_scores(s_);
-      weigh(s_);
+      weigh_with(s_, reference_);
     }
   }
 
@@ -183,7 +184,8 @@ class Softmax : protected TileScores<Config> {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float keys = reference_[half] * wide, top = fmaxf(keys, sink);
+      const float keys = sum_[half] == 0.0f ? -INFINITY : reference_[half] * wide;
+      const float top = fmaxf(keys, sink);
       const bool some = top != -INFINITY;
       shrink[half] = keys == top ? 1.0f : ptx::exp2((keys - top) * kWideUnit);
       sum_[half] *= shrink[half];
