@@ -224,8 +224,6 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
   }
 
   __device__ __forceinline__ void shrink_output(int strip, int half, float shrink) {
-    // After the first tiles maxima rarely rise.
-    if (__all_sync(~0u, shrink == 1.0f)) return;
 #pragma unroll
     for (int n = 0; n < Config::kDimV / 8; ++n) {
       o_[strip][n][half * 2] *= shrink;
@@ -350,14 +348,19 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
     const float base = m == -INFINITY ? 0.0f : m;
     const float shrink = ptx::exp2((before - base) * kWideUnit);
     float subtracted = base * kWideUnit;
-    if (__any_sync(~0u, fabsf(base) > kFarScore / kWideUnit)) {
+    const bool far = fabsf(base) > kFarScore / kWideUnit;
+    // After the first tiles maxima rarely rise.
+    if (!__all_sync(~0u, m == before && !far)) {
+      shrink_output(strip, half, shrink);
+      if (__any_sync(~0u, far)) {
 #pragma unroll
-      for (int x = 0; x < kTileKv / 4; ++x) {
-        float& score = s[x / 2][half * 2 + x % 2];
-        score = __fsub_rn(__fmul_rn(score, wide), base);
+        for (int x = 0; x < kTileKv / 4; ++x) {
+          float& score = s[x / 2][half * 2 + x % 2];
+          score = __fsub_rn(__fmul_rn(score, wide), base);
+        }
+        factor = kWideUnit;
+        subtracted = 0.0f;
       }
-      factor = kWideUnit;
-      subtracted = 0.0f;
     }
     float total = 0.0f;
 #pragma unroll
@@ -368,7 +371,6 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
     }
     m_[strip][half] = m;
     l_[strip][half] = l_[strip][half] * shrink + total;
-    shrink_output(strip, half, shrink);
   }
 
   // Clears the weights that the dropout drops.

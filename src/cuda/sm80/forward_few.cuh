@@ -184,16 +184,25 @@ class FewBlock : OutputRows {
       const float base = m == -INFINITY ? 0.0f : m;
       const float shrink = ptx::exp2((before - base) * kWideUnit);
       float factor = wide * kWideUnit, subtracted = base * kWideUnit;
-      if (__any_sync(~0u, fabsf(base) > kFarScore / kWideUnit)) {
+      const bool far = fabsf(base) > kFarScore / kWideUnit;
+      // After the first tiles maxima rarely rise.
+      if (!__all_sync(~0u, m == before && !far)) {
 #pragma unroll
-        for (auto& x : s) {
-#pragma unroll
-          for (int e = half * 2; e < half * 2 + 2; ++e) {
-            x[e] = __fsub_rn(__fmul_rn(x[e], wide), base);
-          }
+        for (auto& columns : o_[0]) {
+          columns[half * 2] *= shrink;
+          columns[half * 2 + 1] *= shrink;
         }
-        factor = kWideUnit;
-        subtracted = 0.0f;
+        if (__any_sync(~0u, far)) {
+#pragma unroll
+          for (auto& x : s) {
+#pragma unroll
+            for (int e = half * 2; e < half * 2 + 2; ++e) {
+              x[e] = __fsub_rn(__fmul_rn(x[e], wide), base);
+            }
+          }
+          factor = kWideUnit;
+          subtracted = 0.0f;
+        }
       }
       float total = 0.0f;
 #pragma unroll
@@ -206,13 +215,6 @@ class FewBlock : OutputRows {
       }
       m_[0][half] = m;
       l_[0][half] = l_[0][half] * shrink + total;
-      // After the first tiles maxima rarely rise.
-      if (__all_sync(~0u, shrink == 1.0f)) continue;
-#pragma unroll
-      for (auto& columns : o_[0]) {
-        columns[half * 2] *= shrink;
-        columns[half * 2 + 1] *= shrink;
-      }
     }
   }
 

@@ -163,6 +163,7 @@ class Consumer : Softmax<Config> {
   __device__ __forceinline__ void start(float (&s)[kCount], int32_t n, const Place& place) {
     multiply_qk<kPart>(s, place);
     clear();
+    const bool over = item().safe;
     Drops drops;
     this->draw(drops, n);
     ptx::wgmma_wait<0>();
@@ -177,21 +178,21 @@ class Consumer : Softmax<Config> {
         // Lower than expected: numbers hold more above the reference than below it.
         for (float& peak : raised) peak -= kSlack;
       } else {
-        this->template modify<true>(s, n * kTileKv);
+        this->modify(s, n * kTileKv, over);
         line = {1.0f, 0.0f};  // nothing is left to do
       }
       hide<kPart>(s, n);
-      raise_reference(s, line.scale, raised);
-      if (item().safe) {
-        this->weigh_safely(s);
+      raise_reference(s, line.scale, raised, over);
+      if (over) {
+        this->weigh_safely(s, over);
       } else {
         this->weigh_bent(s, line);
       }
     } else {
-      this->template modify<true>(s, n * kTileKv);
+      this->modify(s, n * kTileKv, over);
       hide<kPart>(s, n);
-      raise_reference(s, score_factor(), {0.0f, 0.0f});
-      this->weigh_safely(s);
+      raise_reference(s, score_factor(over), {0.0f, 0.0f}, over);
+      this->weigh_safely(s, over);
     }
     drop(s_, n);
     pack<kPart>(s, drops);
@@ -228,11 +229,12 @@ class Consumer : Softmax<Config> {
     } else if constexpr (kWay == Way::kCapped) {
       this->weigh_capped();
     } else {
-      this->template modify<kWay == Way::kSafe>(s, n * kTileKv + Base::template kFirst<kPart>);
+      const bool over = kWay == Way::kSafe && item().safe;
+      this->modify(s, n * kTileKv + Base::template kFirst<kPart>, over);
       if constexpr (kWay != Way::kScaled) hide<kPart>(s, n);
       if constexpr (kWay == Way::kSafe) {
-        raise_reference(s, score_factor(), {0.0f, 0.0f}, shrink);
-        this->weigh_safely(s);
+        raise_reference(s, score_factor(over), {0.0f, 0.0f}, over, shrink);
+        this->weigh_safely(s, over);
       } else {
         this->weigh_with(s, reference_);
       }
@@ -271,8 +273,8 @@ class Consumer : Softmax<Config> {
   }
 
   // What scores, as modify() leaves them, are multiplied with to be in units of the reference.
-  __device__ __forceinline__ float score_factor() const {
-    return Config::kScores == Scores::kAny || item().safe ? 1.0f : factor();
+  __device__ __forceinline__ float score_factor(bool over) const {
+    return Config::kScores == Scores::kAny || over ? 1.0f : factor();
   }
 
   __device__ __forceinline__ void clear() {
@@ -356,7 +358,7 @@ class Consumer : Softmax<Config> {
   // LSE and O of the tile; whether it must be done over. Both rows at once, without branches:
   // nothing else covers the latencies.
   __device__ __forceinline__ void finish() {
-    float factor[2], rounded[2], finite[2][4] = {};  // stays 0 while all is finite
+    float factor[2], finite[2][4] = {};  // stays 0 while all is finite
 #pragma unroll
     for (int mask = 1; mask < 4; mask *= 2) {
 #pragma unroll
@@ -369,39 +371,52 @@ class Consumer : Softmax<Config> {
       float& f = finite[x / 2 % 2][x / 4 % 4];
       f = fmaf(o_[x], 0.0f, f);
     }
-    bool outgrown = false;
+    const bool over = item().safe;
+    const float l[2] = {sum_[0], sum_[1]}, base[2] = {reference_[0], reference_[1]};  // of keys
+    float all[2];
+    bool usual = Config::kScores != Scores::kSloped, beyond = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float l = sum_[half];
-      const float all = (finite[half][0] + finite[half][1]) + (finite[half][2] + finite[half][3]);
-      const int32_t keys = this->keys_of(half);
-      bool bad = !(l <= kMost && all == 0.0f);
-      const bool none = reference_[half] == -INFINITY;
-      bad |= !none && !(fabsf(reference_[half] * Base::kUnit) <= kFartherScore);
-      // Too little for the keys that there are; 0 where scores below FLT_MAX are -inf in log2 units.
-      if (Config::kScores != Scores::kAny) {
-        bad |= !(l >= kLeast) && keys > 0;
-        // Done over, the weight of a single key is 1: to the last digit, O is that key's value.
-        bad |= keys == 1 && params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
-      }
-      outgrown |= bad && item().query + row() + half * 8 < item().query_end;
-      // Of a single key the product has the weight as it was rounded.
-      rounded[half] = keys == 1 ? l * ptx::reciprocal(round(l)) : 1.0f;
+      all[half] = (finite[half][0] + finite[half][1]) + (finite[half][2] + finite[half][3]);
+      usual &= l[half] >= kLeast && l[half] <= kMost && all[half] == 0.0f;
+      usual &= fabsf(base[half]) <= kFarScore / Base::kUnit;
+      factor[half] = l[half] == 0.0f ? 0.0f : ptx::reciprocal(l[half]) * kept();
     }
-    float shrink[2];
-    this->add_sink(shrink);
+    if (params_.problem.features & FLASHATTN_FEATURE_SINK) {
+      float shrink[2];
+      beyond = this->add_sink(over, shrink);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float l = sum_[half];
-      factor[half] = l == 0.0f ? 0.0f : ptx::reciprocal(l) * (shrink[half] * rounded[half]) * kept();
+      for (int half = 0; half < 2; ++half) {
+        const float sum = sum_[half];
+        factor[half] = sum == 0.0f ? 0.0f : ptx::reciprocal(sum) * shrink[half] * kept();
+      }
+    }
+    const bool fp32 = params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
+    if (!__all_sync(~0u, usual) || beyond || fp32) {
+      bool outgrown = beyond;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int32_t keys = this->keys_of(half);
+        bool bad = !(l[half] <= kMost && all[half] == 0.0f);
+        bad |= base[half] != -INFINITY && !(fabsf(base[half]) <= kFartherScore / Base::kUnit);
+        if (Config::kScores != Scores::kAny) {
+          // Too little for keys that there are; 0 where scores above -FLT_MAX are -inf in log2 units.
+          bad |= !(l[half] >= kLeast) && keys > 0;
+          // Done over, the weight of a single key is 1: to the last digit, O is that key's value.
+          bad |= fp32 && keys == 1;
+        }
+        outgrown |= bad && item().query + row() + half * 8 < item().query_end;
+        // Of a single key the product has the weight as it was rounded.
+        if (keys == 1) factor[half] *= l[half] * ptx::reciprocal(round(l[half]));
+      }
+      if (__any_sync(~0u, outgrown) && !over && lane() == 0) {
+        control_.again[item().index] = item().tile + 1;
+        control_.outgrown = 1;
+      }
     }
 #pragma unroll
     for (int x = 0; x < Config::kDimV / 2; ++x) o_[x] *= factor[x / 2 % 2];
-    if (__any_sync(~0u, outgrown) && !item().safe && lane() == 0) {
-      control_.again[item().index] = item().tile + 1;
-      control_.outgrown = 1;
-    }
-    if (params_.problem.dtype_o == FLASHATTN_DTYPE_F32) {
+    if (fp32) {
       this->store_fp32(o_);
     } else {
 #pragma unroll
@@ -425,7 +440,7 @@ class Consumer : Softmax<Config> {
         release_q();
       }
     }
-    this->store_lse();
+    this->store_lse(over);
   }
 
   // Of a row's sum. Less only where the reference was foreseen, not seen, or another row's: fp16

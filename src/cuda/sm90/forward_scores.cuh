@@ -46,15 +46,15 @@ class TileScores : protected TileOutput<Config> {
     return params_.problem.scale * (kLog2E / kUnit);
   }
 
-  // Products with the keys from `key` on to scores, where a factor is not all. Of a tile done over,
-  // which kSafe says may be, to scores in units of kWideUnit log2(e), rounded.
-  template <bool kSafe, int kCount>
-  __device__ __forceinline__ void modify(float (&s)[kCount], int32_t key) const {
-    constexpr bool kNarrow = kSafe && Config::kScores != Scores::kAny;
-    const float unit = kNarrow && item().safe ? 1.0f / kWideUnit : 1.0f;
+  // Products with the keys from `key` on to scores, where a factor is not all. over: to scores of a
+  // tile done over, in units of kWideUnit log2(e), rounded.
+  template <int kCount>
+  __device__ __forceinline__ void modify(float (&s)[kCount], int32_t key, bool over) const {
+    const bool wide = over && Config::kScores != Scores::kAny;
+    const float unit = wide ? 1.0f / kWideUnit : 1.0f;
     if constexpr (Config::kScores == Scores::kCapped) cap_scores(s);
     if constexpr (Config::kScores == Scores::kSloped) add_slope(s, key, scale() * unit);
-    if (kNarrow && Config::kScores != Scores::kSloped && item().safe) {
+    if (wide && Config::kScores != Scores::kSloped) {
       const float left = (Config::kScores == Scores::kCapped ? 1.0f : scale()) * unit;
 #pragma unroll
       for (int i = 0; i < kCount; ++i) s[i] = __fmul_rn(s[i], left);

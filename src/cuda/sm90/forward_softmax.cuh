@@ -38,7 +38,8 @@ class Softmax : protected TileScores<Config> {
   // enough to matter; tied ones together. shrink: what O must be multiplied with.
   template <int kCount>
   __device__ __forceinline__ void raise_reference(const float (&s)[kCount], float c,
-                                                  const float (&raised)[2], float (&shrink)[2]) {
+                                                  const float (&raised)[2], bool over,
+                                                  float (&shrink)[2]) {
     float highest[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -54,8 +55,7 @@ class Softmax : protected TileScores<Config> {
       highest[half] = fmaf(all, c, raised[half]);
     }
     // No weight of a tile done over is above 1: O may have overflowed.
-    const float slack = item().safe ? 0.0f : kSlack / kUnit;
-    const float unit = this->unit();
+    const float slack = over ? 0.0f : kSlack / kUnit, unit = this->unit(over);
     bool keep[2] = {!(highest[0] > reference_[0] + slack), !(highest[1] > reference_[1] + slack)};
     if (this->tied()) {
       const float apart = this->apart();
@@ -78,9 +78,9 @@ class Softmax : protected TileScores<Config> {
 
   template <int kCount>
   __device__ __forceinline__ void raise_reference(const float (&s)[kCount], float c,
-                                                  const float (&raised)[2]) {
+                                                  const float (&raised)[2], bool over) {
     float shrink[2];
-    raise_reference(s, c, raised, shrink);
+    raise_reference(s, c, raised, over, shrink);
   }
 
   // Scores to weights, and their sums: of a tile first, so that few roundings meet a large sum, and
@@ -107,8 +107,7 @@ class Softmax : protected TileScores<Config> {
 
   // The same of a tile that may be done over: its scores are rounded, and exactly subtracted from.
   template <int kCount>
-  __device__ __forceinline__ void weigh_safely(float (&s)[kCount]) {
-    const bool over = item().safe;
+  __device__ __forceinline__ void weigh_safely(float (&s)[kCount], bool over) {
     const float c = over ? kWideUnit : factor();
     const float first[2] = {over ? 0.0f : base(0), over ? 0.0f : base(1)};
     if (over) {
@@ -169,41 +168,38 @@ class Softmax : protected TileScores<Config> {
     return reference_[half] == -INFINITY ? 0.0f : reference_[half] * kUnit;
   }
 
-  // What differences of scores are multiplied with: to units of log2(e).
-  __device__ __forceinline__ float unit() const {
-    return Config::kScores == Scores::kAny || item().safe ? kWideUnit : 1.0f;
+  // What differences of scores are multiplied with: to units of log2(e). over: in a tile done over.
+  static __device__ __forceinline__ float unit(bool over) {
+    return Config::kScores == Scores::kAny || over ? kWideUnit : 1.0f;
   }
 
-  // Takes the sink into the sums, whatever its size: `shrink` of each is what the keys' share is to
-  // be multiplied with. References become those of the results, in units of kWideUnit log2(e).
-  __device__ __forceinline__ void add_sink(float (&shrink)[2]) {
-    const float wide = unit() / kWideUnit;
-    float sink = -INFINITY;
-    if (params_.problem.features & FLASHATTN_FEATURE_SINK) {
-      sink = params_.args.inputs.sink[item().h] * (kLog2E / kWideUnit);
-    }
+  // Takes the sink into references and sums, whatever its size: `shrink` is what the keys' share is
+  // to be multiplied with. Whether it is beyond these units.
+  __device__ __forceinline__ bool add_sink(bool over, float (&shrink)[2]) {
+    const float natural = params_.args.inputs.sink[item().h], unit = this->unit(over);
+    const float sink = natural * (kLog2E / unit);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float keys = sum_[half] == 0.0f ? -INFINITY : reference_[half] * wide;
+      const float keys = sum_[half] == 0.0f ? -INFINITY : reference_[half];
       const float top = fmaxf(keys, sink);
-      const bool some = top != -INFINITY;
-      shrink[half] = keys == top ? 1.0f : ptx::exp2((keys - top) * kWideUnit);
+      shrink[half] = keys == top ? 1.0f : ptx::exp2((keys - top) * unit);
       sum_[half] *= shrink[half];
-      if (some) sum_[half] += ptx::exp2((sink - top) * kWideUnit);
+      if (top != -INFINITY) sum_[half] += ptx::exp2((sink - top) * unit);
       reference_[half] = top;
     }
+    return fabsf(sink) == INFINITY && fabsf(natural) < INFINITY;
   }
 
-  // After add_sink(). Of a quad's two rows the first two lanes store one each.
-  __device__ __forceinline__ void store_lse() const {
+  // Of a quad's two rows the first two lanes store one each.
+  __device__ __forceinline__ void store_lse(bool over) const {
     const int32_t half = lane() % 4;
     const int32_t i = item().query + row() + half * 8;
     if (half > 1 || params_.args.lse == nullptr || i >= item().query_end) return;
     const RowLayout layout = row_layout(params_.problem, params_.args.shape);
     const int64_t place = item().b * layout.batch_stride + item().h * layout.head_stride;
     const float l = half == 0 ? sum_[0] : sum_[1];
-    const float lse = fmaf(half == 0 ? reference_[0] : reference_[1], kWideUnit * kLn2,
-                           log2f(l) * kLn2);
+    const float lse =
+        fmaf(half == 0 ? reference_[0] : reference_[1], unit(over) * kLn2, log2f(l) * kLn2);
     params_.args.lse[place + item().first_q + i] = l == 0.0f ? -INFINITY : lse;
   }
 
