@@ -10,6 +10,23 @@ namespace flashattn {
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kLn2 = 0.693147180559945309f;
 
+// log2(e) takes scores near FLT_MAX past it. Where scores may be of any size they are kept in
+// quarters: in units of kWideUnit log2(e), in which every finite score and bias is finite.
+constexpr float kWideUnit = 4.0f;
+
+// 2^(s - m) with s = product * factor as one fused operation keeps what rounding took from m: a
+// factor common to the row. Up to this |m|, in units of log2(e), 16 bits round it to 1; beyond,
+// scores are rounded before m is subtracted, so that the largest weight is exactly 1.
+constexpr float kFarScore = 0x1p9f;
+
+// Up to this |m| it is near 1: enough for kernels that do over what lies beyond.
+constexpr float kFartherScore = 0x1p20f;
+
+// Up to this |lse| what fp32 rounds off an LSE changes a weight by less than fp16 rounds off it.
+// Beyond it the backward pass recomputes what an LSE no longer holds: the row's largest score and,
+// beside it, the sum of its weights.
+constexpr float kFarLse = 0x1p11f;
+
 // What is added to, multiplied with or hidden from the scores of one head of one sequence.
 struct ScoreRules {
   float scale;

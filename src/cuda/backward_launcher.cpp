@@ -76,6 +76,9 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   const int64_t rows = tokens * problem_.heads_q;
   p.lse2 = workspace.take<float>(rows);
   p.delta = workspace.take<float>(rows);
+  p.base = workspace.take<float>(rows);
+  p.far = workspace.take<uint64_t>(1);
+  p.wide_scores = main_.entry->modified;
   p.dq = workspace.take<float>(rows * problem_.dim_qk);
   p.dout = rounded_dout(problem_, args, &workspace);
   if (ordered()) {
@@ -134,6 +137,7 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspa
   if (const int32_t status = check_grid(heads)) return status;
   int64_t bytes = 0;
   BackwardParams p = params(args, static_cast<char*>(workspace), &bytes);
+  p.far_stamp = new_stamp();
   if (args.shape.seqlen_q > 0) {
     const int32_t status = status_of(launch_prepare_backward(p, units_, stream),
                                      "launching the preparation of the backward pass");

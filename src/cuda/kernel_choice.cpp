@@ -1,6 +1,7 @@
 #include "cuda/kernel_choice.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cinttypes>
 
 #include "core/error.h"
@@ -63,6 +64,12 @@ int64_t near_l2_bytes(int32_t device) {
   throw_on(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device),
            "cudaDeviceGetAttribute");
   return std::min(bytes / 2, 25 << 20);
+}
+
+uint64_t new_stamp() {
+  static std::atomic<uint64_t> launches(0);
+  constexpr uint64_t kOdd = UINT64_C(0x9e3779b97f4a7c15);  // a product with it is one to one
+  return (launches.fetch_add(1, std::memory_order_relaxed) + 1) * kOdd;
 }
 
 bool is_modified(const Problem& p) {

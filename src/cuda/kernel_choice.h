@@ -80,6 +80,9 @@ inline std::string portable_for(const std::string& reason) {
   return "the portable family" + (reason.empty() ? "" : " (" + reason + ")");
 }
 
+// Of a launch: no other of the process has it, nor is it likely to lie in memory. Never 0.
+uint64_t new_stamp();
+
 // OK when the device is the current one.
 int32_t check_current(int32_t device);
 

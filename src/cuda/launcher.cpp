@@ -204,7 +204,7 @@ int64_t Sm80Launcher::workspace(uint32_t op, const flashattn_shape& shape) const
   // device, kUnevenRounds times where sequences may be uneven, unless the caller or BATCH_INVARIANT
   // says how many.
   const ForwardParams p = grid(choose(shape).kernel, shape);
-  const int64_t row = (problem_.dim_v + 1) * static_cast<int64_t>(sizeof(float));
+  const int64_t row = (problem_.dim_v + 2) * static_cast<int64_t>(sizeof(float));
   const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * p.partial_queries;
   if (problem_.splits == 1) return 0;
   if (problem_.splits > 1 || problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) {
@@ -272,8 +272,8 @@ int32_t Sm80Launcher::forward(const flashattn_forward_args& args, void* workspac
     if (const int32_t status = check_heads(args.shape.batch)) return status;
     const int64_t rows =
         static_cast<int64_t>(p.parts) * args.shape.batch * problem_.heads_q * p.partial_queries;
-    p.partial_o = WorkspaceCutter(workspace).take<float>(rows * (problem_.dim_v + 1));
-    p.partial_lse = p.partial_o + rows * problem_.dim_v;
+    p.partial_o = WorkspaceCutter(workspace).take<float>(rows * (problem_.dim_v + 2));
+    p.partial_sums = reinterpret_cast<PartialSum*>(p.partial_o + rows * problem_.dim_v);
   }
   const cudaStream_t queue = static_cast<cudaStream_t>(stream);
   const int32_t status =

@@ -6,6 +6,12 @@
 
 namespace flashattn::cuda {
 
+// exp(lse) of a part of the keys is `sum` e^base.
+struct alignas(8) PartialSum {
+  float base, sum;
+};
+static_assert(sizeof(PartialSum) == 2 * sizeof(float), "behind a row of even length");
+
 struct ForwardParams {
   Problem problem;
   flashattn_forward_args args;
@@ -18,10 +24,11 @@ struct ForwardParams {
   Sections sections;
   Divisor by_parts, by_head_blocks, by_heads_kv;
   int32_t group;
-  // Partial results, (part, batch, head, query), of sequences with several parts: fp32.
+  // Partial results, (part, batch, head, query), of sequences with several parts: fp32. The sums of
+  // weights stand beside their base: in an LSE, large scores would leave no digits for them.
   int32_t partial_queries;
   float* partial_o;
-  float* partial_lse;
+  PartialSum* partial_sums;
   uint32_t dropout_threshold;
 
   FLASHATTN_HD int64_t units() const {
@@ -52,6 +59,13 @@ struct BackwardParams {
   int32_t key_blocks;
   uint32_t dropout_threshold;
   float* lse2;   // in log2 units; +inf for rows that see nothing: 2^(-inf - inf) = 0
+  // Of rows with |lse| above kFarLse the largest score, which lse2 is then relative to; elsewhere
+  // NaN. Scores are products, or with wide_scores in units of kWideUnit log2(e). Where there are
+  // such rows, *far is far_stamp, which no other launch has; whoever converts dq takes it away.
+  float* base;
+  uint64_t* far;
+  uint64_t far_stamp;
+  int32_t wide_scores;
   float* delta;  // D
   float* dq;     // fp32 sums, dim_qk wide, without the scale
   // Portable: for each tile of turn_q queries of each head, how much has been added to dq: sums in

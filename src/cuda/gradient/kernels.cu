@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "cuda/gradient/numbers.cuh"
+#include "cuda/gradient/row_bases.cuh"
 #include "cuda/grid.h"
 #include "cuda/load.h"
 #include "cuda/start.h"
@@ -20,7 +20,7 @@ constexpr int kPrepareSteps = sizeof(O) == 2 ? 64 / kLanes : 2;
 // Blocks that run at once on a multiprocessor: no more are started, as what precedes the first row
 // of one costs as much as some rows.
 template <class O, int kLanes>
-constexpr unsigned kPrepareBlocks = kPrepareSteps<O, kLanes> > 4 ? 4 : 7;
+constexpr unsigned kPrepareBlocks = kPrepareSteps<O, kLanes> > 4 ? 4 : 5;
 
 struct Eight {
   float x[8];
@@ -88,6 +88,36 @@ __device__ __forceinline__ bool starts_decrease(const BackwardParams& params) {
   return decrease;
 }
 
+template <class T>
+__device__ __forceinline__ void round_eight(Eight& e) {
+#pragma unroll
+  for (int n = 0; n < 8; n += 2) {
+    const float2 pair = ptx::unpack<T>(ptx::pack<T>(e.x[n], e.x[n + 1]));
+    e.x[n] = pair.x;
+    e.x[n + 1] = pair.y;
+  }
+}
+
+// Of the rows that a warp has prepared, kRows at a time. Behind all of them, and from what is found
+// anew: preparing has no registers to spare.
+template <class T, int32_t kRows>
+__device__ __forceinline__ void find_bases(const BackwardParams& params) {
+  const flashattn_backward_args& args = params.args;
+  const int32_t unit = opaque(blockIdx.x), warps = kThreads / 32;
+  const int32_t b = unit / params.problem.heads_q, h = unit % params.problem.heads_q;
+  const Sequence sequence = sequence_of(params.problem, args.shape, args.inputs, b);
+  const int32_t lane = opaque(threadIdx.x) % 32;
+#pragma unroll 1
+  for (int32_t first = (opaque(blockIdx.y) * warps + opaque(threadIdx.x) / 32) * kRows;
+       first < sequence.len.q; first += gridDim.y * warps * kRows) {
+    float lse = -INFINITY;
+    if (lane < kRows && first + lane < sequence.len.q) {
+      lse = args.lse[params.row(b, h, sequence.first_q) + first + lane];
+    }
+    RowBases<T>(params, sequence, b, h).find(first, __ballot_sync(~0u, is_far(lse)), lse);
+  }
+}
+
 // T: the problem's type. O: that of o and dout. kLanes share a row; the numbers of a row are one
 // lane's.
 template <class T, class O, int kLanes>
@@ -107,8 +137,6 @@ __global__ void __launch_bounds__(kThreads, kPrepareBlocks<O, kLanes>)
     clear_counters(params, kThreads, starts_decrease(params) ? kNoTicket : 0);
   }
   const int64_t first_number = params.first_number(sequence, b, h);
-  const int64_t first_tile =
-      params.tile_q ? params.query_tile(sequence, b, h, 0, params.tile_q) : 0;
   const int64_t first_row = params.row(b, h, sequence.first_q);
   const Rows o = head_rows<sizeof(O)>(args.o, b, h, sequence.first_q);
   const Rows dout = head_rows<sizeof(O)>(args.dout, b, h, sequence.first_q);
@@ -131,7 +159,8 @@ __global__ void __launch_bounds__(kThreads, kPrepareBlocks<O, kLanes>)
         // Past the last one: the last one, without a branch.
         const int32_t i = first + step * kGroups + group, row = min(i, sequence.len.q - 1);
         const Eight x = load_eight<O>(o.base + row * o.row_bytes, c);
-        const Eight y = load_eight<O>(dout.base + row * dout.row_bytes, c);
+        Eight y = load_eight<O>(dout.base + row * dout.row_bytes, c);
+        if constexpr (kCopies) round_eight<T>(y);  // as dP will have it: or they do not cancel
 #pragma unroll
         for (int n = 0; n < 8; ++n) sum[step] = fmaf(x.x[n], y.x[n], sum[step]);
         if (kCopies && i < sequence.len.q) {
@@ -158,8 +187,12 @@ __global__ void __launch_bounds__(kThreads, kPrepareBlocks<O, kLanes>)
     if (params.turns && own % params.turn_q == 0) {
       params.turns[params.query_tile(sequence, b, h, own / params.turn_q, params.turn_q)] = 0;
     }
+    // Found anew: registers are scarce.
+    const int64_t first_tile =
+        params.tile_q ? params.query_tile(sequence, b, opaque(h), 0, params.tile_q) : 0;
     store_numbers(params, sequence, first_number, first_tile, own, lse, dlse, mine);
   }
+  find_bases<T, kRows>(params);
 }
 
 // T: the problem's type. Lanes and rows as above.
@@ -170,6 +203,7 @@ __global__ void __launch_bounds__(kThreads)
   const Problem& problem = params.problem;
   const int32_t b = blockIdx.x / problem.heads_q, h = blockIdx.x % problem.heads_q;
   const int32_t lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *params.far = 0;
   const Sequence sequence = sequence_of(problem, params.args.shape, params.args.inputs, b);
   const float* const dq = params.dq + params.row(b, h, sequence.first_q) * problem.dim_qk;
   for (int32_t first = blockIdx.y * kBlockRows; first < sequence.len.q;
@@ -203,14 +237,17 @@ __global__ void __launch_bounds__(kThreads)
     dsink_kernel(const __grid_constant__ BackwardParams params) {
   __shared__ double sums[kThreads];
   const int32_t h = blockIdx.x;
-  const float sink = params.args.inputs.sink[h] * kLog2E;
+  const float sink = params.args.inputs.sink[h];
   double total = 0;
   for (int32_t b = 0; b < params.args.shape.batch; ++b) {
     const Sequence sequence = sequence_of(params.problem, params.args.shape, params.args.inputs, b);
     const int64_t first = params.first_number(sequence, b, h);
+    const int64_t row = params.row(b, h, sequence.first_q);
     for (int32_t i = threadIdx.x; i < sequence.len.q; i += kThreads) {
-      total -=
-          static_cast<double>(ptx::exp2(sink - params.lse2[first + i]) * params.delta[first + i]);
+      // Not from lse2, which may be relative to a base. It is -inf only where the sink is.
+      const float lse = params.args.lse[row + i];
+      const float share = lse == -INFINITY ? 0.0f : ptx::exp2((sink - lse) * kLog2E);
+      total -= static_cast<double>(share * params.delta[first + i]);
     }
   }
   sums[threadIdx.x] = total;

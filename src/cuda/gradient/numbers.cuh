@@ -6,6 +6,19 @@
 
 namespace flashattn::cuda {
 
+// Whether an LSE is too large for fp32 to hold the sum of a row's weights, too.
+__device__ __forceinline__ bool is_far(float lse) {
+  return fabsf(lse) > kFarLse && fabsf(lse) < INFINITY;
+}
+
+// A score beside the base of its row, see BackwardParams::base: at most 0, in the direction of
+// `unit`. Of a row without one the score itself.
+__device__ __forceinline__ float relative(float score, float base, float unit) {
+  const float x = __fsub_rn(score, base);
+  if (base != base) return score;
+  return x * unit > 0.0f ? 0.0f : x;
+}
+
 // Of a row of a sequence's head, or one past the last to the end of a tile: lse2, delta of `sum`,
 // its o dout, and with the first of a tile what has yet to be added to dq. The sequence's first
 // query is number first_number, with tile_q of tile first_tile.
@@ -14,6 +27,7 @@ __device__ __forceinline__ void store_numbers(const BackwardParams& params,
                                               int64_t first_tile, int32_t row, float lse,
                                               float dlse, float sum) {
   params.lse2[first_number + row] = lse == -INFINITY ? INFINITY : lse * kLog2E;
+  params.base[first_number + row] = NAN;
   params.delta[first_number + row] = row < sequence.len.q ? sum - dlse : 0.0f;
   if (params.tile_q == 0 || row % params.tile_q != 0) return;
   const Interval rows{row, min(row + params.tile_q, sequence.len.q)};

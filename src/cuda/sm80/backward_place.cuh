@@ -2,6 +2,7 @@
 // add to dQ.
 #pragma once
 
+#include "cuda/gradient/numbers.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/tile/blocks.cuh"
 #include "cuda/tile/scores.cuh"
@@ -30,6 +31,7 @@ struct BackwardPlace {
   Sequence sequence;
   int32_t b, kv_head;
   int32_t swapped;  // 1: the first warps are the gradients'
+  int32_t far;      // whether there are rows with a base of their own
   Interval heads;
   Interval keys, full;  // queries that see all of the keys
   Interval tiles;       // of queries that see some
@@ -53,6 +55,7 @@ __device__ __forceinline__ BackwardPlace find_place(const BackwardParams& params
   // Four warps stand before four schedulers: two blocks on a multiprocessor should not put their
   // exponentials before the same two.
   p.swapped = Config::kWarps == 4 ? ptx::warp_slot() / 4 % 2 : 0;
+  p.far = *params.far == params.far_stamp;
   p.b = params.by_heads_kv.quotient(at.unit);
   p.kv_head = at.unit - p.b * problem.heads_kv;
   p.sequence = sequence_of(problem, params.args.shape, params.args.inputs, p.b);

@@ -146,8 +146,12 @@ class BackwardScores {
       }
       return;
     }
+    // Of large heads of fp32 worked out anew each time: registers are scarce.
+    constexpr bool kAnew = Config::kWide && Config::kDim > 128;
+    const uint32_t scale = __float_as_uint(params_.problem.scale);
+    const float factor = __uint_as_float(kAnew ? opaque(scale) : scale) * kLog2E;
+    if (far()) relate(s, step, queries, slice);
     if (!full) mask(s, queries, slice);
-    const float factor = params_.problem.scale * kLog2E;
     float2 next = ptx::load_shared_pair(lse);
 #pragma unroll
     for (int n = 0; n < kSlice / 8; ++n) {
@@ -167,6 +171,30 @@ class BackwardScores {
   }
 
  private:
+  // Whether there are rows with a base of their own. Read anew each time: registers are scarce.
+  __device__ __forceinline__ bool far() const {
+    return static_cast<const volatile int32_t&>(place_.far);
+  }
+
+  // Scores, not in negative units, beside the bases of rows that have one.
+  __device__ __forceinline__ void relate(Scores& s, Step step, Interval queries, int slice) const {
+#pragma unroll
+    for (int n = 0; n < kSlice / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int32_t i = queries.begin + slice + opaque(threadIdx.x) % 4 * 2 + n * 8 + e;
+        const float base = params_.base[params_.row(opaque(place_.b), step.head,
+                                                    place_.sequence.first_q) +
+                                        min(i, queries.end - 1)];
+#pragma unroll
+        for (int x = 0; x < kStrips * 2; ++x) {
+          float& score = s[x / 2][n][x % 2 * 2 + e];
+          score = relative(score, base, 1.0f);
+        }
+      }
+    }
+  }
+
   // -inf where a key is not visible.
   __device__ __forceinline__ void mask(Scores& s, Interval queries, int slice) const {
     visit_hidden(queries, slice, [&](int strip, int n, int x) { s[strip][n][x] = -INFINITY; });
@@ -212,16 +240,19 @@ class BackwardScores {
     }
   }
 
-  // Products, and what is added to the scores: biases and minus lse, to weights. A hidden score is
-  // 0 - inf, whatever it was.
+  // Products to weights: scores in units of kWideUnit log2(e), biases and all, which then meet the
+  // base of their row, if it has one, and lse. A hidden score is -inf, whatever it was.
   __device__ __forceinline__ void modify(Scores& s, Held& held, Step step, Interval queries,
                                          bool full, uint32_t lse, uint32_t to, int slice) const {
+    const ScoreSteps steps(params_.problem);
+    if (steps.capped) {
+#pragma unroll
+      for (int strip = 0; strip < kStrips; ++strip) cap<Config::kWide>(s[strip], steps.inner);
+    }
     Scores addend;
-    visit_scores([&](int strip, int n, int x) {
-      const float2 row = ptx::load_shared_pair(lse + n * 32);
-      addend[strip][n][x] = x % 2 == 0 ? -row.x : -row.y;
-    });
-    add_biases(s, addend, step, queries, slice);
+    visit_scores(
+        [&](int strip, int n, int x) { addend[strip][n][x] = s[strip][n][x] * steps.wide; });
+    add_biases(s, addend, step, queries, slice, kLog2E / kWideUnit);
     const auto hide = [&](int strip, int n, int x) {
       s[strip][n][x] = 0.0f;
       addend[strip][n][x] = -INFINITY;
@@ -229,22 +260,19 @@ class BackwardScores {
     if (!full) visit_hidden(queries, slice, hide);
     if (!step.shown) visit_blocked(step, queries, slice, hide);
 
-    // From here on the addend is the weight times the softcap's derivative.
-    const ScoreSteps steps(params_.problem);
-    if (steps.capped) {
-#pragma unroll
-      for (int strip = 0; strip < kStrips; ++strip) cap<Config::kWide>(s[strip], steps.inner);
-      visit_scores([&](int strip, int n, int x) {
-        const float t = s[strip][n][x], p = ptx::exp2(fmaf(t, steps.outer, addend[strip][n][x]));
-        s[strip][n][x] = p;
-        addend[strip][n][x] = p * fmaf(-t, t, 1.0f);
-      });
-    } else {
-      visit_scores([&](int strip, int n, int x) {
-        s[strip][n][x] = ptx::exp2(fmaf(s[strip][n][x], steps.outer, addend[strip][n][x]));
-        addend[strip][n][x] = s[strip][n][x];
-      });
-    }
+    if (far()) relate(addend, step, queries, slice);
+    visit_scores([&](int strip, int n, int x) {
+      const float2 row = ptx::load_shared_pair(lse + n * 32);
+      addend[strip][n][x] = fmaf(addend[strip][n][x], kWideUnit, x % 2 == 0 ? -row.x : -row.y);
+    });
+    // From here on the addend is the weight times the softcap's derivative. Whether there is one is
+    // looked at anew: registers are scarce.
+    const bool differs = (opaque(__float_as_uint(params_.problem.softcap)) & 0x7fffffffu) != 0;
+    visit_scores([&](int strip, int n, int x) {
+      const float t = s[strip][n][x], p = ptx::exp2(addend[strip][n][x]);
+      s[strip][n][x] = p;
+      addend[strip][n][x] = differs ? p * fmaf(-t, t, 1.0f) : p;
+    });
     if (params_.dropout_threshold != 0) {
       const DropoutStream stream =
           dropout_stream(params_.problem, params_.args.inputs, place_.b, step.head);
@@ -272,14 +300,14 @@ class BackwardScores {
     }
   }
 
-  // In units of log2(e). A boolean bias hides.
+  // Times `unit`. A boolean bias hides.
   __device__ __forceinline__ void add_biases(Scores& s, Scores& addend, Step step, Interval queries,
-                                             int slice) const {
+                                             int slice, float unit) const {
     const Problem& problem = params_.problem;
     const flashattn_inputs& in = params_.args.inputs;
     const int32_t i = queries.begin + slice + lane_ % 4 * 2, j = key_of(0, 0);
     if (problem.bias & FLASHATTN_BIAS_ALIBI) {
-      const float slope = slope_of(problem, in, place_.b, step.head) * kLog2E;
+      const float slope = slope_of(problem, in, place_.b, step.head) * unit;
       // Of this lane's first query and key; numbers below 2^24 are exact.
       const float distance =
           static_cast<float>(i + diagonal_offset(problem.mask_rule(), place_.sequence.len) - j);
@@ -292,7 +320,7 @@ class BackwardScores {
     const HeadBias bias = HeadBias::of(problem, in, place_.b, step.head);
     const int32_t columns = queries.end - i, rows = place_.keys.end - j;
     const auto add = [&](int strip, int n, int x, float y) {
-      addend[strip][n][x] = fmaf(y, kLog2E, addend[strip][n][x]);
+      addend[strip][n][x] = fmaf(y, unit, addend[strip][n][x]);
     };
     const auto hide = [&](int strip, int n, int x, float y) {
       if (y != 0.0f) return;

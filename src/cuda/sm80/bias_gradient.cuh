@@ -8,6 +8,7 @@
 // Shared memory: Q | dO | K | V.
 #pragma once
 
+#include "cuda/gradient/numbers.cuh"
 #include "cuda/tile/blocks.cuh"
 #include "cuda/tile/dropout.cuh"
 #include "cuda/tile/products.cuh"
@@ -131,12 +132,12 @@ class BiasGradientBlock {
       }
       if (i >= queries.end) continue;
       const int64_t row = params_.first_number(sequence, b, h) + i;
-      const float lse2 = params_.lse2[row], delta = params_.delta[row];
+      const float lse2 = params_.lse2[row], delta = params_.delta[row], base = params_.base[row];
 #pragma unroll
       for (int n = 0; n < kTileKv / 8; ++n) {
 #pragma unroll
         for (int x = half * 2; x < half * 2 + 2; ++x) {
-          const float p = ptx::exp2(fmaf(s[0][n][x], factor, -lse2));
+          const float p = ptx::exp2(fmaf(relative(s[0][n][x], base, 1.0f), factor, -lse2));
           if (p != 0.0f) sum_[n][x] += p * (dp[0][n][x] - delta);
         }
       }
@@ -155,11 +156,11 @@ class BiasGradientBlock {
     for (int half = 0; half < 2; ++half) {
       const int32_t i = queries.begin + warp_row_ + half * 8 + lane_ / 4;
       if (steps.sloped) {
-        add_slope(s, half, steps.outer, slope_of(problem, in, b, h) * kLog2E,
+        add_slope(s, half, steps.wide, slope_of(problem, in, b, h) * (kLog2E / kWideUnit),
                   static_cast<float>(first - i - diagonal_offset(problem.mask_rule(), len)));
       }
       HeadBias::of(problem, in, b, h)
-          .add_row(s, half, steps.sloped ? 1.0f : steps.outer, i, first,
+          .add_row(s, half, steps.sloped ? 1.0f : steps.wide, i, first,
                    i < queries.end ? len.kv - first : 0);
     }
   }

@@ -166,17 +166,10 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
   }
 
   __device__ __forceinline__ void clear() {
-    const bool sinks = (params_.problem.features & FLASHATTN_FEATURE_SINK) && part_ == 0;
-    const WarpRows<Config> rows(opaque(threadIdx.x));
 #pragma unroll
     for (int x = 0; x < kStrips * 2; ++x) {
-      float& m = m_[x / 2][x % 2] = -INFINITY;
-      float& l = l_[x / 2][x % 2] = 0.0f;
-      if (!sinks) continue;
-      const int32_t r = rows.row_of(x / 2, x % 2);
-      if (r < rows_) m = params_.args.inputs.sink[first_head_ + row(r).head] * kLog2E;
-      // Every lane of a quad sums its own columns: one of them counts the sink.
-      if (m != -INFINITY && rows.lane_ % 4 == 0) l = 1.0f;
+      m_[x / 2][x % 2] = -INFINITY;
+      l_[x / 2][x % 2] = 0.0f;
     }
     put_statistics();
 #pragma unroll
@@ -231,8 +224,6 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
   }
 
   __device__ __forceinline__ void shrink_output(int strip, int half, float shrink) {
-    // After the first tiles maxima rarely rise.
-    if (__all_sync(~0u, shrink == 1.0f)) return;
 #pragma unroll
     for (int n = 0; n < Config::kDimV / 8; ++n) {
       o_[strip][n][half * 2] *= shrink;
@@ -262,13 +253,13 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
           const int32_t i = queries_.begin + at.query, h = first_head_ + at.head;
           if (steps.sloped) {
             const int32_t last = i + diagonal_offset(problem.mask_rule(), sequence_.len);
-            add_slope(s[strip], half, steps.outer,
-                      slope_of(problem, params_.args.inputs, b_, h) * kLog2E,
+            add_slope(s[strip], half, steps.wide,
+                      slope_of(problem, params_.args.inputs, b_, h) * (kLog2E / kWideUnit),
                       static_cast<float>(first - last));
           }
           if (dense) {
             HeadBias::of(problem, params_.args.inputs, b_, h)
-                .add_row(s[strip], half, steps.sloped ? 1.0f : steps.outer, i, first,
+                .add_row(s[strip], half, steps.sloped ? 1.0f : steps.wide, i, first,
                          sequence_.len.kv - first);
           }
         }
@@ -342,29 +333,44 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
       }
 #pragma unroll
       for (int x = first; x < first + kRows; ++x) {
-        weigh(s[x / 2], x / 2, x % 2, top[x - first] * factor, factor);
+        weigh(s[x / 2], x / 2, x % 2, top[x - first], factor);
       }
     }
     put_statistics();
   }
 
-  // The same for one half of a strip's rows, with this maximum.
+  // The same for one half of a strip's rows, with this maximum, times factor in units of log2(e).
   __device__ __forceinline__ void weigh(float (&s)[kTileKv / 8][4], int strip, int half, float top,
                                         float factor) {
-    const float before = m_[strip][half], m = fmaxf(before, top);
+    const float wide = factor * (1.0f / kWideUnit);
+    const float before = m_[strip][half], m = fmaxf(before, top * wide);
     // A row that has seen nothing: weights of 0, not NaN.
-    const float reference = m == -INFINITY ? 0.0f : m;
-    const float shrink = ptx::exp2(before - reference);
+    const float base = m == -INFINITY ? 0.0f : m;
+    const float shrink = ptx::exp2((before - base) * kWideUnit);
+    float subtracted = base * kWideUnit;
+    const bool far = fabsf(base) > kFarScore / kWideUnit;
+    // After the first tiles maxima rarely rise.
+    if (!__all_sync(~0u, m == before && !far)) {
+      shrink_output(strip, half, shrink);
+      if (__any_sync(~0u, far)) {
+#pragma unroll
+        for (int x = 0; x < kTileKv / 4; ++x) {
+          float& score = s[x / 2][half * 2 + x % 2];
+          score = __fsub_rn(__fmul_rn(score, wide), base);
+        }
+        factor = kWideUnit;
+        subtracted = 0.0f;
+      }
+    }
     float total = 0.0f;
 #pragma unroll
     for (int x = 0; x < kTileKv / 4; ++x) {
       float& weight = s[x / 2][half * 2 + x % 2];
-      weight = ptx::exp2(fmaf(weight, factor, -reference));
+      weight = ptx::exp2(fmaf(weight, factor, -subtracted));
       total += weight;
     }
     m_[strip][half] = m;
     l_[strip][half] = l_[strip][half] * shrink + total;
-    shrink_output(strip, half, shrink);
   }
 
   // Clears the weights that the dropout drops.
@@ -394,7 +400,7 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
   const uint32_t pages_, v_pages_;
   const Factors factors_;
   Tiles tiles_;
-  // In log2 units; the sums are of this lane's columns.
+  // Maxima in units of kWideUnit log2(e); the sums are of this lane's columns.
   float m_[kStrips][2], l_[kStrips][2];
   float o_[kStrips][Config::kDimV / 8][4];
 };

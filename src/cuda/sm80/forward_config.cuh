@@ -32,7 +32,8 @@ struct ForwardConfig {
   static constexpr bool kHalves = kWide && !kModified;
   // What only the softmax needs, and what the block works on, wait in shared memory while warps
   // multiply: where scores and O leave no registers.
-  static constexpr bool kStatisticsApart = !kWide && kStrips == 2 && (kModified || kDimV == 128);
+  static constexpr bool kStatisticsApart =
+      !kWide && (kStrips == 2 ? kModified || kDimV == 128 || kTileKv == 128 : kMinBlocks == 8);
   static constexpr bool kLean = kHalves || kStatisticsApart;
   // Whose maxima are looked for together: latency; others have better use for the registers.
   static constexpr int kRowsAtOnce = kStrips == 2 && !kWide ? 2 : 1;

@@ -138,17 +138,10 @@ class FewBlock : OutputRows {
   __device__ __forceinline__ int32_t row_of(int half) const { return half * 8 + lane_ / 4; }
 
   __device__ __forceinline__ void clear() {
-    const bool sinks =
-        (params_.problem.features & FLASHATTN_FEATURE_SINK) && part_ == 0 && warp_ == 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       m_[0][half] = -INFINITY;
-      const int32_t r = row_of(half);
-      if (sinks && r < rows_) {
-        m_[0][half] = params_.args.inputs.sink[first_head_ + row(r).head] * kLog2E;
-      }
-      // Every lane of a quad sums its own columns: one of them counts the sink.
-      l_[0][half] = m_[0][half] != -INFINITY && lane_ % 4 == 0 ? 1.0f : 0.0f;
+      l_[0][half] = 0.0f;
     }
 #pragma unroll
     for (auto& columns : o_[0]) {
@@ -178,7 +171,7 @@ class FewBlock : OutputRows {
 
   // Scores to weights; the running maximum and sum; O to the new maximum's scale.
   __device__ __forceinline__ void softmax(float (&s)[kWarpKv / 8][4]) {
-    const float factor = params_.problem.scale * kLog2E;
+    const float wide = params_.problem.scale * (kLog2E / kWideUnit);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float top = -INFINITY;
@@ -186,27 +179,42 @@ class FewBlock : OutputRows {
       for (const auto& x : s) top = fmaxf(top, fmaxf(x[half * 2], x[half * 2 + 1]));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
       top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      const float before = m_[0][half], m = fmaxf(before, top * factor);
+      const float before = m_[0][half], m = fmaxf(before, top * wide);
       // A row that has seen nothing: weights of 0, not NaN.
-      const float reference = m == -INFINITY ? 0.0f : m, shrink = ptx::exp2(before - reference);
+      const float base = m == -INFINITY ? 0.0f : m;
+      const float shrink = ptx::exp2((before - base) * kWideUnit);
+      float factor = wide * kWideUnit, subtracted = base * kWideUnit;
+      const bool far = fabsf(base) > kFarScore / kWideUnit;
+      // After the first tiles maxima rarely rise.
+      if (!__all_sync(~0u, m == before && !far)) {
+#pragma unroll
+        for (auto& columns : o_[0]) {
+          columns[half * 2] *= shrink;
+          columns[half * 2 + 1] *= shrink;
+        }
+        if (__any_sync(~0u, far)) {
+#pragma unroll
+          for (auto& x : s) {
+#pragma unroll
+            for (int e = half * 2; e < half * 2 + 2; ++e) {
+              x[e] = __fsub_rn(__fmul_rn(x[e], wide), base);
+            }
+          }
+          factor = kWideUnit;
+          subtracted = 0.0f;
+        }
+      }
       float total = 0.0f;
 #pragma unroll
       for (auto& x : s) {
 #pragma unroll
         for (int e = half * 2; e < half * 2 + 2; ++e) {
-          x[e] = ptx::exp2(fmaf(x[e], factor, -reference));
+          x[e] = ptx::exp2(fmaf(x[e], factor, -subtracted));
           total += x[e];
         }
       }
       m_[0][half] = m;
       l_[0][half] = l_[0][half] * shrink + total;
-      // After the first tiles maxima rarely rise.
-      if (__all_sync(~0u, shrink == 1.0f)) continue;
-#pragma unroll
-      for (auto& columns : o_[0]) {
-        columns[half * 2] *= shrink;
-        columns[half * 2 + 1] *= shrink;
-      }
     }
   }
 
@@ -250,18 +258,27 @@ class FewBlock : OutputRows {
     const int column = lane_ * 4;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      const float weight = top == -INFINITY ? 0.0f : ptx::exp2(numbers[w].x - top);
+      const float weight =
+          top == -INFINITY ? 0.0f : ptx::exp2((numbers[w].x - top) * kWideUnit);
       sum += numbers[w].y * weight;
       float x[4] = {};
       if (column < Config::kDimV) ptx::load_shared(x, row_at(w, r) + column * 4);
 #pragma unroll
       for (int e = 0; e < 4; ++e) o[e] = fmaf(x[e], weight, o[e]);
     }
+    const int32_t single = is_fp32() ? single_key(r, sum) : -1;
+    if (single >= 0) sum = 1.0f;
+    const float shrink = add_sink(r, top, sum);
     if (lane_ == 0) store_lse(r, top, sum);
     if (column >= params_.problem.dim_v) return;
-    const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
+    const float factor = sum == 0.0f ? 0.0f : shrink / sum;
 #pragma unroll
     for (float& x : o) x *= factor;
+    if (single >= 0) {
+      const float4 value =
+          load_four<true>(reinterpret_cast<const T*>(value_of<sizeof(T)>(single)) + column);
+      o[0] = value.x, o[1] = value.y, o[2] = value.z, o[3] = value.w;
+    }
     if (is_fp32()) {
       store_four<true>(fp32_row(r) + column, o);
     } else {
@@ -271,7 +288,7 @@ class FewBlock : OutputRows {
 
   const uint32_t shared_;
   const int lane_, warp_;
-  // In log2 units; the sums are of this lane's columns.
+  // Maxima in units of kWideUnit log2(e); the sums are of this lane's columns.
   float m_[1][2], l_[1][2];
   float o_[1][Config::kDimV / 8][4];
 };

@@ -3,6 +3,7 @@
 
 #include "cuda/ptx/mma.cuh"
 #include "cuda/sm80/forward_config.cuh"
+#include "cuda/tile/pair.cuh"
 
 namespace flashattn::cuda::sm80 {
 
@@ -26,19 +27,52 @@ struct OutputRows : BlockPlace {
 
   __device__ __forceinline__ explicit OutputRows(const ForwardParams& params) : params_(params) {}
 
-  // top, in log2 units, and sum: of the weights.
+  // top, in units of kWideUnit log2(e), and sum: of the weights.
   __device__ __forceinline__ void store_lse(int32_t r, float top, float sum) const {
     if (r >= rows_) return;
-    float* to = params_.args.lse;
+    const float base = top * (kWideUnit * kLn2);
     if (split_) {
-      to = params_.partial_lse + partial_row(r);
-    } else if (to) {
+      params_.partial_sums[partial_row(r)] = {base, sum};
+    } else if (params_.args.lse) {
       const RowLayout layout = row_layout(params_.problem, params_.args.shape);
       const Row at = row(r);
-      to += b_ * layout.batch_stride + (first_head_ + at.head) * layout.head_stride +
-            sequence_.first_q + queries_.begin + at.query;
+      params_.args.lse[b_ * layout.batch_stride + (first_head_ + at.head) * layout.head_stride +
+                       sequence_.first_q + queries_.begin + at.query] =
+          sum == 0.0f ? -INFINITY : fmaf(top, kWideUnit * kLn2, log2f(sum) * kLn2);
     }
-    if (to) *to = sum == 0.0f ? -INFINITY : (top + log2f(sum)) * kLn2;
+  }
+
+  // Takes the sink of a row into its maximum and sum, whatever its size: what the keys' share is to
+  // be multiplied with.
+  __device__ __forceinline__ float add_sink(int32_t r, float& top, float& sum) const {
+    if (!(params_.problem.features & FLASHATTN_FEATURE_SINK) || part_ > 0 || r >= rows_) return 1.0f;
+    const float sink = params_.args.inputs.sink[first_head_ + row(r).head] * (kLog2E / kWideUnit);
+    const float keys = top;
+    top = fmaxf(keys, sink);
+    if (top == -INFINITY) return 1.0f;
+    const float shrink = keys == top ? 1.0f : ptx::exp2((keys - top) * kWideUnit);
+    sum = sum * shrink + ptx::exp2((sink - top) * kWideUnit);
+    return shrink;
+  }
+
+  // Whose value a row is, to the last digit: that of the only key that it sees. -1: of several, or
+  // none, or one without a finite score. sum: of its weights.
+  __device__ __forceinline__ int32_t single_key(int32_t r, float sum) const {
+    const bool plain = !(params_.problem.features & FLASHATTN_FEATURE_SINK) &&
+                       params_.dropout_threshold == 0;
+    if (!plain || r >= rows_ || !(sum > 0.0f && sum < INFINITY)) return -1;
+    const Interval keys = visible_keys(params_.problem.mask_rule(), query_of(r), sequence_.len);
+    return keys.end - keys.begin == 1 ? keys.begin : -1;
+  }
+
+  template <int kSize>
+  __device__ __forceinline__ const char* value_of(int32_t key) const {
+    const flashattn_tensor& v = params_.args.inputs.v;
+    if (!(params_.problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) {
+      return v_ + key * v.stride_seq * kSize;
+    }
+    const PagedRows rows = paged_rows<kSize>(params_, v, v_);
+    return rows.row(rows.pages[key / rows.page_size], key);
   }
 
   // Whether O is fp32, and where it then goes.
@@ -74,7 +108,7 @@ class ForwardOutput : OutputRows, WarpRows<Config> {
   }
 
   // o: not divided by the sums of weights l yet, of which every lane of a quad has a share; m: the
-  // maxima, in log2 units. unit: of V.
+  // maxima, in units of kWideUnit log2(e). unit: of V.
   __device__ __forceinline__ void finish(Sums& o, const Numbers& m, const Numbers& l,
                                          float unit) const {
     // Of a quad's rows each lane has one to work on.
@@ -90,8 +124,15 @@ class ForwardOutput : OutputRows, WarpRows<Config> {
         sum = total;
       }
     }
-    if (own < kStrips * 2) store_lse(row_of(own / 2, own % 2), top, sum);
     float kept = unit;
+    int32_t single = -1;
+    if (own < kStrips * 2) {
+      const int32_t r = row_of(own / 2, own % 2);
+      if (Config::kWide || is_fp32()) single = single_key(r, sum);
+      if (single >= 0) sum = 1.0f;
+      kept *= add_sink(r, top, sum);
+      store_lse(r, top, sum);
+    }
     if (Config::kModified && !split_) {
       kept *= 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
     }
@@ -105,11 +146,9 @@ class ForwardOutput : OutputRows, WarpRows<Config> {
         o[x / 2][n][x % 2 * 2 + 1] *= row_factor;
       }
     }
-    if constexpr (Config::kWide) {
-      store_fp32(o);
-    } else if (is_fp32()) {
-      store_fp32(o);
-    } else {
+    if (Config::kWide || is_fp32()) {
+      store_fp32(o, single);
+    } else if constexpr (!Config::kWide) {
       stage(o);
       __syncthreads();
       store_staged();
@@ -117,9 +156,11 @@ class ForwardOutput : OutputRows, WarpRows<Config> {
   }
 
  private:
-  __device__ __forceinline__ void store_fp32(const Sums& o) const {
+  // single: single_key() of the row that the lane works on.
+  __device__ __forceinline__ void store_fp32(const Sums& o, int32_t single) const {
 #pragma unroll
     for (int x = 0; x < kStrips * 2; ++x) {
+      const int32_t key = __shfl_sync(~0u, single, lane_ - lane_ % 4 + x);
       const int32_t r = row_of(x / 2, x % 2);
       if (r >= rows_) continue;
       float* const out = fp32_row(r);
@@ -129,6 +170,13 @@ class ForwardOutput : OutputRows, WarpRows<Config> {
         if (column >= params_.problem.dim_v) break;
         *reinterpret_cast<float2*>(out + column) =
             make_float2(o[x / 2][n][x % 2 * 2], o[x / 2][n][x % 2 * 2 + 1]);
+      }
+      if (key < 0) continue;
+      const char* const value = value_of<sizeof(T)>(key);
+#pragma unroll 1
+      for (int column = lane_ % 4 * 2; column < params_.problem.dim_v; column += 8) {
+        *reinterpret_cast<float2*>(out + column) =
+            Pair<T>::load(value + column * sizeof(T)).numbers();
       }
     }
   }

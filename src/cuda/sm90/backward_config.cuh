@@ -190,6 +190,7 @@ struct BackwardItem {
   int32_t start;          // the tile that comes first; after the last comes tiles.begin
   uint32_t before, done;  // tiles of queries, heads and all, since the block began: to its end
   uint32_t number;        // of items before it that had some
+  int32_t far;            // whether there are rows with a base of their own: no tile is then full
   int32_t first_tile;     // of the sequence, in dq and the like, for the group's first head
   // Of a tile of keys that several blocks share: see StreamK::Piece. pieces is 1: of one block.
   int32_t cut, piece, first_piece, pieces;

@@ -182,6 +182,9 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry,
   common.dq_ticket = workspace.take<int32_t>(1);
   common.lse2 = workspace.take<float>(rows);
   common.delta = workspace.take<float>(rows);
+  common.base = workspace.take<float>(rows);
+  common.far = workspace.take<uint64_t>(1);
+  common.wide_scores = entry.scores == Scores::kShaped || entry.scores == Scores::kAny;
   common.dq = workspace.take<float>(rows * entry.dim_qk);
   common.dq_states = workspace.take<int32_t>(rows / entry.tile_q * entry.blocks);
   if (ordered()) common.dq_first = workspace.take<int32_t>(rows / entry.tile_q);
@@ -311,6 +314,7 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspa
   const BackwardEntry& entry = *kernel_for(args.shape).choice.entry;
   int64_t bytes = 0;
   BackwardParams p = params(entry, args, static_cast<char*>(workspace), &bytes);
+  p.common.far_stamp = new_stamp();
   const int64_t query_tiles =
       static_cast<int64_t>(args.shape.batch) * problem_.heads_q * p.sequence_tiles;
   const int64_t places = p.common.head_tiles(entry.tile_q) * problem_.heads_q;

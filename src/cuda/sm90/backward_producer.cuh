@@ -181,6 +181,12 @@ __device__ __forceinline__ bool show_item(const BackwardParams& params,
     const int32_t heads =
         (item.b * params.common.problem.heads_kv + item.kv_head + 1) * params.common.group;
     wait_until_prepared(params, control, heads);
+    const cuda::BackwardParams& common = params.common;
+    item.far = *static_cast<const volatile uint64_t*>(common.far) == common.far_stamp;
+    if (item.far) {
+#pragma unroll
+      for (auto& group : item.groups) group.full.end = 0;
+    }
   }
   if constexpr (Config::kAny) {
     const bool blocks = params.common.problem.mask & FLASHATTN_MASK_BLOCKS;

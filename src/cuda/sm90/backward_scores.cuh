@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "cuda/gradient/numbers.cuh"
 #include "cuda/sm90/backward_ahead.cuh"
 #include "cuda/tile/scores.cuh"
 
@@ -42,13 +43,20 @@ class BackwardScores : protected BackwardAhead<Config> {
   // of a score by its product, for dS; of a dropout, negative where it drops. Parked: what dS needs
   // goes to where dS will lie.
   template <bool kMasked>
-  __device__ __forceinline__ void weigh(const Tile& s, const Lse& lse, Operand& p, Operand& derived,
+  __device__ __forceinline__ void weigh(Tile& s, const Lse& lse, Operand& p, Operand& derived,
                                         Ahead& ahead, int32_t place, uint32_t kind, uint32_t slot,
                                         uint32_t count, int part = 0) const {
     if constexpr (Config::kModified) {
       modify<kMasked>(s, p, derived, ahead, place, kind, slot, count);
     } else {
       const float factor = params_.common.problem.scale * kLog2E;
+      if (kMasked && item().far) {
+        const volatile float* const bases = this->bases_at(place, count, part);
+#pragma unroll
+        for (int i = 0; i < kPartQ / 2; ++i) {
+          s[i] = relative(s[i], bases[i / 4 * 8 + i % 2], factor);
+        }
+      }
       // Here, or registers do not suffice.
       if constexpr (Config::kParked && Config::kDropped) this->await_ds({count});
 #pragma unroll
@@ -196,6 +204,9 @@ class BackwardScores : protected BackwardAhead<Config> {
     const uint32_t park = this->ds_place(Ring<Config::kDsStages>{count}.slot(), 0);
     const bool parks = this->parks();
     if (parks) this->await_ds({count});
+    // Where rows have bases, scores are in units of kWideUnit log2(e), and meet lse behind them.
+    const bool far = kMasked && item().far;
+    const float unit = far ? 1.0f / kWideUnit : 1.0f, factor = params_.factor * unit;
     uint32_t weights[kTileQ / 4];
 #pragma unroll
     for (int n = 0; n < kTileQ / 8; n += kStep) {
@@ -226,7 +237,8 @@ class BackwardScores : protected BackwardAhead<Config> {
         const float2 reference = ptx::load_shared_pair(lse + (n + i / 4) * 32);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          x[i + e] = fmaf(x[i + e], params_.factor, -(e % 2 == 0 ? reference.x : reference.y));
+          const float own = e % 2 == 0 ? reference.x : reference.y;
+          x[i + e] = fmaf(x[i + e], factor, far ? 0.0f : -own);
         }
       }
       if (sloped) {
@@ -234,10 +246,19 @@ class BackwardScores : protected BackwardAhead<Config> {
         for (int i = 0; i < 4 * kStep; ++i) {
           const float away =
               distance + static_cast<float>(8 * n + i / 4 * 8 + i % 2 - i / 2 % 2 * 8);
-          x[i] = fmaf(-slope, fabsf(away), x[i]);
+          x[i] = fmaf(-slope * unit, fabsf(away), x[i]);
         }
       }
-      if constexpr (Config::kAny) add_bias(x, ahead.bias[n]);
+      if constexpr (Config::kAny) add_bias(x, ahead.bias[n], kLog2E * unit);
+      if (far) {
+        const volatile float* const bases = this->bases_at(place, count, 0) + n * 8;
+#pragma unroll
+        for (int i = 0; i < 4 * kStep; ++i) {
+          const float2 own = ptx::load_shared_pair(lse + (n + i / 4) * 32);
+          x[i] = fmaf(relative(x[i], bases[i / 4 * 8 + i % 2], 1.0f), kWideUnit,
+                      -(i % 2 == 0 ? own.x : own.y));
+        }
+      }
 #pragma unroll
       for (int i = 0; i < 4 * kStep; ++i) x[i] = ptx::exp2(x[i]);
       if constexpr (Config::kAny) {
@@ -291,23 +312,22 @@ class BackwardScores : protected BackwardAhead<Config> {
     }
   }
 
-  __device__ __forceinline__ void add_bias(float (&x)[4], const uint32_t (&bias)[4]) const {
+  __device__ __forceinline__ void add_bias(float (&x)[4], const uint32_t (&bias)[4],
+                                           float unit) const {
     const Problem& problem = params_.common.problem;
     if (!(problem.bias & FLASHATTN_BIAS_DENSE)) return;
     switch (problem.bias_dtype) {
       case FLASHATTN_DTYPE_F32:
 #pragma unroll
-        for (int i = 0; i < 4; ++i) x[i] = fmaf(__uint_as_float(bias[i]), kLog2E, x[i]);
+        for (int i = 0; i < 4; ++i) x[i] = fmaf(__uint_as_float(bias[i]), unit, x[i]);
         break;
       case FLASHATTN_DTYPE_F16:
 #pragma unroll
-        for (int i = 0; i < 4; ++i) x[i] = fmaf(ptx::unpack<__half>(bias[i]).x, kLog2E, x[i]);
+        for (int i = 0; i < 4; ++i) x[i] = fmaf(ptx::unpack<__half>(bias[i]).x, unit, x[i]);
         break;
       case FLASHATTN_DTYPE_BF16:
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          x[i] = fmaf(ptx::unpack<__nv_bfloat16>(bias[i]).x, kLog2E, x[i]);
-        }
+        for (int i = 0; i < 4; ++i) x[i] = fmaf(ptx::unpack<__nv_bfloat16>(bias[i]).x, unit, x[i]);
         break;
       default:
 #pragma unroll

@@ -1,6 +1,7 @@
 // The consumers of the Hopper forward pass: a warpgroup for 64 rows.
 #pragma once
 
+#include <cfloat>
 #include <type_traits>
 
 #include "cuda/sm90/forward_softmax.cuh"
@@ -13,9 +14,9 @@ class Consumer : Softmax<Config> {
   using Base = Softmax<Config>;
   using T = typename Config::T;
   using Base::control_, Base::group_, Base::items_, Base::leader_, Base::params_, Base::q_place_;
-  using Base::drop, Base::factor, Base::half_, Base::item, Base::kept, Base::lane;
+  using Base::base, Base::drop, Base::factor, Base::half_, Base::item, Base::kept, Base::lane;
   using Base::kConsumers, Base::kSlack, Base::kTileKv, Base::kTileQ;
-  using Base::modify, Base::raise_reference, Base::reference_, Base::release_q, Base::row, Base::s_;
+  using Base::raise_reference, Base::reference_, Base::release_q, Base::row, Base::s_;
   using Base::strip, Base::sum_, Base::tiles_, Base::weigh;
   static constexpr int kStages = Config::kStages;
   using Place = Ring<kStages>;
@@ -107,6 +108,7 @@ class Consumer : Softmax<Config> {
 #pragma unroll 1
       for (; (n = tiles_.down(item(), n, fast)) >= fast; --n) step<Way::kSafe>(s_, n);
       if constexpr (!Config::kSafe) {
+        for (int half = 0; half < 2; ++half) reference_[half] = base(half);  // they stay
         n = fast_steps(n, full);
         const int32_t whole = upper ? first + 1 : first;
 #pragma unroll 1
@@ -161,6 +163,7 @@ class Consumer : Softmax<Config> {
   __device__ __forceinline__ void start(float (&s)[kCount], int32_t n, const Place& place) {
     multiply_qk<kPart>(s, place);
     clear();
+    const bool over = item().safe;
     Drops drops;
     this->draw(drops, n);
     ptx::wgmma_wait<0>();
@@ -175,17 +178,21 @@ class Consumer : Softmax<Config> {
         // Lower than expected: numbers hold more above the reference than below it.
         for (float& peak : raised) peak -= kSlack;
       } else {
-        modify(s, n * kTileKv);
+        this->modify(s, n * kTileKv, over);
         line = {1.0f, 0.0f};  // nothing is left to do
       }
       hide<kPart>(s, n);
-      raise_reference(s, line.scale, raised);
-      this->weigh_bent(s, line);
+      raise_reference(s, line.scale, raised, over);
+      if (over) {
+        this->weigh_safely(s, over);
+      } else {
+        this->weigh_bent(s, line);
+      }
     } else {
-      modify(s, n * kTileKv);
+      this->modify(s, n * kTileKv, over);
       hide<kPart>(s, n);
-      raise_reference(s, factor(), {0.0f, 0.0f});
-      weigh(s);
+      raise_reference(s, score_factor(over), {0.0f, 0.0f}, over);
+      this->weigh_safely(s, over);
     }
     drop(s_, n);
     pack<kPart>(s, drops);
@@ -222,10 +229,15 @@ class Consumer : Softmax<Config> {
     } else if constexpr (kWay == Way::kCapped) {
       this->weigh_capped();
     } else {
-      modify(s, n * kTileKv + Base::template kFirst<kPart>);
+      const bool over = kWay == Way::kSafe && item().safe;
+      this->modify(s, n * kTileKv + Base::template kFirst<kPart>, over);
       if constexpr (kWay != Way::kScaled) hide<kPart>(s, n);
-      if constexpr (kWay == Way::kSafe) raise_reference(s, factor(), {0.0f, 0.0f}, shrink);
-      weigh(s);
+      if constexpr (kWay == Way::kSafe) {
+        raise_reference(s, score_factor(over), {0.0f, 0.0f}, over, shrink);
+        this->weigh_safely(s, over);
+      } else {
+        this->weigh_with(s, reference_);
+      }
     }
     drop(s_, n);
     if (!Config::kAwaitFirst) await_values(values);
@@ -260,17 +272,17 @@ class Consumer : Softmax<Config> {
     if (leader_) ptx::mbarrier_arrive(address(empty[place.slot()]));
   }
 
+  // What scores, as modify() leaves them, are multiplied with to be in units of the reference.
+  __device__ __forceinline__ float score_factor(bool over) const {
+    return Config::kScores == Scores::kAny || over ? 1.0f : factor();
+  }
+
   __device__ __forceinline__ void clear() {
-    float sink = -INFINITY;
-    if (params_.problem.features & FLASHATTN_FEATURE_SINK) {
-      sink = params_.args.inputs.sink[item().h] * kLog2E;
-    }
     const Lengths len{item().len.q, item().len.kv};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      reference_[half] = sink;
-      // Every lane of a quad sums its own columns: one of them counts the sink.
-      sum_[half] = sink == -INFINITY || lane() % 4 != 0 ? 0.0f : 1.0f;
+      reference_[half] = -INFINITY;
+      sum_[half] = 0.0f;
     }
     if (lane() < 16) {
       const int32_t r = row() - lane() / 4 + lane();
@@ -338,6 +350,11 @@ class Consumer : Softmax<Config> {
     ptx::named_sync(kGroupBarrier + group_, 128);
   }
 
+  // A number as weights are rounded.
+  static __device__ __forceinline__ float round(float x) {
+    return ptx::unpack<T>(ptx::pack<T>(x, 0.0f)).x;
+  }
+
   // LSE and O of the tile; whether it must be done over. Both rows at once, without branches:
   // nothing else covers the latencies.
   __device__ __forceinline__ void finish() {
@@ -354,25 +371,52 @@ class Consumer : Softmax<Config> {
       float& f = finite[x / 2 % 2][x / 4 % 4];
       f = fmaf(o_[x], 0.0f, f);
     }
-    bool outgrown = false;
+    const bool over = item().safe;
+    const float l[2] = {sum_[0], sum_[1]}, base[2] = {reference_[0], reference_[1]};  // of keys
+    float all[2];
+    bool usual = Config::kScores != Scores::kSloped, beyond = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float l = sum_[half];
-      const float all = (finite[half][0] + finite[half][1]) + (finite[half][2] + finite[half][3]);
-      bool bad = !(l <= kMost && all == 0.0f);
-      if (Config::kScores == Scores::kSloped) {
-        bad |= l < kLeast && reference_[half] != -INFINITY && weighs_some(half);
+      all[half] = (finite[half][0] + finite[half][1]) + (finite[half][2] + finite[half][3]);
+      usual &= l[half] >= kLeast && l[half] <= kMost && all[half] == 0.0f;
+      usual &= fabsf(base[half]) <= kFarScore / Base::kUnit;
+      factor[half] = l[half] == 0.0f ? 0.0f : ptx::reciprocal(l[half]) * kept();
+    }
+    if (params_.problem.features & FLASHATTN_FEATURE_SINK) {
+      float shrink[2];
+      beyond = this->add_sink(over, shrink);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float sum = sum_[half];
+        factor[half] = sum == 0.0f ? 0.0f : ptx::reciprocal(sum) * shrink[half] * kept();
       }
-      outgrown |= bad && item().query + row() + half * 8 < item().query_end;
-      factor[half] = l == 0.0f ? 0.0f : ptx::reciprocal(l) * kept();
+    }
+    const bool fp32 = params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
+    if (!__all_sync(~0u, usual) || beyond || fp32) {
+      bool outgrown = beyond;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int32_t keys = this->keys_of(half);
+        bool bad = !(l[half] <= kMost && all[half] == 0.0f);
+        bad |= base[half] != -INFINITY && !(fabsf(base[half]) <= kFartherScore / Base::kUnit);
+        if (Config::kScores != Scores::kAny) {
+          // Too little for keys that there are; 0 where scores above -FLT_MAX are -inf in log2 units.
+          bad |= !(l[half] >= kLeast) && keys > 0;
+          // Done over, the weight of a single key is 1: to the last digit, O is that key's value.
+          bad |= fp32 && keys == 1;
+        }
+        outgrown |= bad && item().query + row() + half * 8 < item().query_end;
+        // Of a single key the product has the weight as it was rounded.
+        if (keys == 1) factor[half] *= l[half] * ptx::reciprocal(round(l[half]));
+      }
+      if (__any_sync(~0u, outgrown) && !over && lane() == 0) {
+        control_.again[item().index] = item().tile + 1;
+        control_.outgrown = 1;
+      }
     }
 #pragma unroll
     for (int x = 0; x < Config::kDimV / 2; ++x) o_[x] *= factor[x / 2 % 2];
-    if (__any_sync(~0u, outgrown) && !item().safe && lane() == 0) {
-      control_.again[item().index] = item().tile + 1;
-      control_.outgrown = 1;
-    }
-    if (params_.problem.dtype_o == FLASHATTN_DTYPE_F32) {
+    if (fp32) {
       this->store_fp32(o_);
     } else {
 #pragma unroll
@@ -396,21 +440,14 @@ class Consumer : Softmax<Config> {
         release_q();
       }
     }
-    this->store_lse();
-  }
-
-  // Whether a row has keys or a sink: the reference of one that has none may be that of its tie.
-  __device__ __forceinline__ bool weighs_some(int half) const {
-    const volatile Interval& keys = control_.visible[row() + half * 8];
-    if (keys.begin < keys.end) return true;
-    return (params_.problem.features & FLASHATTN_FEATURE_SINK) &&
-           params_.args.inputs.sink[item().h] != -INFINITY;
+    this->store_lse(over);
   }
 
   // Of a row's sum. Less only where the reference was foreseen, not seen, or another row's: fp16
   // has few numbers there.
   static constexpr float kMost = 0x1p100f;
-  static constexpr float kLeast = std::is_same<T, __half>::value ? 0x1p-2f : 0x1p-60f;
+  static constexpr float kLeast = Config::kScores != Scores::kSloped         ? FLT_MIN
+                                  : std::is_same<T, __half>::value ? 0x1p-2f : 0x1p-60f;
 
   const ptx::Matrix q_, k_, v_;
   Place place_;

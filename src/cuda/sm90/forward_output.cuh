@@ -49,6 +49,12 @@ class TileOutput {
     return tensor_row(params_.args.o, size, item().b, item().h, item().first_q + i);
   }
 
+  // How many keys a row of this lane's sees, block masks and biases aside.
+  __device__ __forceinline__ int32_t keys_of(int half) const {
+    const volatile Interval& keys = control_.visible[row() + half * 8];
+    return max(keys.end - keys.begin, 0);
+  }
+
   __device__ __forceinline__ void store_fp32(const Sums& o) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

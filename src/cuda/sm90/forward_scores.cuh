@@ -1,5 +1,7 @@
 // What a consumer warpgroup of the Hopper forward pass does to its products: scale, softcap, ALiBi,
-// dense bias, masks, dropout. Scores are in units of log2(e).
+// dense bias, masks, dropout. Scores are in units of log2(e); where they may be of any size, a
+// quarter of that, in which every finite score is finite: in kernels for any scores, and in tiles
+// done over.
 #pragma once
 
 #include <type_traits>
@@ -32,19 +34,31 @@ class TileScores : protected TileOutput<Config> {
                                         Control<Config>& control, int32_t group)
       : Base(params, shared, control, group), tiles_(params) {}
 
-  // What scores are multiplied with when they meet their reference, which is in units of log2(e).
+  // What scores are multiplied with when they meet their reference: to units of log2(e).
   __device__ __forceinline__ float factor() const {
     constexpr bool kLeft = Config::kScores == Scores::kScaled || Config::kDropped;
-    return kLeft ? scale() : 1.0f;
+    return kLeft ? scale() : kUnit;
   }
 
-  __device__ __forceinline__ float scale() const { return params_.problem.scale * kLog2E; }
+  // Scores of modify() are in kUnit units of log2(e).
+  static constexpr float kUnit = Config::kScores == Scores::kAny ? kWideUnit : 1.0f;
+  __device__ __forceinline__ float scale() const {
+    return params_.problem.scale * (kLog2E / kUnit);
+  }
 
-  // Products with the keys from `key` on to scores, where a factor is not all.
+  // Products with the keys from `key` on to scores, where a factor is not all. over: to scores of a
+  // tile done over, in units of kWideUnit log2(e), rounded.
   template <int kCount>
-  __device__ __forceinline__ void modify(float (&s)[kCount], int32_t key) const {
+  __device__ __forceinline__ void modify(float (&s)[kCount], int32_t key, bool over) const {
+    const bool wide = over && Config::kScores != Scores::kAny;
+    const float unit = wide ? 1.0f / kWideUnit : 1.0f;
     if constexpr (Config::kScores == Scores::kCapped) cap_scores(s);
-    if constexpr (Config::kScores == Scores::kSloped) add_slope(s, key, scale());
+    if constexpr (Config::kScores == Scores::kSloped) add_slope(s, key, scale() * unit);
+    if (wide && Config::kScores != Scores::kSloped) {
+      const float left = (Config::kScores == Scores::kCapped ? 1.0f : scale()) * unit;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) s[i] = __fmul_rn(s[i], left);
+    }
     if constexpr (Config::kScores == Scores::kAny) {
       const Problem& problem = params_.problem;
       const bool capped = problem.softcap != 0, sloped = problem.bias & FLASHATTN_BIAS_ALIBI;
@@ -105,13 +119,14 @@ class TileScores : protected TileOutput<Config> {
   __device__ __forceinline__ void cap_scores(float (&s)[kCount]) const {
     const Softcap& cap = params_.cap;
     if (__all_sync(~0u, !(largest_of(s) >= cap.limit))) {
+      const float factor[3] = {cap.factor[0] / kUnit, cap.factor[1] / kUnit, cap.factor[2] / kUnit};
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         const float square = s[i] * s[i];
-        s[i] *= fmaf(fmaf(cap.factor[2], square, cap.factor[1]), square, cap.factor[0]);
+        s[i] *= fmaf(fmaf(factor[2], square, factor[1]), square, factor[0]);
       }
     } else {
-      const float outer = params_.problem.softcap * kLog2E;
+      const float outer = params_.problem.softcap * (kLog2E / kUnit);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) s[i] = soft_tanh(s[i], cap.inner, outer);
     }
@@ -238,7 +253,9 @@ class TileScores : protected TileOutput<Config> {
       return;
     }
     const auto add = [&](const auto* bias) {
-      visit_bias(bias, s, key, [&](float& x, auto y) { x = fmaf(x, scale, to_float(y) * kLog2E); });
+      visit_bias(bias, s, key, [&](float& x, auto y) {
+        x = fmaf(x, scale, to_float(y) * (kLog2E / kUnit));
+      });
     };
     switch (problem.bias_dtype) {
       case FLASHATTN_DTYPE_F32: return add(static_cast<const float*>(in.bias));

@@ -17,8 +17,9 @@ class Softmax : protected TileScores<Config> {
   using Base::factor, Base::item, Base::lane, Base::row, Base::strip;
   using typename Base::Line, typename Base::Slope;
   static constexpr int kTileKv = Config::kTileKv;
-  // log2: by less than that a maximum may exceed the reference, but not in a tile done over.
+  // By less than that, in log2, a maximum may exceed the reference, but not in a tile done over.
   static constexpr float kSlack = 8.0f;
+  static constexpr float kUnit = Base::kUnit;
 
   __device__ __forceinline__ Softmax(const ForwardParams& params, uint32_t shared,
                                      Control<Config>& control, int32_t group)
@@ -37,7 +38,8 @@ class Softmax : protected TileScores<Config> {
   // enough to matter; tied ones together. shrink: what O must be multiplied with.
   template <int kCount>
   __device__ __forceinline__ void raise_reference(const float (&s)[kCount], float c,
-                                                  const float (&raised)[2], float (&shrink)[2]) {
+                                                  const float (&raised)[2], bool over,
+                                                  float (&shrink)[2]) {
     float highest[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -53,14 +55,13 @@ class Softmax : protected TileScores<Config> {
       highest[half] = fmaf(all, c, raised[half]);
     }
     // No weight of a tile done over is above 1: O may have overflowed.
-    const float slack = item().safe ? 0.0f : kSlack;
+    const float slack = over ? 0.0f : kSlack / kUnit, unit = this->unit(over);
     bool keep[2] = {!(highest[0] > reference_[0] + slack), !(highest[1] > reference_[1] + slack)};
     if (this->tied()) {
       const float apart = this->apart();
       // A row past the last query has no say in what another one's bits are.
       if (item().query + row() + 8 >= item().query_end) highest[1] = -INFINITY;
       const float top = fmaxf(highest[0], highest[1] + apart);
-      // At first both are the sink.
       const bool apart_yet = reference_[1] == reference_[0] - apart;
       keep[0] = keep[1] = apart_yet && !(top > reference_[0] + slack);
       highest[0] = fmaxf(top, fmaxf(reference_[0], reference_[1] + apart));
@@ -70,16 +71,16 @@ class Softmax : protected TileScores<Config> {
     for (int half = 0; half < 2; ++half) {
       const float before = reference_[half];
       reference_[half] = keep[half] ? before : highest[half];
-      shrink[half] = keep[half] ? 1.0f : ptx::exp2(before - highest[half]);
+      shrink[half] = keep[half] ? 1.0f : ptx::exp2((before - highest[half]) * unit);
       sum_[half] *= shrink[half];
     }
   }
 
   template <int kCount>
   __device__ __forceinline__ void raise_reference(const float (&s)[kCount], float c,
-                                                  const float (&raised)[2]) {
+                                                  const float (&raised)[2], bool over) {
     float shrink[2];
-    raise_reference(s, c, raised, shrink);
+    raise_reference(s, c, raised, over, shrink);
   }
 
   // Scores to weights, and their sums: of a tile first, so that few roundings meet a large sum, and
@@ -99,9 +100,22 @@ class Softmax : protected TileScores<Config> {
   }
 
   template <int kCount>
-  __device__ __forceinline__ void weigh(float (&s)[kCount]) {
+  __device__ __forceinline__ void weigh_with(float (&s)[kCount], const float (&bases)[2]) {
     const float c = factor();
-    weigh(s, [&](float x, int i) { return fmaf(x, c, -base(i / 2 % 2)); });
+    weigh(s, [&](float x, int i) { return fmaf(x, c, -bases[i / 2 % 2]); });
+  }
+
+  // The same of a tile that may be done over: its scores are rounded, and exactly subtracted from.
+  template <int kCount>
+  __device__ __forceinline__ void weigh_safely(float (&s)[kCount], bool over) {
+    const float c = over ? kWideUnit : factor();
+    const float first[2] = {over ? 0.0f : base(0), over ? 0.0f : base(1)};
+    if (over) {
+      const float top[2] = {base(0) / kUnit, base(1) / kUnit};
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) s[i] = __fsub_rn(s[i], top[i / 2 % 2]);
+    }
+    weigh(s, [&](float x, int i) { return fmaf(x, c, -first[i / 2 % 2]); });
   }
 
   // With whatever keys, straight or not.
@@ -139,32 +153,58 @@ class Softmax : protected TileScores<Config> {
     const Softcap& cap = params_.cap;
     if (__all_sync(~0u, !(largest_of(s_) >= cap.short_limit))) {
       weigh(s_, [&](float x, int i) {
-        return fmaf(x, fmaf(cap.short_factor[1], x * x, cap.short_factor[0]), -base(i / 2 % 2));
+        return fmaf(x, fmaf(cap.short_factor[1], x * x, cap.short_factor[0]),
+                    -reference_[i / 2 % 2]);
       });
     } else {
       this->cap_scores(s_);
-      weigh(s_);
+      weigh_with(s_, reference_);
     }
   }
 
-  // The reference of a row that has seen nothing is 0: weights of 0, not NaN.
+  // The reference in units of log2(e), but of a tile done over in those of its scores. That of a row
+  // that has seen nothing is 0: weights of 0, not NaN.
   __device__ __forceinline__ float base(int half) const {
-    return reference_[half] == -INFINITY ? 0.0f : reference_[half];
+    return reference_[half] == -INFINITY ? 0.0f : reference_[half] * kUnit;
+  }
+
+  // What differences of scores are multiplied with: to units of log2(e). over: in a tile done over.
+  static __device__ __forceinline__ float unit(bool over) {
+    return Config::kScores == Scores::kAny || over ? kWideUnit : 1.0f;
+  }
+
+  // Takes the sink into references and sums, whatever its size: `shrink` is what the keys' share is
+  // to be multiplied with. Whether it is beyond these units.
+  __device__ __forceinline__ bool add_sink(bool over, float (&shrink)[2]) {
+    const float natural = params_.args.inputs.sink[item().h], unit = this->unit(over);
+    const float sink = natural * (kLog2E / unit);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float keys = sum_[half] == 0.0f ? -INFINITY : reference_[half];
+      const float top = fmaxf(keys, sink);
+      shrink[half] = keys == top ? 1.0f : ptx::exp2((keys - top) * unit);
+      sum_[half] *= shrink[half];
+      if (top != -INFINITY) sum_[half] += ptx::exp2((sink - top) * unit);
+      reference_[half] = top;
+    }
+    return fabsf(sink) == INFINITY && fabsf(natural) < INFINITY;
   }
 
   // Of a quad's two rows the first two lanes store one each.
-  __device__ __forceinline__ void store_lse() const {
+  __device__ __forceinline__ void store_lse(bool over) const {
     const int32_t half = lane() % 4;
     const int32_t i = item().query + row() + half * 8;
     if (half > 1 || params_.args.lse == nullptr || i >= item().query_end) return;
     const RowLayout layout = row_layout(params_.problem, params_.args.shape);
     const int64_t place = item().b * layout.batch_stride + item().h * layout.head_stride;
     const float l = half == 0 ? sum_[0] : sum_[1];
-    const float lse = ((half == 0 ? reference_[0] : reference_[1]) + log2f(l)) * kLn2;
+    const float lse =
+        fmaf(half == 0 ? reference_[0] : reference_[1], unit(over) * kLn2, log2f(l) * kLn2);
     params_.args.lse[place + item().first_q + i] = l == 0.0f ? -INFINITY : lse;
   }
 
-  float reference_[2], sum_[2];  // log2 units; the sums are of this lane's columns
+  float reference_[2];  // in the units of the scores: see unit()
+  float sum_[2];        // of this lane's columns
   float s_[kTileKv / 2];
   float half_[kTileKv / 4];  // the scores of half a tile
 };

@@ -1,7 +1,6 @@
 #include "cuda/sm90/launcher.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cinttypes>
 #include <cmath>
 #include <numeric>
@@ -36,13 +35,6 @@ bool takes(const sm90::ForwardEntry& e, const Problem& p) {
 }
 
 constexpr char kLaunching[] = "launching the forward kernel";
-
-// Of a launch: no other of the process has it, nor is it likely to lie in memory. Never 0.
-uint64_t new_stamp() {
-  static std::atomic<uint64_t> launches(0);
-  constexpr uint64_t kOdd = UINT64_C(0x9e3779b97f4a7c15);  // a product with it is one to one
-  return (launches.fetch_add(1, std::memory_order_relaxed) + 1) * kOdd;
-}
 
 sm90::Softcap softcap_of(const Problem& p) {
   if (p.softcap == 0) return {};

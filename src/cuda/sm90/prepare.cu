@@ -5,7 +5,7 @@
 // kernel start; few stay for the others. On an H200 that hides 25 of 38 us.
 #include "cuda/sm90/prepare.h"
 
-#include "cuda/gradient/numbers.cuh"
+#include "cuda/gradient/row_bases.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mma.cuh"
@@ -29,7 +29,7 @@ struct Control {
 template <class T, int kPanels>
 class Preparer {
   static constexpr int kBoxBytes = 2 * kPanels * kPanelBytes;
-  static constexpr int kWarps = kPanels == 1 ? 24 : 14;
+  static constexpr int kWarps = kPanels == 1 ? 23 : 14;
 
  public:
   static constexpr int kThreads = 32 * (kWarps + 1);
@@ -201,9 +201,12 @@ class Preparer {
         sequence_of(common_.problem, common_.args.shape, common_.args.inputs, b);
     const int32_t tile_q = common_.tile_q, row = done.row + lane_;
     // Whole tiles are read.
-    if (row >= (sequence.len.q + tile_q - 1) / tile_q * tile_q) return;
-    const int64_t first_tile = (int64_t{h} * common_.args.shape.batch + b) * params_.tiles;
-    store_numbers(common_, sequence, first_tile * tile_q, first_tile, row, lse, dlse, sum);
+    if (row < (sequence.len.q + tile_q - 1) / tile_q * tile_q) {
+      const int64_t first_tile = (int64_t{h} * common_.args.shape.batch + b) * params_.tiles;
+      store_numbers(common_, sequence, first_tile * tile_q, first_tile, row, lse, dlse, sum);
+    }
+    const uint32_t far = __ballot_sync(~0u, is_far(lse));
+    RowBases<T>(common_, sequence, b, h).find(done.row, far, lse);
   }
 
   __device__ __forceinline__ void multiply(int panel, float (&upper)[2][4],

@@ -36,7 +36,7 @@ struct WorkItem {
   Lengths len;
   int32_t begin, end;  // tiles of keys that any strip needs
   int64_t first_q, first_kv;
-  float slope;  // of ALiBi or 0, in units of log2(e)
+  float slope;  // of ALiBi or 0, in the units of the scores
   Strip strips[kConsumers];
 };
 
@@ -62,7 +62,8 @@ __device__ __forceinline__ bool plan_item(const ForwardParams& params, int32_t t
     if (query >= query_end) return false;
     if (kCanSlope && problem.bias & FLASHATTN_BIAS_ALIBI) {
       const flashattn_inputs& in = params.args.inputs;
-      slope = in.alibi_slopes[b * in.alibi_stride_batch + position.unit % problem.heads_q] * kLog2E;
+      const float unit = kScores == Scores::kAny || safe ? kLog2E / kWideUnit : kLog2E;
+      slope = in.alibi_slopes[b * in.alibi_stride_batch + position.unit % problem.heads_q] * unit;
     }
     if (lane == 0) {
       item.slope = slope;

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
         {parts, params.problem.dim_v, params.problem.dtype_o,
          tensor_row(args.o, dtype_size(params.problem.dtype_o), b, h, token),
          args.lse ? args.lse + b * layout.batch_stride + h * layout.head_stride + token : nullptr},
-        [&](int32_t p) { return params.partial_lse[first + p * stride]; },
+        [&](int32_t p) { return params.partial_sums[first + p * stride]; },
         [&](int32_t p, int32_t column) {
           return load_four<true>(params.partial_o + (first + p * stride) * params.problem.dim_v +
                                  column);
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(32 * kWarps, kLoads > 2 ? 6 : 12)
         {params.parts, params.dim, params.dtype,
          tensor_row(params.o, dtype_size(params.dtype), b, h, token),
          params.lse ? params.lse + at : nullptr},
-        [&](int32_t p) { return params.part_lse[p][at]; },
+        [&](int32_t p) { return PartialSum{params.part_lse[p][at], 1.0f}; },
         [&](int32_t p, int32_t column) {
           return load_four<kVectors>(reinterpret_cast<const Part*>(
                                          tensor_row(params.part_o[p], sizeof(Part), b, h, token)) +

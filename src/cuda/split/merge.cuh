@@ -1,5 +1,5 @@
 // Merges partial results over disjoint keys: lse = ln(sum of e^lse_p), o = sum of e^(lse_p - lse)
-// o_p.
+// o_p, with e^lse_p = sum_p e^base_p.
 #pragma once
 
 #include "cuda/tile/four.cuh"
@@ -35,10 +35,10 @@ __device__ __forceinline__ void gather(float (&x)[4]) {
 }
 
 // kTeam warps, 1 or 4, merge one row and multiply it by `factor`; each has kLoads parts on their
-// way. lse_of(p) gives a part's, and four_of(p, c) four of its columns. kVectors: as store_four
+// way. sum_of(p) gives a part's, and four_of(p, c) four of its columns. kVectors: as store_four
 // wants the row. Short code: whoever decodes comes here once, and waits for every line of it.
-template <int kTeam, int kLoads, bool kVectors, class LseOf, class FourOf>
-__device__ __forceinline__ void merge_row(const MergeRow& row, LseOf lse_of, FourOf four_of,
+template <int kTeam, int kLoads, bool kVectors, class SumOf, class FourOf>
+__device__ __forceinline__ void merge_row(const MergeRow& row, SumOf sum_of, FourOf four_of,
                                           float factor) {
   static_assert(kTeam == 1 || kTeam == kChains, "a warp has all chains or one");
   constexpr int kOwn = kChains / kTeam, kBatch = kLoads * kTeam;
@@ -52,17 +52,22 @@ __device__ __forceinline__ void merge_row(const MergeRow& row, LseOf lse_of, Fou
     }
   };
   load(0, lane * 4);  // waits for no weight
-  const auto lane_lse = [&](int32_t p) { return p < row.parts ? lse_of(p) : -INFINITY; };
-  float lse = lane_lse(lane), top = lse;
+  const auto lane_sum = [&](int32_t p) {
+    return p < row.parts ? sum_of(p) : PartialSum{-INFINITY, 0.0f};
+  };
+  const PartialSum first = lane_sum(lane);
+  float top = first.base;
 #pragma unroll 1
-  for (int32_t p = lane + 32; p < row.parts; p += 32) top = fmaxf(top, lse_of(p));
+  for (int32_t p = lane + 32; p < row.parts; p += 32) top = fmaxf(top, sum_of(p).base);
 #pragma unroll 1
   for (int d = 16; d > 0; d /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
   const float reference = top == -INFINITY ? 0.0f : top;
-  const auto weight_of = [&](float x) { return ptx::exp2((x - reference) * kLog2E); };
-  float total = weight_of(lse);
+  const auto weight_of = [&](PartialSum x) {
+    return x.sum * ptx::exp2((x.base - reference) * kLog2E);
+  };
+  float total = weight_of(first);
 #pragma unroll 1
-  for (int32_t p = lane + 32; p < row.parts; p += 32) total += weight_of(lse_of(p));
+  for (int32_t p = lane + 32; p < row.parts; p += 32) total += weight_of(sum_of(p));
 #pragma unroll 1
   for (int d = 16; d > 0; d /= 2) total += __shfl_xor_sync(~0u, total, d);
   const float inverse = total == 0.0f ? 0.0f : factor * ptx::reciprocal(total);
@@ -72,7 +77,7 @@ __device__ __forceinline__ void merge_row(const MergeRow& row, LseOf lse_of, Fou
 #pragma unroll 1
     for (int32_t begin = 0; begin < row.parts; begin += kBatch) {
       if (begin > 0 || column >= 128) load(begin, column);
-      if (begin % 32 == 0) weights = weight_of(lane_lse(begin + lane)) * inverse;
+      if (begin % 32 == 0) weights = weight_of(lane_sum(begin + lane)) * inverse;
 #pragma unroll
       for (int n = 0; n < kLoads; ++n) {
         const float weight = __shfl_sync(~0u, weights, begin % 32 + n * kTeam + warp);

@@ -18,6 +18,9 @@ struct Pair {
   static __device__ __forceinline__ Pair load_shared(uint32_t from) {
     return {ptx::load_shared(from)};
   }
+  static __device__ __forceinline__ Pair load(const char* from) {
+    return {*reinterpret_cast<const uint32_t*>(from)};
+  }
   __device__ __forceinline__ void store_shared(uint32_t to) const { ptx::store_shared(to, word); }
   __device__ __forceinline__ void store_if(bool condition, char* to) const {
     ptx::store_if(condition, to, word);
@@ -36,6 +39,9 @@ struct Pair<float> {
   static __device__ __forceinline__ Pair of(float x, float y) { return {make_float2(x, y)}; }
   static __device__ __forceinline__ Pair load_shared(uint32_t from) {
     return {ptx::load_shared_pair(from)};
+  }
+  static __device__ __forceinline__ Pair load(const char* from) {
+    return {*reinterpret_cast<const float2*>(from)};
   }
   __device__ __forceinline__ void store_shared(uint32_t to) const {
     ptx::store_shared_pair(to, pair);

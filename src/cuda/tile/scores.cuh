@@ -1,5 +1,5 @@
 // What happens to scores between the two products: scale, softcap, ALiBi, dense bias, masks. Scores
-// are in units of log2(e).
+// are in units of log2(e), those to which something is added in units of kWideUnit log2(e).
 //
 // A strip is what a warp holds of 16 rows of scores, as mma.sync and WGMMA lay their sums out:
 // number [n][2 h + e] is of row lane / 4 + 8 h, column 8 n + 2 (lane % 4) + e. Everything here
@@ -58,19 +58,22 @@ __device__ __forceinline__ bool all_near_0(const float (&x)[kCount], float inner
 
 // How products become scores: tanh(product * inner), of a softcap; times `outer`; plus biases.
 struct ScoreSteps {
-  bool capped, sloped, biased;  // biased: a dense bias is added. A boolean one only hides
-  float inner, outer;
+  bool capped, sloped, biased;  // sloped, biased: by a step of its own, which applies `wide`, too
+  float inner, outer, wide;     // outer in units of log2(e), wide in units of kWideUnit log2(e)
 
   __device__ __forceinline__ explicit ScoreSteps(const Problem& problem)
       : capped(problem.softcap != 0),
-        // A negative scale is for the same step to apply, with a slope of 0.
-        sloped((problem.bias & FLASHATTN_BIAS_ALIBI) || (!capped && problem.scale < 0)),
-        biased((problem.bias & FLASHATTN_BIAS_DENSE) && problem.bias_dtype != FLASHATTN_DTYPE_U8),
+        // A negative scale is for the same step to apply, with a slope of 0. So is that of a block
+        // mask: where it leaves a row one key, that key's weight is exactly 1.
+        sloped((problem.bias & FLASHATTN_BIAS_ALIBI) || (problem.mask & FLASHATTN_MASK_BLOCKS) ||
+               (!capped && problem.scale < 0)),
+        biased(problem.bias & FLASHATTN_BIAS_DENSE),
         inner(capped ? problem.scale / problem.softcap : 0.0f),
-        outer((capped ? problem.softcap : problem.scale) * kLog2E) {}
+        outer((capped ? problem.softcap : problem.scale) * kLog2E),
+        wide((capped ? problem.softcap : problem.scale) * (kLog2E / kWideUnit)) {}
 
   // What is left to multiply scores with when they meet their reference: not negative.
-  __device__ __forceinline__ float factor() const { return sloped || biased ? 1.0f : outer; }
+  __device__ __forceinline__ float factor() const { return sloped || biased ? kWideUnit : outer; }
 };
 
 template <int kCount>
@@ -217,18 +220,18 @@ struct HeadBias {
     }
   }
 
-  // A boolean one hides, whatever the score was.
+  // To scores times `wide`. A boolean one hides, whatever the score was.
   template <int kGroups>
-  __device__ __forceinline__ void add_row(float (&s)[kGroups][4], int half, float outer, int32_t i,
+  __device__ __forceinline__ void add_row(float (&s)[kGroups][4], int half, float wide, int32_t i,
                                           int32_t j, int32_t columns) const {
-    const auto add = [&](float& x, float y) { x = fmaf(x, outer, y * kLog2E); };
+    const auto add = [&](float& x, float y) { x = fmaf(x, wide, y * (kLog2E / kWideUnit)); };
     switch (dtype) {
       case FLASHATTN_DTYPE_F32: return visit_row<float>(s, half, i, j, columns, add);
       case FLASHATTN_DTYPE_F16: return visit_row<__half>(s, half, i, j, columns, add);
       case FLASHATTN_DTYPE_BF16: return visit_row<__nv_bfloat16>(s, half, i, j, columns, add);
       default:
         visit_row<uint8_t>(s, half, i, j, columns,
-                           [](float& x, float y) { x = y != 0.0f ? x : -INFINITY; });
+                           [&](float& x, float y) { x = y != 0.0f ? x * wide : -INFINITY; });
     }
   }
 };

@@ -83,6 +83,17 @@ inline uint32_t __ballot_sync(unsigned mask, int x) {
   for (int n = 0; n < 32; ++n) bits |= all[n].word[0] << n;
   return bits;
 }
+// Rounded by themselves: no product and sum become one operation.
+inline float __fmul_rn(float x, float y) {
+  float product = x * y;
+  asm("" : "+x"(product));
+  return product;
+}
+inline float __fsub_rn(float x, float y) {
+  float difference = x - y;
+  asm("" : "+x"(difference));
+  return difference;
+}
 inline int __clz(uint32_t x) { return x ? __builtin_clz(x) : 32; }
 inline int __ffs(uint32_t x) { return __builtin_ffs(static_cast<int>(x)); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
