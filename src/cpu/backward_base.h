@@ -46,9 +46,11 @@ struct QueryBase {
 
   // What lse is above m, in units of log2(e).
   float above(float lse, ScoreUnit unit, float sink) const {
-    const double own = end_row(m, l, unit.nats, sink).lse;
-    const bool knows = !(double{lse} - own > kLseRounding * __builtin_fabs(double{lse}));
-    return static_cast<float>(((knows ? own : double{lse}) - m * unit.nats) * double{kLog2E});
+    const double given = double{lse} - m * unit.nats, up = double{sink} - m * unit.nats;
+    const double own = up > 0 ? up + __builtin_log(l * __builtin_exp(-up) + 1)
+                              : __builtin_log(l + __builtin_exp(up));
+    const bool knows = !(given - own > kLseRounding * __builtin_fabs(double{lse}));
+    return static_cast<float>((knows ? own : given) * double{kLog2E});
   }
 };
 

@@ -157,10 +157,11 @@ inline void backward_dsink_task(const BackwardJob& job, int64_t task) {
     for (int32_t i = 0; i < sequence.len.q; ++i) {
       if (lse[i] == -kInfinity) continue;
       const int64_t at = first + i;
-      const double own = job.base[at] == kInfinity
-                             ? double{lse[i]}
-                             : job.base[at] * unit.nats + job.lse2[at] * double{kLn2};
-      total -= __builtin_exp(sink - own) * double{job.delta[at]};
+      // A sink far above all keys is their lse.
+      const bool exact = job.base[at] != kInfinity && job.lse2[at] < kLargeLse;
+      const double above = exact ? sink - job.base[at] * unit.nats - job.lse2[at] * double{kLn2}
+                                 : sink - double{lse[i]};
+      total -= __builtin_exp(above) * double{job.delta[at]};
     }
   }
   args.dsink[head] = static_cast<float>(total);

@@ -91,7 +91,8 @@ def test_equal_scores(device, dtype, size, features):
 def test_a_row_of_one_key(device, dtype, dtype_o, amplitude, features):
     """o is the value, dv the gradient of o, and nothing flows to the scores."""
     fields = dict(seqlen_q=161, seqlen_kv=161, heads_q=2, dim_qk=64, dtype=dtype,
-                  dtype_o=dtype_o, amplitude=amplitude, backward=True)
+                  dtype_o=dtype_o, backward=True,
+                  amplitude=min(amplitude, 30.0) if dtype == "f16" else amplitude)
     case = Case(**{**fields, **features})
     data = make_data(case)
     rows, keys = case.seqlen_q, case.seqlen_kv
@@ -173,7 +174,9 @@ def test_a_sink_takes_no_digits(device, dtype, features, sink):
     lse = np.logaddexp(before, np.float64(np.float32(sink)))
     assert (np.abs(result.lse[0] - lse) <= 1e-6 + 1e-6 * np.abs(lse)).all()
     want = alone.o[0] * np.exp(before - lse).T[:, :, None]
-    assert (np.abs(result.o[0] - want) <= 2e-5 * np.abs(want) + 1e-36).all()
+    # Parts of the keys may cancel.
+    limit = 2e-5 * np.abs(want) + 1e-6 * np.abs(want).max() + 1e-36
+    assert (np.abs(result.o[0] - want) <= limit).all()
 
 
 @pytest.mark.smoke
