@@ -166,10 +166,9 @@ int32_t weigh_chunks_of(const ChunkOperands& x, int32_t keys, float scale, float
       int32_t row = 0;
       // Two rows by 32 keys.
       const auto weigh = [&]() FLASHATTN_INLINED {
-        write_weights<Compute::kBf16Pairs, 2, true>(scores + row * kChunkStep, kChunkStep,
-                                                    p + row * kPRow, kPRow, nullptr,
-                                                    {0, kChunkStep}, factor, shift + row,
-                                                    sums + row);
+        write_weights<Compute::kBf16Pairs, 2, true>(
+            scores + row * kChunkStep, kChunkStep, p + row * kPRow, kPRow, nullptr, {0, kChunkStep},
+            factor, shift + row, sums + row);
         row += 2;
       };
       const int32_t next = step + 1;

@@ -1,6 +1,6 @@
 // Weights from an lse that is large. An fp32 lse of 1e6 stands for sums of weights from e^-1/32 to
-// e^1/32 of its own: of rows with one so large that this tells, the highest score and the sum of the
-// weights relative to it are found again, from the products that the main pass has, to the bit.
+// e^1/32 of its own: of rows with one so large that this tells, the highest score and the sum of
+// the weights relative to it are found again, from the products that the main pass has, to the bit.
 #pragma once
 
 #include "cpu/weights.h"

@@ -26,8 +26,7 @@ class ForwardBlock : private ForwardRows {
     if (rows_ <= 0 || part_ >= parts_) return;
     work(next);
     if (finish()) return;
-    // Rows for which it does not do.
-    keeps_reference_ = false;
+    keeps_reference_ = false;  // for rows for which it does not do
     work(nullptr);
     finish();
   }
@@ -57,10 +56,8 @@ class ForwardBlock : private ForwardRows {
     __builtin_memset(
         scratch_.o, 0,
         sizeof(float) * static_cast<size_t>(rows_) * static_cast<size_t>(scratch_.v_columns));
-    for (int32_t r = 0; r < rows_; ++r) {
-      scratch_.m[r] = -kInfinity;
-      scratch_.l[r] = scratch_.rest[r] = 0.0f;
-    }
+    fill(scratch_.m, 0, rows_, -kInfinity);
+    for (float* sums : {scratch_.l, scratch_.rest}) fill(sums, 0, rows_, 0.0f);
   }
 
   void key_tile(Interval keys) {
@@ -187,18 +184,17 @@ class ForwardBlock : private ForwardRows {
     if (direct_) {
       // Whole blocks of keys, so that a row's scores end before the next row's begin.
       seen.begin -= (seen.begin - keys.begin) % kWidth;
+      for (int32_t r = 0; r < rows; ++r) {
+        fill(scores_of(r), columns.begin, seen.begin - keys.begin, 0.0f);
+        fill(scores_of(r), seen.end - keys.begin, columns.end, 0.0f);
+      }
       direct_scores<kCompute>(cache(in_.k, problem_.dim_qk), seen, problem_.dim_qk, problem_.dtype,
                               q, scratch_.q_units, rows / kv_heads_,
                               scratch_.s + (seen.begin - keys.begin), scratch_.chunk);
     } else {
       gemm<kCompute>(rows, columns, scratch_.k_units, {q, scratch_.q_units, 1},
                      {scratch_.k + skip / kPanelOf<kCompute> * scratch_.k_panel, scratch_.k_panel},
-                     {scratch_.s, scratch_.chunk}, false, [&](int32_t r) {
-                       constexpr int32_t kU = kUnit<kCompute>;
-                       const Interval k = bands_[r / kBandRows<kCompute>].k;
-                       return Interval{k.begin * kU / kWidth * kWidth,
-                                       round_up(k.end * kU, kWidth)};
-                     });
+                     {scratch_.s, scratch_.chunk}, false, [&](int32_t r) { return scored_of(r); });
     }
     for (int32_t r = row, end; r < end_row; r = end) {
       end = end_row;
@@ -341,6 +337,11 @@ class ForwardBlock : private ForwardRows {
   FLASHATTN_INLINE Interval columns_of(int32_t tile_row) const {
     return bands_[tile_row / kBandRows<kCompute>].columns;
   }
+  // Those that the product with the keys writes.
+  FLASHATTN_INLINE Interval scored_of(int32_t tile_row) const {
+    const Interval k = bands_[tile_row / kBandRows<kCompute>].k;
+    return {k.begin * kUnit<kCompute> / kWidth * kWidth, round_up(k.end * kUnit<kCompute>, kWidth)};
+  }
   FLASHATTN_INLINE float* scores_of(int32_t tile_row) const {
     return scratch_.s + int64_t{tile_row} * scratch_.chunk;
   }
@@ -354,8 +355,8 @@ class ForwardBlock : private ForwardRows {
     if (columns.begin >= columns.end) return top;
     float* s = scores_of(tile_row);
     if (rules.modified()) {
-      top = modify_row(rules, i, keys.begin, sequence_.len.kv, columns.begin, columns.end, s,
-                       nullptr);
+      const auto [begin, end] = scored_of(tile_row);
+      top = modify_row(rules, i, keys.begin, sequence_.len.kv, begin, end, s, nullptr);
     }
     if (!full) {
       mask_row(rules, rules.blocks != nullptr, i, keys.begin,
@@ -400,7 +401,8 @@ class ForwardBlock : private ForwardRows {
       const ScoreUnit unit = score_rules(problem_, in_, b_, head, sequence_.len).unit();
       if constexpr (kKeepsReference<kCompute>) {
         if (keeps_reference_) {
-          scratch_.again[r] = !all_finite(o, scratch_.v_columns) || !reference_serves(m, unit.log2, &l);
+          scratch_.again[r] =
+              !all_finite(o, scratch_.v_columns) || !reference_serves(m, unit.log2, &l);
           all &= !scratch_.again[r];
         }
         if (scratch_.again[r] == keeps_reference_) continue;
@@ -419,11 +421,8 @@ class ForwardBlock : private ForwardRows {
           rows_of(job_.args->o, dtype_size(problem_.dtype_o), b_, head, sequence_.first_q);
       fetch_soon(out, i, queries_, problem_.dim_v * dtype_size(problem_.dtype_o));
       store_row(out.row(i), problem_.dtype_o, o, end.factor * kept, problem_.dim_v);
-      if (job_.args->lse) {
-        job_.args
-            ->lse[b_ * layout.batch_stride + head * layout.head_stride + sequence_.first_q + i] =
-            rounded_lse(end.lse);
-      }
+      const int64_t at = b_ * layout.batch_stride + head * layout.head_stride + sequence_.first_q;
+      if (job_.args->lse) job_.args->lse[at + i] = rounded_lse(end.lse);
     }
     return all;
   }

@@ -80,8 +80,8 @@ struct ForwardJob {
   SplitRule split;
   int32_t parts;  // the most of any sequence
   int32_t threads;
-  // Partial results, (part, batch, head, query): fp32 o (dim_v), the highest score and the sum of the
-  // weights relative to it, which one lse would round to nothing where scores are large.
+  // Partial results, (part, batch, head, query): fp32 o (dim_v), the highest score and the sum of
+  // the weights relative to it, which one lse would round to nothing where scores are large.
   int32_t partial_queries;  // of the longest sequence that is split
   float* partial_o;
   float *partial_m, *partial_l;
@@ -133,9 +133,9 @@ struct BackwardJob {
   int32_t threads;
   uint64_t rng_seed, rng_offset;
   bool dbias_is_reduced;  // several scores, or none, add to one element: a pass of its own
-  // (query tile, row of the tile): lse * log2(e), D = dout . o - dlse, and fp32 dq. Of rows whose lse
-  // is so large that its rounding tells (backward_base.h), `base` is the highest score and lse2, in
-  // units of log2(e), what lse is above it; of others base is infinite.
+  // (query tile, row of the tile): lse * log2(e), D = dout . o - dlse, and fp32 dq. Of rows whose
+  // lse is so large that its rounding tells (backward_base.h), `base` is the highest score and
+  // lse2, in units of log2(e), what lse is above it; of others base is infinite.
   float* lse2;
   float* base;
   float* delta;
@@ -167,8 +167,8 @@ struct MergeJob {
 // One row to merge.
 struct MergeRow {
   int32_t b, h;
-  int64_t i;       // token, VARLEN: of all sequences
-  int64_t lse;     // number of the row in the caller's part_lse
+  int64_t i;    // token, VARLEN: of all sequences
+  int64_t lse;  // number of the row in the caller's part_lse
   // Of part 0, where the parts are not the caller's: the row, its highest score and the sum of its
   // weights.
   const float *o, *m, *l;

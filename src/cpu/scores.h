@@ -9,11 +9,6 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// Columns of a tile are worked on in multiples of this: whole pairs of vectors, and whole tiles of
-// the dropout.
-constexpr int kColumnStep = kWidth < 8 ? 16 : 2 * kWidth;
-static_assert(kPanel % kColumnStep == 0 || kColumnStep % kPanel == 0);
-
 // Weights and gradients of scores are operands of a product next.
 template <Compute kCompute>
 constexpr Exp2For kExp2For = kCompute == Compute::kBf16Pairs ? Exp2For::kBf16 : Exp2For::kF32;
@@ -66,8 +61,8 @@ FLASHATTN_INLINE void for_each_block_run(const ScoreRules& rules, Interval queri
 }
 
 // Turns the products of query i with the keys from `first` on into scores, in kModifiedUnit:
-// columns [begin, end) of s, multiples of kColumnStep. Returns the highest of each lane. derivative, if not NULL, receives
-// that of the softcap. add(x, key): x plus the biases of the keys from `key` on.
+// columns [begin, end) of s, multiples of kWidth. Returns the highest of each lane. derivative, if
+// not NULL, receives that of the softcap. add(x, key): x plus the biases of the keys from `key` on.
 template <class Add>
 FLASHATTN_INLINE Floats modify_columns(const ScoreRules& rules, int32_t i, int32_t first,
                                        int32_t begin, int32_t end, float* s, float* derivative,

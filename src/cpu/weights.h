@@ -31,10 +31,10 @@ FLASHATTN_INLINE void highest_of(const float* s, int64_t stride, Interval column
   for (int r = 0; r < kRows; ++r) highest[r] = max_of_both(even[r], odd[r]);
 }
 
-// A row's weights are e to the power of its scores less m, the running maximum, whose own is exactly
-// 1 however large it is: a row of one key is that key's value. On tile registers m stays the highest
-// of the first chunk of keys that a row sees some of, as long as the sum of the row's weights over
-// a chunk is not larger than this.
+// A row's weights are e to the power of its scores less m, the running maximum, whose own is
+// exactly 1 however large it is: a row of one key is that key's value. On tile registers m stays
+// the highest of the first chunk of keys that a row sees some of, as long as the sum of the row's
+// weights over a chunk is not larger than this.
 template <Compute kCompute>
 constexpr bool kKeepsReference = kHasAmx && kCompute == Compute::kBf16Pairs;
 constexpr float kLargestSum = 0x1p16f;
@@ -46,9 +46,8 @@ constexpr float kLargestReference = 0x1p14f;
 // x * y - z, rounded once where there is an instruction for it.
 FLASHATTN_INLINE Floats multiply_subtract(Floats x, Floats y, Floats z) {
 #if defined(__AVX512F__)
-  return reinterpret_cast<Floats>(_mm512_fmsub_ps(reinterpret_cast<__m512>(x),
-                                                  reinterpret_cast<__m512>(y),
-                                                  reinterpret_cast<__m512>(z)));
+  return reinterpret_cast<Floats>(_mm512_fmsub_ps(
+      reinterpret_cast<__m512>(x), reinterpret_cast<__m512>(y), reinterpret_cast<__m512>(z)));
 #else
   return x * y - z;
 #endif
@@ -63,8 +62,8 @@ FLASHATTN_INLINE void add_up(Floats& sum, Floats& rest, Floats x) {
   rest = x - (sum - before);
 }
 
-// What is subtracted from scores with the maximum m. Where no key was visible so far the weights are
-// zero.
+// What is subtracted from scores with the maximum m. Where no key was visible so far the weights
+// are zero.
 FLASHATTN_INLINE Floats shift_of(Floats m, Floats factor, bool reference) {
   return select(m == -kInfinity, Floats{}, reference ? m * factor : m);
 }
@@ -87,10 +86,10 @@ FLASHATTN_INLINE bool reference_serves(float m, float factor, float* l) {
   return __builtin_fabsf(shift[0]) <= kLargestReference;
 }
 
-// 2^(factor * (s - m)), where m is no less than any s, or, kShifted, 2^(factor * s - m) as rows of an
-// A operand, in fp32 in the place of s; dropped where keep, which may be NULL, is 0. sums: to those
-// of each row, lane by lane, the weights are added, dropped or not. Rows of s and keep are `stride`
-// apart, those of p p_stride.
+// 2^(factor * (s - m)), where m is no less than any s, or, kShifted, 2^(factor * s - m) as rows of
+// an A operand, in fp32 in the place of s; dropped where keep, which may be NULL, is 0. sums: to
+// those of each row, lane by lane, the weights are added, dropped or not. Rows of s and keep are
+// `stride` apart, those of p p_stride.
 template <Compute kCompute, int kRows, bool kShifted>
 FLASHATTN_INLINE void write_weights(float* s, int64_t stride, uint32_t* p, int64_t p_stride,
                                     const uint8_t* keep, Interval columns, const float* factor,

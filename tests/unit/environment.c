@@ -8,7 +8,10 @@
 
 #include "fixture.h"
 
-enum { LARGE = 300, DIM = 64 };
+enum {
+  LARGE = 300,
+  DIM = 64
+};
 
 /* Keys that some rows do not see, numbers that overflow, vanish and are subnormal. */
 static float q[LARGE * DIM], k[LARGE * DIM], v[LARGE * DIM], lse[LARGE];
