@@ -117,7 +117,8 @@ def test_a_row_of_one_key(device, dtype, dtype_o, amplitude, features):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("features", [dict(), dict(causal=True), dict(softcap=5.0), dict(sink=True)])
+@pytest.mark.parametrize("features", [dict(), dict(causal=True), dict(softcap=5.0),
+                                      dict(sink=True)])
 @pytest.mark.parametrize("bias", ["f32", "bf16"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_lowest_finite_bias(device, dtype, bias, features):
