@@ -1,8 +1,9 @@
 // What stands between the C functions and the library: no exception passes, every failure is
-// recorded and logged.
+// recorded and logged, and the caller's floating-point environment is neither used nor changed.
 #pragma once
 
 #include "core/error.h"
+#include "core/float_environment.h"
 #include "core/log.h"
 
 namespace flashattn {
@@ -12,6 +13,7 @@ template <typename Body>
 int32_t guard(const char* function, const Body& body) noexcept {
   int32_t status = FLASHATTN_OK;
   try {
+    const FloatEnvironment environment;
     status = body();
   } catch (...) {
     status = status_of_exception();

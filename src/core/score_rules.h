@@ -27,6 +27,16 @@ constexpr float kFartherScore = 0x1p20f;
 // beside it, the sum of its weights.
 constexpr float kFarLse = 0x1p11f;
 
+// What a score is a multiple of, as the CPU family keeps it.
+struct ScoreUnit {
+  float log2;   // 2^(score * log2) is e^score
+  double nats;  // score * nats is the score of the specification
+};
+
+// Scores that are more than a product times a factor: with log2(e) / 4 for e every score up to
+// FLT_MAX, and the difference of any two, is finite.
+constexpr ScoreUnit kModifiedUnit = {kWideUnit, kWideUnit * 0.693147180559945309};
+
 // What is added to, multiplied with or hidden from the scores of one head of one sequence.
 struct ScoreRules {
   float scale;
@@ -42,6 +52,11 @@ struct ScoreRules {
 
   // Whether the scores need more than a factor.
   FLASHATTN_HD bool modified() const { return softcap != 0 || slope != 0 || bias || scale < 0; }
+
+  // Products are scores as they are where these are not modified.
+  FLASHATTN_HD ScoreUnit unit() const {
+    return modified() ? kModifiedUnit : ScoreUnit{scale * kLog2E, scale};
+  }
 };
 
 FLASHATTN_HD ScoreRules score_rules(const Problem& problem, const flashattn_inputs& in, int32_t b,
@@ -67,6 +82,11 @@ FLASHATTN_HD ScoreRules score_rules(const Problem& problem, const flashattn_inpu
     rules.block_kv = problem.block_kv;
   }
   return rules;
+}
+
+// The sink of a query head; -infinity: there is none.
+FLASHATTN_HD float sink_of(const Problem& problem, const flashattn_inputs& in, int32_t h) {
+  return problem.features & FLASHATTN_FEATURE_SINK ? in.sink[h] : -__builtin_inff();
 }
 
 }  // namespace flashattn

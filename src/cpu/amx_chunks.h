@@ -48,8 +48,8 @@ __attribute__((noinline)) inline void hide_step(const Interval* seen, int32_t fi
   }
 }
 
-// The references m of rows that have one; of others, the highest of a chunk's scores, times scale.
-__attribute__((noinline)) inline void find_references(const float* m, int32_t steps, float scale,
+// The references m of rows that have one; of others, the highest of a chunk's scores.
+__attribute__((noinline)) inline void find_references(const float* m, int32_t steps,
                                                       const float* scores, float* found) {
   for (int32_t r = 0; r < kChunkRows; r += kWidth) {
     Floats each[kWidth];
@@ -63,7 +63,7 @@ __attribute__((noinline)) inline void find_references(const float* m, int32_t st
       }
     }
     const Floats before = load(m + r);
-    store(found + r, select(before == -kInfinity, max_each(each) * splat(scale), before));
+    store(found + r, select(before == -kInfinity, max_each(each), before));
   }
 }
 
@@ -148,12 +148,12 @@ int32_t weigh_chunks_of(const ChunkOperands& x, int32_t keys, float scale, float
       for (int32_t step = first; seen && step < end; ++step) {
         hide_step(seen, (step - first) * kChunkStep, scores_of(step));
       }
-      find_references(m, end - first, scale, x.scores, found);
+      find_references(m, end - first, x.scores, found);
       references = found;
     }
     for (int32_t r = 0; r < kChunkRows; r += kWidth) {
       const Floats reference = load(references + r);
-      store(shift + r, select(reference == -kInfinity, Floats{}, reference));
+      store(shift + r, select(reference == -kInfinity, Floats{}, reference * splat(scale)));
     }
     Floats sums[kChunkRows] = {};
     for (int32_t step = first; step < end; ++step) {
@@ -166,9 +166,9 @@ int32_t weigh_chunks_of(const ChunkOperands& x, int32_t keys, float scale, float
       int32_t row = 0;
       // Two rows by 32 keys.
       const auto weigh = [&]() FLASHATTN_INLINED {
-        write_weights<Compute::kBf16Pairs, 2>(scores + row * kChunkStep, kChunkStep,
-                                              p + row * kPRow, kPRow, nullptr, {0, kChunkStep},
-                                              factor, shift + row, sums + row);
+        write_weights<Compute::kBf16Pairs, 2, true>(
+            scores + row * kChunkStep, kChunkStep, p + row * kPRow, kPRow, nullptr, {0, kChunkStep},
+            factor, shift + row, sums + row);
         row += 2;
       };
       const int32_t next = step + 1;

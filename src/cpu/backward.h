@@ -6,8 +6,9 @@
 // waited for is always running.
 #pragma once
 
+#include "cpu/backward_base.h"
+#include "cpu/backward_rows.h"
 #include "cpu/backward_scratch.h"
-#include "cpu/weights.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
@@ -24,27 +25,11 @@ FLASHATTN_INLINE void clear(float* x, int64_t count) {
 
 // One head's keys against tiles of queries.
 template <Compute kCompute>
-class BackwardTile {
+class BackwardTile : private BackwardRows {
  public:
   FLASHATTN_INLINE BackwardTile(const BackwardJob& job, int32_t b, int32_t kv_head,
                                 int32_t key_tile, char* scratch)
-      : job_(job),
-        problem_(*job.problem),
-        in_(job.args->inputs),
-        mask_(problem_.mask_rule()),
-        sequence_(job.sequences[b]),
-        scratch_(problem_, job.tiling.tile_q,
-                 backward_tile_kv(job.tiling, problem_, sequence_.len.kv), scratch),
-        b_(b),
-        kv_head_(kv_head),
-        key_tile_(key_tile) {
-    keys_.begin = clamp_index(static_cast<int64_t>(key_tile) * scratch_.tile_kv, sequence_.len.kv);
-    keys_.end = clamp_index(static_cast<int64_t>(keys_.begin) + scratch_.tile_kv, sequence_.len.kv);
-    if (keys_.begin >= keys_.end) return;
-    const Interval seen = query_span(mask_, keys_, sequence_.len);
-    if (seen.begin >= seen.end) return;
-    query_tiles_ = {seen.begin / scratch_.tile_q, (seen.end - 1) / scratch_.tile_q + 1};
-  }
+      : BackwardRows(job, b, kv_head, key_tile), scratch_(problem_, tile_q_, tile_kv_, scratch) {}
 
   // Writes dk and dv of the tile, and adds to (in the end, writes) dq. next: what this thread will
   // probably work on then, or NULL.
@@ -86,45 +71,28 @@ class BackwardTile {
     });
   }
 
+  // What queries of a head, those that are wanted, have of these keys for their exact bases.
+  void add_to_bases(int32_t head, Interval queries, QueryBase* bases) {
+    const ScoreRules rules = score_rules(problem_, in_, b_, head, sequence_.len);
+    bool packed = false;
+    for_each_run(head, queries, [&](Interval columns) {
+      if (!packed) {
+        pack_b_transposed<kCompute>(kv(in_.k), keys_, problem_.dim_qk, problem_.dtype, scratch_.kt);
+        pack_both(q(head), queries, problem_.dim_qk, problem_.dtype, scratch_.q_a,
+                  scratch_.qk_units, scratch_.q_k);
+      }
+      packed = true;
+      multiply_scores(queries, columns);
+      for (int32_t r = 0; r < queries.end - queries.begin; ++r) {
+        if (!bases[r].wanted) continue;
+        const Interval band = bands_[r / kBandRows<kCompute>];
+        finish_scores(rules, queries.begin + r, r, band, nullptr);
+        bases[r].add(scratch_.s + int64_t{r} * scratch_.tile_kv, band, rules.unit().log2);
+      }
+    });
+  }
+
  private:
-  FLASHATTN_INLINE Interval queries_of(int32_t tile) const {
-    const int64_t begin = static_cast<int64_t>(tile) * scratch_.tile_q;
-    return {clamp_index(begin, sequence_.len.q),
-            clamp_index(begin + scratch_.tile_q, sequence_.len.q)};
-  }
-
-  template <class Body>
-  FLASHATTN_INLINE void for_each_query_tile(Body body) {
-    // From the last: under a causal mask it sees all tiles of keys, and none waits for another's
-    // longer way to it.
-    for (int32_t tile = query_tiles_.end - 1; tile >= query_tiles_.begin; --tile) {
-      body(queries_of(tile), tile);
-    }
-  }
-
-  FLASHATTN_INLINE Rows kv(const flashattn_tensor& t) const {
-    return rows_of(t, dtype_size(problem_.dtype), b_, kv_head_, sequence_.first_kv);
-  }
-  FLASHATTN_INLINE Rows q(int32_t head) const {
-    return rows_of(in_.q, dtype_size(problem_.dtype), b_, head, sequence_.first_q);
-  }
-  FLASHATTN_INLINE Rows dout(int32_t head) const {
-    return rows_of(job_.args->dout, dtype_size(problem_.dtype_o), b_, head, sequence_.first_q);
-  }
-
-  // What is packed before the work on queries of a head, and on keys.
-  void look_ahead(int32_t head, Interval queries, Interval keys, Ahead (&ahead)[4]) const {
-    const int32_t size = dtype_size(problem_.dtype), o_size = dtype_size(problem_.dtype_o);
-    ahead[0] = {kv(in_.k), problem_.dim_qk * size, keys};
-    ahead[1] = {kv(in_.v), problem_.dim_v * size, keys};
-    ahead[2] = {q(head), problem_.dim_qk * size, queries};
-    ahead[3] = {dout(head), problem_.dim_v * o_size, queries};
-  }
-
-  void look_ahead_to_start(Ahead (&ahead)[4]) const {
-    look_ahead(kv_head_ * problem_.group(), queries_of(query_tiles_.end - 1), keys_, ahead);
-  }
-
   void pack_keys() {
     pack_b_transposed<kCompute>(kv(in_.k), keys_, problem_.dim_qk, problem_.dtype, scratch_.kt);
     pack_b_transposed<kCompute>(kv(in_.v), keys_, problem_.dim_v, problem_.dtype, scratch_.vt);
@@ -237,17 +205,35 @@ class BackwardTile {
     }
   }
 
+  void multiply_scores(Interval queries, Interval columns) {
+    gemm<kCompute>(queries.end - queries.begin, columns,
+                   static_cast<int32_t>(scratch_.qk_panel / kPanelOf<kCompute>),
+                   scratch_.left(scratch_.q_a, scratch_.qk_units), {scratch_.kt, scratch_.qk_panel},
+                   {scratch_.s, scratch_.tile_kv}, false,
+                   [&](int32_t r) { return bands_[r / kBandRows<kCompute>]; });
+  }
+
+  // Products of query i to scores, hidden ones to -inf.
+  FLASHATTN_INLINE void finish_scores(const ScoreRules& rules, int32_t i, int32_t row,
+                                      Interval band, float* derivative) {
+    float* s = scratch_.s + int64_t{row} * scratch_.tile_kv;
+    if (rules.modified()) {
+      modify_row(rules, i, keys_.begin, sequence_.len.kv, band.begin, band.end, s, derivative);
+    }
+    if (full_) return;
+    mask_row(rules, rules.blocks != nullptr, i, keys_.begin,
+             intersect(visible_keys(mask_, i, sequence_.len), run_), band, s);
+  }
+
   // Scores and dp of a tile, then P (dropped and all) and dS where the products want them; dbias:
   // to be added to.
   void score_gradients(int32_t head, Interval queries, int32_t tile, Interval columns, bool dbias) {
     const int32_t rows = queries.end - queries.begin;
-    const auto own = [&](int32_t r) { return bands_[r / kBandRows<kCompute>]; };
-    gemm<kCompute>(rows, columns, static_cast<int32_t>(scratch_.qk_panel / kPanelOf<kCompute>),
-                   scratch_.left(scratch_.q_a, scratch_.qk_units), {scratch_.kt, scratch_.qk_panel},
-                   {scratch_.s, scratch_.tile_kv}, false, own);
+    multiply_scores(queries, columns);
     gemm<kCompute>(rows, columns, static_cast<int32_t>(scratch_.v_panel / kPanelOf<kCompute>),
                    scratch_.left(scratch_.do_a, scratch_.v_units), {scratch_.vt, scratch_.v_panel},
-                   {scratch_.dp, scratch_.tile_kv}, false, own);
+                   {scratch_.dp, scratch_.tile_kv}, false,
+                   [&](int32_t r) { return bands_[r / kBandRows<kCompute>]; });
 
     const ScoreRules rules = score_rules(problem_, in_, b_, head, sequence_.len);
     if (problem_.dropout > 0) {
@@ -260,30 +246,28 @@ class BackwardTile {
       r += with_pair(r, rows - r, [&](auto count) {
         constexpr int32_t kRows = decltype(count)::value;
         for (Ahead& ahead : ahead_) ahead.fetch((rows - r + kRows - 1) / kRows);
-        row_gradients<kRows>(rules, head, queries.begin + r, r, columns, job_.lse2 + first_row + r,
-                             job_.delta + first_row + r, dbias);
+        row_gradients<kRows>(rules, head, queries.begin + r, r, columns, first_row + r, dbias);
       });
     }
   }
 
-  // The same for rows of the tile from `row` on, queries from i on.
+  // The same for rows of the tile from `row` on, queries from i on, whose numbers lie at job_row.
   template <int kRows>
   FLASHATTN_INLINE void row_gradients(const ScoreRules& rules, int32_t head, int32_t i, int32_t row,
-                                      Interval columns, const float* lse, const float* delta,
-                                      bool dbias) {
+                                      Interval columns, int64_t job_row, bool dbias) {
+    const float *lse = job_.lse2 + job_row, *delta = job_.delta + job_row;
     const int64_t stride = scratch_.tile_kv, at = row * stride;
     float *s = scratch_.s + at, *dp = scratch_.dp + at;
     const bool capped = problem_.softcap != 0, dropout = problem_.dropout > 0;
     const Interval band = bands_[row / kBandRows<kCompute>];
+    float factor[kRows];
     for (int32_t r = 0; r < kRows; ++r) {
-      if (rules.modified()) {
-        modify_row(rules, i + r, keys_.begin, sequence_.len.kv, band.begin, band.end,
-                   s + r * stride, capped ? scratch_.derivative + r * stride : nullptr);
-      }
-      if (!full_) {
-        mask_row(rules, rules.blocks != nullptr, i + r, keys_.begin,
-                 intersect(visible_keys(mask_, i + r, sequence_.len), run_), band, s + r * stride);
-      }
+      finish_scores(rules, i + r, row + r, band,
+                    capped ? scratch_.derivative + r * stride : nullptr);
+      factor[r] = rules.unit().log2;
+      if (job_.base[job_row + r] == kInfinity) continue;
+      to_exponents(s + r * stride, band, job_.base[job_row + r], factor[r]);
+      factor[r] = 1;
     }
     // No weights outside of the band.
     const Floats none[2 * kRows] = {};
@@ -293,7 +277,6 @@ class BackwardTile {
     for (int32_t c = band.end; c < columns.end; c += 2 * kWidth) {
       store_gradients<kRows>(row, c, none, none);
     }
-    const Floats factor = splat(rules.modified() ? 1.0f : rules.scale * kLog2E);
     const auto each = [&](auto more) {
       constexpr bool kMore = decltype(more)::value;
       for (int32_t first = band.begin; first < band.end; first += 2 * kWidth) {
@@ -301,7 +284,7 @@ class BackwardTile {
 #pragma GCC unroll 4
         for (int n = 0; n < 2 * kRows; ++n) {
           const int64_t c = n / 2 * stride + first + n % 2 * kWidth;
-          p[n] = load(s + c) * factor - splat(lse[n / 2]);
+          p[n] = load(s + c) * splat(factor[n / 2]) - splat(lse[n / 2]);
           g[n] = load(dp + c);
         }
         exp2_each<kExp2For<kCompute>>(p);
@@ -420,20 +403,12 @@ class BackwardTile {
     return columns.end < count ? columns.end : count;
   }
 
-  const BackwardJob& job_;
-  const Problem& problem_;
-  const flashattn_inputs& in_;
-  const MaskRule mask_;
-  const Sequence sequence_;
   const BackwardScratch<kCompute> scratch_;
-  const int32_t b_, kv_head_, key_tile_;
-  Interval keys_;
-  Interval query_tiles_{0, 0};  // of which some query sees some key
   // Of the columns at work: their keys, and whether every query sees all of them.
   Interval run_{0, 0};
   Ahead ahead_[4] = {};
   bool full_ = false;
-  Interval bands_[128 / kMicroRows + 1];  // columns that kBandRows queries need
+  Interval bands_[kMostBackwardRows / kMicroRows + 1];  // columns that kBandRows queries need
   const float kept_ = 65536.0f / (65536.0f - static_cast<float>(problem_.dropout_threshold()));
 };
 

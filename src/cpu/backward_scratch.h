@@ -15,6 +15,8 @@ FLASHATTN_INLINE bool backward_is_bf16(const Problem& problem) {
 template <Compute kCompute>
 constexpr bool kKeysAsColumns = kHasAmx && kCompute == Compute::kBf16Pairs;
 
+constexpr int32_t kMostBackwardRows = 128;  // of a tile of queries
+
 inline Tiling backward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
   // Gradients of a bias that sequences share: all have the same tiles.

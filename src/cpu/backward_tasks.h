@@ -6,8 +6,40 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
+// The bases of rows of a tile of queries whose lse is large.
+template <Compute kCompute>
+void find_bases(const BackwardJob& job, int32_t b, int32_t head, int32_t tile, char* scratch) {
+  const Problem& problem = *job.problem;
+  const flashattn_backward_args& args = *job.args;
+  const Sequence sequence = job.sequences[b];
+  const int64_t begin = static_cast<int64_t>(tile) * job.tiling.tile_q;
+  const Interval queries{clamp_index(begin, sequence.len.q),
+                         clamp_index(begin + job.tiling.tile_q, sequence.len.q)};
+  const int64_t at = job.query_tile(sequence, b, head, tile) * job.tiling.tile_q;
+  const RowLayout layout = row_layout(problem, args.shape);
+  const float* lse = args.lse + b * layout.batch_stride + head * layout.head_stride +
+                     sequence.first_q + queries.begin;
+  const int32_t rows = queries.end - queries.begin;
+  QueryBase bases[kMostBackwardRows];
+  for (int32_t r = 0; r < rows; ++r) bases[r].wanted = is_large(lse[r]);
+  for (int32_t key_tile = 0; key_tile < job.key_tiles; ++key_tile) {
+    BackwardTile<kCompute>(job, b, head / problem.group(), key_tile, scratch)
+        .add_to_bases(head, queries, bases);
+  }
+  const ScoreUnit unit = score_rules(problem, args.inputs, b, head, sequence.len).unit();
+  for (int32_t r = 0; r < rows; ++r) {
+    if (!bases[r].wanted) continue;
+    // Where nothing is visible only a sink makes an lse.
+    const bool sees = bases[r].l != 0;
+    job.base[at + r] = sees ? bases[r].m : kInfinity;
+    job.lse2[at + r] =
+        sees ? bases[r].above(lse[r], unit, sink_of(problem, args.inputs, head)) : kInfinity;
+  }
+}
+
 // Per tile of queries: lse and D in the layout of the main pass, and zeros where nothing is added.
-inline void backward_prepare_task(const BackwardJob& job, int64_t task) {
+template <Compute kCompute>
+void backward_prepare_task(const BackwardJob& job, int64_t task, char* scratch) {
   const Problem& problem = *job.problem;
   const flashattn_backward_args& args = *job.args;
   const int32_t tile = static_cast<int32_t>(task % job.query_tiles);
@@ -26,6 +58,7 @@ inline void backward_prepare_task(const BackwardJob& job, int64_t task) {
   const Rows dout = rows_of(args.dout, size, b, head, sequence.first_q);
   const RowLayout layout = row_layout(problem, args.shape);
   const int64_t first = b * layout.batch_stride + head * layout.head_stride + sequence.first_q;
+  bool large = false;
   for (int32_t i = queries.begin; i < queries.end; ++i) {
     Floats products{};
     with_dtype(problem.dtype_o, [&](auto tag) {
@@ -39,9 +72,12 @@ inline void backward_prepare_task(const BackwardJob& job, int64_t task) {
     const float lse = args.lse[first + i];
     // A row that sees nothing must weigh nothing: 2^(-inf - inf) = 0.
     job.lse2[at] = lse == -kInfinity ? kInfinity : lse * kLog2E;
+    job.base[at] = kInfinity;
+    large |= is_large(lse);
     job.delta[at] = sum(products) - (args.dlse ? args.dlse[first + i] : 0.0f);
   }
 
+  if (large) find_bases<kCompute>(job, b, head, tile, scratch);
   const KeySpan span = key_span(problem.mask_rule(), queries, sequence.len);
   if (span.any.begin >= span.any.end) {
     const Rows dq = rows_of(args.dq, dtype_size(problem.dtype), b, head, sequence.first_q);
@@ -108,14 +144,23 @@ void backward_dbias_task(const BackwardJob& job, int64_t task, char* scratch) {
 inline void backward_dsink_task(const BackwardJob& job, int64_t task) {
   const flashattn_backward_args& args = *job.args;
   const int32_t head = static_cast<int32_t>(task);
-  const float sink = args.inputs.sink[head] * kLog2E;
+  const double sink = args.inputs.sink[head];
+  const RowLayout layout = row_layout(problem, args.shape);
   double total = 0;
   for (int32_t b = 0; b < args.shape.batch; ++b) {
     const Sequence sequence = job.sequences[b];
     const int64_t first = job.query_tile(sequence, b, head, 0) * job.tiling.tile_q;
+    const float* lse =
+        args.lse + b * layout.batch_stride + head * layout.head_stride + sequence.first_q;
+    const ScoreUnit unit = score_rules(problem, args.inputs, b, head, sequence.len).unit();
     for (int32_t i = 0; i < sequence.len.q; ++i) {
-      total -=
-          static_cast<double>(exp2(splat(sink - job.lse2[first + i]))[0]) * job.delta[first + i];
+      if (lse[i] == -kInfinity) continue;
+      const int64_t at = first + i;
+      // A sink far above all keys is their lse.
+      const bool exact = job.base[at] != kInfinity && job.lse2[at] < kLargeLse;
+      const double above = exact ? sink - job.base[at] * unit.nats - job.lse2[at] * double{kLn2}
+                                 : sink - double{lse[i]};
+      total -= __builtin_exp(above) * double{job.delta[at]};
     }
   }
   args.dsink[head] = static_cast<float>(total);

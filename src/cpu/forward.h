@@ -26,8 +26,7 @@ class ForwardBlock : private ForwardRows {
     if (rows_ <= 0 || part_ >= parts_) return;
     work(next);
     if (finish()) return;
-    // Rows whose O overflowed for want of a maximum.
-    keeps_reference_ = false;
+    keeps_reference_ = false;  // for rows for which it does not do
     work(nullptr);
     finish();
   }
@@ -57,14 +56,8 @@ class ForwardBlock : private ForwardRows {
     __builtin_memset(
         scratch_.o, 0,
         sizeof(float) * static_cast<size_t>(rows_) * static_cast<size_t>(scratch_.v_columns));
-    for (int32_t r = 0; r < rows_; ++r) {
-      const float sink = (problem_.features & FLASHATTN_FEATURE_SINK) && part_ == 0
-                             ? in_.sink[first_head_ + r / count] * kLog2E
-                             : -kInfinity;
-      scratch_.m[r] = sink;
-      scratch_.l[r] = sink == -kInfinity ? 0.0f : 1.0f;
-      scratch_.rest[r] = 0.0f;
-    }
+    fill(scratch_.m, 0, rows_, -kInfinity);
+    for (float* sums : {scratch_.l, scratch_.rest}) fill(sums, 0, rows_, 0.0f);
   }
 
   void key_tile(Interval keys) {
@@ -191,18 +184,17 @@ class ForwardBlock : private ForwardRows {
     if (direct_) {
       // Whole blocks of keys, so that a row's scores end before the next row's begin.
       seen.begin -= (seen.begin - keys.begin) % kWidth;
+      for (int32_t r = 0; r < rows; ++r) {
+        fill(scores_of(r), columns.begin, seen.begin - keys.begin, 0.0f);
+        fill(scores_of(r), seen.end - keys.begin, columns.end, 0.0f);
+      }
       direct_scores<kCompute>(cache(in_.k, problem_.dim_qk), seen, problem_.dim_qk, problem_.dtype,
                               q, scratch_.q_units, rows / kv_heads_,
                               scratch_.s + (seen.begin - keys.begin), scratch_.chunk);
     } else {
       gemm<kCompute>(rows, columns, scratch_.k_units, {q, scratch_.q_units, 1},
                      {scratch_.k + skip / kPanelOf<kCompute> * scratch_.k_panel, scratch_.k_panel},
-                     {scratch_.s, scratch_.chunk}, false, [&](int32_t r) {
-                       constexpr int32_t kU = kUnit<kCompute>;
-                       const Interval k = bands_[r / kBandRows<kCompute>].k;
-                       return Interval{k.begin * kU / kWidth * kWidth,
-                                       round_up(k.end * kU, kWidth)};
-                     });
+                     {scratch_.s, scratch_.chunk}, false, [&](int32_t r) { return scored_of(r); });
     }
     for (int32_t r = row, end; r < end_row; r = end) {
       end = end_row;
@@ -262,7 +254,7 @@ class ForwardBlock : private ForwardRows {
         const ScoreRules rules = score_rules(problem_, in_, b_, segment.head, sequence_.len);
         for (int32_t i = segment.queries.begin; i < segment.queries.end; ++i, ++n) {
           each[n] = finish_scores(rules, i, tile_row + n, keys, run, full);
-          if (!rules.modified()) factor[n] = rules.scale * kLog2E;
+          factor[n] = rules.unit().log2;
         }
         known &= rules.modified() && full;  // heads differ in their slopes
       }
@@ -277,18 +269,18 @@ class ForwardBlock : private ForwardRows {
       for (bool again = true; again;) {
         if (any(highest_wanted)) {
           if (!known) find_highest(tile_row, count, each);
-          const Floats highest = max_each(each) * load(factor);
+          const Floats highest = max_each(each);
           const Floats higher = select((highest > before) | (highest != highest), highest, before);
           top = select(highest_wanted, higher, top);
         }
-        // Where no key was visible so far the weights are zero.
-        store(shift, select(top == -kInfinity, Floats{}, top));
+        store(shift, shift_of(top, load(factor), keeps_reference_));
         sums = weights(tile_row, count, rows_ - row, factor, shift);
         const Ints fits = sums <= kLargestSum;
         again = keeps_reference_ && any(here & ~fits & ~highest_wanted);
         highest_wanted |= ~fits;
       }
-      const Floats scale = select((top == before) | first, splat(1.0f), exp2(before - top));
+      const Floats scale = select((top == before) | first, splat(1.0f),
+                                  shrinking(before, top, load(factor), keeps_reference_));
       store(m, select(here, top, before));
       Floats sum = load(l) * scale, left = load(rest) * scale;
       add_up(sum, left, sums);
@@ -327,10 +319,16 @@ class ForwardBlock : private ForwardRows {
         for (Ahead& ahead : ahead_) ahead.fetch((left - n + kRows - 1) / kRows);
         const int32_t r = tile_row + n;
         const int64_t stride = scratch_.chunk;
-        write_weights<kCompute, kRows>(
-            scores_of(r), stride, scratch_.p + r * stride / 2, stride / 2,
-            problem_.dropout > 0 ? scratch_.keep + (r + keep_shift_) * stride : nullptr,
-            columns_of(r), factor + n, shift + n, each + n);
+        const auto write = [&](auto shifted) FLASHATTN_INLINED {
+          write_weights<kCompute, kRows, decltype(shifted)::value>(
+              scores_of(r), stride, scratch_.p + r * stride / 2, stride / 2,
+              problem_.dropout > 0 ? scratch_.keep + (r + keep_shift_) * stride : nullptr,
+              columns_of(r), factor + n, shift + n, each + n);
+        };
+        if constexpr (kKeepsReference<kCompute>) {
+          if (keeps_reference_) return write(std::true_type{});
+        }
+        write(std::false_type{});
       });
     }
     return sum_each(each);
@@ -338,6 +336,11 @@ class ForwardBlock : private ForwardRows {
 
   FLASHATTN_INLINE Interval columns_of(int32_t tile_row) const {
     return bands_[tile_row / kBandRows<kCompute>].columns;
+  }
+  // Those that the product with the keys writes.
+  FLASHATTN_INLINE Interval scored_of(int32_t tile_row) const {
+    const Interval k = bands_[tile_row / kBandRows<kCompute>].k;
+    return {k.begin * kUnit<kCompute> / kWidth * kWidth, round_up(k.end * kUnit<kCompute>, kWidth)};
   }
   FLASHATTN_INLINE float* scores_of(int32_t tile_row) const {
     return scratch_.s + int64_t{tile_row} * scratch_.chunk;
@@ -352,8 +355,8 @@ class ForwardBlock : private ForwardRows {
     if (columns.begin >= columns.end) return top;
     float* s = scores_of(tile_row);
     if (rules.modified()) {
-      top = modify_row(rules, i, keys.begin, sequence_.len.kv, columns.begin, columns.end, s,
-                       nullptr);
+      const auto [begin, end] = scored_of(tile_row);
+      top = modify_row(rules, i, keys.begin, sequence_.len.kv, begin, end, s, nullptr);
     }
     if (!full) {
       mask_row(rules, rules.blocks != nullptr, i, keys.begin,
@@ -392,12 +395,14 @@ class ForwardBlock : private ForwardRows {
     const float kept = 65536.0f / (65536.0f - static_cast<float>(problem_.dropout_threshold()));
     for (int32_t r = 0; r < rows_; ++r) {
       const int32_t head = first_head_ + r / count, i = queries_.begin + r % count;
-      const float l = scratch_.l[r] + scratch_.rest[r], factor = l == 0 ? 0.0f : kept / l;
-      const float lse = l == 0 ? -kInfinity : (scratch_.m[r] + __builtin_log2f(l)) * kLn2;
+      const float m = scratch_.m[r];
+      float l = scratch_.l[r] + scratch_.rest[r];
       const float* o = scratch_.o + static_cast<int64_t>(r) * scratch_.v_columns;
+      const ScoreUnit unit = score_rules(problem_, in_, b_, head, sequence_.len).unit();
       if constexpr (kKeepsReference<kCompute>) {
         if (keeps_reference_) {
-          scratch_.again[r] = !all_finite(o, scratch_.v_columns);
+          scratch_.again[r] =
+              !all_finite(o, scratch_.v_columns) || !reference_serves(m, unit.log2, &l);
           all &= !scratch_.again[r];
         }
         if (scratch_.again[r] == keeps_reference_) continue;
@@ -405,19 +410,19 @@ class ForwardBlock : private ForwardRows {
       if (parts_ > 1) {
         const int64_t row = job_.partial_row(part_, b_, head, i);
         store_row(reinterpret_cast<char*>(job_.partial_o + row * problem_.dim_v),
-                  FLASHATTN_DTYPE_F32, o, factor, problem_.dim_v);
-        job_.partial_lse[row] = lse;
+                  FLASHATTN_DTYPE_F32, o, end_row(m, l, unit.nats, -kInfinity).factor * kept,
+                  problem_.dim_v);
+        job_.partial_m[row] = m;
+        job_.partial_l[row] = l;
         continue;
       }
+      const RowEnd end = end_row(m, l, unit.nats, sink_of(problem_, in_, head));
       const Rows out =
           rows_of(job_.args->o, dtype_size(problem_.dtype_o), b_, head, sequence_.first_q);
       fetch_soon(out, i, queries_, problem_.dim_v * dtype_size(problem_.dtype_o));
-      store_row(out.row(i), problem_.dtype_o, o, factor, problem_.dim_v);
-      if (job_.args->lse) {
-        job_.args
-            ->lse[b_ * layout.batch_stride + head * layout.head_stride + sequence_.first_q + i] =
-            lse;
-      }
+      store_row(out.row(i), problem_.dtype_o, o, end.factor * kept, problem_.dim_v);
+      const int64_t at = b_ * layout.batch_stride + head * layout.head_stride + sequence_.first_q;
+      if (job_.args->lse) job_.args->lse[at + i] = rounded_lse(end.lse);
     }
     return all;
   }

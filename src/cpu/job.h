@@ -1,6 +1,7 @@
 // What the launcher hands to the kernels: plain data, shared by all instruction sets.
 #pragma once
 
+#include "core/score_rules.h"
 #include "core/sections.h"
 #include "core/sequence.h"
 
@@ -80,10 +81,11 @@ struct ForwardJob {
   SplitRule split;
   int32_t parts;  // the most of any sequence
   int32_t threads;
-  // Partial results, (part, batch, head, query): fp32 o (dim_v) and lse.
+  // Partial results, (part, batch, head, query): fp32 o (dim_v), the highest score and the sum of
+  // the weights relative to it, which one lse would round to nothing where scores are large.
   int32_t partial_queries;  // of the longest sequence that is split
   float* partial_o;
-  float* partial_lse;
+  float *partial_m, *partial_l;
   SharedTiles shared;
   uint64_t rng_seed, rng_offset;
 
@@ -133,8 +135,11 @@ struct BackwardJob {
   int32_t threads;
   uint64_t rng_seed, rng_offset;
   bool dbias_is_reduced;  // several scores, or none, add to one element: a pass of its own
-  // (query tile, row of the tile): lse * log2(e), D = dout . o - dlse, and fp32 dq.
+  // (query tile, row of the tile): lse * log2(e), D = dout . o - dlse, and fp32 dq. Of rows whose
+  // lse is so large that its rounding tells (backward_base.h), `base` is the highest score and
+  // lse2, in units of log2(e), what lse is above it; of others base is infinite.
   float* lse2;
+  float* base;
   float* delta;
   float* dq;
   // (query tile): key tiles that have added to dq so far.
@@ -153,21 +158,24 @@ struct MergeJob {
   int32_t parts;
   int32_t dim;
   int32_t part_dtype, dtype;
-  // The caller's. NULL: the row of part p is `o_stride` and `lse_stride` floats after that of p
-  // - 1.
+  // The caller's. NULL: the row of part p is `o_stride` floats, and its numbers are `row_stride`
+  // floats, after those of p - 1.
   const flashattn_tensor* part_o;
   const float* const* part_lse;
-  int64_t o_stride, lse_stride;
+  int64_t o_stride, row_stride;
   flashattn_tensor packed;  // strides of the caller's parts that give none
 };
 
 // One row to merge.
 struct MergeRow {
   int32_t b, h;
-  int64_t i;       // token, VARLEN: of all sequences
-  int64_t lse;     // number of the row in the caller's part_lse
-  const float* o;  // the row of part 0, where the parts are not the caller's
-  const float* o_lse;
+  int64_t i;    // token, VARLEN: of all sequences
+  int64_t lse;  // number of the row in the caller's part_lse
+  // Of part 0, where the parts are not the caller's: the row, its highest score and the sum of its
+  // weights.
+  const float *o, *m, *l;
+  ScoreUnit unit;  // of m, or of the caller's lse
+  float sink;      // that no part has seen; -infinity: none
   void* out;
 };
 

@@ -57,8 +57,10 @@ void forward(const ForwardJob& job, int64_t task, char* scratch) {
   release_tiles();
 }
 
-void backward_prepare(const BackwardJob& job, int64_t task, char*) {
-  backward_prepare_task(job, task);
+void backward_prepare(const BackwardJob& job, int64_t task, char* scratch) {
+  if (!backward_is_own(*job.problem)) return f32().backward_prepare(job, task, scratch);
+  backward_prepare_task<kCompute>(job, task, scratch);
+  release_tiles();
 }
 
 void backward(const BackwardJob& job, int64_t task, char* scratch) {

@@ -59,7 +59,7 @@ Random random_of(const flashattn_inputs& in) {
 
 struct CpuLauncher::ForwardWorkspace {
   Sequence* sequences;
-  float *partial_o, *partial_lse;
+  float *partial_o, *partial_m, *partial_l;
   SharedTiles shared;
   char* scratch;
   int64_t bytes;
@@ -67,7 +67,7 @@ struct CpuLauncher::ForwardWorkspace {
 
 struct CpuLauncher::BackwardWorkspace {
   Sequence* sequences;
-  float *lse2, *delta, *dq;
+  float *lse2, *base, *delta, *dq;
   int32_t* turn;
   char* scratch;
   int64_t bytes;
@@ -105,7 +105,8 @@ CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const flashattn_sha
   if (split.kv > 1) {
     const int64_t rows = static_cast<int64_t>(split.kv) * shape.batch * problem_.heads_q * split.q;
     w.partial_o = cutter.take<float>(rows * problem_.dim_v);
-    w.partial_lse = cutter.take<float>(rows);
+    w.partial_m = cutter.take<float>(rows);
+    w.partial_l = cutter.take<float>(rows);
   }
   // Rows that make more than one block.
   if (shared_tile_ > 0 && int64_t{shape.seqlen_q} * problem_.group() > smallest_block()) {
@@ -129,6 +130,7 @@ CpuLauncher::BackwardWorkspace CpuLauncher::backward_workspace(const flashattn_s
   const int32_t tile_q = backward_tiling_.tile_q;
   const int64_t tiles = problem_.heads_q * HeadTiles::of_queries(problem_, shape, tile_q).count();
   w.lse2 = cutter.take<float>(tiles * tile_q);
+  w.base = cutter.take<float>(tiles * tile_q);
   w.delta = cutter.take<float>(tiles * tile_q);
   w.dq = cutter.take<float>(tiles * tile_q * kernels_.dq_columns(problem_));
   w.turn = cutter.take<int32_t>(tiles);
@@ -238,7 +240,8 @@ int32_t CpuLauncher::forward(const flashattn_forward_args& args, void* workspace
   }
   job.partial_queries = split_bound(split_, shape).q;
   job.partial_o = w.partial_o;
-  job.partial_lse = w.partial_lse;
+  job.partial_m = w.partial_m;
+  job.partial_l = w.partial_l;
   job.rng_seed = random.seed;
   job.rng_offset = random.offset;
   set_blocks(&job);
@@ -271,13 +274,15 @@ void CpuLauncher::merge_parts(const ForwardJob& job) const {
                          nullptr, nullptr,        stride * problem_.dim_v, stride,
                          {}};
     const RowLayout layout = row_layout(problem_, args.shape);
+    const ScoreUnit unit = score_rules(problem_, args.inputs, b, h, sequence.len).unit();
     for (int32_t i = 0; i < sequence.len.q; ++i) {
       const int64_t token = sequence.first_q + i, row = job.partial_row(0, b, h, i);
       char* o =
           static_cast<char*>(args.o.data) +
           (b * args.o.stride_batch + h * args.o.stride_head + token * args.o.stride_seq) * size;
       const float lse = kernels_.merge_row(
-          merge, {b, h, token, 0, job.partial_o + row * problem_.dim_v, job.partial_lse + row, o});
+          merge, {b, h, token, 0, job.partial_o + row * problem_.dim_v, job.partial_m + row,
+                  job.partial_l + row, unit, sink_of(problem_, args.inputs, h), o});
       if (args.lse) args.lse[b * layout.batch_stride + h * layout.head_stride + token] = lse;
     }
   });
@@ -320,6 +325,7 @@ int32_t CpuLauncher::backward(const flashattn_backward_args& args, void* workspa
                          (args.dbias_stride_head == 0 && problem_.heads_q > 1) ||
                          (args.dbias_stride_row == 0 && !each_row);
   job.lse2 = w.lse2;
+  job.base = w.base;
   job.delta = w.delta;
   job.dq = w.dq;
   job.turn = w.turn;
@@ -359,7 +365,8 @@ int32_t CpuLauncher::merge(const flashattn_merge_args& args, void*) const {
           char* o =
               static_cast<char*>(args.o.data) +
               (b * args.o.stride_batch + h * args.o.stride_head + i * args.o.stride_seq) * size;
-          const float lse = kernels_.merge_row(job, {b, h, i, row, nullptr, nullptr, o});
+          const float lse = kernels_.merge_row(
+              job, {b, h, i, row, nullptr, nullptr, nullptr, {kLog2E, 1.0}, -__builtin_inff(), o});
           if (args.lse) args.lse[row] = lse;
         }
       });

@@ -1,7 +1,7 @@
 // Merging of partial results, and single rows of the dropout.
 #pragma once
 
-#include "cpu/scores.h"
+#include "cpu/weights.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
@@ -15,32 +15,40 @@ FLASHATTN_INLINE const char* part_row(const MergeJob& job, const MergeRow& row, 
              dtype_size(job.part_dtype);
 }
 
-FLASHATTN_INLINE float part_lse(const MergeJob& job, const MergeRow& row, int32_t p) {
-  return job.part_o ? job.part_lse[p][row.lse] : row.o_lse[p * job.lse_stride];
+// The highest score of a part, and the sum of the weights relative to it: 0 where nothing is
+// visible. Of an lse a part makes one score.
+struct PartSum {
+  float m, l;
+};
+FLASHATTN_INLINE PartSum part_sum(const MergeJob& job, const MergeRow& row, int32_t p) {
+  if (!job.part_o) return {row.m[p * job.row_stride], row.l[p * job.row_stride]};
+  const float lse = job.part_lse[p][row.lse];
+  return {lse, lse == -kInfinity ? 0.0f : 1.0f};
 }
 
 // The parts of a row, weighted by their shares of the softmax's denominator.
 inline float merge_row(const MergeJob& job, const MergeRow& row) {
   float top = -kInfinity;
   for (int32_t p = 0; p < job.parts; ++p) {
-    const float lse = part_lse(job, row, p);
-    if (lse > top || lse != lse) top = lse;
+    const float m = part_sum(job, row, p).m;
+    if (m > top || m != m) top = m;
   }
   // Nothing visible in any part: weights of zero, not NaN.
   const float reference = top == -kInfinity ? 0.0f : top;
   const auto weight = [&](int32_t p) {
-    return exp2(splat((part_lse(job, row, p) - reference) * kLog2E));
+    const PartSum part = part_sum(job, row, p);
+    return splat(part.l) * exp2((splat(part.m) - splat(reference)) * splat(row.unit.log2));
   };
   float total = 0;
   for (int32_t p = 0; p < job.parts; ++p) total += weight(p)[0];
-  const Floats inverse = splat(total == 0 ? 0.0f : 1.0f / total);
+  const RowEnd end = end_row(top, total, row.unit.nats, row.sink);
   for (int32_t c = 0; c < job.dim; c += kWidth) {
     Floats x{};
     for (int32_t p = 0; p < job.parts; ++p) {
-      if (part_lse(job, row, p) == -kInfinity) continue;
+      if (part_sum(job, row, p).m == -kInfinity) continue;
       with_dtype(job.part_dtype, [&](auto tag) {
         constexpr int32_t kPart = decltype(tag)::value;
-        x += weight(p) * inverse *
+        x += weight(p) * splat(end.factor) *
              load_first<kPart>(part_row(job, row, p) + c * kSize<kPart>, job.dim - c);
       });
     }
@@ -49,7 +57,7 @@ inline float merge_row(const MergeJob& job, const MergeRow& row) {
       store_first<kOut>(static_cast<char*>(row.out) + c * kSize<kOut>, x, job.dim - c);
     });
   }
-  return total == 0 ? -kInfinity : reference + __builtin_logf(total);
+  return rounded_lse(end.lse);
 }
 
 inline void dropout_row(uint64_t seed, uint64_t offset, uint32_t threshold, uint32_t head,

@@ -27,6 +27,11 @@ constexpr int kSize = kDtype == FLASHATTN_DTYPE_F32 ? 4 : 2;
 
 FLASHATTN_INLINE int32_t round_up(int32_t x, int32_t step) { return (x + step - 1) / step * step; }
 
+// Columns of a tile are worked on in multiples of this: whole pairs of vectors, and whole tiles of
+// the dropout.
+constexpr int kColumnStep = kWidth < 8 ? 16 : 2 * kWidth;
+static_assert(kPanel % kColumnStep == 0 || kColumnStep % kPanel == 0);
+
 // The rows (tokens) of one head of one sequence.
 struct Rows {
   char* base;
@@ -172,8 +177,9 @@ void pack_b_transposed(const Rows& rows, Interval range, int32_t dim, int32_t dt
   constexpr int kColumns = kPanelOf<kCompute>;
   const int32_t units = (dim + kUnit<kCompute> - 1) / kUnit<kCompute>;
   with_dtype(dtype, [&](auto tag) {
-    // Whole kPanel columns, the last of which lie past the end.
-    const int32_t end = range.begin + round_up(range.end - range.begin, kPanel);
+    // All columns that are worked on, the last of which lie past the end.
+    constexpr int32_t kStep = kPanel > kColumnStep ? kPanel : kColumnStep;
+    const int32_t end = range.begin + round_up(range.end - range.begin, kStep);
     for (int32_t r = range.begin; r < end; r += kColumns, out += units * kColumns) {
       for (int32_t column = 0; column < kColumns; column += kWidth) {
         const char* row[kWidth];

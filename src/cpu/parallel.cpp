@@ -7,6 +7,7 @@
 #include <atomic>
 #include <numeric>
 
+#include "core/float_environment.h"
 #include "core/geometry.h"
 
 #if FLASHATTN_OPENMP
@@ -78,6 +79,7 @@ class Queues {
   // What one of so many threads does.
   void work(int32_t thread, int32_t threads, void (*body)(const void*, int64_t, int32_t),
             const void* context) {
+    const FloatEnvironment environment;  // helpers have that of whoever made them
     const auto queues = static_cast<int32_t>(std::gcd(strands_, threads));
     const int32_t own = thread % queues;
     for (int32_t queue = own; queue >= 0; queue = longest(queues)) {

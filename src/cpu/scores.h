@@ -1,5 +1,5 @@
 // What happens to scores between the two products: scale, softcap, ALiBi, dense bias, masks,
-// dropout. Scores are in units of log2(e), so that 2^x serves for e^x.
+// dropout.
 #pragma once
 
 #include "core/philox.h"
@@ -9,14 +9,11 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// Columns of a tile are worked on in multiples of this: whole pairs of vectors, and whole tiles of
-// the dropout.
-constexpr int kColumnStep = kWidth < 8 ? 16 : 2 * kWidth;
-static_assert(kPanel % kColumnStep == 0 || kColumnStep % kPanel == 0);
-
 // Weights and gradients of scores are operands of a product next.
 template <Compute kCompute>
 constexpr Exp2For kExp2For = kCompute == Compute::kBf16Pairs ? Exp2For::kBf16 : Exp2For::kF32;
+
+constexpr float kPerNat = kLog2E / kModifiedUnit.log2;
 
 FLASHATTN_INLINE Interval round_out(Interval columns) {
   return {columns.begin / kColumnStep * kColumnStep, round_up(columns.end, kColumnStep)};
@@ -63,16 +60,16 @@ FLASHATTN_INLINE void for_each_block_run(const ScoreRules& rules, Interval queri
   }
 }
 
-// Turns the products of query i with the keys from `first` on into scores: columns [begin, end) of
-// s, multiples of kColumnStep. Returns the highest of each lane. derivative, if not NULL, receives
-// that of the softcap. add(x, key): x plus the biases of the keys from `key` on.
+// Turns the products of query i with the keys from `first` on into scores, in kModifiedUnit:
+// columns [begin, end) of s, multiples of kWidth. Returns the highest of each lane. derivative, if
+// not NULL, receives that of the softcap. add(x, key): x plus the biases of the keys from `key` on.
 template <class Add>
 FLASHATTN_INLINE Floats modify_columns(const ScoreRules& rules, int32_t i, int32_t first,
                                        int32_t begin, int32_t end, float* s, float* derivative,
                                        Add add) {
   const bool capped = rules.softcap != 0;
-  const Floats factor = splat(capped ? rules.scale / rules.softcap : rules.scale * kLog2E);
-  const Floats cap = splat(rules.softcap * kLog2E), slope = splat(rules.slope * kLog2E);
+  const Floats factor = splat(capped ? rules.scale / rules.softcap : rules.scale * kPerNat);
+  const Floats cap = splat(rules.softcap * kPerNat), slope = splat(rules.slope * kPerNat);
   Floats top = splat(-kInfinity);
   const auto step = [&](int32_t column, auto vectors) {
     constexpr int kVectors = decltype(vectors)::value;
@@ -131,7 +128,7 @@ inline Floats modify_row(const ScoreRules& rules, int32_t i, int32_t first, int3
     return modify([&](Floats x, int32_t key) {
       const char* at = row + key * int64_t{kSize<kDtype>};
       fetch_next(at);
-      return x + load_first<kDtype>(at, keys - key) * splat(kLog2E);
+      return x + load_first<kDtype>(at, keys - key) * splat(kPerNat);
     });
   });
 }

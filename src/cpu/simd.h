@@ -43,7 +43,7 @@ typedef float FloatsAt __attribute__((vector_size(4 * kWidth), aligned(4), may_a
 typedef uint32_t WordsAt __attribute__((vector_size(4 * kWidth), aligned(2), may_alias));
 typedef uint16_t HalvesAt __attribute__((vector_size(2 * kWidth), aligned(2), may_alias));
 
-constexpr float kInfinity = __builtin_inff();
+constexpr float kInfinity = __builtin_inff(), kLargest = __FLT_MAX__;
 
 FLASHATTN_INLINE Floats splat(float x) { return x - Floats{}; }
 FLASHATTN_INLINE Words splat_word(uint32_t x) { return x - Words{}; }

@@ -31,12 +31,27 @@ FLASHATTN_INLINE void highest_of(const float* s, int64_t stride, Interval column
   for (int r = 0; r < kRows; ++r) highest[r] = max_of_both(even[r], odd[r]);
 }
 
-// A row's weights are 2 to the power of its scores less m, the running maximum. On tile registers m
-// stays the highest of the first chunk of keys that a row sees some of, whose weight is exactly 1,
-// as long as the sum of the row's weights over a chunk is not larger than this.
+// A row's weights are e to the power of its scores less m, the running maximum, whose own is
+// exactly 1 however large it is: a row of one key is that key's value. On tile registers m stays
+// the highest of the first chunk of keys that a row sees some of, as long as the sum of the row's
+// weights over a chunk is not larger than this.
 template <Compute kCompute>
 constexpr bool kKeepsReference = kHasAmx && kCompute == Compute::kBf16Pairs;
 constexpr float kLargestSum = 0x1p16f;
+// There the exponent of a weight is one multiply-add: what is subtracted is m in units of log2(e),
+// rounded, and the weight of m is 2 to the power of that rounding. Up to this size, in the same
+// units, it is 1 once it is rounded to bf16.
+constexpr float kLargestReference = 0x1p14f;
+
+// x * y - z, rounded once where there is an instruction for it.
+FLASHATTN_INLINE Floats multiply_subtract(Floats x, Floats y, Floats z) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(_mm512_fmsub_ps(
+      reinterpret_cast<__m512>(x), reinterpret_cast<__m512>(y), reinterpret_cast<__m512>(z)));
+#else
+  return x * y - z;
+#endif
+}
 
 // sum += x, and to rest what rounding took from it: of the equal weights of many chunks it would
 // take the same, again and again.
@@ -47,10 +62,35 @@ FLASHATTN_INLINE void add_up(Floats& sum, Floats& rest, Floats x) {
   rest = x - (sum - before);
 }
 
-// 2^(factor * s - m) as rows of an A operand, in fp32 in the place of s; dropped where keep, which
-// may be NULL, is 0. sums: to those of each row, lane by lane, the weights are added, dropped or
-// not. Rows of s and keep are `stride` apart, those of p p_stride.
-template <Compute kCompute, int kRows>
+// What is subtracted from scores with the maximum m. Where no key was visible so far the weights
+// are zero.
+FLASHATTN_INLINE Floats shift_of(Floats m, Floats factor, bool reference) {
+  return select(m == -kInfinity, Floats{}, reference ? m * factor : m);
+}
+
+// By what sums relative to `before` shrink when the maximum is `top`.
+FLASHATTN_INLINE Floats shrinking(Floats before, Floats top, Floats factor, bool reference) {
+  const Floats change = shift_of(before, factor, reference) - shift_of(top, factor, reference);
+  return exp2(reference ? change : change * factor);
+}
+
+// Whether the reference m of a row is small enough. Makes l, the sum of its weights, relative to m,
+// whose own weight errs by a rounding: exactly 1 where that is the only one.
+FLASHATTN_INLINE bool reference_serves(float m, float factor, float* l) {
+  if (m == -kInfinity) return true;
+  const Floats shift = splat(m) * splat(factor);
+  Floats own[] = {multiply_subtract(splat(m), splat(factor), shift)};
+  exp2_each<Exp2For::kWeights>(own);
+  const float relative = *l / own[0][0];
+  *l = __builtin_fabsf(relative - 1) <= 0x1p-22f ? 1.0f : relative;
+  return __builtin_fabsf(shift[0]) <= kLargestReference;
+}
+
+// 2^(factor * (s - m)), where m is no less than any s, or, kShifted, 2^(factor * s - m) as rows of
+// an A operand, in fp32 in the place of s; dropped where keep, which may be NULL, is 0. sums: to
+// those of each row, lane by lane, the weights are added, dropped or not. Rows of s and keep are
+// `stride` apart, those of p p_stride.
+template <Compute kCompute, int kRows, bool kShifted>
 FLASHATTN_INLINE void write_weights(float* s, int64_t stride, uint32_t* p, int64_t p_stride,
                                     const uint8_t* keep, Interval columns, const float* factor,
                                     const float* m, Floats* sums) {
@@ -61,10 +101,14 @@ FLASHATTN_INLINE void write_weights(float* s, int64_t stride, uint32_t* p, int64
       Floats x[2 * kRows];
 #pragma GCC unroll 4
       for (int n = 0; n < 2 * kRows; ++n) {
-        x[n] =
-            load(s + n / 2 * stride + c + n % 2 * kWidth) * splat(factor[n / 2]) - splat(m[n / 2]);
+        x[n] = load(s + n / 2 * stride + c + n % 2 * kWidth);
+        if constexpr (kShifted) {
+          x[n] = multiply_subtract(x[n], splat(factor[n / 2]), splat(m[n / 2]));
+        } else {
+          x[n] = (x[n] - splat(m[n / 2])) * splat(factor[n / 2]);
+        }
       }
-      exp2_each<kKeepsReference<kCompute> ? Exp2For::kWeights : kExp2For<kCompute>>(x);
+      exp2_each<kKeepsReference<kCompute> ? Exp2For::kWeights : kExp2For<kCompute>, !kShifted>(x);
 #pragma GCC unroll 2
       for (int r = 0; r < kRows; ++r) {
         const int64_t at = r * stride + c;
@@ -86,6 +130,38 @@ FLASHATTN_INLINE void write_weights(float* s, int64_t stride, uint32_t* p, int64
     write([](Floats x, int64_t) { return x; });
   }
   for (int r = 0; r < kRows; ++r) sums[r] = total[r];
+}
+
+// What ends a row.
+struct RowEnd {
+  float factor;  // of the sum of its weighted values
+  double lse;
+};
+
+// Of a row whose weights, relative to the score m, add up to l; nothing visible: m = -inf, l = 0.
+// sink: -inf where there is none. It joins the sum here: however far above or below the scores it
+// lies, their weights keep their digits.
+inline RowEnd end_row(float m, double l, double nats, float sink) {
+  double lse = l == 0 ? -double{kInfinity} : m * nats + __builtin_log(l);
+  double factor = l == 0 ? 0.0 : 1.0 / l;
+  if (sink != -kInfinity) {
+    const double base = l == 0 ? lse : m * nats;
+    const double top = base > double{sink} ? base : double{sink};
+    const double keys = __builtin_exp(base - top);
+    const double total = l * keys + __builtin_exp(double{sink} - top);
+    lse = top + __builtin_log(total);
+    factor = keys / total;
+  }
+  return {static_cast<float>(factor), lse};
+}
+
+// As the caller gets it: what is finite stays finite.
+FLASHATTN_INLINE float rounded_lse(double lse) {
+  const float nearest = static_cast<float>(lse);
+  if (__builtin_fabs(lse) == double{kInfinity} || __builtin_fabsf(nearest) <= kLargest) {
+    return nearest;
+  }
+  return lse > 0 ? kLargest : lse < 0 ? -kLargest : nearest;
 }
 
 // o += weights of `keys` times their values, key by key and only where a weight is not 0:

@@ -1,0 +1,79 @@
+// Which tiles of queries a task of the backward pass works on with its tile of keys, and where they
+// lie.
+#pragma once
+
+#include "cpu/pack.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+class BackwardRows {
+ protected:
+  FLASHATTN_INLINE BackwardRows(const BackwardJob& job, int32_t b, int32_t kv_head,
+                                int32_t key_tile)
+      : job_(job),
+        problem_(*job.problem),
+        in_(job.args->inputs),
+        mask_(problem_.mask_rule()),
+        sequence_(job.sequences[b]),
+        tile_q_(job.tiling.tile_q),
+        tile_kv_(backward_tile_kv(job.tiling, problem_, sequence_.len.kv)),
+        b_(b),
+        kv_head_(kv_head),
+        key_tile_(key_tile) {
+    keys_.begin = clamp_index(static_cast<int64_t>(key_tile) * tile_kv_, sequence_.len.kv);
+    keys_.end = clamp_index(static_cast<int64_t>(keys_.begin) + tile_kv_, sequence_.len.kv);
+    if (keys_.begin >= keys_.end) return;
+    const Interval seen = query_span(mask_, keys_, sequence_.len);
+    if (seen.begin >= seen.end) return;
+    query_tiles_ = {seen.begin / tile_q_, (seen.end - 1) / tile_q_ + 1};
+  }
+
+  FLASHATTN_INLINE Interval queries_of(int32_t tile) const {
+    const int64_t begin = static_cast<int64_t>(tile) * tile_q_;
+    return {clamp_index(begin, sequence_.len.q), clamp_index(begin + tile_q_, sequence_.len.q)};
+  }
+
+  template <class Body>
+  FLASHATTN_INLINE void for_each_query_tile(Body body) {
+    // From the last: under a causal mask it sees all tiles of keys, and none waits for another's
+    // longer way to it.
+    for (int32_t tile = query_tiles_.end - 1; tile >= query_tiles_.begin; --tile) {
+      body(queries_of(tile), tile);
+    }
+  }
+
+  FLASHATTN_INLINE Rows kv(const flashattn_tensor& t) const {
+    return rows_of(t, dtype_size(problem_.dtype), b_, kv_head_, sequence_.first_kv);
+  }
+  FLASHATTN_INLINE Rows q(int32_t head) const {
+    return rows_of(in_.q, dtype_size(problem_.dtype), b_, head, sequence_.first_q);
+  }
+  FLASHATTN_INLINE Rows dout(int32_t head) const {
+    return rows_of(job_.args->dout, dtype_size(problem_.dtype_o), b_, head, sequence_.first_q);
+  }
+
+  // What is packed before the work on queries of a head, and on keys.
+  void look_ahead(int32_t head, Interval queries, Interval keys, Ahead (&ahead)[4]) const {
+    const int32_t size = dtype_size(problem_.dtype), o_size = dtype_size(problem_.dtype_o);
+    ahead[0] = {kv(in_.k), problem_.dim_qk * size, keys};
+    ahead[1] = {kv(in_.v), problem_.dim_v * size, keys};
+    ahead[2] = {q(head), problem_.dim_qk * size, queries};
+    ahead[3] = {dout(head), problem_.dim_v * o_size, queries};
+  }
+
+  void look_ahead_to_start(Ahead (&ahead)[4]) const {
+    look_ahead(kv_head_ * problem_.group(), queries_of(query_tiles_.end - 1), keys_, ahead);
+  }
+
+  const BackwardJob& job_;
+  const Problem& problem_;
+  const flashattn_inputs& in_;
+  const MaskRule mask_;
+  const Sequence sequence_;
+  const int32_t tile_q_, tile_kv_;
+  const int32_t b_, kv_head_, key_tile_;
+  Interval keys_;
+  Interval query_tiles_{0, 0};  // of which some query sees some key
+};
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA
