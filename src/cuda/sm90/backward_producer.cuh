@@ -250,7 +250,10 @@ template <class Config>
 __device__ __forceinline__ void plan(const BackwardParams& params,
                                      BackwardControl<Config>& control) {
   const bool leader = !Config::kAny || threadIdx.x % 32 == 0;
-  if (leader) wait_until_prepared(params, control, 1);  // lengths, too, are of kernels before
+  if (leader) {
+    wait_until_begun<Config>(params);
+    wait_until_prepared(params, control, 1);  // lengths, too, are of kernels before
+  }
   if constexpr (Config::kConverts) {
     const DqScout<Config> scout(params, control);
     const auto all = [](bool x) { return Config::kAny ? __all_sync(~0u, x) : x; };

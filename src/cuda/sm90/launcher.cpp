@@ -1,7 +1,6 @@
 #include "cuda/sm90/launcher.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cinttypes>
 #include <cmath>
 #include <numeric>
@@ -10,6 +9,7 @@
 #include "core/score_rules.h"
 #include "core/select.h"
 #include "cuda/driver.h"
+#include "cuda/sm90/stamp.h"
 #include "cuda/sm90/tensor_map.h"
 
 namespace flashattn::cuda {
@@ -36,13 +36,6 @@ bool takes(const sm90::ForwardEntry& e, const Problem& p) {
 }
 
 constexpr char kLaunching[] = "launching the forward kernel";
-
-// Of a launch: no other of the process has it, nor is it likely to lie in memory. Never 0.
-uint64_t new_stamp() {
-  static std::atomic<uint64_t> launches(0);
-  constexpr uint64_t kOdd = UINT64_C(0x9e3779b97f4a7c15);  // a product with it is one to one
-  return (launches.fetch_add(1, std::memory_order_relaxed) + 1) * kOdd;
-}
 
 sm90::Softcap softcap_of(const Problem& p) {
   if (p.softcap == 0) return {};
@@ -254,7 +247,7 @@ int32_t Sm90Launcher::forward(const flashattn_forward_args& given, void* workspa
                               void* stream) const {
   const NamedKernel* named = choose(given.shape);
   if (!named) return Sm80Launcher::forward(given, workspace, stream);
-  if (const int32_t status = check_current(device_)) return status;
+  if (const int32_t status = check_current(device_, *context_)) return status;
   const flashattn_forward_args args = without_idle_strides(problem_, given);
   if (const int32_t status = check_arrays(args)) return status;
   const sm90::ForwardEntry& entry = *named->kernel.entry;
@@ -281,7 +274,7 @@ int32_t Sm90Launcher::forward(const flashattn_forward_args& given, void* workspa
   // Fewer are dealt out evenly while the device is empty, but not under the end of another kernel.
   if (tiles < resident) return launch(entry, tiles, p, queue, kLaunching);
   p.counter = WorkspaceCutter(workspace).take<sm90::TileCounter>(1);
-  p.stamp = new_stamp();
+  p.stamp = sm90::new_stamp();
   return status_of(start_early(entry.kernel, dim3(static_cast<unsigned>(resident)), entry.threads,
                                entry.shared_bytes, p, queue),
                    kLaunching);
@@ -290,7 +283,7 @@ int32_t Sm90Launcher::forward(const flashattn_forward_args& given, void* workspa
 int32_t Sm90Launcher::backward(const flashattn_backward_args& args, void* workspace,
                                void* stream) const {
   if (!has_backward(args.shape)) return Sm80Launcher::backward(args, workspace, stream);
-  if (const int32_t status = check_current(device_)) return status;
+  if (const int32_t status = check_current(device_, *context_)) return status;
   return hopper_backward_->run(args, workspace, static_cast<cudaStream_t>(stream));
 }
 
