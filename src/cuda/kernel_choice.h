@@ -80,8 +80,9 @@ inline std::string portable_for(const std::string& reason) {
   return "the portable family" + (reason.empty() ? "" : " (" + reason + ")");
 }
 
-// OK when the device is the current one.
-int32_t check_current(int32_t device);
+class PlanContext;
+// OK when the device is the current one, and so is the plan's context of it.
+int32_t check_current(int32_t device, const PlanContext& context);
 
 // Cuts a workspace, which may lie anywhere, into aligned pieces. With a NULL base it only counts.
 class WorkspaceCutter {
