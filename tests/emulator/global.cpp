@@ -191,10 +191,6 @@ void show(const void* at, Order order, bool added) {
   join(*flag, shown);
 }
 
-void touch_from(const void* at, size_t bytes, bool stores, const void* caller) {
-  visit(running_warp(!stores), reinterpret_cast<uintptr_t>(at), bytes, stores, false, caller);
-}
-
 }  // namespace
 
 void watch(void* memory, size_t bytes) {
@@ -302,6 +298,14 @@ void fence_async_global() {
   races.advance(running->warp);
 }
 
+// Apart, for there are many of them and mostly nobody looks for races.
+__attribute__((noinline)) static void told(const void* at, size_t bytes, bool stores,
+                                           const void* caller) {
+  const uintptr_t address = reinterpret_cast<uintptr_t>(at);
+  if (!running || !word_at(address)) return;
+  visit(running_warp(!stores), address, bytes, stores, false, caller);
+}
+
 }  // namespace emulator
 
 // ---- what the compiler calls
@@ -311,10 +315,9 @@ void fence_async_global() {
   void __tsan_write##bytes(void* at) { TOUCH(at, bytes, true); }                 \
   void __tsan_unaligned_read##bytes(const void* at) { TOUCH(at, bytes, false); } \
   void __tsan_unaligned_write##bytes(void* at) { TOUCH(at, bytes, true); }
-#define TOUCH(at, bytes, stores)                                                               \
-  if (emulator::finds_races && emulator::running &&                                            \
-      emulator::word_at(reinterpret_cast<uintptr_t>(at))) {                                    \
-    emulator::touch_from(at, static_cast<size_t>(bytes), stores, __builtin_return_address(0)); \
+#define TOUCH(at, bytes, stores)                                                         \
+  if (__builtin_expect(emulator::finds_races, false)) {                                  \
+    emulator::told(at, static_cast<size_t>(bytes), stores, __builtin_return_address(0)); \
   }
 
 extern "C" {
