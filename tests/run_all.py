@@ -255,11 +255,18 @@ def cuda(run: Run) -> Count:
 def emulator(run: Run, family: str, capability: str = "90", *some: str,
              races: bool = False) -> Count:
     """The GPU kernels of a family, on the emulator of tests/emulator as a device of a compute
-    capability. races: it fails where nothing puts accesses to shared memory in an order."""
+    capability. races: it fails where nothing puts accesses to memory in an order, and goes in
+    another order each time, but for FLASHATTN_EMULATOR_SEED, which a failure names."""
     folder = cuda_build(run) / "tests" / "emulator"
-    env = {"FLASHATTN_LIBRARY": str(folder / "libflashattn.so.0"), "FLASHATTN_FAMILY": family,
+    library = "libflashattn_races.so.0" if races else "libflashattn.so.0"
+    env = {"FLASHATTN_LIBRARY": str(folder / library), "FLASHATTN_FAMILY": family,
            "FLASHATTN_EMULATOR_DEVICE": capability, "LD_LIBRARY_PATH": str(folder),
            "FLASHATTN_EMULATOR_RACES": "1" if races else "0"}
+    if races:
+        seed = os.environ.get("FLASHATTN_EMULATOR_SEED") or str(secrets.randbits(32))
+        env["FLASHATTN_EMULATOR_SEED"] = seed
+        with open(run.log, "a", encoding="utf-8") as log:
+            log.write(f"FLASHATTN_EMULATOR_SEED={seed}\n")
     # What needs a GPU's size, speed or streams.
     left_out = [f"--ignore=tests/numerics/test_gpu_{what}.py"
                 for what in ("early", "random", "sizes", "streams")]
@@ -270,7 +277,7 @@ def emulator(run: Run, family: str, capability: str = "90", *some: str,
 
 def emulator_races(run: Run) -> Count:
     """Where several tiles follow each other in the same buffers; of the portable kernels less."""
-    some = {"sm90": "(listed and smoke) or gradients or dropouts-1 or many_queries-3",
+    some = {"sm90": "(listed and smoke) or gradients or dropouts-1 or many_queries-3 or many_heads",
             "sm80": "(listed and smoke) or gradients-5 or gradients-10"}
     count = Count()
     for family, names in some.items():

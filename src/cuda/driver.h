@@ -30,4 +30,17 @@ class DeviceScope {
   decltype(cuCtxSetCurrent)* restore_;  // NULL: there is nothing to restore
 };
 
+// The context that is current where it is made, and in which a plan loads its kernels: others of
+// the same device have none of them.
+class PlanContext {
+ public:
+  explicit PlanContext(int32_t device);
+  // OK while it is current, or the runtime would make it so. An enum flashattn_status.
+  int32_t check_current() const;
+
+ private:
+  CUcontext context_;
+  bool primary_;  // the runtime takes it where none is current
+};
+
 }  // namespace flashattn::cuda

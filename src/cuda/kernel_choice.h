@@ -83,8 +83,9 @@ inline std::string portable_for(const std::string& reason) {
 // Of a launch: no other of the process has it, nor is it likely to lie in memory. Never 0.
 uint64_t new_stamp();
 
-// OK when the device is the current one.
-int32_t check_current(int32_t device);
+class PlanContext;
+// OK when the device is the current one, and so is the plan's context of it.
+int32_t check_current(int32_t device, const PlanContext& context);
 
 // Cuts a workspace, which may lie anywhere, into aligned pieces. With a NULL base it only counts.
 class WorkspaceCutter {

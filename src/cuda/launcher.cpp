@@ -102,6 +102,7 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
   if (problem.has_op(FLASHATTN_OP_BACKWARD)) {
     backward_.reset(new BackwardLauncher(problem, device, l2_bytes_, passed_over.backward));
   }
+  context_.reset(new PlanContext(device_));
 }
 
 const Sm80Launcher::Forward& Sm80Launcher::choose(const flashattn_shape& shape) const {
@@ -263,7 +264,7 @@ int32_t Sm80Launcher::check_arrays(const flashattn_forward_args& args) const {
 
 int32_t Sm80Launcher::forward(const flashattn_forward_args& args, void* workspace,
                               void* stream) const {
-  if (const int32_t status = check_current(device_)) return status;
+  if (const int32_t status = check_current(device_, *context_)) return status;
   if (const int32_t status = check_arrays(args)) return status;
   const Choice<sm80::ForwardEntry>& choice = choose(args.shape).kernel;
   ForwardParams p = grid(choice, args.shape);
@@ -285,12 +286,12 @@ int32_t Sm80Launcher::forward(const flashattn_forward_args& args, void* workspac
 
 int32_t Sm80Launcher::backward(const flashattn_backward_args& args, void* workspace,
                                void* stream) const {
-  if (const int32_t status = check_current(device_)) return status;
+  if (const int32_t status = check_current(device_, *context_)) return status;
   return backward_->run(args, workspace, static_cast<cudaStream_t>(stream));
 }
 
 int32_t Sm80Launcher::merge(const flashattn_merge_args& args, void* stream) const {
-  if (const int32_t status = check_current(device_)) return status;
+  if (const int32_t status = check_current(device_, *context_)) return status;
   if (args.parts > kMaxMergeParts) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "parts",
                 "parts = %d is above %d, the limit on a GPU; merge in several steps", args.parts,
@@ -321,7 +322,7 @@ int32_t Sm80Launcher::merge(const flashattn_merge_args& args, void* stream) cons
 
 int32_t Sm80Launcher::dropout_mask(const flashattn_forward_args& args, uint8_t* keep,
                                    void* stream) const {
-  if (const int32_t status = check_current(device_)) return status;
+  if (const int32_t status = check_current(device_, *context_)) return status;
   if (const int32_t status = check_heads(args.shape.batch)) return status;
   return status_of(launch_dropout_mask(problem_, args, keep, static_cast<cudaStream_t>(stream)),
                    "launching the dropout mask kernel");

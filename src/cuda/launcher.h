@@ -7,6 +7,7 @@
 
 #include "core/family.h"
 #include "cuda/backward_launcher.h"
+#include "cuda/driver.h"
 
 namespace flashattn::cuda {
 
@@ -50,6 +51,7 @@ class Sm80Launcher : public Launcher {
   const int32_t device_, units_;
   const int64_t l2_bytes_;
   const std::string undecided_;  // why, of a shape that is not known
+  std::unique_ptr<const PlanContext> context_;
 
  private:
   // The kernels that the plan may choose from by the shape of a call.

@@ -91,6 +91,7 @@ struct BackwardParams {
   // Portable: of units that share queries, (batch, KV head), a turn each key block.
   Sections sections;
   Divisor by_heads_kv;
+  uint64_t* stamp;  // Hopper: to be removed when the backward kernel has ended, or NULL
 
   FLASHATTN_HD int64_t units() const {
     return static_cast<int64_t>(args.shape.batch) * problem.heads_kv;

@@ -16,8 +16,9 @@ cudaError_t start(void (*kernel)(Params), dim3 grid, int threads, int shared_byt
 
 // The same, early: blocks may start as soon as those of the kernel before have called
 // ptx::let_next_start() or ended, and must call ptx::wait_for_previous() before they use its
-// results, but for what it stored before that and then ptx::fence_gpu(). (Today's GPUs keep that
-// order; PTX's text is silent about it.) cluster: blocks that run together and see each other's
+// results, but for those that it releases and they acquire, by a flag with the launch's stamp: else
+// they may see one that was left there. One thread must call it in any case: who waits for this
+// kernel waits for those before it, too. cluster: blocks that run together and see each other's
 // shared memory.
 template <class Params>
 cudaError_t start_early(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes,

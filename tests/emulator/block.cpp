@@ -1,31 +1,27 @@
-// Fibers, the barriers between them, and who goes on when.
+// Fibers, the barriers between them, and who of a block goes on when.
 #include "block.h"
 
 #include <sys/mman.h>
 #include <ucontext.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <mutex>
-#include <thread>
 
 namespace emulator {
 
 thread_local Block* block;
 thread_local Thread* running;
+thread_local const std::function<void()>* entry;
 
 namespace {
 
 constexpr size_t kStackBytes = 256 * 1024, kGuardBytes = 4096;
 
 thread_local Context scheduler;
-thread_local const std::function<void()>* entry;
-
 // Fibers go from one thread of the machine to another, and __builtin_longjmp keeps few registers:
 // callers know nothing of what these do, and each looks up anew what is thread_local.
 #if __has_attribute(noipa)
@@ -58,6 +54,7 @@ ANEW void resume(Thread& thread, Fiber& fiber) {
   if (!__builtin_setjmp(scheduler)) {
     if (fiber.started) __builtin_longjmp(fiber.context, 1);
     fiber.started = true;
+    mprotect(fiber.stack, kGuardBytes, PROT_NONE);
     ucontext_t context;
     getcontext(&context);
     context.uc_stack.ss_sp = fiber.stack;
@@ -81,16 +78,18 @@ void fail(const char* format, ...) {
   std::vfprintf(stderr, format, arguments);
   va_end(arguments);
   std::fprintf(stderr, "\n");
+  say_seed();
   std::abort();
 }
 
-uint32_t draw(uint32_t n) {
-  uint64_t& x = block->random_state;  // xorshift64
-  x ^= x << 13;
+uint32_t draw(uint64_t& x, uint32_t n) {
+  x ^= x << 13;  // xorshift64
   x ^= x >> 7;
   x ^= x << 17;
   return static_cast<uint32_t>(x >> 33) % n;
 }
+
+uint32_t draw(uint32_t n) { return draw(block->random_state, n); }
 
 const Place& place() { return running->place; }
 
@@ -114,18 +113,19 @@ void release_warp(Warp& warp) {
   ++warp.generation;
 }
 
+}  // namespace
+
 void release(NamedBarrier& barrier) {
   barrier.meeting.complete();
   barrier.arrived = 0;
   ++barrier.generation;
 }
 
-}  // namespace
-
 void Meeting::arrive() {
   if (!finds_races) return;
   Races& races = running->home->races;
   arriving.join(races.of_warp(running->warp));
+  arriving_fenced.join(races.fenced(running->warp));
   races.advance(running->warp);
 }
 
@@ -133,12 +133,17 @@ void Meeting::arrive(const Act& act) { arriving.join(act.known); }
 
 void Meeting::complete() {
   if (!finds_races) return;
-  left = arriving;
+  left = std::move(arriving);
+  left_fenced = std::move(arriving_fenced);
   arriving = {};
+  arriving_fenced = {};
 }
 
 void Meeting::leave() const {
-  if (finds_races) running->home->races.of_warp(running->warp).join(left);
+  if (!finds_races) return;
+  Races& races = running->home->races;
+  races.of_warp(running->warp).join(left);
+  races.fenced(running->warp).join(left_fenced);
 }
 
 void warp_sync() {
@@ -183,14 +188,15 @@ Block::Block() {
   stacks = {memory, [](char* p) { munmap(p, kMaxThreads * kStackBytes); }};
   for (int n = 0; n < kMaxThreads; ++n) {
     fibers[n].stack = memory + n * kStackBytes;
-    mprotect(fibers[n].stack, kGuardBytes, PROT_NONE);
   }
 }
 
-// Lets every lane of a warp go on that can: whether one could.
+// Lets every lane of a warp go on that can, in some order: whether one could.
 bool Block::run_warp(int n) {
   bool some = false;
-  for (int lane = 0; lane < 32; ++lane) {
+  const uint32_t first = draw(32), step = 2 * draw(16) + 1;
+  for (uint32_t k = 0; k < 32; ++k) {
+    const int lane = static_cast<int>((first + k * step) % 32);
     Thread& thread = threads[n * 32 + lane];
     if (thread.done || (thread.waiting && !thread.wait.ready(thread.wait.state))) continue;
     thread.waiting = thread.spinning = false;
@@ -234,8 +240,8 @@ void Block::report() const {
   }
 }
 
-void Block::begin(uint3 index, dim3 grid, int count, int shared_bytes, uint64_t seed,
-                  uint32_t rank) {
+void Block::begin(uint3 index, dim3 grid, int count, int shared_bytes, uint64_t seed, uint32_t rank,
+                  uint32_t cluster_number) {
   if (count > kMaxThreads || count % 32 != 0) fail("a block of %d threads", count);
   block = this;
   random_state = seed;
@@ -247,7 +253,10 @@ void Block::begin(uint3 index, dim3 grid, int count, int shared_bytes, uint64_t 
   warps = count / 32;
   for (NamedBarrier& named : barriers) named = {};
   mbarriers.clear();
-  if (finds_races) races.begin(rank, static_cast<uint32_t>(shared_bytes));
+  if (finds_races) {
+    races.begin(rank, static_cast<uint32_t>(shared_bytes), home_of(launch.number, cluster_number),
+                launch.ended);
+  }
   for (int n = 0; n < count; ++n) {
     threads[n] = Thread();
     threads[n].home = this;
@@ -277,7 +286,9 @@ Step Block::step() {
   }
   if (some) return Step::kWent;
   bool spins = false;
-  for (int n = 0; n < warps && !some; ++n) {
+  const int first = static_cast<int>(draw(static_cast<uint32_t>(warps)));
+  for (int k = 0; k < warps && !some; ++k) {
+    const int n = (first + k) % warps;
     some = run_warp(n);
     for (int lane = 0; lane < 32; ++lane) spins |= threads[n * 32 + lane].spinning;
   }
@@ -304,50 +315,6 @@ void Block::end() {
 
 // ---- clusters
 
-void Cluster::settle() {
-  int live = 0;
-  for (const Block* b : blocks) live += b->threads_live;
-  if (barrier.arrived > 0 && barrier.arrived == live) release(barrier);
-}
-
-void Cluster::run() {
-  const uint32_t count = static_cast<uint32_t>(blocks.size());
-  uint32_t left = count, slow = 0;
-  const auto step = [&left](Block* chosen) {
-    const Step done = chosen->step();
-    if (chosen->threads_live > 0) return done;
-    chosen->end();
-    --left;
-    return Step::kWent;
-  };
-  while (left > 0) {
-    block = blocks[0];
-    uint32_t n = 0;
-    // Like a warp of a block, a block may fall far behind.
-    if (count > 1) {
-      n = draw(count);
-      if (draw(1024) == 0) slow = draw(count + 1);
-      if (n == slow && draw(64) != 0) continue;
-    }
-    if (blocks[n]->threads_live == 0 || step(blocks[n]) == Step::kWent) continue;
-    bool went = false, spun = false;
-    for (Block* b : blocks) {
-      if (b->threads_live == 0) continue;
-      const Step done = step(b);
-      went |= done == Step::kWent;
-      spun |= done == Step::kSpun;
-    }
-    if (went) continue;
-    if (spun) {
-      std::this_thread::yield();
-    } else {
-      for (const Block* b : blocks) b->report();
-      std::abort();
-    }
-  }
-  block = nullptr;
-}
-
 uint32_t cluster_rank() {
   const std::vector<Block*>& all = block->cluster->blocks;
   return static_cast<uint32_t>(std::find(all.begin(), all.end(), block) - all.begin());
@@ -366,59 +333,6 @@ void cluster_wait() {
   const uint32_t generation = running->cluster_generation;
   wait_until("the cluster", 0, [&barrier, generation] { return barrier.generation != generation; });
   barrier.meeting.leave();
-}
-
-namespace {
-
-// Blocks keep their stacks from launch to launch.
-std::mutex idle_mutex;
-std::vector<std::unique_ptr<Block>> idle;
-
-std::unique_ptr<Block> take_block() {
-  const std::lock_guard<std::mutex> lock(idle_mutex);
-  if (idle.empty()) return std::make_unique<Block>();
-  std::unique_ptr<Block> taken = std::move(idle.back());
-  idle.pop_back();
-  return taken;
-}
-
-uint64_t first_seed() {
-  const char* text = std::getenv("FLASHATTN_EMULATOR_SEED");
-  return (text ? std::strtoull(text, nullptr, 10) : 0) * 0x9e3779b97f4a7c15u + 1;
-}
-
-}  // namespace
-
-void run_grid(dim3 grid, int threads, int shared_bytes, const std::function<void()>& kernel,
-              int cluster) {
-  static std::atomic<uint64_t> launches{0};
-  const uint64_t seed = first_seed() + (launches++ << 32);
-  const unsigned count = grid.x * grid.y, size = static_cast<unsigned>(cluster);
-  if (grid.x % size != 0) fail("a grid of %u blocks in clusters of %u", grid.x, size);
-  std::atomic<unsigned> next{0};
-  std::vector<std::thread> multiprocessors;
-  for (unsigned n = 0; n < kMultiprocessors / size && n < count / size; ++n) {
-    multiprocessors.emplace_back([&] {
-      entry = &kernel;
-      std::vector<std::unique_ptr<Block>> mine;
-      for (unsigned rank = 0; rank < size; ++rank) mine.push_back(take_block());
-      for (unsigned first; (first = size * next++) < count;) {
-        Cluster together;
-        for (unsigned rank = 0; rank < size; ++rank) {
-          const unsigned b = first + rank;
-          mine[rank]->cluster = &together;
-          mine[rank]->upper_bits = size > 1 ? (rank + 1) << 24 : 0;
-          mine[rank]->begin({b % grid.x, b / grid.x, 0}, grid, threads, shared_bytes,
-                            (seed + b) * 0xbf58476d1ce4e5b9u | 1, rank);
-          together.blocks.push_back(mine[rank].get());
-        }
-        together.run();
-      }
-      const std::lock_guard<std::mutex> lock(idle_mutex);
-      for (std::unique_ptr<Block>& each : mine) idle.push_back(std::move(each));
-    });
-  }
-  for (std::thread& thread : multiprocessors) thread.join();
 }
 
 }  // namespace emulator

@@ -1,8 +1,10 @@
 // A block at work. For the emulator's own files.
 #pragma once
 
+#include <condition_variable>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -29,7 +31,7 @@ using Context = void* [5];
 
 struct StoreGroup {
   int reading = 0, writing = 0;
-  std::vector<std::shared_ptr<const Act>> acts;  // for races
+  std::vector<std::shared_ptr<const Act>> reads, writes;  // for races
 };
 
 struct Asked {
@@ -78,6 +80,7 @@ struct Warp {
 // What is known to those that arrive, and to those that have waited for them.
 struct Meeting {
   Clock arriving, left;
+  Fenced arriving_fenced, left_fenced;
 
   void arrive();
   void arrive(const Act& act);
@@ -103,10 +106,49 @@ struct Matrices {
   float a[kRows][kDepth], b[kDepth][kMaxColumns], d[kRows][kMaxColumns];
 };
 
+// A kernel at work, one at a time, or a write by the host, which counts as one.
+struct Launch {
+  uint32_t number = 0, ended = 0;  // the last of those that had ended when it started
+  bool early = false;              // it may start before the one before has ended
+  bool waited = false;             // by then it has
+
+  void next(bool starts_early) {
+    if (!starts_early) ended = number;
+    ++number;
+    early = starts_early;
+    waited = false;
+  }
+};
+extern Launch launch;
+extern std::mutex one_at_a_time;  // of launches
+
+// The multiprocessors at work go on one at a time, each on its own thread of the machine, in an
+// order that is drawn: the same seed repeats it.
+class Turns {
+ public:
+  Turns(uint32_t count, uint64_t seed) : state_(seed), live_(count, true), changed_(count) {
+    turn_ = another();
+  }
+  void begin(uint32_t n);  // returns when it is its turn
+  void pass(uint32_t n);   // the same, after others' perhaps
+  void end(uint32_t n);
+
+ private:
+  uint32_t another();
+
+  uint64_t state_;
+  std::mutex mutex_;
+  std::vector<bool> live_;
+  std::vector<std::condition_variable> changed_;
+  uint32_t turn_;
+};
+
 // Blocks that run together, in turns.
 struct Cluster {
   std::vector<Block*> blocks;
   NamedBarrier barrier;
+  Turns* turns = nullptr;
+  uint32_t seat = 0;  // its multiprocessor's among them
 
   void run();
   // Ends the phase of the barrier when all threads that have not ended have arrived.
@@ -137,7 +179,8 @@ struct Block {
   uint32_t upper_bits = 0;
 
   Block();
-  void begin(uint3 index, dim3 grid, int count, int shared_bytes, uint64_t seed, uint32_t rank);
+  void begin(uint3 index, dim3 grid, int count, int shared_bytes, uint64_t seed, uint32_t rank,
+             uint32_t cluster_number);
   Step step();
   void end();
   void report() const;
@@ -151,6 +194,8 @@ struct Block {
 
 extern thread_local Block* block;
 extern thread_local Thread* running;
+extern thread_local const std::function<void()>* entry;  // the kernel
+void say_seed();                                         // what repeats this run
 
 // While it lives, engine_place() is for this act.
 struct Acting {
@@ -158,8 +203,9 @@ struct Acting {
   ~Acting();
 };
 
-// Of the block: below n.
-uint32_t draw(uint32_t n);
+uint32_t draw(uint64_t& state, uint32_t n);  // below n
+uint32_t draw(uint32_t n);                   // the same, of the block
+void release(NamedBarrier& barrier);
 // exchange() in which the last lane does something with all words before anybody goes on.
 const Words* exchange(const Words& mine, void (*act)(Words* all));
 // Returns when wait.ready is true.

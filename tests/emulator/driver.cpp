@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "global.h"
 #include "tensor_map.h"
 
 namespace {
@@ -90,7 +91,8 @@ void need_context() {
 }
 
 std::mutex loaded_mutex;
-std::set<const void*> loaded;  // kernels that somebody has asked about
+std::set<std::pair<const void*, const void*>>
+    loaded;  // kernels, by context, that somebody has asked about
 
 // Entry points that the library asks for.
 CUresult get_device(CUdevice* device, int number) { return *device = number, CUDA_SUCCESS; }
@@ -100,6 +102,11 @@ CUresult retain_primary(CUcontext* context, CUdevice device) {
 }
 CUresult get_current(CUcontext* context) {
   return *context = reinterpret_cast<CUcontext>(current), CUDA_SUCCESS;
+}
+CUresult release_primary(CUdevice) { return CUDA_SUCCESS; }
+CUresult primary_state(CUdevice device, unsigned* flags, int* active) {
+  *flags = 0;
+  return *active = primary[device].active, CUDA_SUCCESS;
 }
 CUresult set_current(CUcontext context) {
   current = reinterpret_cast<Context*>(context);
@@ -113,6 +120,8 @@ const struct {
     {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(&encode_tiled)},
     {"cuDeviceGet", reinterpret_cast<void*>(&get_device)},
     {"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(&retain_primary)},
+    {"cuDevicePrimaryCtxRelease", reinterpret_cast<void*>(&release_primary)},
+    {"cuDevicePrimaryCtxGetState", reinterpret_cast<void*>(&primary_state)},
     {"cuCtxGetCurrent", reinterpret_cast<void*>(&get_current)},
     {"cuCtxSetCurrent", reinterpret_cast<void*>(&set_current)},
 };
@@ -122,8 +131,11 @@ const struct {
 cudaError_t emulator::start_error(const void* kernel) {
   const cudaError_t error = asked_failure("cudaLaunchKernel");
   if (error != cudaSuccess) return error;
+  need_context();
   const std::lock_guard<std::mutex> lock(loaded_mutex);
-  if (!loaded.count(kernel)) fail("a kernel starts that no plan has made ready: it would load now");
+  if (!loaded.count({current, kernel})) {
+    fail("a kernel starts that no plan has made ready in this context: it would load now");
+  }
   return cudaSuccess;
 }
 
@@ -192,7 +204,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
   if (error != cudaSuccess) return error;
   {
     const std::lock_guard<std::mutex> lock(loaded_mutex);
-    loaded.insert(kernel);
+    loaded.insert({current, kernel});
   }
   std::memset(attributes, 0, sizeof *attributes);
   attributes->numRegs = 255;
@@ -209,7 +221,10 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
 }
 
 cudaError_t cudaMemsetAsync(void* to, int byte, size_t size, cudaStream_t stream) {
-  emulator::enqueue(stream, [=] { std::memset(to, byte, size); });
+  emulator::enqueue(stream, [=] {
+    emulator::host_writes(to, size);
+    std::memset(to, byte, size);
+  });
   return cudaSuccess;
 }
 
@@ -235,8 +250,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   return retain_primary(context, device);
 }
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
-  *flags = 0;
-  return *active = primary[device].active, CUDA_SUCCESS;
+  return primary_state(device, flags, active);
 }
 CUresult cuCtxCreate_v2(CUcontext* context, unsigned, CUdevice device) {
   return *context = make_current(new Context{device}), CUDA_SUCCESS;
@@ -254,11 +268,13 @@ CUresult cuGetErrorName(CUresult, const char** text) {
 }
 
 CUresult cuMemAlloc(CUdeviceptr* address, size_t size) {
-  void* memory = std::aligned_alloc(512, (size + 511) / 512 * 512);
+  void* memory = std::aligned_alloc(4096, (size + 4095) / 4096 * 4096);
+  emulator::watch(memory, size);
   *address = reinterpret_cast<CUdeviceptr>(memory);
   return memory ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 CUresult cuMemFree(CUdeviceptr address) {
+  emulator::forget(reinterpret_cast<void*>(address));
   std::free(reinterpret_cast<void*>(address));
   return CUDA_SUCCESS;
 }
@@ -267,6 +283,7 @@ CUresult cuMemGetInfo(size_t* free_bytes, size_t* total) {
   return CUDA_SUCCESS;
 }
 CUresult cuMemsetD8(CUdeviceptr to, unsigned char byte, size_t size) {
+  emulator::host_writes(reinterpret_cast<void*>(to), size);
   std::memset(reinterpret_cast<void*>(to), byte, size);
   return CUDA_SUCCESS;
 }
@@ -275,6 +292,7 @@ CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char byte, size_t size, CUstre
   return CUDA_SUCCESS;
 }
 CUresult cuMemcpyHtoD(CUdeviceptr to, const void* from, size_t size) {
+  emulator::host_writes(reinterpret_cast<void*>(to), size);
   std::memcpy(reinterpret_cast<void*>(to), from, size);
   return CUDA_SUCCESS;
 }
@@ -284,6 +302,7 @@ CUresult cuMemcpyDtoH(void* to, CUdeviceptr from, size_t size) {
 }
 CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
   emulator::enqueue(reinterpret_cast<cudaStream_t>(stream), [=] {
+    emulator::host_writes(reinterpret_cast<void*>(to), size);
     std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), size);
   });
   return CUDA_SUCCESS;

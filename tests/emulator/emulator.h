@@ -1,9 +1,27 @@
-// A GPU on the host, for tests: blocks run on threads of the machine, their CUDA threads as fibers
-// on them, in an order drawn at random. Copies, products of warpgroups and stores happen as late or
-// as early as the rules allow, so that a missing wait gives a wrong result here too. A block in
+// A GPU on the host, for tests: multiprocessors are threads of the machine, CUDA threads fibers on
+// them. One goes on at a time: which multiprocessor, block, warp and lane is drawn at random, and
+// so is the order in which blocks start. Copies, products of warpgroups and stores happen as late
+// or as early as the rules allow, so that a missing wait gives a wrong result here too. A block in
 // which nobody can go on says who waits for what, and aborts.
 //
-// FLASHATTN_EMULATOR_SEED: another order. FLASHATTN_EMULATOR_RACES=1: see races.h.
+// It models shared memory, its barriers, and the fence between its two proxies; the copy engine and
+// tensor maps, which must have been encoded; clusters of two blocks; kernels in the order in which
+// they are enqueued, of which one that starts early must wait for those before. With
+// FLASHATTN_EMULATOR_RACES=1 it finds accesses that nothing puts in an order: to shared memory, see
+// races.h; to global memory, see global.h, where releases, acquires and fences of the device, the
+// fence of the global proxy, and what kernels know of each other do.
+//
+// It does not model these. Kernels do not overlap: one that starts early finds what the one before
+// has stored, and races say that it might not; without them only a kernel that never waits fails,
+// and griddepcontrol.launch_dependents has no effect. Nor do streams, or copies by the host. Flags
+// have their last value at once. Lanes of a warp are one actor: races among them are not found; nor
+// are those through a pointer into shared memory, all of those of more copies at once than there
+// are actors, and all where many touch a word. There are no caches: that what ld.global.nc loads is
+// not written meanwhile, only a race tells. Fences and flags of a block or of the system do not
+// occur. Where everybody asks for a flag that nobody will store, it asks for ever.
+//
+// FLASHATTN_EMULATOR_SEED: another order, the same for the same seed and, under pytest, test. A
+// failure names it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -23,8 +41,9 @@ void enqueue(cudaStream_t stream, std::function<void()> work);
 // What starting a kernel fails with, or cudaSuccess. Aborts where no plan has made it ready.
 cudaError_t start_error(const void* kernel);
 // Runs a grid to its end. cluster: so many neighbours run together, on one thread of the machine.
+// early: by the attribute of programmatic stream serialization.
 void run_grid(dim3 grid, int threads, int shared_bytes, const std::function<void()>& kernel,
-              int cluster = 1);
+              int cluster = 1, bool early = false);
 
 // ---- what a CUDA thread may do
 
@@ -47,6 +66,43 @@ void yield();  // for loops that wait for other blocks
 // Named barriers of the block. threads: how many arrive; 0: all that still run.
 void barrier(int number, int threads, bool wait);
 
+// ---- global memory, beyond plain loads and stores
+
+enum class Order { kRelaxed, kAcquire, kRelease, kBoth };
+
+// Before a number is loaded, stored or changed as one by the thread.
+void before_load(const void* at, size_t bytes, Order order);
+void before_store(const void* at, size_t bytes, Order order);
+void before_change(const void* at, size_t bytes, Order order);
+
+// The compiler does not tell of these.
+#define UNTOLD __attribute__((no_sanitize_thread))
+
+template <class T>
+UNTOLD T load_as_one(const T* from, Order order) {
+  before_load(from, sizeof(T), order);
+  return *const_cast<const volatile T*>(from);
+}
+
+template <class T>
+UNTOLD void store_as_one(T* to, T x, Order order) {
+  before_store(to, sizeof(T), order);
+  *const_cast<volatile T*>(to) = x;
+}
+
+int32_t fetch_add(int32_t* to, int32_t x, Order order);
+int32_t fetch_or(int32_t* to, int32_t x, Order order);
+void add(float* to, float x);  // relaxed
+
+void fence_gpu();
+void fence_async_global();  // of the global proxy
+void wait_for_previous();   // griddepcontrol.wait
+
+// By the copy engine, while it is at work on one of the copies below.
+void engine_reads(const void* from, size_t bytes);
+void engine_writes(void* to, const void* from, size_t bytes);
+void engine_adds(float* to, const void* from, size_t count);
+
 // ---- shared memory, by its 32-bit addresses
 
 char* dynamic_shared();
@@ -54,7 +110,8 @@ uint32_t shared_address(const void* p);
 uint32_t own_address(uint32_t address);               // the same place in this block of the cluster
 void check_shared(uint32_t address, uint32_t bytes);  // fails where that is not this block's
 const char* shared(uint32_t address, uint32_t bytes);  // to be read by this thread
-// The copy engine and products may touch what this thread writes after fence_async().
+// The copy engine and products may touch what this thread writes after fence_async(), of the shared
+// proxy.
 void store(uint32_t address, const void* x, uint32_t bytes);
 void fence_async();
 char* engine_place(uint32_t address, uint32_t bytes);  // to be touched by them
@@ -119,6 +176,5 @@ void multiply_wait(int pending);
 // ---- numbers
 
 float as_float(uint32_t bits, bool bf16);  // of 16
-void add(float* to, float x);              // atomically
 
 }  // namespace emulator

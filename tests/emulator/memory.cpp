@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "block.h"
+#include "global.h"
 
 namespace emulator {
 
@@ -101,6 +102,22 @@ char* engine_place(uint32_t address, uint32_t bytes) {
     block->races.read(*acting, offset_of(address), bytes);
   }
   return place;
+}
+
+void engine_reads(const void* from, size_t bytes) { touch(acting, from, bytes, Does::kRead); }
+
+void engine_writes(void* to, const void* from, size_t bytes) {
+  touch(acting, to, bytes, Does::kWrite);
+  std::memcpy(to, from, bytes);
+}
+
+void engine_adds(float* to, const void* from, size_t count) {
+  touch(acting, to, 4 * count, Does::kAdd);
+  for (size_t n = 0; n < count; ++n) {
+    float x;
+    std::memcpy(&x, static_cast<const char*>(from) + 4 * n, 4);
+    to[n] += x;
+  }
 }
 
 // ---- barriers in shared memory
@@ -258,7 +275,9 @@ void copy_async(uint32_t to, const void* from, uint32_t bytes) {
     }
   };
   const auto mark = [=] {
-    if (finds_races) block->races.write(own_act(), offset_of(to), bytes, Change::kOther);
+    if (!finds_races) return;
+    block->races.write(own_act(), offset_of(to), bytes, Change::kOther);
+    if (from) touch(from, bytes, Does::kRead);
   };
   mark();
   // Others may see it when this thread has waited for it, not before.
@@ -297,14 +316,18 @@ void engine_store(uint32_t from, uint32_t bytes, std::function<void(const char*)
   const auto data = std::make_shared<std::vector<char>>(bytes);
   ++group->reading;
   ++group->writing;
-  const auto act = copy_act(0);
-  if (act) group->acts.push_back(act);
+  const auto reads = copy_act(0), writes = copy_act(0);
+  if (finds_races) {
+    group->reads.push_back(reads);
+    group->writes.push_back(writes);
+  }
   block->transfers.push_back({{[=] {
-                                 const Acting reading(act.get(), false);
+                                 const Acting reading(reads.get(), false);
                                  std::memcpy(data->data(), engine_place(from, bytes), bytes);
                                  --group->reading;
                                },
                                [=] {
+                                 const Acting writing(writes.get(), true);
                                  write(data->data());
                                  --group->writing;
                                }},
@@ -322,11 +345,14 @@ void engine_wait(int pending, bool until_written) {
     const std::shared_ptr<StoreGroup> group = running->stores[n];
     wait_until(until_written ? "stores to be done" : "stores to have read", n,
                [=] { return (until_written ? group->writing : group->reading) == 0; });
-    for (const auto& act : group->acts) block->races.of_warp(running->warp).join(act->known);
+    Clock& known = block->races.of_warp(running->warp);
+    for (const auto& act : group->reads) known.join(act->known);
+    group->reads.clear();
+    if (!until_written) continue;
+    for (const auto& act : group->writes) known.join(act->known);
   }
   // Not those that it has yet to wait for, even if they are done.
-  while (running->stores.size() > static_cast<size_t>(pending) &&
-         running->stores.front()->writing == 0) {
+  while (until_written && running->stores.size() > static_cast<size_t>(pending)) {
     running->stores.pop_front();
   }
 }

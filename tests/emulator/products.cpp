@@ -203,15 +203,6 @@ void multiply_warp(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t 
   exchange(mine, bf16 ? &execute_warp<true> : &execute_warp<false>);
 }
 
-void add(float* to, float x) {
-  float before, after;
-  __atomic_load(to, &before, __ATOMIC_RELAXED);
-  do {
-    after = before + x;
-  } while (
-      !__atomic_compare_exchange(to, &before, &after, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
-}
-
 void multiply_fence() { running->fenced = true; }
 
 void multiply(const Product& product) {

@@ -14,7 +14,9 @@ bool asked() {
   return text && std::strcmp(text, "1") == 0;
 }
 
-std::string name(int actor) {
+}  // namespace
+
+std::string name_of(int actor) {
   const int n = actor % kActors;
   const std::string who = n < kSums    ? "warp " + std::to_string(n - kLoads)
                           : n < kWarps ? "a product of warpgroup " + std::to_string((n - kSums) % 4)
@@ -23,23 +25,82 @@ std::string name(int actor) {
   return who + " of block " + std::to_string(actor / kActors) + " of the cluster";
 }
 
-}  // namespace
-
 const bool finds_races = asked();
 
-void Clock::join(const Clock& other) {
+void Times::join(const Times& other) {
   for (int n = 0; n < 2 * kActors; ++n) time[n] = std::max(time[n], other.time[n]);
+}
+
+void Clock::join(Home whose, const std::shared_ptr<const Times>& other) {
+  std::shared_ptr<const Times>& mine = others[whose];
+  if (!mine) {
+    mine = other;
+  } else if (mine != other) {
+    const auto both = std::make_shared<Times>(*mine);
+    both->join(*other);
+    mine = both;
+  }
+}
+
+void Clock::join(const Clock& other) {
+  if (other.home == 0) return;
+  if (home == 0) {
+    *this = other;
+    return;
+  }
+  ended = std::max(ended, other.ended);
+  if (other.home == home) {
+    Times::join(other);
+  } else {
+    join(other.home, std::make_shared<const Times>(other));
+  }
+  for (const auto& [whose, times] : other.others) {
+    if (whose == home) {
+      Times::join(*times);
+    } else {
+      join(whose, times);
+    }
+  }
+}
+
+bool Clock::knows(Home whose, int actor, uint32_t when) const {
+  if (whose >> 32 <= ended) return true;
+  if (whose == home) return time[actor] >= when;
+  const auto found = others.find(whose);
+  return found != others.end() && found->second->time[actor] >= when;
+}
+
+void join(SharedClock& to, const SharedClock& other) {
+  if (!other || to == other) return;
+  if (!to) {
+    to = other;
+    return;
+  }
+  const auto both = std::make_shared<Clock>(*to);
+  both->join(*other);
+  to = both;
+}
+
+void Fenced::join(const Fenced& other) {
+  emulator::join(released, other.released);
+  emulator::join(seen, other.seen);
+  emulator::join(proxied, other.proxied);
 }
 
 void Clock::meet(const Clock& other) {
   for (int n = 0; n < 2 * kActors; ++n) time[n] = std::min(time[n], other.time[n]);
 }
 
-void Races::begin(uint32_t rank, uint32_t bytes) {
+void Races::begin(uint32_t rank, uint32_t bytes, Home home, uint32_t ended) {
   if (rank > 1) fail("races in clusters of more than two blocks");
   first_ = static_cast<int>(rank) * kActors;
+  Clock first;
+  first.home = home;
+  first.ended = ended;
+  const SharedClock shared = std::make_shared<const Clock>(first);
   for (int n = 0; n < kCopies - kWarps; ++n) {
-    warps_[n] = {actor(kWarps + n), 0, {}};
+    warps_[n] = {actor(kWarps + n), 0, first, nullptr};
+    fenced_[n] = {nullptr, nullptr, shared};
     advance(n);
   }
   for (Chain& chain : chains_) chain = {};
@@ -54,7 +115,7 @@ void Races::advance(int warp) {
 }
 
 Act Races::copy_for(int warp, uint32_t barrier) {
-  Act act{0, 0, of_warp(warp)};
+  Act act{0, 0, of_warp(warp), fenced(warp).proxied};
   advance(warp);
   constexpr int kChains = kActors - kCopies;
   int free = kChains - 1;  // takes more where all are at work: of those some races are not seen
@@ -78,7 +139,7 @@ Act Races::copy_for(int warp, uint32_t barrier) {
 void Races::found(const Act& act, const char* does, uint32_t word, const char* did,
                   int other) const {
   fail("a race: %s %s shared address %u, which %s %s; nothing puts these in an order",
-       name(act.actor).c_str(), does, kSharedBase + 4 * word, name(other).c_str(), did);
+       name_of(act.actor).c_str(), does, kSharedBase + 4 * word, name_of(other).c_str(), did);
 }
 
 void Races::read(const Act& act, uint32_t offset, uint32_t bytes) {

@@ -1,12 +1,14 @@
-// Finds accesses to shared memory that nothing puts in an order, in whichever order they came
-// (FastTrack: Flanagan and Freund 2009). Who touches it: warps, whose lanes count as one; products
-// of warpgroups; copies by the engine. It sees what goes through emulator.h, not what a kernel does
-// through a pointer into shared memory.
+// Finds accesses to memory that nothing puts in an order, in whichever order they came (FastTrack:
+// Flanagan and Freund 2009). Who touches it: warps, whose lanes count as one; products of
+// warpgroups; copies by the engine. Of shared memory it sees what goes through emulator.h, not what
+// a kernel does through a pointer; of global memory, see global.h, all.
 //
 // FLASHATTN_EMULATOR_RACES=1: look for them.
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,12 +21,43 @@ extern const bool finds_races;
 // when its predecessor is known to be done.
 constexpr int kLoads = 0, kSums = 32, kByRow = 36, kWarps = 40, kCopies = 72, kActors = 104;
 
-// What is known to have been done: of each actor of the cluster, up to which of its times.
-struct Clock {
+// Of each actor of a cluster, up to which of its times.
+struct Times {
   uint32_t time[2 * kActors] = {};
 
+  void join(const Times& other);
+};
+
+// A cluster of a launch. 0: of none.
+using Home = uint64_t;
+constexpr Home home_of(uint32_t launch, uint32_t cluster) { return Home{launch} << 32 | cluster; }
+
+// What is known to have been done: by the cluster that is home, by others, and by launches up to
+// one that have ended.
+struct Clock : Times {
+  Home home = 0;
+  uint32_t ended = 0;
+  std::map<Home, std::shared_ptr<const Times>> others;
+
   void join(const Clock& other);
-  void meet(const Clock& other);  // only what both know
+  void meet(const Clock& other);  // of the own cluster, only what both know
+  bool knows(Home whose, int actor, uint32_t when) const;
+
+ private:
+  void join(Home whose, const std::shared_ptr<const Times>& other);
+};
+
+// NULL: nothing.
+using SharedClock = std::shared_ptr<const Clock>;
+void join(SharedClock& to, const SharedClock& other);
+
+// What fences of a warp, and of those it has met, have done with its knowledge.
+struct Fenced {
+  SharedClock released;  // who sees what it stores relaxed, and then fences, knows that
+  SharedClock seen;      // by what it loaded relaxed, known after a fence
+  SharedClock proxied;   // of global memory, what comes before all that the copy engine starts
+
+  void join(const Fenced& other);
 };
 
 // What somebody does, and what has been done before for sure; that includes the act.
@@ -32,19 +65,23 @@ struct Act {
   int actor = 0;  // of the cluster
   uint32_t time = 0;
   Clock known;
+  SharedClock proxied;  // of a copy
 };
 
 // What a store does to the bytes. kClears: 16 of them become 0.
 enum class Change { kNone, kClears, kOther };
 
+std::string name_of(int actor);  // of a cluster
+
 // Of a block's shared memory.
 class Races {
  public:
-  // rank: of the block in its cluster. bytes: of its shared memory.
-  void begin(uint32_t rank, uint32_t bytes);
+  // rank: of the block in its cluster. bytes: of its shared memory. ended: launches known to have.
+  void begin(uint32_t rank, uint32_t bytes, Home home, uint32_t ended);
 
   int actor(int n) const { return first_ + n; }
   Clock& of_warp(int warp) { return warps_[warp].known; }
+  Fenced& fenced(int warp) { return fenced_[warp]; }
   const Act& act_of_warp(int warp) const { return warps_[warp]; }
   // What the warp does from now on is not known to those that have met it.
   void advance(int warp);
@@ -82,6 +119,7 @@ class Races {
 
   int first_ = 0;
   Act warps_[kCopies - kWarps];
+  Fenced fenced_[kCopies - kWarps];
   Chain chains_[kActors - kCopies];
   std::vector<Word> words_;
 };

@@ -1,17 +1,9 @@
-// Kernels with and without a race, in many orders: each race is found in every one, and nothing
-// else.
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
+// Kernels with and without a race in shared memory.
 #include <vector_functions.h>
 
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <string>
 
-#include "emulator.h"
-#include "unit/check.h"
+#include "programs.h"
 
 using namespace emulator;
 
@@ -138,6 +130,18 @@ void store_by_engine() {
   mbarrier_wait(at(kFull), 0);
 }
 
+// The fence is of the other proxy.
+template <bool kRace>
+void store_by_engine_fenced() {
+  store(own_word(), 1);
+  kRace ? fence_async_global() : fence_async();
+  barrier(0, kAll, true);
+  if (thread() != 0) return;
+  engine_store(at(kTile), 256, [](const char*) {});
+  engine_commit();
+  engine_wait(0, true);
+}
+
 // Of two that are on their way the second is waited for, or the first alone.
 template <bool kRace>
 void store_two_by_engine() {
@@ -190,6 +194,8 @@ void multiply_then_store() {
   multiply_wait(kRace ? 1 : 0);
   barrier(0, kAll, true);
   store(own_word(), 1);
+  fence_async();
+  warp_sync();  // the lanes that store what the product reads may be the last
   multiply_wait(0);
 }
 
@@ -237,39 +243,14 @@ void send() {
   cluster_wait();
 }
 
-// What a child says that runs a kernel once; empty: it ended well.
-std::string outcome(void (*kernel)(), int threads, int cluster, int seed) {
-  int ends[2];
-  if (pipe(ends) != 0) return "no pipe";
-  const pid_t child = fork();
-  if (child == 0) {
-    dup2(ends[1], STDERR_FILENO);
-    setenv("FLASHATTN_EMULATOR_SEED", std::to_string(seed).c_str(), 1);
-    run_grid(dim3(static_cast<unsigned>(cluster)), threads, kTile + kTileBytes, kernel, cluster);
-    _exit(0);
-  }
-  close(ends[1]);
-  std::string text;
-  char part[256];
-  for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;) {
-    text.append(part, static_cast<size_t>(n));
-  }
-  close(ends[0]);
-  int status = 0;
-  waitpid(child, &status, 0);
-  if (text.empty() && status != 0) text = "status " + std::to_string(status);
-  return text;
-}
-
-void check(const char* name, void (*good)(), void (*bad)(), int threads, int cluster = 1) {
-  for (int seed = 0; seed < 10; ++seed) {
-    const std::string fine = outcome(good, threads, cluster, seed);
-    if (!CHECK(fine.empty())) std::printf("%s: %s", name, fine.c_str());
-    const std::string race = outcome(bad, threads, cluster, seed);
-    if (!CHECK(race.find(": a race: ") != std::string::npos)) {
-      std::printf("%s: found no race: %s\n", name, race.c_str());
-    }
-  }
+void check(const char* name, void (*good)(), void (*bad)(), int threads, int cluster = 1,
+           const char* finds = ": a race: ") {
+  const auto program = [=](void (*kernel)()) {
+    return [=] {
+      run_grid(dim3(static_cast<unsigned>(cluster)), threads, kTile + kTileBytes, kernel, cluster);
+    };
+  };
+  check_programs(name, program(good), program(bad), finds);
 }
 
 }  // namespace
@@ -277,6 +258,7 @@ void check(const char* name, void (*good)(), void (*bad)(), int threads, int clu
 #define CHECK_KERNEL(kernel, ...) check(#kernel, kernel<false>, kernel<true>, __VA_ARGS__)
 
 int main() {
+  warm_up();
   CHECK_KERNEL(store_then_load, 64);
   CHECK_KERNEL(load_then_store, 64);
   CHECK_KERNEL(arrive_then_load, 64);
@@ -286,6 +268,7 @@ int main() {
   CHECK_KERNEL(load_by_engine, 64);
   CHECK_KERNEL(load_again, 64);
   CHECK_KERNEL(store_by_engine, 64);
+  CHECK_KERNEL(store_by_engine_fenced, 64, 1, "without a fence");
   CHECK_KERNEL(store_two_by_engine, 32);
   CHECK_KERNEL(multiply_loaded, 128);
   CHECK_KERNEL(multiply_then_store, 128);

@@ -16,11 +16,12 @@ struct TensorMap {
   char* base;
   uint64_t size[4];
   uint64_t stride[4];  // bytes
-  uint32_t rows;       // of the box
+  uint32_t rows;       // of the box; 0: nobody has encoded the map
 
   static TensorMap of(const CUtensorMap* map) {
     TensorMap box;
     std::memcpy(&box, map, sizeof box);
+    if (box.rows == 0) fail("the copy engine is given a tensor map that nobody has encoded");
     return box;
   }
 

@@ -72,6 +72,41 @@ def test_contexts_are_left_as_they_were(device):
     in_a_process(CONTEXTS, FLASHATTN_EMULATOR_DEVICES="2")
 
 
+OTHER_CONTEXT = """
+import ctypes
+from tests.numerics import capi
+from tests.numerics.device import open_device
+from tests.numerics.harness import Call
+from tests.numerics.test_gpu_calls import CASE, ERROR_DEVICE
+
+def is_refused(call, result):
+    for run in (call.forward, lambda: call.backward(result)):
+        try:
+            run()
+        except capi.Refused as refused:
+            assert refused.status == ERROR_DEVICE
+            assert "context" in str(refused) and "cuCtxSetCurrent" in str(refused), refused
+        else:
+            raise AssertionError("a plan of another context has run")
+
+device = open_device("cuda")
+call = Call(CASE, device)
+result = call.forward()
+own = device.driver.made("cuCtxCreate_v2", 0, 0)
+is_refused(call, result)
+of_own = Call(CASE, device)
+of_own.forward()
+device.driver.enter()
+is_refused(of_own, result)
+call.backward(call.forward())
+"""
+
+
+def test_a_plan_of_another_context_is_refused(device):
+    del device
+    in_a_process(OTHER_CONTEXT)
+
+
 @emulated
 def test_a_failed_call_leaves_no_error(device, monkeypatch):
     call = Call(CASE, device)

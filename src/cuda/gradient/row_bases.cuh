@@ -29,7 +29,7 @@ class RowBases {
   __device__ __forceinline__ void find(int32_t first, uint32_t far, float lse) const {
     if (far == 0) return;
     __syncwarp();  // the rows' numbers are other lanes'
-    if (lane() == 0) *params_.far = params_.far_stamp;
+    if (lane() == 0) ptx::store_relaxed(params_.far, params_.far_stamp);
     const int64_t first_number = params_.first_number(sequence_, b_, h_);
 #pragma unroll 1
     for (int32_t n = 0; n < 32; n += 8) {

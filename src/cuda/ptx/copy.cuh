@@ -232,6 +232,15 @@ __device__ __forceinline__ void store_release(uint64_t* to, uint64_t x) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
 }
 
+// For a number that others may load meanwhile.
+__device__ __forceinline__ void store_relaxed(int32_t* to, int32_t x) {
+  asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+
+__device__ __forceinline__ void store_relaxed(uint64_t* to, uint64_t x) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
+}
+
 // What this thread has seen of what was stored is seen by who sees what it stores from now on.
 __device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
@@ -245,6 +254,17 @@ __device__ __forceinline__ int32_t fetch_or_acquire(int32_t* at, int32_t bits) {
   asm volatile("atom.acquire.gpu.global.or.b32 %0, [%1], %2;"
                : "=r"(found)
                : "l"(at), "r"(bits)
+               : "memory");
+  return found;
+}
+
+// What lay there. What others stored before they did this is seen, by who does it next what this
+// one has.
+__device__ __forceinline__ int32_t fetch_add_acquire_release(int32_t* at, int32_t x) {
+  int32_t found;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+               : "=r"(found)
+               : "l"(at), "r"(x)
                : "memory");
   return found;
 }

@@ -97,6 +97,7 @@ __global__ void __launch_bounds__(kConvertThreads<Config>, kConverters / kConver
   const int32_t stride = gridDim.x;
   ptx::wait_for_previous();
   if (blockIdx.x == 0 && threadIdx.x == 0) *params.far = 0;
+  if (params.stamp && blockIdx.x == 0 && threadIdx.x == 0) *params.stamp = 0;
   for (int32_t first = blockIdx.x; first < end; first += 32 * stride) {
     // Each lane looks at one; all warps at the same.
     const int32_t own = first + threadIdx.x % 32 * stride;

@@ -196,7 +196,7 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry,
     common.arrived = workspace.take<int32_t>(common.arrived_count);
     p.pieces = workspace.take<float>(2 * most * entry.piece_bytes / 4);
   }
-  int32_t* const prepared = workspace.take<int32_t>(kMostPreparers);
+  Preparation* const prepared = workspace.take<Preparation>(1);
   const bool early = starts_early(entry, args, p);
   if (early) p.prepared = prepared;
   // In turns none may be kept for a block that has not started; nor where it starts late.
@@ -250,6 +250,7 @@ PrepareParams BackwardLauncher::preparation(const BackwardParams& p) const {
   early.first_heads = static_cast<int32_t>(first_heads(p.sections));
   early.preparers = std::clamp(units_ / kPreparer, 1, kMostPreparers);
   early.prepared = p.prepared;
+  early.stamp = p.stamp;
   return early;
 }
 
@@ -327,7 +328,11 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspa
                 most);
   }
   PrepareParams early{};
-  if (p.prepared) early = preparation(p);
+  if (p.prepared) {
+    p.stamp = new_stamp();
+    p.common.stamp = &p.prepared->ready;
+    early = preparation(p);
+  }
   if (const int32_t status = make_maps(entry, &p, &early)) return status;
   if (const int32_t status = prepare(p, early, stream)) return status;
   // Each starts under the end of the one before.

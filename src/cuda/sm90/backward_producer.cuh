@@ -182,7 +182,7 @@ __device__ __forceinline__ bool show_item(const BackwardParams& params,
         (item.b * params.common.problem.heads_kv + item.kv_head + 1) * params.common.group;
     wait_until_prepared(params, control, heads);
     const cuda::BackwardParams& common = params.common;
-    item.far = *static_cast<const volatile uint64_t*>(common.far) == common.far_stamp;
+    item.far = ptx::load_acquire(common.far) == common.far_stamp;
     if (item.far) {
 #pragma unroll
       for (auto& group : item.groups) group.full.end = 0;
@@ -256,7 +256,10 @@ template <class Config>
 __device__ __forceinline__ void plan(const BackwardParams& params,
                                      BackwardControl<Config>& control) {
   const bool leader = !Config::kAny || threadIdx.x % 32 == 0;
-  if (leader) wait_until_prepared(params, control, 1);  // lengths, too, are of kernels before
+  if (leader) {
+    wait_until_begun<Config>(params);
+    wait_until_prepared(params, control, 1);  // lengths, too, are of kernels before
+  }
   if constexpr (Config::kConverts) {
     const DqScout<Config> scout(params, control);
     const auto all = [](bool x) { return Config::kAny ? __all_sync(~0u, x) : x; };

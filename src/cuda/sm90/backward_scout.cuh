@@ -20,13 +20,20 @@ __device__ __forceinline__ bool is_prepared(const BackwardParams& params,
   int32_t least = INT32_MAX;
 #pragma unroll
   for (int n = 0; n < kMostPreparers; n += 4) {
-    const int4 words = ptx::load_relaxed(params.prepared + n);
+    const int4 words = ptx::load_relaxed(params.prepared->heads + n);
     least = min(min(min(words.x, words.y), min(words.z, words.w)), least);
   }
   ptx::fence_gpu();
   ptx::fence_async_proxy_global();
   known = least;
   return least >= heads;
+}
+
+// Until the first heads are; before that, is_prepared() may see what another launch has left.
+template <class Config>
+__device__ __forceinline__ void wait_until_begun(const BackwardParams& params) {
+  if (!Config::kStartsEarly || !params.prepared) return;
+  while (ptx::load_acquire(&params.prepared->ready) != params.stamp) __nanosleep(50);
 }
 
 template <class Config>
@@ -54,7 +61,7 @@ class DqScout {
     const int32_t state = ptx::load_acquire(sums_.state);
     if (state >= kDqTurn) return;
     if (!(state & kDqClaimed)) sums_.from = nullptr;
-    *sums_.state = kDqConverted;
+    ptx::store_relaxed(sums_.state, kDqConverted);
     hand_over();
   }
 

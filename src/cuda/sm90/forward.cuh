@@ -39,9 +39,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
   const bool apart = params.problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
   if (threadIdx.x == 0) {
     init_barriers<Config>(control, apart ? 2 : 1);
-    for (const CUtensorMap* map : {&params.q, &params.k, &params.v, &params.o}) {
-      ptx::tma_prefetch(map);
-    }
+    for (const CUtensorMap* map : {&params.q, &params.k, &params.v}) ptx::tma_prefetch(map);
+    if (params.store_boxes) ptx::tma_prefetch(&params.o);  // else nobody has encoded it
   }
   for (int32_t n = threadIdx.x; n < kRounds; n += Config::kThreads) control.again[n] = 0;
   if (threadIdx.x == 0) control.outgrown = 0;

@@ -65,7 +65,7 @@ class Planner {
         if (!cleared_) __nanosleep(100);
       }
       taken = atomicAdd(&counter.taken, 1);
-      if (taken == params_.sections.count() - 1) counter.stamp = 0;
+      if (taken == params_.sections.count() - 1) ptx::store_relaxed(&counter.stamp, uint64_t{0});
     }
     return static_cast<int32_t>(gridDim.x) + __shfl_sync(~0u, taken, 0);
   }

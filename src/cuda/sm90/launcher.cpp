@@ -246,7 +246,7 @@ int32_t Sm90Launcher::forward(const flashattn_forward_args& args, void* workspac
                               void* stream) const {
   const NamedKernel* named = choose(args.shape);
   if (!named) return Sm80Launcher::forward(args, workspace, stream);
-  if (const int32_t status = check_current(device_)) return status;
+  if (const int32_t status = check_current(device_, *context_)) return status;
   if (const int32_t status = check_arrays(args)) return status;
   const sm90::ForwardEntry& entry = *named->kernel.entry;
   sm90::ForwardParams p{};
@@ -281,7 +281,7 @@ int32_t Sm90Launcher::forward(const flashattn_forward_args& args, void* workspac
 int32_t Sm90Launcher::backward(const flashattn_backward_args& args, void* workspace,
                                void* stream) const {
   if (!has_backward(args.shape)) return Sm80Launcher::backward(args, workspace, stream);
-  if (const int32_t status = check_current(device_)) return status;
+  if (const int32_t status = check_current(device_, *context_)) return status;
   return hopper_backward_->run(args, workspace, static_cast<cudaStream_t>(stream));
 }
 

@@ -40,6 +40,18 @@ struct TileCounter {
   int32_t taken;
 };
 
+// How far the heads are prepared under the backward kernel. The first block clears `blocks`; that
+// it has, the other blocks of the preparation see by the stamp, as above. Who adds the last of them
+// removes it, and puts it where the backward kernel looks: all before is there then, whenever that
+// kernel started. The kernel after that one removes it there.
+struct Preparation {
+  uint64_t begun, ready;  // 0 or the launch's stamp
+  int32_t blocks;         // that have prepared their part of the first heads
+  // Of each block that then prepares others: the head, b * heads_q + h, before which it has nothing
+  // left to do.
+  alignas(16) int32_t heads[kMostPreparers];
+};
+
 // The softcap of a product x: tanh(x * inner) times what is left to multiply. All that at once, in
 // units of log2(e): x * (factor[0] + factor[1] x^2 + factor[2] x^4) while |x| < limit, and
 // x * (short_factor[0] + short_factor[1] x^2) while |x| < short_limit.
@@ -68,7 +80,8 @@ struct BackwardParams {
   Sections query_sections;          // the same; a turn a tile of queries of a head of the group
   StreamK cut;                      // of tiles of keys: steps are tiles of queries of a head
   float* pieces;                    // dK and dV of each, as consumers hold them
-  int32_t* prepared;                // see PrepareParams; NULL: everything is, before the start
+  Preparation* prepared;            // NULL: everything is, before the start
+  uint64_t stamp;                   // of that
   int32_t dealt;                    // tickets: one for each block, or none: all are by number
   int32_t first_key, key_step;      // turn n of a unit begins with key first_key + n * key_step
   int32_t sequence_tiles;           // of queries: the most of a sequence

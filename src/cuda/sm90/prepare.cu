@@ -52,7 +52,7 @@ class Preparer {
     }
     __syncthreads();
     ptx::wait_for_previous();
-    if (blockIdx.x == 0) clear_counters(common_, kThreads, 0);
+    if (blockIdx.x == 0) begin();
     if (threadIdx.x < kMostPreparers) clear_word(threadIdx.x);
     Place place{};
     if (warp_ < kWarps) {
@@ -62,10 +62,9 @@ class Preparer {
       for (int p = 0; p < kPanels; ++p) load(place, p);
       while (!place.own) prepare(place);
     }
-    // Who starts now sees all that.
-    ptx::fence_gpu();
     __syncthreads();
     ptx::let_next_start();
+    if (warp_ == kWarps && lane_ == 0) arrive();
     if (static_cast<int32_t>(blockIdx.x) >= params_.preparers) return;
     if (warp_ == kWarps) {
       if (lane_ == 0) tell();
@@ -112,11 +111,29 @@ class Preparer {
                      : shared_place(place.box + kWarps * static_cast<int32_t>(gridDim.x));
   }
 
+  // The first block.
+  __device__ __forceinline__ void begin() const {
+    clear_counters(common_, kThreads, 0);
+    if (threadIdx.x != 0) return;
+    params_.prepared->blocks = 0;
+    ptx::store_release(&params_.prepared->begun, params_.stamp);
+  }
+
+  // This block has prepared its part of the first heads. The last to come says so, for all.
+  __device__ __forceinline__ void arrive() const {
+    Preparation& all = *params_.prepared;
+    while (ptx::load_acquire(&all.begun) != params_.stamp) __nanosleep(100);
+    const int32_t before = ptx::fetch_add_acquire_release(&all.blocks, 1);
+    if (before != static_cast<int32_t>(gridDim.x) - 1) return;
+    ptx::store_relaxed(&all.begun, uint64_t{0});
+    ptx::store_release(&all.ready, params_.stamp);
+  }
+
   // A block's own word, the first block those of no block.
   __device__ __forceinline__ void clear_word(int32_t n) const {
     const bool some = n < params_.preparers && params_.first_heads + n < params_.heads;
-    if (n == static_cast<int32_t>(blockIdx.x) || (n >= params_.preparers && blockIdx.x == 0)) {
-      params_.prepared[n] = some ? params_.first_heads + n : INT32_MAX;
+    if (static_cast<int32_t>(blockIdx.x) == (n < params_.preparers ? n : 0)) {
+      params_.prepared->heads[n] = some ? params_.first_heads + n : INT32_MAX;
     }
   }
 
@@ -134,7 +151,7 @@ class Preparer {
   // Tells what all warps have passed, whenever they have not passed more meanwhile: with all that
   // is loaded, a release takes long.
   __device__ __forceinline__ void tell() const {
-    int32_t* const word = params_.prepared + blockIdx.x;
+    int32_t* const word = params_.prepared->heads + blockIdx.x;
     for (int32_t n = 0; own_head(n) < params_.heads; ++n) {
       const uint32_t barrier = at(control_.passed[n % kPassed]);
       ptx::mbarrier_arrive(barrier);

@@ -16,8 +16,8 @@ struct PrepareParams {
   int32_t heads;        // of all sequences
   int32_t first_heads;  // of those all blocks prepare a part, before the next kernel starts
   int32_t preparers;    // blocks that then prepare the others, whole heads in turn
-  // Of each, kMostPreparers: the head, b * heads_q + h, before which it has nothing left to do.
-  int32_t* prepared;
+  Preparation* prepared;
+  uint64_t stamp;
 };
 
 // Blocks: no more than multiprocessors, no fewer than preparers.

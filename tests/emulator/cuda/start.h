@@ -6,20 +6,26 @@
 namespace flashattn::cuda {
 
 template <class Params>
-cudaError_t start_early(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes,
-                        const Params& params, cudaStream_t stream, int cluster = 1) {
+cudaError_t start_with(bool early, void (*kernel)(Params), dim3 grid, int threads, int shared_bytes,
+                       const Params& params, cudaStream_t stream, int cluster) {
   const cudaError_t error = emulator::start_error(reinterpret_cast<const void*>(kernel));
   if (error != cudaSuccess) return error;
   emulator::enqueue(stream, [=] {
-    emulator::run_grid(grid, threads, shared_bytes, [&] { kernel(params); }, cluster);
+    emulator::run_grid(grid, threads, shared_bytes, [&] { kernel(params); }, cluster, early);
   });
   return cudaSuccess;
 }
 
 template <class Params>
+cudaError_t start_early(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes,
+                        const Params& params, cudaStream_t stream, int cluster = 1) {
+  return start_with(true, kernel, grid, threads, shared_bytes, params, stream, cluster);
+}
+
+template <class Params>
 cudaError_t start(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes,
                   const Params& params, cudaStream_t stream) {
-  return start_early(kernel, grid, threads, shared_bytes, params, stream);
+  return start_with(false, kernel, grid, threads, shared_bytes, params, stream, 1);
 }
 
 }  // namespace flashattn::cuda

@@ -105,6 +105,8 @@ inline int __reduce_min_sync(unsigned mask, int x) {
 inline int __reduce_max_sync(unsigned mask, int x) { return ~__reduce_min_sync(mask, ~x); }
 inline void __syncwarp() { emulator::warp_sync(); }
 inline void __syncthreads() { emulator::barrier(0, 0, true); }
-inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __threadfence() { emulator::fence_gpu(); }
 inline void __nanosleep(unsigned) { emulator::yield(); }
-inline int atomicAdd(int* to, int x) { return __atomic_fetch_add(to, x, __ATOMIC_SEQ_CST); }
+inline int atomicAdd(int* to, int x) {
+  return emulator::fetch_add(to, x, emulator::Order::kRelaxed);
+}

@@ -25,6 +25,6 @@ inline void mbarrier_wait_if(bool some, uint32_t barrier, uint32_t parity) {
 inline void named_sync(int barrier, int threads) { emulator::barrier(barrier, threads, true); }
 inline void named_arrive(int barrier, int threads) { emulator::barrier(barrier, threads, false); }
 inline void fence_async_proxy() { emulator::fence_async(); }
-inline void fence_async_proxy_global() { emulator::fence_async(); }
+inline void fence_async_proxy_global() { emulator::fence_async_global(); }
 
 }  // namespace flashattn::cuda::ptx

@@ -97,32 +97,44 @@ inline void add_pair(float* to, float x, float y) {
 }
 template <class T>
 T load_acquire(const T* from) {
-  return __atomic_load_n(from, __ATOMIC_ACQUIRE);
+  return emulator::load_as_one(from, emulator::Order::kAcquire);
 }
 inline int4 load_relaxed(const int32_t* from) {
-  int4 x;
-  x.x = __atomic_load_n(from, __ATOMIC_RELAXED);
-  x.y = __atomic_load_n(from + 1, __ATOMIC_RELAXED);
-  x.z = __atomic_load_n(from + 2, __ATOMIC_RELAXED);
-  x.w = __atomic_load_n(from + 3, __ATOMIC_RELAXED);
-  return x;
+  const auto word = [from](int n) {
+    return emulator::load_as_one(from + n, emulator::Order::kRelaxed);
+  };
+  return make_int4(word(0), word(1), word(2), word(3));
+}
+template <class T>
+void store_relaxed(T* to, T x) {
+  emulator::store_as_one(to, x, emulator::Order::kRelaxed);
 }
 template <class T>
 void store_release(T* to, T x) {
-  __atomic_store_n(to, x, __ATOMIC_RELEASE);
+  emulator::store_as_one(to, x, emulator::Order::kRelease);
 }
 inline int32_t fetch_or_acquire(int32_t* at, int32_t bits) {
-  return __atomic_fetch_or(at, bits, __ATOMIC_ACQUIRE);
+  return emulator::fetch_or(at, bits, emulator::Order::kAcquire);
 }
-inline void fence_gpu() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
-inline void add_relaxed(int32_t* to, int32_t x) { __atomic_fetch_add(to, x, __ATOMIC_RELAXED); }
+inline int32_t fetch_add_acquire_release(int32_t* at, int32_t x) {
+  return emulator::fetch_add(at, x, emulator::Order::kBoth);
+}
+inline void fence_gpu() { emulator::fence_gpu(); }
+inline void add_relaxed(int32_t* to, int32_t x) {
+  emulator::fetch_add(to, x, emulator::Order::kRelaxed);
+}
+inline void add_release(int32_t* to, int32_t x) {
+  emulator::fetch_add(to, x, emulator::Order::kRelease);
+}
+inline void or_release(int32_t* to, int32_t bits) {
+  emulator::fetch_or(to, bits, emulator::Order::kRelease);
+}
 inline float4 load_uncached(const float4* from) { return *from; }
 inline int4 load_once(const char* from) { return *reinterpret_cast<const int4*>(from); }
-inline void add_release(int32_t* to, int32_t x) { __atomic_fetch_add(to, x, __ATOMIC_RELEASE); }
-inline void or_release(int32_t* to, int32_t bits) { __atomic_fetch_or(to, bits, __ATOMIC_RELEASE); }
 
+// The next kernel may start now, or has to wait: it sees no more of this one either way.
 inline void let_next_start() {}
-inline void wait_for_previous() {}
+inline void wait_for_previous() { emulator::wait_for_previous(); }
 
 inline int32_t warp_slot() { return static_cast<int32_t>(threadIdx.x / 32); }
 

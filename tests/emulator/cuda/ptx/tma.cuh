@@ -17,7 +17,9 @@ inline std::function<void()> load_of(uint32_t to, const emulator::TensorMap& box
                      const uint32_t own = emulator::own_address(to + chunk * 16);
                      char* place = emulator::engine_place(emulator::exchanged(own), 16);
                      std::memset(place, 0, 16);
-                     if (valid > 0) std::memcpy(place, from, static_cast<size_t>(valid));
+                     if (valid <= 0) return;
+                     emulator::engine_reads(from, static_cast<size_t>(valid));
+                     std::memcpy(place, from, static_cast<size_t>(valid));
                    });
   };
 }
@@ -41,7 +43,7 @@ inline void tma_store(const CUtensorMap* map, uint32_t from, BoxPosition at) {
   emulator::engine_store(from, box.bytes(), [=](const char* data) {
     box.each_chunk(at.column, at.row, at.head, at.batch, [&](uint32_t chunk, char* to, int valid) {
       const char* place = data + (emulator::exchanged(from + chunk * 16) - from);
-      if (valid > 0) std::memcpy(to, place, static_cast<size_t>(valid));
+      if (valid > 0) emulator::engine_writes(to, place, static_cast<size_t>(valid));
     });
   });
 }
@@ -50,25 +52,23 @@ inline void bulk_load(uint32_t to, const void* from, uint32_t bytes, uint32_t ba
   if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) {
     emulator::fail("bulk_load of %u bytes from %p", bytes, from);
   }
-  emulator::engine_load(barrier, bytes,
-                        [=] { std::memcpy(emulator::engine_place(to, bytes), from, bytes); });
-}
-
-inline void bulk_store(void* to, uint32_t from, uint32_t bytes) {
-  emulator::engine_store(from, bytes, [=](const char* data) { std::memcpy(to, data, bytes); });
-}
-
-inline void bulk_add(float* to, uint32_t from, uint32_t bytes, uint64_t) {
-  emulator::engine_store(from, bytes, [=](const char* data) {
-    for (uint32_t n = 0; n < bytes / 4; ++n) {
-      float x;
-      std::memcpy(&x, data + n * 4, 4);
-      emulator::add(to + n, x);
-    }
+  emulator::engine_load(barrier, bytes, [=] {
+    emulator::engine_reads(from, bytes);
+    std::memcpy(emulator::engine_place(to, bytes), from, bytes);
   });
 }
 
-inline void tma_prefetch(const CUtensorMap*) {}
+inline void bulk_store(void* to, uint32_t from, uint32_t bytes) {
+  emulator::engine_store(from, bytes,
+                         [=](const char* data) { emulator::engine_writes(to, data, bytes); });
+}
+
+inline void bulk_add(float* to, uint32_t from, uint32_t bytes, uint64_t) {
+  emulator::engine_store(from, bytes,
+                         [=](const char* data) { emulator::engine_adds(to, data, bytes / 4); });
+}
+
+inline void tma_prefetch(const CUtensorMap* map) { emulator::TensorMap::of(map); }
 inline void bulk_commit() { emulator::engine_commit(); }
 template <int kPending = 0>
 void bulk_wait_read() {
