@@ -7,18 +7,9 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// From here on. Below, the rounding of lse and of its product with log2(e) changes a weight by less
-// than 2^-13, a quarter of a rounding to fp16.
-constexpr float kLargeLse = 1024;
-
 FLASHATTN_INLINE bool is_large(float lse) {
-  return __builtin_fabsf(lse) >= kLargeLse && __builtin_fabsf(lse) <= kLargest;
+  return __builtin_fabsf(lse) >= kFarLse && __builtin_fabsf(lse) <= kLargest;
 }
-
-// The part of lse within which the highest score and the sum say what it is: scores of another
-// order of summation differ by as much. An lse that is further above them counts keys that this
-// call does not see, as where a ring of devices shares them.
-constexpr double kLseRounding = 0x1p-21;
 
 struct QueryBase {
   bool wanted = false;
@@ -49,7 +40,7 @@ struct QueryBase {
     const double given = double{lse} - m * unit.nats, up = double{sink} - m * unit.nats;
     const double own = up > 0 ? up + __builtin_log(l * __builtin_exp(-up) + 1)
                               : __builtin_log(l + __builtin_exp(up));
-    const bool knows = !(given - own > kLseRounding * __builtin_fabs(double{lse}));
+    const bool knows = !(given - own > kLseParts * __builtin_fabs(double{lse}));
     return static_cast<float>((knows ? own : given) * double{kLog2E});
   }
 };

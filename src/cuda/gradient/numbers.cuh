@@ -8,7 +8,7 @@ namespace flashattn::cuda {
 
 // Whether an LSE is too large for fp32 to hold the sum of a row's weights, too.
 __device__ __forceinline__ bool is_far(float lse) {
-  return fabsf(lse) > kFarLse && fabsf(lse) < INFINITY;
+  return fabsf(lse) >= kFarLse && fabsf(lse) < INFINITY;
 }
 
 // A score beside the base of its row, see BackwardParams::base: at most 0, in the direction of

@@ -120,7 +120,7 @@ class RowBases {
     }
     const float base = top * (unit() / kWideUnit), own = lse * (kLog2E / kWideUnit);
     const float exponent = log2f(sum), beyond = own - (base + exponent / kWideUnit);
-    const bool whole = fabsf(beyond) <= fabsf(own) * 0x1p-21f;
+    const bool whole = fabsf(beyond) <= fabsf(own) * kLseParts;
     params_.base[number] = top;
     params_.lse2[number] = whole ? exponent : (own - base) * kWideUnit;
   }
