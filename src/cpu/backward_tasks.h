@@ -142,6 +142,7 @@ void backward_dbias_task(const BackwardJob& job, int64_t task, char* scratch) {
 
 // The gradient of one head's sink.
 inline void backward_dsink_task(const BackwardJob& job, int64_t task) {
+  const Problem& problem = *job.problem;
   const flashattn_backward_args& args = *job.args;
   const int32_t head = static_cast<int32_t>(task);
   const double sink = args.inputs.sink[head];
@@ -157,7 +158,7 @@ inline void backward_dsink_task(const BackwardJob& job, int64_t task) {
       if (lse[i] == -kInfinity) continue;
       const int64_t at = first + i;
       // A sink far above all keys is their lse.
-      const bool exact = job.base[at] != kInfinity && job.lse2[at] < kLargeLse;
+      const bool exact = job.base[at] != kInfinity && job.lse2[at] < kFarLse;
       const double above = exact ? sink - job.base[at] * unit.nats - job.lse2[at] * double{kLn2}
                                  : sink - double{lse[i]};
       total -= __builtin_exp(above) * double{job.delta[at]};
