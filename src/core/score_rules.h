@@ -22,9 +22,9 @@ constexpr float kFarScore = 0x1p9f;
 // Up to this |m| it is near 1: enough for kernels that do over what lies beyond.
 constexpr float kFartherScore = 0x1p20f;
 
-// Below this |lse| the rounding of lse and of its product with log2(e) changes a weight by less than
-// 2^-13, a quarter of a rounding to fp16. From it on the backward pass recomputes what an fp32 lse no
-// longer holds: the row's largest score and, beside it, the sum of its weights.
+// Below this |lse| the rounding of lse and of its product with log2(e) changes a weight by less
+// than 2^-13, a quarter of a rounding to fp16. From it on the backward pass recomputes what an fp32
+// lse no longer holds: the row's largest score and, beside it, the sum of its weights.
 constexpr float kFarLse = 1024;
 
 // The part of such an lse within which those two say what it is: scores of another order of

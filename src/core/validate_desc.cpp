@@ -280,7 +280,8 @@ void resolve_defaults(Problem* p) {
   if (p->has_bias(FLASHATTN_BIAS_DENSE) && p->bias_dtype == FLASHATTN_DTYPE_DEFAULT) {
     p->bias_dtype = p->dtype;
   }
-  if (p->softcap == 0) p->softcap = 0;  // -0
+  if (p->dropout == 0) p->dropout = 0;  // -0
+  if (p->softcap == 0) p->softcap = 0;
 }
 
 }  // namespace

@@ -58,7 +58,7 @@ struct BackwardParams {
   flashattn_tensor dout;  // of the problem's dtype: args.dout, or a rounded copy of it
   int32_t key_blocks;
   uint32_t dropout_threshold;
-  float* lse2;   // in log2 units; +inf for rows that see nothing: 2^(-inf - inf) = 0
+  float* lse2;  // in log2 units; +inf for rows that see nothing: 2^(-inf - inf) = 0
   // Of rows with |lse| above kFarLse the largest score, which lse2 is then relative to; elsewhere
   // NaN. Scores are products, or with wide_scores in units of kWideUnit log2(e). Where there are
   // such rows, *far is far_stamp, which no other launch has; whoever converts dq takes it away.

@@ -232,6 +232,18 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// The sink's share of a row's weights.
+__device__ __forceinline__ float sink_share(const BackwardParams& params, float sink,
+                                            int64_t number, float lse) {
+  if (lse == -INFINITY) return 0.0f;  // as is the sink
+  const float base = params.base[number], lse2 = params.lse2[number];
+  if (base != base && lse2 < INFINITY) return ptx::exp2((sink - lse) * kLog2E);
+  // Where keys add nothing to a sink, lse2 is infinite, see RowBases.
+  if (lse2 == INFINITY) return 1.0f;
+  const float unit = params.wide_scores ? 1.0f : params.problem.scale * (kLog2E / kWideUnit);
+  return ptx::exp2((sink * (kLog2E / kWideUnit) - base * unit) * kWideUnit - lse2);
+}
+
 // One block a head, which adds in a fixed order.
 __global__ void __launch_bounds__(kThreads)
     dsink_kernel(const __grid_constant__ BackwardParams params) {
@@ -244,9 +256,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t first = params.first_number(sequence, b, h);
     const int64_t row = params.row(b, h, sequence.first_q);
     for (int32_t i = threadIdx.x; i < sequence.len.q; i += kThreads) {
-      // Not from lse2, which may be relative to a base. It is -inf only where the sink is.
-      const float lse = params.args.lse[row + i];
-      const float share = lse == -INFINITY ? 0.0f : ptx::exp2((sink - lse) * kLog2E);
+      const float share = sink_share(params, sink, first + i, params.args.lse[row + i]);
       total -= static_cast<double>(share * params.delta[first + i]);
     }
   }

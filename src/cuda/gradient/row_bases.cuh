@@ -19,10 +19,7 @@ class RowBases {
  public:
   __device__ __forceinline__ RowBases(const BackwardParams& params, const Sequence& sequence,
                                       int32_t b, int32_t h)
-      : params_(params),
-        sequence_(sequence),
-        b_(b),
-        h_(h) {}
+      : params_(params), sequence_(sequence), b_(b), h_(h) {}
 
   // Writes base and lse2 of those rows [first, first + 32) whose bit of `far` is set, after their
   // store_numbers(). lse: that of row `first` + lane.

@@ -183,9 +183,9 @@ class BackwardScores {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int32_t i = queries.begin + slice + opaque(threadIdx.x) % 4 * 2 + n * 8 + e;
-        const float base = params_.base[params_.row(opaque(place_.b), step.head,
-                                                    place_.sequence.first_q) +
-                                        min(i, queries.end - 1)];
+        const float base =
+            params_.base[params_.row(opaque(place_.b), step.head, place_.sequence.first_q) +
+                         min(i, queries.end - 1)];
 #pragma unroll
         for (int x = 0; x < kStrips * 2; ++x) {
           float& score = s[x / 2][n][x % 2 * 2 + e];

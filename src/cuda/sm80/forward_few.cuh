@@ -258,8 +258,7 @@ class FewBlock : OutputRows {
     const int column = lane_ * 4;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      const float weight =
-          top == -INFINITY ? 0.0f : ptx::exp2((numbers[w].x - top) * kWideUnit);
+      const float weight = top == -INFINITY ? 0.0f : ptx::exp2((numbers[w].x - top) * kWideUnit);
       sum += numbers[w].y * weight;
       float x[4] = {};
       if (column < Config::kDimV) ptx::load_shared(x, row_at(w, r) + column * 4);

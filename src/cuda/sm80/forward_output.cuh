@@ -38,14 +38,15 @@ struct OutputRows : BlockPlace {
       const Row at = row(r);
       params_.args.lse[b_ * layout.batch_stride + (first_head_ + at.head) * layout.head_stride +
                        sequence_.first_q + queries_.begin + at.query] =
-          sum == 0.0f ? -INFINITY : fmaf(top, kWideUnit * kLn2, log2f(sum) * kLn2);
+          lse_of(top, kWideUnit, sum);
     }
   }
 
   // Takes the sink of a row into its maximum and sum, whatever its size: what the keys' share is to
   // be multiplied with.
   __device__ __forceinline__ float add_sink(int32_t r, float& top, float& sum) const {
-    if (!(params_.problem.features & FLASHATTN_FEATURE_SINK) || part_ > 0 || r >= rows_) return 1.0f;
+    if (!(params_.problem.features & FLASHATTN_FEATURE_SINK) || part_ > 0 || r >= rows_)
+      return 1.0f;
     const float sink = params_.args.inputs.sink[first_head_ + row(r).head] * (kLog2E / kWideUnit);
     const float keys = top;
     top = fmaxf(keys, sink);
@@ -58,8 +59,8 @@ struct OutputRows : BlockPlace {
   // Whose value a row is, to the last digit: that of the only key that it sees. -1: of several, or
   // none, or one without a finite score. sum: of its weights.
   __device__ __forceinline__ int32_t single_key(int32_t r, float sum) const {
-    const bool plain = !(params_.problem.features & FLASHATTN_FEATURE_SINK) &&
-                       params_.dropout_threshold == 0;
+    const bool plain =
+        !(params_.problem.features & FLASHATTN_FEATURE_SINK) && params_.dropout_threshold == 0;
     if (!plain || r >= rows_ || !(sum > 0.0f && sum < INFINITY)) return -1;
     const Interval keys = visible_keys(params_.problem.mask_rule(), query_of(r), sequence_.len);
     return keys.end - keys.begin == 1 ? keys.begin : -1;

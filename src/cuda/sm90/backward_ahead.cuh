@@ -98,8 +98,8 @@ class BackwardAhead : protected BackwardGroup<Config> {
   __device__ __forceinline__ const volatile float* bases_at(int32_t place, uint32_t count,
                                                             int part) const {
     const int32_t tiles = item().tiles.end - item().tiles.begin;
-    const int32_t head = Config::kHeads ? place / kPlaceHead
-                                        : static_cast<int32_t>(count - item().before) / tiles;
+    const int32_t head =
+        Config::kHeads ? place / kPlaceHead : static_cast<int32_t>(count - item().before) / tiles;
     const int64_t tile = item().first_tile + head * params_.head_tiles + this->tile_of(place);
     return params_.common.base + (tile * kTileQ + part * Config::kPartQ + lane() % 4 * 2);
   }

@@ -1,7 +1,6 @@
 // The consumers of the Hopper forward pass: a warpgroup for 64 rows.
 #pragma once
 
-#include <cfloat>
 #include <type_traits>
 
 #include "cuda/sm90/forward_softmax.cuh"
@@ -13,8 +12,8 @@ template <class Config>
 class Consumer : Softmax<Config> {
   using Base = Softmax<Config>;
   using T = typename Config::T;
-  using Base::control_, Base::group_, Base::items_, Base::leader_, Base::params_, Base::q_place_;
   using Base::base, Base::drop, Base::factor, Base::half_, Base::item, Base::kept, Base::lane;
+  using Base::control_, Base::group_, Base::items_, Base::leader_, Base::params_, Base::q_place_;
   using Base::kConsumers, Base::kSlack, Base::kTileKv, Base::kTileQ;
   using Base::raise_reference, Base::reference_, Base::release_q, Base::row, Base::s_;
   using Base::strip, Base::sum_, Base::tiles_, Base::weigh;
@@ -350,11 +349,6 @@ class Consumer : Softmax<Config> {
     ptx::named_sync(kGroupBarrier + group_, 128);
   }
 
-  // A number as weights are rounded.
-  static __device__ __forceinline__ float round(float x) {
-    return ptx::unpack<T>(ptx::pack<T>(x, 0.0f)).x;
-  }
-
   // LSE and O of the tile; whether it must be done over. Both rows at once, without branches:
   // nothing else covers the latencies.
   __device__ __forceinline__ void finish() {
@@ -371,52 +365,10 @@ class Consumer : Softmax<Config> {
       float& f = finite[x / 2 % 2][x / 4 % 4];
       f = fmaf(o_[x], 0.0f, f);
     }
-    const bool over = item().safe;
-    const float l[2] = {sum_[0], sum_[1]}, base[2] = {reference_[0], reference_[1]};  // of keys
-    float all[2];
-    bool usual = Config::kScores != Scores::kSloped, beyond = false;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      all[half] = (finite[half][0] + finite[half][1]) + (finite[half][2] + finite[half][3]);
-      usual &= l[half] >= kLeast && l[half] <= kMost && all[half] == 0.0f;
-      usual &= fabsf(base[half]) <= kFarScore / Base::kUnit;
-      factor[half] = l[half] == 0.0f ? 0.0f : ptx::reciprocal(l[half]) * kept();
-    }
-    if (params_.problem.features & FLASHATTN_FEATURE_SINK) {
-      float shrink[2];
-      beyond = this->add_sink(over, shrink);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float sum = sum_[half];
-        factor[half] = sum == 0.0f ? 0.0f : ptx::reciprocal(sum) * shrink[half] * kept();
-      }
-    }
-    const bool fp32 = params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
-    if (!__all_sync(~0u, usual) || beyond || fp32) {
-      bool outgrown = beyond;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int32_t keys = this->keys_of(half);
-        bool bad = !(l[half] <= kMost && all[half] == 0.0f);
-        bad |= base[half] != -INFINITY && !(fabsf(base[half]) <= kFartherScore / Base::kUnit);
-        if (Config::kScores != Scores::kAny) {
-          // Too little for keys that there are; 0 where scores above -FLT_MAX are -inf in log2 units.
-          bad |= !(l[half] >= kLeast) && keys > 0;
-          // Done over, the weight of a single key is 1: to the last digit, O is that key's value.
-          bad |= fp32 && keys == 1;
-        }
-        outgrown |= bad && item().query + row() + half * 8 < item().query_end;
-        // Of a single key the product has the weight as it was rounded.
-        if (keys == 1) factor[half] *= l[half] * ptx::reciprocal(round(l[half]));
-      }
-      if (__any_sync(~0u, outgrown) && !over && lane() == 0) {
-        control_.again[item().index] = item().tile + 1;
-        control_.outgrown = 1;
-      }
-    }
+    this->finish_sums(finite, factor);
 #pragma unroll
     for (int x = 0; x < Config::kDimV / 2; ++x) o_[x] *= factor[x / 2 % 2];
-    if (fp32) {
+    if (params_.problem.dtype_o == FLASHATTN_DTYPE_F32) {
       this->store_fp32(o_);
     } else {
 #pragma unroll
@@ -440,14 +392,8 @@ class Consumer : Softmax<Config> {
         release_q();
       }
     }
-    this->store_lse(over);
+    this->store_lse(item().safe);
   }
-
-  // Of a row's sum. Less only where the reference was foreseen, not seen, or another row's: fp16
-  // has few numbers there.
-  static constexpr float kMost = 0x1p100f;
-  static constexpr float kLeast = Config::kScores != Scores::kSloped         ? FLT_MIN
-                                  : std::is_same<T, __half>::value ? 0x1p-2f : 0x1p-60f;
 
   const ptx::Matrix q_, k_, v_;
   Place place_;

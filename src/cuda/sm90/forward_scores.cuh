@@ -253,9 +253,8 @@ class TileScores : protected TileOutput<Config> {
       return;
     }
     const auto add = [&](const auto* bias) {
-      visit_bias(bias, s, key, [&](float& x, auto y) {
-        x = fmaf(x, scale, to_float(y) * (kLog2E / kUnit));
-      });
+      visit_bias(bias, s, key,
+                 [&](float& x, auto y) { x = fmaf(x, scale, to_float(y) * (kLog2E / kUnit)); });
     };
     switch (problem.bias_dtype) {
       case FLASHATTN_DTYPE_F32: return add(static_cast<const float*>(in.bias));

@@ -2,6 +2,8 @@
 // and a tile's way from scores to weights.
 #pragma once
 
+#include <cfloat>
+
 #include "cuda/sm90/forward_scores.cuh"
 
 namespace flashattn::cuda::sm90 {
@@ -13,8 +15,9 @@ class Softmax : protected TileScores<Config> {
   using Base = TileScores<Config>;
 
  protected:
+  using typename Base::T;
   using Base::control_, Base::params_;
-  using Base::factor, Base::item, Base::lane, Base::row, Base::strip;
+  using Base::factor, Base::item, Base::kept, Base::lane, Base::row, Base::strip;
   using typename Base::Line, typename Base::Slope;
   static constexpr int kTileKv = Config::kTileKv;
   // By less than that, in log2, a maximum may exceed the reference, but not in a tile done over.
@@ -162,8 +165,8 @@ class Softmax : protected TileScores<Config> {
     }
   }
 
-  // The reference in units of log2(e), but of a tile done over in those of its scores. That of a row
-  // that has seen nothing is 0: weights of 0, not NaN.
+  // The reference in units of log2(e), but of a tile done over in those of its scores. That of a
+  // row that has seen nothing is 0: weights of 0, not NaN.
   __device__ __forceinline__ float base(int half) const {
     return reference_[half] == -INFINITY ? 0.0f : reference_[half] * kUnit;
   }
@@ -190,6 +193,56 @@ class Softmax : protected TileScores<Config> {
     return fabsf(sink) == INFINITY && fabsf(natural) < INFINITY;
   }
 
+  // The sums of a tile, of all lanes of a quad, and whether O is `finite`, by row: what O is to be
+  // multiplied with, and whether the tile must be done over. Both rows at once, without branches:
+  // nothing else covers the latencies.
+  __device__ __forceinline__ void finish_sums(const float (&finite)[2][4], float (&factor)[2]) {
+    const bool over = item().safe;
+    const float l[2] = {sum_[0], sum_[1]}, base[2] = {reference_[0], reference_[1]};  // of keys
+    float all[2];
+    bool usual = Config::kScores != Scores::kSloped, beyond = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      all[half] = (finite[half][0] + finite[half][1]) + (finite[half][2] + finite[half][3]);
+      usual &= l[half] >= kLeast && l[half] <= kMost && all[half] == 0.0f;
+      usual &= fabsf(base[half]) <= kFarScore / kUnit;
+      factor[half] = l[half] == 0.0f ? 0.0f : ptx::reciprocal(l[half]) * kept();
+    }
+    if (params_.problem.features & FLASHATTN_FEATURE_SINK) {
+      float shrink[2];
+      beyond = add_sink(over, shrink);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float sum = sum_[half];
+        factor[half] = sum == 0.0f ? 0.0f : ptx::reciprocal(sum) * shrink[half] * kept();
+      }
+    }
+    const bool fp32 = params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
+    if (!__all_sync(~0u, usual) || beyond || fp32) {
+      bool outgrown = beyond;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int32_t keys = this->keys_of(half);
+        bool bad = !(l[half] <= kMost && all[half] == 0.0f);
+        bad |= base[half] != -INFINITY && !(fabsf(base[half]) <= kFartherScore / kUnit);
+        if (Config::kScores != Scores::kAny) {
+          // Too little for keys that there are; 0 where scores above -FLT_MAX are -inf in log2
+          // units.
+          bad |= !(l[half] >= kLeast) && keys > 0;
+          // Done over, the weight of a single key is 1: to the last digit, O is that key's value.
+          bad |= fp32 && keys == 1;
+        }
+        outgrown |= bad && item().query + row() + half * 8 < item().query_end;
+        // Of a single key the product has the weight as it was rounded.
+        if (keys == 1 && l[half] > 0.0f) factor[half] *= l[half] * ptx::reciprocal(round(l[half]));
+      }
+      if (__any_sync(~0u, outgrown) && !over && lane() == 0) {
+        control_.again[item().index] = item().tile + 1;
+        control_.outgrown = 1;
+      }
+    }
+  }
+
   // Of a quad's two rows the first two lanes store one each.
   __device__ __forceinline__ void store_lse(bool over) const {
     const int32_t half = lane() % 4;
@@ -198,10 +251,21 @@ class Softmax : protected TileScores<Config> {
     const RowLayout layout = row_layout(params_.problem, params_.args.shape);
     const int64_t place = item().b * layout.batch_stride + item().h * layout.head_stride;
     const float l = half == 0 ? sum_[0] : sum_[1];
-    const float lse =
-        fmaf(half == 0 ? reference_[0] : reference_[1], unit(over) * kLn2, log2f(l) * kLn2);
-    params_.args.lse[place + item().first_q + i] = l == 0.0f ? -INFINITY : lse;
+    params_.args.lse[place + item().first_q + i] =
+        lse_of(half == 0 ? reference_[0] : reference_[1], unit(over), l);
   }
+
+  // A number as weights are rounded.
+  static __device__ __forceinline__ float round(float x) {
+    return ptx::unpack<T>(ptx::pack<T>(x, 0.0f)).x;
+  }
+
+  // Of a row's sum. Less only where the reference was foreseen, not seen, or another row's: fp16
+  // has few numbers there.
+  static constexpr float kMost = 0x1p100f;
+  static constexpr float kLeast = Config::kScores != Scores::kSloped ? FLT_MIN
+                                  : std::is_same<T, __half>::value   ? 0x1p-2f
+                                                                     : 0x1p-60f;
 
   float reference_[2];  // in the units of the scores: see unit()
   float sum_[2];        // of this lane's columns

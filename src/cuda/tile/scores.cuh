@@ -98,6 +98,13 @@ __device__ __forceinline__ void cap(float (&s)[kGroups][4], float inner) {
   }
 }
 
+// LSE of a row: its base, in units of `unit` log2(e), beside the sum of its weights. One rounding
+// where both nearly cancel; near FLT_MAX, which log2(e) takes past it, the sum adds nothing.
+__device__ __forceinline__ float lse_of(float base, float unit, float sum) {
+  const float lse = fmaf(base, unit, log2f(sum)) * kLn2;
+  return sum == 0.0f ? -INFINITY : fabsf(lse) < INFINITY ? lse : base * (unit * kLn2);
+}
+
 __device__ __forceinline__ float slope_of(const Problem& problem, const flashattn_inputs& in,
                                           int32_t b, int32_t h) {
   if (!(problem.bias & FLASHATTN_BIAS_ALIBI)) return 0.0f;
