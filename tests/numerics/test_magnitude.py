@@ -107,7 +107,9 @@ def test_a_row_of_one_key(device, dtype, dtype_o, amplitude, features):
     result = run(case, device, data)
     want = data.v[0][own]
     if not case.dropout:
-        assert (result.o[0] == round_to(want, case.dtype_o)).all()
+        # Where a bias leaves one key, GPUs multiply fp32 as sums of TF32: to the last bit but one.
+        room = 2.0 ** -23 if dtype == "f32" and case.bias and device.name != "cpu" else 0
+        assert (np.abs(result.o[0] - round_to(want, case.dtype_o)) <= room * np.abs(want)).all()
     check(case, data, result)
     if case.backward and keys > 1 and not case.dropout:
         at = np.empty((keys, case.heads_q, case.dim_v), np.float32)
