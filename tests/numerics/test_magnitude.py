@@ -178,8 +178,8 @@ def test_a_sink_takes_no_digits(device, dtype, features, sink):
     lse = np.logaddexp(before, np.float64(np.float32(sink)))
     assert (np.abs(result.lse[0] - lse) <= 1e-6 + 1e-6 * np.abs(lse)).all()
     want = alone.o[0] * np.exp(before - lse).T[:, :, None]
-    # Parts of the keys may cancel.
-    limit = 2e-5 * np.abs(want) + 1e-6 * np.abs(want).max() + 1e-36
+    # Parts of the keys may cancel, and 60 has 4e-6 to its neighbours in fp32.
+    limit = 2e-5 * np.abs(want) + 4e-6 * np.abs(want).max() + 1e-36
     assert (np.abs(result.o[0] - want) <= limit).all()
 
 

@@ -37,8 +37,7 @@ struct OutputRows : BlockPlace {
       const RowLayout layout = row_layout(params_.problem, params_.args.shape);
       const Row at = row(r);
       params_.args.lse[b_ * layout.batch_stride + (first_head_ + at.head) * layout.head_stride +
-                       sequence_.first_q + queries_.begin + at.query] =
-          lse_of(top, kWideUnit, sum);
+                       sequence_.first_q + queries_.begin + at.query] = lse_of(top, kWideUnit, sum);
     }
   }
 

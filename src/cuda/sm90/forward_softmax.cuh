@@ -15,10 +15,10 @@ class Softmax : protected TileScores<Config> {
   using Base = TileScores<Config>;
 
  protected:
-  using typename Base::T;
   using Base::control_, Base::params_;
   using Base::factor, Base::item, Base::kept, Base::lane, Base::row, Base::strip;
   using typename Base::Line, typename Base::Slope;
+  using typename Base::T;
   static constexpr int kTileKv = Config::kTileKv;
   // By less than that, in log2, a maximum may exceed the reference, but not in a tile done over.
   static constexpr float kSlack = 8.0f;

@@ -1229,9 +1229,9 @@ extern "C" {
     ///     o_i  = sum over visible j of keep(i, j) / (1 - dropout) * exp(s - lse) * v_j
     /// ```
     ///
-    /// (Dao et al. 2022, Dao 2023). Scores, softmax and sums are fp32. How large scores are, and in which
-    /// order they come, changes nothing: a kernel that bets on later scores not outgrowing the first by
-    /// more than its numbers hold does over what lost the bet.
+    /// (Dao et al. 2022, Dao 2023). Scores, softmax and sums are fp32. Results do not depend on the
+    /// magnitude or order of scores and biases, up to FLT_MAX, beyond the rounding of a score itself. A
+    /// row that sees one key only is that key's value.
     ///
     /// ```text
     ///   workspace         device memory, exclusive to this call until it is done. May be NULL when 0
@@ -1260,7 +1260,10 @@ extern "C" {
     /// ```
     ///
     /// dk and dv of a KV head sum over its query heads. All rows within a sequence's length are written.
-    /// For a part of a larger attention, give the o and lse that flashattn_merge wrote.
+    /// For a part of a larger attention, give the o and lse that flashattn_merge wrote. An fp32 lse
+    /// leaves a weight a relative error of up to |lse| * 2^-24: where |lse| is 1024 or more, the largest
+    /// score and the sum of the weights beside it are computed again instead, unless lse counts keys that
+    /// the call does not see; above 2^20 no lse can tell that.
     ///
     /// # Safety
     ///
