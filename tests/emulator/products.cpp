@@ -155,12 +155,17 @@ void execute(Thread* group) {
   }
 }
 
+// As a warpgroup's products: on a Hopper GPU both give the same bits, which the backward pass
+// needs.
 template <bool kBf16>
 void execute_warp(Words* all) {
   float a[16][kDepth], b[kDepth][8], d[16][8] = {};
   for (int lane = 0; lane < 32; ++lane) {
     const int g = lane / 4, c = lane % 4 * 2;
     const uint32_t* words = all[lane].word;
+    float* sums;
+    std::memcpy(&sums, &words[6], sizeof sums);
+    for (int i = 0; i < 4; ++i) d[g + i / 2 * 8][c + i % 2] = sums[i];
     for (int e = 0; e < 2; ++e) {
       const auto number = [&](int w) { return as_float(words[w] >> 16 * e & 0xffff, kBf16); };
       for (int w = 0; w < 4; ++w) a[g + w % 2 * 8][c + w / 2 * 8 + e] = number(w);
@@ -171,7 +176,7 @@ void execute_warp(Words* all) {
   for (int lane = 0; lane < 32; ++lane) {
     float* sums;
     std::memcpy(&sums, &all[lane].word[6], sizeof sums);
-    for (int i = 0; i < 4; ++i) sums[i] += d[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
+    for (int i = 0; i < 4; ++i) sums[i] = d[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
   }
 }
 

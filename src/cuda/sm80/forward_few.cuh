@@ -119,6 +119,7 @@ class FewBlock : OutputRows {
       }
       ptx::cp_async_commit();
     }
+    ptx::cp_async_commit();  // Q's, where there was no key
     ptx::cp_async_wait<0>();
     __syncthreads();  // the buffers are free, also where there was no key
   }

@@ -114,7 +114,12 @@ class Softmax : protected TileScores<Config> {
     const float c = over ? kWideUnit : factor();
     const float first[2] = {over ? 0.0f : base(0), over ? 0.0f : base(1)};
     if (over) {
-      const float top[2] = {base(0) / kUnit, base(1) / kUnit};
+      // Not by base(): near FLT_MAX that is beyond its units.
+      float top[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        top[half] = reference_[half] == -INFINITY ? 0.0f : reference_[half];
+      }
 #pragma unroll
       for (int i = 0; i < kCount; ++i) s[i] = __fsub_rn(s[i], top[i / 2 % 2]);
     }
@@ -177,7 +182,7 @@ class Softmax : protected TileScores<Config> {
   }
 
   // Takes the sink into references and sums, whatever its size: `shrink` is what the keys' share is
-  // to be multiplied with. Whether it is beyond these units.
+  // to be multiplied with. Whether it is above these units.
   __device__ __forceinline__ bool add_sink(bool over, float (&shrink)[2]) {
     const float natural = params_.args.inputs.sink[item().h], unit = this->unit(over);
     const float sink = natural * (kLog2E / unit);
@@ -190,7 +195,7 @@ class Softmax : protected TileScores<Config> {
       if (top != -INFINITY) sum_[half] += ptx::exp2((sink - top) * unit);
       reference_[half] = top;
     }
-    return fabsf(sink) == INFINITY && fabsf(natural) < INFINITY;
+    return sink == INFINITY && natural < INFINITY;
   }
 
   // The sums of a tile, of all lanes of a quad, and whether O is `finite`, by row: what O is to be
