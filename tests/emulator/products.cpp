@@ -155,8 +155,7 @@ void execute(Thread* group) {
   }
 }
 
-// As a warpgroup's products: on a Hopper GPU both give the same bits, which the backward pass
-// needs.
+// Sums as a warpgroup's products do: the backward pass assumes that both give the same bits.
 template <bool kBf16>
 void execute_warp(Words* all) {
   float a[16][kDepth], b[kDepth][8], d[16][8] = {};
