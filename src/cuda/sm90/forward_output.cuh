@@ -80,6 +80,7 @@ class TileOutput {
     if (leader_) {
       if (item().safe) {
         ptx::bulk_wait();
+        ptx::fence_async_proxy_global();
       } else {
         ptx::bulk_wait_read();
       }
