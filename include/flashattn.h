@@ -7,19 +7,19 @@
  *
  *     enum { SIZE = 2 * 77 * 8 * 64 };           // (batch, seq, head, dim), the last index fastest
  *     static float q[SIZE], k[SIZE], v[SIZE], o[SIZE];
- *     flashattn_desc desc;
- *     flashattn_desc_init(&desc, sizeof desc);   // every default is zero
+ *     flashattn_desc desc = {.struct_size = sizeof desc};  // every default is zero
  *     desc.dtype = FLASHATTN_DTYPE_F32;
  *     desc.heads_q = 8;
  *     desc.dim_qk = 64;
  *     desc.mask = FLASHATTN_MASK_CAUSAL;
  *     flashattn_plan *plan = NULL;
- *     int32_t status = flashattn_plan_create(&desc, &plan);
- *     flashattn_forward_args args = {.struct_size = sizeof args};
- *     args.shape.batch = 2, args.shape.seqlen_q = 77, args.shape.seqlen_kv = 77;
- *     args.inputs.q.data = q, args.inputs.k.data = k, args.inputs.v.data = v, args.o.data = o;
+ *     int32_t status = flashattn_plan_create(&desc, &plan, NULL);
+ *     flashattn_args args;
+ *     flashattn_args_init(&args, sizeof args);   // zero, and all strides packed
+ *     args.batch = 2, args.seqlen_q = 77, args.seqlen_kv = 77;
+ *     args.q.data = q, args.k.data = k, args.v.data = v, args.o.data = o;
  *     int64_t bytes = 0;
- *     if (!status) status = flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &args.shape, &bytes);
+ *     if (!status) status = flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &args, &bytes);
  *     void *workspace = malloc((size_t)bytes);
  *     if (!status) status = flashattn_forward(plan, &args, workspace, bytes, NULL);
  *     if (status) puts(flashattn_last_error(NULL, NULL));  // field, value, limit, device, remedy
@@ -28,35 +28,44 @@
  *
  * Conventions, once for everything below
  *
- *   Zero      A zeroed structure with struct_size set asks for nothing unusual. Fields that must be
- *             set are marked "required". Reserved fields must be zero; unknown bits are refused.
- *   Growth    Structures only grow at their end. A smaller struct_size means that the rest is zero;
- *             a larger one, up to 4096, is accepted when the part this library does not know is
- *             all zero.
+ *   Zero      A structure that is zero but for struct_size asks for nothing unusual. Fields that
+ *             must be set are marked "required". Unknown bits and enumerators are refused.
+ *   Growth    Structures grow at their end only. A caller of version 0.2.0 or later may pass a
+ *             smaller struct_size than this library knows: the rest counts as zero. A larger one,
+ *             up to 4096, is accepted if the part that this library does not know is zero. A
+ *             structure of 0.1 is refused.
  *   Status    Functions that can fail return an enum flashattn_status. A call that failed changed
  *             nothing: arguments are checked before anything is computed, launched or written. The
- *             sentence of flashattn_last_error names field, value, limit, device and remedy.
- *             Besides what is listed at each function, all can return FLASHATTN_ERROR_INTERNAL.
- *             Nothing prints, aborts, throws or exits.
+ *             message of flashattn_last_error names field, value, limit, device and remedy. A
+ *             flashattn_error of the caller's receives the same, for runtimes that move tasks from
+ *             thread to thread. Besides what is listed at each function, all can return
+ *             FLASHATTN_ERROR_INTERNAL. Nothing prints, aborts, throws or exits.
  *   Text      const char pointers are UTF-8, end in a zero byte and belong to the library. They are
  *             never NULL unless that is said, and live as long as the process unless that is said.
  *   Memory    The library keeps no pointer past a call, except that work enqueued on a GPU reads
- *             and writes what it was given. Host memory is allocated in check and plan_create
- *             only, device memory never. "Device memory" below means memory that the plan's
- *             device can address: host memory for the CPU.
+ *             and writes what it was given. Host memory is allocated in check and plan_create only
+ *             (threads of the CPU backend: in the first call that needs them), device memory never.
+ *             "Device memory" below means memory that the plan's device can address: host memory
+ *             for the CPU.
  *   Threads   Every function may be called from any thread at any time. A plan is immutable: any
  *             number of threads and streams may run it at once, each with a workspace of its own.
  *             Only flashattn_plan_destroy must not overlap a use of the same plan.
- *   Order     Index letters: b sequence, h head, i query, j key, c element of a head. Arrays are
- *             written with the last index fastest. Offsets and strides count elements.
+ *   Arrays    Index letters: b sequence, h head, i query, j key, c element of a head. Offsets and
+ *             strides count elements. The comment of an array starts with its shape, in the order
+ *             of packed memory, the last index fastest; its type; and when it is needed:
+ *             "(batch, seqlen_q, heads_q, dim_qk); dtype; required".
+ *   Strides   Every stride is taken as it stands: 0 repeats (inputs only), -1 asks for the stride
+ *             of the packed array. Strides of extents of 0 and 1, and of tensors without data, are
+ *             ignored. Where a tensor has fewer indices than batch, head and seq, the stride of the
+ *             missing one is ignored. The last index is contiguous.
  *   Overlap   What is written must share no memory with anything else of a call; interleaved arrays
- *             (packed QKV) do not. That is decided exactly where two arrays step by the same strides
- *             or one of them has no gaps. Where strides differ a search of bounded length finds most
- *             overlaps; what it does not find is accepted, with undefined results.
- *   Lengths   cu_seqlens, lens and page_table lie in device memory. The CPU looks into them and
- *             refuses what makes no sense. A GPU does not: numbers outside of their range count as
- *             the nearest inside, and no value makes it touch memory outside of the arrays and the
- *             workspace. Results are undefined then, of other sequences, too.
+ *             (packed QKV) do not. That is decided exactly where two arrays step by the same
+ *             strides or one of them has no gaps. Where strides differ, a search of bounded length
+ *             finds most overlaps; what it does not find is accepted, with undefined results.
+ *   Lengths   cu_seqlens, lens, starts and page_table lie in device memory. The CPU reads them and
+ *             refuses impossible values. A GPU does not: values out of range count as the nearest
+ *             in range, and no value makes it touch memory outside the arrays and the workspace.
+ *             Results are undefined then, of other sequences, too.
  *   Empty     A query with no visible key yields o = 0 and lse = -inf (with a sink: lse = sink).
  *             Rows past a sequence's length are never read into a result and never written.
  */
@@ -67,10 +76,17 @@
 #include <stdint.h>
 
 #define FLASHATTN_VERSION_MAJOR 0
-#define FLASHATTN_VERSION_MINOR 1
+#define FLASHATTN_VERSION_MINOR 2
 #define FLASHATTN_VERSION_PATCH 0
 
-#if defined(__GNUC__) || defined(__clang__)
+/* FLASHATTN_STATIC: the program links the archive. FLASHATTN_BUILD: the library itself is built. */
+#if defined(FLASHATTN_STATIC)
+#define FLASHATTN_API
+#elif defined(_WIN32) && defined(FLASHATTN_BUILD)
+#define FLASHATTN_API __declspec(dllexport)
+#elif defined(_WIN32)
+#define FLASHATTN_API __declspec(dllimport)
+#elif defined(__GNUC__) || defined(__clang__)
 #define FLASHATTN_API __attribute__((visibility("default")))
 #else
 #define FLASHATTN_API
@@ -87,7 +103,7 @@ enum flashattn_status {
   FLASHATTN_OK = 0,
   /* A field, pointer or size that no library of this version could honour on any device. */
   FLASHATTN_ERROR_INVALID_ARGUMENT = 1,
-  /* A meaningful request that no kernel family of this build honours on this device. */
+  /* A meaningful request that no backend of this build honours on this device. */
   FLASHATTN_ERROR_UNSUPPORTED = 2,
   /* The workspace is smaller than flashattn_workspace_size says. */
   FLASHATTN_ERROR_WORKSPACE = 3,
@@ -95,10 +111,10 @@ enum flashattn_status {
   FLASHATTN_ERROR_OUT_OF_MEMORY = 4,
   /* The device or its driver reported an error, or the wrong device is current. */
   FLASHATTN_ERROR_DEVICE = 5,
-  /* struct_size is below the structure's required fields, above 4096, or larger than known with a
-   * part that is not zero: a newer header. */
+  /* struct_size is that of a structure of 0.1, above 4096, or larger than known with a part that is
+   * not zero: a newer header. */
   FLASHATTN_ERROR_VERSION = 6,
-  /* A fault of the library itself. Please report it with the sentence. */
+  /* A fault of the library itself. Please report it with the message. */
   FLASHATTN_ERROR_INTERNAL = 7
 };
 
@@ -113,7 +129,7 @@ enum flashattn_reason {
   /* The GPU is older than the kernels need. */
   FLASHATTN_REASON_ARCH = 4,
   FLASHATTN_REASON_DTYPE = 5,
-  /* dtype and dtype_o, or dtype and bias_dtype, do not go together. */
+  /* dtype and one of dtype_kv, dtype_o and dtype_bias do not go together. */
   FLASHATTN_REASON_DTYPE_MIX = 6,
   FLASHATTN_REASON_HEAD_DIM_MULTIPLE = 7,
   FLASHATTN_REASON_HEAD_DIM_MAX = 8,
@@ -131,7 +147,7 @@ enum flashattn_reason {
   FLASHATTN_REASON_WORKSPACE_LIMIT = 19,
   FLASHATTN_REASON_SHARED_MEMORY = 20,
   FLASHATTN_REASON_CPU_ISA = 21,
-  /* The kernel family was switched off when the library was built. */
+  /* The backend was switched off when the library was built. */
   FLASHATTN_REASON_NOT_IN_THIS_BUILD = 22,
   /* The plan was not made for this operation: see flashattn_desc.ops. */
   FLASHATTN_REASON_OP = 23,
@@ -139,14 +155,14 @@ enum flashattn_reason {
   FLASHATTN_REASON_NULL_POINTER = 24,
   FLASHATTN_REASON_MISALIGNED = 25,
   FLASHATTN_REASON_OVERLAP = 26,
-  /* A size is zero, negative, past a promised maximum, or overflows. */
+  /* A size is zero, negative, above the plan's maximum, or overflows. */
   FLASHATTN_REASON_SIZE = 27,
   FLASHATTN_REASON_STRIDE = 28,
   /* An enumerator or bit this library does not know, or a value outside its range. */
   FLASHATTN_REASON_VALUE = 29,
   FLASHATTN_REASON_RESERVED = 30,
   FLASHATTN_REASON_STRUCT_SIZE = 31,
-  /* cu_seqlens, lens or a page table hold an impossible value (CPU only: read there). */
+  /* cu_seqlens, lens, starts or a page table hold an impossible value (CPU only: read there). */
   FLASHATTN_REASON_LENGTHS = 32,
   FLASHATTN_REASON_STREAM = 33
 };
@@ -198,14 +214,17 @@ enum flashattn_mask {
    * for ALiBi. */
   FLASHATTN_MASK_TOP_LEFT = 8,
   /* block_mask[b, h, i / block_q, j / block_kv] != 0 */
-  FLASHATTN_MASK_BLOCKS = 16
+  FLASHATTN_MASK_BLOCKS = 16,
+  /* j < Sk - tree, or bit j - (Sk - tree) of tree_bits[b, i] is set: the last keys are a tree of
+   * drafted tokens. No backend takes it yet. */
+  FLASHATTN_MASK_TREE = 32
 };
 
 /* What is added to the scores, as bits. */
 enum flashattn_bias {
   /* - alibi_slopes[h] * |i + off - j|  (Press et al. 2022) */
   FLASHATTN_BIAS_ALIBI = 1,
-  /* + bias[b, h, i, j]; with bias_dtype U8 a boolean mask. */
+  /* + bias[b, h, i, j]; with dtype_bias U8 a boolean mask. */
   FLASHATTN_BIAS_DENSE = 2
 };
 
@@ -235,26 +254,45 @@ enum flashattn_determinism {
 
 enum flashattn_log_level {
   FLASHATTN_LOG_OFF = 0,
-  /* The sentence of every call that fails. */
+  /* The message of every call that fails. */
   FLASHATTN_LOG_ERROR = 1,
   /* Also: the kernel that each plan chose, and why. */
   FLASHATTN_LOG_INFO = 2,
-  /* Also: every kernel family that refused, with its reason. */
+  /* Also: every backend that refused, with its reason. */
   FLASHATTN_LOG_DEBUG = 3
 };
 
-/* What is computed. Describes a whole family of calls: lengths come later, with each call. */
+/* An error, as flashattn_last_error reports it, in memory of the caller's. Written by calls that
+ * fail, and left alone by others. */
+typedef struct flashattn_error {
+  /* Required: sizeof(flashattn_error). */
+  uint32_t struct_size;
+  /* enum flashattn_status. */
+  int32_t status;
+  /* enum flashattn_reason. */
+  int32_t reason;
+  int32_t reserved;
+  /* The structure member it is about, "dim_qk", "q.stride_seq"; "" when there is none. */
+  char field[64];
+  /* Field, value, limit, device and remedy, in words. */
+  char message[640];
+} flashattn_error;
+
+/* What is computed. Describes many calls: lengths come with each call. */
 typedef struct flashattn_desc {
   /* Required: sizeof(flashattn_desc). */
   uint32_t struct_size;
   /* enum flashattn_device. 0: the CPU. */
   int32_t device;
-  /* Which of its kind, from 0. CUDA: the runtime's ordinal. */
+  /* Which device of its kind, from 0. CUDA: the runtime's ordinal. */
   int32_t device_index;
   /* enum flashattn_op bits. 0: forward only. */
   uint32_t ops;
-  /* Required: enum flashattn_dtype of q, k, v and their gradients. */
+  /* Required: enum flashattn_dtype of q and dq, and of k, v, dk and dv unless dtype_kv is set. */
   int32_t dtype;
+  /* Of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype: a quantised cache; no backend takes it
+   * yet. */
+  int32_t dtype_kv;
   /* Of o and dout. 0: as dtype. F32 is possible beside 16-bit inputs. */
   int32_t dtype_o;
   /* Required: query heads, >= 1. */
@@ -280,209 +318,211 @@ typedef struct flashattn_desc {
   /* Queries and keys a block of the block mask, >= 1. Only with BLOCKS. */
   int32_t block_q;
   int32_t block_kv;
+  /* Drafted tokens at the end of each sequence, 1 to 256. Only with TREE. */
+  int32_t tree;
   /* enum flashattn_bias bits. */
   uint32_t bias;
   /* Of the dense bias: F32, F16, BF16 or U8. 0: as dtype. Only with DENSE. */
-  int32_t bias_dtype;
+  int32_t dtype_bias;
   /* enum flashattn_feature bits. */
   uint32_t features;
   /* enum flashattn_determinism. */
   int32_t determinism;
   /* Factor of the scores. 0: 1 / sqrt(dim_qk). Of magnitude below 2^127. */
   float scale;
-  /* Scores become softcap * tanh(score / softcap). 0: off. > 0, below 2^127, as is scale / softcap. */
+  /* Scores become softcap * tanh(score / softcap). 0: off. Below 2^127, as is scale / softcap. */
   float softcap;
   /* Probability with which a weight is dropped, [0, 1), rounded to steps of 1/65536. 0: off. What
    * rounds to 0 or to 1 is refused. */
   float dropout;
-  /* Parts into which the forward pass splits the keys of a sequence, at most 4096. 0: the library
-   * chooses, short queries only. 1: never. */
+  /* Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3. */
+  int32_t descale_block;
+  /* Splits of a sequence's keys in the forward pass (split-KV), at most 4096. 0: the library
+   * chooses, for short queries only. 1: never. */
   int32_t splits;
-  /* Promises: no call will pass them. 0: not promised. They let flashattn_workspace_size answer
-   * for all calls at once, and help to choose a kernel. */
+  /* Maxima: no call may pass them. 0: none. They let flashattn_workspace_size answer for all calls
+   * at once, and help to choose a kernel. */
   int32_t max_batch;
   int32_t max_seqlen_q;
   int32_t max_seqlen_kv;
   /* GPU: streaming multiprocessors to use at the most. 0: all. */
-  int32_t sm_limit;
-  /* CPU: threads to use at the most; more than 1024 are as 1024. 0: as many as OpenMP offers to the
-   * first thread of the process that asks (OMP_NUM_THREADS, or all cores). 1: the caller's only.
-   * Where the system gives fewer, those do the work; a process that was forked off after the library
-   * was loaded has one. */
+  int32_t multiprocessors;
+  /* CPU: threads to use at the most; more than 1024 are as 1024. 0: all cores that the process may
+   * use. 1: the caller's only. */
   int32_t threads;
-  int32_t reserved0;
-  /* Promises, as above, for VARLEN layouts: tokens of all sequences together. */
+  /* Maxima, as above, for VARLEN layouts: tokens of all sequences together. */
   int64_t max_total_q;
   int64_t max_total_kv;
-  /* Refuse the plan when the promised maxima need more bytes of workspace. 0: no limit. */
+  /* Bytes of workspace that calls within the maxima may need. Kernels that need more are not
+   * chosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit. */
   int64_t workspace_limit;
-  int64_t reserved[4];
 } flashattn_desc;
 
-/* The sizes of one call, known on the host. Where lengths lie on the device, upper bounds. Neither
- * batch * seqlen nor total times heads_q times the larger head dimension may be more than 2^46. */
-typedef struct flashattn_shape {
-  /* Sequences. 0: nothing to do. */
-  int32_t batch;
-  /* Queries of the longest sequence, below 2^31 - 65535; dense: of every sequence, unless lens_q
-   * says less. */
-  int32_t seqlen_q;
-  /* Keys, likewise. */
-  int32_t seqlen_kv;
-  int32_t reserved;
-  /* VARLEN_Q: the rows of q, all sequences together. 0 otherwise. */
-  int64_t total_q;
-  /* VARLEN_KV: the rows of k and v. 0 otherwise. */
-  int64_t total_kv;
-} flashattn_shape;
-
-/* Where an array with indices (b, i, h, c) lies. The elements of a head are contiguous. */
+/* An array with indices b, i, h, c: see "Strides" at the top. This structure is final. */
 typedef struct flashattn_tensor {
   /* Device memory, aligned to its element. May be NULL when the array has no element. */
   void *data;
-  /* Elements from one sequence, head, token to the next. All three zero: packed, (batch, seq, head,
-   * dim) without gaps. Else they are taken as they stand: a zero repeats (inputs only), negative
-   * ones are refused. Where an extent is 0 or 1 nobody steps, and they are not looked at. VARLEN:
-   * stride_batch must be 0. PAGED_KV: stride_batch goes from page to
-   * page, stride_seq from token to token inside a page. */
+  /* Elements from one sequence, head, token to the next; 0 repeats, -1: packed. VARLEN: there is
+   * one sequence, of all tokens. PAGED_KV: stride_batch goes from page to page, stride_seq from
+   * token to token inside a page. */
   int64_t stride_batch;
   int64_t stride_head;
   int64_t stride_seq;
 } flashattn_tensor;
 
-/* The inputs that forward and backward share. Pointers are to device memory. Where the plan has no
- * use for them they must be NULL, unless "optional" is said, and strides and counts 0. */
-typedef struct flashattn_inputs {
-  /* (batch, seqlen_q, heads_q, dim_qk), or VARLEN_Q. */
+/* One task of a parallel loop. */
+typedef void (*flashattn_task_fn)(void *context, int32_t index);
+
+/* A thread pool of the caller's: runs task(context, index) once for each index in [0, count), on
+ * any threads, in any order, at once or one after another, and returns when all have returned. */
+typedef void (*flashattn_parallel_fn)(void *user, int32_t count, flashattn_task_fn task,
+                                      void *context);
+
+/* The arguments of a call: sizes, inputs, outputs, gradients. Backward takes what forward was
+ * called with, and the gradients. flashattn_workspace_size and flashattn_plan_info read the sizes
+ * only. Pointers are to device memory. What the plan has no use for must be NULL or 0; what an
+ * operation has no use for is ignored. Neither batch * seqlen nor total, times heads_q times the
+ * larger head dimension, may be more than 2^46. */
+typedef struct flashattn_args {
+  /* Required: sizeof(flashattn_args). */
+  uint32_t struct_size;
+  /* Sequences. 0: nothing to do. */
+  int32_t batch;
+  /* Queries and keys of the longest sequence, below 2^31 - 65535. Dense: of every sequence, unless
+   * lens says less. Where lengths lie on the device, upper bounds. */
+  int32_t seqlen_q;
+  int32_t seqlen_kv;
+  /* VARLEN_Q, VARLEN_KV: the rows of q, and of k and v, all sequences together. 0 otherwise. */
+  int64_t total_q;
+  int64_t total_kv;
+
+  /* (batch, seqlen_q, heads_q, dim_qk); dtype; required. VARLEN_Q: (total_q, heads_q, dim_qk). */
   flashattn_tensor q;
-  /* (batch, seqlen_kv, heads_kv, dim_qk), or VARLEN_KV, or PAGED_KV. */
+  /* (batch, seqlen_kv, heads_kv, dim_qk); dtype_kv; required. VARLEN_KV: (total_kv, heads_kv,
+   * dim_qk). PAGED_KV: (pages, page_size, heads_kv, dim_qk). */
   flashattn_tensor k;
-  /* (batch, seqlen_kv, heads_kv, dim_v), likewise. */
+  /* (batch, seqlen_kv, heads_kv, dim_v); dtype_kv; required. Likewise. */
   flashattn_tensor v;
-  /* (batch + 1): sequence b holds rows [cu[b], cu[b + 1]). Required with VARLEN_Q / VARLEN_KV. */
+  /* (batch + 1); i32; required with VARLEN_Q. Sequence b holds rows [cu[b], cu[b + 1]). */
   const int32_t *cu_seqlens_q;
+  /* (batch + 1); i32; required with VARLEN_KV. */
   const int32_t *cu_seqlens_kv;
-  /* (batch), optional with any layout: tokens in use of each sequence, at most its capacity. */
+  /* (batch); i32; optional. Tokens in use of each sequence, at most its capacity. */
   const int32_t *lens_q;
+  /* (batch); i32; optional. */
   const int32_t *lens_kv;
-  /* (batch, pages of a sequence): page numbers. Required with PAGED_KV. */
-  const int32_t *page_table;
-  /* Elements from row to row of page_table. 0: ceil(seqlen_kv / page_size). */
-  int64_t page_table_stride;
+  /* (batch); i32; optional. Left padding: keys before starts_kv[b] do not exist. Key positions, of
+   * masks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Not with
+   * PAGED_KV. */
+  const int32_t *starts_kv;
+  /* (batch, ceil(seqlen_kv / page_size)); i32; required with PAGED_KV. Page numbers. */
+  flashattn_tensor page_table;
   /* Pages in the pool. Required with PAGED_KV. */
   int64_t pages;
-  /* bias_dtype (batch, heads_q, seqlen_q, seqlen_kv), keys contiguous. Required with DENSE. */
-  const void *bias;
-  /* Elements from one to the next. 0: the same for all. */
-  int64_t bias_stride_batch;
-  int64_t bias_stride_head;
-  int64_t bias_stride_row;
-  /* (heads_q), or (batch, heads_q) with a stride. Required with ALIBI. */
-  const float *alibi_slopes;
-  /* Elements from sequence to sequence. 0: the same for all. */
-  int64_t alibi_stride_batch;
-  /* (heads_q), natural logits. Required with SINK. */
+  /* (batch, heads_q, seqlen_q, seqlen_kv); dtype_bias; required with DENSE. */
+  flashattn_tensor bias;
+  /* (batch, heads_q); f32; required with ALIBI. */
+  flashattn_tensor alibi_slopes;
+  /* (heads_q); f32; required with SINK. Natural logits. */
   const float *sink;
-  /* (batch, heads_q, ceil(seqlen_q / block_q), ceil(seqlen_kv / block_kv)) bytes, keys contiguous.
-   * Required with BLOCKS. */
-  const uint8_t *block_mask;
-  /* Bytes from one to the next. 0: the same for all; rows: 0 = packed. */
-  int64_t block_mask_stride_batch;
-  int64_t block_mask_stride_head;
-  int64_t block_mask_stride_row;
-  /* One float each, factors of q, k, v. F8E4M3 only, optional: 1. */
-  const float *descale_q;
-  const float *descale_k;
-  const float *descale_v;
+  /* (batch, heads_q, ceil(seqlen_q / block_q), ceil(seqlen_kv / block_kv)); u8; required with
+   * BLOCKS. */
+  flashattn_tensor block_mask;
+  /* (batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key. */
+  flashattn_tensor tree_bits;
+  /* (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with F8E4M3. A factor of q,
+   * which the query heads of a KV head share. NULL: 1. */
+  flashattn_tensor descale_q;
+  /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
+   * k. NULL: 1. */
+  flashattn_tensor descale_k;
+  /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
+   * v. NULL: 1. */
+  flashattn_tensor descale_v;
   /* Random numbers of the dropout: see flashattn_dropout_mask. */
   uint64_t rng_seed;
   uint64_t rng_offset;
-  /* Optional: {seed, offset} in device memory, to which the two above are added. For CUDA graphs,
-   * which can thus be replayed with new numbers. */
+  /* (2); u64; optional with dropout. {seed, offset}, to which the two above are added: CUDA graphs
+   * can be replayed with new numbers. */
   const uint64_t *rng_device;
-  int64_t reserved[4];
-} flashattn_inputs;
 
-typedef struct flashattn_forward_args {
-  /* Required: sizeof(flashattn_forward_args). */
-  uint32_t struct_size;
-  uint32_t reserved0;
-  flashattn_shape shape;
-  flashattn_inputs inputs;
-  /* Out: dtype_o (batch, seqlen_q, heads_q, dim_v), or VARLEN_Q. */
+  /* (batch, seqlen_q, heads_q, dim_v); dtype_o; required. Forward writes it, backward reads it.
+   * VARLEN_Q: (total_q, heads_q, dim_v). */
   flashattn_tensor o;
-  /* Out: (batch, heads_q, seqlen_q), or VARLEN_Q: (heads_q, total_q). Natural logarithm.
-   * Required with LSE. */
+  /* (batch, heads_q, seqlen_q); f32; required with LSE and for backward. Natural logarithm.
+   * Forward writes it, backward reads it. VARLEN_Q: (heads_q, total_q). */
   float *lse;
-  int64_t reserved[4];
-} flashattn_forward_args;
 
-typedef struct flashattn_backward_args {
-  /* Required: sizeof(flashattn_backward_args). */
-  uint32_t struct_size;
-  uint32_t reserved0;
-  flashattn_shape shape;
-  /* The same as in the forward call. */
-  flashattn_inputs inputs;
-  /* What forward wrote. */
-  flashattn_tensor o;
-  /* The gradient that arrives at o: dtype_o, the shape of o. */
+  /* (batch, seqlen_q, heads_q, dim_v); dtype_o; required for backward. The gradient that arrives at
+   * o. */
   flashattn_tensor dout;
-  /* What forward wrote. Required. */
-  const float *lse;
-  /* The gradient that arrives at lse, laid out like it. Required with DLSE. */
+  /* (batch, heads_q, seqlen_q); f32; required with DLSE. The gradient that arrives at lse. */
   const float *dlse;
-  /* Out: dtype, the shapes of q, k, v. Written, not added to. */
+  /* (batch, seqlen_q, heads_q, dim_qk); dtype; required for backward. Written, not added to. */
   flashattn_tensor dq;
+  /* (batch, seqlen_kv, heads_kv, dim_qk); dtype; required for backward. Written. */
   flashattn_tensor dk;
+  /* (batch, seqlen_kv, heads_kv, dim_v); dtype; required for backward. Written. */
   flashattn_tensor dv;
-  /* Out: the gradient of the dense bias. Required with DBIAS. */
-  float *dbias;
-  /* Elements from one to the next. 0: summed over that index; summed over sequences it is written as
-   * large as the shape, zeros where nothing adds. */
-  int64_t dbias_stride_batch;
-  int64_t dbias_stride_head;
-  int64_t dbias_stride_row;
-  /* Out: (heads_q), the gradient of the sink. Required with DSINK. */
+  /* (batch, heads_q, seqlen_q, seqlen_kv); f32; required with DBIAS. Written. A stride of 0: summed
+   * over that index; summed over sequences, it is written as large as the sizes say, zeros where
+   * nothing adds. */
+  flashattn_tensor dbias;
+  /* (heads_q); f32; required with DSINK. Written. */
   float *dsink;
-  int64_t reserved[4];
-} flashattn_backward_args;
+
+  /* CPU, optional: runs the call's tasks, instead of the library's own threads. */
+  flashattn_parallel_fn parallel;
+  /* Handed to parallel. */
+  void *parallel_user;
+  /* Optional, host memory: receives the error of a call that fails. */
+  flashattn_error *error;
+} flashattn_args;
 
 typedef struct flashattn_merge_args {
   /* Required: sizeof(flashattn_merge_args). */
   uint32_t struct_size;
   /* Required: how many partial results, >= 1. */
   int32_t parts;
-  /* batch and seqlen_q, or with VARLEN_Q total_q, are read. */
-  flashattn_shape shape;
-  /* Host array (parts) of arrays shaped like o. */
+  /* As in flashattn_args. VARLEN_Q: only total_q is read; others: only batch and seqlen_q. */
+  int32_t batch;
+  int32_t seqlen_q;
+  int64_t total_q;
+  /* Host array (parts) of tensors shaped like o. Required. */
   const flashattn_tensor *part_o;
-  /* Host array (parts) of pointers to device memory, each laid out like lse. */
+  /* Host array (parts) of pointers to device memory, each laid out like lse. Required. */
   const float *const *part_lse;
   /* Of the partial o: dtype_o of the plan or F32. 0: dtype_o. */
-  int32_t part_dtype;
-  int32_t reserved0;
-  /* Out: dtype_o of the plan. */
+  int32_t dtype_part;
+  int32_t reserved;
+  /* (batch, seqlen_q, heads_q, dim_v); dtype_o; required. Written. */
   flashattn_tensor o;
-  /* Out, optional. */
+  /* (batch, heads_q, seqlen_q); f32; optional. Written. */
   float *lse;
-  int64_t reserved[4];
+  /* As in flashattn_args. */
+  flashattn_parallel_fn parallel;
+  void *parallel_user;
+  flashattn_error *error;
 } flashattn_merge_args;
 
 /* A device, as flashattn_device_info describes it. */
 typedef struct flashattn_device_properties {
   /* Required: sizeof(flashattn_device_properties). */
   uint32_t struct_size;
-  /* CPU: threads that a plan with threads = 0 uses. GPU: streaming multiprocessors. */
-  int32_t units;
+  /* GPU: streaming multiprocessors. CPU: 0. */
+  int32_t multiprocessors;
+  /* CPU: threads that a plan with threads = 0 uses. GPU: 0. */
+  int32_t threads;
+  /* GPU: compute capability, 90 for 9.0. CPU: 0. */
+  int32_t compute_capability;
   /* "AMD EPYC 9354", "NVIDIA H200". */
   const char *name;
   /* The best kernels this build has for it: "avx512_bf16", "sm90". */
   const char *isa;
-  /* GPU: compute capability, 90 for 9.0. CPU: 0. */
-  int32_t compute_capability;
-  /* Bytes of fast memory next to a unit: shared memory a block may use; L2 cache of a core. */
-  int32_t local_memory;
+  /* GPU: bytes of shared memory that a CTA may use. CPU: 0. */
+  int32_t shared_memory;
+  /* Bytes of L2 cache. CPU: of a core. */
+  int32_t l2_cache;
   /* Bytes of memory. */
   int64_t memory;
 } flashattn_device_properties;
@@ -496,23 +536,26 @@ typedef struct flashattn_plan_properties {
   int32_t tile_kv;
   /* Tiles in flight; 1: none ahead. */
   int32_t stages;
-  /* CPU: threads at the most. GPU: threads a block. */
+  /* CPU: threads at the most. GPU: threads of a CTA. */
   int32_t threads;
-  /* GPU: registers a thread. CPU: 0. */
+  /* GPU: registers of a thread. CPU: 0. */
   int32_t registers;
-  /* Bytes of fast memory: shared memory a block; scratch of a CPU thread. */
-  int32_t local_memory;
-  /* Parts into which the longest sequence's keys are split for this shape. */
+  /* GPU: bytes of shared memory of a CTA. CPU: 0. */
+  int32_t shared_memory;
+  /* CPU: bytes of workspace that a thread keeps to itself. GPU: 0. */
+  int32_t scratch;
+  /* Splits of the longest sequence's keys for these sizes. */
   int32_t splits;
+  int32_t reserved;
   /* "cpu", "sm90". */
-  const char *family;
+  const char *backend;
   /* The kernel's name. Lives as long as the plan, as do the next two. */
   const char *kernel;
   /* Instructions it is made of: "avx512_bf16". */
   const char *isa;
   /* One sentence: why this kernel. */
   const char *why;
-  /* For the shape asked about: arithmetic of the visible pairs, 2 for a multiply-add: 2 (dim_qk +
+  /* For the sizes asked about: arithmetic of the visible pairs, 2 for a multiply-add: 2 (dim_qk +
    * dim_v) a pair forward, 2.5 times that backward. Block masks, lens and bias count as visible. */
   int64_t flops;
   /* Least bytes to move: every input read once, every output written once. */
@@ -533,20 +576,20 @@ typedef void (*flashattn_log_fn)(void *user, int32_t level, const char *message)
 /* The version of the library that runs: 10000 * major + 100 * minor + patch. */
 FLASHATTN_API int32_t flashattn_version(void);
 
-/* The same as text: "0.1.0". */
+/* The same as text: "0.2.0". */
 FLASHATTN_API const char *flashattn_version_string(void);
 
-/* One line: version, compiler, kernel families and instruction sets in this build. */
+/* One line: version, compiler, instruction sets and GPU architectures in this build. */
 FLASHATTN_API const char *flashattn_build_info(void);
 
 /* The name of an enum flashattn_status, "FLASHATTN_OK"; "unknown status" for any other number. */
 FLASHATTN_API const char *flashattn_status_name(int32_t status);
 
-/* The sentence of the last call of this thread that failed; "" when none did. Successful calls
+/* The message of the last call of this thread that failed; "" when none did. Successful calls
  * leave it alone. It lives until the next call of this thread fails, and so does the field.
  *   reason   out, may be NULL: enum flashattn_reason.
- *   field    out, may be NULL: the structure member it is about, "dim_qk", "inputs.q.stride_seq";
- *            "" when there is none. */
+ *   field    out, may be NULL: the structure member it is about, "dim_qk", "q.stride_seq"; "" when
+ *            there is none. */
 FLASHATTN_API const char *flashattn_last_error(int32_t *reason, const char **field);
 
 /* Sends log lines to a callback, for the whole process.
@@ -580,45 +623,68 @@ FLASHATTN_API int32_t flashattn_desc_init(flashattn_desc *desc, uint32_t struct_
 
 /* Whether flashattn_plan_create would succeed; if not, flashattn_last_error says why. Makes a plan
  * and frees it.
+ *   error   out, may be NULL.
  * INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE, OUT_OF_MEMORY. */
-FLASHATTN_API int32_t flashattn_check(const flashattn_desc *desc);
+FLASHATTN_API int32_t flashattn_check(const flashattn_desc *desc, flashattn_error *error);
 
 /* Checks the descriptor, chooses the kernels and does everything that is slow. The choice depends
- * on the descriptor, the device and the library's version only.
- *   desc   may be freed afterwards.
- *   plan   out: to be freed by flashattn_plan_destroy. Untouched on failure.
+ * on the descriptor, the device and the library's version, and on two environment variables for
+ * tests, read once: FLASHATTN_FAMILY asks for a GPU backend (sm80, sm90), FLASHATTN_CPU_ISA for an
+ * instruction set.
+ *   desc    may be freed afterwards.
+ *   plan    out: to be freed by flashattn_plan_destroy. Untouched on failure.
+ *   error   out, may be NULL.
  * INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE, OUT_OF_MEMORY. */
-FLASHATTN_API int32_t flashattn_plan_create(const flashattn_desc *desc, flashattn_plan **plan);
+FLASHATTN_API int32_t flashattn_plan_create(const flashattn_desc *desc, flashattn_plan **plan,
+                                            flashattn_error *error);
 
 /* Frees a plan; NULL is fine. Work already enqueued on a stream is not disturbed. */
 FLASHATTN_API void flashattn_plan_destroy(flashattn_plan *plan);
 
+/* The descriptor of a plan with every default resolved: heads_kv, dim_v, types, scale.
+ *   desc   in: struct_size; out: the rest.
+ * INVALID_ARGUMENT, VERSION. */
+FLASHATTN_API int32_t flashattn_plan_desc(const flashattn_plan *plan, flashattn_desc *desc);
+
 /* Says which kernel an operation uses and what it costs.
  *   op           one enum flashattn_op of the plan.
- *   shape        may be NULL: the promised maxima; what depends on a maximum that was not promised
- *                is then 0.
+ *   args         its sizes are read. May be NULL: the plan's maxima; what depends on a maximum that
+ *                is not set is then 0.
  *   properties   in: struct_size; out: the rest.
  * INVALID_ARGUMENT, VERSION. */
 FLASHATTN_API int32_t flashattn_plan_info(const flashattn_plan *plan, uint32_t op,
-                                          const flashattn_shape *shape,
+                                          const flashattn_args *args,
                                           flashattn_plan_properties *properties);
 
-/* Bytes of workspace that an operation needs: linear in the sequence length, never smaller for a
- * larger shape, known before any pointer exists. Need not be aligned or cleared.
+/* Bytes of workspace that an operation needs: linear in the sequence length, never smaller for
+ * larger sizes, known before any pointer exists. Need not be aligned or cleared.
  *   op      one enum flashattn_op of the plan.
- *   shape   may be NULL: enough for every call within the promised maxima.
+ *   args    its sizes are read. May be NULL: enough for every call within the plan's maxima.
  *   bytes   out; 0 is possible.
- * INVALID_ARGUMENT: also when shape is NULL and a maximum that matters was not promised. */
+ * INVALID_ARGUMENT: also when args is NULL and a maximum that matters is not set. */
 FLASHATTN_API int32_t flashattn_workspace_size(const flashattn_plan *plan, uint32_t op,
-                                               const flashattn_shape *shape, int64_t *bytes);
+                                               const flashattn_args *args, int64_t *bytes);
 
 /* ---- Running ----
  *
  * On the CPU the result is there when the call returns, and stream must be NULL. On a GPU the work
  * is enqueued on the stream (a cudaStream_t; NULL: the default stream) and the call returns; it
  * never synchronises, allocates or reads device memory, so that every call can be captured in a
- * CUDA graph. All four return INVALID_ARGUMENT, VERSION, WORKSPACE and DEVICE, and UNSUPPORTED where
+ * CUDA graph. They return INVALID_ARGUMENT, VERSION, WORKSPACE and DEVICE, and UNSUPPORTED where
  * pointers, strides or sizes are such as no kernel of the plan takes. */
+
+/* Zeroes the arguments of a call, sets struct_size, and asks for packed strides (-1) of every
+ * tensor.
+ *   args          out.
+ *   struct_size   sizeof(flashattn_args) as the caller knows it, 4 to 4096.
+ * INVALID_ARGUMENT: NULL, a size out of that range. */
+FLASHATTN_API int32_t flashattn_args_init(flashattn_args *args, uint32_t struct_size);
+
+/* The same of the arguments of flashattn_merge; the caller sets the strides of part_o.
+ *   args          out.
+ *   struct_size   sizeof(flashattn_merge_args) as the caller knows it, 4 to 4096.
+ * INVALID_ARGUMENT: NULL, a size out of that range. */
+FLASHATTN_API int32_t flashattn_merge_args_init(flashattn_merge_args *args, uint32_t struct_size);
 
 /* For each sequence, head and query, with the masks and the sequence's off of enum flashattn_mask:
  *     s    = scale * q_i . k_j ;  softcap: s = softcap * tanh(s / softcap)
@@ -630,10 +696,9 @@ FLASHATTN_API int32_t flashattn_workspace_size(const flashattn_plan *plan, uint3
  * row that sees one key only is that key's value.
  *   workspace         device memory, exclusive to this call until it is done. May be NULL when 0
  *                     bytes are needed.
- *   workspace_bytes   at least flashattn_workspace_size for this shape. */
-FLASHATTN_API int32_t flashattn_forward(const flashattn_plan *plan,
-                                        const flashattn_forward_args *args, void *workspace,
-                                        int64_t workspace_bytes, void *stream);
+ *   workspace_bytes   at least flashattn_workspace_size for these sizes. */
+FLASHATTN_API int32_t flashattn_forward(const flashattn_plan *plan, const flashattn_args *args,
+                                        void *workspace, int64_t workspace_bytes, void *stream);
 
 /* The gradients, with the scores recomputed from lse (Dao et al. 2022, algorithm 4):
  *     D_i  = dout_i . o_i - dlse_i ;  P = exp(s - lse) ;  dP = keep / (1 - dropout) * dout v^T
@@ -643,11 +708,10 @@ FLASHATTN_API int32_t flashattn_forward(const flashattn_plan *plan,
  * dk and dv of a KV head sum over its query heads. All rows within a sequence's length are written.
  * For a part of a larger attention, give the o and lse that flashattn_merge wrote. An fp32 lse
  * leaves a weight a relative error of up to |lse| * 2^-24: where |lse| is 1024 or more, the largest
- * score and the sum of the weights beside it are computed again instead, unless lse counts keys that
- * the call does not see; above 2^20 no lse can tell that. */
-FLASHATTN_API int32_t flashattn_backward(const flashattn_plan *plan,
-                                         const flashattn_backward_args *args, void *workspace,
-                                         int64_t workspace_bytes, void *stream);
+ * score and the sum of the weights beside it are computed again instead, unless lse counts keys
+ * that the call does not see; above 2^20 no lse can tell that. */
+FLASHATTN_API int32_t flashattn_backward(const flashattn_plan *plan, const flashattn_args *args,
+                                         void *workspace, int64_t workspace_bytes, void *stream);
 
 /* Merges partial results over disjoint sets of keys into the whole: lse = ln(sum of exp(lse_p)),
  * o = sum of exp(lse_p - lse) o_p; parts with lse = -inf count nothing. For ring or cascade
@@ -660,14 +724,14 @@ FLASHATTN_API int32_t flashattn_merge(const flashattn_plan *plan, const flashatt
 
 /* Writes which weights the plan's dropout keeps: 1 = kept, 0 = dropped. The numbers depend on
  * (seed, offset, b, h, i, j) only, not on device, tile or layout; i and j count from the start of a
- * sequence. Philox4x32-10 (Salmon et al. 2011) with key (seed low, seed high ^ offset high) and
+ * sequence. Philox4x32-7 (Salmon et al. 2011) with key (seed low, seed high ^ offset high) and
  * counter ((j >> 4) << 5 | (i & 7) << 2 | (j & 7) >> 1, i >> 4, b * heads_q + h, offset low); its
  * word ((j >> 3) & 1) * 2 + ((i >> 3) & 1), low half for even j, high half for odd j, is u; kept
  * iff u >= round(65536 * dropout).
- *   args   only shape and the rng fields are read.
+ *   args   only the sizes and the rng fields are read.
  *   keep   out, device memory: (batch, heads_q, seqlen_q, seqlen_kv) bytes. */
 FLASHATTN_API int32_t flashattn_dropout_mask(const flashattn_plan *plan,
-                                             const flashattn_forward_args *args, uint8_t *keep,
+                                             const flashattn_args *args, uint8_t *keep,
                                              void *stream);
 
 /* ---- declarations end ---- */
