@@ -300,6 +300,10 @@ class _Reader:
                 unit, align = self.structs[ctype.base].size, self.structs[ctype.base].alignment
             elif ctype.base in SCALARS:
                 unit = align = SCALARS[ctype.base]
+            elif ctype.base == "char" and ctype.length:  # text
+                unit = align = 1
+            elif any(c.name == ctype.base for c in self.callbacks):
+                unit = align = POINTER_SIZE
             else:
                 raise HeaderError(f"line {line}: {item.name}: {ctype.base} by value")
             if offset % align:

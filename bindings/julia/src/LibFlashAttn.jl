@@ -40,14 +40,14 @@ else
     end
 end
 
-const HEADER_VERSION = 100
+const HEADER_VERSION = 200
 
 # enum flashattn_status
 # What a call says of itself. Stored and returned as int32_t.
 const FLASHATTN_OK = Int32(0)
 "A field, pointer or size that no library of this version could honour on any device."
 const FLASHATTN_ERROR_INVALID_ARGUMENT = Int32(1)
-"A meaningful request that no kernel family of this build honours on this device."
+"A meaningful request that no backend of this build honours on this device."
 const FLASHATTN_ERROR_UNSUPPORTED = Int32(2)
 "The workspace is smaller than flashattn_workspace_size says."
 const FLASHATTN_ERROR_WORKSPACE = Int32(3)
@@ -56,11 +56,11 @@ const FLASHATTN_ERROR_OUT_OF_MEMORY = Int32(4)
 "The device or its driver reported an error, or the wrong device is current."
 const FLASHATTN_ERROR_DEVICE = Int32(5)
 """
-struct_size is below the structure's required fields, above 4096, or larger than known with a
-part that is not zero: a newer header.
+struct_size is that of a structure of 0.1, above 4096, or larger than known with a part that is
+not zero: a newer header.
 """
 const FLASHATTN_ERROR_VERSION = Int32(6)
-"A fault of the library itself. Please report it with the sentence."
+"A fault of the library itself. Please report it with the message."
 const FLASHATTN_ERROR_INTERNAL = Int32(7)
 
 # enum flashattn_reason
@@ -74,7 +74,7 @@ const FLASHATTN_REASON_DRIVER_TOO_OLD = Int32(3)
 "The GPU is older than the kernels need."
 const FLASHATTN_REASON_ARCH = Int32(4)
 const FLASHATTN_REASON_DTYPE = Int32(5)
-"dtype and dtype_o, or dtype and bias_dtype, do not go together."
+"dtype and one of dtype_kv, dtype_o and dtype_bias do not go together."
 const FLASHATTN_REASON_DTYPE_MIX = Int32(6)
 const FLASHATTN_REASON_HEAD_DIM_MULTIPLE = Int32(7)
 const FLASHATTN_REASON_HEAD_DIM_MAX = Int32(8)
@@ -92,7 +92,7 @@ const FLASHATTN_REASON_DETERMINISM = Int32(18)
 const FLASHATTN_REASON_WORKSPACE_LIMIT = Int32(19)
 const FLASHATTN_REASON_SHARED_MEMORY = Int32(20)
 const FLASHATTN_REASON_CPU_ISA = Int32(21)
-"The kernel family was switched off when the library was built."
+"The backend was switched off when the library was built."
 const FLASHATTN_REASON_NOT_IN_THIS_BUILD = Int32(22)
 "The plan was not made for this operation: see flashattn_desc.ops."
 const FLASHATTN_REASON_OP = Int32(23)
@@ -100,14 +100,14 @@ const FLASHATTN_REASON_OP = Int32(23)
 const FLASHATTN_REASON_NULL_POINTER = Int32(24)
 const FLASHATTN_REASON_MISALIGNED = Int32(25)
 const FLASHATTN_REASON_OVERLAP = Int32(26)
-"A size is zero, negative, past a promised maximum, or overflows."
+"A size is zero, negative, above the plan's maximum, or overflows."
 const FLASHATTN_REASON_SIZE = Int32(27)
 const FLASHATTN_REASON_STRIDE = Int32(28)
 "An enumerator or bit this library does not know, or a value outside its range."
 const FLASHATTN_REASON_VALUE = Int32(29)
 const FLASHATTN_REASON_RESERVED = Int32(30)
 const FLASHATTN_REASON_STRUCT_SIZE = Int32(31)
-"cu_seqlens, lens or a page table hold an impossible value (CPU only: read there)."
+"cu_seqlens, lens, starts or a page table hold an impossible value (CPU only: read there)."
 const FLASHATTN_REASON_LENGTHS = Int32(32)
 const FLASHATTN_REASON_STREAM = Int32(33)
 
@@ -159,12 +159,17 @@ for ALiBi.
 const FLASHATTN_MASK_TOP_LEFT = UInt32(8)
 "block_mask[b, h, i / block_q, j / block_kv] != 0"
 const FLASHATTN_MASK_BLOCKS = UInt32(16)
+"""
+j < Sk - tree, or bit j - (Sk - tree) of tree_bits[b, i] is set: the last keys are a tree of
+drafted tokens. No backend takes it yet.
+"""
+const FLASHATTN_MASK_TREE = UInt32(32)
 
 # enum flashattn_bias
 # What is added to the scores, as bits.
 "- alibi_slopes[h] * |i + off - j|  (Press et al. 2022)"
 const FLASHATTN_BIAS_ALIBI = UInt32(1)
-"+ bias[b, h, i, j]; with bias_dtype U8 a boolean mask."
+"+ bias[b, h, i, j]; with dtype_bias U8 a boolean mask."
 const FLASHATTN_BIAS_DENSE = UInt32(2)
 
 # enum flashattn_feature
@@ -191,11 +196,11 @@ const FLASHATTN_DETERMINISM_BATCH_INVARIANT = Int32(2)
 
 # enum flashattn_log_level
 const FLASHATTN_LOG_OFF = Int32(0)
-"The sentence of every call that fails."
+"The message of every call that fails."
 const FLASHATTN_LOG_ERROR = Int32(1)
 "Also: the kernel that each plan chose, and why."
 const FLASHATTN_LOG_INFO = Int32(2)
-"Also: every kernel family that refused, with its reason."
+"Also: every backend that refused, with its reason."
 const FLASHATTN_LOG_DEBUG = Int32(3)
 
 # The names of each enumeration, without its prefix.
@@ -229,7 +234,8 @@ const flashattn_dtype = (DEFAULT = FLASHATTN_DTYPE_DEFAULT, F32 = FLASHATTN_DTYP
 const flashattn_layout = (VARLEN_Q = FLASHATTN_LAYOUT_VARLEN_Q, VARLEN_KV =
     FLASHATTN_LAYOUT_VARLEN_KV, PAGED_KV = FLASHATTN_LAYOUT_PAGED_KV,)
 const flashattn_mask = (CAUSAL = FLASHATTN_MASK_CAUSAL, WINDOW = FLASHATTN_MASK_WINDOW, CHUNK =
-    FLASHATTN_MASK_CHUNK, TOP_LEFT = FLASHATTN_MASK_TOP_LEFT, BLOCKS = FLASHATTN_MASK_BLOCKS,)
+    FLASHATTN_MASK_CHUNK, TOP_LEFT = FLASHATTN_MASK_TOP_LEFT, BLOCKS = FLASHATTN_MASK_BLOCKS,
+    TREE = FLASHATTN_MASK_TREE,)
 const flashattn_bias = (ALIBI = FLASHATTN_BIAS_ALIBI, DENSE = FLASHATTN_BIAS_DENSE,)
 const flashattn_feature = (LSE = FLASHATTN_FEATURE_LSE, SINK = FLASHATTN_FEATURE_SINK, DLSE =
     FLASHATTN_FEATURE_DLSE, DBIAS = FLASHATTN_FEATURE_DBIAS, DSINK = FLASHATTN_FEATURE_DSINK,)
@@ -239,6 +245,28 @@ const flashattn_log_level = (OFF = FLASHATTN_LOG_OFF, ERROR = FLASHATTN_LOG_ERRO
     FLASHATTN_LOG_INFO, DEBUG = FLASHATTN_LOG_DEBUG,)
 
 mutable struct flashattn_plan end
+
+"""
+    flashattn_task_fn(context::Ptr{Cvoid}, index::Int32)::Cvoid
+
+A `@cfunction` of this type.
+
+One task of a parallel loop.
+"""
+const flashattn_task_fn = Ptr{Cvoid}
+
+"""
+    flashattn_parallel_fn(user::Ptr{Cvoid}, count::Int32, task::flashattn_task_fn,
+        context::Ptr{Cvoid})::Cvoid
+
+A `@cfunction` of this type.
+
+```text
+A thread pool of the caller's: runs task(context, index) once for each index in [0, count), on
+any threads, in any order, at once or one after another, and returns when all have returned.
+```
+"""
+const flashattn_parallel_fn = Ptr{Cvoid}
 
 """
     flashattn_log_fn(user::Ptr{Cvoid}, level::Int32, message::Cstring)::Cvoid
@@ -253,21 +281,48 @@ the library. message lives for the call only.
 const flashattn_log_fn = Ptr{Cvoid}
 
 """
+    flashattn_error(; fields...)
+
+```text
+An error, as flashattn_last_error reports it, in memory of the caller's. Written by calls that
+fail, and left alone by others.
+```
+"""
+Base.@kwdef struct flashattn_error
+    "Required: sizeof(flashattn_error)."
+    struct_size::UInt32 = 720
+    "enum flashattn_status."
+    status::Int32 = 0
+    "enum flashattn_reason."
+    reason::Int32 = 0
+    reserved::Int32 = 0
+    "The structure member it is about, \"dim_qk\", \"q.stride_seq\"; \"\" when there is none."
+    field::NTuple{64,Cstring} = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,)
+    "Field, value, limit, device and remedy, in words."
+    message::NTuple{640,Cstring} = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,)
+end
+
+"""
     flashattn_desc(; fields...)
 
-What is computed. Describes a whole family of calls: lengths come later, with each call.
+What is computed. Describes many calls: lengths come with each call.
 """
 Base.@kwdef struct flashattn_desc
     "Required: sizeof(flashattn_desc)."
-    struct_size::UInt32 = 184
+    struct_size::UInt32 = 160
     "enum flashattn_device. 0: the CPU."
     device::Int32 = 0
-    "Which of its kind, from 0. CUDA: the runtime's ordinal."
+    "Which device of its kind, from 0. CUDA: the runtime's ordinal."
     device_index::Int32 = 0
     "enum flashattn_op bits. 0: forward only."
     ops::UInt32 = 0
-    "Required: enum flashattn_dtype of q, k, v and their gradients."
+    "Required: enum flashattn_dtype of q and dq, and of k, v, dk and dv unless dtype_kv is set."
     dtype::Int32 = 0
+    """
+    Of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype: a quantised cache; no backend takes it
+    yet.
+    """
+    dtype_kv::Int32 = 0
     "Of o and dout. 0: as dtype. F32 is possible beside 16-bit inputs."
     dtype_o::Int32 = 0
     "Required: query heads, >= 1."
@@ -295,92 +350,68 @@ Base.@kwdef struct flashattn_desc
     "Queries and keys a block of the block mask, >= 1. Only with BLOCKS."
     block_q::Int32 = 0
     block_kv::Int32 = 0
+    "Drafted tokens at the end of each sequence, 1 to 256. Only with TREE."
+    tree::Int32 = 0
     "enum flashattn_bias bits."
     bias::UInt32 = 0
     "Of the dense bias: F32, F16, BF16 or U8. 0: as dtype. Only with DENSE."
-    bias_dtype::Int32 = 0
+    dtype_bias::Int32 = 0
     "enum flashattn_feature bits."
     features::UInt32 = 0
     "enum flashattn_determinism."
     determinism::Int32 = 0
     "Factor of the scores. 0: 1 / sqrt(dim_qk). Of magnitude below 2^127."
     scale::Cfloat = 0
-    "Scores become softcap * tanh(score / softcap). 0: off. > 0, below 2^127, as is scale / softcap."
+    "Scores become softcap * tanh(score / softcap). 0: off. Below 2^127, as is scale / softcap."
     softcap::Cfloat = 0
     """
     Probability with which a weight is dropped, [0, 1), rounded to steps of 1/65536. 0: off. What
     rounds to 0 or to 1 is refused.
     """
     dropout::Cfloat = 0
+    "Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3."
+    descale_block::Int32 = 0
     """
-    Parts into which the forward pass splits the keys of a sequence, at most 4096. 0: the library
-    chooses, short queries only. 1: never.
+    Splits of a sequence's keys in the forward pass (split-KV), at most 4096. 0: the library
+    chooses, for short queries only. 1: never.
     """
     splits::Int32 = 0
     """
-    Promises: no call will pass them. 0: not promised. They let flashattn_workspace_size answer
-    for all calls at once, and help to choose a kernel.
+    Maxima: no call may pass them. 0: none. They let flashattn_workspace_size answer for all calls
+    at once, and help to choose a kernel.
     """
     max_batch::Int32 = 0
     max_seqlen_q::Int32 = 0
     max_seqlen_kv::Int32 = 0
     "GPU: streaming multiprocessors to use at the most. 0: all."
-    sm_limit::Int32 = 0
+    multiprocessors::Int32 = 0
     """
-    CPU: threads to use at the most; more than 1024 are as 1024. 0: as many as OpenMP offers to the
-    first thread of the process that asks (OMP_NUM_THREADS, or all cores). 1: the caller's only.
-    Where the system gives fewer, those do the work; a process that was forked off after the library
-    was loaded has one.
+    CPU: threads to use at the most; more than 1024 are as 1024. 0: all cores that the process may
+    use. 1: the caller's only.
     """
     threads::Int32 = 0
-    reserved0::Int32 = 0
-    "Promises, as above, for VARLEN layouts: tokens of all sequences together."
+    "Maxima, as above, for VARLEN layouts: tokens of all sequences together."
     max_total_q::Int64 = 0
     max_total_kv::Int64 = 0
-    "Refuse the plan when the promised maxima need more bytes of workspace. 0: no limit."
+    """
+    Bytes of workspace that calls within the maxima may need. Kernels that need more are not
+    chosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit.
+    """
     workspace_limit::Int64 = 0
-    reserved::NTuple{4,Int64} = (0, 0, 0, 0,)
-end
-
-"""
-    flashattn_shape(; fields...)
-
-```text
-The sizes of one call, known on the host. Where lengths lie on the device, upper bounds. Neither
-batch * seqlen nor total times heads_q times the larger head dimension may be more than 2^46.
-```
-"""
-Base.@kwdef struct flashattn_shape
-    "Sequences. 0: nothing to do."
-    batch::Int32 = 0
-    """
-    Queries of the longest sequence, below 2^31 - 65535; dense: of every sequence, unless lens_q
-    says less.
-    """
-    seqlen_q::Int32 = 0
-    "Keys, likewise."
-    seqlen_kv::Int32 = 0
-    reserved::Int32 = 0
-    "VARLEN_Q: the rows of q, all sequences together. 0 otherwise."
-    total_q::Int64 = 0
-    "VARLEN_KV: the rows of k and v. 0 otherwise."
-    total_kv::Int64 = 0
 end
 
 """
     flashattn_tensor(; fields...)
 
-Where an array with indices (b, i, h, c) lies. The elements of a head are contiguous.
+An array with indices b, i, h, c: see \"Strides\" at the top. This structure is final.
 """
 Base.@kwdef struct flashattn_tensor
     "Device memory, aligned to its element. May be NULL when the array has no element."
     data::Ptr{Cvoid} = C_NULL
     """
-    Elements from one sequence, head, token to the next. All three zero: packed, (batch, seq, head,
-    dim) without gaps. Else they are taken as they stand: a zero repeats (inputs only), negative
-    ones are refused. Where an extent is 0 or 1 nobody steps, and they are not looked at. VARLEN:
-    stride_batch must be 0. PAGED_KV: stride_batch goes from page to
-    page, stride_seq from token to token inside a page.
+    Elements from one sequence, head, token to the next; 0 repeats, -1: packed. VARLEN: there is
+    one sequence, of all tokens. PAGED_KV: stride_batch goes from page to page, stride_seq from
+    token to token inside a page.
     """
     stride_batch::Int64 = 0
     stride_head::Int64 = 0
@@ -388,139 +419,157 @@ Base.@kwdef struct flashattn_tensor
 end
 
 """
-    flashattn_inputs(; fields...)
+    flashattn_args(; fields...)
 
 ```text
-The inputs that forward and backward share. Pointers are to device memory. Where the plan has no
-use for them they must be NULL, unless \"optional\" is said, and strides and counts 0.
+The arguments of a call: sizes, inputs, outputs, gradients. Backward takes what forward was
+called with, and the gradients. flashattn_workspace_size and flashattn_plan_info read the sizes
+only. Pointers are to device memory. What the plan has no use for must be NULL or 0; what an
+operation has no use for is ignored. Neither batch * seqlen nor total, times heads_q times the
+larger head dimension, may be more than 2^46.
 ```
 """
-Base.@kwdef struct flashattn_inputs
-    "(batch, seqlen_q, heads_q, dim_qk), or VARLEN_Q."
+Base.@kwdef struct flashattn_args
+    "Required: sizeof(flashattn_args)."
+    struct_size::UInt32 = 704
+    "Sequences. 0: nothing to do."
+    batch::Int32 = 0
+    """
+    Queries and keys of the longest sequence, below 2^31 - 65535. Dense: of every sequence, unless
+    lens says less. Where lengths lie on the device, upper bounds.
+    """
+    seqlen_q::Int32 = 0
+    seqlen_kv::Int32 = 0
+    "VARLEN_Q, VARLEN_KV: the rows of q, and of k and v, all sequences together. 0 otherwise."
+    total_q::Int64 = 0
+    total_kv::Int64 = 0
+    "(batch, seqlen_q, heads_q, dim_qk); dtype; required. VARLEN_Q: (total_q, heads_q, dim_qk)."
     q::flashattn_tensor = flashattn_tensor()
-    "(batch, seqlen_kv, heads_kv, dim_qk), or VARLEN_KV, or PAGED_KV."
+    """
+    (batch, seqlen_kv, heads_kv, dim_qk); dtype_kv; required. VARLEN_KV: (total_kv, heads_kv,
+    dim_qk). PAGED_KV: (pages, page_size, heads_kv, dim_qk).
+    """
     k::flashattn_tensor = flashattn_tensor()
-    "(batch, seqlen_kv, heads_kv, dim_v), likewise."
+    "(batch, seqlen_kv, heads_kv, dim_v); dtype_kv; required. Likewise."
     v::flashattn_tensor = flashattn_tensor()
-    "(batch + 1): sequence b holds rows [cu[b], cu[b + 1]). Required with VARLEN_Q / VARLEN_KV."
+    "(batch + 1); i32; required with VARLEN_Q. Sequence b holds rows [cu[b], cu[b + 1])."
     cu_seqlens_q::Ptr{Int32} = C_NULL
+    "(batch + 1); i32; required with VARLEN_KV."
     cu_seqlens_kv::Ptr{Int32} = C_NULL
-    "(batch), optional with any layout: tokens in use of each sequence, at most its capacity."
+    "(batch); i32; optional. Tokens in use of each sequence, at most its capacity."
     lens_q::Ptr{Int32} = C_NULL
+    "(batch); i32; optional."
     lens_kv::Ptr{Int32} = C_NULL
-    "(batch, pages of a sequence): page numbers. Required with PAGED_KV."
-    page_table::Ptr{Int32} = C_NULL
-    "Elements from row to row of page_table. 0: ceil(seqlen_kv / page_size)."
-    page_table_stride::Int64 = 0
+    """
+    (batch); i32; optional. Left padding: keys before starts_kv[b] do not exist. Key positions, of
+    masks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Not with
+    PAGED_KV.
+    """
+    starts_kv::Ptr{Int32} = C_NULL
+    "(batch, ceil(seqlen_kv / page_size)); i32; required with PAGED_KV. Page numbers."
+    page_table::flashattn_tensor = flashattn_tensor()
     "Pages in the pool. Required with PAGED_KV."
     pages::Int64 = 0
-    "bias_dtype (batch, heads_q, seqlen_q, seqlen_kv), keys contiguous. Required with DENSE."
-    bias::Ptr{Cvoid} = C_NULL
-    "Elements from one to the next. 0: the same for all."
-    bias_stride_batch::Int64 = 0
-    bias_stride_head::Int64 = 0
-    bias_stride_row::Int64 = 0
-    "(heads_q), or (batch, heads_q) with a stride. Required with ALIBI."
-    alibi_slopes::Ptr{Cfloat} = C_NULL
-    "Elements from sequence to sequence. 0: the same for all."
-    alibi_stride_batch::Int64 = 0
-    "(heads_q), natural logits. Required with SINK."
+    "(batch, heads_q, seqlen_q, seqlen_kv); dtype_bias; required with DENSE."
+    bias::flashattn_tensor = flashattn_tensor()
+    "(batch, heads_q); f32; required with ALIBI."
+    alibi_slopes::flashattn_tensor = flashattn_tensor()
+    "(heads_q); f32; required with SINK. Natural logits."
     sink::Ptr{Cfloat} = C_NULL
     """
-    (batch, heads_q, ceil(seqlen_q / block_q), ceil(seqlen_kv / block_kv)) bytes, keys contiguous.
-    Required with BLOCKS.
+    (batch, heads_q, ceil(seqlen_q / block_q), ceil(seqlen_kv / block_kv)); u8; required with
+    BLOCKS.
     """
-    block_mask::Ptr{UInt8} = C_NULL
-    "Bytes from one to the next. 0: the same for all; rows: 0 = packed."
-    block_mask_stride_batch::Int64 = 0
-    block_mask_stride_head::Int64 = 0
-    block_mask_stride_row::Int64 = 0
-    "One float each, factors of q, k, v. F8E4M3 only, optional: 1."
-    descale_q::Ptr{Cfloat} = C_NULL
-    descale_k::Ptr{Cfloat} = C_NULL
-    descale_v::Ptr{Cfloat} = C_NULL
+    block_mask::flashattn_tensor = flashattn_tensor()
+    "(batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key."
+    tree_bits::flashattn_tensor = flashattn_tensor()
+    """
+    (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with F8E4M3. A factor of q,
+    which the query heads of a KV head share. NULL: 1.
+    """
+    descale_q::flashattn_tensor = flashattn_tensor()
+    """
+    (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
+    k. NULL: 1.
+    """
+    descale_k::flashattn_tensor = flashattn_tensor()
+    """
+    (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
+    v. NULL: 1.
+    """
+    descale_v::flashattn_tensor = flashattn_tensor()
     "Random numbers of the dropout: see flashattn_dropout_mask."
     rng_seed::UInt64 = 0
     rng_offset::UInt64 = 0
     """
-    Optional: {seed, offset} in device memory, to which the two above are added. For CUDA graphs,
-    which can thus be replayed with new numbers.
+    (2); u64; optional with dropout. {seed, offset}, to which the two above are added: CUDA graphs
+    can be replayed with new numbers.
     """
     rng_device::Ptr{UInt64} = C_NULL
-    reserved::NTuple{4,Int64} = (0, 0, 0, 0,)
-end
-
-"    flashattn_forward_args(; fields...)"
-Base.@kwdef struct flashattn_forward_args
-    "Required: sizeof(flashattn_forward_args)."
-    struct_size::UInt32 = 432
-    reserved0::UInt32 = 0
-    shape::flashattn_shape = flashattn_shape()
-    inputs::flashattn_inputs = flashattn_inputs()
-    "Out: dtype_o (batch, seqlen_q, heads_q, dim_v), or VARLEN_Q."
+    """
+    (batch, seqlen_q, heads_q, dim_v); dtype_o; required. Forward writes it, backward reads it.
+    VARLEN_Q: (total_q, heads_q, dim_v).
+    """
     o::flashattn_tensor = flashattn_tensor()
     """
-    Out: (batch, heads_q, seqlen_q), or VARLEN_Q: (heads_q, total_q). Natural logarithm.
-    Required with LSE.
+    (batch, heads_q, seqlen_q); f32; required with LSE and for backward. Natural logarithm.
+    Forward writes it, backward reads it. VARLEN_Q: (heads_q, total_q).
     """
     lse::Ptr{Cfloat} = C_NULL
-    reserved::NTuple{4,Int64} = (0, 0, 0, 0,)
-end
-
-"    flashattn_backward_args(; fields...)"
-Base.@kwdef struct flashattn_backward_args
-    "Required: sizeof(flashattn_backward_args)."
-    struct_size::UInt32 = 608
-    reserved0::UInt32 = 0
-    shape::flashattn_shape = flashattn_shape()
-    "The same as in the forward call."
-    inputs::flashattn_inputs = flashattn_inputs()
-    "What forward wrote."
-    o::flashattn_tensor = flashattn_tensor()
-    "The gradient that arrives at o: dtype_o, the shape of o."
+    """
+    (batch, seqlen_q, heads_q, dim_v); dtype_o; required for backward. The gradient that arrives at
+    o.
+    """
     dout::flashattn_tensor = flashattn_tensor()
-    "What forward wrote. Required."
-    lse::Ptr{Cfloat} = C_NULL
-    "The gradient that arrives at lse, laid out like it. Required with DLSE."
+    "(batch, heads_q, seqlen_q); f32; required with DLSE. The gradient that arrives at lse."
     dlse::Ptr{Cfloat} = C_NULL
-    "Out: dtype, the shapes of q, k, v. Written, not added to."
+    "(batch, seqlen_q, heads_q, dim_qk); dtype; required for backward. Written, not added to."
     dq::flashattn_tensor = flashattn_tensor()
+    "(batch, seqlen_kv, heads_kv, dim_qk); dtype; required for backward. Written."
     dk::flashattn_tensor = flashattn_tensor()
+    "(batch, seqlen_kv, heads_kv, dim_v); dtype; required for backward. Written."
     dv::flashattn_tensor = flashattn_tensor()
-    "Out: the gradient of the dense bias. Required with DBIAS."
-    dbias::Ptr{Cfloat} = C_NULL
     """
-    Elements from one to the next. 0: summed over that index; summed over sequences it is written as
-    large as the shape, zeros where nothing adds.
+    (batch, heads_q, seqlen_q, seqlen_kv); f32; required with DBIAS. Written. A stride of 0: summed
+    over that index; summed over sequences, it is written as large as the sizes say, zeros where
+    nothing adds.
     """
-    dbias_stride_batch::Int64 = 0
-    dbias_stride_head::Int64 = 0
-    dbias_stride_row::Int64 = 0
-    "Out: (heads_q), the gradient of the sink. Required with DSINK."
+    dbias::flashattn_tensor = flashattn_tensor()
+    "(heads_q); f32; required with DSINK. Written."
     dsink::Ptr{Cfloat} = C_NULL
-    reserved::NTuple{4,Int64} = (0, 0, 0, 0,)
+    "CPU, optional: runs the call's tasks, instead of the library's own threads."
+    parallel::flashattn_parallel_fn = 0
+    "Handed to parallel."
+    parallel_user::Ptr{Cvoid} = C_NULL
+    "Optional, host memory: receives the error of a call that fails."
+    error::Ptr{flashattn_error} = C_NULL
 end
 
 "    flashattn_merge_args(; fields...)"
 Base.@kwdef struct flashattn_merge_args
     "Required: sizeof(flashattn_merge_args)."
-    struct_size::UInt32 = 136
+    struct_size::UInt32 = 112
     "Required: how many partial results, >= 1."
     parts::Int32 = 0
-    "batch and seqlen_q, or with VARLEN_Q total_q, are read."
-    shape::flashattn_shape = flashattn_shape()
-    "Host array (parts) of arrays shaped like o."
+    "As in flashattn_args. VARLEN_Q: only total_q is read; others: only batch and seqlen_q."
+    batch::Int32 = 0
+    seqlen_q::Int32 = 0
+    total_q::Int64 = 0
+    "Host array (parts) of tensors shaped like o. Required."
     part_o::Ptr{flashattn_tensor} = C_NULL
-    "Host array (parts) of pointers to device memory, each laid out like lse."
+    "Host array (parts) of pointers to device memory, each laid out like lse. Required."
     part_lse::Ptr{Ptr{Cfloat}} = C_NULL
     "Of the partial o: dtype_o of the plan or F32. 0: dtype_o."
-    part_dtype::Int32 = 0
-    reserved0::Int32 = 0
-    "Out: dtype_o of the plan."
+    dtype_part::Int32 = 0
+    reserved::Int32 = 0
+    "(batch, seqlen_q, heads_q, dim_v); dtype_o; required. Written."
     o::flashattn_tensor = flashattn_tensor()
-    "Out, optional."
+    "(batch, heads_q, seqlen_q); f32; optional. Written."
     lse::Ptr{Cfloat} = C_NULL
-    reserved::NTuple{4,Int64} = (0, 0, 0, 0,)
+    "As in flashattn_args."
+    parallel::flashattn_parallel_fn = 0
+    parallel_user::Ptr{Cvoid} = C_NULL
+    error::Ptr{flashattn_error} = C_NULL
 end
 
 """
@@ -530,17 +579,21 @@ A device, as flashattn_device_info describes it.
 """
 Base.@kwdef struct flashattn_device_properties
     "Required: sizeof(flashattn_device_properties)."
-    struct_size::UInt32 = 40
-    "CPU: threads that a plan with threads = 0 uses. GPU: streaming multiprocessors."
-    units::Int32 = 0
+    struct_size::UInt32 = 48
+    "GPU: streaming multiprocessors. CPU: 0."
+    multiprocessors::Int32 = 0
+    "CPU: threads that a plan with threads = 0 uses. GPU: 0."
+    threads::Int32 = 0
+    "GPU: compute capability, 90 for 9.0. CPU: 0."
+    compute_capability::Int32 = 0
     "\"AMD EPYC 9354\", \"NVIDIA H200\"."
     name::Cstring = Cstring(C_NULL)
     "The best kernels this build has for it: \"avx512_bf16\", \"sm90\"."
     isa::Cstring = Cstring(C_NULL)
-    "GPU: compute capability, 90 for 9.0. CPU: 0."
-    compute_capability::Int32 = 0
-    "Bytes of fast memory next to a unit: shared memory a block may use; L2 cache of a core."
-    local_memory::Int32 = 0
+    "GPU: bytes of shared memory that a CTA may use. CPU: 0."
+    shared_memory::Int32 = 0
+    "Bytes of L2 cache. CPU: of a core."
+    l2_cache::Int32 = 0
     "Bytes of memory."
     memory::Int64 = 0
 end
@@ -552,22 +605,25 @@ What a plan will do, as flashattn_plan_info describes it.
 """
 Base.@kwdef struct flashattn_plan_properties
     "Required: sizeof(flashattn_plan_properties)."
-    struct_size::UInt32 = 88
+    struct_size::UInt32 = 96
     "Queries and keys of a tile."
     tile_q::Int32 = 0
     tile_kv::Int32 = 0
     "Tiles in flight; 1: none ahead."
     stages::Int32 = 0
-    "CPU: threads at the most. GPU: threads a block."
+    "CPU: threads at the most. GPU: threads of a CTA."
     threads::Int32 = 0
-    "GPU: registers a thread. CPU: 0."
+    "GPU: registers of a thread. CPU: 0."
     registers::Int32 = 0
-    "Bytes of fast memory: shared memory a block; scratch of a CPU thread."
-    local_memory::Int32 = 0
-    "Parts into which the longest sequence's keys are split for this shape."
+    "GPU: bytes of shared memory of a CTA. CPU: 0."
+    shared_memory::Int32 = 0
+    "CPU: bytes of workspace that a thread keeps to itself. GPU: 0."
+    scratch::Int32 = 0
+    "Splits of the longest sequence's keys for these sizes."
     splits::Int32 = 0
+    reserved::Int32 = 0
     "\"cpu\", \"sm90\"."
-    family::Cstring = Cstring(C_NULL)
+    backend::Cstring = Cstring(C_NULL)
     "The kernel's name. Lives as long as the plan, as do the next two."
     kernel::Cstring = Cstring(C_NULL)
     "Instructions it is made of: \"avx512_bf16\"."
@@ -575,7 +631,7 @@ Base.@kwdef struct flashattn_plan_properties
     "One sentence: why this kernel."
     why::Cstring = Cstring(C_NULL)
     """
-    For the shape asked about: arithmetic of the visible pairs, 2 for a multiply-add: 2 (dim_qk +
+    For the sizes asked about: arithmetic of the visible pairs, 2 for a multiply-add: 2 (dim_qk +
     dim_v) a pair forward, 2.5 times that backward. Block masks, lens and bias count as visible.
     """
     flops::Int64 = 0
@@ -597,7 +653,7 @@ end
 """
     flashattn_version_string()::Cstring
 
-The same as text: \"0.1.0\".
+The same as text: \"0.2.0\".
 """
 function flashattn_version_string()
     @ccall lib.flashattn_version_string()::Cstring
@@ -606,7 +662,7 @@ end
 """
     flashattn_build_info()::Cstring
 
-One line: version, compiler, kernel families and instruction sets in this build.
+One line: version, compiler, instruction sets and GPU architectures in this build.
 """
 function flashattn_build_info()
     @ccall lib.flashattn_build_info()::Cstring
@@ -625,11 +681,11 @@ end
     flashattn_last_error(reason::Ptr{Int32}, field::Ptr{Cstring})::Cstring
 
 ```text
-The sentence of the last call of this thread that failed; \"\" when none did. Successful calls
+The message of the last call of this thread that failed; \"\" when none did. Successful calls
 leave it alone. It lives until the next call of this thread fails, and so does the field.
   reason   out, may be NULL: enum flashattn_reason.
-  field    out, may be NULL: the structure member it is about, \"dim_qk\", \"inputs.q.stride_seq\";
-           \"\" when there is none.
+  field    out, may be NULL: the structure member it is about, \"dim_qk\", \"q.stride_seq\"; \"\" when
+           there is none.
 ```
 """
 function flashattn_last_error(reason, field)
@@ -698,32 +754,37 @@ function flashattn_desc_init(desc, struct_size)
 end
 
 """
-    flashattn_check(desc::Ptr{flashattn_desc})::Int32
+    flashattn_check(desc::Ptr{flashattn_desc}, error::Ptr{flashattn_error})::Int32
 
 ```text
 Whether flashattn_plan_create would succeed; if not, flashattn_last_error says why. Makes a plan
 and frees it.
+  error   out, may be NULL.
 INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE, OUT_OF_MEMORY.
 ```
 """
-function flashattn_check(desc)
-    @ccall lib.flashattn_check(desc::Ptr{flashattn_desc})::Int32
+function flashattn_check(desc, error)
+    @ccall lib.flashattn_check(desc::Ptr{flashattn_desc}, error::Ptr{flashattn_error})::Int32
 end
 
 """
-    flashattn_plan_create(desc::Ptr{flashattn_desc}, plan::Ptr{Ptr{flashattn_plan}})::Int32
+    flashattn_plan_create(desc::Ptr{flashattn_desc}, plan::Ptr{Ptr{flashattn_plan}},
+        error::Ptr{flashattn_error})::Int32
 
 ```text
 Checks the descriptor, chooses the kernels and does everything that is slow. The choice depends
-on the descriptor, the device and the library's version only.
-  desc   may be freed afterwards.
-  plan   out: to be freed by flashattn_plan_destroy. Untouched on failure.
+on the descriptor, the device and the library's version, and on two environment variables for
+tests, read once: FLASHATTN_FAMILY asks for a GPU backend (sm80, sm90), FLASHATTN_CPU_ISA for an
+instruction set.
+  desc    may be freed afterwards.
+  plan    out: to be freed by flashattn_plan_destroy. Untouched on failure.
+  error   out, may be NULL.
 INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE, OUT_OF_MEMORY.
 ```
 """
-function flashattn_plan_create(desc, plan)
+function flashattn_plan_create(desc, plan, error)
     @ccall lib.flashattn_plan_create(desc::Ptr{flashattn_desc},
-        plan::Ptr{Ptr{flashattn_plan}})::Int32
+        plan::Ptr{Ptr{flashattn_plan}}, error::Ptr{flashattn_error})::Int32
 end
 
 """
@@ -736,43 +797,86 @@ function flashattn_plan_destroy(plan)
 end
 
 """
-    flashattn_plan_info(plan::Ptr{flashattn_plan}, op::UInt32, shape::Ptr{flashattn_shape},
+    flashattn_plan_desc(plan::Ptr{flashattn_plan}, desc::Ptr{flashattn_desc})::Int32
+
+```text
+The descriptor of a plan with every default resolved: heads_kv, dim_v, types, scale.
+  desc   in: struct_size; out: the rest.
+INVALID_ARGUMENT, VERSION.
+```
+"""
+function flashattn_plan_desc(plan, desc)
+    @ccall lib.flashattn_plan_desc(plan::Ptr{flashattn_plan}, desc::Ptr{flashattn_desc})::Int32
+end
+
+"""
+    flashattn_plan_info(plan::Ptr{flashattn_plan}, op::UInt32, args::Ptr{flashattn_args},
         properties::Ptr{flashattn_plan_properties})::Int32
 
 ```text
 Says which kernel an operation uses and what it costs.
   op           one enum flashattn_op of the plan.
-  shape        may be NULL: the promised maxima; what depends on a maximum that was not promised
-               is then 0.
+  args         its sizes are read. May be NULL: the plan's maxima; what depends on a maximum that
+               is not set is then 0.
   properties   in: struct_size; out: the rest.
 INVALID_ARGUMENT, VERSION.
 ```
 """
-function flashattn_plan_info(plan, op, shape, properties)
+function flashattn_plan_info(plan, op, args, properties)
     @ccall lib.flashattn_plan_info(plan::Ptr{flashattn_plan}, op::UInt32,
-        shape::Ptr{flashattn_shape}, properties::Ptr{flashattn_plan_properties})::Int32
+        args::Ptr{flashattn_args}, properties::Ptr{flashattn_plan_properties})::Int32
 end
 
 """
-    flashattn_workspace_size(plan::Ptr{flashattn_plan}, op::UInt32, shape::Ptr{flashattn_shape},
+    flashattn_workspace_size(plan::Ptr{flashattn_plan}, op::UInt32, args::Ptr{flashattn_args},
         bytes::Ptr{Int64})::Int32
 
 ```text
-Bytes of workspace that an operation needs: linear in the sequence length, never smaller for a
-larger shape, known before any pointer exists. Need not be aligned or cleared.
+Bytes of workspace that an operation needs: linear in the sequence length, never smaller for
+larger sizes, known before any pointer exists. Need not be aligned or cleared.
   op      one enum flashattn_op of the plan.
-  shape   may be NULL: enough for every call within the promised maxima.
+  args    its sizes are read. May be NULL: enough for every call within the plan's maxima.
   bytes   out; 0 is possible.
-INVALID_ARGUMENT: also when shape is NULL and a maximum that matters was not promised.
+INVALID_ARGUMENT: also when args is NULL and a maximum that matters is not set.
 ```
 """
-function flashattn_workspace_size(plan, op, shape, bytes)
+function flashattn_workspace_size(plan, op, args, bytes)
     @ccall lib.flashattn_workspace_size(plan::Ptr{flashattn_plan}, op::UInt32,
-        shape::Ptr{flashattn_shape}, bytes::Ptr{Int64})::Int32
+        args::Ptr{flashattn_args}, bytes::Ptr{Int64})::Int32
 end
 
 """
-    flashattn_forward(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_forward_args},
+    flashattn_args_init(args::Ptr{flashattn_args}, struct_size::UInt32)::Int32
+
+```text
+Zeroes the arguments of a call, sets struct_size, and asks for packed strides (-1) of every
+tensor.
+  args          out.
+  struct_size   sizeof(flashattn_args) as the caller knows it, 4 to 4096.
+INVALID_ARGUMENT: NULL, a size out of that range.
+```
+"""
+function flashattn_args_init(args, struct_size)
+    @ccall lib.flashattn_args_init(args::Ptr{flashattn_args}, struct_size::UInt32)::Int32
+end
+
+"""
+    flashattn_merge_args_init(args::Ptr{flashattn_merge_args}, struct_size::UInt32)::Int32
+
+```text
+The same of the arguments of flashattn_merge; the caller sets the strides of part_o.
+  args          out.
+  struct_size   sizeof(flashattn_merge_args) as the caller knows it, 4 to 4096.
+INVALID_ARGUMENT: NULL, a size out of that range.
+```
+"""
+function flashattn_merge_args_init(args, struct_size)
+    @ccall lib.flashattn_merge_args_init(args::Ptr{flashattn_merge_args},
+        struct_size::UInt32)::Int32
+end
+
+"""
+    flashattn_forward(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_args},
         workspace::Ptr{Cvoid}, workspace_bytes::Int64, stream::Ptr{Cvoid})::Int32
 
 ```text
@@ -786,17 +890,16 @@ magnitude or order of scores and biases, up to FLT_MAX, beyond the rounding of a
 row that sees one key only is that key's value.
   workspace         device memory, exclusive to this call until it is done. May be NULL when 0
                     bytes are needed.
-  workspace_bytes   at least flashattn_workspace_size for this shape.
+  workspace_bytes   at least flashattn_workspace_size for these sizes.
 ```
 """
 function flashattn_forward(plan, args, workspace, workspace_bytes, stream)
-    @gc_safe lib.flashattn_forward(plan::Ptr{flashattn_plan},
-        args::Ptr{flashattn_forward_args}, workspace::Ptr{Cvoid}, workspace_bytes::Int64,
-        stream::Ptr{Cvoid})::Int32
+    @gc_safe lib.flashattn_forward(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_args},
+        workspace::Ptr{Cvoid}, workspace_bytes::Int64, stream::Ptr{Cvoid})::Int32
 end
 
 """
-    flashattn_backward(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_backward_args},
+    flashattn_backward(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_args},
         workspace::Ptr{Cvoid}, workspace_bytes::Int64, stream::Ptr{Cvoid})::Int32
 
 ```text
@@ -808,14 +911,13 @@ The gradients, with the scores recomputed from lse (Dao et al. 2022, algorithm 4
 dk and dv of a KV head sum over its query heads. All rows within a sequence's length are written.
 For a part of a larger attention, give the o and lse that flashattn_merge wrote. An fp32 lse
 leaves a weight a relative error of up to |lse| * 2^-24: where |lse| is 1024 or more, the largest
-score and the sum of the weights beside it are computed again instead, unless lse counts keys that
-the call does not see; above 2^20 no lse can tell that.
+score and the sum of the weights beside it are computed again instead, unless lse counts keys
+that the call does not see; above 2^20 no lse can tell that.
 ```
 """
 function flashattn_backward(plan, args, workspace, workspace_bytes, stream)
-    @gc_safe lib.flashattn_backward(plan::Ptr{flashattn_plan},
-        args::Ptr{flashattn_backward_args}, workspace::Ptr{Cvoid},
-        workspace_bytes::Int64, stream::Ptr{Cvoid})::Int32
+    @gc_safe lib.flashattn_backward(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_args},
+        workspace::Ptr{Cvoid}, workspace_bytes::Int64, stream::Ptr{Cvoid})::Int32
 end
 
 """
@@ -837,72 +939,73 @@ function flashattn_merge(plan, args, stream)
 end
 
 """
-    flashattn_dropout_mask(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_forward_args},
+    flashattn_dropout_mask(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_args},
         keep::Ptr{UInt8}, stream::Ptr{Cvoid})::Int32
 
 ```text
 Writes which weights the plan's dropout keeps: 1 = kept, 0 = dropped. The numbers depend on
 (seed, offset, b, h, i, j) only, not on device, tile or layout; i and j count from the start of a
-sequence. Philox4x32-10 (Salmon et al. 2011) with key (seed low, seed high ^ offset high) and
+sequence. Philox4x32-7 (Salmon et al. 2011) with key (seed low, seed high ^ offset high) and
 counter ((j >> 4) << 5 | (i & 7) << 2 | (j & 7) >> 1, i >> 4, b * heads_q + h, offset low); its
 word ((j >> 3) & 1) * 2 + ((i >> 3) & 1), low half for even j, high half for odd j, is u; kept
 iff u >= round(65536 * dropout).
-  args   only shape and the rng fields are read.
+  args   only the sizes and the rng fields are read.
   keep   out, device memory: (batch, heads_q, seqlen_q, seqlen_kv) bytes.
 ```
 """
 function flashattn_dropout_mask(plan, args, keep, stream)
     @gc_safe lib.flashattn_dropout_mask(plan::Ptr{flashattn_plan},
-        args::Ptr{flashattn_forward_args}, keep::Ptr{UInt8}, stream::Ptr{Cvoid})::Int32
+        args::Ptr{flashattn_args}, keep::Ptr{UInt8}, stream::Ptr{Cvoid})::Int32
 end
 
 # Structure, bytes, (field, offset, bytes)...
 const LAYOUT = (
-    (flashattn_desc, 184, (
+    (flashattn_error, 720, (
+        (:struct_size, 0, 4),
+        (:status, 4, 4),
+        (:reason, 8, 4),
+        (:reserved, 12, 4),
+        (:field, 16, 64),
+        (:message, 80, 640),
+    )),
+    (flashattn_desc, 160, (
         (:struct_size, 0, 4),
         (:device, 4, 4),
         (:device_index, 8, 4),
         (:ops, 12, 4),
         (:dtype, 16, 4),
-        (:dtype_o, 20, 4),
-        (:heads_q, 24, 4),
-        (:heads_kv, 28, 4),
-        (:dim_qk, 32, 4),
-        (:dim_v, 36, 4),
-        (:layout, 40, 4),
-        (:page_size, 44, 4),
-        (:mask, 48, 4),
-        (:window_left, 52, 4),
-        (:window_right, 56, 4),
-        (:chunk, 60, 4),
-        (:block_q, 64, 4),
-        (:block_kv, 68, 4),
-        (:bias, 72, 4),
-        (:bias_dtype, 76, 4),
-        (:features, 80, 4),
-        (:determinism, 84, 4),
-        (:scale, 88, 4),
-        (:softcap, 92, 4),
-        (:dropout, 96, 4),
-        (:splits, 100, 4),
-        (:max_batch, 104, 4),
-        (:max_seqlen_q, 108, 4),
-        (:max_seqlen_kv, 112, 4),
-        (:sm_limit, 116, 4),
-        (:threads, 120, 4),
-        (:reserved0, 124, 4),
-        (:max_total_q, 128, 8),
-        (:max_total_kv, 136, 8),
-        (:workspace_limit, 144, 8),
-        (:reserved, 152, 32),
-    )),
-    (flashattn_shape, 32, (
-        (:batch, 0, 4),
-        (:seqlen_q, 4, 4),
-        (:seqlen_kv, 8, 4),
-        (:reserved, 12, 4),
-        (:total_q, 16, 8),
-        (:total_kv, 24, 8),
+        (:dtype_kv, 20, 4),
+        (:dtype_o, 24, 4),
+        (:heads_q, 28, 4),
+        (:heads_kv, 32, 4),
+        (:dim_qk, 36, 4),
+        (:dim_v, 40, 4),
+        (:layout, 44, 4),
+        (:page_size, 48, 4),
+        (:mask, 52, 4),
+        (:window_left, 56, 4),
+        (:window_right, 60, 4),
+        (:chunk, 64, 4),
+        (:block_q, 68, 4),
+        (:block_kv, 72, 4),
+        (:tree, 76, 4),
+        (:bias, 80, 4),
+        (:dtype_bias, 84, 4),
+        (:features, 88, 4),
+        (:determinism, 92, 4),
+        (:scale, 96, 4),
+        (:softcap, 100, 4),
+        (:dropout, 104, 4),
+        (:descale_block, 108, 4),
+        (:splits, 112, 4),
+        (:max_batch, 116, 4),
+        (:max_seqlen_q, 120, 4),
+        (:max_seqlen_kv, 124, 4),
+        (:multiprocessors, 128, 4),
+        (:threads, 132, 4),
+        (:max_total_q, 136, 8),
+        (:max_total_kv, 144, 8),
+        (:workspace_limit, 152, 8),
     )),
     (flashattn_tensor, 32, (
         (:data, 0, 8),
@@ -910,101 +1013,92 @@ const LAYOUT = (
         (:stride_head, 16, 8),
         (:stride_seq, 24, 8),
     )),
-    (flashattn_inputs, 320, (
-        (:q, 0, 32),
-        (:k, 32, 32),
-        (:v, 64, 32),
-        (:cu_seqlens_q, 96, 8),
-        (:cu_seqlens_kv, 104, 8),
-        (:lens_q, 112, 8),
-        (:lens_kv, 120, 8),
-        (:page_table, 128, 8),
-        (:page_table_stride, 136, 8),
-        (:pages, 144, 8),
-        (:bias, 152, 8),
-        (:bias_stride_batch, 160, 8),
-        (:bias_stride_head, 168, 8),
-        (:bias_stride_row, 176, 8),
-        (:alibi_slopes, 184, 8),
-        (:alibi_stride_batch, 192, 8),
-        (:sink, 200, 8),
-        (:block_mask, 208, 8),
-        (:block_mask_stride_batch, 216, 8),
-        (:block_mask_stride_head, 224, 8),
-        (:block_mask_stride_row, 232, 8),
-        (:descale_q, 240, 8),
-        (:descale_k, 248, 8),
-        (:descale_v, 256, 8),
-        (:rng_seed, 264, 8),
-        (:rng_offset, 272, 8),
-        (:rng_device, 280, 8),
-        (:reserved, 288, 32),
-    )),
-    (flashattn_forward_args, 432, (
+    (flashattn_args, 704, (
         (:struct_size, 0, 4),
-        (:reserved0, 4, 4),
-        (:shape, 8, 32),
-        (:inputs, 40, 320),
-        (:o, 360, 32),
-        (:lse, 392, 8),
-        (:reserved, 400, 32),
+        (:batch, 4, 4),
+        (:seqlen_q, 8, 4),
+        (:seqlen_kv, 12, 4),
+        (:total_q, 16, 8),
+        (:total_kv, 24, 8),
+        (:q, 32, 32),
+        (:k, 64, 32),
+        (:v, 96, 32),
+        (:cu_seqlens_q, 128, 8),
+        (:cu_seqlens_kv, 136, 8),
+        (:lens_q, 144, 8),
+        (:lens_kv, 152, 8),
+        (:starts_kv, 160, 8),
+        (:page_table, 168, 32),
+        (:pages, 200, 8),
+        (:bias, 208, 32),
+        (:alibi_slopes, 240, 32),
+        (:sink, 272, 8),
+        (:block_mask, 280, 32),
+        (:tree_bits, 312, 32),
+        (:descale_q, 344, 32),
+        (:descale_k, 376, 32),
+        (:descale_v, 408, 32),
+        (:rng_seed, 440, 8),
+        (:rng_offset, 448, 8),
+        (:rng_device, 456, 8),
+        (:o, 464, 32),
+        (:lse, 496, 8),
+        (:dout, 504, 32),
+        (:dlse, 536, 8),
+        (:dq, 544, 32),
+        (:dk, 576, 32),
+        (:dv, 608, 32),
+        (:dbias, 640, 32),
+        (:dsink, 672, 8),
+        (:parallel, 680, 8),
+        (:parallel_user, 688, 8),
+        (:error, 696, 8),
     )),
-    (flashattn_backward_args, 608, (
-        (:struct_size, 0, 4),
-        (:reserved0, 4, 4),
-        (:shape, 8, 32),
-        (:inputs, 40, 320),
-        (:o, 360, 32),
-        (:dout, 392, 32),
-        (:lse, 424, 8),
-        (:dlse, 432, 8),
-        (:dq, 440, 32),
-        (:dk, 472, 32),
-        (:dv, 504, 32),
-        (:dbias, 536, 8),
-        (:dbias_stride_batch, 544, 8),
-        (:dbias_stride_head, 552, 8),
-        (:dbias_stride_row, 560, 8),
-        (:dsink, 568, 8),
-        (:reserved, 576, 32),
-    )),
-    (flashattn_merge_args, 136, (
+    (flashattn_merge_args, 112, (
         (:struct_size, 0, 4),
         (:parts, 4, 4),
-        (:shape, 8, 32),
-        (:part_o, 40, 8),
-        (:part_lse, 48, 8),
-        (:part_dtype, 56, 4),
-        (:reserved0, 60, 4),
-        (:o, 64, 32),
-        (:lse, 96, 8),
-        (:reserved, 104, 32),
+        (:batch, 8, 4),
+        (:seqlen_q, 12, 4),
+        (:total_q, 16, 8),
+        (:part_o, 24, 8),
+        (:part_lse, 32, 8),
+        (:dtype_part, 40, 4),
+        (:reserved, 44, 4),
+        (:o, 48, 32),
+        (:lse, 80, 8),
+        (:parallel, 88, 8),
+        (:parallel_user, 96, 8),
+        (:error, 104, 8),
     )),
-    (flashattn_device_properties, 40, (
+    (flashattn_device_properties, 48, (
         (:struct_size, 0, 4),
-        (:units, 4, 4),
-        (:name, 8, 8),
-        (:isa, 16, 8),
-        (:compute_capability, 24, 4),
-        (:local_memory, 28, 4),
-        (:memory, 32, 8),
+        (:multiprocessors, 4, 4),
+        (:threads, 8, 4),
+        (:compute_capability, 12, 4),
+        (:name, 16, 8),
+        (:isa, 24, 8),
+        (:shared_memory, 32, 4),
+        (:l2_cache, 36, 4),
+        (:memory, 40, 8),
     )),
-    (flashattn_plan_properties, 88, (
+    (flashattn_plan_properties, 96, (
         (:struct_size, 0, 4),
         (:tile_q, 4, 4),
         (:tile_kv, 8, 4),
         (:stages, 12, 4),
         (:threads, 16, 4),
         (:registers, 20, 4),
-        (:local_memory, 24, 4),
-        (:splits, 28, 4),
-        (:family, 32, 8),
-        (:kernel, 40, 8),
-        (:isa, 48, 8),
-        (:why, 56, 8),
-        (:flops, 64, 8),
-        (:bytes, 72, 8),
-        (:workspace, 80, 8),
+        (:shared_memory, 24, 4),
+        (:scratch, 28, 4),
+        (:splits, 32, 4),
+        (:reserved, 36, 4),
+        (:backend, 40, 8),
+        (:kernel, 48, 8),
+        (:isa, 56, 8),
+        (:why, 64, 8),
+        (:flops, 72, 8),
+        (:bytes, 80, 8),
+        (:workspace, 88, 8),
     )),
 )
 

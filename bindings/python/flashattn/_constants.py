@@ -3,7 +3,7 @@
 from enum import IntEnum, IntFlag
 from typing import Dict, Tuple
 
-HEADER_VERSION = 100
+HEADER_VERSION = 200
 
 
 class Status(IntEnum):
@@ -12,7 +12,7 @@ class Status(IntEnum):
     OK = 0
     #: A field, pointer or size that no library of this version could honour on any device.
     ERROR_INVALID_ARGUMENT = 1
-    #: A meaningful request that no kernel family of this build honours on this device.
+    #: A meaningful request that no backend of this build honours on this device.
     ERROR_UNSUPPORTED = 2
     #: The workspace is smaller than flashattn_workspace_size says.
     ERROR_WORKSPACE = 3
@@ -20,10 +20,10 @@ class Status(IntEnum):
     ERROR_OUT_OF_MEMORY = 4
     #: The device or its driver reported an error, or the wrong device is current.
     ERROR_DEVICE = 5
-    #: struct_size is below the structure's required fields, above 4096, or larger than known with a
-    #: part that is not zero: a newer header.
+    #: struct_size is that of a structure of 0.1, above 4096, or larger than known with a part that is
+    #: not zero: a newer header.
     ERROR_VERSION = 6
-    #: A fault of the library itself. Please report it with the sentence.
+    #: A fault of the library itself. Please report it with the message.
     ERROR_INTERNAL = 7
 
 
@@ -39,7 +39,7 @@ class Reason(IntEnum):
     #: The GPU is older than the kernels need.
     ARCH = 4
     DTYPE = 5
-    #: dtype and dtype_o, or dtype and bias_dtype, do not go together.
+    #: dtype and one of dtype_kv, dtype_o and dtype_bias do not go together.
     DTYPE_MIX = 6
     HEAD_DIM_MULTIPLE = 7
     HEAD_DIM_MAX = 8
@@ -57,7 +57,7 @@ class Reason(IntEnum):
     WORKSPACE_LIMIT = 19
     SHARED_MEMORY = 20
     CPU_ISA = 21
-    #: The kernel family was switched off when the library was built.
+    #: The backend was switched off when the library was built.
     NOT_IN_THIS_BUILD = 22
     #: The plan was not made for this operation: see flashattn_desc.ops.
     OP = 23
@@ -65,14 +65,14 @@ class Reason(IntEnum):
     NULL_POINTER = 24
     MISALIGNED = 25
     OVERLAP = 26
-    #: A size is zero, negative, past a promised maximum, or overflows.
+    #: A size is zero, negative, above the plan's maximum, or overflows.
     SIZE = 27
     STRIDE = 28
     #: An enumerator or bit this library does not know, or a value outside its range.
     VALUE = 29
     RESERVED = 30
     STRUCT_SIZE = 31
-    #: cu_seqlens, lens or a page table hold an impossible value (CPU only: read there).
+    #: cu_seqlens, lens, starts or a page table hold an impossible value (CPU only: read there).
     LENGTHS = 32
     STREAM = 33
 
@@ -133,6 +133,9 @@ class Mask(IntFlag):
     TOP_LEFT = 8
     #: block_mask[b, h, i / block_q, j / block_kv] != 0
     BLOCKS = 16
+    #: j < Sk - tree, or bit j - (Sk - tree) of tree_bits[b, i] is set: the last keys are a tree of
+    #: drafted tokens. No backend takes it yet.
+    TREE = 32
 
 
 class Bias(IntFlag):
@@ -140,7 +143,7 @@ class Bias(IntFlag):
 
     #: - alibi_slopes[h] * |i + off - j|  (Press et al. 2022)
     ALIBI = 1
-    #: + bias[b, h, i, j]; with bias_dtype U8 a boolean mask.
+    #: + bias[b, h, i, j]; with dtype_bias U8 a boolean mask.
     DENSE = 2
 
 
@@ -174,61 +177,62 @@ class LogLevel(IntEnum):
     """flashattn_log_level"""
 
     OFF = 0
-    #: The sentence of every call that fails.
+    #: The message of every call that fails.
     ERROR = 1
     #: Also: the kernel that each plan chose, and why.
     INFO = 2
-    #: Also: every kernel family that refused, with its reason.
+    #: Also: every backend that refused, with its reason.
     DEBUG = 3
 
 
 # Structure: (bytes, ((field, offset, bytes), ...)).
 LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {
-    "flashattn_desc": (184, (
+    "flashattn_error": (720, (
+        ("struct_size", 0, 4),
+        ("status", 4, 4),
+        ("reason", 8, 4),
+        ("reserved", 12, 4),
+        ("field", 16, 64),
+        ("message", 80, 640),
+    )),
+    "flashattn_desc": (160, (
         ("struct_size", 0, 4),
         ("device", 4, 4),
         ("device_index", 8, 4),
         ("ops", 12, 4),
         ("dtype", 16, 4),
-        ("dtype_o", 20, 4),
-        ("heads_q", 24, 4),
-        ("heads_kv", 28, 4),
-        ("dim_qk", 32, 4),
-        ("dim_v", 36, 4),
-        ("layout", 40, 4),
-        ("page_size", 44, 4),
-        ("mask", 48, 4),
-        ("window_left", 52, 4),
-        ("window_right", 56, 4),
-        ("chunk", 60, 4),
-        ("block_q", 64, 4),
-        ("block_kv", 68, 4),
-        ("bias", 72, 4),
-        ("bias_dtype", 76, 4),
-        ("features", 80, 4),
-        ("determinism", 84, 4),
-        ("scale", 88, 4),
-        ("softcap", 92, 4),
-        ("dropout", 96, 4),
-        ("splits", 100, 4),
-        ("max_batch", 104, 4),
-        ("max_seqlen_q", 108, 4),
-        ("max_seqlen_kv", 112, 4),
-        ("sm_limit", 116, 4),
-        ("threads", 120, 4),
-        ("reserved0", 124, 4),
-        ("max_total_q", 128, 8),
-        ("max_total_kv", 136, 8),
-        ("workspace_limit", 144, 8),
-        ("reserved", 152, 32),
-    )),
-    "flashattn_shape": (32, (
-        ("batch", 0, 4),
-        ("seqlen_q", 4, 4),
-        ("seqlen_kv", 8, 4),
-        ("reserved", 12, 4),
-        ("total_q", 16, 8),
-        ("total_kv", 24, 8),
+        ("dtype_kv", 20, 4),
+        ("dtype_o", 24, 4),
+        ("heads_q", 28, 4),
+        ("heads_kv", 32, 4),
+        ("dim_qk", 36, 4),
+        ("dim_v", 40, 4),
+        ("layout", 44, 4),
+        ("page_size", 48, 4),
+        ("mask", 52, 4),
+        ("window_left", 56, 4),
+        ("window_right", 60, 4),
+        ("chunk", 64, 4),
+        ("block_q", 68, 4),
+        ("block_kv", 72, 4),
+        ("tree", 76, 4),
+        ("bias", 80, 4),
+        ("dtype_bias", 84, 4),
+        ("features", 88, 4),
+        ("determinism", 92, 4),
+        ("scale", 96, 4),
+        ("softcap", 100, 4),
+        ("dropout", 104, 4),
+        ("descale_block", 108, 4),
+        ("splits", 112, 4),
+        ("max_batch", 116, 4),
+        ("max_seqlen_q", 120, 4),
+        ("max_seqlen_kv", 124, 4),
+        ("multiprocessors", 128, 4),
+        ("threads", 132, 4),
+        ("max_total_q", 136, 8),
+        ("max_total_kv", 144, 8),
+        ("workspace_limit", 152, 8),
     )),
     "flashattn_tensor": (32, (
         ("data", 0, 8),
@@ -236,101 +240,92 @@ LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {
         ("stride_head", 16, 8),
         ("stride_seq", 24, 8),
     )),
-    "flashattn_inputs": (320, (
-        ("q", 0, 32),
-        ("k", 32, 32),
-        ("v", 64, 32),
-        ("cu_seqlens_q", 96, 8),
-        ("cu_seqlens_kv", 104, 8),
-        ("lens_q", 112, 8),
-        ("lens_kv", 120, 8),
-        ("page_table", 128, 8),
-        ("page_table_stride", 136, 8),
-        ("pages", 144, 8),
-        ("bias", 152, 8),
-        ("bias_stride_batch", 160, 8),
-        ("bias_stride_head", 168, 8),
-        ("bias_stride_row", 176, 8),
-        ("alibi_slopes", 184, 8),
-        ("alibi_stride_batch", 192, 8),
-        ("sink", 200, 8),
-        ("block_mask", 208, 8),
-        ("block_mask_stride_batch", 216, 8),
-        ("block_mask_stride_head", 224, 8),
-        ("block_mask_stride_row", 232, 8),
-        ("descale_q", 240, 8),
-        ("descale_k", 248, 8),
-        ("descale_v", 256, 8),
-        ("rng_seed", 264, 8),
-        ("rng_offset", 272, 8),
-        ("rng_device", 280, 8),
-        ("reserved", 288, 32),
-    )),
-    "flashattn_forward_args": (432, (
+    "flashattn_args": (704, (
         ("struct_size", 0, 4),
-        ("reserved0", 4, 4),
-        ("shape", 8, 32),
-        ("inputs", 40, 320),
-        ("o", 360, 32),
-        ("lse", 392, 8),
-        ("reserved", 400, 32),
+        ("batch", 4, 4),
+        ("seqlen_q", 8, 4),
+        ("seqlen_kv", 12, 4),
+        ("total_q", 16, 8),
+        ("total_kv", 24, 8),
+        ("q", 32, 32),
+        ("k", 64, 32),
+        ("v", 96, 32),
+        ("cu_seqlens_q", 128, 8),
+        ("cu_seqlens_kv", 136, 8),
+        ("lens_q", 144, 8),
+        ("lens_kv", 152, 8),
+        ("starts_kv", 160, 8),
+        ("page_table", 168, 32),
+        ("pages", 200, 8),
+        ("bias", 208, 32),
+        ("alibi_slopes", 240, 32),
+        ("sink", 272, 8),
+        ("block_mask", 280, 32),
+        ("tree_bits", 312, 32),
+        ("descale_q", 344, 32),
+        ("descale_k", 376, 32),
+        ("descale_v", 408, 32),
+        ("rng_seed", 440, 8),
+        ("rng_offset", 448, 8),
+        ("rng_device", 456, 8),
+        ("o", 464, 32),
+        ("lse", 496, 8),
+        ("dout", 504, 32),
+        ("dlse", 536, 8),
+        ("dq", 544, 32),
+        ("dk", 576, 32),
+        ("dv", 608, 32),
+        ("dbias", 640, 32),
+        ("dsink", 672, 8),
+        ("parallel", 680, 8),
+        ("parallel_user", 688, 8),
+        ("error", 696, 8),
     )),
-    "flashattn_backward_args": (608, (
-        ("struct_size", 0, 4),
-        ("reserved0", 4, 4),
-        ("shape", 8, 32),
-        ("inputs", 40, 320),
-        ("o", 360, 32),
-        ("dout", 392, 32),
-        ("lse", 424, 8),
-        ("dlse", 432, 8),
-        ("dq", 440, 32),
-        ("dk", 472, 32),
-        ("dv", 504, 32),
-        ("dbias", 536, 8),
-        ("dbias_stride_batch", 544, 8),
-        ("dbias_stride_head", 552, 8),
-        ("dbias_stride_row", 560, 8),
-        ("dsink", 568, 8),
-        ("reserved", 576, 32),
-    )),
-    "flashattn_merge_args": (136, (
+    "flashattn_merge_args": (112, (
         ("struct_size", 0, 4),
         ("parts", 4, 4),
-        ("shape", 8, 32),
-        ("part_o", 40, 8),
-        ("part_lse", 48, 8),
-        ("part_dtype", 56, 4),
-        ("reserved0", 60, 4),
-        ("o", 64, 32),
-        ("lse", 96, 8),
-        ("reserved", 104, 32),
+        ("batch", 8, 4),
+        ("seqlen_q", 12, 4),
+        ("total_q", 16, 8),
+        ("part_o", 24, 8),
+        ("part_lse", 32, 8),
+        ("dtype_part", 40, 4),
+        ("reserved", 44, 4),
+        ("o", 48, 32),
+        ("lse", 80, 8),
+        ("parallel", 88, 8),
+        ("parallel_user", 96, 8),
+        ("error", 104, 8),
     )),
-    "flashattn_device_properties": (40, (
+    "flashattn_device_properties": (48, (
         ("struct_size", 0, 4),
-        ("units", 4, 4),
-        ("name", 8, 8),
-        ("isa", 16, 8),
-        ("compute_capability", 24, 4),
-        ("local_memory", 28, 4),
-        ("memory", 32, 8),
+        ("multiprocessors", 4, 4),
+        ("threads", 8, 4),
+        ("compute_capability", 12, 4),
+        ("name", 16, 8),
+        ("isa", 24, 8),
+        ("shared_memory", 32, 4),
+        ("l2_cache", 36, 4),
+        ("memory", 40, 8),
     )),
-    "flashattn_plan_properties": (88, (
+    "flashattn_plan_properties": (96, (
         ("struct_size", 0, 4),
         ("tile_q", 4, 4),
         ("tile_kv", 8, 4),
         ("stages", 12, 4),
         ("threads", 16, 4),
         ("registers", 20, 4),
-        ("local_memory", 24, 4),
-        ("splits", 28, 4),
-        ("family", 32, 8),
-        ("kernel", 40, 8),
-        ("isa", 48, 8),
-        ("why", 56, 8),
-        ("flops", 64, 8),
-        ("bytes", 72, 8),
-        ("workspace", 80, 8),
+        ("shared_memory", 24, 4),
+        ("scratch", 28, 4),
+        ("splits", 32, 4),
+        ("reserved", 36, 4),
+        ("backend", 40, 8),
+        ("kernel", 48, 8),
+        ("isa", 56, 8),
+        ("why", 64, 8),
+        ("flops", 72, 8),
+        ("bytes", 80, 8),
+        ("workspace", 88, 8),
     )),
 }
 
@@ -344,12 +339,12 @@ The version of the library that runs: 10000 * major + 100 * minor + patch.
     "flashattn_version_string": """\
 const char *flashattn_version_string(void)
 
-The same as text: "0.1.0".
+The same as text: "0.2.0".
 """,
     "flashattn_build_info": """\
 const char *flashattn_build_info(void)
 
-One line: version, compiler, kernel families and instruction sets in this build.
+One line: version, compiler, instruction sets and GPU architectures in this build.
 """,
     "flashattn_status_name": """\
 const char *flashattn_status_name(int32_t status)
@@ -359,11 +354,11 @@ The name of an enum flashattn_status, "FLASHATTN_OK"; "unknown status" for any o
     "flashattn_last_error": """\
 const char *flashattn_last_error(int32_t *reason, const char **field)
 
-The sentence of the last call of this thread that failed; "" when none did. Successful calls
+The message of the last call of this thread that failed; "" when none did. Successful calls
 leave it alone. It lives until the next call of this thread fails, and so does the field.
   reason   out, may be NULL: enum flashattn_reason.
-  field    out, may be NULL: the structure member it is about, "dim_qk", "inputs.q.stride_seq";
-           "" when there is none.
+  field    out, may be NULL: the structure member it is about, "dim_qk", "q.stride_seq"; "" when
+           there is none.
 """,
     "flashattn_set_log": """\
 int32_t flashattn_set_log(int32_t level, flashattn_log_fn callback, void *user)
@@ -401,19 +396,24 @@ Zeroes a descriptor and sets its struct_size.
 INVALID_ARGUMENT: NULL, a size out of that range.
 """,
     "flashattn_check": """\
-int32_t flashattn_check(const flashattn_desc *desc)
+int32_t flashattn_check(const flashattn_desc *desc, flashattn_error *error)
 
 Whether flashattn_plan_create would succeed; if not, flashattn_last_error says why. Makes a plan
 and frees it.
+  error   out, may be NULL.
 INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE, OUT_OF_MEMORY.
 """,
     "flashattn_plan_create": """\
-int32_t flashattn_plan_create(const flashattn_desc *desc, flashattn_plan **plan)
+int32_t flashattn_plan_create(const flashattn_desc *desc, flashattn_plan **plan,
+    flashattn_error *error)
 
 Checks the descriptor, chooses the kernels and does everything that is slow. The choice depends
-on the descriptor, the device and the library's version only.
-  desc   may be freed afterwards.
-  plan   out: to be freed by flashattn_plan_destroy. Untouched on failure.
+on the descriptor, the device and the library's version, and on two environment variables for
+tests, read once: FLASHATTN_FAMILY asks for a GPU backend (sm80, sm90), FLASHATTN_CPU_ISA for an
+instruction set.
+  desc    may be freed afterwards.
+  plan    out: to be freed by flashattn_plan_destroy. Untouched on failure.
+  error   out, may be NULL.
 INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE, OUT_OF_MEMORY.
 """,
     "flashattn_plan_destroy": """\
@@ -421,31 +421,55 @@ void flashattn_plan_destroy(flashattn_plan *plan)
 
 Frees a plan; NULL is fine. Work already enqueued on a stream is not disturbed.
 """,
+    "flashattn_plan_desc": """\
+int32_t flashattn_plan_desc(const flashattn_plan *plan, flashattn_desc *desc)
+
+The descriptor of a plan with every default resolved: heads_kv, dim_v, types, scale.
+  desc   in: struct_size; out: the rest.
+INVALID_ARGUMENT, VERSION.
+""",
     "flashattn_plan_info": """\
-int32_t flashattn_plan_info(const flashattn_plan *plan, uint32_t op, const flashattn_shape *shape,
+int32_t flashattn_plan_info(const flashattn_plan *plan, uint32_t op, const flashattn_args *args,
     flashattn_plan_properties *properties)
 
 Says which kernel an operation uses and what it costs.
   op           one enum flashattn_op of the plan.
-  shape        may be NULL: the promised maxima; what depends on a maximum that was not promised
-               is then 0.
+  args         its sizes are read. May be NULL: the plan's maxima; what depends on a maximum that
+               is not set is then 0.
   properties   in: struct_size; out: the rest.
 INVALID_ARGUMENT, VERSION.
 """,
     "flashattn_workspace_size": """\
 int32_t flashattn_workspace_size(const flashattn_plan *plan, uint32_t op,
-    const flashattn_shape *shape, int64_t *bytes)
+    const flashattn_args *args, int64_t *bytes)
 
-Bytes of workspace that an operation needs: linear in the sequence length, never smaller for a
-larger shape, known before any pointer exists. Need not be aligned or cleared.
+Bytes of workspace that an operation needs: linear in the sequence length, never smaller for
+larger sizes, known before any pointer exists. Need not be aligned or cleared.
   op      one enum flashattn_op of the plan.
-  shape   may be NULL: enough for every call within the promised maxima.
+  args    its sizes are read. May be NULL: enough for every call within the plan's maxima.
   bytes   out; 0 is possible.
-INVALID_ARGUMENT: also when shape is NULL and a maximum that matters was not promised.
+INVALID_ARGUMENT: also when args is NULL and a maximum that matters is not set.
+""",
+    "flashattn_args_init": """\
+int32_t flashattn_args_init(flashattn_args *args, uint32_t struct_size)
+
+Zeroes the arguments of a call, sets struct_size, and asks for packed strides (-1) of every
+tensor.
+  args          out.
+  struct_size   sizeof(flashattn_args) as the caller knows it, 4 to 4096.
+INVALID_ARGUMENT: NULL, a size out of that range.
+""",
+    "flashattn_merge_args_init": """\
+int32_t flashattn_merge_args_init(flashattn_merge_args *args, uint32_t struct_size)
+
+The same of the arguments of flashattn_merge; the caller sets the strides of part_o.
+  args          out.
+  struct_size   sizeof(flashattn_merge_args) as the caller knows it, 4 to 4096.
+INVALID_ARGUMENT: NULL, a size out of that range.
 """,
     "flashattn_forward": """\
-int32_t flashattn_forward(const flashattn_plan *plan, const flashattn_forward_args *args,
-    void *workspace, int64_t workspace_bytes, void *stream)
+int32_t flashattn_forward(const flashattn_plan *plan, const flashattn_args *args, void *workspace,
+    int64_t workspace_bytes, void *stream)
 
 For each sequence, head and query, with the masks and the sequence's off of enum flashattn_mask:
     s    = scale * q_i . k_j ;  softcap: s = softcap * tanh(s / softcap)
@@ -457,10 +481,10 @@ magnitude or order of scores and biases, up to FLT_MAX, beyond the rounding of a
 row that sees one key only is that key's value.
   workspace         device memory, exclusive to this call until it is done. May be NULL when 0
                     bytes are needed.
-  workspace_bytes   at least flashattn_workspace_size for this shape.
+  workspace_bytes   at least flashattn_workspace_size for these sizes.
 """,
     "flashattn_backward": """\
-int32_t flashattn_backward(const flashattn_plan *plan, const flashattn_backward_args *args,
+int32_t flashattn_backward(const flashattn_plan *plan, const flashattn_args *args,
     void *workspace, int64_t workspace_bytes, void *stream)
 
 The gradients, with the scores recomputed from lse (Dao et al. 2022, algorithm 4):
@@ -471,8 +495,8 @@ The gradients, with the scores recomputed from lse (Dao et al. 2022, algorithm 4
 dk and dv of a KV head sum over its query heads. All rows within a sequence's length are written.
 For a part of a larger attention, give the o and lse that flashattn_merge wrote. An fp32 lse
 leaves a weight a relative error of up to |lse| * 2^-24: where |lse| is 1024 or more, the largest
-score and the sum of the weights beside it are computed again instead, unless lse counts keys that
-the call does not see; above 2^20 no lse can tell that.
+score and the sum of the weights beside it are computed again instead, unless lse counts keys
+that the call does not see; above 2^20 no lse can tell that.
 """,
     "flashattn_merge": """\
 int32_t flashattn_merge(const flashattn_plan *plan, const flashattn_merge_args *args,
@@ -486,16 +510,16 @@ with the same strides and type. Rows are merged whatever lens says: give the par
 contents.
 """,
     "flashattn_dropout_mask": """\
-int32_t flashattn_dropout_mask(const flashattn_plan *plan, const flashattn_forward_args *args,
+int32_t flashattn_dropout_mask(const flashattn_plan *plan, const flashattn_args *args,
     uint8_t *keep, void *stream)
 
 Writes which weights the plan's dropout keeps: 1 = kept, 0 = dropped. The numbers depend on
 (seed, offset, b, h, i, j) only, not on device, tile or layout; i and j count from the start of a
-sequence. Philox4x32-10 (Salmon et al. 2011) with key (seed low, seed high ^ offset high) and
+sequence. Philox4x32-7 (Salmon et al. 2011) with key (seed low, seed high ^ offset high) and
 counter ((j >> 4) << 5 | (i & 7) << 2 | (j & 7) >> 1, i >> 4, b * heads_q + h, offset low); its
 word ((j >> 3) & 1) * 2 + ((i >> 3) & 1), low half for even j, high half for odd j, is u; kept
 iff u >= round(65536 * dropout).
-  args   only shape and the rng fields are read.
+  args   only the sizes and the rng fields are read.
   keep   out, device memory: (batch, heads_q, seqlen_q, seqlen_kv) bytes.
 """,
 }

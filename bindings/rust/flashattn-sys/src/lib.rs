@@ -17,35 +17,44 @@
 //! # Conventions
 //!
 //! ```text
-//!   Zero      A zeroed structure with struct_size set asks for nothing unusual. Fields that must be
-//!             set are marked "required". Reserved fields must be zero; unknown bits are refused.
-//!   Growth    Structures only grow at their end. A smaller struct_size means that the rest is zero;
-//!             a larger one, up to 4096, is accepted when the part this library does not know is
-//!             all zero.
+//!   Zero      A structure that is zero but for struct_size asks for nothing unusual. Fields that
+//!             must be set are marked "required". Unknown bits and enumerators are refused.
+//!   Growth    Structures grow at their end only. A caller of version 0.2.0 or later may pass a
+//!             smaller struct_size than this library knows: the rest counts as zero. A larger one,
+//!             up to 4096, is accepted if the part that this library does not know is zero. A
+//!             structure of 0.1 is refused.
 //!   Status    Functions that can fail return an enum flashattn_status. A call that failed changed
 //!             nothing: arguments are checked before anything is computed, launched or written. The
-//!             sentence of flashattn_last_error names field, value, limit, device and remedy.
-//!             Besides what is listed at each function, all can return FLASHATTN_ERROR_INTERNAL.
-//!             Nothing prints, aborts, throws or exits.
+//!             message of flashattn_last_error names field, value, limit, device and remedy. A
+//!             flashattn_error of the caller's receives the same, for runtimes that move tasks from
+//!             thread to thread. Besides what is listed at each function, all can return
+//!             FLASHATTN_ERROR_INTERNAL. Nothing prints, aborts, throws or exits.
 //!   Text      const char pointers are UTF-8, end in a zero byte and belong to the library. They are
 //!             never NULL unless that is said, and live as long as the process unless that is said.
 //!   Memory    The library keeps no pointer past a call, except that work enqueued on a GPU reads
-//!             and writes what it was given. Host memory is allocated in check and plan_create
-//!             only, device memory never. "Device memory" below means memory that the plan's
-//!             device can address: host memory for the CPU.
+//!             and writes what it was given. Host memory is allocated in check and plan_create only
+//!             (threads of the CPU backend: in the first call that needs them), device memory never.
+//!             "Device memory" below means memory that the plan's device can address: host memory
+//!             for the CPU.
 //!   Threads   Every function may be called from any thread at any time. A plan is immutable: any
 //!             number of threads and streams may run it at once, each with a workspace of its own.
 //!             Only flashattn_plan_destroy must not overlap a use of the same plan.
-//!   Order     Index letters: b sequence, h head, i query, j key, c element of a head. Arrays are
-//!             written with the last index fastest. Offsets and strides count elements.
+//!   Arrays    Index letters: b sequence, h head, i query, j key, c element of a head. Offsets and
+//!             strides count elements. The comment of an array starts with its shape, in the order
+//!             of packed memory, the last index fastest; its type; and when it is needed:
+//!             "(batch, seqlen_q, heads_q, dim_qk); dtype; required".
+//!   Strides   Every stride is taken as it stands: 0 repeats (inputs only), -1 asks for the stride
+//!             of the packed array. Strides of extents of 0 and 1, and of tensors without data, are
+//!             ignored. Where a tensor has fewer indices than batch, head and seq, the stride of the
+//!             missing one is ignored. The last index is contiguous.
 //!   Overlap   What is written must share no memory with anything else of a call; interleaved arrays
-//!             (packed QKV) do not. That is decided exactly where two arrays step by the same strides
-//!             or one of them has no gaps. Where strides differ a search of bounded length finds most
-//!             overlaps; what it does not find is accepted, with undefined results.
-//!   Lengths   cu_seqlens, lens and page_table lie in device memory. The CPU looks into them and
-//!             refuses what makes no sense. A GPU does not: numbers outside of their range count as
-//!             the nearest inside, and no value makes it touch memory outside of the arrays and the
-//!             workspace. Results are undefined then, of other sequences, too.
+//!             (packed QKV) do not. That is decided exactly where two arrays step by the same
+//!             strides or one of them has no gaps. Where strides differ, a search of bounded length
+//!             finds most overlaps; what it does not find is accepted, with undefined results.
+//!   Lengths   cu_seqlens, lens, starts and page_table lie in device memory. The CPU reads them and
+//!             refuses impossible values. A GPU does not: values out of range count as the nearest
+//!             in range, and no value makes it touch memory outside the arrays and the workspace.
+//!             Results are undefined then, of other sequences, too.
 //!   Empty     A query with no visible key yields o = 0 and lse = -inf (with a sink: lse = sink).
 //!             Rows past a sequence's length are never read into a result and never written.
 //! ```
@@ -61,7 +70,7 @@ compile_error!("libflashattn supports 64-bit platforms only");
 
 /// The version of the header that these declarations were written from: 10000 * major + 100 *
 /// minor + patch.
-pub const HEADER_VERSION: i32 = 100;
+pub const HEADER_VERSION: i32 = 200;
 
 /// What a call says of itself. Stored and returned as int32_t.
 #[repr(transparent)]
@@ -73,7 +82,7 @@ impl flashattn_status {
     pub const OK: Self = Self(0);
     /// A field, pointer or size that no library of this version could honour on any device.
     pub const ERROR_INVALID_ARGUMENT: Self = Self(1);
-    /// A meaningful request that no kernel family of this build honours on this device.
+    /// A meaningful request that no backend of this build honours on this device.
     pub const ERROR_UNSUPPORTED: Self = Self(2);
     /// The workspace is smaller than flashattn_workspace_size says.
     pub const ERROR_WORKSPACE: Self = Self(3);
@@ -81,10 +90,10 @@ impl flashattn_status {
     pub const ERROR_OUT_OF_MEMORY: Self = Self(4);
     /// The device or its driver reported an error, or the wrong device is current.
     pub const ERROR_DEVICE: Self = Self(5);
-    /// struct_size is below the structure's required fields, above 4096, or larger than known with a
-    /// part that is not zero: a newer header.
+    /// struct_size is that of a structure of 0.1, above 4096, or larger than known with a part that is
+    /// not zero: a newer header.
     pub const ERROR_VERSION: Self = Self(6);
-    /// A fault of the library itself. Please report it with the sentence.
+    /// A fault of the library itself. Please report it with the message.
     pub const ERROR_INTERNAL: Self = Self(7);
 
     /// The names of all values known here, each with its number.
@@ -125,7 +134,7 @@ impl flashattn_reason {
     pub const ARCH: Self = Self(4);
     /// `FLASHATTN_REASON_DTYPE`
     pub const DTYPE: Self = Self(5);
-    /// dtype and dtype_o, or dtype and bias_dtype, do not go together.
+    /// dtype and one of dtype_kv, dtype_o and dtype_bias do not go together.
     pub const DTYPE_MIX: Self = Self(6);
     /// `FLASHATTN_REASON_HEAD_DIM_MULTIPLE`
     pub const HEAD_DIM_MULTIPLE: Self = Self(7);
@@ -157,7 +166,7 @@ impl flashattn_reason {
     pub const SHARED_MEMORY: Self = Self(20);
     /// `FLASHATTN_REASON_CPU_ISA`
     pub const CPU_ISA: Self = Self(21);
-    /// The kernel family was switched off when the library was built.
+    /// The backend was switched off when the library was built.
     pub const NOT_IN_THIS_BUILD: Self = Self(22);
     /// The plan was not made for this operation: see flashattn_desc.ops.
     pub const OP: Self = Self(23);
@@ -167,7 +176,7 @@ impl flashattn_reason {
     pub const MISALIGNED: Self = Self(25);
     /// `FLASHATTN_REASON_OVERLAP`
     pub const OVERLAP: Self = Self(26);
-    /// A size is zero, negative, past a promised maximum, or overflows.
+    /// A size is zero, negative, above the plan's maximum, or overflows.
     pub const SIZE: Self = Self(27);
     /// `FLASHATTN_REASON_STRIDE`
     pub const STRIDE: Self = Self(28);
@@ -177,7 +186,7 @@ impl flashattn_reason {
     pub const RESERVED: Self = Self(30);
     /// `FLASHATTN_REASON_STRUCT_SIZE`
     pub const STRUCT_SIZE: Self = Self(31);
-    /// cu_seqlens, lens or a page table hold an impossible value (CPU only: read there).
+    /// cu_seqlens, lens, starts or a page table hold an impossible value (CPU only: read there).
     pub const LENGTHS: Self = Self(32);
     /// `FLASHATTN_REASON_STREAM`
     pub const STREAM: Self = Self(33);
@@ -412,6 +421,9 @@ impl flashattn_mask {
     pub const TOP_LEFT: Self = Self(8);
     /// block_mask\[b, h, i / block_q, j / block_kv\] != 0
     pub const BLOCKS: Self = Self(16);
+    /// j < Sk - tree, or bit j - (Sk - tree) of tree_bits\[b, i\] is set: the last keys are a tree of
+    /// drafted tokens. No backend takes it yet.
+    pub const TREE: Self = Self(32);
 
     /// The names of all values known here, each with its number.
     #[rustfmt::skip]
@@ -421,6 +433,7 @@ impl flashattn_mask {
         ("CHUNK", 4),
         ("TOP_LEFT", 8),
         ("BLOCKS", 16),
+        ("TREE", 32),
     ];
 
     /// Whether all bits of `other` are set.
@@ -463,7 +476,7 @@ pub struct flashattn_bias(pub u32);
 impl flashattn_bias {
     /// \- alibi_slopes\[h\] * |i + off - j|  (Press et al. 2022)
     pub const ALIBI: Self = Self(1);
-    /// \+ bias\[b, h, i, j\]; with bias_dtype U8 a boolean mask.
+    /// \+ bias\[b, h, i, j\]; with dtype_bias U8 a boolean mask.
     pub const DENSE: Self = Self(2);
 
     /// The names of all values known here, each with its number.
@@ -600,11 +613,11 @@ pub struct flashattn_log_level(pub i32);
 impl flashattn_log_level {
     /// `FLASHATTN_LOG_OFF`
     pub const OFF: Self = Self(0);
-    /// The sentence of every call that fails.
+    /// The message of every call that fails.
     pub const ERROR: Self = Self(1);
     /// Also: the kernel that each plan chose, and why.
     pub const INFO: Self = Self(2);
-    /// Also: every kernel family that refused, with its reason.
+    /// Also: every backend that refused, with its reason.
     pub const DEBUG: Self = Self(3);
 
     /// The names of all values known here, each with its number.
@@ -623,7 +636,36 @@ impl fmt::Debug for flashattn_log_level {
     }
 }
 
-/// What is computed. Describes a whole family of calls: lengths come later, with each call.
+/// An error, as flashattn_last_error reports it, in memory of the caller's. Written by calls that
+/// fail, and left alone by others.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct flashattn_error {
+    /// Required: sizeof(flashattn_error).
+    pub struct_size: u32,
+    /// enum flashattn_status.
+    pub status: i32,
+    /// enum flashattn_reason.
+    pub reason: i32,
+    /// `reserved`
+    pub reserved: i32,
+    /// The structure member it is about, "dim_qk", "q.stride_seq"; "" when there is none.
+    pub field: [c_char; 64],
+    /// Field, value, limit, device and remedy, in words.
+    pub message: [c_char; 640],
+}
+
+impl Default for flashattn_error {
+    /// All zero, with `struct_size` set.
+    fn default() -> Self {
+        // SAFETY: integers, floats and pointers, for which zero bytes are a value.
+        let mut zeroed: Self = unsafe { core::mem::zeroed() };
+        zeroed.struct_size = core::mem::size_of::<Self>() as u32;
+        zeroed
+    }
+}
+
+/// What is computed. Describes many calls: lengths come with each call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct flashattn_desc {
@@ -631,12 +673,15 @@ pub struct flashattn_desc {
     pub struct_size: u32,
     /// enum flashattn_device. 0: the CPU.
     pub device: i32,
-    /// Which of its kind, from 0. CUDA: the runtime's ordinal.
+    /// Which device of its kind, from 0. CUDA: the runtime's ordinal.
     pub device_index: i32,
     /// enum flashattn_op bits. 0: forward only.
     pub ops: u32,
-    /// Required: enum flashattn_dtype of q, k, v and their gradients.
+    /// Required: enum flashattn_dtype of q and dq, and of k, v, dk and dv unless dtype_kv is set.
     pub dtype: i32,
+    /// Of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype: a quantised cache; no backend takes it
+    /// yet.
+    pub dtype_kv: i32,
     /// Of o and dout. 0: as dtype. F32 is possible beside 16-bit inputs.
     pub dtype_o: i32,
     /// Required: query heads, >= 1.
@@ -664,48 +709,47 @@ pub struct flashattn_desc {
     pub block_q: i32,
     /// `block_kv`
     pub block_kv: i32,
+    /// Drafted tokens at the end of each sequence, 1 to 256. Only with TREE.
+    pub tree: i32,
     /// enum flashattn_bias bits.
     pub bias: u32,
     /// Of the dense bias: F32, F16, BF16 or U8. 0: as dtype. Only with DENSE.
-    pub bias_dtype: i32,
+    pub dtype_bias: i32,
     /// enum flashattn_feature bits.
     pub features: u32,
     /// enum flashattn_determinism.
     pub determinism: i32,
     /// Factor of the scores. 0: 1 / sqrt(dim_qk). Of magnitude below 2^127.
     pub scale: f32,
-    /// Scores become softcap * tanh(score / softcap). 0: off. > 0, below 2^127, as is scale / softcap.
+    /// Scores become softcap * tanh(score / softcap). 0: off. Below 2^127, as is scale / softcap.
     pub softcap: f32,
     /// Probability with which a weight is dropped, \[0, 1), rounded to steps of 1/65536. 0: off. What
     /// rounds to 0 or to 1 is refused.
     pub dropout: f32,
-    /// Parts into which the forward pass splits the keys of a sequence, at most 4096. 0: the library
-    /// chooses, short queries only. 1: never.
+    /// Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3.
+    pub descale_block: i32,
+    /// Splits of a sequence's keys in the forward pass (split-KV), at most 4096. 0: the library
+    /// chooses, for short queries only. 1: never.
     pub splits: i32,
-    /// Promises: no call will pass them. 0: not promised. They let flashattn_workspace_size answer
-    /// for all calls at once, and help to choose a kernel.
+    /// Maxima: no call may pass them. 0: none. They let flashattn_workspace_size answer for all calls
+    /// at once, and help to choose a kernel.
     pub max_batch: i32,
     /// `max_seqlen_q`
     pub max_seqlen_q: i32,
     /// `max_seqlen_kv`
     pub max_seqlen_kv: i32,
     /// GPU: streaming multiprocessors to use at the most. 0: all.
-    pub sm_limit: i32,
-    /// CPU: threads to use at the most; more than 1024 are as 1024. 0: as many as OpenMP offers to the
-    /// first thread of the process that asks (OMP_NUM_THREADS, or all cores). 1: the caller's only.
-    /// Where the system gives fewer, those do the work; a process that was forked off after the library
-    /// was loaded has one.
+    pub multiprocessors: i32,
+    /// CPU: threads to use at the most; more than 1024 are as 1024. 0: all cores that the process may
+    /// use. 1: the caller's only.
     pub threads: i32,
-    /// `reserved0`
-    pub reserved0: i32,
-    /// Promises, as above, for VARLEN layouts: tokens of all sequences together.
+    /// Maxima, as above, for VARLEN layouts: tokens of all sequences together.
     pub max_total_q: i64,
     /// `max_total_kv`
     pub max_total_kv: i64,
-    /// Refuse the plan when the promised maxima need more bytes of workspace. 0: no limit.
+    /// Bytes of workspace that calls within the maxima may need. Kernels that need more are not
+    /// chosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit.
     pub workspace_limit: i64,
-    /// `reserved`
-    pub reserved: [i64; 4],
 }
 
 impl Default for flashattn_desc {
@@ -718,46 +762,15 @@ impl Default for flashattn_desc {
     }
 }
 
-/// The sizes of one call, known on the host. Where lengths lie on the device, upper bounds. Neither
-/// batch * seqlen nor total times heads_q times the larger head dimension may be more than 2^46.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct flashattn_shape {
-    /// Sequences. 0: nothing to do.
-    pub batch: i32,
-    /// Queries of the longest sequence, below 2^31 - 65535; dense: of every sequence, unless lens_q
-    /// says less.
-    pub seqlen_q: i32,
-    /// Keys, likewise.
-    pub seqlen_kv: i32,
-    /// `reserved`
-    pub reserved: i32,
-    /// VARLEN_Q: the rows of q, all sequences together. 0 otherwise.
-    pub total_q: i64,
-    /// VARLEN_KV: the rows of k and v. 0 otherwise.
-    pub total_kv: i64,
-}
-
-impl Default for flashattn_shape {
-    /// All zero.
-    fn default() -> Self {
-        // SAFETY: integers, floats and pointers, for which zero bytes are a value.
-        let zeroed: Self = unsafe { core::mem::zeroed() };
-        zeroed
-    }
-}
-
-/// Where an array with indices (b, i, h, c) lies. The elements of a head are contiguous.
+/// An array with indices b, i, h, c: see "Strides" at the top. This structure is final.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct flashattn_tensor {
     /// Device memory, aligned to its element. May be NULL when the array has no element.
     pub data: *mut c_void,
-    /// Elements from one sequence, head, token to the next. All three zero: packed, (batch, seq, head,
-    /// dim) without gaps. Else they are taken as they stand: a zero repeats (inputs only), negative
-    /// ones are refused. Where an extent is 0 or 1 nobody steps, and they are not looked at. VARLEN:
-    /// stride_batch must be 0. PAGED_KV: stride_batch goes from page to
-    /// page, stride_seq from token to token inside a page.
+    /// Elements from one sequence, head, token to the next; 0 repeats, -1: packed. VARLEN: there is
+    /// one sequence, of all tokens. PAGED_KV: stride_batch goes from page to page, stride_seq from
+    /// token to token inside a page.
     pub stride_batch: i64,
     /// `stride_head`
     pub stride_head: i64,
@@ -774,153 +787,109 @@ impl Default for flashattn_tensor {
     }
 }
 
-/// The inputs that forward and backward share. Pointers are to device memory. Where the plan has no
-/// use for them they must be NULL, unless "optional" is said, and strides and counts 0.
+/// The arguments of a call: sizes, inputs, outputs, gradients. Backward takes what forward was
+/// called with, and the gradients. flashattn_workspace_size and flashattn_plan_info read the sizes
+/// only. Pointers are to device memory. What the plan has no use for must be NULL or 0; what an
+/// operation has no use for is ignored. Neither batch * seqlen nor total, times heads_q times the
+/// larger head dimension, may be more than 2^46.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct flashattn_inputs {
-    /// (batch, seqlen_q, heads_q, dim_qk), or VARLEN_Q.
+pub struct flashattn_args {
+    /// Required: sizeof(flashattn_args).
+    pub struct_size: u32,
+    /// Sequences. 0: nothing to do.
+    pub batch: i32,
+    /// Queries and keys of the longest sequence, below 2^31 - 65535. Dense: of every sequence, unless
+    /// lens says less. Where lengths lie on the device, upper bounds.
+    pub seqlen_q: i32,
+    /// `seqlen_kv`
+    pub seqlen_kv: i32,
+    /// VARLEN_Q, VARLEN_KV: the rows of q, and of k and v, all sequences together. 0 otherwise.
+    pub total_q: i64,
+    /// `total_kv`
+    pub total_kv: i64,
+    /// (batch, seqlen_q, heads_q, dim_qk); dtype; required. VARLEN_Q: (total_q, heads_q, dim_qk).
     pub q: flashattn_tensor,
-    /// (batch, seqlen_kv, heads_kv, dim_qk), or VARLEN_KV, or PAGED_KV.
+    /// (batch, seqlen_kv, heads_kv, dim_qk); dtype_kv; required. VARLEN_KV: (total_kv, heads_kv,
+    /// dim_qk). PAGED_KV: (pages, page_size, heads_kv, dim_qk).
     pub k: flashattn_tensor,
-    /// (batch, seqlen_kv, heads_kv, dim_v), likewise.
+    /// (batch, seqlen_kv, heads_kv, dim_v); dtype_kv; required. Likewise.
     pub v: flashattn_tensor,
-    /// (batch + 1): sequence b holds rows \[cu\[b\], cu\[b + 1\]). Required with VARLEN_Q / VARLEN_KV.
+    /// (batch + 1); i32; required with VARLEN_Q. Sequence b holds rows \[cu\[b\], cu\[b + 1\]).
     pub cu_seqlens_q: *const i32,
-    /// `cu_seqlens_kv`
+    /// (batch + 1); i32; required with VARLEN_KV.
     pub cu_seqlens_kv: *const i32,
-    /// (batch), optional with any layout: tokens in use of each sequence, at most its capacity.
+    /// (batch); i32; optional. Tokens in use of each sequence, at most its capacity.
     pub lens_q: *const i32,
-    /// `lens_kv`
+    /// (batch); i32; optional.
     pub lens_kv: *const i32,
-    /// (batch, pages of a sequence): page numbers. Required with PAGED_KV.
-    pub page_table: *const i32,
-    /// Elements from row to row of page_table. 0: ceil(seqlen_kv / page_size).
-    pub page_table_stride: i64,
+    /// (batch); i32; optional. Left padding: keys before starts_kv\[b\] do not exist. Key positions, of
+    /// masks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Not with
+    /// PAGED_KV.
+    pub starts_kv: *const i32,
+    /// (batch, ceil(seqlen_kv / page_size)); i32; required with PAGED_KV. Page numbers.
+    pub page_table: flashattn_tensor,
     /// Pages in the pool. Required with PAGED_KV.
     pub pages: i64,
-    /// bias_dtype (batch, heads_q, seqlen_q, seqlen_kv), keys contiguous. Required with DENSE.
-    pub bias: *const c_void,
-    /// Elements from one to the next. 0: the same for all.
-    pub bias_stride_batch: i64,
-    /// `bias_stride_head`
-    pub bias_stride_head: i64,
-    /// `bias_stride_row`
-    pub bias_stride_row: i64,
-    /// (heads_q), or (batch, heads_q) with a stride. Required with ALIBI.
-    pub alibi_slopes: *const f32,
-    /// Elements from sequence to sequence. 0: the same for all.
-    pub alibi_stride_batch: i64,
-    /// (heads_q), natural logits. Required with SINK.
+    /// (batch, heads_q, seqlen_q, seqlen_kv); dtype_bias; required with DENSE.
+    pub bias: flashattn_tensor,
+    /// (batch, heads_q); f32; required with ALIBI.
+    pub alibi_slopes: flashattn_tensor,
+    /// (heads_q); f32; required with SINK. Natural logits.
     pub sink: *const f32,
-    /// (batch, heads_q, ceil(seqlen_q / block_q), ceil(seqlen_kv / block_kv)) bytes, keys contiguous.
-    /// Required with BLOCKS.
-    pub block_mask: *const u8,
-    /// Bytes from one to the next. 0: the same for all; rows: 0 = packed.
-    pub block_mask_stride_batch: i64,
-    /// `block_mask_stride_head`
-    pub block_mask_stride_head: i64,
-    /// `block_mask_stride_row`
-    pub block_mask_stride_row: i64,
-    /// One float each, factors of q, k, v. F8E4M3 only, optional: 1.
-    pub descale_q: *const f32,
-    /// `descale_k`
-    pub descale_k: *const f32,
-    /// `descale_v`
-    pub descale_v: *const f32,
+    /// (batch, heads_q, ceil(seqlen_q / block_q), ceil(seqlen_kv / block_kv)); u8; required with
+    /// BLOCKS.
+    pub block_mask: flashattn_tensor,
+    /// (batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key.
+    pub tree_bits: flashattn_tensor,
+    /// (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with F8E4M3. A factor of q,
+    /// which the query heads of a KV head share. NULL: 1.
+    pub descale_q: flashattn_tensor,
+    /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
+    /// k. NULL: 1.
+    pub descale_k: flashattn_tensor,
+    /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
+    /// v. NULL: 1.
+    pub descale_v: flashattn_tensor,
     /// Random numbers of the dropout: see flashattn_dropout_mask.
     pub rng_seed: u64,
     /// `rng_offset`
     pub rng_offset: u64,
-    /// Optional: {seed, offset} in device memory, to which the two above are added. For CUDA graphs,
-    /// which can thus be replayed with new numbers.
+    /// (2); u64; optional with dropout. {seed, offset}, to which the two above are added: CUDA graphs
+    /// can be replayed with new numbers.
     pub rng_device: *const u64,
-    /// `reserved`
-    pub reserved: [i64; 4],
-}
-
-impl Default for flashattn_inputs {
-    /// All zero.
-    fn default() -> Self {
-        // SAFETY: integers, floats and pointers, for which zero bytes are a value.
-        let zeroed: Self = unsafe { core::mem::zeroed() };
-        zeroed
-    }
-}
-
-/// `flashattn_forward_args` of the header.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct flashattn_forward_args {
-    /// Required: sizeof(flashattn_forward_args).
-    pub struct_size: u32,
-    /// `reserved0`
-    pub reserved0: u32,
-    /// `shape`
-    pub shape: flashattn_shape,
-    /// `inputs`
-    pub inputs: flashattn_inputs,
-    /// Out: dtype_o (batch, seqlen_q, heads_q, dim_v), or VARLEN_Q.
+    /// (batch, seqlen_q, heads_q, dim_v); dtype_o; required. Forward writes it, backward reads it.
+    /// VARLEN_Q: (total_q, heads_q, dim_v).
     pub o: flashattn_tensor,
-    /// Out: (batch, heads_q, seqlen_q), or VARLEN_Q: (heads_q, total_q). Natural logarithm.
-    /// Required with LSE.
+    /// (batch, heads_q, seqlen_q); f32; required with LSE and for backward. Natural logarithm.
+    /// Forward writes it, backward reads it. VARLEN_Q: (heads_q, total_q).
     pub lse: *mut f32,
-    /// `reserved`
-    pub reserved: [i64; 4],
-}
-
-impl Default for flashattn_forward_args {
-    /// All zero, with `struct_size` set.
-    fn default() -> Self {
-        // SAFETY: integers, floats and pointers, for which zero bytes are a value.
-        let mut zeroed: Self = unsafe { core::mem::zeroed() };
-        zeroed.struct_size = core::mem::size_of::<Self>() as u32;
-        zeroed
-    }
-}
-
-/// `flashattn_backward_args` of the header.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct flashattn_backward_args {
-    /// Required: sizeof(flashattn_backward_args).
-    pub struct_size: u32,
-    /// `reserved0`
-    pub reserved0: u32,
-    /// `shape`
-    pub shape: flashattn_shape,
-    /// The same as in the forward call.
-    pub inputs: flashattn_inputs,
-    /// What forward wrote.
-    pub o: flashattn_tensor,
-    /// The gradient that arrives at o: dtype_o, the shape of o.
+    /// (batch, seqlen_q, heads_q, dim_v); dtype_o; required for backward. The gradient that arrives at
+    /// o.
     pub dout: flashattn_tensor,
-    /// What forward wrote. Required.
-    pub lse: *const f32,
-    /// The gradient that arrives at lse, laid out like it. Required with DLSE.
+    /// (batch, heads_q, seqlen_q); f32; required with DLSE. The gradient that arrives at lse.
     pub dlse: *const f32,
-    /// Out: dtype, the shapes of q, k, v. Written, not added to.
+    /// (batch, seqlen_q, heads_q, dim_qk); dtype; required for backward. Written, not added to.
     pub dq: flashattn_tensor,
-    /// `dk`
+    /// (batch, seqlen_kv, heads_kv, dim_qk); dtype; required for backward. Written.
     pub dk: flashattn_tensor,
-    /// `dv`
+    /// (batch, seqlen_kv, heads_kv, dim_v); dtype; required for backward. Written.
     pub dv: flashattn_tensor,
-    /// Out: the gradient of the dense bias. Required with DBIAS.
-    pub dbias: *mut f32,
-    /// Elements from one to the next. 0: summed over that index; summed over sequences it is written as
-    /// large as the shape, zeros where nothing adds.
-    pub dbias_stride_batch: i64,
-    /// `dbias_stride_head`
-    pub dbias_stride_head: i64,
-    /// `dbias_stride_row`
-    pub dbias_stride_row: i64,
-    /// Out: (heads_q), the gradient of the sink. Required with DSINK.
+    /// (batch, heads_q, seqlen_q, seqlen_kv); f32; required with DBIAS. Written. A stride of 0: summed
+    /// over that index; summed over sequences, it is written as large as the sizes say, zeros where
+    /// nothing adds.
+    pub dbias: flashattn_tensor,
+    /// (heads_q); f32; required with DSINK. Written.
     pub dsink: *mut f32,
-    /// `reserved`
-    pub reserved: [i64; 4],
+    /// CPU, optional: runs the call's tasks, instead of the library's own threads.
+    pub parallel: flashattn_parallel_fn,
+    /// Handed to parallel.
+    pub parallel_user: *mut c_void,
+    /// Optional, host memory: receives the error of a call that fails.
+    pub error: *mut flashattn_error,
 }
 
-impl Default for flashattn_backward_args {
+impl Default for flashattn_args {
     /// All zero, with `struct_size` set.
     fn default() -> Self {
         // SAFETY: integers, floats and pointers, for which zero bytes are a value.
@@ -938,22 +907,30 @@ pub struct flashattn_merge_args {
     pub struct_size: u32,
     /// Required: how many partial results, >= 1.
     pub parts: i32,
-    /// batch and seqlen_q, or with VARLEN_Q total_q, are read.
-    pub shape: flashattn_shape,
-    /// Host array (parts) of arrays shaped like o.
+    /// As in flashattn_args. VARLEN_Q: only total_q is read; others: only batch and seqlen_q.
+    pub batch: i32,
+    /// `seqlen_q`
+    pub seqlen_q: i32,
+    /// `total_q`
+    pub total_q: i64,
+    /// Host array (parts) of tensors shaped like o. Required.
     pub part_o: *const flashattn_tensor,
-    /// Host array (parts) of pointers to device memory, each laid out like lse.
+    /// Host array (parts) of pointers to device memory, each laid out like lse. Required.
     pub part_lse: *const *const f32,
     /// Of the partial o: dtype_o of the plan or F32. 0: dtype_o.
-    pub part_dtype: i32,
-    /// `reserved0`
-    pub reserved0: i32,
-    /// Out: dtype_o of the plan.
-    pub o: flashattn_tensor,
-    /// Out, optional.
-    pub lse: *mut f32,
+    pub dtype_part: i32,
     /// `reserved`
-    pub reserved: [i64; 4],
+    pub reserved: i32,
+    /// (batch, seqlen_q, heads_q, dim_v); dtype_o; required. Written.
+    pub o: flashattn_tensor,
+    /// (batch, heads_q, seqlen_q); f32; optional. Written.
+    pub lse: *mut f32,
+    /// As in flashattn_args.
+    pub parallel: flashattn_parallel_fn,
+    /// `parallel_user`
+    pub parallel_user: *mut c_void,
+    /// `error`
+    pub error: *mut flashattn_error,
 }
 
 impl Default for flashattn_merge_args {
@@ -972,16 +949,20 @@ impl Default for flashattn_merge_args {
 pub struct flashattn_device_properties {
     /// Required: sizeof(flashattn_device_properties).
     pub struct_size: u32,
-    /// CPU: threads that a plan with threads = 0 uses. GPU: streaming multiprocessors.
-    pub units: i32,
+    /// GPU: streaming multiprocessors. CPU: 0.
+    pub multiprocessors: i32,
+    /// CPU: threads that a plan with threads = 0 uses. GPU: 0.
+    pub threads: i32,
+    /// GPU: compute capability, 90 for 9.0. CPU: 0.
+    pub compute_capability: i32,
     /// "AMD EPYC 9354", "NVIDIA H200".
     pub name: *const c_char,
     /// The best kernels this build has for it: "avx512_bf16", "sm90".
     pub isa: *const c_char,
-    /// GPU: compute capability, 90 for 9.0. CPU: 0.
-    pub compute_capability: i32,
-    /// Bytes of fast memory next to a unit: shared memory a block may use; L2 cache of a core.
-    pub local_memory: i32,
+    /// GPU: bytes of shared memory that a CTA may use. CPU: 0.
+    pub shared_memory: i32,
+    /// Bytes of L2 cache. CPU: of a core.
+    pub l2_cache: i32,
     /// Bytes of memory.
     pub memory: i64,
 }
@@ -1008,23 +989,27 @@ pub struct flashattn_plan_properties {
     pub tile_kv: i32,
     /// Tiles in flight; 1: none ahead.
     pub stages: i32,
-    /// CPU: threads at the most. GPU: threads a block.
+    /// CPU: threads at the most. GPU: threads of a CTA.
     pub threads: i32,
-    /// GPU: registers a thread. CPU: 0.
+    /// GPU: registers of a thread. CPU: 0.
     pub registers: i32,
-    /// Bytes of fast memory: shared memory a block; scratch of a CPU thread.
-    pub local_memory: i32,
-    /// Parts into which the longest sequence's keys are split for this shape.
+    /// GPU: bytes of shared memory of a CTA. CPU: 0.
+    pub shared_memory: i32,
+    /// CPU: bytes of workspace that a thread keeps to itself. GPU: 0.
+    pub scratch: i32,
+    /// Splits of the longest sequence's keys for these sizes.
     pub splits: i32,
+    /// `reserved`
+    pub reserved: i32,
     /// "cpu", "sm90".
-    pub family: *const c_char,
+    pub backend: *const c_char,
     /// The kernel's name. Lives as long as the plan, as do the next two.
     pub kernel: *const c_char,
     /// Instructions it is made of: "avx512_bf16".
     pub isa: *const c_char,
     /// One sentence: why this kernel.
     pub why: *const c_char,
-    /// For the shape asked about: arithmetic of the visible pairs, 2 for a multiply-add: 2 (dim_qk +
+    /// For the sizes asked about: arithmetic of the visible pairs, 2 for a multiply-add: 2 (dim_qk +
     /// dim_v) a pair forward, 2.5 times that backward. Block masks, lens and bias count as visible.
     pub flops: i64,
     /// Least bytes to move: every input read once, every output written once.
@@ -1050,6 +1035,15 @@ pub struct flashattn_plan {
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
 }
 
+/// One task of a parallel loop.
+pub type flashattn_task_fn =
+    Option<unsafe extern "C" fn(context: *mut c_void, index: i32)>;
+
+/// A thread pool of the caller's: runs task(context, index) once for each index in \[0, count), on
+/// any threads, in any order, at once or one after another, and returns when all have returned.
+pub type flashattn_parallel_fn =
+    Option<unsafe extern "C" fn(user: *mut c_void, count: i32, task: flashattn_task_fn, context: *mut c_void)>;
+
 /// Receives a line of the log. Called from any thread that is inside a library call; must not call
 /// the library. message lives for the call only.
 pub type flashattn_log_fn =
@@ -1059,22 +1053,22 @@ extern "C" {
     /// The version of the library that runs: 10000 * major + 100 * minor + patch.
     pub fn flashattn_version() -> i32;
 
-    /// The same as text: "0.1.0".
+    /// The same as text: "0.2.0".
     pub fn flashattn_version_string() -> *const c_char;
 
-    /// One line: version, compiler, kernel families and instruction sets in this build.
+    /// One line: version, compiler, instruction sets and GPU architectures in this build.
     pub fn flashattn_build_info() -> *const c_char;
 
     /// The name of an enum flashattn_status, "FLASHATTN_OK"; "unknown status" for any other number.
     pub fn flashattn_status_name(status: i32) -> *const c_char;
 
-    /// The sentence of the last call of this thread that failed; "" when none did. Successful calls
+    /// The message of the last call of this thread that failed; "" when none did. Successful calls
     /// leave it alone. It lives until the next call of this thread fails, and so does the field.
     ///
     /// ```text
     ///   reason   out, may be NULL: enum flashattn_reason.
-    ///   field    out, may be NULL: the structure member it is about, "dim_qk", "inputs.q.stride_seq";
-    ///            "" when there is none.
+    ///   field    out, may be NULL: the structure member it is about, "dim_qk", "q.stride_seq"; "" when
+    ///            there is none.
     /// ```
     ///
     /// # Safety
@@ -1146,19 +1140,27 @@ extern "C" {
 
     /// Whether flashattn_plan_create would succeed; if not, flashattn_last_error says why. Makes a plan
     /// and frees it.
+    ///
+    /// ```text
+    ///   error   out, may be NULL.
+    /// ```
+    ///
     /// INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE, OUT_OF_MEMORY.
     ///
     /// # Safety
     ///
     /// Pointers must be what the text above and the conventions of this crate say.
-    pub fn flashattn_check(desc: *const flashattn_desc) -> i32;
+    pub fn flashattn_check(desc: *const flashattn_desc, error: *mut flashattn_error) -> i32;
 
     /// Checks the descriptor, chooses the kernels and does everything that is slow. The choice depends
-    /// on the descriptor, the device and the library's version only.
+    /// on the descriptor, the device and the library's version, and on two environment variables for
+    /// tests, read once: FLASHATTN_FAMILY asks for a GPU backend (sm80, sm90), FLASHATTN_CPU_ISA for an
+    /// instruction set.
     ///
     /// ```text
-    ///   desc   may be freed afterwards.
-    ///   plan   out: to be freed by flashattn_plan_destroy. Untouched on failure.
+    ///   desc    may be freed afterwards.
+    ///   plan    out: to be freed by flashattn_plan_destroy. Untouched on failure.
+    ///   error   out, may be NULL.
     /// ```
     ///
     /// INVALID_ARGUMENT, VERSION, UNSUPPORTED, DEVICE, OUT_OF_MEMORY.
@@ -1169,6 +1171,7 @@ extern "C" {
     pub fn flashattn_plan_create(
         desc: *const flashattn_desc,
         plan: *mut *mut flashattn_plan,
+        error: *mut flashattn_error,
     ) -> i32;
 
     /// Frees a plan; NULL is fine. Work already enqueued on a stream is not disturbed.
@@ -1178,12 +1181,25 @@ extern "C" {
     /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_plan_destroy(plan: *mut flashattn_plan);
 
+    /// The descriptor of a plan with every default resolved: heads_kv, dim_v, types, scale.
+    ///
+    /// ```text
+    ///   desc   in: struct_size; out: the rest.
+    /// ```
+    ///
+    /// INVALID_ARGUMENT, VERSION.
+    ///
+    /// # Safety
+    ///
+    /// Pointers must be what the text above and the conventions of this crate say.
+    pub fn flashattn_plan_desc(plan: *const flashattn_plan, desc: *mut flashattn_desc) -> i32;
+
     /// Says which kernel an operation uses and what it costs.
     ///
     /// ```text
     ///   op           one enum flashattn_op of the plan.
-    ///   shape        may be NULL: the promised maxima; what depends on a maximum that was not promised
-    ///                is then 0.
+    ///   args         its sizes are read. May be NULL: the plan's maxima; what depends on a maximum that
+    ///                is not set is then 0.
     ///   properties   in: struct_size; out: the rest.
     /// ```
     ///
@@ -1195,20 +1211,20 @@ extern "C" {
     pub fn flashattn_plan_info(
         plan: *const flashattn_plan,
         op: u32,
-        shape: *const flashattn_shape,
+        args: *const flashattn_args,
         properties: *mut flashattn_plan_properties,
     ) -> i32;
 
-    /// Bytes of workspace that an operation needs: linear in the sequence length, never smaller for a
-    /// larger shape, known before any pointer exists. Need not be aligned or cleared.
+    /// Bytes of workspace that an operation needs: linear in the sequence length, never smaller for
+    /// larger sizes, known before any pointer exists. Need not be aligned or cleared.
     ///
     /// ```text
     ///   op      one enum flashattn_op of the plan.
-    ///   shape   may be NULL: enough for every call within the promised maxima.
+    ///   args    its sizes are read. May be NULL: enough for every call within the plan's maxima.
     ///   bytes   out; 0 is possible.
     /// ```
     ///
-    /// INVALID_ARGUMENT: also when shape is NULL and a maximum that matters was not promised.
+    /// INVALID_ARGUMENT: also when args is NULL and a maximum that matters is not set.
     ///
     /// # Safety
     ///
@@ -1216,9 +1232,38 @@ extern "C" {
     pub fn flashattn_workspace_size(
         plan: *const flashattn_plan,
         op: u32,
-        shape: *const flashattn_shape,
+        args: *const flashattn_args,
         bytes: *mut i64,
     ) -> i32;
+
+    /// Zeroes the arguments of a call, sets struct_size, and asks for packed strides (-1) of every
+    /// tensor.
+    ///
+    /// ```text
+    ///   args          out.
+    ///   struct_size   sizeof(flashattn_args) as the caller knows it, 4 to 4096.
+    /// ```
+    ///
+    /// INVALID_ARGUMENT: NULL, a size out of that range.
+    ///
+    /// # Safety
+    ///
+    /// Pointers must be what the text above and the conventions of this crate say.
+    pub fn flashattn_args_init(args: *mut flashattn_args, struct_size: u32) -> i32;
+
+    /// The same of the arguments of flashattn_merge; the caller sets the strides of part_o.
+    ///
+    /// ```text
+    ///   args          out.
+    ///   struct_size   sizeof(flashattn_merge_args) as the caller knows it, 4 to 4096.
+    /// ```
+    ///
+    /// INVALID_ARGUMENT: NULL, a size out of that range.
+    ///
+    /// # Safety
+    ///
+    /// Pointers must be what the text above and the conventions of this crate say.
+    pub fn flashattn_merge_args_init(args: *mut flashattn_merge_args, struct_size: u32) -> i32;
 
     /// For each sequence, head and query, with the masks and the sequence's off of enum flashattn_mask:
     ///
@@ -1236,7 +1281,7 @@ extern "C" {
     /// ```text
     ///   workspace         device memory, exclusive to this call until it is done. May be NULL when 0
     ///                     bytes are needed.
-    ///   workspace_bytes   at least flashattn_workspace_size for this shape.
+    ///   workspace_bytes   at least flashattn_workspace_size for these sizes.
     /// ```
     ///
     /// # Safety
@@ -1244,7 +1289,7 @@ extern "C" {
     /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_forward(
         plan: *const flashattn_plan,
-        args: *const flashattn_forward_args,
+        args: *const flashattn_args,
         workspace: *mut c_void,
         workspace_bytes: i64,
         stream: *mut c_void,
@@ -1262,15 +1307,15 @@ extern "C" {
     /// dk and dv of a KV head sum over its query heads. All rows within a sequence's length are written.
     /// For a part of a larger attention, give the o and lse that flashattn_merge wrote. An fp32 lse
     /// leaves a weight a relative error of up to |lse| * 2^-24: where |lse| is 1024 or more, the largest
-    /// score and the sum of the weights beside it are computed again instead, unless lse counts keys that
-    /// the call does not see; above 2^20 no lse can tell that.
+    /// score and the sum of the weights beside it are computed again instead, unless lse counts keys
+    /// that the call does not see; above 2^20 no lse can tell that.
     ///
     /// # Safety
     ///
     /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_backward(
         plan: *const flashattn_plan,
-        args: *const flashattn_backward_args,
+        args: *const flashattn_args,
         workspace: *mut c_void,
         workspace_bytes: i64,
         stream: *mut c_void,
@@ -1294,13 +1339,13 @@ extern "C" {
 
     /// Writes which weights the plan's dropout keeps: 1 = kept, 0 = dropped. The numbers depend on
     /// (seed, offset, b, h, i, j) only, not on device, tile or layout; i and j count from the start of a
-    /// sequence. Philox4x32-10 (Salmon et al. 2011) with key (seed low, seed high ^ offset high) and
+    /// sequence. Philox4x32-7 (Salmon et al. 2011) with key (seed low, seed high ^ offset high) and
     /// counter ((j >> 4) << 5 | (i & 7) << 2 | (j & 7) >> 1, i >> 4, b * heads_q + h, offset low); its
     /// word ((j >> 3) & 1) * 2 + ((i >> 3) & 1), low half for even j, high half for odd j, is u; kept
     /// iff u >= round(65536 * dropout).
     ///
     /// ```text
-    ///   args   only shape and the rng fields are read.
+    ///   args   only the sizes and the rng fields are read.
     ///   keep   out, device memory: (batch, heads_q, seqlen_q, seqlen_kv) bytes.
     /// ```
     ///
@@ -1309,7 +1354,7 @@ extern "C" {
     /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_dropout_mask(
         plan: *const flashattn_plan,
-        args: *const flashattn_forward_args,
+        args: *const flashattn_args,
         keep: *mut u8,
         stream: *mut c_void,
     ) -> i32;
@@ -1342,57 +1387,58 @@ mod tests {
     use core::mem::{align_of, offset_of, size_of};
 
     #[test]
+    fn layout_of_error() {
+        assert_eq!(size_of::<flashattn_error>(), 720);
+        assert_eq!(align_of::<flashattn_error>(), 4);
+        assert_eq!(offset_of!(flashattn_error, struct_size), 0);
+        assert_eq!(offset_of!(flashattn_error, status), 4);
+        assert_eq!(offset_of!(flashattn_error, reason), 8);
+        assert_eq!(offset_of!(flashattn_error, reserved), 12);
+        assert_eq!(offset_of!(flashattn_error, field), 16);
+        assert_eq!(offset_of!(flashattn_error, message), 80);
+    }
+
+    #[test]
     fn layout_of_desc() {
-        assert_eq!(size_of::<flashattn_desc>(), 184);
+        assert_eq!(size_of::<flashattn_desc>(), 160);
         assert_eq!(align_of::<flashattn_desc>(), 8);
         assert_eq!(offset_of!(flashattn_desc, struct_size), 0);
         assert_eq!(offset_of!(flashattn_desc, device), 4);
         assert_eq!(offset_of!(flashattn_desc, device_index), 8);
         assert_eq!(offset_of!(flashattn_desc, ops), 12);
         assert_eq!(offset_of!(flashattn_desc, dtype), 16);
-        assert_eq!(offset_of!(flashattn_desc, dtype_o), 20);
-        assert_eq!(offset_of!(flashattn_desc, heads_q), 24);
-        assert_eq!(offset_of!(flashattn_desc, heads_kv), 28);
-        assert_eq!(offset_of!(flashattn_desc, dim_qk), 32);
-        assert_eq!(offset_of!(flashattn_desc, dim_v), 36);
-        assert_eq!(offset_of!(flashattn_desc, layout), 40);
-        assert_eq!(offset_of!(flashattn_desc, page_size), 44);
-        assert_eq!(offset_of!(flashattn_desc, mask), 48);
-        assert_eq!(offset_of!(flashattn_desc, window_left), 52);
-        assert_eq!(offset_of!(flashattn_desc, window_right), 56);
-        assert_eq!(offset_of!(flashattn_desc, chunk), 60);
-        assert_eq!(offset_of!(flashattn_desc, block_q), 64);
-        assert_eq!(offset_of!(flashattn_desc, block_kv), 68);
-        assert_eq!(offset_of!(flashattn_desc, bias), 72);
-        assert_eq!(offset_of!(flashattn_desc, bias_dtype), 76);
-        assert_eq!(offset_of!(flashattn_desc, features), 80);
-        assert_eq!(offset_of!(flashattn_desc, determinism), 84);
-        assert_eq!(offset_of!(flashattn_desc, scale), 88);
-        assert_eq!(offset_of!(flashattn_desc, softcap), 92);
-        assert_eq!(offset_of!(flashattn_desc, dropout), 96);
-        assert_eq!(offset_of!(flashattn_desc, splits), 100);
-        assert_eq!(offset_of!(flashattn_desc, max_batch), 104);
-        assert_eq!(offset_of!(flashattn_desc, max_seqlen_q), 108);
-        assert_eq!(offset_of!(flashattn_desc, max_seqlen_kv), 112);
-        assert_eq!(offset_of!(flashattn_desc, sm_limit), 116);
-        assert_eq!(offset_of!(flashattn_desc, threads), 120);
-        assert_eq!(offset_of!(flashattn_desc, reserved0), 124);
-        assert_eq!(offset_of!(flashattn_desc, max_total_q), 128);
-        assert_eq!(offset_of!(flashattn_desc, max_total_kv), 136);
-        assert_eq!(offset_of!(flashattn_desc, workspace_limit), 144);
-        assert_eq!(offset_of!(flashattn_desc, reserved), 152);
-    }
-
-    #[test]
-    fn layout_of_shape() {
-        assert_eq!(size_of::<flashattn_shape>(), 32);
-        assert_eq!(align_of::<flashattn_shape>(), 8);
-        assert_eq!(offset_of!(flashattn_shape, batch), 0);
-        assert_eq!(offset_of!(flashattn_shape, seqlen_q), 4);
-        assert_eq!(offset_of!(flashattn_shape, seqlen_kv), 8);
-        assert_eq!(offset_of!(flashattn_shape, reserved), 12);
-        assert_eq!(offset_of!(flashattn_shape, total_q), 16);
-        assert_eq!(offset_of!(flashattn_shape, total_kv), 24);
+        assert_eq!(offset_of!(flashattn_desc, dtype_kv), 20);
+        assert_eq!(offset_of!(flashattn_desc, dtype_o), 24);
+        assert_eq!(offset_of!(flashattn_desc, heads_q), 28);
+        assert_eq!(offset_of!(flashattn_desc, heads_kv), 32);
+        assert_eq!(offset_of!(flashattn_desc, dim_qk), 36);
+        assert_eq!(offset_of!(flashattn_desc, dim_v), 40);
+        assert_eq!(offset_of!(flashattn_desc, layout), 44);
+        assert_eq!(offset_of!(flashattn_desc, page_size), 48);
+        assert_eq!(offset_of!(flashattn_desc, mask), 52);
+        assert_eq!(offset_of!(flashattn_desc, window_left), 56);
+        assert_eq!(offset_of!(flashattn_desc, window_right), 60);
+        assert_eq!(offset_of!(flashattn_desc, chunk), 64);
+        assert_eq!(offset_of!(flashattn_desc, block_q), 68);
+        assert_eq!(offset_of!(flashattn_desc, block_kv), 72);
+        assert_eq!(offset_of!(flashattn_desc, tree), 76);
+        assert_eq!(offset_of!(flashattn_desc, bias), 80);
+        assert_eq!(offset_of!(flashattn_desc, dtype_bias), 84);
+        assert_eq!(offset_of!(flashattn_desc, features), 88);
+        assert_eq!(offset_of!(flashattn_desc, determinism), 92);
+        assert_eq!(offset_of!(flashattn_desc, scale), 96);
+        assert_eq!(offset_of!(flashattn_desc, softcap), 100);
+        assert_eq!(offset_of!(flashattn_desc, dropout), 104);
+        assert_eq!(offset_of!(flashattn_desc, descale_block), 108);
+        assert_eq!(offset_of!(flashattn_desc, splits), 112);
+        assert_eq!(offset_of!(flashattn_desc, max_batch), 116);
+        assert_eq!(offset_of!(flashattn_desc, max_seqlen_q), 120);
+        assert_eq!(offset_of!(flashattn_desc, max_seqlen_kv), 124);
+        assert_eq!(offset_of!(flashattn_desc, multiprocessors), 128);
+        assert_eq!(offset_of!(flashattn_desc, threads), 132);
+        assert_eq!(offset_of!(flashattn_desc, max_total_q), 136);
+        assert_eq!(offset_of!(flashattn_desc, max_total_kv), 144);
+        assert_eq!(offset_of!(flashattn_desc, workspace_limit), 152);
     }
 
     #[test]
@@ -1406,107 +1452,88 @@ mod tests {
     }
 
     #[test]
-    fn layout_of_inputs() {
-        assert_eq!(size_of::<flashattn_inputs>(), 320);
-        assert_eq!(align_of::<flashattn_inputs>(), 8);
-        assert_eq!(offset_of!(flashattn_inputs, q), 0);
-        assert_eq!(offset_of!(flashattn_inputs, k), 32);
-        assert_eq!(offset_of!(flashattn_inputs, v), 64);
-        assert_eq!(offset_of!(flashattn_inputs, cu_seqlens_q), 96);
-        assert_eq!(offset_of!(flashattn_inputs, cu_seqlens_kv), 104);
-        assert_eq!(offset_of!(flashattn_inputs, lens_q), 112);
-        assert_eq!(offset_of!(flashattn_inputs, lens_kv), 120);
-        assert_eq!(offset_of!(flashattn_inputs, page_table), 128);
-        assert_eq!(offset_of!(flashattn_inputs, page_table_stride), 136);
-        assert_eq!(offset_of!(flashattn_inputs, pages), 144);
-        assert_eq!(offset_of!(flashattn_inputs, bias), 152);
-        assert_eq!(offset_of!(flashattn_inputs, bias_stride_batch), 160);
-        assert_eq!(offset_of!(flashattn_inputs, bias_stride_head), 168);
-        assert_eq!(offset_of!(flashattn_inputs, bias_stride_row), 176);
-        assert_eq!(offset_of!(flashattn_inputs, alibi_slopes), 184);
-        assert_eq!(offset_of!(flashattn_inputs, alibi_stride_batch), 192);
-        assert_eq!(offset_of!(flashattn_inputs, sink), 200);
-        assert_eq!(offset_of!(flashattn_inputs, block_mask), 208);
-        assert_eq!(offset_of!(flashattn_inputs, block_mask_stride_batch), 216);
-        assert_eq!(offset_of!(flashattn_inputs, block_mask_stride_head), 224);
-        assert_eq!(offset_of!(flashattn_inputs, block_mask_stride_row), 232);
-        assert_eq!(offset_of!(flashattn_inputs, descale_q), 240);
-        assert_eq!(offset_of!(flashattn_inputs, descale_k), 248);
-        assert_eq!(offset_of!(flashattn_inputs, descale_v), 256);
-        assert_eq!(offset_of!(flashattn_inputs, rng_seed), 264);
-        assert_eq!(offset_of!(flashattn_inputs, rng_offset), 272);
-        assert_eq!(offset_of!(flashattn_inputs, rng_device), 280);
-        assert_eq!(offset_of!(flashattn_inputs, reserved), 288);
-    }
-
-    #[test]
-    fn layout_of_forward_args() {
-        assert_eq!(size_of::<flashattn_forward_args>(), 432);
-        assert_eq!(align_of::<flashattn_forward_args>(), 8);
-        assert_eq!(offset_of!(flashattn_forward_args, struct_size), 0);
-        assert_eq!(offset_of!(flashattn_forward_args, reserved0), 4);
-        assert_eq!(offset_of!(flashattn_forward_args, shape), 8);
-        assert_eq!(offset_of!(flashattn_forward_args, inputs), 40);
-        assert_eq!(offset_of!(flashattn_forward_args, o), 360);
-        assert_eq!(offset_of!(flashattn_forward_args, lse), 392);
-        assert_eq!(offset_of!(flashattn_forward_args, reserved), 400);
-    }
-
-    #[test]
-    fn layout_of_backward_args() {
-        assert_eq!(size_of::<flashattn_backward_args>(), 608);
-        assert_eq!(align_of::<flashattn_backward_args>(), 8);
-        assert_eq!(offset_of!(flashattn_backward_args, struct_size), 0);
-        assert_eq!(offset_of!(flashattn_backward_args, reserved0), 4);
-        assert_eq!(offset_of!(flashattn_backward_args, shape), 8);
-        assert_eq!(offset_of!(flashattn_backward_args, inputs), 40);
-        assert_eq!(offset_of!(flashattn_backward_args, o), 360);
-        assert_eq!(offset_of!(flashattn_backward_args, dout), 392);
-        assert_eq!(offset_of!(flashattn_backward_args, lse), 424);
-        assert_eq!(offset_of!(flashattn_backward_args, dlse), 432);
-        assert_eq!(offset_of!(flashattn_backward_args, dq), 440);
-        assert_eq!(offset_of!(flashattn_backward_args, dk), 472);
-        assert_eq!(offset_of!(flashattn_backward_args, dv), 504);
-        assert_eq!(offset_of!(flashattn_backward_args, dbias), 536);
-        assert_eq!(offset_of!(flashattn_backward_args, dbias_stride_batch), 544);
-        assert_eq!(offset_of!(flashattn_backward_args, dbias_stride_head), 552);
-        assert_eq!(offset_of!(flashattn_backward_args, dbias_stride_row), 560);
-        assert_eq!(offset_of!(flashattn_backward_args, dsink), 568);
-        assert_eq!(offset_of!(flashattn_backward_args, reserved), 576);
+    fn layout_of_args() {
+        assert_eq!(size_of::<flashattn_args>(), 704);
+        assert_eq!(align_of::<flashattn_args>(), 8);
+        assert_eq!(offset_of!(flashattn_args, struct_size), 0);
+        assert_eq!(offset_of!(flashattn_args, batch), 4);
+        assert_eq!(offset_of!(flashattn_args, seqlen_q), 8);
+        assert_eq!(offset_of!(flashattn_args, seqlen_kv), 12);
+        assert_eq!(offset_of!(flashattn_args, total_q), 16);
+        assert_eq!(offset_of!(flashattn_args, total_kv), 24);
+        assert_eq!(offset_of!(flashattn_args, q), 32);
+        assert_eq!(offset_of!(flashattn_args, k), 64);
+        assert_eq!(offset_of!(flashattn_args, v), 96);
+        assert_eq!(offset_of!(flashattn_args, cu_seqlens_q), 128);
+        assert_eq!(offset_of!(flashattn_args, cu_seqlens_kv), 136);
+        assert_eq!(offset_of!(flashattn_args, lens_q), 144);
+        assert_eq!(offset_of!(flashattn_args, lens_kv), 152);
+        assert_eq!(offset_of!(flashattn_args, starts_kv), 160);
+        assert_eq!(offset_of!(flashattn_args, page_table), 168);
+        assert_eq!(offset_of!(flashattn_args, pages), 200);
+        assert_eq!(offset_of!(flashattn_args, bias), 208);
+        assert_eq!(offset_of!(flashattn_args, alibi_slopes), 240);
+        assert_eq!(offset_of!(flashattn_args, sink), 272);
+        assert_eq!(offset_of!(flashattn_args, block_mask), 280);
+        assert_eq!(offset_of!(flashattn_args, tree_bits), 312);
+        assert_eq!(offset_of!(flashattn_args, descale_q), 344);
+        assert_eq!(offset_of!(flashattn_args, descale_k), 376);
+        assert_eq!(offset_of!(flashattn_args, descale_v), 408);
+        assert_eq!(offset_of!(flashattn_args, rng_seed), 440);
+        assert_eq!(offset_of!(flashattn_args, rng_offset), 448);
+        assert_eq!(offset_of!(flashattn_args, rng_device), 456);
+        assert_eq!(offset_of!(flashattn_args, o), 464);
+        assert_eq!(offset_of!(flashattn_args, lse), 496);
+        assert_eq!(offset_of!(flashattn_args, dout), 504);
+        assert_eq!(offset_of!(flashattn_args, dlse), 536);
+        assert_eq!(offset_of!(flashattn_args, dq), 544);
+        assert_eq!(offset_of!(flashattn_args, dk), 576);
+        assert_eq!(offset_of!(flashattn_args, dv), 608);
+        assert_eq!(offset_of!(flashattn_args, dbias), 640);
+        assert_eq!(offset_of!(flashattn_args, dsink), 672);
+        assert_eq!(offset_of!(flashattn_args, parallel), 680);
+        assert_eq!(offset_of!(flashattn_args, parallel_user), 688);
+        assert_eq!(offset_of!(flashattn_args, error), 696);
     }
 
     #[test]
     fn layout_of_merge_args() {
-        assert_eq!(size_of::<flashattn_merge_args>(), 136);
+        assert_eq!(size_of::<flashattn_merge_args>(), 112);
         assert_eq!(align_of::<flashattn_merge_args>(), 8);
         assert_eq!(offset_of!(flashattn_merge_args, struct_size), 0);
         assert_eq!(offset_of!(flashattn_merge_args, parts), 4);
-        assert_eq!(offset_of!(flashattn_merge_args, shape), 8);
-        assert_eq!(offset_of!(flashattn_merge_args, part_o), 40);
-        assert_eq!(offset_of!(flashattn_merge_args, part_lse), 48);
-        assert_eq!(offset_of!(flashattn_merge_args, part_dtype), 56);
-        assert_eq!(offset_of!(flashattn_merge_args, reserved0), 60);
-        assert_eq!(offset_of!(flashattn_merge_args, o), 64);
-        assert_eq!(offset_of!(flashattn_merge_args, lse), 96);
-        assert_eq!(offset_of!(flashattn_merge_args, reserved), 104);
+        assert_eq!(offset_of!(flashattn_merge_args, batch), 8);
+        assert_eq!(offset_of!(flashattn_merge_args, seqlen_q), 12);
+        assert_eq!(offset_of!(flashattn_merge_args, total_q), 16);
+        assert_eq!(offset_of!(flashattn_merge_args, part_o), 24);
+        assert_eq!(offset_of!(flashattn_merge_args, part_lse), 32);
+        assert_eq!(offset_of!(flashattn_merge_args, dtype_part), 40);
+        assert_eq!(offset_of!(flashattn_merge_args, reserved), 44);
+        assert_eq!(offset_of!(flashattn_merge_args, o), 48);
+        assert_eq!(offset_of!(flashattn_merge_args, lse), 80);
+        assert_eq!(offset_of!(flashattn_merge_args, parallel), 88);
+        assert_eq!(offset_of!(flashattn_merge_args, parallel_user), 96);
+        assert_eq!(offset_of!(flashattn_merge_args, error), 104);
     }
 
     #[test]
     fn layout_of_device_properties() {
-        assert_eq!(size_of::<flashattn_device_properties>(), 40);
+        assert_eq!(size_of::<flashattn_device_properties>(), 48);
         assert_eq!(align_of::<flashattn_device_properties>(), 8);
         assert_eq!(offset_of!(flashattn_device_properties, struct_size), 0);
-        assert_eq!(offset_of!(flashattn_device_properties, units), 4);
-        assert_eq!(offset_of!(flashattn_device_properties, name), 8);
-        assert_eq!(offset_of!(flashattn_device_properties, isa), 16);
-        assert_eq!(offset_of!(flashattn_device_properties, compute_capability), 24);
-        assert_eq!(offset_of!(flashattn_device_properties, local_memory), 28);
-        assert_eq!(offset_of!(flashattn_device_properties, memory), 32);
+        assert_eq!(offset_of!(flashattn_device_properties, multiprocessors), 4);
+        assert_eq!(offset_of!(flashattn_device_properties, threads), 8);
+        assert_eq!(offset_of!(flashattn_device_properties, compute_capability), 12);
+        assert_eq!(offset_of!(flashattn_device_properties, name), 16);
+        assert_eq!(offset_of!(flashattn_device_properties, isa), 24);
+        assert_eq!(offset_of!(flashattn_device_properties, shared_memory), 32);
+        assert_eq!(offset_of!(flashattn_device_properties, l2_cache), 36);
+        assert_eq!(offset_of!(flashattn_device_properties, memory), 40);
     }
 
     #[test]
     fn layout_of_plan_properties() {
-        assert_eq!(size_of::<flashattn_plan_properties>(), 88);
+        assert_eq!(size_of::<flashattn_plan_properties>(), 96);
         assert_eq!(align_of::<flashattn_plan_properties>(), 8);
         assert_eq!(offset_of!(flashattn_plan_properties, struct_size), 0);
         assert_eq!(offset_of!(flashattn_plan_properties, tile_q), 4);
@@ -1514,15 +1541,17 @@ mod tests {
         assert_eq!(offset_of!(flashattn_plan_properties, stages), 12);
         assert_eq!(offset_of!(flashattn_plan_properties, threads), 16);
         assert_eq!(offset_of!(flashattn_plan_properties, registers), 20);
-        assert_eq!(offset_of!(flashattn_plan_properties, local_memory), 24);
-        assert_eq!(offset_of!(flashattn_plan_properties, splits), 28);
-        assert_eq!(offset_of!(flashattn_plan_properties, family), 32);
-        assert_eq!(offset_of!(flashattn_plan_properties, kernel), 40);
-        assert_eq!(offset_of!(flashattn_plan_properties, isa), 48);
-        assert_eq!(offset_of!(flashattn_plan_properties, why), 56);
-        assert_eq!(offset_of!(flashattn_plan_properties, flops), 64);
-        assert_eq!(offset_of!(flashattn_plan_properties, bytes), 72);
-        assert_eq!(offset_of!(flashattn_plan_properties, workspace), 80);
+        assert_eq!(offset_of!(flashattn_plan_properties, shared_memory), 24);
+        assert_eq!(offset_of!(flashattn_plan_properties, scratch), 28);
+        assert_eq!(offset_of!(flashattn_plan_properties, splits), 32);
+        assert_eq!(offset_of!(flashattn_plan_properties, reserved), 36);
+        assert_eq!(offset_of!(flashattn_plan_properties, backend), 40);
+        assert_eq!(offset_of!(flashattn_plan_properties, kernel), 48);
+        assert_eq!(offset_of!(flashattn_plan_properties, isa), 56);
+        assert_eq!(offset_of!(flashattn_plan_properties, why), 64);
+        assert_eq!(offset_of!(flashattn_plan_properties, flops), 72);
+        assert_eq!(offset_of!(flashattn_plan_properties, bytes), 80);
+        assert_eq!(offset_of!(flashattn_plan_properties, workspace), 88);
     }
 
     #[test]
@@ -1564,7 +1593,7 @@ mod tests {
     #[test]
     fn layout_of_mask() {
         assert_eq!(size_of::<flashattn_mask>(), size_of::<u32>());
-        assert_eq!(flashattn_mask::NAMES.len(), 5);
+        assert_eq!(flashattn_mask::NAMES.len(), 6);
     }
 
     #[test]
