@@ -45,8 +45,8 @@ static void call_all(struct fixture *f, enum variant variant) {
 static void attend(int which, int threads) {
   flashattn_desc desc;
   flashattn_plan *plan = NULL;
-  flashattn_args forward = {.struct_size = sizeof forward};
-  flashattn_args backward = {.struct_size = sizeof backward};
+  flashattn_args forward, backward;
+  flashattn_args_init(&forward, sizeof forward);
   int64_t bytes = 0, more = 0;
   flashattn_desc_init(&desc, sizeof desc);
   desc.dtype = FLASHATTN_DTYPE_F32;
