@@ -77,8 +77,8 @@ typedef struct field {
 #define INPUT(name) FIELD("inputs", flashattn_inputs, 'i', name)
 #define TENSOR(name) FIELD("array", flashattn_inputs, 't', name)
 #define POINTER(name) FIELD("array", flashattn_inputs, 'p', name)
-#define GRADIENT(kind, name) FIELD("backward", flashattn_backward_args, kind, name)
-#define RESULT(kind, name) FIELD("forward", flashattn_forward_args, kind, name)
+#define GRADIENT(kind, name) FIELD("backward", flashattn_args, kind, name)
+#define RESULT(kind, name) FIELD("forward", flashattn_args, kind, name)
 
 static const field fields[] = {
     DESC(ops),
@@ -97,7 +97,7 @@ static const field fields[] = {
     DESC(block_q),
     DESC(block_kv),
     DESC(bias),
-    DESC(bias_dtype),
+    DESC(dtype_bias),
     DESC(features),
     DESC(determinism),
     FACTOR(scale),
@@ -115,15 +115,15 @@ static const field fields[] = {
     SHAPE(seqlen_kv),
     SHAPE(total_q),
     SHAPE(total_kv),
-    INPUT(page_table_stride),
+    INPUT(page_table.stride_batch),
     INPUT(pages),
-    INPUT(bias_stride_batch),
-    INPUT(bias_stride_head),
-    INPUT(bias_stride_row),
-    INPUT(alibi_stride_batch),
-    INPUT(block_mask_stride_batch),
-    INPUT(block_mask_stride_head),
-    INPUT(block_mask_stride_row),
+    INPUT(bias.stride_batch),
+    INPUT(bias.stride_head),
+    INPUT(bias.stride_seq),
+    INPUT(alibi_slopes.stride_batch),
+    INPUT(block_mask.stride_batch),
+    INPUT(block_mask.stride_head),
+    INPUT(block_mask.stride_seq),
     INPUT(rng_seed),
     INPUT(rng_offset),
     TENSOR(q),
@@ -149,9 +149,9 @@ static const field fields[] = {
     GRADIENT('t', dv),
     GRADIENT('p', dbias),
     GRADIENT('p', dsink),
-    GRADIENT('i', dbias_stride_batch),
-    GRADIENT('i', dbias_stride_head),
-    GRADIENT('i', dbias_stride_row),
+    GRADIENT('i', dbias.stride_batch),
+    GRADIENT('i', dbias.stride_head),
+    GRADIENT('i', dbias.stride_seq),
 };
 
 static const field *find_field(const char *line, const char *name) {
@@ -203,8 +203,8 @@ typedef struct output {
 typedef struct run {
   char name[NAME_SIZE];
   WITH_TAIL(flashattn_desc, desc) d;
-  WITH_TAIL(flashattn_forward_args, args) f;
-  WITH_TAIL(flashattn_backward_args, args) b;
+  WITH_TAIL(flashattn_args, args) f;
+  WITH_TAIL(flashattn_args, args) b;
   int has_backward, unknown;
   output outputs[MAX_OUTPUTS];
   int output_count;
@@ -380,7 +380,7 @@ static int run_operations(run *r, case_hook hook) {
     hook("forward_args", &r->f);
     hook("backward_args", &r->b);
   }
-  if (!ok(r, "plan_create", flashattn_plan_create(&r->d.desc, &plan))) return 0;
+  if (!ok(r, "plan_create", flashattn_plan_create(&r->d.desc, &plan, NULL))) return 0;
   const int done = run_operation(r, plan, FLASHATTN_OP_FORWARD) &&
                    (!r->has_backward || run_operation(r, plan, FLASHATTN_OP_BACKWARD));
   flashattn_plan_destroy(plan);

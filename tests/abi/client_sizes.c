@@ -8,8 +8,8 @@
 
 static size_t size_of(const char *kind) {
   if (strcmp(kind, "desc") == 0) return sizeof(flashattn_desc);
-  return strcmp(kind, "forward_args") == 0 ? sizeof(flashattn_forward_args)
-                                           : sizeof(flashattn_backward_args);
+  return strcmp(kind, "forward_args") == 0 ? sizeof(flashattn_args)
+                                           : sizeof(flashattn_args);
 }
 
 /* struct_size comes first in every structure; case_run keeps CASE_TAIL zero bytes behind. */

@@ -16,11 +16,11 @@ LATE(int32_t, workspace_size,
      (const flashattn_plan *plan, uint32_t op, const flashattn_shape *shape, int64_t *bytes),
      (plan, op, shape, bytes))
 LATE(int32_t, forward,
-     (const flashattn_plan *plan, const flashattn_forward_args *args, void *workspace,
+     (const flashattn_plan *plan, const flashattn_args *args, void *workspace,
       int64_t bytes, void *stream),
      (plan, args, workspace, bytes, stream))
 LATE(int32_t, backward,
-     (const flashattn_plan *plan, const flashattn_backward_args *args, void *workspace,
+     (const flashattn_plan *plan, const flashattn_args *args, void *workspace,
       int64_t bytes, void *stream),
      (plan, args, workspace, bytes, stream))
 

@@ -114,11 +114,11 @@ int main(int argc, char **argv) {
     flashattn_desc desc;
     flashattn_plan *plan = NULL;
     random_desc(&desc);
-    const int32_t status = flashattn_check(&desc);
+    const int32_t status = flashattn_check(&desc, NULL);
     int ok = status == FLASHATTN_OK || status == FLASHATTN_ERROR_INVALID_ARGUMENT ||
              status == FLASHATTN_ERROR_UNSUPPORTED;
     if (status != FLASHATTN_OK) ok = ok && refusal_explained();
-    ok = ok && flashattn_plan_create(&desc, &plan) == status;
+    ok = ok && flashattn_plan_create(&desc, &plan, NULL) == status;
     for (uint32_t op = 1; ok && plan && op <= 2; ++op) {
       int64_t bytes, larger;
       flashattn_shape shape;

@@ -21,21 +21,21 @@ static flashattn_plan *make_plan(int32_t dim_qk, int32_t dim_v, float scale) {
   desc.dim_v = dim_v;
   desc.scale = scale;
   desc.features = FLASHATTN_FEATURE_LSE;
-  CHECK_OK(flashattn_plan_create(&desc, &plan));
+  CHECK_OK(flashattn_plan_create(&desc, &plan, NULL));
   return plan;
 }
 
 /* One sequence, one head, packed. */
 static void attend(const flashattn_plan *plan, int32_t queries, int32_t keys, const float *q,
                    const float *k, const float *v, float *o, float *lse) {
-  flashattn_forward_args args = {.struct_size = sizeof args};
+  flashattn_args args = {.struct_size = sizeof args};
   int64_t bytes = 0;
-  args.shape.batch = 1;
-  args.shape.seqlen_q = queries;
-  args.shape.seqlen_kv = keys;
-  args.inputs.q.data = (void *)q;
-  args.inputs.k.data = (void *)k;
-  args.inputs.v.data = (void *)v;
+  args.batch = 1;
+  args.seqlen_q = queries;
+  args.seqlen_kv = keys;
+  args.q.data = (void *)q;
+  args.k.data = (void *)k;
+  args.v.data = (void *)v;
   args.o.data = o;
   args.lse = lse;
   CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &args.shape, &bytes));
@@ -50,8 +50,8 @@ static void merge(const flashattn_plan *plan, int32_t queries, int32_t parts, fl
   flashattn_tensor tensors[4] = {{0}};
   for (int p = 0; p < parts; ++p) tensors[p].data = o_parts[p];
   args.parts = parts;
-  args.shape.batch = 1;
-  args.shape.seqlen_q = queries;
+  args.batch = 1;
+  args.seqlen_q = queries;
   args.part_o = tensors;
   args.part_lse = lse_parts;
   args.o.data = o;
@@ -146,17 +146,17 @@ static void test_dropout_mask(void) {
   desc.heads_q = 2;
   desc.dim_qk = 8;
   desc.dropout = 0.3f;
-  if (!CHECK_OK(flashattn_plan_create(&desc, &plan))) return;
-  flashattn_forward_args args = {.struct_size = sizeof args};
+  if (!CHECK_OK(flashattn_plan_create(&desc, &plan, NULL))) return;
+  flashattn_args args = {.struct_size = sizeof args};
   const uint64_t device[2] = {1234567890000u, UINT64_C(1) << 33};
   uint8_t keep[2][3][20];
-  args.shape.batch = 1;
-  args.shape.seqlen_q = 3;
-  args.shape.seqlen_kv = 20;
+  args.batch = 1;
+  args.seqlen_q = 3;
+  args.seqlen_kv = 20;
   for (int host = 0; host < 2; ++host) {
-    args.inputs.rng_seed = host ? 1234567890123u : 123;
-    args.inputs.rng_offset = host ? (UINT64_C(1) << 33) + 5 : 5;
-    args.inputs.rng_device = host ? NULL : device;
+    args.rng_seed = host ? 1234567890123u : 123;
+    args.rng_offset = host ? (UINT64_C(1) << 33) + 5 : 5;
+    args.rng_device = host ? NULL : device;
     memset(keep, 0xA5, sizeof keep);
     CHECK_OK(flashattn_dropout_mask(plan, &args, &keep[0][0][0], NULL));
     int same = 1;

@@ -25,7 +25,7 @@ static void test_many(struct fixture *f) {
   fixture_reset(f, EVERYTHING);
   for (int n = 0; n < 100000; ++n) {
     flashattn_plan *plan = NULL;
-    failed += flashattn_plan_create(&f->desc, &plan) != FLASHATTN_OK;
+    failed += flashattn_plan_create(&f->desc, &plan, NULL) != FLASHATTN_OK;
     flashattn_plan_destroy(plan);
     if (n == 1000) before = resident_pages();
   }
@@ -44,7 +44,7 @@ static void test_info(struct fixture *f) {
   int64_t bytes = -1;
   fixture_reset(f, PLAIN);
   f->desc.mask = FLASHATTN_MASK_CAUSAL;
-  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
+  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL))) return;
   CHECK_OK(flashattn_plan_info(plan, FLASHATTN_OP_FORWARD, &f->forward.shape, &info));
   /* 5 queries see 3, 4, 5, 6, 7 keys. */
   const int64_t pairs = BATCH * HEADS_Q * 25;
@@ -68,7 +68,7 @@ static void test_info(struct fixture *f) {
   flashattn_shape huge = {1 << 20, 1 << 20, 1 << 20, 0, 0, 0};
   flashattn_plan_destroy(plan);
   f->desc.mask = 0;
-  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
+  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL))) return;
   CHECK_OK(flashattn_plan_info(plan, FLASHATTN_OP_FORWARD, &huge, &info));
   const int64_t many = (int64_t)huge.batch * huge.seqlen_q;
   CHECK(info.flops == INT64_MAX);
@@ -87,7 +87,7 @@ static void test_info(struct fixture *f) {
   for (int n = 0; n < 40; ++n) {
     f->desc.layout = n % 2 ? FLASHATTN_LAYOUT_VARLEN_Q : 0;
     f->desc.heads_q = f->desc.heads_kv = n % 4 > 1 ? INT32_MAX : 2;
-    if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
+    if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL))) return;
     flashattn_shape large = {1 << (n % 20 + 11), n < 20 ? 1 << (n + 10) : 0, 1 << 20, 0, 0, 0};
     for (uint32_t op = FLASHATTN_OP_FORWARD; op <= FLASHATTN_OP_BACKWARD; ++op) {
       const int32_t status = flashattn_workspace_size(plan, op, &large, &bytes);
@@ -111,7 +111,7 @@ static void test_info(struct fixture *f) {
 
   /* Packed sequences: 11 tokens are two of five and one of one. */
   fixture_reset(f, VARLEN);
-  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
+  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL))) return;
   flashattn_shape packed = {9, 5, 5, 0, 11, 11};
   CHECK_OK(flashattn_plan_info(plan, FLASHATTN_OP_FORWARD, &packed, &info));
   CHECK(info.flops == (25 + 25 + 1) * HEADS_Q * 2 * (DIM_QK + DIM_V));
@@ -126,7 +126,7 @@ static void test_promises(struct fixture *f) {
   f->desc.max_batch = 8;
   f->desc.max_seqlen_q = 300;
   f->desc.max_seqlen_kv = 500;
-  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
+  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL))) return;
   for (uint32_t op = FLASHATTN_OP_FORWARD; op <= FLASHATTN_OP_BACKWARD; ++op) {
     CHECK_OK(flashattn_workspace_size(plan, op, NULL, &all));
     before = 0;
@@ -140,11 +140,11 @@ static void test_promises(struct fixture *f) {
   flashattn_plan_destroy(plan);
   CHECK(all > 0);
   f->desc.workspace_limit = 1;
-  CHECK_STATUS(flashattn_check(&f->desc), FLASHATTN_ERROR_UNSUPPORTED);
+  CHECK_STATUS(flashattn_check(&f->desc, NULL), FLASHATTN_ERROR_UNSUPPORTED);
   flashattn_last_error(&reason, NULL);
   CHECK(reason == FLASHATTN_REASON_WORKSPACE_LIMIT);
   f->desc.workspace_limit = INT64_MAX;
-  CHECK_OK(flashattn_check(&f->desc));
+  CHECK_OK(flashattn_check(&f->desc, NULL));
 }
 
 struct lines {
@@ -165,11 +165,11 @@ static void test_log(struct fixture *f) {
     CHECK_OK(flashattn_set_log(level, note, &lines));
     fixture_reset(f, PLAIN);
     flashattn_plan *plan = NULL;
-    CHECK_OK(flashattn_plan_create(&f->desc, &plan));
+    CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL));
     flashattn_plan_destroy(plan);
     CHECK((lines.count[FLASHATTN_LOG_INFO] > 0) == (level >= FLASHATTN_LOG_INFO));
     f->desc.dim_qk = 100000;
-    CHECK_STATUS(flashattn_check(&f->desc), FLASHATTN_ERROR_UNSUPPORTED);
+    CHECK_STATUS(flashattn_check(&f->desc, NULL), FLASHATTN_ERROR_UNSUPPORTED);
     CHECK((lines.count[FLASHATTN_LOG_DEBUG] > 0) == (level >= FLASHATTN_LOG_DEBUG));
     CHECK(lines.count[FLASHATTN_LOG_ERROR] == (level >= FLASHATTN_LOG_ERROR));
     if (level >= FLASHATTN_LOG_ERROR) {
@@ -178,7 +178,7 @@ static void test_log(struct fixture *f) {
   }
   memset(&lines, 0, sizeof lines);
   CHECK_OK(flashattn_set_log(FLASHATTN_LOG_DEBUG, NULL, NULL));
-  CHECK_STATUS(flashattn_check(NULL), FLASHATTN_ERROR_INVALID_ARGUMENT);
+  CHECK_STATUS(flashattn_check(NULL, NULL), FLASHATTN_ERROR_INVALID_ARGUMENT);
   CHECK(lines.count[FLASHATTN_LOG_ERROR] == 0);
 }
 

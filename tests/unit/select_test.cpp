@@ -127,9 +127,9 @@ void test_defaults() {
   const Problem p = problem_of(desc);
   CHECK(p.ops == FLASHATTN_OP_FORWARD && p.dtype_o == FLASHATTN_DTYPE_BF16);
   CHECK(p.heads_kv == 8 && p.group() == 1 && p.dim_v == 64);
-  CHECK(p.bias_dtype == FLASHATTN_DTYPE_BF16 && p.scale == 0.125f);
+  CHECK(p.dtype_bias == FLASHATTN_DTYPE_BF16 && p.scale == 0.125f);
   CHECK(p.dropout == 0 && p.struct_size == sizeof(flashattn_desc));
-  CHECK(problem_of(make_desc(64)).bias_dtype == FLASHATTN_DTYPE_DEFAULT);
+  CHECK(problem_of(make_desc(64)).dtype_bias == FLASHATTN_DTYPE_DEFAULT);
   desc.dropout = 0.5f;
   CHECK(problem_of(desc).dropout_threshold() == 32768);
   desc.heads_kv = 2;

@@ -5,8 +5,8 @@
 /* A structure with room behind it, as a newer header would have it. */
 union room {
   flashattn_desc desc;
-  flashattn_forward_args forward;
-  flashattn_backward_args backward;
+  flashattn_args forward;
+  flashattn_args backward;
   flashattn_merge_args merge;
   flashattn_device_properties device;
   flashattn_plan_properties plan;
@@ -16,7 +16,7 @@ union room {
 static struct fixture f;
 static flashattn_plan *plan;
 
-static int32_t call_desc(union room *r) { return flashattn_check(&r->desc); }
+static int32_t call_desc(union room *r) { return flashattn_check(&r->desc, NULL); }
 static int32_t call_forward(union room *r) {
   return flashattn_forward(plan, &r->forward, f.workspace, f.workspace_bytes, NULL);
 }
@@ -88,7 +88,7 @@ static void test_smaller(void) {
   memcpy(&room, &f.desc, size);
   memcpy(&room, &size, sizeof size);
   room.desc.ops = FLASHATTN_OP_FORWARD;
-  CHECK_OK(flashattn_check(&room.desc));
+  CHECK_OK(flashattn_check(&room.desc, NULL));
 
   memset(&room, 0xFF, sizeof room);
   room.device.struct_size = offsetof(flashattn_device_properties, isa);
@@ -108,7 +108,7 @@ int main(void) {
   if (!fixture_open(&f)) return 1;
   fixture_reset(&f, PLAIN);
   f.desc.features = 0;
-  if (!CHECK_OK(flashattn_plan_create(&f.desc, &plan))) return check_report();
+  if (!CHECK_OK(flashattn_plan_create(&f.desc, &plan, NULL))) return check_report();
   f.forward.lse = NULL;
   const flashattn_device_properties device = {.struct_size = sizeof device};
   const flashattn_plan_properties info = {.struct_size = sizeof info};
@@ -116,11 +116,11 @@ int main(void) {
       {"desc", call_desc, &f.desc, sizeof f.desc, offsetof(flashattn_desc, threads),
        offsetof(flashattn_desc, dim_v)},
       {"forward_args", call_forward, &f.forward, sizeof f.forward,
-       offsetof(flashattn_forward_args, lse), offsetof(flashattn_forward_args, lse)},
+       offsetof(flashattn_args, lse), offsetof(flashattn_args, lse)},
       {"forward_args of dropout_mask", call_keep, &f.forward, sizeof f.forward,
-       offsetof(flashattn_forward_args, inputs), offsetof(flashattn_forward_args, inputs)},
+       offsetof(flashattn_args, inputs), offsetof(flashattn_args, inputs)},
       {"backward_args", call_backward, &f.backward, sizeof f.backward,
-       offsetof(flashattn_backward_args, dbias), offsetof(flashattn_backward_args, dbias)},
+       offsetof(flashattn_args, dbias), offsetof(flashattn_args, dbias)},
       {"merge_args", call_merge, &f.merge, sizeof f.merge, offsetof(flashattn_merge_args, lse),
        offsetof(flashattn_merge_args, lse)},
       {"device_properties", call_device, &device, sizeof device, 4, 4},
