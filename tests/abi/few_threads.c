@@ -43,7 +43,8 @@ int main(int argc, char **argv) {
   desc.dim_qk = DIM;
   desc.threads = HEADS;
   flashattn_plan *plan = NULL;
-  flashattn_args args = {.struct_size = sizeof args};
+  flashattn_args args;
+  flashattn_args_init(&args, sizeof args);
   args.batch = 1;
   args.seqlen_q = args.seqlen_kv = SEQ;
   args.q.data = args.k.data = q;
@@ -52,7 +53,7 @@ int main(int argc, char **argv) {
   for (int n = 0; n < SIZE; ++n) v[n] = (float)(n / DIM % HEADS); /* the head's number */
   int64_t bytes = 0;
   if (!CHECK_OK(flashattn_plan_create(&desc, &plan, NULL))) return check_report();
-  CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &args.shape, &bytes));
+  CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &args, &bytes));
   void *workspace = malloc((size_t)bytes);
   /* The runtime keeps no more threads than its last team had: it is to start them anew below. */
   const int32_t heads[] = {HEADS, 2};

@@ -45,8 +45,8 @@ static void call_all(struct fixture *f, enum variant variant) {
 static void attend(int which, int threads) {
   flashattn_desc desc;
   flashattn_plan *plan = NULL;
-  flashattn_args forward = {.struct_size = sizeof forward};
-  flashattn_args backward = {.struct_size = sizeof backward};
+  flashattn_args forward, backward;
+  flashattn_args_init(&forward, sizeof forward);
   int64_t bytes = 0, more = 0;
   flashattn_desc_init(&desc, sizeof desc);
   desc.dtype = FLASHATTN_DTYPE_F32;
@@ -65,15 +65,13 @@ static void attend(int which, int threads) {
   forward.v.data = v;
   forward.o.data = o[which];
   forward.lse = lse;
-  backward.shape = forward.shape;
-  backward.inputs = forward.inputs;
-  backward.o = backward.dout = forward.o;
-  backward.lse = lse;
+  backward = forward;
+  backward.dout = forward.o;
   backward.dq.data = gradients[which][0];
   backward.dk.data = gradients[which][1];
   backward.dv.data = gradients[which][2];
-  CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &forward.shape, &bytes));
-  CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_BACKWARD, &forward.shape, &more));
+  CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &forward, &bytes));
+  CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_BACKWARD, &forward, &more));
   if (more > bytes) bytes = more;
   void *workspace = malloc((size_t)bytes);
   if (CHECK(workspace)) {

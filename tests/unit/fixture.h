@@ -194,8 +194,8 @@ static inline void fixture_reset(struct fixture* f, enum variant variant) {
   f->backward.dv.data = out->dv;
   if (variant == EVERYTHING) {
     f->backward.dlse = in->dlse;
-    f->backward.dbias = out->dbias;
-    f->backward.dbias.stride_seq = SEQ_KV;
+    f->backward.dbias.data = out->dbias;
+    f->backward.dbias.stride_batch = f->backward.dbias.stride_head = 0;
     f->backward.dsink = out->dsink;
   }
 
@@ -215,6 +215,16 @@ static inline void fixture_reset(struct fixture* f, enum variant variant) {
 
   f->workspace = out->workspace;
   f->workspace_bytes = WORKSPACE;
+}
+
+/* The sizes of a dense call. */
+static inline flashattn_args sizes_of(int32_t batch, int32_t seqlen_q, int32_t seqlen_kv) {
+  flashattn_args args;
+  flashattn_args_init(&args, sizeof args);
+  args.batch = batch;
+  args.seqlen_q = seqlen_q;
+  args.seqlen_kv = seqlen_kv;
+  return args;
 }
 
 static inline int fixture_open(struct fixture* f) {

@@ -79,7 +79,7 @@ void test(uint32_t layout, bool lens, int32_t queries, int32_t threads, bool dir
   desc.features = FLASHATTN_FEATURE_LSE | FLASHATTN_FEATURE_SINK;
   if (backward) desc.features |= FLASHATTN_FEATURE_DSINK;
   desc.threads = threads;
-  const std::unique_ptr<Plan> plan = make_plan(&desc);
+  const std::unique_ptr<Plan> plan = make_plan(desc);
   const bool varlen_q = layout & FLASHATTN_LAYOUT_VARLEN_Q;
   const bool varlen_kv = layout & FLASHATTN_LAYOUT_VARLEN_KV;
   const int64_t rows_q = varlen_q ? kTotalQ : kBatch * queries;
@@ -101,25 +101,24 @@ void test(uint32_t layout, bool lens, int32_t queries, int32_t threads, bool dir
     return flashattn_tensor{x.data(), varlen_kv ? 0 : tokens * kHeadsKv * kDim, kDim,
                             kHeadsKv * kDim};
   };
-  flashattn_args args{};
-  args.struct_size = sizeof args;
-  args.batch = kBatch;
-  args.seqlen_q = queries;
-  args.seqlen_kv = kLongestKv;
-  args.total_q = varlen_q ? kTotalQ : 0;
-  args.total_kv = varlen_kv ? kTotalKv : 0;
-  args.q = at_q(q);
-  args.k = at_kv(k);
-  args.v = at_kv(v);
-  args.sink = sink.data();
-  if (varlen_q) args.cu_seqlens_q = cu_q.data();
-  if (varlen_kv) args.cu_seqlens_kv = cu_kv.data();
-  if (lens) args.lens_q = lens_q.data();
-  if (lens || paged) args.lens_kv = lens_kv.data();
+  BackwardArgs args{};
+  args.shape.batch = kBatch;
+  args.shape.seqlen_q = queries;
+  args.shape.seqlen_kv = kLongestKv;
+  args.shape.total_q = varlen_q ? kTotalQ : 0;
+  args.shape.total_kv = varlen_kv ? kTotalKv : 0;
+  args.inputs.q = at_q(q);
+  args.inputs.k = at_kv(k);
+  args.inputs.v = at_kv(v);
+  args.inputs.sink = sink.data();
+  if (varlen_q) args.inputs.cu_seqlens_q = cu_q.data();
+  if (varlen_kv) args.inputs.cu_seqlens_kv = cu_kv.data();
+  if (lens) args.inputs.lens_q = lens_q.data();
+  if (lens || paged) args.inputs.lens_kv = lens_kv.data();
   if (paged) {
-    args.page_table = table.data();
-    args.page_table.stride_batch = pages;
-    args.pages = kPages;
+    args.inputs.page_table = table.data();
+    args.inputs.page_table_stride = pages;
+    args.inputs.pages = kPages;
   }
   args.o = at_q(o);
   args.dout = at_q(dout);
@@ -128,8 +127,7 @@ void test(uint32_t layout, bool lens, int32_t queries, int32_t threads, bool dir
   args.dk = at_kv(dk);
   args.dv = at_kv(dv);
   args.dsink = dsink.data();
-  flashattn_args forward{};
-  forward.struct_size = sizeof forward;
+  ForwardArgs forward{};
   forward.shape = args.shape;
   forward.inputs = args.inputs;
   forward.o = args.o;

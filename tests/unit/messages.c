@@ -65,7 +65,7 @@ static void test_plan_for_one_operation(struct fixture *f) {
   fixture_reset(f, PAGED);
   if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL))) return;
   const uint32_t op = FLASHATTN_OP_BACKWARD;
-  CHECK_STATUS(flashattn_workspace_size(plan, op, &f->forward.shape, &bytes),
+  CHECK_STATUS(flashattn_workspace_size(plan, op, &f->forward, &bytes),
                FLASHATTN_ERROR_INVALID_ARGUMENT);
   CHECK(strstr(flashattn_last_error(NULL, NULL), "lacks FLASHATTN_OP_BACKWARD = 2; add it"));
   flashattn_plan_destroy(plan);

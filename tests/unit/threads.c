@@ -30,7 +30,8 @@ struct job {
 };
 
 static int32_t attend(struct job *job) {
-  flashattn_args args = {.struct_size = sizeof args};
+  flashattn_args args;
+  flashattn_args_init(&args, sizeof args);
   int64_t bytes = 0;
   args.batch = BATCH;
   args.seqlen_q = args.seqlen_kv = SEQ;
@@ -39,7 +40,7 @@ static int32_t attend(struct job *job) {
   args.v.data = v;
   args.o.data = job->o;
   args.lse = job->lse;
-  int32_t status = flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &args.shape, &bytes);
+  int32_t status = flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &args, &bytes);
   void *workspace = malloc((size_t)bytes + 1);
   if (status == FLASHATTN_OK && workspace) {
     status = flashattn_forward(plan, &args, workspace, bytes, NULL);
