@@ -90,7 +90,7 @@ def scale(value: Any, name: str) -> Optional[float]:
     factor = real(value, name)
     if _is_zero(factor):
         raise invalid(f"scale = {value} is 0 in float32, which would make every weight equal; for "
-                      "1/sqrt(dim) give None", Reason.VALUE, name)
+                      "1/sqrt(dim_qk) give None", Reason.VALUE, name)
     return factor
 
 
