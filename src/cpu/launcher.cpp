@@ -167,6 +167,9 @@ static Threads threads_for(int32_t threads, double multiply_adds) {
   return {multiply_adds < 250e3 ? 1 : threads, multiply_adds >= 1e6, nullptr};
 }
 
+// Multiply-adds that take as long as an element that is merged from memory, or a random number.
+constexpr double kAsLong = 8;
+
 // Of a whole forward pass, at most.
 static double forward_work(const Problem& problem, const flashattn_shape& shape) {
   return static_cast<double>(shape.batch) * problem.heads_q * shape.seqlen_q * shape.seqlen_kv *
@@ -362,20 +365,18 @@ int32_t CpuLauncher::merge(const flashattn_merge_args& args, void*) const {
       0,          packed};
   const int64_t rows = static_cast<int64_t>(batch) * problem_.heads_q;
   const double elements = static_cast<double>(rows * tokens) * args.parts * problem_.dim_v;
-  parallel_tasks(
-      threads_for(threads_, elements), rows, 1, [&](int64_t task, int32_t) {
-        const int32_t b = static_cast<int32_t>(task / problem_.heads_q);
-        const int32_t h = static_cast<int32_t>(task % problem_.heads_q);
-        for (int64_t i = 0; i < tokens; ++i) {
-          const int64_t row = task * tokens + i;
-          char* o =
-              static_cast<char*>(args.o.data) +
-              (b * args.o.stride_batch + h * args.o.stride_head + i * args.o.stride_seq) * size;
-          const float lse = kernels_.merge_row(
-              job, {b, h, i, row, nullptr, nullptr, nullptr, {kLog2E, 1.0}, -__builtin_inff(), o});
-          if (args.lse) args.lse[row] = lse;
-        }
-      });
+  parallel_tasks(threads_for(threads_, kAsLong * elements), rows, 1, [&](int64_t task, int32_t) {
+    const int32_t b = static_cast<int32_t>(task / problem_.heads_q);
+    const int32_t h = static_cast<int32_t>(task % problem_.heads_q);
+    for (int64_t i = 0; i < tokens; ++i) {
+      const int64_t row = task * tokens + i;
+      char* o = static_cast<char*>(args.o.data) +
+                (b * args.o.stride_batch + h * args.o.stride_head + i * args.o.stride_seq) * size;
+      const float lse = kernels_.merge_row(
+          job, {b, h, i, row, nullptr, nullptr, nullptr, {kLog2E, 1.0}, -__builtin_inff(), o});
+      if (args.lse) args.lse[row] = lse;
+    }
+  });
   return FLASHATTN_OK;
 }
 
@@ -384,15 +385,13 @@ int32_t CpuLauncher::dropout_mask(const flashattn_forward_args& args, uint8_t* k
   const int64_t keys = args.shape.seqlen_kv, queries = args.shape.seqlen_q;
   const int64_t heads = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
   const double numbers = static_cast<double>(heads) * queries * keys;
-  parallel_tasks(threads_for(threads_, numbers), heads, 1,
-                 [&](int64_t head, int32_t) {
-                   for (int64_t i = 0; i < queries; ++i) {
-                     kernels_.dropout_row(random.seed, random.offset, problem_.dropout_threshold(),
-                                          static_cast<uint32_t>(head), static_cast<int32_t>(i),
-                                          static_cast<int32_t>(keys),
-                                          keep + (head * queries + i) * keys);
-                   }
-                 });
+  parallel_tasks(threads_for(threads_, kAsLong * numbers), heads, 1, [&](int64_t head, int32_t) {
+    for (int64_t i = 0; i < queries; ++i) {
+      kernels_.dropout_row(random.seed, random.offset, problem_.dropout_threshold(),
+                           static_cast<uint32_t>(head), static_cast<int32_t>(i),
+                           static_cast<int32_t>(keys), keep + (head * queries + i) * keys);
+    }
+  });
   return FLASHATTN_OK;
 }
 

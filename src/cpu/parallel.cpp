@@ -84,9 +84,9 @@ void run_tasks(const Threads& threads, int64_t count, int64_t strands,
   }
   OfferedQueues offered{{most, count, strands, body, context}, most, {}};
   const auto take_part = [](void* all, int32_t thread) {
-    auto& offered = *static_cast<OfferedQueues*>(all);
-    if (thread < 0 || thread >= offered.threads || !offered.numbers.take(thread)) return;
-    offered.queues.work(thread);
+    auto& own = *static_cast<OfferedQueues*>(all);
+    if (thread < 0 || thread >= own.threads || !own.numbers.take(thread)) return;
+    own.queues.work(thread);
   };
   threads.parallel->parallel(threads.parallel->user, most, take_part, &offered);
   // Whatever was not begun, for it promised to run all.

@@ -150,7 +150,8 @@ double cpu_quota(const char* root) {
 }
 
 int32_t usable_processors() {
-  // Threads that ask at once may all look: a lock that another holds at a fork would stop the child.
+  // Threads that ask at once may all look: a lock that another holds at a fork would stop the
+  // child.
   static std::atomic<int32_t> known{0};
   int32_t processors = known.load(std::memory_order_relaxed);
   if (processors == 0) {

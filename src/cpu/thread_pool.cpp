@@ -16,11 +16,12 @@
 namespace flashattn::cpu {
 namespace {
 
-constexpr int64_t kSpin = 50'000;           // nanoseconds that a thread waits before it sleeps
-constexpr int64_t kRetry = 1'000'000'000;   // nanoseconds until threads that failed are tried again
-constexpr size_t kStack = size_t{1} << 20;  // of which kernels use less than 64 KiB, unoptimised more
-constexpr int32_t kMostCalls = 32;          // that ask for threads at once; those beyond do without
-constexpr int32_t kFanOut = 2;              // threads that one wakes, which wake others
+constexpr int64_t kSpin = 50'000;          // nanoseconds that a thread waits before it sleeps
+constexpr int64_t kRetry = 1'000'000'000;  // nanoseconds until threads that failed are tried again
+constexpr size_t kStack = size_t{1}
+                          << 20;    // of which kernels use less than 64 KiB, unoptimised more
+constexpr int32_t kMostCalls = 32;  // that ask for threads at once; those beyond do without
+constexpr int32_t kFanOut = 2;      // threads that one wakes, which wake others
 
 int64_t now() {
   timespec t{};
@@ -81,7 +82,8 @@ class Pool {
     call.processor = current_processor();
     call.numbers.clear();
     const auto places = static_cast<uint32_t>(threads - 1);
-    // The bit first: a member that clears it, since it took the last place, is then never too early.
+    // The bit first: a member that clears it, since it took the last place, is then never too
+    // early.
     open_.fetch_or(1u << slot);
     call.state.store(Call::kOpen | places * Call::kPlace);
     if (wakes) wake(static_cast<int32_t>(places));
@@ -200,7 +202,8 @@ class Pool {
       Call& call = calls_[slot];
       uint32_t state = call.state.load();
       while (state & Call::kOpen && Call::places(state) > 0) {
-        if (!call.state.compare_exchange_weak(state, state - Call::kPlace + Call::kMember)) continue;
+        if (!call.state.compare_exchange_weak(state, state - Call::kPlace + Call::kMember))
+          continue;
         join(call, slot, Call::places(state) - 1, own, slept);
         return true;
       }
@@ -248,7 +251,7 @@ class Pool {
     return true;
   }
 
-  alignas(64) std::atomic<uint32_t> open_{0};  // a bit for each call that threads may join
+  alignas(64) std::atomic<uint32_t> open_{0};      // a bit for each call that threads may join
   alignas(64) std::atomic<uint32_t> reserved_{0};  // and for each that is in use
   std::atomic<int32_t> spinning_{0}, sleeping_{0};
   std::atomic<int64_t> last_end_{0};  // when the last call ended

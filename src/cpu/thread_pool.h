@@ -30,8 +30,8 @@ class ThreadNumbers {
 // each number at most once, and a thread has the same number in every call as far as it is free.
 // Any of these has to return only when there is nothing left to begin. Returns when all that began
 // have ended. wakes: also wakes threads that sleep, or starts them, which takes tens of
-// microseconds; otherwise only those are asked that are awake, unless another call has just ended. Any
-// number of threads may call it at once. A child made by fork starts a pool of its own.
+// microseconds; otherwise only those are asked that are awake, unless another call has just ended.
+// Any number of threads may call it at once. A child made by fork starts a pool of its own.
 void run_on_pool(int32_t threads, bool wakes, void (*work)(void*, int32_t), void* context);
 
 }  // namespace flashattn::cpu
