@@ -7,8 +7,9 @@ import naive
 from naive import close, random
 
 
-def qkv(batch=2, seqlen_q=9, seqlen_kv=13, heads=4, heads_kv=2, dim_qk=16, dim_v=24):
-    return (random(batch, seqlen_q, heads, dim), random(batch, seqlen_kv, heads_kv, dim, seed=1),
+def qkv(batch=2, seqlen_q=9, seqlen_kv=13, heads_q=4, heads_kv=2, dim_qk=16, dim_v=24):
+    return (random(batch, seqlen_q, heads_q, dim_qk),
+            random(batch, seqlen_kv, heads_kv, dim_qk, seed=1),
             random(batch, seqlen_kv, heads_kv, dim_v, seed=2))
 
 

@@ -118,7 +118,7 @@ CU = np.array([0, 9], np.int32)
     (lambda: flashattn.attention(*[Array(x)] * 3, device="cuda:1"), "device = 'cuda:1'", "device"),
     (lambda: flashattn.attention(*[Array(x)] * 3, device="cuda:"), "expected", "device"),
     (lambda: flashattn.attention(*[Array(x)] * 3, device="cpu"), "q lies on cuda:0", "device"),
-    (lambda: flashattn.attention(*[Array(x)] * 3, alibi_slopes=Array(np.array(1, np.float32))),
+    (lambda: flashattn.attention(*[Array(x)] * 3, alibi_slopes=Array(np.ones(3, np.float32))),
      "alibi_slopes has shape ", "alibi_slopes"),
     (lambda: flashattn.attention(*[Array(x)] * 3, o=x), "o lies in host memory", "o"),
     (lambda: flashattn.attention(*[Array(x)] * 3, lens_kv=[9, 9]), "lens_kv is a list", "lens_kv"),
