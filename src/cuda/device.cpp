@@ -9,6 +9,8 @@
 namespace flashattn {
 namespace {
 
+using cuda::kMaxDevices;
+
 // Of this build, for a compute capability: a family.
 const char* best_kernels(int32_t capability) {
 #if FLASHATTN_CUDA_SM90
