@@ -260,7 +260,8 @@ def test_a_dropout_has_a_seed():
             with pytest.raises(ValueError, match="dropout = 0.5 is given without a seed; give "
                                                  "rng_seed=, an integer of which ea") as caught:
                 call(**more)
-            assert caught.value.field == "rng_seed" and caught.value.reason is flashattn.Reason.DROPOUT
+            assert caught.value.field == "rng_seed"
+            assert caught.value.reason is flashattn.Reason.DROPOUT
         np.testing.assert_array_equal(call(rng_seed=0), call(rng_seed=np.int64(0), rng_offset=0))
         for other in (dict(rng_seed=1), dict(rng_seed=0, rng_offset=1)):
             assert (call(rng_seed=0) != call(**other)).any()

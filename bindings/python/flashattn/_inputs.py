@@ -229,8 +229,8 @@ class Inputs:
         is broadcast."""
         for number in [n for dim in array.dims for n in (dim.size, dim.by) if n in NUMBERS]:
             if self.numbers[number] < 1 and number != "descale_block":
-                raise invalid(f"{number} = {self.numbers[number]}, but {name} is given, whose shape "
-                              "depends on it; give at least 1", Reason.SIZE, number)
+                raise invalid(f"{number} = {self.numbers[number]}, but {name} is given, whose "
+                              "shape depends on it; give at least 1", Reason.SIZE, number)
         expected = tuple([_extent(dim, self.sizes) for dim in array.dims])
         if not array.tensor:
             if seen.shape != expected:
