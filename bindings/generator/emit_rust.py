@@ -4,6 +4,7 @@ from __future__ import annotations
 import re
 from typing import List
 
+from . import emit_rust_tables
 from .model import CType, Enum, Function, Model, Struct
 
 HEAD = """\
@@ -19,8 +20,9 @@ HEAD = """\
 //! desc.dtype = flashattn_sys::flashattn_dtype::F32.0;
 //! desc.heads_q = 8;
 //! desc.dim_qk = 64;
-//! let status = flashattn_sys::flashattn_status(unsafe { flashattn_sys::flashattn_check(&desc) });
-//! assert_eq!(status, flashattn_sys::flashattn_status::OK);
+//! let error = core::ptr::null_mut(); // or a flashattn_error to be filled in
+//! let status = unsafe { flashattn_sys::flashattn_check(&desc, error) };
+//! assert_eq!(status, flashattn_sys::flashattn_status::OK.0);
 //! ```
 //!
 //! # Conventions
@@ -37,6 +39,7 @@ compile_error!("libflashattn supports 64-bit platforms only");
 
 """
 
+TENSOR = "flashattn_tensor"
 SCALARS = {"int32_t": "i32", "uint32_t": "u32", "int64_t": "i64", "uint64_t": "u64",
            "uint8_t": "u8", "float": "f32", "double": "f64", "void": "c_void", "char": "c_char"}
 
@@ -53,6 +56,7 @@ def emit(model: Model) -> str:
     out += [_opaque(name) for name in model.opaque]
     out += [_callback(callback) for callback in model.callbacks]
     out.append('\nextern "C" {\n' + "\n".join(_function(f) for f in model.functions) + "}\n")
+    out.append(emit_rust_tables.emit(model))
     out.append(_tests(model))
     return "".join(out)
 
@@ -125,14 +129,19 @@ def _struct(struct: Struct) -> str:
         lines += [*(_doc(field.doc, "    ") or [f"    /// `{field.name}`"]),
                   f"    pub {field.name}: {_type(field.type)},"]
     grows = struct.fields[0].name == "struct_size"
+    packed = [f"{f.name} = -1" for f in struct.fields if struct.name == TENSOR and "stride" in f.name]
+    packed += [f"{f.name} = {TENSOR}::default()" for f in struct.fields if f.type == CType(TENSOR)]
+    changed = grows or packed
     lines += ["}", "", f"impl Default for {struct.name} {{",
-              f"    /// All zero{', with `struct_size` set' if grows else ''}.",
+              f"    /// All zero{', with `struct_size` set' if grows else ''}"
+              f"{', and packed strides (-1)' if packed else ''}.",
               "    fn default() -> Self {",
               "        // SAFETY: integers, floats and pointers, for which zero bytes are a value.",
-              f"        let {'mut ' if grows else ''}zeroed: Self = "
+              f"        let {'mut ' if changed else ''}zeroed: Self = "
               "unsafe { core::mem::zeroed() };"]
     if grows:
         lines.append("        zeroed.struct_size = core::mem::size_of::<Self>() as u32;")
+    lines += [f"        zeroed.{change};" for change in packed]
     return "\n".join([*lines, "        zeroed", "    }", "}"]) + "\n"
 
 
@@ -208,6 +217,17 @@ def _tests(model: Model) -> str:
     lines += ["", "    #[test]", "    fn library_has_the_version_of_the_header() {",
               "        // SAFETY: takes nothing.",
               "        let library = unsafe { flashattn_version() };",
-              "        assert_eq!(library / 10000, HEADER_VERSION / 10000);",
-              "        assert!(library >= HEADER_VERSION);", "    }", "}"]
+              "        assert_eq!(library / 100, HEADER_VERSION / 100);", "    }"]
+    for init in (f for f in model.functions if f.name.endswith("_init")):
+        name = init.name[:-len("_init")]
+        lines += ["", "    #[test]", f"    fn default_of_{name[len('flashattn_'):]}_is_its_init() {{",
+                  f"        let default = {name}::default();",
+                  f"        let mut c = {name} {{ struct_size: 0, ..default }};",
+                  "        // SAFETY: a structure of that size. Both are without padding.",
+                  "        let bytes = unsafe {",
+                  f"            assert_eq!({init.name}(&mut c, default.struct_size), 0);",
+                  f"            [&default, &c].map(|s| core::slice::from_raw_parts("
+                  f"core::ptr::from_ref(s).cast::<u8>(), size_of::<{name}>()))",
+                  "        };", "        assert_eq!(bytes[0], bytes[1]);", "    }"]
+    lines.append("}")
     return "\n".join(lines) + "\n"
