@@ -87,10 +87,10 @@ def positions(starts, heads, dim, head_stride, base=0):
             + np.arange(heads)[None, :, None] * head_stride + np.arange(dim)[None, None, :])
 
 
-def place(mode, capacities, lengths, heads, dim, varlen=False, is_input=True, name="", row=None,
-          base=0, unit=1):
-    """An array (batch, capacity, heads, dim), or varlen (sum of capacities, heads, dim). unit: what
-    padding is a multiple of."""
+def place(mode, capacities, lengths, starts, heads, dim, varlen=False, is_input=True, name="",
+          row=None, base=0, unit=1):
+    """An array (batch, capacity, heads, dim), or varlen (sum of capacities, heads, dim). starts:
+    the first rows in use of each sequence. unit: what padding is a multiple of."""
     batch, total = len(capacities), sum(capacities)
     longest = max(capacities, default=0)
     rows, blocks = (max(total, 1), 1) if varlen else (max(longest, 1), batch)
@@ -115,13 +115,13 @@ def place(mode, capacities, lengths, heads, dim, varlen=False, is_input=True, na
             step = rows * seq
     first = np.concatenate([[0], np.cumsum(capacities)[:-1]]) * seq if varlen \
         else np.arange(batch) * step
-    index = [positions(first[b] + np.arange(lengths[b]) * seq, heads, dim, head, base)
+    index = [positions(first[b] + (starts[b] + np.arange(lengths[b])) * seq, heads, dim, head, base)
              for b in range(batch)]
     elements = (max(blocks - 1, 0) * (0 if varlen else step) + (rows - 1) * seq
                 + (heads - 1) * head + dim)
     if total == 0 or batch == 0:
         elements = 0
-    strides = (0, 0, 0) if mode == "packed" else (0 if varlen else step, head, seq)
+    strides = (-1, -1, -1) if mode == "packed" else (0 if varlen else step, head, seq)
     return Placement(strides, elements, index, base)
 
 
@@ -129,7 +129,7 @@ def place_pages(mode, lengths, page_size, heads, dim, pages, unit):
     """A pool of pages; pages[b]: the page numbers of sequence b."""
     count = max([p + 1 for numbers in pages for p in numbers], default=0) + 1
     pool = place("padded" if mode in ("qkv", "broadcast") else mode, [page_size] * count,
-                 [page_size] * count, heads, dim, unit=unit)
+                 [page_size] * count, [0] * count, heads, dim, unit=unit)
     index = []
     for b, length in enumerate(lengths):
         tokens = [pool.index[p] for p in pages[b]]

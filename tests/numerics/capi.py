@@ -1,19 +1,29 @@
 """The C functions through the generated raw layer, with statuses as exceptions."""
+import importlib.util
 import os
 import pathlib
-import sys
 
-try:
-    from flashattn._native import ffi
-except ImportError:
-    sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bindings" / "python"))
-    from flashattn._native import ffi
-from flashattn._constants import Reason
+
+def generated(name):
+    """A generated module of the Python package, without the package: that one loads a library."""
+    package = importlib.util.find_spec("flashattn")
+    folder = package.submodule_search_locations[0] if package else \
+        pathlib.Path(__file__).parents[2] / "bindings" / "python" / "flashattn"
+    spec = importlib.util.spec_from_file_location("raw" + name, pathlib.Path(folder, name + ".py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+ffi = generated("_native").ffi
+HEADER_VERSION, Reason = (getattr(generated("_constants"), name)
+                          for name in ("HEADER_VERSION", "Reason"))
 
 DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "u8": 5}
 FORWARD, BACKWARD = 1, 2
 LSE, SINK, DLSE, DBIAS, DSINK = 1, 2, 4, 8, 16
 UNSUPPORTED = 2
+PACKED = dict(stride_batch=-1, stride_head=-1, stride_seq=-1)
 
 _library = None
 
@@ -21,20 +31,25 @@ _library = None
 def library():
     global _library
     if _library is None:
-        _library = ffi.dlopen(os.environ["FLASHATTN_LIBRARY"])
+        opened = ffi.dlopen(os.environ["FLASHATTN_LIBRARY"])
+        version = opened.flashattn_version()
+        if version // 100 != HEADER_VERSION // 100:
+            raise ImportError("FLASHATTN_LIBRARY has version %d, the tests are for %d"
+                              % (version, HEADER_VERSION))
+        _library = opened
     return _library
 
 
 class Refused(Exception):
-    """A status other than OK, with the library's sentence. asked: the fields of the descriptor
+    """A status other than OK, with the library's message. asked: the fields of the descriptor
     whose plan was refused; None of a call."""
     asked = None
 
     def __init__(self, status):
         reason, field = ffi.new("int32_t *"), ffi.new("const char **")
-        sentence = ffi.string(library().flashattn_last_error(reason, field)).decode()
+        message = ffi.string(library().flashattn_last_error(reason, field)).decode()
         name = ffi.string(library().flashattn_status_name(status)).decode()
-        super().__init__("%s: %s" % (name, sentence))
+        super().__init__("%s: %s" % (name, message))
         self.status, self.reason, self.field = status, reason[0], ffi.string(field[0]).decode()
 
 
@@ -47,7 +62,7 @@ def need_gpu():
     """Says what to do where the library is for CPUs only, or the machine has no GPU."""
     fields = dict(struct_size=ffi.sizeof("flashattn_desc"), device=1, dtype=2, heads_q=1, dim_qk=8)
     try:
-        check(library().flashattn_check(ffi.new("flashattn_desc *", fields)))
+        check(library().flashattn_check(ffi.new("flashattn_desc *", fields), ffi.NULL))
     except Refused as refused:
         remedy = {Reason.NO_DEVICE: "", Reason.NO_CUDA_BUILD: (
             ". ./run build --cuda makes one: FLASHATTN_LIBRARY=build/cuda/src/libflashattn.so; "
@@ -83,14 +98,24 @@ def descriptor(case, device):
     if case.blocks is not None:
         fields["block_q"], fields["block_kv"] = case.blocks
     if case.bias:
-        fields["bias_dtype"] = DTYPES[case.bias]
+        fields["dtype_bias"] = DTYPES[case.bias]
     return fields
 
 
-def shape_of(case):
+def sizes_of(case):
+    """The sizes in flashattn_args."""
     return dict(batch=case.batch, seqlen_q=case.seqlen_q, seqlen_kv=case.seqlen_kv,
                 total_q=sum(case.cu_q) if case.cu_q is not None else 0,
                 total_kv=sum(case.cu_kv) if case.cu_kv is not None else 0)
+
+
+def args_of(fields, structure="flashattn_args"):
+    """An argument structure: zero, and packed strides where the fields of a tensor say none."""
+    args = ffi.new(structure + " *")
+    check(getattr(library(), structure + "_init")(args, ffi.sizeof(structure)))
+    for name, value in fields.items():
+        setattr(args, name, value)
+    return args
 
 
 class Plan:
@@ -98,7 +123,8 @@ class Plan:
         self.handle = None
         out = ffi.new("flashattn_plan **")
         try:
-            check(library().flashattn_plan_create(ffi.new("flashattn_desc *", fields), out))
+            check(library().flashattn_plan_create(ffi.new("flashattn_desc *", fields), out,
+                                                ffi.NULL))
         except Refused as refused:
             refused.asked = fields
             raise
@@ -108,40 +134,35 @@ class Plan:
         if self.handle is not None:
             library().flashattn_plan_destroy(self.handle)
 
-    def workspace_size(self, op, shape):
-        """shape: fields of flashattn_shape, or None for the promised maxima."""
+    def workspace_size(self, op, sizes):
+        """sizes: those of flashattn_args, or None for the plan's maxima."""
         size = ffi.new("int64_t *", -1)
-        native = ffi.NULL if shape is None else ffi.new("flashattn_shape *", shape)
-        check(library().flashattn_workspace_size(self.handle, op, native, size))
+        args = ffi.NULL if sizes is None else args_of(sizes)
+        check(library().flashattn_workspace_size(self.handle, op, args, size))
         return size[0]
 
-    def info(self, op, shape):
-        """shape: as above."""
-        native = ffi.NULL if shape is None else ffi.new("flashattn_shape *", shape)
+    def info(self, op, sizes):
+        """sizes: as above."""
+        args = ffi.NULL if sizes is None else args_of(sizes)
         out = ffi.new("flashattn_plan_properties *",
                       {"struct_size": ffi.sizeof("flashattn_plan_properties")})
-        check(library().flashattn_plan_info(self.handle, op, native, out))
+        check(library().flashattn_plan_info(self.handle, op, args, out))
         return out
 
     def run(self, op, fields, workspace, size, stream=0):
-        name = "forward" if op == FORWARD else "backward"
-        struct = "flashattn_%s_args" % name
-        args = ffi.new(struct + " *", dict(fields, struct_size=ffi.sizeof(struct)))
-        check(getattr(library(), "flashattn_" + name)(
-            self.handle, args, pointer(workspace), size, pointer(stream)))
+        function = "flashattn_forward" if op == FORWARD else "flashattn_backward"
+        check(getattr(library(), function)(
+            self.handle, args_of(fields), pointer(workspace), size, pointer(stream)))
 
     def dropout_mask(self, fields, keep, stream=0):
-        struct = "flashattn_forward_args"
-        args = ffi.new(struct + " *", dict(fields, struct_size=ffi.sizeof(struct)))
-        check(library().flashattn_dropout_mask(self.handle, args, pointer(keep, "uint8_t *"),
-                                               pointer(stream)))
+        check(library().flashattn_dropout_mask(
+            self.handle, args_of(fields), pointer(keep, "uint8_t *"), pointer(stream)))
 
     def merge(self, fields, part_o, part_lse, stream=0):
         """part_o: fields of flashattn_tensor; part_lse: addresses."""
-        tensors = ffi.new("flashattn_tensor[]", part_o)
+        tensors = ffi.new("flashattn_tensor[]", [dict(PACKED, **part) for part in part_o])
         logs = ffi.new("float *[]", [pointer(x, "float *") for x in part_lse])
-        struct = "flashattn_merge_args"
-        args = ffi.new(struct + " *", dict(
-            fields, struct_size=ffi.sizeof(struct), parts=len(part_o), part_o=tensors,
-            part_lse=ffi.cast("const float * const *", logs)))
+        args = args_of(dict(fields, parts=len(part_o), part_o=tensors,
+                            part_lse=ffi.cast("const float * const *", logs)),
+                       "flashattn_merge_args")
         check(library().flashattn_merge(self.handle, args, pointer(stream)))

@@ -24,6 +24,7 @@ class Case:
     cu_kv: Optional[List[int]] = None     # likewise: VARLEN_KV
     lens_q: Optional[List[int]] = None
     lens_kv: Optional[List[int]] = None
+    starts_kv: Optional[List[int]] = None  # left padding
     page_size: int = 0                    # > 0: PAGED_KV
     strides: str = "packed"               # packed bshd bhsd sbhd qkv padded broadcast
 
@@ -72,7 +73,7 @@ class Case:
                 setattr(self, name, tuple(getattr(self, name)))
         self.lse = self.lse or self.backward
 
-    # Rows that a sequence owns, and those of them in use.
+    # Rows that a sequence owns, and those of them in use, which begin at its start.
     def capacity_q(self, b):
         return self.cu_q[b] if self.cu_q is not None else self.seqlen_q
 
@@ -83,7 +84,11 @@ class Case:
         return self.lens_q[b] if self.lens_q is not None else self.capacity_q(b)
 
     def length_kv(self, b):
-        return self.lens_kv[b] if self.lens_kv is not None else self.capacity_kv(b)
+        end = self.lens_kv[b] if self.lens_kv is not None else self.capacity_kv(b)
+        return end - self.start_kv(b)
+
+    def start_kv(self, b):
+        return self.starts_kv[b] if self.starts_kv is not None else 0
 
     @property
     def group(self):

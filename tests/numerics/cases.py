@@ -146,6 +146,38 @@ def lengths():
         yield Case(batch=len(rows), seqlen_q=13, seqlen_kv=203, lens_kv=keys, **common)
 
 
+def starts():
+    """Left padding: NaN before a sequence's first key, where nothing is written either."""
+    common = dict(batch=3, seqlen_q=70, seqlen_kv=203, starts_kv=[3, 0, 130], heads_q=4, heads_kv=2,
+                  dim_qk=64, backward=True)
+    rich = dict(alibi="bh", bias="f32", bias_dims="hr", dbias="h", dropout=0.2, sink=True,
+                dsink=True, dlse=True, blocks=(16, 32), density=0.8)
+    masks = [dict(), dict(causal=True), dict(window=(40, 3)), dict(causal=True, chunk=33),
+             dict(causal=True, top_left=True), dict(alibi="h", causal=True), dict(alibi="bh"),
+             dict(bias="f32", dbias="bhr"), dict(bias="u8", bias_dims="br", bias_empty=0.2),
+             dict(dropout=0.3), dict(softcap=9.0, window=(90, 0)), dict(blocks=(32, 64)),
+             dict(rich, causal=True, window=(100, 0))]
+    for n, features in enumerate(masks):
+        for m, dtype in enumerate(DTYPES):
+            changes = dict(features, lens_kv=[203, 64, 131]) if (n + m) % 2 else features
+            strides = ("packed", "bhsd", "padded", "qkv", "broadcast")[(n + m) % 5]
+            yield Case(dtype=dtype, strides=strides, determinism=(n + m) % 3, **common, **changes)
+            yield Case(cu_q=[65, 0, 130, 1], cu_kv=[257, 40, 131, 64], starts_kv=[65, 40, 2, 63],
+                       heads_q=2, dim_qk=40, dtype=dtype, backward=True, **features)
+    # Whole tiles of padding, none at all, and nothing else.
+    for n, first in enumerate((0, 1, 63, 64, 65, 128, 200, 513)):
+        many = dict(batch=2, seqlen_kv=513, starts_kv=[first, first // 2], heads_q=8, heads_kv=2,
+                    dim_qk=(64, 128)[n % 2], dtype=DTYPES[1 + n % 2], causal=n % 3 == 0)
+        yield Case(seqlen_q=1, splits=(0, 3)[n % 2], sink=n == 7, **many)
+        yield Case(seqlen_q=5, lens_kv=[513, max(first // 2, 300)], **many)
+        yield Case(seqlen_q=140, dropout=0.1 * (n % 2), backward=True, **many)
+    # Many queries, and many keys: kernels of their own.
+    many = dict(batch=2, dim_qk=128, dtype="bf16", starts_kv=[77, 130], backward=True)
+    yield Case(seqlen_q=170, seqlen_kv=200, heads_q=64, heads_kv=1, **many)
+    yield Case(seqlen_q=400, seqlen_kv=900, heads_q=2, causal=True, **many)
+    yield Case(seqlen_q=300, seqlen_kv=700, heads_q=2, alibi="h", **many)
+
+
 def pages():
     for n, size in enumerate([1, 3, 16, 64, 256]):
         sizes = [(1, 203, [203, 1, 0, 64]), (5, 300, [300, 257, 5, 63]),
@@ -345,5 +377,5 @@ def many_keys():
 
 
 LISTED = {f.__name__: list(f()) for f in (
-    shapes, groups, few_rows, dims, windows, chunks, block_masks, lengths, pages, splits, strides,
+    shapes, groups, few_rows, dims, windows, chunks, block_masks, lengths, starts, pages, splits, strides,
     biases, features, gradients, dropouts, many_queries, many_heads, many_keys)}

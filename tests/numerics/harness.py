@@ -41,7 +41,7 @@ class Call:
         self.case, self.device = case, device
         self.data = make_data(case) if data is None else data
         self.plan = plan or capi.Plan(capi.descriptor(case, device))
-        self.shape = capi.shape_of(case)
+        self.sizes = capi.sizes_of(case)
         self.buffers = {}
         self.places = {}
         self.inputs = self.make_inputs()
@@ -92,7 +92,8 @@ class Call:
             where, self.page_count = place_pages(mode, lengths, case.page_size, heads, dim,
                                                  self.page_lists, self.device.padding)
         else:
-            where = place(mode, capacities, lengths, heads, dim,
+            starts = [0 if rows_q else case.start_kv(b) for b in range(case.batch)]
+            where = place(mode, capacities, lengths, starts, heads, dim,
                           getattr(case, "cu_" + side) is not None, is_input, name,
                           unit=self.device.padding, **extra)
         buffer = self.buffers.get(share) if share else None
@@ -118,8 +119,8 @@ class Call:
         return [contents[index].astype(np.float32) for index in self.places[name].index]
 
     def strided(self, name, dtype, shape, sizes):
-        """A (batch|1, heads|1, rows|1, keys) array: the buffer's view of that shape and the
-        strides; shape says where a 1 is a broadcast, i.e. stride 0."""
+        """A (batch|1, heads|1, rows|1, keys) array: fields of flashattn_tensor, the buffer, and the
+        positions of that shape; sizes says where a 1 is a broadcast, i.e. stride 0."""
         gap = 0 if self.case.strides == "packed" else 3
         row = shape[3] + gap
         steps = (shape[1] * shape[2] * row + gap, shape[2] * row, row, 1)
@@ -128,8 +129,9 @@ class Call:
         flat = np.arange(shape[3])
         index = sum((np.arange(n) * step).reshape([-1 if a == axis else 1 for a in range(4)])
                     for axis, (n, step) in enumerate(zip(shape[:3], steps))) + flat
-        strides = [step if size else 0 for size, step in zip(sizes, steps)]
-        return buffer, index, strides
+        packed = all(sizes) and not gap
+        strides = [-1 if packed else step if size else 0 for size, step in zip(sizes, steps)]
+        return dict(zip(capi.PACKED, strides), data=capi.pointer(buffer.address)), buffer, index
 
     def make_inputs(self):
         case, data = self.case, self.data
@@ -142,54 +144,48 @@ class Call:
             cuts = np.concatenate([[0], np.cumsum(needed)]).astype(int)
             self.page_lists = [numbers[cuts[b]:cuts[b + 1]].tolist() for b in range(case.batch)]
             width = -(-case.seqlen_kv // case.page_size)
-            stride = width + (2 if case.strides != "packed" else 0)
+            gap = 0 if case.strides == "packed" else 2
+            stride = width + gap
             table = np.full((case.batch, stride), -1, np.int32)
             for b, numbers in enumerate(self.page_lists):
                 table[b, :len(numbers)] = numbers
-            fields["page_table"] = capi.pointer(self.put("page_table", np.int32, table),
-                                                "int32_t *")
-            fields["page_table_stride"] = 0 if stride == width else stride
+            fields["page_table"] = dict(
+                capi.PACKED, data=capi.pointer(self.put("page_table", np.int32, table)),
+                stride_batch=stride if gap else -1)
         for name in "qkv":
             fields[name] = self.tensor(name, case.dtype, getattr(data, name))
         if case.page_size:
             fields["pages"] = self.page_count
         for side in ("q", "kv"):
-            rows, lens = getattr(case, "cu_" + side), getattr(case, "lens_" + side)
+            rows = getattr(case, "cu_" + side)
             if rows is not None:
                 cu = np.concatenate([[0], np.cumsum(rows)]).astype(np.int32)
                 fields["cu_seqlens_" + side] = capi.pointer(
                     self.put("cu_" + side, np.int32, cu), "int32_t *")
-            if lens is not None:
-                fields["lens_" + side] = capi.pointer(
-                    self.put("lens_" + side, np.int32, np.array(lens, np.int32)), "int32_t *")
+        for name in ("lens_q", "lens_kv", "starts_kv"):
+            if getattr(case, name) is not None:
+                values = np.array(getattr(case, name), np.int32)
+                fields[name] = capi.pointer(self.put(name, np.int32, values), "int32_t *")
         self.add_score_inputs(fields)
         return fields
 
     def add_score_inputs(self, fields):
         case, data = self.case, self.data
         if case.bias:
-            buffer, index, strides = self.strided("bias", case.bias, data.bias.shape,
-                                                  [c in case.bias_dims for c in "bhr"])
+            fields["bias"], buffer, index = self.strided(
+                "bias", case.bias, data.bias.shape, [c in case.bias_dims for c in "bhr"])
             self.fill_rectangles(buffer, index, data.bias)
-            fields["bias"] = capi.pointer(buffer.address)
-            fields.update(zip(("bias_stride_batch", "bias_stride_head", "bias_stride_row"),
-                              strides))
         if case.alibi:
-            fields["alibi_slopes"] = capi.pointer(self.put("slopes", "f32", data.slopes),
-                                                  "float *")
-            fields["alibi_stride_batch"] = case.heads_q if "b" in case.alibi else 0
+            address = self.put("slopes", "f32", data.slopes)
+            fields["alibi_slopes"] = dict(capi.PACKED, data=capi.pointer(address),
+                                          stride_batch=-1 if "b" in case.alibi else 0)
         if case.sink:
             fields["sink"] = capi.pointer(self.put("sink", "f32", data.sink), "float *")
         if case.blocks:
-            buffer, index, strides = self.strided(
+            fields["block_mask"], buffer, index = self.strided(
                 "block_mask", "u8", data.block_mask.shape,
                 [c in case.block_dims for c in "bh"] + [True])
             buffer.host[index] = data.block_mask
-            fields["block_mask"] = capi.pointer(buffer.address, "uint8_t *")
-            if case.strides == "packed":
-                strides[2] = 0
-            fields.update(zip(("block_mask_stride_batch", "block_mask_stride_head",
-                               "block_mask_stride_row"), strides))
         if case.dropout:
             seed, offset = case.rng
             if case.rng_device:
@@ -198,6 +194,9 @@ class Call:
                 address = self.put("rng", np.uint64, np.array(on_device, np.uint64))
                 fields["rng_device"] = capi.pointer(address, "uint64_t *")
             fields["rng_seed"], fields["rng_offset"] = seed, offset
+
+    def rng_fields(self):
+        return {name: value for name, value in self.inputs.items() if name.startswith("rng")}
 
     def rectangles(self):
         for b in range(self.case.batch):
@@ -214,7 +213,7 @@ class Call:
     def stage(self, op, fields, workspace=None):
         """Everything in place on the device: what enqueues the call on a stream. workspace: the
         buffer to use, of several calls perhaps."""
-        size = self.plan.workspace_size(op, self.shape)
+        size = self.plan.workspace_size(op, self.sizes)
         shift = self.workspace_shift
         if workspace is None:
             workspace = Buffer(self.device, "u8", size + shift)
@@ -222,7 +221,7 @@ class Call:
         workspace.owned[shift:] = True
         for buffer in set(self.buffers.values()):
             buffer.push()
-        fields = dict(fields, shape=self.shape, inputs=self.inputs)
+        fields = {**self.sizes, **self.inputs, **fields}
         address = workspace.address + shift if size else 0
         return lambda stream: self.plan.run(op, fields, address, size, stream)
 
@@ -302,7 +301,7 @@ class Call:
             fields["d" + name] = self.tensor("d" + name, case.dtype, like=name)
         names = ["dq", "dk", "dv"]
         if case.dbias is not None:
-            fields.update(self.dbias_fields())
+            fields["dbias"] = self.dbias_field()
             names.append("dbias")
         if case.dsink:
             buffer = self.add("dsink", "f32", case.heads_q)
@@ -325,12 +324,12 @@ class Call:
             result.dsink = out["dsink"]
         return result
 
-    def dbias_fields(self):
+    def dbias_field(self):
         case = self.case
         sizes = [n if c in case.dbias else 1 for c, n in
                  zip("bhr", (case.batch, case.heads_q, case.seqlen_q))]
-        buffer, index, strides = self.strided("dbias", "f32", tuple(sizes) + (case.seqlen_kv,),
-                                              [c in case.dbias for c in "bhr"])
+        field, buffer, index = self.strided("dbias", "f32", tuple(sizes) + (case.seqlen_kv,),
+                                            [c in case.dbias for c in "bhr"])
         buffer.optional = np.zeros_like(buffer.owned)
         buffer.optional[index] = True
         for b, rows, keys in self.rectangles():
@@ -340,8 +339,7 @@ class Call:
             else:  # as large as the shape
                 buffer.owned[index] = True
         self.dbias_index = index
-        return dict(zip(("dbias_stride_batch", "dbias_stride_head", "dbias_stride_row"), strides),
-                    dbias=capi.pointer(buffer.address, "float *"))
+        return field
 
 
 def run(case, device, data=None, plan=None):
@@ -359,8 +357,7 @@ def dropout_mask(case, device):
     buffer.owned[:] = True
     for each in set(call.buffers.values()):
         each.push()
-    fields = dict(shape=call.shape, inputs={k: v for k, v in call.inputs.items()
-                                            if k.startswith("rng")})
+    fields = dict(call.sizes, **call.rng_fields())
     device.launch(lambda stream: call.plan.dropout_mask(fields, buffer.address, stream))
     assert FILL not in (0, 1)
     return buffer.pull("keep").reshape(shape)

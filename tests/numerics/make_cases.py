@@ -1,19 +1,19 @@
 """Writes tests/data/cases.txt and cases.bin:  python -m tests.numerics.make_cases
 
-cases.txt holds one paragraph per case; an absent field is 0:
+cases.txt holds one paragraph per case:
 
     case NAME
-    desc FIELD=VALUE ...       flashattn_desc; struct_size and device are the runner's
-    shape FIELD=VALUE ...      flashattn_shape
-    inputs FIELD=VALUE ...     scalars of flashattn_inputs; the line may be absent
-    backward FIELD=VALUE ...   scalars of flashattn_backward_args; absent: forward only
-    array NAME DTYPE DIMS OFFSET              q k v dout dlse or a pointer of flashattn_inputs
+    desc FIELD=VALUE ...                      flashattn_desc; struct_size and device are the
+                                              runner's; an absent field is 0. ops=3: backward, too
+    args FIELD=VALUE ...                      numbers of flashattn_args, bias.stride_batch among
+                                              them; an absent stride is -1, another field 0
+    array NAME DTYPE DIMS OFFSET              an input: the member's name in flashattn_args
     expect NAME f64 DIMS OFFSET TOLERANCE     o lse dq dk dv dbias dsink
 
 DIMS: the last index is fastest. OFFSET: bytes into cases.bin, a multiple of 64, little-endian
 there. A result passes when each element is within TOLERANCE of the float64 number; where that is
 NaN the element is not written, where it is -inf it must be. o and dout have dtype_o, lse, dbias
-and dsink are f32. All tensors are packed. Backward gets the o and lse of the runner's own
+and dsink are f32. Backward gets the o and lse of the runner's own
 forward. Elements of inputs that belong to nobody are NaN, and outputs must be filled with NaN
 before a call.
 """
@@ -84,7 +84,8 @@ def shapes_of(case, call):
 
 
 def scatter(call, expectation):
-    """The expected numbers as the arrays lie in memory; NaN where nothing is written."""
+    """The expected numbers as the arrays lie in memory, NaN where nothing is written; and the
+    tensors among them that are not packed."""
     case, arrays = call.case, {}
 
     def spread(name, elements, indices):
@@ -102,23 +103,29 @@ def scatter(call, expectation):
         spread("lse", len(call.buffers["lse"].host), call.lse_index())
     if not case.backward:
         return arrays, {}
-    backward_fields = {}
+    fields = {}
     for x in "qkv":
         spread_tensor("d" + x, x, case.dtype)
     if case.dbias is not None:
-        backward_fields = call.dbias_fields()
+        fields["dbias"] = call.dbias_field()
         spread("dbias", len(call.buffers["dbias"].host), [call.dbias_index])
         arrays["dbias"][~call.buffers["dbias"].owned] = np.nan
     if case.dsink:
         arrays["dsink"] = np.ravel(expectation.exact_of["dsink"])
-    return arrays, backward_fields
+    return arrays, fields
 
 
-def scalars(kind, fields, always=False):
-    """A line "kind NAME=VALUE ...", of what is a number and not 0."""
-    words = ["%s=%s" % (name, "%.9g" % value if isinstance(value, float) else int(value))
-             for name, value in fields.items() if isinstance(value, (int, float)) and value]
-    return [" ".join([kind] + words)] if words or always else []
+def scalars(kind, fields):
+    """A line "kind NAME=VALUE ...": numbers but 0, and strides but -1."""
+    words = []
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            words += ["%s.%s=%d" % (name, stride, value[stride])
+                      for stride in capi.PACKED if value[stride] != -1]
+        elif isinstance(value, (int, float)) and value:
+            words.append("%s=%s" % (name, "%.9g" % value if isinstance(value, float) else
+                                    int(value)))
+    return " ".join([kind] + words)
 
 
 def round_up(x):
@@ -149,17 +156,14 @@ class Writer:
                 call.lse_like("dlse", data.dlse)
         inputs = dict(call.buffers)
         expectation = Expectation(case, data)
-        expected, backward = scatter(call, expectation)
+        expected, outputs = scatter(call, expectation)
         desc = capi.descriptor(case, CpuDevice())
         del desc["struct_size"], desc["device"]
         for field, default in SAME_BY_DEFAULT.items():
             if desc[field] == desc[default]:
                 del desc[field]
-        self.lines += ["case " + name] + scalars("desc", desc)
-        self.lines += scalars("shape", capi.shape_of(case), always=True)
-        self.lines += scalars("inputs", call.inputs)
-        if case.backward:
-            self.lines += scalars("backward", backward, always=True)
+        fields = dict(call.sizes, **call.inputs, **outputs)
+        self.lines += ["case " + name, scalars("desc", desc), scalars("args", fields)]
         shapes = shapes_of(case, call)
         for key, buffer in inputs.items():
             self.lines.append("array %s %s %s" % (

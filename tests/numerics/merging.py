@@ -10,8 +10,9 @@ def merge_parts(case, device, parts, part_dtype):
     for n, part in enumerate(parts):
         tensors.append(call.tensor("o%d" % n, part_dtype, part.o, like="o"))
         logs.append(int(capi.ffi.cast("intptr_t", call.lse_like("lse%d" % n, part.lse))))
-    fields = dict(shape=call.shape, part_dtype=capi.DTYPES[part_dtype],
-                  o=call.tensor("o", case.dtype_o), lse=call.lse_like("lse"))
+    sizes = {name: call.sizes[name] for name in ("batch", "seqlen_q", "total_q")}
+    fields = dict(sizes, dtype_part=capi.DTYPES[part_dtype], o=call.tensor("o", case.dtype_o),
+                  lse=call.lse_like("lse"))
     # Rows are merged whatever lens says, padding with its NaN too.
     for name in ("o", "lse"):
         call.buffers[name].owned[:] = True

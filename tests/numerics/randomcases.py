@@ -33,6 +33,10 @@ def layout(draw, fields, lengths):
             fields["lens_q"] = [min(n, fields["seqlen_q"]) for n in fields["lens_q"]]
 
 
+def starts(draw, case):
+    return [draw.choice([0, draw.randint(0, case.length_kv(b))]) for b in range(case.batch)]
+
+
 def masks(draw, fields):
     fields["causal"] = draw.random() < 0.5
     fields["top_left"] = draw.random() < 0.2
@@ -91,6 +95,8 @@ def random_case(seed, large=False):
     fields["threads"] = draw.choice([0, 0, 1, 2, 3])
     fields["splits"] = draw.choice([0, 0, 0, 1, 3, 17])
     fields["determinism"] = draw.choice([0, 1, 2])
+    if "page_size" not in fields and draw.random() < 0.15:
+        fields["starts_kv"] = starts(draw, Case(**fields))
     case = Case(**fields)
     if large and case.batch * case.heads_q * case.seqlen_q * case.seqlen_kv > 1 << 21:
         case.dropout = 0.0  # NumPy's Philox would take longer than everything else

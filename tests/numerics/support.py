@@ -57,7 +57,7 @@ def small_blocks(asked: Dict[str, Any]) -> Any:
 
 
 def rows() -> List[Row]:
-    dense = dict(bias=DENSE, bias_dtype=1)
+    dense = dict(bias=DENSE, dtype_bias=1)
     found = [
         Row("causal", dict(mask=CAUSAL), bit("mask", CAUSAL)),
         Row("aligned top left", dict(mask=CAUSAL | TOP_LEFT), bit("mask", TOP_LEFT)),
@@ -76,9 +76,9 @@ def rows() -> List[Row]:
         Row("ALiBi", dict(bias=ALIBI), bit("bias", ALIBI)),
     ]
     for name in ("f32", "f16", "bf16", "u8"):
-        found.append(Row("bias of " + name, dict(dense, bias_dtype=capi.DTYPES[name]),
+        found.append(Row("bias of " + name, dict(dense, dtype_bias=capi.DTYPES[name]),
                          lambda asked, number=capi.DTYPES[name]:
-                         bit("bias", DENSE)(asked) and asked.get("bias_dtype") == number))
+                         bit("bias", DENSE)(asked) and asked.get("dtype_bias") == number))
     found += [
         Row("gradient of the bias", dict(dense, features=capi.LSE | capi.DBIAS),
             bit("features", capi.DBIAS)),

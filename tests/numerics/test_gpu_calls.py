@@ -146,8 +146,8 @@ def test_a_plan_of_no_shape_says_that_the_shape_decides(device):
     assert say(info, "kernel") == say(many, "kernel")
     assert "the shape decides" in say(info, "why")
     assert info.splits == info.workspace == 0
-    promised = plan_of(CASE, device, max_seqlen_q=1).info(capi.FORWARD, None)
-    assert promised.tile_q < info.tile_q or FAMILY == "sm90"
+    bounded = plan_of(CASE, device, max_seqlen_q=1).info(capi.FORWARD, None)
+    assert bounded.tile_q < info.tile_q or FAMILY == "sm90"
 
 
 def test_the_portable_backward_pass_says_why_it_serves(device):
@@ -163,7 +163,7 @@ from tests.numerics import capi
 from tests.numerics.device import CudaDevice
 from tests.numerics.test_gpu_calls import CASE, plan_of, say
 plan = plan_of(CASE.replace(dtype="f32"), CudaDevice)
-print(say(plan.info(capi.BACKWARD, capi.shape_of(CASE)), "why"))
+print(say(plan.info(capi.BACKWARD, capi.sizes_of(CASE)), "why"))
 """
 
 
@@ -175,7 +175,7 @@ def test_a_refusal_of_the_better_family_is_passed_on(device):
 
 def test_splits_that_are_reported_are_those_there_are(device):
     case = Case(seqlen_kv=100, dim_qk=64, splits=17)
-    assert plan_of(case, device).info(capi.FORWARD, capi.shape_of(case)).splits == 2
+    assert plan_of(case, device).info(capi.FORWARD, capi.sizes_of(case)).splits == 2
 
 
 @pytest.mark.parametrize("case, strides", [
@@ -202,12 +202,12 @@ def test_strides_that_nobody_steps_by_need_not_fit(device, case, strides):
 def test_grids_that_are_too_large_are_refused(device):
     """2^32 rows of one query: in 32 bits none."""
     plan = plan_of(Case(heads_q=8), device)
-    shape = dict(batch=1 << 29, seqlen_q=1, seqlen_kv=1)
+    sizes = dict(batch=1 << 29, seqlen_q=1)
     at = [1 << 40, 1 << 41, 1 << 42, 1 << 43]
     with pytest.raises(capi.Refused) as refused:
-        plan.merge(dict(shape=shape, o=dict(data=capi.pointer(at[0]))),
+        plan.merge(dict(sizes, o=dict(data=capi.pointer(at[0]))),
                    [dict(data=capi.pointer(at[1]))], [at[2]])
     assert (refused.value.status, refused.value.reason) == (capi.UNSUPPORTED, REASON_SIZE)
     with pytest.raises(capi.Refused) as refused:
-        plan.dropout_mask(dict(shape=shape), at[3])
+        plan.dropout_mask(dict(sizes, seqlen_kv=1), at[3])
     assert (refused.value.status, refused.value.reason) == (capi.UNSUPPORTED, REASON_SIZE)

@@ -24,7 +24,7 @@ def plan_of(case, device):
     if not support.has_hopper(device):
         pytest.skip("the other kernels prepare all heads first")
     plan = capi.Plan(capi.descriptor(case, device))
-    info = plan.info(capi.BACKWARD, capi.shape_of(case))
+    info = plan.info(capi.BACKWARD, capi.sizes_of(case))
     kernel, why = (capi.ffi.string(text).decode() for text in (info.kernel, info.why))
     assert kernel.startswith("sm90")
     assert "from the first heads prepared on" in why

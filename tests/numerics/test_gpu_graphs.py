@@ -46,7 +46,7 @@ STEPS = {
 def next_call(first, case):
     """A call of the next step: what is on the host stays as captured, the rest is new."""
     call = Call(case, first.device, plan=first.plan)
-    call.shape = first.shape
+    call.sizes = first.sizes
     if case.rng_device:
         held = {name: first.inputs[name] for name in ("rng_seed", "rng_offset")}
         call.inputs.update(held)
@@ -110,9 +110,9 @@ def test_dropout_mask(device):
     call = Call(case, device)
     keep = call.add("keep", "u8", direct.size)
     keep.push()
-    inputs = {name: value for name, value in call.inputs.items() if name.startswith("rng")}
+    inputs = call.rng_fields()
     graph = device.driver.capture(lambda stream: call.plan.dropout_mask(
-        dict(shape=call.shape, inputs=inputs), keep.address, stream))
+        dict(call.sizes, **inputs), keep.address, stream))
     keep.owned[:] = True
     for seed, offset in ((5, 6), (2 ** 63, 2 ** 40 + 1)):
         call.buffers["rng"].host[:] = seed, offset

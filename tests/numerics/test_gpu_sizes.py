@@ -150,7 +150,7 @@ def test_more_than_two_to_the_31_rows(device):
     data.k, data.v = [data.k[0]] * 2, [data.v[0]] * 2
     expected = run(case, device, data)
     call, driver = Call(case, device, data), device.driver
-    call.shape = dict(call.shape, seqlen_q=rows)
+    call.sizes = dict(call.sizes, seqlen_q=rows)
     call.inputs["q"].update(stride_batch=0, stride_head=dim, stride_seq=0)
     o, lse = driver.allocate(2 * rows * dim * 2), driver.allocate(2 * rows * 4)
     try:
@@ -183,8 +183,7 @@ def test_dropout_mask_past_two_to_the_31(device):
     case = Case(seqlen_q=8, seqlen_kv=8, heads_q=1, dim_qk=8, dtype="f16", dropout=0.3)
     call, driver = Call(case, device), device.driver
     keep = driver.allocate(rows * keys)
-    inputs = {name: value for name, value in call.inputs.items() if name.startswith("rng")}
-    fields = dict(shape=dict(batch=1, seqlen_q=rows, seqlen_kv=keys), inputs=inputs)
+    fields = dict(batch=1, seqlen_q=rows, seqlen_kv=keys, **call.rng_fields())
     try:
         device.launch(lambda stream: call.plan.dropout_mask(fields, keep, stream))
         for row in (0, 2 ** 31 // keys, rows - 3):

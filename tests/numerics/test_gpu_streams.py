@@ -77,7 +77,7 @@ def test_jobs_that_share_a_workspace(device, name, backward):
     other job left, not what the same call wrote before."""
     case = CASES[name].replace(backward=backward)
     plan = capi.Plan(capi.descriptor(case, device))
-    size = plan.workspace_size(capi.BACKWARD if backward else capi.FORWARD, capi.shape_of(case))
+    size = plan.workspace_size(capi.BACKWARD if backward else capi.FORWARD, capi.sizes_of(case))
     workspace = Buffer(device, "u8", size)
     several = [jobs(case.replace(seed=n), device, plan, backward, workspace) for n in range(2)]
     expected = []

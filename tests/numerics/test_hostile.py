@@ -27,6 +27,10 @@ CASES = {
     "dims": VARLEN.replace(dim_qk=192, dim_v=128, determinism=1),
     "lens": Case(batch=3, seqlen_q=100, seqlen_kv=140, lens_q=[100, 0, 33], lens_kv=[140, 9, 0],
                  heads_q=2, dim_qk=64, dtype="f16", causal=True, backward=True),
+    "starts": Case(batch=3, seqlen_q=100, seqlen_kv=140, starts_kv=[3, 9, 70],
+                   lens_kv=[140, 9, 130], heads_q=2, dim_qk=64, dtype="bf16", window=(50, 9),
+                   backward=True),
+    "packed starts": VARLEN.replace(starts_kv=[50, 130, 0, 3, 1], causal=True, dropout=0.2),
     "paged": Case(batch=3, seqlen_q=70, seqlen_kv=140, lens_kv=[140, 9, 77], page_size=16,
                   heads_q=4, heads_kv=2, dim_qk=64, dtype="f16"),
     "decoding": Case(batch=3, seqlen_q=1, seqlen_kv=700, lens_kv=[700, 9, 400], page_size=64,
@@ -35,7 +39,7 @@ CASES = {
                             dim_qk=64, dtype="f16"),
 }
 # What is read in device memory, and what a usual value of it is.
-NAMES = ("cu_q", "cu_kv", "lens_q", "lens_kv", "page_table")
+NAMES = ("cu_q", "cu_kv", "lens_q", "lens_kv", "starts_kv", "page_table")
 # Those of the reports: stale, negative, beyond the end.
 REPORTED = ([0, 300, 100000], [-5000, 300, 512], [0, 200000, 200100])
 

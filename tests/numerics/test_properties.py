@@ -128,7 +128,7 @@ def test_one_plan_many_calls(device, case):
 def alone(case, data, b):
     """Sequence b as a batch of its own, same capacities where the batch is dense."""
     changes = dict(batch=1)
-    for name in ("cu_q", "cu_kv", "lens_q", "lens_kv"):
+    for name in ("cu_q", "cu_kv", "lens_q", "lens_kv", "starts_kv"):
         if getattr(case, name) is not None:
             changes[name] = [getattr(case, name)[b]]
     part = dataclasses.replace(data)
@@ -237,9 +237,9 @@ def test_a_limit_of_the_workspace_changes_no_bit(device):
     case = Case(seqlen_q=200, seqlen_kv=300, heads_q=2, heads_kv=1, dim_qk=64, dtype="bf16",
                 causal=True)
     call = Call(case, device)
-    promises = dict(max_batch=1, max_seqlen_q=200, max_seqlen_kv=300, workspace_limit=1 << 40)
-    limited = capi.Plan(dict(capi.descriptor(case, device), **promises))
-    sizes = [plan.workspace_size(capi.FORWARD, call.shape) for plan in (limited, call.plan)]
+    maxima = dict(max_batch=1, max_seqlen_q=200, max_seqlen_kv=300, workspace_limit=1 << 40)
+    limited = capi.Plan(dict(capi.descriptor(case, device), **maxima))
+    sizes = [plan.workspace_size(capi.FORWARD, call.sizes) for plan in (limited, call.plan)]
     assert sizes[0] <= sizes[1]
     assert Call(case, device, plan=limited).forward().bits() == call.forward().bits()
 
@@ -266,16 +266,16 @@ def test_workspace_is_linear_and_bounded(device, case, op):
     assert (steps[1:] <= 2.1 * steps[:-1] + 65536).all(), got
     odd = [size(2, n, n + 3) for n in range(1, 400, 7)]
     assert odd == sorted(odd), "smaller for a larger shape"
-    promised = capi.Plan(dict(fields, max_batch=3, max_seqlen_q=1024, max_seqlen_kv=1500))
-    bound = promised.workspace_size(op, None)
+    bounded = capi.Plan(dict(fields, max_batch=3, max_seqlen_q=1024, max_seqlen_kv=1500))
+    bound = bounded.workspace_size(op, None)
     for batch, rows, keys in [(3, 1024, 1500), (1, 1, 1), (3, 1, 1500), (2, 7, 1100), (1, 1024, 3),
                               (3, 16, 1500), (3, 65, 1000), (1, 1, 1500)]:
-        assert size(batch, rows, keys, promised) <= bound, (batch, rows, keys)
+        assert size(batch, rows, keys, bounded) <= bound, (batch, rows, keys)
     try:
-        unpromised = plan.workspace_size(op, None)
+        unbounded = plan.workspace_size(op, None)
     except capi.Refused:
-        unpromised = None
-    assert unpromised is None if any(got) else unpromised in (None, 0)
+        unbounded = None
+    assert unbounded is None if any(got) else unbounded in (None, 0)
 
 
 @pytest.mark.parametrize("changes, rows", [
@@ -288,7 +288,7 @@ def test_few_rows_have_a_kernel_of_their_own(device, changes, rows):
     for case in LISTED["few_rows"][:2]:
         case = case.replace(**{**changes, "sink": False})
         plan = capi.Plan(capi.descriptor(case, device))
-        info = plan.info(capi.FORWARD, capi.shape_of(case))
+        info = plan.info(capi.FORWARD, capi.sizes_of(case))
         assert info.tile_q == rows, capi.ffi.string(info.kernel)
 
 
@@ -300,15 +300,15 @@ def test_what_is_not_hoppers_says_why(device, queries, keys, reason):
         pytest.skip("it is asked of the Hopper family, which may choose")
     case = Case(dtype="bf16", seqlen_q=queries, seqlen_kv=keys, dim_qk=128)
     plan = capi.Plan(capi.descriptor(case, device))
-    info = plan.info(capi.FORWARD, capi.shape_of(case))
-    assert capi.ffi.string(info.family) == b"sm90"
+    info = plan.info(capi.FORWARD, capi.sizes_of(case))
+    assert capi.ffi.string(info.backend) == b"sm90"
     assert capi.ffi.string(info.kernel).startswith(b"sm80")
     assert reason in capi.ffi.string(info.why)
 
 
 def backward_info(device, case):
     plan = capi.Plan(capi.descriptor(case, device))
-    return plan.info(capi.BACKWARD, capi.shape_of(case))
+    return plan.info(capi.BACKWARD, capi.sizes_of(case))
 
 
 @pytest.mark.parametrize("case", LISTED["many_queries"])
@@ -316,7 +316,7 @@ def test_many_queries_have_a_kernel_of_their_own(device, case):
     """What is listed for it is computed by it, and a few heads of the same are not."""
     if not support.has_hopper(device):
         pytest.skip("a kernel of Hopper")
-    assert capi.ffi.string(backward_info(device, case).family) == b"sm90"
+    assert capi.ffi.string(backward_info(device, case).backend) == b"sm90"
     assert backward_info(device, case).tile_q == 80
     assert backward_info(device, case.replace(heads_q=2, heads_kv=1)).tile_q == 64
 
@@ -333,7 +333,7 @@ def multiprocessors(device):
     found = capi.ffi.new("flashattn_device_properties *",
                          {"struct_size": capi.ffi.sizeof("flashattn_device_properties")})
     capi.check(capi.library().flashattn_device_info(device.kind, 0, found))
-    return found.units
+    return found.multiprocessors
 
 
 @pytest.mark.parametrize("rows", [4160, 4100])
@@ -434,7 +434,7 @@ def test_dq_is_converted_on_the_way(device, length, heads, features):
     case = case.replace(heads_q=2 * heads, heads_kv=heads)
     data = make_data(case)
     call = Call(case, device, data)
-    assert capi.ffi.string(call.plan.info(capi.BACKWARD, call.shape).family) == b"sm90"
+    assert capi.ffi.string(call.plan.info(capi.BACKWARD, call.sizes).backend) == b"sm90"
     result = call.forward()
     fields, names = call.backward_fields()
     launch, workspace = call.stage(capi.BACKWARD, fields), call.buffers["workspace"]

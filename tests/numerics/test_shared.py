@@ -13,7 +13,7 @@ TEXT = make_cases.FOLDER / "cases.txt"
 BLOB = (make_cases.FOLDER / "cases.bin").read_bytes()
 FILE_TYPES = dict(NUMPY, i32=np.dtype(np.int32), f64=np.dtype(np.float64))
 BY_NUMBER = {number: name for name, number in capi.DTYPES.items()}
-POINTER_TYPES = {"i32": "int32_t *", "u8": "uint8_t *", "f32": "float *"}
+MEMBERS = dict(capi.ffi.typeof("flashattn_args").fields)
 
 
 def read_cases():
@@ -52,23 +52,24 @@ class Runner:
         desc = dict(case["desc"], device=device.kind, struct_size=capi.ffi.sizeof("flashattn_desc"))
         self.plan = capi.Plan(desc)
         self.buffers = {}
-        self.inputs = dict(case.get("inputs", {}))
-        self.fields = {}
+        self.sizes = {name: value for name, value in case["args"].items() if "." not in name}
+        self.fields = dict(self.sizes)
         for name, (values, dtype) in case["array"].items():
-            buffer = self.add(name, FILE_TYPES[dtype], values.size)
-            buffer.host[:] = values.ravel()
-            fields = self.fields if name in ("dout", "dlse") else self.inputs
-            fields[name] = self.field(name, dtype)
+            self.add(name, FILE_TYPES[dtype], values.size).host[:] = values.ravel()
+            self.fields[name] = self.field(name)
 
     def add(self, name, dtype, size):
         self.buffers[name] = Buffer(self.device, dtype, size)
         return self.buffers[name]
 
-    def field(self, name, dtype):
-        address = self.buffers[name].address
-        if name in ("q", "k", "v", "o", "dout", "dq", "dk", "dv"):
-            return {"data": capi.pointer(address)}
-        return capi.pointer(address, "void *" if name == "bias" else POINTER_TYPES[dtype])
+    def field(self, name):
+        """The member of flashattn_args: a tensor, or a pointer."""
+        address, kind = self.buffers[name].address, MEMBERS[name].type
+        if kind.kind == "pointer":
+            return capi.ffi.cast(kind, address)
+        strides = {stride: self.case["args"].get("%s.%s" % (name, stride), -1)
+                   for stride in capi.PACKED}
+        return dict(strides, data=capi.pointer(address))
 
     def output_dtype(self, name):
         desc = self.case["desc"]
@@ -78,8 +79,6 @@ class Runner:
 
     def call(self, op, names):
         """Runs an operation that writes the named arrays, and judges them."""
-        fields = {name: self.fields[name] for name in ("o", "lse", "dout", "dlse")
-                  if op == capi.BACKWARD and name in self.fields}
         for name in names:
             expected = self.case["expect"][name][0].ravel()
             buffer = self.add(name, self.output_dtype(name), expected.size)
@@ -87,17 +86,14 @@ class Runner:
             if name == "dbias":
                 # Pairs past a sequence's lengths: untouched, or zero.
                 buffer.optional = np.isnan(expected)
-            fields[name] = self.fields[name] = self.field(name, "f32")
-        if op == capi.BACKWARD:
-            fields.update(self.case["backward"])
-        size = self.plan.workspace_size(op, self.case["shape"])
+            self.fields[name] = self.field(name)
+        size = self.plan.workspace_size(op, self.sizes)
         workspace = self.add("workspace", "u8", size)
         workspace.owned[:] = True
         for buffer in self.buffers.values():
             buffer.push()
-        fields.update(shape=self.case["shape"], inputs=self.inputs)
         self.device.launch(lambda stream: self.plan.run(
-            op, fields, workspace.address if size else 0, size, stream))
+            op, self.fields, workspace.address if size else 0, size, stream))
         for name, buffer in self.buffers.items():
             contents = buffer.pull(name)
             if name in names:
@@ -120,7 +116,7 @@ def test_shared(case, device):
     runner = Runner(case, device)
     forward = [name for name in case["expect"] if name in ("o", "lse")]
     runner.call(capi.FORWARD, forward)
-    if "backward" in case:
+    if case["desc"]["ops"] & capi.BACKWARD:
         runner.call(capi.BACKWARD, [name for name in case["expect"] if name not in forward])
 
 
