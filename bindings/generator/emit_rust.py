@@ -161,8 +161,13 @@ def _result(function: Function) -> str:
 
 def _callback(callback: Function) -> str:
     parameters = ", ".join(f"{p.name}: {_type(p.type)}" for p in callback.parameters)
-    text = (f"pub type {callback.name} =\n"
-            f"    Option<unsafe extern \"C\" fn({parameters}){_result(callback)}>;")
+    function = f"unsafe extern \"C\" fn({parameters}){_result(callback)}"
+    text = f"pub type {callback.name} = Option<{function}>;"
+    if len(text) > 100:
+        text = f"pub type {callback.name} =\n    Option<{function}>;"
+    if len(text.split("\n")[-1]) > 100:  # as rustfmt has it
+        text = (f"pub type {callback.name} = Option<\n    unsafe extern \"C\" fn(\n"
+                f"{_parameters(callback, ' ' * 8)}    ){_result(callback)},\n>;")
     return "\n".join(["", *_doc(callback.doc), text]) + "\n"
 
 
@@ -195,7 +200,10 @@ def _tests(model: Model) -> str:
              "        (_, true) => write!(f, \"{rest:#x}\"),",
              "        (_, false) => write!(f, \" | {rest:#x}\"),", "    }", "}", "",
              "#[cfg(test)]", "mod tests {", "    use super::*;",
-             "    use core::mem::{align_of, offset_of, size_of};"]
+             "    use core::mem::{align_of, offset_of, size_of};", "",
+             "    /// For structures without padding.", "    unsafe fn bytes_of<T>(x: &T) -> &[u8] {",
+             "        // SAFETY: the caller's promise.", "        unsafe { "
+             "core::slice::from_raw_parts(core::ptr::from_ref(x).cast(), size_of::<T>()) }", "    }"]
     for struct in model.structs:
         short = struct.name[len("flashattn_"):]
         lines += ["", "    #[test]", f"    fn layout_of_{short}() {{",
@@ -226,8 +234,7 @@ def _tests(model: Model) -> str:
                   "        // SAFETY: a structure of that size. Both are without padding.",
                   "        let bytes = unsafe {",
                   f"            assert_eq!({init.name}(&mut c, default.struct_size), 0);",
-                  f"            [&default, &c].map(|s| core::slice::from_raw_parts("
-                  f"core::ptr::from_ref(s).cast::<u8>(), size_of::<{name}>()))",
+                  "            [&default, &c].map(|s| bytes_of(s))",
                   "        };", "        assert_eq!(bytes[0], bytes[1]);", "    }"]
     lines.append("}")
     return "\n".join(lines) + "\n"

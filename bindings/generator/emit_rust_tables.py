@@ -84,10 +84,11 @@ def emit(model: Model) -> str:
     struct, known = arrays.arguments(model)
     others = [array for array in known if not array.is_rows]
     in_args = {field.name for field in struct.fields}
+    wide = {field.name for field in struct.fields if field.type.base == "int64_t"}
     names = arrays.sizes(known)
     fields = [f"        pub {name}: usize," for name in names]
-    values = [f"                {name}: size({'args' if name in in_args else 'desc'}.{name} as i64),"
-              for name in names]
+    values = [f"                {name}: size({'args' if name in in_args else 'desc'}.{name}"
+              f"{'' if name in wide else ' as i64'})," for name in names]
     out = [HEAD % {"fields": "\n".join(fields), "values": "\n".join(values)}]
     out += [_array(array) for array in others]
     out.append("    ];\n}\n")

@@ -1058,13 +1058,18 @@ pub struct flashattn_plan {
 }
 
 /// One task of a parallel loop.
-pub type flashattn_task_fn =
-    Option<unsafe extern "C" fn(context: *mut c_void, index: i32)>;
+pub type flashattn_task_fn = Option<unsafe extern "C" fn(context: *mut c_void, index: i32)>;
 
 /// A thread pool of the caller's: runs task(context, index) once for each index in \[0, count), on
 /// any threads, in any order, at once or one after another, and returns when all have returned.
-pub type flashattn_parallel_fn =
-    Option<unsafe extern "C" fn(user: *mut c_void, count: i32, task: flashattn_task_fn, context: *mut c_void)>;
+pub type flashattn_parallel_fn = Option<
+    unsafe extern "C" fn(
+        user: *mut c_void,
+        count: i32,
+        task: flashattn_task_fn,
+        context: *mut c_void,
+    ),
+>;
 
 /// Receives a line of the log. Called from any thread that is inside a library call; must not call
 /// the library. message lives for the call only.
@@ -1417,10 +1422,10 @@ pub mod table {
                 seqlen_q: size(args.seqlen_q as i64),
                 heads_q: size(desc.heads_q as i64),
                 dim_qk: size(desc.dim_qk as i64),
-                total_q: size(args.total_q as i64),
+                total_q: size(args.total_q),
                 seqlen_kv: size(args.seqlen_kv as i64),
                 heads_kv: size(desc.heads_kv as i64),
-                total_kv: size(args.total_kv as i64),
+                total_kv: size(args.total_kv),
                 dim_v: size(desc.dim_v as i64),
                 page_size: size(desc.page_size as i64),
                 block_q: size(desc.block_q as i64),
@@ -1735,6 +1740,12 @@ mod tests {
     use super::*;
     use core::mem::{align_of, offset_of, size_of};
 
+    /// For structures without padding.
+    unsafe fn bytes_of<T>(x: &T) -> &[u8] {
+        // SAFETY: the caller's promise.
+        unsafe { core::slice::from_raw_parts(core::ptr::from_ref(x).cast(), size_of::<T>()) }
+    }
+
     #[test]
     fn layout_of_error() {
         assert_eq!(size_of::<flashattn_error>(), 720);
@@ -1983,7 +1994,7 @@ mod tests {
         // SAFETY: a structure of that size. Both are without padding.
         let bytes = unsafe {
             assert_eq!(flashattn_desc_init(&mut c, default.struct_size), 0);
-            [&default, &c].map(|s| core::slice::from_raw_parts(core::ptr::from_ref(s).cast::<u8>(), size_of::<flashattn_desc>()))
+            [&default, &c].map(|s| bytes_of(s))
         };
         assert_eq!(bytes[0], bytes[1]);
     }
@@ -1995,7 +2006,7 @@ mod tests {
         // SAFETY: a structure of that size. Both are without padding.
         let bytes = unsafe {
             assert_eq!(flashattn_args_init(&mut c, default.struct_size), 0);
-            [&default, &c].map(|s| core::slice::from_raw_parts(core::ptr::from_ref(s).cast::<u8>(), size_of::<flashattn_args>()))
+            [&default, &c].map(|s| bytes_of(s))
         };
         assert_eq!(bytes[0], bytes[1]);
     }
@@ -2007,7 +2018,7 @@ mod tests {
         // SAFETY: a structure of that size. Both are without padding.
         let bytes = unsafe {
             assert_eq!(flashattn_merge_args_init(&mut c, default.struct_size), 0);
-            [&default, &c].map(|s| core::slice::from_raw_parts(core::ptr::from_ref(s).cast::<u8>(), size_of::<flashattn_merge_args>()))
+            [&default, &c].map(|s| bytes_of(s))
         };
         assert_eq!(bytes[0], bytes[1]);
     }

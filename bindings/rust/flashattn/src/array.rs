@@ -251,7 +251,12 @@ impl Raw {
     }
 
     /// The pointer, for an array that must be as long as a packed shape.
-    pub(crate) fn packed(&self, memory: Memory, dims: &[usize], field: &str) -> Result<*mut c_void> {
+    pub(crate) fn packed(
+        &self,
+        memory: Memory,
+        dims: &[usize],
+        field: &str,
+    ) -> Result<*mut c_void> {
         self.memory.expect(memory, field)?;
         self.expect_len(product(dims), "exactly", |needed| needed == self.len, field)?;
         Ok(self.address as *mut c_void)

@@ -54,9 +54,9 @@ pub use element::{Element, Scalar};
 pub use error::{Error, Result};
 pub use inputs::Inputs;
 pub use library::{build_info, device_count, device_info, set_log, version, DeviceInfo};
+pub use parallel::Parallel;
 #[cfg(feature = "rayon")]
 pub use parallel::Rayon;
-pub use parallel::Parallel;
 pub use plan::{Plan, Sizes};
 pub use properties::PlanInfo;
 pub use run::Queue;

@@ -259,8 +259,7 @@ impl Plan {
         scratch: &Scratch,
         pool: Option<&dyn Parallel>,
     ) -> Result<()> {
-        let run =
-            if op == Op::FORWARD { sys::flashattn_forward } else { sys::flashattn_backward };
+        let run = if op == Op::FORWARD { sys::flashattn_forward } else { sys::flashattn_backward };
         with_pool(pool, |parallel, user| {
             (args.parallel, args.parallel_user) = (parallel, user);
             check_with(|error| {

@@ -4,8 +4,8 @@ mod common;
 
 use flashattn::half::f16;
 use flashattn::{
-    Array, ArrayMut, DescBuilder, Device, Dtype, Error, Gradients, Inputs, Output, Plan, Reason, Sizes,
-    Status, Strides, Upstream, View, ViewMut, Workspace,
+    Array, ArrayMut, DescBuilder, Device, Dtype, Error, Gradients, Inputs, Output, Plan, Reason,
+    Sizes, Status, Strides, Upstream, View, ViewMut, Workspace,
 };
 
 const DIMS: [usize; 4] = [2, 5, 2, 8];
@@ -212,7 +212,7 @@ fn gradients_beside_the_inputs() {
     let (bias, lse) = (vec![0f32; 100], vec![0f32; 20]);
     let inputs = Inputs::new(view, view, view).bias(&bias);
     let plan = builder().bias(Dtype::F32).backward().dbias().dlse().build().unwrap();
-    let mut run = |dbias: ArrayMut<'_, f32>, dlse: &[f32]| {
+    let run = |dbias: ArrayMut<'_, f32>, dlse: &[f32]| {
         let (mut a, mut b, mut c) = (data.clone(), data.clone(), data.clone());
         let gradients = Gradients::new(
             ViewMut::new(&mut a, DIMS)?,
@@ -369,10 +369,7 @@ fn messages() {
     says(run(&plan, swapped, swapped), &["heads = 2 and dim = 8", "Strides::bhsd"]);
     let view = View::new(&data, DIMS).unwrap();
     let single = View::new(&data[..80], [1, 5, 2, 8]).unwrap();
-    says(
-        run(&plan, view, single),
-        &["k holds 1", "q holds 2", "stride of 0 repeats"],
-    );
+    says(run(&plan, view, single), &["k holds 1", "q holds 2", "stride of 0 repeats"]);
     let repeated = View::strided(&data, DIMS, Strides { batch: 0, head: 8, seq: 16 }).unwrap();
     run(&plan, view, repeated).unwrap(); // as the message says
     let half = DescBuilder::new(Dtype::F16, 2, 8).build().unwrap();

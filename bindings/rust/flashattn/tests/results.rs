@@ -215,17 +215,20 @@ fn left_padding() {
     plan.backward(&inputs, &upstream, Gradients::new(dq, dk, dv), workspace).unwrap();
     let (start, row) = (4usize, H * D);
     let short = [1, S - start, H, D];
-    let of = |x| View::new(&x[..S * row], [1, S, H, D]).unwrap();
-    let kept = |x| View::strided(&x[start * row..S * row], short, Strides::packed(short)).unwrap();
-    let inputs = Inputs::new(of(&q), kept(&k), kept(&v));
-    let mut other = [vec![0f32; S * row], vec![0f32; (S - start) * row], vec![0f32; (S - start) * row]];
+    fn part<T>(x: &[T], rows: std::ops::Range<usize>) -> View<'_, T> {
+        let dims = [1, rows.len(), H, D];
+        View::new(&x[rows.start * H * D..rows.end * H * D], dims).unwrap()
+    }
+    let inputs = Inputs::new(part(&q, 0..S), part(&k, start..S), part(&v, start..S));
+    let mut other =
+        [vec![0f32; S * row], vec![0f32; (S - start) * row], vec![0f32; (S - start) * row]];
     let [dq, dk, dv] = &mut other;
     let gradients = Gradients::new(
         ViewMut::new(dq, [1, S, H, D]).unwrap(),
         ViewMut::new(dk, short).unwrap(),
         ViewMut::new(dv, short).unwrap(),
     );
-    let upstream = Upstream::new(of(&o), &lse[..H * S], of(&dout));
+    let upstream = Upstream::new(part(&o, 0..S), &lse[..H * S], part(&dout, 0..S));
     plan.backward(&inputs, &upstream, gradients, workspace).unwrap();
     assert_near(&grads[0][..S * row], &other[0], 1e-5);
     for (all, some) in grads[1..].iter().zip(&other[1..]) {
@@ -356,7 +359,12 @@ fn empty_calls() {
 #[test]
 fn plans_say_what_they_do() {
     let sizes = Sizes { batch: B, seqlen_q: S, seqlen_kv: S, ..Sizes::default() };
-    let plan = DescBuilder::new(Dtype::F32, H, D).max_batch(B).max_seqlen_q(S).max_seqlen_kv(S).build().unwrap();
+    let plan = DescBuilder::new(Dtype::F32, H, D)
+        .max_batch(B)
+        .max_seqlen_q(S)
+        .max_seqlen_kv(S)
+        .build()
+        .unwrap();
     let info = plan.info(Op::FORWARD, Some(&sizes)).unwrap();
     assert_eq!(info.backend, "cpu");
     assert!(info.flops > 0 && info.tile_q > 0 && !info.why.is_empty() && !info.kernel.is_empty());
