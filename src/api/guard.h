@@ -8,17 +8,23 @@
 
 namespace flashattn {
 
-// Runs `body`, which returns an enum flashattn_status, for the C function `function`.
+// Runs `body`, which returns an enum flashattn_status, for the C function `function`. body sets
+// where else the error goes as soon as it knows that the caller's structure is one of this version:
+// a program of 0.1 passes no such address.
 template <typename Body>
 int32_t guard(const char* function, const Body& body) noexcept {
   int32_t status = FLASHATTN_OK;
+  ErrorOut out;
   try {
     const FloatEnvironment environment;
-    status = body();
+    status = body(out);
   } catch (...) {
     status = status_of_exception();
   }
-  if (status != FLASHATTN_OK) log(FLASHATTN_LOG_ERROR, "%s: %s", function, last_error().text);
+  if (status != FLASHATTN_OK) {
+    log(FLASHATTN_LOG_ERROR, "%s: %s", function, last_error().text);
+    out.write(status);
+  }
   return status;
 }
 

@@ -81,14 +81,14 @@ const char* flashattn_last_error(int32_t* reason, const char** field) {
 }
 
 int32_t flashattn_set_log(int32_t level, flashattn_log_fn callback, void* user) {
-  return guard("flashattn_set_log", [&] {
+  return guard("flashattn_set_log", [&](ErrorOut&) {
     set_log(level, callback, user);
     return FLASHATTN_OK;
   });
 }
 
 int32_t flashattn_device_count(int32_t device, int32_t* count) {
-  return guard("flashattn_device_count", [&] {
+  return guard("flashattn_device_count", [&](ErrorOut&) {
     check_address(count, "count");
     *count = device_count(device);
     return FLASHATTN_OK;
@@ -97,8 +97,8 @@ int32_t flashattn_device_count(int32_t device, int32_t* count) {
 
 int32_t flashattn_device_info(int32_t device, int32_t index,
                               flashattn_device_properties* properties) {
-  return guard("flashattn_device_info", [&] {
-    copy_in(properties, "properties", sizeof(uint32_t));
+  return guard("flashattn_device_info", [&](ErrorOut&) {
+    copy_in(properties, "properties");
     copy_out(find_device(device, index, "index").properties, properties);
     return FLASHATTN_OK;
   });

@@ -1,28 +1,82 @@
 // The C functions that compute.
+#include <cstddef>
+#include <cstring>
+
 #include "api/guard.h"
+#include "core/copy_in.h"
 #include "core/plan.h"
 
 using namespace flashattn;
 
-int32_t flashattn_forward(const flashattn_plan* plan, const flashattn_forward_args* args,
-                          void* workspace, int64_t workspace_bytes, void* stream) {
-  return guard("flashattn_forward",
-               [&] { return run_forward(plan, args, workspace, workspace_bytes, stream); });
+namespace {
+
+// Asks for packed strides of the tensors at these offsets, as far as the caller's structure goes.
+template <size_t kCount>
+void pack_strides(void* given, uint32_t struct_size, const size_t (&offsets)[kCount]) {
+  const flashattn_tensor packed{nullptr, -1, -1, -1};
+  for (const size_t offset : offsets) {
+    if (offset + sizeof packed > struct_size) continue;
+    std::memcpy(static_cast<char*>(given) + offset, &packed, sizeof packed);
+  }
 }
 
-int32_t flashattn_backward(const flashattn_plan* plan, const flashattn_backward_args* args,
-                           void* workspace, int64_t workspace_bytes, void* stream) {
-  return guard("flashattn_backward",
-               [&] { return run_backward(plan, args, workspace, workspace_bytes, stream); });
+}  // namespace
+
+int32_t flashattn_args_init(flashattn_args* args, uint32_t struct_size) {
+  return guard("flashattn_args_init", [&](ErrorOut&) {
+    using Args = flashattn_args;
+    init_struct(args, "args", struct_size);
+    pack_strides(
+        args, struct_size,
+        {offsetof(Args, q), offsetof(Args, k), offsetof(Args, v), offsetof(Args, page_table),
+         offsetof(Args, bias), offsetof(Args, alibi_slopes), offsetof(Args, block_mask),
+         offsetof(Args, tree_bits), offsetof(Args, descale_q), offsetof(Args, descale_k),
+         offsetof(Args, descale_v), offsetof(Args, o), offsetof(Args, dout), offsetof(Args, dq),
+         offsetof(Args, dk), offsetof(Args, dv), offsetof(Args, dbias)});
+    return FLASHATTN_OK;
+  });
+}
+
+int32_t flashattn_merge_args_init(flashattn_merge_args* args, uint32_t struct_size) {
+  return guard("flashattn_merge_args_init", [&](ErrorOut&) {
+    init_struct(args, "args", struct_size);
+    pack_strides(args, struct_size, {offsetof(flashattn_merge_args, o)});
+    return FLASHATTN_OK;
+  });
+}
+
+int32_t flashattn_forward(const flashattn_plan* plan, const flashattn_args* args, void* workspace,
+                          int64_t workspace_bytes, void* stream) {
+  return guard("flashattn_forward", [&](ErrorOut& out) {
+    const flashattn_args own = copy_in(args, "args");
+    out.set(own.error);
+    return run_forward(plan, own, workspace, workspace_bytes, stream);
+  });
+}
+
+int32_t flashattn_backward(const flashattn_plan* plan, const flashattn_args* args, void* workspace,
+                           int64_t workspace_bytes, void* stream) {
+  return guard("flashattn_backward", [&](ErrorOut& out) {
+    const flashattn_args own = copy_in(args, "args");
+    out.set(own.error);
+    return run_backward(plan, own, workspace, workspace_bytes, stream);
+  });
 }
 
 int32_t flashattn_merge(const flashattn_plan* plan, const flashattn_merge_args* args,
                         void* stream) {
-  return guard("flashattn_merge", [&] { return run_merge(plan, args, stream); });
+  return guard("flashattn_merge", [&](ErrorOut& out) {
+    const flashattn_merge_args own = copy_in(args, "args");
+    out.set(own.error);
+    return run_merge(plan, own, stream);
+  });
 }
 
-int32_t flashattn_dropout_mask(const flashattn_plan* plan, const flashattn_forward_args* args,
+int32_t flashattn_dropout_mask(const flashattn_plan* plan, const flashattn_args* args,
                                uint8_t* keep, void* stream) {
-  return guard("flashattn_dropout_mask",
-               [&] { return run_dropout_mask(plan, args, keep, stream); });
+  return guard("flashattn_dropout_mask", [&](ErrorOut& out) {
+    const flashattn_args own = copy_in(args, "args");
+    out.set(own.error);
+    return run_dropout_mask(plan, own, keep, stream);
+  });
 }

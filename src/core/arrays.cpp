@@ -45,8 +45,8 @@ bool check_counts(const Array& array) {
       const Label label(array, array.suffixes ? array.suffixes[d] : "");
       reject(FLASHATTN_REASON_STRIDE, label.field,
              "%s = %" PRId64
-             " is below 0; strides count elements upwards: give the first element "
-             "of memory as the pointer, and positive strides",
+             " is below 0; strides count elements upwards: give the first element of memory as the "
+             "pointer, and positive strides, or -1 for those of a packed array",
              label.text, array.stride[d]);
     }
     empty = empty || array.extent[d] == 0;
@@ -119,8 +119,8 @@ void check_nesting(Array* array) {
       const Label label(*array, array->suffixes ? array->suffixes[d] : "");
       reject(FLASHATTN_REASON_STRIDE, label.field,
              "%s = 0, but %" PRId64
-             " results would be written to the same place; zero strides "
-             "repeat inputs only (all three zero: packed)",
+             " results would be written to the same place; zero strides repeat inputs only: give "
+             "the stride, or -1 for that of a packed array (flashattn_args_init sets it)",
              label.text, array->extent[d]);
     }
     int at = n++;
@@ -254,49 +254,58 @@ void ArrayList::check_overlaps() const {
   }
 }
 
-Rows query_rows(const Problem& problem, const flashattn_shape& shape) {
-  if (problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q)) return {1, shape.total_q, true};
-  return {shape.batch, shape.seqlen_q, false};
+Rows query_rows(const Problem& problem, const Shape& shape) {
+  if (problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q)) return {1, shape.total_q};
+  return {shape.batch, shape.seqlen_q};
 }
 
-Rows key_rows(const Problem& problem, const flashattn_shape& shape, int64_t pages) {
-  if (problem.has_layout(FLASHATTN_LAYOUT_VARLEN_KV)) return {1, shape.total_kv, true};
-  if (!problem.has_layout(FLASHATTN_LAYOUT_PAGED_KV)) return {shape.batch, shape.seqlen_kv, false};
+Rows key_rows(const Problem& problem, const Shape& shape, int64_t pages) {
+  if (problem.has_layout(FLASHATTN_LAYOUT_VARLEN_KV)) return {1, shape.total_kv};
+  if (!problem.has_layout(FLASHATTN_LAYOUT_PAGED_KV)) return {shape.batch, shape.seqlen_kv};
   const bool used = shape.batch > 0 && shape.seqlen_kv > 0;
-  return {used ? pages : 0, problem.page_size, false};
+  return {used ? pages : 0, problem.page_size};
+}
+
+flashattn_tensor resolve_strides(const flashattn_tensor& tensor, const int64_t (&extent)[4],
+                                 Order order) {
+  flashattn_tensor resolved = tensor;
+  int64_t* const strides[] = {&resolved.stride_batch, &resolved.stride_head, &resolved.stride_seq};
+  // From the innermost index out.
+  const int order_of[][3] = {{1, 2, 0}, {2, 1, 0}};
+  int64_t packed = extent[3];
+  for (const int d : order_of[order == Order::kHeads]) {
+    if (*strides[d] == 0) continue;
+    if (*strides[d] == -1) *strides[d] = packed;
+    // Past 2^63 there is no such array, and check_array refuses the count.
+    if (__builtin_mul_overflow(packed, extent[d], &packed)) packed = 0;
+  }
+  const bool empty = extent[0] == 0 || extent[1] == 0 || extent[2] == 0 || extent[3] == 0;
+  for (int d = 0; d < 3; ++d) {
+    if (empty || extent[d] <= 1) *strides[d] = 0;
+  }
+  return resolved;
 }
 
 flashattn_tensor resolve_strides(const flashattn_tensor& tensor, Rows rows, int32_t heads,
                                  int32_t dim) {
-  const int64_t extent[4] = {rows.batch, heads, rows.tokens, dim};
-  flashattn_tensor resolved = tensor;
-  if (tensor.stride_batch == 0 && tensor.stride_head == 0 && tensor.stride_seq == 0) {
-    resolved.stride_head = dim;
-    resolved.stride_seq = static_cast<int64_t>(heads) * dim;
-    // Past 2^63 there is no such array, and check_array has refused the count or will.
-    if (rows.varlen ||
-        __builtin_mul_overflow(resolved.stride_seq, rows.tokens, &resolved.stride_batch)) {
-      resolved.stride_batch = 0;
-    }
-  }
-  drop_idle_strides(extent, &resolved.stride_batch, &resolved.stride_head, &resolved.stride_seq);
-  return resolved;
+  return resolve_strides(tensor, {rows.batch, heads, rows.tokens, dim}, Order::kTokens);
 }
 
-Array tensor_array(const char* name, Use use, flashattn_tensor* tensor, Rows rows, int32_t heads,
-                   int32_t dim, int32_t dtype) {
-  if (rows.varlen && tensor->stride_batch != 0) {
-    char field[64];
-    std::snprintf(field, sizeof field, "%s.stride_batch", name);
-    reject(FLASHATTN_REASON_STRIDE, field,
-           "%s = %" PRId64 ", but VARLEN sequences lie in one row of tokens; leave it at 0", field,
-           tensor->stride_batch);
+Array strided_array(const char* name, Use use, flashattn_tensor* tensor, const int64_t (&extent)[4],
+                    Order order, int32_t element) {
+  const flashattn_tensor given = *tensor;
+  *tensor = resolve_strides(given, extent, order);
+  if (use == Use::kSum) {
+    const auto keep = [](int64_t before, int64_t* stride) {
+      if (before != 0 && *stride == 0) *stride = 1;
+    };
+    keep(given.stride_batch, &tensor->stride_batch);
+    keep(given.stride_head, &tensor->stride_head);
+    keep(given.stride_seq, &tensor->stride_seq);
   }
-  *tensor = resolve_strides(*tensor, rows, heads, dim);
-  Array array = packed_array(name, use, tensor->data, dtype_size(dtype), 0);
+  Array array = packed_array(name, use, tensor->data, element, 0);
   array.pointer_suffix = ".data";
   array.suffixes = kTensorStrides;
-  const int64_t extent[4] = {rows.batch, heads, rows.tokens, dim};
   const int64_t stride[4] = {tensor->stride_batch, tensor->stride_head, tensor->stride_seq, 1};
   for (int d = 0; d < 4; ++d) {
     array.extent[d] = extent[d];
@@ -305,13 +314,10 @@ Array tensor_array(const char* name, Use use, flashattn_tensor* tensor, Rows row
   return array;
 }
 
-void drop_idle_strides(const int64_t (&extent)[4], int64_t* batch, int64_t* head, int64_t* row,
-                       bool kept) {
-  const bool empty = extent[0] == 0 || extent[1] == 0 || extent[2] == 0 || extent[3] == 0;
-  int64_t* const strides[] = {batch, head, row};
-  for (int d = 0; d < 3; ++d) {
-    if (empty || extent[d] <= 1) *strides[d] = kept && *strides[d] != 0;
-  }
+Array tensor_array(const char* name, Use use, flashattn_tensor* tensor, Rows rows, int32_t heads,
+                   int32_t dim, int32_t dtype) {
+  return strided_array(name, use, tensor, {rows.batch, heads, rows.tokens, dim}, Order::kTokens,
+                       dtype_size(dtype));
 }
 
 Array packed_array(const char* name, Use use, const void* data, int32_t element, int64_t n0,

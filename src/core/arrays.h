@@ -13,7 +13,7 @@ enum class Use { kInput, kOutput, kSum };  // kSum: an output in which stride 0 
 
 // Indices, outermost first: (batch, head, token, element) for most arrays. The last is contiguous.
 struct Array {
-  const char* name;             // "inputs.q"
+  const char* name;             // "q"
   const char* pointer_suffix;   // ".data": with the name, the pointer's structure member
   const char* const* suffixes;  // of the members that hold the first three strides; may be NULL
   int32_t index;                // of an array of arrays; -1: not one
@@ -65,25 +65,31 @@ class ArrayList {
 // a batch is a page.
 struct Rows {
   int64_t batch, tokens;
-  bool varlen;
 };
 
-Rows query_rows(const Problem& problem, const flashattn_shape& shape);
-Rows key_rows(const Problem& problem, const flashattn_shape& shape, int64_t pages);
+Rows query_rows(const Problem& problem, const Shape& shape);
+Rows key_rows(const Problem& problem, const Shape& shape, int64_t pages);
 
-// The tensor with packed strides written out, when all three are zero; those that nobody steps by,
-// of an extent of 1 or an array without elements, are 0. Not to be called with what it returned.
+// The order of a packed array: (batch, token, head, element) or (batch, head, token, element).
+enum class Order { kTokens, kHeads };
+
+// The strides as they are to be used: -1 becomes that of the packed array without the indices whose
+// stride is 0, and idle strides, of an extent of 1 or an array without elements, become 0.
+// extent: batch, head, token, element.
+flashattn_tensor resolve_strides(const flashattn_tensor& tensor, const int64_t (&extent)[4],
+                                 Order order);
+// The same of q, k, v, o and their gradients.
 flashattn_tensor resolve_strides(const flashattn_tensor& tensor, Rows rows, int32_t heads,
                                  int32_t dim);
 
-// Describes the tensor and resolves its strides in place.
+// Describes the tensor and resolves its strides in place. Of a sum, idle strides that are not 0
+// become 1: 0 has a meaning.
+Array strided_array(const char* name, Use use, flashattn_tensor* tensor, const int64_t (&extent)[4],
+                    Order order, int32_t element);
+
+// The same of q, k, v, o and their gradients.
 Array tensor_array(const char* name, Use use, flashattn_tensor* tensor, Rows rows, int32_t heads,
                    int32_t dim, int32_t dtype);
-
-// Makes strides 0 that nobody steps by: whatever they were, they are multiplied with indices and
-// sizes. `kept`: what is not 0 becomes 1 instead, for 0 has a meaning.
-void drop_idle_strides(const int64_t (&extent)[4], int64_t* batch, int64_t* head, int64_t* row,
-                       bool kept = false);
 
 // An array without gaps.
 Array packed_array(const char* name, Use use, const void* data, int32_t element, int64_t n0,

@@ -26,24 +26,6 @@ void check_address(const void* address, const char* name) {
   reject(FLASHATTN_REASON_NULL_POINTER, name, "%s is NULL; give an address", name);
 }
 
-void check_reserved(const char* structure, const char* member, const int64_t* words,
-                    int32_t count) {
-  for (int32_t i = 0; i < count; ++i) {
-    if (words[i] == 0) continue;
-    char index[16] = "";
-    if (count > 1) std::snprintf(index, sizeof index, "[%d]", i);
-    reject(FLASHATTN_REASON_RESERVED, member,
-           "%s%s = %" PRId64
-           " of %s is reserved and must be 0; clear the structure before setting fields",
-           member, index, words[i], structure);
-  }
-}
-
-void check_reserved(const char* structure, int64_t word, const int64_t (&words)[4]) {
-  check_reserved(structure, "reserved0", &word, 1);
-  check_reserved(structure, "reserved", words, 4);
-}
-
 void init_struct(void* given, const char* name, uint32_t struct_size) {
   check_address(given, name);
   if (struct_size < sizeof struct_size || struct_size > kMaxStructSize) {
@@ -55,15 +37,16 @@ void init_struct(void* given, const char* name, uint32_t struct_size) {
   std::memcpy(given, &struct_size, sizeof struct_size);
 }
 
-void copy_in_bytes(const void* given, const char* name, size_t required, void* own,
-                   size_t own_size) {
+void check_struct_size(const void* given, const char* name, Sizes sizes) {
   check_address(given, name);
   const size_t size = struct_size_of(given);
-  if (size < required) {
+  if (size < sizes.least || size == sizes.never) {
     refuse(FLASHATTN_ERROR_VERSION, FLASHATTN_REASON_STRUCT_SIZE, "struct_size",
-           "struct_size of %s is %zu, below the %zu bytes of its required fields; set it to the "
-           "size of the structure",
-           name, size, required);
+           "struct_size of %s is %zu, not the %zu bytes or more of 0.2.0: it is not set, or the "
+           "program was compiled for libflashattn 0.1, and this is %d.%d.%d; set it to the size of "
+           "the structure, and compile the program with this version's header",
+           name, size, sizes.least, FLASHATTN_VERSION_MAJOR, FLASHATTN_VERSION_MINOR,
+           FLASHATTN_VERSION_PATCH);
   }
   if (size > kMaxStructSize) {
     refuse(FLASHATTN_ERROR_VERSION, FLASHATTN_REASON_STRUCT_SIZE, "struct_size",
@@ -71,6 +54,11 @@ void copy_in_bytes(const void* given, const char* name, size_t required, void* o
            "size of the structure",
            name, size, kMaxStructSize);
   }
+}
+
+void copy_in_bytes(const void* given, const char* name, Sizes sizes, void* own, size_t own_size) {
+  check_struct_size(given, name, sizes);
+  const size_t size = struct_size_of(given);
   const unsigned char* bytes = static_cast<const unsigned char*>(given);
   for (size_t i = own_size; i < size; ++i) {
     if (bytes[i] == 0) continue;

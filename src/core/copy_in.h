@@ -5,12 +5,45 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "flashattn.h"
+
 namespace flashattn {
 
+// Sizes of the structures in 0.2.0, the first version whose structures later ones accept.
+template <typename Struct>
+struct FirstSize;
+template <>
+struct FirstSize<flashattn_desc> : std::integral_constant<size_t, 160> {};
+template <>
+struct FirstSize<flashattn_args> : std::integral_constant<size_t, 704> {};
+template <>
+struct FirstSize<flashattn_merge_args> : std::integral_constant<size_t, 112> {};
+template <>
+struct FirstSize<flashattn_device_properties> : std::integral_constant<size_t, 48> {};
+template <>
+struct FirstSize<flashattn_plan_properties> : std::integral_constant<size_t, 96> {};
+template <>
+struct FirstSize<flashattn_error> : std::integral_constant<size_t, 720> {};
+
+// The descriptor of 0.1 is larger than that of 0.2.0. No later version may have its size.
+constexpr size_t kDescOf01 = 184;
+static_assert(sizeof(flashattn_desc) != kDescOf01, "grow it by 8 bytes more");
+
+// Sizes that a structure may have.
+struct Sizes {
+  size_t least, never;
+};
+
+template <typename Struct>
+constexpr Sizes kSizes{FirstSize<Struct>::value,
+                       std::is_same<Struct, flashattn_desc>::value ? kDescOf01 : 0};
+
+// Refuses a struct_size that no version since 0.2.0 has.
+void check_struct_size(const void* given, const char* name, Sizes sizes);
+
 // Copies the caller's structure into `own` (`own_size` bytes): what the caller does not have is
-// zero, what this library does not know must be zero. `required` bytes at least must be there.
-void copy_in_bytes(const void* given, const char* name, size_t required, void* own,
-                   size_t own_size);
+// zero, what this library does not know must be zero.
+void copy_in_bytes(const void* given, const char* name, Sizes sizes, void* own, size_t own_size);
 
 // Writes the part of `own` that the caller's structure has room for, struct_size aside.
 void copy_out_bytes(const void* own, size_t own_size, void* given);
@@ -18,20 +51,14 @@ void copy_out_bytes(const void* own, size_t own_size, void* given);
 // Refuses NULL.
 void check_address(const void* address, const char* name);
 
-// Refuses reserved words that are not 0. member: their path in the call's structure.
-void check_reserved(const char* structure, const char* member, const int64_t* words, int32_t count);
-// The same of reserved0 and reserved.
-void check_reserved(const char* structure, int64_t word, const int64_t (&words)[4]);
-
 // Zeroes a structure of the caller's size and sets its struct_size.
 void init_struct(void* given, const char* name, uint32_t struct_size);
 
-// `required`: offset of the first member that the caller may leave out.
 template <typename Struct>
-Struct copy_in(const Struct* given, const char* name, size_t required) {
+Struct copy_in(const Struct* given, const char* name) {
   static_assert(std::is_trivially_copyable<Struct>::value, "copied as bytes");
   Struct own;
-  copy_in_bytes(given, name, required, &own, sizeof own);
+  copy_in_bytes(given, name, kSizes<Struct>, &own, sizeof own);
   own.struct_size = sizeof own;
   return own;
 }

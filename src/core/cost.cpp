@@ -22,7 +22,7 @@ int64_t pairs_of_sequence(const Problem& problem, Lengths len) {
 }
 
 // Visible pairs of the whole batch, of one head.
-int64_t pairs_of_batch(const Problem& problem, const flashattn_shape& shape) {
+int64_t pairs_of_batch(const Problem& problem, const Shape& shape) {
   const bool varlen_q = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   const bool varlen_kv = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
   int64_t left = shape.batch, q = shape.total_q, kv = shape.total_kv, pairs = 0;
@@ -43,7 +43,7 @@ int64_t pairs_of_batch(const Problem& problem, const flashattn_shape& shape) {
   return pairs;
 }
 
-int64_t operation_bytes(const Problem& problem, uint32_t op, const flashattn_shape& shape) {
+int64_t operation_bytes(const Problem& problem, uint32_t op, const Shape& shape) {
   const bool backward = op == FLASHATTN_OP_BACKWARD;
   const int64_t queries = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q)
                               ? shape.total_q
@@ -68,7 +68,7 @@ int64_t operation_bytes(const Problem& problem, uint32_t op, const flashattn_sha
   // How far a bias, slopes or a block mask are broadcast is not known here: at the least over batch
   // and, but for slopes, heads.
   if (problem.has_bias(FLASHATTN_BIAS_DENSE)) {
-    add(1, shape.seqlen_q, 1, shape.seqlen_kv, dtype_size(problem.bias_dtype));
+    add(1, shape.seqlen_q, 1, shape.seqlen_kv, dtype_size(problem.dtype_bias));
   }
   if (backward && problem.has_feature(FLASHATTN_FEATURE_DBIAS)) {
     add(1, shape.seqlen_q, 1, shape.seqlen_kv, 4);
@@ -91,7 +91,7 @@ int64_t operation_bytes(const Problem& problem, uint32_t op, const flashattn_sha
 
 }  // namespace
 
-Cost operation_cost(const Problem& problem, uint32_t op, const flashattn_shape& shape) {
+Cost operation_cost(const Problem& problem, uint32_t op, const Shape& shape) {
   const int64_t pairs = times(pairs_of_batch(problem, shape), problem.heads_q);
   const int64_t dims = static_cast<int64_t>(problem.dim_qk) + problem.dim_v;
   // 2 a pair and element forward; 2.5 times that backward.

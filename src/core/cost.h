@@ -11,6 +11,6 @@ struct Cost {
 
 // Lengths are those of the shape: upper bounds where the real ones lie on the device. VARLEN: as
 // few and as long sequences as the totals allow. Takes time linear in the sequence length.
-Cost operation_cost(const Problem& problem, uint32_t op, const flashattn_shape& shape);
+Cost operation_cost(const Problem& problem, uint32_t op, const Shape& shape);
 
 }  // namespace flashattn

@@ -2,8 +2,11 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <new>
+
+#include "core/copy_in.h"
 
 namespace flashattn {
 namespace {
@@ -29,6 +32,21 @@ int32_t fail(int32_t status, int32_t reason, const char* field, const char* form
   record(reason, field, format, values);
   va_end(values);
   return status;
+}
+
+void ErrorOut::set(flashattn_error* error) {
+  if (error) check_struct_size(error, "error", kSizes<flashattn_error>);
+  error_ = error;
+}
+
+void ErrorOut::write(int32_t status) const noexcept {
+  if (!error_) return;
+  flashattn_error own{};
+  own.status = status;
+  own.reason = t_error.reason;
+  std::memcpy(own.field, t_error.field, sizeof own.field);
+  std::memcpy(own.message, t_error.text, sizeof own.message);
+  copy_out(own, error_);
 }
 
 void refuse(int32_t status, int32_t reason, const char* field, const char* format, ...) {

@@ -12,8 +12,8 @@ namespace flashattn {
 // Plain data in thread-local storage: no destructor may outlive dlclose.
 struct Error {
   int32_t reason;  // enum flashattn_reason
-  char field[64];
-  char text[640];
+  char field[sizeof flashattn_error::field];
+  char text[sizeof flashattn_error::message];
 };
 
 // What flashattn_last_error reports. Valid until the thread's next failure.
@@ -22,6 +22,18 @@ const Error& last_error();
 // Records a failure and returns `status`. `field` is copied and may be "".
 __attribute__((format(printf, 4, 5))) int32_t fail(int32_t status, int32_t reason,
                                                    const char* field, const char* format, ...);
+
+// Where else the error of a call goes: memory of the caller's.
+class ErrorOut {
+ public:
+  // May be NULL. Refuses a structure of an unknown size.
+  void set(flashattn_error* error);
+  // The thread's last error, if there is such memory.
+  void write(int32_t status) const noexcept;
+
+ private:
+  flashattn_error* error_ = nullptr;
+};
 
 // Thrown through the library's own code by refuse(); never leaves it.
 struct Refused {

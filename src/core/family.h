@@ -24,36 +24,31 @@ void explain_dim_above(const char* field, int32_t value, int32_t limit, char* te
                        size_t capacity);
 
 // Runs one plan's kernels. Immutable: any number of threads may call it at once. Arguments arrive
-// validated, with packed strides and page_table_stride filled in (block_mask_stride_row too), those
-// strides that nobody steps by 0, and with structures extended to this library's size. Only part_o
-// of a merge is the caller's own array, strides as given: resolve_strides() of arrays.h says what
-// all zero means.
+// validated and with strides resolved, those that nobody steps by 0. Only part_o of a merge is the
+// caller's own array, strides as given: see resolve_strides() of arrays.h.
 class Launcher {
  public:
   virtual ~Launcher() = default;
 
   // Bytes; never decreases with the shape.
-  virtual int64_t workspace(uint32_t op, const flashattn_shape& shape) const = 0;
+  virtual int64_t workspace(uint32_t op, const Shape& shape) const = 0;
 
-  // Fills tile_q, tile_kv, stages, threads, registers, local_memory, splits, kernel, isa, why.
-  // The strings live as long as the launcher.
-  virtual void describe(uint32_t op, const flashattn_shape& shape,
+  // Fills tile_q, tile_kv, stages, threads, registers, shared_memory, scratch, splits, kernel, isa,
+  // why. The strings live as long as the launcher.
+  virtual void describe(uint32_t op, const Shape& shape,
                         flashattn_plan_properties* properties) const = 0;
 
   // The same of a shape of which nothing is known where it is 0. why says that it may be another.
-  virtual void describe_promised(uint32_t op, const flashattn_shape& promised,
-                                 flashattn_plan_properties* properties) const {
-    describe(op, promised, properties);
+  virtual void describe_maxima(uint32_t op, const Shape& maxima,
+                               flashattn_plan_properties* properties) const {
+    describe(op, maxima, properties);
   }
 
   // Return an enum flashattn_status; anything but OK comes with a thread-local Error set.
-  virtual int32_t forward(const flashattn_forward_args& args, void* workspace,
-                          void* stream) const = 0;
-  virtual int32_t backward(const flashattn_backward_args& args, void* workspace,
-                           void* stream) const = 0;
-  virtual int32_t merge(const flashattn_merge_args& args, void* stream) const = 0;
-  virtual int32_t dropout_mask(const flashattn_forward_args& args, uint8_t* keep,
-                               void* stream) const = 0;
+  virtual int32_t forward(const ForwardArgs& args, void* workspace, void* stream) const = 0;
+  virtual int32_t backward(const BackwardArgs& args, void* workspace, void* stream) const = 0;
+  virtual int32_t merge(const MergeArgs& args, void* stream) const = 0;
+  virtual int32_t dropout_mask(const ForwardArgs& args, uint8_t* keep, void* stream) const = 0;
 };
 
 struct Family {

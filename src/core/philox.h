@@ -1,4 +1,4 @@
-// The random numbers of the dropout: Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random
+// The random numbers of the dropout: Philox4x32-7 (Salmon, Moraes, Dror, Shaw: Parallel random
 // numbers: as easy as 1, 2, 3, SC 2011), with the layout that flashattn_dropout_mask documents.
 #pragma once
 
@@ -13,6 +13,9 @@ struct PhiloxWords {
 // What the two key words grow by from round to round.
 constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;
 
+// The fewest that pass BigCrush.
+constexpr int kPhiloxRounds = 7;
+
 constexpr uint32_t kPhiloxFactor0 = 0xD2511F53u, kPhiloxFactor1 = 0xCD9E8D57u;
 
 FLASHATTN_HD constexpr PhiloxWords philox_round(PhiloxWords c, uint32_t key0, uint32_t key1) {
@@ -22,9 +25,9 @@ FLASHATTN_HD constexpr PhiloxWords philox_round(PhiloxWords c, uint32_t key0, ui
            static_cast<uint32_t>(p0 >> 32) ^ c.word[3] ^ key1, static_cast<uint32_t>(p0)}};
 }
 
-FLASHATTN_HD constexpr PhiloxWords philox4x32_10(PhiloxWords counter, uint32_t key0,
+FLASHATTN_HD constexpr PhiloxWords philox4x32_7(PhiloxWords counter, uint32_t key0,
                                                  uint32_t key1) {
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < kPhiloxRounds; ++round) {
     counter = philox_round(counter, key0, key1);
     key0 += kPhiloxWeyl0;
     key1 += kPhiloxWeyl1;
@@ -47,7 +50,7 @@ struct DropoutStream {
   // The call that serves weight (i, j) and the seven others of its share of the 16 x 16 tile: rows
   // i & ~8 and i | 8; columns j & ~9 plus 0, 1, 8, 9.
   FLASHATTN_HD constexpr PhiloxWords call(uint32_t i, uint32_t j) const {
-    return philox4x32_10({{(j >> 4) << 5 | (i & 7) << 2 | (j & 7) >> 1, i >> 4, head, offset}},
+    return philox4x32_7({{(j >> 4) << 5 | (i & 7) << 2 | (j & 7) >> 1, i >> 4, head, offset}},
                          key0, key1);
   }
 

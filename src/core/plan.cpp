@@ -16,19 +16,19 @@
 namespace flashattn {
 namespace {
 
-// The shape of the promised maxima, and the first promise that is missing for it.
-struct Promised {
-  flashattn_shape shape;
+// The shape of a plan's maxima, and the first that matters and is not set.
+struct Maxima {
+  Shape shape;
   const char* missing;  // NULL: complete
 };
 
-Promised promised_shape(const Problem& problem) {
-  Promised promised = {};
-  promised.shape.batch = problem.max_batch;
-  promised.shape.seqlen_q = problem.max_seqlen_q;
-  promised.shape.seqlen_kv = problem.max_seqlen_kv;
-  promised.shape.total_q = problem.max_total_q;
-  promised.shape.total_kv = problem.max_total_kv;
+Maxima maxima_of(const Problem& problem) {
+  Maxima maxima = {};
+  maxima.shape.batch = problem.max_batch;
+  maxima.shape.seqlen_q = problem.max_seqlen_q;
+  maxima.shape.seqlen_kv = problem.max_seqlen_kv;
+  maxima.shape.total_q = problem.max_total_q;
+  maxima.shape.total_kv = problem.max_total_kv;
   const struct {
     const char* field;
     int64_t value;
@@ -41,39 +41,39 @@ Promised promised_shape(const Problem& problem) {
       {"max_total_kv", problem.max_total_kv, problem.has_layout(FLASHATTN_LAYOUT_VARLEN_KV)},
   };
   for (const auto& row : table) {
-    if (row.matters && row.value == 0 && !promised.missing) promised.missing = row.field;
+    if (row.matters && row.value == 0 && !maxima.missing) maxima.missing = row.field;
   }
-  return promised;
+  return maxima;
 }
 
 void check_workspace_limit(const Plan& plan) {
   if (plan.problem.workspace_limit == 0) return;
-  const Promised promised = promised_shape(plan.problem);
-  if (promised.missing) {
-    reject(FLASHATTN_REASON_WORKSPACE_LIMIT, promised.missing,
+  const Maxima maxima = maxima_of(plan.problem);
+  if (maxima.missing) {
+    reject(FLASHATTN_REASON_WORKSPACE_LIMIT, maxima.missing,
            "workspace_limit = %" PRId64
-           " is set, but %s is not promised, so that no limit can be "
-           "kept; promise it, or leave workspace_limit at 0",
-           plan.problem.workspace_limit, promised.missing);
+           " is set, but %s is not, so that no limit can be kept; set both, or leave "
+           "workspace_limit at 0",
+           plan.problem.workspace_limit, maxima.missing);
   }
   for (const uint32_t op : {FLASHATTN_OP_FORWARD, FLASHATTN_OP_BACKWARD}) {
     if (!plan.problem.has_op(op)) continue;
-    const int64_t bytes = plan.launcher->workspace(op, promised.shape);
+    const int64_t bytes = plan.launcher->workspace(op, maxima.shape);
     if (bytes <= plan.problem.workspace_limit) continue;
     refuse(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_WORKSPACE_LIMIT, "workspace_limit",
-           "the promised maxima need %" PRId64
-           " bytes of workspace for %s, above workspace_limit "
-           "= %" PRId64 " (%s); raise the limit, promise less, or split the batch",
+           "the plan's maxima need %" PRId64
+           " bytes of workspace for %s, above workspace_limit = %" PRId64
+           " (%s); raise the limit, lower the maxima, or split the batch",
            bytes, op == FLASHATTN_OP_FORWARD ? "forward" : "backward", plan.problem.workspace_limit,
            plan.device->properties.name);
   }
 }
 
-void describe(const Plan& plan, uint32_t op, const Promised& promised,
+void describe(const Plan& plan, uint32_t op, const Maxima& maxima,
               flashattn_plan_properties* properties) {
   const Launcher& launcher = *plan.launcher;
-  return promised.missing ? launcher.describe_promised(op, promised.shape, properties)
-                          : launcher.describe(op, promised.shape, properties);
+  return maxima.missing ? launcher.describe_maxima(op, maxima.shape, properties)
+                        : launcher.describe(op, maxima.shape, properties);
 }
 
 void log_choice(const Plan& plan) {
@@ -81,8 +81,8 @@ void log_choice(const Plan& plan) {
   for (const uint32_t op : {FLASHATTN_OP_FORWARD, FLASHATTN_OP_BACKWARD}) {
     if (!plan.problem.has_op(op)) continue;
     flashattn_plan_properties properties = {};
-    describe(plan, op, promised_shape(plan.problem), &properties);
-    log(FLASHATTN_LOG_INFO, "%s: family %s, kernel %s (%s), tile %d x %d: %s",
+    describe(plan, op, maxima_of(plan.problem), &properties);
+    log(FLASHATTN_LOG_INFO, "%s: backend %s, kernel %s (%s), tile %d x %d: %s",
         op == FLASHATTN_OP_FORWARD ? "forward" : "backward", plan.family->name, properties.kernel,
         properties.isa, properties.tile_q, properties.tile_kv, properties.why);
   }
@@ -112,9 +112,9 @@ void check_op(const Plan& plan, uint32_t op) {
          op == FLASHATTN_OP_FORWARD ? "FLASHATTN_OP_FORWARD" : "FLASHATTN_OP_BACKWARD", op);
 }
 
-std::unique_ptr<Plan> make_plan(const flashattn_desc* desc) {
+std::unique_ptr<Plan> make_plan(const flashattn_desc& desc) {
   const Problem problem = make_problem(desc);
-  check_shape(problem, promised_shape(problem).shape, "max_");
+  check_shape(problem, maxima_of(problem).shape, "max_");
   const Device& device = find_device(problem.device, problem.device_index);
   std::string passed_over;
   const Family& family = select_family(problem, device, families(), &passed_over);
@@ -125,46 +125,45 @@ std::unique_ptr<Plan> make_plan(const flashattn_desc* desc) {
   return plan;
 }
 
-int64_t needed_workspace(const Plan& plan, uint32_t op, const flashattn_shape& shape) {
+int64_t needed_workspace(const Plan& plan, uint32_t op, const Shape& shape) {
   return is_idle(op, shape) ? 0 : plan.launcher->workspace(op, shape);
 }
 
-int64_t workspace_size(const Plan* plan, uint32_t op, const flashattn_shape* shape) {
+int64_t workspace_size(const Plan* plan, uint32_t op, const Shape* shape) {
   check_plan(plan);
   check_op(*plan, op);
   if (shape) {
     check_shape(plan->problem, *shape);
     return needed_workspace(*plan, op, *shape);
   }
-  const Promised promised = promised_shape(plan->problem);
-  if (promised.missing) {
-    reject(FLASHATTN_REASON_SIZE, promised.missing,
-           "shape is NULL, but the descriptor did not promise %s; give a shape, or set that field "
-           "to the largest size of any call",
-           promised.missing);
+  const Maxima maxima = maxima_of(plan->problem);
+  if (maxima.missing) {
+    reject(FLASHATTN_REASON_SIZE, maxima.missing,
+           "args is NULL, but the descriptor does not set %s; give args, or set that field to the "
+           "largest size of any call",
+           maxima.missing);
   }
-  return needed_workspace(*plan, op, promised.shape);
+  return needed_workspace(*plan, op, maxima.shape);
 }
 
-void plan_info(const Plan* plan, uint32_t op, const flashattn_shape* shape,
+void plan_info(const Plan* plan, uint32_t op, const Shape* shape,
                flashattn_plan_properties* properties) {
   check_plan(plan);
   check_op(*plan, op);
   if (shape) check_shape(plan->problem, *shape);
-  const Promised promised = promised_shape(plan->problem);
-  const flashattn_shape& asked = shape ? *shape : promised.shape;
-  const bool known = shape || !promised.missing;
+  const Maxima maxima = maxima_of(plan->problem);
+  const Shape& asked = shape ? *shape : maxima.shape;
+  const bool known = shape || !maxima.missing;
 
-  flashattn_plan_properties own = copy_in(properties, "properties", sizeof(uint32_t));
-  own = {};
-  describe(*plan, op, known ? Promised{asked, nullptr} : promised, &own);
-  own.family = plan->family->name;
+  flashattn_plan_properties own = {};
+  describe(*plan, op, known ? Maxima{asked, nullptr} : maxima, &own);
+  own.backend = plan->family->name;
   const Cost cost = known ? operation_cost(plan->problem, op, asked) : Cost{0, 0};
   own.flops = cost.flops;
   own.bytes = cost.bytes;
   own.workspace = known ? needed_workspace(*plan, op, asked) : 0;
   if (!known) own.splits = 0;
-  copy_out(own, properties);
+  *properties = own;
 }
 
 }  // namespace flashattn

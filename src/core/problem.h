@@ -5,12 +5,13 @@
 #include <cstdint>
 
 #include "flashattn.h"
+#include "core/call.h"
 #include "core/geometry.h"
 
 namespace flashattn {
 
 // A descriptor that passed validation, with every default resolved: ops, dtype_o, heads_kv, dim_v,
-// bias_dtype and scale are never 0 (bias_dtype only with a dense bias), fields of features that are
+// dtype_bias and scale are never 0 (dtype_bias only with a dense bias), fields of features that are
 // off are 0, and so are their bits.
 struct Problem : flashattn_desc {
   FLASHATTN_HD bool has_op(uint32_t op) const { return (ops & op) != 0; }

@@ -1,7 +1,6 @@
 // Check everything, then launch. Nothing here allocates.
 #include <cinttypes>
 
-#include "core/copy_in.h"
 #include "core/error.h"
 #include "core/plan.h"
 #include "core/validate_args.h"
@@ -16,8 +15,8 @@ void check_stream(const Plan& plan, const void* stream) {
 }
 
 // The workspace of one operation, which joins the arrays that must lie apart.
-void check_workspace(const Plan& plan, uint32_t op, const flashattn_shape& shape,
-                     const void* workspace, int64_t given, ArrayList* arrays) {
+void check_workspace(const Plan& plan, uint32_t op, const Shape& shape, const void* workspace,
+                     int64_t given, ArrayList* arrays) {
   const int64_t needed = needed_workspace(plan, op, shape);
   if (given < 0) {
     reject(FLASHATTN_REASON_SIZE, "workspace_bytes",
@@ -27,7 +26,7 @@ void check_workspace(const Plan& plan, uint32_t op, const flashattn_shape& shape
     refuse(FLASHATTN_ERROR_WORKSPACE,
            workspace ? FLASHATTN_REASON_SIZE : FLASHATTN_REASON_NULL_POINTER,
            workspace ? "workspace_bytes" : "workspace",
-           "workspace is %p with workspace_bytes = %" PRId64 ", but this shape needs %" PRId64
+           "workspace is %p with workspace_bytes = %" PRId64 ", but these sizes need %" PRId64
            " bytes; ask flashattn_workspace_size",
            workspace, given, needed);
   }
@@ -36,53 +35,50 @@ void check_workspace(const Plan& plan, uint32_t op, const flashattn_shape& shape
 
 }  // namespace
 
-int32_t run_forward(const Plan* plan, const flashattn_forward_args* args, void* workspace,
+int32_t run_forward(const Plan* plan, const flashattn_args& args, void* workspace,
                     int64_t workspace_bytes, void* stream) {
   check_plan(plan);
   check_op(*plan, FLASHATTN_OP_FORWARD);
-  flashattn_forward_args own = copy_in(args, "args", offsetof(flashattn_forward_args, lse));
   check_stream(*plan, stream);
   ArrayList arrays;
-  check_forward(plan->problem, plan->device->kind == FLASHATTN_DEVICE_CPU, &own, &arrays);
+  const ForwardArgs own =
+      check_forward(plan->problem, plan->device->kind == FLASHATTN_DEVICE_CPU, args, &arrays);
   check_workspace(*plan, FLASHATTN_OP_FORWARD, own.shape, workspace, workspace_bytes, &arrays);
   arrays.check_overlaps();
   if (is_idle(FLASHATTN_OP_FORWARD, own.shape)) return FLASHATTN_OK;
   return plan->launcher->forward(own, workspace, stream);
 }
 
-int32_t run_backward(const Plan* plan, const flashattn_backward_args* args, void* workspace,
+int32_t run_backward(const Plan* plan, const flashattn_args& args, void* workspace,
                      int64_t workspace_bytes, void* stream) {
   check_plan(plan);
   check_op(*plan, FLASHATTN_OP_BACKWARD);
-  flashattn_backward_args own = copy_in(args, "args", offsetof(flashattn_backward_args, dbias));
   check_stream(*plan, stream);
   ArrayList arrays;
-  check_backward(plan->problem, plan->device->kind == FLASHATTN_DEVICE_CPU, &own, &arrays);
+  const BackwardArgs own =
+      check_backward(plan->problem, plan->device->kind == FLASHATTN_DEVICE_CPU, args, &arrays);
   check_workspace(*plan, FLASHATTN_OP_BACKWARD, own.shape, workspace, workspace_bytes, &arrays);
   arrays.check_overlaps();
   if (is_idle(FLASHATTN_OP_BACKWARD, own.shape)) return FLASHATTN_OK;
   return plan->launcher->backward(own, workspace, stream);
 }
 
-int32_t run_merge(const Plan* plan, const flashattn_merge_args* args, void* stream) {
+int32_t run_merge(const Plan* plan, const flashattn_merge_args& args, void* stream) {
   check_plan(plan);
-  flashattn_merge_args own = copy_in(args, "args", offsetof(flashattn_merge_args, lse));
   check_stream(*plan, stream);
-  check_merge(plan->problem, &own);
+  const MergeArgs own = check_merge(plan->problem, args);
   const bool varlen = plan->problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   const bool empty =
       varlen ? own.shape.total_q == 0 : own.shape.batch == 0 || own.shape.seqlen_q == 0;
   return empty ? FLASHATTN_OK : plan->launcher->merge(own, stream);
 }
 
-int32_t run_dropout_mask(const Plan* plan, const flashattn_forward_args* args, uint8_t* keep,
+int32_t run_dropout_mask(const Plan* plan, const flashattn_args& args, uint8_t* keep,
                          void* stream) {
   check_plan(plan);
-  const flashattn_forward_args own =
-      copy_in(args, "args", offsetof(flashattn_forward_args, inputs));
   check_stream(*plan, stream);
-  check_dropout_mask(plan->problem, own, keep);
-  const flashattn_shape& shape = own.shape;
+  const ForwardArgs own = check_dropout_mask(plan->problem, args, keep);
+  const Shape& shape = own.shape;
   if (shape.batch == 0 || shape.seqlen_q == 0 || shape.seqlen_kv == 0) return FLASHATTN_OK;
   return plan->launcher->dropout_mask(own, keep, stream);
 }

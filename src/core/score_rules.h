@@ -50,7 +50,7 @@ struct ScoreRules {
   int32_t offset;    // off of the specification
   const char* bias;  // of query 0; NULL: none
   int64_t bias_row;  // elements
-  int32_t bias_dtype;
+  int32_t dtype_bias;
   const uint8_t* blocks;  // of query 0; NULL: none
   int64_t blocks_row;
   int32_t block_q, block_kv;
@@ -64,21 +64,21 @@ struct ScoreRules {
   }
 };
 
-FLASHATTN_HD ScoreRules score_rules(const Problem& problem, const flashattn_inputs& in, int32_t b,
-                                    int32_t h, Lengths len) {
+FLASHATTN_HD ScoreRules score_rules(const Problem& problem, const Inputs& in, int32_t b, int32_t h,
+                                    Lengths len) {
   ScoreRules rules{};
   rules.scale = problem.scale;
   rules.softcap = problem.softcap;
   rules.offset = diagonal_offset(problem.mask_rule(), len);
   if (problem.bias & FLASHATTN_BIAS_ALIBI) {
-    rules.slope = in.alibi_slopes[b * in.alibi_stride_batch + h];
+    rules.slope = in.alibi_slopes[b * in.alibi_stride_batch + h * in.alibi_stride_head];
   }
   if (problem.bias & FLASHATTN_BIAS_DENSE) {
-    const int64_t size = dtype_size(problem.bias_dtype);
+    const int64_t size = dtype_size(problem.dtype_bias);
     rules.bias = static_cast<const char*>(in.bias) +
                  (b * in.bias_stride_batch + h * in.bias_stride_head) * size;
     rules.bias_row = in.bias_stride_row;
-    rules.bias_dtype = problem.bias_dtype;
+    rules.dtype_bias = problem.dtype_bias;
   }
   if (problem.mask & FLASHATTN_MASK_BLOCKS) {
     rules.blocks = in.block_mask + b * in.block_mask_stride_batch + h * in.block_mask_stride_head;
@@ -90,7 +90,7 @@ FLASHATTN_HD ScoreRules score_rules(const Problem& problem, const flashattn_inpu
 }
 
 // The sink of a query head; -infinity: there is none.
-FLASHATTN_HD float sink_of(const Problem& problem, const flashattn_inputs& in, int32_t h) {
+FLASHATTN_HD float sink_of(const Problem& problem, const Inputs& in, int32_t h) {
   return problem.features & FLASHATTN_FEATURE_SINK ? in.sink[h] : -__builtin_inff();
 }
 

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/validate_desc.h"
 #include "cpu/family.h"
 
 #if FLASHATTN_CUDA
@@ -20,14 +21,35 @@ struct Verdict {
   size_t refusals;
 };
 
+// What no backend computes yet.
+const Predicate kPredicates[] = {
+    {[](const Problem& p, const Device&) { return p.has_mask(FLASHATTN_MASK_TREE); },
+     FLASHATTN_REASON_MASK_COMBINATION, "mask",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "mask has TREE, with tree = %d, which no backend of this version computes; "
+                     "give the tree as a boolean bias (bias bit DENSE, dtype_bias U8)",
+                     p.tree);
+     }},
+    {[](const Problem& p, const Device&) { return p.dtype_kv != p.dtype; },
+     FLASHATTN_REASON_DTYPE_MIX, "dtype_kv",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "dtype_kv = %s beside dtype = %s is computed by no backend of this version; "
+                     "convert the cache to the type of q",
+                     dtype_name(p.dtype_kv), dtype_name(p.dtype));
+     }},
+};
+
 Verdict judge(const Family& family, const Problem& problem, const Device& device) {
   Verdict verdict = {nullptr, 0};
-  for (size_t i = 0; i < family.predicate_count; ++i) {
-    const Predicate& predicate = family.predicates[i];
-    if (!predicate.refuses(problem, device)) continue;
+  const auto count = [&](const Predicate& predicate) {
+    if (!predicate.refuses(problem, device)) return;
     ++verdict.refusals;
     if (!verdict.refusal) verdict.refusal = &predicate;
-  }
+  };
+  for (const Predicate& predicate : kPredicates) count(predicate);
+  for (size_t i = 0; i < family.predicate_count; ++i) count(family.predicates[i]);
   return verdict;
 }
 
@@ -56,7 +78,7 @@ const char* kind_name(const Device& device) {
 void explain_dim_above(const char* field, int32_t value, int32_t limit, char* text,
                        size_t capacity) {
   std::snprintf(text, capacity,
-                "%s = %d is above %d, the limit of every kernel family on this device; use "
+                "%s = %d is above %d, the limit of every backend on this device; use "
                 "heads of at most %d elements",
                 field, value, limit, limit);
 }
@@ -90,10 +112,10 @@ const Family& select_family(const Problem& problem, const Device& device, Family
     if (!verdict.refusal) return family;
     const Sentence sentence(*verdict.refusal, problem, device);
     if (passed_over && passed_over->empty()) {
-      *passed_over = std::string("family ") + family.name + " refuses: " + sentence.text;
+      *passed_over = std::string("backend ") + family.name + " refuses: " + sentence.text;
     }
     if (log_enabled(FLASHATTN_LOG_DEBUG)) {
-      log(FLASHATTN_LOG_DEBUG, "family %s refuses: %s", family.name, sentence.text);
+      log(FLASHATTN_LOG_DEBUG, "backend %s refuses: %s", family.name, sentence.text);
     }
     // The last of equals: families become more general.
     if (!closest || best.refusal->is_anothers || verdict.refusals <= best.refusals) {
@@ -105,8 +127,8 @@ const Family& select_family(const Problem& problem, const Device& device, Family
   if (!closest && forced && device.kind == FLASHATTN_DEVICE_CUDA) {
     refuse(
         FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NOT_IN_THIS_BUILD, "device",
-        "the environment's FLASHATTN_FAMILY = %s names no family of this build for CUDA devices; "
-        "unset it, or use a family that flashattn_build_info lists",
+        "the environment's FLASHATTN_FAMILY = %s names no backend of this build for CUDA devices; "
+        "unset it, or use one that flashattn_build_info lists",
         forced);
   }
   if (!closest) {

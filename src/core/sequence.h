@@ -10,7 +10,7 @@
 namespace flashattn {
 
 struct Sequence {
-  int64_t first_q, first_kv;  // rows of earlier sequences (VARLEN), else 0
+  int64_t first_q, first_kv;  // rows before it: of earlier sequences (VARLEN), and left padding
   Lengths len;
 };
 
@@ -24,8 +24,8 @@ FLASHATTN_HD Interval packed_rows(const int32_t* cu_seqlens, int32_t b, int64_t 
 
 // Whatever starts and lengths say, the rows lie inside the arrays, and there are no more of them
 // than the shape says: on a GPU nobody else checks them.
-FLASHATTN_HD Sequence sequence_of(const Problem& problem, const flashattn_shape& shape,
-                                  const flashattn_inputs& in, int32_t b) {
+FLASHATTN_HD Sequence sequence_of(const Problem& problem, const Shape& shape, const Inputs& in,
+                                  int32_t b) {
   Sequence s{0, 0, {shape.seqlen_q, shape.seqlen_kv}};
   if (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) {
     const Interval rows = packed_rows(in.cu_seqlens_q, b, shape.total_q);
@@ -39,13 +39,18 @@ FLASHATTN_HD Sequence sequence_of(const Problem& problem, const flashattn_shape&
   }
   if (in.lens_q) s.len.q = clamp_index(in.lens_q[b], s.len.q);
   if (in.lens_kv) s.len.kv = clamp_index(in.lens_kv[b], s.len.kv);
+  if (in.starts_kv) {
+    const int32_t start = clamp_index(in.starts_kv[b], s.len.kv);
+    s.first_kv += start;
+    s.len.kv -= start;
+  }
   return s;
 }
 
 // All sequences of a batch, for those who read starts and lengths once: as above, and none begins
 // before the end of the one before it.
-inline void resolve_sequences(const Problem& problem, const flashattn_shape& shape,
-                              const flashattn_inputs& in, Sequence* sequences) {
+inline void resolve_sequences(const Problem& problem, const Shape& shape, const Inputs& in,
+                              Sequence* sequences) {
   int64_t end_q = 0, end_kv = 0;
   const auto move_behind = [](int64_t* end, int64_t* first, int32_t* len) {
     const int64_t late = std::max<int64_t>(*end - *first, 0);
@@ -71,14 +76,13 @@ struct HeadTiles {
   int64_t total;  // rows of all sequences, if packed
   int32_t longest, batch, rows;
 
-  FLASHATTN_HD static HeadTiles of_queries(const Problem& problem, const flashattn_shape& shape,
+  FLASHATTN_HD static HeadTiles of_queries(const Problem& problem, const Shape& shape,
                                            int32_t rows) {
     return {(problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) != 0, shape.total_q, shape.seqlen_q,
             shape.batch, rows};
   }
 
-  FLASHATTN_HD static HeadTiles of_keys(const Problem& problem, const flashattn_shape& shape,
-                                        int32_t rows) {
+  FLASHATTN_HD static HeadTiles of_keys(const Problem& problem, const Shape& shape, int32_t rows) {
     return {(problem.layout & FLASHATTN_LAYOUT_VARLEN_KV) != 0, shape.total_kv, shape.seqlen_kv,
             shape.batch, rows};
   }
@@ -98,7 +102,7 @@ struct RowLayout {
   int64_t batch_stride, head_stride;
 };
 
-FLASHATTN_HD RowLayout row_layout(const Problem& problem, const flashattn_shape& shape) {
+FLASHATTN_HD RowLayout row_layout(const Problem& problem, const Shape& shape) {
   if (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) return {0, shape.total_q};
   return {static_cast<int64_t>(problem.heads_q) * shape.seqlen_q, shape.seqlen_q};
 }

@@ -10,8 +10,6 @@
 namespace flashattn {
 namespace {
 
-constexpr const char* kRowStrides[] = {"_stride_batch", "_stride_head", "_stride_row"};
-
 // A pointer of the structure that is not a tensor's.
 struct Pointer {
   const char* field;
@@ -28,24 +26,7 @@ void check_unused(const Pointer& pointer) {
          pointer.field, pointer.user);
 }
 
-// A member that counts something beside an array.
-struct Word {
-  const char* field;
-  int64_t value;
-  bool used;
-  const char* user;
-};
-
-void check_unused(const Word& word) {
-  if (word.value == 0 || word.used) return;
-  reject(FLASHATTN_REASON_VALUE, word.field,
-         "%s = %" PRId64
-         ", but this plan does not use it: flashattn_desc has no %s; ask for that in the "
-         "descriptor, or leave it at 0",
-         word.field, word.value, word.user);
-}
-
-// A member of a shape, by its name there or by that of its promise.
+// A size, by its own name or by that of its maximum.
 struct Name {
   char text[32];
 
@@ -58,11 +39,11 @@ struct Size {
   const char* member;
   int64_t value, most;
   bool used;
-  int64_t promise;
+  int64_t maximum;
 };
 
 void check_size(const Size& size, const char* prefix) {
-  const Name name(prefix, size.member), promised("max_", size.member);
+  const Name name(prefix, size.member), limit("max_", size.member);
   if (size.value < 0) {
     reject(FLASHATTN_REASON_SIZE, name.text, "%s = %" PRId64 " is below 0; give a size", name.text,
            size.value);
@@ -80,12 +61,12 @@ void check_size(const Size& size, const char* prefix) {
            "leave it at 0",
            name.text, size.value);
   }
-  if (size.promise > 0 && size.value > size.promise) {
+  if (size.maximum > 0 && size.value > size.maximum) {
     reject(FLASHATTN_REASON_SIZE, name.text,
            "%s = %" PRId64 " is above %s = %" PRId64
-           ", which the plan's descriptor promised; make "
-           "a plan with a larger promise or none",
-           name.text, size.value, promised.text, size.promise);
+           ", of the plan's descriptor; make a "
+           "plan with a larger maximum or none",
+           name.text, size.value, limit.text, size.maximum);
   }
 }
 
@@ -116,159 +97,182 @@ void check_extent(const Extent& extent, int32_t heads, int32_t dim, const char* 
 }
 
 // Heads of all sequences are numbered in 32 bits by the random numbers.
-void check_dropout_heads(const Problem& problem, const flashattn_shape& shape) {
+void check_dropout_heads(const Problem& problem, const Shape& shape) {
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem.heads_q;
   if (problem.dropout == 0 || heads <= INT64_C(0x100000000)) return;
-  reject(FLASHATTN_REASON_SIZE, "shape.batch",
+  reject(FLASHATTN_REASON_SIZE, "batch",
          "batch = %d times heads_q = %d is above 2^32, the limit of dropout's random numbers; "
          "split the batch",
          shape.batch, problem.heads_q);
 }
 
-// Strides that nobody steps by are dropped in place.
-Array strided_array(const char* name, Use use, const void* data, int32_t element,
-                    const int64_t (&extent)[4], int64_t* batch, int64_t* head, int64_t* row) {
-  drop_idle_strides(extent, batch, head, row, use == Use::kSum);
-  const int64_t stride[] = {*batch, *head, *row};
-  Array array = packed_array(name, use, data, element, 0);
-  array.suffixes = kRowStrides;
-  for (int d = 0; d < 4; ++d) {
-    array.extent[d] = extent[d];
-    array.stride[d] = d < 3 ? stride[d] : 1;
-  }
-  return array;
+// A tensor of the plan's: what it looks like, who uses it, where it goes.
+struct Tensor {
+  const char* field;
+  const flashattn_tensor* tensor;
+  bool used;
+  const char* user;
+};
+
+void check_unused(const Tensor& tensor) {
+  if (!tensor.tensor->data || tensor.used) return;
+  char field[64];
+  std::snprintf(field, sizeof field, "%s.data", tensor.field);
+  check_unused(Pointer{field, tensor.tensor->data, false, tensor.user});
 }
 
-void add_lengths(const Problem& problem, const flashattn_shape& shape, flashattn_inputs* in,
-                 ArrayList* arrays) {
+// What the plan has no use for.
+void check_unused(const Problem& problem, const flashattn_args& args) {
   const bool varlen_q = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   const bool varlen_kv = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
   const bool paged = problem.has_layout(FLASHATTN_LAYOUT_PAGED_KV);
+  const bool backward = problem.has_op(FLASHATTN_OP_BACKWARD);
+  const bool f8 =
+      problem.dtype == FLASHATTN_DTYPE_F8E4M3 || problem.dtype_kv == FLASHATTN_DTYPE_F8E4M3;
+  const auto bias = [&](uint32_t bit) { return problem.has_bias(bit); };
+  const auto mask = [&](uint32_t bit) { return problem.has_mask(bit); };
+  const auto feature = [&](uint32_t bit) { return problem.has_feature(bit); };
+  const bool lse = backward || feature(FLASHATTN_FEATURE_LSE);
   const Pointer pointers[] = {
-      {"inputs.cu_seqlens_q", in->cu_seqlens_q, varlen_q, "layout bit VARLEN_Q"},
-      {"inputs.cu_seqlens_kv", in->cu_seqlens_kv, varlen_kv, "layout bit VARLEN_KV"},
-      {"inputs.page_table", in->page_table, paged, "layout bit PAGED_KV"},
+      {"cu_seqlens_q", args.cu_seqlens_q, varlen_q, "layout bit VARLEN_Q"},
+      {"cu_seqlens_kv", args.cu_seqlens_kv, varlen_kv, "layout bit VARLEN_KV"},
+      {"sink", args.sink, feature(FLASHATTN_FEATURE_SINK), "feature bit SINK"},
+      {"rng_device", args.rng_device, problem.dropout > 0, "dropout"},
+      {"lse", args.lse, lse, "feature bit LSE"},
+      {"dlse", args.dlse, feature(FLASHATTN_FEATURE_DLSE), "feature bit DLSE"},
+      {"dsink", args.dsink, feature(FLASHATTN_FEATURE_DSINK), "feature bit DSINK"},
   };
   for (const Pointer& pointer : pointers) check_unused(pointer);
-  const Word words[] = {
-      {"inputs.page_table_stride", in->page_table_stride, paged, "layout bit PAGED_KV"},
-      {"inputs.pages", in->pages, paged, "layout bit PAGED_KV"},
+  constexpr char kBackward[] = "op bit BACKWARD", kF8[] = "dtype or dtype_kv F8E4M3";
+  const Tensor tensors[] = {
+      {"page_table", &args.page_table, paged, "layout bit PAGED_KV"},
+      {"bias", &args.bias, bias(FLASHATTN_BIAS_DENSE), "bias bit DENSE"},
+      {"alibi_slopes", &args.alibi_slopes, bias(FLASHATTN_BIAS_ALIBI), "bias bit ALIBI"},
+      {"block_mask", &args.block_mask, mask(FLASHATTN_MASK_BLOCKS), "mask bit BLOCKS"},
+      {"tree_bits", &args.tree_bits, mask(FLASHATTN_MASK_TREE), "mask bit TREE"},
+      {"descale_q", &args.descale_q, f8, kF8},
+      {"descale_k", &args.descale_k, f8, kF8},
+      {"descale_v", &args.descale_v, f8, kF8},
+      {"dout", &args.dout, backward, kBackward},
+      {"dq", &args.dq, backward, kBackward},
+      {"dk", &args.dk, backward, kBackward},
+      {"dv", &args.dv, backward, kBackward},
+      {"dbias", &args.dbias, feature(FLASHATTN_FEATURE_DBIAS), "feature bit DBIAS"},
   };
-  for (const Word& word : words) check_unused(word);
+  for (const Tensor& tensor : tensors) check_unused(tensor);
+  if (args.pages != 0 && !paged) {
+    reject(FLASHATTN_REASON_VALUE, "pages",
+           "pages = %" PRId64
+           ", but this plan does not use it: flashattn_desc has no layout bit PAGED_KV; ask for "
+           "that in the descriptor, or leave it at 0",
+           args.pages);
+  }
+  if (args.starts_kv && paged) {
+    reject(FLASHATTN_REASON_LAYOUT, "starts_kv",
+           "starts_kv is set, but the layout has PAGED_KV: pages before a start need not be there; "
+           "leave them out of page_table, or starts_kv NULL");
+  }
+}
+
+void add_lengths(const Problem& problem, const Shape& shape, flashattn_args* args, Inputs* in,
+                 ArrayList* arrays) {
   const int64_t batch = shape.batch;
   const auto add = [&](const char* name, const int32_t* data, bool used, int64_t count) {
     if (used) arrays->add(packed_array(name, Use::kInput, data, sizeof(int32_t), count));
+    return data;
   };
-  add("inputs.cu_seqlens_q", in->cu_seqlens_q, varlen_q && batch > 0, batch + 1);
-  add("inputs.cu_seqlens_kv", in->cu_seqlens_kv, varlen_kv && batch > 0, batch + 1);
-  add("inputs.lens_q", in->lens_q, in->lens_q != nullptr, batch);
-  add("inputs.lens_kv", in->lens_kv, in->lens_kv != nullptr, batch);
-  if (!paged) return;
+  const bool varlen_q = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
+  const bool varlen_kv = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
+  in->cu_seqlens_q = add("cu_seqlens_q", args->cu_seqlens_q, varlen_q && batch > 0, batch + 1);
+  in->cu_seqlens_kv = add("cu_seqlens_kv", args->cu_seqlens_kv, varlen_kv && batch > 0, batch + 1);
+  in->lens_q = add("lens_q", args->lens_q, args->lens_q != nullptr, batch);
+  in->lens_kv = add("lens_kv", args->lens_kv, args->lens_kv != nullptr, batch);
+  in->starts_kv = add("starts_kv", args->starts_kv, args->starts_kv != nullptr, batch);
+  if (!problem.has_layout(FLASHATTN_LAYOUT_PAGED_KV)) return;
 
-  if (in->pages < 0 || (in->pages == 0 && batch > 0 && shape.seqlen_kv > 0)) {
-    reject(FLASHATTN_REASON_SIZE, "inputs.pages",
-           "inputs.pages = %" PRId64 " is below 1; set it to the number of pages in the pool",
-           in->pages);
+  if (args->pages < 0 || (args->pages == 0 && batch > 0 && shape.seqlen_kv > 0)) {
+    reject(FLASHATTN_REASON_SIZE, "pages",
+           "pages = %" PRId64 " is below 1; set it to the number of pages in the pool",
+           args->pages);
   }
-  const int64_t row = ceil_div(shape.seqlen_kv, problem.page_size);
-  if (in->page_table_stride == 0) in->page_table_stride = row;
-  static constexpr const char* kStride[] = {"_stride", "", ""};
-  Array table =
-      packed_array("inputs.page_table", Use::kInput, in->page_table, sizeof(int32_t), batch, row);
-  table.suffixes = kStride;
-  if (batch <= 1 || row == 0) in->page_table_stride = 0;
-  table.stride[0] = in->page_table_stride;
-  arrays->add(table);
+  in->pages = args->pages;
+  arrays->add(strided_array("page_table", Use::kInput, &args->page_table,
+                            {batch, 1, 1, ceil_div(shape.seqlen_kv, problem.page_size)},
+                            Order::kHeads, sizeof(int32_t)));
+  in->page_table = static_cast<const int32_t*>(args->page_table.data);
+  in->page_table_stride = args->page_table.stride_batch;
 }
 
-void add_biases(const Problem& problem, const flashattn_shape& shape, flashattn_inputs* in,
+void add_biases(const Problem& problem, const Shape& shape, flashattn_args* args, Inputs* in,
                 ArrayList* arrays) {
-  const bool dense = problem.has_bias(FLASHATTN_BIAS_DENSE);
-  const bool alibi = problem.has_bias(FLASHATTN_BIAS_ALIBI);
-  const bool blocks = problem.has_mask(FLASHATTN_MASK_BLOCKS);
-  const bool sink = problem.has_feature(FLASHATTN_FEATURE_SINK);
-  const bool f8 = problem.dtype == FLASHATTN_DTYPE_F8E4M3;
-  const bool dropout = problem.dropout > 0;
-  const Pointer pointers[] = {
-      {"inputs.bias", in->bias, dense, "bias bit DENSE"},
-      {"inputs.alibi_slopes", in->alibi_slopes, alibi, "bias bit ALIBI"},
-      {"inputs.sink", in->sink, sink, "feature bit SINK"},
-      {"inputs.block_mask", in->block_mask, blocks, "mask bit BLOCKS"},
-      {"inputs.descale_q", in->descale_q, f8, "dtype F8E4M3"},
-      {"inputs.descale_k", in->descale_k, f8, "dtype F8E4M3"},
-      {"inputs.descale_v", in->descale_v, f8, "dtype F8E4M3"},
-      {"inputs.rng_device", in->rng_device, dropout, "dropout"},
-  };
-  for (const Pointer& pointer : pointers) check_unused(pointer);
-  const Word words[] = {
-      {"inputs.bias_stride_batch", in->bias_stride_batch, dense, "bias bit DENSE"},
-      {"inputs.bias_stride_head", in->bias_stride_head, dense, "bias bit DENSE"},
-      {"inputs.bias_stride_row", in->bias_stride_row, dense, "bias bit DENSE"},
-      {"inputs.alibi_stride_batch", in->alibi_stride_batch, alibi, "bias bit ALIBI"},
-      {"inputs.block_mask_stride_batch", in->block_mask_stride_batch, blocks, "mask bit BLOCKS"},
-      {"inputs.block_mask_stride_head", in->block_mask_stride_head, blocks, "mask bit BLOCKS"},
-      {"inputs.block_mask_stride_row", in->block_mask_stride_row, blocks, "mask bit BLOCKS"},
-  };
-  for (const Word& word : words) check_unused(word);
+  const int64_t heads = problem.heads_q;
   const bool work = shape.batch > 0 && (shape.seqlen_q > 0 || shape.seqlen_kv > 0);
-  if (dense) {
-    arrays->add(strided_array("inputs.bias", Use::kInput, in->bias, dtype_size(problem.bias_dtype),
-                              {shape.batch, problem.heads_q, shape.seqlen_q, shape.seqlen_kv},
-                              &in->bias_stride_batch, &in->bias_stride_head, &in->bias_stride_row));
+  if (problem.has_bias(FLASHATTN_BIAS_DENSE)) {
+    arrays->add(strided_array("bias", Use::kInput, &args->bias,
+                              {shape.batch, heads, shape.seqlen_q, shape.seqlen_kv}, Order::kHeads,
+                              dtype_size(problem.dtype_bias)));
+    in->bias = args->bias.data;
+    in->bias_stride_batch = args->bias.stride_batch;
+    in->bias_stride_head = args->bias.stride_head;
+    in->bias_stride_row = args->bias.stride_seq;
   }
-  if (alibi) {
-    static constexpr const char* kStride[] = {"_stride_batch", "", ""};
-    Array slopes = packed_array("inputs.alibi", Use::kInput, in->alibi_slopes, sizeof(float),
-                                shape.batch, work ? problem.heads_q : 0);
-    slopes.pointer_suffix = "_slopes";
-    slopes.suffixes = kStride;
-    if (shape.batch <= 1 || !work) in->alibi_stride_batch = 0;
-    slopes.stride[0] = in->alibi_stride_batch;
-    arrays->add(slopes);
+  if (problem.has_bias(FLASHATTN_BIAS_ALIBI)) {
+    arrays->add(strided_array("alibi_slopes", Use::kInput, &args->alibi_slopes,
+                              {shape.batch, work ? heads : 0, 1, 1}, Order::kHeads, sizeof(float)));
+    in->alibi_slopes = static_cast<const float*>(args->alibi_slopes.data);
+    in->alibi_stride_batch = args->alibi_slopes.stride_batch;
+    in->alibi_stride_head = args->alibi_slopes.stride_head;
   }
-  if (blocks) {
-    const int64_t rows = ceil_div(shape.seqlen_q, problem.block_q);
-    const int64_t columns = ceil_div(shape.seqlen_kv, problem.block_kv);
-    if (in->block_mask_stride_row == 0) in->block_mask_stride_row = columns;
-    arrays->add(strided_array("inputs.block_mask", Use::kInput, in->block_mask, 1,
-                              {shape.batch, problem.heads_q, rows, columns},
-                              &in->block_mask_stride_batch, &in->block_mask_stride_head,
-                              &in->block_mask_stride_row));
+  if (problem.has_mask(FLASHATTN_MASK_BLOCKS)) {
+    arrays->add(strided_array("block_mask", Use::kInput, &args->block_mask,
+                              {shape.batch, heads, ceil_div(shape.seqlen_q, problem.block_q),
+                               ceil_div(shape.seqlen_kv, problem.block_kv)},
+                              Order::kHeads, 1));
+    in->block_mask = static_cast<const uint8_t*>(args->block_mask.data);
+    in->block_mask_stride_batch = args->block_mask.stride_batch;
+    in->block_mask_stride_head = args->block_mask.stride_head;
+    in->block_mask_stride_row = args->block_mask.stride_seq;
   }
-  const auto add = [&](const char* name, const void* data, bool used, int32_t element,
-                       int64_t count) {
-    if (used) arrays->add(packed_array(name, Use::kInput, data, element, count));
-  };
-  add("inputs.sink", in->sink, sink, sizeof(float), work ? problem.heads_q : 0);
-  add("inputs.descale_q", in->descale_q, in->descale_q != nullptr, sizeof(float), 1);
-  add("inputs.descale_k", in->descale_k, in->descale_k != nullptr, sizeof(float), 1);
-  add("inputs.descale_v", in->descale_v, in->descale_v != nullptr, sizeof(float), 1);
-  add("inputs.rng_device", in->rng_device, in->rng_device != nullptr, sizeof(uint64_t), 2);
+  if (problem.has_feature(FLASHATTN_FEATURE_SINK)) {
+    arrays->add(packed_array("sink", Use::kInput, args->sink, sizeof(float), work ? heads : 0));
+    in->sink = args->sink;
+  }
+  in->rng_seed = args->rng_seed;
+  in->rng_offset = args->rng_offset;
+  if (args->rng_device) {
+    arrays->add(packed_array("rng_device", Use::kInput, args->rng_device, sizeof(uint64_t), 2));
+    in->rng_device = args->rng_device;
+  }
 }
 
 // What forward and backward share.
-void check_inputs(const Problem& problem, bool host, const flashattn_shape& shape,
-                  flashattn_inputs* in, ArrayList* arrays) {
-  check_reserved("flashattn_inputs", "inputs.reserved", in->reserved, 4);
+Inputs check_inputs(const Problem& problem, bool host, const Shape& shape, flashattn_args* args,
+                    ArrayList* arrays) {
   check_shape(problem, shape);
   check_dropout_heads(problem, shape);
-  add_lengths(problem, shape, in, arrays);
-  const Rows q = query_rows(problem, shape), kv = key_rows(problem, shape, in->pages);
-  arrays->add(tensor_array("inputs.q", Use::kInput, &in->q, q, problem.heads_q, problem.dim_qk,
-                           problem.dtype));
-  arrays->add(tensor_array("inputs.k", Use::kInput, &in->k, kv, problem.heads_kv, problem.dim_qk,
-                           problem.dtype));
-  arrays->add(tensor_array("inputs.v", Use::kInput, &in->v, kv, problem.heads_kv, problem.dim_v,
-                           problem.dtype));
-  add_biases(problem, shape, in, arrays);
-  if (host) check_contents(problem, shape, *in);
+  Inputs in{};
+  add_lengths(problem, shape, args, &in, arrays);
+  const Rows q = query_rows(problem, shape), kv = key_rows(problem, shape, in.pages);
+  const auto add = [&](const char* name, flashattn_tensor* tensor, Rows rows, int32_t heads,
+                       int32_t dim, int32_t dtype) {
+    arrays->add(tensor_array(name, Use::kInput, tensor, rows, heads, dim, dtype));
+    return *tensor;
+  };
+  in.q = add("q", &args->q, q, problem.heads_q, problem.dim_qk, problem.dtype);
+  in.k = add("k", &args->k, kv, problem.heads_kv, problem.dim_qk, problem.dtype_kv);
+  in.v = add("v", &args->v, kv, problem.heads_kv, problem.dim_v, problem.dtype_kv);
+  add_biases(problem, shape, args, &in, arrays);
+  if (host) check_contents(problem, shape, in);
+  return in;
 }
 
 }  // namespace
 
-void check_shape(const Problem& problem, const flashattn_shape& shape, const char* prefix) {
-  const int64_t reserved = shape.reserved;
-  check_reserved("flashattn_shape", "shape.reserved", &reserved, 1);
+Shape shape_of(const flashattn_args& args) {
+  return {args.batch, args.seqlen_q, args.seqlen_kv, args.total_q, args.total_kv};
+}
+
+void check_shape(const Problem& problem, const Shape& shape, const char* prefix) {
   const Size sizes[] = {
       {"batch", shape.batch, INT32_MAX, true, problem.max_batch},
       {"seqlen_q", shape.seqlen_q, kMaxTokens, true, problem.max_seqlen_q},
@@ -290,134 +294,148 @@ void check_shape(const Problem& problem, const flashattn_shape& shape, const cha
   for (const Extent& extent : extents) check_extent(extent, problem.heads_q, dim, prefix);
 }
 
-void check_forward(const Problem& problem, bool host, flashattn_forward_args* args,
-                   ArrayList* arrays) {
-  check_reserved("flashattn_forward_args", args->reserved0, args->reserved);
+ForwardArgs check_forward(const Problem& problem, bool host, flashattn_args args,
+                          ArrayList* arrays) {
   const bool lse = problem.has_feature(FLASHATTN_FEATURE_LSE);
-  check_unused({"lse", args->lse, lse, "feature bit LSE"});
-  check_inputs(problem, host, args->shape, &args->inputs, arrays);
-  const Rows rows = query_rows(problem, args->shape);
-  arrays->add(tensor_array("o", Use::kOutput, &args->o, rows, problem.heads_q, problem.dim_v,
+  check_unused({"lse", args.lse, lse, "feature bit LSE"});
+  check_unused(problem, args);
+  ForwardArgs forward{};
+  forward.shape = shape_of(args);
+  forward.inputs = check_inputs(problem, host, forward.shape, &args, arrays);
+  const Rows rows = query_rows(problem, forward.shape);
+  arrays->add(tensor_array("o", Use::kOutput, &args.o, rows, problem.heads_q, problem.dim_v,
                            problem.dtype_o));
-  if (lse) arrays->add(lse_array("lse", Use::kOutput, args->lse, problem, rows));
+  forward.o = args.o;
+  if (lse) arrays->add(lse_array("lse", Use::kOutput, args.lse, problem, rows));
+  forward.lse = args.lse;
+  return forward;
 }
 
-void check_backward(const Problem& problem, bool host, flashattn_backward_args* args,
-                    ArrayList* arrays) {
-  check_reserved("flashattn_backward_args", args->reserved0, args->reserved);
-  const bool dlse = problem.has_feature(FLASHATTN_FEATURE_DLSE);
-  const bool dbias = problem.has_feature(FLASHATTN_FEATURE_DBIAS);
-  const bool dsink = problem.has_feature(FLASHATTN_FEATURE_DSINK);
-  check_unused({"dlse", args->dlse, dlse, "feature bit DLSE"});
-  check_unused({"dbias", args->dbias, dbias, "feature bit DBIAS"});
-  check_unused({"dsink", args->dsink, dsink, "feature bit DSINK"});
-  const Word words[] = {
-      {"dbias_stride_batch", args->dbias_stride_batch, dbias, "feature bit DBIAS"},
-      {"dbias_stride_head", args->dbias_stride_head, dbias, "feature bit DBIAS"},
-      {"dbias_stride_row", args->dbias_stride_row, dbias, "feature bit DBIAS"},
-  };
-  for (const Word& word : words) check_unused(word);
-  check_inputs(problem, host, args->shape, &args->inputs, arrays);
+BackwardArgs check_backward(const Problem& problem, bool host, flashattn_args args,
+                            ArrayList* arrays) {
+  check_unused(problem, args);
+  BackwardArgs backward{};
+  backward.shape = shape_of(args);
+  backward.inputs = check_inputs(problem, host, backward.shape, &args, arrays);
 
-  const flashattn_shape& shape = args->shape;
+  const Shape& shape = backward.shape;
   const Rows q = query_rows(problem, shape), kv = key_rows(problem, shape, 0);
-  arrays->add(
-      tensor_array("o", Use::kInput, &args->o, q, problem.heads_q, problem.dim_v, problem.dtype_o));
-  arrays->add(tensor_array("dout", Use::kInput, &args->dout, q, problem.heads_q, problem.dim_v,
-                           problem.dtype_o));
-  arrays->add(lse_array("lse", Use::kInput, args->lse, problem, q));
-  if (dlse) arrays->add(lse_array("dlse", Use::kInput, args->dlse, problem, q));
-  arrays->add(tensor_array("dq", Use::kOutput, &args->dq, q, problem.heads_q, problem.dim_qk,
-                           problem.dtype));
-  arrays->add(tensor_array("dk", Use::kOutput, &args->dk, kv, problem.heads_kv, problem.dim_qk,
-                           problem.dtype));
-  arrays->add(tensor_array("dv", Use::kOutput, &args->dv, kv, problem.heads_kv, problem.dim_v,
-                           problem.dtype));
-  if (dbias) {
+  const auto add = [&](const char* name, Use use, flashattn_tensor* tensor, Rows rows,
+                       int32_t heads, int32_t dim, int32_t dtype) {
+    arrays->add(tensor_array(name, use, tensor, rows, heads, dim, dtype));
+    return *tensor;
+  };
+  const int32_t heads_q = problem.heads_q, heads_kv = problem.heads_kv, dtype = problem.dtype;
+  const int32_t dim_qk = problem.dim_qk, dim_v = problem.dim_v, dtype_o = problem.dtype_o;
+  backward.o = add("o", Use::kInput, &args.o, q, heads_q, dim_v, dtype_o);
+  backward.dout = add("dout", Use::kInput, &args.dout, q, heads_q, dim_v, dtype_o);
+  arrays->add(lse_array("lse", Use::kInput, args.lse, problem, q));
+  backward.lse = args.lse;
+  if (problem.has_feature(FLASHATTN_FEATURE_DLSE)) {
+    arrays->add(lse_array("dlse", Use::kInput, args.dlse, problem, q));
+    backward.dlse = args.dlse;
+  }
+  backward.dq = add("dq", Use::kOutput, &args.dq, q, heads_q, dim_qk, dtype);
+  backward.dk = add("dk", Use::kOutput, &args.dk, kv, heads_kv, dim_qk, dtype);
+  backward.dv = add("dv", Use::kOutput, &args.dv, kv, heads_kv, dim_v, dtype);
+  if (problem.has_feature(FLASHATTN_FEATURE_DBIAS)) {
     // A sum over no query has elements: zeros.
-    const int32_t rows = args->dbias_stride_row == 0 ? 1 : shape.seqlen_q;
-    arrays->add(strided_array("dbias", Use::kSum, args->dbias, sizeof(float),
-                              {shape.batch, problem.heads_q, rows, shape.seqlen_kv},
-                              &args->dbias_stride_batch, &args->dbias_stride_head,
-                              &args->dbias_stride_row));
+    const int32_t rows = args.dbias.stride_seq == 0 ? 1 : shape.seqlen_q;
+    arrays->add(strided_array("dbias", Use::kSum, &args.dbias,
+                              {shape.batch, heads_q, rows, shape.seqlen_kv}, Order::kHeads,
+                              sizeof(float)));
+    backward.dbias = static_cast<float*>(args.dbias.data);
+    backward.dbias_stride_batch = args.dbias.stride_batch;
+    backward.dbias_stride_head = args.dbias.stride_head;
+    backward.dbias_stride_row = args.dbias.stride_seq;
   }
-  if (dsink) {
-    arrays->add(packed_array("dsink", Use::kOutput, args->dsink, sizeof(float),
-                             shape.batch > 0 ? problem.heads_q : 0));
+  if (problem.has_feature(FLASHATTN_FEATURE_DSINK)) {
+    arrays->add(packed_array("dsink", Use::kOutput, args.dsink, sizeof(float),
+                             shape.batch > 0 ? heads_q : 0));
+    backward.dsink = args.dsink;
   }
+  return backward;
 }
 
-void check_merge(const Problem& problem, flashattn_merge_args* args) {
-  check_reserved("flashattn_merge_args", args->reserved0, args->reserved);
-  const flashattn_shape& given = args->shape;
+MergeArgs check_merge(const Problem& problem, flashattn_merge_args args) {
+  if (args.reserved != 0) {
+    reject(FLASHATTN_REASON_RESERVED, "reserved",
+           "reserved = %d of flashattn_merge_args must be 0; clear the structure before setting "
+           "fields",
+           args.reserved);
+  }
   const bool varlen = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   // Only these are read, so only these are judged.
-  flashattn_shape read = {};
-  read.reserved = given.reserved;
-  read.batch = varlen ? 0 : given.batch;
-  read.seqlen_q = varlen ? 0 : given.seqlen_q;
-  read.total_q = varlen ? given.total_q : 0;
-  check_shape(problem, read);
-  if (args->parts < 1) {
+  Shape shape{};
+  shape.batch = varlen ? 0 : args.batch;
+  shape.seqlen_q = varlen ? 0 : args.seqlen_q;
+  shape.total_q = varlen ? args.total_q : 0;
+  check_shape(problem, shape);
+  if (args.parts < 1) {
     reject(FLASHATTN_REASON_SIZE, "parts",
-           "parts = %d is below 1; set it to the number of partial results", args->parts);
+           "parts = %d is below 1; set it to the number of partial results", args.parts);
   }
-  if (args->part_dtype == FLASHATTN_DTYPE_DEFAULT) args->part_dtype = problem.dtype_o;
-  if (args->part_dtype != problem.dtype_o && args->part_dtype != FLASHATTN_DTYPE_F32) {
-    reject(FLASHATTN_REASON_DTYPE, "part_dtype",
-           "part_dtype = %d (%s) is neither the plan's dtype_o = %s nor FLASHATTN_DTYPE_F32 = %d; "
+  if (args.dtype_part == FLASHATTN_DTYPE_DEFAULT) args.dtype_part = problem.dtype_o;
+  if (args.dtype_part != problem.dtype_o && args.dtype_part != FLASHATTN_DTYPE_F32) {
+    reject(FLASHATTN_REASON_DTYPE, "dtype_part",
+           "dtype_part = %d (%s) is neither the plan's dtype_o = %s nor FLASHATTN_DTYPE_F32 = %d; "
            "use one of them, or 0 for dtype_o",
-           args->part_dtype, dtype_name(args->part_dtype), dtype_name(problem.dtype_o),
+           args.dtype_part, dtype_name(args.dtype_part), dtype_name(problem.dtype_o),
            FLASHATTN_DTYPE_F32);
   }
-  const Rows rows = query_rows(problem, given);
+  const Rows rows = query_rows(problem, shape);
   const int32_t heads = problem.heads_q, dim = problem.dim_v;
-  Array o = tensor_array("o", Use::kOutput, &args->o, rows, heads, dim, problem.dtype_o);
-  Array lse = lse_array("lse", Use::kOutput, args->lse, problem, rows);
-  if (!args->lse) lse.extent[0] = 0;
+  Array o = tensor_array("o", Use::kOutput, &args.o, rows, heads, dim, problem.dtype_o);
+  Array lse = lse_array("lse", Use::kOutput, args.lse, problem, rows);
+  if (!args.lse) lse.extent[0] = 0;
   check_array(&o);
   check_array(&lse);
   check_apart(o, lse);
-  const Pointer lists[] = {{"part_o", args->part_o, true, ""},
-                           {"part_lse", args->part_lse, true, ""}};
+  const Pointer lists[] = {{"part_o", args.part_o, true, ""},
+                           {"part_lse", args.part_lse, true, ""}};
   for (const Pointer& list : lists) {
     if (list.data) continue;
     reject(FLASHATTN_REASON_NULL_POINTER, list.field,
            "%s is NULL; give a host array with one entry for each of the %d parts", list.field,
-           args->parts);
+           args.parts);
   }
-  for (int32_t p = 0; p < args->parts; ++p) {
-    flashattn_tensor tensor = args->part_o[p];
-    Array part_o = tensor_array("part_o", Use::kInput, &tensor, rows, heads, dim, args->part_dtype);
-    Array part_lse = lse_array("part_lse", Use::kInput, args->part_lse[p], problem, rows);
+  for (int32_t p = 0; p < args.parts; ++p) {
+    flashattn_tensor tensor = args.part_o[p];
+    Array part_o = tensor_array("part_o", Use::kInput, &tensor, rows, heads, dim, args.dtype_part);
+    Array part_lse = lse_array("part_lse", Use::kInput, args.part_lse[p], problem, rows);
     part_o.index = part_lse.index = p;
     check_array(&part_o);
     check_array(&part_lse);
-    const bool in_place = part_o.data == o.data && args->part_dtype == problem.dtype_o &&
-                          tensor.stride_batch == args->o.stride_batch &&
-                          tensor.stride_head == args->o.stride_head &&
-                          tensor.stride_seq == args->o.stride_seq;
+    const bool in_place = part_o.data == o.data && args.dtype_part == problem.dtype_o &&
+                          tensor.stride_batch == args.o.stride_batch &&
+                          tensor.stride_head == args.o.stride_head &&
+                          tensor.stride_seq == args.o.stride_seq;
     if (!in_place) check_apart(o, part_o);
     if (part_lse.data != lse.data) check_apart(lse, part_lse);
     check_apart(o, part_lse);
     check_apart(lse, part_o);
   }
+  return {shape, args.parts, args.dtype_part, args.part_o, args.part_lse, args.o, args.lse};
 }
 
-void check_dropout_mask(const Problem& problem, const flashattn_forward_args& args,
-                        const uint8_t* keep) {
-  check_reserved("flashattn_forward_args", args.reserved0, args.reserved);
-  const flashattn_shape& shape = args.shape;
+ForwardArgs check_dropout_mask(const Problem& problem, const flashattn_args& args,
+                               const uint8_t* keep) {
+  const Shape shape = shape_of(args);
   check_shape(problem, shape);
   check_dropout_heads(problem, shape);
   ArrayList arrays;
   arrays.add(packed_array("keep", Use::kOutput, keep, 1, shape.batch, problem.heads_q,
                           shape.seqlen_q, shape.seqlen_kv));
-  if (args.inputs.rng_device) {
-    arrays.add(packed_array("inputs.rng_device", Use::kInput, args.inputs.rng_device,
-                            sizeof(uint64_t), 2));
+  if (args.rng_device) {
+    arrays.add(packed_array("rng_device", Use::kInput, args.rng_device, sizeof(uint64_t), 2));
   }
   arrays.check_overlaps();
+  ForwardArgs mask{};
+  mask.shape = shape;
+  mask.inputs.rng_seed = args.rng_seed;
+  mask.inputs.rng_offset = args.rng_offset;
+  mask.inputs.rng_device = args.rng_device;
+  return mask;
 }
 
 }  // namespace flashattn

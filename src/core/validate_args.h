@@ -6,27 +6,27 @@
 
 namespace flashattn {
 
-// Sizes, their products, unused fields and promises of the plan. prefix: of the members' names;
-// "max_" for a shape of promises.
-void check_shape(const Problem& problem, const flashattn_shape& shape,
-                 const char* prefix = "shape.");
+Shape shape_of(const flashattn_args& args);
 
-// Each checks the structure of a call, fills in what was left to default (packed strides,
-// page_table_stride, block_mask_stride_row) and lists the arrays it will touch, overlaps not yet
-// looked at: the workspace comes to them. With `host`, lengths and page numbers are looked into.
-void check_forward(const Problem& problem, bool host, flashattn_forward_args* args,
-                   ArrayList* arrays);
-void check_backward(const Problem& problem, bool host, flashattn_backward_args* args,
-                    ArrayList* arrays);
+// Sizes, their products, and maxima of the plan. prefix: of the members' names; "max_" for the
+// maxima themselves.
+void check_shape(const Problem& problem, const Shape& shape, const char* prefix = "");
+
+// Each checks the arguments of a call, resolves strides, and lists the arrays the call will touch,
+// overlaps not yet looked at: the workspace comes to them. With `host`, lengths and page numbers
+// are looked into.
+ForwardArgs check_forward(const Problem& problem, bool host, flashattn_args args,
+                          ArrayList* arrays);
+BackwardArgs check_backward(const Problem& problem, bool host, flashattn_args args,
+                            ArrayList* arrays);
 
 // Checked whole, overlaps included. The strides of part_o are the caller's memory and stay as they
-// are: resolve_strides() gives the packed ones.
-void check_merge(const Problem& problem, flashattn_merge_args* args);
-void check_dropout_mask(const Problem& problem, const flashattn_forward_args& args,
-                        const uint8_t* keep);
+// are: resolve_strides() gives those to use.
+MergeArgs check_merge(const Problem& problem, flashattn_merge_args args);
+ForwardArgs check_dropout_mask(const Problem& problem, const flashattn_args& args,
+                               const uint8_t* keep);
 
 // validate_contents.cpp: what lengths and page numbers in host memory say.
-void check_contents(const Problem& problem, const flashattn_shape& shape,
-                    const flashattn_inputs& inputs);
+void check_contents(const Problem& problem, const Shape& shape, const Inputs& inputs);
 
 }  // namespace flashattn

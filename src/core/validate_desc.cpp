@@ -4,7 +4,6 @@
 #include <climits>
 #include <cmath>
 
-#include "core/copy_in.h"
 #include "core/error.h"
 
 namespace flashattn {
@@ -29,7 +28,7 @@ void check_bits(const flashattn_desc& desc) {
        FLASHATTN_LAYOUT_VARLEN_Q | FLASHATTN_LAYOUT_VARLEN_KV | FLASHATTN_LAYOUT_PAGED_KV},
       {"mask", desc.mask,
        FLASHATTN_MASK_CAUSAL | FLASHATTN_MASK_WINDOW | FLASHATTN_MASK_CHUNK |
-           FLASHATTN_MASK_TOP_LEFT | FLASHATTN_MASK_BLOCKS},
+           FLASHATTN_MASK_TOP_LEFT | FLASHATTN_MASK_BLOCKS | FLASHATTN_MASK_TREE},
       {"bias", desc.bias, FLASHATTN_BIAS_ALIBI | FLASHATTN_BIAS_DENSE},
       {"features", desc.features,
        FLASHATTN_FEATURE_LSE | FLASHATTN_FEATURE_SINK | FLASHATTN_FEATURE_DLSE |
@@ -59,9 +58,11 @@ void check_choices(const flashattn_desc& desc) {
       {"dtype", desc.dtype, FLASHATTN_DTYPE_F32, FLASHATTN_DTYPE_F8E4M3, kDtype,
        "a type of q, k and v",
        "required: set FLASHATTN_DTYPE_F32 = 1, F16 = 2, BF16 = 3 or F8E4M3 = 4"},
+      {"dtype_kv", desc.dtype_kv, FLASHATTN_DTYPE_DEFAULT, FLASHATTN_DTYPE_F8E4M3, kDtype,
+       "a type of k and v", "use FLASHATTN_DTYPE_F8E4M3 = 4 for a cache, or 0 for the type of q"},
       {"dtype_o", desc.dtype_o, FLASHATTN_DTYPE_DEFAULT, FLASHATTN_DTYPE_F8E4M3, kDtype,
        "a type of o", "use FLASHATTN_DTYPE_F32 = 1, or 0 for the type of q"},
-      {"bias_dtype", desc.bias_dtype, FLASHATTN_DTYPE_DEFAULT, FLASHATTN_DTYPE_U8, kDtype,
+      {"dtype_bias", desc.dtype_bias, FLASHATTN_DTYPE_DEFAULT, FLASHATTN_DTYPE_U8, kDtype,
        "a type of the dense bias",
        "use FLASHATTN_DTYPE_F32 = 1, F16 = 2 or BF16 = 3, U8 = 5 for a boolean mask, or 0 for the "
        "type of q"},
@@ -88,7 +89,7 @@ struct Range {
 void check_ranges(const flashattn_desc& desc) {
   constexpr int32_t kSize = FLASHATTN_REASON_SIZE;
   constexpr int32_t kValue = FLASHATTN_REASON_VALUE;
-  constexpr char kPromise[] = "give the largest size that calls will have, or 0 to promise nothing";
+  constexpr char kMaximum[] = "give the largest size that calls will have, or 0 for none";
   const Range table[] = {
       {"device_index", desc.device_index, 0, INT32_MAX, kValue, "count devices from 0"},
       {"heads_q", desc.heads_q, 1, INT32_MAX, kSize, "required: set the number of query heads"},
@@ -107,14 +108,18 @@ void check_ranges(const flashattn_desc& desc) {
       {"chunk", desc.chunk, 0, INT32_MAX, kSize, "set the number of tokens of a chunk"},
       {"block_q", desc.block_q, 0, INT32_MAX, kSize, "set the number of queries of a block"},
       {"block_kv", desc.block_kv, 0, INT32_MAX, kSize, "set the number of keys of a block"},
+      {"tree", desc.tree, 0, 256, kSize, "set the number of drafted tokens"},
+      {"descale_block", desc.descale_block, 0, INT32_MAX, kSize,
+       "set the number of tokens that share a descale, or 0 for all of a sequence"},
       {"splits", desc.splits, 0, kMaxSplits, kSize, "use 0 to let the library choose, 1 for never"},
-      {"max_batch", desc.max_batch, 0, INT32_MAX, kSize, kPromise},
-      {"max_seqlen_q", desc.max_seqlen_q, 0, INT32_MAX, kSize, kPromise},
-      {"max_seqlen_kv", desc.max_seqlen_kv, 0, INT32_MAX, kSize, kPromise},
-      {"sm_limit", desc.sm_limit, 0, INT32_MAX, kSize, "use 0 for all multiprocessors"},
+      {"max_batch", desc.max_batch, 0, INT32_MAX, kSize, kMaximum},
+      {"max_seqlen_q", desc.max_seqlen_q, 0, INT32_MAX, kSize, kMaximum},
+      {"max_seqlen_kv", desc.max_seqlen_kv, 0, INT32_MAX, kSize, kMaximum},
+      {"multiprocessors", desc.multiprocessors, 0, INT32_MAX, kSize,
+       "use 0 for all multiprocessors"},
       {"threads", desc.threads, 0, INT32_MAX, kSize, "use 0 for all threads"},
-      {"max_total_q", desc.max_total_q, 0, INT64_MAX, kSize, kPromise},
-      {"max_total_kv", desc.max_total_kv, 0, INT64_MAX, kSize, kPromise},
+      {"max_total_q", desc.max_total_q, 0, INT64_MAX, kSize, kMaximum},
+      {"max_total_kv", desc.max_total_kv, 0, INT64_MAX, kSize, kMaximum},
       {"workspace_limit", desc.workspace_limit, 0, INT64_MAX, kSize, "use 0 for no limit"},
   };
   for (const Range& range : table) {
@@ -179,14 +184,19 @@ void check_dependents(const Problem& p) {
       {"chunk", p.chunk, chunk, true, kMask, "mask bit FLASHATTN_MASK_CHUNK"},
       {"block_q", p.block_q, blocks, true, kMask, "mask bit FLASHATTN_MASK_BLOCKS"},
       {"block_kv", p.block_kv, blocks, true, kMask, "mask bit FLASHATTN_MASK_BLOCKS"},
-      {"bias_dtype", p.bias_dtype, p.has_bias(FLASHATTN_BIAS_DENSE), false, FLASHATTN_REASON_BIAS,
+      {"tree", p.tree, p.has_mask(FLASHATTN_MASK_TREE), true, kMask,
+       "mask bit FLASHATTN_MASK_TREE"},
+      {"descale_block", p.descale_block,
+       p.dtype == FLASHATTN_DTYPE_F8E4M3 || p.dtype_kv == FLASHATTN_DTYPE_F8E4M3, false,
+       FLASHATTN_REASON_DTYPE, "dtype or dtype_kv FLASHATTN_DTYPE_F8E4M3"},
+      {"dtype_bias", p.dtype_bias, p.has_bias(FLASHATTN_BIAS_DENSE), false, FLASHATTN_REASON_BIAS,
        "bias bit FLASHATTN_BIAS_DENSE"},
       {"max_total_q", p.max_total_q, p.has_layout(FLASHATTN_LAYOUT_VARLEN_Q), false,
        FLASHATTN_REASON_LAYOUT, "layout bit FLASHATTN_LAYOUT_VARLEN_Q"},
       {"max_total_kv", p.max_total_kv, p.has_layout(FLASHATTN_LAYOUT_VARLEN_KV), false,
        FLASHATTN_REASON_LAYOUT, "layout bit FLASHATTN_LAYOUT_VARLEN_KV"},
-      {"sm_limit", p.sm_limit, p.device == FLASHATTN_DEVICE_CUDA, false, FLASHATTN_REASON_VALUE,
-       "device FLASHATTN_DEVICE_CUDA"},
+      {"multiprocessors", p.multiprocessors, p.device == FLASHATTN_DEVICE_CUDA, false,
+       FLASHATTN_REASON_VALUE, "device FLASHATTN_DEVICE_CUDA"},
       {"threads", p.threads, p.device == FLASHATTN_DEVICE_CPU, false, FLASHATTN_REASON_VALUE,
        "device FLASHATTN_DEVICE_CPU"},
   };
@@ -219,6 +229,8 @@ void check_conflicts(const Problem& p) {
       {paged && p.has_layout(FLASHATTN_LAYOUT_VARLEN_KV), FLASHATTN_REASON_LAYOUT, "layout",
        "layout has both PAGED_KV and VARLEN_KV, but keys lie in pages or packed, not both; clear "
        "one (with pages, lens_kv says how many tokens a sequence has)"},
+      {p.has_mask(FLASHATTN_MASK_TREE) && backward, FLASHATTN_REASON_MASK_COMBINATION, "mask",
+       "mask has TREE, which is for forward only, but ops has BACKWARD; clear one"},
       {paged && backward, FLASHATTN_REASON_LAYOUT, "layout",
        "layout has PAGED_KV, which is for forward only, but ops has BACKWARD; clear one"},
       {p.has_feature(FLASHATTN_FEATURE_DLSE) && !backward, FLASHATTN_REASON_OP, "features",
@@ -231,15 +243,15 @@ void check_conflicts(const Problem& p) {
        "DSINK"},
       {dbias && !p.has_bias(FLASHATTN_BIAS_DENSE), FLASHATTN_REASON_BIAS, "features",
        "features has DBIAS, but bias has no DENSE; add that or clear DBIAS"},
-      {dbias && p.bias_dtype == FLASHATTN_DTYPE_U8, FLASHATTN_REASON_BIAS, "features",
-       "features has DBIAS, but a boolean mask (bias_dtype U8) has no gradient; clear DBIAS or use "
+      {dbias && p.dtype_bias == FLASHATTN_DTYPE_U8, FLASHATTN_REASON_BIAS, "features",
+       "features has DBIAS, but a boolean mask (dtype_bias U8) has no gradient; clear DBIAS or use "
        "a bias of floats"},
       {p.has_feature(FLASHATTN_FEATURE_DSINK) && !p.has_feature(FLASHATTN_FEATURE_SINK),
        FLASHATTN_REASON_SINK, "features",
        "features has DSINK, but not SINK; add that or clear DSINK"},
-      {p.has_bias(FLASHATTN_BIAS_DENSE) && p.bias_dtype == FLASHATTN_DTYPE_F8E4M3,
-       FLASHATTN_REASON_BIAS, "bias_dtype",
-       "bias_dtype is F8E4M3, which the dense bias cannot be; set F32, F16, BF16 or, for a boolean "
+      {p.has_bias(FLASHATTN_BIAS_DENSE) && p.dtype_bias == FLASHATTN_DTYPE_F8E4M3,
+       FLASHATTN_REASON_BIAS, "dtype_bias",
+       "dtype_bias is F8E4M3, which the dense bias cannot be; set F32, F16, BF16 or, for a boolean "
        "mask, U8"},
   };
   for (const Conflict& row : table) {
@@ -273,12 +285,13 @@ bool output_type_fits(const Problem& p) {
 
 void resolve_defaults(Problem* p) {
   if (p->ops == 0) p->ops = FLASHATTN_OP_FORWARD;
+  if (p->dtype_kv == FLASHATTN_DTYPE_DEFAULT) p->dtype_kv = p->dtype;
   if (p->dtype_o == FLASHATTN_DTYPE_DEFAULT) p->dtype_o = p->dtype;
   if (p->heads_kv == 0) p->heads_kv = p->heads_q;
   if (p->dim_v == 0) p->dim_v = p->dim_qk;
   if (p->scale == 0) p->scale = static_cast<float>(1 / std::sqrt(static_cast<double>(p->dim_qk)));
-  if (p->has_bias(FLASHATTN_BIAS_DENSE) && p->bias_dtype == FLASHATTN_DTYPE_DEFAULT) {
-    p->bias_dtype = p->dtype;
+  if (p->has_bias(FLASHATTN_BIAS_DENSE) && p->dtype_bias == FLASHATTN_DTYPE_DEFAULT) {
+    p->dtype_bias = p->dtype;
   }
   if (p->dropout == 0) p->dropout = 0;  // -0
   if (p->softcap == 0) p->softcap = 0;
@@ -298,10 +311,9 @@ const char* dtype_name(int32_t dtype) {
   }
 }
 
-Problem make_problem(const flashattn_desc* desc) {
+Problem make_problem(const flashattn_desc& desc) {
   Problem p;
-  static_cast<flashattn_desc&>(p) = copy_in(desc, "desc", offsetof(flashattn_desc, dim_v));
-  check_reserved("flashattn_desc", p.reserved0, p.reserved);
+  static_cast<flashattn_desc&>(p) = desc;
   check_bits(p);
   check_choices(p);
   check_ranges(p);
@@ -314,6 +326,12 @@ Problem make_problem(const flashattn_desc* desc) {
            "heads_q = %d is no multiple of heads_kv = %d; each KV head serves the same number of "
            "query heads: change one, or repeat heads through strides",
            p.heads_q, p.heads_kv);
+  }
+  if (p.dtype_kv != p.dtype && p.dtype_kv != FLASHATTN_DTYPE_F8E4M3) {
+    reject(FLASHATTN_REASON_DTYPE_MIX, "dtype_kv",
+           "dtype_kv = %s does not go with dtype = %s; use %s, or FLASHATTN_DTYPE_F8E4M3 for a "
+           "cache",
+           dtype_name(p.dtype_kv), dtype_name(p.dtype), dtype_name(p.dtype));
   }
   if (!output_type_fits(p)) {
     const bool wide = p.dtype == FLASHATTN_DTYPE_F32;

@@ -67,7 +67,7 @@ class BackwardRows {
 
   const BackwardJob& job_;
   const Problem& problem_;
-  const flashattn_inputs& in_;
+  const Inputs& in_;
   const MaskRule mask_;
   const Sequence sequence_;
   const int32_t tile_q_, tile_kv_;

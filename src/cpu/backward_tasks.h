@@ -10,7 +10,7 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 template <Compute kCompute>
 void find_bases(const BackwardJob& job, int32_t b, int32_t head, int32_t tile, char* scratch) {
   const Problem& problem = *job.problem;
-  const flashattn_backward_args& args = *job.args;
+  const BackwardArgs& args = *job.args;
   const Sequence sequence = job.sequences[b];
   const int64_t begin = static_cast<int64_t>(tile) * job.tiling.tile_q;
   const Interval queries{clamp_index(begin, sequence.len.q),
@@ -41,7 +41,7 @@ void find_bases(const BackwardJob& job, int32_t b, int32_t head, int32_t tile, c
 template <Compute kCompute>
 void backward_prepare_task(const BackwardJob& job, int64_t task, char* scratch) {
   const Problem& problem = *job.problem;
-  const flashattn_backward_args& args = *job.args;
+  const BackwardArgs& args = *job.args;
   const int32_t tile = static_cast<int32_t>(task % job.query_tiles);
   const int32_t head = static_cast<int32_t>(task / job.query_tiles % problem.heads_q);
   const int32_t b = static_cast<int32_t>(task / job.query_tiles / problem.heads_q);
@@ -113,7 +113,7 @@ void backward_task(const BackwardJob& job, int64_t task, char* scratch) {
 template <Compute kCompute>
 void backward_dbias_task(const BackwardJob& job, int64_t task, char* scratch) {
   const Problem& problem = *job.problem;
-  const flashattn_backward_args& args = *job.args;
+  const BackwardArgs& args = *job.args;
   const bool each_head = args.dbias_stride_head != 0, each_batch = args.dbias_stride_batch != 0;
   const int32_t heads = each_head ? problem.heads_q : 1;
   const int32_t key_tile = static_cast<int32_t>(task % job.key_tiles);
@@ -143,7 +143,7 @@ void backward_dbias_task(const BackwardJob& job, int64_t task, char* scratch) {
 // The gradient of one head's sink.
 inline void backward_dsink_task(const BackwardJob& job, int64_t task) {
   const Problem& problem = *job.problem;
-  const flashattn_backward_args& args = *job.args;
+  const BackwardArgs& args = *job.args;
   const int32_t head = static_cast<int32_t>(task);
   const double sink = args.inputs.sink[head];
   const RowLayout layout = row_layout(problem, args.shape);

@@ -202,13 +202,13 @@ struct MachineDevice {
   MachineDevice() : device{} {
     read_name(name);
     flashattn_device_properties& p = device.properties;
-    p.units = machine_threads();
+    p.threads = machine_threads();
     p.name = name;
     p.isa = machine_kernels().isa;
     p.memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
 #if defined(_SC_LEVEL2_CACHE_SIZE)
     const long cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
-    p.local_memory = cache > 0 ? static_cast<int32_t>(cache) : 0;
+    p.l2_cache = cache > 0 ? static_cast<int32_t>(cache) : 0;
 #endif
   }
 };

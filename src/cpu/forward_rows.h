@@ -115,7 +115,7 @@ class ForwardRows {
 
   const ForwardJob& job_;
   const Problem& problem_;
-  const flashattn_inputs& in_;
+  const Inputs& in_;
   const MaskRule mask_;
   const Sequence sequence_;
   const int32_t b_, kv_head_, kv_heads_, part_, parts_;

@@ -70,7 +70,7 @@ enum TileState : int32_t { kTileEmpty, kTileBusy, kTileFinite, kTileSpecial };
 
 struct ForwardJob {
   const Problem* problem;
-  const flashattn_forward_args* args;
+  const ForwardArgs* args;
   const Sequence* sequences;  // of the batch: kernels do not read the caller's starts and lengths
   Tiling tiling;
   int32_t queries;      // of a block
@@ -123,7 +123,7 @@ struct ForwardJob {
 
 struct BackwardJob {
   const Problem* problem;
-  const flashattn_backward_args* args;
+  const BackwardArgs* args;
   const Sequence* sequences;
   Tiling tiling;        // rows: of a tile of queries, as tile_q
   int32_t query_tiles;  // of the longest sequence
@@ -157,13 +157,13 @@ struct BackwardJob {
 struct MergeJob {
   int32_t parts;
   int32_t dim;
-  int32_t part_dtype, dtype;
+  int32_t dtype_part, dtype;
   // The caller's. NULL: the row of part p is `o_stride` floats, and its numbers are `row_stride`
   // floats, after those of p - 1.
   const flashattn_tensor* part_o;
   const float* const* part_lse;
   int64_t o_stride, row_stride;
-  flashattn_tensor packed;  // strides of the caller's parts that give none
+  flashattn_tensor packed;  // strides that the caller's parts ask for by -1
 };
 
 // One row to merge.

@@ -50,7 +50,7 @@ struct Random {
   uint64_t seed, offset;
 };
 
-Random random_of(const flashattn_inputs& in) {
+Random random_of(const Inputs& in) {
   const uint64_t* device = in.rng_device;
   return {in.rng_seed + (device ? device[0] : 0), in.rng_offset + (device ? device[1] : 0)};
 }
@@ -91,13 +91,12 @@ CpuLauncher::CpuLauncher(const Problem& problem)
       why_(std::string("the only family for CPUs; ") + machine_kernels_reason()) {}
 
 // Queries and parts of the longest split that a shape allows.
-static Lengths split_bound(const SplitRule& rule, const flashattn_shape& shape) {
+static Lengths split_bound(const SplitRule& rule, const Shape& shape) {
   return {std::min(shape.seqlen_q, rule.max_queries),
           part_bound(rule, {shape.seqlen_q, shape.seqlen_kv})};
 }
 
-CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const flashattn_shape& shape,
-                                                             char* base) const {
+CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const Shape& shape, char* base) const {
   ForwardWorkspace w{};
   Cutter cutter(base);
   w.sequences = cutter.take<Sequence>(shape.batch);
@@ -122,7 +121,7 @@ CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const flashattn_sha
   return w;
 }
 
-CpuLauncher::BackwardWorkspace CpuLauncher::backward_workspace(const flashattn_shape& shape,
+CpuLauncher::BackwardWorkspace CpuLauncher::backward_workspace(const Shape& shape,
                                                                char* base) const {
   BackwardWorkspace w{};
   Cutter cutter(base);
@@ -139,12 +138,12 @@ CpuLauncher::BackwardWorkspace CpuLauncher::backward_workspace(const flashattn_s
   return w;
 }
 
-int64_t CpuLauncher::workspace(uint32_t op, const flashattn_shape& shape) const {
+int64_t CpuLauncher::workspace(uint32_t op, const Shape& shape) const {
   return op == FLASHATTN_OP_FORWARD ? forward_workspace(shape, nullptr).bytes
                                     : backward_workspace(shape, nullptr).bytes;
 }
 
-void CpuLauncher::describe(uint32_t op, const flashattn_shape& shape,
+void CpuLauncher::describe(uint32_t op, const Shape& shape,
                            flashattn_plan_properties* properties) const {
   const bool forward = op == FLASHATTN_OP_FORWARD;
   const Tiling& tiling = forward ? forward_tiling_ : backward_tiling_;
@@ -153,7 +152,7 @@ void CpuLauncher::describe(uint32_t op, const flashattn_shape& shape,
       forward ? tiling.tile_kv : backward_tile_kv(tiling, problem_, shape.seqlen_kv);
   properties->stages = 1;
   properties->threads = threads_;
-  properties->local_memory = static_cast<int32_t>(forward ? forward_scratch_ : backward_scratch_);
+  properties->scratch = static_cast<int32_t>(forward ? forward_scratch_ : backward_scratch_);
   properties->splits = forward ? part_count(split_, {shape.seqlen_q, shape.seqlen_kv}) : 1;
   properties->kernel = forward ? forward_name_.c_str() : backward_name_.c_str();
   properties->isa = kernels_.isa;
@@ -166,15 +165,15 @@ static int32_t threads_for(int32_t threads, double multiply_adds) {
 }
 
 // Of a whole forward pass, at most.
-static double forward_work(const Problem& problem, const flashattn_shape& shape) {
+static double forward_work(const Problem& problem, const Shape& shape) {
   return static_cast<double>(shape.batch) * problem.heads_q * shape.seqlen_q * shape.seqlen_kv *
          (problem.dim_qk + problem.dim_v);
 }
 
 // Whether a cache is read as it lies, with the heads of a token side by side.
 static bool shares_reads(const ForwardJob& job) {
-  const flashattn_inputs& in = job.args->inputs;
-  const flashattn_shape& shape = job.args->shape;
+  const Inputs& in = job.args->inputs;
+  const Shape& shape = job.args->shape;
   return is_direct(*job.problem, {shape.seqlen_q, INT32_MAX}) && shape.seqlen_q > 0 &&
          !job.problem->has_mask(FLASHATTN_MASK_BLOCKS) && in.k.stride_head < in.k.stride_seq &&
          in.v.stride_head < in.v.stride_seq;
@@ -182,7 +181,7 @@ static bool shares_reads(const ForwardJob& job) {
 
 // Blocks of queries: large enough to share packed keys, small enough to occupy all threads.
 void CpuLauncher::set_blocks(ForwardJob* job) const {
-  const flashattn_shape& shape = job->args->shape;
+  const Shape& shape = job->args->shape;
   const int32_t group = problem_.group(), tile = job->tiling.tile_q, smallest = smallest_block();
   job->kv_heads = 1;
   for (int32_t rows = job->tiling.rows;; rows = std::max(rows / 2 / tile * tile, smallest)) {
@@ -223,8 +222,8 @@ void CpuLauncher::set_blocks(ForwardJob* job) const {
   for (int32_t rows = most / tile * tile; rows > fewest; rows -= tile) consider(rows);
 }
 
-int32_t CpuLauncher::forward(const flashattn_forward_args& args, void* workspace, void*) const {
-  const flashattn_shape& shape = args.shape;
+int32_t CpuLauncher::forward(const ForwardArgs& args, void* workspace, void*) const {
+  const Shape& shape = args.shape;
   const ForwardWorkspace w = forward_workspace(shape, static_cast<char*>(workspace));
   const Random random = random_of(args.inputs);
   resolve_sequences(problem_, shape, args.inputs, w.sequences);
@@ -258,7 +257,7 @@ int32_t CpuLauncher::forward(const flashattn_forward_args& args, void* workspace
 }
 
 void CpuLauncher::merge_parts(const ForwardJob& job) const {
-  const flashattn_forward_args& args = *job.args;
+  const ForwardArgs& args = *job.args;
   const int64_t rows = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
   const int32_t size = dtype_size(problem_.dtype_o);
   const double elements =
@@ -288,8 +287,8 @@ void CpuLauncher::merge_parts(const ForwardJob& job) const {
   });
 }
 
-int32_t CpuLauncher::backward(const flashattn_backward_args& args, void* workspace, void*) const {
-  const flashattn_shape& shape = args.shape;
+int32_t CpuLauncher::backward(const BackwardArgs& args, void* workspace, void*) const {
+  const Shape& shape = args.shape;
   const BackwardWorkspace w = backward_workspace(shape, static_cast<char*>(workspace));
   const Random random = random_of(args.inputs);
   const auto tiles = [](int32_t length, int32_t tile) {
@@ -305,11 +304,10 @@ int32_t CpuLauncher::backward(const flashattn_backward_args& args, void* workspa
   job.threads = threads_for(threads_, 2.5 * forward_work(problem_, shape));
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
   if (heads * job.key_tiles > INT32_MAX) {
-    return fail(
-        FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape.batch",
-        "shape.batch = %d with heads_kv = %d and %d tiles of keys a head makes 2^31 tiles or "
-        "more; split the batch",
-        shape.batch, problem_.heads_kv, job.key_tiles);
+    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "batch",
+                "batch = %d with heads_kv = %d and %d tiles of keys a head makes 2^31 tiles or "
+                "more; split the batch",
+                shape.batch, problem_.heads_kv, job.key_tiles);
   }
   resolve_sequences(problem_, shape, args.inputs, w.sequences);
   // As many heads at a time as threads, in the end, too.
@@ -346,15 +344,15 @@ int32_t CpuLauncher::backward(const flashattn_backward_args& args, void* workspa
   return FLASHATTN_OK;
 }
 
-int32_t CpuLauncher::merge(const flashattn_merge_args& args, void*) const {
+int32_t CpuLauncher::merge(const MergeArgs& args, void*) const {
   const bool varlen = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   const int64_t tokens = varlen ? args.shape.total_q : args.shape.seqlen_q;
   const int32_t batch = varlen ? 1 : args.shape.batch;
   const int32_t size = dtype_size(problem_.dtype_o);
-  const flashattn_tensor packed =
-      resolve_strides({}, query_rows(problem_, args.shape), problem_.heads_q, problem_.dim_v);
+  const flashattn_tensor packed = resolve_strides(
+      {nullptr, -1, -1, -1}, query_rows(problem_, args.shape), problem_.heads_q, problem_.dim_v);
   const MergeJob job{
-      args.parts, problem_.dim_v, args.part_dtype, problem_.dtype_o, args.part_o, args.part_lse, 0,
+      args.parts, problem_.dim_v, args.dtype_part, problem_.dtype_o, args.part_o, args.part_lse, 0,
       0,          packed};
   parallel_tasks(
       threads_, static_cast<int64_t>(batch) * problem_.heads_q, 1, [&](int64_t task, int32_t) {
@@ -373,7 +371,7 @@ int32_t CpuLauncher::merge(const flashattn_merge_args& args, void*) const {
   return FLASHATTN_OK;
 }
 
-int32_t CpuLauncher::dropout_mask(const flashattn_forward_args& args, uint8_t* keep, void*) const {
+int32_t CpuLauncher::dropout_mask(const ForwardArgs& args, uint8_t* keep, void*) const {
   const Random random = random_of(args.inputs);
   const int64_t keys = args.shape.seqlen_kv, queries = args.shape.seqlen_q;
   parallel_tasks(threads_, static_cast<int64_t>(args.shape.batch) * problem_.heads_q, 1,

@@ -12,22 +12,20 @@ class CpuLauncher final : public Launcher {
  public:
   explicit CpuLauncher(const Problem& problem);
 
-  int64_t workspace(uint32_t op, const flashattn_shape& shape) const override;
-  void describe(uint32_t op, const flashattn_shape& shape,
+  int64_t workspace(uint32_t op, const Shape& shape) const override;
+  void describe(uint32_t op, const Shape& shape,
                 flashattn_plan_properties* properties) const override;
-  int32_t forward(const flashattn_forward_args& args, void* workspace, void* stream) const override;
-  int32_t backward(const flashattn_backward_args& args, void* workspace,
-                   void* stream) const override;
-  int32_t merge(const flashattn_merge_args& args, void* stream) const override;
-  int32_t dropout_mask(const flashattn_forward_args& args, uint8_t* keep,
-                       void* stream) const override;
+  int32_t forward(const ForwardArgs& args, void* workspace, void* stream) const override;
+  int32_t backward(const BackwardArgs& args, void* workspace, void* stream) const override;
+  int32_t merge(const MergeArgs& args, void* stream) const override;
+  int32_t dropout_mask(const ForwardArgs& args, uint8_t* keep, void* stream) const override;
 
  private:
   struct ForwardWorkspace;
   struct BackwardWorkspace;
 
-  ForwardWorkspace forward_workspace(const flashattn_shape& shape, char* base) const;
-  BackwardWorkspace backward_workspace(const flashattn_shape& shape, char* base) const;
+  ForwardWorkspace forward_workspace(const Shape& shape, char* base) const;
+  BackwardWorkspace backward_workspace(const Shape& shape, char* base) const;
   int32_t smallest_block() const { return 2 * forward_tiling_.tile_q; }  // rows
   void set_blocks(ForwardJob* job) const;
   void merge_parts(const ForwardJob& job) const;

@@ -8,11 +8,12 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 FLASHATTN_INLINE const char* part_row(const MergeJob& job, const MergeRow& row, int32_t p) {
   if (!job.part_o) return reinterpret_cast<const char*>(row.o + p * job.o_stride);
   const flashattn_tensor& part = job.part_o[p];
-  const bool strided = part.stride_batch != 0 || part.stride_head != 0 || part.stride_seq != 0;
-  const flashattn_tensor& t = strided ? part : job.packed;
+  const auto stride = [](int64_t given, int64_t packed) { return given == -1 ? packed : given; };
   return static_cast<const char*>(part.data) +
-         (row.b * t.stride_batch + row.h * t.stride_head + row.i * t.stride_seq) *
-             dtype_size(job.part_dtype);
+         (row.b * stride(part.stride_batch, job.packed.stride_batch) +
+          row.h * stride(part.stride_head, job.packed.stride_head) +
+          row.i * stride(part.stride_seq, job.packed.stride_seq)) *
+             dtype_size(job.dtype_part);
 }
 
 // The highest score of a part, and the sum of the weights relative to it: 0 where nothing is
@@ -46,7 +47,7 @@ inline float merge_row(const MergeJob& job, const MergeRow& row) {
     Floats x{};
     for (int32_t p = 0; p < job.parts; ++p) {
       if (part_sum(job, row, p).m == -kInfinity) continue;
-      with_dtype(job.part_dtype, [&](auto tag) {
+      with_dtype(job.dtype_part, [&](auto tag) {
         constexpr int32_t kPart = decltype(tag)::value;
         x += weight(p) * splat(end.factor) *
              load_first<kPart>(part_row(job, row, p) + c * kSize<kPart>, job.dim - c);

@@ -87,8 +87,8 @@ FLASHATTN_INLINE Rows rows_of(const flashattn_tensor& t, int32_t element_size, i
           0};
 }
 
-FLASHATTN_INLINE Rows kv_rows(const Problem& problem, const flashattn_inputs& in,
-                              const flashattn_tensor& t, int32_t b, int32_t h, int64_t first) {
+FLASHATTN_INLINE Rows kv_rows(const Problem& problem, const Inputs& in, const flashattn_tensor& t,
+                              int32_t b, int32_t h, int64_t first) {
   const int32_t size = dtype_size(problem.dtype);
   if (!(problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) return rows_of(t, size, b, h, first);
   return {static_cast<char*>(t.data) + h * t.stride_head * size,

@@ -108,11 +108,11 @@ inline Floats modify_row(const ScoreRules& rules, int32_t i, int32_t first, int3
     return modify_columns(rules, i, first, begin, end, s, derivative, add);
   };
   if (!rules.bias) return modify([](Floats x, int32_t) { return x; });
-  const int64_t row_bytes = rules.bias_row * dtype_size(rules.bias_dtype);
+  const int64_t row_bytes = rules.bias_row * dtype_size(rules.dtype_bias);
   const char* row = rules.bias + i * row_bytes;
   // The next query's is asked for meanwhile: each starts where no processor foresees it.
   const auto fetch_next = [row_bytes](const char* at) { __builtin_prefetch(at + row_bytes); };
-  if (rules.bias_dtype == FLASHATTN_DTYPE_U8) {
+  if (rules.dtype_bias == FLASHATTN_DTYPE_U8) {
     // Hidden, whatever the score was.
     return modify([&](Floats x, int32_t key) {
       const int32_t count = keys - key;
@@ -123,7 +123,7 @@ inline Floats modify_row(const ScoreRules& rules, int32_t i, int32_t first, int3
       return select_by_bytes(shown, x, splat(-kInfinity));
     });
   }
-  return with_dtype(rules.bias_dtype, [&](auto tag) {
+  return with_dtype(rules.dtype_bias, [&](auto tag) {
     constexpr int32_t kDtype = decltype(tag)::value;
     return modify([&](Floats x, int32_t key) {
       const char* at = row + key * int64_t{kSize<kDtype>};
@@ -186,7 +186,7 @@ FLASHATTN_INLINE void philox_calls(const DropoutStream& stream, uint32_t first, 
   }
   uint32_t key0 = stream.key0, key1 = stream.key1;
 #pragma GCC unroll 10
-  for (int round = 0; round < 10; ++round, key0 += kPhiloxWeyl0, key1 += kPhiloxWeyl1) {
+  for (int round = 0; round < kPhiloxRounds; ++round, key0 += kPhiloxWeyl0, key1 += kPhiloxWeyl1) {
 #pragma GCC unroll 2
     for (int odd = 0; odd < 2; ++odd) {
       const Longs p0 = multiply_low(w[odd][0], kPhiloxFactor0);

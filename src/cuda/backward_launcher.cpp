@@ -37,8 +37,8 @@ BackwardLauncher::BackwardLauncher(const Problem& problem, const Device& device,
                                    const std::vector<std::string>& passed_over)
     : problem_(problem),
       l2_bytes_(l2_bytes),
-      units_(device.properties.units),
-      main_(prepare(*main_entry(problem, device.properties.local_memory), units_)),
+      units_(device.properties.multiprocessors),
+      main_(prepare(*main_entry(problem, device.properties.shared_memory), units_)),
       bias_gradient_(problem, units_),
       name_(std::string("sm80_backward_") + dtype_name(problem.dtype) + "_" +
             std::to_string(main_.entry->dim) + (main_.entry->modified ? "_modified" : "")) {
@@ -50,9 +50,9 @@ BackwardLauncher::BackwardLauncher(const Problem& problem, const Device& device,
   }
 }
 
-BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, char* base,
+BackwardParams BackwardLauncher::params(const BackwardArgs& args, char* base,
                                         int64_t* bytes) const {
-  const flashattn_shape& shape = args.shape;
+  const Shape& shape = args.shape;
   BackwardParams p{};
   p.problem = problem_;
   p.args = args;
@@ -90,8 +90,8 @@ BackwardParams BackwardLauncher::params(const flashattn_backward_args& args, cha
   return p;
 }
 
-int64_t BackwardLauncher::workspace(const flashattn_shape& shape) const {
-  flashattn_backward_args args{};
+int64_t BackwardLauncher::workspace(const Shape& shape) const {
+  BackwardArgs args{};
   args.shape = shape;
   int64_t bytes = 0;
   params(args, nullptr, &bytes);
@@ -103,11 +103,11 @@ void BackwardLauncher::describe(size_t passed_over, flashattn_plan_properties* p
   properties->why = why_[passed_over].c_str();
 }
 
-int32_t check_backward_arrays(const Problem& problem, const flashattn_backward_args& args) {
+int32_t check_backward_arrays(const Problem& problem, const BackwardArgs& args) {
   const bool copied = problem.dtype_o == problem.dtype;
-  const NamedTensor tensors[] = {{"inputs.q", args.inputs.q, problem.dtype, true},
-                                 {"inputs.k", args.inputs.k, problem.dtype, true},
-                                 {"inputs.v", args.inputs.v, problem.dtype, true},
+  const NamedTensor tensors[] = {{"q", args.inputs.q, problem.dtype, true},
+                                 {"k", args.inputs.k, problem.dtype, true},
+                                 {"v", args.inputs.v, problem.dtype, true},
                                  {"o", args.o, problem.dtype_o},
                                  {"dout", args.dout, problem.dtype_o, copied},
                                  {"dq", args.dq, problem.dtype},
@@ -119,7 +119,7 @@ int32_t check_backward_arrays(const Problem& problem, const flashattn_backward_a
   return FLASHATTN_OK;
 }
 
-flashattn_tensor rounded_dout(const Problem& problem, const flashattn_backward_args& args,
+flashattn_tensor rounded_dout(const Problem& problem, const BackwardArgs& args,
                               WorkspaceCutter* workspace) {
   if (problem.dtype_o == problem.dtype) return args.dout;
   const RowLayout layout = row_layout(problem, args.shape);
@@ -130,7 +130,7 @@ flashattn_tensor rounded_dout(const Problem& problem, const flashattn_backward_a
           layout.head_stride * problem.dim_v, problem.dim_v};
 }
 
-int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspace,
+int32_t BackwardLauncher::run(const BackwardArgs& args, void* workspace,
                               cudaStream_t stream) const {
   if (const int32_t status = check_backward_arrays(problem_, args)) return status;
   const int64_t heads = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
@@ -167,7 +167,7 @@ BiasGradient::BiasGradient(const Problem& problem, int32_t units) : kernel_{} {
 }
 
 int32_t BiasGradient::run(const BackwardParams& p, cudaStream_t stream) const {
-  const flashattn_backward_args& args = p.args;
+  const BackwardArgs& args = p.args;
   const bool has_rows = args.shape.seqlen_q > 0 || args.dbias_stride_row == 0;
   if (!args.dbias || !has_rows || args.shape.seqlen_kv == 0) return FLASHATTN_OK;
   const sm80::BackwardEntry& entry = *kernel_.entry;

@@ -10,10 +10,10 @@
 namespace flashattn::cuda {
 
 // OK when the kernels can read and write the arrays.
-int32_t check_backward_arrays(const Problem& problem, const flashattn_backward_args& args);
+int32_t check_backward_arrays(const Problem& problem, const BackwardArgs& args);
 
 // dO in the problem's dtype: the caller's, or where a copy will lie in the workspace.
-flashattn_tensor rounded_dout(const Problem& problem, const flashattn_backward_args& args,
+flashattn_tensor rounded_dout(const Problem& problem, const BackwardArgs& args,
                               WorkspaceCutter* workspace);
 
 // The gradient of a dense bias, where it is asked for.
@@ -34,11 +34,11 @@ class BackwardLauncher {
   BackwardLauncher(const Problem& problem, const Device& device, int64_t l2_bytes,
                    const std::vector<std::string>& passed_over);
 
-  int64_t workspace(const flashattn_shape& shape) const;
+  int64_t workspace(const Shape& shape) const;
   // For one of the reasons.
   void describe(size_t passed_over, flashattn_plan_properties* properties) const;
   // The device is current.
-  int32_t run(const flashattn_backward_args& args, void* workspace, cudaStream_t stream) const;
+  int32_t run(const BackwardArgs& args, void* workspace, cudaStream_t stream) const;
 
   // Bytes of shared memory a block that the problem's kernels need on a device with so many. 0:
   // this build has no such kernels.
@@ -47,7 +47,7 @@ class BackwardLauncher {
  private:
   bool ordered() const { return problem_.determinism != FLASHATTN_DETERMINISM_DEFAULT; }
   // Everything; with a NULL base, all but the pointers. *bytes: of the workspace.
-  BackwardParams params(const flashattn_backward_args& args, char* base, int64_t* bytes) const;
+  BackwardParams params(const BackwardArgs& args, char* base, int64_t* bytes) const;
 
   const Problem problem_;
   const int64_t l2_bytes_;

@@ -53,10 +53,11 @@ struct Machine {
       cudaGetLastError();
     }
     p.name = names[index];
-    p.units = attribute(cudaDevAttrMultiProcessorCount);
+    p.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
     p.compute_capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) +
                            attribute(cudaDevAttrComputeCapabilityMinor);
-    p.local_memory = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    p.shared_memory = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    p.l2_cache = attribute(cudaDevAttrL2CacheSize);
     p.isa = best_kernels(p.compute_capability);
   }
 };

@@ -23,7 +23,7 @@ bool is_regular(const Problem& p) {
 }
 
 int32_t shared_bytes(const Problem& p, const Device& d) {
-  return cuda::sm80_shared_bytes(p, d.properties.local_memory);
+  return cuda::sm80_shared_bytes(p, d.properties.shared_memory);
 }
 
 void explain_multiple(const char* field, int32_t value, char* text, size_t capacity) {
@@ -49,14 +49,14 @@ const Predicate kPredicates[] = {
                      d.properties.compute_capability / 10, d.properties.compute_capability % 10,
                      cuda_architectures());
      }},
-    {[](const Problem& p, const Device&) { return p.sm_limit != 0; },
-     FLASHATTN_REASON_NOT_IN_THIS_BUILD, "sm_limit",
+    {[](const Problem& p, const Device&) { return p.multiprocessors != 0; },
+     FLASHATTN_REASON_NOT_IN_THIS_BUILD, "multiprocessors",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
        std::snprintf(
            text, capacity,
-           "sm_limit = %d, but the kernels of this version use all multiprocessors; leave "
+           "multiprocessors = %d, but the kernels of this version use all multiprocessors; leave "
            "it at 0",
-           p.sm_limit);
+           p.multiprocessors);
      }},
     {[](const Problem& p, const Device&) { return !is_computed(p.dtype); }, FLASHATTN_REASON_DTYPE,
      "dtype",
@@ -94,14 +94,14 @@ const Predicate kPredicates[] = {
                      dtype_name(p.dtype), p.dim_qk, p.dim_v, p.ops);
      }},
     {[](const Problem& p, const Device& d) {
-       return is_regular(p) && shared_bytes(p, d) > d.properties.local_memory;
+       return is_regular(p) && shared_bytes(p, d) > d.properties.shared_memory;
      },
      FLASHATTN_REASON_SHARED_MEMORY, "dim_qk",
      [](const Problem& p, const Device& d, char* text, size_t capacity) {
        std::snprintf(text, capacity,
                      "dim_qk = %d, dim_v = %d with ops = %u needs %d bytes of shared memory a "
                      "block, above %d, the limit of this device; use smaller heads%s",
-                     p.dim_qk, p.dim_v, p.ops, shared_bytes(p, d), d.properties.local_memory,
+                     p.dim_qk, p.dim_v, p.ops, shared_bytes(p, d), d.properties.shared_memory,
                      p.has_op(FLASHATTN_OP_BACKWARD) ? ", or ops = FORWARD" : "");
      }},
 };

@@ -45,7 +45,7 @@ void describe_kernel(const Choice<Entry>& choice, int32_t stages, const std::str
   properties->stages = stages;
   properties->threads = choice.entry->threads;
   properties->registers = choice.registers;
-  properties->local_memory = choice.entry->shared_bytes;
+  properties->shared_memory = choice.entry->shared_bytes;
   properties->splits = 1;
   properties->kernel = name.c_str();
   properties->isa = isa;

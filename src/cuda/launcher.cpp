@@ -64,14 +64,14 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
                            const PassedOver& passed_over)
     : problem_(problem),
       device_(device.index),
-      units_(device.properties.units),
+      units_(device.properties.multiprocessors),
       l2_bytes_(near_l2_bytes(device.index)),
       undecided_(passed_over.undecided + "; the shape decides, ask with one"),
       starts_early_(false) {
   const DeviceScope scope(device_);
   throw_on(merge_split_waits(&starts_early_), "cudaFuncGetAttributes");
   throw_on(load_split_kernels(problem), "cudaFuncGetAttributes");
-  const int32_t local_memory = device.properties.local_memory;
+  const int32_t local_memory = device.properties.shared_memory;
   const std::string slower = wants_modified(problem) && !is_modified(problem)
                                  ? "; fp32 as tf32, slower, which a sink or the backward pass needs"
                                  : "";
@@ -105,7 +105,7 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
   context_.reset(new PlanContext(device_));
 }
 
-const Sm80Launcher::Forward& Sm80Launcher::choose(const flashattn_shape& shape) const {
+const Sm80Launcher::Forward& Sm80Launcher::choose(const Shape& shape) const {
   const sm80::ForwardEntry &medium = *medium_.kernel.entry, &large = *large_.kernel.entry;
   const int64_t rows = static_cast<int64_t>(shape.seqlen_q) * problem_.group();
   if (rows <= small_.kernel.entry->tile_q) {
@@ -131,13 +131,13 @@ bool Sm80Launcher::has_lengths() const {
          problem_.has_layout(FLASHATTN_LAYOUT_PAGED_KV);
 }
 
-bool Sm80Launcher::may_be_uneven(const flashattn_shape& shape) const {
+bool Sm80Launcher::may_be_uneven(const Shape& shape) const {
   return shape.batch > 1 && has_lengths() &&
          4 * static_cast<int64_t>(shape.batch) * problem_.heads_kv > units_;
 }
 
 ForwardParams Sm80Launcher::grid(const Choice<sm80::ForwardEntry>& choice,
-                                 const flashattn_shape& shape) const {
+                                 const Shape& shape) const {
   ForwardParams p{};
   p.problem = problem_;
   p.args.shape = shape;
@@ -194,12 +194,12 @@ ForwardParams Sm80Launcher::grid(const Choice<sm80::ForwardEntry>& choice,
   return p;
 }
 
-bool Sm80Launcher::fits_at_once(const flashattn_shape& shape) const {
+bool Sm80Launcher::fits_at_once(const Shape& shape) const {
   const Choice<sm80::ForwardEntry>& kernel = choose(shape).kernel;
   return grid(kernel, shape).blocks() <= kernel.resident;
 }
 
-int64_t Sm80Launcher::workspace(uint32_t op, const flashattn_shape& shape) const {
+int64_t Sm80Launcher::workspace(uint32_t op, const Shape& shape) const {
   if (op == FLASHATTN_OP_BACKWARD) return backward_->workspace(shape);
   // What this shape needs, or one with fewer blocks and so more parts: never more than fill the
   // device, kUnevenRounds times where sequences may be uneven, unless the caller or BATCH_INVARIANT
@@ -222,16 +222,16 @@ int64_t Sm80Launcher::workspace(uint32_t op, const flashattn_shape& shape) const
                    std::min(limit, rows * ceil_div(shape.seqlen_kv, 2 * kSplitStep) * row));
 }
 
-void Sm80Launcher::describe(uint32_t op, const flashattn_shape& shape,
+void Sm80Launcher::describe(uint32_t op, const Shape& shape,
                             flashattn_plan_properties* properties) const {
   if (op == FLASHATTN_OP_BACKWARD) return describe_backward(0, properties);
   describe_forward(shape, 0, properties);
 }
 
-void Sm80Launcher::describe_promised(uint32_t op, const flashattn_shape& promised,
-                                     flashattn_plan_properties* properties) const {
+void Sm80Launcher::describe_maxima(uint32_t op, const Shape& maxima,
+                                   flashattn_plan_properties* properties) const {
   constexpr int32_t kMany = 4096;
-  flashattn_shape shape = promised;
+  Shape shape = maxima;
   if (shape.batch == 0) shape.batch = units_;
   if (shape.seqlen_q == 0) shape.seqlen_q = kMany;
   if (shape.seqlen_kv == 0) shape.seqlen_kv = kMany;
@@ -241,7 +241,7 @@ void Sm80Launcher::describe_promised(uint32_t op, const flashattn_shape& promise
   if (op == FLASHATTN_OP_FORWARD) properties->why = undecided_.c_str();
 }
 
-void Sm80Launcher::describe_forward(const flashattn_shape& shape, size_t passed_over,
+void Sm80Launcher::describe_forward(const Shape& shape, size_t passed_over,
                                     flashattn_plan_properties* properties) const {
   const Forward& choice = choose(shape);
   describe_kernel(choice.kernel, choice.kernel.entry->stages, choice.name, "mma.sync", properties);
@@ -251,10 +251,10 @@ void Sm80Launcher::describe_forward(const flashattn_shape& shape, size_t passed_
   properties->why = choice.why[passed_over].c_str();
 }
 
-int32_t Sm80Launcher::check_arrays(const flashattn_forward_args& args) const {
-  const NamedTensor tensors[] = {{"inputs.q", args.inputs.q, problem_.dtype, true},
-                                 {"inputs.k", args.inputs.k, problem_.dtype, true},
-                                 {"inputs.v", args.inputs.v, problem_.dtype, true},
+int32_t Sm80Launcher::check_arrays(const ForwardArgs& args) const {
+  const NamedTensor tensors[] = {{"q", args.inputs.q, problem_.dtype, true},
+                                 {"k", args.inputs.k, problem_.dtype, true},
+                                 {"v", args.inputs.v, problem_.dtype, true},
                                  {"o", args.o, problem_.dtype_o}};
   for (const NamedTensor& tensor : tensors) {
     if (const int32_t status = check_alignment(tensor)) return status;
@@ -262,8 +262,7 @@ int32_t Sm80Launcher::check_arrays(const flashattn_forward_args& args) const {
   return FLASHATTN_OK;
 }
 
-int32_t Sm80Launcher::forward(const flashattn_forward_args& args, void* workspace,
-                              void* stream) const {
+int32_t Sm80Launcher::forward(const ForwardArgs& args, void* workspace, void* stream) const {
   if (const int32_t status = check_current(device_, *context_)) return status;
   if (const int32_t status = check_arrays(args)) return status;
   const Choice<sm80::ForwardEntry>& choice = choose(args.shape).kernel;
@@ -284,13 +283,12 @@ int32_t Sm80Launcher::forward(const flashattn_forward_args& args, void* workspac
                    "launching the merge of a split forward");
 }
 
-int32_t Sm80Launcher::backward(const flashattn_backward_args& args, void* workspace,
-                               void* stream) const {
+int32_t Sm80Launcher::backward(const BackwardArgs& args, void* workspace, void* stream) const {
   if (const int32_t status = check_current(device_, *context_)) return status;
   return backward_->run(args, workspace, static_cast<cudaStream_t>(stream));
 }
 
-int32_t Sm80Launcher::merge(const flashattn_merge_args& args, void* stream) const {
+int32_t Sm80Launcher::merge(const MergeArgs& args, void* stream) const {
   if (const int32_t status = check_current(device_, *context_)) return status;
   if (args.parts > kMaxMergeParts) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "parts",
@@ -303,7 +301,7 @@ int32_t Sm80Launcher::merge(const flashattn_merge_args& args, void* stream) cons
   p.lse = args.lse;
   p.lse_layout = row_layout(problem_, args.shape);
   p.dtype = problem_.dtype_o;
-  p.part_dtype = args.part_dtype;
+  p.dtype_part = args.dtype_part;
   p.dim = problem_.dim_v;
   p.heads = problem_.heads_q;
   p.batch = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) ? 1 : args.shape.batch;
@@ -314,14 +312,13 @@ int32_t Sm80Launcher::merge(const flashattn_merge_args& args, void* stream) cons
   for (int32_t n = 0; n < args.parts; ++n) {
     p.part_o[n] = resolve_strides(args.part_o[n], rows, problem_.heads_q, problem_.dim_v);
     p.part_lse[n] = args.part_lse[n];
-    p.vectors &= is_aligned(p.part_o[n], args.part_dtype, 4 * dtype_size(args.part_dtype));
+    p.vectors &= is_aligned(p.part_o[n], args.dtype_part, 4 * dtype_size(args.dtype_part));
   }
   return status_of(launch_merge(p, static_cast<cudaStream_t>(stream)),
                    "launching the merge kernel");
 }
 
-int32_t Sm80Launcher::dropout_mask(const flashattn_forward_args& args, uint8_t* keep,
-                                   void* stream) const {
+int32_t Sm80Launcher::dropout_mask(const ForwardArgs& args, uint8_t* keep, void* stream) const {
   if (const int32_t status = check_current(device_, *context_)) return status;
   if (const int32_t status = check_heads(args.shape.batch)) return status;
   return status_of(launch_dropout_mask(problem_, args, keep, static_cast<cudaStream_t>(stream)),

@@ -22,30 +22,28 @@ class Sm80Launcher : public Launcher {
  public:
   Sm80Launcher(const Problem& problem, const Device& device, const PassedOver& passed_over);
 
-  int64_t workspace(uint32_t op, const flashattn_shape& shape) const override;
-  void describe(uint32_t op, const flashattn_shape& shape,
+  int64_t workspace(uint32_t op, const Shape& shape) const override;
+  void describe(uint32_t op, const Shape& shape,
                 flashattn_plan_properties* properties) const override;
-  // The kernel of a shape that fills the device, as far as nothing else is promised.
-  void describe_promised(uint32_t op, const flashattn_shape& promised,
-                         flashattn_plan_properties* properties) const override;
-  int32_t forward(const flashattn_forward_args& args, void* workspace, void* stream) const override;
-  int32_t backward(const flashattn_backward_args& args, void* workspace,
-                   void* stream) const override;
-  int32_t merge(const flashattn_merge_args& args, void* stream) const override;
-  int32_t dropout_mask(const flashattn_forward_args& args, uint8_t* keep,
-                       void* stream) const override;
+  // The kernel of a shape that fills the device, as far as nothing else is maxima.
+  void describe_maxima(uint32_t op, const Shape& maxima,
+                       flashattn_plan_properties* properties) const override;
+  int32_t forward(const ForwardArgs& args, void* workspace, void* stream) const override;
+  int32_t backward(const BackwardArgs& args, void* workspace, void* stream) const override;
+  int32_t merge(const MergeArgs& args, void* stream) const override;
+  int32_t dropout_mask(const ForwardArgs& args, uint8_t* keep, void* stream) const override;
 
  protected:
   // OK when the kernels can read and write the arrays.
-  int32_t check_arrays(const flashattn_forward_args& args) const;
+  int32_t check_arrays(const ForwardArgs& args) const;
   // Of a portable forward pass, for one of the reasons.
-  void describe_forward(const flashattn_shape& shape, size_t passed_over,
+  void describe_forward(const Shape& shape, size_t passed_over,
                         flashattn_plan_properties* properties) const;
   void describe_backward(size_t passed_over, flashattn_plan_properties* properties) const {
     backward_->describe(passed_over, properties);
   }
   // Whether the device holds all blocks of a portable forward pass at once.
-  bool fits_at_once(const flashattn_shape& shape) const;
+  bool fits_at_once(const Shape& shape) const;
 
   const Problem problem_;
   const int32_t device_, units_;
@@ -64,11 +62,11 @@ class Sm80Launcher : public Launcher {
   // OK when the small kernels' grids may have so many, see grid_of().
   int32_t check_heads(int64_t batch) const { return check_grid(batch * problem_.heads_q); }
   // Everything but the arguments and the workspace.
-  ForwardParams grid(const Choice<sm80::ForwardEntry>& choice, const flashattn_shape& shape) const;
-  const Forward& choose(const flashattn_shape& shape) const;
+  ForwardParams grid(const Choice<sm80::ForwardEntry>& choice, const Shape& shape) const;
+  const Forward& choose(const Shape& shape) const;
   // Whether sequences, more than a few of them, may have keys of very different number: one block
   // each would leave most multiprocessors waiting for the longest.
-  bool may_be_uneven(const flashattn_shape& shape) const;
+  bool may_be_uneven(const Shape& shape) const;
   // Whether keys are packed or paged, each sequence's of a number of its own.
   bool has_lengths() const;
 

@@ -14,7 +14,7 @@ static_assert(sizeof(PartialSum) == 2 * sizeof(float), "behind a row of even len
 
 struct ForwardParams {
   Problem problem;
-  flashattn_forward_args args;
+  ForwardArgs args;
   SplitRule split;
   // A block of the grid works on `queries` queries of `heads` query heads: row r is query r %
   // queries of head r / queries. Several heads of a group share a block when queries are few.
@@ -54,7 +54,7 @@ constexpr int32_t kDqClaimed = 1, kDqOpen = 2, kDqTurn = 4, kDqConverted = -1;
 // Portable: rows there stand as in lse. Hopper: in whole tiles of queries, see tile_q.
 struct BackwardParams {
   Problem problem;
-  flashattn_backward_args args;
+  BackwardArgs args;
   flashattn_tensor dout;  // of the problem's dtype: args.dout, or a rounded copy of it
   int32_t key_blocks;
   uint32_t dropout_threshold;
@@ -126,7 +126,7 @@ struct MergeParams {
   flashattn_tensor o;
   float* lse;  // may be NULL
   RowLayout lse_layout;
-  int32_t dtype, part_dtype, dim, heads, batch;
+  int32_t dtype, dtype_part, dim, heads, batch;
   int64_t tokens;
   int32_t parts;
   bool vectors;  // whether four numbers of a row can be moved at once, of all arrays

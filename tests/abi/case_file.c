@@ -66,19 +66,17 @@ void case_file_close(case_file *file) {
 typedef struct field {
   const char *line, *name;
   size_t offset, size;
-  char kind; /* i: integer, f: float, t: flashattn_tensor, p: pointer */
+  char kind; /* i: integer, f: float, p: pointer */
 } field;
 
 #define FIELD(line, type, kind, name) \
   {line, #name, offsetof(type, name), sizeof(((type *)0)->name), kind}
 #define DESC(name) FIELD("desc", flashattn_desc, 'i', name)
 #define FACTOR(name) FIELD("desc", flashattn_desc, 'f', name)
-#define SHAPE(name) FIELD("shape", flashattn_shape, 'i', name)
-#define INPUT(name) FIELD("inputs", flashattn_inputs, 'i', name)
-#define TENSOR(name) FIELD("array", flashattn_inputs, 't', name)
-#define POINTER(name) FIELD("array", flashattn_inputs, 'p', name)
-#define GRADIENT(kind, name) FIELD("backward", flashattn_backward_args, kind, name)
-#define RESULT(kind, name) FIELD("forward", flashattn_forward_args, kind, name)
+#define NUMBER(name) FIELD("args", flashattn_args, 'i', name)
+#define STRIDES(name) NUMBER(name.stride_batch), NUMBER(name.stride_head), NUMBER(name.stride_seq)
+#define ARRAY(name) FIELD("array", flashattn_args, 'p', name) /* a tensor begins with its pointer */
+#define OUTPUT(name) FIELD("expect", flashattn_args, 'p', name)
 
 static const field fields[] = {
     DESC(ops),
@@ -97,7 +95,7 @@ static const field fields[] = {
     DESC(block_q),
     DESC(block_kv),
     DESC(bias),
-    DESC(bias_dtype),
+    DESC(dtype_bias),
     DESC(features),
     DESC(determinism),
     FACTOR(scale),
@@ -110,48 +108,44 @@ static const field fields[] = {
     DESC(threads),
     DESC(max_total_q),
     DESC(max_total_kv),
-    SHAPE(batch),
-    SHAPE(seqlen_q),
-    SHAPE(seqlen_kv),
-    SHAPE(total_q),
-    SHAPE(total_kv),
-    INPUT(page_table_stride),
-    INPUT(pages),
-    INPUT(bias_stride_batch),
-    INPUT(bias_stride_head),
-    INPUT(bias_stride_row),
-    INPUT(alibi_stride_batch),
-    INPUT(block_mask_stride_batch),
-    INPUT(block_mask_stride_head),
-    INPUT(block_mask_stride_row),
-    INPUT(rng_seed),
-    INPUT(rng_offset),
-    TENSOR(q),
-    TENSOR(k),
-    TENSOR(v),
-    POINTER(cu_seqlens_q),
-    POINTER(cu_seqlens_kv),
-    POINTER(lens_q),
-    POINTER(lens_kv),
-    POINTER(page_table),
-    POINTER(bias),
-    POINTER(alibi_slopes),
-    POINTER(sink),
-    POINTER(block_mask),
-    RESULT('t', o),
-    RESULT('p', lse),
-    GRADIENT('t', o),
-    GRADIENT('p', lse),
-    GRADIENT('t', dout),
-    GRADIENT('p', dlse),
-    GRADIENT('t', dq),
-    GRADIENT('t', dk),
-    GRADIENT('t', dv),
-    GRADIENT('p', dbias),
-    GRADIENT('p', dsink),
-    GRADIENT('i', dbias_stride_batch),
-    GRADIENT('i', dbias_stride_head),
-    GRADIENT('i', dbias_stride_row),
+    NUMBER(batch),
+    NUMBER(seqlen_q),
+    NUMBER(seqlen_kv),
+    NUMBER(total_q),
+    NUMBER(total_kv),
+    NUMBER(pages),
+    NUMBER(rng_seed),
+    NUMBER(rng_offset),
+    STRIDES(q),
+    STRIDES(k),
+    STRIDES(v),
+    STRIDES(page_table),
+    STRIDES(bias),
+    STRIDES(alibi_slopes),
+    STRIDES(block_mask),
+    STRIDES(dbias),
+    ARRAY(q),
+    ARRAY(k),
+    ARRAY(v),
+    ARRAY(cu_seqlens_q),
+    ARRAY(cu_seqlens_kv),
+    ARRAY(lens_q),
+    ARRAY(lens_kv),
+    ARRAY(starts_kv),
+    ARRAY(page_table),
+    ARRAY(bias),
+    ARRAY(alibi_slopes),
+    ARRAY(sink),
+    ARRAY(block_mask),
+    ARRAY(dout),
+    ARRAY(dlse),
+    OUTPUT(o),
+    OUTPUT(lse),
+    OUTPUT(dq),
+    OUTPUT(dk),
+    OUTPUT(dv),
+    OUTPUT(dbias),
+    OUTPUT(dsink),
 };
 
 static const field *find_field(const char *line, const char *name) {
@@ -162,7 +156,6 @@ static const field *find_field(const char *line, const char *name) {
 }
 
 static void set_pointer(void *structure, const field *at, void *data) {
-  /* A tensor begins with its pointer. */
   memcpy((char *)structure + at->offset, &data, sizeof data);
 }
 
@@ -203,9 +196,8 @@ typedef struct output {
 typedef struct run {
   char name[NAME_SIZE];
   WITH_TAIL(flashattn_desc, desc) d;
-  WITH_TAIL(flashattn_forward_args, args) f;
-  WITH_TAIL(flashattn_backward_args, args) b;
-  int has_backward, unknown;
+  WITH_TAIL(flashattn_args, args) a;
+  int unknown;
   output outputs[MAX_OUTPUTS];
   int output_count;
 } run;
@@ -223,7 +215,7 @@ static size_t count_elements(const char *dims) {
 static int read_numbers(void *structure, const char *line, const char *words) {
   char name[NAME_SIZE], value[NAME_SIZE];
   int used = 0, known = 1;
-  while (sscanf(words, " %39[a-z_0-9]=%39s%n", name, value, &used) == 2) {
+  while (sscanf(words, " %39[a-z_0-9.]=%39s%n", name, value, &used) == 2) {
     known &= set_number(structure, line, name, value);
     words += used;
   }
@@ -236,11 +228,7 @@ static int read_array(const case_file *file, run *r, const char *words) {
   if (sscanf(words, " %39s %7s %79s %lu", name, dtype, dims, &offset) != 4) return 0;
   void *data = file->blob + offset;
   const field *at = find_field("array", name);
-  if (at) {
-    set_pointer(&r->f.args.inputs, at, data);
-  } else if ((at = find_field("backward", name))) {
-    set_pointer(&r->b.args, at, data);
-  }
+  if (at) set_pointer(&r->a.args, at, data);
   return at != NULL;
 }
 
@@ -258,9 +246,8 @@ static int read_output(const case_file *file, run *r, const char *words) {
   if (sscanf(words, " %39s f64 %79s %lu %lf", out->name, dims, &offset, &out->tolerance) != 4) {
     return 0;
   }
-  const field *result = find_field("forward", out->name);
-  const field *gradient = find_field("backward", out->name);
-  if (!gradient) return 0;
+  const field *at = find_field("expect", out->name);
+  if (!at) return 0;
   out->expected = (const double *)(const void *)(file->blob + offset);
   out->elements = count_elements(dims);
   out->dtype = output_dtype(&r->d.desc, out->name);
@@ -268,8 +255,7 @@ static int read_output(const case_file *file, run *r, const char *words) {
   out->data = malloc(bytes + 1);
   if (!out->data) return 0;
   memset(out->data, 0xFF, bytes); /* NaN in every format */
-  if (result) set_pointer(&r->f.args, result, out->data);
-  set_pointer(&r->b.args, gradient, out->data);
+  set_pointer(&r->a.args, at, out->data);
   ++r->output_count;
   return 1;
 }
@@ -278,8 +264,7 @@ static void read_case(const case_file *file, int n, run *r) {
   memset(r, 0, sizeof *r);
   sscanf(file->start[n], "case %39s", r->name);
   r->d.desc.struct_size = sizeof r->d.desc;
-  r->f.args.struct_size = sizeof r->f.args;
-  r->b.args.struct_size = sizeof r->b.args;
+  r->unknown = flashattn_args_init(&r->a.args, sizeof r->a.args) != FLASHATTN_OK;
   const char *line = strchr(file->start[n], '\n');
   while (line && line[1] && line[1] != '\n') {
     char kind[16], words[1024];
@@ -292,18 +277,11 @@ static void read_case(const case_file *file, int n, run *r) {
     const char *rest = words + strlen(kind);
     int known = 0;
     if (strcmp(kind, "desc") == 0) known = read_numbers(&r->d.desc, kind, rest);
-    if (strcmp(kind, "shape") == 0) known = read_numbers(&r->f.args.shape, kind, rest);
-    if (strcmp(kind, "inputs") == 0) known = read_numbers(&r->f.args.inputs, kind, rest);
+    if (strcmp(kind, "args") == 0) known = read_numbers(&r->a.args, kind, rest);
     if (strcmp(kind, "array") == 0) known = read_array(file, r, rest);
     if (strcmp(kind, "expect") == 0) known = read_output(file, r, rest);
-    if (strcmp(kind, "backward") == 0) {
-      known = read_numbers(&r->b.args, kind, rest);
-      r->has_backward = 1;
-    }
     r->unknown |= !known;
   }
-  r->b.args.shape = r->f.args.shape;
-  r->b.args.inputs = r->f.args.inputs;
 }
 
 /* ---- judging ---- */
@@ -361,14 +339,14 @@ static int ok(const run *r, const char *call, int32_t status) {
 
 static int run_operation(const run *r, const flashattn_plan *plan, uint32_t op) {
   int64_t bytes = 0;
-  if (!ok(r, "workspace_size", flashattn_workspace_size(plan, op, &r->f.args.shape, &bytes))) {
+  if (!ok(r, "workspace_size", flashattn_workspace_size(plan, op, &r->a.args, &bytes))) {
     return 0;
   }
   void *workspace = malloc((size_t)bytes + 1);
   const int done =
       op == FLASHATTN_OP_FORWARD
-          ? ok(r, "forward", flashattn_forward(plan, &r->f.args, workspace, bytes, NULL))
-          : ok(r, "backward", flashattn_backward(plan, &r->b.args, workspace, bytes, NULL));
+          ? ok(r, "forward", flashattn_forward(plan, &r->a.args, workspace, bytes, NULL))
+          : ok(r, "backward", flashattn_backward(plan, &r->a.args, workspace, bytes, NULL));
   free(workspace);
   return done;
 }
@@ -377,12 +355,11 @@ static int run_operations(run *r, case_hook hook) {
   flashattn_plan *plan = NULL;
   if (hook) {
     hook("desc", &r->d);
-    hook("forward_args", &r->f);
-    hook("backward_args", &r->b);
+    hook("args", &r->a);
   }
-  if (!ok(r, "plan_create", flashattn_plan_create(&r->d.desc, &plan))) return 0;
+  if (!ok(r, "plan_create", flashattn_plan_create(&r->d.desc, &plan, NULL))) return 0;
   const int done = run_operation(r, plan, FLASHATTN_OP_FORWARD) &&
-                   (!r->has_backward || run_operation(r, plan, FLASHATTN_OP_BACKWARD));
+                   (!(r->d.desc.ops & FLASHATTN_OP_BACKWARD) || run_operation(r, plan, FLASHATTN_OP_BACKWARD));
   flashattn_plan_destroy(plan);
   return done;
 }

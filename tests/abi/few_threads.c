@@ -43,22 +43,23 @@ int main(int argc, char **argv) {
   desc.dim_qk = DIM;
   desc.threads = HEADS;
   flashattn_plan *plan = NULL;
-  flashattn_forward_args args = {.struct_size = sizeof args};
-  args.shape.batch = 1;
-  args.shape.seqlen_q = args.shape.seqlen_kv = SEQ;
-  args.inputs.q.data = args.inputs.k.data = q;
-  args.inputs.v.data = v;
+  flashattn_args args;
+  flashattn_args_init(&args, sizeof args);
+  args.batch = 1;
+  args.seqlen_q = args.seqlen_kv = SEQ;
+  args.q.data = args.k.data = q;
+  args.v.data = v;
   args.o.data = o;
   for (int n = 0; n < SIZE; ++n) v[n] = (float)(n / DIM % HEADS); /* the head's number */
   int64_t bytes = 0;
-  if (!CHECK_OK(flashattn_plan_create(&desc, &plan))) return check_report();
-  CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &args.shape, &bytes));
+  if (!CHECK_OK(flashattn_plan_create(&desc, &plan, NULL))) return check_report();
+  CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &args, &bytes));
   void *workspace = malloc((size_t)bytes);
   /* The runtime keeps no more threads than its last team had: it is to start them anew below. */
   const int32_t heads[] = {HEADS, 2};
   flashattn_plan *plans[2] = {plan, NULL};
   desc.heads_q = desc.threads = heads[1];
-  if (!CHECK_OK(flashattn_plan_create(&desc, &plans[1]))) return check_report();
+  if (!CHECK_OK(flashattn_plan_create(&desc, &plans[1], NULL))) return check_report();
   for (int n = 0; n < 2; ++n) CHECK_OK(flashattn_forward(plans[n], &args, workspace, bytes, NULL));
   const rlim_t used = in_use();
   if (!workspace || !used) return 77;

@@ -11,16 +11,19 @@
 
 LATE(const char *, status_name, (int32_t status), (status))
 LATE(const char *, last_error, (int32_t *reason, const char **field), (reason, field))
-LATE(int32_t, plan_create, (const flashattn_desc *desc, flashattn_plan **plan), (desc, plan))
+LATE(int32_t, plan_create,
+     (const flashattn_desc *desc, flashattn_plan **plan, flashattn_error *error),
+     (desc, plan, error))
+LATE(int32_t, args_init, (flashattn_args *args, uint32_t size), (args, size))
 LATE(int32_t, workspace_size,
-     (const flashattn_plan *plan, uint32_t op, const flashattn_shape *shape, int64_t *bytes),
-     (plan, op, shape, bytes))
+     (const flashattn_plan *plan, uint32_t op, const flashattn_args *args, int64_t *bytes),
+     (plan, op, args, bytes))
 LATE(int32_t, forward,
-     (const flashattn_plan *plan, const flashattn_forward_args *args, void *workspace,
+     (const flashattn_plan *plan, const flashattn_args *args, void *workspace,
       int64_t bytes, void *stream),
      (plan, args, workspace, bytes, stream))
 LATE(int32_t, backward,
-     (const flashattn_plan *plan, const flashattn_backward_args *args, void *workspace,
+     (const flashattn_plan *plan, const flashattn_args *args, void *workspace,
       int64_t bytes, void *stream),
      (plan, args, workspace, bytes, stream))
 
@@ -42,7 +45,7 @@ void *late_open(const char *library, int mode) {
     printf("%s\n", dlerror());
     return NULL;
   }
-  const int all = FIND(status_name) && FIND(last_error) && FIND(plan_create) &&
+  const int all = FIND(status_name) && FIND(last_error) && FIND(plan_create) && FIND(args_init) &&
                   FIND(workspace_size) && FIND(forward) && FIND(backward) && FIND(plan_destroy);
   return all ? handle : NULL;
 }

@@ -39,7 +39,7 @@ static long resident_bytes(void) {
 static int fail_once(void) {
   flashattn_desc desc = {.struct_size = sizeof desc};
   flashattn_plan *plan = NULL;
-  return flashattn_plan_create(&desc, &plan) == FLASHATTN_ERROR_INVALID_ARGUMENT &&
+  return flashattn_plan_create(&desc, &plan, NULL) == FLASHATTN_ERROR_INVALID_ARGUMENT &&
          strlen(flashattn_last_error(NULL, NULL)) > 20;
 }
 

@@ -18,7 +18,7 @@ int main(int argc, char** argv) {
   flashattn_desc desc = {};
   flashattn_plan* plan = nullptr;
   desc.struct_size = sizeof desc;
-  CHECK_STATUS(flashattn_plan_create(&desc, &plan), FLASHATTN_ERROR_INVALID_ARGUMENT);
+  CHECK_STATUS(flashattn_plan_create(&desc, &plan, NULL), FLASHATTN_ERROR_INVALID_ARGUMENT);
   CHECK(strstr(flashattn_last_error(nullptr, nullptr), "dtype") != nullptr);
   case_file_close(&file);
   return check_report();

@@ -98,13 +98,13 @@ int64_t count_requests(Call call) {
 void test_create() {
   const flashattn_desc desc = make_desc();
   flashattn_plan* plan = nullptr;
-  CHECK_OK(flashattn_plan_create(&desc, &plan));  // what is made once a process, is made now
+  CHECK_OK(flashattn_plan_create(&desc, &plan, nullptr));  // what is made once a process, is made now
   flashattn_plan_destroy(plan);
 
   flashattn_plan* const untouched = reinterpret_cast<flashattn_plan*>(&g_live);
   const int64_t requests = count_requests([&] {
     plan = untouched;
-    const int32_t status = flashattn_plan_create(&desc, &plan);
+    const int32_t status = flashattn_plan_create(&desc, &plan, nullptr);
     CHECK((plan == untouched) == (status != FLASHATTN_OK));
     if (status == FLASHATTN_OK) flashattn_plan_destroy(plan);
     return status;
@@ -115,11 +115,11 @@ void test_create() {
 // One that is accepted, and one whose refusal needs no memory.
 void test_check() {
   flashattn_desc desc = make_desc();
-  count_requests([&] { return flashattn_check(&desc); });
+  count_requests([&] { return flashattn_check(&desc, nullptr); });
   desc.heads_q = -1;
   g_asked = 0;
   g_fail_at = 0;
-  const int32_t status = flashattn_check(&desc);
+  const int32_t status = flashattn_check(&desc, nullptr);
   g_fail_at = -1;
   CHECK_STATUS(status, FLASHATTN_ERROR_INVALID_ARGUMENT);
   CHECK(g_asked == 0 && std::strstr(flashattn_last_error(nullptr, nullptr), "heads_q = -1"));
@@ -129,36 +129,33 @@ void test_check() {
 void test_run() {
   const flashattn_desc desc = make_desc();
   flashattn_plan* plan = nullptr;
-  if (!CHECK_OK(flashattn_plan_create(&desc, &plan))) return;
+  if (!CHECK_OK(flashattn_plan_create(&desc, &plan, nullptr))) return;
   constexpr int kElements = kSeq * kHeads * kDim, kRows = kSeq * kHeads;
   std::vector<float> x(8 * kElements + 2 * kRows, 0.25f);
   float* const data = x.data();
   const auto part = [&](int n) { return data + n * kElements; };
 
-  flashattn_forward_args forward = {};
-  forward.struct_size = sizeof forward;
-  forward.shape = {1, kSeq, kSeq, 0, 0, 0};
-  forward.inputs.q.data = part(0);
-  forward.inputs.k.data = part(1);
-  forward.inputs.v.data = part(2);
+  flashattn_args forward;
+  flashattn_args_init(&forward, sizeof forward);
+  forward.batch = 1;
+  forward.seqlen_q = forward.seqlen_kv = kSeq;
+  forward.q.data = part(0);
+  forward.k.data = part(1);
+  forward.v.data = part(2);
   forward.o.data = part(3);
   forward.lse = part(8);
-  flashattn_backward_args backward = {};
-  backward.struct_size = sizeof backward;
-  backward.shape = forward.shape;
-  backward.inputs = forward.inputs;
-  backward.o = forward.o;
+  flashattn_args backward = forward;
   backward.dout.data = part(4);
-  backward.lse = part(8);
   backward.dq.data = part(5);
   backward.dk.data = part(6);
   backward.dv.data = part(7);
-  flashattn_merge_args merge = {};
+  flashattn_merge_args merge;
+  flashattn_merge_args_init(&merge, sizeof merge);
   const flashattn_tensor part_o = forward.o;
   const float* const part_lse = forward.lse;
-  merge.struct_size = sizeof merge;
   merge.parts = 1;
-  merge.shape = forward.shape;
+  merge.batch = 1;
+  merge.seqlen_q = kSeq;
   merge.part_o = &part_o;
   merge.part_lse = &part_lse;
   merge.o.data = part(5);

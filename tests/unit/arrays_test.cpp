@@ -138,20 +138,27 @@ void check_large() {
   CHECK(share_memory(dq, dense(kRow * 12345 + 16 * kDim, 32 * kDim + 1)));
 }
 
-void check_idle() {
-  // With elements: strides of extents of 1. Without: all.
-  const int64_t one[] = {1, 4, 1, 8}, none[] = {2, 4, 0, 8};
-  int64_t batch = INT64_MAX, head = 8, row = -3;
-  drop_idle_strides(one, &batch, &head, &row);
-  CHECK(batch == 0 && head == 8 && row == 0);
-  batch = INT64_MAX, head = 8, row = 0;
-  drop_idle_strides(none, &batch, &head, &row, true);
-  CHECK(batch == 1 && head == 1 && row == 0);
-  const flashattn_tensor tensor = {nullptr, INT64_MAX, 8, INT64_MAX / 2};
-  const flashattn_tensor resolved = resolve_strides(tensor, {1, 1, false}, 4, 8);
-  CHECK(resolved.stride_batch == 0 && resolved.stride_head == 8 && resolved.stride_seq == 0);
-  const flashattn_tensor packed = resolve_strides({}, {3, 5, false}, 4, 8);
-  CHECK(packed.stride_batch == 160 && packed.stride_head == 8 && packed.stride_seq == 32);
+void check_strides() {
+  const int64_t one[] = {1, 4, 1, 8}, none[] = {2, 4, 0, 8}, all[] = {3, 4, 5, 8};
+  const auto is = [](const flashattn_tensor& t, int64_t batch, int64_t head, int64_t seq) {
+    return t.stride_batch == batch && t.stride_head == head && t.stride_seq == seq;
+  };
+  const flashattn_tensor packed = {nullptr, -1, -1, -1};
+  CHECK(is(resolve_strides(packed, all, Order::kTokens), 160, 8, 32));
+  CHECK(is(resolve_strides(packed, all, Order::kHeads), 160, 40, 8));
+  // As they stand; each of its own.
+  CHECK(is(resolve_strides({nullptr, 1000, 0, -1}, all, Order::kTokens), 1000, 0, 8));
+  CHECK(is(resolve_strides({nullptr, -1, -1, 64}, all, Order::kHeads), 160, 40, 64));
+  // Packed without the indices that repeat.
+  CHECK(is(resolve_strides({nullptr, -1, 0, -1}, all, Order::kHeads), 40, 0, 8));
+  CHECK(is(resolve_strides({nullptr, 0, -1, 0}, all, Order::kHeads), 0, 8, 0));
+  // Idle: with elements, those of extents of 1; without, all.
+  CHECK(is(resolve_strides({nullptr, INT64_MAX, 8, -3}, one, Order::kTokens), 0, 8, 0));
+  CHECK(is(resolve_strides({nullptr, INT64_MAX, 8, -1}, none, Order::kTokens), 0, 0, 0));
+  // Of a sum 0 has a meaning.
+  flashattn_tensor sum = {nullptr, INT64_MAX, 8, 0};
+  strided_array("dbias", Use::kSum, &sum, none, Order::kHeads, 4);
+  CHECK(is(sum, 1, 1, 0));
 }
 
 }  // namespace
@@ -159,6 +166,6 @@ void check_idle() {
 int main() {
   check_random(1);
   check_large();
-  check_idle();
+  check_strides();
   return check_report();
 }

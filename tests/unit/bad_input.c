@@ -85,8 +85,8 @@ static void test_rows(struct fixture *f) {
       flashattn_plan *const untouched = (flashattn_plan *)f;
       spoil(f, row);
       plan = untouched;
-      CHECK(flashattn_check(&f->desc) == row->status);
-      const int32_t status = flashattn_plan_create(&f->desc, &plan);
+      CHECK(flashattn_check(&f->desc, NULL) == row->status);
+      const int32_t status = flashattn_plan_create(&f->desc, &plan, NULL);
       check_refusal(f, name, status, row->status, row->reason, row->field);
       if (status == FLASHATTN_OK) {
         flashattn_plan_destroy(plan);
@@ -95,7 +95,7 @@ static void test_rows(struct fixture *f) {
       }
       continue;
     }
-    if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) continue;
+    if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL))) continue;
     spoil(f, row);
     check_refusal(f, name, call(f, plan, row->target), row->status, row->reason, row->field);
     flashattn_plan_destroy(plan);
@@ -104,12 +104,12 @@ static void test_rows(struct fixture *f) {
 
 /* The calls that are spoilt above succeed as they stand. */
 static void test_baseline(struct fixture *f) {
-  const enum variant variants[] = {PLAIN, EVERYTHING, VARLEN, PAGED};
-  for (int i = 0; i < 4; ++i) {
+  const enum variant variants[] = {PLAIN, EVERYTHING, VARLEN, PAGED, STARTS};
+  for (int i = 0; i < 5; ++i) {
     fixture_reset(f, variants[i]);
     flashattn_plan *plan = NULL;
-    if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) continue;
-    CHECK_OK(flashattn_check(&f->desc));
+    if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL))) continue;
+    CHECK_OK(flashattn_check(&f->desc, NULL));
     CHECK_OK(call(f, plan, FORWARD));
     if (f->desc.ops & FLASHATTN_OP_BACKWARD) CHECK_OK(call(f, plan, BACKWARD));
     CHECK_OK(call(f, plan, MERGE));
@@ -124,7 +124,7 @@ static void test_calls(struct fixture *f) {
   int64_t bytes = 0;
   const int32_t invalid = FLASHATTN_ERROR_INVALID_ARGUMENT;
   fixture_reset(f, PLAIN);
-  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
+  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL))) return;
 
   check_refusal(f, "plan NULL", call(f, NULL, FORWARD), invalid, FLASHATTN_REASON_NULL_POINTER,
                 "plan");
@@ -136,15 +136,15 @@ static void test_calls(struct fixture *f) {
                 FLASHATTN_REASON_NULL_POINTER, "args");
   check_refusal(f, "keep NULL", flashattn_dropout_mask(plan, &f->forward, NULL, NULL), invalid,
                 FLASHATTN_REASON_NULL_POINTER, "keep");
-  check_refusal(f, "desc NULL", flashattn_check(NULL), invalid, FLASHATTN_REASON_NULL_POINTER,
+  check_refusal(f, "desc NULL", flashattn_check(NULL, NULL), invalid, FLASHATTN_REASON_NULL_POINTER,
                 "desc");
-  check_refusal(f, "plan out NULL", flashattn_plan_create(&f->desc, NULL), invalid,
+  check_refusal(f, "plan out NULL", flashattn_plan_create(&f->desc, NULL, NULL), invalid,
                 FLASHATTN_REASON_NULL_POINTER, "plan");
-  check_refusal(f, "bytes NULL", flashattn_workspace_size(plan, 1, &f->forward.shape, NULL),
+  check_refusal(f, "bytes NULL", flashattn_workspace_size(plan, 1, &f->forward, NULL),
                 invalid, FLASHATTN_REASON_NULL_POINTER, "bytes");
-  check_refusal(f, "op", flashattn_workspace_size(plan, 3, &f->forward.shape, &bytes), invalid,
+  check_refusal(f, "op", flashattn_workspace_size(plan, 3, &f->forward, &bytes), invalid,
                 FLASHATTN_REASON_VALUE, "op");
-  check_refusal(f, "shape NULL", flashattn_workspace_size(plan, 1, NULL, &bytes), invalid,
+  check_refusal(f, "args NULL", flashattn_workspace_size(plan, 1, NULL, &bytes), invalid,
                 FLASHATTN_REASON_SIZE, "max_batch");
   check_refusal(f, "properties NULL", flashattn_plan_info(plan, 1, NULL, NULL), invalid,
                 FLASHATTN_REASON_NULL_POINTER, "properties");
@@ -173,7 +173,7 @@ static void test_calls(struct fixture *f) {
   check_refusal(f, "part_lse[1]", call(f, plan, MERGE), invalid, FLASHATTN_REASON_NULL_POINTER,
                 "part_lse");
   f->part_lse[1] = f->part_lse[0];
-  f->part_o[1].stride_seq = -1;
+  f->part_o[1].stride_seq = -2;
   check_refusal(f, "part_o[1]", call(f, plan, MERGE), invalid, FLASHATTN_REASON_STRIDE,
                 "part_o.stride_seq");
 
@@ -181,7 +181,7 @@ static void test_calls(struct fixture *f) {
     const enum target target = op == 0 ? FORWARD : BACKWARD;
     if (!CHECK_OK(flashattn_workspace_size(plan,
                                            op == 0 ? FLASHATTN_OP_FORWARD : FLASHATTN_OP_BACKWARD,
-                                           &f->forward.shape, &bytes))) {
+                                           &f->forward, &bytes))) {
       continue;
     }
     CHECK(bytes > 0);
@@ -197,15 +197,15 @@ static void test_calls(struct fixture *f) {
   flashattn_plan_destroy(plan);
 
   fixture_reset(f, PAGED);
-  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
+  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL))) return;
   check_refusal(f, "op", call(f, plan, BACKWARD), invalid, FLASHATTN_REASON_OP, "ops");
   flashattn_plan_destroy(plan);
 
   fixture_reset(f, PLAIN);
   f->desc.max_batch = 1;
-  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
-  check_refusal(f, "promise", call(f, plan, FORWARD), invalid, FLASHATTN_REASON_SIZE,
-                "shape.batch");
+  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL))) return;
+  check_refusal(f, "maximum", call(f, plan, FORWARD), invalid, FLASHATTN_REASON_SIZE,
+                "batch");
   flashattn_plan_destroy(plan);
 
   fixture_reset(f, PLAIN);
@@ -213,7 +213,7 @@ static void test_calls(struct fixture *f) {
   f->desc.threads = 0;
   int32_t count = -1;
   CHECK_OK(flashattn_device_count(FLASHATTN_DEVICE_CUDA, &count));
-  if (count == 0) CHECK_STATUS(flashattn_check(&f->desc), FLASHATTN_ERROR_UNSUPPORTED);
+  if (count == 0) CHECK_STATUS(flashattn_check(&f->desc, NULL), FLASHATTN_ERROR_UNSUPPORTED);
 }
 
 int main(void) {

@@ -11,7 +11,7 @@ int main(void) {
     f.desc.ops = (uint32_t)ops;
     f.desc.softcap = 5;
     f.workspace = malloc((size_t)f.workspace_bytes);
-    if (!CHECK_OK(flashattn_plan_create(&f.desc, &plan)) || !CHECK(f.workspace)) break;
+    if (!CHECK_OK(flashattn_plan_create(&f.desc, &plan, NULL)) || !CHECK(f.workspace)) break;
     CHECK_OK(flashattn_forward(plan, &f.forward, f.workspace, f.workspace_bytes, NULL));
     free(f.workspace);
     f.workspace = malloc((size_t)f.workspace_bytes);

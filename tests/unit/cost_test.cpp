@@ -22,13 +22,13 @@ flashattn_desc make_desc(int32_t dtype, int32_t heads_q, int32_t heads_kv, int32
   return desc;
 }
 
-Problem problem_of(flashattn_desc desc) { return make_problem(&desc); }
+Problem problem_of(flashattn_desc desc) { return make_problem(desc); }
 
-int64_t forward_bytes(const flashattn_desc& desc, const flashattn_shape& shape) {
+int64_t forward_bytes(const flashattn_desc& desc, const Shape& shape) {
   return operation_cost(problem_of(desc), FLASHATTN_OP_FORWARD, shape).bytes;
 }
 
-int64_t backward_bytes(const flashattn_desc& desc, const flashattn_shape& shape) {
+int64_t backward_bytes(const flashattn_desc& desc, const Shape& shape) {
   return operation_cost(problem_of(desc), FLASHATTN_OP_BACKWARD, shape).bytes;
 }
 
@@ -36,7 +36,7 @@ int64_t backward_bytes(const flashattn_desc& desc, const flashattn_shape& shape)
 void test_training() {
   constexpr int64_t kArray = int64_t{64} << 20, kRows = 4 * 16 * 4096 * 4;
   flashattn_desc desc = make_desc(FLASHATTN_DTYPE_BF16, 16, 16, 128);
-  const flashattn_shape shape = {4, 4096, 4096, 0, 0, 0};
+  const Shape shape = {4, 4096, 4096, 0, 0};
   CHECK(forward_bytes(desc, shape) == 4 * kArray);
   desc.mask = FLASHATTN_MASK_CAUSAL;  // what is skipped is read for other queries
   desc.features = FLASHATTN_FEATURE_LSE;
@@ -58,7 +58,7 @@ void test_decoding() {
   constexpr int64_t kCache = int64_t{16} << 20, kQuery = 32 * 128 * 2;
   flashattn_desc desc = make_desc(FLASHATTN_DTYPE_F16, 32, 8, 128);
   desc.ops = FLASHATTN_OP_FORWARD;
-  const flashattn_shape shape = {16, 1, 8192, 0, 0, 0};
+  const Shape shape = {16, 1, 8192, 0, 0};
   CHECK(forward_bytes(desc, shape) == 16 * (2 * kCache + 2 * kQuery));
   desc.layout = FLASHATTN_LAYOUT_PAGED_KV;
   desc.page_size = 16;
@@ -72,7 +72,7 @@ void test_packed() {
   flashattn_desc desc = make_desc(FLASHATTN_DTYPE_F32, 6, 2, 24);
   desc.dim_v = 40;
   desc.layout = FLASHATTN_LAYOUT_VARLEN_Q | FLASHATTN_LAYOUT_VARLEN_KV;
-  const flashattn_shape shape = {3, 5, 20, 0, 10, 30};
+  const Shape shape = {3, 5, 20, 10, 30};
   constexpr int64_t kQ = 10 * 6 * 24 * 4, kO = 10 * 6 * 40 * 4, kK = 30 * 2 * 24 * 4,
                     kV = 30 * 2 * 40 * 4, kLse = 10 * 6 * 4, kBounds = 2 * 4 * 4;
   CHECK(forward_bytes(desc, shape) == kQ + kO + kK + kV + kBounds);
@@ -82,7 +82,7 @@ void test_packed() {
 // What is added to scores, and its gradients.
 void test_scores() {
   flashattn_desc desc = make_desc(FLASHATTN_DTYPE_F16, 4, 4, 64);
-  const flashattn_shape shape = {2, 100, 300, 0, 0, 0};
+  const Shape shape = {2, 100, 300, 0, 0};
   const int64_t plain = forward_bytes(desc, shape), gradients = backward_bytes(desc, shape);
   CHECK(plain == 2 * 4 * 64 * 2 * (2 * 100 + 2 * 300));
   desc.bias = FLASHATTN_BIAS_DENSE | FLASHATTN_BIAS_ALIBI;

@@ -19,13 +19,13 @@ static float o[2][LARGE * DIM], gradients[2][3][LARGE * DIM];
 
 static flashattn_plan *plan_of(struct fixture *f) {
   flashattn_plan *plan = NULL;
-  CHECK_OK(flashattn_plan_create(&f->desc, &plan));
+  CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL));
   return plan;
 }
 
 /* Every function that computes. */
 static void call_all(struct fixture *f, enum variant variant) {
-  CHECK_OK(flashattn_check(&f->desc));
+  CHECK_OK(flashattn_check(&f->desc, NULL));
   flashattn_plan *plan = plan_of(f);
   if (!plan) return;
   CHECK_OK(flashattn_forward(plan, &f->forward, f->workspace, f->workspace_bytes, NULL));
@@ -45,8 +45,8 @@ static void call_all(struct fixture *f, enum variant variant) {
 static void attend(int which, int threads) {
   flashattn_desc desc;
   flashattn_plan *plan = NULL;
-  flashattn_forward_args forward = {.struct_size = sizeof forward};
-  flashattn_backward_args backward = {.struct_size = sizeof backward};
+  flashattn_args forward, backward;
+  flashattn_args_init(&forward, sizeof forward);
   int64_t bytes = 0, more = 0;
   flashattn_desc_init(&desc, sizeof desc);
   desc.dtype = FLASHATTN_DTYPE_F32;
@@ -56,24 +56,22 @@ static void attend(int which, int threads) {
   desc.features = FLASHATTN_FEATURE_LSE;
   desc.mask = FLASHATTN_MASK_CAUSAL;
   desc.threads = threads;
-  if (!CHECK_OK(flashattn_plan_create(&desc, &plan))) return;
-  forward.shape.batch = 1;
-  forward.shape.seqlen_q = LARGE;
-  forward.shape.seqlen_kv = LARGE - 40;
-  forward.inputs.q.data = q;
-  forward.inputs.k.data = k;
-  forward.inputs.v.data = v;
+  if (!CHECK_OK(flashattn_plan_create(&desc, &plan, NULL))) return;
+  forward.batch = 1;
+  forward.seqlen_q = LARGE;
+  forward.seqlen_kv = LARGE - 40;
+  forward.q.data = q;
+  forward.k.data = k;
+  forward.v.data = v;
   forward.o.data = o[which];
   forward.lse = lse;
-  backward.shape = forward.shape;
-  backward.inputs = forward.inputs;
-  backward.o = backward.dout = forward.o;
-  backward.lse = lse;
+  backward = forward;
+  backward.dout = forward.o;
   backward.dq.data = gradients[which][0];
   backward.dk.data = gradients[which][1];
   backward.dv.data = gradients[which][2];
-  CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &forward.shape, &bytes));
-  CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_BACKWARD, &forward.shape, &more));
+  CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &forward, &bytes));
+  CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_BACKWARD, &forward, &more));
   if (more > bytes) bytes = more;
   void *workspace = malloc((size_t)bytes);
   if (CHECK(workspace)) {

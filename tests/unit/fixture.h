@@ -14,7 +14,8 @@ enum variant {
   PLAIN,      /* lse, forward and backward */
   EVERYTHING, /* every bias, mask, feature and dropout, forward and backward */
   VARLEN,     /* queries and keys, forward and backward */
-  PAGED       /* forward */
+  PAGED,      /* forward */
+  STARTS      /* left padding, forward and backward */
 };
 
 struct inputs {
@@ -25,7 +26,8 @@ struct inputs {
   float lse[BATCH * HEADS_Q * SEQ_Q], dlse[BATCH * HEADS_Q * SEQ_Q];
   float bias[SEQ_Q * SEQ_KV], slopes[HEADS_Q], sink[HEADS_Q];
   uint8_t blocks[BLOCKS_Q * BLOCKS_KV];
-  int32_t cu_q[BATCH + 1], cu_kv[BATCH + 1], lens_q[BATCH], lens_kv[BATCH], pages[BATCH * 2];
+  int32_t cu_q[BATCH + 1], cu_kv[BATCH + 1], lens_q[BATCH], lens_kv[BATCH], starts_kv[BATCH];
+  int32_t pages[BATCH * 2];
   uint64_t rng[2];
   float part_o[2][BATCH * SEQ_Q * HEADS_Q * DIM_V], part_lse[2][BATCH * HEADS_Q * SEQ_Q];
 };
@@ -56,8 +58,8 @@ struct fixture {
   struct inputs* in;
   struct outputs* out;
   flashattn_desc desc;
-  flashattn_forward_args forward;
-  flashattn_backward_args backward;
+  flashattn_args forward;
+  flashattn_args backward;
   flashattn_merge_args merge;
   flashattn_tensor part_o[2];
   const float* part_lse[2];
@@ -104,34 +106,38 @@ static inline void fixture_desc(struct fixture* f, enum variant variant) {
   }
 }
 
-static inline void fixture_inputs(struct fixture* f, enum variant variant, flashattn_shape* shape,
-                                  flashattn_inputs* inputs) {
+static inline void fixture_inputs(struct fixture* f, enum variant variant,
+                                  flashattn_args* inputs) {
   struct inputs* in = f->in;
-  shape->batch = BATCH;
-  shape->seqlen_q = SEQ_Q;
-  shape->seqlen_kv = SEQ_KV;
+  flashattn_args_init(inputs, sizeof *inputs);
+  inputs->batch = BATCH;
+  inputs->seqlen_q = SEQ_Q;
+  inputs->seqlen_kv = SEQ_KV;
   inputs->q.data = in->q;
   inputs->k.data = in->k;
   inputs->v.data = in->v;
   inputs->lens_kv = in->lens_kv;
   inputs->lens_q = in->lens_q;
   if (variant == EVERYTHING) {
-    inputs->bias = in->bias;
-    inputs->bias_stride_row = SEQ_KV;
-    inputs->alibi_slopes = in->slopes;
+    inputs->bias.data = in->bias;
+    inputs->bias.stride_batch = inputs->bias.stride_head = 0;
+    inputs->alibi_slopes.data = in->slopes;
+    inputs->alibi_slopes.stride_batch = 0;
     inputs->sink = in->sink;
-    inputs->block_mask = in->blocks;
+    inputs->block_mask.data = in->blocks;
+    inputs->block_mask.stride_batch = inputs->block_mask.stride_head = 0;
     inputs->rng_device = in->rng;
     inputs->rng_seed = 7;
   }
   if (variant == VARLEN) {
-    shape->total_q = BATCH * SEQ_Q;
-    shape->total_kv = BATCH * SEQ_KV;
+    inputs->total_q = BATCH * SEQ_Q;
+    inputs->total_kv = BATCH * SEQ_KV;
     inputs->cu_seqlens_q = in->cu_q;
     inputs->cu_seqlens_kv = in->cu_kv;
   }
+  if (variant == STARTS) inputs->starts_kv = in->starts_kv;
   if (variant == PAGED) {
-    inputs->page_table = in->pages;
+    inputs->page_table.data = in->pages;
     inputs->pages = PAGES;
   }
 }
@@ -158,6 +164,7 @@ static inline void fixture_reset_inputs(struct inputs* in) {
   for (int b = 0; b < BATCH; ++b) {
     in->lens_q[b] = SEQ_Q - b;
     in->lens_kv[b] = SEQ_KV - 2 * b;
+    in->starts_kv[b] = 1 + b;
     in->pages[2 * b] = PAGES - 1 - b;
     in->pages[2 * b + 1] = b;
   }
@@ -174,13 +181,11 @@ static inline void fixture_reset(struct fixture* f, enum variant variant) {
   memset(out, 0xA5, sizeof *out);
   fixture_desc(f, variant);
 
-  f->forward.struct_size = sizeof f->forward;
-  fixture_inputs(f, variant, &f->forward.shape, &f->forward.inputs);
+  fixture_inputs(f, variant, &f->forward);
   f->forward.o.data = out->o;
   f->forward.lse = out->lse;
 
-  f->backward.struct_size = sizeof f->backward;
-  fixture_inputs(f, variant, &f->backward.shape, &f->backward.inputs);
+  fixture_inputs(f, variant, &f->backward);
   f->backward.o.data = in->o;
   f->backward.dout.data = in->dout;
   f->backward.lse = in->lse;
@@ -189,16 +194,18 @@ static inline void fixture_reset(struct fixture* f, enum variant variant) {
   f->backward.dv.data = out->dv;
   if (variant == EVERYTHING) {
     f->backward.dlse = in->dlse;
-    f->backward.dbias = out->dbias;
-    f->backward.dbias_stride_row = SEQ_KV;
+    f->backward.dbias.data = out->dbias;
+    f->backward.dbias.stride_batch = f->backward.dbias.stride_head = 0;
     f->backward.dsink = out->dsink;
   }
 
-  f->merge.struct_size = sizeof f->merge;
+  flashattn_merge_args_init(&f->merge, sizeof f->merge);
   f->merge.parts = 2;
-  f->merge.shape = f->forward.shape;
+  f->merge.batch = f->forward.batch;
+  f->merge.seqlen_q = f->forward.seqlen_q;
+  f->merge.total_q = f->forward.total_q;
   for (int p = 0; p < 2; ++p) {
-    f->part_o[p].data = in->part_o[p];
+    f->part_o[p] = (flashattn_tensor){in->part_o[p], -1, -1, -1};
     f->part_lse[p] = in->part_lse[p];
   }
   f->merge.part_o = f->part_o;
@@ -208,6 +215,16 @@ static inline void fixture_reset(struct fixture* f, enum variant variant) {
 
   f->workspace = out->workspace;
   f->workspace_bytes = WORKSPACE;
+}
+
+/* The sizes of a dense call. */
+static inline flashattn_args sizes_of(int32_t batch, int32_t seqlen_q, int32_t seqlen_kv) {
+  flashattn_args args;
+  flashattn_args_init(&args, sizeof args);
+  args.batch = batch;
+  args.seqlen_q = seqlen_q;
+  args.seqlen_kv = seqlen_kv;
+  return args;
 }
 
 static inline int fixture_open(struct fixture* f) {

@@ -61,15 +61,15 @@ static void random_desc(flashattn_desc *d) {
   if (random_below(20) == 0) d->workspace_limit = random_size();
 }
 
-static void random_shape(flashattn_shape *shape, const flashattn_desc *desc) {
-  memset(shape, 0, sizeof *shape);
-  shape->batch = random_size();
-  shape->seqlen_q = random_size();
-  shape->seqlen_kv = random_size();
+static void random_sizes(flashattn_args *args, const flashattn_desc *desc) {
+  flashattn_args_init(args, sizeof *args);
+  args->batch = random_size();
+  args->seqlen_q = random_size();
+  args->seqlen_kv = random_size();
   /* plan_info walks the queries of masks: not two thousand million of them here. */
-  if (shape->seqlen_q > 1 << 20) shape->seqlen_q = 1 << 20;
-  if (desc->layout & FLASHATTN_LAYOUT_VARLEN_Q) shape->total_q = random_size();
-  if (desc->layout & FLASHATTN_LAYOUT_VARLEN_KV) shape->total_kv = random_size();
+  if (args->seqlen_q > 1 << 20) args->seqlen_q = 1 << 20;
+  if (desc->layout & FLASHATTN_LAYOUT_VARLEN_Q) args->total_q = random_size();
+  if (desc->layout & FLASHATTN_LAYOUT_VARLEN_KV) args->total_kv = random_size();
 }
 
 static int refusal_explained(void) {
@@ -80,22 +80,22 @@ static int refusal_explained(void) {
          field[0] != 0;
 }
 
-/* Whether a shape is answered as the header says. *bytes: of the workspace, or REFUSED. */
-static int try_shape(const flashattn_plan *plan, uint32_t op, const flashattn_shape *shape,
+/* Whether a args is answered as the header says. *bytes: of the workspace, or REFUSED. */
+static int try_sizes(const flashattn_plan *plan, uint32_t op, const flashattn_args *args,
                      int64_t *bytes) {
   flashattn_plan_properties info = {.struct_size = sizeof info};
   *bytes = REFUSED;
-  if (flashattn_workspace_size(plan, op, shape, bytes) != FLASHATTN_OK) {
+  if (flashattn_workspace_size(plan, op, args, bytes) != FLASHATTN_OK) {
     return refusal_explained() && *bytes == REFUSED &&
-           (!shape || flashattn_plan_info(plan, op, shape, &info) != FLASHATTN_OK);
+           (!args || flashattn_plan_info(plan, op, args, &info) != FLASHATTN_OK);
   }
-  const int ok = *bytes >= 0 && flashattn_plan_info(plan, op, shape, &info) == FLASHATTN_OK &&
+  const int ok = *bytes >= 0 && flashattn_plan_info(plan, op, args, &info) == FLASHATTN_OK &&
                  info.workspace == *bytes && info.flops >= 0 && info.bytes >= 0 && info.splits >= 0;
   if (!ok) {
-    printf("  op %u, shape %d %d %d %" PRId64 " %" PRId64 ": workspace %" PRId64 ", flops %" PRId64
+    printf("  op %u, args %d %d %d %" PRId64 " %" PRId64 ": workspace %" PRId64 ", flops %" PRId64
            ", bytes %" PRId64 ", splits %d\n",
-           op, shape ? shape->batch : 0, shape ? shape->seqlen_q : 0, shape ? shape->seqlen_kv : 0,
-           shape ? shape->total_q : 0, shape ? shape->total_kv : 0, *bytes, info.flops, info.bytes,
+           op, args ? args->batch : 0, args ? args->seqlen_q : 0, args ? args->seqlen_kv : 0,
+           args ? args->total_q : 0, args ? args->total_kv : 0, *bytes, info.flops, info.bytes,
            info.splits);
   }
   return ok;
@@ -114,19 +114,19 @@ int main(int argc, char **argv) {
     flashattn_desc desc;
     flashattn_plan *plan = NULL;
     random_desc(&desc);
-    const int32_t status = flashattn_check(&desc);
+    const int32_t status = flashattn_check(&desc, NULL);
     int ok = status == FLASHATTN_OK || status == FLASHATTN_ERROR_INVALID_ARGUMENT ||
              status == FLASHATTN_ERROR_UNSUPPORTED;
     if (status != FLASHATTN_OK) ok = ok && refusal_explained();
-    ok = ok && flashattn_plan_create(&desc, &plan) == status;
+    ok = ok && flashattn_plan_create(&desc, &plan, NULL) == status;
     for (uint32_t op = 1; ok && plan && op <= 2; ++op) {
       int64_t bytes, larger;
-      flashattn_shape shape;
-      random_shape(&shape, &desc);
-      ok = try_shape(plan, op, NULL, &bytes) && try_shape(plan, op, &shape, &bytes);
-      if (ok && bytes != REFUSED && desc.max_batch == 0 && shape.batch < 1 << 16) {
-        ++shape.batch;
-        ok = try_shape(plan, op, &shape, &larger) && (larger >= bytes || larger == REFUSED);
+      flashattn_args args;
+      random_sizes(&args, &desc);
+      ok = try_sizes(plan, op, NULL, &bytes) && try_sizes(plan, op, &args, &bytes);
+      if (ok && bytes != REFUSED && desc.max_batch == 0 && args.batch < 1 << 16) {
+        ++args.batch;
+        ok = try_sizes(plan, op, &args, &larger) && (larger >= bytes || larger == REFUSED);
         if (!ok) printf("  workspace %" PRId64 ", for one more %" PRId64 "\n", bytes, larger);
       }
     }

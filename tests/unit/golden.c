@@ -21,24 +21,25 @@ static flashattn_plan *make_plan(int32_t dim_qk, int32_t dim_v, float scale) {
   desc.dim_v = dim_v;
   desc.scale = scale;
   desc.features = FLASHATTN_FEATURE_LSE;
-  CHECK_OK(flashattn_plan_create(&desc, &plan));
+  CHECK_OK(flashattn_plan_create(&desc, &plan, NULL));
   return plan;
 }
 
 /* One sequence, one head, packed. */
 static void attend(const flashattn_plan *plan, int32_t queries, int32_t keys, const float *q,
                    const float *k, const float *v, float *o, float *lse) {
-  flashattn_forward_args args = {.struct_size = sizeof args};
+  flashattn_args args;
+  flashattn_args_init(&args, sizeof args);
   int64_t bytes = 0;
-  args.shape.batch = 1;
-  args.shape.seqlen_q = queries;
-  args.shape.seqlen_kv = keys;
-  args.inputs.q.data = (void *)q;
-  args.inputs.k.data = (void *)k;
-  args.inputs.v.data = (void *)v;
+  args.batch = 1;
+  args.seqlen_q = queries;
+  args.seqlen_kv = keys;
+  args.q.data = (void *)q;
+  args.k.data = (void *)k;
+  args.v.data = (void *)v;
   args.o.data = o;
   args.lse = lse;
-  CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &args.shape, &bytes));
+  CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &args, &bytes));
   void *workspace = malloc((size_t)bytes + 1);
   CHECK_OK(flashattn_forward(plan, &args, workspace, bytes, NULL));
   free(workspace);
@@ -46,12 +47,13 @@ static void attend(const flashattn_plan *plan, int32_t queries, int32_t keys, co
 
 static void merge(const flashattn_plan *plan, int32_t queries, int32_t parts, float *const *o_parts,
                   const float *const *lse_parts, float *o, float *lse) {
-  flashattn_merge_args args = {.struct_size = sizeof args};
-  flashattn_tensor tensors[4] = {{0}};
-  for (int p = 0; p < parts; ++p) tensors[p].data = o_parts[p];
+  flashattn_merge_args args;
+  flashattn_merge_args_init(&args, sizeof args);
+  flashattn_tensor tensors[4];
+  for (int p = 0; p < parts; ++p) tensors[p] = (flashattn_tensor){o_parts[p], -1, -1, -1};
   args.parts = parts;
-  args.shape.batch = 1;
-  args.shape.seqlen_q = queries;
+  args.batch = 1;
+  args.seqlen_q = queries;
   args.part_o = tensors;
   args.part_lse = lse_parts;
   args.o.data = o;
@@ -137,8 +139,8 @@ static void test_five_tokens(void) {
 
 /* Second head of two, 3 x 20, p = 0.3: part of the ABI, the same on every device. */
 static void test_dropout_mask(void) {
-  static const char *const golden[3] = {"11011111011111010101", "10011110011001100111",
-                                        "10110111111111110101"};
+  static const char *const golden[3] = {"11101000110101110011", "11011111101010111111",
+                                        "11110101110001101110"};
   flashattn_desc desc;
   flashattn_plan *plan = NULL;
   flashattn_desc_init(&desc, sizeof desc);
@@ -146,17 +148,18 @@ static void test_dropout_mask(void) {
   desc.heads_q = 2;
   desc.dim_qk = 8;
   desc.dropout = 0.3f;
-  if (!CHECK_OK(flashattn_plan_create(&desc, &plan))) return;
-  flashattn_forward_args args = {.struct_size = sizeof args};
+  if (!CHECK_OK(flashattn_plan_create(&desc, &plan, NULL))) return;
+  flashattn_args args;
+  flashattn_args_init(&args, sizeof args);
   const uint64_t device[2] = {1234567890000u, UINT64_C(1) << 33};
   uint8_t keep[2][3][20];
-  args.shape.batch = 1;
-  args.shape.seqlen_q = 3;
-  args.shape.seqlen_kv = 20;
+  args.batch = 1;
+  args.seqlen_q = 3;
+  args.seqlen_kv = 20;
   for (int host = 0; host < 2; ++host) {
-    args.inputs.rng_seed = host ? 1234567890123u : 123;
-    args.inputs.rng_offset = host ? (UINT64_C(1) << 33) + 5 : 5;
-    args.inputs.rng_device = host ? NULL : device;
+    args.rng_seed = host ? 1234567890123u : 123;
+    args.rng_offset = host ? (UINT64_C(1) << 33) + 5 : 5;
+    args.rng_device = host ? NULL : device;
     memset(keep, 0xA5, sizeof keep);
     CHECK_OK(flashattn_dropout_mask(plan, &args, &keep[0][0][0], NULL));
     int same = 1;

@@ -79,7 +79,7 @@ void test(uint32_t layout, bool lens, int32_t queries, int32_t threads, bool dir
   desc.features = FLASHATTN_FEATURE_LSE | FLASHATTN_FEATURE_SINK;
   if (backward) desc.features |= FLASHATTN_FEATURE_DSINK;
   desc.threads = threads;
-  const std::unique_ptr<Plan> plan = make_plan(&desc);
+  const std::unique_ptr<Plan> plan = make_plan(desc);
   const bool varlen_q = layout & FLASHATTN_LAYOUT_VARLEN_Q;
   const bool varlen_kv = layout & FLASHATTN_LAYOUT_VARLEN_KV;
   const int64_t rows_q = varlen_q ? kTotalQ : kBatch * queries;
@@ -101,8 +101,7 @@ void test(uint32_t layout, bool lens, int32_t queries, int32_t threads, bool dir
     return flashattn_tensor{x.data(), varlen_kv ? 0 : tokens * kHeadsKv * kDim, kDim,
                             kHeadsKv * kDim};
   };
-  flashattn_backward_args args{};
-  args.struct_size = sizeof args;
+  BackwardArgs args{};
   args.shape.batch = kBatch;
   args.shape.seqlen_q = queries;
   args.shape.seqlen_kv = kLongestKv;
@@ -128,8 +127,7 @@ void test(uint32_t layout, bool lens, int32_t queries, int32_t threads, bool dir
   args.dk = at_kv(dk);
   args.dv = at_kv(dv);
   args.dsink = dsink.data();
-  flashattn_forward_args forward{};
-  forward.struct_size = sizeof forward;
+  ForwardArgs forward{};
   forward.shape = args.shape;
   forward.inputs = args.inputs;
   forward.o = args.o;

@@ -28,8 +28,8 @@ static const struct sentence sentences[] = {
      {"dtype_o = FLASHATTN_DTYPE_F16 does not go with dtype = FLASHATTN_DTYPE_F32; use "
       "FLASHATTN_DTYPE_F32",
       "", "", ""}},
-    {SPOILT(bias_dtype, -1),
-     {"bias_dtype = -1 is not a type of the dense bias", "U8 = 5 for a boolean mask", "", ""}},
+    {SPOILT(dtype_bias, -1),
+     {"dtype_bias = -1 is not a type of the dense bias", "U8 = 5 for a boolean mask", "", ""}},
     {SPOILT(determinism, 3),
      {"determinism = 3 is not a level", "RUN_TO_RUN = 1", "BATCH_INVARIANT = 2", ""}},
     {SPOILT(dim_qk, 576), {"dim_qk = 576 is above 512", "heads of at most 512 elements", "", ""}},
@@ -40,7 +40,7 @@ static void test_sentences(struct fixture *f) {
     const struct sentence *row = &sentences[i];
     fixture_reset(f, PLAIN);
     memcpy((char *)&f->desc + row->offset, &row->value, sizeof row->value);
-    if (!CHECK(flashattn_check(&f->desc) != FLASHATTN_OK)) continue;
+    if (!CHECK(flashattn_check(&f->desc, NULL) != FLASHATTN_OK)) continue;
     const char *text = flashattn_last_error(NULL, NULL);
     for (int n = 0; n < 4; ++n) {
       if (!CHECK(strstr(text, row->says[n]))) printf("lacks \"%s\": %s\n", row->says[n], text);
@@ -51,21 +51,21 @@ static void test_sentences(struct fixture *f) {
 static void test_dropout_that_rounds_away(struct fixture *f) {
   fixture_reset(f, PLAIN);
   f->desc.dropout = 7e-6f;
-  CHECK_STATUS(flashattn_check(&f->desc), FLASHATTN_ERROR_INVALID_ARGUMENT);
+  CHECK_STATUS(flashattn_check(&f->desc, NULL), FLASHATTN_ERROR_INVALID_ARGUMENT);
   CHECK(strstr(flashattn_last_error(NULL, NULL), "use 0 for none, or at least 1/65536"));
   f->desc.dropout = 1 / 65536.0f;
-  CHECK_OK(flashattn_check(&f->desc));
+  CHECK_OK(flashattn_check(&f->desc, NULL));
   f->desc.dropout = 65535 / 65536.0f;
-  CHECK_OK(flashattn_check(&f->desc));
+  CHECK_OK(flashattn_check(&f->desc, NULL));
 }
 
 static void test_plan_for_one_operation(struct fixture *f) {
   flashattn_plan *plan = NULL;
   int64_t bytes = 0;
   fixture_reset(f, PAGED);
-  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
+  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL))) return;
   const uint32_t op = FLASHATTN_OP_BACKWARD;
-  CHECK_STATUS(flashattn_workspace_size(plan, op, &f->forward.shape, &bytes),
+  CHECK_STATUS(flashattn_workspace_size(plan, op, &f->forward, &bytes),
                FLASHATTN_ERROR_INVALID_ARGUMENT);
   CHECK(strstr(flashattn_last_error(NULL, NULL), "lacks FLASHATTN_OP_BACKWARD = 2; add it"));
   flashattn_plan_destroy(plan);
@@ -77,7 +77,7 @@ static void test_device_of_another_build(struct fixture *f) {
   f->desc.device = FLASHATTN_DEVICE_CUDA;
   f->desc.threads = 0;
   int32_t reason = 0;
-  if (flashattn_check(&f->desc) == FLASHATTN_OK) return; /* a GPU is here */
+  if (flashattn_check(&f->desc, NULL) == FLASHATTN_OK) return; /* a GPU is here */
   const char *text = flashattn_last_error(&reason, NULL);
   if (reason == FLASHATTN_REASON_NO_CUDA_BUILD) {
     CHECK(strstr(text, "./run build --cuda"));
@@ -89,10 +89,10 @@ static void test_device_of_another_build(struct fixture *f) {
 static void test_merge_of_another_type(struct fixture *f) {
   flashattn_plan *plan = NULL;
   fixture_reset(f, PLAIN);
-  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
-  f->merge.part_dtype = FLASHATTN_DTYPE_BF16;
+  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL))) return;
+  f->merge.dtype_part = FLASHATTN_DTYPE_BF16;
   CHECK_STATUS(flashattn_merge(plan, &f->merge, NULL), FLASHATTN_ERROR_INVALID_ARGUMENT);
-  CHECK(strstr(flashattn_last_error(NULL, NULL), "part_dtype = 3 (FLASHATTN_DTYPE_BF16)"));
+  CHECK(strstr(flashattn_last_error(NULL, NULL), "dtype_part = 3 (FLASHATTN_DTYPE_BF16)"));
   flashattn_plan_destroy(plan);
 }
 

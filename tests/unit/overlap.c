@@ -89,18 +89,18 @@ static void test_between_rows(const flashattn_plan *plan) {
   if (!q) return;
   fixture_reset(&f, PLAIN);
   const flashattn_tensor padded = {q, SEQ_Q * ROW, DIM_QK, ROW};
-  f.forward.inputs.q = padded;
+  f.forward.q = padded;
   /* o without gaps, from the second row on: o begins inside of q, which has gaps. */
   f.forward.o.data = q + ROW;
   check_overlap(forward(plan), "o.data");
   /* With the strides of q, on q and in its padding. */
   const flashattn_tensor rows = {q + ROW, SEQ_Q * ROW, DIM_V, ROW};
-  f.forward.shape.batch = 1;
+  f.forward.batch = 1;
   f.forward.o = rows;
   check_overlap(forward(plan), "o.data");
   fixture_reset(&f, PLAIN);
-  f.forward.shape.batch = 1;
-  f.forward.inputs.q = padded;
+  f.forward.batch = 1;
+  f.forward.q = padded;
   f.forward.o = rows;
   f.forward.o.data = q + HEADS_Q * DIM_QK; /* 8 of the 16 columns that it needs are free */
   check_overlap(forward(plan), "o.data");
@@ -133,13 +133,12 @@ static void test_packed_qkv(void) {
   f.desc.heads_kv = HEADS_Q;
   f.desc.dim_v = DIM_QK;
   flashattn_plan *plan = NULL;
-  if (!qkv || !CHECK_OK(flashattn_plan_create(&f.desc, &plan))) return;
-  flashattn_shape *const shapes[] = {&f.forward.shape, &f.backward.shape};
-  flashattn_inputs *const inputs[] = {&f.forward.inputs, &f.backward.inputs};
+  if (!qkv || !CHECK_OK(flashattn_plan_create(&f.desc, &plan, NULL))) return;
+  flashattn_args *const calls[] = {&f.forward, &f.backward};
   for (int n = 0; n < 2; ++n) {
-    flashattn_tensor *const tensors[] = {&inputs[n]->q, &inputs[n]->k, &inputs[n]->v};
-    shapes[n]->seqlen_kv = SEQ_Q;
-    inputs[n]->lens_kv = inputs[n]->lens_q = NULL;
+    flashattn_tensor *const tensors[] = {&calls[n]->q, &calls[n]->k, &calls[n]->v};
+    calls[n]->seqlen_kv = SEQ_Q;
+    calls[n]->lens_kv = calls[n]->lens_q = NULL;
     for (int t = 0; t < 3; ++t) {
       const flashattn_tensor part = {qkv + t * HEADS_Q * DIM_QK, SEQ_Q * ROW, DIM_QK, ROW};
       *tensors[t] = part;
@@ -181,9 +180,10 @@ static void test_layouts(const flashattn_plan *plan) {
   CHECK_OK(forward(plan));
   f.forward.o = sbhd;
   CHECK_OK(forward(plan));
-  f.forward.inputs.k.stride_seq = DIM_QK; /* one head and sequence for all */
+  f.forward.k.stride_batch = f.forward.k.stride_head = 0; /* one head and sequence for all */
+  f.forward.k.stride_seq = DIM_QK;
   CHECK_OK(forward(plan));
-  f.forward.inputs.v.data = f.forward.inputs.k.data; /* inputs may share memory */
+  f.forward.v.data = f.forward.k.data; /* inputs may share memory */
   CHECK_OK(forward(plan));
   f.workspace = f.out->workspace + 1; /* need not be aligned */
   CHECK_OK(forward(plan));
@@ -199,23 +199,22 @@ static void test_idle_strides(void) {
   f.desc.softcap = 3;
   f.desc.features |= FLASHATTN_FEATURE_DBIAS;
   flashattn_plan *plan = NULL;
-  if (!CHECK_OK(flashattn_plan_create(&f.desc, &plan))) return;
-  flashattn_inputs *const inputs[] = {&f.forward.inputs, &f.backward.inputs};
-  flashattn_shape *const shapes[] = {&f.forward.shape, &f.backward.shape};
+  if (!CHECK_OK(flashattn_plan_create(&f.desc, &plan, NULL))) return;
+  flashattn_args *const calls[] = {&f.forward, &f.backward};
   flashattn_tensor *const tensors[] = {&f.forward.o,   &f.backward.o,  &f.backward.dout,
                                        &f.backward.dq, &f.backward.dk, &f.backward.dv};
   for (int n = 0; n < 2; ++n) {
-    shapes[n]->batch = shapes[n]->seqlen_q = shapes[n]->seqlen_kv = 1;
-    inputs[n]->lens_q = inputs[n]->lens_kv = NULL;
-    inputs[n]->bias = f.in->bias;
-    inputs[n]->alibi_slopes = f.in->slopes;
-    inputs[n]->block_mask = f.in->blocks;
+    calls[n]->batch = calls[n]->seqlen_q = calls[n]->seqlen_kv = 1;
+    calls[n]->lens_q = calls[n]->lens_kv = NULL;
+    calls[n]->bias.data = f.in->bias;
+    calls[n]->alibi_slopes.data = f.in->slopes;
+    calls[n]->block_mask.data = f.in->blocks;
   }
-  f.backward.dbias = f.out->dbias;
+  f.backward.dbias.data = f.out->dbias;
   CHECK_OK(forward(plan));
   CHECK_OK(backward(plan));
   const float o = f.out->o[0], dq = f.out->dq[0], dbias = f.out->dbias[0];
-  static const int64_t idle[] = {INT64_MAX, INT64_MAX / 2 + 1, INT64_MIN + 1, -1, 12345};
+  static const int64_t idle[] = {INT64_MAX, INT64_MAX / 2 + 1, INT64_MIN + 1, -1, 0, 12345};
   for (unsigned n = 0; n < sizeof idle / sizeof *idle; ++n) {
     const int64_t x = idle[n];
     memset(f.out->o, 0, sizeof f.out->o);
@@ -224,22 +223,22 @@ static void test_idle_strides(void) {
       tensors[t]->stride_batch = tensors[t]->stride_head = tensors[t]->stride_seq = x;
     }
     for (int k = 0; k < 2; ++k) {
-      flashattn_tensor *const given[] = {&inputs[k]->q, &inputs[k]->k, &inputs[k]->v};
+      flashattn_tensor *const given[] = {&calls[k]->q, &calls[k]->k, &calls[k]->v};
       for (int t = 0; t < 3; ++t) {
         given[t]->stride_batch = given[t]->stride_head = given[t]->stride_seq = x;
       }
-      inputs[k]->bias_stride_batch = inputs[k]->bias_stride_head = inputs[k]->bias_stride_row = x;
-      inputs[k]->block_mask_stride_batch = inputs[k]->block_mask_stride_head = x;
-      inputs[k]->block_mask_stride_row = inputs[k]->alibi_stride_batch = x;
+      calls[k]->bias.stride_batch = calls[k]->bias.stride_head = calls[k]->bias.stride_seq = x;
+      calls[k]->block_mask.stride_batch = calls[k]->block_mask.stride_head = x;
+      calls[k]->block_mask.stride_seq = calls[k]->alibi_slopes.stride_batch = x;
     }
-    f.backward.dbias_stride_batch = f.backward.dbias_stride_head = x;
-    f.backward.dbias_stride_row = x;
+    f.backward.dbias.stride_batch = f.backward.dbias.stride_head = x;
+    f.backward.dbias.stride_seq = x;
     CHECK_OK(forward(plan));
     CHECK_OK(backward(plan));
     CHECK(f.out->o[0] == o && f.out->dq[0] == dq && f.out->dbias[0] == dbias);
   }
   /* Nor in arrays without elements. */
-  for (int n = 0; n < 2; ++n) shapes[n]->seqlen_kv = 0;
+  for (int n = 0; n < 2; ++n) calls[n]->seqlen_kv = 0;
   CHECK_OK(forward(plan));
   CHECK_OK(backward(plan));
   flashattn_plan_destroy(plan);
@@ -251,12 +250,12 @@ static void test_workspace_of_nothing(const flashattn_plan *plan) {
     for (int batch = 0; batch < 2; ++batch) {
       int64_t bytes[2] = {-1, -1};
       fixture_reset(&f, PLAIN);
-      f.forward.inputs.lens_q = f.forward.inputs.lens_kv = NULL;
-      f.backward.inputs.lens_q = f.backward.inputs.lens_kv = NULL;
-      f.forward.shape.seqlen_q = f.backward.shape.seqlen_q = queries;
-      f.forward.shape.batch = f.backward.shape.batch = batch;
-      CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &f.forward.shape, &bytes[0]));
-      CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_BACKWARD, &f.backward.shape, &bytes[1]));
+      f.forward.lens_q = f.forward.lens_kv = NULL;
+      f.backward.lens_q = f.backward.lens_kv = NULL;
+      f.forward.seqlen_q = f.backward.seqlen_q = queries;
+      f.forward.batch = f.backward.batch = batch;
+      CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &f.forward, &bytes[0]));
+      CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_BACKWARD, &f.backward, &bytes[1]));
       CHECK(batch > 0 || (bytes[0] == 0 && bytes[1] == 0));
       CHECK(queries > 0 || bytes[0] == 0);
       int32_t (*const calls[])(const flashattn_plan *) = {forward, backward};
@@ -275,8 +274,8 @@ static void test_workspace_of_nothing(const flashattn_plan *plan) {
 /* Nothing to do, or nothing to read. */
 static void test_empty(const flashattn_plan *plan) {
   fixture_reset(&f, PLAIN);
-  f.forward.shape.batch = f.backward.shape.batch = f.merge.shape.batch = 0;
-  f.forward.inputs.q.data = f.forward.inputs.k.data = f.forward.inputs.v.data = NULL;
+  f.forward.batch = f.backward.batch = f.merge.batch = 0;
+  f.forward.q.data = f.forward.k.data = f.forward.v.data = NULL;
   f.forward.o.data = NULL;
   f.forward.lse = NULL;
   f.workspace = NULL;
@@ -288,16 +287,16 @@ static void test_empty(const flashattn_plan *plan) {
   CHECK(outputs_untouched(&f));
 
   fixture_reset(&f, PLAIN);
-  f.forward.shape.seqlen_q = 0;
-  f.forward.inputs.lens_q = NULL;
+  f.forward.seqlen_q = 0;
+  f.forward.lens_q = NULL;
   CHECK_OK(forward(plan));
   CHECK(outputs_untouched(&f));
 
   /* Queries without keys: o = 0, lse = -inf. */
   fixture_reset(&f, PLAIN);
-  f.forward.shape.seqlen_kv = 0;
-  f.forward.inputs.lens_kv = f.forward.inputs.lens_q = NULL;
-  f.forward.inputs.k.data = f.forward.inputs.v.data = NULL;
+  f.forward.seqlen_kv = 0;
+  f.forward.lens_kv = f.forward.lens_q = NULL;
+  f.forward.k.data = f.forward.v.data = NULL;
   CHECK_OK(forward(plan));
   int zero = 1;
   for (size_t n = 0; n < sizeof f.out->o / sizeof(float); ++n) zero = zero && f.out->o[n] == 0;
@@ -311,7 +310,7 @@ int main(void) {
   flashattn_plan *plan = NULL;
   if (!fixture_open(&f)) return 1;
   fixture_reset(&f, PLAIN);
-  if (!CHECK_OK(flashattn_plan_create(&f.desc, &plan))) return check_report();
+  if (!CHECK_OK(flashattn_plan_create(&f.desc, &plan, NULL))) return check_report();
   test_refused(plan);
   test_merge_in_place(plan);
   test_layouts(plan);

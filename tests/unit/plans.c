@@ -1,5 +1,5 @@
 /* Plans in number: 10^5 made and destroyed without growth; what plan_info and workspace_size say;
- * promises; the log. */
+ * maximums; the log. */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ static void test_many(struct fixture *f) {
   fixture_reset(f, EVERYTHING);
   for (int n = 0; n < 100000; ++n) {
     flashattn_plan *plan = NULL;
-    failed += flashattn_plan_create(&f->desc, &plan) != FLASHATTN_OK;
+    failed += flashattn_plan_create(&f->desc, &plan, NULL) != FLASHATTN_OK;
     flashattn_plan_destroy(plan);
     if (n == 1000) before = resident_pages();
   }
@@ -44,31 +44,31 @@ static void test_info(struct fixture *f) {
   int64_t bytes = -1;
   fixture_reset(f, PLAIN);
   f->desc.mask = FLASHATTN_MASK_CAUSAL;
-  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
-  CHECK_OK(flashattn_plan_info(plan, FLASHATTN_OP_FORWARD, &f->forward.shape, &info));
+  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL))) return;
+  CHECK_OK(flashattn_plan_info(plan, FLASHATTN_OP_FORWARD, &f->forward, &info));
   /* 5 queries see 3, 4, 5, 6, 7 keys. */
   const int64_t pairs = BATCH * HEADS_Q * 25;
   CHECK(info.flops == pairs * 2 * (DIM_QK + DIM_V));
   const int64_t queries = BATCH * SEQ_Q * HEADS_Q, keys = BATCH * SEQ_KV * HEADS_KV;
   CHECK(info.bytes == 4 * (queries * (DIM_QK + DIM_V + 1) + keys * (DIM_QK + DIM_V)));
-  CHECK(strcmp(info.family, "cpu") == 0 && strlen(info.kernel) > 0 && strlen(info.why) > 0);
+  CHECK(strcmp(info.backend, "cpu") == 0 && strlen(info.kernel) > 0 && strlen(info.why) > 0);
   CHECK(strlen(info.isa) > 0 && info.tile_q > 0 && info.tile_kv > 0 && info.splits >= 1);
-  CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &f->forward.shape, &bytes));
+  CHECK_OK(flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &f->forward, &bytes));
   CHECK(bytes == info.workspace && bytes > 0);
-  CHECK_OK(flashattn_plan_info(plan, FLASHATTN_OP_BACKWARD, &f->forward.shape, &info));
+  CHECK_OK(flashattn_plan_info(plan, FLASHATTN_OP_BACKWARD, &f->forward, &info));
   CHECK(info.flops == pairs * 5 * (DIM_QK + DIM_V));
   CHECK(info.bytes == 4 * (queries * (2 * DIM_QK + 2 * DIM_V + 1) + keys * 2 * (DIM_QK + DIM_V)));
 
-  /* Nothing promised: what depends on sizes is 0. */
+  /* No maximum: what depends on sizes is 0. */
   CHECK_OK(flashattn_plan_info(plan, FLASHATTN_OP_FORWARD, NULL, &info));
   CHECK(info.flops == 0 && info.bytes == 0 && info.workspace == 0 && info.splits == 0);
   CHECK(strlen(info.kernel) > 0);
 
   /* Sizes past all numbers saturate instead of wrapping round. */
-  flashattn_shape huge = {1 << 20, 1 << 20, 1 << 20, 0, 0, 0};
+  flashattn_args huge = sizes_of(1 << 20, 1 << 20, 1 << 20);
   flashattn_plan_destroy(plan);
   f->desc.mask = 0;
-  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
+  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL))) return;
   CHECK_OK(flashattn_plan_info(plan, FLASHATTN_OP_FORWARD, &huge, &info));
   const int64_t many = (int64_t)huge.batch * huge.seqlen_q;
   CHECK(info.flops == INT64_MAX);
@@ -87,13 +87,13 @@ static void test_info(struct fixture *f) {
   for (int n = 0; n < 40; ++n) {
     f->desc.layout = n % 2 ? FLASHATTN_LAYOUT_VARLEN_Q : 0;
     f->desc.heads_q = f->desc.heads_kv = n % 4 > 1 ? INT32_MAX : 2;
-    if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
-    flashattn_shape large = {1 << (n % 20 + 11), n < 20 ? 1 << (n + 10) : 0, 1 << 20, 0, 0, 0};
+    if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL))) return;
+    flashattn_args large = sizes_of(1 << (n % 20 + 11), n < 20 ? 1 << (n + 10) : 0, 1 << 20);
     for (uint32_t op = FLASHATTN_OP_FORWARD; op <= FLASHATTN_OP_BACKWARD; ++op) {
       const int32_t status = flashattn_workspace_size(plan, op, &large, &bytes);
       const int64_t rows = (int64_t)large.batch * large.seqlen_q;
       if (status == FLASHATTN_OK) {
-        flashattn_shape half = large;
+        flashattn_args half = large;
         int64_t bytes_of_half = INT64_MAX;
         half.batch /= 2;
         ++accepted;
@@ -111,14 +111,15 @@ static void test_info(struct fixture *f) {
 
   /* Packed sequences: 11 tokens are two of five and one of one. */
   fixture_reset(f, VARLEN);
-  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
-  flashattn_shape packed = {9, 5, 5, 0, 11, 11};
+  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL))) return;
+  flashattn_args packed = sizes_of(9, 5, 5);
+  packed.total_q = packed.total_kv = 11;
   CHECK_OK(flashattn_plan_info(plan, FLASHATTN_OP_FORWARD, &packed, &info));
   CHECK(info.flops == (25 + 25 + 1) * HEADS_Q * 2 * (DIM_QK + DIM_V));
   flashattn_plan_destroy(plan);
 }
 
-static void test_promises(struct fixture *f) {
+static void test_maximums(struct fixture *f) {
   flashattn_plan *plan = NULL;
   int64_t all = -1, bytes = -1, before = 0;
   int32_t reason;
@@ -126,12 +127,12 @@ static void test_promises(struct fixture *f) {
   f->desc.max_batch = 8;
   f->desc.max_seqlen_q = 300;
   f->desc.max_seqlen_kv = 500;
-  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan))) return;
+  if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL))) return;
   for (uint32_t op = FLASHATTN_OP_FORWARD; op <= FLASHATTN_OP_BACKWARD; ++op) {
     CHECK_OK(flashattn_workspace_size(plan, op, NULL, &all));
     before = 0;
     for (int32_t s = 0; s <= 300; s += 20) {
-      flashattn_shape shape = {8, s, s, 0, 0, 0};
+      flashattn_args shape = sizes_of(8, s, s);
       CHECK_OK(flashattn_workspace_size(plan, op, &shape, &bytes));
       CHECK(bytes >= before && bytes <= all);
       before = bytes;
@@ -140,11 +141,11 @@ static void test_promises(struct fixture *f) {
   flashattn_plan_destroy(plan);
   CHECK(all > 0);
   f->desc.workspace_limit = 1;
-  CHECK_STATUS(flashattn_check(&f->desc), FLASHATTN_ERROR_UNSUPPORTED);
+  CHECK_STATUS(flashattn_check(&f->desc, NULL), FLASHATTN_ERROR_UNSUPPORTED);
   flashattn_last_error(&reason, NULL);
   CHECK(reason == FLASHATTN_REASON_WORKSPACE_LIMIT);
   f->desc.workspace_limit = INT64_MAX;
-  CHECK_OK(flashattn_check(&f->desc));
+  CHECK_OK(flashattn_check(&f->desc, NULL));
 }
 
 struct lines {
@@ -165,11 +166,11 @@ static void test_log(struct fixture *f) {
     CHECK_OK(flashattn_set_log(level, note, &lines));
     fixture_reset(f, PLAIN);
     flashattn_plan *plan = NULL;
-    CHECK_OK(flashattn_plan_create(&f->desc, &plan));
+    CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL));
     flashattn_plan_destroy(plan);
     CHECK((lines.count[FLASHATTN_LOG_INFO] > 0) == (level >= FLASHATTN_LOG_INFO));
     f->desc.dim_qk = 100000;
-    CHECK_STATUS(flashattn_check(&f->desc), FLASHATTN_ERROR_UNSUPPORTED);
+    CHECK_STATUS(flashattn_check(&f->desc, NULL), FLASHATTN_ERROR_UNSUPPORTED);
     CHECK((lines.count[FLASHATTN_LOG_DEBUG] > 0) == (level >= FLASHATTN_LOG_DEBUG));
     CHECK(lines.count[FLASHATTN_LOG_ERROR] == (level >= FLASHATTN_LOG_ERROR));
     if (level >= FLASHATTN_LOG_ERROR) {
@@ -178,7 +179,7 @@ static void test_log(struct fixture *f) {
   }
   memset(&lines, 0, sizeof lines);
   CHECK_OK(flashattn_set_log(FLASHATTN_LOG_DEBUG, NULL, NULL));
-  CHECK_STATUS(flashattn_check(NULL), FLASHATTN_ERROR_INVALID_ARGUMENT);
+  CHECK_STATUS(flashattn_check(NULL, NULL), FLASHATTN_ERROR_INVALID_ARGUMENT);
   CHECK(lines.count[FLASHATTN_LOG_ERROR] == 0);
 }
 
@@ -200,7 +201,7 @@ static void test_library(void) {
   CHECK(count == 1);
   CHECK_STATUS(flashattn_device_count(7, &count), FLASHATTN_ERROR_INVALID_ARGUMENT);
   CHECK_OK(flashattn_device_info(FLASHATTN_DEVICE_CPU, 0, &device));
-  CHECK(device.units >= 1 && strlen(device.name) > 0 && strlen(device.isa) > 0);
+  CHECK(device.threads >= 1 && strlen(device.name) > 0 && strlen(device.isa) > 0);
   CHECK(device.struct_size == sizeof device && device.compute_capability == 0);
   CHECK(strlen(flashattn_last_error(NULL, NULL)) > 0);
 }
@@ -211,7 +212,7 @@ int main(void) {
   CHECK(strcmp(flashattn_last_error(NULL, NULL), "") == 0);
   test_library();
   test_info(&f);
-  test_promises(&f);
+  test_maximums(&f);
   test_log(&f);
   test_many(&f);
   fixture_close(&f);

@@ -60,7 +60,7 @@ const Family kNeedy = {"needy", FLASHATTN_DEVICE_CPU, kNeeding, 1, no_plan};
 const Family* const kList[] = {&kOther, &kFast, &kSlow};
 const FamilyList kFamilies = {kList, 3};
 
-const Device kDevice = {FLASHATTN_DEVICE_CPU, 0, {0, 4, "Some CPU", "baseline", 0, 0, 0}};
+const Device kDevice = {FLASHATTN_DEVICE_CPU, 0, {0, 0, 4, 0, "Some CPU", "baseline", 0, 0, 0}};
 
 flashattn_desc make_desc(int32_t dim) {
   flashattn_desc desc;
@@ -71,10 +71,10 @@ flashattn_desc make_desc(int32_t dim) {
   return desc;
 }
 
-Problem problem_of(flashattn_desc desc) { return make_problem(&desc); }
+Problem problem_of(flashattn_desc desc) { return make_problem(desc); }
 
 int32_t refusal_of(const Problem& problem, FamilyList list) {
-  return guard("test", [&] {
+  return guard("test", [&](ErrorOut&) {
     select_family(problem, kDevice, list, nullptr);
     return FLASHATTN_OK;
   });
@@ -91,14 +91,14 @@ void test_select() {
   CHECK(&select_family(problem_of(make_desc(64)), kDevice, kFamilies, &passed_over) == &kFast);
   CHECK(passed_over.empty());
   CHECK(&select_family(problem_of(make_desc(65)), kDevice, kFamilies, &passed_over) == &kSlow);
-  CHECK(passed_over == std::string("family ") + kFast.name + " refuses: dim_qk = 65 is above 64");
+  CHECK(passed_over == std::string("backend ") + kFast.name + " refuses: dim_qk = 65 is above 64");
 
   char lines[1024] = "";
   set_log(FLASHATTN_LOG_DEBUG, note, lines);
   CHECK(refusal_of(problem_of(make_desc(300)), kFamilies) == FLASHATTN_ERROR_UNSUPPORTED);
   set_log(FLASHATTN_LOG_OFF, nullptr, nullptr);
-  CHECK(std::strstr(lines, "family fast refuses: dim_qk = 300 is above 64|") != nullptr);
-  CHECK(std::strstr(lines, "family slow refuses: dim_qk = 300 is above 256|") != nullptr);
+  CHECK(std::strstr(lines, "backend fast refuses: dim_qk = 300 is above 64|") != nullptr);
+  CHECK(std::strstr(lines, "backend slow refuses: dim_qk = 300 is above 256|") != nullptr);
   CHECK(std::strstr(last_error().text, "Some CPU") != nullptr);
 
   // Of the two, the broad one came closer: it has only the softcap against this.
@@ -127,9 +127,9 @@ void test_defaults() {
   const Problem p = problem_of(desc);
   CHECK(p.ops == FLASHATTN_OP_FORWARD && p.dtype_o == FLASHATTN_DTYPE_BF16);
   CHECK(p.heads_kv == 8 && p.group() == 1 && p.dim_v == 64);
-  CHECK(p.bias_dtype == FLASHATTN_DTYPE_BF16 && p.scale == 0.125f);
+  CHECK(p.dtype_bias == FLASHATTN_DTYPE_BF16 && p.scale == 0.125f);
   CHECK(p.dropout == 0 && p.struct_size == sizeof(flashattn_desc));
-  CHECK(problem_of(make_desc(64)).bias_dtype == FLASHATTN_DTYPE_DEFAULT);
+  CHECK(problem_of(make_desc(64)).dtype_bias == FLASHATTN_DTYPE_DEFAULT);
   desc.dropout = 0.5f;
   CHECK(problem_of(desc).dropout_threshold() == 32768);
   desc.heads_kv = 2;
@@ -146,33 +146,33 @@ void test_cost() {
   desc.mask = FLASHATTN_MASK_WINDOW;
   desc.window_left = 3;
   const Problem window = problem_of(desc);
-  const flashattn_shape shape = {2, 100, 100, 0, 0, 0};
+  const Shape shape = {2, 100, 100, 0, 0};
   const int64_t pairs = 1 + 2 + 3 + 97 * 4;
   CHECK(operation_cost(window, FLASHATTN_OP_FORWARD, shape).flops == 2 * 8 * pairs * 2 * 128);
   CHECK(operation_cost(window, FLASHATTN_OP_BACKWARD, shape).flops == 2 * 8 * pairs * 5 * 128);
-  CHECK(operation_cost(window, FLASHATTN_OP_FORWARD, {2, 100, 0, 0, 0, 0}).flops == 0);
+  CHECK(operation_cost(window, FLASHATTN_OP_FORWARD, {2, 100, 0, 0, 0}).flops == 0);
   desc = make_desc(64);
   desc.heads_kv = 1;
   desc.layout = FLASHATTN_LAYOUT_PAGED_KV;
   desc.page_size = 16;
-  const Cost paged = operation_cost(problem_of(desc), FLASHATTN_OP_FORWARD, {3, 1, 40, 0, 0, 0});
+  const Cost paged = operation_cost(problem_of(desc), FLASHATTN_OP_FORWARD, {3, 1, 40, 0, 0});
   CHECK(paged.bytes == 3 * (8 * 64 * 2 * 2 + 40 * 64 * 2 * 2 + 3 * 4));
   desc = make_desc(64);
   desc.layout = FLASHATTN_LAYOUT_VARLEN_Q;
   // Two sequences of 4 and one of 2, each with 10 keys; the fourth gets nothing.
-  CHECK(operation_cost(problem_of(desc), FLASHATTN_OP_FORWARD, {4, 4, 10, 0, 10, 0}).flops ==
+  CHECK(operation_cost(problem_of(desc), FLASHATTN_OP_FORWARD, {4, 4, 10, 10, 0}).flops ==
         8 * 100 * 2 * 128);
 }
 
 void test_guard() {
-  CHECK(guard("test", [] { return FLASHATTN_OK; }) == FLASHATTN_OK);
-  CHECK(guard("test", []() -> int32_t { throw std::bad_alloc(); }) ==
+  CHECK(guard("test", [](ErrorOut&) { return FLASHATTN_OK; }) == FLASHATTN_OK);
+  CHECK(guard("test", [](ErrorOut&) -> int32_t { throw std::bad_alloc(); }) ==
         FLASHATTN_ERROR_OUT_OF_MEMORY);
-  CHECK(guard("test", []() -> int32_t { throw std::runtime_error("what it says"); }) ==
+  CHECK(guard("test", [](ErrorOut&) -> int32_t { throw std::runtime_error("what it says"); }) ==
         FLASHATTN_ERROR_INTERNAL);
   CHECK(std::strstr(last_error().text, "what it says") != nullptr);
-  CHECK(guard("test", []() -> int32_t { throw 1; }) == FLASHATTN_ERROR_INTERNAL);
-  CHECK(guard("test", []() -> int32_t {
+  CHECK(guard("test", [](ErrorOut&) -> int32_t { throw 1; }) == FLASHATTN_ERROR_INTERNAL);
+  CHECK(guard("test", [](ErrorOut&) -> int32_t {
           return fail(FLASHATTN_ERROR_DEVICE, FLASHATTN_REASON_NONE, "", "%s", "broken");
         }) == FLASHATTN_ERROR_DEVICE);
   CHECK(std::strcmp(last_error().text, "broken") == 0);

@@ -16,8 +16,8 @@ constexpr int32_t kBatch = 3;
 
 struct Call {
   Problem problem{};
-  flashattn_shape shape{};
-  flashattn_inputs in{};
+  Shape shape{};
+  Inputs in{};
   int32_t cu[kBatch + 1], lens[kBatch];
 
   // Of queries alone, or of keys.
@@ -135,11 +135,11 @@ void check_random(uint32_t seed) {
 void check_dense() {
   for (const int32_t length : {INT_MIN, -1, 0, 3, 7, 8, INT_MAX}) {
     Problem problem{};
-    flashattn_shape shape{};
+    Shape shape{};
     shape.batch = 1;
     shape.seqlen_q = 7;
     shape.seqlen_kv = 5;
-    flashattn_inputs in{};
+    Inputs in{};
     in.lens_q = in.lens_kv = &length;
     const Sequence s = sequence_of(problem, shape, in, 0);
     CHECK(s.first_q == 0 && s.len.q == clamp_index(length, 7));

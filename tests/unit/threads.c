@@ -30,16 +30,17 @@ struct job {
 };
 
 static int32_t attend(struct job *job) {
-  flashattn_forward_args args = {.struct_size = sizeof args};
+  flashattn_args args;
+  flashattn_args_init(&args, sizeof args);
   int64_t bytes = 0;
-  args.shape.batch = BATCH;
-  args.shape.seqlen_q = args.shape.seqlen_kv = SEQ;
-  args.inputs.q.data = q;
-  args.inputs.k.data = k;
-  args.inputs.v.data = v;
+  args.batch = BATCH;
+  args.seqlen_q = args.seqlen_kv = SEQ;
+  args.q.data = q;
+  args.k.data = k;
+  args.v.data = v;
   args.o.data = job->o;
   args.lse = job->lse;
-  int32_t status = flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &args.shape, &bytes);
+  int32_t status = flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &args, &bytes);
   void *workspace = malloc((size_t)bytes + 1);
   if (status == FLASHATTN_OK && workspace) {
     status = flashattn_forward(plan, &args, workspace, bytes, NULL);
@@ -59,10 +60,10 @@ static int own_error(int id) {
   desc.heads_q = -1 - id;
   desc.dim_qk = 8;
   snprintf(wanted, sizeof wanted, "heads_q = %d ", -1 - id);
-  if (flashattn_check(&desc) != FLASHATTN_ERROR_INVALID_ARGUMENT) return 0;
+  if (flashattn_check(&desc, NULL) != FLASHATTN_ERROR_INVALID_ARGUMENT) return 0;
   sched_yield();
   desc.heads_q = 1;
-  if (flashattn_check(&desc) != FLASHATTN_OK) return 0;
+  if (flashattn_check(&desc, NULL) != FLASHATTN_OK) return 0;
   return strstr(flashattn_last_error(&reason, &field), wanted) != NULL &&
          reason == FLASHATTN_REASON_SIZE && strcmp(field, "heads_q") == 0;
 }
@@ -141,7 +142,7 @@ int main(void) {
   desc.dim_qk = DIM;
   desc.mask = FLASHATTN_MASK_CAUSAL;
   desc.features = FLASHATTN_FEATURE_LSE;
-  if (!CHECK_OK(flashattn_plan_create(&desc, &plan))) return check_report();
+  if (!CHECK_OK(flashattn_plan_create(&desc, &plan, NULL))) return check_report();
   unsigned seed = 1;
   for (int n = 0; n < ELEMENTS; ++n) {
     float *const arrays[] = {&q[n], &k[n], &v[n]};

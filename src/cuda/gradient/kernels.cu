@@ -102,7 +102,7 @@ __device__ __forceinline__ void round_eight(Eight& e) {
 // anew: preparing has no registers to spare.
 template <class T, int32_t kRows>
 __device__ __forceinline__ void find_bases(const BackwardParams& params) {
-  const flashattn_backward_args& args = params.args;
+  const BackwardArgs& args = params.args;
   const int32_t unit = opaque(blockIdx.x), warps = kThreads / 32;
   const int32_t b = unit / params.problem.heads_q, h = unit % params.problem.heads_q;
   const Sequence sequence = sequence_of(params.problem, args.shape, args.inputs, b);
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, kPrepareBlocks<O, kLanes>)
   ptx::wait_for_previous();
   ptx::let_next_start();
   const Problem& problem = params.problem;
-  const flashattn_backward_args& args = params.args;
+  const BackwardArgs& args = params.args;
   const int32_t b = blockIdx.x / problem.heads_q, h = blockIdx.x % problem.heads_q;
   const int32_t lane = threadIdx.x % 32, in_row = lane % kLanes, group = lane / kLanes;
   const Sequence sequence = sequence_of(problem, args.shape, args.inputs, b);
@@ -277,7 +277,7 @@ cudaError_t with_lanes(int32_t dim, Launch launch) {
 
 // For so many steps of a block's threads.
 dim3 grid_for(const BackwardParams& params, int steps, int lanes) {
-  const flashattn_shape& shape = params.args.shape;
+  const Shape& shape = params.args.shape;
   return grid_of(shape.batch, params.problem.heads_q, shape.seqlen_q, steps * kThreads / lanes);
 }
 

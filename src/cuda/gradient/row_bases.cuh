@@ -125,7 +125,7 @@ class RowBases {
   // A product to a score.
   __device__ __forceinline__ float modified(float s, int32_t query, int32_t key) const {
     const Problem& problem = params_.problem;
-    const flashattn_inputs& in = params_.args.inputs;
+    const Inputs& in = params_.args.inputs;
     const int32_t b = opaque(b_), h = opaque(h_);  // found anew: registers are scarce
     const HeadBlocks blocks = HeadBlocks::of(problem, in, b, h);
     if (blocks.on && !blocks.on[query / blocks.block_q * blocks.row + key / blocks.block_kv]) {

@@ -48,7 +48,7 @@ class BackwardBlock : BackwardScores<Config> {
         gradients_(threadIdx.x / 32 / Config::kPairs ^ (Config::kWarps == 4 ? place.swapped : 0)) {}
 
   __device__ __forceinline__ void run() {
-    const flashattn_inputs& in = params_.args.inputs;
+    const Inputs& in = params_.args.inputs;
     load_keys(0, in.k, params_.problem.dim_qk);
     load_keys(1, in.v, params_.problem.dim_v);
     Step now =

@@ -304,7 +304,7 @@ class BackwardScores {
   __device__ __forceinline__ void add_biases(Scores& s, Scores& addend, Step step, Interval queries,
                                              int slice, float unit) const {
     const Problem& problem = params_.problem;
-    const flashattn_inputs& in = params_.args.inputs;
+    const Inputs& in = params_.args.inputs;
     const int32_t i = queries.begin + slice + lane_ % 4 * 2, j = key_of(0, 0);
     if (problem.bias & FLASHATTN_BIAS_ALIBI) {
       const float slope = slope_of(problem, in, place_.b, step.head) * unit;

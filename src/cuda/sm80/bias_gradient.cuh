@@ -44,7 +44,7 @@ class BiasGradientBlock {
         v_tile_{shared + 2 * Config::QueryTile::kBytes + Config::KeyTile::kBytes},
         lane_(threadIdx.x % 32),
         warp_row_(threadIdx.x / 32 * 16) {
-    const flashattn_backward_args& args = params.args;
+    const BackwardArgs& args = params.args;
     const int32_t row_tiles = ceil_div(args.shape.seqlen_q, kTileQ);
     const int32_t key_tiles = ceil_div(args.shape.seqlen_kv, kTileKv);
     int32_t rest = blockIdx.x;
@@ -85,7 +85,7 @@ class BiasGradientBlock {
   __device__ __forceinline__ void add(const Sequence& sequence, int32_t b, int32_t h,
                                       int32_t tile) {
     const Lengths len = sequence.len;
-    const flashattn_inputs& in = params_.args.inputs;
+    const Inputs& in = params_.args.inputs;
     const MaskRule mask = params_.problem.mask_rule();
     const Interval queries{min(tile * kTileQ, len.q), min((tile + 1) * kTileQ, len.q)};
     if (queries.begin >= queries.end) return;
@@ -148,7 +148,7 @@ class BiasGradientBlock {
   __device__ __forceinline__ void modify(float (&s)[kTileKv / 8][4], Lengths len, int32_t b,
                                          int32_t h, Interval queries) const {
     const Problem& problem = params_.problem;
-    const flashattn_inputs& in = params_.args.inputs;
+    const Inputs& in = params_.args.inputs;
     const ScoreSteps steps(problem);
     if (steps.capped) cap<sizeof(T) == 4>(s, steps.inner);
     const int32_t first = columns_.begin + lane_ % 4 * 2;
@@ -177,7 +177,7 @@ class BiasGradientBlock {
   }
 
   __device__ __forceinline__ void write() const {
-    const flashattn_backward_args& args = params_.args;
+    const BackwardArgs& args = params_.args;
     // A gradient of one sequence ends where that does.
     Lengths end{args.shape.seqlen_q, args.shape.seqlen_kv};
     if (args.dbias_stride_batch != 0) {

@@ -59,7 +59,7 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
  private:
   // False: once more.
   __device__ __forceinline__ bool visit_keys() {
-    const flashattn_inputs& in = params_.args.inputs;
+    const Inputs& in = params_.args.inputs;
     int32_t tile = next_tile(keys_.begin / kTileKv);
     look_up_pages(tile);
     ptx::cp_async_commit();

@@ -70,7 +70,7 @@ class FewBlock : OutputRows {
 
  private:
   __device__ __forceinline__ void visit_keys() {
-    const flashattn_inputs& in = params_.args.inputs;
+    const Inputs& in = params_.args.inputs;
     const Problem& problem = params_.problem;
     const int32_t first = keys_.begin / kTileKv, end = (keys_.end + kTileKv - 1) / kTileKv;
     for (int n = 0; n < kStages; ++n) look_up_pages(first + n);

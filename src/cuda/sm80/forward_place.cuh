@@ -47,7 +47,7 @@ struct BlockPlace {
       full_ = intersect(span.all, keys_);
     }
     const bool paged = problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
-    const flashattn_inputs& in = params.args.inputs;
+    const Inputs& in = params.args.inputs;
     k_ = tensor_row(in.k, kSize, paged ? 0 : b_, kv_head_, paged ? 0 : sequence_.first_kv);
     v_ = tensor_row(in.v, kSize, paged ? 0 : b_, kv_head_, paged ? 0 : sequence_.first_kv);
     return true;
@@ -87,7 +87,7 @@ struct BlockPlace {
   __device__ __forceinline__ PagedRows paged_rows(const ForwardParams& params,
                                                   const flashattn_tensor& tensor,
                                                   const char* base) const {
-    const flashattn_inputs& in = params.args.inputs;
+    const Inputs& in = params.args.inputs;
     return {{base, tensor.stride_seq * kSize},
             in.page_table + opaque(b_) * in.page_table_stride,
             params.problem.page_size,

@@ -49,14 +49,14 @@ class BackwardAhead : protected BackwardGroup<Config> {
       ahead.queries = ahead.keys = 0;
       ahead.bias_at = nullptr;
       if (params_.common.problem.bias & FLASHATTN_BIAS_DENSE) {
-        const flashattn_inputs& in = params_.common.args.inputs;
+        const Inputs& in = params_.common.args.inputs;
         const int32_t query = tile * kTileQ + lane() % 4 * 2;
         ahead.queries = item().len.q - query;
         ahead.keys = item().keys - row();
         ahead.bias_at = static_cast<const char*>(in.bias) +
                         (item().b * in.bias_stride_batch + head * in.bias_stride_head +
                          query * in.bias_stride_row + item().key + row()) *
-                            dtype_size(params_.common.problem.bias_dtype);
+                            dtype_size(params_.common.problem.dtype_bias);
       }
 #pragma unroll
       for (int n = 0; n < kFetched; ++n) fetch_bias(ahead, n);
@@ -72,7 +72,7 @@ class BackwardAhead : protected BackwardGroup<Config> {
 #pragma unroll
     for (int i = 0; i < 4; ++i) ahead.bias[n][i] = 0;
     if (!(problem.bias & FLASHATTN_BIAS_DENSE)) return;
-    switch (problem.bias_dtype) {
+    switch (problem.dtype_bias) {
       case FLASHATTN_DTYPE_F32: return fetch_bias_of<4>(ahead, n);
       case FLASHATTN_DTYPE_F16:
       case FLASHATTN_DTYPE_BF16: return fetch_bias_of<2>(ahead, n);
@@ -114,7 +114,7 @@ class BackwardAhead : protected BackwardGroup<Config> {
   __device__ __forceinline__ uint32_t seen_numbers(int32_t tile, int32_t head) const {
     const Problem& problem = params_.common.problem;
     if (!(problem.mask & FLASHATTN_MASK_BLOCKS)) return ~0u;
-    const flashattn_inputs& in = params_.common.args.inputs;
+    const Inputs& in = params_.common.args.inputs;
     const int32_t first = tile * kTileQ, end = min(first + kTileQ, item().len.q);
     const int32_t keys = item().keys - row();
     int32_t y = first / problem.block_q;

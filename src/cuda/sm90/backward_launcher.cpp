@@ -93,7 +93,7 @@ BackwardLauncher::Kernel BackwardLauncher::make(const BackwardEntry* entry) cons
               std::to_string(entry->tile_q) + kScoresNames[static_cast<int32_t>(entry->scores)]};
 }
 
-const BackwardLauncher::Kernel& BackwardLauncher::kernel_for(const flashattn_shape& shape) const {
+const BackwardLauncher::Kernel& BackwardLauncher::kernel_for(const Shape& shape) const {
   if (!long_.choice.entry) return main_;
   const int64_t queries =
       problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) && shape.batch > 0
@@ -102,7 +102,7 @@ const BackwardLauncher::Kernel& BackwardLauncher::kernel_for(const flashattn_sha
   return queries * problem_.group() >= kMany ? long_ : main_;
 }
 
-bool BackwardLauncher::takes(const flashattn_shape& shape) const {
+bool BackwardLauncher::takes(const Shape& shape) const {
   if (shape.batch == 0 || shape.seqlen_q == 0 || shape.seqlen_kv == 0) return false;
   const Scores scores = main_.choice.entry->scores;
   if (scores != Scores::kAny && scores != Scores::kDropped) return true;
@@ -115,7 +115,7 @@ int64_t BackwardLauncher::first_heads(const Sections& sections) const {
   return int64_t{sections.units_of(std::min(units_, sections.count()))} * problem_.group();
 }
 
-bool BackwardLauncher::starts_early(const BackwardEntry& entry, const flashattn_backward_args& args,
+bool BackwardLauncher::starts_early(const BackwardEntry& entry, const BackwardArgs& args,
                                     const BackwardParams& p) const {
   if (!entry.starts_early || problem_.dtype_o != problem_.dtype) return false;
   if (problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) || p.sections.count() == 0) return false;
@@ -126,10 +126,9 @@ bool BackwardLauncher::starts_early(const BackwardEntry& entry, const flashattn_
   return heads * p.sequence_tiles * entry.tile_q <= INT32_MAX / 2 && copies_strides(args.o);
 }
 
-BackwardParams BackwardLauncher::params(const BackwardEntry& entry,
-                                        const flashattn_backward_args& args, char* base,
-                                        int64_t* bytes) const {
-  const flashattn_shape& shape = args.shape;
+BackwardParams BackwardLauncher::params(const BackwardEntry& entry, const BackwardArgs& args,
+                                        char* base, int64_t* bytes) const {
+  const Shape& shape = args.shape;
   BackwardParams p{};
   cuda::BackwardParams& common = p.common;
   common.problem = problem_;
@@ -206,8 +205,8 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry,
   return p;
 }
 
-int64_t BackwardLauncher::workspace(const flashattn_shape& shape) const {
-  flashattn_backward_args args{};
+int64_t BackwardLauncher::workspace(const Shape& shape) const {
+  BackwardArgs args{};
   args.shape = shape;
   // The most of all kernels: never less than a smaller shape's.
   int64_t most = 0;
@@ -219,11 +218,10 @@ int64_t BackwardLauncher::workspace(const flashattn_shape& shape) const {
   return most;
 }
 
-void BackwardLauncher::describe(const flashattn_shape& shape,
-                                flashattn_plan_properties* properties) const {
+void BackwardLauncher::describe(const Shape& shape, flashattn_plan_properties* properties) const {
   const Kernel& kernel = kernel_for(shape);
   describe_kernel(kernel.choice, kernel.choice.entry->stages, kernel.name, "wgmma", properties);
-  flashattn_backward_args args{};
+  BackwardArgs args{};
   args.shape = shape;
   int64_t bytes = 0;
   const BackwardParams p = params(*kernel.choice.entry, args, nullptr, &bytes);
@@ -239,7 +237,7 @@ void BackwardLauncher::describe(const flashattn_shape& shape,
 }
 
 PrepareParams BackwardLauncher::preparation(const BackwardParams& p) const {
-  const flashattn_shape& shape = p.common.args.shape;
+  const Shape& shape = p.common.args.shape;
   PrepareParams early{};
   early.common = p.common;
   early.tiles = p.sequence_tiles;
@@ -256,8 +254,8 @@ PrepareParams BackwardLauncher::preparation(const BackwardParams& p) const {
 
 int32_t BackwardLauncher::make_maps(const BackwardEntry& entry, BackwardParams* p,
                                     PrepareParams* early) const {
-  const flashattn_backward_args& args = p->common.args;
-  const flashattn_shape& shape = args.shape;
+  const BackwardArgs& args = p->common.args;
+  const Shape& shape = args.shape;
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   const bool varlen_kv = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
   const int64_t q_rows = varlen_q ? shape.total_q : shape.seqlen_q;
@@ -278,10 +276,10 @@ int32_t BackwardLauncher::make_maps(const BackwardEntry& entry, BackwardParams* 
     CUtensorMap* map;
     ArrayShape shape;
   } table[] = {
-      {args.inputs.q, "inputs.q", &p->q, queries(dim_qk, tile_q)},
+      {args.inputs.q, "q", &p->q, queries(dim_qk, tile_q)},
       {p->common.dout, "dout", &p->dout, queries(dim_v, tile_q)},
-      {args.inputs.k, "inputs.k", &p->k, keys(dim_qk)},
-      {args.inputs.v, "inputs.v", &p->v, keys(dim_v)},
+      {args.inputs.k, "k", &p->k, keys(dim_qk)},
+      {args.inputs.v, "v", &p->v, keys(dim_v)},
       {args.o, "o", &early->o, queries(dim_v, kBoxRows)},
       {p->common.dout, "dout", &early->dout, queries(dim_v, kBoxRows)},
   };
@@ -309,7 +307,7 @@ int32_t BackwardLauncher::prepare(const BackwardParams& p, const PrepareParams& 
   return status_of(error, "launching the preparation of the backward pass");
 }
 
-int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspace,
+int32_t BackwardLauncher::run(const BackwardArgs& args, void* workspace,
                               cudaStream_t stream) const {
   if (const int32_t status = check_backward_arrays(problem_, args)) return status;
   const BackwardEntry& entry = *kernel_for(args.shape).choice.entry;
@@ -321,8 +319,8 @@ int32_t BackwardLauncher::run(const flashattn_backward_args& args, void* workspa
   const int64_t places = p.common.head_tiles(entry.tile_q) * problem_.heads_q;
   const int64_t key_tiles = ceil_div(args.shape.seqlen_kv, entry.tile_kv) * p.common.units();
   if (const int64_t most = std::max({key_tiles, query_tiles, places}); most > INT32_MAX / 2) {
-    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape.batch",
-                "shape.batch = %d with %d heads, %d queries and %d keys makes %" PRId64
+    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "batch",
+                "batch = %d with %d heads, %d queries and %d keys makes %" PRId64
                 " tiles, above 2^30; split the batch",
                 args.shape.batch, problem_.heads_q, args.shape.seqlen_q, args.shape.seqlen_kv,
                 most);

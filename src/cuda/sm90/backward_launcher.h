@@ -18,11 +18,11 @@ class BackwardLauncher {
   BackwardLauncher(const Problem& problem, int32_t units, int64_t l2_bytes);
 
   // Whether it takes the shape too.
-  bool takes(const flashattn_shape& shape) const;
-  int64_t workspace(const flashattn_shape& shape) const;
-  void describe(const flashattn_shape& shape, flashattn_plan_properties* properties) const;
+  bool takes(const Shape& shape) const;
+  int64_t workspace(const Shape& shape) const;
+  void describe(const Shape& shape, flashattn_plan_properties* properties) const;
   // The device is current.
-  int32_t run(const flashattn_backward_args& args, void* workspace, cudaStream_t stream) const;
+  int32_t run(const BackwardArgs& args, void* workspace, cudaStream_t stream) const;
 
  private:
   struct Kernel {
@@ -32,14 +32,14 @@ class BackwardLauncher {
 
   bool ordered() const { return problem_.determinism != FLASHATTN_DETERMINISM_DEFAULT; }
   Kernel make(const BackwardEntry* entry) const;
-  const Kernel& kernel_for(const flashattn_shape& shape) const;
+  const Kernel& kernel_for(const Shape& shape) const;
   // That the first tiles of keys of all blocks need.
   int64_t first_heads(const Sections& sections) const;
   // Whether the kernel starts before all is prepared.
-  bool starts_early(const BackwardEntry& entry, const flashattn_backward_args& args,
+  bool starts_early(const BackwardEntry& entry, const BackwardArgs& args,
                     const BackwardParams& p) const;
   // Everything but the maps; with a NULL base, all but the pointers. *bytes: of the workspace.
-  BackwardParams params(const BackwardEntry& entry, const flashattn_backward_args& args, char* base,
+  BackwardParams params(const BackwardEntry& entry, const BackwardArgs& args, char* base,
                         int64_t* bytes) const;
   // Of a kernel that starts early, all but the maps.
   PrepareParams preparation(const BackwardParams& p) const;

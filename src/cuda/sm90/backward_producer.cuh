@@ -126,7 +126,7 @@ template <class Config>
 __device__ __forceinline__ void look_at_blocks(const BackwardParams& params,
                                                volatile BackwardItem<Config>& item) {
   const Problem& problem = params.common.problem;
-  const flashattn_inputs& in = params.common.args.inputs;
+  const Inputs& in = params.common.args.inputs;
   const int32_t lane = threadIdx.x % 32;
   __syncwarp();  // the item is one lane's
   const int32_t tiles = max(item.tiles.end - item.tiles.begin, 0);
@@ -344,9 +344,9 @@ class BackwardLoader {
   __device__ __forceinline__ float slope_of(const volatile BackwardItem<Config>& item,
                                             int32_t heads) const {
     if (!(params_.common.problem.bias & FLASHATTN_BIAS_ALIBI)) return 0.0f;
-    const flashattn_inputs& in = params_.common.args.inputs;
+    const Inputs& in = params_.common.args.inputs;
     const int32_t head = (item.kv_head + 1) * params_.common.group - heads;
-    return in.alibi_slopes[item.b * in.alibi_stride_batch + head] * kLog2E;
+    return in.alibi_slopes[item.b * in.alibi_stride_batch + head * in.alibi_stride_head] * kLog2E;
   }
 
   // Bytes of a tile of queries, their numbers and, with the first, as many panels of keys, and more

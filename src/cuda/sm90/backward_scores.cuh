@@ -316,7 +316,7 @@ class BackwardScores : protected BackwardAhead<Config> {
                                            float unit) const {
     const Problem& problem = params_.common.problem;
     if (!(problem.bias & FLASHATTN_BIAS_DENSE)) return;
-    switch (problem.bias_dtype) {
+    switch (problem.dtype_bias) {
       case FLASHATTN_DTYPE_F32:
 #pragma unroll
         for (int i = 0; i < 4; ++i) x[i] = fmaf(__uint_as_float(bias[i]), unit, x[i]);

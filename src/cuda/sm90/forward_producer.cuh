@@ -274,7 +274,7 @@ class Loader {
     if (lane * params_.kv_box >= Config::kTileKv || mine < 0 || mine >= keys.count) {
       return {INT32_MAX, 0};
     }
-    const flashattn_inputs& in = params_.args.inputs;
+    const Inputs& in = params_.args.inputs;
     const int32_t number = mine / params_.problem.page_size;
     return {in.page_table[keys.batch * in.page_table_stride + number],
             mine - number * params_.problem.page_size};

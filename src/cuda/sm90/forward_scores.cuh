@@ -169,7 +169,7 @@ class TileScores : protected TileOutput<Config> {
   __device__ __forceinline__ void hide_blocks(Tile& s, int32_t n) const {
     if constexpr (Config::kScores == Scores::kAny) {
       if (tiles_.full(n)) return;
-      const flashattn_inputs& in = params_.args.inputs;
+      const Inputs& in = params_.args.inputs;
       const int32_t width = params_.problem.block_kv;  // a multiple of 8
       const int32_t keys = item().len.kv - n * kTileKv;
 #pragma unroll
@@ -246,7 +246,7 @@ class TileScores : protected TileOutput<Config> {
   template <int kCount>
   __device__ __forceinline__ void add_bias(float (&s)[kCount], int32_t key, float scale) const {
     const Problem& problem = params_.problem;
-    const flashattn_inputs& in = params_.args.inputs;
+    const Inputs& in = params_.args.inputs;
     if (!(problem.bias & FLASHATTN_BIAS_DENSE)) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) s[i] *= scale;
@@ -256,7 +256,7 @@ class TileScores : protected TileOutput<Config> {
       visit_bias(bias, s, key,
                  [&](float& x, auto y) { x = fmaf(x, scale, to_float(y) * (kLog2E / kUnit)); });
     };
-    switch (problem.bias_dtype) {
+    switch (problem.dtype_bias) {
       case FLASHATTN_DTYPE_F32: return add(static_cast<const float*>(in.bias));
       case FLASHATTN_DTYPE_F16: return add(static_cast<const __half*>(in.bias));
       case FLASHATTN_DTYPE_BF16: return add(static_cast<const __nv_bfloat16*>(in.bias));
@@ -270,7 +270,7 @@ class TileScores : protected TileOutput<Config> {
   template <class B, int kCount, class Visit>
   __device__ __forceinline__ void visit_bias(const B* bias, float (&s)[kCount], int32_t key,
                                              Visit visit) const {
-    const flashattn_inputs& in = params_.args.inputs;
+    const Inputs& in = params_.args.inputs;
     const int32_t first = key + lane() % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -115,15 +115,14 @@ const PassedOver& Sm90Launcher::reasons() {
   return words;
 }
 
-Sm90Launcher::PortableBackward Sm90Launcher::why_portable_backward(
-    const flashattn_shape& shape) const {
+Sm90Launcher::PortableBackward Sm90Launcher::why_portable_backward(const Shape& shape) const {
   if (!hopper_backward_) {
     return sm90::BackwardLauncher::has_kernel(problem_) ? kSlower : kNoKernel;
   }
   return shape.batch == 0 || shape.seqlen_q == 0 || shape.seqlen_kv == 0 ? kEmpty : kManyTiles;
 }
 
-Sm90Launcher::Portable Sm90Launcher::why_portable(const flashattn_shape& shape) const {
+Sm90Launcher::Portable Sm90Launcher::why_portable(const Shape& shape) const {
   if (shape.seqlen_kv == 0) return kNoKeys;
   if (forced_) return kNotAtAll;
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
@@ -139,7 +138,7 @@ Sm90Launcher::Portable Sm90Launcher::why_portable(const flashattn_shape& shape) 
   return 5 * tiles < 2 * units_ && shape.seqlen_kv >= kLongKeys ? kFewTiles : kNotAtAll;
 }
 
-const Sm90Launcher::NamedKernel* Sm90Launcher::choose(const flashattn_shape& shape) const {
+const Sm90Launcher::NamedKernel* Sm90Launcher::choose(const Shape& shape) const {
   if (why_portable(shape) != kNotAtAll) return nullptr;
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
   const MaskRule rule = problem_.mask_rule();
@@ -162,7 +161,7 @@ const Sm90Launcher::NamedKernel* Sm90Launcher::choose(const flashattn_shape& sha
 }
 
 Sections Sm90Launcher::sections(const Choice<sm90::ForwardEntry>& kernel,
-                                const flashattn_shape& shape) const {
+                                const Shape& shape) const {
   const int64_t tiles = ceil_div(shape.seqlen_q, kernel.entry->tile_q);
   const int64_t units = static_cast<int64_t>(shape.batch) * problem_.heads_q;
   if (!problem_.has_mask(FLASHATTN_MASK_CAUSAL)) return Sections::of(units, tiles, 1);
@@ -175,7 +174,7 @@ Sections Sm90Launcher::sections(const Choice<sm90::ForwardEntry>& kernel,
   return Sections::of(units, tiles, fitting, Sections::even_end(kernel.resident, tiles));
 }
 
-int64_t Sm90Launcher::workspace(uint32_t op, const flashattn_shape& shape) const {
+int64_t Sm90Launcher::workspace(uint32_t op, const Shape& shape) const {
   const int64_t portable = Sm80Launcher::workspace(op, shape);
   if (op == FLASHATTN_OP_FORWARD) {
     return std::max(portable, WorkspaceCutter::bytes_for(sizeof(sm90::TileCounter)));
@@ -184,7 +183,7 @@ int64_t Sm90Launcher::workspace(uint32_t op, const flashattn_shape& shape) const
   return hopper_backward_ ? std::max(portable, hopper_backward_->workspace(shape)) : portable;
 }
 
-void Sm90Launcher::describe(uint32_t op, const flashattn_shape& shape,
+void Sm90Launcher::describe(uint32_t op, const Shape& shape,
                             flashattn_plan_properties* properties) const {
   if (op == FLASHATTN_OP_BACKWARD) {
     return has_backward(shape) ? hopper_backward_->describe(shape, properties)
@@ -196,17 +195,17 @@ void Sm90Launcher::describe(uint32_t op, const flashattn_shape& shape,
   properties->why = "the Hopper family, for queries fill its tiles";
 }
 
-void Sm90Launcher::describe_promised(uint32_t op, const flashattn_shape& promised,
-                                     flashattn_plan_properties* properties) const {
-  Sm80Launcher::describe_promised(op, promised, properties);
+void Sm90Launcher::describe_maxima(uint32_t op, const Shape& maxima,
+                                   flashattn_plan_properties* properties) const {
+  Sm80Launcher::describe_maxima(op, maxima, properties);
   if (op == FLASHATTN_OP_BACKWARD && hopper_backward_) {
     properties->why = "the Hopper family or the portable one; the shape decides, ask with one";
   }
 }
 
-int32_t Sm90Launcher::make_maps(const flashattn_forward_args& args, const sm90::ForwardEntry& entry,
+int32_t Sm90Launcher::make_maps(const ForwardArgs& args, const sm90::ForwardEntry& entry,
                                 sm90::ForwardParams* p) const {
-  const flashattn_shape& shape = args.shape;
+  const Shape& shape = args.shape;
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   const bool varlen_kv = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
   const bool paged = problem_.has_layout(FLASHATTN_LAYOUT_PAGED_KV);
@@ -221,13 +220,13 @@ int32_t Sm90Launcher::make_maps(const flashattn_forward_args& args, const sm90::
     CUtensorMap* map;
     sm90::ArrayShape shape;
   } table[] = {
-      {args.inputs.q, "inputs.q", &p->q, {problem_.dim_qk, q_rows, problem_.heads_q, q_batch, 64}},
+      {args.inputs.q, "q", &p->q, {problem_.dim_qk, q_rows, problem_.heads_q, q_batch, 64}},
       {args.inputs.k,
-       "inputs.k",
+       "k",
        &p->k,
        {problem_.dim_qk, kv_rows, problem_.heads_kv, kv_batch, p->kv_box}},
       {args.inputs.v,
-       "inputs.v",
+       "v",
        &p->v,
        {problem_.dim_v, kv_rows, problem_.heads_kv, kv_batch, p->kv_box}},
       {args.o, "o", &p->o, {problem_.dim_v, q_rows, problem_.heads_q, q_batch, 64}},
@@ -242,8 +241,7 @@ int32_t Sm90Launcher::make_maps(const flashattn_forward_args& args, const sm90::
   return FLASHATTN_OK;
 }
 
-int32_t Sm90Launcher::forward(const flashattn_forward_args& args, void* workspace,
-                              void* stream) const {
+int32_t Sm90Launcher::forward(const ForwardArgs& args, void* workspace, void* stream) const {
   const NamedKernel* named = choose(args.shape);
   if (!named) return Sm80Launcher::forward(args, workspace, stream);
   if (const int32_t status = check_current(device_, *context_)) return status;
@@ -255,8 +253,8 @@ int32_t Sm90Launcher::forward(const flashattn_forward_args& args, void* workspac
   const int64_t all =
       ceil_div(args.shape.seqlen_q, entry.tile_q) * args.shape.batch * problem_.heads_q;
   if (all > INT32_MAX / 2) {
-    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape.batch",
-                "shape.batch = %d with %d heads and %d queries makes %" PRId64
+    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "batch",
+                "batch = %d with %d heads and %d queries makes %" PRId64
                 " tiles, above 2^30; split the batch",
                 args.shape.batch, problem_.heads_q, args.shape.seqlen_q, all);
   }
@@ -278,8 +276,7 @@ int32_t Sm90Launcher::forward(const flashattn_forward_args& args, void* workspac
                    kLaunching);
 }
 
-int32_t Sm90Launcher::backward(const flashattn_backward_args& args, void* workspace,
-                               void* stream) const {
+int32_t Sm90Launcher::backward(const BackwardArgs& args, void* workspace, void* stream) const {
   if (!has_backward(args.shape)) return Sm80Launcher::backward(args, workspace, stream);
   if (const int32_t status = check_current(device_, *context_)) return status;
   return hopper_backward_->run(args, workspace, static_cast<cudaStream_t>(stream));

@@ -18,14 +18,13 @@ class Sm90Launcher final : public Sm80Launcher {
  public:
   Sm90Launcher(const Problem& problem, const Device& device);
 
-  int64_t workspace(uint32_t op, const flashattn_shape& shape) const override;
-  void describe(uint32_t op, const flashattn_shape& shape,
+  int64_t workspace(uint32_t op, const Shape& shape) const override;
+  void describe(uint32_t op, const Shape& shape,
                 flashattn_plan_properties* properties) const override;
-  void describe_promised(uint32_t op, const flashattn_shape& promised,
-                         flashattn_plan_properties* properties) const override;
-  int32_t forward(const flashattn_forward_args& args, void* workspace, void* stream) const override;
-  int32_t backward(const flashattn_backward_args& args, void* workspace,
-                   void* stream) const override;
+  void describe_maxima(uint32_t op, const Shape& maxima,
+                       flashattn_plan_properties* properties) const override;
+  int32_t forward(const ForwardArgs& args, void* workspace, void* stream) const override;
+  int32_t backward(const BackwardArgs& args, void* workspace, void* stream) const override;
 
  private:
   struct NamedKernel {
@@ -35,18 +34,18 @@ class Sm90Launcher final : public Sm80Launcher {
 
   // Whether, and why, the portable family's kernels suit a shape better.
   enum Portable { kNoKeys, kFewQueries, kShort, kFewTiles, kNotAtAll };
-  Portable why_portable(const flashattn_shape& shape) const;
+  Portable why_portable(const Shape& shape) const;
   enum PortableBackward { kNoKernel, kSlower, kEmpty, kManyTiles };
-  PortableBackward why_portable_backward(const flashattn_shape& shape) const;
+  PortableBackward why_portable_backward(const Shape& shape) const;
   static const PassedOver& reasons();
   // NULL: they do.
-  const NamedKernel* choose(const flashattn_shape& shape) const;
-  Sections sections(const Choice<sm90::ForwardEntry>& kernel, const flashattn_shape& shape) const;
-  int32_t make_maps(const flashattn_forward_args& args, const sm90::ForwardEntry& entry,
+  const NamedKernel* choose(const Shape& shape) const;
+  Sections sections(const Choice<sm90::ForwardEntry>& kernel, const Shape& shape) const;
+  int32_t make_maps(const ForwardArgs& args, const sm90::ForwardEntry& entry,
                     sm90::ForwardParams* params) const;
 
   // Whether the Hopper family does the backward pass.
-  bool has_backward(const flashattn_shape& shape) const {
+  bool has_backward(const Shape& shape) const {
     return hopper_backward_ && hopper_backward_->takes(shape);
   }
 

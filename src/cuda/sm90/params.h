@@ -62,7 +62,7 @@ struct Softcap {
 struct ForwardParams {
   CUtensorMap q, k, v, o;  // (column, row, head, batch or page)
   Problem problem;
-  flashattn_forward_args args;
+  ForwardArgs args;
   Sections sections;     // of units, heads of sequences; a turn a tile, the last first
   TileCounter* counter;  // NULL: each block has one tile
   uint64_t stamp;

@@ -61,9 +61,11 @@ __device__ __forceinline__ bool plan_item(const ForwardParams& params, int32_t t
     query_end = min(strips.end * kStripRows, len.q);
     if (query >= query_end) return false;
     if (kCanSlope && problem.bias & FLASHATTN_BIAS_ALIBI) {
-      const flashattn_inputs& in = params.args.inputs;
+      const Inputs& in = params.args.inputs;
       const float unit = kScores == Scores::kAny || safe ? kLog2E / kWideUnit : kLog2E;
-      slope = in.alibi_slopes[b * in.alibi_stride_batch + position.unit % problem.heads_q] * unit;
+      slope = in.alibi_slopes[b * in.alibi_stride_batch +
+                              position.unit % problem.heads_q * in.alibi_stride_head] *
+              unit;
     }
     if (lane == 0) {
       item.slope = slope;

@@ -17,7 +17,7 @@ constexpr int kLoads = 8;      // parts of a row that a warp has on their way
 template <int kTeam>
 __global__ void __launch_bounds__(32 * kWarps, 1)
     merge_split_kernel(const __grid_constant__ ForwardParams params) {
-  const flashattn_forward_args& args = params.args;
+  const ForwardArgs& args = params.args;
   const int32_t b = blockIdx.x / params.problem.heads_q, h = blockIdx.x % params.problem.heads_q;
   const Sequence sequence = sequence_of(params.problem, args.shape, args.inputs, b);
   const int32_t parts = part_count(params.split, sequence.len);
@@ -77,8 +77,8 @@ struct MergeKernels {
 
 // Calls use(MergeKernels<...>()) for parts of this type.
 template <class Use>
-auto with_merge_kernels(int32_t part_dtype, Use use) {
-  switch (part_dtype) {
+auto with_merge_kernels(int32_t dtype_part, Use use) {
+  switch (dtype_part) {
     case FLASHATTN_DTYPE_F16: return use(MergeKernels<__half>());
     case FLASHATTN_DTYPE_BF16: return use(MergeKernels<__nv_bfloat16>());
     default: return use(MergeKernels<float>());
@@ -143,15 +143,15 @@ cudaError_t launch_merge_split(const ForwardParams& params, bool early, cudaStre
 
 cudaError_t launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream) {
   const dim3 grid = grid_of(params.batch, params.heads, params.tokens, kWarps);
-  const auto kernel = with_merge_kernels(params.part_dtype, [&params](auto of) {
+  const auto kernel = with_merge_kernels(params.dtype_part, [&params](auto of) {
     return !params.vectors ? of.kAny : params.parts <= 2 ? of.kTwo : of.kMany;
   });
   return start(kernel, grid, 32 * kWarps, 0, params, stream);
 }
 
-cudaError_t launch_dropout_mask(const Problem& problem, const flashattn_forward_args& args,
-                                uint8_t* keep, cudaStream_t stream) {
-  const flashattn_shape& shape = args.shape;
+cudaError_t launch_dropout_mask(const Problem& problem, const ForwardArgs& args, uint8_t* keep,
+                                cudaStream_t stream) {
+  const Shape& shape = args.shape;
   const DropoutMaskParams params{shape.seqlen_q,
                                  shape.seqlen_kv,
                                  problem.dropout_threshold(),

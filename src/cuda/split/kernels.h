@@ -18,7 +18,7 @@ cudaError_t load_split_kernels(const Problem& problem);
 // early, if it waits: before the forward kernel's blocks are done, for which its results wait.
 cudaError_t launch_merge_split(const ForwardParams& params, bool early, cudaStream_t stream);
 cudaError_t launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream);
-cudaError_t launch_dropout_mask(const Problem& problem, const flashattn_forward_args& args,
-                                uint8_t* keep, cudaStream_t stream);
+cudaError_t launch_dropout_mask(const Problem& problem, const ForwardArgs& args, uint8_t* keep,
+                                cudaStream_t stream);
 
 }  // namespace flashattn::cuda

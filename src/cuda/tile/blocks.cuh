@@ -12,9 +12,8 @@ struct HeadBlocks {
   int64_t row;
   int32_t block_q, block_kv;
 
-  static __device__ __forceinline__ HeadBlocks of(const Problem& problem,
-                                                  const flashattn_inputs& in, int32_t b,
-                                                  int32_t h) {
+  static __device__ __forceinline__ HeadBlocks of(const Problem& problem, const Inputs& in,
+                                                  int32_t b, int32_t h) {
     if (!(problem.mask & FLASHATTN_MASK_BLOCKS)) return {nullptr, 0, 1, 1};
     return {in.block_mask + b * in.block_mask_stride_batch + h * in.block_mask_stride_head,
             in.block_mask_stride_row, problem.block_q, problem.block_kv};

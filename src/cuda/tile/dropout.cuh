@@ -7,9 +7,8 @@
 
 namespace flashattn::cuda {
 
-__device__ __forceinline__ DropoutStream dropout_stream(const Problem& problem,
-                                                        const flashattn_inputs& in, int32_t b,
-                                                        int32_t h) {
+__device__ __forceinline__ DropoutStream dropout_stream(const Problem& problem, const Inputs& in,
+                                                        int32_t b, int32_t h) {
   const uint64_t* device = in.rng_device;
   return DropoutStream::make(in.rng_seed + (device ? device[0] : 0),
                              in.rng_offset + (device ? device[1] : 0),
@@ -29,7 +28,7 @@ template <int kCount>
 __device__ __forceinline__ void draw(PhiloxWords (&words)[kCount], const DropoutStream& stream) {
   uint32_t key0 = stream.key0, key1 = stream.key1;
 #pragma unroll
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < kPhiloxRounds; ++round) {
 #pragma unroll
     for (PhiloxWords& each : words) each = philox_round(each, key0, key1);
     key0 += kPhiloxWeyl0;

@@ -105,10 +105,10 @@ __device__ __forceinline__ float lse_of(float base, float unit, float sum) {
   return sum == 0.0f ? -INFINITY : fabsf(lse) < INFINITY ? lse : base * (unit * kLn2);
 }
 
-__device__ __forceinline__ float slope_of(const Problem& problem, const flashattn_inputs& in,
-                                          int32_t b, int32_t h) {
+__device__ __forceinline__ float slope_of(const Problem& problem, const Inputs& in, int32_t b,
+                                          int32_t h) {
   if (!(problem.bias & FLASHATTN_BIAS_ALIBI)) return 0.0f;
-  return in.alibi_slopes[b * in.alibi_stride_batch + h];
+  return in.alibi_slopes[b * in.alibi_stride_batch + h * in.alibi_stride_head];
 }
 
 // ALiBi. distance: of the lane's first column from its row; numbers below 2^24 are exact.
@@ -154,13 +154,13 @@ struct HeadBias {
   int32_t dtype;
   bool paired;  // neighbours can be read at once
 
-  static __device__ __forceinline__ HeadBias of(const Problem& problem, const flashattn_inputs& in,
-                                                int32_t b, int32_t h) {
-    const int32_t size = dtype_size(problem.bias_dtype);
+  static __device__ __forceinline__ HeadBias of(const Problem& problem, const Inputs& in, int32_t b,
+                                                int32_t h) {
+    const int32_t size = dtype_size(problem.dtype_bias);
     const int64_t strides = in.bias_stride_batch | in.bias_stride_head | in.bias_stride_row;
     const char* at = static_cast<const char*>(in.bias) +
                      (b * in.bias_stride_batch + h * in.bias_stride_head) * size;
-    return {at, in.bias_stride_row, problem.bias_dtype,
+    return {at, in.bias_stride_row, problem.dtype_bias,
             strides % 2 == 0 && reinterpret_cast<uintptr_t>(at) % (2 * size) == 0};
   }
 

@@ -44,10 +44,12 @@
 //!             strides count elements. The comment of an array starts with its shape, in the order
 //!             of packed memory, the last index fastest; its type; and when it is needed:
 //!             "(batch, seqlen_q, heads_q, dim_qk); dtype; required".
-//!   Strides   Every stride is taken as it stands: 0 repeats (inputs only), -1 asks for the stride
-//!             of the packed array. Strides of extents of 0 and 1, and of tensors without data, are
-//!             ignored. Where a tensor has fewer indices than batch, head and seq, the stride of the
-//!             missing one is ignored. The last index is contiguous.
+//!   Strides   stride_batch, stride_head and stride_seq go with the indices batch, heads, and
+//!             seqlen, tokens or blocks. An index behind these (dim, keys, pages, words) is
+//!             contiguous. Every stride is taken as it stands: 0 repeats (inputs only), -1 asks for
+//!             that of the packed array without the indices that repeat. Ignored are strides of
+//!             extents of 0 and 1, of indices that the array does not have, and of tensors without
+//!             data.
 //!   Overlap   What is written must share no memory with anything else of a call; interleaved arrays
 //!             (packed QKV) do not. That is decided exactly where two arrays step by the same
 //!             strides or one of them has no gaps. Where strides differ, a search of bounded length

@@ -1,0 +1,71 @@
+// The arguments of a call as backends and kernels receive them: validated, strides resolved, and
+// without what is the host's alone. The structures of the ABI grow; these are the library's own.
+#pragma once
+
+#include <cstdint>
+
+#include "flashattn.h"
+
+namespace flashattn {
+
+struct Shape {
+  int32_t batch;
+  int32_t seqlen_q, seqlen_kv;
+  int64_t total_q, total_kv;  // VARLEN, else 0
+};
+
+// What forward and backward share. Fields that the plan has no use for are 0.
+struct Inputs {
+  flashattn_tensor q, k, v;
+  const int32_t *cu_seqlens_q, *cu_seqlens_kv;
+  const int32_t *lens_q, *lens_kv;
+  const int32_t* starts_kv;
+  const int32_t* page_table;
+  int64_t page_table_stride;  // from sequence to sequence
+  int64_t pages;              // in the pool
+  const void* bias;
+  int64_t bias_stride_batch, bias_stride_head, bias_stride_row;
+  const float* alibi_slopes;
+  int64_t alibi_stride_batch, alibi_stride_head;
+  const float* sink;
+  const uint8_t* block_mask;
+  int64_t block_mask_stride_batch, block_mask_stride_head, block_mask_stride_row;
+  uint64_t rng_seed, rng_offset;
+  const uint64_t* rng_device;
+};
+
+// The caller's thread pool; empty: the library's own.
+struct Parallel {
+  flashattn_parallel_fn run;
+  void* user;
+};
+
+struct ForwardArgs {
+  Shape shape;
+  Inputs inputs;
+  flashattn_tensor o;
+  float* lse;
+};
+
+struct BackwardArgs {
+  Shape shape;
+  Inputs inputs;
+  flashattn_tensor o, dout;
+  const float *lse, *dlse;
+  flashattn_tensor dq, dk, dv;
+  float* dbias;
+  int64_t dbias_stride_batch, dbias_stride_head, dbias_stride_row;  // 0: summed over
+  float* dsink;
+};
+
+struct MergeArgs {
+  Shape shape;
+  int32_t parts;
+  int32_t dtype_part;
+  const flashattn_tensor* part_o;  // strides as the caller gave them: resolve_strides()
+  const float* const* part_lse;
+  flashattn_tensor o;
+  float* lse;
+};
+
+}  // namespace flashattn
