@@ -293,16 +293,14 @@ impl Raw {
             Order::Strides(strides) => [strides.batch, strides.head, strides.seq],
         };
         self.memory.expect(plan.memory, field.name)?;
-        let mut steps = [1; 4];
+        // Indices that the array has not got, and the last one, are packed.
+        let (mut steps, mut lowered) = ([1; 4], [-1; 3]);
         for (step, &index) in steps.iter_mut().zip(field.strides) {
             *step = strides[index];
+            lowered[index] = int64(strides[index], field.name)?;
         }
         let needed = reach(dims, &steps);
         self.expect_len(needed, "at least", |needed| needed <= self.len, field.name)?;
-        let mut lowered = [0; 3];
-        for (to, from) in lowered.iter_mut().zip(strides) {
-            *to = int64(from, field.name)?;
-        }
         Ok((self.address as *mut c_void, lowered))
     }
 
