@@ -1,4 +1,5 @@
-"""bindings/python/flashattn/_native.py (cffi, ABI mode) and _constants.py (enums, layout, docs)."""
+"""bindings/python/flashattn/_native.py (cffi, ABI mode) and _constants.py (enums, structures as
+tuples, the table of arrays, layout, docs)."""
 from __future__ import annotations
 
 import contextlib
@@ -9,15 +10,54 @@ import tempfile
 import textwrap
 from typing import List
 
-from .model import Enum, Function, Model
+from .arrays import Array, arguments
+from .model import Enum, Field, Function, Model, Struct
 
 CFFI = "2.0.0"  # the recompiler's bytes are those of this release
 
 HEAD = '''\
 # Written by bindings/generate.py from include/flashattn.h. Do not edit.
-"""Names and numbers of the C header: enumerations, structure layout, documentation of functions."""
+"""Names and numbers of the C header: enumerations, structures, arrays, documentation of
+functions."""
 from enum import IntEnum, IntFlag
-from typing import Dict, Tuple
+from typing import Any, Dict, NamedTuple, Tuple, TypedDict
+
+'''
+# Structures that Python shows as tuples: the name, and what stands before the members.
+TUPLES = {
+    "flashattn_desc": ("Descriptor", ""),
+    "flashattn_plan_properties": ("PlanInfo", ""),
+    "flashattn_device_properties": ("DeviceInfo", """\
+    #: "cpu", "cuda"
+    kind: str
+    device_index: int
+"""),
+}
+ARRAY = '''
+
+class Dim(NamedTuple):
+    """The extent of an index: size + more, or ceil(size / by); size may be a number."""
+
+    size: str
+    more: int
+    by: str
+    #: The member of flashattn_tensor that steps over the index.
+    stride: str
+
+
+class Array(NamedTuple):
+    """An array of flashattn_args, as its comment in the header describes it."""
+
+    #: "input", "output" (of forward), "upstream" (gradients that backward reads), "gradient".
+    role: str
+    #: It has strides; else it is packed.
+    tensor: bool
+    #: "i32", "f32", ..., or the member of flashattn_desc that says it.
+    type: str
+    dims: Tuple[Dim, ...]
+    #: "required with VARLEN_Q"
+    condition: str
+
 
 '''
 
@@ -45,6 +85,8 @@ def emit_constants(model: Model) -> str:
     out = [HEAD, f"HEADER_VERSION = {10000 * major + 100 * minor + patch}\n"]
     for enum in model.enums:
         out.append(_enum(enum))
+    out += [_tuple(struct) for struct in model.structs if struct.name in TUPLES]
+    out.append(_arrays(arguments(model)[1]))
     out.append("\n\n# Structure: (bytes, ((field, offset, bytes), ...)).\n"
                "LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {\n")
     for struct in model.structs:
@@ -80,6 +122,41 @@ def _enum(enum: Enum) -> str:
         lines += [f"    #: {line}" for line in member.doc.split("\n") if line]
         lines.append(f"    {member.short} = {member.value}")
     return "\n".join(lines) + "\n"
+
+
+def _tuple(struct: Struct) -> str:
+    name, first = TUPLES[struct.name]
+    lines = [f'\n\nclass {name}(NamedTuple):\n    """{struct.name}."""\n\n{first}']
+    default = struct.name == "flashattn_desc"
+    for field in struct.fields:
+        if field.name in ("struct_size", "reserved"):
+            continue
+        lines += [f"    #: {line}\n" for line in field.doc.split("\n") if line]
+        kind = _python_type(field)
+        zero = {"int": "0", "float": "0.0"}.get(kind)
+        lines.append(f"    {field.name}: {kind}{f' = {zero}' if default else ''}\n")
+    return "".join(lines)
+
+
+def _python_type(field: Field) -> str:
+    return "str" if field.type.is_pointer else "float" if field.type.base == "float" else "int"
+
+
+def _arrays(arrays: "tuple[Array, ...]") -> str:
+    out = [ARRAY, "ARRAYS: Dict[str, Array] = {\n"]
+    for array in arrays:
+        out.append(f"    {_text(array.name)}: Array({_text(array.role)}, {array.tensor}, "
+                   f"{_text(array.type)}, (\n")
+        out += [f"        Dim({_text(d.size)}, {d.more}, {_text(d.by)}, \"stride_{d.stride}\"),\n"
+                for d in array.dims]
+        out.append(f"    ), {_text(array.condition)}),\n")
+    out.append('}\n\n\nclass ArrayOptions(TypedDict, total=False):\n'
+               '    """The inputs of flashattn_args but q, k and v."""\n\n')
+    for array in arrays:
+        if array.role == "input" and array.name not in ("q", "k", "v"):
+            out += [f"    #: {line}\n" for line in array.doc.split("\n")]
+            out.append(f"    {array.name}: Any\n")
+    return "".join(out)
 
 
 def _prototype(function: Function) -> str:

@@ -14,6 +14,12 @@ struct Shape {
   int64_t total_q, total_kv;  // VARLEN, else 0
 };
 
+// Of a plan; 0 where there is none.
+inline Shape maxima_of(const flashattn_desc& desc) {
+  return {desc.max_batch, desc.max_seqlen_q, desc.max_seqlen_kv, desc.max_total_q,
+          desc.max_total_kv};
+}
+
 // What forward and backward share. Fields that the plan has no use for are 0.
 struct Inputs {
   flashattn_tensor q, k, v;

@@ -162,13 +162,65 @@ FLASHATTN_HD constexpr TileKind classify(const KeySpan& span, Interval keys) {
   return TileKind::kPartial;
 }
 
-// Visible (query, key) pairs of one sequence, block masks aside.
-constexpr int64_t visible_pairs(const MaskRule& rule, Lengths len) {
-  int64_t pairs = 0;
-  for (int32_t i = 0; i < len.q; ++i) {
-    const Interval keys = visible_keys(rule, i, len);
-    pairs += keys.end > keys.begin ? keys.end - keys.begin : 0;
+// Sum of the positive ones among slope * x + first, x in [begin, end), slope -1, 0 or 1.
+constexpr int64_t positive_sum(int64_t begin, int64_t end, int64_t slope, int64_t first) {
+  if (slope > 0 && begin < 1 - first) begin = 1 - first;
+  if (slope < 0 && end > first) end = first;
+  if (begin >= end || (slope == 0 && first <= 0)) return 0;
+  const int64_t count = end - begin, ends = 2 * first + slope * (begin + end - 1);
+  return count % 2 == 0 ? count / 2 * ends : count * (ends / 2);
+}
+
+// Pairs of positions [rows.begin, rows.end) with keys: position x sees those of [keys.begin,
+// keys.end) and [x - left, x + right].
+constexpr int64_t band_pairs(Interval rows, Interval keys, int64_t left, int64_t right) {
+  // Up to these positions the far end is x + right, the near one the first key.
+  const int64_t bends[] = {keys.end - 1 - right, keys.begin + left};
+  int64_t pairs = 0, begin = rows.begin;
+  while (begin < rows.end) {
+    int64_t end = rows.end;
+    for (const int64_t bend : bends) {
+      if (begin <= bend && bend + 1 < end) end = bend + 1;
+    }
+    const bool far = begin <= bends[0], near = begin <= bends[1];
+    pairs += positive_sum(begin, end, (far ? 1 : 0) - (near ? 0 : 1),
+                          (far ? right + 1 : keys.end) - (near ? keys.begin : -left));
+    begin = end;
   }
+  return pairs;
+}
+
+// Visible (query, key) pairs of one sequence, block masks aside. In closed form: whole chunks are
+// alike.
+constexpr int64_t visible_pairs(const MaskRule& rule, Lengths len) {
+  constexpr int64_t kOpen = INT64_C(1) << 33;
+  int64_t left = kOpen, right = kOpen;
+  if (rule.mask & FLASHATTN_MASK_WINDOW) {
+    if (rule.window_left >= 0) left = rule.window_left;
+    if (rule.window_right >= 0) right = rule.window_right;
+  }
+  if (rule.mask & FLASHATTN_MASK_CAUSAL) right = 0;
+  const int32_t off = diagonal_offset(rule, len);
+  const Interval rows{off, off + len.q}, keys{0, len.kv};
+  if (!(rule.mask & FLASHATTN_MASK_CHUNK)) return band_pairs(rows, keys, left, right);
+  const auto of_chunk = [&](int64_t n) {
+    const int64_t begin = n * rule.chunk, end = begin + rule.chunk;
+    const auto cut = [&](Interval x) {
+      return Interval{static_cast<int32_t>(begin > x.begin ? begin : x.begin),
+                      static_cast<int32_t>(end < x.end ? end : x.end)};
+    };
+    return band_pairs(cut(rows), cut(keys), left, right);
+  };
+  // Chunks of rows and keys that are there, and among them those that are whole.
+  const int64_t chunk = rule.chunk, stop = rows.end < len.kv ? rows.end : len.kv;
+  const int64_t start = off > 0 ? off : 0;
+  if (start >= stop) return 0;
+  const int64_t first = start / chunk, last = (stop - 1) / chunk;
+  const int64_t whole = ceil_div(start, chunk), whole_end = stop / chunk;
+  if (whole >= whole_end) return first == last ? of_chunk(first) : of_chunk(first) + of_chunk(last);
+  int64_t pairs = (whole_end - whole) * of_chunk(whole);
+  if (first < whole) pairs += of_chunk(first);
+  if (last >= whole_end) pairs += of_chunk(last);
   return pairs;
 }
 

@@ -25,8 +25,7 @@ FLASHATTN_HD constexpr PhiloxWords philox_round(PhiloxWords c, uint32_t key0, ui
            static_cast<uint32_t>(p0 >> 32) ^ c.word[3] ^ key1, static_cast<uint32_t>(p0)}};
 }
 
-FLASHATTN_HD constexpr PhiloxWords philox4x32_7(PhiloxWords counter, uint32_t key0,
-                                                 uint32_t key1) {
+FLASHATTN_HD constexpr PhiloxWords philox4x32_7(PhiloxWords counter, uint32_t key0, uint32_t key1) {
   for (int round = 0; round < kPhiloxRounds; ++round) {
     counter = philox_round(counter, key0, key1);
     key0 += kPhiloxWeyl0;
@@ -50,8 +49,8 @@ struct DropoutStream {
   // The call that serves weight (i, j) and the seven others of its share of the 16 x 16 tile: rows
   // i & ~8 and i | 8; columns j & ~9 plus 0, 1, 8, 9.
   FLASHATTN_HD constexpr PhiloxWords call(uint32_t i, uint32_t j) const {
-    return philox4x32_7({{(j >> 4) << 5 | (i & 7) << 2 | (j & 7) >> 1, i >> 4, head, offset}},
-                         key0, key1);
+    return philox4x32_7({{(j >> 4) << 5 | (i & 7) << 2 | (j & 7) >> 1, i >> 4, head, offset}}, key0,
+                        key1);
   }
 
   // The 16-bit number of weight (i, j).

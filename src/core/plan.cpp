@@ -22,13 +22,8 @@ struct Maxima {
   const char* missing;  // NULL: complete
 };
 
-Maxima maxima_of(const Problem& problem) {
-  Maxima maxima = {};
-  maxima.shape.batch = problem.max_batch;
-  maxima.shape.seqlen_q = problem.max_seqlen_q;
-  maxima.shape.seqlen_kv = problem.max_seqlen_kv;
-  maxima.shape.total_q = problem.max_total_q;
-  maxima.shape.total_kv = problem.max_total_kv;
+Maxima plan_maxima(const Problem& problem) {
+  Maxima maxima = {maxima_of(problem), nullptr};
   const struct {
     const char* field;
     int64_t value;
@@ -48,7 +43,7 @@ Maxima maxima_of(const Problem& problem) {
 
 void check_workspace_limit(const Plan& plan) {
   if (plan.problem.workspace_limit == 0) return;
-  const Maxima maxima = maxima_of(plan.problem);
+  const Maxima maxima = plan_maxima(plan.problem);
   if (maxima.missing) {
     reject(FLASHATTN_REASON_WORKSPACE_LIMIT, maxima.missing,
            "workspace_limit = %" PRId64
@@ -81,7 +76,7 @@ void log_choice(const Plan& plan) {
   for (const uint32_t op : {FLASHATTN_OP_FORWARD, FLASHATTN_OP_BACKWARD}) {
     if (!plan.problem.has_op(op)) continue;
     flashattn_plan_properties properties = {};
-    describe(plan, op, maxima_of(plan.problem), &properties);
+    describe(plan, op, plan_maxima(plan.problem), &properties);
     log(FLASHATTN_LOG_INFO, "%s: backend %s, kernel %s (%s), tile %d x %d: %s",
         op == FLASHATTN_OP_FORWARD ? "forward" : "backward", plan.family->name, properties.kernel,
         properties.isa, properties.tile_q, properties.tile_kv, properties.why);
@@ -114,7 +109,7 @@ void check_op(const Plan& plan, uint32_t op) {
 
 std::unique_ptr<Plan> make_plan(const flashattn_desc& desc) {
   const Problem problem = make_problem(desc);
-  check_shape(problem, maxima_of(problem).shape, "max_");
+  check_shape(problem, maxima_of(problem), "max_");
   const Device& device = find_device(problem.device, problem.device_index);
   std::string passed_over;
   const Family& family = select_family(problem, device, families(), &passed_over);
@@ -136,7 +131,7 @@ int64_t workspace_size(const Plan* plan, uint32_t op, const Shape* shape) {
     check_shape(plan->problem, *shape);
     return needed_workspace(*plan, op, *shape);
   }
-  const Maxima maxima = maxima_of(plan->problem);
+  const Maxima maxima = plan_maxima(plan->problem);
   if (maxima.missing) {
     reject(FLASHATTN_REASON_SIZE, maxima.missing,
            "args is NULL, but the descriptor does not set %s; give args, or set that field to the "
@@ -151,7 +146,7 @@ void plan_info(const Plan* plan, uint32_t op, const Shape* shape,
   check_plan(plan);
   check_op(*plan, op);
   if (shape) check_shape(plan->problem, *shape);
-  const Maxima maxima = maxima_of(plan->problem);
+  const Maxima maxima = plan_maxima(plan->problem);
   const Shape& asked = shape ? *shape : maxima.shape;
   const bool known = shape || !maxima.missing;
 

@@ -42,7 +42,11 @@ struct Size {
   int64_t maximum;
 };
 
+// Nothing is formatted on success: it takes longer than all the checks.
 void check_size(const Size& size, const char* prefix) {
+  const bool good = size.value >= 0 && size.value <= size.most && (size.value == 0 || size.used) &&
+                    (size.maximum <= 0 || size.value <= size.maximum);
+  if (good) return;
   const Name name(prefix, size.member), limit("max_", size.member);
   if (size.value < 0) {
     reject(FLASHATTN_REASON_SIZE, name.text, "%s = %" PRId64 " is below 0; give a size", name.text,
@@ -57,17 +61,13 @@ void check_size(const Size& size, const char* prefix) {
   if (size.value != 0 && !size.used) {
     reject(FLASHATTN_REASON_SIZE, name.text,
            "%s = %" PRId64
-           " has a meaning only with a VARLEN layout, which this plan has not; "
-           "leave it at 0",
+           " has a meaning only with a VARLEN layout, which this plan has not; leave it at 0",
            name.text, size.value);
   }
-  if (size.maximum > 0 && size.value > size.maximum) {
-    reject(FLASHATTN_REASON_SIZE, name.text,
-           "%s = %" PRId64 " is above %s = %" PRId64
-           ", of the plan's descriptor; make a "
-           "plan with a larger maximum or none",
-           name.text, size.value, limit.text, size.maximum);
-  }
+  reject(FLASHATTN_REASON_SIZE, name.text,
+         "%s = %" PRId64 " is above %s = %" PRId64
+         " of the plan's descriptor; make a plan with a larger maximum or none",
+         name.text, size.value, limit.text, size.maximum);
 }
 
 // So that families may round the tokens of a sequence up to tiles, and step past its end.

@@ -84,11 +84,17 @@ CpuLauncher::CpuLauncher(const Problem& problem)
                            forward_tiling_.tile_kv)),
       forward_scratch_(kernels_.forward_scratch(problem, forward_tiling_)),
       backward_scratch_(kernels_.backward_scratch(problem, backward_tiling_)),
-      shared_tile_(problem.workspace_limit > 0 ? 0
-                                               : kernels_.shared_tile(problem, forward_tiling_)),
+      shared_tile_(kernels_.shared_tile(problem, forward_tiling_)),
       forward_name_(kernel_name("forward", problem, kernels_)),
       backward_name_(kernel_name("backward", problem, kernels_)),
-      why_(std::string("the only family for CPUs; ") + machine_kernels_reason()) {}
+      why_(std::string("the only backend for CPUs; ") + machine_kernels_reason()) {
+  if (problem.workspace_limit == 0 || shared_tile_ == 0) return;
+  if (workspace(FLASHATTN_OP_FORWARD, maxima_of(problem)) <= problem.workspace_limit) return;
+  shared_tile_ = 0;
+  why_ +=
+      "; each thread packs keys and values for itself, for workspace_limit has no room for "
+      "packed tiles that all share";
+}
 
 // Queries and parts of the longest split that a shape allows.
 static Lengths split_bound(const SplitRule& rule, const Shape& shape) {

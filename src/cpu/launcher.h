@@ -36,8 +36,9 @@ class CpuLauncher final : public Launcher {
   const Tiling forward_tiling_, backward_tiling_;
   const SplitRule split_;
   const int64_t forward_scratch_, backward_scratch_;  // bytes of a thread
-  const int64_t shared_tile_;  // bytes; 0: none, as where a plan limits its workspace
-  const std::string forward_name_, backward_name_, why_;
+  int64_t shared_tile_;  // bytes; 0: none, as where workspace_limit has no room
+  const std::string forward_name_, backward_name_;
+  std::string why_;
 };
 
 }  // namespace flashattn::cpu

@@ -3,12 +3,13 @@
 
 #include <cstdio>
 
+#include "cuda/driver.h"
 #include "cuda/family.h"
 
 namespace flashattn {
 namespace {
 
-constexpr int32_t kMaxDevices = 64;
+using cuda::kMaxDevices;
 
 // Of this build, for a compute capability: a family.
 const char* best_kernels(int32_t capability) {

@@ -7,6 +7,8 @@
 
 namespace flashattn::cuda {
 
+constexpr int32_t kMaxDevices = 64;  // more are not seen
+
 // NULL: this driver has none of that name.
 void* find_driver_function(const char* name);
 

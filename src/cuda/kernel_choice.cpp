@@ -41,7 +41,9 @@ Residency make_ready(const void* kernel, int32_t threads, int32_t shared_bytes, 
   return {attributes.numRegs, std::max(blocks, 1) * units};
 }
 
-bool has_code(int32_t device, const void* kernel) {
+namespace {
+
+bool ask_for_code(int32_t device, const void* kernel) {
   const DeviceScope scope(device);
   cudaFuncAttributes attributes;
   const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
@@ -57,6 +59,17 @@ bool has_code(int32_t device, const void* kernel) {
     case cudaErrorJitCompilationDisabled: return false;
     default: return true;
   }
+}
+
+}  // namespace
+
+bool has_code(int32_t device, const void* kernel, CodeAnswers& answers) {
+  enum : int8_t { kNotAsked, kYes, kNo };
+  std::atomic<int8_t>& answer = answers[device];
+  if (answer.load(std::memory_order_relaxed) == kNotAsked) {
+    answer.store(ask_for_code(device, kernel) ? kYes : kNo, std::memory_order_relaxed);
+  }
+  return answer.load(std::memory_order_relaxed) == kYes;
 }
 
 int64_t near_l2_bytes(int32_t device) {

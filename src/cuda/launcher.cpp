@@ -57,7 +57,9 @@ int32_t sm80_shared_bytes(const Problem& problem, int32_t local_memory) {
 }
 
 bool sm80_has_code(int32_t device) {
-  return has_code(device, reinterpret_cast<const void*>(sm80::forward_table().entries[0]->kernel));
+  static CodeAnswers answers;
+  return has_code(device, reinterpret_cast<const void*>(sm80::forward_table().entries[0]->kernel),
+                  answers);
 }
 
 Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,

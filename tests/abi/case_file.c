@@ -358,8 +358,9 @@ static int run_operations(run *r, case_hook hook) {
     hook("args", &r->a);
   }
   if (!ok(r, "plan_create", flashattn_plan_create(&r->d.desc, &plan, NULL))) return 0;
-  const int done = run_operation(r, plan, FLASHATTN_OP_FORWARD) &&
-                   (!(r->d.desc.ops & FLASHATTN_OP_BACKWARD) || run_operation(r, plan, FLASHATTN_OP_BACKWARD));
+  const int done =
+      run_operation(r, plan, FLASHATTN_OP_FORWARD) &&
+      (!(r->d.desc.ops & FLASHATTN_OP_BACKWARD) || run_operation(r, plan, FLASHATTN_OP_BACKWARD));
   flashattn_plan_destroy(plan);
   return done;
 }

@@ -14,17 +14,17 @@ LATE(const char *, last_error, (int32_t *reason, const char **field), (reason, f
 LATE(int32_t, plan_create,
      (const flashattn_desc *desc, flashattn_plan **plan, flashattn_error *error),
      (desc, plan, error))
-LATE(int32_t, args_init, (flashattn_args *args, uint32_t size), (args, size))
+LATE(int32_t, args_init, (flashattn_args * args, uint32_t size), (args, size))
 LATE(int32_t, workspace_size,
      (const flashattn_plan *plan, uint32_t op, const flashattn_args *args, int64_t *bytes),
      (plan, op, args, bytes))
 LATE(int32_t, forward,
-     (const flashattn_plan *plan, const flashattn_args *args, void *workspace,
-      int64_t bytes, void *stream),
+     (const flashattn_plan *plan, const flashattn_args *args, void *workspace, int64_t bytes,
+      void *stream),
      (plan, args, workspace, bytes, stream))
 LATE(int32_t, backward,
-     (const flashattn_plan *plan, const flashattn_args *args, void *workspace,
-      int64_t bytes, void *stream),
+     (const flashattn_plan *plan, const flashattn_args *args, void *workspace, int64_t bytes,
+      void *stream),
      (plan, args, workspace, bytes, stream))
 
 static __thread void (*late_plan_destroy)(flashattn_plan *plan);

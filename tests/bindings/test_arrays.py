@@ -75,7 +75,7 @@ def test_foreign_arrays_are_written_in_place(wrap):
     expected = flashattn.attention(q, q, q)
     out = np.zeros((2, 9, 4, 16), np.float32)
     foreign = wrap(out)
-    assert flashattn.attention(q, q, q, out=foreign) is foreign
+    assert flashattn.attention(q, q, q, o=foreign) is foreign
     np.testing.assert_array_equal(out, expected)
 
 
@@ -86,9 +86,9 @@ def test_what_may_not_be_written_is_left_alone(wrap):
     out, grads = np.zeros((2, 9, 4, 16), np.float32), [np.zeros_like(q) for _ in range(3)]
     done, lse = flashattn.attention(q, q, q, return_lse=True)
     mask = np.zeros((2, 4, 9, 9), bool)
-    calls = [lambda: flashattn.attention(q, q, q, out=wrap(out)),
-             lambda: flashattn.merge([done], [lse], out=wrap(out)),
-             lambda: flashattn.dropout_mask(2, 4, 9, 9, dropout=0.5, seed=1, out=wrap(mask))]
+    calls = [lambda: flashattn.attention(q, q, q, o=wrap(out)),
+             lambda: flashattn.merge([done], [lse], o=wrap(out)),
+             lambda: flashattn.dropout_mask(2, 4, 9, 9, dropout=0.5, rng_seed=1, keep=wrap(mask))]
     calls += [lambda given={name: wrap(grads[i])}: flashattn.attention_backward(
         q, q, q, q, done, lse, **given) for i, name in enumerate(("dq", "dk", "dv"))]
     for call in calls:
@@ -102,7 +102,7 @@ def test_old_capsules_of_libraries_that_allow_writing():
     out = np.zeros((2, 9, 4, 16), np.float32)
     of_torch = type("Tensor", (Exporter,), {"__module__": "torch"})
     tensor = type("Parameter", (of_torch,), {"__module__": "users_own"})(out)
-    assert flashattn.attention(q, q, q, out=tensor) is tensor
+    assert flashattn.attention(q, q, q, o=tensor) is tensor
     np.testing.assert_array_equal(out, flashattn.attention(q, q, q))
 
 
@@ -114,7 +114,7 @@ def test_arrays_of_jax_never_change():
                                   flashattn.attention(q, q, q))
     out = jax.numpy.zeros((2, 9, 4, 16), jax.numpy.float32)
     with pytest.raises(ValueError, match="out is read-only.* JAX's arrays never cha") as caught:
-        flashattn.attention(q, q, q, out=out)
+        flashattn.attention(q, q, q, o=out)
     assert caught.value.field == "out" and not np.asarray(out).any()
 
 
@@ -139,7 +139,7 @@ def test_torch_tensors():
     torch = pytest.importorskip("torch")
     q = torch.randn(2, 4, 9, 16).to(torch.bfloat16)
     out = torch.empty_like(q)
-    assert flashattn.attention(q, q, q, layout="bhsd", out=out) is out
+    assert flashattn.attention(q, q, q, layout="bhsd", o=out) is out
     expected = torch.nn.functional.scaled_dot_product_attention(q, q, q)
     assert torch.allclose(out.float(), expected.float(), atol=2e-2)
 
@@ -147,9 +147,9 @@ def test_torch_tensors():
 def test_small_arrays_come_from_anywhere():
     q = random(2, 9, 4, 16)
     lens, sink = np.array([9, 4]), np.array([0.5, 1, 2, 3], np.float32)
-    expected = flashattn.attention(q, q, q, kv_lens=lens, sink=sink)
+    expected = flashattn.attention(q, q, q, lens_kv=lens, sink=sink)
     for wrap in (Exporter, Interface, np.ndarray.tolist):
-        got = flashattn.attention(q, q, q, kv_lens=wrap(lens), sink=wrap(sink))
+        got = flashattn.attention(q, q, q, lens_kv=wrap(lens), sink=wrap(sink))
         np.testing.assert_array_equal(got, expected)
 
 

@@ -7,15 +7,15 @@ import naive
 from naive import close, random
 
 
-def qkv(batch=2, seqlen_q=9, seqlen_k=13, heads=4, kv_heads=2, dim=16, dim_v=24):
-    return (random(batch, seqlen_q, heads, dim), random(batch, seqlen_k, kv_heads, dim, seed=1),
-            random(batch, seqlen_k, kv_heads, dim_v, seed=2))
+def qkv(batch=2, seqlen_q=9, seqlen_kv=13, heads=4, heads_kv=2, dim_qk=16, dim_v=24):
+    return (random(batch, seqlen_q, heads, dim), random(batch, seqlen_kv, heads_kv, dim, seed=1),
+            random(batch, seqlen_kv, heads_kv, dim_v, seed=2))
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_against_softmax(causal, kv_heads):
-    q, k, v = qkv(kv_heads=kv_heads)
+@pytest.mark.parametrize("heads_kv", [1, 2, 4])
+def test_against_softmax(causal, heads_kv):
+    q, k, v = qkv(heads_kv=heads_kv)
     out, lse = flashattn.attention(q, k, v, causal=causal, return_lse=True)
     expected, expected_lse = naive.attention(q, k, v, causal=causal)
     close(out, expected)
@@ -49,7 +49,7 @@ def test_packed_qkv_and_strided_views():
 
 
 def test_repeated_and_single_dimensions():
-    q, k, v = qkv(kv_heads=1, dim_v=16)
+    q, k, v = qkv(heads_kv=1, dim_v=16)
     shared = np.broadcast_to(k[:1], k.shape)  # batch stride 0
     np.testing.assert_array_equal(flashattn.attention(q, shared, v),
                                   flashattn.attention(q, shared.copy(), v))
@@ -57,8 +57,11 @@ def test_repeated_and_single_dimensions():
     close(flashattn.attention(one, one, one), one)
     one = np.broadcast_to(random(16), (1, 3, 1, 16))
     close(flashattn.attention(one, one, one), one)
-    with pytest.raises(ValueError, match="repeats one row"):
-        flashattn.attention(*[np.broadcast_to(random(16), (2, 3, 4, 16))] * 3)
+    one = np.broadcast_to(random(16), (2, 3, 4, 16))  # one row for all
+    close(flashattn.attention(one, one, one), one)
+    with pytest.raises(ValueError, match="the same place"):
+        flashattn.attention(one, one, one, o=np.lib.stride_tricks.as_strided(
+            np.zeros(16, np.float32), one.shape, one.strides))
 
 
 def test_out_is_written_in_place():
@@ -66,12 +69,12 @@ def test_out_is_written_in_place():
     expected = flashattn.attention(q, k, v)
     out = np.full((2, 9, 8, 24), np.nan, np.float32)
     target = out[:, :, ::2]
-    assert flashattn.attention(q, k, v, out=target) is target
+    assert flashattn.attention(q, k, v, o=target) is target
     np.testing.assert_array_equal(target, expected)
     assert np.isnan(out[:, :, 1::2]).all()
     target.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
-        flashattn.attention(q, k, v, out=target)
+        flashattn.attention(q, k, v, o=target)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -82,7 +85,7 @@ def test_sixteen_bits(dtype):
     out = flashattn.attention(q, k, v)
     assert out.dtype == kind
     close(out, expected, 3e-2)
-    exact = flashattn.attention(q, k, v, out_dtype="float32")
+    exact = flashattn.attention(q, k, v, dtype_o="float32")
     assert exact.dtype == np.float32
     close(exact, expected, 2e-2)
     # Views of such types have strides too.
@@ -110,7 +113,7 @@ def test_masks_agree_with_their_boolean_form():
             (dict(window=2), abs(i - j) <= 2), (dict(window=(3, -1)), j >= i - 3),
             (dict(window=[None, 1]), j <= i + 1), (dict(chunk=4), i // 4 == j // 4),
             (dict(causal=True, window=(3, 0)), (j <= i) & (j >= i - 3)),
-            (dict(block_mask=np.eye(4, dtype=bool), block_size=(4, 4)), i // 4 == j // 4)]:
+            (dict(block_mask=np.eye(4, dtype=bool), block_q=4, block_kv=4), i // 4 == j // 4)]:
         close(flashattn.attention(q, k, v, **options),
               naive.attention(q, k, v, bias=visible)[0])
     q = q[:, :9]
@@ -137,9 +140,38 @@ def test_alibi_softcap_scale_sink():
 
 def test_lengths_and_empty_rows():
     q, k, v = qkv()
-    out, lse = flashattn.attention(q, k, v, q_lens=[9, 4], kv_lens=[5, 0], return_lse=True)
+    out, lse = flashattn.attention(q, k, v, lens_q=[9, 4], lens_kv=[5, 0], return_lse=True)
     close(out[0], naive.attention(q[:1], k[:1, :5], v[:1, :5])[0][0])
     assert (out[1] == 0).all() and (lse[1, :, :4] == -np.inf).all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_left_padding(causal):
+    """Keys before a sequence's start do not exist: NaN there reaches no result, and no gradient is
+    written there."""
+    q, k, v = qkv()
+    starts, lens = [4, 0], [13, 6]
+    k[0, :4], v[0, :4], k[1, 6:], v[1, 6:] = [np.nan] * 4
+    options = dict(causal=causal, starts_kv=starts, lens_kv=lens)
+    o, lse = flashattn.attention(q, k, v, return_lse=True, **options)
+    dq, dk, dv = (np.full_like(x, 7) for x in (q, k, v))
+    flashattn.attention_backward(o, q, k, v, o, lse, dq=dq, dk=dk, dv=dv, **options)
+    for b in range(2):
+        keys = slice(starts[b], lens[b])
+        alone = [q[b:b + 1], k[b:b + 1, keys], v[b:b + 1, keys]]
+        expected, expected_lse = naive.attention(*alone, causal=causal)
+        close(o[b], expected[0])
+        close(lse[b], expected_lse[0])
+        for mine, theirs in zip((dq[b], dk[b, keys], dv[b, keys]),
+                                naive.backward(o[b:b + 1], *alone, causal=causal)):
+            close(mine, theirs[0])
+        for gradient in (dk[b], dv[b]):
+            assert (gradient[:starts[b]] == 7).all() and (gradient[lens[b]:] == 7).all()
+    # The same of packed sequences, whose starts count from where they lie.
+    cu_q, cu_kv = [0, 9, 18], [0, 13, 26]
+    packed = flashattn.attention_varlen(*[x.reshape(-1, *x.shape[2:]) for x in (q, k, v)], cu_q,
+                                        cu_kv, **options)
+    np.testing.assert_array_equal(packed.reshape(o.shape), o)
 
 
 @pytest.mark.parametrize("layout", ["thd", "htd"])
@@ -191,19 +223,19 @@ def test_merge_restores_the_whole():
     out, lse = flashattn.merge(*zip(*parts))
     close(out, whole)
     close(lse, whole_lse)
-    half, _ = flashattn.merge(*zip(*parts), out_dtype="float16")
+    half, _ = flashattn.merge(*zip(*parts), dtype_o="float16")
     assert half.dtype == np.float16
     with pytest.raises(ValueError, match="expected as many"):
         flashattn.merge([whole], [])
 
 
 def test_dropout_mask_is_that_of_attention():
-    q, k, v = qkv(seqlen_q=33, seqlen_k=40)
-    keep = flashattn.dropout_mask(2, 4, 33, 40, dropout=0.25, seed=7, offset=3)
+    q, k, v = qkv(seqlen_q=33, seqlen_kv=40)
+    keep = flashattn.dropout_mask(2, 4, 33, 40, dropout=0.25, rng_seed=7, rng_offset=3)
     assert keep.dtype == bool and abs(keep.mean() - 0.75) < 0.03
-    out = flashattn.attention(q, k, v, dropout=0.25, seed=7, offset=3)
+    out = flashattn.attention(q, k, v, dropout=0.25, rng_seed=7, rng_offset=3)
     close(out, naive.attention(q, k, v, keep=keep / 0.75)[0])
-    other = flashattn.dropout_mask(2, 4, 33, 40, dropout=0.25, seed=8, offset=3)
+    other = flashattn.dropout_mask(2, 4, 33, 40, dropout=0.25, rng_seed=8, rng_offset=3)
     assert (other != keep).any()
 
 
@@ -211,7 +243,7 @@ def test_a_dropout_has_a_seed():
     """Without one each layer and step would drop the same weights."""
     q = random(2, 9, 4, 16)
     lse = np.zeros((2, 4, 9), np.float32)
-    plan = flashattn.Plan(dtype="float32", heads=4, dim=16, dropout=0.5, backward=True)
+    plan = flashattn.Plan(dtype="float32", heads_q=4, dim_qk=16, dropout=0.5, backward=True)
     calls = [lambda **more: flashattn.attention(q, q, q, dropout=0.5, **more),
              lambda **more: flashattn.attention_varlen(*[q[0]] * 3, [0, 9], [0, 9], dropout=0.5,
                                                        **more),
@@ -223,13 +255,13 @@ def test_a_dropout_has_a_seed():
              lambda **more: plan.forward(q, q, q, **more),
              lambda **more: plan.backward(q, q, q, q, q, lse, **more)[0]]
     for call in calls:
-        for more in ({}, dict(offset=5), dict(seed=None)):
+        for more in ({}, dict(rng_offset=5), dict(rng_seed=None)):
             with pytest.raises(ValueError, match="dropout = 0.5 is given without a seed; give "
-                                                 "seed=, an integer of which each la") as caught:
+                                                 "rng_seed=, an integer of which ea") as caught:
                 call(**more)
-            assert caught.value.field == "seed" and caught.value.reason is flashattn.Reason.DROPOUT
-        np.testing.assert_array_equal(call(seed=0), call(seed=np.int64(0), offset=0))
-        for other in (dict(seed=1), dict(seed=0, offset=1)):
-            assert (call(seed=0) != call(**other)).any()
+            assert caught.value.field == "rng_seed" and caught.value.reason is flashattn.Reason.DROPOUT
+        np.testing.assert_array_equal(call(rng_seed=0), call(rng_seed=np.int64(0), rng_offset=0))
+        for other in (dict(rng_seed=1), dict(rng_seed=0, rng_offset=1)):
+            assert (call(rng_seed=0) != call(**other)).any()
     np.testing.assert_array_equal(flashattn.attention(q, q, q),
                                   flashattn.attention(q, q, q, dropout=0.0))

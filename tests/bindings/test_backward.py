@@ -7,9 +7,9 @@ import naive
 from naive import close, random
 
 
-def case(seqlen_q=9, seqlen_k=13):
-    q, k, v = (random(2, seqlen_q, 4, 16), random(2, seqlen_k, 2, 16, seed=1),
-               random(2, seqlen_k, 2, 24, seed=2))
+def case(seqlen_q=9, seqlen_kv=13):
+    q, k, v = (random(2, seqlen_q, 4, 16), random(2, seqlen_kv, 2, 16, seed=1),
+               random(2, seqlen_kv, 2, 24, seed=2))
     return q, k, v, random(2, seqlen_q, 4, 24, seed=3)
 
 
@@ -64,7 +64,7 @@ def test_varlen_is_each_sequence_alone():
                      enumerate([(4, 16), (2, 16), (2, 8), (4, 8)]))
     cu = [0, 3, 3, 10]
     out, lse = flashattn.attention_varlen(q, k, v, cu, cu, causal=True, return_lse=True)
-    got = flashattn.attention_backward(dout, q, k, v, out, lse, cu_seqlens_q=cu, cu_seqlens_k=cu,
+    got = flashattn.attention_backward(dout, q, k, v, out, lse, cu_seqlens_q=cu, cu_seqlens_kv=cu,
                                        causal=True)
     for rows in (slice(0, 3), slice(3, 10)):
         expected = naive.backward(*[x[None, rows] for x in (dout, q, k, v)], causal=True)

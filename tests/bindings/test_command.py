@@ -36,7 +36,7 @@ def test_a_build_without_gpus_says_how_to_get_one_with_them():
     if "without CUDA" in flashattn.build_info():
         assert "./run build --cuda" in run("--device", "cuda")
         with pytest.raises(NotImplementedError, match="^device = cuda, but .*\\./run build --cuda"):
-            flashattn.check(dtype="float32", heads=1, dim=8, device="cuda")
+            flashattn.check(dtype="float32", heads_q=1, dim_qk=8, device="cuda")
     else:
         assert "./run build --cuda" not in run("--device", "cuda")
 
@@ -44,5 +44,5 @@ def test_a_build_without_gpus_says_how_to_get_one_with_them():
 def test_matrix_says_why_not():
     table = _matrix.matrix("cuda:99")
     reasons = {cell for _, cells in table.rows for cell in cells}
-    assert "yes" not in reasons and reasons == set(table.sentences)
-    assert all(said[0] for said in table.sentences.values())
+    assert "yes" not in reasons and reasons == set(table.messages)
+    assert all(said[0] for said in table.messages.values())

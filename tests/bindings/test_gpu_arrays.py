@@ -37,7 +37,7 @@ def test_protocols_read_and_write_in_place(fake, wrap):
     want = flashattn.attention(q, q, q)
     out = np.zeros((2, 9, 4, 16), np.float32)
     target = Array(out)  # whose library makes the scratch memory
-    assert flashattn.attention(wrap(q), wrap(q), wrap(q), out=target) is target
+    assert flashattn.attention(wrap(q), wrap(q), wrap(q), o=target) is target
     np.testing.assert_array_equal(out, want)
 
 
@@ -63,7 +63,7 @@ def test_varlen_paged_and_scores(fake):
     rng = np.random.default_rng(0)
     q, k, v = (random(17, heads, 16) for heads in (4, 2, 2))
     cu = np.array([0, 5, 17], np.int32)
-    options = dict(causal=True, max_seqlen_q=12, max_seqlen_k=12)
+    options = dict(causal=True, max_seqlen_q=12, max_seqlen_kv=12)
     slopes, sink = np.linspace(0.1, 1, 4, dtype=np.float32), random(4)
     want = flashattn.attention_varlen(q, k, v, cu, cu, alibi_slopes=slopes, sink=sink, **options)
     got = flashattn.attention_varlen(*map(Array, (q, k, v, cu, cu)), alibi_slopes=Array(slopes),
@@ -78,7 +78,7 @@ def test_varlen_paged_and_scores(fake):
 
     q, bias = random(2, 9, 4, 16), random(1, 4, 9, 9)
     blocks = rng.random((1, 4, 3, 3)) < 0.7
-    chosen = dict(block_size=(3, 4), softcap=3.0, deterministic=True)
+    chosen = dict(block_q=3, block_kv=4, softcap=3.0, determinism=True)
     want = flashattn.attention(q, q, q, bias=bias, block_mask=blocks, **chosen)
     got = flashattn.attention(*map(Array, (q, q, q)), bias=Array(bias), block_mask=Array(blocks),
                               **chosen)
@@ -95,9 +95,9 @@ def test_merge_and_dropout_mask(fake):
     for a, b in zip(got, want):
         np.testing.assert_array_equal(a.host, b)
     out = Array(np.zeros((2, 4, 9, 12), bool))
-    assert flashattn.dropout_mask(2, 4, 9, 12, dropout=0.3, seed=5, out=out) is out
+    assert flashattn.dropout_mask(2, 4, 9, 12, dropout=0.3, rng_seed=5, keep=out) is out
     np.testing.assert_array_equal(out.host, flashattn.dropout_mask(2, 4, 9, 12, dropout=0.3,
-                                                                   seed=5))
+                                                                   rng_seed=5))
 
 
 x = random(2, 9, 4, 16)
@@ -108,11 +108,11 @@ CU = np.array([0, 9], np.int32)
     (lambda: flashattn.attention(Array(x), x, Array(x)), "k lies in host memory", "k"),
     (lambda: flashattn.attention(Array(x), Array(x), Array(x, 1)), "v lies on cuda:1", "v"),
     (lambda: flashattn.attention(x, Array(x), x), "k is a Array", "k"),
-    (lambda: flashattn.attention(x, x, x, kv_lens=Array(np.array([9, 9]))), "but q in host memory",
-     "kv_lens"),
+    (lambda: flashattn.attention(x, x, x, lens_kv=Array(np.array([9, 9]))), "but q in host memory",
+     "lens_kv"),
     (lambda: flashattn.attention(x, x, x, sink=Array(np.zeros(4))), "but q in host memory", "sink"),
     (lambda: flashattn.attention(x, x, x, block_mask=Array(np.ones((3, 3), bool)),
-                                 block_size=(3, 3)), "but q in host memory", "block_mask"),
+                                 block_q=3, block_kv=3), "but q in host memory", "block_mask"),
     (lambda: flashattn.attention(x, x, x, stream=3), "leave it out", "stream"),
     (lambda: flashattn.attention(x, x, x, device="cuda"), "q lies in host memory", "device"),
     (lambda: flashattn.attention(*[Array(x)] * 3, device="cuda:1"), "device = 'cuda:1'", "device"),
@@ -120,21 +120,21 @@ CU = np.array([0, 9], np.int32)
     (lambda: flashattn.attention(*[Array(x)] * 3, device="cpu"), "q lies on cuda:0", "device"),
     (lambda: flashattn.attention(*[Array(x)] * 3, alibi_slopes=Array(np.array(1, np.float32))),
      "alibi_slopes has shape ", "alibi_slopes"),
-    (lambda: flashattn.attention(*[Array(x)] * 3, out=x), "out lies in host memory", "out"),
-    (lambda: flashattn.attention(*[Array(x)] * 3, kv_lens=[9, 9]), "kv_lens is a list", "kv_lens"),
-    (lambda: flashattn.attention(*[Array(x)] * 3, kv_lens=Array(np.array([9, 9]))), "int64",
-     "kv_lens"),
+    (lambda: flashattn.attention(*[Array(x)] * 3, o=x), "o lies in host memory", "o"),
+    (lambda: flashattn.attention(*[Array(x)] * 3, lens_kv=[9, 9]), "lens_kv is a list", "lens_kv"),
+    (lambda: flashattn.attention(*[Array(x)] * 3, lens_kv=Array(np.array([9, 9]))), "int64",
+     "lens_kv"),
     (lambda: flashattn.attention(*[Array(x)] * 3, sink=Array(np.ones(4))), "float64", "sink"),
     (lambda: flashattn.attention(*[Array(x[..., ::2])] * 3), "contiguous: copy it", "q"),
-    (lambda: flashattn.attention(*[Exporter(x)] * 3), "none of PyTorch, CuPy", "out"),
+    (lambda: flashattn.attention(*[Exporter(x)] * 3), "none of PyTorch, CuPy", "o"),
     (lambda: flashattn.attention_varlen(*[Array(x[0])] * 3, Array(CU), Array(CU)),
-     "give max_seqlen_q", "max_seqlen_q"),
+     "give max_seqlen_q", "seqlen_q"),
     (lambda: flashattn.attention(*[Interface(x, stream=5), Interface(x, stream=6), Array(x)]),
      "ready on stream 6", "k"),
     (lambda: flashattn.attention(*[Interface(x, typestr="<V2")] * 3), "bfloat16", "q"),
     (lambda: flashattn.attention(*[Interface(x, mask=1)] * 3), "masked", "q"),
     (lambda: flashattn.attention(*[Array(x)] * 3, stream="fast"), "cudaStream_t", "stream"),
-    (lambda: flashattn.Plan(dtype="float32", heads=4, dim=16, device="cuda:99"), "CUDA", "device"),
+    (lambda: flashattn.Plan(dtype="float32", heads_q=4, dim_qk=16, device="cuda:99"), "CUDA", "device"),
 ])
 def test_refusals_name_field_and_remedy(fake, call, words, field):
     with pytest.raises(flashattn.FlashAttentionError, match=words) as caught:

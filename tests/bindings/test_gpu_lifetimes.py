@@ -87,17 +87,17 @@ def test_tensors_of_pytorch_are_recorded_on_a_stream_that_is_given(torch, driver
     x = random(2, 9, 4, 16)
     q, k, v, out, bias = (Tensor(a) for a in (x, x, x, np.zeros_like(x), random(9, 9)))
     given = (q, k, v, out, bias)
-    flashattn.attention(q, k, v, out=out, bias=bias)
+    flashattn.attention(q, k, v, o=out, bias=bias)
     assert all(tensor.streams == [] for tensor in given)
-    _, lse = flashattn.attention(q, k, v, out=out, bias=bias, stream=7, return_lse=True)
+    _, lse = flashattn.attention(q, k, v, o=out, bias=bias, stream=7, return_lse=True)
     assert all(tensor.streams == [7] for tensor in given)
     # What is made belongs to that stream from the start.
     assert torch.made and all(made.streams == [] and current == 7
                               for made, current in torch.made[-2:])
     torch.cuda.current = 7
-    flashattn.attention(q, k, v, out=out, bias=bias, stream=7)
+    flashattn.attention(q, k, v, o=out, bias=bias, stream=7)
     assert all(tensor.streams == [7] for tensor in given)
-    flashattn.attention(q, k, v, out=out, bias=bias, stream=0)
+    flashattn.attention(q, k, v, o=out, bias=bias, stream=0)
     assert all(tensor.streams == [7, "default"] for tensor in given)
     # The allocator keeps what it is told of: no event is needed.
     assert driver.recorded == [] and type(lse) is Tensor
@@ -113,7 +113,7 @@ def test_gradients_and_merging_record_too(torch):
     flashattn.merge(*parts, stream=7)
     assert all(tensor.streams == [7] for tensor in sum(parts, []))
     keep = Tensor(np.zeros((1, 1, 9, 9), bool))
-    flashattn.dropout_mask(1, 1, 9, 9, dropout=0.5, seed=1, out=keep, stream=7)
+    flashattn.dropout_mask(1, 1, 9, 9, dropout=0.5, rng_seed=1, keep=keep, stream=7)
     assert keep.streams == [7]
 
 
@@ -123,7 +123,7 @@ def test_what_is_read_is_kept_until_the_work_is_done(driver, wrap):
     host = random(2, 9, 4, 16).copy()
     given, alive = wrap(host), weakref.ref(host)
     driver.done = False
-    flashattn.attention(given, given, given, out=out)
+    flashattn.attention(given, given, given, o=out)
     assert driver.recorded == [(0, 0)]
     del given, host
     flashattn.clear_cache()
@@ -138,25 +138,25 @@ def test_what_is_read_is_kept_until_the_work_is_done(driver, wrap):
 def test_the_next_call_lets_go_of_what_is_done(driver):
     x, out = random(2, 9, 4, 16), Array(np.zeros((2, 9, 4, 16), np.float32))
     for _ in range(5):
-        flashattn.attention(Exporter(x), Exporter(x), Exporter(x), out=out)
+        flashattn.attention(Exporter(x), Exporter(x), Exporter(x), o=out)
         assert len(_events._held) == 1
     driver.done = False
-    flashattn.attention(Exporter(x), Exporter(x), Exporter(x), out=out)
-    flashattn.attention(Exporter(x), Exporter(x), Exporter(x), out=out)
+    flashattn.attention(Exporter(x), Exporter(x), Exporter(x), o=out)
+    flashattn.attention(Exporter(x), Exporter(x), Exporter(x), o=out)
     assert len(_events._held) == 3
 
 
 def test_a_captured_call_keeps_nothing(driver):
     driver.capturing = True
     x = Exporter(random(2, 9, 4, 16))
-    flashattn.attention(x, x, x, out=Array(np.zeros((2, 9, 4, 16), np.float32)))
+    flashattn.attention(x, x, x, o=Array(np.zeros((2, 9, 4, 16), np.float32)))
     assert not _events._held
 
 
 def test_a_refused_call_keeps_nothing(driver):
     x = Exporter(random(2, 9, 4, 16))
     with pytest.raises(ValueError, match="out has shape"):
-        flashattn.attention(x, x, x, out=Array(np.zeros((2, 9, 4, 8), np.float32)))
+        flashattn.attention(x, x, x, o=Array(np.zeros((2, 9, 4, 8), np.float32)))
     assert not driver.recorded
 
 
@@ -164,10 +164,10 @@ def test_the_stream_is_that_of_out_where_q_has_none(driver, monkeypatch):
     x, result = random(2, 9, 4, 16), np.zeros((2, 9, 4, 16), np.float32)
     monkeypatch.setattr(Library, "current", 7)
     q = Exporter(x)
-    flashattn.attention(q, q, q, out=Array(result))
+    flashattn.attention(q, q, q, o=Array(result))
     assert driver.recorded == [(0, 7)] and q.streams == [7, 7, 7]
     np.testing.assert_array_equal(result, flashattn.attention(x, x, x))
-    flashattn.attention(q, q, q, out=Array(result), stream=9)
+    flashattn.attention(q, q, q, o=Array(result), stream=9)
     assert driver.recorded[-1] == (0, 9) and q.streams[3:] == [9, 9, 9]
     # Of gradients any will do.
     out, lse = flashattn.attention(x, x, x, return_lse=True)
@@ -178,7 +178,7 @@ def test_the_stream_is_that_of_out_where_q_has_none(driver, monkeypatch):
     # An array that is ready on another stream says so.
     q = Interface(x, stream=5)
     with pytest.raises(ValueError, match="ready on stream 5 .* runs on stream 7; let one wait"):
-        flashattn.attention(q, q, q, out=Array(result))
+        flashattn.attention(q, q, q, o=Array(result))
 
 
 class Others(Array):
@@ -224,8 +224,8 @@ def test_results_are_not_left_to_another_librarys_stream(other, monkeypatch):
     x = random(2, 9, 4, 16)
     out, lse = flashattn.attention(x, x, x, return_lse=True)
     done = Array(out)
-    calls = [lambda: flashattn.attention(*[Array(x)] * 3, out=Others(np.zeros_like(x))),
-             lambda: flashattn.merge([done], [Array(lse)], out=Others(np.zeros_like(x))),
+    calls = [lambda: flashattn.attention(*[Array(x)] * 3, o=Others(np.zeros_like(x))),
+             lambda: flashattn.merge([done], [Array(lse)], o=Others(np.zeros_like(x))),
              lambda: flashattn.attention_backward(*[Array(x)] * 4, done, Array(lse),
                                                   dv=Others(np.zeros_like(x)))]
     for call in calls:

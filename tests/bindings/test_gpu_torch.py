@@ -46,10 +46,10 @@ def test_nothing_is_copied():
     q, k, v = packed.unbind(2)
     out = torch.full((2, 4, 40, 64), float("nan"), device="cuda", dtype=torch.float16)
     target = out.transpose(1, 2)
-    assert flashattn.attention(q, k, v, out=target) is target
+    assert flashattn.attention(q, k, v, o=target) is target
     close(target, expected(q, k, v))
     before = torch.cuda.memory_allocated()
-    flashattn.attention(q, k, v, out=target)
+    flashattn.attention(q, k, v, o=target)
     assert torch.cuda.memory_allocated() == before
 
 
@@ -96,7 +96,7 @@ def test_memory_is_not_given_away_before_it_is_read(wrap):
     with torch.cuda.stream(side):
         torch.cuda._sleep(200_000_000)
     addresses = {g.data_ptr() for g in given}
-    flashattn.attention(*map(wrap, given), out=out, stream=side)
+    flashattn.attention(*map(wrap, given), o=out, stream=side)
     del given
     others = [torch.full_like(x, float("nan")) for _ in range(8)]
     assert not addresses & {other.data_ptr() for other in others}
@@ -115,7 +115,7 @@ def test_the_stream_of_out_is_taken_where_q_has_none():
         late, out = torch.zeros_like(q), torch.zeros_like(q)
         torch.cuda._sleep(20_000_000)
         late.copy_(q)
-        flashattn.attention(*[ByDlpack(late)] * 3, out=out)
+        flashattn.attention(*[ByDlpack(late)] * 3, o=out)
         got = out * 1
     stream.synchronize()
     assert torch.equal(got, want)
@@ -123,10 +123,10 @@ def test_the_stream_of_out_is_taken_where_q_has_none():
 
 def test_a_capture_is_not_disturbed_by_what_is_kept():
     q, out = tensor(2, 64, 4, 64), tensor(2, 64, 4, 64)
-    flashattn.attention(*[ByDlpack(q)] * 3, out=out)
+    flashattn.attention(*[ByDlpack(q)] * 3, o=out)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        flashattn.attention(*[ByDlpack(q)] * 3, out=out)
+        flashattn.attention(*[ByDlpack(q)] * 3, o=out)
     q.normal_()
     graph.replay()
     assert torch.equal(out, flashattn.attention(q, q, q))
@@ -154,14 +154,14 @@ def test_a_call_does_not_wait():
 def test_in_a_graph_of_pytorch():
     q = tensor(2, 64, 4, 64)
     lens = torch.tensor([64, 10], device="cuda", dtype=torch.int32)
-    flashattn.attention(q, q, q, kv_lens=lens)
+    flashattn.attention(q, q, q, lens_kv=lens)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = flashattn.attention(q, q, q, kv_lens=lens)
+        out = flashattn.attention(q, q, q, lens_kv=lens)
     q.normal_()
     lens.copy_(torch.tensor([7, 64]))
     graph.replay()
-    assert torch.equal(out, flashattn.attention(q, q, q, kv_lens=lens))
+    assert torch.equal(out, flashattn.attention(q, q, q, lens_kv=lens))
 
 
 def test_varlen_and_pages():
@@ -203,7 +203,7 @@ def test_a_gradient_is_not_lost_in_silence():
 
 def test_merge_and_dropout_mask():
     q, k = tensor(2, 9, 4, 64), tensor(2, 120, 4, 64)
-    parts = [flashattn.attention(q, k[:, s], k[:, s], return_lse=True, out_dtype="float32")
+    parts = [flashattn.attention(q, k[:, s], k[:, s], return_lse=True, dtype_o="float32")
              for s in (slice(0, 50), slice(50, 120))]
     outs, lses = zip(*parts)
     out, lse = flashattn.merge(outs, lses)
@@ -211,9 +211,9 @@ def test_merge_and_dropout_mask():
     close(out, want, 1e-2)
     close(lse, want_lse, 1e-5)
     keep = torch.empty(2, 4, 37, 53, device="cuda", dtype=torch.bool)
-    flashattn.dropout_mask(2, 4, 37, 53, dropout=0.3, seed=5, offset=9, out=keep)
+    flashattn.dropout_mask(2, 4, 37, 53, dropout=0.3, rng_seed=5, rng_offset=9, keep=keep)
     assert np.array_equal(keep.cpu().numpy(), flashattn.dropout_mask(2, 4, 37, 53, dropout=0.3,
-                                                                     seed=5, offset=9))
+                                                                     rng_seed=5, rng_offset=9))
 
 
 def test_host_and_device_do_not_mix():
@@ -226,7 +226,7 @@ def test_host_and_device_do_not_mix():
 
 def test_a_plan_of_ones_own():
     q = tensor(1, 80, 2, 64)
-    plan = flashattn.Plan(dtype="float16", heads=2, dim=64, device="cuda:0")
+    plan = flashattn.Plan(dtype="float16", heads_q=2, dim_qk=64, device="cuda:0")
     close(plan.forward(q, q, q), expected(q, q, q))
     with pytest.raises(ValueError, match="device = cpu by the arrays"):
         plan.forward(*[q.cpu()] * 3)
@@ -252,10 +252,10 @@ def test_jax():
     if q.device.platform != "gpu":
         pytest.skip("JAX has no GPU here")
     out = torch.empty(1, 40, 2, 64, device="cuda", dtype=torch.bfloat16)
-    flashattn.attention(q, q, q, out=out)
+    flashattn.attention(q, q, q, o=out)
     kept = jax.numpy.zeros_like(q)
     with pytest.raises(ValueError, match="out is read-only"):
-        flashattn.attention(q, q, q, out=kept)
+        flashattn.attention(q, q, q, o=kept)
     assert not kept.any()
     q = torch.from_dlpack(q)
     close(out, expected(q, q, q))

@@ -150,7 +150,7 @@ def starts():
     """Left padding: NaN before a sequence's first key, where nothing is written either."""
     common = dict(batch=3, seqlen_q=70, seqlen_kv=203, starts_kv=[3, 0, 130], heads_q=4, heads_kv=2,
                   dim_qk=64, backward=True)
-    rich = dict(alibi="bh", bias="f32", bias_dims="hr", dbias="h", dropout=0.2, sink=True,
+    rich = dict(alibi="bh", bias="f32", bias_dims="hr", dbias="hr", dropout=0.2, sink=True,
                 dsink=True, dlse=True, blocks=(16, 32), density=0.8)
     masks = [dict(), dict(causal=True), dict(window=(40, 3)), dict(causal=True, chunk=33),
              dict(causal=True, top_left=True), dict(alibi="h", causal=True), dict(alibi="bh"),
@@ -159,7 +159,7 @@ def starts():
              dict(rich, causal=True, window=(100, 0))]
     for n, features in enumerate(masks):
         for m, dtype in enumerate(DTYPES):
-            changes = dict(features, lens_kv=[203, 64, 131]) if (n + m) % 2 else features
+            changes = dict(features, lens_kv=[203, 64, 150]) if (n + m) % 2 else features
             strides = ("packed", "bhsd", "padded", "qkv", "broadcast")[(n + m) % 5]
             yield Case(dtype=dtype, strides=strides, determinism=(n + m) % 3, **common, **changes)
             yield Case(cu_q=[65, 0, 130, 1], cu_kv=[257, 40, 131, 64], starts_kv=[65, 40, 2, 63],

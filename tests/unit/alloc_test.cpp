@@ -98,7 +98,8 @@ int64_t count_requests(Call call) {
 void test_create() {
   const flashattn_desc desc = make_desc();
   flashattn_plan* plan = nullptr;
-  CHECK_OK(flashattn_plan_create(&desc, &plan, nullptr));  // what is made once a process, is made now
+  CHECK_OK(
+      flashattn_plan_create(&desc, &plan, nullptr));  // what is made once a process, is made now
   flashattn_plan_destroy(plan);
 
   flashattn_plan* const untouched = reinterpret_cast<flashattn_plan*>(&g_live);

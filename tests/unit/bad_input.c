@@ -140,8 +140,8 @@ static void test_calls(struct fixture *f) {
                 "desc");
   check_refusal(f, "plan out NULL", flashattn_plan_create(&f->desc, NULL, NULL), invalid,
                 FLASHATTN_REASON_NULL_POINTER, "plan");
-  check_refusal(f, "bytes NULL", flashattn_workspace_size(plan, 1, &f->forward, NULL),
-                invalid, FLASHATTN_REASON_NULL_POINTER, "bytes");
+  check_refusal(f, "bytes NULL", flashattn_workspace_size(plan, 1, &f->forward, NULL), invalid,
+                FLASHATTN_REASON_NULL_POINTER, "bytes");
   check_refusal(f, "op", flashattn_workspace_size(plan, 3, &f->forward, &bytes), invalid,
                 FLASHATTN_REASON_VALUE, "op");
   check_refusal(f, "args NULL", flashattn_workspace_size(plan, 1, NULL, &bytes), invalid,
@@ -179,9 +179,8 @@ static void test_calls(struct fixture *f) {
 
   for (int op = 0; op < 2; ++op) {
     const enum target target = op == 0 ? FORWARD : BACKWARD;
-    if (!CHECK_OK(flashattn_workspace_size(plan,
-                                           op == 0 ? FLASHATTN_OP_FORWARD : FLASHATTN_OP_BACKWARD,
-                                           &f->forward, &bytes))) {
+    if (!CHECK_OK(flashattn_workspace_size(
+            plan, op == 0 ? FLASHATTN_OP_FORWARD : FLASHATTN_OP_BACKWARD, &f->forward, &bytes))) {
       continue;
     }
     CHECK(bytes > 0);
@@ -204,8 +203,7 @@ static void test_calls(struct fixture *f) {
   fixture_reset(f, PLAIN);
   f->desc.max_batch = 1;
   if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL))) return;
-  check_refusal(f, "maximum", call(f, plan, FORWARD), invalid, FLASHATTN_REASON_SIZE,
-                "batch");
+  check_refusal(f, "maximum", call(f, plan, FORWARD), invalid, FLASHATTN_REASON_SIZE, "batch");
   flashattn_plan_destroy(plan);
 
   fixture_reset(f, PLAIN);

@@ -106,8 +106,7 @@ static inline void fixture_desc(struct fixture* f, enum variant variant) {
   }
 }
 
-static inline void fixture_inputs(struct fixture* f, enum variant variant,
-                                  flashattn_args* inputs) {
+static inline void fixture_inputs(struct fixture* f, enum variant variant, flashattn_args* inputs) {
   struct inputs* in = f->in;
   flashattn_args_init(inputs, sizeof *inputs);
   inputs->batch = BATCH;

@@ -92,6 +92,7 @@ void test(uint32_t layout, bool lens, int32_t queries, int32_t threads, bool dir
   Exact<float> dq(rows_q * kHeads * kDim), dk(rows_kv * kHeadsKv * kDim);
   Exact<float> dv(rows_kv * kHeadsKv * kDim), sink(kHeads), dsink(kHeads);
   Exact<int32_t> cu_q(kBatch + 1), cu_kv(kBatch + 1), lens_q(kBatch), lens_kv(kBatch);
+  Exact<int32_t> starts_kv(kBatch);
   Exact<int32_t> table(kBatch * pages);
   const auto at_q = [&](const Exact<float>& x) {
     return flashattn_tensor{x.data(), varlen_q ? 0 : int64_t{queries} * kHeads * kDim, kDim,
@@ -115,6 +116,7 @@ void test(uint32_t layout, bool lens, int32_t queries, int32_t threads, bool dir
   if (varlen_kv) args.inputs.cu_seqlens_kv = cu_kv.data();
   if (lens) args.inputs.lens_q = lens_q.data();
   if (lens || paged) args.inputs.lens_kv = lens_kv.data();
+  if (!paged && below(2)) args.inputs.starts_kv = starts_kv.data();
   if (paged) {
     args.inputs.page_table = table.data();
     args.inputs.page_table_stride = pages;
@@ -143,6 +145,7 @@ void test(uint32_t layout, bool lens, int32_t queries, int32_t threads, bool dir
     for (int32_t b = 0; b < kBatch; ++b) {
       lens_q.data()[b] = any_number(kLongestQ);
       lens_kv.data()[b] = any_number(kLongestKv);
+      starts_kv.data()[b] = any_number(kLongestKv);
     }
     for (int64_t n = 0; n < kBatch * pages; ++n) table.data()[n] = any_number(kPages);
     CHECK_OK(plan->launcher->forward(forward, workspace.data(), nullptr));

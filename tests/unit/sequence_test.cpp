@@ -18,16 +18,17 @@ struct Call {
   Problem problem{};
   Shape shape{};
   Inputs in{};
-  int32_t cu[kBatch + 1], lens[kBatch];
+  int32_t cu[kBatch + 1], lens[kBatch], starts[kBatch] = {};
 
-  // Of queries alone, or of keys.
-  Call(bool keys, int64_t total, int32_t longest, bool has_lens) {
+  // Of queries alone, or of keys, which may have starts, too.
+  Call(bool keys, int64_t total, int32_t longest, bool has_lens, bool has_starts = false) {
     problem.layout = keys ? FLASHATTN_LAYOUT_VARLEN_KV : FLASHATTN_LAYOUT_VARLEN_Q;
     shape.batch = kBatch;
     (keys ? shape.seqlen_kv : shape.seqlen_q) = longest;
     (keys ? shape.total_kv : shape.total_q) = total;
     (keys ? in.cu_seqlens_kv : in.cu_seqlens_q) = cu;
     if (has_lens) (keys ? in.lens_kv : in.lens_q) = lens;
+    if (has_starts) in.starts_kv = starts;
   }
 };
 
@@ -48,6 +49,7 @@ bool makes_sense(const Call& call, int64_t total, int32_t longest, bool has_lens
     if (capacity < 0) return false;
     const int64_t length = has_lens ? call.lens[b] : capacity;
     if (length < 0 || length > capacity || length > longest) return false;
+    if (call.starts[b] < 0 || call.starts[b] > length) return false;
   }
   return true;
 }
@@ -85,9 +87,10 @@ bool right(const Call& call, bool keys, int64_t total, int32_t longest, bool has
     if (!tiles_fit(tiles, found, sense) || !tiles_fit(tiles, resolved, true)) return false;
   }
   for (int32_t b = 0; sense && b < kBatch; ++b) {
-    const int32_t length = has_lens ? call.lens[b] : call.cu[b + 1] - call.cu[b];
-    if (found[b].first != call.cu[b] || found[b].length != length) return false;
-    if (resolved[b].first != call.cu[b] || resolved[b].length != length) return false;
+    const int32_t begin = call.cu[b] + call.starts[b];
+    const int32_t length = (has_lens ? call.lens[b] : call.cu[b + 1] - call.cu[b]) - call.starts[b];
+    if (found[b].first != begin || found[b].length != length) return false;
+    if (resolved[b].first != begin || resolved[b].length != length) return false;
   }
   return true;
 }
@@ -114,10 +117,10 @@ void check_random(uint32_t seed) {
   const auto below = [&](int32_t n) { return static_cast<int32_t>(random() % n); };
   int failed = 0;
   for (int round = 0; round < 200000; ++round) {
-    const bool keys = below(2), has_lens = below(2);
+    const bool keys = below(2), has_lens = below(2), has_starts = keys && below(2);
     const int64_t total = below(10) == 0 ? int64_t{INT_MAX} + below(2) * 1000 : below(300);
     const int32_t longest = below(200);
-    Call call(keys, total, longest, has_lens);
+    Call call(keys, total, longest, has_lens, has_starts);
     const auto any = [&] {
       const int32_t kind = below(8);
       if (kind == 0) return static_cast<int32_t>(random());
@@ -126,6 +129,9 @@ void check_random(uint32_t seed) {
     for (int32_t& x : call.cu) x = any();
     if (below(2)) std::sort(call.cu, call.cu + kBatch + 1);
     for (int32_t& x : call.lens) x = any();
+    if (has_starts) {
+      for (int32_t& x : call.starts) x = any();
+    }
     failed += !right(call, keys, total, longest, has_lens);
   }
   CHECK(failed == 0);
@@ -144,6 +150,12 @@ void check_dense() {
     const Sequence s = sequence_of(problem, shape, in, 0);
     CHECK(s.first_q == 0 && s.len.q == clamp_index(length, 7));
     CHECK(s.first_kv == 0 && s.len.kv == clamp_index(length, 5));
+    for (const int32_t start : {INT_MIN, -1, 0, 2, 5, 6, INT_MAX}) {
+      in.starts_kv = &start;
+      const Sequence t = sequence_of(problem, shape, in, 0);
+      CHECK(t.first_kv == clamp_index(start, s.len.kv) && t.first_kv + t.len.kv == s.len.kv);
+    }
+    in.starts_kv = nullptr;
   }
 }
 

@@ -14,7 +14,13 @@ union room {
 };
 
 /* Sizes in 0.2.0. */
-enum { DESC = 160, ARGS = 704, MERGE = 112, DEVICE = 48, PLAN = 96 };
+enum {
+  DESC = 160,
+  ARGS = 704,
+  MERGE = 112,
+  DEVICE = 48,
+  PLAN = 96
+};
 
 static struct fixture f;
 static flashattn_plan *plan;

@@ -1,20 +1,19 @@
 """FlashAttention for NumPy arrays, PyTorch's and CuPy's on a GPU, and whatever speaks DLPack: the
 Python layer of libflashattn.
 
-    out = flashattn.attention(q, k, v, causal=True)
+    o = flashattn.attention(q, k, v, causal=True)
 
 Start with attention(). `python -m flashattn` shows what the library can do on this machine.
 """
 from ._attention import attention, attention_backward, attention_paged, attention_varlen
-from ._constants import (Bias, Determinism, Device, Dtype, Feature, Layout, LogLevel, Mask, Op,
-                         Reason, Status)
-from ._describe import Descriptor, describe
+from ._constants import (Bias, Descriptor, Determinism, Device, DeviceInfo, Dtype, Feature, Layout,
+                         LogLevel, Mask, Op, PlanInfo, Reason, Status)
+from ._describe import describe
 from ._errors import (ArrayTypeError, FlashAttentionError, InvalidArgumentError, OutOfMemoryError,
                       UnsupportedError)
 from ._library import lib as _lib, text as _text
-from ._plan import Plan, PlanInfo, cache_info, clear_cache
-from ._tools import (DeviceInfo, build_info, check, devices, dropout_mask, merge, set_log,
-                     supported)
+from ._plan import Plan, cache_info, clear_cache
+from ._tools import build_info, check, devices, dropout_mask, merge, set_log, supported
 
 __version__ = _text(_lib.flashattn_version_string())
 

@@ -20,8 +20,8 @@ def main() -> None:
     print(build_info())
     print(f"library: {_library.path}")
     for device in devices():
-        gpu = device.compute_capability
-        units = f"{device.units} multiprocessors" if gpu else f"{device.units} threads"
+        units = (f"{device.multiprocessors} multiprocessors" if device.compute_capability else
+                 f"{device.threads} threads")
         print(f"{device.kind}:{device.device_index}  {device.name}, {device.isa}, {units}, "
               f"{device.memory / 2**30:.1f} GiB")
     print(f"\nSupport on {arguments.device}, as flashattn_check answers "

@@ -49,8 +49,15 @@ BIAS = _kind("convert a mask to bool (True: visible), a bias to float32, float16
 MASK = _kind("convert it to bool", "bool", "uint8")
 FLOAT32 = _kind("convert it to float32", "float32")
 INT32 = Kind({"int32": 0}, "convert it to int32")
-_TYPES = {"dtype": TENSOR, "out_dtype": TENSOR, "bias": BIAS}  # of dtype_code()
-_INT32 = np.dtype(np.int32)
+# By the type that the header gives an array.
+KINDS = {"dtype_bias": BIAS, "u8": MASK, "f32": FLOAT32, "i32": INT32,
+         "u32": Kind({"uint32": 0, "int32": 0}, "convert it to uint32"),
+         "u64": Kind({"uint64": 0, "int64": 0}, "convert it to uint64")}
+# What arrays with an entry a sequence, head or block are converted to, and from.
+_SMALL = {"u8": (np.dtype(np.uint8), "bu"), "f32": (np.dtype(np.float32), "fiuV"),
+          "i32": (np.dtype(np.int32), "iu"), "u32": (np.dtype(np.uint32), "iu"),
+          "u64": (np.dtype(np.uint64), "iu")}  # bfloat16 is of kind V
+_TYPES = {"dtype_bias": BIAS}  # of dtype_code(); others are TENSOR
 _VOID = ffi.typeof("void *")
 DTypeLike = Union[str, type, np.dtype, Dtype]
 
@@ -59,7 +66,7 @@ def dtype_code(dtype: Any, field: str = "dtype") -> int:
     """enum flashattn_dtype of a name, a NumPy or ml_dtypes type, or anything named like one."""
     if isinstance(dtype, int) and not isinstance(dtype, bool):
         return int(dtype)
-    known = _TYPES[field].names
+    known = _TYPES.get(field, TENSOR).names
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", None)
     if name not in known:
         try:
@@ -79,7 +86,7 @@ def numpy_dtype(code: int) -> np.dtype:
         import ml_dtypes
     except ImportError:
         raise wrong_type(f"a result of type {NAMES[code]} needs the package ml_dtypes; install "
-                         "it, or give out= or out_dtype=\"float32\"", "out") from None
+                         "it, or give o= or dtype_o=\"float32\"", "o") from None
     return _RESULTS.setdefault(code, np.dtype(getattr(ml_dtypes, NAMES[code])))
 
 
@@ -195,12 +202,6 @@ def _device_view(array: Any, name: str, place: _gpu.Place, kind: Kind, made: boo
                 library.copy if library else "copy it to an array without gaps")
 
 
-def _device_packed(array: Any, name: str, place: _gpu.Place, kind: Kind) -> View:
-    seen = _device_view(array, name, place, kind)
-    _check_packed(seen, name)
-    return seen
-
-
 def pointer(array: Any, ctype: Any = _VOID) -> Any:
     """Of an array of a plain type, or of a View of one."""
     if type(array) is View:
@@ -220,60 +221,29 @@ def small(array: Any, name: str) -> np.ndarray:
     return np.asarray(array)
 
 
-def int32(array: Any, name: str, shape: Tuple[Optional[int], ...], place: Place = None) -> Any:
-    """Lengths, offsets and page numbers: a packed int32 array. Other integers are converted, but
-    on a GPU."""
-    if place is not None:
-        seen = _device_packed(array, name, place, INT32)
-        check_shape(seen.shape, shape, name)
-        return seen
-    if type(array) is np.ndarray and array.dtype is _INT32 and array.flags.c_contiguous:
-        check_shape(array.shape, shape, name)
-        return array
-    given = small(array, name)
-    if given.dtype.kind not in "iu" and given.size:
-        raise wrong_type(f"{name} has dtype {given.dtype}; convert it to int32", name)
-    check_shape(given.shape, shape, name)
-    if given.dtype != np.int32 and given.size:
-        if int(given.max()) > 0x7FFFFFFF or int(given.min()) < -0x80000000:
-            raise invalid(f"{name} holds values from {given.min()} to {given.max()}, past the "
-                          "range of int32; give at most 2147483647", Reason.LENGTHS, name)
-    return np.ascontiguousarray(given, dtype=np.int32)
+def beside(array: Any, name: str, kind: str, place: Place) -> View:
+    """An array that comes beside q, k and v, of a type of the header's. In host memory what has an
+    entry a sequence, head or block is converted; a bias, and what lies on a GPU, is not."""
+    if place is not None or kind not in _SMALL:
+        return view(array, name, place, KINDS[kind])
+    wanted, kinds = _SMALL[kind]
+    given = array if type(array) is np.ndarray else small(array, name)
+    if given.dtype is not wanted:
+        if given.size and (given.dtype.kind not in kinds or
+                           (kind == "u8" and given.dtype.itemsize > 1)):
+            raise KINDS[kind].refusal(name, str(given.dtype))
+        if kind == "i32" and given.dtype != wanted and given.size:
+            if int(given.max()) > 0x7FFFFFFF or int(given.min()) < -0x80000000:
+                raise invalid(f"{name} holds values from {given.min()} to {given.max()}, past the "
+                              "range of int32; give at most 2147483647", Reason.LENGTHS, name)
+        given = given.astype(wanted)
+    return View(_address(given), 0, given.shape, given.strides, wanted.itemsize, True, given)
 
 
-def int32_rows(array: Any, name: str, rows: int, place: Place = None) -> Tuple[Any, int]:
-    """A table of page numbers, whose rows may lie apart, and the elements from one to the next."""
-    seen: Any
-    if place is not None:
-        seen = _device_view(array, name, place, INT32)
-        shape, strides = seen.shape, seen.strides
-    else:
-        seen = small(array, name)
-        shape, strides = seen.shape, tuple([step // seen.itemsize for step in seen.strides])
-    check_shape(shape, (rows, None), name)
-    columns = shape[1]
-    if (columns <= 1 or strides[1] == 1) and (rows <= 1 or strides[0] >= columns):
-        if place is not None or seen.dtype == np.int32:
-            return seen, strides[0] if rows > 1 else columns
-    if place is not None:
-        _check_packed(seen, name)
-    return int32(seen, name, (rows, None), place), columns
-
-
-def float32(array: Any, name: str, place: Place = None) -> Any:
-    """Per-head numbers (slopes, sinks): a packed float32 array. Other floats are converted, but on
-    a GPU."""
-    if place is not None:
-        return _device_packed(array, name, place, FLOAT32)
-    given = small(array, name)
-    if given.dtype.kind not in "fiuV":  # bfloat16 is of kind V
-        raise FLOAT32.refusal(name, str(given.dtype))
-    return np.ascontiguousarray(given, dtype=np.float32)
-
-
-def mask_bytes(array: Any, name: str, place: _gpu.Place) -> View:
-    """A packed array of bytes on a GPU."""
-    return _device_packed(array, name, place, MASK)
+def _address(array: np.ndarray) -> Any:
+    if array.flags.c_contiguous:
+        return ffi.from_buffer(array)
+    return ffi.cast(_VOID, array.__array_interface__["data"][0])
 
 
 def new(shape: Sequence[int], code: int, zero: bool, place: Place, name: str) -> Any:
@@ -289,11 +259,11 @@ def packed(array: Any, name: str, kind: Kind, shape: Sequence[int], place: Place
     check_shape(result.shape, shape, name)
     if type(result.owner) is np.ndarray and result.owner.flags.c_contiguous:
         return result
-    _check_packed(result, name)
+    check_packed(result, name)
     return result
 
 
-def _check_packed(array: View, name: str) -> None:
+def check_packed(array: View, name: str) -> None:
     step = 1
     for size, stride in zip(reversed(array.shape), reversed(array.strides)):
         if size > 1 and stride != step:

@@ -1,7 +1,8 @@
 # Written by bindings/generate.py from include/flashattn.h. Do not edit.
-"""Names and numbers of the C header: enumerations, structure layout, documentation of functions."""
+"""Names and numbers of the C header: enumerations, structures, arrays, documentation of
+functions."""
 from enum import IntEnum, IntFlag
-from typing import Dict, Tuple
+from typing import Any, Dict, NamedTuple, Tuple, TypedDict
 
 HEADER_VERSION = 200
 
@@ -183,6 +184,348 @@ class LogLevel(IntEnum):
     INFO = 2
     #: Also: every backend that refused, with its reason.
     DEBUG = 3
+
+
+class Descriptor(NamedTuple):
+    """flashattn_desc."""
+
+    #: enum flashattn_device. 0: the CPU.
+    device: int = int()
+    #: Which device of its kind, from 0. CUDA: the runtime's ordinal.
+    device_index: int = int()
+    #: enum flashattn_op bits. 0: forward only.
+    ops: int = int()
+    #: Required: enum flashattn_dtype of q and dq, and of k, v, dk and dv unless dtype_kv is set.
+    dtype: int = int()
+    #: Of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype: a quantised cache; no backend takes it
+    #: yet.
+    dtype_kv: int = int()
+    #: Of o and dout. 0: as dtype. F32 is possible beside 16-bit inputs.
+    dtype_o: int = int()
+    #: Required: query heads, >= 1.
+    heads_q: int = int()
+    #: Key and value heads; heads_q must be a multiple. 0: as heads_q. Query head h reads KV head
+    #: h / (heads_q / heads_kv).
+    heads_kv: int = int()
+    #: Required: elements of a query and a key, >= 1.
+    dim_qk: int = int()
+    #: Elements of a value. 0: as dim_qk.
+    dim_v: int = int()
+    #: enum flashattn_layout bits.
+    layout: int = int()
+    #: Tokens a page, >= 1. Only with PAGED_KV, 0 otherwise.
+    page_size: int = int()
+    #: enum flashattn_mask bits.
+    mask: int = int()
+    #: Keys visible to the left and right of the diagonal; -1: open. Only with WINDOW.
+    window_left: int = int()
+    #: 
+    window_right: int = int()
+    #: Tokens a chunk, >= 1. Only with CHUNK.
+    chunk: int = int()
+    #: Queries and keys a block of the block mask, >= 1. Only with BLOCKS.
+    block_q: int = int()
+    #: 
+    block_kv: int = int()
+    #: Drafted tokens at the end of each sequence, 1 to 256. Only with TREE.
+    tree: int = int()
+    #: enum flashattn_bias bits.
+    bias: int = int()
+    #: Of the dense bias: F32, F16, BF16 or U8. 0: as dtype. Only with DENSE.
+    dtype_bias: int = int()
+    #: enum flashattn_feature bits.
+    features: int = int()
+    #: enum flashattn_determinism.
+    determinism: int = int()
+    #: Factor of the scores. 0: 1 / sqrt(dim_qk). Of magnitude below 2^127.
+    scale: float = float()
+    #: Scores become softcap * tanh(score / softcap). 0: off. Below 2^127, as is scale / softcap.
+    softcap: float = float()
+    #: Probability with which a weight is dropped, [0, 1), rounded to steps of 1/65536. 0: off. What
+    #: rounds to 0 or to 1 is refused.
+    dropout: float = float()
+    #: Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3.
+    descale_block: int = int()
+    #: Splits of a sequence's keys in the forward pass (split-KV), at most 4096. 0: the library
+    #: chooses, for short queries only. 1: never.
+    splits: int = int()
+    #: Maxima: no call may pass them. 0: none. They let flashattn_workspace_size answer for all calls
+    #: at once, and help to choose a kernel.
+    max_batch: int = int()
+    #: 
+    max_seqlen_q: int = int()
+    #: 
+    max_seqlen_kv: int = int()
+    #: GPU: streaming multiprocessors to use at the most. 0: all.
+    multiprocessors: int = int()
+    #: CPU: threads to use at the most; more than 1024 are as 1024. 0: all cores that the process may
+    #: use. 1: the caller's only.
+    threads: int = int()
+    #: Maxima, as above, for VARLEN layouts: tokens of all sequences together.
+    max_total_q: int = int()
+    #: 
+    max_total_kv: int = int()
+    #: Bytes of workspace that calls within the maxima may need. Kernels that need more are not
+    #: chosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit.
+    workspace_limit: int = int()
+
+
+class DeviceInfo(NamedTuple):
+    """flashattn_device_properties."""
+
+    #: "cpu", "cuda"
+    kind: str
+    device_index: int
+    #: GPU: streaming multiprocessors. CPU: 0.
+    multiprocessors: int
+    #: CPU: threads that a plan with threads = 0 uses. GPU: 0.
+    threads: int
+    #: GPU: compute capability, 90 for 9.0. CPU: 0.
+    compute_capability: int
+    #: "AMD EPYC 9354", "NVIDIA H200".
+    name: str
+    #: The best kernels this build has for it: "avx512_bf16", "sm90".
+    isa: str
+    #: GPU: bytes of shared memory that a CTA may use. CPU: 0.
+    shared_memory: int
+    #: Bytes of L2 cache. CPU: of a core.
+    l2_cache: int
+    #: Bytes of memory.
+    memory: int
+
+
+class PlanInfo(NamedTuple):
+    """flashattn_plan_properties."""
+
+    #: Queries and keys of a tile.
+    tile_q: int
+    #: 
+    tile_kv: int
+    #: Tiles in flight; 1: none ahead.
+    stages: int
+    #: CPU: threads at the most. GPU: threads of a CTA.
+    threads: int
+    #: GPU: registers of a thread. CPU: 0.
+    registers: int
+    #: GPU: bytes of shared memory of a CTA. CPU: 0.
+    shared_memory: int
+    #: CPU: bytes of workspace that a thread keeps to itself. GPU: 0.
+    scratch: int
+    #: Splits of the longest sequence's keys for these sizes.
+    splits: int
+    #: "cpu", "sm90".
+    backend: str
+    #: The kernel's name. Lives as long as the plan, as do the next two.
+    kernel: str
+    #: Instructions it is made of: "avx512_bf16".
+    isa: str
+    #: One sentence: why this kernel.
+    why: str
+    #: For the sizes asked about: arithmetic of the visible pairs, 2 for a multiply-add: 2 (dim_qk +
+    #: dim_v) a pair forward, 2.5 times that backward. Block masks, lens and bias count as visible.
+    flops: int
+    #: Least bytes to move: every input read once, every output written once.
+    bytes: int
+    #: flashattn_workspace_size.
+    workspace: int
+
+
+class Dim(NamedTuple):
+    """The extent of an index: size + more, or ceil(size / by); size may be a number."""
+
+    size: str
+    more: int
+    by: str
+    #: The member of flashattn_tensor that steps over the index.
+    stride: str
+
+
+class Array(NamedTuple):
+    """An array of flashattn_args, as its comment in the header describes it."""
+
+    #: "input", "output" (of forward), "upstream" (gradients that backward reads), "gradient".
+    role: str
+    #: It has strides; else it is packed.
+    tensor: bool
+    #: "i32", "f32", ..., or the member of flashattn_desc that says it.
+    type: str
+    dims: Tuple[Dim, ...]
+    #: "required with VARLEN_Q"
+    condition: str
+
+
+ARRAYS: Dict[str, Array] = {
+    "q": Array("input", True, "dtype", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("seqlen_q", 0, "", "stride_seq"),
+        Dim("heads_q", 0, "", "stride_head"),
+        Dim("dim_qk", 0, "", "stride_seq"),
+    ), "required"),
+    "k": Array("input", True, "dtype_kv", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("seqlen_kv", 0, "", "stride_seq"),
+        Dim("heads_kv", 0, "", "stride_head"),
+        Dim("dim_qk", 0, "", "stride_seq"),
+    ), "required"),
+    "v": Array("input", True, "dtype_kv", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("seqlen_kv", 0, "", "stride_seq"),
+        Dim("heads_kv", 0, "", "stride_head"),
+        Dim("dim_v", 0, "", "stride_seq"),
+    ), "required"),
+    "cu_seqlens_q": Array("input", False, "i32", (
+        Dim("batch", 1, "", "stride_batch"),
+    ), "required with VARLEN_Q"),
+    "cu_seqlens_kv": Array("input", False, "i32", (
+        Dim("batch", 1, "", "stride_batch"),
+    ), "required with VARLEN_KV"),
+    "lens_q": Array("input", False, "i32", (
+        Dim("batch", 0, "", "stride_batch"),
+    ), "optional"),
+    "lens_kv": Array("input", False, "i32", (
+        Dim("batch", 0, "", "stride_batch"),
+    ), "optional"),
+    "starts_kv": Array("input", False, "i32", (
+        Dim("batch", 0, "", "stride_batch"),
+    ), "optional"),
+    "page_table": Array("input", True, "i32", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("seqlen_kv", 0, "page_size", "stride_seq"),
+    ), "required with PAGED_KV"),
+    "bias": Array("input", True, "dtype_bias", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("heads_q", 0, "", "stride_head"),
+        Dim("seqlen_q", 0, "", "stride_seq"),
+        Dim("seqlen_kv", 0, "", "stride_seq"),
+    ), "required with DENSE"),
+    "alibi_slopes": Array("input", True, "f32", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("heads_q", 0, "", "stride_head"),
+    ), "required with ALIBI"),
+    "sink": Array("input", False, "f32", (
+        Dim("heads_q", 0, "", "stride_head"),
+    ), "required with SINK"),
+    "block_mask": Array("input", True, "u8", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("heads_q", 0, "", "stride_head"),
+        Dim("seqlen_q", 0, "block_q", "stride_seq"),
+        Dim("seqlen_kv", 0, "block_kv", "stride_seq"),
+    ), "required with BLOCKS"),
+    "tree_bits": Array("input", True, "u32", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("seqlen_q", 0, "", "stride_seq"),
+        Dim("tree", 0, "32", "stride_seq"),
+    ), "required with TREE"),
+    "descale_q": Array("input", True, "f32", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("heads_kv", 0, "", "stride_head"),
+        Dim("seqlen_q", 0, "descale_block", "stride_seq"),
+    ), "optional with F8E4M3"),
+    "descale_k": Array("input", True, "f32", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("heads_kv", 0, "", "stride_head"),
+        Dim("seqlen_kv", 0, "descale_block", "stride_seq"),
+    ), "optional with F8E4M3"),
+    "descale_v": Array("input", True, "f32", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("heads_kv", 0, "", "stride_head"),
+        Dim("seqlen_kv", 0, "descale_block", "stride_seq"),
+    ), "optional with F8E4M3"),
+    "rng_device": Array("input", False, "u64", (
+        Dim("2", 0, "", "stride_seq"),
+    ), "optional with dropout"),
+    "o": Array("output", True, "dtype_o", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("seqlen_q", 0, "", "stride_seq"),
+        Dim("heads_q", 0, "", "stride_head"),
+        Dim("dim_v", 0, "", "stride_seq"),
+    ), "required"),
+    "lse": Array("output", False, "f32", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("heads_q", 0, "", "stride_head"),
+        Dim("seqlen_q", 0, "", "stride_seq"),
+    ), "required with LSE and for backward"),
+    "dout": Array("upstream", True, "dtype_o", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("seqlen_q", 0, "", "stride_seq"),
+        Dim("heads_q", 0, "", "stride_head"),
+        Dim("dim_v", 0, "", "stride_seq"),
+    ), "required for backward"),
+    "dlse": Array("upstream", False, "f32", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("heads_q", 0, "", "stride_head"),
+        Dim("seqlen_q", 0, "", "stride_seq"),
+    ), "required with DLSE"),
+    "dq": Array("gradient", True, "dtype", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("seqlen_q", 0, "", "stride_seq"),
+        Dim("heads_q", 0, "", "stride_head"),
+        Dim("dim_qk", 0, "", "stride_seq"),
+    ), "required for backward"),
+    "dk": Array("gradient", True, "dtype", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("seqlen_kv", 0, "", "stride_seq"),
+        Dim("heads_kv", 0, "", "stride_head"),
+        Dim("dim_qk", 0, "", "stride_seq"),
+    ), "required for backward"),
+    "dv": Array("gradient", True, "dtype", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("seqlen_kv", 0, "", "stride_seq"),
+        Dim("heads_kv", 0, "", "stride_head"),
+        Dim("dim_v", 0, "", "stride_seq"),
+    ), "required for backward"),
+    "dbias": Array("gradient", True, "f32", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("heads_q", 0, "", "stride_head"),
+        Dim("seqlen_q", 0, "", "stride_seq"),
+        Dim("seqlen_kv", 0, "", "stride_seq"),
+    ), "required with DBIAS"),
+    "dsink": Array("gradient", False, "f32", (
+        Dim("heads_q", 0, "", "stride_head"),
+    ), "required with DSINK"),
+}
+
+
+class ArrayOptions(TypedDict, total=False):
+    """The inputs of flashattn_args but q, k and v."""
+
+    #: (batch + 1); i32; required with VARLEN_Q. Sequence b holds rows [cu[b], cu[b + 1]).
+    cu_seqlens_q: Any
+    #: (batch + 1); i32; required with VARLEN_KV.
+    cu_seqlens_kv: Any
+    #: (batch); i32; optional. Tokens in use of each sequence, at most its capacity.
+    lens_q: Any
+    #: (batch); i32; optional.
+    lens_kv: Any
+    #: (batch); i32; optional. Left padding: keys before starts_kv[b] do not exist. Key positions, of
+    #: masks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Not with
+    #: PAGED_KV.
+    starts_kv: Any
+    #: (batch, ceil(seqlen_kv / page_size)); i32; required with PAGED_KV. Page numbers.
+    page_table: Any
+    #: (batch, heads_q, seqlen_q, seqlen_kv); dtype_bias; required with DENSE.
+    bias: Any
+    #: (batch, heads_q); f32; required with ALIBI.
+    alibi_slopes: Any
+    #: (heads_q); f32; required with SINK. Natural logits.
+    sink: Any
+    #: (batch, heads_q, ceil(seqlen_q / block_q), ceil(seqlen_kv / block_kv)); u8; required with
+    #: BLOCKS.
+    block_mask: Any
+    #: (batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key.
+    tree_bits: Any
+    #: (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with F8E4M3. A factor of q,
+    #: which the query heads of a KV head share. NULL: 1.
+    descale_q: Any
+    #: (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
+    #: k. NULL: 1.
+    descale_k: Any
+    #: (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
+    #: v. NULL: 1.
+    descale_v: Any
+    #: (2); u64; optional with dropout. {seed, offset}, to which the two above are added: CUDA graphs
+    #: can be replayed with new numbers.
+    rng_device: Any
 
 
 # Structure: (bytes, ((field, offset, bytes), ...)).

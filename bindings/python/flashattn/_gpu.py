@@ -18,7 +18,8 @@ from ._errors import invalid, wrong_type
 from ._library import ffi
 
 _CUDA = 2  # kDLCUDA
-_TYPESTRS = {"<f4": "float32", "<f2": "float16", "|b1": "bool", "|u1": "uint8", "<i4": "int32"}
+_TYPESTRS = {"<f4": "float32", "<f2": "float16", "|b1": "bool", "|u1": "uint8", "<i4": "int32",
+             "<u4": "uint32", "<u8": "uint64", "<i8": "int64"}
 
 
 class Place(NamedTuple):
@@ -183,7 +184,7 @@ def device_of(device: Any) -> Tuple[Device, Optional[int]]:
     return Device[kind.upper()], int(index) if colon else None
 
 
-def place_of(array: Any, stream: Any, device: Optional[str], out: Any = None,
+def place_of(array: Any, stream: Any, device: Optional[str], o: Any = None,
              name: str = "q") -> Optional[Place]:
     """Where the first array lies, and so where the call runs. None: on the CPU."""
     index = index_of(array)
@@ -200,9 +201,9 @@ def place_of(array: Any, stream: Any, device: Optional[str], out: Any = None,
         return None
     maker = library_of(array)
     if maker is None:
-        maker = library_of(out)
-        if maker is not None and maker.index(out) != index:
-            maker = None  # out is refused where it is looked at
+        maker = library_of(o)
+        if maker is not None and maker.index(o) != index:
+            maker = None  # o is refused where it is looked at
     if stream is not None:
         number = handle(stream)
     elif maker is not None:
@@ -291,8 +292,8 @@ def new(shape: Sequence[int], dtype: str, zero: bool, place: Place, name: str) -
     """An array of the library that q comes from."""
     if place.maker is None:
         raise invalid(f"{name} must be made on {place.device}, and the library of q is none of "
-                      f"{', '.join(x.name for x in (Torch, Cupy))}, which could make it; give out= "
-                      "of one of them" + ("" if name == "workspace" else f", or {name}="),
+                      f"{', '.join(x.name for x in (Torch, Cupy))}, which could make it; give o= of "
+                      "one of them" + ("" if name == "workspace" else f", or {name}="),
                       Reason.VALUE, name)
     return place.maker.new(shape, dtype, zero, place)
 

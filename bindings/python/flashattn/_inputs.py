@@ -1,23 +1,34 @@
-"""The arrays that forward and backward share, checked against each other: flashattn_inputs."""
+"""The arrays that forward and backward share, checked against each other: the inputs in
+flashattn_args. What comes beside q, k and v follows the table that is made of the header."""
 from __future__ import annotations
 
 import operator
 from functools import lru_cache
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 
-from . import _arrays, _gpu, _options
-from ._arrays import BIAS, View, float32, int32, int32_rows, view
-from ._constants import Reason, Status
-from ._errors import UnsupportedError, invalid, wrong_type
+from . import _arrays, _gpu
+from ._arrays import View, beside, view
+from ._constants import ARRAYS, Array, Dim, Reason
+from ._errors import invalid, misfit, wrong_type
 from ._library import ffi
+from ._options import integer
 
-_INT32, _FLOAT = ffi.typeof("int32_t *"), ffi.typeof("float *")
-_BYTE = ffi.typeof("uint8_t *")
 # The keywords of describe() that follow from the arrays, in the order of Inputs.facts().
-FACTS = ("dtype", "heads", "dim", "kv_heads", "dim_v", "varlen_q", "varlen_k", "page_size", "bias",
-         "alibi", "sink", "block_size")
+FACTS = ("dtype", "dtype_kv", "heads_q", "heads_kv", "dim_qk", "dim_v", "page_size", "block_q",
+         "block_kv", "tree", "descale_block", "dtype_bias", "varlen_q", "varlen_kv", "alibi",
+         "sink")
+# The arrays that come beside q, k and v, and of those that a flag of describe() speaks of, by it.
+BESIDE = {name: array for name, array in ARRAYS.items()
+          if array.role == "input" and name not in ("q", "k", "v")}
+_FLAGS = {array.condition.rpartition(" ")[2].lower(): name for name, array in BESIDE.items()}
+_PRESENT = tuple(_FLAGS[fact] for fact in FACTS if fact in _FLAGS and fact != "tree")
+# Numbers of the descriptor that their shapes depend on.
+NUMBERS = ("block_q", "block_kv", "tree", "descale_block")
+_STRIDES = ("stride_batch", "stride_head", "stride_seq")
+_MEMBERS = dict(ffi.typeof("flashattn_args").fields)
+_SIZES = ("batch", "seqlen_q", "seqlen_kv", "total_q", "total_kv", "pages")
 
 
 def axes(layout: Any, ndim: int) -> Tuple[int, int, int]:
@@ -63,104 +74,78 @@ class Tensor:
         self.view = array
         self.batch, self.heads, self.rows = shape[b] if b >= 0 else 1, shape[h], shape[s]
         self.dim = shape[-1]
-        self.strides: Tuple[int, ...]
-        batch, head, row = steps[b] // size if b >= 0 else 0, steps[h] // size, steps[s] // size
-        if head > 0 and row > 0 and (batch > 0 or b < 0):
-            self.strides = (batch, head, row)
-        else:
-            self.strides = self._plain((batch, head, row), b >= 0, name)
-
-    def _plain(self, steps: Tuple[int, ...], has_batch: bool, name: str) -> Tuple[int, ...]:
-        """Strides without the values that mean something else to the library.
-
-        A step that is never taken may be anything in NumPy, and three zeros mean packed in C.
-        """
-        sizes = (self.batch, self.heads, self.rows)
-        if 0 in sizes:  # nothing to step over; NumPy says 0
-            return 0, 0, 0
-        used = (has_batch, True, True)
-        steps = tuple([max(self.dim, 1) if u and n <= 1 else step
-                       for u, n, step in zip(used, sizes, steps)])
-        if min(steps) < 0:
-            raise invalid(f"{name} has a negative stride; {self.view.remedy}", Reason.STRIDE, name)
-        if not any(steps):
-            raise invalid(f"{name} repeats one row in all its dimensions; {self.view.remedy}",
-                          Reason.STRIDE, name)
-        return steps
+        self.strides: Tuple[int, ...] = (steps[b] // size if b >= 0 else 0, steps[h] // size,
+                                         steps[s] // size)
+        if min(self.strides) < 0:
+            self.strides = _upwards(self.strides, (self.batch, self.heads, self.rows), array, name)
 
     def c(self) -> Tuple[Any, int, int, int]:
         return (self.view.pointer, *self.strides)
-
-    def sizes(self) -> Tuple[int, int, int, int]:
-        return self.batch, self.heads, self.rows, self.dim
 
     def like(self, dim: int) -> Tuple[int, ...]:
         """The shape of an array of the same layout with another dim."""
         return (*self.view.shape[:-1], dim)
 
 
+def _upwards(strides: Tuple[int, ...], sizes: Tuple[int, ...], array: View,
+             name: str) -> Tuple[int, ...]:
+    """Strides without negative ones that nobody steps by; -1 means packed to the library."""
+    strides = tuple([0 if n <= 1 else stride for stride, n in zip(strides, sizes)])
+    if min(strides) < 0 and 0 not in sizes:
+        raise invalid(f"{name} has a negative stride; {array.remedy}", Reason.STRIDE, name)
+    return tuple([max(stride, 0) for stride in strides])
+
+
 class Inputs:
     """q, k, v and everything beside them. It keeps what it points to alive."""
 
-    __slots__ = ("q", "k", "v", "layout", "varlen_q", "varlen_k", "page_size", "batch", "seqlen_q",
-                 "seqlen_k", "ragged", "bias", "bias_strides", "alibi", "sink", "block_mask",
-                 "block_size", "seed", "offset", "cu_q", "cu_k", "lens_q", "lens_k", "page_table",
-                 "page_stride", "place")
+    __slots__ = ("q", "k", "v", "layout", "sizes", "members", "seen", "ragged", "numbers", "place",
+                 "has_seed")
 
     def __init__(self, q: Any, k: Any, v: Any, *, layout: Optional[str] = None,
-                 cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
-                 max_seqlen_q: Optional[int] = None, max_seqlen_k: Optional[int] = None,
-                 q_lens: Any = None, kv_lens: Any = None, page_table: Any = None,
-                 page_layout: str = "pshd", bias: Any = None, alibi_slopes: Any = None,
-                 sink: Any = None, block_mask: Any = None,
-                 block_size: Optional[Tuple[int, int]] = None, seed: Optional[int] = None,
-                 offset: int = 0, stream: Any = None, device: Optional[str] = None,
-                 out: Any = None) -> None:
+                 page_layout: str = "pshd", max_seqlen_q: Optional[int] = None,
+                 max_seqlen_kv: Optional[int] = None, rng_seed: Optional[int] = None,
+                 rng_offset: int = 0, stream: Any = None, device: Optional[str] = None,
+                 o: Any = None, **given: Any) -> None:
         # Where the call runs: None for the CPU. NumPy's arrays need not be asked.
         on_host = type(q) is np.ndarray and stream is None and device is None
-        self.place = place = None if on_host else _gpu.place_of(q, stream, device, out)
-        self.varlen_q, self.varlen_k = cu_seqlens_q is not None, cu_seqlens_k is not None
-        self.layout = layout or ("thd" if self.varlen_q else "bshd")
-        kv_layout = page_layout if page_table is not None else self.layout
-        self.q = Tensor(view(q, "q", place), self.layout, 3 if self.varlen_q else 4, "q")
-        kv_dims = 3 if self.varlen_k else 4
+        self.place = place = None if on_host else _gpu.place_of(q, stream, device, o)
+        given = {name: value for name, value in given.items() if value is not None}
+        varlen_q, varlen_kv = "cu_seqlens_q" in given, "cu_seqlens_kv" in given
+        self.layout = layout or ("thd" if varlen_q else "bshd")
+        kv_layout = page_layout if "page_table" in given else self.layout
+        self.q = Tensor(view(q, "q", place), self.layout, 3 if varlen_q else 4, "q")
+        kv_dims = 3 if varlen_kv else 4
         self.k = Tensor(view(k, "k", place), kv_layout, kv_dims, "k")
         self.v = Tensor(view(v, "v", place), kv_layout, kv_dims, "v")
-        self.seed, self.offset = seed, offset
-        self.cu_q = self.cu_k = self.lens_q = self.lens_k = self.page_table = None
-        self.page_size = 0 if page_table is None else self.k.rows
-        self.page_stride = 0
-        self._check_heads()
-        self._sizes(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, page_table)
-        if q_lens is not None:
-            self.lens_q = int32(q_lens, "q_lens", (self.batch,), place)
-        if kv_lens is not None:
-            self.lens_k = int32(kv_lens, "kv_lens", (self.batch,), place)
-        # Some rows may be nobody's: they are not written.
-        self.ragged = self.varlen_q or self.varlen_k or q_lens is not None or kv_lens is not None
-        self.bias: Optional[View] = None
-        self.bias_strides: Tuple[int, ...] = (0, 0, 0)
-        self.alibi: Any = None
-        self.sink: Any = None
-        self.block_mask: Any = None
-        self.block_size: Optional[Tuple[int, int]] = None
-        if bias is not None:
-            self._bias(view(bias, "bias", place, BIAS))
-        if alibi_slopes is not None:
-            self.alibi = float32(alibi_slopes, "alibi_slopes", place)
-            self._per_head(self.alibi, "alibi_slopes", len(self.alibi.shape) == 2)
-        if sink is not None:
-            self.sink = float32(sink, "sink", place)
-            self._per_head(self.sink, "sink", False)
-        if block_mask is not None:
-            self._blocks(block_mask, block_size)
-        elif block_size is not None:
-            raise _unused("block_size", block_size, "block_mask")
+        self.numbers = {name: integer(given.pop(name, 0), name) for name in NUMBERS}
+        self._check_heads("page_table" in given)
+        # Of flashattn_args, by name; and the views that own the memory.
+        self.members: Dict[str, Any] = {"q": self.q.c(), "k": self.k.c(), "v": self.v.c()}
+        self.seen: Dict[str, View] = {}
+        self.has_seed = rng_seed is not None
+        if rng_seed is not None or rng_offset:
+            self.members.update(rng_words(rng_seed, rng_offset))
+        for name in given:
+            if name not in BESIDE:
+                raise TypeError(f"unexpected array {name!r}; there are {', '.join(BESIDE)}")
+            self.seen[name] = beside(given[name], name, BESIDE[name].type, place)
+        self._find_sizes(max_seqlen_q, max_seqlen_kv)
+        for name, array in self.seen.items():
+            self.members[name] = self._member(name, BESIDE[name], array)
+        # Some rows may be padding: they are not written.
+        self.ragged = any(name.startswith(("cu_seqlens", "lens", "starts")) for name in self.seen)
 
-    def _check_heads(self) -> None:
+    def _check_heads(self, paged: bool) -> None:
         q, k, v = self.q, self.k, self.v
-        if not q.view.dtype == k.view.dtype == v.view.dtype:
-            raise self._mixed_types()
+        if k.view.dtype != v.view.dtype:
+            names = [_arrays.NAMES[t.view.dtype] for t in (k, v)]
+            raise wrong_type(f"k and v have dtypes {', '.join(names)}; they must be the same: "
+                             f"convert v to {names[0]}", "v")
+        if q.view.dtype != k.view.dtype and k.view.dtype != _arrays.F8:
+            names = [_arrays.NAMES[t.view.dtype] for t in (q, k)]
+            raise wrong_type(f"q and k have dtypes {', '.join(names)}; they must be the same: "
+                             f"convert k and v to {names[0]}", "k")
         if k.dim != q.dim:
             raise invalid(f"k has head dimension {k.dim}, q has {q.dim}; they must be the same",
                           Reason.HEAD_DIM_PAIR, "k")
@@ -170,221 +155,194 @@ class Inputs:
         if k.heads and q.heads % k.heads:
             raise invalid(f"q has {q.heads} heads by layout=\"{self.layout}\", no multiple of the "
                           f"{k.heads} of k and v; each KV head serves as many query heads: give "
-                          f"other heads or repeat them{self._other_order(q.rows, k.rows)}",
-                          Reason.HEAD_RATIO, "k")
+                          f"other heads or repeat them{self._other_order(q.rows, k.rows, paged)}",
+                          Reason.HEAD_RATIO, "heads_kv")
 
-    def _mixed_types(self) -> Exception:
-        names = [_arrays.NAMES[t.view.dtype] for t in (self.q, self.k, self.v)]
-        if names[1] == names[2] == "float8_e4m3fn":
-            return UnsupportedError(
-                f"k and v are {names[1]} beside q of {names[0]}, for which there is no kernel; "
-                f"convert k and v to {names[0]}", Status.ERROR_UNSUPPORTED, Reason.DTYPE_MIX, "k")
-        return wrong_type(f"q, k, v have dtypes {', '.join(names)}; they must be the same: convert "
-                          f"them to {names[0]}, or all to another", "q")
-
-    def _other_order(self, heads: int, kv_heads: int) -> str:
+    def _other_order(self, heads: int, heads_kv: int, paged: bool = False) -> str:
         """What to say where heads and tokens would fit if they stood the other way around."""
-        if self.page_size:
+        if paged:
             other = "phsd" if self.k.axes[1] > self.k.axes[2] else "pshd"
-            return ("" if self.q.heads % kv_heads else "; if heads stand where a page's tokens are "
+            return ("" if self.q.heads % heads_kv else "; if heads stand where a page's tokens are "
                     f"looked for, say page_layout=\"{other}\"")
-        if not kv_heads or heads % kv_heads:
+        if not heads_kv or heads % heads_kv:
             return ""
         token = "s" if "s" in self.layout else "t"
         other = self.layout.translate(str.maketrans("h" + token, token + "h"))
         return ("; if heads stand where tokens are looked for (PyTorch's order), say "
                 f"layout=\"{other}\"")
 
-    def _per_head(self, numbers: Any, name: str, each: bool) -> None:
-        """Slopes and sinks: a number for each head, or for each head of each sequence."""
-        shape, heads = numbers.shape, self.q.heads
-        expected = (self.batch, heads) if each else (heads,)
-        if shape != expected:
-            fits = shape[-1:] == (self.q.rows,)
-            raise invalid(f"{name} has shape {tuple(shape)}; expected {expected}, one for each head"
-                          + (self._other_order(self.q.rows, self.k.rows) if fits else ""),
-                          Reason.SIZE, name)
-
-    def _sizes(self, cu_q: Any, cu_k: Any, max_q: Optional[int], max_k: Optional[int],
-               page_table: Any) -> None:
-        q, k = self.q, self.k
-        self.batch, self.seqlen_q, self.seqlen_k = q.batch, q.rows, k.rows
-        if cu_q is not None:
-            self.cu_q, self.batch = _sequences(cu_q, "cu_seqlens_q", self.place)
-            self.seqlen_q = _longest(self.cu_q, "q") if max_q is None else _tokens(max_q, "q")
+    def _find_sizes(self, max_q: Optional[int], max_kv: Optional[int]) -> None:
+        q, k, seen = self.q, self.k, self.seen
+        self.sizes = sizes = dict(
+            self.numbers, batch=q.batch, seqlen_q=q.rows, seqlen_kv=k.rows, total_q=0, total_kv=0,
+            pages=0, page_size=0, heads_q=q.heads, heads_kv=k.heads)
+        if "cu_seqlens_q" in seen:
+            sizes["batch"] = _sequences(seen["cu_seqlens_q"], "cu_seqlens_q")
+            sizes["total_q"] = q.rows
+            sizes["seqlen_q"] = _longest(seen, "q") if max_q is None else _tokens(max_q, "q")
         elif max_q is not None:
             raise _unused("max_seqlen_q", max_q, "cu_seqlens_q")
-        if cu_k is not None:
-            if page_table is not None:
-                raise invalid("cu_seqlens_k and page_table are both given, but k is packed or "
+        if "page_table" in seen:
+            table = seen["page_table"].shape
+            if len(table) != 2:
+                _arrays.check_shape(table, (sizes["batch"], None), "page_table")
+            if "cu_seqlens_kv" in seen:
+                raise invalid("cu_seqlens_kv and page_table are both given, but k is packed or "
                               "paged, not both; leave one out", Reason.LAYOUT, "page_table")
-            self.cu_k, batch = _sequences(cu_k, "cu_seqlens_k", self.place)
-            self._same_batch(batch, "cu_seqlens_k")
-            self.seqlen_k = _longest(self.cu_k, "k") if max_k is None else _tokens(max_k, "k")
-        elif page_table is not None:
-            self.page_table, self.page_stride = int32_rows(page_table, "page_table", self.batch,
-                                                           self.place)
-            pages = self.page_table.shape[1]
-            self.seqlen_k = pages * k.rows if max_k is None else _tokens(max_k, "k")
-            if self.seqlen_k > pages * k.rows:
-                raise invalid(f"max_seqlen_k = {max_k}, but page_table has {pages} pages of "
-                              f"{k.rows} tokens for a sequence, {pages * k.rows} in all; give at "
-                              "most that, or a page_table with more columns", Reason.SIZE,
-                              "max_seqlen_k")
-        elif max_k is not None:
-            raise _unused("max_seqlen_k", max_k, "cu_seqlens_k or page_table")
+            most = table[1] * k.rows
+            tokens = most if max_kv is None else _tokens(max_kv, "kv")
+            if tokens > most:
+                raise invalid(f"max_seqlen_kv = {tokens}, but page_table has {table[1]} pages of "
+                              f"{k.rows} tokens for a sequence, {most} in all; give at most that, "
+                              "or a page_table with more columns", Reason.SIZE, "seqlen_kv")
+            sizes.update(page_size=k.rows, pages=k.batch, seqlen_kv=tokens)
+        elif "cu_seqlens_kv" in seen:
+            self._same_batch(_sequences(seen["cu_seqlens_kv"], "cu_seqlens_kv"), "cu_seqlens_kv")
+            sizes["total_kv"] = k.rows
+            sizes["seqlen_kv"] = _longest(seen, "kv") if max_kv is None else _tokens(max_kv, "kv")
+        elif max_kv is not None:
+            raise _unused("max_seqlen_kv", max_kv, "cu_seqlens_kv or page_table")
         else:
             self._same_batch(k.batch, "k")
 
     def _same_batch(self, batch: int, name: str) -> None:
-        if batch == self.batch:
+        expected = self.sizes["batch"]
+        if batch == expected:
             return
         remedy = "give as many"
         if name == "k" and batch == 1:
             b = self.k.axes[0]
-            wide = self.k.view.shape[:b] + (self.batch,) + self.k.view.shape[b + 1:]
+            wide = self.k.view.shape[:b] + (expected,) + self.k.view.shape[b + 1:]
             remedy = ("to use k and v for every sequence of q, repeat them with "
                       f"broadcast_to(k, {wide}), which copies nothing")
         raise invalid(f"{name} holds {batch} {'sequence' if batch == 1 else 'sequences'}, q holds "
-                      f"{self.batch}; {remedy}", Reason.SIZE, name)
+                      f"{expected}; {remedy}", Reason.SIZE, name)
 
-    def _bias(self, bias: View) -> None:
-        expected = (self.batch, self.q.heads, self.seqlen_q, self.seqlen_k)
-        missing = 4 - len(bias.shape)
-        shape = (1,) * missing + bias.shape
-        if missing < 0 or any(n not in (1, e) for n, e in zip(shape, expected)):
-            raise invalid(f"bias has shape {bias.shape}, which does not broadcast to (batch, "
-                          f"heads, queries, keys) = {expected}{self._bias_remedy(shape, expected)}",
-                          Reason.BIAS, "bias")
-        strides = (0,) * missing + bias.strides
-        has_keys = shape[3] == self.seqlen_k and strides[3] == 1
-        if self.seqlen_k > 1 and 0 not in shape and not has_keys:
-            raise invalid(f"bias has shape {bias.shape} and strides {bias.strides}; its keys must "
-                          f"be there, all {self.seqlen_k}, and contiguous: broadcast them and "
-                          f"{bias.remedy}", Reason.STRIDE, "bias")
-        self.bias = bias
-        self.bias_strides = tuple([0 if n == 1 else s for n, s in zip(shape[:3], strides)])
-        if min(self.bias_strides) < 0:
-            raise invalid(f"bias has a negative stride; {bias.remedy}", Reason.STRIDE, "bias")
+    def _member(self, name: str, array: Array, seen: View) -> Any:
+        """What flashattn_args gets: a pointer, or a flashattn_tensor that repeats where the array
+        is broadcast."""
+        for number in [n for dim in array.dims for n in (dim.size, dim.by) if n in NUMBERS]:
+            if self.numbers[number] < 1 and number != "descale_block":
+                raise invalid(f"{number} = {self.numbers[number]}, but {name} is given, whose shape "
+                              "depends on it; give at least 1", Reason.SIZE, number)
+        expected = tuple([_extent(dim, self.sizes) for dim in array.dims])
+        if not array.tensor:
+            if seen.shape != expected:
+                self._check_broadcast(name, seen.shape, expected, False)
+            _arrays.check_packed(seen, name)
+            return ffi.cast(_MEMBERS[name].type, seen.pointer)
+        missing = len(expected) - len(seen.shape)
+        shape = (1,) * missing + seen.shape
+        if name == "page_table" and missing == 0:  # columns past the last page are not read
+            expected = (expected[0], max(shape[1], expected[1]))
+        if shape != expected:
+            self._check_broadcast(name, shape, expected, True)
+        steps = (0,) * missing + seen.steps
+        has_last = shape[-1] == expected[-1] and steps[-1] == seen.size
+        if not has_last and expected[-1] > 1 and 0 not in shape and array.dims[-1].stride == \
+                "stride_seq":
+            seen, shape, steps = self._with_last(name, seen, shape, expected)
+        strides = tuple([0 if n == 1 else step // seen.size for n, step in zip(shape, steps)])
+        if min(strides) < 0:
+            strides = _upwards(strides, shape, seen, name)
+        by_name = dict(zip([dim.stride for dim in array.dims[:3]], strides))
+        return (seen.pointer, *[by_name.get(stride, 0) for stride in _STRIDES])
 
-    def _bias_remedy(self, shape: Tuple[int, ...], expected: Tuple[int, ...]) -> str:
-        batch, _, queries, keys = expected
-        if shape == (1, 1, batch, keys):
-            return "; a mask of (batch, keys) becomes one with mask[:, None, None, :]"
-        if shape[2:] == (self.q.heads, self.k.heads) != (queries, keys):
-            return self._other_order(self.q.rows, self.k.rows)
-        return ""
+    def _with_last(self, name: str, seen: View, shape: Tuple[int, ...],
+                   expected: Tuple[int, ...]) -> Tuple[View, Tuple[int, ...], Tuple[int, ...]]:
+        """A small array in host memory, its last index made contiguous."""
+        if self.place is not None or BESIDE[name].type == "dtype_bias":
+            raise invalid(f"{name} has shape {seen.shape} and strides {seen.strides}; its last "
+                          f"dimension must be there, all {expected[-1]}, and contiguous: broadcast "
+                          f"it and {seen.remedy}", Reason.STRIDE, name)
+        values = np.asarray(seen.owner).reshape(shape)
+        values = np.ascontiguousarray(np.broadcast_to(values, shape[:-1] + expected[-1:]))
+        self.seen[name] = made = beside(values, name, BESIDE[name].type, None)
+        return made, made.shape, made.steps
 
-    def _blocks(self, mask: Any, block_size: Optional[Sequence[int]]) -> None:
-        if block_size is None:
-            raise invalid("block_mask is given without block_size; give block_size = (queries, "
-                          "keys) a block", Reason.SIZE, "block_size")
-        self.block_size = block_size = _options.block_size(block_size, "block_size")
-        given: Any
-        if self.place is not None:
-            given = _arrays.mask_bytes(mask, "block_mask", self.place)
-        else:
-            given = _arrays.small(mask, "block_mask")
-            if given.dtype not in (np.bool_, np.uint8):
-                raise _arrays.MASK.refusal("block_mask", str(given.dtype))
-        rows, columns = (-(-n // size) for n, size in zip((self.seqlen_q, self.seqlen_k),
-                                                          block_size))
-        expected = (self.batch, self.q.heads, rows, columns)
-        if len(given.shape) > 4 or any(n not in (1, e)
-                                 for n, e in zip(given.shape[::-1], expected[::-1])):
-            raise invalid(f"block_mask has shape {given.shape}, which does not broadcast to "
-                          f"(batch, heads, query blocks, key blocks) = {expected}", Reason.SIZE,
-                          "block_mask")
-        if self.place is not None:
-            given.shape = (1,) * (4 - len(given.shape)) + given.shape
-            if given.shape[2:] != (rows, columns):
-                raise invalid(f"block_mask has shape {given.shape}; on a GPU its blocks must be "
-                              f"there, all ({rows}, {columns})", Reason.SIZE, "block_mask")
-            self.block_mask = given
+    def _check_broadcast(self, name: str, shape: Tuple[int, ...], expected: Tuple[int, ...],
+                         may_repeat: bool) -> None:
+        if len(shape) == len(expected) and all(
+                n == e or (may_repeat and n == 1) for n, e in zip(shape, expected)):
             return
-        # One byte a block: the last two dimensions are packed here, batch and head may repeat.
-        given = given.reshape((1,) * (4 - given.ndim) + given.shape)
-        self.block_mask = np.ascontiguousarray(
-            np.broadcast_to(given, (*given.shape[:2], rows, columns)))
+        given = self.seen[name].shape
+        indices = ", ".join([_said(dim) for dim in BESIDE[name].dims])
+        wanted = "which does not broadcast to" if may_repeat else "expected"
+        raise invalid(f"{name} has shape {given}; {wanted} ({indices}) = {expected}"
+                      + self._broadcast_remedy(name, given, expected),
+                      Reason.BIAS if name == "bias" else Reason.SIZE, name)
+
+    def _broadcast_remedy(self, name: str, shape: Tuple[int, ...],
+                          expected: Tuple[int, ...]) -> str:
+        if name == "bias" and shape == (expected[0], expected[3]):
+            return "; a mask of (batch, keys) becomes one with mask[:, None, None, :]"
+        swapped = shape[-2:] == (self.q.heads, self.k.heads) if name == "bias" else \
+            expected[-1:] == (self.q.heads,) and shape[-1:] == (self.q.rows,)
+        return self._other_order(self.q.rows, self.k.rows) if swapped else ""
 
     def facts(self) -> Tuple[Any, ...]:
         """What a descriptor says of the arrays; see FACTS."""
-        bias = self.bias
-        return (self.q.view.dtype, self.q.heads, self.q.dim, self.k.heads, self.v.dim,
-                self.varlen_q, self.varlen_k, self.page_size,
-                None if bias is None else bias.dtype, self.alibi is not None,
-                self.sink is not None, self.block_size)
-
-    def shape(self) -> Tuple[int, ...]:
-        """flashattn_shape."""
-        return (self.batch, self.seqlen_q, self.seqlen_k, 0, self.q.rows if self.varlen_q else 0,
-                self.k.rows if self.varlen_k else 0)
+        seen, numbers = self.seen, self.numbers
+        return (self.q.view.dtype, self.k.view.dtype, self.q.heads, self.k.heads, self.q.dim,
+                self.v.dim, self.sizes["page_size"], numbers["block_q"], numbers["block_kv"],
+                numbers["tree"], numbers["descale_block"],
+                seen["bias"].dtype if "bias" in seen else 0,
+                *[name in seen for name in _PRESENT])
 
     def lse_shape(self) -> Tuple[int, ...]:
-        heads = self.q.heads
-        return (heads, self.q.rows) if self.varlen_q else (self.batch, heads, self.seqlen_q)
+        heads, sizes = self.q.heads, self.sizes
+        return ((heads, self.q.rows) if "cu_seqlens_q" in self.seen else
+                (sizes["batch"], heads, sizes["seqlen_q"]))
 
     def check_seed(self, dropout: float) -> None:
-        check_seed(self.seed, dropout)
-
-    def names(self) -> Optional[Dict[str, str]]:
-        """What arguments here are called otherwise than the library's sentences say."""
-        names = {}
-        if self.varlen_q:
-            names["seqlen_q"] = "max_seqlen_q"
-        if self.varlen_k or self.page_table is not None:
-            names["seqlen_kv"] = "max_seqlen_k"
-        return names
+        check_seed(self.has_seed or "rng_device" in self.seen, dropout)
 
     def fill(self, args: Any) -> None:
-        """Writes the inputs of a zeroed forward or backward argument structure."""
-        c = args.inputs
-        c.q, c.k, c.v = self.q.c(), self.k.c(), self.v.c()
-        if self.seed is not None:
-            set_seed(c, self.seed, self.offset)
-        if self.ragged:
-            if self.cu_q is not None:
-                c.cu_seqlens_q = _arrays.pointer(self.cu_q, _INT32)
-            if self.cu_k is not None:
-                c.cu_seqlens_kv = _arrays.pointer(self.cu_k, _INT32)
-            if self.lens_q is not None:
-                c.lens_q = _arrays.pointer(self.lens_q, _INT32)
-            if self.lens_k is not None:
-                c.lens_kv = _arrays.pointer(self.lens_k, _INT32)
-        if self.page_table is not None:
-            c.page_table = _arrays.pointer(self.page_table, _INT32)
-            c.page_table_stride = self.page_stride
-            c.pages = self.k.batch
-        if self.bias is not None:
-            c.bias = self.bias.pointer
-            c.bias_stride_batch, c.bias_stride_head, c.bias_stride_row = self.bias_strides
-        if self.alibi is not None:
-            c.alibi_slopes = _arrays.pointer(self.alibi, _FLOAT)
-            c.alibi_stride_batch = self.q.heads if len(self.alibi.shape) == 2 else 0
-        if self.sink is not None:
-            c.sink = _arrays.pointer(self.sink, _FLOAT)
-        if self.block_mask is not None:
-            batch, heads, rows, columns = self.block_mask.shape
-            c.block_mask = _arrays.pointer(self.block_mask, _BYTE)
-            c.block_mask_stride_batch = heads * rows * columns if batch > 1 else 0
-            c.block_mask_stride_head = rows * columns if heads > 1 else 0
-            c.block_mask_stride_row = columns
+        """Writes the inputs into flashattn_args."""
+        for name, value in self.members.items():
+            setattr(args, name, value)
 
 
-def _sequences(cu_seqlens: Any, name: str, place: _arrays.Place) -> Tuple[Any, int]:
-    """The offsets, and how many sequences they bound."""
-    cu = int32(cu_seqlens, name, (None,), place)
-    if not cu.shape[0]:
+def set_sizes(args: Any, sizes: Dict[str, int]) -> None:
+    """Writes those that flashattn_args has; it does not hold every size that Python does."""
+    for name in _SIZES:
+        value = sizes.get(name)
+        if value:
+            try:
+                setattr(args, name, value)
+            except (OverflowError, TypeError):
+                raise misfit([(name, _MEMBERS[name].type, value)]) from None
+
+
+def _extent(dim: Dim, sizes: Dict[str, int]) -> int:
+    size = int(dim.size) if dim.size.isdigit() else sizes[dim.size]
+    if dim.by:
+        by = int(dim.by) if dim.by.isdigit() else sizes[dim.by]
+        return -(-size // by) if by else 1
+    return size + dim.more
+
+
+def _said(dim: Dim) -> str:
+    return f"ceil({dim.size} / {dim.by})" if dim.by else \
+        f"{dim.size} + {dim.more}" if dim.more else dim.size
+
+
+def _sequences(cu_seqlens: View, name: str) -> int:
+    """How many sequences the offsets bound."""
+    if len(cu_seqlens.shape) != 1:
+        _arrays.check_shape(cu_seqlens.shape, (None,), name)
+    if not cu_seqlens.shape[0]:
         raise invalid(f"{name} is empty; it holds one number more than there are sequences",
                       Reason.LENGTHS, name)
-    return cu, cu.shape[0] - 1
+    return cu_seqlens.shape[0] - 1
 
 
-def _longest(cu: Any, side: str) -> int:
-    if type(cu) is View:
+def _longest(seen: Dict[str, View], side: str) -> int:
+    cu = seen["cu_seqlens_" + side].owner
+    if not isinstance(cu, np.ndarray):
         raise invalid(f"max_seqlen_{side} is not given, and cu_seqlens_{side} lies on a GPU, where "
                       f"it is not read; give max_seqlen_{side}, a bound of the lengths",
-                      Reason.LENGTHS, f"max_seqlen_{side}")
+                      Reason.LENGTHS, f"seqlen_{side}")
     # 64 bits: what decreases is the library's to refuse, not to overflow here.
     return max(int(np.diff(cu.astype(np.int64)).max()), 0) if len(cu) > 1 else 0
 
@@ -394,7 +352,7 @@ def _tokens(value: Any, side: str) -> int:
         return operator.index(value)
     except TypeError:
         raise wrong_type(f"max_seqlen_{side} is a {type(value).__name__}; expected a number of "
-                         "tokens", f"max_seqlen_{side}") from None
+                         "tokens", f"seqlen_{side}") from None
 
 
 def _unused(name: str, value: Any, needed: str) -> Exception:
@@ -402,21 +360,21 @@ def _unused(name: str, value: Any, needed: str) -> Exception:
                    f"out, or give {needed}", Reason.VALUE, name)
 
 
-def set_seed(inputs: Any, seed: Optional[int], offset: int) -> None:
-    words = [_options.integer(value, name) for value, name in ((seed or 0, "seed"),
-                                                               (offset, "offset"))]
-    for word, name in zip(words, ("seed", "offset")):
+def rng_words(rng_seed: Optional[int], rng_offset: int) -> Dict[str, int]:
+    words = {name: integer(value, name) for name, value in (("rng_seed", rng_seed or 0),
+                                                            ("rng_offset", rng_offset))}
+    for name, word in words.items():
         if not 0 <= word < 2**64:
             raise invalid(f"{name} = {word}; it must be in [0, 2**64)", Reason.VALUE, name)
-    inputs.rng_seed, inputs.rng_offset = words
+    return words
 
 
-def check_seed(seed: Optional[int], dropout: float) -> None:
+def check_seed(is_given: bool, dropout: float) -> None:
     """Without one every call would drop the same weights."""
-    if dropout and seed is None:
-        raise invalid(f"dropout = {dropout} is given without a seed; give seed=, an integer of "
-                      "which each layer and step has its own (or its own offset=), the same one in "
-                      "the backward call", Reason.DROPOUT, "seed")
+    if dropout and not is_given:
+        raise invalid(f"dropout = {dropout} is given without a seed; give rng_seed=, an integer of "
+                      "which each layer and step has its own (or its own rng_offset=), the same "
+                      "one in the backward call", Reason.DROPOUT, "rng_seed")
 
 
 def first_given(*arrays: Any) -> Any:

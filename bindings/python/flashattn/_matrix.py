@@ -13,65 +13,65 @@ DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn")
 ROWS: Tuple[Tuple[str, Dict[str, Any]], ...] = (
     ("forward", {}),
     ("backward", {"backward": True}),
-    ("dim 8", {"dim": 8}),
-    ("dim 80", {"dim": 80}),
-    ("dim 128", {"dim": 128}),
-    ("dim 256", {"dim": 256}),
-    ("dim 512", {"dim": 512}),
-    ("dim 192, dim_v 128", {"dim": 192, "dim_v": 128}),
-    ("odd dims (57, dim_v 33)", {"dim": 57, "dim_v": 33}),
-    ("grouped KV heads (8 on 2)", {"kv_heads": 2}),
-    ("one KV head (8 on 1)", {"kv_heads": 1}),
+    ("dim 8", {"dim_qk": 8}),
+    ("dim 80", {"dim_qk": 80}),
+    ("dim 128", {"dim_qk": 128}),
+    ("dim 256", {"dim_qk": 256}),
+    ("dim 512", {"dim_qk": 512}),
+    ("dim 192, dim_v 128", {"dim_qk": 192, "dim_v": 128}),
+    ("odd dims (57, dim_v 33)", {"dim_qk": 57, "dim_v": 33}),
+    ("grouped KV heads (8 on 2)", {"heads_kv": 2}),
+    ("one KV head (8 on 1)", {"heads_kv": 1}),
     ("causal", {"causal": True}),
     ("causal, aligned top left", {"causal": True, "top_left": True}),
     ("window", {"window": (128, 0)}),
     ("chunk", {"chunk": 256, "causal": True}),
-    ("block mask", {"block_size": (64, 64)}),
-    ("varlen", {"varlen_q": True, "varlen_k": True}),
-    ("varlen backward", {"varlen_q": True, "varlen_k": True, "backward": True}),
+    ("block mask", {"block_q": 64, "block_kv": 64}),
+    ("varlen", {"varlen_q": True, "varlen_kv": True}),
+    ("varlen backward", {"varlen_q": True, "varlen_kv": True, "backward": True}),
     ("paged KV", {"page_size": 16}),
     ("paged KV, varlen queries", {"page_size": 16, "varlen_q": True}),
     ("softcap", {"softcap": 30.0, "backward": True}),
     ("ALiBi", {"alibi": True, "backward": True}),
-    ("bias, float32", {"bias": "float32", "backward": True}),
-    ("bias, same dtype", {"bias": "same", "backward": True}),
-    ("boolean mask", {"bias": "bool", "backward": True}),
-    ("gradient of the bias", {"bias": "float32", "backward": True, "return_dbias": True}),
+    ("bias, float32", {"dtype_bias": "float32", "backward": True}),
+    ("bias, same dtype", {"dtype_bias": "same", "backward": True}),
+    ("boolean mask", {"dtype_bias": "bool", "backward": True}),
+    ("gradient of the bias", {"dtype_bias": "float32", "backward": True, "return_dbias": True}),
     ("sink and its gradient", {"sink": True, "backward": True, "return_dsink": True}),
     ("dropout", {"dropout": 0.1, "backward": True}),
     ("lse, gradient at lse", {"return_lse": True, "dlse": True, "backward": True}),
-    ("float32 output", {"out_dtype": "float32", "backward": True}),
-    ("batch invariant", {"deterministic": "batch_invariant", "backward": True}),
+    ("float32 output", {"dtype_o": "float32", "backward": True}),
+    ("batch invariant", {"determinism": "batch_invariant", "backward": True}),
 )
 
 
 class Matrix(NamedTuple):
     columns: Tuple[str, ...]
     rows: List[Tuple[str, List[str]]]  # "yes", or the reason's name
-    sentences: Dict[str, List[str]]  # reason: what the library said, each once
+    messages: Dict[str, List[str]]  # reason: what the library said, each once
 
 
 def matrix(device: str = "cpu") -> Matrix:
     """Asks about every cell."""
     rows = []
-    sentences: Dict[str, List[str]] = {}
+    messages: Dict[str, List[str]] = {}
     for name, asked in ROWS:
         cells = []
         for dtype in DTYPES:
-            description = {"dtype": dtype, "heads": 8, "dim": 64, "device": device, **asked}
-            if description.get("bias") == "same":
-                description["bias"] = dtype
+            description = {"dtype": dtype, "heads_q": 8, "dim_qk": 64, "device": device, **asked}
+            if description.get("dtype_bias") == "same":
+                description["dtype_bias"] = dtype
             try:
                 check(**description)
                 cells.append("yes")
             except FlashAttentionError as error:
                 reason = getattr(error.reason, "name", str(error.reason))
                 cells.append(reason)
-                said = sentences.setdefault(reason, [])
+                said = messages.setdefault(reason, [])
                 if str(error) not in said:
                     said.append(str(error))
         rows.append((name, cells))
-    return Matrix(DTYPES, rows, sentences)
+    return Matrix(DTYPES, rows, messages)
 
 
 def as_text(table: Matrix) -> str:
@@ -83,7 +83,7 @@ def as_text(table: Matrix) -> str:
     for name, cells in table.rows:
         lines.append(name.ljust(width) + "".join(c.ljust(w)
                                                  for c, w in zip(cells, widths)).rstrip())
-    for reason, said in table.sentences.items():
+    for reason, said in table.messages.items():
         lines += ["", f"{reason}: {said[0]}"]
     return "\n".join(lines)
 

@@ -7,12 +7,15 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from . import _gpu
+from ._arrays import dtype_code
 from ._constants import Determinism, Reason
 from ._errors import invalid, wrong_type
 
 Window = Union[None, int, Sequence[Optional[int]]]
-DETERMINISM = {False: int(Determinism.DEFAULT), True: int(Determinism.RUN_TO_RUN),
-               "batch_invariant": int(Determinism.BATCH_INVARIANT)}
+Determinisms = Union[bool, str, Determinism]
+_DETERMINISM: Dict[Any, int] = {False: 0, True: int(Determinism.RUN_TO_RUN)}
+for _level in Determinism:
+    _DETERMINISM[int(_level)] = _DETERMINISM[_level.name.lower()] = int(_level)
 _BOOLS = (bool, np.bool_)
 
 
@@ -25,11 +28,10 @@ def flag(value: Any, name: str) -> bool:
     raise _wrong(value, name, "give True or False")
 
 
-def integer(value: Any, name: str, entry: Optional[int] = None) -> int:
-    """Whatever counts, but for booleans and what lies on a GPU. entry: which one of name."""
+def integer(value: Any, name: str) -> int:
+    """Whatever counts, but for booleans and what lies on a GPU."""
     if type(value) is int:
         return value
-    name = name if entry is None else f"{name}[{entry}]"
     _stays_on_host(value, name)
     if not isinstance(value, _BOOLS):
         try:
@@ -56,23 +58,19 @@ def real(value: Any, name: str) -> float:
         raise _wrong(value, name, "give a number") from None
 
 
-def pair(value: Any, name: str, expected: str) -> Any:
-    """Of two entries: a tuple, list or array."""
-    if not isinstance(value, (tuple, list, np.ndarray)) or len(value) != 2:
-        raise invalid(f"{name} = {value!r}; expected {expected}", Reason.VALUE, name)
-    return value
-
-
 def window(value: Window, name: str = "window") -> Optional[Tuple[int, int]]:
     """n: n keys to either side. (left, right): -1 or None is open. None: no window."""
     if value is None:
         return None
     if isinstance(value, (tuple, list)) or getattr(value, "ndim", None):
-        left, right = pair(value, name, "a number of keys or (left, right)")
-        left = -1 if left is None else integer(left, name, 0)
-        right = -1 if right is None else integer(right, name, 1)
+        if len(value) != 2:
+            raise invalid(f"{name} = {value!r}; expected a number of keys or (left, right)",
+                          Reason.VALUE, "window_left")
+        left, right = value
+        left = -1 if left is None else integer(left, "window_left")
+        right = -1 if right is None else integer(right, "window_right")
     else:
-        left = right = integer(value, name)
+        left = right = integer(value, "window_left")
     return None if left == right == -1 else (left, right)
 
 
@@ -86,22 +84,13 @@ def chunk(value: Any, name: str) -> Optional[int]:
     return tokens
 
 
-def block_size(value: Any, name: str) -> Tuple[int, int]:
-    queries, keys = pair(value, name, "(queries, keys) a block")
-    queries, keys = integer(queries, name, 0), integer(keys, name, 1)
-    if min(queries, keys) < 1:
-        raise invalid(f"{name} = {value!r}; expected (queries, keys) a block, both at least 1",
-                      Reason.SIZE, name)
-    return queries, keys
-
-
 def scale(value: Any, name: str) -> Optional[float]:
     if value is None:
         return None
     factor = real(value, name)
     if _is_zero(factor):
         raise invalid(f"scale = {value} is 0 in float32, which would make every weight equal; for "
-                      "1/sqrt(dim) give None", Reason.VALUE, name)
+                      "1/sqrt(dim_qk) give None", Reason.VALUE, name)
     return factor
 
 
@@ -113,37 +102,51 @@ def softcap(value: Any, name: str) -> float:
     return cap
 
 
-def deterministic(value: Any, name: str) -> Union[bool, str]:
+def determinism(value: Any, name: str) -> int:
     try:
-        if value in DETERMINISM:
-            return value if type(value) is str else bool(value)
+        if value in _DETERMINISM:
+            return _DETERMINISM[value]
     except TypeError:  # it does not hash
         pass
-    raise invalid(f"{name} = {value!r} is none of False, True, \"batch_invariant\"", Reason.VALUE,
-                  name)
+    raise invalid(f"{name} = {value!r} is none of False, True (run_to_run), \"run_to_run\", "
+                  "\"batch_invariant\"", Reason.VALUE, name)
 
 
-def _same(value: Any, name: str) -> Any:
-    return value
+def device(value: Any, name: str) -> Tuple[int, int]:
+    """enum flashattn_device and the index."""
+    del name
+    if type(value) is tuple:
+        return value
+    kind, index = _gpu.device_of(value)
+    return int(kind), index or 0
 
 
-# Each option that a descriptor holds: what makes it uniform, and its default.
-_UNIFORM: Dict[str, Tuple[Callable[[Any, str], Any], Any]] = {
-    "causal": (flag, False), "window": (window, None), "chunk": (chunk, None),
-    "top_left": (flag, False), "softcap": (softcap, 0.0), "scale": (scale, None),
-    "dropout": (real, 0.0), "splits": (integer, 0), "deterministic": (deterministic, False),
-    "threads": (integer, 0), "device": (_same, "cpu"), "out_dtype": (_same, None),
-    "return_lse": (flag, False), "forward": (flag, True), "backward": (flag, False),
-    "dlse": (flag, False), "return_dbias": (flag, False), "return_dsink": (flag, False),
-    "varlen_q": (flag, False),
+def dtype(value: Any, name: str) -> int:
+    """enum flashattn_dtype; None: 0, the field's default."""
+    return 0 if value is None else dtype_code(value, name)
+
+
+# The keywords of describe(): what converts the value, and once more to itself; and its default.
+OPTIONS: Dict[str, Tuple[Callable[[Any, str], Any], Any]] = {
+    "dtype": (dtype_code, 0), "window": (window, None), "chunk": (chunk, None),
+    "softcap": (softcap, 0.0), "scale": (scale, None), "dropout": (real, 0.0),
+    "determinism": (determinism, 0), "device": (device, (0, 0)), "forward": (flag, True),
 }
+OPTIONS.update({name: (dtype, 0) for name in ("dtype_kv", "dtype_o", "dtype_bias")})
+OPTIONS.update({name: (flag, False) for name in (
+    "causal", "top_left", "alibi", "sink", "return_lse", "backward", "dlse", "return_dbias",
+    "return_dsink", "varlen_q", "varlen_kv")})
+OPTIONS.update({name: (integer, 0) for name in (
+    "heads_q", "heads_kv", "dim_qk", "dim_v", "block_q", "block_kv", "tree", "page_size",
+    "descale_block", "splits", "threads", "max_batch", "max_seqlen_q", "max_seqlen_kv",
+    "max_total_q", "max_total_kv", "multiprocessors", "workspace_limit")})
 
 
 def uniform(options: Dict[str, Any]) -> Tuple[Tuple[str, Any], ...]:
     """What is not left at its default: equal for equal calls, and it hashes."""
     chosen = []
     for name, value in options.items():
-        convert, default = _UNIFORM[name]
+        convert, default = OPTIONS[name]
         value = convert(value, name)
         if value != default:
             chosen.append((name, value))

@@ -3,53 +3,31 @@ from __future__ import annotations
 
 import threading
 from functools import lru_cache
-from operator import itemgetter
-from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, Optional, Tuple, Union
 
 import numpy as np
 
 from . import _arrays, _events, _gpu
 from ._arrays import F32, FLOAT32, MASK, NAMES, View, check_writable, packed, view
-from ._constants import Bias, Device, Dtype, Feature, Layout, Op, Reason
-from ._describe import Descriptor, describe, takes_description
-from ._errors import fail, invalid, misfit, named, wrong_type
-from ._inputs import FACTS, Inputs, Tensor, axes, first_given
+from ._constants import (Bias, Descriptor, Device, Dtype, Feature, Layout, Op, PlanInfo, Reason)
+from ._describe import describe, takes_description
+from ._errors import fail, invalid, misfit, wrong_type
+from ._inputs import FACTS, NUMBERS, Inputs, Tensor, axes, first_given, set_sizes
 from ._library import ffi, lib, text
 
 _FORWARD, _BACKWARD = int(Op.FORWARD), int(Op.BACKWARD)
 _LSE, _DBIAS, _DSINK = int(Feature.LSE), int(Feature.DBIAS), int(Feature.DSINK)
-_DESC, _SHAPE = ffi.typeof("flashattn_desc *"), ffi.typeof("flashattn_shape *")
-_FORWARD_ARGS = ffi.typeof("flashattn_forward_args *")
-_BACKWARD_ARGS = ffi.typeof("flashattn_backward_args *")
+_DESC, _ARGS = ffi.typeof("flashattn_desc *"), ffi.typeof("flashattn_args *")
 _PROPERTIES = ffi.typeof("flashattn_plan_properties *")
 _INT64, _FLOAT = ffi.typeof("int64_t *"), ffi.typeof("float *")
-_DESC_SIZE, _FORWARD_SIZE = ffi.sizeof("flashattn_desc"), ffi.sizeof("flashattn_forward_args")
-_BACKWARD_SIZE = ffi.sizeof("flashattn_backward_args")
-_ARRAY_FIELDS = ("device", "device_index", "dtype", "heads_q", "heads_kv", "dim_qk", "dim_v",
-                 "layout", "page_size", "block_q", "block_kv", "bias", "bias_dtype")
-_OF_ARRAYS = itemgetter(*[Descriptor._fields.index(name) for name in _ARRAY_FIELDS])
-# Axes of "bshd" and "thd": the order that strides of zero stand for.
+_DESC_SIZE, _ARGS_SIZE = ffi.sizeof("flashattn_desc"), ffi.sizeof("flashattn_args")
+# Those of the descriptor's members that arrays decide.
+_OF_ARRAYS = ("device", "device_index", "layout", "bias",
+              *[fact for fact in FACTS if fact in Descriptor._fields])
+# Axes of "bshd" and "thd": the order of packed arrays.
 _PACKED = (axes("bshd", 4), axes("thd", 3))
+_SIZES = ("batch", "seqlen_q", "seqlen_kv", "total_q", "total_kv")
 _thread = threading.local()
-
-
-class PlanInfo(NamedTuple):
-    """What a plan does: flashattn_plan_properties."""
-
-    family: str
-    kernel: str
-    isa: str
-    why: str  # one sentence: why this kernel
-    tile_q: int
-    tile_kv: int
-    stages: int
-    threads: int
-    registers: int
-    local_memory: int  # bytes
-    splits: int
-    flops: int  # of the shape asked about
-    bytes: int  # least to move
-    workspace: int  # bytes
 
 
 def c_descriptor(descriptor: Descriptor) -> Any:
@@ -57,15 +35,16 @@ def c_descriptor(descriptor: Descriptor) -> Any:
     try:
         return ffi.new(_DESC, values)
     except (OverflowError, TypeError):
-        raise misfit(_DESC.item, values) from None
+        raise misfit([(name, field.type, value) for (name, field), value in
+                      zip(_DESC.item.fields, values)]) from None
 
 
-def set_shape(target: Any, sizes: Tuple[int, ...]) -> None:
-    """Writes a flashattn_shape, which does not hold every size that Python does."""
-    try:
-        target[0] = sizes
-    except (OverflowError, TypeError):
-        raise misfit(_SHAPE.item, sizes) from None
+def new_args(sizes: Dict[str, int]) -> Any:
+    """flashattn_args of sizes. Zero: whoever adds a tensor gives its strides."""
+    args = ffi.new(_ARGS)
+    args.struct_size = _ARGS_SIZE
+    set_sizes(args, sizes)
+    return args
 
 
 def op_code(op: Union[str, int]) -> int:
@@ -93,10 +72,11 @@ class Plan:
     attention() and its relatives make and keep plans by themselves; a Plan of one's own shows what
     will run, and fails early.
 
-        plan = flashattn.Plan(dtype="float32", heads=8, dim=64, causal=True, return_lse=True)
-        out, lse = plan.forward(q, k, v)
+        plan = flashattn.Plan(dtype="float32", heads_q=8, dim_qk=64, causal=True, return_lse=True)
+        o, lse = plan.forward(q, k, v)
 
-    Raises ValueError, NotImplementedError, MemoryError with the library's sentence.
+    descriptor is flashattn_desc with every default resolved. Raises ValueError,
+    NotImplementedError, MemoryError with the library's message.
     """
 
     __slots__ = ("_plan", "_last_size", "descriptor", "__weakref__")
@@ -105,116 +85,112 @@ class Plan:
     def __init__(self, **description: Any) -> None:
         descriptor = describe(**description)
         plan = ffi.new("flashattn_plan **")
-        status = lib.flashattn_plan_create(c_descriptor(descriptor), plan)
+        status = lib.flashattn_plan_create(c_descriptor(descriptor), plan, ffi.NULL)
         if status:
             fail(status)
         self._plan = ffi.gc(plan[0], lib.flashattn_plan_destroy)
-        self.descriptor = descriptor
-        # Programs repeat a shape: (operation, shape, bytes) of the last call.
-        self._last_size: Tuple[int, Tuple[int, ...], int] = (0, (), 0)
+        resolved = ffi.new(_DESC, (_DESC_SIZE,))
+        status = lib.flashattn_plan_desc(self._plan, resolved)
+        if status:
+            fail(status)
+        self.descriptor = Descriptor(*[getattr(resolved, name) for name in Descriptor._fields])
+        # Programs repeat their sizes: (operation, sizes, bytes) of the last call.
+        self._last_size: Tuple[int, Dict[str, int], int] = (0, {}, 0)
 
     def __repr__(self) -> str:
         d = self.descriptor
         return (f"<flashattn.Plan {Dtype(d.dtype).name.lower()}, {d.heads_q} heads on "
                 f"{d.heads_kv}, dim {d.dim_qk}/{d.dim_v}>")
 
-    def workspace_size(self, op: Union[str, int] = "forward", *, batch: Optional[int] = None,
-                       seqlen_q: int = 0, seqlen_k: int = 0, total_q: int = 0,
-                       total_k: int = 0) -> int:
-        """Bytes of scratch memory that an operation needs. Without sizes: for the promised maxima.
+    def workspace_size(self, op: Union[str, int] = "forward", **sizes: int) -> int:
+        """Bytes of scratch memory that an operation needs. Without sizes: for the plan's maxima.
 
-        batch and lengths in sequences and tokens, as in the call; total_q, total_k: all tokens of
-        packed sequences. ValueError: sizes without batch or past 2**31 - 1 (totals: 2**63 - 1), no
-        promise where one is needed.
+        sizes: batch, seqlen_q, seqlen_kv, and of packed sequences total_q, total_kv, as in
+        flashattn_args. ValueError: sizes without batch or past 2**31 - 1 (totals: 2**63 - 1), no
+        maximum where one is needed.
         """
         size = ffi.new(_INT64)
-        status = lib.flashattn_workspace_size(
-            self._plan, op_code(op), _shape(batch, seqlen_q, seqlen_k, total_q, total_k), size)
+        status = lib.flashattn_workspace_size(self._plan, op_code(op), _sizes_only(sizes), size)
         if status:
             fail(status)
         return size[0]
 
-    def info(self, op: Union[str, int] = "forward", *, batch: Optional[int] = None,
-             seqlen_q: int = 0, seqlen_k: int = 0, total_q: int = 0,
-             total_k: int = 0) -> PlanInfo:
-        """The kernel and its cost for a shape; sizes and errors as in workspace_size()."""
+    def info(self, op: Union[str, int] = "forward", **sizes: int) -> PlanInfo:
+        """The kernel and its cost for sizes; these and errors as in workspace_size()."""
         properties = ffi.new(_PROPERTIES, (ffi.sizeof(_PROPERTIES.item),))
-        status = lib.flashattn_plan_info(
-            self._plan, op_code(op), _shape(batch, seqlen_q, seqlen_k, total_q, total_k),
-            properties)
+        status = lib.flashattn_plan_info(self._plan, op_code(op), _sizes_only(sizes), properties)
         if status:
             fail(status)
         values: Any = [getattr(properties, name) for name in PlanInfo._fields]
         return PlanInfo._make(v if isinstance(v, int) else text(v) for v in values)
 
-    def forward(self, q: Any, k: Any, v: Any, *, out: Any = None, **arrays: Any) -> Any:
+    def forward(self, q: Any, k: Any, v: Any, *, o: Any = None, **arrays: Any) -> Any:
         """Runs the plan. arrays: those of attention(), attention_varlen(), attention_paged().
 
-        Returns out, or (out, lse) for a plan with return_lse.
+        Returns o, or (o, lse) for a plan with return_lse.
         """
-        inputs = Inputs(q, k, v, out=out, **arrays)
+        inputs = Inputs(q, k, v, o=o, **self._numbers(arrays))
         self._fits(inputs)
-        return self.run_forward(inputs, out)
+        return self.run_forward(inputs, o)
 
-    def backward(self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, dlse: Any = None,
+    def backward(self, dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, dlse: Any = None,
                  dq: Any = None, dk: Any = None, dv: Any = None, **arrays: Any) -> Tuple[Any, ...]:
         """Gradients of a plan made with backward=True; see attention_backward()."""
-        inputs = Inputs(q, k, v, out=first_given(dq, dk, dv), **arrays)
+        inputs = Inputs(q, k, v, o=first_given(dq, dk, dv), **self._numbers(arrays))
         self._fits(inputs)
-        return self.run_backward(inputs, dout, out, lse, dlse, dq, dk, dv)
+        return self.run_backward(inputs, dout, o, lse, dlse, dq, dk, dv)
+
+    def _numbers(self, arrays: Dict[str, Any]) -> Dict[str, Any]:
+        """The arrays, and what the plan knows of their shapes."""
+        return dict({name: getattr(self.descriptor, name) for name in NUMBERS}, **arrays)
 
     def _fits(self, inputs: Inputs) -> None:
         place = inputs.place
         mine, theirs = self.descriptor, describe(
             **dict(zip(FACTS, inputs.facts())), device=place.device if place else "cpu")
-        if _OF_ARRAYS(mine) == _OF_ARRAYS(theirs):
-            return
-        for name, plans, arrays in zip(Descriptor._fields, mine, theirs):
-            if name in _ARRAY_FIELDS and plans != arrays:
-                raise invalid(f"{named(name)} = {_shown(name, arrays)} by the arrays given, but "
-                              f"the plan is made for {_shown(name, plans)}; make one for them",
-                              Reason.VALUE, named(name))
+        for name in _OF_ARRAYS:
+            plans, arrays = getattr(mine, name), getattr(theirs, name)
+            if plans != arrays:
+                raise invalid(f"{name} = {_shown(name, arrays)} by the arrays given, but the plan "
+                              f"is made for {_shown(name, plans)}; make one for them",
+                              Reason.VALUE, name)
 
-    def run_forward(self, inputs: Inputs, out: Any, seen: Optional[View] = None) -> Any:
+    def run_forward(self, inputs: Inputs, o: Any, seen: Optional[View] = None) -> Any:
         """forward() for inputs that are known to fit."""
         inputs.check_seed(self.descriptor.dropout)
-        args = ffi.new(_FORWARD_ARGS)
-        args.struct_size = _FORWARD_SIZE
+        args = new_args(inputs.sizes)
         inputs.fill(args)
-        out, args.o = _output(out, "out", inputs.q, inputs.v.dim, self.descriptor.dtype_o, inputs,
-                              seen)
+        o, args.o = _output(o, "o", inputs.q, inputs.v.dim, self.descriptor.dtype_o, inputs, seen)
         lse = None
         if self.descriptor.features & _LSE:
             lse, args.lse = _result(inputs.lse_shape(), inputs.ragged, inputs, "lse")
         self._run(lib.flashattn_forward, _FORWARD, args, inputs)
-        return out if lse is None else (out, lse)
+        return o if lse is None else (o, lse)
 
-    def run_backward(self, inputs: Inputs, dout: Any, out: Any, lse: Any, dlse: Any, dq: Any,
+    def run_backward(self, inputs: Inputs, dout: Any, o: Any, lse: Any, dlse: Any, dq: Any,
                      dk: Any, dv: Any) -> Tuple[Any, ...]:
         """backward() for inputs that are known to fit."""
         inputs.check_seed(self.descriptor.dropout)
-        args = ffi.new(_BACKWARD_ARGS)
-        args.struct_size = _BACKWARD_SIZE
+        args = new_args(inputs.sizes)
         inputs.fill(args)
-        q, k, v = inputs.q, inputs.k, inputs.v
+        q, k, v, place = inputs.q, inputs.k, inputs.v, inputs.place
         dtype_o, lse_shape = self.descriptor.dtype_o, inputs.lse_shape()
-        place = inputs.place
-        seen_out, seen_dout = view(out, "out", place), view(dout, "dout", place)
-        args.o = _like_output(seen_out, "out", q, v.dim, dtype_o, inputs).c()
-        args.dout = _like_output(seen_dout, "dout", q, v.dim, dtype_o, inputs).c()
         # The views live to the end of this function, and so does what they point to.
-        seen_lse = packed(lse, "lse", FLOAT32, lse_shape, place)
-        args.lse = ffi.cast(_FLOAT, seen_lse.pointer)
-        if dlse is not None:
-            seen_dlse = packed(dlse, "dlse", FLOAT32, lse_shape, place)
-            args.dlse = ffi.cast(_FLOAT, seen_dlse.pointer)
-        dtype = q.view.dtype
-        dq, args.dq = _output(dq, "dq", q, q.dim, dtype, inputs)
-        dk, args.dk = _output(dk, "dk", k, k.dim, dtype, inputs)
-        dv, args.dv = _output(dv, "dv", v, v.dim, dtype, inputs)
-        results = [dq, dk, dv]
+        seen = {name: view(array, name, place) for name, array in (("o", o), ("dout", dout))}
+        for name, array in seen.items():
+            setattr(args, name, _like_output(array, name, q, v.dim, dtype_o, inputs).c())
+        for name, array in (("lse", lse), ("dlse", dlse)):
+            if array is not None:
+                seen[name] = packed(array, name, FLOAT32, lse_shape, place)
+                setattr(args, name, ffi.cast(_FLOAT, seen[name].pointer))
+        results = []
+        for name, array, like in (("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
+            array, tensor = _output(array, name, like, like.dim, like.view.dtype, inputs)
+            setattr(args, name, tensor)
+            results.append(array)
         if self.descriptor.features & _DBIAS:
-            results.append(_dbias(args, inputs))
+            dbias, args.dbias = _dbias(inputs)
+            results.append(dbias)
         if self.descriptor.features & _DSINK:
             dsink, args.dsink = _result((q.heads,), True, inputs, "dsink")
             results.append(dsink)
@@ -222,16 +198,14 @@ class Plan:
         return tuple(results)
 
     def _run(self, function: Any, op: int, args: Any, inputs: Inputs) -> None:
-        shape, c_shape = inputs.shape(), ffi.addressof(args, "shape")
-        set_shape(c_shape, shape)
-        last_op, last_shape, size = self._last_size
-        if op != last_op or shape != last_shape:
+        last_op, last_sizes, size = self._last_size
+        if op != last_op or inputs.sizes != last_sizes:
             needed = ffi.new(_INT64)
-            status = lib.flashattn_workspace_size(self._plan, op, c_shape, needed)
+            status = lib.flashattn_workspace_size(self._plan, op, args, needed)
             if status:
-                fail(status, inputs.names())
+                fail(status)
             size = needed[0]
-            self._last_size = (op, shape, size)
+            self._last_size = (op, inputs.sizes, size)
         place = inputs.place
         if place is None:
             status = function(self._plan, args, _workspace(size), size, ffi.NULL)
@@ -244,12 +218,12 @@ class Plan:
                     address = view(memory, "workspace", place, MASK, made=True).pointer
                 status = function(self._plan, args, address, size, _gpu.native_stream(place))
         if status:
-            fail(status, inputs.names())
+            fail(status)
 
 
 def _shown(field: str, value: Any) -> Any:
     """A number of the descriptor as its enumerators call it."""
-    if field in ("dtype", "bias_dtype"):
+    if field.startswith("dtype"):
         return NAMES.get(value, "none")
     if field == "device":
         return Device(value).name.lower()
@@ -259,16 +233,17 @@ def _shown(field: str, value: Any) -> Any:
     return value
 
 
-def _shape(batch: Optional[int], *sizes: int) -> Any:
-    if batch is None:
-        if any(sizes):
-            raise invalid("sizes are given without batch, and would be ignored; give batch, too, "
-                          "or no size for the promised maxima", Reason.SIZE, "batch")
+def _sizes_only(sizes: Dict[str, int]) -> Any:
+    """flashattn_args of sizes; NULL without any."""
+    for name in sizes:
+        if name not in _SIZES:
+            raise TypeError(f"unexpected size {name!r}; there are {', '.join(_SIZES)}")
+    if not sizes:
         return ffi.NULL
-    seqlen_q, seqlen_k, total_q, total_k = sizes
-    shape = ffi.new(_SHAPE)
-    set_shape(shape, (batch, seqlen_q, seqlen_k, 0, total_q, total_k))
-    return shape
+    if sizes.get("batch") is None:
+        raise invalid("sizes are given without batch, and would be ignored; give batch, too, or no "
+                      "size for the plan's maxima", Reason.SIZE, "batch")
+    return new_args(sizes)
 
 
 def _like_output(array: View, name: str, model: Tensor, dim: int, code: int,
@@ -290,7 +265,7 @@ def _output(array: Any, name: str, model: Tensor, dim: int, code: int,
         shape, place = model.like(dim), inputs.place
         array = _arrays.new(shape, code, inputs.ragged, place, name)
         if place is None and model.axes in _PACKED:
-            return array, (_arrays.packed_address(array, code), 0, 0, 0)
+            return array, (_arrays.packed_address(array, code), -1, -1, -1)
         made = view(array, name, place, made=True)
         return array, Tensor(made, inputs.layout, len(shape), name).c()
     if seen is None:
@@ -308,16 +283,14 @@ def _result(shape: Tuple[int, ...], zero: bool, inputs: Inputs, name: str) -> Tu
     return array, _arrays.pointer(view(array, name, inputs.place, made=True), _FLOAT)
 
 
-def _dbias(args: Any, inputs: Inputs) -> Any:
-    bias = inputs.bias
-    assert bias is not None  # see describe()
-    dbias, args.dbias = _result(bias.shape, True, inputs, "dbias")
-    shape = (1,) * (4 - len(bias.shape)) + bias.shape
+def _dbias(inputs: Inputs) -> Tuple[Any, Any]:
+    """The array, and its flashattn_tensor."""
+    shape = inputs.seen["bias"].shape
+    dbias, address = _result(shape, True, inputs, "dbias")
+    batch, heads, rows, keys = (1,) * (4 - len(shape)) + shape
     # A stride of zero sums over the index: where the bias is broadcast.
-    (args.dbias_stride_batch, args.dbias_stride_head, args.dbias_stride_row) = (
-        0 if shape[0] == 1 else shape[1] * shape[2] * shape[3],
-        0 if shape[1] == 1 else shape[2] * shape[3], 0 if shape[2] == 1 else shape[3])
-    return dbias
+    return dbias, (address, 0 if batch == 1 else heads * rows * keys,
+                   0 if heads == 1 else rows * keys, 0 if rows == 1 else keys)
 
 
 @lru_cache(maxsize=256)

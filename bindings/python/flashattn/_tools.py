@@ -3,87 +3,75 @@ from __future__ import annotations
 
 import atexit
 import threading
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from . import _arrays, _gpu
 from ._arrays import (F16, F32, FLOAT32, MASK, NAMES, DTypeLike, View, check_writable, dtype_code,
                       packed, view)
-from ._constants import Device, LogLevel, Reason
+from ._constants import Device, DeviceInfo, LogLevel, Reason
 from ._describe import describe, takes_description
 from ._errors import UnsupportedError, fail, invalid
-from ._inputs import Tensor, check_seed, set_seed
+from ._inputs import Tensor, check_seed, rng_words
 from ._library import ffi, lib, text
 from ._options import integer, uniform
-from ._plan import Plan, c_descriptor, cached_plan, set_shape
+from ._plan import Plan, c_descriptor, cached_plan, new_args
 
 _FLOAT, _BYTE = ffi.typeof("float *"), ffi.typeof("uint8_t *")
 _log_lock = threading.Lock()
 _log: Any = ffi.NULL  # what the library calls: alive until it has another
 
 
-class DeviceInfo(NamedTuple):
-    """flashattn_device_properties."""
-
-    kind: str  # "cpu", "cuda"
-    device_index: int
-    name: str
-    isa: str  # the best kernels this build has for it
-    units: int  # threads; streaming multiprocessors
-    compute_capability: int
-    local_memory: int  # bytes: L2 cache of a core; shared memory of a block
-    memory: int  # bytes
-
-
-def merge(outs: Sequence[Any], lses: Sequence[Any], *, layout: Optional[str] = None,
-          out: Any = None, out_dtype: Optional[DTypeLike] = None,
+def merge(part_o: Sequence[Any], part_lse: Sequence[Any], *, layout: Optional[str] = None,
+          o: Any = None, dtype_o: Optional[DTypeLike] = None,
           stream: Any = None) -> Tuple[Any, Any]:
     """Merges attention over disjoint sets of keys: ring or cascade attention, split caches.
 
-    outs        the parts, each as attention() returned it: (batch, queries, heads, dim_v) in the
-                order of layout, or (total_q, heads, dim_v)
-    lses        their lse: float32 (batch, heads, queries), or (heads, total_q)
-    out, out_dtype, stream  as in attention(); out_dtype=None: the dtype of the parts
+    part_o      the parts, each as attention() returned it: (batch, seqlen_q, heads_q, dim_v) in the
+                order of layout, or (total_q, heads_q, dim_v)
+    part_lse    their lse: float32 (batch, heads_q, seqlen_q), or (heads_q, total_q)
+    o, dtype_o, stream  as in attention(); dtype_o=None: the dtype of the parts
 
-    Returns (out, lse): lse = ln(sum exp(lse_p)), out = sum exp(lse_p - lse) out_p. Parts with
+    Returns (o, lse): lse = ln(sum exp(lse_p)), o = sum exp(lse_p - lse) o_p. Parts with
     lse = -inf count nothing. A sink must be in one part only. ValueError, TypeError,
     NotImplementedError as in attention().
     """
-    if len(outs) != len(lses) or not len(outs):
-        raise invalid(f"{len(outs)} outs and {len(lses)} lses; expected as many, and at least one",
-                      Reason.SIZE, "outs")
-    place = _gpu.place_of(outs[0], stream, None, out, "outs")
-    views = [view(part, "outs", place) for part in outs]
+    if len(part_o) != len(part_lse) or not len(part_o):
+        raise invalid(f"{len(part_o)} part_o and {len(part_lse)} part_lse; expected as many, and "
+                      "at least one", Reason.SIZE, "parts")
+    place = _gpu.place_of(part_o[0], stream, None, o, "part_o")
+    views = [view(part, "part_o", place) for part in part_o]
     varlen = len(views[0].shape) == 3
     order = layout or "bshd"
-    parts = [Tensor(part, order, 3 if varlen else 4, "outs") for part in views]
+    parts = [Tensor(part, order, 3 if varlen else 4, "part_o") for part in views]
     first = parts[0]
     for part in parts:
         if part.view.shape != first.view.shape or part.view.dtype != first.view.dtype:
-            raise invalid(f"outs are {_said(first.view)} and {_said(part.view)}; give parts of one "
-                          "shape and dtype", Reason.SIZE, "outs")
+            raise invalid(f"part_o are {_said(first.view)} and {_said(part.view)}; give parts of "
+                          "one shape and dtype", Reason.SIZE, "part_o")
     lse_shape = ((first.heads, first.rows) if varlen else (first.batch, first.heads, first.rows))
-    part_lses = [packed(lse, "lses", FLOAT32, lse_shape, place) for lse in lses]
-    made = out is None
+    part_lses = [packed(lse, "part_lse", FLOAT32, lse_shape, place) for lse in part_lse]
+    made = o is None
     if made:
-        code = first.view.dtype if out_dtype is None else dtype_code(out_dtype, "out_dtype")
-        out = _arrays.new(first.view.shape, code, False, place, "out")
+        code = first.view.dtype if dtype_o is None else dtype_code(dtype_o, "dtype_o")
+        o = _arrays.new(first.view.shape, code, False, place, "o")
     else:
-        _gpu.check_order(out, "out", place)
-    seen = view(out, "out", place, made=made)
-    check_writable(seen, "out")
-    _arrays.check_shape(seen.shape, first.view.shape, "out")
-    target = Tensor(seen, order, len(first.view.shape), "out")
-    lse = _arrays.new(lse_shape, F32, False, place, "out")
-    plan = _plan_of(place, target.view.dtype, first.heads, first.dim, varlen_q=varlen)
+        _gpu.check_order(o, "o", place)
+    seen = view(o, "o", place, made=made)
+    check_writable(seen, "o")
+    _arrays.check_shape(seen.shape, first.view.shape, "o")
+    target = Tensor(seen, order, len(first.view.shape), "o")
+    lse = _arrays.new(lse_shape, F32, False, place, "o")
+    plan = _plan_of(place, target.view.dtype, heads_q=first.heads, dim_qk=first.dim,
+                    varlen_q=varlen)
     args = ffi.new("flashattn_merge_args *")
     args.struct_size, args.parts = ffi.sizeof("flashattn_merge_args"), len(parts)
-    set_shape(ffi.addressof(args, "shape"), (1 if varlen else first.batch, first.rows, 0, 0,
-                                             first.rows if varlen else 0, 0))
+    args.batch, args.seqlen_q = 1 if varlen else first.batch, first.rows
+    args.total_q = first.rows if varlen else 0
     arrays = ffi.new("flashattn_tensor[]", [part.c() for part in parts])
     pointers = ffi.new("float *[]", [ffi.cast(_FLOAT, part.pointer) for part in part_lses])
-    args.part_o, args.part_lse, args.part_dtype = arrays, pointers, first.view.dtype
+    args.part_o, args.part_lse, args.dtype_part = arrays, pointers, first.view.dtype
     args.o = target.c()
     args.lse = _arrays.pointer(lse if place is None else view(lse, "lse", place, made=True),
                                _FLOAT)
@@ -91,54 +79,54 @@ def merge(outs: Sequence[Any], lses: Sequence[Any], *, layout: Optional[str] = N
         status = lib.flashattn_merge(plan._plan, args, _gpu.native_stream(place))
     if status:
         fail(status)
-    return out, lse
+    return o, lse
 
 
 def _said(array: View) -> str:
     return f"{NAMES[array.dtype]} {array.shape}"
 
 
-def _plan_of(place: _arrays.Place, dtype: int, heads: int, dim: int,
-             **chosen: Any) -> Plan:
+def _plan_of(place: _arrays.Place, dtype: int, **chosen: Any) -> Plan:
     """A plan whose results are of a type; on a GPU also where no kernel computes in it."""
     if place is not None:
         chosen["device"] = place.device
         if dtype == F32:
-            dtype, chosen["out_dtype"] = F16, F32
-    return cached_plan((dtype, heads, dim), uniform(chosen))
+            dtype, chosen["dtype_o"] = F16, F32
+    return cached_plan((dtype,), uniform(chosen))
 
 
-def dropout_mask(batch: int, heads: int, seqlen_q: int, seqlen_k: int, *, dropout: float,
-                 seed: Optional[int] = None, offset: int = 0, out: Any = None,
+def dropout_mask(batch: int, heads_q: int, seqlen_q: int, seqlen_kv: int, *, dropout: float,
+                 rng_seed: Optional[int] = None, rng_offset: int = 0, keep: Any = None,
                  stream: Any = None) -> Any:
-    """Which weights dropout keeps: bool (batch, heads, queries, keys), True = kept.
+    """Which weights dropout keeps: bool (batch, heads_q, seqlen_q, seqlen_kv), True = kept.
 
-    The same numbers as attention(dropout=, seed=, offset=) uses on every device: a function of
-    (seed, offset, batch index, head, i, j) only; i and j count from a sequence's start, in varlen
-    calls too. Philox4x32-10 (Salmon et al. 2011).
+    The same numbers as attention(dropout=, rng_seed=, rng_offset=) uses on every device: a function
+    of (seed, offset, batch index, head, i, j) only; i and j count from a sequence's start, in
+    varlen calls too. Philox4x32-7 (Salmon et al. 2011).
 
-    out         bool or uint8, without gaps, written and returned; on a GPU the numbers are made
+    keep        bool or uint8, without gaps, written and returned; on a GPU the numbers are made
                 there, on stream
 
-    ValueError for a dropout without a seed, sizes past 2**31 - 1, other shapes of out, seeds, and a
-    stream without out.
+    ValueError for a dropout without a seed, sizes past 2**31 - 1, other shapes of keep, seeds, and
+    a stream without keep.
     """
-    if out is None and stream is not None:
-        raise invalid("stream is given without out, but the mask is then made in host memory; give "
-                      "out= on the GPU, or leave stream out", Reason.STREAM, "stream")
-    place = None if out is None else _gpu.place_of(out, stream, None, name="out")
-    plan = _plan_of(place, F32, integer(heads, "heads"), 64, dropout=dropout)
-    check_seed(seed, plan.descriptor.dropout)
-    args = ffi.new("flashattn_forward_args *")
-    args.struct_size = ffi.sizeof("flashattn_forward_args")
-    set_shape(ffi.addressof(args, "shape"), (batch, seqlen_q, seqlen_k, 0, 0, 0))
-    set_seed(args.inputs, seed, offset)
-    shape = (batch, heads, seqlen_q, seqlen_k)
-    keep = np.empty(shape, np.bool_) if out is None else out
-    seen = packed(keep, "out", MASK, shape, place)
-    if out is not None:
-        _gpu.check_order(out, "out", place)
-        check_writable(seen, "out")
+    if keep is None and stream is not None:
+        raise invalid("stream is given without keep, but the mask is then made in host memory; "
+                      "give keep= on the GPU, or leave stream out", Reason.STREAM, "stream")
+    place = None if keep is None else _gpu.place_of(keep, stream, None, name="keep")
+    plan = _plan_of(place, F32, heads_q=integer(heads_q, "heads_q"), dim_qk=64, dropout=dropout)
+    check_seed(rng_seed is not None, plan.descriptor.dropout)
+    args = new_args(dict(batch=batch, seqlen_q=seqlen_q, seqlen_kv=seqlen_kv))
+    for name, word in rng_words(rng_seed, rng_offset).items():
+        setattr(args, name, word)
+    shape = (batch, heads_q, seqlen_q, seqlen_kv)
+    made = keep is None
+    if made:
+        keep = np.empty(shape, np.bool_)
+    seen = packed(keep, "keep", MASK, shape, place)
+    if not made:
+        _gpu.check_order(keep, "keep", place)
+        check_writable(seen, "keep")
     with _gpu.launch(place):
         status = lib.flashattn_dropout_mask(plan._plan, args, _arrays.pointer(seen, _BYTE),
                                             _gpu.native_stream(place))
@@ -150,7 +138,7 @@ def dropout_mask(batch: int, heads: int, seqlen_q: int, seqlen_k: int, *, dropou
 @takes_description
 def check(**description: Any) -> None:
     """Raises what Plan(**description) would raise; the keywords are those of describe()."""
-    status = lib.flashattn_check(c_descriptor(describe(**description)))
+    status = lib.flashattn_check(c_descriptor(describe(**description)), ffi.NULL)
     if status:
         fail(status)
 
@@ -168,7 +156,7 @@ def supported(**description: Any) -> bool:
 def set_log(level: int, callback: Optional[Callable[[LogLevel, str], Any]] = None) -> None:
     """Sends the library's log lines to a function, for the whole process.
 
-    level       LogLevel.OFF: to none; ERROR: the sentence of every call that fails; INFO: also the
+    level       LogLevel.OFF: to none; ERROR: the message of every call that fails; INFO: also the
                 kernel that each plan chose, and why; DEBUG: also who refused
     callback    called as callback(level, line), on the thread whose call logs, while others wait
                 to log: it must not call the library. What it raises goes to sys.unraisablehook
@@ -200,7 +188,7 @@ def _end_log() -> None:
 
 
 def build_info() -> str:
-    """One line: version, compiler, kernel families and instruction sets in this build."""
+    """One line: version, compiler, instruction sets and GPU architectures in this build."""
     return text(lib.flashattn_build_info())
 
 
@@ -217,6 +205,7 @@ def devices() -> List[DeviceInfo]:
             status = lib.flashattn_device_info(kind, index, p)
             if status:
                 fail(status)
-            found.append(DeviceInfo(kind.name.lower(), index, text(p.name), text(p.isa), p.units,
-                                    p.compute_capability, p.local_memory, p.memory))
+            values: Any = [getattr(p, name) for name in DeviceInfo._fields[2:]]
+            found.append(DeviceInfo(kind.name.lower(), index, *[
+                value if isinstance(value, int) else text(value) for value in values]))
     return found

@@ -283,7 +283,9 @@ int32_t Sm90Launcher::backward(const BackwardArgs& args, void* workspace, void* 
 }
 
 bool sm90_has_code(int32_t device) {
-  return has_code(device, reinterpret_cast<const void*>(sm90::forward_table().entries[0]->kernel));
+  static CodeAnswers answers;
+  return has_code(device, reinterpret_cast<const void*>(sm90::forward_table().entries[0]->kernel),
+                  answers);
 }
 
 bool sm90_takes_dims(const Problem& problem) {
