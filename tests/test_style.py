@@ -8,11 +8,11 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TOP = {"src", "include", "bindings", "tests", "meson.build", "meson_options.txt", "README.md",
-       "LICENSE", "pyproject.toml", "run"}
+       "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "pyproject.toml", "run"}
 CODE = (".c", ".cpp", ".h", ".cu", ".cuh")
 LONGEST = 450  # lines of a file
 # The header is the manual, too. Generated files and texts are as long as they need to be.
-LONGER = {"include/flashattn.h", "tests/abi/v0.1/flashattn.h", "LICENSE", "README.md"}
+LONGER = {"include/flashattn.h", "tests/abi/v0.1/flashattn.h", "LICENSE"}
 
 
 def generated(path: pathlib.Path) -> bool:
@@ -36,7 +36,7 @@ def name(path):
 
 
 def test_top_level():
-    """Only what README.md's tour names. A build folder and dot files may lie beside it."""
+    """Only what is known. A build folder and dot files may lie beside it."""
     known = TOP | {"dist"}
     strangers = [p.name for p in ROOT.iterdir()
                  if p.name not in known and not p.name.startswith((".", "build"))]
@@ -58,6 +58,39 @@ def test_file(path):
         wide = [i for i, line in enumerate(lines, 1) if len(line) > 100]
         assert not wide, f"lines {wide} are longer than 100 characters"
     assert name(path) in LONGER or len(lines) <= LONGEST, f"{len(lines)} lines"
+
+
+def documents():
+    return [path for path in files() if path.suffix == ".md"]
+
+
+@pytest.mark.parametrize("path", documents(), ids=name)
+def test_links(path):
+    """Links and pictures lead somewhere, headings included."""
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.S)
+    missing = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        file, _, heading = link.partition("#")
+        target = path.parent / file if file else path
+        if not target.exists() or heading and heading not in anchors(target):
+            missing.append(link)
+    assert not missing
+
+
+def anchors(path):
+    """Of a document's headings, as forges make them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
+    return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+
+
+def test_map_of_the_source():
+    """The paths that src/README.md names exist."""
+    text = (ROOT / "src" / "README.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:src|tests|bindings|include)/[\w./]*)`", text)
+    assert len(set(paths)) > 30
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 def test_clang_format():

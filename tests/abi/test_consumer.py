@@ -12,6 +12,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PYTHON_README = (ROOT / "bindings" / "python" / "README.md").read_text(encoding="utf-8")
 HEADER = (ROOT / "include" / "flashattn.h").read_text(encoding="utf-8")
 
 
@@ -22,10 +23,10 @@ def run(command, env=None):
     return result.stdout
 
 
-def programs(language):
-    """README's code blocks that say that they are tested."""
+def programs(language, text=README):
+    """A page's code blocks that say that they are tested."""
     return re.findall(rf"<!-- tests/abi/test_consumer\.py [^>]*-->\n```{language}\n(.*?)```\n",
-                      README, re.S)
+                      text, re.S)
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +130,13 @@ def test_every_instruction_set(source, lib):
 
 
 def test_python_programs(lib):
-    ctypes_program, package_program = programs("python")
+    (short,) = programs("python")
+    assert len(short.splitlines()) == 5
+    package_program, ctypes_program = programs("python", PYTHON_README)
+    for program in (short, package_program):
+        run([sys.executable, "-c", program + "assert dq.shape == q.shape\n"])
     out = run([sys.executable, "-c", ctypes_program], {"LD_LIBRARY_PATH": str(lib)})
     assert out.startswith("libflashattn ")
-    run([sys.executable, "-c", package_program + "assert dq.shape == q.shape\n"])
 
 
 def test_loaded_and_unloaded(lib):
@@ -148,15 +152,16 @@ for _ in range(3):
 
 
 def test_matrix():
-    """README's support matrix is what the library answers."""
-    text = re.search(r"<!-- matrix begins -->\n(.*?)<!-- matrix ends -->", README, re.S).group(1)
+    """The support matrix of bindings/python/README.md is what the library answers."""
+    text = re.search(r"<!-- matrix begins -->\n(.*?)<!-- matrix ends -->", PYTHON_README,
+                     re.S).group(1)
     assert text.strip() == run([sys.executable, "-m", "flashattn", "--markdown"]).strip(), \
         "python -m flashattn --markdown"
 
 
 def test_readme_is_short():
     words = re.sub(r"```.*?```|<!--.*?-->|^\|.*?$", "", README, flags=re.S | re.M).split()
-    assert len(words) < 1200  # five minutes
+    assert len(README.splitlines()) < 150 and len(words) < 1000  # four minutes
 
 
 def test_a_build_is_the_product(tmp_path):
