@@ -691,10 +691,10 @@ pub struct flashattn_desc {
     pub max_seqlen_kv: i32,
     /// GPU: streaming multiprocessors to use at the most. 0: all.
     pub sm_limit: i32,
-    /// CPU: threads to use at the most; more than 1024 are as 1024. 0: as many as OpenMP offers to the
-    /// first thread of the process that asks (OMP_NUM_THREADS, or all cores). 1: the caller's only.
-    /// Where the system gives fewer, those do the work; a process that was forked off after the library
-    /// was loaded has one.
+    /// CPU: threads to use at the most; more than 1024 are as 1024. 0: all cores this process may use
+    /// (affinity and cgroup quota). 1: the caller's only. The library's threads are started when first
+    /// needed, kept, and shared by all calls; where the system gives fewer, those do the work. A child
+    /// made by fork has as many. Of OpenMP's variables none matters.
     pub threads: i32,
     /// `reserved0`
     pub reserved0: i32,
