@@ -26,7 +26,7 @@ except ImportError:
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 Work = Callable[[], Any]
 _BURST = 4e-3  # seconds: a turn of short calls
-_PAUSE = 10e-3  # for which no runner's threads spin after their work, where the next one needs cores
+_PAUSE = 10e-3  # in which threads that spin after one runner's work leave the cores to the next
 
 
 class Peak:
@@ -97,8 +97,8 @@ def works(case: Case, ours: List[FlashAttn], with_torch: bool) -> Dict[str, Work
 def measure(case: Case, work: Dict[str, Work], seconds: float,
             peak: Peak) -> Tuple[Dict[str, float], Optional[float]]:
     """Median seconds of a call of each, taking turns for about so long each, and which part of the
-    machine's peak ours reaches, beside each of its turns. Short calls follow each other in bursts, as
-    they do in programs, with a pause before each."""
+    machine's peak ours reaches, beside each of its turns. Short calls follow each other in bursts,
+    as they do in programs, with a pause before each."""
     times: Dict[str, List[float]] = {name: [] for name in work}
     parts: List[float] = []
     order = list(work)
