@@ -348,6 +348,7 @@ typedef struct flashattn_desc {
   int32_t max_seqlen_q;
   int32_t max_seqlen_kv;
   /* GPU: streaming multiprocessors to use at the most. 0: all. */
+  int32_t multiprocessors;
   /* CPU: threads to use at the most; more than 1024 are as 1024. 0: all cores that the process may
    * use (affinity and cgroup quota). 1: the caller's only. The library's threads are started when
    * first needed, kept, and shared by all calls; where the system gives fewer, those do the work. A
