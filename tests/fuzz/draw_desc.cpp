@@ -67,8 +67,8 @@ Sizes draw_sizes_of_plan(Input* in, flashattn_desc* d) {
   };
   const int64_t most = in->one_in(32) ? 2000000 : 100000;
   while (cost() > most) {
-    s.seqlen_q = (s.seqlen_q + 1) / 2;
-    s.seqlen_kv = (s.seqlen_kv + 1) / 2;
+    s.seqlen_q /= 2;
+    s.seqlen_kv /= 2;
   }
   // More sequences than fit, if all are long: lens decide.
   if (d->layout & FLASHATTN_LAYOUT_VARLEN_Q) s.total_q = int64_t{s.batch} * s.seqlen_q;

@@ -161,10 +161,7 @@ class Operation {
       const bool forward = op_ == FLASHATTN_OP_FORWARD;
       return (forward ? flashattn_forward : flashattn_backward)(plan, own, address, given, stream);
     });
-    if (answer.status == FLASHATTN_OK) {
-      std::fill(workspace.writable.begin() + static_cast<int64_t>(off), workspace.writable.end(),
-                uint8_t{1});
-    }
+    workspace.writable_from = off;
     return answer;
   }
 
