@@ -119,7 +119,7 @@ def test_equal_weights_of_many_keys(device, dtype):
 def test_a_query_does_not_depend_on_its_neighbours(device, changes):
     """Whether these outgrow what was seen first, or how many they are, on a CPU."""
     if device.name != "cpu":
-        pytest.skip("that bits do not depend on the neighbours is the CPU family's promise")
+        pytest.skip("that bits do not depend on the neighbours is the CPU backend's")
     case = Case(seqlen_q=150, seqlen_kv=700, dim_qk=64, dtype="bf16").replace(**changes)
     data = make_data(case)
     whole = harness.run(case, device, data)
