@@ -4,6 +4,7 @@ from __future__ import annotations
 import re
 from typing import List
 
+from . import emit_rust_tables
 from .model import CType, Enum, Function, Model, Struct
 
 HEAD = """\
@@ -19,8 +20,9 @@ HEAD = """\
 //! desc.dtype = flashattn_sys::flashattn_dtype::F32.0;
 //! desc.heads_q = 8;
 //! desc.dim_qk = 64;
-//! let status = flashattn_sys::flashattn_status(unsafe { flashattn_sys::flashattn_check(&desc) });
-//! assert_eq!(status, flashattn_sys::flashattn_status::OK);
+//! let error = core::ptr::null_mut(); // or a flashattn_error to be filled in
+//! let status = unsafe { flashattn_sys::flashattn_check(&desc, error) };
+//! assert_eq!(status, flashattn_sys::flashattn_status::OK.0);
 //! ```
 //!
 //! # Conventions
@@ -37,6 +39,7 @@ compile_error!("libflashattn supports 64-bit platforms only");
 
 """
 
+TENSOR = "flashattn_tensor"
 SCALARS = {"int32_t": "i32", "uint32_t": "u32", "int64_t": "i64", "uint64_t": "u64",
            "uint8_t": "u8", "float": "f32", "double": "f64", "void": "c_void", "char": "c_char"}
 
@@ -53,6 +56,7 @@ def emit(model: Model) -> str:
     out += [_opaque(name) for name in model.opaque]
     out += [_callback(callback) for callback in model.callbacks]
     out.append('\nextern "C" {\n' + "\n".join(_function(f) for f in model.functions) + "}\n")
+    out.append(emit_rust_tables.emit(model))
     out.append(_tests(model))
     return "".join(out)
 
@@ -125,14 +129,19 @@ def _struct(struct: Struct) -> str:
         lines += [*(_doc(field.doc, "    ") or [f"    /// `{field.name}`"]),
                   f"    pub {field.name}: {_type(field.type)},"]
     grows = struct.fields[0].name == "struct_size"
+    packed = [f"{f.name} = -1" for f in struct.fields if struct.name == TENSOR and "stride" in f.name]
+    packed += [f"{f.name} = {TENSOR}::default()" for f in struct.fields if f.type == CType(TENSOR)]
+    changed = grows or packed
     lines += ["}", "", f"impl Default for {struct.name} {{",
-              f"    /// All zero{', with `struct_size` set' if grows else ''}.",
+              f"    /// All zero{', with `struct_size` set' if grows else ''}"
+              f"{', and packed strides (-1)' if packed else ''}.",
               "    fn default() -> Self {",
               "        // SAFETY: integers, floats and pointers, for which zero bytes are a value.",
-              f"        let {'mut ' if grows else ''}zeroed: Self = "
+              f"        let {'mut ' if changed else ''}zeroed: Self = "
               "unsafe { core::mem::zeroed() };"]
     if grows:
         lines.append("        zeroed.struct_size = core::mem::size_of::<Self>() as u32;")
+    lines += [f"        zeroed.{change};" for change in packed]
     return "\n".join([*lines, "        zeroed", "    }", "}"]) + "\n"
 
 
@@ -152,8 +161,13 @@ def _result(function: Function) -> str:
 
 def _callback(callback: Function) -> str:
     parameters = ", ".join(f"{p.name}: {_type(p.type)}" for p in callback.parameters)
-    text = (f"pub type {callback.name} =\n"
-            f"    Option<unsafe extern \"C\" fn({parameters}){_result(callback)}>;")
+    function = f"unsafe extern \"C\" fn({parameters}){_result(callback)}"
+    text = f"pub type {callback.name} = Option<{function}>;"
+    if len(text) > 100:
+        text = f"pub type {callback.name} =\n    Option<{function}>;"
+    if len(text.split("\n")[-1]) > 100:  # as rustfmt has it
+        text = (f"pub type {callback.name} = Option<\n    unsafe extern \"C\" fn(\n"
+                f"{_parameters(callback, ' ' * 8)}    ){_result(callback)},\n>;")
     return "\n".join(["", *_doc(callback.doc), text]) + "\n"
 
 
@@ -186,7 +200,10 @@ def _tests(model: Model) -> str:
              "        (_, true) => write!(f, \"{rest:#x}\"),",
              "        (_, false) => write!(f, \" | {rest:#x}\"),", "    }", "}", "",
              "#[cfg(test)]", "mod tests {", "    use super::*;",
-             "    use core::mem::{align_of, offset_of, size_of};"]
+             "    use core::mem::{align_of, offset_of, size_of};", "",
+             "    /// For structures without padding.", "    unsafe fn bytes_of<T>(x: &T) -> &[u8] {",
+             "        // SAFETY: the caller's promise.", "        unsafe { "
+             "core::slice::from_raw_parts(core::ptr::from_ref(x).cast(), size_of::<T>()) }", "    }"]
     for struct in model.structs:
         short = struct.name[len("flashattn_"):]
         lines += ["", "    #[test]", f"    fn layout_of_{short}() {{",
@@ -208,6 +225,16 @@ def _tests(model: Model) -> str:
     lines += ["", "    #[test]", "    fn library_has_the_version_of_the_header() {",
               "        // SAFETY: takes nothing.",
               "        let library = unsafe { flashattn_version() };",
-              "        assert_eq!(library / 10000, HEADER_VERSION / 10000);",
-              "        assert!(library >= HEADER_VERSION);", "    }", "}"]
+              "        assert_eq!(library / 100, HEADER_VERSION / 100);", "    }"]
+    for init in (f for f in model.functions if f.name.endswith("_init")):
+        name = init.name[:-len("_init")]
+        lines += ["", "    #[test]", f"    fn default_of_{name[len('flashattn_'):]}_is_its_init() {{",
+                  f"        let default = {name}::default();",
+                  f"        let mut c = {name} {{ struct_size: 0, ..default }};",
+                  "        // SAFETY: a structure of that size. Both are without padding.",
+                  "        let bytes = unsafe {",
+                  f"            assert_eq!({init.name}(&mut c, default.struct_size), 0);",
+                  "            [&default, &c].map(|s| bytes_of(s))",
+                  "        };", "        assert_eq!(bytes[0], bytes[1]);", "    }"]
+    lines.append("}")
     return "\n".join(lines) + "\n"

@@ -22,12 +22,12 @@ function with_dense(f, dy, y::AbstractArray)
 end
 with_dense(f, ::Union{Nothing,AbstractZero}, ::Nothing) = f(nothing)
 
-function pullback(q, k, v, out, lse, dout, dlse, options)
+function pullback(q, k, v, o, lse, dout, dlse, options)
     dout isa AbstractZero && dlse isa Union{Nothing,AbstractZero} &&
         return (NoTangent(), dout, dout, dout)
-    grads = with_dense(dout, out) do dout
+    grads = with_dense(dout, o) do dout
         with_dense(dlse, dlse isa Union{Nothing,AbstractZero} ? nothing : lse) do dlse
-            attention_backward(dout, q, k, v, out, lse; dlse = dlse, options...)
+            attention_backward(dout, q, k, v, o, lse; dlse = dlse, options...)
         end
     end
     return (NoTangent(), grads.dq, grads.dk, grads.dv)
@@ -35,21 +35,21 @@ end
 
 function ChainRulesCore.rrule(::typeof(attention), q::AbstractArray, k::AbstractArray,
                               v::AbstractArray; return_lse::Bool = false,
-                              out_type::Type = eltype(q), options...)
-    out, lse = attention(q, k, v; return_lse = true, out_type = out_type, options...)
+                              dtype_o::Type = eltype(q), options...)
+    o, lse = attention(q, k, v; return_lse = true, dtype_o = dtype_o, options...)
     function back(dy)
         dy = unthunk(dy)
         dy isa AbstractZero && return (NoTangent(), dy, dy, dy)
         dout, dlse = return_lse ? (unthunk(dy[1]), unthunk(dy[2])) : (dy, nothing)
-        return pullback(q, k, v, out, lse, dout, dlse, options)
+        return pullback(q, k, v, o, lse, dout, dlse, options)
     end
-    return return_lse ? (out, lse) : out, back
+    return return_lse ? (o, lse) : o, back
 end
 
 function ChainRulesCore.rrule(::typeof(attention_varlen), q::AbstractArray, k::AbstractArray,
-                              v::AbstractArray, cu_seqlens_q, cu_seqlens_k; options...)
+                              v::AbstractArray, cu_seqlens_q, cu_seqlens_kv; options...)
     y, back = ChainRulesCore.rrule(attention, q, k, v; cu_seqlens_q = cu_seqlens_q,
-                                   cu_seqlens_k = cu_seqlens_k, options...)
+                                   cu_seqlens_kv = cu_seqlens_kv, options...)
     return y, dy -> (back(dy)..., NoTangent(), NoTangent())
 end
 

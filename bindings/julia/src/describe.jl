@@ -1,102 +1,131 @@
-# flashattn_desc with Julia's names.
+# flashattn_desc with Julia's values.
+
+# Keywords of describe that set a bit whose name is another one: what comes with the bit, or what
+# comes back.
+const KEYWORDS = (WINDOW = :window, CHUNK = :chunk, BLOCKS = :block_q, TREE = :tree,
+                  PAGED_KV = :page_size, DENSE = :dtype_bias, LSE = :return_lse,
+                  DBIAS = :return_dbias, DSINK = :return_dsink)
+
+"(keyword, member of the descriptor, bit)"
+const BITS = [(get(KEYWORDS, name, Symbol(lowercase(String(name)))), member, bit)
+              for (member, enum) in ((:ops, C.flashattn_op), (:layout, C.flashattn_layout),
+                                     (:mask, C.flashattn_mask), (:bias, C.flashattn_bias),
+                                     (:features, C.flashattn_feature))
+              for (name, bit) in pairs(enum)]
+"Those that are true or false."
+const FLAGS = setdiff(map(first, BITS), (:window, :chunk, :block_q, :tree, :page_size, :dtype_bias))
+"Members of the descriptor that stand for themselves."
+const MEMBERS = setdiff(fieldnames(C.flashattn_desc),
+                        (:struct_size, :ops, :layout, :mask, :bias, :features, :window_left,
+                         :window_right, :dtype))
+"All keywords of describe."
+const DESCRIBED = union([:window], FLAGS, MEMBERS)
 
 """
-    FlashAttention.describe(T; heads, dim, options...)
+    FlashAttention.describe(T; heads_q, dim_qk, options...)
 
 A `flashattn_desc`: what is computed, for [`Plan`](@ref FlashAttention.Plan), `check_supported` and
-`supported`.
+`supported`. Names are those of the C header and of its bits.
 
 - `T`: element type of q, k, v: Float32, Float16 or BFloat16
-- `heads`, `dim`: query heads, elements of a query and a key
-- `kv_heads = heads`, `dim_v = dim`, `out_type = T`
-- `block_size = nothing`: (queries, keys) a block, when there is a block mask
-- `bias = nothing`: element type of the dense bias, Bool for a mask
+- `heads_q`, `dim_qk`: query heads, elements of a query and a key
+- `heads_kv`, `dim_v`, `dtype_kv`, `dtype_o`: where they differ; types are Julia's
+- `block_q`, `block_kv`: queries and keys a block, when there is a block mask
+- `dtype_bias`: element type of the dense bias, Bool for a mask; `nothing`: no bias
 - `alibi = false`, `sink = false`: whether there are such inputs
 - `forward = true`, `backward = false`: the operations
 - `return_lse`, `dlse`, `return_dbias`, `return_dsink`: further inputs and outputs, all `false`
-- `varlen_q = false`, `varlen_k = false`: packed sequences, found by `cu_seqlens`
+- `varlen_q = false`, `varlen_kv = false`: packed sequences, found by `cu_seqlens`
 - `page_size = 0`: tokens a page of a paged KV cache; 0: not paged
-- `max_batch`, `max_seqlen_q`, `max_seqlen_k`, `max_total_q`, `max_total_k`: promised maxima,
-  0: none
-- `device = :cpu` or `:cuda`, `device_index = 0`, `sm_limit = 0`, `workspace_limit = 0`
+- `max_batch`, `max_seqlen_q`, `max_seqlen_kv`, `max_total_q`, `max_total_kv`: maxima, 0: none
+- `device = :cpu` or `:cuda`, `device_index = 0`, `multiprocessors = 0`, `workspace_limit = 0`,
+  `tree = 0`, `descale_block = 0`: see `LibFlashAttn.flashattn_desc`
 
 The rest is explained at [`attention`](@ref). Throws an `ArgumentError` for what it cannot write
 down; whether a device can do it is for `Plan` to find out.
 """
-function describe(T::Type; heads::Integer, dim::Integer, kv_heads::Integer = heads,
-                  dim_v::Integer = dim, out_type::Type = T, causal = false,
-                  window = nothing, chunk::Union{Nothing,Integer} = nothing,
-                  top_left = false, block_size = nothing,
-                  bias::Union{Nothing,Type} = nothing, alibi = false, sink = false,
-                  softcap::Union{Nothing,Real} = nothing, scale::Union{Nothing,Real} = nothing,
-                  dropout::Real = 0, forward = true, backward = false,
-                  return_lse = false, dlse = false, return_dbias = false, return_dsink = false,
-                  varlen_q = false, varlen_k = false, page_size::Integer = 0, splits::Integer = 0,
-                  deterministic::Union{Bool,Symbol} = false, threads::Integer = 0,
-                  device::Symbol = :cpu, device_index::Integer = 0, max_batch::Integer = 0,
-                  max_seqlen_q::Integer = 0, max_seqlen_k::Integer = 0, max_total_q::Integer = 0,
-                  max_total_k::Integer = 0, sm_limit::Integer = 0, workspace_limit::Integer = 0,
-                  unknown...)
-    foreach(name -> refuse_keyword(name, keywords(describe, Inputs)), keys(unknown))
-    for (name, x) in pairs((
-            causal = causal, top_left = top_left, alibi = alibi, sink = sink, forward = forward,
-            backward = backward, return_lse = return_lse, dlse = dlse, return_dbias = return_dbias,
-            return_dsink = return_dsink, varlen_q = varlen_q, varlen_k = varlen_k))
-        # Of Bool keywords, Julia's own error does not say which.
-        x isa Bool || throw(ArgumentError("$name = $(repr(x)); expected true or false"))
+describe(T::Type; options...) = describe(T, Dict{Symbol,Any}(options))
+
+function describe(@nospecialize(T::Type), options::Dict{Symbol,Any})
+    desc = Ref(C.flashattn_desc(dtype = dtype(T, "q, k, v")))
+    for (name, value) in options
+        if name in MEMBERS
+            set_number!(desc, name, in_header(name, value))
+        elseif name in FLAGS
+            # Of Bool keywords, Julia's own error does not say which.
+            value isa Bool ||
+                throw(ArgumentError("$name = $(repr(value)); expected true or false"))
+        elseif name !== :window
+            refuse_keyword(name, union(DESCRIBED, TAKEN))
+        end
     end
-    # As the library sees them: what is too small for a Float32 is 0.
-    scale === nothing || Float32(scale) != 0 || throw(ArgumentError(
-        "scale = $scale is 0 in Float32, which would make every weight equal; for 1/sqrt(dim) " *
-        "give nothing"))
-    softcap === nothing || softcap == 0 || Float32(softcap) != 0 || throw(ArgumentError(
-        "softcap = $softcap is 0 in Float32, which would turn it off; for that give 0 or " *
-        "nothing"))
-    left, right = window_sides(window)
     # One descriptor, and so one plan, for every spelling: of an open window, of the default scale.
+    window = get(options, :window, nothing)
+    left, right = window_sides(window)
     windowed = window !== nothing && (left, right) != (-1, -1)
-    windowed || ((left, right) = (0, 0))
-    dim > 0 && Float32(something(scale, 0)) == Float32(1 / sqrt(Float64(dim))) && (scale = nothing)
-    block_q, block_kv = block_size === nothing ? (0, 0) : block_size
-    devices = (cpu = C.FLASHATTN_DEVICE_CPU, cuda = C.FLASHATTN_DEVICE_CUDA)
-    haskey(devices, device) || throw(ArgumentError("device = :$device; expected :cpu or :cuda"))
-    when(condition, bit) = condition ? bit : UInt32(0)
-    mask = when(causal, C.FLASHATTN_MASK_CAUSAL) | when(top_left, C.FLASHATTN_MASK_TOP_LEFT) |
-           when(windowed, C.FLASHATTN_MASK_WINDOW) |
-           when(chunk !== nothing, C.FLASHATTN_MASK_CHUNK) |
-           when(block_size !== nothing, C.FLASHATTN_MASK_BLOCKS)
-    features = when(return_lse, C.FLASHATTN_FEATURE_LSE) | when(sink, C.FLASHATTN_FEATURE_SINK) |
-               when(dlse, C.FLASHATTN_FEATURE_DLSE) |
-               when(return_dbias, C.FLASHATTN_FEATURE_DBIAS) |
-               when(return_dsink, C.FLASHATTN_FEATURE_DSINK)
-    layout = when(varlen_q, C.FLASHATTN_LAYOUT_VARLEN_Q) |
-             when(varlen_k, C.FLASHATTN_LAYOUT_VARLEN_KV) |
-             when(page_size != 0, C.FLASHATTN_LAYOUT_PAGED_KV)
+    if windowed
+        set_number!(desc, :window_left, left)
+        set_number!(desc, :window_right, right)
+    end
+    desc[].dim_qk > 0 && desc[].scale == Float32(1 / sqrt(Float64(desc[].dim_qk))) &&
+        set!(desc, :scale, 0)
+    for (keyword, field, bit) in BITS
+        value = get(options, keyword, keyword === :forward)
+        wanted = keyword === :window ? windowed : !(value in (nothing, false, 0))
+        wanted && set!(desc, field, getfield(desc[], field) | bit)
+    end
+    return desc[]
+end
+
+function set_number!(desc, name::Symbol, value)
     try
-        return C.flashattn_desc(
-            device = devices[device], device_index = device_index,
-            ops = when(forward, C.FLASHATTN_OP_FORWARD) | when(backward, C.FLASHATTN_OP_BACKWARD),
-            dtype = dtype(T, "q, k, v"), dtype_o = dtype(out_type, "the output"),
-            heads_q = heads, heads_kv = kv_heads, dim_qk = dim, dim_v = dim_v, layout = layout,
-            page_size = page_size, mask = mask,
-            window_left = left, window_right = right, chunk = something(chunk, 0),
-            block_q = block_q, block_kv = block_kv,
-            bias = when(alibi, C.FLASHATTN_BIAS_ALIBI) |
-                   when(bias !== nothing, C.FLASHATTN_BIAS_DENSE),
-            bias_dtype = bias === nothing ? C.FLASHATTN_DTYPE_DEFAULT :
-                         dtype(bias, "bias"; mask = true),
-            features = features, determinism = determinism(deterministic),
-            # + 0: there is one zero, too.
-            scale = something(scale, 0), softcap = Float32(something(softcap, 0)) + 0.0f0,
-            dropout = Float32(dropout) + 0.0f0,
-            splits = splits, max_batch = max_batch, max_seqlen_q = max_seqlen_q,
-            max_seqlen_kv = max_seqlen_k, sm_limit = sm_limit, threads = threads,
-            max_total_q = max_total_q, max_total_kv = max_total_k,
-            workspace_limit = workspace_limit)
+        return set!(desc, name, value)
     catch error
         error isa InexactError || rethrow()
-        throw(ArgumentError("$(error.val) is past the range of its field in flashattn_desc"))
+        throw(ArgumentError("$name = $value is past the range of its field in flashattn_desc"))
     end
+end
+
+"A value of Julia's as the header has it."
+function in_header(name::Symbol, value)
+    if name === :device
+        devices = (cpu = C.FLASHATTN_DEVICE_CPU, cuda = C.FLASHATTN_DEVICE_CUDA)
+        value isa Symbol && haskey(devices, value) && return devices[value]
+        throw(ArgumentError("device = $(repr(value)); expected :cpu or :cuda"))
+    end
+    name === :determinism && return determinism(value)
+    if startswith(String(name), "dtype_")
+        value === nothing && return C.FLASHATTN_DTYPE_DEFAULT
+        value isa Type && return dtype(value, String(name)[7:end]; mask = name === :dtype_bias)
+        throw(ArgumentError("$name = $(repr(value)); expected a type of elements"))
+    end
+    if fieldtype(C.flashattn_desc, name) === Cfloat
+        value === nothing && name !== :dropout && return 0.0f0
+        value isa Real || throw(ArgumentError("$name = $(repr(value)); expected a number"))
+        return single(name, value)
+    end
+    value === nothing && name === :chunk && return 0
+    value isa Integer && !(value isa Bool) ||
+        throw(ArgumentError("$name = $(repr(value)); expected an integer"))
+    return value
+end
+
+"A number as the library sees it: what is too small for a Float32 is 0."
+function single(name::Symbol, value::Real)
+    x = Float32(value) + 0.0f0  # there is one zero
+    name === :scale && x == 0 && throw(ArgumentError(
+        "scale = $value is 0 in Float32, which would make every weight equal; for 1/sqrt(dim_qk) " *
+        "give nothing"))
+    name === :softcap && x == 0 && value != 0 && throw(ArgumentError(
+        "softcap = $value is 0 in Float32, which would turn it off; for that give 0 or nothing"))
+    return x
+end
+
+function determinism(wanted)
+    wanted === false && return C.FLASHATTN_DETERMINISM_DEFAULT
+    (wanted === true || wanted === :run_to_run) && return C.FLASHATTN_DETERMINISM_RUN_TO_RUN
+    wanted === :batch_invariant && return C.FLASHATTN_DETERMINISM_BATCH_INVARIANT
+    throw(ArgumentError("determinism = $(repr(wanted)); expected false, true or :batch_invariant"))
 end
 
 window_sides(::Nothing) = (0, 0)
@@ -105,10 +134,3 @@ window_sides(::Bool) = window_sides("Bool")
 window_sides(sides::Tuple{Any,Any}) = map(side -> side === nothing ? -1 : side, sides)
 window_sides(window) = throw(ArgumentError(
     "window = $(repr(window)); expected a number of keys or (left, right)"))
-
-function determinism(wanted::Union{Bool,Symbol})
-    wanted === false && return C.FLASHATTN_DETERMINISM_DEFAULT
-    wanted === true && return C.FLASHATTN_DETERMINISM_RUN_TO_RUN
-    wanted === :batch_invariant && return C.FLASHATTN_DETERMINISM_BATCH_INVARIANT
-    throw(ArgumentError("deterministic = :$wanted; expected false, true or :batch_invariant"))
-end

@@ -3,7 +3,7 @@
 
 The library refused a call, or failed.
 
-- `sentence`: names field, value, limit, device and remedy
+- `message`: names field, value, limit, device and remedy
 - `status`: `:ERROR_INVALID_ARGUMENT`, `:ERROR_UNSUPPORTED`, ...: enum flashattn_status
 - `reason`: `:HEAD_DIM_MAX`, `:DROPOUT`, ...: enum flashattn_reason
 - `field`: the structure member of the C header that it is about, by its name there; `""` when there
@@ -13,14 +13,14 @@ What this package sees by itself is a `DimensionMismatch` (sizes that do not fit
 `ArgumentError` (types, strides, values).
 """
 struct FlashAttentionError <: Exception
-    sentence::String
+    message::String
     status::Symbol
     reason::Symbol
     field::String
 end
 
 function Base.showerror(io::IO, error::FlashAttentionError)
-    print(io, "FlashAttentionError: ", error.sentence, " (", error.status)
+    print(io, "FlashAttentionError: ", error.message, " (", error.status)
     error.reason === :NONE || print(io, ", ", error.reason)
     print(io, ")")
 end
@@ -31,12 +31,6 @@ function name_of(names::NamedTuple, value::Integer)
         known == value && return name
     end
     return Symbol("UNKNOWN_", value)
-end
-
-"The keywords of functions. For refusals: it takes its time."
-function keywords(functions...)
-    names = mapreduce(f -> mapreduce(Base.kwarg_decl, vcat, methods(f)), vcat, functions)
-    return unique(filter(name -> !endswith(String(name), "..."), names))
 end
 
 "An option that there is not, with the known one that was meant, perhaps."
@@ -61,28 +55,63 @@ function distance(a::String, b::String)
     return row[end]
 end
 
-# Where the header's names are not those of this package.
-const RENAMED = Dict("heads_q" => "heads", "heads_kv" => "kv_heads", "dim_qk" => "dim",
-                     "lens_q" => "q_lens", "lens_kv" => "kv_lens", "seqlen_kv" => "seqlen_k",
-                     "cu_seqlens_kv" => "cu_seqlens_k", "max_seqlen_kv" => "max_seqlen_k",
-                     "total_kv" => "total_k", "max_total_kv" => "max_total_k")
-
-"The library's sentence in the words of this package."
-function spoken(sentence::String, reason::Integer)
-    words = Regex("\\b(?:inputs\\.|(?:" * join(keys(RENAMED), "|") * ")\\b)")
-    sentence = replace(sentence, words => word -> get(RENAMED, word, ""))
-    return reason == C.FLASHATTN_REASON_LENGTHS ?
-           sentence * " (here everything is counted from 0)" : sentence
+function refusal(status::Integer, reason::Integer, field::String, message::String)
+    # The messages of lengths name values, which are C's.
+    reason == C.FLASHATTN_REASON_LENGTHS && (message *= " (here everything is counted from 0)")
+    return FlashAttentionError(message, name_of(C.flashattn_status, status),
+                               name_of(C.flashattn_reason, reason), field)
 end
 
+"""
+Memory for one flashattn_error. Each call has its own: a task may go on on another thread, whose last
+error is another one.
+"""
+struct ErrorMemory
+    bytes::Vector{UInt8}
+end
+
+function ErrorMemory()
+    error = ErrorMemory(zeros(UInt8, sizeof(C.flashattn_error)))
+    GC.@preserve error unsafe_store!(member(UInt32, error, :struct_size), sizeof(error.bytes))
+    return error
+end
+
+Base.unsafe_convert(::Type{Ptr{C.flashattn_error}}, error::ErrorMemory) =
+    Ptr{C.flashattn_error}(pointer(error.bytes))
+member(::Type{T}, error::ErrorMemory, name::Symbol) where {T} =
+    Ptr{T}(pointer(error.bytes) +
+           fieldoffset(C.flashattn_error, Base.fieldindex(C.flashattn_error, name)))
+
+"Throws what a call wrote in its own error."
+check(status::Int32, error::ErrorMemory) =
+    status == C.FLASHATTN_OK ? nothing : fail(status, error)
+
+@noinline function fail(status::Int32, error::ErrorMemory)
+    GC.@preserve error begin
+        throw(refusal(status, unsafe_load(member(Int32, error, :reason)),
+                      unsafe_string(member(UInt8, error, :field)),
+                      unsafe_string(member(UInt8, error, :message))))
+    end
+end
+
+"Throws the last error of this thread, for the few functions that take none of the caller's."
 check(status::Int32) = status == C.FLASHATTN_OK ? nothing : fail(status)
 
-# Nothing may yield between the failed call and this: the sentence belongs to the thread.
+# Nothing may yield between the failed call and this.
 @noinline function fail(status::Int32)
     reason, field = Ref(C.FLASHATTN_REASON_NONE), Ref(Cstring(C_NULL))
-    sentence = unsafe_string(C.flashattn_last_error(reason, field))
+    message = unsafe_string(C.flashattn_last_error(reason, field))
     name = field[] == C_NULL ? "" : unsafe_string(field[])
-    sentence = spoken(sentence, reason[])
-    throw(FlashAttentionError(sentence, name_of(C.flashattn_status, status),
-                              name_of(C.flashattn_reason, reason[]), name))
+    throw(refusal(status, reason[], name, message))
+end
+
+"Sets a member of a structure, by its name in the header."
+function set!(x::Base.RefValue{T}, name::Symbol, value) where {T}
+    index = Base.fieldindex(T, name)
+    kind = fieldtype(T, index)
+    GC.@preserve x begin
+        place = Ptr{kind}(Base.unsafe_convert(Ptr{T}, x) + fieldoffset(T, index))
+        unsafe_store!(place, convert(kind, value))
+    end
+    return x
 end

@@ -1,111 +1,144 @@
-# The arrays that forward and backward share, checked against each other: flashattn_inputs.
+# The arrays that forward and backward share, checked against each other, in flashattn_args.
 
-"q, k, v and everything beside them. It keeps alive what `c` points to."
+"The arrays of the header's table that are read beside q, k and v."
+const BESIDE = filter(field -> field.role === :input, C.ARRAYS)
+"Numbers of the descriptor that say how such an array is read, and which ones."
+const NUMBERS = [:block_q, :block_kv, :tree, :descale_block]
+"All keywords of Inputs."
+const TAKEN = union([:layout, :page_layout, :first_page, :max_seqlen_q, :max_seqlen_kv, :rng_seed,
+                     :rng_offset], map(field -> field.name, BESIDE), NUMBERS)
+
+"q, k, v and everything beside them. It keeps alive what `args` points to."
 mutable struct Inputs
-    c::C.flashattn_inputs
-    shape::C.flashattn_shape
+    args::Base.RefValue{C.flashattn_args}
     q::Tensor
     k::Tensor
     v::Tensor
     layout::Symbol
-    varlen_q::Bool
-    varlen_k::Bool
-    ragged::Bool  # some rows may be nobody's: they are not written
-    bias::Any
-    block_size::Any
-    page_size::Int
-    keep::Vector{Any}
-    made::Vector{Any}  # of keep what is no caller's
+    ragged::Bool  # padding rows are not written
+    arrays::Dict{Symbol,Any}  # those beside, as the library reads them
+    sizes::Dict{Symbol,Int}   # by the header's names
+    made::Vector{Any}         # copies that a call made for itself
 end
 
-function Inputs(q::AbstractArray, k::AbstractArray, v::AbstractArray; layout::Symbol = :dhsb,
-                cu_seqlens_q = nothing, cu_seqlens_k = nothing,
-                max_seqlen_q::Union{Nothing,Integer} = nothing,
-                max_seqlen_k::Union{Nothing,Integer} = nothing, q_lens = nothing,
-                kv_lens = nothing, page_table = nothing, page_layout::Symbol = :dhsp,
-                first_page::Integer = 1, bias = nothing, alibi_slopes = nothing, sink = nothing,
-                block_mask = nothing, block_size = nothing,
-                seed::Union{Nothing,Integer} = nothing, offset::Integer = 0, unknown...)
-    for name in keys(unknown)
-        name in keywords(describe) && throw(ArgumentError(
-            "$name = $(unknown[name]) is for the plan to say; give it to FlashAttention.Plan"))
-        refuse_keyword(name, keywords(Inputs, describe))
+Inputs(q::AbstractArray, k::AbstractArray, v::AbstractArray; options...) =
+    Inputs(q, k, v, Dict{Symbol,Any}(options))
+
+function Inputs(q::AbstractArray, k::AbstractArray, v::AbstractArray, options::Dict{Symbol,Any})
+    for (name, value) in options
+        name in TAKEN && continue
+        name in DESCRIBED && throw(ArgumentError(
+            "$name = $value is for the plan to say; give it to FlashAttention.Plan"))
+        refuse_keyword(name, union(TAKEN, DESCRIBED))
     end
-    varlen_q, varlen_k, paged = cu_seqlens_q !== nothing, cu_seqlens_k !== nothing,
-                                page_table !== nothing
-    kv_layout, kv_dims = paged ? page_layout : layout, varlen_k ? 3 : 4
+    given(name) = get(options, name, nothing)
+    layout = get(options, :layout, :dhsb)
+    varlen_q, varlen_kv, paged = given(:cu_seqlens_q) !== nothing,
+                                 given(:cu_seqlens_kv) !== nothing, given(:page_table) !== nothing
+    kv_layout, kv_dims = paged ? get(options, :page_layout, :dhsp) : layout, varlen_kv ? 3 : 4
     tq = Tensor(q, layout, varlen_q ? 3 : 4, "q")
     tk, tv = Tensor(k, kv_layout, kv_dims, "k"), Tensor(v, kv_layout, kv_dims, "v")
     check_heads(tq, tk, tv, paged ? "layout and page_layout" : "layout = :$layout")
-    keep, made = Any[], Any[]
-    # Converts, checks and keeps an array; its address for the library.
-    function use(x, convert, wanted, name)
-        x === nothing && return C_NULL
-        given, x = x, convert(x)
-        wanted === nothing || check_size(x, wanted, name)
-        push!(keep, check_device(x, tq, name))
-        x === given || push!(made, x)
-        return address(x)
-    end
 
-    batch, seqlen_q, seqlen_k = tq.batch, tq.rows, tk.rows
-    if varlen_q
-        batch, seqlen_q = sequences(cu_seqlens_q, max_seqlen_q, "_q")
-    else
-        unused(max_seqlen_q, "max_seqlen_q", "cu_seqlens_q")
-    end
-    kv_batch = batch
-    page_size = 0
-    if varlen_k
-        kv_batch, seqlen_k = sequences(cu_seqlens_k, max_seqlen_k, "_k")
+    batch, seqlen_q = varlen_q ? sequences(given(:cu_seqlens_q), given(:max_seqlen_q), "_q") :
+                      (tq.batch, tq.rows)
+    varlen_q || unused(given(:max_seqlen_q), "max_seqlen_q", "cu_seqlens_q")
+    if varlen_kv
+        kv_batch, seqlen_kv = sequences(given(:cu_seqlens_kv), given(:max_seqlen_kv), "_kv")
     elseif paged
-        page_size = tk.rows
-        ndims(page_table) == 2 ||
-            throw(DimensionMismatch("page_table has size $(size(page_table)); expected " *
-                                    "(pages of a sequence, batch)"))
-        kv_batch = size(page_table, 2)
-        pages, held = size(page_table, 1), size(page_table, 1) * page_size
-        seqlen_k = something(max_seqlen_k, held)
-        seqlen_k <= held || throw(ArgumentError(
-            "max_seqlen_k = $seqlen_k, but page_table has $pages pages of $page_size tokens for " *
-            "a sequence, $held in all; give at most that, or a page_table with more rows"))
+        kv_batch, seqlen_kv = pages(given(:page_table), given(:max_seqlen_kv), tk.rows)
     else
-        unused(max_seqlen_k, "max_seqlen_k", "cu_seqlens_k or page_table")
-        kv_batch = tk.batch
+        unused(given(:max_seqlen_kv), "max_seqlen_kv", "cu_seqlens_kv or page_table")
+        kv_batch, seqlen_kv = tk.batch, tk.rows
     end
     batch == kv_batch || throw(DimensionMismatch(
         "k and v hold $kv_batch sequences, q holds $batch; give as many: repeat(k, outer = ...) " *
         "where all read the same keys"))
-    heads = tq.heads
-    bias, bias_strides = bias_of(bias, (seqlen_k, seqlen_q, heads, batch))
-    block_mask === nothing && unused(block_size, "block_size", "block_mask")
-    mask, mask_strides = blocks_of(block_mask, block_size, seqlen_q, seqlen_k, heads, batch)
-    slopes = alibi_slopes === nothing || ndims(alibi_slopes) == 1 ? (heads,) : (heads, batch)
-    c = C.flashattn_inputs(
-        q = tq.c, k = tk.c, v = tv.c,
-        cu_seqlens_q = use(cu_seqlens_q, int32, nothing, "cu_seqlens_q"),
-        cu_seqlens_kv = use(cu_seqlens_k, int32, nothing, "cu_seqlens_k"),
-        lens_q = use(q_lens, int32, (batch,), "q_lens"),
-        lens_kv = use(kv_lens, int32, (batch,), "kv_lens"),
-        page_table = use(page_table, x -> pages_from_0(x, first_page), nothing, "page_table"),
-        page_table_stride = paged ? size(page_table, 1) : 0, pages = paged ? tk.batch : 0,
-        bias = use(bias, identity, nothing, "bias"), bias_stride_row = bias_strides[1],
-        bias_stride_head = bias_strides[2], bias_stride_batch = bias_strides[3],
-        alibi_slopes = use(alibi_slopes, singles, slopes, "alibi_slopes"),
-        alibi_stride_batch = length(slopes) == 2 ? heads : 0,
-        sink = use(sink, singles, (heads,), "sink"),
-        block_mask = use(mask, identity, nothing, "block_mask"),
-        block_mask_stride_row = mask_strides[1], block_mask_stride_head = mask_strides[2],
-        block_mask_stride_batch = mask_strides[3],
-        rng_seed = word(something(seed, 0), "seed"), rng_offset = word(offset, "offset"))
-    shape = C.flashattn_shape(
-        batch = size32(batch, "batch"),
-        seqlen_q = size32(seqlen_q, "the length of a query sequence"),
-        seqlen_kv = size32(seqlen_k, "the length of a key sequence"),
-        total_q = varlen_q ? tq.rows : 0, total_kv = varlen_k ? tk.rows : 0)
-    ragged = varlen_q || varlen_k || q_lens !== nothing || kv_lens !== nothing
-    return Inputs(c, shape, tq, tk, tv, layout, varlen_q, varlen_k, ragged, bias,
-                  mask === nothing ? nothing : block_size, page_size, keep, made)
+
+    sizes = Dict{Symbol,Int}(
+        :batch => size32(batch, "batch"), :seqlen_q => size32(seqlen_q, "seqlen_q"),
+        :seqlen_kv => size32(seqlen_kv, "seqlen_kv"), :total_q => varlen_q ? tq.rows : 0,
+        :total_kv => varlen_kv ? tk.rows : 0, :heads_q => tq.heads, :heads_kv => tk.heads,
+        :dim_qk => tq.dim, :dim_v => tv.dim, :page_size => paged ? tk.rows : 0)
+    for name in NUMBERS
+        sizes[name] = size32(get(options, name, 0), String(name))
+        users = filter(field -> any(e -> name in (e.size, e.by), field.sizes), BESIDE)
+        sizes[name] == 0 || any(field -> given(field.name) !== nothing, users) ||
+            unused(sizes[name], String(name), join(map(field -> field.name, users), " or "))
+    end
+    args = Ref(C.flashattn_args(
+        batch = batch, seqlen_q = seqlen_q, seqlen_kv = seqlen_kv, total_q = sizes[:total_q],
+        total_kv = sizes[:total_kv], q = tq.c, k = tk.c, v = tv.c, pages = paged ? tk.batch : 0,
+        rng_seed = word(something(given(:rng_seed), 0), "rng_seed"),
+        rng_offset = word(get(options, :rng_offset, 0), "rng_offset")))
+    ragged = any(name -> given(name) !== nothing,
+                 (:cu_seqlens_q, :cu_seqlens_kv, :lens_q, :lens_kv, :starts_kv))
+    inputs = Inputs(args, tq, tk, tv, layout, ragged, Dict{Symbol,Any}(), sizes, Any[])
+    for field in BESIDE
+        x = given(field.name)
+        x === nothing && continue
+        read = field.name === :page_table ? pages_from_0(x, get(options, :first_page, 1)) :
+               readable(field, x)
+        read === x || push!(inputs.made, read)
+        inputs.arrays[field.name] = read
+        place!(args, field, read, inputs)
+    end
+    return inputs
+end
+
+"An array that is read, with elements as the library has them: a copy, unless it is that already."
+function readable(field::C.ArrayField, x)
+    x isa AbstractArray || throw(ArgumentError("$(field.name) = $(repr(x)); expected an array"))
+    field.type === :i32 && return int32(x)
+    field.type === :f32 && return singles(x)
+    return bytes(x)
+end
+
+const ELEMENT_TYPES = (i32 = (Int32,), f32 = (Float32,), u8 = (Bool, UInt8), u32 = (UInt32,),
+                       u64 = (UInt64,))
+
+"""
+Writes an array of the header's table where the library reads it. Where it has strides, sizes of 1
+but the first are repeated, or summed over when they are written.
+"""
+function place!(args, field::C.ArrayField, x::AbstractArray, inputs::Inputs)
+    name = String(field.name)
+    if haskey(ELEMENT_TYPES, field.type)
+        known = ELEMENT_TYPES[field.type]
+        eltype(x) in known || throw(ArgumentError(
+            "$name has elements $(eltype(x)); expected $(join(known, " or "))" *
+            (field.type === :u8 ? ", 0 = hidden" : "")))
+    else
+        dtype(eltype(x), name; mask = true)
+    end
+    check_device(x, inputs.q, name)
+    varlen = haskey(inputs.arrays, :cu_seqlens_q) && !isempty(field.varlen)
+    extents = varlen ? field.varlen : field.sizes
+    wanted = Tuple(extent(e, field, inputs.sizes) for e in extents)
+    # Rows of a page table may be longer than a call needs them.
+    field.name === :page_table && (wanted = (size(x, 1), wanted[2]))
+    if field.tensor
+        steps = broadcast_of(x, wanted, name)
+        strides = Dict(e.stride => step for (e, step) in zip(extents[2:end], steps))
+        set!(args, field.name, C.flashattn_tensor(; data = address(x), strides...))
+    else
+        isdense(check_size(x, wanted, name)) || throw(ArgumentError("$name has gaps; copy it"))
+        set!(args, field.name, address(x))
+    end
+    return x
+end
+
+"A size of the header's table."
+function extent(e::C.Extent, field::C.ArrayField, sizes::Dict{Symbol,Int})
+    number(x::Symbol) = sizes[x]
+    number(x::Int) = x
+    whole = number(e.size) + e.more
+    e.by === nothing && return whole
+    by = number(e.by)
+    # 0 is all of it where the array can do without, as descale_block.
+    by == 0 && field.field !== nothing && throw(ArgumentError(
+        "$(e.by) = 0; $(field.name) needs it, the tokens of a block, at least 1"))
+    return by == 0 ? Int(whole > 0) : cld(whole, by)
 end
 
 function check_heads(q::Tensor, k::Tensor, v::Tensor, layout::String)
@@ -144,43 +177,31 @@ end
 sequences(cu, longest, side::String) =
     throw(DimensionMismatch("cu_seqlens$side must be a vector of batch + 1 integers"))
 
-"Sizes with trailing ones, and the strides of rows, heads, sequences: 0 where it is broadcast."
-function broadcast_of(x::AbstractArray, wanted::NTuple{4,Int}, name::String, order::String)
-    n = ntuple(d -> size(x, d), 4)
-    ndims(x) <= 4 && n[1] == wanted[1] && all(d -> n[d] in (1, wanted[d]), 2:4) ||
-        throw(DimensionMismatch("$name has size $(size(x)); expected $order = $wanted, 1 in any " *
-                                "place but the first to repeat it"))
-    device(storage(x))
+"How many sequences a page table has, and what bounds their length."
+function pages(table::AbstractMatrix, longest, page_size::Int)
+    rows, held = size(table, 1), size(table, 1) * page_size
+    seqlen_kv = something(longest, held)
+    seqlen_kv <= held || throw(ArgumentError(
+        "max_seqlen_kv = $seqlen_kv, but page_table has $rows pages of $page_size tokens for a " *
+        "sequence, $held in all; give at most that, or a page_table with more rows"))
+    return size(table, 2), seqlen_kv
+end
+pages(table, longest, page_size::Int) = throw(DimensionMismatch(
+    "page_table has size $(size(table)); expected (pages of a sequence, batch)"))
+
+"The strides of all indices but the first; 0 where a size of 1 stands for all."
+function broadcast_of(x::AbstractArray, wanted::Tuple, name::String)
+    rank = length(wanted)
+    n = ntuple(d -> size(x, d), rank)
+    ndims(x) <= rank && n[1] == wanted[1] && all(d -> n[d] in (1, wanted[d]), 2:rank) ||
+        throw(DimensionMismatch("$name has size $(size(x)); expected $wanted, 1 in any place but " *
+                                "the first to repeat it"))
     s = steps(x)
     wanted[1] <= 1 || s[1] == 1 ||
         throw(ArgumentError("$name has stride $(s[1]) in its first dimension; copy it"))
-    strides = ntuple(d -> n[d + 1] == 1 ? 0 : s[d + 1], 3)
+    strides = ntuple(d -> n[d + 1] == 1 ? 0 : s[d + 1], rank - 1)
     any(strides .< 0) && throw(ArgumentError("$name has a negative stride; copy it"))
     return strides
-end
-
-bias_of(::Nothing, wanted) = (nothing, (0, 0, 0))
-function bias_of(bias::AbstractArray, wanted::NTuple{4,Int})
-    bias = bytes(bias)
-    dtype(eltype(bias), "bias"; mask = true)
-    return bias, broadcast_of(bias, wanted, "bias", "(keys, queries, heads, batch)")
-end
-
-function blocks_of(mask, block_size, seqlen_q, seqlen_k, heads, batch)
-    mask === nothing && return nothing, (0, 0, 0)
-    block_size isa Tuple{Integer,Integer} && all(block_size .>= 1) || throw(ArgumentError(
-        "block_size = $block_size; a block_mask needs block_size = (queries, keys), both at " *
-        "least 1"))
-    mask = bytes(mask)
-    eltype(mask) in (Bool, UInt8) || throw(ArgumentError(
-        "block_mask has elements $(eltype(mask)); give Bool, or UInt8 with 0 = hidden"))
-    rows, columns = cld(seqlen_q, block_size[1]), cld(seqlen_k, block_size[2])
-    strides = broadcast_of(mask, (columns, rows, heads, batch), "block_mask",
-                           "(key blocks, query blocks, heads, batch)")
-    # Rows cannot repeat: to the library a stride of 0 is a packed one.
-    size(mask, 2) == rows || throw(DimensionMismatch(
-        "block_mask has size $(size(mask)); expected $rows query blocks"))
-    return mask, strides
 end
 
 "Page numbers as the library counts them. They are copied unless they are that already."
@@ -192,23 +213,30 @@ function pages_from_0(table::AbstractMatrix, first_page::Integer)
 end
 
 "Dropout must not drop the same weights in every call without being told."
-check_seed(dropout::Real, seed) = dropout == 0 || seed !== nothing || throw(ArgumentError(
-    "dropout = $dropout without a seed would drop the same weights in every call; give seed = " *
-    "rand(UInt64), or a seed with an offset of its own for each call, and in attention_backward " *
-    "those of its forward call"))
+check_seed(dropout::Real, seeded::Bool) = dropout == 0 || seeded || throw(ArgumentError(
+    "dropout = $dropout without a seed would drop the same weights in every call; give rng_seed = " *
+    "rand(UInt64), or a seed with an rng_offset of its own for each call, and in " *
+    "attention_backward those of its forward call"))
 
 function word(x::Integer, name::String)
     0 <= x <= typemax(UInt64) || throw(ArgumentError("$name = $x is not in [0, 2^64)"))
     return UInt64(x)
 end
 
-"The fields of a descriptor that follow from the arrays, as keywords of `describe`."
-function facts(x::Inputs)
+"The keywords of `describe` that follow from the arrays."
+function plan_key(x::Inputs)
     kind, index = device(x.q)
-    return (heads = x.q.heads, kv_heads = x.k.heads, dim = x.q.dim, dim_v = x.v.dim,
-            varlen_q = x.varlen_q, varlen_k = x.varlen_k, page_size = x.page_size,
-            bias = x.bias === nothing ? nothing : eltype(x.bias),
-            alibi = x.c.alibi_slopes != C_NULL, sink = x.c.sink != C_NULL,
-            block_size = x.block_size,
-            device = kind == C.FLASHATTN_DEVICE_CPU ? :cpu : :cuda, device_index = index)
+    key = Dict{Symbol,Any}(name => x.sizes[name] for name in
+                           (:heads_q, :heads_kv, :dim_qk, :dim_v, :page_size, NUMBERS...))
+    key[:device] = kind == C.FLASHATTN_DEVICE_CPU ? :cpu : :cuda
+    key[:device_index] = index
+    for field in BESIDE
+        haskey(x.arrays, field.name) || continue
+        # The bit that the array belongs to, unless a number says it.
+        for (keyword, member, bit) in BITS
+            member === field.field && bit == field.bit && keyword in FLAGS && (key[keyword] = true)
+        end
+        startswith(String(field.type), "dtype_") && (key[field.type] = eltype(x.arrays[field.name]))
+    end
+    return key
 end

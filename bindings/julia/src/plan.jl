@@ -1,7 +1,7 @@
 # Plans, and the cache that attention and its relatives keep them in.
 
 """
-    FlashAttention.Plan(T; heads, dim, options...)
+    FlashAttention.Plan(T; heads_q, dim_qk, options...)
     FlashAttention.Plan(desc::LibFlashAttn.flashattn_desc)
 
 A checked descriptor with a kernel chosen, for many calls; keywords as in
@@ -12,13 +12,18 @@ early. Throws a [`FlashAttentionError`](@ref) where the library refuses.
 """
 mutable struct Plan
     handle::Ptr{C.flashattn_plan}
-    desc::C.flashattn_desc
+    desc::C.flashattn_desc  # with every default resolved
 
     function Plan(desc::C.flashattn_desc)
         handle = Ref{Ptr{C.flashattn_plan}}(C_NULL)
-        check(C.flashattn_plan_create(Ref(desc), handle))
+        error = ErrorMemory()
+        check(C.flashattn_plan_create(Ref(desc), handle, error), error)
         # The library frees a plan from any thread, without a lock that a call could hold.
-        return finalizer(plan -> C.flashattn_plan_destroy(plan.handle), new(handle[], desc))
+        plan = finalizer(plan -> C.flashattn_plan_destroy(plan.handle), new(handle[], desc))
+        resolved = Ref(C.flashattn_desc())
+        check(C.flashattn_plan_desc(plan, resolved))
+        plan.desc = resolved[]
+        return plan
     end
 end
 
@@ -30,8 +35,7 @@ Base.unsafe_convert(::Type{Ptr{C.flashattn_plan}}, plan::Plan) = plan.handle
 function Base.show(io::IO, plan::Plan)
     d = plan.desc
     print(io, "FlashAttention.Plan(", name_of(C.flashattn_dtype, d.dtype), ", ", d.heads_q,
-          " heads on ", d.heads_kv == 0 ? d.heads_q : d.heads_kv, ", dim ", d.dim_qk, "/",
-          d.dim_v == 0 ? d.dim_qk : d.dim_v, ")")
+          " heads on ", d.heads_kv, ", dim ", d.dim_qk, "/", d.dim_v, ")")
 end
 
 "A plan that is kept, and the number of the call that used it last."
@@ -74,18 +78,22 @@ function clear_cache()
 end
 
 """
-    FlashAttention.check_supported(T; heads, dim, options...)
-    FlashAttention.supported(T; heads, dim, options...)
+    FlashAttention.check_supported(T; heads_q, dim_qk, options...)
+    FlashAttention.supported(T; heads_q, dim_qk, options...)
 
 Whether `Plan(T; ...)` would succeed. The first throws what `Plan` would throw; the second is
 `false` where no kernel of this build does it on this device.
 """
-check_supported(T::Type; options...) = check(C.flashattn_check(Ref(describe(T; options...))))
+function check_supported(T::Type; options...)
+    error = ErrorMemory()
+    return check(C.flashattn_check(Ref(describe(T; options...)), error), error)
+end
 
 function supported(T::Type; options...)
-    status = C.flashattn_check(Ref(describe(T; options...)))
+    error = ErrorMemory()
+    status = C.flashattn_check(Ref(describe(T; options...)), error)
     status == C.FLASHATTN_ERROR_UNSUPPORTED && return false
-    check(status)
+    check(status, error)
     return true
 end
 
@@ -94,55 +102,60 @@ operation(op::Symbol) =
     op === :backward ? C.FLASHATTN_OP_BACKWARD :
     throw(ArgumentError("op = :$op; expected :forward or :backward"))
 
-"A shape for the questions below; `nothing`: the promised maxima."
-shape_of(::Nothing; sizes...) = isempty(sizes) ? C_NULL :
-    throw(ArgumentError("sizes without batch; give batch, or no size at all"))
-function shape_of(batch::Integer; seqlen_q = 0, seqlen_k = 0, total_q = 0, total_k = 0,
-                  unknown...)
-    sizes = (:batch, :seqlen_q, :seqlen_k, :total_q, :total_k)
-    for name in keys(unknown)
-        throw(ArgumentError("there is no size $name; give some of $(join(sizes, ", "))"))
+const SIZES = (:batch, :seqlen_q, :seqlen_kv, :total_q, :total_kv)
+
+"Arguments with sizes only, for the questions below; `C_NULL`: the plan's maxima."
+function sizes_of(; sizes...)
+    isempty(sizes) && return C_NULL
+    for name in keys(sizes)
+        name in SIZES ||
+            throw(ArgumentError("there is no size $name; give some of $(join(SIZES, ", "))"))
     end
-    return Ref(C.flashattn_shape(
-        batch = size32(batch, "batch"), seqlen_q = size32(seqlen_q, "seqlen_q"),
-        seqlen_kv = size32(seqlen_k, "seqlen_k"), total_q = total_q, total_kv = total_k))
+    haskey(sizes, :batch) ||
+        throw(ArgumentError("sizes without batch; give batch, or no size at all"))
+    args = Ref(C.flashattn_args())
+    foreach(((name, n),) -> set_size!(args, name, n), pairs(sizes))
+    return args
+end
+
+function set_size!(args, name::Symbol, n::Integer)
+    set!(args, name, startswith(String(name), "total") ? n : size32(n, String(name)))
 end
 
 """
-    FlashAttention.workspace_size(plan, op = :forward; batch, seqlen_q, seqlen_k, total_q, total_k)
+    FlashAttention.workspace_size(plan, op = :forward; batch, seqlen_q, seqlen_kv, total_q, total_kv)
 
-Bytes of scratch memory that an operation needs. Without sizes: for the promised maxima.
+Bytes of scratch memory that an operation needs. Without sizes: for the plan's maxima.
 """
-function workspace_size(plan::Plan, op::Symbol = :forward; batch = nothing, sizes...)
-    return workspace_bytes(plan, operation(op), shape_of(batch; sizes...))
-end
+workspace_size(plan::Plan, op::Symbol = :forward; sizes...) =
+    workspace_bytes(plan, operation(op), sizes_of(; sizes...))
 
-function workspace_bytes(plan::Plan, op::UInt32, shape)
+function workspace_bytes(plan::Plan, op::UInt32, args)
     needed = Ref{Int64}(0)
-    check(C.flashattn_workspace_size(plan, op, shape, needed))
+    check(C.flashattn_workspace_size(plan, op, args, needed))
     return needed[]
 end
 
 """
-    FlashAttention.info(plan, op = :forward; batch, seqlen_q, seqlen_k, total_q, total_k)
+    FlashAttention.info(plan, op = :forward; batch, seqlen_q, seqlen_kv, total_q, total_kv)
 
-The kernel that an operation uses and its cost, as a named tuple: `family`, `kernel`, `isa`, `why`
-(one sentence), `tile_q`, `tile_kv`, `stages`, `threads`, `registers`, `local_memory` (bytes),
-`splits`, `flops`, `bytes` (the least to move), `workspace` (bytes). Without sizes: for the promised
-maxima.
+The kernel that an operation uses and its cost, as a named tuple: `backend`, `kernel`, `isa`, `why`
+(one sentence), `tile_q`, `tile_kv`, `stages`, `threads`, `registers`, `shared_memory`,
+`scratch` (bytes), `splits`, `flops`, `bytes` (the least to move), `workspace` (bytes). Without sizes:
+for the plan's maxima.
 """
-function info(plan::Plan, op::Symbol = :forward; batch = nothing, sizes...)
+function info(plan::Plan, op::Symbol = :forward; sizes...)
     out = Ref(C.flashattn_plan_properties())
     # The strings live as long as the plan.
     GC.@preserve plan begin
-        check(C.flashattn_plan_info(plan, operation(op), shape_of(batch; sizes...), out))
+        check(C.flashattn_plan_info(plan, operation(op), sizes_of(; sizes...), out))
         return properties(out[])
     end
 end
 
 "A structure of the library as a named tuple, its strings copied."
 function properties(x)
-    names = filter(name -> name !== :struct_size, fieldnames(typeof(x)))
+    names = filter(name -> !(name in (:struct_size, :reserved)), fieldnames(typeof(x)))
     return NamedTuple{names}(map(names) do name
         value = getfield(x, name)
         value isa Cstring ? unsafe_string(value) : value

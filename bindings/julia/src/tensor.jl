@@ -37,8 +37,8 @@ function Tensor(x::AbstractArray{T,N}, layout::Symbol, n::Int, name::String) whe
         "$name has stride $(step[1]) in its first dimension; the elements of a head must be " *
         "contiguous: copy it"))
     any(step .< 0) && throw(ArgumentError("$name has a negative stride; copy it"))
-    # A step that is never taken may be anything in Julia, and three zeros mean packed in C.
-    stride(d) = d == 0 ? 0 : sizes[d] <= 1 || isempty(x) ? max(sizes[1], 1) : step[d]
+    # A step that is never taken may be anything, in Julia and for the library.
+    stride(d) = d == 0 ? 0 : step[d]
     c = C.flashattn_tensor(data = address(x), stride_batch = stride(b), stride_head = stride(h),
                            stride_seq = stride(s))
     return Tensor(x, c, sizes[1], sizes[h], sizes[s], b == 0 ? 1 : sizes[b])
@@ -63,14 +63,5 @@ end
 
 function check_size(x::AbstractArray, wanted::Tuple, name::String)
     size(x) == wanted || throw(DimensionMismatch("$name has size $(size(x)); expected $wanted"))
-    return x
-end
-
-"An array that the library takes without strides: lse and its gradient."
-function check_packed(x::AbstractArray, first::Tensor, wanted::Tuple, name::String)
-    eltype(x) === Float32 ||
-        throw(ArgumentError("$name has elements $(eltype(x)); expected Float32"))
-    check_device(x, first, name)
-    isdense(check_size(x, wanted, name)) || throw(ArgumentError("$name has gaps; copy it"))
     return x
 end

@@ -1,13 +1,13 @@
-@testset "$T, $heads heads on $kv_heads" for T in (Float32, Float16, BFloat16),
-                                            (heads, kv_heads) in ((2, 2), (6, 2), (3, 1))
-    q, k = normal(T, 24, heads, 13, 2), normal(T, 24, kv_heads, 29, 2)
-    v = normal(T, 17, kv_heads, 29, 2)
+@testset "$T, $heads heads on $heads_kv" for T in (Float32, Float16, BFloat16),
+                                            (heads, heads_kv) in ((2, 2), (6, 2), (3, 1))
+    q, k = normal(T, 24, heads, 13, 2), normal(T, 24, heads_kv, 29, 2)
+    v = normal(T, 17, heads_kv, 29, 2)
     wanted, wanted_lse = reference(q, k, v)
     out, lse = attention(q, k, v; return_lse = true)
     @test eltype(out) === T && eltype(lse) === Float32
     @test near(out, wanted, TOLERANCE[T])
     @test near(lse, wanted_lse, 1e-4)
-    wide = attention(q, k, v; out_type = Float32)
+    wide = attention(q, k, v; dtype_o = Float32)
     @test eltype(wide) === Float32
     @test near(wide, wanted, TOLERANCE[T])
 end

@@ -92,9 +92,9 @@ if !REAL_CUDA
         @test FlashAttention.address(view(x, :, 2:2, :, :)) == FlashAttention.address(x) + 32
         @test occursin("different devices", said(() -> attention(x.data, x, x), ArgumentError))
         @test occursin("lies on another device",
-                       said(() -> attention(x, x, x; kv_lens = [1, 2]), ArgumentError))
+                       said(() -> attention(x, x, x; lens_kv = [1, 2]), ArgumentError))
         # The gradients' arrays, too, before a kernel gets them.
-        plan = Plan(Float32; heads = 2, dim = 8, backward = true, return_lse = true)
+        plan = Plan(Float32; heads_q = 2, dim_qk = 8, backward = true, return_lse = true)
         inputs = FlashAttention.Inputs(x, x, x)
         on_gpu, on_host = Main.CUDA.CuArray(zeros(Float32, 5, 2, 2)), zeros(Float32, 5, 2, 2)
         gradients(; more...) = merge((dq = x, dk = x, dv = x, dbias = nothing, dsink = nothing), more)
@@ -115,10 +115,10 @@ if !REAL_CUDA
         # What a call made for itself is freed behind it, and nothing else.
         given, made = Main.CUDA.CuArray([4, 5]), [Int32[4, 5]]
         out, lse = Main.CUDA.CuArray(similar(x.data)), Main.CUDA.CuArray(zeros(Float32, 5, 2, 2))
-        both = Plan(Float32; heads = 2, dim = 8, return_lse = true, backward = true)
+        both = Plan(Float32; heads_q = 2, dim_qk = 8, return_lse = true, backward = true)
         freed(run) = (empty!(Main.CUDA.FREED); run(); map(x -> x.data, Main.CUDA.FREED))
         numbers(; more...) = FlashAttention.Inputs(x, x, x; more...)
-        for inputs in (() -> numbers(kv_lens = given), () -> numbers(kv_lens = Main.CUDA.CuArray(made[1])))
+        for inputs in (() -> numbers(lens_kv = given), () -> numbers(lens_kv = Main.CUDA.CuArray(made[1])))
             copies = isempty(inputs().made) ? [] : made
             gone = freed(() -> FlashAttention.run_forward(both, inputs(), out, lse))
             @test eltype(gone[1]) === UInt8 && gone[2:end] == copies

@@ -12,10 +12,16 @@
     end
     @test LibFlashAttn.flashattn_version() == LibFlashAttn.HEADER_VERSION
     @test unsafe_string(LibFlashAttn.flashattn_status_name(Int32(2))) == "FLASHATTN_ERROR_UNSUPPORTED"
-    # flashattn_desc_init agrees with the keyword constructor.
-    desc = Ref(LibFlashAttn.flashattn_desc(heads_q = 7))
-    @test LibFlashAttn.flashattn_desc_init(desc, UInt32(184)) == LibFlashAttn.FLASHATTN_OK
-    @test desc[] == LibFlashAttn.flashattn_desc()
+    # The init functions agree with the keyword constructors.
+    for name in (:desc, :args, :merge_args)
+        T = getfield(LibFlashAttn, Symbol("flashattn_", name))
+        init = getfield(LibFlashAttn, Symbol("flashattn_", name, "_init"))
+        x = Ref(T(struct_size = 7))
+        @test init(x, UInt32(sizeof(T))) == LibFlashAttn.FLASHATTN_OK
+        @test x[] == T()
+    end
+    @test LibFlashAttn.flashattn_args().q.stride_seq == -1
+    @test all(==(0), LibFlashAttn.flashattn_error().message)
 end
 
 @testset "BFloat16" begin

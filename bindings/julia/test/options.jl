@@ -11,13 +11,16 @@
     @test same((j, i) -> i + 5 - 4 <= j; window = (4, nothing))
     @test same((j, i) -> (i + 4) ÷ 4 == (j - 1) ÷ 4; chunk = 4)
     blocks = rand(Bool, 4, 3, 1, 1)
-    @test same((j, i) -> blocks[cld(j, 4), cld(i, 3), 1, 1]; block_mask = blocks, block_size = (3, 4))
+    @test same((j, i) -> blocks[cld(j, 4), cld(i, 3), 1, 1]; block_mask = blocks, block_q = 3, block_kv = 4)
     hidden = [j <= i for j in 1:14, i in 1:9]
     @test same((j, i) -> j <= i; bias = hidden)
     @test same((j, i) -> j <= i; bias = BitArray(hidden))
     lens = reference(q[:, :, :, 1:1], k[:, :, 1:6, 1:1], v[:, :, 1:6, 1:1])[1]
-    @test near(attention(q, k, v; kv_lens = [6, 14])[:, :, :, 1:1], lens, 1e-5)
-    @test all(iszero, attention(q, k, v; q_lens = Int32[4, 9])[:, :, 5:9, 1])
+    @test near(attention(q, k, v; lens_kv = [6, 14])[:, :, :, 1:1], lens, 1e-5)
+    @test all(iszero, attention(q, k, v; lens_q = Int32[4, 9])[:, :, 5:9, 1])
+    # One row of blocks for all queries.
+    row = rand(Bool, 4, 1)
+    @test same((j, i) -> row[cld(j, 4)]; block_mask = row, block_q = 3, block_kv = 4)
 end
 
 @testset "scores" begin
@@ -37,10 +40,34 @@ end
         at(x, d) = size(bias, d) == 1 ? 1 : x
         @test same((bias = (j, i, h, b) -> bias[j, at(i, 2), at(h, 3), at(b, 4)],); bias = bias)
     end
-    keep = dropout_mask(2, 4, 9, 14; dropout = 0.3, seed = 5, offset = 2^40)
-    @test same((keep = keep, dropout = 0.3); dropout = 0.3, seed = 5, offset = 2^40)
+    keep = dropout_mask(2, 4, 9, 14; dropout = 0.3, rng_seed = 5, rng_offset = 2^40)
+    @test same((keep = keep, dropout = 0.3); dropout = 0.3, rng_seed = 5, rng_offset = 2^40)
     @test eltype(keep) === Bool && size(keep) == (14, 9, 4, 2)
     @test any(keep) && !all(keep)
+end
+
+@testset "left padding" begin
+    # Keys before starts_kv do not exist: what lies there is not looked at.
+    q, k, v = (normal(Float32, 8, 2, n, 2) for n in (9, 14, 14))
+    starts = [3, 0]
+    for x in (k, v)
+        x[:, :, 1:3, 1] .= NaN32
+    end
+    o, lse = attention(q, k, v; causal = true, starts_kv = starts, return_lse = true)
+    dout = normal(Float32, 8, 2, 9, 2)
+    grads = attention_backward(dout, q, k, v, o, lse; causal = true, starts_kv = starts)
+    one(x, r, b) = x[:, :, r, b:b]
+    for (b, keys) in ((1, 4:14), (2, 1:14))
+        alone, alone_lse = attention(one(q, 1:9, b), one(k, keys, b), one(v, keys, b); causal = true,
+                                     return_lse = true)
+        @test near(one(o, 1:9, b), alone, 1e-6) && near(lse[:, :, b:b], alone_lse, 1e-6)
+        wanted = attention_backward(one(dout, 1:9, b), one(q, 1:9, b), one(k, keys, b),
+                                    one(v, keys, b), alone, alone_lse; causal = true)
+        @test near(one(grads.dq, 1:9, b), wanted.dq, 1e-5)
+        @test near(one(grads.dk, keys, b), wanted.dk, 1e-5)
+        @test near(one(grads.dv, keys, b), wanted.dv, 1e-5)
+    end
+    @test all(iszero, grads.dk[:, :, 1:3, 1]) && all(iszero, grads.dv[:, :, 1:3, 1])
 end
 
 @testset "varlen" begin
@@ -48,7 +75,7 @@ end
     q, k, v = normal(Float32, 8, 4, 20), normal(Float32, 8, 2, 35), normal(Float32, 8, 2, 35)
     out, lse = attention_varlen(q, k, v, cu_q, cu_k; causal = true, return_lse = true)
     dout = normal(Float32, 8, 4, 20)
-    grads = attention_backward(dout, q, k, v, out, lse; cu_seqlens_q = cu_q, cu_seqlens_k = cu_k,
+    grads = attention_backward(dout, q, k, v, out, lse; cu_seqlens_q = cu_q, cu_seqlens_kv = cu_k,
                                causal = true)
     @test size(lse) == (20, 4)
     for b in (1, 3)
@@ -68,7 +95,7 @@ end
                                    layout = :dsh)) == out
     written = fill(NaN32, 8, 4, 20)
     attention_varlen!(written, q, k, v, cu_q, cu_k; causal = true, max_seqlen_q = 12,
-                      max_seqlen_k = 13)
+                      max_seqlen_kv = 13)
     @test written[:, :, 1:17] == out[:, :, 1:17] && all(isnan, written[:, :, 18:20])
 end
 
@@ -91,9 +118,9 @@ end
                wanted, 1e-6)
     inputs(table; more...) = FlashAttention.Inputs(q, k_pages, v_pages; page_table = table, more...)
     given = inputs(from_0; first_page = 0)
-    @test given.c.page_table == pointer(from_0) && isempty(given.made)
+    @test given.args[].page_table.data == pointer(from_0) && isempty(given.made)
     @test inputs(table; first_page = 1).made == [from_0] == inputs(Int32.(table)).made
-    short = attention(q, k, v; causal = true, kv_lens = [12, 7])
+    short = attention(q, k, v; causal = true, lens_kv = [12, 7])
     @test near(attention_paged!(similar(q), q, k_pages, v_pages, table, [12, 7]; causal = true),
                short, 1e-6)
     flat = reshape(q, 8, 2, 6)
@@ -112,5 +139,5 @@ end
     flat = FlashAttention.merge([reshape(p[1][:, :, :, 1], 8, 2, 5) for p in parts],
                                 [p[2][:, :, 1] for p in parts])
     @test near(flat[1], whole[:, :, :, 1], 1e-6)
-    @test eltype(FlashAttention.merge(first.(parts), last.(parts); out_type = Float16)[1]) === Float16
+    @test eltype(FlashAttention.merge(first.(parts), last.(parts); dtype_o = Float16)[1]) === Float16
 end

@@ -1,29 +1,29 @@
 @testset "plans" begin
     q, k = normal(Float32, 8, 4, 5, 2), normal(Float32, 8, 2, 7, 2)
-    plan = Plan(Float32; heads = 4, kv_heads = 2, dim = 8, causal = true, return_lse = true)
+    plan = Plan(Float32; heads_q = 4, heads_kv = 2, dim_qk = 8, causal = true, return_lse = true)
     out, lse = attention(plan, q, k, k)
     @test (out, lse) == attention(q, k, k; causal = true, return_lse = true)
     @test attention!(plan, similar(q), q, k, k; lse = similar(lse)) == out
-    both = Plan(Float32; heads = 4, kv_heads = 2, dim = 8, causal = true, backward = true)
+    both = Plan(Float32; heads_q = 4, heads_kv = 2, dim_qk = 8, causal = true, backward = true)
     @test attention_backward(both, q, q, k, k, out, lse).dq ==
           attention_backward(q, q, k, k, out, lse; causal = true).dq
     @test occursin("4 heads on 2, dim 8/8", sprint(show, plan))
     @test occursin("heads_q = 2 by the arrays given", said(() -> attention(plan, k, k, k), ArgumentError))
     @test occursin("bias = 2 by", said(() -> attention(plan, q, k, k; bias = zeros(Float32, 7, 5)),
                                        ArgumentError))
-    blocked = Plan(Float32; heads = 4, kv_heads = 2, dim = 8, block_size = (5, 7))
-    @test attention(blocked, q, k, k; block_mask = trues(1, 1), block_size = (5, 7)) == attention(q, k, k)
+    blocked = Plan(Float32; heads_q = 4, heads_kv = 2, dim_qk = 8, block_q = 5, block_kv = 7)
+    @test attention(blocked, q, k, k; block_mask = trues(1, 1), block_q = 5, block_kv = 7) == attention(q, k, k)
     @test_throws FlashAttentionError attention_backward(plan, q, q, k, k, out, lse)
     raw = Plan(LibFlashAttn.flashattn_desc(dtype = 1, heads_q = 4, heads_kv = 2, dim_qk = 8, mask = 1))
     @test attention(raw, q, k, k) == out
 
-    info = FlashAttention.info(plan; batch = 2, seqlen_q = 5, seqlen_k = 7)
-    @test info.family == "cpu" && info.flops == 2 * 4 * 25 * 2 * 16 && !isempty(info.why)
-    @test info.workspace == FlashAttention.workspace_size(plan; batch = 2, seqlen_q = 5, seqlen_k = 7)
+    info = FlashAttention.info(plan; batch = 2, seqlen_q = 5, seqlen_kv = 7)
+    @test info.backend == "cpu" && info.flops == 2 * 4 * 25 * 2 * 16 && !isempty(info.why)
+    @test info.workspace == FlashAttention.workspace_size(plan; batch = 2, seqlen_q = 5, seqlen_kv = 7)
     @test_throws FlashAttentionError FlashAttention.workspace_size(plan)
     @test_throws ArgumentError FlashAttention.info(plan, :sideways)
-    @test FlashAttention.supported(Float32; heads = 4, dim = 8)
-    @test_throws FlashAttentionError FlashAttention.supported(Float32; heads = 0, dim = 8)
+    @test FlashAttention.supported(Float32; heads_q = 4, dim_qk = 8)
+    @test_throws FlashAttentionError FlashAttention.supported(Float32; heads_q = 0, dim_qk = 8)
     @test occursin("libflashattn", FlashAttention.build_info())
     @test first(FlashAttention.devices()).kind === :cpu
 
@@ -32,7 +32,7 @@
     foreach(_ -> attention(q, k, k), 1:3)
     @test length(FlashAttention.CACHE) == 1
     # Past the limit those go that were unused for the longest, and no others.
-    kept(; options...) = FlashAttention.cached_plan(FlashAttention.describe(Float32; heads = 4, dim = 8,
+    kept(; options...) = FlashAttention.cached_plan(FlashAttention.describe(Float32; heads_q = 4, dim_qk = 8,
                                                                             options...))
     often = kept()
     for n in 1:FlashAttention.CACHE_LIMIT + 10
@@ -41,8 +41,7 @@
     end
     @test length(FlashAttention.CACHE) == FlashAttention.CACHE_LIMIT
     last = FlashAttention.CACHE_LIMIT + 10
-    @test haskey(FlashAttention.CACHE, kept(window = last).desc)
-    present(n) = haskey(FlashAttention.CACHE, FlashAttention.describe(Float32; heads = 4, dim = 8, window = n))
+    present(n) = haskey(FlashAttention.CACHE, FlashAttention.describe(Float32; heads_q = 4, dim_qk = 8, window = n))
     @test findall(present, 1:last) == 12:last
     FlashAttention.clear_cache()
     # Orders and spellings of the same are one plan.
@@ -50,7 +49,7 @@
     attention(q, k, k; softcap = 3.0f0, causal = true)
     for options in ((scale = 1 / sqrt(8),), (scale = 1 / sqrt(8.0f0),), (scale = nothing,),
                     (window = (nothing, -1),), (window = nothing,), (dropout = 0.0,), (dropout = -0.0,),
-                    (splits = 0,), (deterministic = false,), (out_type = Float32,), (top_left = false,))
+                    (splits = 0,), (determinism = false,), (dtype_o = Float32,), (top_left = false,))
         attention(q, k, k; causal = true, softcap = 3, options...)
     end
     @test length(FlashAttention.CACHE) == 1

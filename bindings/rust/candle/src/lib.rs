@@ -101,17 +101,16 @@ fn check(name: &str, tensor: &Tensor, dtype: DType) -> Result<()> {
 /// A refusal of the library, with the remedy that a user of tensors has.
 fn refused(mut error: flashattn::Error) -> Error {
     if error.reason == Reason::HEAD_RATIO {
-        error.sentence += "; the dimensions are (batch, seq, heads, dim): give transpose(1, 2) of \
+        error.message += "; the dimensions are (batch, seq, heads, dim): give transpose(1, 2) of \
                            tensors that are (batch, heads, seq, dim)";
     }
     Error::wrap(error)
 }
 
-/// The tensor, or a copy where libflashattn cannot express its strides.
+/// The tensor, or a copy where the elements of a head are not contiguous.
 fn readable(tensor: &Tensor) -> Result<Tensor> {
-    let strides = tensor.stride();
-    match strides.split_last() {
-        Some((1, rows)) if rows.iter().any(|&stride| stride > 0) => Ok(tensor.clone()),
+    match tensor.stride().last() {
+        Some(1) => Ok(tensor.clone()),
         _ => tensor.force_contiguous(),
     }
 }

@@ -105,7 +105,7 @@ fn half_precision() -> Result<()> {
 }
 
 #[test]
-fn refusals_keep_the_sentence() -> Result<()> {
+fn refusals_keep_the_message() -> Result<()> {
     let q = Tensor::zeros((1, 4, 3, 8), DType::F32, &Device::Cpu)?;
     let kv = Tensor::zeros((1, 4, 2, 8), DType::F32, &Device::Cpu)?;
     let error = flash_attn(&q, &kv, &kv, 1.0, false).unwrap_err();

@@ -31,7 +31,7 @@ unsafe impl GlobalAlloc for Counting {
 static PLANNED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 fn note(_: flashattn::LogLevel, line: &str) {
-    if let Some((operation, _)) = line.split_once(": family ") {
+    if let Some((operation, _)) = line.split_once(": backend ") {
         PLANNED.lock().unwrap().push(operation.to_string());
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! ```no_run
 //! use cudarc::driver::CudaContext;
-//! use flashattn::{half::f16, DescBuilder, Dtype};
-//! use flashattn_cudarc::{Attention, Forward, Tensor, TensorMut};
+//! use flashattn::{half::f16, DescBuilder, Dtype, Inputs, Output};
+//! use flashattn_cudarc::Attention;
 //!
 //! let stream = CudaContext::new(0)?.default_stream();
 //! let dims = [2, 77, 8, 64]; // (batch, seq, heads, dim)
@@ -12,36 +12,42 @@
 //! let mut o = stream.alloc_zeros::<f16>(q.len())?;
 //!
 //! let attention = Attention::new(&stream, DescBuilder::new(Dtype::F16, 8, 64).causal())?;
-//! let [q, k, v] = [Tensor::packed(&q, dims), Tensor::packed(&q, dims), Tensor::packed(&q, dims)];
-//! attention.forward(&stream, Forward::new(q, k, v, TensorMut::packed(&mut o, dims)))?;
+//! attention.forward(&stream, |on| {
+//!     let q = on.view(&q, dims)?;
+//!     Ok((Inputs::new(q, q, q), Output::new(on.view_mut(&mut o, dims)?)))
+//! })?;
 //! let host = stream.clone_dtoh(&o)?;
 //! # assert_eq!(host.len(), 2 * 77 * 8 * 64);
 //! # Ok::<(), flashattn_cudarc::Error>(())
 //! ```
 //!
+//! A call is a closure that makes the arguments of the crate [`flashattn`] from slices of the device:
+//! whatever its [`Inputs`], [`Output`], [`Upstream`] and [`Gradients`] take is taken here.
+//!
 //! cudarc's events order the call behind what wrote its inputs and before what reads its outputs, on
 //! whatever streams; where a program has switched them off, the order is the program's.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use cudarc::driver::{
     CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DriverError, SyncOnDrop,
 };
 use flashattn::{
-    Array, ArrayMut, DescBuilder, Device, Dims, Element, Gradients, Inputs, Op, Output, Plan,
-    Queue, Shape, Strides, Upstream, View, ViewMut,
+    Array, ArrayMut, DescBuilder, Device, Dims, Element, Gradients, Inputs, Op, Output, Part, Plan,
+    Queue, Sizes, Strides, Upstream, View, ViewMut,
 };
 
 /// What can go wrong.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// libflashattn refused: status, reason, field and its sentence.
+    /// libflashattn refused: status, reason, field and its message.
     Library(flashattn::Error),
     /// CUDA's driver failed.
     Driver(DriverError),
-    /// A stream of another device, a slice that is too short: the argument, and a sentence.
-    Argument(&'static str, String),
+    /// A stream of another device, a slice that is too short, and what to do about it.
+    Argument(String),
 }
 
 impl std::fmt::Display for Error {
@@ -49,7 +55,7 @@ impl std::fmt::Display for Error {
         match self {
             Self::Library(error) => error.fmt(f),
             Self::Driver(error) => error.fmt(f),
-            Self::Argument(_, sentence) => f.write_str(sentence),
+            Self::Argument(message) => f.write_str(message),
         }
     }
 }
@@ -70,105 +76,6 @@ impl From<DriverError> for Error {
 
 /// Of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
-
-/// An array to read: a `CudaSlice` or a `CudaView` with its sizes.
-#[derive(Clone, Copy)]
-pub struct Tensor<'a, T> {
-    data: &'a dyn DevicePtr<T>,
-    dims: Dims,
-    strides: Strides,
-}
-
-/// An array to write: a `CudaSlice` or a `CudaViewMut` with its sizes.
-pub struct TensorMut<'a, T> {
-    data: &'a mut dyn DevicePtrMut<T>,
-    dims: Dims,
-    strides: Strides,
-}
-
-impl<'a, T> Tensor<'a, T> {
-    /// (batch, seq, heads, dim), or (tokens, heads, dim), without gaps.
-    pub fn packed(data: &'a dyn DevicePtr<T>, dims: impl Into<Dims>) -> Self {
-        let dims = dims.into();
-        Self::strided(data, dims, Strides::packed(dims))
-    }
-
-    /// With strides of elements.
-    pub fn strided(data: &'a dyn DevicePtr<T>, dims: impl Into<Dims>, strides: Strides) -> Self {
-        Self { data, dims: dims.into(), strides }
-    }
-}
-
-impl<'a, T> TensorMut<'a, T> {
-    /// As [`Tensor::packed`].
-    pub fn packed(data: &'a mut dyn DevicePtrMut<T>, dims: impl Into<Dims>) -> Self {
-        let dims = dims.into();
-        Self::strided(data, dims, Strides::packed(dims))
-    }
-
-    /// As [`Tensor::strided`].
-    pub fn strided(
-        data: &'a mut dyn DevicePtrMut<T>,
-        dims: impl Into<Dims>,
-        strides: Strides,
-    ) -> Self {
-        Self { data, dims: dims.into(), strides }
-    }
-}
-
-/// What goes beside q, k and v, as the plan asks for it; see [`flashattn::Inputs`].
-#[derive(Clone, Copy, Default)]
-#[allow(missing_docs)]
-pub struct Beside<'a> {
-    pub cu_seqlens_q: Option<&'a dyn DevicePtr<i32>>,
-    pub cu_seqlens_kv: Option<&'a dyn DevicePtr<i32>>,
-    /// Bounds, in tokens, of the lengths that cu_seqlens has: device memory is not read. Only with
-    /// cu_seqlens or, for keys, a page table.
-    pub max_seqlen_q: Option<usize>,
-    pub max_seqlen_kv: Option<usize>,
-    pub lens_q: Option<&'a dyn DevicePtr<i32>>,
-    pub lens_kv: Option<&'a dyn DevicePtr<i32>>,
-    /// With the elements from row to row; 0: packed, see [`Inputs::page_table`].
-    pub page_table: Option<(&'a dyn DevicePtr<i32>, usize)>,
-    pub sink: Option<&'a dyn DevicePtr<f32>>,
-    /// With the elements from sequence to sequence; 0: the same for all.
-    pub alibi_slopes: Option<(&'a dyn DevicePtr<f32>, usize)>,
-    /// Seed and offset of the dropout, which needs them or rng_device; see [`Inputs::seed`].
-    pub seed: Option<(u64, u64)>,
-    /// The same in device memory, to be added.
-    pub rng_device: Option<&'a dyn DevicePtr<u64>>,
-}
-
-/// The arrays of a forward call.
-pub struct Forward<'a, T, O> {
-    inputs: [Tensor<'a, T>; 3],
-    o: TensorMut<'a, O>,
-    /// (batch, heads, queries), or (heads, tokens): with [`DescBuilder::lse`].
-    pub lse: Option<&'a mut dyn DevicePtrMut<f32>>,
-}
-
-impl<'a, T, O> Forward<'a, T, O> {
-    /// q, k, v and o; lse by its field.
-    pub fn new(q: Tensor<'a, T>, k: Tensor<'a, T>, v: Tensor<'a, T>, o: TensorMut<'a, O>) -> Self {
-        Self { inputs: [q, k, v], o, lse: None }
-    }
-}
-
-/// The arrays of a backward call.
-#[allow(missing_docs)]
-pub struct Backward<'a, T, O> {
-    pub q: Tensor<'a, T>,
-    pub k: Tensor<'a, T>,
-    pub v: Tensor<'a, T>,
-    /// What forward wrote.
-    pub o: Tensor<'a, O>,
-    pub lse: &'a dyn DevicePtr<f32>,
-    /// The gradient that arrives at o.
-    pub dout: Tensor<'a, O>,
-    pub dq: TensorMut<'a, T>,
-    pub dk: TensorMut<'a, T>,
-    pub dv: TensorMut<'a, T>,
-}
 
 /// A plan on a GPU. Any number of threads and streams of its device run it at once.
 pub struct Attention {
@@ -194,145 +101,193 @@ impl Attention {
         &self.plan
     }
 
-    /// Enqueues a forward call on dense arrays; scratch memory comes from the stream's pool and goes
-    /// back to it.
+    /// Enqueues a forward call; scratch memory comes from the stream's pool and goes back to it.
+    ///
+    /// Lengths and page numbers on the device are not read here: those out of range count as the
+    /// nearest in range, and results are undefined then.
     ///
     /// # Errors
     ///
     /// What libflashattn refuses, a slice that is too short, what the driver reports.
-    pub fn forward<'a, T: Element, O: Element>(
+    pub fn forward<'env, T: Element, O: Element>(
         &self,
-        stream: &'a Arc<CudaStream>,
-        call: Forward<'a, T, O>,
+        stream: &'env Arc<CudaStream>,
+        call: impl for<'call> FnOnce(
+            &mut Slices<'call, 'env>,
+        ) -> Result<(Inputs<'call, T>, Output<'call, O>)>,
     ) -> Result<()> {
-        // SAFETY: there are no lengths and no page numbers.
-        unsafe { self.forward_with(stream, call, &Beside::default()) }
-    }
-
-    /// [`Attention::forward`] with lengths, pages, or what else stands beside the arrays.
-    ///
-    /// # Errors
-    ///
-    /// As of forward.
-    ///
-    /// # Safety
-    ///
-    /// Lengths and page numbers are possible ones: nobody reads them before the kernels do.
-    pub unsafe fn forward_with<'a, T: Element, O: Element>(
-        &self,
-        stream: &'a Arc<CudaStream>,
-        call: Forward<'a, T, O>,
-        beside: &Beside<'a>,
-    ) -> Result<()> {
-        let mut enqueue = Enqueue::new(&self.context, stream)?;
-        let inputs = enqueue.inputs(call.inputs, beside)?;
-        let shape = inputs.shape(&self.plan)?;
-        let mut output = Output::new(enqueue.output(call.o, "o")?);
-        if let Some(lse) = call.lse {
-            output = output.lse(enqueue.array_mut(lse));
-        }
-        let (queue, _scratch) = enqueue.queue(&self.plan, Op::FORWARD, &shape)?;
-        // SAFETY: cudarc's events, recorded when `enqueue` is dropped, keep all memory until the work
+        let mut slices = Slices::new(&self.context, stream)?;
+        let (inputs, output) = call(&mut slices)?;
+        let sizes = inputs.sizes(&self.plan)?;
+        let (queue, _scratch) = slices.queue(&self.plan, Op::FORWARD, &sizes)?;
+        // SAFETY: cudarc's events, recorded when `slices` is dropped, keep all memory until the work
         // is done; the scratch memory goes back in the order of the stream.
         unsafe { self.plan.forward_on(&inputs, output, &queue) }?;
         Ok(())
     }
 
-    /// Enqueues a backward call on dense arrays.
+    /// Enqueues a backward call, with the inputs of the forward call.
     ///
     /// # Errors
     ///
     /// As of [`Attention::forward`].
-    pub fn backward<'a, T: Element, O: Element>(
+    pub fn backward<'env, T: Element, O: Element>(
         &self,
-        stream: &'a Arc<CudaStream>,
-        call: Backward<'a, T, O>,
+        stream: &'env Arc<CudaStream>,
+        call: impl for<'call> FnOnce(
+            &mut Slices<'call, 'env>,
+        ) -> Result<(
+            Inputs<'call, T>,
+            Upstream<'call, O>,
+            Gradients<'call, T>,
+        )>,
     ) -> Result<()> {
-        // SAFETY: there are no lengths.
-        unsafe { self.backward_with(stream, call, &Beside::default()) }
+        let mut slices = Slices::new(&self.context, stream)?;
+        let (inputs, upstream, gradients) = call(&mut slices)?;
+        let sizes = inputs.sizes(&self.plan)?;
+        let (queue, _scratch) = slices.queue(&self.plan, Op::BACKWARD, &sizes)?;
+        // SAFETY: as in forward.
+        unsafe { self.plan.backward_on(&inputs, &upstream, gradients, &queue) }?;
+        Ok(())
     }
 
-    /// [`Attention::backward`] with what stood beside the arrays of the forward call.
+    /// Enqueues a merge of partial results; see [`Plan::merge`].
     ///
     /// # Errors
     ///
-    /// As of forward.
-    ///
-    /// # Safety
-    ///
-    /// As of [`Attention::forward_with`].
-    pub unsafe fn backward_with<'a, T: Element, O: Element>(
+    /// As of [`Attention::forward`].
+    pub fn merge<'env, P: Element, O: Element>(
         &self,
-        stream: &'a Arc<CudaStream>,
-        call: Backward<'a, T, O>,
-        beside: &Beside<'a>,
+        stream: &'env Arc<CudaStream>,
+        call: impl for<'call> FnOnce(
+            &mut Slices<'call, 'env>,
+        ) -> Result<(Vec<Part<'call, P>>, Output<'call, O>)>,
     ) -> Result<()> {
-        let mut enqueue = Enqueue::new(&self.context, stream)?;
-        let inputs = enqueue.inputs([call.q, call.k, call.v], beside)?;
-        let shape = inputs.shape(&self.plan)?;
-        let lse = enqueue.array(call.lse);
-        let upstream =
-            Upstream::new(enqueue.input(call.o, "o")?, lse, enqueue.input(call.dout, "dout")?);
-        let gradients = Gradients::new(
-            enqueue.output(call.dq, "dq")?,
-            enqueue.output(call.dk, "dk")?,
-            enqueue.output(call.dv, "dv")?,
-        );
-        let (queue, _scratch) = enqueue.queue(&self.plan, Op::BACKWARD, &shape)?;
-        // SAFETY: as in forward_with.
-        unsafe { self.plan.backward_on(&inputs, &upstream, gradients, &queue) }?;
+        let mut slices = Slices::new(&self.context, stream)?;
+        let (parts, output) = call(&mut slices)?;
+        // SAFETY: as in forward; the host arrays are read before the call returns.
+        unsafe { self.plan.merge_on(&parts, output, stream.cu_stream().cast()) }?;
         Ok(())
     }
 }
 
-/// The pointers of one call on a stream, and cudarc's guards, which record when they were used.
-struct Enqueue<'a> {
-    stream: &'a Arc<CudaStream>,
-    guards: Vec<SyncOnDrop<'a>>,
+/// Makes the arguments of one call from slices of the device (`CudaSlice`, `CudaView` and their
+/// mutable kin), which are in use on its stream from then on. What it makes cannot leave the call:
+///
+/// ```compile_fail,E0521
+/// # use cudarc::driver::CudaContext;
+/// # use flashattn::{half::f16, DescBuilder, Dtype, Inputs, Output};
+/// # use flashattn_cudarc::Attention;
+/// # let stream = CudaContext::new(0)?.default_stream();
+/// # let dims = [1, 1, 1, 64];
+/// # let q = stream.alloc_zeros::<f16>(64)?;
+/// # let mut o = stream.alloc_zeros::<f16>(64)?;
+/// # let attention = Attention::new(&stream, DescBuilder::new(Dtype::F16, 1, 64))?;
+/// let mut kept = None;
+/// attention.forward(&stream, |on| {
+///     let q = on.view(&q, dims)?;
+///     kept = Some(q); // outlives cudarc's guard
+///     Ok((Inputs::new(q, q, q), Output::new(on.view_mut(&mut o, dims)?)))
+/// })?;
+/// # Ok::<(), flashattn_cudarc::Error>(())
+/// ```
+pub struct Slices<'call, 'env: 'call> {
+    stream: &'env Arc<CudaStream>,
+    // cudarc's guards, which record when the memory was used.
+    guards: Vec<SyncOnDrop<'env>>,
+    // Neither longer nor shorter than the call.
+    _call: PhantomData<&'call mut &'call ()>,
 }
 
-impl<'a> Enqueue<'a> {
-    fn new(context: &Arc<CudaContext>, stream: &'a Arc<CudaStream>) -> Result<Self> {
+impl<'call, 'env: 'call> Slices<'call, 'env> {
+    fn new(context: &Arc<CudaContext>, stream: &'env Arc<CudaStream>) -> Result<Self> {
         if stream.context().ordinal() != context.ordinal() {
-            let sentence = format!(
+            return Err(Error::Argument(format!(
                 "the stream is one of CUDA device {}, the plan is for device {}; give a stream of it",
                 stream.context().ordinal(),
                 context.ordinal()
-            );
-            return Err(Error::Argument("stream", sentence));
+            )));
         }
         context.bind_to_thread()?;
-        Ok(Self { stream, guards: Vec::new() })
+        Ok(Self { stream, guards: Vec::new(), _call: PhantomData })
     }
 
-    fn input<T>(&mut self, tensor: Tensor<'a, T>, field: &'static str) -> Result<View<'a, T>> {
-        check_reach(tensor.data.len(), &tensor.dims, &tensor.strides, field)?;
-        let (address, guard) = tensor.data.device_ptr(self.stream);
+    /// q, k, v, o or dout: (batch, seq, heads, dim) or (tokens, heads, dim) without gaps, or pages.
+    ///
+    /// # Errors
+    ///
+    /// A slice that is too short.
+    pub fn view<T>(
+        &mut self,
+        data: &'env dyn DevicePtr<T>,
+        dims: impl Into<Dims>,
+    ) -> Result<View<'call, T>> {
+        let dims = dims.into();
+        self.strided(data, dims, Strides::packed(dims))
+    }
+
+    /// [`Slices::view`] with strides of elements.
+    ///
+    /// # Errors
+    ///
+    /// A slice that is too short.
+    pub fn strided<T>(
+        &mut self,
+        data: &'env dyn DevicePtr<T>,
+        dims: impl Into<Dims>,
+        strides: Strides,
+    ) -> Result<View<'call, T>> {
+        let dims = dims.into();
+        check_reach(data.len(), &dims, &strides)?;
+        let (address, guard) = data.device_ptr(self.stream);
         self.guards.push(guard);
         // SAFETY: a slice of this device, and its sizes do not reach past it.
-        Ok(unsafe { View::from_device_ptr(address, tensor.dims, tensor.strides)? })
+        Ok(unsafe { View::from_device_ptr(address, dims, strides)? })
     }
 
-    fn output<T>(
+    /// o, dq, dk or dv, to be written, without gaps.
+    ///
+    /// # Errors
+    ///
+    /// A slice that is too short.
+    pub fn view_mut<T>(
         &mut self,
-        tensor: TensorMut<'a, T>,
-        field: &'static str,
-    ) -> Result<ViewMut<'a, T>> {
-        check_reach(tensor.data.len(), &tensor.dims, &tensor.strides, field)?;
-        let (address, guard) = tensor.data.device_ptr_mut(self.stream);
-        self.guards.push(guard);
-        // SAFETY: as in input, and borrowed by nobody else.
-        Ok(unsafe { ViewMut::from_device_ptr(address, tensor.dims, tensor.strides)? })
+        data: &'env mut dyn DevicePtrMut<T>,
+        dims: impl Into<Dims>,
+    ) -> Result<ViewMut<'call, T>> {
+        let dims = dims.into();
+        self.strided_mut(data, dims, Strides::packed(dims))
     }
 
-    fn array<T>(&mut self, data: &'a dyn DevicePtr<T>) -> Array<'a, T> {
+    /// [`Slices::view_mut`] with strides of elements.
+    ///
+    /// # Errors
+    ///
+    /// A slice that is too short, strides with which elements would share memory.
+    pub fn strided_mut<T>(
+        &mut self,
+        data: &'env mut dyn DevicePtrMut<T>,
+        dims: impl Into<Dims>,
+        strides: Strides,
+    ) -> Result<ViewMut<'call, T>> {
+        let dims = dims.into();
+        check_reach(data.len(), &dims, &strides)?;
+        let (address, guard) = data.device_ptr_mut(self.stream);
+        self.guards.push(guard);
+        // SAFETY: as in strided, and borrowed by nobody else.
+        Ok(unsafe { ViewMut::from_device_ptr(address, dims, strides)? })
+    }
+
+    /// Any other array to read: lengths, a page table, a bias, lse.
+    pub fn array<T>(&mut self, data: &'env dyn DevicePtr<T>) -> Array<'call, T> {
         let (address, guard) = data.device_ptr(self.stream);
         self.guards.push(guard);
         // SAFETY: a slice of this device and its length.
         unsafe { Array::from_device_ptr(address, data.len()) }
     }
 
-    fn array_mut<T>(&mut self, data: &'a mut dyn DevicePtrMut<T>) -> ArrayMut<'a, T> {
+    /// Any other array to write: lse, dbias, dsink.
+    pub fn array_mut<T>(&mut self, data: &'env mut dyn DevicePtrMut<T>) -> ArrayMut<'call, T> {
         let length = data.len();
         let (address, guard) = data.device_ptr_mut(self.stream);
         self.guards.push(guard);
@@ -340,51 +295,8 @@ impl<'a> Enqueue<'a> {
         unsafe { ArrayMut::from_device_ptr(address, length) }
     }
 
-    fn inputs<T: Element>(
-        &mut self,
-        [q, k, v]: [Tensor<'a, T>; 3],
-        beside: &Beside<'a>,
-    ) -> Result<Inputs<'a, T>> {
-        let arrays = (self.input(q, "q")?, self.input(k, "k")?, self.input(v, "v")?);
-        let mut inputs = Inputs::new(arrays.0, arrays.1, arrays.2);
-        if let Some(cu) = beside.cu_seqlens_q {
-            inputs = inputs.cu_seqlens_q(self.array(cu));
-        }
-        if let Some(cu) = beside.cu_seqlens_kv {
-            inputs = inputs.cu_seqlens_kv(self.array(cu));
-        }
-        if let Some(tokens) = beside.max_seqlen_q {
-            inputs = inputs.max_seqlen_q(tokens);
-        }
-        if let Some(tokens) = beside.max_seqlen_kv {
-            inputs = inputs.max_seqlen_kv(tokens);
-        }
-        if let Some(lens) = beside.lens_q {
-            inputs = inputs.lens_q(self.array(lens));
-        }
-        if let Some(lens) = beside.lens_kv {
-            inputs = inputs.lens_kv(self.array(lens));
-        }
-        if let Some((table, stride)) = beside.page_table {
-            inputs = inputs.page_table(self.array(table), stride);
-        }
-        if let Some(sink) = beside.sink {
-            inputs = inputs.sink(self.array(sink));
-        }
-        if let Some((slopes, stride)) = beside.alibi_slopes {
-            inputs = inputs.alibi_slopes(self.array(slopes), stride);
-        }
-        if let Some(numbers) = beside.rng_device {
-            inputs = inputs.rng_device(self.array(numbers));
-        }
-        if let Some((seed, offset)) = beside.seed {
-            inputs = inputs.seed(seed, offset);
-        }
-        Ok(inputs)
-    }
-
-    fn queue(&self, plan: &Plan, op: Op, shape: &Shape) -> Result<(Queue, Option<CudaSlice<u8>>)> {
-        let bytes = plan.workspace_size(op, Some(shape))?;
+    fn queue(&self, plan: &Plan, op: Op, sizes: &Sizes) -> Result<(Queue, Option<CudaSlice<u8>>)> {
+        let bytes = plan.workspace_size(op, Some(sizes))?;
         let stream = self.stream.cu_stream().cast();
         if bytes == 0 {
             return Ok((Queue { stream, workspace: 0, workspace_bytes: 0 }, None));
@@ -397,7 +309,7 @@ impl<'a> Enqueue<'a> {
 }
 
 /// Refuses sizes and strides that reach past the end of a slice.
-fn check_reach(len: usize, dims: &Dims, strides: &Strides, field: &'static str) -> Result<()> {
+fn check_reach(len: usize, dims: &Dims, strides: &Strides) -> Result<()> {
     let last = |n: usize, stride: usize| n.checked_sub(1)?.checked_mul(stride);
     let reach = || {
         last(dims.batch, strides.batch)?
@@ -409,9 +321,8 @@ fn check_reach(len: usize, dims: &Dims, strides: &Strides, field: &'static str) 
     if empty || reach().is_some_and(|needed| needed <= len) {
         return Ok(());
     }
-    let sentence = format!(
-        "{field} holds {len} elements, but {dims} with strides {strides} reach past them; give a longer \
-         slice, or correct sizes"
-    );
-    Err(Error::Argument(field, sentence))
+    Err(Error::Argument(format!(
+        "the slice holds {len} elements, but {dims} with strides {strides} reach past them; give a \
+         longer one, or correct the sizes"
+    )))
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream};
 use flashattn::half::f16;
-use flashattn::{DescBuilder, Dtype};
-use flashattn_cudarc::{Attention, Backward, Beside, Error, Forward, Tensor, TensorMut};
+use flashattn::{Array, ArrayMut, DescBuilder, Dtype, Gradients, Inputs, Output, Part, Upstream};
+use flashattn_cudarc::{Attention, Error};
 
 const DIMS: [usize; 4] = [2, 40, 4, 64];
 const SIZE: usize = 2 * 40 * 4 * 64;
@@ -19,6 +19,17 @@ fn gpu() -> Option<Arc<CudaStream>> {
     CudaContext::new(0).ok()?.new_stream().ok()
 }
 
+/// A plan, or nothing where the device's kernels do not compute it.
+fn plan(stream: &Arc<CudaStream>, desc: DescBuilder) -> Result<Option<Attention>, Error> {
+    match Attention::new(stream, desc) {
+        Err(Error::Library(refused)) => {
+            println!("skipped: {refused}");
+            Ok(None)
+        }
+        other => other.map(Some),
+    }
+}
+
 fn numbers(seed: u32) -> Vec<f16> {
     let mut state = seed;
     let mut next = || {
@@ -28,23 +39,36 @@ fn numbers(seed: u32) -> Vec<f16> {
     (0..SIZE).map(|_| f16::from_f32(next())).collect()
 }
 
-/// o of sequence b, head h, query i; all keys visible below `keys`.
-fn plain([q, k, v]: [&[f16]; 3], b: usize, h: usize, i: usize, keys: usize) -> Vec<f32> {
+/// o of sequence b, head h, query i, of the keys in a range, with a bias for each.
+fn plain(
+    [q, k, v]: [&[f16]; 3],
+    [b, h, i]: [usize; 3],
+    keys: std::ops::Range<usize>,
+    bias: &[f32],
+) -> Vec<f32> {
     let at = |row: usize| ((b * DIMS[1] + row) * DIMS[2] + h) * DIMS[3];
     let row =
         |x: &[f16], r: usize| x[at(r)..at(r) + 64].iter().map(|n| n.to_f32()).collect::<Vec<_>>();
     let query = row(q, i);
-    let weights: Vec<f32> = (0..keys)
-        .map(|j| (query.iter().zip(row(k, j)).map(|(x, y)| x * y).sum::<f32>() / 8.0).exp())
-        .collect();
+    let score = |j: usize| query.iter().zip(row(k, j)).map(|(x, y)| x * y).sum::<f32>() / 8.0;
+    let weights: Vec<f32> = keys.clone().map(|j| (score(j) + bias[j]).exp()).collect();
     let total: f32 = weights.iter().sum();
     let mut o = vec![0.0; 64];
-    for (j, weight) in weights.iter().enumerate() {
+    for (j, weight) in keys.zip(&weights) {
         for (sum, value) in o.iter_mut().zip(row(v, j)) {
             *sum += weight / total * value;
         }
     }
     o
+}
+
+#[track_caller]
+fn assert_row(got: &[f16], at: [usize; 3], want: &[f32]) {
+    let [b, h, i] = at;
+    let first = ((b * DIMS[1] + i) * DIMS[2] + h) * DIMS[3];
+    for (x, y) in got[first..first + 64].iter().zip(want) {
+        assert!((x.to_f32() - y).abs() < 2e-3, "{x} {y}");
+    }
 }
 
 #[test]
@@ -54,52 +78,124 @@ fn forward_and_lengths() -> Result<(), Error> {
     let [q, k, v] =
         [stream.clone_htod(&host[0])?, stream.clone_htod(&host[1])?, stream.clone_htod(&host[2])?];
     let attention = Attention::new(&stream, DescBuilder::new(Dtype::F16, 4, 64))?;
-    let lens = stream.clone_htod(&[40i32, 7])?;
-    for lengths in [[40, 40], [40, 7]] {
+    let (lens, starts) = (stream.clone_htod(&[40i32, 7])?, stream.clone_htod(&[3i32, 0])?);
+    for short in [false, true] {
         let mut o = stream.alloc_zeros::<f16>(SIZE)?;
-        let [q, k, v] = [&q, &k, &v].map(|x| Tensor::packed(x, DIMS));
-        let call = Forward::new(q, k, v, TensorMut::packed(&mut o, DIMS));
-        let beside =
-            Beside { lens_kv: (lengths[1] == 7).then_some(&lens as _), ..Beside::default() };
-        // SAFETY: no length is above 40.
-        unsafe { attention.forward_with(&stream, call, &beside)? };
-        let got = stream.clone_dtoh(&o)?;
-        for (b, keys) in lengths.into_iter().enumerate() {
-            let want = plain([&host[0], &host[1], &host[2]], b, 3, 17, keys);
-            let first = ((b * DIMS[1] + 17) * DIMS[2] + 3) * DIMS[3];
-            for (x, y) in got[first..first + 64].iter().zip(want) {
-                assert!((x.to_f32() - y).abs() < 2e-3, "{x} {y}");
+        attention.forward(&stream, |on| {
+            let [q, k, v] = [on.view(&q, DIMS)?, on.view(&k, DIMS)?, on.view(&v, DIMS)?];
+            let mut inputs = Inputs::new(q, k, v);
+            if short {
+                inputs = inputs.lens_kv(on.array(&lens)).starts_kv(on.array(&starts));
             }
+            Ok((inputs, Output::new(on.view_mut(&mut o, DIMS)?)))
+        })?;
+        let got = stream.clone_dtoh(&o)?;
+        for (b, keys) in [3..40, 0..7].into_iter().enumerate() {
+            let (at, keys) = ([b, 3, 17], if short { keys } else { 0..40 });
+            let want = plain([&host[0], &host[1], &host[2]], at, keys, &[0.0; 40]);
+            assert_row(&got, at, &want);
         }
     }
     Ok(())
 }
 
 #[test]
-fn backward_or_a_sentence() -> Result<(), Error> {
+fn bias_and_block_mask() -> Result<(), Error> {
     let Some(stream) = gpu() else { return Ok(()) };
-    let desc = DescBuilder::new(Dtype::F16, 4, 64).lse().backward();
-    let attention = match Attention::new(&stream, desc) {
-        Err(Error::Library(refused)) => {
-            println!("skipped: {refused}");
-            return Ok(());
-        }
-        other => other?,
-    };
+    let host = numbers(1);
+    let q = stream.clone_htod(&host)?;
+    // One row for all: key j gets -j / 4; the block mask hides keys from 32 on.
+    let row: Vec<f32> = (0..40).map(|j| j as f32 / -4.0).collect();
+    let (bias, blocks) = (stream.clone_htod(&row)?, stream.clone_htod(&[1u8, 0])?);
+    let desc = DescBuilder::new(Dtype::F16, 4, 64).bias(Dtype::F32).blocks(64, 32);
+    let Some(attention) = plan(&stream, desc)? else { return Ok(()) };
+    let mut o = stream.alloc_zeros::<f16>(SIZE)?;
+    attention.forward(&stream, |on| {
+        let q = on.view(&q, DIMS)?;
+        let inputs = Inputs::new(q, q, q)
+            .bias(on.array(&bias).dims([1, 1, 1, 40]))
+            .block_mask(on.array(&blocks).dims([1, 1, 1, 2]));
+        Ok((inputs, Output::new(on.view_mut(&mut o, DIMS)?)))
+    })?;
+    let got = stream.clone_dtoh(&o)?;
+    let want = plain([&host, &host, &host], [1, 2, 9], 0..32, &row);
+    assert_row(&got, [1, 2, 9], &want);
+    Ok(())
+}
+
+#[test]
+fn gradients() -> Result<(), Error> {
+    let Some(stream) = gpu() else { return Ok(()) };
+    let desc = DescBuilder::new(Dtype::F16, 4, 64).bias(Dtype::F32).sink().backward();
+    let Some(attention) = plan(&stream, desc.dbias().dsink().dlse())? else { return Ok(()) };
     let q = stream.clone_htod(&numbers(1))?;
-    let t = Tensor::packed(&q, DIMS);
+    let (bias, sink) = (stream.alloc_zeros::<f32>(40 * 40)?, stream.alloc_zeros::<f32>(4)?);
     let (mut o, mut lse) =
         (stream.alloc_zeros::<f16>(SIZE)?, stream.alloc_zeros::<f32>(2 * 4 * 40)?);
-    let mut forward = Forward::new(t, t, t, TensorMut::packed(&mut o, DIMS));
-    forward.lse = Some(&mut lse);
-    attention.forward(&stream, forward)?;
+    let dlse = stream.clone_htod(&vec![1f32; 2 * 4 * 40])?;
+    fn bias_of(bias: Array<'_, f32>) -> Array<'_, f32> {
+        bias.dims([1, 1, 40, 40])
+    }
+    attention.forward(&stream, |on| {
+        let x = on.view(&q, DIMS)?;
+        let inputs = Inputs::new(x, x, x).bias(bias_of(on.array(&bias))).sink(on.array(&sink));
+        let output = Output::new(on.view_mut(&mut o, DIMS)?).lse(on.array_mut(&mut lse));
+        Ok((inputs, output))
+    })?;
     let mut grads =
         [stream.alloc_zeros::<f16>(SIZE)?, stream.alloc_zeros(SIZE)?, stream.alloc_zeros(SIZE)?];
-    let [dq, dk, dv] = grads.each_mut().map(|x| TensorMut::packed(x, DIMS));
-    let o = Tensor::packed(&o, DIMS);
-    attention
-        .backward(&stream, Backward { q: t, k: t, v: t, o, lse: &lse, dout: t, dq, dk, dv })?;
+    let (mut dbias, mut dsink) = (stream.alloc_zeros::<f32>(1600)?, stream.alloc_zeros::<f32>(4)?);
+    let [dq, dk, dv] = &mut grads;
+    attention.backward(&stream, |on| {
+        let x = on.view(&q, DIMS)?;
+        let inputs = Inputs::new(x, x, x).bias(bias_of(on.array(&bias))).sink(on.array(&sink));
+        let upstream = Upstream::new(on.view(&o, DIMS)?, on.array(&lse), x).dlse(on.array(&dlse));
+        let gradients =
+            Gradients::new(on.view_mut(dq, DIMS)?, on.view_mut(dk, DIMS)?, on.view_mut(dv, DIMS)?)
+                .dbias(ArrayMut::dims(on.array_mut(&mut dbias), [1, 1, 40, 40]))
+                .dsink(on.array_mut(&mut dsink));
+        Ok((inputs, upstream, gradients))
+    })?;
     assert!(grads.iter().all(|x| stream.clone_dtoh(x).unwrap().iter().any(|n| n.to_f32() != 0.0)));
+    for written in [&dbias, &dsink] {
+        assert!(stream.clone_dtoh(written)?.iter().any(|&n| n != 0.0));
+    }
+    Ok(())
+}
+
+#[test]
+fn parts_merge_into_the_whole() -> Result<(), Error> {
+    let Some(stream) = gpu() else { return Ok(()) };
+    let attention = Attention::new(&stream, DescBuilder::new(Dtype::F16, 4, 64).lse())?;
+    let q = stream.clone_htod(&numbers(1))?;
+    let lens = [stream.clone_htod(&[13i32, 13])?, stream.clone_htod(&[40i32, 40])?];
+    let starts = [stream.clone_htod(&[0i32, 0])?, stream.clone_htod(&[13i32, 13])?];
+    let none = || -> Result<_, Error> {
+        Ok((stream.alloc_zeros::<f16>(SIZE)?, stream.alloc_zeros::<f32>(2 * 4 * 40)?))
+    };
+    let (mut first, mut second, mut whole, mut merged) = (none()?, none()?, none()?, none()?);
+    for (n, (o, lse)) in [&mut first, &mut second, &mut whole].into_iter().enumerate() {
+        attention.forward(&stream, |on| {
+            let x = on.view(&q, DIMS)?;
+            let mut inputs = Inputs::new(x, x, x);
+            if n < 2 {
+                inputs = inputs.lens_kv(on.array(&lens[n])).starts_kv(on.array(&starts[n]));
+            }
+            Ok((inputs, Output::new(on.view_mut(o, DIMS)?).lse(on.array_mut(lse))))
+        })?;
+    }
+    attention.merge(&stream, |on| {
+        let mut parts = Vec::new();
+        for (o, lse) in [&first, &second] {
+            parts.push(Part::new(on.view(o, DIMS)?, on.array(lse)));
+        }
+        let output = Output::new(on.view_mut(&mut merged.0, DIMS)?);
+        Ok((parts, output.lse(on.array_mut(&mut merged.1))))
+    })?;
+    let (got, want) = (stream.clone_dtoh(&merged.0)?, stream.clone_dtoh(&whole.0)?);
+    assert!(got.iter().zip(&want).all(|(a, b)| (a.to_f32() - b.to_f32()).abs() < 4e-3));
+    let (got, want) = (stream.clone_dtoh(&merged.1)?, stream.clone_dtoh(&whole.1)?);
+    assert!(got.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-4));
     Ok(())
 }
 
@@ -109,10 +205,12 @@ fn a_short_slice_is_refused() -> Result<(), Error> {
     let attention = Attention::new(&stream, DescBuilder::new(Dtype::F16, 4, 64))?;
     let q = stream.alloc_zeros::<f16>(SIZE - 1)?;
     let mut o = stream.alloc_zeros::<f16>(SIZE)?;
-    let t = Tensor::packed(&q, DIMS);
     let error = attention
-        .forward(&stream, Forward::new(t, t, t, TensorMut::packed(&mut o, DIMS)))
+        .forward(&stream, |on| {
+            let q = on.view(&q, DIMS)?;
+            Ok((Inputs::new(q, q, q), Output::new(on.view_mut(&mut o, DIMS)?)))
+        })
         .unwrap_err();
-    assert!(matches!(&error, Error::Argument("q", _)), "{error}");
+    assert!(matches!(&error, Error::Argument(_)), "{error}");
     Ok(())
 }

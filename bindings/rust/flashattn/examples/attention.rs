@@ -1,6 +1,6 @@
 //! Causal attention on slices, with grouped heads and the lse. `cargo run --example attention`
 
-use flashattn::{DescBuilder, Dtype, Inputs, Op, Output, Shape, View, ViewMut, Workspace};
+use flashattn::{DescBuilder, Dtype, Inputs, Op, Output, Sizes, View, ViewMut, Workspace};
 
 fn main() -> Result<(), flashattn::Error> {
     let (batch, seq, heads, heads_kv, dim) = (2, 77, 8, 2, 64);
@@ -12,8 +12,8 @@ fn main() -> Result<(), flashattn::Error> {
 
     let plan =
         DescBuilder::new(Dtype::F32, heads, dim).heads_kv(heads_kv).causal().lse().build()?;
-    let shape = Shape { batch, seqlen_q: seq, seqlen_kv: seq, ..Shape::default() };
-    let info = plan.info(Op::FORWARD, Some(&shape))?;
+    let sizes = Sizes { batch, seqlen_q: seq, seqlen_kv: seq, ..Sizes::default() };
+    let info = plan.info(Op::FORWARD, Some(&sizes))?;
     println!("{} on {}: {}", info.kernel, info.isa, info.why);
 
     let inputs = Inputs::new(

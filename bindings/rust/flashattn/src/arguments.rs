@@ -1,27 +1,61 @@
 //! What a call writes, and what backward and merge read beside the inputs.
 
-use crate::{Array, ArrayMut, RowStrides, View, ViewMut};
+use std::fmt;
+
+use flashattn_sys as sys;
+
+use crate::array::{index, methods, Array, ArrayMut, Arrays};
+use crate::{Parallel, View, ViewMut};
+
+/// Who runs the tasks of a call; `None`: the library's own threads.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Pool<'a>(pub Option<&'a dyn Parallel>);
+
+impl fmt::Debug for Pool<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "the caller's" } else { "the library's" })
+    }
+}
+
+macro_rules! parallel {
+    () => {
+        /// The thread pool that computes, in place of the library's own threads. CPU only.
+        pub fn parallel(mut self, pool: &'a dyn Parallel) -> Self {
+            self.pool = Pool(Some(pool));
+            self
+        }
+    };
+}
 
 /// What forward and merge write. Made by `into()` from a [`ViewMut`].
+///
+/// A plan with [`DescBuilder::lse`](crate::DescBuilder::lse) needs lse, others refuse it; merge takes it
+/// where it is given.
 #[derive(Debug)]
 #[must_use]
 pub struct Output<'a, O> {
     pub(crate) o: ViewMut<'a, O>,
-    pub(crate) lse: Option<ArrayMut<'a, f32>>,
+    pub(crate) arrays: Arrays,
+    pub(crate) pool: Pool<'a>,
 }
+
+macro_rules! outputs {
+    ($($entry:tt)*) => {
+        impl<'a, O> Output<'a, O> {
+            methods!(ArrayMut, $($entry)*);
+        }
+    };
+}
+
+sys::arrays!(output => outputs);
 
 impl<'a, O> Output<'a, O> {
     /// o: (batch, seqlen_q, heads, dim_v) or (total_q, heads, dim_v).
     pub fn new(o: ViewMut<'a, O>) -> Self {
-        Self { o, lse: None }
+        Self { o, arrays: Default::default(), pool: Pool::default() }
     }
 
-    /// lse: (batch, heads, seqlen_q), or for VARLEN_Q (heads, total_q); natural logarithm. A plan
-    /// with [`DescBuilder::lse`](crate::DescBuilder::lse) needs it, others refuse it.
-    pub fn lse(mut self, lse: impl Into<ArrayMut<'a, f32>>) -> Self {
-        self.lse = Some(lse.into());
-        self
-    }
+    parallel!();
 }
 
 impl<'a, O> From<ViewMut<'a, O>> for Output<'a, O> {
@@ -36,20 +70,25 @@ impl<'a, O> From<ViewMut<'a, O>> for Output<'a, O> {
 pub struct Upstream<'a, O> {
     pub(crate) o: View<'a, O>,
     pub(crate) dout: View<'a, O>,
-    pub(crate) lse: Array<'a, f32>,
-    pub(crate) dlse: Option<Array<'a, f32>>,
+    pub(crate) arrays: Arrays,
 }
+
+macro_rules! upstream {
+    ($($entry:tt)*) => {
+        impl<'a, O> Upstream<'a, O> {
+            methods!(Array, $($entry)*);
+        }
+    };
+}
+
+sys::arrays!(upstream => upstream);
 
 impl<'a, O> Upstream<'a, O> {
     /// o and lse as forward wrote them; dout, the gradient that arrives at o, with the shape of o.
     pub fn new(o: View<'a, O>, lse: impl Into<Array<'a, f32>>, dout: View<'a, O>) -> Self {
-        Self { o, dout, lse: lse.into(), dlse: None }
-    }
-
-    /// The gradient that arrives at lse, laid out like it.
-    pub fn dlse(mut self, dlse: impl Into<Array<'a, f32>>) -> Self {
-        self.dlse = Some(dlse.into());
-        self
+        let mut arrays = Arrays::default();
+        arrays[index("lse")] = Some(lse.into().raw());
+        Self { o, dout, arrays }
     }
 }
 
@@ -60,27 +99,27 @@ pub struct Gradients<'a, T> {
     pub(crate) dq: ViewMut<'a, T>,
     pub(crate) dk: ViewMut<'a, T>,
     pub(crate) dv: ViewMut<'a, T>,
-    pub(crate) dbias: Option<(ArrayMut<'a, f32>, RowStrides)>,
-    pub(crate) dsink: Option<ArrayMut<'a, f32>>,
+    pub(crate) arrays: Arrays,
+    pub(crate) pool: Pool<'a>,
 }
+
+macro_rules! gradients {
+    ($($entry:tt)*) => {
+        impl<'a, T> Gradients<'a, T> {
+            methods!(ArrayMut, $($entry)*);
+        }
+    };
+}
+
+sys::arrays!(gradient => gradients);
 
 impl<'a, T> Gradients<'a, T> {
     /// With the shapes of q, k and v.
     pub fn new(dq: ViewMut<'a, T>, dk: ViewMut<'a, T>, dv: ViewMut<'a, T>) -> Self {
-        Self { dq, dk, dv, dbias: None, dsink: None }
+        Self { dq, dk, dv, arrays: Default::default(), pool: Pool::default() }
     }
 
-    /// The gradient of the dense bias; a stride of 0 sums over that index.
-    pub fn dbias(mut self, dbias: impl Into<ArrayMut<'a, f32>>, strides: RowStrides) -> Self {
-        self.dbias = Some((dbias.into(), strides));
-        self
-    }
-
-    /// (heads): the gradient of the sink.
-    pub fn dsink(mut self, dsink: impl Into<ArrayMut<'a, f32>>) -> Self {
-        self.dsink = Some(dsink.into());
-        self
-    }
+    parallel!();
 }
 
 /// A partial result over some of the keys, for [`Plan::merge`](crate::Plan::merge).

@@ -1,61 +1,111 @@
-//! Arrays without strides: lengths, page tables, lse, slopes.
+//! Arrays beside q, k, v and o: lengths, page tables, biases, lse.
 
+use std::ffi::c_void;
 use std::marker::PhantomData;
 
-use crate::error::{invalid, Result};
-use crate::Reason;
+use flashattn_sys::flashattn_args;
+use flashattn_sys::table::{self, Sizes};
+
+use crate::error::{int64, invalid, Result};
+use crate::plan::Resolved;
+use crate::{Dtype, Reason, Scalar, Strides};
 
 /// Whose memory a pointer is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Memory {
     Host,
     Device,
 }
 
-impl Place {
+impl Memory {
     /// Refuses memory that the plan's device cannot address.
-    pub(crate) fn expect(self, wanted: Place, field: &str) -> Result<()> {
+    pub(crate) fn expect(self, wanted: Memory, field: &str) -> Result<()> {
         if self == wanted {
             return Ok(());
         }
-        let sentence = match wanted {
-            Place::Host => format!(
+        let message = match wanted {
+            Memory::Host => format!(
                 "{field} is device memory, but the plan is for the CPU; give a slice, or make a \
                  plan for the GPU"
             ),
-            Place::Device => format!(
+            Memory::Device => format!(
                 "{field} is a slice of host memory, but the plan is for a GPU; copy it to the \
                  device and give its address with from_device_ptr"
             ),
         };
-        Err(invalid(Reason::NO_DEVICE, field, sentence))
+        Err(invalid(Reason::NO_DEVICE, field, message))
     }
 }
 
-/// Elements to read, one after the other. Made by `into()` from `&[T]`, `&[T; N]`, `&Vec<T>`.
+/// How the elements of an array lie.
+#[derive(Clone, Copy, Debug)]
+enum Order {
+    /// In the shape that the call asks for.
+    Packed,
+    /// In this shape, of so many indices; a size of 1 repeats.
+    Dims([usize; 4], usize),
+    Strides(Strides),
+}
+
+/// An array without its type and lifetime.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Raw {
+    address: u64,
+    len: usize,
+    memory: Memory,
+    order: Order,
+    dtype: Option<Dtype>,
+}
+
+/// Elements to read. Made by `into()` from `&[T]`, `&[T; N]`, `&Vec<T>`; packed in the shape that its
+/// use asks for, unless [`Array::dims`] or [`Array::strides`] say otherwise.
 #[derive(Clone, Copy, Debug)]
 pub struct Array<'a, T> {
-    data: *const T,
-    len: usize,
-    place: Place,
+    raw: Raw,
     _lifetime: PhantomData<&'a [T]>,
 }
 
-/// Elements to write, one after the other. Made by `into()` from `&mut [T]`, `&mut [T; N]`,
-/// `&mut Vec<T>`.
+/// Elements to write. Made by `into()` from `&mut [T]`, `&mut [T; N]`, `&mut Vec<T>`; packed, unless
+/// [`ArrayMut::dims`] or [`ArrayMut::strides`] say otherwise.
 #[derive(Debug)]
 pub struct ArrayMut<'a, T> {
-    data: *mut T,
-    len: usize,
-    place: Place,
+    raw: Raw,
     _lifetime: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: shared and exclusive borrows of a slice, under other names.
-unsafe impl<T: Sync> Send for Array<'_, T> {}
-unsafe impl<T: Sync> Sync for Array<'_, T> {}
-unsafe impl<T: Send> Send for ArrayMut<'_, T> {}
-unsafe impl<T: Sync> Sync for ArrayMut<'_, T> {}
+macro_rules! order {
+    () => {
+        /// The shape in memory, without gaps. A size of 1 stands for all indices there: it is
+        /// repeated when it is read, and summed over when it is written. The last index is never
+        /// repeated.
+        pub fn dims<const N: usize>(mut self, dims: [usize; N]) -> Self {
+            let mut sizes = [1; 4];
+            for (size, given) in sizes.iter_mut().zip(dims) {
+                *size = given;
+            }
+            self.raw.order = Order::Dims(sizes, N);
+            self
+        }
+
+        /// Elements from one batch, head, row to the next, where the array has such an index. 0 is
+        /// repeated when it is read, and summed over when it is written. The last index is
+        /// contiguous.
+        pub fn strides(mut self, strides: Strides) -> Self {
+            self.raw.order = Order::Strides(strides);
+            self
+        }
+
+        /// How many elements.
+        pub fn len(&self) -> usize {
+            self.raw.len
+        }
+
+        /// Whether there is none.
+        pub fn is_empty(&self) -> bool {
+            self.raw.len == 0
+        }
+    };
+}
 
 impl<'a, T> Array<'a, T> {
     /// Elements in a GPU's memory.
@@ -65,46 +115,29 @@ impl<'a, T> Array<'a, T> {
     /// `address` is that of `len` initialised elements on the device of every plan that gets this,
     /// valid until the work enqueued with it is done.
     pub unsafe fn from_device_ptr(address: u64, len: usize) -> Self {
-        Self { data: address as *const T, len, place: Place::Device, _lifetime: PhantomData }
+        Self { raw: Raw::new(address, len, Memory::Device), _lifetime: PhantomData }
     }
 
-    /// How many elements.
-    pub fn len(&self) -> usize {
-        self.len
-    }
+    order!();
 
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+    pub(crate) fn raw(self) -> Raw {
+        self.raw
     }
+}
 
-    /// The same number of bytes at the same place, for the pointer only.
-    pub(crate) fn erase(self) -> Array<'a, u8> {
-        Array { data: self.data.cast(), len: self.len, place: self.place, _lifetime: PhantomData }
-    }
-
-    /// The elements, where the host can read them.
-    pub(crate) fn host(&self) -> Option<&'a [T]> {
-        // SAFETY: made from a slice that lives for 'a.
-        (self.place == Place::Host)
-            .then(|| unsafe { std::slice::from_raw_parts(self.data, self.len) })
-    }
-
-    /// The pointer, for an array that must have exactly, or at least, as many elements.
-    pub(crate) fn pointer(&self, place: Place, need: Need, field: &str) -> Result<*const T> {
-        self.place.expect(place, field)?;
-        need.check(self.len, field)?;
-        Ok(self.data)
+impl<T: Scalar> Array<'_, T> {
+    /// With the type, for fields whose type is the descriptor's to say.
+    pub(crate) fn typed(self) -> Raw {
+        Raw { dtype: Some(T::DTYPE), ..self.raw }
     }
 }
 
 impl<'a> Array<'a, u8> {
     /// A boolean mask: true = visible.
     pub fn from_bools(mask: &'a [bool]) -> Self {
+        // A bool is a byte, 0 or 1.
         Self {
-            data: mask.as_ptr().cast(), // a bool is a byte, 0 or 1
-            len: mask.len(),
-            place: Place::Host,
+            raw: Raw::new(mask.as_ptr() as u64, mask.len(), Memory::Host),
             _lifetime: PhantomData,
         }
     }
@@ -118,29 +151,22 @@ impl<T> ArrayMut<'_, T> {
     /// `address` is that of `len` elements on the device of every plan that gets this, used by
     /// nothing else until the work enqueued with it is done.
     pub unsafe fn from_device_ptr(address: u64, len: usize) -> Self {
-        Self { data: address as *mut T, len, place: Place::Device, _lifetime: PhantomData }
+        Self { raw: Raw::new(address, len, Memory::Device), _lifetime: PhantomData }
     }
 
-    /// How many elements.
-    pub fn len(&self) -> usize {
-        self.len
-    }
+    order!();
 
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    pub(crate) fn pointer(&mut self, place: Place, need: Need, field: &str) -> Result<*mut T> {
-        self.place.expect(place, field)?;
-        need.check(self.len, field)?;
-        Ok(self.data)
+    pub(crate) fn raw(self) -> Raw {
+        self.raw
     }
 }
 
 impl<'a, T> From<&'a [T]> for Array<'a, T> {
     fn from(slice: &'a [T]) -> Self {
-        Self { data: slice.as_ptr(), len: slice.len(), place: Place::Host, _lifetime: PhantomData }
+        Self {
+            raw: Raw::new(slice.as_ptr() as u64, slice.len(), Memory::Host),
+            _lifetime: PhantomData,
+        }
     }
 }
 
@@ -159,9 +185,7 @@ impl<'a, T> From<&'a Vec<T>> for Array<'a, T> {
 impl<'a, T> From<&'a mut [T]> for ArrayMut<'a, T> {
     fn from(slice: &'a mut [T]) -> Self {
         Self {
-            data: slice.as_mut_ptr(),
-            len: slice.len(),
-            place: Place::Host,
+            raw: Raw::new(slice.as_mut_ptr() as u64, slice.len(), Memory::Host),
             _lifetime: PhantomData,
         }
     }
@@ -179,39 +203,155 @@ impl<'a, T> From<&'a mut Vec<T>> for ArrayMut<'a, T> {
     }
 }
 
-/// How many elements a call will touch. `None`: more than there is memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Need {
-    Exactly(Option<usize>),
-    AtLeast(Option<usize>),
-}
-
-impl Need {
-    /// The product of sizes that stand without gaps.
-    pub(crate) fn product(sizes: &[usize]) -> Self {
-        Need::Exactly(product(sizes))
+impl Raw {
+    fn new(address: u64, len: usize, memory: Memory) -> Self {
+        Self { address, len, memory, order: Order::Packed, dtype: None }
     }
 
-    /// From the first element to the last that is reached with strides.
-    pub(crate) fn reach(sizes: &[usize], strides: &[usize]) -> Self {
-        Need::AtLeast(reach(sizes, strides))
+    /// How many elements.
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 
-    fn check(self, len: usize, field: &str) -> Result<()> {
-        let (fits, words, needed) = match self {
-            Need::Exactly(needed) => (needed == Some(len), "exactly", needed),
-            Need::AtLeast(needed) => (needed.is_some_and(|n| n <= len), "at least", needed),
+    /// The elements, where the host can read them.
+    ///
+    /// # Safety
+    ///
+    /// The array was made from a slice of this type, which is still borrowed.
+    pub(crate) unsafe fn host<T>(&self) -> Option<&[T]> {
+        // SAFETY: the caller's promise.
+        (self.memory == Memory::Host)
+            .then(|| unsafe { std::slice::from_raw_parts(self.address as *const T, self.len) })
+    }
+
+    /// Length and stride of the rows of an array whose rows may be longer than a call needs them: a
+    /// page table.
+    pub(crate) fn rows(&self, rows: usize, field: &str) -> Result<(usize, usize)> {
+        let columns = match self.order {
+            Order::Strides(Strides { batch: 0, .. }) => return Ok((self.len, 0)),
+            Order::Strides(strides) => return Ok((strides.batch, strides.batch)),
+            Order::Dims([1, columns, ..], 2) if self.len == columns => return Ok((columns, 0)),
+            Order::Dims([_, columns, ..], _) => columns,
+            Order::Packed => self.len / rows.max(1),
         };
-        if fits {
+        if columns.checked_mul(rows) == Some(self.len) || rows == 0 {
+            return Ok((columns, columns));
+        }
+        let message = format!(
+            "{field} holds {} elements, which are no packed rows for {rows} sequences; give as many \
+             for each, or the stride",
+            self.len
+        );
+        Err(invalid(Reason::SIZE, field, message))
+    }
+
+    /// The same array with a stride of its own for the rows.
+    pub(crate) fn with_row_stride(self, batch: usize) -> Self {
+        Self { order: Order::Strides(Strides { batch, head: 0, seq: 0 }), ..self }
+    }
+
+    /// The pointer, for an array that must be as long as a packed shape.
+    pub(crate) fn packed(
+        &self,
+        memory: Memory,
+        dims: &[usize],
+        field: &str,
+    ) -> Result<*mut c_void> {
+        self.memory.expect(memory, field)?;
+        self.expect_len(product(dims), "exactly", |needed| needed == self.len, field)?;
+        Ok(self.address as *mut c_void)
+    }
+
+    /// Pointer and strides of a field of the arguments, checked to lie within the array.
+    pub(crate) fn lower(
+        &self,
+        field: &table::Array,
+        plan: &Resolved,
+        sizes: &Sizes,
+    ) -> Result<(*mut c_void, [i64; 3])> {
+        let varlen = plan.varlen_q() && !field.varlen.is_empty();
+        let shape = if varlen { field.varlen } else { field.dims };
+        let mut dims = [1; 4];
+        for (size, of) in dims.iter_mut().zip(shape) {
+            *size = of(sizes);
+        }
+        let dims = &dims[..shape.len()];
+        if let (Some(given), Some(wanted)) = (self.dtype, field.dtype) {
+            plan.expect_dtype(given, Dtype(wanted(&plan.desc)), field.name)?;
+        }
+        let strides = match self.order {
+            Order::Packed => {
+                self.packed(plan.memory, dims, field.name)?;
+                return Ok((self.address as *mut c_void, [-1; 3]));
+            }
+            Order::Dims(given, rank) => self.repeats(&given[..rank.min(4)], dims, field)?,
+            Order::Strides(_) if !field.tensor => {
+                let message =
+                    format!("{} has no strides; give it packed, as {}", field.name, list(dims));
+                return Err(invalid(Reason::STRIDE, field.name, message));
+            }
+            Order::Strides(strides) => [strides.batch, strides.head, strides.seq],
+        };
+        self.memory.expect(plan.memory, field.name)?;
+        // Indices that the array has not got, and the last one, are packed.
+        let (mut steps, mut lowered) = ([1; 4], [-1; 3]);
+        for (step, &index) in steps.iter_mut().zip(field.strides) {
+            *step = strides[index];
+            lowered[index] = int64(strides[index], field.name)?;
+        }
+        let needed = reach(dims, &steps);
+        self.expect_len(needed, "at least", |needed| needed <= self.len, field.name)?;
+        Ok((self.address as *mut c_void, lowered))
+    }
+
+    /// The strides of a shape whose sizes of 1 are repeated.
+    fn repeats(&self, given: &[usize], dims: &[usize], field: &table::Array) -> Result<[usize; 3]> {
+        let last = dims.len() - 1;
+        let fits = given.len() == dims.len()
+            && (0..=last).all(|d| given[d] == dims[d] || field.tensor && d < last && given[d] == 1);
+        if !fits {
+            let more = if field.tensor { ", where 1 repeats any but the last" } else { "" };
+            let message = format!(
+                "{} is {}, but this plan and these sizes need {}{more}; give it so",
+                field.name,
+                list(given),
+                list(dims)
+            );
+            return Err(invalid(Reason::SIZE, field.name, message));
+        }
+        self.expect_len(product(given), "exactly", |needed| needed == self.len, field.name)?;
+        let (mut strides, mut step) = ([0; 3], given[last]);
+        for d in (0..last).rev() {
+            strides[field.strides[d]] = if given[d] == 1 { 0 } else { step };
+            step = step.saturating_mul(given[d]);
+        }
+        Ok(strides)
+    }
+
+    fn expect_len(
+        &self,
+        needed: Option<usize>,
+        words: &str,
+        fits: impl Fn(usize) -> bool,
+        field: &str,
+    ) -> Result<()> {
+        if needed.is_some_and(fits) {
             return Ok(());
         }
         let needed = needed.map_or("more than 2^64".to_string(), |n| n.to_string());
-        let sentence = format!(
-            "{field} holds {len} elements, but this plan and these sizes need {words} {needed}; give \
-             that many, or correct the sizes or strides"
+        let message = format!(
+            "{field} holds {} elements, but this plan and these sizes need {words} {needed}; give \
+             that many, or correct the sizes or strides",
+            self.len
         );
-        Err(invalid(Reason::SIZE, field, sentence))
+        Err(invalid(Reason::SIZE, field, message))
     }
+}
+
+/// "(2, 4, 5)".
+fn list(dims: &[usize]) -> String {
+    let dims: Vec<String> = dims.iter().map(usize::to_string).collect();
+    format!("({})", dims.join(", "))
 }
 
 /// How many elements there are; `None`: more than there is memory.
@@ -232,3 +372,45 @@ pub(crate) fn reach(sizes: &[usize], strides: &[usize]) -> Option<usize> {
         .map(|(&n, &stride)| (n - 1).checked_mul(stride))
         .try_fold(1usize, |last, step| last.checked_add(step?))
 }
+
+/// The arrays of a call by their place in the header's table.
+pub(crate) type Arrays = [Option<Raw>; table::ARRAYS.len()];
+
+/// The place of an array in the header's table.
+pub(crate) fn index(name: &str) -> usize {
+    table::ARRAYS.iter().position(|field| field.name == name).expect("a field of the header")
+}
+
+/// Checks all arrays and writes them where the library reads them; the sizes are there already.
+pub(crate) fn lower(arrays: &Arrays, plan: &Resolved, args: &mut flashattn_args) -> Result<()> {
+    let sizes = Sizes::new(&plan.desc, args);
+    for (field, array) in table::ARRAYS.iter().zip(arrays) {
+        if let Some(array) = array {
+            let (data, strides) = array.lower(field, plan, &sizes)?;
+            (field.set)(args, data, strides);
+        }
+    }
+    Ok(())
+}
+
+/// A method for each array of a role of the header.
+macro_rules! methods {
+    ($array:ident, $($entry:tt)*) => {
+        $(crate::array::methods!(@ $array $entry);)*
+    };
+    (@ $array:ident { $index:literal, $name:ident, any, $doc:literal }) => {
+        #[doc = $doc]
+        pub fn $name<B: crate::Scalar>(mut self, $name: impl Into<$array<'a, B>>) -> Self {
+            self.arrays[$index] = Some($name.into().typed());
+            self
+        }
+    };
+    (@ $array:ident { $index:literal, $name:ident, $type:tt, $doc:literal }) => {
+        #[doc = $doc]
+        pub fn $name(mut self, $name: impl Into<$array<'a, $type>>) -> Self {
+            self.arrays[$index] = Some($name.into().raw());
+            self
+        }
+    };
+}
+pub(crate) use methods;

@@ -2,8 +2,48 @@
 
 use flashattn_sys as sys;
 
-use crate::error::{check, int32, int64, Error, Result};
+use crate::error::{check_with, int32, int64, Error, Result};
+use crate::library::check_version;
 use crate::{Determinism, Device, Dtype, Op, Plan};
+
+/// A method for each field of the header's descriptor that stands for itself.
+macro_rules! setters {
+    ($({ $name:ident, $kind:tt, $doc:literal })*) => {
+        impl DescBuilder {
+            $(setters!(@ $kind $name $doc);)*
+        }
+    };
+    (@ dtype $name:ident $doc:literal) => {
+        #[doc = $doc]
+        pub fn $name(mut self, dtype: Dtype) -> Self {
+            self.desc.$name = dtype.0;
+            self
+        }
+    };
+    (@ float $name:ident $doc:literal) => {
+        #[doc = $doc]
+        pub fn $name(mut self, $name: f32) -> Self {
+            self.desc.$name = $name;
+            self
+        }
+    };
+    (@ int $name:ident $doc:literal) => {
+        #[doc = $doc]
+        pub fn $name(mut self, $name: usize) -> Self {
+            self.desc.$name = self.int($name, stringify!($name));
+            self
+        }
+    };
+    (@ long $name:ident $doc:literal) => {
+        #[doc = $doc]
+        pub fn $name(mut self, $name: usize) -> Self {
+            self.desc.$name = self.long($name, stringify!($name));
+            self
+        }
+    };
+}
+
+sys::desc_fields!(setters);
 
 /// Says what is computed, field by field; lengths come later, with each call. Every default is zero:
 /// the CPU, forward only, no mask.
@@ -29,11 +69,11 @@ pub struct DescBuilder {
 
 impl DescBuilder {
     /// The fields that have no default: the type of q, k, v; query heads; elements of a head.
-    pub fn new(dtype: Dtype, heads: usize, dim: usize) -> Self {
+    pub fn new(dtype: Dtype, heads_q: usize, dim_qk: usize) -> Self {
         let desc = sys::flashattn_desc { dtype: dtype.0, ..Default::default() };
         let mut builder = Self { desc, error: None };
-        builder.desc.heads_q = builder.int(heads, "heads_q");
-        builder.desc.dim_qk = builder.int(dim, "dim_qk");
+        builder.desc.heads_q = builder.int(heads_q, "heads_q");
+        builder.desc.dim_qk = builder.int(dim_qk, "dim_qk");
         builder
     }
 
@@ -49,24 +89,6 @@ impl DescBuilder {
             self.error.get_or_insert(error);
             0
         })
-    }
-
-    /// Key and value heads; query head h reads KV head h / (heads / heads_kv).
-    pub fn heads_kv(mut self, heads: usize) -> Self {
-        self.desc.heads_kv = self.int(heads, "heads_kv");
-        self
-    }
-
-    /// Elements of a value, where they differ from those of a query and a key.
-    pub fn dim_v(mut self, dim: usize) -> Self {
-        self.desc.dim_v = self.int(dim, "dim_v");
-        self
-    }
-
-    /// The type of o and dout: that of q, or F32 beside 16-bit inputs.
-    pub fn dtype_o(mut self, dtype: Dtype) -> Self {
-        self.desc.dtype_o = dtype.0;
-        self
     }
 
     /// The device, and which of its kind.
@@ -154,6 +176,14 @@ impl DescBuilder {
         self
     }
 
+    /// The last tokens of each sequence are a tree of drafts: see
+    /// [`Inputs::tree_bits`](crate::Inputs::tree_bits).
+    pub fn tree(mut self, tokens: usize) -> Self {
+        self.desc.mask |= sys::flashattn_mask::TREE.0;
+        self.desc.tree = self.int(tokens, "tree");
+        self
+    }
+
     /// Subtracts slope * distance from the scores (Press et al. 2022).
     pub fn alibi(mut self) -> Self {
         self.desc.bias |= sys::flashattn_bias::ALIBI.0;
@@ -163,7 +193,7 @@ impl DescBuilder {
     /// Adds a bias of this type to the scores; U8: a boolean mask.
     pub fn bias(mut self, dtype: Dtype) -> Self {
         self.desc.bias |= sys::flashattn_bias::DENSE.0;
-        self.desc.bias_dtype = dtype.0;
+        self.desc.dtype_bias = dtype.0;
         self
     }
 
@@ -191,47 +221,7 @@ impl DescBuilder {
         self
     }
 
-    /// The factor of the scores; 0: 1 / sqrt(dim).
-    pub fn scale(mut self, scale: f32) -> Self {
-        self.desc.scale = scale;
-        self
-    }
-
-    /// Scores become cap * tanh(score / cap).
-    pub fn softcap(mut self, cap: f32) -> Self {
-        self.desc.softcap = cap;
-        self
-    }
-
-    /// The probability with which a weight is dropped, [0, 1), in steps of 1/65536.
-    pub fn dropout(mut self, probability: f32) -> Self {
-        self.desc.dropout = probability;
-        self
-    }
-
-    /// Promises that no call passes these, so that [`Plan::workspace_size`] can answer for all calls
-    /// at once. 0: not promised.
-    pub fn max_shape(mut self, batch: usize, seqlen_q: usize, seqlen_kv: usize) -> Self {
-        self.desc.max_batch = self.int(batch, "max_batch");
-        self.desc.max_seqlen_q = self.int(seqlen_q, "max_seqlen_q");
-        self.desc.max_seqlen_kv = self.int(seqlen_kv, "max_seqlen_kv");
-        self
-    }
-
-    /// The same for the tokens of all sequences together, in VARLEN layouts.
-    pub fn max_total(mut self, queries: usize, keys: usize) -> Self {
-        self.desc.max_total_q = self.long(queries, "max_total_q");
-        self.desc.max_total_kv = self.long(keys, "max_total_kv");
-        self
-    }
-
-    /// CPU: threads to use at the most. 1: the caller's only; 0: all.
-    pub fn threads(mut self, threads: usize) -> Self {
-        self.desc.threads = self.int(threads, "threads");
-        self
-    }
-
-    /// Sets fields that have no method here, by their names in the C header.
+    /// Sets any field, by its name in the C header.
     pub fn raw(mut self, set: impl FnOnce(&mut sys::flashattn_desc)) -> Self {
         set(&mut self.desc);
         // The library reads as many bytes as this says.
@@ -244,12 +234,14 @@ impl DescBuilder {
     /// # Errors
     ///
     /// What the library refuses: status INVALID_ARGUMENT, UNSUPPORTED or DEVICE, with the reason.
+    /// VERSION: a library of another version.
     pub fn check(&self) -> Result<()> {
         if let Some(error) = &self.error {
             return Err(error.clone());
         }
-        // SAFETY: struct_size is that of the structure.
-        check(unsafe { sys::flashattn_check(&self.desc) })
+        check_version()?;
+        // SAFETY: struct_size is that of the structure; an out-parameter.
+        check_with(|error| unsafe { sys::flashattn_check(&self.desc, error) })
     }
 
     /// Makes the plan: chooses the kernels and does everything that is slow.
@@ -260,7 +252,7 @@ impl DescBuilder {
     pub fn build(self) -> Result<Plan> {
         match self.error {
             Some(error) => Err(error),
-            None => Plan::new(self.desc),
+            None => Plan::new(&self.desc),
         }
     }
 }

@@ -18,44 +18,44 @@ pub struct Error {
     pub status: Status,
     /// Why; [`Reason::NONE`] where there is nothing more to say.
     pub reason: Reason,
-    /// The structure member it is about, as the C header names it: `dim_qk`, `inputs.q.stride_seq`.
-    /// Empty when there is none.
+    /// The structure member it is about, as the C header names it: `dim_qk`, `q.stride_seq`. Empty
+    /// when there is none.
     pub field: String,
-    /// One sentence with field, value, limit, device and remedy.
-    pub sentence: String,
+    /// Field, value, limit, device and remedy, in words.
+    pub message: String,
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.sentence)
+        f.write_str(&self.message)
     }
 }
 
 impl std::error::Error for Error {}
 
 /// What the library would refuse if it could see it: lengths of slices, mostly.
-pub(crate) fn invalid(reason: Reason, field: &str, sentence: impl Into<String>) -> Error {
+pub(crate) fn invalid(reason: Reason, field: &str, message: impl Into<String>) -> Error {
     Error {
         status: Status::ERROR_INVALID_ARGUMENT,
         reason,
         field: field.to_string(),
-        sentence: sentence.into(),
+        message: message.into(),
     }
 }
 
 /// A size of the caller as the header's 32-bit field.
 pub(crate) fn int32(value: usize, field: &str) -> Result<i32> {
     i32::try_from(value).map_err(|_| {
-        let sentence = format!("{field} = {value} is above 2^31 - 1, the range of its field");
-        invalid(Reason::SIZE, field, sentence)
+        let message = format!("{field} = {value} is above 2^31 - 1, the range of its field");
+        invalid(Reason::SIZE, field, message)
     })
 }
 
 /// A size of the caller as a 64-bit field.
 pub(crate) fn int64(value: usize, field: &str) -> Result<i64> {
     i64::try_from(value).map_err(|_| {
-        let sentence = format!("{field} = {value} is above 2^63 - 1, the range of its field");
-        invalid(Reason::SIZE, field, sentence)
+        let message = format!("{field} = {value} is above 2^63 - 1, the range of its field");
+        invalid(Reason::SIZE, field, message)
     })
 }
 
@@ -73,7 +73,26 @@ pub(crate) unsafe fn text(text: *const c_char) -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// The status of a call as a `Result`. To be asked on the thread of that call, right after it.
+/// The text of an array of the library, up to its zero byte.
+fn bounded(text: &[c_char]) -> String {
+    let bytes: Vec<u8> = text.iter().take_while(|&&c| c != 0).map(|&c| c as u8).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Runs a function of the library that fills in an error of the caller's.
+pub(crate) fn check_with(call: impl FnOnce(*mut sys::flashattn_error) -> i32) -> Result<()> {
+    let mut error = sys::flashattn_error::default();
+    let status = Status(call(&mut error));
+    if status == Status::OK {
+        return Ok(());
+    }
+    let (reason, field, message) =
+        (Reason(error.reason), bounded(&error.field), bounded(&error.message));
+    Err(Error { status, reason, field, message })
+}
+
+/// The status of a function that takes no error of the caller's. To be asked on the thread of that
+/// call, right after it.
 pub(crate) fn check(status: i32) -> Result<()> {
     let status = Status(status);
     if status == Status::OK {
@@ -82,9 +101,9 @@ pub(crate) fn check(status: i32) -> Result<()> {
     let mut reason = 0;
     let mut field = std::ptr::null();
     // SAFETY: both are out-parameters; the texts live until this thread's next failing call.
-    let (field, sentence) = unsafe {
-        let sentence = sys::flashattn_last_error(&mut reason, &mut field);
-        (text(field), text(sentence))
+    let (field, message) = unsafe {
+        let message = sys::flashattn_last_error(&mut reason, &mut field);
+        (text(field), text(message))
     };
-    Err(Error { status, reason: Reason(reason), field, sentence })
+    Err(Error { status, reason: Reason(reason), field, message })
 }

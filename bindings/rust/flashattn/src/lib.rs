@@ -18,7 +18,7 @@
 //!
 //! 1. A [`DescBuilder`] says what is computed: type, heads, dimensions, masks, features. Lengths come
 //!    later, with each call.
-//! 2. [`DescBuilder::build`] makes a [`Plan`], or refuses with an [`Error`] whose sentence names field,
+//! 2. [`DescBuilder::build`] makes a [`Plan`], or refuses with an [`Error`] whose message names field,
 //!    value, limit and remedy. A plan is immutable: any number of threads may run it at once.
 //! 3. [`Plan::forward`] and [`Plan::backward`] run it on [`View`]s of slices. The lengths of all slices
 //!    are checked before the call, and what is written is borrowed mutably: no `unsafe` is needed.
@@ -40,6 +40,7 @@ mod element;
 mod error;
 mod inputs;
 mod library;
+mod parallel;
 mod plan;
 mod properties;
 mod run;
@@ -51,9 +52,12 @@ pub use array::{Array, ArrayMut};
 pub use desc::DescBuilder;
 pub use element::{Element, Scalar};
 pub use error::{Error, Result};
-pub use inputs::{Inputs, RowStrides};
+pub use inputs::Inputs;
 pub use library::{build_info, device_count, device_info, set_log, version, DeviceInfo};
-pub use plan::{Plan, Shape};
+pub use parallel::Parallel;
+#[cfg(feature = "rayon")]
+pub use parallel::Rayon;
+pub use plan::{Plan, Sizes};
 pub use properties::PlanInfo;
 pub use run::Queue;
 pub use view::{Dims, Strides, View, ViewMut};

@@ -4,14 +4,15 @@ use std::ptr::NonNull;
 
 use flashattn_sys as sys;
 
-use crate::array::Place;
-use crate::error::{check, int32, int64, invalid, Result};
+use crate::array::Memory;
+use crate::error::{check, check_with, int32, int64, invalid, Result};
+use crate::library::check_version;
 use crate::properties::PlanInfo;
 use crate::{Device, Dims, Dtype, Op, Reason};
 
 /// The sizes of a call, for questions about it. Where lengths lie on the device, upper bounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Shape {
+pub struct Sizes {
     /// Sequences.
     pub batch: usize,
     /// Queries of the longest sequence.
@@ -24,71 +25,64 @@ pub struct Shape {
     pub total_kv: usize,
 }
 
-impl Shape {
-    pub(crate) fn lower(&self) -> Result<sys::flashattn_shape> {
-        Ok(sys::flashattn_shape {
-            batch: int32(self.batch, "shape.batch")?,
-            seqlen_q: int32(self.seqlen_q, "shape.seqlen_q")?,
-            seqlen_kv: int32(self.seqlen_kv, "shape.seqlen_kv")?,
-            reserved: 0,
-            total_q: int64(self.total_q, "shape.total_q")?,
-            total_kv: int64(self.total_kv, "shape.total_kv")?,
+impl Sizes {
+    /// The arguments of a call with these sizes and nothing else.
+    pub(crate) fn lower(&self) -> Result<sys::flashattn_args> {
+        Ok(sys::flashattn_args {
+            batch: int32(self.batch, "batch")?,
+            seqlen_q: int32(self.seqlen_q, "seqlen_q")?,
+            seqlen_kv: int32(self.seqlen_kv, "seqlen_kv")?,
+            total_q: int64(self.total_q, "total_q")?,
+            total_kv: int64(self.total_kv, "total_kv")?,
+            ..Default::default()
         })
     }
 }
 
-/// What a descriptor says of the arrays of a call, defaults filled in.
+/// A plan's descriptor with every default filled in, as the library does it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Facts {
-    pub place: Place,
-    pub dtype: Dtype,
-    pub dtype_o: Dtype,
-    pub bias_dtype: Dtype,
+pub(crate) struct Resolved {
+    pub desc: sys::flashattn_desc,
+    pub memory: Memory,
     pub heads_q: usize,
     pub heads_kv: usize,
     pub dim_qk: usize,
     pub dim_v: usize,
-    pub varlen_q: bool,
-    pub varlen_kv: bool,
     pub page_size: usize,
-    pub block_q: usize,
-    pub block_kv: usize,
-    pub dropout: f32,
 }
 
-impl Facts {
-    fn new(desc: &sys::flashattn_desc) -> Self {
+impl Resolved {
+    fn new(desc: sys::flashattn_desc) -> Self {
         let size = |n: i32| usize::try_from(n).unwrap_or(0);
-        let or = |n: i32, default: i32| if n == 0 { default } else { n };
-        let layout = sys::flashattn_layout(desc.layout);
-        let device = Device(desc.device);
+        let host = Device(desc.device) == Device::CPU;
         Self {
-            place: if device == Device::CPU { Place::Host } else { Place::Device },
-            dtype: Dtype(desc.dtype),
-            dtype_o: Dtype(or(desc.dtype_o, desc.dtype)),
-            bias_dtype: Dtype(or(desc.bias_dtype, desc.dtype)),
+            memory: if host { Memory::Host } else { Memory::Device },
             heads_q: size(desc.heads_q),
-            heads_kv: size(or(desc.heads_kv, desc.heads_q)),
+            heads_kv: size(desc.heads_kv),
             dim_qk: size(desc.dim_qk),
-            dim_v: size(or(desc.dim_v, desc.dim_qk)),
-            varlen_q: layout.contains(sys::flashattn_layout::VARLEN_Q),
-            varlen_kv: layout.contains(sys::flashattn_layout::VARLEN_KV),
+            dim_v: size(desc.dim_v),
             page_size: size(desc.page_size),
-            block_q: size(desc.block_q),
-            block_kv: size(desc.block_kv),
-            dropout: desc.dropout,
+            desc,
         }
+    }
+
+    pub(crate) fn varlen_q(&self) -> bool {
+        sys::flashattn_layout(self.desc.layout).contains(sys::flashattn_layout::VARLEN_Q)
+    }
+
+    pub(crate) fn varlen_kv(&self) -> bool {
+        sys::flashattn_layout(self.desc.layout).contains(sys::flashattn_layout::VARLEN_KV)
     }
 
     pub(crate) fn expect_dtype(&self, given: Dtype, wanted: Dtype, field: &str) -> Result<()> {
         if given == wanted {
             return Ok(());
         }
-        let sentence = format!(
+        let message = format!(
             "{field} holds {given:?}, but the plan is made for {wanted:?}; convert it, or make a plan for \
              {given:?}"
         );
-        Err(invalid(Reason::DTYPE, field, sentence))
+        Err(invalid(Reason::DTYPE, field, message))
     }
 
     pub(crate) fn expect_dims(
@@ -109,11 +103,11 @@ impl Facts {
         } else {
             "give it so, or make another plan"
         };
-        let sentence = format!(
+        let message = format!(
             "{field} is {given}, but the plan is made for {layout} with heads = {heads} and dim = {dim}; \
              {remedy}"
         );
-        Err(invalid(Reason::SIZE, field, sentence))
+        Err(invalid(Reason::SIZE, field, message))
     }
 }
 
@@ -122,7 +116,7 @@ impl Facts {
 #[derive(Debug)]
 pub struct Plan {
     handle: NonNull<sys::flashattn_plan>,
-    pub(crate) facts: Facts,
+    pub(crate) resolved: Resolved,
 }
 
 // SAFETY: the library promises that any thread may use a plan at any time, several at once; only
@@ -138,17 +132,20 @@ impl Drop for Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(desc: sys::flashattn_desc) -> Result<Self> {
+    pub(crate) fn new(desc: &sys::flashattn_desc) -> Result<Self> {
+        check_version()?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: struct_size is that of the structure; an out-parameter.
-        check(unsafe { sys::flashattn_plan_create(&desc, &mut handle) })?;
+        // SAFETY: struct_size is that of the structure; out-parameters.
+        check_with(|error| unsafe { sys::flashattn_plan_create(desc, &mut handle, error) })?;
         let handle = NonNull::new(handle)
             .ok_or_else(|| invalid(Reason::NONE, "plan", "the library made no plan"))?;
-        Ok(Self { handle, facts: Facts::new(&desc) })
-    }
-
-    pub(crate) fn as_ptr(&self) -> *const sys::flashattn_plan {
-        self.handle.as_ptr()
+        // From here on Drop frees it.
+        let mut plan = Self { handle, resolved: Resolved::new(*desc) };
+        let mut desc = sys::flashattn_desc::default();
+        // SAFETY: a live plan; struct_size is set.
+        check(unsafe { sys::flashattn_plan_desc(plan.as_raw(), &mut desc) })?;
+        plan.resolved = Resolved::new(desc);
+        Ok(plan)
     }
 
     /// The handle, for calls of [`crate::sys`]. It belongs to this plan.
@@ -156,38 +153,43 @@ impl Plan {
         self.handle.as_ptr()
     }
 
-    /// Bytes of workspace that an operation needs; `None`: enough for every call within the promised
+    /// The descriptor with every default resolved: heads_kv, dim_v, types, scale.
+    pub fn desc(&self) -> &sys::flashattn_desc {
+        &self.resolved.desc
+    }
+
+    /// Bytes of workspace that an operation needs; `None`: enough for every call within the plan's
     /// maxima. Linear in the sequence length.
     ///
     /// # Errors
     ///
-    /// INVALID_ARGUMENT: also for `None` when a maximum that matters was not promised.
-    pub fn workspace_size(&self, op: Op, shape: Option<&Shape>) -> Result<usize> {
-        let shape = shape.map(Shape::lower).transpose()?;
-        let bytes = self.bytes(op, shape.as_ref())?;
+    /// INVALID_ARGUMENT: also for `None` when a maximum that matters is not set.
+    pub fn workspace_size(&self, op: Op, sizes: Option<&Sizes>) -> Result<usize> {
+        let args = sizes.map(Sizes::lower).transpose()?;
+        let bytes = self.bytes(op, args.as_ref())?;
         Ok(usize::try_from(bytes).unwrap_or(0))
     }
 
-    pub(crate) fn bytes(&self, op: Op, shape: Option<&sys::flashattn_shape>) -> Result<i64> {
-        let shape = shape.map_or(std::ptr::null(), std::ptr::from_ref);
+    pub(crate) fn bytes(&self, op: Op, args: Option<&sys::flashattn_args>) -> Result<i64> {
+        let args = args.map_or(std::ptr::null(), std::ptr::from_ref);
         let mut bytes = 0;
-        // SAFETY: a live plan; shape may be NULL; an out-parameter.
-        check(unsafe { sys::flashattn_workspace_size(self.as_ptr(), op.0, shape, &mut bytes) })?;
+        // SAFETY: a live plan; args may be NULL; an out-parameter.
+        check(unsafe { sys::flashattn_workspace_size(self.as_raw(), op.0, args, &mut bytes) })?;
         Ok(bytes)
     }
 
-    /// Which kernel an operation uses and what it costs; `None`: for the promised maxima.
+    /// Which kernel an operation uses and what it costs; `None`: for the plan's maxima.
     ///
     /// # Errors
     ///
     /// INVALID_ARGUMENT: the plan was not made for this operation.
-    pub fn info(&self, op: Op, shape: Option<&Shape>) -> Result<PlanInfo> {
-        let shape = shape.map(Shape::lower).transpose()?;
-        let shape = shape.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    pub fn info(&self, op: Op, sizes: Option<&Sizes>) -> Result<PlanInfo> {
+        let args = sizes.map(Sizes::lower).transpose()?;
+        let args = args.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         let mut c = sys::flashattn_plan_properties::default();
-        // SAFETY: a live plan; shape may be NULL; struct_size is set; the texts live as long as it.
+        // SAFETY: a live plan; args may be NULL; struct_size is set; the texts live as long as it.
         unsafe {
-            check(sys::flashattn_plan_info(self.as_ptr(), op.0, shape, &mut c))?;
+            check(sys::flashattn_plan_info(self.as_raw(), op.0, args, &mut c))?;
             Ok(PlanInfo::new(&c))
         }
     }

@@ -9,7 +9,7 @@ use crate::error::text;
 #[non_exhaustive]
 pub struct PlanInfo {
     /// "cpu", "sm90".
-    pub family: String,
+    pub backend: String,
     /// The kernel's name.
     pub kernel: String,
     /// Instructions it is made of: "avx512_bf16".
@@ -22,15 +22,17 @@ pub struct PlanInfo {
     pub tile_kv: i32,
     /// Tiles in flight; 1: none ahead.
     pub stages: i32,
-    /// CPU: threads at the most. GPU: threads a block.
+    /// CPU: threads at the most. GPU: threads of a CTA.
     pub threads: i32,
-    /// GPU: registers a thread.
+    /// GPU: registers of a thread. CPU: 0.
     pub registers: i32,
-    /// Bytes of fast memory of a unit.
-    pub local_memory: i32,
-    /// Parts into which the longest sequence's keys are split.
+    /// GPU: bytes of shared memory of a CTA. CPU: 0.
+    pub shared_memory: i32,
+    /// CPU: bytes of workspace that a thread keeps to itself. GPU: 0.
+    pub scratch: i32,
+    /// Splits of the longest sequence's keys.
     pub splits: i32,
-    /// Arithmetic of the visible pairs of the shape asked about.
+    /// Arithmetic of the visible pairs, for the sizes asked about.
     pub flops: i64,
     /// Least bytes to move.
     pub bytes: i64,
@@ -44,10 +46,10 @@ impl PlanInfo {
     /// The texts are alive.
     pub(crate) unsafe fn new(c: &sys::flashattn_plan_properties) -> Self {
         // SAFETY: the caller's promise.
-        let [family, kernel, isa, why] =
-            [c.family, c.kernel, c.isa, c.why].map(|t| unsafe { text(t) });
+        let [backend, kernel, isa, why] =
+            [c.backend, c.kernel, c.isa, c.why].map(|t| unsafe { text(t) });
         Self {
-            family,
+            backend,
             kernel,
             isa,
             why,
@@ -56,7 +58,8 @@ impl PlanInfo {
             stages: c.stages,
             threads: c.threads,
             registers: c.registers,
-            local_memory: c.local_memory,
+            shared_memory: c.shared_memory,
+            scratch: c.scratch,
             splits: c.splits,
             flops: c.flops,
             bytes: c.bytes,

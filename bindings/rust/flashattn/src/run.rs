@@ -4,12 +4,13 @@ use std::ffi::c_void;
 
 use flashattn_sys as sys;
 
-use crate::array::{Need, Place};
-use crate::error::{check, int32, int64, invalid, Error, Result};
+use crate::array::{self, index, Memory};
+use crate::error::{check_with, int32, int64, invalid, Error, Result};
 use crate::inputs::Inputs;
+use crate::parallel::with_pool;
 use crate::{
-    ArrayMut, Dims, Element, Gradients, Op, Output, Part, Plan, Reason, Shape, Status, Upstream,
-    Workspace,
+    ArrayMut, Dims, Dtype, Element, Gradients, Op, Output, Parallel, Part, Plan, Reason, Sizes,
+    Status, Upstream, Workspace,
 };
 
 /// Where work for a GPU is enqueued, and its scratch memory.
@@ -44,11 +45,12 @@ impl Plan {
         workspace: &mut Workspace,
     ) -> Result<()> {
         self.expect_cpu("forward_on")?;
-        let args = self.forward_args(inputs, output.into())?;
-        let scratch = self.scratch(Op::FORWARD, &args.shape, workspace)?;
+        let mut output = output.into();
+        let args = self.forward_args(inputs, &mut output)?;
+        let scratch = self.scratch(Op::FORWARD, &args, workspace)?;
         // SAFETY: on the CPU the call is over when it returns, and all arrays were checked to be
         // borrowed memory with as many elements as the library touches.
-        unsafe { self.run_forward(&args, &scratch) }
+        unsafe { self.run(Op::FORWARD, args, &scratch, output.pool.0) }
     }
 
     /// [`Plan::forward`], enqueued on a stream.
@@ -60,17 +62,17 @@ impl Plan {
     /// # Safety
     ///
     /// Until the enqueued work is done, all memory given, the queue's workspace included, stays valid,
-    /// and what it writes is used by nothing else. Lengths and page numbers on the device are possible
-    /// ones.
+    /// and what it writes is used by nothing else.
     pub unsafe fn forward_on<'a, T: Element, O: Element>(
         &self,
         inputs: &Inputs<'_, T>,
         output: impl Into<Output<'a, O>>,
         queue: &Queue,
     ) -> Result<()> {
-        let args = self.forward_args(inputs, output.into())?;
+        let mut output = output.into();
+        let args = self.forward_args(inputs, &mut output)?;
         // SAFETY: the caller's promise.
-        unsafe { self.run_forward(&args, &queue.scratch()?) }
+        unsafe { self.run(Op::FORWARD, args, &queue.scratch()?, output.pool.0) }
     }
 
     /// The gradients (Dao et al. 2022, algorithm 4), for a plan made with
@@ -83,14 +85,14 @@ impl Plan {
         &self,
         inputs: &Inputs<'_, T>,
         upstream: &Upstream<'_, O>,
-        gradients: Gradients<'_, T>,
+        mut gradients: Gradients<'_, T>,
         workspace: &mut Workspace,
     ) -> Result<()> {
         self.expect_cpu("backward_on")?;
-        let args = self.backward_args(inputs, upstream, gradients)?;
-        let scratch = self.scratch(Op::BACKWARD, &args.shape, workspace)?;
+        let args = self.backward_args(inputs, upstream, &mut gradients)?;
+        let scratch = self.scratch(Op::BACKWARD, &args, workspace)?;
         // SAFETY: as in forward.
-        unsafe { self.run_backward(&args, &scratch) }
+        unsafe { self.run(Op::BACKWARD, args, &scratch, gradients.pool.0) }
     }
 
     /// [`Plan::backward`], enqueued on a stream.
@@ -106,12 +108,12 @@ impl Plan {
         &self,
         inputs: &Inputs<'_, T>,
         upstream: &Upstream<'_, O>,
-        gradients: Gradients<'_, T>,
+        mut gradients: Gradients<'_, T>,
         queue: &Queue,
     ) -> Result<()> {
-        let args = self.backward_args(inputs, upstream, gradients)?;
+        let args = self.backward_args(inputs, upstream, &mut gradients)?;
         // SAFETY: the caller's promise.
-        unsafe { self.run_backward(&args, &queue.scratch()?) }
+        unsafe { self.run(Op::BACKWARD, args, &queue.scratch()?, gradients.pool.0) }
     }
 
     /// Merges partial results over disjoint sets of keys into the whole. `P`: the plan's type of o,
@@ -146,78 +148,80 @@ impl Plan {
         stream: *mut c_void,
     ) -> Result<()> {
         let mut output = output.into();
-        let (place, dims) = (self.facts.place, output.o.dims());
+        let (memory, dims) = (self.resolved.memory, output.o.dims());
         self.expect_o::<O>(dims, dims, "o")?;
         let mut args = sys::flashattn_merge_args {
             parts: int32(parts.len(), "parts")?,
-            part_dtype: P::DTYPE.0,
-            o: output.o.tensor(place, "o")?,
+            dtype_part: P::DTYPE.0,
+            o: output.o.tensor(memory, "o")?,
             ..Default::default()
         };
-        if self.facts.varlen_q {
-            args.shape.total_q = int64(dims.seq, "shape.total_q")?;
+        if self.resolved.varlen_q() {
+            args.total_q = int64(dims.seq, "total_q")?;
         } else {
-            args.shape.batch = int32(dims.batch, "shape.batch")?;
-            args.shape.seqlen_q = int32(dims.seq, "shape.seqlen_q")?;
+            args.batch = int32(dims.batch, "batch")?;
+            args.seqlen_q = int32(dims.seq, "seqlen_q")?;
         }
-        let need = self.lse_need(dims);
-        if let Some(lse) = &mut output.lse {
-            args.lse = lse.pointer(place, need, "lse")?;
+        // (batch, heads, seq) or (heads, tokens).
+        let rows = [dims.batch, self.resolved.heads_q, dims.seq];
+        if let Some(lse) = &output.arrays[index("lse")] {
+            args.lse = lse.packed(memory, &rows, "lse")?.cast();
         }
         let mut tensors = Vec::with_capacity(parts.len());
         let mut pointers = Vec::with_capacity(parts.len());
         for part in parts {
             self.expect_same(part.o.dims(), dims, "part_o")?;
-            tensors.push(part.o.tensor(place, "part_o")?);
-            pointers.push(part.lse.pointer(place, need, "part_lse")?);
+            tensors.push(part.o.tensor(memory, "part_o")?);
+            let lse = part.lse.raw().packed(memory, &rows, "part_lse")?;
+            pointers.push(lse.cast::<f32>().cast_const());
         }
         args.part_o = tensors.as_ptr();
         args.part_lse = pointers.as_ptr();
-        // SAFETY: a live plan; host arrays of `parts` entries; all memory was checked above.
-        check(unsafe { sys::flashattn_merge(self.as_ptr(), &args, stream) })
+        with_pool(output.pool.0, |parallel, user| {
+            (args.parallel, args.parallel_user) = (parallel, user);
+            check_with(|error| {
+                args.error = error;
+                // SAFETY: a live plan; host arrays of `parts` entries; all memory was checked above.
+                unsafe { sys::flashattn_merge(self.as_raw(), &args, stream) }
+            })
+        })
     }
 
     /// Which weights the plan's dropout keeps, (batch, heads, seqlen_q, seqlen_kv): 1 = kept. Of
-    /// `shape`, batch, seqlen_q and seqlen_kv count.
+    /// `sizes`, batch, seqlen_q and seqlen_kv count.
     ///
     /// # Errors
     ///
     /// INVALID_ARGUMENT: `keep` has another length.
     pub fn dropout_mask<'a>(
         &self,
-        shape: &Shape,
+        sizes: &Sizes,
         seed: u64,
         offset: u64,
         keep: impl Into<ArrayMut<'a, u8>>,
     ) -> Result<()> {
         self.expect_cpu("sys::flashattn_dropout_mask")?;
-        let mut args = sys::flashattn_forward_args { shape: shape.lower()?, ..Default::default() };
-        args.inputs.rng_seed = seed;
-        args.inputs.rng_offset = offset;
-        let sizes = [shape.batch, self.facts.heads_q, shape.seqlen_q, shape.seqlen_kv];
-        let keep = keep.into().pointer(Place::Host, Need::product(&sizes), "keep")?;
+        let mut args = sizes.lower()?;
+        (args.rng_seed, args.rng_offset) = (seed, offset);
+        let dims = [sizes.batch, self.resolved.heads_q, sizes.seqlen_q, sizes.seqlen_kv];
+        let keep = keep.into().raw().packed(Memory::Host, &dims, "keep")?.cast();
         let stream = std::ptr::null_mut();
-        // SAFETY: keep holds as many bytes as are written.
-        check(unsafe { sys::flashattn_dropout_mask(self.as_ptr(), &args, keep, stream) })
+        check_with(|error| {
+            args.error = error;
+            // SAFETY: keep holds as many bytes as are written.
+            unsafe { sys::flashattn_dropout_mask(self.as_raw(), &args, keep, stream) }
+        })
     }
 
     fn forward_args<T: Element, O: Element>(
         &self,
         inputs: &Inputs<'_, T>,
-        mut output: Output<'_, O>,
-    ) -> Result<sys::flashattn_forward_args> {
-        let (shape, c) = inputs.lower(&self.facts)?;
-        let place = self.facts.place;
+        output: &mut Output<'_, O>,
+    ) -> Result<sys::flashattn_args> {
+        let mut args = inputs.lower(&self.resolved)?;
         self.expect_o::<O>(output.o.dims(), inputs.q.dims(), "o")?;
-        let mut args = sys::flashattn_forward_args {
-            shape,
-            inputs: c,
-            o: output.o.tensor(place, "o")?,
-            ..Default::default()
-        };
-        if let Some(lse) = &mut output.lse {
-            args.lse = lse.pointer(place, self.lse_need(inputs.q.dims()), "lse")?;
-        }
+        args.o = output.o.tensor(self.resolved.memory, "o")?;
+        array::lower(&output.arrays, &self.resolved, &mut args)?;
         Ok(args)
     }
 
@@ -225,83 +229,56 @@ impl Plan {
         &self,
         inputs: &Inputs<'_, T>,
         upstream: &Upstream<'_, O>,
-        mut gradients: Gradients<'_, T>,
-    ) -> Result<sys::flashattn_backward_args> {
-        let (shape, c) = inputs.lower(&self.facts)?;
-        let place = self.facts.place;
+        gradients: &mut Gradients<'_, T>,
+    ) -> Result<sys::flashattn_args> {
+        let mut args = inputs.lower(&self.resolved)?;
+        let memory = self.resolved.memory;
         let q = inputs.q.dims();
         self.expect_o::<O>(upstream.o.dims(), q, "o")?;
         self.expect_o::<O>(upstream.dout.dims(), q, "dout")?;
         self.expect_same(gradients.dq.dims(), q, "dq")?;
         self.expect_same(gradients.dk.dims(), inputs.k.dims(), "dk")?;
         self.expect_same(gradients.dv.dims(), inputs.v.dims(), "dv")?;
-        let need = self.lse_need(q);
-        let mut args = sys::flashattn_backward_args {
-            shape,
-            inputs: c,
-            o: upstream.o.tensor(place, "o")?,
-            dout: upstream.dout.tensor(place, "dout")?,
-            lse: upstream.lse.pointer(place, need, "lse")?,
-            dq: gradients.dq.tensor(place, "dq")?,
-            dk: gradients.dk.tensor(place, "dk")?,
-            dv: gradients.dv.tensor(place, "dv")?,
-            ..Default::default()
-        };
-        if let Some(dlse) = &upstream.dlse {
-            args.dlse = dlse.pointer(place, need, "dlse")?;
-        }
-        if let Some((dbias, strides)) = &mut gradients.dbias {
-            let size = |n: i32| usize::try_from(n).unwrap_or(0);
-            let sizes = [
-                size(shape.batch),
-                self.facts.heads_q,
-                size(shape.seqlen_q),
-                size(shape.seqlen_kv),
-            ];
-            args.dbias = dbias.pointer(place, Need::reach(&sizes, &strides.list()), "dbias")?;
-            args.dbias_stride_batch = int64(strides.batch, "dbias_stride_batch")?;
-            args.dbias_stride_head = int64(strides.head, "dbias_stride_head")?;
-            args.dbias_stride_row = int64(strides.row, "dbias_stride_row")?;
-        }
-        if let Some(dsink) = &mut gradients.dsink {
-            args.dsink = dsink.pointer(place, Need::product(&[self.facts.heads_q]), "dsink")?;
-        }
+        args.o = upstream.o.tensor(memory, "o")?;
+        args.dout = upstream.dout.tensor(memory, "dout")?;
+        args.dq = gradients.dq.tensor(memory, "dq")?;
+        args.dk = gradients.dk.tensor(memory, "dk")?;
+        args.dv = gradients.dv.tensor(memory, "dv")?;
+        array::lower(&upstream.arrays, &self.resolved, &mut args)?;
+        array::lower(&gradients.arrays, &self.resolved, &mut args)?;
         Ok(args)
     }
 
     /// # Safety
     ///
     /// All memory of `args` and `scratch` is there until the work is done.
-    unsafe fn run_forward(
+    unsafe fn run(
         &self,
-        args: &sys::flashattn_forward_args,
+        op: Op,
+        mut args: sys::flashattn_args,
         scratch: &Scratch,
+        pool: Option<&dyn Parallel>,
     ) -> Result<()> {
-        let (workspace, bytes, stream) = (scratch.workspace, scratch.bytes, scratch.stream);
-        // SAFETY: a live plan; the caller's promise.
-        check(unsafe { sys::flashattn_forward(self.as_ptr(), args, workspace, bytes, stream) })
-    }
-
-    /// # Safety
-    ///
-    /// As of `run_forward`.
-    unsafe fn run_backward(
-        &self,
-        args: &sys::flashattn_backward_args,
-        scratch: &Scratch,
-    ) -> Result<()> {
-        let (workspace, bytes, stream) = (scratch.workspace, scratch.bytes, scratch.stream);
-        // SAFETY: a live plan; the caller's promise.
-        check(unsafe { sys::flashattn_backward(self.as_ptr(), args, workspace, bytes, stream) })
+        let run = if op == Op::FORWARD { sys::flashattn_forward } else { sys::flashattn_backward };
+        with_pool(pool, |parallel, user| {
+            (args.parallel, args.parallel_user) = (parallel, user);
+            check_with(|error| {
+                args.error = error;
+                // SAFETY: a live plan; the caller's promise.
+                unsafe {
+                    run(self.as_raw(), &args, scratch.workspace, scratch.bytes, scratch.stream)
+                }
+            })
+        })
     }
 
     fn scratch(
         &self,
         op: Op,
-        shape: &sys::flashattn_shape,
+        args: &sys::flashattn_args,
         workspace: &mut Workspace,
     ) -> Result<Scratch> {
-        let bytes = self.bytes(op, Some(shape))?;
+        let bytes = self.bytes(op, Some(args))?;
         Ok(Scratch {
             workspace: workspace.pointer(bytes)?.cast(),
             bytes,
@@ -310,22 +287,22 @@ impl Plan {
     }
 
     fn expect_cpu(&self, instead: &str) -> Result<()> {
-        if self.facts.place == Place::Host {
+        if self.resolved.memory == Memory::Host {
             return Ok(());
         }
         Err(Error {
             status: Status::ERROR_UNSUPPORTED,
             reason: Reason::STREAM,
             field: "device".to_string(),
-            sentence: format!("the plan is for a GPU, whose work outlives the call: use {instead}"),
+            message: format!("the plan is for a GPU, whose work outlives the call: use {instead}"),
         })
     }
 
     fn expect_o<O: Element>(&self, given: Dims, q: Dims, field: &str) -> Result<()> {
-        let facts = &self.facts;
-        facts.expect_dtype(O::DTYPE, facts.dtype_o, field)?;
-        facts.expect_dims(given, facts.varlen_q, facts.heads_q, facts.dim_v, field)?;
-        let dim = facts.dim_v;
+        let plan = &self.resolved;
+        plan.expect_dtype(O::DTYPE, Dtype(plan.desc.dtype_o), field)?;
+        plan.expect_dims(given, plan.varlen_q(), plan.heads_q, plan.dim_v, field)?;
+        let dim = plan.dim_v;
         self.expect_same(given, Dims { dim, ..q }, field)
     }
 
@@ -333,14 +310,9 @@ impl Plan {
         if given == wanted {
             return Ok(());
         }
-        let sentence =
+        let message =
             format!("{field} is {given}, but must be {wanted}; give an array of that size");
-        Err(invalid(Reason::SIZE, field, sentence))
-    }
-
-    /// (batch, heads, seq) or (heads, tokens).
-    fn lse_need(&self, q: Dims) -> Need {
-        Need::product(&[q.batch, self.facts.heads_q, q.seq])
+        Err(invalid(Reason::SIZE, field, message))
     }
 }
 

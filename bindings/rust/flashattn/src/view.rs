@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use flashattn_sys::flashattn_tensor;
 
-use crate::array::{product, reach, Place};
+use crate::array::{product, reach, Memory};
 use crate::error::{int64, invalid, Result};
 use crate::Reason;
 
@@ -58,7 +58,8 @@ impl From<[usize; 3]> for Dims {
     }
 }
 
-/// Elements from one sequence, head, token to the next. The elements of a head are contiguous.
+/// Elements from one sequence, head, token or row to the next, as in the header's `flashattn_tensor`.
+/// The elements of the last index are contiguous.
 ///
 /// A stride of zero repeats what it steps over, in inputs only. For VARLEN views `batch` is 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -109,7 +110,7 @@ struct Raw {
     address: u64,
     dims: Dims,
     strides: Strides,
-    place: Place,
+    memory: Memory,
 }
 
 impl Raw {
@@ -118,16 +119,16 @@ impl Raw {
         let needed = reach(&dims.sizes(), &strides.list());
         if !needed.is_some_and(|n| n <= len) {
             let needed = needed.map_or("more than 2^64".to_string(), |n| n.to_string());
-            let sentence = format!(
+            let message = format!(
                 "the slice holds {len} elements, but {dims} with strides {strides} needs {needed}; give a \
                  longer one, or correct sizes or strides"
             );
-            return Err(invalid(Reason::SIZE, "", sentence));
+            return Err(invalid(Reason::SIZE, "", message));
         }
-        Self::checked(address, dims, strides, Place::Host)
+        Self::checked(address, dims, strides, Memory::Host)
     }
 
-    fn checked(address: u64, dims: Dims, strides: Strides, place: Place) -> Result<Self> {
+    fn checked(address: u64, dims: Dims, strides: Strides, memory: Memory) -> Result<Self> {
         for (stride, field) in [
             (strides.batch, "stride_batch"),
             (strides.head, "stride_head"),
@@ -136,21 +137,13 @@ impl Raw {
             int64(stride, field)?;
         }
         if dims.varlen && strides.batch != 0 {
-            let sentence = format!(
+            let message = format!(
                 "stride_batch = {}, but {dims} has no batch index; set it to 0",
                 strides.batch
             );
-            return Err(invalid(Reason::STRIDE, "stride_batch", sentence));
+            return Err(invalid(Reason::STRIDE, "stride_batch", message));
         }
-        // To the library three zeros mean packed.
-        if strides == Strides::default() && dims.batch.max(dims.seq).max(dims.heads) > 1 {
-            let sentence = format!(
-                "all strides of {dims} are 0, which would repeat one row in every dimension; copy it to \
-                 a packed array"
-            );
-            return Err(invalid(Reason::STRIDE, "stride_seq", sentence));
-        }
-        Ok(Self { address, dims, strides, place })
+        Ok(Self { address, dims, strides, memory })
     }
 
     /// Refuses strides with which two indices could share an element.
@@ -162,12 +155,12 @@ impl Raw {
         let mut filled = 1usize;
         for d in order.into_iter().filter(|&d| sizes[d] > 1) {
             if list[d] < filled && product(&sizes) != Some(0) {
-                let sentence = format!(
+                let message = format!(
                     "a stride of {} is below {filled}, the elements that one step passes, so that \
                      results would overlap in {} with strides {}; give larger strides",
                     list[d], self.dims, self.strides
                 );
-                return Err(invalid(Reason::STRIDE, "", sentence));
+                return Err(invalid(Reason::STRIDE, "", message));
             }
             filled = filled.saturating_add(list[d].saturating_mul(sizes[d] - 1));
         }
@@ -176,11 +169,11 @@ impl Raw {
 
     fn heads(mut self, heads: Range<usize>, element: usize) -> Result<Self> {
         if heads.start > heads.end || heads.end > self.dims.heads {
-            let sentence = format!(
+            let message = format!(
                 "heads {heads:?} are not all in {}; give a range within 0..{}",
                 self.dims, self.dims.heads
             );
-            return Err(invalid(Reason::SIZE, "", sentence));
+            return Err(invalid(Reason::SIZE, "", message));
         }
         let sizes = self.dims.sizes();
         self.dims.heads = heads.len();
@@ -191,8 +184,8 @@ impl Raw {
         Ok(self)
     }
 
-    fn tensor(&self, place: Place, field: &str) -> Result<flashattn_tensor> {
-        self.place.expect(place, field)?;
+    fn tensor(&self, memory: Memory, field: &str) -> Result<flashattn_tensor> {
+        self.memory.expect(memory, field)?;
         Ok(flashattn_tensor {
             data: self.address as *mut _,
             stride_batch: int64(self.strides.batch, field)?,
@@ -209,11 +202,11 @@ fn check_packed(len: usize, dims: &Dims) -> Result<()> {
         return Ok(());
     }
     let wanted = wanted.map_or("more than 2^64".to_string(), |n| n.to_string());
-    let sentence = format!(
+    let message = format!(
         "the slice holds {len} elements, but {dims} are {wanted}; correct the sizes, or give the part of \
          the slice with `strided`"
     );
-    Err(invalid(Reason::SIZE, "", sentence))
+    Err(invalid(Reason::SIZE, "", message))
 }
 
 /// An array to read, in a slice or in a GPU's memory.
@@ -257,7 +250,7 @@ impl<'a, T> View<'a, T> {
     ///
     /// # Errors
     ///
-    /// SIZE: an element lies past the slice. STRIDE: all strides are 0 with more than one row.
+    /// SIZE: an element lies past the slice. STRIDE: a VARLEN array with a batch stride.
     pub fn strided(data: &'a [T], dims: impl Into<Dims>, strides: Strides) -> Result<Self> {
         let raw = Raw::new(data.as_ptr() as u64, data.len(), dims.into(), strides)?;
         Ok(Self { raw, _lifetime: PhantomData })
@@ -267,7 +260,7 @@ impl<'a, T> View<'a, T> {
     ///
     /// # Errors
     ///
-    /// STRIDE: all strides are 0 with more than one row.
+    /// STRIDE: a VARLEN array with a batch stride.
     ///
     /// # Safety
     ///
@@ -279,7 +272,7 @@ impl<'a, T> View<'a, T> {
         strides: Strides,
     ) -> Result<Self> {
         Ok(Self {
-            raw: Raw::checked(address, dims.into(), strides, Place::Device)?,
+            raw: Raw::checked(address, dims.into(), strides, Memory::Device)?,
             _lifetime: PhantomData,
         })
     }
@@ -303,8 +296,8 @@ impl<'a, T> View<'a, T> {
         self.raw.strides
     }
 
-    pub(crate) fn tensor(&self, place: Place, field: &str) -> Result<flashattn_tensor> {
-        self.raw.tensor(place, field)
+    pub(crate) fn tensor(&self, memory: Memory, field: &str) -> Result<flashattn_tensor> {
+        self.raw.tensor(memory, field)
     }
 }
 
@@ -346,7 +339,7 @@ impl<'a, T> ViewMut<'a, T> {
         strides: Strides,
     ) -> Result<Self> {
         Ok(Self {
-            raw: Raw::checked(address, dims.into(), strides, Place::Device)?.check_apart()?,
+            raw: Raw::checked(address, dims.into(), strides, Memory::Device)?.check_apart()?,
             _lifetime: PhantomData,
         })
     }
@@ -387,7 +380,7 @@ impl<'a, T> ViewMut<'a, T> {
         self.raw.strides
     }
 
-    pub(crate) fn tensor(&mut self, place: Place, field: &str) -> Result<flashattn_tensor> {
-        self.raw.tensor(place, field)
+    pub(crate) fn tensor(&mut self, memory: Memory, field: &str) -> Result<flashattn_tensor> {
+        self.raw.tensor(memory, field)
     }
 }

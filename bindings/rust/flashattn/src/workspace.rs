@@ -30,7 +30,7 @@ impl Workspace {
             status: Status::ERROR_OUT_OF_MEMORY,
             reason: Reason::NONE,
             field: "workspace".to_string(),
-            sentence: format!(
+            message: format!(
                 "a workspace of {bytes} bytes could not be allocated; split the batch, or free memory"
             ),
         }

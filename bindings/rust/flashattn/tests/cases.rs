@@ -2,10 +2,12 @@
 
 mod common;
 
+use std::collections::HashMap;
+
 use common::file::{load, Case};
 use flashattn::half::{bf16, f16};
 use flashattn::{
-    DescBuilder, Dtype, Element, Gradients, Inputs, Output, Plan, RowStrides, Upstream, View,
+    Array, ArrayMut, DescBuilder, Dtype, Element, Gradients, Inputs, Output, Plan, Upstream, View,
     ViewMut, Workspace,
 };
 
@@ -18,7 +20,7 @@ fn shared_cases() {
     let mut workspace = Workspace::new();
     let (mut backward, mut failures) = (0, Vec::new());
     for case in &cases {
-        backward += usize::from(case.backward.is_some());
+        backward += usize::from(case.expected("dq").is_some());
         let dtypes = (case.desc("dtype"), case.desc("dtype_o"));
         let outcome = match dtypes {
             (1, _) => run::<f32, f32>(case, &mut workspace),
@@ -28,8 +30,8 @@ fn shared_cases() {
             (3, _) => run::<bf16, bf16>(case, &mut workspace),
             other => Err(format!("dtypes {other:?}")),
         };
-        if let Err(sentence) = outcome {
-            failures.push(format!("{}: {sentence}", case.name));
+        if let Err(message) = outcome {
+            failures.push(format!("{}: {message}", case.name));
         }
     }
     println!("{} shared cases forward, {backward} of them backward", cases.len());
@@ -54,6 +56,7 @@ fn plan(case: &Case) -> Result<Plan, flashattn::Error> {
             fields!(
                 ops,
                 dtype,
+                dtype_kv,
                 dtype_o,
                 heads_q,
                 heads_kv,
@@ -68,7 +71,7 @@ fn plan(case: &Case) -> Result<Plan, flashattn::Error> {
                 block_q,
                 block_kv,
                 bias,
-                bias_dtype,
+                dtype_bias,
                 features,
                 determinism,
                 scale,
@@ -101,13 +104,11 @@ fn run_case<T: common::Bytes + Element, O: common::Bytes + Element>(
     let (q, k, v) = (case.array::<T>("q"), case.array::<T>("k"), case.array::<T>("v"));
     let (dq, dk, dv) = (case.dims("q"), case.dims("k"), case.dims("v"));
     let held = Held::new(case);
-    let inputs = held.beside(
-        case,
-        Inputs::new(common::view(&q, &dq)?, common::view(&k, &dk)?, common::view(&v, &dv)?),
-    );
+    let inputs = Inputs::new(common::view(&q, dq)?, common::view(&k, dk)?, common::view(&v, dv)?);
+    let inputs = held.beside(case, inputs);
 
     // o: as q, with the elements of v.
-    let mut o_dims = dq.clone();
+    let mut o_dims = dq.to_vec();
     *o_dims.last_mut().unwrap() = *dv.last().unwrap();
     let rows: usize = o_dims[..o_dims.len() - 1].iter().product();
     let nan = O::from_f32(f32::NAN);
@@ -123,7 +124,7 @@ fn run_case<T: common::Bytes + Element, O: common::Bytes + Element>(
     if has_lse {
         case.compare("lse", &lse)?;
     }
-    if case.backward.is_none() {
+    if case.expected("dq").is_none() {
         return Ok(());
     }
 
@@ -139,17 +140,14 @@ fn run_case<T: common::Bytes + Element, O: common::Bytes + Element>(
         upstream = upstream.dlse(&dlse);
     }
     let mut gradients = Gradients::new(
-        common::view_mut(&mut gq, &dq)?,
-        common::view_mut(&mut gk, &dk)?,
-        common::view_mut(&mut gv, &dv)?,
+        common::view_mut(&mut gq, dq)?,
+        common::view_mut(&mut gk, dk)?,
+        common::view_mut(&mut gv, dv)?,
     );
     if !dbias.is_empty() {
-        let strides = RowStrides {
-            batch: case.backward("dbias_stride_batch"),
-            head: case.backward("dbias_stride_head"),
-            row: case.backward("dbias_stride_row"),
-        };
-        gradients = gradients.dbias(&mut dbias, strides);
+        let dims = case.expected("dbias").unwrap().dims.clone();
+        let dims = <[usize; 4]>::try_from(dims).unwrap();
+        gradients = gradients.dbias(ArrayMut::from(&mut dbias).dims(dims));
     }
     if !dsink.is_empty() {
         gradients = gradients.dsink(&mut dsink);
@@ -163,82 +161,79 @@ fn run_case<T: common::Bytes + Element, O: common::Bytes + Element>(
     Ok(())
 }
 
-/// The arrays beside q, k, v.
+/// The arrays beside q, k, v, by their names.
+#[derive(Default)]
 struct Held {
-    cu: [Vec<i32>; 2],
-    lens: [Vec<i32>; 2],
-    pages: Vec<i32>,
-    bias: (Vec<f32>, Vec<f16>, Vec<bf16>, Vec<u8>),
-    alibi: Vec<f32>,
-    sink: Vec<f32>,
-    blocks: Vec<u8>,
+    i32: HashMap<String, Vec<i32>>,
+    f32: HashMap<String, Vec<f32>>,
+    f16: HashMap<String, Vec<f16>>,
+    bf16: HashMap<String, Vec<bf16>>,
+    u8: HashMap<String, Vec<u8>>,
 }
+
+/// An array in the shape that the case says.
+fn shaped<'a, T>(case: &Case, name: &str, array: &'a [T]) -> Array<'a, T> {
+    let array = Array::from(array);
+    match *case.dims(name) {
+        [heads] if name == "alibi_slopes" => array.dims([1, heads]), // the same for all sequences
+        [_] => array,
+        [a, b] => array.dims([a, b]),
+        [a, b, c, d] => array.dims([a, b, c, d]),
+        ref dims => panic!("{name}: {dims:?}"),
+    }
+}
+
+/// Gives the inputs every array of the header's table that the case has.
+macro_rules! beside {
+    ($({ $index:literal, $name:ident, $type:tt, $doc:literal })*) => {
+        fn beside<'a, T: Element>(held: &'a Held, case: &Case, mut inputs: Inputs<'a, T>) -> Inputs<'a, T> {
+            $(beside!(@ $type $name held case inputs);)*
+            inputs
+        }
+    };
+    (@ any $name:ident $held:ident $case:ident $inputs:ident) => {
+        beside!(@ f32 $name $held $case $inputs);
+        beside!(@ f16 $name $held $case $inputs);
+        beside!(@ bf16 $name $held $case $inputs);
+        beside!(@ u8 $name $held $case $inputs);
+    };
+    // No case has any.
+    (@ u32 $name:ident $held:ident $case:ident $inputs:ident) => {};
+    (@ u64 $name:ident $held:ident $case:ident $inputs:ident) => {};
+    (@ $type:ident $name:ident $held:ident $case:ident $inputs:ident) => {
+        if let Some(array) = $held.$type.get(stringify!($name)) {
+            $inputs = $inputs.$name(shaped($case, stringify!($name), array));
+        }
+    };
+}
+
+flashattn::sys::arrays!(input => beside);
 
 impl Held {
     fn new(case: &Case) -> Self {
-        let dtype = case.entry("bias").map_or("", |array| array.dtype.as_str());
-        Self {
-            cu: [case.array("cu_seqlens_q"), case.array("cu_seqlens_kv")],
-            lens: [case.array("lens_q"), case.array("lens_kv")],
-            pages: case.array("page_table"),
-            bias: (
-                if dtype == "f32" { case.array("bias") } else { Vec::new() },
-                if dtype == "f16" { case.array("bias") } else { Vec::new() },
-                if dtype == "bf16" { case.array("bias") } else { Vec::new() },
-                if dtype == "u8" { case.array("bias") } else { Vec::new() },
-            ),
-            alibi: case.array("alibi_slopes"),
-            sink: case.array("sink"),
-            blocks: case.array("block_mask"),
+        let mut held = Self::default();
+        for (name, entry) in &case.arrays {
+            let name = name.clone();
+            match entry.dtype.as_str() {
+                "i32" => drop(held.i32.insert(name.clone(), case.array(&name))),
+                "f32" => drop(held.f32.insert(name.clone(), case.array(&name))),
+                "f16" => drop(held.f16.insert(name.clone(), case.array(&name))),
+                "bf16" => drop(held.bf16.insert(name.clone(), case.array(&name))),
+                "u8" => drop(held.u8.insert(name.clone(), case.array(&name))),
+                other => panic!("{name}: {other}"),
+            }
         }
+        held
     }
 
-    fn beside<'a, T: Element>(&'a self, case: &Case, mut inputs: Inputs<'a, T>) -> Inputs<'a, T> {
-        let strides = |name: &str| RowStrides {
-            batch: case.input(&format!("{name}_stride_batch")) as usize,
-            head: case.input(&format!("{name}_stride_head")) as usize,
-            row: case.input(&format!("{name}_stride_row")) as usize,
-        };
-        inputs = inputs.seed(case.input("rng_seed"), case.input("rng_offset"));
-        if !self.cu[0].is_empty() {
-            inputs = inputs.cu_seqlens_q(&self.cu[0]).max_seqlen_q(case.shape("seqlen_q"));
+    fn beside<'a, T: Element>(&'a self, case: &Case, inputs: Inputs<'a, T>) -> Inputs<'a, T> {
+        let mut inputs = beside(self, case, inputs);
+        inputs = inputs.seed(case.args("rng_seed"), case.args("rng_offset"));
+        if self.i32.contains_key("cu_seqlens_q") {
+            inputs = inputs.max_seqlen_q(case.args("seqlen_q") as usize);
         }
-        if !self.cu[1].is_empty() {
-            inputs = inputs.cu_seqlens_kv(&self.cu[1]).max_seqlen_kv(case.shape("seqlen_kv"));
-        }
-        if !self.lens[0].is_empty() {
-            inputs = inputs.lens_q(&self.lens[0]);
-        }
-        if !self.lens[1].is_empty() {
-            inputs = inputs.lens_kv(&self.lens[1]);
-        }
-        if !self.pages.is_empty() {
-            let stride = case.input("page_table_stride") as usize;
-            inputs = inputs.page_table(&self.pages, stride);
-            inputs = inputs.max_seqlen_kv(case.shape("seqlen_kv"));
-        }
-        let bias = &self.bias;
-        if !bias.0.is_empty() {
-            inputs = inputs.bias(&bias.0, strides("bias"));
-        }
-        if !bias.1.is_empty() {
-            inputs = inputs.bias(&bias.1, strides("bias"));
-        }
-        if !bias.2.is_empty() {
-            inputs = inputs.bias(&bias.2, strides("bias"));
-        }
-        if !bias.3.is_empty() {
-            inputs = inputs.bias(&bias.3, strides("bias"));
-        }
-        if !self.alibi.is_empty() {
-            let stride = case.input("alibi_stride_batch") as usize;
-            inputs = inputs.alibi_slopes(&self.alibi, stride);
-        }
-        if !self.sink.is_empty() {
-            inputs = inputs.sink(&self.sink);
-        }
-        if !self.blocks.is_empty() {
-            inputs = inputs.block_mask(&self.blocks, strides("block_mask"));
+        if ["cu_seqlens_kv", "page_table"].iter().any(|&name| self.i32.contains_key(name)) {
+            inputs = inputs.max_seqlen_kv(case.args("seqlen_kv") as usize);
         }
         inputs
     }

@@ -4,8 +4,8 @@ mod common;
 
 use flashattn::half::f16;
 use flashattn::{
-    DescBuilder, Device, Dtype, Error, Gradients, Inputs, Output, Plan, Reason, RowStrides, Shape,
-    Status, Strides, Upstream, View, ViewMut, Workspace,
+    Array, ArrayMut, DescBuilder, Device, Dtype, Error, Gradients, Inputs, Output, Plan, Reason,
+    Sizes, Status, Strides, Upstream, View, ViewMut, Workspace,
 };
 
 const DIMS: [usize; 4] = [2, 5, 2, 8];
@@ -31,11 +31,11 @@ fn forward_with<'a>(
 fn assert_refused(outcome: Result<(), Error>, reason: Reason, field: &str) {
     let error = outcome.expect_err("refused");
     assert_eq!((error.reason, error.field.as_str()), (reason, field), "{error}");
-    assert!(!error.sentence.is_empty());
+    assert!(!error.message.is_empty());
 }
 
 #[test]
-fn library_says_status_reason_field_sentence() {
+fn library_says_status_reason_field_message() {
     let error = builder().heads_kv(3).build().unwrap_err();
     assert_eq!(error.status, Status::ERROR_INVALID_ARGUMENT);
     assert_eq!(error.reason, Reason::HEAD_RATIO);
@@ -82,7 +82,7 @@ fn broadcast_reads_but_never_writes() {
     assert!(ViewMut::strided(&mut data, [5, 2, 2, 3], strides).is_err());
     let overlapping = Strides { batch: 12, head: 2, seq: 6 };
     assert!(ViewMut::strided(&mut data, [1, 2, 2, 3], overlapping).is_err());
-    assert!(View::strided(&data, [5, 2, 2, 3], Strides::default()).is_err()); // would mean packed
+    assert!(View::strided(&data, [5, 2, 2, 3], Strides::default()).is_ok()); // one row for all
 }
 
 #[test]
@@ -98,13 +98,13 @@ fn heads_out_of_range() {
 fn arrays_that_do_not_fit_the_plan() {
     let data = vec![0.5f32; LEN];
     let plan = DescBuilder::new(Dtype::F32, 4, 8).build().unwrap();
-    assert_refused(forward_with(&plan, &data, |i| i), Reason::SIZE, "inputs.q");
+    assert_refused(forward_with(&plan, &data, |i| i), Reason::SIZE, "q");
     let plan = builder().dim_v(16).build().unwrap();
-    assert_refused(forward_with(&plan, &data, |i| i), Reason::SIZE, "inputs.v");
+    assert_refused(forward_with(&plan, &data, |i| i), Reason::SIZE, "v");
     let plan = DescBuilder::new(Dtype::F16, 2, 8).build().unwrap();
-    assert_refused(forward_with(&plan, &data, |i| i), Reason::DTYPE, "inputs.q");
+    assert_refused(forward_with(&plan, &data, |i| i), Reason::DTYPE, "q");
     let plan = builder().varlen().build().unwrap();
-    assert_refused(forward_with(&plan, &data, |i| i), Reason::SIZE, "inputs.q");
+    assert_refused(forward_with(&plan, &data, |i| i), Reason::SIZE, "q");
 }
 
 #[test]
@@ -133,43 +133,102 @@ fn small_arrays_beside_the_inputs() {
     let data = vec![0.5f32; LEN];
     let (short, lens, page) = ([0f32; 1], [5i32; 3], [0i32; 2]);
     let plan = builder().alibi().sink().build().unwrap();
-    let refused = forward_with(&plan, &data, |i| i.alibi_slopes(&short, 0));
-    assert_refused(refused, Reason::SIZE, "inputs.alibi_slopes");
+    let refused = forward_with(&plan, &data, |i| i.alibi_slopes(&short));
+    assert_refused(refused, Reason::SIZE, "alibi_slopes");
     let refused = forward_with(&plan, &data, |i| i.sink(&short));
-    assert_refused(refused, Reason::SIZE, "inputs.sink");
+    assert_refused(refused, Reason::SIZE, "sink");
     let refused = forward_with(&plan, &data, |i| i.lens_kv(&lens));
-    assert_refused(refused, Reason::SIZE, "inputs.lens_kv");
+    assert_refused(refused, Reason::SIZE, "lens_kv");
 
     let plan = builder().bias(Dtype::F32).build().unwrap();
     let bias = vec![0f32; 2 * 2 * 5 * 5];
-    let packed = RowStrides::packed([2, 2, 5, 5]);
-    assert!(forward_with(&plan, &data, |i| i.bias(&bias, packed)).is_ok());
-    let refused = forward_with(&plan, &data, |i| i.bias(&bias[1..], packed));
-    assert_refused(refused, Reason::SIZE, "inputs.bias");
+    assert!(forward_with(&plan, &data, |i| i.bias(&bias)).is_ok());
+    let refused = forward_with(&plan, &data, |i| i.bias(&bias[1..]));
+    assert_refused(refused, Reason::SIZE, "bias");
     let bytes = vec![1u8; bias.len()];
-    let refused = forward_with(&plan, &data, |i| i.bias(&bytes, packed));
-    assert_refused(refused, Reason::DTYPE, "inputs.bias");
+    let refused = forward_with(&plan, &data, |i| i.bias(&bytes));
+    assert_refused(refused, Reason::DTYPE, "bias");
+    let of = |dims: [usize; 4]| Array::from(&bias[..dims.iter().product()]).dims(dims);
+    assert!(forward_with(&plan, &data, |i| i.bias(of([1, 2, 1, 5]))).is_ok());
+    for dims in [[2, 2, 5, 1], [2, 2, 4, 5], [3, 1, 1, 5]] {
+        assert_refused(forward_with(&plan, &data, |i| i.bias(of(dims))), Reason::SIZE, "bias");
+    }
+    let strided = |seq| Array::from(&bias[..30]).strides(Strides { batch: 0, head: 0, seq });
+    assert!(forward_with(&plan, &data, |i| i.bias(strided(6))).is_ok());
+    let refused = forward_with(&plan, &data, |i| i.bias(strided(7)));
+    assert_refused(refused, Reason::SIZE, "bias");
+    let flat = Array::from(&lens[..2]).strides(Strides::default());
+    assert_refused(forward_with(&plan, &data, |i| i.lens_q(flat)), Reason::STRIDE, "lens_q");
+    let flat = Array::from(&lens[..1]).dims([1]);
+    assert_refused(forward_with(&plan, &data, |i| i.lens_q(flat)), Reason::SIZE, "lens_q");
 
     let plan = builder().blocks(2, 2).build().unwrap();
     let blocks = vec![1u8; 3 * 3];
-    assert!(forward_with(&plan, &data, |i| i.block_mask(&blocks, RowStrides::default())).is_ok());
-    let refused = forward_with(&plan, &data, |i| i.block_mask(&blocks[1..], RowStrides::default()));
-    assert_refused(refused, Reason::SIZE, "inputs.block_mask");
+    let of = |blocks| Array::from(blocks).dims([1, 1, 3, 3]);
+    assert!(forward_with(&plan, &data, |i| i.block_mask(of(&blocks[..]))).is_ok());
+    let refused = forward_with(&plan, &data, |i| i.block_mask(of(&blocks[1..])));
+    assert_refused(refused, Reason::SIZE, "block_mask");
+    let refused = forward_with(&plan, &data, |i| i.block_mask(&blocks));
+    assert_refused(refused, Reason::SIZE, "block_mask");
 
     let plan = builder().paged(5).build().unwrap();
-    assert!(forward_with(&plan, &data, |i| i.page_table(&page, 1)).is_ok());
-    let refused = forward_with(&plan, &data, |i| i.page_table(&page, 2));
-    assert_refused(refused, Reason::SIZE, "inputs.page_table");
+    let strided =
+        |table, batch| Array::<i32>::from(table).strides(Strides { batch, ..Strides::default() });
+    assert!(forward_with(&plan, &data, |i| i.page_table(&page)).is_ok());
+    assert!(forward_with(&plan, &data, |i| i.page_table(strided(&page[..], 1))).is_ok());
+    let refused = forward_with(&plan, &data, |i| i.page_table(strided(&page[..], 2)));
+    assert_refused(refused, Reason::SIZE, "page_table");
     let wrong = [0i32, 2];
-    let refused = forward_with(&plan, &data, |i| i.page_table(&wrong, 1));
-    assert_refused(refused, Reason::LENGTHS, "inputs.page_table");
-    let refused = forward_with(&plan, &data, |i| i.page_table(&wrong, 0));
-    assert_refused(refused, Reason::LENGTHS, "inputs.page_table");
+    let refused = forward_with(&plan, &data, |i| i.page_table(&wrong));
+    assert_refused(refused, Reason::LENGTHS, "page_table");
+    let one_row = Array::from(&wrong[..1]).dims([1, 1]);
+    assert!(forward_with(&plan, &data, |i| i.page_table(one_row)).is_ok());
     let odd = [0i32; 3];
-    let refused = forward_with(&plan, &data, |i| i.page_table(&odd, 0));
-    assert_refused(refused, Reason::SIZE, "inputs.page_table");
-    let refused = forward_with(&plan, &data, |i| i.page_table(&page, 0).max_seqlen_kv(6));
-    assert_refused(refused, Reason::SIZE, "inputs.page_table");
+    let refused = forward_with(&plan, &data, |i| i.page_table(&odd));
+    assert_refused(refused, Reason::SIZE, "page_table");
+    let refused = forward_with(&plan, &data, |i| i.page_table(&page).max_seqlen_kv(6));
+    assert_refused(refused, Reason::SIZE, "page_table");
+}
+
+#[test]
+fn what_no_kernel_takes_yet_is_refused_by_name() {
+    for (desc, field) in [
+        (builder().tree(3), "mask"),
+        (builder().dtype_kv(Dtype::F8E4M3), "dtype_kv"),
+        (builder().descale_block(64), "descale_block"),
+    ] {
+        let error = desc.build().unwrap_err();
+        assert_eq!(error.field, field, "{error}");
+    }
+    let data = vec![0.5f32; LEN];
+    let plan = builder().build().unwrap();
+    let descale = [1f32; 4];
+    let refused = forward_with(&plan, &data, |i| i.descale_k(&descale));
+    assert_refused(refused, Reason::NULL_POINTER, "descale_k.data");
+}
+
+#[test]
+fn gradients_beside_the_inputs() {
+    let data = vec![0.5f32; LEN];
+    let view = View::new(&data, DIMS).unwrap();
+    let (bias, lse) = (vec![0f32; 100], vec![0f32; 20]);
+    let inputs = Inputs::new(view, view, view).bias(&bias);
+    let plan = builder().bias(Dtype::F32).backward().dbias().dlse().build().unwrap();
+    let run = |dbias: ArrayMut<'_, f32>, dlse: &[f32]| {
+        let (mut a, mut b, mut c) = (data.clone(), data.clone(), data.clone());
+        let gradients = Gradients::new(
+            ViewMut::new(&mut a, DIMS)?,
+            ViewMut::new(&mut b, DIMS)?,
+            ViewMut::new(&mut c, DIMS)?,
+        );
+        let upstream = Upstream::new(view, &lse, view).dlse(dlse);
+        plan.backward(&inputs, &upstream, gradients.dbias(dbias), &mut Workspace::new())
+    };
+    let mut dbias = vec![0f32; 100];
+    assert!(run((&mut dbias).into(), &lse).is_ok());
+    assert!(run(ArrayMut::from(&mut dbias[..50]).dims([1, 2, 5, 5]), &lse).is_ok());
+    assert_refused(run((&mut dbias[1..]).into(), &lse), Reason::SIZE, "dbias");
+    assert_refused(run((&mut dbias).into(), &lse[1..]), Reason::SIZE, "dlse");
 }
 
 #[test]
@@ -194,11 +253,11 @@ fn lengths_of_sequences() {
     };
     assert!(run(&[0, 3, 3, 10]).is_ok());
     assert!(run(&[4]).is_ok()); // no sequence
-    assert_refused(run(&[]), Reason::NULL_POINTER, "inputs.cu_seqlens_q");
-    assert_refused(run(&[0, 11]), Reason::LENGTHS, "inputs.cu_seqlens_q");
-    assert_refused(run(&[0, 5, 3]), Reason::LENGTHS, "inputs.cu_seqlens_q");
-    assert_refused(run(&[-1, 5]), Reason::LENGTHS, "inputs.cu_seqlens_q");
-    assert_refused(run(&[i32::MAX, i32::MIN]), Reason::LENGTHS, "inputs.cu_seqlens_q");
+    assert_refused(run(&[]), Reason::NULL_POINTER, "cu_seqlens_q");
+    assert_refused(run(&[0, 11]), Reason::LENGTHS, "cu_seqlens_q");
+    assert_refused(run(&[0, 5, 3]), Reason::LENGTHS, "cu_seqlens_q");
+    assert_refused(run(&[-1, 5]), Reason::LENGTHS, "cu_seqlens_q");
+    assert_refused(run(&[i32::MAX, i32::MIN]), Reason::LENGTHS, "cu_seqlens_q");
 }
 
 #[test]
@@ -235,11 +294,11 @@ fn device_memory_is_not_for_the_cpu() {
     let mut o = vec![0f32; LEN];
     let o = ViewMut::new(&mut o, DIMS).unwrap();
     let refused = plan.forward(&Inputs::new(view, far, view), o, &mut Workspace::new());
-    assert_refused(refused, Reason::NO_DEVICE, "inputs.k");
+    assert_refused(refused, Reason::NO_DEVICE, "k");
 }
 
 #[test]
-fn no_gpu_is_said_in_a_sentence() {
+fn no_gpu_is_said() {
     if flashattn::device_count(Device::CUDA).unwrap() > 0 {
         return;
     }
@@ -266,8 +325,8 @@ fn dropout_needs_a_seed() {
         [forward, plan.backward(inputs, &upstream, gradients, &mut Workspace::new())]
     };
     for outcome in run(&Inputs::new(view, view, view)) {
-        assert!(outcome.as_ref().is_err_and(|e| e.sentence.contains("give Inputs::seed")));
-        assert_refused(outcome, Reason::DROPOUT, "inputs.rng_seed");
+        assert!(outcome.as_ref().is_err_and(|e| e.message.contains("give Inputs::seed")));
+        assert_refused(outcome, Reason::DROPOUT, "rng_seed");
     }
     for outcome in run(&Inputs::new(view, view, view).seed(0, 0)) {
         outcome.unwrap(); // 0 is a seed as any other
@@ -278,19 +337,19 @@ fn dropout_needs_a_seed() {
     let refused = forward_with(&plan, &data, |i| {
         i.rng_device(unsafe { flashattn::Array::from_device_ptr(64, 2) })
     });
-    assert_refused(refused, Reason::NO_DEVICE, "inputs.rng_device");
+    assert_refused(refused, Reason::NO_DEVICE, "rng_device");
 }
 
 /// Value, limit and remedy, in the words of a user of this crate.
 #[test]
-fn sentences() {
+fn messages() {
     #[track_caller]
     fn says<T: std::fmt::Debug>(outcome: Result<T, Error>, parts: &[&str]) {
-        let sentence = outcome.expect_err("refused").sentence;
+        let message = outcome.expect_err("refused").message;
         for part in parts {
-            assert!(sentence.contains(part), "{sentence}\nhas no: {part}");
+            assert!(message.contains(part), "{message}\nhas no: {part}");
         }
-        assert!(!sentence.contains(" { "), "a structure as Debug prints it: {sentence}");
+        assert!(!message.contains(" { "), "a structure as Debug prints it: {message}");
     }
     let data = vec![0.5f32; LEN];
     says(
@@ -312,23 +371,20 @@ fn sentences() {
     says(run(&plan, swapped, swapped), &["heads = 2 and dim = 8", "Strides::bhsd"]);
     let view = View::new(&data, DIMS).unwrap();
     let single = View::new(&data[..80], [1, 5, 2, 8]).unwrap();
-    says(
-        run(&plan, view, single),
-        &["inputs.k holds 1", "inputs.q holds 2", "stride of 0 repeats"],
-    );
+    says(run(&plan, view, single), &["k holds 1", "q holds 2", "stride of 0 repeats"]);
     let repeated = View::strided(&data, DIMS, Strides { batch: 0, head: 8, seq: 16 }).unwrap();
-    run(&plan, view, repeated).unwrap(); // as the sentence says
+    run(&plan, view, repeated).unwrap(); // as the message says
     let half = DescBuilder::new(Dtype::F16, 2, 8).build().unwrap();
-    says(run(&half, view, view), &["inputs.q holds F32", "made for F16", "convert it"]);
+    says(run(&half, view, view), &["q holds F32", "made for F16", "convert it"]);
     let varlen = builder().varlen().build().unwrap();
     let rows = View::new(&data, [10, 2, 8]).unwrap();
-    says(run(&varlen, rows, rows), &["inputs.cu_seqlens_q is missing", "batch + 1"]);
+    says(run(&varlen, rows, rows), &["cu_seqlens_q is missing", "batch + 1"]);
 }
 
 #[test]
 fn dropout_mask_of_another_length() {
     let plan = builder().dropout(0.5).build().unwrap();
-    let shape = Shape { batch: 1, seqlen_q: 3, seqlen_kv: 4, ..Shape::default() };
-    assert!(plan.dropout_mask(&shape, 1, 2, &mut [0; 24]).is_ok());
-    assert_refused(plan.dropout_mask(&shape, 1, 2, &mut [0; 23]), Reason::SIZE, "keep");
+    let sizes = Sizes { batch: 1, seqlen_q: 3, seqlen_kv: 4, ..Sizes::default() };
+    assert!(plan.dropout_mask(&sizes, 1, 2, &mut [0; 24]).is_ok());
+    assert_refused(plan.dropout_mask(&sizes, 1, 2, &mut [0; 23]), Reason::SIZE, "keep");
 }

@@ -5,8 +5,8 @@ mod common;
 use common::{assert_near, naive, numbers};
 use flashattn::half::{bf16, f16};
 use flashattn::{
-    DescBuilder, Device, Dtype, Element, Gradients, Inputs, LogLevel, Op, Output, Part, Plan,
-    Shape, Strides, Upstream, View, ViewMut, Workspace,
+    Array, DescBuilder, Device, Dtype, Element, Gradients, Inputs, LogLevel, Op, Output, Parallel,
+    Part, Plan, Reason, Sizes, Strides, Upstream, View, ViewMut, Workspace,
 };
 
 const B: usize = 2;
@@ -175,17 +175,128 @@ fn pages_in_any_order() {
     let paged = DescBuilder::new(Dtype::F32, H, D).causal().paged(size).build().unwrap();
     let view = |x| View::new(x, [pages, size, H, D]).unwrap();
     let lens = [S as i32; B];
-    for stride in [each, 0] {
+    let strides = Strides { batch: each, head: 0, seq: 0 };
+    for table in [Array::from(&table), Array::from(&table).strides(strides)] {
         let mut o = vec![0f32; LEN];
         let inputs = Inputs::new(View::new(&q, DIMS).unwrap(), view(&pk), view(&pv))
-            .page_table(&table, stride)
+            .page_table(table)
             .lens_kv(&lens);
-        let shape = inputs.shape(&paged).unwrap();
-        assert_eq!((shape.batch, shape.seqlen_q, shape.seqlen_kv), (B, S, each * size));
+        let sizes = inputs.sizes(&paged).unwrap();
+        assert_eq!((sizes.batch, sizes.seqlen_q, sizes.seqlen_kv), (B, S, each * size));
         let out = ViewMut::new(&mut o, DIMS).unwrap();
         paged.forward(&inputs, out, &mut Workspace::new()).unwrap();
         assert_near(&o, &wanted, 1e-6);
     }
+}
+
+/// Keys before starts_kv do not exist: the same as a call without them.
+#[test]
+fn left_padding() {
+    let (q, k, v) = three();
+    let plan = plan();
+    let starts = [4i32, 0];
+    let workspace = &mut Workspace::new();
+    let dout = numbers(LEN, 4);
+    let view = |x| View::new(x, DIMS).unwrap();
+    let inputs = Inputs::new(view(&q), view(&k), view(&v)).starts_kv(&starts);
+    let (mut o, mut lse) = (vec![f32::NAN; LEN], vec![f32::NAN; B * H * S]);
+    let output = Output::new(ViewMut::new(&mut o, DIMS).unwrap()).lse(&mut lse);
+    plan.forward(&inputs, output, workspace).unwrap();
+    for (b, h) in (0..B).flat_map(|b| (0..H).map(move |h| (b, h))) {
+        let skip = starts[b] as usize * D;
+        let (q, k, v) = (head(&q, b, h), head(&k, b, h), head(&v, b, h));
+        let wanted = naive::attention(&q, &k[skip..], &v[skip..], D, D, true);
+        assert_near(&head(&o, b, h), &wanted, 1e-6);
+    }
+    // dk of a key that does not exist is not written; those of the others are those of a shorter call.
+    let mut grads = [vec![f32::NAN; LEN], vec![f32::NAN; LEN], vec![f32::NAN; LEN]];
+    let [dq, dk, dv] = grads.each_mut().map(|x| ViewMut::new(x, DIMS).unwrap());
+    let upstream = Upstream::new(view(&o), &lse, view(&dout));
+    plan.backward(&inputs, &upstream, Gradients::new(dq, dk, dv), workspace).unwrap();
+    let (start, row) = (4usize, H * D);
+    let short = [1, S - start, H, D];
+    fn part<T>(x: &[T], rows: std::ops::Range<usize>) -> View<'_, T> {
+        let dims = [1, rows.len(), H, D];
+        View::new(&x[rows.start * H * D..rows.end * H * D], dims).unwrap()
+    }
+    let inputs = Inputs::new(part(&q, 0..S), part(&k, start..S), part(&v, start..S));
+    let mut other =
+        [vec![0f32; S * row], vec![0f32; (S - start) * row], vec![0f32; (S - start) * row]];
+    let [dq, dk, dv] = &mut other;
+    let gradients = Gradients::new(
+        ViewMut::new(dq, [1, S, H, D]).unwrap(),
+        ViewMut::new(dk, short).unwrap(),
+        ViewMut::new(dv, short).unwrap(),
+    );
+    let upstream = Upstream::new(part(&o, 0..S), &lse[..H * S], part(&dout, 0..S));
+    plan.backward(&inputs, &upstream, gradients, workspace).unwrap();
+    assert_near(&grads[0][..S * row], &other[0], 1e-5);
+    for (all, some) in grads[1..].iter().zip(&other[1..]) {
+        assert!(all[..start * row].iter().all(|x| x.is_nan()));
+        assert_near(&all[start * row..S * row], some, 1e-5);
+    }
+}
+
+#[test]
+fn a_pool_of_the_callers_gives_the_same_bits() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    /// Runs the tasks from the last to the first.
+    struct Backwards(AtomicUsize);
+    // SAFETY: every index once, and all are done at the end.
+    unsafe impl Parallel for Backwards {
+        fn run(&self, count: i32, task: &(dyn Fn(i32) + Sync)) {
+            self.0.fetch_add(count as usize, Ordering::Relaxed);
+            (0..count).rev().for_each(task);
+        }
+    }
+    struct Panics;
+    // SAFETY: no task runs any more when it panics.
+    unsafe impl Parallel for Panics {
+        fn run(&self, _: i32, _: &(dyn Fn(i32) + Sync)) {
+            panic!("no thread");
+        }
+    }
+    let (seq, heads) = (300, 4);
+    let dims = [1, seq, heads, D];
+    let x = numbers(seq * heads * D, 5);
+    let plan = DescBuilder::new(Dtype::F32, heads, D).lse().build().unwrap();
+    let view = View::new(&x, dims).unwrap();
+    let inputs = Inputs::new(view, view, view);
+    let run = |pool: Option<&dyn Parallel>| {
+        let (mut o, mut lse) = (vec![f32::NAN; x.len()], vec![f32::NAN; heads * seq]);
+        let mut output = Output::new(ViewMut::new(&mut o, dims).unwrap()).lse(&mut lse);
+        if let Some(pool) = pool {
+            output = output.parallel(pool);
+        }
+        plan.forward(&inputs, output, &mut Workspace::new()).unwrap();
+        (o, lse)
+    };
+    let wanted = run(None);
+    let backwards = Backwards(AtomicUsize::new(0));
+    assert_eq!(run(Some(&backwards)), wanted);
+    assert!(backwards.0.load(Ordering::Relaxed) > 0);
+    let panicked = std::panic::catch_unwind(|| run(Some(&Panics)));
+    assert_eq!(panicked.unwrap_err().downcast_ref(), Some(&"no thread"));
+    #[cfg(feature = "rayon")]
+    {
+        assert_eq!(run(Some(&flashattn::Rayon)), wanted);
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        assert_eq!(run(Some(&pool)), wanted);
+    }
+}
+
+#[test]
+fn plans_know_their_defaults() {
+    let plan = DescBuilder::new(Dtype::F16, 6, 32).splits(2).threads(7).build().unwrap();
+    let desc = plan.desc();
+    assert_eq!((desc.heads_kv, desc.dim_v, desc.splits, desc.threads), (6, 32, 2, 7));
+    assert_eq!((desc.dtype_kv, desc.dtype_o), (Dtype::F16.0, Dtype::F16.0));
+    assert_eq!(desc.scale, 1.0 / 32f32.sqrt());
+    let error = DescBuilder::new(Dtype::F16, 6, 32).multiprocessors(7).build().unwrap_err();
+    assert_eq!(error.field, "multiprocessors"); // of a GPU
+    let least = DescBuilder::new(Dtype::F32, 6, 32).backward().workspace_limit(1);
+    let error = least.max_batch(1).max_seqlen_q(999).max_seqlen_kv(999).build().unwrap_err();
+    assert_eq!((error.reason, error.field.as_str()), (Reason::WORKSPACE_LIMIT, "workspace_limit"));
 }
 
 #[test]
@@ -221,8 +332,8 @@ fn dropout_keeps_what_its_mask_says() {
     let (mut o, mut keep) = (vec![0f32; n * n], vec![0u8; n * n]);
     let inputs = Inputs::new(view(&q), view(&q), view(&v)).seed(7, 9);
     plan.forward(&inputs, ViewMut::new(&mut o, dims).unwrap(), &mut Workspace::new()).unwrap();
-    let shape = Shape { batch: 1, seqlen_q: n, seqlen_kv: n, ..Shape::default() };
-    plan.dropout_mask(&shape, 7, 9, &mut keep).unwrap();
+    let sizes = Sizes { batch: 1, seqlen_q: n, seqlen_kv: n, ..Sizes::default() };
+    plan.dropout_mask(&sizes, 7, 9, &mut keep).unwrap();
     let wanted: Vec<f32> = keep.iter().map(|&k| f32::from(k) * 2.0 / n as f32).collect();
     assert_near(&o, &wanted, 1e-6);
     assert!(keep.contains(&0) && keep.contains(&1));
@@ -249,12 +360,17 @@ fn empty_calls() {
 
 #[test]
 fn plans_say_what_they_do() {
-    let shape = Shape { batch: B, seqlen_q: S, seqlen_kv: S, ..Shape::default() };
-    let plan = DescBuilder::new(Dtype::F32, H, D).max_shape(B, S, S).build().unwrap();
-    let info = plan.info(Op::FORWARD, Some(&shape)).unwrap();
-    assert_eq!(info.family, "cpu");
+    let sizes = Sizes { batch: B, seqlen_q: S, seqlen_kv: S, ..Sizes::default() };
+    let plan = DescBuilder::new(Dtype::F32, H, D)
+        .max_batch(B)
+        .max_seqlen_q(S)
+        .max_seqlen_kv(S)
+        .build()
+        .unwrap();
+    let info = plan.info(Op::FORWARD, Some(&sizes)).unwrap();
+    assert_eq!(info.backend, "cpu");
     assert!(info.flops > 0 && info.tile_q > 0 && !info.why.is_empty() && !info.kernel.is_empty());
-    let bytes = plan.workspace_size(Op::FORWARD, Some(&shape)).unwrap();
+    let bytes = plan.workspace_size(Op::FORWARD, Some(&sizes)).unwrap();
     assert_eq!(bytes as i64, info.workspace);
     assert!(plan.workspace_size(Op::FORWARD, None).unwrap() >= bytes);
     assert!(plan.info(Op::BACKWARD, None).is_err());
@@ -267,7 +383,7 @@ fn library_describes_itself() {
     assert!(flashattn::build_info().contains(&flashattn::version()));
     assert!(flashattn::device_count(Device::CPU).unwrap() >= 1);
     let cpu = flashattn::device_info(Device::CPU, 0).unwrap();
-    assert!(cpu.units > 0 && cpu.memory > 0 && !cpu.isa.is_empty());
+    assert!(cpu.threads > 0 && cpu.multiprocessors == 0 && cpu.memory > 0 && !cpu.isa.is_empty());
     assert!(flashattn::device_count(Device(77)).is_err());
     assert_eq!(
         format!("{:?} {:?}", Op::FORWARD | Op::BACKWARD, Dtype(99)),

@@ -15,6 +15,7 @@ pub struct Entry {
 }
 
 pub struct Expected {
+    pub dims: Vec<usize>,
     pub values: Vec<f64>,
     tolerance: f64,
 }
@@ -23,10 +24,8 @@ pub struct Expected {
 pub struct Case {
     pub name: String,
     pub desc: Fields,
-    pub backward: Option<Fields>,
-    shape: Fields,
-    inputs: Fields,
-    arrays: HashMap<String, Entry>,
+    pub arrays: HashMap<String, Entry>,
+    args: Fields,
     expected: HashMap<String, Expected>,
     bytes: Rc<Vec<u8>>,
 }
@@ -52,9 +51,7 @@ pub fn load() -> Option<Vec<Case>> {
         let case = cases.last_mut().unwrap();
         match kind {
             "desc" => case.desc = fields(&rest),
-            "shape" => case.shape = fields(&rest),
-            "inputs" => case.inputs = fields(&rest),
-            "backward" => case.backward = Some(fields(&rest)),
+            "args" => case.args = fields(&rest),
             "array" => {
                 case.arrays.insert(rest[0].to_string(), entry(&rest[1..]));
             }
@@ -62,7 +59,7 @@ pub fn load() -> Option<Vec<Case>> {
                 let place = entry(&rest[1..]);
                 let values = read(&bytes, &place);
                 let tolerance = rest[4].parse().unwrap();
-                let expected = Expected { values, tolerance };
+                let expected = Expected { dims: place.dims, values, tolerance };
                 case.expected.insert(rest[0].to_string(), expected);
             }
             other => panic!("cases.txt: {other}"),
@@ -101,16 +98,8 @@ impl Case {
         number(&self.desc, field)
     }
 
-    pub fn shape(&self, field: &str) -> usize {
-        number(&self.shape, field)
-    }
-
-    pub fn input(&self, field: &str) -> u64 {
-        number(&self.inputs, field)
-    }
-
-    pub fn backward(&self, field: &str) -> usize {
-        number(self.backward.as_ref().unwrap(), field)
+    pub fn args(&self, field: &str) -> u64 {
+        number(&self.args, field)
     }
 
     pub fn entry(&self, name: &str) -> Option<&Entry> {
@@ -121,8 +110,8 @@ impl Case {
         self.expected.get(name)
     }
 
-    pub fn dims(&self, name: &str) -> Vec<usize> {
-        self.arrays[name].dims.clone()
+    pub fn dims(&self, name: &str) -> &[usize] {
+        &self.arrays[name].dims
     }
 
     /// An array of the case; empty when it has none of this name.
