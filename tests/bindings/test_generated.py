@@ -69,6 +69,7 @@ def test_the_table_of_arrays_is_that_of_the_header():
     assert set(ARRAYS) == pointers | tensors
     assert {name for name, array in ARRAYS.items() if array.tensor} == tensors
     assert {"bias", "starts_kv", "rng_device"} <= set(ArrayOptions.__annotations__)
+    assert not {"q", "page_table", "dout"} & set(ArrayOptions.__annotations__)
     mask = ARRAYS["block_mask"]
     assert [(d.size, d.by, d.stride) for d in mask.dims[1:3]] == [
         ("heads_q", "", "stride_head"), ("seqlen_q", "block_q", "stride_seq")]
