@@ -145,6 +145,8 @@ def alone(case, data, b):
     Case(batch=4, seqlen_q=1, seqlen_kv=1023, lens_kv=[1023, 5, 0, 300], heads_q=4, heads_kv=1,
          dim_qk=64, page_size=16, dtype="f16"),
     Case(cu_q=[1, 2, 1], cu_kv=[700, 3, 64], heads_q=2, dim_qk=64),
+    Case(batch=3, seqlen_q=33, seqlen_kv=200, starts_kv=[0, 70, 199], heads_q=2, dim_qk=16,
+         causal=True, backward=True),
     # Few parts, beside a sequence of many: what merges these must not change what merges those.
     Case(cu_q=[1, 1], cu_kv=[3500, 9000], heads_q=2, dim_qk=64, dtype="bf16", dtype_o="f32")])
 def test_a_sequence_does_not_depend_on_its_batch(device, case):
@@ -165,6 +167,19 @@ def test_a_head_does_not_depend_on_its_batch(device, factors, case):
         q[:, :4] = round_to(q[:, :4] * np.float32(factors[0]), case.dtype)
         q[:, 4:] = round_to(q[:, 4:] * np.float32(factors[1]), case.dtype)
     check_each_alone(device, case, data)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("features", [
+    dict(causal=True), dict(window=(50, 20), dropout=0.2), dict(alibi="h", top_left=True)])
+def test_left_padding_changes_no_bit(device, features):
+    """The same keys, padded on the left instead of on the right. With tiles that begin elsewhere
+    in memory the numbers are the same: positions count from the start."""
+    right = Case(batch=2, seqlen_q=70, seqlen_kv=300, lens_kv=[130, 65], heads_q=2, dim_qk=64,
+                 dtype="bf16", backward=True, determinism=2, **features)
+    left = right.replace(lens_kv=[300, 193], starts_kv=[170, 128])
+    data = make_data(right)
+    assert run(left, device, data).bits() == run(right, device, data).bits()
 
 
 def check_each_alone(device, case, data):
