@@ -4,7 +4,7 @@ import pytest
 
 import flashattn
 from flashattn import Reason, Status
-from flashattn._constants import LAYOUT
+from flashattn._constants import LAYOUT, ArrayOptions
 from naive import random
 
 X = random(2, 9, 4, 16)
@@ -44,7 +44,8 @@ def test_help_shows_every_keyword():
     assert "workspace_limit" in inspect.signature(flashattn.Plan).parameters
     assert "heads_kv" in inspect.signature(flashattn.check).parameters
     for name in ("attention", "attention_varlen", "attention_paged", "attention_backward"):
-        assert {"causal", "alibi_slopes"} <= set(inspect.signature(
+        # Every array of the header that goes with any layout is an option, without a line here.
+        assert {"causal", *ArrayOptions.__annotations__} <= set(inspect.signature(
             getattr(flashattn, name)).parameters)
 
 
