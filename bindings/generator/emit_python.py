@@ -10,7 +10,7 @@ import tempfile
 import textwrap
 from typing import List
 
-from .arrays import Array, arguments
+from .arrays import arguments
 from .model import Enum, Field, Function, Model, Struct
 
 CFFI = "2.0.0"  # the recompiler's bytes are those of this release
@@ -86,7 +86,7 @@ def emit_constants(model: Model) -> str:
     for enum in model.enums:
         out.append(_enum(enum))
     out += [_tuple(struct) for struct in model.structs if struct.name in TUPLES]
-    out.append(_arrays(arguments(model)[1]))
+    out.append(_arrays(model))
     out.append("\n\n# Structure: (bytes, ((field, offset, bytes), ...)).\n"
                "LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {\n")
     for struct in model.structs:
@@ -142,7 +142,9 @@ def _python_type(field: Field) -> str:
     return "str" if field.type.is_pointer else "float" if field.type.base == "float" else "int"
 
 
-def _arrays(arrays: "tuple[Array, ...]") -> str:
+def _arrays(model: Model) -> str:
+    arrays = arguments(model)[1]
+    layouts = [m.short for e in model.enums if e.name == "flashattn_layout" for m in e.members]
     out = [ARRAY, "ARRAYS: Dict[str, Array] = {\n"]
     for array in arrays:
         out.append(f"    {_text(array.name)}: Array({_text(array.role)}, {array.tensor}, "
@@ -151,9 +153,10 @@ def _arrays(arrays: "tuple[Array, ...]") -> str:
                 for d in array.dims]
         out.append(f"    ), {_text(array.condition)}),\n")
     out.append('}\n\n\nclass ArrayOptions(TypedDict, total=False):\n'
-               '    """The inputs of flashattn_args but q, k and v."""\n\n')
+               '    """The inputs that may come beside q, k and v in any layout."""\n\n')
     for array in arrays:
-        if array.role == "input" and array.name not in ("q", "k", "v"):
+        if array.role == "input" and array.condition != "required" and \
+                array.condition.rpartition(" ")[2] not in layouts:
             out += [f"    #: {line}\n" for line in array.doc.split("\n")]
             out.append(f"    {array.name}: Any\n")
     return "".join(out)

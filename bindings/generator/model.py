@@ -287,7 +287,8 @@ class _Reader:
             raise HeaderError(f"line {line}: type {ctype.base} is not for an ABI")
 
     def _struct(self, node: c_ast.Struct) -> None:
-        offset, alignment, fields = 0, 1, []
+        offset, alignment = 0, 1
+        fields: List[Field] = []
         for item in node.decls:
             line = item.coord.line
             if item.bitsize is not None:

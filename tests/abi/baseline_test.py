@@ -35,7 +35,8 @@ CHANGES = [
       "flashattn_args.k moved"]),
     ("function gone", "flashattn_version_string(void)", "flashattn_version_text(void)",
      ["flashattn_version_string is gone"]),
-    ("parameter added", "int32_t flashattn_check(const flashattn_desc *desc, flashattn_error *error);",
+    ("parameter added",
+     "int32_t flashattn_check(const flashattn_desc *desc, flashattn_error *error);",
      "int32_t flashattn_check(const flashattn_desc *desc, flashattn_error *error, int32_t how);",
      ["flashattn_check was int32_t(flashattn_desc-const*,flashattn_error*) and is now "
       "int32_t(flashattn_desc-const*,flashattn_error*,int32_t)"]),

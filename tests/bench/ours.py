@@ -38,8 +38,9 @@ def descriptor(case: Case) -> Dict[str, Any]:
     """The fields of flashattn_desc, but for where it is computed."""
     mask = int(Mask.CAUSAL) if case.causal else 0
     fields = dict(dtype=DTYPES[case.dtype], ops=int(Op.FORWARD), heads_q=case.heads,
-                  heads_kv=case.kv_heads, dim_qk=case.dim, dim_v=case.value_dim, features=int(Feature.LSE),
-                  softcap=case.softcap, dropout=case.dropout, determinism=int(case.repeatable))
+                  heads_kv=case.kv_heads, dim_qk=case.dim, dim_v=case.value_dim,
+                  features=int(Feature.LSE), softcap=case.softcap, dropout=case.dropout,
+                  determinism=int(case.repeatable))
     if case.op == "backward":
         fields["ops"] |= int(Op.BACKWARD)
     if case.window >= 0:

@@ -69,6 +69,7 @@ def test_the_table_of_arrays_is_that_of_the_header():
     assert set(ARRAYS) == pointers | tensors
     assert {name for name, array in ARRAYS.items() if array.tensor} == tensors
     assert {"bias", "starts_kv", "rng_device"} <= set(ArrayOptions.__annotations__)
+    assert not {"q", "page_table", "dout"} & set(ArrayOptions.__annotations__)
     mask = ARRAYS["block_mask"]
     assert [(d.size, d.by, d.stride) for d in mask.dims[1:3]] == [
         ("heads_q", "", "stride_head"), ("seqlen_q", "block_q", "stride_seq")]
@@ -120,7 +121,10 @@ def test_library_of_another_version_is_refused():
         def flashattn_version():
             return _library.HEADER_VERSION + 100
 
-    with pytest.raises(ImportError, match="install the two together"):
+    with pytest.raises(ImportError, match="has version 0.3.0, this package is made for 0.2.0"):
+        _library._check(Newer, "libflashattn.so.0")
+    Newer.flashattn_version = staticmethod(lambda: 100)
+    with pytest.raises(ImportError, match="has version 0.1.0, .* install the two together"):
         _library._check(Newer, "libflashattn.so.0")
 
 

@@ -154,8 +154,9 @@ def starts():
                 dsink=True, dlse=True, blocks=(16, 32), density=0.8)
     masks = [dict(), dict(causal=True), dict(window=(40, 3)), dict(causal=True, chunk=33),
              dict(causal=True, top_left=True), dict(alibi="h", causal=True), dict(alibi="bh"),
-             dict(bias="f32", dbias="bhr"), dict(bias="u8", bias_dims="br", bias_empty=0.2),
-             dict(dropout=0.3), dict(softcap=9.0, window=(90, 0)), dict(blocks=(32, 64)),
+             dict(bias="f32", bias_dims="hr", dbias="hr"),
+             dict(bias="u8", bias_dims="br", bias_empty=0.2), dict(dropout=0.3),
+             dict(softcap=9.0, window=(90, 0)), dict(blocks=(32, 64)),
              dict(rich, causal=True, window=(100, 0))]
     for n, features in enumerate(masks):
         for m, dtype in enumerate(DTYPES):

@@ -122,5 +122,5 @@ def pytest_pyfunc_call(pyfuncitem):
     except capi.Refused as refused:
         if not support.may_be_skipped(refused):
             raise
-        sentence = str(refused)
-    pytest.skip(sentence)
+        message = str(refused)
+    pytest.skip(message)

@@ -116,7 +116,8 @@ def answer(kind: int, row: Row, number: int) -> str:
                  dim_v=64, features=capi.LSE)
     asked.update(row.changes)
     try:
-        capi.check(capi.library().flashattn_check(capi.ffi.new("flashattn_desc *", asked)))
+        capi.check(capi.library().flashattn_check(capi.ffi.new("flashattn_desc *", asked),
+                                                  capi.ffi.NULL))
     except capi.Refused as refused:
         return says(refused) if refused.status == capi.UNSUPPORTED else "-"
     return "."

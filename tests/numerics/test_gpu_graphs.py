@@ -20,6 +20,8 @@ STEPS = {
     "large": (BASE.replace(batch=8, seqlen_q=1024, seqlen_kv=1024, heads_q=8), {}),
     "lengths": (BASE.replace(lens_q=[113, 100, 113], lens_kv=[203, 203, 150]),
                 dict(lens_q=[1, 113, 0], lens_kv=[65, 0, 203])),
+    "starts": (BASE.replace(starts_kv=[3, 0, 130], lens_kv=[203, 203, 150]),
+               dict(starts_kv=[100, 1, 0], lens_kv=[103, 140, 203])),
     "varlen": (BASE.replace(cu_q=[70, 1, 33], cu_kv=[90, 257, 33]),
                dict(cu_q=[33, 70, 1], cu_kv=[257, 33, 90])),
     "varlen and lengths": (

@@ -119,7 +119,7 @@ def test_equal_weights_of_many_keys(device, dtype):
 def test_a_query_does_not_depend_on_its_neighbours(device, changes):
     """Whether these outgrow what was seen first, or how many they are, on a CPU."""
     if device.name != "cpu":
-        pytest.skip("that bits do not depend on the neighbours is the CPU family's promise")
+        pytest.skip("that bits do not depend on the neighbours is the CPU backend's")
     case = Case(seqlen_q=150, seqlen_kv=700, dim_qk=64, dtype="bf16").replace(**changes)
     data = make_data(case)
     whole = harness.run(case, device, data)
@@ -143,7 +143,7 @@ def test_a_query_does_not_depend_on_its_neighbours(device, changes):
 def test_heads_that_share_a_tile(device, changes):
     """Which do, depends on the threads; on a CPU the bits do not."""
     if device.name != "cpu":
-        pytest.skip("the number of threads is the CPU family's")
+        pytest.skip("the number of threads is the CPU backend's")
     case = Case(seqlen_q=45, seqlen_kv=500, heads_q=8, heads_kv=1, dim_qk=64, dtype="bf16",
                 dtype_o="f32", window=(101, 30)).replace(**changes)
     data = make_data(case)

@@ -145,6 +145,8 @@ def alone(case, data, b):
     Case(batch=4, seqlen_q=1, seqlen_kv=1023, lens_kv=[1023, 5, 0, 300], heads_q=4, heads_kv=1,
          dim_qk=64, page_size=16, dtype="f16"),
     Case(cu_q=[1, 2, 1], cu_kv=[700, 3, 64], heads_q=2, dim_qk=64),
+    Case(batch=3, seqlen_q=33, seqlen_kv=200, starts_kv=[0, 70, 199], heads_q=2, dim_qk=16,
+         causal=True, backward=True),
     # Few parts, beside a sequence of many: what merges these must not change what merges those.
     Case(cu_q=[1, 1], cu_kv=[3500, 9000], heads_q=2, dim_qk=64, dtype="bf16", dtype_o="f32")])
 def test_a_sequence_does_not_depend_on_its_batch(device, case):

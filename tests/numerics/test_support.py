@@ -55,7 +55,7 @@ def test_refusals_that_are_no_skips(device):
 
 
 def test_a_gpu_asked_of_a_build_for_cpus():
-    """The sentence names the command."""
+    """The message names the command."""
     said = capi.ffi.string(capi.library().flashattn_build_info()).decode()
     if "without CUDA" not in said:
         pytest.skip("this build has kernels for GPUs")

@@ -184,12 +184,12 @@ def attention_varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any = None, cu_seqlen
 
 
 @_spelled
-def attention_paged(q: Any, k: Any, v: Any, page_table: Any, lens_kv: Any, *,
-                    cu_seqlens_q: Any = None, max_seqlen_q: Optional[int] = None,
-                    max_seqlen_kv: Optional[int] = None, layout: Optional[str] = None,
-                    page_layout: str = "pshd", o: Any = None,
-                    dtype_o: Optional[DTypeLike] = None, return_lse: bool = False,
-                    **options: Unpack[Options]) -> Any:
+def attention_paged(  # type: ignore[misc]  # lens_kv, elsewhere an option, stands first here
+        q: Any, k: Any, v: Any, page_table: Any, lens_kv: Any, *, cu_seqlens_q: Any = None,
+        max_seqlen_q: Optional[int] = None, max_seqlen_kv: Optional[int] = None,
+        layout: Optional[str] = None, page_layout: str = "pshd", o: Any = None,
+        dtype_o: Optional[DTypeLike] = None, return_lse: bool = False,
+        **options: Unpack[Options]) -> Any:
     """attention() on a paged KV cache (Kwon et al. 2023).
 
     q           (batch, seqlen_q, heads_q, dim_qk), or with cu_seqlens_q (total_q, heads_q, dim_qk)

@@ -483,12 +483,8 @@ ARRAYS: Dict[str, Array] = {
 
 
 class ArrayOptions(TypedDict, total=False):
-    """The inputs of flashattn_args but q, k and v."""
+    """The inputs that may come beside q, k and v in any layout."""
 
-    #: (batch + 1); i32; required with VARLEN_Q. Sequence b holds rows [cu[b], cu[b + 1]).
-    cu_seqlens_q: Any
-    #: (batch + 1); i32; required with VARLEN_KV.
-    cu_seqlens_kv: Any
     #: (batch); i32; optional. Tokens in use of each sequence, at most its capacity.
     lens_q: Any
     #: (batch); i32; optional.
@@ -497,8 +493,6 @@ class ArrayOptions(TypedDict, total=False):
     #: masks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Not with
     #: PAGED_KV.
     starts_kv: Any
-    #: (batch, ceil(seqlen_kv / page_size)); i32; required with PAGED_KV. Page numbers.
-    page_table: Any
     #: (batch, heads_q, seqlen_q, seqlen_kv); dtype_bias; required with DENSE.
     bias: Any
     #: (batch, heads_q); f32; required with ALIBI.

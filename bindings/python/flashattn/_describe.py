@@ -18,9 +18,9 @@ _KEYWORDS = {"window": "window", "blocks": "block_q", "paged_kv": "page_size",
 # (keyword, member of the descriptor, bit). Plain numbers: IntFlag arithmetic costs a microsecond a
 # step.
 _BITS: List[Tuple[str, str, int]] = [
-    (_KEYWORDS.get(bit.name.lower(), bit.name.lower()), member, int(bit))
+    (_KEYWORDS.get(str(bit.name).lower(), str(bit.name).lower()), member, int(bit))
     for member, bits in (("ops", Op), ("layout", Layout), ("mask", Mask), ("bias", Bias),
-                         ("features", Feature)) for bit in bits]  # type: ignore[attr-defined]
+                         ("features", Feature)) for bit in bits]
 
 
 def describe(*, dtype: DTypeLike, heads_q: int, dim_qk: int, heads_kv: int = 0, dim_v: int = 0,

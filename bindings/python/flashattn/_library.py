@@ -44,6 +44,10 @@ def _load() -> "tuple[Any, str]":
     raise ImportError(f"libflashattn could not be loaded ({'; '.join(problems)}); {remedy}")
 
 
+def _spelled(version: int) -> str:
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+
+
 def _check(library: Any, where: str) -> None:
     try:
         version = library.flashattn_version()
@@ -51,8 +55,8 @@ def _check(library: Any, where: str) -> None:
         raise ImportError(f"{where} is not libflashattn: it has no flashattn_version") from None
     # Up to version 1 a minor version may change the ABI; structures only grow within one.
     if version // 100 != HEADER_VERSION // 100:
-        raise ImportError(f"{where} has version {version}, this package is made for "
-                          f"{HEADER_VERSION}; install the two together")
+        raise ImportError(f"{where} has version {_spelled(version)}, this package is made for "
+                          f"{_spelled(HEADER_VERSION)}; install the two together")
     for name, (size, fields) in LAYOUT.items():
         if ffi.sizeof(name) != size:
             raise ImportError(f"{name} has {ffi.sizeof(name)} bytes on this platform, not {size}")

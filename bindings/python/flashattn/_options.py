@@ -58,7 +58,7 @@ def real(value: Any, name: str) -> float:
         raise _wrong(value, name, "give a number") from None
 
 
-def window(value: Window, name: str = "window") -> Optional[Tuple[int, int]]:
+def window(value: Any, name: str = "window") -> Optional[Tuple[int, int]]:
     """n: n keys to either side. (left, right): -1 or None is open. None: no window."""
     if value is None:
         return None

@@ -205,7 +205,7 @@ def devices() -> List[DeviceInfo]:
             status = lib.flashattn_device_info(kind, index, p)
             if status:
                 fail(status)
-            values: Any = [getattr(p, name) for name in DeviceInfo._fields[2:]]
-            found.append(DeviceInfo(kind.name.lower(), index, *[
-                value if isinstance(value, int) else text(value) for value in values]))
+            values: List[Any] = [getattr(p, name) for name in DeviceInfo._fields[2:]]
+            found.append(DeviceInfo._make([kind.name.lower(), index, *[
+                value if isinstance(value, int) else text(value) for value in values]]))
     return found
