@@ -226,13 +226,14 @@ def asan(run: Run) -> Count:
 
 
 def tsan(run: Run) -> Count:
-    """Data races. Without OpenMP, whose run-time library the sanitizer does not see into."""
+    """Data races."""
     preload = runtime_of("tsan")
-    folder = sanitized(run, "tsan", "-Db_sanitize=thread", "-Dopenmp=disabled")
-    env = {"TSAN_OPTIONS": "halt_on_error=1"}
+    folder = sanitized(run, "tsan", "-Db_sanitize=thread")
+    # A child made by fork starts threads of its own.
+    env = {"TSAN_OPTIONS": "halt_on_error=1:die_after_fork=0"}
     count = run.meson_test(folder, env)
     env.update(run.library(folder), LD_PRELOAD=preload,
-               TSAN_OPTIONS="halt_on_error=1:report_signal_unsafe=0")
+               TSAN_OPTIONS="halt_on_error=1:die_after_fork=0:report_signal_unsafe=0")
     return count + run.numerics("-m", "smoke", *SIDE_BY_SIDE, env=env)
 
 

@@ -12,6 +12,8 @@ import flashattn
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "bench"))
 import cases  # noqa: E402
 import gpu  # noqa: E402
+import memory  # noqa: E402
+import ours  # noqa: E402
 
 DECODE = cases.Case("forward", "bf16", 1, 32, 8, seqlen_q=1, seqlen_kv=8192, dim=128)
 
@@ -98,7 +100,7 @@ def test_remarks_reach_the_row(monkeypatch):
 
 
 def test_a_gpu_asked_of_a_build_for_cpus():
-    """The sentence names the command."""
+    """The message names the command."""
     if "without CUDA" not in flashattn.build_info():
         pytest.skip("this build has kernels for GPUs")
     with pytest.raises(SystemExit, match="./run bench --device cuda makes a build for GPUs"):
@@ -122,3 +124,69 @@ def test_starts_of_packed_sequences():
     assert starts[0][0] == 0 and starts[0][-1] == 120 and len(starts[0]) == 4
     assert [b - a for a, b in zip(starts[0], starts[0][1:])] == case.lengths()
     assert starts[0] == starts[1]
+
+
+class Recorder:
+    """Stands for a library of 0.1: keeps what its functions are called with."""
+
+    def __init__(self):
+        self.calls = {}
+        self.kernel = ours.Before.frozen().new("char[]", b"old")
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.calls[name] = arguments
+            if name == "flashattn_plan_info":
+                arguments[3].kernel = self.kernel
+            return 0
+        return call
+
+
+@pytest.mark.parametrize("fields", [dict(op="backward", alibi=True), dict(block_density=0.5),
+                                    dict(seqlen_q=1, seqlen_kv=512, uneven=True, page_size=16),
+                                    dict(op="merge", parts=3)])
+def test_a_library_of_0_1_is_called_by_its_own_header(fields):
+    """The structures of 0.1 hold what those of this version do, each number where it was then."""
+    case = cases.Case(**{**dict(batch=2, heads=4, seqlen_q=40, seqlen_kv=64, dim=16), **fields})
+    host = memory.Memory(flashattn.Device.CPU)
+    arrays = {name: host.normal(shape, "f32") for name, shape in case.shapes().items()}
+    old = ours.Before("old", Recorder(), host, 1)
+    prepared = old.prepare(case, arrays)
+    prepared.work(0)
+    calls, at = old.lib.calls, {name: array.address for name, array in arrays.items()}
+    desc = calls["flashattn_plan_create"][0]
+    assert desc.struct_size == old.ffi.sizeof("flashattn_desc") and desc.heads_q == 4
+    assert len(calls["flashattn_plan_create"]) == 2
+    if case.parts:
+        args = calls["flashattn_merge"][1]
+        assert (args.shape.batch, args.shape.seqlen_q, args.part_dtype) == (2, case.seqlen_q, 1)
+        assert args.struct_size == 136  # 112 in this version
+        return
+    assert prepared.kernel == "old"
+    args = calls["flashattn_" + case.op][1]
+    assert (args.shape.batch, args.shape.seqlen_kv) == (2, case.keys if not case.uneven else
+                                                        max(case.key_lengths()))
+    assert old.ffi.cast("uintptr_t", args.inputs.q.data) == at["q"]
+    assert args.inputs.q.stride_head == 16
+    if case.alibi:
+        assert args.inputs.alibi_slopes[0] == 2.0 ** -2 and args.inputs.alibi_stride_batch == 0
+        assert old.ffi.cast("uintptr_t", args.dout.data) == at["dout"]
+        assert args.dk.stride_seq == 64
+    if case.block_density < 1:
+        assert {args.inputs.block_mask[n] for n in range(1)} <= {0, 1}
+        assert args.inputs.block_mask_stride_row == 0
+    if case.page_size:
+        assert args.inputs.page_table_stride == 0 and args.inputs.pages == sum(
+            n // 16 for n in case.key_lengths())
+        assert args.inputs.lens_kv[0] == case.key_lengths()[0]
+
+
+def test_a_baseline_of_an_unknown_version_is_refused(tmp_path, monkeypatch):
+    class Future:
+        @staticmethod
+        def flashattn_version():
+            return 900
+
+    monkeypatch.setattr(ours.ctypes, "CDLL", lambda path: Future)
+    with pytest.raises(SystemExit, match=r"has version 0.9, .* this version or of 0.1"):
+        ours.builds([str(tmp_path / "libflashattn.so")], memory.Memory(flashattn.Device.CPU))

@@ -73,7 +73,7 @@ def test_place_is_the_cpu_in_the_librarys_words():
     if any(device.kind == "cuda" for device in flashattn.devices()):
         pytest.skip("this machine has a GPU")
     with pytest.raises(flashattn.UnsupportedError) as refused:
-        flashattn.check(dtype="float32", heads=12, dim=32, device="cuda")
+        flashattn.check(dtype="float32", heads_q=12, dim_qk=32, device="cuda")
     place, sentence = places.find()
     assert place is places.HOST and place.device is None
     assert sentence == f"On the CPU, not on a GPU: {refused.value}."
@@ -88,7 +88,7 @@ def test_place_is_the_cpu_in_the_librarys_words():
         backends=types.SimpleNamespace(cuda=types.SimpleNamespace(
             matmul=types.SimpleNamespace(allow_tf32=True)))), "On the GPU: Some GPU, cuda:1;")])
 def test_place_where_there_is_a_gpu(monkeypatch, torch, words):
-    gpu = flashattn.DeviceInfo("cuda", 1, "Some GPU", "", 132, 90, 232448, 1 << 37)
+    gpu = flashattn.DeviceInfo("cuda", 1, 132, 0, 90, "Some GPU", "", 232448, 50 << 20, 1 << 37)
     monkeypatch.setattr(flashattn, "devices", lambda: [gpu])
     monkeypatch.setattr(flashattn, "check", lambda **description: None)
     monkeypatch.setitem(sys.modules, "torch", torch)

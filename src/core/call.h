@@ -40,10 +40,16 @@ struct Inputs {
   const uint64_t* rng_device;
 };
 
-// The caller's thread pool; empty: the library's own.
+// The caller's thread pool; none: the library's own.
 struct Parallel {
-  flashattn_parallel_fn run;
-  void* user;
+  flashattn_parallel_fn run = nullptr;
+  void* user = nullptr;
+};
+
+// Who runs a call: a stream of a GPU, threads of a CPU.
+struct Executor {
+  void* stream = nullptr;  // cudaStream_t
+  Parallel parallel = {};
 };
 
 struct ForwardArgs {

@@ -45,10 +45,11 @@ class Launcher {
   }
 
   // Return an enum flashattn_status; anything but OK comes with a thread-local Error set.
-  virtual int32_t forward(const ForwardArgs& args, void* workspace, void* stream) const = 0;
-  virtual int32_t backward(const BackwardArgs& args, void* workspace, void* stream) const = 0;
-  virtual int32_t merge(const MergeArgs& args, void* stream) const = 0;
-  virtual int32_t dropout_mask(const ForwardArgs& args, uint8_t* keep, void* stream) const = 0;
+  virtual int32_t forward(const ForwardArgs& args, void* workspace, const Executor& on) const = 0;
+  virtual int32_t backward(const BackwardArgs& args, void* workspace, const Executor& on) const = 0;
+  virtual int32_t merge(const MergeArgs& args, const Executor& on) const = 0;
+  virtual int32_t dropout_mask(const ForwardArgs& args, uint8_t* keep,
+                               const Executor& on) const = 0;
 };
 
 struct Family {

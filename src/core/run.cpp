@@ -8,10 +8,20 @@
 namespace flashattn {
 namespace {
 
-void check_stream(const Plan& plan, const void* stream) {
-  if (!stream || plan.device->kind != FLASHATTN_DEVICE_CPU) return;
-  reject(FLASHATTN_REASON_STREAM, "stream",
-         "stream = %p, but the plan is for the CPU, which has none; give NULL", stream);
+// A stream is for GPUs, a thread pool for the CPU.
+template <class Args>
+Executor check_executor(const Plan& plan, const Args& args, void* stream) {
+  const bool cpu = plan.device->kind == FLASHATTN_DEVICE_CPU;
+  if (stream && cpu) {
+    reject(FLASHATTN_REASON_STREAM, "stream",
+           "stream = %p, but the plan is for the CPU, which has none; give NULL", stream);
+  }
+  if (args.parallel && !cpu) {
+    reject(FLASHATTN_REASON_VALUE, "parallel",
+           "parallel is set, but the plan is for a GPU, whose work no thread of the host runs; "
+           "leave it NULL");
+  }
+  return {stream, {args.parallel, args.parallel_user}};
 }
 
 // The workspace of one operation, which joins the arrays that must lie apart.
@@ -39,48 +49,48 @@ int32_t run_forward(const Plan* plan, const flashattn_args& args, void* workspac
                     int64_t workspace_bytes, void* stream) {
   check_plan(plan);
   check_op(*plan, FLASHATTN_OP_FORWARD);
-  check_stream(*plan, stream);
+  const Executor on = check_executor(*plan, args, stream);
   ArrayList arrays;
   const ForwardArgs own =
       check_forward(plan->problem, plan->device->kind == FLASHATTN_DEVICE_CPU, args, &arrays);
   check_workspace(*plan, FLASHATTN_OP_FORWARD, own.shape, workspace, workspace_bytes, &arrays);
   arrays.check_overlaps();
   if (is_idle(FLASHATTN_OP_FORWARD, own.shape)) return FLASHATTN_OK;
-  return plan->launcher->forward(own, workspace, stream);
+  return plan->launcher->forward(own, workspace, on);
 }
 
 int32_t run_backward(const Plan* plan, const flashattn_args& args, void* workspace,
                      int64_t workspace_bytes, void* stream) {
   check_plan(plan);
   check_op(*plan, FLASHATTN_OP_BACKWARD);
-  check_stream(*plan, stream);
+  const Executor on = check_executor(*plan, args, stream);
   ArrayList arrays;
   const BackwardArgs own =
       check_backward(plan->problem, plan->device->kind == FLASHATTN_DEVICE_CPU, args, &arrays);
   check_workspace(*plan, FLASHATTN_OP_BACKWARD, own.shape, workspace, workspace_bytes, &arrays);
   arrays.check_overlaps();
   if (is_idle(FLASHATTN_OP_BACKWARD, own.shape)) return FLASHATTN_OK;
-  return plan->launcher->backward(own, workspace, stream);
+  return plan->launcher->backward(own, workspace, on);
 }
 
 int32_t run_merge(const Plan* plan, const flashattn_merge_args& args, void* stream) {
   check_plan(plan);
-  check_stream(*plan, stream);
+  const Executor on = check_executor(*plan, args, stream);
   const MergeArgs own = check_merge(plan->problem, args);
   const bool varlen = plan->problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   const bool empty =
       varlen ? own.shape.total_q == 0 : own.shape.batch == 0 || own.shape.seqlen_q == 0;
-  return empty ? FLASHATTN_OK : plan->launcher->merge(own, stream);
+  return empty ? FLASHATTN_OK : plan->launcher->merge(own, on);
 }
 
 int32_t run_dropout_mask(const Plan* plan, const flashattn_args& args, uint8_t* keep,
                          void* stream) {
   check_plan(plan);
-  check_stream(*plan, stream);
+  const Executor on = check_executor(*plan, args, stream);
   const ForwardArgs own = check_dropout_mask(plan->problem, args, keep);
   const Shape& shape = own.shape;
   if (shape.batch == 0 || shape.seqlen_q == 0 || shape.seqlen_kv == 0) return FLASHATTN_OK;
-  return plan->launcher->dropout_mask(own, keep, stream);
+  return plan->launcher->dropout_mask(own, keep, on);
 }
 
 }  // namespace flashattn

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "cpu/family.h"
-#include "cpu/parallel.h"
+#include "cpu/processors.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -202,7 +202,7 @@ struct MachineDevice {
   MachineDevice() : device{} {
     read_name(name);
     flashattn_device_properties& p = device.properties;
-    p.threads = machine_threads();
+    p.threads = usable_processors();
     p.name = name;
     p.isa = machine_kernels().isa;
     p.memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "cpu/device.h"
 #include "cpu/parallel.h"
+#include "cpu/processors.h"
 
 namespace flashattn::cpu {
 namespace {
@@ -76,7 +77,7 @@ struct CpuLauncher::BackwardWorkspace {
 CpuLauncher::CpuLauncher(const Problem& problem)
     : problem_(problem),
       kernels_(machine_kernels()),
-      threads_(std::min(problem.threads > 0 ? problem.threads : machine_threads(), kMostThreads)),
+      threads_(std::min(problem.threads > 0 ? problem.threads : usable_processors(), kMostThreads)),
       forward_tiling_(kernels_.forward_tiling(problem)),
       backward_tiling_(kernels_.backward_tiling(problem)),
       split_(SplitRule::of(problem.splits, kSplitKeys,
@@ -165,10 +166,15 @@ void CpuLauncher::describe(uint32_t op, const Shape& shape,
   properties->why = why_.c_str();
 }
 
-// One thread for work that it does in the time, some 10 us, that others take to wake up.
-static int32_t threads_for(int32_t threads, double multiply_adds) {
-  return multiply_adds < 250e3 ? 1 : threads;
+// One thread for work of some 10 us; none is woken for what it does in the time, several times as
+// long, that others take to wake up.
+static Threads threads_for(int32_t threads, double multiply_adds, const Executor& on) {
+  return {multiply_adds < 250e3 ? 1 : threads, multiply_adds >= 1e6,
+          on.parallel.run ? &on.parallel : nullptr};
 }
+
+// Multiply-adds that take as long as an element that is merged from memory, or a random number.
+constexpr double kAsLong = 8;
 
 // Of a whole forward pass, at most.
 static double forward_work(const Problem& problem, const Shape& shape) {
@@ -228,7 +234,7 @@ void CpuLauncher::set_blocks(ForwardJob* job) const {
   for (int32_t rows = most / tile * tile; rows > fewest; rows -= tile) consider(rows);
 }
 
-int32_t CpuLauncher::forward(const ForwardArgs& args, void* workspace, void*) const {
+int32_t CpuLauncher::forward(const ForwardArgs& args, void* workspace, const Executor& on) const {
   const Shape& shape = args.shape;
   const ForwardWorkspace w = forward_workspace(shape, static_cast<char*>(workspace));
   const Random random = random_of(args.inputs);
@@ -254,21 +260,22 @@ int32_t CpuLauncher::forward(const ForwardArgs& args, void* workspace, void*) co
     job.shared = w.shared;
     std::fill_n(w.shared.states, w.shared.count, kTileEmpty);
   }
-  job.threads = threads_for(threads_, forward_work(problem_, shape));
-  parallel_tasks(job.threads, job.tasks(), job.strands(), [&](int64_t task, int32_t thread) {
+  const Threads threads = threads_for(threads_, forward_work(problem_, shape), on);
+  job.threads = threads.most;
+  parallel_tasks(threads, job.tasks(), job.strands(), [&](int64_t task, int32_t thread) {
     kernels_.forward(job, task, w.scratch + thread * forward_scratch_);
   });
-  if (job.parts > 1) merge_parts(job);
+  if (job.parts > 1) merge_parts(job, on);
   return FLASHATTN_OK;
 }
 
-void CpuLauncher::merge_parts(const ForwardJob& job) const {
+void CpuLauncher::merge_parts(const ForwardJob& job, const Executor& on) const {
   const ForwardArgs& args = *job.args;
   const int64_t rows = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
   const int32_t size = dtype_size(problem_.dtype_o);
   const double elements =
       static_cast<double>(rows * job.partial_queries) * job.parts * problem_.dim_v;
-  parallel_tasks(threads_for(threads_, elements), rows, 1, [&](int64_t task, int32_t) {
+  parallel_tasks(threads_for(threads_, elements, on), rows, 1, [&](int64_t task, int32_t) {
     const int32_t b = static_cast<int32_t>(task / problem_.heads_q);
     const int32_t h = static_cast<int32_t>(task % problem_.heads_q);
     const Sequence sequence = job.sequences[b];
@@ -293,7 +300,7 @@ void CpuLauncher::merge_parts(const ForwardJob& job) const {
   });
 }
 
-int32_t CpuLauncher::backward(const BackwardArgs& args, void* workspace, void*) const {
+int32_t CpuLauncher::backward(const BackwardArgs& args, void* workspace, const Executor& on) const {
   const Shape& shape = args.shape;
   const BackwardWorkspace w = backward_workspace(shape, static_cast<char*>(workspace));
   const Random random = random_of(args.inputs);
@@ -307,7 +314,8 @@ int32_t CpuLauncher::backward(const BackwardArgs& args, void* workspace, void*) 
   job.tiling = backward_tiling_;
   job.query_tiles = tiles(shape.seqlen_q, backward_tiling_.tile_q);
   job.key_tiles = backward_key_tiles(backward_tiling_, problem_, shape.seqlen_kv);
-  job.threads = threads_for(threads_, 2.5 * forward_work(problem_, shape));
+  const Threads threads = threads_for(threads_, 2.5 * forward_work(problem_, shape), on);
+  job.threads = threads.most;
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
   if (heads * job.key_tiles > INT32_MAX) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "batch",
@@ -334,7 +342,7 @@ int32_t CpuLauncher::backward(const BackwardArgs& args, void* workspace, void*) 
   job.dq = w.dq;
   job.turn = w.turn;
   const auto run = [&](int64_t count, void (*kernel)(const BackwardJob&, int64_t, char*)) {
-    parallel_tasks(job.threads, count, 1, [&](int64_t task, int32_t thread) {
+    parallel_tasks(threads, count, 1, [&](int64_t task, int32_t thread) {
       kernel(job, task, w.scratch + thread * backward_scratch_);
     });
   };
@@ -350,7 +358,7 @@ int32_t CpuLauncher::backward(const BackwardArgs& args, void* workspace, void*) 
   return FLASHATTN_OK;
 }
 
-int32_t CpuLauncher::merge(const MergeArgs& args, void*) const {
+int32_t CpuLauncher::merge(const MergeArgs& args, const Executor& on) const {
   const bool varlen = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   const int64_t tokens = varlen ? args.shape.total_q : args.shape.seqlen_q;
   const int32_t batch = varlen ? 1 : args.shape.batch;
@@ -360,8 +368,10 @@ int32_t CpuLauncher::merge(const MergeArgs& args, void*) const {
   const MergeJob job{
       args.parts, problem_.dim_v, args.dtype_part, problem_.dtype_o, args.part_o, args.part_lse, 0,
       0,          packed};
+  const int64_t rows = static_cast<int64_t>(batch) * problem_.heads_q;
+  const double elements = static_cast<double>(rows * tokens) * args.parts * problem_.dim_v;
   parallel_tasks(
-      threads_, static_cast<int64_t>(batch) * problem_.heads_q, 1, [&](int64_t task, int32_t) {
+      threads_for(threads_, kAsLong * elements, on), rows, 1, [&](int64_t task, int32_t) {
         const int32_t b = static_cast<int32_t>(task / problem_.heads_q);
         const int32_t h = static_cast<int32_t>(task % problem_.heads_q);
         for (int64_t i = 0; i < tokens; ++i) {
@@ -377,18 +387,20 @@ int32_t CpuLauncher::merge(const MergeArgs& args, void*) const {
   return FLASHATTN_OK;
 }
 
-int32_t CpuLauncher::dropout_mask(const ForwardArgs& args, uint8_t* keep, void*) const {
+int32_t CpuLauncher::dropout_mask(const ForwardArgs& args, uint8_t* keep,
+                                  const Executor& on) const {
   const Random random = random_of(args.inputs);
   const int64_t keys = args.shape.seqlen_kv, queries = args.shape.seqlen_q;
-  parallel_tasks(threads_, static_cast<int64_t>(args.shape.batch) * problem_.heads_q, 1,
-                 [&](int64_t head, int32_t) {
-                   for (int64_t i = 0; i < queries; ++i) {
-                     kernels_.dropout_row(random.seed, random.offset, problem_.dropout_threshold(),
-                                          static_cast<uint32_t>(head), static_cast<int32_t>(i),
-                                          static_cast<int32_t>(keys),
-                                          keep + (head * queries + i) * keys);
-                   }
-                 });
+  const int64_t heads = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
+  const double numbers = static_cast<double>(heads) * queries * keys;
+  parallel_tasks(
+      threads_for(threads_, kAsLong * numbers, on), heads, 1, [&](int64_t head, int32_t) {
+        for (int64_t i = 0; i < queries; ++i) {
+          kernels_.dropout_row(random.seed, random.offset, problem_.dropout_threshold(),
+                               static_cast<uint32_t>(head), static_cast<int32_t>(i),
+                               static_cast<int32_t>(keys), keep + (head * queries + i) * keys);
+        }
+      });
   return FLASHATTN_OK;
 }
 

@@ -15,10 +15,10 @@ class CpuLauncher final : public Launcher {
   int64_t workspace(uint32_t op, const Shape& shape) const override;
   void describe(uint32_t op, const Shape& shape,
                 flashattn_plan_properties* properties) const override;
-  int32_t forward(const ForwardArgs& args, void* workspace, void* stream) const override;
-  int32_t backward(const BackwardArgs& args, void* workspace, void* stream) const override;
-  int32_t merge(const MergeArgs& args, void* stream) const override;
-  int32_t dropout_mask(const ForwardArgs& args, uint8_t* keep, void* stream) const override;
+  int32_t forward(const ForwardArgs& args, void* workspace, const Executor& on) const override;
+  int32_t backward(const BackwardArgs& args, void* workspace, const Executor& on) const override;
+  int32_t merge(const MergeArgs& args, const Executor& on) const override;
+  int32_t dropout_mask(const ForwardArgs& args, uint8_t* keep, const Executor& on) const override;
 
  private:
   struct ForwardWorkspace;
@@ -28,7 +28,7 @@ class CpuLauncher final : public Launcher {
   BackwardWorkspace backward_workspace(const Shape& shape, char* base) const;
   int32_t smallest_block() const { return 2 * forward_tiling_.tile_q; }  // rows
   void set_blocks(ForwardJob* job) const;
-  void merge_parts(const ForwardJob& job) const;
+  void merge_parts(const ForwardJob& job, const Executor& on) const;
 
   const Problem problem_;
   const Kernels& kernels_;

@@ -1,29 +1,34 @@
-// Threads of the CPU family.
+// Tasks on several threads: those of the library's pool, or the caller's own.
 #pragma once
 
 #include <cstdint>
 
+#include "core/call.h"
+#include "cpu/thread_pool.h"
+
 namespace flashattn::cpu {
 
-// No plan uses more.
-constexpr int32_t kMostThreads = 1024;
-
-// Threads that OpenMP offers to the first thread that asks, OMP_NUM_THREADS included; in a child
-// made by fork one.
-int32_t machine_threads();
+// Who runs tasks.
+struct Threads {
+  int32_t most;  // at the most
+  // Whether the work is worth waking threads that sleep, or asking the caller's. Otherwise only
+  // threads of the pool take part that have just ended other work.
+  bool wakes = true;
+  const Parallel* parallel = nullptr;  // NULL: the pool
+};
 
 // parallel_tasks without a type: body(context, task, thread).
-void run_tasks(int32_t threads, int64_t count, int64_t strands,
+void run_tasks(const Threads& threads, int64_t count, int64_t strands,
                void (*body)(const void*, int64_t, int32_t), const void* context);
 
-// Runs body(task, thread) for every task in [0, count), on at most `threads` threads, and no more
-// than the system gives, thread in [0, threads). Tasks n and n + strands, n + 2 strands, ... work
-// on the same data: as far as it comes out even, some threads have them first, the same ones in
-// every call, which find it in their caches. These start them in ascending order, so that the first
-// task of all that has not ended runs or is about to start: a task may wait for earlier ones. In a
-// child made by fork the caller's thread does everything, for the others did not follow it there.
+// Runs body(task, thread) for every task in [0, count), on at most threads.most threads, and no
+// more than there are, the caller's always among them, thread in [0, threads.most). Tasks n and
+// n + strands, n + 2 strands, ... work on the same data: as far as it comes out even, some threads
+// have them first, the same ones in every call, which find it in their caches. They are begun in
+// ascending order, each by a thread that then runs it to its end: a task may wait for earlier ones
+// of its strand, but for no others, which perhaps no thread begins before it ends.
 template <class Body>
-void parallel_tasks(int32_t threads, int64_t count, int64_t strands, const Body& body) {
+void parallel_tasks(const Threads& threads, int64_t count, int64_t strands, const Body& body) {
   run_tasks(
       threads, count, strands,
       [](const void* context, int64_t task, int32_t thread) {

@@ -264,7 +264,7 @@ int32_t Sm80Launcher::check_arrays(const ForwardArgs& args) const {
   return FLASHATTN_OK;
 }
 
-int32_t Sm80Launcher::forward(const ForwardArgs& args, void* workspace, void* stream) const {
+int32_t Sm80Launcher::forward(const ForwardArgs& args, void* workspace, const Executor& on) const {
   if (const int32_t status = check_current(device_, *context_)) return status;
   if (const int32_t status = check_arrays(args)) return status;
   const Choice<sm80::ForwardEntry>& choice = choose(args.shape).kernel;
@@ -277,7 +277,7 @@ int32_t Sm80Launcher::forward(const ForwardArgs& args, void* workspace, void* st
     p.partial_o = WorkspaceCutter(workspace).take<float>(rows * (problem_.dim_v + 2));
     p.partial_sums = reinterpret_cast<PartialSum*>(p.partial_o + rows * problem_.dim_v);
   }
-  const cudaStream_t queue = static_cast<cudaStream_t>(stream);
+  const cudaStream_t queue = static_cast<cudaStream_t>(on.stream);
   const int32_t status =
       launch(*choice.entry, p.blocks(), p, queue, "launching the forward kernel");
   if (status != FLASHATTN_OK || p.parts <= 1) return status;
@@ -285,12 +285,13 @@ int32_t Sm80Launcher::forward(const ForwardArgs& args, void* workspace, void* st
                    "launching the merge of a split forward");
 }
 
-int32_t Sm80Launcher::backward(const BackwardArgs& args, void* workspace, void* stream) const {
+int32_t Sm80Launcher::backward(const BackwardArgs& args, void* workspace,
+                               const Executor& on) const {
   if (const int32_t status = check_current(device_, *context_)) return status;
-  return backward_->run(args, workspace, static_cast<cudaStream_t>(stream));
+  return backward_->run(args, workspace, static_cast<cudaStream_t>(on.stream));
 }
 
-int32_t Sm80Launcher::merge(const MergeArgs& args, void* stream) const {
+int32_t Sm80Launcher::merge(const MergeArgs& args, const Executor& on) const {
   if (const int32_t status = check_current(device_, *context_)) return status;
   if (args.parts > kMaxMergeParts) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "parts",
@@ -316,14 +317,15 @@ int32_t Sm80Launcher::merge(const MergeArgs& args, void* stream) const {
     p.part_lse[n] = args.part_lse[n];
     p.vectors &= is_aligned(p.part_o[n], args.dtype_part, 4 * dtype_size(args.dtype_part));
   }
-  return status_of(launch_merge(p, static_cast<cudaStream_t>(stream)),
+  return status_of(launch_merge(p, static_cast<cudaStream_t>(on.stream)),
                    "launching the merge kernel");
 }
 
-int32_t Sm80Launcher::dropout_mask(const ForwardArgs& args, uint8_t* keep, void* stream) const {
+int32_t Sm80Launcher::dropout_mask(const ForwardArgs& args, uint8_t* keep,
+                                   const Executor& on) const {
   if (const int32_t status = check_current(device_, *context_)) return status;
   if (const int32_t status = check_heads(args.shape.batch)) return status;
-  return status_of(launch_dropout_mask(problem_, args, keep, static_cast<cudaStream_t>(stream)),
+  return status_of(launch_dropout_mask(problem_, args, keep, static_cast<cudaStream_t>(on.stream)),
                    "launching the dropout mask kernel");
 }
 

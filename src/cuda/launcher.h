@@ -28,10 +28,10 @@ class Sm80Launcher : public Launcher {
   // The kernel of a shape that fills the device, as far as nothing else is maxima.
   void describe_maxima(uint32_t op, const Shape& maxima,
                        flashattn_plan_properties* properties) const override;
-  int32_t forward(const ForwardArgs& args, void* workspace, void* stream) const override;
-  int32_t backward(const BackwardArgs& args, void* workspace, void* stream) const override;
-  int32_t merge(const MergeArgs& args, void* stream) const override;
-  int32_t dropout_mask(const ForwardArgs& args, uint8_t* keep, void* stream) const override;
+  int32_t forward(const ForwardArgs& args, void* workspace, const Executor& on) const override;
+  int32_t backward(const BackwardArgs& args, void* workspace, const Executor& on) const override;
+  int32_t merge(const MergeArgs& args, const Executor& on) const override;
+  int32_t dropout_mask(const ForwardArgs& args, uint8_t* keep, const Executor& on) const override;
 
  protected:
   // OK when the kernels can read and write the arrays.

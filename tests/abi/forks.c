@@ -1,8 +1,7 @@
-/* Forked processes compute the same bits, and none hangs:  forks MODE FOLDER
+/* Forked processes compute the same bits with as many threads, and none hangs:  forks MODE FOLDER
  *   fresh    the parent has not used the library
  *   used     it has, so that its threads wait in a pool that the child does not have
  *   busy     another of its threads is inside a call at that moment
- *   openmp   the parent has used the OpenMP runtime for itself, the library only the child
  *   log      another of its threads is inside the log's callback at that moment */
 #include <pthread.h>
 #include <sched.h>
@@ -15,6 +14,8 @@
 
 #include "../unit/check.h"
 #include "case_file.h"
+#include "thread_count.h"
+#include "threaded.h"
 
 enum {
   FORKS = 20,
@@ -22,7 +23,7 @@ enum {
 };
 
 static case_file file;
-static uint64_t *known; /* of each case; memory that children share */
+static uint64_t *known; /* of each case and, behind these, of the large call; children share it */
 static atomic_int stop;
 
 /* How many cases went wrong, or gave other bits than before. */
@@ -33,6 +34,9 @@ static int run_all(void) {
     wrong += case_run(&file, n, NULL, &digest) != CASE_PASSED || (known[n] && digest != known[n]);
     known[n] = digest;
   }
+  uint64_t digest = 0, *large = &known[MAX_CASES];
+  wrong += !threaded_run(&digest) || (*large && digest != *large);
+  *large = digest;
   return wrong;
 }
 
@@ -42,7 +46,11 @@ static int run_in_child(void) {
   const pid_t child = fork();
   if (child == 0) {
     alarm(SECONDS); /* instead of hanging */
-    const int wrong = run_all();
+    int wrong = run_all();
+    if (!CHECK(count_threads() == THREADED)) {
+      printf("%d threads in the child\n", count_threads());
+      ++wrong;
+    }
     fflush(stdout);
     _exit(wrong != 0);
   }
@@ -53,7 +61,11 @@ static int run_in_child(void) {
 
 static void *keep_busy(void *unused) {
   int n = 0;
-  while (!stop) case_run(&file, n++ % file.count, NULL, NULL);
+  while (!stop) {
+    uint64_t digest;
+    case_run(&file, n++ % file.count, NULL, NULL);
+    threaded_run(&digest);
+  }
   return unused;
 }
 
@@ -71,22 +83,14 @@ static void *write_to_log(void *unused) {
   return unused;
 }
 
-static void use_openmp(void) {
-  int sum = 0;
-#pragma omp parallel for num_threads(4) reduction(+ : sum)
-  for (int n = 0; n < 1000; ++n) sum += n;
-  CHECK(sum == 499500);
-}
-
 int main(int argc, char **argv) {
   pthread_t thread;
-  known = mmap(NULL, MAX_CASES * sizeof *known, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-               -1, 0);
+  known = mmap(NULL, (MAX_CASES + 1) * sizeof *known, PROT_READ | PROT_WRITE,
+               MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (!CHECK(known != MAP_FAILED)) return check_report();
   if (!CHECK(argc > 2 && case_file_open(&file, argv[2]))) return check_report();
   const int busy = strcmp(argv[1], "busy") == 0;
   const int times = busy ? FORKS : 1;
-  if (strcmp(argv[1], "openmp") == 0) use_openmp();
   if (busy || strcmp(argv[1], "used") == 0) CHECK(run_all() == 0);
   const int logs = strcmp(argv[1], "log") == 0;
   parent = getpid();

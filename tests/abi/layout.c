@@ -8,149 +8,270 @@
 CHECK(pointer, sizeof(void *) == 8);
 
 CHECK(flashattn_error, sizeof(flashattn_error) == 720);
-CHECK(flashattn_error_struct_size, offsetof(flashattn_error, struct_size) == 0);
-CHECK(flashattn_error_status, offsetof(flashattn_error, status) == 4);
-CHECK(flashattn_error_reason, offsetof(flashattn_error, reason) == 8);
-CHECK(flashattn_error_reserved, offsetof(flashattn_error, reserved) == 12);
-CHECK(flashattn_error_field, offsetof(flashattn_error, field) == 16);
-CHECK(flashattn_error_message, offsetof(flashattn_error, message) == 80);
+CHECK(flashattn_error_struct_size,
+      offsetof(flashattn_error, struct_size) == 0);
+CHECK(flashattn_error_status,
+      offsetof(flashattn_error, status) == 4);
+CHECK(flashattn_error_reason,
+      offsetof(flashattn_error, reason) == 8);
+CHECK(flashattn_error_reserved,
+      offsetof(flashattn_error, reserved) == 12);
+CHECK(flashattn_error_field,
+      offsetof(flashattn_error, field) == 16);
+CHECK(flashattn_error_message,
+      offsetof(flashattn_error, message) == 80);
 
 CHECK(flashattn_desc, sizeof(flashattn_desc) == 160);
-CHECK(flashattn_desc_struct_size, offsetof(flashattn_desc, struct_size) == 0);
-CHECK(flashattn_desc_device, offsetof(flashattn_desc, device) == 4);
-CHECK(flashattn_desc_device_index, offsetof(flashattn_desc, device_index) == 8);
-CHECK(flashattn_desc_ops, offsetof(flashattn_desc, ops) == 12);
-CHECK(flashattn_desc_dtype, offsetof(flashattn_desc, dtype) == 16);
-CHECK(flashattn_desc_dtype_kv, offsetof(flashattn_desc, dtype_kv) == 20);
-CHECK(flashattn_desc_dtype_o, offsetof(flashattn_desc, dtype_o) == 24);
-CHECK(flashattn_desc_heads_q, offsetof(flashattn_desc, heads_q) == 28);
-CHECK(flashattn_desc_heads_kv, offsetof(flashattn_desc, heads_kv) == 32);
-CHECK(flashattn_desc_dim_qk, offsetof(flashattn_desc, dim_qk) == 36);
-CHECK(flashattn_desc_dim_v, offsetof(flashattn_desc, dim_v) == 40);
-CHECK(flashattn_desc_layout, offsetof(flashattn_desc, layout) == 44);
-CHECK(flashattn_desc_page_size, offsetof(flashattn_desc, page_size) == 48);
-CHECK(flashattn_desc_mask, offsetof(flashattn_desc, mask) == 52);
-CHECK(flashattn_desc_window_left, offsetof(flashattn_desc, window_left) == 56);
-CHECK(flashattn_desc_window_right, offsetof(flashattn_desc, window_right) == 60);
-CHECK(flashattn_desc_chunk, offsetof(flashattn_desc, chunk) == 64);
-CHECK(flashattn_desc_block_q, offsetof(flashattn_desc, block_q) == 68);
-CHECK(flashattn_desc_block_kv, offsetof(flashattn_desc, block_kv) == 72);
-CHECK(flashattn_desc_tree, offsetof(flashattn_desc, tree) == 76);
-CHECK(flashattn_desc_bias, offsetof(flashattn_desc, bias) == 80);
-CHECK(flashattn_desc_dtype_bias, offsetof(flashattn_desc, dtype_bias) == 84);
-CHECK(flashattn_desc_features, offsetof(flashattn_desc, features) == 88);
-CHECK(flashattn_desc_determinism, offsetof(flashattn_desc, determinism) == 92);
-CHECK(flashattn_desc_scale, offsetof(flashattn_desc, scale) == 96);
-CHECK(flashattn_desc_softcap, offsetof(flashattn_desc, softcap) == 100);
-CHECK(flashattn_desc_dropout, offsetof(flashattn_desc, dropout) == 104);
-CHECK(flashattn_desc_descale_block, offsetof(flashattn_desc, descale_block) == 108);
-CHECK(flashattn_desc_splits, offsetof(flashattn_desc, splits) == 112);
-CHECK(flashattn_desc_max_batch, offsetof(flashattn_desc, max_batch) == 116);
-CHECK(flashattn_desc_max_seqlen_q, offsetof(flashattn_desc, max_seqlen_q) == 120);
-CHECK(flashattn_desc_max_seqlen_kv, offsetof(flashattn_desc, max_seqlen_kv) == 124);
-CHECK(flashattn_desc_multiprocessors, offsetof(flashattn_desc, multiprocessors) == 128);
-CHECK(flashattn_desc_threads, offsetof(flashattn_desc, threads) == 132);
-CHECK(flashattn_desc_max_total_q, offsetof(flashattn_desc, max_total_q) == 136);
-CHECK(flashattn_desc_max_total_kv, offsetof(flashattn_desc, max_total_kv) == 144);
-CHECK(flashattn_desc_workspace_limit, offsetof(flashattn_desc, workspace_limit) == 152);
+CHECK(flashattn_desc_struct_size,
+      offsetof(flashattn_desc, struct_size) == 0);
+CHECK(flashattn_desc_device,
+      offsetof(flashattn_desc, device) == 4);
+CHECK(flashattn_desc_device_index,
+      offsetof(flashattn_desc, device_index) == 8);
+CHECK(flashattn_desc_ops,
+      offsetof(flashattn_desc, ops) == 12);
+CHECK(flashattn_desc_dtype,
+      offsetof(flashattn_desc, dtype) == 16);
+CHECK(flashattn_desc_dtype_kv,
+      offsetof(flashattn_desc, dtype_kv) == 20);
+CHECK(flashattn_desc_dtype_o,
+      offsetof(flashattn_desc, dtype_o) == 24);
+CHECK(flashattn_desc_heads_q,
+      offsetof(flashattn_desc, heads_q) == 28);
+CHECK(flashattn_desc_heads_kv,
+      offsetof(flashattn_desc, heads_kv) == 32);
+CHECK(flashattn_desc_dim_qk,
+      offsetof(flashattn_desc, dim_qk) == 36);
+CHECK(flashattn_desc_dim_v,
+      offsetof(flashattn_desc, dim_v) == 40);
+CHECK(flashattn_desc_layout,
+      offsetof(flashattn_desc, layout) == 44);
+CHECK(flashattn_desc_page_size,
+      offsetof(flashattn_desc, page_size) == 48);
+CHECK(flashattn_desc_mask,
+      offsetof(flashattn_desc, mask) == 52);
+CHECK(flashattn_desc_window_left,
+      offsetof(flashattn_desc, window_left) == 56);
+CHECK(flashattn_desc_window_right,
+      offsetof(flashattn_desc, window_right) == 60);
+CHECK(flashattn_desc_chunk,
+      offsetof(flashattn_desc, chunk) == 64);
+CHECK(flashattn_desc_block_q,
+      offsetof(flashattn_desc, block_q) == 68);
+CHECK(flashattn_desc_block_kv,
+      offsetof(flashattn_desc, block_kv) == 72);
+CHECK(flashattn_desc_tree,
+      offsetof(flashattn_desc, tree) == 76);
+CHECK(flashattn_desc_bias,
+      offsetof(flashattn_desc, bias) == 80);
+CHECK(flashattn_desc_dtype_bias,
+      offsetof(flashattn_desc, dtype_bias) == 84);
+CHECK(flashattn_desc_features,
+      offsetof(flashattn_desc, features) == 88);
+CHECK(flashattn_desc_determinism,
+      offsetof(flashattn_desc, determinism) == 92);
+CHECK(flashattn_desc_scale,
+      offsetof(flashattn_desc, scale) == 96);
+CHECK(flashattn_desc_softcap,
+      offsetof(flashattn_desc, softcap) == 100);
+CHECK(flashattn_desc_dropout,
+      offsetof(flashattn_desc, dropout) == 104);
+CHECK(flashattn_desc_descale_block,
+      offsetof(flashattn_desc, descale_block) == 108);
+CHECK(flashattn_desc_splits,
+      offsetof(flashattn_desc, splits) == 112);
+CHECK(flashattn_desc_max_batch,
+      offsetof(flashattn_desc, max_batch) == 116);
+CHECK(flashattn_desc_max_seqlen_q,
+      offsetof(flashattn_desc, max_seqlen_q) == 120);
+CHECK(flashattn_desc_max_seqlen_kv,
+      offsetof(flashattn_desc, max_seqlen_kv) == 124);
+CHECK(flashattn_desc_multiprocessors,
+      offsetof(flashattn_desc, multiprocessors) == 128);
+CHECK(flashattn_desc_threads,
+      offsetof(flashattn_desc, threads) == 132);
+CHECK(flashattn_desc_max_total_q,
+      offsetof(flashattn_desc, max_total_q) == 136);
+CHECK(flashattn_desc_max_total_kv,
+      offsetof(flashattn_desc, max_total_kv) == 144);
+CHECK(flashattn_desc_workspace_limit,
+      offsetof(flashattn_desc, workspace_limit) == 152);
 
 CHECK(flashattn_tensor, sizeof(flashattn_tensor) == 32);
-CHECK(flashattn_tensor_data, offsetof(flashattn_tensor, data) == 0);
-CHECK(flashattn_tensor_stride_batch, offsetof(flashattn_tensor, stride_batch) == 8);
-CHECK(flashattn_tensor_stride_head, offsetof(flashattn_tensor, stride_head) == 16);
-CHECK(flashattn_tensor_stride_seq, offsetof(flashattn_tensor, stride_seq) == 24);
+CHECK(flashattn_tensor_data,
+      offsetof(flashattn_tensor, data) == 0);
+CHECK(flashattn_tensor_stride_batch,
+      offsetof(flashattn_tensor, stride_batch) == 8);
+CHECK(flashattn_tensor_stride_head,
+      offsetof(flashattn_tensor, stride_head) == 16);
+CHECK(flashattn_tensor_stride_seq,
+      offsetof(flashattn_tensor, stride_seq) == 24);
 
 CHECK(flashattn_args, sizeof(flashattn_args) == 704);
-CHECK(flashattn_args_struct_size, offsetof(flashattn_args, struct_size) == 0);
-CHECK(flashattn_args_batch, offsetof(flashattn_args, batch) == 4);
-CHECK(flashattn_args_seqlen_q, offsetof(flashattn_args, seqlen_q) == 8);
-CHECK(flashattn_args_seqlen_kv, offsetof(flashattn_args, seqlen_kv) == 12);
-CHECK(flashattn_args_total_q, offsetof(flashattn_args, total_q) == 16);
-CHECK(flashattn_args_total_kv, offsetof(flashattn_args, total_kv) == 24);
-CHECK(flashattn_args_q, offsetof(flashattn_args, q) == 32);
-CHECK(flashattn_args_k, offsetof(flashattn_args, k) == 64);
-CHECK(flashattn_args_v, offsetof(flashattn_args, v) == 96);
-CHECK(flashattn_args_cu_seqlens_q, offsetof(flashattn_args, cu_seqlens_q) == 128);
-CHECK(flashattn_args_cu_seqlens_kv, offsetof(flashattn_args, cu_seqlens_kv) == 136);
-CHECK(flashattn_args_lens_q, offsetof(flashattn_args, lens_q) == 144);
-CHECK(flashattn_args_lens_kv, offsetof(flashattn_args, lens_kv) == 152);
-CHECK(flashattn_args_starts_kv, offsetof(flashattn_args, starts_kv) == 160);
-CHECK(flashattn_args_page_table, offsetof(flashattn_args, page_table) == 168);
-CHECK(flashattn_args_pages, offsetof(flashattn_args, pages) == 200);
-CHECK(flashattn_args_bias, offsetof(flashattn_args, bias) == 208);
-CHECK(flashattn_args_alibi_slopes, offsetof(flashattn_args, alibi_slopes) == 240);
-CHECK(flashattn_args_sink, offsetof(flashattn_args, sink) == 272);
-CHECK(flashattn_args_block_mask, offsetof(flashattn_args, block_mask) == 280);
-CHECK(flashattn_args_tree_bits, offsetof(flashattn_args, tree_bits) == 312);
-CHECK(flashattn_args_descale_q, offsetof(flashattn_args, descale_q) == 344);
-CHECK(flashattn_args_descale_k, offsetof(flashattn_args, descale_k) == 376);
-CHECK(flashattn_args_descale_v, offsetof(flashattn_args, descale_v) == 408);
-CHECK(flashattn_args_rng_seed, offsetof(flashattn_args, rng_seed) == 440);
-CHECK(flashattn_args_rng_offset, offsetof(flashattn_args, rng_offset) == 448);
-CHECK(flashattn_args_rng_device, offsetof(flashattn_args, rng_device) == 456);
-CHECK(flashattn_args_o, offsetof(flashattn_args, o) == 464);
-CHECK(flashattn_args_lse, offsetof(flashattn_args, lse) == 496);
-CHECK(flashattn_args_dout, offsetof(flashattn_args, dout) == 504);
-CHECK(flashattn_args_dlse, offsetof(flashattn_args, dlse) == 536);
-CHECK(flashattn_args_dq, offsetof(flashattn_args, dq) == 544);
-CHECK(flashattn_args_dk, offsetof(flashattn_args, dk) == 576);
-CHECK(flashattn_args_dv, offsetof(flashattn_args, dv) == 608);
-CHECK(flashattn_args_dbias, offsetof(flashattn_args, dbias) == 640);
-CHECK(flashattn_args_dsink, offsetof(flashattn_args, dsink) == 672);
-CHECK(flashattn_args_parallel, offsetof(flashattn_args, parallel) == 680);
-CHECK(flashattn_args_parallel_user, offsetof(flashattn_args, parallel_user) == 688);
-CHECK(flashattn_args_error, offsetof(flashattn_args, error) == 696);
+CHECK(flashattn_args_struct_size,
+      offsetof(flashattn_args, struct_size) == 0);
+CHECK(flashattn_args_batch,
+      offsetof(flashattn_args, batch) == 4);
+CHECK(flashattn_args_seqlen_q,
+      offsetof(flashattn_args, seqlen_q) == 8);
+CHECK(flashattn_args_seqlen_kv,
+      offsetof(flashattn_args, seqlen_kv) == 12);
+CHECK(flashattn_args_total_q,
+      offsetof(flashattn_args, total_q) == 16);
+CHECK(flashattn_args_total_kv,
+      offsetof(flashattn_args, total_kv) == 24);
+CHECK(flashattn_args_q,
+      offsetof(flashattn_args, q) == 32);
+CHECK(flashattn_args_k,
+      offsetof(flashattn_args, k) == 64);
+CHECK(flashattn_args_v,
+      offsetof(flashattn_args, v) == 96);
+CHECK(flashattn_args_cu_seqlens_q,
+      offsetof(flashattn_args, cu_seqlens_q) == 128);
+CHECK(flashattn_args_cu_seqlens_kv,
+      offsetof(flashattn_args, cu_seqlens_kv) == 136);
+CHECK(flashattn_args_lens_q,
+      offsetof(flashattn_args, lens_q) == 144);
+CHECK(flashattn_args_lens_kv,
+      offsetof(flashattn_args, lens_kv) == 152);
+CHECK(flashattn_args_starts_kv,
+      offsetof(flashattn_args, starts_kv) == 160);
+CHECK(flashattn_args_page_table,
+      offsetof(flashattn_args, page_table) == 168);
+CHECK(flashattn_args_pages,
+      offsetof(flashattn_args, pages) == 200);
+CHECK(flashattn_args_bias,
+      offsetof(flashattn_args, bias) == 208);
+CHECK(flashattn_args_alibi_slopes,
+      offsetof(flashattn_args, alibi_slopes) == 240);
+CHECK(flashattn_args_sink,
+      offsetof(flashattn_args, sink) == 272);
+CHECK(flashattn_args_block_mask,
+      offsetof(flashattn_args, block_mask) == 280);
+CHECK(flashattn_args_tree_bits,
+      offsetof(flashattn_args, tree_bits) == 312);
+CHECK(flashattn_args_descale_q,
+      offsetof(flashattn_args, descale_q) == 344);
+CHECK(flashattn_args_descale_k,
+      offsetof(flashattn_args, descale_k) == 376);
+CHECK(flashattn_args_descale_v,
+      offsetof(flashattn_args, descale_v) == 408);
+CHECK(flashattn_args_rng_seed,
+      offsetof(flashattn_args, rng_seed) == 440);
+CHECK(flashattn_args_rng_offset,
+      offsetof(flashattn_args, rng_offset) == 448);
+CHECK(flashattn_args_rng_device,
+      offsetof(flashattn_args, rng_device) == 456);
+CHECK(flashattn_args_o,
+      offsetof(flashattn_args, o) == 464);
+CHECK(flashattn_args_lse,
+      offsetof(flashattn_args, lse) == 496);
+CHECK(flashattn_args_dout,
+      offsetof(flashattn_args, dout) == 504);
+CHECK(flashattn_args_dlse,
+      offsetof(flashattn_args, dlse) == 536);
+CHECK(flashattn_args_dq,
+      offsetof(flashattn_args, dq) == 544);
+CHECK(flashattn_args_dk,
+      offsetof(flashattn_args, dk) == 576);
+CHECK(flashattn_args_dv,
+      offsetof(flashattn_args, dv) == 608);
+CHECK(flashattn_args_dbias,
+      offsetof(flashattn_args, dbias) == 640);
+CHECK(flashattn_args_dsink,
+      offsetof(flashattn_args, dsink) == 672);
+CHECK(flashattn_args_parallel,
+      offsetof(flashattn_args, parallel) == 680);
+CHECK(flashattn_args_parallel_user,
+      offsetof(flashattn_args, parallel_user) == 688);
+CHECK(flashattn_args_error,
+      offsetof(flashattn_args, error) == 696);
 
 CHECK(flashattn_merge_args, sizeof(flashattn_merge_args) == 112);
-CHECK(flashattn_merge_args_struct_size, offsetof(flashattn_merge_args, struct_size) == 0);
-CHECK(flashattn_merge_args_parts, offsetof(flashattn_merge_args, parts) == 4);
-CHECK(flashattn_merge_args_batch, offsetof(flashattn_merge_args, batch) == 8);
-CHECK(flashattn_merge_args_seqlen_q, offsetof(flashattn_merge_args, seqlen_q) == 12);
-CHECK(flashattn_merge_args_total_q, offsetof(flashattn_merge_args, total_q) == 16);
-CHECK(flashattn_merge_args_part_o, offsetof(flashattn_merge_args, part_o) == 24);
-CHECK(flashattn_merge_args_part_lse, offsetof(flashattn_merge_args, part_lse) == 32);
-CHECK(flashattn_merge_args_dtype_part, offsetof(flashattn_merge_args, dtype_part) == 40);
-CHECK(flashattn_merge_args_reserved, offsetof(flashattn_merge_args, reserved) == 44);
-CHECK(flashattn_merge_args_o, offsetof(flashattn_merge_args, o) == 48);
-CHECK(flashattn_merge_args_lse, offsetof(flashattn_merge_args, lse) == 80);
-CHECK(flashattn_merge_args_parallel, offsetof(flashattn_merge_args, parallel) == 88);
-CHECK(flashattn_merge_args_parallel_user, offsetof(flashattn_merge_args, parallel_user) == 96);
-CHECK(flashattn_merge_args_error, offsetof(flashattn_merge_args, error) == 104);
+CHECK(flashattn_merge_args_struct_size,
+      offsetof(flashattn_merge_args, struct_size) == 0);
+CHECK(flashattn_merge_args_parts,
+      offsetof(flashattn_merge_args, parts) == 4);
+CHECK(flashattn_merge_args_batch,
+      offsetof(flashattn_merge_args, batch) == 8);
+CHECK(flashattn_merge_args_seqlen_q,
+      offsetof(flashattn_merge_args, seqlen_q) == 12);
+CHECK(flashattn_merge_args_total_q,
+      offsetof(flashattn_merge_args, total_q) == 16);
+CHECK(flashattn_merge_args_part_o,
+      offsetof(flashattn_merge_args, part_o) == 24);
+CHECK(flashattn_merge_args_part_lse,
+      offsetof(flashattn_merge_args, part_lse) == 32);
+CHECK(flashattn_merge_args_dtype_part,
+      offsetof(flashattn_merge_args, dtype_part) == 40);
+CHECK(flashattn_merge_args_reserved,
+      offsetof(flashattn_merge_args, reserved) == 44);
+CHECK(flashattn_merge_args_o,
+      offsetof(flashattn_merge_args, o) == 48);
+CHECK(flashattn_merge_args_lse,
+      offsetof(flashattn_merge_args, lse) == 80);
+CHECK(flashattn_merge_args_parallel,
+      offsetof(flashattn_merge_args, parallel) == 88);
+CHECK(flashattn_merge_args_parallel_user,
+      offsetof(flashattn_merge_args, parallel_user) == 96);
+CHECK(flashattn_merge_args_error,
+      offsetof(flashattn_merge_args, error) == 104);
 
 CHECK(flashattn_device_properties, sizeof(flashattn_device_properties) == 48);
 CHECK(flashattn_device_properties_struct_size,
       offsetof(flashattn_device_properties, struct_size) == 0);
 CHECK(flashattn_device_properties_multiprocessors,
       offsetof(flashattn_device_properties, multiprocessors) == 4);
-CHECK(flashattn_device_properties_threads, offsetof(flashattn_device_properties, threads) == 8);
+CHECK(flashattn_device_properties_threads,
+      offsetof(flashattn_device_properties, threads) == 8);
 CHECK(flashattn_device_properties_compute_capability,
       offsetof(flashattn_device_properties, compute_capability) == 12);
-CHECK(flashattn_device_properties_name, offsetof(flashattn_device_properties, name) == 16);
-CHECK(flashattn_device_properties_isa, offsetof(flashattn_device_properties, isa) == 24);
+CHECK(flashattn_device_properties_name,
+      offsetof(flashattn_device_properties, name) == 16);
+CHECK(flashattn_device_properties_isa,
+      offsetof(flashattn_device_properties, isa) == 24);
 CHECK(flashattn_device_properties_shared_memory,
       offsetof(flashattn_device_properties, shared_memory) == 32);
-CHECK(flashattn_device_properties_l2_cache, offsetof(flashattn_device_properties, l2_cache) == 36);
-CHECK(flashattn_device_properties_memory, offsetof(flashattn_device_properties, memory) == 40);
+CHECK(flashattn_device_properties_l2_cache,
+      offsetof(flashattn_device_properties, l2_cache) == 36);
+CHECK(flashattn_device_properties_memory,
+      offsetof(flashattn_device_properties, memory) == 40);
 
 CHECK(flashattn_plan_properties, sizeof(flashattn_plan_properties) == 96);
-CHECK(flashattn_plan_properties_struct_size, offsetof(flashattn_plan_properties, struct_size) == 0);
-CHECK(flashattn_plan_properties_tile_q, offsetof(flashattn_plan_properties, tile_q) == 4);
-CHECK(flashattn_plan_properties_tile_kv, offsetof(flashattn_plan_properties, tile_kv) == 8);
-CHECK(flashattn_plan_properties_stages, offsetof(flashattn_plan_properties, stages) == 12);
-CHECK(flashattn_plan_properties_threads, offsetof(flashattn_plan_properties, threads) == 16);
-CHECK(flashattn_plan_properties_registers, offsetof(flashattn_plan_properties, registers) == 20);
+CHECK(flashattn_plan_properties_struct_size,
+      offsetof(flashattn_plan_properties, struct_size) == 0);
+CHECK(flashattn_plan_properties_tile_q,
+      offsetof(flashattn_plan_properties, tile_q) == 4);
+CHECK(flashattn_plan_properties_tile_kv,
+      offsetof(flashattn_plan_properties, tile_kv) == 8);
+CHECK(flashattn_plan_properties_stages,
+      offsetof(flashattn_plan_properties, stages) == 12);
+CHECK(flashattn_plan_properties_threads,
+      offsetof(flashattn_plan_properties, threads) == 16);
+CHECK(flashattn_plan_properties_registers,
+      offsetof(flashattn_plan_properties, registers) == 20);
 CHECK(flashattn_plan_properties_shared_memory,
       offsetof(flashattn_plan_properties, shared_memory) == 24);
-CHECK(flashattn_plan_properties_scratch, offsetof(flashattn_plan_properties, scratch) == 28);
-CHECK(flashattn_plan_properties_splits, offsetof(flashattn_plan_properties, splits) == 32);
-CHECK(flashattn_plan_properties_reserved, offsetof(flashattn_plan_properties, reserved) == 36);
-CHECK(flashattn_plan_properties_backend, offsetof(flashattn_plan_properties, backend) == 40);
-CHECK(flashattn_plan_properties_kernel, offsetof(flashattn_plan_properties, kernel) == 48);
-CHECK(flashattn_plan_properties_isa, offsetof(flashattn_plan_properties, isa) == 56);
-CHECK(flashattn_plan_properties_why, offsetof(flashattn_plan_properties, why) == 64);
-CHECK(flashattn_plan_properties_flops, offsetof(flashattn_plan_properties, flops) == 72);
-CHECK(flashattn_plan_properties_bytes, offsetof(flashattn_plan_properties, bytes) == 80);
-CHECK(flashattn_plan_properties_workspace, offsetof(flashattn_plan_properties, workspace) == 88);
+CHECK(flashattn_plan_properties_scratch,
+      offsetof(flashattn_plan_properties, scratch) == 28);
+CHECK(flashattn_plan_properties_splits,
+      offsetof(flashattn_plan_properties, splits) == 32);
+CHECK(flashattn_plan_properties_reserved,
+      offsetof(flashattn_plan_properties, reserved) == 36);
+CHECK(flashattn_plan_properties_backend,
+      offsetof(flashattn_plan_properties, backend) == 40);
+CHECK(flashattn_plan_properties_kernel,
+      offsetof(flashattn_plan_properties, kernel) == 48);
+CHECK(flashattn_plan_properties_isa,
+      offsetof(flashattn_plan_properties, isa) == 56);
+CHECK(flashattn_plan_properties_why,
+      offsetof(flashattn_plan_properties, why) == 64);
+CHECK(flashattn_plan_properties_flops,
+      offsetof(flashattn_plan_properties, flops) == 72);
+CHECK(flashattn_plan_properties_bytes,
+      offsetof(flashattn_plan_properties, bytes) == 80);
+CHECK(flashattn_plan_properties_workspace,
+      offsetof(flashattn_plan_properties, workspace) == 88);
 
 CHECK(FLASHATTN_OK_, FLASHATTN_OK == 0);
 CHECK(FLASHATTN_ERROR_INVALID_ARGUMENT_, FLASHATTN_ERROR_INVALID_ARGUMENT == 1);

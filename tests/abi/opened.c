@@ -14,6 +14,7 @@
 #include "../unit/check.h"
 #include "case_file.h"
 #include "late.h"
+#include "threaded.h"
 
 enum {
   TIMES = 1000,
@@ -46,7 +47,9 @@ static int fail_once(void) {
 static int one_life(int n) {
   void *handle = late_open(library, (n % 2 ? RTLD_NOW : RTLD_LAZY) | RTLD_LOCAL);
   if (!handle) return 0;
-  const int good = case_run(&file, n % file.count, NULL, NULL) == CASE_PASSED && fail_once();
+  uint64_t digest;
+  const int good = case_run(&file, n % file.count, NULL, NULL) == CASE_PASSED &&
+                   threaded_run(&digest) && fail_once();
   return late_close(handle) && good;
 }
 

@@ -8,6 +8,7 @@
 
 #include "../unit/check.h"
 #include "case_file.h"
+#include "threaded.h"
 
 enum {
   ROUNDS = 40
@@ -31,9 +32,10 @@ static void set_timers(long microseconds) {
 
 int main(int argc, char **argv) {
   case_file file;
-  uint64_t calm[MAX_CASES];
+  uint64_t calm[MAX_CASES], calm_large = 0;
   if (!CHECK(argc > 1 && case_file_open(&file, argv[1]))) return check_report();
   for (int n = 0; n < file.count; ++n) CHECK(case_run(&file, n, NULL, &calm[n]) == CASE_PASSED);
+  CHECK(threaded_run(&calm_large));
 
   struct sigaction action = {.sa_handler = interrupt, .sa_flags = SA_RESTART};
   sigemptyset(&action.sa_mask);
@@ -44,6 +46,7 @@ int main(int argc, char **argv) {
       uint64_t digest = 0;
       CHECK(case_run(&file, n, NULL, &digest) == CASE_PASSED);
       CHECK(digest == calm[n]);
+      CHECK(threaded_run(&digest) && digest == calm_large);
     }
   }
   set_timers(0);

@@ -128,7 +128,7 @@ def main(cases: List[Case], options: argparse.Namespace) -> int:
     if any(case.parts for case in cases):
         raise SystemExit("bench: merges, which have no GFLOP/s, are measured on a GPU only")
     device = flashattn.devices()[0]
-    threads = options.threads or device.units
+    threads = options.threads or device.threads
     keep_memory()
     ours = builds(options.baseline, Memory(flashattn.Device.CPU), threads)
     with_torch = torch is not None and not options.alone

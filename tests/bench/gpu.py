@@ -135,7 +135,7 @@ class Bench:
               f"copy on the device: {self.copy * 1e-12:.2f} TB/s read and written")
         for ours in self.ours:
             found = host_cost.measure(ours, self.memory)
-            print(f"{ours.name}: {host_cost.sentence(found)}")
+            print(f"{ours.name}: {host_cost.line(found)}")
         for note in self.notes:
             print(note)
         print(f"{'':{WIDTH}}" + "".join(f"{name:>9} " for name in self.columns) +
@@ -243,7 +243,7 @@ def captured(work: Any) -> Tuple[Any, str]:
 
 def need_gpu() -> None:
     try:
-        flashattn.check(dtype="float16", heads=1, dim=8, device="cuda")
+        flashattn.check(dtype="float16", heads_q=1, dim_qk=8, device="cuda")
     except flashattn.UnsupportedError as refused:
         raise SystemExit(
             f"bench: {refused}. ./run bench --device cuda makes a build for GPUs and measures it; "

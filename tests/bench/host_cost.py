@@ -6,9 +6,8 @@ import time
 from typing import Any, Callable, Dict, NamedTuple
 
 from cases import Case
-from flashattn._library import ffi
 from memory import Memory
-from ours import FlashAttn, Refused, descriptor, pointer
+from ours import FlashAttn, Refused, descriptor
 
 TARGET = 5e-6  # seconds a launch
 _CALLS = 200  # fewer than a stream's queue holds, so that the host never waits for the device
@@ -36,7 +35,7 @@ class Cost(NamedTuple):
 def measure(ours: FlashAttn, memory: Memory) -> Dict[str, Cost]:
     """By what is called. The loop is Python's, through cffi; what these take, by a call with the
     same arguments of a function that ignores them, is shown and not part of the others."""
-    lib, driver = ours.lib, memory.driver
+    lib, driver, ffi = ours.lib, memory.driver, ours.ffi
     found: Dict[str, Cost] = {}
     bindings = 0.0
     shapes = {"forward": Case("forward", "bf16", 1, 1, seqlen_q=64, dim=64),
@@ -61,23 +60,21 @@ def measure(ours: FlashAttn, memory: Memory) -> Dict[str, Cost]:
     # call that launches nothing, and what the driver itself takes to enqueue the least there is.
     plan = ours.plan({**descriptor(Case("forward", "bf16", 1, 1, dim=64)), "dropout": 0.5})
     keep = memory.empty((64,), "u8")
-    args = ffi.new("flashattn_forward_args *", dict(
-        struct_size=ffi.sizeof("flashattn_forward_args"),
-        shape=dict(batch=1, seqlen_q=8, seqlen_kv=8)))
-    out, null = pointer(keep, "uint8_t *"), ffi.NULL
+    args = ours.args(1, dict(batch=1, seqlen_q=8, seqlen_kv=8))
+    out, null = ours.pointer(keep, "uint8_t *"), ffi.NULL
     found["dropout_mask"] = Cost(_median(
         driver, lambda: lib.flashattn_dropout_mask(plan, args, out, null)) - bindings, 1)
     size = ffi.new("int64_t *")
-    shape = ffi.addressof(args, "shape")
+    sizes = ours.sizes(args)
     found["workspace_size"] = Cost(_median(
-        driver, lambda: lib.flashattn_workspace_size(plan, 1, shape, size)) - bindings, 0)
+        driver, lambda: lib.flashattn_workspace_size(plan, 1, sizes, size)) - bindings, 0)
     found["Python and cffi"] = Cost(bindings, 0)
     found["a memset through the driver and ctypes"] = Cost(_median(
         driver, lambda: driver.fill(keep.address, 0, 1, stream=0)), 1)
     return found
 
 
-def sentence(found: Dict[str, Cost]) -> str:
+def line(found: Dict[str, Cost]) -> str:
     times = ", ".join(
         f"{name} {cost.seconds * 1e6:.1f}" + (f" ({cost.launches} launches)"
                                               if cost.launches != 1 else "")

@@ -113,9 +113,9 @@ def test_arrays_of_jax_never_change():
     np.testing.assert_array_equal(flashattn.attention(given, given, given),
                                   flashattn.attention(q, q, q))
     out = jax.numpy.zeros((2, 9, 4, 16), jax.numpy.float32)
-    with pytest.raises(ValueError, match="out is read-only.* JAX's arrays never cha") as caught:
+    with pytest.raises(ValueError, match="o is read-only.* JAX's arrays never cha") as caught:
         flashattn.attention(q, q, q, o=out)
-    assert caught.value.field == "out" and not np.asarray(out).any()
+    assert caught.value.field == "o" and not np.asarray(out).any()
 
 
 def test_nothing_is_copied():

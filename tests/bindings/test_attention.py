@@ -7,8 +7,9 @@ import naive
 from naive import close, random
 
 
-def qkv(batch=2, seqlen_q=9, seqlen_kv=13, heads=4, heads_kv=2, dim_qk=16, dim_v=24):
-    return (random(batch, seqlen_q, heads, dim), random(batch, seqlen_kv, heads_kv, dim, seed=1),
+def qkv(batch=2, seqlen_q=9, seqlen_kv=13, heads_q=4, heads_kv=2, dim_qk=16, dim_v=24):
+    return (random(batch, seqlen_q, heads_q, dim_qk),
+            random(batch, seqlen_kv, heads_kv, dim_qk, seed=1),
             random(batch, seqlen_kv, heads_kv, dim_v, seed=2))
 
 
@@ -259,7 +260,8 @@ def test_a_dropout_has_a_seed():
             with pytest.raises(ValueError, match="dropout = 0.5 is given without a seed; give "
                                                  "rng_seed=, an integer of which ea") as caught:
                 call(**more)
-            assert caught.value.field == "rng_seed" and caught.value.reason is flashattn.Reason.DROPOUT
+            assert caught.value.field == "rng_seed"
+            assert caught.value.reason is flashattn.Reason.DROPOUT
         np.testing.assert_array_equal(call(rng_seed=0), call(rng_seed=np.int64(0), rng_offset=0))
         for other in (dict(rng_seed=1), dict(rng_seed=0, rng_offset=1)):
             assert (call(rng_seed=0) != call(**other)).any()

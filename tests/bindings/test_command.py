@@ -35,7 +35,8 @@ def test_markdown_is_a_table():
 def test_a_build_without_gpus_says_how_to_get_one_with_them():
     if "without CUDA" in flashattn.build_info():
         assert "./run build --cuda" in run("--device", "cuda")
-        with pytest.raises(NotImplementedError, match="^device = cuda, but .*\\./run build --cuda"):
+        with pytest.raises(NotImplementedError, match="^device = FLASHATTN_DEVICE_CUDA, but"
+                                                      ".*\\./run build --cuda"):
             flashattn.check(dtype="float32", heads_q=1, dim_qk=8, device="cuda")
     else:
         assert "./run build --cuda" not in run("--device", "cuda")

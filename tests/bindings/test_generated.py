@@ -12,7 +12,7 @@ HEADER = (ROOT / "include" / "flashattn.h").read_text(encoding="utf-8")
 
 pytest.importorskip("pycparser")
 sys.path.insert(0, str(ROOT / "bindings"))
-from generator import model  # noqa: E402
+from generator import arrays, model  # noqa: E402
 
 
 def test_files_are_those_of_the_header():
@@ -37,14 +37,14 @@ def test_model_knows_layout_and_docs():
     ("int32_t dim_v;", "long dim_v;", "long is not for an ABI"),
     ("int32_t dim_v;", "int32_t dim_v:3;", "bit-field"),
     ("int32_t dim_v;", "int32_t in;", "no name in one of the languages"),
-    ("int32_t reserved0;\n", "\n", "implicit padding"),
+    ("int32_t dtype_part;\n  int32_t reserved;\n", "int32_t dtype_part;\n", "implicit padding"),
     ("FLASHATTN_OP_BACKWARD = 2", "FLASHATTN_OP_BACKWARD", "plain number"),
     ("FLASHATTN_OP_BACKWARD = 2", "FLASHATTN_OP_BACKWARD = 3", "no single bit"),
-    ("flashattn_plan **plan);", "flashattn_plan **plan, ...);", "any number of arguments"),
-    ("flashattn_check(const flashattn_desc *desc)", "flashattn_check(flashattn_desc desc)",
+    ("flashattn_error *error);", "flashattn_error *error, ...);", "any number of arguments"),
+    ("flashattn_check(const flashattn_desc *desc,", "flashattn_check(flashattn_desc desc,",
      "by value"),
     ("/* Frees a plan", "#if 0\n/* Frees a plan", "preprocessor line"),
-    ("  void *data;", "  char data[8];", "by value"),
+    ("  void *data;", "  char data;", "by value"),
     ("enum flashattn_device {", "union u { int32_t a; };\nenum flashattn_device {",
      "cannot carry"),
     ("/* Whether flashattn_plan_create would", "\n/* ---- */\n\n/* Whether", None),
@@ -57,6 +57,41 @@ def test_discipline(old, new, complaint):
         return
     with pytest.raises(model.HeaderError, match=complaint):
         model.read(text)
+
+
+def test_the_table_of_arrays_is_that_of_the_header():
+    from flashattn._constants import ARRAYS, ArrayOptions
+    from flashattn._native import ffi
+    members = dict(ffi.typeof("flashattn_args").fields)
+    pointers = {name for name, field in members.items()
+                if field.type.kind == "pointer" and field.type.item.kind == "primitive"}
+    tensors = {name for name, field in members.items() if field.type.kind == "struct"}
+    assert set(ARRAYS) == pointers | tensors
+    assert {name for name, array in ARRAYS.items() if array.tensor} == tensors
+    assert {"bias", "starts_kv", "rng_device"} <= set(ArrayOptions.__annotations__)
+    mask = ARRAYS["block_mask"]
+    assert [(d.size, d.by, d.stride) for d in mask.dims[1:3]] == [
+        ("heads_q", "", "stride_head"), ("seqlen_q", "block_q", "stride_seq")]
+    assert mask.condition == "required with BLOCKS" and mask.type == "u8"
+    assert ARRAYS["cu_seqlens_q"].dims[0].more == 1
+    assert [ARRAYS[name].role for name in ("o", "dlse", "dbias")] == ["output", "upstream",
+                                                                      "gradient"]
+
+
+def test_a_new_array_is_a_line_of_the_header():
+    new = "  /* (batch, heads_kv); f32; optional. A factor of k's heads. */\n" \
+          "  flashattn_tensor gains;\n"
+    at = HEADER.index("  /* Random numbers of the dropout: see")
+    table = arrays.arguments(model.read(HEADER[:at] + new + HEADER[at:]))[1]
+    found = next(array for array in table if array.name == "gains")
+    assert (found.type, found.tensor, found.role, found.condition) == ("f32", True, "input",
+                                                                       "optional")
+    assert [(d.size, d.stride) for d in found.dims] == [("batch", "batch"), ("heads_kv", "head")]
+    for wrong, complaint in (("/* A factor. */", "no .\\(dims\\); type; condition"),
+                             ("/* (batch * 2); f32; optional. */", "is no size")):
+        text = HEADER[:at] + new.replace(new.strip().split("\n")[0], wrong) + HEADER[at:]
+        with pytest.raises(model.HeaderError, match=complaint):
+            arrays.arguments(model.read(text))
 
 
 def test_a_function_without_words_is_refused():

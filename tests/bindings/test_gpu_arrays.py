@@ -118,7 +118,7 @@ CU = np.array([0, 9], np.int32)
     (lambda: flashattn.attention(*[Array(x)] * 3, device="cuda:1"), "device = 'cuda:1'", "device"),
     (lambda: flashattn.attention(*[Array(x)] * 3, device="cuda:"), "expected", "device"),
     (lambda: flashattn.attention(*[Array(x)] * 3, device="cpu"), "q lies on cuda:0", "device"),
-    (lambda: flashattn.attention(*[Array(x)] * 3, alibi_slopes=Array(np.array(1, np.float32))),
+    (lambda: flashattn.attention(*[Array(x)] * 3, alibi_slopes=Array(np.ones(3, np.float32))),
      "alibi_slopes has shape ", "alibi_slopes"),
     (lambda: flashattn.attention(*[Array(x)] * 3, o=x), "o lies in host memory", "o"),
     (lambda: flashattn.attention(*[Array(x)] * 3, lens_kv=[9, 9]), "lens_kv is a list", "lens_kv"),
@@ -134,7 +134,8 @@ CU = np.array([0, 9], np.int32)
     (lambda: flashattn.attention(*[Interface(x, typestr="<V2")] * 3), "bfloat16", "q"),
     (lambda: flashattn.attention(*[Interface(x, mask=1)] * 3), "masked", "q"),
     (lambda: flashattn.attention(*[Array(x)] * 3, stream="fast"), "cudaStream_t", "stream"),
-    (lambda: flashattn.Plan(dtype="float32", heads_q=4, dim_qk=16, device="cuda:99"), "CUDA", "device"),
+    (lambda: flashattn.Plan(dtype="float32", heads_q=4, dim_qk=16, device="cuda:99"), "CUDA",
+     "device"),
 ])
 def test_refusals_name_field_and_remedy(fake, call, words, field):
     with pytest.raises(flashattn.FlashAttentionError, match=words) as caught:

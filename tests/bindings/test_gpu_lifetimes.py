@@ -155,7 +155,7 @@ def test_a_captured_call_keeps_nothing(driver):
 
 def test_a_refused_call_keeps_nothing(driver):
     x = Exporter(random(2, 9, 4, 16))
-    with pytest.raises(ValueError, match="out has shape"):
+    with pytest.raises(ValueError, match="o has shape"):
         flashattn.attention(x, x, x, o=Array(np.zeros((2, 9, 4, 8), np.float32)))
     assert not driver.recorded
 
@@ -310,7 +310,7 @@ def test_the_drivers_events(monkeypatch):
 
 
 def test_a_number_on_a_gpu_is_not_waited_for(driver):
-    for name in ("scale", "threads", "seed"):
+    for name in ("scale", "threads", "rng_seed"):
         with pytest.raises(ValueError, match=f"{name} lies on a GPU, where a call reads nothing"):
             flashattn.attention(*[random(1, 3, 2, 8)] * 3, **{name: Array(np.array(1.0))})
 
@@ -324,7 +324,7 @@ def test_columns_of_a_wider_page_table(driver):
                                   want)
     got = flashattn.attention_paged(*map(Array, (q, pages, pages, table[:, :3], lens)))
     np.testing.assert_array_equal(got.host, want)
-    with pytest.raises(ValueError, match="page_table has gaps"):
+    with pytest.raises(ValueError, match="page_table has .* contiguous"):
         flashattn.attention_paged(*map(Array, (q, pages, pages, table[:, ::2], lens)))
     for view in (table[:, ::2], table[:, 2::-1]):  # in host memory: copied
         copied = view.copy()

@@ -85,7 +85,7 @@ def test_log_lines_arrive_and_exceptions_stay_inside(monkeypatch):
     flashattn.Plan(dtype="float32", heads_q=1, dim_qk=8)
     levels, said = zip(*lines)
     assert levels == (flashattn.LogLevel.ERROR, flashattn.LogLevel.INFO, flashattn.LogLevel.ERROR)
-    assert "heads_q = 0 is below 1" in said[0] and "family cpu" in said[1]
+    assert "heads_q = 0 is below 1" in said[0] and "backend cpu" in said[1]
     assert [type(error) for error in lost] == [KeyError] * 3
 
 

@@ -377,5 +377,5 @@ def many_keys():
 
 
 LISTED = {f.__name__: list(f()) for f in (
-    shapes, groups, few_rows, dims, windows, chunks, block_masks, lengths, starts, pages, splits, strides,
-    biases, features, gradients, dropouts, many_queries, many_heads, many_keys)}
+    shapes, groups, few_rows, dims, windows, chunks, block_masks, lengths, starts, pages, splits,
+    strides, biases, features, gradients, dropouts, many_queries, many_heads, many_keys)}

@@ -11,10 +11,6 @@ SAME = 120  # randomised configurations that every run has
 FIRST_NEW = 1 << 20  # of the seeds of those that are new
 ACCURACY = accuracy.committed()
 
-# Threads that wait must not spin: tests use more of them than there are cores. Read when the
-# library is loaded.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", choices=["cpu", "cuda"],

@@ -148,8 +148,8 @@ void test(uint32_t layout, bool lens, int32_t queries, int32_t threads, bool dir
       starts_kv.data()[b] = any_number(kLongestKv);
     }
     for (int64_t n = 0; n < kBatch * pages; ++n) table.data()[n] = any_number(kPages);
-    CHECK_OK(plan->launcher->forward(forward, workspace.data(), nullptr));
-    if (backward) CHECK_OK(plan->launcher->backward(args, scratch.data(), nullptr));
+    CHECK_OK(plan->launcher->forward(forward, workspace.data(), {}));
+    if (backward) CHECK_OK(plan->launcher->backward(args, scratch.data(), {}));
   }
   for (const Exact<float>* x : {&q, &k, &v, &o, &dout, &lse, &dq, &dk, &dv, &sink, &dsink}) {
     CHECK(x->ends_untouched());

@@ -1,5 +1,5 @@
-// Every task runs once, on a thread of those asked for, however many queues the threads have; and a
-// task may wait for earlier ones, its own strand's or others'.
+// Every task runs once, on a thread of those asked for, however many queues the threads have; a
+// task may wait for earlier ones of its strand; and the caller's own threads may be any.
 #include "cpu/parallel.h"
 
 #include <atomic>
@@ -10,19 +10,28 @@
 #include "check.h"
 
 using namespace flashattn::cpu;
+using flashattn::Parallel;
 
 namespace {
 
-// Each task waits for the one `back` before it, if there is one; back 0: for none.
-bool right(int32_t threads, int64_t count, int64_t strands, int64_t back) {
+// Each task waits for the one `back` strands before it, if there is one; back 0: for none.
+bool right(const Threads& threads, int64_t count, int64_t strands, int64_t back) {
   std::vector<std::atomic<int>> runs(static_cast<size_t>(count));
+  std::vector<std::atomic<int>> inside(static_cast<size_t>(threads.most));
   std::atomic<bool> good{true};
   parallel_tasks(threads, count, strands, [&](int64_t task, int32_t thread) {
-    if (thread < 0 || thread >= threads) good = false;
-    if (back > 0 && task >= back) {
-      while (!runs[static_cast<size_t>(task - back)]) std::this_thread::yield();
+    if (thread < 0 || thread >= threads.most) {
+      good = false;
+      return;
+    }
+    // Scratch memory is by this number.
+    if (inside[static_cast<size_t>(thread)]++ != 0) good = false;
+    const int64_t earlier = task - back * strands;
+    if (back > 0 && earlier >= 0) {
+      while (!runs[static_cast<size_t>(earlier)]) std::this_thread::yield();
     }
     ++runs[static_cast<size_t>(task)];
+    --inside[static_cast<size_t>(thread)];
   });
   for (const std::atomic<int>& each : runs) {
     if (each != 1) good = false;
@@ -30,18 +39,93 @@ bool right(int32_t threads, int64_t count, int64_t strands, int64_t back) {
   return good;
 }
 
-}  // namespace
+// The caller's own threads: ways to run what they are given.
+struct Own {
+  const char* name;
+  void (*parallel)(void* user, int32_t n, void (*task)(void*, int32_t), void* context);
+};
+const Own kOwn[] = {
+    {"one after the other",
+     [](void*, int32_t n, void (*task)(void*, int32_t), void* context) {
+       for (int32_t i = 0; i < n; ++i) task(context, i);
+     }},
+    {"backwards",
+     [](void*, int32_t n, void (*task)(void*, int32_t), void* context) {
+       for (int32_t i = n - 1; i >= 0; --i) task(context, i);
+     }},
+    {"a thread for each",
+     [](void*, int32_t n, void (*task)(void*, int32_t), void* context) {
+       std::vector<std::thread> threads;
+       for (int32_t i = 0; i < n; ++i) threads.emplace_back(task, context, i);
+       for (std::thread& thread : threads) thread.join();
+     }},
+    {"another thread alone",
+     [](void*, int32_t n, void (*task)(void*, int32_t), void* context) {
+       std::thread([=] {
+         for (int32_t i = 0; i < n; ++i) task(context, i);
+       }).join();
+     }},
+    // Against what it promised.
+    {"some twice, at once, and some that are none",
+     [](void*, int32_t n, void (*task)(void*, int32_t), void* context) {
+       std::vector<std::thread> threads;
+       for (int32_t i = -1; i <= n; ++i) {
+         for (int times = 0; times < 2; ++times) threads.emplace_back(task, context, i);
+       }
+       for (std::thread& thread : threads) thread.join();
+     }},
+    {"one of them",
+     [](void*, int32_t n, void (*task)(void*, int32_t), void* context) { task(context, n / 2); }},
+    {"none", [](void*, int32_t, void (*)(void*, int32_t), void*) {}},
+};
 
-int main() {
-  for (const int32_t threads : {1, 2, 3, 4, 16}) {
+void test_shapes(const Parallel* parallel) {
+  for (const int32_t most : {1, 2, 3, 4, 16}) {
     for (const int64_t strands : {1, 2, 3, 4, 6, 16, 40}) {
-      for (const int64_t count : {0, 1, 5, 48, 1000}) {
-        for (const int64_t back : {int64_t{0}, int64_t{1}, int64_t{3}, strands}) {
-          CHECK(right(threads, count, strands, back));
+      for (const int64_t count : {0, 1, 5, 48, 300}) {
+        for (const int64_t back : {0, 1, 3}) {
+          CHECK(right({most, true, parallel}, count, strands, back));
         }
       }
     }
   }
-  CHECK(right(kMostThreads, 3000, kMostThreads, 1));
+}
+
+// More threads at once than the pool serves, some of which ask for more than others.
+void test_many_callers() {
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> callers;
+  for (int32_t n = 0; n < 100; ++n) {
+    callers.emplace_back([&wrong, n] {
+      for (int times = 0; times < 20; ++times) {
+        wrong += !right({2 + n % 7, n % 3 != 0, nullptr}, 40 + n, 1 + n % 5, n % 2);
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  CHECK(wrong == 0);
+}
+
+}  // namespace
+
+int main() {
+  test_shapes(nullptr);
+  CHECK(right({kMostThreads}, 3000, kMostThreads, 1));
+  CHECK(right({kMostThreads}, 3000, 1, 1));
+  test_many_callers();
+  for (const Own& own : kOwn) {
+    const Parallel parallel{own.parallel, nullptr};
+    const int before = check_failed;
+    test_shapes(&parallel);
+    if (check_failed != before) printf("with the caller's threads: %s\n", own.name);
+  }
+  // Work that is not worth it stays on the caller's thread.
+  bool asked = false;
+  const Parallel parallel{[](void* user, int32_t, void (*)(void*, int32_t), void*) {
+                            *static_cast<bool*>(user) = true;
+                          },
+                          &asked};
+  CHECK(right({4, false, &parallel}, 100, 1, 1) && !asked);
+  CHECK(right({4, true, &parallel}, 100, 1, 1) && asked);
   return check_report();
 }

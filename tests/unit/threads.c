@@ -12,7 +12,7 @@ enum {
   ROUNDS = 30,
   BATCH = 2,
   HEADS = 3,
-  SEQ = 33,
+  SEQ = 97, /* enough that threads of the caller's are asked */
   DIM = 16
 };
 enum {
@@ -26,6 +26,8 @@ static flashattn_plan *plan;
 struct job {
   int id;
   int failed;
+  flashattn_parallel_fn parallel; /* NULL: the library's own threads */
+  int asked;                      /* how often */
   float o[ELEMENTS], lse[ROWS];
 };
 
@@ -40,6 +42,8 @@ static int32_t attend(struct job *job) {
   args.v.data = v;
   args.o.data = job->o;
   args.lse = job->lse;
+  args.parallel = job->parallel;
+  args.parallel_user = &job->asked;
   int32_t status = flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &args, &bytes);
   void *workspace = malloc((size_t)bytes + 1);
   if (status == FLASHATTN_OK && workspace) {
@@ -118,6 +122,50 @@ static void test_threads(struct job *jobs) {
   CHECK(own_error(THREADS) && lines.good == before);
 }
 
+static void run_backwards(void *user, int32_t count, flashattn_task_fn task, void *context) {
+  ++*(int *)user;
+  for (int32_t n = count - 1; n >= 0; --n) task(context, n);
+}
+
+struct offer {
+  flashattn_task_fn task;
+  void *context;
+  int32_t index;
+};
+
+static void *take_offer(void *user) {
+  const struct offer *offer = (const struct offer *)user;
+  offer->task(offer->context, offer->index);
+  return NULL;
+}
+
+static void run_on_new_threads(void *user, int32_t count, flashattn_task_fn task, void *context) {
+  pthread_t threads[16];
+  struct offer offers[16];
+  ++*(int *)user;
+  for (int32_t n = 0; n < count && n < 16; ++n) {
+    offers[n] = (struct offer){task, context, n};
+    if (pthread_create(&threads[n], NULL, take_offer, &offers[n]) != 0) abort();
+  }
+  for (int32_t n = 0; n < count && n < 16; ++n) pthread_join(threads[n], NULL);
+  for (int32_t n = 16; n < count; ++n) task(context, n);
+}
+
+/* The caller's threads give the bits of the library's, one after another or at once. */
+static void test_parallel(struct job *job) {
+  const flashattn_parallel_fn pools[] = {run_backwards, run_on_new_threads};
+  for (int p = 0; p < 2; ++p) {
+    job->parallel = pools[p];
+    job->asked = 0;
+    memset(job->o, 0xA5, sizeof job->o);
+    CHECK_OK(attend(job));
+    CHECK(job->asked > 0);
+    CHECK(memcmp(job->o, expected_o, sizeof expected_o) == 0);
+    CHECK(memcmp(job->lse, expected_lse, sizeof expected_lse) == 0);
+  }
+  job->parallel = NULL;
+}
+
 /* After work on several threads, a child works too. It must not hang: the alarm ends it. */
 static void test_fork(struct job *job) {
   const pid_t child = fork();
@@ -155,6 +203,7 @@ int main(void) {
   memcpy(expected_o, jobs[0].o, sizeof expected_o);
   memcpy(expected_lse, jobs[0].lse, sizeof expected_lse);
   test_fork(&jobs[0]);
+  test_parallel(&jobs[0]);
   test_threads(jobs);
   test_fork(&jobs[0]);
   flashattn_plan_destroy(plan);

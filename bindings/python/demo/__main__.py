@@ -24,12 +24,12 @@ def say(text: str = "") -> None:
 def kernel_line(tokens: List[List[int]], place: places.Host) -> str:
     """What flashattn_plan_info says of the plan that every layer ran."""
     where = {"device": place.device} if place.device else {}
-    plan = flashattn.Plan(dtype="float32", heads=encoder.HEADS, dim=encoder.DIM, varlen_q=True,
-                          varlen_k=True, **where)
+    plan = flashattn.Plan(dtype="float32", heads_q=encoder.HEADS, dim_qk=encoder.DIM,
+                          varlen_q=True, varlen_kv=True, **where)
     lengths = [len(ids) for ids in tokens]
-    info = plan.info("forward", batch=len(tokens), seqlen_q=max(lengths), seqlen_k=max(lengths),
-                     total_q=sum(lengths), total_k=sum(lengths))
-    return (f"plan_info: family {info.family}, kernel {info.kernel}, isa {info.isa}, tile "
+    info = plan.info("forward", batch=len(tokens), seqlen_q=max(lengths), seqlen_kv=max(lengths),
+                     total_q=sum(lengths), total_kv=sum(lengths))
+    return (f"plan_info: backend {info.backend}, kernel {info.kernel}, isa {info.isa}, tile "
             f"{info.tile_q} x {info.tile_kv}, {info.threads} threads, "
             f"{info.flops / 1e9:.2f} GFLOP a layer, workspace {chart.size(info.workspace)}\n"
             f"           {info.why}")

@@ -151,7 +151,7 @@ def find() -> Tuple[Host, str]:
     found = next((d for d in flashattn.devices() if d.kind == "cuda"), None)
     device = f"cuda:{found.device_index}" if found else "cuda"
     try:
-        flashattn.check(dtype="float32", heads=12, dim=32, varlen_q=True, varlen_k=True,
+        flashattn.check(dtype="float32", heads_q=12, dim_qk=32, varlen_q=True, varlen_kv=True,
                         device=device)
     except flashattn.FlashAttentionError as error:
         return HOST, f"On the CPU, not on a GPU: {error}."

@@ -190,84 +190,79 @@ class Descriptor(NamedTuple):
     """flashattn_desc."""
 
     #: enum flashattn_device. 0: the CPU.
-    device: int = int()
+    device: int = 0
     #: Which device of its kind, from 0. CUDA: the runtime's ordinal.
-    device_index: int = int()
+    device_index: int = 0
     #: enum flashattn_op bits. 0: forward only.
-    ops: int = int()
+    ops: int = 0
     #: Required: enum flashattn_dtype of q and dq, and of k, v, dk and dv unless dtype_kv is set.
-    dtype: int = int()
+    dtype: int = 0
     #: Of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype: a quantised cache; no backend takes it
     #: yet.
-    dtype_kv: int = int()
+    dtype_kv: int = 0
     #: Of o and dout. 0: as dtype. F32 is possible beside 16-bit inputs.
-    dtype_o: int = int()
+    dtype_o: int = 0
     #: Required: query heads, >= 1.
-    heads_q: int = int()
+    heads_q: int = 0
     #: Key and value heads; heads_q must be a multiple. 0: as heads_q. Query head h reads KV head
     #: h / (heads_q / heads_kv).
-    heads_kv: int = int()
+    heads_kv: int = 0
     #: Required: elements of a query and a key, >= 1.
-    dim_qk: int = int()
+    dim_qk: int = 0
     #: Elements of a value. 0: as dim_qk.
-    dim_v: int = int()
+    dim_v: int = 0
     #: enum flashattn_layout bits.
-    layout: int = int()
+    layout: int = 0
     #: Tokens a page, >= 1. Only with PAGED_KV, 0 otherwise.
-    page_size: int = int()
+    page_size: int = 0
     #: enum flashattn_mask bits.
-    mask: int = int()
+    mask: int = 0
     #: Keys visible to the left and right of the diagonal; -1: open. Only with WINDOW.
-    window_left: int = int()
-    #: 
-    window_right: int = int()
+    window_left: int = 0
+    window_right: int = 0
     #: Tokens a chunk, >= 1. Only with CHUNK.
-    chunk: int = int()
+    chunk: int = 0
     #: Queries and keys a block of the block mask, >= 1. Only with BLOCKS.
-    block_q: int = int()
-    #: 
-    block_kv: int = int()
+    block_q: int = 0
+    block_kv: int = 0
     #: Drafted tokens at the end of each sequence, 1 to 256. Only with TREE.
-    tree: int = int()
+    tree: int = 0
     #: enum flashattn_bias bits.
-    bias: int = int()
+    bias: int = 0
     #: Of the dense bias: F32, F16, BF16 or U8. 0: as dtype. Only with DENSE.
-    dtype_bias: int = int()
+    dtype_bias: int = 0
     #: enum flashattn_feature bits.
-    features: int = int()
+    features: int = 0
     #: enum flashattn_determinism.
-    determinism: int = int()
+    determinism: int = 0
     #: Factor of the scores. 0: 1 / sqrt(dim_qk). Of magnitude below 2^127.
-    scale: float = float()
+    scale: float = 0.0
     #: Scores become softcap * tanh(score / softcap). 0: off. Below 2^127, as is scale / softcap.
-    softcap: float = float()
+    softcap: float = 0.0
     #: Probability with which a weight is dropped, [0, 1), rounded to steps of 1/65536. 0: off. What
     #: rounds to 0 or to 1 is refused.
-    dropout: float = float()
+    dropout: float = 0.0
     #: Tokens that share a descale, >= 1. 0: all of a sequence. Only with F8E4M3.
-    descale_block: int = int()
+    descale_block: int = 0
     #: Splits of a sequence's keys in the forward pass (split-KV), at most 4096. 0: the library
     #: chooses, for short queries only. 1: never.
-    splits: int = int()
+    splits: int = 0
     #: Maxima: no call may pass them. 0: none. They let flashattn_workspace_size answer for all calls
     #: at once, and help to choose a kernel.
-    max_batch: int = int()
-    #: 
-    max_seqlen_q: int = int()
-    #: 
-    max_seqlen_kv: int = int()
+    max_batch: int = 0
+    max_seqlen_q: int = 0
+    max_seqlen_kv: int = 0
     #: GPU: streaming multiprocessors to use at the most. 0: all.
-    multiprocessors: int = int()
+    multiprocessors: int = 0
     #: CPU: threads to use at the most; more than 1024 are as 1024. 0: all cores that the process may
     #: use. 1: the caller's only.
-    threads: int = int()
+    threads: int = 0
     #: Maxima, as above, for VARLEN layouts: tokens of all sequences together.
-    max_total_q: int = int()
-    #: 
-    max_total_kv: int = int()
+    max_total_q: int = 0
+    max_total_kv: int = 0
     #: Bytes of workspace that calls within the maxima may need. Kernels that need more are not
     #: chosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit.
-    workspace_limit: int = int()
+    workspace_limit: int = 0
 
 
 class DeviceInfo(NamedTuple):
@@ -299,7 +294,6 @@ class PlanInfo(NamedTuple):
 
     #: Queries and keys of a tile.
     tile_q: int
-    #: 
     tile_kv: int
     #: Tiles in flight; 1: none ahead.
     stages: int

@@ -292,8 +292,8 @@ def new(shape: Sequence[int], dtype: str, zero: bool, place: Place, name: str) -
     """An array of the library that q comes from."""
     if place.maker is None:
         raise invalid(f"{name} must be made on {place.device}, and the library of q is none of "
-                      f"{', '.join(x.name for x in (Torch, Cupy))}, which could make it; give o= of "
-                      "one of them" + ("" if name == "workspace" else f", or {name}="),
+                      f"{', '.join(x.name for x in (Torch, Cupy))}, which could make it; give o= "
+                      "of one of them" + ("" if name == "workspace" else f", or {name}="),
                       Reason.VALUE, name)
     return place.maker.new(shape, dtype, zero, place)
 

@@ -26,6 +26,8 @@ _FLAGS = {array.condition.rpartition(" ")[2].lower(): name for name, array in BE
 _PRESENT = tuple(_FLAGS[fact] for fact in FACTS if fact in _FLAGS and fact != "tree")
 # Numbers of the descriptor that their shapes depend on.
 NUMBERS = ("block_q", "block_kv", "tree", "descale_block")
+_NO_NUMBERS = dict.fromkeys(NUMBERS, 0)
+_OF_LENGTHS = ("cu_seqlens_q", "cu_seqlens_kv", "lens_q", "lens_kv", "starts_kv")
 _STRIDES = ("stride_batch", "stride_head", "stride_seq")
 _MEMBERS = dict(ffi.typeof("flashattn_args").fields)
 _SIZES = ("batch", "seqlen_q", "seqlen_kv", "total_q", "total_kv", "pages")
@@ -110,7 +112,8 @@ class Inputs:
         # Where the call runs: None for the CPU. NumPy's arrays need not be asked.
         on_host = type(q) is np.ndarray and stream is None and device is None
         self.place = place = None if on_host else _gpu.place_of(q, stream, device, o)
-        given = {name: value for name, value in given.items() if value is not None}
+        if given:
+            given = {name: value for name, value in given.items() if value is not None}
         varlen_q, varlen_kv = "cu_seqlens_q" in given, "cu_seqlens_kv" in given
         self.layout = layout or ("thd" if varlen_q else "bshd")
         kv_layout = page_layout if "page_table" in given else self.layout
@@ -118,7 +121,9 @@ class Inputs:
         kv_dims = 3 if varlen_kv else 4
         self.k = Tensor(view(k, "k", place), kv_layout, kv_dims, "k")
         self.v = Tensor(view(v, "v", place), kv_layout, kv_dims, "v")
-        self.numbers = {name: integer(given.pop(name, 0), name) for name in NUMBERS}
+        self.numbers = _NO_NUMBERS
+        if given:
+            self.numbers = {name: integer(given.pop(name, 0), name) for name in NUMBERS}
         self._check_heads("page_table" in given)
         # Of flashattn_args, by name; and the views that own the memory.
         self.members: Dict[str, Any] = {"q": self.q.c(), "k": self.k.c(), "v": self.v.c()}
@@ -131,10 +136,11 @@ class Inputs:
                 raise TypeError(f"unexpected array {name!r}; there are {', '.join(BESIDE)}")
             self.seen[name] = beside(given[name], name, BESIDE[name].type, place)
         self._find_sizes(max_seqlen_q, max_seqlen_kv)
+        # Some rows may be padding: they are not written.
+        self.ragged = False
         for name, array in self.seen.items():
             self.members[name] = self._member(name, BESIDE[name], array)
-        # Some rows may be padding: they are not written.
-        self.ragged = any(name.startswith(("cu_seqlens", "lens", "starts")) for name in self.seen)
+            self.ragged |= name in _OF_LENGTHS
 
     def _check_heads(self, paged: bool) -> None:
         q, k, v = self.q, self.k, self.v
@@ -223,8 +229,8 @@ class Inputs:
         is broadcast."""
         for number in [n for dim in array.dims for n in (dim.size, dim.by) if n in NUMBERS]:
             if self.numbers[number] < 1 and number != "descale_block":
-                raise invalid(f"{number} = {self.numbers[number]}, but {name} is given, whose shape "
-                              "depends on it; give at least 1", Reason.SIZE, number)
+                raise invalid(f"{number} = {self.numbers[number]}, but {name} is given, whose "
+                              "shape depends on it; give at least 1", Reason.SIZE, number)
         expected = tuple([_extent(dim, self.sizes) for dim in array.dims])
         if not array.tensor:
             if seen.shape != expected:
@@ -282,12 +288,10 @@ class Inputs:
 
     def facts(self) -> Tuple[Any, ...]:
         """What a descriptor says of the arrays; see FACTS."""
-        seen, numbers = self.seen, self.numbers
-        return (self.q.view.dtype, self.k.view.dtype, self.q.heads, self.k.heads, self.q.dim,
-                self.v.dim, self.sizes["page_size"], numbers["block_q"], numbers["block_kv"],
-                numbers["tree"], numbers["descale_block"],
-                seen["bias"].dtype if "bias" in seen else 0,
-                *[name in seen for name in _PRESENT])
+        q, k, seen = self.q, self.k, self.seen
+        return (q.view.dtype, k.view.dtype, q.heads, k.heads, q.dim, self.v.dim,
+                self.sizes["page_size"], *self.numbers.values(),
+                seen["bias"].dtype if "bias" in seen else 0, *[name in seen for name in _PRESENT])
 
     def lse_shape(self) -> Tuple[int, ...]:
         heads, sizes = self.q.heads, self.sizes
@@ -305,13 +309,13 @@ class Inputs:
 
 def set_sizes(args: Any, sizes: Dict[str, int]) -> None:
     """Writes those that flashattn_args has; it does not hold every size that Python does."""
-    for name in _SIZES:
-        value = sizes.get(name)
-        if value:
-            try:
+    try:
+        for name in _SIZES:
+            value = sizes.get(name)
+            if value:
                 setattr(args, name, value)
-            except (OverflowError, TypeError):
-                raise misfit([(name, _MEMBERS[name].type, value)]) from None
+    except (OverflowError, TypeError):
+        raise misfit([(name, _MEMBERS[name].type, value)]) from None
 
 
 def _extent(dim: Dim, sizes: Dict[str, int]) -> int:

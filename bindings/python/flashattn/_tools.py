@@ -39,7 +39,7 @@ def merge(part_o: Sequence[Any], part_lse: Sequence[Any], *, layout: Optional[st
     """
     if len(part_o) != len(part_lse) or not len(part_o):
         raise invalid(f"{len(part_o)} part_o and {len(part_lse)} part_lse; expected as many, and "
-                      "at least one", Reason.SIZE, "parts")
+                      "at least one", Reason.SIZE, "part_lse")
     place = _gpu.place_of(part_o[0], stream, None, o, "part_o")
     views = [view(part, "part_o", place) for part in part_o]
     varlen = len(views[0].shape) == 3

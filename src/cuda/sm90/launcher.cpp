@@ -241,9 +241,9 @@ int32_t Sm90Launcher::make_maps(const ForwardArgs& args, const sm90::ForwardEntr
   return FLASHATTN_OK;
 }
 
-int32_t Sm90Launcher::forward(const ForwardArgs& args, void* workspace, void* stream) const {
+int32_t Sm90Launcher::forward(const ForwardArgs& args, void* workspace, const Executor& on) const {
   const NamedKernel* named = choose(args.shape);
-  if (!named) return Sm80Launcher::forward(args, workspace, stream);
+  if (!named) return Sm80Launcher::forward(args, workspace, on);
   if (const int32_t status = check_current(device_, *context_)) return status;
   if (const int32_t status = check_arrays(args)) return status;
   const sm90::ForwardEntry& entry = *named->kernel.entry;
@@ -265,7 +265,7 @@ int32_t Sm90Launcher::forward(const ForwardArgs& args, void* workspace, void* st
   p.cap = softcap_;
   p.store_boxes = !varlen_q && !args.inputs.lens_q && problem_.dtype_o == problem_.dtype;
   if (const int32_t status = make_maps(args, entry, &p)) return status;
-  const cudaStream_t queue = static_cast<cudaStream_t>(stream);
+  const cudaStream_t queue = static_cast<cudaStream_t>(on.stream);
   const int64_t tiles = p.sections.count(), resident = named->kernel.resident;
   // Fewer are dealt out evenly while the device is empty, but not under the end of another kernel.
   if (tiles < resident) return launch(entry, tiles, p, queue, kLaunching);
@@ -276,10 +276,11 @@ int32_t Sm90Launcher::forward(const ForwardArgs& args, void* workspace, void* st
                    kLaunching);
 }
 
-int32_t Sm90Launcher::backward(const BackwardArgs& args, void* workspace, void* stream) const {
-  if (!has_backward(args.shape)) return Sm80Launcher::backward(args, workspace, stream);
+int32_t Sm90Launcher::backward(const BackwardArgs& args, void* workspace,
+                               const Executor& on) const {
+  if (!has_backward(args.shape)) return Sm80Launcher::backward(args, workspace, on);
   if (const int32_t status = check_current(device_, *context_)) return status;
-  return hopper_backward_->run(args, workspace, static_cast<cudaStream_t>(stream));
+  return hopper_backward_->run(args, workspace, static_cast<cudaStream_t>(on.stream));
 }
 
 bool sm90_has_code(int32_t device) {

@@ -23,8 +23,8 @@ class Sm90Launcher final : public Sm80Launcher {
                 flashattn_plan_properties* properties) const override;
   void describe_maxima(uint32_t op, const Shape& maxima,
                        flashattn_plan_properties* properties) const override;
-  int32_t forward(const ForwardArgs& args, void* workspace, void* stream) const override;
-  int32_t backward(const BackwardArgs& args, void* workspace, void* stream) const override;
+  int32_t forward(const ForwardArgs& args, void* workspace, const Executor& on) const override;
+  int32_t backward(const BackwardArgs& args, void* workspace, const Executor& on) const override;
 
  private:
   struct NamedKernel {

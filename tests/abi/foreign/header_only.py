@@ -31,6 +31,8 @@ class Header:
         base = re.sub(r"\bconst\b", "", text).strip()
         if stars:
             return ctypes.c_char_p if (base, stars) == ("char", 1) else ctypes.c_void_p
+        if base.endswith("_fn"):
+            return ctypes.c_void_p
         return None if base == "void" else SCALARS.get(base) or self.structs[base]
 
     def field(self, line):
@@ -78,12 +80,13 @@ def main():
     case = Case(pathlib.Path(sys.argv[3]), "causal")
     desc = header.structs["flashattn_desc"](**case.numbers("desc"))
     desc.struct_size = ctypes.sizeof(desc)
-    args = header.structs["flashattn_forward_args"]()
-    args.struct_size = ctypes.sizeof(args)
-    args.shape = header.structs["flashattn_shape"](**case.numbers("shape"))
+    args = header.structs["flashattn_args"]()
+    library.flashattn_args_init(ctypes.byref(args), ctypes.sizeof(args))
+    for name, value in case.numbers("args").items():
+        setattr(args, name, value)
     kept = [case.array(name)[0] for name in "qkv"]
     for name, values in zip("qkv", kept):
-        getattr(args.inputs, name).data = values.buffer_info()[0]
+        getattr(args, name).data = values.buffer_info()[0]
     expected = {name: case.array(name) for name in ("o", "lse")}
     got = {name: array.array("f", [math.nan]) * len(values)
            for name, (values, _) in expected.items()}
@@ -95,9 +98,9 @@ def main():
                                  library.flashattn_last_error(None, None).decode()))
 
     plan, size = ctypes.c_void_p(), ctypes.c_int64()
-    check(library.flashattn_plan_create(ctypes.byref(desc), ctypes.byref(plan)))
+    check(library.flashattn_plan_create(ctypes.byref(desc), ctypes.byref(plan), None))
     check(library.flashattn_workspace_size(plan, header.values["FLASHATTN_OP_FORWARD"],
-                                           ctypes.byref(args.shape), ctypes.byref(size)))
+                                           ctypes.byref(args), ctypes.byref(size)))
     workspace = ctypes.create_string_buffer(size.value + 1)
     check(library.flashattn_forward(plan, ctypes.byref(args), workspace, size, None))
     library.flashattn_plan_destroy(plan)

@@ -23,28 +23,23 @@ type desc struct {
 	structSize                   uint32
 	device, deviceIndex          int32
 	ops                          uint32
-	dtype, dtypeO                int32
+	dtype, dtypeKV, dtypeO       int32
 	headsQ, headsKV, dimQK, dimV int32
 	layout                       uint32
 	pageSize                     int32
 	mask                         uint32
 	window                       [2]int32
-	chunk, blockQ, blockKV       int32
+	chunk, blockQ, blockKV, tree int32
 	bias                         uint32
-	biasDtype                    int32
+	dtypeBias                    int32
 	features                     uint32
 	determinism                  int32
 	scale, softcap, dropout      float32
-	splits                       int32
-	limits                       [5]int32
-	reserved0                    int32
-	totals                       [3]int64
-	reserved                     [4]int64
-}
-
-type shape struct {
-	batch, seqlenQ, seqlenKV, reserved int32
-	totalQ, totalKV                    int64
+	descaleBlock, splits         int32
+	maxima                       [3]int32
+	multiprocessors, threads     int32
+	totals                       [2]int64
+	workspaceLimit               int64
 }
 
 type tensor struct {
@@ -52,26 +47,34 @@ type tensor struct {
 	strides [3]int64
 }
 
-type inputs struct {
-	q, k, v tensor
-	rest    [28]uint64
+// callError is the caller's own: goroutines move from thread to thread, and flashattn_last_error
+// belongs to one.
+type callError struct {
+	structSize               uint32
+	status, reason, reserved int32
+	field                    [64]byte
+	message                  [640]byte
 }
 
-type forwardArgs struct {
-	structSize, reserved0 uint32
-	shape                 shape
-	inputs                inputs
-	o                     tensor
-	lse                   unsafe.Pointer
-	reserved              [4]int64
+type args struct {
+	structSize               uint32
+	batch, seqlenQ, seqlenKV int32
+	totalQ, totalKV          int64
+	q, k, v                  tensor
+	inputs                   [42]uint64
+	o                        tensor
+	lse                      unsafe.Pointer
+	gradients                [22]uint64
+	parallel, parallelUser   unsafe.Pointer
+	err                      *callError
 }
 
 var (
-	planCreate    func(*desc, *unsafe.Pointer) int32
+	planCreate    func(*desc, *unsafe.Pointer, *callError) int32
 	planDestroy   func(unsafe.Pointer)
-	workspaceSize func(unsafe.Pointer, uint32, *shape, *int64) int32
-	forward       func(unsafe.Pointer, *forwardArgs, unsafe.Pointer, int64, unsafe.Pointer) int32
-	lastError     func(*int32, unsafe.Pointer) string
+	argsInit      func(*args, uint32) int32
+	workspaceSize func(unsafe.Pointer, uint32, *args, *int64) int32
+	forward       func(unsafe.Pointer, *args, unsafe.Pointer, int64, unsafe.Pointer) int32
 )
 
 func check(err error) {
@@ -81,9 +84,18 @@ func check(err error) {
 	}
 }
 
-func checkStatus(status int32) {
+func newError() *callError {
+	return &callError{structSize: uint32(unsafe.Sizeof(callError{}))}
+}
+
+func text(bytes []byte) string {
+	before, _, _ := strings.Cut(string(bytes), "\x00")
+	return before
+}
+
+func checkStatus(status int32, e *callError) {
 	if status != 0 {
-		check(fmt.Errorf("status %d: %s", status, lastError(nil, nil)))
+		check(fmt.Errorf("status %d, %s: %s", status, text(e.field[:]), text(e.message[:])))
 	}
 }
 
@@ -165,25 +177,63 @@ func (c testCase) judge(name string, got []float32) (passed, failed int) {
 	return passed, failed
 }
 
+// refusals counts the goroutines that find the field of their own call in their own error.
+func refusals(plan unsafe.Pointer, size uint32) (passed, failed int) {
+	found := make(chan bool)
+	fields := []string{"heads_q", "dim_qk", "q.data"}
+	for n := 0; n < 60; n++ {
+		go func(n int) {
+			want, e := fields[n%3], newError()
+			var made unsafe.Pointer
+			var status int32
+			switch want {
+			case "heads_q":
+				d := desc{structSize: size, dtype: 1, dimQK: 8}
+				status = planCreate(&d, &made, e)
+			case "dim_qk":
+				d := desc{structSize: size, dtype: 1, headsQ: 1}
+				status = planCreate(&d, &made, e)
+			default:
+				var pinned runtime.Pinner
+				defer pinned.Unpin()
+				pinned.Pin(e)
+				var a args
+				argsInit(&a, uint32(unsafe.Sizeof(a)))
+				a.batch, a.seqlenQ, a.seqlenKV, a.err = 1, 1, 1, e
+				status = forward(plan, &a, nil, 0, nil)
+			}
+			runtime.Gosched()
+			found <- status == e.status && status != 0 && text(e.field[:]) == want &&
+				strings.Contains(text(e.message[:]), want)
+		}(n)
+	}
+	for n := 0; n < 60; n++ {
+		if <-found {
+			passed++
+		} else {
+			failed++
+		}
+	}
+	return passed, failed
+}
+
 func main() {
-	if unsafe.Sizeof(desc{}) != 184 || unsafe.Sizeof(forwardArgs{}) != 432 {
+	if unsafe.Sizeof(desc{}) != 160 || unsafe.Sizeof(args{}) != 704 ||
+		unsafe.Sizeof(callError{}) != 720 {
 		check(fmt.Errorf("the structures here are not those of the header"))
 	}
 	library, err := purego.Dlopen(os.Args[1], purego.RTLD_NOW|purego.RTLD_LOCAL)
 	check(err)
 	purego.RegisterLibFunc(&planCreate, library, "flashattn_plan_create")
 	purego.RegisterLibFunc(&planDestroy, library, "flashattn_plan_destroy")
+	purego.RegisterLibFunc(&argsInit, library, "flashattn_args_init")
 	purego.RegisterLibFunc(&workspaceSize, library, "flashattn_workspace_size")
 	purego.RegisterLibFunc(&forward, library, "flashattn_forward")
-	purego.RegisterLibFunc(&lastError, library, "flashattn_last_error")
 
 	c := open(os.Args[2], "causal")
 	d := desc{structSize: uint32(unsafe.Sizeof(desc{})), dtype: c.number("desc", "dtype"),
 		headsQ: c.number("desc", "heads_q"), dimQK: c.number("desc", "dim_qk"),
 		mask: uint32(c.number("desc", "mask")), features: uint32(c.number("desc", "features"))}
-	args := forwardArgs{structSize: uint32(unsafe.Sizeof(forwardArgs{})),
-		shape: shape{batch: c.number("shape", "batch"), seqlenQ: c.number("shape", "seqlen_q"),
-			seqlenKV: c.number("shape", "seqlen_kv")}}
 
 	// The arguments hold pointers to Go's memory, which must not move during the call.
 	var pinned runtime.Pinner
@@ -192,24 +242,32 @@ func main() {
 		pinned.Pin(&values[0])
 		return unsafe.Pointer(&values[0])
 	}
+	e := newError()
+	pinned.Pin(e)
+	var a args
+	checkStatus(argsInit(&a, uint32(unsafe.Sizeof(a))), e)
+	a.batch, a.seqlenQ = c.number("args", "batch"), c.number("args", "seqlen_q")
+	a.seqlenKV, a.err = c.number("args", "seqlen_kv"), e
 	_, sizeO, _ := c.find("o")
 	_, sizeLSE, _ := c.find("lse")
 	o, lse := make([]float32, sizeO), make([]float32, sizeLSE)
-	args.inputs.q.data, args.inputs.k.data = pin(c.floats("q")), pin(c.floats("k"))
-	args.inputs.v.data, args.o.data, args.lse = pin(c.floats("v")), pin(o), pin(lse)
+	a.q.data, a.k.data, a.v.data = pin(c.floats("q")), pin(c.floats("k")), pin(c.floats("v"))
+	a.o.data, a.lse = pin(o), pin(lse)
 
 	var plan unsafe.Pointer
 	var bytes int64
-	checkStatus(planCreate(&d, &plan))
-	checkStatus(workspaceSize(plan, 1, &args.shape, &bytes))
+	checkStatus(planCreate(&d, &plan, e), e)
+	checkStatus(workspaceSize(plan, 1, &a, &bytes), e)
 	workspace := make([]byte, bytes+1)
-	checkStatus(forward(plan, &args, unsafe.Pointer(&workspace[0]), bytes, nil))
-	planDestroy(plan)
+	checkStatus(forward(plan, &a, unsafe.Pointer(&workspace[0]), bytes, nil), e)
 
-	passedO, failedO := c.judge("o", o)
-	passedLSE, failedLSE := c.judge("lse", lse)
-	failed := failedO + failedLSE
-	fmt.Printf("%d passed, %d failed, 0 skipped\n", passedO+passedLSE, failed)
+	passed, failed := refusals(plan, d.structSize)
+	planDestroy(plan)
+	for name, got := range map[string][]float32{"o": o, "lse": lse} {
+		right, wrong := c.judge(name, got)
+		passed, failed = passed+right, failed+wrong
+	}
+	fmt.Printf("%d passed, %d failed, 0 skipped\n", passed, failed)
 	if failed > 0 {
 		os.Exit(1)
 	}

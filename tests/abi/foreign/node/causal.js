@@ -18,7 +18,8 @@ for (const [, name, body] of block.matchAll(/typedef struct (\w+) \{([^]*?)\} \1
   const fields = {};
   for (const [, type, field, length] of body.matchAll(/(\w[\w \n*]*?)(\w+)(?:\[(\d+)\])?;/g)) {
     const base = type.replace(/const/g, '').trim();
-    const kind = type.includes('*') ? 'void *' : structs[base] ?? base;
+    const isPointer = type.includes('*') || base.endsWith('_fn');
+    const kind = isPointer ? 'void *' : structs[base] ?? base;
     fields[field] = length ? koffi.array(kind, Number(length)) : kind;
   }
   structs[name] = koffi.struct(name, fields);
@@ -33,6 +34,7 @@ function declare(name, outputs = []) {
   }
   return library.func(prototype.replace(/\s+/g, ' '));
 }
+const argsInit = declare('flashattn_args_init', ['args']);
 const planCreate = declare('flashattn_plan_create', ['plan']);
 const planDestroy = declare('flashattn_plan_destroy');
 const workspaceSize = declare('flashattn_workspace_size', ['bytes']);
@@ -75,21 +77,19 @@ const got = {};
 for (const name of ['o', 'lse']) {
   got[name] = new Float32Array(expected[name].values.length).fill(NaN);
 }
-const args = zeroed('flashattn_forward_args', {
-  struct_size: koffi.sizeof(structs.flashattn_forward_args),
-  shape: zeroed('flashattn_shape', numbers('shape')),
-  o: zeroed('flashattn_tensor', { data: got.o }),
-  lse: got.lse,
-});
-for (const name of ['q', 'k', 'v']) args.inputs[name].data = array(name).values;
+const args = {};
+check(argsInit(args, koffi.sizeof(structs.flashattn_args)));
+Object.assign(args, numbers('args'), { lse: got.lse });
+args.o.data = got.o;
+for (const name of ['q', 'k', 'v']) args[name].data = array(name).values;
 
 const desc = zeroed('flashattn_desc', {
   ...numbers('desc'), struct_size: koffi.sizeof(structs.flashattn_desc),
 });
 const plan = [null];
 const bytes = [0];
-check(planCreate(desc, plan));
-check(workspaceSize(plan[0], 1, args.shape, bytes));
+check(planCreate(desc, plan, null));
+check(workspaceSize(plan[0], 1, args, bytes));
 check(forward(plan[0], args, Buffer.alloc(Number(bytes[0]) + 1), bytes[0], null));
 planDestroy(plan[0]);
 

@@ -1,0 +1,86 @@
+/* The library's threads as a program sees them:  pool MODE FOLDER
+ *   callers   100 threads call at once: the bits are the same, and no more threads are there than
+ *             the calling ones and the pool's, which the first calls started
+ *   stacks    `ulimit -s` is 64 KiB, and so are the stacks of four threads that call at once */
+#include <limits.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "../unit/check.h"
+#include "case_file.h"
+#include "thread_count.h"
+#include "threaded.h"
+
+enum {
+  CALLERS = 100,
+  ROUNDS = 20,
+  SMALL = 64 << 10
+};
+
+static case_file file;
+static uint64_t known[MAX_CASES], known_large; /* digests */
+static atomic_int wrong, running;
+
+static void *call(void *unused) {
+  ++running;
+  for (int n = 0; n < ROUNDS; ++n) {
+    uint64_t digest = 0;
+    wrong += !threaded_run(&digest) || digest != known_large;
+    const int which = n % file.count;
+    wrong += case_run(&file, which, NULL, &digest) != CASE_PASSED || digest != known[which];
+  }
+  --running;
+  return unused;
+}
+
+/* Returns how many threads this process had at the most. */
+static int call_from(int callers, size_t stack) {
+  pthread_t threads[CALLERS];
+  pthread_attr_t attributes;
+  int started = 0, most = 0;
+  pthread_attr_init(&attributes);
+  if (stack > 0) CHECK(pthread_attr_setstacksize(&attributes, stack) == 0);
+  while (started < callers && pthread_create(&threads[started], &attributes, call, NULL) == 0) {
+    ++started;
+  }
+  CHECK(started == callers);
+  for (int now = 0; running > 0; usleep(1000)) {
+    if ((now = count_threads()) > most) most = now;
+  }
+  for (int n = 0; n < started; ++n) pthread_join(threads[n], NULL);
+  pthread_attr_destroy(&attributes);
+  CHECK(wrong == 0);
+  return most;
+}
+
+/* A limit of stacks holds from the start of a program on. */
+static void limit_stacks(char **argv) {
+  struct rlimit now;
+  if (!CHECK(getrlimit(RLIMIT_STACK, &now) == 0) || now.rlim_cur == SMALL) return;
+  now.rlim_cur = SMALL;
+  if (CHECK(setrlimit(RLIMIT_STACK, &now) == 0)) execv(argv[0], argv);
+  CHECK(0);
+}
+
+int main(int argc, char **argv) {
+  if (!CHECK(argc > 2)) return check_report();
+  const int stacks = strcmp(argv[1], "stacks") == 0;
+  if (stacks) limit_stacks(argv);
+  if (!CHECK(case_file_open(&file, argv[2]))) return check_report();
+  for (int n = 0; n < file.count; ++n) {
+    CHECK(case_run(&file, n, NULL, &known[n]) == CASE_PASSED);
+  }
+  CHECK(threaded_run(&known_large));
+  long first = 0, last = 0;
+  CHECK(sum_threads(&first) == THREADED);
+  const int callers = stacks ? 4 : CALLERS;
+  const int most = call_from(callers, stacks ? SMALL : 0);
+  if (!CHECK(most <= callers + THREADED)) printf("%d threads\n", most);
+  CHECK(sum_threads(&last) == THREADED && last == first);
+  case_file_close(&file);
+  return check_report();
+}
