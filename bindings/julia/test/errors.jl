@@ -124,7 +124,7 @@ end
     says("page_table", FlashAttentionError, () -> attention_paged(q, k, k, [0 1], nothing))
     # What no kernel takes yet is refused by its name in the header.
     says("descale_k.data is set", FlashAttentionError, () -> attention(q, k, k; descale_k = ones(1, 2, 2)))
-    says("FLASHATTN_MASK_TREE", FlashAttentionError,
+    says("mask has TREE, with tree = 3", FlashAttentionError,
          () -> attention(q, k, k; tree_bits = zeros(UInt32, 1, 5, 2), tree = 3))
     # Errors in one task leave the others' alone.
     sentences = map(fetch, [Threads.@spawn(said(() -> attention(q, k, k; dropout = n), FlashAttentionError))
