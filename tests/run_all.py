@@ -5,6 +5,7 @@ Builds into build/; what a suite said lies in build/test/SUITE.log.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import pathlib
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from typing import Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build"
@@ -71,17 +72,18 @@ class Run:
             raise Failed(f"{pathlib.Path(command[0]).name} failed with status {status}")
         return status
 
-    def compile(self, name: str, *options: str) -> pathlib.Path:
+    def compile(self, name: str, *options: str, env: Optional[Dict[str, str]] = None,
+                targets: Sequence[str] = ()) -> pathlib.Path:
         """Configures, unless that was done with the same options, and builds build/NAME."""
         folder = BUILD / name
         stamp = folder / ".options"
-        wanted = "\n".join((str(ROOT), *options))
+        wanted = "\n".join((str(ROOT), *options, *(env or {}).values()))
         if not stamp.exists() or stamp.read_text() != wanted:
             shutil.rmtree(folder, ignore_errors=True)
             self.call(["meson", "setup", str(folder), "-Dpython=disabled", "-Dtests=true",
-                       *options])
+                       *options], env)
             stamp.write_text(wanted)
-        self.call(["ninja", "-C", str(folder)])
+        self.call(["ninja", "-C", str(folder), *targets])
         return folder
 
     def meson_test(self, folder: pathlib.Path, env: Optional[Dict[str, str]] = None) -> Count:
@@ -188,11 +190,11 @@ def best_isas(run: Run) -> str:
     return f"-Dcpu_isas={isas}"
 
 
-def sanitized(run: Run, name: str, *options: str) -> pathlib.Path:
+def sanitized(run: Run, name: str, *options: str, **how: Any) -> pathlib.Path:
     """A build with checks in every line, with which kernels take three to four times as long to
     compile."""
     return run.compile(name, *options, best_isas(run), "-Db_lundef=false",
-                       "-Dbuildtype=debugoptimized")
+                       "-Dbuildtype=debugoptimized", **how)
 
 
 def runtime_of(name: str) -> str:
@@ -223,6 +225,18 @@ def asan(run: Run) -> Count:
         env = run.emulated_amx(folder, env, "avx512")
         count += run.numerics("-m", "smoke", *SIDE_BY_SIDE, env=env)
     return count
+
+
+def fuzz(run: Run) -> Count:
+    """The seed corpus, and a minute of inputs that nobody thought of."""
+    sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
+    fuzzer = importlib.import_module("fuzz").Fuzzer(run)
+    corpus = sorted(fuzzer.corpus.iterdir())
+    passed = sum(run.call(fuzzer.command(str(path)), fuzzer.env, check=False) == 0
+                 for path in corpus)
+    passed += run.call(fuzzer.command("--seconds", "60", "--seed", str(run.seed)), fuzzer.env,
+                       check=False) == 0
+    return Count(passed, len(corpus) + 1 - passed)
 
 
 def tsan(run: Run) -> Count:
@@ -310,6 +324,7 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
         table[f"numerics-{isa}"] = lambda isa=isa: numerics(run, isa)  # type: ignore[misc]
     table["asan"] = lambda: asan(run)
     table["tsan"] = lambda: tsan(run)
+    table["fuzz"] = lambda: fuzz(run)
     if with_cuda:
         table["cuda"] = lambda: cuda(run)
         for family in ("sm80", "sm90"):

@@ -87,7 +87,7 @@ struct BackwardScratch {
     const int64_t tile = static_cast<int64_t>(tile_q) * tile_kv;
     int64_t at = 0;
     const auto take = [&](int64_t words) {
-      char* p_at = base + at;
+      char* p_at = base ? base + at : nullptr;  // NULL: only measured
       at += (words * 4 + 63) / 64 * 64;
       return p_at;
     };

@@ -55,7 +55,7 @@ struct ForwardScratch {
     v_panel = static_cast<int64_t>(tile_kv) / kU * kColumns + kPanelGap<kCompute>;
     int64_t at = 0;
     const auto take = [&](int64_t words) {
-      char* p_at = base + at;
+      char* p_at = base ? base + at : nullptr;  // NULL: only measured
       at += (words * 4 + 63) / 64 * 64;
       return p_at;
     };

@@ -163,7 +163,9 @@ struct MergeJob {
   const flashattn_tensor* part_o;
   const float* const* part_lse;
   int64_t o_stride, row_stride;
-  flashattn_tensor packed;  // strides that the caller's parts ask for by -1
+  // Extents of the caller's parts, for the strides that they ask for by -1.
+  int32_t heads;
+  int64_t tokens;
 };
 
 // One row to merge.

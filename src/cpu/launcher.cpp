@@ -282,9 +282,16 @@ void CpuLauncher::merge_parts(const ForwardJob& job, const Executor& on) const {
     const int32_t parts = part_count(split_, sequence.len);
     if (parts <= 1) return;
     const int64_t stride = job.partial_row(1, 0, 0, 0);
-    const MergeJob merge{parts,   problem_.dim_v, FLASHATTN_DTYPE_F32,     problem_.dtype_o,
-                         nullptr, nullptr,        stride * problem_.dim_v, stride,
-                         {}};
+    const MergeJob merge{parts,
+                         problem_.dim_v,
+                         FLASHATTN_DTYPE_F32,
+                         problem_.dtype_o,
+                         nullptr,
+                         nullptr,
+                         stride * problem_.dim_v,
+                         stride,
+                         0,
+                         0};
     const RowLayout layout = row_layout(problem_, args.shape);
     const ScoreUnit unit = score_rules(problem_, args.inputs, b, h, sequence.len).unit();
     for (int32_t i = 0; i < sequence.len.q; ++i) {
@@ -363,11 +370,16 @@ int32_t CpuLauncher::merge(const MergeArgs& args, const Executor& on) const {
   const int64_t tokens = varlen ? args.shape.total_q : args.shape.seqlen_q;
   const int32_t batch = varlen ? 1 : args.shape.batch;
   const int32_t size = dtype_size(problem_.dtype_o);
-  const flashattn_tensor packed = resolve_strides(
-      {nullptr, -1, -1, -1}, query_rows(problem_, args.shape), problem_.heads_q, problem_.dim_v);
-  const MergeJob job{
-      args.parts, problem_.dim_v, args.dtype_part, problem_.dtype_o, args.part_o, args.part_lse, 0,
-      0,          packed};
+  const MergeJob job{args.parts,
+                     problem_.dim_v,
+                     args.dtype_part,
+                     problem_.dtype_o,
+                     args.part_o,
+                     args.part_lse,
+                     0,
+                     0,
+                     problem_.heads_q,
+                     tokens};
   const int64_t rows = static_cast<int64_t>(batch) * problem_.heads_q;
   const double elements = static_cast<double>(rows * tokens) * args.parts * problem_.dim_v;
   parallel_tasks(

@@ -8,11 +8,13 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 FLASHATTN_INLINE const char* part_row(const MergeJob& job, const MergeRow& row, int32_t p) {
   if (!job.part_o) return reinterpret_cast<const char*>(row.o + p * job.o_stride);
   const flashattn_tensor& part = job.part_o[p];
+  // As resolve_strides: -1 asks for the stride of an array without the indices that repeat.
   const auto stride = [](int64_t given, int64_t packed) { return given == -1 ? packed : given; };
+  const int64_t heads = part.stride_head == 0 ? job.dim : int64_t{job.dim} * job.heads;
+  const int64_t tokens = part.stride_seq == 0 ? heads : heads * job.tokens;
   return static_cast<const char*>(part.data) +
-         (row.b * stride(part.stride_batch, job.packed.stride_batch) +
-          row.h * stride(part.stride_head, job.packed.stride_head) +
-          row.i * stride(part.stride_seq, job.packed.stride_seq)) *
+         (row.b * stride(part.stride_batch, tokens) + row.h * stride(part.stride_head, job.dim) +
+          row.i * stride(part.stride_seq, heads)) *
              dtype_size(job.dtype_part);
 }
 

@@ -13,6 +13,7 @@
 #include "core/geometry.h"
 
 #include <sched.h>
+#include <time.h>
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
@@ -137,12 +138,19 @@ FLASHATTN_INLINE Floats iota_of(std::integer_sequence<int, kLane...>) {
 }
 FLASHATTN_INLINE Floats iota() { return iota_of(std::make_integer_sequence<int, kWidth>{}); }
 
-// For loops that wait for another thread: lets it run if it shares the core.
+// For loops that wait for another thread: spins for some 50 us, then sleeps as long at a time, for
+// that thread may be without a core.
 FLASHATTN_INLINE void wait_a_little(int32_t* waited) {
 #if defined(__x86_64__) || defined(__i386__)
   _mm_pause();
 #endif
-  if (++*waited % 256 == 0) sched_yield();
+  if (++*waited < 1024) {
+    if (*waited % 256 == 0) sched_yield();
+  } else {
+    *waited = 1024;
+    const timespec time{0, 50'000};
+    nanosleep(&time, nullptr);
+  }
 }
 
 // ---- 16-bit formats, bit patterns in the low halves of words ----

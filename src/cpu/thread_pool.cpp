@@ -59,7 +59,7 @@ struct alignas(64) Call {
   int32_t threads = 0;
   void (*work)(void*, int32_t) = nullptr;
   void* context = nullptr;
-  int32_t processor = -1;  // the caller's
+  std::atomic<int32_t> processor{-1};  // the caller's
   ThreadNumbers numbers;
   pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
   pthread_cond_t is_left = PTHREAD_COND_INITIALIZER;
@@ -79,7 +79,7 @@ class Pool {
     call.threads = threads;
     call.work = work;
     call.context = context;
-    call.processor = current_processor();
+    call.processor.store(current_processor(), std::memory_order_relaxed);
     call.numbers.clear();
     const auto places = static_cast<uint32_t>(threads - 1);
     // The bit first: a member that clears it, since it took the last place, is then never too
@@ -172,6 +172,9 @@ class Pool {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     pthread_attr_destroy(&attributes);
     if (started) {
+#if defined(__linux__)
+      pthread_setname_np(thread, "flashattn");  // for top and debuggers
+#endif
       workers_.fetch_add(1, std::memory_order_release);
     } else {
       retry_ = now() + kRetry;
@@ -200,27 +203,27 @@ class Pool {
       const int32_t slot = (own + n) % kMostCalls;  // spread over calls
       if (!(open >> slot & 1u)) continue;
       Call& call = calls_[slot];
+      // Where processors share no cache Linux wakes a thread on the one that woke it, though others
+      // are idle; from the one that it moves to it is not taken away the next time. It moves before
+      // it joins: perhaps it has to wait there.
+      const int32_t processor = call.processor.load(std::memory_order_relaxed);
+      if (slept && processor >= 0 && current_processor() == processor) leave_processor(processor);
       uint32_t state = call.state.load();
       while (state & Call::kOpen && Call::places(state) > 0) {
         if (!call.state.compare_exchange_weak(state, state - Call::kPlace + Call::kMember))
           continue;
-        join(call, slot, Call::places(state) - 1, own, slept);
+        join(call, slot, Call::places(state) - 1, own);
         return true;
       }
     }
     return false;
   }
 
-  void join(Call& call, int32_t slot, uint32_t places, int32_t own, bool slept) {
+  void join(Call& call, int32_t slot, uint32_t places, int32_t own) {
     if (places == 0) {
       open_.fetch_and(~(1u << slot));
     } else {
       wake(static_cast<int32_t>(places));
-    }
-    // Where processors share no cache Linux wakes a thread on the one that woke it, though others
-    // are idle. From the one that it moves to it is not taken away the next time.
-    if (slept && call.processor >= 0 && current_processor() == call.processor) {
-      leave_processor(call.processor);
     }
     int32_t number = own < call.threads ? own : 1;
     while (!call.numbers.take(number)) number = number + 1 < call.threads ? number + 1 : 1;

@@ -1,5 +1,7 @@
 #include "case_file.h"
 
+#include "case_judge.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,8 +9,7 @@
 
 enum {
   ALIGNMENT = 64,
-  MAX_OUTPUTS = 8,
-  NAME_SIZE = 40
+  MAX_OUTPUTS = 8
 };
 
 /* ---- files ---- */
@@ -177,15 +178,6 @@ static int set_number(void *structure, const char *line, const char *name, const
 
 /* ---- one case ---- */
 
-typedef struct output {
-  char name[NAME_SIZE];
-  const double *expected;
-  size_t elements;
-  double tolerance;
-  int32_t dtype;
-  void *data;
-} output;
-
 /* The structures as the library gets them: room for a newer header's tail behind each. */
 #define WITH_TAIL(type, name) \
   struct {                    \
@@ -284,50 +276,6 @@ static void read_case(const case_file *file, int n, run *r) {
   }
 }
 
-/* ---- judging ---- */
-
-static float float_of_bits(uint32_t bits) {
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-static double half_value(uint16_t bits) {
-  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-  double value = exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24);
-  if (exponent == 31) value = fraction ? (double)NAN : (double)INFINITY;
-  return bits >> 15 ? -value : value;
-}
-
-static double element(const output *out, size_t n) {
-  if (out->dtype == FLASHATTN_DTYPE_F32) return ((const float *)out->data)[n];
-  const uint16_t bits = ((const uint16_t *)out->data)[n];
-  return out->dtype == FLASHATTN_DTYPE_BF16 ? (double)float_of_bits((uint32_t)bits << 16)
-                                            : half_value(bits);
-}
-
-static int judge(const run *r, const output *out) {
-  /* Pairs past a sequence's lengths in dbias: untouched, or zero. */
-  const int may_be_zero = strcmp(out->name, "dbias") == 0;
-  for (size_t n = 0; n < out->elements; ++n) {
-    const double want = out->expected[n], got = element(out, n);
-    const int ok = isnan(want) ? isnan(got) || (may_be_zero && got == 0)
-                               : got == want || fabs(got - want) <= out->tolerance;
-    if (ok) continue;
-    printf("%s: %s[%lu] of %lu is %.9g, expected %.9g +- %.2g\n", r->name, out->name,
-           (unsigned long)n, (unsigned long)out->elements, got, want, out->tolerance);
-    return 0;
-  }
-  return 1;
-}
-
-static uint64_t add_to_digest(uint64_t digest, const output *out) {
-  const unsigned char *bytes = out->data;
-  const size_t size = out->elements * (out->dtype == FLASHATTN_DTYPE_F32 ? 4 : 2);
-  for (size_t n = 0; n < size; ++n) digest = (digest ^ bytes[n]) * UINT64_C(0x100000001B3);
-  return digest;
-}
-
 /* ---- running ---- */
 
 static int ok(const run *r, const char *call, int32_t status) {
@@ -365,6 +313,95 @@ static int run_operations(run *r, case_hook hook) {
   return done;
 }
 
+static int32_t reason_of(const char *name) {
+  static const struct {
+    const char *name;
+    int32_t reason;
+  } reasons[] = {
+      {"DROPOUT", FLASHATTN_REASON_DROPOUT}, {"SOFTCAP", FLASHATTN_REASON_SOFTCAP},
+      {"VALUE", FLASHATTN_REASON_VALUE},     {"SIZE", FLASHATTN_REASON_SIZE},
+      {"LENGTHS", FLASHATTN_REASON_LENGTHS},
+  };
+  for (size_t n = 0; n < sizeof reasons / sizeof *reasons; ++n) {
+    if (strcmp(reasons[n].name, name) == 0) return reasons[n].reason;
+  }
+  return -1;
+}
+
+/* "NAME 1,2,3" in memory of its own, the output's. */
+static int read_values(run *r, const char *words) {
+  char name[NAME_SIZE], numbers[80];
+  if (r->output_count == MAX_OUTPUTS || sscanf(words, " %39s %79s", name, numbers) != 2) return 0;
+  const field *at = find_field("array", name);
+  int32_t *data = calloc(sizeof numbers, sizeof *data);
+  if (!at || !data) {
+    free(data);
+    return 0;
+  }
+  char *number = numbers;
+  for (int n = 0; *number; ++n) {
+    data[n] = (int32_t)strtol(number, &number, 10);
+    number += *number == ',';
+  }
+  set_pointer(&r->a.args, at, data);
+  r->outputs[r->output_count++] = (output){.data = data};
+  return 1;
+}
+
+case_outcome case_refused(const case_file *file, const char *paragraph) {
+  char name[NAME_SIZE], base[NAME_SIZE], kind[16], words[200], status[NAME_SIZE] = "";
+  char reason[NAME_SIZE] = "", wanted[NAME_SIZE] = "", full[2 * NAME_SIZE];
+  run r;
+  int n = 0;
+  if (sscanf(paragraph, "refusal %39s %39s", name, base) != 2) return CASE_FAILED;
+  for (; n < file->count; ++n) {
+    char found[NAME_SIZE] = "";
+    sscanf(file->start[n], "case %39s", found);
+    if (strcmp(found, base) == 0) break;
+  }
+  if (n == file->count) {
+    printf("%s: there is no case %s\n", name, base);
+    return CASE_FAILED;
+  }
+  read_case(file, n, &r);
+  for (const char *line = strchr(paragraph, '\n'); line && line[1] > '\n';
+       line = strchr(line + 1, '\n')) {
+    int used = 0, known = 0;
+    if (sscanf(line + 1, "%15s%n%199[^\n]", kind, &used, words) != 2) break;
+    if (strcmp(kind, "desc") == 0) known = read_numbers(&r.d.desc, kind, words);
+    if (strcmp(kind, "args") == 0) known = read_numbers(&r.a.args, kind, words);
+    if (strcmp(kind, "values") == 0) known = read_values(&r, words);
+    if (strcmp(kind, "expect") == 0) {
+      known = sscanf(words, " %39s %39s %39s", status, reason, wanted) == 3;
+    }
+    r.unknown |= !known;
+  }
+  case_outcome outcome = CASE_SKIPPED;
+  if (!r.unknown) {
+    flashattn_error error = {.struct_size = sizeof error};
+    flashattn_plan *plan = NULL;
+    int64_t bytes = 0;
+    int32_t got = flashattn_plan_create(&r.d.desc, &plan, &error);
+    r.a.args.error = &error;
+    if (!got) got = flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &r.a.args, &bytes);
+    void *workspace = malloc((size_t)bytes + 1);
+    if (!got) got = flashattn_forward(plan, &r.a.args, workspace, bytes, NULL);
+    free(workspace);
+    flashattn_plan_destroy(plan);
+    snprintf(full, sizeof full, "FLASHATTN_ERROR_%s", status);
+    const int right = strcmp(flashattn_status_name(got), full) == 0 &&
+                      error.reason == reason_of(reason) && strcmp(error.field, wanted) == 0;
+    outcome = right ? CASE_PASSED : CASE_FAILED;
+    if (!right) {
+      printf("%s: %s, reason %d, field %s, wanted %s, %s, %s: %s\n", name,
+             flashattn_status_name(got), error.reason, error.field, full, reason, wanted,
+             error.message);
+    }
+  }
+  for (int k = 0; k < r.output_count; ++k) free(r.outputs[k].data);
+  return outcome;
+}
+
 case_outcome case_run(const case_file *file, int n, case_hook hook, uint64_t *digest) {
   run r;
   read_case(file, n, &r);
@@ -372,7 +409,7 @@ case_outcome case_run(const case_file *file, int n, case_hook hook, uint64_t *di
   if (!r.unknown) outcome = run_operations(&r, hook) ? CASE_PASSED : CASE_FAILED;
   uint64_t sum = UINT64_C(0xCBF29CE484222325);
   for (int k = 0; k < r.output_count; ++k) {
-    if (outcome == CASE_PASSED && !judge(&r, &r.outputs[k])) outcome = CASE_FAILED;
+    if (outcome == CASE_PASSED && !judge(r.name, &r.outputs[k])) outcome = CASE_FAILED;
     sum = add_to_digest(sum, &r.outputs[k]);
     free(r.outputs[k].data);
   }

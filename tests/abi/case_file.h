@@ -27,6 +27,10 @@ typedef void (*case_hook)(const char* kind, void* structure);
 int case_file_open(case_file* file, const char* folder);
 void case_file_close(case_file* file);
 
+/* Runs the case that a paragraph of tests/data/refusals.txt names, changed as it says, and compares
+ * status, reason and field; prints what is wrong. CASE_SKIPPED: a field is not known here. */
+case_outcome case_refused(const case_file* file, const char* paragraph);
+
 /* Runs case n forward, and backward where it says so, and judges every number; prints what is
  * wrong. digest: out, may be NULL; of the bits of all results. A case is skipped when it uses a
  * field that the header this was compiled with does not have. */

@@ -25,6 +25,8 @@ except ImportError:
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 Work = Callable[[], Any]
+_BURST = 4e-3  # seconds: a turn of short calls
+_PAUSE = 10e-3  # in which threads that spin after one runner's work leave the cores to the next
 
 
 class Peak:
@@ -94,19 +96,30 @@ def works(case: Case, ours: List[FlashAttn], with_torch: bool) -> Dict[str, Work
 
 def measure(case: Case, work: Dict[str, Work], seconds: float,
             peak: Peak) -> Tuple[Dict[str, float], Optional[float]]:
-    """Median seconds of each, taking turns for about so long each, and which part of the machine's
-    peak ours reaches, beside each of its turns."""
+    """Median seconds of a call of each, taking turns for about so long each, and which part of the
+    machine's peak ours reaches, beside each of its turns. Short calls follow each other in bursts,
+    as they do in programs, with a pause before each."""
     times: Dict[str, List[float]] = {name: [] for name in work}
     parts: List[float] = []
     order = list(work)
-    for run in work.values():
+    calls = {}
+    for name, run in work.items():
         run()
+        start = time.perf_counter()
+        run()
+        calls[name] = max(1, round(_BURST / (time.perf_counter() - start)))
     end = time.perf_counter() + seconds * len(work)
     while min(len(t) for t in times.values()) < 5 or time.perf_counter() < end:
         for name in order:
+            run, count = work[name], calls[name]
+            if len(order) > 1:
+                time.sleep(_PAUSE)
+            if count > 1:
+                run()  # wakes threads
             start = time.perf_counter()
-            work[name]()
-            times[name].append(time.perf_counter() - start)
+            for _ in range(count):
+                run()
+            times[name].append((time.perf_counter() - start) / count)
         order.append(order.pop(0))
         rate = peak.now(case.dtype)
         if rate:

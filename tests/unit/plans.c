@@ -148,6 +148,46 @@ static void test_maximums(struct fixture *f) {
   CHECK_OK(flashattn_check(&f->desc, NULL));
 }
 
+/* A limit is a budget: what needs more is not chosen, and the reason says so. */
+static void test_budget(struct fixture *f) {
+  flashattn_plan_properties info = {.struct_size = sizeof info};
+  flashattn_plan *plan = NULL;
+  int64_t all = 0, less = 0;
+  fixture_reset(f, PLAIN);
+  f->desc.ops = FLASHATTN_OP_FORWARD;
+  f->desc.dtype = FLASHATTN_DTYPE_BF16;
+  f->desc.dim_qk = f->desc.dim_v = 64;
+  f->desc.threads = 2;
+  f->desc.max_batch = 2;
+  f->desc.max_seqlen_q = f->desc.max_seqlen_kv = 1024;
+  const int64_t limits[] = {0, INT64_MAX, 0, 0};
+  int64_t limit = 0;
+  for (int n = 0; n < 4; ++n) {
+    f->desc.workspace_limit = n < 2 ? limits[n] : limit;
+    /* Where products are fast packed tiles are shared; other kernels have nothing to leave out. */
+    const int shares =
+        strstr(info.isa ? info.isa : "", "bf16") || strstr(info.isa ? info.isa : "", "amx");
+    if (n == 2 && !shares) {
+      CHECK_STATUS(flashattn_check(&f->desc, NULL), FLASHATTN_ERROR_UNSUPPORTED);
+      return;
+    }
+    if (!CHECK_OK(flashattn_plan_create(&f->desc, &plan, NULL))) return;
+    CHECK_OK(flashattn_plan_info(plan, FLASHATTN_OP_FORWARD, NULL, &info));
+    const int told = strstr(info.why, "workspace_limit") != NULL;
+    if (n == 0) all = info.workspace;
+    if (n == 1) CHECK(info.workspace == all && !told); /* room for everything */
+    if (n == 2) {
+      CHECK(info.workspace < all && told);
+      less = info.workspace;
+    }
+    if (n == 3) CHECK(info.workspace == less && told); /* just what it needs */
+    limit = n < 2 ? all - 1 : less;
+    flashattn_plan_destroy(plan);
+  }
+  f->desc.workspace_limit = less - 1;
+  CHECK_STATUS(flashattn_check(&f->desc, NULL), FLASHATTN_ERROR_UNSUPPORTED);
+}
+
 struct lines {
   int count[4];
   char last[512];
@@ -213,6 +253,7 @@ int main(void) {
   test_library();
   test_info(&f);
   test_maximums(&f);
+  test_budget(&f);
   test_log(&f);
   test_many(&f);
   fixture_close(&f);

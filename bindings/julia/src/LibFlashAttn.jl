@@ -398,7 +398,9 @@ Base.@kwdef struct flashattn_desc
     multiprocessors::Int32 = 0
     """
     CPU: threads to use at the most; more than 1024 are as 1024. 0: all cores that the process may
-    use. 1: the caller's only.
+    use (affinity and cgroup quota). 1: the caller's only. The library's threads are started when
+    first needed, kept, and shared by all calls; where the system gives fewer, those do the work. A
+    child made by fork has as many.
     """
     threads::Int32 = 0
     "Maxima, as above, for VARLEN layouts: tokens of all sequences together."

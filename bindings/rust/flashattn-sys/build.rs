@@ -125,11 +125,6 @@ fn build_from(source: &Path) -> Result<(), String> {
     let target = env::var("CARGO_CFG_TARGET_OS").unwrap_or_default();
     let runtime = if target == "macos" { "c++" } else { "stdc++" };
     println!("cargo:rustc-link-lib=dylib={runtime}");
-    // Without OpenMP the library uses POSIX threads, which Rust's std links.
-    let options = std::fs::read_to_string(build.join("build.ninja")).unwrap_or_default();
-    if options.contains("-fopenmp") && target == "linux" {
-        println!("cargo:rustc-link-lib=dylib=gomp");
-    }
     Ok(())
 }
 

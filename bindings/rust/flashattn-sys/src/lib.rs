@@ -744,7 +744,9 @@ pub struct flashattn_desc {
     /// GPU: streaming multiprocessors to use at the most. 0: all.
     pub multiprocessors: i32,
     /// CPU: threads to use at the most; more than 1024 are as 1024. 0: all cores that the process may
-    /// use. 1: the caller's only.
+    /// use (affinity and cgroup quota). 1: the caller's only. The library's threads are started when
+    /// first needed, kept, and shared by all calls; where the system gives fewer, those do the work. A
+    /// child made by fork has as many.
     pub threads: i32,
     /// Maxima, as above, for VARLEN layouts: tokens of all sequences together.
     pub max_total_q: i64,
@@ -1708,7 +1710,7 @@ macro_rules! desc_fields {
             { max_seqlen_q, int, "Maxima: no call may pass them. 0: none. They let flashattn_workspace_size answer for all calls\nat once, and help to choose a kernel." }
             { max_seqlen_kv, int, "Maxima: no call may pass them. 0: none. They let flashattn_workspace_size answer for all calls\nat once, and help to choose a kernel." }
             { multiprocessors, int, "GPU: streaming multiprocessors to use at the most. 0: all." }
-            { threads, int, "CPU: threads to use at the most; more than 1024 are as 1024. 0: all cores that the process may\nuse. 1: the caller's only." }
+            { threads, int, "CPU: threads to use at the most; more than 1024 are as 1024. 0: all cores that the process may\nuse (affinity and cgroup quota). 1: the caller's only. The library's threads are started when\nfirst needed, kept, and shared by all calls; where the system gives fewer, those do the work. A\nchild made by fork has as many." }
             { max_total_q, long, "Maxima, as above, for VARLEN layouts: tokens of all sequences together." }
             { max_total_kv, long, "Maxima, as above, for VARLEN layouts: tokens of all sequences together." }
             { workspace_limit, long, "Bytes of workspace that calls within the maxima may need. Kernels that need more are not\nchosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit." }

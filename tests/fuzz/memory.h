@@ -1,0 +1,111 @@
+// Blocks of memory that end where an array ends, so that the address sanitizer sees a step too
+// far, and that know which of their bytes a call may write.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "flashattn.h"
+
+// A fault of the library: the fuzzer saves the input.
+#define FUZZ_CHECK(condition, ...)                                                          \
+  do {                                                                                      \
+    if (!(condition)) {                                                                     \
+      std::fprintf(stderr, "%s:%d: %s does not hold: ", __FILE__, __LINE__, #condition);    \
+      std::fprintf(stderr, __VA_ARGS__);                                                    \
+      std::fprintf(stderr, "\n  last error: %s\n", flashattn_last_error(nullptr, nullptr)); \
+      std::abort();                                                                         \
+    }                                                                                       \
+  } while (0)
+
+namespace fuzz {
+
+struct Free {
+  void operator()(void* memory) const { std::free(memory); }
+};
+
+struct Block {
+  explicit Block(size_t bytes, const char* its_name)
+      : name(its_name),
+        size(bytes),
+        data(static_cast<uint8_t*>(std::malloc(bytes))),
+        writable(bytes) {
+    if (bytes > 0) std::memset(data.get(), 0, bytes);
+  }
+
+  const char* name;
+  size_t size;
+  std::unique_ptr<uint8_t, Free> data;
+  std::vector<uint8_t> writable;
+  size_t writable_from = SIZE_MAX;  // all from here on
+  std::vector<uint8_t> before;
+};
+
+class Memory {
+ public:
+  Block& make(size_t bytes, const char* name) {
+    blocks_.emplace_back(new Block(bytes, name));
+    return *blocks_.back();
+  }
+
+  void forbid_writing() {
+    for (const auto& block : blocks_) {
+      std::fill(block->writable.begin(), block->writable.end(), uint8_t{0});
+    }
+  }
+
+  void remember() {
+    for (const auto& block : blocks_) {
+      block->before.assign(block->data.get(), block->data.get() + block->size);
+    }
+  }
+
+  // Nothing changed since remember() but what may. No block was made in between.
+  void check(const char* function, bool refused) const {
+    for (const auto& block : blocks_) {
+      const size_t size = refused ? block->size : std::min(block->size, block->writable_from);
+      if (size == 0 || std::memcmp(block->data.get(), block->before.data(), size) == 0) continue;
+      for (size_t i = 0; i < size; ++i) {
+        FUZZ_CHECK(block->data.get()[i] == block->before[i] || (!refused && block->writable[i]),
+                   "%s, which %s, wrote byte %zu of the %zu of %s", function,
+                   refused ? "failed" : "succeeded", i, block->size, block->name);
+      }
+    }
+  }
+
+ private:
+  std::vector<std::unique_ptr<Block>> blocks_;
+};
+
+// A structure in a block of as many bytes as it says it has.
+template <typename Struct>
+class Sized {
+ public:
+  // rest: bytes behind what this header knows; tail: their contents.
+  Sized(const Struct& value, size_t rest, uint8_t tail, Memory* memory, const char* name)
+      : block_(memory->make(sizeof value + rest, name)) {
+    std::memset(block_.data.get(), tail, block_.size);
+    std::memcpy(block_.data.get(), &value, sizeof value);
+    const uint32_t size = static_cast<uint32_t>(block_.size);
+    std::memcpy(block_.data.get(), &size, sizeof size);
+  }
+
+  // Of a size that no version has: only that can be read.
+  Sized(uint32_t struct_size, Memory* memory, const char* name)
+      : block_(memory->make(sizeof struct_size, name)) {
+    std::memcpy(block_.data.get(), &struct_size, sizeof struct_size);
+  }
+
+  Struct* get() const { return reinterpret_cast<Struct*>(block_.data.get()); }
+  Block& block() const { return block_; }
+
+ private:
+  Block& block_;
+};
+
+}  // namespace fuzz
