@@ -11,6 +11,7 @@
         :struct_size in fieldnames(T) && @test T().struct_size == bytes
     end
     @test LibFlashAttn.flashattn_version() == LibFlashAttn.HEADER_VERSION
+    @test all(FlashAttention.compatible, (200, 299)) && !any(FlashAttention.compatible, (100, 300, 10200))
     @test unsafe_string(LibFlashAttn.flashattn_status_name(Int32(2))) == "FLASHATTN_ERROR_UNSUPPORTED"
     # The init functions agree with the keyword constructors.
     for name in (:desc, :args, :merge_args)

@@ -23,6 +23,10 @@
     @test_throws FlashAttentionError FlashAttention.workspace_size(plan)
     @test_throws ArgumentError FlashAttention.info(plan, :sideways)
     @test FlashAttention.supported(Float32; heads_q = 4, dim_qk = 8)
+    # An exception of C++ passes frames with destructors here: see library.jl.
+    @test !FlashAttention.supported(Float32; heads_q = 4, dim_qk = 100_000)
+    # Defaults are resolved by the library.
+    @test plan.desc.scale == Float32(1 / sqrt(8)) && plan.desc.dim_v == 8 && plan.desc.dtype_kv == 1
     @test_throws FlashAttentionError FlashAttention.supported(Float32; heads_q = 0, dim_qk = 8)
     @test occursin("libflashattn", FlashAttention.build_info())
     @test first(FlashAttention.devices()).kind === :cpu

@@ -20,7 +20,8 @@ pub struct Inputs<'a, T> {
     pub(crate) v: View<'a, T>,
     arrays: Arrays,
     max_seqlens: [Option<usize>; 2], // of queries, of keys
-    seed: Option<(u64, u64)>,
+    rng_seed: Option<u64>,
+    rng_offset: u64,
 }
 
 macro_rules! inputs {
@@ -36,7 +37,15 @@ sys::arrays!(input => inputs);
 impl<'a, T: Element> Inputs<'a, T> {
     /// q is (batch, seq, heads, dim) or (tokens, heads, dim); k and v likewise, or pools of pages.
     pub fn new(q: View<'a, T>, k: View<'a, T>, v: View<'a, T>) -> Self {
-        Self { q, k, v, arrays: Default::default(), max_seqlens: [None; 2], seed: None }
+        Self {
+            q,
+            k,
+            v,
+            arrays: Default::default(),
+            max_seqlens: [None; 2],
+            rng_seed: None,
+            rng_offset: 0,
+        }
     }
 
     /// The longest sequence of queries, for VARLEN_Q. Left out, it is read from cu_seqlens_q where
@@ -56,8 +65,14 @@ impl<'a, T: Element> Inputs<'a, T> {
     /// The random numbers of the dropout, which must be given: the same ones drop the same weights, so
     /// each layer and step has a seed or an offset of its own. Backward needs those of forward.
     /// [`Inputs::rng_device`] takes their place, or is added to them.
-    pub fn seed(mut self, seed: u64, offset: u64) -> Self {
-        self.seed = Some((seed, offset));
+    pub fn rng_seed(mut self, seed: u64) -> Self {
+        self.rng_seed = Some(seed);
+        self
+    }
+
+    /// The second half of them; 0 unless it is given.
+    pub fn rng_offset(mut self, offset: u64) -> Self {
+        self.rng_offset = offset;
         self
     }
 
@@ -81,13 +96,12 @@ impl<'a, T: Element> Inputs<'a, T> {
         plan.expect_dtype(T::DTYPE, Dtype(plan.desc.dtype_kv), "k")?;
         self.expect_seed(plan)?;
         let sizes = self.sizes_for(plan)?;
-        let (seed, offset) = self.seed.unwrap_or_default();
         let mut args = sys::flashattn_args {
             q: self.q.tensor(plan.memory, "q")?,
             k: self.k.tensor(plan.memory, "k")?,
             v: self.v.tensor(plan.memory, "v")?,
-            rng_seed: seed,
-            rng_offset: offset,
+            rng_seed: self.rng_seed.unwrap_or(0),
+            rng_offset: self.rng_offset,
             ..sizes.lower()?
         };
         let mut arrays = self.arrays;
@@ -153,12 +167,12 @@ impl<'a, T: Element> Inputs<'a, T> {
 
     fn expect_seed(&self, plan: &Resolved) -> Result<()> {
         let dropout = plan.desc.dropout;
-        if dropout == 0.0 || self.seed.is_some() || self.array("rng_device").is_some() {
+        if dropout == 0.0 || self.rng_seed.is_some() || self.array("rng_device").is_some() {
             return Ok(());
         }
         let message = format!(
             "the plan's dropout is {dropout}, but there is no seed, and every call would drop the same \
-             weights; give Inputs::seed, with another seed or offset in each call, and in backward that \
+             weights; give Inputs::rng_seed, with another seed or offset in each call, and in backward that \
              of its forward call"
         );
         Err(invalid(Reason::DROPOUT, "rng_seed", message))

@@ -196,13 +196,13 @@ impl Plan {
     pub fn dropout_mask<'a>(
         &self,
         sizes: &Sizes,
-        seed: u64,
-        offset: u64,
+        rng_seed: u64,
+        rng_offset: u64,
         keep: impl Into<ArrayMut<'a, u8>>,
     ) -> Result<()> {
         self.expect_cpu("sys::flashattn_dropout_mask")?;
         let mut args = sizes.lower()?;
-        (args.rng_seed, args.rng_offset) = (seed, offset);
+        (args.rng_seed, args.rng_offset) = (rng_seed, rng_offset);
         let dims = [sizes.batch, self.resolved.heads_q, sizes.seqlen_q, sizes.seqlen_kv];
         let keep = keep.into().raw().packed(Memory::Host, &dims, "keep")?.cast();
         let stream = std::ptr::null_mut();

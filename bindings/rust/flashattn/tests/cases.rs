@@ -228,7 +228,7 @@ impl Held {
 
     fn beside<'a, T: Element>(&'a self, case: &Case, inputs: Inputs<'a, T>) -> Inputs<'a, T> {
         let mut inputs = beside(self, case, inputs);
-        inputs = inputs.seed(case.args("rng_seed"), case.args("rng_offset"));
+        inputs = inputs.rng_seed(case.args("rng_seed")).rng_offset(case.args("rng_offset"));
         if self.i32.contains_key("cu_seqlens_q") {
             inputs = inputs.max_seqlen_q(case.args("seqlen_q") as usize);
         }

@@ -325,10 +325,10 @@ fn dropout_needs_a_seed() {
         [forward, plan.backward(inputs, &upstream, gradients, &mut Workspace::new())]
     };
     for outcome in run(&Inputs::new(view, view, view)) {
-        assert!(outcome.as_ref().is_err_and(|e| e.message.contains("give Inputs::seed")));
+        assert!(outcome.as_ref().is_err_and(|e| e.message.contains("give Inputs::rng_seed")));
         assert_refused(outcome, Reason::DROPOUT, "rng_seed");
     }
-    for outcome in run(&Inputs::new(view, view, view).seed(0, 0)) {
+    for outcome in run(&Inputs::new(view, view, view).rng_seed(0)) {
         outcome.unwrap(); // 0 is a seed as any other
     }
     // One in the device's memory will do: it is its place that the CPU refuses.

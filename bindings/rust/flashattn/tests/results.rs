@@ -330,7 +330,7 @@ fn dropout_keeps_what_its_mask_says() {
     let dims = [1, n, 1, n];
     let view = |x| View::new(x, dims).unwrap();
     let (mut o, mut keep) = (vec![0f32; n * n], vec![0u8; n * n]);
-    let inputs = Inputs::new(view(&q), view(&q), view(&v)).seed(7, 9);
+    let inputs = Inputs::new(view(&q), view(&q), view(&v)).rng_seed(7).rng_offset(9);
     plan.forward(&inputs, ViewMut::new(&mut o, dims).unwrap(), &mut Workspace::new()).unwrap();
     let sizes = Sizes { batch: 1, seqlen_q: n, seqlen_kv: n, ..Sizes::default() };
     plan.dropout_mask(&sizes, 7, 9, &mut keep).unwrap();
