@@ -228,13 +228,14 @@ def asan(run: Run) -> Count:
 
 
 def fuzz(run: Run) -> Count:
-    """The seed corpus, and a minute of inputs that nobody thought of."""
+    """The seed corpus, and a minute of random inputs: the same in every run, so that a change is
+    judged by what it did. ./run fuzz draws others."""
     sys.path.insert(0, str(ROOT / "tests" / "fuzz"))
     fuzzer = importlib.import_module("fuzz").Fuzzer(run)
     corpus = sorted(fuzzer.corpus.iterdir())
     passed = sum(run.call(fuzzer.command(str(path)), fuzzer.env, check=False) == 0
                  for path in corpus)
-    passed += run.call(fuzzer.command("--seconds", "60", "--seed", str(run.seed)), fuzzer.env,
+    passed += run.call(fuzzer.command("--seconds", "60", "--seed", "42"), fuzzer.env,
                        check=False) == 0
     return Count(passed, len(corpus) + 1 - passed)
 

@@ -39,17 +39,16 @@ Kind draw_kind(Input* in);
 
 // A structure of the caller's, with a size that this library takes or, by mistake, does not.
 template <typename Struct>
-Struct* draw_sized(Input* in, const Struct& value, size_t of_0_1, Memory* memory,
+Struct* draw_sized(Input* in, const Struct& value, size_t refused, Memory* memory,
                    const char* name) {
   if (in->mistake(24)) {
     const uint32_t sizes[] = {
-        0,    4,         static_cast<uint32_t>(sizeof value) - 8, static_cast<uint32_t>(of_0_1),
+        0,    4,         static_cast<uint32_t>(sizeof value) - 8, static_cast<uint32_t>(refused),
         4097, 0xffffffff};
     return Sized<Struct>(sizes[in->below(6)], memory, name).get();
   }
-  // No later version has the size of a structure of 0.1.
   size_t rest = in->one_in(4) ? static_cast<size_t>(in->below(8)) * 8 : 0;
-  if (sizeof value + rest == of_0_1) rest += 8;
+  if (sizeof value + rest == refused) rest += 8;
   const uint8_t tail = in->mistake(8) ? 1 : 0;
   return Sized<Struct>(value, rest, tail, memory, name).get();
 }

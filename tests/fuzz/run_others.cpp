@@ -130,7 +130,7 @@ void run_merge(Round* round) {
   if (mistake()) args.parts = -in->below(3);
   draw_parallel(in, &args.parallel, &args.parallel_user);
   flashattn_error* const error = args.error = draw_error(in, &round->structs);
-  const flashattn_merge_args* const own = draw_sized(in, args, 120, &round->structs, "merge args");
+  const flashattn_merge_args* const own = draw_sized(in, args, 40, &round->structs, "merge args");
   const bool mine = own->struct_size >= sizeof *own && own->struct_size <= 4096;
   memory.remember();
   const Answer answer = ask("merge", mine ? error : nullptr,
