@@ -734,9 +734,8 @@ FLASHATTN_API int32_t flashattn_merge(const flashattn_plan *plan, const flashatt
  * iff u >= round(65536 * dropout).
  *   args   only the sizes and the rng fields are read.
  *   keep   out, device memory: (batch, heads_q, seqlen_q, seqlen_kv) bytes. */
-FLASHATTN_API int32_t flashattn_dropout_mask(const flashattn_plan *plan,
-                                             const flashattn_args *args, uint8_t *keep,
-                                             void *stream);
+FLASHATTN_API int32_t flashattn_dropout_mask(const flashattn_plan *plan, const flashattn_args *args,
+                                             uint8_t *keep, void *stream);
 
 /* ---- declarations end ---- */
 

@@ -13,8 +13,8 @@ HEAD = '''\
 """
 The C header, name by name: constants, structures, functions; and `ARRAYS`, what its comments say of
 the arrays of a call. Structures have keyword constructors whose defaults are zero, but for
-`struct_size` and for strides, which are packed (-1). Functions return what C returns; where a pointer to
-a structure or number is wanted, a `Ref` or an `Array` does, and `C_NULL` for NULL.
+`struct_size` and for strides, which are packed (-1). Functions return what C returns; where a
+pointer to a structure or number is wanted, a `Ref` or an `Array` does, and `C_NULL` for NULL.
 """
 module LibFlashAttn
 

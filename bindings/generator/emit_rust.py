@@ -129,7 +129,8 @@ def _struct(struct: Struct) -> str:
         lines += [*(_doc(field.doc, "    ") or [f"    /// `{field.name}`"]),
                   f"    pub {field.name}: {_type(field.type)},"]
     grows = struct.fields[0].name == "struct_size"
-    packed = [f"{f.name} = -1" for f in struct.fields if struct.name == TENSOR and "stride" in f.name]
+    packed = [f"{f.name} = -1" for f in struct.fields
+              if struct.name == TENSOR and "stride" in f.name]
     packed += [f"{f.name} = {TENSOR}::default()" for f in struct.fields if f.type == CType(TENSOR)]
     changed = grows or packed
     lines += ["}", "", f"impl Default for {struct.name} {{",
@@ -201,9 +202,11 @@ def _tests(model: Model) -> str:
              "        (_, false) => write!(f, \" | {rest:#x}\"),", "    }", "}", "",
              "#[cfg(test)]", "mod tests {", "    use super::*;",
              "    use core::mem::{align_of, offset_of, size_of};", "",
-             "    /// For structures without padding.", "    unsafe fn bytes_of<T>(x: &T) -> &[u8] {",
+             "    /// For structures without padding.",
+             "    unsafe fn bytes_of<T>(x: &T) -> &[u8] {",
              "        // SAFETY: the caller's promise.", "        unsafe { "
-             "core::slice::from_raw_parts(core::ptr::from_ref(x).cast(), size_of::<T>()) }", "    }"]
+             "core::slice::from_raw_parts(core::ptr::from_ref(x).cast(), size_of::<T>()) }",
+             "    }"]
     for struct in model.structs:
         short = struct.name[len("flashattn_"):]
         lines += ["", "    #[test]", f"    fn layout_of_{short}() {{",
@@ -228,7 +231,8 @@ def _tests(model: Model) -> str:
               "        assert_eq!(library / 100, HEADER_VERSION / 100);", "    }"]
     for init in (f for f in model.functions if f.name.endswith("_init")):
         name = init.name[:-len("_init")]
-        lines += ["", "    #[test]", f"    fn default_of_{name[len('flashattn_'):]}_is_its_init() {{",
+        lines += ["", "    #[test]",
+                  f"    fn default_of_{name[len('flashattn_'):]}_is_its_init() {{",
                   f"        let default = {name}::default();",
                   f"        let mut c = {name} {{ struct_size: 0, ..default }};",
                   "        // SAFETY: a structure of that size. Both are without padding.",

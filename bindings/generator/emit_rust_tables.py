@@ -71,7 +71,8 @@ pub mod table {
         if by == 0 { usize::from(size > 0) } else { size.div_ceil(by) }
     }
 
-    fn tensor(data: *mut c_void, [stride_batch, stride_head, stride_seq]: [i64; 3]) -> flashattn_tensor {
+    fn tensor(data: *mut c_void, strides: [i64; 3]) -> flashattn_tensor {
+        let [stride_batch, stride_head, stride_seq] = strides;
         flashattn_tensor { data, stride_batch, stride_head, stride_seq }
     }
 
@@ -123,9 +124,9 @@ def _text(doc: str) -> str:
 
 
 def _arrays_macro(known: List[arrays.Array]) -> str:
-    lines = ["", "/// Hands the arrays of a role (input, output, upstream, gradient) to a macro, an "
-             "entry each:", "/// `{ index in table::ARRAYS, name, element type, comment }`. The type is `any` "
-             "where the descriptor", "/// says it.", "#[macro_export]",
+    lines = ["", "/// Hands the arrays of a role (input, output, upstream, gradient) to a macro, "
+             "an entry each:", "/// `{ index in table::ARRAYS, name, element type, comment }`. The "
+             "type is `any` where the descriptor", "/// says it.", "#[macro_export]",
              "#[rustfmt::skip]", "macro_rules! arrays {"]
     for role in dict.fromkeys(array.role for array in known):
         lines += [f"    ({role} => $then:ident) => {{", "        $then! {"]
@@ -144,9 +145,9 @@ def _kind(field: Field) -> str:
 
 def _desc_macro(model: Model) -> str:
     desc = next(s for s in model.structs if s.name == "flashattn_desc")
-    lines = ["", "/// Hands the fields of [`flashattn_desc`] that stand for themselves to a macro, an "
-             "entry each:", "/// `{ name, kind, comment }`, where the kind is dtype, int, long or "
-             "float.", "#[macro_export]", "#[rustfmt::skip]", "macro_rules! desc_fields {",
+    lines = ["", "/// Hands the fields of [`flashattn_desc`] that stand for themselves to a "
+             "macro, an entry each:", "/// `{ name, kind, comment }`, where the kind is dtype, "
+             "int, long or float.", "#[macro_export]", "#[rustfmt::skip]", "macro_rules! desc_fields {",
              "    ($then:ident) => {", "        $then! {"]
     doc = ""
     for field in desc.fields:

@@ -120,8 +120,8 @@ def test_a_field_is_a_line_of_the_header(tmp_path):
     from generator import emit_julia, emit_rust, model
     header = (ROOT / "include" / "flashattn.h").read_text(encoding="utf-8")
     for end, added in (
-            ("} flashattn_args;", "  /* (batch, heads_kv, ceil(seqlen_kv / page_size)); f32; optional. "
-             "Weights. */\n  flashattn_tensor page_weights;\n"),
+            ("} flashattn_args;", "  /* (batch, heads_kv, ceil(seqlen_kv / page_size)); f32; "
+             "optional. Weights. */\n  flashattn_tensor page_weights;\n"),
             ("} flashattn_desc;", "  /* Bytes of a cache. */\n  int64_t cache_limit;\n")):
         assert end in header
         header = header.replace(end, added + end)

@@ -1467,7 +1467,8 @@ pub mod table {
         if by == 0 { usize::from(size > 0) } else { size.div_ceil(by) }
     }
 
-    fn tensor(data: *mut c_void, [stride_batch, stride_head, stride_seq]: [i64; 3]) -> flashattn_tensor {
+    fn tensor(data: *mut c_void, strides: [i64; 3]) -> flashattn_tensor {
+        let [stride_batch, stride_head, stride_seq] = strides;
         flashattn_tensor { data, stride_batch, stride_head, stride_seq }
     }
 
