@@ -147,7 +147,8 @@ def _desc_macro(model: Model) -> str:
     desc = next(s for s in model.structs if s.name == "flashattn_desc")
     lines = ["", "/// Hands the fields of [`flashattn_desc`] that stand for themselves to a "
              "macro, an entry each:", "/// `{ name, kind, comment }`, where the kind is dtype, "
-             "int, long or float.", "#[macro_export]", "#[rustfmt::skip]", "macro_rules! desc_fields {",
+             "int, long or float.", "#[macro_export]", "#[rustfmt::skip]",
+             "macro_rules! desc_fields {",
              "    ($then:ident) => {", "        $then! {"]
     doc = ""
     for field in desc.fields:
