@@ -143,6 +143,8 @@ print(idle, loaded, one)
 """
 
 
+@pytest.mark.skipif(not os.environ.get("FLASHATTN_TEST_QUIET"),
+                    reason="FLASHATTN_TEST_QUIET is not set: nothing else may run on the machine")
 def test_busy_machine():
     """With twice as many busy threads as processors the 90th percentile of a call of 0.14 ms is at
     most 5 times the idle median, or where the system takes the processor away more often, twice

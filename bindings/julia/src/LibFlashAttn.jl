@@ -475,8 +475,8 @@ Base.@kwdef struct flashattn_args
     lens_kv::Ptr{Int32} = C_NULL
     """
     (batch); i32; optional. Left padding: keys before starts_kv[b] do not exist. Key positions, of
-    masks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Not with
-    PAGED_KV.
+    masks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Rows of dk
+    and dv before are not written. Not with PAGED_KV.
     """
     starts_kv::Ptr{Int32} = C_NULL
     "(batch, ceil(seqlen_kv / page_size)); i32; required with PAGED_KV. Page numbers."

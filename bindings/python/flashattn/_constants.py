@@ -490,8 +490,8 @@ class ArrayOptions(TypedDict, total=False):
     #: (batch); i32; optional.
     lens_kv: Any
     #: (batch); i32; optional. Left padding: keys before starts_kv[b] do not exist. Key positions, of
-    #: masks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Not with
-    #: PAGED_KV.
+    #: masks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Rows of dk
+    #: and dv before are not written. Not with PAGED_KV.
     starts_kv: Any
     #: (batch, heads_q, seqlen_q, seqlen_kv); dtype_bias; required with DENSE.
     bias: Any

@@ -416,8 +416,8 @@ typedef struct flashattn_args {
   /* (batch); i32; optional. */
   const int32_t *lens_kv;
   /* (batch); i32; optional. Left padding: keys before starts_kv[b] do not exist. Key positions, of
-   * masks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Not with
-   * PAGED_KV. */
+   * masks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Rows of dk
+   * and dv before are not written. Not with PAGED_KV. */
   const int32_t *starts_kv;
   /* (batch, ceil(seqlen_kv / page_size)); i32; required with PAGED_KV. Page numbers. */
   flashattn_tensor page_table;

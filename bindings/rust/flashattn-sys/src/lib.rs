@@ -832,8 +832,8 @@ pub struct flashattn_args {
     /// (batch); i32; optional.
     pub lens_kv: *const i32,
     /// (batch); i32; optional. Left padding: keys before starts_kv\[b\] do not exist. Key positions, of
-    /// masks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Not with
-    /// PAGED_KV.
+    /// masks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Rows of dk
+    /// and dv before are not written. Not with PAGED_KV.
     pub starts_kv: *const i32,
     /// (batch, ceil(seqlen_kv / page_size)); i32; required with PAGED_KV. Page numbers.
     pub page_table: flashattn_tensor,
@@ -1660,7 +1660,7 @@ macro_rules! arrays {
             { 1, cu_seqlens_kv, i32, "(batch + 1); i32; required with VARLEN_KV." }
             { 2, lens_q, i32, "(batch); i32; optional. Tokens in use of each sequence, at most its capacity." }
             { 3, lens_kv, i32, "(batch); i32; optional." }
-            { 4, starts_kv, i32, "(batch); i32; optional. Left padding: keys before starts_kv\\[b\\] do not exist. Key positions, of\nmasks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Not with\nPAGED_KV." }
+            { 4, starts_kv, i32, "(batch); i32; optional. Left padding: keys before starts_kv\\[b\\] do not exist. Key positions, of\nmasks, ALiBi, bias and dropout, count from there, and Sk is the length that is left. Rows of dk\nand dv before are not written. Not with PAGED_KV." }
             { 5, page_table, i32, "(batch, ceil(seqlen_kv / page_size)); i32; required with PAGED_KV. Page numbers." }
             { 6, bias, any, "(batch, heads_q, seqlen_q, seqlen_kv); dtype_bias; required with DENSE." }
             { 7, alibi_slopes, f32, "(batch, heads_q); f32; required with ALIBI." }
