@@ -41,9 +41,7 @@ Residency make_ready(const void* kernel, int32_t threads, int32_t shared_bytes, 
   return {attributes.numRegs, std::max(blocks, 1) * units};
 }
 
-namespace {
-
-bool ask_for_code(int32_t device, const void* kernel) {
+bool has_code(int32_t device, const void* kernel) {
   const DeviceScope scope(device);
   cudaFuncAttributes attributes;
   const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
@@ -59,17 +57,6 @@ bool ask_for_code(int32_t device, const void* kernel) {
     case cudaErrorJitCompilationDisabled: return false;
     default: return true;
   }
-}
-
-}  // namespace
-
-bool has_code(int32_t device, const void* kernel, CodeAnswers& answers) {
-  enum : int8_t { kNotAsked, kYes, kNo };
-  std::atomic<int8_t>& answer = answers[device];
-  if (answer.load(std::memory_order_relaxed) == kNotAsked) {
-    answer.store(ask_for_code(device, kernel) ? kYes : kNo, std::memory_order_relaxed);
-  }
-  return answer.load(std::memory_order_relaxed) == kYes;
 }
 
 int64_t near_l2_bytes(int32_t device) {

@@ -3,7 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <atomic>
 #include <string>
 
 #include "core/problem.h"
@@ -53,12 +52,9 @@ void describe_kernel(const Choice<Entry>& choice, int32_t stages, const std::str
   properties->isa = isa;
 }
 
-// What has_code() found of a kernel, by device: plans are made often, the driver is asked once.
-using CodeAnswers = std::atomic<int8_t>[kMaxDevices];
-
 // Whether the driver finds code of a kernel that the device can run. True also where something else
 // is wrong: making the plan will tell. Throws Refused.
-bool has_code(int32_t device, const void* kernel, CodeAnswers& answers);
+bool has_code(int32_t device, const void* kernel);
 
 // Bytes of the device's L2 cache to reckon with: half of it, for it lies in two parts, but no more
 // than was measured to be best on an H200, half of 50 MB, though that reports 60.

@@ -57,9 +57,7 @@ int32_t sm80_shared_bytes(const Problem& problem, int32_t local_memory) {
 }
 
 bool sm80_has_code(int32_t device) {
-  static CodeAnswers answers;
-  return has_code(device, reinterpret_cast<const void*>(sm80::forward_table().entries[0]->kernel),
-                  answers);
+  return has_code(device, reinterpret_cast<const void*>(sm80::forward_table().entries[0]->kernel));
 }
 
 Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,

@@ -170,7 +170,7 @@ print(say(plan.info(capi.BACKWARD, capi.sizes_of(CASE)), "why"))
 def test_a_refusal_of_the_better_family_is_passed_on(device):
     del device
     said = in_a_process(BACKWARD_IN_FP32, FLASHATTN_FAMILY=None)
-    assert "(family sm90 refuses: " in said and "blocks add to dq" in said
+    assert "(backend sm90 refuses: " in said and "blocks add to dq" in said
 
 
 def test_splits_that_are_reported_are_those_there_are(device):

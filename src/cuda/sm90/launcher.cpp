@@ -284,9 +284,7 @@ int32_t Sm90Launcher::backward(const BackwardArgs& args, void* workspace,
 }
 
 bool sm90_has_code(int32_t device) {
-  static CodeAnswers answers;
-  return has_code(device, reinterpret_cast<const void*>(sm90::forward_table().entries[0]->kernel),
-                  answers);
+  return has_code(device, reinterpret_cast<const void*>(sm90::forward_table().entries[0]->kernel));
 }
 
 bool sm90_takes_dims(const Problem& problem) {
