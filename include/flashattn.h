@@ -280,20 +280,20 @@ typedef struct flashattn_error {
   char message[640];
 } flashattn_error;
 
-/* What is computed. Describes many calls: lengths come with each call. */
+/* A descriptor says what is computed, for many calls: lengths come with each call. */
 typedef struct flashattn_desc {
   /* Required: sizeof(flashattn_desc). */
   uint32_t struct_size;
   /* enum flashattn_device. 0: the CPU. */
   int32_t device;
-  /* Which device of its kind, from 0. CUDA: the runtime's ordinal. */
+  /* The device's number among its kind, from 0. CUDA: the runtime's ordinal. */
   int32_t device_index;
   /* enum flashattn_op bits. 0: forward only. */
   uint32_t ops;
   /* Required: enum flashattn_dtype of q and dq, and of k, v, dk and dv unless dtype_kv is set. */
   int32_t dtype;
-  /* Of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype: a quantised cache; no backend takes it
-   * yet. */
+  /* The type of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype means a quantised cache, which
+   * no backend takes yet. */
   int32_t dtype_kv;
   /* Of o and dout. 0: as dtype. F32 is possible beside 16-bit inputs. */
   int32_t dtype_o;
@@ -454,7 +454,8 @@ typedef struct flashattn_args {
    * VARLEN_Q: (total_q, heads_q, dim_v). */
   flashattn_tensor o;
   /* (batch, heads_q, seqlen_q); f32; required with LSE and for backward. Natural logarithm.
-   * Forward writes it, backward reads it. VARLEN_Q: (heads_q, total_q). */
+   * Forward writes it, and refuses it without LSE; backward reads it. VARLEN_Q: (heads_q,
+   * total_q). */
   float *lse;
 
   /* (batch, seqlen_q, heads_q, dim_v); dtype_o; required for backward. The gradient that arrives at
@@ -580,7 +581,7 @@ typedef void (*flashattn_log_fn)(void *user, int32_t level, const char *message)
 /* The version of the library that runs: 10000 * major + 100 * minor + patch. */
 FLASHATTN_API int32_t flashattn_version(void);
 
-/* The same as text: "0.2.0". */
+/* The version as text: "0.2.0". */
 FLASHATTN_API const char *flashattn_version_string(void);
 
 /* One line: version, compiler, instruction sets and GPU architectures in this build. */
@@ -684,7 +685,7 @@ FLASHATTN_API int32_t flashattn_workspace_size(const flashattn_plan *plan, uint3
  * INVALID_ARGUMENT: NULL, a size out of that range. */
 FLASHATTN_API int32_t flashattn_args_init(flashattn_args *args, uint32_t struct_size);
 
-/* The same of the arguments of flashattn_merge; the caller sets the strides of part_o.
+/* Zeroes the arguments of flashattn_merge likewise; the caller sets the strides of part_o.
  *   args          out.
  *   struct_size   sizeof(flashattn_merge_args) as the caller knows it, 4 to 4096.
  * INVALID_ARGUMENT: NULL, a size out of that range. */

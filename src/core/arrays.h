@@ -78,7 +78,7 @@ enum class Order { kTokens, kHeads };
 // extent: batch, head, token, element.
 flashattn_tensor resolve_strides(const flashattn_tensor& tensor, const int64_t (&extent)[4],
                                  Order order);
-// The same of q, k, v, o and their gradients.
+// Resolves the strides of q, k, v, o or one of their gradients.
 flashattn_tensor resolve_strides(const flashattn_tensor& tensor, Rows rows, int32_t heads,
                                  int32_t dim);
 
@@ -87,7 +87,7 @@ flashattn_tensor resolve_strides(const flashattn_tensor& tensor, Rows rows, int3
 Array strided_array(const char* name, Use use, flashattn_tensor* tensor, const int64_t (&extent)[4],
                     Order order, int32_t element);
 
-// The same of q, k, v, o and their gradients.
+// Describes q, k, v, o or one of their gradients likewise.
 Array tensor_array(const char* name, Use use, flashattn_tensor* tensor, Rows rows, int32_t heads,
                    int32_t dim, int32_t dtype);
 

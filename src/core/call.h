@@ -14,7 +14,7 @@ struct Shape {
   int64_t total_q, total_kv;  // VARLEN, else 0
 };
 
-// Of a plan; 0 where there is none.
+// A plan's maxima; a size is 0 where there is none.
 inline Shape maxima_of(const flashattn_desc& desc) {
   return {desc.max_batch, desc.max_seqlen_q, desc.max_seqlen_kv, desc.max_total_q,
           desc.max_total_kv};

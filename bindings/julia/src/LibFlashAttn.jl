@@ -316,22 +316,22 @@ end
 """
     flashattn_desc(; fields...)
 
-What is computed. Describes many calls: lengths come with each call.
+A descriptor says what is computed, for many calls: lengths come with each call.
 """
 Base.@kwdef struct flashattn_desc
     "Required: sizeof(flashattn_desc)."
     struct_size::UInt32 = 160
     "enum flashattn_device. 0: the CPU."
     device::Int32 = 0
-    "Which device of its kind, from 0. CUDA: the runtime's ordinal."
+    "The device's number among its kind, from 0. CUDA: the runtime's ordinal."
     device_index::Int32 = 0
     "enum flashattn_op bits. 0: forward only."
     ops::UInt32 = 0
     "Required: enum flashattn_dtype of q and dq, and of k, v, dk and dv unless dtype_kv is set."
     dtype::Int32 = 0
     """
-    Of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype: a quantised cache; no backend takes it
-    yet.
+    The type of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype means a quantised cache, which
+    no backend takes yet.
     """
     dtype_kv::Int32 = 0
     "Of o and dout. 0: as dtype. F32 is possible beside 16-bit inputs."
@@ -526,7 +526,8 @@ Base.@kwdef struct flashattn_args
     o::flashattn_tensor = flashattn_tensor()
     """
     (batch, heads_q, seqlen_q); f32; required with LSE and for backward. Natural logarithm.
-    Forward writes it, backward reads it. VARLEN_Q: (heads_q, total_q).
+    Forward writes it, and refuses it without LSE; backward reads it. VARLEN_Q: (heads_q,
+    total_q).
     """
     lse::Ptr{Cfloat} = C_NULL
     """
@@ -778,7 +779,7 @@ end
 """
     flashattn_version_string()::Cstring
 
-The same as text: \"0.2.0\".
+The version as text: \"0.2.0\".
 """
 function flashattn_version_string()
     @ccall lib.flashattn_version_string()::Cstring
@@ -989,7 +990,7 @@ end
     flashattn_merge_args_init(args::Ptr{flashattn_merge_args}, struct_size::UInt32)::Int32
 
 ```text
-The same of the arguments of flashattn_merge; the caller sets the strides of part_o.
+Zeroes the arguments of flashattn_merge likewise; the caller sets the strides of part_o.
   args          out.
   struct_size   sizeof(flashattn_merge_args) as the caller knows it, 4 to 4096.
 INVALID_ARGUMENT: NULL, a size out of that range.

@@ -191,14 +191,14 @@ class Descriptor(NamedTuple):
 
     #: enum flashattn_device. 0: the CPU.
     device: int = 0
-    #: Which device of its kind, from 0. CUDA: the runtime's ordinal.
+    #: The device's number among its kind, from 0. CUDA: the runtime's ordinal.
     device_index: int = 0
     #: enum flashattn_op bits. 0: forward only.
     ops: int = 0
     #: Required: enum flashattn_dtype of q and dq, and of k, v, dk and dv unless dtype_kv is set.
     dtype: int = 0
-    #: Of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype: a quantised cache; no backend takes it
-    #: yet.
+    #: The type of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype means a quantised cache, which
+    #: no backend takes yet.
     dtype_kv: int = 0
     #: Of o and dout. 0: as dtype. F32 is possible beside 16-bit inputs.
     dtype_o: int = 0
@@ -672,7 +672,7 @@ The version of the library that runs: 10000 * major + 100 * minor + patch.
     "flashattn_version_string": """\
 const char *flashattn_version_string(void)
 
-The same as text: "0.2.0".
+The version as text: "0.2.0".
 """,
     "flashattn_build_info": """\
 const char *flashattn_build_info(void)
@@ -795,7 +795,7 @@ INVALID_ARGUMENT: NULL, a size out of that range.
     "flashattn_merge_args_init": """\
 int32_t flashattn_merge_args_init(flashattn_merge_args *args, uint32_t struct_size)
 
-The same of the arguments of flashattn_merge; the caller sets the strides of part_o.
+Zeroes the arguments of flashattn_merge likewise; the caller sets the strides of part_o.
   args          out.
   struct_size   sizeof(flashattn_merge_args) as the caller knows it, 4 to 4096.
 INVALID_ARGUMENT: NULL, a size out of that range.

@@ -668,7 +668,7 @@ impl Default for flashattn_error {
     }
 }
 
-/// What is computed. Describes many calls: lengths come with each call.
+/// A descriptor says what is computed, for many calls: lengths come with each call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct flashattn_desc {
@@ -676,14 +676,14 @@ pub struct flashattn_desc {
     pub struct_size: u32,
     /// enum flashattn_device. 0: the CPU.
     pub device: i32,
-    /// Which device of its kind, from 0. CUDA: the runtime's ordinal.
+    /// The device's number among its kind, from 0. CUDA: the runtime's ordinal.
     pub device_index: i32,
     /// enum flashattn_op bits. 0: forward only.
     pub ops: u32,
     /// Required: enum flashattn_dtype of q and dq, and of k, v, dk and dv unless dtype_kv is set.
     pub dtype: i32,
-    /// Of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype: a quantised cache; no backend takes it
-    /// yet.
+    /// The type of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype means a quantised cache, which
+    /// no backend takes yet.
     pub dtype_kv: i32,
     /// Of o and dout. 0: as dtype. F32 is possible beside 16-bit inputs.
     pub dtype_o: i32,
@@ -870,7 +870,8 @@ pub struct flashattn_args {
     /// VARLEN_Q: (total_q, heads_q, dim_v).
     pub o: flashattn_tensor,
     /// (batch, heads_q, seqlen_q); f32; required with LSE and for backward. Natural logarithm.
-    /// Forward writes it, backward reads it. VARLEN_Q: (heads_q, total_q).
+    /// Forward writes it, and refuses it without LSE; backward reads it. VARLEN_Q: (heads_q,
+    /// total_q).
     pub lse: *mut f32,
     /// (batch, seqlen_q, heads_q, dim_v); dtype_o; required for backward. The gradient that arrives at
     /// o.
@@ -1084,7 +1085,7 @@ extern "C" {
     /// The version of the library that runs: 10000 * major + 100 * minor + patch.
     pub fn flashattn_version() -> i32;
 
-    /// The same as text: "0.2.0".
+    /// The version as text: "0.2.0".
     pub fn flashattn_version_string() -> *const c_char;
 
     /// One line: version, compiler, instruction sets and GPU architectures in this build.
@@ -1282,7 +1283,7 @@ extern "C" {
     /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_args_init(args: *mut flashattn_args, struct_size: u32) -> i32;
 
-    /// The same of the arguments of flashattn_merge; the caller sets the strides of part_o.
+    /// Zeroes the arguments of flashattn_merge likewise; the caller sets the strides of part_o.
     ///
     /// ```text
     ///   args          out.
@@ -1675,7 +1676,7 @@ macro_rules! arrays {
     };
     (output => $then:ident) => {
         $then! {
-            { 15, lse, f32, "(batch, heads_q, seqlen_q); f32; required with LSE and for backward. Natural logarithm.\nForward writes it, backward reads it. VARLEN_Q: (heads_q, total_q)." }
+            { 15, lse, f32, "(batch, heads_q, seqlen_q); f32; required with LSE and for backward. Natural logarithm.\nForward writes it, and refuses it without LSE; backward reads it. VARLEN_Q: (heads_q,\ntotal_q)." }
         }
     };
     (upstream => $then:ident) => {
@@ -1698,7 +1699,7 @@ macro_rules! arrays {
 macro_rules! desc_fields {
     ($then:ident) => {
         $then! {
-            { dtype_kv, dtype, "Of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype: a quantised cache; no backend takes it\nyet." }
+            { dtype_kv, dtype, "The type of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype means a quantised cache, which\nno backend takes yet." }
             { dtype_o, dtype, "Of o and dout. 0: as dtype. F32 is possible beside 16-bit inputs." }
             { heads_kv, int, "Key and value heads; heads_q must be a multiple. 0: as heads_q. Query head h reads KV head\nh / (heads_q / heads_kv)." }
             { dim_v, int, "Elements of a value. 0: as dim_qk." }
