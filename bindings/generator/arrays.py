@@ -15,7 +15,7 @@ from .model import Field, HeaderError, Model, Struct
 HEAD = re.compile(r"\((?P<dims>(?:[^()]|\([^()]*\))*)\); (?P<type>\w+); (?P<condition>[^.;]+)\.")
 VARLEN = re.compile(r"VARLEN_(?:Q|KV): \(([^()]*)\)")
 DIM = re.compile(r"(?P<size>\w+)(?: \+ (?P<more>\d+))?|ceil\((?P<over>\w+) / (?P<by>\w+)\)")
-# Which stride of a flashattn_tensor steps over an index; the last index is contiguous.
+# Maps an index to the stride of flashattn_tensor that steps over it; the last is contiguous.
 STRIDES = ("batch", "head", "seq")
 
 

@@ -52,7 +52,7 @@ function describe(@nospecialize(T::Type), options::Dict{Symbol,Any})
         if name in MEMBERS
             set_number!(desc, name, in_header(name, value))
         elseif name in FLAGS
-            # Of Bool keywords, Julia's own error does not say which.
+            # Julia's own error does not say which Bool keyword it is about.
             value isa Bool ||
                 throw(ArgumentError("$name = $(repr(value)); expected true or false"))
         elseif name !== :window

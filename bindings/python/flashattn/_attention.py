@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         device: Optional[str]
         stream: Any
 
-# Those that go into the descriptor, and those that go with the arrays.
+# Options of the descriptor, and options that go with the arrays.
 _DESCRIBED: Dict[str, Any] = dict(
     causal=False, window=None, chunk=None, top_left=False, softcap=0.0, scale=None, dropout=0.0,
     splits=0, determinism=False, threads=0, multiprocessors=0)

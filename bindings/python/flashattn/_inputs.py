@@ -125,7 +125,7 @@ class Inputs:
         if given:
             self.numbers = {name: integer(given.pop(name, 0), name) for name in NUMBERS}
         self._check_heads("page_table" in given)
-        # Of flashattn_args, by name; and the views that own the memory.
+        # Members of flashattn_args by name, and the views that own their memory.
         self.members: Dict[str, Any] = {"q": self.q.c(), "k": self.k.c(), "v": self.v.c()}
         self.seen: Dict[str, View] = {}
         self.has_seed = rng_seed is not None

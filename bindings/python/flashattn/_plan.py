@@ -21,7 +21,7 @@ _DESC, _ARGS = ffi.typeof("flashattn_desc *"), ffi.typeof("flashattn_args *")
 _PROPERTIES = ffi.typeof("flashattn_plan_properties *")
 _INT64, _FLOAT = ffi.typeof("int64_t *"), ffi.typeof("float *")
 _DESC_SIZE, _ARGS_SIZE = ffi.sizeof("flashattn_desc"), ffi.sizeof("flashattn_args")
-# Those of the descriptor's members that arrays decide.
+# Arrays decide these members of the descriptor.
 _OF_ARRAYS = ("device", "device_index", "layout", "bias",
               *[fact for fact in FACTS if fact in Descriptor._fields])
 # Axes of "bshd" and "thd": the order of packed arrays.
