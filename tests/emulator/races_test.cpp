@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "cuda/ptx/tma.cuh"
 #include "programs.h"
 
 using namespace emulator;
@@ -86,6 +87,18 @@ void copy_by_threads() {
   barrier(0, kAll, true);
   load<int>(at(kTile + static_cast<uint32_t>((thread() + 32) % 64) * 16));
   copy_wait(0);
+}
+
+// ---- elect
+
+// The elected lane goes on only when the whole warp has come.
+template <bool kRace>
+void elect_one() {
+  if (thread() == 0) mbarrier_init(at(kFull), 32);
+  barrier(0, kAll, true);
+  mbarrier_arrive(at(kFull), 0);
+  const bool elected = kRace ? thread() % 32 == 0 : flashattn::cuda::ptx::elect();
+  if (elected && !mbarrier_test(at(kFull), 0)) fail("a lane is missing");
 }
 
 // ---- the copy engine
@@ -265,6 +278,7 @@ int main() {
   CHECK_KERNEL(store_twice, 128);
   CHECK_KERNEL(store_twice_and_change, 128);
   CHECK_KERNEL(copy_by_threads, 64);
+  CHECK_KERNEL(elect_one, 32, 1, "a lane is missing");
   CHECK_KERNEL(load_by_engine, 64);
   CHECK_KERNEL(load_again, 64);
   CHECK_KERNEL(store_by_engine, 64);

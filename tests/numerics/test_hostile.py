@@ -28,7 +28,7 @@ CASES = {
     "lens": Case(batch=3, seqlen_q=100, seqlen_kv=140, lens_q=[100, 0, 33], lens_kv=[140, 9, 0],
                  heads_q=2, dim_qk=64, dtype="f16", causal=True, backward=True),
     "starts": Case(batch=3, seqlen_q=100, seqlen_kv=140, starts_kv=[3, 9, 70],
-                   lens_kv=[140, 9, 130], heads_q=2, dim_qk=64, dtype="bf16", causal=True,
+                   lens_kv=[140, 9, 130], heads_q=2, dim_qk=64, dtype="bf16", window=(50, 9),
                    backward=True),
     "packed starts": VARLEN.replace(starts_kv=[50, 130, 0, 3, 1], causal=True, dropout=0.2),
     "paged": Case(batch=3, seqlen_q=70, seqlen_kv=140, lens_kv=[140, 9, 77], page_size=16,

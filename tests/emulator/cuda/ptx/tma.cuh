@@ -24,7 +24,12 @@ inline std::function<void()> load_of(uint32_t to, const emulator::TensorMap& box
   };
 }
 
-inline bool elect() { return emulator::lane() == 0; }
+// Every lane waits for the others, as elect.sync does: a lane that went on alone could use a buffer
+// before the others have seen it empty.
+inline bool elect() {
+  emulator::warp_sync();
+  return emulator::lane() == 0;
+}
 
 inline void tma_load(uint32_t to, const CUtensorMap* map, uint32_t barrier, BoxPosition at,
                      uint64_t) {
