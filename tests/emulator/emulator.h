@@ -52,6 +52,7 @@ struct Place {
   dim3 threads, blocks;
 };
 const Place& place();
+inline uint32_t lane() { return place().thread.x % 32; }
 
 // The words that the lanes of the warp give, by lane.
 struct Words {

@@ -96,9 +96,12 @@ template <bool kRace>
 void elect_one() {
   if (thread() == 0) mbarrier_init(at(kFull), 32);
   barrier(0, kAll, true);
-  mbarrier_arrive(at(kFull), 0);
-  const bool elected = kRace ? thread() % 32 == 0 : flashattn::cuda::ptx::elect();
-  if (elected && !mbarrier_test(at(kFull), 0)) fail("a lane is missing");
+  for (uint32_t parity = 0; parity < 8; ++parity) {
+    mbarrier_arrive(at(kFull), 0);
+    const bool elected = kRace ? lane() == 0 : flashattn::cuda::ptx::elect();
+    if (elected && !mbarrier_test(at(kFull), parity % 2)) fail("a lane is missing");
+    warp_sync();
+  }
 }
 
 // ---- the copy engine

@@ -50,8 +50,6 @@ inline const Words* lanes(unsigned mask, uint32_t x) {
   return exchange({{x}});
 }
 
-inline uint32_t lane() { return place().thread.x % 32; }
-
 }  // namespace emulator
 
 inline uint32_t __shfl_sync(unsigned mask, uint32_t x, int from) {
