@@ -275,7 +275,7 @@ def emulator(run: Run, family: str, capability: str = "90", *some: str,
     another order each time, but for FLASHATTN_EMULATOR_SEED, which a failure names."""
     folder = cuda_build(run) / "tests" / "emulator"
     library = "libflashattn_races.so.0" if races else "libflashattn.so.0"
-    env = {"FLASHATTN_LIBRARY": str(folder / library), "FLASHATTN_FAMILY": family,
+    env = {"FLASHATTN_LIBRARY": str(folder / library), "FLASHATTN_BACKEND": family,
            "FLASHATTN_EMULATOR_DEVICE": capability, "LD_LIBRARY_PATH": str(folder),
            "FLASHATTN_EMULATOR_RACES": "1" if races else "0"}
     if races:

@@ -5,12 +5,7 @@
 #include "api/guard.h"
 #include "core/copy_in.h"
 #include "core/device.h"
-#include "core/select.h"
-#include "cpu/family.h"
-
-#if FLASHATTN_CUDA
-#include "cuda/family.h"
-#endif
+#include "core/backend.h"
 
 namespace flashattn {
 namespace {
@@ -33,13 +28,9 @@ struct BuildInfo {
   char text[512];
 
   BuildInfo() {
-#if FLASHATTN_CUDA
-    std::snprintf(text, sizeof text, "libflashattn %s, %s, CPU: %s, CUDA: %s", kVersion, kCompiler,
-                  cpu_instruction_sets(), cuda_architectures());
-#else
-    std::snprintf(text, sizeof text, "libflashattn %s, %s, CPU: %s, without CUDA", kVersion,
-                  kCompiler, cpu_instruction_sets());
-#endif
+    const int length =
+        std::snprintf(text, sizeof text, "libflashattn %s, %s, ", kVersion, kCompiler);
+    describe_build(text + length, sizeof text - static_cast<size_t>(length));
   }
 };
 

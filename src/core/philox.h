@@ -2,7 +2,7 @@
 // numbers: as easy as 1, 2, 3, SC 2011), with the layout that flashattn_dropout_mask documents.
 #pragma once
 
-#include "core/geometry.h"
+#include "core/mask_geometry.h"
 
 namespace flashattn {
 

@@ -78,7 +78,7 @@ void log_choice(const Plan& plan) {
     flashattn_plan_properties properties = {};
     describe(plan, op, plan_maxima(plan.problem), &properties);
     log(FLASHATTN_LOG_INFO, "%s: backend %s, kernel %s (%s), tile %d x %d: %s",
-        op == FLASHATTN_OP_FORWARD ? "forward" : "backward", plan.family->name, properties.kernel,
+        op == FLASHATTN_OP_FORWARD ? "forward" : "backward", plan.backend->name, properties.kernel,
         properties.isa, properties.tile_q, properties.tile_kv, properties.why);
   }
 }
@@ -112,9 +112,9 @@ std::unique_ptr<Plan> make_plan(const flashattn_desc& desc) {
   check_shape(problem, maxima_of(problem), "max_");
   const Device& device = find_device(problem.device, problem.device_index);
   std::string passed_over;
-  const Family& family = select_family(problem, device, families(), &passed_over);
+  const Backend& backend = select_backend(problem, device, backends(), &passed_over);
   std::unique_ptr<Plan> plan(
-      new Plan{problem, &device, &family, family.plan(problem, device, passed_over)});
+      new Plan{problem, &device, &backend, backend.plan(problem, device, passed_over)});
   check_workspace_limit(*plan);
   log_choice(*plan);
   return plan;
@@ -152,7 +152,7 @@ void plan_info(const Plan* plan, uint32_t op, const Shape* shape,
 
   flashattn_plan_properties own = {};
   describe(*plan, op, known ? Maxima{asked, nullptr} : maxima, &own);
-  own.backend = plan->family->name;
+  own.backend = plan->backend->name;
   const Cost cost = known ? operation_cost(plan->problem, op, asked) : Cost{0, 0};
   own.flops = cost.flops;
   own.bytes = cost.bytes;

@@ -4,13 +4,13 @@
 
 #include <memory>
 
-#include "core/family.h"
+#include "core/backend.h"
 
 // Immutable once made.
 struct flashattn_plan {
   flashattn::Problem problem;
   const flashattn::Device* device;
-  const flashattn::Family* family;
+  const flashattn::Backend* backend;
   std::unique_ptr<flashattn::Launcher> launcher;
 };
 

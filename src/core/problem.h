@@ -1,4 +1,4 @@
-// A validated request, as every kernel family receives it.
+// A validated request, as every kernel backend receives it.
 #pragma once
 
 #include <cmath>
@@ -6,7 +6,7 @@
 
 #include "flashattn.h"
 #include "core/call.h"
-#include "core/geometry.h"
+#include "core/mask_geometry.h"
 
 namespace flashattn {
 
@@ -21,7 +21,7 @@ struct Problem : flashattn_desc {
   bool has_feature(uint32_t bit) const { return (features & bit) != 0; }
 
   // Query heads of a KV head.
-  FLASHATTN_HD int32_t group() const { return heads_q / heads_kv; }
+  FLASHATTN_HD int32_t q_heads_per_kv_head() const { return heads_q / heads_kv; }
 
   FLASHATTN_HD MaskRule mask_rule() const { return {mask, window_left, window_right, chunk}; }
 
@@ -31,7 +31,7 @@ struct Problem : flashattn_desc {
   }
 };
 
-// A device, as the families see it. The strings live as long as the process.
+// A device, as the backends see it. The strings live as long as the process.
 struct Device {
   int32_t kind;  // enum flashattn_device
   int32_t index;

@@ -7,21 +7,16 @@
 #include "core/error.h"
 #include "core/log.h"
 #include "core/validate_desc.h"
-#include "cpu/family.h"
-
-#if FLASHATTN_CUDA
-#include "cuda/family.h"
-#endif
 
 namespace flashattn {
 namespace {
 
 struct Verdict {
-  const Predicate* refusal;  // the first; NULL: accepted
+  const Predicate* refusal;  // the first that refuses; NULL: accepted
   size_t refusals;
 };
 
-// What no backend computes yet.
+// What no backend of this version computes.
 const Predicate kPredicates[] = {
     {[](const Problem& p, const Device&) { return p.has_mask(FLASHATTN_MASK_TREE); },
      FLASHATTN_REASON_MASK_COMBINATION, "mask",
@@ -41,7 +36,7 @@ const Predicate kPredicates[] = {
      }},
 };
 
-Verdict judge(const Family& family, const Problem& problem, const Device& device) {
+Verdict judge(const Backend& backend, const Problem& problem, const Device& device) {
   Verdict verdict = {nullptr, 0};
   const auto count = [&](const Predicate& predicate) {
     if (!predicate.refuses(problem, device)) return;
@@ -49,24 +44,24 @@ Verdict judge(const Family& family, const Problem& problem, const Device& device
     if (!verdict.refusal) verdict.refusal = &predicate;
   };
   for (const Predicate& predicate : kPredicates) count(predicate);
-  for (size_t i = 0; i < family.predicate_count; ++i) count(family.predicates[i]);
+  for (size_t i = 0; i < backend.predicate_count; ++i) count(backend.predicates[i]);
   return verdict;
 }
 
-struct Sentence {
+struct Message {
   char text[480];
 
-  Sentence(const Predicate& predicate, const Problem& problem, const Device& device) {
+  Message(const Predicate& predicate, const Problem& problem, const Device& device) {
     text[0] = 0;
     predicate.explain(problem, device, text, sizeof text);
   }
 };
 
-// FLASHATTN_FAMILY asks for another family of its kind of device.
-bool is_excluded(const Family& family) {
-  const char* forced = forced_family();
-  return forced && family.device_kind == FLASHATTN_DEVICE_CUDA &&
-         std::strcmp(forced, family.name) != 0;
+// Whether FLASHATTN_BACKEND names another GPU backend.
+bool is_excluded(const Backend& backend) {
+  const char* forced = forced_backend();
+  return forced && backend.device_kind == FLASHATTN_DEVICE_CUDA &&
+         std::strcmp(forced, backend.name) != 0;
 }
 
 const char* kind_name(const Device& device) {
@@ -83,51 +78,38 @@ void explain_dim_above(const char* field, int32_t value, int32_t limit, char* te
                 field, value, limit, limit);
 }
 
-FamilyList families() {
-  static const Family* const list[] = {
-#if FLASHATTN_CUDA_SM90
-      &cuda_sm90_family(),
-#endif
-#if FLASHATTN_CUDA
-      &cuda_sm80_family(),
-#endif
-      &cpu_family(),
-  };
-  return {list, sizeof list / sizeof *list};
-}
-
-const char* forced_family() {
-  static const char* const name = std::getenv("FLASHATTN_FAMILY");
+const char* forced_backend() {
+  static const char* const name = std::getenv("FLASHATTN_BACKEND");
   return name && *name ? name : nullptr;
 }
 
-const Family& select_family(const Problem& problem, const Device& device, FamilyList list,
-                            std::string* passed_over) {
-  const Family* closest = nullptr;
+const Backend& select_backend(const Problem& problem, const Device& device, BackendList list,
+                              std::string* passed_over) {
+  const Backend* closest = nullptr;
   Verdict best = {nullptr, 0};
   for (size_t i = 0; i < list.count; ++i) {
-    const Family& family = *list.families[i];
-    if (family.device_kind != device.kind || is_excluded(family)) continue;
-    const Verdict verdict = judge(family, problem, device);
-    if (!verdict.refusal) return family;
-    const Sentence sentence(*verdict.refusal, problem, device);
+    const Backend& backend = *list.backends[i];
+    if (backend.device_kind != device.kind || is_excluded(backend)) continue;
+    const Verdict verdict = judge(backend, problem, device);
+    if (!verdict.refusal) return backend;
+    const Message message(*verdict.refusal, problem, device);
     if (passed_over && passed_over->empty()) {
-      *passed_over = std::string("backend ") + family.name + " refuses: " + sentence.text;
+      *passed_over = std::string("backend ") + backend.name + " refuses: " + message.text;
     }
     if (log_enabled(FLASHATTN_LOG_DEBUG)) {
-      log(FLASHATTN_LOG_DEBUG, "backend %s refuses: %s", family.name, sentence.text);
+      log(FLASHATTN_LOG_DEBUG, "backend %s refuses: %s", backend.name, message.text);
     }
-    // The last of equals: families become more general.
-    if (!closest || best.refusal->is_anothers || verdict.refusals <= best.refusals) {
-      closest = &family;
+    // Of equals the last: later backends are more general.
+    if (!closest || best.refusal->is_delegated || verdict.refusals <= best.refusals) {
+      closest = &backend;
       best = verdict;
     }
   }
-  const char* forced = forced_family();
+  const char* forced = forced_backend();
   if (!closest && forced && device.kind == FLASHATTN_DEVICE_CUDA) {
     refuse(
         FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_NOT_IN_THIS_BUILD, "device",
-        "the environment's FLASHATTN_FAMILY = %s names no backend of this build for CUDA devices; "
+        "the environment's FLASHATTN_BACKEND = %s names no backend of this build for CUDA devices; "
         "unset it, or use one that flashattn_build_info lists",
         forced);
   }
@@ -137,7 +119,7 @@ const Family& select_family(const Problem& problem, const Device& device, Family
            kind_name(device), device.index, device.properties.name);
   }
   refuse(FLASHATTN_ERROR_UNSUPPORTED, best.refusal->reason, best.refusal->field,
-         "%s (%s device %d: %s)", Sentence(*best.refusal, problem, device).text, kind_name(device),
+         "%s (%s device %d: %s)", Message(*best.refusal, problem, device).text, kind_name(device),
          device.index, device.properties.name);
 }
 

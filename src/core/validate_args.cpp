@@ -70,10 +70,10 @@ void check_size(const Size& size, const char* prefix) {
          name.text, size.value, limit.text, size.maximum);
 }
 
-// So that families may round the tokens of a sequence up to tiles, and step past its end.
+// So that backends may round the tokens of a sequence up to tiles, and step past its end.
 constexpr int64_t kMaxTokens = INT32_MAX - 0xffff;
 
-// As fp32 they fill the address space. Below it families may multiply by an element's bytes, the
+// As fp32 they fill the address space. Below it backends may multiply by an element's bytes, the
 // number of splits and what rounding up to tiles adds, without a second thought.
 constexpr int64_t kMaxElements = INT64_C(1) << 46;
 

@@ -5,7 +5,7 @@
 
 namespace flashattn {
 
-// Refuses what no device could honour and resolves every default. What a device or kernel family
+// Refuses what no device could honour and resolves every default. What a device or kernel backend
 // cannot do is not looked at here: see select.h.
 Problem make_problem(const flashattn_desc& desc);
 

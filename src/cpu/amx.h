@@ -2,7 +2,7 @@
 // units lying one after the other. Every row of C is computed alike, wherever it stands.
 #pragma once
 
-#include "core/geometry.h"
+#include "core/mask_geometry.h"
 #include "cpu/simd.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {

@@ -39,8 +39,8 @@ class BackwardTile : private BackwardRows {
     const int32_t keys = kKeysAsColumns<kCompute> ? scratch_.tile_kv : keys_.end - keys_.begin;
     clear(scratch_.dk, int64_t{keys} * scratch_.qk_columns);
     clear(scratch_.dv, int64_t{keys} * scratch_.v_columns);
-    const int32_t first_head = kv_head_ * problem_.group();
-    const int32_t end_head = first_head + problem_.group();
+    const int32_t first_head = kv_head_ * problem_.q_heads_per_kv_head();
+    const int32_t end_head = first_head + problem_.q_heads_per_kv_head();
     for (int32_t head = first_head; head < end_head; ++head) {
       for_each_query_tile([&](Interval queries, int32_t tile) {
         if (tile > query_tiles_.begin) {
@@ -54,8 +54,8 @@ class BackwardTile : private BackwardRows {
       });
     }
     const int32_t size = dtype_size(problem_.dtype);
-    const Rows dk = rows_of(job_.args->dk, size, b_, kv_head_, sequence_.first_kv);
-    const Rows dv = rows_of(job_.args->dv, size, b_, kv_head_, sequence_.first_kv);
+    const Rows dk = rows_of(job_.args->dk, size, b_, kv_head_, sequence_.offset_kv);
+    const Rows dv = rows_of(job_.args->dv, size, b_, kv_head_, sequence_.offset_kv);
     store_gradient(dk, scratch_.dk, scratch_.qk_columns, problem_.scale, problem_.dim_qk);
     store_gradient(dv, scratch_.dv, scratch_.v_columns, kept_, problem_.dim_v);
   }
@@ -73,7 +73,7 @@ class BackwardTile : private BackwardRows {
 
   // What queries of a head, those that are wanted, have of these keys for their exact bases.
   void add_to_bases(int32_t head, Interval queries, QueryBase* bases) {
-    const ScoreRules rules = score_rules(problem_, in_, b_, head, sequence_.len);
+    const ScoreMod rules = score_mod(problem_, in_, b_, head, sequence_.len);
     bool packed = false;
     for_each_run(head, queries, [&](Interval columns) {
       if (!packed) {
@@ -104,7 +104,7 @@ class BackwardTile : private BackwardRows {
   // blocks are all off are told apart from others only tile by tile.
   template <class Body>
   FLASHATTN_INLINE void for_each_run(int32_t head, Interval queries, Body body) {
-    const ScoreRules rules = score_rules(problem_, in_, b_, head, sequence_.len);
+    const ScoreMod rules = score_mod(problem_, in_, b_, head, sequence_.len);
     const KeySpan span = key_span(mask_, queries, sequence_.len);
     for_each_block_run(rules, queries, keys_, [&](Interval run, bool full) {
       const Interval seen = intersect(span.any, run);
@@ -155,7 +155,7 @@ class BackwardTile : private BackwardRows {
     if (empty) clear(dq, int64_t{rows} * scratch_.qk_columns);
     if (key_tile_ == last) {
       const Rows out =
-          rows_of(job_.args->dq, dtype_size(problem_.dtype), b_, head, sequence_.first_q);
+          rows_of(job_.args->dq, dtype_size(problem_.dtype), b_, head, sequence_.offset_q);
       for (int32_t r = 0; r < rows; ++r) {
         store_row(out.row(queries.begin + r), problem_.dtype,
                   dq + static_cast<int64_t>(r) * scratch_.qk_columns, problem_.scale,
@@ -214,8 +214,8 @@ class BackwardTile : private BackwardRows {
   }
 
   // Products of query i to scores, hidden ones to -inf.
-  FLASHATTN_INLINE void finish_scores(const ScoreRules& rules, int32_t i, int32_t row,
-                                      Interval band, float* derivative) {
+  FLASHATTN_INLINE void finish_scores(const ScoreMod& rules, int32_t i, int32_t row, Interval band,
+                                      float* derivative) {
     float* s = scratch_.s + int64_t{row} * scratch_.tile_kv;
     if (rules.modified()) {
       modify_row(rules, i, keys_.begin, sequence_.len.kv, band.begin, band.end, s, derivative);
@@ -235,7 +235,7 @@ class BackwardTile : private BackwardRows {
                    {scratch_.dp, scratch_.tile_kv}, false,
                    [&](int32_t r) { return bands_[r / kBandRows<kCompute>]; });
 
-    const ScoreRules rules = score_rules(problem_, in_, b_, head, sequence_.len);
+    const ScoreMod rules = score_mod(problem_, in_, b_, head, sequence_.len);
     if (problem_.dropout > 0) {
       dropout_rows(problem_, job_.rng_seed, job_.rng_offset, b_, head, queries,
                    keys_.begin + columns.begin, columns.end - columns.begin,
@@ -253,7 +253,7 @@ class BackwardTile : private BackwardRows {
 
   // The same for rows of the tile from `row` on, queries from i on, whose numbers lie at job_row.
   template <int kRows>
-  FLASHATTN_INLINE void row_gradients(const ScoreRules& rules, int32_t head, int32_t i, int32_t row,
+  FLASHATTN_INLINE void row_gradients(const ScoreMod& rules, int32_t head, int32_t i, int32_t row,
                                       Interval columns, int64_t job_row, bool dbias) {
     const float *lse = job_.lse2 + job_row, *delta = job_.delta + job_row;
     const int64_t stride = scratch_.tile_kv, at = row * stride;

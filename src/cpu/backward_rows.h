@@ -43,13 +43,13 @@ class BackwardRows {
   }
 
   FLASHATTN_INLINE Rows kv(const flashattn_tensor& t) const {
-    return rows_of(t, dtype_size(problem_.dtype), b_, kv_head_, sequence_.first_kv);
+    return rows_of(t, dtype_size(problem_.dtype), b_, kv_head_, sequence_.offset_kv);
   }
   FLASHATTN_INLINE Rows q(int32_t head) const {
-    return rows_of(in_.q, dtype_size(problem_.dtype), b_, head, sequence_.first_q);
+    return rows_of(in_.q, dtype_size(problem_.dtype), b_, head, sequence_.offset_q);
   }
   FLASHATTN_INLINE Rows dout(int32_t head) const {
-    return rows_of(job_.args->dout, dtype_size(problem_.dtype_o), b_, head, sequence_.first_q);
+    return rows_of(job_.args->dout, dtype_size(problem_.dtype_o), b_, head, sequence_.offset_q);
   }
 
   // What is packed before the work on queries of a head, and on keys.
@@ -62,14 +62,15 @@ class BackwardRows {
   }
 
   void look_ahead_to_start(Ahead (&ahead)[4]) const {
-    look_ahead(kv_head_ * problem_.group(), queries_of(query_tiles_.end - 1), keys_, ahead);
+    look_ahead(kv_head_ * problem_.q_heads_per_kv_head(), queries_of(query_tiles_.end - 1), keys_,
+               ahead);
   }
 
   const BackwardJob& job_;
   const Problem& problem_;
   const Inputs& in_;
   const MaskRule mask_;
-  const Sequence sequence_;
+  const SeqlenInfo sequence_;
   const int32_t tile_q_, tile_kv_;
   const int32_t b_, kv_head_, key_tile_;
   Interval keys_;

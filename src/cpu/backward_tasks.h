@@ -11,22 +11,22 @@ template <Compute kCompute>
 void find_bases(const BackwardJob& job, int32_t b, int32_t head, int32_t tile, char* scratch) {
   const Problem& problem = *job.problem;
   const BackwardArgs& args = *job.args;
-  const Sequence sequence = job.sequences[b];
+  const SeqlenInfo sequence = job.sequences[b];
   const int64_t begin = static_cast<int64_t>(tile) * job.tiling.tile_q;
   const Interval queries{clamp_index(begin, sequence.len.q),
                          clamp_index(begin + job.tiling.tile_q, sequence.len.q)};
   const int64_t at = job.query_tile(sequence, b, head, tile) * job.tiling.tile_q;
   const RowLayout layout = row_layout(problem, args.shape);
   const float* lse = args.lse + b * layout.batch_stride + head * layout.head_stride +
-                     sequence.first_q + queries.begin;
+                     sequence.offset_q + queries.begin;
   const int32_t rows = queries.end - queries.begin;
   QueryBase bases[kMostBackwardRows];
   for (int32_t r = 0; r < rows; ++r) bases[r].wanted = is_large(lse[r]);
   for (int32_t key_tile = 0; key_tile < job.key_tiles; ++key_tile) {
-    BackwardTile<kCompute>(job, b, head / problem.group(), key_tile, scratch)
+    BackwardTile<kCompute>(job, b, head / problem.q_heads_per_kv_head(), key_tile, scratch)
         .add_to_bases(head, queries, bases);
   }
-  const ScoreUnit unit = score_rules(problem, args.inputs, b, head, sequence.len).unit();
+  const ScoreUnit unit = score_mod(problem, args.inputs, b, head, sequence.len).unit();
   for (int32_t r = 0; r < rows; ++r) {
     if (!bases[r].wanted) continue;
     // Where nothing is visible only a sink makes an lse.
@@ -45,7 +45,7 @@ void backward_prepare_task(const BackwardJob& job, int64_t task, char* scratch) 
   const int32_t tile = static_cast<int32_t>(task % job.query_tiles);
   const int32_t head = static_cast<int32_t>(task / job.query_tiles % problem.heads_q);
   const int32_t b = static_cast<int32_t>(task / job.query_tiles / problem.heads_q);
-  const Sequence sequence = job.sequences[b];
+  const SeqlenInfo sequence = job.sequences[b];
   const int64_t begin = static_cast<int64_t>(tile) * job.tiling.tile_q;
   const Interval queries{clamp_index(begin, sequence.len.q),
                          clamp_index(begin + job.tiling.tile_q, sequence.len.q)};
@@ -54,10 +54,10 @@ void backward_prepare_task(const BackwardJob& job, int64_t task, char* scratch) 
   job.turn[index] = 0;
 
   const int32_t size = dtype_size(problem.dtype_o);
-  const Rows o = rows_of(args.o, size, b, head, sequence.first_q);
-  const Rows dout = rows_of(args.dout, size, b, head, sequence.first_q);
+  const Rows o = rows_of(args.o, size, b, head, sequence.offset_q);
+  const Rows dout = rows_of(args.dout, size, b, head, sequence.offset_q);
   const RowLayout layout = row_layout(problem, args.shape);
-  const int64_t first = b * layout.batch_stride + head * layout.head_stride + sequence.first_q;
+  const int64_t first = b * layout.batch_stride + head * layout.head_stride + sequence.offset_q;
   bool large = false;
   for (int32_t i = queries.begin; i < queries.end; ++i) {
     Floats products{};
@@ -80,7 +80,7 @@ void backward_prepare_task(const BackwardJob& job, int64_t task, char* scratch) 
   if (large) find_bases<kCompute>(job, b, head, tile, scratch);
   const KeySpan span = key_span(problem.mask_rule(), queries, sequence.len);
   if (span.any.begin >= span.any.end) {
-    const Rows dq = rows_of(args.dq, dtype_size(problem.dtype), b, head, sequence.first_q);
+    const Rows dq = rows_of(args.dq, dtype_size(problem.dtype), b, head, sequence.offset_q);
     for (int32_t i = queries.begin; i < queries.end; ++i) {
       __builtin_memset(dq.row(i), 0,
                        static_cast<size_t>(problem.dim_qk) * dtype_size(problem.dtype));
@@ -99,8 +99,9 @@ template <Compute kCompute>
 void backward_task(const BackwardJob& job, int64_t task, char* scratch) {
   const int32_t heads = job.problem->heads_kv;
   const auto tile = [&](int64_t n) {
-    const Sections::Place place = job.order.place(static_cast<int32_t>(n));
-    return BackwardTile<kCompute>(job, place.unit / heads, place.unit % heads, place.turn, scratch);
+    const L2Swizzle::Tile place = job.order.tile(static_cast<int32_t>(n));
+    return BackwardTile<kCompute>(job, place.head_idx / heads, place.head_idx % heads,
+                                  place.tile_idx, scratch);
   };
   const int64_t next = task + job.threads;
   if (next >= job.order.count()) return tile(task).gradients(nullptr);
@@ -135,7 +136,8 @@ void backward_dbias_task(const BackwardJob& job, int64_t task, char* scratch) {
   }
   for (int32_t b = batches.begin; b < batches.end; ++b) {
     for (int32_t h = head_range.begin; h < head_range.end; ++h) {
-      BackwardTile<kCompute>(job, b, h / problem.group(), key_tile, scratch).bias_gradient(h);
+      BackwardTile<kCompute>(job, b, h / problem.q_heads_per_kv_head(), key_tile, scratch)
+          .bias_gradient(h);
     }
   }
 }
@@ -149,11 +151,11 @@ inline void backward_dsink_task(const BackwardJob& job, int64_t task) {
   const RowLayout layout = row_layout(problem, args.shape);
   double total = 0;
   for (int32_t b = 0; b < args.shape.batch; ++b) {
-    const Sequence sequence = job.sequences[b];
+    const SeqlenInfo sequence = job.sequences[b];
     const int64_t first = job.query_tile(sequence, b, head, 0) * job.tiling.tile_q;
     const float* lse =
-        args.lse + b * layout.batch_stride + head * layout.head_stride + sequence.first_q;
-    const ScoreUnit unit = score_rules(problem, args.inputs, b, head, sequence.len).unit();
+        args.lse + b * layout.batch_stride + head * layout.head_stride + sequence.offset_q;
+    const ScoreUnit unit = score_mod(problem, args.inputs, b, head, sequence.len).unit();
     for (int32_t i = 0; i < sequence.len.q; ++i) {
       if (lse[i] == -kInfinity) continue;
       const int64_t at = first + i;

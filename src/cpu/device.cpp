@@ -89,16 +89,16 @@ const InstructionSet kInstructionSets[] = {
 
 struct Processor {
   char vendor[13];
-  unsigned family, model;  // 0: none that is known
+  unsigned backend, model;  // 0: none that is known
 
-  Processor() : vendor{}, family(0), model(0) {
+  Processor() : vendor{}, backend(0), model(0) {
 #if defined(__x86_64__)
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (!__get_cpuid(0, &a, &b, &c, &d)) return;
     const unsigned words[3] = {b, d, c};
     std::memcpy(vendor, words, 12);
     if (!__get_cpuid(1, &a, &b, &c, &d)) return;
-    family = (a >> 8 & 15) + ((a >> 8 & 15) == 15 ? a >> 20 & 255 : 0);
+    backend = (a >> 8 & 15) + ((a >> 8 & 15) == 15 ? a >> 20 & 255 : 0);
     model = (a >> 4 & 15) | (a >> 12 & 0xf0);
 #endif
   }
@@ -109,7 +109,7 @@ struct Processor {
 // that has them so far, whatever model a virtual machine pretends to be.
 struct Fast {
   const char *name, *vendor;
-  unsigned family;
+  unsigned backend;
 };
 const Fast kFast[] = {
     {"avx512_bf16", "AuthenticAMD", 25},  // Zen 4
@@ -138,7 +138,7 @@ Choice choose() {
   for (const InstructionSet& set : kInstructionSets) {
     // Of the system nothing is asked in vain.
     if (capped || !set.is_here()) continue;
-    if (!wanted && !pays_off(set.name, processor.vendor, processor.family)) {
+    if (!wanted && !pays_off(set.name, processor.vendor, processor.backend)) {
       left_out = &set;
       continue;
     }
@@ -156,7 +156,7 @@ Choice choose() {
   int used = std::snprintf(
       choice.reason, sizeof choice.reason,
       "%s is the fastest instruction set of this build on processors of family %u, model %u",
-      best->name, processor.family, processor.model);
+      best->name, processor.backend, processor.model);
   const auto add = [&](const char* format, const char* name) {
     const size_t room = sizeof choice.reason - static_cast<size_t>(used);
     used += std::snprintf(choice.reason + used, room, format, name, name);
@@ -215,12 +215,12 @@ struct MachineDevice {
 
 }  // namespace
 
-bool pays_off(const char* isa, const char* vendor, unsigned family) {
+bool pays_off(const char* isa, const char* vendor, unsigned backend) {
   bool listed = false;
   for (const Fast& fast : kFast) {
     if (std::strcmp(fast.name, isa) != 0) continue;
     listed = true;
-    if (std::strcmp(fast.vendor, vendor) == 0 && fast.family == family) {
+    if (std::strcmp(fast.vendor, vendor) == 0 && fast.backend == backend) {
       return true;
     }
   }

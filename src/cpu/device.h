@@ -10,8 +10,8 @@ namespace flashattn::cpu {
 const Kernels& machine_kernels();
 
 // Whether an instruction set is the fastest of those that a processor has: a fixed rule by CPUID's
-// vendor and family, for virtual machines hide the model.
-bool pays_off(const char* isa, const char* vendor, unsigned family);
+// vendor and backend, for virtual machines hide the model.
+bool pays_off(const char* isa, const char* vendor, unsigned backend);
 
 // Why they were chosen: one clause.
 const char* machine_kernels_reason();

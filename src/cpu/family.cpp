@@ -41,10 +41,10 @@ std::unique_ptr<Launcher> make_launcher(const Problem& problem, const Device&, c
 
 }  // namespace
 
-const Family& cpu_family() {
-  static const Family family = {"cpu", FLASHATTN_DEVICE_CPU, kPredicates,
-                                sizeof kPredicates / sizeof *kPredicates, make_launcher};
-  return family;
+const Backend& cpu_backend() {
+  static const Backend backend = {"cpu", FLASHATTN_DEVICE_CPU, kPredicates,
+                                  sizeof kPredicates / sizeof *kPredicates, make_launcher};
+  return backend;
 }
 
 }  // namespace flashattn

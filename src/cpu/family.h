@@ -1,11 +1,11 @@
-// The CPU family: what core and api see of it.
+// The CPU backend: what core and api see of it.
 #pragma once
 
-#include "core/family.h"
+#include "core/backend.h"
 
 namespace flashattn {
 
-const Family& cpu_family();
+const Backend& cpu_backend();
 
 // The machine's CPU with the best instruction set that this build has for it, capped by the
 // environment variable FLASHATTN_CPU_ISA (baseline, avx2, avx512, avx512_bf16,

@@ -49,7 +49,7 @@ class ForwardBlock : private ForwardRows {
     const int32_t count = queries_.end - queries_.begin;
     for (int32_t h = 0; h < heads_; ++h) {
       pack_a<kCompute>(
-          rows_of(in_.q, dtype_size(problem_.dtype), b_, first_head_ + h, sequence_.first_q),
+          rows_of(in_.q, dtype_size(problem_.dtype), b_, first_head_ + h, sequence_.offset_q),
           queries_, problem_.dim_qk, problem_.dtype,
           scratch_.q + static_cast<int64_t>(h) * count * scratch_.q_units, scratch_.q_units);
     }
@@ -65,7 +65,7 @@ class ForwardBlock : private ForwardRows {
     for (int32_t row = 0; row < rows_;) {
       int32_t end_row = row + tiling_.tile_q < rows_ ? row + tiling_.tile_q : rows_;
       // With a block mask a block of queries has one head.
-      const ScoreRules rules = score_rules(problem_, in_, b_, first_head_, sequence_.len);
+      const ScoreMod rules = score_mod(problem_, in_, b_, first_head_, sequence_.len);
       const Interval cell = block_cell(rules, queries_.begin + row, tiling_.tile_q, sequence_.len);
       if (rules.blocks && cell.end - queries_.begin < end_row) end_row = cell.end - queries_.begin;
       for_each_block_run(rules, cell, keys, [&](Interval run, bool full) {
@@ -251,7 +251,7 @@ class ForwardBlock : private ForwardRows {
       bool known = true;
       for (int32_t n = 0; n < count;) {
         const Segment segment = segment_at(row + n, row + count);
-        const ScoreRules rules = score_rules(problem_, in_, b_, segment.head, sequence_.len);
+        const ScoreMod rules = score_mod(problem_, in_, b_, segment.head, sequence_.len);
         for (int32_t i = segment.queries.begin; i < segment.queries.end; ++i, ++n) {
           each[n] = finish_scores(rules, i, tile_row + n, keys, run, full);
           factor[n] = rules.unit().log2;
@@ -348,7 +348,7 @@ class ForwardBlock : private ForwardRows {
 
   // Products of query i to scores, hidden ones to -inf. Returns the highest of each lane where
   // scores are modified, before any is hidden.
-  FLASHATTN_INLINE Floats finish_scores(const ScoreRules& rules, int32_t i, int32_t tile_row,
+  FLASHATTN_INLINE Floats finish_scores(const ScoreMod& rules, int32_t i, int32_t tile_row,
                                         Interval keys, Interval run, bool full) {
     Floats top = splat(-kInfinity);
     const Interval columns = columns_of(tile_row);
@@ -398,7 +398,7 @@ class ForwardBlock : private ForwardRows {
       const float m = scratch_.m[r];
       float l = scratch_.l[r] + scratch_.rest[r];
       const float* o = scratch_.o + static_cast<int64_t>(r) * scratch_.v_columns;
-      const ScoreUnit unit = score_rules(problem_, in_, b_, head, sequence_.len).unit();
+      const ScoreUnit unit = score_mod(problem_, in_, b_, head, sequence_.len).unit();
       if constexpr (kKeepsReference<kCompute>) {
         if (keeps_reference_) {
           scratch_.again[r] =
@@ -418,10 +418,10 @@ class ForwardBlock : private ForwardRows {
       }
       const RowEnd end = end_row(m, l, unit.nats, sink_of(problem_, in_, head));
       const Rows out =
-          rows_of(job_.args->o, dtype_size(problem_.dtype_o), b_, head, sequence_.first_q);
+          rows_of(job_.args->o, dtype_size(problem_.dtype_o), b_, head, sequence_.offset_q);
       fetch_soon(out, i, queries_, problem_.dim_v * dtype_size(problem_.dtype_o));
       store_row(out.row(i), problem_.dtype_o, o, end.factor * kept, problem_.dim_v);
-      const int64_t at = b_ * layout.batch_stride + head * layout.head_stride + sequence_.first_q;
+      const int64_t at = b_ * layout.batch_stride + head * layout.head_stride + sequence_.offset_q;
       if (job_.args->lse) job_.args->lse[at + i] = rounded_lse(end.lse);
     }
     return all;

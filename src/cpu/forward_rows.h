@@ -25,7 +25,7 @@ class ForwardRows {
     const Lengths len = sequence_.len;
     queries_.begin = clamp_index(static_cast<int64_t>(place.query_block) * job.queries, len.q);
     queries_.end = clamp_index(queries_.begin + static_cast<int64_t>(job.queries), len.q);
-    const int32_t group = problem_.group();
+    const int32_t group = problem_.q_heads_per_kv_head();
     first_head_ = kv_head_ * group + place.head_block * job.heads;
     const int32_t left = group - place.head_block * job.heads;
     heads_ = kv_heads_ * (left < job.heads ? left : job.heads);
@@ -78,7 +78,7 @@ class ForwardRows {
   }
 
   FLASHATTN_INLINE Rows kv(const flashattn_tensor& t, int32_t head = 0) const {
-    return kv_rows(problem_, in_, t, b_, kv_head_ + head, sequence_.first_kv);
+    return kv_rows(problem_, in_, t, b_, kv_head_ + head, sequence_.offset_kv);
   }
 
   // The tile of all blocks that begins with a key; -1: every block packs its own, as it does where
@@ -97,7 +97,7 @@ class ForwardRows {
   // What is read for queries, and for a tile of keys.
   void look_ahead(Interval queries, int32_t first_key, int32_t tile_kv, Ahead (&ahead)[3]) const {
     const int32_t size = dtype_size(problem_.dtype);
-    const Rows q = rows_of(in_.q, size, b_, first_head_, sequence_.first_q);
+    const Rows q = rows_of(in_.q, size, b_, first_head_, sequence_.offset_q);
     const int32_t tile = first_key / tile_kv * tile_kv;
     const int64_t shared = shared_tile(tile);
     ahead[0] = {q, problem_.dim_qk * size, queries};
@@ -117,7 +117,7 @@ class ForwardRows {
   const Problem& problem_;
   const Inputs& in_;
   const MaskRule mask_;
-  const Sequence sequence_;
+  const SeqlenInfo sequence_;
   const int32_t b_, kv_head_, kv_heads_, part_, parts_;
   Interval queries_;
   int32_t first_head_, heads_, rows_;

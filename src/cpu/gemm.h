@@ -1,4 +1,4 @@
-// Small matrix products C (+)= A B, the tensor cores of the CPU family.
+// Small matrix products C (+)= A B, the tensor cores of the CPU backend.
 //
 // Operands are made of 32-bit units along the inner index k: an fp32 number, or a pair of bf16
 // neighbours where the instruction set multiplies those (vdpbf16ps). A may lie anyhow; B is packed

@@ -1,9 +1,9 @@
 // What the launcher hands to the kernels: plain data, shared by all instruction sets.
 #pragma once
 
-#include "core/score_rules.h"
-#include "core/sections.h"
-#include "core/sequence.h"
+#include "core/score_mod.h"
+#include "core/l2_swizzle.h"
+#include "core/seqlen_info.h"
 
 namespace flashattn::cpu {
 
@@ -17,7 +17,7 @@ constexpr int32_t kSplitKeys = 1024;
 FLASHATTN_HD bool is_direct(const Problem& problem, Lengths len) {
   constexpr int64_t kMost = 32;
   return !problem.has_op(FLASHATTN_OP_BACKWARD) && len.q < len.kv &&
-         int64_t{len.q} * problem.group() <= kMost;
+         int64_t{len.q} * problem.q_heads_per_kv_head() <= kMost;
 }
 constexpr int32_t kDirectRows = 64;  // of all heads of a block
 constexpr int32_t kDirectKeys = 384;
@@ -71,7 +71,7 @@ enum TileState : int32_t { kTileEmpty, kTileBusy, kTileFinite, kTileSpecial };
 struct ForwardJob {
   const Problem* problem;
   const ForwardArgs* args;
-  const Sequence* sequences;  // of the batch: kernels do not read the caller's starts and lengths
+  const SeqlenInfo* sequences;  // of the batch: kernels do not read the caller's starts and lengths
   Tiling tiling;
   int32_t queries;      // of a block
   int32_t heads;        // query heads of a KV head in a block: > 1 for short queries
@@ -90,10 +90,10 @@ struct ForwardJob {
   uint64_t rng_seed, rng_offset;
 
   // Which of all tiles of keys is that of a key.
-  FLASHATTN_HD int64_t key_tile(const Sequence& sequence, int32_t b, int32_t kv_head,
+  FLASHATTN_HD int64_t key_tile(const SeqlenInfo& sequence, int32_t b, int32_t kv_head,
                                 int32_t key) const {
     const HeadTiles tiles = HeadTiles::of_keys(*problem, args->shape, tiling.tile_kv);
-    return kv_head * tiles.count() + tiles.first(sequence.first_kv, b) + key / tiling.tile_kv;
+    return kv_head * tiles.count() + tiles.first(sequence.offset_kv, b) + key / tiling.tile_kv;
   }
 
   FLASHATTN_HD int64_t head_tasks() const {
@@ -124,14 +124,14 @@ struct ForwardJob {
 struct BackwardJob {
   const Problem* problem;
   const BackwardArgs* args;
-  const Sequence* sequences;
+  const SeqlenInfo* sequences;
   Tiling tiling;        // rows: of a tile of queries, as tile_q
   int32_t query_tiles;  // of the longest sequence
   int32_t key_tiles;
   // KV heads of all sequences, a turn for each tile of keys: as many heads at a time as there are
   // threads, whose queries stay in the caches, and of these all before the next tile, so that
   // neighbours do not wait for one another where there are as many.
-  Sections order;
+  L2Swizzle order;
   int32_t threads;
   uint64_t rng_seed, rng_offset;
   bool dbias_is_reduced;  // several scores, or none, add to one element: a pass of its own
@@ -146,10 +146,10 @@ struct BackwardJob {
   int32_t* turn;
 
   // Where a tile of queries of one head stands in the arrays above.
-  FLASHATTN_HD int64_t query_tile(const Sequence& sequence, int32_t b, int32_t h,
+  FLASHATTN_HD int64_t query_tile(const SeqlenInfo& sequence, int32_t b, int32_t h,
                                   int32_t tile) const {
     const HeadTiles tiles = HeadTiles::of_queries(*problem, args->shape, tiling.tile_q);
-    return h * tiles.count() + tiles.first(sequence.first_q, b) + tile;
+    return h * tiles.count() + tiles.first(sequence.offset_q, b) + tile;
   }
 };
 

@@ -59,7 +59,7 @@ Random random_of(const Inputs& in) {
 }  // namespace
 
 struct CpuLauncher::ForwardWorkspace {
-  Sequence* sequences;
+  SeqlenInfo* sequences;
   float *partial_o, *partial_m, *partial_l;
   SharedTiles shared;
   char* scratch;
@@ -67,7 +67,7 @@ struct CpuLauncher::ForwardWorkspace {
 };
 
 struct CpuLauncher::BackwardWorkspace {
-  Sequence* sequences;
+  SeqlenInfo* sequences;
   float *lse2, *base, *delta, *dq;
   int32_t* turn;
   char* scratch;
@@ -106,7 +106,7 @@ static Lengths split_bound(const SplitRule& rule, const Shape& shape) {
 CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const Shape& shape, char* base) const {
   ForwardWorkspace w{};
   Cutter cutter(base);
-  w.sequences = cutter.take<Sequence>(shape.batch);
+  w.sequences = cutter.take<SeqlenInfo>(shape.batch);
   const Lengths split = split_bound(split_, shape);
   if (split.kv > 1) {
     const int64_t rows = static_cast<int64_t>(split.kv) * shape.batch * problem_.heads_q * split.q;
@@ -115,7 +115,8 @@ CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const Shape& shape,
     w.partial_l = cutter.take<float>(rows);
   }
   // Rows that make more than one block.
-  if (shared_tile_ > 0 && int64_t{shape.seqlen_q} * problem_.group() > smallest_block()) {
+  if (shared_tile_ > 0 &&
+      int64_t{shape.seqlen_q} * problem_.q_heads_per_kv_head() > smallest_block()) {
     const int64_t tiles =
         problem_.heads_kv * HeadTiles::of_keys(problem_, shape, forward_tiling_.tile_kv).count();
     w.shared.tile_bytes = shared_tile_;
@@ -132,7 +133,7 @@ CpuLauncher::BackwardWorkspace CpuLauncher::backward_workspace(const Shape& shap
                                                                char* base) const {
   BackwardWorkspace w{};
   Cutter cutter(base);
-  w.sequences = cutter.take<Sequence>(shape.batch);
+  w.sequences = cutter.take<SeqlenInfo>(shape.batch);
   const int32_t tile_q = backward_tiling_.tile_q;
   const int64_t tiles = problem_.heads_q * HeadTiles::of_queries(problem_, shape, tile_q).count();
   w.lse2 = cutter.take<float>(tiles * tile_q);
@@ -194,7 +195,8 @@ static bool shares_reads(const ForwardJob& job) {
 // Blocks of queries: large enough to share packed keys, small enough to occupy all threads.
 void CpuLauncher::set_blocks(ForwardJob* job) const {
   const Shape& shape = job->args->shape;
-  const int32_t group = problem_.group(), tile = job->tiling.tile_q, smallest = smallest_block();
+  const int32_t group = problem_.q_heads_per_kv_head(), tile = job->tiling.tile_q,
+                smallest = smallest_block();
   job->kv_heads = 1;
   for (int32_t rows = job->tiling.rows;; rows = std::max(rows / 2 / tile * tile, smallest)) {
     job->queries = std::max(std::min(shape.seqlen_q, rows), 1);
@@ -238,7 +240,7 @@ int32_t CpuLauncher::forward(const ForwardArgs& args, void* workspace, const Exe
   const Shape& shape = args.shape;
   const ForwardWorkspace w = forward_workspace(shape, static_cast<char*>(workspace));
   const Random random = random_of(args.inputs);
-  resolve_sequences(problem_, shape, args.inputs, w.sequences);
+  resolve_seqlens(problem_, shape, args.inputs, w.sequences);
   ForwardJob job{};
   job.problem = &problem_;
   job.args = &args;
@@ -278,7 +280,7 @@ void CpuLauncher::merge_parts(const ForwardJob& job, const Executor& on) const {
   parallel_tasks(threads_for(threads_, elements, on), rows, 1, [&](int64_t task, int32_t) {
     const int32_t b = static_cast<int32_t>(task / problem_.heads_q);
     const int32_t h = static_cast<int32_t>(task % problem_.heads_q);
-    const Sequence sequence = job.sequences[b];
+    const SeqlenInfo sequence = job.sequences[b];
     const int32_t parts = part_count(split_, sequence.len);
     if (parts <= 1) return;
     const int64_t stride = job.partial_row(1, 0, 0, 0);
@@ -293,9 +295,9 @@ void CpuLauncher::merge_parts(const ForwardJob& job, const Executor& on) const {
                          0,
                          0};
     const RowLayout layout = row_layout(problem_, args.shape);
-    const ScoreUnit unit = score_rules(problem_, args.inputs, b, h, sequence.len).unit();
+    const ScoreUnit unit = score_mod(problem_, args.inputs, b, h, sequence.len).unit();
     for (int32_t i = 0; i < sequence.len.q; ++i) {
-      const int64_t token = sequence.first_q + i, row = job.partial_row(0, b, h, i);
+      const int64_t token = sequence.offset_q + i, row = job.partial_row(0, b, h, i);
       char* o =
           static_cast<char*>(args.o.data) +
           (b * args.o.stride_batch + h * args.o.stride_head + token * args.o.stride_seq) * size;
@@ -330,9 +332,9 @@ int32_t CpuLauncher::backward(const BackwardArgs& args, void* workspace, const E
                 "more; split the batch",
                 shape.batch, problem_.heads_kv, job.key_tiles);
   }
-  resolve_sequences(problem_, shape, args.inputs, w.sequences);
+  resolve_seqlens(problem_, shape, args.inputs, w.sequences);
   // As many heads at a time as threads, in the end, too.
-  job.order = Sections::of(heads, job.key_tiles, job.threads, job.threads);
+  job.order = L2Swizzle::of(heads, job.key_tiles, job.threads, job.threads);
   job.rng_seed = random.seed;
   job.rng_offset = random.offset;
   // Or none: a sum of nothing is written, too.

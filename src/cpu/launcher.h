@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "core/family.h"
+#include "core/backend.h"
 #include "cpu/kernels.h"
 
 namespace flashattn::cpu {

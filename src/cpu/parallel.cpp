@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "core/float_environment.h"
-#include "core/geometry.h"
+#include "core/mask_geometry.h"
 
 namespace flashattn::cpu {
 namespace {

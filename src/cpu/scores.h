@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/philox.h"
-#include "core/score_rules.h"
+#include "core/score_mod.h"
 #include "cpu/elementary.h"
 #include "cpu/pack.h"
 
@@ -21,7 +21,7 @@ FLASHATTN_INLINE Interval round_out(Interval columns) {
 
 // Rows of a tile that the block mask does not tear apart: all cut at the same queries, wherever the
 // tile starts, so that what is computed for a query does not depend on its neighbours.
-FLASHATTN_INLINE Interval block_cell(const ScoreRules& rules, int32_t query, int32_t tile_q,
+FLASHATTN_INLINE Interval block_cell(const ScoreMod& rules, int32_t query, int32_t tile_q,
                                      Lengths len) {
   if (!rules.blocks) return {0, len.q};
   const int32_t rows =
@@ -33,7 +33,7 @@ FLASHATTN_INLINE Interval block_cell(const ScoreRules& rules, int32_t query, int
 // Calls body(keys, full) for each stretch of keys whose blocks are not off for all of the queries;
 // full: on for all.
 template <class Body>
-FLASHATTN_INLINE void for_each_block_run(const ScoreRules& rules, Interval queries, Interval keys,
+FLASHATTN_INLINE void for_each_block_run(const ScoreMod& rules, Interval queries, Interval keys,
                                          Body body) {
   if (!rules.blocks) return body(keys, true);
   Interval run{keys.begin, keys.begin};
@@ -64,7 +64,7 @@ FLASHATTN_INLINE void for_each_block_run(const ScoreRules& rules, Interval queri
 // columns [begin, end) of s, multiples of kWidth. Returns the highest of each lane. derivative, if
 // not NULL, receives that of the softcap. add(x, key): x plus the biases of the keys from `key` on.
 template <class Add>
-FLASHATTN_INLINE Floats modify_columns(const ScoreRules& rules, int32_t i, int32_t first,
+FLASHATTN_INLINE Floats modify_columns(const ScoreMod& rules, int32_t i, int32_t first,
                                        int32_t begin, int32_t end, float* s, float* derivative,
                                        Add add) {
   const bool capped = rules.softcap != 0;
@@ -102,7 +102,7 @@ FLASHATTN_INLINE Floats modify_columns(const ScoreRules& rules, int32_t i, int32
 }
 
 // The same with the bias of the rules; `keys`: all of the sequence.
-inline Floats modify_row(const ScoreRules& rules, int32_t i, int32_t first, int32_t keys,
+inline Floats modify_row(const ScoreMod& rules, int32_t i, int32_t first, int32_t keys,
                          int32_t begin, int32_t end, float* s, float* derivative) {
   const auto modify = [&](auto add) {
     return modify_columns(rules, i, first, begin, end, s, derivative, add);
@@ -153,8 +153,8 @@ FLASHATTN_INLINE void hide(float* s, Interval shown, Interval columns) {
 
 // Hides the columns of s whose keys are not visible, or lie in blocks that are off. Column 0 is key
 // `first`.
-inline void mask_row(const ScoreRules& rules, bool blocks, int32_t i, int32_t first,
-                     Interval visible, Interval columns, float* s) {
+inline void mask_row(const ScoreMod& rules, bool blocks, int32_t i, int32_t first, Interval visible,
+                     Interval columns, float* s) {
   const Interval shown = intersect({visible.begin - first, visible.end - first}, columns);
   hide(s, shown, columns);
   if (!blocks) return;

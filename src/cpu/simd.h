@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "core/geometry.h"
+#include "core/mask_geometry.h"
 
 #include <sched.h>
 #include <time.h>

@@ -1,8 +1,8 @@
 // What the host hands to the kernels, by value.
 #pragma once
 
-#include "core/sections.h"
-#include "core/sequence.h"
+#include "core/l2_swizzle.h"
+#include "core/seqlen_info.h"
 
 namespace flashattn::cuda {
 
@@ -21,8 +21,8 @@ struct ForwardParams {
   int32_t queries, heads, head_blocks, query_blocks;
   int32_t parts;  // of the sequence with the most
   // Of units that share keys: (batch, KV head, head block), a turn each query block and part.
-  Sections sections;
-  Divisor by_parts, by_head_blocks, by_heads_kv;
+  L2Swizzle swizzle;
+  FastDivmod by_parts, by_head_blocks, by_heads_kv;
   int32_t group;
   // Partial results, (part, batch, head, query), of sequences with several parts: fp32. The sums of
   // weights stand beside their base: in an LSE, large scores would leave no digits for them.
@@ -45,10 +45,10 @@ struct ForwardParams {
 };
 
 // Past all tickets, also when each block has asked for some more, and twice that in 32 bits.
-constexpr int32_t kNoTicket = INT32_MAX / 2 - 0xfffff;
+constexpr int32_t kNoWork = INT32_MAX / 2 - 0xfffff;
 
 // Of dq_states.
-constexpr int32_t kDqClaimed = 1, kDqOpen = 2, kDqTurn = 4, kDqConverted = -1;
+constexpr int32_t kDqClaimed = 1, kDqOpen = 2, kDqPendingTile = 4, kDqConverted = -1;
 
 // The kernels of a backward pass share what one of them leaves to the next in the workspace.
 // Portable: rows there stand as in lse. Hopper: in whole tiles of queries, see tile_q.
@@ -60,8 +60,8 @@ struct BackwardParams {
   uint32_t dropout_threshold;
   float* lse2;  // in log2 units; +inf for rows that see nothing: 2^(-inf - inf) = 0
   // Of rows with |lse| above kFarLse the largest score, which lse2 is then relative to; elsewhere
-  // NaN. Scores are products, or with wide_scores in units of kWideUnit log2(e). Where there are
-  // such rows, *far is far_stamp, which no other launch has; whoever converts dq takes it away.
+  // NaN. ScoreModKind are products, or with wide_scores in units of kWideUnit log2(e). Where there
+  // are such rows, *far is far_stamp, which no other launch has; whoever converts dq takes it away.
   float* base;
   uint64_t* far;
   uint64_t far_stamp;
@@ -77,9 +77,10 @@ struct BackwardParams {
   // a new tile on. Of dq a tile is tile_q * tile_dim numbers in the order of accumulators.
   int32_t tile_q, tile_dim, tile_kv;
   // Hopper: for each of the dq_parts of a tile of dq, of so many columns, kDqClaimed: something
-  // lies there, or is on its way; kDqOpen: it may be added to; above, in units of kDqTurn: how many
-  // tiles of keys have yet to add, in order (ordered) or where the kernel converts. In order the
-  // last of them is first, down to dq_first[tile of dq]. Or kDqConverted: nothing is left to do.
+  // lies there, or is on its way; kDqOpen: it may be added to; above, in units of kDqPendingTile:
+  // how many tiles of keys have yet to add, in order (ordered) or where the kernel converts. In
+  // order the last of them is first, down to dq_first[tile of dq]. Or kDqConverted: nothing is left
+  // to do.
   int32_t* dq_states;
   int32_t* dq_first;   // NULL without order
   int32_t* dq_ticket;  // numbers the tiles of dq as blocks take them to convert
@@ -89,8 +90,8 @@ struct BackwardParams {
   int32_t arrived_count;
   int32_t group;  // query heads that share a KV head
   // Portable: of units that share queries, (batch, KV head), a turn each key block.
-  Sections sections;
-  Divisor by_heads_kv;
+  L2Swizzle swizzle;
+  FastDivmod by_heads_kv;
   uint64_t* stamp;  // Hopper: to be removed when the backward kernel has ended, or NULL
 
   FLASHATTN_HD int64_t units() const {
@@ -107,15 +108,15 @@ struct BackwardParams {
     return HeadTiles::of_queries(problem, args.shape, rows).count();
   }
 
-  FLASHATTN_HD int64_t query_tile(const Sequence& sequence, int32_t b, int32_t h, int32_t tile,
+  FLASHATTN_HD int64_t query_tile(const SeqlenInfo& sequence, int32_t b, int32_t h, int32_t tile,
                                   int32_t rows) const {
     const HeadTiles tiles = HeadTiles::of_queries(problem, args.shape, rows);
-    return h * tiles.count() + tiles.first(sequence.first_q, b) + tile;
+    return h * tiles.count() + tiles.first(sequence.offset_q, b) + tile;
   }
 
   // Where lse2 and delta of a sequence's first query stand.
-  FLASHATTN_HD int64_t first_number(const Sequence& sequence, int32_t b, int32_t h) const {
-    return tile_q == 0 ? row(b, h, sequence.first_q)
+  FLASHATTN_HD int64_t lse_delta_offset(const SeqlenInfo& sequence, int32_t b, int32_t h) const {
+    return tile_q == 0 ? row(b, h, sequence.offset_q)
                        : query_tile(sequence, b, h, 0, tile_q) * tile_q;
   }
 };

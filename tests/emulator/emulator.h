@@ -97,7 +97,7 @@ void add(float* to, float x);  // relaxed
 
 void fence_gpu();
 void fence_async_global();  // of the global proxy
-void wait_for_previous();   // griddepcontrol.wait
+void griddep_wait();        // griddepcontrol.wait
 
 // By the copy engine, while it is at work on one of the copies below.
 void engine_reads(const void* from, size_t bytes);

@@ -191,8 +191,8 @@ void claim() {
     }
     fence_async_global();
     if (state & 1) {
-      flashattn::cuda::ptx::bulk_add(reinterpret_cast<float*>(sums), shared_at(kTile), kTileBytes,
-                                     0);
+      flashattn::cuda::ptx::bulk_reduce_add(reinterpret_cast<float*>(sums), shared_at(kTile),
+                                            kTileBytes, 0);
     } else {
       flashattn::cuda::ptx::bulk_store(sums, shared_at(kTile), kTileBytes);
     }
@@ -230,7 +230,7 @@ void follow() {
       [] {
         if (kHow == Waits::kLate) sum_all();
         if (kHow != Waits::kNever && (kHow != Waits::kOneThread || thread() == 32)) {
-          wait_for_previous();
+          griddep_wait();
         }
         if (kHow != Waits::kNever && kHow != Waits::kLate && thread() < 32) sum_all();
       },
@@ -243,9 +243,9 @@ void overwrite() {
   start([] { sum_all(); });
   start(
       [] {
-        if (!kBad) wait_for_previous();
+        if (!kBad) griddep_wait();
         own() = 2;
-        if (kBad) wait_for_previous();
+        if (kBad) griddep_wait();
       },
       true);
 }
@@ -254,11 +254,11 @@ void overwrite() {
 template <bool kBad>
 void follow_two() {
   start(leave_numbers);
-  start([] { wait_for_previous(); }, kBad);
+  start([] { griddep_wait(); }, kBad);
   start(
       [] {
         sum_all();
-        wait_for_previous();
+        griddep_wait();
       },
       true);
 }
@@ -269,7 +269,7 @@ template <bool kBad>
 void start_under() {
   start(
       [] {
-        wait_for_previous();
+        griddep_wait();
         if (leads() && block_number() == 0) const_cast<volatile int32_t&>(memory->flag) = 0;
         own() = 1;
         if (kBad) fence_gpu();
@@ -288,7 +288,7 @@ void start_under() {
         }
         sync();
         sum_all();
-        wait_for_previous();
+        griddep_wait();
       },
       true);
 }

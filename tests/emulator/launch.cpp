@@ -200,7 +200,7 @@ void run_grid(dim3 size, int threads, int shared_bytes, const std::function<void
   }
 }
 
-void wait_for_previous() {
+void griddep_wait() {
   launch.waited = true;
   if (!finds_races) return;
   Races& races = running->home->races;

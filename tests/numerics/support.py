@@ -134,7 +134,7 @@ def backend(kind: int) -> str:
     found = capi.ffi.new("flashattn_device_properties *",
                          {"struct_size": capi.ffi.sizeof("flashattn_device_properties")})
     capi.check(capi.library().flashattn_device_info(kind, 0, found))
-    family = os.environ.get("FLASHATTN_FAMILY") or "all"
+    family = os.environ.get("FLASHATTN_BACKEND") or "all"
     return "%s on %d.%d" % (family, *divmod(found.compute_capability, 10))
 
 

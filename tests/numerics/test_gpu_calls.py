@@ -13,7 +13,7 @@ from .harness import Call, run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ON_EMULATOR = "FLASHATTN_EMULATOR_DEVICE" in os.environ
-FAMILY = os.environ.get("FLASHATTN_FAMILY")
+FAMILY = os.environ.get("FLASHATTN_BACKEND")
 CASE = Case(seqlen_q=70, seqlen_kv=130, heads_q=2, dim_qk=64, dtype="bf16", backward=True)
 ERROR_DEVICE, REASON_ARCH, REASON_SIZE = 5, 4, 27
 emulated = pytest.mark.skipif(not ON_EMULATOR, reason="only the emulator fails when it is asked to")
@@ -169,7 +169,7 @@ print(say(plan.info(capi.BACKWARD, capi.sizes_of(CASE)), "why"))
 
 def test_a_refusal_of_the_better_family_is_passed_on(device):
     del device
-    said = in_a_process(BACKWARD_IN_FP32, FLASHATTN_FAMILY=None)
+    said = in_a_process(BACKWARD_IN_FP32, FLASHATTN_BACKEND=None)
     assert "(backend sm90 refuses: " in said and "blocks add to dq" in said
 
 

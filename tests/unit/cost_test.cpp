@@ -1,9 +1,9 @@
-// Bytes that plan_info reports, beside what one counts by hand: every family reports these. And
+// Bytes that plan_info reports, beside what one counts by hand: every backend reports these. And
 // when splitting keys pays.
 #include "core/cost.h"
 
 #include "check.h"
-#include "core/sequence.h"
+#include "core/seqlen_info.h"
 #include "core/validate_desc.h"
 
 using namespace flashattn;

@@ -1,4 +1,4 @@
-// Selection among families that are made up here, the defaults of a Problem, and the guard.
+// Selection among backends that are made up here, the defaults of a Problem, and the guard.
 #include "core/select.h"
 
 #include <cmath>
@@ -44,9 +44,9 @@ const Predicate kBroad[] = {
     {softcapped, FLASHATTN_REASON_SOFTCAP, "softcap", explain_softcap},
     {wide<256>, FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk", explain_wide<256>},
 };
-const Family kFast = {"fast", FLASHATTN_DEVICE_CPU, kNarrow, 2, no_plan};
-const Family kSlow = {"slow", FLASHATTN_DEVICE_CPU, kBroad, 2, no_plan};
-const Family kOther = {"other", FLASHATTN_DEVICE_CUDA, nullptr, 0, no_plan};
+const Backend kFast = {"fast", FLASHATTN_DEVICE_CPU, kNarrow, 2, no_plan};
+const Backend kSlow = {"slow", FLASHATTN_DEVICE_CPU, kBroad, 2, no_plan};
+const Backend kOther = {"other", FLASHATTN_DEVICE_CUDA, nullptr, 0, no_plan};
 // Needs the slow one.
 const Predicate kNeeding[] = {
     {[](const Problem& p, const Device& d) { return softcapped(p, d) || wide<256>(p, d); },
@@ -56,9 +56,9 @@ const Predicate kNeeding[] = {
      },
      true},
 };
-const Family kNeedy = {"needy", FLASHATTN_DEVICE_CPU, kNeeding, 1, no_plan};
-const Family* const kList[] = {&kOther, &kFast, &kSlow};
-const FamilyList kFamilies = {kList, 3};
+const Backend kNeedy = {"needy", FLASHATTN_DEVICE_CPU, kNeeding, 1, no_plan};
+const Backend* const kList[] = {&kOther, &kFast, &kSlow};
+const BackendList kFamilies = {kList, 3};
 
 const Device kDevice = {FLASHATTN_DEVICE_CPU, 0, {0, 0, 4, 0, "Some CPU", "baseline", 0, 0, 0}};
 
@@ -73,9 +73,9 @@ flashattn_desc make_desc(int32_t dim) {
 
 Problem problem_of(flashattn_desc desc) { return make_problem(desc); }
 
-int32_t refusal_of(const Problem& problem, FamilyList list) {
+int32_t refusal_of(const Problem& problem, BackendList list) {
   return guard("test", [&](ErrorOut&) {
-    select_family(problem, kDevice, list, nullptr);
+    select_backend(problem, kDevice, list, nullptr);
     return FLASHATTN_OK;
   });
 }
@@ -88,9 +88,9 @@ void note(void* user, int32_t, const char* message) {
 
 void test_select() {
   std::string passed_over;
-  CHECK(&select_family(problem_of(make_desc(64)), kDevice, kFamilies, &passed_over) == &kFast);
+  CHECK(&select_backend(problem_of(make_desc(64)), kDevice, kFamilies, &passed_over) == &kFast);
   CHECK(passed_over.empty());
-  CHECK(&select_family(problem_of(make_desc(65)), kDevice, kFamilies, &passed_over) == &kSlow);
+  CHECK(&select_backend(problem_of(make_desc(65)), kDevice, kFamilies, &passed_over) == &kSlow);
   CHECK(passed_over == std::string("backend ") + kFast.name + " refuses: dim_qk = 65 is above 64");
 
   char lines[1024] = "";
@@ -110,7 +110,7 @@ void test_select() {
   CHECK(std::strstr(last_error().text, "softcap = 2 is not offered") != nullptr);
 
   // Who needs it has one reason less, but says nothing.
-  const Family* const needy[] = {&kNeedy, &kSlow};
+  const Backend* const needy[] = {&kNeedy, &kSlow};
   desc.dim_qk = 300;
   CHECK(refusal_of(problem_of(desc), {needy, 2}) == FLASHATTN_ERROR_UNSUPPORTED);
   CHECK(last_error().reason == FLASHATTN_REASON_SOFTCAP);
@@ -126,7 +126,7 @@ void test_defaults() {
   desc.bias = FLASHATTN_BIAS_DENSE;
   const Problem p = problem_of(desc);
   CHECK(p.ops == FLASHATTN_OP_FORWARD && p.dtype_o == FLASHATTN_DTYPE_BF16);
-  CHECK(p.heads_kv == 8 && p.group() == 1 && p.dim_v == 64);
+  CHECK(p.heads_kv == 8 && p.q_heads_per_kv_head() == 1 && p.dim_v == 64);
   CHECK(p.dtype_bias == FLASHATTN_DTYPE_BF16 && p.scale == 0.125f);
   CHECK(p.dropout == 0 && p.struct_size == sizeof(flashattn_desc));
   CHECK(problem_of(make_desc(64)).dtype_bias == FLASHATTN_DTYPE_DEFAULT);
@@ -134,7 +134,7 @@ void test_defaults() {
   CHECK(problem_of(desc).dropout_threshold() == 32768);
   desc.heads_kv = 2;
   desc.scale = -3;
-  CHECK(problem_of(desc).group() == 4 && problem_of(desc).scale == -3);
+  CHECK(problem_of(desc).q_heads_per_kv_head() == 4 && problem_of(desc).scale == -3);
   // Kernels take the bits of a softcap that is off for zeros.
   desc.softcap = desc.dropout = -0.0f;
   CHECK(!std::signbit(problem_of(desc).softcap) && !std::signbit(problem_of(desc).dropout));

@@ -1,6 +1,6 @@
 // Items cut into shares: every step of every item is in one piece, no two pieces have one number,
 // those of an item follow each other, and no ticket has more than its share.
-#include "core/stream_k.h"
+#include "cuda/host/schedule/stream_k.h"
 
 #include <climits>
 #include <initializer_list>
@@ -16,7 +16,7 @@ bool right(int32_t items, int32_t steps, int32_t workers, int32_t cost, int32_t 
   const StreamK cut = StreamK::of(items, steps, workers, cost, least);
   if (cut.tickets == items) return cut.whole == items && cut.items_cut() == 0 && !cut.pieces();
   if (cut.whole % workers != 0 || cut.items_cut() != items - cut.whole) return false;
-  if (cut.tickets - cut.whole > workers || cut.share.by < cost) return false;
+  if (cut.tickets - cut.whole > workers || cut.share.divisor < cost) return false;
   std::vector<int32_t> done(static_cast<size_t>(cut.items_cut()));  // steps
   std::vector<int32_t> found(done.size());                          // pieces
   int32_t last = -1;                                                // number of a piece
@@ -36,7 +36,7 @@ bool right(int32_t items, int32_t steps, int32_t workers, int32_t cost, int32_t 
       if ((++found[n] == piece.count) != (done[n] == steps)) return false;
       more = piece.more;
     }
-    if (more || length > cut.share.by) return false;
+    if (more || length > cut.share.divisor) return false;
   }
   for (const int32_t n : done) {
     if (n != steps) return false;
@@ -55,8 +55,8 @@ int main() {
     }
   }
   // 16k tokens, heads * dim = 2048, on 132 multiprocessors: 15.5 rounds of D = 128, 31.03 of 64.
-  CHECK(StreamK::of(2048, 52, 132, 4, 12).share.by == 27);
-  CHECK(StreamK::of(4096, 64, 132, 4, 12).share.by == 4);
+  CHECK(StreamK::of(2048, 52, 132, 4, 12).share.divisor == 27);
+  CHECK(StreamK::of(4096, 64, 132, 4, 12).share.divisor == 4);
   CHECK(StreamK::of(2048, 8, 132, 4, 0).tickets == 2048);  // too short
   CHECK(StreamK::of(2048, 16, 132, 4, 7).tickets > 2048 - 68);
   CHECK(StreamK::of(2048, 16, 132, 4, 12).tickets == 2048);  // too little saved

@@ -742,7 +742,7 @@ int32_t flashattn_plan_create(const flashattn_desc *desc, flashattn_plan **plan,
 
 Checks the descriptor, chooses the kernels and does everything that is slow. The choice depends
 on the descriptor, the device and the library's version, and on two environment variables for
-tests, read once: FLASHATTN_FAMILY asks for a GPU backend (sm80, sm90), FLASHATTN_CPU_ISA for an
+tests, read once: FLASHATTN_BACKEND asks for a GPU backend (sm80, sm90), FLASHATTN_CPU_ISA for an
 instruction set.
   desc    may be freed afterwards.
   plan    out: to be freed by flashattn_plan_destroy. Untouched on failure.

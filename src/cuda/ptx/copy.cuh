@@ -298,14 +298,14 @@ __device__ __forceinline__ void or_release(int32_t* to, int32_t bits) {
 
 // The next kernel of the stream, if it was started early, may begin when all blocks have called
 // this.
-__device__ __forceinline__ void let_next_start() {
+__device__ __forceinline__ void griddep_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
 // In a kernel that was started early: until those before it are done, and what they wrote is there.
-__device__ __forceinline__ void wait_for_previous() {
+__device__ __forceinline__ void griddep_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif

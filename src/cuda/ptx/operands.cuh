@@ -16,17 +16,19 @@ struct BoxPosition {
 
 // A matrix of 16-bit elements in shared memory whose rows of 64 elements lie 128 bytes apart,
 // 16-byte chunks exchanged by chunk ^ row % 8; its first row lies at a multiple of 1024.
-struct Matrix {
+struct SmemDescriptor {
   uint32_t low;  // of the descriptor; the rest is the same for all
 
   // panel_bytes: from one panel of 64 columns to the next, for operands whose rows run along k.
-  static __device__ __forceinline__ Matrix at(uint32_t address, uint32_t panel_bytes) {
+  static __device__ __forceinline__ SmemDescriptor at(uint32_t address, uint32_t panel_bytes) {
     return {(address & 0x3ffff) >> 4 | panel_bytes >> 4 << 16};
   }
 
   __device__ __forceinline__ uint32_t address() const { return (low & 0x3fff) << 4; }
 
-  __device__ __forceinline__ Matrix further(uint32_t bytes) const { return {low + (bytes >> 4)}; }
+  __device__ __forceinline__ SmemDescriptor advance(uint32_t bytes) const {
+    return {low + (bytes >> 4)};
+  }
 
   __device__ __forceinline__ uint64_t descriptor() const {
     constexpr uint32_t kHigh = 1024 >> 4 | 1u << 30;  // eight rows; the exchange of chunks

@@ -64,8 +64,8 @@ __device__ __forceinline__ void bulk_store(void* to, uint32_t from, uint32_t byt
 }
 
 // Adds fp32 numbers that follow each other to those in global memory.
-__device__ __forceinline__ void bulk_add(float* to, uint32_t from, uint32_t bytes,
-                                         uint64_t policy) {
+__device__ __forceinline__ void bulk_reduce_add(float* to, uint32_t from, uint32_t bytes,
+                                                uint64_t policy) {
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.L2::cache_hint.add.f32 [%0], [%1], %2, "
       "%3;" ::"l"(to),

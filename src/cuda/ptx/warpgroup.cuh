@@ -1,5 +1,5 @@
 // What surrounds the products of a warpgroup: fences, registers (PTX ISA, "Asynchronous Warpgroup
-// Level Matrix Instructions").
+// Level SmemDescriptor Instructions").
 #pragma once
 
 #include "cuda/ptx/operands.cuh"
@@ -23,7 +23,7 @@ __device__ __forceinline__ void wgmma_wait() {
 
 // x, not before y is known: ptxas moves instructions past others, but not before their operands.
 // zero: 0, and ptxas must not see that it is.
-__device__ __forceinline__ float after(float x, float y, uint32_t zero) {
+__device__ __forceinline__ float order_after(float x, float y, uint32_t zero) {
   float same;
   asm volatile("{ .reg .b32 t; and.b32 t, %2, %3; or.b32 %0, %1, t; }"
                : "=f"(same)
@@ -33,25 +33,25 @@ __device__ __forceinline__ float after(float x, float y, uint32_t zero) {
 
 // Keeps the compiler from moving uses of r across this point.
 template <int kCount>
-__device__ __forceinline__ void pin(float (&r)[kCount]) {
+__device__ __forceinline__ void reg_fence(float (&r)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(r[i])::"memory");
 }
 
 template <int kCount>
-__device__ __forceinline__ void pin(uint32_t (&r)[kCount]) {
+__device__ __forceinline__ void reg_fence(uint32_t (&r)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(r[i])::"memory");
 }
 
 // Registers a thread; every warp of the warpgroup calls it.
 template <int kCount>
-__device__ __forceinline__ void registers_release() {
+__device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
 template <int kCount>
-__device__ __forceinline__ void registers_claim() {
+__device__ __forceinline__ void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 

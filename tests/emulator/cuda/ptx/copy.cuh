@@ -133,8 +133,8 @@ inline float4 load_uncached(const float4* from) { return *from; }
 inline int4 load_once(const char* from) { return *reinterpret_cast<const int4*>(from); }
 
 // The next kernel may start now, or has to wait: it sees no more of this one either way.
-inline void let_next_start() {}
-inline void wait_for_previous() { emulator::wait_for_previous(); }
+inline void griddep_launch_dependents() {}
+inline void griddep_wait() { emulator::griddep_wait(); }
 
 inline int32_t warp_slot() { return static_cast<int32_t>(threadIdx.x / 32); }
 

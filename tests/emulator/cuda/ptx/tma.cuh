@@ -68,7 +68,7 @@ inline void bulk_store(void* to, uint32_t from, uint32_t bytes) {
                          [=](const char* data) { emulator::engine_writes(to, data, bytes); });
 }
 
-inline void bulk_add(float* to, uint32_t from, uint32_t bytes, uint64_t) {
+inline void bulk_reduce_add(float* to, uint32_t from, uint32_t bytes, uint64_t) {
   emulator::engine_store(from, bytes,
                          [=](const char* data) { emulator::engine_adds(to, data, bytes / 4); });
 }

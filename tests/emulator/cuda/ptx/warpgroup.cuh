@@ -12,15 +12,15 @@ template <int kPending>
 void wgmma_wait() {
   emulator::multiply_wait(kPending);
 }
-inline float after(float x, float, uint32_t) { return x; }
+inline float order_after(float x, float, uint32_t) { return x; }
 template <int kCount>
-void pin(float (&)[kCount]) {}
+void reg_fence(float (&)[kCount]) {}
 template <int kCount>
-void pin(uint32_t (&)[kCount]) {}
+void reg_fence(uint32_t (&)[kCount]) {}
 template <int kCount>
-void registers_release() {}
+void setmaxnreg_dec() {}
 template <int kCount>
-void registers_claim() {}
+void setmaxnreg_inc() {}
 
 inline void stmatrix_x4(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   const emulator::Words* rows = emulator::exchange({{address}});

@@ -1,0 +1,173 @@
+// One sequence of a batch: where its rows start, how long it is, how its keys are split. Shared by
+// the CPU backend, the host side of the GPU backends, and the kernels.
+#pragma once
+
+#include <algorithm>
+
+#include "core/fast_divmod.h"
+#include "core/problem.h"
+
+namespace flashattn {
+
+struct SeqlenInfo {
+  int64_t offset_q, offset_kv;  // rows before it: of earlier sequences (VARLEN), and left padding
+  Lengths len;
+};
+
+// Rows of sequence b of `total`. Entries outside count as the nearest inside, a sequence that ends
+// before it begins as empty.
+FLASHATTN_HD Interval packed_rows(const int32_t* cu_seqlens, int32_t b, int64_t total) {
+  const int32_t rows = total < INT32_MAX ? static_cast<int32_t>(total) : INT32_MAX;
+  const int32_t begin = clamp_index(cu_seqlens[b], rows), end = cu_seqlens[b + 1];
+  return {begin, end < begin ? begin : end > rows ? rows : end};
+}
+
+// Whatever starts and lengths say, the rows lie inside the arrays, and there are no more of them
+// than the shape says: on a GPU nobody else checks them.
+FLASHATTN_HD SeqlenInfo seqlen_info(const Problem& problem, const Shape& shape, const Inputs& in,
+                                    int32_t b) {
+  SeqlenInfo s{0, 0, {shape.seqlen_q, shape.seqlen_kv}};
+  if (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) {
+    const Interval rows = packed_rows(in.cu_seqlens_q, b, shape.total_q);
+    s.offset_q = rows.begin;
+    s.len.q = clamp_index(rows.end - rows.begin, s.len.q);
+  }
+  if (problem.layout & FLASHATTN_LAYOUT_VARLEN_KV) {
+    const Interval rows = packed_rows(in.cu_seqlens_kv, b, shape.total_kv);
+    s.offset_kv = rows.begin;
+    s.len.kv = clamp_index(rows.end - rows.begin, s.len.kv);
+  }
+  if (in.lens_q) s.len.q = clamp_index(in.lens_q[b], s.len.q);
+  if (in.lens_kv) s.len.kv = clamp_index(in.lens_kv[b], s.len.kv);
+  if (in.starts_kv) {
+    const int32_t start = clamp_index(in.starts_kv[b], s.len.kv);
+    s.offset_kv += start;
+    s.len.kv -= start;
+  }
+  return s;
+}
+
+// All sequences of a batch, for those who read starts and lengths once: as above, and none begins
+// before the end of the one before it.
+inline void resolve_seqlens(const Problem& problem, const Shape& shape, const Inputs& in,
+                            SeqlenInfo* sequences) {
+  int64_t end_q = 0, end_kv = 0;
+  const auto move_behind = [](int64_t* end, int64_t* first, int32_t* len) {
+    const int64_t late = std::max<int64_t>(*end - *first, 0);
+    *first += late;
+    *len = clamp_index(*len - late, *len);
+    *end = *first + *len;
+  };
+  for (int32_t b = 0; b < shape.batch; ++b) {
+    SeqlenInfo s = seqlen_info(problem, shape, in, b);
+    if (problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q)) move_behind(&end_q, &s.offset_q, &s.len.q);
+    if (problem.has_layout(FLASHATTN_LAYOUT_VARLEN_KV)) {
+      move_behind(&end_kv, &s.offset_kv, &s.len.kv);
+    }
+    sequences[b] = s;
+  }
+}
+
+// Tiles of `rows` queries or keys of one head, numbered through all sequences of a batch. VARLEN:
+// sequence b starts at most one tile for each earlier sequence after the rows before it. Sequences
+// that do not overlap share no tile, and none has a tile past the last.
+struct HeadTiles {
+  bool packed;
+  int64_t total;  // rows of all sequences, if packed
+  int32_t longest, batch, rows;
+
+  FLASHATTN_HD static HeadTiles of_queries(const Problem& problem, const Shape& shape,
+                                           int32_t rows) {
+    return {(problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) != 0, shape.total_q, shape.seqlen_q,
+            shape.batch, rows};
+  }
+
+  FLASHATTN_HD static HeadTiles of_keys(const Problem& problem, const Shape& shape, int32_t rows) {
+    return {(problem.layout & FLASHATTN_LAYOUT_VARLEN_KV) != 0, shape.total_kv, shape.seqlen_kv,
+            shape.batch, rows};
+  }
+
+  FLASHATTN_HD constexpr int64_t count() const {
+    return packed ? total / rows + batch : ceil_div(longest, rows) * batch;
+  }
+
+  // The first of sequence b, before which there are so many rows.
+  FLASHATTN_HD constexpr int64_t first(int64_t rows_before, int32_t b) const {
+    return packed ? rows_before / rows + b : ceil_div(longest, rows) * b;
+  }
+};
+
+// Numbers of one row of lse, D and the like: (batch, head, seq) or (head, total).
+struct RowLayout {
+  int64_t batch_stride, head_stride;
+};
+
+FLASHATTN_HD RowLayout row_layout(const Problem& problem, const Shape& shape) {
+  if (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) return {0, shape.total_q};
+  return {static_cast<int64_t>(problem.heads_q) * shape.seqlen_q, shape.seqlen_q};
+}
+
+// How keys are split over workers that are merged afterwards. What a sequence gets depends on the
+// rule and on its own lengths alone.
+struct SplitRule {
+  int32_t parts;        // exactly so many, or, 0:
+  int32_t keys;         // parts of so many keys
+  int32_t max_queries;  // sequences with more queries are not split
+  int32_t step;         // parts start at multiples of it
+  FastDivmod round;     // keys that give each of the parts a step
+
+  static constexpr SplitRule of(int32_t parts, int32_t keys, int32_t max_queries, int32_t step) {
+    const int64_t round = static_cast<int64_t>(std::max(parts, 1)) * step;
+    return {parts, keys, max_queries, step,
+            FastDivmod::of(static_cast<int32_t>(std::min<int64_t>(round, INT32_MAX)))};
+  }
+};
+
+// Whether so many parts are worth their merge, for blocks of rows that share keys on so many
+// multiprocessors. In units of what a block takes for a key, some 20 ns: what parts save is less
+// where there are blocks enough to use the memory's bandwidth, and the merge takes 9 us and 9 ns a
+// row (fitted to decoding on an H200; kernels for up to 16 rows take half as long
+// for a key, and for the merge, which starts early).
+FLASHATTN_HD constexpr bool pays_to_split(int64_t rows, int32_t keys, int64_t parts, int64_t blocks,
+                                          int32_t units) {
+  if (parts <= 1) return false;
+  return (keys - keys / parts) * units > (450 + rows * 9 / 20) * (units + blocks);
+}
+
+// The most parts, up to `most`, of so many blocks each, that fill a device, which holds `resident`
+// at once, up to `rounds` times, and leave none of these rounds a tenth empty. 0: there are none.
+constexpr int64_t parts_of_full_rounds(int64_t blocks, int64_t resident, int64_t rounds,
+                                       int64_t most) {
+  for (; rounds > 0; --rounds) {
+    const int64_t full = rounds * resident / blocks, parts = full < most ? full : most;
+    if (10 * parts * blocks >= 9 * rounds * resident) return parts;
+  }
+  return 0;
+}
+
+// Keys of each part but the last.
+FLASHATTN_HD constexpr int32_t part_keys(const SplitRule& rule, Lengths len) {
+  if (len.q > rule.max_queries || len.kv == 0) return len.kv;
+  if (rule.parts == 0) return rule.keys < len.kv ? rule.keys : len.kv;
+  const int64_t steps = rule.round.quotient(len.kv - 1) + 1;
+  return clamp_index(steps * rule.step, len.kv);
+}
+
+FLASHATTN_HD constexpr int32_t part_count(const SplitRule& rule, Lengths len) {
+  return len.kv == 0 ? 1 : (len.kv - 1) / part_keys(rule, len) + 1;
+}
+
+// The most parts of any sequence within these lengths: not always that of the longest.
+FLASHATTN_HD constexpr int32_t part_bound(const SplitRule& rule, Lengths longest) {
+  return rule.parts > 0
+             ? rule.parts
+             : part_count(
+                   rule, {longest.q < rule.max_queries ? longest.q : rule.max_queries, longest.kv});
+}
+
+FLASHATTN_HD constexpr Interval part_range(const SplitRule& rule, Lengths len, int32_t part) {
+  const int64_t keys = part_keys(rule, len);
+  return {clamp_index(part * keys, len.kv), clamp_index((part + 1) * keys, len.kv)};
+}
+
+}  // namespace flashattn

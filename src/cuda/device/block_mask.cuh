@@ -1,0 +1,158 @@
+// Block masks: which tiles of keys one leaves, and which scores of a tile it hides.
+#pragma once
+
+#include "core/score_mod.h"
+#include "cuda/params.h"
+
+namespace flashattn::cuda {
+
+// The block mask of one head of one sequence.
+struct HeadBlocks {
+  const uint8_t* on;  // of query 0; NULL: there is no mask
+  int64_t row;
+  int32_t block_q, block_kv;
+
+  static __device__ __forceinline__ HeadBlocks of(const Problem& problem, const Inputs& in,
+                                                  int32_t b, int32_t h) {
+    if (!(problem.mask & FLASHATTN_MASK_BLOCKS)) return {nullptr, 0, 1, 1};
+    return {in.block_mask + b * in.block_mask_stride_batch + h * in.block_mask_stride_head,
+            in.block_mask_stride_row, problem.block_q, problem.block_kv};
+  }
+
+  // How it stands to a tile, not empty.
+  __device__ __forceinline__ TileKind kind(Interval queries, Interval keys) const {
+    if (!on) return TileKind::kFull;
+    bool any = false, all = true;
+    for (int32_t y = queries.begin / block_q; y <= (queries.end - 1) / block_q; ++y) {
+      for (int32_t x = keys.begin / block_kv; x <= (keys.end - 1) / block_kv; ++x) {
+        const bool visible = on[y * row + x] != 0;
+        any |= visible;
+        all &= visible;
+      }
+    }
+    return all ? TileKind::kFull : any ? TileKind::kPartial : TileKind::kEmpty;
+  }
+
+  // Which of a lane's columns, 8 n + 2 (lane % 4) + e, are shown: bit 2 n + e. Columns are the keys
+  // from `first` on for one query, or the queries for one key; from `limit` on they count as
+  // hidden. All lanes of a warp call it, those of a quad with the same query or key.
+  template <int kGroups>
+  __device__ __forceinline__ uint32_t shown_keys(int32_t query, int32_t first, int32_t limit,
+                                                 int32_t lane) const {
+    return shown<kGroups>(on + query / block_q * row, 1, block_kv, first, limit, lane);
+  }
+  template <int kGroups>
+  __device__ __forceinline__ uint32_t shown_queries(int32_t key, int32_t first, int32_t limit,
+                                                    int32_t lane) const {
+    return shown<kGroups>(on + key / block_kv, row, block_q, first, limit, lane);
+  }
+
+ private:
+  template <int kGroups>
+  static __device__ __forceinline__ uint32_t shown(const uint8_t* from, int64_t stride,
+                                                   int32_t width, int32_t first, int32_t limit,
+                                                   int32_t lane) {
+    static_assert(kGroups <= 16, "the bits of a word");
+    uint32_t bits = 0;
+    if (width % 8 == 0) {
+      // No group of columns is torn apart: each lane looks at a quarter of them.
+#pragma unroll
+      for (int n = 0; n < kGroups; n += 4) {
+        const int32_t group = n + lane % 4, j = first + group * 8;
+        if (group < kGroups && j < limit && from[j / width * stride]) bits |= 3u << 2 * group;
+      }
+      bits |= __shfl_xor_sync(~0u, bits, 1);
+      return bits | __shfl_xor_sync(~0u, bits, 2);
+    }
+#pragma unroll 1
+    for (int x = 0; x < 2 * kGroups; ++x) {
+      const int32_t j = first + x / 2 * 8 + lane % 4 * 2 + x % 2;
+      if (j < limit && from[j / width * stride]) bits |= 1u << x;
+    }
+    return bits;
+  }
+};
+
+// All tiles of keys.
+struct AllTiles {
+  template <class Params>
+  __device__ __forceinline__ explicit AllTiles(const Params&) {}
+  __device__ __forceinline__ void start() {}
+  template <class Item>
+  __device__ __forceinline__ int32_t down(const Item&, int32_t n, int32_t) const {
+    return n;
+  }
+  template <class Item>
+  __device__ __forceinline__ int32_t up(const Item&, int32_t n, int32_t) const {
+    return n;
+  }
+  __device__ __forceinline__ bool full(int32_t) const { return true; }
+};
+
+// Those that a block mask leaves. Looks at 32 tiles at a time, one a lane: all lanes of a warp call
+// its functions. Warps each ask for themselves, and read the same.
+template <class Params, int kTileQ, int kTileKv>
+class BlockTiles {
+ public:
+  __device__ __forceinline__ explicit BlockTiles(const Params& params) : params_(params) {}
+
+  __device__ __forceinline__ void start() { window_ = -1; }
+
+  // The first tile from n down to begin in which a query of the item sees a key; begin - 1 or
+  // less: there is none.
+  template <class Item>
+  __device__ __forceinline__ int32_t down(const Item& item, int32_t n, int32_t begin) {
+    if (!masked()) return n;
+    while (n >= begin) {
+      look(item, n);
+      const uint32_t left = some_ & ((2u << n % 32) - 1);
+      if (left) return n / 32 * 32 + 31 - __clz(left);
+      n = n / 32 * 32 - 1;
+    }
+    return n;
+  }
+
+  // The same from n up to end.
+  template <class Item>
+  __device__ __forceinline__ int32_t up(const Item& item, int32_t n, int32_t end) {
+    if (!masked()) return n;
+    while (n < end) {
+      look(item, n);
+      const uint32_t left = some_ & ~((1u << n % 32) - 1);
+      if (left) return n / 32 * 32 + __ffs(left) - 1;
+      n = n / 32 * 32 + 32;
+    }
+    return n;
+  }
+
+  // Of tile n, the last that was found: whether the block mask hides nothing.
+  __device__ __forceinline__ bool full(int32_t n) const {
+    return !masked() || (all_ >> n % 32 & 1);
+  }
+
+ private:
+  __device__ __forceinline__ bool masked() const {
+    return params_.problem.mask & FLASHATTN_MASK_BLOCKS;
+  }
+
+  template <class Item>
+  __device__ __forceinline__ void look(const Item& item, int32_t n) {
+    if (n / 32 == window_) return;
+    window_ = n / 32;
+    const HeadBlocks blocks = HeadBlocks::of(params_.problem, params_.args.inputs, item.b, item.h);
+    const int32_t key = (window_ * 32 + static_cast<int32_t>(threadIdx.x) % 32) * kTileKv;
+    const int32_t query = item.query, queries = item.len.q, keys = item.len.kv;
+    TileKind kind = TileKind::kEmpty;
+    if (key < keys) {
+      kind = blocks.kind({query, min(query + kTileQ, queries)}, {key, min(key + kTileKv, keys)});
+    }
+    some_ = __ballot_sync(~0u, kind != TileKind::kEmpty);
+    all_ = __ballot_sync(~0u, kind == TileKind::kFull);
+  }
+
+  const Params& params_;
+  int32_t window_ = -1;
+  uint32_t some_ = 0, all_ = 0;  // of the window's tiles
+};
+
+}  // namespace flashattn::cuda

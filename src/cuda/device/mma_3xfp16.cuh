@@ -1,0 +1,226 @@
+// Products of fp32 by the tensor cores' instructions for fp16: each number is the sum of two
+// (Ootomo, Yokota: Recovering single precision accuracy from Tensor Cores, 2022),
+//
+//   x = hi + lo / 2048,  hi = fp16(x),  lo = fp16((x - hi) 2048),
+//
+// and three of the four products are taken, 2048 times as large: a_lo b_hi + a_hi b_lo + (2048
+// a_hi) b_hi. fp16 has as many digits as tf32, and multiplies twice as fast. What is lost: the
+// fourth product and the rounding of lo, 2^-24 to 2^-22 of a product at most, and random as fp32's
+// own rounding of it. Tensor cores cut sums off where fp32 rounds: only 16 terms, and their
+// corrections before them, are added there, the rest on the ordinary units.
+//
+// fp16 ends at 2^16, and nothing is below 2^-24: hi and lo hold 2^-36. So tensors are multiplied by
+// powers of two first, which lift Q's maximum over the block to 2^3, since 2048 a_hi must fit, and
+// those of K and V over the first tile that is not zero to 2^9. Their numbers are as good as in
+// fp32 down to 2^-21 of that maximum (Q: 2^-15) and vanish at 2^-45 (Q: 2^-39): an error that small
+// next to the largest. A later tile with numbers beyond 2^6 times the first's maximum does not fit:
+// the block notices, and does all its work again with a smaller factor.
+//
+// Weights are at most 1, those below 2^-36 vanish: next to a row's largest they are nothing. Where
+// that one may be dropped, or be the sink's, fp32 is multiplied as tf32, which loses none.
+//
+// A tile is split where it lies, once for all warps of the block: of each 64 numbers of a row the
+// hi come to lie in the first 128 bytes, the lo in the next, chunks exchanged as in any tile. So
+// both are read as tiles of 16-bit elements are.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/ptx/mma.cuh"
+#include "cuda/device/smem_tile.cuh"
+
+namespace flashattn::cuda {
+
+// Of two numbers, the first in the low half.
+struct Halves {
+  uint32_t hi, lo;
+
+  static constexpr float kUnit = 2048.0f;  // of lo
+
+  // x times factor, a power of two. An infinity becomes NaN in lo; a number beyond fp16, and only
+  // that, becomes an infinity in lo.
+  static __device__ __forceinline__ Halves of(float x, float y, float factor) {
+    const uint32_t hi = ptx::pack<__half>(x * factor, y * factor);
+    const float2 kept = ptx::unpack<__half>(hi);
+    return {hi,
+            ptx::pack<__half>(fmaf(x, factor, -kept.x) * kUnit, fmaf(y, factor, -kept.y) * kUnit)};
+  }
+};
+
+// A tile of fp32 after it was split, as one of 16-bit elements.
+template <class Tile>
+using SplitTile = SharedTile<Tile::kHeight, Tile::kRowBytes / 2>;
+
+// How many chunks behind the first of a row the hi of columns [16 k, 16 k + 16) lie; the lo lie
+// kLoBytes behind them.
+__device__ constexpr int split_step(int k) { return k / 4 * 16 + k % 4 * 2; }
+constexpr uint32_t kLoBytes = 128;
+
+// The thread's share of a tile: what TileCopy lets it copy, so that its own copies are all that it
+// waits for. Neighbouring lanes write where others of the warp read.
+template <int kThreads, class Tile>
+struct TileSplit : TileCopy<kThreads, Tile::kHeight, Tile> {
+  using Copy = TileCopy<kThreads, Tile::kHeight, Tile>;
+  using Copy::chunk, Copy::row, Copy::kStep, Copy::kSteps;
+  static_assert(Tile::kSize == 4 && Tile::kChunks % 16 == 0, "64 numbers are split at once");
+  static_assert(Copy::kSlots == Tile::kChunks, "all lanes take part");
+
+  uint32_t split_to;  // in the first row
+
+  __device__ __forceinline__ explicit TileSplit(Tile tile)
+      : Copy(tile), split_to(tile.chunk(row, chunk / 16 * 16 + chunk % 16 / 2) + chunk % 2 * 8) {}
+
+  // The bits of the largest finite magnitude.
+  __device__ __forceinline__ int32_t largest() const {
+    int32_t top = 0;
+#pragma unroll 1
+    for (int n = 0; n < kSteps; ++n) {
+      const int4 words = ptx::load_shared_16(this->address(n));
+      for (const int32_t word : {words.x, words.y, words.z, words.w}) {
+        const int32_t magnitude = word & 0x7fffffff;
+        if (magnitude < 0x7f800000) top = max(top, magnitude);
+      }
+    }
+    return top;
+  }
+
+  // Whether a number times factor lies beyond fp16.
+  __device__ __forceinline__ bool split(float factor) const {
+    constexpr int kAtOnce = kSteps % 4 == 0 ? 4 : 2;
+    uint32_t top = 0;
+#pragma unroll(kSteps / kAtOnce <= 2 ? 2 : 1)
+    for (int first = 0; first < kSteps; first += kAtOnce) {
+      int4 words[kAtOnce];
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) words[n] = ptx::load_shared_16(this->address(first + n));
+      __syncwarp();
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const int step = (first + n) * kStep;
+        const auto number = [](int32_t x) { return __uint_as_float(static_cast<uint32_t>(x)); };
+        const Halves a = Halves::of(number(words[n].x), number(words[n].y), factor);
+        const Halves b = Halves::of(number(words[n].z), number(words[n].w), factor);
+        const uint32_t place = (split_to ^ (step & 7) << 4) + step * Tile::kRowBytes;
+        ptx::store_shared_8(place, a.hi, b.hi);
+        ptx::store_shared_8(place + kLoBytes, a.lo, b.lo);
+        top = ptx::largest_halves(top, ptx::largest_halves(a.lo, b.lo));
+      }
+    }
+    return (top & 0xffff) == 0x7c00 || top >> 16 == 0x7c00;
+  }
+};
+
+// An operand on the left, of 16 terms.
+struct HalvesLeft {
+  uint32_t hi[4], lo[4], large[4];  // large: 2048 hi
+
+  __device__ __forceinline__ void enlarge() {
+#pragma unroll
+    for (int x = 0; x < 4; ++x) large[x] = ptx::multiply_halves(hi[x], 0x68006800u);
+  }
+};
+
+// d += 2048 a b.
+__device__ __forceinline__ void multiply_halves(float (&d)[4], const HalvesLeft& a, uint32_t hi0,
+                                                uint32_t hi1, uint32_t lo0, uint32_t lo1) {
+  float sum[4] = {};
+  ptx::mma_16x8x16<__half>(sum, a.lo, hi0, hi1);
+  ptx::mma_16x8x16<__half>(sum, a.hi, lo0, lo1);
+  ptx::mma_16x8x16<__half>(sum, a.large, hi0, hi1);
+#pragma unroll
+  for (int e = 0; e < 4; ++e) d[e] += sum[e];
+}
+
+// d += 2048 left right^T, otherwise as products.cuh has it for 16-bit elements.
+template <class T, int kDim, int kMmaM, int kColumns>
+__device__ __forceinline__ std::enable_if_t<std::is_same<T, Halves>::value> multiply_rows(
+    float (&d)[kMmaM][kColumns][4], uint32_t left, uint32_t right) {
+  using Tile = SharedTile<16, 2 * kDim>;
+  // Not unrolled advance: loads far ahead of their use would cost more registers than there are.
+#pragma unroll(kMmaM == 1 ? 4 : 1)
+  for (int k = 0; k < kDim / 16; ++k) {
+    HalvesLeft a[kMmaM];
+#pragma unroll
+    for (int strip = 0; strip < kMmaM; ++strip) {
+      const uint32_t from = Tile::advance(left, split_step(k)) + strip * Tile::kBytes;
+      ptx::ldmatrix_x4(a[strip].hi, from);
+      ptx::ldmatrix_x4(a[strip].lo, from + kLoBytes);
+      a[strip].enlarge();
+    }
+#pragma unroll
+    for (int n = 0; n < kColumns / 2; ++n) {
+      uint32_t hi[4], lo[4];
+      const uint32_t from = Tile::advance(right, split_step(k)) + n * Tile::kBytes;
+      ptx::ldmatrix_x4(hi, from);
+      ptx::ldmatrix_x4(lo, from + kLoBytes);
+#pragma unroll
+      for (int strip = 0; strip < kMmaM; ++strip) {
+        multiply_halves(d[strip][2 * n], a[strip], hi[0], hi[1], lo[0], lo[1]);
+        multiply_halves(d[strip][2 * n + 1], a[strip], hi[2], hi[3], lo[2], lo[3]);
+      }
+    }
+  }
+}
+
+// Weights, at most 1, as the left operand.
+template <class T, int kColumns>
+__device__ __forceinline__ std::enable_if_t<std::is_same<T, Halves>::value, Halves> held_word(
+    const float (&x)[kColumns][4], int k, int word) {
+  const float* pair = &x[2 * k + word / 2][word % 2 * 2];
+  return Halves::of(pair[0], pair[1], 1.0f);
+}
+
+// d += 2048 held tile, the same. Where d is large, by parts between which the code really branches:
+// the compiler would start so many products at once that there are no registers for their sums.
+template <class T, int kSteps, int kMmaM, int kColumns, class Held>
+__device__ __forceinline__ std::enable_if_t<std::is_same<T, Halves>::value> multiply_held(
+    float (&d)[kMmaM][kColumns][4], uint32_t summed, Held held) {
+  using Tile = SharedTile<16, 2 * kColumns * 8>;
+  // Of 8 columns.
+  constexpr int kPart = kMmaM * kColumns > 16 ? 8 / kMmaM : kColumns;
+  constexpr int kParts = kColumns / kPart;
+  Halves words[kSteps][kMmaM][4];
+#pragma unroll
+  for (int x = 0; x < kSteps * kMmaM * 4; ++x) {
+    words[x / 4 / kMmaM][x / 4 % kMmaM][x % 4] = held(x / 4 % kMmaM, x / 4 / kMmaM, x % 4);
+  }
+#pragma unroll 1
+  for (int k = 0; k < kSteps; ++k, summed += Tile::kBytes) {
+    HalvesLeft a[kMmaM];
+#pragma unroll
+    for (int strip = 0; strip < kMmaM; ++strip) {
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        a[strip].hi[x] = words[0][strip][x].hi;
+        a[strip].lo[x] = words[0][strip][x].lo;
+      }
+      a[strip].enlarge();
+    }
+#pragma unroll 1
+    for (int turn = 0; turn < kParts; ++turn) {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        if (turn != part) continue;
+#pragma unroll
+        for (int n = part * kPart / 2; n < (part + 1) * kPart / 2; ++n) {
+          uint32_t hi[4], lo[4];
+          const uint32_t from = Tile::advance(summed, split_step(n));
+          ptx::ldmatrix_x4_trans(hi, from);
+          ptx::ldmatrix_x4_trans(lo, from + kLoBytes);
+#pragma unroll
+          for (int strip = 0; strip < kMmaM; ++strip) {
+            multiply_halves(d[strip][2 * n], a[strip], hi[0], hi[1], lo[0], lo[1]);
+            multiply_halves(d[strip][2 * n + 1], a[strip], hi[2], hi[3], lo[2], lo[3]);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int x = 0; x < (kSteps - 1) * kMmaM * 4; ++x) {
+      const int step = x / 4 / kMmaM, strip = x / 4 % kMmaM;
+      words[step][strip][x % 4] = words[step + 1][strip][x % 4];
+    }
+  }
+}
+
+}  // namespace flashattn::cuda

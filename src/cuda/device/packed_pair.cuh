@@ -1,0 +1,111 @@
+// Two neighbouring numbers of a row, as operands hold them and as shared memory and arrays do: one
+// word of 16-bit elements, two of fp32.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/device/smem_tile.cuh"
+
+namespace flashattn::cuda {
+
+template <class T>
+struct Pair {
+  uint32_t word;
+
+  static __device__ __forceinline__ Pair of(float x, float y) { return {ptx::pack<T>(x, y)}; }
+  static __device__ __forceinline__ Pair load_shared(uint32_t from) {
+    return {ptx::load_shared(from)};
+  }
+  static __device__ __forceinline__ Pair load(const char* from) {
+    return {*reinterpret_cast<const uint32_t*>(from)};
+  }
+  __device__ __forceinline__ void store_shared(uint32_t to) const { ptx::store_shared(to, word); }
+  __device__ __forceinline__ void store_if(bool condition, char* to) const {
+    ptx::store_if(condition, to, word);
+  }
+  __device__ __forceinline__ float2 numbers() const { return ptx::unpack<T>(word); }
+  // 0 where the other is 0, whatever stands here.
+  __device__ __forceinline__ Pair where(Pair other) const {
+    return {word & ptx::not_zero(other.word)};
+  }
+};
+
+template <>
+struct Pair<float> {
+  float2 pair;
+
+  static __device__ __forceinline__ Pair of(float x, float y) { return {make_float2(x, y)}; }
+  static __device__ __forceinline__ Pair load_shared(uint32_t from) {
+    return {ptx::load_shared_pair(from)};
+  }
+  static __device__ __forceinline__ Pair load(const char* from) {
+    return {*reinterpret_cast<const float2*>(from)};
+  }
+  __device__ __forceinline__ void store_shared(uint32_t to) const {
+    ptx::store_shared_pair(to, pair);
+  }
+  __device__ __forceinline__ void store_if(bool condition, char* to) const {
+    ptx::store_if(condition, reinterpret_cast<float*>(to), pair.x, pair.y);
+  }
+  __device__ __forceinline__ float2 numbers() const { return pair; }
+  __device__ __forceinline__ Pair where(Pair other) const {
+    return of(other.pair.x == 0.0f ? 0.0f : pair.x, other.pair.y == 0.0f ? 0.0f : pair.y);
+  }
+};
+
+// Among the four lanes of a quad: word w of lane n becomes word n of lane w.
+__device__ __forceinline__ void turn_over(uint32_t (&words)[4], int lane) {
+#pragma unroll
+  for (int step = 1; step <= 2; step *= 2) {
+    const bool high = lane & step;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      if (w & step) continue;
+      const uint32_t got = __shfl_xor_sync(~0u, high ? words[w] : words[w + step], step);
+      (high ? words[w] : words[w + step]) = got;
+    }
+  }
+}
+
+// Stores a row of 32 columns, of which each lane of a quad has a pair in each 8, as far as there
+// are columns, a multiple of 8. They exchange 16-bit elements, so that each lane stores 16 bytes.
+template <class T>
+__device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> store_quad(const Pair<T> (&pairs)[4],
+                                                                       char* to, int32_t columns,
+                                                                       int lane) {
+  uint32_t words[4] = {pairs[0].word, pairs[1].word, pairs[2].word, pairs[3].word};
+  turn_over(words, lane);
+  ptx::store_if(lane % 4 * 8 < columns, to + lane % 4 * 16, words);
+}
+
+__device__ __forceinline__ void store_quad(const Pair<float> (&pairs)[4], char* to, int32_t columns,
+                                           int lane) {
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const int32_t column = n * 8 + lane % 4 * 2;
+    pairs[n].store_if(n * 8 < columns, to + column * 4);
+  }
+}
+
+// Adds to 16 columns of a row in global memory, as far as there are columns, a multiple of 8: of
+// the first 8 and of the others each lane of a quad has a pair. Where four numbers can be added at
+// once, neighbours exchange, which takes less time than the other half of the additions.
+__device__ __forceinline__ void add_columns(float* row, float2 first, float2 second,
+                                            int32_t columns, int lane) {
+  if constexpr (ptx::kAddsFour) {
+    const bool odd = lane & 1;
+    const float2 kept = odd ? second : first, sent = odd ? first : second;
+    const float2 got{__shfl_xor_sync(~0u, sent.x, 1), __shfl_xor_sync(~0u, sent.y, 1)};
+    const float2 left = odd ? got : kept, right = odd ? kept : got;
+    const int at = lane % 4 / 2 * 4 + lane % 2 * 8;
+    if (at < columns) ptx::add_four(row + at, left.x, left.y, right.x, right.y);
+  } else {
+    const int at = no_hoist(lane) % 4 * 2;  // registers are scarce
+    if (columns > 0) ptx::add_pair(row + at, first.x, first.y);
+    if (columns > 8) ptx::add_pair(row + at + 8, second.x, second.y);
+  }
+}
+
+}  // namespace flashattn::cuda

@@ -1,0 +1,185 @@
+// Tiles of rows of 16-bit elements or fp32 in shared memory, and how they are filled from anywhere.
+#pragma once
+
+#include "cuda/params.h"
+#include "cuda/ptx/copy.cuh"
+
+namespace flashattn::cuda {
+
+// x, of which the compiler knows nothing: what depends on it is worked out where it stands, instead
+// of being kept in registers around a loop.
+template <class T>
+__device__ __forceinline__ T no_hoist(T x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// kRows x kColumns elements of kSize bytes, rows back to back. 16-byte chunks are exchanged within
+// each 128 bytes (chunk ^ row % 8), so that neither ldmatrix nor row-wise stores meet bank
+// conflicts.
+template <int kRows, int kColumns, int kSize_ = 2>
+struct SharedTile {
+  static constexpr int kHeight = kRows, kSize = kSize_, kRowBytes = kColumns * kSize;
+  static_assert(kRowBytes % 128 == 0, "a row is whole groups of eight chunks");
+  static constexpr int kBytes = kRows * kRowBytes;
+  static constexpr int kChunks = kRowBytes / 16, kChunkElements = 16 / kSize;
+
+  uint32_t base;  // shared-memory address, 128-byte aligned
+
+  __device__ __forceinline__ uint32_t chunk(int row, int index) const {
+    return base + row * kRowBytes + ((index ^ (row & 7)) << 4);
+  }
+
+  __device__ __forceinline__ uint32_t element(int row, int column) const {
+    return chunk(row, column / kChunkElements) + column % kChunkElements * kSize;
+  }
+
+  // From the address of chunk 0 or 1 of a row to the one `step` advance, step even: one instruction
+  // where step is a constant, so that no register need hold what it gives.
+  static __device__ __forceinline__ uint32_t advance(uint32_t address, int step) {
+    return (address ^ ((step & 7) << 4)) + (step >> 3) * 128;
+  }
+};
+
+// The rows (tokens) of one head of one sequence.
+struct Rows {
+  const char* base;
+  int64_t row_bytes;
+};
+
+__device__ __forceinline__ char* tensor_row(const flashattn_tensor& t, int32_t size, int32_t b,
+                                            int32_t h, int64_t i) {
+  return static_cast<char*>(t.data) +
+         (b * t.stride_batch + h * t.stride_head + i * t.stride_seq) * size;
+}
+
+// From row `first` on.
+template <int kSize>
+__device__ __forceinline__ Rows head_rows(const flashattn_tensor& t, int32_t b, int32_t h,
+                                          int64_t first) {
+  return {tensor_row(t, kSize, b, h, first), t.stride_seq * kSize};
+}
+
+// Those of a paged cache.
+struct PagedRows : Rows {
+  const int32_t* pages;
+  int32_t page_size;
+  int64_t page_bytes;
+  int64_t page_limit;
+
+  // Row i, where its page is known.
+  __device__ __forceinline__ const char* row(int64_t page, int32_t i) const {
+    // A page number out of range reads some page: wrong, but nobody else's memory.
+    page = page < 0 ? 0 : page >= page_limit ? page_limit - 1 : page;
+    return base + page * page_bytes + i % page_size * row_bytes;
+  }
+};
+
+// How kThreads threads share the chunks of a tile: each copies one column of chunks.
+template <int kThreads, int kRows, class Tile>
+struct TileCopy {
+  static constexpr int kChunks = Tile::kChunks;
+  static constexpr int kSlots = kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : kChunks <= 32 ? 32 : 64;
+  static constexpr int kStep = kThreads / kSlots;  // rows at once
+  static constexpr int kSteps = kRows / kStep;
+  static_assert(kRows % kStep == 0 && (kStep % 8 == 0 || 8 % kStep == 0), "the swizzle's pattern");
+  static constexpr int kWarpRows = kSlots < 32 ? 32 / kSlots : 1;  // of a warp, at once
+
+  int chunk, row;  // of this thread, at first
+  uint32_t to;
+
+  __device__ __forceinline__ explicit TileCopy(Tile tile) {
+    const int thread = no_hoist(threadIdx.x);
+    chunk = thread % kSlots;
+    row = thread / kSlots;
+    to = tile.chunk(row, chunk);
+  }
+
+  __device__ __forceinline__ bool has_chunk() const { return kSlots == kChunks || chunk < kChunks; }
+
+  // The chunk of row + n * kStep; row < kStep, so that the exchange of chunks differs in the bits
+  // of n * kStep alone.
+  __device__ __forceinline__ uint32_t address(int n) const {
+    return (to ^ (n * kStep & 7) << 4) + n * kStep * Tile::kRowBytes;
+  }
+};
+
+// Starts copying a tile. row(r) gives the address of row r, NULL: zeros; columns from dim on are
+// zeros.
+template <int kThreads, int kRows, int kColumns, int kSize, class RowOf>
+__device__ __forceinline__ void load_tile(SharedTile<kRows, kColumns, kSize> tile, int dim,
+                                          RowOf row) {
+  const TileCopy<kThreads, kRows, decltype(tile)> copy(tile);
+  if (!copy.has_chunk()) return;
+  const bool inside = copy.chunk * tile.kChunkElements < dim;
+#pragma unroll 2
+  for (int n = 0; n < copy.kSteps; ++n) {
+    const char* from = row(copy.row + n * copy.kStep);
+    ptx::cp_async_16(copy.address(n), from + copy.chunk * 16, inside && from != nullptr);
+  }
+}
+
+// The same for rows [first, limit).
+template <int kThreads, int kRows, int kColumns, int kSize>
+__device__ __forceinline__ void load_tokens(SharedTile<kRows, kColumns, kSize> tile, int dim,
+                                            const Rows& rows, int32_t first, int32_t limit) {
+  const TileCopy<kThreads, kRows, decltype(tile)> copy(tile);
+  if (!copy.has_chunk()) return;
+  const int32_t count = copy.chunk * tile.kChunkElements < dim ? limit - first - copy.row : 0;
+  const char* from =
+      rows.base + static_cast<uint32_t>(first + copy.row) * rows.row_bytes + copy.chunk * 16;
+#pragma unroll
+  for (int n = 0; n < copy.kSteps; ++n, from += copy.kStep * rows.row_bytes) {
+    ptx::cp_async_16(copy.address(n), from, n * copy.kStep < count);
+  }
+}
+
+// Tokens of a paged cache. Which page a token lies in is looked up a tile ahead, each row by one
+// lane of the warp that copies it, into a word of shared memory that nobody else reads: no load of
+// a tile waits for one from global memory.
+template <int kThreads, class Tile>
+struct PagedCopy {
+  using Copy = TileCopy<kThreads, Tile::kHeight, Tile>;
+  static constexpr int kWarpRows = Copy::kWarpRows;
+  static_assert(Copy::kSteps * kWarpRows <= 32, "a lane a row");
+
+  // Of the thread, 4 bytes.
+  static __device__ __forceinline__ uint32_t word(uint32_t words) {
+    return words + no_hoist(threadIdx.x) * 4;
+  }
+
+  // The row of a tile that the lane looks up; past the tile: none.
+  static __device__ __forceinline__ int own_row() {
+    const int thread = no_hoist(threadIdx.x), lane = thread % 32;
+    return lane / kWarpRows * Copy::kStep + (thread - lane) / Copy::kSlots + lane % kWarpRows;
+  }
+
+  // Starts looking up; the group that it belongs to must have arrived before load().
+  static __device__ __forceinline__ void look_up(uint32_t words, const PagedRows& rows,
+                                                 int32_t first, int32_t limit) {
+    const int own = own_row();
+    const bool valid = own < Tile::kHeight && first + own < limit;
+    ptx::cp_async_4(word(words), rows.pages + (valid ? (first + own) / rows.page_size : 0), valid);
+  }
+
+  // Starts copying, as load_tokens does.
+  static __device__ __forceinline__ void load(Tile tile, uint32_t words, int dim,
+                                              const PagedRows& rows, int32_t first, int32_t limit) {
+    const int32_t page = static_cast<int32_t>(ptx::load_shared(word(words)));
+    const uint64_t own = reinterpret_cast<uint64_t>(rows.row(page, first + own_row()));
+    const Copy copy(tile);
+    const int32_t count = copy.chunk * Tile::kChunkElements < dim ? limit - first - copy.row : 0;
+    // Kernels of long rows have fewer registers to spare.
+#pragma unroll(Copy::kSlots > 16 ? 2 : 4)
+    for (int n = 0; n < Copy::kSteps; ++n) {
+      const int from = n * kWarpRows + threadIdx.x % 32 / Copy::kSlots;
+      const uint64_t high = __shfl_sync(~0u, static_cast<uint32_t>(own >> 32), from);
+      const uint64_t row = high << 32 | __shfl_sync(~0u, static_cast<uint32_t>(own), from);
+      if (!copy.has_chunk()) continue;
+      ptx::cp_async_16(copy.address(n), reinterpret_cast<const char*>(row) + copy.chunk * 16,
+                       n * Copy::kStep < count);
+    }
+  }
+};
+
+}  // namespace flashattn::cuda

@@ -1,0 +1,100 @@
+#include "cuda/host/driver.h"
+
+#include <cuda_runtime_api.h>
+
+#include "core/error.h"
+#include "cuda/host/kernel_setup.h"
+
+namespace flashattn::cuda {
+namespace {
+
+constexpr unsigned kVersion = 12000;  // of the driver's interface; the library needs no later one
+
+// Calls it. Throws Refused, also where there is none.
+template <class... Parameters, class... Arguments>
+void call(const char* name, CUresult (*function)(Parameters...), Arguments... arguments) {
+  // The runtime numbers errors as the driver does.
+  throw_on(function ? static_cast<cudaError_t>(function(arguments...)) : cudaErrorNotSupported,
+           name);
+}
+
+}  // namespace
+
+void* find_driver_function(const char* name) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion(name, &function, kVersion, cudaEnableDefault, &found);
+  if (error != cudaSuccess) cudaGetLastError();  // the caller says what is missing
+  return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? function : nullptr;
+}
+
+DeviceScope::DeviceScope(int32_t device) : before_(nullptr), restore_(nullptr) {
+  int current = -1;
+  throw_on(cudaGetDevice(&current), "cudaGetDevice");
+  if (current == device) return;
+  const auto set_current = driver_function<decltype(cuCtxSetCurrent)>("cuCtxSetCurrent");
+  call("cuCtxGetCurrent", driver_function<decltype(cuCtxGetCurrent)>("cuCtxGetCurrent"), &before_);
+  CUdevice number;
+  call("cuDeviceGet", driver_function<decltype(cuDeviceGet)>("cuDeviceGet"), &number, device);
+  // Never released: what is loaded there, the last to release it would unload.
+  CUcontext primary;
+  call("cuDevicePrimaryCtxRetain",
+       driver_function<decltype(cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain"), &primary,
+       number);
+  call("cuCtxSetCurrent", set_current, primary);
+  restore_ = set_current;
+}
+
+DeviceScope::~DeviceScope() {
+  if (restore_) restore_(before_);
+}
+
+namespace {
+
+CUcontext current_context() {
+  static const auto get = driver_function<decltype(cuCtxGetCurrent)>("cuCtxGetCurrent");
+  CUcontext context = nullptr;
+  call("cuCtxGetCurrent", get, &context);
+  return context;
+}
+
+bool is_primary(CUcontext context, int32_t device) {
+  CUdevice number;
+  call("cuDeviceGet", driver_function<decltype(cuDeviceGet)>("cuDeviceGet"), &number, device);
+  unsigned flags = 0;
+  int active = 0;
+  call("cuDevicePrimaryCtxGetState",
+       driver_function<decltype(cuDevicePrimaryCtxGetState)>("cuDevicePrimaryCtxGetState"), number,
+       &flags, &active);
+  if (!active) return false;  // to ask for it would make it
+  CUcontext primary;
+  call("cuDevicePrimaryCtxRetain",
+       driver_function<decltype(cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain"), &primary,
+       number);
+  call("cuDevicePrimaryCtxRelease",
+       driver_function<decltype(cuDevicePrimaryCtxRelease)>("cuDevicePrimaryCtxRelease"), number);
+  return primary == context;
+}
+
+}  // namespace
+
+PlanContext::PlanContext(int32_t device)
+    : context_(current_context()), primary_(is_primary(context_, device)) {}
+
+int32_t PlanContext::check_current() const {
+  try {
+    const CUcontext now = current_context();
+    if (now == context_ || (!now && primary_)) return FLASHATTN_OK;
+    return fail(FLASHATTN_ERROR_DEVICE, FLASHATTN_REASON_VALUE, "device_index",
+                "the plan is for CUDA context %p%s, in which it was made, but context %p of the "
+                "same device is current; make that one current by cuCtxSetCurrent, or make a plan "
+                "in this one",
+                static_cast<void*>(context_), primary_ ? ", the device's primary one" : "",
+                static_cast<void*>(now));
+  } catch (const Refused& refused) {
+    return refused.status;
+  }
+}
+
+}  // namespace flashattn::cuda

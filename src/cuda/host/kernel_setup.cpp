@@ -1,0 +1,119 @@
+#include "cuda/host/kernel_setup.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cinttypes>
+
+#include "core/error.h"
+#include "cuda/host/driver.h"
+
+namespace flashattn::cuda {
+namespace {
+
+bool has_strides_of(const flashattn_tensor& t, int32_t elements) {
+  return t.stride_batch % elements == 0 && t.stride_head % elements == 0 &&
+         t.stride_seq % elements == 0;
+}
+
+}  // namespace
+
+int32_t status_of(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return FLASHATTN_OK;
+  cudaGetLastError();  // it is reported here, not by the caller's next call
+  return fail(FLASHATTN_ERROR_DEVICE, FLASHATTN_REASON_NONE, "", "%s failed: %s; %s", what,
+              cudaGetErrorString(error),
+              "an earlier launch on this device may be at fault, see compute-sanitizer");
+}
+
+void throw_on(cudaError_t error, const char* what) {
+  if (status_of(error, what) != FLASHATTN_OK) throw Refused{FLASHATTN_ERROR_DEVICE};
+}
+
+Residency make_ready(const void* kernel, int32_t threads, int32_t shared_bytes, int32_t units) {
+  cudaFuncAttributes attributes;
+  throw_on(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+  throw_on(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+           "cudaFuncSetAttribute");
+  int blocks = 0;
+  throw_on(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads,
+                                                         static_cast<size_t>(shared_bytes)),
+           "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  return {attributes.numRegs, std::max(blocks, 1) * units};
+}
+
+bool has_code(int32_t device, const void* kernel) {
+  const DeviceScope scope(device);
+  cudaFuncAttributes attributes;
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+  if (error == cudaSuccess) return true;
+  cudaGetLastError();
+  switch (error) {
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorInvalidKernelImage:
+    case cudaErrorInvalidPtx:
+    case cudaErrorUnsupportedPtxVersion:
+    case cudaErrorJitCompilerNotFound:
+    case cudaErrorJitCompilationDisabled: return false;
+    default: return true;
+  }
+}
+
+int64_t usable_l2_bytes(int32_t device) {
+  int bytes = 0;
+  throw_on(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device),
+           "cudaDeviceGetAttribute");
+  return std::min(bytes / 2, 25 << 20);
+}
+
+uint64_t new_stamp() {
+  static std::atomic<uint64_t> launches(0);
+  constexpr uint64_t kOdd = UINT64_C(0x9e3779b97f4a7c15);  // a product with it is one to one
+  return (launches.fetch_add(1, std::memory_order_relaxed) + 1) * kOdd;
+}
+
+bool is_modified(const Problem& p) {
+  return p.softcap != 0 || p.bias != 0 || p.dropout_threshold() != 0 || p.scale < 0 ||
+         p.has_mask(FLASHATTN_MASK_BLOCKS);
+}
+
+int32_t check_current(int32_t device, const PlanContext& context) {
+  int current = -1;
+  const int32_t status = status_of(cudaGetDevice(&current), "cudaGetDevice");
+  if (status != FLASHATTN_OK) return status;
+  if (current == device) return context.check_current();
+  return fail(
+      FLASHATTN_ERROR_DEVICE, FLASHATTN_REASON_VALUE, "device_index",
+      "the plan is for CUDA device %d, but device %d is current; call cudaSetDevice(%d), or "
+      "make a plan for the current device",
+      device, current, device);
+}
+
+bool is_aligned(const flashattn_tensor& t, int32_t dtype, int32_t bytes) {
+  return has_strides_of(t, bytes / dtype_size(dtype)) &&
+         reinterpret_cast<intptr_t>(t.data) % bytes == 0;
+}
+
+int32_t check_alignment(const NamedTensor& named) {
+  const int32_t bytes = named.dtype == FLASHATTN_DTYPE_F32 && !named.copied ? 8 : 16;
+  const flashattn_tensor& t = named.tensor;
+  if (is_aligned(t, named.dtype, bytes)) return FLASHATTN_OK;
+  const int32_t elements = bytes / dtype_size(named.dtype);
+  const bool strides = has_strides_of(t, elements);
+  return fail(FLASHATTN_ERROR_UNSUPPORTED,
+              strides ? FLASHATTN_REASON_MISALIGNED : FLASHATTN_REASON_STRIDE, named.name,
+              "%s lies at %p with strides %" PRId64 ", %" PRId64 ", %" PRId64
+              ", but the kernels of this device move %d bytes at once; align it to %d bytes and "
+              "make the strides multiples of %d elements, or copy it",
+              named.name, t.data, t.stride_batch, t.stride_head, t.stride_seq, bytes, bytes,
+              elements);
+}
+
+int32_t check_grid(int64_t blocks) {
+  if (blocks <= INT32_MAX) return FLASHATTN_OK;
+  return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
+              "the shape needs %" PRId64 " blocks, above %d, the limit of a grid; split the batch",
+              blocks, INT32_MAX);
+}
+
+}  // namespace flashattn::cuda

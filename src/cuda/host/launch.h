@@ -1,0 +1,42 @@
+// Starting a kernel, whose one parameter is a structure.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+namespace flashattn::cuda {
+
+template <class Params>
+cudaError_t launch_kernel(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes,
+                          const Params& params, cudaStream_t stream) {
+  void* arguments[] = {const_cast<Params*>(&params)};
+  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid,
+                          dim3(static_cast<unsigned>(threads)), arguments,
+                          static_cast<size_t>(shared_bytes), stream);
+}
+
+// The same, early: blocks may start as soon as those of the kernel before have called
+// ptx::griddep_launch_dependents() or ended, and must call ptx::griddep_wait() before they use its
+// results, but for those that it releases and they acquire, by a flag with the launch's stamp: else
+// they may see one that was left there. One thread must call it in any case: who waits for this
+// kernel waits for those before it, too. cluster: blocks that run together and see each other's
+// shared memory.
+template <class Params>
+cudaError_t launch_pdl(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes,
+                       const Params& params, cudaStream_t stream, int cluster = 1) {
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : 1;
+  void* arguments[] = {const_cast<Params*>(&params)};
+  return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
+}
+
+}  // namespace flashattn::cuda

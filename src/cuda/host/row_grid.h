@@ -1,0 +1,18 @@
+// Grids of the small kernels.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "core/mask_geometry.h"
+
+namespace flashattn::cuda {
+
+// A head of a sequence along x, as many as check_grid() allows, rows along y, which go round where
+// they are many.
+inline dim3 row_grid(int32_t batch, int32_t heads, int64_t rows, int64_t rows_a_block) {
+  const int64_t blocks = ceil_div(rows, rows_a_block);
+  return {static_cast<unsigned>(batch) * static_cast<unsigned>(heads),
+          static_cast<unsigned>(blocks < 65535 ? blocks : 65535)};
+}
+
+}  // namespace flashattn::cuda

@@ -1,0 +1,123 @@
+#include "cuda/host/backend.h"
+
+#include <cstdio>
+
+#include "core/validate_desc.h"
+#include "cuda/host/sm80_launcher.h"
+
+namespace flashattn {
+namespace {
+
+constexpr int32_t kMaxDim = 256;
+
+bool is_known(const Device& d) { return d.properties.compute_capability >= 80; }
+
+bool is_computed(int32_t dtype) {
+  return dtype == FLASHATTN_DTYPE_F32 || dtype == FLASHATTN_DTYPE_F16 ||
+         dtype == FLASHATTN_DTYPE_BF16;
+}
+
+// That every build has kernels for, unless someone took rows out of the tables.
+bool is_regular(const Problem& p) {
+  return is_computed(p.dtype) && p.dim_qk <= kMaxDim && p.dim_v <= kMaxDim;
+}
+
+int32_t shared_bytes(const Problem& p, const Device& d) {
+  return cuda::sm80_shared_bytes(p, d.properties.shared_memory);
+}
+
+void explain_multiple(const char* field, int32_t value, char* text, size_t capacity) {
+  std::snprintf(text, capacity, "%s = %d is no multiple of 8; pad the head to %d", field, value,
+                (value + 7) / 8 * 8);
+}
+
+const Predicate kPredicates[] = {
+    {[](const Problem&, const Device& d) { return !is_known(d); }, FLASHATTN_REASON_ARCH, "device",
+     [](const Problem&, const Device& d, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "compute capability %d.%d is below 8.0, the least of every kernel family; use "
+                     "an Ampere or later GPU, or device = CPU",
+                     d.properties.compute_capability / 10, d.properties.compute_capability % 10);
+     }},
+    {[](const Problem&, const Device& d) { return is_known(d) && !cuda::sm80_has_code(d.index); },
+     FLASHATTN_REASON_ARCH, "device",
+     [](const Problem&, const Device& d, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "compute capability %d.%d, with this driver, runs none of this build's code, "
+                     "for %s; build for it with the option gpu_archs, install a later driver, or "
+                     "use device = CPU",
+                     d.properties.compute_capability / 10, d.properties.compute_capability % 10,
+                     cuda_architectures());
+     }},
+    {[](const Problem& p, const Device&) { return p.multiprocessors != 0; },
+     FLASHATTN_REASON_NOT_IN_THIS_BUILD, "multiprocessors",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(
+           text, capacity,
+           "multiprocessors = %d, but the kernels of this version use all multiprocessors; leave "
+           "it at 0",
+           p.multiprocessors);
+     }},
+    {[](const Problem& p, const Device&) { return !is_computed(p.dtype); }, FLASHATTN_REASON_DTYPE,
+     "dtype",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "dtype = %s is not computed on GPUs; convert to F32, F16 or BF16",
+                     dtype_name(p.dtype));
+     }},
+    {[](const Problem& p, const Device&) { return p.dim_qk > kMaxDim; },
+     FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       explain_dim_above("dim_qk", p.dim_qk, kMaxDim, text, capacity);
+     }},
+    {[](const Problem& p, const Device&) { return p.dim_v > kMaxDim; },
+     FLASHATTN_REASON_HEAD_DIM_MAX, "dim_v",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       explain_dim_above("dim_v", p.dim_v, kMaxDim, text, capacity);
+     }},
+    {[](const Problem& p, const Device&) { return p.dim_qk % 8 != 0; },
+     FLASHATTN_REASON_HEAD_DIM_MULTIPLE, "dim_qk",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       explain_multiple("dim_qk", p.dim_qk, text, capacity);
+     }},
+    {[](const Problem& p, const Device&) { return p.dim_v % 8 != 0; },
+     FLASHATTN_REASON_HEAD_DIM_MULTIPLE, "dim_v",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       explain_multiple("dim_v", p.dim_v, text, capacity);
+     }},
+    {[](const Problem& p, const Device& d) { return is_regular(p) && shared_bytes(p, d) == 0; },
+     FLASHATTN_REASON_NOT_IN_THIS_BUILD, "dtype",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "dtype = %s, dim_qk = %d, dim_v = %d with ops = %u have no kernel in this "
+                     "build; add rows to src/cuda/kernels/sm80/table.txt",
+                     dtype_name(p.dtype), p.dim_qk, p.dim_v, p.ops);
+     }},
+    {[](const Problem& p, const Device& d) {
+       return is_regular(p) && shared_bytes(p, d) > d.properties.shared_memory;
+     },
+     FLASHATTN_REASON_SHARED_MEMORY, "dim_qk",
+     [](const Problem& p, const Device& d, char* text, size_t capacity) {
+       std::snprintf(text, capacity,
+                     "dim_qk = %d, dim_v = %d with ops = %u needs %d bytes of shared memory a "
+                     "block, above %d, the limit of this device; use smaller heads%s",
+                     p.dim_qk, p.dim_v, p.ops, shared_bytes(p, d), d.properties.shared_memory,
+                     p.has_op(FLASHATTN_OP_BACKWARD) ? ", or ops = FORWARD" : "");
+     }},
+};
+
+std::unique_ptr<Launcher> make_launcher(const Problem& problem, const Device& device,
+                                        const std::string& passed_over) {
+  return std::unique_ptr<Launcher>(new cuda::Sm80Launcher(
+      problem, device, {{passed_over}, {passed_over}, cuda::portable_for(passed_over)}));
+}
+
+}  // namespace
+
+const Backend& cuda_sm80_backend() {
+  static const Backend backend = {"sm80", FLASHATTN_DEVICE_CUDA, kPredicates,
+                                  sizeof kPredicates / sizeof *kPredicates, make_launcher};
+  return backend;
+}
+
+}  // namespace flashattn

@@ -1,0 +1,331 @@
+#include "cuda/host/sm80_launcher.h"
+
+#include <algorithm>
+#include <cinttypes>
+
+#include "core/arrays.h"
+#include "core/error.h"
+#include "cuda/host/driver.h"
+#include "cuda/kernels/common/combine.h"
+
+namespace flashattn::cuda {
+namespace {
+
+using sm80::Size;
+
+constexpr int32_t kInvariantKeys = 1024;  // of a part, where bits may not depend on the batch
+constexpr int32_t kInvariantQueries = 16;
+constexpr int32_t kSplitStep = 64;
+// Of sequences that may be uneven: the fewest keys of a part, and how many times blocks fill the
+// device at most. Most may be of parts that no sequence has: some ns each.
+constexpr int64_t kUnevenKeys = 2048;
+constexpr int64_t kUnevenRounds = 5;
+
+// Those for modified scores multiply fp32 as tf32. So does the backward pass, whose weights, from
+// this lse, must be those of the same scores; and a sink may be larger than all weights: halves
+// would lose them.
+bool wants_modified(const Problem& p) {
+  return is_modified(p) ||
+         (p.dtype == FLASHATTN_DTYPE_F32 &&
+          (p.has_feature(FLASHATTN_FEATURE_SINK) || p.has_op(FLASHATTN_OP_BACKWARD)));
+}
+
+const sm80::ForwardEntry* find(const Problem& p, Size size, int32_t shared_memory) {
+  return sm80::find(sm80::forward_table(), shared_memory, [&p, size](const sm80::ForwardEntry& e) {
+    return e.dtype == p.dtype && e.modified == wants_modified(p) && e.size == size &&
+           e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v;
+  });
+}
+
+// Whether no tile needs more of a block mask's blocks than one: others visit much that is hidden.
+bool fits_blocks(const Problem& p, const sm80::ForwardEntry& e) {
+  return !p.has_mask(FLASHATTN_MASK_BLOCKS) ||
+         (p.block_q % e.tile_q == 0 && p.block_kv % e.tile_kv == 0);
+}
+
+std::string kernel_name(const sm80::ForwardEntry& e) {
+  return forward_name("sm80", e) + (e.modified ? "_modified" : "");
+}
+
+}  // namespace
+
+int32_t sm80_shared_bytes(const Problem& problem, int32_t shared_memory) {
+  const sm80::ForwardEntry* entry = find(problem, Size::kMedium, shared_memory);
+  if (!entry || !problem.has_op(FLASHATTN_OP_BACKWARD)) return entry ? entry->shared_bytes : 0;
+  const int32_t backward = BackwardLauncher::shared_bytes(problem, shared_memory);
+  return backward == 0 ? 0 : std::max(entry->shared_bytes, backward);
+}
+
+bool sm80_has_code(int32_t device) {
+  return has_code(device, reinterpret_cast<const void*>(sm80::forward_table().entries[0]->kernel));
+}
+
+Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
+                           const PassedOver& passed_over)
+    : problem_(problem),
+      device_(device.index),
+      multiprocessors_(device.properties.multiprocessors),
+      l2_bytes_(usable_l2_bytes(device.index)),
+      undecided_(passed_over.undecided + "; the shape decides, ask with one"),
+      starts_early_(false) {
+  const DeviceScope scope(device_);
+  throw_on(merge_split_waits(&starts_early_), "cudaFuncGetAttributes");
+  throw_on(load_split_kernels(problem), "cudaFuncGetAttributes");
+  const int32_t shared_memory = device.properties.shared_memory;
+  const std::string slower = wants_modified(problem) && !is_modified(problem)
+                                 ? "; fp32 as tf32, slower, which a sink or the backward pass needs"
+                                 : "";
+  const auto make = [&](const sm80::ForwardEntry& entry, const char* why) {
+    Forward made{prepare(entry, multiprocessors_), kernel_name(entry), {}};
+    for (const std::string& reason : passed_over.forward) {
+      made.why.push_back(portable_for(reason) + slower + why);
+    }
+    return made;
+  };
+  medium_ = make(*find(problem, Size::kMedium, shared_memory), "; 64 rows a block");
+  // Tiles of another size round otherwise, and which is chosen depends on the batch.
+  const bool invariant = problem.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT;
+  const auto make_or = [&](const Forward& other, Size size, const char* why) {
+    const sm80::ForwardEntry* entry = find(problem, size, shared_memory);
+    const bool use = entry && entry->dim_qk == medium_.kernel.entry->dim_qk &&
+                     entry->shared_bytes <= shared_memory && !invariant &&
+                     fits_blocks(problem, *entry);
+    return use ? make(*entry, why) : other;
+  };
+  large_ = make_or(medium_, Size::kLarge, "; 128 rows a block, for queries are many");
+  small_ = make_or(medium_, Size::kSmall, "; small blocks, for queries are few");
+  tiny_ = make_or(small_, Size::kTiny, "; the smallest blocks: more than fit at once");
+  shallow_ =
+      make_or(small_, Size::kShallowPipeline, "; 16 rows a block, whose keys its warps share");
+  deep_ = make_or(shallow_, Size::kDeepPipeline,
+                  "; 16 rows a block, whose keys its warps share; more of them on their way, for "
+                  "blocks are few");
+  if (problem.has_op(FLASHATTN_OP_BACKWARD)) {
+    backward_.reset(new BackwardLauncher(problem, device, l2_bytes_, passed_over.backward));
+  }
+  context_.reset(new PlanContext(device_));
+}
+
+const Sm80Launcher::Forward& Sm80Launcher::choose(const Shape& shape) const {
+  const sm80::ForwardEntry &medium = *medium_.kernel.entry, &large = *large_.kernel.entry;
+  const int64_t rows = static_cast<int64_t>(shape.seqlen_q) * problem_.q_heads_per_kv_head();
+  if (rows <= small_.kernel.entry->tile_q) {
+    // What counts is that enough of K and V is on its way, on an H200 some 64 KB a multiprocessor,
+    // but not much more, and that the last block has not much to do. Small tiles keep few bytes on
+    // their way, but the end, when some multiprocessors have nothing left to do, is short: by up
+    // to a fifth (96 sequences of 4,096 keys on an H200).
+    const int64_t blocks = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
+    if (rows <= shallow_.kernel.entry->tile_q && blocks <= shallow_.kernel.resident) {
+      return blocks <= multiprocessors_ && !may_be_uneven(shape) ? deep_ : shallow_;
+    }
+    return blocks > small_.kernel.resident ? tiny_ : small_;
+  }
+  // Large tiles need rows to fill them, half of which a causal mask hides of a single one, and
+  // blocks enough for all multiprocessors.
+  const int64_t blocks = ceil_div(shape.seqlen_q, large.tile_q) * shape.batch * problem_.heads_q;
+  const int32_t few = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? large.tile_q : medium.tile_q;
+  return shape.seqlen_q > few && blocks >= multiprocessors_ ? large_ : medium_;
+}
+
+bool Sm80Launcher::has_lengths() const {
+  return problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV) ||
+         problem_.has_layout(FLASHATTN_LAYOUT_PAGED_KV);
+}
+
+bool Sm80Launcher::may_be_uneven(const Shape& shape) const {
+  return shape.batch > 1 && has_lengths() &&
+         4 * static_cast<int64_t>(shape.batch) * problem_.heads_kv > multiprocessors_;
+}
+
+ForwardParams Sm80Launcher::grid(const ReadyKernel<sm80::ForwardEntry>& choice,
+                                 const Shape& shape) const {
+  ForwardParams p{};
+  p.problem = problem_;
+  p.args.shape = shape;
+  p.dropout_threshold = problem_.dropout_threshold();
+  p.queries = std::max(std::min(shape.seqlen_q, choice.entry->tile_q), 1);
+  // Block masks may differ from head to head, and the dropout's tiles start at multiples of 16
+  // queries.
+  bool alone = problem_.has_mask(FLASHATTN_MASK_BLOCKS) || p.dropout_threshold != 0;
+  // How a softcap is computed, and with how many digits fp32, is decided for rows together: which
+  // heads are neighbours must not depend on the longest sequence.
+  alone |= problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT &&
+           (problem_.softcap != 0 || problem_.dtype == FLASHATTN_DTYPE_F32);
+  p.heads = alone ? 1 : std::min(problem_.q_heads_per_kv_head(), choice.entry->tile_q / p.queries);
+  p.head_blocks = static_cast<int32_t>(ceil_div(problem_.q_heads_per_kv_head(), p.heads));
+  p.query_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_q, p.queries));
+  p.parts = 1;
+  const bool few = choice.entry->tile_q == 16, uneven = few && may_be_uneven(shape);
+  const int32_t step = few ? std::max(kSplitStep, choice.entry->tile_kv) : kSplitStep;
+  if (problem_.splits > 0) {
+    p.split = SplitRule::of(problem_.splits, 0, INT32_MAX, step);
+  } else if (problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) {
+    p.split = SplitRule::of(0, kInvariantKeys, kInvariantQueries, kSplitStep);
+  } else {
+    // As many parts as make the blocks fill the device, or its multiprocessors, once, where there
+    // are too few by half: a block for 16 rows keeps enough on its way, alone on one, where all
+    // have as much to do. Else more, and as long for short sequences as for the longest.
+    const int64_t blocks = std::max<int64_t>(p.blocks(), 1);
+    int64_t parts = std::min((few && !uneven ? multiprocessors_ : choice.resident) / blocks,
+                             ceil_div(shape.seqlen_kv, 2 * kSplitStep));
+    if (uneven) {
+      const int64_t most = shape.seqlen_kv / kUnevenKeys;
+      parts = std::max(parts, parts_of_full_rounds(blocks, choice.resident, kUnevenRounds, most));
+    }
+    const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * shape.seqlen_q;
+    const bool split = pays_to_split(rows, shape.seqlen_kv, parts, p.blocks(), multiprocessors_);
+    p.split = SplitRule::of(split ? static_cast<int32_t>(parts) : 1, 0, INT32_MAX, step);
+    if (uneven) {
+      const int32_t keys = part_keys(p.split, {shape.seqlen_q, shape.seqlen_kv});
+      p.split = SplitRule::of(0, std::max(keys, 1), INT32_MAX, step);
+    }
+  }
+  p.partial_queries = std::min(shape.seqlen_q, p.split.max_queries);
+  p.parts = part_bound(p.split, {shape.seqlen_q, shape.seqlen_kv});
+  const int64_t unit_bytes = static_cast<int64_t>(shape.seqlen_kv) *
+                             (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
+  const int64_t turns = static_cast<int64_t>(p.query_blocks) * p.parts;
+  const int32_t workers = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? choice.resident : 0;
+  p.swizzle = L2Swizzle::of(p.units(), turns, l2_bytes_ / 2 / std::max<int64_t>(unit_bytes, 1),
+                            L2Swizzle::even_end(workers, turns));
+  p.by_parts = FastDivmod::of(p.parts);
+  p.by_head_blocks = FastDivmod::of(p.head_blocks);
+  p.by_heads_kv = FastDivmod::of(problem_.heads_kv);
+  p.group = problem_.q_heads_per_kv_head();
+  return p;
+}
+
+bool Sm80Launcher::fits_at_once(const Shape& shape) const {
+  const ReadyKernel<sm80::ForwardEntry>& kernel = choose(shape).kernel;
+  return grid(kernel, shape).blocks() <= kernel.resident;
+}
+
+int64_t Sm80Launcher::workspace(uint32_t op, const Shape& shape) const {
+  if (op == FLASHATTN_OP_BACKWARD) return backward_->workspace(shape);
+  // What this shape needs, or one with fewer blocks and so more parts: never more than fill the
+  // device, kUnevenRounds times where sequences may be uneven, unless the caller or BATCH_INVARIANT
+  // says how many.
+  const ForwardParams p = grid(choose(shape).kernel, shape);
+  const int64_t row = (problem_.dim_v + 2) * static_cast<int64_t>(sizeof(float));
+  const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * p.partial_queries;
+  if (problem_.splits == 1) return 0;
+  if (problem_.splits > 1 || problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) {
+    return p.parts > 1 ? WorkspaceCutter::bytes_for(rows * p.parts * row) : 0;
+  }
+  int64_t limit = 0;
+  for (const Forward* choice : {&deep_, &shallow_, &tiny_, &small_, &medium_, &large_}) {
+    const int64_t times = choice->kernel.entry->tile_q == 16 && has_lengths() ? kUnevenRounds : 1;
+    limit = std::max(limit, times * choice->kernel.resident * choice->kernel.entry->tile_q * row);
+  }
+  return shape.seqlen_kv < 4 * kSplitStep
+             ? 0
+             : WorkspaceCutter::bytes_for(
+                   std::min(limit, rows * ceil_div(shape.seqlen_kv, 2 * kSplitStep) * row));
+}
+
+void Sm80Launcher::describe(uint32_t op, const Shape& shape,
+                            flashattn_plan_properties* properties) const {
+  if (op == FLASHATTN_OP_BACKWARD) return describe_backward(0, properties);
+  describe_forward(shape, 0, properties);
+}
+
+void Sm80Launcher::describe_maxima(uint32_t op, const Shape& maxima,
+                                   flashattn_plan_properties* properties) const {
+  constexpr int32_t kMany = 4096;
+  Shape shape = maxima;
+  if (shape.batch == 0) shape.batch = multiprocessors_;
+  if (shape.seqlen_q == 0) shape.seqlen_q = kMany;
+  if (shape.seqlen_kv == 0) shape.seqlen_kv = kMany;
+  if (shape.total_q == 0) shape.total_q = static_cast<int64_t>(shape.batch) * shape.seqlen_q;
+  if (shape.total_kv == 0) shape.total_kv = static_cast<int64_t>(shape.batch) * shape.seqlen_kv;
+  describe(op, shape, properties);
+  if (op == FLASHATTN_OP_FORWARD) properties->why = undecided_.c_str();
+}
+
+void Sm80Launcher::describe_forward(const Shape& shape, size_t passed_over,
+                                    flashattn_plan_properties* properties) const {
+  const Forward& choice = choose(shape);
+  describe_kernel(choice.kernel, choice.kernel.entry->stages, choice.name, "mma.sync", properties);
+  const ForwardParams p = grid(choice.kernel, shape);
+  // Parts are whole steps: of the longest sequence there may be fewer than were asked for.
+  properties->splits = part_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
+  properties->why = choice.why[passed_over].c_str();
+}
+
+int32_t Sm80Launcher::check_arrays(const ForwardArgs& args) const {
+  const NamedTensor tensors[] = {{"q", args.inputs.q, problem_.dtype, true},
+                                 {"k", args.inputs.k, problem_.dtype, true},
+                                 {"v", args.inputs.v, problem_.dtype, true},
+                                 {"o", args.o, problem_.dtype_o}};
+  for (const NamedTensor& tensor : tensors) {
+    if (const int32_t status = check_alignment(tensor)) return status;
+  }
+  return FLASHATTN_OK;
+}
+
+int32_t Sm80Launcher::forward(const ForwardArgs& args, void* workspace, const Executor& on) const {
+  if (const int32_t status = check_current(device_, *context_)) return status;
+  if (const int32_t status = check_arrays(args)) return status;
+  const ReadyKernel<sm80::ForwardEntry>& choice = choose(args.shape).kernel;
+  ForwardParams p = grid(choice, args.shape);
+  p.args = args;
+  if (p.parts > 1) {
+    if (const int32_t status = check_heads(args.shape.batch)) return status;
+    const int64_t rows =
+        static_cast<int64_t>(p.parts) * args.shape.batch * problem_.heads_q * p.partial_queries;
+    p.partial_o = WorkspaceCutter(workspace).take<float>(rows * (problem_.dim_v + 2));
+    p.partial_sums = reinterpret_cast<PartialSum*>(p.partial_o + rows * problem_.dim_v);
+  }
+  const cudaStream_t queue = static_cast<cudaStream_t>(on.stream);
+  const int32_t status =
+      launch(*choice.entry, p.blocks(), p, queue, "launching the forward kernel");
+  if (status != FLASHATTN_OK || p.parts <= 1) return status;
+  return status_of(launch_merge_split(p, starts_early_, queue),
+                   "launching the merge of a split forward");
+}
+
+int32_t Sm80Launcher::backward(const BackwardArgs& args, void* workspace,
+                               const Executor& on) const {
+  if (const int32_t status = check_current(device_, *context_)) return status;
+  return backward_->run(args, workspace, static_cast<cudaStream_t>(on.stream));
+}
+
+int32_t Sm80Launcher::merge(const MergeArgs& args, const Executor& on) const {
+  if (const int32_t status = check_current(device_, *context_)) return status;
+  if (args.parts > kMaxMergeParts) {
+    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "parts",
+                "parts = %d is above %d, the limit on a GPU; merge in several steps", args.parts,
+                kMaxMergeParts);
+  }
+  MergeParams<kMaxMergeParts> p{};
+  const Rows rows = query_rows(problem_, args.shape);
+  p.o = args.o;
+  p.lse = args.lse;
+  p.lse_layout = row_layout(problem_, args.shape);
+  p.dtype = problem_.dtype_o;
+  p.dtype_part = args.dtype_part;
+  p.dim = problem_.dim_v;
+  p.heads = problem_.heads_q;
+  p.batch = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) ? 1 : args.shape.batch;
+  if (const int32_t status = check_heads(p.batch)) return status;
+  p.tokens = rows.tokens;
+  p.parts = args.parts;
+  p.vectors = is_aligned(args.o, problem_.dtype_o, 8);
+  for (int32_t n = 0; n < args.parts; ++n) {
+    p.part_o[n] = resolve_strides(args.part_o[n], rows, problem_.heads_q, problem_.dim_v);
+    p.part_lse[n] = args.part_lse[n];
+    p.vectors &= is_aligned(p.part_o[n], args.dtype_part, 4 * dtype_size(args.dtype_part));
+  }
+  return status_of(launch_merge(p, static_cast<cudaStream_t>(on.stream)),
+                   "launching the merge kernel");
+}
+
+int32_t Sm80Launcher::dropout_mask(const ForwardArgs& args, uint8_t* keep,
+                                   const Executor& on) const {
+  if (const int32_t status = check_current(device_, *context_)) return status;
+  if (const int32_t status = check_heads(args.shape.batch)) return status;
+  return status_of(launch_dropout_mask(problem_, args, keep, static_cast<cudaStream_t>(on.stream)),
+                   "launching the dropout mask kernel");
+}
+
+}  // namespace flashattn::cuda

@@ -1,0 +1,362 @@
+#include "cuda/host/sm90_backward_launcher.h"
+
+#include <algorithm>
+#include <cinttypes>
+
+#include "core/error.h"
+#include "core/score_mod.h"
+#include "core/select.h"
+#include "cuda/kernels/common/bwd_preprocess.h"
+#include "cuda/host/preload.h"
+#include "cuda/host/tensor_map.h"
+
+namespace flashattn::cuda::sm90 {
+namespace {
+
+// Factors below 0 are as good as others: no maximum is looked for.
+ScoreModKind scores_of(const Problem& p) {
+  const bool shaped = p.softcap != 0 || p.bias != 0, dropped = p.dropout_threshold() != 0;
+  if (needs_any(p) || (shaped && dropped)) return ScoreModKind::kRuntime;
+  return shaped    ? ScoreModKind::kSoftcapAlibi
+         : dropped ? ScoreModKind::kDropout
+                   : ScoreModKind::kPlain;
+}
+
+// As many queries see a key where, without a mask, the kernel for many is the faster: on an H200 by
+// 1 % at 8192, by 2 % at 16384; it loses 1 % at 4096, under causal masks 3 to 0 % up to 32768.
+constexpr int64_t kMany = 8192;
+
+// Tiles of queries that take as long as beginning and ending a piece of a tile of keys.
+constexpr int32_t kPieceCost = 4;
+// Fewer that are saved by sharing the last tiles of keys are not seen.
+constexpr int32_t kLeastSaved = 12;
+
+// One of so many multiprocessors prepares, while the others begin: 8 and 12 of 132 are as good.
+constexpr int32_t kPreparer = 13;
+// It is worth it from so many heads on for each that must be prepared before: on an H200 by 1 to 3
+// % up to 4096 queries, then less.
+constexpr int32_t kEarlyHeads = 2;
+// So many heads for so many multiprocessors where tiles of keys are dealt out to the last piece,
+// which those who begin late upset: 256 heads of 1024 queries are worth 2 %, 128 of 2048 cost 0.5
+// %.
+constexpr int32_t kManyHeads = 3, kManyUnits = 2;
+
+const BackwardEntry* find(const Problem& p, BackwardTable table) {
+  const ScoreModKind scores = scores_of(p);
+  const auto end = table.entries + table.count;
+  const auto found = std::find_if(table.entries, end, [&](const BackwardEntry* e) {
+    return e->dtype == p.dtype && e->scores == scores && e->dim_qk >= p.dim_qk &&
+           e->dim_v >= p.dim_v;
+  });
+  return found == end ? nullptr : *found;
+}
+
+// Of the same size as the main one, if there is one, and where nothing is hidden: see kMany.
+const BackwardEntry* find_long(const Problem& p) {
+  if (!sees_all(p.mask_rule())) return nullptr;
+  const BackwardEntry* entry = find(p, two_warpgroup_backward_table());
+  return entry && entry->dim_qk == find(p, backward_table())->dim_qk ? entry : nullptr;
+}
+
+}  // namespace
+
+bool BackwardLauncher::has_kernel(const Problem& problem) {
+  return problem.determinism != FLASHATTN_DETERMINISM_BATCH_INVARIANT &&
+         find(problem, backward_table());
+}
+
+bool BackwardLauncher::takes(const Problem& problem) {
+  if (!has_kernel(problem)) return false;
+  // There the portable kernel is faster, on an H200 by 40 %.
+  const bool slow =
+      problem.has_mask(FLASHATTN_MASK_BLOCKS) && find(problem, backward_table())->dim_qk == 64;
+  return !slow || forced_backend() != nullptr;
+}
+
+BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_t l2_bytes)
+    : problem_(problem),
+      multiprocessors_(units),
+      l2_bytes_(l2_bytes),
+      main_(make(find(problem, backward_table()))),
+      long_(make(find_long(problem))),
+      dbias_(problem, units) {}
+
+BackwardLauncher::Kernel BackwardLauncher::make(const BackwardEntry* entry) const {
+  if (!entry) return {};
+  throw_on(preload(entry->convert_dq), "cudaFuncGetAttributes");
+  if (entry->starts_early) {
+    const PrepareKernel early = prepare_kernel(problem_.dtype, problem_.dim_v);
+    make_ready(reinterpret_cast<const void*>(early.kernel), early.threads, early.shared_bytes,
+               multiprocessors_);
+  }
+  return {cuda::prepare(*entry, multiprocessors_),
+          std::string("sm90_backward_") + dtype_name(entry->dtype) + "_" +
+              std::to_string(entry->dim_qk) + "_" + std::to_string(entry->dim_v) + "_q" +
+              std::to_string(entry->tile_q) + kScoreModNames[static_cast<int32_t>(entry->scores)]};
+}
+
+const BackwardLauncher::Kernel& BackwardLauncher::kernel_for(const Shape& shape) const {
+  if (!long_.choice.entry) return main_;
+  const int64_t queries =
+      problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) && shape.batch > 0
+          ? std::min<int64_t>(shape.seqlen_q, ceil_div(shape.total_q, shape.batch))
+          : shape.seqlen_q;
+  return queries * problem_.q_heads_per_kv_head() >= kMany ? long_ : main_;
+}
+
+bool BackwardLauncher::takes(const Shape& shape) const {
+  if (shape.batch == 0 || shape.seqlen_q == 0 || shape.seqlen_kv == 0) return false;
+  const ScoreModKind scores = main_.choice.entry->scores;
+  if (scores != ScoreModKind::kRuntime && scores != ScoreModKind::kDropout) return true;
+  const int64_t tiles = ceil_div(shape.seqlen_q, main_.choice.entry->tile_q);
+  return tiles < kMostAnyTiles && problem_.q_heads_per_kv_head() < INT32_MAX / kMostAnyTiles &&
+         (!problem_.has_mask(FLASHATTN_MASK_BLOCKS) ||
+          tiles * problem_.q_heads_per_kv_head() <= kMostBlockTiles);
+}
+
+int64_t BackwardLauncher::first_heads(const L2Swizzle& swizzle) const {
+  return int64_t{swizzle.heads_of(std::min(multiprocessors_, swizzle.count()))} *
+         problem_.q_heads_per_kv_head();
+}
+
+bool BackwardLauncher::starts_early(const BackwardEntry& entry, const BackwardArgs& args,
+                                    const BackwardParams& p) const {
+  if (!entry.starts_early || problem_.dtype_o != problem_.dtype) return false;
+  if (problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) || p.swizzle.count() == 0) return false;
+  const int64_t heads = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
+  if (heads < kEarlyHeads * first_heads(p.swizzle)) return false;
+  const bool dealt_out = p.common.arrived_count > 0;
+  if (dealt_out && heads * kManyUnits < int64_t{multiprocessors_} * kManyHeads) return false;
+  return heads * p.sequence_tiles * entry.tile_q <= INT32_MAX / 2 && copies_strides(args.o);
+}
+
+BackwardParams BackwardLauncher::params(const BackwardEntry& entry, const BackwardArgs& args,
+                                        char* base, int64_t* bytes) const {
+  const Shape& shape = args.shape;
+  BackwardParams p{};
+  cuda::BackwardParams& common = p.common;
+  common.problem = problem_;
+  common.args = args;
+  common.dropout_threshold = problem_.dropout_threshold();
+  common.tile_q = entry.tile_q;
+  common.tile_dim = entry.dim_qk;
+  common.tile_kv = entry.tile_kv;
+  common.dq_parts = entry.blocks;
+  common.ordered = ordered();
+  common.group = problem_.q_heads_per_kv_head();
+  p.sequence_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, entry.tile_q));
+  p.head_tiles = static_cast<int32_t>(common.head_tiles(entry.tile_q));
+  const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
+  const bool varlen_kv = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
+  p.q_has_tail = varlen_q || args.inputs.lens_q != nullptr;
+  p.kv_has_tail = varlen_kv || args.inputs.lens_kv != nullptr;
+  const bool capped = problem_.softcap != 0;
+  p.to_cap = capped ? problem_.scale / problem_.softcap : 0.0f;
+  p.factor = (capped ? problem_.softcap : problem_.scale) * kLog2E;
+  // Queries and dO of a unit. Few units at a time: what the blocks read and add to stays close.
+  const int64_t unit_bytes =
+      std::max<int64_t>(static_cast<int64_t>(shape.seqlen_q) * problem_.q_heads_per_kv_head() *
+                            (entry.dim_qk + entry.dim_v) * 2,
+                        1);
+  const int64_t units = common.units();
+  // As many as a quarter of L2 holds; under masks an eighth: 1 to 3 % at 1k. In turns, where tiles
+  // of keys of a unit wait for each other, a few are worth half of it: up to 5 %.
+  int64_t fitting = l2_bytes_ / (problem_.mask == 0 || ordered() ? 4 : 8) / unit_bytes;
+  if (ordered()) fitting = std::max(fitting, std::min<int64_t>(5, l2_bytes_ / 2 / unit_bytes));
+  const int64_t key_tiles = ceil_div(shape.seqlen_kv, entry.tile_kv);
+  const int32_t workers = multiprocessors_ / entry.blocks;
+  p.swizzle = L2Swizzle::of(units, key_tiles, fitting, L2Swizzle::even_end(workers, key_tiles));
+  p.q_swizzle =
+      p.swizzle.with_tiles(static_cast<int64_t>(p.sequence_tiles) * problem_.q_heads_per_kv_head());
+  const int32_t items = p.swizzle.count();
+  // Where tiles of keys differ, the short ones even out the end. In turns, pieces would wait for
+  // each other: -10 %. Those for groups of heads go over more of Q, dO and dQ at a time than L2
+  // holds: -7 %.
+  const bool even = problem_.mask == 0 && !varlen_q && !varlen_kv && !ordered() &&
+                    problem_.q_heads_per_kv_head() == 1 && entry.piece_bytes > 0;
+  p.cut = even ? StreamK::of(items, p.sequence_tiles, workers, kPieceCost, kLeastSaved)
+               : StreamK::uncut(items);
+  // Early keys first: under a causal mask they take longest. Where they wait for late ones, these.
+  p.first_key = ordered() ? (p.swizzle.tiles - 1) * entry.tile_kv : 0;
+  p.key_step = ordered() ? -entry.tile_kv : entry.tile_kv;
+
+  WorkspaceCutter workspace(base);
+  const int64_t rows = common.head_tiles(entry.tile_q) * problem_.heads_q * entry.tile_q;
+  common.ticket = workspace.take<int32_t>(1);
+  common.dq_ticket = workspace.take<int32_t>(1);
+  common.lse2 = workspace.take<float>(rows);
+  common.delta = workspace.take<float>(rows);
+  common.base = workspace.take<float>(rows);
+  common.far = workspace.take<uint64_t>(1);
+  common.wide_scores =
+      entry.scores == ScoreModKind::kSoftcapAlibi || entry.scores == ScoreModKind::kRuntime;
+  common.dq = workspace.take<float>(rows * entry.dim_qk);
+  common.dq_states = workspace.take<int32_t>(rows / entry.tile_q * entry.blocks);
+  if (ordered()) common.dq_first = workspace.take<int32_t>(rows / entry.tile_q);
+  if (even) {
+    // As many as no smaller shape exceeds.
+    const int64_t steps = ceil_div(static_cast<int64_t>(items) * p.sequence_tiles, kPieceCost);
+    const int64_t most = std::min<int64_t>(workers, steps) * entry.blocks;
+    common.arrived_count = static_cast<int32_t>(most * entry.consumers);
+    common.arrived = workspace.take<int32_t>(common.arrived_count);
+    p.pieces = workspace.take<float>(2 * most * entry.piece_bytes / 4);
+  }
+  Preparation* const prepared = workspace.take<Preparation>(1);
+  const bool early = starts_early(entry, args, p);
+  if (early) p.prepared = prepared;
+  // In turns none may be kept for a block that has not started; nor where it starts late.
+  p.dealt = ordered() || early ? 0 : std::min(p.cut.tickets, workers);
+  common.dout = rounded_dout(problem_, args, &workspace);
+  *bytes = workspace.bytes();
+  return p;
+}
+
+int64_t BackwardLauncher::workspace(const Shape& shape) const {
+  BackwardArgs args{};
+  args.shape = shape;
+  // The most of all kernels: never less than a smaller shape's.
+  int64_t most = 0;
+  for (const Kernel* kernel : {&main_, &long_}) {
+    int64_t bytes = 0;
+    if (kernel->choice.entry) params(*kernel->choice.entry, args, nullptr, &bytes);
+    most = std::max(most, bytes);
+  }
+  return most;
+}
+
+void BackwardLauncher::describe(const Shape& shape, flashattn_plan_properties* properties) const {
+  const Kernel& kernel = kernel_for(shape);
+  describe_kernel(kernel.choice, kernel.choice.entry->stages, kernel.name, "wgmma", properties);
+  BackwardArgs args{};
+  args.shape = shape;
+  int64_t bytes = 0;
+  const BackwardParams p = params(*kernel.choice.entry, args, nullptr, &bytes);
+  static constexpr const char* kWhy[2][2] = {
+      {"the Hopper family; blocks add to dq as they come",
+       "the Hopper family, from the first heads prepared on; blocks add to dq as they come"},
+      {"the Hopper family; blocks add to dq in turns, for bits to repeat",
+       "the Hopper family, from the first heads prepared on; blocks add to dq in turns, for bits "
+       "to repeat"}};
+  properties->why = problem_.has_feature(FLASHATTN_FEATURE_DBIAS)
+                        ? "the Hopper family; the gradient of the bias by a portable kernel"
+                        : kWhy[ordered()][starts_early(*kernel.choice.entry, args, p)];
+}
+
+PrepareParams BackwardLauncher::preparation(const BackwardParams& p) const {
+  const Shape& shape = p.common.args.shape;
+  PrepareParams early{};
+  early.common = p.common;
+  early.tiles = p.sequence_tiles;
+  early.boxes =
+      FastDivmod::of(static_cast<int32_t>(ceil_div(p.sequence_tiles * p.common.tile_q, kBoxRows)));
+  early.heads_q = FastDivmod::of(problem_.heads_q);
+  early.heads = shape.batch * problem_.heads_q;
+  early.first_heads = static_cast<int32_t>(first_heads(p.swizzle));
+  early.preparers = std::clamp(multiprocessors_ / kPreparer, 1, kMostPreparers);
+  early.prepared = p.prepared;
+  early.stamp = p.stamp;
+  return early;
+}
+
+int32_t BackwardLauncher::make_maps(const BackwardEntry& entry, BackwardParams* p,
+                                    PrepareParams* early) const {
+  const BackwardArgs& args = p->common.args;
+  const Shape& shape = args.shape;
+  const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
+  const bool varlen_kv = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
+  const int64_t q_rows = varlen_q ? shape.total_q : shape.seqlen_q;
+  const int64_t q_batch = varlen_q ? 1 : shape.batch;
+  const int64_t kv_rows = varlen_kv ? shape.total_kv : shape.seqlen_kv;
+  const int64_t kv_batch = varlen_kv ? 1 : shape.batch;
+  const int32_t tile_q = entry.tile_q, box_kv = entry.tile_kv / entry.blocks;
+  const auto queries = [&](int32_t dim, int32_t rows) {
+    return ArrayShape{dim, q_rows, problem_.heads_q, q_batch, rows};
+  };
+  const auto keys = [&](int32_t dim) {
+    return ArrayShape{dim, kv_rows, problem_.heads_kv, kv_batch, box_kv};
+  };
+  const int32_t dim_qk = problem_.dim_qk, dim_v = problem_.dim_v;
+  const struct {
+    const flashattn_tensor& tensor;
+    const char* name;
+    CUtensorMap* map;
+    ArrayShape shape;
+  } table[] = {
+      {args.inputs.q, "q", &p->q, queries(dim_qk, tile_q)},
+      {p->common.dout, "dout", &p->dout, queries(dim_v, tile_q)},
+      {args.inputs.k, "k", &p->k, keys(dim_qk)},
+      {args.inputs.v, "v", &p->v, keys(dim_v)},
+      {args.o, "o", &early->o, queries(dim_v, kBoxRows)},
+      {p->common.dout, "dout", &early->dout, queries(dim_v, kBoxRows)},
+  };
+  constexpr int kOfPreparation = 2;
+  const auto* const end = std::end(table) - (p->prepared ? 0 : kOfPreparation);
+  for (const auto* row = table; row != end; ++row) {
+    if (const int32_t status =
+            make_tensor_map(row->tensor, problem_.dtype, row->shape, row->name, row->map)) {
+      return status;
+    }
+  }
+  return FLASHATTN_OK;
+}
+
+int32_t BackwardLauncher::prepare(const BackwardParams& p, const PrepareParams& early,
+                                  cudaStream_t stream) const {
+  cudaError_t error;
+  if (p.prepared) {
+    const PrepareKernel k = prepare_kernel(problem_.dtype, problem_.dim_v);
+    error = launch_pdl(k.kernel, dim3(static_cast<unsigned>(multiprocessors_)), k.threads,
+                       k.shared_bytes, early, stream);
+  } else {
+    error = launch_prepare_backward(p.common, multiprocessors_, stream);
+  }
+  return status_of(error, "launching the preparation of the backward pass");
+}
+
+int32_t BackwardLauncher::run(const BackwardArgs& args, void* workspace,
+                              cudaStream_t stream) const {
+  if (const int32_t status = check_backward_arrays(problem_, args)) return status;
+  const BackwardEntry& entry = *kernel_for(args.shape).choice.entry;
+  int64_t bytes = 0;
+  BackwardParams p = params(entry, args, static_cast<char*>(workspace), &bytes);
+  p.common.far_stamp = new_stamp();
+  const int64_t query_tiles =
+      static_cast<int64_t>(args.shape.batch) * problem_.heads_q * p.sequence_tiles;
+  const int64_t places = p.common.head_tiles(entry.tile_q) * problem_.heads_q;
+  const int64_t key_tiles = ceil_div(args.shape.seqlen_kv, entry.tile_kv) * p.common.units();
+  if (const int64_t most = std::max({key_tiles, query_tiles, places}); most > INT32_MAX / 2) {
+    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "batch",
+                "batch = %d with %d heads, %d queries and %d keys makes %" PRId64
+                " tiles, above 2^30; split the batch",
+                args.shape.batch, problem_.heads_q, args.shape.seqlen_q, args.shape.seqlen_kv,
+                most);
+  }
+  PrepareParams early{};
+  if (p.prepared) {
+    p.stamp = new_stamp();
+    p.common.stamp = &p.prepared->ready;
+    early = preparation(p);
+  }
+  if (const int32_t status = make_maps(entry, &p, &early)) return status;
+  if (const int32_t status = prepare(p, early, stream)) return status;
+  // Each starts under the end of the one before.
+  const int64_t clusters = std::min<int64_t>(p.cut.tickets, multiprocessors_ / entry.blocks);
+  const dim3 blocks(static_cast<unsigned>(clusters * entry.blocks));
+  if (const int32_t status = status_of(launch_pdl(entry.kernel, blocks, entry.threads,
+                                                  entry.shared_bytes, p, stream, entry.blocks),
+                                       "launching the backward kernel")) {
+    return status;
+  }
+  const int64_t converters = int64_t{multiprocessors_} * (kConverters / entry.convert_threads);
+  const dim3 convert_blocks(static_cast<unsigned>(std::min(query_tiles, converters)));
+  if (const int32_t status = status_of(
+          launch_pdl(entry.convert_dq, convert_blocks, entry.convert_threads, 0, p.common, stream),
+          "launching the conversion of dq")) {
+    return status;
+  }
+  if (const int32_t status = dbias_.run(p.common, stream)) return status;
+  if (!args.dsink) return FLASHATTN_OK;
+  return status_of(launch_dsink(p.common, stream), "launching the gradient of the sink");
+}
+
+}  // namespace flashattn::cuda::sm90

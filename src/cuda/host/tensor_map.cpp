@@ -1,0 +1,55 @@
+#include "cuda/host/tensor_map.h"
+
+#include <algorithm>
+#include <cinttypes>
+
+#include "core/error.h"
+#include "cuda/host/driver.h"
+
+namespace flashattn::cuda::sm90 {
+namespace {
+
+using Encode = decltype(cuTensorMapEncodeTiled)*;
+
+Encode encode() {
+  static const Encode function =
+      driver_function<decltype(cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
+  return function;
+}
+
+}  // namespace
+
+bool has_tensor_maps() { return encode() != nullptr; }
+
+int32_t make_tensor_map(const flashattn_tensor& tensor, int32_t dtype, const ArrayShape& shape,
+                        const char* name, CUtensorMap* map) {
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(shape.columns),
+                              static_cast<cuuint64_t>(std::max<int64_t>(shape.rows, 1)),
+                              static_cast<cuuint64_t>(shape.heads),
+                              static_cast<cuuint64_t>(std::max<int64_t>(shape.batch, 1))};
+  const auto bytes = [](int64_t extent, int64_t stride) {
+    return static_cast<cuuint64_t>(extent > 1 ? stride * 2 : 16);
+  };
+  const cuuint64_t strides[] = {bytes(shape.rows, tensor.stride_seq),
+                                bytes(shape.heads, tensor.stride_head),
+                                bytes(shape.batch, tensor.stride_batch)};
+  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(shape.box_rows), 1, 1};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
+  const CUresult result =
+      encode()(map,
+               dtype == FLASHATTN_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                             : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+               4, tensor.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  // Boxes are placed by 32-bit numbers.
+  if (result == CUDA_SUCCESS && shape.rows <= INT32_MAX) return FLASHATTN_OK;
+  return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_STRIDE, name,
+              "%s lies at %p with strides %" PRId64 ", %" PRId64 ", %" PRId64
+              ", which the copy engine does not take (driver error %d); strides must be below 2^39 "
+              "elements and no array may have 2^31 rows",
+              name, tensor.data, tensor.stride_batch, tensor.stride_head, tensor.stride_seq,
+              static_cast<int>(result));
+}
+
+}  // namespace flashattn::cuda::sm90

@@ -1,0 +1,166 @@
+#include "cuda/kernels/common/combine.h"
+
+#include "core/philox.h"
+#include "cuda/host/row_grid.h"
+#include "cuda/host/preload.h"
+#include "cuda/host/launch.h"
+#include "cuda/kernels/common/combine_rows.cuh"
+
+namespace flashattn::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kManyParts = 8;  // from how many on all warps of a block merge one row
+constexpr int kLoads = 8;      // parts of a row that a warp has on their way
+
+// kTeam warps a row. Rows of O are aligned as the forward kernels want them.
+template <int kTeam>
+__global__ void __launch_bounds__(32 * kWarps, 1)
+    merge_split_kernel(const __grid_constant__ ForwardParams params) {
+  const ForwardArgs& args = params.args;
+  const int32_t b = blockIdx.x / params.problem.heads_q, h = blockIdx.x % params.problem.heads_q;
+  const SeqlenInfo sequence = seqlen_info(params.problem, args.shape, args.inputs, b);
+  const int32_t parts = part_count(params.split, sequence.len);
+  // For the forward kernel. Nothing before this depends on it, and what follows this kernel may
+  // rely on both being done, also where there is nothing to merge.
+  ptx::griddep_wait();
+  if (parts <= 1) return;
+  const int64_t stride = params.partial_row(1, 0, 0, 0);
+  const RowLayout layout = row_layout(params.problem, args.shape);
+  const float kept = 65536.0f / (65536.0f - static_cast<float>(params.dropout_threshold));
+  constexpr int32_t kRows = kWarps / kTeam;
+  for (int32_t i = blockIdx.y * kRows + threadIdx.x / (32 * kTeam); i < sequence.len.q;
+       i += gridDim.y * kRows) {
+    const int64_t first = params.partial_row(0, b, h, i), token = sequence.offset_q + i;
+    merge_row<kTeam, kLoads, true>(
+        {parts, params.problem.dim_v, params.problem.dtype_o,
+         tensor_row(args.o, dtype_size(params.problem.dtype_o), b, h, token),
+         args.lse ? args.lse + b * layout.batch_stride + h * layout.head_stride + token : nullptr},
+        [&](int32_t p) { return params.partial_sums[first + p * stride]; },
+        [&](int32_t p, int32_t column) {
+          return load_four<true>(params.partial_o + (first + p * stride) * params.problem.dim_v +
+                                 column);
+        },
+        kept);
+  }
+}
+
+// One warp a row: what counts is how much of all rows is on its way.
+template <class Part, int kLoads, bool kVectors>
+__global__ void __launch_bounds__(32 * kWarps, kLoads > 2 ? 6 : 12)
+    merge_kernel(const __grid_constant__ MergeParams<kMaxMergeParts> params) {
+  const int32_t b = blockIdx.x / params.heads, h = blockIdx.x % params.heads;
+  for (int64_t token = blockIdx.y * kWarps + threadIdx.x / 32; token < params.tokens;
+       token += gridDim.y * kWarps) {
+    const int64_t at =
+        b * params.lse_layout.batch_stride + h * params.lse_layout.head_stride + token;
+    merge_row<1, kLoads, kVectors>(
+        {params.parts, params.dim, params.dtype,
+         tensor_row(params.o, dtype_size(params.dtype), b, h, token),
+         params.lse ? params.lse + at : nullptr},
+        [&](int32_t p) { return PartialSum{params.part_lse[p][at], 1.0f}; },
+        [&](int32_t p, int32_t column) {
+          return load_four<kVectors>(reinterpret_cast<const Part*>(
+                                         tensor_row(params.part_o[p], sizeof(Part), b, h, token)) +
+                                     column);
+        },
+        1.0f);
+  }
+}
+
+template <class Part>
+struct MergeKernels {
+  static constexpr auto kAny = &merge_kernel<Part, kLoads, false>;
+  static constexpr auto kTwo = &merge_kernel<Part, 2, true>;
+  static constexpr auto kMany = &merge_kernel<Part, kLoads, true>;
+};
+
+// Calls use(MergeKernels<...>()) for parts of this type.
+template <class Use>
+auto with_merge_kernels(int32_t dtype_part, Use use) {
+  switch (dtype_part) {
+    case FLASHATTN_DTYPE_F16: return use(MergeKernels<__half>());
+    case FLASHATTN_DTYPE_BF16: return use(MergeKernels<__nv_bfloat16>());
+    default: return use(MergeKernels<float>());
+  }
+}
+
+struct DropoutMaskParams {
+  int32_t queries, keys;
+  uint32_t threshold;
+  uint64_t seed, offset;
+  const uint64_t* rng_device;  // may be NULL
+  uint8_t* keep;
+};
+
+// One block a row.
+__global__ void __launch_bounds__(32 * kWarps, 1)
+    dropout_mask_kernel(const __grid_constant__ DropoutMaskParams params) {
+  const uint64_t* rng = params.rng_device;
+  const DropoutStream stream = DropoutStream::make(params.seed + (rng ? rng[0] : 0),
+                                                   params.offset + (rng ? rng[1] : 0), blockIdx.x);
+  for (int32_t i = blockIdx.y; i < params.queries; i += gridDim.y) {
+    uint8_t* row =
+        params.keep + (static_cast<int64_t>(blockIdx.x) * params.queries + i) * params.keys;
+    for (int32_t j = threadIdx.x; j < params.keys; j += blockDim.x) {
+      row[j] = stream.number(i, j) >= params.threshold;
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t merge_split_waits(bool* waits) {
+  cudaFuncAttributes attributes{};
+  const cudaError_t error =
+      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&merge_split_kernel<1>));
+  *waits = attributes.ptxVersion >= 90;
+  return error;
+}
+
+cudaError_t load_split_kernels(const Problem& problem) {
+  cudaError_t error = cudaSuccess;
+  const auto also = [&error](auto... kernels) {
+    if (error == cudaSuccess) error = preload(kernels...);
+  };
+  if (problem.splits != 1) also(&merge_split_kernel<1>);
+  if (problem.splits == 0 || problem.splits >= kManyParts) also(&merge_split_kernel<kWarps>);
+  for (const int32_t dtype : {problem.dtype_o, static_cast<int32_t>(FLASHATTN_DTYPE_F32)}) {
+    with_merge_kernels(dtype, [&](auto of) { also(of.kAny, of.kTwo, of.kMany); });
+  }
+  also(&dropout_mask_kernel);
+  return error;
+}
+
+cudaError_t launch_merge_split(const ForwardParams& params, bool early, cudaStream_t stream) {
+  const bool many = params.parts >= kManyParts;
+  const dim3 grid = row_grid(params.args.shape.batch, params.problem.heads_q,
+                             params.partial_queries, many ? 1 : kWarps);
+  const auto kernel = many ? &merge_split_kernel<kWarps> : &merge_split_kernel<1>;
+  return early ? launch_pdl(kernel, grid, 32 * kWarps, 0, params, stream)
+               : launch_kernel(kernel, grid, 32 * kWarps, 0, params, stream);
+}
+
+cudaError_t launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream) {
+  const dim3 grid = row_grid(params.batch, params.heads, params.tokens, kWarps);
+  const auto kernel = with_merge_kernels(params.dtype_part, [&params](auto of) {
+    return !params.vectors ? of.kAny : params.parts <= 2 ? of.kTwo : of.kMany;
+  });
+  return launch_kernel(kernel, grid, 32 * kWarps, 0, params, stream);
+}
+
+cudaError_t launch_dropout_mask(const Problem& problem, const ForwardArgs& args, uint8_t* keep,
+                                cudaStream_t stream) {
+  const Shape& shape = args.shape;
+  const DropoutMaskParams params{shape.seqlen_q,
+                                 shape.seqlen_kv,
+                                 problem.dropout_threshold(),
+                                 args.inputs.rng_seed,
+                                 args.inputs.rng_offset,
+                                 args.inputs.rng_device,
+                                 keep};
+  const dim3 grid = row_grid(shape.batch, problem.heads_q, shape.seqlen_q, 1);
+  return launch_kernel(&dropout_mask_kernel, grid, 32 * kWarps, 0, params, stream);
+}
+
+}  // namespace flashattn::cuda

@@ -1,0 +1,25 @@
+// From a row of table.txt to an instance of the kernel.
+#pragma once
+
+#include "cuda/kernels/sm80/bwd.cuh"
+#include "cuda/kernels/sm80/types.cuh"
+
+namespace flashattn::cuda::sm80 {
+
+template <class T, int kDim, int kMmaM, int kPairs, int kTileQ, int kSlice, int kStages,
+          int kMinCtasPerSm, bool kModified, int kHalves = 1>
+constexpr BackwardEntry bwd_instance() {
+  using Config = BackwardConfig<T, kDim, kMmaM, kPairs, kTileQ, kSlice, kStages, kMinCtasPerSm,
+                                kModified, kHalves>;
+  return {kDtype<T>,
+          kDim,
+          kModified,
+          Config::kTileQ,
+          Config::kTileKv,
+          Config::kStages,
+          Config::kThreads,
+          Config::kSharedBytes,
+          &backward_kernel<Config>};
+}
+
+}  // namespace flashattn::cuda::sm80

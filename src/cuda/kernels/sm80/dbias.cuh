@@ -1,0 +1,247 @@
+// The gradient of the dense bias: dS, summed over what the bias is the same for. A kernel of its
+// own, which computes the scores again: each number is written by one block, in one order, so that
+// nothing need be cleared and the bits repeat whatever is summed.
+//
+// One block of 4 warps, 16 queries a warp, works on a tile of the gradient, one (sequence, head,
+// tile of queries) after the other.
+//
+// Shared memory: Q | dO | K | V.
+#pragma once
+
+#include "cuda/kernels/common/lse_delta.cuh"
+#include "cuda/device/block_mask.cuh"
+#include "cuda/device/dropout.cuh"
+#include "cuda/device/mma_gemm.cuh"
+#include "cuda/device/score_mod.cuh"
+
+namespace flashattn::cuda::sm80 {
+
+template <class T_, int kDim_, int kTileKv_>
+struct DbiasConfig {
+  using T = T_;
+  static constexpr int kDim = kDim_;
+  static constexpr int kThreads = 128;
+  static constexpr int kTileQ = 64, kTileKv = kTileKv_;
+  using QueryTile = SharedTile<kTileQ, kDim, sizeof(T)>;
+  using KeyTile = SharedTile<kTileKv, kDim, sizeof(T)>;
+  static constexpr int kSharedBytes = 2 * QueryTile::kBytes + 2 * KeyTile::kBytes;
+  static_assert(kTileQ == kThreads / 32 * 16, "a strip a warp");
+};
+
+template <class Config>
+class DbiasKernel {
+  using T = typename Config::T;
+  static constexpr int kDim = Config::kDim, kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
+  static constexpr int kThreads = Config::kThreads;
+  using ScoreModKind = float[1][kTileKv / 8][4];
+
+ public:
+  __device__ __forceinline__ DbiasKernel(const BackwardParams& params, uint32_t shared)
+      : params_(params),
+        q_tile_{shared},
+        dout_tile_{shared + Config::QueryTile::kBytes},
+        k_tile_{shared + 2 * Config::QueryTile::kBytes},
+        v_tile_{shared + 2 * Config::QueryTile::kBytes + Config::KeyTile::kBytes},
+        lane_(threadIdx.x % 32),
+        warp_row_(threadIdx.x / 32 * 16) {
+    const BackwardArgs& args = params.args;
+    const int32_t row_tiles = ceil_div(args.shape.seqlen_q, kTileQ);
+    const int32_t key_tiles = ceil_div(args.shape.seqlen_kv, kTileKv);
+    int32_t rest = blockIdx.x;
+    const auto take = [&](int64_t stride, int32_t count) {
+      if (stride == 0) return Interval{0, count};
+      const int32_t own = rest % count;
+      rest /= count;
+      return Interval{own, own + 1};
+    };
+    columns_.begin = rest % key_tiles * kTileKv;
+    columns_.end = min(columns_.begin + kTileKv, args.shape.seqlen_kv);
+    rest /= key_tiles;
+    tiles_ = take(args.dbias_stride_row, row_tiles);
+    heads_ = take(args.dbias_stride_head, params.problem.heads_q);
+    batches_ = take(args.dbias_stride_batch, args.shape.batch);
+  }
+
+  __device__ __forceinline__ void run() {
+#pragma unroll
+    for (int n = 0; n < kTileKv / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sum_[n][e] = 0.0f;
+    }
+#pragma unroll 1
+    for (int32_t b = batches_.begin; b < batches_.end; ++b) {
+      const SeqlenInfo sequence =
+          seqlen_info(params_.problem, params_.args.shape, params_.args.inputs, b);
+#pragma unroll 1
+      for (int32_t h = heads_.begin; h < heads_.end; ++h) {
+#pragma unroll 1
+        for (int32_t tile = tiles_.begin; tile < tiles_.end; ++tile) add(sequence, b, h, tile);
+      }
+    }
+    write();
+  }
+
+ private:
+  __device__ __forceinline__ void add(const SeqlenInfo& sequence, int32_t b, int32_t h,
+                                      int32_t tile) {
+    const Lengths len = sequence.len;
+    const Inputs& in = params_.args.inputs;
+    const MaskRule mask = params_.problem.mask_rule();
+    const Interval queries{min(tile * kTileQ, len.q), min((tile + 1) * kTileQ, len.q)};
+    if (queries.begin >= queries.end) return;
+    const Interval keys = intersect(columns_, key_span(mask, queries, len).any);
+    if (keys.begin >= keys.end) return;
+    const TileKind kind = HeadBlocks::of(params_.problem, in, b, h).kind(queries, keys);
+    if (kind == TileKind::kEmpty) return;
+
+    const int32_t kv_head = h / params_.problem.q_heads_per_kv_head();
+    const int32_t dim_qk = params_.problem.dim_qk, dim_v = params_.problem.dim_v;
+    __syncthreads();  // the readers of the tiles before are done
+    constexpr int kSize = sizeof(T);
+    load_tokens<kThreads>(q_tile_, dim_qk, head_rows<kSize>(in.q, b, h, sequence.offset_q),
+                          queries.begin, len.q);
+    load_tokens<kThreads>(dout_tile_, dim_v,
+                          head_rows<kSize>(params_.dout, b, h, sequence.offset_q), queries.begin,
+                          len.q);
+    load_tokens<kThreads>(k_tile_, dim_qk, head_rows<kSize>(in.k, b, kv_head, sequence.offset_kv),
+                          columns_.begin, len.kv);
+    load_tokens<kThreads>(v_tile_, dim_v, head_rows<kSize>(in.v, b, kv_head, sequence.offset_kv),
+                          columns_.begin, len.kv);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+
+    ScoreModKind s = {}, dp = {};
+    multiply_rows<T, kDim>(s, left_rows(q_tile_, warp_row_, lane_), right_rows(k_tile_, 0, lane_));
+    multiply_rows<T, kDim>(dp, left_rows(dout_tile_, warp_row_, lane_),
+                           right_rows(v_tile_, 0, lane_));
+    drop(dp, b, h, queries.begin);
+    modify(s[0], len, b, h, queries);
+    const float factor = ScoreSteps(params_.problem).factor();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t i = queries.begin + warp_row_ + half * 8 + lane_ / 4;
+      const Interval seen = intersect(visible_keys(mask, i, len), columns_);
+      const int32_t first = columns_.begin + lane_ % 4 * 2;
+      const auto hide = [&](int n, int e) { s[0][n][half * 2 + e] = -INFINITY; };
+      visit_outside<kTileKv / 8>(seen.begin - first, seen.end - seen.begin, hide);
+      if (kind != TileKind::kFull) {
+        visit_unset<kTileKv / 8>(HeadBlocks::of(params_.problem, in, b, h)
+                                     .template shown_keys<kTileKv / 8>(
+                                         min(i, queries.end - 1), columns_.begin, len.kv, lane_),
+                                 hide);
+      }
+      if (i >= queries.end) continue;
+      const int64_t row = params_.lse_delta_offset(sequence, b, h) + i;
+      const float lse2 = params_.lse2[row], delta = params_.delta[row], base = params_.base[row];
+#pragma unroll
+      for (int n = 0; n < kTileKv / 8; ++n) {
+#pragma unroll
+        for (int x = half * 2; x < half * 2 + 2; ++x) {
+          const float p = ptx::exp2(fmaf(relative(s[0][n][x], base, 1.0f), factor, -lse2));
+          if (p != 0.0f) sum_[n][x] += p * (dp[0][n][x] - delta);
+        }
+      }
+    }
+  }
+
+  // Products to scores, but for ScoreSteps::factor().
+  __device__ __forceinline__ void modify(float (&s)[kTileKv / 8][4], Lengths len, int32_t b,
+                                         int32_t h, Interval queries) const {
+    const Problem& problem = params_.problem;
+    const Inputs& in = params_.args.inputs;
+    const ScoreSteps steps(problem);
+    if (steps.capped) cap<sizeof(T) == 4>(s, steps.inner);
+    const int32_t first = columns_.begin + lane_ % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t i = queries.begin + warp_row_ + half * 8 + lane_ / 4;
+      if (steps.sloped) {
+        add_slope(s, half, steps.wide, slope_of(problem, in, b, h) * (kLog2E / kWideUnit),
+                  static_cast<float>(first - i - diagonal_offset(problem.mask_rule(), len)));
+      }
+      HeadBias::of(problem, in, b, h)
+          .add_row(s, half, steps.sloped ? 1.0f : steps.wide, i, first,
+                   i < queries.end ? len.kv - first : 0);
+    }
+  }
+
+  __device__ __forceinline__ void drop(ScoreModKind& dp, int32_t b, int32_t h,
+                                       int32_t first) const {
+    if (params_.dropout_threshold == 0) return;
+    const float kept = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
+    const DropoutStream stream = dropout_stream(params_.problem, params_.args.inputs, b, h);
+#pragma unroll
+    for (int x = 0; x < kTileKv / 2; ++x) dp[0][x / 4][x % 4] *= kept;
+    visit_dropped<1, kTileKv / 8, false>(stream, params_.dropout_threshold, first + warp_row_,
+                                         columns_.begin, lane_,
+                                         [&](int, int n, int x) { dp[0][n][x] = 0.0f; });
+  }
+
+  __device__ __forceinline__ void write() const {
+    const BackwardArgs& args = params_.args;
+    // A gradient of one sequence ends where that does.
+    Lengths end{args.shape.seqlen_q, args.shape.seqlen_kv};
+    if (args.dbias_stride_batch != 0) {
+      end = seqlen_info(params_.problem, args.shape, args.inputs, batches_.begin).len;
+    }
+    float* const to = args.dbias + batches_.begin * args.dbias_stride_batch +
+                      heads_.begin * args.dbias_stride_head;
+    if (args.dbias_stride_row == 0) return write_sums(to, end);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t i = tiles_.begin * kTileQ + warp_row_ + half * 8 + lane_ / 4;
+      if (i >= end.q) continue;
+#pragma unroll
+      for (int n = 0; n < kTileKv / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int32_t j = columns_.begin + n * 8 + lane_ % 4 * 2 + e;
+          if (j < end.kv) to[i * args.dbias_stride_row + j] = sum_[n][half * 2 + e];
+        }
+      }
+    }
+  }
+
+  // The sums over all rows of the tile.
+  __device__ __forceinline__ void write_sums(float* to, Lengths end) const {
+    const uint32_t sums = q_tile_.base;  // (warp, column)
+    __syncthreads();                     // Q's readers are done
+#pragma unroll
+    for (int n = 0; n < kTileKv / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float x = sum_[n][e] + sum_[n][2 + e];
+        for (int step = 4; step < 32; step *= 2) x += __shfl_xor_sync(~0u, x, step);
+        if (lane_ >= 4) continue;
+        ptx::store_shared(sums + (threadIdx.x / 32 * kTileKv + n * 8 + lane_ * 2 + e) * 4,
+                          __float_as_uint(x));
+      }
+    }
+    __syncthreads();
+    const int32_t column = threadIdx.x, j = columns_.begin + column;
+    if (column >= kTileKv || j >= end.kv) return;
+    float x = 0.0f;
+    for (int warp = 0; warp < kThreads / 32; ++warp) {
+      x += __uint_as_float(ptx::load_shared(sums + (warp * kTileKv + column) * 4));
+    }
+    to[j] = x;
+  }
+
+  const BackwardParams& params_;
+  const typename Config::QueryTile q_tile_, dout_tile_;
+  const typename Config::KeyTile k_tile_, v_tile_;
+  const int lane_, warp_row_;
+  Interval columns_;                  // of the tile
+  Interval batches_, heads_, tiles_;  // that are summed
+  float sum_[kTileKv / 8][4];
+};
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    dbias_kernel(const __grid_constant__ BackwardParams params) {
+  char* const shared = ptx::dynamic_shared();
+  DbiasKernel<Config>(params, ptx::shared_address(shared)).run();
+}
+
+}  // namespace flashattn::cuda::sm80

@@ -1,0 +1,25 @@
+// From a row of table.txt to an instance of the kernel.
+#pragma once
+
+#include "cuda/kernels/sm80/decode.cuh"
+#include "cuda/kernels/sm80/types.cuh"
+
+namespace flashattn::cuda::sm80 {
+
+template <class T, int kDimQk, int kDimV, int kTileKv, int kStages, int kMinCtasPerSm, Size kSize>
+constexpr ForwardEntry decode_instance() {
+  using Config = DecodeConfig<T, kDimQk, kDimV, kTileKv, kStages, kMinCtasPerSm>;
+  return {kDtype<T>,
+          kDimQk,
+          kDimV,
+          kSize,
+          false,
+          Config::kTileQ,
+          Config::kTileKv,
+          Config::kStages,
+          Config::kThreads,
+          Config::kSharedBytes,
+          &decode_kernel<Config>};
+}
+
+}  // namespace flashattn::cuda::sm80

@@ -1,0 +1,61 @@
+// Sizes of a kernel of the portable forward pass, and its shared memory: Q | K | V | page numbers |
+// factors of fp32 | statistics | the block's place. The output is staged where Q was, that of fp32
+// goes out directly.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/kernels/sm80/fp32_block_scale.cuh"
+#include "cuda/kernels/sm80/fwd_work_tile.cuh"
+#include "cuda/device/smem_tile.cuh"
+
+namespace flashattn::cuda::sm80 {
+
+// kModified: scores need more than a factor (softcap, biases, dropout, block masks, negative
+// scale).
+template <class T_, int kDimQk_, int kDimV_, int kStrips_, int kTileKv_, int kMinBlocks_,
+          bool kModified_, int kWarps_ = 4>
+struct ForwardConfig {
+  using T = T_;
+  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the tiles; smaller heads are padded
+  static constexpr int kMmaM = kStrips_;                  // of 16 rows, a warp
+  static constexpr bool kModified = kModified_;
+  static constexpr int kWarps = kWarps_, kThreads = 32 * kWarps;
+  static constexpr int kTileQ = 16 * kMmaM * kWarps;
+  static constexpr int kTileKv = kTileKv_;
+  static constexpr int kMinCtasPerSm = kMinBlocks_;  // on a multiprocessor, as registers allow
+  static constexpr bool kShort = kMmaM == 1 && kWarps > 1 && kDimV <= 128;  // decoding comes here
+
+  static constexpr bool kWide = std::is_same<T, float>::value;
+  // fp32 is multiplied as pairs of fp16, but where a row's largest weight may be dropped, or be
+  // that of the sink: the others are then too small for fp16, not for tf32.
+  static constexpr bool kHalves = kWide && !kModified;
+  // What only the softmax needs, and what the block works on, wait in shared memory while warps
+  // multiply: where scores and O leave no registers.
+  static constexpr bool kStatisticsApart =
+      !kWide && (kMmaM == 2 ? kModified || kDimV == 128 || kTileKv == 128 : kMinCtasPerSm == 8);
+  static constexpr bool kLean = kHalves || kStatisticsApart;
+  // Whose maxima are looked for together: latency; others have better use for the registers.
+  static constexpr int kRowsAtOnce = kMmaM == 2 && !kWide ? 2 : 1;
+  // What tiles are multiplied as.
+  using Operand = std::conditional_t<kHalves, Halves, T>;
+
+  using QTile = SharedTile<kTileQ, kDimQk, sizeof(T)>;
+  using KTile = SharedTile<kTileKv, kDimQk, sizeof(T)>;
+  using VTile = SharedTile<kTileKv, kDimV, sizeof(T)>;
+  using VOperand = std::conditional_t<kHalves, SplitTile<VTile>, VTile>;
+  using OTile = SharedTile<kTileQ, kWide ? 64 : kDimV>;  // fp32 goes out directly
+  static constexpr int kQBytes = QTile::kBytes > OTile::kBytes ? QTile::kBytes : OTile::kBytes;
+  // Page numbers, a word a thread: of K's rows, and of V's where other threads copy them.
+  static constexpr int kPages = kQBytes + KTile::kBytes + VTile::kBytes;
+  static constexpr bool kSamePages = std::is_same<KTile, VTile>::value;
+  static constexpr int kVPages = kSamePages ? kPages : kPages + kThreads * 4;
+  static constexpr int kFactors = kVPages + kThreads * 4;
+  static constexpr int kStatistics = kFactors + (kHalves ? BlockFactors<kThreads>::kBytes : 0);
+  // A BlockPlace.
+  static constexpr int kPlace = kStatistics + (kStatisticsApart ? kThreads * 16 * kMmaM : 0);
+  static constexpr int kSharedBytes = kPlace + BlockPlace::kWords * 4;
+  static_assert(kMinCtasPerSm * (kSharedBytes + 1024) <= 228 * 1024, "of an H100's multiprocessor");
+};
+
+}  // namespace flashattn::cuda::sm80

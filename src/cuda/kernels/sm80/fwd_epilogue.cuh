@@ -1,0 +1,223 @@
+// How a block of the portable forward pass ends: O and lse of its rows, or those of a part.
+#pragma once
+
+#include "cuda/ptx/mma.cuh"
+#include "cuda/kernels/sm80/fwd_config.cuh"
+#include "cuda/device/packed_pair.cuh"
+
+namespace flashattn::cuda::sm80 {
+
+// Which rows of the block a warp has.
+template <class Config>
+struct WarpRows {
+  int lane_, warp_row_;
+
+  __device__ __forceinline__ explicit WarpRows(uint32_t thread)
+      : lane_(thread % 32), warp_row_(thread / 32 * 16 * Config::kMmaM) {}
+
+  // Row of the block that accumulator row `half` (0: g, 1: g + 8) of a strip stands for.
+  __device__ __forceinline__ int32_t row_of(int strip, int half) const {
+    return warp_row_ + strip * 16 + half * 8 + lane_ / 4;
+  }
+};
+
+// Where results of rows of a block go, or of a part of their keys.
+struct OutputRows : BlockPlace {
+  const ForwardParams& params_;
+
+  __device__ __forceinline__ explicit OutputRows(const ForwardParams& params) : params_(params) {}
+
+  // top, in units of kWideUnit log2(e), and sum: of the weights.
+  __device__ __forceinline__ void store_lse(int32_t r, float top, float sum) const {
+    if (r >= rows_) return;
+    const float base = top * (kWideUnit * kLn2);
+    if (split_) {
+      params_.partial_sums[partial_row(r)] = {base, sum};
+    } else if (params_.args.lse) {
+      const RowLayout layout = row_layout(params_.problem, params_.args.shape);
+      const Row at = row(r);
+      params_.args.lse[b_ * layout.batch_stride + (first_head_ + at.head) * layout.head_stride +
+                       sequence_.offset_q + queries_.begin + at.query] =
+          lse_of(top, kWideUnit, sum);
+    }
+  }
+
+  // Takes the sink of a row into its maximum and sum, whatever its size: what the keys' share is to
+  // be multiplied with.
+  __device__ __forceinline__ float add_sink(int32_t r, float& top, float& sum) const {
+    if (!(params_.problem.features & FLASHATTN_FEATURE_SINK) || part_ > 0 || r >= rows_)
+      return 1.0f;
+    const float sink = params_.args.inputs.sink[first_head_ + row(r).head] * (kLog2E / kWideUnit);
+    const float keys = top;
+    top = fmaxf(keys, sink);
+    if (top == -INFINITY) return 1.0f;
+    const float shrink = keys == top ? 1.0f : ptx::exp2((keys - top) * kWideUnit);
+    sum = sum * shrink + ptx::exp2((sink - top) * kWideUnit);
+    return shrink;
+  }
+
+  // Whose value a row is, to the last digit: that of the only key that it sees. -1: of several, or
+  // none, or one without a finite score. sum: of its weights.
+  __device__ __forceinline__ int32_t single_key(int32_t r, float sum) const {
+    const bool plain =
+        !(params_.problem.features & FLASHATTN_FEATURE_SINK) && params_.dropout_threshold == 0;
+    if (!plain || r >= rows_ || !(sum > 0.0f && sum < INFINITY)) return -1;
+    const Interval keys = visible_keys(params_.problem.mask_rule(), query_of(r), sequence_.len);
+    return keys.end - keys.begin == 1 ? keys.begin : -1;
+  }
+
+  template <int kSize>
+  __device__ __forceinline__ const char* value_of(int32_t key) const {
+    const flashattn_tensor& v = params_.args.inputs.v;
+    if (!(params_.problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) {
+      return v_ + key * v.stride_seq * kSize;
+    }
+    const PagedRows rows = paged_rows<kSize>(params_, v, v_);
+    return rows.row(rows.pages[key / rows.page_size], key);
+  }
+
+  // Whether O is fp32, and where it then goes.
+  __device__ __forceinline__ bool is_fp32() const {
+    return split_ || params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
+  }
+  __device__ __forceinline__ float* fp32_row(int32_t r) const {
+    return split_ ? params_.partial_o + partial_row(r) * params_.problem.dim_v
+                  : reinterpret_cast<float*>(query_row<4>(params_.args.o, r));
+  }
+
+ private:
+  __device__ __forceinline__ int64_t partial_row(int32_t r) const {
+    const Row at = row(r);
+    return params_.partial_row(part_, b_, first_head_ + at.head, queries_.begin + at.query);
+  }
+};
+
+template <class Config>
+class ForwardOutput : OutputRows, WarpRows<Config> {
+  using WarpRows<Config>::lane_, WarpRows<Config>::row_of;
+  using T = typename Config::T;
+  using Tile = typename Config::OTile;
+  static constexpr int kMmaM = Config::kMmaM, kColumns = Config::kDimV;
+  using Sums = float[kMmaM][kColumns / 8][4];
+  using Numbers = float[kMmaM][2];  // of rows
+
+ public:
+  // shared: where the block's memory begins; its place lies there.
+  __device__ __forceinline__ ForwardOutput(const ForwardParams& params, uint32_t shared)
+      : OutputRows(params), WarpRows<Config>(no_hoist(threadIdx.x)), staged_{shared} {
+    load(shared + Config::kPlace);
+  }
+
+  // o: not divided by the sums of weights l yet, of which every lane of a quad has a share; m: the
+  // maxima, in units of kWideUnit log2(e). unit: of V.
+  __device__ __forceinline__ void finish(Sums& o, const Numbers& m, const Numbers& l,
+                                         float unit) const {
+    // Of a quad's rows each lane has one to work on.
+    const int own = lane_ % 4;
+    float top = -INFINITY, sum = 0.0f;
+#pragma unroll
+    for (int x = 0; x < kMmaM * 2; ++x) {
+      float total = l[x / 2][x % 2];
+      total += __shfl_xor_sync(~0u, total, 1);
+      total += __shfl_xor_sync(~0u, total, 2);
+      if (own == x) {
+        top = m[x / 2][x % 2];
+        sum = total;
+      }
+    }
+    float kept = unit;
+    int32_t single = -1;
+    if (own < kMmaM * 2) {
+      const int32_t r = row_of(own / 2, own % 2);
+      if (Config::kWide || is_fp32()) single = single_key(r, sum);
+      if (single >= 0) sum = 1.0f;
+      kept *= add_sink(r, top, sum);
+      store_lse(r, top, sum);
+    }
+    if (Config::kModified && !split_) {
+      kept *= 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
+    }
+    const float factor = sum == 0.0f ? 0.0f : kept / sum;
+#pragma unroll
+    for (int x = 0; x < kMmaM * 2; ++x) {
+      const float row_factor = __shfl_sync(~0u, factor, lane_ - own + x);
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n) {
+        o[x / 2][n][x % 2 * 2] *= row_factor;
+        o[x / 2][n][x % 2 * 2 + 1] *= row_factor;
+      }
+    }
+    if (Config::kWide || is_fp32()) {
+      store_fp32(o, single);
+    } else if constexpr (!Config::kWide) {
+      stage(o);
+      __syncthreads();
+      store_staged();
+    }
+  }
+
+ private:
+  // single: single_key() of the row that the lane works on.
+  __device__ __forceinline__ void store_fp32(const Sums& o, int32_t single) const {
+#pragma unroll
+    for (int x = 0; x < kMmaM * 2; ++x) {
+      const int32_t key = __shfl_sync(~0u, single, lane_ - lane_ % 4 + x);
+      const int32_t r = row_of(x / 2, x % 2);
+      if (r >= rows_) continue;
+      float* const out = fp32_row(r);
+#pragma unroll
+      for (int n = 0; n < kColumns / 8; ++n) {
+        const int column = n * 8 + lane_ % 4 * 2;
+        if (column >= params_.problem.dim_v) break;
+        *reinterpret_cast<float2*>(out + column) =
+            make_float2(o[x / 2][n][x % 2 * 2], o[x / 2][n][x % 2 * 2 + 1]);
+      }
+      if (key < 0) continue;
+      const char* const value = value_of<sizeof(T)>(key);
+#pragma unroll 1
+      for (int column = lane_ % 4 * 2; column < params_.problem.dim_v; column += 8) {
+        *reinterpret_cast<float2*>(out + column) =
+            Pair<T>::load(value + column * sizeof(T)).numbers();
+      }
+    }
+  }
+
+  __device__ __forceinline__ void stage(const Sums& o) const {
+    const uint32_t first = staged_.chunk(row_of(0, 0), 0) + lane_ % 4 * 4;
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+      const uint32_t to = Tile::advance(first, n);  // the swizzle is that of all these rows
+#pragma unroll
+      for (int x = 0; x < kMmaM * 2; ++x) {
+        ptx::store_shared(to + x * 8 * Tile::kRowBytes,
+                          ptx::pack<T>(o[x / 2][n][x % 2 * 2], o[x / 2][n][x % 2 * 2 + 1]));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_staged() const {
+    const TileCopy<Config::kThreads, Config::kTileQ, Tile> copy(staged_);
+    if (copy.chunk * 8 >= params_.problem.dim_v) return;
+    const flashattn_tensor& tensor = params_.args.o;
+    const int count = rows_ - copy.row;
+    const auto put = [&](int n, char* row) {
+      *reinterpret_cast<int4*>(row + copy.chunk * 16) = ptx::load_shared_16(copy.address(n));
+    };
+    if (even()) {
+      char* row = query_row<2>(tensor, 0) + copy.row * row_bytes<2>(tensor);
+#pragma unroll
+      for (int n = 0; n < copy.kSteps; ++n, row += copy.kStep * row_bytes<2>(tensor)) {
+        if (n * copy.kStep < count) put(n, row);
+      }
+    } else {
+#pragma unroll 2
+      for (int n = 0; n < copy.kSteps; ++n) {
+        if (n * copy.kStep < count) put(n, query_row<2>(tensor, copy.row + n * copy.kStep));
+      }
+    }
+  }
+
+  const Tile staged_;  // O, where Q was
+};
+
+}  // namespace flashattn::cuda::sm80

@@ -1,0 +1,31 @@
+// From a row of table.txt to an instance of the kernel.
+#pragma once
+
+#include "cuda/kernels/sm80/fwd.cuh"
+#include "cuda/kernels/sm80/types.cuh"
+
+namespace flashattn::cuda::sm80 {
+
+constexpr Size size_of(int32_t tile_q, int32_t tile_kv) {
+  if (tile_q >= 64) return tile_q > 64 ? Size::kLarge : Size::kMedium;
+  return tile_kv < 64 ? Size::kTiny : Size::kSmall;
+}
+
+template <class T, int kDimQk, int kDimV, int kMmaM, int kTileKv, int kMinCtasPerSm, bool kModified,
+          int kWarps = 4>
+constexpr ForwardEntry fwd_instance() {
+  using Config = ForwardConfig<T, kDimQk, kDimV, kMmaM, kTileKv, kMinCtasPerSm, kModified, kWarps>;
+  return {kDtype<T>,
+          kDimQk,
+          kDimV,
+          size_of(Config::kTileQ, Config::kTileKv),
+          kModified,
+          Config::kTileQ,
+          Config::kTileKv,
+          1,
+          Config::kThreads,
+          Config::kSharedBytes,
+          &forward_kernel<Config>};
+}
+
+}  // namespace flashattn::cuda::sm80

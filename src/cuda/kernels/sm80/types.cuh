@@ -1,0 +1,21 @@
+// Types and sizes by the names that table.txt gives them.
+#pragma once
+
+#include "cuda/ptx/mma.cuh"
+#include "cuda/kernels/sm80/table.h"
+
+namespace flashattn::cuda::sm80 {
+
+using bf16 = __nv_bfloat16;
+using f16 = __half;
+using f32 = float;
+constexpr Size deep = Size::kDeepPipeline, shallow = Size::kShallowPipeline;
+
+template <class T>
+constexpr int32_t kDtype = FLASHATTN_DTYPE_F16;
+template <>
+constexpr int32_t kDtype<bf16> = FLASHATTN_DTYPE_BF16;
+template <>
+constexpr int32_t kDtype<f32> = FLASHATTN_DTYPE_F32;
+
+}  // namespace flashattn::cuda::sm80

@@ -1,0 +1,48 @@
+// From a row of table.txt to an instance of the kernel.
+#pragma once
+
+#include "cuda/kernels/sm90/bwd.cuh"
+#include "cuda/kernels/sm90/bwd_postprocess.cuh"
+#include "cuda/kernels/sm90/instance.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+template <class Config>
+constexpr BackwardEntry bwd_instance_of(int32_t dim_qk, int32_t dim_v, int32_t stages) {
+  return {kDtype<typename Config::T>,
+          dim_qk,
+          dim_v,
+          Config::kScoreMod,
+          Config::kTileQ,
+          Config::kItemKv,
+          kBlocks<Config>,
+          Config::kConsumers,
+          kPieceQuads<Config> * 16,
+          Config::kStartsEarly,
+          stages,
+          Config::kThreads,
+          kBackwardSharedBytes<Config>,
+          &backward_kernel<Config>,
+          &convert_dq_kernel<Config>,
+          kConvertThreads<Config>};
+}
+
+template <class T, int kDim, int kTileQ, ScoreModKind kScoreMod>
+constexpr BackwardEntry bwd_instance() {
+  using Config = BackwardConfig<T, kDim, kTileQ, kScoreMod>;
+  return bwd_instance_of<Config>(kDim, kDim, Config::kStages);
+}
+
+template <class T, int kDim, ScoreModKind kScoreMod>
+constexpr BackwardEntry bwd_two_warpgroup_instance() {
+  using Config = BwdTwoWarpgroupConfig<T, kDim, kScoreMod>;
+  return bwd_instance_of<Config>(kDim, kDim, Config::kStages);
+}
+
+template <class T, int kDimQk, int kDimV, ScoreModKind kScoreMod>
+constexpr BackwardEntry bwd_large_head_instance() {
+  using Config = BwdLargeHeadConfig<T, kDimQk, kDimV, kScoreMod>;
+  return bwd_instance_of<Config>(kDimQk, kDimV, Config::kDoStages);
+}
+
+}  // namespace flashattn::cuda::sm90

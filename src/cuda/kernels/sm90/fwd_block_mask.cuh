@@ -1,0 +1,16 @@
+// Which tiles of keys a block mask leaves of an item.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/kernels/sm90/work_tile.cuh"
+#include "cuda/device/block_mask.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+template <class Config>
+using Tiles = typename std::conditional<Config::kScoreMod == ScoreModKind::kRuntime,
+                                        BlockTiles<ForwardParams, Config::kTileQ, Config::kTileKv>,
+                                        AllTiles>::type;
+
+}  // namespace flashattn::cuda::sm90

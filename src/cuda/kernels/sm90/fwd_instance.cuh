@@ -1,0 +1,26 @@
+// From a row of table.txt to an instance of the kernel.
+#pragma once
+
+#include "cuda/kernels/sm90/fwd.cuh"
+#include "cuda/kernels/sm90/instance.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+template <class T, int kDimQk, int kDimV, int kConsumers, int kTileKv, ScoreModKind kScoreMod,
+          int kBlocks = 1>
+constexpr ForwardEntry fwd_instance() {
+  using Config = ForwardConfig<T, kDimQk, kDimV, kConsumers, kTileKv, kScoreMod, kBlocks>;
+  return {kDtype<T>,
+          kDimQk,
+          kDimV,
+          kScoreMod,
+          Config::kTileQ,
+          Config::kTileKv,
+          Config::kStages,
+          Config::kThreads,
+          kSharedBytes<Config>,
+          Config::kCost,
+          &forward_kernel<Config>};
+}
+
+}  // namespace flashattn::cuda::sm90
