@@ -23,7 +23,7 @@ struct ForwardParams {
   // Of units that share keys: (batch, KV head, head block), a turn each query block and part.
   L2Swizzle swizzle;
   FastDivmod by_parts, by_head_blocks, by_heads_kv;
-  int32_t group;
+  int32_t q_heads_per_kv_head;
   // Partial results, (part, batch, head, query), of sequences with several parts: fp32. The sums of
   // weights stand beside their base: in an LSE, large scores would leave no digits for them.
   int32_t partial_queries;
@@ -68,11 +68,11 @@ struct BackwardParams {
   int32_t wide_scores;
   float* delta;  // D
   float* dq;     // fp32 sums, dim_qk wide, without the scale
-  // Portable: for each tile of turn_q queries of each head, how much has been added to dq: sums in
-  // a fixed order. NULL: in any.
-  int32_t* turns;
-  int32_t turn_q;
-  int32_t* ticket;  // numbers the blocks as they start, or the tiles of keys that they take
+  // Portable: for each tile of dq_order_tile_q queries of each head, how much has been added to dq:
+  // sums in a fixed order. NULL: in any.
+  int32_t* dq_order;
+  int32_t dq_order_tile_q;
+  int32_t* work_counter;  // numbers the blocks as they start, or the tiles of keys that they take
   // Not 0: lse2, delta and dq are arrays of tiles of tile_q queries, every sequence of a head from
   // a new tile on. Of dq a tile is tile_q * tile_dim numbers in the order of accumulators.
   int32_t tile_q, tile_dim, tile_kv;
@@ -82,13 +82,13 @@ struct BackwardParams {
   // order the last of them is first, down to dq_first[tile of dq]. Or kDqConverted: nothing is left
   // to do.
   int32_t* dq_states;
-  int32_t* dq_first;   // NULL without order
-  int32_t* dq_ticket;  // numbers the tiles of dq as blocks take them to convert
+  int32_t* dq_first;         // NULL without order
+  int32_t* dq_work_counter;  // numbers the tiles of dq as blocks take them to convert
   int32_t dq_parts, ordered;
   // Hopper: counters of those who have left their piece of a tile of keys that is cut.
   int32_t* arrived;
   int32_t arrived_count;
-  int32_t group;  // query heads that share a KV head
+  int32_t q_heads_per_kv_head;
   // Portable: of units that share queries, (batch, KV head), a turn each key block.
   L2Swizzle swizzle;
   FastDivmod by_heads_kv;

@@ -1,5 +1,5 @@
-// Items cut into shares: every step of every item is in one piece, no two pieces have one number,
-// those of an item follow each other, and no ticket has more than its share.
+// Stream-K: every iteration of every tile is in one partial, partials have distinct indices, those of a
+// tile follow each other, and no work item has more iterations than another.
 #include "cuda/host/schedule/stream_k.h"
 
 #include <climits>
@@ -14,34 +14,37 @@ namespace {
 
 bool right(int32_t items, int32_t steps, int32_t workers, int32_t cost, int32_t least = 0) {
   const StreamK cut = StreamK::of(items, steps, workers, cost, least);
-  if (cut.tickets == items) return cut.whole == items && cut.items_cut() == 0 && !cut.pieces();
-  if (cut.whole % workers != 0 || cut.items_cut() != items - cut.whole) return false;
-  if (cut.tickets - cut.whole > workers || cut.share.divisor < cost) return false;
-  std::vector<int32_t> done(static_cast<size_t>(cut.items_cut()));  // steps
-  std::vector<int32_t> found(done.size());                          // pieces
-  int32_t last = -1;                                                // number of a piece
-  for (int32_t ticket = cut.whole; ticket < cut.tickets; ++ticket) {
-    if (!cut.cuts(ticket)) return false;
+  if (cut.work_items == items)
+    return cut.whole_tiles == items && cut.tiles_split() == 0 && !cut.partials();
+  if (cut.whole_tiles % workers != 0 || cut.tiles_split() != items - cut.whole_tiles) return false;
+  if (cut.work_items - cut.whole_tiles > workers || cut.item_iterations.divisor < cost)
+    return false;
+  std::vector<int32_t> done(static_cast<size_t>(cut.tiles_split()));  // steps
+  std::vector<int32_t> found(done.size());                            // pieces
+  int32_t last = -1;                                                  // number of a partial
+  for (int32_t work_item = cut.whole_tiles; work_item < cut.work_items; ++work_item) {
+    if (!cut.splits(work_item)) return false;
     int32_t length = 0;
     bool more = true;
     for (int second = 0; second < 2 && more; ++second) {
-      const StreamK::Piece piece = cut.piece(ticket, second != 0);
-      const auto n = static_cast<size_t>(piece.cut);
-      if (n >= done.size() || piece.item != cut.whole + piece.cut) return false;
-      if (piece.begin != done[n] || piece.begin >= piece.end || piece.end > steps) return false;
-      if (piece.number <= last || piece.number != piece.first + found[n]) return false;
-      last = piece.number;
-      length += piece.end - piece.begin;
-      done[n] = piece.end;
-      if ((++found[n] == piece.count) != (done[n] == steps)) return false;
-      more = piece.more;
+      const StreamK::Partial partial = cut.partial(work_item, second != 0);
+      const auto n = static_cast<size_t>(partial.split_tile);
+      if (n >= done.size() || partial.tile != cut.whole_tiles + partial.split_tile) return false;
+      if (partial.begin != done[n] || partial.begin >= partial.end || partial.end > steps)
+        return false;
+      if (partial.index <= last || partial.index != partial.first + found[n]) return false;
+      last = partial.index;
+      length += partial.end - partial.begin;
+      done[n] = partial.end;
+      if ((++found[n] == partial.count) != (done[n] == steps)) return false;
+      more = partial.more;
     }
-    if (more || length > cut.share.divisor) return false;
+    if (more || length > cut.item_iterations.divisor) return false;
   }
   for (const int32_t n : done) {
     if (n != steps) return false;
   }
-  return last < cut.pieces();
+  return last < cut.partials();
 }
 
 }  // namespace
@@ -55,13 +58,13 @@ int main() {
     }
   }
   // 16k tokens, heads * dim = 2048, on 132 multiprocessors: 15.5 rounds of D = 128, 31.03 of 64.
-  CHECK(StreamK::of(2048, 52, 132, 4, 12).share.divisor == 27);
-  CHECK(StreamK::of(4096, 64, 132, 4, 12).share.divisor == 4);
-  CHECK(StreamK::of(2048, 8, 132, 4, 0).tickets == 2048);  // too short
-  CHECK(StreamK::of(2048, 16, 132, 4, 7).tickets > 2048 - 68);
-  CHECK(StreamK::of(2048, 16, 132, 4, 12).tickets == 2048);  // too little saved
-  CHECK(StreamK::of(100, 1000, 132, 4, 12).whole == 0);
+  CHECK(StreamK::of(2048, 52, 132, 4, 12).item_iterations.divisor == 27);
+  CHECK(StreamK::of(4096, 64, 132, 4, 12).item_iterations.divisor == 4);
+  CHECK(StreamK::of(2048, 8, 132, 4, 0).work_items == 2048);  // too short
+  CHECK(StreamK::of(2048, 16, 132, 4, 7).work_items > 2048 - 68);
+  CHECK(StreamK::of(2048, 16, 132, 4, 12).work_items == 2048);  // too little saved
+  CHECK(StreamK::of(100, 1000, 132, 4, 12).whole_tiles == 0);
   CHECK(right(131, INT32_MAX / 132, 132, 4) && right(131, INT32_MAX, 132, 4));
-  CHECK(StreamK::of(5, 100, 0, 1, 0).tickets == 5);
+  CHECK(StreamK::of(5, 100, 0, 1, 0).work_items == 5);
   return check_report();
 }

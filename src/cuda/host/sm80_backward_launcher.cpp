@@ -67,7 +67,7 @@ BackwardParams BackwardLauncher::params(const BackwardArgs& args, char* base,
   p.swizzle = L2Swizzle::of(p.units(), p.key_blocks, l2_bytes_ / std::max<int64_t>(unit_bytes, 1),
                             L2Swizzle::even_end(workers, p.key_blocks));
   p.by_heads_kv = FastDivmod::of(problem_.heads_kv);
-  p.group = problem_.q_heads_per_kv_head();
+  p.q_heads_per_kv_head = problem_.q_heads_per_kv_head();
 
   WorkspaceCutter workspace(base);
   const bool varlen = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
@@ -82,9 +82,9 @@ BackwardParams BackwardLauncher::params(const BackwardArgs& args, char* base,
   p.dq = workspace.take<float>(rows * problem_.dim_qk);
   p.dout = rounded_dout(problem_, args, &workspace);
   if (ordered()) {
-    p.ticket = workspace.take<int32_t>(1);
-    p.turn_q = main_.entry->tile_q;
-    p.turns = workspace.take<int32_t>(p.head_tiles(p.turn_q) * problem_.heads_q);
+    p.work_counter = workspace.take<int32_t>(1);
+    p.dq_order_tile_q = main_.entry->tile_q;
+    p.dq_order = workspace.take<int32_t>(p.head_tiles(p.dq_order_tile_q) * problem_.heads_q);
   }
   *bytes = workspace.bytes();
   return p;
@@ -143,7 +143,7 @@ int32_t BackwardLauncher::run(const BackwardArgs& args, void* workspace,
                                      "launching the preparation of the backward pass");
     if (status != FLASHATTN_OK) return status;
   } else {
-    p.turns = nullptr;  // nothing has cleared them, nothing is added
+    p.dq_order = nullptr;  // nothing has cleared them, nothing is added
   }
   if (p.key_blocks > 0) {
     const int32_t status =

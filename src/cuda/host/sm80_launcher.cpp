@@ -191,7 +191,7 @@ ForwardParams Sm80Launcher::grid(const ReadyKernel<sm80::ForwardEntry>& choice,
   p.by_parts = FastDivmod::of(p.parts);
   p.by_head_blocks = FastDivmod::of(p.head_blocks);
   p.by_heads_kv = FastDivmod::of(problem_.heads_kv);
-  p.group = problem_.q_heads_per_kv_head();
+  p.q_heads_per_kv_head = problem_.q_heads_per_kv_head();
   return p;
 }
 

@@ -27,7 +27,7 @@ ScoreModKind scores_of(const Problem& p) {
 constexpr int64_t kMany = 8192;
 
 // Tiles of queries that take as long as beginning and ending a piece of a tile of keys.
-constexpr int32_t kPieceCost = 4;
+constexpr int32_t kPartialCost = 4;
 // Fewer that are saved by sharing the last tiles of keys are not seen.
 constexpr int32_t kLeastSaved = 12;
 
@@ -143,7 +143,7 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry, const Backwa
   common.tile_kv = entry.tile_kv;
   common.dq_parts = entry.blocks;
   common.ordered = ordered();
-  common.group = problem_.q_heads_per_kv_head();
+  common.q_heads_per_kv_head = problem_.q_heads_per_kv_head();
   p.sequence_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, entry.tile_q));
   p.head_tiles = static_cast<int32_t>(common.head_tiles(entry.tile_q));
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
@@ -173,17 +173,17 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry, const Backwa
   // each other: -10 %. Those for groups of heads go over more of Q, dO and dQ at a time than L2
   // holds: -7 %.
   const bool even = problem_.mask == 0 && !varlen_q && !varlen_kv && !ordered() &&
-                    problem_.q_heads_per_kv_head() == 1 && entry.piece_bytes > 0;
-  p.cut = even ? StreamK::of(items, p.sequence_tiles, workers, kPieceCost, kLeastSaved)
-               : StreamK::uncut(items);
+                    problem_.q_heads_per_kv_head() == 1 && entry.partial_bytes > 0;
+  p.stream_k = even ? StreamK::of(items, p.sequence_tiles, workers, kPartialCost, kLeastSaved)
+                    : StreamK::unsplit(items);
   // Early keys first: under a causal mask they take longest. Where they wait for late ones, these.
   p.first_key = ordered() ? (p.swizzle.tiles - 1) * entry.tile_kv : 0;
   p.key_step = ordered() ? -entry.tile_kv : entry.tile_kv;
 
   WorkspaceCutter workspace(base);
   const int64_t rows = common.head_tiles(entry.tile_q) * problem_.heads_q * entry.tile_q;
-  common.ticket = workspace.take<int32_t>(1);
-  common.dq_ticket = workspace.take<int32_t>(1);
+  common.work_counter = workspace.take<int32_t>(1);
+  common.dq_work_counter = workspace.take<int32_t>(1);
   common.lse2 = workspace.take<float>(rows);
   common.delta = workspace.take<float>(rows);
   common.base = workspace.take<float>(rows);
@@ -195,17 +195,17 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry, const Backwa
   if (ordered()) common.dq_first = workspace.take<int32_t>(rows / entry.tile_q);
   if (even) {
     // As many as no smaller shape exceeds.
-    const int64_t steps = ceil_div(static_cast<int64_t>(items) * p.sequence_tiles, kPieceCost);
+    const int64_t steps = ceil_div(static_cast<int64_t>(items) * p.sequence_tiles, kPartialCost);
     const int64_t most = std::min<int64_t>(workers, steps) * entry.blocks;
     common.arrived_count = static_cast<int32_t>(most * entry.consumers);
     common.arrived = workspace.take<int32_t>(common.arrived_count);
-    p.pieces = workspace.take<float>(2 * most * entry.piece_bytes / 4);
+    p.partials = workspace.take<float>(2 * most * entry.partial_bytes / 4);
   }
   Preparation* const prepared = workspace.take<Preparation>(1);
   const bool early = starts_early(entry, args, p);
   if (early) p.prepared = prepared;
   // In turns none may be kept for a block that has not started; nor where it starts late.
-  p.dealt = ordered() || early ? 0 : std::min(p.cut.tickets, workers);
+  p.dealt = ordered() || early ? 0 : std::min(p.stream_k.work_items, workers);
   common.dout = rounded_dout(problem_, args, &workspace);
   *bytes = workspace.bytes();
   return p;
@@ -340,7 +340,8 @@ int32_t BackwardLauncher::run(const BackwardArgs& args, void* workspace,
   if (const int32_t status = make_maps(entry, &p, &early)) return status;
   if (const int32_t status = prepare(p, early, stream)) return status;
   // Each starts under the end of the one before.
-  const int64_t clusters = std::min<int64_t>(p.cut.tickets, multiprocessors_ / entry.blocks);
+  const int64_t clusters =
+      std::min<int64_t>(p.stream_k.work_items, multiprocessors_ / entry.blocks);
   const dim3 blocks(static_cast<unsigned>(clusters * entry.blocks));
   if (const int32_t status = status_of(launch_pdl(entry.kernel, blocks, entry.threads,
                                                   entry.shared_bytes, p, stream, entry.blocks),

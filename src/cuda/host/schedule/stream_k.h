@@ -1,5 +1,5 @@
-// The end of a grid of equal items, cut into shares so that all workers are done at the same time:
-// pure, for the host and for kernels. Osama et al. 2023, "Stream-K".
+// Stream-K (Osama et al. 2023): the last partial wave of a grid of equal tiles is split along its
+// iterations, so that all CTAs end at the same time. Pure, for the host and for kernels.
 #pragma once
 
 #include <algorithm>
@@ -8,63 +8,73 @@
 
 namespace flashattn {
 
-// Workers take tickets in order. The first are for an item each; the others for a share of what
-// is left, which is the same number of steps for each: one piece of an item, or two, of an item and
-// of the next. Who comes last to an item adds up its pieces.
+// CTAs take work items in order. The first items are a whole tile each. The others are an equal
+// number of iterations each, of one tile or of the end of a tile and the beginning of the next: one
+// or two partials. The last CTA to finish a tile adds up its partials.
 struct StreamK {
-  int32_t whole;     // items before those that are cut
-  int32_t tickets;   // in all
-  int32_t end;       // steps of all items that are cut
-  FastDivmod steps;  // of an item
-  FastDivmod share;  // steps of a ticket
+  int32_t whole_tiles;         // tiles that are not split; they come first
+  int32_t work_items;          // in all
+  int32_t iterations;          // of all tiles that are split
+  FastDivmod tile_iterations;  // of a tile
+  FastDivmod item_iterations;  // of a work item
 
-  // Of so many items nothing is cut.
-  static constexpr StreamK uncut(int32_t items) {
-    return {items, items, 0, FastDivmod::of(1), FastDivmod::of(1)};
+  // So many tiles, none of them split.
+  static constexpr StreamK unsplit(int32_t tiles) {
+    return {tiles, tiles, 0, FastDivmod::of(1), FastDivmod::of(1)};
   }
 
-  // What no full round of all workers has is cut, if that saves as many steps as `least`. A piece
-  // costs as much as `cost` steps beside its own.
-  static constexpr StreamK of(int32_t items, int32_t steps, int32_t workers, int32_t cost,
+  // Splits the tiles of the last partial wave if that saves at least `least` iterations. A partial
+  // costs as much as `cost` iterations beside its own.
+  static constexpr StreamK of(int32_t tiles, int32_t iterations, int32_t ctas, int32_t cost,
                               int32_t least) {
-    const int32_t left = workers > 0 ? items % workers : 0;
-    const int64_t end = static_cast<int64_t>(left) * steps;
-    if (end <= 0 || end > INT32_MAX || steps - end / workers < least) return uncut(items);
-    const int64_t share = std::max<int64_t>(ceil_div(end, workers), cost);
-    if (share + 2 * cost >= steps) return uncut(items);
-    return {items - left, items - left + static_cast<int32_t>(ceil_div(end, share)),
-            static_cast<int32_t>(end), FastDivmod::of(steps),
-            FastDivmod::of(static_cast<int32_t>(share))};
+    const int32_t left = ctas > 0 ? tiles % ctas : 0;
+    const int64_t all = static_cast<int64_t>(left) * iterations;
+    if (all <= 0 || all > INT32_MAX || iterations - all / ctas < least) return unsplit(tiles);
+    const int64_t each = std::max<int64_t>(ceil_div(all, ctas), cost);
+    if (each + 2 * cost >= iterations) return unsplit(tiles);
+    return {tiles - left, tiles - left + static_cast<int32_t>(ceil_div(all, each)),
+            static_cast<int32_t>(all), FastDivmod::of(iterations),
+            FastDivmod::of(static_cast<int32_t>(each))};
   }
 
-  // Of an item that is cut.
-  struct Piece {
-    int32_t item;        // in the grid
-    int32_t begin, end;  // its steps
-    int32_t cut;         // of the items that are cut
-    int32_t number;      // below pieces(); those of an item follow each other
-    int32_t first;       // the number of the item's first
-    int32_t count;       // of the item; 1: all of it
-    bool more;           // the ticket has a second
+  // A run of iterations of a tile that is split.
+  struct Partial {
+    int32_t tile;        // in the grid
+    int32_t begin, end;  // iterations
+    int32_t split_tile;  // index of the tile among those that are split
+    int32_t index;       // below partials(); those of a tile follow each other
+    int32_t first;       // index of the tile's first partial
+    int32_t count;       // partials of the tile; 1: this is the whole tile
+    bool more;           // the work item has a second partial
   };
 
-  FLASHATTN_HD constexpr bool cuts(int32_t ticket) const { return ticket >= whole; }
+  FLASHATTN_HD constexpr bool splits(int32_t work_item) const { return work_item >= whole_tiles; }
 
-  // second: the ticket's, if its first says that there is one.
-  FLASHATTN_HD constexpr Piece piece(int32_t ticket, bool second) const {
-    const int32_t n = ticket - whole, last = (n + 1) * share.divisor;
-    const int32_t share_end = last < end ? last : end;
-    int32_t cut = steps.quotient(n * share.divisor);
-    if (second) ++cut;
-    const int32_t from = cut * steps.divisor, to = from + steps.divisor;
-    const int32_t begin = second ? from : n * share.divisor;
-    const int32_t first = share.quotient(from);
-    return {whole + cut, begin - from, (to < share_end ? to : share_end) - from, cut,
-            n + cut,     first + cut,  share.quotient(to - 1) - first + 1,       to < share_end};
+  // second: the second partial of the work item, if its first has `more`.
+  FLASHATTN_HD constexpr Partial partial(int32_t work_item, bool second) const {
+    const int32_t n = work_item - whole_tiles, last = (n + 1) * item_iterations.divisor;
+    const int32_t item_end = last < iterations ? last : iterations;
+    int32_t tile = tile_iterations.quotient(n * item_iterations.divisor);
+    if (second) ++tile;
+    const int32_t from = tile * tile_iterations.divisor, to = from + tile_iterations.divisor;
+    const int32_t begin = second ? from : n * item_iterations.divisor;
+    const int32_t first = item_iterations.quotient(from);
+    return {whole_tiles + tile,
+            begin - from,
+            (to < item_end ? to : item_end) - from,
+            tile,
+            n + tile,
+            first + tile,
+            item_iterations.quotient(to - 1) - first + 1,
+            to < item_end};
   }
 
-  FLASHATTN_HD constexpr int32_t items_cut() const { return steps.quotient(end); }
-  FLASHATTN_HD constexpr int32_t pieces() const { return tickets - whole + items_cut(); }
+  FLASHATTN_HD constexpr int32_t tiles_split() const {
+    return tile_iterations.quotient(iterations);
+  }
+  FLASHATTN_HD constexpr int32_t partials() const {
+    return work_items - whole_tiles + tiles_split();
+  }
 };
 
 }  // namespace flashattn

@@ -184,8 +184,9 @@ __global__ void __launch_bounds__(kThreads, kPrepareBlocks<O, kLanes>)
       for (int32_t n = lane; n < count; n += 32) dq[n] = make_float4(0, 0, 0, 0);
     }
     if (lane >= kRows || own >= end) continue;
-    if (params.turns && own % params.turn_q == 0) {
-      params.turns[params.query_tile(sequence, b, h, own / params.turn_q, params.turn_q)] = 0;
+    if (params.dq_order && own % params.dq_order_tile_q == 0) {
+      params.dq_order[params.query_tile(sequence, b, h, own / params.dq_order_tile_q,
+                                        params.dq_order_tile_q)] = 0;
     }
     // Found anew: registers are scarce.
     const int64_t first_tile =

@@ -41,10 +41,10 @@ __device__ __forceinline__ void store_numbers(const BackwardParams& params,
 
 // By the first block, of which `threads` threads call it.
 __device__ __forceinline__ void clear_counters(const BackwardParams& params, int32_t threads,
-                                               int32_t first_ticket) {
+                                               int32_t first_work_item) {
   const int32_t thread = threadIdx.x;
-  if (thread == 0 && params.ticket) *params.ticket = first_ticket;
-  if (thread == 0 && params.dq_ticket) *params.dq_ticket = first_ticket;
+  if (thread == 0 && params.work_counter) *params.work_counter = first_work_item;
+  if (thread == 0 && params.dq_work_counter) *params.dq_work_counter = first_work_item;
   for (int32_t n = thread; n < params.arrived_count; n += threads) params.arrived[n] = 0;
 }
 

@@ -161,8 +161,8 @@ class RowBases {
     const int32_t dim = params_.problem.dim_qk, row = lane() / 4;
     const int32_t b = no_hoist(b_), h = no_hoist(h_);
     const Rows q = head_rows<kSize>(params_.args.inputs.q, b, h, sequence_.offset_q);
-    const Rows k =
-        head_rows<kSize>(params_.args.inputs.k, b, h / params_.group, sequence_.offset_kv);
+    const Rows k = head_rows<kSize>(params_.args.inputs.k, b, h / params_.q_heads_per_kv_head,
+                                    sequence_.offset_kv);
     const char* const keys[2] = {at(k, j + row, sequence_.len.kv),
                                  at(k, j + row + 8, sequence_.len.kv)};
     const char* const queries = at(q, i + row, sequence_.len.q);

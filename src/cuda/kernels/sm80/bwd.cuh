@@ -295,7 +295,7 @@ class BackwardBlock : BackwardScores<Config> {
     constexpr int kPass = kDim * sizeof(T) > 768 ? 16 : kColumns;
 #pragma unroll 1
     for (int pass = 0; pass < kColumns; pass += kPass) add_dq_columns<kPass>(step, stage, pass);
-    if (!params_.turns) return;
+    if (!params_.dq_order) return;
     __syncwarp();
     if (lane_ == 0) {
       __threadfence();
@@ -311,7 +311,7 @@ class BackwardBlock : BackwardScores<Config> {
     multiply_transposed<T, ScoreTile, typename Config::KeyTile>(
         dq, transposed_rows(score_tile(stage), row, lane_),
         summed_rows(typename Config::KeyTile{shared_}, 0, lane_), column);
-    if (params_.turns && pass == 0) {
+    if (params_.dq_order && pass == 0) {
       if (lane_ == 0) await_turn<Config>(params_, place_, step);
       __syncwarp();
     }

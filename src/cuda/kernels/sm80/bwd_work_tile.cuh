@@ -47,10 +47,10 @@ __device__ __forceinline__ BackwardPlace find_place(const BackwardParams& params
   constexpr int32_t kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
   const Problem& problem = params.problem;
   // Blocks that wait for others must not have started before them.
-  const int32_t block = params.turns ? atomicAdd(params.ticket, 1) : blockIdx.x;
+  const int32_t block = params.dq_order ? atomicAdd(params.work_counter, 1) : blockIdx.x;
   const L2Swizzle::Tile at = params.swizzle.tile(block);
   // Early keys first: under a causal mask they take longest. Where they wait for late ones, these.
-  const int32_t key_block = params.turns ? params.key_blocks - 1 - at.tile_idx : at.tile_idx;
+  const int32_t key_block = params.dq_order ? params.key_blocks - 1 - at.tile_idx : at.tile_idx;
   BackwardPlace p;
   // Four warps stand before four schedulers: two blocks on a multiprocessor should not put their
   // exponentials before the same two.
@@ -72,7 +72,7 @@ __device__ __forceinline__ BackwardPlace find_place(const BackwardParams& params
   }
   if (any.begin >= any.end) return p;
   p.tiles = {any.begin / kTileQ, (any.end + kTileQ - 1) / kTileQ};
-  p.heads = {p.kv_head * params.group, (p.kv_head + 1) * params.group};
+  p.heads = {p.kv_head * params.q_heads_per_kv_head, (p.kv_head + 1) * params.q_heads_per_kv_head};
   if (p.keys.end - p.keys.begin == kTileKv) p.full = all;
   const auto rows_of = [&](const flashattn_tensor& t) -> SequenceRows {
     constexpr int32_t kSize = sizeof(typename Config::T);
@@ -85,8 +85,8 @@ __device__ __forceinline__ BackwardPlace find_place(const BackwardParams& params
   p.dq = {reinterpret_cast<char*>(params.dq + row * problem.dim_qk), head_bytes * problem.dim_qk};
   p.numbers[0] = {reinterpret_cast<char*>(params.lse2 + row), head_bytes};
   p.numbers[1] = {reinterpret_cast<char*>(params.delta + row), head_bytes};
-  if (Config::kHalves == 1 || !params.turns) return p;
-  int32_t* const turns = params.turns + params.query_tile(p.sequence, p.b, 0, 0, kTileQ);
+  if (Config::kHalves == 1 || !params.dq_order) return p;
+  int32_t* const turns = params.dq_order + params.query_tile(p.sequence, p.b, 0, 0, kTileQ);
   p.turns = {reinterpret_cast<char*>(turns), params.head_tiles(kTileQ) * 4};
   return p;
 }
@@ -105,7 +105,7 @@ __device__ __forceinline__ int32_t* turn_of(const BackwardParams& params,
                                             const BackwardPlace& place, Step step) {
   // The compiler keeps what this takes in six registers. Halves cannot spare them.
   if constexpr (Config::kHalves == 1) {
-    return params.turns +
+    return params.dq_order +
            params.query_tile(place.sequence, place.b, step.head, step.tile, Config::kTileQ);
   } else {
     return reinterpret_cast<int32_t*>(place.turns.of(step.head)) + step.tile;
@@ -140,7 +140,7 @@ __device__ __forceinline__ Step next_step(const BackwardParams& params, const Ba
     const uint32_t some = __ballot_sync(~0u, kind != TileKind::kEmpty);
     const uint32_t all = __ballot_sync(~0u, kind == TileKind::kFull);
     const int32_t skipped = some ? __ffs(some) - 1 : min(32, place.tiles.end - step.tile);
-    if (params.turns && threadIdx.x == 0) {
+    if (params.dq_order && threadIdx.x == 0) {
       for (int32_t n = 0; n < skipped; ++n) {
         const Step empty{step.head, step.tile + n, true};
         await_turn<Config>(params, place, empty);

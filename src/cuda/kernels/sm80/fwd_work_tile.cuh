@@ -35,8 +35,8 @@ struct BlockPlace {
     queries_.begin = min(query_block * params.queries, len.q);
     count_ = min(params.queries, len.q - queries_.begin);
     queries_.end = queries_.begin + count_;
-    first_head_ = kv_head_ * params.group + first;
-    heads_ = min(params.heads, params.group - first);
+    first_head_ = kv_head_ * params.q_heads_per_kv_head + first;
+    heads_ = min(params.heads, params.q_heads_per_kv_head - first);
     rows_ = heads_ * count_;
     keys_ = full_ = {0, len.kv};
     if (params.parts > 1) keys_ = full_ = part_range(params.split, len, part_);

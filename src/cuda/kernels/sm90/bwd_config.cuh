@@ -42,8 +42,8 @@ struct BackwardSmallTiles : BackwardTiles<T, kDim_, kDim_, kTileQ, 128, kScoreMo
   static constexpr int kDim = kDim_, kPanels = kDim / 64;
   static constexpr bool kWide = false, kPair = false;
   static constexpr int kItemKv = kTileKv;
-  static constexpr bool kCuts = true;  // tiles of keys, for several blocks
-  static constexpr int kSums = kDim;   // of dK and dV, that a thread of them holds
+  static constexpr bool kStreamK = true;  // tiles of keys, for several blocks
+  static constexpr int kSums = kDim;      // of dK and dV, that a thread of them holds
   static constexpr int kStages = kStages_, kQStages = kStages, kDoStages = kStages;
   static constexpr int kKeyStages = kKeyStages_;  // of K: the next while dQ still needs the last
   static constexpr int kDsWarps = 8, kDoReaders = 8;  // arrivals
@@ -109,7 +109,7 @@ struct BwdLargeHeadConfig : BackwardTiles<T, kDimQk, kDimV, 64, 64, kScoreMod> {
   // other room.
   static constexpr bool kParked = kPair;
   static constexpr int kThreads = 128 * 4;
-  static constexpr bool kCuts = !kPair;  // the planner has no registers for it
+  static constexpr bool kStreamK = !kPair;  // the planner has no registers for it
   static constexpr int kSums = (kDimQk > kDimV ? kDimQk : kDimV) / 2;
   // Shares of dQ, 64 columns each, whose sums registers hold at once: dS is read once for all.
   static constexpr int kSharesAtOnce = kPair && !kAny ? 2 : 1;
@@ -162,7 +162,7 @@ constexpr int kBlocks = Config::kItemKv / Config::kTileKv;
 
 // Of the sums of a block's consumers: four numbers of each thread stand together.
 template <class Config>
-constexpr int kPieceQuads = Config::kCuts ? Config::kConsumers * 128 * Config::kSums / 4 : 0;
+constexpr int kPartialQuads = Config::kStreamK ? Config::kConsumers * 128 * Config::kSums / 4 : 0;
 
 // Some of the keys of an item: tiles of queries in which every query sees all of them; and those in
 // which some query sees one.
@@ -193,9 +193,9 @@ struct BackwardItem {
   uint32_t number;        // of items before it that had some
   int32_t far;            // whether there are rows with a base of their own: no tile is then full
   int32_t first_tile;     // of the sequence, in dq and the like, for the group's first head
-  // Of a tile of keys that several blocks share: see StreamK::Piece. pieces is 1: of one block.
-  int32_t cut, piece, first_piece, pieces;
-  Interval piece_tiles;
+  // Of a tile of keys that several blocks share: see StreamK::Partial. pieces is 1: of one block.
+  int32_t split_tile, partial, first_partial, partials;
+  Interval partial_tiles;
   // With a block mask, bit (head of the group) * tiles + tile: whether a query of the tile sees a
   // key. Tiles count from tiles.begin.
   uint32_t seen[Config::kAny ? kMostBlockTiles / 32 : 1];
@@ -397,11 +397,11 @@ __device__ __forceinline__ void for_each_tile(const volatile BackwardItem<Config
                                               const BackwardParams& params, Step step, Skip skip) {
   int32_t place = item.first_tile;
 #pragma unroll 1
-  for (int32_t heads = params.common.group; heads > 0; --heads) {
+  for (int32_t heads = params.common.q_heads_per_kv_head; heads > 0; --heads) {
     int32_t tile = item.start;
 #pragma unroll 1
     for (int32_t left = item.tiles.end - item.tiles.begin; left > 0; --left) {
-      if (is_seen<Config>(item, params, params.common.group - heads, tile)) {
+      if (is_seen<Config>(item, params, params.common.q_heads_per_kv_head - heads, tile)) {
         step(heads, tile, place + tile);
       } else {
         skip(place + tile);

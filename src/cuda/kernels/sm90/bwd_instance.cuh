@@ -17,7 +17,7 @@ constexpr BackwardEntry bwd_instance_of(int32_t dim_qk, int32_t dim_v, int32_t s
           Config::kItemKv,
           kBlocks<Config>,
           Config::kConsumers,
-          kPieceQuads<Config> * 16,
+          kPartialQuads<Config> * 16,
           Config::kStartsEarly,
           stages,
           Config::kThreads,

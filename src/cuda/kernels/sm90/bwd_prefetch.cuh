@@ -106,7 +106,7 @@ class BackwardAhead : protected BackwardGroup<Config> {
 
  private:
   __device__ __forceinline__ int32_t head_at(int32_t place) const {
-    return item().kv_head * params_.common.group + place / kPlaceHead;
+    return item().kv_head * params_.common.q_heads_per_kv_head + place / kPlaceHead;
   }
 
   // A row of blocks at a time. Of keys, this lane's two are each in one block, whose width is a

@@ -15,11 +15,11 @@ __device__ __forceinline__ Interval keys_of(const volatile BackwardItem<Config>&
 
 // What of a tile of keys a ticket is for; twice the ticket's number, and 1 for its second piece.
 template <class Config>
-__device__ __forceinline__ bool is_cut(const BackwardParams& params, int32_t n) {
-  return Config::kCuts && params.cut.cuts(n / 2);
+__device__ __forceinline__ bool is_split(const BackwardParams& params, int32_t n) {
+  return Config::kStreamK && params.stream_k.splits(n / 2);
 }
-__device__ __forceinline__ StreamK::Piece piece_of(const BackwardParams& params, int32_t n) {
-  return params.cut.piece(n / 2, n & 1);
+__device__ __forceinline__ StreamK::Partial partial_of(const BackwardParams& params, int32_t n) {
+  return params.stream_k.partial(n / 2, n & 1);
 }
 
 // After the item `previous`. False: there is no key in the tile. Few registers are to be had: what
@@ -34,16 +34,16 @@ __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t 
   constexpr int32_t kItemKv = Config::kItemKv;
   {
     int32_t number = n / 2;
-    item.pieces = 1;
-    if (is_cut<Config>(params, n)) {
-      const StreamK::Piece piece = piece_of(params, n);
-      number = piece.item;
-      item.cut = piece.cut;
-      item.piece = piece.number;
-      item.first_piece = piece.first;
-      item.pieces = piece.count;
-      item.piece_tiles.begin = piece.begin;
-      item.piece_tiles.end = piece.end;
+    item.partials = 1;
+    if (is_split<Config>(params, n)) {
+      const StreamK::Partial partial = partial_of(params, n);
+      number = partial.tile;
+      item.split_tile = partial.split_tile;
+      item.partial = partial.index;
+      item.first_partial = partial.first;
+      item.partials = partial.count;
+      item.partial_tiles.begin = partial.begin;
+      item.partial_tiles.end = partial.end;
     }
     const L2Swizzle::Tile position = params.swizzle.tile(number);
     const int32_t b = position.head_idx / problem.heads_kv;
@@ -65,7 +65,7 @@ __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t 
     const int32_t before = (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q)
                                ? item.offset_q / kTileQ + item.b
                                : item.b * params.sequence_tiles;
-    item.first_tile = item.kv_head * params.common.group * params.head_tiles + before;
+    item.first_tile = item.kv_head * params.common.q_heads_per_kv_head * params.head_tiles + before;
   }
   constexpr int32_t kGroups = kKeyGroups<Config>, kGroupKv = kItemKv / kGroups;
 #pragma unroll 1
@@ -96,9 +96,9 @@ __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t 
     item.tiles.begin = begin / kTileQ;
     item.tiles.end = (end + kTileQ - 1) / kTileQ;
   }
-  if (Config::kCuts && item.pieces > 1) {
-    item.tiles.begin = max(item.piece_tiles.begin, item.tiles.begin);
-    item.tiles.end = min(item.piece_tiles.end, item.tiles.end);
+  if (Config::kStreamK && item.partials > 1) {
+    item.tiles.begin = max(item.partial_tiles.begin, item.tiles.begin);
+    item.tiles.end = min(item.partial_tiles.end, item.tiles.end);
   }
   if constexpr (Config::kPair) {  // from here on this block's
     item.key = item.key + block_rank<Config>() * kTileKv;
@@ -116,7 +116,7 @@ __device__ __forceinline__ bool plan_item(const BackwardParams& params, int32_t 
     item.start = item.start + item.key / kItemKv % count;
   }
   item.before = previous.done;
-  item.done = previous.done + count * params.common.group;
+  item.done = previous.done + count * params.common.q_heads_per_kv_head;
   item.number = previous.number + (previous.done != previous.before);
   return true;
 }
@@ -132,17 +132,18 @@ __device__ __forceinline__ void look_at_blocks(const BackwardParams& params,
   const int32_t tiles = max(item.tiles.end - item.tiles.begin, 0);
   uint32_t hidden = 0;
 #pragma unroll 1
-  for (int32_t first = 0; first < tiles * params.common.group; first += 32) {
-    const bool inside = first + lane < tiles * params.common.group;
+  for (int32_t first = 0; first < tiles * params.common.q_heads_per_kv_head; first += 32) {
+    const bool inside = first + lane < tiles * params.common.q_heads_per_kv_head;
     bool some = false;
     if (inside) {
       const int32_t head = (first + lane) / tiles;
       const int32_t query = ((first + lane) % tiles + item.tiles.begin) * Config::kTileQ;
       const int32_t last = min(query + Config::kTileQ, item.len.q) - 1;
       int32_t y = query / problem.block_q;
-      const uint8_t* on = in.block_mask + item.b * in.block_mask_stride_batch +
-                          (item.kv_head * params.common.group + head) * in.block_mask_stride_head +
-                          y * in.block_mask_stride_row;
+      const uint8_t* on =
+          in.block_mask + item.b * in.block_mask_stride_batch +
+          (item.kv_head * params.common.q_heads_per_kv_head + head) * in.block_mask_stride_head +
+          y * in.block_mask_stride_row;
 #pragma unroll 1
       for (; y <= last / problem.block_q && !some; ++y, on += in.block_mask_stride_row) {
 #pragma unroll 1
@@ -166,7 +167,7 @@ __device__ __forceinline__ bool show_item(const BackwardParams& params,
                                           BackwardControl<Config>& control, Items at, int32_t n,
                                           bool leader, Spread spread) {
   volatile BackwardItem<Config>& item = control.items[at.slot()];
-  const bool end = n / 2 >= params.cut.tickets;
+  const bool end = n / 2 >= params.stream_k.work_items;
   bool some = end;
   if (leader) {
     if (end) {
@@ -178,8 +179,8 @@ __device__ __forceinline__ bool show_item(const BackwardParams& params,
   some = spread(some);
   if (!some) return false;
   if (leader && !end) {
-    const int32_t heads =
-        (item.b * params.common.problem.heads_kv + item.kv_head + 1) * params.common.group;
+    const int32_t heads = (item.b * params.common.problem.heads_kv + item.kv_head + 1) *
+                          params.common.q_heads_per_kv_head;
     wait_until_prepared(params, control, heads);
     const cuda::BackwardParams& common = params.common;
     item.far = ptx::load_acquire(common.far) == common.far_stamp;
@@ -210,7 +211,7 @@ __device__ __forceinline__ void follow_items(const BackwardParams& params,
     show_item<Config>(params, control, items, next, leader, spread);
     const uint32_t empty = at_partner(barrier_at(control.item_empty[items.slot()]));
     if (leader) ptx::mbarrier_arrive_remote(empty);  // the number has been read
-    if (next / 2 >= params.cut.tickets) return;
+    if (next / 2 >= params.stream_k.work_items) return;
   }
 }
 
@@ -226,7 +227,7 @@ __device__ __forceinline__ void plan_items(const BackwardParams& params,
   }
   Items items;
   int32_t next = blockIdx.x / kBlocks<Config> * 2;
-  if (params.dealt == 0 && leader) next = atomicAdd(params.common.ticket, 1) * 2;
+  if (params.dealt == 0 && leader) next = atomicAdd(params.common.work_counter, 1) * 2;
   next = spread(next);
   for (;;) {
     if (show_item<Config>(params, control, items, next, leader, spread)) {
@@ -237,15 +238,15 @@ __device__ __forceinline__ void plan_items(const BackwardParams& params,
         }
       }
       items.advance();
-      if (next / 2 >= params.cut.tickets) return;
+      if (next / 2 >= params.stream_k.work_items) return;
       // Taken no earlier than need be, so that work stays evenly dealt out.
       wait(barrier_at(control.nearly), items.count & 1 ^ 1);
       wait(barrier_at(control.item_empty[items.slot()]), items.phase() ^ 1);
     }
-    if (is_cut<Config>(params, next) && piece_of(params, next).more) {
+    if (is_split<Config>(params, next) && partial_of(params, next).more) {
       ++next;
     } else {
-      if (leader) next = (params.dealt + atomicAdd(params.common.ticket, 1)) * 2;
+      if (leader) next = (params.dealt + atomicAdd(params.common.work_counter, 1)) * 2;
       next = spread(next);
     }
   }
@@ -345,7 +346,7 @@ class BackwardLoader {
                                             int32_t heads) const {
     if (!(params_.common.problem.bias & FLASHATTN_BIAS_ALIBI)) return 0.0f;
     const Inputs& in = params_.common.args.inputs;
-    const int32_t head = (item.kv_head + 1) * params_.common.group - heads;
+    const int32_t head = (item.kv_head + 1) * params_.common.q_heads_per_kv_head - heads;
     return in.alibi_slopes[item.b * in.alibi_stride_batch + head * in.alibi_stride_head] * kLog2E;
   }
 
@@ -392,7 +393,7 @@ class BackwardLoader {
     load_panels<kTileQ, kOwn, Config::kPair>(
         map, to + first * (kTileQ * 128), full,
         {first * 64, item.offset_q + tile * kTileQ,
-         (item.kv_head + 1) * params_.common.group - heads, varlen ? 0 : item.b},
+         (item.kv_head + 1) * params_.common.q_heads_per_kv_head - heads, varlen ? 0 : item.b},
         ptx::kEvictLast);
   }
 

@@ -210,16 +210,16 @@ class BackwardGroup {
   // of all, added up in the order of the pieces. False: another will store them.
   template <int kSums, class Sums>
   __device__ __forceinline__ bool unite(Sums sums) const {
-    const int32_t pieces = item().pieces;
-    if (!Config::kCuts || pieces == 1) return true;
+    const int32_t pieces = item().partials;
+    if (!Config::kStreamK || pieces == 1) return true;
     constexpr int kQuads = kSums / 4, kGroups = kBlocks<Config> * Config::kConsumers;
     const int32_t group = static_cast<int32_t>(block_rank<Config>()) * Config::kConsumers + group_;
     const auto at = [&](int32_t piece) {
-      return reinterpret_cast<float4*>(params_.pieces) +
+      return reinterpret_cast<float4*>(params_.partials) +
              (static_cast<int64_t>(piece) * kGroups + group) * (Config::kSums / 4 * 128) +
              no_hoist(threadIdx.x) % 128;
     };
-    float4* const own = at(item().piece);
+    float4* const own = at(item().partial);
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
       own[n * 128] = make_float4(sums(4 * n), sums(4 * n + 1), sums(4 * n + 2), sums(4 * n + 3));
@@ -227,7 +227,8 @@ class BackwardGroup {
     ptx::fence_gpu();
     ptx::named_sync(kWarpgroupBarrier + group_, 128);
     volatile int32_t& arrived = control_.arrived[group_];
-    if (leader()) arrived = atomicAdd(params_.common.arrived + item().cut * kGroups + group, 1);
+    if (leader())
+      arrived = atomicAdd(params_.common.arrived + item().split_tile * kGroups + group, 1);
     ptx::named_sync(kWarpgroupBarrier + group_, 128);
     if (arrived != pieces - 1) return false;
     ptx::fence_gpu();
@@ -235,7 +236,7 @@ class BackwardGroup {
     for (int i = 0; i < kSums; ++i) sums(i) = 0.0f;
 #pragma unroll 1
     for (int32_t piece = 0; piece < pieces; ++piece) {
-      const float4* const from = at(item().first_piece + piece);
+      const float4* const from = at(item().first_partial + piece);
 #pragma unroll
       for (int n = 0; n < kQuads; ++n) {
         const float4 x = ptx::load_uncached(from + n * 128);

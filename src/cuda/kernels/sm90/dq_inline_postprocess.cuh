@@ -84,7 +84,7 @@ class DqScout {
     static_assert(kBlocks<Config> == 1, "a tile has one part");
     constexpr int kTileQ = Config::kTileQ;
     const cuda::BackwardParams& common = params_.common;
-    const int32_t n = atomicAdd(common.dq_ticket, 1);
+    const int32_t n = atomicAdd(common.dq_work_counter, 1);
     if (n >= params_.q_swizzle.count()) {
       sums_.rows = -1;
     } else {
@@ -92,7 +92,7 @@ class DqScout {
       const int32_t b = at.head_idx / common.problem.heads_kv;
       const int32_t kv_head = at.head_idx - b * common.problem.heads_kv;
       const int32_t in_group = at.tile_idx / params_.sequence_tiles;
-      const int32_t head = kv_head * common.group + in_group;
+      const int32_t head = kv_head * common.q_heads_per_kv_head + in_group;
       const int32_t tile = at.tile_idx - in_group * params_.sequence_tiles;
       const SeqlenInfo sequence =
           seqlen_info(common.problem, common.args.shape, common.args.inputs, b);

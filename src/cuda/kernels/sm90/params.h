@@ -78,8 +78,8 @@ struct BackwardParams {
   cuda::BackwardParams common;
   L2Swizzle swizzle;                // of units, (batch, KV head); a turn a tile of keys
   L2Swizzle q_swizzle;              // the same; a turn a tile of queries of a head of the group
-  StreamK cut;                      // of tiles of keys: steps are tiles of queries of a head
-  float* pieces;                    // dK and dV of each, as consumers hold them
+  StreamK stream_k;                 // of tiles of keys: steps are tiles of queries of a head
+  float* partials;                  // dK and dV of each, as consumers hold them
   Preparation* prepared;            // NULL: everything is, before the start
   uint64_t stamp;                   // of that
   int32_t dealt;                    // tickets: one for each block, or none: all are by number

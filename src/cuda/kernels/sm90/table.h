@@ -22,10 +22,10 @@ struct BackwardEntry {
   int32_t dim_qk, dim_v;  // the largest it takes
   ScoreModKind scores;
   int32_t tile_q, tile_kv;
-  int32_t blocks;       // that share a tile of keys: a cluster
-  int32_t consumers;    // of a block: warpgroups that hold sums of dK and dV
-  int32_t piece_bytes;  // of all these; 0: tiles of keys are not cut
-  bool starts_early;    // it may begin before all is prepared
+  int32_t blocks;         // that share a tile of keys: a cluster
+  int32_t consumers;      // of a block: warpgroups that hold sums of dK and dV
+  int32_t partial_bytes;  // of all these; 0: tiles of keys are not cut
+  bool starts_early;      // it may begin before all is prepared
   int32_t stages, threads, shared_bytes;
   void (*kernel)(BackwardParams);
   void (*convert_dq)(cuda::BackwardParams);  // of so many threads a block
