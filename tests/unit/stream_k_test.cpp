@@ -1,5 +1,5 @@
-// Stream-K: every iteration of every tile is in one partial, partials have distinct indices, those of a
-// tile follow each other, and no work item has more iterations than another.
+// Stream-K: every iteration of every tile is in one partial, partials have distinct indices, those
+// of a tile follow each other, and no work item has more iterations than another.
 #include "cuda/host/schedule/stream_k.h"
 
 #include <climits>
