@@ -1,4 +1,4 @@
-// Check everything, then launch. Nothing here allocates.
+// Checks everything, then launches. Nothing here allocates.
 #include <cinttypes>
 
 #include "core/error.h"
@@ -8,7 +8,7 @@
 namespace flashattn {
 namespace {
 
-// A stream is for GPUs, a thread pool for the CPU.
+// Refuses a stream on the CPU and a thread pool on a GPU.
 template <class Args>
 Executor check_executor(const Plan& plan, const Args& args, void* stream) {
   const bool cpu = plan.device->kind == FLASHATTN_DEVICE_CPU;
@@ -24,7 +24,7 @@ Executor check_executor(const Plan& plan, const Args& args, void* stream) {
   return {stream, {args.parallel, args.parallel_user}};
 }
 
-// The workspace of one operation, which joins the arrays that must lie apart.
+// Checks the workspace of one operation and adds it to the arrays that must not overlap.
 void check_workspace(const Plan& plan, uint32_t op, const Shape& shape, const void* workspace,
                      int64_t given, ArrayList* arrays) {
   const int64_t needed = needed_workspace(plan, op, shape);
