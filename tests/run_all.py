@@ -268,14 +268,14 @@ def cuda(run: Run) -> Count:
     return run.meson_test(folder) + smoke + run.pytest("tests/test_compile.py")
 
 
-def emulator(run: Run, family: str, capability: str = "90", *some: str,
+def emulator(run: Run, backend: str, capability: str = "90", *some: str,
              races: bool = False) -> Count:
-    """The GPU kernels of a family, on the emulator of tests/emulator as a device of a compute
+    """The GPU kernels of a backend, on the emulator of tests/emulator as a device of a compute
     capability. races: it fails where nothing puts accesses to memory in an order, and goes in
     another order each time, but for FLASHATTN_EMULATOR_SEED, which a failure names."""
     folder = cuda_build(run) / "tests" / "emulator"
     library = "libflashattn_races.so.0" if races else "libflashattn.so.0"
-    env = {"FLASHATTN_LIBRARY": str(folder / library), "FLASHATTN_BACKEND": family,
+    env = {"FLASHATTN_LIBRARY": str(folder / library), "FLASHATTN_BACKEND": backend,
            "FLASHATTN_EMULATOR_DEVICE": capability, "LD_LIBRARY_PATH": str(folder),
            "FLASHATTN_EMULATOR_RACES": "1" if races else "0"}
     if races:
@@ -296,8 +296,8 @@ def emulator_races(run: Run) -> Count:
     some = {"sm90": "(listed and smoke) or gradients or dropouts-1 or many_queries-3 or many_heads",
             "sm80": "(listed and smoke) or gradients-5 or gradients-10"}
     count = Count()
-    for family, names in some.items():
-        count += emulator(run, family, "90", "-k", names, races=True)
+    for backend, names in some.items():
+        count += emulator(run, backend, "90", "-k", names, races=True)
     return count
 
 
@@ -328,9 +328,9 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
     table["fuzz"] = lambda: fuzz(run)
     if with_cuda:
         table["cuda"] = lambda: cuda(run)
-        for family in ("sm80", "sm90"):
-            table[f"emulator-{family}"] = (
-                lambda family=family: emulator(run, family))  # type: ignore[misc]
+        for backend in ("sm80", "sm90"):
+            table[f"emulator-{backend}"] = (
+                lambda backend=backend: emulator(run, backend))  # type: ignore[misc]
         # Less shared memory: the same code with other tiles, by the head's size.
         table["emulator-a100"] = lambda: emulator(run, "sm80", "80", "-k", "dims")
         table["emulator-sm86"] = lambda: emulator(run, "sm80", "86", "-k",

@@ -123,14 +123,15 @@ struct SplitRule {
   }
 };
 
-// Whether splitting pays for its merge. blocks: CTAs without splitting; units: multiprocessors. The
+// Whether splitting pays for its merge. blocks: CTAs without splitting. The
 // time unit is what a CTA takes for a key, some 20 ns. Splitting saves less if there are CTAs
 // enough to use the memory bandwidth. The merge takes 9 us and 9 ns a row (fitted to decoding on an
 // H200; decode kernels take half as long for a key, and for the merge, which starts early).
 FLASHATTN_HD constexpr bool pays_to_split(int64_t rows, int32_t keys, int64_t parts, int64_t blocks,
-                                          int32_t units) {
+                                          int32_t multiprocessors) {
   if (parts <= 1) return false;
-  return (keys - keys / parts) * units > (450 + rows * 9 / 20) * (units + blocks);
+  return (keys - keys / parts) * multiprocessors >
+         (450 + rows * 9 / 20) * (multiprocessors + blocks);
 }
 
 // The largest number of parts, at most `most`, whose CTAs (`blocks` each) run in at most `rounds`

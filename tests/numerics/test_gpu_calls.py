@@ -167,10 +167,10 @@ print(say(plan.info(capi.BACKWARD, capi.sizes_of(CASE)), "why"))
 """
 
 
-def test_a_refusal_of_the_better_family_is_passed_on(device):
+def test_a_refusal_of_the_better_backend_is_passed_on(device):
     del device
     said = in_a_process(BACKWARD_IN_FP32, FLASHATTN_BACKEND=None)
-    assert "(backend sm90 refuses: " in said and "blocks add to dq" in said
+    assert "(backend sm90 refuses: " in said and "CTAs add to dq" in said
 
 
 def test_splits_that_are_reported_are_those_there_are(device):

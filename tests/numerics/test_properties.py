@@ -286,7 +286,7 @@ def test_workspace_is_linear_and_bounded(device, case, op):
 def test_few_rows_have_a_kernel_of_their_own(device, changes, rows):
     """What is listed for it is computed by it, and what it does not compute is not."""
     if device.name == "cpu" or support.backend(device.kind).startswith("sm90"):
-        pytest.skip("a kernel of the portable family of GPUs")
+        pytest.skip("a portable GPU kernel")
     for case in LISTED["few_rows"][:2]:
         case = case.replace(**{**changes, "sink": False})
         plan = capi.Plan(capi.descriptor(case, device))
@@ -299,7 +299,7 @@ def test_few_rows_have_a_kernel_of_their_own(device, changes, rows):
     (3, 0, b"no keys")])
 def test_what_is_not_hoppers_says_why(device, queries, keys, reason):
     if support.backend(device.kind) != "all on 9.0":
-        pytest.skip("it is asked of the Hopper family, which may choose")
+        pytest.skip("a test of the Hopper backend, which may choose")
     case = Case(dtype="bf16", seqlen_q=queries, seqlen_kv=keys, dim_qk=128)
     plan = capi.Plan(capi.descriptor(case, device))
     info = plan.info(capi.FORWARD, capi.sizes_of(case))

@@ -19,7 +19,7 @@ bool has_strides_of(const flashattn_tensor& t, int32_t elements) {
 
 int32_t status_of(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return FLASHATTN_OK;
-  cudaGetLastError();  // it is reported here, not by the caller's next call
+  cudaGetLastError();  // clears it: it is reported here, not by the caller's next call
   return fail(FLASHATTN_ERROR_DEVICE, FLASHATTN_REASON_NONE, "", "%s failed: %s; %s", what,
               cudaGetErrorString(error),
               "an earlier launch on this device may be at fault, see compute-sanitizer");
@@ -29,7 +29,8 @@ void throw_on(cudaError_t error, const char* what) {
   if (status_of(error, what) != FLASHATTN_OK) throw Refused{FLASHATTN_ERROR_DEVICE};
 }
 
-Residency make_ready(const void* kernel, int32_t threads, int32_t shared_bytes, int32_t units) {
+Residency make_ready(const void* kernel, int32_t threads, int32_t shared_bytes,
+                     int32_t multiprocessors) {
   cudaFuncAttributes attributes;
   throw_on(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
   throw_on(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
@@ -38,7 +39,7 @@ Residency make_ready(const void* kernel, int32_t threads, int32_t shared_bytes, 
   throw_on(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads,
                                                          static_cast<size_t>(shared_bytes)),
            "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-  return {attributes.numRegs, std::max(blocks, 1) * units};
+  return {attributes.numRegs, std::max(blocks, 1) * multiprocessors};
 }
 
 bool has_code(int32_t device, const void* kernel) {
@@ -68,7 +69,7 @@ int64_t usable_l2_bytes(int32_t device) {
 
 uint64_t new_stamp() {
   static std::atomic<uint64_t> launches(0);
-  constexpr uint64_t kOdd = UINT64_C(0x9e3779b97f4a7c15);  // a product with it is one to one
+  constexpr uint64_t kOdd = UINT64_C(0x9e3779b97f4a7c15);  // odd: multiplication is one to one
   return (launches.fetch_add(1, std::memory_order_relaxed) + 1) * kOdd;
 }
 

@@ -17,7 +17,7 @@ bool is_computed(int32_t dtype) {
          dtype == FLASHATTN_DTYPE_BF16;
 }
 
-// That every build has kernels for, unless someone took rows out of the tables.
+// Dtypes and dims for which every build has kernels, unless rows of the table were removed.
 bool is_regular(const Problem& p) {
   return is_computed(p.dtype) && p.dim_qk <= kMaxDim && p.dim_v <= kMaxDim;
 }
@@ -35,7 +35,7 @@ const Predicate kPredicates[] = {
     {[](const Problem&, const Device& d) { return !is_known(d); }, FLASHATTN_REASON_ARCH, "device",
      [](const Problem&, const Device& d, char* text, size_t capacity) {
        std::snprintf(text, capacity,
-                     "compute capability %d.%d is below 8.0, the least of every kernel family; use "
+                     "compute capability %d.%d is below 8.0, the least of every GPU backend; use "
                      "an Ampere or later GPU, or device = CPU",
                      d.properties.compute_capability / 10, d.properties.compute_capability % 10);
      }},

@@ -19,7 +19,7 @@ const sm80::BackwardEntry* main_entry(const Problem& p, int32_t shared_memory) {
   return find(p, sm80::backward_table(), is_modified(p), shared_memory);
 }
 
-const sm80::BackwardEntry* bias_gradient_entry(const Problem& p) {
+const sm80::BackwardEntry* dbias_entry(const Problem& p) {
   return find(p, sm80::dbias_table(), true, INT32_MAX);
 }
 
@@ -29,7 +29,7 @@ int32_t BackwardLauncher::shared_bytes(const Problem& problem, int32_t shared_me
   const sm80::BackwardEntry* entry = main_entry(problem, shared_memory);
   if (!entry) return 0;
   if (!problem.has_feature(FLASHATTN_FEATURE_DBIAS)) return entry->shared_bytes;
-  const sm80::BackwardEntry* bias = bias_gradient_entry(problem);
+  const sm80::BackwardEntry* bias = dbias_entry(problem);
   return bias ? std::max(entry->shared_bytes, bias->shared_bytes) : 0;
 }
 
@@ -45,8 +45,8 @@ BackwardLauncher::BackwardLauncher(const Problem& problem, const Device& device,
   throw_on(load_gradient_kernels(problem), "cudaFuncGetAttributes");
   for (const std::string& reason : passed_over) {
     why_.push_back(portable_for(reason) + (ordered()
-                                               ? "; blocks add to dq in turns, for bits to repeat"
-                                               : "; blocks add to dq as they come"));
+                                               ? "; CTAs add to dq in order, for bits to repeat"
+                                               : "; CTAs add to dq in any order"));
   }
 }
 
@@ -58,14 +58,15 @@ BackwardParams BackwardLauncher::params(const BackwardArgs& args, char* base,
   p.args = args;
   p.dropout_threshold = problem_.dropout_threshold();
   p.key_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_kv, main_.entry->tile_kv));
-  // Queries, dO and the sums of dq of a unit.
+  // Bytes of Q, dO and the fp32 dQ that a KV head reads and writes.
   const int32_t element = dtype_size(problem_.dtype);
-  const int64_t unit_bytes = static_cast<int64_t>(shape.seqlen_q) * problem_.q_heads_per_kv_head() *
+  const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_q) * problem_.q_heads_per_kv_head() *
                              (problem_.dim_qk * static_cast<int64_t>(4 + element) +
                               problem_.dim_v * static_cast<int64_t>(element));
   const int32_t workers = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? main_.resident : 0;
-  p.swizzle = L2Swizzle::of(p.units(), p.key_blocks, l2_bytes_ / std::max<int64_t>(unit_bytes, 1),
-                            L2Swizzle::even_end(workers, p.key_blocks));
+  p.swizzle =
+      L2Swizzle::of(p.kv_heads(), p.key_blocks, l2_bytes_ / std::max<int64_t>(head_bytes, 1),
+                    L2Swizzle::even_end(workers, p.key_blocks));
   p.by_heads_kv = FastDivmod::of(problem_.heads_kv);
   p.q_heads_per_kv_head = problem_.q_heads_per_kv_head();
 
@@ -143,11 +144,11 @@ int32_t BackwardLauncher::run(const BackwardArgs& args, void* workspace,
                                      "launching the preparation of the backward pass");
     if (status != FLASHATTN_OK) return status;
   } else {
-    p.dq_order = nullptr;  // nothing has cleared them, nothing is added
+    p.dq_order = nullptr;  // nothing has cleared it, and nothing is added to dQ
   }
   if (p.key_blocks > 0) {
-    const int32_t status =
-        launch(*main_.entry, p.units() * p.key_blocks, p, stream, "launching the backward kernel");
+    const int32_t status = launch(*main_.entry, p.kv_heads() * p.key_blocks, p, stream,
+                                  "launching the backward kernel");
     if (status != FLASHATTN_OK) return status;
   }
   if (args.shape.seqlen_q > 0) {
@@ -160,9 +161,9 @@ int32_t BackwardLauncher::run(const BackwardArgs& args, void* workspace,
   return status_of(launch_dsink(p, stream), "launching the gradient of the sink");
 }
 
-Dbias::Dbias(const Problem& problem, int32_t units) : kernel_{} {
+Dbias::Dbias(const Problem& problem, int32_t multiprocessors) : kernel_{} {
   if (problem.has_feature(FLASHATTN_FEATURE_DBIAS)) {
-    kernel_ = prepare(*bias_gradient_entry(problem), units);
+    kernel_ = prepare(*dbias_entry(problem), multiprocessors);
   }
 }
 

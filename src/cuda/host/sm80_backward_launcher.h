@@ -1,4 +1,4 @@
-// Runs the backward passes of plans on a GPU.
+// Launches the portable backward pass.
 #pragma once
 
 #include <string>
@@ -9,44 +9,44 @@
 
 namespace flashattn::cuda {
 
-// OK when the kernels can read and write the arrays.
+// Returns OK if the kernels can read and write the arrays.
 int32_t check_backward_arrays(const Problem& problem, const BackwardArgs& args);
 
-// dO in the problem's dtype: the caller's, or where a copy will lie in the workspace.
+// dO in the problem's dtype: the caller's array, or a copy in the workspace.
 flashattn_tensor rounded_dout(const Problem& problem, const BackwardArgs& args,
                               WorkspaceCutter* workspace);
 
-// The gradient of a dense bias, where it is asked for.
+// Launches the kernel for the gradient of a dense bias.
 class Dbias {
  public:
-  Dbias(const Problem& problem, int32_t units);
+  Dbias(const Problem& problem, int32_t multiprocessors);
 
-  // Of both backends, which leave it lse2, delta and dout.
+  // After the main kernel of either backend, which leaves lse2, delta and dout.
   int32_t run(const BackwardParams& params, cudaStream_t stream) const;
 
  private:
-  ReadyKernel<sm80::BackwardEntry> kernel_;  // entry NULL: not asked for
+  ReadyKernel<sm80::BackwardEntry> kernel_;  // entry NULL: the plan has no dbias
 };
 
 class BackwardLauncher {
  public:
-  // passed_over: why another backend does not serve, a few words for each reason there may be.
+  // passed_over: the reasons for which the Hopper kernels may not serve.
   BackwardLauncher(const Problem& problem, const Device& device, int64_t l2_bytes,
                    const std::vector<std::string>& passed_over);
 
   int64_t workspace(const Shape& shape) const;
-  // For one of the reasons.
+  // passed_over: index of the reason that applies.
   void describe(size_t passed_over, flashattn_plan_properties* properties) const;
-  // The device is current.
+  // The device must be current.
   int32_t run(const BackwardArgs& args, void* workspace, cudaStream_t stream) const;
 
-  // Bytes of shared memory a block that the problem's kernels need on a device with so many. 0:
-  // this build has no such kernels.
+  // Shared memory that a CTA of the problem's kernels needs, in bytes, on a device that offers
+  // shared_memory bytes. 0: this build has no such kernel.
   static int32_t shared_bytes(const Problem& problem, int32_t shared_memory);
 
  private:
   bool ordered() const { return problem_.determinism != FLASHATTN_DETERMINISM_DEFAULT; }
-  // Everything; with a NULL base, all but the pointers. *bytes: of the workspace.
+  // All parameters; with a NULL base, all except pointers. *bytes: the size of the workspace.
   BackwardParams params(const BackwardArgs& args, char* base, int64_t* bytes) const;
 
   const Problem problem_;

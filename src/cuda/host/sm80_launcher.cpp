@@ -13,17 +13,16 @@ namespace {
 
 using sm80::Size;
 
-constexpr int32_t kInvariantKeys = 1024;  // of a part, where bits may not depend on the batch
+constexpr int32_t kInvariantKeys = 1024;  // of a part, with BATCH_INVARIANT
 constexpr int32_t kInvariantQueries = 16;
 constexpr int32_t kSplitStep = 64;
-// Of sequences that may be uneven: the fewest keys of a part, and how many times blocks fill the
-// device at most. Most may be of parts that no sequence has: some ns each.
+// If sequences may be uneven: the least keys of a part, and the most waves of CTAs. CTAs of parts
+// that a sequence does not have end after some ns.
 constexpr int64_t kUnevenKeys = 2048;
 constexpr int64_t kUnevenRounds = 5;
 
-// Those for modified scores multiply fp32 as tf32. So does the backward pass, whose weights, from
-// this lse, must be those of the same scores; and a sink may be larger than all weights: halves
-// would lose them.
+// Kernels for modified scores multiply fp32 as 3xTF32. So does the backward pass, whose P must come
+// from the same scores as lse; and a sink may exceed all of P, whose digits 3xFP16 would lose.
 bool wants_modified(const Problem& p) {
   return is_modified(p) ||
          (p.dtype == FLASHATTN_DTYPE_F32 &&
@@ -37,7 +36,7 @@ const sm80::ForwardEntry* find(const Problem& p, Size size, int32_t shared_memor
   });
 }
 
-// Whether no tile needs more of a block mask's blocks than one: others visit much that is hidden.
+// Whether every tile lies in one block of the block mask. Larger tiles visit much that is hidden.
 bool fits_blocks(const Problem& p, const sm80::ForwardEntry& e) {
   return !p.has_mask(FLASHATTN_MASK_BLOCKS) ||
          (p.block_q % e.tile_q == 0 && p.block_kv % e.tile_kv == 0);
@@ -82,8 +81,8 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
     }
     return made;
   };
-  medium_ = make(*find(problem, Size::kMedium, shared_memory), "; 64 rows a block");
-  // Tiles of another size round otherwise, and which is chosen depends on the batch.
+  medium_ = make(*find(problem, Size::kMedium, shared_memory), "; 64 rows a CTA");
+  // Tiles of another size round differently, and the choice would depend on the batch.
   const bool invariant = problem.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT;
   const auto make_or = [&](const Forward& other, Size size, const char* why) {
     const sm80::ForwardEntry* entry = find(problem, size, shared_memory);
@@ -92,14 +91,14 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
                      fits_blocks(problem, *entry);
     return use ? make(*entry, why) : other;
   };
-  large_ = make_or(medium_, Size::kLarge, "; 128 rows a block, for queries are many");
-  small_ = make_or(medium_, Size::kSmall, "; small blocks, for queries are few");
-  tiny_ = make_or(small_, Size::kTiny, "; the smallest blocks: more than fit at once");
-  shallow_ =
-      make_or(small_, Size::kShallowPipeline, "; 16 rows a block, whose keys its warps share");
-  deep_ = make_or(shallow_, Size::kDeepPipeline,
-                  "; 16 rows a block, whose keys its warps share; more of them on their way, for "
-                  "blocks are few");
+  large_ = make_or(medium_, Size::kLarge, "; 128 rows a CTA: many queries");
+  small_ = make_or(medium_, Size::kSmall, "; small CTAs: few queries");
+  tiny_ = make_or(small_, Size::kTiny, "; the smallest CTAs: more than one wave");
+  shallow_ = make_or(small_, Size::kShallowPipeline,
+                     "; decode: 16 rows a CTA, whose warps share the keys");
+  deep_ = make_or(
+      shallow_, Size::kDeepPipeline,
+      "; decode: 16 rows a CTA, whose warps share the keys; a deep pipeline, for CTAs are few");
   if (problem.has_op(FLASHATTN_OP_BACKWARD)) {
     backward_.reset(new BackwardLauncher(problem, device, l2_bytes_, passed_over.backward));
   }
@@ -110,18 +109,17 @@ const Sm80Launcher::Forward& Sm80Launcher::choose(const Shape& shape) const {
   const sm80::ForwardEntry &medium = *medium_.kernel.entry, &large = *large_.kernel.entry;
   const int64_t rows = static_cast<int64_t>(shape.seqlen_q) * problem_.q_heads_per_kv_head();
   if (rows <= small_.kernel.entry->tile_q) {
-    // What counts is that enough of K and V is on its way, on an H200 some 64 KB a multiprocessor,
-    // but not much more, and that the last block has not much to do. Small tiles keep few bytes on
-    // their way, but the end, when some multiprocessors have nothing left to do, is short: by up
-    // to a fifth (96 sequences of 4,096 keys on an H200).
+    // Enough bytes of K and V must be in flight, some 64 KB per multiprocessor on an H200, and the
+    // last wave must be short. Small tiles keep few bytes in flight, but shorten the last wave: by
+    // up to a fifth of the time (96 sequences of 4,096 keys on an H200).
     const int64_t blocks = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
     if (rows <= shallow_.kernel.entry->tile_q && blocks <= shallow_.kernel.resident) {
       return blocks <= multiprocessors_ && !may_be_uneven(shape) ? deep_ : shallow_;
     }
     return blocks > small_.kernel.resident ? tiny_ : small_;
   }
-  // Large tiles need rows to fill them, half of which a causal mask hides of a single one, and
-  // blocks enough for all multiprocessors.
+  // Large tiles need rows enough to fill them (a causal mask hides half of a single tile) and CTAs
+  // enough for all multiprocessors.
   const int64_t blocks = ceil_div(shape.seqlen_q, large.tile_q) * shape.batch * problem_.heads_q;
   const int32_t few = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? large.tile_q : medium.tile_q;
   return shape.seqlen_q > few && blocks >= multiprocessors_ ? large_ : medium_;
@@ -144,11 +142,11 @@ ForwardParams Sm80Launcher::grid(const ReadyKernel<sm80::ForwardEntry>& choice,
   p.args.shape = shape;
   p.dropout_threshold = problem_.dropout_threshold();
   p.queries = std::max(std::min(shape.seqlen_q, choice.entry->tile_q), 1);
-  // Block masks may differ from head to head, and the dropout's tiles start at multiples of 16
-  // queries.
+  // Block masks may differ by head, and dropout's tiles start at multiples of 16 queries: then
+  // heads do not share a CTA.
   bool alone = problem_.has_mask(FLASHATTN_MASK_BLOCKS) || p.dropout_threshold != 0;
-  // How a softcap is computed, and with how many digits fp32, is decided for rows together: which
-  // heads are neighbours must not depend on the longest sequence.
+  // The path of the softcap and the factors of fp32 are chosen for all rows of a CTA, so with
+  // BATCH_INVARIANT the heads of a CTA must not depend on the longest sequence.
   alone |= problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT &&
            (problem_.softcap != 0 || problem_.dtype == FLASHATTN_DTYPE_F32);
   p.heads = alone ? 1 : std::min(problem_.q_heads_per_kv_head(), choice.entry->tile_q / p.queries);
@@ -162,9 +160,9 @@ ForwardParams Sm80Launcher::grid(const ReadyKernel<sm80::ForwardEntry>& choice,
   } else if (problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) {
     p.split = SplitRule::of(0, kInvariantKeys, kInvariantQueries, kSplitStep);
   } else {
-    // As many parts as make the blocks fill the device, or its multiprocessors, once, where there
-    // are too few by half: a block for 16 rows keeps enough on its way, alone on one, where all
-    // have as much to do. Else more, and as long for short sequences as for the longest.
+    // Enough parts to fill the device with one wave; for decode kernels one CTA per multiprocessor,
+    // which keeps enough bytes in flight if all CTAs have equal work. Uneven sequences: more waves,
+    // of parts of equal length for short and long sequences.
     const int64_t blocks = std::max<int64_t>(p.blocks(), 1);
     int64_t parts = std::min((few && !uneven ? multiprocessors_ : choice.resident) / blocks,
                              ceil_div(shape.seqlen_kv, 2 * kSplitStep));
@@ -182,11 +180,11 @@ ForwardParams Sm80Launcher::grid(const ReadyKernel<sm80::ForwardEntry>& choice,
   }
   p.partial_queries = std::min(shape.seqlen_q, p.split.max_queries);
   p.parts = part_bound(p.split, {shape.seqlen_q, shape.seqlen_kv});
-  const int64_t unit_bytes = static_cast<int64_t>(shape.seqlen_kv) *
+  const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_kv) *
                              (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
   const int64_t turns = static_cast<int64_t>(p.query_blocks) * p.parts;
   const int32_t workers = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? choice.resident : 0;
-  p.swizzle = L2Swizzle::of(p.units(), turns, l2_bytes_ / 2 / std::max<int64_t>(unit_bytes, 1),
+  p.swizzle = L2Swizzle::of(p.work_heads(), turns, l2_bytes_ / 2 / std::max<int64_t>(head_bytes, 1),
                             L2Swizzle::even_end(workers, turns));
   p.by_parts = FastDivmod::of(p.parts);
   p.by_head_blocks = FastDivmod::of(p.head_blocks);
@@ -202,9 +200,9 @@ bool Sm80Launcher::fits_at_once(const Shape& shape) const {
 
 int64_t Sm80Launcher::workspace(uint32_t op, const Shape& shape) const {
   if (op == FLASHATTN_OP_BACKWARD) return backward_->workspace(shape);
-  // What this shape needs, or one with fewer blocks and so more parts: never more than fill the
-  // device, kUnevenRounds times where sequences may be uneven, unless the caller or BATCH_INVARIANT
-  // says how many.
+  // The most that this shape or a smaller one needs: fewer CTAs mean more parts. The parts never
+  // exceed one wave (kUnevenRounds waves if sequences may be uneven), unless the caller or
+  // BATCH_INVARIANT sets their number.
   const ForwardParams p = grid(choose(shape).kernel, shape);
   const int64_t row = (problem_.dim_v + 2) * static_cast<int64_t>(sizeof(float));
   const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * p.partial_queries;
@@ -247,7 +245,7 @@ void Sm80Launcher::describe_forward(const Shape& shape, size_t passed_over,
   const Forward& choice = choose(shape);
   describe_kernel(choice.kernel, choice.kernel.entry->stages, choice.name, "mma.sync", properties);
   const ForwardParams p = grid(choice.kernel, shape);
-  // Parts are whole steps: of the longest sequence there may be fewer than were asked for.
+  // Parts are multiples of split.step, so the longest sequence may have fewer than were asked for.
   properties->splits = part_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
   properties->why = choice.why[passed_over].c_str();
 }

@@ -1,4 +1,4 @@
-// What the Hopper backend takes. The portable one, which comes after it, takes the rest.
+// Predicates of the Hopper backend. The portable backend, next in preference, takes the rest.
 #include <algorithm>
 #include <cstdio>
 
@@ -10,12 +10,12 @@
 namespace flashattn {
 namespace {
 
-constexpr int32_t kLeastBlock = 16;  // of a block mask; smaller ones are slow to look through
-constexpr int32_t kPageStep = 16;    // keys; the tiles of all kernels are multiples of it
+constexpr int32_t kLeastBlock = 16;  // smallest block of a block mask; smaller ones are slow
+constexpr int32_t kPageStep = 16;    // keys; divides the KV tile of every kernel
 
 bool is_hopper(const Device& d) { return d.properties.compute_capability / 10 == 9; }
 
-// The portable kernels do what is left over of a plan: short queries, backward, merging.
+// The portable kernels do the rest of a plan: short queries, some backward passes, merging.
 bool is_refused_by_portable(const Problem& problem, const Device& device) {
   const Backend& portable = cuda_sm80_backend();
   return std::any_of(portable.predicates, portable.predicates + portable.predicate_count,
@@ -25,7 +25,7 @@ bool is_refused_by_portable(const Problem& problem, const Device& device) {
 const Predicate kPredicates[] = {
     {is_refused_by_portable, FLASHATTN_REASON_NOT_IN_THIS_BUILD, "device",
      [](const Problem&, const Device&, char* text, size_t capacity) {
-       std::snprintf(text, capacity, "the portable family, which this one needs, refuses");
+       std::snprintf(text, capacity, "the portable kernels, which this backend needs, refuse");
      },
      true},
     {[](const Problem&, const Device& d) { return !is_hopper(d); }, FLASHATTN_REASON_ARCH, "device",

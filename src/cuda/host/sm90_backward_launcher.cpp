@@ -13,7 +13,7 @@
 namespace flashattn::cuda::sm90 {
 namespace {
 
-// Factors below 0 are as good as others: no maximum is looked for.
+// A negative scale is no special case: the backward pass looks for no maximum.
 ScoreModKind scores_of(const Problem& p) {
   const bool shaped = p.softcap != 0 || p.bias != 0, dropped = p.dropout_threshold() != 0;
   if (needs_any(p) || (shaped && dropped)) return ScoreModKind::kRuntime;
@@ -22,24 +22,25 @@ ScoreModKind scores_of(const Problem& p) {
                    : ScoreModKind::kPlain;
 }
 
-// As many queries see a key where, without a mask, the kernel for many is the faster: on an H200 by
-// 1 % at 8192, by 2 % at 16384; it loses 1 % at 4096, under causal masks 3 to 0 % up to 32768.
+// From this many queries per KV head the two-warpgroup kernel is faster without a mask: on an H200
+// by 1 % at 8192 and 2 % at 16384. It loses 1 % at 4096, and 3 to 0 % under causal masks up to
+// 32768.
 constexpr int64_t kMany = 8192;
 
-// Tiles of queries that take as long as beginning and ending a piece of a tile of keys.
+// The cost of a stream-K partial, in Q tiles.
 constexpr int32_t kPartialCost = 4;
-// Fewer that are saved by sharing the last tiles of keys are not seen.
+// Saving fewer Q tiles by stream-K is not measurable.
 constexpr int32_t kLeastSaved = 12;
 
-// One of so many multiprocessors prepares, while the others begin: 8 and 12 of 132 are as good.
+// One in so many multiprocessors preprocesses while the others begin; 8 or 12 of 132 are as good.
 constexpr int32_t kPreparer = 13;
-// It is worth it from so many heads on for each that must be prepared before: on an H200 by 1 to 3
-// % up to 4096 queries, then less.
+// The early start pays from this ratio of all heads to those that must be preprocessed first: on an
+// H200 by 1 to 3 % up to 4096 queries, then less.
 constexpr int32_t kEarlyHeads = 2;
-// So many heads for so many multiprocessors where tiles of keys are dealt out to the last piece,
-// which those who begin late upset: 256 heads of 1024 queries are worth 2 %, 128 of 2048 cost 0.5
-// %.
-constexpr int32_t kManyHeads = 3, kManyUnits = 2;
+// With stream-K the early start needs kManyHeads heads per kManyMultiprocessors multiprocessors,
+// because CTAs that begin late upset its balance: 256 heads of 1024 queries gain 2 %, 128 of 2048
+// lose 0.5 %.
+constexpr int32_t kManyHeads = 3, kManyMultiprocessors = 2;
 
 const BackwardEntry* find(const Problem& p, BackwardTable table) {
   const ScoreModKind scores = scores_of(p);
@@ -51,8 +52,8 @@ const BackwardEntry* find(const Problem& p, BackwardTable table) {
   return found == end ? nullptr : *found;
 }
 
-// Of the same size as the main one, if there is one, and where nothing is hidden: see kMany.
-const BackwardEntry* find_long(const Problem& p) {
+// The two-warpgroup kernel of the same head size, without a mask: see kMany.
+const BackwardEntry* find_two_warpgroup(const Problem& p) {
   if (!sees_all(p.mask_rule())) return nullptr;
   const BackwardEntry* entry = find(p, two_warpgroup_backward_table());
   return entry && entry->dim_qk == find(p, backward_table())->dim_qk ? entry : nullptr;
@@ -67,19 +68,20 @@ bool BackwardLauncher::has_kernel(const Problem& problem) {
 
 bool BackwardLauncher::takes(const Problem& problem) {
   if (!has_kernel(problem)) return false;
-  // There the portable kernel is faster, on an H200 by 40 %.
+  // With block masks and dim 64 the portable kernel is faster, on an H200 by 40 %.
   const bool slow =
       problem.has_mask(FLASHATTN_MASK_BLOCKS) && find(problem, backward_table())->dim_qk == 64;
   return !slow || forced_backend() != nullptr;
 }
 
-BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_t l2_bytes)
+BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t multiprocessors,
+                                   int64_t l2_bytes)
     : problem_(problem),
-      multiprocessors_(units),
+      multiprocessors_(multiprocessors),
       l2_bytes_(l2_bytes),
       main_(make(find(problem, backward_table()))),
-      long_(make(find_long(problem))),
-      dbias_(problem, units) {}
+      two_warpgroup_(make(find_two_warpgroup(problem))),
+      dbias_(problem, multiprocessors) {}
 
 BackwardLauncher::Kernel BackwardLauncher::make(const BackwardEntry* entry) const {
   if (!entry) return {};
@@ -96,12 +98,12 @@ BackwardLauncher::Kernel BackwardLauncher::make(const BackwardEntry* entry) cons
 }
 
 const BackwardLauncher::Kernel& BackwardLauncher::kernel_for(const Shape& shape) const {
-  if (!long_.choice.entry) return main_;
+  if (!two_warpgroup_.choice.entry) return main_;
   const int64_t queries =
       problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) && shape.batch > 0
           ? std::min<int64_t>(shape.seqlen_q, ceil_div(shape.total_q, shape.batch))
           : shape.seqlen_q;
-  return queries * problem_.q_heads_per_kv_head() >= kMany ? long_ : main_;
+  return queries * problem_.q_heads_per_kv_head() >= kMany ? two_warpgroup_ : main_;
 }
 
 bool BackwardLauncher::takes(const Shape& shape) const {
@@ -126,7 +128,8 @@ bool BackwardLauncher::starts_early(const BackwardEntry& entry, const BackwardAr
   const int64_t heads = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
   if (heads < kEarlyHeads * first_heads(p.swizzle)) return false;
   const bool dealt_out = p.common.arrived_count > 0;
-  if (dealt_out && heads * kManyUnits < int64_t{multiprocessors_} * kManyHeads) return false;
+  if (dealt_out && heads * kManyMultiprocessors < int64_t{multiprocessors_} * kManyHeads)
+    return false;
   return heads * p.sequence_tiles * entry.tile_q <= INT32_MAX / 2 && copies_strides(args.o);
 }
 
@@ -153,30 +156,30 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry, const Backwa
   const bool capped = problem_.softcap != 0;
   p.to_cap = capped ? problem_.scale / problem_.softcap : 0.0f;
   p.factor = (capped ? problem_.softcap : problem_.scale) * kLog2E;
-  // Queries and dO of a unit. Few units at a time: what the blocks read and add to stays close.
-  const int64_t unit_bytes =
+  // Bytes of Q and dO of a KV head. Few heads at a time, so that Q, dO and dQ stay in L2.
+  const int64_t head_bytes =
       std::max<int64_t>(static_cast<int64_t>(shape.seqlen_q) * problem_.q_heads_per_kv_head() *
                             (entry.dim_qk + entry.dim_v) * 2,
                         1);
-  const int64_t units = common.units();
-  // As many as a quarter of L2 holds; under masks an eighth: 1 to 3 % at 1k. In turns, where tiles
-  // of keys of a unit wait for each other, a few are worth half of it: up to 5 %.
-  int64_t fitting = l2_bytes_ / (problem_.mask == 0 || ordered() ? 4 : 8) / unit_bytes;
-  if (ordered()) fitting = std::max(fitting, std::min<int64_t>(5, l2_bytes_ / 2 / unit_bytes));
+  const int64_t kv_heads = common.kv_heads();
+  // The heads that fit in a quarter of L2; under masks in an eighth: 1 to 3 % at 1k. In order,
+  // where KV tiles of a head wait for each other, up to five heads may fill half of L2: up to 5 %.
+  int64_t fitting = l2_bytes_ / (problem_.mask == 0 || ordered() ? 4 : 8) / head_bytes;
+  if (ordered()) fitting = std::max(fitting, std::min<int64_t>(5, l2_bytes_ / 2 / head_bytes));
   const int64_t key_tiles = ceil_div(shape.seqlen_kv, entry.tile_kv);
   const int32_t workers = multiprocessors_ / entry.blocks;
-  p.swizzle = L2Swizzle::of(units, key_tiles, fitting, L2Swizzle::even_end(workers, key_tiles));
+  p.swizzle = L2Swizzle::of(kv_heads, key_tiles, fitting, L2Swizzle::even_end(workers, key_tiles));
   p.q_swizzle =
       p.swizzle.with_tiles(static_cast<int64_t>(p.sequence_tiles) * problem_.q_heads_per_kv_head());
   const int32_t items = p.swizzle.count();
-  // Where tiles of keys differ, the short ones even out the end. In turns, pieces would wait for
-  // each other: -10 %. Those for groups of heads go over more of Q, dO and dQ at a time than L2
-  // holds: -7 %.
+  // No stream-K if KV tiles differ in length (short ones even out the end), in order (partials
+  // would wait for each other: -10 %), or with GQA (Q, dO and dQ at work exceed L2: -7 %).
   const bool even = problem_.mask == 0 && !varlen_q && !varlen_kv && !ordered() &&
                     problem_.q_heads_per_kv_head() == 1 && entry.partial_bytes > 0;
   p.stream_k = even ? StreamK::of(items, p.sequence_tiles, workers, kPartialCost, kLeastSaved)
                     : StreamK::unsplit(items);
-  // Early keys first: under a causal mask they take longest. Where they wait for late ones, these.
+  // Early keys first, as they take longest under a causal mask; in order, late keys first, because
+  // early ones wait for them.
   p.first_key = ordered() ? (p.swizzle.tiles - 1) * entry.tile_kv : 0;
   p.key_step = ordered() ? -entry.tile_kv : entry.tile_kv;
 
@@ -194,7 +197,7 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry, const Backwa
   common.dq_states = workspace.take<int32_t>(rows / entry.tile_q * entry.blocks);
   if (ordered()) common.dq_first = workspace.take<int32_t>(rows / entry.tile_q);
   if (even) {
-    // As many as no smaller shape exceeds.
+    // At least as many as any smaller shape needs.
     const int64_t steps = ceil_div(static_cast<int64_t>(items) * p.sequence_tiles, kPartialCost);
     const int64_t most = std::min<int64_t>(workers, steps) * entry.blocks;
     common.arrived_count = static_cast<int32_t>(most * entry.consumers);
@@ -204,7 +207,7 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry, const Backwa
   Preparation* const prepared = workspace.take<Preparation>(1);
   const bool early = starts_early(entry, args, p);
   if (early) p.prepared = prepared;
-  // In turns none may be kept for a block that has not started; nor where it starts late.
+  // In order, or with an early start, no work item may be reserved for a CTA that has not started.
   p.dealt = ordered() || early ? 0 : std::min(p.stream_k.work_items, workers);
   common.dout = rounded_dout(problem_, args, &workspace);
   *bytes = workspace.bytes();
@@ -214,9 +217,9 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry, const Backwa
 int64_t BackwardLauncher::workspace(const Shape& shape) const {
   BackwardArgs args{};
   args.shape = shape;
-  // The most of all kernels: never less than a smaller shape's.
+  // The maximum over all kernels: no shape may need less than a smaller one.
   int64_t most = 0;
-  for (const Kernel* kernel : {&main_, &long_}) {
+  for (const Kernel* kernel : {&main_, &two_warpgroup_}) {
     int64_t bytes = 0;
     if (kernel->choice.entry) params(*kernel->choice.entry, args, nullptr, &bytes);
     most = std::max(most, bytes);
@@ -232,13 +235,12 @@ void BackwardLauncher::describe(const Shape& shape, flashattn_plan_properties* p
   int64_t bytes = 0;
   const BackwardParams p = params(*kernel.choice.entry, args, nullptr, &bytes);
   static constexpr const char* kWhy[2][2] = {
-      {"the Hopper family; blocks add to dq as they come",
-       "the Hopper family, from the first heads prepared on; blocks add to dq as they come"},
-      {"the Hopper family; blocks add to dq in turns, for bits to repeat",
-       "the Hopper family, from the first heads prepared on; blocks add to dq in turns, for bits "
-       "to repeat"}};
+      {"Hopper kernels; CTAs add to dq in any order",
+       "Hopper kernels, started early; CTAs add to dq in any order"},
+      {"Hopper kernels; CTAs add to dq in order, so that bits repeat",
+       "Hopper kernels, started early; CTAs add to dq in order, so that bits repeat"}};
   properties->why = problem_.has_feature(FLASHATTN_FEATURE_DBIAS)
-                        ? "the Hopper family; the gradient of the bias by a portable kernel"
+                        ? "Hopper kernels; a portable kernel computes the gradient of the bias"
                         : kWhy[ordered()][starts_early(*kernel.choice.entry, args, p)];
 }
 
@@ -323,7 +325,7 @@ int32_t BackwardLauncher::run(const BackwardArgs& args, void* workspace,
   const int64_t query_tiles =
       static_cast<int64_t>(args.shape.batch) * problem_.heads_q * p.sequence_tiles;
   const int64_t places = p.common.head_tiles(entry.tile_q) * problem_.heads_q;
-  const int64_t key_tiles = ceil_div(args.shape.seqlen_kv, entry.tile_kv) * p.common.units();
+  const int64_t key_tiles = ceil_div(args.shape.seqlen_kv, entry.tile_kv) * p.common.kv_heads();
   if (const int64_t most = std::max({key_tiles, query_tiles, places}); most > INT32_MAX / 2) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "batch",
                 "batch = %d with %d heads, %d queries and %d keys makes %" PRId64
@@ -339,7 +341,7 @@ int32_t BackwardLauncher::run(const BackwardArgs& args, void* workspace,
   }
   if (const int32_t status = make_maps(entry, &p, &early)) return status;
   if (const int32_t status = prepare(p, early, stream)) return status;
-  // Each starts under the end of the one before.
+  // Each kernel launches early, under the end of the previous one.
   const int64_t clusters =
       std::min<int64_t>(p.stream_k.work_items, multiprocessors_ / entry.blocks);
   const dim3 blocks(static_cast<unsigned>(clusters * entry.blocks));

@@ -1,4 +1,4 @@
-// Runs the backward passes of plans on a Hopper GPU.
+// Launches the Hopper backward pass.
 #pragma once
 
 #include <string>
@@ -11,17 +11,18 @@ namespace flashattn::cuda::sm90 {
 
 class BackwardLauncher {
  public:
-  // Whether there is a kernel for it, and it is the better one; the portable backend does the rest.
+  // has_kernel: whether there is a Hopper kernel. takes: whether it is also faster than the
+  // portable one.
   static bool has_kernel(const Problem& problem);
   static bool takes(const Problem& problem);
 
-  BackwardLauncher(const Problem& problem, int32_t units, int64_t l2_bytes);
+  BackwardLauncher(const Problem& problem, int32_t multiprocessors, int64_t l2_bytes);
 
-  // Whether it takes the shape too.
+  // Whether it takes the shape, too.
   bool takes(const Shape& shape) const;
   int64_t workspace(const Shape& shape) const;
   void describe(const Shape& shape, flashattn_plan_properties* properties) const;
-  // The device is current.
+  // The device must be current.
   int32_t run(const BackwardArgs& args, void* workspace, cudaStream_t stream) const;
 
  private:
@@ -33,15 +34,15 @@ class BackwardLauncher {
   bool ordered() const { return problem_.determinism != FLASHATTN_DETERMINISM_DEFAULT; }
   Kernel make(const BackwardEntry* entry) const;
   const Kernel& kernel_for(const Shape& shape) const;
-  // That the first tiles of keys of all blocks need.
+  // The heads that the first KV tiles of all CTAs need.
   int64_t first_heads(const L2Swizzle& swizzle) const;
-  // Whether the kernel starts before all is prepared.
+  // Whether the kernel starts before preprocessing has ended.
   bool starts_early(const BackwardEntry& entry, const BackwardArgs& args,
                     const BackwardParams& p) const;
-  // Everything but the maps; with a NULL base, all but the pointers. *bytes: of the workspace.
+  // All parameters except tensor maps; with a NULL base, no pointers either. *bytes: the workspace.
   BackwardParams params(const BackwardEntry& entry, const BackwardArgs& args, char* base,
                         int64_t* bytes) const;
-  // Of a kernel that starts early, all but the maps.
+  // The parameters of the preprocessing for a kernel that starts early, except tensor maps.
   PrepareParams preparation(const BackwardParams& p) const;
   int32_t make_maps(const BackwardEntry& entry, BackwardParams* p, PrepareParams* early) const;
   int32_t prepare(const BackwardParams& p, const PrepareParams& early, cudaStream_t stream) const;
@@ -49,7 +50,7 @@ class BackwardLauncher {
   const Problem problem_;
   const int32_t multiprocessors_;
   const int64_t l2_bytes_;
-  const Kernel main_, long_;  // the other for many queries
+  const Kernel main_, two_warpgroup_;  // two_warpgroup_: the two-warpgroup kernel, for many queries
   const Dbias dbias_;
 };
 

@@ -14,10 +14,9 @@
 namespace flashattn::cuda {
 namespace {
 
-constexpr int32_t kLongKeys = 4096;  // keys that are worth splitting
-constexpr int32_t kShortQueries =
-    64;  // the portable backend packs heads and splits keys up to here
-constexpr int32_t kShortElements = 16384;  // of a head's keys: up to here small blocks start faster
+constexpr int32_t kLongKeys = 4096;    // keys from which split-KV pays
+constexpr int32_t kShortQueries = 64;  // up to here the portable kernels pack heads and split keys
+constexpr int32_t kShortElements = 16384;  // of a head's K: up to here small CTAs start faster
 
 sm90::ScoreModKind scores_of(const Problem& p) {
   using sm90::ScoreModKind;
@@ -40,7 +39,7 @@ constexpr char kLaunching[] = "launching the forward kernel";
 
 sm90::Softcap softcap_of(const Problem& p) {
   if (p.softcap == 0) return {};
-  // tanh(x), where |x| < 1/4: x (1 + a x^2 + b x^4), minimax, relative error 6e-7.
+  // tanh(x) for |x| < 1/4: x (1 + a x^2 + b x^4), minimax, relative error 6e-7.
   constexpr double kTerms[] = {1.0, -0.33324572, 0.12876415};
   const double inner = double{p.scale} / p.softcap, outer = p.scale * double{kLog2E};
   sm90::Softcap cap{};
@@ -55,8 +54,8 @@ sm90::Softcap softcap_of(const Problem& p) {
   // The square of a product must not overflow.
   const auto product = [inner](double x) { return std::min(x / std::abs(inner), 1e18); };
   cap.limit = static_cast<float>(product(0.25));
-  // Up to |x| = end, x (1 - end^4 / 24) + x^3 (end^2 / 6 - 1/3) is nearest to tanh(x), and off by
-  // end^5 / 120: of a score at most kError, which sums, too, must not notice.
+  // Up to |x| = end, x (1 - end^4 / 24) + x^3 (end^2 / 6 - 1/3) is the best cubic for tanh(x), with
+  // an error of end^5 / 120. For a score that is at most kError, below the rounding of sums.
   constexpr double kError = 0x1p-18;  // log2
   const double end =
       std::min(std::pow(120 * kError / (p.softcap * double{kLog2E}), 0.2), std::sqrt(0.05));
@@ -92,7 +91,7 @@ Sm90Launcher::Sm90Launcher(const Problem& problem, const Device& device)
   for (size_t n = 0; n < table.count; ++n) {
     const sm90::ForwardEntry& e = *table.entries[n];
     if (!takes(e, problem)) continue;
-    // Several tiles of one size of head; not those of larger heads.
+    // All tiles for the smallest head size that fits; no larger head size.
     if (!kernels_.empty() && (e.dim_qk != kernels_[0].kernel.entry->dim_qk ||
                               e.dim_v != kernels_[0].kernel.entry->dim_v)) {
       continue;
@@ -106,14 +105,14 @@ Sm90Launcher::Sm90Launcher(const Problem& problem, const Device& device)
 
 const PassedOver& Sm90Launcher::reasons() {
   static const PassedOver words = {
-      {"there are no keys", "queries are too few for the tiles of the Hopper family",
-       "sequences are short and all fit at once: its small blocks start faster than Hopper's",
-       "tiles of the Hopper family are too few for the device, and keys many enough to split"},
-      {"the Hopper family has no backward kernel for this",
-       "the Hopper family's, with block masks and small heads, is slower",
+      {"there are no keys", "too few queries for Hopper tiles",
+       "short sequences that all run at once: small CTAs start faster",
+       "too few Hopper tiles for the device, and keys enough to split"},
+      {"no Hopper backward kernel for this",
+       "the Hopper kernel is slower with block masks and small heads",
        "there are no queries or no keys",
-       "queries are too many for the Hopper family's, with biases, dropout or block masks"},
-      "the Hopper family, or the portable one where queries are few or sequences short"};
+       "too many queries for the Hopper kernel with biases, dropout or block masks"},
+      "Hopper kernels, or portable ones if queries are few or sequences short"};
   return words;
 }
 
@@ -128,13 +127,13 @@ Sm90Launcher::Portable Sm90Launcher::why_portable(const Shape& shape) const {
   if (shape.seqlen_kv == 0) return kNoKeys;
   if (forced_) return kNotAtAll;
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
-  // Where small heads with keys of their own are many, half a tile of small blocks is enough.
+  // With many small heads and no GQA, half a tile of queries is enough for small CTAs.
   const sm90::ForwardEntry& small = *kernels_.back().kernel.entry;
   const bool fine = small.dim_v == 64 && small.tile_q == 64 &&
                     problem_.q_heads_per_kv_head() == 1 && 5 * heads >= 2 * multiprocessors_;
   if (shape.seqlen_q <= (fine ? kShortQueries / 2 : kShortQueries)) return kFewQueries;
   const int64_t tiles = ceil_div(shape.seqlen_q, kernels_.front().kernel.entry->tile_q) * heads;
-  // What counts is how fast blocks start.
+  // Short sequences: the start-up time of a CTA decides.
   const int64_t longest = std::max(shape.seqlen_q, shape.seqlen_kv);
   if (longest * problem_.dim_qk <= kShortElements && fits_at_once(shape)) return kShort;
   return 5 * tiles < 2 * multiprocessors_ && shape.seqlen_kv >= kLongKeys ? kFewTiles : kNotAtAll;
@@ -165,15 +164,15 @@ const Sm90Launcher::NamedKernel* Sm90Launcher::choose(const Shape& shape) const 
 L2Swizzle Sm90Launcher::swizzle(const ReadyKernel<sm90::ForwardEntry>& kernel,
                                 const Shape& shape) const {
   const int64_t tiles = ceil_div(shape.seqlen_q, kernel.entry->tile_q);
-  const int64_t units = static_cast<int64_t>(shape.batch) * problem_.heads_q;
-  if (!problem_.has_mask(FLASHATTN_MASK_CAUSAL)) return L2Swizzle::of(units, tiles, 1);
-  const int64_t unit_bytes = static_cast<int64_t>(shape.seqlen_kv) *
+  const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
+  if (!problem_.has_mask(FLASHATTN_MASK_CAUSAL)) return L2Swizzle::of(heads, tiles, 1);
+  const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_kv) *
                              (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
-  // All blocks begin a section at about the same time, and want new keys and values: of short
-  // sequences fewer at once (2 % at 512 tokens); of longer ones it costs up to 1.4 %.
-  const int64_t bytes = l2_bytes_ / (unit_bytes <= (1 << 20) ? 8 : 2);
-  const int64_t fitting = bytes / std::max<int64_t>(unit_bytes, 1) * problem_.q_heads_per_kv_head();
-  return L2Swizzle::of(units, tiles, fitting, L2Swizzle::even_end(kernel.resident, tiles));
+  // All CTAs begin a group of heads at about the same time and load its K and V. For short
+  // sequences smaller groups are faster (2 % at 512 tokens); for longer ones they cost up to 1.4 %.
+  const int64_t bytes = l2_bytes_ / (head_bytes <= (1 << 20) ? 8 : 2);
+  const int64_t fitting = bytes / std::max<int64_t>(head_bytes, 1) * problem_.q_heads_per_kv_head();
+  return L2Swizzle::of(heads, tiles, fitting, L2Swizzle::even_end(kernel.resident, tiles));
 }
 
 int64_t Sm90Launcher::workspace(uint32_t op, const Shape& shape) const {
@@ -181,7 +180,8 @@ int64_t Sm90Launcher::workspace(uint32_t op, const Shape& shape) const {
   if (op == FLASHATTN_OP_FORWARD) {
     return std::max(portable, WorkspaceCutter::bytes_for(sizeof(sm90::TileCounter)));
   }
-  // Shapes without queries or keys are the portable backend's: never less than a smaller shape's.
+  // Portable kernels serve shapes without queries or keys, and no shape may need less than a
+  // smaller one.
   return hopper_backward_ ? std::max(portable, hopper_backward_->workspace(shape)) : portable;
 }
 
@@ -194,14 +194,14 @@ void Sm90Launcher::describe(uint32_t op, const Shape& shape,
   const NamedKernel* named = choose(shape);
   if (!named) return describe_forward(shape, why_portable(shape), properties);
   describe_kernel(named->kernel, named->kernel.entry->stages, named->name, "wgmma", properties);
-  properties->why = "the Hopper family, for queries fill its tiles";
+  properties->why = "Hopper kernels: queries fill their tiles";
 }
 
 void Sm90Launcher::describe_maxima(uint32_t op, const Shape& maxima,
                                    flashattn_plan_properties* properties) const {
   Sm80Launcher::describe_maxima(op, maxima, properties);
   if (op == FLASHATTN_OP_BACKWARD && hopper_backward_) {
-    properties->why = "the Hopper family or the portable one; the shape decides, ask with one";
+    properties->why = "Hopper or portable kernels; the shape decides, ask with one";
   }
 }
 
@@ -269,7 +269,8 @@ int32_t Sm90Launcher::forward(const ForwardArgs& args, void* workspace, const Ex
   if (const int32_t status = make_maps(args, entry, &p)) return status;
   const cudaStream_t queue = static_cast<cudaStream_t>(on.stream);
   const int64_t tiles = p.swizzle.count(), resident = named->kernel.resident;
-  // Fewer are dealt out evenly while the device is empty, but not under the end of another kernel.
+  // A grid of less than a wave is spread evenly over an idle device, but not over the end of
+  // another kernel: no early launch.
   if (tiles < resident) return launch(entry, tiles, p, queue, kLaunching);
   p.counter = WorkspaceCutter(workspace).take<sm90::TileCounter>(1);
   p.stamp = new_stamp();

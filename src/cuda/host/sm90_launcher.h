@@ -1,4 +1,4 @@
-// Runs plans on a Hopper GPU.
+// Launches the kernels of a plan on a Hopper GPU.
 #pragma once
 
 #include <memory>
@@ -12,8 +12,8 @@
 
 namespace flashattn::cuda {
 
-// The forward pass where queries are many enough to fill tiles, and the backward pass where there
-// is a kernel for it; all else is the portable backend's.
+// The Hopper kernels serve the forward pass if there are queries enough to fill tiles, and the
+// backward pass if there is a kernel for it. The portable kernels serve everything else.
 class Sm90Launcher final : public Sm80Launcher {
  public:
   Sm90Launcher(const Problem& problem, const Device& device);
@@ -32,34 +32,34 @@ class Sm90Launcher final : public Sm80Launcher {
     std::string name;
   };
 
-  // Whether, and why, the portable backend's kernels suit a shape better.
+  // Why the portable kernels suit a shape better; kNotAtAll: they do not.
   enum Portable { kNoKeys, kFewQueries, kShort, kFewTiles, kNotAtAll };
   Portable why_portable(const Shape& shape) const;
   enum PortableBackward { kNoKernel, kSlower, kEmpty, kManyTiles };
   PortableBackward why_portable_backward(const Shape& shape) const;
   static const PassedOver& reasons();
-  // NULL: they do.
+  // NULL: a portable kernel.
   const NamedKernel* choose(const Shape& shape) const;
   L2Swizzle swizzle(const ReadyKernel<sm90::ForwardEntry>& kernel, const Shape& shape) const;
   int32_t make_maps(const ForwardArgs& args, const sm90::ForwardEntry& entry,
                     sm90::ForwardParams* params) const;
 
-  // Whether the Hopper backend does the backward pass.
+  // Whether a Hopper kernel serves the backward pass.
   bool has_backward(const Shape& shape) const {
     return hopper_backward_ && hopper_backward_->takes(shape);
   }
 
   std::vector<NamedKernel> kernels_;
   std::unique_ptr<const sm90::BackwardLauncher>
-      hopper_backward_;  // NULL: no kernel, or not asked for
+      hopper_backward_;  // NULL: no kernel, or the plan has no backward
   const sm90::Softcap softcap_;
   const bool forced_;
 };
 
-// Whether the Hopper kernels have an instance for this.
+// Whether a Hopper kernel takes the problem's dtype and dims.
 bool sm90_takes_dims(const Problem& problem);
 
-// As sm80_has_code, of the Hopper kernels.
+// As sm80_has_code, for the Hopper kernels.
 bool sm90_has_code(int32_t device);
 
 }  // namespace flashattn::cuda
