@@ -1,6 +1,6 @@
-"""Compiles one .cu file. Fails if ptxas reports a spill, a stack frame or a serialised wgmma pipeline
-(C75xx), or if an operand of a wgmma is written while it is read, for which it needs the cuobjdump
-beside nvcc. Writes OUTPUT.memory: the MB that the largest compiler process took.
+"""Compiles one .cu file. Fails if ptxas reports a spill, a stack frame or a serialised pipeline
+of wgmma (C75xx), or if an operand of a wgmma is written while it is read, for which it needs the
+cuobjdump beside nvcc. Writes OUTPUT.memory: the MB that the largest compiler process took.
 compile.py NVCC ARGUMENT... -o OUTPUT ..."""
 import os
 import re
@@ -153,7 +153,7 @@ def main() -> int:
             faults += [f"{output} writes an operand of a wgmma under way: {instruction}"
                        for instruction in overwritten(disassembled(sys.argv[1], output))]
         except (OSError, subprocess.CalledProcessError) as error:
-            faults.append(f"{output} is not checked for operands that are written too early: {error}; "
+            faults.append(f"{output} is not checked for operands written too early: {error}; "
                           "install cuobjdump beside nvcc (NVIDIA's package cuda-cuobjdump)")
     taken = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3
     with open(output + ".memory", "w", encoding="ascii") as out:

@@ -73,7 +73,8 @@ std::string kernel_name(const sm90::ForwardEntry& e) {
 
 namespace sm90 {
 
-const char* const kScoreModNames[] = {"", "_softcap", "_alibi", "_softcap_alibi", "_dropout", "_runtime"};
+const char* const kScoreModNames[] = {"",         "_softcap", "_alibi", "_softcap_alibi",
+                                      "_dropout", "_runtime"};
 
 bool needs_any(const Problem& p) {
   return p.has_bias(FLASHATTN_BIAS_DENSE) || p.has_mask(FLASHATTN_MASK_BLOCKS) ||
