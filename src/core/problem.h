@@ -47,4 +47,9 @@ FLASHATTN_HD constexpr int32_t dtype_size(int32_t dtype) {
   }
 }
 
+// A short name for names of kernels: "f32", "f16", "bf16".
+inline const char* dtype_label(int32_t dtype) {
+  return dtype == FLASHATTN_DTYPE_F32 ? "f32" : dtype == FLASHATTN_DTYPE_BF16 ? "bf16" : "f16";
+}
+
 }  // namespace flashattn

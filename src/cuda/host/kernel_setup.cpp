@@ -110,10 +110,37 @@ int32_t check_alignment(const NamedTensor& named) {
               elements);
 }
 
+int32_t check_forward_arrays(const Problem& problem, const ForwardArgs& args) {
+  const NamedTensor tensors[] = {{"q", args.inputs.q, problem.dtype, true},
+                                 {"k", args.inputs.k, problem.dtype, true},
+                                 {"v", args.inputs.v, problem.dtype, true},
+                                 {"o", args.o, problem.dtype_o}};
+  for (const NamedTensor& tensor : tensors) {
+    if (const int32_t status = check_alignment(tensor)) return status;
+  }
+  return FLASHATTN_OK;
+}
+
+int32_t check_backward_arrays(const Problem& problem, const BackwardArgs& args) {
+  const bool copied = problem.dtype_o == problem.dtype;
+  const NamedTensor tensors[] = {{"q", args.inputs.q, problem.dtype, true},
+                                 {"k", args.inputs.k, problem.dtype, true},
+                                 {"v", args.inputs.v, problem.dtype, true},
+                                 {"o", args.o, problem.dtype_o},
+                                 {"dout", args.dout, problem.dtype_o, copied},
+                                 {"dq", args.dq, problem.dtype},
+                                 {"dk", args.dk, problem.dtype},
+                                 {"dv", args.dv, problem.dtype}};
+  for (const NamedTensor& tensor : tensors) {
+    if (const int32_t status = check_alignment(tensor)) return status;
+  }
+  return FLASHATTN_OK;
+}
+
 int32_t check_grid(int64_t blocks) {
   if (blocks <= INT32_MAX) return FLASHATTN_OK;
   return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
-              "the shape needs %" PRId64 " blocks, above %d, the limit of a grid; split the batch",
+              "the shape needs %" PRId64 " CTAs, above %d, the limit of a grid; split the batch",
               blocks, INT32_MAX);
 }
 

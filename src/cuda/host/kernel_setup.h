@@ -64,22 +64,12 @@ int64_t usable_l2_bytes(int32_t device);
 // Whether scores need more than a factor: softcap, ALiBi, bias, block mask or scale < 0.
 bool is_modified(const Problem& p);
 
-inline const char* dtype_name(int32_t dtype) {
-  return dtype == FLASHATTN_DTYPE_F32 ? "f32" : dtype == FLASHATTN_DTYPE_BF16 ? "bf16" : "f16";
-}
-
 // The name of a forward kernel in plan_info, without its score modification.
 template <class Entry>
 std::string forward_name(const char* backend, const Entry& e) {
-  return std::string(backend) + "_forward_" + dtype_name(e.dtype) + "_" + std::to_string(e.dim_qk) +
-         "_" + std::to_string(e.dim_v) + "_q" + std::to_string(e.tile_q) + "_kv" +
-         std::to_string(e.tile_kv);
-}
-
-// The beginning of `why` for a portable kernel. reason: why the Hopper kernels do not serve; empty
-// if there are none.
-inline std::string portable_for(const std::string& reason) {
-  return "portable kernels" + (reason.empty() ? "" : " (" + reason + ")");
+  return std::string(backend) + "_forward_" + dtype_label(e.dtype) + "_" +
+         std::to_string(e.dim_qk) + "_" + std::to_string(e.dim_v) + "_q" +
+         std::to_string(e.tile_q) + "_kv" + std::to_string(e.tile_kv);
 }
 
 // A number that no other launch of the process has and that is unlikely to be found in memory by
@@ -131,6 +121,10 @@ bool is_aligned(const flashattn_tensor& tensor, int32_t dtype, int32_t bytes);
 
 // Returns OK if the tensor can be moved in vectors of 16 bytes (8 for fp32 that is not copied).
 int32_t check_alignment(const NamedTensor& named);
+
+// Return OK if the kernels can move the arrays of a call.
+int32_t check_forward_arrays(const Problem& problem, const ForwardArgs& args);
+int32_t check_backward_arrays(const Problem& problem, const BackwardArgs& args);
 
 // Returns OK if a one-dimensional grid may have so many CTAs.
 int32_t check_grid(int64_t blocks);

@@ -4,7 +4,8 @@
 
 #include "core/validate_desc.h"
 #include "cuda/host/backend.h"
-#include "cuda/host/sm90_launcher.h"
+#include "cuda/host/launcher.h"
+#include "cuda/host/sm90_fwd.h"
 #include "cuda/host/tensor_map.h"
 
 namespace flashattn {
@@ -33,7 +34,7 @@ const Predicate kPredicates[] = {
        std::snprintf(text, capacity, "compute capability %d.%d is not Hopper's 9.0",
                      d.properties.compute_capability / 10, d.properties.compute_capability % 10);
      }},
-    {[](const Problem&, const Device& d) { return is_hopper(d) && !cuda::sm90_has_code(d.index); },
+    {[](const Problem&, const Device& d) { return is_hopper(d) && !cuda::sm90::has_code(d.index); },
      FLASHATTN_REASON_ARCH, "device",
      [](const Problem&, const Device&, char* text, size_t capacity) {
        std::snprintf(text, capacity,
@@ -45,7 +46,7 @@ const Predicate kPredicates[] = {
        std::snprintf(text, capacity,
                      "the driver has no cuTensorMapEncodeTiled; install 525 or later");
      }},
-    {[](const Problem& p, const Device&) { return !cuda::sm90_takes_dims(p); },
+    {[](const Problem& p, const Device&) { return !cuda::sm90::takes_dims(p); },
      FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
        std::snprintf(
@@ -89,8 +90,8 @@ const Predicate kPredicates[] = {
 };
 
 std::unique_ptr<Launcher> make_launcher(const Problem& problem, const Device& device,
-                                        const std::string&) {
-  return std::unique_ptr<Launcher>(new cuda::Sm90Launcher(problem, device));
+                                        const std::string& passed_over) {
+  return std::unique_ptr<Launcher>(new cuda::CudaLauncher(problem, device, "sm90", passed_over));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "cuda/host/sm90_launcher.h"
+#include "cuda/host/sm90_fwd.h"
 
 #include <algorithm>
 #include <cinttypes>
@@ -11,38 +11,36 @@
 #include "cuda/host/driver.h"
 #include "cuda/host/tensor_map.h"
 
-namespace flashattn::cuda {
+namespace flashattn::cuda::sm90 {
 namespace {
 
 constexpr int32_t kLongKeys = 4096;    // keys from which split-KV pays
 constexpr int32_t kShortQueries = 64;  // up to here the portable kernels pack heads and split keys
 constexpr int32_t kShortElements = 16384;  // of a head's K: up to here small CTAs start faster
 
-sm90::ScoreModKind scores_of(const Problem& p) {
-  using sm90::ScoreModKind;
+ScoreModKind scores_of(const Problem& p) {
   const bool capped = p.softcap != 0, sloped = p.has_bias(FLASHATTN_BIAS_ALIBI);
   const bool dropped = p.dropout_threshold() != 0;
-  if (sm90::needs_any(p) || p.scale < 0 || capped + sloped + dropped > 1)
-    return ScoreModKind::kRuntime;
+  if (needs_any(p) || p.scale < 0 || capped + sloped + dropped > 1) return ScoreModKind::kRuntime;
   return capped    ? ScoreModKind::kSoftcap
          : sloped  ? ScoreModKind::kAlibi
          : dropped ? ScoreModKind::kDropout
                    : ScoreModKind::kPlain;
 }
 
-bool takes(const sm90::ForwardEntry& e, const Problem& p) {
+bool takes(const ForwardEntry& e, const Problem& p) {
   return e.dtype == p.dtype && e.scores == scores_of(p) && e.dim_qk >= p.dim_qk &&
          e.dim_v >= p.dim_v;
 }
 
 constexpr char kLaunching[] = "launching the forward kernel";
 
-sm90::Softcap softcap_of(const Problem& p) {
+Softcap softcap_of(const Problem& p) {
   if (p.softcap == 0) return {};
   // tanh(x) for |x| < 1/4: x (1 + a x^2 + b x^4), minimax, relative error 6e-7.
   constexpr double kTerms[] = {1.0, -0.33324572, 0.12876415};
   const double inner = double{p.scale} / p.softcap, outer = p.scale * double{kLog2E};
-  sm90::Softcap cap{};
+  Softcap cap{};
   cap.inner = static_cast<float>(inner);
   double power = outer;
   bool finite = true;
@@ -65,13 +63,11 @@ sm90::Softcap softcap_of(const Problem& p) {
   return cap;
 }
 
-std::string kernel_name(const sm90::ForwardEntry& e) {
-  return forward_name("sm90", e) + sm90::kScoreModNames[static_cast<int32_t>(e.scores)];
+std::string kernel_name(const ForwardEntry& e) {
+  return forward_name("sm90", e) + kScoreModNames[static_cast<int32_t>(e.scores)];
 }
 
 }  // namespace
-
-namespace sm90 {
 
 const char* const kScoreModNames[] = {"",         "_softcap", "_alibi", "_softcap_alibi",
                                       "_dropout", "_runtime"};
@@ -81,16 +77,15 @@ bool needs_any(const Problem& p) {
          p.dropout_threshold() > UINT16_MAX;
 }
 
-}  // namespace sm90
-
-Sm90Launcher::Sm90Launcher(const Problem& problem, const Device& device)
-    : Sm80Launcher(problem, device, reasons()),
+ForwardKernels::ForwardKernels(const Problem& problem, const Device& device)
+    : problem_(problem),
+      multiprocessors_(device.properties.multiprocessors),
+      l2_bytes_(usable_l2_bytes(device.index)),
       softcap_(softcap_of(problem)),
       forced_(forced_backend() != nullptr) {
-  const DeviceScope scope(device_);
-  const sm90::ForwardTable table = sm90::forward_table();
+  const ForwardTable table = forward_table();
   for (size_t n = 0; n < table.count; ++n) {
-    const sm90::ForwardEntry& e = *table.entries[n];
+    const ForwardEntry& e = *table.entries[n];
     if (!takes(e, problem)) continue;
     // All tiles for the smallest head size that fits; no larger head size.
     if (!kernels_.empty() && (e.dim_qk != kernels_[0].kernel.entry->dim_qk ||
@@ -99,49 +94,31 @@ Sm90Launcher::Sm90Launcher(const Problem& problem, const Device& device)
     }
     kernels_.push_back({prepare(e, multiprocessors_), kernel_name(e)});
   }
-  if (problem.has_op(FLASHATTN_OP_BACKWARD) && sm90::BackwardLauncher::takes(problem)) {
-    hopper_backward_.reset(new sm90::BackwardLauncher(problem, multiprocessors_, l2_bytes_));
-  }
 }
 
-const PassedOver& Sm90Launcher::reasons() {
-  static const PassedOver words = {
-      {"there are no keys", "too few queries for Hopper tiles",
-       "short sequences that all run at once: small CTAs start faster",
-       "too few Hopper tiles for the device, and keys enough to split"},
-      {"no Hopper backward kernel for this",
-       "the Hopper kernel is slower with block masks and small heads",
-       "there are no queries or no keys",
-       "too many queries for the Hopper kernel with biases, dropout or block masks"},
-      "Hopper kernels, or portable ones if queries are few or sequences short"};
-  return words;
-}
-
-Sm90Launcher::PortableBackward Sm90Launcher::why_portable_backward(const Shape& shape) const {
-  if (!hopper_backward_) {
-    return sm90::BackwardLauncher::has_kernel(problem_) ? kSlower : kNoKernel;
-  }
-  return shape.batch == 0 || shape.seqlen_q == 0 || shape.seqlen_kv == 0 ? kEmpty : kManyTiles;
-}
-
-Sm90Launcher::Portable Sm90Launcher::why_portable(const Shape& shape) const {
-  if (shape.seqlen_kv == 0) return kNoKeys;
-  if (forced_) return kNotAtAll;
+const char* ForwardKernels::declines(const Shape& shape, const ForwardRow* next) const {
+  if (shape.seqlen_kv == 0) return "there are no keys";
+  if (forced_) return nullptr;
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
   // With many small heads and no GQA, half a tile of queries is enough for small CTAs.
-  const sm90::ForwardEntry& small = *kernels_.back().kernel.entry;
+  const ForwardEntry& small = *kernels_.back().kernel.entry;
   const bool fine = small.dim_v == 64 && small.tile_q == 64 &&
                     problem_.q_heads_per_kv_head() == 1 && 5 * heads >= 2 * multiprocessors_;
-  if (shape.seqlen_q <= (fine ? kShortQueries / 2 : kShortQueries)) return kFewQueries;
-  const int64_t tiles = ceil_div(shape.seqlen_q, kernels_.front().kernel.entry->tile_q) * heads;
+  if (shape.seqlen_q <= (fine ? kShortQueries / 2 : kShortQueries)) {
+    return "too few queries for Hopper tiles";
+  }
   // Short sequences: the start-up time of a CTA decides.
   const int64_t longest = std::max(shape.seqlen_q, shape.seqlen_kv);
-  if (longest * problem_.dim_qk <= kShortElements && fits_at_once(shape)) return kShort;
-  return 5 * tiles < 2 * multiprocessors_ && shape.seqlen_kv >= kLongKeys ? kFewTiles : kNotAtAll;
+  if (longest * problem_.dim_qk <= kShortElements && next && next->is_one_wave(shape)) {
+    return "short sequences that all run at once: small CTAs start faster";
+  }
+  const int64_t tiles = ceil_div(shape.seqlen_q, kernels_.front().kernel.entry->tile_q) * heads;
+  return 5 * tiles < 2 * multiprocessors_ && shape.seqlen_kv >= kLongKeys
+             ? "too few Hopper tiles for the device, and keys enough to split"
+             : nullptr;
 }
 
-const Sm90Launcher::NamedKernel* Sm90Launcher::choose(const Shape& shape) const {
-  if (why_portable(shape) != kNotAtAll) return nullptr;
+const ForwardKernels::NamedKernel& ForwardKernels::choose(const Shape& shape) const {
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
   const MaskRule rule = problem_.mask_rule();
   const Lengths longest{shape.seqlen_q, shape.seqlen_kv};
@@ -159,11 +136,11 @@ const Sm90Launcher::NamedKernel* Sm90Launcher::choose(const Shape& shape) const 
                   : forward_time(cost, rule, longest, heads, multiprocessors_);
   };
   const auto faster = [&](const auto& a, const auto& b) { return time(a) < time(b); };
-  return &*std::min_element(kernels_.begin(), kernels_.end(), faster);
+  return *std::min_element(kernels_.begin(), kernels_.end(), faster);
 }
 
-L2Swizzle Sm90Launcher::swizzle(const ReadyKernel<sm90::ForwardEntry>& kernel,
-                                const Shape& shape) const {
+L2Swizzle ForwardKernels::swizzle(const ReadyKernel<ForwardEntry>& kernel,
+                                  const Shape& shape) const {
   const int64_t tiles = ceil_div(shape.seqlen_q, kernel.entry->tile_q);
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
   if (!problem_.has_mask(FLASHATTN_MASK_CAUSAL)) return L2Swizzle::of(heads, tiles, 1);
@@ -176,38 +153,19 @@ L2Swizzle Sm90Launcher::swizzle(const ReadyKernel<sm90::ForwardEntry>& kernel,
   return L2Swizzle::of(heads, tiles, fitting, L2Swizzle::even_end(kernel.resident, tiles));
 }
 
-int64_t Sm90Launcher::workspace(uint32_t op, const Shape& shape) const {
-  const int64_t portable = Sm80Launcher::workspace(op, shape);
-  if (op == FLASHATTN_OP_FORWARD) {
-    return std::max(portable, WorkspaceCutter::bytes_for(sizeof(sm90::TileCounter)));
-  }
-  // Portable kernels serve shapes without queries or keys, and no shape may need less than a
-  // smaller one.
-  return hopper_backward_ ? std::max(portable, hopper_backward_->workspace(shape)) : portable;
+int64_t ForwardKernels::workspace(const Shape&) const {
+  return WorkspaceCutter::bytes_for(sizeof(TileCounter));
 }
 
-void Sm90Launcher::describe(uint32_t op, const Shape& shape,
-                            flashattn_plan_properties* properties) const {
-  if (op == FLASHATTN_OP_BACKWARD) {
-    return has_backward(shape) ? hopper_backward_->describe(shape, properties)
-                               : describe_backward(why_portable_backward(shape), properties);
-  }
-  const NamedKernel* named = choose(shape);
-  if (!named) return describe_forward(shape, why_portable(shape), properties);
-  describe_kernel(named->kernel, named->kernel.entry->stages, named->name, "wgmma", properties);
-  properties->why = "Hopper kernels: queries fill their tiles";
+std::string ForwardKernels::describe(const Shape& shape,
+                                     flashattn_plan_properties* properties) const {
+  const NamedKernel& named = choose(shape);
+  describe_kernel(named.kernel, named.kernel.entry->stages, named.name, "wgmma", properties);
+  return "; queries fill their tiles";
 }
 
-void Sm90Launcher::describe_maxima(uint32_t op, const Shape& maxima,
-                                   flashattn_plan_properties* properties) const {
-  Sm80Launcher::describe_maxima(op, maxima, properties);
-  if (op == FLASHATTN_OP_BACKWARD && hopper_backward_) {
-    properties->why = "Hopper or portable kernels; the shape decides, ask with one";
-  }
-}
-
-int32_t Sm90Launcher::make_maps(const ForwardArgs& args, const sm90::ForwardEntry& entry,
-                                sm90::ForwardParams* p) const {
+int32_t ForwardKernels::make_maps(const ForwardArgs& args, const ForwardEntry& entry,
+                                  ForwardParams* p) const {
   const Shape& shape = args.shape;
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   const bool varlen_kv = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
@@ -221,7 +179,7 @@ int32_t Sm90Launcher::make_maps(const ForwardArgs& args, const sm90::ForwardEntr
     const flashattn_tensor& tensor;
     const char* name;
     CUtensorMap* map;
-    sm90::ArrayShape shape;
+    ArrayShape shape;
   } table[] = {
       {args.inputs.q, "q", &p->q, {problem_.dim_qk, q_rows, problem_.heads_q, q_batch, 64}},
       {args.inputs.k,
@@ -244,13 +202,11 @@ int32_t Sm90Launcher::make_maps(const ForwardArgs& args, const sm90::ForwardEntr
   return FLASHATTN_OK;
 }
 
-int32_t Sm90Launcher::forward(const ForwardArgs& args, void* workspace, const Executor& on) const {
-  const NamedKernel* named = choose(args.shape);
-  if (!named) return Sm80Launcher::forward(args, workspace, on);
-  if (const int32_t status = check_current(device_, *context_)) return status;
-  if (const int32_t status = check_arrays(args)) return status;
-  const sm90::ForwardEntry& entry = *named->kernel.entry;
-  sm90::ForwardParams p{};
+int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
+                               cudaStream_t stream) const {
+  const NamedKernel& named = choose(args.shape);
+  const ForwardEntry& entry = *named.kernel.entry;
+  ForwardParams p{};
   p.problem = problem_;
   p.args = args;
   const int64_t all =
@@ -261,40 +217,32 @@ int32_t Sm90Launcher::forward(const ForwardArgs& args, void* workspace, const Ex
                 " tiles, above 2^30; split the batch",
                 args.shape.batch, problem_.heads_q, args.shape.seqlen_q, all);
   }
-  p.swizzle = swizzle(named->kernel, args.shape);
+  p.swizzle = swizzle(named.kernel, args.shape);
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   p.kv_has_tail = problem_.layout != 0 || args.inputs.lens_kv != nullptr;
   p.dropout_threshold = problem_.dropout_threshold();
   p.cap = softcap_;
   p.store_boxes = !varlen_q && !args.inputs.lens_q && problem_.dtype_o == problem_.dtype;
   if (const int32_t status = make_maps(args, entry, &p)) return status;
-  const cudaStream_t queue = static_cast<cudaStream_t>(on.stream);
-  const int64_t tiles = p.swizzle.count(), resident = named->kernel.resident;
+  const int64_t tiles = p.swizzle.count(), resident = named.kernel.resident;
   // A grid of less than a wave is spread evenly over an idle device, but not over the end of
   // another kernel: no early launch.
-  if (tiles < resident) return launch(entry, tiles, p, queue, kLaunching);
-  p.counter = WorkspaceCutter(workspace).take<sm90::TileCounter>(1);
+  if (tiles < resident) return cuda::launch(entry, tiles, p, stream, kLaunching);
+  p.counter = WorkspaceCutter(workspace).take<TileCounter>(1);
   p.stamp = new_stamp();
   return status_of(launch_pdl(entry.kernel, dim3(static_cast<unsigned>(resident)), entry.threads,
-                              entry.shared_bytes, p, queue),
+                              entry.shared_bytes, p, stream),
                    kLaunching);
 }
 
-int32_t Sm90Launcher::backward(const BackwardArgs& args, void* workspace,
-                               const Executor& on) const {
-  if (!has_backward(args.shape)) return Sm80Launcher::backward(args, workspace, on);
-  if (const int32_t status = check_current(device_, *context_)) return status;
-  return hopper_backward_->run(args, workspace, static_cast<cudaStream_t>(on.stream));
+bool has_code(int32_t device) {
+  return cuda::has_code(device, reinterpret_cast<const void*>(forward_table().entries[0]->kernel));
 }
 
-bool sm90_has_code(int32_t device) {
-  return has_code(device, reinterpret_cast<const void*>(sm90::forward_table().entries[0]->kernel));
-}
-
-bool sm90_takes_dims(const Problem& problem) {
-  const sm90::ForwardTable table = sm90::forward_table();
+bool takes_dims(const Problem& problem) {
+  const ForwardTable table = forward_table();
   return std::any_of(table.entries, table.entries + table.count,
-                     [&](const sm90::ForwardEntry* e) { return takes(*e, problem); });
+                     [&](const ForwardEntry* e) { return takes(*e, problem); });
 }
 
-}  // namespace flashattn::cuda
+}  // namespace flashattn::cuda::sm90

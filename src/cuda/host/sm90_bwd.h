@@ -1,29 +1,28 @@
-// Launches the Hopper backward pass.
+// The Hopper backward kernels of a plan.
 #pragma once
 
 #include <string>
 
-#include "cuda/host/sm80_backward_launcher.h"
+#include "cuda/host/bwd_common.h"
+#include "cuda/host/kernel_row.h"
+#include "cuda/kernels/common/bwd_preprocess.h"
 #include "cuda/kernels/sm90/bwd_preprocess.h"
 #include "cuda/kernels/sm90/table.h"
 
 namespace flashattn::cuda::sm90 {
 
-class BackwardLauncher {
+class BackwardKernels final : public BackwardRow {
  public:
-  // has_kernel: whether there is a Hopper kernel. takes: whether it is also faster than the
-  // portable one.
-  static bool has_kernel(const Problem& problem);
-  static bool takes(const Problem& problem);
+  // Why plans for the problem do not use these kernels; NULL: they do.
+  static const char* refuses(const Problem& problem);
 
-  BackwardLauncher(const Problem& problem, int32_t multiprocessors, int64_t l2_bytes);
+  BackwardKernels(const Problem& problem, const Device& device);
 
-  // Whether it takes the shape, too.
-  bool takes(const Shape& shape) const;
-  int64_t workspace(const Shape& shape) const;
-  void describe(const Shape& shape, flashattn_plan_properties* properties) const;
-  // The device must be current.
-  int32_t run(const BackwardArgs& args, void* workspace, cudaStream_t stream) const;
+  const char* title() const override { return "Hopper kernels"; }
+  const char* declines(const Shape& shape, const BackwardRow* next) const override;
+  int64_t workspace(const Shape& shape) const override;
+  std::string describe(const Shape& shape, flashattn_plan_properties* properties) const override;
+  int32_t launch(const BackwardArgs& args, void* workspace, cudaStream_t stream) const override;
 
  private:
   struct Kernel {

@@ -1,4 +1,4 @@
-#include "cuda/host/sm90_backward_launcher.h"
+#include "cuda/host/sm90_bwd.h"
 
 #include <algorithm>
 #include <cinttypes>
@@ -11,6 +11,7 @@
 #include "cuda/host/tensor_map.h"
 
 namespace flashattn::cuda::sm90 {
+
 namespace {
 
 // A negative scale is no special case: the backward pass looks for no maximum.
@@ -61,29 +62,26 @@ const BackwardEntry* find_two_warpgroup(const Problem& p) {
 
 }  // namespace
 
-bool BackwardLauncher::has_kernel(const Problem& problem) {
-  return problem.determinism != FLASHATTN_DETERMINISM_BATCH_INVARIANT &&
-         find(problem, backward_table());
-}
-
-bool BackwardLauncher::takes(const Problem& problem) {
-  if (!has_kernel(problem)) return false;
+const char* BackwardKernels::refuses(const Problem& problem) {
+  const BackwardEntry* entry = find(problem, backward_table());
+  if (problem.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT || !entry) {
+    return "no Hopper backward kernel for this";
+  }
   // With block masks and dim 64 the portable kernel is faster, on an H200 by 40 %.
-  const bool slow =
-      problem.has_mask(FLASHATTN_MASK_BLOCKS) && find(problem, backward_table())->dim_qk == 64;
-  return !slow || forced_backend() != nullptr;
+  const bool slow = problem.has_mask(FLASHATTN_MASK_BLOCKS) && entry->dim_qk == 64;
+  return slow && !forced_backend() ? "the Hopper kernel is slower with block masks and small heads"
+                                   : nullptr;
 }
 
-BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t multiprocessors,
-                                   int64_t l2_bytes)
+BackwardKernels::BackwardKernels(const Problem& problem, const Device& device)
     : problem_(problem),
-      multiprocessors_(multiprocessors),
-      l2_bytes_(l2_bytes),
+      multiprocessors_(device.properties.multiprocessors),
+      l2_bytes_(usable_l2_bytes(device.index)),
       main_(make(find(problem, backward_table()))),
       two_warpgroup_(make(find_two_warpgroup(problem))),
-      dbias_(problem, multiprocessors) {}
+      dbias_(problem, multiprocessors_) {}
 
-BackwardLauncher::Kernel BackwardLauncher::make(const BackwardEntry* entry) const {
+BackwardKernels::Kernel BackwardKernels::make(const BackwardEntry* entry) const {
   if (!entry) return {};
   throw_on(preload(entry->convert_dq), "cudaFuncGetAttributes");
   if (entry->starts_early) {
@@ -92,12 +90,12 @@ BackwardLauncher::Kernel BackwardLauncher::make(const BackwardEntry* entry) cons
                multiprocessors_);
   }
   return {cuda::prepare(*entry, multiprocessors_),
-          std::string("sm90_backward_") + dtype_name(entry->dtype) + "_" +
+          std::string("sm90_backward_") + dtype_label(entry->dtype) + "_" +
               std::to_string(entry->dim_qk) + "_" + std::to_string(entry->dim_v) + "_q" +
               std::to_string(entry->tile_q) + kScoreModNames[static_cast<int32_t>(entry->scores)]};
 }
 
-const BackwardLauncher::Kernel& BackwardLauncher::kernel_for(const Shape& shape) const {
+const BackwardKernels::Kernel& BackwardKernels::kernel_for(const Shape& shape) const {
   if (!two_warpgroup_.choice.entry) return main_;
   const int64_t queries =
       problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) && shape.batch > 0
@@ -106,23 +104,28 @@ const BackwardLauncher::Kernel& BackwardLauncher::kernel_for(const Shape& shape)
   return queries * problem_.q_heads_per_kv_head() >= kMany ? two_warpgroup_ : main_;
 }
 
-bool BackwardLauncher::takes(const Shape& shape) const {
-  if (shape.batch == 0 || shape.seqlen_q == 0 || shape.seqlen_kv == 0) return false;
+const char* BackwardKernels::declines(const Shape& shape, const BackwardRow*) const {
+  if (shape.batch == 0 || shape.seqlen_q == 0 || shape.seqlen_kv == 0) {
+    return "there are no queries or no keys";
+  }
   const ScoreModKind scores = main_.choice.entry->scores;
-  if (scores != ScoreModKind::kRuntime && scores != ScoreModKind::kDropout) return true;
+  if (scores != ScoreModKind::kRuntime && scores != ScoreModKind::kDropout) return nullptr;
   const int64_t tiles = ceil_div(shape.seqlen_q, main_.choice.entry->tile_q);
-  return tiles < kMostAnyTiles && problem_.q_heads_per_kv_head() < INT32_MAX / kMostAnyTiles &&
-         (!problem_.has_mask(FLASHATTN_MASK_BLOCKS) ||
-          tiles * problem_.q_heads_per_kv_head() <= kMostBlockTiles);
+  const bool fits = tiles < kMostAnyTiles &&
+                    problem_.q_heads_per_kv_head() < INT32_MAX / kMostAnyTiles &&
+                    (!problem_.has_mask(FLASHATTN_MASK_BLOCKS) ||
+                     tiles * problem_.q_heads_per_kv_head() <= kMostBlockTiles);
+  return fits ? nullptr
+              : "too many queries for the Hopper kernel with biases, dropout or block masks";
 }
 
-int64_t BackwardLauncher::first_heads(const L2Swizzle& swizzle) const {
+int64_t BackwardKernels::first_heads(const L2Swizzle& swizzle) const {
   return int64_t{swizzle.heads_of(std::min(multiprocessors_, swizzle.count()))} *
          problem_.q_heads_per_kv_head();
 }
 
-bool BackwardLauncher::starts_early(const BackwardEntry& entry, const BackwardArgs& args,
-                                    const BackwardParams& p) const {
+bool BackwardKernels::starts_early(const BackwardEntry& entry, const BackwardArgs& args,
+                                   const BackwardParams& p) const {
   if (!entry.starts_early || problem_.dtype_o != problem_.dtype) return false;
   if (problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) || p.swizzle.count() == 0) return false;
   const int64_t heads = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
@@ -133,8 +136,8 @@ bool BackwardLauncher::starts_early(const BackwardEntry& entry, const BackwardAr
   return heads * p.sequence_tiles * entry.tile_q <= INT32_MAX / 2 && copies_strides(args.o);
 }
 
-BackwardParams BackwardLauncher::params(const BackwardEntry& entry, const BackwardArgs& args,
-                                        char* base, int64_t* bytes) const {
+BackwardParams BackwardKernels::params(const BackwardEntry& entry, const BackwardArgs& args,
+                                       char* base, int64_t* bytes) const {
   const Shape& shape = args.shape;
   BackwardParams p{};
   cuda::BackwardParams& common = p.common;
@@ -214,7 +217,7 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry, const Backwa
   return p;
 }
 
-int64_t BackwardLauncher::workspace(const Shape& shape) const {
+int64_t BackwardKernels::workspace(const Shape& shape) const {
   BackwardArgs args{};
   args.shape = shape;
   // The maximum over all kernels: no shape may need less than a smaller one.
@@ -227,24 +230,24 @@ int64_t BackwardLauncher::workspace(const Shape& shape) const {
   return most;
 }
 
-void BackwardLauncher::describe(const Shape& shape, flashattn_plan_properties* properties) const {
+std::string BackwardKernels::describe(const Shape& shape,
+                                      flashattn_plan_properties* properties) const {
   const Kernel& kernel = kernel_for(shape);
   describe_kernel(kernel.choice, kernel.choice.entry->stages, kernel.name, "wgmma", properties);
+  if (problem_.has_feature(FLASHATTN_FEATURE_DBIAS)) {
+    return "; a portable kernel computes the gradient of the bias";
+  }
   BackwardArgs args{};
   args.shape = shape;
   int64_t bytes = 0;
   const BackwardParams p = params(*kernel.choice.entry, args, nullptr, &bytes);
-  static constexpr const char* kWhy[2][2] = {
-      {"Hopper kernels; CTAs add to dq in any order",
-       "Hopper kernels, started early; CTAs add to dq in any order"},
-      {"Hopper kernels; CTAs add to dq in order, so that bits repeat",
-       "Hopper kernels, started early; CTAs add to dq in order, so that bits repeat"}};
-  properties->why = problem_.has_feature(FLASHATTN_FEATURE_DBIAS)
-                        ? "Hopper kernels; a portable kernel computes the gradient of the bias"
-                        : kWhy[ordered()][starts_early(*kernel.choice.entry, args, p)];
+  const bool early = starts_early(*kernel.choice.entry, args, p);
+  return std::string(early ? ", started early" : "") +
+         (ordered() ? "; CTAs add to dq in order, so that bits repeat"
+                    : "; CTAs add to dq in any order");
 }
 
-PrepareParams BackwardLauncher::preparation(const BackwardParams& p) const {
+PrepareParams BackwardKernels::preparation(const BackwardParams& p) const {
   const Shape& shape = p.common.args.shape;
   PrepareParams early{};
   early.common = p.common;
@@ -260,8 +263,8 @@ PrepareParams BackwardLauncher::preparation(const BackwardParams& p) const {
   return early;
 }
 
-int32_t BackwardLauncher::make_maps(const BackwardEntry& entry, BackwardParams* p,
-                                    PrepareParams* early) const {
+int32_t BackwardKernels::make_maps(const BackwardEntry& entry, BackwardParams* p,
+                                   PrepareParams* early) const {
   const BackwardArgs& args = p->common.args;
   const Shape& shape = args.shape;
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
@@ -302,8 +305,8 @@ int32_t BackwardLauncher::make_maps(const BackwardEntry& entry, BackwardParams* 
   return FLASHATTN_OK;
 }
 
-int32_t BackwardLauncher::prepare(const BackwardParams& p, const PrepareParams& early,
-                                  cudaStream_t stream) const {
+int32_t BackwardKernels::prepare(const BackwardParams& p, const PrepareParams& early,
+                                 cudaStream_t stream) const {
   cudaError_t error;
   if (p.prepared) {
     const PrepareKernel k = prepare_kernel(problem_.dtype, problem_.dim_v);
@@ -315,9 +318,8 @@ int32_t BackwardLauncher::prepare(const BackwardParams& p, const PrepareParams& 
   return status_of(error, "launching the preparation of the backward pass");
 }
 
-int32_t BackwardLauncher::run(const BackwardArgs& args, void* workspace,
-                              cudaStream_t stream) const {
-  if (const int32_t status = check_backward_arrays(problem_, args)) return status;
+int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
+                                cudaStream_t stream) const {
   const BackwardEntry& entry = *kernel_for(args.shape).choice.entry;
   int64_t bytes = 0;
   BackwardParams p = params(entry, args, static_cast<char*>(workspace), &bytes);
@@ -357,9 +359,7 @@ int32_t BackwardLauncher::run(const BackwardArgs& args, void* workspace,
           "launching the conversion of dq")) {
     return status;
   }
-  if (const int32_t status = dbias_.run(p.common, stream)) return status;
-  if (!args.dsink) return FLASHATTN_OK;
-  return status_of(launch_dsink(p.common, stream), "launching the gradient of the sink");
+  return dbias_.launch_with_dsink(p.common, stream);
 }
 
 }  // namespace flashattn::cuda::sm90

@@ -1,17 +1,16 @@
-#include "cuda/host/sm80_launcher.h"
+#include "cuda/host/sm80_fwd.h"
 
 #include <algorithm>
 #include <cinttypes>
 
 #include "core/arrays.h"
 #include "core/error.h"
+#include "cuda/host/sm80_bwd.h"
 #include "cuda/host/driver.h"
 #include "cuda/kernels/common/combine.h"
 
-namespace flashattn::cuda {
+namespace flashattn::cuda::sm80 {
 namespace {
-
-using sm80::Size;
 
 constexpr int32_t kInvariantKeys = 1024;  // of a part, with BATCH_INVARIANT
 constexpr int32_t kInvariantQueries = 16;
@@ -29,63 +28,54 @@ bool wants_modified(const Problem& p) {
           (p.has_feature(FLASHATTN_FEATURE_SINK) || p.has_op(FLASHATTN_OP_BACKWARD)));
 }
 
-const sm80::ForwardEntry* find(const Problem& p, Size size, int32_t shared_memory) {
-  return sm80::find(sm80::forward_table(), shared_memory, [&p, size](const sm80::ForwardEntry& e) {
+const ForwardEntry* find(const Problem& p, Size size, int32_t shared_memory) {
+  return find(forward_table(), shared_memory, [&p, size](const ForwardEntry& e) {
     return e.dtype == p.dtype && e.modified == wants_modified(p) && e.size == size &&
            e.dim_qk >= p.dim_qk && e.dim_v >= p.dim_v;
   });
 }
 
 // Whether every tile lies in one block of the block mask. Larger tiles visit much that is hidden.
-bool fits_blocks(const Problem& p, const sm80::ForwardEntry& e) {
+bool fits_blocks(const Problem& p, const ForwardEntry& e) {
   return !p.has_mask(FLASHATTN_MASK_BLOCKS) ||
          (p.block_q % e.tile_q == 0 && p.block_kv % e.tile_kv == 0);
 }
 
-std::string kernel_name(const sm80::ForwardEntry& e) {
+std::string kernel_name(const ForwardEntry& e) {
   return forward_name("sm80", e) + (e.modified ? "_modified" : "");
 }
 
 }  // namespace
 
-int32_t sm80_shared_bytes(const Problem& problem, int32_t shared_memory) {
-  const sm80::ForwardEntry* entry = find(problem, Size::kMedium, shared_memory);
+int32_t shared_bytes(const Problem& problem, int32_t shared_memory) {
+  const ForwardEntry* entry = find(problem, Size::kMedium, shared_memory);
   if (!entry || !problem.has_op(FLASHATTN_OP_BACKWARD)) return entry ? entry->shared_bytes : 0;
-  const int32_t backward = BackwardLauncher::shared_bytes(problem, shared_memory);
+  const int32_t backward = BackwardKernels::shared_bytes(problem, shared_memory);
   return backward == 0 ? 0 : std::max(entry->shared_bytes, backward);
 }
 
-bool sm80_has_code(int32_t device) {
-  return has_code(device, reinterpret_cast<const void*>(sm80::forward_table().entries[0]->kernel));
+bool has_code(int32_t device) {
+  return cuda::has_code(device, reinterpret_cast<const void*>(forward_table().entries[0]->kernel));
 }
 
-Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
-                           const PassedOver& passed_over)
+ForwardKernels::ForwardKernels(const Problem& problem, const Device& device)
     : problem_(problem),
-      device_(device.index),
       multiprocessors_(device.properties.multiprocessors),
       l2_bytes_(usable_l2_bytes(device.index)),
-      undecided_(passed_over.undecided + "; the shape decides, ask with one"),
-      starts_early_(false) {
-  const DeviceScope scope(device_);
-  throw_on(merge_split_waits(&starts_early_), "cudaFuncGetAttributes");
-  throw_on(load_split_kernels(problem), "cudaFuncGetAttributes");
+      merge_starts_early_(false) {
+  throw_on(merge_split_waits(&merge_starts_early_), "cudaFuncGetAttributes");
   const int32_t shared_memory = device.properties.shared_memory;
   const std::string slower = wants_modified(problem) && !is_modified(problem)
                                  ? "; fp32 as tf32, slower, which a sink or the backward pass needs"
                                  : "";
-  const auto make = [&](const sm80::ForwardEntry& entry, const char* why) {
-    Forward made{prepare(entry, multiprocessors_), kernel_name(entry), {}};
-    for (const std::string& reason : passed_over.forward) {
-      made.why.push_back(portable_for(reason) + slower + why);
-    }
-    return made;
+  const auto make = [&](const ForwardEntry& entry, const char* why) {
+    return Kernel{prepare(entry, multiprocessors_), kernel_name(entry), slower + why};
   };
   medium_ = make(*find(problem, Size::kMedium, shared_memory), "; 64 rows a CTA");
   // Tiles of another size round differently, and the choice would depend on the batch.
   const bool invariant = problem.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT;
-  const auto make_or = [&](const Forward& other, Size size, const char* why) {
-    const sm80::ForwardEntry* entry = find(problem, size, shared_memory);
+  const auto make_or = [&](const Kernel& other, Size size, const char* why) {
+    const ForwardEntry* entry = find(problem, size, shared_memory);
     const bool use = entry && entry->dim_qk == medium_.kernel.entry->dim_qk &&
                      entry->shared_bytes <= shared_memory && !invariant &&
                      fits_blocks(problem, *entry);
@@ -96,17 +86,14 @@ Sm80Launcher::Sm80Launcher(const Problem& problem, const Device& device,
   tiny_ = make_or(small_, Size::kTiny, "; the smallest CTAs: more than one wave");
   shallow_ = make_or(small_, Size::kShallowPipeline,
                      "; decode: 16 rows a CTA, whose warps share the keys");
-  deep_ = make_or(
-      shallow_, Size::kDeepPipeline,
-      "; decode: 16 rows a CTA, whose warps share the keys; a deep pipeline, for CTAs are few");
-  if (problem.has_op(FLASHATTN_OP_BACKWARD)) {
-    backward_.reset(new BackwardLauncher(problem, device, l2_bytes_, passed_over.backward));
-  }
-  context_.reset(new PlanContext(device_));
+  deep_ =
+      make_or(shallow_, Size::kDeepPipeline,
+              "; decode: 16 rows a CTA, whose warps share the keys; a deep pipeline, as CTAs are "
+              "few");
 }
 
-const Sm80Launcher::Forward& Sm80Launcher::choose(const Shape& shape) const {
-  const sm80::ForwardEntry &medium = *medium_.kernel.entry, &large = *large_.kernel.entry;
+const ForwardKernels::Kernel& ForwardKernels::choose(const Shape& shape) const {
+  const ForwardEntry &medium = *medium_.kernel.entry, &large = *large_.kernel.entry;
   const int64_t rows = static_cast<int64_t>(shape.seqlen_q) * problem_.q_heads_per_kv_head();
   if (rows <= small_.kernel.entry->tile_q) {
     // Enough bytes of K and V must be in flight, some 64 KB per multiprocessor on an H200, and the
@@ -125,18 +112,18 @@ const Sm80Launcher::Forward& Sm80Launcher::choose(const Shape& shape) const {
   return shape.seqlen_q > few && blocks >= multiprocessors_ ? large_ : medium_;
 }
 
-bool Sm80Launcher::has_lengths() const {
+bool ForwardKernels::has_lengths() const {
   return problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV) ||
          problem_.has_layout(FLASHATTN_LAYOUT_PAGED_KV);
 }
 
-bool Sm80Launcher::may_be_uneven(const Shape& shape) const {
+bool ForwardKernels::may_be_uneven(const Shape& shape) const {
   return shape.batch > 1 && has_lengths() &&
          4 * static_cast<int64_t>(shape.batch) * problem_.heads_kv > multiprocessors_;
 }
 
-ForwardParams Sm80Launcher::grid(const ReadyKernel<sm80::ForwardEntry>& choice,
-                                 const Shape& shape) const {
+ForwardParams ForwardKernels::grid(const ReadyKernel<ForwardEntry>& choice,
+                                   const Shape& shape) const {
   ForwardParams p{};
   p.problem = problem_;
   p.args.shape = shape;
@@ -193,13 +180,12 @@ ForwardParams Sm80Launcher::grid(const ReadyKernel<sm80::ForwardEntry>& choice,
   return p;
 }
 
-bool Sm80Launcher::fits_at_once(const Shape& shape) const {
-  const ReadyKernel<sm80::ForwardEntry>& kernel = choose(shape).kernel;
+bool ForwardKernels::is_one_wave(const Shape& shape) const {
+  const ReadyKernel<ForwardEntry>& kernel = choose(shape).kernel;
   return grid(kernel, shape).blocks() <= kernel.resident;
 }
 
-int64_t Sm80Launcher::workspace(uint32_t op, const Shape& shape) const {
-  if (op == FLASHATTN_OP_BACKWARD) return backward_->workspace(shape);
+int64_t ForwardKernels::workspace(const Shape& shape) const {
   // The most that this shape or a smaller one needs: fewer CTAs mean more parts. The parts never
   // exceed one wave (kUnevenRounds waves if sequences may be uneven), unless the caller or
   // BATCH_INVARIANT sets their number.
@@ -211,7 +197,7 @@ int64_t Sm80Launcher::workspace(uint32_t op, const Shape& shape) const {
     return p.parts > 1 ? WorkspaceCutter::bytes_for(rows * p.parts * row) : 0;
   }
   int64_t limit = 0;
-  for (const Forward* choice : {&deep_, &shallow_, &tiny_, &small_, &medium_, &large_}) {
+  for (const Kernel* choice : {&deep_, &shallow_, &tiny_, &small_, &medium_, &large_}) {
     const int64_t times = choice->kernel.entry->tile_q == 16 && has_lengths() ? kUnevenRounds : 1;
     limit = std::max(limit, times * choice->kernel.resident * choice->kernel.entry->tile_q * row);
   }
@@ -221,109 +207,34 @@ int64_t Sm80Launcher::workspace(uint32_t op, const Shape& shape) const {
                    std::min(limit, rows * ceil_div(shape.seqlen_kv, 2 * kSplitStep) * row));
 }
 
-void Sm80Launcher::describe(uint32_t op, const Shape& shape,
-                            flashattn_plan_properties* properties) const {
-  if (op == FLASHATTN_OP_BACKWARD) return describe_backward(0, properties);
-  describe_forward(shape, 0, properties);
-}
-
-void Sm80Launcher::describe_maxima(uint32_t op, const Shape& maxima,
-                                   flashattn_plan_properties* properties) const {
-  constexpr int32_t kMany = 4096;
-  Shape shape = maxima;
-  if (shape.batch == 0) shape.batch = multiprocessors_;
-  if (shape.seqlen_q == 0) shape.seqlen_q = kMany;
-  if (shape.seqlen_kv == 0) shape.seqlen_kv = kMany;
-  if (shape.total_q == 0) shape.total_q = static_cast<int64_t>(shape.batch) * shape.seqlen_q;
-  if (shape.total_kv == 0) shape.total_kv = static_cast<int64_t>(shape.batch) * shape.seqlen_kv;
-  describe(op, shape, properties);
-  if (op == FLASHATTN_OP_FORWARD) properties->why = undecided_.c_str();
-}
-
-void Sm80Launcher::describe_forward(const Shape& shape, size_t passed_over,
-                                    flashattn_plan_properties* properties) const {
-  const Forward& choice = choose(shape);
+std::string ForwardKernels::describe(const Shape& shape,
+                                     flashattn_plan_properties* properties) const {
+  const Kernel& choice = choose(shape);
   describe_kernel(choice.kernel, choice.kernel.entry->stages, choice.name, "mma.sync", properties);
   const ForwardParams p = grid(choice.kernel, shape);
   // Parts are multiples of split.step, so the longest sequence may have fewer than were asked for.
   properties->splits = part_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
-  properties->why = choice.why[passed_over].c_str();
+  return choice.why;
 }
 
-int32_t Sm80Launcher::check_arrays(const ForwardArgs& args) const {
-  const NamedTensor tensors[] = {{"q", args.inputs.q, problem_.dtype, true},
-                                 {"k", args.inputs.k, problem_.dtype, true},
-                                 {"v", args.inputs.v, problem_.dtype, true},
-                                 {"o", args.o, problem_.dtype_o}};
-  for (const NamedTensor& tensor : tensors) {
-    if (const int32_t status = check_alignment(tensor)) return status;
-  }
-  return FLASHATTN_OK;
-}
-
-int32_t Sm80Launcher::forward(const ForwardArgs& args, void* workspace, const Executor& on) const {
-  if (const int32_t status = check_current(device_, *context_)) return status;
-  if (const int32_t status = check_arrays(args)) return status;
-  const ReadyKernel<sm80::ForwardEntry>& choice = choose(args.shape).kernel;
+int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
+                               cudaStream_t stream) const {
+  const ReadyKernel<ForwardEntry>& choice = choose(args.shape).kernel;
   ForwardParams p = grid(choice, args.shape);
   p.args = args;
   if (p.parts > 1) {
-    if (const int32_t status = check_heads(args.shape.batch)) return status;
+    if (const int32_t status = check_grid(int64_t{args.shape.batch} * problem_.heads_q))
+      return status;
     const int64_t rows =
         static_cast<int64_t>(p.parts) * args.shape.batch * problem_.heads_q * p.partial_queries;
     p.partial_o = WorkspaceCutter(workspace).take<float>(rows * (problem_.dim_v + 2));
     p.partial_sums = reinterpret_cast<PartialSum*>(p.partial_o + rows * problem_.dim_v);
   }
-  const cudaStream_t queue = static_cast<cudaStream_t>(on.stream);
   const int32_t status =
-      launch(*choice.entry, p.blocks(), p, queue, "launching the forward kernel");
+      cuda::launch(*choice.entry, p.blocks(), p, stream, "launching the forward kernel");
   if (status != FLASHATTN_OK || p.parts <= 1) return status;
-  return status_of(launch_merge_split(p, starts_early_, queue),
+  return status_of(launch_merge_split(p, merge_starts_early_, stream),
                    "launching the merge of a split forward");
 }
 
-int32_t Sm80Launcher::backward(const BackwardArgs& args, void* workspace,
-                               const Executor& on) const {
-  if (const int32_t status = check_current(device_, *context_)) return status;
-  return backward_->run(args, workspace, static_cast<cudaStream_t>(on.stream));
-}
-
-int32_t Sm80Launcher::merge(const MergeArgs& args, const Executor& on) const {
-  if (const int32_t status = check_current(device_, *context_)) return status;
-  if (args.parts > kMaxMergeParts) {
-    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "parts",
-                "parts = %d is above %d, the limit on a GPU; merge in several steps", args.parts,
-                kMaxMergeParts);
-  }
-  MergeParams<kMaxMergeParts> p{};
-  const Rows rows = query_rows(problem_, args.shape);
-  p.o = args.o;
-  p.lse = args.lse;
-  p.lse_layout = row_layout(problem_, args.shape);
-  p.dtype = problem_.dtype_o;
-  p.dtype_part = args.dtype_part;
-  p.dim = problem_.dim_v;
-  p.heads = problem_.heads_q;
-  p.batch = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) ? 1 : args.shape.batch;
-  if (const int32_t status = check_heads(p.batch)) return status;
-  p.tokens = rows.tokens;
-  p.parts = args.parts;
-  p.vectors = is_aligned(args.o, problem_.dtype_o, 8);
-  for (int32_t n = 0; n < args.parts; ++n) {
-    p.part_o[n] = resolve_strides(args.part_o[n], rows, problem_.heads_q, problem_.dim_v);
-    p.part_lse[n] = args.part_lse[n];
-    p.vectors &= is_aligned(p.part_o[n], args.dtype_part, 4 * dtype_size(args.dtype_part));
-  }
-  return status_of(launch_merge(p, static_cast<cudaStream_t>(on.stream)),
-                   "launching the merge kernel");
-}
-
-int32_t Sm80Launcher::dropout_mask(const ForwardArgs& args, uint8_t* keep,
-                                   const Executor& on) const {
-  if (const int32_t status = check_current(device_, *context_)) return status;
-  if (const int32_t status = check_heads(args.shape.batch)) return status;
-  return status_of(launch_dropout_mask(problem_, args, keep, static_cast<cudaStream_t>(on.stream)),
-                   "launching the dropout mask kernel");
-}
-
-}  // namespace flashattn::cuda
+}  // namespace flashattn::cuda::sm80
