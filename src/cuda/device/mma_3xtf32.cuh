@@ -115,7 +115,7 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4, uint32_t> held_word(
 
 template <class T, int kPairs>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4, uint32_t> held_word(
-    const Pair<T> (&x)[kPairs][2], int k, int word) {
+    const PackedPair<T> (&x)[kPairs][2], int k, int word) {
   const float2 pair = x[k][word % 2].numbers();
   return __float_as_uint(word / 2 == 0 ? pair.x : pair.y);
 }

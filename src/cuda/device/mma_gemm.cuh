@@ -70,7 +70,7 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2, uint32_t> held_word(
 // The same of pairs of columns: rows g and g + 8.
 template <class T, int kPairs>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2, uint32_t> held_word(
-    const Pair<T> (&x)[kPairs][2], int k, int word) {
+    const PackedPair<T> (&x)[kPairs][2], int k, int word) {
   return x[2 * k + word / 2][word % 2].word;
 }
 

@@ -163,7 +163,7 @@ class BackwardBlock : BackwardScores<Config> {
     for (int n = 0; n < kTileQ / 8; ++n) {
 #pragma unroll
       for (int x = 0; x < kMmaM * 2; ++x) {
-        Pair<T>::of(0.0f, 0.0f).store_shared(pair_at(pairs_at(stage, 0), n, x / 2, x % 2));
+        PackedPair<T>::of(0.0f, 0.0f).store_shared(pair_at(pairs_at(stage, 0), n, x / 2, x % 2));
       }
     }
   }
@@ -253,7 +253,7 @@ class BackwardBlock : BackwardScores<Config> {
       } else {
 #pragma unroll
         for (int x = 0; x < kMmaM * 2; ++x) {
-          weights[x / 2][n][x % 2] = Pair<T>::load_shared(pair_at(from, n, x / 2, x % 2));
+          weights[x / 2][n][x % 2] = PackedPair<T>::load_shared(pair_at(from, n, x / 2, x % 2));
         }
       }
     };
@@ -266,7 +266,7 @@ class BackwardBlock : BackwardScores<Config> {
       for (int strip = 0; strip < kMmaM; ++strip) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const Pair<T> weight = weights[strip][n][half];
+          const PackedPair<T> weight = weights[strip][n][half];
           float2 p = weight.numbers();
           float x = dp[strip][n][half * 2], y = dp[strip][n][half * 2 + 1];
           if constexpr (kDropped) {
@@ -277,8 +277,8 @@ class BackwardBlock : BackwardScores<Config> {
             x -= row.x;
             y -= row.y;
           }
-          Pair<T>& ds = held[strip][n][half];
-          ds = Pair<T>::of(p.x * x, p.y * y);
+          PackedPair<T>& ds = held[strip][n][half];
+          ds = PackedPair<T>::of(p.x * x, p.y * y);
           if constexpr (kHidden) ds = ds.where(weight);
           ds.store_shared(pair_at(to, n, strip, half));
         }
@@ -367,11 +367,11 @@ class BackwardBlock : BackwardScores<Config> {
   // Of row x of the strips 32 sums, from group n on, as far as there are columns.
   __device__ __forceinline__ void store_columns(int x, int n, float factor, char* to,
                                                 int32_t columns) const {
-    Pair<T> pairs[4];
+    PackedPair<T> pairs[4];
 #pragma unroll
     for (int y = 0; y < 4; ++y) {
       const float* sums = &sum_[x / 2][n + y][x % 2 * 2];
-      pairs[y] = Pair<T>::of(sums[0] * factor, sums[1] * factor);
+      pairs[y] = PackedPair<T>::of(sums[0] * factor, sums[1] * factor);
     }
     store_quad(pairs, to, columns, lane_);
   }

@@ -64,7 +64,7 @@ class BackwardScores {
   static constexpr int kTileQ = Config::kTileQ, kHalves = Config::kHalves;
   using ScoreTile = typename Config::ScoreTile;
   using ScoreModKind = float[kMmaM][kSlice / 8][4];
-  using Held = Pair<T>[kMmaM][kSlice / 8][2];  // of queries, rows g and g + 8
+  using Held = PackedPair<T>[kMmaM][kSlice / 8][2];  // of queries, rows g and g + 8
 
   __device__ __forceinline__ BackwardScores(const BackwardParams& params, BackwardPlace& place,
                                             uint32_t shared)
@@ -162,8 +162,8 @@ class BackwardScores {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const float* x = &s[strip][n][half * 2];
-          held[strip][n][half] = Pair<T>::of(ptx::exp2(fmaf(x[0], factor, -row.x)),
-                                             ptx::exp2(fmaf(x[1], factor, -row.y)));
+          held[strip][n][half] = PackedPair<T>::of(ptx::exp2(fmaf(x[0], factor, -row.x)),
+                                                   ptx::exp2(fmaf(x[1], factor, -row.y)));
           held[strip][n][half].store_shared(pair_at(to, n, strip, half));
         }
       }
@@ -190,7 +190,7 @@ class BackwardScores {
 #pragma unroll
         for (int x = 0; x < kMmaM * 2; ++x) {
           float& score = s[x / 2][n][x % 2 * 2 + e];
-          score = relative(score, base, 1.0f);
+          score = subtract_base(score, base, 1.0f);
         }
       }
     }
@@ -286,8 +286,8 @@ class BackwardScores {
     }
     visit_scores([&](int strip, int n, int x) {
       if (x % 2 != 0) return;
-      held[strip][n][x / 2] = Pair<T>::of(s[strip][n][x], s[strip][n][x + 1]);
-      Pair<T>::of(addend[strip][n][x], addend[strip][n][x + 1])
+      held[strip][n][x / 2] = PackedPair<T>::of(s[strip][n][x], s[strip][n][x + 1]);
+      PackedPair<T>::of(addend[strip][n][x], addend[strip][n][x + 1])
           .store_shared(pair_at(to, n, strip, x / 2));
     });
   }

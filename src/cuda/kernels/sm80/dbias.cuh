@@ -138,7 +138,7 @@ class DbiasKernel {
       for (int n = 0; n < kTileKv / 8; ++n) {
 #pragma unroll
         for (int x = half * 2; x < half * 2 + 2; ++x) {
-          const float p = ptx::exp2(fmaf(relative(s[0][n][x], base, 1.0f), factor, -lse2));
+          const float p = ptx::exp2(fmaf(subtract_base(s[0][n][x], base, 1.0f), factor, -lse2));
           if (p != 0.0f) sum_[n][x] += p * (dp[0][n][x] - delta);
         }
       }

@@ -29,8 +29,8 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
   static constexpr int kMmaM = Config::kMmaM, kTileQ = Config::kTileQ;
   static constexpr int kTileKv = Config::kTileKv, kThreads = Config::kThreads;
   using ScoreModKind = float[kMmaM][kTileKv / 8][4];
-  using Tiles =
-      std::conditional_t<Config::kModified, BlockTiles<ForwardParams, kTileQ, kTileKv>, AllTiles>;
+  using Tiles = std::conditional_t<Config::kModified,
+                                   BlockSparseTiles<ForwardParams, kTileQ, kTileKv>, DenseTiles>;
 
  public:
   __device__ __forceinline__ ForwardBlock(const ForwardParams& params, uint32_t shared)
@@ -151,7 +151,7 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
       int32_t b, h, query;
       Lengths len;
     } const item{b_, first_head_, queries_.begin, sequence_.len};
-    return tiles_.up(item, tile, (keys_.end + kTileKv - 1) / kTileKv);
+    return tiles_.first_visible(item, tile, (keys_.end + kTileKv - 1) / kTileKv);
   }
 
   // For the next tile that load_keys is called for.

@@ -221,10 +221,10 @@ class Preparer {
     // Whole tiles are read.
     if (row < (sequence.len.q + tile_q - 1) / tile_q * tile_q) {
       const int64_t first_tile = (int64_t{h} * common_.args.shape.batch + b) * params_.tiles;
-      store_numbers(common_, sequence, first_tile * tile_q, first_tile, row, lse, dlse, sum);
+      store_lse_delta(common_, sequence, first_tile * tile_q, first_tile, row, lse, dlse, sum);
     }
-    const uint32_t far = __ballot_sync(~0u, is_far(lse));
-    RowBases<T>(common_, sequence, b, h).find(done.row, far, lse);
+    const uint32_t far = __ballot_sync(~0u, is_large_lse(lse));
+    LseRecompute<T>(common_, sequence, b, h).run(done.row, far, lse);
   }
 
   __device__ __forceinline__ void multiply(int panel, float (&upper)[2][4],

@@ -54,7 +54,7 @@ class BackwardScores : protected BackwardAhead<Config> {
         const volatile float* const bases = this->bases_at(place, count, part);
 #pragma unroll
         for (int i = 0; i < kPartQ / 2; ++i) {
-          s[i] = relative(s[i], bases[i / 4 * 8 + i % 2], factor);
+          s[i] = subtract_base(s[i], bases[i / 4 * 8 + i % 2], factor);
         }
       }
       // Here, or registers do not suffice.
@@ -227,7 +227,7 @@ class BackwardScores : protected BackwardAhead<Config> {
           for (int i = 0; i < 4 * kStep; ++i) x[i] = tanh_near_0(x[i]);
         } else {
 #pragma unroll
-          for (int i = 0; i < 4 * kStep; ++i) x[i] = soft_tanh(x[i], 1.0f);
+          for (int i = 0; i < 4 * kStep; ++i) x[i] = scaled_tanh(x[i], 1.0f);
         }
 #pragma unroll
         for (int i = 0; i < 4 * kStep; ++i) change[i] = fmaf(-x[i], x[i], 1.0f);
@@ -255,7 +255,7 @@ class BackwardScores : protected BackwardAhead<Config> {
 #pragma unroll
         for (int i = 0; i < 4 * kStep; ++i) {
           const float2 own = ptx::load_shared_pair(lse + (n + i / 4) * 32);
-          x[i] = fmaf(relative(x[i], bases[i / 4 * 8 + i % 2], 1.0f), kWideUnit,
+          x[i] = fmaf(subtract_base(x[i], bases[i / 4 * 8 + i % 2], 1.0f), kWideUnit,
                       -(i % 2 == 0 ? own.x : own.y));
         }
       }

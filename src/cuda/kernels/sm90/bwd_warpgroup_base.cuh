@@ -271,11 +271,11 @@ class BackwardGroup {
       const int32_t columns = key < target.keys ? dim : 0;
 #pragma unroll
       for (int n = 0; n < kDim / 32; ++n) {
-        Pair<T> pairs[4];
+        PackedPair<T> pairs[4];
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
           const int i = (4 * n + w) * 4 + 2 * half;
-          pairs[w] = Pair<T>::of(sums(i) * factor, sums(i + 1) * factor);
+          pairs[w] = PackedPair<T>::of(sums(i) * factor, sums(i + 1) * factor);
         }
         store_quad(pairs, to + n * 64, columns - n * 32, lane());
       }

@@ -179,12 +179,12 @@ class DqConverter {
       const int32_t column = (kTileQ == 64 ? n : n % 2) * 32;
 #pragma unroll
       for (int i = 0; i < kHalves; ++i) {
-        Pair<T> upper[4], lower[4];
+        PackedPair<T> upper[4], lower[4];
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
           const float4& y = x[i * 4 + w];
-          upper[w] = Pair<T>::of(y.x * scale, y.y * scale);
-          lower[w] = Pair<T>::of(y.z * scale, y.w * scale);
+          upper[w] = PackedPair<T>::of(y.x * scale, y.y * scale);
+          lower[w] = PackedPair<T>::of(y.z * scale, y.w * scale);
         }
         store(sums, row, column + i * 32, upper);
         store(sums, row + 8, column + i * 32, lower);
@@ -194,7 +194,7 @@ class DqConverter {
 
   // To a row of the tile 32 columns, by a quad of lanes.
   __device__ __forceinline__ void store(const volatile DqSums& sums, int32_t row, int32_t column,
-                                        const Pair<T> (&pairs)[4]) const {
+                                        const PackedPair<T> (&pairs)[4]) const {
     char* to = sums.to + row * params_.common.args.dq.stride_seq * 2 + column * 2;
     const int32_t columns = row < sums.rows ? params_.common.problem.dim_qk - column : 0;
     store_quad(pairs, to, columns, lane());

@@ -77,7 +77,7 @@ class Consumer : Softmax<Config> {
   }
 
   __device__ __forceinline__ void work() {
-    tiles_.start();
+    tiles_.reset();
     // Read at once: one by one each would be waited for.
     const int32_t begin = item().begin, first = strip().begin, end = strip().end;
     const int32_t full = max(strip().full_begin, first);
@@ -101,11 +101,11 @@ class Consumer : Softmax<Config> {
         --n;
       } else {
         for (; n >= end; --n) pass(n, true);
-        n = tiles_.down(item(), n, first);
+        n = tiles_.last_visible(item(), n, first);
         start(n--, place_, lower);
       }
 #pragma unroll 1
-      for (; (n = tiles_.down(item(), n, fast)) >= fast; --n) step<Way::kSafe>(s_, n);
+      for (; (n = tiles_.last_visible(item(), n, fast)) >= fast; --n) step<Way::kSafe>(s_, n);
       if constexpr (!Config::kSafe) {
         for (int half = 0; half < 2; ++half) reference_[half] = base(half);  // they stay
         n = fast_steps(n, full);

@@ -96,8 +96,8 @@ class Planner {
     int32_t begin = item.begin, end = item.end;
     if (begin < end) {
       Tiles<Config> tiles(params_);
-      end = tiles.down(item, end - 1, begin) + 1;
-      begin = end <= begin ? end : tiles.up(item, begin, end);
+      end = tiles.last_visible(item, end - 1, begin) + 1;
+      begin = end <= begin ? end : tiles.first_visible(item, begin, end);
     }
     __syncwarp();
     if (!leader_) return;
@@ -247,7 +247,7 @@ class Loader {
       }
       const PipelineState<Config::kStages> values = stage_;
       stage_.advance();
-      const int32_t after = tiles.down(item, n - 1, begin);
+      const int32_t after = tiles.last_visible(item, n - 1, begin);
       const Boxes boxes_after = look_up(keys, after);
       if (after >= begin && loads_keys_) {
         load_keys<Config::kPanelsQk>(params_.k, k_, control_.k_full, control_.k_empty, stage_, keys,

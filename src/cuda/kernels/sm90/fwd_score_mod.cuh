@@ -118,7 +118,7 @@ class TileScores : protected TileOutput<Config> {
   template <int kCount>
   __device__ __forceinline__ void cap_scores(float (&s)[kCount]) const {
     const Softcap& cap = params_.cap;
-    if (__all_sync(~0u, !(largest_of(s) >= cap.limit))) {
+    if (__all_sync(~0u, !(max_abs(s) >= cap.limit))) {
       const float factor[3] = {cap.factor[0] / kUnit, cap.factor[1] / kUnit, cap.factor[2] / kUnit};
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
@@ -128,7 +128,7 @@ class TileScores : protected TileOutput<Config> {
     } else {
       const float outer = params_.problem.softcap * (kLog2E / kUnit);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) s[i] = soft_tanh(s[i], cap.inner, outer);
+      for (int i = 0; i < kCount; ++i) s[i] = scaled_tanh(s[i], cap.inner, outer);
     }
   }
 

@@ -159,7 +159,7 @@ class Softmax : protected TileScores<Config> {
   // the warp.
   __device__ __forceinline__ void weigh_capped() {
     const Softcap& cap = params_.cap;
-    if (__all_sync(~0u, !(largest_of(s_) >= cap.short_limit))) {
+    if (__all_sync(~0u, !(max_abs(s_) >= cap.short_limit))) {
       weigh(s_, [&](float x, int i) {
         return fmaf(x, fmaf(cap.short_factor[1], x * x, cap.short_factor[0]),
                     -reference_[i / 2 % 2]);
