@@ -22,6 +22,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build"
 LOGS = BUILD / "test"
 ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx")
+# Tests of bindings that compile a language's packages first.
+OTHER_LANGUAGES = ("test_julia", "test_rust")
 # For pytest: most of a test is one thread's work, on the emulator, too, which has several.
 SIDE_BY_SIDE = ("-n", str(min(os.cpu_count() or 1, 8)))
 
@@ -90,8 +92,8 @@ class Run:
         """The C and C++ tests of a build."""
         results = folder / "meson-logs" / "testlog.json"
         results.unlink(missing_ok=True)
-        self.call(["meson", "test", "-C", str(folder), "--no-rebuild", "--print-errorlogs"], env,
-                  check=False)
+        self.call(["meson", "test", "-C", str(folder), "--no-rebuild", "--print-errorlogs",
+                   "--no-suite", "python"], env, check=False)
         if not results.exists():
             raise Failed("meson test gave no results")
         tests = [json.loads(line) for line in results.read_text().splitlines()]
@@ -142,6 +144,25 @@ class Run:
         self.call(["ninja", "-C", str(folder), f"emulated_amx_on_{isa}"])
         library = folder / "tests" / "amx" / f"libflashattn_amx_on_{isa}.so"
         return {**env, "FLASHATTN_LIBRARY": str(library), "FLASHATTN_CPU_ISA": isa}
+
+
+def style(run: Run) -> Count:
+    """Checks of the sources count as one test, and as one for each that fails: they are no tests of
+    the library."""
+    count = run.pytest("tests/test_style.py", env=run.library(release(run)))
+    return Count(1 if count.passed and not count.failed else 0, count.failed, 0)
+
+
+def quick(run: Run) -> Count:
+    """Two minutes, between two edits: the C and C++ tests, the smoke tests of the numerics on this
+    processor's best instruction set, and Python."""
+    folder = release(run)
+    env = run.library(folder)
+    count = run.meson_test(folder)
+    count += run.numerics("-m", "smoke", *SIDE_BY_SIDE, env=env)
+    python = [str(path) for path in sorted((ROOT / "tests" / "bindings").glob("test_*.py"))
+              if path.stem not in OTHER_LANGUAGES]
+    return count + run.pytest(*python, *SIDE_BY_SIDE, env=env)
 
 
 def release(run: Run) -> pathlib.Path:
@@ -313,7 +334,7 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
                 "tensors": python("tests/bindings/test_gpu_arrays.py",
                                   "tests/bindings/test_gpu_torch.py")}
     table: Dict[str, Callable[[], Count]] = {
-        "style": python("tests/test_style.py"),
+        "style": lambda: style(run),
         "run": python("tests/test_run.py", "tests/test_bench.py"),
         "c": lambda: run.meson_test(release(run)),
         "bindings": python("tests/bindings"),
@@ -341,7 +362,8 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./run test", description=__doc__)
-    parser.add_argument("suite", nargs="*", help="only these; numerics stands for all numerics-*")
+    parser.add_argument("suite", nargs="*", help="only these; numerics stands for all numerics-*; "
+                        "quick: a choice of two minutes, for the inner loop")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--cuda", action="store_true", help="compile the GPU kernels, too")
     parser.add_argument("--list", action="store_true", help="names the suites")
@@ -354,7 +376,9 @@ def main() -> int:
     seed = arguments.random_seed or secrets.randbelow(1 << 32) + (1 << 20)
     run = Run(arguments.device, seed)
     table = suites(run, arguments.cuda)
-    if arguments.suite:
+    if arguments.suite == ["quick"] and arguments.device == "cpu":
+        table = {"style": table["style"], "quick": lambda: quick(run)}
+    elif arguments.suite:
         def chosen(name: str, suite: str) -> bool:
             return name == suite or name.startswith(suite + "-")
 
