@@ -153,6 +153,16 @@ def style(run: Run) -> Count:
     return Count(1 if count.passed and not count.failed else 0, count.failed, 0)
 
 
+def mutations(run: Run) -> Count:
+    """Wrong formulas in the tests' own reference are noticed: see tests/mutations.py."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    names = importlib.import_module("mutations").MUTATIONS
+    env = run.library(release(run))
+    passed = sum(run.call([sys.executable, str(ROOT / "tests" / "mutations.py"), name], env,
+                          check=False) == 0 for name in names)
+    return Count(passed, len(names) - passed)
+
+
 def quick(run: Run) -> Count:
     """Two minutes, between two edits: the C and C++ tests, the smoke tests of the numerics on this
     processor's best instruction set, and Python."""
@@ -344,6 +354,7 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
     }
     for isa in ISAS:
         table[f"numerics-{isa}"] = lambda isa=isa: numerics(run, isa)  # type: ignore[misc]
+    table["mutations"] = lambda: mutations(run)
     table["asan"] = lambda: asan(run)
     table["tsan"] = lambda: tsan(run)
     table["fuzz"] = lambda: fuzz(run)
