@@ -42,11 +42,16 @@ Residency make_ready(const void* kernel, int32_t threads, int32_t shared_bytes,
   return {attributes.numRegs, std::max(blocks, 1) * multiprocessors};
 }
 
-bool has_code(int32_t device, const void* kernel) {
+bool CodeCheck::has_code(int32_t device, const void* kernel) {
+  std::atomic<int8_t>& known = known_[device];
+  if (const int8_t answer = known.load(std::memory_order_relaxed)) return answer > 0;
   const DeviceScope scope(device);
   cudaFuncAttributes attributes;
   const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
-  if (error == cudaSuccess) return true;
+  if (error == cudaSuccess) {
+    known = 1;
+    return true;
+  }
   cudaGetLastError();
   switch (error) {
     case cudaErrorNoKernelImageForDevice:
@@ -55,7 +60,7 @@ bool has_code(int32_t device, const void* kernel) {
     case cudaErrorInvalidPtx:
     case cudaErrorUnsupportedPtxVersion:
     case cudaErrorJitCompilerNotFound:
-    case cudaErrorJitCompilationDisabled: return false;
+    case cudaErrorJitCompilationDisabled: known = -1; return false;
     default: return true;
   }
 }

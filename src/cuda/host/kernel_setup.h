@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <string>
 
 #include "core/problem.h"
@@ -53,9 +54,16 @@ void describe_kernel(const ReadyKernel<Entry>& choice, int32_t stages, const std
   properties->isa = isa;
 }
 
-// Whether the driver finds code of the kernel that the device can run. Also true if something else
-// is wrong: creating the plan reports that. Throws Refused.
-bool has_code(int32_t device, const void* kernel);
+// Whether the driver finds code of a kernel that a device can run. The driver is asked once for
+// each device. Also true if something else is wrong: creating the plan reports that, and the next
+// plan asks again. Throws Refused.
+class CodeCheck {
+ public:
+  bool has_code(int32_t device, const void* kernel);
+
+ private:
+  std::atomic<int8_t> known_[kMaxDevices] = {};  // 1: yes, -1: no
+};
 
 // Bytes of the L2 cache that the L2 swizzle may fill: half of the cache, which consists of two
 // partitions, and at most 25 MB, measured to be best on an H200 (which reports 60 MB).

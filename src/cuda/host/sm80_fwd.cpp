@@ -55,7 +55,8 @@ int32_t shared_bytes(const Problem& problem, int32_t shared_memory) {
 }
 
 bool has_code(int32_t device) {
-  return cuda::has_code(device, reinterpret_cast<const void*>(forward_table().entries[0]->kernel));
+  static CodeCheck check;
+  return check.has_code(device, reinterpret_cast<const void*>(forward_table().entries[0]->kernel));
 }
 
 ForwardKernels::ForwardKernels(const Problem& problem, const Device& device)

@@ -236,7 +236,8 @@ int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
 }
 
 bool has_code(int32_t device) {
-  return cuda::has_code(device, reinterpret_cast<const void*>(forward_table().entries[0]->kernel));
+  static CodeCheck check;
+  return check.has_code(device, reinterpret_cast<const void*>(forward_table().entries[0]->kernel));
 }
 
 bool takes_dims(const Problem& problem) {
