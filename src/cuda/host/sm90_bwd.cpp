@@ -85,7 +85,7 @@ BackwardKernels::Kernel BackwardKernels::make(const BackwardEntry* entry) const 
   if (!entry) return {};
   throw_on(preload(entry->convert_dq), "cudaFuncGetAttributes");
   if (entry->starts_early) {
-    const PrepareKernel early = prepare_kernel(problem_.dtype, problem_.dim_v);
+    const BwdPreprocessKernel early = bwd_preprocess_kernel(problem_.dtype, problem_.dim_v);
     make_ready(reinterpret_cast<const void*>(early.kernel), early.threads, early.shared_bytes,
                multiprocessors_);
   }
@@ -111,10 +111,10 @@ const char* BackwardKernels::declines(const Shape& shape, const BackwardRow*) co
   const ScoreModKind scores = main_.choice.entry->scores;
   if (scores != ScoreModKind::kRuntime && scores != ScoreModKind::kDropout) return nullptr;
   const int64_t tiles = ceil_div(shape.seqlen_q, main_.choice.entry->tile_q);
-  const bool fits = tiles < kMostAnyTiles &&
-                    problem_.q_heads_per_kv_head() < INT32_MAX / kMostAnyTiles &&
+  const bool fits = tiles < kMaxRuntimeTiles &&
+                    problem_.q_heads_per_kv_head() < INT32_MAX / kMaxRuntimeTiles &&
                     (!problem_.has_mask(FLASHATTN_MASK_BLOCKS) ||
-                     tiles * problem_.q_heads_per_kv_head() <= kMostBlockTiles);
+                     tiles * problem_.q_heads_per_kv_head() <= kMaxBlockMaskTiles);
   return fits ? nullptr
               : "too many queries for the Hopper kernel with biases, dropout or block masks";
 }
@@ -133,7 +133,7 @@ bool BackwardKernels::starts_early(const BackwardEntry& entry, const BackwardArg
   const bool dealt_out = p.common.arrived_count > 0;
   if (dealt_out && heads * kManyMultiprocessors < int64_t{multiprocessors_} * kManyHeads)
     return false;
-  return heads * p.sequence_tiles * entry.tile_q <= INT32_MAX / 2 && copies_strides(args.o);
+  return heads * p.max_q_tiles * entry.tile_q <= INT32_MAX / 2 && copies_strides(args.o);
 }
 
 BackwardParams BackwardKernels::params(const BackwardEntry& entry, const BackwardArgs& args,
@@ -150,15 +150,15 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   common.dq_parts = entry.blocks;
   common.ordered = ordered();
   common.q_heads_per_kv_head = problem_.q_heads_per_kv_head();
-  p.sequence_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, entry.tile_q));
-  p.head_tiles = static_cast<int32_t>(common.head_tiles(entry.tile_q));
+  p.max_q_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, entry.tile_q));
+  p.head_q_tiles = static_cast<int32_t>(common.head_tiles(entry.tile_q));
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   const bool varlen_kv = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
   p.q_has_tail = varlen_q || args.inputs.lens_q != nullptr;
   p.kv_has_tail = varlen_kv || args.inputs.lens_kv != nullptr;
   const bool capped = problem_.softcap != 0;
-  p.to_cap = capped ? problem_.scale / problem_.softcap : 0.0f;
-  p.factor = (capped ? problem_.softcap : problem_.scale) * kLog2E;
+  p.softcap_inner = capped ? problem_.scale / problem_.softcap : 0.0f;
+  p.score_scale = (capped ? problem_.softcap : problem_.scale) * kLog2E;
   // Bytes of Q and dO of a KV head. Few heads at a time, so that Q, dO and dQ stay in L2.
   const int64_t head_bytes =
       std::max<int64_t>(static_cast<int64_t>(shape.seqlen_q) * problem_.q_heads_per_kv_head() *
@@ -173,13 +173,13 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   const int32_t workers = multiprocessors_ / entry.blocks;
   p.swizzle = L2Swizzle::of(kv_heads, key_tiles, fitting, L2Swizzle::even_end(workers, key_tiles));
   p.q_swizzle =
-      p.swizzle.with_tiles(static_cast<int64_t>(p.sequence_tiles) * problem_.q_heads_per_kv_head());
+      p.swizzle.with_tiles(static_cast<int64_t>(p.max_q_tiles) * problem_.q_heads_per_kv_head());
   const int32_t items = p.swizzle.count();
   // No stream-K if KV tiles differ in length (short ones even out the end), in order (partials
   // would wait for each other: -10 %), or with GQA (Q, dO and dQ at work exceed L2: -7 %).
   const bool even = problem_.mask == 0 && !varlen_q && !varlen_kv && !ordered() &&
                     problem_.q_heads_per_kv_head() == 1 && entry.partial_bytes > 0;
-  p.stream_k = even ? StreamK::of(items, p.sequence_tiles, workers, kPartialCost, kLeastSaved)
+  p.stream_k = even ? StreamK::of(items, p.max_q_tiles, workers, kPartialCost, kLeastSaved)
                     : StreamK::unsplit(items);
   // Early keys first, as they take longest under a causal mask; in order, late keys first, because
   // early ones wait for them.
@@ -201,17 +201,17 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   if (ordered()) common.dq_first = workspace.take<int32_t>(rows / entry.tile_q);
   if (even) {
     // At least as many as any smaller shape needs.
-    const int64_t steps = ceil_div(static_cast<int64_t>(items) * p.sequence_tiles, kPartialCost);
+    const int64_t steps = ceil_div(static_cast<int64_t>(items) * p.max_q_tiles, kPartialCost);
     const int64_t most = std::min<int64_t>(workers, steps) * entry.blocks;
     common.arrived_count = static_cast<int32_t>(most * entry.consumers);
     common.arrived = workspace.take<int32_t>(common.arrived_count);
     p.partials = workspace.take<float>(2 * most * entry.partial_bytes / 4);
   }
-  Preparation* const prepared = workspace.take<Preparation>(1);
+  PreprocessProgress* const progress = workspace.take<PreprocessProgress>(1);
   const bool early = starts_early(entry, args, p);
-  if (early) p.prepared = prepared;
+  if (early) p.preprocess = progress;
   // In order, or with an early start, no work item may be reserved for a CTA that has not started.
-  p.dealt = ordered() || early ? 0 : std::min(p.stream_k.work_items, workers);
+  p.static_work_items = ordered() || early ? 0 : std::min(p.stream_k.work_items, workers);
   common.dout = rounded_dout(problem_, args, &workspace);
   *bytes = workspace.bytes();
   return p;
@@ -247,24 +247,24 @@ std::string BackwardKernels::describe(const Shape& shape,
                     : "; CTAs add to dq in any order");
 }
 
-PrepareParams BackwardKernels::preparation(const BackwardParams& p) const {
+BwdPreprocessParams BackwardKernels::preparation(const BackwardParams& p) const {
   const Shape& shape = p.common.args.shape;
-  PrepareParams early{};
+  BwdPreprocessParams early{};
   early.common = p.common;
-  early.tiles = p.sequence_tiles;
-  early.boxes =
-      FastDivmod::of(static_cast<int32_t>(ceil_div(p.sequence_tiles * p.common.tile_q, kBoxRows)));
+  early.max_q_tiles = p.max_q_tiles;
+  early.head_boxes =
+      FastDivmod::of(static_cast<int32_t>(ceil_div(p.max_q_tiles * p.common.tile_q, kBoxRows)));
   early.heads_q = FastDivmod::of(problem_.heads_q);
   early.heads = shape.batch * problem_.heads_q;
   early.first_heads = static_cast<int32_t>(first_heads(p.swizzle));
-  early.preparers = std::clamp(multiprocessors_ / kPreparer, 1, kMostPreparers);
-  early.prepared = p.prepared;
-  early.stamp = p.stamp;
+  early.tail_ctas = std::clamp(multiprocessors_ / kPreparer, 1, kMaxPreprocessTailCtas);
+  early.progress = p.preprocess;
+  early.stamp = p.preprocess_stamp;
   return early;
 }
 
 int32_t BackwardKernels::make_maps(const BackwardEntry& entry, BackwardParams* p,
-                                   PrepareParams* early) const {
+                                   BwdPreprocessParams* early) const {
   const BackwardArgs& args = p->common.args;
   const Shape& shape = args.shape;
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
@@ -295,7 +295,7 @@ int32_t BackwardKernels::make_maps(const BackwardEntry& entry, BackwardParams* p
       {p->common.dout, "dout", &early->dout, queries(dim_v, kBoxRows)},
   };
   constexpr int kOfPreparation = 2;
-  const auto* const end = std::end(table) - (p->prepared ? 0 : kOfPreparation);
+  const auto* const end = std::end(table) - (p->preprocess ? 0 : kOfPreparation);
   for (const auto* row = table; row != end; ++row) {
     if (const int32_t status =
             make_tensor_map(row->tensor, problem_.dtype, row->shape, row->name, row->map)) {
@@ -305,11 +305,11 @@ int32_t BackwardKernels::make_maps(const BackwardEntry& entry, BackwardParams* p
   return FLASHATTN_OK;
 }
 
-int32_t BackwardKernels::prepare(const BackwardParams& p, const PrepareParams& early,
+int32_t BackwardKernels::prepare(const BackwardParams& p, const BwdPreprocessParams& early,
                                  cudaStream_t stream) const {
   cudaError_t error;
-  if (p.prepared) {
-    const PrepareKernel k = prepare_kernel(problem_.dtype, problem_.dim_v);
+  if (p.preprocess) {
+    const BwdPreprocessKernel k = bwd_preprocess_kernel(problem_.dtype, problem_.dim_v);
     error = launch_pdl(k.kernel, dim3(static_cast<unsigned>(multiprocessors_)), k.threads,
                        k.shared_bytes, early, stream);
   } else {
@@ -325,7 +325,7 @@ int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
   BackwardParams p = params(entry, args, static_cast<char*>(workspace), &bytes);
   p.common.far_stamp = new_stamp();
   const int64_t query_tiles =
-      static_cast<int64_t>(args.shape.batch) * problem_.heads_q * p.sequence_tiles;
+      static_cast<int64_t>(args.shape.batch) * problem_.heads_q * p.max_q_tiles;
   const int64_t places = p.common.head_tiles(entry.tile_q) * problem_.heads_q;
   const int64_t key_tiles = ceil_div(args.shape.seqlen_kv, entry.tile_kv) * p.common.kv_heads();
   if (const int64_t most = std::max({key_tiles, query_tiles, places}); most > INT32_MAX / 2) {
@@ -335,10 +335,10 @@ int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
                 args.shape.batch, problem_.heads_q, args.shape.seqlen_q, args.shape.seqlen_kv,
                 most);
   }
-  PrepareParams early{};
-  if (p.prepared) {
-    p.stamp = new_stamp();
-    p.common.stamp = &p.prepared->ready;
+  BwdPreprocessParams early{};
+  if (p.preprocess) {
+    p.preprocess_stamp = new_stamp();
+    p.common.stamp = &p.preprocess->ready;
     early = preparation(p);
   }
   if (const int32_t status = make_maps(entry, &p, &early)) return status;
@@ -352,7 +352,8 @@ int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
                                        "launching the backward kernel")) {
     return status;
   }
-  const int64_t converters = int64_t{multiprocessors_} * (kConverters / entry.convert_threads);
+  const int64_t converters =
+      int64_t{multiprocessors_} * (kPostprocessThreadsPerSm / entry.convert_threads);
   const dim3 convert_blocks(static_cast<unsigned>(std::min(query_tiles, converters)));
   if (const int32_t status = status_of(
           launch_pdl(entry.convert_dq, convert_blocks, entry.convert_threads, 0, p.common, stream),

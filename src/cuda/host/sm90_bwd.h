@@ -42,9 +42,9 @@ class BackwardKernels final : public BackwardRow {
   BackwardParams params(const BackwardEntry& entry, const BackwardArgs& args, char* base,
                         int64_t* bytes) const;
   // The parameters of the preprocessing for a kernel that starts early, except tensor maps.
-  PrepareParams preparation(const BackwardParams& p) const;
-  int32_t make_maps(const BackwardEntry& entry, BackwardParams* p, PrepareParams* early) const;
-  int32_t prepare(const BackwardParams& p, const PrepareParams& early, cudaStream_t stream) const;
+  BwdPreprocessParams preparation(const BackwardParams& p) const;
+  int32_t make_maps(const BackwardEntry& entry, BackwardParams* p, BwdPreprocessParams* early) const;
+  int32_t prepare(const BackwardParams& p, const BwdPreprocessParams& early, cudaStream_t stream) const;
 
   const Problem problem_;
   const int32_t multiprocessors_;

@@ -39,8 +39,8 @@ namespace flashattn::cuda::sm90 {
 
 // Of the block, or of both that share items.
 template <class Config>
-__device__ __forceinline__ void sync_blocks() {
-  if constexpr (Config::kPair) {
+__device__ __forceinline__ void sync_cluster() {
+  if constexpr (Config::kTwoCta) {
     ptx::cluster_arrive();
     ptx::cluster_wait();
   } else {
@@ -50,55 +50,56 @@ __device__ __forceinline__ void sync_blocks() {
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    backward_kernel(const __grid_constant__ BackwardParams params) {
-  static_assert(kBackwardSharedBytes<Config> <= kMostSharedBytes, "one block a multiprocessor");
+    bwd_kernel(const __grid_constant__ BackwardParams params) {
+  static_assert(kBwdSharedBytes<Config> <= kMaxSharedBytes, "one block a multiprocessor");
   char* const shared = ptx::dynamic_shared();
-  BackwardControl<Config>& control =
-      *reinterpret_cast<BackwardControl<Config>*>(shared + Config::kMainBytes);
+  BwdSharedStorage<Config>& storage =
+      *reinterpret_cast<BwdSharedStorage<Config>*>(shared + Config::kMainBytes);
   // Uniform, so that descriptors live in uniform registers.
   const int32_t warpgroup =
       (__any_sync(~0u, threadIdx.x & 128) ? 1 : 0) + (__any_sync(~0u, threadIdx.x & 256) ? 2 : 0);
   if (threadIdx.x == 0) {
-    init_barriers<Config>(control);
+    init_barriers<Config>(storage);
     for (const CUtensorMap* map : {&params.q, &params.dout, &params.k, &params.v}) {
       ptx::tma_prefetch(map);
     }
   }
-  sync_blocks<Config>();
+  sync_cluster<Config>();
   ptx::griddep_launch_dependents();
-  if (!Config::kStartsEarly || !params.prepared) ptx::griddep_wait();
+  if (!Config::kOverlapPreprocess || !params.preprocess) ptx::griddep_wait();
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     const int32_t warp = threadIdx.x / 32;
-    if (!(Config::kAny && warp == 1) && !ptx::elect()) return;
+    if (!(Config::kIsRuntime && warp == 1) && !ptx::elect()) return;
     const uint32_t start = ptx::shared_address(shared);
-    if (warp == 0) BackwardLoader<Config>(params, start, control).run();
+    if (warp == 0) BwdProducer<Config>(params, start, storage).run();
     if (warp == 1) {
-      plan(params, control);
+      scheduler_warp(params, storage);
       ptx::griddep_wait();  // who waits for this kernel waits for that one, too
     }
-    if (warp >= 2) DqAdder<Config>(params, start, control).run();
-  } else if constexpr (Config::kLong) {
+    if (warp >= 2) DqReducer<Config>(params, start, storage).run();
+  } else if constexpr (Config::kConsumersComputeDq) {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    LongConsumer<Config>(params, ptx::shared_address(shared), control, warpgroup - 1).run();
+    BwdTwoWarpgroupMainloop<Config>(params, ptx::shared_address(shared), storage, warpgroup - 1)
+        .run();
   } else if (warpgroup == 1 + Config::kConsumers) {
     ptx::setmaxnreg_dec<Config::kDqRegisters>();
-    DqGroup<Config>(params, ptx::shared_address(shared), control).run();
-  } else if constexpr (Config::kWide) {
+    DqMmaWarpgroup<Config>(params, ptx::shared_address(shared), storage).run();
+  } else if constexpr (Config::kSplitRoles) {
     if (warpgroup == 1) {
-      ptx::setmaxnreg_inc<Config::kFirstRegisters>();
-      WideConsumer<Config, false>(params, ptx::shared_address(shared), control).run();
+      ptx::setmaxnreg_inc<Config::kSoftmaxRegisters>();
+      BwdLargeHeadMainloop<Config, false>(params, ptx::shared_address(shared), storage).run();
     } else {
       ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-      WideConsumer<Config, true>(params, ptx::shared_address(shared), control).run();
+      BwdLargeHeadMainloop<Config, true>(params, ptx::shared_address(shared), storage).run();
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
     // The same code for both: caches of instructions are small.
-    BackwardConsumer<Config>(params, ptx::shared_address(shared), control, warpgroup - 1).run();
+    BwdMainloop<Config>(params, ptx::shared_address(shared), storage, warpgroup - 1).run();
   }
   // Nobody arrives at a block that has ended.
-  if constexpr (Config::kPair) sync_blocks<Config>();
+  if constexpr (Config::kTwoCta) sync_cluster<Config>();
 }
 
 }  // namespace flashattn::cuda::sm90

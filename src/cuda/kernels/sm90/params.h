@@ -22,15 +22,15 @@ enum class ScoreModKind : int32_t {
   kRuntime,  // chosen at run time: dense bias, block mask, any combination; forward: scale < 0
 };
 
-// Tiles of queries that a backward kernel for any scores can number, and those of the heads of a
-// group of which it remembers what a block mask leaves.
-constexpr int32_t kMostAnyTiles = 1 << 20, kMostBlockTiles = 512;
+// Limits of the run-time backward kernel: Q tiles of a head; with a block mask, Q tiles of all
+// heads of a GQA group.
+constexpr int32_t kMaxRuntimeTiles = 1 << 20, kMaxBlockMaskTiles = 512;
 
-// Threads of a multiprocessor that convert dQ.
-constexpr int32_t kConverters = 1024;
+// Threads per multiprocessor of the dQ postprocess kernel.
+constexpr int32_t kPostprocessThreadsPerSm = 1024;
 
-// Blocks that prepare heads while the backward kernel is at work on others.
-constexpr int32_t kMostPreparers = 12;
+// CTAs that preprocess the later heads while the backward kernel works on the first ones.
+constexpr int32_t kMaxPreprocessTailCtas = 12;
 
 // Numbers the tiles of queries beyond the first of each block. The first block clears it; that it
 // has, the others see by the launch's stamp, whatever memory held before. Who takes the last number
@@ -40,16 +40,16 @@ struct TileCounter {
   int32_t taken;
 };
 
-// How far the heads are prepared under the backward kernel. The first block clears `blocks`; that
-// it has, the other blocks of the preparation see by the stamp, as above. Who adds the last of them
-// removes it, and puts it where the backward kernel looks: all before is there then, whenever that
-// kernel started. The kernel after that one removes it there.
-struct Preparation {
-  uint64_t begun, ready;  // 0 or the launch's stamp
-  int32_t blocks;         // that have prepared their part of the first heads
-  // Of each block that then prepares others: the head, b * heads_q + h, before which it has nothing
-  // left to do.
-  alignas(16) int32_t heads[kMostPreparers];
+// Progress of the preprocess kernel that overlaps the backward kernel. Its first CTA clears
+// `ctas_done` and then stores the launch's stamp to `cleared`, which the other CTAs wait for. The
+// CTA that arrives last sets `cleared` back to 0 and stores the stamp to `ready`. The backward
+// kernel waits for `ready`: the first heads, and all that earlier kernels wrote, are visible then,
+// however early it started. The postprocess kernel sets `ready` back to 0.
+struct PreprocessProgress {
+  uint64_t cleared, ready;  // 0 or the launch's stamp
+  int32_t ctas_done;        // CTAs that have preprocessed their part of the first heads
+  // Per tail CTA: the head, b * heads_q + h, below which it has no head left to preprocess.
+  alignas(16) int32_t next_head[kMaxPreprocessTailCtas];
 };
 
 // The softcap of a product x: tanh(x * inner) times what is left to multiply. All that at once, in
@@ -76,20 +76,20 @@ struct ForwardParams {
 struct BackwardParams {
   CUtensorMap q, dout, k, v;  // (column, row, head, batch)
   cuda::BackwardParams common;
-  L2Swizzle swizzle;                // of units, (batch, KV head); a turn a tile of keys
-  L2Swizzle q_swizzle;              // the same; a turn a tile of queries of a head of the group
-  StreamK stream_k;                 // of tiles of keys: steps are tiles of queries of a head
-  float* partials;                  // dK and dV of each, as consumers hold them
-  Preparation* prepared;            // NULL: everything is, before the start
-  uint64_t stamp;                   // of that
-  int32_t dealt;                    // tickets: one for each block, or none: all are by number
-  int32_t first_key, key_step;      // turn n of a unit begins with key first_key + n * key_step
-  int32_t sequence_tiles;           // of queries: the most of a sequence
-  int32_t head_tiles;               // of queries, from one head to the next
-  int32_t q_has_tail, kv_has_tail;  // rows past a sequence's may lie in memory: not always finite
-  // What a product is multiplied with before the softcap's tanh and after, that in units of
-  // log2(e). Without a softcap there is no before.
-  float to_cap, factor;
+  L2Swizzle swizzle;                // KV tiles; a head is (batch, KV head)
+  L2Swizzle q_swizzle;              // Q tiles of all heads of a GQA group; the same heads
+  StreamK stream_k;                 // tiles are KV tiles, iterations are Q tiles of a head
+  float* partials;                  // dK and dV of each partial, in accumulator order
+  PreprocessProgress* preprocess;   // NULL: the preprocess kernel has ended before this one starts
+  uint64_t preprocess_stamp;        // of this launch, in *preprocess
+  int32_t static_work_items;        // work items taken by CTA index, the others by work_counter
+  int32_t first_key, key_step;      // KV tile n of a head begins with key first_key + n * key_step
+  int32_t max_q_tiles;              // Q tiles of the longest sequence
+  int32_t head_q_tiles;             // Q tiles from one head to the next in dq, lse2 and delta
+  int32_t q_has_tail, kv_has_tail;  // rows past a sequence's end may lie in memory, may be NaN
+  // s = score_scale * tanh(softcap_inner * q k^T) with a softcap, score_scale * q k^T without, in
+  // units of log2(e).
+  float softcap_inner, score_scale;
 };
 
 }  // namespace flashattn::cuda::sm90
