@@ -29,9 +29,9 @@ function prepare(plan::Plan, q, k, v; arrays...)
     for field in (:device, :device_index, :dtype, :heads_q, :heads_kv, :dim_qk, :dim_v, :layout,
                   :page_size, NUMBERS..., :bias, :dtype_bias)
         field === :dtype_bias && !haskey(inputs.arrays, :bias) && continue
-        getfield(mine, field) == getfield(given, field) || throw(ArgumentError(
+        getfield(mine, field) == getfield(given, field) || refuse(:VALUE, field,
             "$field = $(getfield(given, field)) by the arrays given, but the plan is made for " *
-            "$(getfield(mine, field)); give such arrays, or make another plan"))
+            "$(getfield(mine, field)); give such arrays, or make another plan")
     end
     return inputs
 end
@@ -51,8 +51,8 @@ lse_size(x::Inputs) = haskey(x.arrays, :cu_seqlens_q) ? (x.q.rows, x.q.heads) :
 "o, dout and the gradients: the array of a given size and code, as the library sees it."
 function tensor_like(x::AbstractArray, model::Tensor, dim::Int, code::Integer, layout::Symbol,
                      name::Symbol)
-    dtype(eltype(x)) == code || throw(ArgumentError(
-        "$name has elements $(eltype(x)); expected $(name_of(C.flashattn_dtype, code))"))
+    dtype(eltype(x)) == code || refuse(:DTYPE, name,
+        "$name has elements $(eltype(x)); expected $(name_of(C.flashattn_dtype, code))")
     check_size(x, like(model, dim), String(name))
     t = Tensor(x, layout, ndims(x), String(name))
     check_device(x, model, String(name))
