@@ -6,7 +6,7 @@ const BESIDE = filter(field -> field.role === :input, C.ARRAYS)
 const NUMBERS = [:block_q, :block_kv, :tree, :descale_block]
 "All keywords of Inputs."
 const TAKEN = union([:layout, :page_layout, :first_page, :max_seqlen_q, :max_seqlen_kv, :rng_seed,
-                     :rng_offset], map(field -> field.name, BESIDE), NUMBERS)
+                     :rng_offset, :parallel], map(field -> field.name, BESIDE), NUMBERS)
 
 "q, k, v and everything beside them. It keeps alive what `args` points to."
 mutable struct Inputs
@@ -16,6 +16,7 @@ mutable struct Inputs
     v::Tensor
     layout::Symbol
     ragged::Bool  # padding rows are not written
+    parallel::Bool  # on Julia's threads
     arrays::Dict{Symbol,Any}  # those beside, as the library reads them
     sizes::Dict{Symbol,Int}   # by the header's names
     made::Vector{Any}         # copies that a call made for itself
@@ -73,7 +74,10 @@ function Inputs(q::AbstractArray, k::AbstractArray, v::AbstractArray, options::D
         rng_offset = word(get(options, :rng_offset, 0), "rng_offset")))
     ragged = any(name -> given(name) !== nothing,
                  (:cu_seqlens_q, :cu_seqlens_kv, :lens_q, :lens_kv, :starts_kv))
-    inputs = Inputs(args, tq, tk, tv, layout, ragged, Dict{Symbol,Any}(), sizes, Any[])
+    parallel = get(options, :parallel, false)
+    parallel isa Bool ||
+        refuse(:DTYPE, :parallel, "parallel = $(repr(parallel)); expected true or false")
+    inputs = Inputs(args, tq, tk, tv, layout, ragged, parallel, Dict{Symbol,Any}(), sizes, Any[])
     for field in BESIDE
         x = given(field.name)
         x === nothing && continue

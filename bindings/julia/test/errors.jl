@@ -81,6 +81,8 @@ end
             () -> attention(q, k, k; lens_kv = [1, 2^40]))
     refused("block_q = -4 is below 0", :SIZE, "block_q",
             () -> attention(q, k, k; block_mask = trues(1, 1), block_q = -4, block_kv = 7))
+    refused("parallel = 2; expected true or false", :DTYPE, "parallel",
+            () -> attention(q, k, k; parallel = 2))
     refused("page numbers are integers", :DTYPE, "page_table", () -> attention_paged(q, k, k, [1.0 2.0], nothing))
     refused("first_page = 2", :VALUE, "first_page",
          () -> attention_paged(q, k, k, [1 2], nothing; first_page = 2))
