@@ -1,14 +1,3 @@
-"The exception that f throws, as text."
-function said(f, T)
-    try
-        f()
-    catch error
-        error isa T || rethrow()
-        return sprint(showerror, error)
-    end
-    return "nothing was thrown"
-end
-
 "Whoever refuses, this package or the library, says status, reason and field by the header's names."
 function check_refusal(f, status, reason, field, text = field)
     error = try
