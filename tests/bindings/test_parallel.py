@@ -161,9 +161,9 @@ def test_pool_of_c():
 
 
 @pytest.mark.parametrize("value, reason, text", [
-    (3.5, Reason.DTYPE, "Executor"), (True, Reason.DTYPE, "Executor"), (-1, Reason.DTYPE, "address"),
-    ((1, 2, 3), Reason.DTYPE, "user"), (0, Reason.NULL_POINTER, "NULL"),
-    ((0, 7), Reason.NULL_POINTER, "NULL")])
+    (3.5, Reason.DTYPE, "Executor"), (True, Reason.DTYPE, "Executor"),
+    (-1, Reason.DTYPE, "address"), ((1, 2, 3), Reason.DTYPE, "user"),
+    (0, Reason.NULL_POINTER, "NULL"), ((0, 7), Reason.NULL_POINTER, "NULL")])
 def test_refusals(value, reason, text):
     for call in (lambda: flashattn.attention(Q, K, V, parallel=value),
                  lambda: flashattn.merge([Q], [np.zeros((2, 4, 200), np.float32)],
