@@ -21,6 +21,11 @@ Executor check_executor(const Plan& plan, const Args& args, void* stream) {
            "parallel is set, but the plan is for a GPU, whose work no thread of the host runs; "
            "leave it NULL");
   }
+  if (args.parallel_user && !args.parallel) {
+    reject(FLASHATTN_REASON_NULL_POINTER, "parallel_user",
+           "parallel_user is set, but parallel, which it would be handed to, is NULL; set parallel, "
+           "too, or leave both NULL");
+  }
   return {stream, {args.parallel, args.parallel_user}};
 }
 

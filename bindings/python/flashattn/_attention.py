@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         multiprocessors: int
         device: Optional[str]
         stream: Any
+        parallel: Any
 
 # Options of the descriptor, and options that go with the arrays.
 _DESCRIBED: Dict[str, Any] = dict(
@@ -42,7 +43,8 @@ _DESCRIBED: Dict[str, Any] = dict(
     splits=0, determinism=False, threads=0, multiprocessors=0)
 _WITH_ARRAYS: Dict[str, Any] = dict(
     {name: None for name in BESIDE if not name.startswith("cu_seqlens") and name != "page_table"},
-    rng_seed=None, rng_offset=0, **dict.fromkeys(NUMBERS, 0), device=None, stream=None)
+    rng_seed=None, rng_offset=0, **dict.fromkeys(NUMBERS, 0), device=None, stream=None,
+    parallel=None)
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -139,6 +141,11 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", o: Any = None,
                 in the batch. On the CPU this always holds
     threads     of a CPU, at the most; 0: all, 1: only this one. multiprocessors: of a GPU
     device      None: where the arrays lie; "cpu", "cuda" or "cuda:1": they must lie there
+    parallel    runs a CPU call's tasks in place of the library's own threads, with the same bits: a
+                concurrent.futures.Executor of threads, which the calling thread helps; or a thread
+                pool of C's, the address of a flashattn_parallel_fn or (address, user), numbers or
+                cffi's pointers, see flashattn.h. What the executor raises is raised when the
+                library has returned, and so is an interrupt. Calls of little work ask neither
     stream      on a GPU: the stream, a cudaStream_t as a number or PyTorch's or CuPy's object, on
                 which all arrays are ready. None: the current one of the library that q comes from,
                 else of o's, else the default stream; arrays of other libraries are waited for

@@ -7,7 +7,7 @@ from typing import Any, Dict, Optional, Tuple, Union
 
 import numpy as np
 
-from . import _arrays, _events, _gpu
+from . import _arrays, _events, _gpu, _parallel
 from ._arrays import F32, FLOAT32, MASK, NAMES, View, check_writable, packed, view
 from ._constants import (Bias, Descriptor, Device, Dtype, Feature, Layout, Op, PlanInfo, Reason)
 from ._describe import describe, takes_description
@@ -206,7 +206,9 @@ class Plan:
                 fail(status)
             size = needed[0]
             self._last_size = (op, inputs.sizes, size)
-        place = inputs.place
+        place, pool = inputs.place, inputs.pool
+        if pool is not None:
+            _parallel.put(args, pool)
         if place is None:
             status = function(self._plan, args, _workspace(size), size, ffi.NULL)
         else:
@@ -217,6 +219,8 @@ class Plan:
                     memory = _gpu.new((size,), "uint8", False, place, "workspace")
                     address = view(memory, "workspace", place, MASK, made=True).pointer
                 status = function(self._plan, args, address, size, _gpu.native_stream(place))
+        if pool is not None and pool.error is not None:
+            raise pool.error
         if status:
             fail(status)
 
