@@ -22,9 +22,10 @@ Executor check_executor(const Plan& plan, const Args& args, void* stream) {
            "leave it NULL");
   }
   if (args.parallel_user && !args.parallel) {
-    reject(FLASHATTN_REASON_NULL_POINTER, "parallel_user",
-           "parallel_user is set, but parallel, which it would be handed to, is NULL; set parallel, "
-           "too, or leave both NULL");
+    reject(
+        FLASHATTN_REASON_NULL_POINTER, "parallel_user",
+        "parallel_user is set, but parallel, which it would be handed to, is NULL; set parallel, "
+        "too, or leave both NULL");
   }
   return {stream, {args.parallel, args.parallel_user}};
 }

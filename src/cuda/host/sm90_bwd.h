@@ -43,8 +43,10 @@ class BackwardKernels final : public BackwardRow {
                         int64_t* bytes) const;
   // The parameters of the preprocessing for a kernel that starts early, except tensor maps.
   BwdPreprocessParams preparation(const BackwardParams& p) const;
-  int32_t make_maps(const BackwardEntry& entry, BackwardParams* p, BwdPreprocessParams* early) const;
-  int32_t prepare(const BackwardParams& p, const BwdPreprocessParams& early, cudaStream_t stream) const;
+  int32_t make_maps(const BackwardEntry& entry, BackwardParams* p,
+                    BwdPreprocessParams* early) const;
+  int32_t prepare(const BackwardParams& p, const BwdPreprocessParams& early,
+                  cudaStream_t stream) const;
 
   const Problem problem_;
   const int32_t multiprocessors_;

@@ -200,7 +200,7 @@ struct BwdWorkTile {
   uint32_t iter_begin,
       iter_end;            // tiles of queries, heads and all, since the block began: to its end
   uint32_t kv_index;       // of items before it that had some
-  int32_t has_far_rows;  // whether there are rows with a base of their own: no tile is then full
+  int32_t has_far_rows;    // whether there are rows with a base of their own: no tile is then full
   int32_t workspace_tile;  // of the sequence, in dq and the like, for the group's first head
   // Of a tile of keys that several blocks share: see StreamK::Partial. pieces is 1: of one block.
   int32_t split_tile, partial, first_partial, partials;

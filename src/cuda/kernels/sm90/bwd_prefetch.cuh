@@ -26,7 +26,7 @@ class BwdPrefetch : protected BwdWarpgroupBase<Config> {
   struct RuntimePrefetch {
     uint32_t keep_bits;            // bit i: number i is kept
     uint32_t visible_bits;         // bit i: the block mask leaves number i
-    const char* bias_address;              // of number 0
+    const char* bias_address;      // of number 0
     int32_t queries, keys;         // left from there on
     uint32_t bias[kTileQ / 8][4];  // as it lies in memory; of the first columns
   };
@@ -53,10 +53,11 @@ class BwdPrefetch : protected BwdWarpgroupBase<Config> {
         const int32_t query = tile * kTileQ + lane() % 4 * 2;
         prefetched.queries = work_tile().len.q - query;
         prefetched.keys = work_tile().keys - row();
-        prefetched.bias_address = static_cast<const char*>(in.bias) +
-                          (work_tile().b * in.bias_stride_batch + head * in.bias_stride_head +
-                           query * in.bias_stride_row + work_tile().key + row()) *
-                              dtype_size(params_.common.problem.dtype_bias);
+        prefetched.bias_address =
+            static_cast<const char*>(in.bias) +
+            (work_tile().b * in.bias_stride_batch + head * in.bias_stride_head +
+             query * in.bias_stride_row + work_tile().key + row()) *
+                dtype_size(params_.common.problem.dtype_bias);
       }
 #pragma unroll
       for (int n = 0; n < kBiasColumnsAhead; ++n) fetch_bias(prefetched, n);

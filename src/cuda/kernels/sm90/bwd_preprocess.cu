@@ -224,7 +224,7 @@ class BwdPreprocess {
       const int64_t workspace_tile =
           (int64_t{h} * common_.args.shape.batch + b) * params_.max_q_tiles;
       store_lse_delta(common_, sequence, workspace_tile * tile_q, workspace_tile, row, lse, dlse,
-                    dot);
+                      dot);
     }
     const uint32_t far = __ballot_sync(~0u, is_large_lse(lse));
     LseRecompute<T>(common_, sequence, b, h).run(done.row, far, lse);

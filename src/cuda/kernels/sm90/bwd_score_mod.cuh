@@ -272,7 +272,7 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
         if (params_.common.dropout_threshold != 0) {
 #pragma unroll
           for (int i = 0; i < 4 * kColumnsAtOnce; ++i) {
-            const uint32_t sign = ~prefetched.keep << (31 - 4 * n - i) & 0x80000000u;
+            const uint32_t sign = ~prefetched.keep_bits << (31 - 4 * n - i) & 0x80000000u;
             x[i] = __uint_as_float(__float_as_uint(x[i]) | sign);
           }
         }
@@ -302,7 +302,7 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
         if (problem.mask & FLASHATTN_MASK_BLOCKS) {
 #pragma unroll
           for (int i = 0; i < 2 * kColumnsAtOnce; ++i) {
-            const uint32_t pair = prefetched.seen >> (4 * n + 2 * i);
+            const uint32_t pair = prefetched.visible_bits >> (4 * n + 2 * i);
             const uint32_t seen = (pair & 1 ? 0xffffu : 0) | (pair & 2 ? 0xffff0000u : 0);
             p[2 * n + i] &= seen;
             p_words[2 * n + i] &= seen;
