@@ -3,15 +3,15 @@
 // the weights relative to it are found again, from the products that the main pass has, to the bit.
 #pragma once
 
-#include "cpu/weights.h"
+#include "cpu/softmax.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
 FLASHATTN_INLINE bool is_large(float lse) {
-  return __builtin_fabsf(lse) >= kFarLse && __builtin_fabsf(lse) <= kLargest;
+  return __builtin_fabsf(lse) >= kFarLse && __builtin_fabsf(lse) <= kMaxFloat;
 }
 
-struct QueryBase {
+struct RowBase {
   bool wanted = false;
   float m = -kInfinity;  // the highest score
   double l = 0;          // the sum of the weights relative to it
@@ -19,7 +19,7 @@ struct QueryBase {
   // Scores of some more keys.
   void add(const float* s, Interval columns, float log2) {
     Floats each[1];
-    highest_of<1>(s, 0, columns, each);
+    max_of_rows<1>(s, 0, columns, each);
     Floats lanes[kWidth];
     for (Floats& lane : lanes) lane = each[0];
     const float highest = max_each(lanes)[0];

@@ -1,7 +1,7 @@
 // Tiles of the backward pass, and the memory in which a thread works on one.
 #pragma once
 
-#include "cpu/scores.h"
+#include "cpu/score_mod.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
@@ -15,7 +15,7 @@ FLASHATTN_INLINE bool backward_is_bf16(const Problem& problem) {
 template <Compute kCompute>
 constexpr bool kKeysAsColumns = kHasAmx && kCompute == Compute::kBf16Pairs;
 
-constexpr int32_t kMostBackwardRows = 128;  // of a tile of queries
+constexpr int32_t kMaxBackwardRows = 128;  // of a tile of queries
 
 inline Tiling backward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
@@ -40,9 +40,9 @@ inline Tiling backward_tiling(const Problem& problem) {
   }
   if (problem.has_mask(FLASHATTN_MASK_BLOCKS)) {
     // Tiles that do not straddle blocks of the mask, of whole strips of the dropout.
-    for (int32_t rows = tiling.rows * 4 / 3; rows >= tiling.rows / 3; rows -= 16) {
+    for (int32_t rows = tiling.q_block_rows * 4 / 3; rows >= tiling.q_block_rows / 3; rows -= 16) {
       if (problem.block_q % rows != 0) continue;
-      tiling.rows = tiling.tile_q = rows;
+      tiling.q_block_rows = tiling.tile_q = rows;
       break;
     }
   }
@@ -54,9 +54,9 @@ inline int32_t dq_columns(const Problem& problem) { return round_up(problem.dim_
 template <Compute kCompute>
 struct BackwardScratch {
   static constexpr bool kIsF32 = kCompute == Compute::kF32;
-  int32_t tile_q, tile_kv, qk_units, v_units, qk_columns, v_columns;
-  int64_t qk_panel, v_panel;       // of K^T and V^T: units from panel to panel
-  int64_t query_panel, key_panel;  // of operands with queries, keys as k
+  int32_t tile_q, tile_kv, qk_words, v_words, qk_columns, v_columns;
+  int64_t qk_panel, v_panel;  // of K^T and V^T: units from panel to panel
+  int64_t q_panel, kv_panel;  // of operands with queries, keys as k
   uint32_t *kt, *vt, *k;
   uint32_t *q_a, *do_a;  // with the head dimension as k
   uint32_t *q_k, *do_k;  // with queries as k; in fp32 the same
@@ -70,18 +70,18 @@ struct BackwardScratch {
 
   FLASHATTN_INLINE BackwardScratch(const Problem& problem, int32_t queries, int32_t keys,
                                    char* base) {
-    constexpr int kU = kUnit<kCompute>, kColumns = kPanelOf<kCompute>;
+    constexpr int kU = kWordElements<kCompute>, kColumns = kPanelOf<kCompute>;
     tile_q = queries;
     tile_kv = keys;
     const int32_t qk = (problem.dim_qk + kU - 1) / kU, v = (problem.dim_v + kU - 1) / kU;
-    qk_units = round_up(qk, kWidth);
-    v_units = round_up(v, kWidth);
+    qk_words = round_up(qk, kWidth);
+    v_words = round_up(v, kWidth);
     qk_columns = round_up(problem.dim_qk, kWidth);
     v_columns = round_up(problem.dim_v, kWidth);
     qk_panel = static_cast<int64_t>(qk) * kColumns;
     v_panel = static_cast<int64_t>(v) * kColumns;
-    query_panel = static_cast<int64_t>(tile_q) / kU * kColumns + kPanelGap<kCompute>;
-    key_panel = static_cast<int64_t>(tile_kv) / kU * kColumns + kPanelGap<kCompute>;
+    q_panel = static_cast<int64_t>(tile_q) / kU * kColumns + kPanelGap<kCompute>;
+    kv_panel = static_cast<int64_t>(tile_kv) / kU * kColumns + kPanelGap<kCompute>;
     const int64_t qk_panels = round_up(qk_columns, kColumns) / kColumns;
     const int64_t v_panels = round_up(v_columns, kColumns) / kColumns;
     const int64_t tile = static_cast<int64_t>(tile_q) * tile_kv;
@@ -95,18 +95,18 @@ struct BackwardScratch {
     const auto floats = [&](int64_t n) { return reinterpret_cast<float*>(take(n)); };
     kt = units(tile_kv / kColumns * qk_panel);
     vt = units(tile_kv / kColumns * v_panel);
-    k = units(qk_panels * key_panel);
-    q_k = units(qk_panels * query_panel);
-    do_k = units(v_panels * query_panel);
-    q_a = kIsF32 ? q_k : units(static_cast<int64_t>(tile_q) * qk_units);
-    do_a = kIsF32 ? do_k : units(static_cast<int64_t>(tile_q) * v_units);
+    k = units(qk_panels * kv_panel);
+    q_k = units(qk_panels * q_panel);
+    do_k = units(v_panels * q_panel);
+    q_a = kIsF32 ? q_k : units(static_cast<int64_t>(tile_q) * qk_words);
+    do_a = kIsF32 ? do_k : units(static_cast<int64_t>(tile_q) * v_words);
     s = floats(tile);
     dp = floats(tile);
     derivative = floats(problem.softcap != 0 ? 2 * tile_kv : 0);
     dk = floats(static_cast<int64_t>(tile_kv) * qk_columns);
     dv = floats(static_cast<int64_t>(tile_kv) * v_columns);
     // fp32: in the places of the scores and of dp, which serve in either orientation.
-    pair_panel = kKeysAsColumns<kCompute> ? query_panel : kColumns;
+    pair_panel = kKeysAsColumns<kCompute> ? q_panel : kColumns;
     pair_row = kKeysAsColumns<kCompute> ? kColumns : tile_kv;
     const int64_t pairs = kKeysAsColumns<kCompute> ? tile_kv / kColumns * pair_panel : tile / kU;
     p_t = kIsF32 ? reinterpret_cast<uint32_t*>(s) : units(pairs);
@@ -118,7 +118,7 @@ struct BackwardScratch {
 
   // q_a or do_a; units: of a row.
   FLASHATTN_INLINE MatrixA left(const uint32_t* rows, int32_t units) const {
-    return kIsF32 ? MatrixA{rows, kPanel, 1, query_panel} : MatrixA{rows, units, 1};
+    return kIsF32 ? MatrixA{rows, kPanel, 1, q_panel} : MatrixA{rows, units, 1};
   }
 };
 

@@ -107,11 +107,11 @@ struct Processor {
 // Where products of bf16 pay, which flags do not tell: Intel's vector units take twice as long for
 // vdpbf16ps as for multiply-adds of fp32, AMD's half as long. Tile registers pay on every processor
 // that has them so far, whatever model a virtual machine pretends to be.
-struct Fast {
+struct PreferredIsa {
   const char *name, *vendor;
   unsigned family;
 };
-const Fast kFast[] = {
+const PreferredIsa kPreferredIsas[] = {
     {"avx512_bf16", "AuthenticAMD", 25},  // Zen 4
     {"avx512_bf16", "AuthenticAMD", 26},  // Zen 5
     {"avx512_amx", "GenuineIntel", 6},    // Sapphire, Emerald, Granite Rapids
@@ -138,7 +138,7 @@ Choice choose() {
   for (const InstructionSet& set : kInstructionSets) {
     // Of the system nothing is asked in vain.
     if (capped || !set.is_here()) continue;
-    if (!wanted && !pays_off(set.name, processor.vendor, processor.family)) {
+    if (!wanted && !is_preferred(set.name, processor.vendor, processor.family)) {
       left_out = &set;
       continue;
     }
@@ -215,9 +215,9 @@ struct MachineDevice {
 
 }  // namespace
 
-bool pays_off(const char* isa, const char* vendor, unsigned family) {
+bool is_preferred(const char* isa, const char* vendor, unsigned family) {
   bool listed = false;
-  for (const Fast& fast : kFast) {
+  for (const PreferredIsa& fast : kPreferredIsas) {
     if (std::strcmp(fast.name, isa) != 0) continue;
     listed = true;
     if (std::strcmp(fast.vendor, vendor) == 0 && fast.family == family) {

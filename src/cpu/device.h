@@ -11,7 +11,7 @@ const Kernels& machine_kernels();
 
 // Whether an instruction set is the fastest of those that a processor has: a fixed rule by CPUID's
 // vendor and family, for virtual machines hide the model.
-bool pays_off(const char* isa, const char* vendor, unsigned family);
+bool is_preferred(const char* isa, const char* vendor, unsigned family);
 
 // Why they were chosen: one clause.
 const char* machine_kernels_reason();

@@ -67,9 +67,9 @@ FLASHATTN_INLINE void exp2_near_0(Floats (&x)[kCount]) {
 }
 
 // To 2^x with a relative error below 1e-7 (kBf16: 3e-6; kWeights: 2e-7), and exactly 0 below
-// 2^-126. NaN stays, and infinity stays or becomes one: sums tell of neither less. kNeverAbove0: of
+// 2^-126. NaN stays, and infinity stays or becomes one: sums tell of neither less. kNonPositive: of
 // no x that is above 0.
-template <Exp2For kFor = Exp2For::kF32, bool kNeverAbove0 = false, int kCount>
+template <Exp2For kFor = Exp2For::kF32, bool kNonPositive = false, int kCount>
 FLASHATTN_INLINE void exp2_each(Floats (&x)[kCount]) {
 #if defined(__AVX512F__)
   __mmask16 normal[kCount];
@@ -97,7 +97,7 @@ FLASHATTN_INLINE void exp2_each(Floats (&x)[kCount]) {
   Words power[kCount];
 #pragma GCC unroll 8
   for (int n = 0; n < kCount; ++n) {
-    if (!kNeverAbove0) x[n] = min_keep_nan(x[n], splat(128.0f));
+    if (!kNonPositive) x[n] = min_keep_nan(x[n], splat(128.0f));
     x[n] = max_keep_nan(x[n], splat(-127.0f));
     const Floats shifted = x[n] + magic;
     // shifted holds n in its low bits; (n + 127) << 23 is 2^n, 0 for n = -127 and inf for n = 128.

@@ -7,7 +7,7 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 
 template <Compute kCompute>
 void forward_task(const ForwardJob& job, int64_t task, char* scratch) {
-  const ForwardPlace place = job.place(task);
+  const ForwardWorkTile place = job.work_tile(task);
   const Interval heads = place.kv_heads;
   if (is_direct(*job.problem, job.sequences[place.b].len)) {
     return ForwardBlock<kCompute>(job, place, heads, scratch).run(nullptr);
@@ -18,7 +18,7 @@ void forward_task(const ForwardJob& job, int64_t task, char* scratch) {
       block.run(nullptr);
       continue;
     }
-    const ForwardPlace next = job.place(task + job.threads);
+    const ForwardWorkTile next = job.work_tile(task + job.threads);
     const int32_t first = next.kv_heads.begin;
     const ForwardBlock<kCompute> ahead(job, next, {first, first + 1}, scratch);
     block.run(&ahead);

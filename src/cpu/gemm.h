@@ -11,7 +11,7 @@
 namespace flashattn::cpu::FLASHATTN_ISA {
 
 constexpr int kPanel = kPanelVectors * kWidth;
-constexpr int kMicroRows = 6;  // 6 x 4 (2) accumulators fill 32 (16) registers
+constexpr int kMicroKernelRows = 6;  // 6 x 4 (2) accumulators fill 32 (16) registers
 
 enum class Compute { kF32, kBf16Pairs };
 
@@ -24,7 +24,7 @@ template <Compute kCompute>
 constexpr int kPanelGap = kPanelOf<kCompute> < kPanel ? kPanelOf<kCompute> : 0;
 
 template <Compute kCompute>
-constexpr int kUnit = kCompute == Compute::kF32 ? 1 : 2;  // elements of k a unit
+constexpr int kWordElements = kCompute == Compute::kF32 ? 1 : 2;  // elements of k a unit
 
 struct MatrixA {
   const uint32_t* data;
@@ -123,23 +123,24 @@ FLASHATTN_INLINE MicroKernel micro_kernel_of(int32_t rows, int32_t vectors) {
 
 // Rows of C that are told apart where rows need different columns or k.
 template <Compute kCompute>
-constexpr int32_t kBandRows = kHasAmx && kCompute == Compute::kBf16Pairs ? 32 : kMicroRows;
+constexpr int32_t kMicroTileRows =
+    kHasAmx && kCompute == Compute::kBf16Pairs ? 32 : kMicroKernelRows;
 
 // C[rows][columns] (+)= A[rows][k] B[k][columns]; columns: multiples of kWidth, k in units. On tile
-// registers the units of A must lie one after the other. columns_of(row): those of the columns that
-// kBandRows rows from `row` on need.
+// registers the units of A must lie one after the other. row_columns_of(row): those of the columns
+// that kMicroTileRows rows from `row` on need.
 template <Compute kCompute, class ColumnsOf>
 void gemm(int32_t rows, Interval columns, int32_t k, MatrixA a, MatrixB b, MatrixC c,
-          bool accumulate, ColumnsOf columns_of) {
+          bool accumulate, ColumnsOf row_columns_of) {
 #if defined(__AMX_BF16__)
   if constexpr (kCompute == Compute::kBf16Pairs) {
-    constexpr int32_t kStep = kBandRows<kCompute>;
-    static_assert(kPanelOf<kCompute> == kTile && kStep == 2 * kTile);
+    constexpr int32_t kStep = kMicroTileRows<kCompute>;
+    static_assert(kPanelOf<kCompute> == kTileRows && kStep == 2 * kTileRows);
     // As many rows at a time as need the same columns.
     for (int32_t row = 0, next; row < rows; row = next) {
-      const Interval own = columns_of(row);
+      const Interval own = row_columns_of(row);
       for (next = row + kStep; next < rows; next += kStep) {
-        const Interval others = columns_of(next);
+        const Interval others = row_columns_of(next);
         if (others.begin != own.begin || others.end != own.end) break;
       }
       amx_gemm(next < rows ? next - row : rows - row, own, k, a.data + row * a.row_stride,
@@ -155,10 +156,11 @@ void gemm(int32_t rows, Interval columns, int32_t k, MatrixA a, MatrixB b, Matri
     const uint32_t* panel = b.data + column / kPanel * b.panel_stride;
     for (int32_t row = 0, next; row < rows; row = next) {
       // As many rows at a time as need the same columns.
-      const Interval own = intersect(columns_of(row), here);
+      const Interval own = intersect(row_columns_of(row), here);
       int32_t times = 1;
-      for (next = row + kMicroRows; next + kMicroRows <= rows; next += kMicroRows, ++times) {
-        const Interval others = intersect(columns_of(next), here);
+      for (next = row + kMicroKernelRows; next + kMicroKernelRows <= rows;
+           next += kMicroKernelRows, ++times) {
+        const Interval others = intersect(row_columns_of(next), here);
         if (others.begin != own.begin || others.end != own.end) break;
       }
       if (own.begin >= own.end) continue;

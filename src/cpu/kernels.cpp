@@ -46,8 +46,8 @@ int64_t backward_scratch(const Problem& problem, const Tiling& tiling) {
 }
 
 // Where products are fast, packing is much of the work.
-int64_t shared_tile(const Problem& problem, const Tiling& tiling) {
-  if (!kKeepsReference<kCompute> || !forward_is_own(problem)) return 0;
+int64_t shared_tile_bytes(const Problem& problem, const Tiling& tiling) {
+  if (!kFixedBase<kCompute> || !forward_is_own(problem)) return 0;
   return ForwardScratch<kCompute>(problem, tiling, nullptr).tile_bytes;
 }
 
@@ -84,7 +84,7 @@ constexpr Kernels kKernels = {
     dq_columns,
     forward_scratch,
     backward_scratch,
-    shared_tile,
+    shared_tile_bytes,
     forward,
     backward_prepare,
     backward,

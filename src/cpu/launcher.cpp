@@ -14,12 +14,12 @@ namespace {
 constexpr int64_t kAlignment = 64;
 
 // Bytes of the packed keys and values that blocks of queries share.
-constexpr int64_t kMostShared = int64_t{128} << 20;
+constexpr int64_t kMaxSharedBytes = int64_t{128} << 20;
 
 // Cuts a workspace into aligned pieces; with a NULL base it only counts.
-class Cutter {
+class BumpAllocator {
  public:
-  explicit Cutter(char* base) : base_(base), at_(0) {
+  explicit BumpAllocator(char* base) : base_(base), at_(0) {
     // Room to align a base that is not.
     if (base) at_ = (kAlignment - reinterpret_cast<intptr_t>(base) % kAlignment) % kAlignment;
   }
@@ -47,11 +47,11 @@ std::string kernel_name(const char* op, const Problem& problem, const Kernels& k
 }
 
 // The numbers of the dropout, device words added.
-struct Random {
+struct DropoutSeed {
   uint64_t seed, offset;
 };
 
-Random random_of(const Inputs& in) {
+DropoutSeed dropout_seed(const Inputs& in) {
   const uint64_t* device = in.rng_device;
   return {in.rng_seed + (device ? device[0] : 0), in.rng_offset + (device ? device[1] : 0)};
 }
@@ -61,15 +61,15 @@ Random random_of(const Inputs& in) {
 struct CpuLauncher::ForwardWorkspace {
   Sequence* sequences;
   float *partial_o, *partial_m, *partial_l;
-  SharedTiles shared;
+  SharedKvTiles shared;
   char* scratch;
   int64_t bytes;
 };
 
 struct CpuLauncher::BackwardWorkspace {
   Sequence* sequences;
-  float *lse2, *base, *delta, *dq;
-  int32_t* turn;
+  float *lse_log2, *softmax_base, *delta, *dq;
+  int32_t* dq_semaphore;
   char* scratch;
   int64_t bytes;
 };
@@ -77,7 +77,7 @@ struct CpuLauncher::BackwardWorkspace {
 CpuLauncher::CpuLauncher(const Problem& problem)
     : problem_(problem),
       kernels_(machine_kernels()),
-      threads_(std::min(problem.threads > 0 ? problem.threads : usable_processors(), kMostThreads)),
+      threads_(std::min(problem.threads > 0 ? problem.threads : usable_processors(), kMaxThreads)),
       forward_tiling_(kernels_.forward_tiling(problem)),
       backward_tiling_(kernels_.backward_tiling(problem)),
       split_(SplitRule::of(problem.splits, kSplitKeys,
@@ -85,13 +85,13 @@ CpuLauncher::CpuLauncher(const Problem& problem)
                            forward_tiling_.tile_kv)),
       forward_scratch_(kernels_.forward_scratch(problem, forward_tiling_)),
       backward_scratch_(kernels_.backward_scratch(problem, backward_tiling_)),
-      shared_tile_(kernels_.shared_tile(problem, forward_tiling_)),
+      shared_tile_bytes_(kernels_.shared_tile_bytes(problem, forward_tiling_)),
       forward_name_(kernel_name("forward", problem, kernels_)),
       backward_name_(kernel_name("backward", problem, kernels_)),
       why_(std::string("the only backend for CPUs; ") + machine_kernels_reason()) {
-  if (problem.workspace_limit == 0 || shared_tile_ == 0) return;
+  if (problem.workspace_limit == 0 || shared_tile_bytes_ == 0) return;
   if (workspace(FLASHATTN_OP_FORWARD, maxima_of(problem)) <= problem.workspace_limit) return;
-  shared_tile_ = 0;
+  shared_tile_bytes_ = 0;
   why_ +=
       "; each thread packs keys and values for itself, for workspace_limit has no room for "
       "packed tiles that all share";
@@ -105,7 +105,7 @@ static Lengths split_bound(const SplitRule& rule, const Shape& shape) {
 
 CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const Shape& shape, char* base) const {
   ForwardWorkspace w{};
-  Cutter cutter(base);
+  BumpAllocator cutter(base);
   w.sequences = cutter.take<Sequence>(shape.batch);
   const Lengths split = split_bound(split_, shape);
   if (split.kv > 1) {
@@ -115,13 +115,13 @@ CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const Shape& shape,
     w.partial_l = cutter.take<float>(rows);
   }
   // Rows that make more than one block.
-  if (shared_tile_ > 0 && int64_t{shape.seqlen_q} * problem_.group() > smallest_block()) {
+  if (shared_tile_bytes_ > 0 && int64_t{shape.seqlen_q} * problem_.group() > min_block_rows()) {
     const int64_t tiles =
         problem_.heads_kv * HeadTiles::of_keys(problem_, shape, forward_tiling_.tile_kv).count();
-    w.shared.tile_bytes = shared_tile_;
-    w.shared.count = std::min(tiles, kMostShared / shared_tile_);
+    w.shared.tile_bytes = shared_tile_bytes_;
+    w.shared.count = std::min(tiles, kMaxSharedBytes / shared_tile_bytes_);
     w.shared.states = cutter.take<int32_t>(w.shared.count);
-    w.shared.tiles = cutter.take<char>(w.shared.count * shared_tile_);
+    w.shared.tiles = cutter.take<char>(w.shared.count * shared_tile_bytes_);
   }
   w.scratch = cutter.take<char>(forward_scratch_ * threads_);
   w.bytes = cutter.bytes();
@@ -131,15 +131,15 @@ CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const Shape& shape,
 CpuLauncher::BackwardWorkspace CpuLauncher::backward_workspace(const Shape& shape,
                                                                char* base) const {
   BackwardWorkspace w{};
-  Cutter cutter(base);
+  BumpAllocator cutter(base);
   w.sequences = cutter.take<Sequence>(shape.batch);
   const int32_t tile_q = backward_tiling_.tile_q;
   const int64_t tiles = problem_.heads_q * HeadTiles::of_queries(problem_, shape, tile_q).count();
-  w.lse2 = cutter.take<float>(tiles * tile_q);
-  w.base = cutter.take<float>(tiles * tile_q);
+  w.lse_log2 = cutter.take<float>(tiles * tile_q);
+  w.softmax_base = cutter.take<float>(tiles * tile_q);
   w.delta = cutter.take<float>(tiles * tile_q);
   w.dq = cutter.take<float>(tiles * tile_q * kernels_.dq_columns(problem_));
-  w.turn = cutter.take<int32_t>(tiles);
+  w.dq_semaphore = cutter.take<int32_t>(tiles);
   w.scratch = cutter.take<char>(backward_scratch_ * threads_);
   w.bytes = cutter.bytes();
   return w;
@@ -174,7 +174,7 @@ static Threads threads_for(int32_t threads, double multiply_adds, const Executor
 }
 
 // Multiply-adds that take as long as an element that is merged from memory, or a random number.
-constexpr double kAsLong = 8;
+constexpr double kElementCost = 8;
 
 // Of a whole forward pass, at most.
 static double forward_work(const Problem& problem, const Shape& shape) {
@@ -183,7 +183,7 @@ static double forward_work(const Problem& problem, const Shape& shape) {
 }
 
 // Whether a cache is read as it lies, with the heads of a token side by side.
-static bool shares_reads(const ForwardJob& job) {
+static bool reads_heads_together(const ForwardJob& job) {
   const Inputs& in = job.args->inputs;
   const Shape& shape = job.args->shape;
   return is_direct(*job.problem, {shape.seqlen_q, INT32_MAX}) && shape.seqlen_q > 0 &&
@@ -192,20 +192,22 @@ static bool shares_reads(const ForwardJob& job) {
 }
 
 // Blocks of queries: large enough to share packed keys, small enough to occupy all threads.
-void CpuLauncher::set_blocks(ForwardJob* job) const {
+void CpuLauncher::choose_q_blocks(ForwardJob* job) const {
   const Shape& shape = job->args->shape;
-  const int32_t group = problem_.group(), tile = job->tiling.tile_q, smallest = smallest_block();
+  const int32_t group = problem_.group(), tile = job->tiling.tile_q, fewest_rows = min_block_rows();
   job->kv_heads = 1;
-  for (int32_t rows = job->tiling.rows;; rows = std::max(rows / 2 / tile * tile, smallest)) {
-    job->queries = std::max(std::min(shape.seqlen_q, rows), 1);
+  for (int32_t rows = job->tiling.q_block_rows;;
+       rows = std::max(rows / 2 / tile * tile, fewest_rows)) {
+    job->block_queries = std::max(std::min(shape.seqlen_q, rows), 1);
     // Block masks may differ from head to head.
-    const int32_t fitting = problem_.has_mask(FLASHATTN_MASK_BLOCKS) ? 1 : rows / job->queries;
-    job->heads = std::min(group, std::max(fitting, 1));
-    job->head_blocks = static_cast<int32_t>(ceil_div(group, job->heads));
-    job->query_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_q, job->queries));
-    if (rows == smallest || job->tasks() >= 4 * static_cast<int64_t>(threads_)) break;
+    const int32_t fitting =
+        problem_.has_mask(FLASHATTN_MASK_BLOCKS) ? 1 : rows / job->block_queries;
+    job->block_heads = std::min(group, std::max(fitting, 1));
+    job->head_blocks = static_cast<int32_t>(ceil_div(group, job->block_heads));
+    job->q_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_q, job->block_queries));
+    if (rows == fewest_rows || job->tasks() >= 4 * static_cast<int64_t>(threads_)) break;
   }
-  if (shares_reads(*job)) {
+  if (reads_heads_together(*job)) {
     for (int32_t heads = std::min(kDirectRows / (group * shape.seqlen_q), problem_.heads_kv);
          heads > 1; heads /= 2) {
       job->kv_heads = heads;
@@ -213,11 +215,11 @@ void CpuLauncher::set_blocks(ForwardJob* job) const {
       job->kv_heads = 1;
     }
   }
-  if (problem_.mask != 0 || problem_.layout != 0 || job->queries == shape.seqlen_q) return;
+  if (problem_.mask != 0 || problem_.layout != 0 || job->block_queries == shape.seqlen_q) return;
   // Blocks that all take equally long: the number that occupies all threads to the end, not more,
   // for each packs the keys anew, or reads them again where they are shared.
-  const int32_t packing = shared_tile_ > 0 ? 4 : 12;  // rows whose work takes as long
-  const int64_t others = job->tasks() / job->query_blocks;
+  const int32_t packing = shared_tile_bytes_ > 0 ? 4 : 12;  // rows whose work takes as long
+  const int64_t others = job->tasks() / job->q_blocks;
   int64_t least = INT64_MAX;
   const auto consider = [&](int32_t rows) {
     const int64_t blocks = ceil_div(shape.seqlen_q, rows);
@@ -225,29 +227,29 @@ void CpuLauncher::set_blocks(ForwardJob* job) const {
     const int64_t cost = ceil_div(blocks * others, threads_) * (rows + packing) + rows / 4;
     if (cost >= least) return;
     least = cost;
-    job->queries = rows;
-    job->query_blocks = static_cast<int32_t>(blocks);
+    job->block_queries = rows;
+    job->q_blocks = static_cast<int32_t>(blocks);
   };
-  const int32_t fewest = job->queries;
+  const int32_t fewest = job->block_queries;
   consider(fewest);
-  const int32_t most = std::min(job->tiling.rows, shape.seqlen_q);
+  const int32_t most = std::min(job->tiling.q_block_rows, shape.seqlen_q);
   for (int32_t rows = most / tile * tile; rows > fewest; rows -= tile) consider(rows);
 }
 
 int32_t CpuLauncher::forward(const ForwardArgs& args, void* workspace, const Executor& on) const {
   const Shape& shape = args.shape;
   const ForwardWorkspace w = forward_workspace(shape, static_cast<char*>(workspace));
-  const Random random = random_of(args.inputs);
+  const DropoutSeed random = dropout_seed(args.inputs);
   resolve_sequences(problem_, shape, args.inputs, w.sequences);
   ForwardJob job{};
   job.problem = &problem_;
   job.args = &args;
   job.sequences = w.sequences;
   job.tiling = forward_tiling_;
-  job.split = split_;
-  job.parts = 1;
+  job.split_rule = split_;
+  job.splits = 1;
   for (int32_t b = 0; b < shape.batch; ++b) {
-    job.parts = std::max(job.parts, part_count(split_, job.sequences[b].len));
+    job.splits = std::max(job.splits, part_count(split_, job.sequences[b].len));
   }
   job.partial_queries = split_bound(split_, shape).q;
   job.partial_o = w.partial_o;
@@ -255,26 +257,26 @@ int32_t CpuLauncher::forward(const ForwardArgs& args, void* workspace, const Exe
   job.partial_l = w.partial_l;
   job.rng_seed = random.seed;
   job.rng_offset = random.offset;
-  set_blocks(&job);
-  if (job.query_blocks * job.head_blocks > 1 && w.shared.count > 0) {
+  choose_q_blocks(&job);
+  if (job.q_blocks * job.head_blocks > 1 && w.shared.count > 0) {
     job.shared = w.shared;
     std::fill_n(w.shared.states, w.shared.count, kTileEmpty);
   }
   const Threads threads = threads_for(threads_, forward_work(problem_, shape), on);
-  job.threads = threads.most;
-  parallel_tasks(threads, job.tasks(), job.strands(), [&](int64_t task, int32_t thread) {
+  job.threads = threads.max;
+  parallel_tasks(threads, job.tasks(), job.tasks_per_q_block(), [&](int64_t task, int32_t thread) {
     kernels_.forward(job, task, w.scratch + thread * forward_scratch_);
   });
-  if (job.parts > 1) merge_parts(job, on);
+  if (job.splits > 1) merge_splits(job, on);
   return FLASHATTN_OK;
 }
 
-void CpuLauncher::merge_parts(const ForwardJob& job, const Executor& on) const {
+void CpuLauncher::merge_splits(const ForwardJob& job, const Executor& on) const {
   const ForwardArgs& args = *job.args;
   const int64_t rows = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
   const int32_t size = dtype_size(problem_.dtype_o);
   const double elements =
-      static_cast<double>(rows * job.partial_queries) * job.parts * problem_.dim_v;
+      static_cast<double>(rows * job.partial_queries) * job.splits * problem_.dim_v;
   parallel_tasks(threads_for(threads_, elements, on), rows, 1, [&](int64_t task, int32_t) {
     const int32_t b = static_cast<int32_t>(task / problem_.heads_q);
     const int32_t h = static_cast<int32_t>(task % problem_.heads_q);
@@ -310,7 +312,7 @@ void CpuLauncher::merge_parts(const ForwardJob& job, const Executor& on) const {
 int32_t CpuLauncher::backward(const BackwardArgs& args, void* workspace, const Executor& on) const {
   const Shape& shape = args.shape;
   const BackwardWorkspace w = backward_workspace(shape, static_cast<char*>(workspace));
-  const Random random = random_of(args.inputs);
+  const DropoutSeed random = dropout_seed(args.inputs);
   const auto tiles = [](int32_t length, int32_t tile) {
     return static_cast<int32_t>(ceil_div(length, tile));
   };
@@ -319,20 +321,20 @@ int32_t CpuLauncher::backward(const BackwardArgs& args, void* workspace, const E
   job.args = &args;
   job.sequences = w.sequences;
   job.tiling = backward_tiling_;
-  job.query_tiles = tiles(shape.seqlen_q, backward_tiling_.tile_q);
-  job.key_tiles = backward_key_tiles(backward_tiling_, problem_, shape.seqlen_kv);
+  job.q_tiles = tiles(shape.seqlen_q, backward_tiling_.tile_q);
+  job.kv_tiles = backward_kv_tiles(backward_tiling_, problem_, shape.seqlen_kv);
   const Threads threads = threads_for(threads_, 2.5 * forward_work(problem_, shape), on);
-  job.threads = threads.most;
+  job.threads = threads.max;
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
-  if (heads * job.key_tiles > INT32_MAX) {
+  if (heads * job.kv_tiles > INT32_MAX) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "batch",
                 "batch = %d with heads_kv = %d and %d tiles of keys a head makes 2^31 tiles or "
                 "more; split the batch",
-                shape.batch, problem_.heads_kv, job.key_tiles);
+                shape.batch, problem_.heads_kv, job.kv_tiles);
   }
   resolve_sequences(problem_, shape, args.inputs, w.sequences);
   // As many heads at a time as threads, in the end, too.
-  job.order = Sections::of(heads, job.key_tiles, job.threads, job.threads);
+  job.order = Sections::of(heads, job.kv_tiles, job.threads, job.threads);
   job.rng_seed = random.seed;
   job.rng_offset = random.offset;
   // Or none: a sum of nothing is written, too.
@@ -343,22 +345,22 @@ int32_t CpuLauncher::backward(const BackwardArgs& args, void* workspace, const E
   job.dbias_is_reduced = (args.dbias_stride_batch == 0 && !whole) ||
                          (args.dbias_stride_head == 0 && problem_.heads_q > 1) ||
                          (args.dbias_stride_row == 0 && !each_row);
-  job.lse2 = w.lse2;
-  job.base = w.base;
+  job.lse_log2 = w.lse_log2;
+  job.softmax_base = w.softmax_base;
   job.delta = w.delta;
   job.dq = w.dq;
-  job.turn = w.turn;
+  job.dq_semaphore = w.dq_semaphore;
   const auto run = [&](int64_t count, void (*kernel)(const BackwardJob&, int64_t, char*)) {
     parallel_tasks(threads, count, 1, [&](int64_t task, int32_t thread) {
       kernel(job, task, w.scratch + thread * backward_scratch_);
     });
   };
   const int64_t batch = shape.batch;
-  run(batch * problem_.heads_q * job.query_tiles, kernels_.backward_prepare);
+  run(batch * problem_.heads_q * job.q_tiles, kernels_.backward_prepare);
   run(job.order.count(), kernels_.backward);
   if (args.dbias && job.dbias_is_reduced) {
     run((args.dbias_stride_batch ? batch : 1) * (args.dbias_stride_head ? problem_.heads_q : 1) *
-            job.key_tiles,
+            job.kv_tiles,
         kernels_.backward_dbias);
   }
   if (args.dsink) run(problem_.heads_q, kernels_.backward_dsink);
@@ -383,7 +385,7 @@ int32_t CpuLauncher::merge(const MergeArgs& args, const Executor& on) const {
   const int64_t rows = static_cast<int64_t>(batch) * problem_.heads_q;
   const double elements = static_cast<double>(rows * tokens) * args.parts * problem_.dim_v;
   parallel_tasks(
-      threads_for(threads_, kAsLong * elements, on), rows, 1, [&](int64_t task, int32_t) {
+      threads_for(threads_, kElementCost * elements, on), rows, 1, [&](int64_t task, int32_t) {
         const int32_t b = static_cast<int32_t>(task / problem_.heads_q);
         const int32_t h = static_cast<int32_t>(task % problem_.heads_q);
         for (int64_t i = 0; i < tokens; ++i) {
@@ -401,12 +403,12 @@ int32_t CpuLauncher::merge(const MergeArgs& args, const Executor& on) const {
 
 int32_t CpuLauncher::dropout_mask(const ForwardArgs& args, uint8_t* keep,
                                   const Executor& on) const {
-  const Random random = random_of(args.inputs);
+  const DropoutSeed random = dropout_seed(args.inputs);
   const int64_t keys = args.shape.seqlen_kv, queries = args.shape.seqlen_q;
   const int64_t heads = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
   const double numbers = static_cast<double>(heads) * queries * keys;
   parallel_tasks(
-      threads_for(threads_, kAsLong * numbers, on), heads, 1, [&](int64_t head, int32_t) {
+      threads_for(threads_, kElementCost * numbers, on), heads, 1, [&](int64_t head, int32_t) {
         for (int64_t i = 0; i < queries; ++i) {
           kernels_.dropout_row(random.seed, random.offset, problem_.dropout_threshold(),
                                static_cast<uint32_t>(head), static_cast<int32_t>(i),

@@ -1,7 +1,7 @@
 // Merging of partial results, and single rows of the dropout.
 #pragma once
 
-#include "cpu/weights.h"
+#include "cpu/softmax.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
@@ -44,7 +44,7 @@ inline float merge_row(const MergeJob& job, const MergeRow& row) {
   };
   float total = 0;
   for (int32_t p = 0; p < job.parts; ++p) total += weight(p)[0];
-  const RowEnd end = end_row(top, total, row.unit.nats, row.sink);
+  const RowResult end = normalize_row(top, total, row.unit.nats, row.sink);
   for (int32_t c = 0; c < job.dim; c += kWidth) {
     Floats x{};
     for (int32_t p = 0; p < job.parts; ++p) {
@@ -52,12 +52,12 @@ inline float merge_row(const MergeJob& job, const MergeRow& row) {
       with_dtype(job.dtype_part, [&](auto tag) {
         constexpr int32_t kPart = decltype(tag)::value;
         x += weight(p) * splat(end.factor) *
-             load_first<kPart>(part_row(job, row, p) + c * kSize<kPart>, job.dim - c);
+             load_first<kPart>(part_row(job, row, p) + c * kElementBytes<kPart>, job.dim - c);
       });
     }
     with_dtype(job.dtype, [&](auto tag) {
       constexpr int32_t kOut = decltype(tag)::value;
-      store_first<kOut>(static_cast<char*>(row.out) + c * kSize<kOut>, x, job.dim - c);
+      store_first<kOut>(static_cast<char*>(row.out) + c * kElementBytes<kOut>, x, job.dim - c);
     });
   }
   return rounded_lse(end.lse);
@@ -70,7 +70,7 @@ inline void dropout_row(uint64_t seed, uint64_t offset, uint32_t threshold, uint
   uint8_t strip[16 * kStep];
   for (int32_t j = 0; j < keys; j += kStep) {
     const int32_t count = keys - j < kStep ? keys - j : kStep;
-    dropout_strip(stream, threshold, i / 16, j, count, strip, kStep);
+    dropout_tiles(stream, threshold, i / 16, j, count, strip, kStep);
     __builtin_memcpy(keep + j, strip + i % 16 * kStep, static_cast<size_t>(count));
   }
 }

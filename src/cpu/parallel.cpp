@@ -14,9 +14,9 @@ namespace {
 // Tasks in queues, each with threads of its own, who look into the others when theirs is empty.
 class Queues {
  public:
-  Queues(int32_t threads, int64_t count, int64_t strands,
+  Queues(int32_t threads, int64_t count, int64_t affinity_stride,
          void (*body)(const void*, int64_t, int32_t), const void* context)
-      : queues_(static_cast<int32_t>(std::gcd(strands, threads))),
+      : queues_(static_cast<int32_t>(std::gcd(affinity_stride, threads))),
         count_(count),
         body_(body),
         context_(context) {
@@ -55,7 +55,7 @@ class Queues {
   void (*const body_)(const void*, int64_t, int32_t);
   const void* const context_;
   union {  // of each queue; those that are used
-    std::atomic<int64_t> begun_[kMostThreads];
+    std::atomic<int64_t> begun_[kMaxThreads];
   };
 };
 
@@ -68,21 +68,21 @@ struct OfferedQueues {
 
 }  // namespace
 
-void run_tasks(const Threads& threads, int64_t count, int64_t strands,
+void run_tasks(const Threads& threads, int64_t count, int64_t affinity_stride,
                void (*body)(const void*, int64_t, int32_t), const void* context) {
-  const auto most = static_cast<int32_t>(std::min<int64_t>(threads.most, count));
+  const auto most = static_cast<int32_t>(std::min<int64_t>(threads.max, count));
   if (most <= 1 || (threads.parallel && !threads.wakes)) {
     for (int64_t task = 0; task < count; ++task) body(context, task, 0);
     return;
   }
   if (!threads.parallel) {
-    Queues queues(most, count, strands, body, context);
+    Queues queues(most, count, affinity_stride, body, context);
     run_on_pool(
         most, threads.wakes,
         [](void* all, int32_t thread) { static_cast<Queues*>(all)->work(thread); }, &queues);
     return;
   }
-  OfferedQueues offered{{most, count, strands, body, context}, most, {}};
+  OfferedQueues offered{{most, count, affinity_stride, body, context}, most, {}};
   const auto take_part = [](void* all, int32_t thread) {
     auto& own = *static_cast<OfferedQueues*>(all);
     if (thread < 0 || thread >= own.threads || !own.numbers.take(thread)) return;

@@ -44,7 +44,7 @@ typedef float FloatsAt __attribute__((vector_size(4 * kWidth), aligned(4), may_a
 typedef uint32_t WordsAt __attribute__((vector_size(4 * kWidth), aligned(2), may_alias));
 typedef uint16_t HalvesAt __attribute__((vector_size(2 * kWidth), aligned(2), may_alias));
 
-constexpr float kInfinity = __builtin_inff(), kLargest = __FLT_MAX__;
+constexpr float kInfinity = __builtin_inff(), kMaxFloat = __FLT_MAX__;
 
 FLASHATTN_INLINE Floats splat(float x) { return x - Floats{}; }
 FLASHATTN_INLINE Words splat_word(uint32_t x) { return x - Words{}; }
@@ -140,7 +140,7 @@ FLASHATTN_INLINE Floats iota() { return iota_of(std::make_integer_sequence<int, 
 
 // For loops that wait for another thread: spins for some 50 us, then sleeps as long at a time, for
 // that thread may be without a core.
-FLASHATTN_INLINE void wait_a_little(int32_t* waited) {
+FLASHATTN_INLINE void back_off(int32_t* waited) {
 #if defined(__x86_64__) || defined(__i386__)
   _mm_pause();
 #endif

@@ -19,9 +19,9 @@ namespace {
 constexpr int64_t kSpin = 50'000;          // nanoseconds that a thread waits before it sleeps
 constexpr int64_t kRetry = 1'000'000'000;  // nanoseconds until threads that failed are tried again
 constexpr size_t kStack = size_t{1}
-                          << 20;    // of which kernels use less than 64 KiB, unoptimised more
-constexpr int32_t kMostCalls = 32;  // that ask for threads at once; those beyond do without
-constexpr int32_t kFanOut = 2;      // threads that one wakes, which wake others
+                          << 20;   // of which kernels use less than 64 KiB, unoptimised more
+constexpr int32_t kMaxCalls = 32;  // that ask for threads at once; those beyond do without
+constexpr int32_t kFanOut = 2;     // threads that one wakes, which wake others
 
 int64_t now() {
   timespec t{};
@@ -52,7 +52,7 @@ struct alignas(64) Call {
   // how many more may join, how many have joined and not left.
   static constexpr uint32_t kOpen = 1u << 31, kCallerSleeps = 1u << 30;
   static constexpr uint32_t kPlace = 1u << 12, kMember = 1, kMembers = kPlace - 1;
-  static_assert(kMostThreads < int32_t{kPlace} && kMostThreads <= (1 << 12));
+  static_assert(kMaxThreads < int32_t{kPlace} && kMaxThreads <= (1 << 12));
   static uint32_t places(uint32_t state) { return (state & ~(kOpen | kCallerSleeps)) / kPlace; }
 
   std::atomic<uint32_t> state{0};
@@ -199,8 +199,8 @@ class Pool {
   // In one call, if there is one that threads may join.
   bool take_part(int32_t own, bool slept) {
     const uint32_t open = open_.load();
-    for (int32_t n = 0; open && n < kMostCalls; ++n) {
-      const int32_t slot = (own + n) % kMostCalls;  // spread over calls
+    for (int32_t n = 0; open && n < kMaxCalls; ++n) {
+      const int32_t slot = (own + n) % kMaxCalls;  // spread over calls
       if (!(open >> slot & 1u)) continue;
       Call& call = calls_[slot];
       // Where processors share no cache Linux wakes a thread on the one that woke it, though others
@@ -265,7 +265,7 @@ class Pool {
   int32_t spinners_ = 0;  // at the most
   bool prepared_ = false;
   int64_t retry_ = 0;  // when
-  Call calls_[kMostCalls];
+  Call calls_[kMaxCalls];
 };
 
 // Never destroyed: its threads sleep on when the process ends.

@@ -7,9 +7,9 @@
 namespace flashattn::cpu {
 
 // No plan uses more.
-constexpr int32_t kMostThreads = 1024;
+constexpr int32_t kMaxThreads = 1024;
 
-// The numbers [0, kMostThreads) of the threads that take part in one call, each taken once.
+// The numbers [0, kMaxThreads) of the threads that take part in one call, each taken once.
 class ThreadNumbers {
  public:
   void clear() {
@@ -22,7 +22,7 @@ class ThreadNumbers {
   }
 
  private:
-  std::atomic<uint64_t> words_[kMostThreads / 64] = {};
+  std::atomic<uint64_t> words_[kMaxThreads / 64] = {};
 };
 
 // Runs work(context, 0) on the caller's thread, and meanwhile work(context, number), number in

@@ -8,28 +8,28 @@
 namespace flashattn::cpu::FLASHATTN_ISA {
 
 // K or V of the KV heads that a block reads together, as they lie in memory.
-struct Cache {
-  Rows rows;  // of the first head
+struct KvCacheHeads {
+  TokenRows rows;  // of the first head
   int64_t head_bytes;
   int32_t heads, row_bytes;
   int32_t end;  // of the keys that are fetched before they are needed
 };
 
-constexpr int32_t kChunk = 64;        // keys of a head at once, at most
-constexpr int32_t kRunBytes = 32768;  // of all heads at once: a small part of the L2 cache
-constexpr int kScoreRows = 4;         // queries that share loaded keys; values: kMicroRows
-constexpr int kFetchUnits = 4;        // of values, a step
+constexpr int32_t kMaxSubtileKeys = 64;   // keys of a head at once, at most
+constexpr int32_t kSubtileBytes = 32768;  // of all heads at once: a small part of the L2 cache
+constexpr int kScoreRows = 4;      // queries that share loaded keys; values: kMicroKernelRows
+constexpr int kPrefetchWords = 4;  // of values, a step
 
 // Keys of all heads that are worked on head by head. Many more, and memory is no longer read in the
 // order in which it lies; fewer pay for each start.
-FLASHATTN_INLINE int32_t run_keys(const Cache& cache) {
-  const int32_t fitting = kRunBytes / (cache.heads * cache.row_bytes) / kWidth * kWidth;
-  return fitting < 16 ? 16 : fitting > kChunk ? kChunk : fitting;
+FLASHATTN_INLINE int32_t subtile_keys(const KvCacheHeads& cache) {
+  const int32_t fitting = kSubtileBytes / (cache.heads * cache.row_bytes) / kWidth * kWidth;
+  return fitting < 16 ? 16 : fitting > kMaxSubtileKeys ? kMaxSubtileKeys : fitting;
 }
 
 // Calls body(n, address of the row n - range.begin).
 template <class Body>
-FLASHATTN_INLINE void for_each_row(const Rows& rows, Interval range, Body body) {
+FLASHATTN_INLINE void for_each_row(const TokenRows& rows, Interval range, Body body) {
   for (int32_t j = range.begin; j < range.end;) {
     const char* p = rows.row(j);
     int32_t end = range.end;
@@ -43,22 +43,22 @@ FLASHATTN_INLINE void for_each_row(const Rows& rows, Interval range, Body body) 
 // Rows of a run of keys of one head, and those of the next run of all heads, which are asked for
 // meanwhile: in the order in which they lie, and evenly, for processors forget what they are asked
 // for at once.
-struct Chunk {
-  const char* row[kChunk];  // past the end: the last
-  const char* next[kChunk];
+struct KvSubtile {
+  const char* row[kMaxSubtileKeys];  // past the end: the last
+  const char* next[kMaxSubtileKeys];
   int32_t tokens, lines;  // of `next`, and of a token
   int32_t token, line;    // that is fetched next
   int32_t each;           // lines a step
 
   // So many steps follow, after which so many of all lines are to have been asked for.
-  FLASHATTN_INLINE void plan(int32_t steps, int32_t part, int32_t parts) {
+  FLASHATTN_INLINE void plan_prefetch(int32_t steps, int32_t part, int32_t parts) {
     const int32_t end = static_cast<int32_t>(int64_t{tokens} * lines * part / parts);
     const int32_t left = end - token * lines - line;
     each = steps > 0 && left > 0 ? (left + steps - 1) / steps : 0;
   }
 
   // Lines of a step into the second level of the caches: the first has room for few requests.
-  FLASHATTN_INLINE void fetch() {
+  FLASHATTN_INLINE void prefetch() {
     for (int32_t n = each; n > 0 && token < tokens;) {
       // Of a token at a time: lines that are counted in memory take longer than the products.
       const char* at = next[token] + int64_t{line} * 64;
@@ -73,25 +73,26 @@ struct Chunk {
 
 // Calls body(head, first key, count, chunk) for runs of the keys `range`, all heads of each.
 template <class Body>
-FLASHATTN_INLINE void for_each_chunk(const Cache& cache, Interval range, Body body) {
-  const int32_t step = run_keys(cache);
+FLASHATTN_INLINE void for_each_subtile(const KvCacheHeads& cache, Interval range, Body body) {
+  const int32_t step = subtile_keys(cache);
   const int64_t span = (cache.heads - 1) * cache.head_bytes + cache.row_bytes;
-  Chunk chunk;
+  KvSubtile subtile;
   // Heads may lie anywhere: no more than is a help.
-  chunk.lines = static_cast<int32_t>(span < kRunBytes ? (span + 63) / 64 : kRunBytes / 64);
+  subtile.lines =
+      static_cast<int32_t>(span < kSubtileBytes ? (span + 63) / 64 : kSubtileBytes / 64);
   for (int32_t first = range.begin; first < range.end; first += step) {
     const int32_t count = range.end - first < step ? range.end - first : step;
     for_each_row(cache.rows, {first, first + count},
-                 [&](int32_t n, const char* p) { chunk.row[n] = p; });
-    for (int32_t n = count; n < step; ++n) chunk.row[n] = chunk.row[count - 1];
+                 [&](int32_t n, const char* p) { subtile.row[n] = p; });
+    for (int32_t n = count; n < step; ++n) subtile.row[n] = subtile.row[count - 1];
     const int32_t end = first + 2 * step < cache.end ? first + 2 * step : cache.end;
-    chunk.tokens = end > first + step ? end - first - step : 0;
-    chunk.token = chunk.line = 0;
+    subtile.tokens = end > first + step ? end - first - step : 0;
+    subtile.token = subtile.line = 0;
     for_each_row(cache.rows, {first + step, end},
-                 [&](int32_t n, const char* p) { chunk.next[n] = p; });
+                 [&](int32_t n, const char* p) { subtile.next[n] = p; });
     for (int32_t head = 0; head < cache.heads; ++head) {
-      body(head, first, count, chunk);
-      for (int32_t n = 0; n < step; ++n) chunk.row[n] += cache.head_bytes;
+      body(head, first, count, subtile);
+      for (int32_t n = 0; n < step; ++n) subtile.row[n] += cache.head_bytes;
     }
   }
 }
@@ -99,23 +100,23 @@ FLASHATTN_INLINE void for_each_chunk(const Cache& cache, Interval range, Body bo
 // Scores of kRows queries with `count` keys of a chunk: s[r * s_stride + n] = q[r] . key[n]. A step
 // for each kWidth / kRows keys.
 template <Compute kCompute, int32_t kDtype, int kRows>
-void dot_rows(const uint32_t* q, int32_t q_units, Chunk& chunk, int32_t count, int32_t dim,
-              float* s, int64_t s_stride) {
+void direct_qk_rows(const uint32_t* q, int32_t q_words, KvSubtile& subtile, int32_t count,
+                    int32_t dim, float* s, int64_t s_stride) {
   constexpr int kKeys = kWidth / kRows;
-  const int32_t units = (dim + kUnit<kCompute> - 1) / kUnit<kCompute>;
-  const int32_t whole = dim / (kUnit<kCompute> * kWidth) * kWidth;
+  const int32_t words = (dim + kWordElements<kCompute> - 1) / kWordElements<kCompute>;
+  const int32_t whole = dim / (kWordElements<kCompute> * kWidth) * kWidth;
   for (int32_t n = 0; n < count; n += kKeys) {
     Floats sums[kWidth] = {};
     const auto add = [&](int32_t u, int32_t end) {
       Words query[kRows];
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        query[r] = load_words(q + r * q_units + u);
+        query[r] = load_words(q + r * q_words + u);
         if (kRows == kScoreRows) hold(query[r]);
       }
 #pragma GCC unroll 16
       for (int k = 0; k < kKeys; ++k) {
-        const Words key = load_units<kCompute, kDtype>(chunk.row[n + k], u, end);
+        const Words key = load_row_words<kCompute, kDtype>(subtile.row[n + k], u, end);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           sums[r * kKeys + k] = multiply_add<kCompute>(sums[r * kKeys + k], query[r], key);
@@ -124,8 +125,8 @@ void dot_rows(const uint32_t* q, int32_t q_units, Chunk& chunk, int32_t count, i
     };
     int32_t u = 0;
     for (; u < whole; u += kWidth) add(u, INT32_MAX);
-    if (u < units) add(u, dim);
-    chunk.fetch();
+    if (u < words) add(u, dim);
+    subtile.prefetch();
     float lanes[kWidth];
     store(lanes, sum_each(sums));
 #pragma GCC unroll 4
@@ -138,22 +139,22 @@ void dot_rows(const uint32_t* q, int32_t q_units, Chunk& chunk, int32_t count, i
 // o[r * o_stride + c] += p[r] . value[][c] for kRows queries, kVectors vectors of columns from
 // `column` on and `units` units of keys of a chunk.
 template <Compute kCompute, int32_t kDtype, int kRows, int kVectors, bool kWhole>
-void weigh_columns(const uint32_t* p, int64_t p_stride, Chunk& chunk, int32_t units, int32_t column,
-                   int32_t dim, float* o, int64_t o_stride) {
+void direct_pv_columns(const uint32_t* p, int64_t p_stride, KvSubtile& subtile, int32_t words,
+                       int32_t column, int32_t dim, float* o, int64_t o_stride) {
   Floats sum[kRows][kVectors];
 #pragma GCC unroll 6
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) sum[r][v] = load(o + r * o_stride + column + v * kWidth);
   }
-  for (int32_t u = 0, end; u < units; u = end) {
-    chunk.fetch();
-    end = units - u < kFetchUnits ? units : u + kFetchUnits;
+  for (int32_t u = 0, end; u < words; u = end) {
+    subtile.prefetch();
+    end = words - u < kPrefetchWords ? words : u + kPrefetchWords;
 #pragma GCC unroll 1
     for (int32_t n = u; n < end; ++n) {
       Words value[kVectors];
-      const char* const* row = chunk.row + n * kUnit<kCompute>;
-      const char *first = row[0], *second = row[kUnit<kCompute> - 1];
+      const char* const* row = subtile.row + n * kWordElements<kCompute>;
+      const char *first = row[0], *second = row[kWordElements<kCompute> - 1];
       if constexpr (kCompute == Compute::kBf16Pairs && kVectors % 2 == 0 && kWhole) {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; v += 2) {
@@ -163,7 +164,8 @@ void weigh_columns(const uint32_t* p, int64_t p_stride, Chunk& chunk, int32_t un
       } else {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
-          value[v] = load_pair<kCompute, kDtype, kWhole>(first, second, column + v * kWidth, dim);
+          value[v] =
+              load_row_pair<kCompute, kDtype, kWhole>(first, second, column + v * kWidth, dim);
         }
       }
 #pragma GCC unroll 6
@@ -185,16 +187,16 @@ void weigh_columns(const uint32_t* p, int64_t p_stride, Chunk& chunk, int32_t un
 
 // The same over all columns.
 template <Compute kCompute, int32_t kDtype, int kRows>
-void weigh_rows(const uint32_t* p, int64_t p_stride, Chunk& chunk, int32_t units, int32_t dim,
-                float* o, int64_t o_stride) {
+void direct_pv_rows(const uint32_t* p, int64_t p_stride, KvSubtile& subtile, int32_t words,
+                    int32_t dim, float* o, int64_t o_stride) {
   int32_t column = 0;
   for (; column + kPanel <= dim; column += kPanel) {
-    weigh_columns<kCompute, kDtype, kRows, kPanelVectors, true>(p, p_stride, chunk, units, column,
-                                                                dim, o, o_stride);
+    direct_pv_columns<kCompute, kDtype, kRows, kPanelVectors, true>(p, p_stride, subtile, words,
+                                                                    column, dim, o, o_stride);
   }
   for (; column < dim; column += kWidth) {
-    weigh_columns<kCompute, kDtype, kRows, 1, false>(p, p_stride, chunk, units, column, dim, o,
-                                                     o_stride);
+    direct_pv_columns<kCompute, kDtype, kRows, 1, false>(p, p_stride, subtile, words, column, dim,
+                                                         o, o_stride);
   }
 }
 
@@ -211,17 +213,17 @@ FLASHATTN_INLINE void for_each_row_block(int32_t rows, Body body) {
 // s[r][n - range.begin] = q[r] . key n for the keys `range`; the heads' queries, `rows` each, lie
 // one behind the other.
 template <Compute kCompute>
-void direct_scores(const Cache& keys, Interval range, int32_t dim, int32_t dtype, const uint32_t* q,
-                   int32_t q_units, int32_t rows, float* s, int64_t s_stride) {
+void direct_qk(const KvCacheHeads& keys, Interval range, int32_t dim, int32_t dtype,
+               const uint32_t* q, int32_t q_words, int32_t rows, float* s, int64_t s_stride) {
   with_dtype(dtype, [&](auto tag) {
-    for_each_chunk(keys, range, [&](int32_t head, int32_t n, int32_t count, Chunk& chunk) {
+    for_each_subtile(keys, range, [&](int32_t head, int32_t n, int32_t count, KvSubtile& subtile) {
       const int64_t first = int64_t{head} * rows;
       for_each_row_block<kScoreRows>(rows, [&](int32_t row, auto block) {
         constexpr int32_t kKeys = kWidth / decltype(block)::value;
-        chunk.plan((count + kKeys - 1) / kKeys, head * rows + row + decltype(block)::value,
-                   keys.heads * rows);
-        dot_rows<kCompute, decltype(tag)::value, decltype(block)::value>(
-            q + (first + row) * q_units, q_units, chunk, count, dim,
+        subtile.plan_prefetch((count + kKeys - 1) / kKeys,
+                              head * rows + row + decltype(block)::value, keys.heads * rows);
+        direct_qk_rows<kCompute, decltype(tag)::value, decltype(block)::value>(
+            q + (first + row) * q_words, q_words, subtile, count, dim,
             s + (first + row) * s_stride + (n - range.begin), s_stride);
       });
     });
@@ -230,25 +232,26 @@ void direct_scores(const Cache& keys, Interval range, int32_t dim, int32_t dtype
 
 // o[r] += p[r] . values of the keys `range`, which starts with a whole unit.
 template <Compute kCompute>
-void direct_values(const Cache& values, Interval range, int32_t dim, int32_t dtype,
-                   const uint32_t* p, int64_t p_stride, int32_t rows, float* o, int64_t o_stride) {
+void direct_pv(const KvCacheHeads& values, Interval range, int32_t dim, int32_t dtype,
+               const uint32_t* p, int64_t p_stride, int32_t rows, float* o, int64_t o_stride) {
   with_dtype(dtype, [&](auto tag) {
-    for_each_chunk(values, range, [&](int32_t head, int32_t n, int32_t count, Chunk& chunk) {
-      const int32_t units = (count + kUnit<kCompute> - 1) / kUnit<kCompute>;
-      const char* const last = chunk.row[count - 1];
-      // The weight of what follows the last key is 0, which must not meet an infinity.
-      if (count % kUnit<kCompute> != 0) chunk.row[count] = kZeroRow;
-      const int64_t first = int64_t{head} * rows;
-      for_each_row_block<kMicroRows>(rows, [&](int32_t row, auto block) {
-        const int32_t panels = dim / kPanel + (dim % kPanel + kWidth - 1) / kWidth;
-        chunk.plan((units + kFetchUnits - 1) / kFetchUnits * panels,
-                   head * rows + row + decltype(block)::value, values.heads * rows);
-        weigh_rows<kCompute, decltype(tag)::value, decltype(block)::value>(
-            p + (first + row) * p_stride + (n - range.begin) / kUnit<kCompute>, p_stride, chunk,
-            units, dim, o + (first + row) * o_stride, o_stride);
-      });
-      if (count % kUnit<kCompute> != 0) chunk.row[count] = last;
-    });
+    for_each_subtile(
+        values, range, [&](int32_t head, int32_t n, int32_t count, KvSubtile& subtile) {
+          const int32_t words = (count + kWordElements<kCompute> - 1) / kWordElements<kCompute>;
+          const char* const last = subtile.row[count - 1];
+          // The weight of what follows the last key is 0, which must not meet an infinity.
+          if (count % kWordElements<kCompute> != 0) subtile.row[count] = kZeroRow;
+          const int64_t first = int64_t{head} * rows;
+          for_each_row_block<kMicroKernelRows>(rows, [&](int32_t row, auto block) {
+            const int32_t panels = dim / kPanel + (dim % kPanel + kWidth - 1) / kWidth;
+            subtile.plan_prefetch((words + kPrefetchWords - 1) / kPrefetchWords * panels,
+                                  head * rows + row + decltype(block)::value, values.heads * rows);
+            direct_pv_rows<kCompute, decltype(tag)::value, decltype(block)::value>(
+                p + (first + row) * p_stride + (n - range.begin) / kWordElements<kCompute>,
+                p_stride, subtile, words, dim, o + (first + row) * o_stride, o_stride);
+          });
+          if (count % kWordElements<kCompute> != 0) subtile.row[count] = last;
+        });
   });
 }
 

@@ -8,10 +8,10 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-class ForwardRows {
+class QBlock {
  protected:
   // kv_heads: those of the place whose keys the block reads.
-  FLASHATTN_INLINE ForwardRows(const ForwardJob& job, const ForwardPlace& place, Interval kv_heads)
+  FLASHATTN_INLINE QBlock(const ForwardJob& job, const ForwardWorkTile& place, Interval kv_heads)
       : job_(job),
         problem_(*job.problem),
         in_(job.args->inputs),
@@ -20,29 +20,29 @@ class ForwardRows {
         b_(place.b),
         kv_head_(kv_heads.begin),
         kv_heads_(kv_heads.end - kv_heads.begin),
-        part_(place.part),
-        parts_(part_count(job.split, sequence_.len)) {
+        split_(place.split),
+        splits_(part_count(job.split_rule, sequence_.len)) {
     const Lengths len = sequence_.len;
-    queries_.begin = clamp_index(static_cast<int64_t>(place.query_block) * job.queries, len.q);
-    queries_.end = clamp_index(queries_.begin + static_cast<int64_t>(job.queries), len.q);
+    queries_.begin = clamp_index(static_cast<int64_t>(place.q_block) * job.block_queries, len.q);
+    queries_.end = clamp_index(queries_.begin + static_cast<int64_t>(job.block_queries), len.q);
     const int32_t group = problem_.group();
-    first_head_ = kv_head_ * group + place.head_block * job.heads;
-    const int32_t left = group - place.head_block * job.heads;
-    heads_ = kv_heads_ * (left < job.heads ? left : job.heads);
+    first_head_ = kv_head_ * group + place.head_block * job.block_heads;
+    const int32_t left = group - place.head_block * job.block_heads;
+    heads_ = kv_heads_ * (left < job.block_heads ? left : job.block_heads);
     rows_ = heads_ * (queries_.end - queries_.begin);
-    const Interval part = part_range(job_.split, sequence_.len, part_);
-    part_begin_ = part.begin;
-    if (rows_ > 0) keys_ = intersect(key_span(mask_, queries_, len).any, part);
+    const Interval split = part_range(job_.split_rule, sequence_.len, split_);
+    part_begin_ = split.begin;
+    if (rows_ > 0) keys_ = intersect(key_span(mask_, queries_, len).any, split);
   }
 
   // Rows of one head inside a tile of rows.
-  struct Segment {
+  struct HeadRows {
     int32_t head;
     Interval queries;
     int32_t row;  // of the block
   };
 
-  FLASHATTN_INLINE Segment segment_at(int32_t row, int32_t end_row) const {
+  FLASHATTN_INLINE HeadRows head_rows_at(int32_t row, int32_t end_row) const {
     const int32_t count = queries_.end - queries_.begin;
     const int32_t query = queries_.begin + row % count;
     const int32_t left = queries_.end - query;
@@ -52,32 +52,32 @@ class ForwardRows {
   }
 
   // The keys of `run` that some of the rows see; full: whether all do, too.
-  Interval seen_by(int32_t row, int32_t end_row, Interval run, bool* full) const {
-    Interval seen{run.end, run.begin};
+  Interval visible_to(int32_t row, int32_t end_row, Interval run, bool* full) const {
+    Interval visible{run.end, run.begin};
     for (int32_t r = row; r < end_row;) {
-      const Segment segment = segment_at(r, end_row);
-      r += segment.queries.end - segment.queries.begin;
-      const KeySpan span = key_span(mask_, segment.queries, sequence_.len);
+      const HeadRows head_rows = head_rows_at(r, end_row);
+      r += head_rows.queries.end - head_rows.queries.begin;
+      const KeySpan span = key_span(mask_, head_rows.queries, sequence_.len);
       *full &= classify(span, run) == TileKind::kFull;
-      if (span.any.begin < seen.begin) seen.begin = span.any.begin;
-      if (span.any.end > seen.end) seen.end = span.any.end;
+      if (span.any.begin < visible.begin) visible.begin = span.any.begin;
+      if (span.any.end > visible.end) visible.end = span.any.end;
     }
-    return intersect(seen, run);
+    return intersect(visible, run);
   }
 
   // What each of kCount rows sees of the keys, as seen from the key `first`.
   template <int32_t kCount>
-  void see(int32_t row, int32_t first, Interval keys, Interval (&seen)[kCount]) const {
+  void rows_visible(int32_t row, int32_t first, Interval keys, Interval (&visible)[kCount]) const {
     for (int32_t r = row; r < row + kCount;) {
-      const Segment segment = segment_at(r, row + kCount);
-      for (int32_t i = segment.queries.begin; i < segment.queries.end; ++i, ++r) {
+      const HeadRows head_rows = head_rows_at(r, row + kCount);
+      for (int32_t i = head_rows.queries.begin; i < head_rows.queries.end; ++i, ++r) {
         const Interval all = intersect(visible_keys(mask_, i, sequence_.len), keys);
-        seen[r - row] = {all.begin - first, all.end - first};
+        visible[r - row] = {all.begin - first, all.end - first};
       }
     }
   }
 
-  FLASHATTN_INLINE Rows kv(const flashattn_tensor& t, int32_t head = 0) const {
+  FLASHATTN_INLINE TokenRows kv(const flashattn_tensor& t, int32_t head = 0) const {
     return kv_rows(problem_, in_, t, b_, kv_head_ + head, sequence_.first_kv);
   }
 
@@ -86,7 +86,7 @@ class ForwardRows {
   FLASHATTN_INLINE int64_t shared_tile(int32_t key) const {
     if (!job_.shared.tiles || is_direct(problem_, sequence_.len)) return -1;
     if (key % job_.tiling.tile_kv != 0) return -1;
-    const int64_t tile = job_.key_tile(sequence_, b_, kv_head_, key);
+    const int64_t tile = job_.kv_tile_index(sequence_, b_, kv_head_, key);
     return tile < job_.shared.count ? tile : -1;
   }
 
@@ -95,22 +95,23 @@ class ForwardRows {
   }
 
   // What is read for queries, and for a tile of keys.
-  void look_ahead(Interval queries, int32_t first_key, int32_t tile_kv, Ahead (&ahead)[3]) const {
+  void plan_prefetch(Interval queries, int32_t first_key, int32_t tile_kv,
+                     RowPrefetch (&prefetch)[3]) const {
     const int32_t size = dtype_size(problem_.dtype);
-    const Rows q = rows_of(in_.q, size, b_, first_head_, sequence_.first_q);
+    const TokenRows q = rows_of(in_.q, size, b_, first_head_, sequence_.first_q);
     const int32_t tile = first_key / tile_kv * tile_kv;
     const int64_t shared = shared_tile(tile);
-    ahead[0] = {q, problem_.dim_qk * size, queries};
+    prefetch[0] = {q, problem_.dim_qk * size, queries};
     if (shared >= 0 && is_packed(job_.shared.states + shared)) {
       constexpr int32_t kBytes = 1024;
       const auto count = static_cast<int32_t>(job_.shared.tile_bytes / kBytes);
-      ahead[1] = {{packed_tile(shared), kBytes, nullptr, 1, 0}, kBytes, {0, count}};
-      ahead[2] = {};
+      prefetch[1] = {{packed_tile(shared), kBytes, nullptr, 1, 0}, kBytes, {0, count}};
+      prefetch[2] = {};
       return;
     }
     const Interval keys = intersect({tile, tile + tile_kv}, keys_);
-    ahead[1] = {kv(in_.k), problem_.dim_qk * size, keys};
-    ahead[2] = {kv(in_.v), problem_.dim_v * size, keys};
+    prefetch[1] = {kv(in_.k), problem_.dim_qk * size, keys};
+    prefetch[2] = {kv(in_.v), problem_.dim_v * size, keys};
   }
 
   const ForwardJob& job_;
@@ -118,7 +119,7 @@ class ForwardRows {
   const Inputs& in_;
   const MaskRule mask_;
   const Sequence sequence_;
-  const int32_t b_, kv_head_, kv_heads_, part_, parts_;
+  const int32_t b_, kv_head_, kv_heads_, split_, splits_;
   Interval queries_;
   int32_t first_head_, heads_, rows_;
   int32_t part_begin_;

@@ -21,8 +21,8 @@ FLASHATTN_INLINE Interval round_out(Interval columns) {
 
 // Rows of a tile that the block mask does not tear apart: all cut at the same queries, wherever the
 // tile starts, so that what is computed for a query does not depend on its neighbours.
-FLASHATTN_INLINE Interval block_cell(const ScoreRules& rules, int32_t query, int32_t tile_q,
-                                     Lengths len) {
+FLASHATTN_INLINE Interval same_block_rows(const ScoreRules& rules, int32_t query, int32_t tile_q,
+                                          Lengths len) {
   if (!rules.blocks) return {0, len.q};
   const int32_t rows =
       rules.block_q >= tile_q ? rules.block_q : tile_q / rules.block_q * rules.block_q;
@@ -33,8 +33,8 @@ FLASHATTN_INLINE Interval block_cell(const ScoreRules& rules, int32_t query, int
 // Calls body(keys, full) for each stretch of keys whose blocks are not off for all of the queries;
 // full: on for all.
 template <class Body>
-FLASHATTN_INLINE void for_each_block_run(const ScoreRules& rules, Interval queries, Interval keys,
-                                         Body body) {
+FLASHATTN_INLINE void for_each_active_range(const ScoreRules& rules, Interval queries,
+                                            Interval keys, Body body) {
   if (!rules.blocks) return body(keys, true);
   Interval run{keys.begin, keys.begin};
   bool full = true;
@@ -64,9 +64,9 @@ FLASHATTN_INLINE void for_each_block_run(const ScoreRules& rules, Interval queri
 // columns [begin, end) of s, multiples of kWidth. Returns the highest of each lane. derivative, if
 // not NULL, receives that of the softcap. add(x, key): x plus the biases of the keys from `key` on.
 template <class Add>
-FLASHATTN_INLINE Floats modify_columns(const ScoreRules& rules, int32_t i, int32_t first,
-                                       int32_t begin, int32_t end, float* s, float* derivative,
-                                       Add add) {
+FLASHATTN_INLINE Floats score_mod_columns(const ScoreRules& rules, int32_t i, int32_t first,
+                                          int32_t begin, int32_t end, float* s, float* derivative,
+                                          Add add) {
   const bool capped = rules.softcap != 0;
   const Floats factor = splat(capped ? rules.scale / rules.softcap : rules.scale * kPerNat);
   const Floats cap = splat(rules.softcap * kPerNat), slope = splat(rules.slope * kPerNat);
@@ -102,10 +102,10 @@ FLASHATTN_INLINE Floats modify_columns(const ScoreRules& rules, int32_t i, int32
 }
 
 // The same with the bias of the rules; `keys`: all of the sequence.
-inline Floats modify_row(const ScoreRules& rules, int32_t i, int32_t first, int32_t keys,
-                         int32_t begin, int32_t end, float* s, float* derivative) {
+inline Floats score_mod_row(const ScoreRules& rules, int32_t i, int32_t first, int32_t keys,
+                            int32_t begin, int32_t end, float* s, float* derivative) {
   const auto modify = [&](auto add) {
-    return modify_columns(rules, i, first, begin, end, s, derivative, add);
+    return score_mod_columns(rules, i, first, begin, end, s, derivative, add);
   };
   if (!rules.bias) return modify([](Floats x, int32_t) { return x; });
   const int64_t row_bytes = rules.bias_row * dtype_size(rules.dtype_bias);
@@ -126,7 +126,7 @@ inline Floats modify_row(const ScoreRules& rules, int32_t i, int32_t first, int3
   return with_dtype(rules.dtype_bias, [&](auto tag) {
     constexpr int32_t kDtype = decltype(tag)::value;
     return modify([&](Floats x, int32_t key) {
-      const char* at = row + key * int64_t{kSize<kDtype>};
+      const char* at = row + key * int64_t{kElementBytes<kDtype>};
       fetch_next(at);
       return x + load_first<kDtype>(at, keys - key) * splat(kPerNat);
     });
@@ -206,7 +206,7 @@ FLASHATTN_INLINE void philox_calls(const DropoutStream& stream, uint32_t first, 
 // Which of the weights of queries [16 * strip, 16 * strip + 16) and keys [first, first + keys),
 // first a multiple of 16, are kept: 1 or 0 at keep[query % 16][key - first], rows `stride` apart.
 // At most 15 elements past the last key are written.
-inline void dropout_strip(const DropoutStream& stream, uint32_t threshold, int32_t strip,
+inline void dropout_tiles(const DropoutStream& stream, uint32_t threshold, int32_t strip,
                           int32_t first, int32_t keys, uint8_t* keep, int32_t stride) {
   typedef uint16_t Numbers __attribute__((vector_size(4 * kWidth)));
   typedef uint8_t Bytes __attribute__((vector_size(2 * kWidth)));
@@ -244,7 +244,7 @@ inline void dropout_rows(const Problem& problem, uint64_t seed, uint64_t offset,
                           static_cast<uint32_t>(b) * static_cast<uint32_t>(problem.heads_q) +
                               static_cast<uint32_t>(head));
   for (int32_t strip = queries.begin / 16; strip * 16 < queries.end; ++strip) {
-    dropout_strip(stream, problem.dropout_threshold(), strip, first, keys, keep, stride);
+    dropout_tiles(stream, problem.dropout_threshold(), strip, first, keys, keep, stride);
     keep += int64_t{16} * stride;
   }
 }
