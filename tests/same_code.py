@@ -66,15 +66,20 @@ class Object:
                 raw[offset:offset + size] if has_bits else b""))
         self.by_name = {section.name: n for n, section in enumerate(self.sections)}
         starts: Dict[int, Dict[int, str]] = collections.defaultdict(dict)
-        for _, kind, _, _, offset, size, link, *_ in headers:
+        self.addends: Dict[int, List[Tuple[int, int]]] = collections.defaultdict(list)
+        for _, kind, _, _, offset, size, link, info, *_ in headers:
+            if kind == 4:  # SHT_RELA
+                for at in range(offset, offset + size, 24):
+                    where, _, addend = struct.unpack_from("<QQq", raw, at)
+                    self.addends[info].append((where, addend))
             if kind != 2:  # SHT_SYMTAB
                 continue
             for at in range(offset, offset + size, 24):
-                name, info, _, section, value, _ = struct.unpack_from("<IBBHQQ", raw, at)
+                name, kinds, _, section, value, _ = struct.unpack_from("<IBBHQQ", raw, at)
                 if section == 0 or section >= count or not name:
                     continue
                 self.symbols[text(link, name)] = (section, value)
-                if info & 15 == 2:  # STT_FUNC
+                if kinds & 15 == 2:  # STT_FUNC
                     starts[section].setdefault(value, text(link, name))
         self.functions = {section: sorted(all_.items()) for section, all_ in starts.items()}
 
@@ -97,7 +102,14 @@ class Object:
             return self.function_at(section, offset)
         if found.is_text:
             return found.data[offset:].split(b"\0")[0].decode(errors="replace")
-        return found.data[offset:offset + found.entry].hex() if found.entry else found.name
+        if found.entry:
+            return found.data[offset:offset + found.entry].hex()
+        kind, _, function = found.name.partition("._Z")
+        if not function:
+            return kind
+        # The tables of one function's jumps; their entries are relocations.
+        table = hashlib.sha256(found.data + repr(sorted(self.addends[section])).encode())
+        return f"{kind}+{offset} {table.hexdigest()}"
 
 
 def host_functions(path: pathlib.Path) -> Functions:
