@@ -1,11 +1,11 @@
 #include "core/select.h"
 
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/os.h"
 #include "core/validate_desc.h"
 #include "cpu/family.h"
 
@@ -97,8 +97,8 @@ FamilyList families() {
 }
 
 const char* forced_family() {
-  static const char* const name = std::getenv("FLASHATTN_FAMILY");
-  return name && *name ? name : nullptr;
+  static const char* const name = os::environment("FLASHATTN_FAMILY");
+  return name;
 }
 
 const Family& select_family(const Problem& problem, const Device& device, FamilyList list,

@@ -15,7 +15,7 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 // Waits until *turn is `expected`, set by another thread.
 FLASHATTN_INLINE void wait_for_semaphore(const int32_t* dq_semaphore, int32_t expected) {
   for (int32_t waited = 0; __atomic_load_n(dq_semaphore, __ATOMIC_ACQUIRE) != expected;) {
-    back_off(&waited);
+    os::back_off(&waited);
   }
 }
 

@@ -1,17 +1,13 @@
 #include "cpu/device.h"
 
-#include <unistd.h>
-
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
+#include "core/os.h"
 #include "cpu/family.h"
-#include "cpu/processors.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <sys/syscall.h>
 #endif
 
 namespace flashattn {
@@ -45,22 +41,11 @@ bool has_tiles() {
 #endif
 }
 
-// Linux wants to be asked for tile registers, once a process, before the first thread uses them:
-// their 8 KB would not fit every signal stack.
-bool may_use_tiles() {
-#if defined(__x86_64__) && defined(SYS_arch_prctl)
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h, since Linux 5.16
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-#else
-  return false;
-#endif
-}
-
 struct InstructionSet {
   const char* name;
   const Kernels& (*kernels)();
-  bool (*is_here)();
-  bool (*may_run)();  // NULL: it may
+  bool (*is_supported)();
+  bool (*request)();  // asks the system for it; NULL: it needs no permission
 };
 
 // Lowest first.
@@ -83,7 +68,8 @@ const InstructionSet kInstructionSets[] = {
     {"avx512_bf16", avx512_bf16::kernels, has_bf16, nullptr},
 #endif
 #if FLASHATTN_HAVE_AVX512_AMX
-    {"avx512_amx", avx512_amx::kernels, [] { return has_bf16() && has_tiles(); }, may_use_tiles},
+    {"avx512_amx", avx512_amx::kernels, [] { return has_bf16() && has_tiles(); },
+     os::request_tile_registers},
 #endif
 };
 
@@ -126,8 +112,7 @@ Choice choose() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
 #endif
-  const char* given = std::getenv("FLASHATTN_CPU_ISA");
-  if (given && !*given) given = nullptr;
+  const char* given = os::environment("FLASHATTN_CPU_ISA");
   const char* wanted = nullptr;  // given, where it names one
   for (const InstructionSet& set : kInstructionSets) {
     if (given && std::strcmp(given, set.name) == 0) wanted = given;
@@ -137,12 +122,12 @@ Choice choose() {
   bool capped = false;
   for (const InstructionSet& set : kInstructionSets) {
     // Of the system nothing is asked in vain.
-    if (capped || !set.is_here()) continue;
+    if (capped || !set.is_supported()) continue;
     if (!wanted && !is_preferred(set.name, processor.vendor, processor.family)) {
       left_out = &set;
       continue;
     }
-    if (set.may_run && !set.may_run()) continue;
+    if (set.request && !set.request()) continue;
     best = &set;
     left_out = nullptr;
     capped = wanted && std::strcmp(wanted, set.name) == 0;
@@ -202,14 +187,11 @@ struct MachineDevice {
   MachineDevice() : device{} {
     read_name(name);
     flashattn_device_properties& p = device.properties;
-    p.threads = usable_processors();
+    p.threads = os::usable_processors();
     p.name = name;
     p.isa = machine_kernels().isa;
-    p.memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-#if defined(_SC_LEVEL2_CACHE_SIZE)
-    const long cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
-    p.l2_cache = cache > 0 ? static_cast<int32_t>(cache) : 0;
-#endif
+    p.memory = os::memory_bytes();
+    p.l2_cache = static_cast<int32_t>(os::l2_cache_bytes());
   }
 };
 

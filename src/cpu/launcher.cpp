@@ -4,9 +4,9 @@
 
 #include "core/arrays.h"
 #include "core/error.h"
+#include "core/os.h"
 #include "cpu/device.h"
 #include "cpu/parallel.h"
-#include "cpu/processors.h"
 
 namespace flashattn::cpu {
 namespace {
@@ -77,7 +77,8 @@ struct CpuLauncher::BackwardWorkspace {
 CpuLauncher::CpuLauncher(const Problem& problem)
     : problem_(problem),
       kernels_(machine_kernels()),
-      threads_(std::min(problem.threads > 0 ? problem.threads : usable_processors(), kMaxThreads)),
+      threads_(
+          std::min(problem.threads > 0 ? problem.threads : os::usable_processors(), kMaxThreads)),
       forward_tiling_(kernels_.forward_tiling(problem)),
       backward_tiling_(kernels_.backward_tiling(problem)),
       split_(SplitRule::of(problem.splits, kSplitKeys,

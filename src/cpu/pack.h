@@ -2,6 +2,7 @@
 // strides, pages and ragged ends. What lies past a sequence's end is packed as zero and never read.
 #pragma once
 
+#include "core/os.h"
 #include "cpu/gemm.h"
 #include "cpu/job.h"
 
@@ -283,7 +284,7 @@ bool pack_once(int32_t* state, Pack pack) {
     return finite;
   }
   for (int32_t waited = 0; found == kTilePacking;) {
-    back_off(&waited);
+    os::back_off(&waited);
     found = __atomic_load_n(state, __ATOMIC_ACQUIRE);
   }
   return found == kTileFinite;

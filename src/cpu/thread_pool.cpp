@@ -1,17 +1,10 @@
 #include "cpu/thread_pool.h"
 
-#include <pthread.h>
-#include <signal.h>
-#include <time.h>
-
 #include <algorithm>
+#include <mutex>
 #include <new>
 
-#include "cpu/processors.h"
-
-#if defined(__x86_64__) || defined(__i386__)
-#include <immintrin.h>
-#endif
+#include "core/os.h"
 
 namespace flashattn::cpu {
 namespace {
@@ -23,11 +16,7 @@ constexpr size_t kStack = size_t{1}
 constexpr int32_t kMaxCalls = 32;  // that ask for threads at once; those beyond do without
 constexpr int32_t kFanOut = 2;     // threads that one wakes, which wake others
 
-int64_t now() {
-  timespec t{};
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return t.tv_sec * int64_t{1'000'000'000} + t.tv_nsec;
-}
+using os::now;
 
 // Spins until the condition holds, for kSpin at the most; returns whether it holds.
 template <class Condition>
@@ -36,11 +25,7 @@ bool spin_until(const Condition& holds) {
   do {
     for (int n = 0; n < 32; ++n) {
       if (holds()) return true;
-#if defined(__x86_64__) || defined(__i386__)
-      _mm_pause();
-#elif defined(__aarch64__)
-      __asm__ volatile("yield");
-#endif
+      os::pause();
     }
   } while (now() < end);
   return false;
@@ -61,8 +46,8 @@ struct alignas(64) Call {
   void* context = nullptr;
   std::atomic<int32_t> processor{-1};  // the caller's
   ThreadNumbers numbers;
-  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-  pthread_cond_t is_left = PTHREAD_COND_INITIALIZER;
+  os::Mutex mutex;
+  os::Condition is_left;
 };
 
 class Pool {
@@ -79,7 +64,7 @@ class Pool {
     call.threads = threads;
     call.work = work;
     call.context = context;
-    call.processor.store(current_processor(), std::memory_order_relaxed);
+    call.processor.store(os::current_processor(), std::memory_order_relaxed);
     call.numbers.clear();
     const auto places = static_cast<uint32_t>(threads - 1);
     // The bit first: a member that clears it, since it took the last place, is then never too
@@ -116,10 +101,9 @@ class Pool {
   static void wait_until_left(Call& call) {
     const auto is_left = [&] { return !(call.state.load() & Call::kMembers); };
     if (spin_until(is_left)) return;
-    pthread_mutex_lock(&call.mutex);
+    const std::lock_guard<os::Mutex> lock(call.mutex);
     call.state.fetch_or(Call::kCallerSleeps);
-    while (!is_left()) pthread_cond_wait(&call.is_left, &call.mutex);
-    pthread_mutex_unlock(&call.mutex);
+    while (!is_left()) call.is_left.wait(call.mutex);
   }
 
   // Wakes some of the sleeping threads where those that spin are too few.
@@ -127,27 +111,27 @@ class Pool {
     wanted = std::min(wanted - spinning_.load(), kFanOut);
     if (wanted <= 0 || sleeping_.load() == 0) return;
     // One that saw nothing to do before is now asleep, and not about to be.
-    pthread_mutex_lock(&mutex_);
-    pthread_mutex_unlock(&mutex_);
-    for (int32_t n = 0; n < wanted; ++n) pthread_cond_signal(&is_open_);
+    mutex_.lock();
+    mutex_.unlock();
+    for (int32_t n = 0; n < wanted; ++n) is_open_.signal();
   }
 
   // Makes it so many threads, as far as the system gives them.
   void grow(int32_t wanted) {
     if (workers_.load(std::memory_order_acquire) >= wanted) return;
-    if (pthread_mutex_trylock(&growing_) != 0) return;  // another caller starts some
+    if (!growing_.try_lock()) return;  // another caller starts some
     if (now() >= retry_ && prepare()) {
       while (workers_.load(std::memory_order_relaxed) < wanted && start()) {
       }
     }
-    pthread_mutex_unlock(&growing_);
+    growing_.unlock();
   }
 
   // Once in a process.
   bool prepare() {
     if (prepared_) return true;
-    spinners_ = usable_processors() - 1;
-    prepared_ = pthread_atfork(nullptr, nullptr, forget) == 0;
+    spinners_ = os::usable_processors() - 1;
+    prepared_ = os::after_fork_in_child(forget);
     return prepared_;
   }
   // In a child made by fork no thread of the pool lives, and those of its parent may have held
@@ -155,26 +139,8 @@ class Pool {
   static void forget();
 
   bool start() {
-    pthread_attr_t attributes;
-    if (pthread_attr_init(&attributes) != 0) return false;
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    // The default may be too small: `ulimit -s`, musl.
-    pthread_attr_setstacksize(&attributes, kStack);
-    // Signals are for the program's own threads, but for those that a fault raises where it is.
-    sigset_t most, before;
-    sigfillset(&most);
-    for (const int fault : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGABRT, SIGPROF}) {
-      sigdelset(&most, fault);
-    }
-    pthread_sigmask(SIG_SETMASK, &most, &before);
-    pthread_t thread;
-    const bool started = pthread_create(&thread, &attributes, main, this) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    pthread_attr_destroy(&attributes);
+    const bool started = os::start_thread(main, this, kStack, "flashattn");
     if (started) {
-#if defined(__linux__)
-      pthread_setname_np(thread, "flashattn");  // for top and debuggers
-#endif
       workers_.fetch_add(1, std::memory_order_release);
     } else {
       retry_ = now() + kRetry;
@@ -184,7 +150,7 @@ class Pool {
 
   static void* main(void* argument) {
     Pool& pool = *static_cast<Pool*>(argument);
-    use_processors();
+    os::use_all_processors();
     pool.serve(pool.numbered_.fetch_add(1) + 1);
     return nullptr;
   }
@@ -207,7 +173,8 @@ class Pool {
       // are idle; from the one that it moves to it is not taken away the next time. It moves before
       // it joins: perhaps it has to wait there.
       const int32_t processor = call.processor.load(std::memory_order_relaxed);
-      if (slept && processor >= 0 && current_processor() == processor) leave_processor(processor);
+      if (slept && processor >= 0 && os::current_processor() == processor)
+        os::leave_processor(processor);
       uint32_t state = call.state.load();
       while (state & Call::kOpen && Call::places(state) > 0) {
         if (!call.state.compare_exchange_weak(state, state - Call::kPlace + Call::kMember))
@@ -232,9 +199,9 @@ class Pool {
     open_.fetch_and(~(1u << slot));
     const uint32_t before = call.state.fetch_sub(Call::kMember);
     if ((before & Call::kMembers) == 1 && before & Call::kCallerSleeps) {
-      pthread_mutex_lock(&call.mutex);
-      pthread_mutex_unlock(&call.mutex);
-      pthread_cond_signal(&call.is_left);
+      call.mutex.lock();
+      call.mutex.unlock();
+      call.is_left.signal();
     }
   }
 
@@ -246,11 +213,10 @@ class Pool {
     const bool found = spins && spin_until(is_open);
     spinning_.fetch_sub(1);
     if (found) return false;
-    pthread_mutex_lock(&mutex_);
+    const std::lock_guard<os::Mutex> lock(mutex_);
     sleeping_.fetch_add(1);
-    while (!is_open()) pthread_cond_wait(&is_open_, &mutex_);
+    while (!is_open()) is_open_.wait(mutex_);
     sleeping_.fetch_sub(1);
-    pthread_mutex_unlock(&mutex_);
     return true;
   }
 
@@ -258,9 +224,9 @@ class Pool {
   alignas(64) std::atomic<uint32_t> reserved_{0};  // and for each that is in use
   std::atomic<int32_t> spinning_{0}, sleeping_{0};
   std::atomic<int64_t> last_end_{0};  // when the last call ended
-  pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
-  pthread_cond_t is_open_ = PTHREAD_COND_INITIALIZER;
-  pthread_mutex_t growing_ = PTHREAD_MUTEX_INITIALIZER;
+  os::Mutex mutex_;
+  os::Condition is_open_;
+  os::Mutex growing_;
   std::atomic<int32_t> workers_{0}, numbered_{0};
   int32_t spinners_ = 0;  // at the most
   bool prepared_ = false;
