@@ -43,16 +43,6 @@ constexpr float kMaxRowSum = 0x1p16f;
 // units, it is 1 once it is rounded to bf16.
 constexpr float kMaxBase = 0x1p14f;
 
-// x * y - z, rounded once where there is an instruction for it.
-FLASHATTN_INLINE Floats multiply_subtract(Floats x, Floats y, Floats z) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<Floats>(_mm512_fmsub_ps(
-      reinterpret_cast<__m512>(x), reinterpret_cast<__m512>(y), reinterpret_cast<__m512>(z)));
-#else
-  return x * y - z;
-#endif
-}
-
 // sum += x, and to rest what rounding took from it: of the equal weights of many chunks it would
 // take the same, again and again.
 FLASHATTN_INLINE void add_compensated(Floats& sum, Floats& rest, Floats x) {
