@@ -1,6 +1,9 @@
 // Tiles of the backward pass, and the memory in which a thread works on one.
 #pragma once
 
+#include "core/bump_allocator.h"
+#include "cpu/dropout.h"
+#include "cpu/mask.h"
 #include "cpu/score_mod.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
@@ -85,21 +88,16 @@ struct BackwardScratch {
     const int64_t qk_panels = round_up(qk_columns, kColumns) / kColumns;
     const int64_t v_panels = round_up(v_columns, kColumns) / kColumns;
     const int64_t tile = static_cast<int64_t>(tile_q) * tile_kv;
-    int64_t at = 0;
-    const auto take = [&](int64_t words) {
-      char* p_at = base ? base + at : nullptr;  // NULL: only measured
-      at += (words * 4 + 63) / 64 * 64;
-      return p_at;
-    };
-    const auto units = [&](int64_t n) { return reinterpret_cast<uint32_t*>(take(n)); };
-    const auto floats = [&](int64_t n) { return reinterpret_cast<float*>(take(n)); };
-    kt = units(tile_kv / kColumns * qk_panel);
-    vt = units(tile_kv / kColumns * v_panel);
-    k = units(qk_panels * kv_panel);
-    q_k = units(qk_panels * q_panel);
-    do_k = units(v_panels * q_panel);
-    q_a = kIsF32 ? q_k : units(static_cast<int64_t>(tile_q) * qk_words);
-    do_a = kIsF32 ? do_k : units(static_cast<int64_t>(tile_q) * v_words);
+    BumpAllocator memory(base);
+    const auto words = [&](int64_t n) { return memory.take<uint32_t>(n); };
+    const auto floats = [&](int64_t n) { return memory.take<float>(n); };
+    kt = words(tile_kv / kColumns * qk_panel);
+    vt = words(tile_kv / kColumns * v_panel);
+    k = words(qk_panels * kv_panel);
+    q_k = words(qk_panels * q_panel);
+    do_k = words(v_panels * q_panel);
+    q_a = kIsF32 ? q_k : words(static_cast<int64_t>(tile_q) * qk_words);
+    do_a = kIsF32 ? do_k : words(static_cast<int64_t>(tile_q) * v_words);
     s = floats(tile);
     dp = floats(tile);
     derivative = floats(problem.softcap != 0 ? 2 * tile_kv : 0);
@@ -109,16 +107,16 @@ struct BackwardScratch {
     pair_panel = kKeysAsColumns<kCompute> ? q_panel : kColumns;
     pair_row = kKeysAsColumns<kCompute> ? kColumns : tile_kv;
     const int64_t pairs = kKeysAsColumns<kCompute> ? tile_kv / kColumns * pair_panel : tile / kU;
-    p_t = kIsF32 ? reinterpret_cast<uint32_t*>(s) : units(pairs);
-    ds_t = kIsF32 ? reinterpret_cast<uint32_t*>(dp) : units(pairs);
-    ds = kIsF32 ? ds_t : units(tile / kU);
-    keep = reinterpret_cast<uint8_t*>(take(problem.dropout > 0 ? tile / 4 : 0));
-    bytes = at;
+    p_t = kIsF32 ? reinterpret_cast<uint32_t*>(s) : words(pairs);
+    ds_t = kIsF32 ? reinterpret_cast<uint32_t*>(dp) : words(pairs);
+    ds = kIsF32 ? ds_t : words(tile / kU);
+    keep = memory.take<uint8_t>(problem.dropout > 0 ? tile : 0);
+    bytes = memory.bytes();
   }
 
-  // q_a or do_a; units: of a row.
-  FLASHATTN_INLINE MatrixA left(const uint32_t* rows, int32_t units) const {
-    return kIsF32 ? MatrixA{rows, kPanel, 1, q_panel} : MatrixA{rows, units, 1};
+  // q_a or do_a; words: of a row.
+  FLASHATTN_INLINE MatrixA left(const uint32_t* rows, int32_t words) const {
+    return kIsF32 ? MatrixA{rows, kPanel, 1, q_panel} : MatrixA{rows, words, 1};
   }
 };
 

@@ -1,6 +1,7 @@
 // Tiles of the forward pass, and the memory in which a thread works on one.
 #pragma once
 
+#include "core/bump_allocator.h"
 #include "cpu/amx_mainloop.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
@@ -32,15 +33,21 @@ constexpr Tiling kDirectTiling = {kDirectRows, kDirectRows, kDirectKeys};
 
 template <Compute kCompute>
 struct ForwardScratch {
-  int32_t k_words, q_words, v_columns, tile_kv;
-  bool amx_mainloop;         // as amx_chunks.h has it
-  int32_t score_columns;     // keys of a tile whose scores are held at once
-  int64_t k_panel, v_panel;  // units from panel to panel
-  uint32_t *q, *k, *v, *p;
-  float *s, *o, *m, *l, *rest;
-  uint8_t* keep;
-  bool* redo;                 // of each row, where references are kept
-  int64_t bytes, tile_bytes;  // of all, and of k and v
+  int32_t k_words, q_words;  // of a row of K and Q; of Q rounded up to vectors
+  int32_t v_columns;         // of a row of V and O, rounded up to vectors
+  int32_t tile_kv;
+  bool amx_mainloop;         // whole subtiles go through amx_mainloop.h
+  int32_t score_columns;     // keys whose scores are held at once
+  int64_t k_panel, v_panel;  // words from panel to panel
+  uint32_t *q, *k, *v;       // operands of gemm.h
+  float* s;                  // scores (tile_q, score_columns)
+  uint32_t* p;               // P, an operand; in fp32 it takes the place of s
+  // The state of each row: unnormalised O; the maximum or fixed base m of its scores; the sum l of
+  // its weights relative to m, and what rounding took from l.
+  float *o, *m, *l, *rest;
+  uint8_t* keep;              // of dropout, as P
+  bool* redo;                 // rows that a fixed base does not serve
+  int64_t bytes, tile_bytes;  // of all arrays, and of k and v
 
   FLASHATTN_INLINE ForwardScratch(const Problem& problem, const Tiling& tiling, char* base) {
     constexpr int kU = kWordElements<kCompute>, kColumns = kPanelOf<kCompute>;
@@ -53,33 +60,28 @@ struct ForwardScratch {
     v_columns = round_up(problem.dim_v, kWidth);
     k_panel = static_cast<int64_t>(k_words) * kColumns;
     v_panel = static_cast<int64_t>(tile_kv) / kU * kColumns + kPanelGap<kCompute>;
-    int64_t at = 0;
-    const auto take = [&](int64_t words) {
-      char* p_at = base ? base + at : nullptr;  // NULL: only measured
-      at += (words * 4 + 63) / 64 * 64;
-      return p_at;
-    };
-    const int64_t rows = tiling.q_block_rows;
-    q = reinterpret_cast<uint32_t*>(take(rows * q_words));
-    const int64_t tile_at = at;
-    k = reinterpret_cast<uint32_t*>(take(tile_kv / kColumns * k_panel));
-    v = reinterpret_cast<uint32_t*>(take(round_up(v_columns, kColumns) / kColumns * v_panel));
-    tile_bytes = at - tile_at;
-    s = reinterpret_cast<float*>(take(static_cast<int64_t>(tiling.tile_q) * score_columns));
-    // fp32 weights take the place of the scores.
-    p = kCompute == Compute::kF32
-            ? reinterpret_cast<uint32_t*>(s)
-            : reinterpret_cast<uint32_t*>(take(static_cast<int64_t>(tiling.tile_q) * score_columns /
-                                               kU * (amx_mainloop ? kPvSubtiles : 1)));
-    o = reinterpret_cast<float*>(take(rows * v_columns));
-    // Read in whole vectors.
-    m = reinterpret_cast<float*>(take(rows + kWidth));
-    l = reinterpret_cast<float*>(take(rows + kWidth));
-    rest = reinterpret_cast<float*>(take(rows + kWidth));
-    keep = reinterpret_cast<uint8_t*>(take(
-        problem.dropout > 0 ? (static_cast<int64_t>(tiling.tile_q) + 32) * score_columns / 4 : 0));
-    redo = reinterpret_cast<bool*>(take(kFixedBase<kCompute> ? (rows + 3) / 4 : 0));
-    bytes = at;
+    BumpAllocator memory(base);
+    const int64_t rows = tiling.q_block_rows, tile_q = tiling.tile_q;
+    q = memory.take<uint32_t>(rows * q_words);
+    const int64_t before = memory.bytes();
+    k = memory.take<uint32_t>(tile_kv / kColumns * k_panel);
+    v = memory.take<uint32_t>(round_up(v_columns, kColumns) / kColumns * v_panel);
+    tile_bytes = memory.bytes() - before;
+    s = memory.take<float>(tile_q * score_columns);
+    if constexpr (kCompute == Compute::kF32) {
+      p = reinterpret_cast<uint32_t*>(s);
+    } else {
+      const int64_t subtiles = amx_mainloop ? kPvSubtiles : 1;
+      p = memory.take<uint32_t>(tile_q * score_columns / kU * subtiles);
+    }
+    o = memory.take<float>(rows * v_columns);
+    // These are read in whole vectors.
+    m = memory.take<float>(rows + kWidth);
+    l = memory.take<float>(rows + kWidth);
+    rest = memory.take<float>(rows + kWidth);
+    keep = memory.take<uint8_t>(problem.dropout > 0 ? (tile_q + 32) * score_columns : 0);
+    redo = memory.take<bool>(kFixedBase<kCompute> ? rows : 0);
+    bytes = memory.bytes();
   }
 
   // From now on k and v lie there.

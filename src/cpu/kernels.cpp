@@ -2,7 +2,7 @@
 #include "cpu/kernels.h"
 
 #include "cpu/backward_tasks.h"
-#include "cpu/forward_task.h"
+#include "cpu/forward.h"
 #include "cpu/merge.h"
 
 #define FLASHATTN_TEXT_OF(name) #name

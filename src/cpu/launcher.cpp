@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/arrays.h"
+#include "core/bump_allocator.h"
 #include "core/error.h"
 #include "core/os.h"
 #include "cpu/device.h"
@@ -11,39 +12,15 @@
 namespace flashattn::cpu {
 namespace {
 
-constexpr int64_t kAlignment = 64;
-
 // Bytes of the packed keys and values that blocks of queries share.
 constexpr int64_t kMaxSharedBytes = int64_t{128} << 20;
 
-// Cuts a workspace into aligned pieces; with a NULL base it only counts.
-class BumpAllocator {
- public:
-  explicit BumpAllocator(char* base) : base_(base), at_(0) {
-    // Room to align a base that is not.
-    if (base) at_ = (kAlignment - reinterpret_cast<intptr_t>(base) % kAlignment) % kAlignment;
-  }
-
-  template <class T>
-  T* take(int64_t count) {
-    char* piece = base_ ? base_ + at_ : nullptr;
-    at_ += ceil_div(count * static_cast<int64_t>(sizeof(T)), kAlignment) * kAlignment;
-    return reinterpret_cast<T*>(piece);
-  }
-
-  int64_t bytes() const { return at_ + kAlignment; }
-
- private:
-  char* base_;
-  int64_t at_;
-};
-
-const char* dtype_name(int32_t dtype) {
+const char* dtype_suffix(int32_t dtype) {
   return dtype == FLASHATTN_DTYPE_F32 ? "f32" : dtype == FLASHATTN_DTYPE_F16 ? "f16" : "bf16";
 }
 
 std::string kernel_name(const char* op, const Problem& problem, const Kernels& kernels) {
-  return std::string("cpu_") + op + "_" + dtype_name(problem.dtype) + "_" + kernels.isa;
+  return std::string("cpu_") + op + "_" + dtype_suffix(problem.dtype) + "_" + kernels.isa;
 }
 
 // The numbers of the dropout, device words added.
@@ -106,14 +83,14 @@ static Lengths split_bound(const SplitRule& rule, const Shape& shape) {
 
 CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const Shape& shape, char* base) const {
   ForwardWorkspace w{};
-  BumpAllocator cutter(base);
-  w.sequences = cutter.take<Sequence>(shape.batch);
+  BumpAllocator memory(base);
+  w.sequences = memory.take<Sequence>(shape.batch);
   const Lengths split = split_bound(split_, shape);
   if (split.kv > 1) {
     const int64_t rows = static_cast<int64_t>(split.kv) * shape.batch * problem_.heads_q * split.q;
-    w.partial_o = cutter.take<float>(rows * problem_.dim_v);
-    w.partial_m = cutter.take<float>(rows);
-    w.partial_l = cutter.take<float>(rows);
+    w.partial_o = memory.take<float>(rows * problem_.dim_v);
+    w.partial_m = memory.take<float>(rows);
+    w.partial_l = memory.take<float>(rows);
   }
   // Rows that make more than one block.
   if (shared_tile_bytes_ > 0 && int64_t{shape.seqlen_q} * problem_.group() > min_block_rows()) {
@@ -121,28 +98,28 @@ CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const Shape& shape,
         problem_.heads_kv * HeadTiles::of_keys(problem_, shape, forward_tiling_.tile_kv).count();
     w.shared.tile_bytes = shared_tile_bytes_;
     w.shared.count = std::min(tiles, kMaxSharedBytes / shared_tile_bytes_);
-    w.shared.states = cutter.take<int32_t>(w.shared.count);
-    w.shared.tiles = cutter.take<char>(w.shared.count * shared_tile_bytes_);
+    w.shared.states = memory.take<int32_t>(w.shared.count);
+    w.shared.tiles = memory.take<char>(w.shared.count * shared_tile_bytes_);
   }
-  w.scratch = cutter.take<char>(forward_scratch_ * threads_);
-  w.bytes = cutter.bytes();
+  w.scratch = memory.take<char>(forward_scratch_ * threads_);
+  w.bytes = memory.bytes() + BumpAllocator::kAlignment;  // the base may be unaligned
   return w;
 }
 
 CpuLauncher::BackwardWorkspace CpuLauncher::backward_workspace(const Shape& shape,
                                                                char* base) const {
   BackwardWorkspace w{};
-  BumpAllocator cutter(base);
-  w.sequences = cutter.take<Sequence>(shape.batch);
+  BumpAllocator memory(base);
+  w.sequences = memory.take<Sequence>(shape.batch);
   const int32_t tile_q = backward_tiling_.tile_q;
   const int64_t tiles = problem_.heads_q * HeadTiles::of_queries(problem_, shape, tile_q).count();
-  w.lse_log2 = cutter.take<float>(tiles * tile_q);
-  w.softmax_base = cutter.take<float>(tiles * tile_q);
-  w.delta = cutter.take<float>(tiles * tile_q);
-  w.dq = cutter.take<float>(tiles * tile_q * kernels_.dq_columns(problem_));
-  w.dq_semaphore = cutter.take<int32_t>(tiles);
-  w.scratch = cutter.take<char>(backward_scratch_ * threads_);
-  w.bytes = cutter.bytes();
+  w.lse_log2 = memory.take<float>(tiles * tile_q);
+  w.softmax_base = memory.take<float>(tiles * tile_q);
+  w.delta = memory.take<float>(tiles * tile_q);
+  w.dq = memory.take<float>(tiles * tile_q * kernels_.dq_columns(problem_));
+  w.dq_semaphore = memory.take<int32_t>(tiles);
+  w.scratch = memory.take<char>(backward_scratch_ * threads_);
+  w.bytes = memory.bytes() + BumpAllocator::kAlignment;  // the base may be unaligned
   return w;
 }
 

@@ -1,64 +1,13 @@
-// What happens to scores between the two products: scale, softcap, ALiBi, dense bias, masks,
-// dropout.
+// Score modifications: scale, softcap, ALiBi and dense bias, forward and derivative.
 #pragma once
 
-#include "core/philox.h"
 #include "core/score_rules.h"
 #include "cpu/elementary.h"
 #include "cpu/pack.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// Weights and gradients of scores are operands of a product next.
-template <Compute kCompute>
-constexpr Exp2For kExp2For = kCompute == Compute::kBf16Pairs ? Exp2For::kBf16 : Exp2For::kF32;
-
 constexpr float kPerNat = kLog2E / kModifiedUnit.log2;
-
-FLASHATTN_INLINE Interval round_out(Interval columns) {
-  return {columns.begin / kColumnStep * kColumnStep, round_up(columns.end, kColumnStep)};
-}
-
-// Rows of a tile that the block mask does not tear apart: all cut at the same queries, wherever the
-// tile starts, so that what is computed for a query does not depend on its neighbours.
-FLASHATTN_INLINE Interval same_block_rows(const ScoreRules& rules, int32_t query, int32_t tile_q,
-                                          Lengths len) {
-  if (!rules.blocks) return {0, len.q};
-  const int32_t rows =
-      rules.block_q >= tile_q ? rules.block_q : tile_q / rules.block_q * rules.block_q;
-  const int32_t begin = query / rows * rows;
-  return {begin, clamp_index(static_cast<int64_t>(begin) + rows, len.q)};
-}
-
-// Calls body(keys, full) for each stretch of keys whose blocks are not off for all of the queries;
-// full: on for all.
-template <class Body>
-FLASHATTN_INLINE void for_each_active_range(const ScoreRules& rules, Interval queries,
-                                            Interval keys, Body body) {
-  if (!rules.blocks) return body(keys, true);
-  Interval run{keys.begin, keys.begin};
-  bool full = true;
-  for (int32_t j = keys.begin; j < keys.end;) {
-    const int32_t x = j / rules.block_kv;
-    const int32_t next = clamp_index((x + 1LL) * rules.block_kv, keys.end);
-    bool any = false, all = true;
-    for (int32_t y = queries.begin / rules.block_q; y <= (queries.end - 1) / rules.block_q; ++y) {
-      const bool on = rules.blocks[y * rules.blocks_row + x] != 0;
-      any |= on;
-      all &= on;
-    }
-    if (any) {
-      run.end = next;
-      full &= all;
-    }
-    if ((!any || next == keys.end) && run.begin < run.end) body(run, full);
-    if (!any) {
-      run = {next, next};
-      full = true;
-    }
-    j = next;
-  }
-}
 
 // Turns the products of query i with the keys from `first` on into scores, in kModifiedUnit:
 // columns [begin, end) of s, multiples of kWidth. Returns the highest of each lane. derivative, if
@@ -131,127 +80,6 @@ inline Floats score_mod_row(const ScoreRules& rules, int32_t i, int32_t first, i
       return x + load_first<kDtype>(at, keys - key) * splat(kPerNat);
     });
   });
-}
-
-inline void fill(float* s, int32_t begin, int32_t end, float value) {
-  for (int32_t c = begin; c < end; ++c) s[c] = value;
-}
-
-// Hides those of the columns, whole vectors, that are not shown. By whole vectors, which what reads
-// them next need not wait for.
-FLASHATTN_INLINE void hide(float* s, Interval shown, Interval columns) {
-  const Floats hidden = splat(-kInfinity);
-  if (shown.begin >= shown.end) shown = {columns.end, columns.end};
-  const auto lanes_from = [](int32_t c) { return iota() >= splat(static_cast<float>(c)); };
-  for (int32_t c = columns.begin; c < shown.begin; c += kWidth) {
-    store(s + c, select(lanes_from(shown.begin - c), load(s + c), hidden));
-  }
-  for (int32_t c = shown.end / kWidth * kWidth; c < columns.end; c += kWidth) {
-    store(s + c, select(lanes_from(shown.end - c), hidden, load(s + c)));
-  }
-}
-
-// Hides the columns of s whose keys are not visible, or lie in blocks that are off. Column 0 is key
-// `first`.
-inline void mask_row(const ScoreRules& rules, bool blocks, int32_t i, int32_t first,
-                     Interval visible, Interval columns, float* s) {
-  const Interval shown = intersect({visible.begin - first, visible.end - first}, columns);
-  hide(s, shown, columns);
-  if (!blocks) return;
-  const uint8_t* row = rules.blocks + i / rules.block_q * rules.blocks_row;
-  for (int32_t j = first + shown.begin; j < first + shown.end;) {
-    const int32_t x = j / rules.block_kv;
-    const int32_t next = clamp_index((x + 1LL) * rules.block_kv, first + shown.end);
-    if (!row[x]) fill(s, j - first, next - first, -kInfinity);
-    j = next;
-  }
-}
-
-template <int... kLane>
-FLASHATTN_INLINE Longs even_numbers(std::integer_sequence<int, kLane...>) {
-  return Longs{(2ul * kLane)...};
-}
-
-// kWidth calls of Philox whose counters start with `first`, `first` + 1, ...; word[w] receives
-// their words w. Calls of even and of odd number go apart, in the low halves of 64-bit lanes.
-FLASHATTN_INLINE void philox_calls(const DropoutStream& stream, uint32_t first, uint32_t second,
-                                   Words (&word)[4]) {
-  Longs w[2][4];
-  for (int odd = 0; odd < 2; ++odd) {
-    w[odd][0] = even_numbers(std::make_integer_sequence<int, kWidth / 2>{}) +
-                (static_cast<uint64_t>(first) + static_cast<uint64_t>(odd));
-    w[odd][1] = second + Longs{};
-    w[odd][2] = stream.head + Longs{};
-    w[odd][3] = stream.offset + Longs{};
-  }
-  uint32_t key0 = stream.key0, key1 = stream.key1;
-#pragma GCC unroll 10
-  for (int round = 0; round < kPhiloxRounds; ++round, key0 += kPhiloxWeyl0, key1 += kPhiloxWeyl1) {
-#pragma GCC unroll 2
-    for (int odd = 0; odd < 2; ++odd) {
-      const Longs p0 = multiply_low(w[odd][0], kPhiloxFactor0);
-      const Longs p1 = multiply_low(w[odd][2], kPhiloxFactor1);
-      w[odd][0] = (p1 >> 32) ^ w[odd][1] ^ uint64_t { key0 };
-      w[odd][1] = p1;
-      w[odd][2] = (p0 >> 32) ^ w[odd][3] ^ uint64_t { key1 };
-      w[odd][3] = p0;
-    }
-  }
-#pragma GCC unroll 4
-  for (int n = 0; n < 4; ++n) {
-    word[n] = reinterpret_cast<Words>((w[0][n] & 0xffffffffu) | w[1][n] << 32);
-  }
-}
-
-// Which of the weights of queries [16 * strip, 16 * strip + 16) and keys [first, first + keys),
-// first a multiple of 16, are kept: 1 or 0 at keep[query % 16][key - first], rows `stride` apart.
-// At most 15 elements past the last key are written.
-inline void dropout_tiles(const DropoutStream& stream, uint32_t threshold, int32_t strip,
-                          int32_t first, int32_t keys, uint8_t* keep, int32_t stride) {
-  typedef uint16_t Numbers __attribute__((vector_size(4 * kWidth)));
-  typedef uint8_t Bytes __attribute__((vector_size(2 * kWidth)));
-  // No 16-bit number reaches a threshold of 65536.
-  const uint16_t one = threshold > 0xffffu ? 0 : 1;
-  const Numbers least = static_cast<uint16_t>(threshold) - Numbers{};
-  for (int32_t j = 0; j < keys; j += 16) {
-    // The 32 calls of a 16 x 16 tile, kWidth at a time.
-    const uint32_t tile = static_cast<uint32_t>(first + j) >> 4 << 5;
-    for (uint32_t call = 0; call < 32; call += kWidth) {
-      Words word[4];
-      philox_calls(stream, tile | call, static_cast<uint32_t>(strip), word);
-#pragma GCC unroll 4
-      for (int w = 0; w < 4; ++w) {
-        const Numbers numbers = reinterpret_cast<Numbers>(word[w]);
-        const Bytes kept =
-            __builtin_convertvector(reinterpret_cast<Numbers>(numbers >= least) & one, Bytes);
-        // Four calls make half a row: 8 columns.
-        uint8_t bytes[2 * kWidth];
-        __builtin_memcpy(bytes, &kept, sizeof bytes);
-        uint8_t* at = keep + ((call >> 2) + (w & 1) * 8) * stride + j + (w >> 1) * 8;
-#pragma GCC unroll 4
-        for (int r = 0; r < kWidth / 4; ++r) __builtin_memcpy(at + r * stride, bytes + r * 8, 8);
-      }
-    }
-  }
-}
-
-// Those of some queries of a head, the first one's at row queries.begin % 16 of keep.
-inline void dropout_rows(const Problem& problem, uint64_t seed, uint64_t offset, int32_t b,
-                         int32_t head, Interval queries, int32_t first, int32_t keys, uint8_t* keep,
-                         int32_t stride) {
-  const DropoutStream stream =
-      DropoutStream::make(seed, offset,
-                          static_cast<uint32_t>(b) * static_cast<uint32_t>(problem.heads_q) +
-                              static_cast<uint32_t>(head));
-  for (int32_t strip = queries.begin / 16; strip * 16 < queries.end; ++strip) {
-    dropout_tiles(stream, problem.dropout_threshold(), strip, first, keys, keep, stride);
-    keep += int64_t{16} * stride;
-  }
-}
-
-// x where kept, 0 elsewhere.
-FLASHATTN_INLINE Floats apply_keep(Floats x, const uint8_t* keep) {
-  return select_by_bytes(keep, x, Floats{});
 }
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA

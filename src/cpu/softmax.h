@@ -2,9 +2,15 @@
 // foresees.
 #pragma once
 
+#include "cpu/dropout.h"
+#include "cpu/mask.h"
 #include "cpu/score_mod.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
+
+// Weights and gradients of scores are operands of a product next.
+template <Compute kCompute>
+constexpr Exp2For kExp2For = kCompute == Compute::kBf16Pairs ? Exp2For::kBf16 : Exp2For::kF32;
 
 // Calls body with as many rows of a tile as it is to work on: two that need the same columns, or
 // one. Returns how many.
