@@ -1,5 +1,6 @@
-// Products of pairs of bf16 on tile registers (AMX): C (+)= A B with the operands of gemm.h, A's
-// units lying one after the other. Every row of C is computed alike, wherever it stands.
+// Products of pairs of bf16 on AMX tile registers: C (+)= A B with the operands of gemm.h, the
+// words of a row of A contiguous. Every row of C is computed in the same order, so that its bits do
+// not depend on where it stands.
 #pragma once
 
 #include "core/geometry.h"
@@ -10,38 +11,39 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 #if defined(__AMX_BF16__)
 constexpr bool kHasAmx = true;
 
-constexpr int32_t kTileRows = 16;  // rows of a tile, and its columns in units of 32 bits
+constexpr int32_t kTileRows = 16;  // rows of a tile, and columns in 32-bit words
 
-// Tiles 0 to 3: C of 2 x 2 tiles, row by row; 4, 5: A; 6, 7: B.
+// Tile registers 0 to 3 hold C, 2 x 2 tiles in row-major order; 4 and 5 hold A, 6 and 7 hold B.
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0;
   uint8_t reserved[14] = {};
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 
-  // Tiles for the first rows_a and the following rows_b rows of A and k units.
+  // Sizes for the first rows_a and the next rows_b rows of A, and k words.
   FLASHATTN_INLINE TileConfig(int32_t rows_a, int32_t rows_b, int32_t k) {
     const int32_t height[8] = {rows_a, rows_a, rows_b, rows_b, rows_a, rows_b, k, k};
     for (int t = 0; t < 8; ++t) {
-      // A tile that is not used has some size, too.
+      // Tiles that are not used must have a size, too.
       rows[t] = static_cast<uint8_t>(height[t] > 0 ? height[t] : 1);
       row_bytes[t] = static_cast<uint16_t>((t == 4 || t == 5 ? k : kTileRows) * 4);
     }
   }
 };
 
-// Gives this thread's tiles their sizes. Asking for those they have takes a seventh of the time.
+// Gives this thread's tile registers their sizes. To ask for the present sizes takes a seventh of
+// the time that setting them takes.
 FLASHATTN_INLINE void configure_tiles(int32_t rows_a, int32_t rows_b, int32_t k) {
   const TileConfig config(rows_a, rows_b, k);
   TileConfig now(1, 1, 1);
   _tile_storeconfig(&now);
-  // The intrinsics do not tell the compiler that all of it is written and read.
+  // The intrinsics do not tell the compiler that all bytes are written and read.
   __asm__ volatile("" : "+m"(now) : "m"(config));
   if (__builtin_memcmp(&now, &config, sizeof config) != 0) _tile_loadconfig(&config);
 }
 
-// A block of C: 2 x 2 tiles; kLower: of two rows of tiles, kRight: columns. kStreamB: B is not read
-// again soon, and must not drive what is out of the L1 cache.
+// C of 2 x 2 tile registers, or fewer: kLower: of two rows of tiles, kRight: of two columns.
+// kStreamB: B is not read again soon, and must not evict what is in the L1 cache.
 template <bool kLower, bool kRight, bool kStreamB = false>
 struct TileQuad {
   float* c;
@@ -66,9 +68,9 @@ struct TileQuad {
     store_3();
   }
 
-  // The products over k units in steps of `step`, and between() after each of a tile by a tile.
-  // Each tile of `before` (its c NULL: none) is stored just before the tile is needed again: a
-  // store right behind the product that it waits for holds up what comes after it, by as much as
+  // The products over k words in steps of `step`. between() is called after the product of each two
+  // tiles. Each tile of `before` (its c NULL: none) is stored just before its register is needed
+  // again: a store right behind the product that it waits for delays what follows by as long as
   // four products take.
   template <class Between>
   FLASHATTN_INLINE void multiply(const uint32_t* a, int64_t a_row, const uint32_t* b,
@@ -126,9 +128,10 @@ struct TileQuad {
   }
 };
 
-// 32 rows of A, held in tiles 2 to 5: C of 16 columns in tiles 0 and 1.
+// 32 rows of A stay in tile registers 2 to 5. Each product gives C of 16 columns in registers 0 and
+// 1.
 struct StationaryA {
-  static constexpr int32_t kWords = 2 * kTileRows;  // of a row
+  static constexpr int32_t kWords = 2 * kTileRows;  // of a row of A
 
   FLASHATTN_INLINE static void load(const uint32_t* a) {
     constexpr long kBytes = kWords * 4;
@@ -138,7 +141,7 @@ struct StationaryA {
     _tile_loadd(5, a + kTileRows * kWords + kTileRows, kBytes);
   }
 
-  // C = A B, and between() after each product. b: a panel, read once.
+  // C = A B; between() is called after each product of tiles. b: a panel that is read once.
   template <class Between>
   FLASHATTN_INLINE static void multiply(const uint32_t* b, float* c, int64_t c_row,
                                         Between between) {
@@ -159,7 +162,7 @@ struct StationaryA {
   }
 };
 
-// Rows of C in pairs of tiles (kLower), or in one, and columns likewise (kRight).
+// All of C, in pairs of tiles along rows (kLower) and columns (kRight), or in single ones.
 template <bool kLower, bool kRight>
 void multiply_quads(int32_t rows, Interval columns, int32_t k, int32_t step, const uint32_t* a,
                     int64_t a_row, const uint32_t* b, int64_t panel_stride, float* c, int64_t c_row,
@@ -167,7 +170,7 @@ void multiply_quads(int32_t rows, Interval columns, int32_t k, int32_t step, con
   TileQuad<kLower, kRight> before{nullptr, c_row};
   for (int32_t column = columns.begin; column < columns.end;
        column += kRight ? 2 * kTileRows : kTileRows) {
-    // Rows first: B's tiles stay in the L1 cache for all of them.
+    // Rows are the inner loop, so that B's tiles stay in the L1 cache for all rows.
     for (int32_t r = 0; r < rows; r += 2 * kTileRows) {
       const TileQuad<kLower, kRight> block{c + r * c_row + column, c_row};
       block.multiply(a + r * a_row, a_row, b + column / kTileRows * panel_stride, panel_stride, k,
@@ -178,15 +181,15 @@ void multiply_quads(int32_t rows, Interval columns, int32_t k, int32_t step, con
   before.store();
 }
 
-// B: panels of kTileRows columns, panel_stride units apart, rows of a panel one after the other.
-// columns: multiples of kTileRows.
+// C (+)= A B. B: panels of kTileRows columns, panel_stride words apart, the rows of a panel
+// contiguous. columns: multiples of kTileRows. k in words.
 __attribute__((noinline)) inline void amx_gemm(int32_t rows, Interval columns, int32_t k,
                                                const uint32_t* a, int64_t a_row, const uint32_t* b,
                                                int64_t panel_stride, float* c, int64_t c_row,
                                                bool accumulate) {
-  // Nor do the intrinsics that load tiles say that they read memory.
+  // The intrinsics that load tiles do not say that they read memory.
   __asm__ volatile("" : : : "memory");
-  // Whole tiles of k first, then what is left: loading a configuration clears the tiles.
+  // Whole tiles of k first, then the rest: loading a configuration clears the tile registers.
   for (int32_t done = 0; done < k;) {
     const int32_t step = k - done >= kTileRows ? kTileRows : k - done;
     const int32_t count = step == kTileRows ? (k - done) / kTileRows * kTileRows : step;
@@ -210,7 +213,7 @@ __attribute__((noinline)) inline void amx_gemm(int32_t rows, Interval columns, i
   __asm__ volatile("" : : : "memory");
 }
 
-// Leaves the tiles as a thread that never used them has them.
+// Leaves the tile registers as they are in a thread that never used them.
 FLASHATTN_INLINE void release_tiles() { _tile_release(); }
 #else
 constexpr bool kHasAmx = false;

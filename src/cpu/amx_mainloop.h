@@ -1,9 +1,9 @@
-// The forward pass on tile registers where scores count as they are: 32 rows against chunks of
-// keys. Weights are computed between the products of the scores that come next. Their products with
-// values wait until there are as many as a window holds: O is loaded and stored once for all of
-// them. (Where the other thread of an Intel core is busy, too, tile registers are written one after
-// the other, a load in some 30 cycles, a product in 40, which are 8 and 16 otherwise: there, fewer
-// loads count for more than what overlaps.)
+// The AMX mainloop of the forward pass: 32 rows against the subtiles of a KV tile, for scores that
+// are only scaled. P of a step of 32 keys is computed between the products Q K^T of the next step.
+// Products P V wait until P of kPvSubtiles subtiles is there, so that O is loaded and stored once
+// for all of them. (If the other thread of an Intel core is busy, tile registers are written one
+// after the other: a load takes some 30 cycles instead of 8, a product 40 instead of 16. Fewer
+// loads then count for more than overlap.)
 #pragma once
 
 #include "cpu/softmax.h"
@@ -12,10 +12,11 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 
 constexpr int32_t kMainloopRows = 32;
 constexpr int32_t kSubtileKeys = 128;
-constexpr int32_t kStepKeys = 32;  // the last chunk may have fewer keys, a multiple of this
+constexpr int32_t kStepKeys = 32;  // keys of a step; the last subtile may have fewer steps
 constexpr int32_t kPvSubtiles = 4;
 
-// Whether a problem's rows go this way. By the problem alone: so are the chunks of all its rows.
+// Whether a problem uses this mainloop. It depends on the problem alone, and so do the subtiles of
+// all rows.
 FLASHATTN_INLINE bool uses_amx_mainloop(const Problem& problem) {
   return kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16 && problem.dim_qk % 32 == 0 &&
          problem.dim_v % 32 == 0 && problem.softcap == 0 && problem.bias == 0 &&
@@ -23,32 +24,33 @@ FLASHATTN_INLINE bool uses_amx_mainloop(const Problem& problem) {
 }
 
 struct AmxMainloopOperands {
-  const uint32_t* q;  // units, as all that follows
+  const uint32_t* q;  // words, like all that follows
   int32_t qk_words;   // of a row of q
-  const uint32_t* k;  // packed, from the first chunk on
+  const uint32_t* k;  // packed, from the first subtile on
   const uint32_t* v;
   int64_t v_panel;
   float* o;
   int32_t v_columns;
-  float* scores;  // room for those of a chunk
-  uint32_t* p;    // and for the weights of a window
+  float* scores;  // of a subtile
+  uint32_t* p;    // of kPvSubtiles subtiles
 };
 
 #if defined(__AMX_BF16__)
-// Scores lie step by step: 32 rows by 32 keys. These two are not inlined: nothing of theirs is to
-// take registers from the products.
+// Scores are stored step by step: 32 rows by 32 keys. The next two functions are not inlined, so
+// that they take no registers from the products.
 constexpr int32_t kStepScores = kMainloopRows * kStepKeys;
 
-// Hides those of a step's scores that its rows do not see; first: its first key of the chunk.
+// Masks the scores of a step. first: its first key, counted from the subtile.
 __attribute__((noinline)) inline void mask_step(const Interval* seen, int32_t first,
                                                 float* scores) {
   constexpr Interval kAll{0, kStepKeys};
   for (int32_t r = 0; r < kMainloopRows; ++r, scores += kStepKeys) {
-    hide(scores, intersect({seen[r].begin - first, seen[r].end - first}, kAll), kAll);
+    mask_columns(scores, intersect({seen[r].begin - first, seen[r].end - first}, kAll), kAll);
   }
 }
 
-// The references m of rows that have one; of others, the highest of a chunk's scores.
+// The softmax base of each row: its m, or for a row without one the maximum of the subtile's
+// scores.
 __attribute__((noinline)) inline void find_softmax_base(const float* m, int32_t steps,
                                                         const float* scores, float* new_base) {
   for (int32_t r = 0; r < kMainloopRows; r += kWidth) {
@@ -67,22 +69,22 @@ __attribute__((noinline)) inline void find_softmax_base(const float* m, int32_t 
   }
 }
 
-// keys: of all chunks. scale: of the scores, to units of log2(e). m, -inf of a row without any
-// weights so far, and l and rest, the sums of its weights (see add_compensated): of each row.
-// seen_in(chunk): the columns that each row sees, or NULL: all. Stops before the first chunk in
-// which a row would need another m than it has, and returns how many are done. Calls ahead() in
-// every chunk.
+// Computes subtiles of `keys` keys in all. scale: from products to units of log2(e). m, l, rest:
+// the state of each row, as in ForwardScratch; m = -inf: the row has no base yet.
+// visible_in(subtile): the columns that each row sees, or NULL: all. Returns how many subtiles are
+// done: it stops before the first in which a row's sum overflows its base. Calls prefetch() in
+// every subtile.
 template <int32_t kWords, class SeenIn, class Prefetch>
 int32_t amx_mainloop_of(const AmxMainloopOperands& x, int32_t keys, float scale, float* m, float* l,
                         float* rest, SeenIn visible_in, Prefetch prefetch) {
-  // Tiles are loaded and stored behind the compiler's back.
+  // The compiler does not see that tile intrinsics load and store memory.
   __asm__ volatile("" : : : "memory");
-  constexpr int32_t kSteps = kSubtileKeys / kStepKeys;  // of a whole chunk
+  constexpr int32_t kSteps = kSubtileKeys / kStepKeys;  // of a whole subtile
   constexpr int32_t kPRow = kPvSubtiles * kSubtileKeys / 2;
   static_assert(kWidth == kTileRows && kMainloopRows == 2 * kTileRows &&
                 kStepKeys == 2 * kTileRows);
-  // Keys and values of a chunk come from the L2 cache, once for 32 rows; what else a chunk needs
-  // fills the L1 cache. (1.1 to 1.2 times as fast, on 16 threads up to 1.4.)
+  // K and V of a subtile come from the L2 cache, once for 32 rows; what else a subtile needs fills
+  // the L1 cache. (kStreamB: 1.1 to 1.2 times as fast, on 16 threads up to 1.4.)
   using Block = TileQuad<true, true, true>;
   configure_tiles(kTileRows, kTileRows, kTileRows);
   const int32_t steps = keys / kStepKeys;
@@ -114,7 +116,7 @@ int32_t amx_mainloop_of(const AmxMainloopOperands& x, int32_t keys, float scale,
       before = block;
     }
   };
-  // Those of the chunks [from, to), of one window.
+  // O += P V of the subtiles [from, to), whose P is there.
   const auto multiply_values = [&](int32_t from, int32_t to) FLASHATTN_INLINED {
     const int32_t end = to * kSteps < steps ? to * kSteps : steps;
     const int32_t count = (end - from * kSteps) * kTileRows;
@@ -129,13 +131,13 @@ int32_t amx_mainloop_of(const AmxMainloopOperands& x, int32_t keys, float scale,
   };
 
   multiply_scores(0, x.scores, [] {});
-  int32_t done = 0, pv_begin = 0;  // the first chunk whose values have not been multiplied
+  int32_t done = 0, pv_begin = 0;  // pv_begin: the first subtile whose P V is not computed yet
   while (done < subtiles) {
     const Interval* seen = visible_in(done);
     const int32_t first = done * kSteps, end = first + kSteps < steps ? first + kSteps : steps;
-    Ints starts{};  // rows without any weights so far
+    Ints starts{};  // rows without a base
     for (int32_t r = 0; r < kMainloopRows; r += kWidth) starts |= load(m + r) == -kInfinity;
-    // Of these every score is computed before any weight is.
+    // Their base needs every score of the subtile before any P is computed.
     const bool scores_first = any(starts);
     const auto scores_of = [&](int32_t step) {
       return x.scores + (scores_first ? step - first : (step - first) % 2) * kStepScores;
@@ -166,7 +168,7 @@ int32_t amx_mainloop_of(const AmxMainloopOperands& x, int32_t keys, float scale,
       float* scores = scores_of(step);
       uint32_t* p = x.p + (step - pv_begin * kSteps) * kTileRows;
       int32_t row = 0;
-      // Two rows by 32 keys.
+      // P of two rows and 32 keys.
       const auto compute_rows = [&]() FLASHATTN_INLINED {
         compute_p<Compute::kBf16Pairs, 2, true>(scores + row * kStepKeys, kStepKeys,
                                                 p + row * kPRow, kPRow, nullptr, {0, kStepKeys},
@@ -175,7 +177,7 @@ int32_t amx_mainloop_of(const AmxMainloopOperands& x, int32_t keys, float scale,
       };
       const int32_t next = step + 1;
       if (next < steps && !(scores_first && next < end)) {
-        // None after the first product: then two tiles of scores are still to be stored.
+        // None after the first product, when two tiles of scores are still to be stored.
         const int32_t products = 4 * (words / kTileRows);
         int32_t credit = -kMainloopRows / 2;
         multiply_scores(next, next < end ? scores_of(next) : x.scores, [&]() FLASHATTN_INLINED {

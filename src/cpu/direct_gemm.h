@@ -1,33 +1,35 @@
-// Products with keys and values as they lie in memory, for few queries: nothing is packed, and each
+// Q K^T and P V for few queries, with K and V where they lie in memory: nothing is packed, and each
 // row of a cache is read once. What is computed for a query depends neither on the queries beside
-// it nor on where in a chunk a key lies.
+// it nor on where in a subtile a key lies.
 #pragma once
 
 #include "cpu/pack.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// K or V of the KV heads that a block reads together, as they lie in memory.
+// K or V of the KV heads that a Q block reads together.
 struct KvCacheHeads {
   TokenRows rows;  // of the first head
   int64_t head_bytes;
   int32_t heads, row_bytes;
-  int32_t end;  // of the keys that are fetched before they are needed
+  int32_t end;  // keys before it may be prefetched
 };
 
-constexpr int32_t kMaxSubtileKeys = 64;   // keys of a head at once, at most
-constexpr int32_t kSubtileBytes = 32768;  // of all heads at once: a small part of the L2 cache
-constexpr int kScoreRows = 4;      // queries that share loaded keys; values: kMicroKernelRows
-constexpr int kPrefetchWords = 4;  // of values, a step
+constexpr int32_t kMaxSubtileKeys = 64;   // keys of a subtile, at most
+constexpr int32_t kSubtileBytes = 32768;  // of a subtile, all heads: a small part of the L2 cache
+constexpr int kScoreRows =
+    4;  // queries that share loaded keys; they share values kMicroKernelRows at a time
+constexpr int kPrefetchWords = 4;  // words of values between two prefetches
 
-// Keys of all heads that are worked on head by head. Many more, and memory is no longer read in the
-// order in which it lies; fewer pay for each start.
+// Keys of a subtile, the same for all heads, which are computed one after the other. With many more
+// keys memory would no longer be read in the order in which it lies; with fewer each start costs
+// more.
 FLASHATTN_INLINE int32_t subtile_keys(const KvCacheHeads& cache) {
   const int32_t fitting = kSubtileBytes / (cache.heads * cache.row_bytes) / kWidth * kWidth;
   return fitting < 16 ? 16 : fitting > kMaxSubtileKeys ? kMaxSubtileKeys : fitting;
 }
 
-// Calls body(n, address of the row n - range.begin).
+// Calls body(n, address of row range.begin + n) for each n.
 template <class Body>
 FLASHATTN_INLINE void for_each_row(const TokenRows& rows, Interval range, Body body) {
   for (int32_t j = range.begin; j < range.end;) {
@@ -40,27 +42,28 @@ FLASHATTN_INLINE void for_each_row(const TokenRows& rows, Interval range, Body b
   }
 }
 
-// Rows of a run of keys of one head, and those of the next run of all heads, which are asked for
-// meanwhile: in the order in which they lie, and evenly, for processors forget what they are asked
-// for at once.
+// The rows of a subtile of one head, and those of the next subtile of all heads, which are
+// prefetched meanwhile: in the order in which they lie, and evenly, because processors drop
+// prefetches that come all at once.
 struct KvSubtile {
-  const char* row[kMaxSubtileKeys];  // past the end: the last
+  const char* row[kMaxSubtileKeys];  // entries past the end repeat the last
   const char* next[kMaxSubtileKeys];
-  int32_t tokens, lines;  // of `next`, and of a token
-  int32_t token, line;    // that is fetched next
-  int32_t each;           // lines a step
+  int32_t tokens, lines;  // tokens in `next`, cache lines of a token
+  int32_t token, line;    // of the next prefetch
+  int32_t each;           // lines per step
 
-  // So many steps follow, after which so many of all lines are to have been asked for.
+  // `steps` calls of prefetch() follow, after which `part` of `parts` of all lines must have been
+  // prefetched.
   FLASHATTN_INLINE void plan_prefetch(int32_t steps, int32_t part, int32_t parts) {
     const int32_t end = static_cast<int32_t>(int64_t{tokens} * lines * part / parts);
     const int32_t left = end - token * lines - line;
     each = steps > 0 && left > 0 ? (left + steps - 1) / steps : 0;
   }
 
-  // Lines of a step into the second level of the caches: the first has room for few requests.
+  // Prefetches the lines of a step into the L2 cache: the L1 cache has room for few requests.
   FLASHATTN_INLINE void prefetch() {
     for (int32_t n = each; n > 0 && token < tokens;) {
-      // Of a token at a time: lines that are counted in memory take longer than the products.
+      // One token at a time: counters of lines in memory would take longer than the products.
       const char* at = next[token] + int64_t{line} * 64;
       const int32_t count = n < lines - line ? n : lines - line;
       for (int32_t i = 0; i < count; ++i) __builtin_prefetch(at + i * 64, 0, 2);
@@ -71,13 +74,14 @@ struct KvSubtile {
   }
 };
 
-// Calls body(head, first key, count, chunk) for runs of the keys `range`, all heads of each.
+// Calls body(head, first key, count, subtile) for the subtiles of the keys `range`, all heads of
+// each.
 template <class Body>
 FLASHATTN_INLINE void for_each_subtile(const KvCacheHeads& cache, Interval range, Body body) {
   const int32_t step = subtile_keys(cache);
   const int64_t span = (cache.heads - 1) * cache.head_bytes + cache.row_bytes;
   KvSubtile subtile;
-  // Heads may lie anywhere: no more than is a help.
+  // Heads may lie far apart: no more than helps.
   subtile.lines =
       static_cast<int32_t>(span < kSubtileBytes ? (span + 63) / 64 : kSubtileBytes / 64);
   for (int32_t first = range.begin; first < range.end; first += step) {
@@ -97,8 +101,8 @@ FLASHATTN_INLINE void for_each_subtile(const KvCacheHeads& cache, Interval range
   }
 }
 
-// Scores of kRows queries with `count` keys of a chunk: s[r * s_stride + n] = q[r] . key[n]. A step
-// for each kWidth / kRows keys.
+// Scores of kRows queries with `count` keys of a subtile: s[r * s_stride + n] = q[r] . key[n].
+// Prefetches a step for each kWidth / kRows keys.
 template <Compute kCompute, int32_t kDtype, int kRows>
 void direct_qk_rows(const uint32_t* q, int32_t q_words, KvSubtile& subtile, int32_t count,
                     int32_t dim, float* s, int64_t s_stride) {
@@ -137,7 +141,7 @@ void direct_qk_rows(const uint32_t* q, int32_t q_words, KvSubtile& subtile, int3
 }
 
 // o[r * o_stride + c] += p[r] . value[][c] for kRows queries, kVectors vectors of columns from
-// `column` on and `units` units of keys of a chunk.
+// `column` on, and `words` words of keys of a subtile.
 template <Compute kCompute, int32_t kDtype, int kRows, int kVectors, bool kWhole>
 void direct_pv_columns(const uint32_t* p, int64_t p_stride, KvSubtile& subtile, int32_t words,
                        int32_t column, int32_t dim, float* o, int64_t o_stride) {
@@ -185,7 +189,7 @@ void direct_pv_columns(const uint32_t* p, int64_t p_stride, KvSubtile& subtile, 
   }
 }
 
-// The same over all columns.
+// The same for all columns.
 template <Compute kCompute, int32_t kDtype, int kRows>
 void direct_pv_rows(const uint32_t* p, int64_t p_stride, KvSubtile& subtile, int32_t words,
                     int32_t dim, float* o, int64_t o_stride) {
@@ -200,7 +204,7 @@ void direct_pv_rows(const uint32_t* p, int64_t p_stride, KvSubtile& subtile, int
   }
 }
 
-// Calls body(row, rows as a constant) for blocks of rows: kMost, 4, or what is left.
+// Calls body(row, number of rows as a constant) for groups of kMost, 4, 2 or 1 rows.
 template <int kMost, class Body>
 FLASHATTN_INLINE void for_each_row_block(int32_t rows, Body body) {
   int32_t row = 0;
@@ -210,8 +214,8 @@ FLASHATTN_INLINE void for_each_row_block(int32_t rows, Body body) {
   if (row < rows) body(row, std::integral_constant<int, 1>{});
 }
 
-// s[r][n - range.begin] = q[r] . key n for the keys `range`; the heads' queries, `rows` each, lie
-// one behind the other.
+// s[r][n - range.begin] = q[r] . key n for the keys `range`. The queries of the heads, `rows` each,
+// lie one behind the other.
 template <Compute kCompute>
 void direct_qk(const KvCacheHeads& keys, Interval range, int32_t dim, int32_t dtype,
                const uint32_t* q, int32_t q_words, int32_t rows, float* s, int64_t s_stride) {
@@ -230,7 +234,7 @@ void direct_qk(const KvCacheHeads& keys, Interval range, int32_t dim, int32_t dt
   });
 }
 
-// o[r] += p[r] . values of the keys `range`, which starts with a whole unit.
+// o[r] += p[r] . values of the keys `range`, which starts with a whole word.
 template <Compute kCompute>
 void direct_pv(const KvCacheHeads& values, Interval range, int32_t dim, int32_t dtype,
                const uint32_t* p, int64_t p_stride, int32_t rows, float* o, int64_t o_stride) {
@@ -239,7 +243,7 @@ void direct_pv(const KvCacheHeads& values, Interval range, int32_t dim, int32_t 
         values, range, [&](int32_t head, int32_t n, int32_t count, KvSubtile& subtile) {
           const int32_t words = (count + kWordElements<kCompute> - 1) / kWordElements<kCompute>;
           const char* const last = subtile.row[count - 1];
-          // The weight of what follows the last key is 0, which must not meet an infinity.
+          // The weight of the key after the last one is 0, which must not meet an infinity.
           if (count % kWordElements<kCompute> != 0) subtile.row[count] = kZeroRow;
           const int64_t first = int64_t{head} * rows;
           for_each_row_block<kMicroKernelRows>(rows, [&](int32_t row, auto block) {

@@ -11,8 +11,8 @@ FLASHATTN_INLINE Longs even_numbers(std::integer_sequence<int, kLane...>) {
   return Longs{(2ul * kLane)...};
 }
 
-// kWidth calls of Philox whose counters start with `first`, `first` + 1, ...; word[w] receives
-// their words w. Calls of even and of odd number go apart, in the low halves of 64-bit lanes.
+// kWidth calls of Philox whose counters are `first`, `first` + 1, ... word[w] receives their words
+// w. Even and odd calls are computed apart, in the low halves of 64-bit lanes.
 FLASHATTN_INLINE void philox_calls(const DropoutStream& stream, uint32_t first, uint32_t second,
                                    Words (&word)[4]) {
   Longs w[2][4];
@@ -42,10 +42,10 @@ FLASHATTN_INLINE void philox_calls(const DropoutStream& stream, uint32_t first, 
   }
 }
 
-// Which of the weights of queries [16 * strip, 16 * strip + 16) and keys [first, first + keys),
-// first a multiple of 16, are kept: 1 or 0 at keep[query % 16][key - first], rows `stride` apart.
-// At most 15 elements past the last key are written.
-inline void dropout_tiles(const DropoutStream& stream, uint32_t threshold, int32_t strip,
+// The keep bytes of queries [16 * row, 16 * row + 16) and keys [first, first + keys), first a
+// multiple of 16: keep[query % 16][key - first], rows `stride` apart, is 1 or 0. Writes at most 15
+// elements past the last key.
+inline void dropout_tiles(const DropoutStream& stream, uint32_t threshold, int32_t row,
                           int32_t first, int32_t keys, uint8_t* keep, int32_t stride) {
   typedef uint16_t Numbers __attribute__((vector_size(4 * kWidth)));
   typedef uint8_t Bytes __attribute__((vector_size(2 * kWidth)));
@@ -57,7 +57,7 @@ inline void dropout_tiles(const DropoutStream& stream, uint32_t threshold, int32
     const uint32_t tile = static_cast<uint32_t>(first + j) >> 4 << 5;
     for (uint32_t call = 0; call < 32; call += kWidth) {
       Words word[4];
-      philox_calls(stream, tile | call, static_cast<uint32_t>(strip), word);
+      philox_calls(stream, tile | call, static_cast<uint32_t>(row), word);
 #pragma GCC unroll 4
       for (int w = 0; w < 4; ++w) {
         const Numbers numbers = reinterpret_cast<Numbers>(word[w]);
@@ -74,7 +74,7 @@ inline void dropout_tiles(const DropoutStream& stream, uint32_t threshold, int32
   }
 }
 
-// Those of some queries of a head, the first one's at row queries.begin % 16 of keep.
+// The keep bytes of some queries of a head; the first one's at row queries.begin % 16 of keep.
 inline void dropout_rows(const Problem& problem, uint64_t seed, uint64_t offset, int32_t b,
                          int32_t head, Interval queries, int32_t first, int32_t keys, uint8_t* keep,
                          int32_t stride) {
@@ -82,8 +82,8 @@ inline void dropout_rows(const Problem& problem, uint64_t seed, uint64_t offset,
       DropoutStream::make(seed, offset,
                           static_cast<uint32_t>(b) * static_cast<uint32_t>(problem.heads_q) +
                               static_cast<uint32_t>(head));
-  for (int32_t strip = queries.begin / 16; strip * 16 < queries.end; ++strip) {
-    dropout_tiles(stream, problem.dropout_threshold(), strip, first, keys, keep, stride);
+  for (int32_t row = queries.begin / 16; row * 16 < queries.end; ++row) {
+    dropout_tiles(stream, problem.dropout_threshold(), row, first, keys, keep, stride);
     keep += int64_t{16} * stride;
   }
 }

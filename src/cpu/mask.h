@@ -11,8 +11,9 @@ FLASHATTN_INLINE Interval round_out(Interval columns) {
   return {columns.begin / kColumnStep * kColumnStep, round_up(columns.end, kColumnStep)};
 }
 
-// Rows of a tile that the block mask does not tear apart: all cut at the same queries, wherever the
-// tile starts, so that what is computed for a query does not depend on its neighbours.
+// The queries around `query` whose mask blocks are the same, in a tile of tile_q rows. They begin
+// at the same queries wherever the tile starts, so that the bits of a query do not depend on its
+// neighbours.
 FLASHATTN_INLINE Interval same_block_rows(const ScoreRules& rules, int32_t query, int32_t tile_q,
                                           Lengths len) {
   if (!rules.blocks) return {0, len.q};
@@ -22,13 +23,13 @@ FLASHATTN_INLINE Interval same_block_rows(const ScoreRules& rules, int32_t query
   return {begin, clamp_index(static_cast<int64_t>(begin) + rows, len.q)};
 }
 
-// Calls body(keys, full) for each stretch of keys whose blocks are not off for all of the queries;
-// full: on for all.
+// Calls body(keys, full) for each range of keys whose mask blocks are on for some of the queries;
+// full: for all of them.
 template <class Body>
 FLASHATTN_INLINE void for_each_active_range(const ScoreRules& rules, Interval queries,
                                             Interval keys, Body body) {
   if (!rules.blocks) return body(keys, true);
-  Interval run{keys.begin, keys.begin};
+  Interval active{keys.begin, keys.begin};
   bool full = true;
   for (int32_t j = keys.begin; j < keys.end;) {
     const int32_t x = j / rules.block_kv;
@@ -40,12 +41,12 @@ FLASHATTN_INLINE void for_each_active_range(const ScoreRules& rules, Interval qu
       all &= on;
     }
     if (any) {
-      run.end = next;
+      active.end = next;
       full &= all;
     }
-    if ((!any || next == keys.end) && run.begin < run.end) body(run, full);
+    if ((!any || next == keys.end) && active.begin < active.end) body(active, full);
     if (!any) {
-      run = {next, next};
+      active = {next, next};
       full = true;
     }
     j = next;
@@ -56,9 +57,9 @@ inline void fill(float* s, int32_t begin, int32_t end, float value) {
   for (int32_t c = begin; c < end; ++c) s[c] = value;
 }
 
-// Hides those of the columns, whole vectors, that are not shown. By whole vectors, which what reads
-// them next need not wait for.
-FLASHATTN_INLINE void hide(float* s, Interval shown, Interval columns) {
+// Writes -inf to the columns, whole vectors, that are not in `shown`. It stores whole vectors
+// because a load of one would wait for smaller stores.
+FLASHATTN_INLINE void mask_columns(float* s, Interval shown, Interval columns) {
   const Floats hidden = splat(-kInfinity);
   if (shown.begin >= shown.end) shown = {columns.end, columns.end};
   const auto lanes_from = [](int32_t c) { return iota() >= splat(static_cast<float>(c)); };
@@ -70,12 +71,12 @@ FLASHATTN_INLINE void hide(float* s, Interval shown, Interval columns) {
   }
 }
 
-// Hides the columns of s whose keys are not visible, or lie in blocks that are off. Column 0 is key
-// `first`.
+// Writes -inf to columns of s whose keys are not visible, or lie in mask blocks that are off.
+// Column 0 is key `first`.
 inline void mask_row(const ScoreRules& rules, bool blocks, int32_t i, int32_t first,
                      Interval visible, Interval columns, float* s) {
   const Interval shown = intersect({visible.begin - first, visible.end - first}, columns);
-  hide(s, shown, columns);
+  mask_columns(s, shown, columns);
   if (!blocks) return;
   const uint8_t* row = rules.blocks + i / rules.block_q * rules.blocks_row;
   for (int32_t j = first + shown.begin; j < first + shown.end;) {

@@ -1,5 +1,6 @@
 // From the caller's arrays to the operands of gemm.h and back: the only code that knows of dtypes,
-// strides, pages and ragged ends. What lies past a sequence's end is packed as zero and never read.
+// strides, pages and ragged ends. What lies past the end of a sequence is packed as zero and never
+// read.
 #pragma once
 
 #include "core/os.h"
@@ -28,8 +29,8 @@ constexpr int kElementBytes = kDtype == FLASHATTN_DTYPE_F32 ? 4 : 2;
 
 FLASHATTN_INLINE int32_t round_up(int32_t x, int32_t step) { return (x + step - 1) / step * step; }
 
-// Columns of a tile are worked on in multiples of this: whole pairs of vectors, and whole tiles of
-// the dropout.
+// Columns of a tile are computed in multiples of this: whole pairs of vectors, and whole 16 x 16
+// tiles of dropout.
 constexpr int kColumnStep = kWidth < 8 ? 16 : 2 * kWidth;
 static_assert(kPanel % kColumnStep == 0 || kColumnStep % kPanel == 0);
 
@@ -43,27 +44,26 @@ struct TokenRows {
 
   FLASHATTN_INLINE char* row(int32_t i) const {
     if (!pages) return base + i * row_bytes;
-    // A number that has changed since it was checked reads some page of the pool.
+    // A page number that has changed since it was checked still reads a page of the pool.
     return base + clamp_index(pages[i / page_size], last_page) * page_bytes +
            i % page_size * row_bytes;
   }
 };
 
-// Asks for the cache lines of some bytes; kLocality: 3, into the first level of the caches, 2, into
-// the second.
+// Prefetches the cache lines of some bytes. kLocality: 3, into the L1 cache; 2, into the L2 cache.
 template <int kLocality>
 FLASHATTN_INLINE void prefetch_lines(const char* p, int32_t bytes) {
   for (int32_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, kLocality);
 }
 
-// Rows that will be packed next. A copy waits for memory longer than it takes, and products do not:
-// between them the rows are fetched into the second level of the caches.
+// Rows that are packed next. Packing waits longer for memory than it computes; products do not
+// wait. Between them these rows are therefore prefetched into the L2 cache.
 struct RowPrefetch {
   TokenRows rows;
   int32_t bytes;  // of a row
   Interval left;
 
-  // The share of the first of so many steps that are left.
+  // Prefetches the part of the first of `steps` steps that are left.
   FLASHATTN_INLINE void prefetch(int32_t steps) {
     if (left.begin >= left.end) return;
     int32_t count = (left.end - left.begin + steps - 1) / steps;
@@ -71,8 +71,8 @@ struct RowPrefetch {
   }
 };
 
-// Asks for the row that is needed 16 rows after this one: where heads lie side by side, a
-// processor does not foresee it.
+// Prefetches the row that is read 16 rows after this one: if heads lie side by side, no processor
+// foresees it.
 FLASHATTN_INLINE void prefetch_row(const TokenRows& rows, int32_t row, Interval range,
                                    int32_t bytes) {
   if (row + 16 < range.end) prefetch_lines<3>(rows.row(row + 16), bytes);
@@ -101,7 +101,7 @@ FLASHATTN_INLINE TokenRows kv_rows(const Problem& problem, const Inputs& in,
           t.stride_batch * size};
 }
 
-// The first count elements at p, zeros behind them.
+// The first `count` elements at p, then zeros.
 template <int32_t kDtype>
 FLASHATTN_INLINE Floats load_first(const char* p, int32_t count) {
   if (count >= kWidth) return load_as_floats<kDtype>(p);
@@ -118,7 +118,7 @@ FLASHATTN_INLINE void store_first(char* p, Floats x, int32_t count) {
   if (count > 0) __builtin_memcpy(p, staged, static_cast<size_t>(count) * kElementBytes<kDtype>);
 }
 
-// kWidth units of a row starting at unit `from`, of dim elements.
+// kWidth words of a row of dim elements, from word `from` on.
 template <Compute kCompute, int32_t kDtype>
 FLASHATTN_INLINE Words load_row_words(const char* p, int32_t from, int32_t dim) {
   if constexpr (kCompute == Compute::kF32) {
@@ -132,11 +132,11 @@ FLASHATTN_INLINE Words load_row_words(const char* p, int32_t from, int32_t dim) 
   }
 }
 
-// Reads as a row of zeros of any type.
+// A row of zeros in any dtype.
 alignas(64) static const char kZeroRow[512 * 4] = {};
 
-// Columns [column, column + kWidth) of a unit of rows, zeros from dim on, which kWhole are further
-// on; second: bf16 pairs only.
+// Columns [column, column + kWidth) of one word of rows: of `first`, and for pairs of bf16 of
+// `second` behind it. Columns from dim on are zeros; kWhole: there are none.
 template <Compute kCompute, int32_t kDtype, bool kWhole = false>
 FLASHATTN_INLINE Words load_row_pair(const char* first, const char* second, int32_t column,
                                      int32_t dim) {
@@ -157,7 +157,7 @@ FLASHATTN_INLINE Words load_row_pair(const char* first, const char* second, int3
   }
 }
 
-// A operand: row r of [begin, end) becomes units[r - begin][0, k_words).
+// A operand: row r of [begin, end) becomes words[r - begin][0, k_words).
 template <Compute kCompute>
 void pack_a(const TokenRows& rows, Interval range, int32_t dim, int32_t dtype, uint32_t* out,
             int32_t row_words) {
@@ -172,14 +172,14 @@ void pack_a(const TokenRows& rows, Interval range, int32_t dim, int32_t dtype, u
   });
 }
 
-// B operand with the head dimension as k and the rows as columns: out[panel][unit][row].
+// B operand, the head dimension as k and the rows as columns: out[panel][word][row].
 template <Compute kCompute>
 void pack_b_transposed(const TokenRows& rows, Interval range, int32_t dim, int32_t dtype,
                        uint32_t* out) {
   constexpr int kColumns = kPanelOf<kCompute>;
   const int32_t words = (dim + kWordElements<kCompute> - 1) / kWordElements<kCompute>;
   with_dtype(dtype, [&](auto tag) {
-    // All columns that are worked on, the last of which lie past the end.
+    // All columns that are computed, the last of which lie past the end.
     constexpr int32_t kStep = kPanel > kColumnStep ? kPanel : kColumnStep;
     const int32_t end = range.begin + round_up(range.end - range.begin, kStep);
     for (int32_t r = range.begin; r < end; r += kColumns, out += words * kColumns) {
@@ -207,7 +207,7 @@ void pack_b_transposed(const TokenRows& rows, Interval range, int32_t dim, int32
   });
 }
 
-// A operand with the head dimension as rows and the rows as k: out[column][row unit], row_words a
+// A operand, the head dimension as rows and the rows as k: out[column][row word]. row_words: a
 // multiple of kWidth.
 template <Compute kCompute>
 void pack_a_transposed(const TokenRows& rows, Interval range, int32_t dim, int32_t dtype,
@@ -236,8 +236,8 @@ void pack_a_transposed(const TokenRows& rows, Interval range, int32_t dim, int32
   });
 }
 
-// B operand with the rows as k and the head dimension as columns: out[panel][row unit][column].
-// Returns whether all elements are finite.
+// B operand, the rows as k and the head dimension as columns: out[panel][row word][column]. Returns
+// whether all elements are finite.
 template <Compute kCompute>
 bool pack_b(const TokenRows& rows, Interval range, int32_t dim, int32_t dtype, uint32_t* out,
             int64_t panel_stride) {
@@ -267,13 +267,13 @@ bool pack_b(const TokenRows& rows, Interval range, int32_t dim, int32_t dtype, u
   return !any(non_finite);
 }
 
-// Whether others see that a tile is packed.
+// Whether a shared tile is packed and visible to this thread.
 FLASHATTN_INLINE bool is_packed(const int32_t* state) {
   return __atomic_load_n(state, __ATOMIC_ACQUIRE) > kTilePacking;
 }
 
-// Calls pack(), which returns whether all values of a tile are finite, as this does; but if another
-// thread did, returns what that found.
+// Calls pack(), unless another thread has or does. pack() returns whether all values of a tile are
+// finite; pack_once() returns what it returned, here or there.
 template <class Pack>
 bool pack_once(int32_t* state, Pack pack) {
   int32_t found = kTileEmpty;
@@ -310,8 +310,8 @@ FLASHATTN_INLINE void store_row(char* out, int32_t dtype, const float* row, floa
   });
 }
 
-// The same for the rows of a range, in bf16, from numbers with the rows as columns: sum[dim][row],
-// `stride` apart.
+// The same for the rows of a range, in bf16, from a sum with the rows as columns: sum[dim][row],
+// rows of it `stride` apart.
 inline void store_columns(const TokenRows& out, Interval range, const float* sum, int64_t stride,
                           float factor, int32_t dim) {
   for (int32_t r = range.begin; r < range.end; r += kWidth, sum += kWidth) {

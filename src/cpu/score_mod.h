@@ -10,8 +10,9 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 constexpr float kPerNat = kLog2E / kModifiedUnit.log2;
 
 // Turns the products of query i with the keys from `first` on into scores, in kModifiedUnit:
-// columns [begin, end) of s, multiples of kWidth. Returns the highest of each lane. derivative, if
-// not NULL, receives that of the softcap. add(x, key): x plus the biases of the keys from `key` on.
+// columns [begin, end) of s, multiples of kWidth. Returns the maximum of each lane. derivative, if
+// not NULL, receives the derivative of the softcap. add(x, key): x plus the biases of the keys from
+// `key` on.
 template <class Add>
 FLASHATTN_INLINE Floats score_mod_columns(const ScoreRules& rules, int32_t i, int32_t first,
                                           int32_t begin, int32_t end, float* s, float* derivative,
@@ -50,7 +51,7 @@ FLASHATTN_INLINE Floats score_mod_columns(const ScoreRules& rules, int32_t i, in
   return top;
 }
 
-// The same with the bias of the rules; `keys`: all of the sequence.
+// The same with the dense bias of the rules. keys: the sequence's length.
 inline Floats score_mod_row(const ScoreRules& rules, int32_t i, int32_t first, int32_t keys,
                             int32_t begin, int32_t end, float* s, float* derivative) {
   const auto modify = [&](auto add) {
@@ -59,10 +60,10 @@ inline Floats score_mod_row(const ScoreRules& rules, int32_t i, int32_t first, i
   if (!rules.bias) return modify([](Floats x, int32_t) { return x; });
   const int64_t row_bytes = rules.bias_row * dtype_size(rules.dtype_bias);
   const char* row = rules.bias + i * row_bytes;
-  // The next query's is asked for meanwhile: each starts where no processor foresees it.
+  // Prefetches the next query's bias, whose start no processor foresees.
   const auto fetch_next = [row_bytes](const char* at) { __builtin_prefetch(at + row_bytes); };
   if (rules.dtype_bias == FLASHATTN_DTYPE_U8) {
-    // Hidden, whatever the score was.
+    // A byte of 0 masks the key, whatever its score.
     return modify([&](Floats x, int32_t key) {
       const int32_t count = keys - key;
       fetch_next(row + key);

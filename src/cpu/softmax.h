@@ -1,5 +1,5 @@
-// From scores to weights, two rows at a time: half as many ends of loops, which no processor
-// foresees.
+// From scores to P, two rows at a time: that halves the number of loop ends, which no processor
+// predicts.
 #pragma once
 
 #include "cpu/dropout.h"
@@ -8,12 +8,12 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// Weights and gradients of scores are operands of a product next.
+// How exact 2^x must be: P and dS become operands of a product next.
 template <Compute kCompute>
 constexpr Exp2For kExp2For = kCompute == Compute::kBf16Pairs ? Exp2For::kBf16 : Exp2For::kF32;
 
-// Calls body with as many rows of a tile as it is to work on: two that need the same columns, or
-// one. Returns how many.
+// Calls body(rows as a constant) with the rows that it shall compute: two that have the same
+// columns, or one. Returns how many.
 template <class Body>
 FLASHATTN_INLINE int32_t for_row_pair(int32_t row, int32_t left, Body body) {
   static_assert(kMicroKernelRows % 2 == 0, "an even row and the next need the same columns");
@@ -21,8 +21,8 @@ FLASHATTN_INLINE int32_t for_row_pair(int32_t row, int32_t left, Body body) {
   return body(std::integral_constant<int, 2>{}), 2;
 }
 
-// The highest of the columns of each row, lane by lane; rows `stride` apart. A NaN may be passed
-// over: the sum of the weights does not.
+// The maximum of each lane over the columns of kRows rows, which are `stride` apart. A NaN may be
+// lost here; the sum of P shows it.
 template <int kRows>
 FLASHATTN_INLINE void max_of_rows(const float* s, int64_t stride, Interval columns,
                                   Floats* highest) {
@@ -37,20 +37,22 @@ FLASHATTN_INLINE void max_of_rows(const float* s, int64_t stride, Interval colum
   for (int r = 0; r < kRows; ++r) highest[r] = max_of_both(even[r], odd[r]);
 }
 
-// A row's weights are e to the power of its scores less m, the running maximum, whose own is
-// exactly 1 however large it is: a row of one key is that key's value. On tile registers m stays
-// the highest of the first chunk of keys that a row sees some of, as long as the sum of the row's
-// weights over a chunk is not larger than this.
+//
+// P is e^(score - m), m the running maximum. The weight of the maximum itself is exactly 1, however
+// large it is: a row of one key is that key's value.
+//
+// On tile registers m is a fixed base: the maximum of the first subtile of which a row sees some
+// key. It stays while the sum of the row's P over a subtile is at most kMaxRowSum.
 template <Compute kCompute>
 constexpr bool kFixedBase = kHasAmx && kCompute == Compute::kBf16Pairs;
 constexpr float kMaxRowSum = 0x1p16f;
-// There the exponent of a weight is one multiply-add: what is subtracted is m in units of log2(e),
-// rounded, and the weight of m is 2 to the power of that rounding. Up to this size, in the same
-// units, it is 1 once it is rounded to bf16.
+// With a fixed base the exponent of P is one multiply-add: score * factor - shift, shift being m in
+// units of log2(e), rounded. The weight of m itself is then 2 to the power of that rounding error.
+// Up to kMaxBase, in the same units, it is 1 once it is rounded to bf16.
 constexpr float kMaxBase = 0x1p14f;
 
-// sum += x, and to rest what rounding took from it: of the equal weights of many chunks it would
-// take the same, again and again.
+// Compensated summation: sum += x, and rest receives what rounding took from it. Without it the
+// equal weights of many subtiles would lose the same amount each time.
 FLASHATTN_INLINE void add_compensated(Floats& sum, Floats& rest, Floats x) {
   x += rest;
   const Floats before = sum;
@@ -58,21 +60,21 @@ FLASHATTN_INLINE void add_compensated(Floats& sum, Floats& rest, Floats x) {
   rest = x - (sum - before);
 }
 
-// What is subtracted from scores with the maximum m. Where no key was visible so far the weights
-// are zero.
-FLASHATTN_INLINE Floats exponent_shift(Floats m, Floats factor, bool reference) {
-  return select(m == -kInfinity, Floats{}, reference ? m * factor : m);
+// What is subtracted from scores if their maximum is m; 0 as long as no key was visible, so that P
+// is 0.
+FLASHATTN_INLINE Floats exponent_shift(Floats m, Floats factor, bool fixed_base) {
+  return select(m == -kInfinity, Floats{}, fixed_base ? m * factor : m);
 }
 
-// By what sums relative to `before` shrink when the maximum is `top`.
-FLASHATTN_INLINE Floats rescale_factor(Floats before, Floats top, Floats factor, bool reference) {
+// The factor for sums relative to `before` once the maximum is `top`.
+FLASHATTN_INLINE Floats rescale_factor(Floats before, Floats top, Floats factor, bool fixed_base) {
   const Floats change =
-      exponent_shift(before, factor, reference) - exponent_shift(top, factor, reference);
-  return exp2(reference ? change : change * factor);
+      exponent_shift(before, factor, fixed_base) - exponent_shift(top, factor, fixed_base);
+  return exp2(fixed_base ? change : change * factor);
 }
 
-// Whether the reference m of a row is small enough. Makes l, the sum of its weights, relative to m,
-// whose own weight errs by a rounding: exactly 1 where that is the only one.
+// Whether the fixed base m of a row was small enough. Makes l, the sum of P, relative to the weight
+// of m itself, which errs by a rounding; exactly 1 if it is the only one.
 FLASHATTN_INLINE bool base_serves(float m, float factor, float* l) {
   if (m == -kInfinity) return true;
   const Floats shift = splat(m) * splat(factor);
@@ -83,10 +85,10 @@ FLASHATTN_INLINE bool base_serves(float m, float factor, float* l) {
   return __builtin_fabsf(shift[0]) <= kMaxBase;
 }
 
-// 2^(factor * (s - m)), where m is no less than any s, or, kShifted, 2^(factor * s - m) as rows of
-// an A operand, in fp32 in the place of s; dropped where keep, which may be NULL, is 0. sums: to
-// those of each row, lane by lane, the weights are added, dropped or not. Rows of s and keep are
-// `stride` apart, those of p p_stride.
+// P = 2^(factor * (s - m)), m no less than any s; or, kShifted, 2^(factor * s - m). In fp32 it
+// replaces s, otherwise it goes to p as rows of an A operand. Where keep, which may be NULL, is 0,
+// P is dropped. sums: P is added, dropped or not, lane by lane. Rows of s and keep are `stride`
+// apart, those of p p_stride.
 template <Compute kCompute, int kRows, bool kShifted>
 FLASHATTN_INLINE void compute_p(float* s, int64_t stride, uint32_t* p, int64_t p_stride,
                                 const uint8_t* keep, Interval columns, const float* factor,
@@ -129,15 +131,14 @@ FLASHATTN_INLINE void compute_p(float* s, int64_t stride, uint32_t* p, int64_t p
   for (int r = 0; r < kRows; ++r) sums[r] = total[r];
 }
 
-// What ends a row.
 struct RowResult {
-  float factor;  // of the sum of its weighted values
+  float factor;  // makes the sum P V the output
   double lse;
 };
 
-// Of a row whose weights, relative to the score m, add up to l; nothing visible: m = -inf, l = 0.
-// sink: -inf where there is none. It joins the sum here: however far above or below the scores it
-// lies, their weights keep their digits.
+// The result of a row with the maximum m and the sum l of P; if nothing was visible m = -inf and l
+// = 0. sink: -inf if there is none. It joins the sum here, so that P keeps its digits however far
+// above or below the scores the sink lies.
 inline RowResult normalize_row(float m, double l, double nats, float sink) {
   double lse = l == 0 ? -double{kInfinity} : m * nats + __builtin_log(l);
   double factor = l == 0 ? 0.0 : 1.0 / l;
@@ -152,7 +153,7 @@ inline RowResult normalize_row(float m, double l, double nats, float sink) {
   return {static_cast<float>(factor), lse};
 }
 
-// As the caller gets it: what is finite stays finite.
+// lse as it is returned: what is finite stays finite.
 FLASHATTN_INLINE float rounded_lse(double lse) {
   const float nearest = static_cast<float>(lse);
   if (__builtin_fabs(lse) == double{kInfinity} || __builtin_fabsf(nearest) <= kMaxFloat) {
@@ -161,8 +162,8 @@ FLASHATTN_INLINE float rounded_lse(double lse) {
   return lse > 0 ? kMaxFloat : lse < 0 ? -kMaxFloat : nearest;
 }
 
-// o += weights of `keys` times their values, key by key and only where a weight is not 0:
-// infinities and NaN in V must not touch it. p: of a row, from the key `first` on.
+// o += P V of the keys `keys`, key by key and only where P is not 0, which must not meet infinities
+// and NaN in V. p: of a row, from the key `first` on.
 template <Compute kCompute>
 inline void add_pv_nonzero(const TokenRows& values, int32_t dtype, int32_t dim, const uint32_t* p,
                            int32_t first, Interval keys, float* o) {
