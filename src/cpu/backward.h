@@ -1,9 +1,9 @@
-// The backward pass (Dao 2023, algorithm 2), for one tile of keys of one KV head: dk and dv are
-// held while all queries that see the tile pass by; dq is summed in fp32 in the workspace, key tile
-// after key tile. The order of that sum is fixed: a tile of queries is added to in turns, and a
-// task waits for its turn, so that the bits never depend on the number of threads. Tasks are
-// started in the order of their numbers, those of one head key tile by key tile, so the one that is
-// waited for is always running.
+// The backward pass (Dao 2023, algorithm 2) of one KV tile of one KV head: dk and dv stay in
+// scratch memory while all Q tiles that see the KV tile pass by. dq is summed in fp32 in the
+// workspace, KV tile after KV tile. The order of that sum is fixed by a semaphore per Q tile, so
+// that the bits never depend on the number of threads: a task waits until all earlier KV tiles have
+// added. Tasks begin in the order of their numbers, those of one head KV tile by KV tile, so that
+// the task that is waited for is always running.
 #pragma once
 
 #include "cpu/backward_base.h"
@@ -12,7 +12,7 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// Waits until *turn is `expected`, set by another thread.
+// Waits until another thread has set *semaphore to `expected`.
 FLASHATTN_INLINE void wait_for_semaphore(const int32_t* dq_semaphore, int32_t expected) {
   for (int32_t waited = 0; __atomic_load_n(dq_semaphore, __ATOMIC_ACQUIRE) != expected;) {
     os::back_off(&waited);
@@ -23,7 +23,7 @@ FLASHATTN_INLINE void clear(float* x, int64_t count) {
   __builtin_memset(x, 0, sizeof(float) * static_cast<size_t>(count));
 }
 
-// One head's keys against tiles of queries.
+// A KV tile of one KV head against Q tiles.
 template <Compute kCompute>
 class BackwardTile : private KvTile {
  public:
@@ -31,8 +31,8 @@ class BackwardTile : private KvTile {
                                 int32_t key_tile, char* scratch)
       : KvTile(job, b, kv_head, key_tile), scratch_(problem_, tile_q_, tile_kv_, scratch) {}
 
-  // Writes dk and dv of the tile, and adds to (in the end, writes) dq. next: what this thread will
-  // probably work on then, or NULL.
+  // Writes dk and dv of the KV tile, and adds to dq; the last KV tile of a row writes dq. next: the
+  // tile that this thread will probably compute then, or NULL.
   void gradients(const BackwardTile* next) {
     if (keys_.begin >= keys_.end) return;
     pack_keys();
@@ -60,7 +60,7 @@ class BackwardTile : private KvTile {
     store_gradient(dv, scratch_.dv, scratch_.v_columns, kept_, problem_.dim_v);
   }
 
-  // Only adds to dbias, from one query head.
+  // Adds to dbias alone, from one query head.
   void bias_gradient(int32_t head) {
     if (keys_.begin >= keys_.end) return;
     pack_keys();
@@ -72,7 +72,7 @@ class BackwardTile : private KvTile {
     });
   }
 
-  // What queries of a head, those that are wanted, have of these keys for their exact bases.
+  // Adds these keys to the softmax bases of queries of a head, of those that want one.
   void add_to_bases(int32_t head, Interval queries, RowBase* bases) {
     const ScoreRules rules = score_rules(problem_, in_, b_, head, sequence_.len);
     bool packed = false;
@@ -101,30 +101,31 @@ class BackwardTile : private KvTile {
                      scratch_.kv_panel);
   }
 
-  // Calls body(columns) for each stretch of the tile's columns that some query needs. Queries whose
-  // blocks are all off are told apart from others only tile by tile.
+  // Calls body(columns) for each range of columns that some query needs. Rows of one Q tile whose
+  // mask blocks are off are not told apart.
   template <class Body>
   FLASHATTN_INLINE void for_each_active_columns(int32_t head, Interval queries, Body body) {
     const ScoreRules rules = score_rules(problem_, in_, b_, head, sequence_.len);
     const KeySpan span = key_span(mask_, queries, sequence_.len);
-    for_each_active_range(rules, queries, keys_, [&](Interval run, bool full) {
-      const Interval seen = intersect(span.any, run);
+    for_each_active_range(rules, queries, keys_, [&](Interval active, bool full) {
+      const Interval seen = intersect(span.any, active);
       if (seen.begin >= seen.end) return;
-      active_ = run;
+      active_ = active;
       const Interval columns = round_out({seen.begin - keys_.begin, seen.end - keys_.begin});
-      full_ = full && classify(span, run) == TileKind::kFull &&
-              keys_.begin + columns.begin == run.begin && keys_.begin + columns.end == run.end;
-      set_row_columns(queries, run, columns);
+      full_ = full && classify(span, active) == TileKind::kFull &&
+              keys_.begin + columns.begin == active.begin &&
+              keys_.begin + columns.end == active.end;
+      set_row_columns(queries, active, columns);
       body(columns);
     });
   }
 
-  // The columns that few queries of a tile need.
-  void set_row_columns(Interval queries, Interval run, Interval columns) {
+  // The columns that the rows of each micro-tile need.
+  void set_row_columns(Interval queries, Interval active, Interval columns) {
     constexpr int32_t kStep = kMicroTileRows<kCompute>;
     for (int32_t i = queries.begin, n = 0; i < queries.end; i += kStep, ++n) {
       const Interval rows{i, queries.end - i < kStep ? queries.end : i + kStep};
-      const Interval seen = intersect(key_span(mask_, rows, sequence_.len).any, run);
+      const Interval seen = intersect(key_span(mask_, rows, sequence_.len).any, active);
       row_columns_[n] = full_ ? columns
                         : seen.begin < seen.end
                             ? round_out({seen.begin - keys_.begin, seen.end - keys_.begin})
@@ -133,7 +134,7 @@ class BackwardTile : private KvTile {
   }
 
   void query_tile(int32_t head, Interval queries, int32_t tile) {
-    // The key tiles that take their turns at this tile of queries.
+    // The KV tiles that add to this Q tile.
     const Interval any = key_span(mask_, queries, sequence_.len).any;
     const int32_t first = any.begin / scratch_.tile_kv;
     const int32_t last = (any.end - 1) / scratch_.tile_kv;
@@ -187,7 +188,7 @@ class BackwardTile : private KvTile {
     }
   }
 
-  // Q and dO, with the head dimension as k and with the queries.
+  // Packs Q and dO twice: with the head dimension as k, and with the queries as k.
   void pack_queries(int32_t head, Interval queries) {
     pack_both(q(head), queries, problem_.dim_qk, problem_.dtype, scratch_.q_a, scratch_.qk_words,
               scratch_.q_k);
@@ -197,7 +198,7 @@ class BackwardTile : private KvTile {
 
   void pack_both(const TokenRows& x, Interval queries, int32_t dim, int32_t dtype, uint32_t* a,
                  int32_t a_words, uint32_t* k) {
-    // In fp32 the second serves as the first, too.
+    // In fp32 the second operand also serves as the first.
     if (kCompute != Compute::kF32) pack_a<kCompute>(x, queries, dim, dtype, a, a_words);
     if constexpr (kKeysAsColumns<kCompute>) {
       pack_a_transposed<kCompute>(x, queries, dim, dtype, k,
@@ -215,7 +216,7 @@ class BackwardTile : private KvTile {
                    [&](int32_t r) { return row_columns_[r / kMicroTileRows<kCompute>]; });
   }
 
-  // Products of query i to scores, hidden ones to -inf.
+  // Turns the products of query i into scores, -inf for keys that it does not see.
   FLASHATTN_INLINE void finish_scores(const ScoreRules& rules, int32_t i, int32_t row, Interval own,
                                       float* derivative) {
     float* s = scratch_.s + int64_t{row} * scratch_.tile_kv;
@@ -227,8 +228,8 @@ class BackwardTile : private KvTile {
              intersect(visible_keys(mask_, i, sequence_.len), active_), own, s);
   }
 
-  // Scores and dp of a tile, then P (dropped and all) and dS where the products want them; dbias:
-  // to be added to.
+  // Scores and dP of a tile, then P (after dropout) and dS as operands of the next products. dbias:
+  // adds dS to it.
   void score_gradients(int32_t head, Interval queries, int32_t tile, Interval columns, bool dbias) {
     const int32_t rows = queries.end - queries.begin;
     multiply_scores(queries, columns);
@@ -253,7 +254,8 @@ class BackwardTile : private KvTile {
     }
   }
 
-  // The same for rows of the tile from `row` on, queries from i on, whose numbers lie at job_row.
+  // The same for kRows rows of the tile from `row` on, queries from i on; job_row: their number in
+  // the arrays of the job.
   template <int kRows>
   FLASHATTN_INLINE void row_gradients(const ScoreRules& rules, int32_t head, int32_t i, int32_t row,
                                       Interval columns, int64_t job_row, bool dbias) {
@@ -271,7 +273,7 @@ class BackwardTile : private KvTile {
       to_exponents(s + r * stride, own, job_.softmax_base[job_row + r], factor[r]);
       factor[r] = 1;
     }
-    // No weights outside of the band.
+    // P is 0 in columns that these rows do not need.
     const Floats none[2 * kRows] = {};
     for (int32_t c = columns.begin; c < own.begin; c += 2 * kWidth) {
       store_p_ds<kRows>(row, c, none, none);
@@ -295,7 +297,7 @@ class BackwardTile : private KvTile {
           const int32_t r = n / 2, column = first + n % 2 * kWidth;
           const uint8_t* keep = scratch_.keep + at + r * stride + column;
           if (kMore && dropout) g[n] = apply_keep(g[n], keep) * splat(kept_);
-          // Hidden keys must not turn an infinite gradient into NaN.
+          // The gradient of a masked key may be infinite, which times 0 would be NaN.
           g[n] = select(p[n] == 0.0f, Floats{}, p[n] * (g[n] - splat(delta[r])));
           if (kMore && dropout) p[n] = apply_keep(p[n], keep);
           if (kMore && dbias) add_to_dbias(head, i + r, column, g[n]);
@@ -311,7 +313,8 @@ class BackwardTile : private KvTile {
     }
   }
 
-  // P and dS of 2 * kWidth columns, in fp32 in the place of scores and dp, or as pairs of bf16.
+  // Stores P and dS of 2 * kWidth columns: in fp32 in the place of scores and dP, else as pairs of
+  // bf16.
   template <int kRows>
   FLASHATTN_INLINE void store_p_ds(int32_t row, int32_t column, const Floats (&p)[2 * kRows],
                                    const Floats (&g)[2 * kRows]) {
@@ -330,7 +333,7 @@ class BackwardTile : private KvTile {
         const int32_t c = column + n * kWidth;
         const int64_t at =
             c / kColumns * scratch_.pair_panel + row / 2 * scratch_.pair_row + c % kColumns;
-        // The last row may have no other.
+        // The last row may have no partner.
         const Floats below_p = kRows == 2 ? p[(2 + n) % (2 * kRows)] : Floats{};
         const Floats below_g = kRows == 2 ? g[(2 + n) % (2 * kRows)] : Floats{};
         store_words(scratch_.p_t + at, pair_bf16(p[n], below_p));
@@ -354,7 +357,7 @@ class BackwardTile : private KvTile {
     accumulate(queries, scratch_.q_k, scratch_.ds_t, columns, scratch_.dk, scratch_.qk_columns);
   }
 
-  // sum += weights^T x; packed: x with the queries as k.
+  // sum += weights^T x. packed: x with the queries as k.
   void accumulate(Interval queries, const uint32_t* packed, const uint32_t* weights,
                   Interval columns, float* sum, int32_t sum_columns) {
     constexpr int kU = kWordElements<kCompute>;
@@ -365,12 +368,12 @@ class BackwardTile : private KvTile {
       const int32_t next = end - c < step ? end : c + step;
       Interval k{0, words};
       if (!full_) {
-        // Queries that see one of these keys.
+        // The queries that see one of these keys.
         Interval seen = intersect(
             query_span(mask_, {keys_.begin + c, keys_.begin + next}, sequence_.len), queries);
         if (seen.begin >= seen.end) continue;
         seen = {seen.begin - queries.begin, seen.end - queries.begin};
-        // Tile registers take whole ones of them.
+        // Tile registers take whole micro-tiles of them.
         if (kKeysAsColumns<kCompute>) seen = {seen.begin / step * step, round_up(seen.end, step)};
         k = intersect(k, {seen.begin / kU, (seen.end + kU - 1) / kU});
       }
@@ -406,12 +409,12 @@ class BackwardTile : private KvTile {
   }
 
   const BackwardScratch<kCompute> scratch_;
-  // Of the columns at work: their keys, and whether every query sees all of them.
+  // Of the columns at work: the keys whose mask blocks are on, and whether every query sees all of
+  // them.
   Interval active_{0, 0};
   RowPrefetch prefetch_[4] = {};
   bool full_ = false;
-  Interval row_columns_[kMaxBackwardRows / kMicroKernelRows +
-                        1];  // columns that kMicroTileRows queries need
+  Interval row_columns_[kMaxBackwardRows / kMicroKernelRows + 1];  // of each micro-tile of rows
   const float kept_ = 65536.0f / (65536.0f - static_cast<float>(problem_.dropout_threshold()));
 };
 

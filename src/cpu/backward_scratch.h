@@ -1,4 +1,4 @@
-// Tiles of the backward pass, and the memory in which a thread works on one.
+// Tile sizes of the backward pass, and the memory in which a thread computes a tile.
 #pragma once
 
 #include "core/bump_allocator.h"
@@ -13,27 +13,27 @@ FLASHATTN_INLINE bool backward_is_bf16(const Problem& problem) {
          problem.dtype_o == FLASHATTN_DTYPE_BF16;
 }
 
-// On tile registers dk and dv are held with the keys as columns: P and dS, in pairs of queries, are
-// B operands as they come out of the softmax, and only Q and dO, which all keys share, are turned.
+// On tile registers dk and dv have the keys as columns. P and dS, in pairs of queries, are then B
+// operands as the softmax writes them, and only Q and dO, which all keys share, are transposed.
 template <Compute kCompute>
 constexpr bool kKeysAsColumns = kHasAmx && kCompute == Compute::kBf16Pairs;
 
-constexpr int32_t kMaxBackwardRows = 128;  // of a tile of queries
+constexpr int32_t kMaxBackwardRows = 128;  // of a Q tile
 
 inline Tiling backward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
-  // Gradients of a bias that sequences share: all have the same tiles.
+  // Sequences that share the gradient of a bias have the same tiles.
   const bool same = problem.features & FLASHATTN_FEATURE_DBIAS;
   if (kHasAmx && backward_is_bf16(problem)) {
-    // Whole tile registers, sums that move less often between the caches, and rows of scores that
-    // do not lie a power of two apart.
+    // Whole tile registers; sums that move less often between the caches; rows of scores that are
+    // not a power of two apart.
     const int32_t rows = dim <= 64 ? 128 : dim <= 128 || dim > 256 ? 96 : 64;
     const int32_t keys = dim <= 256 ? 320 : 192;
     return {rows, rows, keys, same ? 0 : keys};
   }
   Tiling tiling{};
   if (kWidth == 16) {  // machines with wide vectors have larger caches
-    // In fp32 small enough for threads that are not equally fast to end together.
+    // In fp32 so small that threads of unequal speed end together.
     const int32_t most = !backward_is_bf16(problem) ? 192 : dim <= 64 ? 384 : 256;
     const int32_t many = dim <= 128 ? most : dim <= 256 ? 192 : 128;
     tiling = {96, 96, many, same ? 0 : many * 2 / 3 / kPanel * kPanel};
@@ -42,7 +42,7 @@ inline Tiling backward_tiling(const Problem& problem) {
     tiling = {rows, rows, dim <= 64 ? 256 : dim <= 192 ? 128 : 64};
   }
   if (problem.has_mask(FLASHATTN_MASK_BLOCKS)) {
-    // Tiles that do not straddle blocks of the mask, of whole strips of the dropout.
+    // Tiles that do not straddle mask blocks, of whole 16 x 16 tiles of dropout.
     for (int32_t rows = tiling.q_block_rows * 4 / 3; rows >= tiling.q_block_rows / 3; rows -= 16) {
       if (problem.block_q % rows != 0) continue;
       tiling.q_block_rows = tiling.tile_q = rows;
@@ -58,7 +58,7 @@ template <Compute kCompute>
 struct BackwardScratch {
   static constexpr bool kIsF32 = kCompute == Compute::kF32;
   int32_t tile_q, tile_kv, qk_words, v_words, qk_columns, v_columns;
-  int64_t qk_panel, v_panel;  // of K^T and V^T: units from panel to panel
+  int64_t qk_panel, v_panel;  // of K^T and V^T: words from panel to panel
   int64_t q_panel, kv_panel;  // of operands with queries, keys as k
   uint32_t *kt, *vt, *k;
   uint32_t *q_a, *do_a;  // with the head dimension as k
@@ -103,7 +103,7 @@ struct BackwardScratch {
     derivative = floats(problem.softcap != 0 ? 2 * tile_kv : 0);
     dk = floats(static_cast<int64_t>(tile_kv) * qk_columns);
     dv = floats(static_cast<int64_t>(tile_kv) * v_columns);
-    // fp32: in the places of the scores and of dp, which serve in either orientation.
+    // In fp32 they take the place of the scores and of dP, which serve in either orientation.
     pair_panel = kKeysAsColumns<kCompute> ? q_panel : kColumns;
     pair_row = kKeysAsColumns<kCompute> ? kColumns : tile_kv;
     const int64_t pairs = kKeysAsColumns<kCompute> ? tile_kv / kColumns * pair_panel : tile / kU;
@@ -114,7 +114,7 @@ struct BackwardScratch {
     bytes = memory.bytes();
   }
 
-  // q_a or do_a; words: of a row.
+  // q_a or do_a as an A operand. words: of a row.
   FLASHATTN_INLINE MatrixA left(const uint32_t* rows, int32_t words) const {
     return kIsF32 ? MatrixA{rows, kPanel, 1, q_panel} : MatrixA{rows, words, 1};
   }

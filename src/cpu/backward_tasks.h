@@ -1,12 +1,11 @@
-// The pieces of work of a backward pass, as the launcher hands them out: preparation, the main
-// pass, and the gradients of bias and sink.
+// The tasks of a backward pass: preparation, the main pass, and the gradients of bias and sink.
 #pragma once
 
 #include "cpu/backward.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// The bases of rows of a tile of queries whose lse is large.
+// Computes the softmax bases of the rows of a Q tile whose lse is large.
 template <Compute kCompute>
 void recompute_bases(const BackwardJob& job, int32_t b, int32_t head, int32_t tile, char* scratch) {
   const Problem& problem = *job.problem;
@@ -29,7 +28,7 @@ void recompute_bases(const BackwardJob& job, int32_t b, int32_t head, int32_t ti
   const ScoreUnit unit = score_rules(problem, args.inputs, b, head, sequence.len).unit();
   for (int32_t r = 0; r < rows; ++r) {
     if (!bases[r].wanted) continue;
-    // Where nothing is visible only a sink makes an lse.
+    // If no key is visible the lse comes from a sink.
     const bool sees = bases[r].l != 0;
     job.softmax_base[at + r] = sees ? bases[r].m : kInfinity;
     job.lse_log2[at + r] =
@@ -37,7 +36,8 @@ void recompute_bases(const BackwardJob& job, int32_t b, int32_t head, int32_t ti
   }
 }
 
-// Per tile of queries: lse and D in the layout of the main pass, and zeros where nothing is added.
+// Prepares a Q tile: lse and D in the layout of the main pass, zeros in gradients that nothing is
+// added to.
 template <Compute kCompute>
 void backward_prepare_task(const BackwardJob& job, int64_t task, char* scratch) {
   const Problem& problem = *job.problem;
@@ -70,7 +70,7 @@ void backward_prepare_task(const BackwardJob& job, int64_t task, char* scratch) 
     });
     const int64_t at = index * job.tiling.tile_q + i - queries.begin;
     const float lse = args.lse[first + i];
-    // A row that sees nothing must weigh nothing: 2^(-inf - inf) = 0.
+    // P of a row that sees nothing must be 0: 2^(-inf - inf).
     job.lse_log2[at] = lse == -kInfinity ? kInfinity : lse * kLog2E;
     job.softmax_base[at] = kInfinity;
     large |= is_large(lse);
@@ -108,8 +108,8 @@ void backward_task(const BackwardJob& job, int64_t task, char* scratch) {
   tile(task).gradients(&next_tile);
 }
 
-// The gradient of a bias that several scores share: one task for each of its batches, heads and
-// tiles of keys, which adds in a fixed order.
+// The gradient of a bias that several scores share: a task for each batch, head and KV tile of the
+// bias, which adds in a fixed order.
 template <Compute kCompute>
 void backward_dbias_task(const BackwardJob& job, int64_t task, char* scratch) {
   const Problem& problem = *job.problem;
@@ -121,7 +121,8 @@ void backward_dbias_task(const BackwardJob& job, int64_t task, char* scratch) {
   const int32_t batch = static_cast<int32_t>(task / job.kv_tiles / heads);
   const Interval batches{each_batch ? batch : 0, each_batch ? batch + 1 : args.shape.batch};
   const Interval head_range{each_head ? head : 0, each_head ? head + 1 : problem.heads_q};
-  // A gradient of one sequence ends where that does; a sum over all is as large as the shape.
+  // The gradient of one sequence is as large as the sequence; a sum over several is as large as the
+  // shape.
   Lengths end{args.shape.seqlen_q, args.shape.seqlen_kv};
   if (each_batch) end = job.sequences[batch].len;
   const int64_t first = static_cast<int64_t>(kv_tile) * job.tiling.tile_kv;
@@ -157,7 +158,7 @@ inline void backward_dsink_task(const BackwardJob& job, int64_t task) {
     for (int32_t i = 0; i < sequence.len.q; ++i) {
       if (lse[i] == -kInfinity) continue;
       const int64_t at = first + i;
-      // A sink far above all keys is their lse.
+      // If a sink is far above all keys, lse equals the sink.
       const bool exact = job.softmax_base[at] != kInfinity && job.lse_log2[at] < kFarLse;
       const double above =
           exact ? sink - job.softmax_base[at] * unit.nats - job.lse_log2[at] * double{kLn2}

@@ -1,5 +1,4 @@
-// Which tiles of queries a task of the backward pass works on with its tile of keys, and where they
-// lie.
+// A KV tile of the backward pass, and the Q tiles that see it.
 #pragma once
 
 #include "cpu/pack.h"
@@ -34,8 +33,8 @@ class KvTile {
 
   template <class Body>
   FLASHATTN_INLINE void for_each_query_tile(Body body) {
-    // From the last: under a causal mask it sees all tiles of keys, and none waits for another's
-    // longer way to it.
+    // From the last: under a causal mask it sees all KV tiles, and none waits for another that
+    // begins earlier.
     for (int32_t tile = q_tiles_.end - 1; tile >= q_tiles_.begin; --tile) {
       body(queries_of(tile), tile);
     }
@@ -73,7 +72,7 @@ class KvTile {
   const int32_t tile_q_, tile_kv_;
   const int32_t b_, kv_head_, kv_tile_;
   Interval keys_;
-  Interval q_tiles_{0, 0};  // of which some query sees some key
+  Interval q_tiles_{0, 0};  // whose queries see some key
 };
 
 }  // namespace flashattn::cpu::FLASHATTN_ISA
