@@ -20,18 +20,18 @@
 
 namespace flashattn::os {
 
-const char* environment(const char* name) {
+const char* environment(const char* name) noexcept {
   const char* value = std::getenv(name);
   return value && *value ? value : nullptr;
 }
 
-int64_t now() {
+int64_t now() noexcept {
   timespec t{};
   clock_gettime(CLOCK_MONOTONIC, &t);
   return t.tv_sec * int64_t{1'000'000'000} + t.tv_nsec;
 }
 
-void back_off(int32_t* waited) {
+void back_off(int32_t* waited) noexcept {
   pause();
   if (++*waited < 1024) {
     if (*waited % 256 == 0) sched_yield();
@@ -42,7 +42,7 @@ void back_off(int32_t* waited) {
   }
 }
 
-bool start_thread(void* (*main)(void*), void* argument, size_t stack, const char* name) {
+bool start_thread(void* (*main)(void*), void* argument, size_t stack, const char* name) noexcept {
   pthread_attr_t attributes;
   if (pthread_attr_init(&attributes) != 0) return false;
   pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
@@ -67,7 +67,7 @@ bool start_thread(void* (*main)(void*), void* argument, size_t stack, const char
   return started;
 }
 
-bool after_fork_in_child(void (*handler)()) {
+bool after_fork_in_child(void (*handler)()) noexcept {
   return pthread_atfork(nullptr, nullptr, handler) == 0;
 }
 
@@ -219,14 +219,14 @@ int32_t usable_processors() {
   return processors;
 }
 
-void use_all_processors() {
+void use_all_processors() noexcept {
 #if defined(__linux__)
   AffinityMask mask{};
   if (mask.read(getpid())) mask.apply();
 #endif
 }
 
-int32_t current_processor() {
+int32_t current_processor() noexcept {
 #if defined(__linux__)
   return sched_getcpu();
 #else
@@ -234,7 +234,7 @@ int32_t current_processor() {
 #endif
 }
 
-void leave_processor(int32_t processor) {
+void leave_processor(int32_t processor) noexcept {
 #if defined(__linux__)
   AffinityMask mask{};
   if (!mask.read(0)) return;
@@ -247,7 +247,7 @@ void leave_processor(int32_t processor) {
 #endif
 }
 
-bool request_tile_registers() {
+bool request_tile_registers() noexcept {
 #if defined(__x86_64__) && defined(SYS_arch_prctl)
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h, since Linux 5.16
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -256,11 +256,11 @@ bool request_tile_registers() {
 #endif
 }
 
-int64_t memory_bytes() {
+int64_t memory_bytes() noexcept {
   return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
 }
 
-int64_t l2_cache_bytes() {
+int64_t l2_cache_bytes() noexcept {
 #if defined(_SC_LEVEL2_CACHE_SIZE)
   const long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
   return bytes > 0 ? bytes : 0;

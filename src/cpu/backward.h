@@ -13,8 +13,8 @@
 namespace flashattn::cpu::FLASHATTN_ISA {
 
 // Waits until another thread has set *semaphore to `expected`.
-FLASHATTN_INLINE void wait_for_semaphore(const int32_t* dq_semaphore, int32_t expected) {
-  for (int32_t waited = 0; __atomic_load_n(dq_semaphore, __ATOMIC_ACQUIRE) != expected;) {
+FLASHATTN_INLINE void wait_for_semaphore(const int32_t* semaphore, int32_t expected) {
+  for (int32_t waited = 0; __atomic_load_n(semaphore, __ATOMIC_ACQUIRE) != expected;) {
     os::back_off(&waited);
   }
 }

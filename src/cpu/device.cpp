@@ -75,7 +75,7 @@ const InstructionSet kInstructionSets[] = {
 
 struct Processor {
   char vendor[13];
-  unsigned family, model;  // 0: none that is known
+  unsigned family, model;  // 0: unknown
 
   Processor() : vendor{}, family(0), model(0) {
 #if defined(__x86_64__)
@@ -90,9 +90,9 @@ struct Processor {
   }
 };
 
-// Where products of bf16 pay, which flags do not tell: Intel's vector units take twice as long for
-// vdpbf16ps as for multiply-adds of fp32, AMD's half as long. Tile registers pay on every processor
-// that has them so far, whatever model a virtual machine pretends to be.
+// Processors on which instructions for bf16 are the fastest; no flag tells. Intel's vector units
+// take twice as long for vdpbf16ps as for multiply-adds of fp32, AMD's half as long. Tile registers
+// pay on every processor that has them so far, whatever model a virtual machine reports.
 struct PreferredIsa {
   const char *name, *vendor;
   unsigned family;
@@ -113,7 +113,7 @@ Choice choose() {
   __builtin_cpu_init();
 #endif
   const char* given = os::environment("FLASHATTN_CPU_ISA");
-  const char* wanted = nullptr;  // given, where it names one
+  const char* wanted = nullptr;  // `given`, if it names an instruction set
   for (const InstructionSet& set : kInstructionSets) {
     if (given && std::strcmp(given, set.name) == 0) wanted = given;
   }
@@ -121,7 +121,7 @@ Choice choose() {
   const InstructionSet *best = nullptr, *left_out = nullptr;
   bool capped = false;
   for (const InstructionSet& set : kInstructionSets) {
-    // Of the system nothing is asked in vain.
+    // The system is asked for nothing that is not used.
     if (capped || !set.is_supported()) continue;
     if (!wanted && !is_preferred(set.name, processor.vendor, processor.family)) {
       left_out = &set;
@@ -149,7 +149,7 @@ Choice choose() {
   if (left_out) {
     add("; %s is not known to pay there, FLASHATTN_CPU_ISA=%s uses it", left_out->name);
   }
-  // So short that no name makes `used` more than there is room for.
+  // The text is so short that no name makes `used` exceed the room.
   if (given) {
     add(wanted ? "; FLASHATTN_CPU_ISA = %.40s is not to be had here"
                : "; FLASHATTN_CPU_ISA = %.40s is no instruction set of this build",

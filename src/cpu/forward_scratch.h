@@ -1,4 +1,4 @@
-// Tiles of the forward pass, and the memory in which a thread works on one.
+// Tile sizes of the forward pass, and the memory in which a thread computes a Q block.
 #pragma once
 
 #include "core/bump_allocator.h"
@@ -6,13 +6,13 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// Scores of some rows against as many keys as, packed, stay in a core's L2 cache beside what passes
-// by: every tile costs each of its rows some 80 cycles. Blocks of many rows, so that packing is a
-// small part of the work.
+// tile_kv: as many keys as, packed, stay in a core's L2 cache beside the data that passes by,
+// because every KV tile costs each row some 80 cycles. Q blocks have many rows, so that packing is
+// a small part of the work.
 inline Tiling forward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
   if (kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16) {  // two tile registers high
-    // Packed keys are shared; queries and O, too, are to stay in the L2 cache.
+    // Packed keys are shared. Queries and O shall also stay in the L2 cache.
     const int32_t rows = dim <= 256 ? 512 : 256;
     if (uses_amx_mainloop(problem)) {
       return {rows, 32, dim <= 64 ? 1024 : dim <= 128 ? 512 : dim <= 256 ? 256 : 128};
@@ -20,15 +20,15 @@ inline Tiling forward_tiling(const Problem& problem) {
     return {rows, 32, dim <= 64 ? 1536 : dim <= 128 ? 768 : dim <= 256 ? 128 : 256};
   }
   const int32_t rows = dim <= 128 ? 1056 : dim <= 256 ? 528 : 264;
-  static_assert(kDirectRows >= 48, "bands of a tile");
-  // Eight or four micro-kernels high: caches of machines with wide vectors are larger. Whole panels
-  // and whole tiles of the dropout.
+  static_assert(kDirectRows >= 48, "ScoreTile::row_columns has room for every tile_q");
+  // tile_q: eight or four micro-tiles; caches of machines with wide vectors are larger. tile_kv:
+  // whole panels, and whole 16 x 16 tiles of dropout.
   const bool wide = kWidth == 16;
   const int32_t tile_q = wide ? 48 : 24, keys = (wide ? 1024 : 768) * 64;
   return {rows / tile_q * tile_q, tile_q, keys / (dim < 64 ? 64 : dim) / 64 * 64};
 }
 
-// Of blocks that read keys and values as they lie.
+// Of Q blocks that read K and V where they lie.
 constexpr Tiling kDirectTiling = {kDirectRows, kDirectRows, kDirectKeys};
 
 template <Compute kCompute>
@@ -84,14 +84,14 @@ struct ForwardScratch {
     bytes = memory.bytes();
   }
 
-  // From now on k and v lie there.
+  // Makes k and v those of a packed tile.
   FLASHATTN_INLINE void use_tile(char* tile) {
     v = reinterpret_cast<uint32_t*>(tile +
                                     (reinterpret_cast<char*>(v) - reinterpret_cast<char*>(k)));
     k = reinterpret_cast<uint32_t*>(tile);
   }
 
-  // Of rows from `row` on and packed keys from `skip` on.
+  // The operands of the AMX mainloop: rows from `row` on, packed keys from `skip` on.
   FLASHATTN_INLINE AmxMainloopOperands mainloop_operands(int64_t row, int32_t skip) const {
     constexpr int kColumns = kPanelOf<kCompute>;
     return {q + row * q_words,
@@ -105,7 +105,7 @@ struct ForwardScratch {
             p};
   }
 
-  // Zeros behind so many packed values, to the end of a step of a chunk.
+  // Writes zeros behind so many packed values, to the end of a step of the AMX mainloop.
   FLASHATTN_INLINE void clear_values(int32_t count) const {
     constexpr int kColumns = kPanelOf<kCompute>, kU = kWordElements<kCompute>;
     const int32_t used = (count + kU - 1) / kU, all = round_up(count, kStepKeys) / kU;

@@ -12,7 +12,7 @@
 namespace flashattn::cpu {
 namespace {
 
-// Bytes of the packed keys and values that blocks of queries share.
+// The most bytes of packed KV tiles that Q blocks share.
 constexpr int64_t kMaxSharedBytes = int64_t{128} << 20;
 
 const char* dtype_suffix(int32_t dtype) {
@@ -23,7 +23,7 @@ std::string kernel_name(const char* op, const Problem& problem, const Kernels& k
   return std::string("cpu_") + op + "_" + dtype_suffix(problem.dtype) + "_" + kernels.isa;
 }
 
-// The numbers of the dropout, device words added.
+// Seed and offset of dropout: the caller's, plus those in device memory.
 struct DropoutSeed {
   uint64_t seed, offset;
 };
@@ -75,7 +75,7 @@ CpuLauncher::CpuLauncher(const Problem& problem)
       "packed tiles that all share";
 }
 
-// Queries and parts of the longest split that a shape allows.
+// The largest number of queries, and of splits, of any sequence that a shape allows.
 static Lengths split_bound(const SplitRule& rule, const Shape& shape) {
   return {std::min(shape.seqlen_q, rule.max_queries),
           part_bound(rule, {shape.seqlen_q, shape.seqlen_kv})};
@@ -92,7 +92,7 @@ CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const Shape& shape,
     w.partial_m = memory.take<float>(rows);
     w.partial_l = memory.take<float>(rows);
   }
-  // Rows that make more than one block.
+  // Only where there is more than one Q block.
   if (shared_tile_bytes_ > 0 && int64_t{shape.seqlen_q} * problem_.group() > min_block_rows()) {
     const int64_t tiles =
         problem_.heads_kv * HeadTiles::of_keys(problem_, shape, forward_tiling_.tile_kv).count();
@@ -102,7 +102,7 @@ CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const Shape& shape,
     w.shared.tiles = memory.take<char>(w.shared.count * shared_tile_bytes_);
   }
   w.scratch = memory.take<char>(forward_scratch_ * threads_);
-  w.bytes = memory.bytes() + BumpAllocator::kAlignment;  // the base may be unaligned
+  w.bytes = memory.bytes() + BumpAllocator::kAlignment;  // for an unaligned base
   return w;
 }
 
@@ -119,7 +119,7 @@ CpuLauncher::BackwardWorkspace CpuLauncher::backward_workspace(const Shape& shap
   w.dq = memory.take<float>(tiles * tile_q * kernels_.dq_columns(problem_));
   w.dq_semaphore = memory.take<int32_t>(tiles);
   w.scratch = memory.take<char>(backward_scratch_ * threads_);
-  w.bytes = memory.bytes() + BumpAllocator::kAlignment;  // the base may be unaligned
+  w.bytes = memory.bytes() + BumpAllocator::kAlignment;  // for an unaligned base
   return w;
 }
 
@@ -144,23 +144,23 @@ void CpuLauncher::describe(uint32_t op, const Shape& shape,
   properties->why = why_.c_str();
 }
 
-// One thread for work of some 10 us; none is woken for what it does in the time, several times as
-// long, that others take to wake up.
+// Work of some 10 us stays on one thread. Sleeping threads are woken only for work several times as
+// long, because waking takes that time.
 static Threads threads_for(int32_t threads, double multiply_adds, const Executor& on) {
   return {multiply_adds < 250e3 ? 1 : threads, multiply_adds >= 1e6,
           on.parallel.run ? &on.parallel : nullptr};
 }
 
-// Multiply-adds that take as long as an element that is merged from memory, or a random number.
+// Multiply-adds that take as long as to merge an element from memory, or to draw a random number.
 constexpr double kElementCost = 8;
 
-// Of a whole forward pass, at most.
+// The most multiply-adds of a forward pass.
 static double forward_work(const Problem& problem, const Shape& shape) {
   return static_cast<double>(shape.batch) * problem.heads_q * shape.seqlen_q * shape.seqlen_kv *
          (problem.dim_qk + problem.dim_v);
 }
 
-// Whether a cache is read as it lies, with the heads of a token side by side.
+// Whether K and V are read where they lie, and the heads of a token lie side by side.
 static bool reads_heads_together(const ForwardJob& job) {
   const Inputs& in = job.args->inputs;
   const Shape& shape = job.args->shape;
@@ -169,7 +169,7 @@ static bool reads_heads_together(const ForwardJob& job) {
          in.v.stride_head < in.v.stride_seq;
 }
 
-// Blocks of queries: large enough to share packed keys, small enough to occupy all threads.
+// Chooses Q blocks: large enough to share packed keys, small enough to occupy all threads.
 void CpuLauncher::choose_q_blocks(ForwardJob* job) const {
   const Shape& shape = job->args->shape;
   const int32_t group = problem_.group(), tile = job->tiling.tile_q, fewest_rows = min_block_rows();
@@ -177,7 +177,7 @@ void CpuLauncher::choose_q_blocks(ForwardJob* job) const {
   for (int32_t rows = job->tiling.q_block_rows;;
        rows = std::max(rows / 2 / tile * tile, fewest_rows)) {
     job->block_queries = std::max(std::min(shape.seqlen_q, rows), 1);
-    // Block masks may differ from head to head.
+    // Block masks may differ between heads.
     const int32_t fitting =
         problem_.has_mask(FLASHATTN_MASK_BLOCKS) ? 1 : rows / job->block_queries;
     job->block_heads = std::min(group, std::max(fitting, 1));
@@ -194,14 +194,15 @@ void CpuLauncher::choose_q_blocks(ForwardJob* job) const {
     }
   }
   if (problem_.mask != 0 || problem_.layout != 0 || job->block_queries == shape.seqlen_q) return;
-  // Blocks that all take equally long: the number that occupies all threads to the end, not more,
-  // for each packs the keys anew, or reads them again where they are shared.
-  const int32_t packing = shared_tile_bytes_ > 0 ? 4 : 12;  // rows whose work takes as long
+  // All Q blocks take equally long. Their number is the one that occupies all threads to the end
+  // and no larger, because each block packs the keys, or reads them again where they are shared.
+  const int32_t packing =
+      shared_tile_bytes_ > 0 ? 4 : 12;  // of a KV tile takes as long as the work of so many rows
   const int64_t others = job->tasks() / job->q_blocks;
   int64_t least = INT64_MAX;
   const auto consider = [&](int32_t rows) {
     const int64_t blocks = ceil_div(shape.seqlen_q, rows);
-    // Threads are not equally fast: the end waits for a part of the slowest one's block.
+    // Threads are not equally fast: the end waits for part of the slowest thread's block.
     const int64_t cost = ceil_div(blocks * others, threads_) * (rows + packing) + rows / 4;
     if (cost >= least) return;
     least = cost;
@@ -311,11 +312,11 @@ int32_t CpuLauncher::backward(const BackwardArgs& args, void* workspace, const E
                 shape.batch, problem_.heads_kv, job.kv_tiles);
   }
   resolve_sequences(problem_, shape, args.inputs, w.sequences);
-  // As many heads at a time as threads, in the end, too.
+  // As many heads at a time as there are threads, at the end too.
   job.order = Sections::of(heads, job.kv_tiles, job.threads, job.threads);
   job.rng_seed = random.seed;
   job.rng_offset = random.offset;
-  // Or none: a sum of nothing is written, too.
+  // Some elements may also have no score: they are written as 0.
   const Lengths first = job.sequences[0].len;
   const bool whole = shape.batch == 1 && first.q == shape.seqlen_q && first.kv == shape.seqlen_kv;
   const bool each_row =

@@ -39,7 +39,7 @@ struct ScoreTile {
   }
 };
 
-// Writes the results of rows and says which must be redone.
+// The state of the rows of a Q block, which lies in ForwardScratch: m, l, rest and O.
 template <Compute kCompute>
 class SoftmaxState {
  public:
