@@ -62,26 +62,32 @@ class Object:
         for name, kind, flags, _, offset, size, *_, entry in headers:
             has_bits = kind not in (0, 8)  # SHT_NULL, SHT_NOBITS
             self.sections.append(Section(
-                text(names, name), bool(flags & 4), bool(flags & 0x20), entry if flags & 0x10 else 0,
-                raw[offset:offset + size] if has_bits else b""))
+                text(names, name), is_code=bool(flags & 4), is_text=bool(flags & 0x20),
+                entry=entry if flags & 0x10 else 0,
+                data=raw[offset:offset + size] if has_bits else b""))
         self.by_name = {section.name: n for n, section in enumerate(self.sections)}
         starts: Dict[int, Dict[int, str]] = collections.defaultdict(dict)
-        self.addends: Dict[int, List[Tuple[int, int]]] = collections.defaultdict(list)
-        for _, kind, _, _, offset, size, link, info, *_ in headers:
-            if kind == 4:  # SHT_RELA
-                for at in range(offset, offset + size, 24):
-                    where, _, addend = struct.unpack_from("<QQq", raw, at)
-                    self.addends[info].append((where, addend))
-            if kind != 2:  # SHT_SYMTAB
-                continue
-            for at in range(offset, offset + size, 24):
-                name, kinds, _, section, value, _ = struct.unpack_from("<IBBHQQ", raw, at)
+        self.variables: Dict[int, List[Tuple[int, int]]] = collections.defaultdict(list)
+        indexed: List[Tuple[int, int]] = []  # section and offset of every symbol
+        for _, kind, _, _, offset, size, link, *_ in headers:
+            for at in range(offset, offset + size, 24) if kind == 2 else ():  # SHT_SYMTAB
+                name, info, _, section, value, bytes_ = struct.unpack_from("<IBBHQQ", raw, at)
+                indexed.append((section, value))
                 if section == 0 or section >= count or not name:
                     continue
                 self.symbols[text(link, name)] = (section, value)
-                if kinds & 15 == 2:  # STT_FUNC
+                if info & 15 == 1:  # STT_OBJECT
+                    self.variables[section].append((value, bytes_))
+                if info & 15 == 2:  # STT_FUNC
                     starts[section].setdefault(value, text(link, name))
         self.functions = {section: sorted(all_.items()) for section, all_ in starts.items()}
+        # What relocations of a section put there: section and offset.
+        self.pointers: Dict[int, Dict[int, Tuple[int, int]]] = collections.defaultdict(dict)
+        for _, kind, _, _, offset, size, _, info, *_ in headers:
+            for at in range(offset, offset + size, 24) if kind == 4 else ():  # SHT_RELA
+                where, symbol, addend = struct.unpack_from("<QQq", raw, at)
+                section, value = indexed[symbol >> 32]
+                self.pointers[info][where] = (section, value + addend)
 
     def function_at(self, section: int, offset: int) -> Target:
         all_ = self.functions.get(section, [])
@@ -104,12 +110,23 @@ class Object:
             return found.data[offset:].split(b"\0")[0].decode(errors="replace")
         if found.entry:
             return found.data[offset:offset + found.entry].hex()
-        kind, _, function = found.name.partition("._Z")
-        if not function:
-            return kind
-        # The tables of one function's jumps; their entries are relocations.
-        table = hashlib.sha256(found.data + repr(sorted(self.addends[section])).encode())
-        return f"{kind}+{offset} {table.hexdigest()}"
+        for start, size in self.variables[section]:
+            if start <= offset < start + size:
+                return f"{found.data[start:start + size].hex()}+{offset - start}"
+        return found.name if offset not in self.pointers[section] else self.jumps(section, offset)
+
+    def jumps(self, section: int, table: int) -> str:
+        """A table of jumps inside one function: 4 bytes each, relative to the table."""
+        targets: List[Target] = []
+        pointers = self.pointers[section]
+        for at in range(table, len(self.sections[section].data), 4):
+            if at not in pointers:
+                break
+            target = self.function_at(pointers[at][0], pointers[at][1] - (at - table))
+            if targets and target.function != targets[0].function:
+                break
+            targets.append(target)
+        return "jumps to " + " ".join(str(target.offset) for target in targets)
 
 
 def host_functions(path: pathlib.Path) -> Functions:
@@ -120,8 +137,10 @@ def host_functions(path: pathlib.Path) -> Functions:
     functions: Functions = {}
     section = 0
     body: List[Instruction] = []
-    lines = [(int(m[1], 16), m[2]) if (m := re.match(r"\s+([0-9a-f]+):\t(.*)", line)) else (-1, line)
-             for line in shown.splitlines()]
+    lines: List[Tuple[int, str]] = []  # address, -1: no instruction, and the rest
+    for line in shown.splitlines():
+        m = re.match(r"\s+([0-9a-f]+):\t(.*)", line)
+        lines.append((int(m[1], 16), m[2]) if m else (-1, line))
     for n, (address, line) in enumerate(lines):
         if address < 0:
             if m := re.match(r"Disassembly of section (.*):$", line):
@@ -197,7 +216,9 @@ def compare(before: Functions, after: Functions) -> List[str]:
         alike = set(theirs.values())
         sizes = before if mark == "-" else after
         for name, clear in zip(lone, demangled(lone)):
-            why = "what it calls differs" if own[name] in alike else f"{len(sizes[name])} instructions"
+            why = f"{len(sizes[name])} instructions"
+            if own[name] in alike:
+                why = "what it calls differs"
             lines.append(f"  {mark} {clear} ({why})")
     return lines
 
