@@ -1,7 +1,5 @@
 #include "core/log.h"
 
-#include <pthread.h>
-
 #include <atomic>
 #include <cstdarg>
 #include <cstdio>
@@ -9,6 +7,7 @@
 #include <new>
 
 #include "core/error.h"
+#include "core/os.h"
 
 namespace flashattn {
 namespace {
@@ -33,7 +32,7 @@ void set_log(int32_t level, flashattn_log_fn fn, void* user) {
            "FLASHATTN_LOG_DEBUG = %d",
            level, FLASHATTN_LOG_OFF, FLASHATTN_LOG_DEBUG);
   }
-  static const int registered = pthread_atfork(nullptr, nullptr, free_lock_in_child);
+  static const bool registered = os::after_fork_in_child(free_lock_in_child);
   (void)registered;  // if there was no memory for it, a child may hang, as it would in malloc
   const std::lock_guard<std::mutex> lock(g_mutex);
   g_level.store(FLASHATTN_LOG_OFF);

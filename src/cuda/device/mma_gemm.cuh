@@ -1,5 +1,5 @@
 // Products of tiles in shared memory by mma.sync: here of 16-bit elements, those of fp32 with the
-// same names in products_fp32.cuh. A warp owns kMmaM times 16 rows of the result;
+// same names in mma_3xtf32.cuh. A warp owns kMmaM times 16 rows of the result;
 // accumulators are [strip][8 columns][4], as ptx::mma_16x8x16 lays them out.
 #pragma once
 

@@ -1,5 +1,5 @@
 // What happens to scores between the two products: scale, softcap, ALiBi, dense bias, masks.
-// ScoreModKind are in units of log2(e), those to which something is added in units of kWideUnit
+// Scores are in units of log2(e), those to which something is added in units of kWideUnit
 // log2(e).
 //
 // A strip is what a warp holds of 16 rows of scores, as mma.sync and WGMMA lay their sums out:

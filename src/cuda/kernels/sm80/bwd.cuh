@@ -15,7 +15,7 @@
 // a warp reads the other half's P or dS from shared memory; dS must not overwrite a P that is still
 // read, so P has a tile of its own. A tile of 64 x 64 x 256 takes 510 KB of reads instead of 710.
 //
-// Of fp32 (see products_fp32.cuh for the budget) one stage will do: a tile of 64 x 64 keeps the
+// Of fp32 (see mma_3xtf32.cuh for the budget) one stage will do: a tile of 64 x 64 keeps the
 // tensor cores busy for thousands of cycles, and dQ of it is computed while the next one arrives.
 //
 // Shared memory: K | V | stages of Q | dO | tiles of P, then dS | of halves: P | stages of lse and
@@ -34,7 +34,7 @@ class BackwardBlock : BackwardScores<Config> {
   using Base::params_, Base::place_, Base::sees_some, Base::shared_, Base::warp_key_;
   using Base::weights, Base::weights_tile;
   using typename Base::Held;
-  using typename Base::ScoreModKind;
+  using typename Base::ScoreFragment;
   using typename Base::ScoreTile;
   using typename Base::T;
   static constexpr int kDim = Config::kDim, kTileKv = Config::kTileKv;
@@ -175,7 +175,7 @@ class BackwardBlock : BackwardScores<Config> {
 #pragma unroll 1
     for (int begin = 0; begin < Config::kShare; begin += kSlice) {
       const int slice = half * Config::kShare + begin;
-      ScoreModKind s = {};
+      ScoreFragment s = {};
       Held held;
       multiply_rows<T, kDim>(s, left, right_rows(query_tile(stage, gradients_), slice, lane_));
       // Barrier 0 is the block's.
@@ -236,7 +236,7 @@ class BackwardBlock : BackwardScores<Config> {
   // dP and the other warp's weights to dS: as operands, and for dQ.
   // kHidden: some may be hidden, which must not turn an infinite gradient into NaN.
   template <bool kDropped, bool kHidden>
-  __device__ __forceinline__ void gradients(const ScoreModKind& dp, Held& held, int stage,
+  __device__ __forceinline__ void gradients(const ScoreFragment& dp, Held& held, int stage,
                                             int slice) const {
     const int tile = weights_tile(stage);
     const uint32_t from = kHalves == 2 ? held_at(tile, slice) : pairs_at(tile, slice);

@@ -33,7 +33,7 @@ class DbiasKernel {
   using T = typename Config::T;
   static constexpr int kDim = Config::kDim, kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
   static constexpr int kThreads = Config::kThreads;
-  using ScoreModKind = float[1][kTileKv / 8][4];
+  using ScoreFragment = float[1][kTileKv / 8][4];
 
  public:
   __device__ __forceinline__ DbiasKernel(const BackwardParams& params, uint32_t shared)
@@ -111,7 +111,7 @@ class DbiasKernel {
     ptx::cp_async_wait<0>();
     __syncthreads();
 
-    ScoreModKind s = {}, dp = {};
+    ScoreFragment s = {}, dp = {};
     multiply_rows<T, kDim>(s, left_rows(q_tile_, warp_row_, lane_), right_rows(k_tile_, 0, lane_));
     multiply_rows<T, kDim>(dp, left_rows(dout_tile_, warp_row_, lane_),
                            right_rows(v_tile_, 0, lane_));
@@ -166,7 +166,7 @@ class DbiasKernel {
     }
   }
 
-  __device__ __forceinline__ void drop(ScoreModKind& dp, int32_t b, int32_t h,
+  __device__ __forceinline__ void drop(ScoreFragment& dp, int32_t b, int32_t h,
                                        int32_t first) const {
     if (params_.dropout_threshold == 0) return;
     const float kept = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));

@@ -2,19 +2,19 @@
 //
 // One block a multiprocessor, which stays for many tiles of keys. Of the first warpgroup one thread
 // plans the tiles and looks for dQ to convert, one starts the loads, two add dQ to fp32 sums in
-// global memory. All that comes after prepare.cu or, where many heads are short, follows it head by
-// head. The consumers hold dK and dV and see all queries of the group pass by, in tiles: S^T = K
-// Q^T, dP^T = V dO^T, so that P^T and dS^T are register operands of dV += P^T dO and dK += dS^T Q;
-// at D = 128 they pass over tiles that see none of their keys.
-// Only dS goes through shared memory, for dQ = dS K, which needs all keys of the tile; it is stored
-// with the keys along its rows, as the tensor cores like to read a left operand.
+// global memory. All that comes after bwd_preprocess.cu or, where many heads are short, follows it
+// head by head. The consumers hold dK and dV and see all queries of the group pass by, in tiles:
+// S^T = K Q^T, dP^T = V dO^T, so that P^T and dS^T are register operands of dV += P^T dO and dK +=
+// dS^T Q; at D = 128 they pass over tiles that see none of their keys. Only dS goes through shared
+// memory, for dQ = dS K, which needs all keys of the tile; it is stored with the keys along its
+// rows, as the tensor cores like to read a left operand.
 //
 // A third warpgroup computes dQ, so that the consumers never meet, and one's exponentials run under
-// the other's products. Small heads, backward_consumer.cuh: 128 keys, 64 a consumer; while the
+// the other's products. Small heads, bwd_mainloop.cuh: 128 keys, 64 a consumer; while the
 // third warpgroup waits for dS, it converts tiles of dQ that are complete. A kernel after this one
-// converts all others. Large heads, backward_wide.cuh: 64 keys; one consumer has P and dV, the
+// converts all others. Large heads, bwd_large_head.cuh: 64 keys; one consumer has P and dV, the
 // other dS and dK. The largest: clusters of two blocks, which share what adding dQ to global memory
-// costs, see BwdLargeHeadConfig. Many queries, backward_long.cuh: larger tiles of them, and no
+// costs, see BwdLargeHeadConfig. Many queries, bwd_two_warpgroup.cuh: larger tiles of them, and no
 // warpgroup for dQ.
 //
 // Budget of a tile in clocks; shared memory moves 128 bytes a clock; no tile fills both alone.

@@ -64,7 +64,7 @@ class BwdLargeHeadMainloop : BwdScoreMod<Config> {
 
   // Zeros in place of keys past the last: their dS is 0, but they may be NaN. Before dQ sees dS.
   __device__ __forceinline__ void zero_k_tail() const {
-    // Also of the partner's, which are 64 advance on or back.
+    // Also of the partner's, which are 64 further on or back.
     const int32_t other =
         Config::kTwoCta ? work_tile().len.kv - (work_tile().key ^ kTileKv) : kTileKv;
     if (work_tile().keys >= kTileKv && other >= kTileKv) return;

@@ -1,5 +1,5 @@
 // The sums of dQ of the Hopper backward pass, which lie in tiles in the order of accumulators, to
-// rows of the problem's type: those that backward_scout.cuh has not had the time for.
+// rows of the problem's type: those that dq_inline_postprocess.cuh has not had the time for.
 #pragma once
 
 #include "cuda/ptx/mma.cuh"

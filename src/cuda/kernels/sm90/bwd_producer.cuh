@@ -1,5 +1,5 @@
 // The producers of the Hopper backward pass, a thread each: one plans the tiles of keys and looks
-// for dQ to convert, one starts the loads. Those that add dQ: backward_adder.cuh.
+// for dQ to convert, one starts the loads. Those that add dQ: dq_reduce.cuh.
 #pragma once
 
 #include "cuda/kernels/sm90/dq_inline_postprocess.cuh"

@@ -1,5 +1,5 @@
 // What the consumer warpgroups of the Hopper backward kernels do to products: weights, and dS.
-// ScoreModKind are in units of log2(e).
+// Scores are in units of log2(e).
 #pragma once
 
 #include <type_traits>
@@ -40,7 +40,7 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
     }
   }
 
-  // ScoreModKind to weights p, as operands; and, where scores are modified, to these times the
+  // Scores to weights p, as operands; and, where scores are modified, to these times the
   // derivative of a score by its product, for dS; of a dropout, negative where it drops. Parked:
   // what dS needs goes to where dS will lie.
   template <bool kMasked>

@@ -1,5 +1,5 @@
 // dQ to rows of the problem's type within the Hopper backward kernel, as far as there is time:
-// tiles to which all have added, while they are in the L2 cache. backward_convert.cuh does the
+// tiles to which all have added, while they are in the L2 cache. bwd_postprocess.cuh does the
 // rest.
 #pragma once
 

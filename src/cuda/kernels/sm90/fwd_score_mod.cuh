@@ -1,5 +1,5 @@
 // What a consumer warpgroup of the Hopper forward pass does to its products: scale, softcap, ALiBi,
-// dense bias, masks, dropout. ScoreModKind are in units of log2(e); where they may be of any size,
+// dense bias, masks, dropout. Scores are in units of log2(e); where they may be of any size,
 // a quarter of that, in which every finite score is finite: in kernels for any scores, and in tiles
 // done over.
 #pragma once
@@ -40,7 +40,7 @@ class TileScores : protected TileOutput<Config> {
     return kLeft ? scale() : kUnit;
   }
 
-  // ScoreModKind of modify() are in kUnit units of log2(e).
+  // Scores of modify() are in kUnit units of log2(e).
   static constexpr float kUnit = Config::kScoreMod == ScoreModKind::kRuntime ? kWideUnit : 1.0f;
   __device__ __forceinline__ float scale() const {
     return params_.problem.scale * (kLog2E / kUnit);
@@ -95,7 +95,7 @@ class TileScores : protected TileOutput<Config> {
             strip().line_end, tied()};
   }
 
-  // ScoreModKind x * scale - slope * |distance - column|, 8 more below: ALiBi. Where all keys of a
+  // Scores x * scale - slope * |distance - column|, 8 more below: ALiBi. Where all keys of a
   // tile lie on one side of all queries, straight: x * scale + rise * column + first, by row.
   struct Line {
     float scale, slope, distance, rise, first[2];
@@ -132,7 +132,7 @@ class TileScores : protected TileOutput<Config> {
     }
   }
 
-  // The largest bias of all keys that a row sees. ScoreModKind grow by so much from a tile far away
+  // The largest bias of all keys that a row sees. Scores grow by so much from a tile far away
   // to the row's own, which must not come as a surprise.
   __device__ __forceinline__ void find_peaks(float (&peak)[2]) const {
     const float slope = item().slope;

@@ -86,7 +86,7 @@ class Softmax : protected TileScores<Config> {
     raise_reference(s, c, raised, over, shrink);
   }
 
-  // ScoreModKind to weights, and their sums: of a tile first, so that few roundings meet a large
+  // Scores to weights, and their sums: of a tile first, so that few roundings meet a large
   // sum, and in one chain a row: with more, ptxas waits for P V before most exponentials (D = 64:
   // -4 %). exponent(x, i): of score number i.
   template <int kCount, class Exponent>

@@ -104,7 +104,7 @@ __device__ __forceinline__ bool plan_item(const ForwardParams& params, int32_t t
       strip.own = query + kWarpgroupRows * lane + diagonal_offset(problem.mask_rule(), len);
       strip.line_begin = (max(strip.own + 63, 0) + kTileKv - 1) / kTileKv;
       strip.line_end = max(strip.own + 1, 0) / kTileKv;
-      // ScoreModKind of a negative slope, or NaN, have no known maximum.
+      // Scores of a negative slope, or NaN, have no known maximum.
       if (!(slope >= 0.0f)) strip.fast_end = 0;
     }
   }

@@ -1,5 +1,5 @@
 // Affinity masks and CPU quotas of cgroups, as containers of both versions show them.
-#include "cpu/processors.h"
+#include "core/os.h"
 
 #include <sched.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@
 
 #include "check.h"
 
-using flashattn::cpu::cpu_quota;
+using flashattn::os::cpu_quota;
 
 namespace {
 
@@ -94,12 +94,12 @@ void test_affinity() {
     int status = -1;
     return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
   };
-  CHECK(in_child([&] { return flashattn::cpu::usable_processors() == expected; }));
+  CHECK(in_child([&] { return flashattn::os::usable_processors() == expected; }));
   CHECK(in_child([&] {
-    return sched_setaffinity(0, sizeof one, &one) == 0 && flashattn::cpu::usable_processors() == 1;
+    return sched_setaffinity(0, sizeof one, &one) == 0 && flashattn::os::usable_processors() == 1;
   }));
   CHECK(in_child([&] {
-    flashattn::cpu::leave_processor(first);
+    flashattn::os::leave_processor(first);
     cpu_set_t after;
     CPU_ZERO(&after);
     return sched_getaffinity(0, sizeof after, &after) == 0 && CPU_EQUAL(&after, &all);
