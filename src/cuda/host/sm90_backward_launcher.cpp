@@ -16,7 +16,7 @@ namespace {
 // Factors below 0 are as good as others: no maximum is looked for.
 ScoreModKind scores_of(const Problem& p) {
   const bool shaped = p.softcap != 0 || p.bias != 0, dropped = p.dropout_threshold() != 0;
-  if (needs_any(p) || (shaped && dropped)) return ScoreModKind::kRuntime;
+  if (needs_runtime_kernel(p) || (shaped && dropped)) return ScoreModKind::kRuntime;
   return shaped    ? ScoreModKind::kSoftcapAlibi
          : dropped ? ScoreModKind::kDropout
                    : ScoreModKind::kPlain;
@@ -45,7 +45,7 @@ const BackwardEntry* find(const Problem& p, BackwardTable table) {
   const ScoreModKind scores = scores_of(p);
   const auto end = table.entries + table.count;
   const auto found = std::find_if(table.entries, end, [&](const BackwardEntry* e) {
-    return e->dtype == p.dtype && e->scores == scores && e->dim_qk >= p.dim_qk &&
+    return e->dtype == p.dtype && e->score_mod == scores && e->dim_qk >= p.dim_qk &&
            e->dim_v >= p.dim_v;
   });
   return found == end ? nullptr : *found;
@@ -83,8 +83,8 @@ BackwardLauncher::BackwardLauncher(const Problem& problem, int32_t units, int64_
 
 BackwardLauncher::Kernel BackwardLauncher::make(const BackwardEntry* entry) const {
   if (!entry) return {};
-  throw_on(preload(entry->convert_dq), "cudaFuncGetAttributes");
-  if (entry->starts_early) {
+  throw_on(preload(entry->postprocess), "cudaFuncGetAttributes");
+  if (entry->overlaps_preprocess) {
     const PrepareKernel early = prepare_kernel(problem_.dtype, problem_.dim_v);
     make_ready(reinterpret_cast<const void*>(early.kernel), early.threads, early.shared_bytes,
                multiprocessors_);
@@ -92,7 +92,8 @@ BackwardLauncher::Kernel BackwardLauncher::make(const BackwardEntry* entry) cons
   return {cuda::prepare(*entry, multiprocessors_),
           std::string("sm90_backward_") + dtype_name(entry->dtype) + "_" +
               std::to_string(entry->dim_qk) + "_" + std::to_string(entry->dim_v) + "_q" +
-              std::to_string(entry->tile_q) + kScoreModNames[static_cast<int32_t>(entry->scores)]};
+              std::to_string(entry->tile_q) +
+              kScoreModNames[static_cast<int32_t>(entry->score_mod)]};
 }
 
 const BackwardLauncher::Kernel& BackwardLauncher::kernel_for(const Shape& shape) const {
@@ -106,7 +107,7 @@ const BackwardLauncher::Kernel& BackwardLauncher::kernel_for(const Shape& shape)
 
 bool BackwardLauncher::takes(const Shape& shape) const {
   if (shape.batch == 0 || shape.seqlen_q == 0 || shape.seqlen_kv == 0) return false;
-  const ScoreModKind scores = main_.choice.entry->scores;
+  const ScoreModKind scores = main_.choice.entry->score_mod;
   if (scores != ScoreModKind::kRuntime && scores != ScoreModKind::kDropout) return true;
   const int64_t tiles = ceil_div(shape.seqlen_q, main_.choice.entry->tile_q);
   return tiles < kMostAnyTiles && problem_.q_heads_per_kv_head() < INT32_MAX / kMostAnyTiles &&
@@ -121,7 +122,7 @@ int64_t BackwardLauncher::first_heads(const L2Swizzle& swizzle) const {
 
 bool BackwardLauncher::starts_early(const BackwardEntry& entry, const BackwardArgs& args,
                                     const BackwardParams& p) const {
-  if (!entry.starts_early || problem_.dtype_o != problem_.dtype) return false;
+  if (!entry.overlaps_preprocess || problem_.dtype_o != problem_.dtype) return false;
   if (problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) || p.swizzle.count() == 0) return false;
   const int64_t heads = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
   if (heads < kEarlyHeads * first_heads(p.swizzle)) return false;
@@ -141,7 +142,7 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry, const Backwa
   common.tile_q = entry.tile_q;
   common.tile_dim = entry.dim_qk;
   common.tile_kv = entry.tile_kv;
-  common.dq_parts = entry.blocks;
+  common.dq_parts = entry.cluster_size;
   common.ordered = ordered();
   common.q_heads_per_kv_head = problem_.q_heads_per_kv_head();
   p.sequence_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, entry.tile_q));
@@ -164,7 +165,7 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry, const Backwa
   int64_t fitting = l2_bytes_ / (problem_.mask == 0 || ordered() ? 4 : 8) / unit_bytes;
   if (ordered()) fitting = std::max(fitting, std::min<int64_t>(5, l2_bytes_ / 2 / unit_bytes));
   const int64_t key_tiles = ceil_div(shape.seqlen_kv, entry.tile_kv);
-  const int32_t workers = multiprocessors_ / entry.blocks;
+  const int32_t workers = multiprocessors_ / entry.cluster_size;
   p.swizzle = L2Swizzle::of(units, key_tiles, fitting, L2Swizzle::even_end(workers, key_tiles));
   p.q_swizzle =
       p.swizzle.with_tiles(static_cast<int64_t>(p.sequence_tiles) * problem_.q_heads_per_kv_head());
@@ -189,14 +190,14 @@ BackwardParams BackwardLauncher::params(const BackwardEntry& entry, const Backwa
   common.base = workspace.take<float>(rows);
   common.far = workspace.take<uint64_t>(1);
   common.wide_scores =
-      entry.scores == ScoreModKind::kSoftcapAlibi || entry.scores == ScoreModKind::kRuntime;
+      entry.score_mod == ScoreModKind::kSoftcapAlibi || entry.score_mod == ScoreModKind::kRuntime;
   common.dq = workspace.take<float>(rows * entry.dim_qk);
-  common.dq_states = workspace.take<int32_t>(rows / entry.tile_q * entry.blocks);
+  common.dq_states = workspace.take<int32_t>(rows / entry.tile_q * entry.cluster_size);
   if (ordered()) common.dq_first = workspace.take<int32_t>(rows / entry.tile_q);
   if (even) {
     // As many as no smaller shape exceeds.
     const int64_t steps = ceil_div(static_cast<int64_t>(items) * p.sequence_tiles, kPartialCost);
-    const int64_t most = std::min<int64_t>(workers, steps) * entry.blocks;
+    const int64_t most = std::min<int64_t>(workers, steps) * entry.cluster_size;
     common.arrived_count = static_cast<int32_t>(most * entry.consumers);
     common.arrived = workspace.take<int32_t>(common.arrived_count);
     p.partials = workspace.take<float>(2 * most * entry.partial_bytes / 4);
@@ -268,7 +269,7 @@ int32_t BackwardLauncher::make_maps(const BackwardEntry& entry, BackwardParams* 
   const int64_t q_batch = varlen_q ? 1 : shape.batch;
   const int64_t kv_rows = varlen_kv ? shape.total_kv : shape.seqlen_kv;
   const int64_t kv_batch = varlen_kv ? 1 : shape.batch;
-  const int32_t tile_q = entry.tile_q, box_kv = entry.tile_kv / entry.blocks;
+  const int32_t tile_q = entry.tile_q, box_kv = entry.tile_kv / entry.cluster_size;
   const auto queries = [&](int32_t dim, int32_t rows) {
     return ArrayShape{dim, q_rows, problem_.heads_q, q_batch, rows};
   };
@@ -341,18 +342,19 @@ int32_t BackwardLauncher::run(const BackwardArgs& args, void* workspace,
   if (const int32_t status = prepare(p, early, stream)) return status;
   // Each starts under the end of the one before.
   const int64_t clusters =
-      std::min<int64_t>(p.stream_k.work_items, multiprocessors_ / entry.blocks);
-  const dim3 blocks(static_cast<unsigned>(clusters * entry.blocks));
-  if (const int32_t status = status_of(launch_pdl(entry.kernel, blocks, entry.threads,
-                                                  entry.shared_bytes, p, stream, entry.blocks),
-                                       "launching the backward kernel")) {
+      std::min<int64_t>(p.stream_k.work_items, multiprocessors_ / entry.cluster_size);
+  const dim3 blocks(static_cast<unsigned>(clusters * entry.cluster_size));
+  if (const int32_t status =
+          status_of(launch_pdl(entry.kernel, blocks, entry.threads, entry.shared_bytes, p, stream,
+                               entry.cluster_size),
+                    "launching the backward kernel")) {
     return status;
   }
-  const int64_t converters = int64_t{multiprocessors_} * (kConverters / entry.convert_threads);
+  const int64_t converters = int64_t{multiprocessors_} * (kConverters / entry.postprocess_threads);
   const dim3 convert_blocks(static_cast<unsigned>(std::min(query_tiles, converters)));
-  if (const int32_t status = status_of(
-          launch_pdl(entry.convert_dq, convert_blocks, entry.convert_threads, 0, p.common, stream),
-          "launching the conversion of dq")) {
+  if (const int32_t status = status_of(launch_pdl(entry.postprocess, convert_blocks,
+                                                  entry.postprocess_threads, 0, p.common, stream),
+                                       "launching the conversion of dq")) {
     return status;
   }
   if (const int32_t status = dbias_.run(p.common, stream)) return status;

@@ -9,8 +9,9 @@
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-using Tiles = typename std::conditional<Config::kScoreMod == ScoreModKind::kRuntime,
-                                        BlockTiles<ForwardParams, Config::kTileQ, Config::kTileKv>,
-                                        AllTiles>::type;
+using KvTiles =
+    typename std::conditional<Config::kScoreMod == ScoreModKind::kRuntime,
+                              BlockTiles<ForwardParams, Config::kTileQ, Config::kTileKv>,
+                              AllTiles>::type;
 
 }  // namespace flashattn::cuda::sm90
