@@ -17,7 +17,7 @@ namespace {
 // A negative scale is no special case: the backward pass looks for no maximum.
 ScoreModKind scores_of(const Problem& p) {
   const bool shaped = p.softcap != 0 || p.bias != 0, dropped = p.dropout_threshold() != 0;
-  if (needs_any(p) || (shaped && dropped)) return ScoreModKind::kRuntime;
+  if (needs_runtime_kernel(p) || (shaped && dropped)) return ScoreModKind::kRuntime;
   return shaped    ? ScoreModKind::kSoftcapAlibi
          : dropped ? ScoreModKind::kDropout
                    : ScoreModKind::kPlain;
@@ -47,7 +47,7 @@ const BackwardEntry* find(const Problem& p, BackwardTable table) {
   const ScoreModKind scores = scores_of(p);
   const auto end = table.entries + table.count;
   const auto found = std::find_if(table.entries, end, [&](const BackwardEntry* e) {
-    return e->dtype == p.dtype && e->scores == scores && e->dim_qk >= p.dim_qk &&
+    return e->dtype == p.dtype && e->score_mod == scores && e->dim_qk >= p.dim_qk &&
            e->dim_v >= p.dim_v;
   });
   return found == end ? nullptr : *found;
@@ -83,8 +83,8 @@ BackwardKernels::BackwardKernels(const Problem& problem, const Device& device)
 
 BackwardKernels::Kernel BackwardKernels::make(const BackwardEntry* entry) const {
   if (!entry) return {};
-  throw_on(preload(entry->convert_dq), "cudaFuncGetAttributes");
-  if (entry->starts_early) {
+  throw_on(preload(entry->postprocess), "cudaFuncGetAttributes");
+  if (entry->overlaps_preprocess) {
     const BwdPreprocessKernel early = bwd_preprocess_kernel(problem_.dtype, problem_.dim_v);
     make_ready(reinterpret_cast<const void*>(early.kernel), early.threads, early.shared_bytes,
                multiprocessors_);
@@ -92,7 +92,8 @@ BackwardKernels::Kernel BackwardKernels::make(const BackwardEntry* entry) const 
   return {cuda::prepare(*entry, multiprocessors_),
           std::string("sm90_backward_") + dtype_label(entry->dtype) + "_" +
               std::to_string(entry->dim_qk) + "_" + std::to_string(entry->dim_v) + "_q" +
-              std::to_string(entry->tile_q) + kScoreModNames[static_cast<int32_t>(entry->scores)]};
+              std::to_string(entry->tile_q) +
+              kScoreModNames[static_cast<int32_t>(entry->score_mod)]};
 }
 
 const BackwardKernels::Kernel& BackwardKernels::kernel_for(const Shape& shape) const {
@@ -108,7 +109,7 @@ const char* BackwardKernels::declines(const Shape& shape, const BackwardRow*) co
   if (shape.batch == 0 || shape.seqlen_q == 0 || shape.seqlen_kv == 0) {
     return "there are no queries or no keys";
   }
-  const ScoreModKind scores = main_.choice.entry->scores;
+  const ScoreModKind scores = main_.choice.entry->score_mod;
   if (scores != ScoreModKind::kRuntime && scores != ScoreModKind::kDropout) return nullptr;
   const int64_t tiles = ceil_div(shape.seqlen_q, main_.choice.entry->tile_q);
   const bool fits = tiles < kMaxRuntimeTiles &&
@@ -126,7 +127,7 @@ int64_t BackwardKernels::first_heads(const L2Swizzle& swizzle) const {
 
 bool BackwardKernels::starts_early(const BackwardEntry& entry, const BackwardArgs& args,
                                    const BackwardParams& p) const {
-  if (!entry.starts_early || problem_.dtype_o != problem_.dtype) return false;
+  if (!entry.overlaps_preprocess || problem_.dtype_o != problem_.dtype) return false;
   if (problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) || p.swizzle.count() == 0) return false;
   const int64_t heads = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
   if (heads < kEarlyHeads * first_heads(p.swizzle)) return false;
@@ -147,7 +148,7 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   common.tile_q = entry.tile_q;
   common.tile_dim = entry.dim_qk;
   common.tile_kv = entry.tile_kv;
-  common.dq_parts = entry.blocks;
+  common.dq_parts = entry.cluster_size;
   common.ordered = ordered();
   common.q_heads_per_kv_head = problem_.q_heads_per_kv_head();
   p.max_q_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, entry.tile_q));
@@ -170,7 +171,7 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   int64_t fitting = l2_bytes_ / (problem_.mask == 0 || ordered() ? 4 : 8) / head_bytes;
   if (ordered()) fitting = std::max(fitting, std::min<int64_t>(5, l2_bytes_ / 2 / head_bytes));
   const int64_t key_tiles = ceil_div(shape.seqlen_kv, entry.tile_kv);
-  const int32_t workers = multiprocessors_ / entry.blocks;
+  const int32_t workers = multiprocessors_ / entry.cluster_size;
   p.swizzle = L2Swizzle::of(kv_heads, key_tiles, fitting, L2Swizzle::even_end(workers, key_tiles));
   p.q_swizzle =
       p.swizzle.with_tiles(static_cast<int64_t>(p.max_q_tiles) * problem_.q_heads_per_kv_head());
@@ -195,14 +196,14 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   common.base = workspace.take<float>(rows);
   common.far = workspace.take<uint64_t>(1);
   common.wide_scores =
-      entry.scores == ScoreModKind::kSoftcapAlibi || entry.scores == ScoreModKind::kRuntime;
+      entry.score_mod == ScoreModKind::kSoftcapAlibi || entry.score_mod == ScoreModKind::kRuntime;
   common.dq = workspace.take<float>(rows * entry.dim_qk);
-  common.dq_states = workspace.take<int32_t>(rows / entry.tile_q * entry.blocks);
+  common.dq_states = workspace.take<int32_t>(rows / entry.tile_q * entry.cluster_size);
   if (ordered()) common.dq_first = workspace.take<int32_t>(rows / entry.tile_q);
   if (even) {
     // At least as many as any smaller shape needs.
     const int64_t steps = ceil_div(static_cast<int64_t>(items) * p.max_q_tiles, kPartialCost);
-    const int64_t most = std::min<int64_t>(workers, steps) * entry.blocks;
+    const int64_t most = std::min<int64_t>(workers, steps) * entry.cluster_size;
     common.arrived_count = static_cast<int32_t>(most * entry.consumers);
     common.arrived = workspace.take<int32_t>(common.arrived_count);
     p.partials = workspace.take<float>(2 * most * entry.partial_bytes / 4);
@@ -273,7 +274,7 @@ int32_t BackwardKernels::make_maps(const BackwardEntry& entry, BackwardParams* p
   const int64_t q_batch = varlen_q ? 1 : shape.batch;
   const int64_t kv_rows = varlen_kv ? shape.total_kv : shape.seqlen_kv;
   const int64_t kv_batch = varlen_kv ? 1 : shape.batch;
-  const int32_t tile_q = entry.tile_q, box_kv = entry.tile_kv / entry.blocks;
+  const int32_t tile_q = entry.tile_q, box_kv = entry.tile_kv / entry.cluster_size;
   const auto queries = [&](int32_t dim, int32_t rows) {
     return ArrayShape{dim, q_rows, problem_.heads_q, q_batch, rows};
   };
@@ -345,19 +346,20 @@ int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
   if (const int32_t status = prepare(p, early, stream)) return status;
   // Each kernel launches early, under the end of the previous one.
   const int64_t clusters =
-      std::min<int64_t>(p.stream_k.work_items, multiprocessors_ / entry.blocks);
-  const dim3 blocks(static_cast<unsigned>(clusters * entry.blocks));
-  if (const int32_t status = status_of(launch_pdl(entry.kernel, blocks, entry.threads,
-                                                  entry.shared_bytes, p, stream, entry.blocks),
-                                       "launching the backward kernel")) {
+      std::min<int64_t>(p.stream_k.work_items, multiprocessors_ / entry.cluster_size);
+  const dim3 blocks(static_cast<unsigned>(clusters * entry.cluster_size));
+  if (const int32_t status =
+          status_of(launch_pdl(entry.kernel, blocks, entry.threads, entry.shared_bytes, p, stream,
+                               entry.cluster_size),
+                    "launching the backward kernel")) {
     return status;
   }
   const int64_t converters =
-      int64_t{multiprocessors_} * (kPostprocessThreadsPerSm / entry.convert_threads);
+      int64_t{multiprocessors_} * (kPostprocessThreadsPerSm / entry.postprocess_threads);
   const dim3 convert_blocks(static_cast<unsigned>(std::min(query_tiles, converters)));
-  if (const int32_t status = status_of(
-          launch_pdl(entry.convert_dq, convert_blocks, entry.convert_threads, 0, p.common, stream),
-          "launching the conversion of dq")) {
+  if (const int32_t status = status_of(launch_pdl(entry.postprocess, convert_blocks,
+                                                  entry.postprocess_threads, 0, p.common, stream),
+                                       "launching the conversion of dq")) {
     return status;
   }
   return dbias_.launch_with_dsink(p.common, stream);

@@ -21,7 +21,8 @@ constexpr int32_t kShortElements = 16384;  // of a head's K: up to here small CT
 ScoreModKind scores_of(const Problem& p) {
   const bool capped = p.softcap != 0, sloped = p.has_bias(FLASHATTN_BIAS_ALIBI);
   const bool dropped = p.dropout_threshold() != 0;
-  if (needs_any(p) || p.scale < 0 || capped + sloped + dropped > 1) return ScoreModKind::kRuntime;
+  if (needs_runtime_kernel(p) || p.scale < 0 || capped + sloped + dropped > 1)
+    return ScoreModKind::kRuntime;
   return capped    ? ScoreModKind::kSoftcap
          : sloped  ? ScoreModKind::kAlibi
          : dropped ? ScoreModKind::kDropout
@@ -29,7 +30,7 @@ ScoreModKind scores_of(const Problem& p) {
 }
 
 bool takes(const ForwardEntry& e, const Problem& p) {
-  return e.dtype == p.dtype && e.scores == scores_of(p) && e.dim_qk >= p.dim_qk &&
+  return e.dtype == p.dtype && e.score_mod == scores_of(p) && e.dim_qk >= p.dim_qk &&
          e.dim_v >= p.dim_v;
 }
 
@@ -41,30 +42,30 @@ Softcap softcap_of(const Problem& p) {
   constexpr double kTerms[] = {1.0, -0.33324572, 0.12876415};
   const double inner = double{p.scale} / p.softcap, outer = p.scale * double{kLog2E};
   Softcap cap{};
-  cap.inner = static_cast<float>(inner);
+  cap.input_scale = static_cast<float>(inner);
   double power = outer;
   bool finite = true;
   for (int n = 0; n < 3; ++n, power *= inner * inner) {
-    cap.factor[n] = static_cast<float>(power * kTerms[n]);
-    finite &= std::isfinite(cap.factor[n]);
+    cap.poly5[n] = static_cast<float>(power * kTerms[n]);
+    finite &= std::isfinite(cap.poly5[n]);
   }
   if (!finite) return cap;
   // The square of a product must not overflow.
   const auto product = [inner](double x) { return std::min(x / std::abs(inner), 1e18); };
-  cap.limit = static_cast<float>(product(0.25));
+  cap.poly5_limit = static_cast<float>(product(0.25));
   // Up to |x| = end, x (1 - end^4 / 24) + x^3 (end^2 / 6 - 1/3) is the best cubic for tanh(x), with
   // an error of end^5 / 120. For a score that is at most kError, below the rounding of sums.
   constexpr double kError = 0x1p-18;  // log2
   const double end =
       std::min(std::pow(120 * kError / (p.softcap * double{kLog2E}), 0.2), std::sqrt(0.05));
-  cap.short_limit = static_cast<float>(product(end));
-  cap.short_factor[0] = static_cast<float>(outer * (1 - std::pow(end, 4) / 24));
-  cap.short_factor[1] = static_cast<float>(outer * inner * inner * (end * end / 6 - 1.0 / 3));
+  cap.poly3_limit = static_cast<float>(product(end));
+  cap.poly3[0] = static_cast<float>(outer * (1 - std::pow(end, 4) / 24));
+  cap.poly3[1] = static_cast<float>(outer * inner * inner * (end * end / 6 - 1.0 / 3));
   return cap;
 }
 
 std::string kernel_name(const ForwardEntry& e) {
-  return forward_name("sm90", e) + kScoreModNames[static_cast<int32_t>(e.scores)];
+  return forward_name("sm90", e) + kScoreModNames[static_cast<int32_t>(e.score_mod)];
 }
 
 }  // namespace
@@ -72,7 +73,7 @@ std::string kernel_name(const ForwardEntry& e) {
 const char* const kScoreModNames[] = {"",         "_softcap", "_alibi", "_softcap_alibi",
                                       "_dropout", "_runtime"};
 
-bool needs_any(const Problem& p) {
+bool needs_runtime_kernel(const Problem& p) {
   return p.has_bias(FLASHATTN_BIAS_DENSE) || p.has_mask(FLASHATTN_MASK_BLOCKS) ||
          p.dropout_threshold() > UINT16_MAX;
 }
@@ -170,7 +171,7 @@ int32_t ForwardKernels::make_maps(const ForwardArgs& args, const ForwardEntry& e
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   const bool varlen_kv = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
   const bool paged = problem_.has_layout(FLASHATTN_LAYOUT_PAGED_KV);
-  p->kv_box = paged ? std::gcd(problem_.page_size, entry.tile_kv) : entry.tile_kv;
+  p->kv_box_rows = paged ? std::gcd(problem_.page_size, entry.tile_kv) : entry.tile_kv;
   const int64_t q_rows = varlen_q ? shape.total_q : shape.seqlen_q;
   const int64_t q_batch = varlen_q ? 1 : shape.batch;
   const int64_t kv_rows = paged ? problem_.page_size : varlen_kv ? shape.total_kv : shape.seqlen_kv;
@@ -185,15 +186,15 @@ int32_t ForwardKernels::make_maps(const ForwardArgs& args, const ForwardEntry& e
       {args.inputs.k,
        "k",
        &p->k,
-       {problem_.dim_qk, kv_rows, problem_.heads_kv, kv_batch, p->kv_box}},
+       {problem_.dim_qk, kv_rows, problem_.heads_kv, kv_batch, p->kv_box_rows}},
       {args.inputs.v,
        "v",
        &p->v,
-       {problem_.dim_v, kv_rows, problem_.heads_kv, kv_batch, p->kv_box}},
+       {problem_.dim_v, kv_rows, problem_.heads_kv, kv_batch, p->kv_box_rows}},
       {args.o, "o", &p->o, {problem_.dim_v, q_rows, problem_.heads_q, q_batch, 64}},
   };
   for (const auto& row : table) {
-    if (row.map == &p->o && !p->store_boxes) continue;
+    if (row.map == &p->o && !p->o_by_tma) continue;
     if (const int32_t status =
             make_tensor_map(row.tensor, problem_.dtype, row.shape, row.name, row.map)) {
       return status;
@@ -221,14 +222,14 @@ int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   p.kv_has_tail = problem_.layout != 0 || args.inputs.lens_kv != nullptr;
   p.dropout_threshold = problem_.dropout_threshold();
-  p.cap = softcap_;
-  p.store_boxes = !varlen_q && !args.inputs.lens_q && problem_.dtype_o == problem_.dtype;
+  p.softcap = softcap_;
+  p.o_by_tma = !varlen_q && !args.inputs.lens_q && problem_.dtype_o == problem_.dtype;
   if (const int32_t status = make_maps(args, entry, &p)) return status;
   const int64_t tiles = p.swizzle.count(), resident = named.kernel.resident;
   // A grid of less than a wave is spread evenly over an idle device, but not over the end of
   // another kernel: no early launch.
   if (tiles < resident) return cuda::launch(entry, tiles, p, stream, kLaunching);
-  p.counter = WorkspaceCutter(workspace).take<TileCounter>(1);
+  p.tile_counter = WorkspaceCutter(workspace).take<TileCounter>(1);
   p.stamp = new_stamp();
   return status_of(launch_pdl(entry.kernel, dim3(static_cast<unsigned>(resident)), entry.threads,
                               entry.shared_bytes, p, stream),

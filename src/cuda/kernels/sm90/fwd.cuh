@@ -29,21 +29,22 @@
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
+__global__ void __launch_bounds__(Config::kThreads, Config::kCtasPerSm)
     forward_kernel(const __grid_constant__ ForwardParams params) {
   char* const shared = ptx::dynamic_shared();
-  Control<Config>& control = *reinterpret_cast<Control<Config>*>(shared + Config::kMainBytes);
+  SharedStorage<Config>& storage =
+      *reinterpret_cast<SharedStorage<Config>*>(shared + Config::kTensorBytes);
   // Uniform, so that descriptors live in uniform registers.
   const int32_t warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
   // Small pages are many copies: keys and values are loaded by a warp each then.
-  const bool apart = params.problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
+  const bool split_kv_producers = params.problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
   if (threadIdx.x == 0) {
-    init_barriers<Config>(control, apart ? 2 : 1);
+    init_barriers<Config>(storage, split_kv_producers ? 2 : 1);
     for (const CUtensorMap* map : {&params.q, &params.k, &params.v}) ptx::tma_prefetch(map);
-    if (params.store_boxes) ptx::tma_prefetch(&params.o);  // else nobody has encoded it
+    if (params.o_by_tma) ptx::tma_prefetch(&params.o);  // else nobody has encoded it
   }
-  for (int32_t n = threadIdx.x; n < kRounds; n += Config::kThreads) control.again[n] = 0;
-  if (threadIdx.x == 0) control.outgrown = 0;
+  for (int32_t n = threadIdx.x; n < kRedoCapacity; n += Config::kThreads) storage.redo_queue[n] = 0;
+  if (threadIdx.x == 0) storage.base_overflowed = 0;
   __syncthreads();
   ptx::griddep_wait();
   ptx::griddep_launch_dependents();
@@ -51,18 +52,19 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     const int32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     // Else: without it registers spill.
-    if (warp == 0 || (warp == 3 && apart)) {
-      Loader<Config>(params, ptx::shared_address(shared), control, warp == 0, warp == 3 || !apart)
+    if (warp == 0 || (warp == 3 && split_kv_producers)) {
+      KvProducer<Config>(params, ptx::shared_address(shared), storage, warp == 0,
+                         warp == 3 || !split_kv_producers)
           .run();
     } else if (warp == 1) {
-      Planner<Config>(params, control).run();
-    } else if (Config::kQueryWarp && warp == 2) {
-      QueryLoader<Config> loader(params, ptx::shared_address(shared), control);
-      load_items(control, [&loader](const auto& item) { loader.load(item); });
+      SchedulerWarp<Config>(params, storage).run();
+    } else if (Config::kQProducerWarp && warp == 2) {
+      QProducer<Config> producer(params, ptx::shared_address(shared), storage);
+      for_each_work_tile(storage, [&producer](const auto& work_tile) { producer.load(work_tile); });
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    Consumer<Config>(params, ptx::shared_address(shared), control, warpgroup - 1).run();
+    FwdMainloop<Config>(params, ptx::shared_address(shared), storage, warpgroup - 1).run();
   }
 }
 

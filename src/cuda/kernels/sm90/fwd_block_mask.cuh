@@ -9,7 +9,7 @@
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-using Tiles =
+using KvTiles =
     typename std::conditional<Config::kScoreMod == ScoreModKind::kRuntime,
                               BlockSparseTiles<ForwardParams, Config::kTileQ, Config::kTileKv>,
                               DenseTiles>::type;

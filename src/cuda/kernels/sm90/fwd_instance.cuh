@@ -7,9 +7,9 @@
 namespace flashattn::cuda::sm90 {
 
 template <class T, int kDimQk, int kDimV, int kConsumers, int kTileKv, ScoreModKind kScoreMod,
-          int kBlocks = 1>
+          int kCtasPerSm = 1>
 constexpr ForwardEntry fwd_instance() {
-  using Config = ForwardConfig<T, kDimQk, kDimV, kConsumers, kTileKv, kScoreMod, kBlocks>;
+  using Config = ForwardConfig<T, kDimQk, kDimV, kConsumers, kTileKv, kScoreMod, kCtasPerSm>;
   return {kDtype<T>,
           kDimQk,
           kDimV,

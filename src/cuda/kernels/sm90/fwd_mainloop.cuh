@@ -9,37 +9,40 @@
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class Consumer : Softmax<Config> {
-  using Base = Softmax<Config>;
+class FwdMainloop : FwdSoftmax<Config> {
+  using Base = FwdSoftmax<Config>;
   using T = typename Config::T;
-  using Base::base, Base::drop, Base::factor, Base::half_, Base::item, Base::kept, Base::lane;
-  using Base::control_, Base::group_, Base::items_, Base::leader_, Base::params_, Base::q_place_;
-  using Base::kConsumers, Base::kSlack, Base::kTileKv, Base::kTileQ;
-  using Base::raise_reference, Base::reference_, Base::release_q, Base::row, Base::s_;
-  using Base::strip, Base::sum_, Base::tiles_, Base::weigh;
+  using Base::base, Base::apply_dropout, Base::exponent_scale, Base::s_half_, Base::work_tile,
+      Base::dropout_scale, Base::lane;
+  using Base::kConsumers, Base::kBaseSlack, Base::kTileKv, Base::kTileQ;
+  using Base::storage_, Base::warpgroup_, Base::work_state_, Base::leader_, Base::params_,
+      Base::q_state_;
+  using Base::update_base, Base::softmax_base_, Base::release_q, Base::row, Base::s_;
+  using Base::warpgroup_tile, Base::row_sum_, Base::kv_tiles_, Base::exp2_and_sum;
   static constexpr int kStages = Config::kStages;
-  using Place = PipelineState<kStages>;
-  using typename Base::Drops, typename Base::Line, typename Base::Slope;
+  using KvState = PipelineState<kStages>;
+  using typename Base::TileDropoutSigns, typename Base::AlibiLinear, typename Base::AlibiParams;
 
  public:
-  __device__ __forceinline__ Consumer(const ForwardParams& params, uint32_t shared,
-                                      Control<Config>& control, int32_t group)
-      : Base(params, shared, control, group),
-        q_(ptx::SmemDescriptor::at(shared + group * 64 * 128, 0)),
-        k_(ptx::SmemDescriptor::at(shared + Config::kK, 0)),
-        v_(ptx::SmemDescriptor::at(shared + Config::kV, kTileKv * 128)) {}
+  __device__ __forceinline__ FwdMainloop(const ForwardParams& params, uint32_t shared,
+                                         SharedStorage<Config>& storage, int32_t warpgroup)
+      : Base(params, shared, storage, warpgroup),
+        q_(ptx::SmemDescriptor::at(shared + warpgroup * 64 * 128, 0)),
+        k_(ptx::SmemDescriptor::at(shared + Config::kKOffset, 0)),
+        v_(ptx::SmemDescriptor::at(shared + Config::kVOffset, kTileKv * 128)) {}
 
   __device__ __forceinline__ void run() {
-    if (Config::kTurns && group_ == 0) ptx::named_arrive(kTurnBarrier, 256);
-    for (;; items_.advance()) {
-      ptx::mbarrier_wait(address(control_.item_full[items_.slot()]), items_.phase());
-      const ItemKind kind = item().kind;
-      if (kind == ItemKind::kEnd) break;
-      if (kind == ItemKind::kTile) work();
+    if (Config::kUseSchedulerBarrier && warpgroup_ == 0)
+      ptx::named_arrive(kWarpSchedulerBarrier, 256);
+    for (;; work_state_.advance()) {
+      ptx::mbarrier_wait(address(storage_.work_full[work_state_.slot()]), work_state_.phase());
+      const WorkKind kind = work_tile().kind;
+      if (kind == WorkKind::kEnd) break;
+      if (kind == WorkKind::kTile) process_tile();
       __syncwarp();
       if (lane() == 0) {
-        if (kind == ItemKind::kDrain) ptx::mbarrier_arrive(address(control_.drained));
-        ptx::mbarrier_arrive(address(control_.item_empty[items_.slot()]));
+        if (kind == WorkKind::kDrain) ptx::mbarrier_arrive(address(storage_.all_done));
+        ptx::mbarrier_arrive(address(storage_.work_empty[work_state_.slot()]));
       }
     }
     if (leader_) ptx::bulk_wait();
@@ -47,258 +50,267 @@ class Consumer : Softmax<Config> {
 
  private:
   // What is done to a tile's products.
-  enum class Way {
-    kSafe,    // all that may be needed
-    kMasked,  // all but a new reference: every row has one
-    kScaled,  // no more than the scale: every row sees every key and has a reference
-    kCapped,  // so too, but a softcap
-    kSloped,  // so too, but ALiBi
-    kTied,    // so too, but ALiBi of tied rows with all keys before them
+  enum class ScorePath {
+    kOnline,       // all that may be needed
+    kMasked,       // all but a new reference: every row has one
+    kPlain,        // no more than the scale: every row sees every key and has a reference
+    kSoftcap,      // so too, but a softcap
+    kAlibi,        // so too, but ALiBi
+    kAlibiPaired,  // so too, but ALiBi of tied rows with all keys before them
   };
 
   // Tiles n down to `full`. Returns the next. A loop for each way: with two in one, registers are
   // copied from tile to tile.
-  __device__ __forceinline__ int32_t fast_steps(int32_t n, int32_t full) {
-    if constexpr (Config::kScoreMod == ScoreModKind::kPlain || Config::kDropped) {
+  __device__ __forceinline__ int32_t fixed_base_steps(int32_t n, int32_t full) {
+    if constexpr (Config::kScoreMod == ScoreModKind::kPlain || Config::kHasDropout) {
 #pragma unroll 1
-      for (; n >= full; --n) step<Way::kScaled>(s_, n);
+      for (; n >= full; --n) step<ScorePath::kPlain>(s_, n);
     } else if constexpr (Config::kScoreMod == ScoreModKind::kSoftcap) {
 #pragma unroll 1
-      for (; n >= full; --n) step<Way::kCapped>(s_, n);
+      for (; n >= full; --n) step<ScorePath::kSoftcap>(s_, n);
     } else {
-      const Slope slope = this->slope();
-      const int32_t tied = slope.tied ? max(full, slope.line_end) : full;
+      const AlibiParams slope = this->alibi_params();
+      const int32_t paired_rows = slope.paired_rows ? max(full, slope.linear_end) : full;
 #pragma unroll 1
-      for (; n >= tied; --n) step<Way::kSloped>(s_, n, slope);
+      for (; n >= paired_rows; --n) step<ScorePath::kAlibi>(s_, n, slope);
 #pragma unroll 1
-      for (; n >= full; --n) step<Way::kTied>(s_, n, slope);
+      for (; n >= full; --n) step<ScorePath::kAlibiPaired>(s_, n, slope);
     }
     return n;
   }
 
-  __device__ __forceinline__ void work() {
-    tiles_.reset();
+  __device__ __forceinline__ void process_tile() {
+    kv_tiles_.reset();
     // Read at once: one by one each would be waited for.
-    const int32_t begin = item().begin, first = strip().begin, end = strip().end;
-    const int32_t full = max(strip().full_begin, first);
-    const int32_t fast = Config::kSafe ? first : max(strip().fast_end, first);
-    const bool upper = Config::kHalves && strip().upper_half;
-    const bool lower = Config::kHalves && strip().lower_half;
-    int32_t n = item().end - 1;
-    ptx::mbarrier_wait(address(control_.q_full[q_place_.slot()][group_]), q_place_.phase());
+    const int32_t begin = work_tile().kv_begin, first = warpgroup_tile().kv_begin,
+                  end = warpgroup_tile().kv_end;
+    const int32_t full = max(warpgroup_tile().full_begin, first);
+    const int32_t fast =
+        Config::kOnlineSoftmax ? first : max(warpgroup_tile().fixed_base_end, first);
+    const bool upper = Config::kHalfTiles && warpgroup_tile().first_upper_only;
+    const bool lower = Config::kHalfTiles && warpgroup_tile().last_lower_only;
+    int32_t n = work_tile().kv_end - 1;
+    ptx::mbarrier_wait(address(storage_.q_full[q_state_.slot()][warpgroup_]), q_state_.phase());
     // All warpgroups take item.end - item.begin - 1 turns.
     if (first >= end) {  // no row of this warpgroup sees a key
-      clear();
-      keep_together();
-      if (Config::kOwnO) release_q();
-      if (n >= begin) pass(n--, false);
+      reset_accumulators();
+      warpgroup_sync();
+      if (Config::kSeparateO) release_q();
+      if (n >= begin) skip_tile(n--, false);
     } else {
-      if constexpr (Config::kStartFirst) {
+      if constexpr (Config::kOwnTileFirst) {
         // Its own first tile before those that only others need, as far as buffers allow.
-        for (; n - end >= kStages - 1; --n) pass(n, true);
-        start(end - 1, Place{place_.count + (n + 1 - end)}, lower);
-        for (; n >= end; --n) pass(n, true);
+        for (; n - end >= kStages - 1; --n) skip_tile(n, true);
+        first_step(end - 1, KvState{kv_state_.count + (n + 1 - end)}, lower);
+        for (; n >= end; --n) skip_tile(n, true);
         --n;
       } else {
-        for (; n >= end; --n) pass(n, true);
-        n = tiles_.last_visible(item(), n, first);
-        start(n--, place_, lower);
+        for (; n >= end; --n) skip_tile(n, true);
+        n = kv_tiles_.last_visible(work_tile(), n, first);
+        first_step(n--, kv_state_, lower);
       }
 #pragma unroll 1
-      for (; (n = tiles_.last_visible(item(), n, fast)) >= fast; --n) step<Way::kSafe>(s_, n);
-      if constexpr (!Config::kSafe) {
-        for (int half = 0; half < 2; ++half) reference_[half] = base(half);  // they stay
-        n = fast_steps(n, full);
+      for (; (n = kv_tiles_.last_visible(work_tile(), n, fast)) >= fast; --n)
+        step<ScorePath::kOnline>(s_, n);
+      if constexpr (!Config::kOnlineSoftmax) {
+        for (int mi = 0; mi < 2; ++mi) softmax_base_[mi] = base(mi);  // they stay
+        n = fixed_base_steps(n, full);
         const int32_t whole = upper ? first + 1 : first;
 #pragma unroll 1
-        for (; n >= whole; --n) step<Way::kMasked>(s_, n);
-        if constexpr (Config::kHalves) {
-          if (upper && n == first) step<Way::kMasked, Part::kUpper>(half_, n--);
+        for (; n >= whole; --n) step<ScorePath::kMasked>(s_, n);
+        if constexpr (Config::kHalfTiles) {
+          if (upper && n == first) step<ScorePath::kMasked, KvHalf::kUpper>(s_half_, n--);
         }
       }
-      ptx::mbarrier_wait(address(control_.v_full[place_.slot()]), place_.phase());
-      multiply_pv(place_);
-      await_values(place_);
-      place_.advance();
+      ptx::mbarrier_wait(address(storage_.v_full[kv_state_.slot()]), kv_state_.phase());
+      gemm_pv(kv_state_);
+      wait_pv(kv_state_);
+      kv_state_.advance();
     }
-    for (; n >= begin; --n) pass(n, true);
-    finish();
-    q_place_.advance();
+    for (; n >= begin; --n) skip_tile(n, true);
+    epilogue();
+    q_state_.advance();
   }
 
   // A tile of keys of which this warpgroup needs nothing.
-  __device__ __forceinline__ void pass(int32_t, bool turn) {
-    if (Config::kTurns && turn) {
-      take_turn();
-      pass_turn();
+  __device__ __forceinline__ void skip_tile(int32_t, bool turn) {
+    if (Config::kUseSchedulerBarrier && turn) {
+      warp_scheduler_sync();
+      warp_scheduler_arrive();
     }
-    ptx::mbarrier_wait(address(control_.k_full[place_.slot()]), place_.phase());
-    ptx::mbarrier_wait(address(control_.v_full[place_.slot()]), place_.phase());
-    keep_together();
-    release(control_.k_empty, place_);
-    release(control_.v_empty, place_);
-    place_.advance();
+    ptx::mbarrier_wait(address(storage_.k_full[kv_state_.slot()]), kv_state_.phase());
+    ptx::mbarrier_wait(address(storage_.v_full[kv_state_.slot()]), kv_state_.phase());
+    warpgroup_sync();
+    consumer_release(storage_.k_empty, kv_state_);
+    consumer_release(storage_.v_empty, kv_state_);
+    kv_state_.advance();
   }
 
   // Where no product does, before a buffer is released: of the four warps none may fall behind by a
   // whole phase of its barrier.
-  __device__ __forceinline__ void keep_together() const {
-    ptx::named_sync(kGroupBarrier + group_, 128);
+  __device__ __forceinline__ void warpgroup_sync() const {
+    ptx::named_sync(kWarpgroupBarrier + warpgroup_, 128);
   }
 
   // The first tile of keys, or its lower half: Q K^T and the softmax.
-  __device__ __forceinline__ void start(int32_t n, const Place& place, bool half) {
-    ptx::mbarrier_wait(address(control_.k_full[place.slot()]), place.phase());
-    if constexpr (Config::kHalves) {
-      half ? start<Part::kLower>(half_, n, place) : start<Part::kWhole>(s_, n, place);
+  __device__ __forceinline__ void first_step(int32_t n, const KvState& state, bool lower_half) {
+    ptx::mbarrier_wait(address(storage_.k_full[state.slot()]), state.phase());
+    if constexpr (Config::kHalfTiles) {
+      lower_half ? first_step<KvHalf::kLower>(s_half_, n, state)
+                 : first_step<KvHalf::kBoth>(s_, n, state);
     } else {
-      start<Part::kWhole>(s_, n, place);
+      first_step<KvHalf::kBoth>(s_, n, state);
     }
     // Then it is the item's first, and `place` the present one.
-    if (params_.kv_has_tail && (n + 1) * kTileKv > item().len.kv) clear_tail(n);
+    if (params_.kv_has_tail && (n + 1) * kTileKv > work_tile().len.kv) zero_v_tail(n);
   }
 
-  template <Part kPart, int kCount>
-  __device__ __forceinline__ void start(float (&s)[kCount], int32_t n, const Place& place) {
-    multiply_qk<kPart>(s, place);
-    clear();
-    const bool over = item().safe;
-    Drops drops;
-    this->draw(drops, n);
+  template <KvHalf kHalf, int kCount>
+  __device__ __forceinline__ void first_step(float (&s)[kCount], int32_t n, const KvState& state) {
+    gemm_qk<kHalf>(s, state);
+    reset_accumulators();
+    const bool redo = work_tile().redo_online;
+    TileDropoutSigns signs;
+    this->draw_dropout(signs, n);
     ptx::wgmma_wait<0>();
     ptx::reg_fence(s);
-    release(control_.k_empty, place);
-    if (Config::kOwnO && n == strip().begin) release_q();
+    consumer_release(storage_.k_empty, state);
+    if (Config::kSeparateO && n == warpgroup_tile().kv_begin) release_q();
     if constexpr (Config::kScoreMod == ScoreModKind::kAlibi) {
-      Line line = this->line_of(this->slope(), n);
+      AlibiLinear line = this->alibi_linear(this->alibi_params(), n);
       float raised[2] = {0.0f, 0.0f};
-      if (strip().fast_end > 0 && line.straight) {
-        this->find_peaks(raised);
+      if (warpgroup_tile().fixed_base_end > 0 && line.linear) {
+        this->max_alibi_bias(raised);
         // Lower than expected: numbers hold more above the reference than below it.
-        for (float& peak : raised) peak -= kSlack;
+        for (float& peak : raised) peak -= kBaseSlack;
       } else {
-        this->modify(s, n * kTileKv, over);
+        this->modify(s, n * kTileKv, redo);
         line = {1.0f, 0.0f};  // nothing is left to do
       }
-      hide<kPart>(s, n);
-      raise_reference(s, line.scale, raised, over);
-      if (over) {
-        this->weigh_safely(s, over);
+      apply_masks<kHalf>(s, n);
+      update_base(s, line.scale, raised, redo);
+      if (redo) {
+        this->exp2_exact(s, redo);
       } else {
-        this->weigh_bent(s, line);
+        this->exp2_alibi_abs(s, line);
       }
     } else {
-      this->modify(s, n * kTileKv, over);
-      hide<kPart>(s, n);
-      raise_reference(s, score_factor(over), {0.0f, 0.0f}, over);
-      this->weigh_safely(s, over);
+      this->modify(s, n * kTileKv, redo);
+      apply_masks<kHalf>(s, n);
+      update_base(s, to_base_units(redo), {0.0f, 0.0f}, redo);
+      this->exp2_exact(s, redo);
     }
-    drop(s_, n);
-    pack<kPart>(s, drops);
+    apply_dropout(s_, n);
+    pack_p<kHalf>(s, signs);
   }
 
   // Q K^T of tile n under P V of tile n + 1; then the softmax of n, under the products of the other
   // warpgroups.
-  template <Way kWay, Part kPart = Part::kWhole, int kCount>
-  __device__ __forceinline__ void step(float (&s)[kCount], int32_t n, const Slope& slope = {}) {
-    const Place values = place_;
-    place_.advance();
-    const bool last = n == strip().begin;
-    ptx::mbarrier_wait(address(control_.k_full[place_.slot()]), place_.phase());
-    if (Config::kTurns) take_turn();
-    multiply_qk<kPart>(s, place_);
-    ptx::mbarrier_wait(address(control_.v_full[values.slot()]), values.phase());
-    multiply_pv(values);
-    if (Config::kTurns) pass_turn();
-    Drops drops;
-    this->draw(drops, n);
+  template <ScorePath kPath, KvHalf kHalf = KvHalf::kBoth, int kCount>
+  __device__ __forceinline__ void step(float (&s)[kCount], int32_t n,
+                                       const AlibiParams& slope = {}) {
+    const KvState v_state = kv_state_;
+    kv_state_.advance();
+    const bool last = n == warpgroup_tile().kv_begin;
+    ptx::mbarrier_wait(address(storage_.k_full[kv_state_.slot()]), kv_state_.phase());
+    if (Config::kUseSchedulerBarrier) warp_scheduler_sync();
+    gemm_qk<kHalf>(s, kv_state_);
+    ptx::mbarrier_wait(address(storage_.v_full[v_state.slot()]), v_state.phase());
+    gemm_pv(v_state);
+    if (Config::kUseSchedulerBarrier) warp_scheduler_arrive();
+    TileDropoutSigns signs;
+    this->draw_dropout(signs, n);
     // Found while products are computed: nothing covers what follows them.
-    Line line;
-    if constexpr (kWay == Way::kSloped) line = this->line_of(slope, n);
+    AlibiLinear line;
+    if constexpr (kPath == ScorePath::kAlibi) line = this->alibi_linear(slope, n);
     ptx::wgmma_wait<1>();
     ptx::reg_fence(s);
-    release(control_.k_empty, place_);
-    if (Config::kOwnO && last) release_q();
-    if (Config::kAwaitFirst) await_values(values);
-    float shrink[2];
-    if constexpr (kWay == Way::kSloped) {
-      this->weigh_line(s, line);
-    } else if constexpr (kWay == Way::kTied) {
-      this->weigh_tied(slope, n, o_[0]);
-    } else if constexpr (kWay == Way::kCapped) {
-      this->weigh_capped();
+    consumer_release(storage_.k_empty, kv_state_);
+    if (Config::kSeparateO && last) release_q();
+    if (Config::kWaitPvFirst) wait_pv(v_state);
+    float o_scale[2];
+    if constexpr (kPath == ScorePath::kAlibi) {
+      this->exp2_alibi(s, line);
+    } else if constexpr (kPath == ScorePath::kAlibiPaired) {
+      this->exp2_alibi_paired(slope, n, o_[0]);
+    } else if constexpr (kPath == ScorePath::kSoftcap) {
+      this->exp2_softcap();
     } else {
-      const bool over = kWay == Way::kSafe && item().safe;
-      this->modify(s, n * kTileKv + Base::template kFirst<kPart>, over);
-      if constexpr (kWay != Way::kScaled) hide<kPart>(s, n);
-      if constexpr (kWay == Way::kSafe) {
-        raise_reference(s, score_factor(over), {0.0f, 0.0f}, over, shrink);
-        this->weigh_safely(s, over);
+      const bool redo = kPath == ScorePath::kOnline && work_tile().redo_online;
+      this->modify(s, n * kTileKv + Base::template kFirstKey<kHalf>, redo);
+      if constexpr (kPath != ScorePath::kPlain) apply_masks<kHalf>(s, n);
+      if constexpr (kPath == ScorePath::kOnline) {
+        update_base(s, to_base_units(redo), {0.0f, 0.0f}, redo, o_scale);
+        this->exp2_exact(s, redo);
       } else {
-        this->weigh_with(s, reference_);
+        this->exp2_scaled(s, softmax_base_);
       }
     }
-    drop(s_, n);
-    if (!Config::kAwaitFirst) await_values(values);
-    pack<kPart>(s, drops);
-    if constexpr (kWay == Way::kSafe) rescale(shrink);
+    apply_dropout(s_, n);
+    if (!Config::kWaitPvFirst) wait_pv(v_state);
+    pack_p<kHalf>(s, signs);
+    if constexpr (kPath == ScorePath::kOnline) rescale_o(o_scale);
   }
 
-  __device__ __forceinline__ void await_values(const Place& values) {
+  __device__ __forceinline__ void wait_pv(const KvState& v_state) {
     ptx::wgmma_wait<0>();
     ptx::reg_fence(o_);
-    release(control_.v_empty, values);
+    consumer_release(storage_.v_empty, v_state);
   }
 
   // What rows do not see of a tile, or of a half of it.
-  template <Part kPart, int kCount>
-  __device__ __forceinline__ void hide(float (&s)[kCount], int32_t n) {
-    if constexpr (kPart == Part::kWhole) {
-      Base::hide(n);
+  template <KvHalf kHalf, int kCount>
+  __device__ __forceinline__ void apply_masks(float (&s)[kCount], int32_t n) {
+    if constexpr (kHalf == KvHalf::kBoth) {
+      Base::apply_masks(n);
     } else {
-      this->mask(s, n * kTileKv + Base::template kFirst<kPart>);
+      this->apply_mask(s, n * kTileKv + Base::template kFirstKey<kHalf>);
     }
   }
 
-  __device__ __forceinline__ void take_turn() { ptx::named_sync(kTurnBarrier + group_, 256); }
+  __device__ __forceinline__ void warp_scheduler_sync() {
+    ptx::named_sync(kWarpSchedulerBarrier + warpgroup_, 256);
+  }
 
-  __device__ __forceinline__ void pass_turn() {
-    ptx::named_arrive(kTurnBarrier + (group_ + 1) % kConsumers, 256);
+  __device__ __forceinline__ void warp_scheduler_arrive() {
+    ptx::named_arrive(kWarpSchedulerBarrier + (warpgroup_ + 1) % kConsumers, 256);
   }
 
   // By one thread for all: the product that read the buffer was one of all four warps.
-  __device__ __forceinline__ void release(uint64_t (&empty)[kStages], const Place& place) const {
-    if (leader_) ptx::mbarrier_arrive(address(empty[place.slot()]));
+  __device__ __forceinline__ void consumer_release(uint64_t (&empty)[kStages],
+                                                   const KvState& state) const {
+    if (leader_) ptx::mbarrier_arrive(address(empty[state.slot()]));
   }
 
   // What scores, as modify() leaves them, are multiplied with to be in units of the reference.
-  __device__ __forceinline__ float score_factor(bool over) const {
-    return Config::kScoreMod == ScoreModKind::kRuntime || over ? 1.0f : factor();
+  __device__ __forceinline__ float to_base_units(bool redo) const {
+    return Config::kScoreMod == ScoreModKind::kRuntime || redo ? 1.0f : exponent_scale();
   }
 
-  __device__ __forceinline__ void clear() {
-    const Lengths len{item().len.q, item().len.kv};
+  __device__ __forceinline__ void reset_accumulators() {
+    const Lengths len{work_tile().len.q, work_tile().len.kv};
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      reference_[half] = -INFINITY;
-      sum_[half] = 0.0f;
+    for (int mi = 0; mi < 2; ++mi) {
+      softmax_base_[mi] = -INFINITY;
+      row_sum_[mi] = 0.0f;
     }
     if (lane() < 16) {
       const int32_t r = row() - lane() / 4 + lane();
-      control_.visible[r] = visible_keys(params_.problem.mask_rule(), item().query + r, len);
+      storage_.visible_kv[r] =
+          visible_keys(params_.problem.mask_rule(), work_tile().query + r, len);
     }
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < Config::kDimV / 2; ++i) o_[i] = 0.0f;
   }
 
-  template <Part kPart, int kCount>
-  __device__ __forceinline__ void multiply_qk(float (&s)[kCount], const Place& place) {
+  template <KvHalf kHalf, int kCount>
+  __device__ __forceinline__ void gemm_qk(float (&s)[kCount], const KvState& state) {
     const ptx::SmemDescriptor k =
-        k_.advance(place.slot() * Config::kKBytes + Base::template kFirst<kPart> * 128);
+        k_.advance(state.slot() * Config::kKBytes + Base::template kFirstKey<kHalf> * 128);
     // Large heads: or the compiler keeps all addresses in registers that it does not have.
     const ptx::SmemDescriptor first{Config::kDimQk > 128 ? no_hoist(q_.low) : q_.low};
-    const ptx::SmemDescriptor q = first.advance(q_place_.slot() * Config::kQBytes);
+    const ptx::SmemDescriptor q = first.advance(q_state_.slot() * Config::kQBytes);
     ptx::wgmma_fence();
 #pragma unroll
     for (int x = 0; x < Config::kDimQk / 16; ++x) {
@@ -308,8 +320,8 @@ class Consumer : Softmax<Config> {
     ptx::wgmma_commit();
   }
 
-  __device__ __forceinline__ void multiply_pv(const Place& place) {
-    const ptx::SmemDescriptor v = v_.advance(place.slot() * Config::kVBytes);
+  __device__ __forceinline__ void gemm_pv(const KvState& state) {
+    const ptx::SmemDescriptor v = v_.advance(state.slot() * Config::kVBytes);
     ptx::wgmma_fence();
 #pragma unroll
     for (int x = 0; x < kTileKv / 16; ++x) {
@@ -318,85 +330,85 @@ class Consumer : Softmax<Config> {
     ptx::wgmma_commit();
   }
 
-  template <Part kPart, int kCount>
-  __device__ __forceinline__ void pack(const float (&s)[kCount], const Drops& drops) {
-    constexpr int kFrom = Base::template kFirst<kPart> / 4;
+  template <KvHalf kHalf, int kCount>
+  __device__ __forceinline__ void pack_p(const float (&s)[kCount], const TileDropoutSigns& signs) {
+    constexpr int kFrom = Base::template kFirstKey<kHalf> / 4;
 #pragma unroll
     for (int i = 0; i < kTileKv / 4; ++i) {
       const int x = 2 * (i - kFrom);
       p_[i] = x < 0 || x >= kCount ? 0 : ptx::pack<T>(s[x], s[x + 1]);
-      if constexpr (Config::kDropped) p_[i] &= ~ptx::spread_signs(drops[i]);
+      if constexpr (Config::kHasDropout) p_[i] &= ~ptx::spread_signs(signs[i]);
     }
   }
 
-  __device__ __forceinline__ void rescale(const float (&shrink)[2]) {
+  __device__ __forceinline__ void rescale_o(const float (&o_scale)[2]) {
     // After the first tiles maxima rarely rise.
-    if (__all_sync(~0u, shrink[0] == 1.0f && shrink[1] == 1.0f)) return;
+    if (__all_sync(~0u, o_scale[0] == 1.0f && o_scale[1] == 1.0f)) return;
 #pragma unroll
-    for (int i = 0; i < Config::kDimV / 2; ++i) o_[i] *= shrink[i / 2 % 2];
+    for (int i = 0; i < Config::kDimV / 2; ++i) o_[i] *= o_scale[i / 2 % 2];
   }
 
   // Zeros in place of the values past the last key: their weights are 0, but they may be NaN.
-  __device__ __forceinline__ void clear_tail(int32_t n) {
-    ptx::mbarrier_wait(address(control_.v_full[place_.slot()]), place_.phase());
-    const uint32_t v = v_.address() + place_.slot() * Config::kVBytes;
-    const int32_t first = item().len.kv - n * kTileKv, rows = kTileKv - first;
+  __device__ __forceinline__ void zero_v_tail(int32_t n) {
+    ptx::mbarrier_wait(address(storage_.v_full[kv_state_.slot()]), kv_state_.phase());
+    const uint32_t v = v_.address() + kv_state_.slot() * Config::kVBytes;
+    const int32_t first = work_tile().len.kv - n * kTileKv, rows = kTileKv - first;
     for (int32_t x = threadIdx.x % 128; x < rows * 8 * Config::kPanelsV; x += 128) {
       const int32_t row = first + x / 8 % rows, panel = x / 8 / rows;
       ptx::clear_shared_16(v + (panel * kTileKv + row) * 128 + x % 8 * 16);
     }
     ptx::fence_async_proxy();
-    ptx::named_sync(kGroupBarrier + group_, 128);
+    ptx::named_sync(kWarpgroupBarrier + warpgroup_, 128);
   }
 
   // LSE and O of the tile; whether it must be done over. Both rows at once, without branches:
   // nothing else covers the latencies.
-  __device__ __forceinline__ void finish() {
-    float factor[2], finite[2][4] = {};  // stays 0 while all is finite
+  __device__ __forceinline__ void epilogue() {
+    float o_scale[2], nonfinite[2][4] = {};  // stays 0 while all is finite
 #pragma unroll
     for (int mask = 1; mask < 4; mask *= 2) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        sum_[half] += __shfl_xor_sync(~0u, sum_[half], mask);
+      for (int mi = 0; mi < 2; ++mi) {
+        row_sum_[mi] += __shfl_xor_sync(~0u, row_sum_[mi], mask);
       }
     }
 #pragma unroll
     for (int x = 0; x < Config::kDimV / 2; ++x) {
-      float& f = finite[x / 2 % 2][x / 4 % 4];
+      float& f = nonfinite[x / 2 % 2][x / 4 % 4];
       f = fmaf(o_[x], 0.0f, f);
     }
-    this->finish_sums(finite, factor);
+    this->finalize(nonfinite, o_scale);
 #pragma unroll
-    for (int x = 0; x < Config::kDimV / 2; ++x) o_[x] *= factor[x / 2 % 2];
+    for (int x = 0; x < Config::kDimV / 2; ++x) o_[x] *= o_scale[x / 2 % 2];
     if (params_.problem.dtype_o == FLASHATTN_DTYPE_F32) {
       this->store_fp32(o_);
     } else {
 #pragma unroll
-      for (int piece = 0; piece < Config::kOPieces; ++piece) {
-        this->stage(o_, piece);
-        if (params_.store_boxes) {
-          this->store_boxes(piece);
+      for (int subtile = 0; subtile < Config::kOSubtiles; ++subtile) {
+        this->store_to_smem(o_, subtile);
+        if (params_.o_by_tma) {
+          this->store_tma(subtile);
         } else {
-          this->store_rows(piece);
+          this->store_rows(subtile);
         }
       }
     }
     // O lay where the next Q comes.
-    if (!Config::kOwnO) {
-      if (!params_.store_boxes) {
+    if (!Config::kSeparateO) {
+      if (!params_.o_by_tma) {
         ptx::fence_async_proxy();
-        ptx::named_sync(kGroupBarrier + group_, 128);
+        ptx::named_sync(kWarpgroupBarrier + warpgroup_, 128);
       }
       if (leader_) {
         ptx::bulk_wait_read();
         release_q();
       }
     }
-    this->store_lse(item().safe);
+    this->store_lse(work_tile().redo_online);
   }
 
   const ptx::SmemDescriptor q_, k_, v_;
-  Place place_;
+  KvState kv_state_;
   uint32_t p_[kTileKv / 4];
   float o_[Config::kDimV / 2];
 };

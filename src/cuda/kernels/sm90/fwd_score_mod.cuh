@@ -14,46 +14,47 @@
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class TileScores : protected TileOutput<Config> {
-  using Base = TileOutput<Config>;
+class FwdScoreMod : protected FwdEpilogue<Config> {
+  using Base = FwdEpilogue<Config>;
 
  protected:
   using T = typename Config::T;
-  using Base::control_, Base::params_;
-  using Base::item, Base::lane, Base::row, Base::strip;
+  using Base::storage_, Base::params_;
+  using Base::work_tile, Base::lane, Base::row, Base::warpgroup_tile;
   static constexpr int kTileKv = Config::kTileKv;
   // This lane's of a tile: number 4 g + 2 h + e is of row row() + 8 h, column 8 g + 2 (lane % 4) +
   // e.
-  using Tile = float[kTileKv / 2];
+  using ScoreAccum = float[kTileKv / 2];
   // Column of number i, as seen from the lane's first.
   static __device__ __forceinline__ constexpr float column(int i) {
     return static_cast<float>(i / 4 * 8 + i % 2);
   }
 
-  __device__ __forceinline__ TileScores(const ForwardParams& params, uint32_t shared,
-                                        Control<Config>& control, int32_t group)
-      : Base(params, shared, control, group), tiles_(params) {}
+  __device__ __forceinline__ FwdScoreMod(const ForwardParams& params, uint32_t shared,
+                                         SharedStorage<Config>& storage, int32_t warpgroup)
+      : Base(params, shared, storage, warpgroup), kv_tiles_(params) {}
 
   // What scores are multiplied with when they meet their reference: to units of log2(e).
-  __device__ __forceinline__ float factor() const {
-    constexpr bool kLeft = Config::kScoreMod == ScoreModKind::kPlain || Config::kDropped;
-    return kLeft ? scale() : kUnit;
+  __device__ __forceinline__ float exponent_scale() const {
+    constexpr bool kLeft = Config::kScoreMod == ScoreModKind::kPlain || Config::kHasDropout;
+    return kLeft ? scale() : kScoreUnit;
   }
 
-  // Scores of modify() are in kUnit units of log2(e).
-  static constexpr float kUnit = Config::kScoreMod == ScoreModKind::kRuntime ? kWideUnit : 1.0f;
+  // ScoreModKind of modify() are in kUnit units of log2(e).
+  static constexpr float kScoreUnit =
+      Config::kScoreMod == ScoreModKind::kRuntime ? kWideUnit : 1.0f;
   __device__ __forceinline__ float scale() const {
-    return params_.problem.scale * (kLog2E / kUnit);
+    return params_.problem.scale * (kLog2E / kScoreUnit);
   }
 
   // Products with the keys from `key` on to scores, where a factor is not all. over: to scores of a
   // tile done over, in units of kWideUnit log2(e), rounded.
   template <int kCount>
-  __device__ __forceinline__ void modify(float (&s)[kCount], int32_t key, bool over) const {
-    const bool wide = over && Config::kScoreMod != ScoreModKind::kRuntime;
+  __device__ __forceinline__ void modify(float (&s)[kCount], int32_t key, bool redo) const {
+    const bool wide = redo && Config::kScoreMod != ScoreModKind::kRuntime;
     const float unit = wide ? 1.0f / kWideUnit : 1.0f;
-    if constexpr (Config::kScoreMod == ScoreModKind::kSoftcap) cap_scores(s);
-    if constexpr (Config::kScoreMod == ScoreModKind::kAlibi) add_slope(s, key, scale() * unit);
+    if constexpr (Config::kScoreMod == ScoreModKind::kSoftcap) apply_softcap(s);
+    if constexpr (Config::kScoreMod == ScoreModKind::kAlibi) add_alibi(s, key, scale() * unit);
     if (wide && Config::kScoreMod != ScoreModKind::kAlibi) {
       const float left = (Config::kScoreMod == ScoreModKind::kSoftcap ? 1.0f : scale()) * unit;
 #pragma unroll
@@ -61,20 +62,21 @@ class TileScores : protected TileOutput<Config> {
     }
     if constexpr (Config::kScoreMod == ScoreModKind::kRuntime) {
       const Problem& problem = params_.problem;
-      const bool capped = problem.softcap != 0, sloped = problem.bias & FLASHATTN_BIAS_ALIBI;
-      if (capped) cap_scores(s);
-      const float left = capped ? 1.0f : scale();
-      if (sloped) add_slope(s, key, left);
-      add_bias(s, key, sloped ? 1.0f : left);
+      const bool has_softcap = problem.softcap != 0,
+                 has_alibi = problem.bias & FLASHATTN_BIAS_ALIBI;
+      if (has_softcap) apply_softcap(s);
+      const float left = has_softcap ? 1.0f : scale();
+      if (has_alibi) add_alibi(s, key, left);
+      add_dense_bias(s, key, has_alibi ? 1.0f : left);
     }
   }
 
   // ALiBi of an item.
-  struct Slope {
+  struct AlibiParams {
     float slope;
-    int32_t own;                   // the key of this lane's upper query, less its first column
-    int32_t line_begin, line_end;  // see Strip
-    bool tied;                     // see tied()
+    int32_t diagonal;                  // the key of this lane's upper query, less its first column
+    int32_t linear_begin, linear_end;  // see Strip
+    bool paired_rows;                  // see tied()
   };
 
   // Tied: the references of a lane's two rows lie as far apart as the rows' biases of a key before
@@ -82,82 +84,85 @@ class TileScores : protected TileOutput<Config> {
   // count lie before the rows or next to them, by twice that where they lie behind, and by what the
   // rows' scores differ: too much for fp16, and seldom too much for bf16 (see finish()). A tile
   // done over takes no part.
-  __device__ __forceinline__ bool tied() const {
+  __device__ __forceinline__ bool paired_rows() const {
     if (std::is_same<T, __half>::value || Config::kScoreMod != ScoreModKind::kAlibi) return false;
-    return apart() >= 0.0f && apart() <= 32.0f && !item().safe;
+    return paired_base_gap() >= 0.0f && paired_base_gap() <= 32.0f && !work_tile().redo_online;
   }
 
   // How far: the upper row's reference less the lower's.
-  __device__ __forceinline__ float apart() const { return 8.0f * item().slope; }
+  __device__ __forceinline__ float paired_base_gap() const {
+    return 8.0f * work_tile().alibi_slope;
+  }
 
-  __device__ __forceinline__ Slope slope() const {
-    return {item().slope, strip().own + row() % 64 - lane() % 4 * 2, strip().line_begin,
-            strip().line_end, tied()};
+  __device__ __forceinline__ AlibiParams alibi_params() const {
+    return {work_tile().alibi_slope, warpgroup_tile().diagonal + row() % 64 - lane() % 4 * 2,
+            warpgroup_tile().linear_begin, warpgroup_tile().linear_end, paired_rows()};
   }
 
   // Scores x * scale - slope * |distance - column|, 8 more below: ALiBi. Where all keys of a
   // tile lie on one side of all queries, straight: x * scale + rise * column + first, by row.
-  struct Line {
+  struct AlibiLinear {
     float scale, slope, distance, rise, first[2];
-    bool straight;
+    bool linear;
   };
 
   // In place of modify().
-  __device__ __forceinline__ Line line_of(const Slope& of, int32_t n) const {
-    const float distance = static_cast<float>(of.own - n * kTileKv);
-    const float rise = n < of.line_begin ? of.slope : -of.slope;
+  __device__ __forceinline__ AlibiLinear alibi_linear(const AlibiParams& alibi, int32_t n) const {
+    const float distance = static_cast<float>(alibi.diagonal - n * kTileKv);
+    const float rise = n < alibi.linear_begin ? alibi.slope : -alibi.slope;
     return {scale(),
-            of.slope,
+            alibi.slope,
             distance,
             rise,
             {-rise * distance, -rise * (distance + 8.0f)},
-            n < of.line_end || n >= of.line_begin};
+            n < alibi.linear_end || n >= alibi.linear_begin};
   }
 
   // The softcap: a polynomial, where that is enough for all of the warp.
   template <int kCount>
-  __device__ __forceinline__ void cap_scores(float (&s)[kCount]) const {
-    const Softcap& cap = params_.cap;
-    if (__all_sync(~0u, !(max_abs(s) >= cap.limit))) {
-      const float factor[3] = {cap.factor[0] / kUnit, cap.factor[1] / kUnit, cap.factor[2] / kUnit};
+  __device__ __forceinline__ void apply_softcap(float (&s)[kCount]) const {
+    const Softcap& cap = params_.softcap;
+    if (__all_sync(~0u, !(max_abs(s) >= cap.poly5_limit))) {
+      const float factor[3] = {cap.poly5[0] / kScoreUnit, cap.poly5[1] / kScoreUnit,
+                               cap.poly5[2] / kScoreUnit};
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         const float square = s[i] * s[i];
         s[i] *= fmaf(fmaf(factor[2], square, factor[1]), square, factor[0]);
       }
     } else {
-      const float outer = params_.problem.softcap * (kLog2E / kUnit);
+      const float outer = params_.problem.softcap * (kLog2E / kScoreUnit);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) s[i] = scaled_tanh(s[i], cap.inner, outer);
+      for (int i = 0; i < kCount; ++i) s[i] = scaled_tanh(s[i], cap.input_scale, outer);
     }
   }
 
   // The largest bias of all keys that a row sees. Scores grow by so much from a tile far away
   // to the row's own, which must not come as a surprise.
-  __device__ __forceinline__ void find_peaks(float (&peak)[2]) const {
-    const float slope = item().slope;
+  __device__ __forceinline__ void max_alibi_bias(float (&peak)[2]) const {
+    const float slope = work_tile().alibi_slope;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const volatile Interval& seen = control_.visible[row() + half * 8];
-      const int32_t own = strip().own + row() % 64 + half * 8;
+    for (int mi = 0; mi < 2; ++mi) {
+      const volatile Interval& seen = storage_.visible_kv[row() + mi * 8];
+      const int32_t own = warpgroup_tile().diagonal + row() % 64 + mi * 8;
       const int32_t away = max(max(seen.begin - own, own - (seen.end - 1)), 0);
-      peak[half] = -slope * static_cast<float>(away);
+      peak[mi] = -slope * static_cast<float>(away);
     }
   }
 
   // -inf where a key, of those from `key` on, is not visible.
   template <int kCount>
-  __device__ __forceinline__ void mask(float (&s)[kCount], int32_t key) const {
+  __device__ __forceinline__ void apply_mask(float (&s)[kCount], int32_t key) const {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const volatile Interval& visible = control_.visible[row() + half * 8];
+    for (int mi = 0; mi < 2; ++mi) {
+      const volatile Interval& visible = storage_.visible_kv[row() + mi * 8];
       // As seen from this lane's first column.
       const int32_t first = key + lane() % 4 * 2;
       const int32_t begin = visible.begin - first, count = visible.end - first - begin;
 #pragma unroll
       for (int i = 0; i < kCount / 2; ++i) {
         const int32_t column = i / 2 * 8 + i % 2;
-        float& x = s[i / 2 * 4 + half * 2 + i % 2];
+        float& x = s[i / 2 * 4 + mi * 2 + i % 2];
         if (static_cast<uint32_t>(column - begin) >= static_cast<uint32_t>(max(count, 0))) {
           x = -INFINITY;
         }
@@ -166,23 +171,23 @@ class TileScores : protected TileOutput<Config> {
   }
 
   // -inf where the block mask hides a key.
-  __device__ __forceinline__ void hide_blocks(Tile& s, int32_t n) const {
+  __device__ __forceinline__ void apply_block_mask(ScoreAccum& s, int32_t n) const {
     if constexpr (Config::kScoreMod == ScoreModKind::kRuntime) {
-      if (tiles_.full(n)) return;
+      if (kv_tiles_.full(n)) return;
       const Inputs& in = params_.args.inputs;
       const int32_t width = params_.problem.block_kv;  // a multiple of 8
-      const int32_t keys = item().len.kv - n * kTileKv;
+      const int32_t keys = work_tile().len.kv - n * kTileKv;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int32_t i = min(item().query + row() + half * 8, item().query_end - 1);
+      for (int mi = 0; mi < 2; ++mi) {
+        const int32_t i = min(work_tile().query + row() + mi * 8, work_tile().query_end - 1);
         int32_t left = width - n * kTileKv % width;
-        const uint8_t* on = in.block_mask + item().b * in.block_mask_stride_batch +
-                            item().h * in.block_mask_stride_head +
+        const uint8_t* on = in.block_mask + work_tile().b * in.block_mask_stride_batch +
+                            work_tile().h * in.block_mask_stride_head +
                             i / params_.problem.block_q * in.block_mask_stride_row +
                             n * kTileKv / width;
 #pragma unroll
         for (int g = 0; g < kTileKv / 8; ++g) {
-          if (g * 8 >= keys || !*on) s[4 * g + 2 * half] = s[4 * g + 2 * half + 1] = -INFINITY;
+          if (g * 8 >= keys || !*on) s[4 * g + 2 * mi] = s[4 * g + 2 * mi + 1] = -INFINITY;
           left -= 8;
           if (left == 0) {
             left = width;
@@ -194,47 +199,48 @@ class TileScores : protected TileOutput<Config> {
   }
 
   // Clears the weights that the dropout drops.
-  __device__ __forceinline__ void drop(Tile& p, int32_t n) const {
+  __device__ __forceinline__ void apply_dropout(ScoreAccum& p, int32_t n) const {
     if constexpr (Config::kScoreMod == ScoreModKind::kRuntime) {
       if (params_.dropout_threshold == 0) return;
-      visit_dropped<1, kTileKv / 8, false>(stream(), params_.dropout_threshold, first_query(),
-                                           n * kTileKv, lane(),
+      visit_dropped<1, kTileKv / 8, false>(philox_stream(), params_.dropout_threshold,
+                                           warp_first_query(), n * kTileKv, lane(),
                                            [&](int, int g, int x) { p[4 * g + x] = 0.0f; });
     }
   }
 
   // In place of it, of pairs of weights: their signs say which are dropped. ptxas draws behind the
   // exponentials; made to do so before them, under the products, it is 6 % slower.
-  using Drops = DropoutSigns<kTileKv / 4, false>;
-  __device__ __forceinline__ void draw(Drops& drops, int32_t n) const {
-    if constexpr (Config::kDropped) {
-      draw_signs<kTileKv / 8, false>(drops, stream(), params_.dropout_threshold, first_query(),
-                                     n * kTileKv, lane());
+  using TileDropoutSigns = DropoutSigns<kTileKv / 4, false>;
+  __device__ __forceinline__ void draw_dropout(TileDropoutSigns& signs, int32_t n) const {
+    if constexpr (Config::kHasDropout) {
+      draw_signs<kTileKv / 8, false>(signs, philox_stream(), params_.dropout_threshold,
+                                     warp_first_query(), n * kTileKv, lane());
     }
   }
 
   // What the weights that are left are multiplied with.
-  __device__ __forceinline__ float kept() const {
-    if constexpr (Config::kScoreMod != ScoreModKind::kRuntime && !Config::kDropped) return 1.0f;
+  __device__ __forceinline__ float dropout_scale() const {
+    if constexpr (Config::kScoreMod != ScoreModKind::kRuntime && !Config::kHasDropout) return 1.0f;
     return 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
   }
 
  private:
-  __device__ __forceinline__ DropoutStream stream() const {
-    return dropout_stream(params_.problem, params_.args.inputs, item().b, item().h);
+  __device__ __forceinline__ DropoutStream philox_stream() const {
+    return dropout_stream(params_.problem, params_.args.inputs, work_tile().b, work_tile().h);
   }
 
   // Of the warp.
-  __device__ __forceinline__ int32_t first_query() const {
-    return item().query + row() - lane() / 4;
+  __device__ __forceinline__ int32_t warp_first_query() const {
+    return work_tile().query + row() - lane() / 4;
   }
 
   // ALiBi of the keys from `key` on. scale: what the scores still lack.
   template <int kCount>
-  __device__ __forceinline__ void add_slope(float (&s)[kCount], int32_t key, float scale) const {
+  __device__ __forceinline__ void add_alibi(float (&s)[kCount], int32_t key, float scale) const {
     // From this lane's first column to its upper row; numbers below 2^24 are exact.
-    const float distance = static_cast<float>(strip().own + row() % 64 - key - lane() % 4 * 2);
-    const float slope = item().slope;
+    const float distance =
+        static_cast<float>(warpgroup_tile().diagonal + row() % 64 - key - lane() % 4 * 2);
+    const float slope = work_tile().alibi_slope;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const float away = distance + static_cast<float>(i / 2 % 2 * 8) - column(i);
@@ -244,7 +250,8 @@ class TileScores : protected TileOutput<Config> {
 
   // scale: what the scores still lack.
   template <int kCount>
-  __device__ __forceinline__ void add_bias(float (&s)[kCount], int32_t key, float scale) const {
+  __device__ __forceinline__ void add_dense_bias(float (&s)[kCount], int32_t key,
+                                                 float scale) const {
     const Problem& problem = params_.problem;
     const Inputs& in = params_.args.inputs;
     if (!(problem.bias & FLASHATTN_BIAS_DENSE)) {
@@ -253,41 +260,42 @@ class TileScores : protected TileOutput<Config> {
       return;
     }
     const auto add = [&](const auto* bias) {
-      visit_bias(bias, s, key,
-                 [&](float& x, auto y) { x = fmaf(x, scale, to_float(y) * (kLog2E / kUnit)); });
+      visit_dense_bias(bias, s, key, [&](float& x, auto y) {
+        x = fmaf(x, scale, to_float(y) * (kLog2E / kScoreUnit));
+      });
     };
     switch (problem.dtype_bias) {
       case FLASHATTN_DTYPE_F32: return add(static_cast<const float*>(in.bias));
       case FLASHATTN_DTYPE_F16: return add(static_cast<const __half*>(in.bias));
       case FLASHATTN_DTYPE_BF16: return add(static_cast<const __nv_bfloat16*>(in.bias));
       default:
-        visit_bias(static_cast<const uint8_t*>(in.bias), s, key,
-                   [&](float& x, uint8_t y) { x = y ? x * scale : -INFINITY; });
+        visit_dense_bias(static_cast<const uint8_t*>(in.bias), s, key,
+                         [&](float& x, uint8_t y) { x = y ? x * scale : -INFINITY; });
     }
   }
 
   // visit(score, bias) where there is a bias; elsewhere masks hide the score.
   template <class B, int kCount, class Visit>
-  __device__ __forceinline__ void visit_bias(const B* bias, float (&s)[kCount], int32_t key,
-                                             Visit visit) const {
+  __device__ __forceinline__ void visit_dense_bias(const B* bias, float (&s)[kCount], int32_t key,
+                                                   Visit visit) const {
     const Inputs& in = params_.args.inputs;
     const int32_t first = key + lane() % 4 * 2;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int32_t i = item().query + row() + half * 8;
-      const int32_t columns = i < item().query_end ? item().len.kv - first : 0;
-      const B* at = bias + item().b * in.bias_stride_batch + item().h * in.bias_stride_head +
-                    i * in.bias_stride_row + first;
+    for (int mi = 0; mi < 2; ++mi) {
+      const int32_t i = work_tile().query + row() + mi * 8;
+      const int32_t columns = i < work_tile().query_end ? work_tile().len.kv - first : 0;
+      const B* at = bias + work_tile().b * in.bias_stride_batch +
+                    work_tile().h * in.bias_stride_head + i * in.bias_stride_row + first;
 #pragma unroll
       for (int x = 0; x < kCount / 2; ++x) {
         const int32_t column = x / 2 * 8 + x % 2;
-        if (column < columns) visit(s[x / 2 * 4 + half * 2 + x % 2], at[column]);
+        if (column < columns) visit(s[x / 2 * 4 + mi * 2 + x % 2], at[column]);
       }
     }
   }
 
  protected:
-  Tiles<Config> tiles_;
+  KvTiles<Config> kv_tiles_;
 };
 
 }  // namespace flashattn::cuda::sm90

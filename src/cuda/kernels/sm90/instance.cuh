@@ -1,4 +1,4 @@
-// The words of table.txt.
+// The names that rows of table.txt use.
 #pragma once
 
 #include <type_traits>

@@ -1,4 +1,4 @@
-// What the host hands to the Hopper kernels, by value.
+// Kernel parameters of the Hopper kernels.
 #pragma once
 
 #include <cuda.h>
@@ -10,16 +10,16 @@
 
 namespace flashattn::cuda::sm90 {
 
-// The score modifications that a kernel is compiled for. In the forward pass softcap and ALiBi have
-// kernels of their own: together they exceed the instruction cache (128 KB, 8192 instructions),
-// which costs 10 to 13 % at 512 tokens.
+// The score modification that a kernel is compiled for. In the forward pass softcap and ALiBi have
+// a kernel each: code for both exceeds the instruction cache (128 KB, 8192 instructions), which
+// costs 10 to 13 % at 512 tokens.
 enum class ScoreModKind : int32_t {
-  kPlain,         // a factor
+  kPlain,         // scale only
   kSoftcap,       // forward only
   kAlibi,         // forward only
-  kSoftcapAlibi,  // backward only: either, or both
+  kSoftcapAlibi,  // backward only: softcap, ALiBi, or both
   kDropout,
-  kRuntime,  // chosen at run time: dense bias, block mask, any combination; forward: scale < 0
+  kRuntime,  // chosen at run time: dense bias, block mask, any combination; forward: also scale < 0
 };
 
 // Limits of the run-time backward kernel: Q tiles of a head; with a block mask, Q tiles of all
@@ -32,9 +32,10 @@ constexpr int32_t kPostprocessThreadsPerSm = 1024;
 // CTAs that preprocess the later heads while the backward kernel works on the first ones.
 constexpr int32_t kMaxPreprocessTailCtas = 12;
 
-// Numbers the tiles of queries beyond the first of each block. The first block clears it; that it
-// has, the others see by the launch's stamp, whatever memory held before. Who takes the last number
-// removes the stamp: a graph launches with the same again.
+// Counter of the dynamic tile scheduler: each CTA takes its tiles after the first from it. CTA 0
+// clears `taken` and then stores the launch's stamp, which the other CTAs wait for, so that the
+// memory needs no initial value. The CTA that takes the last tile clears the stamp, because a graph
+// replay launches with the same stamp.
 struct TileCounter {
   uint64_t stamp;
   int32_t taken;
@@ -52,25 +53,25 @@ struct PreprocessProgress {
   alignas(16) int32_t next_head[kMaxPreprocessTailCtas];
 };
 
-// The softcap of a product x: tanh(x * inner) times what is left to multiply. All that at once, in
-// units of log2(e): x * (factor[0] + factor[1] x^2 + factor[2] x^4) while |x| < limit, and
-// x * (short_factor[0] + short_factor[1] x^2) while |x| < short_limit.
+// Softcap of x = q k: softcap * tanh(x * input_scale), in units of log2(e). Small |x| use odd
+// minimax polynomials, which include both scales: x * (poly5[0] + poly5[1] x^2 + poly5[2] x^4)
+// where |x| < poly5_limit, and x * (poly3[0] + poly3[1] x^2) where |x| < poly3_limit.
 struct Softcap {
-  float inner, limit, factor[3], short_limit, short_factor[2];
+  float input_scale, poly5_limit, poly5[3], poly3_limit, poly3[2];
 };
 
 struct ForwardParams {
   CUtensorMap q, k, v, o;  // (column, row, head, batch or page)
   Problem problem;
   ForwardArgs args;
-  L2Swizzle swizzle;     // of units, heads of sequences; a turn a tile, the last first
-  TileCounter* counter;  // NULL: each block has one tile
-  uint64_t stamp;
-  int32_t kv_box;       // rows of a box of K and V: a tile's, or what of a tile lies in one page
-  int32_t kv_has_tail;  // rows past a sequence's keys may lie in memory: they need not be finite
-  int32_t store_boxes;  // O leaves by the copy engine; else row by row, as lengths allow
+  L2Swizzle swizzle;          // heads: (batch, Q head); tiles: Q tiles, the last of a head first
+  TileCounter* tile_counter;  // NULL: each CTA has one tile
+  uint64_t stamp;             // unique to the launch, for tile_counter
+  int32_t kv_box_rows;        // rows of a TMA box of K and V: a tile, or its part in one page
+  int32_t kv_has_tail;        // memory may hold rows past a sequence's keys, not always finite
+  int32_t o_by_tma;           // TMA stores O; otherwise rows are stored, as the lengths allow
   uint32_t dropout_threshold;
-  Softcap cap;
+  Softcap softcap;
 };
 
 struct BackwardParams {

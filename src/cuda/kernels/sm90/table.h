@@ -1,4 +1,4 @@
-// The Hopper kernels in this build. Rows come from table.txt.
+// The Hopper kernels in this build: one entry per row of table.txt.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@ namespace flashattn::cuda::sm90 {
 
 struct ForwardEntry {
   int32_t dtype;
-  int32_t dim_qk, dim_v;  // the largest it takes
-  ScoreModKind scores;
+  int32_t dim_qk, dim_v;  // largest head dimensions that the kernel takes
+  ScoreModKind score_mod;
   int32_t tile_q, tile_kv, stages, threads, shared_bytes;
   TileCost cost;
   void (*kernel)(ForwardParams);
@@ -19,36 +19,36 @@ struct ForwardEntry {
 
 struct BackwardEntry {
   int32_t dtype;
-  int32_t dim_qk, dim_v;  // the largest it takes
-  ScoreModKind scores;
+  int32_t dim_qk, dim_v;  // largest head dimensions that the kernel takes
+  ScoreModKind score_mod;
   int32_t tile_q, tile_kv;
-  int32_t blocks;         // that share a tile of keys: a cluster
-  int32_t consumers;      // of a block: warpgroups that hold sums of dK and dV
-  int32_t partial_bytes;  // of all these; 0: tiles of keys are not cut
-  bool starts_early;      // it may begin before all is prepared
+  int32_t cluster_size;      // CTAs that share a KV tile
+  int32_t consumers;         // warpgroups of a CTA that accumulate dK and dV
+  int32_t partial_bytes;     // dK and dV of all of these; 0: stream-K is off
+  bool overlaps_preprocess;  // the kernel may start before bwd_preprocess is done
   int32_t stages, threads, shared_bytes;
   void (*kernel)(BackwardParams);
-  void (*convert_dq)(cuda::BackwardParams);  // of so many threads a block
-  int32_t convert_threads;
+  void (*postprocess)(cuda::BackwardParams);  // dq from fp32 to the output type
+  int32_t postprocess_threads;                // per CTA
 };
 
 struct ForwardTable {
-  const ForwardEntry* const* entries;  // for each dtype and kind, smaller heads first
+  const ForwardEntry* const* entries;  // per dtype and score_mod, in ascending head dimensions
   size_t count;
 };
 
 struct BackwardTable {
-  const BackwardEntry* const* entries;  // for each dtype, smaller heads first
+  const BackwardEntry* const* entries;  // per dtype, in ascending head dimensions
   size_t count;
 };
 
-// Whether a problem asks for what only kernels for any scores can do, in both passes.
-bool needs_any(const Problem& problem);
-// Added to names, what a kernel can do.
+// Whether only kernels of ScoreModKind::kRuntime, in both passes, compute the problem.
+bool needs_runtime_kernel(const Problem& problem);
+// Suffixes of kernel names, by ScoreModKind.
 extern const char* const kScoreModNames[];
 
 ForwardTable forward_table();
 BackwardTable backward_table();
-BackwardTable two_warpgroup_backward_table();  // for many queries
+BackwardTable two_warpgroup_backward_table();  // for long Q
 
 }  // namespace flashattn::cuda::sm90

@@ -1,4 +1,4 @@
-// What the producer hands to the consumers of a block: one item per tile of queries.
+// The scheduler warp plans Q tiles; producers and consumers read the plan, one WorkTile per Q tile.
 #pragma once
 
 #include "core/score_mod.h"
@@ -7,114 +7,118 @@
 
 namespace flashattn::cuda::sm90 {
 
-// The tiles of keys that one warpgroup's 64 rows need: [begin, end), from the last to the first. Of
-// [full_begin, full_end) every row sees every key; below fast_end every row has seen one already.
-struct Strip {
-  int32_t begin, end;
-  // Whether all that rows see of the first tile is in its upper half, of the last in its lower.
-  bool upper_half, lower_half;
-  int32_t full_begin, full_end, fast_end;
-  // The key of the first query. All keys of tiles from line_begin on, and of those below line_end,
-  // lie on one side of all queries.
-  int32_t own, line_begin, line_end;
+// One warpgroup's 64 rows. Bounds are indices of KV tiles, which are visited from kv_end - 1 down
+// to kv_begin.
+struct WarpgroupTile {
+  int32_t kv_begin, kv_end;  // some row sees a key
+  // Rows see only the upper half of tile kv_begin; only the lower half of tile kv_end - 1.
+  bool first_upper_only, last_lower_only;
+  int32_t full_begin, full_end;  // every row sees every key
+  int32_t fixed_base_end;        // below: every row has seen a key in a tile visited before
+  int32_t diagonal;              // the key position of the first row
+  // ALiBi is linear in the key, since all keys lie on one side of all rows, from linear_begin on
+  // and below linear_end.
+  int32_t linear_begin, linear_end;
 };
 
-enum class ItemKind : int32_t {
+enum class WorkKind : int32_t {
   kTile,
-  kDrain,  // say when everything before is done
+  kDrain,  // consumers arrive at all_done once the tiles before are finished
   kEnd,
 };
 
 template <int kConsumers>
-struct WorkItem {
-  ItemKind kind;
-  int32_t index;  // since the last drain
-  int32_t tile;
-  int32_t safe;  // done over: fast_end is 0
+struct WorkTile {
+  WorkKind kind;
+  int32_t redo_slot;    // its entry in redo_queue: the count of tiles since the last drain
+  int32_t linear_idx;   // its number in the order of L2Swizzle
+  int32_t redo_online;  // a redo, with online softmax in every step: fixed_base_end is 0
   int32_t b, h;
-  int32_t query, query_end;  // of the tile
+  int32_t query, query_end;  // the rows of the tile
   Lengths len;
-  int32_t begin, end;  // tiles of keys that any strip needs
+  int32_t kv_begin, kv_end;  // KV tiles that any warpgroup needs
   int64_t offset_q, offset_kv;
-  float slope;  // of ALiBi or 0, in the units of the scores
-  Strip strips[kConsumers];
+  float alibi_slope;  // in the units of the scores; 0: no ALiBi
+  WarpgroupTile warpgroups[kConsumers];
 };
 
-// Plans a tile: one warp, lane n for warpgroup n. False: there is no row in it.
+// Plans a Q tile; all lanes of the scheduler warp call it, and lane n fills warpgroups[n]. Returns
+// false if the tile has no row.
 template <int kTileKv, ScoreModKind kScoreMod, int kConsumers>
-__device__ __forceinline__ bool plan_item(const ForwardParams& params, int32_t tile, bool safe,
-                                          WorkItem<kConsumers>& item) {
-  constexpr bool kCanSlope =
+__device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int32_t linear_idx,
+                                               bool redo, WorkTile<kConsumers>& work_tile) {
+  constexpr bool kHasAlibi =
       kScoreMod == ScoreModKind::kAlibi || kScoreMod == ScoreModKind::kRuntime;
   const Problem& problem = params.problem;
   const int32_t lane = threadIdx.x % 32;
   float slope = 0.0f;
-  const L2Swizzle::Tile position = params.swizzle.tile(tile);
+  const L2Swizzle::Tile position = params.swizzle.tile(linear_idx);
   int32_t query, query_end;
   Lengths len;
   {
     const int32_t b = position.head_idx / problem.heads_q;
     const SeqlenInfo sequence = seqlen_info(problem, params.args.shape, params.args.inputs, b);
     len = sequence.len;
-    const Interval strips =
+    const Interval warpgroups =
         warpgroups_of_tile(static_cast<int32_t>(ceil_div(len.q, kWarpgroupRows)), kConsumers,
                            params.swizzle.tiles - 1 - position.tile_idx);
-    query = strips.begin * kWarpgroupRows;
-    query_end = min(strips.end * kWarpgroupRows, len.q);
+    query = warpgroups.begin * kWarpgroupRows;
+    query_end = min(warpgroups.end * kWarpgroupRows, len.q);
     if (query >= query_end) return false;
-    if (kCanSlope && problem.bias & FLASHATTN_BIAS_ALIBI) {
+    if (kHasAlibi && problem.bias & FLASHATTN_BIAS_ALIBI) {
       const Inputs& in = params.args.inputs;
-      const float unit = kScoreMod == ScoreModKind::kRuntime || safe ? kLog2E / kWideUnit : kLog2E;
+      const float unit = kScoreMod == ScoreModKind::kRuntime || redo ? kLog2E / kWideUnit : kLog2E;
       slope = in.alibi_slopes[b * in.alibi_stride_batch +
                               position.head_idx % problem.heads_q * in.alibi_stride_head] *
               unit;
     }
     if (lane == 0) {
-      item.slope = slope;
-      item.kind = ItemKind::kTile;
-      item.tile = tile;
-      item.safe = safe;
-      item.b = b;
-      item.h = position.head_idx % problem.heads_q;
-      item.query = query;
-      item.query_end = query_end;
-      item.len = len;
-      item.offset_q = sequence.offset_q;
-      item.offset_kv = sequence.offset_kv;
+      work_tile.alibi_slope = slope;
+      work_tile.kind = WorkKind::kTile;
+      work_tile.linear_idx = linear_idx;
+      work_tile.redo_online = redo;
+      work_tile.b = b;
+      work_tile.h = position.head_idx % problem.heads_q;
+      work_tile.query = query;
+      work_tile.query_end = query_end;
+      work_tile.len = len;
+      work_tile.offset_q = sequence.offset_q;
+      work_tile.offset_kv = sequence.offset_kv;
     }
   }
-  Strip strip{};
+  WarpgroupTile warpgroup{};
   const Interval rows = intersect(
       {query + kWarpgroupRows * lane, query + kWarpgroupRows * (lane + 1)}, {0, query_end});
   if (lane < kConsumers && rows.begin < rows.end) {
     const KeySpan span = key_span(problem.mask_rule(), rows, len);
     if (span.any.begin < span.any.end) {
-      strip.begin = span.any.begin / kTileKv;
-      strip.end = (span.any.end - 1) / kTileKv + 1;
-      strip.upper_half = span.any.begin % kTileKv >= kTileKv / 2;
-      strip.lower_half = (span.any.end - 1) % kTileKv < kTileKv / 2;
+      warpgroup.kv_begin = span.any.begin / kTileKv;
+      warpgroup.kv_end = (span.any.end - 1) / kTileKv + 1;
+      warpgroup.first_upper_only = span.any.begin % kTileKv >= kTileKv / 2;
+      warpgroup.last_lower_only = (span.any.end - 1) % kTileKv < kTileKv / 2;
     }
     if (span.all.begin < span.all.end) {
-      strip.full_begin = (span.all.begin + kTileKv - 1) / kTileKv;
-      strip.full_end = span.all.end / kTileKv;
-      // The tile of the first row's last key is the last of which some row may see its first.
-      if (!safe) strip.fast_end = (span.all.end - 1) / kTileKv;
+      warpgroup.full_begin = (span.all.begin + kTileKv - 1) / kTileKv;
+      warpgroup.full_end = span.all.end / kTileKv;
+      // Every row sees key all.end - 1: after that key's tile each has seen one.
+      if (!redo) warpgroup.fixed_base_end = (span.all.end - 1) / kTileKv;
     }
-    if constexpr (kCanSlope) {
-      strip.own = query + kWarpgroupRows * lane + diagonal_offset(problem.mask_rule(), len);
-      strip.line_begin = (max(strip.own + 63, 0) + kTileKv - 1) / kTileKv;
-      strip.line_end = max(strip.own + 1, 0) / kTileKv;
-      // Scores of a negative slope, or NaN, have no known maximum.
-      if (!(slope >= 0.0f)) strip.fast_end = 0;
+    if constexpr (kHasAlibi) {
+      warpgroup.diagonal =
+          query + kWarpgroupRows * lane + diagonal_offset(problem.mask_rule(), len);
+      warpgroup.linear_begin = (max(warpgroup.diagonal + 63, 0) + kTileKv - 1) / kTileKv;
+      warpgroup.linear_end = max(warpgroup.diagonal + 1, 0) / kTileKv;
+      // With a negative slope, or NaN, the maximum of the scores is not known from the first tiles.
+      if (!(slope >= 0.0f)) warpgroup.fixed_base_end = 0;
     }
   }
-  const bool some = strip.begin < strip.end;
-  const int32_t begin = __reduce_min_sync(~0u, some ? strip.begin : INT32_MAX);
-  const int32_t end = __reduce_max_sync(~0u, some ? strip.end : 0);
-  if (lane < kConsumers) item.strips[lane] = strip;
+  const bool sees_keys = warpgroup.kv_begin < warpgroup.kv_end;
+  const int32_t begin = __reduce_min_sync(~0u, sees_keys ? warpgroup.kv_begin : INT32_MAX);
+  const int32_t end = __reduce_max_sync(~0u, sees_keys ? warpgroup.kv_end : 0);
+  if (lane < kConsumers) work_tile.warpgroups[lane] = warpgroup;
   if (lane == 0) {
-    item.begin = begin;
-    item.end = end;
+    work_tile.kv_begin = begin;
+    work_tile.kv_end = end;
   }
   return true;
 }
