@@ -94,7 +94,7 @@ class SchedulerWarp {
   // warpgroups alike.
   __device__ __forceinline__ void clip_to_block_mask(WorkTile<Config::kConsumers>& work_tile) {
     __syncwarp();
-    int32_t begin = work_tile.begin, end = work_tile.end;
+    int32_t begin = work_tile.kv_begin, end = work_tile.kv_end;
     if (begin < end) {
       KvTiles<Config> kv_tiles(params_);
       end = kv_tiles.down(work_tile, end - 1, begin) + 1;
@@ -102,12 +102,12 @@ class SchedulerWarp {
     }
     __syncwarp();
     if (!leader_) return;
-    work_tile.begin = begin;
-    work_tile.end = end;
+    work_tile.kv_begin = begin;
+    work_tile.kv_end = end;
 #pragma unroll
     for (int n = 0; n < Config::kConsumers; ++n) {
-      work_tile.warpgroups[n].begin = begin;
-      work_tile.warpgroups[n].end = end;
+      work_tile.warpgroups[n].kv_begin = begin;
+      work_tile.warpgroups[n].kv_end = end;
     }
   }
 
@@ -227,8 +227,8 @@ class KvProducer {
     const KvSource keys{static_cast<int32_t>(work_tile.offset_kv),
                         work_tile.h / params_.problem.q_heads_per_kv_head(),
                         varlen_kv ? 0 : work_tile.b, work_tile.len.kv};
-    const int32_t begin = work_tile.begin;
-    int32_t n = work_tile.end - 1;
+    const int32_t begin = work_tile.kv_begin;
+    int32_t n = work_tile.kv_end - 1;
     if (n < begin) {
       // Rows without keys: O is written where Q lies.
       if (!Config::kQProducerWarp && loads_k_) q_producer_.load(work_tile);
