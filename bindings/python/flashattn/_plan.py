@@ -263,7 +263,7 @@ def _output(array: Any, name: str, model: Tensor, dim: int, code: int,
     if array is None:
         # Rows that belong to no sequence are not written: they must not hold what was there.
         shape, place = model.like(dim), inputs.place
-        array = _arrays.new(shape, code, inputs.ragged, place, name)
+        array = _arrays.new(shape, code, inputs.ragged, place, name, inputs.tensors)
         if place is None and model.axes in _PACKED:
             return array, (_arrays.packed_address(array, code), -1, -1, -1)
         made = view(array, name, place, made=True)
@@ -277,7 +277,7 @@ def _output(array: Any, name: str, model: Tensor, dim: int, code: int,
 
 def _result(shape: Tuple[int, ...], zero: bool, inputs: Inputs, name: str) -> Tuple[Any, Any]:
     """A float32 array for a result, and its address."""
-    array = _arrays.new(shape, F32, zero, inputs.place, name)
+    array = _arrays.new(shape, F32, zero, inputs.place, name, inputs.tensors)
     if inputs.place is None:
         return array, _arrays.pointer(array, _FLOAT)
     return array, _arrays.pointer(view(array, name, inputs.place, made=True), _FLOAT)
