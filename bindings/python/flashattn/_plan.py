@@ -28,6 +28,8 @@ _OF_ARRAYS = ("device", "device_index", "layout", "bias",
 _PACKED = (axes("bshd", 4), axes("thd", 3))
 _SIZES = ("batch", "seqlen_q", "seqlen_kv", "total_q", "total_kv")
 _thread = threading.local()
+# Calls that flashattn.torch prepared, by what they depend on: they hold plans.
+prepared: Dict[Any, Any] = {}
 
 
 def c_descriptor(descriptor: Descriptor) -> Any:
@@ -287,10 +289,15 @@ def _dbias(inputs: Inputs) -> Tuple[Any, Any]:
     """The array, and its flashattn_tensor."""
     shape = inputs.seen["bias"].shape
     dbias, address = _result(shape, True, inputs, "dbias")
+    return dbias, (address, *dbias_strides(shape))
+
+
+def dbias_strides(shape: Tuple[int, ...]) -> Tuple[int, int, int]:
+    """Of a dbias without gaps, shaped like the bias. A stride of zero sums over the index: where
+    the bias is broadcast."""
     batch, heads, rows, keys = (1,) * (4 - len(shape)) + shape
-    # A stride of zero sums over the index: where the bias is broadcast.
-    return dbias, (address, 0 if batch == 1 else heads * rows * keys,
-                   0 if heads == 1 else rows * keys, 0 if rows == 1 else keys)
+    return (0 if batch == 1 else heads * rows * keys, 0 if heads == 1 else rows * keys,
+            0 if rows == 1 else keys)
 
 
 @lru_cache(maxsize=256)
@@ -313,5 +320,6 @@ def clear_cache() -> None:
     """Lets go of all kept plans, of the calling thread's workspace, and of arrays that GPUs have
     done with."""
     cached_plan.cache_clear()
+    prepared.clear()
     _thread.workspace = None
     _events.release()
