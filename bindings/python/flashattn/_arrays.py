@@ -251,7 +251,8 @@ def beside(array: Any, name: str, kind: str, place: Place) -> View:
             if int(given.max()) > 0x7FFFFFFF or int(given.min()) < -0x80000000:
                 raise invalid(f"{name} holds values from {given.min()} to {given.max()}, past the "
                               "range of int32; give at most 2147483647", Reason.LENGTHS, name)
-        given = given.astype(wanted)
+        same = given.dtype.itemsize == wanted.itemsize and wanted.kind in "iu"
+        given = given.view(wanted) if same and given.dtype.isnative else given.astype(wanted)
     return View(_address(given), 0, given.shape, given.strides, wanted.itemsize, True, given)
 
 

@@ -69,13 +69,14 @@ def save(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> No
 
 def gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> Tuple[Any, ...]:
     """One for each input of the operator forward."""
-    q, k, v, o, lse, *beside = ctx.saved_tensors
+    saved = ctx.saved_tensors  # once: checkpointing recomputes at each look
+    q, k, v, o, lse, *beside = saved
     if dout is None and dlse is None:
         return (None,) * (4 + _N + len(ctx.options))
     if dout is None:
         dout = torch.zeros_like(o)
     # Who builds a graph of the gradients learns from the operator that it has no second one.
-    if not torch.is_grad_enabled() and is_eager(dout, dlse, *ctx.saved_tensors):
+    if not torch.is_grad_enabled() and is_eager(dout, dlse, *saved):
         max_q, max_kv, *options = ctx.options
         dq, dk, dv, dbias, dsink = _launch.backward(
             dout, dlse, q, k, v, o, lse, beside, max_q, max_kv, Options(*options), *ctx.needs)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import _gpu, _plan
 from .._arrays import FLOAT32, packed, view
-from .._constants import Op, Reason
+from .._constants import Feature, Op, Reason
 from .._errors import fail, invalid
 from .._inputs import Inputs
 from .._library import ffi, lib
@@ -221,6 +221,6 @@ def _prepare_backward(key: Any, inputs: Inputs, described: Any, dout: Tensor,
         if small is not None:
             packed(small, name, FLOAT32, inputs.lse_shape(), place)
     args.dq = args.dk = args.dv = _EMPTY
-    if "bias" in inputs.seen:
+    if plan.descriptor.features & Feature.DBIAS:
         args.dbias = (ffi.NULL, *_plan.dbias_strides(inputs.seen["bias"].shape))
     return _prepared(key, plan, int(Op.BACKWARD), args, inputs)

@@ -58,11 +58,16 @@ def _rng(q: Tensor, dropout: float, rng: Optional[Tensor]) -> Optional[Tensor]:
 
 
 def _int32(tensor: Optional[Tensor]) -> Optional[Tensor]:
-    return tensor if tensor is None or tensor.dtype == torch.int32 else tensor.to(torch.int32)
+    """Of integers; what is none is left for the library to refuse."""
+    if tensor is None or tensor.dtype not in (torch.int64, torch.int16, torch.int8, torch.uint8):
+        return tensor
+    return tensor.to(torch.int32)
 
 
 def _float32(tensor: Optional[Tensor]) -> Optional[Tensor]:
-    return tensor if tensor is None or tensor.dtype == torch.float32 else tensor.to(torch.float32)
+    if tensor is None or tensor.dtype == torch.float32 or not tensor.is_floating_point():
+        return tensor
+    return tensor.to(torch.float32)
 
 
 def _longest(cu_seqlens: Optional[Tensor], given: Optional[int], name: str) -> int:
