@@ -1,6 +1,7 @@
 """The operators under what PyTorch does with them: compile, vmap, autocast, checkpoint, FLOPs."""
 import pytest
 import torch
+import torch._dynamo.testing
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -162,21 +163,21 @@ def test_vmap_of_what_has_no_batch(device):
     assert torch.equal(got, torch.stack(want))
 
 
-def test_gradients_of_each_sample(device):
-    """vmap over grad, the operator backward folded, too."""
-    q = torch.randn(3, 1, 9, 4, 16, device=device)
+@pytest.mark.parametrize("sums", [False, True])
+def test_vmap_of_backward(device, sums):
+    """Folded; where gradients sum over a sample's batch, one by one."""
+    q, dout = (torch.randn(3, 2, 9, 4, 16, device=device) for _ in range(2))
     bias = torch.randn(4, 9, 9, device=device)
+    rest = operands(q, q, q, beside=dict(bias=bias))[3:-1]
+    o, lse = torch.vmap(lambda x: fa.attention(x, x, x, bias=bias, return_lse=True))(q)
 
-    def loss(q, bias):
-        return fa.attention(q, q, q, bias=bias).square().sum()
+    def backward(dout, q, o, lse):
+        return torch.ops.flashattn.backward(dout, None, q, q, q, o, lse, *rest, sums, False)
 
-    got = torch.vmap(torch.func.grad(loss, argnums=(0, 1)), in_dims=(0, None))(q, bias)
-    alone = torch.vmap(torch.func.grad(loss), in_dims=(0, None))(q, bias)
+    got = torch.vmap(backward)(dout, q, o, lse)
     for i in range(3):
-        x, b = q[i].clone().requires_grad_(), bias.clone().requires_grad_()
-        want = torch.autograd.grad(loss(x, b), (x, b))
-        for g, w in zip((*got, alone), (*want, want[0])):
-            torch.testing.assert_close(g[i], w, atol=1e-5, rtol=1e-4)
+        for g, w in zip(got, backward(dout[i], q[i], o[i], lse[i])):
+            assert torch.equal(g[i], w)
 
 
 @pytest.mark.parametrize("by_operator", [False, True])
