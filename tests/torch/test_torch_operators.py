@@ -107,7 +107,7 @@ def test_new_lengths_do_not_recompile(device):
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     dense = compiled(lambda q, k: fa.attention(q, k, k, causal=True, window=(5, 0)), counter,
                      dynamic=True)
-    for sq, sk in ((9, 9), (14, 20), (33, 40), (7, 90)):
+    for sq, sk in ((9, 12), (14, 20), (33, 40), (7, 90), (12, 12)):
         q, k = leaf(2, sq, 4, 16, device=device), leaf(2, sk, 4, 16, device=device)
         o = dense(q, k)
         assert torch.equal(o, fa.attention(q, k, k, causal=True, window=(5, 0)))
