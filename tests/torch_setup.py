@@ -4,7 +4,8 @@
 
 PyPI's PyTorch for Linux is linked against 2.5 GB of NVIDIA's libraries, which it loads when it is
 imported and never calls on a CPU. This downloads PyTorch itself (0.5 GB) and the two of those
-libraries that do answer, and writes stand-ins for the rest, whose functions trap. Exits with 77 and a sentence on stderr where that cannot be done.
+libraries that do answer, and writes stand-ins for the rest, whose functions trap. Exits with 77 and
+a sentence on stderr where that cannot be done.
 """
 import collections
 import pathlib

@@ -161,7 +161,8 @@ def test_activate(mask, dtype, activated):
 
     compare(inputs, call, naive, dtype)
     now = fa.report()
-    assert (now["forward"] - activated["forward"], now["backward"] - activated["backward"]) == (2, 1)
+    calls = [now[name] - activated[name] for name in ("forward", "backward")]
+    assert calls == [2, 1]
     assert now["refused"] == activated["refused"] and now["active"]
 
 

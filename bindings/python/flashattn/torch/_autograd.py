@@ -7,10 +7,9 @@ from typing import Any, Optional, Tuple
 import torch
 from torch import Tensor
 
+from .._constants import Reason, Status
+from .._errors import UnsupportedError, invalid
 from . import _launch
-from .._constants import Reason
-from .._errors import invalid, UnsupportedError
-from .._constants import Status
 from ._launch import BESIDE, Options
 
 _N = len(BESIDE)

@@ -16,15 +16,16 @@ from ._launch import BESIDE, Options
 
 _N = len(BESIDE)
 _LENGTHS = ("lens_q", "lens_kv", "starts_kv")
-_TENSORS = ", ".join(["Tensor q, Tensor k, Tensor v", *[f"Tensor? {name}" for name in BESIDE]])
+_QKV = "Tensor q, Tensor k, Tensor v"
+_BESIDE = ", ".join([f"Tensor? {name}" for name in BESIDE])
 _OPTIONS = ("SymInt max_seqlen_q, SymInt max_seqlen_kv, bool causal, int window_left, "
             "int window_right, int chunk, bool top_left, float softcap, float? scale, "
             "float dropout, int block_q, int block_kv, int splits, int determinism")
 _library = torch.library.Library("flashattn", "DEF")  # lives as long as the operators
-_library.define(f"forward({_TENSORS}, {_OPTIONS}, bool return_lse) -> (Tensor o, Tensor lse)")
+_library.define(f"forward({_QKV}, {_BESIDE}, {_OPTIONS}, bool return_lse) -> (Tensor o, Tensor lse)")
 _library.define(
-    f"backward(Tensor dout, Tensor? dlse, {_TENSORS.replace('Tensor v,', 'Tensor v, Tensor o, Tensor lse,')}, "
-    f"{_OPTIONS}, bool return_dbias, bool return_dsink) -> "
+    f"backward(Tensor dout, Tensor? dlse, {_QKV}, Tensor o, Tensor lse, {_BESIDE}, {_OPTIONS}, "
+    "bool return_dbias, bool return_dsink) -> "
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)")
 _library.define("merge(Tensor[] part_o, Tensor[] part_lse) -> (Tensor o, Tensor lse)")
 
@@ -83,8 +84,8 @@ torch.library.register_autograd("flashattn::merge", _autograd.merge_gradients,
 
 
 def _no_second(ctx: Any, *grads: Any) -> Any:
-    raise UnsupportedError("the gradient of an attention's gradient is asked for, which the library "
-                           "does not compute; use PyTorch's math attention for it",
+    raise UnsupportedError("the gradient of an attention's gradient is asked for, which the "
+                           "library does not compute; use PyTorch's math attention for it",
                            Status.ERROR_UNSUPPORTED, Reason.OP, "ops")
 
 

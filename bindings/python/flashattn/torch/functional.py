@@ -135,7 +135,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: str = "bshd", causal: 
     nothing.
 
     Returns o, stored in the order (batch, seqlen_q, heads_q, dim_v), or (o, lse): float32 (batch,
-    heads_q, seqlen_q). Works under torch.compile, torch.vmap, autocast and checkpointing; not under torch.func.grad.
+    heads_q, seqlen_q). Works under torch.compile, torch.vmap, autocast and checkpointing, but not
+    under torch.func.grad.
     (Dao et al. 2022)
     """
     options = _chosen(causal, window, chunk, top_left, softcap, scale, dropout, block_q, block_kv,
