@@ -24,8 +24,8 @@ _OPTIONS = ("SymInt max_seqlen_q, SymInt max_seqlen_kv, bool causal, int window_
 _library = torch.library.Library("flashattn", "DEF")  # lives as long as the operators
 _library.define(f"forward({_QKV}, {_BESIDE}, {_OPTIONS}, bool return_lse) -> (Tensor o, Tensor lse)")
 _library.define(
-    f"backward(Tensor dout, Tensor? dlse, {_QKV}, Tensor o, Tensor lse, {_BESIDE}, {_OPTIONS}, "
-    "bool return_dbias, bool return_dsink) -> "
+    f"backward(Tensor dout, Tensor? dlse, {_QKV}, Tensor o, Tensor lse, {_BESIDE}, "
+    f"{_OPTIONS}, bool return_dbias, bool return_dsink) -> "
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)")
 _library.define("merge(Tensor[] part_o, Tensor[] part_lse) -> (Tensor o, Tensor lse)")
 
