@@ -22,7 +22,8 @@ _OPTIONS = ("SymInt max_seqlen_q, SymInt max_seqlen_kv, bool causal, int window_
             "int window_right, int chunk, bool top_left, float softcap, float? scale, "
             "float dropout, int block_q, int block_kv, int splits, int determinism")
 _library = torch.library.Library("flashattn", "DEF")  # lives as long as the operators
-_library.define(f"forward({_QKV}, {_BESIDE}, {_OPTIONS}, bool return_lse) -> (Tensor o, Tensor lse)")
+_library.define(f"forward({_QKV}, {_BESIDE}, {_OPTIONS}, bool return_lse) -> "
+                "(Tensor o, Tensor lse)")
 _library.define(
     f"backward(Tensor dout, Tensor? dlse, {_QKV}, Tensor o, Tensor lse, {_BESIDE}, "
     f"{_OPTIONS}, bool return_dbias, bool return_dsink) -> "
