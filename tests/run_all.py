@@ -102,12 +102,13 @@ class Run:
         good = sum(test["result"] in ("OK", "EXPECTEDFAIL") for test in tests)
         return Count(good, len(tests) - good - len(skipped), len(skipped))
 
-    def pytest(self, *arguments: str, env: Optional[Dict[str, str]] = None) -> Count:
+    def pytest(self, *arguments: str, env: Optional[Dict[str, str]] = None,
+               python: str = sys.executable) -> Count:
         # Threads of NumPy's products would mostly wait for each other.
         env = {"OPENBLAS_NUM_THREADS": "1", **(env or {})}
         results = self.log.with_suffix(".xml")
         results.unlink(missing_ok=True)
-        status = self.call([sys.executable, "-m", "pytest", "-q", "-ra", "--timeout=600",
+        status = self.call([python, "-m", "pytest", "-q", "-ra", "--timeout=600",
                             f"--junitxml={results}", *arguments], env, check=False)
         if not results.exists():
             raise Failed(f"pytest ended with status {status} and gave no results")
@@ -130,6 +131,15 @@ class Run:
         if status not in (0, 1, 5) and not count.failed:
             raise Failed(f"pytest ended with status {status}")
         return count
+
+    def torch(self, *arguments: str) -> Count:
+        """By a Python of its own, which has PyTorch, and is made at the first call."""
+        setup = [sys.executable, str(ROOT / "tests" / "torch_setup.py")]
+        found = subprocess.run(setup, capture_output=True, text=True, check=False)
+        if found.returncode:
+            raise Skip((found.stderr.strip().splitlines() or ["tests/torch_setup.py failed"])[-1])
+        return self.pytest("tests/torch", *arguments, env=self.library(release(self)),
+                           python=found.stdout.strip())
 
     def numerics(self, *arguments: str, env: Dict[str, str]) -> Count:
         """All suites have the same randomised configurations, whose truths they share."""
@@ -342,13 +352,15 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
                 "graphs": lambda: run.numerics("-m", "smoke", "--device=cuda", "--graphs",
                                                env=run.library(release(run))),
                 "tensors": python("tests/bindings/test_gpu_arrays.py",
-                                  "tests/bindings/test_gpu_torch.py")}
+                                  "tests/bindings/test_gpu_torch.py"),
+                "torch": python("tests/torch")}
     table: Dict[str, Callable[[], Count]] = {
         "style": lambda: style(run),
         "run": python("tests/test_run.py", "tests/test_bench.py"),
         "c": lambda: run.meson_test(release(run)),
         "bindings": python("tests/bindings"),
         "consumer": python("tests/abi"),
+        "torch": lambda: run.torch(*SIDE_BY_SIDE),
         "demo": python("tests/test_demo.py"),
         "wheel": python("tests/test_wheel.py"),
     }

@@ -108,9 +108,9 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", o: Any = None,
     lens_q, lens_kv  (batch,) integers: how many leading tokens of each sequence are in use
     starts_kv   (batch,) integers, left padding: keys before it do not exist. Key positions, of
                 masks, ALiBi, bias and dropout, count from there
-    o           written and returned: (batch, seqlen_q, heads_q, dim_v). Else a NumPy array is made,
-                whatever library q comes from; on a GPU a tensor of PyTorch or an array of CuPy, as
-                q is, and where q is neither, o must be one
+    o           written and returned: (batch, seqlen_q, heads_q, dim_v). Else one is made: a tensor
+                where q is PyTorch's, CuPy's array where q is CuPy's; where q is another's, NumPy's
+                in host memory, while on a GPU o must be given
     dtype_o     of the result: that of q or "float32"
     return_lse  return (o, lse): float32 natural logarithms (batch, heads_q, seqlen_q) of the sums
 
@@ -154,7 +154,7 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", o: Any = None,
     reads nothing there itself: integers must be int32 (slopes and sinks float32) and lie there too,
     and varlen calls need max_seqlen_q and max_seqlen_kv. A graph that captures a call reads the
     arrays whenever it is replayed, and keeping them is up to its owner. No gradient is recorded:
-    tensors that require one are refused.
+    tensors that require one are refused; the functions of flashattn.torch record it.
 
     Raises ValueError for shapes, strides and values, TypeError for types of arrays,
     NotImplementedError for what no kernel does, MemoryError: each a FlashAttentionError with the

@@ -102,7 +102,7 @@ class Inputs:
     """q, k, v and everything beside them. It keeps what it points to alive."""
 
     __slots__ = ("q", "k", "v", "layout", "sizes", "members", "seen", "ragged", "numbers", "place",
-                 "has_seed", "pool")
+                 "has_seed", "pool", "tensors")
 
     def __init__(self, q: Any, k: Any, v: Any, *, layout: Optional[str] = None,
                  page_layout: str = "pshd", max_seqlen_q: Optional[int] = None,
@@ -113,6 +113,7 @@ class Inputs:
         on_host = type(q) is np.ndarray and stream is None and device is None
         self.place = place = None if on_host else _gpu.place_of(q, stream, device, o)
         self.pool = None if parallel is None else _parallel.pool_of(parallel)
+        self.tensors = None if on_host or place is not None else _gpu.on_host(q)
         if given:
             given = {name: value for name, value in given.items() if value is not None}
         varlen_q, varlen_kv = "cu_seqlens_q" in given, "cu_seqlens_kv" in given

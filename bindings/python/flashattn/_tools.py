@@ -41,6 +41,7 @@ def merge(part_o: Sequence[Any], part_lse: Sequence[Any], *, layout: Optional[st
         raise invalid(f"{len(part_o)} part_o and {len(part_lse)} part_lse; expected as many, and "
                       "at least one", Reason.SIZE, "part_lse")
     place = _gpu.place_of(part_o[0], stream, None, o, "part_o")
+    tensors = None if place is not None else _gpu.on_host(part_o[0])
     views = [view(part, "part_o", place) for part in part_o]
     varlen = len(views[0].shape) == 3
     order = layout or "bshd"
@@ -55,14 +56,14 @@ def merge(part_o: Sequence[Any], part_lse: Sequence[Any], *, layout: Optional[st
     made = o is None
     if made:
         code = first.view.dtype if dtype_o is None else dtype_code(dtype_o, "dtype_o")
-        o = _arrays.new(first.view.shape, code, False, place, "o")
+        o = _arrays.new(first.view.shape, code, False, place, "o", tensors)
     else:
         _gpu.check_order(o, "o", place)
     seen = view(o, "o", place, made=made)
     check_writable(seen, "o")
     _arrays.check_shape(seen.shape, first.view.shape, "o")
     target = Tensor(seen, order, len(first.view.shape), "o")
-    lse = _arrays.new(lse_shape, F32, False, place, "o")
+    lse = _arrays.new(lse_shape, F32, False, place, "o", tensors)
     plan = _plan_of(place, target.view.dtype, heads_q=first.heads, dim_qk=first.dim,
                     varlen_q=varlen)
     args = ffi.new("flashattn_merge_args *")
