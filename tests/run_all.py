@@ -222,7 +222,7 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
                                                env=run.library(release(run))),
                 "tensors": python("tests/bindings/test_gpu_arrays.py",
                                   "tests/bindings/test_gpu_torch.py"),
-                "torch": python("tests/torch")}
+                "torch": python("tests/pytorch")}
     table: Dict[str, Callable[[], Count]] = {
         "style": lambda: style(run),
         "run": python("tests/test_run.py", "tests/test_bench.py"),

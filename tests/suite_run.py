@@ -126,7 +126,7 @@ class Run:
         found = subprocess.run(setup, capture_output=True, text=True, check=False)
         if found.returncode:
             raise Skip((found.stderr.strip().splitlines() or ["tests/torch_setup.py failed"])[-1])
-        return self.pytest("tests/torch", *arguments, env=env, python=found.stdout.strip())
+        return self.pytest("tests/pytorch", *arguments, env=env, python=found.stdout.strip())
 
     def numerics(self, *arguments: str, env: Dict[str, str]) -> Count:
         """All suites have the same randomised configurations, whose truths they share."""
