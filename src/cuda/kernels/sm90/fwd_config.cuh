@@ -22,8 +22,7 @@ struct ForwardConfig {
   static constexpr int kConsumers = kConsumers_;  // warpgroups of 64 rows
   static constexpr int kTileQ = 64 * kConsumers, kTileKv = kTileKv_;
   // Warpgroups issue their WGMMAs one after the other (ping-pong).
-  static constexpr bool kUseSchedulerBarrier =
-      kConsumers > 1;  // warpgroups issue their products in turn
+  static constexpr bool kUseSchedulerBarrier = kConsumers > 1;
   static constexpr ScoreModKind kScoreMod = kScores_;
   static constexpr bool kHasDropout = kScoreMod == ScoreModKind::kDropout;
   // With biases and block masks the first tiles say nothing about the row maximum.

@@ -49,8 +49,8 @@ class FwdMainloop : FwdSoftmax<Config> {
   }
 
  private:
-  // How a step gets from Q K^T to P. All but kOnline and kMasked: every row sees every key. All but
-  // kOnline: every row has a fixed base.
+  // How a step gets from Q K^T to P. Only kOnline updates the base; the other paths use a fixed
+  // one. From kPlain on, every row sees every key of the tile.
   enum class ScorePath {
     kOnline,       // masks, every score modification, and an update of the base
     kMasked,       // masks and every score modification
@@ -148,8 +148,8 @@ class FwdMainloop : FwdSoftmax<Config> {
     kv_state_.advance();
   }
 
-  // Called before a stage is released without a WGMMA, which would synchronise the four warps: none of
-  // them may miss a whole phase of the barrier.
+  // Called before a stage is released without a WGMMA, which would synchronise the four warps: none
+  // of them may miss a whole phase of the barrier.
   __device__ __forceinline__ void warpgroup_sync() const {
     ptx::named_sync(kWarpgroupBarrier + warpgroup_, 128);
   }
@@ -180,17 +180,17 @@ class FwdMainloop : FwdSoftmax<Config> {
     if (Config::kSeparateO && n == warpgroup_tile().kv_begin) release_q();
     if constexpr (Config::kScoreMod == ScoreModKind::kAlibi) {
       AlibiLinear line = this->alibi_linear(this->alibi_params(), n);
-      float raised[2] = {0.0f, 0.0f};
+      float base_bias[2] = {0.0f, 0.0f};
       if (warpgroup_tile().fixed_base_end > 0 && line.linear) {
-        this->max_alibi_bias(raised);
+        this->max_alibi_bias(base_bias);
         // The predicted base is lowered: P has more range above the base than below.
-        for (float& peak : raised) peak -= kBaseSlack;
+        for (float& peak : base_bias) peak -= kBaseSlack;
       } else {
         this->modify(s, n * kTileKv, redo);
         line = {1.0f, 0.0f};  // modify() has applied ALiBi
       }
       apply_masks<kHalf>(s, n);
-      update_base(s, line.scale, raised, redo);
+      update_base(s, line.scale, base_bias, redo);
       if (redo) {
         this->exp2_exact(s, redo);
       } else {
@@ -206,8 +206,8 @@ class FwdMainloop : FwdSoftmax<Config> {
     pack_p<kHalf>(s, signs);
   }
 
-  // Issues Q K^T of tile n and P V of tile n + 1; then the softmax of n, which overlaps the WGMMAs of
-  // the other warpgroups.
+  // Issues Q K^T of tile n and P V of tile n + 1; then the softmax of n, which overlaps the WGMMAs
+  // of the other warpgroups.
   template <ScorePath kPath, KvHalf kHalf = KvHalf::kBoth, int kCount>
   __device__ __forceinline__ void step(float (&s)[kCount], int32_t n,
                                        const AlibiParams& alibi = {}) {
