@@ -32,7 +32,8 @@ def main() -> int:
         "bindings/python/flashattn/_constants.py": emit_python.emit_constants,
         "bindings/rust/flashattn-sys/src/lib.rs": emit_rust.emit,
         "bindings/julia/src/LibFlashAttn.jl": emit_julia.emit,
-        "tests/abi/layout.c": emit_c.emit,
+        "tests/abi/layout.c": emit_c.emit_layout,
+        "tests/abi/reasons.h": emit_c.emit_reasons,
     }
     try:
         model = read((ROOT / HEADER).read_text(encoding="utf-8"))

@@ -33,7 +33,8 @@
  *   Growth    Structures grow at their end only. A caller of version 0.2.0 or later may pass a
  *             smaller struct_size than this library knows: the rest counts as zero. A larger one,
  *             up to 4096, is accepted if the part that this library does not know is zero. A
- *             structure of 0.1 is refused.
+ *             structure of 0.1 is refused: its flashattn_desc had 184 bytes, a size that no later one
+ *             may have.
  *   Status    Functions that can fail return an enum flashattn_status. A call that failed changed
  *             nothing: arguments are checked before anything is computed, launched or written. The
  *             message of flashattn_last_error names field, value, limit, device and remedy. A
@@ -478,7 +479,7 @@ typedef struct flashattn_args {
 
   /* CPU, optional: runs the call's tasks, instead of the library's own threads. */
   flashattn_parallel_fn parallel;
-  /* Handed to parallel. */
+  /* Handed to parallel. NULL without it. */
   void *parallel_user;
   /* Optional, host memory: receives the error of a call that fails. */
   flashattn_error *error;

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import pathlib
 import secrets
@@ -15,133 +14,44 @@ import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as ElementTree
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Optional
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-BUILD = ROOT / "build"
-LOGS = BUILD / "test"
+from suite_run import BUILD, LOGS, ROOT, Count, Failed, Run, Skip
+
 ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx")
+# Tests of bindings that compile a language's packages first.
+OTHER_LANGUAGES = ("test_julia", "test_rust")
 # For pytest: most of a test is one thread's work, on the emulator, too, which has several.
 SIDE_BY_SIDE = ("-n", str(min(os.cpu_count() or 1, 8)))
 
 
-class Count(NamedTuple):
-    passed: int = 0
-    failed: int = 0
-    skipped: int = 0
-
-    def __add__(self, other: "Count") -> "Count":  # type: ignore[override]
-        return Count(*(a + b for a, b in zip(self, other)))
-
-    def __str__(self) -> str:
-        return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+def style(run: Run) -> Count:
+    """Checks of the sources count as one test, and as one for each that fails: they are no tests of
+    the library."""
+    count = run.pytest("tests/test_style.py", env=run.library(release(run)))
+    return Count(1 if count.passed and not count.failed else 0, count.failed, 0)
 
 
-class Skip(Exception):
-    """A suite that this machine cannot run; the text says why."""
+def mutations(run: Run) -> Count:
+    """Wrong formulas in the tests' own reference are noticed: see tests/mutations.py."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    names = importlib.import_module("mutations").MUTATIONS
+    env = run.library(release(run))
+    passed = sum(run.call([sys.executable, str(ROOT / "tests" / "mutations.py"), name], env,
+                          check=False) == 0 for name in names)
+    return Count(passed, len(names) - passed)
 
 
-class Failed(Exception):
-    """A suite that came to no result; the text says where."""
-
-
-class Run:
-    """What the suites share: the arguments, the log of the suite at work."""
-
-    def __init__(self, device: str, seed: int) -> None:
-        self.device, self.seed = device, seed
-        self.log = LOGS / "none.log"
-        self.skipped: List[str] = []  # why, of the suite at work
-        self.failed: List[str] = []  # which tests, of that suite
-
-    def call(self, command: List[str], env: Optional[Dict[str, str]] = None, timeout: int = 1800,
-             check: bool = True) -> int:
-        """Runs a command with its output in the suite's log."""
-        environment = {**os.environ, **(env or {})}
-        with open(self.log, "a", encoding="utf-8") as log:
-            log.write(f"$ {' '.join(command)}\n")
-            log.flush()
-            try:
-                status = subprocess.run(command, cwd=ROOT, env=environment, timeout=timeout,
-                                        stdin=subprocess.DEVNULL, stdout=log,
-                                        stderr=subprocess.STDOUT).returncode
-            except subprocess.TimeoutExpired:
-                raise Failed(f"{command[0]} took more than {timeout} s") from None
-        if check and status:
-            raise Failed(f"{pathlib.Path(command[0]).name} failed with status {status}")
-        return status
-
-    def compile(self, name: str, *options: str, env: Optional[Dict[str, str]] = None,
-                targets: Sequence[str] = ()) -> pathlib.Path:
-        """Configures, unless that was done with the same options, and builds build/NAME."""
-        folder = BUILD / name
-        stamp = folder / ".options"
-        wanted = "\n".join((str(ROOT), *options, *(env or {}).values()))
-        if not stamp.exists() or stamp.read_text() != wanted:
-            shutil.rmtree(folder, ignore_errors=True)
-            self.call(["meson", "setup", str(folder), "-Dpython=disabled", "-Dtests=true",
-                       *options], env)
-            stamp.write_text(wanted)
-        self.call(["ninja", "-C", str(folder), *targets])
-        return folder
-
-    def meson_test(self, folder: pathlib.Path, env: Optional[Dict[str, str]] = None) -> Count:
-        """The C and C++ tests of a build."""
-        results = folder / "meson-logs" / "testlog.json"
-        results.unlink(missing_ok=True)
-        self.call(["meson", "test", "-C", str(folder), "--no-rebuild", "--print-errorlogs"], env,
-                  check=False)
-        if not results.exists():
-            raise Failed("meson test gave no results")
-        tests = [json.loads(line) for line in results.read_text().splitlines()]
-        skipped = [test["name"] for test in tests if test["result"] == "SKIP"]
-        self.skipped += skipped
-        good = sum(test["result"] in ("OK", "EXPECTEDFAIL") for test in tests)
-        return Count(good, len(tests) - good - len(skipped), len(skipped))
-
-    def pytest(self, *arguments: str, env: Optional[Dict[str, str]] = None) -> Count:
-        # Threads of NumPy's products would mostly wait for each other.
-        env = {"OPENBLAS_NUM_THREADS": "1", **(env or {})}
-        results = self.log.with_suffix(".xml")
-        results.unlink(missing_ok=True)
-        status = self.call([sys.executable, "-m", "pytest", "-q", "-ra", "--timeout=600",
-                            f"--junitxml={results}", *arguments], env, check=False)
-        if not results.exists():
-            raise Failed(f"pytest ended with status {status} and gave no results")
-        count = Count()
-        root = ElementTree.parse(results).getroot()
-        for skip in root.iter("skipped"):
-            reason = skip.get("message", "")
-            if reason == "collection skipped":  # a whole file: the reason is in the text
-                reason = (skip.text or reason).rpartition("Skipped: ")[2].rstrip("\"')")
-            self.skipped.append(reason)
-        for case in root.iter("testcase"):
-            for bad in [*case.findall("failure"), *case.findall("error")]:
-                what = bad.get("message", "").partition("\n")[0]
-                self.failed.append(f"{case.get('classname')}::{case.get('name')}: {what[:200]}")
-        for suite in root.iter("testsuite"):
-            total, failures, errors, skipped = (
-                int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped"))
-            bad = failures + errors
-            count += Count(total - bad - skipped, bad, skipped)
-        if status not in (0, 1, 5) and not count.failed:
-            raise Failed(f"pytest ended with status {status}")
-        return count
-
-    def numerics(self, *arguments: str, env: Dict[str, str]) -> Count:
-        """All suites have the same randomised configurations, whose truths they share."""
-        return self.pytest("tests/numerics", f"--random-seed={self.seed}", *arguments, env=env)
-
-    def library(self, folder: pathlib.Path) -> Dict[str, str]:
-        return {"FLASHATTN_LIBRARY": str(folder / "src" / "libflashattn.so")}
-
-    def emulated_amx(self, folder: pathlib.Path, env: Dict[str, str], isa: str) -> Dict[str, str]:
-        """env, with the kernels for AMX, tile registers in software, in the place of those of an
-        instruction set."""
-        self.call(["ninja", "-C", str(folder), f"emulated_amx_on_{isa}"])
-        library = folder / "tests" / "amx" / f"libflashattn_amx_on_{isa}.so"
-        return {**env, "FLASHATTN_LIBRARY": str(library), "FLASHATTN_CPU_ISA": isa}
+def quick(run: Run) -> Count:
+    """Two minutes, between two edits: the C and C++ tests, the smoke tests of the numerics on this
+    processor's best instruction set, and Python."""
+    folder = release(run)
+    env = run.library(folder)
+    count = run.meson_test(folder)
+    count += run.numerics("-m", "smoke", *SIDE_BY_SIDE, env=env)
+    python = [str(path) for path in sorted((ROOT / "tests" / "bindings").glob("test_*.py"))
+              if path.stem not in OTHER_LANGUAGES]
+    return count + run.pytest(*python, *SIDE_BY_SIDE, env=env)
 
 
 def release(run: Run) -> pathlib.Path:
@@ -268,14 +178,14 @@ def cuda(run: Run) -> Count:
     return run.meson_test(folder) + smoke + run.pytest("tests/test_compile.py")
 
 
-def emulator(run: Run, family: str, capability: str = "90", *some: str,
+def emulator(run: Run, backend: str, capability: str = "90", *some: str,
              races: bool = False) -> Count:
-    """The GPU kernels of a family, on the emulator of tests/emulator as a device of a compute
+    """The GPU kernels of a backend, on the emulator of tests/emulator as a device of a compute
     capability. races: it fails where nothing puts accesses to memory in an order, and goes in
     another order each time, but for FLASHATTN_EMULATOR_SEED, which a failure names."""
     folder = cuda_build(run) / "tests" / "emulator"
     library = "libflashattn_races.so.0" if races else "libflashattn.so.0"
-    env = {"FLASHATTN_LIBRARY": str(folder / library), "FLASHATTN_BACKEND": family,
+    env = {"FLASHATTN_LIBRARY": str(folder / library), "FLASHATTN_BACKEND": backend,
            "FLASHATTN_EMULATOR_DEVICE": capability, "LD_LIBRARY_PATH": str(folder),
            "FLASHATTN_EMULATOR_RACES": "1" if races else "0"}
     if races:
@@ -296,8 +206,8 @@ def emulator_races(run: Run) -> Count:
     some = {"sm90": "(listed and smoke) or gradients or dropouts-1 or many_queries-3 or many_heads",
             "sm80": "(listed and smoke) or gradients-5 or gradients-10"}
     count = Count()
-    for family, names in some.items():
-        count += emulator(run, family, "90", "-k", names, races=True)
+    for backend, names in some.items():
+        count += emulator(run, backend, "90", "-k", names, races=True)
     return count
 
 
@@ -311,26 +221,29 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
                 "graphs": lambda: run.numerics("-m", "smoke", "--device=cuda", "--graphs",
                                                env=run.library(release(run))),
                 "tensors": python("tests/bindings/test_gpu_arrays.py",
-                                  "tests/bindings/test_gpu_torch.py")}
+                                  "tests/bindings/test_gpu_torch.py"),
+                "torch": python("tests/torch")}
     table: Dict[str, Callable[[], Count]] = {
-        "style": python("tests/test_style.py"),
+        "style": lambda: style(run),
         "run": python("tests/test_run.py", "tests/test_bench.py"),
         "c": lambda: run.meson_test(release(run)),
         "bindings": python("tests/bindings"),
         "consumer": python("tests/abi"),
+        "torch": lambda: run.torch(*SIDE_BY_SIDE, env=run.library(release(run))),
         "demo": python("tests/test_demo.py"),
         "wheel": python("tests/test_wheel.py"),
     }
     for isa in ISAS:
         table[f"numerics-{isa}"] = lambda isa=isa: numerics(run, isa)  # type: ignore[misc]
+    table["mutations"] = lambda: mutations(run)
     table["asan"] = lambda: asan(run)
     table["tsan"] = lambda: tsan(run)
     table["fuzz"] = lambda: fuzz(run)
     if with_cuda:
         table["cuda"] = lambda: cuda(run)
-        for family in ("sm80", "sm90"):
-            table[f"emulator-{family}"] = (
-                lambda family=family: emulator(run, family))  # type: ignore[misc]
+        for backend in ("sm80", "sm90"):
+            table[f"emulator-{backend}"] = (
+                lambda backend=backend: emulator(run, backend))  # type: ignore[misc]
         # Less shared memory: the same code with other tiles, by the head's size.
         table["emulator-a100"] = lambda: emulator(run, "sm80", "80", "-k", "dims")
         table["emulator-sm86"] = lambda: emulator(run, "sm80", "86", "-k",
@@ -341,7 +254,8 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./run test", description=__doc__)
-    parser.add_argument("suite", nargs="*", help="only these; numerics stands for all numerics-*")
+    parser.add_argument("suite", nargs="*", help="only these; numerics stands for all numerics-*; "
+                        "quick: a choice of two minutes, for the inner loop")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--cuda", action="store_true", help="compile the GPU kernels, too")
     parser.add_argument("--list", action="store_true", help="names the suites")
@@ -354,7 +268,9 @@ def main() -> int:
     seed = arguments.random_seed or secrets.randbelow(1 << 32) + (1 << 20)
     run = Run(arguments.device, seed)
     table = suites(run, arguments.cuda)
-    if arguments.suite:
+    if arguments.suite == ["quick"] and arguments.device == "cpu":
+        table = {"style": table["style"], "quick": lambda: quick(run)}
+    elif arguments.suite:
         def chosen(name: str, suite: str) -> bool:
             return name == suite or name.startswith(suite + "-")
 

@@ -2,6 +2,7 @@
 import argparse
 import contextlib
 import pathlib
+import random
 import sys
 import types
 
@@ -14,6 +15,8 @@ import cases  # noqa: E402
 import gpu  # noqa: E402
 import memory  # noqa: E402
 import ours  # noqa: E402
+import paired  # noqa: E402
+import state  # noqa: E402
 
 DECODE = cases.Case("forward", "bf16", 1, 32, 8, seqlen_q=1, seqlen_kv=8192, dim=128)
 
@@ -190,3 +193,32 @@ def test_a_baseline_of_an_unknown_version_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(ours.ctypes, "CDLL", lambda path: Future)
     with pytest.raises(SystemExit, match=r"has version 0.9, .* this version or of 0.1"):
         ours.builds([str(tmp_path / "libflashattn.so")], memory.Memory(flashattn.Device.CPU))
+
+
+def test_ratios_are_of_rounds():
+    """A machine that slows down changes the times and not the ratios."""
+    ours_, theirs = [1.0, 2.0, 4.0, 8.0, 16.0], [1.5, 3.0, 6.0, 12.0, 24.0]
+    assert paired.ratio(ours_, theirs) == (1.5, 1.5, 1.5)
+    with pytest.raises(ValueError, match="5 rounds beside 4"):
+        paired.ratio(ours_, theirs[:4])
+
+
+def test_the_interval_holds_the_median_in_95_of_100_runs():
+    rng = random.Random(3)
+    for rounds in (6, 9, 20, 51):
+        held = 0
+        for _ in range(1000):
+            found = paired.ratio([1.0] * rounds, [rng.gauss(1, 0.1) for _ in range(rounds)])
+            assert found.low <= found.median <= found.high
+            held += found.low <= 1 <= found.high
+        assert 935 <= held, (rounds, held)
+    few = paired.ratio([1.0] * 5, [1.0, 5.0, 2.0, 4.0, 3.0])
+    assert few == (3.0, 1.0, 5.0)  # too few rounds for 95 %: all of them
+
+
+@pytest.mark.parametrize("said, held_back", [
+    ("", False), ("1980 MHz, 100.00 W, 0x0000000000000001", False),
+    ("1500 MHz, 700.00 W, 0x0000000000000004", False),
+    ("1200 MHz, 500.00 W, 0x0000000000000020", True), ("[N/A]", False)])
+def test_a_clock_that_is_held_back(said, held_back):
+    assert state.throttled(said) == held_back

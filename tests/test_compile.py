@@ -2,6 +2,8 @@
 import importlib.util
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -81,3 +83,16 @@ def test_objects_are_read():
     objects = sorted((ROOT / "build" / "cuda-test" / "src" / "cuda").glob("sm90_*.o"))
     assert objects
     assert " HGMMA." in compile_py.disassembled(nvcc, str(objects[0]))
+
+
+def test_without_cuobjdump_no_hopper_kernel_compiles(tmp_path):
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text('#!/bin/sh\nfor last; do :; done\n: > "$last"\n')
+    nvcc.chmod(0o755)
+    for arch, code in (("sm_90a", 1), ("sm_80", 0)):
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "src" / "cuda" / "compile.py"), str(nvcc),
+             f"-gencode=arch=compute_90a,code={arch}", "-o", str(tmp_path / "kernel.o")],
+            capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert ("install cuobjdump beside nvcc" in done.stderr) == bool(code)

@@ -1,9 +1,10 @@
-"""tests/abi/layout.c: the C compiler's opinion of the sizes, offsets and values in the model."""
+"""What the C tests have of the model. tests/abi/layout.c: the compiler's opinion of the sizes,
+offsets and values; tests/abi/reasons.h: the reasons by name."""
 from __future__ import annotations
 
 from .model import Model
 
-HEAD = """\
+LAYOUT = """\
 /* Written by bindings/generate.py from include/flashattn.h. Do not edit.
  *
  * Every binding relies on these sizes, offsets and values. A wrong one stops the compiler. */
@@ -14,7 +15,18 @@ HEAD = """\
 """
 
 
-def emit(model: Model) -> str:
+REASONS = """\
+/* Written by bindings/generate.py from include/flashattn.h. Do not edit.
+ *
+ * Numbers, so that an older header, which lacks the newest names, does as well. */
+static const struct {
+  const char *name;
+  int32_t value;
+} reasons[] = {
+"""
+
+
+def emit_layout(model: Model) -> str:
     lines = ["CHECK(pointer, sizeof(void *) == 8);", ""]
     for struct in model.structs:
         lines.append(f"CHECK({struct.name}, sizeof({struct.name}) == {struct.size});")
@@ -26,4 +38,11 @@ def emit(model: Model) -> str:
         for member in enum.members:
             lines.append(f"CHECK({member.name}_, {member.name} == {member.value});")
         lines.append("")
-    return HEAD + "\n".join(lines) + "\nint main(void) { return 0; }\n"
+    return LAYOUT + "\n".join(lines) + "\nint main(void) { return 0; }\n"
+
+
+def emit_reasons(model: Model) -> str:
+    """flashattn_last_error gives a number only; the shared cases name it."""
+    enum = next(enum for enum in model.enums if enum.name == "flashattn_reason")
+    rows = [f'    {{"{member.short}", {member.value}}},' for member in enum.members]
+    return REASONS + "\n".join(rows) + "\n};\n"

@@ -1,5 +1,5 @@
-// What stands between the C functions and the library: no exception passes, every failure is
-// recorded and logged, and the caller's floating-point environment is neither used nor changed.
+// Stands between the C functions and the library. No exception passes, every failure is recorded
+// and logged, and the caller's floating-point environment is neither used nor changed.
 #pragma once
 
 #include "core/error.h"
@@ -8,9 +8,9 @@
 
 namespace flashattn {
 
-// Runs `body`, which returns an enum flashattn_status, for the C function `function`. body sets
-// where else the error goes as soon as it knows that the caller's structure is one of this version:
-// a program of 0.1 passes no such address.
+// Runs `body`, which returns an enum flashattn_status, for the C function `function`. body sets the
+// second destination of errors once it knows that the caller's structure is one of this version: a
+// program of 0.1 passes no such address.
 template <typename Body>
 int32_t guard(const char* function, const Body& body) noexcept {
   int32_t status = FLASHATTN_OK;

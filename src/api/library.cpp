@@ -23,7 +23,7 @@ constexpr char kCompiler[] = __VERSION__;
 constexpr char kCompiler[] = "gcc " __VERSION__;
 #endif
 
-// Plain data, so that nothing is destroyed at exit while another thread reads it.
+// Plain data: nothing is destroyed at exit while another thread reads it.
 struct BuildInfo {
   char text[512];
 

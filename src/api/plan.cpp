@@ -1,4 +1,4 @@
-// The C functions that make and question plans.
+// The C functions that create and query plans.
 #include "core/plan.h"
 
 #include <optional>
@@ -11,7 +11,7 @@ using namespace flashattn;
 
 namespace {
 
-// args may be NULL: none.
+// args may be NULL: no shape.
 std::optional<Shape> sizes_of(const flashattn_args* args, ErrorOut& out) {
   if (!args) return {};
   const flashattn_args own = copy_in(args, "args");

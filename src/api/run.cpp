@@ -10,7 +10,8 @@ using namespace flashattn;
 
 namespace {
 
-// Asks for packed strides of the tensors at these offsets, as far as the caller's structure goes.
+// Sets the strides of the tensors at these offsets to packed, as far as the caller's structure
+// goes.
 template <size_t kCount>
 void pack_strides(void* given, uint32_t struct_size, const size_t (&offsets)[kCount]) {
   const flashattn_tensor packed{nullptr, -1, -1, -1};

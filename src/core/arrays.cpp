@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kTensorStrides[] = {".stride_batch", ".stride_head", ".stride_seq"};
 
-// A structure member's name for last_error, and the same with its index for the sentence.
+// A structure member's name for last_error, and the same name with its index for the message.
 struct Label {
   char field[64];
   char text[80];
@@ -91,8 +91,8 @@ void find_reach(Array* array) {
   if (overflow) reject_too_large(*array);
 }
 
-// The next step, no shorter than those before: into the run, into the last step where it leads to
-// its places, or on its own.
+// Adds the next step, no shorter than those before. It extends the run, or the last step if it
+// continues that step's places; otherwise it is a step of its own.
 void add_step(Array* array, Array::Step next) {
   if (array->steps == 0 && next.bytes <= array->run) {
     array->run += next.bytes * (next.count - 1);
@@ -108,8 +108,8 @@ void add_step(Array* array, Array::Step next) {
   array->step[array->steps++] = next;
 }
 
-// Walks the indices from the smallest stride to the largest: each must step over all that lies
-// within the one before, else elements would share memory.
+// Walks the indices from the smallest stride to the largest. Each stride must pass all that the
+// indices before it reach; otherwise elements would share memory.
 void check_nesting(Array* array) {
   int order[4], n = 0;
   for (int d = 3; d >= 0; --d) {
@@ -129,7 +129,7 @@ void check_nesting(Array* array) {
     }
     order[at] = d;
   }
-  int64_t filled = 1;  // elements from the first to one past the last, so far
+  int64_t filled = 1;  // elements reached so far, from the first to one past the last
   array->run = array->element;
   for (int at = 0; at < n; ++at) {
     const int d = order[at];
@@ -146,8 +146,7 @@ void check_nesting(Array* array) {
   }
 }
 
-// How far places of a run of x and of a run of y may lie apart: the sum of all steps, each taken
-// some times.
+// The distance between a run of x and a run of y: a sum of all steps, each taken some times.
 class Differences {
  public:
   Differences(const Array& x, const Array& y)
@@ -172,7 +171,7 @@ class Differences {
   bool meet() { return meet(0, low_, high_); }
 
  private:
-  __extension__ using Wide = __int128;  // sums of what 64 bits just hold
+  __extension__ using Wide = __int128;  // sums of numbers that just fit 64 bits
 
   struct Times {
     Wide bytes = 1, least = 0, most = 0;
@@ -180,11 +179,11 @@ class Differences {
 
   static Wide floor(Wide a, Wide b) { return a / b - (a % b < 0); }
 
-  // Whether the steps from number n on, the longest first, add up to something within the bounds.
+  // Whether the steps from number n on, longest first, can add up to a distance within the bounds.
   bool meet(int32_t n, Wide low, Wide high) {
     if (n == count_) return low <= 0 && high >= 0;
     const Times& times = times_[n];
-    // Further away the others do not lead back.
+    // From further away the remaining steps do not lead back.
     const Wide first = -floor(most_[n + 1] - low, times.bytes);
     const Wide last = floor(high - least_[n + 1], times.bytes);
     const Wide end = last < times.most ? last : times.most;
@@ -195,7 +194,7 @@ class Differences {
     return false;
   }
 
-  Wide low_, high_;                    // between which differences make runs meet
+  Wide low_, high_;                    // runs meet if their distance lies between
   Times times_[8];                     // the longest first
   Wide least_[9] = {}, most_[9] = {};  // of the steps from one on
   int32_t count_ = 0, trials_ = 1024;
@@ -247,7 +246,7 @@ void ArrayList::check_overlaps() const {
   for (int32_t i = 0; i < size_; ++i) {
     if (arrays_[i].use == Use::kInput) continue;
     for (int32_t j = 0; j < size_; ++j) {
-      // A pair of outputs is looked at once.
+      // Each pair of outputs is compared once.
       if (j == i || (j < i && arrays_[j].use != Use::kInput)) continue;
       check_apart(arrays_[i], arrays_[j]);
     }
@@ -270,7 +269,7 @@ flashattn_tensor resolve_strides(const flashattn_tensor& tensor, const int64_t (
                                  Order order) {
   flashattn_tensor resolved = tensor;
   int64_t* const strides[] = {&resolved.stride_batch, &resolved.stride_head, &resolved.stride_seq};
-  // From the innermost index out.
+  // From the innermost index outwards.
   const int order_of[][3] = {{1, 2, 0}, {2, 1, 0}};
   int64_t packed = extent[3];
   for (const int d : order_of[order == Order::kHeads]) {

@@ -1,5 +1,4 @@
-// Array arguments, reduced to what every check of them needs: pointer, alignment, strides, reach
-// and overlap are decided here once for all calls.
+// Checks of array arguments, once for all calls: pointer, alignment, strides, reach and overlap.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +10,8 @@ namespace flashattn {
 
 enum class Use { kInput, kOutput, kSum };  // kSum: an output in which stride 0 means "summed over"
 
-// Indices, outermost first: (batch, head, token, element) for most arrays. The last is contiguous.
+// Indices are outermost first: (batch, head, token, element) for most arrays. The last is
+// contiguous.
 struct Array {
   const char* name;             // "q"
   const char* pointer_suffix;   // ".data": with the name, the pointer's structure member
@@ -25,21 +25,21 @@ struct Array {
 
   // Filled by check_array.
   uintptr_t begin, end;  // bytes it reaches; equal when it has no element
-  // The bytes that it is made of: runs of `run`, where steps lead from the first of them.
+  // The bytes of the array: runs of `run` bytes; steps lead from the first run to the others.
   int64_t run;
   int32_t steps;
   struct Step {
-    int64_t bytes, count;  // positive; places, 2 or more
+    int64_t bytes, count;  // bytes > 0; count >= 2 places
   } step[4];               // the longest last
 };
 
-// Refuses what is wrong with the array by itself, and fills what is to be filled. Nothing else may
-// be asked of an array before.
+// Refuses an array that is wrong by itself, and fills the derived members. All other functions need
+// a checked array.
 void check_array(Array* array);
 
-// Whether checked arrays have a byte in common. Exact where all steps of both, put in order, are as
-// long as what the smaller ones reach over: so they are where outputs have strides in common, or
-// one array no gaps. Of others a search finds most; what it does not find in a thousand trials
+// Whether two checked arrays have a byte in common. Exact if every step of both, in ascending
+// order, is at least as long as the reach of the smaller ones: true for outputs with equal strides,
+// and if one array has no gaps. Otherwise a search of a thousand trials; what it does not find
 // counts as apart.
 bool share_memory(const Array& x, const Array& y);
 
@@ -61,8 +61,8 @@ class ArrayList {
   int32_t size_ = 0;
 };
 
-// Sequences and tokens of a tensor as they lie in memory. VARLEN: one batch of all tokens; pages:
-// a batch is a page.
+// Sequences and tokens of a tensor as they lie in memory. VARLEN: one batch of all tokens. Paged: a
+// batch entry is a page.
 struct Rows {
   int64_t batch, tokens;
 };
@@ -70,20 +70,21 @@ struct Rows {
 Rows query_rows(const Problem& problem, const Shape& shape);
 Rows key_rows(const Problem& problem, const Shape& shape, int64_t pages);
 
-// The order of a packed array: (batch, token, head, element) or (batch, head, token, element).
+// The order of the indices of a packed array: (batch, token, head, element) or (batch, head, token,
+// element).
 enum class Order { kTokens, kHeads };
 
-// The strides as they are to be used: -1 becomes that of the packed array without the indices whose
-// stride is 0, and idle strides, of an extent of 1 or an array without elements, become 0.
-// extent: batch, head, token, element.
+// The strides to use. -1 becomes the packed stride, in an array without the indices whose stride is
+// 0. Strides of extents of 1 and of arrays without elements become 0. extent: batch, head, token,
+// element.
 flashattn_tensor resolve_strides(const flashattn_tensor& tensor, const int64_t (&extent)[4],
                                  Order order);
 // Resolves the strides of q, k, v, o or one of their gradients.
 flashattn_tensor resolve_strides(const flashattn_tensor& tensor, Rows rows, int32_t heads,
                                  int32_t dim);
 
-// Describes the tensor and resolves its strides in place. Of a sum, idle strides that are not 0
-// become 1: 0 has a meaning.
+// Describes the tensor and resolves its strides in place. In an output that sums (Use::kSum),
+// unused strides other than 0 become 1, because 0 has a meaning there.
 Array strided_array(const char* name, Use use, flashattn_tensor* tensor, const int64_t (&extent)[4],
                     Order order, int32_t element);
 
@@ -91,11 +92,11 @@ Array strided_array(const char* name, Use use, flashattn_tensor* tensor, const i
 Array tensor_array(const char* name, Use use, flashattn_tensor* tensor, Rows rows, int32_t heads,
                    int32_t dim, int32_t dtype);
 
-// An array without gaps.
+// Describes an array without gaps.
 Array packed_array(const char* name, Use use, const void* data, int32_t element, int64_t n0,
                    int64_t n1 = 1, int64_t n2 = 1, int64_t n3 = 1);
 
-// lse, dlse: (batch, head, query), or (head, total_q).
+// Describes lse or dlse: (batch, head, query), or (head, total_q).
 Array lse_array(const char* name, Use use, const float* data, const Problem& problem, Rows rows);
 
 }  // namespace flashattn

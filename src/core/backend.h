@@ -23,9 +23,9 @@ struct Predicate {
 void explain_dim_above(const char* field, int32_t value, int32_t limit, char* text,
                        size_t capacity);
 
-// Runs one plan's kernels. Immutable: any number of threads may call it at once. Arguments arrive
-// validated and with strides resolved, those that nobody steps by 0. Only part_o of a merge is the
-// caller's own array, strides as given: see resolve_strides() of arrays.h.
+// Runs the kernels of one plan. Immutable: any number of threads may call it at once. Arguments are
+// validated and their strides resolved (0 for extents of 1). Only part_o of a merge is the caller's
+// own array with strides as given: see resolve_strides() in arrays.h.
 class Launcher {
  public:
   virtual ~Launcher() = default;
@@ -33,18 +33,19 @@ class Launcher {
   // Bytes; never decreases with the shape.
   virtual int64_t workspace(uint32_t op, const Shape& shape) const = 0;
 
-  // Fills tile_q, tile_kv, stages, threads, registers, shared_memory, scratch, splits, kernel, isa,
-  // why. The strings live as long as the launcher.
+  // Fills tile_q, tile_kv, stages, threads, registers, shared_memory, scratch, splits, kernel, isa
+  // and why. The strings live as long as the launcher.
   virtual void describe(uint32_t op, const Shape& shape,
                         flashattn_plan_properties* properties) const = 0;
 
-  // The same of a shape of which nothing is known where it is 0. why says that it may be another.
+  // The same for a shape whose zeros are unknown. `why` then says that the choice depends on the
+  // shape.
   virtual void describe_maxima(uint32_t op, const Shape& maxima,
                                flashattn_plan_properties* properties) const {
     describe(op, maxima, properties);
   }
 
-  // Return an enum flashattn_status; anything but OK comes with a thread-local Error set.
+  // Each returns an enum flashattn_status. Unless it is OK, the thread's Error is set.
   virtual int32_t forward(const ForwardArgs& args, void* workspace, const Executor& on) const = 0;
   virtual int32_t backward(const BackwardArgs& args, void* workspace, const Executor& on) const = 0;
   virtual int32_t merge(const MergeArgs& args, const Executor& on) const = 0;

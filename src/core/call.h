@@ -1,5 +1,5 @@
-// The arguments of a call as backends and kernels receive them: validated, strides resolved, and
-// without what is the host's alone. The structures of the ABI grow; these are the library's own.
+// The arguments of a call as backends and kernels receive them: validated, with strides resolved,
+// without fields that concern the host only. The structures of the ABI grow; these are internal.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,13 @@ struct Shape {
   int64_t total_q, total_kv;  // VARLEN, else 0
 };
 
-// A plan's maxima; a size is 0 where there is none.
+// The maxima of a plan; 0: not set.
 inline Shape maxima_of(const flashattn_desc& desc) {
   return {desc.max_batch, desc.max_seqlen_q, desc.max_seqlen_kv, desc.max_total_q,
           desc.max_total_kv};
 }
 
-// What forward and backward share. Fields that the plan has no use for are 0.
+// The inputs that forward and backward share. Fields that the plan does not use are 0.
 struct Inputs {
   flashattn_tensor q, k, v;
   const int32_t *cu_seqlens_q, *cu_seqlens_kv;
@@ -40,13 +40,13 @@ struct Inputs {
   const uint64_t* rng_device;
 };
 
-// The caller's thread pool; none: the library's own.
+// The caller's thread pool. run NULL: the library's own.
 struct Parallel {
   flashattn_parallel_fn run = nullptr;
   void* user = nullptr;
 };
 
-// Who runs a call: a stream of a GPU, threads of a CPU.
+// Where a call runs: on a stream of a GPU, or on threads of a CPU.
 struct Executor {
   void* stream = nullptr;  // cudaStream_t
   Parallel parallel = {};
@@ -66,7 +66,7 @@ struct BackwardArgs {
   const float *lse, *dlse;
   flashattn_tensor dq, dk, dv;
   float* dbias;
-  int64_t dbias_stride_batch, dbias_stride_head, dbias_stride_row;  // 0: summed over
+  int64_t dbias_stride_batch, dbias_stride_head, dbias_stride_row;  // 0: summed over that index
   float* dsink;
 };
 

@@ -10,7 +10,7 @@
 namespace flashattn {
 namespace {
 
-// No structure will ever be larger: a struct_size above this is garbage, and is not followed.
+// No structure will ever be larger. A larger struct_size is garbage, and nothing is read by it.
 constexpr uint32_t kMaxStructSize = 4096;
 
 uint32_t struct_size_of(const void* given) {

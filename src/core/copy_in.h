@@ -1,4 +1,5 @@
-// Structures of other library versions, by struct_size: the rule of Linux's copy_struct_from_user.
+// Reads and writes structures of other library versions by struct_size, with the rule of Linux's
+// copy_struct_from_user.
 #pragma once
 
 #include <cstddef>
@@ -41,11 +42,11 @@ constexpr Sizes kSizes{FirstSize<Struct>::value,
 // Refuses a struct_size that no version since 0.2.0 has.
 void check_struct_size(const void* given, const char* name, Sizes sizes);
 
-// Copies the caller's structure into `own` (`own_size` bytes): what the caller does not have is
-// zero, what this library does not know must be zero.
+// Copies the caller's structure into `own` (`own_size` bytes). Members that the caller does not
+// have become zero; members that this library does not know must be zero.
 void copy_in_bytes(const void* given, const char* name, Sizes sizes, void* own, size_t own_size);
 
-// Writes the part of `own` that the caller's structure has room for, struct_size aside.
+// Writes the part of `own` for which the caller's structure has room, except struct_size.
 void copy_out_bytes(const void* own, size_t own_size, void* given);
 
 // Refuses NULL.

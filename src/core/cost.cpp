@@ -21,12 +21,12 @@ int64_t pairs_of_sequence(const Problem& problem, Lengths len) {
   return visible_pairs(problem.mask_rule(), len);
 }
 
-// Visible pairs of the whole batch, of one head.
+// Visible pairs of one head over the whole batch.
 int64_t pairs_of_batch(const Problem& problem, const Shape& shape) {
   const bool varlen_q = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   const bool varlen_kv = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
   int64_t left = shape.batch, q = shape.total_q, kv = shape.total_kv, pairs = 0;
-  // Sequences of equal lengths at a time: whole ones, then the one for which tokens no longer do.
+  // Sequences of equal lengths together: full ones, then the one that gets the remaining tokens.
   while (left > 0) {
     Lengths len = {shape.seqlen_q, shape.seqlen_kv};
     if (varlen_q) len.q = static_cast<int32_t>(std::min<int64_t>(len.q, q));
@@ -65,8 +65,8 @@ int64_t operation_bytes(const Problem& problem, uint32_t op, const Shape& shape)
   add(backward ? 2 : 1, queries, heads_q, v, out);  // o; dout
   if (backward || problem.has_feature(FLASHATTN_FEATURE_LSE)) add(1, queries, heads_q, 1, 4);
   if (backward && problem.has_feature(FLASHATTN_FEATURE_DLSE)) add(1, queries, heads_q, 1, 4);
-  // How far a bias, slopes or a block mask are broadcast is not known here: at the least over batch
-  // and, but for slopes, heads.
+  // The broadcasting of a bias, slopes or a block mask is not known here. The least is counted:
+  // broadcast over the batch and, except for slopes, over heads.
   if (problem.has_bias(FLASHATTN_BIAS_DENSE)) {
     add(1, shape.seqlen_q, 1, shape.seqlen_kv, dtype_size(problem.dtype_bias));
   }
@@ -94,7 +94,7 @@ int64_t operation_bytes(const Problem& problem, uint32_t op, const Shape& shape)
 Cost operation_cost(const Problem& problem, uint32_t op, const Shape& shape) {
   const int64_t pairs = times(pairs_of_batch(problem, shape), problem.heads_q);
   const int64_t dims = static_cast<int64_t>(problem.dim_qk) + problem.dim_v;
-  // 2 a pair and element forward; 2.5 times that backward.
+  // Forward: 2 FLOPs per pair and element. Backward: 2.5 times that.
   const int64_t flops = times(times(pairs, dims), op == FLASHATTN_OP_BACKWARD ? 5 : 2);
   return {flops, operation_bytes(problem, op, shape)};
 }

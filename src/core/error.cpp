@@ -14,7 +14,7 @@ namespace {
 thread_local Error t_error;
 
 void record(int32_t reason, const char* field, const char* format, va_list values) {
-  // A sentence may quote the error it replaces, so it is put together aside.
+  // A message may quote the error that it replaces, so it is formatted elsewhere first.
   char text[sizeof t_error.text];
   std::vsnprintf(text, sizeof text, format, values);
   std::snprintf(t_error.text, sizeof t_error.text, "%s", text);

@@ -1,5 +1,5 @@
-// The thread's last error, and the one way in which this library refuses: a status, a reason, the
-// structure member it is about, and a sentence that names field, value, limit, device and remedy.
+// The thread's last error. Every refusal of this library has a status, a reason, the structure
+// member that it is about, and a message that names field, value, limit, device and remedy.
 #pragma once
 
 #include <cstddef>
@@ -23,19 +23,19 @@ const Error& last_error();
 __attribute__((format(printf, 4, 5))) int32_t fail(int32_t status, int32_t reason,
                                                    const char* field, const char* format, ...);
 
-// Where else the error of a call goes: memory of the caller's.
+// A second destination for the error of a call: memory of the caller.
 class ErrorOut {
  public:
   // May be NULL. Refuses a structure of an unknown size.
   void set(flashattn_error* error);
-  // The thread's last error, if there is such memory.
+  // Copies the thread's last error there, if the caller gave such memory.
   void write(int32_t status) const noexcept;
 
  private:
   flashattn_error* error_ = nullptr;
 };
 
-// Thrown through the library's own code by refuse(); never leaves it.
+// Thrown by refuse() through the library's own code only; it never leaves the library.
 struct Refused {
   int32_t status;
 };
@@ -49,7 +49,7 @@ struct Refused {
 [[noreturn]] __attribute__((format(printf, 3, 4))) void reject(int32_t reason, const char* field,
                                                                const char* format, ...);
 
-// To be called inside a catch block: the status of the exception in flight, recorded.
+// Records the exception in flight and returns its status. Call it inside a catch block.
 int32_t status_of_exception() noexcept;
 
 }  // namespace flashattn

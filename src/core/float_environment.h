@@ -1,6 +1,5 @@
-// The floating-point environment that this library computes in: round to nearest, subnormals live,
-// nothing trapped. The caller's, flags included, comes back when the object ends. Each thread has
-// its own.
+// Sets the floating-point environment of this library for the thread: round to nearest, subnormals
+// kept, nothing trapped. The destructor restores the caller's environment, flags included.
 #pragma once
 
 #if defined(__x86_64__)
@@ -14,8 +13,8 @@ namespace flashattn {
 class FloatEnvironment {
  public:
 #if defined(__x86_64__)
-  // The control word of the vector unit alone: nothing here uses the x87, and saving that takes a
-  // hundred times as long.
+  // Only the vector unit's control word: nothing here uses the x87, whose state takes a hundred
+  // times as long to save.
   FloatEnvironment() : callers_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
   ~FloatEnvironment() { _mm_setcsr(callers_); }
 #else

@@ -1,7 +1,5 @@
 #include "core/log.h"
 
-#include <pthread.h>
-
 #include <atomic>
 #include <cstdarg>
 #include <cstdio>
@@ -9,18 +7,20 @@
 #include <new>
 
 #include "core/error.h"
+#include "core/os.h"
 
 namespace flashattn {
 namespace {
 
 // Constant-initialised, so that nothing runs when the library is loaded. The level is read without
-// the lock: calls that log nothing must not meet each other; while the two below change it is off.
+// the lock, so that calls which log nothing do not contend. While g_fn and g_user change, it is
+// off.
 std::atomic<int32_t> g_level{FLASHATTN_LOG_OFF};
-std::mutex g_mutex;  // guards the two below, and the order of lines
+std::mutex g_mutex;  // guards g_fn, g_user and the order of lines
 flashattn_log_fn g_fn = nullptr;
 void* g_user = nullptr;
 
-// Another thread may have held the lock when this process was forked off, and is not here.
+// A thread that does not exist in this forked child may have held the lock.
 void free_lock_in_child() { new (&g_mutex) std::mutex; }
 
 }  // namespace
@@ -32,8 +32,8 @@ void set_log(int32_t level, flashattn_log_fn fn, void* user) {
            "FLASHATTN_LOG_DEBUG = %d",
            level, FLASHATTN_LOG_OFF, FLASHATTN_LOG_DEBUG);
   }
-  static const int registered = pthread_atfork(nullptr, nullptr, free_lock_in_child);
-  (void)registered;  // without memory for it a child may hang, as it would in malloc
+  static const bool registered = os::after_fork_in_child(free_lock_in_child);
+  (void)registered;  // if there was no memory for it, a child may hang, as it would in malloc
   const std::lock_guard<std::mutex> lock(g_mutex);
   g_level.store(FLASHATTN_LOG_OFF);
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -57,7 +57,7 @@ void log(int32_t level, const char* format, ...) noexcept {
     const std::lock_guard<std::mutex> lock(g_mutex);
     if (log_enabled(level)) g_fn(g_user, level, text);
   } catch (...) {
-    // What the caller's function throws is the caller's; the call that logged goes on.
+    // An exception of the caller's function ends here; the call that logged goes on.
   }
 }
 

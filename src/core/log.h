@@ -1,4 +1,4 @@
-// The process-wide log. Silent until flashattn_set_log gives it somewhere to go.
+// The process-wide log. Silent until flashattn_set_log sets a function.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 
 namespace flashattn {
 
-// Refuses an unknown level. From the moment this returns, the function set before is not called.
+// Refuses an unknown level. Once this has returned, the previous function is not called any more.
 void set_log(int32_t level, flashattn_log_fn fn, void* user);
 
-// Whether a line of this level would go anywhere: ask before doing work for it.
+// Whether a line of this level would be written. Ask before formatting it.
 bool log_enabled(int32_t level) noexcept;
 
 __attribute__((format(printf, 2, 3))) void log(int32_t level, const char* format, ...) noexcept;

@@ -1,6 +1,5 @@
 // Which keys a query sees and which tiles a kernel visits: the one place where this is decided, for
-// the CPU backend and for every GPU kernel. Intervals are half open. All functions are constexpr
-// and may be called from device code.
+// the CPU backend and for every GPU kernel. Intervals are half open.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +9,8 @@
 #if defined(__CUDACC__)
 #define FLASHATTN_HD __host__ __device__ __forceinline__
 #else
-// Always inlined: the kernels are compiled once per instruction set, and no function built for a
-// newer one may be shared with code that runs on an older machine.
+// Always inlined: the CPU kernels are compiled once per instruction set, and the linker must not
+// share a function of a newer set with code for an older machine.
 #define FLASHATTN_HD inline __attribute__((always_inline))
 #endif
 
@@ -32,7 +31,7 @@ struct Lengths {
   int32_t q, kv;
 };
 
-// 32 bits: 64-bit division is a call with registers of its own on a GPU.
+// In 32 bits: a 64-bit division on a GPU is a function call with its own registers.
 FLASHATTN_HD constexpr int32_t floor_div(int32_t a, int32_t b) {
   return a / b - ((a % b != 0 && (a % b < 0) != (b < 0)) ? 1 : 0);
 }
@@ -43,7 +42,7 @@ FLASHATTN_HD constexpr int32_t clamp_index(int64_t x, int32_t n) {
   return x < 0 ? 0 : x > n ? n : static_cast<int32_t>(x);
 }
 
-// off of the specification: query i stands at key position i + off.
+// `off` of the specification: query i has key position i + off.
 FLASHATTN_HD constexpr int32_t diagonal_offset(const MaskRule& rule, Lengths len) {
   return (rule.mask & FLASHATTN_MASK_TOP_LEFT) ? 0 : len.kv - len.q;
 }
@@ -52,15 +51,15 @@ FLASHATTN_HD constexpr Interval intersect(Interval a, Interval b) {
   return {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
 }
 
-// Every query sees every key, block masks aside.
+// Whether every query sees every key, block masks aside.
 FLASHATTN_HD constexpr bool sees_all(const MaskRule& rule) {
   return !(rule.mask & (FLASHATTN_MASK_CAUSAL | FLASHATTN_MASK_WINDOW | FLASHATTN_MASK_CHUNK));
 }
 
-// Keys that query i sees. Both ends never decrease with i.
+// The keys that query i sees. Neither end decreases with i.
 //
-// Here and below windows are compared with differences, which fit 32 bits where their sums might
-// not: positions lie between -len.q and the larger of the lengths.
+// Windows are compared with differences of positions, here and below: a sum of a window and a
+// position might not fit 32 bits.
 FLASHATTN_HD constexpr Interval visible_keys(const MaskRule& rule, int32_t i, Lengths len) {
   const int32_t at = i + diagonal_offset(rule, len);
   int32_t begin = 0, end = len.kv;
@@ -79,9 +78,9 @@ FLASHATTN_HD constexpr Interval visible_keys(const MaskRule& rule, int32_t i, Le
   return {begin < len.kv ? begin : len.kv, end > 0 ? end : 0};
 }
 
-// Queries that see key j: the inverse of visible_keys. Both ends never decrease with j.
+// The queries that see key j: the inverse of visible_keys. Neither end decreases with j.
 FLASHATTN_HD constexpr Interval visible_queries(const MaskRule& rule, int32_t j, Lengths len) {
-  const int32_t off = diagonal_offset(rule, len), own = j - off;  // the query that stands there
+  const int32_t off = diagonal_offset(rule, len), own = j - off;  // the query on the diagonal
   int32_t begin = 0, end = len.q;
   if ((rule.mask & FLASHATTN_MASK_CAUSAL) && own > 0) begin = own;
   if (rule.mask & FLASHATTN_MASK_WINDOW) {
@@ -100,11 +99,11 @@ FLASHATTN_HD constexpr Interval visible_queries(const MaskRule& rule, int32_t j,
   return {begin < len.q ? begin : len.q, end > 0 ? end : 0};
 }
 
-// Queries that see key j, chunks aside, counted from query `from` on: bounds that hold for queries
-// of the sequence. For key j + n, n < 2^30, they are n more.
+// The queries that see key j, chunks aside, relative to query `from`. The bounds are not clamped to
+// the sequence. For key j + n, n < 2^30, both are n more.
 FLASHATTN_HD constexpr Interval relative_queries(const MaskRule& rule, int32_t j, Lengths len,
                                                  int32_t from) {
-  constexpr int64_t kFar = 1 << 30;  // further than any query that is asked for
+  constexpr int64_t kFar = 1 << 30;  // beyond every query of a sequence
   const int64_t at = static_cast<int64_t>(j) - diagonal_offset(rule, len) - from;
   int64_t begin = -kFar, end = kFar;
   if (rule.mask & FLASHATTN_MASK_CAUSAL) begin = at;
@@ -120,10 +119,10 @@ FLASHATTN_HD constexpr Interval relative_queries(const MaskRule& rule, int32_t j
                                             : end)};
 }
 
-// What a tile of queries [rows.begin, rows.end), not empty, needs of the keys.
+// The keys of a non-empty Q tile [rows.begin, rows.end).
 struct KeySpan {
-  Interval any;  // every key that some row sees lies here
-  Interval all;  // every row sees all of these; may be empty (begin >= end)
+  Interval any;  // contains every key that some row sees
+  Interval all;  // keys that every row sees; may be empty (begin >= end)
 };
 
 FLASHATTN_HD constexpr KeySpan key_span(const MaskRule& rule, Interval rows, Lengths len) {
@@ -132,21 +131,21 @@ FLASHATTN_HD constexpr KeySpan key_span(const MaskRule& rule, Interval rows, Len
   return {{first.begin, last.end}, {last.begin, first.end}};
 }
 
-// The tiles of keys of which these queries, not none, see some. May be empty (begin >= end).
+// The KV tiles of which some query of a non-empty Q tile sees a key. May be empty (begin >= end).
 FLASHATTN_HD constexpr Interval key_tiles(const MaskRule& rule, Interval rows, Lengths len,
                                           int32_t tile_kv) {
   const Interval any = key_span(rule, rows, len).any;
   return {any.begin / tile_kv, any.end > any.begin ? (any.end - 1) / tile_kv + 1 : 0};
 }
 
-// The queries that see some key of [keys.begin, keys.end), not empty.
+// The queries that see some key of a non-empty [keys.begin, keys.end).
 FLASHATTN_HD constexpr Interval query_span(const MaskRule& rule, Interval keys, Lengths len) {
   const Interval first = visible_queries(rule, keys.begin, len);
   const Interval last = visible_queries(rule, keys.end - 1, len);
   return {first.begin, last.end};
 }
 
-// The queries that see all of [keys.begin, keys.end), not empty. May be empty (begin >= end).
+// The queries that see all keys of a non-empty [keys.begin, keys.end). May be empty (begin >= end).
 FLASHATTN_HD constexpr Interval full_queries(const MaskRule& rule, Interval keys, Lengths len) {
   const Interval first = visible_queries(rule, keys.begin, len);
   const Interval last = visible_queries(rule, keys.end - 1, len);
@@ -155,14 +154,14 @@ FLASHATTN_HD constexpr Interval full_queries(const MaskRule& rule, Interval keys
 
 enum class TileKind { kEmpty, kPartial, kFull };
 
-// How a tile of keys stands to a tile of queries with this span.
+// The kind of a KV tile for a Q tile with this span.
 FLASHATTN_HD constexpr TileKind classify(const KeySpan& span, Interval keys) {
   if (keys.begin >= span.any.end || keys.end <= span.any.begin) return TileKind::kEmpty;
   if (keys.begin >= span.all.begin && keys.end <= span.all.end) return TileKind::kFull;
   return TileKind::kPartial;
 }
 
-// Sum of the positive ones among slope * x + first, x in [begin, end), slope -1, 0 or 1.
+// The sum of the positive numbers among slope * x + first, x in [begin, end); slope is -1, 0 or 1.
 constexpr int64_t positive_sum(int64_t begin, int64_t end, int64_t slope, int64_t first) {
   if (slope > 0 && begin < 1 - first) begin = 1 - first;
   if (slope < 0 && end > first) end = first;
@@ -171,10 +170,10 @@ constexpr int64_t positive_sum(int64_t begin, int64_t end, int64_t slope, int64_
   return count % 2 == 0 ? count / 2 * ends : count * (ends / 2);
 }
 
-// Pairs of positions [rows.begin, rows.end) with keys: position x sees those of [keys.begin,
-// keys.end) and [x - left, x + right].
+// The number of visible pairs of positions [rows.begin, rows.end) with keys: position x sees the
+// keys in both [keys.begin, keys.end) and [x - left, x + right].
 constexpr int64_t band_pairs(Interval rows, Interval keys, int64_t left, int64_t right) {
-  // Up to these positions the far end is x + right, the near one the first key.
+  // Up to bends[0] the upper end is x + right; up to bends[1] the lower end is the first key.
   const int64_t bends[] = {keys.end - 1 - right, keys.begin + left};
   int64_t pairs = 0, begin = rows.begin;
   while (begin < rows.end) {
@@ -190,8 +189,8 @@ constexpr int64_t band_pairs(Interval rows, Interval keys, int64_t left, int64_t
   return pairs;
 }
 
-// Visible (query, key) pairs of one sequence, block masks aside. In closed form: whole chunks are
-// alike.
+// Visible (query, key) pairs of one sequence, block masks aside, in closed form: full chunks have
+// equal counts.
 constexpr int64_t visible_pairs(const MaskRule& rule, Lengths len) {
   constexpr int64_t kOpen = INT64_C(1) << 33;
   int64_t left = kOpen, right = kOpen;
@@ -211,7 +210,7 @@ constexpr int64_t visible_pairs(const MaskRule& rule, Lengths len) {
     };
     return band_pairs(cut(rows), cut(keys), left, right);
   };
-  // Chunks of rows and keys that are there, and among them those that are whole.
+  // The chunks that have rows and keys, and among them those that are full.
   const int64_t chunk = rule.chunk, stop = rows.end < len.kv ? rows.end : len.kv;
   const int64_t start = off > 0 ? off : 0;
   if (start >= stop) return 0;

@@ -10,10 +10,10 @@ struct PhiloxWords {
   uint32_t word[4];
 };
 
-// What the two key words grow by from round to round.
+// Increments of the two key words from round to round.
 constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9u, kPhiloxWeyl1 = 0xBB67AE85u;
 
-// The fewest that pass BigCrush.
+// The fewest rounds that pass BigCrush.
 constexpr int kPhiloxRounds = 7;
 
 constexpr uint32_t kPhiloxFactor0 = 0xD2511F53u, kPhiloxFactor1 = 0xCD9E8D57u;
@@ -46,8 +46,8 @@ struct DropoutStream {
             static_cast<uint32_t>(offset)};
   }
 
-  // The call that serves weight (i, j) and the seven others of its share of the 16 x 16 tile: rows
-  // i & ~8 and i | 8; columns j & ~9 plus 0, 1, 8, 9.
+  // The counter whose four words serve weight (i, j) and seven others of its 16 x 16 tile: rows i &
+  // ~8 and i | 8; columns j & ~9 plus 0, 1, 8, 9.
   FLASHATTN_HD constexpr PhiloxWords call(uint32_t i, uint32_t j) const {
     return philox4x32_7({{(j >> 4) << 5 | (i & 7) << 2 | (j & 7) >> 1, i >> 4, head, offset}}, key0,
                         key1);

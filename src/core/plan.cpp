@@ -16,7 +16,7 @@
 namespace flashattn {
 namespace {
 
-// The shape of a plan's maxima, and the first that matters and is not set.
+// The shape of a plan's maxima, and the first maximum that is needed and not set.
 struct Maxima {
   Shape shape;
   const char* missing;  // NULL: complete

@@ -1,5 +1,5 @@
-// A plan, and everything that can be done with one. All functions refuse by throwing Refused or, in
-// the kernels, by a status with the error recorded.
+// A plan and its operations. Functions refuse by throwing Refused; launchers return a status with
+// the error recorded.
 #pragma once
 
 #include <memory>
@@ -20,18 +20,18 @@ using Plan = ::flashattn_plan;
 
 std::unique_ptr<Plan> make_plan(const flashattn_desc& desc);
 
-// Whether nothing is to be done. With no query there are still gradients of keys to write: zeros.
+// Whether a call has nothing to do. Without queries, backward still writes zeros to dk and dv.
 inline bool is_idle(uint32_t op, const Shape& shape) {
   return shape.batch == 0 || (op == FLASHATTN_OP_FORWARD && shape.seqlen_q == 0);
 }
 
-// What a call must bring; flashattn_workspace_size says it.
+// The workspace that a call needs, as flashattn_workspace_size reports it.
 int64_t needed_workspace(const Plan& plan, uint32_t op, const Shape& shape);
 
-// shape NULL: the plan's maxima; refused when one that matters is not set.
+// shape NULL: the plan's maxima; refused if one that is needed is not set.
 int64_t workspace_size(const Plan* plan, uint32_t op, const Shape* shape);
 
-// shape NULL: the plan's maxima; without them, what depends on them is 0.
+// shape NULL: the plan's maxima; without them the properties that depend on them are 0.
 void plan_info(const Plan* plan, uint32_t op, const Shape* shape,
                flashattn_plan_properties* properties);
 
@@ -42,7 +42,7 @@ int32_t run_backward(const Plan* plan, const flashattn_args& args, void* workspa
 int32_t run_merge(const Plan* plan, const flashattn_merge_args& args, void* stream);
 int32_t run_dropout_mask(const Plan* plan, const flashattn_args& args, uint8_t* keep, void* stream);
 
-// Refuse NULL; an op that is none or that the plan was not made for.
+// Refuse a NULL plan, and an op that is unknown or that the plan was not created for.
 void check_plan(const Plan* plan);
 void check_op(const Plan& plan, uint32_t op);
 

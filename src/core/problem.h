@@ -1,4 +1,4 @@
-// A validated request, as every kernel backend receives it.
+// A validated descriptor, as every backend receives it.
 #pragma once
 
 #include <cmath>
@@ -10,9 +10,9 @@
 
 namespace flashattn {
 
-// A descriptor that passed validation, with every default resolved: ops, dtype_o, heads_kv, dim_v,
-// dtype_bias and scale are never 0 (dtype_bias only with a dense bias), fields of features that are
-// off are 0, and so are their bits.
+// A descriptor that passed validation, with every default resolved. ops, dtype_o, heads_kv, dim_v
+// and scale are never 0, nor is dtype_bias with a dense bias. Fields and bits of features that are
+// off are 0.
 struct Problem : flashattn_desc {
   FLASHATTN_HD bool has_op(uint32_t op) const { return (ops & op) != 0; }
   bool has_layout(uint32_t bit) const { return (layout & bit) != 0; }
@@ -20,18 +20,18 @@ struct Problem : flashattn_desc {
   bool has_bias(uint32_t bit) const { return (bias & bit) != 0; }
   bool has_feature(uint32_t bit) const { return (features & bit) != 0; }
 
-  // Query heads of a KV head.
+  // Query heads that share a KV head.
   FLASHATTN_HD int32_t q_heads_per_kv_head() const { return heads_q / heads_kv; }
 
   FLASHATTN_HD MaskRule mask_rule() const { return {mask, window_left, window_right, chunk}; }
 
-  // A weight is kept iff its 16-bit random number is >= this.
+  // A weight is kept if its 16-bit random number is at least this.
   uint32_t dropout_threshold() const {
     return static_cast<uint32_t>(std::lround(static_cast<double>(dropout) * 65536.0));
   }
 };
 
-// A device, as the backends see it. The strings live as long as the process.
+// A device as backends see it. The strings live as long as the process.
 struct Device {
   int32_t kind;  // enum flashattn_device
   int32_t index;
@@ -45,6 +45,11 @@ FLASHATTN_HD constexpr int32_t dtype_size(int32_t dtype) {
     case FLASHATTN_DTYPE_BF16: return 2;
     default: return 1;
   }
+}
+
+// A short name for names of kernels: "f32", "f16", "bf16".
+inline const char* dtype_label(int32_t dtype) {
+  return dtype == FLASHATTN_DTYPE_F32 ? "f32" : dtype == FLASHATTN_DTYPE_BF16 ? "bf16" : "f16";
 }
 
 }  // namespace flashattn

@@ -1,4 +1,4 @@
-// Check everything, then launch. Nothing here allocates.
+// Checks everything, then launches. Nothing here allocates.
 #include <cinttypes>
 
 #include "core/error.h"
@@ -8,7 +8,7 @@
 namespace flashattn {
 namespace {
 
-// A stream is for GPUs, a thread pool for the CPU.
+// Refuses a stream on the CPU and a thread pool on a GPU.
 template <class Args>
 Executor check_executor(const Plan& plan, const Args& args, void* stream) {
   const bool cpu = plan.device->kind == FLASHATTN_DEVICE_CPU;
@@ -21,10 +21,16 @@ Executor check_executor(const Plan& plan, const Args& args, void* stream) {
            "parallel is set, but the plan is for a GPU, whose work no thread of the host runs; "
            "leave it NULL");
   }
+  if (args.parallel_user && !args.parallel) {
+    reject(
+        FLASHATTN_REASON_NULL_POINTER, "parallel_user",
+        "parallel_user is set, but parallel, which it would be handed to, is NULL; set parallel, "
+        "too, or leave both NULL");
+  }
   return {stream, {args.parallel, args.parallel_user}};
 }
 
-// The workspace of one operation, which joins the arrays that must lie apart.
+// Checks the workspace of one operation and adds it to the arrays that must not overlap.
 void check_workspace(const Plan& plan, uint32_t op, const Shape& shape, const void* workspace,
                      int64_t given, ArrayList* arrays) {
   const int64_t needed = needed_workspace(plan, op, shape);

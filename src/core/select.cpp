@@ -1,11 +1,11 @@
 #include "core/select.h"
 
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
 #include "core/error.h"
 #include "core/log.h"
+#include "core/os.h"
 #include "core/validate_desc.h"
 
 namespace flashattn {
@@ -79,8 +79,8 @@ void explain_dim_above(const char* field, int32_t value, int32_t limit, char* te
 }
 
 const char* forced_backend() {
-  static const char* const name = std::getenv("FLASHATTN_BACKEND");
-  return name && *name ? name : nullptr;
+  static const char* const name = os::environment("FLASHATTN_BACKEND");
+  return name;
 }
 
 const Backend& select_backend(const Problem& problem, const Device& device, BackendList list,

@@ -1,5 +1,5 @@
-// One sequence of a batch: where its rows start, how long it is, how its keys are split. Shared by
-// the CPU backend, the host side of the GPU backends, and the kernels.
+// One sequence of a batch: where its rows start, how long it is, how its keys are split. Used by
+// the CPU backend, the GPU launchers and the kernels.
 #pragma once
 
 #include <algorithm>
@@ -10,20 +10,20 @@
 namespace flashattn {
 
 struct SeqlenInfo {
-  int64_t offset_q, offset_kv;  // rows before it: of earlier sequences (VARLEN), and left padding
+  int64_t offset_q, offset_kv;  // first row: after earlier sequences (VARLEN) and left padding
   Lengths len;
 };
 
-// Rows of sequence b of `total`. Entries outside count as the nearest inside, a sequence that ends
-// before it begins as empty.
+// The rows of sequence b among `total`. Entries are clamped to [0, total]; a sequence that ends
+// before it begins is empty.
 FLASHATTN_HD Interval packed_rows(const int32_t* cu_seqlens, int32_t b, int64_t total) {
   const int32_t rows = total < INT32_MAX ? static_cast<int32_t>(total) : INT32_MAX;
   const int32_t begin = clamp_index(cu_seqlens[b], rows), end = cu_seqlens[b + 1];
   return {begin, end < begin ? begin : end > rows ? rows : end};
 }
 
-// Whatever starts and lengths say, the rows lie inside the arrays, and there are no more of them
-// than the shape says: on a GPU nobody else checks them.
+// Whatever values lie in device memory, the rows lie inside the arrays, and there are at most as
+// many as the shape says. On a GPU nothing else checks these values.
 FLASHATTN_HD SeqlenInfo seqlen_info(const Problem& problem, const Shape& shape, const Inputs& in,
                                     int32_t b) {
   SeqlenInfo s{0, 0, {shape.seqlen_q, shape.seqlen_kv}};
@@ -47,8 +47,8 @@ FLASHATTN_HD SeqlenInfo seqlen_info(const Problem& problem, const Shape& shape, 
   return s;
 }
 
-// All sequences of a batch, for those who read starts and lengths once: as above, and none begins
-// before the end of the one before it.
+// All sequences of a batch, read once. As above; besides, no sequence begins before the previous
+// one ends.
 inline void resolve_seqlens(const Problem& problem, const Shape& shape, const Inputs& in,
                             SeqlenInfo* sequences) {
   int64_t end_q = 0, end_kv = 0;
@@ -68,9 +68,9 @@ inline void resolve_seqlens(const Problem& problem, const Shape& shape, const In
   }
 }
 
-// Tiles of `rows` queries or keys of one head, numbered through all sequences of a batch. VARLEN:
-// sequence b starts at most one tile for each earlier sequence after the rows before it. Sequences
-// that do not overlap share no tile, and none has a tile past the last.
+// Numbers the tiles of `rows` queries or keys of one head through all sequences of a batch. VARLEN:
+// sequence b starts at tile rows_before / rows + b. Sequences that do not overlap share no tile,
+// and no tile number reaches count().
 struct HeadTiles {
   bool packed;
   int64_t total;  // rows of all sequences, if packed
@@ -91,13 +91,13 @@ struct HeadTiles {
     return packed ? total / rows + batch : ceil_div(longest, rows) * batch;
   }
 
-  // The first of sequence b, before which there are so many rows.
+  // The first tile of sequence b, before which there are rows_before rows.
   FLASHATTN_HD constexpr int64_t first(int64_t rows_before, int32_t b) const {
     return packed ? rows_before / rows + b : ceil_div(longest, rows) * b;
   }
 };
 
-// Numbers of one row of lse, D and the like: (batch, head, seq) or (head, total).
+// Strides of arrays with one number per row, as lse and delta: (batch, head, seq) or (head, total).
 struct RowLayout {
   int64_t batch_stride, head_stride;
 };
@@ -107,14 +107,14 @@ FLASHATTN_HD RowLayout row_layout(const Problem& problem, const Shape& shape) {
   return {static_cast<int64_t>(problem.heads_q) * shape.seqlen_q, shape.seqlen_q};
 }
 
-// How keys are split over workers that are merged afterwards. What a sequence gets depends on the
-// rule and on its own lengths alone.
+// Split-KV: how a sequence's keys are split over CTAs or tasks, whose results are merged. The split
+// of a sequence depends only on the rule and on the sequence's own lengths.
 struct SplitRule {
-  int32_t parts;        // exactly so many, or, 0:
-  int32_t keys;         // parts of so many keys
+  int32_t parts;        // number of parts; 0: see keys
+  int32_t keys;         // keys of a part, if parts is 0
   int32_t max_queries;  // sequences with more queries are not split
   int32_t step;         // parts start at multiples of it
-  FastDivmod round;     // keys that give each of the parts a step
+  FastDivmod round;     // parts * step
 
   static constexpr SplitRule of(int32_t parts, int32_t keys, int32_t max_queries, int32_t step) {
     const int64_t round = static_cast<int64_t>(std::max(parts, 1)) * step;
@@ -123,19 +123,19 @@ struct SplitRule {
   }
 };
 
-// Whether so many parts are worth their merge, for blocks of rows that share keys on so many
-// multiprocessors. In units of what a block takes for a key, some 20 ns: what parts save is less
-// where there are blocks enough to use the memory's bandwidth, and the merge takes 9 us and 9 ns a
-// row (fitted to decoding on an H200; kernels for up to 16 rows take half as long
-// for a key, and for the merge, which starts early).
+// Whether splitting pays for its merge. blocks: CTAs without splitting. The
+// time unit is what a CTA takes for a key, some 20 ns. Splitting saves less if there are CTAs
+// enough to use the memory bandwidth. The merge takes 9 us and 9 ns a row (fitted to decoding on an
+// H200; decode kernels take half as long for a key, and for the merge, which starts early).
 FLASHATTN_HD constexpr bool pays_to_split(int64_t rows, int32_t keys, int64_t parts, int64_t blocks,
-                                          int32_t units) {
+                                          int32_t multiprocessors) {
   if (parts <= 1) return false;
-  return (keys - keys / parts) * units > (450 + rows * 9 / 20) * (units + blocks);
+  return (keys - keys / parts) * multiprocessors >
+         (450 + rows * 9 / 20) * (multiprocessors + blocks);
 }
 
-// The most parts, up to `most`, of so many blocks each, that fill a device, which holds `resident`
-// at once, up to `rounds` times, and leave none of these rounds a tenth empty. 0: there are none.
+// The largest number of parts, at most `most`, whose CTAs (`blocks` each) run in at most `rounds`
+// waves of `resident` CTAs with less than a tenth of the slots empty. 0: there is none.
 constexpr int64_t parts_of_full_rounds(int64_t blocks, int64_t resident, int64_t rounds,
                                        int64_t most) {
   for (; rounds > 0; --rounds) {
@@ -145,7 +145,7 @@ constexpr int64_t parts_of_full_rounds(int64_t blocks, int64_t resident, int64_t
   return 0;
 }
 
-// Keys of each part but the last.
+// Keys of each part except the last.
 FLASHATTN_HD constexpr int32_t part_keys(const SplitRule& rule, Lengths len) {
   if (len.q > rule.max_queries || len.kv == 0) return len.kv;
   if (rule.parts == 0) return rule.keys < len.kv ? rule.keys : len.kv;
@@ -157,7 +157,7 @@ FLASHATTN_HD constexpr int32_t part_count(const SplitRule& rule, Lengths len) {
   return len.kv == 0 ? 1 : (len.kv - 1) / part_keys(rule, len) + 1;
 }
 
-// The most parts of any sequence within these lengths: not always that of the longest.
+// The most parts of any sequence within these lengths; not always those of the longest.
 FLASHATTN_HD constexpr int32_t part_bound(const SplitRule& rule, Lengths longest) {
   return rule.parts > 0
              ? rule.parts

@@ -10,7 +10,7 @@
 namespace flashattn {
 namespace {
 
-// A pointer of the structure that is not a tensor's.
+// A pointer member of the structure that is not part of a tensor.
 struct Pointer {
   const char* field;
   const void* data;
@@ -26,7 +26,7 @@ void check_unused(const Pointer& pointer) {
          pointer.field, pointer.user);
 }
 
-// A size, by its own name or by that of its maximum.
+// A size, reported by its own name or by that of its maximum.
 struct Name {
   char text[32];
 
@@ -42,7 +42,7 @@ struct Size {
   int64_t maximum;
 };
 
-// Nothing is formatted on success: it takes longer than all the checks.
+// Nothing is formatted on success: formatting takes longer than all checks.
 void check_size(const Size& size, const char* prefix) {
   const bool good = size.value >= 0 && size.value <= size.most && (size.value == 0 || size.used) &&
                     (size.maximum <= 0 || size.value <= size.maximum);
@@ -70,15 +70,15 @@ void check_size(const Size& size, const char* prefix) {
          name.text, size.value, limit.text, size.maximum);
 }
 
-// So that backends may round the tokens of a sequence up to tiles, and step past its end.
+// Backends may then round a sequence's tokens up to tiles and step past its end without overflow.
 constexpr int64_t kMaxTokens = INT32_MAX - 0xffff;
 
-// As fp32 they fill the address space. Below it backends may multiply by an element's bytes, the
-// number of splits and what rounding up to tiles adds, without a second thought.
+// In fp32 this many elements fill the address space. Below the limit backends may multiply by the
+// element size, the number of splits and the rounding to tiles without overflow.
 constexpr int64_t kMaxElements = INT64_C(1) << 46;
 
 struct Extent {
-  const char* member;  // the factor to reduce
+  const char* member;  // the factor that the remedy names
   int64_t batch, tokens;
 };
 
@@ -96,7 +96,7 @@ void check_extent(const Extent& extent, int32_t heads, int32_t dim, const char* 
          name.text, extent.batch, extent.tokens, heads, dim);
 }
 
-// Heads of all sequences are numbered in 32 bits by the random numbers.
+// The random number generator numbers the heads of all sequences in 32 bits.
 void check_dropout_heads(const Problem& problem, const Shape& shape) {
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem.heads_q;
   if (problem.dropout == 0 || heads <= INT64_C(0x100000000)) return;
@@ -106,7 +106,7 @@ void check_dropout_heads(const Problem& problem, const Shape& shape) {
          shape.batch, problem.heads_q);
 }
 
-// A tensor of the plan's: what it looks like, who uses it, where it goes.
+// A tensor of the plan: its shape, its user, and where its resolved copy goes.
 struct Tensor {
   const char* field;
   const flashattn_tensor* tensor;
@@ -121,7 +121,7 @@ void check_unused(const Tensor& tensor) {
   check_unused(Pointer{field, tensor.tensor->data, false, tensor.user});
 }
 
-// What the plan has no use for.
+// Refuses arguments that the plan has no use for.
 void check_unused(const Problem& problem, const flashattn_args& args) {
   const bool varlen_q = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   const bool varlen_kv = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
@@ -245,7 +245,7 @@ void add_biases(const Problem& problem, const Shape& shape, flashattn_args* args
   }
 }
 
-// What forward and backward share.
+// Checks and copies the inputs that forward and backward share.
 Inputs check_inputs(const Problem& problem, bool host, const Shape& shape, flashattn_args* args,
                     ArrayList* arrays) {
   check_shape(problem, shape);
@@ -339,7 +339,7 @@ BackwardArgs check_backward(const Problem& problem, bool host, flashattn_args ar
   backward.dk = add("dk", Use::kOutput, &args.dk, kv, heads_kv, dim_qk, dtype);
   backward.dv = add("dv", Use::kOutput, &args.dv, kv, heads_kv, dim_v, dtype);
   if (problem.has_feature(FLASHATTN_FEATURE_DBIAS)) {
-    // A sum over no query has elements: zeros.
+    // A sum over no query still has elements: zeros.
     const int32_t rows = args.dbias.stride_seq == 0 ? 1 : shape.seqlen_q;
     arrays->add(strided_array("dbias", Use::kSum, &args.dbias,
                               {shape.batch, heads_q, rows, shape.seqlen_kv}, Order::kHeads,
@@ -365,7 +365,7 @@ MergeArgs check_merge(const Problem& problem, flashattn_merge_args args) {
            args.reserved);
   }
   const bool varlen = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
-  // Only these are read, so only these are judged.
+  // dropout_mask reads only these, so only these are checked.
   Shape shape{};
   shape.batch = varlen ? 0 : args.batch;
   shape.seqlen_q = varlen ? 0 : args.seqlen_q;

@@ -1,5 +1,5 @@
-// What lengths and page numbers say, where the host can read them: a wrong one is refused with its
-// index, not followed into memory.
+// Checks the values of lengths and page numbers that the host can read. A wrong value is refused
+// with its index before it is used as an address.
 #include <cinttypes>
 #include <initializer_list>
 
@@ -9,7 +9,7 @@
 namespace flashattn {
 namespace {
 
-// One side, queries or keys.
+// One side: queries or keys.
 struct Side {
   const char *cu_name, *lens_name;
   const char *seqlen_name, *total_name;
@@ -58,7 +58,7 @@ void check_lengths(const Side& side, int32_t batch) {
   }
 }
 
-// Left padding: at most all that a sequence has.
+// Left padding: at most the length of the sequence.
 void check_starts(const Side& side, const int32_t* starts, int32_t batch) {
   for (int32_t b = 0; b < batch; ++b) {
     const int64_t capacity = side.cu ? side.cu[b + 1] - side.cu[b] : side.seqlen;

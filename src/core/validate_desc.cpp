@@ -43,7 +43,7 @@ void check_bits(const flashattn_desc& desc) {
   }
 }
 
-// A field that holds an enumerator: one of [least, most].
+// A field that holds an enumerator in [least, most].
 struct Choice {
   const char* field;
   int32_t value, least, most, reason;
@@ -134,10 +134,10 @@ void check_ranges(const flashattn_desc& desc) {
   }
 }
 
-// So that times log2(e) it is finite: infinity times a product that is 0 would be none.
+// The limit keeps the number times log2(e) finite: infinity times a product of 0 would be NaN.
 constexpr double kLargestFactor = 0x1p127;
 
-// A factor of the formula that must lie in [least, below).
+// A factor of the formula, which must lie in [least, below).
 struct Real {
   const char* field;
   float value;
@@ -162,12 +162,12 @@ void check_reals(const flashattn_desc& desc) {
   }
 }
 
-// A field that has a meaning only beside another one.
+// A field that has a meaning only together with another one.
 struct Dependent {
   const char* field;
   int64_t value;
-  bool wanted;  // whether the other one is there
-  bool needed;  // whether 0 is refused when it is
+  bool wanted;  // whether the other field is set
+  bool needed;  // whether 0 is refused if the other field is set
   int32_t reason;
   const char* other;
 };
@@ -213,7 +213,7 @@ void check_dependents(const Problem& p) {
   }
 }
 
-// A bit that makes no sense without, or together with, another choice.
+// A bit that another choice requires or excludes.
 struct Conflict {
   bool found;
   int32_t reason;
@@ -259,7 +259,7 @@ void check_conflicts(const Problem& p) {
   }
 }
 
-// A probability that rounds to all or nothing is not what was asked for.
+// Refuses a probability that rounds to 0 or 1: the caller asked for something between.
 void check_dropout_step(const Problem& p) {
   const double dropout = static_cast<double>(p.dropout);
   if (p.dropout > 0 && p.dropout_threshold() == 0) {
@@ -276,7 +276,7 @@ void check_dropout_step(const Problem& p) {
   }
 }
 
-// Whether o may have this type: that of q, F32, or, beside 8-bit inputs, a 16-bit type.
+// Whether o may have this type: the type of q, F32, or a 16-bit type if the inputs have 8 bits.
 bool output_type_fits(const Problem& p) {
   return p.dtype_o == p.dtype || p.dtype_o == FLASHATTN_DTYPE_F32 ||
          (p.dtype == FLASHATTN_DTYPE_F8E4M3 &&

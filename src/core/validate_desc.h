@@ -1,12 +1,12 @@
-// From the caller's descriptor to a Problem.
+// Makes a Problem of the caller's descriptor.
 #pragma once
 
 #include "core/problem.h"
 
 namespace flashattn {
 
-// Refuses what no device could honour and resolves every default. What a device or kernel backend
-// cannot do is not looked at here: see select.h.
+// Refuses what no device could compute and resolves every default. Limits of a device or backend
+// are checked elsewhere: see select.h.
 Problem make_problem(const flashattn_desc& desc);
 
 // "FLASHATTN_DTYPE_BF16"; "unknown" for any other number.

@@ -1,21 +1,21 @@
-// The backward pass (Dao 2023, algorithm 2), for one tile of keys of one KV head: dk and dv are
-// held while all queries that see the tile pass by; dq is summed in fp32 in the workspace, key tile
-// after key tile. The order of that sum is fixed: a tile of queries is added to in turns, and a
-// task waits for its turn, so that the bits never depend on the number of threads. Tasks are
-// started in the order of their numbers, those of one head key tile by key tile, so the one that is
-// waited for is always running.
+// The backward pass (Dao 2023, algorithm 2) of one KV tile of one KV head: dk and dv stay in
+// scratch memory while all Q tiles that see the KV tile pass by. dq is summed in fp32 in the
+// workspace, KV tile after KV tile. The order of that sum is fixed by a semaphore per Q tile, so
+// that the bits never depend on the number of threads: a task waits until all earlier KV tiles have
+// added. Tasks begin in the order of their numbers, those of one head KV tile by KV tile, so that
+// the task that is waited for is always running.
 #pragma once
 
 #include "cpu/backward_base.h"
-#include "cpu/backward_rows.h"
+#include "cpu/kv_tile.h"
 #include "cpu/backward_scratch.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-// Waits until *turn is `expected`, set by another thread.
-FLASHATTN_INLINE void await_turn(const int32_t* turn, int32_t expected) {
-  for (int32_t waited = 0; __atomic_load_n(turn, __ATOMIC_ACQUIRE) != expected;) {
-    wait_a_little(&waited);
+// Waits until another thread has set *semaphore to `expected`.
+FLASHATTN_INLINE void wait_for_semaphore(const int32_t* semaphore, int32_t expected) {
+  for (int32_t waited = 0; __atomic_load_n(semaphore, __ATOMIC_ACQUIRE) != expected;) {
+    os::back_off(&waited);
   }
 }
 
@@ -23,16 +23,16 @@ FLASHATTN_INLINE void clear(float* x, int64_t count) {
   __builtin_memset(x, 0, sizeof(float) * static_cast<size_t>(count));
 }
 
-// One head's keys against tiles of queries.
+// A KV tile of one KV head against Q tiles.
 template <Compute kCompute>
-class BackwardTile : private BackwardRows {
+class BackwardTile : private KvTile {
  public:
   FLASHATTN_INLINE BackwardTile(const BackwardJob& job, int32_t b, int32_t kv_head,
                                 int32_t key_tile, char* scratch)
-      : BackwardRows(job, b, kv_head, key_tile), scratch_(problem_, tile_q_, tile_kv_, scratch) {}
+      : KvTile(job, b, kv_head, key_tile), scratch_(problem_, tile_q_, tile_kv_, scratch) {}
 
-  // Writes dk and dv of the tile, and adds to (in the end, writes) dq. next: what this thread will
-  // probably work on then, or NULL.
+  // Writes dk and dv of the KV tile, and adds to dq; the last KV tile of a row writes dq. next: the
+  // tile that this thread will probably compute then, or NULL.
   void gradients(const BackwardTile* next) {
     if (keys_.begin >= keys_.end) return;
     pack_keys();
@@ -43,51 +43,52 @@ class BackwardTile : private BackwardRows {
     const int32_t end_head = first_head + problem_.q_heads_per_kv_head();
     for (int32_t head = first_head; head < end_head; ++head) {
       for_each_query_tile([&](Interval queries, int32_t tile) {
-        if (tile > query_tiles_.begin) {
-          look_ahead(head, queries_of(tile - 1), {0, 0}, ahead_);
+        if (tile > q_tiles_.begin) {
+          plan_prefetch(head, queries_of(tile - 1), {0, 0}, prefetch_);
         } else if (head + 1 < end_head) {
-          look_ahead(head + 1, queries_of(query_tiles_.end - 1), {0, 0}, ahead_);
+          plan_prefetch(head + 1, queries_of(q_tiles_.end - 1), {0, 0}, prefetch_);
         } else if (next) {
-          next->look_ahead_to_start(ahead_);
+          next->plan_first_prefetch(prefetch_);
         }
         query_tile(head, queries, tile);
       });
     }
     const int32_t size = dtype_size(problem_.dtype);
-    const Rows dk = rows_of(job_.args->dk, size, b_, kv_head_, sequence_.offset_kv);
-    const Rows dv = rows_of(job_.args->dv, size, b_, kv_head_, sequence_.offset_kv);
+    const TokenRows dk = rows_of(job_.args->dk, size, b_, kv_head_, sequence_.offset_kv);
+    const TokenRows dv = rows_of(job_.args->dv, size, b_, kv_head_, sequence_.offset_kv);
     store_gradient(dk, scratch_.dk, scratch_.qk_columns, problem_.scale, problem_.dim_qk);
     store_gradient(dv, scratch_.dv, scratch_.v_columns, kept_, problem_.dim_v);
   }
 
-  // Only adds to dbias, from one query head.
+  // Adds to dbias alone, from one query head.
   void bias_gradient(int32_t head) {
     if (keys_.begin >= keys_.end) return;
     pack_keys();
     for_each_query_tile([&](Interval queries, int32_t tile) {
       pack_queries(head, queries);
-      for_each_run(head, queries,
-                   [&](Interval columns) { score_gradients(head, queries, tile, columns, true); });
+      for_each_active_columns(head, queries, [&](Interval columns) {
+        score_gradients(head, queries, tile, columns, true);
+      });
     });
   }
 
-  // What queries of a head, those that are wanted, have of these keys for their exact bases.
-  void add_to_bases(int32_t head, Interval queries, QueryBase* bases) {
+  // Adds these keys to the softmax bases of queries of a head, of those that want one.
+  void add_to_bases(int32_t head, Interval queries, RowBase* bases) {
     const ScoreMod rules = score_mod(problem_, in_, b_, head, sequence_.len);
     bool packed = false;
-    for_each_run(head, queries, [&](Interval columns) {
+    for_each_active_columns(head, queries, [&](Interval columns) {
       if (!packed) {
         pack_b_transposed<kCompute>(kv(in_.k), keys_, problem_.dim_qk, problem_.dtype, scratch_.kt);
         pack_both(q(head), queries, problem_.dim_qk, problem_.dtype, scratch_.q_a,
-                  scratch_.qk_units, scratch_.q_k);
+                  scratch_.qk_words, scratch_.q_k);
       }
       packed = true;
       multiply_scores(queries, columns);
       for (int32_t r = 0; r < queries.end - queries.begin; ++r) {
         if (!bases[r].wanted) continue;
-        const Interval band = bands_[r / kBandRows<kCompute>];
-        finish_scores(rules, queries.begin + r, r, band, nullptr);
-        bases[r].add(scratch_.s + int64_t{r} * scratch_.tile_kv, band, rules.unit().log2);
+        const Interval own = row_columns_[r / kMicroTileRows<kCompute>];
+        finish_scores(rules, queries.begin + r, r, own, nullptr);
+        bases[r].add(scratch_.s + int64_t{r} * scratch_.tile_kv, own, rules.unit().log2);
       }
     });
   }
@@ -97,64 +98,65 @@ class BackwardTile : private BackwardRows {
     pack_b_transposed<kCompute>(kv(in_.k), keys_, problem_.dim_qk, problem_.dtype, scratch_.kt);
     pack_b_transposed<kCompute>(kv(in_.v), keys_, problem_.dim_v, problem_.dtype, scratch_.vt);
     pack_b<kCompute>(kv(in_.k), keys_, problem_.dim_qk, problem_.dtype, scratch_.k,
-                     scratch_.key_panel);
+                     scratch_.kv_panel);
   }
 
-  // Calls body(columns) for each stretch of the tile's columns that some query needs. Queries whose
-  // blocks are all off are told apart from others only tile by tile.
+  // Calls body(columns) for each range of columns that some query needs. Rows of one Q tile whose
+  // mask blocks are off are not told apart.
   template <class Body>
-  FLASHATTN_INLINE void for_each_run(int32_t head, Interval queries, Body body) {
+  FLASHATTN_INLINE void for_each_active_columns(int32_t head, Interval queries, Body body) {
     const ScoreMod rules = score_mod(problem_, in_, b_, head, sequence_.len);
     const KeySpan span = key_span(mask_, queries, sequence_.len);
-    for_each_block_run(rules, queries, keys_, [&](Interval run, bool full) {
-      const Interval seen = intersect(span.any, run);
+    for_each_active_range(rules, queries, keys_, [&](Interval active, bool full) {
+      const Interval seen = intersect(span.any, active);
       if (seen.begin >= seen.end) return;
-      run_ = run;
+      active_ = active;
       const Interval columns = round_out({seen.begin - keys_.begin, seen.end - keys_.begin});
-      full_ = full && classify(span, run) == TileKind::kFull &&
-              keys_.begin + columns.begin == run.begin && keys_.begin + columns.end == run.end;
-      set_bands(queries, run, columns);
+      full_ = full && classify(span, active) == TileKind::kFull &&
+              keys_.begin + columns.begin == active.begin &&
+              keys_.begin + columns.end == active.end;
+      set_row_columns(queries, active, columns);
       body(columns);
     });
   }
 
-  // The columns that few queries of a tile need.
-  void set_bands(Interval queries, Interval run, Interval columns) {
-    constexpr int32_t kStep = kBandRows<kCompute>;
+  // The columns that the rows of each micro-tile need.
+  void set_row_columns(Interval queries, Interval active, Interval columns) {
+    constexpr int32_t kStep = kMicroTileRows<kCompute>;
     for (int32_t i = queries.begin, n = 0; i < queries.end; i += kStep, ++n) {
       const Interval rows{i, queries.end - i < kStep ? queries.end : i + kStep};
-      const Interval seen = intersect(key_span(mask_, rows, sequence_.len).any, run);
-      bands_[n] = full_ ? columns
-                  : seen.begin < seen.end
-                      ? round_out({seen.begin - keys_.begin, seen.end - keys_.begin})
-                      : Interval{columns.begin, columns.begin};
+      const Interval seen = intersect(key_span(mask_, rows, sequence_.len).any, active);
+      row_columns_[n] = full_ ? columns
+                        : seen.begin < seen.end
+                            ? round_out({seen.begin - keys_.begin, seen.end - keys_.begin})
+                            : Interval{columns.begin, columns.begin};
     }
   }
 
   void query_tile(int32_t head, Interval queries, int32_t tile) {
-    // The key tiles that take their turns at this tile of queries.
+    // The KV tiles that add to this Q tile.
     const Interval any = key_span(mask_, queries, sequence_.len).any;
     const int32_t first = any.begin / scratch_.tile_kv;
     const int32_t last = (any.end - 1) / scratch_.tile_kv;
-    const int64_t index = job_.query_tile(sequence_, b_, head, tile);
+    const int64_t index = job_.q_tile_index(sequence_, b_, head, tile);
     const int32_t rows = queries.end - queries.begin;
     float* dq = job_.dq + index * scratch_.tile_q * scratch_.qk_columns;
-    bool empty = key_tile_ == first, packed = false, waited = false;
+    bool empty = kv_tile_ == first, packed = false, waited = false;
     const bool dbias = (problem_.features & FLASHATTN_FEATURE_DBIAS) && !job_.dbias_is_reduced;
-    for_each_run(head, queries, [&](Interval columns) {
+    for_each_active_columns(head, queries, [&](Interval columns) {
       if (!packed) pack_queries(head, queries);
       score_gradients(head, queries, tile, columns, dbias);
       accumulate_keys(queries, columns);
       packed = true;
-      if (!waited) await_turn(job_.turn + index, key_tile_ - first);
+      if (!waited) wait_for_semaphore(job_.dq_semaphore + index, kv_tile_ - first);
       waited = true;
       add_to_dq(rows, columns, dq, empty);
       empty = false;
     });
-    if (!waited) await_turn(job_.turn + index, key_tile_ - first);
+    if (!waited) wait_for_semaphore(job_.dq_semaphore + index, kv_tile_ - first);
     if (empty) clear(dq, int64_t{rows} * scratch_.qk_columns);
-    if (key_tile_ == last) {
-      const Rows out =
+    if (kv_tile_ == last) {
+      const TokenRows out =
           rows_of(job_.args->dq, dtype_size(problem_.dtype), b_, head, sequence_.offset_q);
       for (int32_t r = 0; r < rows; ++r) {
         store_row(out.row(queries.begin + r), problem_.dtype,
@@ -162,15 +164,15 @@ class BackwardTile : private BackwardRows {
                   problem_.dim_qk);
       }
     }
-    __atomic_store_n(job_.turn + index, key_tile_ - first + 1, __ATOMIC_RELEASE);
+    __atomic_store_n(job_.dq_semaphore + index, kv_tile_ - first + 1, __ATOMIC_RELEASE);
   }
 
   // dq (+)= dS K.
   void add_to_dq(int32_t rows, Interval columns, float* dq, bool first) {
-    constexpr int kU = kUnit<kCompute>;
-    const int32_t step = full_ ? rows : kBandRows<kCompute>;
+    constexpr int kU = kWordElements<kCompute>;
+    const int32_t step = full_ ? rows : kMicroTileRows<kCompute>;
     for (int32_t r = 0; r < rows; r += step) {
-      const Interval own = full_ ? columns : bands_[r / kBandRows<kCompute>];
+      const Interval own = full_ ? columns : row_columns_[r / kMicroTileRows<kCompute>];
       const int32_t begin = own.begin / kU, end = (last_column(own) + kU - 1) / kU;
       const int32_t count = rows - r < step ? rows - r : step;
       float* sum = dq + int64_t{r} * scratch_.qk_columns;
@@ -181,59 +183,60 @@ class BackwardTile : private BackwardRows {
       gemm<kCompute>(
           count, {0, scratch_.qk_columns}, end - begin,
           {scratch_.ds + (int64_t{r} * scratch_.tile_kv) / kU + begin, scratch_.tile_kv / kU, 1},
-          {scratch_.k + int64_t{begin} * kPanelOf<kCompute>, scratch_.key_panel},
+          {scratch_.k + int64_t{begin} * kPanelOf<kCompute>, scratch_.kv_panel},
           {sum, scratch_.qk_columns}, !first);
     }
   }
 
-  // Q and dO, with the head dimension as k and with the queries.
+  // Packs Q and dO twice: with the head dimension as k, and with the queries as k.
   void pack_queries(int32_t head, Interval queries) {
-    pack_both(q(head), queries, problem_.dim_qk, problem_.dtype, scratch_.q_a, scratch_.qk_units,
+    pack_both(q(head), queries, problem_.dim_qk, problem_.dtype, scratch_.q_a, scratch_.qk_words,
               scratch_.q_k);
     pack_both(dout(head), queries, problem_.dim_v, problem_.dtype_o, scratch_.do_a,
-              scratch_.v_units, scratch_.do_k);
+              scratch_.v_words, scratch_.do_k);
   }
 
-  void pack_both(const Rows& x, Interval queries, int32_t dim, int32_t dtype, uint32_t* a,
-                 int32_t a_units, uint32_t* k) {
-    // In fp32 the second serves as the first, too.
-    if (kCompute != Compute::kF32) pack_a<kCompute>(x, queries, dim, dtype, a, a_units);
+  void pack_both(const TokenRows& x, Interval queries, int32_t dim, int32_t dtype, uint32_t* a,
+                 int32_t a_words, uint32_t* k) {
+    // In fp32 the second operand also serves as the first.
+    if (kCompute != Compute::kF32) pack_a<kCompute>(x, queries, dim, dtype, a, a_words);
     if constexpr (kKeysAsColumns<kCompute>) {
-      pack_a_transposed<kCompute>(x, queries, dim, dtype, k, scratch_.tile_q / kUnit<kCompute>);
+      pack_a_transposed<kCompute>(x, queries, dim, dtype, k,
+                                  scratch_.tile_q / kWordElements<kCompute>);
     } else {
-      pack_b<kCompute>(x, queries, dim, dtype, k, scratch_.query_panel);
+      pack_b<kCompute>(x, queries, dim, dtype, k, scratch_.q_panel);
     }
   }
 
   void multiply_scores(Interval queries, Interval columns) {
     gemm<kCompute>(queries.end - queries.begin, columns,
                    static_cast<int32_t>(scratch_.qk_panel / kPanelOf<kCompute>),
-                   scratch_.left(scratch_.q_a, scratch_.qk_units), {scratch_.kt, scratch_.qk_panel},
+                   scratch_.left(scratch_.q_a, scratch_.qk_words), {scratch_.kt, scratch_.qk_panel},
                    {scratch_.s, scratch_.tile_kv}, false,
-                   [&](int32_t r) { return bands_[r / kBandRows<kCompute>]; });
+                   [&](int32_t r) { return row_columns_[r / kMicroTileRows<kCompute>]; });
   }
 
-  // Products of query i to scores, hidden ones to -inf.
-  FLASHATTN_INLINE void finish_scores(const ScoreMod& rules, int32_t i, int32_t row, Interval band,
+  // Turns the products of query i into scores, -inf for keys that it does not see.
+  FLASHATTN_INLINE void finish_scores(const ScoreMod& rules, int32_t i, int32_t row, Interval own,
                                       float* derivative) {
     float* s = scratch_.s + int64_t{row} * scratch_.tile_kv;
     if (rules.modified()) {
-      modify_row(rules, i, keys_.begin, sequence_.len.kv, band.begin, band.end, s, derivative);
+      score_mod_row(rules, i, keys_.begin, sequence_.len.kv, own.begin, own.end, s, derivative);
     }
     if (full_) return;
     mask_row(rules, rules.blocks != nullptr, i, keys_.begin,
-             intersect(visible_keys(mask_, i, sequence_.len), run_), band, s);
+             intersect(visible_keys(mask_, i, sequence_.len), active_), own, s);
   }
 
-  // Scores and dp of a tile, then P (dropped and all) and dS where the products want them; dbias:
-  // to be added to.
+  // Scores and dP of a tile, then P (after dropout) and dS as operands of the next products. dbias:
+  // adds dS to it.
   void score_gradients(int32_t head, Interval queries, int32_t tile, Interval columns, bool dbias) {
     const int32_t rows = queries.end - queries.begin;
     multiply_scores(queries, columns);
     gemm<kCompute>(rows, columns, static_cast<int32_t>(scratch_.v_panel / kPanelOf<kCompute>),
-                   scratch_.left(scratch_.do_a, scratch_.v_units), {scratch_.vt, scratch_.v_panel},
+                   scratch_.left(scratch_.do_a, scratch_.v_words), {scratch_.vt, scratch_.v_panel},
                    {scratch_.dp, scratch_.tile_kv}, false,
-                   [&](int32_t r) { return bands_[r / kBandRows<kCompute>]; });
+                   [&](int32_t r) { return row_columns_[r / kMicroTileRows<kCompute>]; });
 
     const ScoreMod rules = score_mod(problem_, in_, b_, head, sequence_.len);
     if (problem_.dropout > 0) {
@@ -241,45 +244,46 @@ class BackwardTile : private BackwardRows {
                    keys_.begin + columns.begin, columns.end - columns.begin,
                    scratch_.keep + columns.begin, scratch_.tile_kv);
     }
-    const int64_t first_row = job_.query_tile(sequence_, b_, head, tile) * scratch_.tile_q;
+    const int64_t first_row = job_.q_tile_index(sequence_, b_, head, tile) * scratch_.tile_q;
     for (int32_t r = 0; r < rows;) {
-      r += with_pair(r, rows - r, [&](auto count) {
+      r += for_row_pair(r, rows - r, [&](auto count) {
         constexpr int32_t kRows = decltype(count)::value;
-        for (Ahead& ahead : ahead_) ahead.fetch((rows - r + kRows - 1) / kRows);
+        for (RowPrefetch& prefetch : prefetch_) prefetch.prefetch((rows - r + kRows - 1) / kRows);
         row_gradients<kRows>(rules, head, queries.begin + r, r, columns, first_row + r, dbias);
       });
     }
   }
 
-  // The same for rows of the tile from `row` on, queries from i on, whose numbers lie at job_row.
+  // The same for kRows rows of the tile from `row` on, queries from i on; job_row: their number in
+  // the arrays of the job.
   template <int kRows>
   FLASHATTN_INLINE void row_gradients(const ScoreMod& rules, int32_t head, int32_t i, int32_t row,
                                       Interval columns, int64_t job_row, bool dbias) {
-    const float *lse = job_.lse2 + job_row, *delta = job_.delta + job_row;
+    const float *lse = job_.lse_log2 + job_row, *delta = job_.delta + job_row;
     const int64_t stride = scratch_.tile_kv, at = row * stride;
     float *s = scratch_.s + at, *dp = scratch_.dp + at;
     const bool capped = problem_.softcap != 0, dropout = problem_.dropout > 0;
-    const Interval band = bands_[row / kBandRows<kCompute>];
+    const Interval own = row_columns_[row / kMicroTileRows<kCompute>];
     float factor[kRows];
     for (int32_t r = 0; r < kRows; ++r) {
-      finish_scores(rules, i + r, row + r, band,
+      finish_scores(rules, i + r, row + r, own,
                     capped ? scratch_.derivative + r * stride : nullptr);
       factor[r] = rules.unit().log2;
-      if (job_.base[job_row + r] == kInfinity) continue;
-      to_exponents(s + r * stride, band, job_.base[job_row + r], factor[r]);
+      if (job_.softmax_base[job_row + r] == kInfinity) continue;
+      to_exponents(s + r * stride, own, job_.softmax_base[job_row + r], factor[r]);
       factor[r] = 1;
     }
-    // No weights outside of the band.
+    // P is 0 in columns that these rows do not need.
     const Floats none[2 * kRows] = {};
-    for (int32_t c = columns.begin; c < band.begin; c += 2 * kWidth) {
-      store_gradients<kRows>(row, c, none, none);
+    for (int32_t c = columns.begin; c < own.begin; c += 2 * kWidth) {
+      store_p_ds<kRows>(row, c, none, none);
     }
-    for (int32_t c = band.end; c < columns.end; c += 2 * kWidth) {
-      store_gradients<kRows>(row, c, none, none);
+    for (int32_t c = own.end; c < columns.end; c += 2 * kWidth) {
+      store_p_ds<kRows>(row, c, none, none);
     }
     const auto each = [&](auto more) {
       constexpr bool kMore = decltype(more)::value;
-      for (int32_t first = band.begin; first < band.end; first += 2 * kWidth) {
+      for (int32_t first = own.begin; first < own.end; first += 2 * kWidth) {
         Floats p[2 * kRows], g[2 * kRows];
 #pragma GCC unroll 4
         for (int n = 0; n < 2 * kRows; ++n) {
@@ -293,13 +297,13 @@ class BackwardTile : private BackwardRows {
           const int32_t r = n / 2, column = first + n % 2 * kWidth;
           const uint8_t* keep = scratch_.keep + at + r * stride + column;
           if (kMore && dropout) g[n] = apply_keep(g[n], keep) * splat(kept_);
-          // Hidden keys must not turn an infinite gradient into NaN.
+          // The gradient of a masked key may be infinite, which times 0 would be NaN.
           g[n] = select(p[n] == 0.0f, Floats{}, p[n] * (g[n] - splat(delta[r])));
           if (kMore && dropout) p[n] = apply_keep(p[n], keep);
           if (kMore && dbias) add_to_dbias(head, i + r, column, g[n]);
           if (kMore && capped) g[n] *= load(scratch_.derivative + r * stride + column);
         }
-        store_gradients<kRows>(row, first, p, g);
+        store_p_ds<kRows>(row, first, p, g);
       }
     };
     if (dropout || dbias || capped) {
@@ -309,10 +313,11 @@ class BackwardTile : private BackwardRows {
     }
   }
 
-  // P and dS of 2 * kWidth columns, in fp32 in the place of scores and dp, or as pairs of bf16.
+  // Stores P and dS of 2 * kWidth columns: in fp32 in the place of scores and dP, else as pairs of
+  // bf16.
   template <int kRows>
-  FLASHATTN_INLINE void store_gradients(int32_t row, int32_t column, const Floats (&p)[2 * kRows],
-                                        const Floats (&g)[2 * kRows]) {
+  FLASHATTN_INLINE void store_p_ds(int32_t row, int32_t column, const Floats (&p)[2 * kRows],
+                                   const Floats (&g)[2 * kRows]) {
     const int64_t stride = scratch_.tile_kv;
     if constexpr (kCompute == Compute::kF32) {
       const int64_t at = row * stride + column;
@@ -328,7 +333,7 @@ class BackwardTile : private BackwardRows {
         const int32_t c = column + n * kWidth;
         const int64_t at =
             c / kColumns * scratch_.pair_panel + row / 2 * scratch_.pair_row + c % kColumns;
-        // The last row may have no other.
+        // The last row may have no partner.
         const Floats below_p = kRows == 2 ? p[(2 + n) % (2 * kRows)] : Floats{};
         const Floats below_g = kRows == 2 ? g[(2 + n) % (2 * kRows)] : Floats{};
         store_words(scratch_.p_t + at, pair_bf16(p[n], below_p));
@@ -352,23 +357,23 @@ class BackwardTile : private BackwardRows {
     accumulate(queries, scratch_.q_k, scratch_.ds_t, columns, scratch_.dk, scratch_.qk_columns);
   }
 
-  // sum += weights^T x; packed: x with the queries as k.
+  // sum += weights^T x. packed: x with the queries as k.
   void accumulate(Interval queries, const uint32_t* packed, const uint32_t* weights,
                   Interval columns, float* sum, int32_t sum_columns) {
-    constexpr int kU = kUnit<kCompute>;
-    const int32_t units = (queries.end - queries.begin + kU - 1) / kU;
+    constexpr int kU = kWordElements<kCompute>;
+    const int32_t words = (queries.end - queries.begin + kU - 1) / kU;
     const int32_t end = last_column(columns);
-    const int32_t step = full_ ? end - columns.begin : kBandRows<kCompute>;
+    const int32_t step = full_ ? end - columns.begin : kMicroTileRows<kCompute>;
     for (int32_t c = columns.begin; c < end; c += step) {
       const int32_t next = end - c < step ? end : c + step;
-      Interval k{0, units};
+      Interval k{0, words};
       if (!full_) {
-        // Queries that see one of these keys.
+        // The queries that see one of these keys.
         Interval seen = intersect(
             query_span(mask_, {keys_.begin + c, keys_.begin + next}, sequence_.len), queries);
         if (seen.begin >= seen.end) continue;
         seen = {seen.begin - queries.begin, seen.end - queries.begin};
-        // Tile registers take whole ones of them.
+        // Tile registers take whole micro-tiles of them.
         if (kKeysAsColumns<kCompute>) seen = {seen.begin / step * step, round_up(seen.end, step)};
         k = intersect(k, {seen.begin / kU, (seen.end + kU - 1) / kU});
       }
@@ -380,13 +385,13 @@ class BackwardTile : private BackwardRows {
       } else {
         gemm<kCompute>(next - c, {0, sum_columns}, k.end - k.begin,
                        {weights + k.begin * scratch_.pair_row + c, 1, scratch_.pair_row},
-                       {packed + int64_t{k.begin} * kPanelOf<kCompute>, scratch_.query_panel},
+                       {packed + int64_t{k.begin} * kPanelOf<kCompute>, scratch_.q_panel},
                        {sum + int64_t{c} * sum_columns, sum_columns}, true);
       }
     }
   }
 
-  void store_gradient(const Rows& out, const float* sum, int32_t columns, float factor,
+  void store_gradient(const TokenRows& out, const float* sum, int32_t columns, float factor,
                       int32_t dim) {
     if constexpr (kKeysAsColumns<kCompute>) {
       store_columns(out, keys_, sum, scratch_.tile_kv, factor, dim);
@@ -404,11 +409,12 @@ class BackwardTile : private BackwardRows {
   }
 
   const BackwardScratch<kCompute> scratch_;
-  // Of the columns at work: their keys, and whether every query sees all of them.
-  Interval run_{0, 0};
-  Ahead ahead_[4] = {};
+  // Of the columns at work: the keys whose mask blocks are on, and whether every query sees all of
+  // them.
+  Interval active_{0, 0};
+  RowPrefetch prefetch_[4] = {};
   bool full_ = false;
-  Interval bands_[kMostBackwardRows / kMicroRows + 1];  // columns that kBandRows queries need
+  Interval row_columns_[kMaxBackwardRows / kMicroKernelRows + 1];  // of each micro-tile of rows
   const float kept_ = 65536.0f / (65536.0f - static_cast<float>(problem_.dropout_threshold()));
 };
 

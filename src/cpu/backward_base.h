@@ -1,25 +1,25 @@
-// Weights from an lse that is large. An fp32 lse of 1e6 stands for sums of weights from e^-1/32 to
-// e^1/32 of its own: of rows with one so large that this tells, the highest score and the sum of
-// the weights relative to it are found again, from the products that the main pass has, to the bit.
+// P from an lse that is large. An fp32 lse of 1e6 stands for any sum of P within a factor of
+// e^(1/32). For rows with an lse so large that this shows, the maximum of the scores and the sum of
+// P relative to it are computed again, from the same products as the main pass, bit for bit.
 #pragma once
 
-#include "cpu/weights.h"
+#include "cpu/softmax.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
 FLASHATTN_INLINE bool is_large(float lse) {
-  return __builtin_fabsf(lse) >= kFarLse && __builtin_fabsf(lse) <= kLargest;
+  return __builtin_fabsf(lse) >= kFarLse && __builtin_fabsf(lse) <= kMaxFloat;
 }
 
-struct QueryBase {
+struct RowBase {
   bool wanted = false;
-  float m = -kInfinity;  // the highest score
-  double l = 0;          // the sum of the weights relative to it
+  float m = -kInfinity;  // the maximum of the scores
+  double l = 0;          // the sum of P relative to it
 
-  // Scores of some more keys.
+  // Adds scores of some more keys.
   void add(const float* s, Interval columns, float log2) {
     Floats each[1];
-    highest_of<1>(s, 0, columns, each);
+    max_of_rows<1>(s, 0, columns, each);
     Floats lanes[kWidth];
     for (Floats& lane : lanes) lane = each[0];
     const float highest = max_each(lanes)[0];
@@ -35,7 +35,8 @@ struct QueryBase {
     l += double{sum(weights)};
   }
 
-  // What lse is above m, in units of log2(e).
+  // lse - m, in units of log2(e). If the given lse counts keys that this call does not see, it
+  // stands.
   float above(float lse, ScoreUnit unit, float sink) const {
     const double given = double{lse} - m * unit.nats, up = double{sink} - m * unit.nats;
     const double own = up > 0 ? up + __builtin_log(l * __builtin_exp(-up) + 1)
@@ -45,7 +46,7 @@ struct QueryBase {
   }
 };
 
-// Scores relative to m, in units of log2(e).
+// Makes scores relative to m, in units of log2(e).
 FLASHATTN_INLINE void to_exponents(float* s, Interval columns, float m, float log2) {
   for (int32_t c = columns.begin; c < columns.end; c += kWidth) {
     store(s + c, (load(s + c) - splat(m)) * splat(log2));

@@ -1,7 +1,10 @@
-// Tiles of the backward pass, and the memory in which a thread works on one.
+// Tile sizes of the backward pass, and the memory in which a thread computes a tile.
 #pragma once
 
-#include "cpu/scores.h"
+#include "core/bump_allocator.h"
+#include "cpu/dropout.h"
+#include "cpu/mask.h"
+#include "cpu/score_mod.h"
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
@@ -10,27 +13,27 @@ FLASHATTN_INLINE bool backward_is_bf16(const Problem& problem) {
          problem.dtype_o == FLASHATTN_DTYPE_BF16;
 }
 
-// On tile registers dk and dv are held with the keys as columns: P and dS, in pairs of queries, are
-// B operands as they come out of the softmax, and only Q and dO, which all keys share, are turned.
+// On tile registers dk and dv have the keys as columns. P and dS, in pairs of queries, are then B
+// operands as the softmax writes them, and only Q and dO, which all keys share, are transposed.
 template <Compute kCompute>
 constexpr bool kKeysAsColumns = kHasAmx && kCompute == Compute::kBf16Pairs;
 
-constexpr int32_t kMostBackwardRows = 128;  // of a tile of queries
+constexpr int32_t kMaxBackwardRows = 128;  // of a Q tile
 
 inline Tiling backward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
-  // Gradients of a bias that sequences share: all have the same tiles.
+  // Sequences that share the gradient of a bias have the same tiles.
   const bool same = problem.features & FLASHATTN_FEATURE_DBIAS;
   if (kHasAmx && backward_is_bf16(problem)) {
-    // Whole tile registers, sums that move less often between the caches, and rows of scores that
-    // do not lie a power of two apart.
+    // Whole tile registers; sums that move less often between the caches; rows of scores that are
+    // not a power of two apart.
     const int32_t rows = dim <= 64 ? 128 : dim <= 128 || dim > 256 ? 96 : 64;
     const int32_t keys = dim <= 256 ? 320 : 192;
     return {rows, rows, keys, same ? 0 : keys};
   }
   Tiling tiling{};
   if (kWidth == 16) {  // machines with wide vectors have larger caches
-    // In fp32 small enough for threads that are not equally fast to end together.
+    // In fp32 so small that threads of unequal speed end together.
     const int32_t most = !backward_is_bf16(problem) ? 192 : dim <= 64 ? 384 : 256;
     const int32_t many = dim <= 128 ? most : dim <= 256 ? 192 : 128;
     tiling = {96, 96, many, same ? 0 : many * 2 / 3 / kPanel * kPanel};
@@ -39,10 +42,10 @@ inline Tiling backward_tiling(const Problem& problem) {
     tiling = {rows, rows, dim <= 64 ? 256 : dim <= 192 ? 128 : 64};
   }
   if (problem.has_mask(FLASHATTN_MASK_BLOCKS)) {
-    // Tiles that do not straddle blocks of the mask, of whole strips of the dropout.
-    for (int32_t rows = tiling.rows * 4 / 3; rows >= tiling.rows / 3; rows -= 16) {
+    // Tiles that do not straddle mask blocks, of whole 16 x 16 tiles of dropout.
+    for (int32_t rows = tiling.q_block_rows * 4 / 3; rows >= tiling.q_block_rows / 3; rows -= 16) {
       if (problem.block_q % rows != 0) continue;
-      tiling.rows = tiling.tile_q = rows;
+      tiling.q_block_rows = tiling.tile_q = rows;
       break;
     }
   }
@@ -54,9 +57,9 @@ inline int32_t dq_columns(const Problem& problem) { return round_up(problem.dim_
 template <Compute kCompute>
 struct BackwardScratch {
   static constexpr bool kIsF32 = kCompute == Compute::kF32;
-  int32_t tile_q, tile_kv, qk_units, v_units, qk_columns, v_columns;
-  int64_t qk_panel, v_panel;       // of K^T and V^T: units from panel to panel
-  int64_t query_panel, key_panel;  // of operands with queries, keys as k
+  int32_t tile_q, tile_kv, qk_words, v_words, qk_columns, v_columns;
+  int64_t qk_panel, v_panel;  // of K^T and V^T: words from panel to panel
+  int64_t q_panel, kv_panel;  // of operands with queries, keys as k
   uint32_t *kt, *vt, *k;
   uint32_t *q_a, *do_a;  // with the head dimension as k
   uint32_t *q_k, *do_k;  // with queries as k; in fp32 the same
@@ -70,55 +73,50 @@ struct BackwardScratch {
 
   FLASHATTN_INLINE BackwardScratch(const Problem& problem, int32_t queries, int32_t keys,
                                    char* base) {
-    constexpr int kU = kUnit<kCompute>, kColumns = kPanelOf<kCompute>;
+    constexpr int kU = kWordElements<kCompute>, kColumns = kPanelOf<kCompute>;
     tile_q = queries;
     tile_kv = keys;
     const int32_t qk = (problem.dim_qk + kU - 1) / kU, v = (problem.dim_v + kU - 1) / kU;
-    qk_units = round_up(qk, kWidth);
-    v_units = round_up(v, kWidth);
+    qk_words = round_up(qk, kWidth);
+    v_words = round_up(v, kWidth);
     qk_columns = round_up(problem.dim_qk, kWidth);
     v_columns = round_up(problem.dim_v, kWidth);
     qk_panel = static_cast<int64_t>(qk) * kColumns;
     v_panel = static_cast<int64_t>(v) * kColumns;
-    query_panel = static_cast<int64_t>(tile_q) / kU * kColumns + kPanelGap<kCompute>;
-    key_panel = static_cast<int64_t>(tile_kv) / kU * kColumns + kPanelGap<kCompute>;
+    q_panel = static_cast<int64_t>(tile_q) / kU * kColumns + kPanelGap<kCompute>;
+    kv_panel = static_cast<int64_t>(tile_kv) / kU * kColumns + kPanelGap<kCompute>;
     const int64_t qk_panels = round_up(qk_columns, kColumns) / kColumns;
     const int64_t v_panels = round_up(v_columns, kColumns) / kColumns;
     const int64_t tile = static_cast<int64_t>(tile_q) * tile_kv;
-    int64_t at = 0;
-    const auto take = [&](int64_t words) {
-      char* p_at = base ? base + at : nullptr;  // NULL: only measured
-      at += (words * 4 + 63) / 64 * 64;
-      return p_at;
-    };
-    const auto units = [&](int64_t n) { return reinterpret_cast<uint32_t*>(take(n)); };
-    const auto floats = [&](int64_t n) { return reinterpret_cast<float*>(take(n)); };
-    kt = units(tile_kv / kColumns * qk_panel);
-    vt = units(tile_kv / kColumns * v_panel);
-    k = units(qk_panels * key_panel);
-    q_k = units(qk_panels * query_panel);
-    do_k = units(v_panels * query_panel);
-    q_a = kIsF32 ? q_k : units(static_cast<int64_t>(tile_q) * qk_units);
-    do_a = kIsF32 ? do_k : units(static_cast<int64_t>(tile_q) * v_units);
+    BumpAllocator memory(base);
+    const auto words = [&](int64_t n) { return memory.take<uint32_t>(n); };
+    const auto floats = [&](int64_t n) { return memory.take<float>(n); };
+    kt = words(tile_kv / kColumns * qk_panel);
+    vt = words(tile_kv / kColumns * v_panel);
+    k = words(qk_panels * kv_panel);
+    q_k = words(qk_panels * q_panel);
+    do_k = words(v_panels * q_panel);
+    q_a = kIsF32 ? q_k : words(static_cast<int64_t>(tile_q) * qk_words);
+    do_a = kIsF32 ? do_k : words(static_cast<int64_t>(tile_q) * v_words);
     s = floats(tile);
     dp = floats(tile);
     derivative = floats(problem.softcap != 0 ? 2 * tile_kv : 0);
     dk = floats(static_cast<int64_t>(tile_kv) * qk_columns);
     dv = floats(static_cast<int64_t>(tile_kv) * v_columns);
-    // fp32: in the places of the scores and of dp, which serve in either orientation.
-    pair_panel = kKeysAsColumns<kCompute> ? query_panel : kColumns;
+    // In fp32 they take the place of the scores and of dP, which serve in either orientation.
+    pair_panel = kKeysAsColumns<kCompute> ? q_panel : kColumns;
     pair_row = kKeysAsColumns<kCompute> ? kColumns : tile_kv;
     const int64_t pairs = kKeysAsColumns<kCompute> ? tile_kv / kColumns * pair_panel : tile / kU;
-    p_t = kIsF32 ? reinterpret_cast<uint32_t*>(s) : units(pairs);
-    ds_t = kIsF32 ? reinterpret_cast<uint32_t*>(dp) : units(pairs);
-    ds = kIsF32 ? ds_t : units(tile / kU);
-    keep = reinterpret_cast<uint8_t*>(take(problem.dropout > 0 ? tile / 4 : 0));
-    bytes = at;
+    p_t = kIsF32 ? reinterpret_cast<uint32_t*>(s) : words(pairs);
+    ds_t = kIsF32 ? reinterpret_cast<uint32_t*>(dp) : words(pairs);
+    ds = kIsF32 ? ds_t : words(tile / kU);
+    keep = memory.take<uint8_t>(problem.dropout > 0 ? tile : 0);
+    bytes = memory.bytes();
   }
 
-  // q_a or do_a; units: of a row.
-  FLASHATTN_INLINE MatrixA left(const uint32_t* rows, int32_t units) const {
-    return kIsF32 ? MatrixA{rows, kPanel, 1, query_panel} : MatrixA{rows, units, 1};
+  // q_a or do_a as an A operand. words: of a row.
+  FLASHATTN_INLINE MatrixA left(const uint32_t* rows, int32_t words) const {
+    return kIsF32 ? MatrixA{rows, kPanel, 1, q_panel} : MatrixA{rows, words, 1};
   }
 };
 

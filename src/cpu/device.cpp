@@ -1,17 +1,13 @@
 #include "cpu/device.h"
 
-#include <unistd.h>
-
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
+#include "core/os.h"
 #include "cpu/family.h"
-#include "cpu/processors.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <sys/syscall.h>
 #endif
 
 namespace flashattn {
@@ -45,22 +41,11 @@ bool has_tiles() {
 #endif
 }
 
-// Linux wants to be asked for tile registers, once a process, before the first thread uses them:
-// their 8 KB would not fit every signal stack.
-bool may_use_tiles() {
-#if defined(__x86_64__) && defined(SYS_arch_prctl)
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // asm/prctl.h, since Linux 5.16
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-#else
-  return false;
-#endif
-}
-
 struct InstructionSet {
   const char* name;
   const Kernels& (*kernels)();
-  bool (*is_here)();
-  bool (*may_run)();  // NULL: it may
+  bool (*is_supported)();
+  bool (*request)();  // asks the system for it; NULL: it needs no permission
 };
 
 // Lowest first.
@@ -83,13 +68,14 @@ const InstructionSet kInstructionSets[] = {
     {"avx512_bf16", avx512_bf16::kernels, has_bf16, nullptr},
 #endif
 #if FLASHATTN_HAVE_AVX512_AMX
-    {"avx512_amx", avx512_amx::kernels, [] { return has_bf16() && has_tiles(); }, may_use_tiles},
+    {"avx512_amx", avx512_amx::kernels, [] { return has_bf16() && has_tiles(); },
+     os::request_tile_registers},
 #endif
 };
 
 struct Processor {
   char vendor[13];
-  unsigned backend, model;  // 0: none that is known
+  unsigned backend, model;  // 0: unknown
 
   Processor() : vendor{}, backend(0), model(0) {
 #if defined(__x86_64__)
@@ -104,14 +90,14 @@ struct Processor {
   }
 };
 
-// Where products of bf16 pay, which flags do not tell: Intel's vector units take twice as long for
-// vdpbf16ps as for multiply-adds of fp32, AMD's half as long. Tile registers pay on every processor
-// that has them so far, whatever model a virtual machine pretends to be.
-struct Fast {
+// Processors on which instructions for bf16 are the fastest; no flag tells. Intel's vector units
+// take twice as long for vdpbf16ps as for multiply-adds of fp32, AMD's half as long. Tile registers
+// pay on every processor that has them so far, whatever model a virtual machine reports.
+struct PreferredIsa {
   const char *name, *vendor;
   unsigned backend;
 };
-const Fast kFast[] = {
+const PreferredIsa kPreferredIsas[] = {
     {"avx512_bf16", "AuthenticAMD", 25},  // Zen 4
     {"avx512_bf16", "AuthenticAMD", 26},  // Zen 5
     {"avx512_amx", "GenuineIntel", 6},    // Sapphire, Emerald, Granite Rapids
@@ -126,9 +112,8 @@ Choice choose() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
 #endif
-  const char* given = std::getenv("FLASHATTN_CPU_ISA");
-  if (given && !*given) given = nullptr;
-  const char* wanted = nullptr;  // given, where it names one
+  const char* given = os::environment("FLASHATTN_CPU_ISA");
+  const char* wanted = nullptr;  // `given`, if it names an instruction set
   for (const InstructionSet& set : kInstructionSets) {
     if (given && std::strcmp(given, set.name) == 0) wanted = given;
   }
@@ -136,13 +121,13 @@ Choice choose() {
   const InstructionSet *best = nullptr, *left_out = nullptr;
   bool capped = false;
   for (const InstructionSet& set : kInstructionSets) {
-    // Of the system nothing is asked in vain.
-    if (capped || !set.is_here()) continue;
-    if (!wanted && !pays_off(set.name, processor.vendor, processor.backend)) {
+    // The system is asked for nothing that is not used.
+    if (capped || !set.is_supported()) continue;
+    if (!wanted && !is_preferred(set.name, processor.vendor, processor.backend)) {
       left_out = &set;
       continue;
     }
-    if (set.may_run && !set.may_run()) continue;
+    if (set.request && !set.request()) continue;
     best = &set;
     left_out = nullptr;
     capped = wanted && std::strcmp(wanted, set.name) == 0;
@@ -164,7 +149,7 @@ Choice choose() {
   if (left_out) {
     add("; %s is not known to pay there, FLASHATTN_CPU_ISA=%s uses it", left_out->name);
   }
-  // So short that no name makes `used` more than there is room for.
+  // The text is so short that no name makes `used` exceed the room.
   if (given) {
     add(wanted ? "; FLASHATTN_CPU_ISA = %.40s is not to be had here"
                : "; FLASHATTN_CPU_ISA = %.40s is no instruction set of this build",
@@ -202,22 +187,19 @@ struct MachineDevice {
   MachineDevice() : device{} {
     read_name(name);
     flashattn_device_properties& p = device.properties;
-    p.threads = usable_processors();
+    p.threads = os::usable_processors();
     p.name = name;
     p.isa = machine_kernels().isa;
-    p.memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-#if defined(_SC_LEVEL2_CACHE_SIZE)
-    const long cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
-    p.l2_cache = cache > 0 ? static_cast<int32_t>(cache) : 0;
-#endif
+    p.memory = os::memory_bytes();
+    p.l2_cache = static_cast<int32_t>(os::l2_cache_bytes());
   }
 };
 
 }  // namespace
 
-bool pays_off(const char* isa, const char* vendor, unsigned backend) {
+bool is_preferred(const char* isa, const char* vendor, unsigned backend) {
   bool listed = false;
-  for (const Fast& fast : kFast) {
+  for (const PreferredIsa& fast : kPreferredIsas) {
     if (std::strcmp(fast.name, isa) != 0) continue;
     listed = true;
     if (std::strcmp(fast.vendor, vendor) == 0 && fast.backend == backend) {

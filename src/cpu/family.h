@@ -1,4 +1,4 @@
-// The CPU backend: what core and api see of it.
+// The CPU backend, as core and api see it.
 #pragma once
 
 #include "core/backend.h"
@@ -7,9 +7,9 @@ namespace flashattn {
 
 const Backend& cpu_backend();
 
-// The machine's CPU with the best instruction set that this build has for it, capped by the
-// environment variable FLASHATTN_CPU_ISA (baseline, avx2, avx512, avx512_bf16,
-// avx512_amx). Read once a process.
+// The machine's CPU, with the best instruction set of this build that it runs, capped by the
+// environment variable FLASHATTN_CPU_ISA (baseline, avx2, avx512, avx512_bf16, avx512_amx). Read
+// once a process.
 const Device& cpu_device();
 
 // The instruction sets of this build, lowest first, separated by ", ".

@@ -1,9 +1,10 @@
-// Small matrix products C (+)= A B, the tensor cores of the CPU backend.
 //
-// Operands are made of 32-bit units along the inner index k: an fp32 number, or a pair of bf16
-// neighbours where the instruction set multiplies those (vdpbf16ps). A may lie anyhow; B is packed
-// in panels of kPanelOf columns, each [k][column], and serves as an A of rows [k], too; C is fp32,
-// row-major.
+// Small matrix products C (+)= A B.
+//
+// Operands are made of 32-bit words along the inner index k: a word is an fp32 number, or a pair of
+// bf16 neighbours where the instruction set multiplies pairs (vdpbf16ps, AMX). A may have any
+// strides. B is packed in panels of kPanelOf columns, each panel [k][column]; a packed B also
+// serves as an A whose rows are its k. C is fp32, row-major.
 #pragma once
 
 #include "cpu/amx.h"
@@ -11,30 +12,30 @@
 namespace flashattn::cpu::FLASHATTN_ISA {
 
 constexpr int kPanel = kPanelVectors * kWidth;
-constexpr int kMicroRows = 6;  // 6 x 4 (2) accumulators fill 32 (16) registers
+constexpr int kMicroKernelRows = 6;  // 6 x 4 accumulators of 32 registers, or 6 x 2 of 16
 
 enum class Compute { kF32, kBf16Pairs };
 
-// Columns of a panel of B: those of a tile register, which lies in one piece then, or kPanel.
+// Columns of a panel of B: kPanel, or those of a tile register, each of which is then contiguous.
 template <Compute kCompute>
 constexpr int kPanelOf = kHasAmx && kCompute == Compute::kBf16Pairs ? 16 : kPanel;
 
-// Units between panels that would lie a power of two apart, and then share few sets of the caches.
+// Words between panels. Panels a power of two apart would share few sets of the caches.
 template <Compute kCompute>
 constexpr int kPanelGap = kPanelOf<kCompute> < kPanel ? kPanelOf<kCompute> : 0;
 
 template <Compute kCompute>
-constexpr int kUnit = kCompute == Compute::kF32 ? 1 : 2;  // elements of k a unit
+constexpr int kWordElements = kCompute == Compute::kF32 ? 1 : 2;  // elements of k in a word
 
 struct MatrixA {
   const uint32_t* data;
-  int64_t row_stride, k_stride;  // units
-  int64_t panel_stride = 0;      // after kPanel k (fp32); 0: no panels
+  int64_t row_stride, k_stride;  // words
+  int64_t panel_stride = 0;      // words from one group of kPanel k to the next (fp32); 0: none
 };
 
 struct MatrixB {
   const uint32_t* data;
-  int64_t panel_stride;  // units from panel to panel
+  int64_t panel_stride;  // words from panel to panel
 };
 
 struct MatrixC {
@@ -51,8 +52,8 @@ FLASHATTN_INLINE Floats multiply_add(Floats sum, Words a, Words b) {
   }
 }
 
-// kRows x (kVectors * kWidth) elements of C, held in registers over all of k; then the next kRows,
-// `times` in all.
+// A micro-tile of C: kRows x (kVectors * kWidth) elements, held in registers over all of k. Then
+// the micro-tiles of the next kRows, `times` in all.
 template <Compute kCompute, int kRows, int kVectors>
 void micro_kernel(MatrixA a, const uint32_t* __restrict b, MatrixC c, int32_t k, bool accumulate,
                   int32_t times) {
@@ -83,7 +84,7 @@ void micro_kernel(MatrixA a, const uint32_t* __restrict b, MatrixC c, int32_t k,
         }
       }
     }
-    // So that the rows' addresses are computed here, and not kept during the loop.
+    // Makes the compiler compute the rows' addresses here, instead of keeping them during the loop.
     __asm__("" : "+r"(c.data), "+r"(c.row_stride));
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -121,25 +122,26 @@ FLASHATTN_INLINE MicroKernel micro_kernel_of(int32_t rows, int32_t vectors) {
   return micro_kernel_of_rows<kCompute, 1>(rows);
 }
 
-// Rows of C that are told apart where rows need different columns or k.
+// Rows of a micro-tile: the fewest that may have columns, or k, of their own.
 template <Compute kCompute>
-constexpr int32_t kBandRows = kHasAmx && kCompute == Compute::kBf16Pairs ? 32 : kMicroRows;
+constexpr int32_t kMicroTileRows =
+    kHasAmx && kCompute == Compute::kBf16Pairs ? 32 : kMicroKernelRows;
 
-// C[rows][columns] (+)= A[rows][k] B[k][columns]; columns: multiples of kWidth, k in units. On tile
-// registers the units of A must lie one after the other. columns_of(row): those of the columns that
-// kBandRows rows from `row` on need.
+// C[rows][columns] (+)= A[rows][k] B[k][columns]. columns: multiples of kWidth; k in words. On tile
+// registers the words of a row of A must be contiguous. row_columns_of(row): the columns that the
+// micro-tile of rows from `row` on needs.
 template <Compute kCompute, class ColumnsOf>
 void gemm(int32_t rows, Interval columns, int32_t k, MatrixA a, MatrixB b, MatrixC c,
-          bool accumulate, ColumnsOf columns_of) {
+          bool accumulate, ColumnsOf row_columns_of) {
 #if defined(__AMX_BF16__)
   if constexpr (kCompute == Compute::kBf16Pairs) {
-    constexpr int32_t kStep = kBandRows<kCompute>;
-    static_assert(kPanelOf<kCompute> == kTile && kStep == 2 * kTile);
+    constexpr int32_t kStep = kMicroTileRows<kCompute>;
+    static_assert(kPanelOf<kCompute> == kTileRows && kStep == 2 * kTileRows);
     // As many rows at a time as need the same columns.
     for (int32_t row = 0, next; row < rows; row = next) {
-      const Interval own = columns_of(row);
+      const Interval own = row_columns_of(row);
       for (next = row + kStep; next < rows; next += kStep) {
-        const Interval others = columns_of(next);
+        const Interval others = row_columns_of(next);
         if (others.begin != own.begin || others.end != own.end) break;
       }
       amx_gemm(next < rows ? next - row : rows - row, own, k, a.data + row * a.row_stride,
@@ -155,10 +157,11 @@ void gemm(int32_t rows, Interval columns, int32_t k, MatrixA a, MatrixB b, Matri
     const uint32_t* panel = b.data + column / kPanel * b.panel_stride;
     for (int32_t row = 0, next; row < rows; row = next) {
       // As many rows at a time as need the same columns.
-      const Interval own = intersect(columns_of(row), here);
+      const Interval own = intersect(row_columns_of(row), here);
       int32_t times = 1;
-      for (next = row + kMicroRows; next + kMicroRows <= rows; next += kMicroRows, ++times) {
-        const Interval others = intersect(columns_of(next), here);
+      for (next = row + kMicroKernelRows; next + kMicroKernelRows <= rows;
+           next += kMicroKernelRows, ++times) {
+        const Interval others = intersect(row_columns_of(next), here);
         if (others.begin != own.begin || others.end != own.end) break;
       }
       if (own.begin >= own.end) continue;

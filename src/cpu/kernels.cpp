@@ -1,15 +1,15 @@
-// The kernels of one instruction set: compiled once for each, with FLASHATTN_ISA naming it.
+// The kernels of one instruction set: compiled once for each, FLASHATTN_ISA being its name.
 #include "cpu/kernels.h"
 
 #include "cpu/backward_tasks.h"
-#include "cpu/forward_task.h"
+#include "cpu/forward.h"
 #include "cpu/merge.h"
 
 #define FLASHATTN_TEXT_OF(name) #name
 #define FLASHATTN_TEXT(name) FLASHATTN_TEXT_OF(name)
 
-// Where an instruction set has products of bf16, its kernels are for these alone, and this names
-// the one whose kernels compute the rest, in fp32. Their vectors are of one width.
+// An instruction set with products of bf16 has kernels for these alone. FLASHATTN_F32_ISA names the
+// one whose kernels, with vectors as wide, compute the rest in fp32.
 #ifndef FLASHATTN_F32_ISA
 #define FLASHATTN_F32_ISA FLASHATTN_ISA
 #endif
@@ -45,9 +45,9 @@ int64_t backward_scratch(const Problem& problem, const Tiling& tiling) {
   return BackwardScratch<kCompute>(problem, tiling.tile_q, tiling.tile_kv, nullptr).bytes;
 }
 
-// Where products are fast, packing is much of the work.
-int64_t shared_tile(const Problem& problem, const Tiling& tiling) {
-  if (!kKeepsReference<kCompute> || !forward_is_own(problem)) return 0;
+// Sharing pays where products are so fast that packing is much of the work.
+int64_t shared_tile_bytes(const Problem& problem, const Tiling& tiling) {
+  if (!kFixedBase<kCompute> || !forward_is_own(problem)) return 0;
   return ForwardScratch<kCompute>(problem, tiling, nullptr).tile_bytes;
 }
 
@@ -84,7 +84,7 @@ constexpr Kernels kKernels = {
     dq_columns,
     forward_scratch,
     backward_scratch,
-    shared_tile,
+    shared_tile_bytes,
     forward,
     backward_prepare,
     backward,

@@ -1,4 +1,4 @@
-// The tables of kernels in this build, one per instruction set.
+// The kernels of this build, a table per instruction set.
 #pragma once
 
 #include "cpu/job.h"

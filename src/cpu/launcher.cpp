@@ -3,55 +3,32 @@
 #include <algorithm>
 
 #include "core/arrays.h"
+#include "core/bump_allocator.h"
 #include "core/error.h"
+#include "core/os.h"
 #include "cpu/device.h"
 #include "cpu/parallel.h"
-#include "cpu/processors.h"
 
 namespace flashattn::cpu {
 namespace {
 
-constexpr int64_t kAlignment = 64;
+// The most bytes of packed KV tiles that Q blocks share.
+constexpr int64_t kMaxSharedBytes = int64_t{128} << 20;
 
-// Bytes of the packed keys and values that blocks of queries share.
-constexpr int64_t kMostShared = int64_t{128} << 20;
-
-// Cuts a workspace into aligned pieces; with a NULL base it only counts.
-class Cutter {
- public:
-  explicit Cutter(char* base) : base_(base), at_(0) {
-    // Room to align a base that is not.
-    if (base) at_ = (kAlignment - reinterpret_cast<intptr_t>(base) % kAlignment) % kAlignment;
-  }
-
-  template <class T>
-  T* take(int64_t count) {
-    char* piece = base_ ? base_ + at_ : nullptr;
-    at_ += ceil_div(count * static_cast<int64_t>(sizeof(T)), kAlignment) * kAlignment;
-    return reinterpret_cast<T*>(piece);
-  }
-
-  int64_t bytes() const { return at_ + kAlignment; }
-
- private:
-  char* base_;
-  int64_t at_;
-};
-
-const char* dtype_name(int32_t dtype) {
+const char* dtype_suffix(int32_t dtype) {
   return dtype == FLASHATTN_DTYPE_F32 ? "f32" : dtype == FLASHATTN_DTYPE_F16 ? "f16" : "bf16";
 }
 
 std::string kernel_name(const char* op, const Problem& problem, const Kernels& kernels) {
-  return std::string("cpu_") + op + "_" + dtype_name(problem.dtype) + "_" + kernels.isa;
+  return std::string("cpu_") + op + "_" + dtype_suffix(problem.dtype) + "_" + kernels.isa;
 }
 
-// The numbers of the dropout, device words added.
-struct Random {
+// Seed and offset of dropout: the caller's, plus those in device memory.
+struct DropoutSeed {
   uint64_t seed, offset;
 };
 
-Random random_of(const Inputs& in) {
+DropoutSeed dropout_seed(const Inputs& in) {
   const uint64_t* device = in.rng_device;
   return {in.rng_seed + (device ? device[0] : 0), in.rng_offset + (device ? device[1] : 0)};
 }
@@ -61,15 +38,15 @@ Random random_of(const Inputs& in) {
 struct CpuLauncher::ForwardWorkspace {
   SeqlenInfo* sequences;
   float *partial_o, *partial_m, *partial_l;
-  SharedTiles shared;
+  SharedKvTiles shared;
   char* scratch;
   int64_t bytes;
 };
 
 struct CpuLauncher::BackwardWorkspace {
   SeqlenInfo* sequences;
-  float *lse2, *base, *delta, *dq;
-  int32_t* turn;
+  float *lse_log2, *softmax_base, *delta, *dq;
+  int32_t* dq_semaphore;
   char* scratch;
   int64_t bytes;
 };
@@ -77,7 +54,8 @@ struct CpuLauncher::BackwardWorkspace {
 CpuLauncher::CpuLauncher(const Problem& problem)
     : problem_(problem),
       kernels_(machine_kernels()),
-      threads_(std::min(problem.threads > 0 ? problem.threads : usable_processors(), kMostThreads)),
+      threads_(
+          std::min(problem.threads > 0 ? problem.threads : os::usable_processors(), kMaxThreads)),
       forward_tiling_(kernels_.forward_tiling(problem)),
       backward_tiling_(kernels_.backward_tiling(problem)),
       split_(SplitRule::of(problem.splits, kSplitKeys,
@@ -85,19 +63,19 @@ CpuLauncher::CpuLauncher(const Problem& problem)
                            forward_tiling_.tile_kv)),
       forward_scratch_(kernels_.forward_scratch(problem, forward_tiling_)),
       backward_scratch_(kernels_.backward_scratch(problem, backward_tiling_)),
-      shared_tile_(kernels_.shared_tile(problem, forward_tiling_)),
+      shared_tile_bytes_(kernels_.shared_tile_bytes(problem, forward_tiling_)),
       forward_name_(kernel_name("forward", problem, kernels_)),
       backward_name_(kernel_name("backward", problem, kernels_)),
       why_(std::string("the only backend for CPUs; ") + machine_kernels_reason()) {
-  if (problem.workspace_limit == 0 || shared_tile_ == 0) return;
+  if (problem.workspace_limit == 0 || shared_tile_bytes_ == 0) return;
   if (workspace(FLASHATTN_OP_FORWARD, maxima_of(problem)) <= problem.workspace_limit) return;
-  shared_tile_ = 0;
+  shared_tile_bytes_ = 0;
   why_ +=
       "; each thread packs keys and values for itself, for workspace_limit has no room for "
       "packed tiles that all share";
 }
 
-// Queries and parts of the longest split that a shape allows.
+// The largest number of queries, and of splits, of any sequence that a shape allows.
 static Lengths split_bound(const SplitRule& rule, const Shape& shape) {
   return {std::min(shape.seqlen_q, rule.max_queries),
           part_bound(rule, {shape.seqlen_q, shape.seqlen_kv})};
@@ -105,44 +83,44 @@ static Lengths split_bound(const SplitRule& rule, const Shape& shape) {
 
 CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const Shape& shape, char* base) const {
   ForwardWorkspace w{};
-  Cutter cutter(base);
-  w.sequences = cutter.take<SeqlenInfo>(shape.batch);
+  BumpAllocator memory(base);
+  w.sequences = memory.take<SeqlenInfo>(shape.batch);
   const Lengths split = split_bound(split_, shape);
   if (split.kv > 1) {
     const int64_t rows = static_cast<int64_t>(split.kv) * shape.batch * problem_.heads_q * split.q;
-    w.partial_o = cutter.take<float>(rows * problem_.dim_v);
-    w.partial_m = cutter.take<float>(rows);
-    w.partial_l = cutter.take<float>(rows);
+    w.partial_o = memory.take<float>(rows * problem_.dim_v);
+    w.partial_m = memory.take<float>(rows);
+    w.partial_l = memory.take<float>(rows);
   }
-  // Rows that make more than one block.
-  if (shared_tile_ > 0 &&
-      int64_t{shape.seqlen_q} * problem_.q_heads_per_kv_head() > smallest_block()) {
+  // Only where there is more than one Q block.
+  if (shared_tile_bytes_ > 0 &&
+      int64_t{shape.seqlen_q} * problem_.q_heads_per_kv_head() > min_block_rows()) {
     const int64_t tiles =
         problem_.heads_kv * HeadTiles::of_keys(problem_, shape, forward_tiling_.tile_kv).count();
-    w.shared.tile_bytes = shared_tile_;
-    w.shared.count = std::min(tiles, kMostShared / shared_tile_);
-    w.shared.states = cutter.take<int32_t>(w.shared.count);
-    w.shared.tiles = cutter.take<char>(w.shared.count * shared_tile_);
+    w.shared.tile_bytes = shared_tile_bytes_;
+    w.shared.count = std::min(tiles, kMaxSharedBytes / shared_tile_bytes_);
+    w.shared.states = memory.take<int32_t>(w.shared.count);
+    w.shared.tiles = memory.take<char>(w.shared.count * shared_tile_bytes_);
   }
-  w.scratch = cutter.take<char>(forward_scratch_ * threads_);
-  w.bytes = cutter.bytes();
+  w.scratch = memory.take<char>(forward_scratch_ * threads_);
+  w.bytes = memory.bytes() + BumpAllocator::kAlignment;  // for an unaligned base
   return w;
 }
 
 CpuLauncher::BackwardWorkspace CpuLauncher::backward_workspace(const Shape& shape,
                                                                char* base) const {
   BackwardWorkspace w{};
-  Cutter cutter(base);
-  w.sequences = cutter.take<SeqlenInfo>(shape.batch);
+  BumpAllocator memory(base);
+  w.sequences = memory.take<SeqlenInfo>(shape.batch);
   const int32_t tile_q = backward_tiling_.tile_q;
   const int64_t tiles = problem_.heads_q * HeadTiles::of_queries(problem_, shape, tile_q).count();
-  w.lse2 = cutter.take<float>(tiles * tile_q);
-  w.base = cutter.take<float>(tiles * tile_q);
-  w.delta = cutter.take<float>(tiles * tile_q);
-  w.dq = cutter.take<float>(tiles * tile_q * kernels_.dq_columns(problem_));
-  w.turn = cutter.take<int32_t>(tiles);
-  w.scratch = cutter.take<char>(backward_scratch_ * threads_);
-  w.bytes = cutter.bytes();
+  w.lse_log2 = memory.take<float>(tiles * tile_q);
+  w.softmax_base = memory.take<float>(tiles * tile_q);
+  w.delta = memory.take<float>(tiles * tile_q);
+  w.dq = memory.take<float>(tiles * tile_q * kernels_.dq_columns(problem_));
+  w.dq_semaphore = memory.take<int32_t>(tiles);
+  w.scratch = memory.take<char>(backward_scratch_ * threads_);
+  w.bytes = memory.bytes() + BumpAllocator::kAlignment;  // for an unaligned base
   return w;
 }
 
@@ -167,24 +145,24 @@ void CpuLauncher::describe(uint32_t op, const Shape& shape,
   properties->why = why_.c_str();
 }
 
-// One thread for work of some 10 us; none is woken for what it does in the time, several times as
-// long, that others take to wake up.
+// Work of some 10 us stays on one thread. Sleeping threads are woken only for work several times as
+// long, because waking takes that time.
 static Threads threads_for(int32_t threads, double multiply_adds, const Executor& on) {
   return {multiply_adds < 250e3 ? 1 : threads, multiply_adds >= 1e6,
           on.parallel.run ? &on.parallel : nullptr};
 }
 
-// Multiply-adds that take as long as an element that is merged from memory, or a random number.
-constexpr double kAsLong = 8;
+// Multiply-adds that take as long as to merge an element from memory, or to draw a random number.
+constexpr double kElementCost = 8;
 
-// Of a whole forward pass, at most.
+// The most multiply-adds of a forward pass.
 static double forward_work(const Problem& problem, const Shape& shape) {
   return static_cast<double>(shape.batch) * problem.heads_q * shape.seqlen_q * shape.seqlen_kv *
          (problem.dim_qk + problem.dim_v);
 }
 
-// Whether a cache is read as it lies, with the heads of a token side by side.
-static bool shares_reads(const ForwardJob& job) {
+// Whether K and V are read where they lie, and the heads of a token lie side by side.
+static bool reads_heads_together(const ForwardJob& job) {
   const Inputs& in = job.args->inputs;
   const Shape& shape = job.args->shape;
   return is_direct(*job.problem, {shape.seqlen_q, INT32_MAX}) && shape.seqlen_q > 0 &&
@@ -192,22 +170,24 @@ static bool shares_reads(const ForwardJob& job) {
          in.v.stride_head < in.v.stride_seq;
 }
 
-// Blocks of queries: large enough to share packed keys, small enough to occupy all threads.
-void CpuLauncher::set_blocks(ForwardJob* job) const {
+// Chooses Q blocks: large enough to share packed keys, small enough to occupy all threads.
+void CpuLauncher::choose_q_blocks(ForwardJob* job) const {
   const Shape& shape = job->args->shape;
   const int32_t group = problem_.q_heads_per_kv_head(), tile = job->tiling.tile_q,
-                smallest = smallest_block();
+                fewest_rows = min_block_rows();
   job->kv_heads = 1;
-  for (int32_t rows = job->tiling.rows;; rows = std::max(rows / 2 / tile * tile, smallest)) {
-    job->queries = std::max(std::min(shape.seqlen_q, rows), 1);
-    // Block masks may differ from head to head.
-    const int32_t fitting = problem_.has_mask(FLASHATTN_MASK_BLOCKS) ? 1 : rows / job->queries;
-    job->heads = std::min(group, std::max(fitting, 1));
-    job->head_blocks = static_cast<int32_t>(ceil_div(group, job->heads));
-    job->query_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_q, job->queries));
-    if (rows == smallest || job->tasks() >= 4 * static_cast<int64_t>(threads_)) break;
+  for (int32_t rows = job->tiling.q_block_rows;;
+       rows = std::max(rows / 2 / tile * tile, fewest_rows)) {
+    job->block_queries = std::max(std::min(shape.seqlen_q, rows), 1);
+    // Block masks may differ between heads.
+    const int32_t fitting =
+        problem_.has_mask(FLASHATTN_MASK_BLOCKS) ? 1 : rows / job->block_queries;
+    job->block_heads = std::min(group, std::max(fitting, 1));
+    job->head_blocks = static_cast<int32_t>(ceil_div(group, job->block_heads));
+    job->q_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_q, job->block_queries));
+    if (rows == fewest_rows || job->tasks() >= 4 * static_cast<int64_t>(threads_)) break;
   }
-  if (shares_reads(*job)) {
+  if (reads_heads_together(*job)) {
     for (int32_t heads = std::min(kDirectRows / (group * shape.seqlen_q), problem_.heads_kv);
          heads > 1; heads /= 2) {
       job->kv_heads = heads;
@@ -215,41 +195,42 @@ void CpuLauncher::set_blocks(ForwardJob* job) const {
       job->kv_heads = 1;
     }
   }
-  if (problem_.mask != 0 || problem_.layout != 0 || job->queries == shape.seqlen_q) return;
-  // Blocks that all take equally long: the number that occupies all threads to the end, not more,
-  // for each packs the keys anew, or reads them again where they are shared.
-  const int32_t packing = shared_tile_ > 0 ? 4 : 12;  // rows whose work takes as long
-  const int64_t others = job->tasks() / job->query_blocks;
+  if (problem_.mask != 0 || problem_.layout != 0 || job->block_queries == shape.seqlen_q) return;
+  // All Q blocks take equally long. Their number is the one that occupies all threads to the end
+  // and no larger, because each block packs the keys, or reads them again where they are shared.
+  const int32_t packing =
+      shared_tile_bytes_ > 0 ? 4 : 12;  // of a KV tile takes as long as the work of so many rows
+  const int64_t others = job->tasks() / job->q_blocks;
   int64_t least = INT64_MAX;
   const auto consider = [&](int32_t rows) {
     const int64_t blocks = ceil_div(shape.seqlen_q, rows);
-    // Threads are not equally fast: the end waits for a part of the slowest one's block.
+    // Threads are not equally fast: the end waits for part of the slowest thread's block.
     const int64_t cost = ceil_div(blocks * others, threads_) * (rows + packing) + rows / 4;
     if (cost >= least) return;
     least = cost;
-    job->queries = rows;
-    job->query_blocks = static_cast<int32_t>(blocks);
+    job->block_queries = rows;
+    job->q_blocks = static_cast<int32_t>(blocks);
   };
-  const int32_t fewest = job->queries;
+  const int32_t fewest = job->block_queries;
   consider(fewest);
-  const int32_t most = std::min(job->tiling.rows, shape.seqlen_q);
+  const int32_t most = std::min(job->tiling.q_block_rows, shape.seqlen_q);
   for (int32_t rows = most / tile * tile; rows > fewest; rows -= tile) consider(rows);
 }
 
 int32_t CpuLauncher::forward(const ForwardArgs& args, void* workspace, const Executor& on) const {
   const Shape& shape = args.shape;
   const ForwardWorkspace w = forward_workspace(shape, static_cast<char*>(workspace));
-  const Random random = random_of(args.inputs);
+  const DropoutSeed random = dropout_seed(args.inputs);
   resolve_seqlens(problem_, shape, args.inputs, w.sequences);
   ForwardJob job{};
   job.problem = &problem_;
   job.args = &args;
   job.sequences = w.sequences;
   job.tiling = forward_tiling_;
-  job.split = split_;
-  job.parts = 1;
+  job.split_rule = split_;
+  job.splits = 1;
   for (int32_t b = 0; b < shape.batch; ++b) {
-    job.parts = std::max(job.parts, part_count(split_, job.sequences[b].len));
+    job.splits = std::max(job.splits, part_count(split_, job.sequences[b].len));
   }
   job.partial_queries = split_bound(split_, shape).q;
   job.partial_o = w.partial_o;
@@ -257,26 +238,26 @@ int32_t CpuLauncher::forward(const ForwardArgs& args, void* workspace, const Exe
   job.partial_l = w.partial_l;
   job.rng_seed = random.seed;
   job.rng_offset = random.offset;
-  set_blocks(&job);
-  if (job.query_blocks * job.head_blocks > 1 && w.shared.count > 0) {
+  choose_q_blocks(&job);
+  if (job.q_blocks * job.head_blocks > 1 && w.shared.count > 0) {
     job.shared = w.shared;
     std::fill_n(w.shared.states, w.shared.count, kTileEmpty);
   }
   const Threads threads = threads_for(threads_, forward_work(problem_, shape), on);
-  job.threads = threads.most;
-  parallel_tasks(threads, job.tasks(), job.strands(), [&](int64_t task, int32_t thread) {
+  job.threads = threads.max;
+  parallel_tasks(threads, job.tasks(), job.tasks_per_q_block(), [&](int64_t task, int32_t thread) {
     kernels_.forward(job, task, w.scratch + thread * forward_scratch_);
   });
-  if (job.parts > 1) merge_parts(job, on);
+  if (job.splits > 1) merge_splits(job, on);
   return FLASHATTN_OK;
 }
 
-void CpuLauncher::merge_parts(const ForwardJob& job, const Executor& on) const {
+void CpuLauncher::merge_splits(const ForwardJob& job, const Executor& on) const {
   const ForwardArgs& args = *job.args;
   const int64_t rows = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
   const int32_t size = dtype_size(problem_.dtype_o);
   const double elements =
-      static_cast<double>(rows * job.partial_queries) * job.parts * problem_.dim_v;
+      static_cast<double>(rows * job.partial_queries) * job.splits * problem_.dim_v;
   parallel_tasks(threads_for(threads_, elements, on), rows, 1, [&](int64_t task, int32_t) {
     const int32_t b = static_cast<int32_t>(task / problem_.heads_q);
     const int32_t h = static_cast<int32_t>(task % problem_.heads_q);
@@ -312,7 +293,7 @@ void CpuLauncher::merge_parts(const ForwardJob& job, const Executor& on) const {
 int32_t CpuLauncher::backward(const BackwardArgs& args, void* workspace, const Executor& on) const {
   const Shape& shape = args.shape;
   const BackwardWorkspace w = backward_workspace(shape, static_cast<char*>(workspace));
-  const Random random = random_of(args.inputs);
+  const DropoutSeed random = dropout_seed(args.inputs);
   const auto tiles = [](int32_t length, int32_t tile) {
     return static_cast<int32_t>(ceil_div(length, tile));
   };
@@ -321,23 +302,23 @@ int32_t CpuLauncher::backward(const BackwardArgs& args, void* workspace, const E
   job.args = &args;
   job.sequences = w.sequences;
   job.tiling = backward_tiling_;
-  job.query_tiles = tiles(shape.seqlen_q, backward_tiling_.tile_q);
-  job.key_tiles = backward_key_tiles(backward_tiling_, problem_, shape.seqlen_kv);
+  job.q_tiles = tiles(shape.seqlen_q, backward_tiling_.tile_q);
+  job.kv_tiles = backward_kv_tiles(backward_tiling_, problem_, shape.seqlen_kv);
   const Threads threads = threads_for(threads_, 2.5 * forward_work(problem_, shape), on);
-  job.threads = threads.most;
+  job.threads = threads.max;
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
-  if (heads * job.key_tiles > INT32_MAX) {
+  if (heads * job.kv_tiles > INT32_MAX) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "batch",
                 "batch = %d with heads_kv = %d and %d tiles of keys a head makes 2^31 tiles or "
                 "more; split the batch",
-                shape.batch, problem_.heads_kv, job.key_tiles);
+                shape.batch, problem_.heads_kv, job.kv_tiles);
   }
   resolve_seqlens(problem_, shape, args.inputs, w.sequences);
-  // As many heads at a time as threads, in the end, too.
-  job.order = L2Swizzle::of(heads, job.key_tiles, job.threads, job.threads);
+  // As many heads at a time as there are threads, at the end too.
+  job.order = L2Swizzle::of(heads, job.kv_tiles, job.threads, job.threads);
   job.rng_seed = random.seed;
   job.rng_offset = random.offset;
-  // Or none: a sum of nothing is written, too.
+  // Some elements may also have no score: they are written as 0.
   const Lengths first = job.sequences[0].len;
   const bool whole = shape.batch == 1 && first.q == shape.seqlen_q && first.kv == shape.seqlen_kv;
   const bool each_row =
@@ -345,22 +326,22 @@ int32_t CpuLauncher::backward(const BackwardArgs& args, void* workspace, const E
   job.dbias_is_reduced = (args.dbias_stride_batch == 0 && !whole) ||
                          (args.dbias_stride_head == 0 && problem_.heads_q > 1) ||
                          (args.dbias_stride_row == 0 && !each_row);
-  job.lse2 = w.lse2;
-  job.base = w.base;
+  job.lse_log2 = w.lse_log2;
+  job.softmax_base = w.softmax_base;
   job.delta = w.delta;
   job.dq = w.dq;
-  job.turn = w.turn;
+  job.dq_semaphore = w.dq_semaphore;
   const auto run = [&](int64_t count, void (*kernel)(const BackwardJob&, int64_t, char*)) {
     parallel_tasks(threads, count, 1, [&](int64_t task, int32_t thread) {
       kernel(job, task, w.scratch + thread * backward_scratch_);
     });
   };
   const int64_t batch = shape.batch;
-  run(batch * problem_.heads_q * job.query_tiles, kernels_.backward_prepare);
+  run(batch * problem_.heads_q * job.q_tiles, kernels_.backward_prepare);
   run(job.order.count(), kernels_.backward);
   if (args.dbias && job.dbias_is_reduced) {
     run((args.dbias_stride_batch ? batch : 1) * (args.dbias_stride_head ? problem_.heads_q : 1) *
-            job.key_tiles,
+            job.kv_tiles,
         kernels_.backward_dbias);
   }
   if (args.dsink) run(problem_.heads_q, kernels_.backward_dsink);
@@ -385,7 +366,7 @@ int32_t CpuLauncher::merge(const MergeArgs& args, const Executor& on) const {
   const int64_t rows = static_cast<int64_t>(batch) * problem_.heads_q;
   const double elements = static_cast<double>(rows * tokens) * args.parts * problem_.dim_v;
   parallel_tasks(
-      threads_for(threads_, kAsLong * elements, on), rows, 1, [&](int64_t task, int32_t) {
+      threads_for(threads_, kElementCost * elements, on), rows, 1, [&](int64_t task, int32_t) {
         const int32_t b = static_cast<int32_t>(task / problem_.heads_q);
         const int32_t h = static_cast<int32_t>(task % problem_.heads_q);
         for (int64_t i = 0; i < tokens; ++i) {
@@ -403,12 +384,12 @@ int32_t CpuLauncher::merge(const MergeArgs& args, const Executor& on) const {
 
 int32_t CpuLauncher::dropout_mask(const ForwardArgs& args, uint8_t* keep,
                                   const Executor& on) const {
-  const Random random = random_of(args.inputs);
+  const DropoutSeed random = dropout_seed(args.inputs);
   const int64_t keys = args.shape.seqlen_kv, queries = args.shape.seqlen_q;
   const int64_t heads = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
   const double numbers = static_cast<double>(heads) * queries * keys;
   parallel_tasks(
-      threads_for(threads_, kAsLong * numbers, on), heads, 1, [&](int64_t head, int32_t) {
+      threads_for(threads_, kElementCost * numbers, on), heads, 1, [&](int64_t head, int32_t) {
         for (int64_t i = 0; i < queries; ++i) {
           kernels_.dropout_row(random.seed, random.offset, problem_.dropout_threshold(),
                                static_cast<uint32_t>(head), static_cast<int32_t>(i),

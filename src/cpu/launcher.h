@@ -26,17 +26,18 @@ class CpuLauncher final : public Launcher {
 
   ForwardWorkspace forward_workspace(const Shape& shape, char* base) const;
   BackwardWorkspace backward_workspace(const Shape& shape, char* base) const;
-  int32_t smallest_block() const { return 2 * forward_tiling_.tile_q; }  // rows
-  void set_blocks(ForwardJob* job) const;
-  void merge_parts(const ForwardJob& job, const Executor& on) const;
+  int32_t min_block_rows() const { return 2 * forward_tiling_.tile_q; }
+  void choose_q_blocks(ForwardJob* job) const;
+  void merge_splits(const ForwardJob& job, const Executor& on) const;
 
   const Problem problem_;
   const Kernels& kernels_;
   const int32_t threads_;
   const Tiling forward_tiling_, backward_tiling_;
   const SplitRule split_;
-  const int64_t forward_scratch_, backward_scratch_;  // bytes of a thread
-  int64_t shared_tile_;  // bytes; 0: none, as where workspace_limit has no room
+  const int64_t forward_scratch_, backward_scratch_;  // bytes a thread
+  int64_t
+      shared_tile_bytes_;  // bytes; 0: tiles are not shared, as when workspace_limit has no room
   const std::string forward_name_, backward_name_;
   std::string why_;
 };

@@ -1,7 +1,9 @@
 // From the caller's arrays to the operands of gemm.h and back: the only code that knows of dtypes,
-// strides, pages and ragged ends. What lies past a sequence's end is packed as zero and never read.
+// strides, pages and ragged ends. What lies past the end of a sequence is packed as zero and never
+// read.
 #pragma once
 
+#include "core/os.h"
 #include "cpu/gemm.h"
 #include "cpu/job.h"
 
@@ -23,17 +25,17 @@ FLASHATTN_INLINE auto with_dtype(int32_t dtype, Body body) {
 }
 
 template <int32_t kDtype>
-constexpr int kSize = kDtype == FLASHATTN_DTYPE_F32 ? 4 : 2;
+constexpr int kElementBytes = kDtype == FLASHATTN_DTYPE_F32 ? 4 : 2;
 
 FLASHATTN_INLINE int32_t round_up(int32_t x, int32_t step) { return (x + step - 1) / step * step; }
 
-// Columns of a tile are worked on in multiples of this: whole pairs of vectors, and whole tiles of
-// the dropout.
+// Columns of a tile are computed in multiples of this: whole pairs of vectors, and whole 16 x 16
+// tiles of dropout.
 constexpr int kColumnStep = kWidth < 8 ? 16 : 2 * kWidth;
 static_assert(kPanel % kColumnStep == 0 || kColumnStep % kPanel == 0);
 
 // The rows (tokens) of one head of one sequence.
-struct Rows {
+struct TokenRows {
   char* base;
   int64_t row_bytes;
   const int32_t* pages;  // NULL: not paged
@@ -42,42 +44,42 @@ struct Rows {
 
   FLASHATTN_INLINE char* row(int32_t i) const {
     if (!pages) return base + i * row_bytes;
-    // A number that has changed since it was checked reads some page of the pool.
+    // A page number that has changed since it was checked still reads a page of the pool.
     return base + clamp_index(pages[i / page_size], last_page) * page_bytes +
            i % page_size * row_bytes;
   }
 };
 
-// Asks for the cache lines of some bytes; kLocality: 3, into the first level of the caches, 2, into
-// the second.
+// Prefetches the cache lines of some bytes. kLocality: 3, into the L1 cache; 2, into the L2 cache.
 template <int kLocality>
-FLASHATTN_INLINE void fetch_lines(const char* p, int32_t bytes) {
+FLASHATTN_INLINE void prefetch_lines(const char* p, int32_t bytes) {
   for (int32_t at = 0; at < bytes; at += 64) __builtin_prefetch(p + at, 0, kLocality);
 }
 
-// Rows that will be packed next. A copy waits for memory longer than it takes, and products do not:
-// between them the rows are fetched into the second level of the caches.
-struct Ahead {
-  Rows rows;
+// Rows that are packed next. Packing waits longer for memory than it computes; products do not
+// wait. Between them these rows are therefore prefetched into the L2 cache.
+struct RowPrefetch {
+  TokenRows rows;
   int32_t bytes;  // of a row
   Interval left;
 
-  // The share of the first of so many steps that are left.
-  FLASHATTN_INLINE void fetch(int32_t steps) {
+  // Prefetches the part of the first of `steps` steps that are left.
+  FLASHATTN_INLINE void prefetch(int32_t steps) {
     if (left.begin >= left.end) return;
     int32_t count = (left.end - left.begin + steps - 1) / steps;
-    for (; count > 0; --count, ++left.begin) fetch_lines<2>(rows.row(left.begin), bytes);
+    for (; count > 0; --count, ++left.begin) prefetch_lines<2>(rows.row(left.begin), bytes);
   }
 };
 
-// Asks for the row that is needed 16 rows after this one: where heads lie side by side, a
-// processor does not foresee it.
-FLASHATTN_INLINE void fetch_soon(const Rows& rows, int32_t row, Interval range, int32_t bytes) {
-  if (row + 16 < range.end) fetch_lines<3>(rows.row(row + 16), bytes);
+// Prefetches the row that is read 16 rows after this one: if heads lie side by side, no processor
+// foresees it.
+FLASHATTN_INLINE void prefetch_row(const TokenRows& rows, int32_t row, Interval range,
+                                   int32_t bytes) {
+  if (row + 16 < range.end) prefetch_lines<3>(rows.row(row + 16), bytes);
 }
 
-FLASHATTN_INLINE Rows rows_of(const flashattn_tensor& t, int32_t element_size, int32_t b, int32_t h,
-                              int64_t first) {
+FLASHATTN_INLINE TokenRows rows_of(const flashattn_tensor& t, int32_t element_size, int32_t b,
+                                   int32_t h, int64_t first) {
   return {static_cast<char*>(t.data) +
               (b * t.stride_batch + h * t.stride_head + first * t.stride_seq) * element_size,
           t.stride_seq * element_size,
@@ -87,8 +89,8 @@ FLASHATTN_INLINE Rows rows_of(const flashattn_tensor& t, int32_t element_size, i
           0};
 }
 
-FLASHATTN_INLINE Rows kv_rows(const Problem& problem, const Inputs& in, const flashattn_tensor& t,
-                              int32_t b, int32_t h, int64_t first) {
+FLASHATTN_INLINE TokenRows kv_rows(const Problem& problem, const Inputs& in,
+                                   const flashattn_tensor& t, int32_t b, int32_t h, int64_t first) {
   const int32_t size = dtype_size(problem.dtype);
   if (!(problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) return rows_of(t, size, b, h, first);
   return {static_cast<char*>(t.data) + h * t.stride_head * size,
@@ -99,28 +101,28 @@ FLASHATTN_INLINE Rows kv_rows(const Problem& problem, const Inputs& in, const fl
           t.stride_batch * size};
 }
 
-// The first count elements at p, zeros behind them.
+// The first `count` elements at p, then zeros.
 template <int32_t kDtype>
 FLASHATTN_INLINE Floats load_first(const char* p, int32_t count) {
   if (count >= kWidth) return load_as_floats<kDtype>(p);
-  alignas(64) char staged[kWidth * kSize<kDtype>] = {};
-  if (count > 0) __builtin_memcpy(staged, p, static_cast<size_t>(count) * kSize<kDtype>);
+  alignas(64) char staged[kWidth * kElementBytes<kDtype>] = {};
+  if (count > 0) __builtin_memcpy(staged, p, static_cast<size_t>(count) * kElementBytes<kDtype>);
   return load_as_floats<kDtype>(staged);
 }
 
 template <int32_t kDtype>
 FLASHATTN_INLINE void store_first(char* p, Floats x, int32_t count) {
   if (count >= kWidth) return store_floats<kDtype>(p, x);
-  alignas(64) char staged[kWidth * kSize<kDtype>];
+  alignas(64) char staged[kWidth * kElementBytes<kDtype>];
   store_floats<kDtype>(staged, x);
-  if (count > 0) __builtin_memcpy(p, staged, static_cast<size_t>(count) * kSize<kDtype>);
+  if (count > 0) __builtin_memcpy(p, staged, static_cast<size_t>(count) * kElementBytes<kDtype>);
 }
 
-// kWidth units of a row starting at unit `from`, of dim elements.
+// kWidth words of a row of dim elements, from word `from` on.
 template <Compute kCompute, int32_t kDtype>
-FLASHATTN_INLINE Words load_units(const char* p, int32_t from, int32_t dim) {
+FLASHATTN_INLINE Words load_row_words(const char* p, int32_t from, int32_t dim) {
   if constexpr (kCompute == Compute::kF32) {
-    return as_words(load_first<kDtype>(p + from * kSize<kDtype>, dim - from));
+    return as_words(load_first<kDtype>(p + from * kElementBytes<kDtype>, dim - from));
   } else {
     const int32_t left = dim - from * 2;
     if (left >= 2 * kWidth) return load_words(p + from * 4);
@@ -130,15 +132,15 @@ FLASHATTN_INLINE Words load_units(const char* p, int32_t from, int32_t dim) {
   }
 }
 
-// Reads as a row of zeros of any type.
+// A row of zeros in any dtype.
 alignas(64) static const char kZeroRow[512 * 4] = {};
 
-// Columns [column, column + kWidth) of a unit of rows, zeros from dim on, which kWhole are further
-// on; second: bf16 pairs only.
+// Columns [column, column + kWidth) of one word of rows: of `first`, and for pairs of bf16 of
+// `second` behind it. Columns from dim on are zeros; kWhole: there are none.
 template <Compute kCompute, int32_t kDtype, bool kWhole = false>
-FLASHATTN_INLINE Words load_pair(const char* first, const char* second, int32_t column,
-                                 int32_t dim) {
-  const int64_t at = column * int64_t{kSize<kDtype>};
+FLASHATTN_INLINE Words load_row_pair(const char* first, const char* second, int32_t column,
+                                     int32_t dim) {
+  const int64_t at = column * int64_t{kElementBytes<kDtype>};
   const int32_t left = dim - column;
   if constexpr (kCompute == Compute::kF32) {
     return as_words(kWhole ? load_as_floats<kDtype>(first + at)
@@ -155,47 +157,47 @@ FLASHATTN_INLINE Words load_pair(const char* first, const char* second, int32_t 
   }
 }
 
-// A operand: row r of [begin, end) becomes units[r - begin][0, k_units).
+// A operand: row r of [begin, end) becomes words[r - begin][0, k_words).
 template <Compute kCompute>
-void pack_a(const Rows& rows, Interval range, int32_t dim, int32_t dtype, uint32_t* out,
-            int32_t row_units) {
+void pack_a(const TokenRows& rows, Interval range, int32_t dim, int32_t dtype, uint32_t* out,
+            int32_t row_words) {
   with_dtype(dtype, [&](auto tag) {
-    for (int32_t r = range.begin; r < range.end; ++r, out += row_units) {
+    for (int32_t r = range.begin; r < range.end; ++r, out += row_words) {
       const char* p = rows.row(r);
-      fetch_soon(rows, r, range, dim * kSize<decltype(tag)::value>);
-      for (int32_t u = 0; u < row_units; u += kWidth) {
-        store_words(out + u, load_units<kCompute, decltype(tag)::value>(p, u, dim));
+      prefetch_row(rows, r, range, dim * kElementBytes<decltype(tag)::value>);
+      for (int32_t u = 0; u < row_words; u += kWidth) {
+        store_words(out + u, load_row_words<kCompute, decltype(tag)::value>(p, u, dim));
       }
     }
   });
 }
 
-// B operand with the head dimension as k and the rows as columns: out[panel][unit][row].
+// B operand, the head dimension as k and the rows as columns: out[panel][word][row].
 template <Compute kCompute>
-void pack_b_transposed(const Rows& rows, Interval range, int32_t dim, int32_t dtype,
+void pack_b_transposed(const TokenRows& rows, Interval range, int32_t dim, int32_t dtype,
                        uint32_t* out) {
   constexpr int kColumns = kPanelOf<kCompute>;
-  const int32_t units = (dim + kUnit<kCompute> - 1) / kUnit<kCompute>;
+  const int32_t words = (dim + kWordElements<kCompute> - 1) / kWordElements<kCompute>;
   with_dtype(dtype, [&](auto tag) {
-    // All columns that are worked on, the last of which lie past the end.
+    // All columns that are computed, the last of which lie past the end.
     constexpr int32_t kStep = kPanel > kColumnStep ? kPanel : kColumnStep;
     const int32_t end = range.begin + round_up(range.end - range.begin, kStep);
-    for (int32_t r = range.begin; r < end; r += kColumns, out += units * kColumns) {
+    for (int32_t r = range.begin; r < end; r += kColumns, out += words * kColumns) {
       for (int32_t column = 0; column < kColumns; column += kWidth) {
         const char* row[kWidth];
         for (int32_t i = 0; i < kWidth; ++i) {
           const int32_t n = r + column + i;
-          fetch_soon(rows, n, range, dim * kSize<decltype(tag)::value>);
+          prefetch_row(rows, n, range, dim * kElementBytes<decltype(tag)::value>);
           row[i] = n < range.end ? rows.row(n) : kZeroRow;
         }
-        for (int32_t u = 0; u < units; u += kWidth) {
+        for (int32_t u = 0; u < words; u += kWidth) {
           Words block[kWidth];
 #pragma GCC unroll 16
           for (int i = 0; i < kWidth; ++i) {
-            block[i] = load_units<kCompute, decltype(tag)::value>(row[i], u, dim);
+            block[i] = load_row_words<kCompute, decltype(tag)::value>(row[i], u, dim);
           }
           transpose(block);
-          const int32_t count = units - u < kWidth ? units - u : kWidth;
+          const int32_t count = words - u < kWidth ? words - u : kWidth;
           for (int32_t i = 0; i < count; ++i) {
             store_words(out + (u + i) * kColumns + column, block[i]);
           }
@@ -205,12 +207,12 @@ void pack_b_transposed(const Rows& rows, Interval range, int32_t dim, int32_t dt
   });
 }
 
-// A operand with the head dimension as rows and the rows as k: out[column][row unit], row_units a
+// A operand, the head dimension as rows and the rows as k: out[column][row word]. row_words: a
 // multiple of kWidth.
 template <Compute kCompute>
-void pack_a_transposed(const Rows& rows, Interval range, int32_t dim, int32_t dtype, uint32_t* out,
-                       int32_t row_units) {
-  constexpr int kU = kUnit<kCompute>;
+void pack_a_transposed(const TokenRows& rows, Interval range, int32_t dim, int32_t dtype,
+                       uint32_t* out, int32_t row_words) {
+  constexpr int kU = kWordElements<kCompute>;
   with_dtype(dtype, [&](auto tag) {
     for (int32_t r = range.begin; r < range.end; r += kU * kWidth, out += kWidth) {
       const char* row[kU * kWidth];
@@ -221,66 +223,68 @@ void pack_a_transposed(const Rows& rows, Interval range, int32_t dim, int32_t dt
         Words block[kWidth];
 #pragma GCC unroll 16
         for (int i = 0; i < kWidth; ++i) {
-          block[i] =
-              load_pair<kCompute, decltype(tag)::value>(row[i * kU], row[i * kU + kU - 1], c, dim);
+          block[i] = load_row_pair<kCompute, decltype(tag)::value>(row[i * kU],
+                                                                   row[i * kU + kU - 1], c, dim);
         }
         transpose(block);
 #pragma GCC unroll 16
         for (int i = 0; i < kWidth; ++i) {
-          store_words(out + static_cast<int64_t>(c + i) * row_units, block[i]);
+          store_words(out + static_cast<int64_t>(c + i) * row_words, block[i]);
         }
       }
     }
   });
 }
 
-// B operand with the rows as k and the head dimension as columns: out[panel][row unit][column].
-// Returns whether all elements are finite.
+// B operand, the rows as k and the head dimension as columns: out[panel][row word][column]. Returns
+// whether all elements are finite.
 template <Compute kCompute>
-bool pack_b(const Rows& rows, Interval range, int32_t dim, int32_t dtype, uint32_t* out,
+bool pack_b(const TokenRows& rows, Interval range, int32_t dim, int32_t dtype, uint32_t* out,
             int64_t panel_stride) {
   constexpr uint32_t kExponents = kCompute == Compute::kF32 ? 0x7f800000u : 0x7f807f80u;
   constexpr uint32_t kLowExponent = kCompute == Compute::kF32 ? 0x7f800000u : 0x7f80u;
-  Ints special{};
+  Ints non_finite{};
   with_dtype(dtype, [&](auto tag) {
-    for (int32_t r = range.begin; r < range.end; r += kUnit<kCompute>, out += kPanelOf<kCompute>) {
-      for (int32_t n = 0; n < kUnit<kCompute>; ++n) {
-        fetch_soon(rows, r + n, range, dim * kSize<decltype(tag)::value>);
+    for (int32_t r = range.begin; r < range.end;
+         r += kWordElements<kCompute>, out += kPanelOf<kCompute>) {
+      for (int32_t n = 0; n < kWordElements<kCompute>; ++n) {
+        prefetch_row(rows, r + n, range, dim * kElementBytes<decltype(tag)::value>);
       }
       const char* first = rows.row(r);
-      const char* second = kUnit<kCompute> == 2 && r + 1 < range.end ? rows.row(r + 1) : kZeroRow;
+      const char* second =
+          kWordElements<kCompute> == 2 && r + 1 < range.end ? rows.row(r + 1) : kZeroRow;
       for (int32_t c = 0; c < dim; c += kWidth) {
-        const Words x = load_pair<kCompute, decltype(tag)::value>(first, second, c, dim);
+        const Words x = load_row_pair<kCompute, decltype(tag)::value>(first, second, c, dim);
         const Words exponents = x & kExponents;
-        special |= (exponents & kLowExponent) == kLowExponent;
+        non_finite |= (exponents & kLowExponent) == kLowExponent;
         if constexpr (kCompute == Compute::kBf16Pairs) {
-          special |= (exponents >> 16) == kLowExponent;
+          non_finite |= (exponents >> 16) == kLowExponent;
         }
         store_words(out + c / kPanelOf<kCompute> * panel_stride + c % kPanelOf<kCompute>, x);
       }
     }
   });
-  return !any(special);
+  return !any(non_finite);
 }
 
-// Whether others see that a tile is packed.
+// Whether a shared tile is packed and visible to this thread.
 FLASHATTN_INLINE bool is_packed(const int32_t* state) {
-  return __atomic_load_n(state, __ATOMIC_ACQUIRE) > kTileBusy;
+  return __atomic_load_n(state, __ATOMIC_ACQUIRE) > kTilePacking;
 }
 
-// Calls pack(), which returns whether all values of a tile are finite, as this does; but if another
-// thread did, returns what that found.
+// Calls pack(), unless another thread has or does. pack() returns whether all values of a tile are
+// finite; pack_once() returns what it returned, here or there.
 template <class Pack>
 bool pack_once(int32_t* state, Pack pack) {
   int32_t found = kTileEmpty;
-  if (__atomic_compare_exchange_n(state, &found, kTileBusy, false, __ATOMIC_ACQUIRE,
+  if (__atomic_compare_exchange_n(state, &found, kTilePacking, false, __ATOMIC_ACQUIRE,
                                   __ATOMIC_ACQUIRE)) {
     const bool finite = pack();
-    __atomic_store_n(state, finite ? kTileFinite : kTileSpecial, __ATOMIC_RELEASE);
+    __atomic_store_n(state, finite ? kTileFinite : kTileNonFinite, __ATOMIC_RELEASE);
     return finite;
   }
-  for (int32_t waited = 0; found == kTileBusy;) {
-    wait_a_little(&waited);
+  for (int32_t waited = 0; found == kTilePacking;) {
+    os::back_off(&waited);
     found = __atomic_load_n(state, __ATOMIC_ACQUIRE);
   }
   return found == kTileFinite;
@@ -288,11 +292,11 @@ bool pack_once(int32_t* state, Pack pack) {
 
 // Whether none of the numbers is infinite or NaN.
 FLASHATTN_INLINE bool all_finite(const float* x, int64_t count) {
-  Ints special{};
+  Ints non_finite{};
   for (int64_t n = 0; n < count; n += kWidth) {
-    special |= (as_words(load(x + n)) & 0x7f800000u) == 0x7f800000u;
+    non_finite |= (as_words(load(x + n)) & 0x7f800000u) == 0x7f800000u;
   }
-  return !any(special);
+  return !any(non_finite);
 }
 
 // out[0, dim) = row * factor, in the caller's dtype.
@@ -300,15 +304,15 @@ FLASHATTN_INLINE void store_row(char* out, int32_t dtype, const float* row, floa
                                 int32_t dim) {
   with_dtype(dtype, [&](auto tag) {
     for (int32_t c = 0; c < dim; c += kWidth) {
-      store_first<decltype(tag)::value>(out + c * kSize<decltype(tag)::value>,
+      store_first<decltype(tag)::value>(out + c * kElementBytes<decltype(tag)::value>,
                                         load(row + c) * splat(factor), dim - c);
     }
   });
 }
 
-// The same for the rows of a range, in bf16, from numbers with the rows as columns: sum[dim][row],
-// `stride` apart.
-inline void store_columns(const Rows& out, Interval range, const float* sum, int64_t stride,
+// The same for the rows of a range, in bf16, from a sum with the rows as columns: sum[dim][row],
+// rows of it `stride` apart.
+inline void store_columns(const TokenRows& out, Interval range, const float* sum, int64_t stride,
                           float factor, int32_t dim) {
   for (int32_t r = range.begin; r < range.end; r += kWidth, sum += kWidth) {
     const int32_t count = range.end - r < kWidth ? range.end - r : kWidth;

@@ -11,27 +11,28 @@
 namespace flashattn::cpu {
 namespace {
 
-// Tasks in queues, each with threads of its own, who look into the others when theirs is empty.
+// Queues of tasks. Each has threads of its own, which take tasks from other queues once theirs is
+// empty.
 class Queues {
  public:
-  Queues(int32_t threads, int64_t count, int64_t strands,
+  Queues(int32_t threads, int64_t count, int64_t affinity_stride,
          void (*body)(const void*, int64_t, int32_t), const void* context)
-      : queues_(static_cast<int32_t>(std::gcd(strands, threads))),
+      : queues_(static_cast<int32_t>(std::gcd(affinity_stride, threads))),
         count_(count),
         body_(body),
         context_(context) {
     for (int32_t q = 0; q < queues_; ++q) new (&begun_[q]) std::atomic<int64_t>(0);
   }
 
-  // What a thread does: returns when all tasks have begun.
+  // What each thread runs; returns when all tasks have begun.
   void work(int32_t thread) {
-    const FloatEnvironment environment;  // other threads have their own
+    const FloatEnvironment environment;  // each thread has its own
     const int32_t own = thread % queues_;
     for (int32_t queue = own; queue >= 0; queue = longest()) {
       do {
-        const int64_t turn = begun_[queue].fetch_add(1, std::memory_order_relaxed);
-        if (turn >= size(queue)) break;
-        body_(context_, turn * queues_ + queue, thread);
+        const int64_t n = begun_[queue].fetch_add(1, std::memory_order_relaxed);
+        if (n >= size(queue)) break;
+        body_(context_, n * queues_ + queue, thread);
       } while (queue == own);
     }
   }
@@ -39,7 +40,7 @@ class Queues {
  private:
   int64_t size(int32_t queue) const { return ceil_div(count_ - queue, queues_); }
 
-  // The queue with most tasks that have not begun; -1: none has any.
+  // The queue with the most tasks that have not begun; -1: none has any.
   int32_t longest() const {
     int32_t found = -1;
     int64_t most = 0;
@@ -54,12 +55,12 @@ class Queues {
   const int64_t count_;
   void (*const body_)(const void*, int64_t, int32_t);
   const void* const context_;
-  union {  // of each queue; those that are used
-    std::atomic<int64_t> begun_[kMostThreads];
+  union {  // only queues_ of them are constructed
+    std::atomic<int64_t> begun_[kMaxThreads];
   };
 };
 
-// Queues for the caller's threads, who may be given a number twice, or one that is none.
+// Queues for the caller's threads, which may pass a number twice, or a wrong one.
 struct OfferedQueues {
   Queues queues;
   int32_t threads;
@@ -68,28 +69,28 @@ struct OfferedQueues {
 
 }  // namespace
 
-void run_tasks(const Threads& threads, int64_t count, int64_t strands,
+void run_tasks(const Threads& threads, int64_t count, int64_t affinity_stride,
                void (*body)(const void*, int64_t, int32_t), const void* context) {
-  const auto most = static_cast<int32_t>(std::min<int64_t>(threads.most, count));
+  const auto most = static_cast<int32_t>(std::min<int64_t>(threads.max, count));
   if (most <= 1 || (threads.parallel && !threads.wakes)) {
     for (int64_t task = 0; task < count; ++task) body(context, task, 0);
     return;
   }
   if (!threads.parallel) {
-    Queues queues(most, count, strands, body, context);
+    Queues queues(most, count, affinity_stride, body, context);
     run_on_pool(
         most, threads.wakes,
         [](void* all, int32_t thread) { static_cast<Queues*>(all)->work(thread); }, &queues);
     return;
   }
-  OfferedQueues offered{{most, count, strands, body, context}, most, {}};
+  OfferedQueues offered{{most, count, affinity_stride, body, context}, most, {}};
   const auto take_part = [](void* all, int32_t thread) {
     auto& own = *static_cast<OfferedQueues*>(all);
     if (thread < 0 || thread >= own.threads || !own.numbers.take(thread)) return;
     own.queues.work(thread);
   };
   threads.parallel->run(threads.parallel->user, most, take_part, &offered);
-  // Whatever was not begun, for it promised to run all.
+  // Begins what the caller's function did not, though it must run all.
   offered.queues.work(0);
 }
 

@@ -1,33 +1,22 @@
 #include "cpu/thread_pool.h"
 
-#include <pthread.h>
-#include <signal.h>
-#include <time.h>
-
 #include <algorithm>
+#include <mutex>
 #include <new>
 
-#include "cpu/processors.h"
-
-#if defined(__x86_64__) || defined(__i386__)
-#include <immintrin.h>
-#endif
+#include "core/os.h"
 
 namespace flashattn::cpu {
 namespace {
 
 constexpr int64_t kSpin = 50'000;          // nanoseconds that a thread waits before it sleeps
 constexpr int64_t kRetry = 1'000'000'000;  // nanoseconds until threads that failed are tried again
-constexpr size_t kStack = size_t{1}
-                          << 20;    // of which kernels use less than 64 KiB, unoptimised more
-constexpr int32_t kMostCalls = 32;  // that ask for threads at once; those beyond do without
-constexpr int32_t kFanOut = 2;      // threads that one wakes, which wake others
+// Bytes of a thread's stack. Kernels use less than 64 KiB, but more if not optimised.
+constexpr size_t kStack = size_t{1} << 20;
+constexpr int32_t kMaxCalls = 32;  // calls at once; further ones run on their own thread alone
+constexpr int32_t kFanOut = 2;     // threads that a thread wakes, which wake others in turn
 
-int64_t now() {
-  timespec t{};
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return t.tv_sec * int64_t{1'000'000'000} + t.tv_nsec;
-}
+using os::now;
 
 // Spins until the condition holds, for kSpin at the most; returns whether it holds.
 template <class Condition>
@@ -36,11 +25,7 @@ bool spin_until(const Condition& holds) {
   do {
     for (int n = 0; n < 32; ++n) {
       if (holds()) return true;
-#if defined(__x86_64__) || defined(__i386__)
-      _mm_pause();
-#elif defined(__aarch64__)
-      __asm__ volatile("yield");
-#endif
+      os::pause();
     }
   } while (now() < end);
   return false;
@@ -48,21 +33,23 @@ bool spin_until(const Condition& holds) {
 
 // A call that asks for threads.
 struct alignas(64) Call {
-  // The state: whether threads may join, whether the caller sleeps until those that did have left,
-  // how many more may join, how many have joined and not left.
+  // The bits of `state`: threads may join; the caller sleeps until those that joined have left; how
+  // many more may join; how many have joined and not left.
   static constexpr uint32_t kOpen = 1u << 31, kCallerSleeps = 1u << 30;
-  static constexpr uint32_t kPlace = 1u << 12, kMember = 1, kMembers = kPlace - 1;
-  static_assert(kMostThreads < int32_t{kPlace} && kMostThreads <= (1 << 12));
-  static uint32_t places(uint32_t state) { return (state & ~(kOpen | kCallerSleeps)) / kPlace; }
+  static constexpr uint32_t kVacancy = 1u << 12, kMember = 1, kMembers = kVacancy - 1;
+  static_assert(kMaxThreads < int32_t{kVacancy} && kMaxThreads <= (1 << 12));
+  static uint32_t vacancies(uint32_t state) {
+    return (state & ~(kOpen | kCallerSleeps)) / kVacancy;
+  }
 
   std::atomic<uint32_t> state{0};
   int32_t threads = 0;
   void (*work)(void*, int32_t) = nullptr;
   void* context = nullptr;
-  std::atomic<int32_t> processor{-1};  // the caller's
+  std::atomic<int32_t> processor{-1};  // that runs the caller
   ThreadNumbers numbers;
-  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-  pthread_cond_t is_left = PTHREAD_COND_INITIALIZER;
+  os::Mutex mutex;
+  os::Condition is_left;
 };
 
 class Pool {
@@ -70,7 +57,7 @@ class Pool {
   constexpr Pool() = default;
 
   void run(int32_t threads, bool wakes, void (*work)(void*, int32_t), void* context) {
-    // Of calls that follow each other so soon, the next ones find awake whom the first wakes.
+    // If calls follow each other this soon, the first should wake threads for the next ones.
     wakes = wakes || now() - last_end_.load(std::memory_order_relaxed) < kSpin;
     if (wakes) grow(threads - 1);
     const int32_t slot = workers_.load(std::memory_order_acquire) > 0 ? reserve() : -1;
@@ -79,14 +66,13 @@ class Pool {
     call.threads = threads;
     call.work = work;
     call.context = context;
-    call.processor.store(current_processor(), std::memory_order_relaxed);
+    call.processor.store(os::current_processor(), std::memory_order_relaxed);
     call.numbers.clear();
-    const auto places = static_cast<uint32_t>(threads - 1);
-    // The bit first: a member that clears it, since it took the last place, is then never too
-    // early.
+    const auto vacancies = static_cast<uint32_t>(threads - 1);
+    // The bit is set first: the thread that joins last clears it, and then does so after this.
     open_.fetch_or(1u << slot);
-    call.state.store(Call::kOpen | places * Call::kPlace);
-    if (wakes) wake(static_cast<int32_t>(places));
+    call.state.store(Call::kOpen | vacancies * Call::kVacancy);
+    if (wakes) wake(static_cast<int32_t>(vacancies));
     work(context, 0);
     open_.fetch_and(~(1u << slot));
     if (call.state.fetch_and(~Call::kOpen) & Call::kMembers) wait_until_left(call);
@@ -100,7 +86,7 @@ class Pool {
     last_end_.store(now(), std::memory_order_relaxed);
   }
 
-  // A free one of the calls, -1: none.
+  // Reserves an entry of calls_; -1: none is free.
   int32_t reserve() {
     uint32_t reserved = reserved_.load(std::memory_order_relaxed);
     while (~reserved) {
@@ -116,65 +102,46 @@ class Pool {
   static void wait_until_left(Call& call) {
     const auto is_left = [&] { return !(call.state.load() & Call::kMembers); };
     if (spin_until(is_left)) return;
-    pthread_mutex_lock(&call.mutex);
+    const std::lock_guard<os::Mutex> lock(call.mutex);
     call.state.fetch_or(Call::kCallerSleeps);
-    while (!is_left()) pthread_cond_wait(&call.is_left, &call.mutex);
-    pthread_mutex_unlock(&call.mutex);
+    while (!is_left()) call.is_left.wait(call.mutex);
   }
 
-  // Wakes some of the sleeping threads where those that spin are too few.
+  // Wakes sleeping threads if too few threads spin.
   void wake(int32_t wanted) {
     wanted = std::min(wanted - spinning_.load(), kFanOut);
     if (wanted <= 0 || sleeping_.load() == 0) return;
-    // One that saw nothing to do before is now asleep, and not about to be.
-    pthread_mutex_lock(&mutex_);
-    pthread_mutex_unlock(&mutex_);
-    for (int32_t n = 0; n < wanted; ++n) pthread_cond_signal(&is_open_);
+    // A thread that found no open call holds the lock until it sleeps: it cannot miss the signal.
+    mutex_.lock();
+    mutex_.unlock();
+    for (int32_t n = 0; n < wanted; ++n) is_open_.signal();
   }
 
-  // Makes it so many threads, as far as the system gives them.
+  // Starts threads until there are so many, or the system refuses.
   void grow(int32_t wanted) {
     if (workers_.load(std::memory_order_acquire) >= wanted) return;
-    if (pthread_mutex_trylock(&growing_) != 0) return;  // another caller starts some
+    if (!growing_.try_lock()) return;  // another caller starts some
     if (now() >= retry_ && prepare()) {
       while (workers_.load(std::memory_order_relaxed) < wanted && start()) {
       }
     }
-    pthread_mutex_unlock(&growing_);
+    growing_.unlock();
   }
 
-  // Once in a process.
+  // What is done once a process, before the first thread starts.
   bool prepare() {
     if (prepared_) return true;
-    spinners_ = usable_processors() - 1;
-    prepared_ = pthread_atfork(nullptr, nullptr, forget) == 0;
+    max_spinning_ = os::usable_processors() - 1;
+    prepared_ = os::after_fork_in_child(forget);
     return prepared_;
   }
-  // In a child made by fork no thread of the pool lives, and those of its parent may have held
-  // locks at that moment.
+  // In a child made by fork no thread of the pool exists, and locks may be held by those of the
+  // parent.
   static void forget();
 
   bool start() {
-    pthread_attr_t attributes;
-    if (pthread_attr_init(&attributes) != 0) return false;
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    // The default may be too small: `ulimit -s`, musl.
-    pthread_attr_setstacksize(&attributes, kStack);
-    // Signals are for the program's own threads, but for those that a fault raises where it is.
-    sigset_t most, before;
-    sigfillset(&most);
-    for (const int fault : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGABRT, SIGPROF}) {
-      sigdelset(&most, fault);
-    }
-    pthread_sigmask(SIG_SETMASK, &most, &before);
-    pthread_t thread;
-    const bool started = pthread_create(&thread, &attributes, main, this) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    pthread_attr_destroy(&attributes);
+    const bool started = os::start_thread(main, this, kStack, "flashattn");
     if (started) {
-#if defined(__linux__)
-      pthread_setname_np(thread, "flashattn");  // for top and debuggers
-#endif
       workers_.fetch_add(1, std::memory_order_release);
     } else {
       retry_ = now() + kRetry;
@@ -184,97 +151,97 @@ class Pool {
 
   static void* main(void* argument) {
     Pool& pool = *static_cast<Pool*>(argument);
-    use_processors();
+    os::use_all_processors();
     pool.serve(pool.numbered_.fetch_add(1) + 1);
     return nullptr;
   }
 
-  // What a thread of the pool does: takes part in calls, waits for more.
+  // What a thread of the pool runs: joins calls, waits for more.
   [[noreturn]] void serve(int32_t own) {
     for (bool slept = true; true; slept = wait_for_calls()) {
       while (take_part(own, slept)) slept = false;
     }
   }
 
-  // In one call, if there is one that threads may join.
+  // Joins one call, if there is an open one.
   bool take_part(int32_t own, bool slept) {
     const uint32_t open = open_.load();
-    for (int32_t n = 0; open && n < kMostCalls; ++n) {
-      const int32_t slot = (own + n) % kMostCalls;  // spread over calls
+    for (int32_t n = 0; open && n < kMaxCalls; ++n) {
+      const int32_t slot = (own + n) % kMaxCalls;  // spread over calls
       if (!(open >> slot & 1u)) continue;
       Call& call = calls_[slot];
-      // Where processors share no cache Linux wakes a thread on the one that woke it, though others
-      // are idle; from the one that it moves to it is not taken away the next time. It moves before
-      // it joins: perhaps it has to wait there.
+      // If processors share no cache Linux wakes a thread on the processor that woke it, though
+      // others are idle. Once it has moved it is not taken back the next time. It moves before it
+      // joins, because it may have to wait for a processor.
       const int32_t processor = call.processor.load(std::memory_order_relaxed);
-      if (slept && processor >= 0 && current_processor() == processor) leave_processor(processor);
+      if (slept && processor >= 0 && os::current_processor() == processor)
+        os::leave_processor(processor);
       uint32_t state = call.state.load();
-      while (state & Call::kOpen && Call::places(state) > 0) {
-        if (!call.state.compare_exchange_weak(state, state - Call::kPlace + Call::kMember))
+      while (state & Call::kOpen && Call::vacancies(state) > 0) {
+        if (!call.state.compare_exchange_weak(state, state - Call::kVacancy + Call::kMember))
           continue;
-        join(call, slot, Call::places(state) - 1, own);
+        join(call, slot, Call::vacancies(state) - 1, own);
         return true;
       }
     }
     return false;
   }
 
-  void join(Call& call, int32_t slot, uint32_t places, int32_t own) {
-    if (places == 0) {
+  void join(Call& call, int32_t slot, uint32_t vacancies, int32_t own) {
+    if (vacancies == 0) {
       open_.fetch_and(~(1u << slot));
     } else {
-      wake(static_cast<int32_t>(places));
+      wake(static_cast<int32_t>(vacancies));
     }
     int32_t number = own < call.threads ? own : 1;
     while (!call.numbers.take(number)) number = number + 1 < call.threads ? number + 1 : 1;
     call.work(call.context, number);
-    // There is nothing left to begin, either.
+    // work() has returned: nothing is left to begin.
     open_.fetch_and(~(1u << slot));
     const uint32_t before = call.state.fetch_sub(Call::kMember);
     if ((before & Call::kMembers) == 1 && before & Call::kCallerSleeps) {
-      pthread_mutex_lock(&call.mutex);
-      pthread_mutex_unlock(&call.mutex);
-      pthread_cond_signal(&call.is_left);
+      call.mutex.lock();
+      call.mutex.unlock();
+      call.is_left.signal();
     }
   }
 
-  // Returns whether the thread slept.
+  // Spins, then sleeps until a call is open. Returns whether the thread slept.
   bool wait_for_calls() {
     const auto is_open = [&] { return open_.load() != 0; };
-    // More would take processors from those that work.
-    const bool spins = spinning_.fetch_add(1) < spinners_;
+    // More spinning threads would take processors from those that work.
+    const bool spins = spinning_.fetch_add(1) < max_spinning_;
     const bool found = spins && spin_until(is_open);
     spinning_.fetch_sub(1);
     if (found) return false;
-    pthread_mutex_lock(&mutex_);
+    const std::lock_guard<os::Mutex> lock(mutex_);
     sleeping_.fetch_add(1);
-    while (!is_open()) pthread_cond_wait(&is_open_, &mutex_);
+    while (!is_open()) is_open_.wait(mutex_);
     sleeping_.fetch_sub(1);
-    pthread_mutex_unlock(&mutex_);
     return true;
   }
 
-  alignas(64) std::atomic<uint32_t> open_{0};      // a bit for each call that threads may join
-  alignas(64) std::atomic<uint32_t> reserved_{0};  // and for each that is in use
+  alignas(64) std::atomic<uint32_t> open_{0};      // bit n: threads may join calls_[n]
+  alignas(64) std::atomic<uint32_t> reserved_{0};  // bit n: calls_[n] is in use
   std::atomic<int32_t> spinning_{0}, sleeping_{0};
   std::atomic<int64_t> last_end_{0};  // when the last call ended
-  pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
-  pthread_cond_t is_open_ = PTHREAD_COND_INITIALIZER;
-  pthread_mutex_t growing_ = PTHREAD_MUTEX_INITIALIZER;
+  os::Mutex mutex_;
+  os::Condition is_open_;
+  os::Mutex growing_;
   std::atomic<int32_t> workers_{0}, numbered_{0};
-  int32_t spinners_ = 0;  // at the most
+  int32_t max_spinning_ = 0;
   bool prepared_ = false;
-  int64_t retry_ = 0;  // when
-  Call calls_[kMostCalls];
+  int64_t retry_ = 0;  // not before this time
+  Call calls_[kMaxCalls];
 };
 
 // Never destroyed: its threads sleep on when the process ends.
 Pool pool;
 
 void Pool::forget() {
-  const int32_t spinners = pool.spinners_;
+  const int32_t spinners = pool.max_spinning_;
   new (&pool) Pool;
-  pool.spinners_ = spinners;
+  pool.max_spinning_ = spinners;
   pool.prepared_ = true;  // fork handlers are inherited
 }
 

@@ -1,7 +1,7 @@
-"""Compiles one .cu file, and fails where the assembler had to make do: a spill, a stack frame, a
-serialised wgmma pipeline (ptxas C75xx); where nvcc's folder has cuobjdump, also an operand of a
-wgmma that is written while it is read. Beside OUTPUT it leaves OUTPUT.memory: how many MB the
-largest of its processes took. compile.py NVCC ARGUMENT... -o OUTPUT ..."""
+"""Compiles one .cu file. Fails if ptxas reports a spill, a stack frame or a serialised pipeline
+of wgmma (C75xx), or if an operand of a wgmma is written while it is read, for which it needs the
+cuobjdump beside nvcc. Writes OUTPUT.memory: the MB that the largest compiler process took.
+compile.py NVCC ARGUMENT... -o OUTPUT ..."""
 import os
 import re
 import resource
@@ -121,15 +121,14 @@ def overwritten(sass: str) -> List[str]:
 
 
 def disassembled(nvcc: str, output: str) -> str:
-    """What nvcc's own cuobjdump makes of an object; nothing where there is none."""
+    """The SASS of an object, by the cuobjdump of nvcc's folder. OSError if there is none,
+    CalledProcessError if it fails."""
     folder = os.path.dirname(os.path.realpath(nvcc))
     tool = os.path.join(folder, "cuobjdump")
-    if not os.access(tool, os.X_OK):
-        return ""
     done = subprocess.run([tool, "-sass", output], capture_output=True, text=True,
                           env={**os.environ, "PATH": os.environ["PATH"] + os.pathsep + folder})
-    if done.returncode:
-        print(f"compile.py: operands were not looked at: {done.stderr}", file=sys.stderr)
+    if done.returncode or "Function :" not in done.stdout:
+        raise subprocess.CalledProcessError(done.returncode, tool, done.stdout, done.stderr)
     return done.stdout
 
 
@@ -150,8 +149,12 @@ def main() -> int:
             print(line, file=sys.stderr)
     output = sys.argv[sys.argv.index("-o") + 1]
     if any("sm_90a" in argument for argument in sys.argv):
-        faults += [f"{output} writes an operand of a wgmma under way: {instruction}"
-                   for instruction in overwritten(disassembled(sys.argv[1], output))]
+        try:
+            faults += [f"{output} writes an operand of a wgmma under way: {instruction}"
+                       for instruction in overwritten(disassembled(sys.argv[1], output))]
+        except (OSError, subprocess.CalledProcessError) as error:
+            faults.append(f"{output} is not checked for operands written too early: {error}; "
+                          "install cuobjdump beside nvcc (NVIDIA's package cuda-cuobjdump)")
     taken = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3
     with open(output + ".memory", "w", encoding="ascii") as out:
         out.write(f"{taken:.0f}\n")

@@ -1,4 +1,4 @@
-// What the host hands to the kernels, by value.
+// The parameters of the portable kernels and of those that both backends use, passed by value.
 #pragma once
 
 #include "core/l2_swizzle.h"
@@ -6,7 +6,7 @@
 
 namespace flashattn::cuda {
 
-// exp(lse) of a part of the keys is `sum` e^base.
+// exp(lse) of one part of the keys is sum * e^base.
 struct alignas(8) PartialSum {
   float base, sum;
 };
@@ -16,26 +16,26 @@ struct ForwardParams {
   Problem problem;
   ForwardArgs args;
   SplitRule split;
-  // A block of the grid works on `queries` queries of `heads` query heads: row r is query r %
-  // queries of head r / queries. Several heads of a group share a block when queries are few.
+  // A CTA works on `queries` queries of `heads` query heads: row r is query r % queries of head r /
+  // queries. If queries are few, several query heads of a KV head share a CTA.
   int32_t queries, heads, head_blocks, query_blocks;
-  int32_t parts;  // of the sequence with the most
-  // Of units that share keys: (batch, KV head, head block), a turn each query block and part.
+  int32_t parts;  // the most of any sequence
+  // Heads: (batch, KV head, head block). Tiles: (query block, part).
   L2Swizzle swizzle;
   FastDivmod by_parts, by_head_blocks, by_heads_kv;
   int32_t q_heads_per_kv_head;
-  // Partial results, (part, batch, head, query), of sequences with several parts: fp32. The sums of
-  // weights stand beside their base: in an LSE, large scores would leave no digits for them.
+  // Partial results of sequences with several parts, (part, batch, head, query), fp32. A sum is
+  // kept apart from its base: in one LSE, large scores would leave no digits for it.
   int32_t partial_queries;
   float* partial_o;
   PartialSum* partial_sums;
   uint32_t dropout_threshold;
 
-  FLASHATTN_HD int64_t units() const {
+  FLASHATTN_HD int64_t work_heads() const {
     return static_cast<int64_t>(args.shape.batch) * problem.heads_kv * head_blocks;
   }
 
-  FLASHATTN_HD int64_t blocks() const { return units() * query_blocks * parts; }
+  FLASHATTN_HD int64_t blocks() const { return work_heads() * query_blocks * parts; }
 
   FLASHATTN_HD int64_t partial_row(int32_t part, int32_t b, int32_t h, int32_t i) const {
     return ((static_cast<int64_t>(part) * args.shape.batch + b) * problem.heads_q + h) *
@@ -44,57 +44,59 @@ struct ForwardParams {
   }
 };
 
-// Past all tickets, also when each block has asked for some more, and twice that in 32 bits.
+// Beyond all work items, even after each CTA has asked for some more; twice the number fits 32
+// bits.
 constexpr int32_t kNoWork = INT32_MAX / 2 - 0xfffff;
 
-// Of dq_states.
+// States of dq_states.
 constexpr int32_t kDqClaimed = 1, kDqOpen = 2, kDqPendingTile = 4, kDqConverted = -1;
 
-// The kernels of a backward pass share what one of them leaves to the next in the workspace.
-// Portable: rows there stand as in lse. Hopper: in whole tiles of queries, see tile_q.
+// The parameters that all kernels of a backward pass share, and the workspace by which they pass on
+// results. Portable: rows lie as in lse. Hopper: in whole Q tiles, see tile_q.
 struct BackwardParams {
   Problem problem;
   BackwardArgs args;
-  flashattn_tensor dout;  // of the problem's dtype: args.dout, or a rounded copy of it
+  flashattn_tensor dout;  // in the problem's dtype: args.dout, or a rounded copy
   int32_t key_blocks;
   uint32_t dropout_threshold;
-  float* lse2;  // in log2 units; +inf for rows that see nothing: 2^(-inf - inf) = 0
-  // Of rows with |lse| above kFarLse the largest score, which lse2 is then relative to; elsewhere
-  // NaN. ScoreModKind are products, or with wide_scores in units of kWideUnit log2(e). Where there
-  // are such rows, *far is far_stamp, which no other launch has; whoever converts dq takes it away.
+  float* lse2;  // lse in log2 units; +inf for rows that see no key: 2^(-inf - inf) = 0
+  // For rows with |lse| above kFarLse the largest score, to which lse2 is then relative; NaN for
+  // other rows. Unit: products of q and k, or with wide_scores kWideUnit log2(e). If there are such
+  // rows, *far is far_stamp, which no other launch has; the kernel that converts dQ clears it.
   float* base;
   uint64_t* far;
   uint64_t far_stamp;
   int32_t wide_scores;
-  float* delta;  // D
-  float* dq;     // fp32 sums, dim_qk wide, without the scale
-  // Portable: for each tile of dq_order_tile_q queries of each head, how much has been added to dq:
-  // sums in a fixed order. NULL: in any.
+  float* delta;  // D = sum(dO * O) - dlse
+  float* dq;     // fp32 accumulator, dim_qk wide, before scaling
+  // Portable: the number of KV tiles added to dQ, for each Q tile of dq_order_tile_q queries of
+  // each head; fixes the order of additions. NULL: any order.
   int32_t* dq_order;
   int32_t dq_order_tile_q;
-  int32_t* work_counter;  // numbers the blocks as they start, or the tiles of keys that they take
-  // Not 0: lse2, delta and dq are arrays of tiles of tile_q queries, every sequence of a head from
-  // a new tile on. Of dq a tile is tile_q * tile_dim numbers in the order of accumulators.
+  int32_t* work_counter;  // numbers CTAs as they start, or the KV tiles that they take
+  // Not 0: lse2, delta and dq are arrays of tiles of tile_q queries; every sequence of a head
+  // begins a new tile. A tile of dq is tile_q * tile_dim numbers in the order of WGMMA
+  // accumulators.
   int32_t tile_q, tile_dim, tile_kv;
-  // Hopper: for each of the dq_parts of a tile of dq, of so many columns, kDqClaimed: something
-  // lies there, or is on its way; kDqOpen: it may be added to; above, in units of kDqPendingTile:
-  // how many tiles of keys have yet to add, in order (ordered) or where the kernel converts. In
-  // order the last of them is first, down to dq_first[tile of dq]. Or kDqConverted: nothing is left
-  // to do.
+  // Hopper: the state of each of the dq_parts column ranges of a tile of dq. kDqClaimed: a CTA owns
+  // the initial store. kDqOpen: that store is visible and reduce-adds may start. Higher bits, in
+  // units of kDqPendingTile: KV tiles still to be added, if additions are ordered or the kernel
+  // converts. In order the last KV tile comes first, down to dq_first[tile of dq]. kDqConverted:
+  // done.
   int32_t* dq_states;
-  int32_t* dq_first;         // NULL without order
-  int32_t* dq_work_counter;  // numbers the tiles of dq as blocks take them to convert
+  int32_t* dq_first;         // NULL unless ordered
+  int32_t* dq_work_counter;  // numbers the tiles of dq that CTAs take to convert
   int32_t dq_parts, ordered;
-  // Hopper: counters of those who have left their piece of a tile of keys that is cut.
+  // Hopper, stream-K: counters of partials that have been stored.
   int32_t* arrived;
   int32_t arrived_count;
   int32_t q_heads_per_kv_head;
-  // Portable: of units that share queries, (batch, KV head), a turn each key block.
+  // Portable. Heads: (batch, KV head). Tiles: KV tiles.
   L2Swizzle swizzle;
   FastDivmod by_heads_kv;
-  uint64_t* stamp;  // Hopper: to be removed when the backward kernel has ended, or NULL
+  uint64_t* stamp;  // Hopper: to be cleared after the backward kernel; may be NULL
 
-  FLASHATTN_HD int64_t units() const {
+  FLASHATTN_HD int64_t kv_heads() const {
     return static_cast<int64_t>(args.shape.batch) * problem.heads_kv;
   }
 
@@ -103,7 +105,7 @@ struct BackwardParams {
     return b * layout.batch_stride + h * layout.head_stride + i;
   }
 
-  // Tiles of queries of one head, and where one of them stands.
+  // The number of Q tiles of one head, and the index of one of them.
   FLASHATTN_HD int64_t head_tiles(int32_t rows) const {
     return HeadTiles::of_queries(problem, args.shape, rows).count();
   }
@@ -114,14 +116,14 @@ struct BackwardParams {
     return h * tiles.count() + tiles.first(sequence.offset_q, b) + tile;
   }
 
-  // Where lse2 and delta of a sequence's first query stand.
+  // The index of the sequence's first query in lse2 and delta.
   FLASHATTN_HD int64_t lse_delta_offset(const SeqlenInfo& sequence, int32_t b, int32_t h) const {
     return tile_q == 0 ? row(b, h, sequence.offset_q)
                        : query_tile(sequence, b, h, 0, tile_q) * tile_q;
   }
 };
 
-// Merges the parts of a split forward, or the caller's.
+// Merges the parts of a split forward, or parts that the caller gives.
 template <int kCapacity>
 struct MergeParams {
   flashattn_tensor o;
@@ -130,7 +132,7 @@ struct MergeParams {
   int32_t dtype, dtype_part, dim, heads, batch;
   int64_t tokens;
   int32_t parts;
-  bool vectors;  // whether four numbers of a row can be moved at once, of all arrays
+  bool vectors;  // whether all arrays can be moved in vectors of four elements
   flashattn_tensor part_o[kCapacity];
   const float* part_lse[kCapacity];
 };

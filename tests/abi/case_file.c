@@ -1,6 +1,7 @@
 #include "case_file.h"
 
 #include "case_judge.h"
+#include "reasons.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -314,16 +315,8 @@ static int run_operations(run *r, case_hook hook) {
 }
 
 static int32_t reason_of(const char *name) {
-  static const struct {
-    const char *name;
-    int32_t reason;
-  } reasons[] = {
-      {"DROPOUT", FLASHATTN_REASON_DROPOUT}, {"SOFTCAP", FLASHATTN_REASON_SOFTCAP},
-      {"VALUE", FLASHATTN_REASON_VALUE},     {"SIZE", FLASHATTN_REASON_SIZE},
-      {"LENGTHS", FLASHATTN_REASON_LENGTHS},
-  };
   for (size_t n = 0; n < sizeof reasons / sizeof *reasons; ++n) {
-    if (strcmp(reasons[n].name, name) == 0) return reasons[n].reason;
+    if (strcmp(reasons[n].name, name) == 0) return reasons[n].value;
   }
   return -1;
 }

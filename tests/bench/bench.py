@@ -34,6 +34,8 @@ def main() -> int:
     parser.add_argument("--baseline", action="append", metavar="[NAME=]LIBRARY",
                         help="another build of the library, to be timed in turns with this one")
     parser.add_argument("--csv", type=pathlib.Path, help="where to write the figures, too")
+    parser.add_argument("--plot", type=pathlib.Path, help="where to draw them (PNG); on a GPU they "
+                        "are drawn in any case")
     on_cpu = parser.add_argument_group("on the CPU")
     on_cpu.add_argument("--threads", type=int, default=0, help="0: all")
     on_cpu.add_argument("--seconds", type=float, default=0.4, help="for each figure")
@@ -42,7 +44,6 @@ def main() -> int:
     on_gpu.add_argument("--rounds", type=int, default=8, help="bursts of each runner a row")
     on_gpu.add_argument("--sustained", type=float, default=0.0, metavar="SECONDS",
                         help="also run each kernel alone for so long without pause")
-    on_gpu.add_argument("--plot", type=pathlib.Path, help="where to draw the table")
     chosen = parser.parse_args()
     cases = list(chosen.case or [])
     if chosen.preset or not cases:

@@ -1,4 +1,4 @@
-"""The plot of a table that the bench wrote on a GPU:  python tests/bench/chart.py TABLE.csv [PNG]
+"""The plot of a table that the bench wrote:  python tests/bench/chart.py TABLE.csv [PNG]
 
 A panel for each group of rows, a line for each runner; dashed, what the table of tests/data says of
 peers that did not run.
@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Tuple
 from cases import Case
 
 _COLOURS = {"flashattn": "#d62728", "cudnn": "#2ca02c", "fa4": "#1f77b4", "fa3": "#9467bd",
-            "flash": "#ff7f0e", "efficient": "#8c564b", "math": "#7f7f7f"}
+            "flash": "#ff7f0e", "torch": "#ff7f0e", "efficient": "#8c564b", "math": "#7f7f7f"}
 Line = Dict[str, List[Tuple[int, float]]]
 
 

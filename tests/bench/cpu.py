@@ -16,7 +16,9 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import flashattn
 from cases import Case
 from memory import Memory
+import chart
 from ours import FlashAttn, Refused, builds
+from paired import ratio
 
 try:
     import torch
@@ -95,10 +97,10 @@ def works(case: Case, ours: List[FlashAttn], with_torch: bool) -> Dict[str, Work
 
 
 def measure(case: Case, work: Dict[str, Work], seconds: float,
-            peak: Peak) -> Tuple[Dict[str, float], Optional[float]]:
-    """Median seconds of a call of each, taking turns for about so long each, and which part of the
-    machine's peak ours reaches, beside each of its turns. Short calls follow each other in bursts,
-    as they do in programs, with a pause before each."""
+            peak: Peak) -> Tuple[Dict[str, List[float]], Optional[float]]:
+    """Seconds of a call of each by round, taking turns for about so long each, and which part of
+    the machine's peak ours reaches, beside each of its turns. Short calls follow each other in
+    bursts, as they do in programs, with a pause before each."""
     times: Dict[str, List[float]] = {name: [] for name in work}
     parts: List[float] = []
     order = list(work)
@@ -124,13 +126,13 @@ def measure(case: Case, work: Dict[str, Work], seconds: float,
         rate = peak.now(case.dtype)
         if rate:
             parts.append(case.flops() / times["flashattn"][-1] * 1e-9 / rate)
-    return ({name: statistics.median(t) for name, t in times.items()},
-            statistics.median(parts) if parts else None)
+    return times, statistics.median(parts) if parts else None
 
 
 def write(rows: List[Dict[str, Any]], table: Optional[pathlib.Path]) -> None:
     if not table or not rows:
         return
+    table.parent.mkdir(parents=True, exist_ok=True)
     with table.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
@@ -154,28 +156,38 @@ def main(cases: List[Case], options: argparse.Namespace) -> int:
         print("no peer: PyTorch is not measured")
     columns = ["torch", *(build.name for build in ours[1:])]
     width = max(8, *(len(name) + 1 for name in columns))
+    print("ratios: medians of rounds, with 95 % intervals")
     print(f"{'':44}{'ms':>9}{'GF/s':>8}{'of peak':>9}" +
-          "".join(f"{name:>{width}}{'ratio':>7}" for name in columns))
+          "".join(f"{name:>{width}}{'ratio':>20}" for name in columns))
     rows = []
     for case in cases:
         work = works(case, ours, with_torch)
         if "flashattn" not in work:
             continue
-        seconds, part = measure(case, work, options.seconds, peak)
+        times, part = measure(case, work, options.seconds, peak)
+        seconds = {name: statistics.median(t) for name, t in times.items()}
+        ratios = {name: ratio(times["flashattn"], t) for name, t in times.items()}
         rate = {name: case.flops() / t * 1e-9 for name, t in seconds.items()}
         mine = rate["flashattn"]
         row = f"{case.name():44}{seconds['flashattn'] * 1e3:9.2f}{mine:8.1f}"
         row += f"{part:8.0%} " if part else f"{'':9}"
         for name in columns:
-            row += (f"{rate[name]:{width}.1f}{mine / rate[name]:7.2f}" if name in rate
-                    else f"{'':{width + 7}}")
+            row += (f"{rate[name]:{width}.1f}{str(ratios[name]):>20}" if name in rate
+                    else f"{'':{width + 20}}")
         if case.seqlen_q == 1:
             row += f"  {case.least_bytes() / seconds['flashattn'] * 1e-9:.1f} GB/s of K and V"
         print(f"{row}  {case.to_json()}", flush=True)
-        line = {"case": case.to_json(), "seconds": seconds["flashattn"], "gflops": mine,
+        line = {"group": case.group(), "name": case.name(), "case": case.to_json(),
                 "of_peak": part}
-        for name in columns:
+        for name in ["flashattn", *columns]:
             line.update({f"{name}_seconds": seconds.get(name), f"{name}_gflops": rate.get(name)})
+        for name in columns:
+            found = ratios.get(name)
+            line.update({f"{name}_ratio": found and found.median, f"{name}_ratio_low":
+                         found and found.low, f"{name}_ratio_high": found and found.high})
         rows.append(line)
-    write(rows, options.csv)
+    table = options.csv or (options.plot and ROOT / "build" / "bench" / "cpu.csv")
+    write(rows, table)
+    if options.plot and rows:
+        print(chart.draw(table, options.plot))
     return 0

@@ -16,12 +16,14 @@ import chart
 import flashattn
 import host_cost
 import peers
+import state
 from cases import Case
 from clock import Clock
 from figures import Figures
 from flashattn import Device, _library
 from memory import Array, Memory, torch
 from ours import Refused, builds
+from paired import Ratio, ratio
 
 WIDTH = 50
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -38,6 +40,8 @@ class Row(NamedTuple):
     workspace: int
     missing: Dict[str, str]  # why a runner did not run
     remarks: Dict[str, str]  # what a runner does less well than it might
+    paired: Dict[str, Ratio] = {}  # how many times as fast ours is, by runner
+    state: str = ""  # of the GPU's clock, see state.now()
 
     def rate(self, seconds: float) -> float:
         """TFLOP/s; decoding, merging: TB/s."""
@@ -119,10 +123,13 @@ class Bench:
             sustained = {name: self.clock.sustained(work, self.options.sustained)
                          for name, work in ready.items()}
         prepared = found["prepared"]
+        mine = times.get(self.mine[0])
+        others = {name: t for name, t in times.items() if mine and name != self.mine[0]}
+        paired = {name: ratio(mine, t) for name, t in others.items()}
         return Row(case, {name: statistics.median(t) for name, t in times.items()}, sustained,
                    self.figures.of(case), prepared.kernel if prepared else "", found["error"],
                    prepared.bytes if prepared else 0, prepared.workspace if prepared else 0,
-                   found["missing"], found["remarks"])
+                   found["missing"], found["remarks"], paired, state.now())
 
     # ---- showing
 
@@ -139,7 +146,8 @@ class Bench:
         for note in self.notes:
             print(note)
         print(f"{'':{WIDTH}}" + "".join(f"{name:>9} " for name in self.columns) +
-              f"{'/cudnn':>8}{'/best':>7} {'best':11}{'error':>8}  kernel, repeat with --case")
+              f"{'/cudnn':>8}{'/best':>7} {'best, interval of /best':25}{'error':>8}  "
+              "kernel, repeat with --case")
 
     def show(self, row: Row) -> None:
         digits = 2 if row.case.moves else 1
@@ -153,11 +161,15 @@ class Bench:
         text = "".join(f"{ratios[key]:{w}.2f}" if key in ratios else f"{'':{w}}"
                        for key, w in (("/cudnn", 8), ("/best", 7)))
         named = f"{best} {row.rate(seconds):.{digits}f}" if best else ""
+        if best in row.paired:
+            named += f" [{row.paired[best].low:.2f}, {row.paired[best].high:.2f}]"
         error = f"{row.error:8.1e}" if row.error is not None else f"{'':8}"
-        print(f"{row.case.name():{WIDTH}}{cells}{text} {named:11}{error}  {row.kernel} "
+        print(f"{row.case.name():{WIDTH}}{cells}{text} {named:25}{error}  {row.kernel} "
               f"'{row.case.to_json()}'", flush=True)
         for name, remark in row.remarks.items():
             print(f"{'':{WIDTH}}  ! {name}: {remark}", flush=True)
+        if state.throttled(row.state):
+            print(f"{'':{WIDTH}}  ! the GPU's clock was held back: {row.state}", flush=True)
         if row.sustained:
             print(f"{'  sustained':{WIDTH}}" + "".join(
                 f"{row.rate(row.sustained[name]):10.1f}" if name in row.sustained else f"{'':10}"
@@ -173,9 +185,10 @@ class Bench:
         if self.mine[0] not in row.seconds:
             return {}
         mine = row.seconds[self.mine[0]]
-        found = {"/" + name: t / mine for name, t in row.seconds.items() if name != self.mine[0]}
+        found = {"/" + name: row.paired[name].median if name in row.paired else t / mine
+                 for name, t in row.seconds.items() if name != self.mine[0]}
         best, seconds = row.best(self.mine)
-        return {**found, **({"/best": seconds / mine} if best else {})}
+        return {**found, **({"/best": found.get("/" + best, seconds / mine)} if best else {})}
 
     def summary(self, rows: List[Row]) -> None:
         """Geometric means by group, and what did not run."""
@@ -216,6 +229,11 @@ class Bench:
                                     f"{name}: {remark}" for name, remark in row.remarks.items()),
                                 "refused": row.missing.get(self.mine[0], "")}
         line.update({f"{n}_seconds": row.seconds.get(n) for n in self.columns})
+        for name in self.columns[1:]:
+            found = row.paired.get(name)
+            line.update({f"{name}_ratio": found and found.median, f"{name}_ratio_low":
+                         found and found.low, f"{name}_ratio_high": found and found.high})
+        line["state"] = row.state
         if self.options.sustained:
             line.update({f"{n}_sustained": row.sustained.get(n) for n in self.columns})
         line.update({f"{n}_table": row.table.get(n) for n in ("cudnn", "fa4", "fa3", "flash")})

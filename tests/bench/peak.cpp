@@ -48,18 +48,18 @@ double run_once(Step step) {
 #if defined(__AMX_BF16__)
 // Seconds that one thread takes for kSteps products of tile registers, of numbers of any size.
 double run_tiles_once() {
-  uint16_t numbers[2 * kTile * kTile];
+  uint16_t numbers[2 * kTileRows * kTileRows];
   uint32_t random = 1;
   for (uint16_t& x : numbers) {
     random = random * 1664525u + 1013904223u;
     x = static_cast<uint16_t>(0x3e80u + (random >> 16 & 0x80ffu));
   }
-  configure_tiles(kTile, kTile, kTile);
+  configure_tiles(kTileRows, kTileRows, kTileRows);
   __asm__ volatile("" : : : "memory");  // the intrinsics do not say that they read it
-  _tile_loadd(4, numbers, 4 * kTile);
-  _tile_loadd(5, numbers, 4 * kTile);
-  _tile_loadd(6, numbers, 4 * kTile);
-  _tile_loadd(7, numbers, 4 * kTile);
+  _tile_loadd(4, numbers, 4 * kTileRows);
+  _tile_loadd(5, numbers, 4 * kTileRows);
+  _tile_loadd(6, numbers, 4 * kTileRows);
+  _tile_loadd(7, numbers, 4 * kTileRows);
   const auto start = std::chrono::steady_clock::now();
   for (int64_t n = 0; n < kSteps / 4; ++n) {
     _tile_dpbf16ps(0, 4, 6);
@@ -108,7 +108,8 @@ int main(int argc, char** argv) {
   const double lanes = 1.0 * kWidth * kChains * kSteps;
   const auto rate_of = [&](bool bf16) {
 #if defined(__AMX_BF16__)
-    if (bf16) return rate(threads, 4.0 * kTile * kTile * kTile * kSteps, run_tiles_once);
+    if (bf16)
+      return rate(threads, 4.0 * kTileRows * kTileRows * kTileRows * kSteps, run_tiles_once);
 #endif
     if (kHasBf16Dot && bf16) {
       return rate(threads, 4 * lanes,

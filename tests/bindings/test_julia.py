@@ -41,5 +41,8 @@ def test_package(julia: str) -> None:
     summary = re.search(r"^FlashAttention +\|.*$", run.stdout, re.M)
     cases = re.search(r"^shared cases: \d+ forward, \d+ backward$", run.stdout, re.M)
     assert summary and cases, run.stdout[-8000:]
+    refusals = re.search(r"^shared refusals: (\d+)$", run.stdout, re.M)
+    listed = (ROOT / "tests" / "data" / "refusals.txt").read_text().strip().split("\n\n")
+    assert refusals and int(refusals.group(1)) == len(listed), run.stdout[-8000:]
     assert "the collector: skipped" not in run.stdout
     print(f"{julia}: {summary.group(0)}\n{cases.group(0)}")

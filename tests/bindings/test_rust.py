@@ -50,6 +50,11 @@ def passed(said):
     return sum(int(n) for n in re.findall(r"test result: ok\. (\d+) passed", said))
 
 
+def paragraphs(name):
+    """How many cases or refusals all languages share."""
+    return len((ROOT / "tests" / "data" / name).read_text().strip().split("\n\n"))
+
+
 def fetched(folder):
     code, said = cargo("fetch", "--locked", folder=folder)
     if code and not re.search(r"lock file .* needs to be updated", said):
@@ -85,8 +90,9 @@ def test_crates():
     assert cases, said[-4000:]
     print(f"Rust: {passed(said)} tests; {cases.group(0)}")
     assert passed(said) >= 60
-    listed = (ROOT / "tests" / "data" / "cases.txt").read_text().split("\n")
-    assert int(cases.group(1)) == sum(line.startswith("case ") for line in listed)
+    assert int(cases.group(1)) == paragraphs("cases.txt")
+    refusals = re.search(r"(\d+) shared refusals", said)
+    assert refusals and int(refusals.group(1)) == paragraphs("refusals.txt"), said[-4000:]
 
 
 @pytest.mark.parametrize("example", ["attention", "varlen_backward"])

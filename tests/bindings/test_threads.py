@@ -122,7 +122,7 @@ import numpy as np
 import flashattn
 r = np.random.default_rng(0)
 q, k, v = (r.standard_normal((1, 48, 8, 64)).astype(np.float32) for _ in range(3))
-shared, alone = (flashattn.Plan(dtype="float32", heads=8, dim=64, threads=n) for n in (2, 1))
+shared, alone = (flashattn.Plan(dtype="float32", heads_q=8, dim_qk=64, threads=n) for n in (2, 1))
 def times(plan, seconds):
     found, end = [], time.perf_counter() + seconds
     while time.perf_counter() < end:

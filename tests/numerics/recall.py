@@ -1,5 +1,5 @@
 """Truths that another suite of the same run has worked out already: on a CPU they are most of what
-a test takes, and the same for every instruction set, sanitizer and family."""
+a test takes, and the same for every instruction set, sanitizer and backend."""
 import hashlib
 import os
 import pathlib

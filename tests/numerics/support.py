@@ -24,7 +24,7 @@ backward. Rows: a feature, heads of 64 and otherwise nothing; or the dimensions 
 computed, "-" does not exist; letters are explained above each table. Written by
     python -m tests.numerics.support [--device cuda] --write
 and compared by tests/numerics/test_support.py. A test that a backend refuses may be skipped where
-this file lists the refusal, and is a failure elsewhere. all, sm80, sm90: kernel families.
+this file lists the refusal, and is a failure elsewhere. all, sm80, sm90: GPU backends.
 """
 # Where the sizes of kernels end.
 DIMS = (64, 96, 128, 192, 256, 512)
@@ -128,18 +128,18 @@ def says(refused: capi.Refused) -> str:
 
 
 def backend(kind: int) -> str:
-    """The kernel families that may be chosen, and the device's compute capability."""
+    """The GPU backends that may be chosen, and the device's compute capability."""
     if kind == 0:
         return "cpu"
     found = capi.ffi.new("flashattn_device_properties *",
                          {"struct_size": capi.ffi.sizeof("flashattn_device_properties")})
     capi.check(capi.library().flashattn_device_info(kind, 0, found))
-    family = os.environ.get("FLASHATTN_BACKEND") or "all"
-    return "%s on %d.%d" % (family, *divmod(found.compute_capability, 10))
+    backend = os.environ.get("FLASHATTN_BACKEND") or "all"
+    return "%s on %d.%d" % (backend, *divmod(found.compute_capability, 10))
 
 
 def has_hopper(device: Any) -> bool:
-    """Whether the Hopper family computes what it can: not by what it does compute."""
+    """Whether the Hopper kernels compute what it can: not by what it does compute."""
     return backend(device.kind) in ("all on 9.0", "sm90 on 9.0")
 
 

@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 ON_EMULATOR = "FLASHATTN_EMULATOR_DEVICE" in os.environ
 FAMILY = os.environ.get("FLASHATTN_BACKEND")
 CASE = Case(seqlen_q=70, seqlen_kv=130, heads_q=2, dim_qk=64, dtype="bf16", backward=True)
-ERROR_DEVICE, REASON_ARCH, REASON_SIZE = 5, 4, 27
+ERROR_DEVICE, REASON_ARCH, REASON_NO_BUILD, REASON_SIZE = 5, 4, 22, 27
 emulated = pytest.mark.skipif(not ON_EMULATOR, reason="only the emulator fails when it is asked to")
 
 
@@ -117,19 +117,46 @@ def test_a_failed_call_leaves_no_error(device, monkeypatch):
     assert device.driver.library.cudaGetLastError() == 0
 
 
+PLAN_WITHOUT_CODE = """
+import os
+from tests.numerics import capi
+from tests.numerics.device import CudaDevice
+from tests.numerics.test_gpu_calls import CASE, plan_of
+
+for fails in ("cudaFuncGetAttributes=%s", ""):  # the answer is kept
+    os.environ["FLASHATTN_EMULATOR_FAILS"] = fails
+    try:
+        plan_of(CASE, CudaDevice)
+    except capi.Refused as refused:
+        print(refused.status, refused.reason, CudaDevice().driver.library.cudaGetLastError())
+    else:
+        print("a plan")
+"""
+
+
 @emulated
 @pytest.mark.parametrize("error", [98, 209, 222])
-def test_a_build_without_code_for_the_device_is_refused(device, monkeypatch, error):
-    monkeypatch.setenv("FLASHATTN_EMULATOR_FAILS", "cudaFuncGetAttributes=%d" % error)
+def test_a_build_without_code_for_the_device_is_refused(device, error):
+    del device
+    said = in_a_process(PLAN_WITHOUT_CODE % error).split("\n")
+    reason = REASON_NO_BUILD if FAMILY == "sm90" else REASON_ARCH  # which needs the other one
+    assert said[:2] == [f"{capi.UNSUPPORTED} {reason} 0"] * 2
+
+
+@emulated
+def test_other_errors_are_not_taken_for_missing_code(device):
+    del device
+    said = in_a_process(PLAN_WITHOUT_CODE % 2).split("\n")
+    assert said[0].split()[0] == str(ERROR_DEVICE) and said[1] == "a plan"
+
+
+@emulated
+def test_code_is_asked_for_once(device, monkeypatch):
+    plan_of(CASE, device)
+    monkeypatch.setenv("FLASHATTN_EMULATOR_FAILS", "cudaFuncGetAttributes=98")
     with pytest.raises(capi.Refused) as refused:
         plan_of(CASE, device)
-    assert refused.value.status == capi.UNSUPPORTED
-    assert refused.value.reason == REASON_ARCH or FAMILY == "sm90"  # which needs the other one
-    assert device.driver.library.cudaGetLastError() == 0
-    monkeypatch.setenv("FLASHATTN_EMULATOR_FAILS", "cudaFuncGetAttributes=2")
-    with pytest.raises(capi.Refused) as refused:
-        plan_of(CASE, device)
-    assert refused.value.status == ERROR_DEVICE
+    assert refused.value.status == ERROR_DEVICE  # it was found before; now it is gone
 
 
 def test_kernels_of_a_device_are_named(device):
@@ -167,10 +194,10 @@ print(say(plan.info(capi.BACKWARD, capi.sizes_of(CASE)), "why"))
 """
 
 
-def test_a_refusal_of_the_better_family_is_passed_on(device):
+def test_a_refusal_of_the_better_backend_is_passed_on(device):
     del device
     said = in_a_process(BACKWARD_IN_FP32, FLASHATTN_BACKEND=None)
-    assert "(backend sm90 refuses: " in said and "blocks add to dq" in said
+    assert "(backend sm90 refuses: " in said and "CTAs add to dq" in said
 
 
 def test_splits_that_are_reported_are_those_there_are(device):

@@ -180,7 +180,7 @@ def test_a_plan_of_another_device_is_refused(device):
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 3, 37, 53), (1, 2, 1000, 777)])
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_dropout_mask_is_the_cpus(device, shape, p):
-    """The same bytes from the GPU, from the library's CPU family, and from the header's text."""
+    """The same bytes from the GPU, from the library's CPU backend, and from the header's text."""
     batch, heads, rows, keys = shape
     case = Case(batch=batch, seqlen_q=rows, seqlen_kv=keys, heads_q=heads, dim_qk=8, dtype="f16",
                 dropout=p)

@@ -286,7 +286,7 @@ def test_workspace_is_linear_and_bounded(device, case, op):
 def test_few_rows_have_a_kernel_of_their_own(device, changes, rows):
     """What is listed for it is computed by it, and what it does not compute is not."""
     if device.name == "cpu" or support.backend(device.kind).startswith("sm90"):
-        pytest.skip("a kernel of the portable family of GPUs")
+        pytest.skip("a portable GPU kernel")
     for case in LISTED["few_rows"][:2]:
         case = case.replace(**{**changes, "sink": False})
         plan = capi.Plan(capi.descriptor(case, device))
@@ -295,11 +295,11 @@ def test_few_rows_have_a_kernel_of_their_own(device, changes, rows):
 
 
 @pytest.mark.parametrize("queries, keys, reason", [
-    (3, 5000, b"queries are too few"), (100, 100, b"short"), (100, 5000, b"too few for the device"),
+    (3, 5000, b"too few queries"), (100, 100, b"short"), (100, 5000, b"too few Hopper tiles"),
     (3, 0, b"no keys")])
 def test_what_is_not_hoppers_says_why(device, queries, keys, reason):
     if support.backend(device.kind) != "all on 9.0":
-        pytest.skip("it is asked of the Hopper family, which may choose")
+        pytest.skip("a test of the Hopper backend, which may choose")
     case = Case(dtype="bf16", seqlen_q=queries, seqlen_kv=keys, dim_qk=128)
     plan = capi.Plan(capi.descriptor(case, device))
     info = plan.info(capi.FORWARD, capi.sizes_of(case))
@@ -328,7 +328,7 @@ def test_many_heads_start_early(device, case):
     """On the emulator's four multiprocessors; for GPUs there is test_gpu_early."""
     if not support.has_hopper(device) or multiprocessors(device) > 4:
         pytest.skip("a kernel of Hopper, where few blocks run at once")
-    assert b"first heads" in capi.ffi.string(backward_info(device, case).why)
+    assert b"started early" in capi.ffi.string(backward_info(device, case).why)
 
 
 def multiprocessors(device):

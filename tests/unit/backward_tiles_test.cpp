@@ -18,17 +18,17 @@ int main() {
       for (int32_t keys = 0; keys <= 14000; ++keys) {
         const int32_t tile = backward_tile_kv(tiling, problem, keys);
         const int64_t tiles = ceil_div(keys, tile), many = ceil_div(keys, tiling.tile_kv);
-        CHECK(tile > 0 && tile % kTileStep == 0 && tile <= tiling.tile_kv);
+        CHECK(tile > 0 && tile % kTileKvStep == 0 && tile <= tiling.tile_kv);
         // Few: not without need, and then no fewer.
-        const bool few = tiling.few_kv > 0 && many * heads < kFewTiles;
-        CHECK(tiles == (few ? ceil_div(keys, tiling.few_kv) : many));
+        const bool few = tiling.tile_kv_short > 0 && many * heads < kFewTiles;
+        CHECK(tiles == (few ? ceil_div(keys, tiling.tile_kv_short) : many));
         // The last is short of the others by less than a step for each of them.
-        CHECK(tiling.few_kv == 0 || tiles * tile - keys < tiles * kTileStep || tiles == 0);
+        CHECK(tiling.tile_kv_short == 0 || tiles * tile - keys < tiles * kTileKvStep || tiles == 0);
         if (tiles > most) most = tiles;
-        CHECK(backward_key_tiles(tiling, problem, keys) >= most);
+        CHECK(backward_kv_tiles(tiling, problem, keys) >= most);
       }
       // No more than some sequence makes.
-      CHECK(backward_key_tiles(tiling, problem, 14000) == most);
+      CHECK(backward_kv_tiles(tiling, problem, 14000) == most);
     }
   }
   return check_report();

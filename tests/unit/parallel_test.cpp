@@ -15,18 +15,18 @@ using flashattn::Parallel;
 namespace {
 
 // Each task waits for the one `back` strands before it, if there is one; back 0: for none.
-bool right(const Threads& threads, int64_t count, int64_t strands, int64_t back) {
+bool right(const Threads& threads, int64_t count, int64_t affinity_stride, int64_t back) {
   std::vector<std::atomic<int>> runs(static_cast<size_t>(count));
-  std::vector<std::atomic<int>> inside(static_cast<size_t>(threads.most));
+  std::vector<std::atomic<int>> inside(static_cast<size_t>(threads.max));
   std::atomic<bool> good{true};
-  parallel_tasks(threads, count, strands, [&](int64_t task, int32_t thread) {
-    if (thread < 0 || thread >= threads.most) {
+  parallel_tasks(threads, count, affinity_stride, [&](int64_t task, int32_t thread) {
+    if (thread < 0 || thread >= threads.max) {
       good = false;
       return;
     }
     // Scratch memory is by this number.
     if (inside[static_cast<size_t>(thread)]++ != 0) good = false;
-    const int64_t earlier = task - back * strands;
+    const int64_t earlier = task - back * affinity_stride;
     if (back > 0 && earlier >= 0) {
       while (!runs[static_cast<size_t>(earlier)]) std::this_thread::yield();
     }
@@ -81,10 +81,10 @@ const Own kOwn[] = {
 
 void test_shapes(const Parallel* parallel) {
   for (const int32_t most : {1, 2, 3, 4, 16}) {
-    for (const int64_t strands : {1, 2, 3, 4, 6, 16, 40}) {
+    for (const int64_t affinity_stride : {1, 2, 3, 4, 6, 16, 40}) {
       for (const int64_t count : {0, 1, 5, 48, 300}) {
         for (const int64_t back : {0, 1, 3}) {
-          CHECK(right({most, true, parallel}, count, strands, back));
+          CHECK(right({most, true, parallel}, count, affinity_stride, back));
         }
       }
     }
@@ -110,8 +110,8 @@ void test_many_callers() {
 
 int main() {
   test_shapes(nullptr);
-  CHECK(right({kMostThreads}, 3000, kMostThreads, 1));
-  CHECK(right({kMostThreads}, 3000, 1, 1));
+  CHECK(right({kMaxThreads}, 3000, kMaxThreads, 1));
+  CHECK(right({kMaxThreads}, 3000, 1, 1));
   test_many_callers();
   for (const Own& own : kOwn) {
     const Parallel parallel{own.parallel, nullptr};

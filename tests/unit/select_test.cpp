@@ -179,11 +179,12 @@ void test_guard() {
 }
 
 void test_instruction_sets() {
-  using cpu::pays_off;
-  CHECK(pays_off("avx512", "GenuineIntel", 6));
-  CHECK(pays_off("avx512_bf16", "AuthenticAMD", 25) && pays_off("avx512_bf16", "AuthenticAMD", 26));
-  CHECK(!pays_off("avx512_bf16", "GenuineIntel", 6));
-  CHECK(pays_off("avx512_amx", "GenuineIntel", 6) && !pays_off("avx512_amx", "", 0));
+  using cpu::is_preferred;
+  CHECK(is_preferred("avx512", "GenuineIntel", 6));
+  CHECK(is_preferred("avx512_bf16", "AuthenticAMD", 25) &&
+        is_preferred("avx512_bf16", "AuthenticAMD", 26));
+  CHECK(!is_preferred("avx512_bf16", "GenuineIntel", 6));
+  CHECK(is_preferred("avx512_amx", "GenuineIntel", 6) && !is_preferred("avx512_amx", "", 0));
 }
 
 }  // namespace

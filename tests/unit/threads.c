@@ -43,7 +43,7 @@ static int32_t attend(struct job *job) {
   args.o.data = job->o;
   args.lse = job->lse;
   args.parallel = job->parallel;
-  args.parallel_user = &job->asked;
+  args.parallel_user = job->parallel ? &job->asked : NULL;
   int32_t status = flashattn_workspace_size(plan, FLASHATTN_OP_FORWARD, &args, &bytes);
   void *workspace = malloc((size_t)bytes + 1);
   if (status == FLASHATTN_OK && workspace) {

@@ -553,7 +553,7 @@ Base.@kwdef struct flashattn_args
     dsink::Ptr{Cfloat} = C_NULL
     "CPU, optional: runs the call's tasks, instead of the library's own threads."
     parallel::flashattn_parallel_fn = C_NULL
-    "Handed to parallel."
+    "Handed to parallel. NULL without it."
     parallel_user::Ptr{Cvoid} = C_NULL
     "Optional, host memory: receives the error of a call that fails."
     error::Ptr{flashattn_error} = C_NULL

@@ -12,13 +12,13 @@ dtype(::Type{Bool}) = C.FLASHATTN_DTYPE_U8
 dtype(::Type{UInt8}) = C.FLASHATTN_DTYPE_U8
 dtype(::Type) = C.FLASHATTN_DTYPE_DEFAULT  # none
 
-"The same for an array that must have one; `mask`: bytes will do."
+"The same for an array, or a member that says it, that must have one; `mask`: bytes will do."
 function dtype(T::Type, name::String; mask::Bool = false)
     code = dtype(T)
     code in (C.FLASHATTN_DTYPE_F32, C.FLASHATTN_DTYPE_F16, C.FLASHATTN_DTYPE_BF16) && return code
     mask && code == C.FLASHATTN_DTYPE_U8 && return code
-    throw(ArgumentError("the element type $T of $name is none of Float32, Float16, BFloat16" *
-                        (mask ? ", Bool (true = visible)" : "") * "; convert it"))
+    refuse(:DTYPE, name, "the element type $T of $name is none of Float32, Float16, BFloat16" *
+                         (mask ? ", Bool (true = visible)" : "") * "; convert it")
 end
 
 "The array below all views: it says where the memory is."
@@ -27,8 +27,8 @@ storage(x::Wrapped) = storage(parent(x))
 
 "Where an array's memory is: (enum flashattn_device, index)."
 device(::Array) = (C.FLASHATTN_DEVICE_CPU, 0)
-device(x::AbstractArray) = throw(ArgumentError(
-    "the memory of a $(typeof(x)) is out of reach; give an Array or a view of one, or collect it"))
+device(x::AbstractArray) = refuse(:DTYPE, "",
+    "the memory of a $(typeof(x)) is out of reach; give an Array or a view of one, or collect it")
 
 "The stream on which the library is to work with an array: `C_NULL` on the CPU."
 stream(::Array) = C_NULL
@@ -51,19 +51,19 @@ steps(x::PermutedDimsArray{<:Any,<:Any,order}) where {order} =
 steps(x::SubArray) = _steps(steps(parent(x)), parentindices(x))
 function steps(x::Base.ReinterpretArray)
     sizeof(eltype(x)) == sizeof(eltype(parent(x))) && ndims(x) == ndims(parent(x)) ||
-        throw(ArgumentError("a reinterpreted array must keep the size of its elements"))
+        refuse(:STRIDE, "", "a reinterpreted array must keep the size of its elements; copy it")
     return steps(parent(x))
 end
 function steps(x::Base.ReshapedArray)
-    isdense(parent(x)) || throw(ArgumentError("a reshaped view with gaps has no strides; copy it"))
+    isdense(parent(x)) || refuse(:STRIDE, "", "a reshaped view with gaps has no strides; copy it")
     return packed(size(x))
 end
 _steps(::Tuple{}, ::Tuple{}) = ()
 _steps(s::Tuple, i::Tuple{Integer,Vararg{Any}}) = _steps(Base.tail(s), Base.tail(i))
 _steps(s::Tuple, i::Tuple{AbstractRange,Vararg{Any}}) =
     (s[1] * step(i[1]), _steps(Base.tail(s), Base.tail(i))...)
-_steps(::Tuple, i::Tuple) = throw(ArgumentError(
-    "a view with an index of type $(typeof(i[1])) has no strides; copy it"))
+_steps(::Tuple, i::Tuple) = refuse(:STRIDE, "",
+    "a view with an index of type $(typeof(i[1])) has no strides; copy it")
 
 "The strides of an array without gaps."
 packed(dims::Dims) = cumprod1(1, dims)
@@ -93,9 +93,16 @@ release(::AbstractArray) = nothing
 
 "Lengths and offsets, and numbers for each head, as the library reads them."
 int32(x::Array{Int32}) = x
-int32(x::AbstractArray{<:Integer}) = Int32.(x)
-int32(x::AbstractArray) = throw(ArgumentError(
-    "lengths, offsets and page numbers are integers, but an array of $(eltype(x)) is given"))
+function int32(x::AbstractArray{<:Integer})
+    try
+        return Int32.(x)
+    catch error
+        error isa InexactError || rethrow()
+        refuse(:LENGTHS, "", "$(error.val) is past the range of Int32; give what an array holds")
+    end
+end
+int32(x::AbstractArray) = refuse(:DTYPE, "",
+    "lengths, offsets and page numbers are integers, but an array of $(eltype(x)) is given")
 singles(x::Array{Float32}) = x
 singles(x::AbstractArray{<:Real}) = isdense(x) && eltype(x) === Float32 ? x : float32.(x)
 

@@ -46,14 +46,15 @@ Further:
 - `determinism`: `true`: the same call gives the same bits; `:batch_invariant`: also whatever else
   is in the batch. On the CPU this always holds
 - `threads = 0`, `multiprocessors = 0`: of the CPU, of a GPU, at the most; 0: all
+- `parallel = false`: on the CPU, `true`: Julia's threads compute, in place of the library's own.
+  The bits are the same. An interrupt waits for the call to return
 - `descale_q`, `descale_k`, `descale_v`, `descale_block`: see `LibFlashAttn.flashattn_args`
 
-With a `plan`, only what is an array, `layout`, the sizes of blocks, the maximal lengths, `rng_seed`
-and `rng_offset` are given; all else is the plan's.
+With a `plan`, only what is an array, `layout`, the sizes of blocks, the maximal lengths, `rng_seed`,
+`rng_offset` and `parallel` are given; all else is the plan's.
 
-A query that sees no key gives 0, and lse = -Inf. Throws `DimensionMismatch` for sizes,
-`ArgumentError` for types, strides and values, and [`FlashAttentionError`](@ref) with the library's
-message for what it refuses.
+A query that sees no key gives 0, and lse = -Inf. Throws a [`FlashAttentionError`](@ref), whose
+`field` is named as here and in the header, and an `ArgumentError` for an option that there is not.
 """
 function attention(q::AbstractArray, k::AbstractArray, v::AbstractArray;
                    dtype_o::Type = eltype(q), return_lse = false, options...)
@@ -94,6 +95,7 @@ Returns `o`. With `cu_seqlens_q` and its like or `page_table` it is `attention_v
 """
 function attention!(o::AbstractArray, q::AbstractArray, k::AbstractArray, v::AbstractArray;
                     lse = nothing, options...)
+    dtype(eltype(o), "o")
     plan, inputs = prepare_forward(q, k, v; dtype_o = eltype(o), return_lse = lse !== nothing,
                                    options...)
     return run_forward(plan, inputs, o, lse)

@@ -49,15 +49,17 @@ function attention_backward!(dq::AbstractArray, dk::AbstractArray, dv::AbstractA
     return run_backward(plan, inputs, grads, dout, o, lse, dlse)
 end
 
-prepare_backward(q, k, v, o; options...) =
-    prepare(q, k, v; dtype_o = eltype(o), forward = false, backward = true, options...)
+function prepare_backward(q, k, v, o; options...)
+    dtype(eltype(o), "o")
+    return prepare(q, k, v; dtype_o = eltype(o), forward = false, backward = true, options...)
+end
 
 function fresh_gradients(plan::Plan, inputs::Inputs)
     new(x::Tensor) = fresh(inputs, eltype(x.array), size(x.array))
     dbias = dsink = nothing
     if has(plan, C.FLASHATTN_FEATURE_DBIAS)
         haskey(inputs.arrays, :bias) ||
-            throw(ArgumentError("the gradient of the bias needs bias"))
+            refuse(:NULL_POINTER, :bias, "the gradient of the bias needs bias; give it")
         bias = inputs.arrays[:bias]
         dbias = fill!(similar(storage(bias), Float32, size(bias)), 0)
     end

@@ -41,20 +41,20 @@ A `flashattn_desc`: what is computed, for [`Plan`](@ref FlashAttention.Plan), `c
 - `device = :cpu` or `:cuda`, `device_index = 0`, `multiprocessors = 0`, `workspace_limit = 0`,
   `tree = 0`, `descale_block = 0`: see `LibFlashAttn.flashattn_desc`
 
-The rest is explained at [`attention`](@ref). Throws an `ArgumentError` for what it cannot write
-down; whether a device can do it is for `Plan` to find out.
+The rest is explained at [`attention`](@ref). Throws a [`FlashAttentionError`](@ref) for what it
+cannot write down; whether a device can do it is for `Plan` to find out.
 """
 describe(T::Type; options...) = describe(T, Dict{Symbol,Any}(options))
 
 function describe(@nospecialize(T::Type), options::Dict{Symbol,Any})
-    desc = Ref(C.flashattn_desc(dtype = dtype(T, "q, k, v")))
+    desc = Ref(C.flashattn_desc(dtype = dtype(T, "dtype")))
     for (name, value) in options
         if name in MEMBERS
             set_number!(desc, name, in_header(name, value))
         elseif name in FLAGS
             # Julia's own error does not say which Bool keyword it is about.
             value isa Bool ||
-                throw(ArgumentError("$name = $(repr(value)); expected true or false"))
+                refuse(:DTYPE, name, "$name = $(repr(value)); expected true or false")
         elseif name !== :window
             refuse_keyword(name, union(DESCRIBED, TAKEN))
         end
@@ -82,7 +82,7 @@ function set_number!(desc, name::Symbol, value)
         return set!(desc, name, value)
     catch error
         error isa InexactError || rethrow()
-        throw(ArgumentError("$name = $value is past the range of its field in flashattn_desc"))
+        refuse(:SIZE, name, "$name = $value is past the range of its field in flashattn_desc")
     end
 end
 
@@ -91,33 +91,33 @@ function in_header(name::Symbol, value)
     if name === :device
         devices = (cpu = C.FLASHATTN_DEVICE_CPU, cuda = C.FLASHATTN_DEVICE_CUDA)
         value isa Symbol && haskey(devices, value) && return devices[value]
-        throw(ArgumentError("device = $(repr(value)); expected :cpu or :cuda"))
+        refuse(:VALUE, name, "device = $(repr(value)); expected :cpu or :cuda")
     end
     name === :determinism && return determinism(value)
     if startswith(String(name), "dtype_")
         value === nothing && return C.FLASHATTN_DTYPE_DEFAULT
-        value isa Type && return dtype(value, String(name)[7:end]; mask = name === :dtype_bias)
-        throw(ArgumentError("$name = $(repr(value)); expected a type of elements"))
+        value isa Type && return dtype(value, String(name); mask = name === :dtype_bias)
+        refuse(:DTYPE, name, "$name = $(repr(value)); expected a type of elements")
     end
     if fieldtype(C.flashattn_desc, name) === Cfloat
         value === nothing && name !== :dropout && return 0.0f0
-        value isa Real || throw(ArgumentError("$name = $(repr(value)); expected a number"))
+        value isa Real || refuse(:DTYPE, name, "$name = $(repr(value)); expected a number")
         return single(name, value)
     end
     value === nothing && name === :chunk && return 0
     value isa Integer && !(value isa Bool) ||
-        throw(ArgumentError("$name = $(repr(value)); expected an integer"))
+        refuse(:DTYPE, name, "$name = $(repr(value)); expected an integer")
     return value
 end
 
 "A number as the library sees it: what is too small for a Float32 is 0."
 function single(name::Symbol, value::Real)
     x = Float32(value) + 0.0f0  # there is one zero
-    name === :scale && x == 0 && throw(ArgumentError(
+    name === :scale && x == 0 && refuse(:VALUE, name,
         "scale = $value is 0 in Float32, which would make every weight equal; for 1/sqrt(dim_qk) " *
-        "give nothing"))
-    name === :softcap && x == 0 && value != 0 && throw(ArgumentError(
-        "softcap = $value is 0 in Float32, which would turn it off; for that give 0 or nothing"))
+        "give nothing")
+    name === :softcap && x == 0 && value != 0 && refuse(:SOFTCAP, name,
+        "softcap = $value is 0 in Float32, which would turn it off; for that give 0 or nothing")
     return x
 end
 
@@ -125,12 +125,14 @@ function determinism(wanted)
     wanted === false && return C.FLASHATTN_DETERMINISM_DEFAULT
     (wanted === true || wanted === :run_to_run) && return C.FLASHATTN_DETERMINISM_RUN_TO_RUN
     wanted === :batch_invariant && return C.FLASHATTN_DETERMINISM_BATCH_INVARIANT
-    throw(ArgumentError("determinism = $(repr(wanted)); expected false, true or :batch_invariant"))
+    refuse(:VALUE, :determinism,
+           "determinism = $(repr(wanted)); expected false, true, :run_to_run or :batch_invariant")
 end
 
 window_sides(::Nothing) = (0, 0)
 window_sides(n::Integer) = (n, n)
 window_sides(::Bool) = window_sides("Bool")
 window_sides(sides::Tuple{Any,Any}) = map(side -> side === nothing ? -1 : side, sides)
-window_sides(window) = throw(ArgumentError(
-    "window = $(repr(window)); expected a number of keys or (left, right)"))
+window_sides(window) = refuse(:VALUE, :window_left,
+    "window = $(repr(window)), of which window_left and window_right are made; expected a number " *
+    "of keys or (left, right)")

@@ -1,7 +1,7 @@
 """
     FlashAttentionError
 
-The library refused a call, or failed.
+A call was refused, by the library or by this package, or failed.
 
 - `message`: names field, value, limit, device and remedy
 - `status`: `:ERROR_INVALID_ARGUMENT`, `:ERROR_UNSUPPORTED`, ...: enum flashattn_status
@@ -9,8 +9,7 @@ The library refused a call, or failed.
 - `field`: the structure member of the C header that it is about, by its name there; `""` when there
   is none
 
-What this package sees by itself is a `DimensionMismatch` (sizes that do not fit together) or an
-`ArgumentError` (types, strides, values).
+Options that there are not are an `ArgumentError`.
 """
 struct FlashAttentionError <: Exception
     message::String
@@ -31,6 +30,21 @@ function name_of(names::NamedTuple, value::Integer)
         known == value && return name
     end
     return Symbol("UNKNOWN_", value)
+end
+
+"What the library would refuse if it could see it: sizes and types of arrays, strides inside a head."
+@noinline refuse(reason::Symbol, field, message::String) =
+    throw(FlashAttentionError(message, :ERROR_INVALID_ARGUMENT, reason, String(field)))
+
+"Runs f, whose refusals are about one array, and says which."
+function about(f::F, name) where {F}
+    try
+        return f()
+    catch error
+        error isa FlashAttentionError && isempty(error.field) || rethrow()
+        throw(FlashAttentionError("$name: $(error.message)", error.status, error.reason,
+                                  String(name)))
+    end
 end
 
 "An option that there is not, with the known one that was meant, perhaps."

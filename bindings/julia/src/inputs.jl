@@ -6,7 +6,7 @@ const BESIDE = filter(field -> field.role === :input, C.ARRAYS)
 const NUMBERS = [:block_q, :block_kv, :tree, :descale_block]
 "All keywords of Inputs."
 const TAKEN = union([:layout, :page_layout, :first_page, :max_seqlen_q, :max_seqlen_kv, :rng_seed,
-                     :rng_offset], map(field -> field.name, BESIDE), NUMBERS)
+                     :rng_offset, :parallel], map(field -> field.name, BESIDE), NUMBERS)
 
 "q, k, v and everything beside them. It keeps alive what `args` points to."
 mutable struct Inputs
@@ -16,6 +16,7 @@ mutable struct Inputs
     v::Tensor
     layout::Symbol
     ragged::Bool  # padding rows are not written
+    parallel::Bool  # on Julia's threads
     arrays::Dict{Symbol,Any}  # those beside, as the library reads them
     sizes::Dict{Symbol,Int}   # by the header's names
     made::Vector{Any}         # copies that a call made for itself
@@ -51,9 +52,9 @@ function Inputs(q::AbstractArray, k::AbstractArray, v::AbstractArray, options::D
         unused(given(:max_seqlen_kv), "max_seqlen_kv", "cu_seqlens_kv or page_table")
         kv_batch, seqlen_kv = tk.batch, tk.rows
     end
-    batch == kv_batch || throw(DimensionMismatch(
+    batch == kv_batch || refuse(:SIZE, paged ? :page_table : varlen_kv ? :cu_seqlens_kv : :k,
         "k and v hold $kv_batch sequences, q holds $batch; give as many: repeat(k, outer = ...) " *
-        "where all read the same keys"))
+        "where all read the same keys")
 
     sizes = Dict{Symbol,Int}(
         :batch => size32(batch, "batch"), :seqlen_q => size32(seqlen_q, "seqlen_q"),
@@ -73,12 +74,17 @@ function Inputs(q::AbstractArray, k::AbstractArray, v::AbstractArray, options::D
         rng_offset = word(get(options, :rng_offset, 0), "rng_offset")))
     ragged = any(name -> given(name) !== nothing,
                  (:cu_seqlens_q, :cu_seqlens_kv, :lens_q, :lens_kv, :starts_kv))
-    inputs = Inputs(args, tq, tk, tv, layout, ragged, Dict{Symbol,Any}(), sizes, Any[])
+    parallel = get(options, :parallel, false)
+    parallel isa Bool ||
+        refuse(:DTYPE, :parallel, "parallel = $(repr(parallel)); expected true or false")
+    inputs = Inputs(args, tq, tk, tv, layout, ragged, parallel, Dict{Symbol,Any}(), sizes, Any[])
     for field in BESIDE
         x = given(field.name)
         x === nothing && continue
-        read = field.name === :page_table ? pages_from_0(x, get(options, :first_page, 1)) :
-               readable(field, x)
+        read = about(field.name) do
+            field.name === :page_table ? pages_from_0(x, get(options, :first_page, 1)) :
+            readable(field, x)
+        end
         read === x || push!(inputs.made, read)
         inputs.arrays[field.name] = read
         place!(args, field, read, inputs)
@@ -88,7 +94,7 @@ end
 
 "An array that is read, with elements as the library has them: a copy, unless it is that already."
 function readable(field::C.ArrayField, x)
-    x isa AbstractArray || throw(ArgumentError("$(field.name) = $(repr(x)); expected an array"))
+    x isa AbstractArray || refuse(:DTYPE, field.name, "$(field.name) = $(repr(x)); expected an array")
     field.type === :i32 && return int32(x)
     field.type === :f32 && return singles(x)
     return bytes(x)
@@ -101,13 +107,16 @@ const ELEMENT_TYPES = (i32 = (Int32,), f32 = (Float32,), u8 = (Bool, UInt8), u32
 Writes an array of the header's table where the library reads it. Where it has strides, sizes of 1
 but the first are repeated, or summed over when they are written.
 """
-function place!(args, field::C.ArrayField, x::AbstractArray, inputs::Inputs)
+place!(args, field::C.ArrayField, x::AbstractArray, inputs::Inputs) =
+    about(() -> place_named!(args, field, x, inputs), field.name)
+
+function place_named!(args, field::C.ArrayField, x::AbstractArray, inputs::Inputs)
     name = String(field.name)
     if haskey(ELEMENT_TYPES, field.type)
         known = ELEMENT_TYPES[field.type]
-        eltype(x) in known || throw(ArgumentError(
+        eltype(x) in known || refuse(:DTYPE, name,
             "$name has elements $(eltype(x)); expected $(join(known, " or "))" *
-            (field.type === :u8 ? ", 0 = hidden" : "")))
+            (field.type === :u8 ? ", 0 = hidden" : ""))
     else
         dtype(eltype(x), name; mask = true)
     end
@@ -122,7 +131,7 @@ function place!(args, field::C.ArrayField, x::AbstractArray, inputs::Inputs)
         strides = Dict(e.stride => step for (e, step) in zip(extents[2:end], steps))
         set!(args, field.name, C.flashattn_tensor(; data = address(x), strides...))
     else
-        isdense(check_size(x, wanted, name)) || throw(ArgumentError("$name has gaps; copy it"))
+        isdense(check_size(x, wanted, name)) || refuse(:STRIDE, name, "$name has gaps; copy it")
         set!(args, field.name, address(x))
     end
     return x
@@ -136,90 +145,90 @@ function extent(e::C.Extent, field::C.ArrayField, sizes::Dict{Symbol,Int})
     e.by === nothing && return whole
     by = number(e.by)
     # 0 is all of it where the array can do without, as descale_block.
-    by == 0 && field.field !== nothing && throw(ArgumentError(
-        "$(e.by) = 0; $(field.name) needs it, the tokens of a block, at least 1"))
+    by == 0 && field.field !== nothing && refuse(:SIZE, e.by,
+        "$(e.by) = 0; $(field.name) needs it, the tokens of a block, at least 1")
     return by == 0 ? Int(whole > 0) : cld(whole, by)
 end
 
 function check_heads(q::Tensor, k::Tensor, v::Tensor, layout::String)
     types = map(t -> eltype(t.array), (q, k, v))
     foreach(dtype, types, ("q", "k", "v"))
-    types[1] === types[2] === types[3] || throw(ArgumentError(
-        "q, k, v have elements $(join(types, ", ")); they must be the same: convert two of them"))
-    device(q) == device(k) == device(v) ||
-        throw(ArgumentError("q, k, v lie on different devices; move them to one"))
-    q.dim == k.dim || throw(DimensionMismatch(
-        "k has head dimension $(k.dim), q has $(q.dim); give both the same first dimension"))
-    Base.tail(size(k.array)) == Base.tail(size(v.array)) || throw(DimensionMismatch(
-        "k has size $(size(k.array)), v has $(size(v.array)); only their first may differ"))
-    k.heads == 0 || q.heads % k.heads == 0 || throw(DimensionMismatch(
-        "q has $(q.heads) heads, which is no multiple of the $(k.heads) heads of k and v, by " *
-        "$layout; (dim, head, sequence, batch) is layout = :dhsb, (dim, sequence, head, batch) is " *
-        "layout = :dshb"))
+    types[1] === types[2] === types[3] || refuse(:DTYPE, types[2] === types[3] ? "k" : "v",
+        "q, k, v have elements $(join(types, ", ")); they must be the same: convert two of them")
+    device(q) == device(k) == device(v) || refuse(:NO_DEVICE, device(q) == device(k) ? "v" : "k",
+        "q, k, v lie on different devices; move them to one")
+    q.dim == k.dim || refuse(:HEAD_DIM_PAIR, "k",
+        "k has head dimension $(k.dim), q has $(q.dim); give both the same first dimension")
+    Base.tail(size(k.array)) == Base.tail(size(v.array)) || refuse(:SIZE, "v",
+        "k has size $(size(k.array)), v has $(size(v.array)); only their first may differ")
+    k.heads == 0 || q.heads % k.heads == 0 || refuse(:HEAD_RATIO, "heads_kv",
+        "q has $(q.heads) heads, which is no multiple of heads_kv = $(k.heads), the heads of k and " *
+        "v, by $layout; (dim, head, sequence, batch) is layout = :dhsb, (dim, sequence, head, " *
+        "batch) is layout = :dshb")
 end
 
 unused(::Nothing, name::String, needed::String) = nothing
-unused(x, name::String, needed::String) = throw(ArgumentError(
-    "$name = $x is given without $needed, and would be ignored; leave it out, or give $needed"))
+unused(x, name::String, needed::String) = refuse(:VALUE, name,
+    "$name = $x is given without $needed, and would be ignored; leave it out, or give $needed")
 
 "How many sequences offsets bound, and how long the longest is."
 function sequences(cu::AbstractVector, longest::Union{Nothing,Integer}, side::String)
-    isempty(cu) && throw(ArgumentError(
-        "cu_seqlens$side is empty; it holds one number more than there are sequences"))
+    isempty(cu) && refuse(:LENGTHS, "cu_seqlens$side",
+        "cu_seqlens$side is empty; it holds one number more than there are sequences")
     if longest === nothing
-        storage(cu) isa Array || cu isa AbstractRange || throw(ArgumentError(
-            "max_seqlen$side is needed where cu_seqlens$side lies on a device"))
+        storage(cu) isa Array || cu isa AbstractRange || refuse(:LENGTHS, "seqlen$side",
+            "max_seqlen$side is needed where cu_seqlens$side lies on a device")
         # What decreases is the library's to refuse.
         longest = reduce(max, diff(Int64.(cu)); init = 0)
     end
     return length(cu) - 1, longest
 end
 sequences(cu, longest, side::String) =
-    throw(DimensionMismatch("cu_seqlens$side must be a vector of batch + 1 integers"))
+    refuse(:SIZE, "cu_seqlens$side", "cu_seqlens$side must be a vector of batch + 1 integers")
 
 "How many sequences a page table has, and what bounds their length."
 function pages(table::AbstractMatrix, longest, page_size::Int)
     rows, held = size(table, 1), size(table, 1) * page_size
     seqlen_kv = something(longest, held)
-    seqlen_kv <= held || throw(ArgumentError(
+    seqlen_kv <= held || refuse(:SIZE, "seqlen_kv",
         "max_seqlen_kv = $seqlen_kv, but page_table has $rows pages of $page_size tokens for a " *
-        "sequence, $held in all; give at most that, or a page_table with more rows"))
+        "sequence, $held in all; give at most that, or a page_table with more rows")
     return size(table, 2), seqlen_kv
 end
-pages(table, longest, page_size::Int) = throw(DimensionMismatch(
-    "page_table has size $(size(table)); expected (pages of a sequence, batch)"))
+pages(table, longest, page_size::Int) = refuse(:SIZE, "page_table",
+    "page_table has size $(size(table)); expected (pages of a sequence, batch)")
 
 "The strides of all indices but the first; 0 where a size of 1 stands for all."
 function broadcast_of(x::AbstractArray, wanted::Tuple, name::String)
     rank = length(wanted)
     n = ntuple(d -> size(x, d), rank)
     ndims(x) <= rank && n[1] == wanted[1] && all(d -> n[d] in (1, wanted[d]), 2:rank) ||
-        throw(DimensionMismatch("$name has size $(size(x)); expected $wanted, 1 in any place but " *
-                                "the first to repeat it"))
+        refuse(name == "bias" ? :BIAS : :SIZE, name, "$name has size $(size(x)); expected " *
+               "$wanted, 1 in any place but the first to repeat it")
     s = steps(x)
     wanted[1] <= 1 || s[1] == 1 ||
-        throw(ArgumentError("$name has stride $(s[1]) in its first dimension; copy it"))
+        refuse(:STRIDE, name, "$name has stride $(s[1]) in its first dimension; copy it")
     strides = ntuple(d -> n[d + 1] == 1 ? 0 : s[d + 1], rank - 1)
-    any(strides .< 0) && throw(ArgumentError("$name has a negative stride; copy it"))
+    any(strides .< 0) && refuse(:STRIDE, name, "$name has a negative stride; copy it")
     return strides
 end
 
 "Page numbers as the library counts them. They are copied unless they are that already."
 function pages_from_0(table::AbstractMatrix, first_page::Integer)
-    first_page in (0, 1) || throw(ArgumentError(
-        "first_page = $first_page; give 0 or 1, the number that page_table has for the first page"))
+    first_page in (0, 1) || refuse(:VALUE, "first_page",
+        "first_page = $first_page; give 0 or 1, the number that page_table has for the first page")
     table isa AbstractMatrix{<:Integer} || return int32(table)  # which says what is wrong
     return first_page == 0 ? int32(table) : (page -> Int32(page - 1)).(table)
 end
 
 "Dropout must not drop the same weights in every call without being told."
-check_seed(dropout::Real, seeded::Bool) = dropout == 0 || seeded || throw(ArgumentError(
+check_seed(dropout::Real, seeded::Bool) = dropout == 0 || seeded || refuse(:DROPOUT, "rng_seed",
     "dropout = $dropout without a seed would drop the same weights in every call; give rng_seed = " *
     "rand(UInt64), or a seed with an rng_offset of its own for each call, and in " *
-    "attention_backward those of its forward call"))
+    "attention_backward those of its forward call")
 
 function word(x::Integer, name::String)
-    0 <= x <= typemax(UInt64) || throw(ArgumentError("$name = $x is not in [0, 2^64)"))
+    0 <= x <= typemax(UInt64) || refuse(:VALUE, name, "$name = $x is not in [0, 2^64)")
     return UInt64(x)
 end
 

@@ -100,7 +100,7 @@ end
 operation(op::Symbol) =
     op === :forward ? C.FLASHATTN_OP_FORWARD :
     op === :backward ? C.FLASHATTN_OP_BACKWARD :
-    throw(ArgumentError("op = :$op; expected :forward or :backward"))
+    refuse(:OP, "op", "op = :$op; expected :forward or :backward")
 
 const SIZES = (:batch, :seqlen_q, :seqlen_kv, :total_q, :total_kv)
 
@@ -112,7 +112,7 @@ function sizes_of(; sizes...)
             throw(ArgumentError("there is no size $name; give some of $(join(SIZES, ", "))"))
     end
     haskey(sizes, :batch) ||
-        throw(ArgumentError("sizes without batch; give batch, or no size at all"))
+        refuse(:SIZE, "batch", "sizes without batch; give batch, or no size at all")
     args = Ref(C.flashattn_args())
     foreach(((name, n),) -> set_size!(args, name, n), pairs(sizes))
     return args

@@ -29,9 +29,9 @@ function prepare(plan::Plan, q, k, v; arrays...)
     for field in (:device, :device_index, :dtype, :heads_q, :heads_kv, :dim_qk, :dim_v, :layout,
                   :page_size, NUMBERS..., :bias, :dtype_bias)
         field === :dtype_bias && !haskey(inputs.arrays, :bias) && continue
-        getfield(mine, field) == getfield(given, field) || throw(ArgumentError(
+        getfield(mine, field) == getfield(given, field) || refuse(:VALUE, field,
             "$field = $(getfield(given, field)) by the arrays given, but the plan is made for " *
-            "$(getfield(mine, field)); give such arrays, or make another plan"))
+            "$(getfield(mine, field)); give such arrays, or make another plan")
     end
     return inputs
 end
@@ -51,8 +51,8 @@ lse_size(x::Inputs) = haskey(x.arrays, :cu_seqlens_q) ? (x.q.rows, x.q.heads) :
 "o, dout and the gradients: the array of a given size and code, as the library sees it."
 function tensor_like(x::AbstractArray, model::Tensor, dim::Int, code::Integer, layout::Symbol,
                      name::Symbol)
-    dtype(eltype(x)) == code || throw(ArgumentError(
-        "$name has elements $(eltype(x)); expected $(name_of(C.flashattn_dtype, code))"))
+    dtype(eltype(x)) == code || refuse(:DTYPE, name,
+        "$name has elements $(eltype(x)); expected $(name_of(C.flashattn_dtype, code))")
     check_size(x, like(model, dim), String(name))
     t = Tensor(x, layout, ndims(x), String(name))
     check_device(x, model, String(name))
@@ -69,12 +69,16 @@ function checked(f::F, args) where {F}
 end
 
 "Calls the library with a workspace. What args point to is kept alive by the caller."
-function execute(f::F, plan::Plan, op::UInt32, args, memory::AbstractArray) where {F}
+function execute(f::F, plan::Plan, op::UInt32, args, memory::AbstractArray,
+                 parallel::Bool) where {F}
     needed = workspace_bytes(plan, op, args)
     workspace = scratch(memory, needed)
     try
         GC.@preserve workspace begin
-            checked(() -> f(plan, args, address(workspace), needed, stream(memory)), args)
+            call(run) = checked(args) do
+                run(plan, args, address(workspace), needed, stream(memory))
+            end
+            parallel ? with_pool(() -> call(on_julia(f)), args) : call(f)
         end
     finally
         release(workspace)
@@ -97,7 +101,8 @@ function run_forward(plan::Plan, inputs::Inputs, o::AbstractArray, lse)
     set!(args, :o, tensor_like(o, inputs.q, inputs.v.dim, plan.desc.dtype_o, inputs.layout, :o))
     place_all!(args, inputs; lse = lse)
     GC.@preserve inputs o lse begin
-        execute(C.flashattn_forward, plan, C.FLASHATTN_OP_FORWARD, args, storage(inputs.q.array))
+        execute(C.flashattn_forward, plan, C.FLASHATTN_OP_FORWARD, args, storage(inputs.q.array),
+                inputs.parallel)
     end
     foreach(release, inputs.made)
     return o
@@ -114,7 +119,8 @@ function run_backward(plan::Plan, inputs::Inputs, grads::NamedTuple, dout, o, ls
     end
     place_all!(args, inputs; lse = lse, dlse = dlse, dbias = grads.dbias, dsink = grads.dsink)
     GC.@preserve inputs grads dout o lse dlse begin
-        execute(C.flashattn_backward, plan, C.FLASHATTN_OP_BACKWARD, args, storage(q.array))
+        execute(C.flashattn_backward, plan, C.FLASHATTN_OP_BACKWARD, args, storage(q.array),
+                inputs.parallel)
     end
     foreach(release, inputs.made)
     return grads

@@ -9,11 +9,11 @@ function axes_of(layout::Symbol, n::Int, name::String)
     order = replace(replace(String(layout), 't' => 's'), 'p' => 'b')
     letters = sort(collect(replace(order, 'b' => "")))
     (letters == ['d', 'h', 's'] && count(==('b'), order) <= 1 && order[1] == 'd') ||
-        throw(ArgumentError("layout = :$layout; expected d before an order of h, s, b, such as " *
-                            ":dhsb, :dshb or :dht"))
+        refuse(:LAYOUT, "layout", "layout = :$layout; expected d before an order of h, s, b, such " *
+                                  "as :dhsb, :dshb or :dht")
     order = n == 3 ? replace(order, 'b' => "") : 'b' in order ? order : order * "b"
     ndims = length(order)
-    n == ndims || throw(DimensionMismatch("$name has $n dimensions; expected $ndims ($order)"))
+    n == ndims || refuse(:SIZE, name, "$name has $n dimensions; expected $ndims ($order)")
     at(letter) = something(findfirst(==(letter), order), 0)
     return (at('h'), at('s'), at('b'))
 end
@@ -28,15 +28,18 @@ struct Tensor{A<:AbstractArray}
     batch::Int
 end
 
-function Tensor(x::AbstractArray{T,N}, layout::Symbol, n::Int, name::String) where {T,N}
-    N == n || throw(DimensionMismatch("$name has size $(size(x)); expected $n dimensions"))
+Tensor(x::AbstractArray, layout::Symbol, n::Int, name::String) =
+    about(() -> named_tensor(x, layout, n, name), name)
+
+function named_tensor(x::AbstractArray, layout::Symbol, n::Int, name::String)
+    ndims(x) == n || refuse(:SIZE, name, "$name has size $(size(x)); expected $n dimensions")
     h, s, b = axes_of(layout, n, name)
     device(storage(x))  # or an error that says what is wrong with it
     sizes, step = size(x), steps(x)
-    step[1] == 1 || sizes[1] <= 1 || throw(ArgumentError(
+    step[1] == 1 || sizes[1] <= 1 || refuse(:STRIDE, name,
         "$name has stride $(step[1]) in its first dimension; the elements of a head must be " *
-        "contiguous: copy it"))
-    any(step .< 0) && throw(ArgumentError("$name has a negative stride; copy it"))
+        "contiguous: copy it")
+    any(step .< 0) && refuse(:STRIDE, name, "$name has a negative stride; copy it")
     # A step that is never taken may be anything, in Julia and for the library.
     stride(d) = d == 0 ? 0 : step[d]
     c = C.flashattn_tensor(data = address(x), stride_batch = stride(b), stride_head = stride(h),
@@ -51,17 +54,19 @@ device(t::Tensor) = device(storage(t.array))
 "An array beside the one that says where a call runs: no kernel may get memory of another device."
 function check_device(x::AbstractArray, first::Tensor, name::String)
     device(storage(x)) == device(first) ||
-        throw(ArgumentError("$name lies on another device than the call runs on; move it there"))
+        refuse(:NO_DEVICE, name, "$name lies on another device than the call runs on; move it there")
     return x
 end
 
 "A size of the library: what does not fit in 32 bits is refused here."
 function size32(n::Integer, name::String)
-    0 <= n <= typemax(Int32) || throw(ArgumentError("$name = $n is past the range of Int32"))
+    0 <= n || refuse(:SIZE, name, "$name = $n is below 0; give a size")
+    n <= typemax(Int32) ||
+        refuse(:SIZE, name, "$name = $n is past the range of Int32; give at most $(typemax(Int32))")
     return Int32(n)
 end
 
 function check_size(x::AbstractArray, wanted::Tuple, name::String)
-    size(x) == wanted || throw(DimensionMismatch("$name has size $(size(x)); expected $wanted"))
+    size(x) == wanted || refuse(:SIZE, name, "$name has size $(size(x)); expected $wanted")
     return x
 end

@@ -13,24 +13,25 @@ Parts with lse = -Inf count nothing. A sink must be in one part only. Errors as 
 [`attention`](@ref). Not exported, for `Base` has a function of this name.
 """
 function merge(parts, lses; layout::Symbol = :dhsb, dtype_o::Type = eltype(first(parts)))
-    length(parts) == length(lses) && !isempty(parts) || throw(ArgumentError(
-        "$(length(parts)) parts and $(length(lses)) lses; expected as many, and at least one"))
+    length(parts) == length(lses) && !isempty(parts) || refuse(:SIZE, "parts",
+        "$(length(parts)) parts and $(length(lses)) lses; expected as many, and at least one")
     model = first(parts)
     varlen = ndims(model) == 3
     tensors = map(parts) do part
-        eltype(part) === eltype(model) || throw(ArgumentError("parts differ in their elements"))
-        Tensor(check_size(part, size(model), "a part"), layout, ndims(model), "a part")
+        eltype(part) === eltype(model) ||
+            refuse(:DTYPE, "part_o", "part_o: parts differ in their elements; convert them to one")
+        Tensor(check_size(part, size(model), "part_o"), layout, ndims(model), "part_o")
     end
     first_part = first(tensors)
-    foreach(part -> check_device(part, first_part, "a part"), parts)
+    foreach(part -> check_device(part, first_part, "part_o"), parts)
     heads, rows = first_part.heads, first_part.rows
     dims = varlen ? (rows, heads) : (rows, heads, first_part.batch)
     for lse in lses
-        eltype(lse) === Float32 || throw(ArgumentError(
-            "a part's lse has elements $(eltype(lse)); expected Float32"))
-        check_device(lse, first_part, "a part's lse")
-        isdense(check_size(lse, dims, "a part's lse")) ||
-            throw(ArgumentError("a part's lse has gaps; copy it"))
+        eltype(lse) === Float32 ||
+            refuse(:DTYPE, "part_lse", "part_lse has elements $(eltype(lse)); expected Float32")
+        check_device(lse, first_part, "part_lse")
+        about(() -> isdense(check_size(lse, dims, "part_lse")), "part_lse") ||
+            refuse(:STRIDE, "part_lse", "part_lse has gaps; copy it")
     end
     o = similar(storage(model), dtype_o, size(model))
     lse = similar(storage(model), Float32, dims)

@@ -1,68 +1,79 @@
-"The exception that f throws, as text."
-function said(f, T)
-    try
+"Whoever refuses, this package or the library, says status, reason and field by the header's names."
+function check_refusal(f, status, reason, field, text = field)
+    error = try
         f()
+        nothing
     catch error
-        error isa T || rethrow()
-        return sprint(showerror, error)
+        error
     end
-    return "nothing was thrown"
+    @test error isa FlashAttentionError
+    error isa FlashAttentionError || return
+    @test (error.status, error.reason, error.field) == (status, reason, field)
+    @test occursin(text, error.message)
+    @test occursin(field, error.message)
 end
 
 @testset "errors" begin
     q, k = normal(Float32, 8, 2, 5, 2), normal(Float32, 8, 2, 7, 2)
     says(text, T, f) = @test occursin(text, said(f, T))
+    refused(text, reason, field, f) = check_refusal(f, :ERROR_INVALID_ARGUMENT, reason, field, text)
 
-    says("k has head dimension 4, q has 8", DimensionMismatch, () -> attention(q, k[1:4, :, :, :], k))
-    says("only their first may differ", DimensionMismatch, () -> attention(q, k, k[:, :, 1:3, :]))
-    says("k and v hold 1 sequences, q holds 2", DimensionMismatch,
+    refused("k has head dimension 4, q has 8", :HEAD_DIM_PAIR, "k", () -> attention(q, k[1:4, :, :, :], k))
+    refused("only their first may differ", :SIZE, "v", () -> attention(q, k, k[:, :, 1:3, :]))
+    refused("k and v hold 1 sequences, q holds 2", :SIZE, "k",
          () -> attention(q, k[:, :, :, 1:1], k[:, :, :, 1:1]))
-    says("expected 4 dimensions", DimensionMismatch, () -> attention(q[:, :, :, 1], k, k))
-    says("bias has size (5, 7)", DimensionMismatch, () -> attention(q, k, k; bias = zeros(Float32, 5, 7)))
-    says("o has size", DimensionMismatch, () -> attention!(similar(k), q, k, k))
-    says("lse has size", DimensionMismatch, () -> attention!(similar(q), q, k, k; lse = zeros(Float32, 5)))
-    says("alibi_slopes has size (3,); expected (2, 2)", DimensionMismatch,
+    refused("expected 4 dimensions", :SIZE, "q", () -> attention(q[:, :, :, 1], k, k))
+    refused("bias has size (5, 7)", :BIAS, "bias", () -> attention(q, k, k; bias = zeros(Float32, 5, 7)))
+    refused("o has size", :SIZE, "o", () -> attention!(similar(k), q, k, k))
+    refused("lse has size", :SIZE, "lse", () -> attention!(similar(q), q, k, k; lse = zeros(Float32, 5)))
+    refused("alibi_slopes has size (3,); expected (2, 2)", :SIZE, "alibi_slopes",
          () -> attention(q, k, k; alibi_slopes = zeros(3)))
-    says("lens_kv has size", DimensionMismatch, () -> attention(q, k, k; lens_kv = [1]))
+    refused("lens_kv has size", :SIZE, "lens_kv", () -> attention(q, k, k; lens_kv = [1]))
 
-    says("Float64 of q is none of Float32", ArgumentError, () -> attention(Float64.(q), Float64.(k), Float64.(k)))
-    says("they must be the same", ArgumentError, () -> attention(q, Float16.(k), k))
-    says("first dimension", ArgumentError, () -> attention(view(zeros(Float32, 16, 2, 5, 2), 1:2:16, :, :, :), k, k))
-    says("negative stride", ArgumentError, () -> attention(view(q, :, :, 5:-1:1, :), k, k))
-    says("has no strides", ArgumentError, () -> attention(view(q, :, [1, 2], :, :), k, k))
-    says("out of reach", ArgumentError, () -> attention(reshape(1.0f0:160.0f0, 8, 2, 5, 2), k, k))
-    says("layout = :bshd", ArgumentError, () -> attention(q, k, k; layout = :bshd))
-    says("scale = 0", ArgumentError, () -> attention(q, k, k; scale = 0))
-    says("scale = 1.0e-50 is 0 in Float32", ArgumentError, () -> attention(q, k, k; scale = 1e-50))
-    says("softcap = 1.0e-50 is 0 in Float32", ArgumentError, () -> attention(q, k, k; softcap = 1e-50))
+    refused("Float64 of q is none of Float32", :DTYPE, "q", () -> attention(Float64.(q), Float64.(k), Float64.(k)))
+    refused("they must be the same", :DTYPE, "v", () -> attention(q, Float16.(k), k))
+    refused("first dimension", :STRIDE, "q", () -> attention(view(zeros(Float32, 16, 2, 5, 2), 1:2:16, :, :, :), k, k))
+    refused("negative stride", :STRIDE, "q", () -> attention(view(q, :, :, 5:-1:1, :), k, k))
+    refused("has no strides", :STRIDE, "q", () -> attention(view(q, :, [1, 2], :, :), k, k))
+    refused("out of reach", :DTYPE, "q", () -> attention(reshape(1.0f0:160.0f0, 8, 2, 5, 2), k, k))
+    refused("layout = :bshd", :LAYOUT, "layout", () -> attention(q, k, k; layout = :bshd))
+    refused("scale = 0", :VALUE, "scale", () -> attention(q, k, k; scale = 0))
+    refused("scale = 1.0e-50 is 0 in Float32", :VALUE, "scale", () -> attention(q, k, k; scale = 1e-50))
+    refused("softcap = 1.0e-50 is 0 in Float32", :SOFTCAP, "softcap", () -> attention(q, k, k; softcap = 1e-50))
     @test attention(q, k, k; softcap = 0) == attention(q, k, k)
-    says("block_q = 2 is given without block_mask", ArgumentError,
+    refused("block_q = 2 is given without block_mask", :VALUE, "block_q",
          () -> attention(q, k, k; block_q = 2, block_kv = 2))
-    says("max_seqlen_q = 5 is given without cu_seqlens_q", ArgumentError,
+    refused("max_seqlen_q = 5 is given without cu_seqlens_q", :VALUE, "max_seqlen_q",
          () -> attention(q, k, k; max_seqlen_q = 5))
-    says("max_seqlen_kv = 9 is given without cu_seqlens_kv or page_table", ArgumentError,
+    refused("max_seqlen_kv = 9 is given without cu_seqlens_kv or page_table", :VALUE, "max_seqlen_kv",
          () -> attention_varlen(q, k, k, nothing, nothing; max_seqlen_kv = 9))
-    says("seqlen_kv = $(2^31) is past the range", ArgumentError,
+    refused("seqlen_kv = $(2^31) is past the range", :SIZE, "seqlen_kv",
          () -> dropout_mask(1, 1, 1, 2^31; dropout = 0.5))
-    says("window = \"all\"", ArgumentError, () -> attention(q, k, k; window = "all"))
-    says("block_kv = 0; block_mask needs it", ArgumentError,
+    refused("window = \"all\"", :VALUE, "window_left", () -> attention(q, k, k; window = "all"))
+    refused("block_kv = 0; block_mask needs it", :SIZE, "block_kv",
          () -> attention(q, k, k; block_mask = trues(1, 1), block_q = 5))
-    says("rng_seed = -1", ArgumentError, () -> attention(q, k, k; dropout = 0.5, rng_seed = -1))
-    says("chunk = $(2^40) is past the range", ArgumentError, () -> attention(q, k, k; chunk = 2^40))
-    says("window_left = $(2^40) is past", ArgumentError, () -> attention(q, k, k; window = 2^40))
-    says("splits = 1.5; expected an integer", ArgumentError, () -> attention(q, k, k; splits = 1.5))
-    says("Float64 of o is none of", ArgumentError, () -> attention!(Float64.(q), q, k, k))
-    says("dout has elements Float16; expected F32", ArgumentError,
+    refused("rng_seed = -1", :VALUE, "rng_seed", () -> attention(q, k, k; dropout = 0.5, rng_seed = -1))
+    refused("chunk = $(2^40) is past the range", :SIZE, "chunk", () -> attention(q, k, k; chunk = 2^40))
+    refused("window_left = $(2^40) is past", :SIZE, "window_left", () -> attention(q, k, k; window = 2^40))
+    refused("splits = 1.5; expected an integer", :DTYPE, "splits", () -> attention(q, k, k; splits = 1.5))
+    refused("Float64 of o is none of", :DTYPE, "o", () -> attention!(Float64.(q), q, k, k))
+    refused("dout has elements Float16; expected F32", :DTYPE, "dout",
          () -> attention_backward(Float16.(q), q, k, k, q, zeros(Float32, 5, 2, 2)))
-    says("gaps", ArgumentError,
+    refused("gaps", :STRIDE, "lse",
          () -> attention!(similar(q), q, k, k; lse = view(zeros(Float32, 10, 2, 2), 1:2:10, :, :)))
-    says("Int64 of bias is none of Float32, Float16, BFloat16, Bool", ArgumentError,
+    refused("Int64 of bias is none of Float32, Float16, BFloat16, Bool", :DTYPE, "bias",
          () -> attention(q, k, k; bias = ones(Int, 7, 5)))
-    says("starts_kv = 3; expected an array", ArgumentError, () -> attention(q, k, k; starts_kv = 3))
-    says("rng_device has elements Int64; expected UInt64", ArgumentError,
+    refused("starts_kv = 3; expected an array", :DTYPE, "starts_kv", () -> attention(q, k, k; starts_kv = 3))
+    refused("rng_device has elements Int64; expected UInt64", :DTYPE, "rng_device",
          () -> attention(q, k, k; dropout = 0.5, rng_device = [1, 2]))
-    says("page numbers are integers", ArgumentError, () -> attention_paged(q, k, k, [1.0 2.0], nothing))
-    says("first_page = 2", ArgumentError,
+    refused("$(2^40) is past the range of Int32", :LENGTHS, "lens_kv",
+            () -> attention(q, k, k; lens_kv = [1, 2^40]))
+    refused("block_q = -4 is below 0", :SIZE, "block_q",
+            () -> attention(q, k, k; block_mask = trues(1, 1), block_q = -4, block_kv = 7))
+    refused("parallel = 2; expected true or false", :DTYPE, "parallel",
+            () -> attention(q, k, k; parallel = 2))
+    refused("page numbers are integers", :DTYPE, "page_table", () -> attention_paged(q, k, k, [1.0 2.0], nothing))
+    refused("first_page = 2", :VALUE, "first_page",
          () -> attention_paged(q, k, k, [1 2], nothing; first_page = 2))
 
     # Options that there are not, that are another's, or no such value.
@@ -78,7 +89,7 @@ end
              () -> call(softmax_scale = 1))
         says("there is no option attn_mask (?attention", ArgumentError, () -> call(attn_mask = 1))
     end
-    says("causal = \"yes\"; expected true or false", ArgumentError, () -> attention(q, k, k; causal = "yes"))
+    refused("causal = \"yes\"; expected true or false", :DTYPE, "causal", () -> attention(q, k, k; causal = "yes"))
     says("dim_qk = 16 is given, but follows from the arrays", ArgumentError,
          () -> attention(q, k, k; dim_qk = 16))
     says("return_dsink is an option of attention_backward", ArgumentError,
@@ -93,9 +104,9 @@ end
                  (; seed...) -> attention(dropping, q, k, k; seed...),
                  (; seed...) -> attention_backward(q, q, k, k, q, lse; dropout = 0.5, seed...),
                  (; seed...) -> dropout_mask(1, 2, 3, 4; dropout = 0.5, seed...))
-        says("dropout = 0.5 without a seed", ArgumentError, call)
-        says("dropout = 0.5 without a seed", ArgumentError, () -> call(rng_offset = 1))
-        @test said(() -> call(rng_seed = 0), ArgumentError) == "nothing was thrown"
+        refused("dropout = 0.5 without a seed", :DROPOUT, "rng_seed", call)
+        refused("dropout = 0.5 without a seed", :DROPOUT, "rng_seed", () -> call(rng_offset = 1))
+        @test said(() -> call(rng_seed = 0), FlashAttentionError) == "nothing was thrown"
     end
 
     error = try
@@ -110,15 +121,15 @@ end
     says("heads_q = 3 is no multiple of heads_kv = 2", FlashAttentionError,
          () -> Plan(Float32; heads_q = 3, heads_kv = 2, dim_qk = 8))
     # PyTorch's order, turned around.
-    says("layout = :dshb", DimensionMismatch, () -> attention(swap(q), swap(k), swap(k)))
+    refused("layout = :dshb", :HEAD_RATIO, "heads_kv", () -> attention(swap(q), swap(k), swap(k)))
     says("lens_kv[1] = 8 is not within 0 and 7", FlashAttentionError,
          () -> attention(q, k, k; lens_kv = [3, 8]))
     says("LENGTHS", FlashAttentionError, () -> attention(q, k, k; lens_kv = [3, 8]))
     says("OVERLAP", FlashAttentionError, () -> attention!(q, q, k, k))
     says("LENGTHS", FlashAttentionError,
          () -> attention_varlen(q[:, :, :, 1], k[:, :, :, 1], k[:, :, :, 1], [0, 4, 2, 5], [0, 3, 5, 7]))
-    says("max_seqlen_kv = 15, but page_table has 2 pages of 7 tokens for a sequence, 14 in all",
-         ArgumentError, () -> attention_paged(q, k, k, [1 2; 2 1], nothing; max_seqlen_kv = 15))
+    refused("max_seqlen_kv = 15, but page_table has 2 pages of 7 tokens for a sequence, 14 in all",
+         :SIZE, "seqlen_kv", () -> attention_paged(q, k, k, [1 2; 2 1], nothing; max_seqlen_kv = 15))
     @test size(attention_paged(q, k, k, [1 2; 2 1], nothing; max_seqlen_kv = 14)) == size(q)
     # The pages of the table count from 1.
     says("page_table", FlashAttentionError, () -> attention_paged(q, k, k, [0 1], nothing))

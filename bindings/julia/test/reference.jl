@@ -39,3 +39,14 @@ const TOLERANCE = Dict(Float32 => 1e-5, Float16 => 4e-3, BFloat16 => 4e-2)
 "Standard normal numbers of a type."
 normal(T::Type, dims...) = T === BFloat16 ? bfloat16.(randn(Float32, dims...)) : T.(randn(Float32, dims...))
 swap(x) = permutedims(x, (1, 3, 2, 4))
+
+"The exception that f throws, as text."
+function said(f, T)
+    try
+        f()
+    catch error
+        error isa T || rethrow()
+        return sprint(showerror, error)
+    end
+    return "nothing was thrown"
+end

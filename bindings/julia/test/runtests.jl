@@ -6,6 +6,7 @@ include("reference.jl")
 Random.seed!(20)
 
 @testset "FlashAttention" begin
+    include("parallel.jl")
     include("layout.jl")
     include("arrays.jl")
     include("options.jl")

@@ -1,5 +1,5 @@
-# tests/data/cases.txt and cases.bin: small cases with float64 results that every language runs. An
-# installed package has not got them.
+# tests/data/cases.txt and cases.bin: small cases with float64 results that every language runs, and
+# refusals.txt: what they refuse alike. An installed package has not got them.
 
 const DATA = get(ENV, "FLASHATTN_CASES", joinpath(@__DIR__, "..", "..", "..", "tests", "data"))
 const ELEMENTS = Dict("f32" => Float32, "f16" => Float16, "bf16" => BFloat16, "i32" => Int32,
@@ -98,6 +98,26 @@ function run_case(case)
     return true
 end
 
+"A paragraph of refusals.txt: a case with some fields and values changed is refused as it says."
+function run_refusal(text, cases)
+    lines = map(split, split(text, "\n"))
+    base = only(filter(case -> case.name == lines[1][3], cases))
+    case = (name = lines[1][2], fields = deepcopy(base.fields), whole = base.whole,
+            arrays = copy(base.arrays), expect = base.expect)
+    for words in lines[2:end - 1]
+        if words[1] == "desc"
+            pairs = split.(words[2:end], "=")
+            merge!(case.fields["desc"], Dict(p[1] => parse(Float64, p[2]) for p in pairs))
+        else
+            @assert words[1] == "values"
+            case.arrays[words[2]] = parse.(Int32, split(words[3], ","))
+        end
+    end
+    word, status, reason, field = lines[end]
+    @assert word == "expect"
+    check_refusal(() -> run_case(case), Symbol("ERROR_", status), Symbol(reason), String(field))
+end
+
 if isfile(joinpath(DATA, "cases.txt"))
     @testset "shared cases" begin
         cases = read_cases(DATA)
@@ -106,6 +126,11 @@ if isfile(joinpath(DATA, "cases.txt"))
             backward += run_case(case)
         end
         println("shared cases: $(length(cases)) forward, $backward backward")
+        refusals = split(strip(read(joinpath(DATA, "refusals.txt"), String)), r"\n\n+")
+        @testset "$(split(text)[2])" for text in refusals
+            run_refusal(text, cases)
+        end
+        println("shared refusals: $(length(refusals))")
     end
 else
     println("shared cases: skipped, there is no $(joinpath(DATA, "cases.txt"))")

@@ -115,9 +115,11 @@ class View:
         return tuple([step // self.size for step in self.steps])
 
 
-def packed_address(array: np.ndarray, code: int) -> Any:
-    """A pointer to an array without gaps. Reading the buffer costs a tenth of what reading
-    __array_interface__ does, but needs a type that buffers know."""
+def packed_address(array: Any, code: int) -> Any:
+    """A pointer to an array without gaps that new() made. Reading the buffer costs a tenth of what
+    reading __array_interface__ does, but needs a type that buffers know."""
+    if type(array) is not np.ndarray:
+        return ffi.cast(_VOID, array.data_ptr())
     return ffi.from_buffer(array.view(_RAW[code]) if code in _RAW else array)
 
 
@@ -162,6 +164,13 @@ def view(array: Any, name: str, place: Place = None, kind: Kind = TENSOR,
                          "bias=", name)
     if isinstance(array, np.ndarray):
         return _numpy_view(np.asarray(array), name, kind)
+    tensors = _gpu.on_host(array)
+    if tensors is not None:
+        facts = tensors.facts(array, name)
+        if facts.dtype not in kind.names:
+            raise kind.refusal(name, facts.dtype)
+        return View(ffi.cast(_VOID, facts.address), kind.names[facts.dtype], facts.shape,
+                    facts.steps, facts.size, True, array, tensors.copy)
     if hasattr(array, "__dlpack__"):
         export = _dlpack.read(array)
         if not export.on_cpu:
@@ -204,9 +213,11 @@ def _device_view(array: Any, name: str, place: _gpu.Place, kind: Kind, made: boo
 
 
 def pointer(array: Any, ctype: Any = _VOID) -> Any:
-    """Of an array of a plain type, or of a View of one."""
+    """Of an array of a plain type or a tensor, made by new(), or of a View of one."""
     if type(array) is View:
         return ffi.cast(ctype, array.pointer)
+    if type(array) is not np.ndarray:
+        return ffi.cast(ctype, array.data_ptr())
     if array.flags.c_contiguous:
         return ffi.cast(ctype, ffi.from_buffer(array))
     return ffi.cast(ctype, array.__array_interface__["data"][0])
@@ -217,6 +228,9 @@ def small(array: Any, name: str) -> np.ndarray:
     if type(array) is not np.ndarray and _gpu.is_array(array) and _gpu.index_of(array) is not None:
         raise invalid(f"{name} lies on a GPU, but q in host memory; move it there", Reason.VALUE,
                       name)
+    tensors = _gpu.on_host(array)
+    if tensors is not None:
+        return tensors.as_numpy(array, name)
     if hasattr(array, "__dlpack__") and not hasattr(array, "__array__"):
         return np.from_dlpack(array)
     return np.asarray(array)
@@ -237,7 +251,8 @@ def beside(array: Any, name: str, kind: str, place: Place) -> View:
             if int(given.max()) > 0x7FFFFFFF or int(given.min()) < -0x80000000:
                 raise invalid(f"{name} holds values from {given.min()} to {given.max()}, past the "
                               "range of int32; give at most 2147483647", Reason.LENGTHS, name)
-        given = given.astype(wanted)
+        same = given.dtype.itemsize == wanted.itemsize and wanted.kind in "iu"
+        given = given.view(wanted) if same and given.dtype.isnative else given.astype(wanted)
     return View(_address(given), 0, given.shape, given.strides, wanted.itemsize, True, given)
 
 
@@ -247,10 +262,14 @@ def _address(array: np.ndarray) -> Any:
     return ffi.cast(_VOID, array.__array_interface__["data"][0])
 
 
-def new(shape: Sequence[int], code: int, zero: bool, place: Place, name: str) -> Any:
-    """An array for a result: NumPy's, on a GPU of the library that q comes from."""
+def new(shape: Sequence[int], code: int, zero: bool, place: Place, name: str,
+        tensors: Any = None) -> Any:
+    """An array for a result: of the library that q comes from on a GPU; in host memory a tensor of
+    tensors, which on_host(q) gave, else NumPy's."""
     if place is not None:
         return _gpu.new(shape, NAMES[code], zero, place, name)
+    if tensors is not None:
+        return tensors.new_on_host(shape, NAMES[code], zero)
     return (np.zeros if zero else np.empty)(shape, numpy_dtype(code))
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         multiprocessors: int
         device: Optional[str]
         stream: Any
+        parallel: Any
 
 # Options of the descriptor, and options that go with the arrays.
 _DESCRIBED: Dict[str, Any] = dict(
@@ -42,7 +43,8 @@ _DESCRIBED: Dict[str, Any] = dict(
     splits=0, determinism=False, threads=0, multiprocessors=0)
 _WITH_ARRAYS: Dict[str, Any] = dict(
     {name: None for name in BESIDE if not name.startswith("cu_seqlens") and name != "page_table"},
-    rng_seed=None, rng_offset=0, **dict.fromkeys(NUMBERS, 0), device=None, stream=None)
+    rng_seed=None, rng_offset=0, **dict.fromkeys(NUMBERS, 0), device=None, stream=None,
+    parallel=None)
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -106,9 +108,9 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", o: Any = None,
     lens_q, lens_kv  (batch,) integers: how many leading tokens of each sequence are in use
     starts_kv   (batch,) integers, left padding: keys before it do not exist. Key positions, of
                 masks, ALiBi, bias and dropout, count from there
-    o           written and returned: (batch, seqlen_q, heads_q, dim_v). Else a NumPy array is made,
-                whatever library q comes from; on a GPU a tensor of PyTorch or an array of CuPy, as
-                q is, and where q is neither, o must be one
+    o           written and returned: (batch, seqlen_q, heads_q, dim_v). Else one is made: a tensor
+                where q is PyTorch's, CuPy's array where q is CuPy's; where q is another's, NumPy's
+                in host memory, while on a GPU o must be given
     dtype_o     of the result: that of q or "float32"
     return_lse  return (o, lse): float32 natural logarithms (batch, heads_q, seqlen_q) of the sums
 
@@ -139,6 +141,11 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", o: Any = None,
                 in the batch. On the CPU this always holds
     threads     of a CPU, at the most; 0: all, 1: only this one. multiprocessors: of a GPU
     device      None: where the arrays lie; "cpu", "cuda" or "cuda:1": they must lie there
+    parallel    runs a CPU call's tasks in place of the library's own threads, with the same bits: a
+                concurrent.futures.Executor of threads, which the calling thread helps; or a thread
+                pool of C's, the address of a flashattn_parallel_fn or (address, user), numbers or
+                cffi's pointers, see flashattn.h. What the executor raises is raised when the
+                library has returned, and so is an interrupt. Calls of little work ask neither
     stream      on a GPU: the stream, a cudaStream_t as a number or PyTorch's or CuPy's object, on
                 which all arrays are ready. None: the current one of the library that q comes from,
                 else of o's, else the default stream; arrays of other libraries are waited for
@@ -147,7 +154,7 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", o: Any = None,
     reads nothing there itself: integers must be int32 (slopes and sinks float32) and lie there too,
     and varlen calls need max_seqlen_q and max_seqlen_kv. A graph that captures a call reads the
     arrays whenever it is replayed, and keeping them is up to its owner. No gradient is recorded:
-    tensors that require one are refused.
+    tensors that require one are refused; the functions of flashattn.torch record it.
 
     Raises ValueError for shapes, strides and values, TypeError for types of arrays,
     NotImplementedError for what no kernel does, MemoryError: each a FlashAttentionError with the

@@ -60,14 +60,30 @@ class Torch:
     def index(self, array: Any) -> Optional[int]:
         return array.device.index if array.is_cuda else None
 
+    def is_plain(self, array: Any) -> bool:
+        """A tensor in host memory whose attributes say all: no subclass, nothing sparse or lazy."""
+        return (type(array) in (self.torch.Tensor, self.torch.nn.Parameter) and array.is_cpu
+                and array.layout is self.torch.strided
+                and not (array.is_conj() or array.is_neg()))
+
     def facts(self, array: Any, name: str) -> Facts:
         if array.requires_grad and self.torch.is_grad_enabled():
             raise invalid(f"{name} requires a gradient, which this function does not record; call "
-                          f"it under torch.no_grad(), or give {name}.detach() and call "
-                          "attention_backward()", Reason.VALUE, name)
+                          "the function of the same name in flashattn.torch, which does, or this "
+                          f"one under torch.no_grad() or with {name}.detach()", Reason.VALUE, name)
         size = array.element_size()
         return Facts(array.data_ptr(), str(array.dtype).rpartition(".")[2], tuple(array.shape),
                      tuple([step * size for step in array.stride()]), size, True)
+
+    def as_numpy(self, array: Any, name: str) -> Any:
+        """The same memory, but for bfloat16, which NumPy does not know."""
+        self.facts(array, name)
+        values = array.detach()
+        return (values.float() if values.dtype is self.torch.bfloat16 else values).numpy()
+
+    def new_on_host(self, shape: Sequence[int], dtype: str, zero: bool) -> Any:
+        make = self.torch.zeros if zero else self.torch.empty
+        return make(tuple(shape), dtype=getattr(self.torch, dtype), device="cpu")
 
     def _on(self, place: Place) -> Any:
         cuda = self.torch.cuda
@@ -141,6 +157,12 @@ def library_of(array: Any) -> Any:
     if root not in _made:
         _made[root] = LIBRARIES[root](sys.modules[root])
     return _made[root]
+
+
+def on_host(array: Any) -> Optional[Torch]:
+    """PyTorch, if array is a plain tensor of it in host memory: results are then tensors, too."""
+    library = library_of(array) if "torch" in sys.modules else None
+    return library if type(library) is Torch and library.is_plain(array) else None
 
 
 def index_of(array: Any) -> Optional[int]:

@@ -8,7 +8,7 @@ from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 
-from . import _arrays, _gpu
+from . import _arrays, _gpu, _parallel
 from ._arrays import View, beside, view
 from ._constants import ARRAYS, Array, Dim, Reason
 from ._errors import invalid, misfit, wrong_type
@@ -102,16 +102,18 @@ class Inputs:
     """q, k, v and everything beside them. It keeps what it points to alive."""
 
     __slots__ = ("q", "k", "v", "layout", "sizes", "members", "seen", "ragged", "numbers", "place",
-                 "has_seed")
+                 "has_seed", "pool", "tensors")
 
     def __init__(self, q: Any, k: Any, v: Any, *, layout: Optional[str] = None,
                  page_layout: str = "pshd", max_seqlen_q: Optional[int] = None,
                  max_seqlen_kv: Optional[int] = None, rng_seed: Optional[int] = None,
                  rng_offset: int = 0, stream: Any = None, device: Optional[str] = None,
-                 o: Any = None, **given: Any) -> None:
+                 o: Any = None, parallel: Any = None, **given: Any) -> None:
         # Where the call runs: None for the CPU. NumPy's arrays need not be asked.
         on_host = type(q) is np.ndarray and stream is None and device is None
         self.place = place = None if on_host else _gpu.place_of(q, stream, device, o)
+        self.pool = None if parallel is None else _parallel.pool_of(parallel)
+        self.tensors = None if on_host or place is not None else _gpu.on_host(q)
         if given:
             given = {name: value for name, value in given.items() if value is not None}
         varlen_q, varlen_kv = "cu_seqlens_q" in given, "cu_seqlens_kv" in given

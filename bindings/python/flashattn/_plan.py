@@ -7,7 +7,7 @@ from typing import Any, Dict, Optional, Tuple, Union
 
 import numpy as np
 
-from . import _arrays, _events, _gpu
+from . import _arrays, _events, _gpu, _parallel
 from ._arrays import F32, FLOAT32, MASK, NAMES, View, check_writable, packed, view
 from ._constants import (Bias, Descriptor, Device, Dtype, Feature, Layout, Op, PlanInfo, Reason)
 from ._describe import describe, takes_description
@@ -28,6 +28,8 @@ _OF_ARRAYS = ("device", "device_index", "layout", "bias",
 _PACKED = (axes("bshd", 4), axes("thd", 3))
 _SIZES = ("batch", "seqlen_q", "seqlen_kv", "total_q", "total_kv")
 _thread = threading.local()
+# Calls that flashattn.torch prepared, by what they depend on: they hold plans.
+prepared: Dict[Any, Any] = {}
 
 
 def c_descriptor(descriptor: Descriptor) -> Any:
@@ -206,7 +208,9 @@ class Plan:
                 fail(status)
             size = needed[0]
             self._last_size = (op, inputs.sizes, size)
-        place = inputs.place
+        place, pool = inputs.place, inputs.pool
+        if pool is not None:
+            _parallel.put(args, pool)
         if place is None:
             status = function(self._plan, args, _workspace(size), size, ffi.NULL)
         else:
@@ -217,6 +221,8 @@ class Plan:
                     memory = _gpu.new((size,), "uint8", False, place, "workspace")
                     address = view(memory, "workspace", place, MASK, made=True).pointer
                 status = function(self._plan, args, address, size, _gpu.native_stream(place))
+        if pool is not None and pool.error is not None:
+            raise pool.error
         if status:
             fail(status)
 
@@ -263,7 +269,7 @@ def _output(array: Any, name: str, model: Tensor, dim: int, code: int,
     if array is None:
         # Rows that belong to no sequence are not written: they must not hold what was there.
         shape, place = model.like(dim), inputs.place
-        array = _arrays.new(shape, code, inputs.ragged, place, name)
+        array = _arrays.new(shape, code, inputs.ragged, place, name, inputs.tensors)
         if place is None and model.axes in _PACKED:
             return array, (_arrays.packed_address(array, code), -1, -1, -1)
         made = view(array, name, place, made=True)
@@ -277,7 +283,7 @@ def _output(array: Any, name: str, model: Tensor, dim: int, code: int,
 
 def _result(shape: Tuple[int, ...], zero: bool, inputs: Inputs, name: str) -> Tuple[Any, Any]:
     """A float32 array for a result, and its address."""
-    array = _arrays.new(shape, F32, zero, inputs.place, name)
+    array = _arrays.new(shape, F32, zero, inputs.place, name, inputs.tensors)
     if inputs.place is None:
         return array, _arrays.pointer(array, _FLOAT)
     return array, _arrays.pointer(view(array, name, inputs.place, made=True), _FLOAT)
@@ -287,10 +293,15 @@ def _dbias(inputs: Inputs) -> Tuple[Any, Any]:
     """The array, and its flashattn_tensor."""
     shape = inputs.seen["bias"].shape
     dbias, address = _result(shape, True, inputs, "dbias")
+    return dbias, (address, *dbias_strides(shape))
+
+
+def dbias_strides(shape: Tuple[int, ...]) -> Tuple[int, int, int]:
+    """Of a dbias without gaps, shaped like the bias. A stride of zero sums over the index: where
+    the bias is broadcast."""
     batch, heads, rows, keys = (1,) * (4 - len(shape)) + shape
-    # A stride of zero sums over the index: where the bias is broadcast.
-    return dbias, (address, 0 if batch == 1 else heads * rows * keys,
-                   0 if heads == 1 else rows * keys, 0 if rows == 1 else keys)
+    return (0 if batch == 1 else heads * rows * keys, 0 if heads == 1 else rows * keys,
+            0 if rows == 1 else keys)
 
 
 @lru_cache(maxsize=256)
@@ -313,5 +324,6 @@ def clear_cache() -> None:
     """Lets go of all kept plans, of the calling thread's workspace, and of arrays that GPUs have
     done with."""
     cached_plan.cache_clear()
+    prepared.clear()
     _thread.workspace = None
     _events.release()

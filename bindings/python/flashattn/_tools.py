@@ -7,7 +7,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from . import _arrays, _gpu
+from . import _arrays, _gpu, _parallel
 from ._arrays import (F16, F32, FLOAT32, MASK, NAMES, DTypeLike, View, check_writable, dtype_code,
                       packed, view)
 from ._constants import Device, DeviceInfo, LogLevel, Reason
@@ -25,13 +25,13 @@ _log: Any = ffi.NULL  # what the library calls: alive until it has another
 
 def merge(part_o: Sequence[Any], part_lse: Sequence[Any], *, layout: Optional[str] = None,
           o: Any = None, dtype_o: Optional[DTypeLike] = None,
-          stream: Any = None) -> Tuple[Any, Any]:
+          stream: Any = None, parallel: Any = None) -> Tuple[Any, Any]:
     """Merges attention over disjoint sets of keys: ring or cascade attention, split caches.
 
     part_o      the parts, each as attention() returned it: (batch, seqlen_q, heads_q, dim_v) in the
                 order of layout, or (total_q, heads_q, dim_v)
     part_lse    their lse: float32 (batch, heads_q, seqlen_q), or (heads_q, total_q)
-    o, dtype_o, stream  as in attention(); dtype_o=None: the dtype of the parts
+    o, dtype_o, stream, parallel  as in attention(); dtype_o=None: the dtype of the parts
 
     Returns (o, lse): lse = ln(sum exp(lse_p)), o = sum exp(lse_p - lse) o_p. Parts with
     lse = -inf count nothing. A sink must be in one part only. ValueError, TypeError,
@@ -41,6 +41,7 @@ def merge(part_o: Sequence[Any], part_lse: Sequence[Any], *, layout: Optional[st
         raise invalid(f"{len(part_o)} part_o and {len(part_lse)} part_lse; expected as many, and "
                       "at least one", Reason.SIZE, "part_lse")
     place = _gpu.place_of(part_o[0], stream, None, o, "part_o")
+    tensors = None if place is not None else _gpu.on_host(part_o[0])
     views = [view(part, "part_o", place) for part in part_o]
     varlen = len(views[0].shape) == 3
     order = layout or "bshd"
@@ -55,14 +56,14 @@ def merge(part_o: Sequence[Any], part_lse: Sequence[Any], *, layout: Optional[st
     made = o is None
     if made:
         code = first.view.dtype if dtype_o is None else dtype_code(dtype_o, "dtype_o")
-        o = _arrays.new(first.view.shape, code, False, place, "o")
+        o = _arrays.new(first.view.shape, code, False, place, "o", tensors)
     else:
         _gpu.check_order(o, "o", place)
     seen = view(o, "o", place, made=made)
     check_writable(seen, "o")
     _arrays.check_shape(seen.shape, first.view.shape, "o")
     target = Tensor(seen, order, len(first.view.shape), "o")
-    lse = _arrays.new(lse_shape, F32, False, place, "o")
+    lse = _arrays.new(lse_shape, F32, False, place, "o", tensors)
     plan = _plan_of(place, target.view.dtype, heads_q=first.heads, dim_qk=first.dim,
                     varlen_q=varlen)
     args = ffi.new("flashattn_merge_args *")
@@ -75,8 +76,13 @@ def merge(part_o: Sequence[Any], part_lse: Sequence[Any], *, layout: Optional[st
     args.o = target.c()
     args.lse = _arrays.pointer(lse if place is None else view(lse, "lse", place, made=True),
                                _FLOAT)
+    pool = None if parallel is None else _parallel.pool_of(parallel)
+    if pool is not None:
+        _parallel.put(args, pool)
     with _gpu.launch(place):
         status = lib.flashattn_merge(plan._plan, args, _gpu.native_stream(place))
+    if pool is not None and pool.error is not None:
+        raise pool.error
     if status:
         fail(status)
     return o, lse

@@ -74,16 +74,16 @@ struct HeadBlocks {
 };
 
 // All tiles of keys.
-struct AllTiles {
+struct DenseTiles {
   template <class Params>
-  __device__ __forceinline__ explicit AllTiles(const Params&) {}
-  __device__ __forceinline__ void start() {}
+  __device__ __forceinline__ explicit DenseTiles(const Params&) {}
+  __device__ __forceinline__ void reset() {}
   template <class Item>
-  __device__ __forceinline__ int32_t down(const Item&, int32_t n, int32_t) const {
+  __device__ __forceinline__ int32_t last_visible(const Item&, int32_t n, int32_t) const {
     return n;
   }
   template <class Item>
-  __device__ __forceinline__ int32_t up(const Item&, int32_t n, int32_t) const {
+  __device__ __forceinline__ int32_t first_visible(const Item&, int32_t n, int32_t) const {
     return n;
   }
   __device__ __forceinline__ bool full(int32_t) const { return true; }
@@ -92,16 +92,16 @@ struct AllTiles {
 // Those that a block mask leaves. Looks at 32 tiles at a time, one a lane: all lanes of a warp call
 // its functions. Warps each ask for themselves, and read the same.
 template <class Params, int kTileQ, int kTileKv>
-class BlockTiles {
+class BlockSparseTiles {
  public:
-  __device__ __forceinline__ explicit BlockTiles(const Params& params) : params_(params) {}
+  __device__ __forceinline__ explicit BlockSparseTiles(const Params& params) : params_(params) {}
 
-  __device__ __forceinline__ void start() { window_ = -1; }
+  __device__ __forceinline__ void reset() { window_ = -1; }
 
   // The first tile from n down to begin in which a query of the item sees a key; begin - 1 or
   // less: there is none.
   template <class Item>
-  __device__ __forceinline__ int32_t down(const Item& item, int32_t n, int32_t begin) {
+  __device__ __forceinline__ int32_t last_visible(const Item& item, int32_t n, int32_t begin) {
     if (!masked()) return n;
     while (n >= begin) {
       look(item, n);
@@ -114,7 +114,7 @@ class BlockTiles {
 
   // The same from n up to end.
   template <class Item>
-  __device__ __forceinline__ int32_t up(const Item& item, int32_t n, int32_t end) {
+  __device__ __forceinline__ int32_t first_visible(const Item& item, int32_t n, int32_t end) {
     if (!masked()) return n;
     while (n < end) {
       look(item, n);

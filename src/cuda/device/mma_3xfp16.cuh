@@ -131,12 +131,12 @@ __device__ __forceinline__ void multiply_halves(float (&d)[4], const HalvesLeft&
   for (int e = 0; e < 4; ++e) d[e] += sum[e];
 }
 
-// d += 2048 left right^T, otherwise as products.cuh has it for 16-bit elements.
+// d += 2048 left right^T, otherwise as mma_gemm.cuh has it for 16-bit elements.
 template <class T, int kDim, int kMmaM, int kColumns>
 __device__ __forceinline__ std::enable_if_t<std::is_same<T, Halves>::value> multiply_rows(
     float (&d)[kMmaM][kColumns][4], uint32_t left, uint32_t right) {
   using Tile = SharedTile<16, 2 * kDim>;
-  // Not unrolled advance: loads far ahead of their use would cost more registers than there are.
+  // Not unrolled further: loads far ahead of their use would cost more registers than there are.
 #pragma unroll(kMmaM == 1 ? 4 : 1)
   for (int k = 0; k < kDim / 16; ++k) {
     HalvesLeft a[kMmaM];

@@ -1,5 +1,5 @@
-// Products of tiles of fp32 by tensor cores: what products.cuh does for 16-bit elements, where fp16
-// (halves.cuh) has too few numbers: in the backward pass, whose gradients may be small, in the
+// Products of tiles of fp32 by tensor cores: what mma_gemm.cuh does for 16-bit elements, where fp16
+// (mma_3xfp16.cuh) has too few numbers: in the backward pass, whose gradients may be small, in the
 // forward pass before it, and where scores are modified. Each number is the sum of two of tf32, and
 // three of the four products are taken (3xTF32: Ootomo, Yokota: Recovering single precision
 // accuracy from Tensor Cores, 2022). Tensor cores cut sums off where fp32 rounds: only 16 terms are
@@ -79,7 +79,7 @@ template <class T, int kDim, int kMmaM, int kColumns>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> multiply_rows(
     float (&d)[kMmaM][kColumns][4], uint32_t left, uint32_t right) {
   using Tile = SharedTile<16, kDim, 4>;
-  // Not unrolled advance: loads far ahead of their use would cost more registers than there are.
+  // Not unrolled further: loads far ahead of their use would cost more registers than there are.
 #pragma unroll 2
   for (int k = 0; k < kDim / 16; ++k) {
     Fp32Left a[kMmaM];
@@ -115,12 +115,12 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4, uint32_t> held_word(
 
 template <class T, int kPairs>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4, uint32_t> held_word(
-    const Pair<T> (&x)[kPairs][2], int k, int word) {
+    const PackedPair<T> (&x)[kPairs][2], int k, int word) {
   const float2 pair = x[k][word % 2].numbers();
   return __float_as_uint(word / 2 == 0 ? pair.x : pair.y);
 }
 
-// Where a lane reads term c of a step in column g; term c + 4 is a row advance.
+// Where a lane reads term c of a step in column g; term c + 4 is a row further.
 template <class Tile>
 __device__ __forceinline__ std::enable_if_t<Tile::kSize == 4, uint32_t> summed_rows(Tile tile,
                                                                                     int row,

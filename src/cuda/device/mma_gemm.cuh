@@ -1,5 +1,5 @@
 // Products of tiles in shared memory by mma.sync: here of 16-bit elements, those of fp32 with the
-// same names in products_fp32.cuh. A warp owns kMmaM times 16 rows of the result;
+// same names in mma_3xtf32.cuh. A warp owns kMmaM times 16 rows of the result;
 // accumulators are [strip][8 columns][4], as ptx::mma_16x8x16 lays them out.
 #pragma once
 
@@ -70,7 +70,7 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2, uint32_t> held_word(
 // The same of pairs of columns: rows g and g + 8.
 template <class T, int kPairs>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2, uint32_t> held_word(
-    const Pair<T> (&x)[kPairs][2], int k, int word) {
+    const PackedPair<T> (&x)[kPairs][2], int k, int word) {
   return x[2 * k + word / 2][word % 2].word;
 }
 

@@ -11,14 +11,14 @@
 namespace flashattn::cuda {
 
 template <class T>
-struct Pair {
+struct PackedPair {
   uint32_t word;
 
-  static __device__ __forceinline__ Pair of(float x, float y) { return {ptx::pack<T>(x, y)}; }
-  static __device__ __forceinline__ Pair load_shared(uint32_t from) {
+  static __device__ __forceinline__ PackedPair of(float x, float y) { return {ptx::pack<T>(x, y)}; }
+  static __device__ __forceinline__ PackedPair load_shared(uint32_t from) {
     return {ptx::load_shared(from)};
   }
-  static __device__ __forceinline__ Pair load(const char* from) {
+  static __device__ __forceinline__ PackedPair load(const char* from) {
     return {*reinterpret_cast<const uint32_t*>(from)};
   }
   __device__ __forceinline__ void store_shared(uint32_t to) const { ptx::store_shared(to, word); }
@@ -27,20 +27,20 @@ struct Pair {
   }
   __device__ __forceinline__ float2 numbers() const { return ptx::unpack<T>(word); }
   // 0 where the other is 0, whatever stands here.
-  __device__ __forceinline__ Pair where(Pair other) const {
+  __device__ __forceinline__ PackedPair where(PackedPair other) const {
     return {word & ptx::not_zero(other.word)};
   }
 };
 
 template <>
-struct Pair<float> {
+struct PackedPair<float> {
   float2 pair;
 
-  static __device__ __forceinline__ Pair of(float x, float y) { return {make_float2(x, y)}; }
-  static __device__ __forceinline__ Pair load_shared(uint32_t from) {
+  static __device__ __forceinline__ PackedPair of(float x, float y) { return {make_float2(x, y)}; }
+  static __device__ __forceinline__ PackedPair load_shared(uint32_t from) {
     return {ptx::load_shared_pair(from)};
   }
-  static __device__ __forceinline__ Pair load(const char* from) {
+  static __device__ __forceinline__ PackedPair load(const char* from) {
     return {*reinterpret_cast<const float2*>(from)};
   }
   __device__ __forceinline__ void store_shared(uint32_t to) const {
@@ -50,7 +50,7 @@ struct Pair<float> {
     ptx::store_if(condition, reinterpret_cast<float*>(to), pair.x, pair.y);
   }
   __device__ __forceinline__ float2 numbers() const { return pair; }
-  __device__ __forceinline__ Pair where(Pair other) const {
+  __device__ __forceinline__ PackedPair where(PackedPair other) const {
     return of(other.pair.x == 0.0f ? 0.0f : pair.x, other.pair.y == 0.0f ? 0.0f : pair.y);
   }
 };
@@ -72,16 +72,15 @@ __device__ __forceinline__ void turn_over(uint32_t (&words)[4], int lane) {
 // Stores a row of 32 columns, of which each lane of a quad has a pair in each 8, as far as there
 // are columns, a multiple of 8. They exchange 16-bit elements, so that each lane stores 16 bytes.
 template <class T>
-__device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> store_quad(const Pair<T> (&pairs)[4],
-                                                                       char* to, int32_t columns,
-                                                                       int lane) {
+__device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> store_quad(
+    const PackedPair<T> (&pairs)[4], char* to, int32_t columns, int lane) {
   uint32_t words[4] = {pairs[0].word, pairs[1].word, pairs[2].word, pairs[3].word};
   turn_over(words, lane);
   ptx::store_if(lane % 4 * 8 < columns, to + lane % 4 * 16, words);
 }
 
-__device__ __forceinline__ void store_quad(const Pair<float> (&pairs)[4], char* to, int32_t columns,
-                                           int lane) {
+__device__ __forceinline__ void store_quad(const PackedPair<float> (&pairs)[4], char* to,
+                                           int32_t columns, int lane) {
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
     const int32_t column = n * 8 + lane % 4 * 2;

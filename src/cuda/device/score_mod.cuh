@@ -1,5 +1,5 @@
 // What happens to scores between the two products: scale, softcap, ALiBi, dense bias, masks.
-// ScoreModKind are in units of log2(e), those to which something is added in units of kWideUnit
+// Scores are in units of log2(e), those to which something is added in units of kWideUnit
 // log2(e).
 //
 // A strip is what a warp holds of 16 rows of scores, as mma.sync and WGMMA lay their sums out:
@@ -29,14 +29,14 @@ __device__ __forceinline__ float tanh_near_0(float x) {
 
 // tanh(x * inner) * outer, tanh(x) as 1 - 2 / (e^2x + 1), with an absolute error of 3e-7: where
 // some score is far from 0, others need no more.
-__device__ __forceinline__ float soft_tanh(float x, float inner, float outer = 1.0f) {
+__device__ __forceinline__ float scaled_tanh(float x, float inner, float outer = 1.0f) {
   const float e = ptx::exp2(x * (inner * (2.0f * kLog2E)));
   return fmaf(-2.0f * outer, ptx::reciprocal(e + 1.0f), outer);
 }
 
 // The largest magnitude of numbers, of which a NaN has none.
 template <int kCount>
-__device__ __forceinline__ float largest_of(const float (&x)[kCount]) {
+__device__ __forceinline__ float max_abs(const float (&x)[kCount]) {
   float largest[8];  // chains: latency
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -54,7 +54,7 @@ __device__ __forceinline__ float largest_of(const float (&x)[kCount]) {
 // the cost.
 template <int kCount>
 __device__ __forceinline__ bool all_near_0(const float (&x)[kCount], float inner) {
-  return __all_sync(~0u, !(largest_of(x) * fabsf(inner) >= kTanhIsNear0));
+  return __all_sync(~0u, !(max_abs(x) * fabsf(inner) >= kTanhIsNear0));
 }
 
 // How products become scores: tanh(product * inner), of a softcap; times `outer`; plus biases.
@@ -84,7 +84,7 @@ __device__ __forceinline__ void cap(float (&s)[kCount], float inner) {
     for (int i = 0; i < kCount; ++i) s[i] = tanh_near_0(s[i] * inner);
   } else {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) s[i] = soft_tanh(s[i], inner);
+    for (int i = 0; i < kCount; ++i) s[i] = scaled_tanh(s[i], inner);
   }
 }
 

@@ -34,7 +34,7 @@ struct SharedTile {
     return chunk(row, column / kChunkElements) + column % kChunkElements * kSize;
   }
 
-  // From the address of chunk 0 or 1 of a row to the one `step` advance, step even: one instruction
+  // From the address of chunk 0 or 1 of a row to the one `step` further, step even: one instruction
   // where step is a constant, so that no register need hold what it gives.
   static __device__ __forceinline__ uint32_t advance(uint32_t address, int step) {
     return (address ^ ((step & 7) << 4)) + (step >> 3) * 128;

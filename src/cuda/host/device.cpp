@@ -1,4 +1,4 @@
-// The machine's GPUs. The runtime is not touched before somebody asks for one.
+// The GPUs of the machine. The CUDA runtime is not initialised before a GPU is asked for.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -11,7 +11,7 @@ namespace {
 
 using cuda::kMaxDevices;
 
-// Of this build, for a compute capability: a backend.
+// The kernels that this build has for a compute capability.
 const char* best_kernels(int32_t capability) {
 #if FLASHATTN_CUDA_SM90
   if (capability / 10 == 9) return "sm90";
@@ -30,7 +30,7 @@ struct Machine {
     const cudaError_t error = cudaGetDeviceCount(&found);
     if (error != cudaSuccess) {
       reason = cudaGetErrorString(error);
-      cudaGetLastError();  // it is reported here, not by somebody's next call
+      cudaGetLastError();  // clears it: it is reported here, not by another call
       return;
     }
     for (; count < found && count < kMaxDevices; ++count) read(count);

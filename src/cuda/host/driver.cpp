@@ -8,12 +8,12 @@
 namespace flashattn::cuda {
 namespace {
 
-constexpr unsigned kVersion = 12000;  // of the driver's interface; the library needs no later one
+constexpr unsigned kVersion = 12000;  // of the driver API; no later function is used
 
-// Calls it. Throws Refused, also where there is none.
+// Calls the function. Throws Refused if it fails or is missing.
 template <class... Parameters, class... Arguments>
 void call(const char* name, CUresult (*function)(Parameters...), Arguments... arguments) {
-  // The runtime numbers errors as the driver does.
+  // Runtime and driver use the same error numbers.
   throw_on(function ? static_cast<cudaError_t>(function(arguments...)) : cudaErrorNotSupported,
            name);
 }
@@ -25,7 +25,7 @@ void* find_driver_function(const char* name) {
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
   const cudaError_t error =
       cudaGetDriverEntryPointByVersion(name, &function, kVersion, cudaEnableDefault, &found);
-  if (error != cudaSuccess) cudaGetLastError();  // the caller says what is missing
+  if (error != cudaSuccess) cudaGetLastError();  // clears it: the caller reports what is missing
   return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? function : nullptr;
 }
 
@@ -37,7 +37,7 @@ DeviceScope::DeviceScope(int32_t device) : before_(nullptr), restore_(nullptr) {
   call("cuCtxGetCurrent", driver_function<decltype(cuCtxGetCurrent)>("cuCtxGetCurrent"), &before_);
   CUdevice number;
   call("cuDeviceGet", driver_function<decltype(cuDeviceGet)>("cuDeviceGet"), &number, device);
-  // Never released: what is loaded there, the last to release it would unload.
+  // Never released: the last release would unload the kernels that are loaded there.
   CUcontext primary;
   call("cuDevicePrimaryCtxRetain",
        driver_function<decltype(cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain"), &primary,
@@ -67,7 +67,7 @@ bool is_primary(CUcontext context, int32_t device) {
   call("cuDevicePrimaryCtxGetState",
        driver_function<decltype(cuDevicePrimaryCtxGetState)>("cuDevicePrimaryCtxGetState"), number,
        &flags, &active);
-  if (!active) return false;  // to ask for it would make it
+  if (!active) return false;  // retaining it would create it
   CUcontext primary;
   call("cuDevicePrimaryCtxRetain",
        driver_function<decltype(cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain"), &primary,

@@ -1,4 +1,5 @@
-// The driver itself, where the runtime does not do. It is not linked: the library loads without.
+// Functions of the CUDA driver that the runtime lacks. libcuda is not linked: the library loads on
+// machines without it.
 #pragma once
 
 #include <cuda.h>
@@ -7,9 +8,9 @@
 
 namespace flashattn::cuda {
 
-constexpr int32_t kMaxDevices = 64;  // more are not seen
+constexpr int32_t kMaxDevices = 64;  // further devices are ignored
 
-// NULL: this driver has none of that name.
+// NULL: the driver has no such function.
 void* find_driver_function(const char* name);
 
 template <class Function>
@@ -17,9 +18,10 @@ Function* driver_function(const char* name) {
   return reinterpret_cast<Function*>(find_driver_function(name));
 }
 
-// A device, current while this lives. Throws Refused. Nothing is done where it is current already,
-// in the caller's own context perhaps; else that context, or that there was none, is restored:
-// cudaSetDevice would put primary ones in its place, and make them.
+// Makes a device current while the object lives. Throws Refused. Does nothing if the device is
+// current already, perhaps in a context of the caller's. Otherwise the destructor restores the
+// caller's context, or that there was none: cudaSetDevice would create and install primary contexts
+// instead.
 class DeviceScope {
  public:
   explicit DeviceScope(int32_t device);
@@ -29,20 +31,21 @@ class DeviceScope {
 
  private:
   CUcontext before_;
-  decltype(cuCtxSetCurrent)* restore_;  // NULL: there is nothing to restore
+  decltype(cuCtxSetCurrent)* restore_;  // NULL: nothing to restore
 };
 
-// The context that is current where it is made, and in which a plan loads its kernels: others of
-// the same device have none of them.
+// The context that is current when a plan is created. The plan's kernels are loaded there, and not
+// in other contexts of the same device.
 class PlanContext {
  public:
   explicit PlanContext(int32_t device);
-  // OK while it is current, or the runtime would make it so. An enum flashattn_status.
+  // Returns OK while the context is current, or if the runtime would make it current; an enum
+  // flashattn_status.
   int32_t check_current() const;
 
  private:
   CUcontext context_;
-  bool primary_;  // the runtime takes it where none is current
+  bool primary_;  // the runtime uses it if no context is current
 };
 
 }  // namespace flashattn::cuda

@@ -19,7 +19,7 @@ bool has_strides_of(const flashattn_tensor& t, int32_t elements) {
 
 int32_t status_of(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return FLASHATTN_OK;
-  cudaGetLastError();  // it is reported here, not by the caller's next call
+  cudaGetLastError();  // clears it: it is reported here, not by the caller's next call
   return fail(FLASHATTN_ERROR_DEVICE, FLASHATTN_REASON_NONE, "", "%s failed: %s; %s", what,
               cudaGetErrorString(error),
               "an earlier launch on this device may be at fault, see compute-sanitizer");
@@ -29,7 +29,8 @@ void throw_on(cudaError_t error, const char* what) {
   if (status_of(error, what) != FLASHATTN_OK) throw Refused{FLASHATTN_ERROR_DEVICE};
 }
 
-Residency make_ready(const void* kernel, int32_t threads, int32_t shared_bytes, int32_t units) {
+Residency make_ready(const void* kernel, int32_t threads, int32_t shared_bytes,
+                     int32_t multiprocessors) {
   cudaFuncAttributes attributes;
   throw_on(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
   throw_on(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
@@ -38,14 +39,19 @@ Residency make_ready(const void* kernel, int32_t threads, int32_t shared_bytes, 
   throw_on(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads,
                                                          static_cast<size_t>(shared_bytes)),
            "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-  return {attributes.numRegs, std::max(blocks, 1) * units};
+  return {attributes.numRegs, std::max(blocks, 1) * multiprocessors};
 }
 
-bool has_code(int32_t device, const void* kernel) {
+bool CodeCheck::has_code(int32_t device, const void* kernel) {
+  std::atomic<int8_t>& known = known_[device];
+  if (const int8_t answer = known.load(std::memory_order_relaxed)) return answer > 0;
   const DeviceScope scope(device);
   cudaFuncAttributes attributes;
   const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
-  if (error == cudaSuccess) return true;
+  if (error == cudaSuccess) {
+    known = 1;
+    return true;
+  }
   cudaGetLastError();
   switch (error) {
     case cudaErrorNoKernelImageForDevice:
@@ -54,7 +60,7 @@ bool has_code(int32_t device, const void* kernel) {
     case cudaErrorInvalidPtx:
     case cudaErrorUnsupportedPtxVersion:
     case cudaErrorJitCompilerNotFound:
-    case cudaErrorJitCompilationDisabled: return false;
+    case cudaErrorJitCompilationDisabled: known = -1; return false;
     default: return true;
   }
 }
@@ -68,7 +74,7 @@ int64_t usable_l2_bytes(int32_t device) {
 
 uint64_t new_stamp() {
   static std::atomic<uint64_t> launches(0);
-  constexpr uint64_t kOdd = UINT64_C(0x9e3779b97f4a7c15);  // a product with it is one to one
+  constexpr uint64_t kOdd = UINT64_C(0x9e3779b97f4a7c15);  // odd: multiplication is one to one
   return (launches.fetch_add(1, std::memory_order_relaxed) + 1) * kOdd;
 }
 
@@ -109,10 +115,37 @@ int32_t check_alignment(const NamedTensor& named) {
               elements);
 }
 
+int32_t check_forward_arrays(const Problem& problem, const ForwardArgs& args) {
+  const NamedTensor tensors[] = {{"q", args.inputs.q, problem.dtype, true},
+                                 {"k", args.inputs.k, problem.dtype, true},
+                                 {"v", args.inputs.v, problem.dtype, true},
+                                 {"o", args.o, problem.dtype_o}};
+  for (const NamedTensor& tensor : tensors) {
+    if (const int32_t status = check_alignment(tensor)) return status;
+  }
+  return FLASHATTN_OK;
+}
+
+int32_t check_backward_arrays(const Problem& problem, const BackwardArgs& args) {
+  const bool copied = problem.dtype_o == problem.dtype;
+  const NamedTensor tensors[] = {{"q", args.inputs.q, problem.dtype, true},
+                                 {"k", args.inputs.k, problem.dtype, true},
+                                 {"v", args.inputs.v, problem.dtype, true},
+                                 {"o", args.o, problem.dtype_o},
+                                 {"dout", args.dout, problem.dtype_o, copied},
+                                 {"dq", args.dq, problem.dtype},
+                                 {"dk", args.dk, problem.dtype},
+                                 {"dv", args.dv, problem.dtype}};
+  for (const NamedTensor& tensor : tensors) {
+    if (const int32_t status = check_alignment(tensor)) return status;
+  }
+  return FLASHATTN_OK;
+}
+
 int32_t check_grid(int64_t blocks) {
   if (blocks <= INT32_MAX) return FLASHATTN_OK;
   return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
-              "the shape needs %" PRId64 " blocks, above %d, the limit of a grid; split the batch",
+              "the shape needs %" PRId64 " CTAs, above %d, the limit of a grid; split the batch",
               blocks, INT32_MAX);
 }
 

@@ -1,8 +1,9 @@
-// What the launchers share: kernels made ready at plan creation, and checks of a call.
+// What the launchers share: set-up of kernels at plan creation, and checks of a call.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <string>
 
 #include "core/problem.h"
@@ -11,33 +12,34 @@
 
 namespace flashattn::cuda {
 
-// Records a failure of the runtime, which then forgets it; OK for cudaSuccess.
+// Records a failure of the CUDA runtime and clears it there. Returns OK for cudaSuccess.
 int32_t status_of(cudaError_t error, const char* what);
 void throw_on(cudaError_t error, const char* what);
 
-// A kernel of a table, with what the device says of it.
+// A kernel of a table, set up on a device.
 template <class Entry>
 struct ReadyKernel {
   const Entry* entry;
   int32_t registers;
-  int32_t resident;  // blocks at once on the whole device
+  int32_t resident;  // CTAs that run at once on the whole device
 };
 
 struct Residency {
   int32_t registers, resident;
 };
 
-// Allows the kernel its shared memory. Throws Refused.
-Residency make_ready(const void* kernel, int32_t threads, int32_t shared_bytes, int32_t units);
+// Lets the kernel use its shared memory. Throws Refused.
+Residency make_ready(const void* kernel, int32_t threads, int32_t shared_bytes,
+                     int32_t multiprocessors);
 
 template <class Entry>
-ReadyKernel<Entry> prepare(const Entry& entry, int32_t units) {
+ReadyKernel<Entry> prepare(const Entry& entry, int32_t multiprocessors) {
   const Residency r = make_ready(reinterpret_cast<const void*>(entry.kernel), entry.threads,
-                                 entry.shared_bytes, units);
+                                 entry.shared_bytes, multiprocessors);
   return {&entry, r.registers, r.resident};
 }
 
-// What plan_info says of a kernel, but for splits and why.
+// Fills the properties that plan_info reports of a kernel, except splits and why.
 template <class Entry>
 void describe_kernel(const ReadyKernel<Entry>& choice, int32_t stages, const std::string& name,
                      const char* isa, flashattn_plan_properties* properties) {
@@ -52,43 +54,42 @@ void describe_kernel(const ReadyKernel<Entry>& choice, int32_t stages, const std
   properties->isa = isa;
 }
 
-// Whether the driver finds code of a kernel that the device can run. True also where something else
-// is wrong: making the plan will tell. Throws Refused.
-bool has_code(int32_t device, const void* kernel);
+// Whether the driver finds code of a kernel that a device can run. The driver is asked once for
+// each device. Also true if something else is wrong: creating the plan reports that, and the next
+// plan asks again. Throws Refused.
+class CodeCheck {
+ public:
+  bool has_code(int32_t device, const void* kernel);
 
-// Bytes of the device's L2 cache to reckon with: half of it, for it lies in two parts, but no more
-// than was measured to be best on an H200, half of 50 MB, though that reports 60.
+ private:
+  std::atomic<int8_t> known_[kMaxDevices] = {};  // 1: yes, -1: no
+};
+
+// Bytes of the L2 cache that the L2 swizzle may fill: half of the cache, which consists of two
+// partitions, and at most 25 MB, measured to be best on an H200 (which reports 60 MB).
 int64_t usable_l2_bytes(int32_t device);
 
-// Whether scores need more than a factor.
+// Whether scores need more than a factor: softcap, ALiBi, bias, block mask or scale < 0.
 bool is_modified(const Problem& p);
 
-inline const char* dtype_name(int32_t dtype) {
-  return dtype == FLASHATTN_DTYPE_F32 ? "f32" : dtype == FLASHATTN_DTYPE_BF16 ? "bf16" : "f16";
-}
-
-// How plan_info names a forward kernel, but for its scores.
+// The name of a forward kernel in plan_info, without its score modification.
 template <class Entry>
 std::string forward_name(const char* backend, const Entry& e) {
-  return std::string(backend) + "_forward_" + dtype_name(e.dtype) + "_" + std::to_string(e.dim_qk) +
-         "_" + std::to_string(e.dim_v) + "_q" + std::to_string(e.tile_q) + "_kv" +
-         std::to_string(e.tile_kv);
+  return std::string(backend) + "_forward_" + dtype_label(e.dtype) + "_" +
+         std::to_string(e.dim_qk) + "_" + std::to_string(e.dim_v) + "_q" +
+         std::to_string(e.tile_q) + "_kv" + std::to_string(e.tile_kv);
 }
 
-// How plan_info begins to say why a portable kernel serves. reason: why another backend does not;
-// empty: there is none.
-inline std::string portable_for(const std::string& reason) {
-  return "the portable family" + (reason.empty() ? "" : " (" + reason + ")");
-}
-
-// Of a launch: no other of the process has it, nor is it likely to lie in memory. Never 0.
+// A number that no other launch of the process has and that is unlikely to be found in memory by
+// chance. Never 0.
 uint64_t new_stamp();
 
 class PlanContext;
-// OK when the device is the current one, and so is the plan's context of it.
+// Returns OK if the device and the plan's context are current.
 int32_t check_current(int32_t device, const PlanContext& context);
 
-// Cuts a workspace, which may lie anywhere, into aligned pieces. With a NULL base it only counts.
+// A bump allocator for the workspace, which may have any alignment. With a NULL base it only
+// counts.
 class WorkspaceCutter {
  public:
   explicit WorkspaceCutter(void* base)
@@ -102,7 +103,7 @@ class WorkspaceCutter {
     return reinterpret_cast<T*>(piece);
   }
 
-  // What is needed of a base that is not aligned.
+  // Bytes needed of a workspace that is not aligned.
   int64_t bytes() const { return at_ + kAlignment; }
   static int64_t bytes_for(int64_t piece) {
     WorkspaceCutter cutter(nullptr);
@@ -120,19 +121,23 @@ struct NamedTensor {
   const char* name;
   const flashattn_tensor& tensor;
   int32_t dtype;
-  bool copied = false;  // to shared memory, fp32 too 16 bytes at once
+  bool copied = false;  // to shared memory, 16 bytes at once even if fp32
 };
 
-// Whether rows of a tensor can be moved in pieces of so many bytes.
+// Whether rows of the tensor can be moved in vectors of so many bytes.
 bool is_aligned(const flashattn_tensor& tensor, int32_t dtype, int32_t bytes);
 
-// OK when it can be moved in pieces of 16 bytes, fp32 that is not copied of 8.
+// Returns OK if the tensor can be moved in vectors of 16 bytes (8 for fp32 that is not copied).
 int32_t check_alignment(const NamedTensor& named);
 
-// OK when a one-dimensional grid may have so many blocks.
+// Return OK if the kernels can move the arrays of a call.
+int32_t check_forward_arrays(const Problem& problem, const ForwardArgs& args);
+int32_t check_backward_arrays(const Problem& problem, const BackwardArgs& args);
+
+// Returns OK if a one-dimensional grid may have so many CTAs.
 int32_t check_grid(int64_t blocks);
 
-// Starts `blocks` blocks of a kernel of a table.
+// Launches a kernel of a table with a grid of `blocks` CTAs.
 template <class Entry, class Params>
 int32_t launch(const Entry& entry, int64_t blocks, const Params& params, cudaStream_t stream,
                const char* what) {

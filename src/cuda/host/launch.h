@@ -1,4 +1,4 @@
-// Starting a kernel, whose one parameter is a structure.
+// Launches kernels whose only parameter is a structure.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,12 +14,12 @@ cudaError_t launch_kernel(void (*kernel)(Params), dim3 grid, int threads, int sh
                           static_cast<size_t>(shared_bytes), stream);
 }
 
-// The same, early: blocks may start as soon as those of the kernel before have called
-// ptx::griddep_launch_dependents() or ended, and must call ptx::griddep_wait() before they use its
-// results, but for those that it releases and they acquire, by a flag with the launch's stamp: else
-// they may see one that was left there. One thread must call it in any case: who waits for this
-// kernel waits for those before it, too. cluster: blocks that run together and see each other's
-// shared memory.
+// Launches with programmatic dependent launch. CTAs may start as soon as those of the previous
+// kernel have called ptx::griddep_launch_dependents() or ended. They must call ptx::griddep_wait()
+// before they use its results, except results that it releases and they acquire by a flag that
+// carries the launch's stamp; without the stamp they could see a flag of an earlier launch. At
+// least one thread must call griddep_wait(), because whoever waits for this kernel also waits for
+// the kernels before it. cluster: CTAs of a cluster.
 template <class Params>
 cudaError_t launch_pdl(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes,
                        const Params& params, cudaStream_t stream, int cluster = 1) {

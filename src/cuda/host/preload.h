@@ -1,5 +1,5 @@
-// Loading kernels before their first launch, which would do it, take long and perhaps wait for the
-// device.
+// Loads kernels at plan creation. Otherwise the first launch would load them, which takes long and
+// may wait for the device.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,4 +1,4 @@
-// Grids of the small kernels.
+// The grid of kernels that work row by row.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,8 +7,8 @@
 
 namespace flashattn::cuda {
 
-// A head of a sequence along x, as many as check_grid() allows, rows along y, which go round where
-// they are many.
+// x: a head of a sequence, at most as many as check_grid() allows. y: rows; CTAs loop if there are
+// more than 65,535 of them.
 inline dim3 row_grid(int32_t batch, int32_t heads, int64_t rows, int64_t rows_a_block) {
   const int64_t blocks = ceil_div(rows, rows_a_block);
   return {static_cast<unsigned>(batch) * static_cast<unsigned>(heads),

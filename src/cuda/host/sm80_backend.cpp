@@ -3,7 +3,8 @@
 #include <cstdio>
 
 #include "core/validate_desc.h"
-#include "cuda/host/sm80_launcher.h"
+#include "cuda/host/launcher.h"
+#include "cuda/host/sm80_fwd.h"
 
 namespace flashattn {
 namespace {
@@ -17,13 +18,13 @@ bool is_computed(int32_t dtype) {
          dtype == FLASHATTN_DTYPE_BF16;
 }
 
-// That every build has kernels for, unless someone took rows out of the tables.
+// Dtypes and dims for which every build has kernels, unless rows of the table were removed.
 bool is_regular(const Problem& p) {
   return is_computed(p.dtype) && p.dim_qk <= kMaxDim && p.dim_v <= kMaxDim;
 }
 
 int32_t shared_bytes(const Problem& p, const Device& d) {
-  return cuda::sm80_shared_bytes(p, d.properties.shared_memory);
+  return cuda::sm80::shared_bytes(p, d.properties.shared_memory);
 }
 
 void explain_multiple(const char* field, int32_t value, char* text, size_t capacity) {
@@ -35,11 +36,11 @@ const Predicate kPredicates[] = {
     {[](const Problem&, const Device& d) { return !is_known(d); }, FLASHATTN_REASON_ARCH, "device",
      [](const Problem&, const Device& d, char* text, size_t capacity) {
        std::snprintf(text, capacity,
-                     "compute capability %d.%d is below 8.0, the least of every kernel family; use "
+                     "compute capability %d.%d is below 8.0, the least of every GPU backend; use "
                      "an Ampere or later GPU, or device = CPU",
                      d.properties.compute_capability / 10, d.properties.compute_capability % 10);
      }},
-    {[](const Problem&, const Device& d) { return is_known(d) && !cuda::sm80_has_code(d.index); },
+    {[](const Problem&, const Device& d) { return is_known(d) && !cuda::sm80::has_code(d.index); },
      FLASHATTN_REASON_ARCH, "device",
      [](const Problem&, const Device& d, char* text, size_t capacity) {
        std::snprintf(text, capacity,
@@ -100,7 +101,7 @@ const Predicate kPredicates[] = {
      [](const Problem& p, const Device& d, char* text, size_t capacity) {
        std::snprintf(text, capacity,
                      "dim_qk = %d, dim_v = %d with ops = %u needs %d bytes of shared memory a "
-                     "block, above %d, the limit of this device; use smaller heads%s",
+                     "CTA, above %d, the limit of this device; use smaller heads%s",
                      p.dim_qk, p.dim_v, p.ops, shared_bytes(p, d), d.properties.shared_memory,
                      p.has_op(FLASHATTN_OP_BACKWARD) ? ", or ops = FORWARD" : "");
      }},
@@ -108,8 +109,7 @@ const Predicate kPredicates[] = {
 
 std::unique_ptr<Launcher> make_launcher(const Problem& problem, const Device& device,
                                         const std::string& passed_over) {
-  return std::unique_ptr<Launcher>(new cuda::Sm80Launcher(
-      problem, device, {{passed_over}, {passed_over}, cuda::portable_for(passed_over)}));
+  return std::unique_ptr<Launcher>(new cuda::CudaLauncher(problem, device, "sm80", passed_over));
 }
 
 }  // namespace

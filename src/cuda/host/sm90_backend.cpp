@@ -1,21 +1,22 @@
-// What the Hopper backend takes. The portable one, which comes after it, takes the rest.
+// Predicates of the Hopper backend. The portable backend, next in preference, takes the rest.
 #include <algorithm>
 #include <cstdio>
 
 #include "core/validate_desc.h"
 #include "cuda/host/backend.h"
-#include "cuda/host/sm90_launcher.h"
+#include "cuda/host/launcher.h"
+#include "cuda/host/sm90_fwd.h"
 #include "cuda/host/tensor_map.h"
 
 namespace flashattn {
 namespace {
 
-constexpr int32_t kLeastBlock = 16;  // of a block mask; smaller ones are slow to look through
-constexpr int32_t kPageStep = 16;    // keys; the tiles of all kernels are multiples of it
+constexpr int32_t kLeastBlock = 16;  // smallest block of a block mask; smaller ones are slow
+constexpr int32_t kPageStep = 16;    // keys; divides the KV tile of every kernel
 
 bool is_hopper(const Device& d) { return d.properties.compute_capability / 10 == 9; }
 
-// The portable kernels do what is left over of a plan: short queries, backward, merging.
+// The portable kernels do the rest of a plan: short queries, some backward passes, merging.
 bool is_refused_by_portable(const Problem& problem, const Device& device) {
   const Backend& portable = cuda_sm80_backend();
   return std::any_of(portable.predicates, portable.predicates + portable.predicate_count,
@@ -25,7 +26,7 @@ bool is_refused_by_portable(const Problem& problem, const Device& device) {
 const Predicate kPredicates[] = {
     {is_refused_by_portable, FLASHATTN_REASON_NOT_IN_THIS_BUILD, "device",
      [](const Problem&, const Device&, char* text, size_t capacity) {
-       std::snprintf(text, capacity, "the portable family, which this one needs, refuses");
+       std::snprintf(text, capacity, "the portable kernels, which this backend needs, refuse");
      },
      true},
     {[](const Problem&, const Device& d) { return !is_hopper(d); }, FLASHATTN_REASON_ARCH, "device",
@@ -33,7 +34,7 @@ const Predicate kPredicates[] = {
        std::snprintf(text, capacity, "compute capability %d.%d is not Hopper's 9.0",
                      d.properties.compute_capability / 10, d.properties.compute_capability % 10);
      }},
-    {[](const Problem&, const Device& d) { return is_hopper(d) && !cuda::sm90_has_code(d.index); },
+    {[](const Problem&, const Device& d) { return is_hopper(d) && !cuda::sm90::has_code(d.index); },
      FLASHATTN_REASON_ARCH, "device",
      [](const Problem&, const Device&, char* text, size_t capacity) {
        std::snprintf(text, capacity,
@@ -45,7 +46,7 @@ const Predicate kPredicates[] = {
        std::snprintf(text, capacity,
                      "the driver has no cuTensorMapEncodeTiled; install 525 or later");
      }},
-    {[](const Problem& p, const Device&) { return !cuda::sm90_takes_dims(p); },
+    {[](const Problem& p, const Device&) { return !cuda::sm90::takes_dims(p); },
      FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
        std::snprintf(
@@ -89,8 +90,8 @@ const Predicate kPredicates[] = {
 };
 
 std::unique_ptr<Launcher> make_launcher(const Problem& problem, const Device& device,
-                                        const std::string&) {
-  return std::unique_ptr<Launcher>(new cuda::Sm90Launcher(problem, device));
+                                        const std::string& passed_over) {
+  return std::unique_ptr<Launcher>(new cuda::CudaLauncher(problem, device, "sm90", passed_over));
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ int32_t make_tensor_map(const flashattn_tensor& tensor, int32_t dtype, const Arr
                4, tensor.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  // Boxes are placed by 32-bit numbers.
+  // Box coordinates have 32 bits.
   if (result == CUDA_SUCCESS && shape.rows <= INT32_MAX) return FLASHATTN_OK;
   return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_STRIDE, name,
               "%s lies at %p with strides %" PRId64 ", %" PRId64 ", %" PRId64

@@ -1,4 +1,4 @@
-// Descriptors for the copy engine.
+// TMA descriptors.
 #pragma once
 
 #include <cuda.h>
@@ -9,14 +9,14 @@
 
 namespace flashattn::cuda::sm90 {
 
-// An array (batch, row, head, column) of 16-bit elements, as the copy engine takes it apart: boxes
-// of box_rows x 64 columns.
+// An array (batch, row, head, column) of 16-bit elements, and its TMA boxes of box_rows x 64
+// columns.
 struct ArrayShape {
   int64_t columns, rows, heads, batch;
   int32_t box_rows;
 };
 
-// An enum flashattn_status; `name` is the argument's, for the message.
+// Returns an enum flashattn_status. name: the argument, for the message.
 int32_t make_tensor_map(const flashattn_tensor& tensor, int32_t dtype, const ArrayShape& shape,
                         const char* name, CUtensorMap* map);
 
@@ -27,7 +27,7 @@ inline bool copies_strides(const flashattn_tensor& tensor) {
   return std::max({tensor.stride_batch, tensor.stride_head, tensor.stride_seq}) < kMostStride;
 }
 
-// Whether the driver knows the copy engine.
+// Whether the driver has TMA descriptors.
 bool has_tensor_maps();
 
 }  // namespace flashattn::cuda::sm90

@@ -1,5 +1,5 @@
 // What surrounds the products of a warpgroup: fences, registers (PTX ISA, "Asynchronous Warpgroup
-// Level SmemDescriptor Instructions").
+// Level Matrix Instructions").
 #pragma once
 
 #include "cuda/ptx/operands.cuh"

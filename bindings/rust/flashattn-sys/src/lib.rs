@@ -23,7 +23,8 @@
 //!   Growth    Structures grow at their end only. A caller of version 0.2.0 or later may pass a
 //!             smaller struct_size than this library knows: the rest counts as zero. A larger one,
 //!             up to 4096, is accepted if the part that this library does not know is zero. A
-//!             structure of 0.1 is refused.
+//!             structure of 0.1 is refused: its flashattn_desc had 184 bytes, a size that no later one
+//!             may have.
 //!   Status    Functions that can fail return an enum flashattn_status. A call that failed changed
 //!             nothing: arguments are checked before anything is computed, launched or written. The
 //!             message of flashattn_last_error names field, value, limit, device and remedy. A
@@ -892,7 +893,7 @@ pub struct flashattn_args {
     pub dsink: *mut f32,
     /// CPU, optional: runs the call's tasks, instead of the library's own threads.
     pub parallel: flashattn_parallel_fn,
-    /// Handed to parallel.
+    /// Handed to parallel. NULL without it.
     pub parallel_user: *mut c_void,
     /// Optional, host memory: receives the error of a call that fails.
     pub error: *mut flashattn_error,

@@ -1,10 +1,11 @@
-//! The cases that all languages share: tests/data/cases.txt and cases.bin of the repository.
+//! The cases and refusals that all languages share: tests/data of the repository.
 
 mod common;
 
 use std::collections::HashMap;
+use std::error::Error;
 
-use common::file::{load, Case};
+use common::file::{load, load_refusals, Case};
 use flashattn::half::{bf16, f16};
 use flashattn::{
     Array, ArrayMut, DescBuilder, Dtype, Element, Gradients, Inputs, Output, Plan, Upstream, View,
@@ -21,22 +22,35 @@ fn shared_cases() {
     let (mut backward, mut failures) = (0, Vec::new());
     for case in &cases {
         backward += usize::from(case.expected("dq").is_some());
-        let dtypes = (case.desc("dtype"), case.desc("dtype_o"));
-        let outcome = match dtypes {
-            (1, _) => run::<f32, f32>(case, &mut workspace),
-            (2, 1) => run::<f16, f32>(case, &mut workspace),
-            (2, _) => run::<f16, f16>(case, &mut workspace),
-            (3, 1) => run::<bf16, f32>(case, &mut workspace),
-            (3, _) => run::<bf16, bf16>(case, &mut workspace),
-            other => Err(format!("dtypes {other:?}")),
-        };
-        if let Err(message) = outcome {
+        if let Err(message) = run(case, &mut workspace) {
             failures.push(format!("{}: {message}", case.name));
         }
     }
     println!("{} shared cases forward, {backward} of them backward", cases.len());
     assert!(!cases.is_empty() && backward > 0);
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// The status, reason and field of a refusal are the same in all languages.
+#[test]
+fn shared_refusals() {
+    let Some(cases) = load() else {
+        eprintln!("skipped: tests/data/cases.txt of the repository is not here");
+        return;
+    };
+    let refusals = load_refusals(&cases);
+    for refusal in &refusals {
+        let outcome = run(&refusal.case, &mut Workspace::new());
+        let error = outcome.expect_err(&refusal.name);
+        let error = error.downcast::<flashattn::Error>().expect(&refusal.name);
+        let [status, reason, field] = &refusal.expected;
+        let said = [format!("{:?}", error.status), format!("{:?}", error.reason)];
+        assert_eq!(said, [format!("ERROR_{status}"), reason.clone()], "{}: {error}", refusal.name);
+        assert_eq!(&error.field, field, "{}: {error}", refusal.name);
+        assert!(error.message.contains(field), "{}: {error}", refusal.name);
+    }
+    println!("{} shared refusals", refusals.len());
+    assert!(!refusals.is_empty());
 }
 
 /// The descriptor's fields by their names in the header.
@@ -89,17 +103,21 @@ fn plan(case: &Case) -> Result<Plan, flashattn::Error> {
         .build()
 }
 
-fn run<T: common::Bytes + Element, O: common::Bytes + Element>(
-    case: &Case,
-    workspace: &mut Workspace,
-) -> Result<(), String> {
-    run_case::<T, O>(case, workspace).map_err(|error| error.to_string())
+fn run(case: &Case, workspace: &mut Workspace) -> Result<(), Box<dyn Error>> {
+    match (case.desc("dtype"), case.desc("dtype_o")) {
+        (1, _) => run_case::<f32, f32>(case, workspace),
+        (2, 1) => run_case::<f16, f32>(case, workspace),
+        (2, _) => run_case::<f16, f16>(case, workspace),
+        (3, 1) => run_case::<bf16, f32>(case, workspace),
+        (3, _) => run_case::<bf16, bf16>(case, workspace),
+        other => Err(format!("dtypes {other:?}").into()),
+    }
 }
 
 fn run_case<T: common::Bytes + Element, O: common::Bytes + Element>(
     case: &Case,
     workspace: &mut Workspace,
-) -> Result<(), Box<dyn std::error::Error>> {
+) -> Result<(), Box<dyn Error>> {
     let plan = plan(case)?;
     let (q, k, v) = (case.array::<T>("q"), case.array::<T>("k"), case.array::<T>("v"));
     let (dq, dk, dv) = (case.dims("q"), case.dims("k"), case.dims("v"));

@@ -1,26 +1,26 @@
-// How the rows of a sequence are dealt out to tiles of several strips: pure, for the host and for
-// kernels.
+// The distribution of a sequence's rows over Q tiles of several warpgroups. Pure, for the host and
+// for kernels.
 #pragma once
 
 #include "core/mask_geometry.h"
 
 namespace flashattn {
 
-constexpr int32_t kWarpgroupRows = 64;  // of a Hopper warpgroup
+constexpr int32_t kWarpgroupRows = 64;  // rows of a warpgroup's WGMMA
 
-// How many more its tiles, of so many at most, could take.
-FLASHATTN_HD constexpr int32_t missing_warpgroups(int32_t strips, int32_t most) {
-  return (most - strips % most) % most;
+// How many warpgroups the last tile lacks, if a tile has at most `most`.
+FLASHATTN_HD constexpr int32_t missing_warpgroups(int32_t warpgroups, int32_t most) {
+  return (most - warpgroups % most) % most;
 }
 
-// Which of a sequence's strips tile n takes, of tiles of at most so many. A tile takes little
-// longer with two strips than with one: where the last tile would lack some, that many of the first
-// ones lack one each. Empty past the last.
-FLASHATTN_HD constexpr Interval warpgroups_of_tile(int32_t strips, int32_t most, int32_t n) {
-  const int32_t lacking = missing_warpgroups(strips, most);
-  const int32_t begin = n * most - (n < lacking ? n : lacking);
-  const int32_t end = begin + most - (n < lacking ? 1 : 0);
-  return {begin, end < strips ? end : strips};
+// The 64-row strips [begin, end) of a sequence that tile n takes, at most `most`. If they do not
+// divide evenly, each of the first tiles takes one fewer, instead of the last tile several: a tile
+// with two takes little longer than one with one. Empty past the last tile.
+FLASHATTN_HD constexpr Interval warpgroups_of_tile(int32_t warpgroups, int32_t most, int32_t n) {
+  const int32_t missing = missing_warpgroups(warpgroups, most);
+  const int32_t begin = n * most - (n < missing ? n : missing);
+  const int32_t end = begin + most - (n < missing ? 1 : 0);
+  return {begin, end < warpgroups ? end : warpgroups};
 }
 
 }  // namespace flashattn

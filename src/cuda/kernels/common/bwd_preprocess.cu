@@ -114,7 +114,7 @@ __device__ __forceinline__ void find_bases(const BackwardParams& params) {
     if (lane < kRows && first + lane < sequence.len.q) {
       lse = args.lse[params.row(b, h, sequence.offset_q) + first + lane];
     }
-    RowBases<T>(params, sequence, b, h).find(first, __ballot_sync(~0u, is_far(lse)), lse);
+    LseRecompute<T>(params, sequence, b, h).run(first, __ballot_sync(~0u, is_large_lse(lse)), lse);
   }
 }
 
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, kPrepareBlocks<O, kLanes>)
     // Found anew: registers are scarce.
     const int64_t first_tile =
         params.tile_q ? params.query_tile(sequence, b, no_hoist(h), 0, params.tile_q) : 0;
-    store_numbers(params, sequence, lse_delta_offset, first_tile, own, lse, dlse, mine);
+    store_lse_delta(params, sequence, lse_delta_offset, first_tile, own, lse, dlse, mine);
   }
   find_bases<T, kRows>(params);
 }
@@ -239,7 +239,7 @@ __device__ __forceinline__ float sink_share(const BackwardParams& params, float 
   if (lse == -INFINITY) return 0.0f;  // as is the sink
   const float base = params.base[number], lse2 = params.lse2[number];
   if (base != base && lse2 < INFINITY) return ptx::exp2((sink - lse) * kLog2E);
-  // Where keys add nothing to a sink, lse2 is infinite, see RowBases.
+  // Where keys add nothing to a sink, lse2 is infinite, see LseRecompute.
   if (lse2 == INFINITY) return 1.0f;
   const float unit = params.wide_scores ? 1.0f : params.problem.scale * (kLog2E / kWideUnit);
   return ptx::exp2((sink * (kLog2E / kWideUnit) - base * unit) * kWideUnit - lse2);

@@ -7,13 +7,13 @@
 namespace flashattn::cuda {
 
 // Whether an LSE is too large for fp32 to hold the sum of a row's weights, too.
-__device__ __forceinline__ bool is_far(float lse) {
+__device__ __forceinline__ bool is_large_lse(float lse) {
   return fabsf(lse) >= kFarLse && fabsf(lse) < INFINITY;
 }
 
 // A score beside the base of its row, see BackwardParams::base: at most 0, in the direction of
 // `unit`. Of a row without one the score itself.
-__device__ __forceinline__ float relative(float score, float base, float unit) {
+__device__ __forceinline__ float subtract_base(float score, float base, float unit) {
   const float x = __fsub_rn(score, base);
   if (base != base) return score;
   return x * unit > 0.0f ? 0.0f : x;
@@ -22,10 +22,10 @@ __device__ __forceinline__ float relative(float score, float base, float unit) {
 // Of a row of a sequence's head, or one past the last to the end of a tile: lse2, delta of `sum`,
 // its o dout, and with the first of a tile what has yet to be added to dq. The sequence's first
 // query is number lse_delta_offset, with tile_q of tile first_tile.
-__device__ __forceinline__ void store_numbers(const BackwardParams& params,
-                                              const SeqlenInfo& sequence, int64_t lse_delta_offset,
-                                              int64_t first_tile, int32_t row, float lse,
-                                              float dlse, float sum) {
+__device__ __forceinline__ void store_lse_delta(const BackwardParams& params,
+                                                const SeqlenInfo& sequence,
+                                                int64_t lse_delta_offset, int64_t first_tile,
+                                                int32_t row, float lse, float dlse, float sum) {
   params.lse2[lse_delta_offset + row] = lse == -INFINITY ? INFINITY : lse * kLog2E;
   params.base[lse_delta_offset + row] = NAN;
   params.delta[lse_delta_offset + row] = row < sequence.len.q ? sum - dlse : 0.0f;

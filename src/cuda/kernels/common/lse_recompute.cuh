@@ -13,17 +13,17 @@ namespace flashattn::cuda {
 
 // 16 keys and 8 queries of one head. A warp calls everything here.
 template <class T>
-class RowBases {
+class LseRecompute {
   static constexpr int kSize = sizeof(T);
 
  public:
-  __device__ __forceinline__ RowBases(const BackwardParams& params, const SeqlenInfo& sequence,
-                                      int32_t b, int32_t h)
+  __device__ __forceinline__ LseRecompute(const BackwardParams& params, const SeqlenInfo& sequence,
+                                          int32_t b, int32_t h)
       : params_(params), sequence_(sequence), b_(b), h_(h) {}
 
   // Writes base and lse2 of those rows [first, first + 32) whose bit of `far` is set, after their
-  // store_numbers(). lse: that of row `first` + lane.
-  __device__ __forceinline__ void find(int32_t first, uint32_t far, float lse) const {
+  // store_lse_delta(). lse: that of row `first` + lane.
+  __device__ __forceinline__ void run(int32_t first, uint32_t far, float lse) const {
     if (far == 0) return;
     __syncwarp();  // the rows' numbers are other lanes'
     if (lane() == 0) ptx::store_relaxed(params_.far, params_.far_stamp);

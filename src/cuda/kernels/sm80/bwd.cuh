@@ -15,7 +15,7 @@
 // a warp reads the other half's P or dS from shared memory; dS must not overwrite a P that is still
 // read, so P has a tile of its own. A tile of 64 x 64 x 256 takes 510 KB of reads instead of 710.
 //
-// Of fp32 (see products_fp32.cuh for the budget) one stage will do: a tile of 64 x 64 keeps the
+// Of fp32 (see mma_3xtf32.cuh for the budget) one stage will do: a tile of 64 x 64 keeps the
 // tensor cores busy for thousands of cycles, and dQ of it is computed while the next one arrives.
 //
 // Shared memory: K | V | stages of Q | dO | tiles of P, then dS | of halves: P | stages of lse and
@@ -34,7 +34,7 @@ class BackwardBlock : BackwardScores<Config> {
   using Base::params_, Base::place_, Base::sees_some, Base::shared_, Base::warp_key_;
   using Base::weights, Base::weights_tile;
   using typename Base::Held;
-  using typename Base::ScoreModKind;
+  using typename Base::ScoreFragment;
   using typename Base::ScoreTile;
   using typename Base::T;
   static constexpr int kDim = Config::kDim, kTileKv = Config::kTileKv;
@@ -163,7 +163,7 @@ class BackwardBlock : BackwardScores<Config> {
     for (int n = 0; n < kTileQ / 8; ++n) {
 #pragma unroll
       for (int x = 0; x < kMmaM * 2; ++x) {
-        Pair<T>::of(0.0f, 0.0f).store_shared(pair_at(pairs_at(stage, 0), n, x / 2, x % 2));
+        PackedPair<T>::of(0.0f, 0.0f).store_shared(pair_at(pairs_at(stage, 0), n, x / 2, x % 2));
       }
     }
   }
@@ -175,7 +175,7 @@ class BackwardBlock : BackwardScores<Config> {
 #pragma unroll 1
     for (int begin = 0; begin < Config::kShare; begin += kSlice) {
       const int slice = half * Config::kShare + begin;
-      ScoreModKind s = {};
+      ScoreFragment s = {};
       Held held;
       multiply_rows<T, kDim>(s, left, right_rows(query_tile(stage, gradients_), slice, lane_));
       // Barrier 0 is the block's.
@@ -236,7 +236,7 @@ class BackwardBlock : BackwardScores<Config> {
   // dP and the other warp's weights to dS: as operands, and for dQ.
   // kHidden: some may be hidden, which must not turn an infinite gradient into NaN.
   template <bool kDropped, bool kHidden>
-  __device__ __forceinline__ void gradients(const ScoreModKind& dp, Held& held, int stage,
+  __device__ __forceinline__ void gradients(const ScoreFragment& dp, Held& held, int stage,
                                             int slice) const {
     const int tile = weights_tile(stage);
     const uint32_t from = kHalves == 2 ? held_at(tile, slice) : pairs_at(tile, slice);
@@ -253,7 +253,7 @@ class BackwardBlock : BackwardScores<Config> {
       } else {
 #pragma unroll
         for (int x = 0; x < kMmaM * 2; ++x) {
-          weights[x / 2][n][x % 2] = Pair<T>::load_shared(pair_at(from, n, x / 2, x % 2));
+          weights[x / 2][n][x % 2] = PackedPair<T>::load_shared(pair_at(from, n, x / 2, x % 2));
         }
       }
     };
@@ -266,7 +266,7 @@ class BackwardBlock : BackwardScores<Config> {
       for (int strip = 0; strip < kMmaM; ++strip) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const Pair<T> weight = weights[strip][n][half];
+          const PackedPair<T> weight = weights[strip][n][half];
           float2 p = weight.numbers();
           float x = dp[strip][n][half * 2], y = dp[strip][n][half * 2 + 1];
           if constexpr (kDropped) {
@@ -277,8 +277,8 @@ class BackwardBlock : BackwardScores<Config> {
             x -= row.x;
             y -= row.y;
           }
-          Pair<T>& ds = held[strip][n][half];
-          ds = Pair<T>::of(p.x * x, p.y * y);
+          PackedPair<T>& ds = held[strip][n][half];
+          ds = PackedPair<T>::of(p.x * x, p.y * y);
           if constexpr (kHidden) ds = ds.where(weight);
           ds.store_shared(pair_at(to, n, strip, half));
         }
@@ -367,11 +367,11 @@ class BackwardBlock : BackwardScores<Config> {
   // Of row x of the strips 32 sums, from group n on, as far as there are columns.
   __device__ __forceinline__ void store_columns(int x, int n, float factor, char* to,
                                                 int32_t columns) const {
-    Pair<T> pairs[4];
+    PackedPair<T> pairs[4];
 #pragma unroll
     for (int y = 0; y < 4; ++y) {
       const float* sums = &sum_[x / 2][n + y][x % 2 * 2];
-      pairs[y] = Pair<T>::of(sums[0] * factor, sums[1] * factor);
+      pairs[y] = PackedPair<T>::of(sums[0] * factor, sums[1] * factor);
     }
     store_quad(pairs, to, columns, lane_);
   }

@@ -11,7 +11,7 @@
 namespace flashattn::cuda::sm80 {
 
 // kModified: as in the forward pass. kHalves: how many pairs of warps share their keys, see
-// backward.cuh.
+// bwd.cuh.
 template <class T_, int kDim_, int kStrips_, int kPairs_, int kTileQ_, int kSlice_, int kStages_,
           int kMinBlocks_, bool kModified_, int kHalves_>
 struct BackwardConfig {
@@ -63,8 +63,8 @@ class BackwardScores {
   static constexpr int kMmaM = Config::kMmaM, kSlice = Config::kSlice;
   static constexpr int kTileQ = Config::kTileQ, kHalves = Config::kHalves;
   using ScoreTile = typename Config::ScoreTile;
-  using ScoreModKind = float[kMmaM][kSlice / 8][4];
-  using Held = Pair<T>[kMmaM][kSlice / 8][2];  // of queries, rows g and g + 8
+  using ScoreFragment = float[kMmaM][kSlice / 8][4];
+  using Held = PackedPair<T>[kMmaM][kSlice / 8][2];  // of queries, rows g and g + 8
 
   __device__ __forceinline__ BackwardScores(const BackwardParams& params, BackwardPlace& place,
                                             uint32_t shared)
@@ -103,7 +103,7 @@ class BackwardScores {
                               slice / ScoreTile::kChunkElements);
   }
 
-  // From there to the pair 8 n columns advance in row `half` (0: g, 1: g + 8) of a strip.
+  // From there to the pair 8 n columns further in row `half` (0: g, 1: g + 8) of a strip.
   static __device__ __forceinline__ uint32_t pair_at(uint32_t pairs, int n, int strip, int half) {
     return ScoreTile::advance(pairs, n * 8 / ScoreTile::kChunkElements) +
            (strip * 16 + half * 8) * ScoreTile::kRowBytes;
@@ -132,7 +132,7 @@ class BackwardScores {
 
   // Products to weights: as operands, and for the other warps. The gradients' gets them times the
   // derivative of the softcap, and negative where the dropout drops.
-  __device__ __forceinline__ void weights(ScoreModKind& s, Held& held, Step step, Interval queries,
+  __device__ __forceinline__ void weights(ScoreFragment& s, Held& held, Step step, Interval queries,
                                           bool full, int stage, int slice) const {
     const uint32_t lse = numbers(stage) + (slice + lane_ % 4 * 2) * 4;
     const uint32_t to = pairs_at(weights_tile(stage), slice);
@@ -162,8 +162,8 @@ class BackwardScores {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const float* x = &s[strip][n][half * 2];
-          held[strip][n][half] = Pair<T>::of(ptx::exp2(fmaf(x[0], factor, -row.x)),
-                                             ptx::exp2(fmaf(x[1], factor, -row.y)));
+          held[strip][n][half] = PackedPair<T>::of(ptx::exp2(fmaf(x[0], factor, -row.x)),
+                                                   ptx::exp2(fmaf(x[1], factor, -row.y)));
           held[strip][n][half].store_shared(pair_at(to, n, strip, half));
         }
       }
@@ -176,8 +176,8 @@ class BackwardScores {
     return static_cast<const volatile int32_t&>(place_.far);
   }
 
-  // ScoreModKind, not in negative units, beside the bases of rows that have one.
-  __device__ __forceinline__ void relate(ScoreModKind& s, Step step, Interval queries,
+  // Scores, not in negative units, beside the bases of rows that have one.
+  __device__ __forceinline__ void relate(ScoreFragment& s, Step step, Interval queries,
                                          int slice) const {
 #pragma unroll
     for (int n = 0; n < kSlice / 8; ++n) {
@@ -190,14 +190,14 @@ class BackwardScores {
 #pragma unroll
         for (int x = 0; x < kMmaM * 2; ++x) {
           float& score = s[x / 2][n][x % 2 * 2 + e];
-          score = relative(score, base, 1.0f);
+          score = subtract_base(score, base, 1.0f);
         }
       }
     }
   }
 
   // -inf where a key is not visible.
-  __device__ __forceinline__ void mask(ScoreModKind& s, Interval queries, int slice) const {
+  __device__ __forceinline__ void mask(ScoreFragment& s, Interval queries, int slice) const {
     visit_hidden(queries, slice, [&](int strip, int n, int x) { s[strip][n][x] = -INFINITY; });
   }
 
@@ -243,14 +243,14 @@ class BackwardScores {
 
   // Products to weights: scores in units of kWideUnit log2(e), biases and all, which then meet the
   // base of their row, if it has one, and lse. A hidden score is -inf, whatever it was.
-  __device__ __forceinline__ void modify(ScoreModKind& s, Held& held, Step step, Interval queries,
+  __device__ __forceinline__ void modify(ScoreFragment& s, Held& held, Step step, Interval queries,
                                          bool full, uint32_t lse, uint32_t to, int slice) const {
     const ScoreSteps steps(params_.problem);
     if (steps.capped) {
 #pragma unroll
       for (int strip = 0; strip < kMmaM; ++strip) cap<Config::kWide>(s[strip], steps.inner);
     }
-    ScoreModKind addend;
+    ScoreFragment addend;
     visit_scores(
         [&](int strip, int n, int x) { addend[strip][n][x] = s[strip][n][x] * steps.wide; });
     add_biases(s, addend, step, queries, slice, kLog2E / kWideUnit);
@@ -286,8 +286,8 @@ class BackwardScores {
     }
     visit_scores([&](int strip, int n, int x) {
       if (x % 2 != 0) return;
-      held[strip][n][x / 2] = Pair<T>::of(s[strip][n][x], s[strip][n][x + 1]);
-      Pair<T>::of(addend[strip][n][x], addend[strip][n][x + 1])
+      held[strip][n][x / 2] = PackedPair<T>::of(s[strip][n][x], s[strip][n][x + 1]);
+      PackedPair<T>::of(addend[strip][n][x], addend[strip][n][x + 1])
           .store_shared(pair_at(to, n, strip, x / 2));
     });
   }
@@ -302,7 +302,7 @@ class BackwardScores {
   }
 
   // Times `unit`. A boolean bias hides.
-  __device__ __forceinline__ void add_biases(ScoreModKind& s, ScoreModKind& addend, Step step,
+  __device__ __forceinline__ void add_biases(ScoreFragment& s, ScoreFragment& addend, Step step,
                                              Interval queries, int slice, float unit) const {
     const Problem& problem = params_.problem;
     const Inputs& in = params_.args.inputs;

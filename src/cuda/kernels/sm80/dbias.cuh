@@ -33,7 +33,7 @@ class DbiasKernel {
   using T = typename Config::T;
   static constexpr int kDim = Config::kDim, kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
   static constexpr int kThreads = Config::kThreads;
-  using ScoreModKind = float[1][kTileKv / 8][4];
+  using ScoreFragment = float[1][kTileKv / 8][4];
 
  public:
   __device__ __forceinline__ DbiasKernel(const BackwardParams& params, uint32_t shared)
@@ -111,7 +111,7 @@ class DbiasKernel {
     ptx::cp_async_wait<0>();
     __syncthreads();
 
-    ScoreModKind s = {}, dp = {};
+    ScoreFragment s = {}, dp = {};
     multiply_rows<T, kDim>(s, left_rows(q_tile_, warp_row_, lane_), right_rows(k_tile_, 0, lane_));
     multiply_rows<T, kDim>(dp, left_rows(dout_tile_, warp_row_, lane_),
                            right_rows(v_tile_, 0, lane_));
@@ -138,7 +138,7 @@ class DbiasKernel {
       for (int n = 0; n < kTileKv / 8; ++n) {
 #pragma unroll
         for (int x = half * 2; x < half * 2 + 2; ++x) {
-          const float p = ptx::exp2(fmaf(relative(s[0][n][x], base, 1.0f), factor, -lse2));
+          const float p = ptx::exp2(fmaf(subtract_base(s[0][n][x], base, 1.0f), factor, -lse2));
           if (p != 0.0f) sum_[n][x] += p * (dp[0][n][x] - delta);
         }
       }
@@ -166,7 +166,7 @@ class DbiasKernel {
     }
   }
 
-  __device__ __forceinline__ void drop(ScoreModKind& dp, int32_t b, int32_t h,
+  __device__ __forceinline__ void drop(ScoreFragment& dp, int32_t b, int32_t h,
                                        int32_t first) const {
     if (params_.dropout_threshold == 0) return;
     const float kept = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));

@@ -48,7 +48,7 @@ class DecodeKernel : OutputRows {
   using T = typename Config::T;
   static constexpr int kTileKv = Config::kTileKv, kWarpKv = Config::kWarpKv;
   static constexpr int kThreads = Config::kThreads, kStages = Config::kStages;
-  using ScoreModKind = float[1][kWarpKv / 8][4];
+  using ScoreFragment = float[1][kWarpKv / 8][4];
 
  public:
   __device__ __forceinline__ DecodeKernel(const ForwardParams& params, uint32_t shared)
@@ -91,7 +91,7 @@ class DecodeKernel : OutputRows {
       const int32_t slot = tile & (kStages - 1), later = tile + kStages;
       const typename Config::KTile k{shared_ + Config::kK + slot * Config::KTile::kBytes};
       const typename Config::VTile v{shared_ + Config::kV + slot * Config::VTile::kBytes};
-      ScoreModKind s = {};
+      ScoreFragment s = {};
       if (tile >= first) {
         ptx::cp_async_wait<2 * kStages - 1>();
         __syncthreads();  // K is here
@@ -152,7 +152,7 @@ class DecodeKernel : OutputRows {
   }
 
   // -inf where a key is not visible; of the keys from `begin` on.
-  __device__ __forceinline__ void mask(ScoreModKind& s, int32_t begin) const {
+  __device__ __forceinline__ void mask(ScoreFragment& s, int32_t begin) const {
     const Interval columns{begin, begin + kWarpKv};
     if (columns.begin >= full_.begin && columns.end <= full_.end) return;
     const Interval keys = intersect(columns, keys_);
@@ -170,7 +170,7 @@ class DecodeKernel : OutputRows {
     }
   }
 
-  // ScoreModKind to weights; the running maximum and sum; O to the new maximum's scale.
+  // Scores to weights; the running maximum and sum; O to the new maximum's scale.
   __device__ __forceinline__ void softmax(float (&s)[kWarpKv / 8][4]) {
     const float wide = params_.problem.scale * (kLog2E / kWideUnit);
 #pragma unroll

@@ -1,6 +1,6 @@
 // The powers of two that a block of the forward pass multiplies tensors of fp32 by before it splits
-// them, see halves.cuh. They lie in shared memory: of Q from the start, of K and V from the first
-// tile on that is not zero.
+// them, see mma_3xfp16.cuh. They lie in shared memory: of Q from the start, of K and V from the
+// first tile on that is not zero.
 #pragma once
 
 #include <cfloat>

@@ -3,7 +3,7 @@
 //
 // One block works on kTileQ rows of a KV head's group, 16 * kMmaM rows a warp, against tiles of
 // kTileKv keys. K and V have one buffer each: V of a tile arrives under Q K^T, K of the
-// next under the softmax and P V, and advance blocks on the same multiprocessor fill what is left.
+// next under the softmax and P V, and other blocks on the same multiprocessor fill what is left.
 // Tiles of fp32 are split into halves when they have arrived, if at all; where numbers prove too
 // large for that, the block begins anew.
 #pragma once
@@ -28,9 +28,9 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
   static constexpr bool kHalves = Config::kHalves;
   static constexpr int kMmaM = Config::kMmaM, kTileQ = Config::kTileQ;
   static constexpr int kTileKv = Config::kTileKv, kThreads = Config::kThreads;
-  using ScoreModKind = float[kMmaM][kTileKv / 8][4];
-  using Tiles =
-      std::conditional_t<Config::kModified, BlockTiles<ForwardParams, kTileQ, kTileKv>, AllTiles>;
+  using ScoreFragment = float[kMmaM][kTileKv / 8][4];
+  using Tiles = std::conditional_t<Config::kModified,
+                                   BlockSparseTiles<ForwardParams, kTileQ, kTileKv>, DenseTiles>;
 
  public:
   __device__ __forceinline__ ForwardBlock(const ForwardParams& params, uint32_t shared)
@@ -92,7 +92,7 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
       look_up_pages(next);
       ptx::cp_async_commit();
 
-      ScoreModKind s = {};
+      ScoreFragment s = {};
       // Warps beyond a short block's rows only help to copy. Where blocks are long the test costs 5
       // %.
       const bool has_rows = !Config::kShort || warp_row_ < rows_;
@@ -151,7 +151,7 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
       int32_t b, h, query;
       Lengths len;
     } const item{b_, first_head_, queries_.begin, sequence_.len};
-    return tiles_.up(item, tile, (keys_.end + kTileKv - 1) / kTileKv);
+    return tiles_.first_visible(item, tile, (keys_.end + kTileKv - 1) / kTileKv);
   }
 
   // For the next tile that load_keys is called for.
@@ -182,13 +182,13 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
     }
   }
 
-  __device__ __forceinline__ void multiply_qk(ScoreModKind& s) const {
+  __device__ __forceinline__ void multiply_qk(ScoreFragment& s) const {
     const WarpRows<Config> at = place_of_warp();
     multiply_rows<Operand, Config::kDimQk>(s, left_rows(q_tile_, at.warp_row_, at.lane_),
                                            right_rows(k_tile_, 0, at.lane_));
   }
 
-  __device__ __forceinline__ void multiply_pv(const ScoreModKind& p) {
+  __device__ __forceinline__ void multiply_pv(const ScoreFragment& p) {
     const typename Config::VOperand tile{v_tile_.base};
     multiply_held<Operand, kTileKv / 16>(
         o_, summed_rows(tile, 0, place_of_warp().lane_),
@@ -232,7 +232,7 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
   }
 
   // Products to scores, but for the factor.
-  __device__ __forceinline__ void modify(ScoreModKind& s, int32_t tile) const {
+  __device__ __forceinline__ void modify(ScoreFragment& s, int32_t tile) const {
     if constexpr (Config::kModified) {
       const Problem& problem = params_.problem;
       const ScoreSteps steps(problem);
@@ -269,7 +269,7 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
 
   // -inf where a key is not visible. shown: the block mask hides nothing. Nobody asks for what
   // becomes of rows past the last.
-  __device__ __forceinline__ void mask(ScoreModKind& s, int32_t tile, bool shown) const {
+  __device__ __forceinline__ void mask(ScoreFragment& s, int32_t tile, bool shown) const {
     const Interval columns{tile * kTileKv, (tile + 1) * kTileKv};
     const WarpRows<Config> own = place_of_warp();
     const int32_t first = columns.begin + own.lane_ % 4 * 2;
@@ -306,8 +306,8 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
     }
   }
 
-  // ScoreModKind to weights; the running maximum and sum; O to the new maximum's scale.
-  __device__ __forceinline__ void softmax(ScoreModKind& s) {
+  // Scores to weights; the running maximum and sum; O to the new maximum's scale.
+  __device__ __forceinline__ void softmax(ScoreFragment& s) {
     take_statistics();
     float factor =
         Config::kModified ? ScoreSteps(params_.problem).factor() : params_.problem.scale * kLog2E;
@@ -374,7 +374,7 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
   }
 
   // Clears the weights that the dropout drops.
-  __device__ __forceinline__ void drop(ScoreModKind& p, int32_t tile) const {
+  __device__ __forceinline__ void drop(ScoreFragment& p, int32_t tile) const {
     if (params_.dropout_threshold == 0) return;
     const DropoutStream stream =
         dropout_stream(params_.problem, params_.args.inputs, b_, first_head_);

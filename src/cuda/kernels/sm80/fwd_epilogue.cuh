@@ -177,7 +177,7 @@ class ForwardOutput : OutputRows, WarpRows<Config> {
 #pragma unroll 1
       for (int column = lane_ % 4 * 2; column < params_.problem.dim_v; column += 8) {
         *reinterpret_cast<float2*>(out + column) =
-            Pair<T>::load(value + column * sizeof(T)).numbers();
+            PackedPair<T>::load(value + column * sizeof(T)).numbers();
       }
     }
   }

@@ -45,6 +45,11 @@ inline bool same_heads(const ForwardEntry& a, const ForwardEntry& b) {
 }
 inline bool same_heads(const BackwardEntry& a, const BackwardEntry& b) { return a.dim == b.dim; }
 
+// Whether a kernel takes the problem's dtype and heads.
+inline bool takes(const BackwardEntry& e, const Problem& p, bool modified) {
+  return e.dtype == p.dtype && e.modified == modified && e.dim >= p.dim_qk && e.dim >= p.dim_v;
+}
+
 // Of those that fit, for the smallest heads: the first that the device's shared memory holds; if
 // there is none, the one that needs the least.
 template <class Entry, class Fits>

@@ -2,19 +2,19 @@
 //
 // One block a multiprocessor, which stays for many tiles of keys. Of the first warpgroup one thread
 // plans the tiles and looks for dQ to convert, one starts the loads, two add dQ to fp32 sums in
-// global memory. All that comes after prepare.cu or, where many heads are short, follows it head by
-// head. The consumers hold dK and dV and see all queries of the group pass by, in tiles: S^T = K
-// Q^T, dP^T = V dO^T, so that P^T and dS^T are register operands of dV += P^T dO and dK += dS^T Q;
-// at D = 128 they pass over tiles that see none of their keys.
-// Only dS goes through shared memory, for dQ = dS K, which needs all keys of the tile; it is stored
-// with the keys along its rows, as the tensor cores like to read a left operand.
+// global memory. All that comes after bwd_preprocess.cu or, where many heads are short, follows it
+// head by head. The consumers hold dK and dV and see all queries of the group pass by, in tiles:
+// S^T = K Q^T, dP^T = V dO^T, so that P^T and dS^T are register operands of dV += P^T dO and dK +=
+// dS^T Q; at D = 128 they pass over tiles that see none of their keys. Only dS goes through shared
+// memory, for dQ = dS K, which needs all keys of the tile; it is stored with the keys along its
+// rows, as the tensor cores like to read a left operand.
 //
 // A third warpgroup computes dQ, so that the consumers never meet, and one's exponentials run under
-// the other's products. Small heads, backward_consumer.cuh: 128 keys, 64 a consumer; while the
+// the other's products. Small heads, bwd_mainloop.cuh: 128 keys, 64 a consumer; while the
 // third warpgroup waits for dS, it converts tiles of dQ that are complete. A kernel after this one
-// converts all others. Large heads, backward_wide.cuh: 64 keys; one consumer has P and dV, the
+// converts all others. Large heads, bwd_large_head.cuh: 64 keys; one consumer has P and dV, the
 // other dS and dK. The largest: clusters of two blocks, which share what adding dQ to global memory
-// costs, see BwdLargeHeadConfig. Many queries, backward_long.cuh: larger tiles of them, and no
+// costs, see BwdLargeHeadConfig. Many queries, bwd_two_warpgroup.cuh: larger tiles of them, and no
 // warpgroup for dQ.
 //
 // Budget of a tile in clocks; shared memory moves 128 bytes a clock; no tile fills both alone.
@@ -39,8 +39,8 @@ namespace flashattn::cuda::sm90 {
 
 // Of the block, or of both that share items.
 template <class Config>
-__device__ __forceinline__ void sync_blocks() {
-  if constexpr (Config::kPair) {
+__device__ __forceinline__ void sync_cluster() {
+  if constexpr (Config::kTwoCta) {
     ptx::cluster_arrive();
     ptx::cluster_wait();
   } else {
@@ -50,55 +50,56 @@ __device__ __forceinline__ void sync_blocks() {
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    backward_kernel(const __grid_constant__ BackwardParams params) {
-  static_assert(kBackwardSharedBytes<Config> <= kMostSharedBytes, "one block a multiprocessor");
+    bwd_kernel(const __grid_constant__ BackwardParams params) {
+  static_assert(kBwdSharedBytes<Config> <= kMaxSharedBytes, "one block a multiprocessor");
   char* const shared = ptx::dynamic_shared();
-  BackwardControl<Config>& control =
-      *reinterpret_cast<BackwardControl<Config>*>(shared + Config::kMainBytes);
+  BwdSharedStorage<Config>& storage =
+      *reinterpret_cast<BwdSharedStorage<Config>*>(shared + Config::kMainBytes);
   // Uniform, so that descriptors live in uniform registers.
   const int32_t warpgroup =
       (__any_sync(~0u, threadIdx.x & 128) ? 1 : 0) + (__any_sync(~0u, threadIdx.x & 256) ? 2 : 0);
   if (threadIdx.x == 0) {
-    init_barriers<Config>(control);
+    init_barriers<Config>(storage);
     for (const CUtensorMap* map : {&params.q, &params.dout, &params.k, &params.v}) {
       ptx::tma_prefetch(map);
     }
   }
-  sync_blocks<Config>();
+  sync_cluster<Config>();
   ptx::griddep_launch_dependents();
-  if (!Config::kStartsEarly || !params.prepared) ptx::griddep_wait();
+  if (!Config::kOverlapPreprocess || !params.preprocess) ptx::griddep_wait();
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     const int32_t warp = threadIdx.x / 32;
-    if (!(Config::kAny && warp == 1) && !ptx::elect()) return;
+    if (!(Config::kIsRuntime && warp == 1) && !ptx::elect()) return;
     const uint32_t start = ptx::shared_address(shared);
-    if (warp == 0) BackwardLoader<Config>(params, start, control).run();
+    if (warp == 0) BwdProducer<Config>(params, start, storage).run();
     if (warp == 1) {
-      plan(params, control);
+      scheduler_warp(params, storage);
       ptx::griddep_wait();  // who waits for this kernel waits for that one, too
     }
-    if (warp >= 2) DqAdder<Config>(params, start, control).run();
-  } else if constexpr (Config::kLong) {
+    if (warp >= 2) DqReducer<Config>(params, start, storage).run();
+  } else if constexpr (Config::kConsumersComputeDq) {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    LongConsumer<Config>(params, ptx::shared_address(shared), control, warpgroup - 1).run();
+    BwdTwoWarpgroupMainloop<Config>(params, ptx::shared_address(shared), storage, warpgroup - 1)
+        .run();
   } else if (warpgroup == 1 + Config::kConsumers) {
     ptx::setmaxnreg_dec<Config::kDqRegisters>();
-    DqGroup<Config>(params, ptx::shared_address(shared), control).run();
-  } else if constexpr (Config::kWide) {
+    DqMmaWarpgroup<Config>(params, ptx::shared_address(shared), storage).run();
+  } else if constexpr (Config::kSplitRoles) {
     if (warpgroup == 1) {
-      ptx::setmaxnreg_inc<Config::kFirstRegisters>();
-      WideConsumer<Config, false>(params, ptx::shared_address(shared), control).run();
+      ptx::setmaxnreg_inc<Config::kSoftmaxRegisters>();
+      BwdLargeHeadMainloop<Config, false>(params, ptx::shared_address(shared), storage).run();
     } else {
       ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-      WideConsumer<Config, true>(params, ptx::shared_address(shared), control).run();
+      BwdLargeHeadMainloop<Config, true>(params, ptx::shared_address(shared), storage).run();
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
     // The same code for both: caches of instructions are small.
-    BackwardConsumer<Config>(params, ptx::shared_address(shared), control, warpgroup - 1).run();
+    BwdMainloop<Config>(params, ptx::shared_address(shared), storage, warpgroup - 1).run();
   }
   // Nobody arrives at a block that has ended.
-  if constexpr (Config::kPair) sync_blocks<Config>();
+  if constexpr (Config::kTwoCta) sync_cluster<Config>();
 }
 
 }  // namespace flashattn::cuda::sm90

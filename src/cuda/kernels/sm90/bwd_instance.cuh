@@ -14,22 +14,22 @@ constexpr BackwardEntry bwd_instance_of(int32_t dim_qk, int32_t dim_v, int32_t s
           dim_v,
           Config::kScoreMod,
           Config::kTileQ,
-          Config::kItemKv,
-          kBlocks<Config>,
+          Config::kClusterTileKv,
+          kClusterSize<Config>,
           Config::kConsumers,
           kPartialQuads<Config> * 16,
-          Config::kStartsEarly,
+          Config::kOverlapPreprocess,
           stages,
           Config::kThreads,
-          kBackwardSharedBytes<Config>,
-          &backward_kernel<Config>,
-          &convert_dq_kernel<Config>,
-          kConvertThreads<Config>};
+          kBwdSharedBytes<Config>,
+          &bwd_kernel<Config>,
+          &bwd_postprocess_kernel<Config>,
+          kPostprocessThreads<Config>};
 }
 
 template <class T, int kDim, int kTileQ, ScoreModKind kScoreMod>
 constexpr BackwardEntry bwd_instance() {
-  using Config = BackwardConfig<T, kDim, kTileQ, kScoreMod>;
+  using Config = BwdConfig<T, kDim, kTileQ, kScoreMod>;
   return bwd_instance_of<Config>(kDim, kDim, Config::kStages);
 }
 

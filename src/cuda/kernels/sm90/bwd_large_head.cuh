@@ -8,161 +8,161 @@
 
 namespace flashattn::cuda::sm90 {
 
-// kGradients: the second.
-template <class Config, bool kGradients>
-class WideConsumer : BackwardScores<Config> {
-  using Base = BackwardScores<Config>;
+// kDsRole: the second.
+template <class Config, bool kDsRole>
+class BwdLargeHeadMainloop : BwdScoreMod<Config> {
+  using Base = BwdScoreMod<Config>;
   using T = typename Config::T;
-  using Base::control_, Base::params_, Base::shared_;
-  using Base::item, Base::lane, Base::leader, Base::warp;
-  using typename Base::Ahead, typename Base::Operand, typename Base::Tile;
+  using Base::storage_, Base::params_, Base::shared_;
+  using Base::work_tile, Base::lane, Base::leader, Base::warp;
+  using typename Base::TilePrefetch, typename Base::Operand, typename Base::Tile;
   static constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
-  static constexpr int kDim = kGradients ? Config::kDimQk : Config::kDimV;  // of the sums
+  static constexpr int kDim = kDsRole ? Config::kDimQk : Config::kDimV;  // of the sums
   // With four warpgroups the compiler takes no product 256 wide.
-  static constexpr int kParts = kDim > 192 ? 2 : 1, kPart = kDim / 2 / kParts;
+  static constexpr int kAccParts = kDim > 192 ? 2 : 1, kAccPart = kDim / 2 / kAccParts;
 
  public:
-  __device__ __forceinline__ WideConsumer(const BackwardParams& params, uint32_t shared,
-                                          BackwardControl<Config>& control)
-      : Base(params, shared, control, kGradients) {}
+  __device__ __forceinline__ BwdLargeHeadMainloop(const BackwardParams& params, uint32_t shared,
+                                                  BwdSharedStorage<Config>& storage)
+      : Base(params, shared, storage, kDsRole) {}
 
   __device__ __forceinline__ void run() {
     for (;;) {
       this->take();
-      if (item().end) break;
-      if (!kGradients) this->look();
+      if (work_tile().end) break;
+      if (!kDsRole) this->find_visible_queries();
 #pragma unroll
-      for (int i = 0; i < kDim / 2; ++i) sum_[i / kPart][i % kPart] = 0.0f;
-      work();
-      this->free_keys();
-      const auto sums = [&](int i) -> float& { return sum_[i / kPart][i % kPart]; };
-      if (!this->template unite<kDim / 2>(sums)) {
+      for (int i = 0; i < kDim / 2; ++i) acc_[i / kAccPart][i % kAccPart] = 0.0f;
+      mainloop();
+      this->release_kv();
+      const auto acc = [&](int i) -> float& { return acc_[i / kAccPart][i % kAccPart]; };
+      if (!this->template reduce_partials<kDim / 2>(acc)) {
         // Another block does.
-      } else if (kGradients) {
+      } else if (kDsRole) {
         store(params_.common.args.dk, params_.common.problem.dim_qk, params_.common.problem.scale);
       } else {
-        store(params_.common.args.dv, params_.common.problem.dim_v, this->kept_factor());
+        store(params_.common.args.dv, params_.common.problem.dim_v, this->dropout_scale());
       }
-      ptx::named_sync(kWarpgroupBarrier + kGradients, 128);  // nobody reads the item any more
+      ptx::named_sync(kWarpgroupBarrier + kDsRole, 128);  // nobody reads the item any more
     }
   }
 
  private:
-  __device__ __forceinline__ void work() {
-    int32_t place;
+  __device__ __forceinline__ void mainloop() {
+    int32_t q_coord;
     uint32_t kind;
-    this->begin(place, kind, count_);
-    if (kGradients && params_.kv_has_tail && kind != Base::kNone) clear_keys();
-    while (kind != Base::kNone) {
-      if (!Config::kAny && (kind & Base::kFull)) {
-        step<false>(place, kind);
+    this->begin(q_coord, kind, iter_);
+    if (kDsRole && params_.kv_has_tail && kind != Base::kNoTile) zero_k_tail();
+    while (kind != Base::kNoTile) {
+      if (!Config::kIsRuntime && (kind & Base::kFull)) {
+        step<false>(q_coord, kind);
       } else {
-        step<true>(place, kind);
+        step<true>(q_coord, kind);
       }
     }
   }
 
   // Zeros in place of keys past the last: their dS is 0, but they may be NaN. Before dQ sees dS.
-  __device__ __forceinline__ void clear_keys() const {
-    // Also of the partner's, which are 64 advance on or back.
-    const int32_t other = Config::kPair ? item().len.kv - (item().key ^ kTileKv) : kTileKv;
-    if (item().keys >= kTileKv && other >= kTileKv) return;
-    ptx::mbarrier_wait(barrier_at(control_.q_full[q_place().slot()]), q_place().phase());
-    this->template clear_rows<Config::kPanelsQk>(shared_, kTileKv, item().keys);
-    if constexpr (Config::kPair) {
-      this->template clear_rows<Config::kOtherPanels>(shared_ + Config::kOther, kTileKv, other);
+  __device__ __forceinline__ void zero_k_tail() const {
+    // Also of the partner's, which are 64 further on or back.
+    const int32_t other =
+        Config::kTwoCta ? work_tile().len.kv - (work_tile().key ^ kTileKv) : kTileKv;
+    if (work_tile().keys >= kTileKv && other >= kTileKv) return;
+    ptx::mbarrier_wait(barrier_at(storage_.q_full[q_state().slot()]), q_state().phase());
+    this->template clear_rows<Config::kPanelsQk>(shared_, kTileKv, work_tile().keys);
+    if constexpr (Config::kTwoCta) {
+      this->template clear_rows<Config::kPeerKPanels>(shared_ + Config::kPeerK, kTileKv, other);
     }
-    this->settle_cleared();
+    this->fence_cleared_rows();
   }
 
   template <bool kMasked>
-  __device__ __forceinline__ void step(int32_t& place, uint32_t& kind) {
-    if constexpr (kGradients) {
-      step_of_gradients<kMasked>(this->tile_of(place));
+  __device__ __forceinline__ void step(int32_t& q_coord, uint32_t& kind) {
+    if constexpr (kDsRole) {
+      step_ds<kMasked>(this->q_tile_of(q_coord));
     } else {
-      step_of_weights<kMasked>(place, kind);
+      step_p<kMasked>(q_coord, kind);
     }
-    this->advance(place, kind, count_ + 1);
+    this->advance(q_coord, kind, iter_ + 1);
     ptx::wgmma_wait<0>();
 #pragma unroll
-    for (int n = 0; n < kParts; ++n) ptx::reg_fence(sum_[n]);
+    for (int n = 0; n < kAccParts; ++n) ptx::reg_fence(acc_[n]);
     if (leader()) {
-      if (!kGradients) arrive_at_all<Config>(control_.do_empty[dout_place().slot()]);
-      arrive_at_all<Config>(control_.q_empty[q_place().slot()]);
+      if (!kDsRole) arrive_cluster<Config>(storage_.do_empty[dout_state().slot()]);
+      arrive_cluster<Config>(storage_.q_empty[q_state().slot()]);
     }
-    ++count_;
+    ++iter_;
   }
 
   template <bool kMasked>
-  __device__ __forceinline__ void step_of_weights(int32_t place, uint32_t kind) {
+  __device__ __forceinline__ void step_p(int32_t q_coord, uint32_t kind) {
     Tile s;
-    Operand p, derived;
-    Ahead ahead;
-    ptx::mbarrier_wait(barrier_at(control_.q_full[q_place().slot()]), q_place().phase());
-    this->template multiply_rows<Config::kDimQk>(s, ptx::SmemDescriptor::at(shared_, 0), q());
-    this->look_ahead(ahead, place);
+    Operand p, p_for_ds;
+    TilePrefetch prefetched;
+    ptx::mbarrier_wait(barrier_at(storage_.q_full[q_state().slot()]), q_state().phase());
+    this->template gemm_ss<Config::kDimQk>(s, ptx::SmemDescriptor::at(shared_, 0), q());
+    this->prefetch(prefetched, q_coord);
     ptx::wgmma_wait<0>();
     ptx::reg_fence(s);
     typename Base::Lse lse;
-    this->read_lse(lse, q_place().slot());  // not before: D = 256 would lose 5 %
-    this->template weigh<kMasked>(s, lse, p, derived, ahead, place, kind, q_place().slot(), count_);
-    hand_over(Config::kDerived ? derived : p);
-    ptx::mbarrier_wait(barrier_at(control_.do_full[dout_place().slot()]), dout_place().phase());
-    if (kMasked) clear_tail<Config::kPanelsV>(dout_address(), this->tile_of(place));
-    add(p, dout());
+    this->load_lse(lse, q_state().slot());  // not before: D = 256 would lose 5 %
+    this->template compute_p<kMasked>(s, lse, p, p_for_ds, prefetched, q_coord, kind,
+                                      q_state().slot(), iter_);
+    send_p(Config::kSeparatePForDs ? p_for_ds : p);
+    ptx::mbarrier_wait(barrier_at(storage_.do_full[dout_state().slot()]), dout_state().phase());
+    if (kMasked) zero_q_tail<Config::kPanelsV>(dout_address(), this->q_tile_of(q_coord));
+    gemm_acc(p, dout());
   }
 
   template <bool kMasked>
-  __device__ __forceinline__ void step_of_gradients(int32_t tile) {
+  __device__ __forceinline__ void step_ds(int32_t tile) {
     Tile dp;
     Operand p, ds;
-    ptx::mbarrier_wait(barrier_at(control_.do_full[dout_place().slot()]), dout_place().phase());
-    this->template multiply_rows<Config::kDimV>(
-        dp, ptx::SmemDescriptor::at(shared_ + Config::kV, 0), dout());
+    ptx::mbarrier_wait(barrier_at(storage_.do_full[dout_state().slot()]), dout_state().phase());
+    this->template gemm_ss<Config::kDimV>(dp, ptx::SmemDescriptor::at(shared_ + Config::kV, 0),
+                                          dout());
     ptx::wgmma_wait<0>();
     ptx::reg_fence(dp);
-    receive(p);
-    this->template differentiate<kMasked>(p, dp, ds, dout_place().slot(), count_);
+    receive_p(p);
+    this->template compute_ds<kMasked>(p, dp, ds, dout_state().slot(), iter_);
     __syncwarp();
-    if (lane() == 0) arrive_at_all<Config>(control_.do_empty[dout_place().slot()]);
-    if constexpr (!Config::kParked) this->await_ds({count_});
-    this->store_ds(ds, PipelineState<Config::kDsStages>{count_}.slot());
-    this->hand_over_ds({count_});
-    if constexpr (Config::kPair) send_ds();
-    ptx::mbarrier_wait(barrier_at(control_.q_full[q_place().slot()]), q_place().phase());
-    if (kMasked) clear_tail<Config::kPanelsQk>(q_address(), tile);
-    add(ds, q());
+    if (lane() == 0) arrive_cluster<Config>(storage_.do_empty[dout_state().slot()]);
+    if constexpr (!Config::kStagePInDs) this->wait_ds_empty({iter_});
+    this->store_ds(ds, PipelineState<Config::kDsStages>{iter_}.slot());
+    this->signal_ds_full({iter_});
+    if constexpr (Config::kTwoCta) send_ds();
+    ptx::mbarrier_wait(barrier_at(storage_.q_full[q_state().slot()]), q_state().phase());
+    if (kMasked) zero_q_tail<Config::kPanelsQk>(q_address(), tile);
+    gemm_acc(ds, q());
   }
 
   // The block's dS to the partner, at once: dQ waits for it. Its place there is free, as this
   // block's own was: that is when both have computed dQ.
   __device__ __forceinline__ void send_ds() const {
-    ptx::named_sync(kWarpgroupBarrier + kGradients, 128);  // all of it has been stored
+    ptx::named_sync(kWarpgroupBarrier + kDsRole, 128);  // all of it has been stored
     if (!leader()) return;
-    const uint32_t slot = PipelineState<Config::kDsStages>{count_}.slot();
-    const uint32_t own = shared_ + Config::kDs + slot * Config::kScoreBytes;
-    const uint32_t full = barrier_at(control_.pair.received[slot]);
-    ptx::mbarrier_expect(full, Config::kOwnBytes);
-    ptx::bulk_send(at_partner(own + Config::kOwnBytes), own, Config::kOwnBytes, at_partner(full));
+    const uint32_t slot = PipelineState<Config::kDsStages>{iter_}.slot();
+    const uint32_t own = shared_ + Config::kDs + slot * Config::kDsBytes;
+    const uint32_t full = barrier_at(storage_.two_cta.peer_ds_full[slot]);
+    ptx::mbarrier_expect(full, Config::kCtaDsBytes);
+    ptx::bulk_send(at_peer(own + Config::kCtaDsBytes), own, Config::kCtaDsBytes, at_peer(full));
   }
 
-  __device__ __forceinline__ void add(const Operand& weights, ptx::SmemDescriptor rows) {
+  __device__ __forceinline__ void gemm_acc(const Operand& weights, ptx::SmemDescriptor rows) {
 #pragma unroll
-    for (int n = 0; n < kParts; ++n) {
-      this->add_product(sum_[n], weights, rows.advance(n * (kPart / 32) * (kTileQ * 128)));
+    for (int n = 0; n < kAccParts; ++n) {
+      this->gemm_rs(acc_[n], weights, rows.advance(n * (kAccPart / 32) * (kTileQ * 128)));
     }
   }
 
-  __device__ __forceinline__ PipelineState<Config::kQStages> q_place() const { return {count_}; }
-  __device__ __forceinline__ PipelineState<Config::kDoStages> dout_place() const {
-    return {count_};
-  }
+  __device__ __forceinline__ PipelineState<Config::kQStages> q_state() const { return {iter_}; }
+  __device__ __forceinline__ PipelineState<Config::kDoStages> dout_state() const { return {iter_}; }
 
   __device__ __forceinline__ uint32_t q_address() const {
-    return shared_ + Config::kQ + q_place().slot() * Config::kQueryBytes;
+    return shared_ + Config::kQ + q_state().slot() * Config::kQBytes;
   }
   __device__ __forceinline__ uint32_t dout_address() const {
-    return shared_ + Config::kDo + dout_place().slot() * Config::kDoBytes;
+    return shared_ + Config::kDo + dout_state().slot() * Config::kDoBytes;
   }
   __device__ __forceinline__ ptx::SmemDescriptor q() const {
     return ptx::SmemDescriptor::at(q_address(), 0);
@@ -172,56 +172,57 @@ class WideConsumer : BackwardScores<Config> {
   }
 
   // This lane's weights, on their way.
-  __device__ __forceinline__ uint32_t weights_at(uint32_t slot) const {
-    return shared_ + Config::kP + slot * Config::kOwnBytes + no_hoist(threadIdx.x) % 128 * 16;
+  __device__ __forceinline__ uint32_t p_address(uint32_t slot) const {
+    return shared_ + Config::kP + slot * Config::kCtaDsBytes + no_hoist(threadIdx.x) % 128 * 16;
   }
 
-  __device__ __forceinline__ void hand_over(const Operand& p) const {
-    const PipelineState<2> at{count_};
-    if constexpr (!Config::kParked) {
-      ptx::mbarrier_wait(barrier_at(control_.p_empty[at.slot()]), at.phase() ^ 1);
+  __device__ __forceinline__ void send_p(const Operand& p) const {
+    const PipelineState<2> at{iter_};
+    if constexpr (!Config::kStagePInDs) {
+      ptx::mbarrier_wait(barrier_at(storage_.p_empty[at.slot()]), at.phase() ^ 1);
 #pragma unroll
       for (int n = 0; n < kTileQ / 16; ++n) {
-        ptx::store_shared_16(weights_at(at.slot()) + n * 2048, p[4 * n], p[4 * n + 1], p[4 * n + 2],
+        ptx::store_shared_16(p_address(at.slot()) + n * 2048, p[4 * n], p[4 * n + 1], p[4 * n + 2],
                              p[4 * n + 3]);
       }
     }
     __syncwarp();
-    if (lane() == 0) ptx::mbarrier_arrive(barrier_at(control_.p_full[at.slot()]));
+    if (lane() == 0) ptx::mbarrier_arrive(barrier_at(storage_.p_full[at.slot()]));
   }
 
-  __device__ __forceinline__ void receive(Operand& p) const {
-    const PipelineState<2> at{count_};
-    ptx::mbarrier_wait(barrier_at(control_.p_full[at.slot()]), at.phase());
-    if constexpr (Config::kParked) return;
+  __device__ __forceinline__ void receive_p(Operand& p) const {
+    const PipelineState<2> at{iter_};
+    ptx::mbarrier_wait(barrier_at(storage_.p_full[at.slot()]), at.phase());
+    if constexpr (Config::kStagePInDs) return;
 #pragma unroll
     for (int n = 0; n < kTileQ / 16; ++n) {
-      const int4 words = ptx::load_shared_16(weights_at(at.slot()) + n * 2048);
+      const int4 words = ptx::load_shared_16(p_address(at.slot()) + n * 2048);
       p[4 * n] = words.x;
       p[4 * n + 1] = words.y;
       p[4 * n + 2] = words.z;
       p[4 * n + 3] = words.w;
     }
     __syncwarp();
-    if (lane() == 0) ptx::mbarrier_arrive(barrier_at(control_.p_empty[at.slot()]));
+    if (lane() == 0) ptx::mbarrier_arrive(barrier_at(storage_.p_empty[at.slot()]));
   }
 
   // Zeros in place of queries past the last: their weights are 0, but they may be NaN.
   template <int kPanels>
-  __device__ __forceinline__ void clear_tail(uint32_t rows, int32_t tile) const {
-    if (!params_.q_has_tail || (tile + 1) * kTileQ <= item().len.q) return;
-    this->template clear_rows<kPanels>(rows, kTileQ, item().len.q - tile * kTileQ);
-    this->settle_cleared();
+  __device__ __forceinline__ void zero_q_tail(uint32_t rows, int32_t tile) const {
+    if (!params_.q_has_tail || (tile + 1) * kTileQ <= work_tile().len.q) return;
+    this->template clear_rows<kPanels>(rows, kTileQ, work_tile().len.q - tile * kTileQ);
+    this->fence_cleared_rows();
   }
 
   __device__ __forceinline__ void store(const flashattn_tensor& tensor, int32_t dim,
                                         float factor) const {
-    this->template store_rows<kDim>(tensor, this->target(), dim, warp() * 16 + lane() / 4, factor,
-                                    [&](int i) { return sum_[i / kPart][i % kPart]; });
+    this->template store_rows<kDim>(tensor, this->output_tile(), dim, warp() * 16 + lane() / 4,
+                                    factor,
+                                    [&](int i) { return acc_[i / kAccPart][i % kAccPart]; });
   }
 
-  uint32_t count_ = 0;  // tiles of queries so far
-  float sum_[kParts][kPart];
+  uint32_t iter_ = 0;  // tiles of queries so far
+  float acc_[kAccParts][kAccPart];
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -7,72 +7,72 @@
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class BackwardConsumer : BackwardSums<Config> {
-  using Base = BackwardSums<Config>;
+class BwdMainloop : BwdDkDv<Config> {
+  using Base = BwdDkDv<Config>;
   using T = typename Config::T;
-  using Base::control_, Base::dk_, Base::dout, Base::dv_, Base::group_, Base::item;
-  using Base::kDim, Base::kFull, Base::kHidden, Base::kLast, Base::kNone, Base::kTileQ,
-      Base::leader, Base::place_, Base::q, Base::shared_, Base::values;
-  using typename Base::Ahead, typename Base::Lse, typename Base::Operand, typename Base::Tile;
-  static constexpr int kPartQ = Config::kPartQ, kParts = kTileQ / kPartQ;
+  using Base::kDim, Base::kFull, Base::kFullyMasked, Base::kLast, Base::kNoTile, Base::kTileQ,
+      Base::leader, Base::q_state_, Base::q, Base::shared_, Base::v;
+  using Base::storage_, Base::dk_, Base::dout, Base::dv_, Base::consumer_, Base::work_tile;
+  using typename Base::TilePrefetch, typename Base::Lse, typename Base::Operand,
+      typename Base::Tile;
+  static constexpr int kMmaN = Config::kMmaN, kMmasN = kTileQ / kMmaN;
 
  public:
-  __device__ __forceinline__ BackwardConsumer(const BackwardParams& params, uint32_t shared,
-                                              BackwardControl<Config>& control, int32_t group)
-      : Base(params, shared, control, group), keys_(shared) {}
+  __device__ __forceinline__ BwdMainloop(const BackwardParams& params, uint32_t shared,
+                                         BwdSharedStorage<Config>& storage, int32_t consumer)
+      : Base(params, shared, storage, consumer), k_address_(shared) {}
 
   __device__ __forceinline__ void run() {
-    int32_t place;
+    int32_t q_coord;
     uint32_t kind;
-    ScoreModKind s;
-    Ahead ahead;
+    STiles s;
+    TilePrefetch prefetched;
     const auto start = [&](bool some) {
-      kind = kNone;
+      kind = kNoTile;
       if (some) {
-        keys_ = keys_at<Config>(shared_, item()) + group_ * 64 * 128;
-        this->begin(place, kind, place_.count);
-        if (kind != kNone) this->clear_keys(keys_ - group_ * 64 * 128);
+        k_address_ = k_address<Config>(shared_, work_tile()) + consumer_ * 64 * 128;
+        this->begin(q_coord, kind, q_state_.count);
+        if (kind != kNoTile) this->zero_k_tail(k_address_ - consumer_ * 64 * 128);
       }
-      if (Config::kAhead) score(s, kind != kNone);
-      if (Config::kDropped) this->look_ahead(ahead, place);
+      if (Config::kPrefetchS) start_s_gemm(s, kind != kNoTile);
+      if (Config::kIsDropout) this->prefetch(prefetched, q_coord);
     };
-    const auto work = [&] {
-      this->look();
-      while (kind != kNone) {
-        if (Config::kSkips && (kind & kHidden)) {
-          pass(place, kind, ahead);
-        } else if (!Config::kAny && (kind & kFull)) {
-          step<false>(s, place, kind, ahead);
+    const auto mainloop = [&] {
+      this->find_visible_queries();
+      while (kind != kNoTile) {
+        if (Config::kSkipMaskedTiles && (kind & kFullyMasked)) {
+          skip_tile(q_coord, kind, prefetched);
+        } else if (!Config::kIsRuntime && (kind & kFull)) {
+          step<false>(s, q_coord, kind, prefetched);
         } else {
-          this->clear_queries(this->tile_of(place));
-          step<true>(s, place, kind, ahead);
+          this->zero_q_tail(this->q_tile_of(q_coord));
+          step<true>(s, q_coord, kind, prefetched);
         }
       }
     };
-    if constexpr (Config::kAhead) {
-      this->for_each_item(start, [&] { settle(s); }, work);
+    if constexpr (Config::kPrefetchS) {
+      this->for_each_work_tile(start, [&] { wait_and_fence(s); }, mainloop);
     } else {
-      this->for_each_item([&] {
+      this->for_each_work_tile([&] {
         start(true);
-        work();
+        mainloop();
       });
     }
   }
 
  private:
-  using ScoreModKind = Tile[kParts];  // S of a tile of queries, then its dP
+  using STiles = Tile[kMmasN];  // S of a tile of queries, then its dP
 
   // Starts the products; without a branch, as others may be under way. Of no tile: something.
-  __device__ __forceinline__ void score(ScoreModKind& s, bool some) const {
-    ptx::mbarrier_wait_if(some, barrier_at(control_.q_full[place_.slot()]), place_.phase());
-    for_parts([&](auto part) {
-      this->template multiply_rows<kDim>(s[part], keys(), some ? q(part) : keys());
-    });
+  __device__ __forceinline__ void start_s_gemm(STiles& s, bool some) const {
+    ptx::mbarrier_wait_if(some, barrier_at(storage_.q_full[q_state_.slot()]), q_state_.phase());
+    for_each_mma_n(
+        [&](auto mma_n) { this->template gemm_ss<kDim>(s[mma_n], k(), some ? q(mma_n) : k()); });
   }
 
-  static __device__ __forceinline__ void settle(ScoreModKind& s) {
+  static __device__ __forceinline__ void wait_and_fence(STiles& s) {
     ptx::wgmma_wait<0>();
-    for_parts([&](auto part) { ptx::reg_fence(s[part]); });
+    for_each_mma_n([&](auto mma_n) { ptx::reg_fence(s[mma_n]); });
   }
 
   // A tile of queries: what it adds to dK and dV, and dS for its dQ; then the next place and its
@@ -80,98 +80,101 @@ class BackwardConsumer : BackwardSums<Config> {
   // consumers never meet. Part by part, so that registers hold what is under way: exponentials of
   // one run under products of the other.
   template <bool kMasked>
-  __device__ __forceinline__ void step(ScoreModKind& s, int32_t& place, uint32_t& kind,
-                                       Ahead& ahead) {
-    const uint32_t slot = place_.slot();
-    ScoreModKind& dp = s;
-    Operand p[kParts], derived[kParts], ds[kParts];
+  __device__ __forceinline__ void step(STiles& s, int32_t& q_coord, uint32_t& kind,
+                                       TilePrefetch& prefetched) {
+    const uint32_t slot = q_state_.slot();
+    STiles& dp = s;
+    Operand p[kMmasN], p_for_ds[kMmasN], ds[kMmasN];
     Lse lse;
-    if (!Config::kAhead) score(s, true);
-    if (!Config::kDropped) this->look_ahead(ahead, place);
-    for_parts([&](auto part) {
+    if (!Config::kPrefetchS) start_s_gemm(s, true);
+    if (!Config::kIsDropout) this->prefetch(prefetched, q_coord);
+    for_each_mma_n([&](auto mma_n) {
       // Before S is there, where registers allow: 1 %.
-      this->read_lse(lse, slot, part);
-      if (!Config::kAhead && part == 0) settle(s);
-      this->template weigh<kMasked>(s[part], lse, p[part], derived[part], ahead, place, kind, slot,
-                                    place_.count, part);
-      ptx::reg_fence(p[part]);
-      if (part == 0) ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());
-      this->template multiply_rows<kDim>(dp[part], values(), dout(part));
-      this->add_product(dv_, p[part], dout(part));  // at once: it runs under what follows
+      this->load_lse(lse, slot, mma_n);
+      if (!Config::kPrefetchS && mma_n == 0) wait_and_fence(s);
+      this->template compute_p<kMasked>(s[mma_n], lse, p[mma_n], p_for_ds[mma_n], prefetched,
+                                        q_coord, kind, slot, q_state_.count, mma_n);
+      ptx::reg_fence(p[mma_n]);
+      if (mma_n == 0) ptx::mbarrier_wait(barrier_at(storage_.do_full[slot]), q_state_.phase());
+      this->template gemm_ss<kDim>(dp[mma_n], v(), dout(mma_n));
+      this->gemm_rs(dv_, p[mma_n], dout(mma_n));  // at once: it runs under what follows
     });
-    if (!this->parks()) this->await_ds({place_.count});
-    for_parts([&](auto part) {
-      ptx::wgmma_wait<2 * kParts - 1 - part>();
-      ptx::reg_fence(dp[part]);
-      if (part == kParts - 1 && (kind & kLast) && leader()) this->free_v();
-      constexpr bool kDerived = Config::kDerived && !Config::kParked;
-      this->template differentiate<kMasked>(kDerived ? derived[part] : p[part], dp[part], ds[part],
-                                            slot, place_.count, part);
-      this->store_ds(ds[part], PipelineState<Config::kDsStages>{place_.count}.slot(), part);
-      if (part == kParts - 1) {
-        this->hand_over_ds({place_.count});
-        ptx::wgmma_wait<kParts - 1>();
+    if (!this->stages_p()) this->wait_ds_empty({q_state_.count});
+    for_each_mma_n([&](auto mma_n) {
+      ptx::wgmma_wait<2 * kMmasN - 1 - mma_n>();
+      ptx::reg_fence(dp[mma_n]);
+      if (mma_n == kMmasN - 1 && (kind & kLast) && leader()) this->release_v();
+      constexpr bool kSeparatePForDs = Config::kSeparatePForDs && !Config::kStagePInDs;
+      this->template compute_ds<kMasked>(kSeparatePForDs ? p_for_ds[mma_n] : p[mma_n], dp[mma_n],
+                                         ds[mma_n], slot, q_state_.count, mma_n);
+      this->store_ds(ds[mma_n], PipelineState<Config::kDsStages>{q_state_.count}.slot(), mma_n);
+      if (mma_n == kMmasN - 1) {
+        this->signal_ds_full({q_state_.count});
+        ptx::wgmma_wait<kMmasN - 1>();
         ptx::reg_fence(dv_);
         // Or else what was parked may be loaded over operands that are still being read.
-        if constexpr (Config::kParked) ptx::reg_fence(p[part]);
-        this->free_dout(slot);
+        if constexpr (Config::kStagePInDs) ptx::reg_fence(p[mma_n]);
+        this->release_dout(slot);
       }
-      this->add_product(dk_, ds[part], q(part));
+      this->gemm_rs(dk_, ds[mma_n], q(mma_n));
     });
-    place_.advance();
-    if (Config::kAhead) score(s, place_.count != item().done);
-    advance(place, kind, ahead);
-    ptx::wgmma_wait<Config::kAhead ? kParts : 0>();
+    q_state_.advance();
+    if (Config::kPrefetchS) start_s_gemm(s, q_state_.count != work_tile().iter_end);
+    advance(q_coord, kind, prefetched);
+    ptx::wgmma_wait<Config::kPrefetchS ? kMmasN : 0>();
     ptx::reg_fence(dk_);
-    if (leader()) ptx::mbarrier_arrive(barrier_at(control_.q_empty[slot]));
-    if (Config::kAhead) settle(s);
+    if (leader()) ptx::mbarrier_arrive(barrier_at(storage_.q_empty[slot]));
+    if (Config::kPrefetchS) wait_and_fence(s);
   }
 
   // The same of a tile that sees none of this warpgroup's keys: zeros, for its dQ of all keys.
-  __device__ __forceinline__ void pass(int32_t& place, uint32_t& kind, Ahead& ahead) {
-    static_assert(!Config::kSkips || (!Config::kAhead && kParts == 1), "S is of this tile");
-    const uint32_t slot = place_.slot();
+  __device__ __forceinline__ void skip_tile(int32_t& q_coord, uint32_t& kind,
+                                            TilePrefetch& prefetched) {
+    static_assert(!Config::kSkipMaskedTiles || (!Config::kPrefetchS && kMmasN == 1),
+                  "S is of this tile");
+    const uint32_t slot = q_state_.slot();
     // Every warp waits for each phase, before one says that all have: who misses a phase takes the
     // next but one for it.
-    ptx::mbarrier_wait(barrier_at(control_.q_full[slot]), place_.phase());
-    ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());
-    this->await_ds({place_.count});
+    ptx::mbarrier_wait(barrier_at(storage_.q_full[slot]), q_state_.phase());
+    ptx::mbarrier_wait(barrier_at(storage_.do_full[slot]), q_state_.phase());
+    this->wait_ds_empty({q_state_.count});
     const Operand zeros = {};
-    this->store_ds(zeros, PipelineState<Config::kDsStages>{place_.count}.slot());
-    this->hand_over_ds({place_.count});
-    this->free_dout(slot);
-    this->sync();
+    this->store_ds(zeros, PipelineState<Config::kDsStages>{q_state_.count}.slot());
+    this->signal_ds_full({q_state_.count});
+    this->release_dout(slot);
+    this->warpgroup_sync();
     if (leader()) {
-      if (kind & kLast) this->free_v();
-      ptx::mbarrier_arrive(barrier_at(control_.q_empty[slot]));
+      if (kind & kLast) this->release_v();
+      ptx::mbarrier_arrive(barrier_at(storage_.q_empty[slot]));
     }
-    place_.advance();
-    advance(place, kind, ahead);
+    q_state_.advance();
+    advance(q_coord, kind, prefetched);
   }
 
   // The next place and its kind; of a dropout what is known of it: in the next step D = 128 lacks
   // registers. ptxas draws behind the products; made to do so under them it is no faster.
-  __device__ __forceinline__ void advance(int32_t& place, uint32_t& kind, Ahead& ahead) const {
-    Base::advance(place, kind, place_.count);
-    if (Config::kDropped) this->look_ahead(ahead, place);
+  __device__ __forceinline__ void advance(int32_t& q_coord, uint32_t& kind,
+                                          TilePrefetch& prefetched) const {
+    Base::advance(q_coord, kind, q_state_.count);
+    if (Config::kIsDropout) this->prefetch(prefetched, q_coord);
   }
 
-  template <int kPart>
-  struct Part {
-    __device__ constexpr operator int() const { return kPart; }
+  template <int kMmaN_>
+  struct MmaN {
+    __device__ constexpr operator int() const { return kMmaN_; }
   };
 
-  template <class Function, int kPart = 0>
-  static __device__ __forceinline__ void for_parts(Function function) {
-    function(Part<kPart>());
-    if constexpr (kPart + 1 < kParts) for_parts<Function, kPart + 1>(function);
+  template <class Function, int kMmaN_ = 0>
+  static __device__ __forceinline__ void for_each_mma_n(Function function) {
+    function(MmaN<kMmaN_>());
+    if constexpr (kMmaN_ + 1 < kMmasN) for_each_mma_n<Function, kMmaN_ + 1>(function);
   }
 
-  __device__ __forceinline__ ptx::SmemDescriptor keys() const {
-    return ptx::SmemDescriptor::at(keys_, 0);
+  __device__ __forceinline__ ptx::SmemDescriptor k() const {
+    return ptx::SmemDescriptor::at(k_address_, 0);
   }
 
-  uint32_t keys_;  // where this warpgroup's of K lie
+  uint32_t k_address_;  // where this warpgroup's of K lie
 };
 
 }  // namespace flashattn::cuda::sm90

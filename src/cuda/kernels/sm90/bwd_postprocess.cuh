@@ -1,5 +1,5 @@
 // The sums of dQ of the Hopper backward pass, which lie in tiles in the order of accumulators, to
-// rows of the problem's type: those that backward_scout.cuh has not had the time for.
+// rows of the problem's type: those that dq_inline_postprocess.cuh has not had the time for.
 #pragma once
 
 #include "cuda/ptx/mma.cuh"
@@ -10,68 +10,69 @@ namespace flashattn::cuda::sm90 {
 
 // As many as have left their accumulators there.
 template <class Config>
-constexpr int kConvertThreads = 128 * Config::kShares;
+constexpr int kPostprocessThreads = 128 * Config::kDqSubtiles;
 
 template <class Config>
-constexpr int kConvertPitch = Config::kPanelsQk * 64 + 8;  // elements: rows four banks apart
+constexpr int kPostprocessPitch = Config::kPanelsQk * 64 + 8;  // elements: rows four banks apart
 
 // A tile of queries, for those who convert dQ.
-struct QueryTile {
+struct QTile {
   int32_t b, h, tile;
   SeqlenInfo sequence;
-  int64_t place;  // in dq and the like
-  int32_t count;  // of queries; 0 or less: there is no such tile
+  int64_t workspace_tile;  // in dq and the like
+  int32_t count;           // of queries; 0 or less: there is no such tile
 };
 
 template <class Config>
-__device__ __forceinline__ QueryTile query_tile_of(const cuda::BackwardParams& params, int32_t n,
-                                                   int32_t tiles) {
+__device__ __forceinline__ QTile q_tile_at(const cuda::BackwardParams& params, int32_t n,
+                                           int32_t tiles) {
   const Problem& problem = params.problem;
-  QueryTile at;
+  QTile at;
   at.tile = n % tiles;
   at.b = n / tiles / problem.heads_q;
   at.h = n / tiles % problem.heads_q;
   at.sequence = seqlen_info(problem, params.args.shape, params.args.inputs, at.b);
-  at.place = params.query_tile(at.sequence, at.b, at.h, at.tile, Config::kTileQ);
+  at.workspace_tile = params.query_tile(at.sequence, at.b, at.h, at.tile, Config::kTileQ);
   at.count = min(at.sequence.len.q - at.tile * Config::kTileQ, Config::kTileQ);
   return at;
 }
 
 // The tile's rows; `rows`: the block's shared memory, of kTileQ rows of kPitch elements.
 template <class Config>
-__device__ __forceinline__ void convert_tile(const cuda::BackwardParams& params,
-                                             const QueryTile& at, typename Config::T* rows) {
+__device__ __forceinline__ void postprocess_tile(const cuda::BackwardParams& params,
+                                                 const QTile& at, typename Config::T* rows) {
   using T = typename Config::T;
   constexpr int kDim = Config::kPanelsQk * 64, kTileQ = Config::kTileQ;
-  constexpr int kThreads = kConvertThreads<Config>, kPieces = kTileQ * kDim / (4 * kThreads);
-  constexpr int kPitch = kConvertPitch<Config>;
+  constexpr int kThreads = kPostprocessThreads<Config>, kQuads = kTileQ * kDim / (4 * kThreads);
+  constexpr int kPitch = kPostprocessPitch<Config>;
   const Problem& problem = params.problem;
-  const int32_t thread = threadIdx.x % 128, group = threadIdx.x / 128;
+  const int32_t thread = threadIdx.x % 128, warpgroup = threadIdx.x / 128;
   const int32_t row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
-  const float4* from = reinterpret_cast<const float4*>(params.dq + at.place * (kTileQ * kDim)) +
-                       group * (kPieces * 128) + thread;
+  const float4* from =
+      reinterpret_cast<const float4*>(params.dq + at.workspace_tile * (kTileQ * kDim)) +
+      warpgroup * (kQuads * 128) + thread;
   // Nothing lies where no key was seen.
-  const int32_t part = group / Config::kOwnShares;
-  const bool some = params.dq_states[at.place * kBlocks<Config> + part] & kDqClaimed;
-  float4 pieces[kPieces];
+  const int32_t part = warpgroup / Config::kCtaDqSubtiles;
+  const bool some = params.dq_states[at.workspace_tile * kClusterSize<Config> + part] & kDqClaimed;
+  float4 quads[kQuads];
 #pragma unroll
-  for (int n = 0; n < kPieces; ++n) {
-    pieces[n] = some ? from[n * 128] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  for (int n = 0; n < kQuads; ++n) {
+    quads[n] = some ? from[n * 128] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
 #pragma unroll
-  for (int n = 0; n < kPieces; ++n) {
-    const uint32_t upper = ptx::pack<T>(pieces[n].x * problem.scale, pieces[n].y * problem.scale);
-    const uint32_t lower = ptx::pack<T>(pieces[n].z * problem.scale, pieces[n].w * problem.scale);
-    if constexpr (Config::kLong) {  // dQ^T: columns 8 apart, of two queries
+  for (int n = 0; n < kQuads; ++n) {
+    const uint32_t upper = ptx::pack<T>(quads[n].x * problem.scale, quads[n].y * problem.scale);
+    const uint32_t lower = ptx::pack<T>(quads[n].z * problem.scale, quads[n].w * problem.scale);
+    if constexpr (Config::kConsumersComputeDq) {  // dQ^T: columns 8 apart, of two queries
       uint16_t* to =
-          reinterpret_cast<uint16_t*>(rows + (8 * n + column) * kPitch) + group * 64 + row;
+          reinterpret_cast<uint16_t*>(rows + (8 * n + column) * kPitch) + warpgroup * 64 + row;
       to[0] = static_cast<uint16_t>(upper);
       to[kPitch] = static_cast<uint16_t>(upper >> 16);
       to[8] = static_cast<uint16_t>(lower);
       to[kPitch + 8] = static_cast<uint16_t>(lower >> 16);
     } else {
-      T* to = rows + (row + (kTileQ == 64 ? 0 : group * 64)) * kPitch +
-              (kTileQ == 64 ? group * 64 : 0) + 8 * n + column;
+      T* to = rows + (row + (kTileQ == 64 ? 0 : warpgroup * 64)) * kPitch +
+              (kTileQ == 64 ? warpgroup * 64 : 0) + 8 * n + column;
       *reinterpret_cast<uint32_t*>(to) = upper;
       *reinterpret_cast<uint32_t*>(to + 8 * kPitch) = lower;
     }
@@ -89,9 +90,10 @@ __device__ __forceinline__ void convert_tile(const cuda::BackwardParams& params,
 
 // Blocks as many as run at once, which stay for many tiles.
 template <class Config>
-__global__ void __launch_bounds__(kConvertThreads<Config>, kConverters / kConvertThreads<Config>)
-    convert_dq_kernel(const __grid_constant__ cuda::BackwardParams params) {
-  __shared__ __align__(16) typename Config::T rows[Config::kTileQ * kConvertPitch<Config>];
+__global__ void __launch_bounds__(kPostprocessThreads<Config>,
+                                  kPostprocessThreadsPerSm / kPostprocessThreads<Config>)
+    bwd_postprocess_kernel(const __grid_constant__ cuda::BackwardParams params) {
+  __shared__ __align__(16) typename Config::T rows[Config::kTileQ * kPostprocessPitch<Config>];
   const auto tiles = static_cast<int32_t>(ceil_div(params.args.shape.seqlen_q, Config::kTileQ));
   const int32_t end = params.args.shape.batch * params.problem.heads_q * tiles;
   const int32_t stride = gridDim.x;
@@ -103,13 +105,14 @@ __global__ void __launch_bounds__(kConvertThreads<Config>, kConverters / kConver
     const int32_t own = first + threadIdx.x % 32 * stride;
     bool some = false;
     if (own < end) {
-      const QueryTile at = query_tile_of<Config>(params, own, tiles);
+      const QTile at = q_tile_at<Config>(params, own, tiles);
       some = at.count > 0;
-      if (Config::kConverts && some) some = params.dq_states[at.place] != kDqConverted;
+      if (Config::kInlinePostprocess && some)
+        some = params.dq_states[at.workspace_tile] != kDqConverted;
     }
     for (uint32_t left = __ballot_sync(~0u, some); left != 0; left &= left - 1) {
       const int32_t next = first + (__ffs(left) - 1) * stride;
-      convert_tile<Config>(params, query_tile_of<Config>(params, next, tiles), rows);
+      postprocess_tile<Config>(params, q_tile_at<Config>(params, next, tiles), rows);
     }
   }
 }

@@ -1,32 +1,33 @@
-// The preparation of the Hopper backward pass, for kernels that begin before it has ended.
+// The preprocess kernel of the Hopper backward pass, for backward kernels that start before it
+// ends.
 #pragma once
 
 #include "cuda/kernels/sm90/params.h"
 
 namespace flashattn::cuda::sm90 {
 
-constexpr int32_t kBoxRows = 32;  // of O and dO, a warp's at a time
+constexpr int32_t kBoxRows = 32;  // rows of a TMA box of O and dO: one warp's work
 
-struct PrepareParams {
+struct BwdPreprocessParams {
   CUtensorMap o, dout;  // (column, row, head, batch), boxes of kBoxRows
   cuda::BackwardParams common;
-  int32_t tiles;     // of a head of a sequence, tile_q queries each
-  FastDivmod boxes;  // of a head of a sequence
+  int32_t max_q_tiles;    // Q tiles of the longest sequence, tile_q queries each
+  FastDivmod head_boxes;  // boxes of a head of a sequence
   FastDivmod heads_q;
   int32_t heads;        // of all sequences
-  int32_t first_heads;  // of those all blocks prepare a part, before the next kernel starts
-  int32_t preparers;    // blocks that then prepare the others, whole heads in turn
-  Preparation* prepared;
+  int32_t first_heads;  // preprocessed by all CTAs together, before the backward kernel starts
+  int32_t tail_ctas;    // CTAs that preprocess the other heads: head first_heads + n by CTA n, ...
+  PreprocessProgress* progress;
   uint64_t stamp;
 };
 
-// Blocks: no more than multiprocessors, no fewer than preparers.
-struct PrepareKernel {
+// The grid is at most one CTA a multiprocessor, and at least tail_ctas.
+struct BwdPreprocessKernel {
   int32_t threads, shared_bytes;
-  void (*kernel)(PrepareParams);
+  void (*kernel)(BwdPreprocessParams);
 };
 
-// For f16 or bf16, and heads of O of up to 128.
-PrepareKernel prepare_kernel(int32_t dtype, int32_t dim_v);
+// dtype: f16 or bf16. dim_v: at most 128.
+BwdPreprocessKernel bwd_preprocess_kernel(int32_t dtype, int32_t dim_v);
 
 }  // namespace flashattn::cuda::sm90

@@ -14,115 +14,118 @@
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class LongConsumer : BackwardSums<Config> {
-  using Base = BackwardSums<Config>;
+class BwdTwoWarpgroupMainloop : BwdDkDv<Config> {
+  using Base = BwdDkDv<Config>;
   using T = typename Config::T;
-  using Base::control_, Base::dk_, Base::dout, Base::dv_, Base::group_, Base::item;
-  using Base::kDim, Base::kTileKv, Base::kTileQ, Base::leader, Base::place_, Base::q;
-  using Base::shared_, Base::values;
-  using typename Base::Ahead, typename Base::Lse, typename Base::Operand, typename Base::Tile;
-  using Stages = PipelineState<Config::kDsStages>;
+  using Base::kDim, Base::kTileKv, Base::kTileQ, Base::leader, Base::q_state_, Base::q;
+  using Base::shared_, Base::v;
+  using Base::storage_, Base::dk_, Base::dout, Base::dv_, Base::consumer_, Base::work_tile;
+  using typename Base::TilePrefetch, typename Base::Lse, typename Base::Operand,
+      typename Base::Tile;
+  using DsState = PipelineState<Config::kDsStages>;
 
  public:
-  __device__ __forceinline__ LongConsumer(const BackwardParams& params, uint32_t shared,
-                                          BackwardControl<Config>& control, int32_t group)
-      : Base(params, shared, control, group) {}
+  __device__ __forceinline__ BwdTwoWarpgroupMainloop(const BackwardParams& params, uint32_t shared,
+                                                     BwdSharedStorage<Config>& storage,
+                                                     int32_t consumer)
+      : Base(params, shared, storage, consumer) {}
 
   __device__ __forceinline__ void run() {
-    this->for_each_item([&] { work(); });
+    this->for_each_work_tile([&] { mainloop(); });
   }
 
  private:
-  __device__ __forceinline__ void work() {
-    int32_t place;
+  __device__ __forceinline__ void mainloop() {
+    int32_t q_coord;
     uint32_t kind;
-    this->begin(place, kind, place_.count);
-    if (kind == Base::kNone) return;
-    this->clear_keys(shared_);
+    this->begin(q_coord, kind, q_state_.count);
+    if (kind == Base::kNoTile) return;
+    this->zero_k_tail(shared_);
     Tile x;
-    score(x, true);
-    this->look();
+    start_s_gemm(x, true);
+    this->find_visible_queries();
     ptx::wgmma_wait<0>();
     ptx::reg_fence(x);
-    this->clear_queries(place);
-    step<true, false>(x, place, kind);
-    while (kind != Base::kNone) {
+    this->zero_q_tail(q_coord);
+    step<true, false>(x, q_coord, kind);
+    while (kind != Base::kNoTile) {
       if (kind & Base::kFull) {
-        step<false, true>(x, place, kind);
+        step<false, true>(x, q_coord, kind);
       } else {
-        this->clear_queries(place);
-        step<true, true>(x, place, kind);
+        this->zero_q_tail(q_coord);
+        step<true, true>(x, q_coord, kind);
       }
     }
-    const Stages last{place_.count - 1};
-    multiply_dq(x, last);
+    const DsState last{q_state_.count - 1};
+    start_dq_gemm(x, last);
     ptx::wgmma_wait<0>();
     ptx::reg_fence(x);
-    leave(x, last);
+    store_dq(x, last);
   }
 
-  // Starts S of the tile at place_; of none: of something.
-  __device__ __forceinline__ void score(Tile& s, bool some) const {
-    ptx::mbarrier_wait_if(some, barrier_at(control_.q_full[place_.slot()]), place_.phase());
-    this->template multiply_rows<kDim>(s, keys(), some ? q() : keys());
+  // Starts S of the tile at q_state_; of none: of something.
+  __device__ __forceinline__ void start_s_gemm(Tile& s, bool some) const {
+    ptx::mbarrier_wait_if(some, barrier_at(storage_.q_full[q_state_.slot()]), q_state_.phase());
+    this->template gemm_ss<kDim>(s, k(), some ? q() : k());
   }
 
-  // From S of a tile of queries to its dS, and what it adds to dK and dV; S of the next. kLater: dQ
-  // of the tile before, too, which leaves under S.
-  template <bool kMasked, bool kLater>
-  __device__ __forceinline__ void step(Tile& x, int32_t& place, uint32_t& kind) {
-    const uint32_t slot = place_.slot();
-    const Stages at{place_.count}, last{place_.count - 1};
-    Operand p, derived, ds;
-    Ahead ahead;
+  // From S of a tile of queries to its dS, and what it adds to dK and dV; S of the next. kWithDq:
+  // dQ of the tile before, too, which leaves under S.
+  template <bool kMasked, bool kWithDq>
+  __device__ __forceinline__ void step(Tile& x, int32_t& q_coord, uint32_t& kind) {
+    const uint32_t slot = q_state_.slot();
+    const DsState at{q_state_.count}, last{q_state_.count - 1};
+    Operand p, p_for_ds, ds;
+    TilePrefetch prefetched;
     Lse lse;
-    this->read_lse(lse, slot);
-    this->template weigh<kMasked>(x, lse, p, derived, ahead, place, kind, slot, place_.count);
+    this->load_lse(lse, slot);
+    this->template compute_p<kMasked>(x, lse, p, p_for_ds, prefetched, q_coord, kind, slot,
+                                      q_state_.count);
     ptx::reg_fence(p);
-    ptx::mbarrier_wait(barrier_at(control_.do_full[slot]), place_.phase());
-    this->template multiply_rows<kDim>(x, values(), dout());
-    this->add_product(dv_, p, dout());
-    this->await_ds(at);
+    ptx::mbarrier_wait(barrier_at(storage_.do_full[slot]), q_state_.phase());
+    this->template gemm_ss<kDim>(x, v(), dout());
+    this->gemm_rs(dv_, p, dout());
+    this->wait_ds_empty(at);
     ptx::wgmma_wait<1>();
     ptx::reg_fence(x);
-    this->template differentiate<kMasked>(p, x, ds, slot, place_.count);
+    this->template compute_ds<kMasked>(p, x, ds, slot, q_state_.count);
     this->store_ds(ds, at.slot());
-    this->hand_over_ds(at);
+    this->signal_ds_full(at);
     ptx::wgmma_wait<0>();
     ptx::reg_fence(dv_);
-    this->free_dout(slot);
-    this->add_product(dk_, ds, q());
+    this->release_dout(slot);
+    this->gemm_rs(dk_, ds, q());
     Tile dq;
-    if constexpr (kLater) multiply_dq(dq, last);
-    ptx::wgmma_wait<kLater>();
+    if constexpr (kWithDq) start_dq_gemm(dq, last);
+    ptx::wgmma_wait<kWithDq>();
     ptx::reg_fence(dk_);
-    if (leader()) ptx::mbarrier_arrive(barrier_at(control_.q_empty[slot]));
-    place_.advance();
-    score(x, place_.count != item().done);
-    this->advance(place, kind, place_.count);
-    if constexpr (kLater) {
+    if (leader()) ptx::mbarrier_arrive(barrier_at(storage_.q_empty[slot]));
+    q_state_.advance();
+    start_s_gemm(x, q_state_.count != work_tile().iter_end);
+    this->advance(q_coord, kind, q_state_.count);
+    if constexpr (kWithDq) {
       ptx::wgmma_wait<1>();
       ptx::reg_fence(dq);
-      leave(dq, last);
+      store_dq(dq, last);
     }
     ptx::wgmma_wait<0>();
     ptx::reg_fence(x);
   }
 
   // dQ of a tile to the thread that adds it.
-  __device__ __forceinline__ void leave(const Tile& dq, Stages at) const {
-    if (leader()) ptx::mbarrier_arrive(barrier_at(control_.ds_empty[at.slot()]));
-    ptx::mbarrier_wait(barrier_at(control_.dq_empty[group_]), (at.count & 1) ^ 1);
-    hand_over_dq<Config>(dq, 0, control_, shared_, at.count & 1, group_);
+  __device__ __forceinline__ void store_dq(const Tile& dq, DsState at) const {
+    if (leader()) ptx::mbarrier_arrive(barrier_at(storage_.ds_empty[at.slot()]));
+    ptx::mbarrier_wait(barrier_at(storage_.dq_empty[consumer_]), (at.count & 1) ^ 1);
+    store_dq_to_smem<Config>(dq, 0, storage_, shared_, at.count & 1, consumer_);
   }
 
   // Starts dQ^T = K^T dS^T of a tile: this consumer's columns.
-  __device__ __forceinline__ void multiply_dq(Tile& dq, Stages at) const {
-    ptx::mbarrier_wait(barrier_at(control_.ds_full[at.slot()]), at.phase());
+  __device__ __forceinline__ void start_dq_gemm(Tile& dq, DsState at) const {
+    ptx::mbarrier_wait(barrier_at(storage_.ds_full[at.slot()]), at.phase());
     const ptx::SmemDescriptor columns =
-        ptx::SmemDescriptor::at(shared_ + group_ * kTileKv * 128, 0);
+        ptx::SmemDescriptor::at(shared_ + consumer_ * kTileKv * 128, 0);
     const ptx::SmemDescriptor scores =
-        ptx::SmemDescriptor::at(shared_ + Config::kDs + at.slot() * Config::kScoreBytes, 0);
+        ptx::SmemDescriptor::at(shared_ + Config::kDs + at.slot() * Config::kDsBytes, 0);
     ptx::wgmma_fence();
 #pragma unroll
     for (int n = 0; n < kTileKv / 16; ++n) {
@@ -133,8 +136,8 @@ class LongConsumer : BackwardSums<Config> {
   }
 
   // This warpgroup's of K.
-  __device__ __forceinline__ ptx::SmemDescriptor keys() const {
-    return ptx::SmemDescriptor::at(shared_ + group_ * 64 * 128, 0);
+  __device__ __forceinline__ ptx::SmemDescriptor k() const {
+    return ptx::SmemDescriptor::at(shared_ + consumer_ * 64 * 128, 0);
   }
 };
 

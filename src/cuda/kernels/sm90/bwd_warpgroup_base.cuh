@@ -10,118 +10,122 @@
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class BackwardGroup {
+class BwdWarpgroupBase {
  protected:
   using T = typename Config::T;
   static constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
-  static constexpr int kPartQ = Config::kPartQ;  // queries a product
+  static constexpr int kMmaN = Config::kMmaN;  // queries a product
   // This lane's: number 4 n + 2 h + e is of key row() + 8 h and query 8 n + 2 (lane % 4) + e.
-  using Tile = float[kPartQ / 2];
-  using Operand = uint32_t[kPartQ / 4];  // pairs of queries: number 2 n + h
+  using Tile = float[kMmaN / 2];
+  using Operand = uint32_t[kMmaN / 4];  // pairs of queries: number 2 n + h
 
-  __device__ __forceinline__ BackwardGroup(const BackwardParams& params, uint32_t shared,
-                                           BackwardControl<Config>& control, int32_t group)
-      : params_(params), control_(control), shared_(shared), group_(group) {}
+  __device__ __forceinline__ BwdWarpgroupBase(const BackwardParams& params, uint32_t shared,
+                                              BwdSharedStorage<Config>& storage, int32_t consumer)
+      : params_(params), storage_(storage), shared_(shared), consumer_(consumer) {}
 
   // Read anew each time: registers are better used in the main loop.
-  __device__ __forceinline__ const volatile BackwardItem<Config>& item() const {
-    return control_.own[group_];
+  __device__ __forceinline__ const volatile BwdWorkTile<Config>& work_tile() const {
+    return storage_.consumer_work_tile[consumer_];
   }
   __device__ __forceinline__ const volatile Interval& full() const {
-    return item().groups[Config::kSkips ? group_ : 0].full;
+    return work_tile().q_spans[Config::kSkipMaskedTiles ? consumer_ : 0].full;
   }
   __device__ __forceinline__ bool leader() const { return no_hoist(threadIdx.x) % 128 == 0; }
   __device__ __forceinline__ int32_t lane() const { return no_hoist(threadIdx.x) % 32; }
   __device__ __forceinline__ int32_t warp() const { return no_hoist(threadIdx.x) % 128 / 32; }
   // Of the tile: the upper of this lane's two keys; the other is 8 below.
-  __device__ __forceinline__ int32_t row() const { return group_ * 64 + warp() * 16 + lane() / 4; }
+  __device__ __forceinline__ int32_t row() const {
+    return consumer_ * 64 + warp() * 16 + lane() / 4;
+  }
 
   // Copies the next item from its slot. Its number lies in shared memory: registers are better used
   // in the main loop.
   __device__ __forceinline__ void take() const {
-    volatile uint32_t& taken = control_.taken[group_];
-    const Items at{taken};
-    ptx::mbarrier_wait(barrier_at(control_.item_full[at.slot()]), at.phase());
-    constexpr int kWords = sizeof(BackwardItem<Config>) / 4;
+    volatile uint32_t& taken = storage_.work_tiles_taken[consumer_];
+    const WorkTileState at{taken};
+    ptx::mbarrier_wait(barrier_at(storage_.work_tile_full[at.slot()]), at.phase());
+    constexpr int kWords = sizeof(BwdWorkTile<Config>) / 4;
     const int32_t n = no_hoist(threadIdx.x) % 128;
     if (n < kWords) {
-      reinterpret_cast<uint32_t*>(&control_.own[group_])[n] =
-          reinterpret_cast<const uint32_t*>(&control_.items[at.slot()])[n];
+      reinterpret_cast<uint32_t*>(&storage_.consumer_work_tile[consumer_])[n] =
+          reinterpret_cast<const uint32_t*>(&storage_.work_tiles[at.slot()])[n];
     }
-    ptx::named_sync(kWarpgroupBarrier + group_, 128);
+    ptx::named_sync(kWarpgroupBarrier + consumer_, 128);
     if (leader()) {
       taken = at.count + 1;
-      ptx::mbarrier_arrive(barrier_at(control_.item_empty[at.slot()]));
+      ptx::mbarrier_arrive(barrier_at(storage_.work_tile_empty[at.slot()]));
     }
   }
 
   // Which queries see this lane's keys, if some do not. The kernel for many queries asks at all
   // events, of the first tile.
-  __device__ __forceinline__ void look() const {
-    const bool all = full().begin <= item().tiles.begin && full().end >= item().tiles.end;
-    if (all && !Config::kLong) return;
-    const Lengths len{item().len.q, item().len.kv};
-    const int32_t key = item().key, keys = item().keys;
+  __device__ __forceinline__ void find_visible_queries() const {
+    const bool all =
+        full().begin <= work_tile().q_tiles.begin && full().end >= work_tile().q_tiles.end;
+    if (all && !Config::kConsumersComputeDq) return;
+    const Lengths len{work_tile().len.q, work_tile().len.kv};
+    const int32_t key = work_tile().key, keys = work_tile().keys;
     if (lane() < 16) {
       const int32_t r = row() - lane() / 4 + lane();
       Interval seen{0, 0};
       if (r < keys) seen = visible_queries(params_.common.problem.mask_rule(), key + r, len);
-      control_.visible[r] = {seen.begin, max(seen.end, seen.begin)};
+      storage_.visible_queries[r] = {seen.begin, max(seen.end, seen.begin)};
     }
     __syncwarp();
   }
 
   // A tile of queries is there, sees all keys, is the item's last, sees none of this warpgroup's.
-  static constexpr uint32_t kNone = 0, kSome = 1, kFull = 2, kLast = 4, kHidden = 8;
+  static constexpr uint32_t kNoTile = 0, kValid = 1, kFull = 2, kLast = 4, kFullyMasked = 8;
 
   // Consumers go from place to place: that is a tile of queries, and for some kernels a head of the
   // group too.
-  static __device__ __forceinline__ int32_t tile_of(int32_t place) {
-    return Config::kHeads ? place & kPlaceTile : place;
+  static __device__ __forceinline__ int32_t q_tile_of(int32_t q_coord) {
+    return Config::kCoordHasHead ? q_coord & kCoordTileMask : q_coord;
   }
-  __device__ __forceinline__ bool is_seen_at(int32_t place) const {
-    return is_seen<Config>(item(), params_, place / kPlaceHead, tile_of(place));
+  __device__ __forceinline__ bool is_visible_at(int32_t q_coord) const {
+    return is_visible<Config>(work_tile(), params_, q_coord / kCoordHead, q_tile_of(q_coord));
   }
 
   // `count` tiles are done. The first place, and its kind.
-  __device__ __forceinline__ void begin(int32_t& place, uint32_t& kind, uint32_t count) const {
-    place = item().start;
-    kind = next_kind(tile_of(place), count);
-    if (!Config::kAny || kind == kNone || is_seen_at(place)) return;
-    advance(place, kind, count);
+  __device__ __forceinline__ void begin(int32_t& q_coord, uint32_t& kind, uint32_t count) const {
+    q_coord = work_tile().first_q_tile;
+    kind = next_kind(q_tile_of(q_coord), count);
+    if (!Config::kIsRuntime || kind == kNoTile || is_visible_at(q_coord)) return;
+    advance(q_coord, kind, count);
   }
 
-  __device__ __forceinline__ void advance(int32_t& place, uint32_t& kind, uint32_t count) const {
-    if constexpr (Config::kHeads) {
-      kind = kNone;
-      if (count == item().done) return;
+  __device__ __forceinline__ void advance(int32_t& q_coord, uint32_t& kind, uint32_t count) const {
+    if constexpr (Config::kCoordHasHead) {
+      kind = kNoTile;
+      if (count == work_tile().iter_end) return;
       do {
-        const int32_t tile = tile_after(item(), tile_of(place));
-        place = (place & ~kPlaceTile) + (tile == item().start ? kPlaceHead : 0) + tile;
-      } while (!is_seen_at(place));
+        const int32_t tile = next_q_tile(work_tile(), q_tile_of(q_coord));
+        q_coord = (q_coord & ~kCoordTileMask) +
+                  (tile == work_tile().first_q_tile ? kCoordHead : 0) + tile;
+      } while (!is_visible_at(q_coord));
     } else {
-      place = tile_after(item(), place);
+      q_coord = next_q_tile(work_tile(), q_coord);
     }
-    kind = next_kind(tile_of(place), count);
+    kind = next_kind(q_tile_of(q_coord), count);
   }
 
   // After `count` tiles, of the item and of those before.
   __device__ __forceinline__ uint32_t next_kind(int32_t tile, uint32_t count) const {
-    const uint32_t left = item().done - count;
-    if (left == 0) return kNone;
+    const uint32_t left = work_tile().iter_end - count;
+    if (left == 0) return kNoTile;
     const bool all = tile >= full().begin && tile < full().end;
-    uint32_t kind = kSome | (all ? kFull : 0) | (left == 1 ? kLast : 0);
-    if constexpr (Config::kSkips) {
-      const volatile Interval& some = item().groups[group_].some;
-      if (tile < some.begin || tile >= some.end) kind |= kHidden;
+    uint32_t kind = kValid | (all ? kFull : 0) | (left == 1 ? kLast : 0);
+    if constexpr (Config::kSkipMaskedTiles) {
+      const volatile Interval& some = work_tile().q_spans[consumer_].any;
+      if (tile < some.begin || tile >= some.end) kind |= kFullyMasked;
     }
     return kind;
   }
 
   // x = keys rows^T of this warpgroup's 64 keys: S^T or dP^T.
   template <int kWidth>
-  __device__ __forceinline__ void multiply_rows(Tile& x, ptx::SmemDescriptor keys,
-                                                ptx::SmemDescriptor rows) const {
+  __device__ __forceinline__ void gemm_ss(Tile& x, ptx::SmemDescriptor keys,
+                                          ptx::SmemDescriptor rows) const {
     ptx::wgmma_fence();
 #pragma unroll
     for (int n = 0; n < kWidth / 16; ++n) {
@@ -132,14 +136,14 @@ class BackwardGroup {
   }
 
   // sum += weights rows: P^T dO or dS^T Q.
-  template <int kSums>
-  __device__ __forceinline__ void add_product(float (&sum)[kSums], const Operand& weights,
-                                              ptx::SmemDescriptor rows) const {
+  template <int kAccRegs>
+  __device__ __forceinline__ void gemm_rs(float (&acc)[kAccRegs], const Operand& a,
+                                          ptx::SmemDescriptor rows) const {
     const ptx::SmemDescriptor across{rows.low | kTileQ * 128 >> 4 << 16};
     ptx::wgmma_fence();
 #pragma unroll
-    for (int n = 0; n < kPartQ / 16; ++n) {
-      ptx::wgmma_rs<T, 1>(sum, &weights[4 * n], across.advance(n * 2048).descriptor(), 1);
+    for (int n = 0; n < kMmaN / 16; ++n) {
+      ptx::wgmma_rs<T, 1>(acc, &a[4 * n], across.advance(n * 2048).descriptor(), 1);
     }
     ptx::wgmma_commit();
   }
@@ -147,35 +151,35 @@ class BackwardGroup {
   // Where this lane's first two lse, or D, of a part of the tile lie.
   template <int kFirst>
   __device__ __forceinline__ uint32_t numbers(uint32_t slot, int part) const {
-    return shared_ + kFirst + slot * Config::kNumberBytes + part * kPartQ * 4 + lane() % 4 * 8;
+    return shared_ + kFirst + slot * Config::kRowStatBytes + part * kMmaN * 4 + lane() % 4 * 8;
   }
 
   // Until dQ of the tile whose dS lay there is done, the partner's too.
-  __device__ __forceinline__ void await_ds(PipelineState<Config::kDsStages> at) const {
-    ptx::mbarrier_wait(barrier_at(control_.ds_empty[at.slot()]), at.phase() ^ 1);
+  __device__ __forceinline__ void wait_ds_empty(PipelineState<Config::kDsStages> at) const {
+    ptx::mbarrier_wait(barrier_at(storage_.ds_empty[at.slot()]), at.phase() ^ 1);
   }
 
   // dS has been stored for the warpgroup that computes dQ.
-  __device__ __forceinline__ void hand_over_ds(PipelineState<Config::kDsStages> at) const {
+  __device__ __forceinline__ void signal_ds_full(PipelineState<Config::kDsStages> at) const {
     ptx::fence_async_proxy();
     __syncwarp();
-    if (lane() == 0) ptx::mbarrier_arrive(barrier_at(control_.ds_full[at.slot()]));
+    if (lane() == 0) ptx::mbarrier_arrive(barrier_at(storage_.ds_full[at.slot()]));
   }
 
   // Where this lane stores dS, of the first 16 queries of a part: a row a query, keys in panels of
   // 64, one a warpgroup.
-  __device__ __forceinline__ uint32_t ds_place(uint32_t slot, int part) const {
-    const int32_t panel = Config::kTileKv == 64 ? 0 : group_;
+  __device__ __forceinline__ uint32_t ds_address(uint32_t slot, int part) const {
+    const int32_t panel = Config::kTileKv == 64 ? 0 : consumer_;
     const int32_t query = lane() % 8 + lane() / 16 * 8, chunk = warp() * 2 + lane() / 8 % 2;
-    return shared_ + Config::kDs + slot * Config::kScoreBytes + panel * kTileQ * 128 +
-           (part * kPartQ + query) * 128 + ((chunk ^ (query & 7)) << 4);
+    return shared_ + Config::kDs + slot * Config::kDsBytes + panel * kTileQ * 128 +
+           (part * kMmaN + query) * 128 + ((chunk ^ (query & 7)) << 4);
   }
 
   // dS for the dQ of all keys; or weights that wait there.
   __device__ __forceinline__ void store_ds(const Operand& ds, uint32_t slot, int part = 0) const {
-    const uint32_t to = ds_place(slot, part);
+    const uint32_t to = ds_address(slot, part);
 #pragma unroll
-    for (int n = 0; n < kPartQ / 16; ++n) {
+    for (int n = 0; n < kMmaN / 16; ++n) {
       ptx::stmatrix_x4_trans(to + n * 2048, ds[4 * n], ds[4 * n + 1], ds[4 * n + 2], ds[4 * n + 3]);
     }
   }
@@ -191,91 +195,95 @@ class BackwardGroup {
     }
   }
 
-  __device__ __forceinline__ void settle_cleared() const {
+  __device__ __forceinline__ void fence_cleared_rows() const {
     ptx::fence_async_proxy();
-    ptx::named_sync(kWarpgroupBarrier + group_, 128);
+    ptx::named_sync(kWarpgroupBarrier + consumer_, 128);
   }
 
   // This warpgroup needs K of the item no more, nor V, which may be free already.
-  __device__ __forceinline__ void free_keys() const {
-    if (!leader() || item().done == item().before) return;
-    free_k(control_, item());
-    if (!Config::kFreesV) free_v();
+  __device__ __forceinline__ void release_kv() const {
+    if (!leader() || work_tile().iter_end == work_tile().iter_begin) return;
+    release_k(storage_, work_tile());
+    if (!Config::kEarlyReleaseV) release_v();
   }
-  __device__ __forceinline__ void free_v() const {
-    ptx::mbarrier_arrive(barrier_at(control_.v_empty));
+  __device__ __forceinline__ void release_v() const {
+    ptx::mbarrier_arrive(barrier_at(storage_.v_empty));
   }
 
   // Of a tile of keys that several blocks share: leaves this one's sums; who comes last has those
   // of all, added up in the order of the pieces. False: another will store them.
-  template <int kSums, class Sums>
-  __device__ __forceinline__ bool unite(Sums sums) const {
-    const int32_t pieces = item().partials;
-    if (!Config::kStreamK || pieces == 1) return true;
-    constexpr int kQuads = kSums / 4, kGroups = kBlocks<Config> * Config::kConsumers;
-    const int32_t group = static_cast<int32_t>(block_rank<Config>()) * Config::kConsumers + group_;
-    const auto at = [&](int32_t piece) {
+  template <int kAccRegs, class Acc>
+  __device__ __forceinline__ bool reduce_partials(Acc acc) const {
+    const int32_t partials = work_tile().partials;
+    if (!Config::kStreamK || partials == 1) return true;
+    constexpr int kQuads = kAccRegs / 4,
+                  kClusterConsumers = kClusterSize<Config> * Config::kConsumers;
+    const int32_t consumer =
+        static_cast<int32_t>(cta_rank<Config>()) * Config::kConsumers + consumer_;
+    const auto at = [&](int32_t partial) {
       return reinterpret_cast<float4*>(params_.partials) +
-             (static_cast<int64_t>(piece) * kGroups + group) * (Config::kSums / 4 * 128) +
+             (static_cast<int64_t>(partial) * kClusterConsumers + consumer) *
+                 (Config::kAccRegs / 4 * 128) +
              no_hoist(threadIdx.x) % 128;
     };
-    float4* const own = at(item().partial);
+    float4* const own = at(work_tile().partial);
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
-      own[n * 128] = make_float4(sums(4 * n), sums(4 * n + 1), sums(4 * n + 2), sums(4 * n + 3));
+      own[n * 128] = make_float4(acc(4 * n), acc(4 * n + 1), acc(4 * n + 2), acc(4 * n + 3));
     }
     ptx::fence_gpu();
-    ptx::named_sync(kWarpgroupBarrier + group_, 128);
-    volatile int32_t& arrived = control_.arrived[group_];
+    ptx::named_sync(kWarpgroupBarrier + consumer_, 128);
+    volatile int32_t& arrived = storage_.partials_arrived[consumer_];
     if (leader())
-      arrived = atomicAdd(params_.common.arrived + item().split_tile * kGroups + group, 1);
-    ptx::named_sync(kWarpgroupBarrier + group_, 128);
-    if (arrived != pieces - 1) return false;
+      arrived = atomicAdd(
+          params_.common.arrived + work_tile().split_tile * kClusterConsumers + consumer, 1);
+    ptx::named_sync(kWarpgroupBarrier + consumer_, 128);
+    if (arrived != partials - 1) return false;
     ptx::fence_gpu();
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) sums(i) = 0.0f;
+    for (int i = 0; i < kAccRegs; ++i) acc(i) = 0.0f;
 #pragma unroll 1
-    for (int32_t piece = 0; piece < pieces; ++piece) {
-      const float4* const from = at(item().first_partial + piece);
+    for (int32_t partial = 0; partial < partials; ++partial) {
+      const float4* const from = at(work_tile().first_partial + partial);
 #pragma unroll
       for (int n = 0; n < kQuads; ++n) {
         const float4 x = ptx::load_uncached(from + n * 128);
-        sums(4 * n) += x.x;
-        sums(4 * n + 1) += x.y;
-        sums(4 * n + 2) += x.z;
-        sums(4 * n + 3) += x.w;
+        acc(4 * n) += x.x;
+        acc(4 * n + 1) += x.y;
+        acc(4 * n + 2) += x.z;
+        acc(4 * n + 3) += x.w;
       }
     }
     return true;
   }
 
   // Where the sums of an item go.
-  struct Target {
+  struct OutputTile {
     int32_t b, kv_head, keys;
     int64_t first;  // row of its first key
   };
-  __device__ __forceinline__ Target target() const {
-    return {item().b, item().kv_head, item().keys,
-            static_cast<int64_t>(item().offset_kv) + item().key};
+  __device__ __forceinline__ OutputTile output_tile() const {
+    return {work_tile().b, work_tile().kv_head, work_tile().keys,
+            static_cast<int64_t>(work_tile().offset_kv) + work_tile().key};
   }
 
   // dK or dV, from the registers: this lane's `sums`, of keys `row` and 8 below, times the factor.
-  template <int kDim, class Sums>
-  __device__ __forceinline__ void store_rows(const flashattn_tensor& tensor, const Target& target,
-                                             int32_t dim, int32_t row, float factor,
-                                             Sums sums) const {
+  template <int kDim, class Acc>
+  __device__ __forceinline__ void store_rows(const flashattn_tensor& tensor,
+                                             const OutputTile& output_tile, int32_t dim,
+                                             int32_t row, float factor, Acc acc) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int32_t key = row + half * 8;
-      char* to = tensor_row(tensor, 2, target.b, target.kv_head, target.first + key);
-      const int32_t columns = key < target.keys ? dim : 0;
+      char* to = tensor_row(tensor, 2, output_tile.b, output_tile.kv_head, output_tile.first + key);
+      const int32_t columns = key < output_tile.keys ? dim : 0;
 #pragma unroll
       for (int n = 0; n < kDim / 32; ++n) {
-        Pair<T> pairs[4];
+        PackedPair<T> pairs[4];
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
           const int i = (4 * n + w) * 4 + 2 * half;
-          pairs[w] = Pair<T>::of(sums(i) * factor, sums(i + 1) * factor);
+          pairs[w] = PackedPair<T>::of(acc(i) * factor, acc(i + 1) * factor);
         }
         store_quad(pairs, to + n * 64, columns - n * 32, lane());
       }
@@ -283,9 +291,9 @@ class BackwardGroup {
   }
 
   const BackwardParams& params_;
-  BackwardControl<Config>& control_;
+  BwdSharedStorage<Config>& storage_;
   const uint32_t shared_;
-  const int32_t group_;  // uniform
+  const int32_t consumer_;  // uniform
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -9,42 +9,46 @@ namespace flashattn::cuda::sm90 {
 
 // To the thread that adds it, in the order of the accumulators, from number `first` on, as much as
 // the slot takes: nobody else reads it.
-template <class Config, int kSums>
-__device__ __forceinline__ void hand_over_dq(const float (&dq)[kSums], int first,
-                                             BackwardControl<Config>& control, uint32_t shared,
-                                             uint32_t adder, int32_t slot) {
+template <class Config, int kAccRegs>
+__device__ __forceinline__ void store_dq_to_smem(const float (&dq)[kAccRegs], int first,
+                                                 BwdSharedStorage<Config>& storage, uint32_t shared,
+                                                 uint32_t reducer, int32_t slot) {
   const uint32_t to =
-      shared + Config::kDq + slot * Config::kDqBytes + no_hoist(threadIdx.x) % 128 * 16;
+      shared + Config::kDq + slot * Config::kDqStageBytes + no_hoist(threadIdx.x) % 128 * 16;
 #pragma unroll
-  for (int n = 0; n < Config::kDqBytes / 2048; ++n) {
+  for (int n = 0; n < Config::kDqStageBytes / 2048; ++n) {
     const float* x = &dq[first + 4 * n];
     ptx::store_shared(to + n * 2048, x[0], x[1], x[2], x[3]);
   }
   ptx::fence_async_proxy();
   __syncwarp();
   if (no_hoist(threadIdx.x) % 32 == 0)
-    ptx::mbarrier_arrive(barrier_at(control.dq_full[adder][slot]));
+    ptx::mbarrier_arrive(barrier_at(storage.dq_full[reducer][slot]));
 }
 
 // The warpgroup that computes dQ: tile by tile, whenever both consumers have left their dS. It
 // fills the tensor cores where the consumers wait for their last product or compute exponentials.
 template <class Config>
-class DqGroup {
+class DqMmaWarpgroup {
  public:
-  __device__ __forceinline__ DqGroup(const BackwardParams& params, uint32_t shared,
-                                     BackwardControl<Config>& control)
-      : params_(params), control_(control), shared_(shared) {}
+  __device__ __forceinline__ DqMmaWarpgroup(const BackwardParams& params, uint32_t shared,
+                                            BwdSharedStorage<Config>& storage)
+      : params_(params), storage_(storage), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
-    for_each_item(control_, [&](const volatile BackwardItem<Config>& item, uint32_t empty) {
-      while (place_.count != item.done) step(keys_at<Config>(shared_, item));
-      ptx::named_sync(kDqBarrier, 128);  // all have read the item
-      if (leader()) {
-        if (item.done != item.before) free_k(control_, item);
-        ptx::mbarrier_arrive(empty);
-      }
-    });
-    if constexpr (Config::kConverts) DqConverter<Config>(params_, control_).finish();
+    for_each_work_tile(storage_,
+                       [&](const volatile BwdWorkTile<Config>& work_tile, uint32_t empty) {
+                         while (ds_state_.count != work_tile.iter_end)
+                           step(k_address<Config>(shared_, work_tile));
+                         ptx::named_sync(kDqBarrier, 128);  // all have read the item
+                         if (leader()) {
+                           if (work_tile.iter_end != work_tile.iter_begin)
+                             release_k(storage_, work_tile);
+                           ptx::mbarrier_arrive(empty);
+                         }
+                       });
+    if constexpr (Config::kInlinePostprocess)
+      DqInlinePostprocess<Config>(params_, storage_).finish();
   }
 
  private:
@@ -52,72 +56,75 @@ class DqGroup {
 
   // A few shares at a time: registers are the consumers'.
   __device__ __forceinline__ void step(uint32_t keys) {
-    constexpr int kShares = Config::kOwnShares, kSlots = Config::kDqSlots;
-    constexpr int kAtOnce = Config::kSharesAtOnce, kSums = 32 * kAtOnce;
-    constexpr int kPieces = kSums * 512 / Config::kDqBytes;  // a slot takes one
-    await_ds();
+    constexpr int kDqSubtiles = Config::kCtaDqSubtiles, kStages = Config::kDqStages;
+    constexpr int kAtOnce = Config::kDqSubtilesAtOnce, kAccRegs = 32 * kAtOnce;
+    constexpr int kFills = kAccRegs * 512 / Config::kDqStageBytes;  // a slot takes one
+    wait_ds_empty();
 #pragma unroll 1
-    for (int32_t share = 0; share < kShares; share += kAtOnce) {
-      float dq[kSums];
-      multiply(dq, keys, share);
+    for (int32_t subtile = 0; subtile < kDqSubtiles; subtile += kAtOnce) {
+      float dq[kAccRegs];
+      multiply(dq, keys, subtile);
       const auto finish = [&] {
         ptx::wgmma_wait<0>();
         ptx::reg_fence(dq);
-        if (share == kShares - kAtOnce && leader()) free_ds();
+        if (subtile == kDqSubtiles - kAtOnce && leader()) release_ds();
       };
-      if (Config::kPair) finish();  // the partner waits for it, too
+      if (Config::kTwoCta) finish();  // the partner waits for it, too
 #pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece) {
-        const int32_t done = share / kAtOnce * kPieces + piece, slot = done % kSlots;
-        const uint32_t uses = place_.count * (kShares / kAtOnce * kPieces / kSlots) + done / kSlots;
-        ptx::mbarrier_wait(barrier_at(control_.dq_empty[slot]), (uses & 1) ^ 1);
-        if (!Config::kPair && piece == 0) finish();
-        hand_over_dq<Config>(dq, kSums / kPieces * piece, control_, shared_, place_.count % 2,
-                             slot);
+      for (int fill = 0; fill < kFills; ++fill) {
+        const int32_t done = subtile / kAtOnce * kFills + fill, slot = done % kStages;
+        const uint32_t uses =
+            ds_state_.count * (kDqSubtiles / kAtOnce * kFills / kStages) + done / kStages;
+        ptx::mbarrier_wait(barrier_at(storage_.dq_empty[slot]), (uses & 1) ^ 1);
+        if (!Config::kTwoCta && fill == 0) finish();
+        store_dq_to_smem<Config>(dq, kAccRegs / kFills * fill, storage_, shared_,
+                                 ds_state_.count % 2, slot);
       }
     }
-    place_.advance();
+    ds_state_.advance();
   }
 
   // Converts meanwhile, if there is time.
-  __device__ __forceinline__ void await_ds() const {
-    const uint32_t full = barrier_at(control_.ds_full[place_.slot()]);
-    if constexpr (Config::kConverts) {
-      const bool there = ptx::mbarrier_test(full, place_.phase());
-      if (!__all_sync(~0u, there)) DqConverter<Config>(params_, control_).work();
+  __device__ __forceinline__ void wait_ds_empty() const {
+    const uint32_t full = barrier_at(storage_.ds_full[ds_state_.slot()]);
+    if constexpr (Config::kInlinePostprocess) {
+      const bool there = ptx::mbarrier_test(full, ds_state_.phase());
+      if (!__all_sync(~0u, there)) DqInlinePostprocess<Config>(params_, storage_).poll();
     }
-    ptx::mbarrier_wait(full, place_.phase());
+    ptx::mbarrier_wait(full, ds_state_.phase());
   }
 
   // dS K over all keys of the item: 64 columns, or 64 queries, a share; of a few shares. A pair:
   // each block has its half of the columns; its own keys first, while the partner's dS comes.
-  template <int kSums>
-  __device__ __forceinline__ void multiply(float (&dq)[kSums], uint32_t k, int32_t share) const {
+  template <int kAccRegs>
+  __device__ __forceinline__ void multiply(float (&dq)[kAccRegs], uint32_t k,
+                                           int32_t subtile) const {
     constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
-    constexpr int kPanel = kSums > 32 ? kTileKv * 128 : 0;
-    const uint32_t columns = kTileQ == 64 ? share * kTileKv * 128 : 0;
-    const uint32_t rows = kTileQ == 64 ? 0 : share * 64 * 128;
-    const uint32_t half = block_rank<Config>() * (Config::kOwnShares * kTileKv * 128);
+    constexpr int kPanel = kAccRegs > 32 ? kTileKv * 128 : 0;
+    const uint32_t columns = kTileQ == 64 ? subtile * kTileKv * 128 : 0;
+    const uint32_t rows = kTileQ == 64 ? 0 : subtile * 64 * 128;
+    const uint32_t half = cta_rank<Config>() * (Config::kCtaDqSubtiles * kTileKv * 128);
     const ptx::SmemDescriptor keys = ptx::SmemDescriptor::at(k + half + columns, kPanel);
-    const ptx::SmemDescriptor scores = ptx::SmemDescriptor::at(
-        shared_ + Config::kDs + place_.slot() * Config::kScoreBytes + rows, 0);
+    const ptx::SmemDescriptor ds = ptx::SmemDescriptor::at(
+        shared_ + Config::kDs + ds_state_.slot() * Config::kDsBytes + rows, 0);
     ptx::wgmma_fence();
 #pragma unroll
     for (int n = 0; n < kTileKv / 16; ++n) {
       ptx::wgmma_ss<typename Config::T, 0, 1>(
-          dq, scores.advance(n / 4 * kTileQ * 128 + n % 4 * 32).descriptor(),
+          dq, ds.advance(n / 4 * kTileQ * 128 + n % 4 * 32).descriptor(),
           keys.advance(n * 2048).descriptor(), n > 0);
     }
     ptx::wgmma_commit();
-    if constexpr (Config::kPair) {
-      ptx::mbarrier_wait(barrier_at(control_.pair.received[place_.slot()]), place_.phase());
+    if constexpr (Config::kTwoCta) {
+      ptx::mbarrier_wait(barrier_at(storage_.two_cta.peer_ds_full[ds_state_.slot()]),
+                         ds_state_.phase());
       const ptx::SmemDescriptor others =
-          ptx::SmemDescriptor::at(shared_ + Config::kOther + columns, kPanel);
+          ptx::SmemDescriptor::at(shared_ + Config::kPeerK + columns, kPanel);
       ptx::wgmma_fence();
 #pragma unroll
       for (int n = 0; n < kTileKv / 16; ++n) {
         ptx::wgmma_ss<typename Config::T, 0, 1>(
-            dq, scores.advance(Config::kOwnBytes + n * 32).descriptor(),
+            dq, ds.advance(Config::kCtaDsBytes + n * 32).descriptor(),
             others.advance(n * 2048).descriptor(), 1);
       }
       ptx::wgmma_commit();
@@ -125,14 +132,14 @@ class DqGroup {
   }
 
   // This dQ is done: it has read dS of this block, and that which the partner has sent.
-  __device__ __forceinline__ void free_ds() const {
-    arrive_at_all<Config>(control_.ds_empty[place_.slot()]);
+  __device__ __forceinline__ void release_ds() const {
+    arrive_cluster<Config>(storage_.ds_empty[ds_state_.slot()]);
   }
 
   const BackwardParams& params_;
-  BackwardControl<Config>& control_;
+  BwdSharedStorage<Config>& storage_;
   const uint32_t shared_;
-  PipelineState<Config::kDsStages> place_;  // tiles of queries so far
+  PipelineState<Config::kDsStages> ds_state_;  // tiles of queries so far
 };
 
 }  // namespace flashattn::cuda::sm90

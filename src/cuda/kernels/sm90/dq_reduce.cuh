@@ -12,7 +12,7 @@ namespace flashattn::cuda::sm90 {
 // In order: tiles of keys add one after the other, the last that the queries see first, in the
 // order in which blocks take them, so that nobody waits for a block that has not started. All begin
 // next to the diagonal: under a causal mask each is a step ahead of the one that waits for it.
-__device__ __forceinline__ bool await_turn(const int32_t* state, int32_t left) {
+__device__ __forceinline__ bool wait_for_order(const int32_t* state, int32_t left) {
   int32_t now = ptx::load_acquire(state);
   while (now / kDqPendingTile != left) {
     __nanosleep(20);
@@ -22,7 +22,7 @@ __device__ __forceinline__ bool await_turn(const int32_t* state, int32_t left) {
 }
 
 // In any order: until the first to come has stored. That one must have at hand what it stores.
-__device__ __forceinline__ bool claim(int32_t* state) {
+__device__ __forceinline__ bool claim_initial_store(int32_t* state) {
   int32_t now = ptx::fetch_or_acquire(state, kDqClaimed);
   if (!(now & kDqClaimed)) return true;
   while (!(now & kDqOpen)) {
@@ -35,77 +35,83 @@ __device__ __forceinline__ bool claim(int32_t* state) {
 // Adds the shares of dQ, as those who compute them leave them in shared memory. Two threads do,
 // each every other tile: one waits for its turn under the other's sums.
 template <class Config>
-class DqAdder {
+class DqReducer {
   // The block adds its half of the columns, or all.
-  static constexpr int kBytes = Config::kDqBytes, kSlots = Config::kDqSlots;
-  static constexpr int kPieces = Config::kDqPieces;
+  static constexpr int kBytes = Config::kDqStageBytes, kStages = Config::kDqStages;
+  static constexpr int kFills = Config::kDqFills;
 
  public:
-  __device__ __forceinline__ DqAdder(const BackwardParams& params, uint32_t shared,
-                                     BackwardControl<Config>& control)
-      : params_(params), control_(control), shared_(shared) {}
+  __device__ __forceinline__ DqReducer(const BackwardParams& params, uint32_t shared,
+                                       BwdSharedStorage<Config>& storage)
+      : params_(params), storage_(storage), shared_(shared) {}
 
   __device__ __forceinline__ void run() {
-    for_each_item(control_, [&](const volatile BackwardItem<Config>& item, uint32_t empty) {
-      const auto add = [&](int32_t, int32_t, int32_t place) {
-        if (count_++ % 2 == adder()) settle(place, this->add(item, place));
-      };
-      const auto skip = [&](int32_t place) {
-        if (adder() != 0) return;
-        if (ordered()) {
-          await_turn(state(place), turn(item, place));
-          ptx::add_release(state(place), -kDqPendingTile);
-        } else if constexpr (Config::kConverts) {
-          ptx::add_relaxed(state(place), -kDqPendingTile);
-        }
-      };
-      for_each_tile<Config>(item, params_, add, skip);
-      ptx::mbarrier_arrive(empty);
-    });
+    for_each_work_tile(
+        storage_, [&](const volatile BwdWorkTile<Config>& work_tile, uint32_t empty) {
+          const auto add = [&](int32_t, int32_t, int32_t workspace_tile) {
+            if (iter_++ % 2 == reducer())
+              publish(workspace_tile, this->add(work_tile, workspace_tile));
+          };
+          const auto skip = [&](int32_t workspace_tile) {
+            if (reducer() != 0) return;
+            if (ordered()) {
+              wait_for_order(state(workspace_tile), tiles_before(work_tile, workspace_tile));
+              ptx::add_release(state(workspace_tile), -kDqPendingTile);
+            } else if constexpr (Config::kInlinePostprocess) {
+              ptx::add_relaxed(state(workspace_tile), -kDqPendingTile);
+            }
+          };
+          for_each_tile<Config>(work_tile, params_, add, skip);
+          ptx::mbarrier_arrive(empty);
+        });
     ptx::bulk_wait();
-    if constexpr (Config::kConverts) {
-      if (!ordered() && own() > 0) count((own() - 1) % kDqLater + 1);
+    if constexpr (Config::kInlinePostprocess) {
+      if (!ordered() && own_tiles() > 0) decrement_pending((own_tiles() - 1) % kDeferredTiles + 1);
     }
   }
 
  private:
-  __device__ __forceinline__ uint32_t adder() const { return no_hoist(threadIdx.x) / 32 % 2; }
+  __device__ __forceinline__ uint32_t reducer() const { return no_hoist(threadIdx.x) / 32 % 2; }
   __device__ __forceinline__ bool ordered() const { return params_.common.ordered; }
 
-  __device__ __forceinline__ int32_t part(int32_t place) const {
-    return no_hoist(place) * kBlocks<Config> + static_cast<int32_t>(block_rank<Config>());
+  __device__ __forceinline__ int32_t part(int32_t workspace_tile) const {
+    return no_hoist(workspace_tile) * kClusterSize<Config> +
+           static_cast<int32_t>(cta_rank<Config>());
   }
-  __device__ __forceinline__ int32_t* state(int32_t place) const {
-    return params_.common.dq_states + part(place);
+  __device__ __forceinline__ int32_t* state(int32_t workspace_tile) const {
+    return params_.common.dq_states + part(workspace_tile);
   }
 
-  __device__ __forceinline__ float* sums_at(int32_t place) const {
-    return params_.common.dq + static_cast<int64_t>(part(place)) * (kPieces * (kBytes / 4));
+  __device__ __forceinline__ float* dq_at(int32_t workspace_tile) const {
+    return params_.common.dq + static_cast<int64_t>(part(workspace_tile)) * (kFills * (kBytes / 4));
   }
 
   // How many tiles of keys have yet to add when it is this one's turn.
-  __device__ __forceinline__ int32_t turn(const volatile BackwardItem<Config>& item,
-                                          int32_t place) const {
-    return item.key / Config::kItemKv - params_.common.dq_first[no_hoist(place)] + 1;
+  __device__ __forceinline__ int32_t tiles_before(const volatile BwdWorkTile<Config>& work_tile,
+                                                  int32_t workspace_tile) const {
+    return work_tile.key / Config::kClusterTileKv -
+           params_.common.dq_first[no_hoist(workspace_tile)] + 1;
   }
 
   // Starts to add the next tile; whether nothing lies there yet.
-  __device__ __forceinline__ bool add(const volatile BackwardItem<Config>& item, int32_t place) {
-    bool first = ordered() ? await_turn(state(place), turn(item, place))
-                           : !(ptx::load_acquire(state(place)) & kDqOpen);
+  __device__ __forceinline__ bool add(const volatile BwdWorkTile<Config>& work_tile,
+                                      int32_t workspace_tile) {
+    bool first =
+        ordered() ? wait_for_order(state(workspace_tile), tiles_before(work_tile, workspace_tile))
+                  : !(ptx::load_acquire(state(workspace_tile)) & kDqOpen);
     ptx::fence_async_proxy_global();
-    uint32_t uses = (own() - 1) * (kPieces / kSlots);  // of this thread's buffers
-    ptx::mbarrier_wait(barrier_at(control_.dq_full[adder()][0]), uses & 1);
+    uint32_t uses = (own_tiles() - 1) * (kFills / kStages);  // of this thread's buffers
+    ptx::mbarrier_wait(barrier_at(storage_.dq_full[reducer()][0]), uses & 1);
     if (!ordered() && first) {
-      first = claim(state(place));
+      first = claim_initial_store(state(workspace_tile));
       ptx::fence_async_proxy_global();
     }
-    float* to = sums_at(place);
+    float* to = dq_at(workspace_tile);
 #pragma unroll 1
-    for (int n = 0; n < kPieces; n += kSlots, ++uses) {
+    for (int n = 0; n < kFills; n += kStages, ++uses) {
 #pragma unroll
-      for (int slot = 0; slot < kSlots; ++slot, to += kBytes / 4) {
-        ptx::mbarrier_wait(barrier_at(control_.dq_full[adder()][slot]), uses & 1);
+      for (int slot = 0; slot < kStages; ++slot, to += kBytes / 4) {
+        ptx::mbarrier_wait(barrier_at(storage_.dq_full[reducer()][slot]), uses & 1);
         if (first) {
           ptx::bulk_store(to, shared_ + Config::kDq + slot * kBytes, kBytes);
         } else {
@@ -120,53 +126,54 @@ class DqAdder {
 
   // When the sums have changed, says so. In order at once; else of a few tiles together: additions
   // take long while many blocks add to the same tile, and so does the fence.
-  __device__ __forceinline__ void settle(int32_t place, bool first) const {
+  __device__ __forceinline__ void publish(int32_t workspace_tile, bool first) const {
     if (ordered()) {
       ptx::bulk_wait();
-      ptx::add_release(state(place), (first ? kDqClaimed + kDqOpen : 0) - kDqPendingTile);
+      ptx::add_release(state(workspace_tile), (first ? kDqClaimed + kDqOpen : 0) - kDqPendingTile);
     } else {
       if (first) {
         ptx::bulk_wait();
         // Not added: of sequences that overlap another may have been converted, and all bits set.
-        ptx::or_release(state(place), kDqOpen);
+        ptx::or_release(state(workspace_tile), kDqOpen);
       }
-      if constexpr (Config::kConverts) {
-        if (own() > kDqLater && own() % kDqLater == 1) {
-          ptx::bulk_wait<kPieces>();
-          count(kDqLater);
+      if constexpr (Config::kInlinePostprocess) {
+        if (own_tiles() > kDeferredTiles && own_tiles() % kDeferredTiles == 1) {
+          ptx::bulk_wait<kFills>();
+          decrement_pending(kDeferredTiles);
         }
-        control_.convert.later[adder()][own() % kDqLater] = place;
+        storage_.dq_postprocess.deferred[reducer()][own_tiles() % kDeferredTiles] = workspace_tile;
       }
     }
   }
 
   // Of some tiles: one tile of keys less has yet to add.
-  __device__ __forceinline__ void count(uint32_t tiles) const {
+  __device__ __forceinline__ void decrement_pending(uint32_t tiles) const {
     ptx::fence_gpu();
 #pragma unroll 1
     for (uint32_t n = 1; n <= tiles; ++n) {
-      const int32_t place = control_.convert.later[adder()][n % kDqLater];
-      ptx::add_relaxed(state(place), -kDqPendingTile);
+      const int32_t workspace_tile =
+          storage_.dq_postprocess.deferred[reducer()][n % kDeferredTiles];
+      ptx::add_relaxed(state(workspace_tile), -kDqPendingTile);
     }
   }
 
   // Of this thread's tiles, the one at work included.
-  __device__ __forceinline__ uint32_t own() const { return (count_ + 1 - adder()) / 2; }
+  __device__ __forceinline__ uint32_t own_tiles() const { return (iter_ + 1 - reducer()) / 2; }
 
   // Frees the buffers of dQ one by one, as they have been read.
   template <int kSlot = 0>
   __device__ __forceinline__ void free_slots() const {
-    if constexpr (kSlot < kSlots) {
-      ptx::bulk_wait_read<kSlots - 1 - kSlot>();
-      ptx::mbarrier_arrive(barrier_at(control_.dq_empty[kSlot]));
+    if constexpr (kSlot < kStages) {
+      ptx::bulk_wait_read<kStages - 1 - kSlot>();
+      ptx::mbarrier_arrive(barrier_at(storage_.dq_empty[kSlot]));
       free_slots<kSlot + 1>();
     }
   }
 
   const BackwardParams& params_;
-  BackwardControl<Config>& control_;
+  BwdSharedStorage<Config>& storage_;
   const uint32_t shared_;
-  uint32_t count_ = 0;  // of tiles
+  uint32_t iter_ = 0;  // of tiles
 };
 
 }  // namespace flashattn::cuda::sm90

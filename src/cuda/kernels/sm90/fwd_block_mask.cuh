@@ -11,7 +11,7 @@ namespace flashattn::cuda::sm90 {
 template <class Config>
 using KvTiles =
     typename std::conditional<Config::kScoreMod == ScoreModKind::kRuntime,
-                              BlockTiles<ForwardParams, Config::kTileQ, Config::kTileKv>,
-                              AllTiles>::type;
+                              BlockSparseTiles<ForwardParams, Config::kTileQ, Config::kTileKv>,
+                              DenseTiles>::type;
 
 }  // namespace flashattn::cuda::sm90

@@ -81,7 +81,7 @@ class FwdMainloop : FwdSoftmax<Config> {
   }
 
   __device__ __forceinline__ void process_tile() {
-    kv_tiles_.start();
+    kv_tiles_.reset();
     // Read together, so that the loads overlap.
     const int32_t begin = work_tile().kv_begin, first = warpgroup_tile().kv_begin,
                   end = warpgroup_tile().kv_end;
@@ -107,11 +107,11 @@ class FwdMainloop : FwdSoftmax<Config> {
         --n;
       } else {
         for (; n >= end; --n) skip_tile(n, true);
-        n = kv_tiles_.down(work_tile(), n, first);
+        n = kv_tiles_.last_visible(work_tile(), n, first);
         first_step(n--, kv_state_, lower);
       }
 #pragma unroll 1
-      for (; (n = kv_tiles_.down(work_tile(), n, fixed_end)) >= fixed_end; --n)
+      for (; (n = kv_tiles_.last_visible(work_tile(), n, fixed_end)) >= fixed_end; --n)
         step<ScorePath::kOnline>(s_, n);
       if constexpr (!Config::kOnlineSoftmax) {
         for (int mi = 0; mi < 2; ++mi) softmax_base_[mi] = base(mi);  // fixed from here on

@@ -97,8 +97,8 @@ class SchedulerWarp {
     int32_t begin = work_tile.kv_begin, end = work_tile.kv_end;
     if (begin < end) {
       KvTiles<Config> kv_tiles(params_);
-      end = kv_tiles.down(work_tile, end - 1, begin) + 1;
-      begin = end <= begin ? end : kv_tiles.up(work_tile, begin, end);
+      end = kv_tiles.last_visible(work_tile, end - 1, begin) + 1;
+      begin = end <= begin ? end : kv_tiles.first_visible(work_tile, begin, end);
     }
     __syncwarp();
     if (!leader_) return;
@@ -252,7 +252,7 @@ class KvProducer {
       }
       const PipelineState<Config::kStages> v_state = kv_state_;
       kv_state_.advance();
-      const int32_t after = kv_tiles.down(work_tile, n - 1, begin);
+      const int32_t after = kv_tiles.last_visible(work_tile, n - 1, begin);
       const PageBox page_after = look_up_page(keys, after);
       if (after >= begin && loads_k_) {
         load_kv_tile<Config::kPanelsQk>(params_.k, k_, storage_.k_full, storage_.k_empty, kv_state_,

@@ -123,7 +123,7 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
   template <int kCount>
   __device__ __forceinline__ void apply_softcap(float (&s)[kCount]) const {
     const Softcap& cap = params_.softcap;
-    if (__all_sync(~0u, !(largest_of(s) >= cap.poly5_limit))) {
+    if (__all_sync(~0u, !(max_abs(s) >= cap.poly5_limit))) {
       const float factor[3] = {cap.poly5[0] / kScoreUnit, cap.poly5[1] / kScoreUnit,
                                cap.poly5[2] / kScoreUnit};
 #pragma unroll
@@ -134,7 +134,7 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
     } else {
       const float outer = params_.problem.softcap * (kLog2E / kScoreUnit);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) s[i] = soft_tanh(s[i], cap.input_scale, outer);
+      for (int i = 0; i < kCount; ++i) s[i] = scaled_tanh(s[i], cap.input_scale, outer);
     }
   }
 

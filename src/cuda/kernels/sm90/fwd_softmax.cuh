@@ -167,7 +167,7 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
   // whole warp.
   __device__ __forceinline__ void exp2_softcap() {
     const Softcap& cap = params_.softcap;
-    if (__all_sync(~0u, !(largest_of(s_) >= cap.poly3_limit))) {
+    if (__all_sync(~0u, !(max_abs(s_) >= cap.poly3_limit))) {
       exp2_and_sum(s_, [&](float x, int i) {
         return fmaf(x, fmaf(cap.poly3[1], x * x, cap.poly3[0]), -softmax_base_[i / 2 % 2]);
       });

@@ -22,15 +22,15 @@ enum class ScoreModKind : int32_t {
   kRuntime,  // chosen at run time: dense bias, block mask, any combination; forward: also scale < 0
 };
 
-// Limits of backward kernels of kRuntime: Q tiles that the kernel can number, and Q tiles of a GQA
-// group for which it keeps the block mask's result in shared memory.
-constexpr int32_t kMostAnyTiles = 1 << 20, kMostBlockTiles = 512;
+// Limits of the run-time backward kernel: Q tiles of a head; with a block mask, Q tiles of all
+// heads of a GQA group.
+constexpr int32_t kMaxRuntimeTiles = 1 << 20, kMaxBlockMaskTiles = 512;
 
-// Threads of bwd_postprocess per multiprocessor.
-constexpr int32_t kConverters = 1024;
+// Threads per multiprocessor of the dQ postprocess kernel.
+constexpr int32_t kPostprocessThreadsPerSm = 1024;
 
-// CTAs of bwd_preprocess that prepare heads while the backward kernel works on earlier heads.
-constexpr int32_t kMostPreparers = 12;
+// CTAs that preprocess the later heads while the backward kernel works on the first ones.
+constexpr int32_t kMaxPreprocessTailCtas = 12;
 
 // Counter of the dynamic tile scheduler: each CTA takes its tiles after the first from it. CTA 0
 // clears `taken` and then stores the launch's stamp, which the other CTAs wait for, so that the
@@ -41,16 +41,16 @@ struct TileCounter {
   int32_t taken;
 };
 
-// Progress of bwd_preprocess, which runs concurrently with the backward kernel. CTA 0 clears
-// `blocks` and then stores the stamp to `begun`, as in TileCounter. The CTA that adds the last of
-// `blocks` clears `begun` and stores the stamp to `ready`, for which the backward kernel waits: it
-// then sees all that was written before, whenever it started. bwd_postprocess clears `ready`.
-struct Preparation {
-  uint64_t begun, ready;  // 0 or the launch's stamp
-  int32_t blocks;         // CTAs that have prepared their part of the first heads
-  // For each CTA that goes on with later heads: all its heads below this one, b * heads_q + h, are
-  // prepared.
-  alignas(16) int32_t heads[kMostPreparers];
+// Progress of the preprocess kernel that overlaps the backward kernel. Its first CTA clears
+// `ctas_done` and then stores the launch's stamp to `cleared`, which the other CTAs wait for. The
+// CTA that arrives last sets `cleared` back to 0 and stores the stamp to `ready`. The backward
+// kernel waits for `ready`: the first heads, and all that earlier kernels wrote, are visible then,
+// however early it started. The postprocess kernel sets `ready` back to 0.
+struct PreprocessProgress {
+  uint64_t cleared, ready;  // 0 or the launch's stamp
+  int32_t ctas_done;        // CTAs that have preprocessed their part of the first heads
+  // Per tail CTA: the head, b * heads_q + h, below which it has no head left to preprocess.
+  alignas(16) int32_t next_head[kMaxPreprocessTailCtas];
 };
 
 // Softcap of x = q k: softcap * tanh(x * input_scale), in units of log2(e). Small |x| use odd
@@ -77,20 +77,20 @@ struct ForwardParams {
 struct BackwardParams {
   CUtensorMap q, dout, k, v;  // (column, row, head, batch)
   cuda::BackwardParams common;
-  L2Swizzle swizzle;      // heads: (batch, KV head); tiles: KV tiles
-  L2Swizzle q_swizzle;    // heads: the same; tiles: Q tiles of all heads of a GQA group
-  StreamK stream_k;       // tiles: KV tiles; iterations: Q tiles of one head
-  float* partials;        // dK and dV of each partial, in the consumers' register layout
-  Preparation* prepared;  // NULL: bwd_preprocess is done before the kernel starts
-  uint64_t stamp;         // unique to the launch, for `prepared`
-  int32_t dealt;  // work items taken by cluster index before work_counter: one per cluster, or 0
-  int32_t first_key, key_step;      // tile n of a head begins with key first_key + n * key_step
-  int32_t sequence_tiles;           // most Q tiles of a sequence
-  int32_t head_tiles;               // Q tiles from one head to the next
-  int32_t q_has_tail, kv_has_tail;  // memory may hold rows past a sequence's, not always finite
-  // Scale of q k before the softcap's tanh (unused without softcap) and of the result, in units of
-  // log2(e).
-  float to_cap, factor;
+  L2Swizzle swizzle;                // KV tiles; a head is (batch, KV head)
+  L2Swizzle q_swizzle;              // Q tiles of all heads of a GQA group; the same heads
+  StreamK stream_k;                 // tiles are KV tiles, iterations are Q tiles of a head
+  float* partials;                  // dK and dV of each partial, in accumulator order
+  PreprocessProgress* preprocess;   // NULL: the preprocess kernel has ended before this one starts
+  uint64_t preprocess_stamp;        // of this launch, in *preprocess
+  int32_t static_work_items;        // work items taken by CTA index, the others by work_counter
+  int32_t first_key, key_step;      // KV tile n of a head begins with key first_key + n * key_step
+  int32_t max_q_tiles;              // Q tiles of the longest sequence
+  int32_t head_q_tiles;             // Q tiles from one head to the next in dq, lse2 and delta
+  int32_t q_has_tail, kv_has_tail;  // rows past a sequence's end may lie in memory, may be NaN
+  // s = score_scale * tanh(softcap_inner * q k^T) with a softcap, score_scale * q k^T without, in
+  // units of log2(e).
+  float softcap_inner, score_scale;
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -1,26 +1,28 @@
-//! Reads tests/data/cases.txt and cases.bin.
+//! Reads tests/data/cases.txt, cases.bin and refusals.txt.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use super::Bytes;
 
 type Fields = HashMap<String, String>;
 
+#[derive(Clone)]
 pub struct Entry {
     pub dtype: String,
     pub dims: Vec<usize>,
     offset: usize,
 }
 
+#[derive(Clone)]
 pub struct Expected {
     pub dims: Vec<usize>,
     pub values: Vec<f64>,
     tolerance: f64,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Case {
     pub name: String,
     pub desc: Fields,
@@ -30,9 +32,21 @@ pub struct Case {
     bytes: Rc<Vec<u8>>,
 }
 
+/// A case that is refused with some fields and values changed, and what is then said.
+pub struct Refusal {
+    pub name: String,
+    pub case: Case,
+    /// Names of the status, without ERROR_, and of the reason; the field.
+    pub expected: [String; 3],
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/data")
+}
+
 /// All cases; nothing where the crate stands outside the repository.
 pub fn load() -> Option<Vec<Case>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/data");
+    let folder = folder();
     let text = std::fs::read_to_string(folder.join("cases.txt")).ok()?;
     let bytes = Rc::new(std::fs::read(folder.join("cases.bin")).ok()?);
     let mut cases: Vec<Case> = Vec::new();
@@ -66,6 +80,30 @@ pub fn load() -> Option<Vec<Case>> {
         }
     }
     Some(cases)
+}
+
+/// Every paragraph of refusals.txt, applied to its case.
+pub fn load_refusals(cases: &[Case]) -> Vec<Refusal> {
+    let text = std::fs::read_to_string(folder().join("refusals.txt")).expect("refusals.txt");
+    text.trim().split("\n\n").map(|paragraph| refusal(paragraph, cases)).collect()
+}
+
+fn refusal(paragraph: &str, cases: &[Case]) -> Refusal {
+    let mut lines = paragraph.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let first = lines.next().unwrap();
+    let base = cases.iter().find(|case| case.name == first[2]).expect(first[2]);
+    let mut case = base.clone();
+    let mut expected = Default::default();
+    for words in lines {
+        let rest = &words[1..];
+        match words[0] {
+            "desc" => case.desc.extend(fields(rest)),
+            "values" => case.replace(rest[0], rest[1]),
+            "expect" => expected = [0, 1, 2].map(|n| rest[n].to_string()),
+            other => panic!("refusals.txt: {other}"),
+        }
+    }
+    Refusal { name: first[1].to_string(), case, expected }
 }
 
 fn fields(words: &[&str]) -> Fields {
@@ -112,6 +150,17 @@ impl Case {
 
     pub fn dims(&self, name: &str) -> &[usize] {
         &self.arrays[name].dims
+    }
+
+    /// Gives an array of i32 other values: "3,99,0".
+    fn replace(&mut self, name: &str, values: &str) {
+        let values = values.split(',').map(|n| n.parse::<i32>().unwrap());
+        let values: Vec<u8> = values.flat_map(i32::to_le_bytes).collect();
+        let bytes = Rc::make_mut(&mut self.bytes);
+        let entry = self.arrays.get_mut(name).expect(name);
+        assert_eq!((entry.dtype.as_str(), entry.dims[..] == [values.len() / 4]), ("i32", true));
+        entry.offset = bytes.len();
+        bytes.extend(values);
     }
 
     /// An array of the case; empty when it has none of this name.

@@ -1,0 +1,216 @@
+"""attention and its relatives on PyTorch's tensors, with gradients."""
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from .. import _options
+from .._constants import Reason
+from .._errors import invalid, wrong_type
+from .._inputs import axes
+from .._options import Determinisms, Window
+from . import _autograd
+from ._launch import Options
+from ._ops import cast_for_autocast
+
+
+def _options_of(causal: Any, window: Any, chunk: Any, top_left: Any, softcap: Any, scale: Any,
+                dropout: Any, block_q: Any, block_kv: Any, splits: Any,
+                determinism: Any) -> Options:
+    for name, value in (("scale", scale), ("softcap", softcap), ("dropout", dropout)):
+        if isinstance(value, Tensor):
+            raise wrong_type(f"{name} is a tensor; give a number of Python's, {name}.item()", name)
+    left, right = _options.window(window) or (-1, -1)
+    return Options(
+        _options.flag(causal, "causal"), left, right, _options.chunk(chunk, "chunk") or 0,
+        _options.flag(top_left, "top_left"), _options.softcap(softcap, "softcap"),
+        _options.scale(scale, "scale"), _options.real(dropout, "dropout"),
+        _options.integer(block_q, "block_q"), _options.integer(block_kv, "block_kv"),
+        _options.integer(splits, "splits"), _options.determinism(determinism, "determinism"))
+
+
+_kept_options = lru_cache(maxsize=1024, typed=True)(_options_of)
+
+
+def _chosen(*values: Any) -> Options:
+    if torch.compiler.is_compiling():  # which traces what is not cached
+        return _options_of(*values)
+    try:
+        return _kept_options(*values)
+    except TypeError:  # a list, or what is refused
+        return _options_of(*values)
+
+
+def _rng(q: Tensor, dropout: float, rng: Optional[Tensor]) -> Optional[Tensor]:
+    """{seed, offset} of torch's generator, so that manual_seed, checkpointing and graphs repeat
+    it."""
+    if not dropout:
+        if rng is not None:
+            raise invalid("rng is given without dropout, and would be ignored; leave it out",
+                          Reason.DROPOUT, "rng_device")
+        return None
+    if rng is not None:
+        return rng
+    return torch.randint(-2**63, 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
+
+
+def _int32(tensor: Optional[Tensor]) -> Optional[Tensor]:
+    """Of integers; what is none is left for the library to refuse."""
+    if tensor is None or tensor.dtype not in (torch.int64, torch.int16, torch.int8, torch.uint8):
+        return tensor
+    return tensor.to(torch.int32)
+
+
+def _float32(tensor: Optional[Tensor]) -> Optional[Tensor]:
+    if tensor is None or tensor.dtype == torch.float32 or not tensor.is_floating_point():
+        return tensor
+    return tensor.to(torch.float32)
+
+
+def _longest(cu_seqlens: Optional[Tensor], given: Optional[int], name: str) -> int:
+    if given is not None:
+        return given
+    if cu_seqlens is None:
+        return -1
+    if cu_seqlens.is_cuda or torch.compiler.is_compiling():
+        raise invalid(f"{name} is not given, and is not read from a GPU or while compiling; give "
+                      "a bound of the lengths", Reason.LENGTHS, name)
+    return max(int(cu_seqlens.diff().max()), 0) if cu_seqlens.numel() > 1 else 0
+
+
+def _call(q: Tensor, k: Tensor, v: Tensor, order: Any, kv_order: Any, beside: Tuple[Any, ...],
+          max_q: int, max_kv: int, options: Options, return_lse: bool) -> Any:
+    """beside without rng_device; the orders are permutations to (batch, seq, heads, dim) or
+    None."""
+    rng = beside[-1]
+    q, k, v = cast_for_autocast(q, k, v)
+    rng = _rng(q, options.dropout, rng)
+    if order is not None:
+        q = q.permute(order)
+    if kv_order is not None:
+        k, v = k.permute(kv_order), v.permute(kv_order)
+    o, lse = _autograd.call((q, k, v, *beside[:-1], rng, max_q, max_kv, *options, return_lse))
+    if order is not None:
+        o = o.permute(_inverse(order))
+    return (o, lse) if return_lse else o
+
+
+def _inverse(order: Tuple[int, ...]) -> Tuple[int, ...]:
+    return tuple([order.index(i) for i in range(len(order))])
+
+
+_PACKED = {"bshd": None, "bhsd": (0, 2, 1, 3), "thd": None}
+
+
+def _order(layout: Any, ndim: int) -> Any:
+    """The permutation that makes (batch, seq, heads, dim) of a layout; None: it is that."""
+    if layout in _PACKED and (ndim == 3) == (layout == "thd"):
+        return _PACKED[layout]
+    b, h, s = axes(layout, ndim)
+    order = (s, h, 2) if ndim == 3 else (b, s, h, 3)
+    return None if order == tuple(range(ndim)) else order
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: str = "bshd", causal: bool = False,
+              window: Window = None, chunk: Optional[int] = None, top_left: bool = False,
+              bias: Optional[Tensor] = None, alibi_slopes: Optional[Tensor] = None,
+              block_mask: Optional[Tensor] = None, block_q: int = 0, block_kv: int = 0,
+              softcap: Optional[float] = 0.0, scale: Optional[float] = None,
+              sink: Optional[Tensor] = None, dropout: float = 0.0, rng: Optional[Tensor] = None,
+              lens_q: Optional[Tensor] = None, lens_kv: Optional[Tensor] = None,
+              starts_kv: Optional[Tensor] = None, splits: int = 0,
+              determinism: Determinisms = False, return_lse: bool = False) -> Any:
+    """flashattn.attention() with gradients of q, k, v, bias, sink, and through lse.
+
+    q           (batch, seqlen_q, heads_q, dim_qk), in the order that layout says
+    k, v        (batch, seqlen_kv, heads_kv, dim_qk), (batch, seqlen_kv, heads_kv, dim_v)
+    rng         int64 (2,) on q's device: seed and offset of the dropout. None: drawn from torch's
+                generator of that device
+    The other options and the errors are those of flashattn.attention(). Lengths may be of any
+    integer type, alibi_slopes and sink of any floating one. On the CPU as many threads work as
+    torch.get_num_threads() says; on a GPU the call runs on the current stream and waits for
+    nothing.
+
+    Returns o, stored in the order (batch, seqlen_q, heads_q, dim_v), or (o, lse): float32 (batch,
+    heads_q, seqlen_q). Works under torch.compile, torch.vmap, autocast and checkpointing, but not
+    under torch.func.grad.
+    (Dao et al. 2022)
+    """
+    options = _chosen(causal, window, chunk, top_left, softcap, scale, dropout, block_q, block_kv,
+                      splits, determinism)
+    order = _order(layout, 4)
+    return _call(q, k, v, order, order, (
+        bias, _float32(sink), _float32(alibi_slopes), block_mask, None, None, _int32(lens_q),
+        _int32(lens_kv), _int32(starts_kv), None, rng), -1, -1, options, return_lse)
+
+
+def attention_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor,
+                     max_seqlen_q: Optional[int] = None, max_seqlen_kv: Optional[int] = None, *,
+                     layout: str = "thd", causal: bool = False, window: Window = None,
+                     chunk: Optional[int] = None, top_left: bool = False,
+                     bias: Optional[Tensor] = None, alibi_slopes: Optional[Tensor] = None,
+                     softcap: Optional[float] = 0.0, scale: Optional[float] = None,
+                     sink: Optional[Tensor] = None, dropout: float = 0.0,
+                     rng: Optional[Tensor] = None, lens_q: Optional[Tensor] = None,
+                     lens_kv: Optional[Tensor] = None, splits: int = 0,
+                     determinism: Determinisms = False, return_lse: bool = False) -> Any:
+    """flashattn.attention_varlen() with gradients: sequences packed without padding.
+
+    q           (total_q, heads_q, dim_qk): sequence b holds rows cu_seqlens_q[b] to
+                cu_seqlens_q[b + 1]
+    k, v        (total_kv, heads_kv, dim_qk), (total_kv, heads_kv, dim_v)
+    cu_seqlens_q, cu_seqlens_kv  (batch + 1,) integers
+    max_seqlen_q, max_seqlen_kv  tokens of the longest sequences; None: found, but not on a GPU and
+                not while compiling
+
+    The rest is as in attention(). Returns o, or (o, lse) with lse (heads_q, total_q).
+    """
+    options = _chosen(causal, window, chunk, top_left, softcap, scale, dropout, 0, 0, splits,
+                      determinism)
+    order = _order(layout, 3)
+    max_q = _longest(cu_seqlens_q, max_seqlen_q, "max_seqlen_q")
+    max_kv = _longest(cu_seqlens_kv, max_seqlen_kv, "max_seqlen_kv")
+    return _call(q, k, v, order, order, (
+        bias, _float32(sink), _float32(alibi_slopes), None, _int32(cu_seqlens_q),
+        _int32(cu_seqlens_kv), _int32(lens_q), _int32(lens_kv), None, None, rng),
+        max_q, max_kv, options, return_lse)
+
+
+def attention_paged(q: Tensor, k: Tensor, v: Tensor, page_table: Tensor, lens_kv: Tensor, *,
+                    cu_seqlens_q: Optional[Tensor] = None, max_seqlen_q: Optional[int] = None,
+                    max_seqlen_kv: Optional[int] = None, layout: Optional[str] = None,
+                    page_layout: str = "pshd", causal: bool = False, window: Window = None,
+                    chunk: Optional[int] = None, alibi_slopes: Optional[Tensor] = None,
+                    softcap: Optional[float] = 0.0, scale: Optional[float] = None,
+                    sink: Optional[Tensor] = None, splits: int = 0,
+                    determinism: Determinisms = False, return_lse: bool = False) -> Any:
+    """flashattn.attention_paged() as an operator: a paged KV cache; no gradient.
+
+    q           (batch, seqlen_q, heads_q, dim_qk), or with cu_seqlens_q (total_q, heads_q, dim_qk)
+    k, v        (pages, page_size, heads_kv, dim), in the order that page_layout says
+    page_table  (batch, pages of a sequence) integers
+    lens_kv     (batch,) integers: keys in use of each sequence
+
+    The rest is as in attention(). NotImplementedError where a tensor requires a gradient.
+    """
+    options = _chosen(causal, window, chunk, False, softcap, scale, 0.0, 0, 0, splits, determinism)
+    varlen = cu_seqlens_q is not None
+    max_kv = (page_table.shape[1] * k.shape[axes(page_layout, 4)[2]] if max_seqlen_kv is None
+              else max_seqlen_kv)
+    return _call(q, k, v, _order(layout or ("thd" if varlen else "bshd"), 3 if varlen else 4),
+                 _order(page_layout, 4), (
+        None, _float32(sink), _float32(alibi_slopes), None, _int32(cu_seqlens_q), None, None,
+        _int32(lens_kv), None, _int32(page_table), None),
+        _longest(cu_seqlens_q, max_seqlen_q, "max_seqlen_q"), max_kv, options, return_lse)
+
+
+def merge(part_o: Sequence[Tensor], part_lse: Sequence[Tensor]) -> Tuple[Tensor, Tensor]:
+    """flashattn.merge() with gradients: attention over disjoint sets of keys, put together.
+
+    part_o      each (batch, seqlen_q, heads_q, dim_v) or (total_q, heads_q, dim_v)
+    part_lse    each float32 (batch, heads_q, seqlen_q) or (heads_q, total_q)
+    """
+    return torch.ops.flashattn.merge(list(part_o), list(part_lse))

@@ -1,0 +1,97 @@
+// What this library asks of the operating system: POSIX, and Linux where that offers more. Only
+// os.cpp and this header include headers of either.
+#pragma once
+
+#include <pthread.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace flashattn::os {
+
+// The value of an environment variable; NULL if it is not set, or empty.
+const char* environment(const char* name) noexcept;
+
+// ---- Time and waiting ----
+
+// Nanoseconds of a clock that never goes back.
+int64_t now() noexcept;
+
+// Tells the processor that this thread waits for another one.
+inline __attribute__((always_inline)) void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+// One step of a loop that waits for another thread. The loop spins for some 50 us; after that it
+// sleeps 50 us a step, because the other thread may be without a core. *waited: 0 before the loop.
+void back_off(int32_t* waited) noexcept;
+
+// ---- Threads ----
+
+// A lock that needs no code when the library is loaded, and whose copies in a child made by fork
+// are made anew by constructing them again.
+class Mutex {
+ public:
+  constexpr Mutex() = default;
+  void lock() noexcept { pthread_mutex_lock(&mutex_); }
+  bool try_lock() noexcept { return pthread_mutex_trylock(&mutex_) == 0; }
+  void unlock() noexcept { pthread_mutex_unlock(&mutex_); }
+
+ private:
+  friend class Condition;
+  pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
+};
+
+class Condition {
+ public:
+  constexpr Condition() = default;
+  void wait(Mutex& locked) { pthread_cond_wait(&condition_, &locked.mutex_); }
+  void signal() noexcept { pthread_cond_signal(&condition_); }
+
+ private:
+  pthread_cond_t condition_ = PTHREAD_COND_INITIALIZER;
+};
+
+// Starts a detached thread with a stack of so many bytes, named `name` for top and debuggers. It
+// receives no signals but those that a fault of its own raises. Returns whether it was started.
+bool start_thread(void* (*main)(void*), void* argument, size_t stack, const char* name) noexcept;
+
+// Calls handler() in every child made by fork from now on. Returns whether there was memory for it.
+bool after_fork_in_child(void (*handler)()) noexcept;
+
+// ---- Processors ----
+
+// The number of processors that this process may use, at least 1: those of its affinity mask, which
+// is that of its first thread, and no more than the CPU quota of its cgroups pays for. Read once a
+// process: later changes are not seen.
+int32_t usable_processors();
+
+// Lets the calling thread run on the whole affinity mask of the process; a thread inherits a
+// smaller one from the thread that starts it.
+void use_all_processors() noexcept;
+
+// The processor that runs this thread; -1: unknown.
+int32_t current_processor() noexcept;
+
+// Moves the calling thread to another processor that it may run on, if there is one.
+void leave_processor(int32_t processor) noexcept;
+
+// The CPU quota of this process in processors: the least of its cgroup and of those above it, of
+// versions 1 and 2; infinite if there is none. root: of the file system that holds proc and the
+// mounts that proc names, "" outside of tests.
+double cpu_quota(const char* root);
+
+// Asks for AMX tile registers, as Linux demands once a process before the first thread uses them:
+// their 8 KB would not fit every signal stack. Returns whether they may be used.
+bool request_tile_registers() noexcept;
+
+// ---- Memory ----
+
+int64_t memory_bytes() noexcept;
+int64_t l2_cache_bytes() noexcept;  // of a core; 0: unknown
+
+}  // namespace flashattn::os

@@ -1,0 +1,81 @@
+// Q K^T and P V with K and V where they lie, for so few rows that packing would cost more than it
+// saves: each row of a cache is read once.
+#pragma once
+
+#include "cpu/direct_gemm.h"
+#include "cpu/softmax_state.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+template <Compute kCompute>
+class DirectKv {
+ public:
+  using Tile = ScoreTile<kCompute>;
+  // All rows of a tile have the same columns.
+  static constexpr bool kSameColumns = true;
+
+  FLASHATTN_INLINE DirectKv(const QBlock& block, ForwardScratch<kCompute>& scratch,
+                            SoftmaxState<kCompute>& softmax)
+      : block_(block), scratch_(scratch), softmax_(softmax) {}
+
+  void begin_tile(Interval) {}
+
+  int32_t run_mainloop(int32_t, int32_t, Interval) { return 0; }
+
+  // S = Q K^T; 0 in columns that no row sees.
+  void qk(const Tile& tile) {
+    const Interval read = keys_read(tile);
+    const int32_t first = tile.keys.begin;
+    for (int32_t r = 0; r < tile.rows(); ++r) {
+      float* s = scratch_.s + int64_t{r} * scratch_.score_columns;
+      fill(s, tile.columns.begin, read.begin - first, 0.0f);
+      fill(s, read.end - first, tile.columns.end, 0.0f);
+    }
+    direct_qk<kCompute>(cache(block_.in.k, block_.problem.dim_qk), read, block_.problem.dim_qk,
+                        block_.problem.dtype,
+                        scratch_.q + static_cast<int64_t>(tile.row) * scratch_.q_words,
+                        scratch_.q_words, tile.rows() / block_.kv_heads,
+                        scratch_.s + (read.begin - first), scratch_.score_columns);
+  }
+
+  // O += P V.
+  void pv(const Tile& tile) {
+    const Interval read = keys_read(tile);
+    const int32_t rows = tile.rows(), head_rows = rows / block_.kv_heads;
+    const int64_t columns = scratch_.v_columns;
+    float* o = scratch_.o + static_cast<int64_t>(tile.row) * columns;
+    // Where weights may be 0 they must not meet infinities and NaN, which the result shows: such a
+    // row is then computed again from its old value.
+    float* saved = reinterpret_cast<float*>(scratch_.v);
+    if (!tile.full) {
+      __builtin_memcpy(saved, o, sizeof(float) * static_cast<size_t>(rows * columns));
+    }
+    direct_pv<kCompute>(
+        cache(block_.in.v, block_.problem.dim_v), read, block_.problem.dim_v, block_.problem.dtype,
+        scratch_.p + (read.begin - tile.keys.begin) / kWordElements<kCompute>,
+        scratch_.score_columns / kWordElements<kCompute>, head_rows, o, scratch_.v_columns);
+    if (tile.full) return;
+    for (int32_t r = 0; r < rows; ++r, o += columns, saved += columns) {
+      if (all_finite(o, columns)) continue;
+      __builtin_memcpy(o, saved, sizeof(float) * static_cast<size_t>(columns));
+      softmax_.add_pv_nonzero_rows(tile, o, r, 1, r / head_rows, read);
+    }
+  }
+
+ private:
+  // From a whole vector on, so that the scores of a row end before those of the next begin.
+  FLASHATTN_INLINE static Interval keys_read(const Tile& tile) {
+    return {tile.visible.begin - (tile.visible.begin - tile.keys.begin) % kWidth, tile.visible.end};
+  }
+
+  FLASHATTN_INLINE KvCacheHeads cache(const flashattn_tensor& t, int32_t dim) const {
+    const int32_t size = dtype_size(block_.problem.dtype);
+    return {block_.kv(t), t.stride_head * size, block_.kv_heads, dim * size, block_.keys.end};
+  }
+
+  const QBlock& block_;
+  ForwardScratch<kCompute>& scratch_;
+  SoftmaxState<kCompute>& softmax_;
+};
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA

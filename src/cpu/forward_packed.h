@@ -1,0 +1,106 @@
+// Q K^T and P V from packed operands: K and V of a tile are packed once for all rows of a Q block,
+// and where that pays once for all Q blocks.
+#pragma once
+
+#include "cpu/softmax_state.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+template <Compute kCompute>
+class PackedKv {
+ public:
+  using Tile = ScoreTile<kCompute>;
+  // Rows of a micro-tile may need fewer columns than others.
+  static constexpr bool kSameColumns = false;
+
+  FLASHATTN_INLINE PackedKv(const QBlock& block, ForwardScratch<kCompute>& scratch,
+                            SoftmaxState<kCompute>& softmax)
+      : block_(block),
+        scratch_(scratch),
+        softmax_(softmax),
+        own_tile_(reinterpret_cast<char*>(scratch.k)) {}
+
+  // The KV tile at work. It is packed when some rows see it.
+  void begin_tile(Interval kv_tile) {
+    kv_tile_ = kv_tile;
+    packed_ = false;
+  }
+
+  // Computes scores of whole subtiles, beginning with the keys of `active`, in a loop that includes
+  // the softmax and P V. Returns how many subtiles: none here.
+  int32_t run_mainloop(int32_t, int32_t, Interval) { return 0; }
+
+  // S = Q K^T.
+  void qk(const Tile& tile) {
+    need_packed();
+    gemm<kCompute>(
+        tile.rows(), tile.columns, scratch_.k_words,
+        {scratch_.q + static_cast<int64_t>(tile.row) * scratch_.q_words, scratch_.q_words, 1},
+        {scratch_.k + tile.skip / kPanelOf<kCompute> * scratch_.k_panel, scratch_.k_panel},
+        {scratch_.s, scratch_.score_columns}, false,
+        [&](int32_t r) { return tile.scored_columns(r); });
+  }
+
+  // O += P V.
+  void pv(const Tile& tile) {
+    constexpr int kU = kWordElements<kCompute>;
+    const int32_t rows = tile.rows();
+    float* o = scratch_.o + static_cast<int64_t>(tile.row) * scratch_.v_columns;
+    // A weight of 0 must not meet an infinity or a NaN.
+    if (!finite_ && !tile.full) {
+      return softmax_.add_pv_nonzero_rows(tile, o, 0, rows, 0, tile.visible);
+    }
+    const int32_t step = tile.full ? rows : kMicroTileRows<kCompute>;
+    for (int32_t r = 0; r < rows; r += step) {
+      const Interval k = tile.at(r).k;
+      if (k.begin >= k.end) continue;
+      gemm<kCompute>(
+          rows - r < step ? rows - r : step, {0, scratch_.v_columns}, k.end - k.begin,
+          {scratch_.p + int64_t{r} * scratch_.score_columns / kU + k.begin,
+           scratch_.score_columns / kU, 1},
+          {scratch_.v + int64_t{tile.skip / kU + k.begin} * kPanelOf<kCompute>, scratch_.v_panel},
+          {o + int64_t{r} * scratch_.v_columns, scratch_.v_columns}, true);
+    }
+  }
+
+ protected:
+  FLASHATTN_INLINE void need_packed() {
+    if (!packed_) pack();
+    packed_ = true;
+  }
+
+  const QBlock& block_;
+  ForwardScratch<kCompute>& scratch_;
+  SoftmaxState<kCompute>& softmax_;
+  Interval kv_tile_{0, 0};
+  bool finite_ = true;  // all values of the packed tile are
+
+ private:
+  void pack() {
+    const int64_t shared = block_.shared_tile(kv_tile_.begin);
+    scratch_.use_tile(shared < 0 ? own_tile_ : block_.packed_tile(shared));
+    if (shared < 0) {
+      finite_ = pack_tile(kv_tile_);
+      return;
+    }
+    const Interval whole{kv_tile_.begin, kv_tile_.begin + scratch_.tile_kv};
+    finite_ = pack_once(block_.job.shared.states + shared,
+                        [&] { return pack_tile(intersect(whole, {0, block_.sequence.len.kv})); });
+  }
+
+  // Returns whether all values are finite.
+  bool pack_tile(Interval keys) const {
+    const Problem& problem = block_.problem;
+    pack_b_transposed<kCompute>(block_.kv(block_.in.k), keys, problem.dim_qk, problem.dtype,
+                                scratch_.k);
+    const bool finite = pack_b<kCompute>(block_.kv(block_.in.v), keys, problem.dim_v, problem.dtype,
+                                         scratch_.v, scratch_.v_panel);
+    if (scratch_.amx_mainloop) scratch_.clear_values(keys.end - keys.begin);
+    return finite;
+  }
+
+  char* const own_tile_;  // where this block packs tiles that no other reads
+  bool packed_ = false;
+};
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA

@@ -1,0 +1,90 @@
+// Masks on a tile of scores: which columns are computed at all, and -inf for keys that a query does
+// not see.
+#pragma once
+
+#include "core/score_mod.h"
+#include "cpu/pack.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+FLASHATTN_INLINE Interval round_out(Interval columns) {
+  return {columns.begin / kColumnStep * kColumnStep, round_up(columns.end, kColumnStep)};
+}
+
+// The queries around `query` whose mask blocks are the same, in a tile of tile_q rows. They begin
+// at the same queries wherever the tile starts, so that the bits of a query do not depend on its
+// neighbours.
+FLASHATTN_INLINE Interval same_block_rows(const ScoreMod& rules, int32_t query, int32_t tile_q,
+                                          Lengths len) {
+  if (!rules.blocks) return {0, len.q};
+  const int32_t rows =
+      rules.block_q >= tile_q ? rules.block_q : tile_q / rules.block_q * rules.block_q;
+  const int32_t begin = query / rows * rows;
+  return {begin, clamp_index(static_cast<int64_t>(begin) + rows, len.q)};
+}
+
+// Calls body(keys, full) for each range of keys whose mask blocks are on for some of the queries;
+// full: for all of them.
+template <class Body>
+FLASHATTN_INLINE void for_each_active_range(const ScoreMod& rules, Interval queries, Interval keys,
+                                            Body body) {
+  if (!rules.blocks) return body(keys, true);
+  Interval active{keys.begin, keys.begin};
+  bool full = true;
+  for (int32_t j = keys.begin; j < keys.end;) {
+    const int32_t x = j / rules.block_kv;
+    const int32_t next = clamp_index((x + 1LL) * rules.block_kv, keys.end);
+    bool any = false, all = true;
+    for (int32_t y = queries.begin / rules.block_q; y <= (queries.end - 1) / rules.block_q; ++y) {
+      const bool on = rules.blocks[y * rules.blocks_row + x] != 0;
+      any |= on;
+      all &= on;
+    }
+    if (any) {
+      active.end = next;
+      full &= all;
+    }
+    if ((!any || next == keys.end) && active.begin < active.end) body(active, full);
+    if (!any) {
+      active = {next, next};
+      full = true;
+    }
+    j = next;
+  }
+}
+
+inline void fill(float* s, int32_t begin, int32_t end, float value) {
+  for (int32_t c = begin; c < end; ++c) s[c] = value;
+}
+
+// Writes -inf to the columns, whole vectors, that are not in `shown`. It stores whole vectors
+// because a load of one would wait for smaller stores.
+FLASHATTN_INLINE void mask_columns(float* s, Interval shown, Interval columns) {
+  const Floats hidden = splat(-kInfinity);
+  if (shown.begin >= shown.end) shown = {columns.end, columns.end};
+  const auto lanes_from = [](int32_t c) { return iota() >= splat(static_cast<float>(c)); };
+  for (int32_t c = columns.begin; c < shown.begin; c += kWidth) {
+    store(s + c, select(lanes_from(shown.begin - c), load(s + c), hidden));
+  }
+  for (int32_t c = shown.end / kWidth * kWidth; c < columns.end; c += kWidth) {
+    store(s + c, select(lanes_from(shown.end - c), hidden, load(s + c)));
+  }
+}
+
+// Writes -inf to columns of s whose keys are not visible, or lie in mask blocks that are off.
+// Column 0 is key `first`.
+inline void mask_row(const ScoreMod& rules, bool blocks, int32_t i, int32_t first, Interval visible,
+                     Interval columns, float* s) {
+  const Interval shown = intersect({visible.begin - first, visible.end - first}, columns);
+  mask_columns(s, shown, columns);
+  if (!blocks) return;
+  const uint8_t* row = rules.blocks + i / rules.block_q * rules.blocks_row;
+  for (int32_t j = first + shown.begin; j < first + shown.end;) {
+    const int32_t x = j / rules.block_kv;
+    const int32_t next = clamp_index((x + 1LL) * rules.block_kv, first + shown.end);
+    if (!row[x]) fill(s, j - first, next - first, -kInfinity);
+    j = next;
+  }
+}
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA

@@ -1,0 +1,85 @@
+// Vectors of 256 bits: AVX2 with FMA and F16C.
+#pragma once
+
+#include <immintrin.h>
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+constexpr int kWidth = 8;  // floats a vector
+constexpr int kPanelVectors = 2;
+}  // namespace flashattn::cpu::FLASHATTN_ISA
+
+#include "cpu/simd/portable.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+using portable::dot_bf16;
+using portable::Exp2Power;
+using portable::interleave;
+using portable::kExp2FromBelow;
+using portable::multiply_subtract;
+using portable::pair_bf16;
+using portable::reciprocal;
+using portable::scale_exp2;
+using portable::store_bf16_row;
+using portable::store_halves;
+
+FLASHATTN_INLINE Longs multiply_low(Longs a, uint32_t b) {
+  return reinterpret_cast<Longs>(
+      _mm256_mul_epu32(reinterpret_cast<__m256i>(a), _mm256_set1_epi64x(b)));
+}
+
+// With 16 registers compilers load x again for each product, which is no faster than two loads a
+// cycle.
+FLASHATTN_INLINE void hold(Words& x) { __asm__("" : "+x"(x)); }
+
+FLASHATTN_INLINE bool any(Ints mask) {
+  return _mm256_movemask_epi8(reinterpret_cast<__m256i>(mask)) != 0;
+}
+
+FLASHATTN_INLINE Floats select_by_bytes(const void* p, Floats x, Floats y) {
+  const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+  const __m256i none = _mm256_cmpeq_epi32(bytes, _mm256_setzero_si256());
+  return reinterpret_cast<Floats>(_mm256_blendv_ps(
+      reinterpret_cast<__m256>(x), reinterpret_cast<__m256>(y), _mm256_castsi256_ps(none)));
+}
+
+// maxps and minps return their second operand if one is a NaN.
+FLASHATTN_INLINE Floats max_keep_nan(Floats x, Floats y) {
+  return reinterpret_cast<Floats>(
+      _mm256_max_ps(reinterpret_cast<__m256>(y), reinterpret_cast<__m256>(x)));
+}
+FLASHATTN_INLINE Floats min_keep_nan(Floats x, Floats y) {
+  return reinterpret_cast<Floats>(
+      _mm256_min_ps(reinterpret_cast<__m256>(y), reinterpret_cast<__m256>(x)));
+}
+
+// GCC's conversion of a generic vector takes two halves.
+FLASHATTN_INLINE Words load_halves(const uint16_t* p) {
+  return reinterpret_cast<Words>(
+      _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+
+// One shuffle, where widening and shifting take three instructions.
+FLASHATTN_INLINE Floats load_bf16(const void* p) {
+  const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  const __m256i order = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7, -1,
+                                         -1, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
+  return reinterpret_cast<Floats>(_mm256_shuffle_epi8(both, order));
+}
+
+FLASHATTN_INLINE Floats load_f16(const void* p) {
+  return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p))));
+}
+
+// As portable::split_exp2, but the integer comes from vroundps, sooner than from the sum.
+template <bool kNonPositive>
+FLASHATTN_INLINE Exp2Power split_exp2(Floats& x) {
+  if (!kNonPositive) x = min_keep_nan(x, splat(128.0f));
+  x = max_keep_nan(x, splat(-127.0f));
+  const Floats shifted = x + splat(portable::kRoundingMagic);
+  x -= reinterpret_cast<Floats>(
+      _mm256_round_ps(reinterpret_cast<__m256>(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  return portable::exp2_power(shifted);
+}
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA

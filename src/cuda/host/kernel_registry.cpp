@@ -1,0 +1,43 @@
+#include "cuda/host/kernel_registry.h"
+
+#include "cuda/host/sm80_bwd.h"
+#include "cuda/host/sm80_fwd.h"
+
+#if FLASHATTN_CUDA_SM90
+#include "cuda/host/sm90_bwd.h"
+#include "cuda/host/sm90_fwd.h"
+#endif
+
+namespace flashattn::cuda {
+namespace {
+
+const char* never(const Problem&) { return nullptr; }
+
+template <class Row, class Made>
+std::unique_ptr<const Row> make(const Problem& problem, const Device& device) {
+  return std::unique_ptr<const Row>(new Made(problem, device));
+}
+
+}  // namespace
+
+Registry<ForwardRow> forward_registry() {
+  static const Registration<ForwardRow> rows[] = {
+#if FLASHATTN_CUDA_SM90
+      {"sm90", never, make<ForwardRow, sm90::ForwardKernels>},
+#endif
+      {"sm80", never, make<ForwardRow, sm80::ForwardKernels>},
+  };
+  return {rows, sizeof rows / sizeof *rows};
+}
+
+Registry<BackwardRow> backward_registry() {
+  static const Registration<BackwardRow> rows[] = {
+#if FLASHATTN_CUDA_SM90
+      {"sm90", sm90::BackwardKernels::refuses, make<BackwardRow, sm90::BackwardKernels>},
+#endif
+      {"sm80", never, make<BackwardRow, sm80::BackwardKernels>},
+  };
+  return {rows, sizeof rows / sizeof *rows};
+}
+
+}  // namespace flashattn::cuda

@@ -1,0 +1,168 @@
+#include "cuda/host/launcher.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/arrays.h"
+#include "core/error.h"
+#include "cuda/host/kernel_setup.h"
+#include "cuda/kernels/common/combine.h"
+
+namespace flashattn::cuda {
+
+template <class Row>
+void PlanRows<Row>::make(Registry<Row> registry, const char* backend,
+                         const std::string& backend_passed_over, const Problem& problem,
+                         const Device& device) {
+  passed_over = backend_passed_over;
+  bool has = false;
+  for (size_t n = 0; n < registry.count; ++n) {
+    const Registration<Row>& registered = registry.rows[n];
+    has |= std::string(registered.backend) == backend;
+    if (!has) continue;
+    const char* const reason = registered.refuses(problem);
+    if (!reason) {
+      rows.push_back(registered.make(problem, device));
+    } else if (passed_over.empty()) {
+      passed_over = reason;
+    }
+  }
+}
+
+// declined: receives why the first row does not run the shape, or NULL.
+template <class Row>
+const Row& PlanRows<Row>::choose(const Shape& shape, const char** declined) const {
+  const char* first = nullptr;
+  size_t n = 0;
+  for (; n + 1 < rows.size(); ++n) {
+    const char* const reason = rows[n]->declines(shape, rows[n + 1].get());
+    if (!reason) break;
+    if (!first) first = reason;
+  }
+  if (declined) *declined = first;
+  return *rows[n];
+}
+
+template <class Row>
+int64_t PlanRows<Row>::workspace(const Shape& shape) const {
+  int64_t most = 0;
+  for (const auto& row : rows) most = std::max(most, row->workspace(shape));
+  return most;
+}
+
+template <class Row>
+std::string PlanRows<Row>::why(const Shape& shape, flashattn_plan_properties* properties) const {
+  const char* declined = nullptr;
+  const Row& row = choose(shape, &declined);
+  const std::string reason = declined ? declined : passed_over;
+  const std::string rest = row.describe(shape, properties);
+  return row.title() + (reason.empty() ? "" : " (" + reason + ")") + rest;
+}
+
+template <class Row>
+std::string PlanRows<Row>::why_of_unknown_shape() const {
+  std::string text;
+  for (const auto& row : rows) text += (text.empty() ? "" : " or ") + std::string(row->title());
+  if (!passed_over.empty()) text += " (" + passed_over + ")";
+  return text + "; the shape decides, ask with one";
+}
+
+CudaLauncher::CudaLauncher(const Problem& problem, const Device& device, const char* backend,
+                           const std::string& passed_over)
+    : problem_(problem),
+      device_(device.index),
+      multiprocessors_(device.properties.multiprocessors) {
+  const DeviceScope scope(device_);
+  throw_on(load_split_kernels(problem), "cudaFuncGetAttributes");
+  forward_.make(forward_registry(), backend, passed_over, problem, device);
+  if (problem.has_op(FLASHATTN_OP_BACKWARD)) {
+    backward_.make(backward_registry(), backend, passed_over, problem, device);
+  }
+  context_.reset(new PlanContext(device_));
+}
+
+const char* CudaLauncher::keep(std::string text) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return texts_.insert(std::move(text)).first->c_str();
+}
+
+int64_t CudaLauncher::workspace(uint32_t op, const Shape& shape) const {
+  return op == FLASHATTN_OP_BACKWARD ? backward_.workspace(shape) : forward_.workspace(shape);
+}
+
+void CudaLauncher::describe(uint32_t op, const Shape& shape,
+                            flashattn_plan_properties* properties) const {
+  properties->why = keep(op == FLASHATTN_OP_BACKWARD ? backward_.why(shape, properties)
+                                                     : forward_.why(shape, properties));
+}
+
+void CudaLauncher::describe_maxima(uint32_t op, const Shape& maxima,
+                                   flashattn_plan_properties* properties) const {
+  constexpr int32_t kMany = 4096;
+  Shape shape = maxima;
+  if (shape.batch == 0) shape.batch = multiprocessors_;
+  if (shape.seqlen_q == 0) shape.seqlen_q = kMany;
+  if (shape.seqlen_kv == 0) shape.seqlen_kv = kMany;
+  if (shape.total_q == 0) shape.total_q = static_cast<int64_t>(shape.batch) * shape.seqlen_q;
+  if (shape.total_kv == 0) shape.total_kv = static_cast<int64_t>(shape.batch) * shape.seqlen_kv;
+  describe(op, shape, properties);
+  if (op == FLASHATTN_OP_FORWARD) {
+    properties->why = keep(forward_.why_of_unknown_shape());
+  } else if (backward_.rows.size() > 1) {
+    properties->why = keep(backward_.why_of_unknown_shape());
+  }
+}
+
+int32_t CudaLauncher::forward(const ForwardArgs& args, void* workspace, const Executor& on) const {
+  if (const int32_t status = check_current(device_, *context_)) return status;
+  if (const int32_t status = check_forward_arrays(problem_, args)) return status;
+  return forward_.choose(args.shape).launch(args, workspace, static_cast<cudaStream_t>(on.stream));
+}
+
+int32_t CudaLauncher::backward(const BackwardArgs& args, void* workspace,
+                               const Executor& on) const {
+  if (const int32_t status = check_current(device_, *context_)) return status;
+  if (const int32_t status = check_backward_arrays(problem_, args)) return status;
+  return backward_.choose(args.shape).launch(args, workspace, static_cast<cudaStream_t>(on.stream));
+}
+
+int32_t CudaLauncher::merge(const MergeArgs& args, const Executor& on) const {
+  if (const int32_t status = check_current(device_, *context_)) return status;
+  if (args.parts > kMaxMergeParts) {
+    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "parts",
+                "parts = %d is above %d, the limit on a GPU; merge in several steps", args.parts,
+                kMaxMergeParts);
+  }
+  MergeParams<kMaxMergeParts> p{};
+  const Rows rows = query_rows(problem_, args.shape);
+  p.o = args.o;
+  p.lse = args.lse;
+  p.lse_layout = row_layout(problem_, args.shape);
+  p.dtype = problem_.dtype_o;
+  p.dtype_part = args.dtype_part;
+  p.dim = problem_.dim_v;
+  p.heads = problem_.heads_q;
+  p.batch = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) ? 1 : args.shape.batch;
+  if (const int32_t status = check_grid(int64_t{p.batch} * problem_.heads_q)) return status;
+  p.tokens = rows.tokens;
+  p.parts = args.parts;
+  p.vectors = is_aligned(args.o, problem_.dtype_o, 8);
+  for (int32_t n = 0; n < args.parts; ++n) {
+    p.part_o[n] = resolve_strides(args.part_o[n], rows, problem_.heads_q, problem_.dim_v);
+    p.part_lse[n] = args.part_lse[n];
+    p.vectors &= is_aligned(p.part_o[n], args.dtype_part, 4 * dtype_size(args.dtype_part));
+  }
+  return status_of(launch_merge(p, static_cast<cudaStream_t>(on.stream)),
+                   "launching the merge kernel");
+}
+
+int32_t CudaLauncher::dropout_mask(const ForwardArgs& args, uint8_t* keep,
+                                   const Executor& on) const {
+  if (const int32_t status = check_current(device_, *context_)) return status;
+  if (const int32_t status = check_grid(int64_t{args.shape.batch} * problem_.heads_q))
+    return status;
+  return status_of(launch_dropout_mask(problem_, args, keep, static_cast<cudaStream_t>(on.stream)),
+                   "launching the dropout mask kernel");
+}
+
+}  // namespace flashattn::cuda

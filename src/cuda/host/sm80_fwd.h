@@ -1,0 +1,52 @@
+// The portable forward kernels of a plan: prefill, decode, split-KV.
+#pragma once
+
+#include <string>
+
+#include "cuda/host/kernel_row.h"
+#include "cuda/host/kernel_setup.h"
+#include "cuda/kernels/sm80/table.h"
+
+namespace flashattn::cuda::sm80 {
+
+class ForwardKernels final : public ForwardRow {
+ public:
+  ForwardKernels(const Problem& problem, const Device& device);
+
+  const char* title() const override { return "portable kernels"; }
+  const char* declines(const Shape&, const ForwardRow*) const override { return nullptr; }
+  bool is_one_wave(const Shape& shape) const override;
+  int64_t workspace(const Shape& shape) const override;
+  std::string describe(const Shape& shape, flashattn_plan_properties* properties) const override;
+  int32_t launch(const ForwardArgs& args, void* workspace, cudaStream_t stream) const override;
+
+ private:
+  struct Kernel {
+    ReadyKernel<ForwardEntry> kernel;
+    std::string name, why;
+  };
+
+  // All parameters except the arguments and the workspace.
+  ForwardParams grid(const ReadyKernel<ForwardEntry>& choice, const Shape& shape) const;
+  const Kernel& choose(const Shape& shape) const;
+  // Whether there are more than a few sequences and their lengths may differ much. With one CTA
+  // each, most multiprocessors would then wait for the longest.
+  bool may_be_uneven(const Shape& shape) const;
+  // Whether keys are packed or paged, so that every sequence has its own number of keys.
+  bool has_lengths() const;
+
+  const Problem problem_;
+  const int32_t multiprocessors_;
+  const int64_t l2_bytes_;
+  Kernel deep_, shallow_, tiny_, small_, medium_, large_;  // by the number of queries and CTAs
+  bool merge_starts_early_;  // whether the merge of a split forward may launch early (PDL)
+};
+
+// Shared memory that a CTA of the problem's kernels needs, in bytes, on a device that offers
+// shared_memory bytes. 0: this build has no such kernel.
+int32_t shared_bytes(const Problem& problem, int32_t shared_memory);
+
+// Whether the driver has code of the portable kernels for the device; one kernel stands for all.
+bool has_code(int32_t device);
+
+}  // namespace flashattn::cuda::sm80

@@ -1,0 +1,58 @@
+// The Hopper backward kernels of a plan.
+#pragma once
+
+#include <string>
+
+#include "cuda/host/bwd_common.h"
+#include "cuda/host/kernel_row.h"
+#include "cuda/kernels/common/bwd_preprocess.h"
+#include "cuda/kernels/sm90/bwd_preprocess.h"
+#include "cuda/kernels/sm90/table.h"
+
+namespace flashattn::cuda::sm90 {
+
+class BackwardKernels final : public BackwardRow {
+ public:
+  // Why plans for the problem do not use these kernels; NULL: they do.
+  static const char* refuses(const Problem& problem);
+
+  BackwardKernels(const Problem& problem, const Device& device);
+
+  const char* title() const override { return "Hopper kernels"; }
+  const char* declines(const Shape& shape, const BackwardRow* next) const override;
+  int64_t workspace(const Shape& shape) const override;
+  std::string describe(const Shape& shape, flashattn_plan_properties* properties) const override;
+  int32_t launch(const BackwardArgs& args, void* workspace, cudaStream_t stream) const override;
+
+ private:
+  struct Kernel {
+    ReadyKernel<BackwardEntry> choice;  // entry NULL: there is none
+    std::string name;
+  };
+
+  bool ordered() const { return problem_.determinism != FLASHATTN_DETERMINISM_DEFAULT; }
+  Kernel make(const BackwardEntry* entry) const;
+  const Kernel& kernel_for(const Shape& shape) const;
+  // The heads that the first KV tiles of all CTAs need.
+  int64_t first_heads(const L2Swizzle& swizzle) const;
+  // Whether the kernel starts before preprocessing has ended.
+  bool starts_early(const BackwardEntry& entry, const BackwardArgs& args,
+                    const BackwardParams& p) const;
+  // All parameters except tensor maps; with a NULL base, no pointers either. *bytes: the workspace.
+  BackwardParams params(const BackwardEntry& entry, const BackwardArgs& args, char* base,
+                        int64_t* bytes) const;
+  // The parameters of the preprocessing for a kernel that starts early, except tensor maps.
+  BwdPreprocessParams preparation(const BackwardParams& p) const;
+  int32_t make_maps(const BackwardEntry& entry, BackwardParams* p,
+                    BwdPreprocessParams* early) const;
+  int32_t prepare(const BackwardParams& p, const BwdPreprocessParams& early,
+                  cudaStream_t stream) const;
+
+  const Problem problem_;
+  const int32_t multiprocessors_;
+  const int64_t l2_bytes_;
+  const Kernel main_, two_warpgroup_;  // two_warpgroup_: the two-warpgroup kernel, for many queries
+  const Dbias dbias_;
+};
+
+}  // namespace flashattn::cuda::sm90

@@ -1,0 +1,250 @@
+#include "cuda/host/sm90_fwd.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cmath>
+#include <numeric>
+
+#include "core/error.h"
+#include "core/score_mod.h"
+#include "core/select.h"
+#include "cuda/host/driver.h"
+#include "cuda/host/tensor_map.h"
+
+namespace flashattn::cuda::sm90 {
+namespace {
+
+constexpr int32_t kLongKeys = 4096;    // keys from which split-KV pays
+constexpr int32_t kShortQueries = 64;  // up to here the portable kernels pack heads and split keys
+constexpr int32_t kShortElements = 16384;  // of a head's K: up to here small CTAs start faster
+
+ScoreModKind scores_of(const Problem& p) {
+  const bool capped = p.softcap != 0, sloped = p.has_bias(FLASHATTN_BIAS_ALIBI);
+  const bool dropped = p.dropout_threshold() != 0;
+  if (needs_runtime_kernel(p) || p.scale < 0 || capped + sloped + dropped > 1)
+    return ScoreModKind::kRuntime;
+  return capped    ? ScoreModKind::kSoftcap
+         : sloped  ? ScoreModKind::kAlibi
+         : dropped ? ScoreModKind::kDropout
+                   : ScoreModKind::kPlain;
+}
+
+bool takes(const ForwardEntry& e, const Problem& p) {
+  return e.dtype == p.dtype && e.score_mod == scores_of(p) && e.dim_qk >= p.dim_qk &&
+         e.dim_v >= p.dim_v;
+}
+
+constexpr char kLaunching[] = "launching the forward kernel";
+
+Softcap softcap_of(const Problem& p) {
+  if (p.softcap == 0) return {};
+  // tanh(x) for |x| < 1/4: x (1 + a x^2 + b x^4), minimax, relative error 6e-7.
+  constexpr double kTerms[] = {1.0, -0.33324572, 0.12876415};
+  const double inner = double{p.scale} / p.softcap, outer = p.scale * double{kLog2E};
+  Softcap cap{};
+  cap.input_scale = static_cast<float>(inner);
+  double power = outer;
+  bool finite = true;
+  for (int n = 0; n < 3; ++n, power *= inner * inner) {
+    cap.poly5[n] = static_cast<float>(power * kTerms[n]);
+    finite &= std::isfinite(cap.poly5[n]);
+  }
+  if (!finite) return cap;
+  // The square of a product must not overflow.
+  const auto product = [inner](double x) { return std::min(x / std::abs(inner), 1e18); };
+  cap.poly5_limit = static_cast<float>(product(0.25));
+  // Up to |x| = end, x (1 - end^4 / 24) + x^3 (end^2 / 6 - 1/3) is the best cubic for tanh(x), with
+  // an error of end^5 / 120. For a score that is at most kError, below the rounding of sums.
+  constexpr double kError = 0x1p-18;  // log2
+  const double end =
+      std::min(std::pow(120 * kError / (p.softcap * double{kLog2E}), 0.2), std::sqrt(0.05));
+  cap.poly3_limit = static_cast<float>(product(end));
+  cap.poly3[0] = static_cast<float>(outer * (1 - std::pow(end, 4) / 24));
+  cap.poly3[1] = static_cast<float>(outer * inner * inner * (end * end / 6 - 1.0 / 3));
+  return cap;
+}
+
+std::string kernel_name(const ForwardEntry& e) {
+  return forward_name("sm90", e) + kScoreModNames[static_cast<int32_t>(e.score_mod)];
+}
+
+}  // namespace
+
+const char* const kScoreModNames[] = {"",         "_softcap", "_alibi", "_softcap_alibi",
+                                      "_dropout", "_runtime"};
+
+bool needs_runtime_kernel(const Problem& p) {
+  return p.has_bias(FLASHATTN_BIAS_DENSE) || p.has_mask(FLASHATTN_MASK_BLOCKS) ||
+         p.dropout_threshold() > UINT16_MAX;
+}
+
+ForwardKernels::ForwardKernels(const Problem& problem, const Device& device)
+    : problem_(problem),
+      multiprocessors_(device.properties.multiprocessors),
+      l2_bytes_(usable_l2_bytes(device.index)),
+      softcap_(softcap_of(problem)),
+      forced_(forced_backend() != nullptr) {
+  const ForwardTable table = forward_table();
+  for (size_t n = 0; n < table.count; ++n) {
+    const ForwardEntry& e = *table.entries[n];
+    if (!takes(e, problem)) continue;
+    // All tiles for the smallest head size that fits; no larger head size.
+    if (!kernels_.empty() && (e.dim_qk != kernels_[0].kernel.entry->dim_qk ||
+                              e.dim_v != kernels_[0].kernel.entry->dim_v)) {
+      continue;
+    }
+    kernels_.push_back({prepare(e, multiprocessors_), kernel_name(e)});
+  }
+}
+
+const char* ForwardKernels::declines(const Shape& shape, const ForwardRow* next) const {
+  if (shape.seqlen_kv == 0) return "there are no keys";
+  if (forced_) return nullptr;
+  const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
+  // With many small heads and no GQA, half a tile of queries is enough for small CTAs.
+  const ForwardEntry& small = *kernels_.back().kernel.entry;
+  const bool fine = small.dim_v == 64 && small.tile_q == 64 &&
+                    problem_.q_heads_per_kv_head() == 1 && 5 * heads >= 2 * multiprocessors_;
+  if (shape.seqlen_q <= (fine ? kShortQueries / 2 : kShortQueries)) {
+    return "too few queries for Hopper tiles";
+  }
+  // Short sequences: the start-up time of a CTA decides.
+  const int64_t longest = std::max(shape.seqlen_q, shape.seqlen_kv);
+  if (longest * problem_.dim_qk <= kShortElements && next && next->is_one_wave(shape)) {
+    return "short sequences that all run at once: small CTAs start faster";
+  }
+  const int64_t tiles = ceil_div(shape.seqlen_q, kernels_.front().kernel.entry->tile_q) * heads;
+  return 5 * tiles < 2 * multiprocessors_ && shape.seqlen_kv >= kLongKeys
+             ? "too few Hopper tiles for the device, and keys enough to split"
+             : nullptr;
+}
+
+const ForwardKernels::NamedKernel& ForwardKernels::choose(const Shape& shape) const {
+  const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
+  const MaskRule rule = problem_.mask_rule();
+  const Lengths longest{shape.seqlen_q, shape.seqlen_kv};
+  const bool packed = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) &&
+                      problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV) && shape.batch > 0;
+  const auto mean_of = [&shape](int64_t total, int32_t most) {
+    return static_cast<int32_t>(std::min<int64_t>(total / shape.batch, most));
+  };
+  const Lengths mean =
+      packed ? Lengths{mean_of(shape.total_q, longest.q), mean_of(shape.total_kv, longest.kv)}
+             : longest;
+  const auto time = [&](const NamedKernel& named) {
+    const TileCost& cost = named.kernel.entry->cost;
+    return packed ? packed_time(cost, rule, mean, longest, heads, multiprocessors_)
+                  : forward_time(cost, rule, longest, heads, multiprocessors_);
+  };
+  const auto faster = [&](const auto& a, const auto& b) { return time(a) < time(b); };
+  return *std::min_element(kernels_.begin(), kernels_.end(), faster);
+}
+
+L2Swizzle ForwardKernels::swizzle(const ReadyKernel<ForwardEntry>& kernel,
+                                  const Shape& shape) const {
+  const int64_t tiles = ceil_div(shape.seqlen_q, kernel.entry->tile_q);
+  const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
+  if (!problem_.has_mask(FLASHATTN_MASK_CAUSAL)) return L2Swizzle::of(heads, tiles, 1);
+  const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_kv) *
+                             (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
+  // All CTAs begin a group of heads at about the same time and load its K and V. For short
+  // sequences smaller groups are faster (2 % at 512 tokens); for longer ones they cost up to 1.4 %.
+  const int64_t bytes = l2_bytes_ / (head_bytes <= (1 << 20) ? 8 : 2);
+  const int64_t fitting = bytes / std::max<int64_t>(head_bytes, 1) * problem_.q_heads_per_kv_head();
+  return L2Swizzle::of(heads, tiles, fitting, L2Swizzle::even_end(kernel.resident, tiles));
+}
+
+int64_t ForwardKernels::workspace(const Shape&) const {
+  return WorkspaceCutter::bytes_for(sizeof(TileCounter));
+}
+
+std::string ForwardKernels::describe(const Shape& shape,
+                                     flashattn_plan_properties* properties) const {
+  const NamedKernel& named = choose(shape);
+  describe_kernel(named.kernel, named.kernel.entry->stages, named.name, "wgmma", properties);
+  return "; queries fill their tiles";
+}
+
+int32_t ForwardKernels::make_maps(const ForwardArgs& args, const ForwardEntry& entry,
+                                  ForwardParams* p) const {
+  const Shape& shape = args.shape;
+  const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
+  const bool varlen_kv = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
+  const bool paged = problem_.has_layout(FLASHATTN_LAYOUT_PAGED_KV);
+  p->kv_box_rows = paged ? std::gcd(problem_.page_size, entry.tile_kv) : entry.tile_kv;
+  const int64_t q_rows = varlen_q ? shape.total_q : shape.seqlen_q;
+  const int64_t q_batch = varlen_q ? 1 : shape.batch;
+  const int64_t kv_rows = paged ? problem_.page_size : varlen_kv ? shape.total_kv : shape.seqlen_kv;
+  const int64_t kv_batch = paged ? args.inputs.pages : varlen_kv ? 1 : shape.batch;
+  const struct {
+    const flashattn_tensor& tensor;
+    const char* name;
+    CUtensorMap* map;
+    ArrayShape shape;
+  } table[] = {
+      {args.inputs.q, "q", &p->q, {problem_.dim_qk, q_rows, problem_.heads_q, q_batch, 64}},
+      {args.inputs.k,
+       "k",
+       &p->k,
+       {problem_.dim_qk, kv_rows, problem_.heads_kv, kv_batch, p->kv_box_rows}},
+      {args.inputs.v,
+       "v",
+       &p->v,
+       {problem_.dim_v, kv_rows, problem_.heads_kv, kv_batch, p->kv_box_rows}},
+      {args.o, "o", &p->o, {problem_.dim_v, q_rows, problem_.heads_q, q_batch, 64}},
+  };
+  for (const auto& row : table) {
+    if (row.map == &p->o && !p->o_by_tma) continue;
+    if (const int32_t status =
+            make_tensor_map(row.tensor, problem_.dtype, row.shape, row.name, row.map)) {
+      return status;
+    }
+  }
+  return FLASHATTN_OK;
+}
+
+int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
+                               cudaStream_t stream) const {
+  const NamedKernel& named = choose(args.shape);
+  const ForwardEntry& entry = *named.kernel.entry;
+  ForwardParams p{};
+  p.problem = problem_;
+  p.args = args;
+  const int64_t all =
+      ceil_div(args.shape.seqlen_q, entry.tile_q) * args.shape.batch * problem_.heads_q;
+  if (all > INT32_MAX / 2) {
+    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "batch",
+                "batch = %d with %d heads and %d queries makes %" PRId64
+                " tiles, above 2^30; split the batch",
+                args.shape.batch, problem_.heads_q, args.shape.seqlen_q, all);
+  }
+  p.swizzle = swizzle(named.kernel, args.shape);
+  const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
+  p.kv_has_tail = problem_.layout != 0 || args.inputs.lens_kv != nullptr;
+  p.dropout_threshold = problem_.dropout_threshold();
+  p.softcap = softcap_;
+  p.o_by_tma = !varlen_q && !args.inputs.lens_q && problem_.dtype_o == problem_.dtype;
+  if (const int32_t status = make_maps(args, entry, &p)) return status;
+  const int64_t tiles = p.swizzle.count(), resident = named.kernel.resident;
+  // A grid of less than a wave is spread evenly over an idle device, but not over the end of
+  // another kernel: no early launch.
+  if (tiles < resident) return cuda::launch(entry, tiles, p, stream, kLaunching);
+  p.tile_counter = WorkspaceCutter(workspace).take<TileCounter>(1);
+  p.stamp = new_stamp();
+  return status_of(launch_pdl(entry.kernel, dim3(static_cast<unsigned>(resident)), entry.threads,
+                              entry.shared_bytes, p, stream),
+                   kLaunching);
+}
+
+bool has_code(int32_t device) {
+  static CodeCheck check;
+  return check.has_code(device, reinterpret_cast<const void*>(forward_table().entries[0]->kernel));
+}
+
+bool takes_dims(const Problem& problem) {
+  const ForwardTable table = forward_table();
+  return std::any_of(table.entries, table.entries + table.count,
+                     [&](const ForwardEntry* e) { return takes(*e, problem); });
+}
+
+}  // namespace flashattn::cuda::sm90

@@ -1,0 +1,30 @@
+import os
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# The package of this tree; FLASHATTN_LIBRARY names the library under test.
+sys.path.insert(0, str(ROOT / "bindings" / "python"))
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # noqa: E402
+
+
+def pytest_generate_tests(metafunc):
+    """A test that takes device runs on the CPU, and on a GPU where there is one."""
+    if "device" in metafunc.fixturenames:
+        import flashattn
+        reason = ("PyTorch has no GPU here" if not torch.cuda.is_available() else
+                  "the library is built without CUDA"
+                  if all(found.kind != "cuda" for found in flashattn.devices()) else None)
+        gpu = pytest.param("cuda", marks=pytest.mark.skip(reason=reason) if reason else ())
+        metafunc.parametrize("device", ["cpu", gpu])
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers():
+    torch.manual_seed(0)

@@ -1,0 +1,212 @@
+"""The names of flash-attn and of SDPA, and this library under F.scaled_dot_product_attention."""
+import inspect
+import pathlib
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import flashattn
+import flashattn.torch as fa
+import reference
+
+README = pathlib.Path(__file__).resolve().parents[2] / "bindings" / "python" / "README.md"
+NAMES = ("o", "dq", "dk", "dv")
+SIZES = [(1, 239), (3, 799), (127, 512), (113, 203), (108, 256), (256, 128)]  # flash-attn's
+
+
+def grads(o, inputs, dout):
+    return [o.detach(), *torch.autograd.grad(o, inputs, dout)]
+
+
+def compare(inputs, ours, naive, dtype, factor=2.0):
+    dout = torch.randn_like(ours(*inputs))
+    results = []
+    for function, kind in ((ours, dtype), (naive, torch.float64), (naive, dtype)):
+        copies = [x.detach().to(kind).requires_grad_() for x in inputs]
+        results.append(grads(function(*copies), copies, dout.to(kind)))
+    reference.check(*results, NAMES, factor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("kind", ["mha", "mqa", "gqa"])
+@pytest.mark.parametrize("causal, local", [(False, False), (True, False), (False, True)])
+def test_flash_attn_func(device, sizes, kind, causal, local, dtype):
+    """flash-attn's grid: sizes, heads, masks; dims and softcap go along in turns."""
+    sq, sk = sizes
+    turn = SIZES.index(sizes)
+    dim = (32, 59, 64, 96, 111, 128)[turn]
+    softcap = 0.0 if turn % 2 else 30.0
+    heads, heads_kv = 6, {"mha": 6, "mqa": 1, "gqa": 2}[kind]
+    window = (sk // 3, sk // 4) if local else (-1, -1)
+    slopes = torch.rand(2, heads, device=device) * 0.3 if turn in (1, 4) else None
+    inputs = [torch.randn(2, n, h, dim, device=device).to(dtype) for n, h in
+              ((sq, heads), (sk, heads_kv), (sk, heads_kv))]
+    compare(inputs, lambda q, k, v: fa.flash_attn_func(
+        q, k, v, 0.0, None, causal, window, softcap, slopes), lambda q, k, v:
+        reference.attention(q, k, v, causal=causal, window=window, softcap=softcap,
+                            alibi_slopes=slopes)[0], dtype, 3.0 if softcap else 2.0)
+
+
+def test_packed_forms_are_the_same_function(device):
+    qkv = torch.randn(2, 33, 3, 4, 16, device=device)
+    q, k, v = qkv.unbind(2)
+    want, lse, weights = fa.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    assert weights is None and lse.shape == (2, 4, 33)
+    assert torch.equal(fa.flash_attn_qkvpacked_func(qkv, causal=True), want)
+    assert torch.equal(fa.flash_attn_kvpacked_func(q, qkv[:, :, 1:], causal=True), want)
+    cu = torch.tensor([0, 33, 66], device=device, dtype=torch.int32)
+    flat = qkv.flatten(0, 1)
+    got, lse, _ = fa.flash_attn_varlen_func(*flat.unbind(1), cu, cu, 33, 33, causal=True,
+                                            return_attn_probs=True)
+    assert lse.shape == (4, 66)
+    torch.testing.assert_close(got, want.flatten(0, 1))
+    assert torch.equal(fa.flash_attn_varlen_qkvpacked_func(flat, cu, 33, causal=True), got)
+    assert torch.equal(fa.flash_attn_varlen_kvpacked_func(flat[:, 0], flat[:, 1:], cu, cu, 33, 33,
+                                                          causal=True), got)
+
+
+def test_kvcache(device):
+    q, cache = torch.randn(2, 3, 4, 16, device=device), torch.randn(2, 48, 2, 16, device=device)
+    lens = torch.tensor([33, 48], device=device, dtype=torch.int32)
+    table = torch.tensor([[0, 1, 2], [3, 4, 5]], device=device, dtype=torch.int32)
+    pages = cache.reshape(6, 16, 2, 16)
+    out, lse = fa.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=lens, causal=True,
+                                          return_softmax_lse=True)
+    assert lse.shape == (2, 4, 3)
+    paged = fa.flash_attn_with_kvcache(q, pages, pages, cache_seqlens=lens, causal=True,
+                                       block_table=table)
+    cu_q = torch.tensor([0, 3, 6], device=device, dtype=torch.int32)
+    cu_k = torch.tensor([0, 33, 81], device=device, dtype=torch.int32)
+    varlen = fa.flash_attn_varlen_func(q.flatten(0, 1), pages, pages, cu_q, cu_k, 3, 48,
+                                       causal=True, block_table=table)
+    pad = torch.tensor([2, 7], device=device, dtype=torch.int32)
+    left = fa.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=48, cache_leftpad=pad,
+                                      causal=True)
+    for b, (n, first) in enumerate(((33, 2), (48, 7))):
+        want = reference.attention(q[b:b + 1], *[cache[b:b + 1, :n]] * 2, causal=True)[0][0]
+        for got in (out[b], paged[b], varlen[3 * b:3 * b + 3]):
+            torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+        want = reference.attention(q[b:b + 1], *[cache[b:b + 1, first:]] * 2, causal=True)[0][0]
+        torch.testing.assert_close(left[b], want, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["k", "v", "rotary_cos", "rotary_sin", "cache_batch_idx"])
+def test_what_a_cache_has_not_is_refused_by_name(name):
+    q = torch.randn(1, 1, 2, 16)
+    with pytest.raises(NotImplementedError, match=rf"\b{name} is given"):
+        fa.flash_attn_with_kvcache(q, q, q, **{name: q})
+
+
+def test_refusals():
+    q = torch.randn(1, 9, 2, 16)
+    with pytest.raises(NotImplementedError, match="return_attn_probs"):
+        fa.flash_attn_func(q, q, q, dropout_p=0.5, return_attn_probs=True)
+    with pytest.raises(ValueError, match="is_causal and attn_mask"):
+        fa.scaled_dot_product_attention(q, q, q, torch.zeros(2, 2), is_causal=True)
+    with pytest.raises(ValueError, match="enable_gqa"):
+        fa.scaled_dot_product_attention(q, q[:, :3], q[:, :3])
+
+
+def test_sdpa_has_the_defaults_of_torch():
+    parameters = inspect.signature(fa.scaled_dot_product_attention).parameters
+    assert [(p.name, p.default) for p in parameters.values()][3:] == [
+        ("attn_mask", None), ("dropout_p", 0.0), ("is_causal", False), ("scale", None),
+        ("enable_gqa", False)]
+
+
+MASKS = {
+    "none": {}, "causal": dict(is_causal=True), "scale": dict(scale=0.5),
+    "float": dict(attn_mask=torch.randn(2, 1, 33, 45)),
+    "bool": dict(attn_mask=torch.rand(33, 45) > 0.4),
+}
+
+
+@pytest.fixture(name="activated")
+def _activated():
+    fa.activate()
+    yield fa.report()
+    fa.restore()
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_sdpa(mask):
+    inputs = [torch.randn(2, 4, n, 16) for n in (33, 45, 45)]
+    options = MASKS[mask]
+
+    def theirs(q, k, v):
+        more = {name: value.to(q.dtype) if name == "attn_mask" and value.is_floating_point()
+                else value for name, value in options.items()}
+        return F.scaled_dot_product_attention(q, k, v, **more)
+
+    compare(inputs, lambda q, k, v: fa.scaled_dot_product_attention(q, k, v, **options), theirs,
+            torch.float32)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activate(mask, dtype, activated):
+    inputs = [torch.randn(2, 4, n, 16).to(dtype) for n in (33, 45, 45)]
+
+    def call(q, k, v):
+        more = {name: value.to(q.dtype) if name == "attn_mask" and value.is_floating_point()
+                else value for name, value in MASKS[mask].items()}
+        return F.scaled_dot_product_attention(q, k, v, **more)
+
+    def naive(q, k, v):
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            return call(q, k, v)
+
+    compare(inputs, call, naive, dtype)
+    now = fa.report()
+    calls = [now[name] - activated[name] for name in ("forward", "backward")]
+    assert calls == [2, 1]
+    assert now["refused"] == activated["refused"] and now["active"]
+
+
+def test_what_is_refused_goes_to_torch_and_is_counted(activated):
+    q = torch.randn(2, 4, 33, 16, dtype=torch.float64, requires_grad=True)
+    o = F.scaled_dot_product_attention(q, q, q)
+    o.sum().backward()
+    now = fa.report()
+    assert now["forward"] == activated["forward"]
+    (message,) = [m for m, n in now["refused"].items() if n > activated["refused"].get(m, 0)]
+    assert "float64" in message
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        torch.testing.assert_close(o, F.scaled_dot_product_attention(q, q, q))
+
+
+def test_restore():
+    q = torch.randn(2, 4, 33, 16)
+    fa.activate()
+    fa.activate()  # once more changes nothing
+    fa.restore()
+    before = fa.report()
+    F.scaled_dot_product_attention(q, q, q)
+    assert fa.report() == before and not before["active"]
+    fa.activate()
+    F.scaled_dot_product_attention(q, q, q)
+    fa.restore()
+    assert fa.report()["forward"] == before["forward"] + 1
+
+
+def test_multihead_attention_compiles(activated):
+    layer, x = torch.nn.MultiheadAttention(64, 4, batch_first=True), torch.randn(2, 10, 64)
+    want = layer(x, x, x, need_weights=False)[0]
+    torch._dynamo.reset()
+    got = torch.compile(lambda x: layer(x, x, x, need_weights=False)[0], fullgraph=True)(x)
+    torch.testing.assert_close(got, want)
+    got.sum().backward()
+    now = fa.report()
+    assert now["forward"] >= activated["forward"] + 2 and now["backward"] > activated["backward"]
+
+
+def test_the_readme(capsys):
+    text = README.read_text(encoding="utf-8")
+    program = re.search(r"test_torch_drop_in.py runs this program -->\n```python\n(.*?)```", text,
+                        re.S).group(1)
+    exec(compile(program, str(README), "exec"), {})  # pylint: disable=exec-used
+    assert "'active': True" in capsys.readouterr().out
+    assert not flashattn.torch.report()["active"]

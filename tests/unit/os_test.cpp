@@ -1,0 +1,115 @@
+// Affinity masks and CPU quotas of cgroups, as containers of both versions show them.
+#include "core/os.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+
+using flashattn::os::cpu_quota;
+
+namespace {
+
+// Files below a root of their own.
+double quota_of(const std::vector<std::pair<const char*, const char*>>& files) {
+  char root[] = "/tmp/flashattn-cgroups-XXXXXX";
+  if (!CHECK(mkdtemp(root))) return -1;
+  for (const auto& [path, text] : files) {
+    const std::filesystem::path file = std::string(root) + path;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+  }
+  const double quota = cpu_quota(root);
+  std::filesystem::remove_all(root);
+  return quota;
+}
+
+constexpr const char *kMounts = "/proc/self/mountinfo", *kGroup = "/proc/self/cgroup";
+constexpr const char* kV2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n";
+constexpr const char* kV1 =
+    "22 1 0:21 / / rw - ext4 /dev/sda rw\n"
+    "32 31 0:29 / /sys/fs/cgroup/cpuset rw shared:9 - cgroup cgroup rw,cpuset\n"
+    "33 31 0:30 / /sys/fs/cgroup/cpu,cpuacct rw shared:9 master:1 - cgroup cgroup rw,cpu,cpuacct\n";
+
+void test_quotas() {
+  CHECK(std::isinf(quota_of({})));
+  CHECK(std::isinf(quota_of({{kMounts, kV2}, {kGroup, "0::/\n"}})));
+  CHECK(std::isinf(
+      quota_of({{kMounts, kV2}, {kGroup, "0::/\n"}, {"/sys/fs/cgroup/cpu.max", "max 100000\n"}})));
+  // A container with a namespace of its own.
+  CHECK(
+      quota_of({{kMounts, kV2}, {kGroup, "0::/\n"}, {"/sys/fs/cgroup/cpu.max", "150000 100000"}}) ==
+      1.5);
+  // The least of a group and those above it.
+  CHECK(quota_of({{kMounts, kV2},
+                  {kGroup, "0::/a/b/c\n"},
+                  {"/sys/fs/cgroup/a/cpu.max", "300000 100000\n"},
+                  {"/sys/fs/cgroup/a/b/cpu.max", "max 100000\n"},
+                  {"/sys/fs/cgroup/a/b/c/cpu.max", "400000 100000\n"},
+                  {"/sys/fs/cgroup/other/cpu.max", "100000 100000\n"}}) == 3);
+  // Only the container's group is mounted, and the host's path is told.
+  CHECK(quota_of({{kMounts, "30 23 0:26 /docker/1f /sys/fs/cgroup ro - cgroup2 cgroup rw\n"},
+                  {kGroup, "0::/docker/1f/inner\n"},
+                  {"/sys/fs/cgroup/cpu.max", "200000 100000\n"},
+                  {"/sys/fs/cgroup/inner/cpu.max", "50000 100000\n"}}) == 0.5);
+  // A group of this name is not there: what is at the mount point holds.
+  CHECK(quota_of({{kMounts, kV2},
+                  {kGroup, "0::/../elsewhere\n"},
+                  {"/sys/fs/cgroup/cpu.max", "200000 100000\n"}}) == 2);
+  CHECK(quota_of({{kMounts, kV1},
+                  {kGroup, "5:cpuset:/no\n4:cpu,cpuacct:/job\n0::/other\n"},
+                  {"/sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "250000\n"},
+                  {"/sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us", "100000\n"},
+                  {"/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n"},
+                  {"/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n"}}) == 2.5);
+  CHECK(std::isinf(quota_of({{kMounts, "nonsense\n\n- - -\n30 - cgroup2\n"},
+                             {kGroup, "nonsense\n0\n:\n"},
+                             {"/sys/fs/cgroup/cpu.max", "100000 100000\n"}})));
+}
+
+// The mask of the process, not of the thread that asks first.
+void test_affinity() {
+  cpu_set_t all, one;
+  CPU_ZERO(&all);
+  if (!CHECK(sched_getaffinity(0, sizeof all, &all) == 0)) return;
+  int first = 0;
+  while (!CPU_ISSET(first, &all)) ++first;
+  CPU_ZERO(&one);
+  CPU_SET(first, &one);
+  const double quota = std::ceil(cpu_quota(""));
+  const int expected = quota < CPU_COUNT(&all) ? static_cast<int>(quota) : CPU_COUNT(&all);
+  const auto in_child = [](auto body) {  // for the answer is kept
+    const pid_t child = fork();
+    if (child == 0) _exit(body() ? 0 : 1);
+    int status = -1;
+    return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  };
+  CHECK(in_child([&] { return flashattn::os::usable_processors() == expected; }));
+  CHECK(in_child([&] {
+    return sched_setaffinity(0, sizeof one, &one) == 0 && flashattn::os::usable_processors() == 1;
+  }));
+  CHECK(in_child([&] {
+    flashattn::os::leave_processor(first);
+    cpu_set_t after;
+    CPU_ZERO(&after);
+    return sched_getaffinity(0, sizeof after, &after) == 0 && CPU_EQUAL(&after, &all);
+  }));
+}
+
+}  // namespace
+
+int main() {
+  test_quotas();
+  test_affinity();
+  return check_report();
+}
