@@ -1,17 +1,17 @@
-// Barriers in shared memory, named barriers, proxies (PTX ISA, "Parallel Synchronization").
-// Addresses are of shared memory.
+// mbarriers, named barriers and proxy fences (PTX ISA, "Parallel Synchronization"). Addresses are
+// shared-memory addresses.
 #pragma once
 
 #include <cstdint>
 
 namespace flashattn::cuda::ptx {
 
-// A phase ends after `count` arrivals and all bytes announced in it.
+// A phase completes after `count` arrivals and the transfer of all bytes expected in it.
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
-// Barriers made so far are visible to the copy engine.
+// Makes initialised mbarriers visible to TMA and to the cluster.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -20,13 +20,13 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives, and announces bytes that copies will bring.
+// Arrives, and expects bytes that TMA will transfer in this phase.
 __device__ __forceinline__ void mbarrier_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
 
-// Until the phase of this parity has ended. At most one phase may end unseen.
+// Waits until the phase of this parity is complete. A waiter may fall behind by at most one phase.
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{.reg .pred p; wait: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @p bra done; "
@@ -35,7 +35,7 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
       : "memory");
 }
 
-// The same, or nothing, without a branch that the compiler sees.
+// Waits only if `some` is true, without a branch that the compiler sees.
 __device__ __forceinline__ void mbarrier_wait_if(bool some, uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{.reg .pred p, q; setp.eq.b32 q, %2, 0; wait: @q bra done; "
@@ -45,7 +45,7 @@ __device__ __forceinline__ void mbarrier_wait_if(bool some, uint32_t barrier, ui
       : "memory");
 }
 
-// Whether the phase of this parity has ended.
+// Whether the phase of this parity is complete.
 __device__ __forceinline__ bool mbarrier_test(uint32_t barrier, uint32_t parity) {
   int32_t ended;
   asm volatile(
@@ -66,13 +66,13 @@ __device__ __forceinline__ void named_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// What this thread stored to shared memory is visible to wgmma and to the copy engine.
+// Makes this thread's stores to shared memory visible to the async proxy: WGMMA and TMA.
 __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The same for global memory; and what it has seen of others' stores there comes before what it
-// starts.
+// As above for global memory. Stores of other threads that this thread has observed are also
+// visible to the async operations that it starts afterwards.
 __device__ __forceinline__ void fence_async_proxy_global() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }

@@ -1,6 +1,6 @@
-// Blocks of a cluster: their ranks, their barrier, each other's shared memory (PTX ISA, "Data
-// Movement" and "Parallel Synchronization"). Remote addresses come from at_rank(); who stores to
-// another block, or arrives there, must know that it has not ended.
+// Thread-block clusters: CTA rank, cluster barrier, distributed shared memory (PTX ISA, "Data
+// Movement" and "Parallel Synchronization"). at_rank() makes remote addresses. A CTA that stores to
+// another, or arrives at its mbarrier, must know that the other has not exited.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   return x;
 }
 
-// Threads that have ended count as arrived. What was done before is seen by those that wait.
+// Releases writes made before; threads that have exited count as arrived.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
 }
@@ -22,20 +22,20 @@ __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// What lies at this address of the block's own shared memory in that of another.
+// The address, in the shared memory of CTA `rank`, that corresponds to `address` in this CTA's.
 __device__ __forceinline__ uint32_t at_rank(uint32_t address, uint32_t rank) {
   uint32_t x;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(x) : "r"(address), "r"(rank));
   return x;
 }
 
-// Says that this thread has read, not that others see what it wrote: that would be a fence of the
-// whole device, hundreds of clocks.
+// Orders this thread's reads only. To release its writes would need a device-wide fence, hundreds
+// of clocks.
 __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// mbarrier_wait for a barrier of this block where others of the cluster arrive.
+// mbarrier_wait for a barrier of this CTA at which other CTAs of the cluster arrive.
 __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{.reg .pred p; wait: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1; "
@@ -44,7 +44,7 @@ __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t
       : "memory");
 }
 
-// A word to another block, counted as 4 bytes at a barrier there.
+// Stores a word to another CTA, whose mbarrier counts 4 bytes.
 __device__ __forceinline__ void store_remote(uint32_t to, uint32_t x, uint32_t barrier) {
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
@@ -52,7 +52,7 @@ __device__ __forceinline__ void store_remote(uint32_t to, uint32_t x, uint32_t b
       : "memory");
 }
 
-// The copy engine, from this block's shared memory to another's, whose barrier counts the bytes.
+// Bulk copy from this CTA's shared memory to another's, whose mbarrier counts the bytes.
 __device__ __forceinline__ void bulk_send(uint32_t to, uint32_t from, uint32_t bytes,
                                           uint32_t barrier) {
   asm volatile(

@@ -10,21 +10,21 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// What the launch gave the block, aligned to 1024 bytes.
+// Dynamic shared memory of the CTA, aligned to 1024 bytes.
 __device__ __forceinline__ char* dynamic_shared() {
   extern __shared__ __align__(1024) char shared[];
   return shared;
 }
 
-// 16 bytes to shared memory, asynchronously; zeros instead where `valid` is false, and nothing is
-// read then.
+// Copies 16 bytes to shared memory asynchronously. If `valid` is false, it stores zeros and does
+// not read.
 __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(valid ? 16 : 0)
                : "memory");
 }
 
-// The same for 4 bytes.
+// As cp_async_16, for 4 bytes.
 __device__ __forceinline__ void cp_async_4(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
                "r"(valid ? 4 : 0)
@@ -35,13 +35,13 @@ __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Until at most kPending of this thread's groups are on their way.
+// Waits until at most kPending of this thread's groups are incomplete.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// 16 or 4 bytes, or two numbers, to global memory, without a branch.
+// Stores 16 bytes, 4 bytes or two floats to global memory under a predicate, without a branch.
 __device__ __forceinline__ void store_if(bool condition, void* to, const uint32_t (&x)[4]) {
   asm volatile(
       "{.reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v4.b32 [%1], {%2, %3, %4, %5};}" ::"r"(
@@ -50,7 +50,7 @@ __device__ __forceinline__ void store_if(bool condition, void* to, const uint32_
       : "memory");
 }
 
-// What nobody is likely to read soon.
+// store_if with the streaming policy (.cs), for data that is not read again soon.
 __device__ __forceinline__ void store_streaming_if(bool condition, void* to,
                                                    const uint32_t (&x)[4]) {
   asm volatile(
@@ -74,7 +74,8 @@ __device__ __forceinline__ void store_if(bool condition, float* to, float x, flo
                : "memory");
 }
 
-// 1, 2 or 4 bytes of what no kernel writes meanwhile, without a branch; 0 where `valid` is false.
+// Loads 1, 2 or 4 bytes through the non-coherent path under a predicate, without a branch; 0 if
+// `valid` is false. Nothing may write the memory while the kernel runs.
 template <int kBytes>
 __device__ __forceinline__ uint32_t load_if(const void* from, bool valid) {
   static_assert(kBytes == 1 || kBytes == 2 || kBytes == 4, "one number");
@@ -160,7 +161,7 @@ __device__ __forceinline__ int4 load_shared_16(uint32_t from) {
   return x;
 }
 
-// Four numbers, as store_shared stores them.
+// Loads four floats.
 __device__ __forceinline__ void load_shared(float (&x)[4], uint32_t from) {
   const int4 words = load_shared_16(from);
   x[0] = __uint_as_float(static_cast<uint32_t>(words.x));
@@ -214,7 +215,7 @@ __device__ __forceinline__ uint64_t load_acquire(const uint64_t* from) {
   return x;
 }
 
-// Four numbers that others may store meanwhile.
+// Loads four words that other threads may store concurrently; each word is atomic.
 __device__ __forceinline__ int4 load_relaxed(const int32_t* from) {
   int4 x;
   asm volatile("ld.relaxed.gpu.global.v4.s32 {%0, %1, %2, %3}, [%4];"
@@ -232,7 +233,7 @@ __device__ __forceinline__ void store_release(uint64_t* to, uint64_t x) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
 }
 
-// For a number that others may load meanwhile.
+// Stores a value that other threads may load concurrently.
 __device__ __forceinline__ void store_relaxed(int32_t* to, int32_t x) {
   asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
@@ -241,14 +242,15 @@ __device__ __forceinline__ void store_relaxed(uint64_t* to, uint64_t x) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
 }
 
-// What this thread has seen of what was stored is seen by who sees what it stores from now on.
+// Fence of the device: writes that this thread has made or observed are visible to every thread
+// that observes its later writes.
 __device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 __device__ __forceinline__ void add_relaxed(int32_t* to, int32_t x) {
   asm volatile("red.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
 
-// What lay there. What others stored before that is seen.
+// Returns the value before. Acquires the writes that other threads released by it.
 __device__ __forceinline__ int32_t fetch_or_acquire(int32_t* at, int32_t bits) {
   int32_t found;
   asm volatile("atom.acquire.gpu.global.or.b32 %0, [%1], %2;"
@@ -258,8 +260,8 @@ __device__ __forceinline__ int32_t fetch_or_acquire(int32_t* at, int32_t bits) {
   return found;
 }
 
-// What lay there. What others stored before they did this is seen, by who does it next what this
-// one has.
+// Returns the value before. Acquires the writes that other threads released by this operation, and
+// releases this thread's to the next.
 __device__ __forceinline__ int32_t fetch_add_acquire_release(int32_t* at, int32_t x) {
   int32_t found;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
@@ -269,7 +271,7 @@ __device__ __forceinline__ int32_t fetch_add_acquire_release(int32_t* at, int32_
   return found;
 }
 
-// 16 bytes that other multiprocessors may have written meanwhile: not from this one's cache.
+// Loads 16 bytes that other multiprocessors may have written: from L2, bypassing L1.
 __device__ __forceinline__ float4 load_uncached(const float4* from) {
   float4 x;
   asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -279,8 +281,8 @@ __device__ __forceinline__ float4 load_uncached(const float4* from) {
   return x;
 }
 
-// 16 bytes that this kernel does not write and reads once: they need no place in the first cache,
-// and the second fetches what lies around, 256 bytes.
+// Loads 16 bytes that the kernel reads once and does not write: no L1 line is allocated, and L2
+// prefetches the surrounding 256 bytes.
 __device__ __forceinline__ int4 load_once(const char* from) {
   int4 x;
   asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.s32 {%0, %1, %2, %3}, [%4];"
@@ -296,29 +298,30 @@ __device__ __forceinline__ void or_release(int32_t* to, int32_t bits) {
   asm volatile("red.release.gpu.global.or.b32 [%0], %1;" ::"l"(to), "r"(bits) : "memory");
 }
 
-// The next kernel of the stream, if it was started early, may begin when all blocks have called
-// this.
+// The next kernel of the stream, if launched by programmatic dependent launch, may start once all
+// CTAs have called this.
 __device__ __forceinline__ void griddep_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// In a kernel that was started early: until those before it are done, and what they wrote is there.
+// In a kernel launched by programmatic dependent launch: waits until the kernels before it are
+// complete and their writes visible.
 __device__ __forceinline__ void griddep_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Which of the multiprocessor's places for warps this one has.
+// The warp slot of the multiprocessor in which this warp runs.
 __device__ __forceinline__ int32_t warp_slot() {
   int32_t x;
   asm volatile("mov.u32 %0, %%warpid;" : "=r"(x));
   return x;
 }
 
-// Barriers of kThreads threads, by number: the block's own is 0. Those that arrive do not wait.
+// Named barriers of kThreads threads; number 0 is __syncthreads(). barrier_arrive() does not wait.
 template <int kThreads>
 __device__ __forceinline__ void barrier_sync(int32_t number) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(kThreads) : "memory");

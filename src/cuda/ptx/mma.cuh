@@ -1,4 +1,4 @@
-// Tensor-core products and the conversions around them, one PTX instruction a function.
+// Tensor-core mma and conversions of its operands, one PTX instruction per function.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -43,7 +43,7 @@ __device__ __forceinline__ void mma_16x8x8_tf32(float (&d)[4], const uint32_t (&
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Two numbers, the first in the low half.
+// Converts two floats to T and packs them, the first in the low half.
 template <class T>
 __device__ __forceinline__ uint32_t pack(float low, float high);
 
@@ -61,7 +61,7 @@ __device__ __forceinline__ uint32_t pack<__half>(float low, float high) {
   return r;
 }
 
-// pack, 0 in place of what is below 0.
+// pack with ReLU: negative values become 0.
 template <class T>
 __device__ __forceinline__ uint32_t pack_positive(float low, float high);
 
@@ -103,7 +103,7 @@ __device__ __forceinline__ uint32_t multiply_halves(uint32_t x, uint32_t y) {
   return r;
 }
 
-// The larger magnitude of each of two pairs; what is not a number does not count.
+// max(|x|, |y|) per half; a NaN loses to a number.
 __device__ __forceinline__ uint32_t largest_halves(uint32_t x, uint32_t y) {
   uint32_t r;
   asm("{.reg .b32 a, b; abs.f16x2 a, %1; abs.f16x2 b, %2; max.f16x2 %0, a, b;}"
@@ -112,7 +112,7 @@ __device__ __forceinline__ uint32_t largest_halves(uint32_t x, uint32_t y) {
   return r;
 }
 
-// All bits of those of two 16-bit numbers, of either type, that are not 0.
+// Per half: all ones if it is not 0, else 0. For both 16-bit types.
 __device__ __forceinline__ uint32_t not_zero(uint32_t pair) {
   uint32_t r;
   asm("set.neu.u32.f16x2 %0, %1, %2;" : "=r"(r) : "r"(pair), "r"(0));
@@ -127,7 +127,7 @@ __device__ __forceinline__ uint32_t transpose(uint32_t pair) {
   return r;
 }
 
-// All bits of each of two 16-bit numbers as its highest.
+// Per half: all bits equal to its sign bit.
 __device__ __forceinline__ uint32_t spread_signs(uint32_t pair) {
   uint32_t r;
   asm("prmt.b32 %0, %1, %1, 0xbb99;" : "=r"(r) : "r"(pair));

@@ -1,4 +1,4 @@
-// What the instructions of Hopper are told: no instructions themselves.
+// Operands of Hopper instructions: cache policies, TMA coordinates, shared-memory descriptors.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,19 +7,21 @@
 
 namespace flashattn::cuda::ptx {
 
-// What the L2 cache should do with the lines: CUTLASS's encodings of createpolicy.
+// L2 cache policies, in the encodings that CUTLASS uses for createpolicy.
 constexpr uint64_t kEvictFirst = 0x12F0000000000000, kEvictLast = 0x14F0000000000000;
 
 struct BoxPosition {
   int32_t column, row, head, batch;
 };
 
-// A matrix of 16-bit elements in shared memory whose rows of 64 elements lie 128 bytes apart,
-// 16-byte chunks exchanged by chunk ^ row % 8; its first row lies at a multiple of 1024.
+// WGMMA descriptor of a matrix of 16-bit elements in shared memory: rows of 64 elements, 128 bytes
+// apart, with the 128-byte swizzle (16-byte chunk ^ row % 8). The first row is aligned to 1024
+// bytes.
 struct SmemDescriptor {
-  uint32_t low;  // of the descriptor; the rest is the same for all
+  uint32_t low;  // low word of the descriptor; the high word is a constant
 
-  // panel_bytes: from one panel of 64 columns to the next, for operands whose rows run along k.
+  // panel_bytes: stride between panels of 64 columns; for transposed operands, whose rows run along
+  // k.
   static __device__ __forceinline__ SmemDescriptor at(uint32_t address, uint32_t panel_bytes) {
     return {(address & 0x3ffff) >> 4 | panel_bytes >> 4 << 16};
   }
@@ -31,7 +33,7 @@ struct SmemDescriptor {
   }
 
   __device__ __forceinline__ uint64_t descriptor() const {
-    constexpr uint32_t kHigh = 1024 >> 4 | 1u << 30;  // eight rows; the exchange of chunks
+    constexpr uint32_t kHigh = 1024 >> 4 | 1u << 30;  // stride of eight rows; 128-byte swizzle
     return static_cast<uint64_t>(kHigh) << 32 | low;
   }
 };

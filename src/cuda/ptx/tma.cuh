@@ -1,6 +1,6 @@
-// The copy engine of Hopper: boxes of 4-dimensional arrays, (column, row, head, batch), between
-// global and shared memory (PTX ISA, "cp.async.bulk.tensor"), and plain runs of bytes. What lies
-// outside the array is read as 0 and not written. One thread starts a copy.
+// TMA: copies of boxes of 4-dimensional tensors, (column, row, head, batch), between global and
+// shared memory (PTX ISA, "cp.async.bulk.tensor"), and bulk copies of contiguous bytes. Elements
+// outside the tensor are read as 0 and not written. One thread issues a copy.
 #pragma once
 
 #include <cuda.h>
@@ -9,15 +9,15 @@
 
 namespace flashattn::cuda::ptx {
 
-// True in one lane of a warp, always the same: the one that starts copies. Of no other choice does
-// ptxas know that it is one lane; it makes a loop of each copy, for all lanes that may start it.
+// True in one lane of a warp, always the same. Only with elect.sync does ptxas know that a single
+// lane issues a copy; otherwise it makes a loop over all lanes that may.
 __device__ __forceinline__ bool elect() {
   uint32_t chosen;
   asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 %0, 1, 0, p;}" : "=r"(chosen));
   return chosen != 0;
 }
 
-// Counts the bytes of the whole box at the barrier.
+// The mbarrier counts the bytes of the whole box, including those outside the tensor.
 __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, uint32_t barrier,
                                          BoxPosition at, uint64_t policy) {
   asm volatile(
@@ -27,7 +27,8 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, ui
       : "memory");
 }
 
-// The same to each block of the cluster whose bit is set in `ranks`, at its own `to` and `barrier`.
+// tma_load into each CTA of the cluster whose bit is set in `ranks`, at the CTA's own `to` and
+// `barrier`.
 __device__ __forceinline__ void tma_load_multicast(uint32_t to, const CUtensorMap* map,
                                                    uint32_t barrier, BoxPosition at,
                                                    uint64_t policy, uint32_t ranks) {
@@ -47,7 +48,7 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t from,
       : "memory");
 }
 
-// Bytes that follow each other, a multiple of 16, both ends aligned to 16.
+// Copies contiguous bytes, a multiple of 16; both addresses are aligned to 16.
 __device__ __forceinline__ void bulk_load(uint32_t to, const void* from, uint32_t bytes,
                                           uint32_t barrier) {
   asm volatile(
@@ -63,7 +64,7 @@ __device__ __forceinline__ void bulk_store(void* to, uint32_t from, uint32_t byt
                : "memory");
 }
 
-// Adds fp32 numbers that follow each other to those in global memory.
+// Adds contiguous fp32 values to global memory.
 __device__ __forceinline__ void bulk_reduce_add(float* to, uint32_t from, uint32_t bytes,
                                                 uint64_t policy) {
   asm volatile(
@@ -81,13 +82,13 @@ __device__ __forceinline__ void bulk_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-// Until at most kPending of this thread's groups of stores still read their shared memory.
+// Waits until at most kPending of this thread's bulk groups still read shared memory.
 template <int kPending = 0>
 __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// Until at most kPending are not done.
+// Waits until at most kPending of this thread's bulk groups are incomplete.
 template <int kPending = 0>
 __device__ __forceinline__ void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");

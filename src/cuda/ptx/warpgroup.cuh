@@ -1,4 +1,4 @@
-// What surrounds the products of a warpgroup: fences, registers (PTX ISA, "Asynchronous Warpgroup
+// Fences, register allocation and stmatrix around WGMMA (PTX ISA, "Asynchronous Warpgroup
 // Level Matrix Instructions").
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace flashattn::cuda::ptx {
 
-// Registers written so far are seen by the products that follow.
+// Orders writes of registers before the WGMMAs that follow.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -15,14 +15,14 @@ __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Until at most kPending groups are under way.
+// Waits until at most kPending WGMMA groups are incomplete.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// x, not before y is known: ptxas moves instructions past others, but not before their operands.
-// zero: 0, and ptxas must not see that it is.
+// Returns x, but depends on y, so that ptxas cannot schedule uses of the result before y is known.
+// zero: 0, in a form that ptxas cannot fold.
 __device__ __forceinline__ float order_after(float x, float y, uint32_t zero) {
   float same;
   asm volatile("{ .reg .b32 t; and.b32 t, %2, %3; or.b32 %0, %1, t; }"
@@ -44,7 +44,7 @@ __device__ __forceinline__ void reg_fence(uint32_t (&r)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(r[i])::"memory");
 }
 
-// Registers a thread; every warp of the warpgroup calls it.
+// kCount: registers per thread. Every warp of the warpgroup calls it.
 template <int kCount>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
@@ -63,7 +63,7 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t address, uint32_t a, uint32
                : "memory");
 }
 
-// The same, each matrix transposed: the address is that of its column l % 8.
+// stmatrix_x4 of transposed matrices: lane l gives the address of column l % 8.
 __device__ __forceinline__ void stmatrix_x4_trans(uint32_t address, uint32_t a, uint32_t b,
                                                   uint32_t c, uint32_t d) {
   asm volatile(

@@ -1,18 +1,17 @@
-"""Writes wgmma.cuh, the products of a warpgroup: wgmma.py OUTPUT. The text of an asm statement must
-be a literal, so no template can build one for every width."""
+"""Writes wgmma.cuh: wgmma.py OUTPUT. The text of an asm statement must be a literal, so no template
+can build one for every width."""
 import sys
 
 WIDTHS = (64, 80, 96, 112, 128, 160, 192, 256)
 TYPES = {"__nv_bfloat16": "bf16", "__half": "f16"}
 
 HEAD = """\
-// Products of a warpgroup on the tensor cores of Hopper (PTX ISA, "wgmma.mma_async"): written by
-// wgmma.py.
+// Warpgroup matrix multiply-accumulate of Hopper (PTX ISA, "wgmma.mma_async"). Written by wgmma.py.
 //
 // d (64 x 2 * length) += a b, fp32 sums; d is overwritten where `accumulate` is 0. Warp w of four
 // holds rows 16 w .. 16 w + 15; with g = lane / 4 and c = lane % 4, d[4 n + 2 r + e] is element
-// (16 w + g + 8 r, 8 n + 2 c + e). Descriptors come from Matrix of operands.cuh. kTransposeA and
-// kTransposeB: the operand's rows run along k, not across it.
+// (16 w + g + 8 r, 8 n + 2 c + e). Descriptors come from SmemDescriptor. kTransposeA, kTransposeB:
+// the operand's rows run along k, not across it.
 #pragma once
 
 #include <cuda_bf16.h>

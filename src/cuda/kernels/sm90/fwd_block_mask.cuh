@@ -1,4 +1,4 @@
-// Which tiles of keys a block mask leaves of an item.
+// The KV tiles of a work tile in which the block mask leaves a visible key.
 #pragma once
 
 #include <type_traits>

@@ -1,4 +1,4 @@
-// The consumers of the Hopper forward pass: a warpgroup for 64 rows.
+// Mainloop of a consumer warpgroup of the Hopper forward pass: 64 rows of Q.
 #pragma once
 
 #include <type_traits>
@@ -49,18 +49,19 @@ class FwdMainloop : FwdSoftmax<Config> {
   }
 
  private:
-  // What is done to a tile's products.
+  // How a step gets from Q K^T to P. Only kOnline updates the base; the other paths use a fixed
+  // one. From kPlain on, every row sees every key of the tile.
   enum class ScorePath {
-    kOnline,       // all that may be needed
-    kMasked,       // all but a new reference: every row has one
-    kPlain,        // no more than the scale: every row sees every key and has a reference
-    kSoftcap,      // so too, but a softcap
-    kAlibi,        // so too, but ALiBi
-    kAlibiPaired,  // so too, but ALiBi of tied rows with all keys before them
+    kOnline,       // masks, every score modification, and an update of the base
+    kMasked,       // masks and every score modification
+    kPlain,        // scale
+    kSoftcap,      // softcap
+    kAlibi,        // ALiBi
+    kAlibiPaired,  // ALiBi of paired rows; all keys lie before the rows
   };
 
-  // Tiles n down to `full`. Returns the next. A loop for each way: with two in one, registers are
-  // copied from tile to tile.
+  // Steps with a fixed base and no mask, from tile n down to tile `full`. Returns the next n. Each
+  // path has a loop of its own: with two in one loop, registers are copied from tile to tile.
   __device__ __forceinline__ int32_t fixed_base_steps(int32_t n, int32_t full) {
     if constexpr (Config::kScoreMod == ScoreModKind::kPlain || Config::kHasDropout) {
 #pragma unroll 1
@@ -69,29 +70,29 @@ class FwdMainloop : FwdSoftmax<Config> {
 #pragma unroll 1
       for (; n >= full; --n) step<ScorePath::kSoftcap>(s_, n);
     } else {
-      const AlibiParams slope = this->alibi_params();
-      const int32_t paired_rows = slope.paired_rows ? max(full, slope.linear_end) : full;
+      const AlibiParams alibi = this->alibi_params();
+      const int32_t paired_end = alibi.paired_rows ? max(full, alibi.linear_end) : full;
 #pragma unroll 1
-      for (; n >= paired_rows; --n) step<ScorePath::kAlibi>(s_, n, slope);
+      for (; n >= paired_end; --n) step<ScorePath::kAlibi>(s_, n, alibi);
 #pragma unroll 1
-      for (; n >= full; --n) step<ScorePath::kAlibiPaired>(s_, n, slope);
+      for (; n >= full; --n) step<ScorePath::kAlibiPaired>(s_, n, alibi);
     }
     return n;
   }
 
   __device__ __forceinline__ void process_tile() {
     kv_tiles_.reset();
-    // Read at once: one by one each would be waited for.
+    // Read together, so that the loads overlap.
     const int32_t begin = work_tile().kv_begin, first = warpgroup_tile().kv_begin,
                   end = warpgroup_tile().kv_end;
     const int32_t full = max(warpgroup_tile().full_begin, first);
-    const int32_t fast =
+    const int32_t fixed_end =
         Config::kOnlineSoftmax ? first : max(warpgroup_tile().fixed_base_end, first);
     const bool upper = Config::kHalfTiles && warpgroup_tile().first_upper_only;
     const bool lower = Config::kHalfTiles && warpgroup_tile().last_lower_only;
     int32_t n = work_tile().kv_end - 1;
     ptx::mbarrier_wait(address(storage_.q_full[q_state_.slot()][warpgroup_]), q_state_.phase());
-    // All warpgroups take item.end - item.begin - 1 turns.
+    // Every warpgroup passes the scheduler barrier kv_end - kv_begin - 1 times per work tile.
     if (first >= end) {  // no row of this warpgroup sees a key
       reset_accumulators();
       warpgroup_sync();
@@ -99,7 +100,7 @@ class FwdMainloop : FwdSoftmax<Config> {
       if (n >= begin) skip_tile(n--, false);
     } else {
       if constexpr (Config::kOwnTileFirst) {
-        // Its own first tile before those that only others need, as far as buffers allow.
+        // Computes its own first tile before it skips those of others, as far as stages allow.
         for (; n - end >= kStages - 1; --n) skip_tile(n, true);
         first_step(end - 1, KvState{kv_state_.count + (n + 1 - end)}, lower);
         for (; n >= end; --n) skip_tile(n, true);
@@ -110,14 +111,14 @@ class FwdMainloop : FwdSoftmax<Config> {
         first_step(n--, kv_state_, lower);
       }
 #pragma unroll 1
-      for (; (n = kv_tiles_.last_visible(work_tile(), n, fast)) >= fast; --n)
+      for (; (n = kv_tiles_.last_visible(work_tile(), n, fixed_end)) >= fixed_end; --n)
         step<ScorePath::kOnline>(s_, n);
       if constexpr (!Config::kOnlineSoftmax) {
-        for (int mi = 0; mi < 2; ++mi) softmax_base_[mi] = base(mi);  // they stay
+        for (int mi = 0; mi < 2; ++mi) softmax_base_[mi] = base(mi);  // fixed from here on
         n = fixed_base_steps(n, full);
-        const int32_t whole = upper ? first + 1 : first;
+        const int32_t whole_begin = upper ? first + 1 : first;
 #pragma unroll 1
-        for (; n >= whole; --n) step<ScorePath::kMasked>(s_, n);
+        for (; n >= whole_begin; --n) step<ScorePath::kMasked>(s_, n);
         if constexpr (Config::kHalfTiles) {
           if (upper && n == first) step<ScorePath::kMasked, KvHalf::kUpper>(s_half_, n--);
         }
@@ -132,9 +133,10 @@ class FwdMainloop : FwdSoftmax<Config> {
     q_state_.advance();
   }
 
-  // A tile of keys of which this warpgroup needs nothing.
-  __device__ __forceinline__ void skip_tile(int32_t, bool turn) {
-    if (Config::kUseSchedulerBarrier && turn) {
+  // Waits for and releases a KV tile that only other warpgroups need. in_order: as every step does,
+  // it passes the scheduler barrier.
+  __device__ __forceinline__ void skip_tile(int32_t, bool in_order) {
+    if (Config::kUseSchedulerBarrier && in_order) {
       warp_scheduler_sync();
       warp_scheduler_arrive();
     }
@@ -146,13 +148,13 @@ class FwdMainloop : FwdSoftmax<Config> {
     kv_state_.advance();
   }
 
-  // Where no product does, before a buffer is released: of the four warps none may fall behind by a
-  // whole phase of its barrier.
+  // Called before a stage is released without a WGMMA, which would synchronise the four warps: none
+  // of them may miss a whole phase of the barrier.
   __device__ __forceinline__ void warpgroup_sync() const {
     ptx::named_sync(kWarpgroupBarrier + warpgroup_, 128);
   }
 
-  // The first tile of keys, or its lower half: Q K^T and the softmax.
+  // Q K^T and softmax of the first KV tile, or of its lower half.
   __device__ __forceinline__ void first_step(int32_t n, const KvState& state, bool lower_half) {
     ptx::mbarrier_wait(address(storage_.k_full[state.slot()]), state.phase());
     if constexpr (Config::kHalfTiles) {
@@ -161,7 +163,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     } else {
       first_step<KvHalf::kBoth>(s_, n, state);
     }
-    // Then it is the item's first, and `place` the present one.
+    // Such a tile is the first of the work tile, and its stage is kv_state_.
     if (params_.kv_has_tail && (n + 1) * kTileKv > work_tile().len.kv) zero_v_tail(n);
   }
 
@@ -178,17 +180,17 @@ class FwdMainloop : FwdSoftmax<Config> {
     if (Config::kSeparateO && n == warpgroup_tile().kv_begin) release_q();
     if constexpr (Config::kScoreMod == ScoreModKind::kAlibi) {
       AlibiLinear line = this->alibi_linear(this->alibi_params(), n);
-      float raised[2] = {0.0f, 0.0f};
+      float base_bias[2] = {0.0f, 0.0f};
       if (warpgroup_tile().fixed_base_end > 0 && line.linear) {
-        this->max_alibi_bias(raised);
-        // Lower than expected: numbers hold more above the reference than below it.
-        for (float& peak : raised) peak -= kBaseSlack;
+        this->max_alibi_bias(base_bias);
+        // The predicted base is lowered: P has more range above the base than below.
+        for (float& peak : base_bias) peak -= kBaseSlack;
       } else {
         this->modify(s, n * kTileKv, redo);
-        line = {1.0f, 0.0f};  // nothing is left to do
+        line = {1.0f, 0.0f};  // modify() has applied ALiBi
       }
       apply_masks<kHalf>(s, n);
-      update_base(s, line.scale, raised, redo);
+      update_base(s, line.scale, base_bias, redo);
       if (redo) {
         this->exp2_exact(s, redo);
       } else {
@@ -204,11 +206,11 @@ class FwdMainloop : FwdSoftmax<Config> {
     pack_p<kHalf>(s, signs);
   }
 
-  // Q K^T of tile n under P V of tile n + 1; then the softmax of n, under the products of the other
-  // warpgroups.
+  // Issues Q K^T of tile n and P V of tile n + 1; then the softmax of n, which overlaps the WGMMAs
+  // of the other warpgroups.
   template <ScorePath kPath, KvHalf kHalf = KvHalf::kBoth, int kCount>
   __device__ __forceinline__ void step(float (&s)[kCount], int32_t n,
-                                       const AlibiParams& slope = {}) {
+                                       const AlibiParams& alibi = {}) {
     const KvState v_state = kv_state_;
     kv_state_.advance();
     const bool last = n == warpgroup_tile().kv_begin;
@@ -220,9 +222,9 @@ class FwdMainloop : FwdSoftmax<Config> {
     if (Config::kUseSchedulerBarrier) warp_scheduler_arrive();
     TileDropoutSigns signs;
     this->draw_dropout(signs, n);
-    // Found while products are computed: nothing covers what follows them.
+    // Computed while the WGMMAs run; latencies after them are exposed.
     AlibiLinear line;
-    if constexpr (kPath == ScorePath::kAlibi) line = this->alibi_linear(slope, n);
+    if constexpr (kPath == ScorePath::kAlibi) line = this->alibi_linear(alibi, n);
     ptx::wgmma_wait<1>();
     ptx::reg_fence(s);
     consumer_release(storage_.k_empty, kv_state_);
@@ -232,7 +234,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     if constexpr (kPath == ScorePath::kAlibi) {
       this->exp2_alibi(s, line);
     } else if constexpr (kPath == ScorePath::kAlibiPaired) {
-      this->exp2_alibi_paired(slope, n, o_[0]);
+      this->exp2_alibi_paired(alibi, n, o_[0]);
     } else if constexpr (kPath == ScorePath::kSoftcap) {
       this->exp2_softcap();
     } else {
@@ -258,7 +260,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     consumer_release(storage_.v_empty, v_state);
   }
 
-  // What rows do not see of a tile, or of a half of it.
+  // Masks the scores of tile n, or of a half of it.
   template <KvHalf kHalf, int kCount>
   __device__ __forceinline__ void apply_masks(float (&s)[kCount], int32_t n) {
     if constexpr (kHalf == KvHalf::kBoth) {
@@ -276,13 +278,13 @@ class FwdMainloop : FwdSoftmax<Config> {
     ptx::named_arrive(kWarpSchedulerBarrier + (warpgroup_ + 1) % kConsumers, 256);
   }
 
-  // By one thread for all: the product that read the buffer was one of all four warps.
+  // One thread arrives for the warpgroup: the WGMMA that read the stage was one of all four warps.
   __device__ __forceinline__ void consumer_release(uint64_t (&empty)[kStages],
                                                    const KvState& state) const {
     if (leader_) ptx::mbarrier_arrive(address(empty[state.slot()]));
   }
 
-  // What scores, as modify() leaves them, are multiplied with to be in units of the reference.
+  // Factor from the scores that modify() leaves to the units of softmax_base_.
   __device__ __forceinline__ float to_base_units(bool redo) const {
     return Config::kScoreMod == ScoreModKind::kRuntime || redo ? 1.0f : exponent_scale();
   }
@@ -308,7 +310,7 @@ class FwdMainloop : FwdSoftmax<Config> {
   __device__ __forceinline__ void gemm_qk(float (&s)[kCount], const KvState& state) {
     const ptx::SmemDescriptor k =
         k_.advance(state.slot() * Config::kKBytes + Base::template kFirstKey<kHalf> * 128);
-    // Large heads: or the compiler keeps all addresses in registers that it does not have.
+    // Large heads: otherwise the compiler keeps all addresses in registers, and spills.
     const ptx::SmemDescriptor first{Config::kDimQk > 128 ? no_hoist(q_.low) : q_.low};
     const ptx::SmemDescriptor q = first.advance(q_state_.slot() * Config::kQBytes);
     ptx::wgmma_fence();
@@ -342,13 +344,13 @@ class FwdMainloop : FwdSoftmax<Config> {
   }
 
   __device__ __forceinline__ void rescale_o(const float (&o_scale)[2]) {
-    // After the first tiles maxima rarely rise.
+    // The base rarely rises after the first tiles.
     if (__all_sync(~0u, o_scale[0] == 1.0f && o_scale[1] == 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < Config::kDimV / 2; ++i) o_[i] *= o_scale[i / 2 % 2];
   }
 
-  // Zeros in place of the values past the last key: their weights are 0, but they may be NaN.
+  // Clears rows of V past the last key: their P is 0, but they may be NaN.
   __device__ __forceinline__ void zero_v_tail(int32_t n) {
     ptx::mbarrier_wait(address(storage_.v_full[kv_state_.slot()]), kv_state_.phase());
     const uint32_t v = v_.address() + kv_state_.slot() * Config::kVBytes;
@@ -361,10 +363,10 @@ class FwdMainloop : FwdSoftmax<Config> {
     ptx::named_sync(kWarpgroupBarrier + warpgroup_, 128);
   }
 
-  // LSE and O of the tile; whether it must be done over. Both rows at once, without branches:
-  // nothing else covers the latencies.
+  // Stores O and LSE, and queues the tile for a redo if its base overflowed. Both rows at once and
+  // without branches, since nothing else hides the latencies.
   __device__ __forceinline__ void epilogue() {
-    float o_scale[2], nonfinite[2][4] = {};  // stays 0 while all is finite
+    float o_scale[2], nonfinite[2][4] = {};  // stays 0 while O is finite
 #pragma unroll
     for (int mask = 1; mask < 4; mask *= 2) {
 #pragma unroll
@@ -393,7 +395,7 @@ class FwdMainloop : FwdSoftmax<Config> {
         }
       }
     }
-    // O lay where the next Q comes.
+    // O has used the buffer of the next Q.
     if (!Config::kSeparateO) {
       if (!params_.o_by_tma) {
         ptx::fence_async_proxy();

@@ -1,5 +1,4 @@
-// The producers of the Hopper forward pass, a warp each: one plans the tiles, one starts the loads
-// of keys and values, one those of queries.
+// Producer warps of the Hopper forward pass: tile scheduler, producer of K and V, producer of Q.
 #pragma once
 
 #include "cuda/kernels/sm90/fwd_block_mask.cuh"
@@ -7,7 +6,7 @@
 
 namespace flashattn::cuda::sm90 {
 
-// Plans tiles of queries, as far ahead as there are slots for items.
+// The dynamic tile scheduler: it plans Q tiles, up to kWorkStages ahead.
 template <class Config>
 class SchedulerWarp {
  public:
@@ -19,17 +18,17 @@ class SchedulerWarp {
     const int32_t tiles = params_.swizzle.count();
     int32_t next = blockIdx.x;
     if (next == 0) clear_counter();
-    int32_t redo_slot = 0;  // since the last drain
+    int32_t redo_slot = 0;  // tiles since the last drain
     bool redo = false;
     for (;;) {
-      int32_t tile = -1;
+      int32_t linear_idx = -1;
       bool taken = false;
       if (redo && redo_slot < kRedoCapacity) {
-        tile = *static_cast<volatile int32_t*>(&storage_.redo_queue[redo_slot]) - 1;
+        linear_idx = *static_cast<volatile int32_t*>(&storage_.redo_queue[redo_slot]) - 1;
         __syncwarp();
         if (leader_) storage_.redo_queue[redo_slot] = 0;
       } else if (!redo && redo_slot < kRedoCapacity && next < tiles) {
-        tile = next;
+        linear_idx = next;
         taken = true;
       } else {
         redo = !redo && drain();
@@ -37,20 +36,21 @@ class SchedulerWarp {
         redo_slot = 0;
         continue;
       }
-      if (tile >= 0) {
+      if (linear_idx >= 0) {
         producer_acquire();
         WorkTile<Config::kConsumers>& work_tile = storage_.work_tiles[work_state_.slot()];
         if (leader_) work_tile.redo_slot = redo_slot;
-        if (plan_work_tile<Config::kTileKv, Config::kScoreMod>(params_, tile, redo, work_tile)) {
+        if (plan_work_tile<Config::kTileKv, Config::kScoreMod>(params_, linear_idx, redo,
+                                                               work_tile)) {
           if constexpr (Config::kOnlineSoftmax) clip_to_block_mask(work_tile);
           producer_commit();
-          // Taken no earlier than need be, so that work stays evenly dealt out.
+          // The next tile is taken as late as possible, which balances the load of CTAs.
           ptx::mbarrier_wait(address(storage_.prefetch_next), phases_ >> 1);
           phases_ ^= 2;
         }
       }
       if (taken) next = next_tile();
-      if (tile >= 0 || redo) ++redo_slot;
+      if (linear_idx >= 0 || redo) ++redo_slot;
     }
     send(WorkKind::kEnd);
   }
@@ -81,7 +81,7 @@ class SchedulerWarp {
     ptx::mbarrier_wait(address(storage_.work_empty[work_state_.slot()]), work_state_.phase() ^ 1);
   }
 
-  // The lanes that may have written.
+  // Lanes that have written a WarpgroupTile arrive.
   __device__ __forceinline__ void producer_commit() {
     __syncwarp();
     if (threadIdx.x % 32 < Config::kConsumers) {
@@ -90,8 +90,8 @@ class SchedulerWarp {
     work_state_.advance();
   }
 
-  // Leaves the tiles from the first to the last of which the block mask leaves something, to all
-  // warpgroups alike.
+  // Limits all warpgroups to the KV tiles from the first to the last that the block mask does not
+  // hide.
   __device__ __forceinline__ void clip_to_block_mask(WorkTile<Config::kConsumers>& work_tile) {
     __syncwarp();
     int32_t begin = work_tile.kv_begin, end = work_tile.kv_end;
@@ -117,7 +117,7 @@ class SchedulerWarp {
     producer_commit();
   }
 
-  // Waits until all tiles so far are done: whether some outgrew their reference.
+  // Waits until all tiles so far are done. Returns whether some must be recomputed.
   __device__ __forceinline__ bool drain() {
     send(WorkKind::kDrain);
     ptx::mbarrier_wait(address(storage_.all_done), phases_ & 1);
@@ -132,11 +132,11 @@ class SchedulerWarp {
   SharedStorage<Config>& storage_;
   const bool leader_;
   PipelineState<kWorkStages> work_state_;
-  uint32_t phases_ = 0;           // bit 0: of drained, 1: of nearly
-  bool counter_cleared_ = false;  // the counter
+  uint32_t phases_ = 0;  // parities: bit 0 of all_done, bit 1 of prefetch_next
+  bool counter_cleared_ = false;
 };
 
-// Calls load(item) for each tile, in one warp.
+// Calls load(work_tile) for each tile; all lanes of a warp call it.
 template <class Config, class Load>
 __device__ __forceinline__ void for_each_work_tile(SharedStorage<Config>& storage, Load load) {
   for (PipelineState<kWorkStages> work_state;; work_state.advance()) {
@@ -150,7 +150,7 @@ __device__ __forceinline__ void for_each_work_tile(SharedStorage<Config>& storag
   }
 }
 
-// Loads the queries of items.
+// Producer of Q.
 template <class Config>
 class QProducer {
  public:
@@ -162,12 +162,12 @@ class QProducer {
     const bool varlen = params_.problem.layout & FLASHATTN_LAYOUT_VARLEN_Q;
     const int32_t row = static_cast<int32_t>(work_tile.offset_q) + work_tile.query;
     const int32_t h = work_tile.h, batch = varlen ? 0 : work_tile.b;
-    const uint32_t slot = kv_state_.slot(), to = shared_ + slot * Config::kQBytes;
-    // Warpgroup by warpgroup: each leaves its rows at its own time.
+    const uint32_t stage = q_state_.slot(), to = shared_ + stage * Config::kQBytes;
+    // One copy per warpgroup: each releases its rows on its own.
 #pragma unroll
     for (int warpgroup = 0; warpgroup < Config::kConsumers; ++warpgroup) {
-      const uint32_t barrier = address(storage_.q_full[slot][warpgroup]);
-      ptx::mbarrier_wait(address(storage_.q_empty[slot][warpgroup]), kv_state_.phase() ^ 1);
+      const uint32_t barrier = address(storage_.q_full[stage][warpgroup]);
+      ptx::mbarrier_wait(address(storage_.q_empty[stage][warpgroup]), q_state_.phase() ^ 1);
       if (!ptx::elect()) continue;
       ptx::mbarrier_expect(barrier, Config::kQBytes / Config::kConsumers);
 #pragma unroll
@@ -177,27 +177,26 @@ class QProducer {
                       ptx::kEvictFirst);
       }
     }
-    kv_state_.advance();
+    q_state_.advance();
   }
 
  private:
   const ForwardParams& params_;
   SharedStorage<Config>& storage_;
   const uint32_t shared_;
-  PipelineState<Config::kQStages> kv_state_;
+  PipelineState<Config::kQStages> q_state_;
 };
 
-// Loads the keys and values that the items need, or either; and with the keys the queries, if no
-// other warp does.
+// Producer of K, of V or of both. The producer of K also loads Q if Q has no producer warp.
 template <class Config>
 class KvProducer {
  public:
   __device__ __forceinline__ KvProducer(const ForwardParams& params, uint32_t shared,
-                                        SharedStorage<Config>& storage, bool keys, bool v_state)
+                                        SharedStorage<Config>& storage, bool loads_k, bool loads_v)
       : params_(params),
         storage_(storage),
-        loads_k_(keys),
-        loads_v_(v_state),
+        loads_k_(loads_k),
+        loads_v_(loads_v),
         q_producer_(params, shared, storage),
         k_(shared + Config::kKOffset),
         v_(shared + Config::kVOffset),
@@ -210,14 +209,15 @@ class KvProducer {
   }
 
  private:
-  static constexpr int32_t kPrefetchDistance =
-      2;  // tiles of keys left when the next item is planned
+  // KV tiles left when the next work tile is planned
+  static constexpr int32_t kPrefetchDistance = 2;
 
+  // Coordinates of a sequence in K and V: its first row, its number of keys.
   struct KvSource {
     int32_t first, head, batch, count;
   };
 
-  // Of a tile of a paged cache: of a box of rows each lane's page, and where in it they begin.
+  // Paged KV: lane n holds the page, and the row in it, of TMA box n of a tile.
   struct PageBox {
     int32_t page, row;
   };
@@ -230,7 +230,7 @@ class KvProducer {
     const int32_t begin = work_tile.kv_begin;
     int32_t n = work_tile.kv_end - 1;
     if (n < begin) {
-      // Rows without keys: O is written where Q lies.
+      // Rows see no key. Q is still loaded, as the consumer's O may use its buffer.
       if (!Config::kQProducerWarp && loads_k_) q_producer_.load(work_tile);
       if (loads_v_) signal_prefetch_next();
       return;
@@ -243,7 +243,7 @@ class KvProducer {
       if (!Config::kQProducerWarp) q_producer_.load(work_tile);
     }
     bool signalled = !loads_v_;
-    // K of the next tile before V of this: it is needed first.
+    // K of the next tile is loaded before V of this one: it is needed first.
 #pragma unroll 1
     while (n >= begin) {
       if (!signalled && n <= begin + kPrefetchDistance) {
@@ -267,13 +267,13 @@ class KvProducer {
     }
   }
 
-  // This item's loads are all but started.
+  // Few loads of this work tile are left: the scheduler may plan the next.
   __device__ __forceinline__ void signal_prefetch_next() {
     if (leader_) ptx::mbarrier_arrive(address(storage_.prefetch_next));
   }
 
-  // Before a buffer is waited for: nothing then waits for page numbers. Boxes past the last key lie
-  // past the last page: zeros.
+  // Called before the wait for a buffer, which hides the latency of the page table. Boxes past the
+  // last key get a page past the last, which TMA reads as 0.
   __device__ __forceinline__ PageBox look_up_page(const KvSource& keys, int32_t n) const {
     if (!(params_.problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) return {};
     const int32_t lane = threadIdx.x % 32, own = n * Config::kTileKv + lane * params_.kv_box_rows;
@@ -286,7 +286,7 @@ class KvProducer {
             own - number * params_.problem.page_size};
   }
 
-  // Tile n of K or V into its buffer, when consumers have left that.
+  // Loads tile n of K or V once consumers have released the stage.
   template <int kPanels>
   __device__ __forceinline__ void load_kv_tile(const CUtensorMap& map, uint32_t buffers,
                                                uint64_t (&full)[Config::kStages],

@@ -1,7 +1,7 @@
-// What a consumer warpgroup of the Hopper forward pass does to its products: scale, softcap, ALiBi,
-// dense bias, masks, dropout. Scores are in units of log2(e); where they may be of any size,
-// a quarter of that, in which every finite score is finite: in kernels for any scores, and in tiles
-// done over.
+// Score modifications of the Hopper forward pass: scale, softcap, ALiBi, dense bias, masks,
+// dropout. Scores are in units of log2(e). Where their size has no bound, they are kept as a
+// quarter of that, which is finite for every finite score: in kernels of ScoreModKind::kRuntime,
+// and in redone tiles.
 #pragma once
 
 #include <type_traits>
@@ -22,10 +22,10 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
   using Base::storage_, Base::params_;
   using Base::work_tile, Base::lane, Base::row, Base::warpgroup_tile;
   static constexpr int kTileKv = Config::kTileKv;
-  // This lane's of a tile: number 4 g + 2 h + e is of row row() + 8 h, column 8 g + 2 (lane % 4) +
-  // e.
+  // This lane's scores of a tile: element 4 g + 2 mi + e is row row() + 8 mi, column
+  // 8 g + 2 (lane % 4) + e.
   using ScoreAccum = float[kTileKv / 2];
-  // Column of number i, as seen from the lane's first.
+  // Column of element i relative to the lane's first column.
   static __device__ __forceinline__ constexpr float column(int i) {
     return static_cast<float>(i / 4 * 8 + i % 2);
   }
@@ -34,21 +34,21 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
                                          SharedStorage<Config>& storage, int32_t warpgroup)
       : Base(params, shared, storage, warpgroup), kv_tiles_(params) {}
 
-  // What scores are multiplied with when they meet their reference: to units of log2(e).
+  // Scale that the exponent of P applies to scores as modify() leaves them.
   __device__ __forceinline__ float exponent_scale() const {
     constexpr bool kLeft = Config::kScoreMod == ScoreModKind::kPlain || Config::kHasDropout;
     return kLeft ? scale() : kScoreUnit;
   }
 
-  // ScoreModKind of modify() are in kUnit units of log2(e).
+  // modify() leaves scores in units of kScoreUnit log2(e).
   static constexpr float kScoreUnit =
       Config::kScoreMod == ScoreModKind::kRuntime ? kWideUnit : 1.0f;
   __device__ __forceinline__ float scale() const {
     return params_.problem.scale * (kLog2E / kScoreUnit);
   }
 
-  // Products with the keys from `key` on to scores, where a factor is not all. over: to scores of a
-  // tile done over, in units of kWideUnit log2(e), rounded.
+  // Turns Q K^T of the keys from `key` on into scores. Where the scale is all, exponent_scale()
+  // applies it instead. redo: scores of a redone tile, rounded, in units of kWideUnit log2(e).
   template <int kCount>
   __device__ __forceinline__ void modify(float (&s)[kCount], int32_t key, bool redo) const {
     const bool wide = redo && Config::kScoreMod != ScoreModKind::kRuntime;
@@ -71,25 +71,25 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
     }
   }
 
-  // ALiBi of an item.
+  // ALiBi of a work tile, for this lane.
   struct AlibiParams {
     float slope;
-    int32_t diagonal;                  // the key of this lane's upper query, less its first column
-    int32_t linear_begin, linear_end;  // see Strip
-    bool paired_rows;                  // see tied()
+    int32_t diagonal;                  // key position of row(), minus the lane's first column
+    int32_t linear_begin, linear_end;  // see WarpgroupTile
+    bool paired_rows;                  // see paired_rows()
   };
 
-  // Tied: the references of a lane's two rows lie as far apart as the rows' biases of a key before
-  // both, so that one addend serves both. One is too high then, by as much where the keys that
-  // count lie before the rows or next to them, by twice that where they lie behind, and by what the
-  // rows' scores differ: too much for fp16, and seldom too much for bf16 (see finish()). A tile
-  // done over takes no part.
+  // Whether rows r and r + 8 of a lane are paired: base[r] - base[r + 8] = 8 * slope, the
+  // difference of their biases for a key before both, so that one ALiBi addend serves both. One
+  // base is then too high: by 8 * slope where the keys that matter lie before the rows or next to
+  // them, by twice that where they lie behind, and by the difference of the rows' scores. fp16 has
+  // too little range for that, bf16 seldom (see finalize()). Redone tiles do not pair rows.
   __device__ __forceinline__ bool paired_rows() const {
     if (std::is_same<T, __half>::value || Config::kScoreMod != ScoreModKind::kAlibi) return false;
     return paired_base_gap() >= 0.0f && paired_base_gap() <= 32.0f && !work_tile().redo_online;
   }
 
-  // How far: the upper row's reference less the lower's.
+  // base[r] - base[r + 8] of paired rows.
   __device__ __forceinline__ float paired_base_gap() const {
     return 8.0f * work_tile().alibi_slope;
   }
@@ -99,14 +99,15 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
             warpgroup_tile().linear_begin, warpgroup_tile().linear_end, paired_rows()};
   }
 
-  // Scores x * scale - slope * |distance - column|, 8 more below: ALiBi. Where all keys of a
-  // tile lie on one side of all queries, straight: x * scale + rise * column + first, by row.
+  // ALiBi of a tile: x * scale - slope * |distance - column|, with distance + 8 in the second row.
+  // Where all keys of the tile lie on one side of all rows it is linear: x * scale + rise * column
+  // + first.
   struct AlibiLinear {
     float scale, slope, distance, rise, first[2];
     bool linear;
   };
 
-  // In place of modify().
+  // Replaces modify() for ALiBi with a fixed base.
   __device__ __forceinline__ AlibiLinear alibi_linear(const AlibiParams& alibi, int32_t n) const {
     const float distance = static_cast<float>(alibi.diagonal - n * kTileKv);
     const float rise = n < alibi.linear_begin ? alibi.slope : -alibi.slope;
@@ -118,7 +119,7 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
             n < alibi.linear_end || n >= alibi.linear_begin};
   }
 
-  // The softcap: a polynomial, where that is enough for all of the warp.
+  // Softcap: by the polynomial of degree 5 if its range suffices for the whole warp.
   template <int kCount>
   __device__ __forceinline__ void apply_softcap(float (&s)[kCount]) const {
     const Softcap& cap = params_.softcap;
@@ -137,8 +138,8 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
     }
   }
 
-  // The largest bias of all keys that a row sees. Scores grow by so much from a tile far away
-  // to the row's own, which must not come as a surprise.
+  // The largest ALiBi bias among the keys that a row sees. Scores grow by that much from a distant
+  // tile to the row's own position, so the base is predicted from it.
   __device__ __forceinline__ void max_alibi_bias(float (&peak)[2]) const {
     const float slope = work_tile().alibi_slope;
 #pragma unroll
@@ -150,13 +151,13 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
     }
   }
 
-  // -inf where a key, of those from `key` on, is not visible.
+  // Sets scores of invisible keys to -inf; s holds the keys from `key` on.
   template <int kCount>
   __device__ __forceinline__ void apply_mask(float (&s)[kCount], int32_t key) const {
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
       const volatile Interval& visible = storage_.visible_kv[row() + mi * 8];
-      // As seen from this lane's first column.
+      // Relative to this lane's first column.
       const int32_t first = key + lane() % 4 * 2;
       const int32_t begin = visible.begin - first, count = visible.end - first - begin;
 #pragma unroll
@@ -170,7 +171,7 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
     }
   }
 
-  // -inf where the block mask hides a key.
+  // Sets scores that the block mask hides to -inf.
   __device__ __forceinline__ void apply_block_mask(ScoreAccum& s, int32_t n) const {
     if constexpr (Config::kScoreMod == ScoreModKind::kRuntime) {
       if (kv_tiles_.full(n)) return;
@@ -198,7 +199,7 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
     }
   }
 
-  // Clears the weights that the dropout drops.
+  // Clears dropped elements of P, in kernels of ScoreModKind::kRuntime.
   __device__ __forceinline__ void apply_dropout(ScoreAccum& p, int32_t n) const {
     if constexpr (Config::kScoreMod == ScoreModKind::kRuntime) {
       if (params_.dropout_threshold == 0) return;
@@ -208,8 +209,9 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
     }
   }
 
-  // In place of it, of pairs of weights: their signs say which are dropped. ptxas draws behind the
-  // exponentials; made to do so before them, under the products, it is 6 % slower.
+  // Kernels of ScoreModKind::kDropout draw sign bits for pairs of P instead; pack_p() applies them.
+  // ptxas draws after the exponentials; forced to draw before them, under the WGMMAs, it is 6 %
+  // slower.
   using TileDropoutSigns = DropoutSigns<kTileKv / 4, false>;
   __device__ __forceinline__ void draw_dropout(TileDropoutSigns& signs, int32_t n) const {
     if constexpr (Config::kHasDropout) {
@@ -218,7 +220,7 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
     }
   }
 
-  // What the weights that are left are multiplied with.
+  // Scale of the elements of P that dropout keeps.
   __device__ __forceinline__ float dropout_scale() const {
     if constexpr (Config::kScoreMod != ScoreModKind::kRuntime && !Config::kHasDropout) return 1.0f;
     return 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
@@ -229,15 +231,15 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
     return dropout_stream(params_.problem, params_.args.inputs, work_tile().b, work_tile().h);
   }
 
-  // Of the warp.
+  // The first query of this warp.
   __device__ __forceinline__ int32_t warp_first_query() const {
     return work_tile().query + row() - lane() / 4;
   }
 
-  // ALiBi of the keys from `key` on. scale: what the scores still lack.
+  // Adds ALiBi for the keys from `key` on. scale: not yet applied to the scores.
   template <int kCount>
   __device__ __forceinline__ void add_alibi(float (&s)[kCount], int32_t key, float scale) const {
-    // From this lane's first column to its upper row; numbers below 2^24 are exact.
+    // From this lane's first column to row(); exact below 2^24.
     const float distance =
         static_cast<float>(warpgroup_tile().diagonal + row() % 64 - key - lane() % 4 * 2);
     const float slope = work_tile().alibi_slope;
@@ -248,7 +250,7 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
     }
   }
 
-  // scale: what the scores still lack.
+  // Adds the dense bias. scale: not yet applied to the scores.
   template <int kCount>
   __device__ __forceinline__ void add_dense_bias(float (&s)[kCount], int32_t key,
                                                  float scale) const {
@@ -274,7 +276,7 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
     }
   }
 
-  // visit(score, bias) where there is a bias; elsewhere masks hide the score.
+  // Calls visit(score, bias) for rows and keys in range; masks hide the other scores.
   template <class B, int kCount, class Visit>
   __device__ __forceinline__ void visit_dense_bias(const B* bias, float (&s)[kCount], int32_t key,
                                                    Visit visit) const {

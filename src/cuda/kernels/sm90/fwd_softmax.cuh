@@ -1,5 +1,5 @@
-// The softmax of a consumer warpgroup of the Hopper forward pass: its rows' references and sums,
-// and a tile's way from scores to weights.
+// Softmax of a consumer warpgroup of the Hopper forward pass: base and sum of each row, and the
+// exponentials that turn scores into P.
 #pragma once
 
 #include <cfloat>
@@ -8,7 +8,7 @@
 
 namespace flashattn::cuda::sm90 {
 
-enum class KvHalf { kBoth, kLower, kUpper };  // of a tile's keys
+enum class KvHalf { kBoth, kLower, kUpper };  // the part of a KV tile whose scores are computed
 
 template <class Config>
 class FwdSoftmax : protected FwdScoreMod<Config> {
@@ -21,7 +21,7 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
   using typename Base::AlibiLinear, typename Base::AlibiParams;
   using typename Base::T;
   static constexpr int kTileKv = Config::kTileKv;
-  // By less than that, in log2, a maximum may exceed the reference, but not in a tile done over.
+  // A maximum may exceed the base by this much, in log2, before the base rises; 0 in a redone tile.
   static constexpr float kBaseSlack = 8.0f;
   static constexpr float kScoreUnit = Base::kScoreUnit;
 
@@ -29,7 +29,7 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
                                         SharedStorage<Config>& storage, int32_t warpgroup)
       : Base(params, shared, storage, warpgroup) {}
 
-  // The first key of a part.
+  // The first key of a half, relative to the tile.
   template <KvHalf kHalf>
   static constexpr int kFirstKey = kHalf == KvHalf::kUpper ? kTileKv / 2 : 0;
 
@@ -39,16 +39,16 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
     this->apply_block_mask(s_, n);
   }
 
-  // Raises the rows' references to the tile's maxima, times c and raised, where these are higher by
-  // enough to matter; tied ones together. shrink: what O must be multiplied with.
+  // Raises each row's base to the tile's maximum, max(s) * c + base_bias, if that exceeds it by
+  // more than the slack; paired rows rise together. o_scale: factor for O and the row sum.
   template <int kCount>
   __device__ __forceinline__ void update_base(const float (&s)[kCount], float c,
-                                              const float (&raised)[2], bool redo,
+                                              const float (&base_bias)[2], bool redo,
                                               float (&o_scale)[2]) {
-    float highest[2];
+    float row_max[2];
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
-      float top[4];  // four chains: latency
+      float top[4];  // four chains hide latency
 #pragma unroll
       for (int i = 0; i < kCount / 4; ++i) {
         const float x = fmaxf(s[4 * i + 2 * mi], s[4 * i + 2 * mi + 1]);
@@ -57,41 +57,41 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
       float all = fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
       all = fmaxf(all, __shfl_xor_sync(~0u, all, 1));
       all = fmaxf(all, __shfl_xor_sync(~0u, all, 2));
-      highest[mi] = fmaf(all, c, raised[mi]);
+      row_max[mi] = fmaf(all, c, base_bias[mi]);
     }
-    // No weight of a tile done over is above 1: O may have overflowed.
+    // In a redone tile P is at most 1, as O may have overflowed.
     const float slack = redo ? 0.0f : kBaseSlack / kScoreUnit, unit = this->log2_unit(redo);
-    bool keep[2] = {!(highest[0] > softmax_base_[0] + slack),
-                    !(highest[1] > softmax_base_[1] + slack)};
+    bool keep[2] = {!(row_max[0] > softmax_base_[0] + slack),
+                    !(row_max[1] > softmax_base_[1] + slack)};
     if (this->paired_rows()) {
-      const float apart = this->paired_base_gap();
-      // A row past the last query has no say in what another one's bits are.
-      if (work_tile().query + row() + 8 >= work_tile().query_end) highest[1] = -INFINITY;
-      const float top = fmaxf(highest[0], highest[1] + apart);
-      const bool apart_yet = softmax_base_[1] == softmax_base_[0] - apart;
-      keep[0] = keep[1] = apart_yet && !(top > softmax_base_[0] + slack);
-      highest[0] = fmaxf(top, fmaxf(softmax_base_[0], softmax_base_[1] + apart));
-      highest[1] = highest[0] - apart;
+      const float gap = this->paired_base_gap();
+      // A row past the last query must not change the bits of the row it is paired with.
+      if (work_tile().query + row() + 8 >= work_tile().query_end) row_max[1] = -INFINITY;
+      const float top = fmaxf(row_max[0], row_max[1] + gap);
+      const bool is_paired = softmax_base_[1] == softmax_base_[0] - gap;
+      keep[0] = keep[1] = is_paired && !(top > softmax_base_[0] + slack);
+      row_max[0] = fmaxf(top, fmaxf(softmax_base_[0], softmax_base_[1] + gap));
+      row_max[1] = row_max[0] - gap;
     }
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
       const float before = softmax_base_[mi];
-      softmax_base_[mi] = keep[mi] ? before : highest[mi];
-      o_scale[mi] = keep[mi] ? 1.0f : ptx::exp2((before - highest[mi]) * unit);
+      softmax_base_[mi] = keep[mi] ? before : row_max[mi];
+      o_scale[mi] = keep[mi] ? 1.0f : ptx::exp2((before - row_max[mi]) * unit);
       row_sum_[mi] *= o_scale[mi];
     }
   }
 
   template <int kCount>
   __device__ __forceinline__ void update_base(const float (&s)[kCount], float c,
-                                              const float (&raised)[2], bool redo) {
+                                              const float (&base_bias)[2], bool redo) {
     float o_scale[2];
-    update_base(s, c, raised, redo, o_scale);
+    update_base(s, c, base_bias, redo, o_scale);
   }
 
-  // Scores to weights, and their sums: of a tile first, so that few roundings meet a large
-  // sum, and in one chain a row: with more, ptxas waits for P V before most exponentials (D = 64:
-  // -4 %). exponent(x, i): of score number i.
+  // Turns scores into P = 2^exponent(score, i) and adds them to the row sums. The sum of a tile
+  // comes first, so that a large row sum is rounded once per tile; in one chain per row: with more
+  // chains, ptxas waits for P V before most exponentials (D = 64: -4 %).
   template <int kCount, class Exponent>
   __device__ __forceinline__ void exp2_and_sum(float (&s)[kCount], Exponent exponent) {
     float total[2];
@@ -111,13 +111,13 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
     exp2_and_sum(s, [&](float x, int i) { return fmaf(x, c, -bases[i / 2 % 2]); });
   }
 
-  // The same of a tile that may be done over: its scores are rounded, and exactly subtracted from.
+  // For a tile that may be a redo: the base is subtracted exactly from scores that are rounded.
   template <int kCount>
   __device__ __forceinline__ void exp2_exact(float (&s)[kCount], bool redo) {
     const float c = redo ? kWideUnit : exponent_scale();
     const float first[2] = {redo ? 0.0f : base(0), redo ? 0.0f : base(1)};
     if (redo) {
-      // Not by base(): near FLT_MAX that is beyond its units.
+      // base() would overflow near FLT_MAX.
       float top[2];
 #pragma unroll
       for (int mi = 0; mi < 2; ++mi) {
@@ -129,7 +129,7 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
     exp2_and_sum(s, [&](float x, int i) { return fmaf(x, c, -first[i / 2 % 2]); });
   }
 
-  // With whatever keys, straight or not.
+  // ALiBi for keys on either side of the rows.
   template <int kCount>
   __device__ __forceinline__ void exp2_alibi_abs(float (&s)[kCount], const AlibiLinear& line) {
     exp2_and_sum(s, [&](float x, int i) {
@@ -147,22 +147,24 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
     });
   }
 
-  // Of tied rows, all keys before them: the addend of one serves the other. From the first column
-  // each: a sum of steps is faster, by 2 to 3 %, but rounds too often for an LSE. o: known once P V
-  // is, for small heads to wait for: or ptxas packs the weights behind the last of them (- 3 %).
+  // ALiBi of paired rows, all keys before them: one addend serves both rows. Each addend is
+  // computed from the first column: a running sum is 2 to 3 % faster, but rounds too often for an
+  // exact LSE. o is a result of P V, which small heads wait for: otherwise ptxas packs P after its
+  // last element
+  // (-3 %).
   __device__ __forceinline__ void exp2_alibi_paired(const AlibiParams& alibi, int32_t n, float o) {
     const float c = this->scale();
     float first =
         fmaf(alibi.slope, static_cast<float>(n * kTileKv - alibi.diagonal), -softmax_base_[0]);
-    // There is no softcap beside ALiBi, and without one all of this is +0.
+    // An ALiBi kernel has no softcap: input_scale is +0, which ptxas does not know.
     if (Config::kDimV < 128)
       first = ptx::order_after(first, o, __float_as_uint(params_.softcap.input_scale));
     exp2_and_sum(
         s_, [&](float x, int i) { return fmaf(x, c, fmaf(alibi.slope, this->column(i), first)); });
   }
 
-  // A softcap: a polynomial of two terms in the place of the scale, where that is enough for all of
-  // the warp.
+  // Softcap: by the polynomial of degree 3, fused into the exponent, if its range suffices for the
+  // whole warp.
   __device__ __forceinline__ void exp2_softcap() {
     const Softcap& cap = params_.softcap;
     if (__all_sync(~0u, !(max_abs(s_) >= cap.poly3_limit))) {
@@ -175,19 +177,19 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
     }
   }
 
-  // The reference in units of log2(e), but of a tile done over in those of its scores. That of a
-  // row that has seen nothing is 0: weights of 0, not NaN.
+  // The base in units of log2(e); in a redone tile, in the units of its scores. It is 0 for a row
+  // that has seen no key, so that P is 0 and not NaN.
   __device__ __forceinline__ float base(int mi) const {
     return softmax_base_[mi] == -INFINITY ? 0.0f : softmax_base_[mi] * kScoreUnit;
   }
 
-  // What differences of scores are multiplied with: to units of log2(e). over: in a tile done over.
+  // Factor from differences of scores to units of log2(e). redo: in a redone tile.
   static __device__ __forceinline__ float log2_unit(bool redo) {
     return Config::kScoreMod == ScoreModKind::kRuntime || redo ? kWideUnit : 1.0f;
   }
 
-  // Takes the sink into references and sums, whatever its size: `shrink` is what the keys' share is
-  // to be multiplied with. Whether it is above these units.
+  // Adds the sink, of any size, to bases and row sums. o_scale: factor for the sum of the keys.
+  // Returns whether the sink is finite but overflows these units.
   __device__ __forceinline__ bool add_sink(bool redo, float (&o_scale)[2]) {
     const float natural = params_.args.inputs.sink[work_tile().h], unit = this->log2_unit(redo);
     const float sink = natural * (kLog2E / unit);
@@ -203,13 +205,13 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
     return sink == INFINITY && natural < INFINITY;
   }
 
-  // The sums of a tile, of all lanes of a quad, and whether O is `finite`, by row: what O is to be
-  // multiplied with, and whether the tile must be done over. Both rows at once, without branches:
-  // nothing else covers the latencies.
+  // Computes the factor of O per row from the row sums, reduced over the quad, and queues the tile
+  // for a redo if a sum or base is out of range or O is not finite (`nonfinite` is then not 0).
+  // Both rows at once and without branches, since nothing else hides the latencies.
   __device__ __forceinline__ void finalize(const float (&nonfinite)[2][4], float (&factor)[2]) {
     const bool redo = work_tile().redo_online;
     const float l[2] = {row_sum_[0], row_sum_[1]},
-                base[2] = {softmax_base_[0], softmax_base_[1]};  // of keys
+                base[2] = {softmax_base_[0], softmax_base_[1]};  // without the sink
     float all[2];
     bool usual = Config::kScoreMod != ScoreModKind::kAlibi, beyond = false;
 #pragma unroll
@@ -237,14 +239,14 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
         bool bad = !(l[mi] <= kMaxRowSum && all[mi] == 0.0f);
         bad |= base[mi] != -INFINITY && !(fabsf(base[mi]) <= kFartherScore / kScoreUnit);
         if (Config::kScoreMod != ScoreModKind::kRuntime) {
-          // Too little for keys that there are; 0 where scores above -FLT_MAX are -inf in log2
+          // The sum is too small for visible keys; it is 0 where finite scores are -inf in log2
           // units.
           bad |= !(l[mi] >= kMinRowSum) && keys > 0;
-          // Done over, the weight of a single key is 1: to the last digit, O is that key's value.
+          // In a redo P of a single key is exactly 1: O is V of that key to the last digit.
           bad |= fp32 && keys == 1;
         }
         base_overflowed |= bad && work_tile().query + row() + mi * 8 < work_tile().query_end;
-        // Of a single key the product has the weight as it was rounded.
+        // With a single key, P V contains P as rounded to T; divide by the same.
         if (keys == 1 && l[mi] > 0.0f) factor[mi] *= l[mi] * ptx::reciprocal(round_to_type(l[mi]));
       }
       if (__any_sync(~0u, base_overflowed) && !redo && lane() == 0) {
@@ -254,32 +256,33 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
     }
   }
 
-  // Of a quad's two rows the first two lanes store one each.
+  // The first two lanes of a quad store one row each.
   __device__ __forceinline__ void store_lse(bool redo) const {
     const int32_t mi = lane() % 4;
     const int32_t i = work_tile().query + row() + mi * 8;
     if (mi > 1 || params_.args.lse == nullptr || i >= work_tile().query_end) return;
     const RowLayout layout = row_layout(params_.problem, params_.args.shape);
-    const int64_t place = work_tile().b * layout.batch_stride + work_tile().h * layout.head_stride;
+    const int64_t sequence_row =
+        work_tile().b * layout.batch_stride + work_tile().h * layout.head_stride;
     const float l = mi == 0 ? row_sum_[0] : row_sum_[1];
-    params_.args.lse[place + work_tile().offset_q + i] =
+    params_.args.lse[sequence_row + work_tile().offset_q + i] =
         lse_of(mi == 0 ? softmax_base_[0] : softmax_base_[1], log2_unit(redo), l);
   }
 
-  // A number as weights are rounded.
+  // Rounds as pack_p() rounds P.
   static __device__ __forceinline__ float round_to_type(float x) {
     return ptx::unpack<T>(ptx::pack<T>(x, 0.0f)).x;
   }
 
-  // Of a row's sum. Less only where the reference was foreseen, not seen, or another row's: fp16
-  // has few numbers there.
+  // Bounds of a row sum. It is below the minimum only where the base was predicted, or set by the
+  // paired row: fp16 has little range there.
   static constexpr float kMaxRowSum = 0x1p100f;
   static constexpr float kMinRowSum = Config::kScoreMod != ScoreModKind::kAlibi ? FLT_MIN
                                       : std::is_same<T, __half>::value          ? 0x1p-2f
                                                                                 : 0x1p-60f;
 
-  float softmax_base_[2];  // in the units of the scores: see unit()
-  float row_sum_[2];       // of this lane's columns
+  float softmax_base_[2];  // in the units of the scores: see log2_unit()
+  float row_sum_[2];       // over this lane's columns
   float s_[kTileKv / 2];
   float s_half_[kTileKv / 4];  // the scores of half a tile
 };

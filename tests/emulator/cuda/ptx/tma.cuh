@@ -8,7 +8,7 @@
 
 namespace flashattn::cuda::ptx {
 
-// To the same place in whatever block is at work then.
+// A load to address `to` of the CTA for which the engine runs it.
 inline std::function<void()> load_of(uint32_t to, const emulator::TensorMap& box, BoxPosition at) {
   emulator::check_shared(to, 16);
   return [=] {
