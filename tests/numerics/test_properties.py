@@ -328,7 +328,8 @@ def test_many_heads_start_early(device, case):
     """On the emulator's four multiprocessors; for GPUs there is test_gpu_early."""
     if not support.has_hopper(device) or multiprocessors(device) > 4:
         pytest.skip("a kernel of Hopper, where few blocks run at once")
-    assert b"started early" in capi.ffi.string(backward_info(device, case).why)
+    plan = capi.Plan(capi.descriptor(case, device))  # its strings live as long as it
+    assert b"started early" in capi.ffi.string(plan.info(capi.BACKWARD, capi.sizes_of(case)).why)
 
 
 def multiprocessors(device):
