@@ -1,5 +1,5 @@
-// What this build holds: its backends, in order of preference, and its kinds of device. The only
-// file that names backends.
+// The contents of this build: its backends, in order of preference, and its kinds of device. The
+// only file that names backends.
 #include <cstdio>
 
 #include "core/backend.h"

@@ -38,7 +38,7 @@ class Launcher {
   virtual void describe(uint32_t op, const Shape& shape,
                         flashattn_plan_properties* properties) const = 0;
 
-  // The same for a shape whose zeros are unknown. `why` then says that the choice depends on the
+  // Describes a shape whose zeros are unknown. `why` then says that the choice depends on the
   // shape.
   virtual void describe_maxima(uint32_t op, const Shape& maxima,
                                flashattn_plan_properties* properties) const {
@@ -74,7 +74,7 @@ struct DeviceKind {
   const char* (*why_none)();               // why count() is 0
 };
 
-// What this build holds. Defined in src/registry.cpp, the only file that names backends.
+// The contents of this build, defined in src/registry.cpp, the only file that names backends.
 BackendList backends();
 const DeviceKind* device_kind(int32_t kind);  // enum flashattn_device; NULL: not in this build
 // Writes "CPU: <instruction sets>, CUDA: <architectures>", or ", without CUDA".

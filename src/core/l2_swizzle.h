@@ -35,7 +35,7 @@ struct L2Swizzle {
     return ceil_div(2 * static_cast<int64_t>(workers), std::max<int64_t>(tiles, 1));
   }
 
-  // The same groups with another number of tiles a head; empty if that is too many.
+  // Returns these groups with another number of tiles a head; empty if that is too many.
   constexpr L2Swizzle with_tiles(int64_t n) const {
     const int64_t all = static_cast<int64_t>(last) * heads.divisor + last_heads.divisor;
     if (all <= 0 || n <= 0 || n > INT32_MAX / all) return {};

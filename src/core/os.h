@@ -1,4 +1,4 @@
-// What this library asks of the operating system: POSIX, and Linux where that offers more. Only
+// The operating system: POSIX, and Linux where that offers more. Only
 // os.cpp and this header include headers of either.
 #pragma once
 

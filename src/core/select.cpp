@@ -16,7 +16,7 @@ struct Verdict {
   size_t refusals;
 };
 
-// What no backend of this version computes.
+// Predicates for features that no backend of this version computes.
 const Predicate kPredicates[] = {
     {[](const Problem& p, const Device&) { return p.has_mask(FLASHATTN_MASK_TREE); },
      FLASHATTN_REASON_MASK_COMBINATION, "mask",
@@ -99,7 +99,7 @@ const Backend& select_backend(const Problem& problem, const Device& device, Back
     if (log_enabled(FLASHATTN_LOG_DEBUG)) {
       log(FLASHATTN_LOG_DEBUG, "backend %s refuses: %s", backend.name, message.text);
     }
-    // Of equals the last: later backends are more general.
+    // On a tie the later backend wins: later backends are more general.
     if (!closest || best.refusal->is_delegated || verdict.refusals <= best.refusals) {
       closest = &backend;
       best = verdict;

@@ -254,7 +254,7 @@ class BackwardTile : private KvTile {
     }
   }
 
-  // The same for kRows rows of the tile from `row` on, queries from i on; job_row: their number in
+  // Does so for kRows rows of the tile from `row` on, queries from i on; job_row: their number in
   // the arrays of the job.
   template <int kRows>
   FLASHATTN_INLINE void row_gradients(const ScoreMod& rules, int32_t head, int32_t i, int32_t row,
@@ -409,7 +409,7 @@ class BackwardTile : private KvTile {
   }
 
   const BackwardScratch<kCompute> scratch_;
-  // Of the columns at work: the keys whose mask blocks are on, and whether every query sees all of
+  // The keys of the current columns whose mask blocks are on, and whether every query sees all of
   // them.
   Interval active_{0, 0};
   RowPrefetch prefetch_[4] = {};

@@ -189,7 +189,7 @@ void direct_pv_columns(const uint32_t* p, int64_t p_stride, KvSubtile& subtile, 
   }
 }
 
-// The same for all columns.
+// Does so for all columns.
 template <Compute kCompute, int32_t kDtype, int kRows>
 void direct_pv_rows(const uint32_t* p, int64_t p_stride, KvSubtile& subtile, int32_t words,
                     int32_t dim, float* o, int64_t o_stride) {

@@ -105,7 +105,7 @@ class ForwardBlock {
     kv_.pv(tile);
   }
 
-  // What the rows of each micro-tile need of the tile.
+  // Sets the columns of the tile that the rows of each micro-tile need.
   void set_row_columns(ScoreTile<kCompute>& tile) const {
     constexpr int32_t kStep = kMicroTileRows<kCompute>, kU = kWordElements<kCompute>;
     const int32_t first = tile.keys.begin;

@@ -28,7 +28,7 @@ inline Tiling forward_tiling(const Problem& problem) {
   return {rows / tile_q * tile_q, tile_q, keys / (dim < 64 ? 64 : dim) / 64 * 64};
 }
 
-// Of Q blocks that read K and V where they lie.
+// The tiling of Q blocks that read K and V where they lie.
 constexpr Tiling kDirectTiling = {kDirectRows, kDirectRows, kDirectKeys};
 
 template <Compute kCompute>

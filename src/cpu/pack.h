@@ -310,7 +310,7 @@ FLASHATTN_INLINE void store_row(char* out, int32_t dtype, const float* row, floa
   });
 }
 
-// The same for the rows of a range, in bf16, from a sum with the rows as columns: sum[dim][row],
+// Stores the rows of a range likewise, in bf16, from a sum with the rows as columns: sum[dim][row],
 // rows of it `stride` apart.
 inline void store_columns(const TokenRows& out, Interval range, const float* sum, int64_t stride,
                           float factor, int32_t dim) {

@@ -24,7 +24,7 @@ class Queues {
     for (int32_t q = 0; q < queues_; ++q) new (&begun_[q]) std::atomic<int64_t>(0);
   }
 
-  // What each thread runs; returns when all tasks have begun.
+  // Runs on each thread; returns when all tasks have begun.
   void work(int32_t thread) {
     const FloatEnvironment environment;  // each thread has its own
     const int32_t own = thread % queues_;

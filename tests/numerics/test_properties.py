@@ -319,16 +319,15 @@ def test_many_queries_have_a_kernel_of_their_own(device, case):
     if not support.has_hopper(device):
         pytest.skip("a kernel of Hopper")
     assert capi.ffi.string(backward_info(device, case).backend) == b"sm90"
-    assert backward_info(device, case).tile_q == 80
-    assert backward_info(device, case.replace(heads_q=2, heads_kv=1)).tile_q == 64
+    few = case.replace(heads_q=2, heads_kv=1)
+    assert (backward_info(device, case).tile_q, backward_info(device, few).tile_q) == (80, 64)
 
 
 @pytest.mark.parametrize("case", LISTED["many_heads"])
 def test_many_heads_start_early(device, case):
-    """On the emulator's four multiprocessors; for GPUs there is test_gpu_early."""
-    if not support.has_hopper(device) or multiprocessors(device) > 4:
+    if not support.has_hopper(device) or multiprocessors(device) > 4:  # GPUs: test_gpu_early
         pytest.skip("a kernel of Hopper, where few blocks run at once")
-    plan = capi.Plan(capi.descriptor(case, device))  # its strings live as long as it
+    plan = capi.Plan(capi.descriptor(case, device))  # which owns the string
     assert b"started early" in capi.ffi.string(plan.info(capi.BACKWARD, capi.sizes_of(case)).why)
 
 

@@ -74,7 +74,7 @@ def gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> Tuple
         return (None,) * (4 + _N + len(ctx.options))
     if dout is None:
         dout = torch.zeros_like(o)
-    # Who builds a graph of the gradients learns from the operator that it has no second one.
+    # With grad mode on the caller wants a gradient of the gradient: the operator refuses that.
     if not torch.is_grad_enabled() and is_eager(dout, dlse, *saved):
         max_q, max_kv, *options = ctx.options
         dq, dk, dv, dbias, dsink = _launch.backward(
