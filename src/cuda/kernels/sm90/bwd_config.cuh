@@ -318,7 +318,7 @@ __device__ __forceinline__ void init_barriers(BwdSharedStorage<Config>& storage)
   }
   for (int n = 0; n < kWorkTileStages; ++n) {
     init(storage.work_tile_full[n], 1);
-    // Also by the producer and the two reducers; the peer arrives when it has read the index.
+    // The producer and the two reducers read it, too; the peer arrives when it has read the index.
     init(storage.work_tile_empty[n], kReaders + 3 + (Config::kTwoCta && cta_rank<Config>() == 0));
   }
   if constexpr (Config::kTwoCta) {
