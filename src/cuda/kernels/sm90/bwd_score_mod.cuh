@@ -204,7 +204,7 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
     const float slope = static_cast<const volatile float&>(storage_.alibi_slopes[slot]);
     const int32_t off =
         diagonal_offset(problem.mask_rule(), {work_tile().len.q, work_tile().len.kv});
-    // From this lane's first key to its first query; exact below 2^24.
+    // Distance from this lane's first key to its first query; exact below 2^24.
     const float distance =
         static_cast<float>(tile * kTileQ + lane() % 4 * 2 + off - work_tile().key - row());
     const uint32_t staged_p = this->ds_address(PipelineState<Config::kDsStages>{count}.slot(), 0);
