@@ -2,7 +2,7 @@
 //
 // CTAs are persistent, one per multiprocessor; a work tile is a KV tile. In the first warpgroup one
 // thread schedules work tiles and looks for dQ tiles to convert, one is the producer of all loads,
-// and two reduce-add dQ to an fp32 accumulator in global memory. All that comes after
+// and two reduce-add dQ to an fp32 accumulator in global memory. The kernel runs after
 // bwd_preprocess.cu or, where many heads are short, follows it head by head. The consumers hold dK
 // and dV and loop over the Q tiles of all heads of the GQA group: S^T = K Q^T and dP^T = V dO^T, so
 // that P^T and dS^T are register operands of dV += P^T dO and dK += dS^T Q; at D = 128 they skip Q
@@ -18,7 +18,8 @@
 // the cost of adding dQ to global memory, see BwdLargeHeadConfig. Long Q, bwd_two_warpgroup.cuh:
 // larger Q tiles, and no dQ warpgroup.
 //
-// Budget of a Q tile in clocks; shared memory moves 128 bytes per clock; no tile fills both alone.
+// Budget of a Q tile in clocks; shared memory moves 128 bytes per clock. A tile alone does not keep
+// both the tensor cores and shared memory busy.
 //   D, queries x keys         WGMMA   2^x   shared memory          of it dQ to memory
 //   64, 128 x 128          2,560    1,024   384 KB = 3,072                      32 KB
 //   128, 64 x 128          2,560      512   368 KB = 2,944                      32 KB
