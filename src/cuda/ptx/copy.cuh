@@ -192,7 +192,8 @@ __device__ __forceinline__ void add_four(float* to, float x, float y, float z, f
 #endif
 }
 
-// Adds to two neighbours in global memory, 8-byte aligned, in one transaction on Hopper and later.
+// Adds to two neighbours in global memory, 8-byte aligned, in one transaction where the hardware
+// has that.
 __device__ __forceinline__ void add_pair(float* to, float x, float y) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");

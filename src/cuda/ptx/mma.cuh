@@ -113,7 +113,7 @@ __device__ __forceinline__ uint32_t largest_halves(uint32_t x, uint32_t y) {
   return r;
 }
 
-// Per half: all ones if it is not 0, else 0. Serves both 16-bit types.
+// Per half: all ones if it is not 0, else 0. For both 16-bit types.
 __device__ __forceinline__ uint32_t not_zero(uint32_t pair) {
   uint32_t r;
   asm("set.neu.u32.f16x2 %0, %1, %2;" : "=r"(r) : "r"(pair), "r"(0));
