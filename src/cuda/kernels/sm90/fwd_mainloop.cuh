@@ -18,7 +18,7 @@ class FwdMainloop : FwdSoftmax<Config> {
   using Base::kConsumers, Base::kBaseSlack, Base::kTileKv, Base::kTileQ;
   using Base::storage_, Base::warpgroup_, Base::work_state_, Base::leader_, Base::params_,
       Base::q_state_;
-  using Base::update_base, Base::softmax_base_, Base::release_q, Base::row, Base::s_;
+  using Base::softmax_base_, Base::release_q, Base::row, Base::s_;
   using Base::warpgroup_tile, Base::row_sum_, Base::kv_tiles_, Base::exp2_and_sum;
   static constexpr int kStages = Config::kStages;
   using KvState = PipelineState<kStages>;
@@ -50,9 +50,10 @@ class FwdMainloop : FwdSoftmax<Config> {
   }
 
  private:
-  // How a step gets from Q K^T to P. Only kOnline updates the base; the other paths use a fixed
+  // How a step gets from Q K^T to P. kRedo and kOnline update the base; the other paths use a fixed
   // one. From kPlain on, every row sees every key of the tile.
   enum class ScorePath {
+    kRedo,         // kOnline for a redone tile
     kOnline,       // masks, every score modification, and an update of the base
     kMasked,       // masks and every score modification
     kPlain,        // scale
@@ -91,6 +92,7 @@ class FwdMainloop : FwdSoftmax<Config> {
         Config::kOnlineSoftmax ? first : max(warpgroup_tile().fixed_base_end, first);
     const bool upper = Config::kHalfTiles && warpgroup_tile().first_upper_only;
     const bool lower = Config::kHalfTiles && warpgroup_tile().last_lower_only;
+    const bool redo = work_tile().redo_online;
     int32_t n = work_tile().kv_end - 1;
     ptx::mbarrier_wait(address(storage_.q_full[q_state_.slot()][warpgroup_]), q_state_.phase());
     // Every warpgroup passes the scheduler barrier kv_end - kv_begin - 1 times per work tile.
@@ -104,17 +106,23 @@ class FwdMainloop : FwdSoftmax<Config> {
         // The warpgroup computes its own first tile before it skips those of others, as far as
         // stages allow.
         for (; n - end >= kStages - 1; --n) skip_tile(n, true);
-        first_step(end - 1, KvState{kv_state_.count + (n + 1 - end)}, lower);
+        first_step(end - 1, KvState{kv_state_.count + (n + 1 - end)}, lower, redo);
         for (; n >= end; --n) skip_tile(n, true);
         --n;
       } else {
         for (; n >= end; --n) skip_tile(n, true);
         n = kv_tiles_.last_visible(work_tile(), n, first);
-        first_step(n--, kv_state_, lower);
+        first_step(n--, kv_state_, lower, redo);
       }
+      if (redo) {
 #pragma unroll 1
-      for (; (n = kv_tiles_.last_visible(work_tile(), n, fixed_end)) >= fixed_end; --n)
-        step<ScorePath::kOnline>(s_, n);
+        for (; (n = kv_tiles_.last_visible(work_tile(), n, fixed_end)) >= fixed_end; --n)
+          step<ScorePath::kRedo>(s_, n);
+      } else {
+#pragma unroll 1
+        for (; (n = kv_tiles_.last_visible(work_tile(), n, fixed_end)) >= fixed_end; --n)
+          step<ScorePath::kOnline>(s_, n);
+      }
       if constexpr (!Config::kOnlineSoftmax) {
         for (int mi = 0; mi < 2; ++mi) softmax_base_[mi] = base(mi);  // fixed from here on
         n = fixed_base_steps(n, full);
@@ -157,23 +165,24 @@ class FwdMainloop : FwdSoftmax<Config> {
   }
 
   // Q K^T and softmax of the first KV tile, or of its lower half.
-  __device__ __forceinline__ void first_step(int32_t n, const KvState& state, bool lower_half) {
+  __device__ __forceinline__ void first_step(int32_t n, const KvState& state, bool lower_half,
+                                             bool redo) {
     ptx::mbarrier_wait(address(storage_.k_full[state.slot()]), state.phase());
-    if constexpr (Config::kHalfTiles) {
-      lower_half ? first_step<KvHalf::kLower>(s_half_, n, state)
-                 : first_step<KvHalf::kBoth>(s_, n, state);
+    if (redo) {
+      first_step<KvHalf::kBoth, true>(s_, n, state);
+    } else if (Config::kHalfTiles && lower_half) {
+      if constexpr (Config::kHalfTiles) first_step<KvHalf::kLower, false>(s_half_, n, state);
     } else {
-      first_step<KvHalf::kBoth>(s_, n, state);
+      first_step<KvHalf::kBoth, false>(s_, n, state);
     }
     // A KV tile with a tail is the first of the work tile, and its stage is kv_state_.
     if (params_.kv_has_tail && (n + 1) * kTileKv > work_tile().len.kv) zero_v_tail(n);
   }
 
-  template <KvHalf kHalf, int kCount>
+  template <KvHalf kHalf, bool kRedo, int kCount>
   __device__ __forceinline__ void first_step(float (&s)[kCount], int32_t n, const KvState& state) {
     gemm_qk<kHalf>(s, state);
     reset_accumulators();
-    const bool redo = work_tile().redo_online;
     TileDropoutSigns signs;
     this->draw_dropout(signs, n);
     ptx::wgmma_wait<0>();
@@ -183,26 +192,26 @@ class FwdMainloop : FwdSoftmax<Config> {
     if constexpr (Config::kScoreMod == ScoreModKind::kAlibi) {
       AlibiLinear line = this->alibi_linear(this->alibi_params(), n);
       float base_bias[2] = {0.0f, 0.0f};
-      if (warpgroup_tile().fixed_base_end > 0 && line.linear) {
+      if (!kRedo && warpgroup_tile().fixed_base_end > 0 && line.linear) {
         this->max_alibi_bias(base_bias);
         // The predicted base is lowered: P has more range above the base than below.
         for (float& peak : base_bias) peak -= kBaseSlack;
       } else {
-        this->modify(s, n * kTileKv, redo);
+        this->template modify<kRedo>(s, n * kTileKv);
         line = {1.0f, 0.0f};  // modify() has applied ALiBi
       }
       apply_masks<kHalf>(s, n);
-      update_base(s, line.scale, base_bias, redo);
-      if (redo) {
-        this->exp2_exact(s, redo);
+      this->template update_base<kRedo>(s, line.scale, base_bias);
+      if constexpr (kRedo) {
+        this->exp2_exact(s);
       } else {
         this->exp2_alibi_abs(s, line);
       }
     } else {
-      this->modify(s, n * kTileKv, redo);
+      this->template modify<kRedo>(s, n * kTileKv);
       apply_masks<kHalf>(s, n);
-      update_base(s, to_base_units(redo), {0.0f, 0.0f}, redo);
-      this->exp2_exact(s, redo);
+      this->template update_base<kRedo>(s, to_base_units<kRedo>(), {0.0f, 0.0f});
+      exp2_online<kRedo>(s);
     }
     apply_dropout(s_, n);
     pack_p<kHalf>(s, signs);
@@ -216,6 +225,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     const KvState v_state = kv_state_;
     kv_state_.advance();
     const bool last = n == warpgroup_tile().kv_begin;
+    constexpr bool kIsOnline = kPath == ScorePath::kOnline || kPath == ScorePath::kRedo;
     ptx::mbarrier_wait(address(storage_.k_full[kv_state_.slot()]), kv_state_.phase());
     if (Config::kUseSchedulerBarrier) warp_scheduler_sync();
     gemm_qk<kHalf>(s, kv_state_);
@@ -240,12 +250,12 @@ class FwdMainloop : FwdSoftmax<Config> {
     } else if constexpr (kPath == ScorePath::kSoftcap) {
       this->exp2_softcap();
     } else {
-      const bool redo = kPath == ScorePath::kOnline && work_tile().redo_online;
-      this->modify(s, n * kTileKv + Base::template kFirstKey<kHalf>, redo);
+      constexpr bool kRedo = kPath == ScorePath::kRedo;
+      this->template modify<kRedo>(s, n * kTileKv + Base::template kFirstKey<kHalf>);
       if constexpr (kPath != ScorePath::kPlain) apply_masks<kHalf>(s, n);
-      if constexpr (kPath == ScorePath::kOnline) {
-        update_base(s, to_base_units(redo), {0.0f, 0.0f}, redo, o_scale);
-        this->exp2_exact(s, redo);
+      if constexpr (kIsOnline) {
+        this->template update_base<kRedo>(s, to_base_units<kRedo>(), {0.0f, 0.0f}, o_scale);
+        exp2_online<kRedo>(s);
       } else {
         this->exp2_scaled(s, softmax_base_);
       }
@@ -253,7 +263,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     apply_dropout(s_, n);
     if (!Config::kWaitPvFirst) wait_pv(v_state);
     pack_p<kHalf>(s, signs);
-    if constexpr (kPath == ScorePath::kOnline) rescale_o(o_scale);
+    if constexpr (kIsOnline) rescale_o(o_scale);
   }
 
   __device__ __forceinline__ void wait_pv(const KvState& v_state) {
@@ -287,8 +297,18 @@ class FwdMainloop : FwdSoftmax<Config> {
   }
 
   // Factor from the scores that modify() leaves to the units of softmax_base_.
-  __device__ __forceinline__ float to_base_units(bool redo) const {
-    return Config::kScoreMod == ScoreModKind::kRuntime || redo ? 1.0f : exponent_scale();
+  template <bool kRedo>
+  __device__ __forceinline__ float to_base_units() const {
+    return Config::kScoreMod == ScoreModKind::kRuntime || kRedo ? 1.0f : exponent_scale();
+  }
+
+  template <bool kRedo, int kCount>
+  __device__ __forceinline__ void exp2_online(float (&s)[kCount]) {
+    if constexpr (kRedo) {
+      this->exp2_exact(s);
+    } else {
+      this->exp2_scaled(s, {base(0), base(1)});
+    }
   }
 
   __device__ __forceinline__ void reset_accumulators() {

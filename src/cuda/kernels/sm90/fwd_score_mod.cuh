@@ -47,15 +47,15 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
   }
 
   // Turns Q K^T of the keys from `key` on into scores. If the scale is the only modification,
-  // exponent_scale() applies it instead. redo: scores of a redone tile, rounded, in units of
+  // exponent_scale() applies it instead. kRedo: scores of a redone tile, rounded, in units of
   // kWideUnit log2(e).
-  template <int kCount>
-  __device__ __forceinline__ void modify(float (&s)[kCount], int32_t key, bool redo) const {
-    const bool wide = redo && Config::kScoreMod != ScoreModKind::kRuntime;
-    const float unit = wide ? 1.0f / kWideUnit : 1.0f;
+  template <bool kRedo, int kCount>
+  __device__ __forceinline__ void modify(float (&s)[kCount], int32_t key) const {
+    constexpr bool kWide = kRedo && Config::kScoreMod != ScoreModKind::kRuntime;
+    constexpr float unit = kWide ? 1.0f / kWideUnit : 1.0f;
     if constexpr (Config::kScoreMod == ScoreModKind::kSoftcap) apply_softcap(s);
     if constexpr (Config::kScoreMod == ScoreModKind::kAlibi) add_alibi(s, key, scale() * unit);
-    if (wide && Config::kScoreMod != ScoreModKind::kAlibi) {
+    if constexpr (kWide && Config::kScoreMod != ScoreModKind::kAlibi) {
       const float left = (Config::kScoreMod == ScoreModKind::kSoftcap ? 1.0f : scale()) * unit;
 #pragma unroll
       for (int i = 0; i < kCount; ++i) s[i] = __fmul_rn(s[i], left);

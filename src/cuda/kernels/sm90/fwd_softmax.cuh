@@ -41,10 +41,9 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
 
   // Raises each row's base to the tile's maximum, max(s) * c + base_bias, if that exceeds it by
   // more than the slack; paired rows rise together. o_scale: factor for O and the row sum.
-  template <int kCount>
+  template <bool kRedo, int kCount>
   __device__ __forceinline__ void update_base(const float (&s)[kCount], float c,
-                                              const float (&base_bias)[2], bool redo,
-                                              float (&o_scale)[2]) {
+                                              const float (&base_bias)[2], float (&o_scale)[2]) {
     float row_max[2];
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
@@ -60,10 +59,11 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
       row_max[mi] = fmaf(all, c, base_bias[mi]);
     }
     // In a redone tile P is at most 1, as O may have overflowed.
-    const float slack = redo ? 0.0f : kBaseSlack / kScoreUnit, unit = this->log2_unit(redo);
+    constexpr float slack = kRedo ? 0.0f : kBaseSlack / kScoreUnit;
+    const float unit = this->log2_unit(kRedo);
     bool keep[2] = {!(row_max[0] > softmax_base_[0] + slack),
                     !(row_max[1] > softmax_base_[1] + slack)};
-    if (this->paired_rows()) {
+    if (!kRedo && this->paired_rows()) {
       const float gap = this->paired_base_gap();
       // A row past the last query must not change the bits of the row it is paired with.
       if (work_tile().query + row() + 8 >= work_tile().query_end) row_max[1] = -INFINITY;
@@ -82,11 +82,11 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
     }
   }
 
-  template <int kCount>
+  template <bool kRedo, int kCount>
   __device__ __forceinline__ void update_base(const float (&s)[kCount], float c,
-                                              const float (&base_bias)[2], bool redo) {
+                                              const float (&base_bias)[2]) {
     float o_scale[2];
-    update_base(s, c, base_bias, redo, o_scale);
+    update_base<kRedo>(s, c, base_bias, o_scale);
   }
 
   // Turns scores into P = 2^exponent(score, i) and adds them to the row sums. The sum of a tile
@@ -111,23 +111,13 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
     exp2_and_sum(s, [&](float x, int i) { return fmaf(x, c, -bases[i / 2 % 2]); });
   }
 
-  // exp2_scaled() for a tile that may be a redo: there the base is subtracted exactly, from rounded
-  // scores.
+  // P of a redone tile: the base is subtracted exactly, from rounded scores.
   template <int kCount>
-  __device__ __forceinline__ void exp2_exact(float (&s)[kCount], bool redo) {
-    const float c = redo ? kWideUnit : exponent_scale();
-    const float first[2] = {redo ? 0.0f : base(0), redo ? 0.0f : base(1)};
-    if (redo) {
-      // base() would overflow near FLT_MAX.
-      float top[2];
-#pragma unroll
-      for (int mi = 0; mi < 2; ++mi) {
-        top[mi] = softmax_base_[mi] == -INFINITY ? 0.0f : softmax_base_[mi];
-      }
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) s[i] = __fsub_rn(s[i], top[i / 2 % 2]);
-    }
-    exp2_and_sum(s, [&](float x, int i) { return fmaf(x, c, -first[i / 2 % 2]); });
+  __device__ __forceinline__ void exp2_exact(float (&s)[kCount]) {
+    // base() would overflow near FLT_MAX.
+    const float top[2] = {softmax_base_[0] == -INFINITY ? 0.0f : softmax_base_[0],
+                          softmax_base_[1] == -INFINITY ? 0.0f : softmax_base_[1]};
+    exp2_and_sum(s, [&](float x, int i) { return __fsub_rn(x, top[i / 2 % 2]) * kWideUnit; });
   }
 
   // P with ALiBi for keys on either side of the rows.
