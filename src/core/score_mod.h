@@ -17,15 +17,15 @@ constexpr float kWideUnit = 4.0f;
 // 2^(product * factor - m) as one fused operation includes the rounding error of m, a factor common
 // to the row. Up to this |m|, in units of log2(e), a 16-bit type rounds the factor to 1. Beyond it
 // scores are rounded before m is subtracted, so that the largest weight is exactly 1.
-constexpr float kFarScore = 0x1p9f;
+constexpr float kLargeScore = 0x1p9f;
 
 // Up to this |m| that factor is near 1: enough for kernels that redo tiles beyond it.
-constexpr float kFartherScore = 0x1p20f;
+constexpr float kRedoScore = 0x1p20f;
 
 // Below this |lse| the rounding of lse and of lse * log2(e) changes a weight by less than 2^-13, a
 // quarter of a rounding to fp16. From it on the backward pass recomputes what an fp32 lse no longer
 // holds: the row's largest score, and the sum of its weights relative to it.
-constexpr float kFarLse = 1024;
+constexpr float kLargeLse = 1024;
 
 // If the recomputed lse differs from the given one by at most this fraction, the recomputed one is
 // used: another order of summation changes scores by as much. A larger difference means that lse

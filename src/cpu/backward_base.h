@@ -8,7 +8,7 @@
 namespace flashattn::cpu::FLASHATTN_ISA {
 
 FLASHATTN_INLINE bool is_large(float lse) {
-  return __builtin_fabsf(lse) >= kFarLse && __builtin_fabsf(lse) <= kMaxFloat;
+  return __builtin_fabsf(lse) >= kLargeLse && __builtin_fabsf(lse) <= kMaxFloat;
 }
 
 struct RowBase {

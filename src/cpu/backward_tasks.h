@@ -161,7 +161,7 @@ inline void backward_dsink_task(const BackwardJob& job, int64_t task) {
       if (lse[i] == -kInfinity) continue;
       const int64_t at = first + i;
       // If a sink is far above all keys, lse equals the sink.
-      const bool exact = job.softmax_base[at] != kInfinity && job.lse_log2[at] < kFarLse;
+      const bool exact = job.softmax_base[at] != kInfinity && job.lse_log2[at] < kLargeLse;
       const double above =
           exact ? sink - job.softmax_base[at] * unit.nats - job.lse_log2[at] * double{kLn2}
                 : sink - double{lse[i]};

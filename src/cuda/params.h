@@ -60,12 +60,13 @@ struct BackwardParams {
   int32_t key_blocks;
   uint32_t dropout_threshold;
   float* lse2;  // lse in log2 units; +inf for rows that see no key: 2^(-inf - inf) = 0
-  // For rows with |lse| above kFarLse the largest score, to which lse2 is then relative; NaN for
+  // For rows with |lse| above kLargeLse the largest score, to which lse2 is then relative; NaN for
   // other rows. Unit: products of q and k, or with wide_scores kWideUnit log2(e). If there are such
-  // rows, *far is far_stamp, which no other launch has; the kernel that converts dQ clears it.
-  float* base;
-  uint64_t* far;
-  uint64_t far_stamp;
+  // rows, *large_lse is large_lse_stamp, which no other launch has; the kernel that converts dQ
+  // clears it.
+  float* softmax_base;
+  uint64_t* large_lse;
+  uint64_t large_lse_stamp;
   int32_t wide_scores;
   float* delta;  // D = sum(dO * O) - dlse
   float* dq;     // fp32 accumulator, dim_qk wide, before scaling

@@ -60,8 +60,8 @@ BackwardParams BackwardKernels::params(const BackwardArgs& args, char* base, int
   const int64_t rows = tokens * problem_.heads_q;
   p.lse2 = workspace.take<float>(rows);
   p.delta = workspace.take<float>(rows);
-  p.base = workspace.take<float>(rows);
-  p.far = workspace.take<uint64_t>(1);
+  p.softmax_base = workspace.take<float>(rows);
+  p.large_lse = workspace.take<uint64_t>(1);
   p.wide_scores = main_.entry->modified;
   p.dq = workspace.take<float>(rows * problem_.dim_qk);
   p.dout = rounded_dout(problem_, args, &workspace);
@@ -94,7 +94,7 @@ int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
   if (const int32_t status = check_grid(heads)) return status;
   int64_t bytes = 0;
   BackwardParams p = params(args, static_cast<char*>(workspace), &bytes);
-  p.far_stamp = new_stamp();
+  p.large_lse_stamp = new_stamp();
   if (args.shape.seqlen_q > 0) {
     const int32_t status = status_of(launch_prepare_backward(p, multiprocessors_, stream),
                                      "launching the preparation of the backward pass");

@@ -194,8 +194,8 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   common.dq_work_counter = workspace.take<int32_t>(1);
   common.lse2 = workspace.take<float>(rows);
   common.delta = workspace.take<float>(rows);
-  common.base = workspace.take<float>(rows);
-  common.far = workspace.take<uint64_t>(1);
+  common.softmax_base = workspace.take<float>(rows);
+  common.large_lse = workspace.take<uint64_t>(1);
   common.wide_scores =
       entry.score_mod == ScoreModKind::kSoftcapAlibi || entry.score_mod == ScoreModKind::kRuntime;
   common.dq = workspace.take<float>(rows * entry.dim_qk);
@@ -325,7 +325,7 @@ int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
   const BackwardEntry& entry = *kernel_for(args.shape).choice.entry;
   int64_t bytes = 0;
   BackwardParams p = params(entry, args, static_cast<char*>(workspace), &bytes);
-  p.common.far_stamp = new_stamp();
+  p.common.large_lse_stamp = new_stamp();
   const int64_t query_tiles =
       static_cast<int64_t>(args.shape.batch) * problem_.heads_q * p.max_q_tiles;
   const int64_t places = p.common.head_tiles(entry.tile_q) * problem_.heads_q;

@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kThreads)
   const Problem& problem = params.problem;
   const int32_t b = blockIdx.x / problem.heads_q, h = blockIdx.x % problem.heads_q;
   const int32_t lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes;
-  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *params.far = 0;
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *params.large_lse = 0;
   const SeqlenInfo sequence = seqlen_info(problem, params.args.shape, params.args.inputs, b);
   const float* const dq = params.dq + params.row(b, h, sequence.offset_q) * problem.dim_qk;
   for (int32_t first = blockIdx.y * kBlockRows; first < sequence.len.q;
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(kThreads)
 __device__ __forceinline__ float sink_share(const BackwardParams& params, float sink,
                                             int64_t number, float lse) {
   if (lse == -INFINITY) return 0.0f;  // as is the sink
-  const float base = params.base[number], lse2 = params.lse2[number];
+  const float base = params.softmax_base[number], lse2 = params.lse2[number];
   if (base != base && lse2 < INFINITY) return ptx::exp2((sink - lse) * kLog2E);
   // Where keys add nothing to a sink, lse2 is infinite, see LseRecompute.
   if (lse2 == INFINITY) return 1.0f;

@@ -8,11 +8,11 @@ namespace flashattn::cuda {
 
 // Whether an LSE is too large for fp32 to hold the sum of a row's weights, too.
 __device__ __forceinline__ bool is_large_lse(float lse) {
-  return fabsf(lse) >= kFarLse && fabsf(lse) < INFINITY;
+  return fabsf(lse) >= kLargeLse && fabsf(lse) < INFINITY;
 }
 
-// A score beside the base of its row, see BackwardParams::base: at most 0, in the direction of
-// `unit`. Of a row without one the score itself.
+// A score beside the base of its row, see BackwardParams::softmax_base: at most 0, in the direction
+// of `unit`. Of a row without one the score itself.
 __device__ __forceinline__ float subtract_base(float score, float base, float unit) {
   const float x = __fsub_rn(score, base);
   if (base != base) return score;
@@ -27,7 +27,7 @@ __device__ __forceinline__ void store_lse_delta(const BackwardParams& params,
                                                 int64_t lse_delta_offset, int64_t first_tile,
                                                 int32_t row, float lse, float dlse, float sum) {
   params.lse2[lse_delta_offset + row] = lse == -INFINITY ? INFINITY : lse * kLog2E;
-  params.base[lse_delta_offset + row] = NAN;
+  params.softmax_base[lse_delta_offset + row] = NAN;
   params.delta[lse_delta_offset + row] = row < sequence.len.q ? sum - dlse : 0.0f;
   if (params.tile_q == 0 || row % params.tile_q != 0) return;
   const Interval rows{row, min(row + params.tile_q, sequence.len.q)};

@@ -26,7 +26,7 @@ class LseRecompute {
   __device__ __forceinline__ void run(int32_t first, uint32_t far, float lse) const {
     if (far == 0) return;
     __syncwarp();  // the rows' numbers are other lanes'
-    if (lane() == 0) ptx::store_relaxed(params_.far, params_.far_stamp);
+    if (lane() == 0) ptx::store_relaxed(params_.large_lse, params_.large_lse_stamp);
     const int64_t lse_delta_offset = params_.lse_delta_offset(sequence_, b_, h_);
 #pragma unroll 1
     for (int32_t n = 0; n < 32; n += 8) {
@@ -118,7 +118,7 @@ class LseRecompute {
     const float base = top * (unit() / kWideUnit), own = lse * (kLog2E / kWideUnit);
     const float exponent = log2f(sum), beyond = own - (base + exponent / kWideUnit);
     const bool whole = fabsf(beyond) <= fabsf(own) * kLseParts;
-    params_.base[number] = top;
+    params_.softmax_base[number] = top;
     params_.lse2[number] = whole ? exponent : (own - base) * kWideUnit;
   }
 

@@ -185,8 +185,9 @@ class BackwardScores {
       for (int e = 0; e < 2; ++e) {
         const int32_t i = queries.begin + slice + no_hoist(threadIdx.x) % 4 * 2 + n * 8 + e;
         const float base =
-            params_.base[params_.row(no_hoist(place_.b), step.head, place_.sequence.offset_q) +
-                         min(i, queries.end - 1)];
+            params_
+                .softmax_base[params_.row(no_hoist(place_.b), step.head, place_.sequence.offset_q) +
+                              min(i, queries.end - 1)];
 #pragma unroll
         for (int x = 0; x < kMmaM * 2; ++x) {
           float& score = s[x / 2][n][x % 2 * 2 + e];

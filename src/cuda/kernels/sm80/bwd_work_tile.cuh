@@ -55,7 +55,7 @@ __device__ __forceinline__ BackwardPlace find_place(const BackwardParams& params
   // Four warps stand before four schedulers: two blocks on a multiprocessor should not put their
   // exponentials before the same two.
   p.swapped = Config::kWarps == 4 ? ptx::warp_slot() / 4 % 2 : 0;
-  p.far = *params.far == params.far_stamp;
+  p.large_lse = *params.large_lse == params.large_lse_stamp;
   p.b = params.by_heads_kv.quotient(at.head_idx);
   p.kv_head = at.head_idx - p.b * problem.heads_kv;
   p.sequence = seqlen_info(problem, params.args.shape, params.args.inputs, p.b);

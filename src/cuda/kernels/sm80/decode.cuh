@@ -185,7 +185,7 @@ class DecodeKernel : OutputRows {
       const float base = m == -INFINITY ? 0.0f : m;
       const float shrink = ptx::exp2((before - base) * kWideUnit);
       float factor = wide * kWideUnit, subtracted = base * kWideUnit;
-      const bool far = fabsf(base) > kFarScore / kWideUnit;
+      const bool far = fabsf(base) > kLargeScore / kWideUnit;
       // After the first tiles maxima rarely rise.
       if (!__all_sync(~0u, m == before && !far)) {
 #pragma unroll

@@ -171,6 +171,9 @@ template <class Config>
 constexpr int kPartialQuads =
     Config::kStreamK ? Config::kConsumers * 128 * Config::kAccRegs / 4 : 0;
 
+// The end of QTileSpan::full where rows may have a BackwardParams::softmax_base: no Q tile is full.
+constexpr int32_t kHasLargeLse = -1;
+
 // Q tiles for a span of a work tile's keys. full: every query sees all of these keys. any: some
 // query sees one.
 struct QTileSpan {
@@ -200,7 +203,6 @@ struct BwdWorkTile {
   uint32_t iter_begin,
       iter_end;            // Q tiles of all heads, since the CTA began, up to its begin and end
   uint32_t kv_index;       // work tiles before it that have Q tiles
-  int32_t has_far_rows;    // whether rows have a BackwardParams::base; no Q tile is full then
   int32_t workspace_tile;  // the sequence's first, in dq, lse2 and delta, for the first head
   // Stream-K, see StreamK::Partial. partials == 1: the KV tile is not split.
   int32_t split_tile, partial, first_partial, partials;

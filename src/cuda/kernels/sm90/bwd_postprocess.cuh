@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kPostprocessThreads<Config>,
   const int32_t end = params.args.shape.batch * params.problem.heads_q * tiles;
   const int32_t stride = gridDim.x;
   ptx::griddep_wait();
-  if (blockIdx.x == 0 && threadIdx.x == 0) *params.far = 0;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *params.large_lse = 0;
   if (params.stamp && blockIdx.x == 0 && threadIdx.x == 0) *params.stamp = 0;
   for (int32_t first = blockIdx.x; first < end; first += 32 * stride) {
     // Each lane checks one tile; all warps check the same tiles.

@@ -95,7 +95,8 @@ class BwdPrefetch : protected BwdWarpgroupBase<Config> {
   }
 
  protected:
-  // The bases of this lane's queries of a part, see BackwardParams::base. count: Q tiles done.
+  // The bases of this lane's queries of a part, see BackwardParams::softmax_base. count: Q tiles
+  // done.
   __device__ __forceinline__ const volatile float* bases_at(int32_t q_coord, uint32_t count,
                                                             int part) const {
     const int32_t tiles = work_tile().q_tiles.end - work_tile().q_tiles.begin;
@@ -104,7 +105,7 @@ class BwdPrefetch : protected BwdWarpgroupBase<Config> {
                              : static_cast<int32_t>(count - work_tile().iter_begin) / tiles;
     const int64_t tile =
         work_tile().workspace_tile + head * params_.head_q_tiles + this->q_tile_of(q_coord);
-    return params_.common.base + (tile * kTileQ + part * Config::kMmaN + lane() % 4 * 2);
+    return params_.common.softmax_base + (tile * kTileQ + part * Config::kMmaN + lane() % 4 * 2);
   }
 
  private:

@@ -189,10 +189,9 @@ __device__ __forceinline__ bool publish_work_tile(const BackwardParams& params,
                           params.common.q_heads_per_kv_head;
     wait_preprocessed(params, storage, heads);
     const cuda::BackwardParams& common = params.common;
-    work_tile.has_far_rows = ptx::load_acquire(common.far) == common.far_stamp;
-    if (work_tile.has_far_rows) {
+    if (ptx::load_acquire(common.large_lse) == common.large_lse_stamp) {
 #pragma unroll
-      for (auto& span : work_tile.q_spans) span.full.end = 0;
+      for (auto& span : work_tile.q_spans) span.full.end = kHasLargeLse;
     }
   }
   if constexpr (Config::kIsRuntime) {

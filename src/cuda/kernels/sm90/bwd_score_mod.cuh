@@ -52,7 +52,7 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
       apply_score_mod<kMasked>(s, p, p_for_ds, prefetched, q_coord, kind, slot, count);
     } else {
       const float factor = params_.common.problem.scale * kLog2E;
-      if (kMasked && work_tile().has_far_rows) {
+      if (kMasked && (kind & Base::kLargeLse)) {
         const volatile float* const bases = this->bases_at(q_coord, count, mma_n);
 #pragma unroll
         for (int i = 0; i < kMmaN / 2; ++i) {
@@ -212,8 +212,8 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
     if (stages_p) this->wait_ds_empty({count});
     // If rows have bases, scores are in units of kWideUnit log2(e), and lse is subtracted after the
     // base.
-    const bool far = kMasked && work_tile().has_far_rows;
-    const float unit = far ? 1.0f / kWideUnit : 1.0f, factor = params_.score_scale * unit;
+    const bool large_lse = kMasked && (kind & Base::kLargeLse);
+    const float unit = large_lse ? 1.0f / kWideUnit : 1.0f, factor = params_.score_scale * unit;
     uint32_t p_words[kTileQ / 4];
 #pragma unroll
     for (int n = 0; n < kTileQ / 8; n += kColumnsAtOnce) {
@@ -245,7 +245,7 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const float own = e % 2 == 0 ? row_lse.x : row_lse.y;
-          x[i + e] = fmaf(x[i + e], factor, far ? 0.0f : -own);
+          x[i + e] = fmaf(x[i + e], factor, large_lse ? 0.0f : -own);
         }
       }
       if (has_alibi) {
@@ -257,7 +257,7 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
         }
       }
       if constexpr (Config::kIsRuntime) add_bias(x, prefetched.bias[n], kLog2E * unit);
-      if (far) {
+      if (large_lse) {
         const volatile float* const bases = this->bases_at(q_coord, count, 0) + n * 8;
 #pragma unroll
         for (int i = 0; i < 4 * kColumnsAtOnce; ++i) {

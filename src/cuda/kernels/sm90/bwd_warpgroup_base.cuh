@@ -77,8 +77,10 @@ class BwdWarpgroupBase {
   }
 
   // Kinds of a Q tile, as bits. kFull: every query sees every key. kLast: it is the work tile's
-  // last. kFullyMasked: no query sees a key of this warpgroup.
-  static constexpr uint32_t kNoTile = 0, kValid = 1, kFull = 2, kLast = 4, kFullyMasked = 8;
+  // last. kFullyMasked: no query sees a key of this warpgroup. kLargeLse: rows may have a
+  // BackwardParams::softmax_base.
+  static constexpr uint32_t kNoTile = 0, kValid = 1, kFull = 2, kLast = 4, kFullyMasked = 8,
+                            kLargeLse = 16;
 
   // Consumers iterate over q_coord: a Q tile and, with kCoordHasHead, a head of the GQA group.
   static __device__ __forceinline__ int32_t q_tile_of(int32_t q_coord) {
@@ -115,8 +117,10 @@ class BwdWarpgroupBase {
   __device__ __forceinline__ uint32_t next_kind(int32_t tile, uint32_t count) const {
     const uint32_t left = work_tile().iter_end - count;
     if (left == 0) return kNoTile;
-    const bool all = tile >= full().begin && tile < full().end;
-    uint32_t kind = kValid | (all ? kFull : 0) | (left == 1 ? kLast : 0);
+    const int32_t full_end = full().end;
+    const bool all = tile >= full().begin && tile < full_end;
+    uint32_t kind = kValid | (all ? kFull : 0) | (left == 1 ? kLast : 0) |
+                    (full_end == kHasLargeLse ? kLargeLse : 0);
     if constexpr (Config::kSkipMaskedTiles) {
       const volatile Interval& some = work_tile().q_spans[consumer_].any;
       if (tile < some.begin || tile >= some.end) kind |= kFullyMasked;

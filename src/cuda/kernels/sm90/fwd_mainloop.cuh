@@ -16,9 +16,9 @@ class FwdMainloop : FwdSoftmax<Config> {
   using Base::base, Base::apply_dropout, Base::exponent_scale, Base::s_half_, Base::work_tile,
       Base::dropout_scale, Base::lane;
   using Base::kConsumers, Base::kBaseSlack, Base::kTileKv, Base::kTileQ;
+  using Base::softmax_base_, Base::release_q, Base::row, Base::s_;
   using Base::storage_, Base::warpgroup_, Base::work_state_, Base::leader_, Base::params_,
       Base::q_state_;
-  using Base::softmax_base_, Base::release_q, Base::row, Base::s_;
   using Base::warpgroup_tile, Base::row_sum_, Base::kv_tiles_, Base::exp2_and_sum;
   static constexpr int kStages = Config::kStages;
   using KvState = PipelineState<kStages>;

@@ -208,7 +208,7 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
     for (int mi = 0; mi < 2; ++mi) {
       all[mi] = (nonfinite[mi][0] + nonfinite[mi][1]) + (nonfinite[mi][2] + nonfinite[mi][3]);
       usual &= l[mi] >= kMinRowSum && l[mi] <= kMaxRowSum && all[mi] == 0.0f;
-      usual &= fabsf(base[mi]) <= kFarScore / kScoreUnit;
+      usual &= fabsf(base[mi]) <= kLargeScore / kScoreUnit;
       factor[mi] = l[mi] == 0.0f ? 0.0f : ptx::reciprocal(l[mi]) * dropout_scale();
     }
     if (params_.problem.features & FLASHATTN_FEATURE_SINK) {
@@ -227,7 +227,7 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
       for (int mi = 0; mi < 2; ++mi) {
         const int32_t keys = this->visible_keys_of(mi);
         bool bad = !(l[mi] <= kMaxRowSum && all[mi] == 0.0f);
-        bad |= base[mi] != -INFINITY && !(fabsf(base[mi]) <= kFartherScore / kScoreUnit);
+        bad |= base[mi] != -INFINITY && !(fabsf(base[mi]) <= kRedoScore / kScoreUnit);
         if (Config::kScoreMod != ScoreModKind::kRuntime) {
           // The sum is too small for visible keys; it is 0 where finite scores are -inf in log2
           // units.
