@@ -10,13 +10,13 @@ namespace flashattn::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kManyParts = 8;  // from how many on all warps of a block merge one row
-constexpr int kLoads = 8;      // parts of a row that a warp has on their way
+constexpr int kMinPartsForCta = 8;  // from how many on all warps of a block merge one row
+constexpr int kLoads = 8;           // parts of a row that a warp has on their way
 
-// kTeam warps a row. Rows of O are aligned as the forward kernels want them.
-template <int kTeam>
+// kWarpsPerRow warps a row. Rows of O are aligned as the forward kernels want them.
+template <int kWarpsPerRow>
 __global__ void __launch_bounds__(32 * kWarps, 1)
-    merge_split_kernel(const __grid_constant__ ForwardParams params) {
+    combine_kernel(const __grid_constant__ ForwardParams params) {
   const ForwardArgs& args = params.args;
   const int32_t b = blockIdx.x / params.problem.heads_q, h = blockIdx.x % params.problem.heads_q;
   const SeqlenInfo sequence = seqlen_info(params.problem, args.shape, args.inputs, b);
@@ -27,26 +27,26 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   if (parts <= 1) return;
   const int64_t stride = params.partial_row(1, 0, 0, 0);
   const RowLayout layout = row_layout(params.problem, args.shape);
-  const float kept = 65536.0f / (65536.0f - static_cast<float>(params.dropout_threshold));
-  constexpr int32_t kRows = kWarps / kTeam;
-  for (int32_t i = blockIdx.y * kRows + threadIdx.x / (32 * kTeam); i < sequence.len.q;
+  const float keep_scale = 65536.0f / (65536.0f - static_cast<float>(params.dropout_threshold));
+  constexpr int32_t kRows = kWarps / kWarpsPerRow;
+  for (int32_t i = blockIdx.y * kRows + threadIdx.x / (32 * kWarpsPerRow); i < sequence.len.q;
        i += gridDim.y * kRows) {
     const int64_t first = params.partial_row(0, b, h, i), token = sequence.offset_q + i;
-    merge_row<kTeam, kLoads, true>(
+    combine_row<kWarpsPerRow, kLoads, true>(
         {parts, params.problem.dim_v, params.problem.dtype_o,
          tensor_row(args.o, dtype_size(params.problem.dtype_o), b, h, token),
          args.lse ? args.lse + b * layout.batch_stride + h * layout.head_stride + token : nullptr},
         [&](int32_t p) { return params.partial_sums[first + p * stride]; },
         [&](int32_t p, int32_t column) {
-          return load_four<true>(params.partial_o + (first + p * stride) * params.problem.dim_v +
+          return load_vec4<true>(params.partial_o + (first + p * stride) * params.problem.dim_v +
                                  column);
         },
-        kept);
+        keep_scale);
   }
 }
 
 // One warp a row: what counts is how much of all rows is on its way.
-template <class Part, int kLoads, bool kVectors>
+template <class Part, int kLoads, bool kAligned>
 __global__ void __launch_bounds__(32 * kWarps, kLoads > 2 ? 6 : 12)
     merge_kernel(const __grid_constant__ MergeParams<kMaxMergeParts> params) {
   const int32_t b = blockIdx.x / params.heads, h = blockIdx.x % params.heads;
@@ -54,13 +54,13 @@ __global__ void __launch_bounds__(32 * kWarps, kLoads > 2 ? 6 : 12)
        token += gridDim.y * kWarps) {
     const int64_t at =
         b * params.lse_layout.batch_stride + h * params.lse_layout.head_stride + token;
-    merge_row<1, kLoads, kVectors>(
+    combine_row<1, kLoads, kAligned>(
         {params.parts, params.dim, params.dtype,
          tensor_row(params.o, dtype_size(params.dtype), b, h, token),
          params.lse ? params.lse + at : nullptr},
         [&](int32_t p) { return PartialSum{params.part_lse[p][at], 1.0f}; },
         [&](int32_t p, int32_t column) {
-          return load_four<kVectors>(reinterpret_cast<const Part*>(
+          return load_vec4<kAligned>(reinterpret_cast<const Part*>(
                                          tensor_row(params.part_o[p], sizeof(Part), b, h, token)) +
                                      column);
         },
@@ -110,21 +110,21 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
 
 }  // namespace
 
-cudaError_t merge_split_waits(bool* waits) {
+cudaError_t combine_waits(bool* waits) {
   cudaFuncAttributes attributes{};
   const cudaError_t error =
-      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&merge_split_kernel<1>));
+      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&combine_kernel<1>));
   *waits = attributes.ptxVersion >= 90;
   return error;
 }
 
-cudaError_t load_split_kernels(const Problem& problem) {
+cudaError_t preload_combine_kernels(const Problem& problem) {
   cudaError_t error = cudaSuccess;
   const auto also = [&error](auto... kernels) {
     if (error == cudaSuccess) error = preload(kernels...);
   };
-  if (problem.splits != 1) also(&merge_split_kernel<1>);
-  if (problem.splits == 0 || problem.splits >= kManyParts) also(&merge_split_kernel<kWarps>);
+  if (problem.splits != 1) also(&combine_kernel<1>);
+  if (problem.splits == 0 || problem.splits >= kMinPartsForCta) also(&combine_kernel<kWarps>);
   for (const int32_t dtype : {problem.dtype_o, static_cast<int32_t>(FLASHATTN_DTYPE_F32)}) {
     with_merge_kernels(dtype, [&](auto of) { also(of.kAny, of.kTwo, of.kMany); });
   }
@@ -132,11 +132,11 @@ cudaError_t load_split_kernels(const Problem& problem) {
   return error;
 }
 
-cudaError_t launch_merge_split(const ForwardParams& params, bool early, cudaStream_t stream) {
-  const bool many = params.parts >= kManyParts;
+cudaError_t launch_combine(const ForwardParams& params, bool early, cudaStream_t stream) {
+  const bool many = params.parts >= kMinPartsForCta;
   const dim3 grid = row_grid(params.args.shape.batch, params.problem.heads_q,
                              params.partial_queries, many ? 1 : kWarps);
-  const auto kernel = many ? &merge_split_kernel<kWarps> : &merge_split_kernel<1>;
+  const auto kernel = many ? &combine_kernel<kWarps> : &combine_kernel<1>;
   return early ? launch_pdl(kernel, grid, 32 * kWarps, 0, params, stream)
                : launch_kernel(kernel, grid, 32 * kWarps, 0, params, stream);
 }

@@ -12,11 +12,11 @@ constexpr int32_t kMaxMergeParts = 64;
 
 // Whether the current device runs code of the kernel below that was compiled for an architecture
 // which knows how to wait. From older PTX, which a driver can be told to compile, it is not.
-cudaError_t merge_split_waits(bool* waits);
+cudaError_t combine_waits(bool* waits);
 // Those of this file that a plan may start.
-cudaError_t load_split_kernels(const Problem& problem);
+cudaError_t preload_combine_kernels(const Problem& problem);
 // early, if it waits: before the forward kernel's blocks are done, for which its results wait.
-cudaError_t launch_merge_split(const ForwardParams& params, bool early, cudaStream_t stream);
+cudaError_t launch_combine(const ForwardParams& params, bool early, cudaStream_t stream);
 cudaError_t launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream);
 cudaError_t launch_dropout_mask(const Problem& problem, const ForwardArgs& args, uint8_t* keep,
                                 cudaStream_t stream);
