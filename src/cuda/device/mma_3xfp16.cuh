@@ -1,27 +1,27 @@
-// Products of fp32 by the tensor cores' instructions for fp16: each number is the sum of two
-// (Ootomo, Yokota: Recovering single precision accuracy from Tensor Cores, 2022),
+// GEMMs of fp32 by fp16 tensor cores (3xFP16: Ootomo, Yokota: Recovering single precision accuracy
+// from Tensor Cores, 2022). A value is the sum of two fp16 values,
 //
 //   x = hi + lo / 2048,  hi = fp16(x),  lo = fp16((x - hi) 2048),
 //
-// and three of the four products are taken, 2048 times as large: a_lo b_hi + a_hi b_lo + (2048
-// a_hi) b_hi. fp16 has as many digits as tf32, and multiplies twice as fast. What is lost: the
-// fourth product and the rounding of lo, 2^-24 to 2^-22 of a product at most, and random as fp32's
-// own rounding of it. Tensor cores cut sums off where fp32 rounds: only 16 terms, and their
-// corrections before them, are added there, the rest on the ordinary units.
+// and three of the four products are computed, scaled by 2048: a_lo b_hi + a_hi b_lo + (2048 a_hi)
+// b_hi. fp16 has as many significant bits as tf32 and twice its throughput. Lost are the fourth
+// product and the rounding of lo: at most 2^-24 to 2^-22 of a product, and random like fp32's own
+// rounding. Tensor cores truncate sums where fp32 rounds, so only 16 terms, preceded by their
+// corrections, are summed there, the rest by FADD.
 //
-// fp16 ends at 2^16, and nothing is below 2^-24: hi and lo hold 2^-36. So tensors are multiplied by
-// powers of two first, which lift Q's maximum over the block to 2^3, since 2048 a_hi must fit, and
-// those of K and V over the first tile that is not zero to 2^9. Their numbers are as good as in
-// fp32 down to 2^-21 of that maximum (Q: 2^-15) and vanish at 2^-45 (Q: 2^-39): an error that small
-// next to the largest. A later tile with numbers beyond 2^6 times the first's maximum does not fit:
-// the block notices, and does all its work again with a smaller factor.
+// fp16 overflows at 2^16 and underflows below 2^-24; hi and lo together reach 2^-36. So tensors are
+// scaled by powers of two first: Q's maximum over the CTA's rows to 2^3, since 2048 a_hi must fit,
+// and the maxima of K and V over their first tile that is not zero to 2^9. Values are then as exact
+// as in fp32 down to 2^-21 of that maximum (Q: 2^-15) and vanish at 2^-45 (Q: 2^-39), an error that
+// is small next to the largest value. A later tile overflows if it has values above 2^6 times the
+// maximum of the first: the CTA detects this and repeats its work with a smaller scale.
 //
-// Weights are at most 1, those below 2^-36 vanish: next to a row's largest they are nothing. Where
-// that one may be dropped, or be the sink's, fp32 is multiplied as tf32, which loses none.
+// P is at most 1, and values below 2^-36 vanish, which is negligible next to the largest of the
+// row. Where dropout may drop that one, or a sink may have it, fp32 uses 3xTF32, which loses none.
 //
-// A tile is split where it lies, once for all warps of the block: of each 64 numbers of a row the
-// hi come to lie in the first 128 bytes, the lo in the next, chunks exchanged as in any tile. So
-// both are read as tiles of 16-bit elements are.
+// A tile is split in place, once for all warps of the CTA. Of every 64 values of a row, hi goes to
+// the first 128 bytes and lo to the next 128, swizzled as in any tile. Both are read as tiles of
+// 16-bit elements.
 #pragma once
 
 #include <type_traits>
@@ -31,14 +31,14 @@
 
 namespace flashattn::cuda {
 
-// Of two numbers, the first in the low half.
+// The split of two values, the first in the low half of each word.
 struct Fp16Pair {
   uint32_t hi, lo;
 
-  static constexpr float kLoScale = 2048.0f;  // of lo
+  static constexpr float kLoScale = 2048.0f;
 
-  // x times factor, a power of two. An infinity becomes NaN in lo; a number beyond fp16, and only
-  // that, becomes an infinity in lo.
+  // Splits x * factor and y * factor; factor is a power of two. lo is NaN if x is infinite, and
+  // infinite only if x * factor overflows fp16.
   static __device__ __forceinline__ Fp16Pair of(float x, float y, float factor) {
     const uint32_t hi = ptx::pack<__half>(x * factor, y * factor);
     const float2 kept = ptx::unpack<__half>(hi);
@@ -47,30 +47,29 @@ struct Fp16Pair {
   }
 };
 
-// A tile of fp32 after it was split, as one of 16-bit elements.
+// A tile of fp32 after its split, read as 16-bit elements.
 template <class Tile>
 using SplitTile = SmemTile<Tile::kHeight, Tile::kRowBytes / 2>;
 
-// How many chunks behind the first of a row the hi of columns [16 k, 16 k + 16) lie; the lo lie
-// kLoOffset behind them.
+// The chunk of hi of columns [16 k, 16 k + 16); lo is kLoOffset bytes behind it.
 __device__ constexpr int hi_chunk(int k) { return k / 4 * 16 + k % 4 * 2; }
 constexpr uint32_t kLoOffset = 128;
 
-// The thread's share of a tile: what TileCopy lets it copy, so that its own copies are all that it
-// waits for. Neighbouring lanes write where others of the warp read.
+// Splits a tile in place. A thread splits the chunks that TileCopy assigns to it, so that it waits
+// for its own cp.async only. Lanes write chunks that other lanes of the warp read.
 template <int kThreads, class Tile>
 struct TileSplit : TileCopy<kThreads, Tile::kHeight, Tile> {
   using Copy = TileCopy<kThreads, Tile::kHeight, Tile>;
   using Copy::chunk, Copy::row, Copy::kRowStep, Copy::kSteps;
-  static_assert(Tile::kSize == 4 && Tile::kChunks % 16 == 0, "64 numbers are split at once");
-  static_assert(Copy::kThreadsPerRow == Tile::kChunks, "all lanes take part");
+  static_assert(Tile::kSize == 4 && Tile::kChunks % 16 == 0, "64 values are split at once");
+  static_assert(Copy::kThreadsPerRow == Tile::kChunks, "every lane has a chunk");
 
-  uint32_t split_to;  // in the first row
+  uint32_t split_to;  // address of hi in the thread's first row
 
   __device__ __forceinline__ explicit TileSplit(Tile tile)
       : Copy(tile), split_to(tile.chunk(row, chunk / 16 * 16 + chunk % 16 / 2) + chunk % 2 * 8) {}
 
-  // The bits of the largest finite magnitude.
+  // The bits of the largest finite magnitude of the thread's values.
   __device__ __forceinline__ int32_t max_bits() const {
     int32_t top = 0;
 #pragma unroll 1
@@ -84,7 +83,7 @@ struct TileSplit : TileCopy<kThreads, Tile::kHeight, Tile> {
     return top;
   }
 
-  // Whether a number times factor lies beyond fp16.
+  // Splits the thread's chunks. Returns whether a value times factor overflows fp16.
   __device__ __forceinline__ bool split(float factor) const {
     constexpr int kAtOnce = kSteps % 4 == 0 ? 4 : 2;
     uint32_t top = 0;
@@ -110,7 +109,7 @@ struct TileSplit : TileCopy<kThreads, Tile::kHeight, Tile> {
   }
 };
 
-// An operand on the left, of 16 terms.
+// The A operand of 16 x 16.
 struct Fp16PairA {
   uint32_t hi[4], lo[4], scaled_hi[4];  // large: 2048 hi
 
@@ -131,12 +130,12 @@ __device__ __forceinline__ void mma_3xfp16(float (&d)[4], const Fp16PairA& a, ui
   for (int e = 0; e < 4; ++e) d[e] += sum[e];
 }
 
-// d += 2048 left right^T, otherwise as mma_gemm.cuh has it for 16-bit elements.
+// d += 2048 A B^T, otherwise as gemm_nt() of mma_gemm.cuh.
 template <class T, int kDim, int kMmaM, int kMmaN>
 __device__ __forceinline__ std::enable_if_t<std::is_same<T, Fp16Pair>::value> gemm_nt(
     float (&d)[kMmaM][kMmaN][4], uint32_t a_address, uint32_t b_address) {
   using Tile = SmemTile<16, 2 * kDim>;
-  // Not unrolled further: loads far ahead of their use would cost more registers than there are.
+  // Not unrolled further: earlier loads would need more registers than there are.
 #pragma unroll(kMmaM == 1 ? 4 : 1)
   for (int k = 0; k < kDim / 16; ++k) {
     Fp16PairA a[kMmaM];
@@ -162,7 +161,7 @@ __device__ __forceinline__ std::enable_if_t<std::is_same<T, Fp16Pair>::value> ge
   }
 }
 
-// Weights, at most 1, as the left operand.
+// Converts P, at most 1, to the A operand.
 template <class T, int kMmaN>
 __device__ __forceinline__ std::enable_if_t<std::is_same<T, Fp16Pair>::value, Fp16Pair> acc_as_a(
     const float (&x)[kMmaN][4], int k, int word) {
@@ -170,13 +169,13 @@ __device__ __forceinline__ std::enable_if_t<std::is_same<T, Fp16Pair>::value, Fp
   return Fp16Pair::of(pair[0], pair[1], 1.0f);
 }
 
-// d += 2048 held tile, the same. Where d is large, by parts between which the code really branches:
-// the compiler would start so many products at once that there are no registers for their sums.
+// d += 2048 A B with A in registers, otherwise as gemm_rs() of mma_gemm.cuh. A large d is computed
+// in subtiles separated by real branches: otherwise the compiler starts so many HMMAs at once that
+// their sums do not fit the registers.
 template <class T, int kSteps, int kMmaM, int kMmaN, class AWord>
 __device__ __forceinline__ std::enable_if_t<std::is_same<T, Fp16Pair>::value> gemm_rs(
     float (&d)[kMmaM][kMmaN][4], uint32_t b_address, AWord a_word) {
   using Tile = SmemTile<16, 2 * kMmaN * 8>;
-  // Of 8 columns.
   constexpr int kSubtileN = kMmaM * kMmaN > 16 ? 8 / kMmaM : kMmaN;
   constexpr int kSubtiles = kMmaN / kSubtileN;
   Fp16Pair words[kSteps][kMmaM][4];

@@ -1,17 +1,17 @@
-// Products of tiles of fp32 by tensor cores: what mma_gemm.cuh does for 16-bit elements, where fp16
-// (mma_3xfp16.cuh) has too few numbers: in the backward pass, whose gradients may be small, in the
-// forward pass before it, and where scores are modified. Each number is the sum of two of tf32, and
-// three of the four products are taken (3xTF32: Ootomo, Yokota: Recovering single precision
-// accuracy from Tensor Cores, 2022). Tensor cores cut sums off where fp32 rounds: only 16 terms are
-// added there, the rest on the ordinary units.
+// GEMMs of fp32 by tensor cores (3xTF32: Ootomo, Yokota: Recovering single precision accuracy from
+// Tensor Cores, 2022), with the functions of mma_gemm.cuh. A value is the sum of two tf32 values,
+// and three of the four products are computed. Used where fp16 (mma_3xfp16.cuh) lacks exponent
+// range: in the backward pass, whose gradients may be small, and in the forward pass with modified
+// scores. Tensor cores truncate sums where fp32 rounds, so only 16 terms are summed there, the rest
+// by FADD.
 //
 // Budget: 16 x 8 x 16 are 6 HMMA, 38 cycles of one of Hopper's four tensor cores (mma.sync reaches
-// 62 % of their rate; 48 cycles on Ampere): 99 TF/s on an H200 at the most. Beside them a scheduler
-// issues 4 additions and, once for all strips, 12 instructions that split the right operand; with 2
-// strips 3.6 to 3.9 slots an HMMA in all, as compiled, of the 6.4 that it takes. Shared memory
-// gives the right operand, 512 bytes, once for all strips: 27 of its 128 bytes a cycle, 40 with the
-// left one in a product over 64 columns. So the tensor cores bound all of it; what they wait for is
-// the latency of the chain of 6, which 8 interleaved ones and a second warp hide.
+// 62 % of their rate; 48 cycles on Ampere): at most 99 TF/s on an H200. Beside them a scheduler
+// issues 4 FADD and, once for all kMmaM, 12 instructions that split B; with kMmaM = 2 that is 3.6
+// to 3.9 issue slots an HMMA in all, as compiled, of the 6.4 that it takes. Shared memory delivers
+// B, 512 bytes, once for all kMmaM: 27 of its 128 bytes a cycle, 40 with A in a GEMM with N = 64.
+// So tensor cores bound everything. They stall on the latency of the chain of 6 HMMA, which 8
+// interleaved chains and a second warp hide.
 #pragma once
 
 #include <type_traits>
@@ -26,14 +26,14 @@ struct Tf32Pair {
   uint32_t hi, lo;
 };
 
-// The tensor cores ignore the 13 lowest bits: big is rounded to the others, small is what is left,
-// of 12 bits at most. An infinity becomes NaN.
+// Tensor cores ignore the 13 lowest bits. hi is x rounded to the other bits; lo = x - hi, at most
+// 12 bits. An infinity becomes NaN.
 __device__ __forceinline__ Tf32Pair split_tf32(uint32_t x) {
   const uint32_t hi = (x + 0x1000u) & 0xffffe000u;
   return {hi, __float_as_uint(__uint_as_float(x) - __uint_as_float(hi))};
 }
 
-// An operand for 16 terms: two steps of mma_16x8x8_tf32.
+// The A operand of 16 x 16: two k8 steps of mma_16x8x8_tf32.
 struct Tf32PairA {
   uint32_t hi[2][4], lo[2][4];
 
@@ -43,7 +43,7 @@ struct Tf32PairA {
   }
 };
 
-// d += a b; b[step][word].
+// d += a b; b is [k8 step][register].
 __device__ __forceinline__ void mma_3xtf32(float (&d)[4], const Tf32PairA& a,
                                            const Tf32Pair (&b)[2][2]) {
   float sum[4] = {};
@@ -58,7 +58,7 @@ __device__ __forceinline__ void mma_3xtf32(float (&d)[4], const Tf32PairA& a,
   for (int e = 0; e < 4; ++e) d[e] += sum[e];
 }
 
-// 16 columns of each strip, from shared memory. at(strip, step): where this lane reads.
+// Loads and splits 16 columns of A. at(mma_m, step): the lane's address of a k8 step.
 template <int kMmaM, class At>
 __device__ __forceinline__ void load_a_3xtf32(Tf32PairA (&a)[kMmaM], At at) {
 #pragma unroll
@@ -73,14 +73,14 @@ __device__ __forceinline__ void load_a_3xtf32(Tf32PairA (&a)[kMmaM], At at) {
   }
 }
 
-// An 8 x 8 matrix of 16-bit elements is one of 8 x 4 of fp32, and a lane gets the element that
-// mma_16x8x8_tf32 wants of it: left and right as for 16-bit elements.
+// ldmatrix moves 8 x 8 elements of 16 bits, which are 8 x 4 of fp32, and each lane receives the
+// element that mma_16x8x8_tf32 needs. So addresses are as for 16-bit elements.
 template <class T, int kDim, int kMmaM, int kMmaN>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> gemm_nt(float (&d)[kMmaM][kMmaN][4],
                                                                     uint32_t a_address,
                                                                     uint32_t b_address) {
   using Tile = SmemTile<16, kDim, 4>;
-  // Not unrolled further: loads far ahead of their use would cost more registers than there are.
+  // Not unrolled further: earlier loads would need more registers than there are.
 #pragma unroll 2
   for (int k = 0; k < kDim / 16; ++k) {
     Tf32PairA a[kMmaM];
@@ -89,7 +89,7 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> gemm_nt(float (&d)[k
     });
 #pragma unroll
     for (int n = 0; n < kMmaN / 2; ++n) {
-      Tf32Pair b[2][2][2];  // [8 columns][step][word]
+      Tf32Pair b[2][2][2];  // [8 columns][k8 step][register]
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
         uint32_t words[4];
@@ -106,8 +106,8 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> gemm_nt(float (&d)[k
   }
 }
 
-// Columns 2c and 2c + 1 of accumulators are with the lane whose operand holds terms c and c + 4:
-// those of a step are summed in that order, here and in b_mn_major. k counts steps of 8.
+// A lane holds columns 2c and 2c + 1 of accumulators, and terms c and c + 4 of the A operand. Both
+// operands therefore order the terms of a k8 step so, here and in b_mn_major(). k counts k8 steps.
 template <class T, int kMmaN>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4, uint32_t> acc_as_a(
     const float (&x)[kMmaN][4], int k, int word) {
@@ -121,7 +121,8 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4, uint32_t> acc_as_a(
   return __float_as_uint(word / 2 == 0 ? pair.x : pair.y);
 }
 
-// Where a lane reads term c of a step in column g; term c + 4 is a row further.
+// The lane's address of element (2 c, g) of a k8 step of B, MN-major; element (2 c + 1, g) is a row
+// further. Both belong to terms c and c + 4 of the instruction, as in acc_as_a().
 template <class Tile>
 __device__ __forceinline__ std::enable_if_t<Tile::kSize == 4, uint32_t> b_mn_major(Tile tile,
                                                                                    int row,
@@ -129,7 +130,7 @@ __device__ __forceinline__ std::enable_if_t<Tile::kSize == 4, uint32_t> b_mn_maj
   return tile.chunk(row + lane % 4 * 2, lane / 16) + lane / 4 % 4 * 4;
 }
 
-// Rows [16 k, 16 k + 16) of a tile, 8 columns, `from` as given by b_mn_major: an operand.
+// Loads and splits rows [16 k, 16 k + 16) of B, 8 columns; `from` from b_mn_major().
 template <class Tile>
 __device__ __forceinline__ void load_b_mn_major(Tf32Pair (&b)[2][2], uint32_t from, int k) {
 #pragma unroll
@@ -140,7 +141,7 @@ __device__ __forceinline__ void load_b_mn_major(Tf32Pair (&b)[2][2], uint32_t fr
   }
 }
 
-// kDim: the columns of the tile; 0: those of d.
+// kDim: columns of B's tile; 0: as many as d has.
 template <class T, int kSteps, int kDim = 0, int kMmaM, int kMmaN, class AWord>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> gemm_rs(float (&d)[kMmaM][kMmaN][4],
                                                                     uint32_t b_address,
@@ -180,7 +181,7 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> gemm_tn(float (&d)[k
                                                                     uint32_t a_address,
                                                                     uint32_t b_address,
                                                                     int column) {
-  // Not unrolled: the code of the whole kernel should stay in the instruction cache.
+  // Not unrolled: the kernel should fit the instruction cache.
 #pragma unroll 1
   for (int k = 0; k < TileB::kHeight / 16; ++k) {
     Tf32PairA a[kMmaM];

@@ -1,6 +1,7 @@
-// Products of tiles in shared memory by mma.sync: here of 16-bit elements, those of fp32 with the
-// same names in mma_3xtf32.cuh. A warp owns kMmaM times 16 rows of the result;
-// accumulators are [strip][8 columns][4], as ptx::mma_16x8x16 lays them out.
+// GEMMs of a warp by mma.sync: D (16 kMmaM x 8 kMmaN) += A B. A and B are tiles in shared memory,
+// or A lies in registers. This file is for 16-bit elements; mma_3xtf32.cuh has functions of the
+// same names for fp32. "K-major": the rows of the tile run along the summed index; "MN-major":
+// across it. Accumulators are [kMmaM][kMmaN][4], in the layout of ptx::mma_16x8x16.
 #pragma once
 
 #include <type_traits>
@@ -12,20 +13,20 @@
 
 namespace flashattn::cuda {
 
-// Where a lane reads 16 rows from `row` on of a tile whose rows are rows of the result.
+// The lane's ldmatrix address of A, K-major, whose rows [row, row + 16) are rows of D.
 template <class Tile>
 __device__ __forceinline__ uint32_t a_k_major(Tile tile, int row, int lane) {
   return tile.chunk(row + lane % 16, lane / 16);
 }
 
-// Where a lane reads 16 rows of a tile whose rows are columns of the result: rows 0..7 and 8..15,
-// each with both halves of the summed index.
+// The lane's ldmatrix address of B, K-major, whose rows [row, row + 16) are columns of D: two n8
+// operands, each with both halves of k16.
 template <class Tile>
 __device__ __forceinline__ uint32_t b_k_major(Tile tile, int row, int lane) {
   return tile.chunk(row + lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
-// Where a lane reads 16 rows of a tile whose rows are summed over.
+// The lane's ldmatrix address of B, MN-major: rows [row, row + 16) are a k16 step.
 template <class Tile>
 __device__ __forceinline__ std::enable_if_t<Tile::kSize == 2, uint32_t> b_mn_major(Tile tile,
                                                                                    int row,
@@ -33,7 +34,7 @@ __device__ __forceinline__ std::enable_if_t<Tile::kSize == 2, uint32_t> b_mn_maj
   return tile.chunk(row + lane % 16, lane / 16);
 }
 
-// d += left right^T, both kDim wide. left and right as given by the functions above.
+// d += A B^T over kDim columns; a_address from a_k_major(), b_address from b_k_major().
 template <class T, int kDim, int kMmaM, int kMmaN>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> gemm_nt(float (&d)[kMmaM][kMmaN][4],
                                                                     uint32_t a_address,
@@ -59,8 +60,8 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> gemm_nt(float (&d)[k
   }
 }
 
-// Accumulators as the left operand of a product that sums over their columns: word x for columns
-// [16 k, 16 k + 16), of fp32 [8 k, 8 k + 8).
+// Converts accumulators to the A operand of a GEMM that sums over their columns: register `word` of
+// columns [16 k, 16 k + 16), or [8 k, 8 k + 8) for fp32.
 template <class T, int kMmaN>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2, uint32_t> acc_as_a(
     const float (&x)[kMmaN][4], int k, int word) {
@@ -68,17 +69,17 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2, uint32_t> acc_as_a(
   return ptx::pack<T>(pair[0], pair[1]);
 }
 
-// The same of pairs of columns: rows g and g + 8.
+// acc_as_a() of packed pairs of columns, [8 columns][row g, row g + 8].
 template <class T, int kPairs>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2, uint32_t> acc_as_a(
     const PackedPair<T> (&x)[kPairs][2], int k, int word) {
   return x[2 * k + word / 2][word % 2].word;
 }
 
-// d += held tile, where `held` stands in registers: held(strip, k, x) gives word x of the operand,
-// as acc_as_a does. kSteps times 16 rows of the tile; summed as given by b_mn_major. kDim: the
-// columns of the tile; 0: those of d. Of one twice as wide, d has every second 32 columns: those
-// chunks are exchanged among themselves.
+// d += A B with A in registers: a_word(mma_m, k, x) returns register x of A, as acc_as_a() does.
+// Sums over 16 kSteps rows of B; b_address from b_mn_major(). kDim: columns of B's tile; 0: as many
+// as d has. If the tile is twice as wide, d holds every second range of 32 columns: the swizzle
+// exchanges chunks within such a range only.
 template <class T, int kSteps, int kDim = 0, int kMmaM, int kMmaN, class AWord>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> gemm_rs(float (&d)[kMmaM][kMmaN][4],
                                                                     uint32_t b_address,
@@ -107,8 +108,8 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> gemm_rs(float (&d)[k
   }
 }
 
-// Where a lane reads a tile whose rows are summed over and whose columns, from `column` on, are
-// rows of the result.
+// The lane's ldmatrix address of A, MN-major: rows are summed over, and columns from `column` on
+// are rows of D.
 template <class Tile>
 __device__ __forceinline__ std::enable_if_t<Tile::kSize == 2, uint32_t> a_mn_major(Tile tile,
                                                                                    int column,
@@ -116,14 +117,14 @@ __device__ __forceinline__ std::enable_if_t<Tile::kSize == 2, uint32_t> a_mn_maj
   return Tile::advance(tile.chunk(lane % 8 + lane / 16 * 8, lane / 8 % 2), column / 8);
 }
 
-// d += left^T right; left as given by a_mn_major, right by b_mn_major, of it columns from
-// `column` on, a multiple of as many as d has.
+// d += A^T B; a_address from a_mn_major(), b_address from b_mn_major(). B's columns from `column`
+// on, a multiple of the number of columns of d.
 template <class T, class TileA, class TileB, int kMmaM, int kMmaN>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> gemm_tn(float (&d)[kMmaM][kMmaN][4],
                                                                     uint32_t a_address,
                                                                     uint32_t b_address,
                                                                     int column) {
-  // From an even start the steps are constants.
+  // If `column` is a multiple of a power of two, the steps are compile-time constants.
   constexpr bool kEven = (kMmaN & (kMmaN - 1)) == 0;
   if constexpr (kEven) b_address = TileB::advance(b_address, column / 8);
   const int first = kEven ? 0 : column / 8;

@@ -1,5 +1,5 @@
-// Two neighbouring numbers of a row, as operands hold them and as shared memory and arrays do: one
-// word of 16-bit elements, two of fp32.
+// Two neighbouring elements of a row, as mma operands and memory hold them: one word for 16-bit
+// types, two for fp32.
 #pragma once
 
 #include <type_traits>
@@ -26,7 +26,7 @@ struct PackedPair {
     ptx::store_if(condition, to, word);
   }
   __device__ __forceinline__ float2 to_float2() const { return ptx::unpack<T>(word); }
-  // 0 where the other is 0, whatever stands here.
+  // Each element, but 0 where the element of `other` is 0, even if it is NaN or infinite.
   __device__ __forceinline__ PackedPair zero_where_zero(PackedPair other) const {
     return {word & ptx::nonzero_mask(other.word)};
   }
@@ -55,7 +55,7 @@ struct PackedPair<float> {
   }
 };
 
-// Among the four lanes of a quad: word w of lane n becomes word n of lane w.
+// Transposes 4 x 4 words of the four lanes of a quad: word w of lane n becomes word n of lane w.
 __device__ __forceinline__ void quad_transpose(uint32_t (&words)[4], int lane) {
 #pragma unroll
   for (int step = 1; step <= 2; step *= 2) {
@@ -69,8 +69,9 @@ __device__ __forceinline__ void quad_transpose(uint32_t (&words)[4], int lane) {
   }
 }
 
-// Stores a row of 32 columns, of which each lane of a quad has a pair in each 8, as far as there
-// are columns, a multiple of 8. They exchange 16-bit elements, so that each lane stores 16 bytes.
+// Stores 32 columns of a row, of which each lane of a quad holds a pair in every 8. Columns from
+// `columns`, a multiple of 8, on are not stored. Lanes exchange 16-bit elements, so that each
+// stores 16 bytes.
 template <class T>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> store_quad(
     const PackedPair<T> (&pairs)[4], char* to, int32_t columns, int lane) {
@@ -88,9 +89,9 @@ __device__ __forceinline__ void store_quad(const PackedPair<float> (&pairs)[4], 
   }
 }
 
-// Adds to 16 columns of a row in global memory, as far as there are columns, a multiple of 8: of
-// the first 8 and of the others each lane of a quad has a pair. Where four numbers can be added at
-// once, neighbours exchange, which takes less time than the other half of the additions.
+// Adds to 16 columns of a row in global memory: each lane of a quad holds a pair of the first 8 and
+// a pair of the last 8. Columns from `columns`, a multiple of 8, on are not touched. With red.v4
+// neighbour lanes exchange pairs first, which takes less time than twice as many red.v2.
 __device__ __forceinline__ void red_add_columns(float* row, float2 first, float2 second,
                                                 int32_t columns, int lane) {
   if constexpr (ptx::kHasRedAddV4) {

@@ -1,4 +1,4 @@
-// Four numbers that lie side by side in memory.
+// Vectors of four neighbouring elements in memory.
 #pragma once
 
 #include "cuda/ptx/mma.cuh"
@@ -6,7 +6,7 @@
 
 namespace flashattn::cuda {
 
-// kAligned: aligned to 16 bytes, or to 8 of 16-bit types.
+// kAligned: the address is aligned to 16 bytes, or to 8 for 16-bit types.
 template <bool kAligned, class T>
 __device__ __forceinline__ float4 load_vec4(const T* from) {
   if constexpr (!kAligned) {
@@ -20,7 +20,7 @@ __device__ __forceinline__ float4 load_vec4(const T* from) {
   }
 }
 
-// kAligned: aligned to 8 bytes.
+// kAligned: the address is aligned to 8 bytes.
 template <bool kAligned, class T>
 __device__ __forceinline__ void store_vec4(T* to, const float (&x)[4]) {
   if constexpr (sizeof(T) == 4) {

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kRowThreads)
 
 // The sink's share of a row's weights.
 __device__ __forceinline__ float sink_probability(const BackwardParams& params, float sink,
-                                            int64_t number, float lse) {
+                                                  int64_t number, float lse) {
   if (lse == -INFINITY) return 0.0f;  // as is the sink
   const float base = params.base[number], lse2 = params.lse2[number];
   if (base != base && lse2 < INFINITY) return ptx::exp2((sink - lse) * kLog2E);
@@ -89,8 +89,9 @@ __global__ void __launch_bounds__(kRowThreads)
 template <class T>
 cudaError_t launch_as(const BackwardParams& params, cudaStream_t stream) {
   return with_lanes(params.problem.dim_qk, [&](auto lanes) {
-    return launch_kernel(&bwd_postprocess_kernel<T, lanes()>, grid_for(params, kPostprocessSteps, lanes()),
-                         kRowThreads, 0, params, stream);
+    return launch_kernel(&bwd_postprocess_kernel<T, lanes()>,
+                         grid_for(params, kPostprocessSteps, lanes()), kRowThreads, 0, params,
+                         stream);
   });
 }
 
@@ -125,8 +126,8 @@ cudaError_t launch_bwd_postprocess(const BackwardParams& params, cudaStream_t st
 }
 
 cudaError_t launch_dsink(const BackwardParams& params, cudaStream_t stream) {
-  return launch_kernel(&dsink_kernel, dim3(static_cast<unsigned>(params.problem.heads_q)), kRowThreads,
-                       0, params, stream);
+  return launch_kernel(&dsink_kernel, dim3(static_cast<unsigned>(params.problem.heads_q)),
+                       kRowThreads, 0, params, stream);
 }
 
 }  // namespace flashattn::cuda

@@ -45,7 +45,7 @@ __device__ __forceinline__ Vec8 load_vec8<float>(const char* row, int32_t c) {
 
 template <class T>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> store_vec8(char* row, int32_t c,
-                                                                        const Vec8& e) {
+                                                                       const Vec8& e) {
   int4 words;
   words.x = static_cast<int32_t>(ptx::pack<T>(e.x[0], e.x[1]));
   words.y = static_cast<int32_t>(ptx::pack<T>(e.x[2], e.x[3]));
@@ -56,7 +56,7 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> store_vec8(char* row
 
 template <class T>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> store_vec8(char* row, int32_t c,
-                                                                        const Vec8& e) {
+                                                                       const Vec8& e) {
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
     reinterpret_cast<float2*>(row + c * 4)[n] = make_float2(e.x[2 * n], e.x[2 * n + 1]);

@@ -56,9 +56,9 @@ class BwdKernel : BwdScoreMod<Config> {
     const Inputs& in = params_.args.inputs;
     load_kv(0, in.k, params_.problem.dim_qk);
     load_kv(1, in.v, params_.problem.dim_v);
-    Step now = next_step<Config>(params_, work_tile_,
-                                 {work_tile_.heads.begin, work_tile_.tiles.begin - 1, true});
-    load_q_do(q_do_source(now), 0);
+    Step step = next_step<Config>(params_, work_tile_,
+                                  {work_tile_.heads.begin, work_tile_.tiles.begin - 1, true});
+    load_q_do(q_do_source(step), 0);
     ptx::cp_async_commit();
 #pragma unroll
     for (int mma_m = 0; mma_m < kMmaM; ++mma_m) {
@@ -70,33 +70,33 @@ class BwdKernel : BwdScoreMod<Config> {
     }
     int stage = 0;
 #pragma unroll 1
-    while (now.head < work_tile_.heads.end) {
+    while (step.head < work_tile_.heads.end) {
       // What can be known before a barrier: nobody has anything else to do after it.
-      const Step after = next_step<Config>(params_, work_tile_, now);
-      const Interval queries = q_range<Config>(work_tile_, now);
+      const Step next = next_step<Config>(params_, work_tile_, step);
+      const Interval queries = q_range<Config>(work_tile_, step);
       const bool full =
           queries.begin >= work_tile_.full.begin && queries.begin + kTileQ <= work_tile_.full.end;
       const bool seen = full || !Config::kSkipMaskedTiles || sees_some(queries);
       if constexpr (Config::kStages == 2) {
-        const QDoSource source = q_do_source(after);
+        const QDoSource source = q_do_source(next);
         ptx::cp_async_wait<0>();
         __syncthreads();  // the tile is here, dS of the one before, and the other stage is free
         load_q_do(source, stage ^ 1);
         ptx::cp_async_commit();
         if (role_ == kDsWarp || !seen) add_dq(stage ^ 1);
-        process_tile(now, queries, full, seen, stage);
+        process_tile(step, queries, full, seen, stage);
         stage ^= 1;
       } else {
         ptx::cp_async_wait<0>();
         __syncthreads();  // the tile is here
-        process_tile(now, queries, full, seen, 0);
-        const QDoSource source = q_do_source(after);
+        process_tile(step, queries, full, seen, 0);
+        const QDoSource source = q_do_source(next);
         __syncthreads();  // dS is here, and the tile's readers are done
         load_q_do(source, 0);
         ptx::cp_async_commit();
         add_dq(0);
       }
-      now = after;
+      step = next;
     }
     ptx::cp_async_wait<0>();
     if constexpr (Config::kStages == 2) {
@@ -107,9 +107,9 @@ class BwdKernel : BwdScoreMod<Config> {
   }
 
  private:
-  __device__ __forceinline__ typename Config::QueryTile query_tile(int stage, int which) const {
+  __device__ __forceinline__ typename Config::QTile q_do_tile(int stage, int which) const {
     return {shared_ + 2 * Config::KvTile::kBytes + stage * Config::kStageBytes +
-            which * Config::QueryTile::kBytes};
+            which * Config::QTile::kBytes};
   }
 
   // Where a tile of queries comes from.
@@ -131,10 +131,10 @@ class BwdKernel : BwdScoreMod<Config> {
   __device__ __forceinline__ void load_q_do(const QDoSource& source, int stage) const {
     if (source.first >= source.limit) return;
     const int64_t size = sizeof(T);
-    load_tokens<kThreads>(query_tile(stage, 0), params_.problem.dim_qk,
+    load_tokens<kThreads>(q_do_tile(stage, 0), params_.problem.dim_qk,
                           {source.q, params_.args.inputs.q.stride_seq * size}, source.first,
                           source.limit);
-    load_tokens<kThreads>(query_tile(stage, 1), params_.problem.dim_v,
+    load_tokens<kThreads>(q_do_tile(stage, 1), params_.problem.dim_v,
                           {source.dout, params_.dout.stride_seq * size}, source.first,
                           source.limit);
     const uint32_t n = no_hoist(threadIdx.x);
@@ -177,16 +177,17 @@ class BwdKernel : BwdScoreMod<Config> {
   __device__ __forceinline__ void compute_tile(Step step, Interval queries, bool full, int stage) {
     const uint32_t k_or_v = a_k_major(
         typename Config::KvTile{shared_ + role_ * Config::KvTile::kBytes}, warp_key_, lane_);
-    const int half = dim_split_idx();
+    const int split_idx = dim_split_idx();
 #pragma unroll 1
     for (int begin = 0; begin < Config::kWarpTileQ; begin += kSlice) {
-      const int slice = half * Config::kWarpTileQ + begin;
+      const int slice = split_idx * Config::kWarpTileQ + begin;
       ScoreFragment s = {};
       PackedFragment packed;
-      gemm_nt<T, kDim>(s, k_or_v, b_k_major(query_tile(stage, role_), slice, lane_));
+      gemm_nt<T, kDim>(s, k_or_v, b_k_major(q_do_tile(stage, role_), slice, lane_));
       // Barrier 0 is the block's.
       const int32_t keys = warp_key_ / (16 * kMmaM);
-      const int32_t barrier = 1 + keys * kDimSplit + half + begin / kSlice * Config::kWarpPairs;
+      const int32_t barrier =
+          1 + keys * kDimSplit + split_idx + begin / kSlice * Config::kWarpPairs;
       if (role_ == kPWarp) {
         weights(s, packed, step, queries, full, stage, slice);
         ptx::named_arrive(barrier, 64);
@@ -202,25 +203,25 @@ class BwdKernel : BwdScoreMod<Config> {
           compute_ds<false, true>(s, packed, stage, slice);
         }
       }
-      accumulate(packed, stage, slice, half);
+      accumulate(packed, stage, slice, split_idx);
       if constexpr (kDimSplit == 2) {
         ptx::named_sync(1 + Config::kPairBarriers + keys * 2 + role_, 64);
         const uint32_t other =
             fragment_address(role_ == kPWarp ? Config::kStages : stage, slice ^ kSlice);
 #pragma unroll
         for (int k = 0; k < kSlice / 16; ++k) load_fragment(packed, other, k);
-        accumulate(packed, stage, slice ^ kSlice, half);
+        accumulate(packed, stage, slice ^ kSlice, split_idx);
       }
     }
   }
 
   // To dV or dK what a slice of weights or dS gives.
   __device__ __forceinline__ void accumulate(const PackedFragment& packed, int stage, int slice,
-                                             int half) {
-    using Tile = typename Config::QueryTile;
-    const uint32_t rows = b_mn_major(query_tile(stage, role_ ^ 1), slice, lane_);
+                                             int split_idx) {
+    using Tile = typename Config::QTile;
+    const uint32_t rows = b_mn_major(q_do_tile(stage, role_ ^ 1), slice, lane_);
     gemm_rs<T, kSlice / 16, kDim>(
-        acc_, Tile::advance(rows, half * 32 / Tile::kChunkElements),
+        acc_, Tile::advance(rows, split_idx * 32 / Tile::kChunkElements),
         [&](int mma_m, int k, int x) { return acc_as_a<T>(packed[mma_m], k, x); });
   }
 
@@ -301,11 +302,11 @@ class BwdKernel : BwdScoreMod<Config> {
   __device__ __forceinline__ void add_dq(int stage) const {
     const Step step = work_tile_.steps[stage];
     if (step.head < 0) return;
-    constexpr int kColumns = Config::kDqColumns;
+    constexpr int kAccColumns = Config::kDqColumns;
     // As many at a time as there are registers for beside the sums.
-    constexpr int kColumnsAtOnce = kDim * sizeof(T) > 768 ? 16 : kColumns;
+    constexpr int kColumnsAtOnce = kDim * sizeof(T) > 768 ? 16 : kAccColumns;
 #pragma unroll 1
-    for (int first_column = 0; first_column < kColumns; first_column += kColumnsAtOnce)
+    for (int first_column = 0; first_column < kAccColumns; first_column += kColumnsAtOnce)
       add_dq_columns<kColumnsAtOnce>(step, stage, first_column);
     if (!params_.dq_order) return;
     __syncwarp();
@@ -315,11 +316,11 @@ class BwdKernel : BwdScoreMod<Config> {
     }
   }
 
-  template <int kColumns>
+  template <int kAccColumns>
   __device__ __forceinline__ void add_dq_columns(Step step, int stage, int first_column) const {
     const int32_t warp = no_hoist(threadIdx.x) / 32, row = warp % Config::kDqRowWarps * 32;
     const int32_t column = warp / Config::kDqRowWarps * Config::kDqColumns + first_column;
-    float dq[2][kColumns / 8][4] = {};
+    float dq[2][kAccColumns / 8][4] = {};
     gemm_tn<T, ScoreTile, typename Config::KvTile>(
         dq, a_mn_major(score_tile(stage), row, lane_),
         b_mn_major(typename Config::KvTile{shared_}, 0, lane_), column);

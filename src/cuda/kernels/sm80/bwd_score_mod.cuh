@@ -33,10 +33,10 @@ struct BwdConfig {
   static constexpr bool kIsFp32 = std::is_same<T, float>::value;
 
   using KvTile = SmemTile<kTileKv, kDim, sizeof(T)>;
-  using QueryTile = SmemTile<kTileQ, kDim, sizeof(T)>;
+  using QTile = SmemTile<kTileQ, kDim, sizeof(T)>;
   using ScoreTile = SmemTile<kTileKv, kTileQ, sizeof(T)>;  // rows are keys
   static constexpr int kRowStatBytes = 2 * kTileQ * 4;
-  static constexpr int kStageBytes = 2 * QueryTile::kBytes;
+  static constexpr int kStageBytes = 2 * QTile::kBytes;
   // One a stage, and the one of P that halves read from each other.
   static constexpr int kScoreTiles = kStages + kDimSplit - 1;
   static constexpr int kScoreTilesOffset = 2 * KvTile::kBytes + kStages * kStageBytes;
@@ -263,7 +263,7 @@ class BwdScoreMod {
       addend[strip][n][x] = -INFINITY;
     };
     if (!full) visit_hidden(queries, slice, hide);
-    if (!step.shown) visit_blocked(step, queries, slice, hide);
+    if (!step.block_mask_full) visit_blocked(step, queries, slice, hide);
 
     if (far()) relate(addend, step, queries, slice);
     visit_scores([&](int strip, int n, int x) {

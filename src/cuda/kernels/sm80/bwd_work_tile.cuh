@@ -13,7 +13,7 @@ namespace flashattn::cuda::sm80 {
 // A tile of queries of one head.
 struct alignas(16) Step {
   int32_t head, tile;
-  bool shown;  // the block mask hides nothing
+  bool block_mask_full;  // the block mask hides nothing
 };
 
 // Rows of one sequence, of any head.
@@ -149,7 +149,7 @@ __device__ __forceinline__ Step next_step(const BackwardParams& params,
       }
     }
     step.tile += skipped;
-    step.shown = all >> (skipped & 31) & 1;
+    step.block_mask_full = all >> (skipped & 31) & 1;
     if (some) break;
     if (step.tile >= work_tile.tiles.end) step = {step.head + 1, work_tile.tiles.begin, true};
   }

@@ -182,15 +182,15 @@ class DecodeKernel : RowEpilogue {
       const float base = m == -INFINITY ? 0.0f : m;
       const float rescale = ptx::exp2((old_max - base) * kWideUnit);
       float factor = wide * kWideUnit, offset = base * kWideUnit;
-      const bool far = fabsf(base) > kFarScore / kWideUnit;
+      const bool large_base = fabsf(base) > kFarScore / kWideUnit;
       // After the first tiles maxima rarely rise.
-      if (!__all_sync(~0u, m == old_max && !far)) {
+      if (!__all_sync(~0u, m == old_max && !large_base)) {
 #pragma unroll
         for (auto& columns : o_[0]) {
           columns[half * 2] *= rescale;
           columns[half * 2 + 1] *= rescale;
         }
-        if (__any_sync(~0u, far)) {
+        if (__any_sync(~0u, large_base)) {
 #pragma unroll
           for (auto& x : s) {
 #pragma unroll

@@ -79,7 +79,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
       block_scale_.split_q(q_tile_);
     }
     while (tile * kTileKv < keys_.end) {
-      const bool shown = tiles_.full(tile);  // the block mask hides nothing
+      const bool block_mask_full = tiles_.full(tile);  // the block mask hides nothing
       ptx::cp_async_wait<0>();
       if constexpr (k3xFp16) block_scale_.split(BlockScale::kK, k_tile_);
       __syncthreads();  // K is here, and V's last readers are done
@@ -107,7 +107,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
 
       if (has_rows) {
         modify(s, tile);
-        mask(s, tile, shown);
+        mask(s, tile, block_mask_full);
         softmax(s);
         if constexpr (Config::kModified) drop(s, tile);
         multiply_pv(s);
@@ -115,7 +115,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
       tile = next;
     }
     ptx::cp_async_wait<0>();
-    return !k3xFp16 || !block_scale_.redo();
+    return !k3xFp16 || !block_scale_.must_redo();
   }
 
   __device__ __forceinline__ uint32_t work_tile_address() const {
@@ -270,7 +270,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
 
   // -inf where a key is not visible. shown: the block mask hides nothing. Nobody asks for what
   // becomes of rows past the last.
-  __device__ __forceinline__ void mask(ScoreFragment& s, int32_t tile, bool shown) const {
+  __device__ __forceinline__ void mask(ScoreFragment& s, int32_t tile, bool block_mask_full) const {
     const Interval columns{tile * kTileKv, (tile + 1) * kTileKv};
     const WarpRows<Config> own = warp_rows();
     const int32_t first = columns.begin + own.lane_ % 4 * 2;
@@ -293,7 +293,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
         }
       }
     }
-    if (shown) return;
+    if (block_mask_full) return;
     const HeadBlockMask blocks =
         HeadBlockMask::of(params_.problem, params_.args.inputs, b_, first_head_);
 #pragma unroll
@@ -350,11 +350,11 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
     const float base = m == -INFINITY ? 0.0f : m;
     const float rescale = ptx::exp2((old_max - base) * kWideUnit);
     float offset = base * kWideUnit;
-    const bool far = fabsf(base) > kFarScore / kWideUnit;
+    const bool large_base = fabsf(base) > kFarScore / kWideUnit;
     // After the first tiles maxima rarely rise.
-    if (!__all_sync(~0u, m == old_max && !far)) {
+    if (!__all_sync(~0u, m == old_max && !large_base)) {
       rescale_o(mma_m, half, rescale);
-      if (__any_sync(~0u, far)) {
+      if (__any_sync(~0u, large_base)) {
 #pragma unroll
         for (int x = 0; x < kTileKv / 4; ++x) {
           float& score = s[x / 2][half * 2 + x % 2];
