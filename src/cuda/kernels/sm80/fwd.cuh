@@ -1,11 +1,11 @@
-// The portable forward pass (Dao 2023, algorithm 1) on mma.sync and cp.async: every NVIDIA GPU from
-// Ampere on.
+// The portable forward pass (FlashAttention-2, Dao 2023, algorithm 1) with mma.sync and cp.async:
+// for all NVIDIA GPUs from Ampere on.
 //
-// One block works on kTileQ rows of a KV head's group, 16 * kMmaM rows a warp, against tiles of
-// kTileKv keys. K and V have one buffer each: V of a tile arrives under Q K^T, K of the
-// next under the softmax and P V, and other blocks on the same multiprocessor fill what is left.
-// Tiles of fp32 are split into halves when they have arrived, if at all; where numbers prove too
-// large for that, the block begins anew.
+// A CTA computes kTileQ rows of a KV head's GQA group, 16 kMmaM rows a warp, over KV tiles of
+// kTileKv keys. K and V have one buffer each: V of a tile is loaded under Q K^T, K of the next tile
+// under the softmax and P V; other CTAs of the multiprocessor hide the rest of the latency. With
+// 3xFP16, warps split fp32 tiles into pairs of fp16 when they have arrived. If a value overflows,
+// the CTA starts over.
 #pragma once
 
 #include <cstddef>
@@ -47,7 +47,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
   __device__ __forceinline__ bool init() { return FwdWorkTile::template init<sizeof(T)>(params_); }
 
   __device__ __forceinline__ void run() {
-    if (params_.parts > 1) ptx::griddep_launch_dependents();  // who merges them
+    if (params_.parts > 1) ptx::griddep_launch_dependents();  // the combine kernel
     if (threadIdx.x == 0) store_to_smem(work_tile_address());
     if constexpr (k3xFp16) block_scale_.init();
     while (!mainloop()) reload_work_tile();
@@ -55,7 +55,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
   }
 
  private:
-  // False: once more.
+  // Computes O, the row maxima and sums. False: it must run again with smaller scales.
   __device__ __forceinline__ bool mainloop() {
     const Inputs& in = params_.args.inputs;
     int32_t tile = next_tile(keys_.begin / kTileKv);
@@ -71,7 +71,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
     }
     if constexpr (k3xFp16) ptx::cp_async_commit();
     clear();
-    ptx::cp_async_wait<k3xFp16 ? 1 : 0>();  // page numbers; Q is in the next group
+    ptx::cp_async_wait<k3xFp16 ? 1 : 0>();  // page numbers have arrived; Q is in the next group
     load_kv<kThreads>(params_, k_tile_, pages_, in.k, k_, params_.problem.dim_qk, tile * kTileKv);
     ptx::cp_async_commit();
     if constexpr (k3xFp16) {
@@ -79,10 +79,10 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
       block_scale_.split_q(q_tile_);
     }
     while (tile * kTileKv < keys_.end) {
-      const bool block_mask_full = tiles_.full(tile);  // the block mask hides nothing
+      const bool block_mask_full = tiles_.full(tile);  // the block mask hides no key
       ptx::cp_async_wait<0>();
       if constexpr (k3xFp16) block_scale_.split(BlockScale::kK, k_tile_);
-      __syncthreads();  // K is here, and V's last readers are done
+      __syncthreads();  // K has arrived; all warps have read V of the last tile
       reload_work_tile();
       load_kv<kThreads>(params_, v_tile_, v_pages_, in.v, v_rows(), params_.problem.dim_v,
                         tile * kTileKv);
@@ -91,13 +91,12 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
       ptx::cp_async_commit();
 
       ScoreFragment s = {};
-      // Warps beyond a short block's rows only help to copy. Where blocks are long the test costs 5
-      // %.
+      // Warps without rows only help to load. The test costs 5 % in CTAs with many rows.
       const bool has_rows = !Config::kSkipEmptyWarps || warp_row_ < rows_;
       if (has_rows) multiply_qk(s);
       ptx::cp_async_wait<0>();
       if constexpr (k3xFp16) block_scale_.split(BlockScale::kV, v_tile_);
-      __syncthreads();  // V is here, and K's readers are done
+      __syncthreads();  // V has arrived; all warps have read K
       reload_work_tile();
       if (next * kTileKv < keys_.end) {
         load_kv<kThreads>(params_, k_tile_, pages_, in.k, k_rows(), params_.problem.dim_qk,
@@ -122,8 +121,8 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
     return q_tile_.base + Config::kWorkTileOffset;
   }
 
-  // Some have no registers to spare for what a block works on while they multiply, others none for
-  // what they rarely need.
+  // With kReloadWorkTile no registers hold the work tile during GEMMs. Without, they do, except for
+  // the members that k_rows(), v_rows() and reloaded_work_tile() read from shared memory.
   __device__ __forceinline__ void reload_work_tile() {
     if constexpr (Config::kReloadWorkTile) load_from_smem(work_tile_address());
   }
@@ -140,12 +139,12 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
     return *this;
   }
   __device__ __forceinline__ FwdWorkTile reloaded_work_tile() const {
-    FwdWorkTile block = *this;
-    if constexpr (!Config::kReloadWorkTile) block.load_from_smem(work_tile_address());
-    return block;
+    FwdWorkTile tile = *this;
+    if constexpr (!Config::kReloadWorkTile) tile.load_from_smem(work_tile_address());
+    return tile;
   }
 
-  // The first tile from `tile` on in which a query of the block sees a key.
+  // The first KV tile from `tile` on in which a query of the work tile sees a key.
   __device__ __forceinline__ int32_t next_tile(int32_t tile) {
     struct {
       int32_t b, h, query;
@@ -154,7 +153,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
     return tiles_.first_visible(item, tile, (keys_.end + kTileKv - 1) / kTileKv);
   }
 
-  // For the next tile that load_kv is called for.
+  // Looks up the pages of the tile that load_kv() loads next.
   __device__ __forceinline__ void prefetch_pages(int32_t tile) const {
     if (!(params_.problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) return;
     const PagedRowView rows = paged_rows<sizeof(T)>(params_, params_.args.inputs.k, k_);
@@ -184,9 +183,9 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
   }
 
   __device__ __forceinline__ void multiply_qk(ScoreFragment& s) const {
-    const WarpRows<Config> at = warp_rows();
-    gemm_nt<Operand, Config::kDimQk>(s, a_k_major(q_tile_, at.warp_row_, at.lane_),
-                                     b_k_major(k_tile_, 0, at.lane_));
+    const WarpRows<Config> own = warp_rows();
+    gemm_nt<Operand, Config::kDimQk>(s, a_k_major(q_tile_, own.warp_row_, own.lane_),
+                                     b_k_major(k_tile_, 0, own.lane_));
   }
 
   __device__ __forceinline__ void multiply_pv(const ScoreFragment& p) {
@@ -196,7 +195,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
         [&](int mma_m, int k, int x) { return acc_as_a<Operand>(p[mma_m], k, x); });
   }
 
-  // Maxima and sums, which only the softmax needs.
+  // Row maxima and sums lie in shared memory between softmaxes if registers are scarce.
   __device__ __forceinline__ uint32_t row_stats_address(int mma_m) const {
     return q_tile_.base + Config::kRowStatsOffset + (mma_m * kThreads + no_hoist(threadIdx.x)) * 16;
   }
@@ -308,7 +307,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
     }
   }
 
-  // Scores to weights; the running maximum and sum; O to the new maximum's scale.
+  // Online softmax: turns S into P, updates the running maxima and sums, and rescales O.
   __device__ __forceinline__ void softmax(ScoreFragment& s) {
     load_row_stats();
     float factor =
@@ -341,17 +340,18 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
     store_row_stats();
   }
 
-  // The same for one half of a strip's rows, with this maximum, times factor in units of log2(e).
+  // softmax() of rows g (half 0) or g + 8 (half 1). row_max: of this tile. factor: converts scores
+  // to units of log2(e).
   __device__ __forceinline__ void online_softmax_row(float (&s)[kTileKv / 8][4], int mma_m,
                                                      int half, float row_max, float factor) {
     const float wide = factor * (1.0f / kWideUnit);
     const float old_max = m_[mma_m][half], m = fmaxf(old_max, row_max * wide);
-    // A row that has seen nothing: weights of 0, not NaN.
+    // A row that has seen no key has P = 0, not NaN.
     const float base = m == -INFINITY ? 0.0f : m;
     const float rescale = ptx::exp2((old_max - base) * kWideUnit);
     float offset = base * kWideUnit;
     const bool large_base = fabsf(base) > kFarScore / kWideUnit;
-    // After the first tiles maxima rarely rise.
+    // After the first tiles, maxima rarely increase.
     if (!__all_sync(~0u, m == old_max && !large_base)) {
       rescale_o(mma_m, half, rescale);
       if (__any_sync(~0u, large_base)) {
@@ -387,12 +387,12 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
   }
 
   __device__ __forceinline__ void epilogue() {
-    __syncthreads();  // Q's readers are done
+    __syncthreads();  // all warps have read Q, whose buffer O uses
     load_row_stats();
     const FwdEpilogue<Config> epilogue(params_, q_tile_.base);
-    float unit = 1.0f;
-    if constexpr (k3xFp16) unit = block_scale_.output_factor();
-    epilogue.store(o_, m_, l_, unit);
+    float o_scale = 1.0f;
+    if constexpr (k3xFp16) o_scale = block_scale_.output_factor();
+    epilogue.store(o_, m_, l_, o_scale);
   }
 
   const ForwardParams& params_;
@@ -402,7 +402,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
   const uint32_t pages_, v_pages_;
   const BlockScale block_scale_;
   Tiles tiles_;
-  // Maxima in units of kWideUnit log2(e); the sums are of this lane's columns.
+  // Row maxima in units of kWideUnit log2(e); row sums over this lane's columns.
   float m_[kMmaM][2], l_[kMmaM][2];
   float o_[kMmaM][Config::kDimV / 8][4];
 };
@@ -411,8 +411,8 @@ template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtasPerSm)
     forward_kernel(const __grid_constant__ ForwardParams params) {
   char* const shared = ptx::dynamic_shared();
-  FwdKernel<Config> block(params, ptx::shared_address(shared));
-  if (block.init()) block.run();
+  FwdKernel<Config> kernel(params, ptx::shared_address(shared));
+  if (kernel.init()) kernel.run();
 }
 
 }  // namespace flashattn::cuda::sm80

@@ -1,4 +1,5 @@
-// How a block of the portable forward pass ends: O and lse of its rows, or those of a part.
+// Epilogue of a CTA of the portable forward pass: stores O and lse, or a KV split's partial O and
+// sums.
 #pragma once
 
 #include "cuda/ptx/mma.cuh"
@@ -7,7 +8,7 @@
 
 namespace flashattn::cuda::sm80 {
 
-// Which rows of the block a warp has.
+// The rows of the work tile that a warp computes.
 template <class Config>
 struct WarpRows {
   int lane_, warp_row_;
@@ -21,13 +22,14 @@ struct WarpRows {
   }
 };
 
-// Where results of rows of a block go, or of a part of their keys.
+// Stores results of single rows, shared by the forward and decode kernels.
 struct RowEpilogue : FwdWorkTile {
   const ForwardParams& params_;
 
   __device__ __forceinline__ explicit RowEpilogue(const ForwardParams& params) : params_(params) {}
 
-  // top, in units of kWideUnit log2(e), and sum: of the weights.
+  // Stores lse of row r, or its partial sum if the sequence is split. row_max: in units of
+  // kWideUnit log2(e). sum: relative to it.
   __device__ __forceinline__ void store_lse(int32_t r, float row_max, float sum) const {
     if (r >= rows_) return;
     const float base = row_max * (kWideUnit * kLn2);
@@ -42,8 +44,7 @@ struct RowEpilogue : FwdWorkTile {
     }
   }
 
-  // Takes the sink of a row into its maximum and sum, whatever its size: what the keys' share is to
-  // be multiplied with.
+  // Adds a row's sink to its maximum and sum. Returns the factor by which O must be rescaled.
   __device__ __forceinline__ float add_sink(int32_t r, float& row_max, float& sum) const {
     if (!(params_.problem.features & FLASHATTN_FEATURE_SINK) || part_ > 0 || r >= rows_)
       return 1.0f;
@@ -56,8 +57,8 @@ struct RowEpilogue : FwdWorkTile {
     return rescale;
   }
 
-  // Whose value a row is, to the last digit: that of the only key that it sees. -1: of several, or
-  // none, or one without a finite score. sum: of its weights.
+  // The only key that row r sees, whose V is exactly the row of O. -1: the row sees several keys,
+  // or none, or one without a finite score. sum: of the row's weights.
   __device__ __forceinline__ int32_t single_key(int32_t r, float sum) const {
     const bool plain =
         !(params_.problem.features & FLASHATTN_FEATURE_SINK) && params_.dropout_threshold == 0;
@@ -76,7 +77,7 @@ struct RowEpilogue : FwdWorkTile {
     return rows.row(rows.pages[key / rows.page_size], key);
   }
 
-  // Whether O is fp32, and where it then goes.
+  // Whether this CTA stores O as fp32, and where a row of it lies.
   __device__ __forceinline__ bool is_fp32() const {
     return split_ || params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
   }
@@ -99,20 +100,20 @@ class FwdEpilogue : RowEpilogue, WarpRows<Config> {
   using Tile = typename Config::OTile;
   static constexpr int kMmaM = Config::kMmaM, kColumns = Config::kDimV;
   using Accumulator = float[kMmaM][kColumns / 8][4];
-  using RowStats = float[kMmaM][2];  // of rows
+  using RowStats = float[kMmaM][2];  // rows g, g + 8
 
  public:
-  // shared: where the block's memory begins; its place lies there.
+  // shared: the CTA's shared memory, from which the work tile is loaded.
   __device__ __forceinline__ FwdEpilogue(const ForwardParams& params, uint32_t shared)
       : RowEpilogue(params), WarpRows<Config>(no_hoist(threadIdx.x)), o_tile_{shared} {
     load_from_smem(shared + Config::kWorkTileOffset);
   }
 
-  // o: not divided by the sums of weights l yet, of which every lane of a quad has a share; m: the
-  // maxima, in units of kWideUnit log2(e). unit: of V.
+  // o: not divided by row sums yet. m: row maxima in units of kWideUnit log2(e). l: row sums over
+  // the lane's columns. o_scale: a factor of o.
   __device__ __forceinline__ void store(Accumulator& o, const RowStats& m, const RowStats& l,
-                                        float unit) const {
-    // Of a quad's rows each lane has one to work on.
+                                        float o_scale) const {
+    // Each lane of a quad normalises one of the quad's rows.
     const int own = lane_ % 4;
     float row_max = -INFINITY, sum = 0.0f;
 #pragma unroll
@@ -125,19 +126,19 @@ class FwdEpilogue : RowEpilogue, WarpRows<Config> {
         sum = total;
       }
     }
-    float kept = unit;
+    float scale = o_scale;
     int32_t single_kv = -1;
     if (own < kMmaM * 2) {
       const int32_t r = row_of(own / 2, own % 2);
       if (Config::kIsFp32 || is_fp32()) single_kv = single_key(r, sum);
       if (single_kv >= 0) sum = 1.0f;
-      kept *= add_sink(r, row_max, sum);
+      scale *= add_sink(r, row_max, sum);
       store_lse(r, row_max, sum);
     }
     if (Config::kModified && !split_) {
-      kept *= 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
+      scale *= 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
     }
-    const float factor = sum == 0.0f ? 0.0f : kept / sum;
+    const float factor = sum == 0.0f ? 0.0f : scale / sum;
 #pragma unroll
     for (int x = 0; x < kMmaM * 2; ++x) {
       const float row_factor = __shfl_sync(~0u, factor, lane_ - own + x);
@@ -157,7 +158,7 @@ class FwdEpilogue : RowEpilogue, WarpRows<Config> {
   }
 
  private:
-  // single: single_key() of the row that the lane works on.
+  // single_kv: single_key() of the row that the lane normalised.
   __device__ __forceinline__ void store_fp32(const Accumulator& o, int32_t single_kv) const {
 #pragma unroll
     for (int x = 0; x < kMmaM * 2; ++x) {
@@ -186,7 +187,7 @@ class FwdEpilogue : RowEpilogue, WarpRows<Config> {
     const uint32_t first = o_tile_.chunk(row_of(0, 0), 0) + lane_ % 4 * 4;
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
-      const uint32_t to = Tile::advance(first, n);  // the swizzle is that of all these rows
+      const uint32_t to = Tile::advance(first, n);  // rows 8 apart have the same swizzle
 #pragma unroll
       for (int x = 0; x < kMmaM * 2; ++x) {
         ptx::store_shared(to + x * 8 * Tile::kRowBytes,
@@ -218,7 +219,7 @@ class FwdEpilogue : RowEpilogue, WarpRows<Config> {
     }
   }
 
-  const Tile o_tile_;  // O, where Q was
+  const Tile o_tile_;  // in the buffer of Q
 };
 
 }  // namespace flashattn::cuda::sm80

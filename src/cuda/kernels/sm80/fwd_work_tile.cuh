@@ -1,4 +1,4 @@
-// What a block of the portable forward pass works on.
+// The work tile of a CTA of the portable forward and decode kernels.
 #pragma once
 
 #include <cstring>
@@ -11,23 +11,23 @@ namespace flashattn::cuda::sm80 {
 struct FwdWorkTile {
   SeqlenInfo seqlen_;
   int32_t b_, kv_head_, part_, first_head_, heads_, q_count_, rows_;
-  bool split_;  // whether the sequence has other parts
+  bool split_;  // the sequence has several KV splits
   Interval queries_;
-  Interval keys_, full_keys_;  // that some, all queries of the block see, of its part
-  const char *k_, *v_;         // where the rows of K and V begin; paged ones: those of page 0
+  Interval keys_, full_keys_;  // keys of the split that some, that all queries see
+  const char *k_, *v_;         // row 0 of K and V; if paged, of page 0
 
-  // kSize: of an element of K and V. False: nothing to do.
+  // kSize: bytes of an element of K and V. False: the CTA has no work.
   template <int kSize>
   __device__ __forceinline__ bool init(const ForwardParams& params) {
     const Problem& problem = params.problem;
     const L2Swizzle::Tile at = params.swizzle.tile(blockIdx.x);
-    // Late queries first: under a causal mask they take longest.
+    // The last Q tiles run first: with a causal mask they take longest.
     const int32_t q_tile_from_end = params.by_parts.quotient(at.tile_idx);
     const int32_t q_tile = params.query_blocks - 1 - q_tile_from_end;
     part_ = at.tile_idx - q_tile_from_end * params.parts;
     const int32_t batch_kv_head = params.by_head_blocks.quotient(at.head_idx);
     const int32_t first =
-        (at.head_idx - batch_kv_head * params.head_blocks) * params.heads;  // of the group
+        (at.head_idx - batch_kv_head * params.head_blocks) * params.heads;  // in the GQA group
     b_ = params.by_heads_kv.quotient(batch_kv_head);
     kv_head_ = batch_kv_head - b_ * problem.heads_kv;
     seqlen_ = seqlen_info(problem, params.args.shape, params.args.inputs, b_);
@@ -54,7 +54,7 @@ struct FwdWorkTile {
     return true;
   }
 
-  // The head, from first_head_ on, and the query, from queries_.begin on, that row r stands for.
+  // The query head, relative to first_head_, and the query, relative to queries_.begin, of row r.
   struct Row {
     int32_t head, query;
   };
@@ -69,7 +69,7 @@ struct FwdWorkTile {
     return queries_.begin + row(r).query;
   }
 
-  // Whether the rows lie at even distances in a tensor: those of one head, or of one query.
+  // Whether rows have one stride in a tensor: they belong to one head, or to one query.
   __device__ __forceinline__ bool has_uniform_stride() const {
     return heads_ == 1 || q_count_ == 1;
   }
@@ -98,7 +98,8 @@ struct FwdWorkTile {
             in.pages};
   }
 
-  // smem_pages: the page numbers of the rows, where keys are paged.
+  // Starts cp.async of a tile of K or V from row `first` on. smem_pages: page numbers, if K and V
+  // are paged.
   template <int kThreads, class Tile>
   __device__ __forceinline__ void load_kv(const ForwardParams& params, Tile shared,
                                           uint32_t smem_pages, const flashattn_tensor& tensor,
@@ -112,7 +113,7 @@ struct FwdWorkTile {
     }
   }
 
-  // To shared memory and back.
+  // Words of this struct.
   static constexpr int kWords = 24;
 
   __device__ __forceinline__ void store_to_smem(uint32_t to) const {
@@ -135,6 +136,6 @@ struct FwdWorkTile {
     return reinterpret_cast<const char*>(ptx::load_shared_8(from));
   }
 };
-static_assert(sizeof(FwdWorkTile) == FwdWorkTile::kWords * 4, "all of it");
+static_assert(sizeof(FwdWorkTile) == FwdWorkTile::kWords * 4, "words are copied");
 
 }  // namespace flashattn::cuda::sm80
