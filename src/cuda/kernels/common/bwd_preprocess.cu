@@ -26,14 +26,14 @@ constexpr unsigned kPreprocessCtasPerSm = kPreprocessSteps<O, kLanes> > 4 ? 4 : 
 __device__ __forceinline__ bool starts_decrease(const BackwardParams& params) {
   const int32_t* const starts = params.args.inputs.cu_seqlens_q;
   if (!params.tile_q || !params.ordered || !starts) return false;
-  __shared__ int32_t decrease;
-  if (threadIdx.x == 0) decrease = 0;
+  __shared__ int32_t decreases;
+  if (threadIdx.x == 0) decreases = 0;
   __syncthreads();
   for (int32_t b = threadIdx.x; b < params.args.shape.batch; b += kRowThreads) {
-    if (starts[b + 1] < starts[b]) decrease = 1;
+    if (starts[b + 1] < starts[b]) decreases = 1;
   }
   __syncthreads();
-  return decrease;
+  return decreases;
 }
 
 template <class T>
@@ -51,8 +51,8 @@ __device__ __forceinline__ void round_vec8(Vec8& e) {
 template <class T, int32_t kRows>
 __device__ __forceinline__ void recompute_large_lse(const BackwardParams& params) {
   const BackwardArgs& args = params.args;
-  const int32_t unit = no_hoist(blockIdx.x), warps = kRowThreads / 32;
-  const int32_t b = unit / params.problem.heads_q, h = unit % params.problem.heads_q;
+  const int32_t head_idx = no_hoist(blockIdx.x), warps = kRowThreads / 32;
+  const int32_t b = head_idx / params.problem.heads_q, h = head_idx % params.problem.heads_q;
   const SeqlenInfo sequence = seqlen_info(params.problem, args.shape, args.inputs, b);
   const int32_t lane = no_hoist(threadIdx.x) % 32;
 #pragma unroll 1
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kRowThreads, kPreprocessCtasPerSm<O, kLanes>)
   const Problem& problem = params.problem;
   const BackwardArgs& args = params.args;
   const int32_t b = blockIdx.x / problem.heads_q, h = blockIdx.x % problem.heads_q;
-  const int32_t lane = threadIdx.x % 32, in_row = lane % kLanes, step_row = lane / kLanes;
+  const int32_t lane = threadIdx.x % 32, lane_in_row = lane % kLanes, step_row = lane / kLanes;
   const SeqlenInfo sequence = seqlen_info(problem, args.shape, args.inputs, b);
   if (blockIdx.x == 0 && blockIdx.y == 0) {
     clear_counters(params, kRowThreads, starts_decrease(params) ? kNoWork : 0);
@@ -92,16 +92,16 @@ __global__ void __launch_bounds__(kRowThreads, kPreprocessCtasPerSm<O, kLanes>)
   const int32_t end = params.tile_q
                           ? (sequence.len.q + params.tile_q - 1) / params.tile_q * params.tile_q
                           : sequence.len.q;
-  const int32_t at = blockIdx.y * kWarps + threadIdx.x / 32, stride = gridDim.y * kWarps;
-  for (int32_t first = at * kRows; first < end; first += stride * kRows) {
-    const int32_t own = first + lane;
+  const int32_t warp = blockIdx.y * kWarps + threadIdx.x / 32, stride = gridDim.y * kWarps;
+  for (int32_t first = warp * kRows; first < end; first += stride * kRows) {
+    const int32_t lane_row = first + lane;
     float lse = -INFINITY, dlse = 0.0f;
-    if (lane < kRows && own < sequence.len.q) {
-      lse = args.lse[first_row + own];
-      if (args.dlse) dlse = args.dlse[first_row + own];
+    if (lane < kRows && lane_row < sequence.len.q) {
+      lse = args.lse[first_row + lane_row];
+      if (args.dlse) dlse = args.dlse[first_row + lane_row];
     }
     float sum[kSteps] = {};
-    for (int32_t c = in_row * 8; c < problem.dim_v; c += kLanes * 8) {
+    for (int32_t c = lane_in_row * 8; c < problem.dim_v; c += kLanes * 8) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         // Past the last one: the last one, without a branch.
@@ -117,30 +117,29 @@ __global__ void __launch_bounds__(kRowThreads, kPreprocessCtasPerSm<O, kLanes>)
       }
     }
     // From the lanes of a row to its own: row n of the warp is of step n / kRowsPerStep.
-    float own_delta = 0.0f;
+    float delta = 0.0f;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
       for (int n = 1; n < kLanes; n *= 2) sum[step] += __shfl_xor_sync(~0u, sum[step], n);
-      if (in_row == step) own_delta = sum[step];
+      if (lane_in_row == step) delta = sum[step];
     }
-    own_delta =
-        __shfl_sync(~0u, own_delta, lane % kRowsPerStep * kLanes + lane / kRowsPerStep % kSteps);
+    delta = __shfl_sync(~0u, delta, lane % kRowsPerStep * kLanes + lane / kRowsPerStep % kSteps);
     if (params.tile_q == 0) {
       float4* const dq =
           reinterpret_cast<float4*>(params.dq + (lse_delta_offset + first) * problem.dim_qk);
       const int32_t count = min(kRows, end - first) * (problem.dim_qk / 4);
       for (int32_t n = lane; n < count; n += 32) dq[n] = make_float4(0, 0, 0, 0);
     }
-    if (lane >= kRows || own >= end) continue;
-    if (params.dq_order && own % params.dq_order_tile_q == 0) {
-      params.dq_order[params.query_tile(sequence, b, h, own / params.dq_order_tile_q,
+    if (lane >= kRows || lane_row >= end) continue;
+    if (params.dq_order && lane_row % params.dq_order_tile_q == 0) {
+      params.dq_order[params.query_tile(sequence, b, h, lane_row / params.dq_order_tile_q,
                                         params.dq_order_tile_q)] = 0;
     }
     // Found anew: registers are scarce.
     const int64_t first_tile =
         params.tile_q ? params.query_tile(sequence, b, no_hoist(h), 0, params.tile_q) : 0;
-    store_lse_delta(params, sequence, lse_delta_offset, first_tile, own, lse, dlse, own_delta);
+    store_lse_delta(params, sequence, lse_delta_offset, first_tile, lane_row, lse, dlse, delta);
   }
   recompute_large_lse<T, kRows>(params);
 }

@@ -70,9 +70,9 @@ __global__ void __launch_bounds__(32 * kWarps, kLoads > 2 ? 6 : 12)
 
 template <class Part>
 struct MergeKernels {
-  static constexpr auto kAny = &merge_kernel<Part, kLoads, false>;
-  static constexpr auto kTwo = &merge_kernel<Part, 2, true>;
-  static constexpr auto kMany = &merge_kernel<Part, kLoads, true>;
+  static constexpr auto kUnaligned = &merge_kernel<Part, kLoads, false>;
+  static constexpr auto kTwoParts = &merge_kernel<Part, 2, true>;
+  static constexpr auto kManyParts = &merge_kernel<Part, kLoads, true>;
 };
 
 // Calls use(MergeKernels<...>()) for parts of this type.
@@ -126,7 +126,7 @@ cudaError_t preload_combine_kernels(const Problem& problem) {
   if (problem.splits != 1) also(&combine_kernel<1>);
   if (problem.splits == 0 || problem.splits >= kMinPartsForCta) also(&combine_kernel<kWarps>);
   for (const int32_t dtype : {problem.dtype_o, static_cast<int32_t>(FLASHATTN_DTYPE_F32)}) {
-    with_merge_kernels(dtype, [&](auto of) { also(of.kAny, of.kTwo, of.kMany); });
+    with_merge_kernels(dtype, [&](auto of) { also(of.kUnaligned, of.kTwoParts, of.kManyParts); });
   }
   also(&dropout_mask_kernel);
   return error;
@@ -144,7 +144,7 @@ cudaError_t launch_combine(const ForwardParams& params, bool early, cudaStream_t
 cudaError_t launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream) {
   const dim3 grid = row_grid(params.batch, params.heads, params.tokens, kWarps);
   const auto kernel = with_merge_kernels(params.dtype_part, [&params](auto of) {
-    return !params.vectors ? of.kAny : params.parts <= 2 ? of.kTwo : of.kMany;
+    return !params.vectors ? of.kUnaligned : params.parts <= 2 ? of.kTwoParts : of.kManyParts;
   });
   return launch_kernel(kernel, grid, 32 * kWarps, 0, params, stream);
 }

@@ -20,17 +20,17 @@ constexpr int kChains = 4;
 
 // The sum of the four warps' numbers, to all of them.
 __device__ __forceinline__ void sum_warps(float (&x)[4]) {
-  __shared__ float shares[kChains][4][32];
+  __shared__ float partials[kChains][4][32];
   const int32_t lane = threadIdx.x % 32;
   __syncthreads();  // nobody reads what was here before
 #pragma unroll
-  for (int n = 0; n < 4; ++n) shares[threadIdx.x / 32][n][lane] = x[n];
+  for (int n = 0; n < 4; ++n) partials[threadIdx.x / 32][n][lane] = x[n];
   __syncthreads();
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
-    x[n] = shares[0][n][lane];
+    x[n] = partials[0][n][lane];
 #pragma unroll
-    for (int w = 1; w < kChains; ++w) x[n] += shares[w][n][lane];
+    for (int w = 1; w < kChains; ++w) x[n] += partials[w][n][lane];
   }
 }
 

@@ -63,7 +63,7 @@ class LseRecompute {
 #pragma unroll 1
     for (int32_t j = keys.begin / 16 * 16; j < keys.end; j += 16) {
       float s[4] = {};
-      multiply(s, j, i);
+      compute_s(s, j, i);
       // One by one, in few registers: (key, query), (key, query + 1), the same of key + 8.
 #pragma unroll 1
       for (int x = 0; x < 4; ++x) {
@@ -77,7 +77,7 @@ class LseRecompute {
             score = sign * apply_score_mod(product, query, key);
           }
         }
-        add(score, 1.0f, unit, row_max[0], sum[0]);
+        accumulate(score, 1.0f, unit, row_max[0], sum[0]);
         const float other_max = row_max[1], other_sum = sum[1];
         row_max[1] = row_max[0], sum[1] = sum[0];
         row_max[0] = other_max, sum[0] = other_sum;
@@ -88,7 +88,7 @@ class LseRecompute {
 #pragma unroll
       for (int step = 4; step < 32; step *= 2) {
         const float score = __shfl_xor_sync(~0u, row_max[e], step);
-        add(score, __shfl_xor_sync(~0u, sum[e], step), unit, row_max[e], sum[e]);
+        accumulate(score, __shfl_xor_sync(~0u, sum[e], step), unit, row_max[e], sum[e]);
       }
       if (problem.features & FLASHATTN_FEATURE_SINK) {
         const float sink = params_.args.inputs.sink[h_] * (kLog2E / kWideUnit);
@@ -100,27 +100,27 @@ class LseRecompute {
   }
 
   // Takes `weight` at a score into a maximum and the sum of weights beside it.
-  static __device__ __forceinline__ void add(float score, float weight, float unit, float& row_max,
-                                             float& sum) {
+  static __device__ __forceinline__ void accumulate(float score, float weight, float unit,
+                                                    float& row_max, float& sum) {
     if (score == -INFINITY) return;
-    const float before = row_max;
+    const float old_max = row_max;
     row_max = fmaxf(row_max, score);
-    if (before != -INFINITY) sum *= ptx::exp2((before - row_max) * unit);
+    if (old_max != -INFINITY) sum *= ptx::exp2((old_max - row_max) * unit);
     sum += weight * ptx::exp2((score - row_max) * unit);
   }
 
   // An lse of all of these keys, as far as fp32 tells, is replaced by what they add up to. That of
   // a larger attention stands: these are a part of its keys.
-  __device__ __forceinline__ void store(int64_t number, float lse, float row_max, float sum) const {
+  __device__ __forceinline__ void store(int64_t index, float lse, float row_max, float sum) const {
     if (sum == 0.0f) {  // only the sink, and no key to weigh
-      params_.lse2[number] = INFINITY;
+      params_.lse2[index] = INFINITY;
       return;
     }
     const float base = row_max * (unit() / kWideUnit), own = lse * (kLog2E / kWideUnit);
     const float exponent = log2f(sum), excess = own - (base + exponent / kWideUnit);
     const bool all_keys = fabsf(excess) <= fabsf(own) * kLseParts;
-    params_.base[number] = row_max;
-    params_.lse2[number] = all_keys ? exponent : (own - base) * kWideUnit;
+    params_.base[index] = row_max;
+    params_.lse2[index] = all_keys ? exponent : (own - base) * kWideUnit;
   }
 
   // A product to a score.
@@ -159,7 +159,7 @@ class LseRecompute {
 
   // s = K Q^T of keys [j, j + 16) and queries [i, i + 8), in steps of 16 elements, as the backward
   // kernels sum.
-  __device__ __forceinline__ void multiply(float (&s)[4], int32_t j, int32_t i) const {
+  __device__ __forceinline__ void compute_s(float (&s)[4], int32_t j, int32_t i) const {
     const int32_t dim = params_.problem.dim_qk, row = lane() / 4;
     const int32_t b = no_hoist(b_), h = no_hoist(h_);
     const RowView q = head_rows<kSize>(params_.args.inputs.q, b, h, sequence_.offset_q);

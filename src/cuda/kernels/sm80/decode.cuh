@@ -295,8 +295,8 @@ template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtasPerSm)
     decode_kernel(const __grid_constant__ ForwardParams params) {
   char* const shared = ptx::dynamic_shared();
-  DecodeKernel<Config> block(params, ptx::shared_address(shared));
-  if (block.init()) block.run();
+  DecodeKernel<Config> kernel(params, ptx::shared_address(shared));
+  if (kernel.init()) kernel.run();
 }
 
 }  // namespace flashattn::cuda::sm80
