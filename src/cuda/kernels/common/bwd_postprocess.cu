@@ -12,7 +12,7 @@ namespace {
 // Rows of dQ that a thread loads before it converts the first.
 constexpr int kPostprocessSteps = 4;
 
-// T: the problem's type. Lanes and rows as above.
+// T: the problem's type. kLanes lanes convert a row.
 template <class T, int kLanes>
 __global__ void __launch_bounds__(kRowThreads)
     bwd_postprocess_kernel(const __grid_constant__ BackwardParams params) {
@@ -49,19 +49,19 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-// The sink's share of a row's weights.
+// The softmax weight of the sink in a row; index: of the row in lse2 and base.
 __device__ __forceinline__ float sink_probability(const BackwardParams& params, float sink,
-                                                  int64_t number, float lse) {
-  if (lse == -INFINITY) return 0.0f;  // as is the sink
-  const float base = params.base[number], lse2 = params.lse2[number];
+                                                  int64_t index, float lse) {
+  if (lse == -INFINITY) return 0.0f;  // then the sink is -inf, too
+  const float base = params.base[index], lse2 = params.lse2[index];
   if (base != base && lse2 < INFINITY) return ptx::exp2((sink - lse) * kLog2E);
-  // Where keys add nothing to a sink, lse2 is infinite, see LseRecompute.
+  // lse2 is infinite if keys add nothing to the sink, see LseRecompute.
   if (lse2 == INFINITY) return 1.0f;
   const float unit = params.wide_scores ? 1.0f : params.problem.scale * (kLog2E / kWideUnit);
   return ptx::exp2((sink * (kLog2E / kWideUnit) - base * unit) * kWideUnit - lse2);
 }
 
-// One block a head, which adds in a fixed order.
+// One CTA per head adds in a fixed order.
 __global__ void __launch_bounds__(kRowThreads)
     dsink_kernel(const __grid_constant__ BackwardParams params) {
   __shared__ double sums[kRowThreads];

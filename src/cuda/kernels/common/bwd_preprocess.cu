@@ -20,9 +20,9 @@ constexpr int kPreprocessSteps = sizeof(O) == 2 ? 64 / kLanes : 2;
 template <class O, int kLanes>
 constexpr unsigned kPreprocessCtasPerSm = kPreprocessSteps<O, kLanes> > 4 ? 4 : 5;
 
-// Whether sequences may overlap, of which on Hopper tiles of keys take turns. They would share
-// tiles of dq, and wait for turns that never come. Portable kernels wait for a turn or a later one.
-// A whole block calls it.
+// Whether sequences may overlap where Hopper kernels add to dq in order. Overlapping sequences
+// would share tiles of dq, and CTAs would wait forever for a KV tile of the other sequence.
+// Portable kernels wait for at least a count, which does arrive. All threads of the CTA call this.
 __device__ __forceinline__ bool starts_decrease(const BackwardParams& params) {
   const int32_t* const starts = params.args.inputs.cu_seqlens_q;
   if (!params.tile_q || !params.ordered || !starts) return false;
@@ -46,8 +46,8 @@ __device__ __forceinline__ void round_vec8(Vec8& e) {
   }
 }
 
-// Of the rows that a warp has prepared, kRows at a time. Behind all of them, and from what is found
-// anew: preparing has no registers to spare.
+// Recomputes base and lse2 of the warp's rows with a large lse, kRows at a time. It runs after the
+// main loop and recomputes its operands, because that loop has no registers to spare.
 template <class T, int32_t kRows>
 __device__ __forceinline__ void recompute_large_lse(const BackwardParams& params) {
   const BackwardArgs& args = params.args;
@@ -66,8 +66,8 @@ __device__ __forceinline__ void recompute_large_lse(const BackwardParams& params
   }
 }
 
-// T: the problem's type. O: that of o and dout. kLanes share a row; the numbers of a row are one
-// lane's.
+// T: the problem's type. O: the type of o and dout. kLanes lanes load a row; one lane stores its
+// statistics.
 template <class T, class O, int kLanes>
 __global__ void __launch_bounds__(kRowThreads, kPreprocessCtasPerSm<O, kLanes>)
     bwd_preprocess_kernel(const __grid_constant__ BackwardParams params) {
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kRowThreads, kPreprocessCtasPerSm<O, kLanes>)
   const int64_t first_row = params.row(b, h, sequence.offset_q);
   const RowView o = head_rows<sizeof(O)>(args.o, b, h, sequence.offset_q);
   const RowView dout = head_rows<sizeof(O)>(args.dout, b, h, sequence.offset_q);
-  // Whole tiles are read.
+  // The backward kernel reads whole tiles.
   const int32_t end = params.tile_q
                           ? (sequence.len.q + params.tile_q - 1) / params.tile_q * params.tile_q
                           : sequence.len.q;
@@ -104,11 +104,12 @@ __global__ void __launch_bounds__(kRowThreads, kPreprocessCtasPerSm<O, kLanes>)
     for (int32_t c = lane_in_row * 8; c < problem.dim_v; c += kLanes * 8) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        // Past the last one: the last one, without a branch.
+        // Rows past the last load the last row, without a branch.
         const int32_t i = first + step * kRowsPerStep + step_row, row = min(i, sequence.len.q - 1);
         const Vec8 x = load_vec8<O>(o.base + row * o.row_bytes, c);
         Vec8 y = load_vec8<O>(dout.base + row * dout.row_bytes, c);
-        if constexpr (kRoundsDout) round_vec8<T>(y);  // as dP will have it: or they do not cancel
+        if constexpr (kRoundsDout)
+          round_vec8<T>(y);  // as dP uses it; otherwise dP - delta does not cancel
 #pragma unroll
         for (int n = 0; n < 8; ++n) sum[step] = fmaf(x.x[n], y.x[n], sum[step]);
         if (kRoundsDout && i < sequence.len.q) {
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(kRowThreads, kPreprocessCtasPerSm<O, kLanes>)
         }
       }
     }
-    // From the lanes of a row to its own: row n of the warp is of step n / kRowsPerStep.
+    // Reduces over the lanes of a row. Lane r then stores row r, computed in step r / kRowsPerStep.
     float delta = 0.0f;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(kRowThreads, kPreprocessCtasPerSm<O, kLanes>)
       params.dq_order[params.query_tile(sequence, b, h, lane_row / params.dq_order_tile_q,
                                         params.dq_order_tile_q)] = 0;
     }
-    // Found anew: registers are scarce.
+    // Recomputed, as registers are scarce.
     const int64_t first_tile =
         params.tile_q ? params.query_tile(sequence, b, no_hoist(h), 0, params.tile_q) : 0;
     store_lse_delta(params, sequence, lse_delta_offset, first_tile, lane_row, lse, dlse, delta);
@@ -153,7 +154,7 @@ cudaError_t launch_as_types(const BackwardParams& params, int32_t multiprocessor
                           kPreprocessCtasPerSm<O, lanes()> / std::max(grid.x, 1u);
     grid.y = std::min(grid.y, std::max(most, 1u));
     const auto kernel = &bwd_preprocess_kernel<T, O, lanes()>;
-    // Tiles: on Hopper, where it may start under the end of the kernel before.
+    // tile_q is set on Hopper, where the kernel may start before the preceding one has ended.
     return params.tile_q ? launch_pdl(kernel, grid, kRowThreads, 0, params, stream)
                          : launch_kernel(kernel, grid, kRowThreads, 0, params, stream);
   });

@@ -1,4 +1,4 @@
-// Rows of the kernels before and after the backward pass: eight elements a lane.
+// Shared by the kernels before and after the backward pass: a lane loads eight elements of a row.
 #pragma once
 
 #include <type_traits>
@@ -63,7 +63,7 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> store_vec8(char* row
   }
 }
 
-// Calls launch(lanes) for rows of `dim` elements, 8 a lane.
+// Calls launch(lanes) with the number of lanes that share a row of `dim` elements, 8 a lane.
 template <class Launch>
 cudaError_t with_lanes(int32_t dim, Launch launch) {
   if (dim <= 64) return launch(std::integral_constant<int, 8>());

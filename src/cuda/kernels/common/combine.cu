@@ -10,10 +10,10 @@ namespace flashattn::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kMinPartsForCta = 8;  // from how many on all warps of a block merge one row
-constexpr int kLoads = 8;           // parts of a row that a warp has on their way
+constexpr int kMinPartsForCta = 8;  // with fewer parts, one warp combines a row
+constexpr int kLoads = 8;           // parts of a row in flight per warp
 
-// kWarpsPerRow warps a row. Rows of O are aligned as the forward kernels want them.
+// Combines the KV splits of a forward pass. Rows of O are aligned as for the forward kernels.
 template <int kWarpsPerRow>
 __global__ void __launch_bounds__(32 * kWarps, 1)
     combine_kernel(const __grid_constant__ ForwardParams params) {
@@ -21,8 +21,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   const int32_t b = blockIdx.x / params.problem.heads_q, h = blockIdx.x % params.problem.heads_q;
   const SeqlenInfo sequence = seqlen_info(params.problem, args.shape, args.inputs, b);
   const int32_t parts = part_count(params.split, sequence.len);
-  // For the forward kernel. Nothing before this depends on it, and what follows this kernel may
-  // rely on both being done, also where there is nothing to merge.
+  // Waits for the forward kernel. Nothing above reads its results. CTAs with nothing to combine
+  // wait, too: the next kernel of the stream relies on both being complete.
   ptx::griddep_wait();
   if (parts <= 1) return;
   const int64_t stride = params.partial_row(1, 0, 0, 0);
@@ -45,7 +45,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   }
 }
 
-// One warp a row: what counts is how much of all rows is on its way.
+// Merges the caller's partial results (flashattn_merge), a warp per row: throughput depends on the
+// bytes in flight over all rows.
 template <class Part, int kLoads, bool kAligned>
 __global__ void __launch_bounds__(32 * kWarps, kLoads > 2 ? 6 : 12)
     merge_kernel(const __grid_constant__ MergeParams<kMaxMergeParts> params) {
@@ -72,10 +73,10 @@ template <class Part>
 struct MergeKernels {
   static constexpr auto kUnaligned = &merge_kernel<Part, kLoads, false>;
   static constexpr auto kTwoParts = &merge_kernel<Part, 2, true>;
-  static constexpr auto kManyParts = &merge_kernel<Part, kLoads, true>;
+  static constexpr auto kAnyParts = &merge_kernel<Part, kLoads, true>;
 };
 
-// Calls use(MergeKernels<...>()) for parts of this type.
+// Calls use(MergeKernels<T>()) with the type of the parts.
 template <class Use>
 auto with_merge_kernels(int32_t dtype_part, Use use) {
   switch (dtype_part) {
@@ -93,7 +94,7 @@ struct DropoutMaskParams {
   uint8_t* keep;
 };
 
-// One block a row.
+// One CTA per row of the mask at a time.
 __global__ void __launch_bounds__(32 * kWarps, 1)
     dropout_mask_kernel(const __grid_constant__ DropoutMaskParams params) {
   const uint64_t* rng = params.rng_device;
@@ -126,7 +127,7 @@ cudaError_t preload_combine_kernels(const Problem& problem) {
   if (problem.splits != 1) also(&combine_kernel<1>);
   if (problem.splits == 0 || problem.splits >= kMinPartsForCta) also(&combine_kernel<kWarps>);
   for (const int32_t dtype : {problem.dtype_o, static_cast<int32_t>(FLASHATTN_DTYPE_F32)}) {
-    with_merge_kernels(dtype, [&](auto of) { also(of.kUnaligned, of.kTwoParts, of.kManyParts); });
+    with_merge_kernels(dtype, [&](auto of) { also(of.kUnaligned, of.kTwoParts, of.kAnyParts); });
   }
   also(&dropout_mask_kernel);
   return error;
@@ -144,7 +145,7 @@ cudaError_t launch_combine(const ForwardParams& params, bool early, cudaStream_t
 cudaError_t launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream) {
   const dim3 grid = row_grid(params.batch, params.heads, params.tokens, kWarps);
   const auto kernel = with_merge_kernels(params.dtype_part, [&params](auto of) {
-    return !params.vectors ? of.kUnaligned : params.parts <= 2 ? of.kTwoParts : of.kManyParts;
+    return !params.vectors ? of.kUnaligned : params.parts <= 2 ? of.kTwoParts : of.kAnyParts;
   });
   return launch_kernel(kernel, grid, 32 * kWarps, 0, params, stream);
 }

@@ -1,5 +1,5 @@
-// Merges partial results over disjoint keys: lse = ln(sum of e^lse_p), o = sum of e^(lse_p - lse)
-// o_p, with e^lse_p = sum_p e^base_p.
+// Combines partial results over disjoint keys: lse = ln(sum of e^lse_p), o = sum of e^(lse_p - lse)
+// o_p, where e^lse_p = sum_p e^base_p.
 #pragma once
 
 #include "cuda/device/vec4.cuh"
@@ -7,22 +7,22 @@
 
 namespace flashattn::cuda {
 
-// Where the parts of one row lie, and where it goes.
+// The number of parts of a row, and its results.
 struct CombineRow {
   int32_t parts, dim, dtype;
   void* o;
   float* lse;  // may be NULL
 };
 
-// Partial sums: of one row, by parts modulo kChains, which are then added in order. How many warps
-// share them changes nothing.
+// A row is summed in kChains chains, by part modulo kChains, whose sums are then added in order. So
+// the bits do not depend on the number of warps.
 constexpr int kChains = 4;
 
-// The sum of the four warps' numbers, to all of them.
+// Sums x over the four warps of the CTA; all receive the result.
 __device__ __forceinline__ void sum_warps(float (&x)[4]) {
   __shared__ float partials[kChains][4][32];
   const int32_t lane = threadIdx.x % 32;
-  __syncthreads();  // nobody reads what was here before
+  __syncthreads();  // all warps have read the last values
 #pragma unroll
   for (int n = 0; n < 4; ++n) partials[threadIdx.x / 32][n][lane] = x[n];
   __syncthreads();
@@ -34,10 +34,10 @@ __device__ __forceinline__ void sum_warps(float (&x)[4]) {
   }
 }
 
-// kWarpsPerRow warps, 1 or 4, merge one row and multiply it by `factor`; each has kLoads parts on
-// their way. load_sum(p) gives a part's, and load_o(p, c) four of its columns. kAligned: as
-// store_vec4 wants the row. Short code: whoever decodes comes here once, and waits for every line
-// of it.
+// kWarpsPerRow warps, 1 or 4, combine a row and multiply it by `factor`; each has kLoads parts in
+// flight. load_sum(p) returns the sum of part p, load_o(p, c) four columns of its O. kAligned: as
+// for store_vec4(). The code is short because decoding runs it once, and waits for every line of it
+// to be fetched.
 template <int kWarpsPerRow, int kLoads, bool kAligned, class LoadSum, class LoadO>
 __device__ __forceinline__ void combine_row(const CombineRow& row, LoadSum load_sum, LoadO load_o,
                                             float factor) {
@@ -52,7 +52,7 @@ __device__ __forceinline__ void combine_row(const CombineRow& row, LoadSum load_
       partial_o[n] = p < row.parts && column < row.dim ? load_o(p, column) : float4{};
     }
   };
-  load(0, lane * 4);  // waits for no weight
+  load(0, lane * 4);  // in flight while weights are computed
   const auto lane_sum = [&](int32_t p) {
     return p < row.parts ? load_sum(p) : PartialSum{-INFINITY, 0.0f};
   };
@@ -80,7 +80,7 @@ __device__ __forceinline__ void combine_row(const CombineRow& row, LoadSum load_
 #pragma unroll
       for (int n = 0; n < kLoads; ++n) {
         const float weight = __shfl_sync(~0u, weights, begin % 32 + n * kWarpsPerRow + warp);
-        if (weight == 0.0f) continue;  // such a part may never have been written
+        if (weight == 0.0f) continue;  // a part without keys may not have been written
         float (&sum)[4] = sums[n % kOwnChains];
         sum[0] = fmaf(weight, partial_o[n].x, sum[0]);
         sum[1] = fmaf(weight, partial_o[n].y, sum[1]);
@@ -106,7 +106,7 @@ __device__ __forceinline__ void combine_row(const CombineRow& row, LoadSum load_
       }
     }
   }
-  // The caller's lse may be that of a part: every lane has read it.
+  // row.lse may be the lse of a part, which all lanes must have read.
   if constexpr (kWarpsPerRow > 1) {
     __syncthreads();
   } else {

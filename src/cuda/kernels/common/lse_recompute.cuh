@@ -1,5 +1,5 @@
-// The softmax of rows whose LSE is too large to hold the sum of their weights in fp32: recomputed
-// before the backward pass, from scores that are summed as that pass sums them.
+// Recomputes the softmax statistics of rows whose lse is too large to hold the sum of their weights
+// in fp32. Runs before the backward pass, and sums scores in the same order.
 #pragma once
 
 #include <type_traits>
@@ -11,7 +11,7 @@
 
 namespace flashattn::cuda {
 
-// 16 keys and 8 queries of one head. A warp calls everything here.
+// Works on 16 keys and 8 queries of one head at a time. All lanes of a warp call its functions.
 template <class T>
 class LseRecompute {
   static constexpr int kSize = sizeof(T);
@@ -21,11 +21,11 @@ class LseRecompute {
                                           int32_t b, int32_t h)
       : params_(params), sequence_(sequence), b_(b), h_(h) {}
 
-  // Writes base and lse2 of those rows [first, first + 32) whose bit of `far` is set, after their
-  // store_lse_delta(). lse: that of row `first` + lane.
+  // Stores base and lse2 of the rows of [first, first + 32) whose bit in `large` is set, after
+  // their store_lse_delta(). lse: of row `first` + lane.
   __device__ __forceinline__ void run(int32_t first, uint32_t large, float lse) const {
     if (large == 0) return;
-    __syncwarp();  // the rows' numbers are other lanes'
+    __syncwarp();  // other lanes have stored the rows' statistics
     if (lane() == 0) ptx::store_relaxed(params_.far, params_.far_stamp);
     const int64_t lse_delta_offset = params_.lse_delta_offset(sequence_, b_, h_);
 #pragma unroll 1
@@ -45,12 +45,13 @@ class LseRecompute {
   }
 
  private:
-  // What differences of scores are multiplied with: to units of log2(e).
+  // Converts differences of scores to units of log2(e).
   __device__ __forceinline__ float unit() const {
     return params_.wide_scores ? kWideUnit : params_.problem.scale * kLog2E;
   }
 
-  // Maxima and sums of weights of queries i + 2 (lane % 4) + e. With a negative unit: minima.
+  // The maximum score and sum of weights of query i + 2 (lane % 4) + e. With a negative unit: the
+  // minimum.
   __device__ __forceinline__ void row_max_and_sum(int32_t i, float (&row_max)[2],
                                                   float (&sum)[2]) const {
     const Problem& problem = params_.problem;
@@ -64,7 +65,8 @@ class LseRecompute {
     for (int32_t j = keys.begin / 16 * 16; j < keys.end; j += 16) {
       float s[4] = {};
       compute_s(s, j, i);
-      // One by one, in few registers: (key, query), (key, query + 1), the same of key + 8.
+      // One score at a time, to save registers: (key, query), (key, query + 1), then both of key
+      // + 8.
 #pragma unroll 1
       for (int x = 0; x < 4; ++x) {
         const int32_t key = j + lane() / 4 + x / 2 * 8, query = i + lane() % 4 * 2 + x % 2;
@@ -99,7 +101,7 @@ class LseRecompute {
     }
   }
 
-  // Takes `weight` at a score into a maximum and the sum of weights beside it.
+  // Adds `weight` at `score` to an online softmax.
   static __device__ __forceinline__ void accumulate(float score, float weight, float unit,
                                                     float& row_max, float& sum) {
     if (score == -INFINITY) return;
@@ -109,10 +111,11 @@ class LseRecompute {
     sum += weight * ptx::exp2((score - row_max) * unit);
   }
 
-  // An lse of all of these keys, as far as fp32 tells, is replaced by what they add up to. That of
-  // a larger attention stands: these are a part of its keys.
+  // If the given lse is that of all keys seen here, as far as fp32 tells, the recomputed sum
+  // replaces it. Otherwise it counts further keys, as when devices share them, and is kept,
+  // relative to the new base.
   __device__ __forceinline__ void store(int64_t index, float lse, float row_max, float sum) const {
-    if (sum == 0.0f) {  // only the sink, and no key to weigh
+    if (sum == 0.0f) {  // only the sink has weight
       params_.lse2[index] = INFINITY;
       return;
     }
@@ -123,11 +126,11 @@ class LseRecompute {
     params_.lse2[index] = all_keys ? exponent : (own - base) * kWideUnit;
   }
 
-  // A product to a score.
+  // Turns a product of q and k into a score.
   __device__ __forceinline__ float apply_score_mod(float s, int32_t query, int32_t key) const {
     const Problem& problem = params_.problem;
     const Inputs& in = params_.args.inputs;
-    const int32_t b = no_hoist(b_), h = no_hoist(h_);  // found anew: registers are scarce
+    const int32_t b = no_hoist(b_), h = no_hoist(h_);  // recomputed, as registers are scarce
     const HeadBlockMask block_mask = HeadBlockMask::of(problem, in, b, h);
     if (block_mask.on &&
         !block_mask.on[query / block_mask.block_q * block_mask.row + key / block_mask.block_kv]) {
@@ -157,8 +160,7 @@ class LseRecompute {
     return fmaf(y, kLog2E / kWideUnit, s);
   }
 
-  // s = K Q^T of keys [j, j + 16) and queries [i, i + 8), in steps of 16 elements, as the backward
-  // kernels sum.
+  // s = K Q^T of keys [j, j + 16) and queries [i, i + 8), in k16 steps like the backward kernels.
   __device__ __forceinline__ void compute_s(float (&s)[4], int32_t j, int32_t i) const {
     const int32_t dim = params_.problem.dim_qk, row = lane() / 4;
     const int32_t b = no_hoist(b_), h = no_hoist(h_);
@@ -195,7 +197,7 @@ class LseRecompute {
 
   static __device__ __forceinline__ int32_t lane() { return no_hoist(threadIdx.x) % 32; }
 
-  // NULL: past the last.
+  // NULL if the row does not exist.
   static __device__ __forceinline__ const char* at(const RowView& rows, int32_t n, int32_t count) {
     return n < count ? rows.base + n * rows.row_bytes : nullptr;
   }

@@ -1,26 +1,25 @@
-// The portable backward pass (Dao 2023, algorithm 2) on mma.sync and cp.async: every NVIDIA GPU
-// from Ampere on.
+// The portable backward pass (FlashAttention-2, Dao 2023, algorithm 2) with mma.sync and cp.async:
+// for all NVIDIA GPUs from Ampere on.
 //
-// One block holds kTileKv keys of a KV head and sees all queries of its group pass by. Warps work
-// in pairs on 16 * kMmaM keys: the weights' warp computes S^T = K Q^T, P and dV += P^T dO, the
-// gradients' warp dP^T = V dO^T, dS and dK += dS^T Q. The left operands of the second products
-// never leave the registers; what shared memory must carry, which bounds mma.sync on large GPUs, is
-// P from one warp to the other, and dS for dQ = dS K, which all warps share and add to fp32 sums in
-// global memory. With two stages dQ of a tile is computed under the next one, and one barrier a
-// tile serves everything.
+// A CTA holds kTileKv keys of a KV head and visits the Q tiles of all query heads of its GQA group.
+// Warps form pairs over 16 kMmaM keys. The P warp computes S^T = K Q^T, P^T and dV += P^T dO; the
+// dS warp computes dP^T = V dO^T, dS^T and dK += dS^T Q. P^T and dS^T stay in registers as A
+// operands. Shared memory, whose bandwidth bounds mma.sync on large GPUs, carries only P from the P
+// warp to the dS warp, and dS for dQ = dS K, which all warps compute and add to fp32 sums in global
+// memory. With two stages, dQ of a tile is computed under the next tile, with one CTA barrier a
+// tile.
 //
-// Of long rows (dims 192 and 256) a warp has registers for the sums of 16 keys only, and each pair
-// would read all of Q and dO for no more than these. So two pairs share 32 keys (kDimSplit = 2):
-// each computes the scores of half of a tile's queries, and half of the columns of dV and dK. For
-// those a warp reads the other half's P or dS from shared memory; dS must not overwrite a P that is
-// still read, so P has a tile of its own. A tile of 64 x 64 x 256 takes 510 KB of reads instead of
-// 710.
+// With large heads (dims 192 and 256) a warp has registers for dV or dK of 16 keys only, and each
+// pair would read all of Q and dO for these few. So two pairs share 32 keys (kDimSplit = 2): each
+// computes the scores of half of a tile's queries, and half of the columns of dV and dK. For these
+// a warp reads the other pair's P or dS from shared memory. dS must not overwrite a P that is still
+// read, so P has a tile of its own. A tile of 64 x 64 x 256 reads 510 KB instead of 710.
 //
-// Of fp32 (see mma_3xtf32.cuh for the budget) one stage will do: a tile of 64 x 64 keeps the
-// tensor cores busy for thousands of cycles, and dQ of it is computed while the next one arrives.
+// fp32 (its budget is in mma_3xtf32.cuh) needs one stage only: a tile of 64 x 64 keeps the tensor
+// cores busy for thousands of cycles, and its dQ is computed while the next tile arrives.
 //
-// Shared memory: K | V | stages of Q | dO | tiles of P, then dS | of halves: P | stages of lse and
-// D | BwdWorkTile.
+// Shared memory: K | V | stages of Q and dO | tiles of P, then dS | with kDimSplit: P | stages of
+// lse and delta | BwdWorkTile.
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
@@ -41,7 +40,7 @@ class BwdKernel : BwdScoreMod<Config> {
   using typename Base::ScoreTile;
   using typename Base::T;
   static constexpr int kDim = Config::kDim, kTileKv = Config::kTileKv;
-  static constexpr int kAccColumns = Config::kAccColumns;  // of the warp's sums
+  static constexpr int kAccColumns = Config::kAccColumns;  // columns of dV or dK of the warp
   static constexpr int kPWarp = 0, kDsWarp = 1;            // roles of the warps of a pair
   static constexpr int kThreads = Config::kThreads;
 
@@ -71,7 +70,7 @@ class BwdKernel : BwdScoreMod<Config> {
     int stage = 0;
 #pragma unroll 1
     while (step.head < work_tile_.heads.end) {
-      // What can be known before a barrier: nobody has anything else to do after it.
+      // Computed before the barrier, behind which the warps should have their operands at once.
       const Step next = next_step<Config>(params_, work_tile_, step);
       const Interval queries = q_range<Config>(work_tile_, step);
       const bool full =
@@ -80,7 +79,7 @@ class BwdKernel : BwdScoreMod<Config> {
       if constexpr (Config::kStages == 2) {
         const QDoSource source = q_do_source(next);
         ptx::cp_async_wait<0>();
-        __syncthreads();  // the tile is here, dS of the one before, and the other stage is free
+        __syncthreads();  // the tile and dS of the last one have arrived; the other stage is free
         load_q_do(source, stage ^ 1);
         ptx::cp_async_commit();
         if (role_ == kDsWarp || !seen) add_dq(stage ^ 1);
@@ -88,10 +87,10 @@ class BwdKernel : BwdScoreMod<Config> {
         stage ^= 1;
       } else {
         ptx::cp_async_wait<0>();
-        __syncthreads();  // the tile is here
+        __syncthreads();  // the tile has arrived
         process_tile(step, queries, full, seen, 0);
         const QDoSource source = q_do_source(next);
-        __syncthreads();  // dS is here, and the tile's readers are done
+        __syncthreads();  // dS has arrived, and all warps have read the tile
         load_q_do(source, 0);
         ptx::cp_async_commit();
         add_dq(0);
@@ -112,11 +111,11 @@ class BwdKernel : BwdScoreMod<Config> {
             which * Config::QTile::kBytes};
   }
 
-  // Where a tile of queries comes from.
+  // Where a tile of Q and dO lies in global memory.
   struct QDoSource {
     const char *q, *dout;  // row 0 of the head
-    const char* row_stat;  // the thread's own, of lse2 and D
-    int32_t first, limit;  // rows of the tile; none: there is no tile
+    const char* row_stat;  // the thread's value of lse2 or delta
+    int32_t first, limit;  // rows of the tile; first = limit: no tile
   };
 
   __device__ __forceinline__ QDoSource q_do_source(Step step) const {
@@ -143,7 +142,7 @@ class BwdKernel : BwdScoreMod<Config> {
                     source.first + static_cast<int32_t>(n % kTileQ) < source.limit);
   }
 
-  // Of K or V.
+  // Starts cp.async of K (which = 0) or V (1).
   __device__ __forceinline__ void load_kv(int which, const flashattn_tensor& tensor, int dim) {
     load_tokens<kThreads>(typename Config::KvTile{shared_ + which * Config::KvTile::kBytes}, dim,
                           head_rows<sizeof(T)>(tensor, work_tile_.b, work_tile_.kv_head,
@@ -151,7 +150,7 @@ class BwdKernel : BwdScoreMod<Config> {
                           work_tile_.keys.begin, work_tile_.keys.end);
   }
 
-  // What a tile adds to dK and dV, and its dS to shared memory.
+  // Adds a tile's part to dK and dV, and stores its dS. seen: some query may see a key of the warp.
   __device__ __forceinline__ void process_tile(Step step, Interval queries, bool full, bool seen,
                                                int stage) {
     if (threadIdx.x == 0) work_tile_.steps[stage] = step;
@@ -162,7 +161,7 @@ class BwdKernel : BwdScoreMod<Config> {
     }
   }
 
-  // dS of a tile whose queries see none of the warp's keys.
+  // Stores dS = 0 if no query of the tile sees a key of the warp.
   __device__ __forceinline__ void clear_ds(int stage) const {
 #pragma unroll
     for (int n = 0; n < kTileQ / 8; ++n) {
@@ -184,14 +183,15 @@ class BwdKernel : BwdScoreMod<Config> {
       ScoreFragment s = {};
       PackedFragment packed;
       gemm_nt<T, kDim>(s, k_or_v, b_k_major(q_do_tile(stage, role_), slice, lane_));
-      // Barrier 0 is the block's.
-      const int32_t keys = warp_key_ / (16 * kMmaM);
+      // The named barrier of the pair and slice; 0 is __syncthreads().
+      const int32_t key_group = warp_key_ / (16 * kMmaM);
       const int32_t barrier =
-          1 + keys * kDimSplit + split_idx + begin / kSlice * Config::kWarpPairs;
+          1 + key_group * kDimSplit + split_idx + begin / kSlice * Config::kWarpPairs;
       if (role_ == kPWarp) {
         weights(s, packed, step, queries, full, stage, slice);
         ptx::named_arrive(barrier, 64);
-        // The other warp has done its share while this one computed exponentials, and has work now.
+        // The dS warp did its part of dQ while this warp computed exponentials, and computes dS
+        // now.
         if (Config::kStages == 2 && begin == 0) add_dq(stage ^ 1);
       } else {
         ptx::named_sync(barrier, 64);
@@ -205,7 +205,7 @@ class BwdKernel : BwdScoreMod<Config> {
       }
       accumulate(packed, stage, slice, split_idx);
       if constexpr (kDimSplit == 2) {
-        ptx::named_sync(1 + Config::kPairBarriers + keys * 2 + role_, 64);
+        ptx::named_sync(1 + Config::kPairBarriers + key_group * 2 + role_, 64);
         const uint32_t other =
             fragment_address(role_ == kPWarp ? Config::kStages : stage, slice ^ kSlice);
 #pragma unroll
@@ -215,7 +215,7 @@ class BwdKernel : BwdScoreMod<Config> {
     }
   }
 
-  // To dV or dK what a slice of weights or dS gives.
+  // dV += P^T dO, or dK += dS^T Q, over a slice of queries.
   __device__ __forceinline__ void accumulate(const PackedFragment& packed, int stage, int slice,
                                              int split_idx) {
     using Tile = typename Config::QTile;
@@ -225,13 +225,13 @@ class BwdKernel : BwdScoreMod<Config> {
         [&](int mma_m, int k, int x) { return acc_as_a<T>(packed[mma_m], k, x); });
   }
 
-  // Where load_fragment reads a slice of a tile of scores.
+  // The lane's ldmatrix address of a slice of a tile of P or dS.
   __device__ __forceinline__ uint32_t fragment_address(int tile, int slice) const {
     return ScoreTile::advance(a_k_major(score_tile(tile), warp_key_, no_hoist(lane_)),
                               slice / ScoreTile::kChunkElements);
   }
 
-  // Of it columns [16 k, 16 k + 16).
+  // Loads columns [16 k, 16 k + 16) of a slice.
   static __device__ __forceinline__ void load_fragment(PackedFragment& packed, uint32_t from,
                                                        int k) {
 #pragma unroll
@@ -243,8 +243,9 @@ class BwdKernel : BwdScoreMod<Config> {
     }
   }
 
-  // dP and the other warp's weights to dS: as operands, and for dQ.
-  // kMasked: some may be hidden, which must not turn an infinite gradient into NaN.
+  // dS = P (dP - delta): returned packed, and stored for dQ. P comes from shared memory, times the
+  // softcap's derivative, and negative where dropout drops (kHasDropout). kMasked: where P is 0, dS
+  // is 0 even if dP is infinite or NaN.
   template <bool kHasDropout, bool kMasked>
   __device__ __forceinline__ void compute_ds(const ScoreFragment& dp, PackedFragment& packed,
                                              int stage, int slice) const {
@@ -254,7 +255,7 @@ class BwdKernel : BwdScoreMod<Config> {
     const uint32_t to = pairs_address(stage, slice);
     const uint32_t delta = row_stats(stage) + (kTileQ + slice + lane_ % 4 * 2) * 4;
     const float keep_scale = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
-    // Those of the next columns are on their way while some are worked on.
+    // P and delta of the next columns are loaded while these are computed.
     PackedFragment p_fragment;
     float2 rows[2];
     const auto load = [&](int n) {
@@ -298,12 +299,12 @@ class BwdKernel : BwdScoreMod<Config> {
     }
   }
 
-  // dQ of a tile from its dS. Each warp computes 32 queries and its share of the columns.
+  // Adds dQ = dS K of a tile to global memory. A warp computes 32 queries, kDqColumns columns.
   __device__ __forceinline__ void add_dq(int stage) const {
     const Step step = work_tile_.steps[stage];
     if (step.head < 0) return;
     constexpr int kAccColumns = Config::kDqColumns;
-    // As many at a time as there are registers for beside the sums.
+    // As many columns at once as fit the registers beside dV or dK.
     constexpr int kColumnsAtOnce = kDim * sizeof(T) > 768 ? 16 : kAccColumns;
 #pragma unroll 1
     for (int first_column = 0; first_column < kAccColumns; first_column += kColumnsAtOnce)
@@ -339,8 +340,8 @@ class BwdKernel : BwdScoreMod<Config> {
     }
   }
 
-  // To query i of rows of `dim` numbers, from `column` on. left(x, y): how many columns query i + x
-  // has from column + y on.
+  // Adds dq to queries i, i + 8, i + 16, i + 24 from `column` on; a row has `dim` values. left(x,
+  // y): the number of columns that query i + x has from column + y on; 0 or less: none.
   template <int kMmaN, class Left>
   static __device__ __forceinline__ void red_add_dq(const float (&dq)[2][kMmaN][4], char* rows,
                                                     int32_t dim, int32_t i, int32_t column,
@@ -377,7 +378,8 @@ class BwdKernel : BwdScoreMod<Config> {
     }
   }
 
-  // Of row x of the strips 32 sums, from group n on, as far as there are columns.
+  // Stores 32 columns, from n8 tile n on, of accumulator row x; columns from `columns` on do not
+  // exist.
   __device__ __forceinline__ void store_acc(int x, int n, float factor, char* to,
                                             int32_t columns) const {
     PackedPair<T> pairs[4];
@@ -389,8 +391,8 @@ class BwdKernel : BwdScoreMod<Config> {
     store_quad(pairs, to, columns, lane_);
   }
 
-  const int role_;  // 0: the weights' warp of its pair, 1: the gradients'
-  // dV or dK; of halves every second 32 columns.
+  const int role_;  // in the warp's pair
+  // dV (P warp) or dK (dS warp); with kDimSplit = 2 every second range of 32 columns.
   float acc_[kMmaM][kAccColumns / 8][4];
 };
 

@@ -1,5 +1,5 @@
-// Which keys a block of the backward pass works on, which queries it sees, and whose turn it is to
-// add to dQ.
+// The work tile of a CTA of the portable backward pass: its keys, the Q tiles that see them, and
+// the order in which CTAs add to dQ.
 #pragma once
 
 #include "cuda/kernels/common/lse_delta.cuh"
@@ -10,13 +10,13 @@
 
 namespace flashattn::cuda::sm80 {
 
-// A tile of queries of one head.
+// A step of the mainloop: a Q tile of one head.
 struct alignas(16) Step {
   int32_t head, tile;
-  bool block_mask_full;  // the block mask hides nothing
+  bool block_mask_full;  // the block mask hides no key
 };
 
-// Rows of one sequence, of any head.
+// Row 0 of a sequence for every head.
 struct alignas(16) SequenceRows {
   char* first;  // of head 0
   int64_t head_bytes;
@@ -26,34 +26,35 @@ struct alignas(16) SequenceRows {
   }
 };
 
-// In shared memory: registers are scarce.
+// Lies in shared memory, as registers are scarce.
 struct BwdWorkTile {
   SeqlenInfo sequence;
   int32_t b, kv_head;
-  int32_t roles_swapped;  // 1: the first warps are the gradients'
-  int32_t far;            // whether there are rows with a base of their own
+  int32_t roles_swapped;  // 1: the first half of the warps are dS warps
+  int32_t far;            // some rows have a base, see BackwardParams::base
   Interval heads;
-  Interval keys, full;  // queries that see all of the keys
-  Interval tiles;       // of queries that see some
-  Step steps[2];        // whose dS lies in each tile of scores; head -1: none
+  Interval keys, full;  // full: queries that see all of the keys
+  Interval tiles;       // Q tiles with queries that see some of the keys
+  Step steps[2];        // the step whose dS lies in each score tile; head -1: none
   SequenceRows q, dout, dq;
-  SequenceRows row_stats[2];   // lse2, D
-  SequenceRows dq_semaphores;  // of halves: see dq_semaphore
+  SequenceRows row_stats[2];   // lse2, delta
+  SequenceRows dq_semaphores;  // with kDimSplit = 2: see dq_semaphore()
 };
 
-// One thread calls it. Empty keys: nothing to do.
+// One thread calls this. Empty keys: the CTA has no work.
 template <class Config>
 __device__ __forceinline__ BwdWorkTile make_work_tile(const BackwardParams& params) {
   constexpr int32_t kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
   const Problem& problem = params.problem;
-  // Blocks that wait for others must not have started before them.
+  // In order, a CTA may wait only for CTAs that have started before it.
   const int32_t block = params.dq_order ? atomicAdd(params.work_counter, 1) : blockIdx.x;
   const L2Swizzle::Tile at = params.swizzle.tile(block);
-  // Early keys first: under a causal mask they take longest. Where they wait for late ones, these.
+  // The first KV tiles run first: with a causal mask they take longest. In order they wait for
+  // later KV tiles, so these run first.
   const int32_t key_block = params.dq_order ? params.key_blocks - 1 - at.tile_idx : at.tile_idx;
   BwdWorkTile p;
-  // Four warps stand before four schedulers: two blocks on a multiprocessor should not put their
-  // exponentials before the same two.
+  // Four warps run on four schedulers. Two CTAs of a multiprocessor should not have their P warps,
+  // which compute the exponentials, on the same two.
   p.roles_swapped = Config::kWarps == 4 ? ptx::warp_slot() / 4 % 2 : 0;
   p.far = *params.far == params.far_stamp;
   p.b = params.by_heads_kv.quotient(at.head_idx);
@@ -97,13 +98,13 @@ __device__ __forceinline__ Interval q_range(const BwdWorkTile& work_tile, Step s
   return {begin, min(begin + Config::kTileQ, work_tile.sequence.len.q)};
 }
 
-// Tiles of keys add to a tile of queries one after the other, the last that it sees first: all
-// blocks begin with the queries next to the diagonal, so that under most masks nobody waits. A turn
-// is passed in shares, one for each warp.
+// The semaphore of a Q tile, which fixes the order in which KV tiles add to its dQ: the last KV
+// tile that it sees comes first. As all CTAs begin with the queries next to the diagonal, most
+// masks cause no wait. Each warp of a CTA increments the semaphore by 1.
 template <class Config>
 __device__ __forceinline__ int32_t* dq_semaphore(const BackwardParams& params,
                                                  const BwdWorkTile& work_tile, Step step) {
-  // The compiler keeps what this takes in six registers. Halves cannot spare them.
+  // The compiler keeps the operands of this in six registers, which kDimSplit = 2 cannot spare.
   if constexpr (Config::kDimSplit == 1) {
     return params.dq_order +
            params.query_tile(work_tile.sequence, work_tile.b, step.head, step.tile, Config::kTileQ);
@@ -123,13 +124,14 @@ __device__ __forceinline__ void wait_dq_semaphore(const BackwardParams& params,
   while (ptx::load_acquire(turn) < before * Config::kWarps) __nanosleep(20);
 }
 
-// The next tile in which a query sees a key of the block; past the last one head = heads.end.
+// The next step with a query that sees one of the keys; after the last one head = heads.end.
+// Skipped steps are counted in their semaphores.
 template <class Config>
 __device__ __forceinline__ Step next_step(const BackwardParams& params,
                                           const BwdWorkTile& work_tile, Step step) {
   if (++step.tile >= work_tile.tiles.end) step = {step.head + 1, work_tile.tiles.begin, true};
   const bool masked = Config::kModified && (params.problem.mask & FLASHATTN_MASK_BLOCKS);
-  // 32 tiles at a time, one a lane.
+  // Lanes test 32 tiles at once.
   while (masked && step.head < work_tile.heads.end) {
     const HeadBlockMask blocks =
         HeadBlockMask::of(params.problem, params.args.inputs, work_tile.b, step.head);

@@ -1,9 +1,9 @@
-// The gradient of the dense bias: dS, summed over what the bias is the same for. A kernel of its
-// own, which computes the scores again: each number is written by one block, in one order, so that
-// nothing need be cleared and the bits repeat whatever is summed.
+// The gradient of the dense bias: dS, summed over the dimensions along which the bias is broadcast.
+// A kernel of its own, which recomputes the scores: one CTA writes each value, in a fixed order of
+// summation, so nothing need be cleared and the bits repeat whatever is summed.
 //
-// One block of 4 warps, 16 queries a warp, works on a tile of the gradient, one (sequence, head,
-// tile of queries) after the other.
+// A CTA of 4 warps, with 16 queries each, computes one tile of the gradient. It visits every
+// (sequence, head, Q tile) that is summed into it.
 //
 // Shared memory: Q | dO | K | V.
 #pragma once
@@ -25,7 +25,7 @@ struct DbiasConfig {
   using QTile = SmemTile<kTileQ, kDim, sizeof(T)>;
   using KvTile = SmemTile<kTileKv, kDim, sizeof(T)>;
   static constexpr int kSharedBytes = 2 * QTile::kBytes + 2 * KvTile::kBytes;
-  static_assert(kTileQ == kThreads / 32 * 16, "a strip a warp");
+  static_assert(kTileQ == kThreads / 32 * 16, "16 rows a warp");
 };
 
 template <class Config>
@@ -97,7 +97,7 @@ class DbiasKernel {
 
     const int32_t kv_head = h / params_.problem.q_heads_per_kv_head();
     const int32_t dim_qk = params_.problem.dim_qk, dim_v = params_.problem.dim_v;
-    __syncthreads();  // the readers of the tiles before are done
+    __syncthreads();  // all warps have read the last tiles
     constexpr int kSize = sizeof(T);
     load_tokens<kThreads>(q_tile_, dim_qk, head_rows<kSize>(in.q, b, h, sequence.offset_q),
                           queries.begin, len.q);
@@ -145,7 +145,7 @@ class DbiasKernel {
     }
   }
 
-  // Products to scores, but for ScoreSteps::factor().
+  // Turns Q K^T into scores, except for ScoreSteps::factor().
   __device__ __forceinline__ void modify(float (&s)[kTileKv / 8][4], Lengths len, int32_t b,
                                          int32_t h, Interval queries) const {
     const Problem& problem = params_.problem;
@@ -180,7 +180,7 @@ class DbiasKernel {
 
   __device__ __forceinline__ void store() const {
     const BackwardArgs& args = params_.args;
-    // A gradient of one sequence ends where that does.
+    // A gradient per sequence ends where the sequence does.
     Lengths end{args.shape.seqlen_q, args.shape.seqlen_kv};
     if (args.dbias_stride_batch != 0) {
       end = seqlen_info(params_.problem, args.shape, args.inputs, batches_.begin).len;
@@ -203,10 +203,10 @@ class DbiasKernel {
     }
   }
 
-  // The sums over all rows of the tile.
+  // Stores the sums over all rows of the tile, if the bias is broadcast along queries.
   __device__ __forceinline__ void store_column_sums(float* to, Lengths end) const {
     const uint32_t sums = q_tile_.base;  // (warp, column)
-    __syncthreads();                     // Q's readers are done
+    __syncthreads();                     // all warps have read Q
 #pragma unroll
     for (int n = 0; n < kTileKv / 8; ++n) {
 #pragma unroll
@@ -233,7 +233,7 @@ class DbiasKernel {
   const typename Config::KvTile k_tile_, v_tile_;
   const int lane_, warp_row_;
   Interval keys_;                     // of the tile
-  Interval batches_, heads_, tiles_;  // that are summed
+  Interval batches_, heads_, tiles_;  // sequences, query heads and Q tiles that are summed
   float acc_[kTileKv / 8][4];
 };
 

@@ -1,10 +1,10 @@
-// The portable forward pass for up to 16 rows of a KV head's group, 16-bit elements and plain
-// scores: decoding on a cache, where what counts is how fast keys arrive, and how soon the last of
-// them has been used.
+// The portable decode kernel: up to 16 rows of a KV head's GQA group, 16-bit elements, scores that
+// are only scaled. Its time is that of loading the KV cache, plus that from the last load to the
+// last store.
 //
-// The warps of a block share the keys of a tile. Each has all rows, and maxima, sums and O of its
-// own keys, which are put together at the end. Of K and of V kStages tiles are on their way: a
-// buffer is filled again as soon as all warps have used it.
+// The warps of a CTA share a KV tile's keys. Each warp has all rows, and row maxima, sums and O of
+// its own keys, which are combined at the end. kStages tiles of K and of V are in flight; a buffer
+// is refilled as soon as all warps have read it.
 #pragma once
 
 #include "cuda/kernels/sm80/fwd_epilogue.cuh"
@@ -14,7 +14,7 @@
 
 namespace flashattn::cuda::sm80 {
 
-// Shared memory: Q | K's buffers | V's buffers | page numbers | the block's place.
+// Shared memory: Q | stages of K | stages of V | page numbers | FwdWorkTile.
 template <class T_, int kDimQk_, int kDimV_, int kTileKv_, int kStages_, int kMinCtasPerSm_>
 struct DecodeConfig {
   using T = T_;
@@ -22,25 +22,26 @@ struct DecodeConfig {
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kTileQ = 16, kTileKv = kTileKv_, kWarpKv = kTileKv / kWarps;
   static constexpr int kStages = kStages_;
-  static constexpr int kMinCtasPerSm = kMinCtasPerSm_;  // on a multiprocessor, as registers allow
+  static constexpr int kMinCtasPerSm = kMinCtasPerSm_;  // limits registers
 
   using QTile = SmemTile<kTileQ, kDimQk>;
   using KTile = SmemTile<kTileKv, kDimQk>;
   using VTile = SmemTile<kTileKv, kDimV>;
-  static_assert(std::is_same<KTile, VTile>::value, "the same threads copy the same rows of both");
+  static_assert(std::is_same<KTile, VTile>::value, "the same threads load the same rows of both");
   static constexpr int kKOffset = QTile::kBytes;
   static constexpr int kVOffset = kKOffset + kStages * KTile::kBytes;
   static constexpr int kPagesOffset = kVOffset + kStages * VTile::kBytes;
-  // A word a thread: of tiles on their way, and of those that they will make room for.
+  // Page numbers, a word a thread: for the tiles in flight and for those that follow them.
   static constexpr int kPageSets = 2 * kStages;
-  static_assert((kStages & (kStages - 1)) == 0, "tiles find their buffer by their lowest bits");
+  static_assert((kStages & (kStages - 1)) == 0, "the lowest bits of a tile's index are its stage");
   static constexpr int kWorkTileOffset = kPagesOffset + kPageSets * kThreads * 4;
   static constexpr int kSharedBytes = kWorkTileOffset + FwdWorkTile::kWords * 4;
-  static_assert(kMinCtasPerSm * (kSharedBytes + 1024) <= 228 * 1024, "of an H100's multiprocessor");
-  // What the warps put together lies where Q, K and V were: rows of O, which begin at different
-  // banks, and their maxima and sums.
+  static_assert(kMinCtasPerSm * (kSharedBytes + 1024) <= 228 * 1024,
+                "an H100's shared memory holds the CTAs");
+  // The warps' partial results use the buffers of Q, K and V: rows of O, which start at different
+  // banks, then row maxima and sums.
   static constexpr int kORowBytes = kDimV * 4 + 32, kRowStatsOffset = kWarps * kTileQ * kORowBytes;
-  static_assert(kRowStatsOffset + kWarps * kTileQ * 8 <= kPagesOffset, "all of it");
+  static_assert(kRowStatsOffset + kWarps * kTileQ * 8 <= kPagesOffset, "partial results fit");
 };
 
 template <class Config>
@@ -57,7 +58,7 @@ class DecodeKernel : RowEpilogue {
   __device__ __forceinline__ bool init() { return FwdWorkTile::template init<sizeof(T)>(params_); }
 
   __device__ __forceinline__ void run() {
-    if (params_.parts > 1) ptx::griddep_launch_dependents();  // who merges them
+    if (params_.parts > 1) ptx::griddep_launch_dependents();  // the combine kernel
     if (threadIdx.x == 0) store_to_smem(shared_ + Config::kWorkTileOffset);
     mainloop();
     load_from_smem(shared_ + Config::kWorkTileOffset);
@@ -83,8 +84,8 @@ class DecodeKernel : RowEpilogue {
       });
     }
     clear();
-    ptx::cp_async_wait<0>();  // page numbers; Q belongs to the first K
-    // The first turns only fill the buffers.
+    ptx::cp_async_wait<0>();  // page numbers have arrived; Q is in the group of the first K
+    // The first kStages iterations only load.
     for (int32_t tile = first - kStages; tile < end; ++tile) {
       const int32_t stage = tile & (kStages - 1), next = tile + kStages;
       const typename Config::KTile k{shared_ + Config::kKOffset + stage * Config::KTile::kBytes};
@@ -92,9 +93,9 @@ class DecodeKernel : RowEpilogue {
       ScoreFragment s = {};
       if (tile >= first) {
         ptx::cp_async_wait<2 * kStages - 1>();
-        __syncthreads();  // K is here
+        __syncthreads();  // K has arrived
         gemm_nt<T, Config::kDimQk>(s, a_k_major(q, 0, lane_), b_k_major(k, warp_ * kWarpKv, lane_));
-        __syncthreads();  // K's readers are done
+        __syncthreads();  // all warps have read K
       }
       if (next < end) {
         load_kv<kThreads>(params_, k, pages_address(next), in.k, k_, problem.dim_qk,
@@ -106,23 +107,23 @@ class DecodeKernel : RowEpilogue {
         mask(s, tile * kTileKv + warp_ * kWarpKv);
         softmax(s[0]);
         ptx::cp_async_wait<2 * kStages - 1>();
-        __syncthreads();  // V is here
+        __syncthreads();  // V has arrived
         gemm_rs<T, kWarpKv / 16>(
             o_, b_mn_major(v, warp_ * kWarpKv, lane_),
             [&](int mma_m, int step, int x) { return acc_as_a<T>(s[mma_m], step, x); });
-        __syncthreads();  // V's readers are done
+        __syncthreads();  // all warps have read V
       }
       if (next < end) {
         load_kv<kThreads>(params_, v, pages_address(next), in.v, v_, problem.dim_v, next * kTileKv);
       }
       ptx::cp_async_commit();
     }
-    ptx::cp_async_commit();  // Q's, where there was no key
+    ptx::cp_async_commit();  // Q's group, if there was no key
     ptx::cp_async_wait<0>();
-    __syncthreads();  // the buffers are free, also where there was no key
+    __syncthreads();  // the buffers are free, also if there was no key
   }
 
-  // Where the page numbers of a tile's rows are.
+  // The address of the page numbers of a tile's rows.
   __device__ __forceinline__ uint32_t pages_address(int32_t tile) const {
     return shared_ + Config::kPagesOffset + (tile & (Config::kPageSets - 1)) * kThreads * 4;
   }
@@ -149,7 +150,7 @@ class DecodeKernel : RowEpilogue {
     }
   }
 
-  // -inf where a key is not visible; of the keys from `begin` on.
+  // Sets scores of hidden keys to -inf. begin: the warp's first key.
   __device__ __forceinline__ void mask(ScoreFragment& s, int32_t begin) const {
     const Interval columns{begin, begin + kWarpKv};
     if (columns.begin >= full_keys_.begin && columns.end <= full_keys_.end) return;
@@ -158,7 +159,7 @@ class DecodeKernel : RowEpilogue {
     const MaskRule rule = params_.problem.mask_rule();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      // Nobody asks for what becomes of rows past the last.
+      // Rows past the last are not stored.
       const Interval visible =
           sees_all(rule) ? keys
                          : intersect(visible_keys(rule, query_of(row_of(half)), seqlen_.len), keys);
@@ -167,7 +168,7 @@ class DecodeKernel : RowEpilogue {
     }
   }
 
-  // Scores to weights; the running maximum and sum; O to the new maximum's scale.
+  // Online softmax: turns S into P, updates the running maxima and sums, and rescales O.
   __device__ __forceinline__ void softmax(float (&s)[kWarpKv / 8][4]) {
     const float wide = params_.problem.scale * (kLog2E / kWideUnit);
 #pragma unroll
@@ -178,12 +179,12 @@ class DecodeKernel : RowEpilogue {
       row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, 1));
       row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, 2));
       const float old_max = m_[0][half], m = fmaxf(old_max, row_max * wide);
-      // A row that has seen nothing: weights of 0, not NaN.
+      // A row that has seen no key has P = 0, not NaN.
       const float base = m == -INFINITY ? 0.0f : m;
       const float rescale = ptx::exp2((old_max - base) * kWideUnit);
       float factor = wide * kWideUnit, offset = base * kWideUnit;
       const bool large_base = fabsf(base) > kFarScore / kWideUnit;
-      // After the first tiles maxima rarely rise.
+      // After the first tiles, maxima rarely increase.
       if (!__all_sync(~0u, m == old_max && !large_base)) {
 #pragma unroll
         for (auto& columns : o_[0]) {
@@ -216,7 +217,7 @@ class DecodeKernel : RowEpilogue {
     }
   }
 
-  // Where a warp leaves a row of O, and its maximum and sum.
+  // The addresses of a warp's partial row of O, and of its row maximum and sum.
   __device__ __forceinline__ uint32_t o_address(int warp, int32_t r) const {
     return shared_ + (warp * Config::kTileQ + r) * Config::kORowBytes;
   }
@@ -227,7 +228,7 @@ class DecodeKernel : RowEpilogue {
   __device__ __forceinline__ void store_partials() const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = l_[0][half];  // of the lane's columns
+      float sum = l_[0][half];  // over the lane's columns
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       const int32_t r = row_of(half);
@@ -241,7 +242,7 @@ class DecodeKernel : RowEpilogue {
     }
   }
 
-  // A row of all warps, in their order, by one of them.
+  // Combines the partial results of row r, in the order of the warps. One warp calls this.
   __device__ __forceinline__ void combine_warps(int32_t r) const {
     constexpr int kWarps = Config::kWarps;
     float2 row_stats[kWarps];
@@ -252,7 +253,7 @@ class DecodeKernel : RowEpilogue {
       row_max = fmaxf(row_max, row_stats[w].x);
     }
     float o[4] = {};
-    static_assert(Config::kDimV <= 128, "four columns a lane");
+    static_assert(Config::kDimV <= 128, "a lane has four columns");
     const int column = lane_ * 4;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
@@ -286,7 +287,7 @@ class DecodeKernel : RowEpilogue {
 
   const uint32_t shared_;
   const int lane_, warp_;
-  // Maxima in units of kWideUnit log2(e); the sums are of this lane's columns.
+  // Row maxima in units of kWideUnit log2(e); row sums over this lane's columns.
   float m_[1][2], l_[1][2];
   float o_[1][Config::kDimV / 8][4];
 };
