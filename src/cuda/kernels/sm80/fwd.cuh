@@ -231,7 +231,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
     }
   }
 
-  // Products to scores, but for the factor.
+  // Turns Q K^T into scores, except for ScoreSteps::factor().
   __device__ __forceinline__ void modify(ScoreFragment& s, int32_t tile) const {
     if constexpr (Config::kModified) {
       const Problem& problem = params_.problem;
@@ -248,7 +248,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
       for (int mma_m = 0; mma_m < kMmaM; ++mma_m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          // Heads that share a block differ in their biases. Past the last row: as that.
+          // Heads of a work tile have different biases. Rows past the last use its bias.
           const Row at = row(min(no_hoist(own.row_of(mma_m, half)), rows_ - 1));
           const int32_t i = queries_.begin + at.query, h = first_head_ + at.head;
           if (steps.sloped) {
@@ -267,8 +267,8 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
     }
   }
 
-  // -inf where a key is not visible. shown: the block mask hides nothing. Nobody asks for what
-  // becomes of rows past the last.
+  // Sets scores of hidden keys to -inf. block_mask_full: the block mask hides no key. Rows past the
+  // last are not stored.
   __device__ __forceinline__ void mask(ScoreFragment& s, int32_t tile, bool block_mask_full) const {
     const Interval columns{tile * kTileKv, (tile + 1) * kTileKv};
     const WarpRows<Config> own = warp_rows();
@@ -375,7 +375,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
     l_[mma_m][half] = l_[mma_m][half] * rescale + total;
   }
 
-  // Clears the weights that the dropout drops.
+  // Sets P to 0 where dropout drops it.
   __device__ __forceinline__ void drop(ScoreFragment& p, int32_t tile) const {
     if (params_.dropout_threshold == 0) return;
     const DropoutStream stream =

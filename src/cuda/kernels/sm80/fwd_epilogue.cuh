@@ -16,7 +16,7 @@ struct WarpRows {
   __device__ __forceinline__ explicit WarpRows(uint32_t thread)
       : lane_(thread % 32), warp_row_(thread / 32 * 16 * Config::kMmaM) {}
 
-  // Row of the block that accumulator row `half` (0: g, 1: g + 8) of a strip stands for.
+  // The work tile's row of accumulator row g (half 0) or g + 8 (half 1).
   __device__ __forceinline__ int32_t row_of(int mma_m, int half) const {
     return warp_row_ + mma_m * 16 + half * 8 + lane_ / 4;
   }
