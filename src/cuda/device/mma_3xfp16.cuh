@@ -38,12 +38,12 @@ struct Fp16Pair {
   static constexpr float kLoScale = 2048.0f;
 
   // Splits x * factor and y * factor; factor is a power of two. lo is NaN if x is infinite, and
-  // infinite only if x * factor overflows fp16.
+  // infinite exactly if a finite x * factor overflows fp16.
   static __device__ __forceinline__ Fp16Pair of(float x, float y, float factor) {
     const uint32_t hi = ptx::pack<__half>(x * factor, y * factor);
-    const float2 kept = ptx::unpack<__half>(hi);
-    return {hi, ptx::pack<__half>(fmaf(x, factor, -kept.x) * kLoScale,
-                                  fmaf(y, factor, -kept.y) * kLoScale)};
+    const float2 rounded = ptx::unpack<__half>(hi);
+    return {hi, ptx::pack<__half>(fmaf(x, factor, -rounded.x) * kLoScale,
+                                  fmaf(y, factor, -rounded.y) * kLoScale)};
   }
 };
 
@@ -111,7 +111,7 @@ struct TileSplit : TileCopy<kThreads, Tile::kHeight, Tile> {
 
 // The A operand of 16 x 16.
 struct Fp16PairA {
-  uint32_t hi[4], lo[4], scaled_hi[4];  // large: 2048 hi
+  uint32_t hi[4], lo[4], scaled_hi[4];  // scaled_hi: 2048 hi
 
   __device__ __forceinline__ void scale_hi() {
 #pragma unroll

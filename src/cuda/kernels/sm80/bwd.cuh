@@ -30,11 +30,11 @@ namespace flashattn::cuda::sm80 {
 template <class Config>
 class BwdKernel : BwdScoreMod<Config> {
   using Base = BwdScoreMod<Config>;
+  using Base::compute_p, Base::p_tile;
   using Base::kDimSplit, Base::kSlice, Base::kMmaM, Base::kTileQ, Base::score_tile;
   using Base::key_of, Base::lane_, Base::row_stats, Base::dim_split_idx, Base::pair_address,
       Base::pairs_address;
   using Base::params_, Base::work_tile_, Base::sees_some, Base::shared_, Base::warp_key_;
-  using Base::weights, Base::p_tile;
   using typename Base::PackedFragment;
   using typename Base::ScoreFragment;
   using typename Base::ScoreTile;
@@ -188,7 +188,7 @@ class BwdKernel : BwdScoreMod<Config> {
       const int32_t barrier =
           1 + key_group * kDimSplit + split_idx + begin / kSlice * Config::kWarpPairs;
       if (role_ == kPWarp) {
-        weights(s, packed, step, queries, full, stage, slice);
+        compute_p(s, packed, step, queries, full, stage, slice);
         ptx::named_arrive(barrier, 64);
         // The dS warp did its part of dQ while this warp computed exponentials, and computes dS
         // now.

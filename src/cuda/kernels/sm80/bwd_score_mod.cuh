@@ -134,8 +134,9 @@ class BwdScoreMod {
 
   // Products to weights: as operands, and for the other warps. The gradients' gets them times the
   // derivative of the softcap, and negative where the dropout drops.
-  __device__ __forceinline__ void weights(ScoreFragment& s, PackedFragment& held, Step step,
-                                          Interval queries, bool full, int stage, int slice) const {
+  __device__ __forceinline__ void compute_p(ScoreFragment& s, PackedFragment& held, Step step,
+                                            Interval queries, bool full, int stage,
+                                            int slice) const {
     const uint32_t lse = row_stats(stage) + (slice + lane_ % 4 * 2) * 4;
     const uint32_t to = pairs_address(p_tile(stage), slice);
     if constexpr (Config::kModified) {
