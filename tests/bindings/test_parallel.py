@@ -13,7 +13,7 @@ import flashattn
 from conftest import ROOT
 from flashattn import Reason
 from flashattn._library import ffi
-from naive import random
+from numerics.arrays import random
 
 Q, K, V = (random(2, 200, 4, 32, seed=n) for n in range(3))
 

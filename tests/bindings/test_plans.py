@@ -11,7 +11,7 @@ import flashattn
 from flashattn._inputs import Inputs
 from flashattn._library import ffi, lib
 from flashattn._plan import new_args
-from naive import random
+from numerics.arrays import random
 
 
 def test_plan_runs_and_tells():
