@@ -68,8 +68,8 @@ class Attention:
         data.dout, data.dlse = np.asarray(dout), dlse
         parts = [reference.backward(case, data, b, self.parts[b], self.arithmetic)
                  for b in range(case.batch)]
-        gradients = [np.stack([part.dq for part in parts]), self.padded([part.dk for part in parts]),
-                     self.padded([part.dv for part in parts])]
+        gradients = [np.stack([part.dq for part in parts]),
+                     *(self.padded([getattr(part, name) for part in parts]) for name in ("dk", "dv"))]
         if case.dbias is not None:
             gradients.append(reference.reduce_bias(case, [part.dbias for part in parts])
                              .reshape(self.bias_shape))
