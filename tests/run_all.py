@@ -175,7 +175,8 @@ def cuda(run: Run) -> Count:
     where no driver is installed."""
     folder = cuda_build(run)
     smoke = run.numerics("-m", "smoke", *SIDE_BY_SIDE, env=run.library(folder))
-    return run.meson_test(folder) + smoke + run.pytest("tests/test_compile.py")
+    return run.meson_test(folder) + smoke + run.pytest("tests/test_compile.py",
+                                                        "tests/test_same_code.py")
 
 
 def emulator(run: Run, backend: str, capability: str = "90", *some: str,
@@ -225,7 +226,8 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
                 "torch": python("tests/pytorch")}
     table: Dict[str, Callable[[], Count]] = {
         "style": lambda: style(run),
-        "run": python("tests/test_run.py", "tests/test_bench.py", "tests/test_randomcases.py"),
+        "run": python("tests/test_run.py", "tests/test_bench.py", "tests/test_randomcases.py",
+                      "tests/test_same_code.py"),
         "c": lambda: run.meson_test(release(run)),
         "bindings": python("tests/bindings"),
         "consumer": python("tests/abi"),

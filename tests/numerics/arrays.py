@@ -68,8 +68,8 @@ class Attention:
         data.dout, data.dlse = np.asarray(dout), dlse
         parts = [reference.backward(case, data, b, self.parts[b], self.arithmetic)
                  for b in range(case.batch)]
-        gradients = [np.stack([part.dq for part in parts]),
-                     *(self.padded([getattr(part, name) for part in parts]) for name in ("dk", "dv"))]
+        dq, dk, dv = ([getattr(part, name) for part in parts] for name in ("dq", "dk", "dv"))
+        gradients = [np.stack(dq), self.padded(dk), self.padded(dv)]
         if case.dbias is not None:
             gradients.append(reference.reduce_bias(case, [part.dbias for part in parts])
                              .reshape(self.bias_shape))

@@ -51,10 +51,10 @@ FOUND = (
     # NaN and wrong sums of a bias' gradient in fp32 beside bf16: jax-ml/jax#32242, #30593.
     Case(bias="f32", bias_empty=0.3, dbias="r", dtype="bf16", softcap=4.0,
          **dict(_SHORT, batch=3, seqlen_kv=77)),
-    # Sequences without queries, without keys, and none at all: Dao-AILab/flash-attention#1254, #2562.
+    # Sequences without queries, without keys, none at all: Dao-AILab/flash-attention#1254, #2562.
     Case(cu_q=[0, 5, 3], cu_kv=[4, 0, 9], heads_q=2, dim_qk=16, dtype="f16", backward=True),
     Case(batch=0, backward=True),
-    # Split keys of a paged cache, its table longer than what is used: Dao-AILab/flash-attention#1217.
+    # Split keys of a paged cache whose table goes on: Dao-AILab/flash-attention#1217.
     Case(batch=2, seqlen_q=2, seqlen_kv=203, lens_kv=[203, 1], page_size=16, heads_q=4, heads_kv=2,
          dim_qk=64, dtype="bf16", splits=3, causal=True))
 
