@@ -12,8 +12,8 @@ from numerics.randomcases import SHARES, cases, try_share
 
 FEATURES = ("cu_q", "cu_kv", "lens_q", "lens_kv", "starts_kv", "page_size", "causal", "window",
             "chunk", "top_left", "blocks", "scale", "softcap", "alibi", "bias", "bias_empty",
-            "sink", "dropout", "rng_device", "dlse", "dbias", "dsink", "splits", "threads", "determinism",
-            "backward")
+            "sink", "dropout", "rng_device", "dlse", "dbias", "dsink", "splits", "threads",
+            "determinism", "backward")
 
 
 @pytest.fixture
