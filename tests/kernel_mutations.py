@@ -41,6 +41,7 @@ def case(backend: str, **fields: object) -> Tuple[str, Dict[str, object]]:
 # Their lengths are none of the tiles' sizes, and memory past them holds NaN (tests/numerics).
 CASES = {
     "sm90 forward": case("sm90", seqlen_q=200, seqlen_kv=700, heads_kv=1),
+    "sm90 lengths": case("sm90", batch=2, seqlen_q=70, seqlen_kv=500, lens_kv=[333, 500]),
     "sm90 causal": case("sm90", seqlen_q=200, seqlen_kv=333, causal=True),
     "sm90 rising": case("sm90", seqlen_q=70, seqlen_kv=700, amplitude=6.0),
     "sm90 backward": case("sm90", seqlen_q=200, seqlen_kv=300, heads_kv=1, causal=True,
@@ -94,7 +95,7 @@ MUTATIONS: Dict[str, Mutation] = {
         ["sm90 causal"]),
     "Hopper: V past the last key is not cleared": Mutation(
         "sm90/fwd_mainloop.cuh", r"if \(params_\.kv_has_tail && .*\) zero_v_tail\(n\);", "",
-        ["sm90 forward"]),
+        ["sm90 lengths"]),
     "portable: the mask of a tile's right edge is left out": Mutation(
         "sm80/fwd.cuh", r"(columns\.begin < full\w+\.begin) \|\| columns\.end > full\w+\.end",
         r"\1", ["sm80 forward", "sm80 window"]),

@@ -34,12 +34,17 @@ class Counting(concurrent.futures.ThreadPoolExecutor):
 
 
 def results(**options):
-    """All bits of a call forward, backward and of a merge."""
+    """All bits of a call forward, backward, of a merge and of a dropout's mask."""
     o, lse = flashattn.attention(Q, K, V, causal=True, return_lse=True, **options)
     gradients = flashattn.attention_backward(o, Q, K, V, o, lse, causal=True, **options)
     options.pop("threads", None)
     merged = flashattn.merge([o] * 2, [lse] * 2, **options)
-    return [x.tobytes() for x in (o, lse, *gradients, *merged)]
+    keep = mask(**options)
+    return [x.tobytes() for x in (o, lse, *gradients, *merged, keep)]
+
+
+def mask(**options):
+    return flashattn.dropout_mask(2, 4, 200, 200, dropout=0.3, rng_seed=1, **options)
 
 
 def test_executor():
@@ -55,6 +60,10 @@ def test_executor():
         before = pool.asked
         assert plan.forward(Q, K, V, parallel=pool).tobytes() == expected[0]
         assert pool.asked == before + 3
+        before = pool.asked
+        assert mask(parallel=pool).tobytes() == expected[-1]
+        if flashattn.devices()[0].threads > 1:  # what the other functions take of threads=
+            assert pool.asked > before
 
 
 def test_small_calls_ask_nobody():
@@ -153,11 +162,14 @@ def test_pool_of_c():
 
     address = ctypes.cast(backwards, ctypes.c_void_p).value
     assert results(parallel=address, threads=4) == expected
-    assert seen and set(seen) == {(None, seen[0][1])}
+    assert {user for user, _ in seen} == {None}
     seen.clear()
     pointer = ffi.cast("flashattn_parallel_fn", address)
     assert results(parallel=(pointer, 42), threads=4) == expected
     assert seen and {user for user, _ in seen} == {42}
+    seen.clear()
+    mask(parallel=(pointer, 43))
+    assert {user for user, _ in seen} == ({43} if flashattn.devices()[0].threads > 1 else set())
 
 
 @pytest.mark.parametrize("value, reason, text", [
@@ -167,7 +179,8 @@ def test_pool_of_c():
 def test_refusals(value, reason, text):
     for call in (lambda: flashattn.attention(Q, K, V, parallel=value),
                  lambda: flashattn.merge([Q], [np.zeros((2, 4, 200), np.float32)],
-                                         parallel=value)):
+                                         parallel=value),
+                 lambda: mask(parallel=value)):
         with pytest.raises(flashattn.FlashAttentionError, match=text) as caught:
             call()
         assert (caught.value.reason, caught.value.field) == (reason, "parallel")
