@@ -53,7 +53,7 @@ CASES = {
     "sm80 softcap": case("sm80", seqlen_q=70, seqlen_kv=200, softcap=3.0, alibi="h"),
     "sm80 decode": case("sm80", batch=2, seqlen_q=1, seqlen_kv=900, lens_kv=[900, 517], heads_q=4,
                         heads_kv=1, splits=1, amplitude=3.0),
-    "sm80 pages": case("sm80", batch=2, seqlen_q=3, seqlen_kv=500, lens_kv=[500, 77], heads_q=4,
+    "sm80 pages": case("sm80", batch=2, seqlen_q=3, seqlen_kv=500, lens_kv=[500, 5], heads_q=4,
                        heads_kv=1, page_size=16, causal=True, splits=1),
     "sm80 splits": case("sm80", batch=2, seqlen_q=1, seqlen_kv=900, heads_q=4, heads_kv=1,
                         splits=3, sink=True),
@@ -87,8 +87,8 @@ MUTATIONS: Dict[str, Mutation] = {
     "portable: V is used before its copy is waited for": Mutation(
         "sm80/fwd.cuh", r"ptx::cp_async_wait<0>\(\);(\n.*::kV, v_tile_)", r"\1", ["sm80 forward"]),
     "decode: K's buffer is filled while warps still read it": Mutation(
-        "sm80/decode.cuh", r"__syncthreads\(\);( *// (K's readers are done|all warps have read K)\n)",
-        r"\1", ["sm80 decode"]),
+        "sm80/decode.cuh", r"__syncthreads\(\);( *// (K's readers are done|all warps have read K))\n",
+        r"\1\n", ["sm80 decode"]),
     # Masks and tails.
     "Hopper: the last tile that rows see in full is one too far": Mutation(
         "sm90/fwd_softmax.cuh", r"n >= (warpgroup_tile\(\)\.full_end)", r"n > \1",
@@ -103,7 +103,8 @@ MUTATIONS: Dict[str, Mutation] = {
         "sm80/decode.cuh", r"visible\.end - visible\.begin,", "visible.end - visible.begin + 1,",
         ["sm80 pages"]),
     "preprocessing: the last query has no D": Mutation(
-        "common/bwd_preprocess.cu", r"(lane < kRows && \w+ < sequence\.len\.q)(\) \{\n *lse = .*\n *if)",
+        "common/bwd_preprocess.cu",
+        r"(lane < kRows && \w+ < sequence\.len\.q)(\) \{\n *lse = .*\n *if)",
         r"\1 - 1\2",
         ["sm80 backward"]),
     # Factors and sums.
@@ -205,7 +206,8 @@ def failure(name: str) -> Optional[str]:
     if status == 0:
         return None
     lines = [line for line in said.strip().splitlines() if not line.startswith("repeat:")]
-    return (lines or [f"status {status}"])[-1][:150]
+    stopped = [line for line in lines if line.startswith("emulator:")]  # who waits for what
+    return (stopped[:1] or lines[-1:] or [f"status {status}"])[0][:150]
 
 
 def found(name: str) -> Optional[str]:

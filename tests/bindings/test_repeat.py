@@ -1,5 +1,5 @@
-"""Calls of attention() that repeat an earlier one take a shorter way: the same bits, and no check is
-lost."""
+"""Calls of attention() that repeat an earlier one take a shorter way: the same bits, and no check
+is lost."""
 import threading
 
 import ml_dtypes

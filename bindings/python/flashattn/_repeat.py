@@ -1,5 +1,5 @@
-"""Calls that repeat an earlier one, but for the numbers: most of a small call's cost is to check its
-arrays and to find its plan, and both depend on types, shapes, strides and options alone."""
+"""Calls that repeat an earlier one, but for the numbers. Most of a small call's cost is to check
+its arrays and to find its plan, and both depend on types, shapes, strides and options alone."""
 from __future__ import annotations
 
 from typing import Any, Dict, Optional, Tuple
