@@ -8,6 +8,7 @@ import argparse
 import importlib
 import os
 import pathlib
+import re
 import secrets
 import shutil
 import subprocess
@@ -212,6 +213,16 @@ def emulator_races(run: Run) -> Count:
     return count
 
 
+def kernel_mutations(run: Run) -> Count:
+    """Faults put into the GPU kernels are noticed: see tests/kernel_mutations.py."""
+    os.environ["PATH"] += os.pathsep + os.environ.get("NVCC_FOLDER", "")
+    run.call([sys.executable, str(ROOT / "tests" / "kernel_mutations.py")], check=False)
+    found = re.findall(r"^(\d+) passed, (\d+) failed, 0 skipped$", run.log.read_text(), re.M)
+    if not found:
+        raise Failed("tests/kernel_mutations.py came to no result")
+    return Count(*map(int, found[-1]))
+
+
 def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
     """In the order in which they run: what fails soonest comes first."""
     def python(*paths: str) -> Callable[[], Count]:
@@ -251,6 +262,7 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
         table["emulator-sm86"] = lambda: emulator(run, "sm80", "86", "-k",
                                                   "dims or gradients or (listed and smoke)")
         table["emulator-races"] = lambda: emulator_races(run)
+        table["kernel-mutations"] = lambda: kernel_mutations(run)
     return table
 
 
