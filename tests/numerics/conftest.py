@@ -17,7 +17,7 @@ def pytest_addoption(parser):
                      help="on a GPU: every call is captured in a graph, which is then replayed")
     parser.addoption("--random", type=int, metavar="N",
                      help="draws of randomised configurations of each kind, of which a third are "
-                          "alike: 360, on the emulator 144; 0: none")
+                          "alike: 300, on the emulator 120; 0: none")
     parser.addoption("--random-seed", type=int, metavar="SEED",
                      help="draws the configurations of an earlier run, which printed it")
 
@@ -30,7 +30,7 @@ def pytest_configure(config):
     elif config.option.random_seed is None:
         config.option.random_seed = secrets.randbelow(1 << 32)
     if config.option.random is None:
-        config.option.random = 144 if "FLASHATTN_EMULATOR_DEVICE" in os.environ else 360
+        config.option.random = 120 if "FLASHATTN_EMULATOR_DEVICE" in os.environ else 300
     if "FLASHATTN_LIBRARY" in os.environ and engines.on_gpu:
         try:
             capi.need_gpu()
