@@ -50,11 +50,10 @@ CASES = {
     "sm80 groups": case("sm80", batch=2, seqlen_q=130, seqlen_kv=150, heads_q=4, heads_kv=2),
     "sm80 window": case("sm80", seqlen_q=130, seqlen_kv=333, window=(100, 40)),
     "sm80 dropout": case("sm80", seqlen_q=70, seqlen_kv=200, dropout=0.3),
-    "sm80 softcap": case("sm80", seqlen_q=70, seqlen_kv=200, softcap=3.0, alibi="h"),
     "sm80 decode": case("sm80", batch=2, seqlen_q=1, seqlen_kv=900, lens_kv=[900, 517], heads_q=4,
                         heads_kv=1, splits=1, amplitude=3.0),
-    "sm80 pages": case("sm80", batch=2, seqlen_q=3, seqlen_kv=500, lens_kv=[500, 5], heads_q=4,
-                       heads_kv=1, page_size=16, causal=True, splits=1),
+    "sm80 few queries": case("sm80", batch=2, seqlen_q=3, seqlen_kv=500, lens_kv=[500, 5],
+                             heads_q=4, heads_kv=1, causal=True, splits=1),
     "sm80 splits": case("sm80", batch=2, seqlen_q=1, seqlen_kv=900, heads_q=4, heads_kv=1,
                         splits=3, sink=True),
     "sm80 backward": case("sm80", seqlen_q=150, seqlen_kv=200, heads_kv=1, causal=True,
@@ -102,7 +101,7 @@ MUTATIONS: Dict[str, Mutation] = {
         r"\1", ["sm80 forward", "sm80 window"]),
     "decode: a row sees the key behind its last": Mutation(
         "sm80/decode.cuh", r"visible\.end - visible\.begin,", "visible.end - visible.begin + 1,",
-        ["sm80 pages"]),
+        ["sm80 few queries"]),
     "preprocessing: the last query has no D": Mutation(
         "common/bwd_preprocess.cu",
         r"(lane < kRows && \w+ < sequence\.len\.q)(\) \{\n *lse = .*\n *if)",
@@ -127,6 +126,8 @@ MUTATIONS: Dict[str, Mutation] = {
         "sm80/bwd.cuh", r"(const float factor = .* \? \w+ : )params_\.problem\.scale;",
         r"\g<1>1.0f;", ["sm80 backward"]),
     # Indices.
+    "portable: words of a dropout's numbers are exchanged": Mutation(
+        "../device/dropout.cuh", r"n % 2 \* 2 \+ half\]", "half * 2 + n % 2]", ["sm80 dropout"]),
     "portable: all query heads of a sequence are of the first group": Mutation(
         "sm80/fwd_work_tile.cuh", r"first_head_ = kv_head_ \* params\.q_heads_per_kv_head",
         "first_head_ = kv_head_", ["sm80 groups"]),
