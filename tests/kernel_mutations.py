@@ -78,10 +78,10 @@ MUTATIONS: Dict[str, Mutation] = {
         "sm90/fwd_mainloop.cuh", r"(void wait_pv\(.*\n *)ptx::wgmma_wait<0>\(\);", r"\1",
         ["sm90 forward"]),
     "Hopper: a consumer waits for the other phase of V's stage": Mutation(
-        "sm90/fwd_mainloop.cuh", r"(v_full\[v_state\.slot\(\)\]\), v_state\.phase\(\))", r"\1 ^ 1",
-        ["sm90 forward"]),
+        "sm90/fwd_mainloop.cuh", r"const KvState v_state = kv_state_;",
+        "const KvState v_state{kv_state_.count + kStages};", ["sm90 forward"]),
     "Hopper: no fence between stores to dS and the WGMMAs that read it": Mutation(
-        "sm90/bwd_warpgroup_base.cuh", r"(void signal_ds_full\(.*\n *)ptx::fence_async_proxy\(\);",
+        "sm90/bwd_warpgroup_base.cuh", r"(void \w+_ds\w*\(.*\n *)ptx::fence_async_proxy\(\);",
         r"\1", ["sm90 backward"]),
     "portable: V is used before its copy is waited for": Mutation(
         "sm80/fwd.cuh", r"ptx::cp_async_wait<0>\(\);(\n.*::kV, v_tile_)", r"\1", ["sm80 forward"]),
@@ -100,7 +100,7 @@ MUTATIONS: Dict[str, Mutation] = {
         "sm80/fwd.cuh", r"(columns\.begin < full\w+\.begin) \|\| columns\.end > full\w+\.end",
         r"\1", ["sm80 forward", "sm80 window"]),
     "decode: a row sees the key behind its last": Mutation(
-        "sm80/decode.cuh", r"visible\.end - visible\.begin,", "visible.end - visible.begin + 1,",
+        "sm80/decode.cuh", r"(visible\.end - visible\.begin)([,)])", r"\1 + 1\2",
         ["sm80 few queries"]),
     "preprocessing: the last query has no D": Mutation(
         "common/bwd_preprocess.cu",
