@@ -39,7 +39,7 @@ WAYS = {
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("options", [{}, dict(causal=True, return_lse=True), dict(
     window=(3, 1), scale=0.5, softcap=2.0, threads=1, dtype_o="float32"), dict(
-        return_lse=True, chunk=4, splits=2, determinism="run_to_run")])
+        return_lse=np.True_, chunk=np.int64(4), scale=np.float64(0.3), determinism="run_to_run")])
 def test_the_same_bits(way, dtype, options):
     first = [views(seed, dtype, WAYS[way]) for seed in range(4)]
     expected = []
@@ -60,7 +60,8 @@ def test_the_same_bits(way, dtype, options):
     (dict(window=(1, 1)), dict(window=(True, 1))), (dict(return_lse=True), dict(return_lse=1.0)),
     (dict(dtype_o=1), dict(dtype_o=True)), (dict(threads=1), dict(threads=True)),
     (dict(layout="bshd"), dict(layout=b"bshd")), (dict(splits=2), dict(splits=2.0)),
-    (dict(scale=1.0), dict(scale=True)), (dict(chunk=4), dict(chunk=4, parallel=3.5)),
+    (dict(scale=1.0), dict(scale=True)), (dict(scale=np.float32(1)), dict(scale=np.True_)),
+    (dict(causal=np.True_), dict(causal=np.float64(1))), (dict(chunk=4), dict(chunk=4, parallel=3.5)),
     (dict(), dict(dropout=0.5)), (dict(), dict(lens_kv=(9, 10))), (dict(), dict(unknown=None))])
 def test_what_is_refused_stays_refused(good, bad):
     arrays = views(0)

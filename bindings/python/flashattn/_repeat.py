@@ -13,8 +13,8 @@ from ._errors import fail
 from ._plan import (_ARGS, _FLOAT, _FORWARD, _LSE, Plan, _workspace, new_args, repeated, repeats)
 
 _MOST = 256  # calls that are kept; with the next one all are let go
-# Values that are equal where they have one of these types are one value.
-_PLAIN = frozenset((bool, int, float, str, type(None)))
+# Of one of these types equal values are one value. Others may hash and yet change.
+_PLAIN = frozenset((bool, int, float, str, type(None), np.bool_, np.int64, np.float32, np.float64))
 
 
 def key_of(q: Any, k: Any, v: Any, fixed: Tuple[Any, ...], options: Dict[str, Any],
