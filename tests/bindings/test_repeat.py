@@ -31,6 +31,8 @@ WAYS = {
     "backwards of one": lambda x: x[:, :, :1][:, :, ::-1],
     "repeated": lambda x: np.broadcast_to(x[:1], x.shape),
     "fewer rows": lambda x: x[:, 3:],
+    "none": lambda x: x[:, :0],
+    "dim of 1": lambda x: x[:, :, :, 3:4],
     "read-only": lambda x: np.frombuffer(x.tobytes(), x.dtype).reshape(x.shape),
 }
 
@@ -60,8 +62,10 @@ def test_the_same_bits(way, dtype, options):
     (dict(window=(1, 1)), dict(window=(True, 1))), (dict(return_lse=True), dict(return_lse=1.0)),
     (dict(dtype_o=1), dict(dtype_o=True)), (dict(threads=1), dict(threads=True)),
     (dict(layout="bshd"), dict(layout=b"bshd")), (dict(splits=2), dict(splits=2.0)),
-    (dict(scale=1.0), dict(scale=True)), (dict(scale=np.float32(1)), dict(scale=np.True_)),
-    (dict(causal=np.True_), dict(causal=np.float64(1))), (dict(chunk=4), dict(chunk=4, parallel=3.5)),
+    (dict(scale=1.0), dict(scale=True)),
+    (dict(scale=np.float32(1)), dict(scale=np.True_)),
+    (dict(causal=np.True_), dict(causal=np.float64(1))),
+    (dict(chunk=4), dict(chunk=4, parallel=3.5)),
     (dict(), dict(dropout=0.5)), (dict(), dict(lens_kv=(9, 10))), (dict(), dict(unknown=None))])
 def test_what_is_refused_stays_refused(good, bad):
     arrays = views(0)

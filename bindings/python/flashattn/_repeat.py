@@ -42,7 +42,7 @@ def key_of(q: Any, k: Any, v: Any, fixed: Tuple[Any, ...], options: Dict[str, An
 class Call:
     """A forward call of NumPy's arrays, all but their addresses."""
 
-    __slots__ = ("plan", "args", "workspace", "shape", "dtype", "lse_shape", "codes", "code_o")
+    __slots__ = ("plan", "args", "workspace", "shape", "dtype", "lse_shape", "types", "code_o")
 
     def __init__(self, plan: Plan, inputs: Inputs) -> None:
         self.plan = plan._plan
@@ -54,16 +54,15 @@ class Call:
         self.shape, self.code_o = inputs.q.like(inputs.v.dim), plan.descriptor.dtype_o
         self.dtype = _arrays.numpy_dtype(self.code_o)
         self.lse_shape = inputs.lse_shape() if plan.descriptor.features & _LSE else None
-        # Of arrays with gaps the address is not to be had so cheaply.
-        self.codes = tuple([t.view.dtype if t.view.owner.flags.c_contiguous else 0
+        self.types = tuple([(t.view.dtype, t.view.owner.flags.c_contiguous)
                             for t in (inputs.q, inputs.k, inputs.v)])
 
     def run(self, q: Any, k: Any, v: Any) -> Any:
         args = ffi.new(_ARGS, self.args[0])
-        code_q, code_k, code_v = self.codes
-        args.q.data = _address(q, code_q)
-        args.k.data = _address(k, code_k)
-        args.v.data = _address(v, code_v)
+        type_q, type_k, type_v = self.types
+        args.q.data = _address(q, *type_q)
+        args.k.data = _address(k, *type_k)
+        args.v.data = _address(v, *type_v)
         o, lse = np.empty(self.shape, self.dtype), None
         args.o.data = _arrays.packed_address(o, self.code_o)
         if self.lse_shape is not None:
@@ -76,11 +75,10 @@ class Call:
         return o if lse is None else (o, lse)
 
 
-def _address(array: Any, code: int) -> Any:
-    """code: 0 where the array has gaps."""
-    if code:
-        return _arrays.packed_address(array, code)
-    return ffi.cast("void *", array.__array_interface__["data"][0])
+def _address(array: Any, code: int, is_packed: bool) -> Any:
+    """A head's elements have no gaps in any array, and buffers are cheaper than what else says an
+    address."""
+    return _arrays.packed_address(array if is_packed else array[:1, :1, :1], code)
 
 
 def find(key: Optional[Tuple[Any, ...]]) -> Optional[Call]:
