@@ -111,27 +111,30 @@ import flashattn
 x = np.ones((1, 3000, 4, 64), np.float32)
 expected = flashattn.attention(x, x, x, threads=1)
 caught = 0
+def interrupt(after):
+    for delay in (after, 0.0005):
+        time.sleep(delay)
+        os.kill(os.getpid(), signal.SIGINT)
 with concurrent.futures.ThreadPoolExecutor(3) as pool:
     for n in range(8):
         o = np.full_like(x, np.nan)
-        timers = [threading.Timer(0.002 + 0.004 * n + 0.0005 * m, os.kill,
-                                  (os.getpid(), signal.SIGINT)) for m in range(2)]
+        # One thread for both: it has started when the first comes, whose start() that may end.
+        sender = threading.Thread(target=interrupt, args=(0.002 + 0.004 * n,))
         try:
-            for timer in timers:
-                timer.start()
+            sender.start()
             flashattn.attention(x, x, x, o=o, parallel=pool, threads=4)
             assert (o == expected).all()
-            while any(timer.is_alive() for timer in timers):
+            while sender.is_alive():
                 time.sleep(0.001)
             time.sleep(0.1)
         except KeyboardInterrupt:
             caught += 1
         try:
-            for timer in timers:
-                timer.join()
+            sender.join()
             time.sleep(0.01)
         except KeyboardInterrupt:
-            pass
+            sender.join()
+            time.sleep(0.01)
     assert (flashattn.attention(x, x, x, parallel=pool, threads=4) == expected).all()
 print(caught)
 """
