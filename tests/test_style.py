@@ -1,4 +1,5 @@
 """The tree keeps its own rules: formatting, length of files, no stray characters."""
+import fnmatch
 import pathlib
 import re
 import shutil
@@ -10,6 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 TOP = {"src", "include", "bindings", "tests", "meson.build", "meson_options.txt", "README.md",
        "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "pyproject.toml", "run"}
 CODE = (".c", ".cpp", ".h", ".cu", ".cuh")
+SOURCES = (*CODE, ".in", ".py", ".rs", ".jl", ".sh", ".txt")
 LONGEST = 450  # lines of a file
 # The header is the manual, too. Generated files and texts are as long as they need to be.
 LONGER = {"include/flashattn.h", "LICENSE",
@@ -66,12 +68,16 @@ def documents():
     return [path for path in files() if path.suffix == ".md"]
 
 
+def prose(path):
+    """A document without its programs."""
+    return re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.S)
+
+
 @pytest.mark.parametrize("path", documents(), ids=name)
 def test_links(path):
     """Links and pictures lead somewhere, headings included."""
-    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.S)
     missing = []
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
         if re.match(r"[a-z]+:", link):
             continue
         file, _, heading = link.partition("#")
@@ -87,12 +93,37 @@ def anchors(path):
     return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
-def test_map_of_the_source():
-    """The paths that src/README.md names exist."""
-    text = (ROOT / "src" / "README.md").read_text(encoding="utf-8")
-    paths = re.findall(r"`((?:src|tests|bindings|include)/[\w./]*)`", text)
-    assert len(set(paths)) > 30
-    assert [path for path in paths if not (ROOT / path).exists()] == []
+@pytest.mark.parametrize("path", [p for p in documents() if p.name != "CHANGELOG.md"], ids=name)
+def test_paths(path):
+    """Paths and names of files in backticks exist, from the root or from the document's folder.
+    The changelog also names what is gone."""
+    quoted = re.findall(r"`([^`\s]+)`", prose(path))
+    paths = [p for p in quoted if re.fullmatch(r"\.?[\w.*-]+(/[\w.*-]+)+/?|[\w*]+(\.\w+)+", p)]
+    names = [p for p in paths if "/" not in p and p.endswith(SOURCES)]
+    paths = [p for p in paths if "/" in p and not p.startswith(("build/", "./run"))]
+    paths += re.findall(r"^((?:src|include|bindings|tests)/\S*) ", path.read_text("utf-8"), re.M)
+    tree = [file.name for file in files()]
+    missing = [p for p in paths if not any(list(top.glob(p)) for top in (ROOT, path.parent))]
+    missing += [n for n in names if not any(fnmatch.fnmatchcase(file, n) for file in tree)]
+    assert not missing
+    assert len(set(paths)) > 30 or name(path) != "src/README.md"
+
+
+def test_names_in_the_map():
+    """The identifiers in src/README.md occur in the source; one beside a file, in that file."""
+    text = prose(ROOT / "src" / "README.md")
+    pattern = r"`(\w+)(?:\(\))?`"
+    source = {file: file.read_text(encoding="utf-8") for file in files() if file.suffix != ".md"
+              and {"src", "tests", "include"} & set(file.relative_to(ROOT).parts)
+              and file.parent.name not in ("data", "corpus")}
+    words = set(re.findall(r"\w+", "\n".join(source.values())))
+    known = re.findall(pattern, text)
+    assert len(set(known)) > 20
+    assert [identifier for identifier in known if identifier not in words] == []
+    beside = re.findall(pattern + r"(?:\s+in\s+|\s+\()`([\w./]+\.\w+)`", text)
+    assert len(beside) > 8
+    assert [pair for pair in beside
+            if not re.search(rf"\b{pair[0]}\b", source.get(ROOT / pair[1], ""))] == []
 
 
 def test_clang_format():

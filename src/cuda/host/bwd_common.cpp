@@ -1,3 +1,4 @@
+// Launches the gradients of bias and sink, which all backward rows share.
 #include "cuda/host/bwd_common.h"
 
 #include "core/arrays.h"

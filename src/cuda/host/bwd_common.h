@@ -1,4 +1,4 @@
-// What the backward rows share: dO in the problem's dtype, and the gradients of bias and sink.
+// Shared by the backward rows: dO in the problem's dtype, and the gradients of bias and sink.
 #pragma once
 
 #include "cuda/host/kernel_setup.h"

@@ -1,3 +1,4 @@
+// Driver functions, found at run time, and the CUDA contexts of plans.
 #include "cuda/host/driver.h"
 
 #include <cuda_runtime_api.h>

@@ -1,3 +1,4 @@
+// The rows of the registry: Hopper kernels before portable ones.
 #include "cuda/host/kernel_registry.h"
 
 #include "cuda/host/sm80_bwd.h"

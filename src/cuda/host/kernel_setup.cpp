@@ -1,3 +1,4 @@
+// Set-up of kernels at plan creation, alignment checks, launch stamps.
 #include "cuda/host/kernel_setup.h"
 
 #include <algorithm>

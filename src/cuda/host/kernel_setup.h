@@ -1,4 +1,4 @@
-// What the launchers share: set-up of kernels at plan creation, and checks of a call.
+// Shared by the launchers: set-up of kernels at plan creation, and checks of a call.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,3 +1,4 @@
+// Chooses a row of the registry for each call, explains the choice, and launches it.
 #include "cuda/host/launcher.h"
 
 #include <algorithm>

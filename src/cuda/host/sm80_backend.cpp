@@ -1,3 +1,4 @@
+// Predicates of the portable backend: what no GPU kernel computes.
 #include "cuda/host/backend.h"
 
 #include <cstdio>

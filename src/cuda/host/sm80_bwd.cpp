@@ -1,3 +1,4 @@
+// Portable backward row: grid, workspace and launches.
 #include "cuda/host/sm80_bwd.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Portable forward row: choice of tile and of split-KV, grid, workspace, launches.
 #include "cuda/host/sm80_fwd.h"
 
 #include <algorithm>
@@ -12,7 +13,7 @@
 namespace flashattn::cuda::sm80 {
 namespace {
 
-constexpr int32_t kInvariantKeys = 1024;  // of a part, with BATCH_INVARIANT
+constexpr int32_t kInvariantKeys = 1024;  // keys of a part, with BATCH_INVARIANT
 constexpr int32_t kInvariantQueries = 16;
 constexpr int32_t kSplitStep = 64;
 // If sequences may be uneven: the least keys of a part, and the most waves of CTAs. CTAs of parts

@@ -1,3 +1,4 @@
+// Hopper backward row: choice of kernel, stream-K, overlapped preprocessing, workspace, launches.
 #include "cuda/host/sm90_bwd.h"
 
 #include <algorithm>
@@ -33,7 +34,7 @@ constexpr int32_t kPartialCost = 4;
 // Saving fewer Q tiles by stream-K is not measurable.
 constexpr int32_t kLeastSaved = 12;
 
-// One in so many multiprocessors preprocesses while the others begin; 8 or 12 of 132 are as good.
+// One in this many multiprocessors preprocesses while the others begin; 8 or 12 of 132 are as good.
 constexpr int32_t kPreparer = 13;
 // The early start pays from this ratio of all heads to those that must be preprocessed first: on an
 // H200 by 1 to 3 % up to 4096 queries, then less.

@@ -1,3 +1,4 @@
+// Hopper forward row: choice of tile by the cost model, softcap polynomials, tensor maps, launch.
 #include "cuda/host/sm90_fwd.h"
 
 #include <algorithm>

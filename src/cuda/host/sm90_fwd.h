@@ -26,7 +26,7 @@ class ForwardKernels final : public ForwardRow {
     std::string name;
   };
 
-  // The cheapest by the cost model.
+  // The cheapest kernel by the cost model.
   const NamedKernel& choose(const Shape& shape) const;
   L2Swizzle swizzle(const ReadyKernel<ForwardEntry>& kernel, const Shape& shape) const;
   int32_t make_maps(const ForwardArgs& args, const ForwardEntry& entry,
@@ -43,7 +43,7 @@ class ForwardKernels final : public ForwardRow {
 // Whether a Hopper kernel takes the problem's dtype and dims.
 bool takes_dims(const Problem& problem);
 
-// As sm80_has_code, for the Hopper kernels.
+// Whether the driver has code of the Hopper kernels for the device; one kernel stands for all.
 bool has_code(int32_t device);
 
 }  // namespace flashattn::cuda::sm90

@@ -1,3 +1,4 @@
+// Encodes TMA descriptors by the driver.
 #include "cuda/host/tensor_map.h"
 
 #include <algorithm>

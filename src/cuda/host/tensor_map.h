@@ -1,4 +1,4 @@
-// TMA descriptors.
+// TMA descriptors (tensor maps) of the arrays that the Hopper kernels load and store.
 #pragma once
 
 #include <cuda.h>
@@ -20,7 +20,7 @@ struct ArrayShape {
 int32_t make_tensor_map(const flashattn_tensor& tensor, int32_t dtype, const ArrayShape& shape,
                         const char* name, CUtensorMap* map);
 
-// Elements between rows, heads or sequences are fewer.
+// Strides, in elements, must be below this, TMA's limit.
 constexpr int64_t kMostStride = INT64_C(1) << 39;
 
 inline bool copies_strides(const flashattn_tensor& tensor) {

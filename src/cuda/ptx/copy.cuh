@@ -1,5 +1,5 @@
-// Data movement and synchronisation, one PTX instruction a function (PTX ISA, "Data
-// Movement" and "Parallel Synchronization").
+// Data movement and synchronisation, one PTX instruction per function (PTX ISA, "Data Movement" and
+// "Parallel Synchronization").
 #pragma once
 
 #include <cstdint>
@@ -98,7 +98,7 @@ __device__ __forceinline__ uint32_t load_if(const void* from, bool valid) {
   return x;
 }
 
-// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+// Loads four 8 x 8 matrices, 16-bit; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -242,15 +242,15 @@ __device__ __forceinline__ void store_relaxed(uint64_t* to, uint64_t x) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(x) : "memory");
 }
 
-// Fence of the device: writes that this thread has made or observed are visible to every thread
-// that observes its later writes.
+// Device-wide fence: writes that this thread has made or observed are visible to every thread that
+// observes its later writes.
 __device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 __device__ __forceinline__ void add_relaxed(int32_t* to, int32_t x) {
   asm volatile("red.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
 
-// Returns the value before. Acquires the writes that other threads released by it.
+// Returns the value before. Acquires the writes that other threads released through this word.
 __device__ __forceinline__ int32_t fetch_or_acquire(int32_t* at, int32_t bits) {
   int32_t found;
   asm volatile("atom.acquire.gpu.global.or.b32 %0, [%1], %2;"

@@ -8,9 +8,9 @@
 
 namespace flashattn::cuda::ptx {
 
-// d += a b of 16 x 8 x 16, fp32 sums. With g = lane / 4 and c = lane % 4, d holds (g, 2c), (g,
-// 2c+1), (g+8, 2c), (g+8, 2c+1); a pairs of k at (g, 2c), (g+8, 2c), (g, 2c+8), (g+8, 2c+8); b
-// pairs of k at (2c, g), (2c+8, g).
+// d += a b, 16 x 8 x 16, with fp32 accumulation. With g = lane / 4 and c = lane % 4, d holds (g,
+// 2c), (g, 2c+1), (g+8, 2c), (g+8, 2c+1); a pairs of k at (g, 2c), (g+8, 2c), (g, 2c+8), (g+8,
+// 2c+8); b pairs of k at (2c, g), (2c+8, g).
 template <class T>
 __device__ __forceinline__ void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                             uint32_t b1);
@@ -33,8 +33,9 @@ __device__ __forceinline__ void mma_16x8x16<__half>(float (&d)[4], const uint32_
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// d += a b of 16 x 8 x 8, of each operand the sign, the exponent and the 10 highest bits of the
-// fraction. a holds k at (g, c), (g+8, c), (g, c+4), (g+8, c+4); b k at (c, g), (c+4, g).
+// d += a b, 16 x 8 x 8, in TF32: only the sign, the exponent and the 10 highest bits of the
+// fraction of each operand count. a holds k at (g, c), (g+8, c), (g, c+4), (g+8, c+4); b k at (c,
+// g), (c+4, g).
 __device__ __forceinline__ void mma_16x8x8_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                                 uint32_t b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -119,8 +120,8 @@ __device__ __forceinline__ uint32_t not_zero(uint32_t pair) {
   return r;
 }
 
-// An 8 x 8 matrix of 16-bit elements, row lane / 4 and columns 2 (lane % 4) and the next,
-// transposed.
+// Transposes an 8 x 8 matrix of 16-bit elements; a lane holds columns 2 (lane % 4) and the next of
+// row lane / 4.
 __device__ __forceinline__ uint32_t transpose(uint32_t pair) {
   uint32_t r;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));

@@ -20,8 +20,8 @@ struct BoxPosition {
 struct SmemDescriptor {
   uint32_t low;  // low word of the descriptor; the high word is a constant
 
-  // panel_bytes: stride between panels of 64 columns; for transposed operands, whose rows run along
-  // k.
+  // panel_bytes: stride between panels of 64 columns; used only by transposed operands, whose rows
+  // run along k.
   static __device__ __forceinline__ SmemDescriptor at(uint32_t address, uint32_t panel_bytes) {
     return {(address & 0x3ffff) >> 4 | panel_bytes >> 4 << 16};
   }

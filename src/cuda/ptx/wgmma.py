@@ -8,7 +8,7 @@ TYPES = {"__nv_bfloat16": "bf16", "__half": "f16"}
 HEAD = """\
 // Warpgroup matrix multiply-accumulate of Hopper (PTX ISA, "wgmma.mma_async"). Written by wgmma.py.
 //
-// d (64 x 2 * length) += a b, fp32 sums; d is overwritten where `accumulate` is 0. Warp w of four
+// d (64 x 2 * length) += a b in fp32; if `accumulate` is 0, d is overwritten. Warp w of four
 // holds rows 16 w .. 16 w + 15; with g = lane / 4 and c = lane % 4, d[4 n + 2 r + e] is element
 // (16 w + g + 8 r, 8 n + 2 c + e). Descriptors come from SmemDescriptor. kTransposeA, kTransposeB:
 // the operand's rows run along k, not across it.

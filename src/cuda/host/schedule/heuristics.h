@@ -5,9 +5,9 @@
 
 namespace flashattn {
 
-// Cost per Q row: cost per KV column plus a fixed prologue and epilogue cost, in arbitrary
-// multiprocessors. Only ratios between kernels for the same head size matter: 100 is a column in
-// the kernel for long sequences.
+// Cost per Q row: cost per KV column plus a fixed prologue and epilogue cost, in arbitrary units.
+// Only ratios between kernels for the same head size matter: 100 is a column in the kernel for long
+// sequences.
 struct TileCost {
   int32_t rows, keys;  // of a tile
   int32_t per_key, start;
@@ -80,7 +80,7 @@ constexpr double forward_time(const TileCost& cost, const MaskRule& rule, Length
   return level < longest ? longest : level;
 }
 
-// The same for packed sequences, of which the host knows the mean and the longest length. For
+// forward_time() for packed sequences, of which the host knows the mean and the longest length. For
 // lengths that differ much: half a tile of keys and a part of a Q tile are wasted per sequence, and
 // the last tile begins when others are done. For equal lengths: forward_time(). Between them the
 // ratio of mean and longest interpolates.

@@ -18,7 +18,7 @@ struct StreamK {
   FastDivmod tile_iterations;  // of a tile
   FastDivmod item_iterations;  // of a work item
 
-  // So many tiles, none of them split.
+  // A grid of which no tile is split.
   static constexpr StreamK unsplit(int32_t tiles) {
     return {tiles, tiles, 0, FastDivmod::of(1), FastDivmod::of(1)};
   }

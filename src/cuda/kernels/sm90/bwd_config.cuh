@@ -1,4 +1,4 @@
-// The configuration of a Hopper backward kernel and what its warps share.
+// Configuration of the Hopper backward kernels, with their shared memory, barriers and work tiles.
 #pragma once
 
 #include <type_traits>
@@ -13,29 +13,30 @@
 
 namespace flashattn::cuda::sm90 {
 
-// Tiles of all kinds. Columns come in panels of 64, 128 bytes a row.
+// Tiles of all kernels. Operands lie in panels of 64 columns, 128 bytes per row.
 template <class T_, int kDimQk_, int kDimV_, int kTileQ_, int kTileKv_, ScoreModKind kScores_>
 struct BwdTileConfig {
   using T = T_;
-  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the products; smaller heads: zeros
+  static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the WGMMAs; TMA pads with 0
   static constexpr int kTileQ = kTileQ_, kTileKv = kTileKv_;
   static constexpr ScoreModKind kScoreMod = kScores_;
   static constexpr bool kIsRuntime = kScoreMod == ScoreModKind::kRuntime,
                         kIsDropout = kScoreMod == ScoreModKind::kDropout;
   static constexpr bool kHasScoreMod = kScoreMod == ScoreModKind::kSoftcapAlibi || kIsRuntime;
   static constexpr bool kSeparatePForDs =
-      kHasScoreMod || kIsDropout;  // dS is of other weights than dV
+      kHasScoreMod || kIsDropout;  // P for dS differs from P for dV
   static constexpr bool kCoordHasHead =
-      kIsRuntime || kIsDropout;         // places tell heads of a group apart
+      kIsRuntime || kIsDropout;         // q_coord includes the head of the group
   static constexpr int kConsumers = 2;  // warpgroups that hold dK and dV
   static constexpr int kPanelsQk = kDimQk / 64, kPanelsV = kDimV / 64;
   static constexpr int kKBytes = kTileKv * kDimQk * 2;
   static constexpr int kQBytes = kTileQ * kDimQk * 2, kDoBytes = kTileQ * kDimV * 2;
   static constexpr int kDsStages = 2;
-  static constexpr int kRowStatBytes = kTileQ * 4;  // lse or D of a tile
+  static constexpr int kRowStatBytes = kTileQ * 4;  // lse or delta of a Q tile
 };
 
-// Two warpgroups hold dK and dV of 64 keys each. kDqSubtiles: of dQ.
+// Small heads: two consumer warpgroups hold dK and dV of 64 keys each. dQ of a Q tile passes
+// through shared memory in kDqSubtiles parts.
 template <class T, int kDim_, int kTileQ, ScoreModKind kScoreMod, int kStages_, int kKeyStages_,
           int kShares_>
 struct BwdSmallHeadConfig : BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, kScoreMod> {
@@ -44,20 +45,21 @@ struct BwdSmallHeadConfig : BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, kScoreMo
   static constexpr int kDim = kDim_, kPanels = kDim / 64;
   static constexpr bool kSplitRoles = false, kTwoCta = false;
   static constexpr int kClusterTileKv = kTileKv;
-  static constexpr bool kStreamK = true;  // tiles of keys, for several blocks
-  static constexpr int kAccRegs = kDim;   // of dK and dV, that a thread of them holds
+  static constexpr bool kStreamK = true;  // CTAs may share a KV tile
+  static constexpr int kAccRegs = kDim;   // accumulators of dK and dV per thread
   static constexpr int kStages = kStages_, kQStages = kStages, kDoStages = kStages;
-  static constexpr int kKStages = kKeyStages_;  // of K: the next while dQ still needs the last
-  static constexpr int kDsArrivals = 8, kDoArrivals = 8;  // arrivals
+  static constexpr int kKStages = kKeyStages_;  // of K: the next is loaded while dQ needs this one
+  static constexpr int kDsArrivals = 8, kDoArrivals = 8;  // one per warp
   static constexpr int kPeerKPanels = 0;
   static constexpr int kDsBytes = kTileQ * kTileKv * 2;
   static constexpr int kDqTileBytes = kTileQ * kDim * 4;
   static constexpr int kDqSubtiles = kShares_, kCtaDqSubtiles = kDqSubtiles;
   static constexpr int kDqStages = kDqSubtiles,
-                       kDqStageBytes = kDqTileBytes / kDqSubtiles;  // a slot
-  static constexpr int kDqFills = kDqSubtiles;  // of a tile of dQ: each fills a slot
+                       kDqStageBytes = kDqTileBytes / kDqSubtiles;  // per stage
+  static constexpr int kDqFills = kDqSubtiles;  // stages that dQ of a Q tile fills
 
-  // Stages of K | V | stages of Q | of dO | of dS | dQ | stages of lse | of D | BwdSharedStorage.
+  // Shared memory: K stages | V | Q stages | dO stages | dS stages | dQ | lse stages | delta stages
+  // | BwdSharedStorage.
   static constexpr int kV = kKStages * kKBytes, kQ = kV + kKBytes;
   static constexpr int kDo = kQ + kStages * kQBytes;
   static constexpr int kDs = kDo + kStages * kQBytes, kDq = kDs + kDsStages * kDsBytes;
@@ -65,37 +67,37 @@ struct BwdSmallHeadConfig : BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, kScoreMo
   static constexpr int kMainBytes = kDelta + kStages * kRowStatBytes;
 };
 
-// A third warpgroup computes dQ.
+// The kernel of bwd_mainloop.cuh: a third warpgroup computes dQ.
 template <class T, int kDim, int kTileQ, ScoreModKind kScoreMod>
 struct BwdConfig : BwdSmallHeadConfig<T, kDim, kTileQ, kScoreMod, kDim * kTileQ == 64 * 64 ? 4 : 2,
                                       2, kTileQ * kDim / (64 * 64)> {
-  static constexpr int kMmaN = 64;  // of the products
+  static constexpr int kMmaN = 64;  // queries per WGMMA
   static constexpr bool kConsumersComputeDq = false;
-  static constexpr bool kInlinePostprocess = true;  // dQ: the warpgroup that computes it has time
-  static constexpr bool kOverlapPreprocess = true;  // before all is prepared
-  static constexpr bool kEarlyReleaseV = true;  // behind the last dP of an item: the next may come
-  // A consumer skips tiles of queries that see none of its keys: under masks 1 to 3 %. D64 loses
-  // 3 %.
+  static constexpr bool kInlinePostprocess = true;  // the dQ warpgroup has time for it
+  static constexpr bool kOverlapPreprocess = true;  // starts before all heads are preprocessed
+  static constexpr bool kEarlyReleaseV = true;  // after the last dP, so that the next V can load
+  // A consumer skips Q tiles that see none of its keys: 1 to 3 % faster under masks. D = 64 would
+  // lose 3 %.
   static constexpr bool kSkipMaskedTiles = kDim == 128 && kScoreMod != ScoreModKind::kRuntime;
   static constexpr int kDqSubtilesAtOnce = 1;
   static constexpr int kThreads = 128 * 4;
-  // A multiprocessor has 512 for the four.
+  // Registers per thread: those of the four warpgroups add up to at most 512.
   static constexpr int kProducerRegisters = 32, kDqRegisters = 64;
   static constexpr int kConsumerRegisters = 208;
-  // Registers hold S of the next tile while dK of this one is under way.
+  // S of the next Q tile is issued before dK of this one is done, where registers allow.
   static constexpr bool kPrefetchS = kDim == 64;
-  // Registers do not hold dP and two kinds of weights: one waits where dS will lie.
+  // Registers do not hold dP, P for dV and P for dS: the latter is staged in the buffer of dS.
   static constexpr bool kStagePInDs = kDim == 128 && kScoreMod != ScoreModKind::kPlain;
 
   static_assert(kTileQ == 64 || kDim == 64, "dQ: shares of 64 x 64, by columns or by queries");
 };
 
-// For large heads, whose dK and dV of 64 keys fill two warpgroups: one consumer computes the
-// weights and holds dV, the other the gradients and holds dK; a third warpgroup computes dQ.
+// Large heads, whose dK and dV of 64 keys fill two warpgroups: one consumer computes P and holds
+// dV, the other computes dS and holds dK; a third warpgroup computes dQ.
 //
-// kTwoCta: two blocks, a cluster, work on 128 keys, each on 64 of them as above. They exchange dS,
-// so that each computes dQ of half of the columns over all 128 keys: half as much is added to
-// memory. Each loads half of the columns of Q and dO for both.
+// kTwoCta: a cluster of two CTAs works on 128 keys, 64 per CTA as above. They exchange dS, so that
+// each computes half of the columns of dQ over all 128 keys, and half as much is added to global
+// memory. Each loads half of the columns of Q and dO for both, by multicast.
 template <class T, int kDimQk, int kDimV, ScoreModKind kScoreMod>
 struct BwdLargeHeadConfig : BwdTileConfig<T, kDimQk, kDimV, 64, 64, kScoreMod> {
   using Tiles = BwdTileConfig<T, kDimQk, kDimV, 64, 64, kScoreMod>;
@@ -105,40 +107,38 @@ struct BwdLargeHeadConfig : BwdTileConfig<T, kDimQk, kDimV, 64, 64, kScoreMod> {
   static constexpr bool kSplitRoles = true, kTwoCta = kDimQk > 192, kConsumersComputeDq = false;
   static constexpr bool kInlinePostprocess = false, kEarlyReleaseV = false,
                         kSkipMaskedTiles = false;
-  static constexpr bool kOverlapPreprocess = false;          // 0 gained
-  static constexpr int kClusterTileKv = kTwoCta ? 128 : 64;  // keys of an item
-  // The weights, on their way from one consumer to the other, wait where dS will lie: there is no
-  // other room.
+  static constexpr bool kOverlapPreprocess = false;          // no gain
+  static constexpr int kClusterTileKv = kTwoCta ? 128 : 64;  // keys of a work tile
+  // P passes from one consumer to the other in the buffer of dS: there is no room for another.
   static constexpr bool kStagePInDs = kTwoCta;
   static constexpr int kThreads = 128 * 4;
-  static constexpr bool kStreamK = !kTwoCta;  // the planner has no registers for it
+  static constexpr bool kStreamK = !kTwoCta;  // the scheduler lacks registers for it
   static constexpr int kAccRegs = (kDimQk > kDimV ? kDimQk : kDimV) / 2;
-  // Shares of dQ, 64 columns each, whose sums registers hold at once: dS is read once for all.
+  // dQ subtiles, 64 columns each, that are accumulated at once: dS is read once for all of them.
   static constexpr int kDqSubtilesAtOnce = kTwoCta && !kIsRuntime ? 2 : 1;
   static constexpr int kProducerRegisters = kDqSubtilesAtOnce > 1 ? 24 : 32;
   static constexpr int kDqRegisters = kDqSubtilesAtOnce > 1 ? 96 : 64;
   static constexpr int kSoftmaxRegisters =
-      kDqSubtilesAtOnce > 1 ? 200 : 216;  // the first: also scores
+      kDqSubtilesAtOnce > 1 ? 200 : 216;  // of the consumer of P
   static constexpr int kConsumerRegisters = kDqSubtilesAtOnce > 1 ? 192 : 200;
 
   static constexpr int kQStages = 2, kDoStages = kDimV > 192 ? 1 : 2;
   static constexpr int kPStages = kStagePInDs ? 0 : 2;
   static constexpr int kDsArrivals = 4, kDoArrivals = 5;
   static constexpr int kKStages = 1;
-  // Of the partner's K, the columns of which this block computes dQ.
+  // Panels of the peer CTA's K: the columns of which this CTA computes dQ.
   static constexpr int kPeerKPanels = kTwoCta ? kPanelsQk / 2 : 0;
   static constexpr int kPeerKBytes = kPeerKPanels * kTileKv * 128;
-  static constexpr int kCtaDsBytes = kTileQ * kTileKv * 2;      // dS of the block's keys
-  static constexpr int kDsBytes = kTileQ * kClusterTileKv * 2;  // that, then the partner's
+  static constexpr int kCtaDsBytes = kTileQ * kTileKv * 2;      // dS of this CTA's keys
+  static constexpr int kDsBytes = kTileQ * kClusterTileKv * 2;  // this CTA's, then the peer's
   static constexpr int kDqSubtiles = kPanelsQk,
-                       kCtaDqSubtiles = kDqSubtiles * kTileKv / kClusterTileKv;  // of dQ
+                       kCtaDqSubtiles = kDqSubtiles * kTileKv / kClusterTileKv;  // by this CTA
   static constexpr int kDqStages = kDqSubtiles == 4 ? 2 : kDqSubtiles;
-  static constexpr int kDqStageBytes =
-      64 * 64 * (kTwoCta ? 2 : 4);  // a slot: a share, or half of one
+  static constexpr int kDqStageBytes = 64 * 64 * (kTwoCta ? 2 : 4);  // a subtile, or half of one
   static constexpr int kDqFills = kCtaDqSubtiles * (64 * 64 * 4) / kDqStageBytes;
 
-  // K | V | stages of Q | of dO | of dS | of P | dQ | the partner's K | stages of lse | of D |
-  // BwdSharedStorage.
+  // Shared memory: K | V | Q stages | dO stages | dS stages | P stages | dQ stages | the peer's K |
+  // lse stages | delta stages | BwdSharedStorage.
   static constexpr int kV = kKBytes, kQ = kV + kTileKv * kDimV * 2;
   static constexpr int kDo = kQ + kQStages * kQBytes, kDs = kDo + kDoStages * kDoBytes;
   static constexpr int kP = kDs + kDsStages * kDsBytes;
@@ -147,7 +147,7 @@ struct BwdLargeHeadConfig : BwdTileConfig<T, kDimQk, kDimV, 64, 64, kScoreMod> {
   static constexpr int kMainBytes = kDelta + kDoStages * kRowStatBytes;
 };
 
-// For many queries: with no warpgroup for dQ the consumers have the registers for tiles of 80.
+// Long Q: without a dQ warpgroup the consumers have registers for Q tiles of 80.
 template <class T, int kDim, ScoreModKind kScoreMod>
 struct BwdTwoWarpgroupConfig : BwdSmallHeadConfig<T, kDim, 80, kScoreMod, 2, 1, 2> {
   static constexpr int kMmaN = 80;
@@ -162,17 +162,17 @@ struct BwdTwoWarpgroupConfig : BwdSmallHeadConfig<T, kDim, 80, kScoreMod, 2, 1, 
                 "who claims more registers than the block has waits for ever");
 };
 
-// Blocks that share an item and the columns of dQ.
+// CTAs of a cluster, which share a work tile and the columns of dQ.
 template <class Config>
 constexpr int kClusterSize = Config::kClusterTileKv / Config::kTileKv;
 
-// Of the sums of a block's consumers: four numbers of each thread stand together.
+// float4s of a stream-K partial: the accumulators of dK and dV of a CTA, four of a thread in each.
 template <class Config>
 constexpr int kPartialQuads =
     Config::kStreamK ? Config::kConsumers * 128 * Config::kAccRegs / 4 : 0;
 
-// Some of the keys of an item: tiles of queries in which every query sees all of them; and those in
-// which some query sees one.
+// Q tiles for a span of a work tile's keys. full: every query sees all of these keys. any: some
+// query sees one.
 struct QTileSpan {
   Interval full;
 };
@@ -180,17 +180,17 @@ struct QTileSpanWithAny : QTileSpan {
   Interval any;
 };
 
-// A consumer's, where it skips tiles of queries that see none of its keys; else all.
+// Key spans per work tile: one per consumer where consumers skip Q tiles, otherwise one in all.
 template <class Config>
 constexpr int kQTileSpans = Config::kSkipMaskedTiles ? Config::kConsumers : 1;
 
-// A tile of keys of a KV head: all tiles of queries of its group that see some of it. The blocks of
-// a pair have the same items, but for the keys.
+// A KV tile of a KV head, with all Q tiles of its GQA group that see some of its keys. The CTAs of
+// a cluster have the same work tiles, except for the keys.
 template <class Config>
 struct BwdWorkTile {
-  int32_t end;  // not 0: there are no more
+  int32_t end;  // not 0: there are no more work tiles
   int32_t b, kv_head;
-  int32_t key, keys;  // the block's first; how many, up to the tile, perhaps none
+  int32_t key, keys;  // this CTA's first key; number of keys, at most kTileKv, may be 0
   int32_t offset_q, offset_kv;
   Lengths len;
   Interval q_tiles;
@@ -198,45 +198,44 @@ struct BwdWorkTile {
       q_spans[kQTileSpans<Config>];
   int32_t first_q_tile;  // the Q tile that is visited first; q_tiles.begin follows the last
   uint32_t iter_begin,
-      iter_end;            // tiles of queries, heads and all, since the block began: to its end
-  uint32_t kv_index;       // of items before it that had some
-  int32_t has_far_rows;    // whether there are rows with a base of their own: no tile is then full
-  int32_t workspace_tile;  // of the sequence, in dq and the like, for the group's first head
-  // Of a tile of keys that several blocks share: see StreamK::Partial. pieces is 1: of one block.
+      iter_end;            // Q tiles of all heads, since the CTA began, up to its begin and end
+  uint32_t kv_index;       // work tiles before it that have Q tiles
+  int32_t has_far_rows;    // whether rows have a BackwardParams::base; no Q tile is full then
+  int32_t workspace_tile;  // the sequence's first, in dq, lse2 and delta, for the first head
+  // Stream-K, see StreamK::Partial. partials == 1: the KV tile is not split.
   int32_t split_tile, partial, first_partial, partials;
   Interval partial_tiles;
-  // With a block mask, bit (head of the group) * tiles + tile: whether a query of the tile sees a
-  // key. Tiles count from tiles.begin.
+  // Block mask: bit (head of the group) * tiles + tile: whether a query of the Q tile sees a key.
+  // Tiles count from q_tiles.begin.
   uint32_t visible_tiles[Config::kIsRuntime ? kMaxBlockMaskTiles / 32 : 1];
 };
 
-// A tile of dQ that this block is to convert when all have added to it.
+// A dQ tile that this CTA converts once all KV tiles have been added to it.
 struct DqPostprocessTile {
   int32_t* state;        // of dq_states
-  const float4* from;    // its sums; NULL: no key was seen
+  const float4* from;    // its fp32 accumulator; NULL: no key was seen
   char* to;              // its first row of args.dq
   int32_t heads;         // b * heads_q + h + 1
-  int32_t rows;          // of the sequence from there on; below 0: no more tiles
-  uint32_t valid, sent;  // whether a tile is held here; how many were passed to the warps
+  int32_t rows;          // rows of the sequence from there on; below 0: no more tiles
+  uint32_t valid, sent;  // whether a tile is held; tiles passed to the warps so far
   uint32_t done[4];      // tiles that each warp has converted
 };
 
 constexpr int kWorkTileStages = 2;
-constexpr uint32_t kDeferredTiles =
-    4;  // tiles that an adder has begun to add when it says so of all
+constexpr uint32_t kDeferredTiles = 4;  // tiles that a DqReducer publishes at once
 
-// Pairs. The partner's dS; in the second block the numbers of items, which the first takes.
+// kTwoCta: the peer's dS; in CTA 1 the indices of the work tiles, which CTA 0 takes.
 template <class Config>
 struct TwoCtaStorage {
   uint64_t peer_ds_full[Config::kDsStages], index_full[kWorkTileStages];
   uint32_t indices[kWorkTileStages];
 };
 
-// What converting dQ takes. To those who do, and back.
+// kInlinePostprocess: the scheduler passes dQ tiles to the dQ warpgroup.
 struct DqPostprocessStorage {
   uint64_t full, empty;
   DqPostprocessTile tile;
-  int32_t deferred[2][kDeferredTiles];  // of each adder: where it has begun to add
+  int32_t deferred[2][kDeferredTiles];  // by reducer: tiles not yet published
 };
 
 template <class Config>
@@ -244,10 +243,10 @@ struct BwdSharedStorage {
   uint64_t k_empty[Config::kKStages], v_empty, prefetch_next;
   uint64_t q_full[Config::kQStages], q_empty[Config::kQStages];
   uint64_t do_full[Config::kDoStages], do_empty[Config::kDoStages];
-  // Wide heads: from one consumer to the other.
+  // kSplitRoles: P, from one consumer to the other.
   uint64_t p_full[Config::kSplitRoles ? 2 : 1], p_empty[Config::kSplitRoles ? 2 : 1];
   uint64_t ds_full[Config::kDsStages], ds_empty[Config::kDsStages];
-  uint64_t dq_full[2][Config::kDqStages];  // for each of the adders: tiles in turn
+  uint64_t dq_full[2][Config::kDqStages];  // by reducer, which take turns
   uint64_t dq_empty[Config::kDqStages];
   uint64_t work_tile_full[kWorkTileStages], work_tile_empty[kWorkTileStages];
   BwdWorkTile<Config> work_tiles[kWorkTileStages];
@@ -272,13 +271,13 @@ __device__ __forceinline__ uint32_t barrier_at(uint64_t& barrier) {
   return ptx::shared_address(&barrier);
 }
 
-// This block among those that share an item.
+// Rank of this CTA in its cluster.
 template <class Config>
 __device__ __forceinline__ uint32_t cta_rank() {
   return Config::kTwoCta ? ptx::cluster_rank() : 0;
 }
 
-// Where something of this block lies in the partner.
+// The address in the peer CTA that corresponds to `address` in this CTA.
 __device__ __forceinline__ uint32_t at_peer(uint32_t address) {
   return ptx::at_rank(address, ptx::cluster_rank() ^ 1);
 }
@@ -289,7 +288,7 @@ __device__ __forceinline__ void init_barriers(BwdSharedStorage<Config>& storage)
   const auto init = [](uint64_t& barrier, int count) {
     ptx::mbarrier_init(barrier_at(barrier), count);
   };
-  // Who reads K or the item: the consumers, and a warpgroup for dQ if there is one.
+  // K and the work tile are read by the consumers and by the dQ warpgroup, if there is one.
   constexpr int kReaders = kConsumers + !Config::kConsumersComputeDq;
   for (uint64_t& barrier : storage.k_empty) init(barrier, kReaders);
   init(storage.v_empty, kConsumers);
@@ -319,7 +318,7 @@ __device__ __forceinline__ void init_barriers(BwdSharedStorage<Config>& storage)
   }
   for (int n = 0; n < kWorkTileStages; ++n) {
     init(storage.work_tile_full[n], 1);
-    // Also the loader and the adders; the partner, when it has read the number.
+    // The producer and the two reducers read it, too; the peer arrives when it has read the index.
     init(storage.work_tile_empty[n], kReaders + 3 + (Config::kTwoCta && cta_rank<Config>() == 0));
   }
   if constexpr (Config::kTwoCta) {
@@ -342,21 +341,21 @@ __device__ __forceinline__ void init_barriers(BwdSharedStorage<Config>& storage)
     work_tile.iter_begin = work_tile.iter_end = work_tile.kv_index = 0;
 }
 
-// Something of this block has been read; of a pair, both want to know.
+// Releases a buffer of this CTA; in a cluster to both CTAs, as both write it.
 template <class Config>
 __device__ __forceinline__ void arrive_cluster(uint64_t& barrier) {
   ptx::mbarrier_arrive(barrier_at(barrier));
   if constexpr (Config::kTwoCta) ptx::mbarrier_arrive_remote(at_peer(barrier_at(barrier)));
 }
 
-// Where K of an item lies.
+// Address of K of a work tile.
 template <class Config>
 __device__ __forceinline__ uint32_t k_address(uint32_t shared,
                                               const volatile BwdWorkTile<Config>& work_tile) {
   return shared + PipelineState<Config::kKStages>{work_tile.kv_index}.slot() * Config::kKBytes;
 }
 
-// Of an item with tiles of queries: one more has no use for K.
+// Releases K for one reader. Only for work tiles that have Q tiles: the others load no K.
 template <class Config>
 __device__ __forceinline__ void release_k(BwdSharedStorage<Config>& storage,
                                           const volatile BwdWorkTile<Config>& work_tile) {
@@ -364,14 +363,14 @@ __device__ __forceinline__ void release_k(BwdSharedStorage<Config>& storage,
   ptx::mbarrier_arrive(barrier_at(storage.k_empty[keys.slot()]));
 }
 
-// Named barriers; 0 is that of the block.
+// IDs of named barriers; 0 is __syncthreads().
 constexpr int kWarpgroupBarrier = 1;  // + consumer: its four warps
-constexpr int kDqBarrier = 3;         // the four warps that compute dQ
+constexpr int kDqBarrier = 3;         // the dQ warpgroup
 
 using WorkTileState = PipelineState<kWorkTileStages>;
 
-// Calls work(item, empty) for all items, as the planner shows them; who has read one arrives at
-// `empty`.
+// Calls work(work_tile, empty) for each work tile that the scheduler publishes. Each reader arrives
+// at `empty` once it has read the tile.
 template <class Config, class Work>
 __device__ __forceinline__ void for_each_work_tile(BwdSharedStorage<Config>& storage, Work work) {
   for (WorkTileState work_tiles;; work_tiles.advance()) {
@@ -382,10 +381,10 @@ __device__ __forceinline__ void for_each_work_tile(BwdSharedStorage<Config>& sto
   }
 }
 
-// A head of the group and a tile of queries, where heads are told apart.
+// q_coord with kCoordHasHead: (head of the GQA group) * kCoordHead + Q tile.
 constexpr int32_t kCoordHead = kMaxRuntimeTiles, kCoordTileMask = kCoordHead - 1;
 
-// Whether the block mask leaves something of the tile of queries.
+// Whether the block mask leaves a visible key in the Q tile.
 template <class Config>
 __device__ __forceinline__ bool is_visible(const volatile BwdWorkTile<Config>& work_tile,
                                            const BackwardParams& params, int32_t head,
@@ -396,16 +395,16 @@ __device__ __forceinline__ bool is_visible(const volatile BwdWorkTile<Config>& w
   return work_tile.visible_tiles[bit / 32] >> bit % 32 & 1;
 }
 
-// The tile of queries after `tile`, round.
+// The Q tile after `tile`; q_tiles.begin follows the last.
 template <class Config>
 __device__ __forceinline__ int32_t next_q_tile(const volatile BwdWorkTile<Config>& work_tile,
                                                int32_t tile) {
   return tile == work_tile.q_tiles.end - 1 ? work_tile.q_tiles.begin : tile + 1;
 }
 
-// Calls step(heads left, tile, place) for all tiles of queries of an item, in the order of all
-// roles; place: the tile in dq and the like. For those of which the block mask leaves nothing
-// skip(place).
+// Calls step(heads left, tile, workspace_tile) for each Q tile of a work tile, in the order that
+// all warps follow, or skip(workspace_tile) if the block mask hides the tile. workspace_tile: its
+// index in dq, lse2 and delta.
 template <class Config, class Step, class Skip>
 __device__ __forceinline__ void for_each_tile(const volatile BwdWorkTile<Config>& work_tile,
                                               const BackwardParams& params, Step step, Skip skip) {

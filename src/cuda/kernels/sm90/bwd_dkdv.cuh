@@ -1,5 +1,5 @@
-// A consumer of the Hopper backward pass that holds dK and dV of 64 keys in registers and sees the
-// tiles of queries pass by: what those for small heads and for many queries have in common.
+// Accumulation and epilogue of dK and dV in the Hopper backward pass: a consumer warpgroup holds
+// both for 64 keys in registers. Base of the mainloops for small heads and for long Q.
 #pragma once
 
 #include "cuda/kernels/sm90/bwd_score_mod.cuh"
@@ -20,7 +20,7 @@ class BwdDkDv : protected BwdScoreMod<Config> {
                                      BwdSharedStorage<Config>& storage, int32_t consumer)
       : Base(params, shared, storage, consumer) {}
 
-  // For all items work(), which adds to the sums.
+  // Calls work(), which accumulates dK and dV, for each work tile, and stores the result.
   template <class Work>
   __device__ __forceinline__ void for_each_work_tile(Work work) {
     for (;;) {
@@ -31,8 +31,8 @@ class BwdDkDv : protected BwdScoreMod<Config> {
     }
   }
 
-  // The same; before it start() and settle(), of S, which is computed while the sums of the item
-  // before are stored. start(false) after the last.
+  // As above, with S prefetched: start_s() issues the first S of a work tile, and dK and dV of the
+  // tile before are stored before wait_s() waits for it. After the last tile: start_s(false).
   template <class StartS, class WaitS, class Work>
   __device__ __forceinline__ void for_each_work_tile(StartS start_s, WaitS wait_s, Work work) {
     this->take();
@@ -51,7 +51,7 @@ class BwdDkDv : protected BwdScoreMod<Config> {
     }
   }
 
-  // Zeros in place of keys past the last: their dS is 0, but they may be NaN.
+  // Zeros rows of K past the last key: their dS is 0, but they may be NaN.
   __device__ __forceinline__ void zero_k_tail(uint32_t keys) const {
     if (!params_.kv_has_tail || work_tile().keys >= kTileKv) return;
     ptx::mbarrier_wait(barrier_at(storage_.q_full[q_state_.slot()]), q_state_.phase());
@@ -59,7 +59,7 @@ class BwdDkDv : protected BwdScoreMod<Config> {
     this->fence_cleared_rows();
   }
 
-  // Rows of Q and dO past the last query: their weights are 0, but they may be NaN.
+  // Zeros rows of Q and dO past the last query: their P is 0, but they may be NaN.
   __device__ __forceinline__ void zero_q_tail(int32_t tile) const {
     if (!params_.q_has_tail || (tile + 1) * kTileQ <= work_tile().len.q) return;
     const uint32_t slot = q_state_.slot();
@@ -73,13 +73,14 @@ class BwdDkDv : protected BwdScoreMod<Config> {
     this->fence_cleared_rows();
   }
 
-  // D and dO of the tile have been read. Each warp for itself: another may not have read its D yet.
+  // Releases delta and dO of the Q tile. Each warp arrives for itself: another may not have read
+  // its delta yet.
   __device__ __forceinline__ void release_dout(uint32_t slot) const {
     __syncwarp();
     if (this->lane() == 0) ptx::mbarrier_arrive(barrier_at(storage_.do_empty[slot]));
   }
 
-  // The sums of an item. False: another block will store them.
+  // Accumulates dK and dV of a work tile. Returns false if another CTA will store them.
   template <class Work>
   __device__ __forceinline__ bool accumulate(Work work) {
 #pragma unroll
@@ -90,22 +91,22 @@ class BwdDkDv : protected BwdScoreMod<Config> {
         [&](int i) -> float& { return i < kDim / 2 ? dv_[i] : dk_[i - kDim / 2]; });
   }
 
-  // Nobody reads the item any more.
+  // After this, no warp of the warpgroup reads the work tile.
   __device__ __forceinline__ void warpgroup_sync() const {
     ptx::named_sync(kWarpgroupBarrier + consumer_, 128);
   }
 
-  // dK and dV of 64 keys.
+  // Stores dK and dV of 64 keys.
   __device__ __forceinline__ void store(const OutputTile& output_tile) const {
     const Problem& problem = params_.common.problem;
     const flashattn_tensor &dv = params_.common.args.dv, &dk = params_.common.args.dk;
-    if constexpr (Config::kConsumersComputeDq) {  // the other way costs it 0.7 %
+    if constexpr (Config::kConsumersComputeDq) {  // store_via_smem() costs it 0.7 %
       this->template store_rows<kDim>(dv, output_tile, problem.dim_v, this->row(),
                                       this->dropout_scale(), [&](int i) { return dv_[i]; });
       this->template store_rows<kDim>(dk, output_tile, problem.dim_qk, this->row(), problem.scale,
                                       [&](int i) { return dk_[i]; });
     } else {
-      // All that is to be read before the wait.
+      // All parameters are read before the wait.
       const int32_t first = consumer_ * 64 + this->warp() * 16 + this->lane() / 8;
       const auto row = [&](const flashattn_tensor& tensor) {
         return tensor_row(tensor, 2, output_tile.b, output_tile.kv_head,
@@ -120,10 +121,10 @@ class BwdDkDv : protected BwdScoreMod<Config> {
     }
   }
 
-  // Rows of `keys` keys, of which this lane stores every fourth from the first on, and 8 columns of
-  // 64. Each warp sorts its 16 rows where it will leave its dS of the next tile, which nobody else
-  // touches: 128 bytes of a row are eight chunks, which lie so that neither a chunk of eight rows
-  // nor those of a row meet in a bank.
+  // Stores accumulators by whole rows: this lane stores every fourth of `keys` rows from `to` on, 8
+  // of each 64 columns. Each warp transposes its 16 rows where it will store its dS of the next Q
+  // tile, which no other warp touches. 128 bytes of a row are eight chunks, placed so that neither
+  // one chunk of eight rows nor the chunks of one row conflict in banks.
   __device__ __forceinline__ void store_via_smem(const float (&acc)[kDim / 2], float factor,
                                                  char* to, int64_t row_bytes, int32_t keys,
                                                  int32_t dim) const {
@@ -134,7 +135,8 @@ class BwdDkDv : protected BwdScoreMod<Config> {
         consumer_ * (kTileQ * 128);
     const int32_t columns = dim - lane % 8 * 8;
     const int64_t step = 4 * row_bytes;
-    // Of chunk c and key k; and what changes in it for another chunk, or key, of the same eight.
+    // Address of chunk c of key k. kRow: the bits that another chunk, or key, of the same eight
+    // flips.
     const auto chunk_address = [&](int32_t c, int32_t k) {
       return own + c * 1024 + ((k % 8 ^ c) * 128 | (this->warp() * 2 + k / 8 ^ k % 8 ^ c) << 4);
     };
@@ -162,12 +164,12 @@ class BwdDkDv : protected BwdScoreMod<Config> {
     }
   }
 
-  // This warpgroup's of V.
+  // This warpgroup's rows of V.
   __device__ __forceinline__ ptx::SmemDescriptor v() const {
     return ptx::SmemDescriptor::at(shared_ + Config::kV + consumer_ * 64 * 128, 0);
   }
 
-  // Of the tile at work: Q and dO from the first query of a part on.
+  // Q and dO of the current Q tile, from the first query of a part on.
   __device__ __forceinline__ ptx::SmemDescriptor q(int mma_n = 0) const {
     return ptx::SmemDescriptor::at(shared_ + Config::kQ + q_state_.slot() * Config::kQBytes, 0)
         .advance(mma_n * Config::kMmaN * 128);
@@ -176,7 +178,7 @@ class BwdDkDv : protected BwdScoreMod<Config> {
     return q(mma_n).advance(Config::kDo - Config::kQ);
   }
 
-  PipelineState<Config::kStages> q_state_;  // tiles of queries so far
+  PipelineState<Config::kStages> q_state_;  // Q tiles so far
   float dk_[kDim / 2], dv_[kDim / 2];
 };
 

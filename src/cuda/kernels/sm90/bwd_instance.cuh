@@ -1,4 +1,4 @@
-// From a row of table.txt to an instance of the kernel.
+// Hopper backward: from a row of table.txt to an instance of the kernel and its table entry.
 #pragma once
 
 #include "cuda/kernels/sm90/bwd.cuh"

@@ -1,14 +1,14 @@
-// The consumers of the Hopper backward kernel for large heads. The first computes S^T = K Q^T, the
-// weights and dV += P^T dO; the second dP^T = V dO^T, dS and dK += dS^T Q. The weights go from the
-// one to the other by shared memory, rounded: in the order of accumulators, or as dS will lie, in
-// its place.
+// Mainloops of the two consumers of the Hopper backward kernel for large heads. The first computes
+// S^T = K Q^T, P and dV += P^T dO; the second dP^T = V dO^T, dS and dK += dS^T Q. P passes from the
+// first to the second through shared memory, rounded: in accumulator order or, with kStagePInDs, in
+// the buffer and layout of dS.
 #pragma once
 
 #include "cuda/kernels/sm90/bwd_score_mod.cuh"
 
 namespace flashattn::cuda::sm90 {
 
-// kDsRole: the second.
+// kDsRole: the second consumer.
 template <class Config, bool kDsRole>
 class BwdLargeHeadMainloop : BwdScoreMod<Config> {
   using Base = BwdScoreMod<Config>;
@@ -17,8 +17,8 @@ class BwdLargeHeadMainloop : BwdScoreMod<Config> {
   using Base::work_tile, Base::lane, Base::leader, Base::warp;
   using typename Base::TilePrefetch, typename Base::Operand, typename Base::Tile;
   static constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
-  static constexpr int kDim = kDsRole ? Config::kDimQk : Config::kDimV;  // of the sums
-  // With four warpgroups the compiler takes no product 256 wide.
+  static constexpr int kDim = kDsRole ? Config::kDimQk : Config::kDimV;  // accumulator columns
+  // With four warpgroups the compiler takes no WGMMA with N = 256.
   static constexpr int kAccParts = kDim > 192 ? 2 : 1, kAccPart = kDim / 2 / kAccParts;
 
  public:
@@ -37,13 +37,13 @@ class BwdLargeHeadMainloop : BwdScoreMod<Config> {
       this->release_kv();
       const auto acc = [&](int i) -> float& { return acc_[i / kAccPart][i % kAccPart]; };
       if (!this->template reduce_partials<kDim / 2>(acc)) {
-        // Another block does.
+        // Another CTA stores them.
       } else if (kDsRole) {
         store(params_.common.args.dk, params_.common.problem.dim_qk, params_.common.problem.scale);
       } else {
         store(params_.common.args.dv, params_.common.problem.dim_v, this->dropout_scale());
       }
-      ptx::named_sync(kWarpgroupBarrier + kDsRole, 128);  // nobody reads the item any more
+      ptx::named_sync(kWarpgroupBarrier + kDsRole, 128);  // no warp reads the work tile any more
     }
   }
 
@@ -62,9 +62,9 @@ class BwdLargeHeadMainloop : BwdScoreMod<Config> {
     }
   }
 
-  // Zeros in place of keys past the last: their dS is 0, but they may be NaN. Before dQ sees dS.
+  // Zeros rows of K past the last key, before dQ reads them: their dS is 0, but they may be NaN.
   __device__ __forceinline__ void zero_k_tail() const {
-    // Also of the partner's, which are 64 further on or back.
+    // Also rows of the peer's K, whose keys are 64 further on or back.
     const int32_t other =
         Config::kTwoCta ? work_tile().len.kv - (work_tile().key ^ kTileKv) : kTileKv;
     if (work_tile().keys >= kTileKv && other >= kTileKv) return;
@@ -136,8 +136,8 @@ class BwdLargeHeadMainloop : BwdScoreMod<Config> {
     gemm_acc(ds, q());
   }
 
-  // The block's dS to the partner, at once: dQ waits for it. Its place there is free, as this
-  // block's own was: that is when both have computed dQ.
+  // Sends this CTA's dS to the peer at once, as its dQ waits for it. The buffer there is free, as
+  // this CTA's own was: ds_empty completes when both CTAs have computed dQ.
   __device__ __forceinline__ void send_ds() const {
     ptx::named_sync(kWarpgroupBarrier + kDsRole, 128);  // all of it has been stored
     if (!leader()) return;
@@ -171,7 +171,7 @@ class BwdLargeHeadMainloop : BwdScoreMod<Config> {
     return ptx::SmemDescriptor::at(dout_address(), 0);
   }
 
-  // This lane's weights, on their way.
+  // Address of this lane's P in a P stage.
   __device__ __forceinline__ uint32_t p_address(uint32_t slot) const {
     return shared_ + Config::kP + slot * Config::kCtaDsBytes + no_hoist(threadIdx.x) % 128 * 16;
   }
@@ -206,7 +206,7 @@ class BwdLargeHeadMainloop : BwdScoreMod<Config> {
     if (lane() == 0) ptx::mbarrier_arrive(barrier_at(storage_.p_empty[at.slot()]));
   }
 
-  // Zeros in place of queries past the last: their weights are 0, but they may be NaN.
+  // Zeros rows of Q or dO past the last query: their P is 0, but they may be NaN.
   template <int kPanels>
   __device__ __forceinline__ void zero_q_tail(uint32_t rows, int32_t tile) const {
     if (!params_.q_has_tail || (tile + 1) * kTileQ <= work_tile().len.q) return;
@@ -221,7 +221,7 @@ class BwdLargeHeadMainloop : BwdScoreMod<Config> {
                                     [&](int i) { return acc_[i / kAccPart][i % kAccPart]; });
   }
 
-  uint32_t iter_ = 0;  // tiles of queries so far
+  uint32_t iter_ = 0;  // Q tiles so far
   float acc_[kAccParts][kAccPart];
 };
 

@@ -1,4 +1,4 @@
-// The consumers of the Hopper backward kernel for small heads: a warpgroup for 64 keys.
+// Mainloop of a consumer warpgroup of the Hopper backward kernel for small heads: 64 keys.
 #pragma once
 
 #include "cuda/kernels/sm90/dq_mma.cuh"
@@ -61,9 +61,10 @@ class BwdMainloop : BwdDkDv<Config> {
   }
 
  private:
-  using STiles = Tile[kMmasN];  // S of a tile of queries, then its dP
+  using STiles = Tile[kMmasN];  // S of a Q tile, then its dP
 
-  // Starts the products; without a branch, as others may be under way. Of no tile: something.
+  // Issues S of the Q tile at q_state_, without a branch, as other WGMMAs may be in flight. If
+  // `some` is false, nothing uses the result.
   __device__ __forceinline__ void start_s_gemm(STiles& s, bool some) const {
     ptx::mbarrier_wait_if(some, barrier_at(storage_.q_full[q_state_.slot()]), q_state_.phase());
     for_each_mma_n(
@@ -75,10 +76,10 @@ class BwdMainloop : BwdDkDv<Config> {
     for_each_mma_n([&](auto mma_n) { ptx::reg_fence(s[mma_n]); });
   }
 
-  // A tile of queries: what it adds to dK and dV, and dS for its dQ; then the next place and its
-  // kind. S comes from the step before, where registers allow, which started it behind its dK. The
-  // consumers never meet. Part by part, so that registers hold what is under way: exponentials of
-  // one run under products of the other.
+  // One Q tile: adds to dK and dV, stores dS for dQ, advances q_coord and kind. With kPrefetchS the
+  // step before has issued S, after its dK. The two consumers never synchronise with each other.
+  // The tile is computed in parts of kMmaN queries, so that registers hold what is in flight:
+  // exponentials of one part overlap WGMMAs of the other.
   template <bool kMasked>
   __device__ __forceinline__ void step(STiles& s, int32_t& q_coord, uint32_t& kind,
                                        TilePrefetch& prefetched) {
@@ -89,7 +90,7 @@ class BwdMainloop : BwdDkDv<Config> {
     if (!Config::kPrefetchS) start_s_gemm(s, true);
     if (!Config::kIsDropout) this->prefetch(prefetched, q_coord);
     for_each_mma_n([&](auto mma_n) {
-      // Before S is there, where registers allow: 1 %.
+      // Loaded before S is complete, where registers allow: 1 % faster.
       this->load_lse(lse, slot, mma_n);
       if (!Config::kPrefetchS && mma_n == 0) wait_and_fence(s);
       this->template compute_p<kMasked>(s[mma_n], lse, p[mma_n], p_for_ds[mma_n], prefetched,
@@ -97,7 +98,7 @@ class BwdMainloop : BwdDkDv<Config> {
       ptx::reg_fence(p[mma_n]);
       if (mma_n == 0) ptx::mbarrier_wait(barrier_at(storage_.do_full[slot]), q_state_.phase());
       this->template gemm_ss<kDim>(dp[mma_n], v(), dout(mma_n));
-      this->gemm_rs(dv_, p[mma_n], dout(mma_n));  // at once: it runs under what follows
+      this->gemm_rs(dv_, p[mma_n], dout(mma_n));  // issued now, it overlaps what follows
     });
     if (!this->stages_p()) this->wait_ds_empty({q_state_.count});
     for_each_mma_n([&](auto mma_n) {
@@ -112,7 +113,7 @@ class BwdMainloop : BwdDkDv<Config> {
         this->signal_ds_full({q_state_.count});
         ptx::wgmma_wait<kMmasN - 1>();
         ptx::reg_fence(dv_);
-        // Or else what was parked may be loaded over operands that are still being read.
+        // Otherwise the staged P may be loaded into registers that a WGMMA still reads.
         if constexpr (Config::kStagePInDs) ptx::reg_fence(p[mma_n]);
         this->release_dout(slot);
       }
@@ -127,14 +128,14 @@ class BwdMainloop : BwdDkDv<Config> {
     if (Config::kPrefetchS) wait_and_fence(s);
   }
 
-  // The same of a tile that sees none of this warpgroup's keys: zeros, for its dQ of all keys.
+  // A Q tile that sees none of this warpgroup's keys: stores dS = 0, for dQ over all keys.
   __device__ __forceinline__ void skip_tile(int32_t& q_coord, uint32_t& kind,
                                             TilePrefetch& prefetched) {
     static_assert(!Config::kSkipMaskedTiles || (!Config::kPrefetchS && kMmasN == 1),
                   "S is of this tile");
     const uint32_t slot = q_state_.slot();
-    // Every warp waits for each phase, before one says that all have: who misses a phase takes the
-    // next but one for it.
+    // Every warp waits for each phase before the leader releases the stage: a warp that missed a
+    // phase would take the next but one for it.
     ptx::mbarrier_wait(barrier_at(storage_.q_full[slot]), q_state_.phase());
     ptx::mbarrier_wait(barrier_at(storage_.do_full[slot]), q_state_.phase());
     this->wait_ds_empty({q_state_.count});
@@ -151,8 +152,8 @@ class BwdMainloop : BwdDkDv<Config> {
     advance(q_coord, kind, prefetched);
   }
 
-  // The next place and its kind; of a dropout what is known of it: in the next step D = 128 lacks
-  // registers. ptxas draws behind the products; made to do so under them it is no faster.
+  // Advances q_coord and kind, and draws the next tile's dropout: in the next step D = 128 lacks
+  // registers. ptxas draws after the WGMMAs; forced to draw under them, it is no faster.
   __device__ __forceinline__ void advance(int32_t& q_coord, uint32_t& kind,
                                           TilePrefetch& prefetched) const {
     Base::advance(q_coord, kind, q_state_.count);
@@ -174,7 +175,7 @@ class BwdMainloop : BwdDkDv<Config> {
     return ptx::SmemDescriptor::at(k_address_, 0);
   }
 
-  uint32_t k_address_;  // where this warpgroup's of K lie
+  uint32_t k_address_;  // of this warpgroup's rows of K
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -1,5 +1,6 @@
-// The sums of dQ of the Hopper backward pass, which lie in tiles in the order of accumulators, to
-// rows of the problem's type: those that dq_inline_postprocess.cuh has not had the time for.
+// dQ postprocess kernel of the Hopper backward pass: converts the fp32 accumulators of dQ, which
+// lie in tiles in accumulator order, to rows of the problem's type, except tiles that
+// dq_inline_postprocess.cuh has converted.
 #pragma once
 
 #include "cuda/ptx/mma.cuh"
@@ -8,19 +9,19 @@
 
 namespace flashattn::cuda::sm90 {
 
-// As many as have left their accumulators there.
+// Threads: as many as hold the accumulators of a dQ tile.
 template <class Config>
 constexpr int kPostprocessThreads = 128 * Config::kDqSubtiles;
 
 template <class Config>
 constexpr int kPostprocessPitch = Config::kPanelsQk * 64 + 8;  // elements: rows four banks apart
 
-// A tile of queries, for those who convert dQ.
+// A Q tile of dq.
 struct QTile {
   int32_t b, h, tile;
   SeqlenInfo sequence;
-  int64_t workspace_tile;  // in dq and the like
-  int32_t count;           // of queries; 0 or less: there is no such tile
+  int64_t workspace_tile;  // in dq, lse2 and delta
+  int32_t count;           // queries; 0 or less: there is no such tile
 };
 
 template <class Config>
@@ -37,7 +38,7 @@ __device__ __forceinline__ QTile q_tile_at(const cuda::BackwardParams& params, i
   return at;
 }
 
-// The tile's rows; `rows`: the block's shared memory, of kTileQ rows of kPitch elements.
+// Converts a tile. rows: the CTA's shared memory, kTileQ rows of kPitch elements.
 template <class Config>
 __device__ __forceinline__ void postprocess_tile(const cuda::BackwardParams& params,
                                                  const QTile& at, typename Config::T* rows) {
@@ -51,7 +52,7 @@ __device__ __forceinline__ void postprocess_tile(const cuda::BackwardParams& par
   const float4* from =
       reinterpret_cast<const float4*>(params.dq + at.workspace_tile * (kTileQ * kDim)) +
       warpgroup * (kQuads * 128) + thread;
-  // Nothing lies where no key was seen.
+  // dq is not written where no key was seen.
   const int32_t part = warpgroup / Config::kCtaDqSubtiles;
   const bool some = params.dq_states[at.workspace_tile * kClusterSize<Config> + part] & kDqClaimed;
   float4 quads[kQuads];
@@ -88,7 +89,7 @@ __device__ __forceinline__ void postprocess_tile(const cuda::BackwardParams& par
   __syncthreads();  // the rows have been read
 }
 
-// Blocks as many as run at once, which stay for many tiles.
+// CTAs are persistent, as many as run at once.
 template <class Config>
 __global__ void __launch_bounds__(kPostprocessThreads<Config>,
                                   kPostprocessThreadsPerSm / kPostprocessThreads<Config>)
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(kPostprocessThreads<Config>,
   if (blockIdx.x == 0 && threadIdx.x == 0) *params.far = 0;
   if (params.stamp && blockIdx.x == 0 && threadIdx.x == 0) *params.stamp = 0;
   for (int32_t first = blockIdx.x; first < end; first += 32 * stride) {
-    // Each lane looks at one; all warps at the same.
+    // Each lane checks one tile; all warps check the same tiles.
     const int32_t own = first + threadIdx.x % 32 * stride;
     bool some = false;
     if (own < end) {

@@ -1,5 +1,5 @@
-// What the consumer warpgroups of the Hopper backward kernels know of a tile before its products:
-// which weights the dropout drops, what the block mask leaves, biases.
+// Inputs of score modifications that the consumers of the Hopper backward kernels prefetch before a
+// tile's S is complete: dropout, block mask, dense bias.
 #pragma once
 
 #include <type_traits>
@@ -17,18 +17,18 @@ class BwdPrefetch : protected BwdWarpgroupBase<Config> {
  protected:
   using Base::params_;
   using Base::work_tile, Base::kTileQ, Base::lane, Base::row;
-  // Columns whose bias is on its way while those before are worked on.
+  // Columns whose bias is in flight while earlier ones are computed.
   static constexpr int kBiasColumnsAhead = Config::kSplitRoles || Config::kStagePInDs ? 2 : 4;
 
-  // What is known of a tile before its products: which pairs the dropout drops,
+  // ScoreModKind::kDropout: signs of the pairs that dropout drops.
   using Signs = DropoutSigns<kTileQ / 4, Config::kStagePInDs>;
-  // and where scores may be any.
+  // ScoreModKind::kRuntime.
   struct RuntimePrefetch {
-    uint32_t keep_bits;            // bit i: number i is kept
-    uint32_t visible_bits;         // bit i: the block mask leaves number i
-    const char* bias_address;      // of number 0
+    uint32_t keep_bits;            // bit i: dropout keeps element i
+    uint32_t visible_bits;         // bit i: the block mask leaves element i
+    const char* bias_address;      // of element 0
     int32_t queries, keys;         // left from there on
-    uint32_t bias[kTileQ / 8][4];  // as it lies in memory; of the first columns
+    uint32_t bias[kTileQ / 8][4];  // not converted; of the first columns
   };
   using TilePrefetch = std::conditional_t<Config::kIsRuntime, RuntimePrefetch, Signs>;
 
@@ -66,10 +66,10 @@ class BwdPrefetch : protected BwdWarpgroupBase<Config> {
     }
   }
 
-  // The bias of a column, where there is one.
+  // Loads the bias of a column, if there is a bias.
   __device__ __forceinline__ void fetch_bias(TilePrefetch& prefetched, int n) const {
     const Problem& problem = params_.common.problem;
-    // Or else they would be kept from tile to tile.
+    // Otherwise registers would hold them from tile to tile.
 #pragma unroll
     for (int i = 0; i < 4; ++i) prefetched.bias[n][i] = 0;
     if (!(problem.bias & FLASHATTN_BIAS_DENSE)) return;
@@ -87,7 +87,7 @@ class BwdPrefetch : protected BwdWarpgroupBase<Config> {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int32_t query = 8 * n + i % 2, key = i / 2 * 8;
-      // Opaque: not to be worked out before the main loop, and to lie in registers.
+      // no_hoist: otherwise addresses are computed before the mainloop and held in registers.
       prefetched.bias[n][i] =
           ptx::load_if<kBytes>(prefetched.bias_address + (no_hoist(query) * stride + key) * kBytes,
                                query < prefetched.queries && key < prefetched.keys);
@@ -95,7 +95,7 @@ class BwdPrefetch : protected BwdWarpgroupBase<Config> {
   }
 
  protected:
-  // The bases of this lane's queries of a part, see BackwardParams::base; `count` tiles are done.
+  // The bases of this lane's queries of a part, see BackwardParams::base. count: Q tiles done.
   __device__ __forceinline__ const volatile float* bases_at(int32_t q_coord, uint32_t count,
                                                             int part) const {
     const int32_t tiles = work_tile().q_tiles.end - work_tile().q_tiles.begin;
@@ -112,8 +112,8 @@ class BwdPrefetch : protected BwdWarpgroupBase<Config> {
     return work_tile().kv_head * params_.common.q_heads_per_kv_head + q_coord / kCoordHead;
   }
 
-  // A row of blocks at a time. Of keys, this lane's two are each in one block, whose width is a
-  // multiple of 8.
+  // Reads the mask one row of blocks at a time. Each of this lane's two keys lies in one block,
+  // whose width is a multiple of 8.
   __device__ __forceinline__ uint32_t block_mask_bits(int32_t tile, int32_t head) const {
     const Problem& problem = params_.common.problem;
     if (!(problem.mask & FLASHATTN_MASK_BLOCKS)) return ~0u;
@@ -129,7 +129,7 @@ class BwdPrefetch : protected BwdWarpgroupBase<Config> {
 #pragma unroll 1
     for (; y * problem.block_q < end; ++y, on += in.block_mask_stride_row) {
       const uint32_t halves = (0 < keys && on[upper] ? 1u : 0u) | (8 < keys && on[lower] ? 4u : 0u);
-      // As seen from this lane's first query.
+      // Relative to this lane's first query.
       const int32_t begin = y * problem.block_q - first - lane() % 4 * 2;
 #pragma unroll
       for (int n = 0; n < kTileQ / 8; ++n) {
@@ -158,7 +158,7 @@ class BwdPrefetch : protected BwdWarpgroupBase<Config> {
     return dropout_stream(params_.common.problem, params_.common.args.inputs, work_tile().b, head);
   }
 
-  // Of the warp.
+  // The first key of this warp.
   __device__ __forceinline__ int32_t first_key() const {
     return work_tile().key + row() - lane() / 4;
   }

@@ -1,8 +1,9 @@
-// Computes lse2, delta and the counters of dQ, head by head, so that the backward kernel can start
-// with the first heads. The aim is to take few multiprocessors' time from it: TMA loads boxes of O
-// and dO, as many as shared memory holds, and tensor cores compute the rows' dot products, as the
-// diagonal of O dO^T. All CTAs preprocess the first heads and then let the backward kernel start; a
-// few CTAs stay for the other heads. On an H200 this hides 25 of 38 us.
+// Preprocess kernel of the Hopper backward pass that overlaps the backward kernel: computes lse2,
+// delta and the counters of dQ head by head, so that the backward kernel can start with the first
+// heads. It takes little of the multiprocessors' time: TMA loads boxes of O and dO, as many as
+// shared memory holds, and tensor cores compute the rows' dot products, as the diagonal of O dO^T.
+// All CTAs preprocess the first heads and then let the backward kernel start; a few CTAs stay for
+// the other heads. On an H200 this hides 25 of 38 us.
 #include "cuda/kernels/sm90/bwd_preprocess.h"
 
 #include "cuda/kernels/common/lse_recompute.cuh"
@@ -21,11 +22,11 @@ constexpr int kPanelBytes = kBoxRows * 128;  // of a box: 64 columns
 template <int kWarps>
 struct SharedStorage {
   uint64_t full[kWarps];             // a warp's box
-  uint64_t heads_done[kHeadStages];  // a head, by all warps; the one that tells waits for it
+  uint64_t heads_done[kHeadStages];  // all warps are done with a head; the last warp waits for it
 };
 
-// Heads of kPanels * 64 columns. Each warp but the last has a box of O and of dO at work; the last
-// tells how far all are.
+// Heads of kPanels * 64 columns. Each warp but the last processes a box of O and of dO at a time;
+// the last publishes the progress of all.
 template <class T, int kPanels>
 class BwdPreprocess {
   static constexpr int kBoxBytes = 2 * kPanels * kPanelBytes;
@@ -80,7 +81,8 @@ class BwdPreprocess {
   }
 
  private:
-  // A box of a head: by number of those of the heads that all blocks share, or of a block's own.
+  // A box of a head. index: among the boxes of the first heads, which all CTAs share, or, if
+  // `tail`, among those of this CTA's own heads.
   struct Box {
     bool tail;
     int32_t index, head, row;
@@ -90,7 +92,7 @@ class BwdPreprocess {
     return ptx::shared_address(&barrier);
   }
 
-  // Of this block's own heads the n-th.
+  // The n-th of this CTA's own heads.
   __device__ __forceinline__ int32_t tail_head(int32_t n) const {
     return params_.first_heads + n * params_.tail_ctas + blockIdx.x;
   }
@@ -113,7 +115,7 @@ class BwdPreprocess {
                     : first_heads_box(box.index + kWarps * static_cast<int32_t>(gridDim.x));
   }
 
-  // The first block.
+  // Called by CTA 0.
   __device__ __forceinline__ void reset_counters() const {
     clear_counters(common_, kThreads, 0);
     if (threadIdx.x != 0) return;
@@ -121,7 +123,8 @@ class BwdPreprocess {
     ptx::store_release(&params_.progress->cleared, params_.stamp);
   }
 
-  // This block has prepared its part of the first heads. The last to come says so, for all.
+  // Signals that this CTA has preprocessed its part of the first heads. The last CTA to arrive sets
+  // `ready`.
   __device__ __forceinline__ void signal_first_heads() const {
     PreprocessProgress& progress = *params_.progress;
     while (ptx::load_acquire(&progress.cleared) != params_.stamp) __nanosleep(100);
@@ -131,7 +134,7 @@ class BwdPreprocess {
     ptx::store_release(&progress.ready, params_.stamp);
   }
 
-  // A block's own word, the first block those of no block.
+  // Each CTA resets its own word; CTA 0 also those of no CTA.
   __device__ __forceinline__ void reset_next_head(int32_t n) const {
     const bool has_head = n < params_.tail_ctas && params_.first_heads + n < params_.heads;
     if (static_cast<int32_t>(blockIdx.x) == (n < params_.tail_ctas ? n : 0)) {
@@ -139,7 +142,7 @@ class BwdPreprocess {
     }
   }
 
-  // The warp has nothing left to do before the place.
+  // Signals that this warp is done with the heads before `box`.
   __device__ __forceinline__ void signal_heads_before(int32_t& heads_done, const Box& box) const {
     for (; tail_head(heads_done) < min(box.head, params_.heads); ++heads_done) {
       __syncwarp();
@@ -150,8 +153,8 @@ class BwdPreprocess {
     }
   }
 
-  // Tells what all warps have passed, whenever they have not passed more meanwhile: with all that
-  // is loaded, a release takes long.
+  // Publishes the heads that all warps have passed, unless they have passed more meanwhile: a
+  // release takes long while so many loads are in flight.
   __device__ __forceinline__ void publish_progress() const {
     int32_t* const word = params_.progress->next_head + blockIdx.x;
     for (int32_t n = 0; tail_head(n) < params_.heads; ++n) {
@@ -164,7 +167,7 @@ class BwdPreprocess {
     ptx::store_release(word, INT32_MAX);
   }
 
-  // Announces the boxes of a place, and loads the numbers of the lane's row.
+  // Expects the bytes of a box of O and dO, and loads lse and dlse of the lane's row.
   __device__ __forceinline__ void start_box(const Box& box) {
     lse_ = -INFINITY;
     dlse_ = 0.0f;
@@ -189,7 +192,7 @@ class BwdPreprocess {
     ptx::tma_load(to + kPanelBytes, &params_.dout, full, from, ptx::kEvictFirst);
   }
 
-  // What is on its way, and starts the next.
+  // Processes the box in flight, and starts the next.
   __device__ __forceinline__ void process_box(Box& box) {
     const Box done = box;
     const float lse = lse_, dlse = dlse_;
@@ -197,14 +200,13 @@ class BwdPreprocess {
     phase_ ^= 1;
     box = next_box(box);
     start_box(box);
-    // Of 16 rows each, the diagonals of O dO^T: of the first 8 in `upper`, of the others in
-    // `lower`.
+    // Diagonals of O dO^T, 16 rows each: of the first 8 in `upper`, of the others in `lower`.
     float upper[2][4] = {}, lower[2][4] = {};
 #pragma unroll
     for (int p = 0; p < kPanels; ++p) {
       __syncwarp();
       mma_diagonals(p, upper, lower);
-      // Products that have begun have read the panel, which may now be filled again.
+      // The MMAs that were issued have read the panel, which may now be filled again.
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         ptx::reg_fence(upper[j]);
@@ -219,7 +221,7 @@ class BwdPreprocess {
     const SeqlenInfo sequence =
         seqlen_info(common_.problem, common_.args.shape, common_.args.inputs, b);
     const int32_t tile_q = common_.tile_q, row = done.row + lane_;
-    // Whole tiles are read.
+    // The backward kernel reads whole Q tiles.
     if (row < (sequence.len.q + tile_q - 1) / tile_q * tile_q) {
       const int64_t workspace_tile =
           (int64_t{h} * common_.args.shape.batch + b) * params_.max_q_tiles;
@@ -232,7 +234,8 @@ class BwdPreprocess {
 
   __device__ __forceinline__ void mma_diagonals(int panel, float (&upper)[2][4],
                                                 float (&lower)[2][4]) const {
-    // Matrices of 8 x 8: of O rows 0-7, 8-15, then the next 8 columns; of dO both columns of a row.
+    // 8 x 8 matrices. O: rows 0-7, rows 8-15, then the next 8 columns. dO: both columns of rows
+    // 0-7, then of rows 8-15.
     const uint32_t o = smem_ + panel * 2 * kPanelBytes + lane_ % 16 * 128;
     const uint32_t dout =
         smem_ + (panel * 2 + 1) * kPanelBytes + (lane_ % 8 + lane_ / 16 * 8) * 128;
@@ -250,10 +253,10 @@ class BwdPreprocess {
     }
   }
 
-  // The number of the lane's row.
+  // The dot product of the lane's row.
   __device__ __forceinline__ float row_dot(const float (&upper)[2][4],
                                            const float (&lower)[2][4]) const {
-    // Row r of 8 is that of lane 4 r + r / 2.
+    // Lane 4 r + r / 2 holds diagonal element r of 8.
     const int32_t from = lane_ % 8 * 4 + lane_ % 8 / 2;
     const bool odd = lane_ / 4 % 2;
     float dot = 0.0f;
@@ -272,7 +275,7 @@ class BwdPreprocess {
   const uint32_t smem_;
   SharedStorage<kWarps>& storage_;
   uint32_t phase_ = 0;
-  float lse_, dlse_;  // of the lane's row of what is on its way
+  float lse_, dlse_;  // of the lane's row of the box in flight
 };
 
 template <class T, int kPanels>

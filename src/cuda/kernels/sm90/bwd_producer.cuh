@@ -1,19 +1,19 @@
-// The producers of the Hopper backward pass, a thread each: one plans the tiles of keys and looks
-// for dQ to convert, one starts the loads. Those that add dQ: dq_reduce.cuh.
+// Producer warps of the Hopper backward pass, one thread each: the tile scheduler, which also looks
+// for dQ tiles to convert, and the producer of all loads. The threads that add dQ: dq_reduce.cuh.
 #pragma once
 
 #include "cuda/kernels/sm90/dq_inline_postprocess.cuh"
 
 namespace flashattn::cuda::sm90 {
 
-// Where the item's keys begin and end, of a pair those of both blocks.
+// The keys of a work tile; in a cluster those of both CTAs.
 template <class Config>
 __device__ __forceinline__ Interval cluster_keys(const volatile BwdWorkTile<Config>& work_tile) {
   const int32_t first = work_tile.key / Config::kClusterTileKv * Config::kClusterTileKv;
   return {first, min(first + Config::kClusterTileKv, work_tile.len.kv)};
 }
 
-// What of a tile of keys a ticket is for; twice the ticket's number, and 1 for its second piece.
+// n: twice the index of a StreamK work item, plus 1 for its second partial.
 template <class Config>
 __device__ __forceinline__ bool is_split(const BackwardParams& params, int32_t n) {
   return Config::kStreamK && params.stream_k.splits(n / 2);
@@ -22,8 +22,8 @@ __device__ __forceinline__ StreamK::Partial partial_of(const BackwardParams& par
   return params.stream_k.partial(n / 2, n & 1);
 }
 
-// After the item `previous`. False: there is no key in the tile. Few registers are to be had: what
-// can be read back from the items is.
+// Fills the work tile that follows `previous`. Returns false if the KV tile has no key. Registers
+// are scarce: what can be read back from the work tiles is.
 template <class Config>
 __device__ __forceinline__ bool plan_work_tile(const BackwardParams& params, int32_t n,
                                                const volatile BwdWorkTile<Config>& previous,
@@ -94,7 +94,8 @@ __device__ __forceinline__ bool plan_work_tile(const BackwardParams& params, int
     }
   }
   {
-    // None, or those between: what comes in turns must not come for nothing.
+    // An empty range stays empty when rounded to tiles: a KV tile that no query sees must not add
+    // to dQ, as in order its turn would never come.
     const int32_t begin = work_tile.q_tiles.begin,
                   end = work_tile.q_tiles.end > begin ? work_tile.q_tiles.end : 0;
     work_tile.q_tiles.begin = begin / kTileQ;
@@ -104,7 +105,7 @@ __device__ __forceinline__ bool plan_work_tile(const BackwardParams& params, int
     work_tile.q_tiles.begin = max(work_tile.partial_tiles.begin, work_tile.q_tiles.begin);
     work_tile.q_tiles.end = min(work_tile.partial_tiles.end, work_tile.q_tiles.end);
   }
-  if constexpr (Config::kTwoCta) {  // from here on this block's
+  if constexpr (Config::kTwoCta) {  // from here on this CTA's keys
     work_tile.key = work_tile.key + cta_rank<Config>() * kTileKv;
     work_tile.keys = max(min(kTileKv, work_tile.len.kv - work_tile.key), 0);
   }
@@ -114,8 +115,8 @@ __device__ __forceinline__ bool plan_work_tile(const BackwardParams& params, int
   }
   const int32_t count = max(work_tile.q_tiles.end - work_tile.q_tiles.begin, 0);
   work_tile.first_q_tile = work_tile.q_tiles.begin;
-  // Where all would begin with the same queries each begins with others, lest all add to one dQ:
-  // 1 to 2 %. Others than pairs lose 1 %.
+  // If all CTAs would start with the same Q tile, each starts with another, so that not all add to
+  // one dQ tile: 1 to 2 % faster. Kernels without clusters lose 1 %.
   if (Config::kTwoCta && problem.mask == 0 && !common.ordered && count > 0) {
     work_tile.first_q_tile = work_tile.first_q_tile + work_tile.key / kClusterTileKv % count;
   }
@@ -125,14 +126,14 @@ __device__ __forceinline__ bool plan_work_tile(const BackwardParams& params, int
   return true;
 }
 
-// Which tiles of an item the block mask leaves: a lane a tile.
+// Finds the Q tiles of a work tile that the block mask leaves visible, one tile per lane.
 template <class Config>
 __device__ __forceinline__ void find_visible_tiles(const BackwardParams& params,
                                                    volatile BwdWorkTile<Config>& work_tile) {
   const Problem& problem = params.common.problem;
   const Inputs& in = params.common.args.inputs;
   const int32_t lane = threadIdx.x % 32;
-  __syncwarp();  // the item is one lane's
+  __syncwarp();  // one lane wrote the work tile
   const int32_t tiles = max(work_tile.q_tiles.end - work_tile.q_tiles.begin, 0);
   uint32_t hidden = 0;
 #pragma unroll 1
@@ -164,8 +165,8 @@ __device__ __forceinline__ void find_visible_tiles(const BackwardParams& params,
   if (lane == 0) work_tile.iter_end = work_tile.iter_end - hidden;
 }
 
-// What n is for, as above, or that there is no more, for all to see, in a free slot. False: there
-// is nothing to see, n has no key.
+// Publishes work tile n (see is_split()), or the end of work, in a free stage. Returns false, and
+// publishes nothing, if the KV tile has no key.
 template <class Config, class Broadcast>
 __device__ __forceinline__ bool publish_work_tile(const BackwardParams& params,
                                                   BwdSharedStorage<Config>& storage,
@@ -202,7 +203,7 @@ __device__ __forceinline__ bool publish_work_tile(const BackwardParams& params,
   return true;
 }
 
-// The second block of a pair: what the first has taken.
+// Scheduler of CTA 1 of a cluster: publishes the work tiles that CTA 0 takes.
 template <class Config, class Broadcast>
 __device__ __forceinline__ void follow_leader_cta(const BackwardParams& params,
                                                   BwdSharedStorage<Config>& storage, bool leader,
@@ -217,13 +218,13 @@ __device__ __forceinline__ void follow_leader_cta(const BackwardParams& params,
                        work_tiles.phase() ^ 1);
     publish_work_tile<Config>(params, storage, work_tiles, next, leader, broadcast);
     const uint32_t empty = at_peer(barrier_at(storage.work_tile_empty[work_tiles.slot()]));
-    if (leader) ptx::mbarrier_arrive_remote(empty);  // the number has been read
+    if (leader) ptx::mbarrier_arrive_remote(empty);  // the index has been read
     if (next / 2 >= params.stream_k.work_items) return;
   }
 }
 
-// With any scores by all lanes of a warp, else by one thread. wait(barrier, parity) waits, and does
-// what else there is to do.
+// The dynamic tile scheduler, run by one thread, or by a whole warp in kernels of
+// ScoreModKind::kRuntime. wait(barrier, parity) waits, and may do other work meanwhile.
 template <class Config, class Wait>
 __device__ __forceinline__ void schedule_work_tiles(const BackwardParams& params,
                                                     BwdSharedStorage<Config>& storage, Wait wait) {
@@ -247,7 +248,7 @@ __device__ __forceinline__ void schedule_work_tiles(const BackwardParams& params
       }
       work_tiles.advance();
       if (next / 2 >= params.stream_k.work_items) return;
-      // Taken no earlier than need be, so that work stays evenly dealt out.
+      // The next work tile is taken as late as possible, which balances the load of CTAs.
       wait(barrier_at(storage.prefetch_next), work_tiles.count & 1 ^ 1);
       wait(barrier_at(storage.work_tile_empty[work_tiles.slot()]), work_tiles.phase() ^ 1);
     }
@@ -260,14 +261,14 @@ __device__ __forceinline__ void schedule_work_tiles(const BackwardParams& params
   }
 }
 
-// Plans the items; where the kernel converts dQ, also looks for what is complete.
+// Schedules work tiles and, with kInlinePostprocess, looks for complete dQ tiles.
 template <class Config>
 __device__ __forceinline__ void scheduler_warp(const BackwardParams& params,
                                                BwdSharedStorage<Config>& storage) {
   const bool leader = !Config::kIsRuntime || threadIdx.x % 32 == 0;
   if (leader) {
     wait_first_heads<Config>(params);
-    wait_preprocessed(params, storage, 1);  // lengths, too, are of kernels before
+    wait_preprocessed(params, storage, 1);  // earlier kernels may write the lengths, too
   }
   if constexpr (Config::kInlinePostprocess) {
     const DqPostprocessScheduler<Config> dq_scheduler(params, storage);
@@ -286,8 +287,8 @@ __device__ __forceinline__ void scheduler_warp(const BackwardParams& params,
   }
 }
 
-// Loads tile by tile Q with lse and dO with D; with the first of an item K, of a pair also half of
-// the partner's, and V, which arrive with Q and dO, as far as barriers go.
+// Producer of all loads: Q with lse and dO with delta for each Q tile; K (in a cluster also half of
+// the peer's K) and V with the first Q tile of a work tile, at the barriers of its Q and dO.
 template <class Config>
 class BwdProducer {
   static constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
@@ -309,9 +310,9 @@ class BwdProducer {
 
  private:
   __device__ __forceinline__ void load(const volatile BwdWorkTile<Config>& work_tile) {
-    bool first = true;  // until the first tile
+    bool first = true;  // before the first Q tile
     const auto load = [&](int32_t heads, int32_t tile, int32_t workspace_tile) {
-      // K where a buffer is free before the last item is done, or else when it is.
+      // Two K stages: K is loaded before Q, while the previous work tile is still running.
       constexpr bool kEarly = Config::kKStages > 1;
       {
         const PipelineState<Config::kQStages> at{iter_};
@@ -344,7 +345,8 @@ class BwdProducer {
       }
       ++iter_;
       first = false;
-      // Of the last queries but 128, or the first.
+      // 128 queries before the end of the work tile, or after its first Q tile, the scheduler may
+      // plan the next.
       if (iter_ == max(work_tile.iter_end, work_tile.iter_begin + 1 + kPrefetchNextTiles) -
                        kPrefetchNextTiles) {
         ptx::mbarrier_arrive(barrier_at(storage_.prefetch_next));
@@ -354,7 +356,8 @@ class BwdProducer {
     if (first) ptx::mbarrier_arrive(barrier_at(storage_.prefetch_next));
   }
 
-  // ALiBi's of the head that is so many before the end of its group, or 0, in units of log2(e).
+  // ALiBi slope of the head `heads` before the end of its GQA group, in units of log2(e); 0: no
+  // ALiBi.
   __device__ __forceinline__ float slope_of(const volatile BwdWorkTile<Config>& work_tile,
                                             int32_t heads) const {
     if (!(params_.common.problem.bias & FLASHATTN_BIAS_ALIBI)) return 0.0f;
@@ -364,8 +367,8 @@ class BwdProducer {
            kLog2E;
   }
 
-  // Bytes of a tile of queries, their numbers and, with the first, as many panels of keys, and more
-  // of others.
+  // Expects the bytes of a Q tile and its row stats and, with the first Q tile, kPanels panels of K
+  // or V and kOthers of the peer's K.
   template <int kPanels, int kOthers = 0>
   __device__ __forceinline__ void expect(uint32_t full, bool first) const {
     constexpr uint32_t kBytes = Config::kRowStatBytes + kTileQ * kPanels * 128;
@@ -396,8 +399,8 @@ class BwdProducer {
         ptx::kEvictFirst);
   }
 
-  // A pair: half of the columns, for both. The other half comes from the partner, which waits for
-  // the same readers.
+  // In a cluster each CTA loads half of the columns for both, by multicast. Both producers wait for
+  // the readers in both CTAs.
   template <int kPanels>
   __device__ __forceinline__ void load_q_tile(const CUtensorMap& map, uint32_t to, uint32_t full,
                                               const volatile BwdWorkTile<Config>& work_tile,
@@ -438,7 +441,7 @@ class BwdProducer {
   const BackwardParams& params_;
   BwdSharedStorage<Config>& storage_;
   const uint32_t shared_;
-  uint32_t iter_ = 0;  // tiles of queries so far
+  uint32_t iter_ = 0;  // Q tiles so far
 };
 
 }  // namespace flashattn::cuda::sm90

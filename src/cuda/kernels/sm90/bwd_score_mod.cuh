@@ -1,4 +1,4 @@
-// What the consumer warpgroups of the Hopper backward kernels do to products: weights, and dS.
+// Softmax and score modifications of the Hopper backward kernels: P from S, then dS from P and dP.
 // Scores are in units of log2(e).
 #pragma once
 
@@ -20,14 +20,14 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
   using Base::storage_, Base::params_, Base::shared_;
   using Base::work_tile, Base::kMmaN, Base::kTileQ, Base::lane, Base::row;
   using typename Base::TilePrefetch, typename Base::Operand, typename Base::Tile;
-  // Columns of 8 queries that are worked on at once, as registers allow.
+  // Columns of 8 queries that are computed at once, as registers allow.
   static constexpr int kColumnsAtOnce = Config::kIsRuntime ? 1 : 2;
   __device__ __forceinline__ BwdScoreMod(const BackwardParams& params, uint32_t shared,
                                          BwdSharedStorage<Config>& storage, int32_t consumer)
       : Base(params, shared, storage, consumer) {}
 
-  // LSE of the queries of a part, in units of log2(e), where registers are left for it: not where
-  // scores are modified, nor beside a dropout of heads of 128.
+  // LSE of a part's queries, in units of log2(e), is preloaded where registers allow: not with
+  // score modifications, nor with dropout where P is staged (kStagePInDs).
   static constexpr bool kPreloadsLse =
       !Config::kHasScoreMod && !(Config::kIsDropout && Config::kStagePInDs);
   using Lse = float2[kPreloadsLse ? kMmaN / 8 : 1];
@@ -40,9 +40,9 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
     }
   }
 
-  // Scores to weights p, as operands; and, where scores are modified, to these times the
-  // derivative of a score by its product, for dS; of a dropout, negative where it drops. Parked:
-  // what dS needs goes to where dS will lie.
+  // Turns S into P, as a register operand, and into p_for_ds, which dS needs: P times the
+  // derivative of the score modification; with dropout, negative where it drops. kStagePInDs:
+  // p_for_ds goes to the buffer of dS.
   template <bool kMasked>
   __device__ __forceinline__ void compute_p(Tile& s, const Lse& lse, Operand& p, Operand& p_for_ds,
                                             TilePrefetch& prefetched, int32_t q_coord,
@@ -59,7 +59,7 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
           s[i] = subtract_base(s[i], bases[i / 4 * 8 + i % 2], factor);
         }
       }
-      // Here, or registers do not suffice.
+      // Waits here: at other places registers do not suffice.
       if constexpr (Config::kStagePInDs && Config::kIsDropout) this->wait_ds_empty({count});
 #pragma unroll
       for (int n = 0; n < kMmaN / 8; ++n) {
@@ -101,8 +101,8 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
     }
   }
 
-  // Weights, as they were rounded for dV, or what was derived from them, and dP to dS, as operands.
-  // count: tiles done.
+  // Turns dP and P (as rounded for dV, or p_for_ds) into dS, as a register operand. count: Q tiles
+  // done.
   template <bool kMasked>
   __device__ __forceinline__ void compute_ds(const Operand& p_words, const Tile& dp, Operand& ds,
                                              uint32_t slot, uint32_t count, int mma_n = 0) const {
@@ -110,7 +110,7 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
     const uint32_t staged_p =
         this->ds_address(PipelineState<Config::kDsStages>{count}.slot(), mma_n);
     const bool stages_p = this->stages_p();
-    if (stages_p) __syncwarp();  // they were other lanes'
+    if (stages_p) __syncwarp();  // other lanes stored them
     const float keep_scale = dropout_scale();
 #pragma unroll
     for (int m = 0; m < kMmaN / 16; ++m) {
@@ -133,15 +133,14 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
     }
   }
 
-  // Whether what dS needs waits where dS will lie: not where it is the weights themselves, of the
-  // same consumer.
+  // Whether p_for_ds is staged in the buffer of dS: not if it is P itself, of the same consumer.
   __device__ __forceinline__ bool stages_p() const {
     if constexpr (!Config::kStagePInDs || Config::kSplitRoles || Config::kIsDropout)
       return Config::kStagePInDs;
     return params_.common.problem.softcap != 0 || params_.common.dropout_threshold != 0;
   }
 
-  // What kept weights are multiplied with.
+  // Scale of the elements of P that dropout keeps.
   __device__ __forceinline__ float dropout_scale() const {
     if constexpr (!Config::kIsRuntime && !Config::kIsDropout) return 1.0f;
     return 65536.0f / (65536.0f - static_cast<float>(params_.common.dropout_threshold));
@@ -156,13 +155,13 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
     } else {
       x = p * (dp - delta);
     }
-    // What is hidden may be NaN.
+    // Masked elements may be NaN.
     if ((kMasked || Config::kIsRuntime) && p == 0.0f) x = 0.0f;
     return x;
   }
 
-  // What is done to products. A way of its own each where all the rest is known not to be: branches
-  // for a few numbers at a time leave latencies uncovered.
+  // Score modifications of a tile. Softcap alone and ALiBi alone have a path each: branches for a
+  // few elements at a time expose latencies.
   enum class ScorePath { kSoftcapNear0, kSoftcap, kAlibi, kGeneral };
 
   template <bool kMasked>
@@ -205,13 +204,14 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
     const float slope = static_cast<const volatile float&>(storage_.alibi_slopes[slot]);
     const int32_t off =
         diagonal_offset(problem.mask_rule(), {work_tile().len.q, work_tile().len.kv});
-    // Of this lane's first query and upper key; numbers below 2^24 are exact.
+    // Distance from this lane's first key to its first query; exact below 2^24.
     const float distance =
         static_cast<float>(tile * kTileQ + lane() % 4 * 2 + off - work_tile().key - row());
     const uint32_t staged_p = this->ds_address(PipelineState<Config::kDsStages>{count}.slot(), 0);
     const bool stages_p = this->stages_p();
     if (stages_p) this->wait_ds_empty({count});
-    // Where rows have bases, scores are in units of kWideUnit log2(e), and meet lse behind them.
+    // If rows have bases, scores are in units of kWideUnit log2(e), and lse is subtracted after the
+    // base.
     const bool far = kMasked && work_tile().has_far_rows;
     const float unit = far ? 1.0f / kWideUnit : 1.0f, factor = params_.score_scale * unit;
     uint32_t p_words[kTileQ / 4];
@@ -342,14 +342,14 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
     }
   }
 
-  // apply(i, bits) for pair i of kColumnsAtOnce columns, all bits of a number set where the query
-  // sees the key.
+  // Calls apply(i, bits) for pair i of kColumnsAtOnce columns; all bits of an element are set if
+  // the query sees the key.
   template <class Apply>
   __device__ __forceinline__ void mask(int32_t tile, int n, Apply apply) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const volatile Interval& visible = storage_.visible_queries[row() + half * 8];
-      // As seen from this lane's first column.
+      // Relative to this lane's first column.
       const int32_t begin = visible.begin - tile * kTileQ - lane() % 4 * 2;
       const uint32_t count = visible.end - visible.begin;
 #pragma unroll
@@ -361,12 +361,12 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
     }
   }
 
-  // 0 where a query does not see a key.
+  // Zeros P where a query does not see a key.
   __device__ __forceinline__ void mask(Operand& p, int32_t query) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const volatile Interval& visible = storage_.visible_queries[row() + half * 8];
-      // As seen from this lane's first column.
+      // Relative to this lane's first column.
       const int32_t begin = visible.begin - query - lane() % 4 * 2;
       const uint32_t count = visible.end - visible.begin;
 #pragma unroll

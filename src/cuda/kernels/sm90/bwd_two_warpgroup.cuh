@@ -1,11 +1,11 @@
-// The consumers of the Hopper backward kernel for many queries: a warpgroup for 64 keys, which
-// computes its half of the columns of dQ, too, transposed: dQ^T = K^T dS^T, of all keys.
+// Mainloop of the two consumer warpgroups of the Hopper backward kernel for long Q: 64 keys each.
+// Each also computes half of the columns of dQ over all keys, transposed: dQ^T = K^T dS^T.
 //
-// Two warpgroups leave each registers for tiles of 80 queries, and a product of 80 reads less of
-// shared memory a query than one of 64. The order of the products is the best of ten that were
-// measured (H200): one consumer's exponentials run while the other has the tensor cores, and were
-// slower by 2 to 10 % with its own products under them; dV before dP cost 8 %, S before dQ 5 %. dQ
-// of a tile comes a tile later, when the other's dS is there for sure.
+// Without a dQ warpgroup each has registers for Q tiles of 80, and a WGMMA with N = 80 reads less
+// shared memory per query than one with N = 64. The order of the WGMMAs is the best of ten that
+// were measured (H200): one consumer's exponentials overlap the other's WGMMAs; overlapping its
+// own, too, was slower by 2 to 10 %; dV before dP cost 8 %, S before dQ 5 %. dQ of a Q tile is
+// computed one tile later, when the other consumer's dS has arrived for sure.
 #pragma once
 
 #include "cuda/kernels/sm90/dq_mma.cuh"
@@ -63,14 +63,14 @@ class BwdTwoWarpgroupMainloop : BwdDkDv<Config> {
     store_dq(x, last);
   }
 
-  // Starts S of the tile at q_state_; of none: of something.
+  // Issues S of the Q tile at q_state_. If `some` is false, nothing uses the result.
   __device__ __forceinline__ void start_s_gemm(Tile& s, bool some) const {
     ptx::mbarrier_wait_if(some, barrier_at(storage_.q_full[q_state_.slot()]), q_state_.phase());
     this->template gemm_ss<kDim>(s, k(), some ? q() : k());
   }
 
-  // From S of a tile of queries to its dS, and what it adds to dK and dV; S of the next. kWithDq:
-  // dQ of the tile before, too, which leaves under S.
+  // One Q tile: from S to dS, dV and dK; then issues S of the next. kWithDq: also computes dQ of
+  // the tile before, and stores it while S is computed.
   template <bool kMasked, bool kWithDq>
   __device__ __forceinline__ void step(Tile& x, int32_t& q_coord, uint32_t& kind) {
     const uint32_t slot = q_state_.slot();
@@ -112,14 +112,14 @@ class BwdTwoWarpgroupMainloop : BwdDkDv<Config> {
     ptx::reg_fence(x);
   }
 
-  // dQ of a tile to the thread that adds it.
+  // Passes dQ of a Q tile to its reducer.
   __device__ __forceinline__ void store_dq(const Tile& dq, DsState at) const {
     if (leader()) ptx::mbarrier_arrive(barrier_at(storage_.ds_empty[at.slot()]));
     ptx::mbarrier_wait(barrier_at(storage_.dq_empty[consumer_]), (at.count & 1) ^ 1);
     store_dq_to_smem<Config>(dq, 0, storage_, shared_, at.count & 1, consumer_);
   }
 
-  // Starts dQ^T = K^T dS^T of a tile: this consumer's columns.
+  // Issues dQ^T = K^T dS^T of a Q tile, for this consumer's columns.
   __device__ __forceinline__ void start_dq_gemm(Tile& dq, DsState at) const {
     ptx::mbarrier_wait(barrier_at(storage_.ds_full[at.slot()]), at.phase());
     const ptx::SmemDescriptor columns =
@@ -135,7 +135,7 @@ class BwdTwoWarpgroupMainloop : BwdDkDv<Config> {
     ptx::wgmma_commit();
   }
 
-  // This warpgroup's of K.
+  // This warpgroup's rows of K.
   __device__ __forceinline__ ptx::SmemDescriptor k() const {
     return ptx::SmemDescriptor::at(shared_ + consumer_ * 64 * 128, 0);
   }

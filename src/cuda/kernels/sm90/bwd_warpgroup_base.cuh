@@ -1,5 +1,5 @@
-// What the consumer warpgroups of the Hopper backward kernels have in common: their items, their
-// products, and dS on its way.
+// Base of the consumer warpgroups of the Hopper backward kernels: work tiles, WGMMAs, dS to shared
+// memory, stream-K, stores of dK and dV.
 #pragma once
 
 #include "cuda/kernels/sm90/bwd_config.cuh"
@@ -14,16 +14,18 @@ class BwdWarpgroupBase {
  protected:
   using T = typename Config::T;
   static constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
-  static constexpr int kMmaN = Config::kMmaN;  // queries a product
-  // This lane's: number 4 n + 2 h + e is of key row() + 8 h and query 8 n + 2 (lane % 4) + e.
+  static constexpr int kMmaN = Config::kMmaN;  // queries per WGMMA
+  // This lane's accumulators of S^T or dP^T: element 4 n + 2 h + e is key row() + 8 h, query 8 n +
+  // 2 (lane % 4) + e.
   using Tile = float[kMmaN / 2];
-  using Operand = uint32_t[kMmaN / 4];  // pairs of queries: number 2 n + h
+  using Operand = uint32_t[kMmaN / 4];  // pairs of queries: pair 2 n + h
 
   __device__ __forceinline__ BwdWarpgroupBase(const BackwardParams& params, uint32_t shared,
                                               BwdSharedStorage<Config>& storage, int32_t consumer)
       : params_(params), storage_(storage), shared_(shared), consumer_(consumer) {}
 
-  // Read anew each time: registers are better used in the main loop.
+  // Volatile: fields are read from shared memory at each use, which saves registers for the
+  // mainloop.
   __device__ __forceinline__ const volatile BwdWorkTile<Config>& work_tile() const {
     return storage_.consumer_work_tile[consumer_];
   }
@@ -33,13 +35,13 @@ class BwdWarpgroupBase {
   __device__ __forceinline__ bool leader() const { return no_hoist(threadIdx.x) % 128 == 0; }
   __device__ __forceinline__ int32_t lane() const { return no_hoist(threadIdx.x) % 32; }
   __device__ __forceinline__ int32_t warp() const { return no_hoist(threadIdx.x) % 128 / 32; }
-  // Of the tile: the upper of this lane's two keys; the other is 8 below.
+  // The first of this lane's two keys in the KV tile; the other is row() + 8.
   __device__ __forceinline__ int32_t row() const {
     return consumer_ * 64 + warp() * 16 + lane() / 4;
   }
 
-  // Copies the next item from its slot. Its number lies in shared memory: registers are better used
-  // in the main loop.
+  // Copies the next work tile from its stage. The count of work tiles is in shared memory, which
+  // saves registers for the mainloop.
   __device__ __forceinline__ void take() const {
     volatile uint32_t& taken = storage_.work_tiles_taken[consumer_];
     const WorkTileState at{taken};
@@ -57,8 +59,8 @@ class BwdWarpgroupBase {
     }
   }
 
-  // Which queries see this lane's keys, if some do not. The kernel for many queries asks at all
-  // events, of the first tile.
+  // Finds the queries that see each key, unless all see all. The two-warpgroup kernel always needs
+  // them: it masks the first Q tile in any case.
   __device__ __forceinline__ void find_visible_queries() const {
     const bool all =
         full().begin <= work_tile().q_tiles.begin && full().end >= work_tile().q_tiles.end;
@@ -74,11 +76,11 @@ class BwdWarpgroupBase {
     __syncwarp();
   }
 
-  // A tile of queries is there, sees all keys, is the item's last, sees none of this warpgroup's.
+  // Kinds of a Q tile, as bits. kFull: every query sees every key. kLast: it is the work tile's
+  // last. kFullyMasked: no query sees a key of this warpgroup.
   static constexpr uint32_t kNoTile = 0, kValid = 1, kFull = 2, kLast = 4, kFullyMasked = 8;
 
-  // Consumers go from place to place: that is a tile of queries, and for some kernels a head of the
-  // group too.
+  // Consumers iterate over q_coord: a Q tile and, with kCoordHasHead, a head of the GQA group.
   static __device__ __forceinline__ int32_t q_tile_of(int32_t q_coord) {
     return Config::kCoordHasHead ? q_coord & kCoordTileMask : q_coord;
   }
@@ -86,7 +88,7 @@ class BwdWarpgroupBase {
     return is_visible<Config>(work_tile(), params_, q_coord / kCoordHead, q_tile_of(q_coord));
   }
 
-  // `count` tiles are done. The first place, and its kind.
+  // Sets q_coord and its kind to the first Q tile of the work tile. count: Q tiles done before.
   __device__ __forceinline__ void begin(int32_t& q_coord, uint32_t& kind, uint32_t count) const {
     q_coord = work_tile().first_q_tile;
     kind = next_kind(q_tile_of(q_coord), count);
@@ -109,7 +111,7 @@ class BwdWarpgroupBase {
     kind = next_kind(q_tile_of(q_coord), count);
   }
 
-  // After `count` tiles, of the item and of those before.
+  // The kind of a Q tile. count: Q tiles done before it, in this work tile and earlier ones.
   __device__ __forceinline__ uint32_t next_kind(int32_t tile, uint32_t count) const {
     const uint32_t left = work_tile().iter_end - count;
     if (left == 0) return kNoTile;
@@ -122,7 +124,7 @@ class BwdWarpgroupBase {
     return kind;
   }
 
-  // x = keys rows^T of this warpgroup's 64 keys: S^T or dP^T.
+  // x = keys rows^T for this warpgroup's 64 keys: S^T = K Q^T or dP^T = V dO^T.
   template <int kWidth>
   __device__ __forceinline__ void gemm_ss(Tile& x, ptx::SmemDescriptor keys,
                                           ptx::SmemDescriptor rows) const {
@@ -135,7 +137,7 @@ class BwdWarpgroupBase {
     ptx::wgmma_commit();
   }
 
-  // sum += weights rows: P^T dO or dS^T Q.
+  // acc += a rows: dV += P^T dO or dK += dS^T Q.
   template <int kAccRegs>
   __device__ __forceinline__ void gemm_rs(float (&acc)[kAccRegs], const Operand& a,
                                           ptx::SmemDescriptor rows) const {
@@ -148,26 +150,27 @@ class BwdWarpgroupBase {
     ptx::wgmma_commit();
   }
 
-  // Where this lane's first two lse, or D, of a part of the tile lie.
+  // Address of this lane's first two values of lse or delta, in part `part` (kMmaN queries) of a Q
+  // tile.
   template <int kFirst>
   __device__ __forceinline__ uint32_t numbers(uint32_t slot, int part) const {
     return shared_ + kFirst + slot * Config::kRowStatBytes + part * kMmaN * 4 + lane() % 4 * 8;
   }
 
-  // Until dQ of the tile whose dS lay there is done, the partner's too.
+  // Waits until dQ of the dS that was in this stage is done, in the peer CTA too.
   __device__ __forceinline__ void wait_ds_empty(PipelineState<Config::kDsStages> at) const {
     ptx::mbarrier_wait(barrier_at(storage_.ds_empty[at.slot()]), at.phase() ^ 1);
   }
 
-  // dS has been stored for the warpgroup that computes dQ.
+  // Signals the dQ warpgroup that this warp has stored its dS.
   __device__ __forceinline__ void signal_ds_full(PipelineState<Config::kDsStages> at) const {
     ptx::fence_async_proxy();
     __syncwarp();
     if (lane() == 0) ptx::mbarrier_arrive(barrier_at(storage_.ds_full[at.slot()]));
   }
 
-  // Where this lane stores dS, of the first 16 queries of a part: a row a query, keys in panels of
-  // 64, one a warpgroup.
+  // Address at which this lane stores dS of the first 16 queries of a part: one row per query, keys
+  // in panels of 64, one panel per warpgroup.
   __device__ __forceinline__ uint32_t ds_address(uint32_t slot, int part) const {
     const int32_t panel = Config::kTileKv == 64 ? 0 : consumer_;
     const int32_t query = lane() % 8 + lane() / 16 * 8, chunk = warp() * 2 + lane() / 8 % 2;
@@ -175,7 +178,7 @@ class BwdWarpgroupBase {
            (part * kMmaN + query) * 128 + ((chunk ^ (query & 7)) << 4);
   }
 
-  // dS for the dQ of all keys; or weights that wait there.
+  // Stores dS, for dQ over all keys, or P that is staged there.
   __device__ __forceinline__ void store_ds(const Operand& ds, uint32_t slot, int part = 0) const {
     const uint32_t to = ds_address(slot, part);
 #pragma unroll
@@ -184,8 +187,8 @@ class BwdWarpgroupBase {
     }
   }
 
-  // Rows from `first` on of a tile: both warpgroups write the same zeros, and each waits for its
-  // own.
+  // Zeros the rows of a tile from `first` on. Both warpgroups write the same zeros, and each waits
+  // for its own.
   template <int kPanels>
   __device__ __forceinline__ void clear_rows(uint32_t tile, int32_t rows, int32_t first) const {
     const int32_t count = rows - max(first, 0);
@@ -200,7 +203,7 @@ class BwdWarpgroupBase {
     ptx::named_sync(kWarpgroupBarrier + consumer_, 128);
   }
 
-  // This warpgroup needs K of the item no more, nor V, which may be free already.
+  // Releases K of the work tile, and V unless it was released early.
   __device__ __forceinline__ void release_kv() const {
     if (!leader() || work_tile().iter_end == work_tile().iter_begin) return;
     release_k(storage_, work_tile());
@@ -210,8 +213,9 @@ class BwdWarpgroupBase {
     ptx::mbarrier_arrive(barrier_at(storage_.v_empty));
   }
 
-  // Of a tile of keys that several blocks share: leaves this one's sums; who comes last has those
-  // of all, added up in the order of the pieces. False: another will store them.
+  // Stream-K: stores this CTA's partial dK and dV of a split KV tile. The last CTA to arrive adds
+  // up all partials, in the order of their indices. Returns false if another CTA will store the
+  // result.
   template <int kAccRegs, class Acc>
   __device__ __forceinline__ bool reduce_partials(Acc acc) const {
     const int32_t partials = work_tile().partials;
@@ -257,7 +261,7 @@ class BwdWarpgroupBase {
     return true;
   }
 
-  // Where the sums of an item go.
+  // Rows of dK and dV that a work tile stores.
   struct OutputTile {
     int32_t b, kv_head, keys;
     int64_t first;  // row of its first key
@@ -267,7 +271,8 @@ class BwdWarpgroupBase {
             static_cast<int64_t>(work_tile().offset_kv) + work_tile().key};
   }
 
-  // dK or dV, from the registers: this lane's `sums`, of keys `row` and 8 below, times the factor.
+  // Stores dK or dV from registers: this lane's accumulators of keys `row` and `row + 8`, times the
+  // factor.
   template <int kDim, class Acc>
   __device__ __forceinline__ void store_rows(const flashattn_tensor& tensor,
                                              const OutputTile& output_tile, int32_t dim,
@@ -293,7 +298,7 @@ class BwdWarpgroupBase {
   const BackwardParams& params_;
   BwdSharedStorage<Config>& storage_;
   const uint32_t shared_;
-  const int32_t consumer_;  // uniform
+  const int32_t consumer_;  // warp-uniform
 };
 
 }  // namespace flashattn::cuda::sm90

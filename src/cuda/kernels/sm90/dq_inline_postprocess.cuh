@@ -1,5 +1,5 @@
-// dQ to rows of the problem's type within the Hopper backward kernel, as far as there is time:
-// tiles to which all have added, while they are in the L2 cache. bwd_postprocess.cuh does the
+// dQ postprocess within the Hopper backward kernel: converts complete dQ tiles to rows of the
+// problem's type while they are in L2, as far as there is time. bwd_postprocess.cuh converts the
 // rest.
 #pragma once
 
@@ -9,8 +9,8 @@
 
 namespace flashattn::cuda::sm90 {
 
-// Whether so many heads are prepared, (batch, head). The planner asks; what it starts from then on,
-// or tells others of, comes after the preparation.
+// Whether the first `heads` heads, (batch, head), are preprocessed. The scheduler asks: what it
+// starts or publishes from then on is ordered after the preprocessing.
 template <class Config>
 __device__ __forceinline__ bool is_preprocessed(const BackwardParams& params,
                                                 BwdSharedStorage<Config>& storage, int32_t heads) {
@@ -29,7 +29,8 @@ __device__ __forceinline__ bool is_preprocessed(const BackwardParams& params,
   return least >= heads;
 }
 
-// Until the first heads are; before that, is_preprocessed() may see what another launch has left.
+// Waits until the first heads are preprocessed; before that, is_preprocessed() may see values that
+// another launch has left.
 template <class Config>
 __device__ __forceinline__ void wait_first_heads(const BackwardParams& params) {
   if (!Config::kOverlapPreprocess || !params.preprocess) return;
@@ -43,7 +44,7 @@ __device__ __forceinline__ void wait_preprocessed(const BackwardParams& params,
   while (!is_preprocessed(params, storage, heads)) __nanosleep(50);
 }
 
-// One thread of the block looks for what is complete. Blocks take tiles of dQ by number, in the
+// Looks for complete dQ tiles, in one thread of the CTA. CTAs take dQ tiles from a counter, in the
 // order in which they are likely to be complete.
 template <class Config>
 class DqPostprocessScheduler {
@@ -52,7 +53,7 @@ class DqPostprocessScheduler {
                                                     BwdSharedStorage<Config>& storage)
       : params_(params), storage_(storage), tile_(storage.dq_postprocess.tile) {}
 
-  // Leaves the tile that was taken to those who convert, if it is complete.
+  // Passes the tile that was taken to the dQ warpgroup, if it is complete.
   __device__ __forceinline__ void poll() const {
     if (!tile_.valid) {
       const uint32_t empty = barrier_at(storage_.dq_postprocess.empty);
@@ -66,7 +67,7 @@ class DqPostprocessScheduler {
     signal_full();
   }
 
-  // What has been taken is left to the next kernel.
+  // Signals that no more tiles come. The tile that was taken is left to the postprocess kernel.
   __device__ __forceinline__ void finish() const {
     ptx::mbarrier_wait(barrier_at(storage_.dq_postprocess.empty), tile_.sent & 1 ^ 1);
     tile_.rows = -1;
@@ -80,7 +81,7 @@ class DqPostprocessScheduler {
     ptx::mbarrier_arrive(barrier_at(storage_.dq_postprocess.full));
   }
 
-  // The next. False: there are no queries in it.
+  // Takes the next dQ tile. Returns false if it has no queries.
   __device__ __forceinline__ bool next_tile() const {
     static_assert(kClusterSize<Config> == 1, "a tile has one part");
     constexpr int kTileQ = Config::kTileQ;
@@ -116,7 +117,8 @@ class DqPostprocessScheduler {
   volatile DqPostprocessTile& tile_;
 };
 
-// The four warps that compute dQ: each converts the numbers that stand where it stores its own.
+// Converts dQ tiles, in the dQ warpgroup: each warp converts the accumulators at the positions of
+// its own.
 template <class Config>
 class DqInlinePostprocess {
   using T = typename Config::T;
@@ -127,13 +129,13 @@ class DqInlinePostprocess {
                                                  BwdSharedStorage<Config>& storage)
       : params_(params), storage_(storage) {}
 
-  // Converts what the scout has found.
+  // Converts the tile that DqPostprocessScheduler has passed, if any.
   __device__ __forceinline__ void poll() const {
     const uint32_t full = barrier_at(storage_.dq_postprocess.full), n = tiles_done();
     if (__all_sync(~0u, n != kNoMoreTiles && ptx::mbarrier_test(full, n & 1))) process();
   }
 
-  // That, until there is no more.
+  // Converts tiles until there are no more.
   __device__ __forceinline__ void finish() const {
     while (tiles_done() != kNoMoreTiles) {
       ptx::mbarrier_wait(barrier_at(storage_.dq_postprocess.full), tiles_done() & 1);
@@ -145,7 +147,7 @@ class DqInlinePostprocess {
   __device__ __forceinline__ int32_t thread() const { return no_hoist(threadIdx.x) % 128; }
   __device__ __forceinline__ int32_t lane() const { return no_hoist(threadIdx.x) % 32; }
 
-  // That this warp has converted, or kNoMoreTiles. In shared memory: registers are scarce.
+  // Tiles that this warp has converted, or kNoMoreTiles. In shared memory: registers are scarce.
   __device__ __forceinline__ volatile uint32_t& tiles_done() const {
     return storage_.dq_postprocess.tile.done[thread() / 32];
   }
@@ -162,10 +164,10 @@ class DqInlinePostprocess {
     __syncwarp();
   }
 
-  // Shares of 64 x 64, by columns or by queries.
+  // Converts subtiles of 64 x 64, which follow each other by columns or by queries.
   __device__ __forceinline__ void convert(const volatile DqPostprocessTile& dq_tile) const {
     constexpr int kTileQ = Config::kTileQ;
-    constexpr int kHalves = Config::kIsRuntime ? 1 : 2;  // of a share, 32 columns each, at once
+    constexpr int kHalves = Config::kIsRuntime ? 1 : 2;  // of a subtile, 32 columns each, at once
     const float scale = params_.common.problem.scale;
 #pragma unroll 1
     for (int32_t n = 0; n < 2 * Config::kDqSubtiles; n += kHalves) {
@@ -193,7 +195,7 @@ class DqInlinePostprocess {
     }
   }
 
-  // To a row of the tile 32 columns, by a quad of lanes.
+  // Stores 32 columns of a row of the tile, by a quad of lanes.
   __device__ __forceinline__ void store(const volatile DqPostprocessTile& dq_tile, int32_t row,
                                         int32_t column, const PackedPair<T> (&pairs)[4]) const {
     char* to = dq_tile.to + row * params_.common.args.dq.stride_seq * 2 + column * 2;

@@ -1,5 +1,5 @@
-// The warpgroup of the Hopper backward pass that computes dQ = dS K, and leaves it to the thread
-// that adds it.
+// dQ warpgroup of the Hopper backward pass: computes dQ = dS K and passes it through shared memory
+// to the threads of dq_reduce.cuh.
 #pragma once
 
 #include "cuda/kernels/sm90/dq_inline_postprocess.cuh"
@@ -7,8 +7,8 @@
 
 namespace flashattn::cuda::sm90 {
 
-// To the thread that adds it, in the order of the accumulators, from number `first` on, as much as
-// the slot takes: nobody else reads it.
+// Passes dQ to a reducer: stores accumulators from index `first` on, as many as a stage holds, in
+// accumulator order, which the reducer keeps.
 template <class Config, int kAccRegs>
 __device__ __forceinline__ void store_dq_to_smem(const float (&dq)[kAccRegs], int first,
                                                  BwdSharedStorage<Config>& storage, uint32_t shared,
@@ -26,8 +26,8 @@ __device__ __forceinline__ void store_dq_to_smem(const float (&dq)[kAccRegs], in
     ptx::mbarrier_arrive(barrier_at(storage.dq_full[reducer][slot]));
 }
 
-// The warpgroup that computes dQ: tile by tile, whenever both consumers have left their dS. It
-// fills the tensor cores where the consumers wait for their last product or compute exponentials.
+// Computes dQ of a Q tile once both consumers have stored their dS. Its WGMMAs fill the tensor
+// cores while the consumers wait for their last WGMMA or compute exponentials.
 template <class Config>
 class DqMmaWarpgroup {
  public:
@@ -40,7 +40,7 @@ class DqMmaWarpgroup {
                        [&](const volatile BwdWorkTile<Config>& work_tile, uint32_t empty) {
                          while (ds_state_.count != work_tile.iter_end)
                            step(k_address<Config>(shared_, work_tile));
-                         ptx::named_sync(kDqBarrier, 128);  // all have read the item
+                         ptx::named_sync(kDqBarrier, 128);  // all have read the work tile
                          if (leader()) {
                            if (work_tile.iter_end != work_tile.iter_begin)
                              release_k(storage_, work_tile);
@@ -54,11 +54,11 @@ class DqMmaWarpgroup {
  private:
   __device__ __forceinline__ bool leader() const { return no_hoist(threadIdx.x) % 128 == 0; }
 
-  // A few shares at a time: registers are the consumers'.
+  // Computes dQ of a Q tile, a few subtiles at a time: most registers are the consumers'.
   __device__ __forceinline__ void step(uint32_t keys) {
     constexpr int kDqSubtiles = Config::kCtaDqSubtiles, kStages = Config::kDqStages;
     constexpr int kAtOnce = Config::kDqSubtilesAtOnce, kAccRegs = 32 * kAtOnce;
-    constexpr int kFills = kAccRegs * 512 / Config::kDqStageBytes;  // a slot takes one
+    constexpr int kFills = kAccRegs * 512 / Config::kDqStageBytes;  // one per stage
     wait_ds_empty();
 #pragma unroll 1
     for (int32_t subtile = 0; subtile < kDqSubtiles; subtile += kAtOnce) {
@@ -69,7 +69,7 @@ class DqMmaWarpgroup {
         ptx::reg_fence(dq);
         if (subtile == kDqSubtiles - kAtOnce && leader()) release_ds();
       };
-      if (Config::kTwoCta) finish();  // the partner waits for it, too
+      if (Config::kTwoCta) finish();  // the peer waits for it, too
 #pragma unroll
       for (int fill = 0; fill < kFills; ++fill) {
         const int32_t done = subtile / kAtOnce * kFills + fill, slot = done % kStages;
@@ -84,7 +84,7 @@ class DqMmaWarpgroup {
     ds_state_.advance();
   }
 
-  // Converts meanwhile, if there is time.
+  // Waits for dS. Converts a complete dQ tile meanwhile, if there is one.
   __device__ __forceinline__ void wait_ds_empty() const {
     const uint32_t full = barrier_at(storage_.ds_full[ds_state_.slot()]);
     if constexpr (Config::kInlinePostprocess) {
@@ -94,8 +94,9 @@ class DqMmaWarpgroup {
     ptx::mbarrier_wait(full, ds_state_.phase());
   }
 
-  // dS K over all keys of the item: 64 columns, or 64 queries, a share; of a few shares. A pair:
-  // each block has its half of the columns; its own keys first, while the partner's dS comes.
+  // dq = dS K over all keys of the work tile, for a few subtiles of 64 columns or 64 queries. In a
+  // cluster each CTA computes half of the columns: over its own keys first, while the peer's dS
+  // arrives.
   template <int kAccRegs>
   __device__ __forceinline__ void multiply(float (&dq)[kAccRegs], uint32_t k,
                                            int32_t subtile) const {
@@ -131,7 +132,7 @@ class DqMmaWarpgroup {
     }
   }
 
-  // This dQ is done: it has read dS of this block, and that which the partner has sent.
+  // Releases dS of this CTA and the copy of the peer's: dQ has been computed.
   __device__ __forceinline__ void release_ds() const {
     arrive_cluster<Config>(storage_.ds_empty[ds_state_.slot()]);
   }
@@ -139,7 +140,7 @@ class DqMmaWarpgroup {
   const BackwardParams& params_;
   BwdSharedStorage<Config>& storage_;
   const uint32_t shared_;
-  PipelineState<Config::kDsStages> ds_state_;  // tiles of queries so far
+  PipelineState<Config::kDsStages> ds_state_;  // Q tiles so far
 };
 
 }  // namespace flashattn::cuda::sm90

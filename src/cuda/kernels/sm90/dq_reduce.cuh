@@ -1,4 +1,5 @@
-// The threads of the Hopper backward pass that add dQ, tile by tile, to the sums in global memory.
+// dQ reduction of the Hopper backward pass: two threads add dQ, tile by tile, to the fp32
+// accumulator in global memory, by bulk reduce-add.
 #pragma once
 
 #include "cuda/kernels/sm90/bwd_config.cuh"
@@ -6,12 +7,13 @@
 
 namespace flashattn::cuda::sm90 {
 
-// Before a tile of keys adds to dQ of a tile of queries; whether it is the first to do so, and
-// stores instead: nobody has to clear dQ. See dq_states.
+// wait_for_order() or claim_initial_store() comes before a KV tile adds to a dQ tile. Both return
+// whether the KV tile is the first, which stores instead, so that dQ need not be cleared; see
+// BackwardParams::dq_states.
 //
-// In order: tiles of keys add one after the other, the last that the queries see first, in the
-// order in which blocks take them, so that nobody waits for a block that has not started. All begin
-// next to the diagonal: under a causal mask each is a step ahead of the one that waits for it.
+// In order: KV tiles add one after the other, the last that the queries see first. CTAs take them
+// in that order, so that none waits for a CTA that has not started. All begin next to the diagonal:
+// under a causal mask each is a step ahead of the one that waits for it.
 __device__ __forceinline__ bool wait_for_order(const int32_t* state, int32_t left) {
   int32_t now = ptx::load_acquire(state);
   while (now / kDqPendingTile != left) {
@@ -21,7 +23,8 @@ __device__ __forceinline__ bool wait_for_order(const int32_t* state, int32_t lef
   return !(now & kDqOpen);
 }
 
-// In any order: until the first to come has stored. That one must have at hand what it stores.
+// In any order: waits until the first CTA to come has stored. That CTA must already have its dQ in
+// shared memory.
 __device__ __forceinline__ bool claim_initial_store(int32_t* state) {
   int32_t now = ptx::fetch_or_acquire(state, kDqClaimed);
   if (!(now & kDqClaimed)) return true;
@@ -32,11 +35,11 @@ __device__ __forceinline__ bool claim_initial_store(int32_t* state) {
   return false;
 }
 
-// Adds the shares of dQ, as those who compute them leave them in shared memory. Two threads do,
-// each every other tile: one waits for its turn under the other's sums.
+// Adds the dQ subtiles that arrive in shared memory. Two threads take every other Q tile each: one
+// waits for its turn while the other's additions run.
 template <class Config>
 class DqReducer {
-  // The block adds its half of the columns, or all.
+  // A CTA adds all columns; in a cluster its half.
   static constexpr int kBytes = Config::kDqStageBytes, kStages = Config::kDqStages;
   static constexpr int kFills = Config::kDqFills;
 
@@ -86,21 +89,21 @@ class DqReducer {
     return params_.common.dq + static_cast<int64_t>(part(workspace_tile)) * (kFills * (kBytes / 4));
   }
 
-  // How many tiles of keys have yet to add when it is this one's turn.
+  // The number of KV tiles still to be added when it is this one's turn.
   __device__ __forceinline__ int32_t tiles_before(const volatile BwdWorkTile<Config>& work_tile,
                                                   int32_t workspace_tile) const {
     return work_tile.key / Config::kClusterTileKv -
            params_.common.dq_first[no_hoist(workspace_tile)] + 1;
   }
 
-  // Starts to add the next tile; whether nothing lies there yet.
+  // Starts to add the next dQ tile. Returns whether it is the initial store.
   __device__ __forceinline__ bool add(const volatile BwdWorkTile<Config>& work_tile,
                                       int32_t workspace_tile) {
     bool first =
         ordered() ? wait_for_order(state(workspace_tile), tiles_before(work_tile, workspace_tile))
                   : !(ptx::load_acquire(state(workspace_tile)) & kDqOpen);
     ptx::fence_async_proxy_global();
-    uint32_t uses = (own_tiles() - 1) * (kFills / kStages);  // of this thread's buffers
+    uint32_t uses = (own_tiles() - 1) * (kFills / kStages);  // of this thread's stages
     ptx::mbarrier_wait(barrier_at(storage_.dq_full[reducer()][0]), uses & 1);
     if (!ordered() && first) {
       first = claim_initial_store(state(workspace_tile));
@@ -124,8 +127,8 @@ class DqReducer {
     return first;
   }
 
-  // When the sums have changed, says so. In order at once; else of a few tiles together: additions
-  // take long while many blocks add to the same tile, and so does the fence.
+  // Publishes that a dQ tile has been added: in order at once, otherwise a few tiles together, as
+  // additions take long while many CTAs add to the same tile, and so does the fence.
   __device__ __forceinline__ void publish(int32_t workspace_tile, bool first) const {
     if (ordered()) {
       ptx::bulk_wait();
@@ -133,7 +136,8 @@ class DqReducer {
     } else {
       if (first) {
         ptx::bulk_wait();
-        // Not added: of sequences that overlap another may have been converted, and all bits set.
+        // An or, not an add: if sequences overlap, the tile may have been converted for another
+        // one, and have all bits set.
         ptx::or_release(state(workspace_tile), kDqOpen);
       }
       if constexpr (Config::kInlinePostprocess) {
@@ -146,7 +150,7 @@ class DqReducer {
     }
   }
 
-  // Of some tiles: one tile of keys less has yet to add.
+  // Decrements the KV tiles still to be added for the last `tiles` deferred dQ tiles.
   __device__ __forceinline__ void decrement_pending(uint32_t tiles) const {
     ptx::fence_gpu();
 #pragma unroll 1
@@ -157,10 +161,10 @@ class DqReducer {
     }
   }
 
-  // Of this thread's tiles, the one at work included.
+  // This thread's Q tiles so far, the current one included.
   __device__ __forceinline__ uint32_t own_tiles() const { return (iter_ + 1 - reducer()) / 2; }
 
-  // Frees the buffers of dQ one by one, as they have been read.
+  // Releases the dQ stages one by one, as the bulk copies have read them.
   template <int kSlot = 0>
   __device__ __forceinline__ void free_slots() const {
     if constexpr (kSlot < kStages) {
@@ -173,7 +177,7 @@ class DqReducer {
   const BackwardParams& params_;
   BwdSharedStorage<Config>& storage_;
   const uint32_t shared_;
-  uint32_t iter_ = 0;  // of tiles
+  uint32_t iter_ = 0;  // Q tiles so far, of both reducers
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtasPerSm)
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     const int32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-    // As if and else: with separate conditions registers spill.
+    // With separate conditions instead of if and else, registers spill.
     if (warp == 0 || (warp == 3 && split_kv_producers)) {
       KvProducer<Config>(params, ptx::shared_address(shared), storage, warp == 0,
                          warp == 3 || !split_kv_producers)

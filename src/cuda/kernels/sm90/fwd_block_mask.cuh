@@ -1,4 +1,5 @@
-// The KV tiles of a work tile in which the block mask leaves a visible key.
+// Block mask of the Hopper forward pass: the KV tiles of a work tile in which it leaves a visible
+// key.
 #pragma once
 
 #include <type_traits>

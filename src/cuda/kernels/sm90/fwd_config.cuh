@@ -34,9 +34,9 @@ struct ForwardConfig {
   // A warpgroup computes its first KV tile before it skips those that only other warpgroups need:
   // 1 to 2 % faster, except with tiles of 128 keys, of which it skips few.
   static constexpr bool kOwnTileFirst = kConsumers > 1 && kTileKv < 128 && !kOnlineSoftmax;
-  // Where the source waits for P V: before the exponentials of P, or after them. ptxas moves the
-  // wait behind most exponentials in the first case and behind a few in the second. The faster one
-  // was measured; the difference is up to 6 %.
+  // Place in the source where a step waits for P V: before the exponentials of P, or after them.
+  // ptxas moves the wait behind most exponentials in the first case and behind a few in the second.
+  // The faster one was measured; the difference is up to 6 %.
   static constexpr bool kWaitPvFirst =
       kScoreMod == ScoreModKind::kSoftcap || kScoreMod == ScoreModKind::kAlibi
           ? kDimV <= 128
@@ -59,7 +59,7 @@ struct ForwardConfig {
   static constexpr int kKBytes = kTileKv * kPanelsQk * 128, kVBytes = kTileKv * kPanelsV * 128;
   static constexpr int kMaxTensorBytes =
       227 * 1024 / kCtasPerSm - 3 * 1024;  // beside SharedStorage
-  // Four where they fit: loads for the next work tile then start before a short one ends.
+  // Four stages where they fit: loads for the next work tile then start before a short one ends.
   static constexpr int kStages =
       kQBytes + kOBytes + 4 * (kKBytes + kVBytes) <= kMaxTensorBytes ? 4 : 2;
   static constexpr int kKvBytes = kStages * (kKBytes + kVBytes);
@@ -84,8 +84,8 @@ struct ForwardConfig {
   static constexpr TileCost kCost = hopper_cost(kTileQ, kTileKv, kDimV, kCtasPerSm);
 };
 
-constexpr int kWorkStages = 4;      // finishing, running, planned; a power of two
-constexpr int kRedoCapacity = 128;  // most tiles between two drains
+constexpr int kWorkStages = 4;      // work tiles finishing, running, planned; a power of two
+constexpr int kRedoCapacity = 128;  // most work tiles between two drains
 
 template <class Config>
 struct SharedStorage {

@@ -1,4 +1,5 @@
-// Mainloop of a consumer warpgroup of the Hopper forward pass: 64 rows of Q.
+// Mainloop of a consumer warpgroup of the Hopper forward pass: 64 rows of Q, Q K^T and P V over the
+// KV tiles.
 #pragma once
 
 #include <type_traits>
@@ -82,7 +83,7 @@ class FwdMainloop : FwdSoftmax<Config> {
 
   __device__ __forceinline__ void process_tile() {
     kv_tiles_.reset();
-    // Read together, so that the loads overlap.
+    // These are read together, so that the loads overlap.
     const int32_t begin = work_tile().kv_begin, first = warpgroup_tile().kv_begin,
                   end = warpgroup_tile().kv_end;
     const int32_t full = max(warpgroup_tile().full_begin, first);
@@ -100,7 +101,8 @@ class FwdMainloop : FwdSoftmax<Config> {
       if (n >= begin) skip_tile(n--, false);
     } else {
       if constexpr (Config::kOwnTileFirst) {
-        // Computes its own first tile before it skips those of others, as far as stages allow.
+        // The warpgroup computes its own first tile before it skips those of others, as far as
+        // stages allow.
         for (; n - end >= kStages - 1; --n) skip_tile(n, true);
         first_step(end - 1, KvState{kv_state_.count + (n + 1 - end)}, lower);
         for (; n >= end; --n) skip_tile(n, true);
@@ -163,7 +165,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     } else {
       first_step<KvHalf::kBoth>(s_, n, state);
     }
-    // Such a tile is the first of the work tile, and its stage is kv_state_.
+    // A KV tile with a tail is the first of the work tile, and its stage is kv_state_.
     if (params_.kv_has_tail && (n + 1) * kTileKv > work_tile().len.kv) zero_v_tail(n);
   }
 
@@ -222,7 +224,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     if (Config::kUseSchedulerBarrier) warp_scheduler_arrive();
     TileDropoutSigns signs;
     this->draw_dropout(signs, n);
-    // Computed while the WGMMAs run; latencies after them are exposed.
+    // This is computed while the WGMMAs run; latencies after them are exposed.
     AlibiLinear line;
     if constexpr (kPath == ScorePath::kAlibi) line = this->alibi_linear(alibi, n);
     ptx::wgmma_wait<1>();
@@ -363,8 +365,8 @@ class FwdMainloop : FwdSoftmax<Config> {
     ptx::named_sync(kWarpgroupBarrier + warpgroup_, 128);
   }
 
-  // Stores O and LSE, and queues the tile for a redo if its base overflowed. Both rows at once and
-  // without branches, since nothing else hides the latencies.
+  // Stores O and LSE, and queues the tile for a redo if its base overflowed. It computes both rows
+  // at once and without branches, since nothing else hides the latencies.
   __device__ __forceinline__ void epilogue() {
     float o_scale[2], nonfinite[2][4] = {};  // stays 0 while O is finite
 #pragma unroll

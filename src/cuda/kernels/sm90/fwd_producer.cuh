@@ -6,7 +6,7 @@
 
 namespace flashattn::cuda::sm90 {
 
-// The dynamic tile scheduler: it plans Q tiles, up to kWorkStages ahead.
+// The dynamic tile scheduler, one warp: it plans Q tiles, up to kWorkStages ahead.
 template <class Config>
 class SchedulerWarp {
  public:
@@ -117,7 +117,7 @@ class SchedulerWarp {
     producer_commit();
   }
 
-  // Waits until all tiles so far are done. Returns whether some must be recomputed.
+  // Waits until all work tiles so far are done. Returns whether some must be recomputed.
   __device__ __forceinline__ bool drain() {
     send(WorkKind::kDrain);
     ptx::mbarrier_wait(address(storage_.all_done), phases_ & 1);
@@ -136,7 +136,7 @@ class SchedulerWarp {
   bool counter_cleared_ = false;
 };
 
-// Calls load(work_tile) for each tile; all lanes of a warp call it.
+// Calls load(work_tile) for each work tile; all lanes of a warp call it.
 template <class Config, class Load>
 __device__ __forceinline__ void for_each_work_tile(SharedStorage<Config>& storage, Load load) {
   for (PipelineState<kWorkStages> work_state;; work_state.advance()) {

@@ -1,7 +1,6 @@
 // Score modifications of the Hopper forward pass: scale, softcap, ALiBi, dense bias, masks,
-// dropout. Scores are in units of log2(e). Where their size has no bound, they are kept as a
-// quarter of that, which is finite for every finite score: in kernels of ScoreModKind::kRuntime,
-// and in redone tiles.
+// dropout. Scores are in units of log2(e). Kernels of ScoreModKind::kRuntime and redone tiles,
+// whose scores have no bound, keep a quarter of that, which is finite for every finite score.
 #pragma once
 
 #include <type_traits>
@@ -47,8 +46,9 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
     return params_.problem.scale * (kLog2E / kScoreUnit);
   }
 
-  // Turns Q K^T of the keys from `key` on into scores. Where the scale is all, exponent_scale()
-  // applies it instead. redo: scores of a redone tile, rounded, in units of kWideUnit log2(e).
+  // Turns Q K^T of the keys from `key` on into scores. If the scale is the only modification,
+  // exponent_scale() applies it instead. redo: scores of a redone tile, rounded, in units of
+  // kWideUnit log2(e).
   template <int kCount>
   __device__ __forceinline__ void modify(float (&s)[kCount], int32_t key, bool redo) const {
     const bool wide = redo && Config::kScoreMod != ScoreModKind::kRuntime;
@@ -107,7 +107,7 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
     bool linear;
   };
 
-  // Replaces modify() for ALiBi with a fixed base.
+  // The ALiBi of KV tile n. Replaces modify() where the base is fixed.
   __device__ __forceinline__ AlibiLinear alibi_linear(const AlibiParams& alibi, int32_t n) const {
     const float distance = static_cast<float>(alibi.diagonal - n * kTileKv);
     const float rise = n < alibi.linear_begin ? alibi.slope : -alibi.slope;
@@ -239,7 +239,7 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
   // Adds ALiBi for the keys from `key` on. scale: not yet applied to the scores.
   template <int kCount>
   __device__ __forceinline__ void add_alibi(float (&s)[kCount], int32_t key, float scale) const {
-    // From this lane's first column to row(); exact below 2^24.
+    // Distance from this lane's first column to row(); exact below 2^24.
     const float distance =
         static_cast<float>(warpgroup_tile().diagonal + row() % 64 - key - lane() % 4 * 2);
     const float slope = work_tile().alibi_slope;

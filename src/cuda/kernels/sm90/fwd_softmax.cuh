@@ -111,7 +111,8 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
     exp2_and_sum(s, [&](float x, int i) { return fmaf(x, c, -bases[i / 2 % 2]); });
   }
 
-  // For a tile that may be a redo: the base is subtracted exactly from scores that are rounded.
+  // exp2_scaled() for a tile that may be a redo: there the base is subtracted exactly, from rounded
+  // scores.
   template <int kCount>
   __device__ __forceinline__ void exp2_exact(float (&s)[kCount], bool redo) {
     const float c = redo ? kWideUnit : exponent_scale();
@@ -129,7 +130,7 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
     exp2_and_sum(s, [&](float x, int i) { return fmaf(x, c, -first[i / 2 % 2]); });
   }
 
-  // ALiBi for keys on either side of the rows.
+  // P with ALiBi for keys on either side of the rows.
   template <int kCount>
   __device__ __forceinline__ void exp2_alibi_abs(float (&s)[kCount], const AlibiLinear& line) {
     exp2_and_sum(s, [&](float x, int i) {
@@ -147,11 +148,10 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
     });
   }
 
-  // ALiBi of paired rows, all keys before them: one addend serves both rows. Each addend is
+  // P with ALiBi of paired rows, all keys before them: one addend serves both rows. Each addend is
   // computed from the first column: a running sum is 2 to 3 % faster, but rounds too often for an
   // exact LSE. o is a result of P V, which small heads wait for: otherwise ptxas packs P after its
-  // last element
-  // (-3 %).
+  // last element (-3 %).
   __device__ __forceinline__ void exp2_alibi_paired(const AlibiParams& alibi, int32_t n, float o) {
     const float c = this->scale();
     float first =
@@ -206,8 +206,8 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
   }
 
   // Computes the factor of O per row from the row sums, reduced over the quad, and queues the tile
-  // for a redo if a sum or base is out of range or O is not finite (`nonfinite` is then not 0).
-  // Both rows at once and without branches, since nothing else hides the latencies.
+  // for a redo if a sum or base is out of range or O is not finite (`nonfinite` is then not 0). It
+  // computes both rows at once and without branches, since nothing else hides the latencies.
   __device__ __forceinline__ void finalize(const float (&nonfinite)[2][4], float (&factor)[2]) {
     const bool redo = work_tile().redo_online;
     const float l[2] = {row_sum_[0], row_sum_[1]},

@@ -1,4 +1,4 @@
-// Position in a circular buffer that producers fill and consumers empty.
+// Pipeline state: the position in a circular buffer that producers fill and consumers empty.
 #pragma once
 
 #include <cstdint>

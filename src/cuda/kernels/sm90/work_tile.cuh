@@ -1,4 +1,5 @@
-// The scheduler warp plans Q tiles; producers and consumers read the plan, one WorkTile per Q tile.
+// Work tiles of the Hopper forward pass: the scheduler warp plans Q tiles; producers and consumers
+// read the plan, one WorkTile per Q tile.
 #pragma once
 
 #include "core/score_mod.h"
