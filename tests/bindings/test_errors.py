@@ -5,7 +5,7 @@ import pytest
 import flashattn
 from flashattn import Reason, Status
 from flashattn._constants import LAYOUT, ArrayOptions
-from naive import random
+from numerics.arrays import random
 
 X = random(2, 9, 4, 16)
 

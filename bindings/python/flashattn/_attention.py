@@ -9,6 +9,7 @@ from ._constants import ArrayOptions
 from ._inputs import BESIDE, NUMBERS, Inputs, first_given
 from ._options import Determinisms, Window, uniform
 from ._plan import cached_plan
+from ._repeat import find, keep, key_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -73,7 +74,9 @@ def _inputs(options: Any, q: Any, k: Any, v: Any, **arrays: Any) -> Inputs:
     return inputs
 
 
-def _forward(inputs: Inputs, o: Any, dtype_o: Any, return_lse: bool, options: Any) -> Any:
+def _forward(inputs: Inputs, o: Any, dtype_o: Any, return_lse: bool, options: Any,
+             key: Any = None) -> Any:
+    """key: by which a call like this one is found again."""
     seen = None if o is None else view(o, "o", inputs.place)
     if dtype_o is not None:
         options["dtype_o"] = _other_type(dtype_code(dtype_o, "dtype_o"), inputs)
@@ -81,7 +84,10 @@ def _forward(inputs: Inputs, o: Any, dtype_o: Any, return_lse: bool, options: An
         options["dtype_o"] = _other_type(seen.dtype, inputs)
     options["return_lse"] = return_lse
     plan = cached_plan(inputs.facts(), uniform(options))
-    return plan.run_forward(inputs, o, seen)
+    result = plan.run_forward(inputs, o, seen)
+    if key is not None:
+        keep(key, plan, inputs)
+    return result
 
 
 def _other_type(code: int, inputs: Inputs) -> Optional[int]:
@@ -160,7 +166,13 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", o: Any = None,
     NotImplementedError for what no kernel does, MemoryError: each a FlashAttentionError with the
     message, status, reason and field. A query that sees no key gives 0, and lse = -inf.
     """
-    return _forward(_inputs(options, q, k, v, layout=layout, o=o), o, dtype_o, return_lse, options)
+    key = None if o is not None else key_of(q, k, v, (layout, dtype_o, return_lse), options,
+                                            _DESCRIBED)
+    call = find(key)
+    if call is not None:
+        return call.run(q, k, v)
+    inputs = _inputs(options, q, k, v, layout=layout, o=o)
+    return _forward(inputs, o, dtype_o, return_lse, options, key)
 
 
 @_spelled

@@ -30,6 +30,9 @@ _SIZES = ("batch", "seqlen_q", "seqlen_kv", "total_q", "total_kv")
 _thread = threading.local()
 # Calls that flashattn.torch prepared, by what they depend on: they hold plans.
 prepared: Dict[Any, Any] = {}
+# Likewise calls of attention(), see _repeat.py; and how often one was repeated.
+repeated: Dict[Any, Any] = {}
+repeats = [0]
 
 
 def c_descriptor(descriptor: Descriptor) -> Any:
@@ -317,7 +320,7 @@ def cached_plan(facts: Tuple[Any, ...], chosen: Tuple[Tuple[str, Any], ...]) -> 
 def cache_info() -> Dict[str, int]:
     """Plans kept ("plans"), found again ("hits"), made ("misses")."""
     info = cached_plan.cache_info()
-    return {"plans": info.currsize, "hits": info.hits, "misses": info.misses}
+    return {"plans": info.currsize, "hits": info.hits + repeats[0], "misses": info.misses}
 
 
 def clear_cache() -> None:
@@ -325,5 +328,7 @@ def clear_cache() -> None:
     done with."""
     cached_plan.cache_clear()
     prepared.clear()
+    repeated.clear()
+    repeats[0] = 0
     _thread.workspace = None
     _events.release()
