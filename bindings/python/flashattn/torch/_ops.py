@@ -33,14 +33,21 @@ _library.define("merge(Tensor[] part_o, Tensor[] part_lse) -> (Tensor o, Tensor 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tuple[Tensor, Tensor]:
     max_q, max_kv, *options, return_lse = rest[_N:]
-    return _launch.forward(q, k, v, rest[:_N], max_q, max_kv, Options(*options), return_lse)
+    o, lse = _launch.forward(q, k, v, rest[:_N], max_q, max_kv, Options(*options), return_lse)
+    return o, _or_empty(lse, q)
+
+
+def _or_empty(tensor: Optional[Tensor], q: Tensor) -> Tensor:
+    """An operator's results are tensors."""
+    return q.new_empty(0, dtype=torch.float32) if tensor is None else tensor
 
 
 def _backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor,
               lse: Tensor, *rest: Any) -> Tuple[Tensor, ...]:
     max_q, max_kv, *options, return_dbias, return_dsink = rest[_N:]
-    return _launch.backward(dout, dlse, q, k, v, o, lse, rest[:_N], max_q, max_kv,
-                            Options(*options), return_dbias, return_dsink)
+    results = _launch.backward(dout, dlse, q, k, v, o, lse, rest[:_N], max_q, max_kv,
+                               Options(*options), return_dbias, return_dsink)
+    return tuple([_or_empty(result, q) for result in results])
 
 
 def _merge(part_o: List[Tensor], part_lse: List[Tensor]) -> Tuple[Tensor, Tensor]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import threading
-from typing import Any, Dict, Optional
+from functools import lru_cache
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from .._constants import Reason
 from .._errors import FlashAttentionError, invalid
 from . import _launch, functional
-from ._launch import BESIDE, Options
+from ._launch import NOTHING, Options
 
 _FORWARD = "_scaled_dot_product_flash_attention_for_cpu"
 _BACKWARD = _FORWARD + "_backward"
@@ -51,21 +52,27 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor,
                                 top_left=is_causal, dropout=dropout_p, scale=scale)
 
 
-def _beside(bias: Optional[Tensor]) -> Any:
-    return (bias, *[None] * (len(BESIDE) - 1))
+_HEADS_FIRST = ((0, 2, 1, 3), (0, 2, 1, 3))
 
 
-def _mask(attn_mask: Optional[Tensor], keys: int) -> Optional[Tensor]:
-    """Keys contiguous, as the library wants them."""
+def _beside(attn_mask: Optional[Tensor], keys: int) -> Any:
+    """A mask with its keys contiguous, as the library wants them."""
     if attn_mask is None:
-        return None
+        return NOTHING
     if attn_mask.shape[-1] != keys:
         attn_mask = attn_mask.expand(*attn_mask.shape[:-1], keys)
-    return _launch.dense_heads(attn_mask)
+    return (_launch.dense_heads(attn_mask), *NOTHING[1:])
 
 
+@lru_cache(maxsize=1024)
 def _options(dropout_p: float, is_causal: bool, scale: Optional[float]) -> Options:
     return Options(causal=is_causal, top_left=is_causal, scale=scale, dropout=dropout_p)
+
+
+@lru_cache(maxsize=1024)
+def _promised(shape: Any, strides: Any) -> Tuple[int, ...]:
+    """The strides of the output by torch's fake kernel, on which compiled programs rely."""
+    return torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
 
 
 def _theirs_for(name: str, error: FlashAttentionError, arguments: Any, options: Any) -> Any:
@@ -78,36 +85,40 @@ def _theirs_for(name: str, error: FlashAttentionError, arguments: Any, options: 
 def _forward(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0,
              is_causal: bool = False, *, attn_mask: Optional[Tensor] = None,
              scale: Optional[float] = None) -> Any:
+    promised = _promised(query.shape, query.stride())
     try:
-        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-        o, lse = _launch.forward(q, k, v, _beside(_mask(attn_mask, k.shape[1])), -1, -1,
-                                 _options(dropout_p, is_causal, scale), True)
+        o, lse = _launch.forward(query, key, value, _beside(attn_mask, key.shape[2]), -1, -1,
+                                 _options(dropout_p, is_causal, scale), True, _HEADS_FIRST,
+                                 promised if promised[-1] == 1 else None)
     except FlashAttentionError as error:
         return _theirs_for(_FORWARD, error, (query, key, value, dropout_p, is_causal),
                            dict(attn_mask=attn_mask, scale=scale))
     _counts["forward"] += 1
-    o = o.transpose(1, 2)
-    # Compiled programs rely on the strides that torch's fake kernel promises.
-    promised = torch.empty_like(query, device="meta")
-    if o.stride() != promised.stride():
+    if o.stride() != promised:
         o = torch.empty_like(query).copy_(o)
-    return o, lse.transpose(1, 2).contiguous().transpose(1, 2)
+    return o, _tokens_first(lse)
+
+
+def _tokens_first(lse: Optional[Tensor]) -> Tensor:
+    """(batch, heads, tokens), stored as (batch, tokens, heads), as torch's kernel stores it."""
+    assert lse is not None
+    b, h, s = lse.shape
+    return lse.new_empty_strided((b, h, s), (h * s, 1, h)).copy_(lse)
 
 
 def _backward(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor,
               logsumexp: Tensor, dropout_p: float, is_causal: bool, *,
               attn_mask: Optional[Tensor] = None, scale: Optional[float] = None) -> Any:
     try:
-        dout, q, k, v, o = (x.transpose(1, 2) for x in (grad_out, query, key, value, out))
-        grads = _launch.backward(dout, None, q, k, v, o, logsumexp,
-                                 _beside(_mask(attn_mask, k.shape[1])), -1, -1,
-                                 _options(dropout_p, is_causal, scale), False, False)
+        grads = _launch.backward(grad_out, None, query, key, value, out, logsumexp,
+                                 _beside(attn_mask, key.shape[2]), -1, -1,
+                                 _options(dropout_p, is_causal, scale), False, False, _HEADS_FIRST)
     except FlashAttentionError as error:
         return _theirs_for(_BACKWARD, error, (grad_out, query, key, value, out, logsumexp,
                                               dropout_p, is_causal),
                            dict(attn_mask=attn_mask, scale=scale))
     _counts["backward"] += 1
-    return tuple(x.transpose(1, 2) for x in grads[:3])
+    return grads[:3]
 
 
 def activate() -> None:
