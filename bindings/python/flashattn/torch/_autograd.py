@@ -71,13 +71,15 @@ def save(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> No
                 needs[1] and beside[1] is not None, None)
 
 
-def gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> Tuple[Any, ...]:
-    """One for each input of the operator forward."""
-    dq, dk, dv, dbias, dsink = _gradients(ctx, dout, dlse)
+def gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor],
+              operator: Any = None) -> Tuple[Any, ...]:
+    """One for each input of the operator forward. operator: backward, else torch.ops'."""
+    dq, dk, dv, dbias, dsink = _gradients(ctx, dout, dlse, operator)
     return (dq, dk, dv, dbias, dsink, *[None] * (_N + len(Options._fields) + 1))
 
 
-def _gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> Sequence[Any]:
+def _gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor],
+               operator: Any = None) -> Sequence[Any]:
     """Of q, k, v, bias, sink."""
     q, k, v, o, lse, *more = ctx.saved_tensors  # once: checkpointing recomputes at each look
     if dout is None:
@@ -86,7 +88,8 @@ def _gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> Sequ
         dout = torch.zeros_like(o)
     beside = more or NOTHING
     # With grad mode on the caller wants a gradient of the gradient: the operator refuses that.
-    if not torch.is_grad_enabled() and is_eager(q, k, v, beside) and is_eager(dout, o, lse, (dlse,)):
+    eager = is_eager(q, k, v, beside) and is_eager(dout, o, lse, (dlse,))
+    if eager and not torch.is_grad_enabled():
         results: Any = _launch.backward(dout, dlse, q, k, v, o, lse, beside, *ctx.call)
         if beside is NOTHING:
             return results
@@ -95,8 +98,9 @@ def _gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> Sequ
         order, order_kv = orders or (None, None)
         every = (order, order, order_kv, order_kv, order)
         dout, q, k, v, o = [permuted(x, by) for x, by in zip((dout, q, k, v, o), every)]
-        results = torch.ops.flashattn.backward(dout, dlse, q, k, v, o, lse, *beside, max_q, max_kv,
-                                               *options, *ctx.call[3:5])
+        operator = operator or torch.ops.flashattn.backward
+        results = operator(dout, dlse, q, k, v, o, lse, *beside, max_q, max_kv, *options,
+                           *ctx.call[3:5])
         results = [x if by is None else x.permute(inverse(by))
                    for x, by in zip(results, (*every[1:4], None, None))]
     return (*results[:3], *[gradient.to(like.dtype) if wanted else None
@@ -130,30 +134,21 @@ _apply: Any = super(torch.autograd.Function, Attention).apply  # type: ignore[mi
 
 
 def call(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]], max_q: int,
-         max_kv: int, options: Options, return_lse: bool, orders: Orders, eager: bool) -> Any:
-    """The operator forward, by the shortest way: (o, lse), where lse may be None without
-    return_lse. eager: what is_eager() says of the tensors."""
-    if eager:
-        if not torch.is_grad_enabled():
+         max_kv: int, options: Options, return_lse: bool, orders: Orders) -> Any:
+    """(o, lse) where is_eager(); lse may be None without return_lse."""
+    if not torch.is_grad_enabled():
+        return _launch.forward(q, k, v, beside, max_q, max_kv, options, return_lse, orders)
+    if beside is NOTHING:
+        if not (q.requires_grad or k.requires_grad or v.requires_grad):
             return _launch.forward(q, k, v, beside, max_q, max_kv, options, return_lse, orders)
-        if beside is NOTHING:
-            if not (q.requires_grad or k.requires_grad or v.requires_grad):
-                return _launch.forward(q, k, v, beside, max_q, max_kv, options, return_lse, orders)
-        else:
-            needs = [t is not None and t.requires_grad for t in beside]
-            if not (q.requires_grad or k.requires_grad or v.requires_grad or any(needs)):
-                return _launch.forward(q, k, v, beside, max_q, max_kv, options, return_lse, orders)
-            _refuse(beside, needs)
-        result = _apply(q, k, v, beside[0], beside[1],
-                        (beside, max_q, max_kv, options, return_lse, orders))
-        return result if return_lse else (result, None)
-    records = torch.is_grad_enabled() and any(
-        [t is not None and t.requires_grad for t in (q, k, v, *beside)])
-    order, order_kv = orders or (None, None)
-    o, lse = torch.ops.flashattn.forward(
-        permuted(q, order), permuted(k, order_kv), permuted(v, order_kv), *beside, max_q, max_kv,
-        *options, return_lse or records)
-    return (o if order is None else o.permute(inverse(order))), lse
+    else:
+        needs = [t is not None and t.requires_grad for t in beside]
+        if not (q.requires_grad or k.requires_grad or v.requires_grad or any(needs)):
+            return _launch.forward(q, k, v, beside, max_q, max_kv, options, return_lse, orders)
+        _refuse(beside, needs)
+    result = _apply(q, k, v, beside[0], beside[1],
+                    (beside, max_q, max_kv, options, return_lse, orders))
+    return result if return_lse else (result, None)
 
 
 def merge_save(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> None:

@@ -115,16 +115,13 @@ def _inputs(tensors: Sequence[Tensor], beside: Sequence[Optional[Tensor]], max_q
     return inputs
 
 
-def _result(like: Tensor, shape: Sequence[int], order: Optional[Tuple[int, ...]],
-            strides: Optional[Tuple[int, ...]] = None) -> Any:
-    """The entry in _Call.results of a tensor that is stored as (batch, seq, heads, dim), or with
-    strides."""
-    if strides is None:
-        axes, step, found = order or tuple(range(len(shape))), 1, [0] * len(shape)
-        for axis in reversed(axes):
-            found[axis] = step
-            step *= max(shape[axis], 1)
-        strides = tuple(found)
+def _result(like: Tensor, shape: Sequence[int], order: Optional[Tuple[int, ...]]) -> Any:
+    """The entry in _Call.results of a tensor that is stored as (batch, seq, heads, dim)."""
+    step, found = 1, [0] * len(shape)
+    for axis in reversed(order or tuple(range(len(shape)))):
+        found[axis] = step
+        step *= max(shape[axis], 1)
+    strides = tuple(found)
     model = like.new_empty_strided(like.shape, like.stride(), device="meta")
     same = tuple(shape) == tuple(like.shape) and torch.empty_like(model).stride() == strides
     return None if same else (tuple(shape), strides)
@@ -203,21 +200,23 @@ def _dense(copied: Tuple[int, ...], tensors: Sequence[Tensor]) -> Sequence[Tenso
 
 def forward(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]], max_q: int,
             max_kv: int, options: Options, return_lse: bool, orders: Orders = None,
-            strides_o: Optional[Tuple[int, ...]] = None) -> Tuple[Tensor, Optional[Tensor]]:
-    """o, lse of (batch, seq, heads, dim) or (total, heads, dim) tensors, or of such that orders make
-    so; lse is None without return_lse. strides_o: of o, of which the last is 1; None: it is stored
-    as (batch, seq, heads, dim)."""
+            o: Optional[Tensor] = None) -> Tuple[Tensor, Optional[Tensor]]:
+    """o, lse of (batch, seq, heads, dim) or (total, heads, dim) tensors, or of such that orders
+    make so; lse is None without return_lse. o is written and returned; None: one is made, stored as
+    (batch, seq, heads, dim)."""
     key = (q.shape, q.stride(), q.dtype, q.get_device(), k.shape, k.stride(), k.dtype,
            k.get_device(), v.shape, v.stride(), v.dtype, v.get_device(),
            None if beside is NOTHING else _geometry(beside), max_q, max_kv, options, return_lse,
-           orders, strides_o, torch.get_num_threads())
+           orders, None if o is None else (o.shape, o.stride(), o.dtype, o.get_device()),
+           torch.get_num_threads())
     call = _plan.prepared.get(key) or _prepare_forward(
-        key, (q, k, v), beside, max_q, max_kv, options, return_lse, orders, strides_o)
+        key, (q, k, v), beside, max_q, max_kv, options, return_lse, orders, o)
     if call.copied:
         q, k, v = _dense(call.copied, (q, k, v))
     filled = _arguments(call, q, k, v, beside)
     words = filled[1]
-    o = _make(call, 0, q)
+    if o is None:
+        o = _make(call, 0, q)
     words[_O] = o.data_ptr()
     lse = None
     if return_lse:  # torch.empty takes half the time of q.new_empty with a type
@@ -230,41 +229,44 @@ def forward(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]],
 
 def _prepare_forward(key: Any, tensors: Sequence[Tensor], beside: Sequence[Optional[Tensor]],
                      max_q: int, max_kv: int, options: Options, return_lse: bool, orders: Orders,
-                     strides_o: Optional[Tuple[int, ...]]) -> _Call:
+                     o: Optional[Tensor]) -> _Call:
     with torch.no_grad():
         copied = _copied(tensors)
         q, _, v = tensors = _dense(copied, tensors)
         order, order_kv = orders or (None, None)
-        inputs = _inputs([permuted(x, o) for x, o in zip(tensors, (order, order_kv, order_kv))],
+        inputs = _inputs([permuted(x, by) for x, by in zip(tensors, (order, order_kv, order_kv))],
                          beside, max_q, max_kv, options)
         plan = _plan.cached_plan(inputs.facts(), _described(
             options, inputs, torch.get_num_threads(), return_lse=return_lse))
         args = _plan.new_args(inputs.sizes)
         inputs.fill(args)
-        result = _result(q, (*q.shape[:-1], v.shape[-1]), order, strides_o)
-        args.o = _EMPTY if strides_o is None else (ffi.NULL, *_strides(strides_o, order))
+        result = _result(q, (*q.shape[:-1], v.shape[-1]), order)
+        args.o = _EMPTY if o is None else _given(
+            o, "o", order, inputs.q, inputs.v.dim, plan.descriptor.dtype_o, inputs)
         return _prepared(key, plan, int(Op.FORWARD), args, inputs, copied, (result,))
 
 
-def _strides(strides: Tuple[int, ...], order: Optional[Tuple[int, ...]]) -> Tuple[int, int, int]:
-    """As flashattn_tensor has them: of batch, head, token."""
-    *batch, token, head, _ = strides if order is None else [strides[i] for i in order]
-    return (batch[0] if batch else 0, head, token)
+def _given(tensor: Tensor, name: str, order: Optional[Tuple[int, ...]], model: Any, dim: int,
+           code: int, inputs: Inputs) -> Any:
+    """flashattn_tensor of one that is to be read or written, shaped like the input model."""
+    seen = view(permuted(tensor, order), name, inputs.place)
+    return _plan._like_output(seen, name, model, dim, code, inputs).c()
 
 
 def backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor,
              lse: Tensor, beside: Sequence[Optional[Tensor]], max_q: int, max_kv: int,
-             options: Options, return_dbias: bool, return_dsink: bool, orders: Orders = None
-             ) -> Tuple[Optional[Tensor], ...]:
-    """dq, dk, dv, dbias, dsink; the last two float32, and None where they are not asked for. The
-    gradients are stored as (batch, seq, heads, dim)."""
+             options: Options, return_dbias: bool, return_dsink: bool, orders: Orders = None,
+             grads: Optional[Sequence[Tensor]] = None) -> Tuple[Optional[Tensor], ...]:
+    """dq, dk, dv, dbias, dsink; the last two float32, and None where they are not asked for. grads:
+    dq, dk and dv, which are written; None: they are made, stored as (batch, seq, heads, dim)."""
     lse, dlse = lse.contiguous(), None if dlse is None else dlse.contiguous()
     key = (_geometry((dout, dlse, q, k, v, o, lse)),
            None if beside is NOTHING else _geometry(beside), max_q, max_kv, options, return_dbias,
-           return_dsink, orders, torch.get_num_threads())
+           return_dsink, orders, None if grads is None else _geometry(grads),
+           torch.get_num_threads())
     call = _plan.prepared.get(key) or _prepare_backward(
         key, (dout, q, k, v, o), dlse, lse, beside, max_q, max_kv, options, return_dbias,
-        return_dsink, orders)
+        return_dsink, orders, grads)
     if call.copied:
         dout, q, k, v, o = _dense(call.copied, (dout, q, k, v, o))
     filled = _arguments(call, q, k, v, beside)
@@ -272,7 +274,7 @@ def backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tens
     words[_DOUT], words[_O], words[_LSE] = dout.data_ptr(), o.data_ptr(), lse.data_ptr()
     if dlse is not None:
         words[_DLSE] = dlse.data_ptr()
-    dq, dk, dv = _make(call, 0, q), _make(call, 1, k), _make(call, 2, v)
+    dq, dk, dv = grads or (_make(call, 0, q), _make(call, 1, k), _make(call, 2, v))
     words[_DQ], words[_DK], words[_DV] = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
     dbias = dsink = None
     if return_dbias:
@@ -289,7 +291,7 @@ def backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tens
 def _prepare_backward(key: Any, tensors: Sequence[Tensor], dlse: Optional[Tensor], lse: Tensor,
                       beside: Sequence[Optional[Tensor]], max_q: int, max_kv: int,
                       options: Options, return_dbias: bool, return_dsink: bool,
-                      orders: Orders) -> _Call:
+                      orders: Orders, grads: Optional[Sequence[Tensor]]) -> _Call:
     with torch.no_grad():
         copied = _copied(tensors)
         tensors = _dense(copied, tensors)
@@ -300,17 +302,19 @@ def _prepare_backward(key: Any, tensors: Sequence[Tensor], dlse: Optional[Tensor
         described = _described(options, inputs, torch.get_num_threads(), forward=False,
                                backward=True, dlse=dlse is not None, return_dbias=return_dbias,
                                return_dsink=return_dsink)
-        plan, place = _plan.cached_plan(inputs.facts(), described), inputs.place
+        plan = _plan.cached_plan(inputs.facts(), described)
         args = _plan.new_args(inputs.sizes)
         inputs.fill(args)
         code = plan.descriptor.dtype_o
         for name, tensor in (("o", o), ("dout", dout)):
-            setattr(args, name, _plan._like_output(view(tensor, name, place), name, inputs.q,
-                                                   inputs.v.dim, code, inputs).c())
+            setattr(args, name, _given(tensor, name, None, inputs.q, inputs.v.dim, code, inputs))
         for name, small in (("lse", lse), ("dlse", dlse)):
             if small is not None:
-                packed(small, name, FLOAT32, inputs.lse_shape(), place)
+                packed(small, name, FLOAT32, inputs.lse_shape(), inputs.place)
         args.dq = args.dk = args.dv = _EMPTY
+        for name, tensor, like, by in zip(("dq", "dk", "dv"), grads or (),
+                                          (inputs.q, inputs.k, inputs.v), every[1:4]):
+            setattr(args, name, _given(tensor, name, by, like, like.dim, like.view.dtype, inputs))
         if plan.descriptor.features & Feature.DBIAS:
             args.dbias = (ffi.NULL, *_plan.dbias_strides(inputs.seen["bias"].shape))
         results = tuple([_result(x, x.shape, by) for x, by in zip(tensors[1:4], every[1:4])])

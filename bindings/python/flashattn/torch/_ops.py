@@ -91,13 +91,13 @@ torch.library.register_autograd("flashattn::merge", _autograd.merge_gradients,
                                 setup_context=_autograd.merge_save, lib=_library)
 
 
-def _no_second(ctx: Any, *grads: Any) -> Any:
+def no_second(ctx: Any, *grads: Any) -> Any:
     raise UnsupportedError("the gradient of an attention's gradient is asked for, which the "
                            "library does not compute; use PyTorch's math attention for it",
                            Status.ERROR_UNSUPPORTED, Reason.OP, "ops")
 
 
-torch.library.register_autograd("flashattn::backward", _no_second, lib=_library)
+torch.library.register_autograd("flashattn::backward", no_second, lib=_library)
 
 
 def cast_for_autocast(q: Tensor, *more: Tensor) -> Tuple[Tensor, ...]:
@@ -150,7 +150,7 @@ def _folds(beside: Sequence[Any], dims: Sequence[Any], info: Any, dropout: float
     return not (dropout and info.randomness == "same")
 
 
-def _vmap(op: Any, first: int) -> Any:
+def vmap_rule(op: Any, first: int) -> Any:
     """The rule of an operator whose first tensors have a batch, and are followed by those beside.
     first counts them."""
     def rule(info: Any, in_dims: Any, *args: Any) -> Any:
@@ -169,9 +169,9 @@ def _vmap(op: Any, first: int) -> Any:
     return rule
 
 
-torch.library.register_vmap("flashattn::forward", _vmap(torch.ops.flashattn.forward, 3),
+torch.library.register_vmap("flashattn::forward", vmap_rule(torch.ops.flashattn.forward, 3),
                             lib=_library)
-torch.library.register_vmap("flashattn::backward", _vmap(torch.ops.flashattn.backward, 7),
+torch.library.register_vmap("flashattn::backward", vmap_rule(torch.ops.flashattn.backward, 7),
                             lib=_library)
 
 

@@ -12,11 +12,12 @@ from .._constants import Reason
 from .._errors import invalid, wrong_type
 from .._inputs import axes
 from .._options import Determinisms, Window
-from . import _autograd
-from ._launch import NOTHING, Options, Orders
+from . import _autograd, _transforms
+from ._launch import NOTHING, Options, Orders, inverse, permuted
 from ._ops import cast_for_autocast
 
 
+_DISTRIBUTED = "torch.distributed.tensor"
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
@@ -91,9 +92,24 @@ def _call(q: Tensor, k: Tensor, v: Tensor, orders: Orders, beside: Sequence[Opti
         q, k, v = cast_for_autocast(q, k, v)
     if options.dropout or beside[-1] is not None:
         beside = (*beside[:-1], _rng(q, options.dropout, beside[-1]))
-    result = _autograd.call(q, k, v, beside, max_q, max_kv, options, return_lse, orders,
-                            eager)
+    call = _autograd.call if eager else _by_operator
+    result = call(q, k, v, beside, max_q, max_kv, options, return_lse, orders)
     return result if return_lse else result[0]
+
+
+def _by_operator(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]], max_q: int,
+                 max_kv: int, options: Options, return_lse: bool, orders: Orders) -> Any:
+    records = torch.is_grad_enabled() and any(
+        [t is not None and t.requires_grad for t in (q, k, v, *beside)])
+    records = records or _transforms.active()  # inside a vmap no tensor says so
+    if not torch.compiler.is_compiling() and type(q).__module__.startswith(_DISTRIBUTED):
+        from . import _dtensor
+        _dtensor.register()
+    order, order_kv = orders or (None, None)
+    o, lse = _transforms.forward(
+        permuted(q, order), permuted(k, order_kv), permuted(v, order_kv), *beside, max_q, max_kv,
+        *options, return_lse or records)
+    return (o if order is None else o.permute(inverse(order))), lse
 
 
 _PACKED = {"bshd": None, "bhsd": (0, 2, 1, 3), "thd": None}
@@ -135,8 +151,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: str = "bshd", causal: 
     nothing.
 
     Returns o, stored in the order (batch, seqlen_q, heads_q, dim_v), or (o, lse): float32 (batch,
-    heads_q, seqlen_q). Works under torch.compile, torch.vmap, autocast and checkpointing, but not
-    under torch.func.grad.
+    heads_q, seqlen_q). Works under torch.compile, torch.func's grad, vjp and vmap, autocast and
+    checkpointing.
     (Dao et al. 2022)
     """
     options = _chosen(causal, window, chunk, top_left, softcap, scale, dropout, block_q, block_kv,

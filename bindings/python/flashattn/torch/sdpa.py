@@ -2,26 +2,18 @@
 function."""
 from __future__ import annotations
 
-import collections
+import sys
 import threading
-from functools import lru_cache
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional
 
 import torch
+import torch.nn.attention
 from torch import Tensor
 
 from .._constants import Reason
-from .._errors import FlashAttentionError, invalid
-from . import _launch, functional
-from ._launch import NOTHING, Options
-
-_FORWARD = "_scaled_dot_product_flash_attention_for_cpu"
-_BACKWARD = _FORWARD + "_backward"
-_lock = threading.Lock()
-_active: Optional[torch.library.Library] = None  # undoes its overrides when it goes
-_theirs: Dict[str, Any] = {}  # torch's own kernels
-_counts: Dict[str, int] = collections.Counter()
-_refused: Dict[str, int] = collections.Counter()
+from .._errors import invalid
+from .._tools import devices
+from . import _aten, functional
 
 
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor,
@@ -52,110 +44,83 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor,
                                 top_left=is_causal, dropout=dropout_p, scale=scale)
 
 
-_HEADS_FIRST = ((0, 2, 1, 3), (0, 2, 1, 3))
+_IMPLEMENTATION = "flashattn"  # in torch's registry of flash implementations
+_lock = threading.Lock()
+_active: Dict[str, Any] = {}  # by device, what undoes it
+_fast_path = True  # torch's own of nn.MultiheadAttention, as activate() found it
 
 
-def _beside(attn_mask: Optional[Tensor], keys: int) -> Any:
-    """A mask with its keys contiguous, as the library wants them."""
-    if attn_mask is None:
-        return NOTHING
-    if attn_mask.shape[-1] != keys:
-        attn_mask = attn_mask.expand(*attn_mask.shape[:-1], keys)
-    return (_launch.dense_heads(attn_mask), *NOTHING[1:])
+def _register() -> _aten.Override:
+    return _aten.Override("CUDA")
 
 
-@lru_cache(maxsize=1024)
-def _options(dropout_p: float, is_causal: bool, scale: Optional[float]) -> Options:
-    return Options(causal=is_causal, top_left=is_causal, scale=scale, dropout=dropout_p)
+# torch.nn.attention.activate_flash_attention_impl("flashattn") does for GPUs what activate() does.
+if hasattr(torch.nn.attention, "register_flash_attention_impl"):
+    torch.nn.attention.register_flash_attention_impl(_IMPLEMENTATION, register_fn=_register)
 
 
-@lru_cache(maxsize=1024)
-def _promised(shape: Any, strides: Any) -> Tuple[int, ...]:
-    """The strides of the output by torch's fake kernel, on which compiled programs rely."""
-    return torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
+class _Registered:
+    """This library in torch's registry; of a torch without one, the override itself."""
+
+    def __init__(self) -> None:
+        self._override: Any = None
+        if hasattr(torch.nn.attention, "activate_flash_attention_impl"):
+            torch.nn.attention.activate_flash_attention_impl(_IMPLEMENTATION)
+        else:
+            self._override = _register()
+
+    def remove(self) -> None:
+        if self._override is not None:
+            self._override.remove()
+        elif torch.nn.attention.current_flash_attention_impl() == _IMPLEMENTATION:
+            torch.nn.attention.restore_flash_attention_impl()
 
 
-def _theirs_for(name: str, error: FlashAttentionError, arguments: Any, options: Any) -> Any:
-    """What the library refuses goes to torch's own kernel."""
-    _refused[str(error)] += 1
-    return _theirs[name].call_boxed(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU),
-                                    *arguments, **options)
-
-
-def _forward(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0,
-             is_causal: bool = False, *, attn_mask: Optional[Tensor] = None,
-             scale: Optional[float] = None) -> Any:
-    promised = _promised(query.shape, query.stride())
-    try:
-        o, lse = _launch.forward(query, key, value, _beside(attn_mask, key.shape[2]), -1, -1,
-                                 _options(dropout_p, is_causal, scale), True, _HEADS_FIRST,
-                                 promised if promised[-1] == 1 else None)
-    except FlashAttentionError as error:
-        return _theirs_for(_FORWARD, error, (query, key, value, dropout_p, is_causal),
-                           dict(attn_mask=attn_mask, scale=scale))
-    _counts["forward"] += 1
-    if o.stride() != promised:
-        o = torch.empty_like(query).copy_(o)
-    return o, _tokens_first(lse)
-
-
-def _tokens_first(lse: Optional[Tensor]) -> Tensor:
-    """(batch, heads, tokens), stored as (batch, tokens, heads), as torch's kernel stores it."""
-    assert lse is not None
-    b, h, s = lse.shape
-    return lse.new_empty_strided((b, h, s), (h * s, 1, h)).copy_(lse)
-
-
-def _backward(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor,
-              logsumexp: Tensor, dropout_p: float, is_causal: bool, *,
-              attn_mask: Optional[Tensor] = None, scale: Optional[float] = None) -> Any:
-    try:
-        grads = _launch.backward(grad_out, None, query, key, value, out, logsumexp,
-                                 _beside(attn_mask, key.shape[2]), -1, -1,
-                                 _options(dropout_p, is_causal, scale), False, False, _HEADS_FIRST)
-    except FlashAttentionError as error:
-        return _theirs_for(_BACKWARD, error, (grad_out, query, key, value, out, logsumexp,
-                                              dropout_p, is_causal),
-                           dict(attn_mask=attn_mask, scale=scale))
-    _counts["backward"] += 1
-    return grads[:3]
+def _has_gpu() -> bool:
+    return torch.cuda.is_available() and any(found.kind == "cuda" for found in devices())
 
 
 def activate() -> None:
-    """From now on F.scaled_dot_product_attention, and all that is built on it, such as
-    nn.MultiheadAttention, runs on this library in this process, on the CPU. Calls that it refuses
-    go to torch's own kernel; report() counts both. On GPUs torch's kernels stay: call
-    scaled_dot_product_attention() of this module there.
+    """From now on what torch computes by flash attention runs on this library in this process:
+    F.scaled_dot_product_attention and all that is built on it, such as nn.MultiheadAttention, whose
+    fast path without it is switched off; torch.nn.attention.varlen; context_parallel, where
+    torch.distributed is initialised before. On a CPU, and on GPUs by torch's registry of flash
+    implementations. Calls that the library refuses go to torch's own kernel; report() counts both.
+    What torch gives to other kernels stays there: on a CPU dropout and values of another head
+    dimension, nn.MultiheadAttention with need_weights; on a GPU float masks.
 
     RuntimeError for a torch that cannot give its own kernel away (torch.library.get_kernel).
     """
-    global _active
+    global _fast_path
     with _lock:
-        if _active is not None:
+        if _active:
             return
         if not hasattr(torch.library, "get_kernel"):
             raise RuntimeError(f"activate() needs torch.library.get_kernel, which torch "
                                f"{torch.__version__} has not; install a newer one")
-        for name in (_FORWARD, _BACKWARD):
-            _theirs[name] = torch.library.get_kernel(f"aten::{name}", "CPU")
-        _active = torch.library.Library("aten", "IMPL", "CPU")
-        for name, kernel in ((_FORWARD, _forward), (_BACKWARD, _backward)):
-            _active.impl(name, kernel, "CPU", allow_override=True)
+        _active["cpu"] = _aten.Override("CPU")
+        if _has_gpu():
+            _active["cuda"] = _Registered()
+        _fast_path = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        if "torch.distributed.tensor" in sys.modules or (
+                torch.distributed.is_available() and torch.distributed.is_initialized()):
+            from . import _dtensor
+            _dtensor.register()
 
 
 def restore() -> None:
-    """Gives F.scaled_dot_product_attention back to torch's own kernels. report() keeps its
-    counts."""
-    global _active
+    """Gives everything back to torch's own kernels. report() keeps its counts."""
     with _lock:
-        if _active is not None:
-            _active._destroy()
-            _active = None
-            _theirs.clear()
+        if _active:
+            for override in _active.values():
+                override.remove()
+            _active.clear()
+            torch.backends.mha.set_fastpath_enabled(_fast_path)
 
 
 def report() -> Dict[str, Any]:
-    """What ran on this library since it was first activated: {"active": bool, "forward": calls,
-    "backward": calls, "refused": {message: calls}}."""
-    return {"active": _active is not None, "forward": _counts["forward"],
-            "backward": _counts["backward"], "refused": dict(_refused)}
+    """What ran on this library since it was first activated: {"active": whether it is, "devices":
+    where, "forward": calls, "backward": calls, "refused": {message: calls}}."""
+    return {"active": bool(_active), "devices": list(_active), "forward": _aten.counts["forward"],
+            "backward": _aten.counts["backward"], "refused": dict(_aten.refused)}
