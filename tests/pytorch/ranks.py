@@ -1,5 +1,8 @@
-"""What each of several processes does for test_torch_distributed.py: python ranks.py RANK SIZE FILE,
-where FILE is where they meet. On the CPU they talk by gloo, each on a thread of its own."""
+"""What each of several processes does for test_torch_distributed.py:
+
+    python ranks.py RANK SIZE FILE
+
+FILE is where they meet. On the CPU they talk by gloo, each on a thread of its own."""
 import datetime
 import itertools
 import pathlib

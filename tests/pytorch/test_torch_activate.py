@@ -194,7 +194,8 @@ def test_multihead_attention(device, layer, train, ran):
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         want = call()
     tight = device == "cpu"
-    torch.testing.assert_close(got, want, atol=1e-5 if tight else 2e-2, rtol=1e-4 if tight else 2e-2)
+    torch.testing.assert_close(got, want, atol=1e-5 if tight else 2e-2,
+                               rtol=1e-4 if tight else 2e-2)
 
 
 def test_the_fast_path_is_given_back():

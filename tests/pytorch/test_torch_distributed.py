@@ -1,5 +1,5 @@
-"""Several processes on the CPU (gloo) give what one gives: context_parallel, and tensors sharded over
-batch and heads."""
+"""Several processes on the CPU (gloo) give what one gives: context_parallel, and tensors sharded
+over batch and heads."""
 import pathlib
 import subprocess
 import sys

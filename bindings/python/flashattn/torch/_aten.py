@@ -15,7 +15,6 @@ from .._errors import FlashAttentionError, UnsupportedError
 from . import _launch
 from ._launch import BESIDE, NOTHING, Options
 
-counts: Dict[str, int] = collections.Counter()
 refused: Dict[str, int] = collections.Counter()
 _FOR_CPU = "_scaled_dot_product_flash_attention_for_cpu"
 _SDPA = "_scaled_dot_product_flash_attention"
@@ -231,28 +230,23 @@ def _sdpa_backward(*arguments: Any, **options: Any) -> Any:
     return _flash_backward(*arguments, **options, orders=_HEADS_FIRST)
 
 
-_FIVE = {_FLASH + "_forward": ("forward", _flash),
-         _FLASH + "_forward_no_dropout_inplace": ("forward", _flash_in_place),
-         _FLASH + "_backward": ("backward", _flash_backward),
-         _SDPA: ("forward", _sdpa), _SDPA + "_backward": ("backward", _sdpa_backward)}
-OPERATORS: Dict[str, Dict[str, Tuple[str, Callable[..., Any]]]] = {
+_FIVE = {_FLASH + "_forward": _flash, _FLASH + "_forward_no_dropout_inplace": _flash_in_place,
+         _FLASH + "_backward": _flash_backward, _SDPA: _sdpa, _SDPA + "_backward": _sdpa_backward}
+OPERATORS: Dict[str, Dict[str, Callable[..., Any]]] = {
     "CUDA": _FIVE,
     # torch has no kernels of the five for a CPU: varlen_attn and context_parallel have none there.
-    "CPU": {**_FIVE, _FOR_CPU: ("forward", _for_cpu),
-            _FOR_CPU + "_backward": ("backward", _for_cpu_backward)}}
+    "CPU": {**_FIVE, _FOR_CPU: _for_cpu, _FOR_CPU + "_backward": _for_cpu_backward}}
 
 
-def _serving(direction: str, kernel: Callable[..., Any], theirs: Any, keys: Any) -> Any:
+def _serving(kernel: Callable[..., Any], theirs: Any, keys: Any) -> Any:
     def serve(*arguments: Any, **options: Any) -> Any:
         try:
-            results = kernel(*arguments, **options)
+            return kernel(*arguments, **options)
         except FlashAttentionError as error:
             refused[str(error)] += 1
             if theirs is None or isinstance(error, Unrepeatable):
                 raise
             return theirs.call_boxed(keys, *arguments, **options)
-        counts[direction] += 1
-        return results
     return serve
 
 
@@ -262,12 +256,12 @@ class Override:
     def __init__(self, key: str) -> None:
         keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
         self._library = torch.library.Library("aten", "IMPL")
-        for name, (direction, kernel) in OPERATORS[key].items():
+        for name, kernel in OPERATORS[key].items():
             if not hasattr(torch.ops.aten, name):
                 continue  # of a newer torch
             known = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
             theirs = torch.library.get_kernel(f"aten::{name}", key) if known else None
-            self._library.impl(name, _serving(direction, kernel, theirs, keys), key,
+            self._library.impl(name, _serving(kernel, theirs, keys), key,
                                allow_override=True)
 
     def remove(self) -> None:

@@ -23,6 +23,7 @@ from .._options import uniform
 BESIDE = ("bias", "sink", "alibi_slopes", "block_mask", "cu_seqlens_q", "cu_seqlens_kv", "lens_q",
           "lens_kv", "starts_kv", "page_table", "rng_device")
 NOTHING: Sequence[Optional[Tensor]] = (None,) * len(BESIDE)  # of them is given
+runs = {"forward": 0, "backward": 0}  # of report(); threads may lose one
 _LIMIT = 2048  # prepared calls
 _ARGS = ffi.typeof("flashattn_args *")
 _WORDS = ffi.typeof("uint64_t *")
@@ -224,6 +225,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]],
             call.lse_shape, dtype=torch.float32, device=q.device)
         words[_LSE] = lse.data_ptr()
     _run(lib.flashattn_forward, call, filled, q)
+    runs["forward"] += 1
     return o, lse
 
 
@@ -285,6 +287,7 @@ def backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tens
         dsink = torch.zeros_like(beside[1], dtype=torch.float32)  # type: ignore[arg-type]
         words[_DSINK] = dsink.data_ptr()
     _run(lib.flashattn_backward, call, filled, q)
+    runs["backward"] += 1
     return dq, dk, dv, dbias, dsink
 
 

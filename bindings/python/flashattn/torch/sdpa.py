@@ -13,7 +13,7 @@ from torch import Tensor
 from .._constants import Reason
 from .._errors import invalid
 from .._tools import devices
-from . import _aten, functional
+from . import _aten, _launch, functional
 
 
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor,
@@ -120,7 +120,8 @@ def restore() -> None:
 
 
 def report() -> Dict[str, Any]:
-    """What ran on this library since it was first activated: {"active": whether it is, "devices":
-    where, "forward": calls, "backward": calls, "refused": {message: calls}}."""
-    return {"active": bool(_active), "devices": list(_active), "forward": _aten.counts["forward"],
-            "backward": _aten.counts["backward"], "refused": dict(_aten.refused)}
+    """What ran on this library in this process, by any function of flashattn.torch and by PyTorch's
+    own while it was active: {"active": whether it is, "devices": where, "forward": calls,
+    "backward": calls, "refused": {message: calls that activate() gave to torch's kernels}}."""
+    return {"active": bool(_active), "devices": list(_active), "forward": _launch.runs["forward"],
+            "backward": _launch.runs["backward"], "refused": dict(_aten.refused)}
