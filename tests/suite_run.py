@@ -126,7 +126,7 @@ class Run:
         found = subprocess.run(setup, capture_output=True, text=True, check=False)
         if found.returncode:
             raise Skip((found.stderr.strip().splitlines() or ["tests/torch_setup.py failed"])[-1])
-        python, *transformers = found.stdout.split("\n")[:-1]
+        python, *transformers = found.stdout.splitlines()
         newest, *older = [{**env, "PYTHONPATH": folder} for folder in transformers]
         count = self.pytest("tests/pytorch", *arguments, env=newest, python=python)
         for other in older:
