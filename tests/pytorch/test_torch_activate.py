@@ -1,5 +1,7 @@
 """This library under torch's own functions: SDPA, nn.MultiheadAttention, varlen_attn, and aten's
 operators for flash attention, on a CPU and where there is one on a GPU."""
+import inspect
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -52,17 +54,19 @@ def test_the_operators_of_sdpa(device, causal, memory, ran):
     elif memory == "packed":
         q, k, v = torch.randn(2, 33, 3, 4, 16, device=device, dtype=dtype_of(device)).permute(
             2, 0, 3, 1, 4)
-    fakes = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-             for x in (q, k, v)]
+    def fake(x):
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
     results = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
-    promised = aten._scaled_dot_product_flash_attention(*fakes, 0.0, causal)
     o, lse = results[:2]
     dout = torch.randn_like(o)
-    rest = (0.0, causal, *results[6:8])
-    grads = aten._scaled_dot_product_flash_attention_backward(
-        dout, q, k, v, o, lse, *results[2:6], *rest)
-    for got, fake in zip((o, lse, *grads), (*promised[:2], *[torch.empty_like(x) for x in fakes])):
-        assert got.shape == fake.shape and got.stride() == fake.stride()
+    tensors, rest = (dout, q, k, v, o, lse), (*results[2:6], 0.0, causal, *results[6:8])
+    backward = aten._scaled_dot_product_flash_attention_backward
+    grads = backward(*tensors, *rest)
+    promised = (*aten._scaled_dot_product_flash_attention(*map(fake, (q, k, v)), 0.0, causal)[:2],
+                *backward(*map(fake, tensors), *rest))
+    for got, want in zip((o, lse, *grads), promised):
+        assert got.shape == want.shape and got.stride() == want.stride()
     exact, naive = truth(q, k, v, dout, causal)
     reference.check((o, lse, *grads), exact, naive, NAMES)
     assert ran() == {"forward": 1, "backward": 1, "refused": 0}
@@ -71,11 +75,13 @@ def test_the_operators_of_sdpa(device, causal, memory, ran):
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (5, 0), (4, 7)])
 def test_varlen(device, window, ran):
     """torch.nn.attention.varlen_attn, with its gradients."""
-    lengths = (5, 21, 14)
+    lengths, takes = (5, 21, 14), inspect.signature(varlen.varlen_attn).parameters
+    if "window_size" not in takes:
+        pytest.skip("this torch's varlen_attn has no window_size")
     cu = torch.tensor([0, 5, 26, 40], dtype=torch.int32, device=device)
     inputs = [torch.randn(40, heads, 16, device=device, dtype=dtype_of(device), requires_grad=True)
-              for heads in (4, 2, 2)]
-    options = dict(window_size=window, enable_gqa=True)
+              for heads in ((4, 2, 2) if "enable_gqa" in takes else (4, 4, 4))]
+    options = dict(window_size=window, **{"enable_gqa": True} if "enable_gqa" in takes else {})
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         o, lse = varlen.varlen_attn(*inputs, cu, cu, 21, 21, **options,
                                     return_aux=varlen.AuxRequest(lse=True))
@@ -97,8 +103,9 @@ def test_varlen(device, window, ran):
 @pytest.mark.parametrize("kind", ["dense", "paged"])
 def test_varlen_of_a_cache(device, kind, ran):
     """seqused_k, block_table, and out=."""
-    if "block_table" not in str(aten._flash_attention_forward.default._schema):
-        pytest.skip("this torch has no block_table")
+    takes = inspect.signature(varlen.varlen_attn).parameters
+    if not {"block_table", "seqused_k", "enable_gqa"} <= set(takes):
+        pytest.skip("this torch's varlen_attn has no block_table")
     used = torch.tensor([19, 32], dtype=torch.int32, device=device)
     q = torch.randn(2, 4, 16, device=device, dtype=dtype_of(device))
     cache = torch.randn(2, 32, 2, 16, device=device, dtype=dtype_of(device))
@@ -198,10 +205,11 @@ def test_multihead_attention(device, layer, train, ran):
                                rtol=1e-4 if tight else 2e-2)
 
 
-def test_the_fast_path_is_given_back():
+def test_all_is_given_back():
     assert not torch.backends.mha.get_fastpath_enabled()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
     fa.restore()
-    assert torch.backends.mha.get_fastpath_enabled()
+    assert torch.backends.mha.get_fastpath_enabled() and torch.backends.cuda.cudnn_sdp_enabled()
     q = torch.randn(1, 2, 8, 16)
     with pytest.raises((NotImplementedError, RuntimeError)):  # nobody's on a CPU
         aten._scaled_dot_product_flash_attention(q, q, q)

@@ -47,7 +47,10 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor,
 _IMPLEMENTATION = "flashattn"  # in torch's registry of flash implementations
 _lock = threading.Lock()
 _active: Dict[str, Any] = {}  # by device, what undoes it
-_fast_path = True  # torch's own of nn.MultiheadAttention, as activate() found it
+_found: Dict[str, bool] = {}  # switches of torch's, as activate() found them
+_registry: Any = torch.nn.attention  # of flash implementations; of an older torch without one
+_HAS_REGISTRY = all(hasattr(_registry, f"{verb}_flash_attention_impl") for verb in (
+    "register", "activate", "current", "restore"))
 
 
 def _register() -> _aten.Override:
@@ -55,25 +58,33 @@ def _register() -> _aten.Override:
 
 
 # torch.nn.attention.activate_flash_attention_impl("flashattn") does for GPUs what activate() does.
-if hasattr(torch.nn.attention, "register_flash_attention_impl"):
-    torch.nn.attention.register_flash_attention_impl(_IMPLEMENTATION, register_fn=_register)
+if _HAS_REGISTRY:
+    _registry.register_flash_attention_impl(_IMPLEMENTATION, register_fn=_register)
 
 
 class _Registered:
     """This library in torch's registry; of a torch without one, the override itself."""
 
     def __init__(self) -> None:
-        self._override: Any = None
-        if hasattr(torch.nn.attention, "activate_flash_attention_impl"):
-            torch.nn.attention.activate_flash_attention_impl(_IMPLEMENTATION)
-        else:
-            self._override = _register()
+        self._override: Any = None if _HAS_REGISTRY else _register()
+        if _HAS_REGISTRY:
+            _registry.activate_flash_attention_impl(_IMPLEMENTATION)
 
     def remove(self) -> None:
         if self._override is not None:
             self._override.remove()
-        elif torch.nn.attention.current_flash_attention_impl() == _IMPLEMENTATION:
-            torch.nn.attention.restore_flash_attention_impl()
+        elif _registry.current_flash_attention_impl() == _IMPLEMENTATION:
+            _registry.restore_flash_attention_impl()
+
+
+def _switch(fast_path: bool, cudnn: bool) -> Dict[str, bool]:
+    """torch's own fast path of nn.MultiheadAttention, and cuDNN's kernels, which on new GPUs come
+    before those of flash attention. Returns what they were."""
+    found = dict(fast_path=torch.backends.mha.get_fastpath_enabled(),
+                 cudnn=torch.backends.cuda.cudnn_sdp_enabled())
+    torch.backends.mha.set_fastpath_enabled(fast_path)
+    torch.backends.cuda.enable_cudnn_sdp(cudnn)
+    return found
 
 
 def _has_gpu() -> bool:
@@ -85,13 +96,12 @@ def activate() -> None:
     F.scaled_dot_product_attention and all that is built on it, such as nn.MultiheadAttention, whose
     fast path without it is switched off; torch.nn.attention.varlen; context_parallel, where
     torch.distributed is initialised before. On a CPU, and on GPUs by torch's registry of flash
-    implementations. Calls that the library refuses go to torch's own kernel; report() counts both.
+    implementations, with cuDNN's attention switched off, which would come first. Calls that the library refuses go to torch's own kernel; report() counts both.
     What torch gives to other kernels stays there: on a CPU dropout and values of another head
     dimension, nn.MultiheadAttention with need_weights; on a GPU float masks.
 
     RuntimeError for a torch that cannot give its own kernel away (torch.library.get_kernel).
     """
-    global _fast_path
     with _lock:
         if _active:
             return
@@ -101,8 +111,7 @@ def activate() -> None:
         _active["cpu"] = _aten.Override("CPU")
         if _has_gpu():
             _active["cuda"] = _Registered()
-        _fast_path = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
+        _found.update(_switch(fast_path=False, cudnn=False))
         if "torch.distributed.tensor" in sys.modules or (
                 torch.distributed.is_available() and torch.distributed.is_initialized()):
             from . import _dtensor
@@ -116,7 +125,7 @@ def restore() -> None:
             for override in _active.values():
                 override.remove()
             _active.clear()
-            torch.backends.mha.set_fastpath_enabled(_fast_path)
+            _switch(**_found)
 
 
 def report() -> Dict[str, Any]:
