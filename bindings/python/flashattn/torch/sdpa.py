@@ -96,9 +96,10 @@ def activate() -> None:
     F.scaled_dot_product_attention and all that is built on it, such as nn.MultiheadAttention, whose
     fast path without it is switched off; torch.nn.attention.varlen; context_parallel, where
     torch.distributed is initialised before. On a CPU, and on GPUs by torch's registry of flash
-    implementations, with cuDNN's attention switched off, which would come first. Calls that the library refuses go to torch's own kernel; report() counts both.
-    What torch gives to other kernels stays there: on a CPU dropout and values of another head
-    dimension, nn.MultiheadAttention with need_weights; on a GPU float masks.
+    implementations, with cuDNN's attention switched off, which would come first. Calls that the
+    library refuses go to torch's own kernel; report() counts both. What torch gives to other
+    kernels stays there: on a CPU dropout and values of another head dimension,
+    nn.MultiheadAttention with need_weights; on a GPU float masks.
 
     RuntimeError for a torch that cannot give its own kernel away (torch.library.get_kernel).
     """
