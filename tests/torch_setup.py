@@ -102,7 +102,7 @@ def main() -> None:
         run(*pip, "--no-deps", "-r", LISTS[0])
         run(*pip, "-r", LISTS[1], "-r", ROOT / "tests" / "requirements-base.txt")
         for path, folder in zip(LISTS[2:], TRANSFORMERS):
-            run(*pip, "--no-deps", "--target", folder, "-r", path)
+            run(*pip, "--no-deps", "--no-compile", "--target", folder, "-r", path)
         write_stand_ins(next(VENV.glob("lib/python*/site-packages/torch/lib")))
         run(python, "-c", "import torch")
         STAMP.write_text(identity)

@@ -171,7 +171,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, cum_seq_q: Optional[Tensor
     else:
         made, strides = out, out.stride()
     # Packed rows of no sequence are not written.
-    if out is None and (cum_seq_q is not None):
+    if out is None and cum_seq_q is not None:
         made.zero_()
     o, lse = _launch.forward(query, key, value, beside, max_q if cum_seq_q is not None else -1,
                              most, options, True, orders, made)
