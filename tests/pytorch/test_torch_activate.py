@@ -172,6 +172,16 @@ def test_deterministic_algorithms(device, ran):
     assert ran()["backward"] == 3
 
 
+def test_values_of_another_dimension_go_to_torch(ran):
+    """Its operator for the CPU promises an output like the query. torch refuses them, too."""
+    q, v = torch.randn(1, 2, 8, 16), torch.randn(1, 2, 8, 32)
+    with pytest.raises(RuntimeError):
+        aten._scaled_dot_product_flash_attention_for_cpu(q, q, v)
+    assert ran() == {"forward": 0, "backward": 0, "refused": 1}
+    want = F.scaled_dot_product_attention(q, q, v)  # by torch's math
+    torch.testing.assert_close(fa.scaled_dot_product_attention(q, q, v), want)
+
+
 def test_weights_for_debugging_are_refused(device, ran):
     q = torch.randn(1, 2, 8, 16, device=device, dtype=dtype_of(device))
     with pytest.raises(NotImplementedError, match="return_debug_mask.*restore"):

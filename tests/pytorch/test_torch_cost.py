@@ -1,5 +1,6 @@
 """What an eager call costs beside its kernel: it is prepared once, and repeated from any thread."""
 import concurrent.futures
+import os
 import pathlib
 import subprocess
 import sys
@@ -81,6 +82,7 @@ def test_what_is_not_asked_for_is_not_made(device):
 def test_the_table():
     """tests/bench/torch_cost.py, one round: every row has its number."""
     shown = subprocess.run([sys.executable, str(BENCH), "--rounds", "1"], capture_output=True,
-                           text=True, check=True).stdout
+                           text=True, check=True, env=dict(
+                               os.environ, PYTHONPATH=os.pathsep.join(sys.path))).stdout
     rows = [line.split() for line in shown.splitlines()]
     assert len(rows) == 6 and all(float(row[-1]) > 0 for row in rows[1:])

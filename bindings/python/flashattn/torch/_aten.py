@@ -89,7 +89,13 @@ def _mask(attn_mask: Optional[Tensor], keys: int) -> Any:
 def _for_cpu(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0,
              is_causal: bool = False, *, attn_mask: Optional[Tensor] = None,
              scale: Optional[float] = None) -> Any:
-    strides = _promised(_FOR_CPU, *map(_geometry, (query, key, value)))
+    if value.shape[-1] != query.shape[-1]:
+        raise UnsupportedError(f"value has head dimension {value.shape[-1]}, query "
+                               f"{query.shape[-1]}, which torch's fake kernel does not expect; "
+                               "call flashattn.torch.scaled_dot_product_attention",
+                               Status.ERROR_UNSUPPORTED, Reason.HEAD_DIM_PAIR, "v")
+    like = _geometry(query)  # whose sizes and strides alone they follow
+    strides = _promised(_FOR_CPU, like, like, like)
     o = _empty(query, (*query.shape[:-1], value.shape[-1]), strides[0])
     o, lse = _launch.forward(query, key, value, _mask(attn_mask, key.shape[2]), -1, -1,
                              _options(dropout_p, is_causal, scale, True), True, _HEADS_FIRST, o)
