@@ -47,6 +47,18 @@ int32_t flashattn_merge_args_init(flashattn_merge_args* args, uint32_t struct_si
   });
 }
 
+int32_t flashattn_quantize_args_init(flashattn_quantize_args* args, uint32_t struct_size) {
+  return guard("flashattn_quantize_args_init", [&](ErrorOut&) {
+    using Args = flashattn_quantize_args;
+    init_struct(args, "args", struct_size);
+    pack_strides(args, struct_size,
+                 {offsetof(Args, q), offsetof(Args, k), offsetof(Args, v), offsetof(Args, q_out),
+                  offsetof(Args, k_out), offsetof(Args, v_out), offsetof(Args, descale_q),
+                  offsetof(Args, descale_k), offsetof(Args, descale_v), offsetof(Args, k_mean)});
+    return FLASHATTN_OK;
+  });
+}
+
 int32_t flashattn_forward(const flashattn_plan* plan, const flashattn_args* args, void* workspace,
                           int64_t workspace_bytes, void* stream) {
   return guard("flashattn_forward", [&](ErrorOut& out) {
@@ -71,6 +83,15 @@ int32_t flashattn_merge(const flashattn_plan* plan, const flashattn_merge_args* 
     const flashattn_merge_args own = copy_in(args, "args");
     out.set(own.error);
     return run_merge(plan, own, stream);
+  });
+}
+
+int32_t flashattn_quantize(const flashattn_plan* plan, const flashattn_quantize_args* args,
+                           void* stream) {
+  return guard("flashattn_quantize", [&](ErrorOut& out) {
+    const flashattn_quantize_args own = copy_in(args, "args");
+    out.set(own.error);
+    return run_quantize(plan, own, stream);
   });
 }
 

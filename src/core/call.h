@@ -82,4 +82,17 @@ struct MergeArgs {
   float* lse;
 };
 
+// Data NULL: not given. The plan's descales: stride_seq steps from block to block.
+struct QuantizeArgs {
+  Shape shape;
+  Inputs inputs;  // lengths, and q, k and v of type dtype
+  int32_t dtype;
+  uint32_t transform;
+  uint64_t rotation_seed;
+  flashattn_tensor q_out, k_out, v_out;
+  flashattn_tensor descale_q, descale_k, descale_v;
+  flashattn_tensor k_mean;
+  float* lse_shift;
+};
+
 }  // namespace flashattn

@@ -4,6 +4,7 @@
 #include "cpu/backward_tasks.h"
 #include "cpu/forward.h"
 #include "cpu/merge.h"
+#include "cpu/quantize.h"
 
 #define FLASHATTN_TEXT_OF(name) #name
 #define FLASHATTN_TEXT(name) FLASHATTN_TEXT_OF(name)
@@ -91,6 +92,8 @@ constexpr Kernels kKernels = {
     backward_dbias,
     backward_dsink,
     merge_row,
+    k_mean,
+    quantize_task,
     dropout_row,
 };
 

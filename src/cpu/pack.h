@@ -392,27 +392,6 @@ FLASHATTN_INLINE bool all_finite(const float* x, int64_t count) {
   return !any(non_finite);
 }
 
-// The largest magnitude of some numbers. A NaN is kept.
-FLASHATTN_INLINE float max_magnitude(const float* x, int32_t count) {
-  Floats top{};
-  for (int32_t n = 0; n < count; n += kWidth) {
-    const char* at = reinterpret_cast<const char*>(x + n);
-    top = max_of_both(abs(load_first<FLASHATTN_DTYPE_F32>(at, count - n)), top);
-  }
-  Floats each[kWidth];
-  for (Floats& row : each) row = top;
-  return max_each(each)[0];
-}
-
-// *most = max(*most, x), where other threads may do the same. A NaN stays.
-FLASHATTN_INLINE void raise(float* most, float x) {
-  float seen;
-  __atomic_load(most, &seen, __ATOMIC_RELAXED);
-  while (seen == seen && !(x <= seen)) {
-    if (__atomic_compare_exchange(most, &seen, &x, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return;
-  }
-}
-
 // out[0, dim) = row * factor, in the caller's dtype: E4M3 saturates.
 FLASHATTN_INLINE void store_row(char* out, int32_t dtype, const float* row, float factor,
                                 int32_t dim) {

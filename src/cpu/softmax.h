@@ -2,6 +2,7 @@
 // predicts.
 #pragma once
 
+#include "cpu/amax.h"
 #include "cpu/dropout.h"
 #include "cpu/mask.h"
 #include "cpu/score_mod.h"

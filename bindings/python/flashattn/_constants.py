@@ -174,6 +174,20 @@ class Determinism(IntEnum):
     BATCH_INVARIANT = 2
 
 
+class Transform(IntFlag):
+    """What flashattn_quantize does to q and k before it rounds them, as bits. Neither changes a score
+    in exact arithmetic but by what lse_shift says; both make the rounding errors of scores smaller.
+    """
+
+    #: k minus its mean over the tokens of its sequence: the same for all keys of a query, which the
+    #: softmax does not see. Not with a plan that has softcap or SINK (Zhang et al. 2024).
+    SMOOTH_K = 1
+    #: q and k times diag(signs) H / sqrt(n): an orthogonal matrix that spreads outliers over n
+    #: elements, H being the Hadamard matrix of the largest power of two n that divides dim_qk; n is
+    #: dim_qk or at least 32 (Shah et al. 2024, incoherent processing).
+    ROTATE = 2
+
+
 class LogLevel(IntEnum):
     """flashattn_log_level"""
 
@@ -650,6 +664,36 @@ LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {
         ("parallel_user", 96, 8),
         ("error", 104, 8),
     )),
+    "flashattn_quantize_args": (440, (
+        ("struct_size", 0, 4),
+        ("batch", 4, 4),
+        ("seqlen_q", 8, 4),
+        ("seqlen_kv", 12, 4),
+        ("total_q", 16, 8),
+        ("total_kv", 24, 8),
+        ("dtype", 32, 4),
+        ("transform", 36, 4),
+        ("rotation_seed", 40, 8),
+        ("cu_seqlens_q", 48, 8),
+        ("cu_seqlens_kv", 56, 8),
+        ("lens_q", 64, 8),
+        ("lens_kv", 72, 8),
+        ("starts_kv", 80, 8),
+        ("q", 88, 32),
+        ("k", 120, 32),
+        ("v", 152, 32),
+        ("q_out", 184, 32),
+        ("k_out", 216, 32),
+        ("v_out", 248, 32),
+        ("descale_q", 280, 32),
+        ("descale_k", 312, 32),
+        ("descale_v", 344, 32),
+        ("k_mean", 376, 32),
+        ("lse_shift", 408, 8),
+        ("parallel", 416, 8),
+        ("parallel_user", 424, 8),
+        ("error", 432, 8),
+    )),
     "flashattn_device_properties": (48, (
         ("struct_size", 0, 4),
         ("multiprocessors", 4, 4),
@@ -820,6 +864,14 @@ Zeroes the arguments of flashattn_merge likewise; the caller sets the strides of
   struct_size   sizeof(flashattn_merge_args) as the caller knows it, 4 to 4096.
 INVALID_ARGUMENT: NULL, a size out of that range.
 """,
+    "flashattn_quantize_args_init": """\
+int32_t flashattn_quantize_args_init(flashattn_quantize_args *args, uint32_t struct_size)
+
+Zeroes the arguments of flashattn_quantize and asks for packed strides likewise.
+  args          out.
+  struct_size   sizeof(flashattn_quantize_args) as the caller knows it, 4 to 4096.
+INVALID_ARGUMENT: NULL, a size out of that range.
+""",
     "flashattn_forward": """\
 int32_t flashattn_forward(const flashattn_plan *plan, const flashattn_args *args, void *workspace,
     int64_t workspace_bytes, void *stream)
@@ -861,6 +913,15 @@ attention. A sink must be part of one partial result only. Needs no workspace; t
 device, heads_q, dim_v, dtype_o and whether queries are VARLEN. o and lse may be those of a part
 with the same strides and type. Rows are merged whatever lens says: give the parts defined
 contents.
+""",
+    "flashattn_quantize": """\
+int32_t flashattn_quantize(const flashattn_plan *plan, const flashattn_quantize_args *args,
+    void *stream)
+
+Makes E4M3 of wider q, k and v: x = round(transform(x) / descale), to nearest even, a descale for
+each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3, gives device,
+heads, dims, layout and descale_block. Needs no workspace. GPUs do not compute it yet.
+UNSUPPORTED: such a GPU; PAGED_KV.
 """,
     "flashattn_dropout_mask": """\
 int32_t flashattn_dropout_mask(const flashattn_plan *plan, const flashattn_args *args,
