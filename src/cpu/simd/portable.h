@@ -110,6 +110,12 @@ FLASHATTN_INLINE Floats load_f8_units(const void* p) {
   return as_floats(result | (bits & 0x80u) << 24);
 }
 
+// 2 * kWidth of them.
+FLASHATTN_INLINE void load_f8_pair(const void* p, Floats* first, Floats* second) {
+  *first = load_f8_units(p);
+  *second = load_f8_units(static_cast<const char*>(p) + kWidth);
+}
+
 // Writes the low bytes of words.
 FLASHATTN_INLINE void store_bytes(void* p, Words bits) {
   const Bytes bytes = __builtin_convertvector(bits, Bytes);
