@@ -249,10 +249,9 @@ void add_descales(const Problem& problem, const Shape& shape, flashattn_args* ar
                   ArrayList* arrays) {
   const auto add = [&](const char* name, flashattn_tensor* tensor, int32_t tokens) {
     if (!tensor->data) return flashattn_tensor{};
-    arrays->add(strided_array(
-        name, Use::kInput, tensor,
-        {shape.batch, problem.heads_kv, descale_blocks(problem, tokens), 1}, Order::kHeads,
-        sizeof(float)));
+    arrays->add(strided_array(name, Use::kInput, tensor,
+                              {shape.batch, problem.heads_kv, descale_blocks(problem, tokens), 1},
+                              Order::kHeads, sizeof(float)));
     return *tensor;
   };
   in->descale_q = add("descale_q", &args->descale_q, shape.seqlen_q);

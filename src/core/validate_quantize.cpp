@@ -142,8 +142,8 @@ QuantizeArgs check_quantize(const Problem& problem, bool host, flashattn_quantiz
   for (const Operand& operand : operands) {
     if (&operand == operands && reads_q) {
       check_beside("q_out.data", args.q_out.data, false, "transform ROTATE");
-      arrays.add(tensor_array("q", Use::kInput, &args.q, q, problem.heads_q, problem.dim_qk,
-                              args.dtype));
+      arrays.add(
+          tensor_array("q", Use::kInput, &args.q, q, problem.heads_q, problem.dim_qk, args.dtype));
       continue;
     }
     add_operand(problem, shape, args.dtype, operand, &arrays);

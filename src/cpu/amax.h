@@ -22,7 +22,8 @@ FLASHATTN_INLINE void raise(float* most, float x) {
   float seen;
   __atomic_load(most, &seen, __ATOMIC_RELAXED);
   while (seen == seen && !(x <= seen)) {
-    if (__atomic_compare_exchange(most, &seen, &x, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return;
+    if (__atomic_compare_exchange(most, &seen, &x, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+      return;
   }
 }
 

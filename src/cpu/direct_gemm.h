@@ -216,9 +216,9 @@ void direct_pv_columns(const uint32_t* p, int64_t p_stride, KvSubtile& subtile, 
 // Vectors of columns at once. Few rows of bytes, which memory delivers fastest, would wait for the
 // sums of one panel.
 template <int32_t kDtype, int kRows>
-constexpr int kPvVectors = kDtype == FLASHATTN_DTYPE_F8E4M3 && kRows <= 2 && kPanelVectors == 2
-                               ? 2 * kPanelVectors
-                               : kPanelVectors;
+constexpr int kPvVectors =
+    kDtype == FLASHATTN_DTYPE_F8E4M3 && kRows <= 2 && kPanelVectors == 2 ? 2 * kPanelVectors
+                                                                         : kPanelVectors;
 
 // The calls of direct_pv_columns for all columns.
 template <int32_t kDtype, int kRows>

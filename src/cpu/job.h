@@ -186,8 +186,8 @@ struct MergeRow {
   float* amax = nullptr;  // is raised to the largest magnitude before scale; may be NULL
 };
 
-// One of q, k and v to be quantised. A task: the blocks that hold some tokens of the heads that share
-// a KV head of a sequence.
+// One of q, k and v to be quantised. A task: the blocks that hold some tokens of the heads that
+// share a KV head of a sequence.
 struct QuantizeJob {
   const Problem* problem;
   const QuantizeArgs* args;

@@ -282,8 +282,7 @@ void pack_b_transposed(const TokenRows& rows, Interval range, int32_t dim, int32
           Words block[kWidth];
 #pragma GCC unroll 16
           for (int i = 0; i < kWidth; ++i) {
-            block[i] =
-                in_unit<kDtype>(load_row_words<kCompute, kDtype>(row[i], u, dim), unit[i]);
+            block[i] = in_unit<kDtype>(load_row_words<kCompute, kDtype>(row[i], u, dim), unit[i]);
           }
           transpose(block);
           const int32_t count = words - u < kWidth ? words - u : kWidth;

@@ -9,7 +9,8 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 
 constexpr int32_t kMaxRow = 512;  // elements of a head
 
-// Adds to and subtracts from each other the lanes whose numbers differ by kStep, then by twice that.
+// Adds to and subtracts from each other the lanes whose numbers differ by kStep, then by twice
+// that.
 template <int kStep>
 FLASHATTN_INLINE Floats hadamard_lanes(Floats x, int32_t size) {
   if constexpr (kStep >= kWidth) {
@@ -39,7 +40,8 @@ FLASHATTN_INLINE void hadamard(float* x, int32_t dim, int32_t size) {
 class QuantizeRow {
  public:
   FLASHATTN_INLINE QuantizeRow(const QuantizeJob& job, int32_t b, int32_t kv_head)
-      : job_(job), rotates_((job.is_q || job.is_k) && job.args->transform & FLASHATTN_TRANSFORM_ROTATE) {
+      : job_(job),
+        rotates_((job.is_q || job.is_k) && job.args->transform & FLASHATTN_TRANSFORM_ROTATE) {
     const flashattn_tensor& mean = job.args->k_mean;
     mean_ = mean.data ? head_entry(mean, b, kv_head) : nullptr;
     if (!rotates_) return;

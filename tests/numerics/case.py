@@ -109,7 +109,7 @@ class Case:
 
     @property
     def compute(self):
-        """The type whose naive arithmetic the results are held to: numbers of 8 bits are widened."""
+        """The type whose naive arithmetic the results are held to: 8 bits are widened."""
         return "f32" if self.dtype == "f8" else self.dtype
 
     @property

@@ -56,7 +56,8 @@ def make_bias(case, rng):
 
 def make_descales(case, data, rng):
     """And scale_o, with which no o saturates."""
-    for name, rows, dtype in (("q", case.seqlen_q, case.dtype), ("k", case.seqlen_kv, case.dtype_kv),
+    for name, rows, dtype in (("q", case.seqlen_q, case.dtype),
+                              ("k", case.seqlen_kv, case.dtype_kv),
                               ("v", case.seqlen_kv, case.dtype_kv)):
         if dtype == "f8" and case.descales is not None:
             blocks = -(-rows // case.descale_block) if case.descale_block else min(rows, 1)

@@ -1,4 +1,4 @@
-"""flashattn_quantize against float64: transforms, descales, rounding, and what they do to results."""
+"""flashattn_quantize against float64: transforms, descales, rounding, and their effect on results."""
 import dataclasses
 
 import numpy as np
@@ -191,7 +191,8 @@ def exact_attention(case, data):
     return [reference.forward(case, data, b) for b in range(case.batch)]
 
 
-@pytest.mark.parametrize("transform", [0, capi.SMOOTH_K, capi.ROTATE, capi.SMOOTH_K | capi.ROTATE])
+@pytest.mark.parametrize("transform",
+                         [0, capi.SMOOTH_K, capi.ROTATE, capi.SMOOTH_K | capi.ROTATE])
 def test_results_are_those_of_the_wider_numbers(device, transform):
     """o to within the rounding of E4M3, and lse with its shift. Keys with a mean of 3 lose bits to it
     unless it is taken away."""
@@ -204,7 +205,8 @@ def test_results_are_those_of_the_wider_numbers(device, transform):
     for b, exact in enumerate(exact_attention(case, data)):
         o = exact.o.swapaxes(0, 1)
         smooth = transform & capi.SMOOTH_K
-        assert np.sqrt(((result.o[b] - o) ** 2).mean() / (o ** 2).mean()) < (0.06 if smooth else 0.1)
+        error = np.sqrt(((result.o[b] - o) ** 2).mean() / (o ** 2).mean())
+        assert error < (0.06 if smooth else 0.1)
         lse = result.lse[b] + (got.lse_shift[b] if got.lse_shift else 0)
         assert np.abs(lse - exact.lse).max() < (0.12 if smooth else 0.3)
 

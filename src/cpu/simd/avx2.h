@@ -90,8 +90,7 @@ FLASHATTN_INLINE void load_f8_pair(const void* p, Floats* first, Floats* second)
   const __m256i twice = _mm256_srai_epi16(_mm256_shuffle_epi8(both, order), 1);
   const __m256i nan = _mm256_cmpeq_epi16(_mm256_or_si256(twice, _mm256_set1_epi16(-0x4000)),
                                          _mm256_set1_epi16(-0x80));
-  const __m256i halves =
-      _mm256_or_si256(_mm256_and_si256(twice, _mm256_set1_epi16(-0x4080)), nan);
+  const __m256i halves = _mm256_or_si256(_mm256_and_si256(twice, _mm256_set1_epi16(-0x4080)), nan);
   *first = reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm256_castsi256_si128(halves)));
   *second = reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)));
 }
