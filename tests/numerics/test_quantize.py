@@ -1,4 +1,4 @@
-"""flashattn_quantize against float64: transforms, descales, rounding, and their effect on results."""
+"""flashattn_quantize against float64: transforms, descales, rounding, and what results lose."""
 import dataclasses
 
 import numpy as np
@@ -194,8 +194,8 @@ def exact_attention(case, data):
 @pytest.mark.parametrize("transform",
                          [0, capi.SMOOTH_K, capi.ROTATE, capi.SMOOTH_K | capi.ROTATE])
 def test_results_are_those_of_the_wider_numbers(device, transform):
-    """o to within the rounding of E4M3, and lse with its shift. Keys with a mean of 3 lose bits to it
-    unless it is taken away."""
+    """o to within the rounding of E4M3, and lse with its shift. Keys with a mean of 3 lose bits to
+    it unless it is taken away."""
     case = BASE.replace(causal=True, descale_block=64)
     data = make_data(case)
     data.k = [round_to(x + 3, "bf16") for x in data.k]

@@ -301,8 +301,8 @@ def _amax(amax: View, sizes: Tuple[int, int]) -> Tuple[Any, int, int, int]:
     missing = len(sizes) - len(amax.shape)
     shape, strides = (1,) * missing + amax.shape, (0,) * missing + amax.strides
     if len(shape) != len(sizes) or any(n not in (1, size) for n, size in zip(shape, sizes)):
-        raise invalid(f"amax_o has shape {amax.shape}; expected (batch, heads_q) = {sizes}, or 1 in "
-                      "place of an index for the largest over it", Reason.SIZE, "amax_o")
+        raise invalid(f"amax_o has shape {amax.shape}; expected (batch, heads_q) = {sizes}, or 1 "
+                      "in place of an index for the largest over it", Reason.SIZE, "amax_o")
     batch, head = [0 if n == 1 else stride for n, stride in zip(shape, strides)]
     if min(batch, head) < 0:
         raise invalid(f"amax_o has a negative stride; {amax.remedy}", Reason.STRIDE, "amax_o")
