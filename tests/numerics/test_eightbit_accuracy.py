@@ -79,7 +79,7 @@ def test_errors(device, rows, change, recipe):
 
 def test_outliers_of_the_paper(device):
     """q, k and v of N(0, 1) + N(0, 100) Bernoulli(0.001), 2k keys, heads of 128: the root mean
-    square error that the paper gives for rotation and block scales is 9.1e-3, and 2.4e-2 for one scale a
+    square error that the paper gives for rotation and block scales is 9.1e-3, and 2.4e-2 for one a
     tensor. It depends on the few queries that see an outlier: heads of 64 reach 1.2e-2 here, much
     of it from v, which nothing rotates."""
     case = Case(seqlen_q=256, seqlen_kv=2048, heads_q=2, dim_qk=128, dtype="f32", descale_block=64)

@@ -193,7 +193,8 @@ class Plan:
                 setattr(args, name, ffi.cast(_FLOAT, seen[name].pointer))
         results = []
         for name, array, like in (("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
-            array, tensor = _output(array, name, like, like.dim, dtype_grad, inputs)
+            code = dtype_grad or like.view.dtype  # without BACKWARD the library refuses
+            array, tensor = _output(array, name, like, like.dim, code, inputs)
             setattr(args, name, tensor)
             results.append(array)
         if self.descriptor.features & _DBIAS:
