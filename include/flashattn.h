@@ -291,12 +291,13 @@ typedef struct flashattn_desc {
   int32_t device_index;
   /* enum flashattn_op bits. 0: forward only. */
   uint32_t ops;
-  /* Required: enum flashattn_dtype of q and dq, and of k, v, dk and dv unless dtype_kv is set. */
+  /* Required: enum flashattn_dtype of q, and of k and v unless dtype_kv is set. F8E4M3: elements
+   * times a descale are the numbers meant; see flashattn_args. */
   int32_t dtype;
-  /* The type of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype means a quantised cache, which
-   * no backend takes yet. */
+  /* The type of k and v. 0: as dtype. F8E4M3 beside another dtype means a quantised cache. */
   int32_t dtype_kv;
-  /* Of o and dout. 0: as dtype. F32 is possible beside 16-bit inputs. */
+  /* Of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also F16, BF16
+   * and, unless ops has BACKWARD, F8E4M3. */
   int32_t dtype_o;
   /* Required: query heads, >= 1. */
   int32_t heads_q;
@@ -361,6 +362,10 @@ typedef struct flashattn_desc {
   /* Bytes of workspace that calls within the maxima may need. Kernels that need more are not
    * chosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit. */
   int64_t workspace_limit;
+  /* Of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16 beside
+   * F8E4M3, which has the range of no gradient; otherwise as dtype. */
+  int32_t dtype_grad;
+  int32_t reserved;
 } flashattn_desc;
 
 /* An array with indices b, i, h, c: see "Strides" at the top. This structure is final. */
@@ -435,8 +440,9 @@ typedef struct flashattn_args {
   flashattn_tensor block_mask;
   /* (batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key. */
   flashattn_tensor tree_bits;
-  /* (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with F8E4M3. A factor of q,
-   * which the query heads of a KV head share. NULL: 1. */
+  /* (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of
+   * q, which the query heads of a KV head share. Blocks count i from the start of a sequence, those
+   * of k and v count j. NULL: 1. */
   flashattn_tensor descale_q;
   /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
    * k. NULL: 1. */
@@ -464,11 +470,12 @@ typedef struct flashattn_args {
   flashattn_tensor dout;
   /* (batch, heads_q, seqlen_q); f32; required with DLSE. The gradient that arrives at lse. */
   const float *dlse;
-  /* (batch, seqlen_q, heads_q, dim_qk); dtype; required for backward. Written, not added to. */
+  /* (batch, seqlen_q, heads_q, dim_qk); dtype_grad; required for backward. Written, not added to.
+   * F8E4M3: of the numbers meant, which have their descale, as are dk and dv. */
   flashattn_tensor dq;
-  /* (batch, seqlen_kv, heads_kv, dim_qk); dtype; required for backward. Written. */
+  /* (batch, seqlen_kv, heads_kv, dim_qk); dtype_grad; required for backward. Written. */
   flashattn_tensor dk;
-  /* (batch, seqlen_kv, heads_kv, dim_v); dtype; required for backward. Written. */
+  /* (batch, seqlen_kv, heads_kv, dim_v); dtype_grad; required for backward. Written. */
   flashattn_tensor dv;
   /* (batch, heads_q, seqlen_q, seqlen_kv); f32; required with DBIAS. Written. A stride of 0: summed
    * over that index; summed over sequences, it is written as large as the sizes say, zeros where
@@ -483,6 +490,13 @@ typedef struct flashattn_args {
   void *parallel_user;
   /* Optional, host memory: receives the error of a call that fails. */
   flashattn_error *error;
+
+  /* (batch, heads_q); f32; optional with dtype_o F8E4M3. o is written as o * scale_o, rounded to
+   * nearest even; what is larger than 448 becomes 448. NULL: 1. */
+  flashattn_tensor scale_o;
+  /* (batch, heads_q); f32; optional with F8E4M3. Forward writes it: the largest |o|, before scale_o
+   * and rounding, for the scale of a later call. A stride of 0: the largest over that index. */
+  flashattn_tensor amax_o;
 } flashattn_args;
 
 typedef struct flashattn_merge_args {

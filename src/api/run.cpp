@@ -33,7 +33,8 @@ int32_t flashattn_args_init(flashattn_args* args, uint32_t struct_size) {
          offsetof(Args, bias), offsetof(Args, alibi_slopes), offsetof(Args, block_mask),
          offsetof(Args, tree_bits), offsetof(Args, descale_q), offsetof(Args, descale_k),
          offsetof(Args, descale_v), offsetof(Args, o), offsetof(Args, dout), offsetof(Args, dq),
-         offsetof(Args, dk), offsetof(Args, dv), offsetof(Args, dbias)});
+         offsetof(Args, dk), offsetof(Args, dv), offsetof(Args, dbias), offsetof(Args, scale_o),
+         offsetof(Args, amax_o)});
     return FLASHATTN_OK;
   });
 }

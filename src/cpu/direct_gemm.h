@@ -214,12 +214,12 @@ FLASHATTN_INLINE void for_each_row_block(int32_t rows, Body body) {
   if (row < rows) body(row, std::integral_constant<int, 1>{});
 }
 
-// s[r][n - range.begin] = q[r] . key n for the keys `range`. The queries of the heads, `rows` each,
-// lie one behind the other.
+// s[r][n - range.begin] = q[r] . key n for the keys `range`, in units of kUnit. The queries of the
+// heads, `rows` each, lie one behind the other.
 template <Compute kCompute>
 void direct_qk(const KvCacheHeads& keys, Interval range, int32_t dim, int32_t dtype,
                const uint32_t* q, int32_t q_words, int32_t rows, float* s, int64_t s_stride) {
-  with_dtype(dtype, [&](auto tag) {
+  with_operand_dtype<kCompute>(dtype, [&](auto tag) {
     for_each_subtile(keys, range, [&](int32_t head, int32_t n, int32_t count, KvSubtile& subtile) {
       const int64_t first = int64_t{head} * rows;
       for_each_row_block<kScoreRows>(rows, [&](int32_t row, auto block) {
@@ -234,11 +234,11 @@ void direct_qk(const KvCacheHeads& keys, Interval range, int32_t dim, int32_t dt
   });
 }
 
-// o[r] += p[r] . values of the keys `range`, which starts with a whole word.
+// o[r] += p[r] . values of the keys `range`, which starts with a whole word, in units of kUnit.
 template <Compute kCompute>
 void direct_pv(const KvCacheHeads& values, Interval range, int32_t dim, int32_t dtype,
                const uint32_t* p, int64_t p_stride, int32_t rows, float* o, int64_t o_stride) {
-  with_dtype(dtype, [&](auto tag) {
+  with_operand_dtype<kCompute>(dtype, [&](auto tag) {
     for_each_subtile(
         values, range, [&](int32_t head, int32_t n, int32_t count, KvSubtile& subtile) {
           const int32_t words = (count + kWordElements<kCompute> - 1) / kWordElements<kCompute>;

@@ -152,6 +152,11 @@ struct BackwardJob {
   }
 };
 
+// The element of a head in an array (batch, heads).
+FLASHATTN_HD float* head_entry(const flashattn_tensor& t, int32_t b, int32_t head) {
+  return static_cast<float*>(t.data) + b * t.stride_batch + head * t.stride_head;
+}
+
 // Merges rows of partial results: of a split forward pass, or the caller's parts.
 struct MergeJob {
   int32_t parts;
@@ -177,6 +182,8 @@ struct MergeRow {
   ScoreUnit unit;  // of m, or of the caller's lse
   float sink;      // that no part has seen; -infinity: none
   void* out;
+  float scale = 1;        // of what is written
+  float* amax = nullptr;  // is raised to the largest magnitude before scale; may be NULL
 };
 
 // The kernels of one instruction set.

@@ -21,7 +21,7 @@ CHECK(flashattn_error_field,
 CHECK(flashattn_error_message,
       offsetof(flashattn_error, message) == 80);
 
-CHECK(flashattn_desc, sizeof(flashattn_desc) == 160);
+CHECK(flashattn_desc, sizeof(flashattn_desc) == 168);
 CHECK(flashattn_desc_struct_size,
       offsetof(flashattn_desc, struct_size) == 0);
 CHECK(flashattn_desc_device,
@@ -96,6 +96,10 @@ CHECK(flashattn_desc_max_total_kv,
       offsetof(flashattn_desc, max_total_kv) == 144);
 CHECK(flashattn_desc_workspace_limit,
       offsetof(flashattn_desc, workspace_limit) == 152);
+CHECK(flashattn_desc_dtype_grad,
+      offsetof(flashattn_desc, dtype_grad) == 160);
+CHECK(flashattn_desc_reserved,
+      offsetof(flashattn_desc, reserved) == 164);
 
 CHECK(flashattn_tensor, sizeof(flashattn_tensor) == 32);
 CHECK(flashattn_tensor_data,
@@ -107,7 +111,7 @@ CHECK(flashattn_tensor_stride_head,
 CHECK(flashattn_tensor_stride_seq,
       offsetof(flashattn_tensor, stride_seq) == 24);
 
-CHECK(flashattn_args, sizeof(flashattn_args) == 704);
+CHECK(flashattn_args, sizeof(flashattn_args) == 768);
 CHECK(flashattn_args_struct_size,
       offsetof(flashattn_args, struct_size) == 0);
 CHECK(flashattn_args_batch,
@@ -186,6 +190,10 @@ CHECK(flashattn_args_parallel_user,
       offsetof(flashattn_args, parallel_user) == 688);
 CHECK(flashattn_args_error,
       offsetof(flashattn_args, error) == 696);
+CHECK(flashattn_args_scale_o,
+      offsetof(flashattn_args, scale_o) == 704);
+CHECK(flashattn_args_amax_o,
+      offsetof(flashattn_args, amax_o) == 736);
 
 CHECK(flashattn_merge_args, sizeof(flashattn_merge_args) == 112);
 CHECK(flashattn_merge_args_struct_size,

@@ -19,7 +19,7 @@ ffi = generated("_native").ffi
 HEADER_VERSION, Reason = (getattr(generated("_constants"), name)
                           for name in ("HEADER_VERSION", "Reason"))
 
-DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "u8": 5}
+DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "f8": 4, "u8": 5}
 FORWARD, BACKWARD = 1, 2
 LSE, SINK, DLSE, DBIAS, DSINK = 1, 2, 4, 8, 16
 UNSUPPORTED = 2
@@ -81,7 +81,9 @@ def descriptor(case, device):
     fields = dict(
         struct_size=ffi.sizeof("flashattn_desc"), device=device.kind,
         ops=FORWARD | (BACKWARD if both else 0),
-        dtype=DTYPES[case.dtype], dtype_o=DTYPES[case.dtype_o], heads_q=case.heads_q,
+        dtype=DTYPES[case.dtype], dtype_kv=DTYPES[case.dtype_kv], dtype_o=DTYPES[case.dtype_o],
+        dtype_grad=DTYPES[case.dtype_grad] if both and case.dtype_grad != case.usual_grad else 0,
+        descale_block=case.descale_block, heads_q=case.heads_q,
         heads_kv=case.heads_kv, dim_qk=case.dim_qk, dim_v=case.dim_v,
         layout=(case.cu_q is not None) | (case.cu_kv is not None) << 1 | (case.page_size > 0) << 2,
         page_size=case.page_size,

@@ -320,21 +320,24 @@ A descriptor says what is computed, for many calls: lengths come with each call.
 """
 Base.@kwdef struct flashattn_desc
     "Required: sizeof(flashattn_desc)."
-    struct_size::UInt32 = 160
+    struct_size::UInt32 = 168
     "enum flashattn_device. 0: the CPU."
     device::Int32 = 0
     "The device's number among its kind, from 0. CUDA: the runtime's ordinal."
     device_index::Int32 = 0
     "enum flashattn_op bits. 0: forward only."
     ops::UInt32 = 0
-    "Required: enum flashattn_dtype of q and dq, and of k, v, dk and dv unless dtype_kv is set."
+    """
+    Required: enum flashattn_dtype of q, and of k and v unless dtype_kv is set. F8E4M3: elements
+    times a descale are the numbers meant; see flashattn_args.
+    """
     dtype::Int32 = 0
-    """
-    The type of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype means a quantised cache, which
-    no backend takes yet.
-    """
+    "The type of k and v. 0: as dtype. F8E4M3 beside another dtype means a quantised cache."
     dtype_kv::Int32 = 0
-    "Of o and dout. 0: as dtype. F32 is possible beside 16-bit inputs."
+    """
+    Of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also F16, BF16
+    and, unless ops has BACKWARD, F8E4M3.
+    """
     dtype_o::Int32 = 0
     "Required: query heads, >= 1."
     heads_q::Int32 = 0
@@ -411,6 +414,12 @@ Base.@kwdef struct flashattn_desc
     chosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit.
     """
     workspace_limit::Int64 = 0
+    """
+    Of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16 beside
+    F8E4M3, which has the range of no gradient; otherwise as dtype.
+    """
+    dtype_grad::Int32 = 0
+    reserved::Int32 = 0
 end
 
 """
@@ -444,7 +453,7 @@ larger head dimension, may be more than 2^46.
 """
 Base.@kwdef struct flashattn_args
     "Required: sizeof(flashattn_args)."
-    struct_size::UInt32 = 704
+    struct_size::UInt32 = 768
     "Sequences. 0: nothing to do."
     batch::Int32 = 0
     """
@@ -497,8 +506,9 @@ Base.@kwdef struct flashattn_args
     "(batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key."
     tree_bits::flashattn_tensor = flashattn_tensor()
     """
-    (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with F8E4M3. A factor of q,
-    which the query heads of a KV head share. NULL: 1.
+    (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of
+    q, which the query heads of a KV head share. Blocks count i from the start of a sequence, those
+    of k and v count j. NULL: 1.
     """
     descale_q::flashattn_tensor = flashattn_tensor()
     """
@@ -537,11 +547,14 @@ Base.@kwdef struct flashattn_args
     dout::flashattn_tensor = flashattn_tensor()
     "(batch, heads_q, seqlen_q); f32; required with DLSE. The gradient that arrives at lse."
     dlse::Ptr{Cfloat} = C_NULL
-    "(batch, seqlen_q, heads_q, dim_qk); dtype; required for backward. Written, not added to."
+    """
+    (batch, seqlen_q, heads_q, dim_qk); dtype_grad; required for backward. Written, not added to.
+    F8E4M3: of the numbers meant, which have their descale, as are dk and dv.
+    """
     dq::flashattn_tensor = flashattn_tensor()
-    "(batch, seqlen_kv, heads_kv, dim_qk); dtype; required for backward. Written."
+    "(batch, seqlen_kv, heads_kv, dim_qk); dtype_grad; required for backward. Written."
     dk::flashattn_tensor = flashattn_tensor()
-    "(batch, seqlen_kv, heads_kv, dim_v); dtype; required for backward. Written."
+    "(batch, seqlen_kv, heads_kv, dim_v); dtype_grad; required for backward. Written."
     dv::flashattn_tensor = flashattn_tensor()
     """
     (batch, heads_q, seqlen_q, seqlen_kv); f32; required with DBIAS. Written. A stride of 0: summed
@@ -557,6 +570,16 @@ Base.@kwdef struct flashattn_args
     parallel_user::Ptr{Cvoid} = C_NULL
     "Optional, host memory: receives the error of a call that fails."
     error::Ptr{flashattn_error} = C_NULL
+    """
+    (batch, heads_q); f32; optional with dtype_o F8E4M3. o is written as o * scale_o, rounded to
+    nearest even; what is larger than 448 becomes 448. NULL: 1.
+    """
+    scale_o::flashattn_tensor = flashattn_tensor()
+    """
+    (batch, heads_q); f32; optional with F8E4M3. Forward writes it: the largest |o|, before scale_o
+    and rounding, for the scale of a later call. A stride of 0: the largest over that index.
+    """
+    amax_o::flashattn_tensor = flashattn_tensor()
 end
 
 "    flashattn_merge_args(; fields...)"
@@ -765,6 +788,14 @@ const ARRAYS = [
     ArrayField(:dsink, :gradient, false, :f32,
                [Extent(:heads_q, 0, nothing, :stride_head)],
                [], :features, FLASHATTN_FEATURE_DSINK),
+    ArrayField(:scale_o, :input, true, :f32,
+               [Extent(:heads_q, 0, nothing, :stride_head),
+                Extent(:batch, 0, nothing, :stride_batch)],
+               [], nothing, 0),
+    ArrayField(:amax_o, :output, true, :f32,
+               [Extent(:heads_q, 0, nothing, :stride_head),
+                Extent(:batch, 0, nothing, :stride_batch)],
+               [], nothing, 0),
 ]
 
 """
@@ -1094,7 +1125,7 @@ const LAYOUT = (
         (:field, 16, 64),
         (:message, 80, 640),
     )),
-    (flashattn_desc, 160, (
+    (flashattn_desc, 168, (
         (:struct_size, 0, 4),
         (:device, 4, 4),
         (:device_index, 8, 4),
@@ -1132,6 +1163,8 @@ const LAYOUT = (
         (:max_total_q, 136, 8),
         (:max_total_kv, 144, 8),
         (:workspace_limit, 152, 8),
+        (:dtype_grad, 160, 4),
+        (:reserved, 164, 4),
     )),
     (flashattn_tensor, 32, (
         (:data, 0, 8),
@@ -1139,7 +1172,7 @@ const LAYOUT = (
         (:stride_head, 16, 8),
         (:stride_seq, 24, 8),
     )),
-    (flashattn_args, 704, (
+    (flashattn_args, 768, (
         (:struct_size, 0, 4),
         (:batch, 4, 4),
         (:seqlen_q, 8, 4),
@@ -1179,6 +1212,8 @@ const LAYOUT = (
         (:parallel, 680, 8),
         (:parallel_user, 688, 8),
         (:error, 696, 8),
+        (:scale_o, 704, 32),
+        (:amax_o, 736, 32),
     )),
     (flashattn_merge_args, 112, (
         (:struct_size, 0, 4),

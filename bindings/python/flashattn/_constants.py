@@ -195,12 +195,13 @@ class Descriptor(NamedTuple):
     device_index: int = 0
     #: enum flashattn_op bits. 0: forward only.
     ops: int = 0
-    #: Required: enum flashattn_dtype of q and dq, and of k, v, dk and dv unless dtype_kv is set.
+    #: Required: enum flashattn_dtype of q, and of k and v unless dtype_kv is set. F8E4M3: elements
+    #: times a descale are the numbers meant; see flashattn_args.
     dtype: int = 0
-    #: The type of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype means a quantised cache, which
-    #: no backend takes yet.
+    #: The type of k and v. 0: as dtype. F8E4M3 beside another dtype means a quantised cache.
     dtype_kv: int = 0
-    #: Of o and dout. 0: as dtype. F32 is possible beside 16-bit inputs.
+    #: Of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also F16, BF16
+    #: and, unless ops has BACKWARD, F8E4M3.
     dtype_o: int = 0
     #: Required: query heads, >= 1.
     heads_q: int = 0
@@ -265,6 +266,9 @@ class Descriptor(NamedTuple):
     #: Bytes of workspace that calls within the maxima may need. Kernels that need more are not
     #: chosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit.
     workspace_limit: int = 0
+    #: Of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16 beside
+    #: F8E4M3, which has the range of no gradient; otherwise as dtype.
+    dtype_grad: int = 0
 
 
 class DeviceInfo(NamedTuple):
@@ -416,7 +420,7 @@ ARRAYS: Dict[str, Array] = {
         Dim("batch", 0, "", "stride_batch"),
         Dim("heads_kv", 0, "", "stride_head"),
         Dim("seqlen_q", 0, "descale_block", "stride_seq"),
-    ), "optional with F8E4M3"),
+    ), "optional with dtype F8E4M3"),
     "descale_k": Array("input", True, "f32", (
         Dim("batch", 0, "", "stride_batch"),
         Dim("heads_kv", 0, "", "stride_head"),
@@ -452,19 +456,19 @@ ARRAYS: Dict[str, Array] = {
         Dim("heads_q", 0, "", "stride_head"),
         Dim("seqlen_q", 0, "", "stride_seq"),
     ), "required with DLSE"),
-    "dq": Array("gradient", True, "dtype", (
+    "dq": Array("gradient", True, "dtype_grad", (
         Dim("batch", 0, "", "stride_batch"),
         Dim("seqlen_q", 0, "", "stride_seq"),
         Dim("heads_q", 0, "", "stride_head"),
         Dim("dim_qk", 0, "", "stride_seq"),
     ), "required for backward"),
-    "dk": Array("gradient", True, "dtype", (
+    "dk": Array("gradient", True, "dtype_grad", (
         Dim("batch", 0, "", "stride_batch"),
         Dim("seqlen_kv", 0, "", "stride_seq"),
         Dim("heads_kv", 0, "", "stride_head"),
         Dim("dim_qk", 0, "", "stride_seq"),
     ), "required for backward"),
-    "dv": Array("gradient", True, "dtype", (
+    "dv": Array("gradient", True, "dtype_grad", (
         Dim("batch", 0, "", "stride_batch"),
         Dim("seqlen_kv", 0, "", "stride_seq"),
         Dim("heads_kv", 0, "", "stride_head"),
@@ -479,6 +483,14 @@ ARRAYS: Dict[str, Array] = {
     "dsink": Array("gradient", False, "f32", (
         Dim("heads_q", 0, "", "stride_head"),
     ), "required with DSINK"),
+    "scale_o": Array("input", True, "f32", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("heads_q", 0, "", "stride_head"),
+    ), "optional with dtype_o F8E4M3"),
+    "amax_o": Array("output", True, "f32", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("heads_q", 0, "", "stride_head"),
+    ), "optional with F8E4M3"),
 }
 
 
@@ -504,8 +516,9 @@ class ArrayOptions(TypedDict, total=False):
     block_mask: Any
     #: (batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key.
     tree_bits: Any
-    #: (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with F8E4M3. A factor of q,
-    #: which the query heads of a KV head share. NULL: 1.
+    #: (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of
+    #: q, which the query heads of a KV head share. Blocks count i from the start of a sequence, those
+    #: of k and v count j. NULL: 1.
     descale_q: Any
     #: (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
     #: k. NULL: 1.
@@ -516,6 +529,9 @@ class ArrayOptions(TypedDict, total=False):
     #: (2); u64; optional with dropout. {seed, offset}, to which the two above are added: CUDA graphs
     #: can be replayed with new numbers.
     rng_device: Any
+    #: (batch, heads_q); f32; optional with dtype_o F8E4M3. o is written as o * scale_o, rounded to
+    #: nearest even; what is larger than 448 becomes 448. NULL: 1.
+    scale_o: Any
 
 
 # Structure: (bytes, ((field, offset, bytes), ...)).
@@ -528,7 +544,7 @@ LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {
         ("field", 16, 64),
         ("message", 80, 640),
     )),
-    "flashattn_desc": (160, (
+    "flashattn_desc": (168, (
         ("struct_size", 0, 4),
         ("device", 4, 4),
         ("device_index", 8, 4),
@@ -566,6 +582,8 @@ LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {
         ("max_total_q", 136, 8),
         ("max_total_kv", 144, 8),
         ("workspace_limit", 152, 8),
+        ("dtype_grad", 160, 4),
+        ("reserved", 164, 4),
     )),
     "flashattn_tensor": (32, (
         ("data", 0, 8),
@@ -573,7 +591,7 @@ LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {
         ("stride_head", 16, 8),
         ("stride_seq", 24, 8),
     )),
-    "flashattn_args": (704, (
+    "flashattn_args": (768, (
         ("struct_size", 0, 4),
         ("batch", 4, 4),
         ("seqlen_q", 8, 4),
@@ -613,6 +631,8 @@ LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {
         ("parallel", 680, 8),
         ("parallel_user", 688, 8),
         ("error", 696, 8),
+        ("scale_o", 704, 32),
+        ("amax_o", 736, 32),
     )),
     "flashattn_merge_args": (112, (
         ("struct_size", 0, 4),

@@ -21,6 +21,7 @@ using portable::pair_bf16;
 using portable::reciprocal;
 using portable::scale_exp2;
 using portable::store_bf16_row;
+using portable::store_bytes;
 using portable::store_halves;
 
 FLASHATTN_INLINE Longs multiply_low(Longs a, uint32_t b) {
@@ -69,6 +70,19 @@ FLASHATTN_INLINE Floats load_bf16(const void* p) {
 
 FLASHATTN_INLINE Floats load_f16(const void* p) {
   return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p))));
+}
+
+// E4M3 in the place of fp16's high bits is the number divided by 2^8, subnormals included. Only
+// NaN's magnitude, the largest, carries into the highest bit of the exponent when a unit is added.
+constexpr float kF8Unit = 256.0f;
+FLASHATTN_INLINE Floats load_f8_units(const void* p) {
+  const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(p));
+  const __m128i shifted = _mm_srai_epi16(_mm_unpacklo_epi8(_mm_setzero_si128(), bytes), 1);
+  const __m128i number = _mm_and_si128(shifted, _mm_set1_epi16(-0x4080));
+  const __m128i carry = _mm_add_epi16(_mm_and_si128(shifted, _mm_set1_epi16(0x3f80)),
+                                      _mm_set1_epi16(0x80));
+  const __m128i nan = _mm_and_si128(carry, _mm_set1_epi16(0x4000));
+  return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_or_si128(number, nan)));
 }
 
 // As portable::split_exp2, but the integer comes from vroundps, sooner than from the sum.

@@ -71,6 +71,21 @@ FLASHATTN_INLINE Floats load_f16(const void* p) {
       _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))));
 }
 
+// As in simd/avx2.h.
+constexpr float kF8Unit = 256.0f;
+FLASHATTN_INLINE Floats load_f8_units(const void* p) {
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  const __m256i shifted = _mm256_slli_epi16(wide, 7);
+  const __m256i number = _mm256_and_si256(shifted, _mm256_set1_epi16(-0x4080));
+  const __m256i carry = _mm256_add_epi16(_mm256_and_si256(shifted, _mm256_set1_epi16(0x3f80)),
+                                         _mm256_set1_epi16(0x80));
+  const __m256i nan = _mm256_and_si256(carry, _mm256_set1_epi16(0x4000));
+  return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_or_si256(number, nan)));
+}
+FLASHATTN_INLINE void store_bytes(void* p, Words bits) {
+  _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(bits)));
+}
+
 #if !defined(__AVX512BF16__)
 using portable::dot_bf16;
 using portable::pair_bf16;

@@ -681,12 +681,13 @@ pub struct flashattn_desc {
     pub device_index: i32,
     /// enum flashattn_op bits. 0: forward only.
     pub ops: u32,
-    /// Required: enum flashattn_dtype of q and dq, and of k, v, dk and dv unless dtype_kv is set.
+    /// Required: enum flashattn_dtype of q, and of k and v unless dtype_kv is set. F8E4M3: elements
+    /// times a descale are the numbers meant; see flashattn_args.
     pub dtype: i32,
-    /// The type of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype means a quantised cache, which
-    /// no backend takes yet.
+    /// The type of k and v. 0: as dtype. F8E4M3 beside another dtype means a quantised cache.
     pub dtype_kv: i32,
-    /// Of o and dout. 0: as dtype. F32 is possible beside 16-bit inputs.
+    /// Of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also F16, BF16
+    /// and, unless ops has BACKWARD, F8E4M3.
     pub dtype_o: i32,
     /// Required: query heads, >= 1.
     pub heads_q: i32,
@@ -756,6 +757,11 @@ pub struct flashattn_desc {
     /// Bytes of workspace that calls within the maxima may need. Kernels that need more are not
     /// chosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit.
     pub workspace_limit: i64,
+    /// Of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16 beside
+    /// F8E4M3, which has the range of no gradient; otherwise as dtype.
+    pub dtype_grad: i32,
+    /// `reserved`
+    pub reserved: i32,
 }
 
 impl Default for flashattn_desc {
@@ -851,8 +857,9 @@ pub struct flashattn_args {
     pub block_mask: flashattn_tensor,
     /// (batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key.
     pub tree_bits: flashattn_tensor,
-    /// (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with F8E4M3. A factor of q,
-    /// which the query heads of a KV head share. NULL: 1.
+    /// (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of
+    /// q, which the query heads of a KV head share. Blocks count i from the start of a sequence, those
+    /// of k and v count j. NULL: 1.
     pub descale_q: flashattn_tensor,
     /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
     /// k. NULL: 1.
@@ -879,11 +886,12 @@ pub struct flashattn_args {
     pub dout: flashattn_tensor,
     /// (batch, heads_q, seqlen_q); f32; required with DLSE. The gradient that arrives at lse.
     pub dlse: *const f32,
-    /// (batch, seqlen_q, heads_q, dim_qk); dtype; required for backward. Written, not added to.
+    /// (batch, seqlen_q, heads_q, dim_qk); dtype_grad; required for backward. Written, not added to.
+    /// F8E4M3: of the numbers meant, which have their descale, as are dk and dv.
     pub dq: flashattn_tensor,
-    /// (batch, seqlen_kv, heads_kv, dim_qk); dtype; required for backward. Written.
+    /// (batch, seqlen_kv, heads_kv, dim_qk); dtype_grad; required for backward. Written.
     pub dk: flashattn_tensor,
-    /// (batch, seqlen_kv, heads_kv, dim_v); dtype; required for backward. Written.
+    /// (batch, seqlen_kv, heads_kv, dim_v); dtype_grad; required for backward. Written.
     pub dv: flashattn_tensor,
     /// (batch, heads_q, seqlen_q, seqlen_kv); f32; required with DBIAS. Written. A stride of 0: summed
     /// over that index; summed over sequences, it is written as large as the sizes say, zeros where
@@ -897,6 +905,12 @@ pub struct flashattn_args {
     pub parallel_user: *mut c_void,
     /// Optional, host memory: receives the error of a call that fails.
     pub error: *mut flashattn_error,
+    /// (batch, heads_q); f32; optional with dtype_o F8E4M3. o is written as o * scale_o, rounded to
+    /// nearest even; what is larger than 448 becomes 448. NULL: 1.
+    pub scale_o: flashattn_tensor,
+    /// (batch, heads_q); f32; optional with F8E4M3. Forward writes it: the largest |o|, before scale_o
+    /// and rounding, for the scale of a later call. A stride of 0: the largest over that index.
+    pub amax_o: flashattn_tensor,
 }
 
 impl Default for flashattn_args {
@@ -922,6 +936,8 @@ impl Default for flashattn_args {
         zeroed.dk = flashattn_tensor::default();
         zeroed.dv = flashattn_tensor::default();
         zeroed.dbias = flashattn_tensor::default();
+        zeroed.scale_o = flashattn_tensor::default();
+        zeroed.amax_o = flashattn_tensor::default();
         zeroed
     }
 }
@@ -1647,6 +1663,24 @@ pub mod table {
             tensor: false,
             set: |a, p, _| a.dsink = p.cast(),
         },
+        Array {
+            name: "scale_o",
+            dtype: None,
+            dims: &[|s| s.batch, |s| s.heads_q],
+            varlen: &[],
+            strides: &[0],
+            tensor: true,
+            set: |a, p, s| a.scale_o = tensor(p, s),
+        },
+        Array {
+            name: "amax_o",
+            dtype: None,
+            dims: &[|s| s.batch, |s| s.heads_q],
+            varlen: &[],
+            strides: &[0],
+            tensor: true,
+            set: |a, p, s| a.amax_o = tensor(p, s),
+        },
     ];
 }
 
@@ -1669,15 +1703,17 @@ macro_rules! arrays {
             { 8, sink, f32, "(heads_q); f32; required with SINK. Natural logits." }
             { 9, block_mask, u8, "(batch, heads_q, ceil(seqlen_q / block_q), ceil(seqlen_kv / block_kv)); u8; required with\nBLOCKS." }
             { 10, tree_bits, u32, "(batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key." }
-            { 11, descale_q, f32, "(batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with F8E4M3. A factor of q,\nwhich the query heads of a KV head share. NULL: 1." }
+            { 11, descale_q, f32, "(batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of\nq, which the query heads of a KV head share. Blocks count i from the start of a sequence, those\nof k and v count j. NULL: 1." }
             { 12, descale_k, f32, "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of\nk. NULL: 1." }
             { 13, descale_v, f32, "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of\nv. NULL: 1." }
             { 14, rng_device, u64, "(2); u64; optional with dropout. {seed, offset}, to which the two above are added: CUDA graphs\ncan be replayed with new numbers." }
+            { 19, scale_o, f32, "(batch, heads_q); f32; optional with dtype_o F8E4M3. o is written as o * scale_o, rounded to\nnearest even; what is larger than 448 becomes 448. NULL: 1." }
         }
     };
     (output => $then:ident) => {
         $then! {
             { 15, lse, f32, "(batch, heads_q, seqlen_q); f32; required with LSE and for backward. Natural logarithm.\nForward writes it, and refuses it without LSE; backward reads it. VARLEN_Q: (heads_q,\ntotal_q)." }
+            { 20, amax_o, f32, "(batch, heads_q); f32; optional with F8E4M3. Forward writes it: the largest |o|, before scale_o\nand rounding, for the scale of a later call. A stride of 0: the largest over that index." }
         }
     };
     (upstream => $then:ident) => {
@@ -1700,8 +1736,8 @@ macro_rules! arrays {
 macro_rules! desc_fields {
     ($then:ident) => {
         $then! {
-            { dtype_kv, dtype, "The type of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype means a quantised cache, which\nno backend takes yet." }
-            { dtype_o, dtype, "Of o and dout. 0: as dtype. F32 is possible beside 16-bit inputs." }
+            { dtype_kv, dtype, "The type of k and v. 0: as dtype. F8E4M3 beside another dtype means a quantised cache." }
+            { dtype_o, dtype, "Of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also F16, BF16\nand, unless ops has BACKWARD, F8E4M3." }
             { heads_kv, int, "Key and value heads; heads_q must be a multiple. 0: as heads_q. Query head h reads KV head\nh / (heads_q / heads_kv)." }
             { dim_v, int, "Elements of a value. 0: as dim_qk." }
             { scale, float, "Factor of the scores. 0: 1 / sqrt(dim_qk). Of magnitude below 2^127." }
@@ -1717,6 +1753,8 @@ macro_rules! desc_fields {
             { max_total_q, long, "Maxima, as above, for VARLEN layouts: tokens of all sequences together." }
             { max_total_kv, long, "Maxima, as above, for VARLEN layouts: tokens of all sequences together." }
             { workspace_limit, long, "Bytes of workspace that calls within the maxima may need. Kernels that need more are not\nchosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit." }
+            { dtype_grad, dtype, "Of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16 beside\nF8E4M3, which has the range of no gradient; otherwise as dtype." }
+            { reserved, int, "Of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16 beside\nF8E4M3, which has the range of no gradient; otherwise as dtype." }
         }
     };
 }
@@ -1767,7 +1805,7 @@ mod tests {
 
     #[test]
     fn layout_of_desc() {
-        assert_eq!(size_of::<flashattn_desc>(), 160);
+        assert_eq!(size_of::<flashattn_desc>(), 168);
         assert_eq!(align_of::<flashattn_desc>(), 8);
         assert_eq!(offset_of!(flashattn_desc, struct_size), 0);
         assert_eq!(offset_of!(flashattn_desc, device), 4);
@@ -1806,6 +1844,8 @@ mod tests {
         assert_eq!(offset_of!(flashattn_desc, max_total_q), 136);
         assert_eq!(offset_of!(flashattn_desc, max_total_kv), 144);
         assert_eq!(offset_of!(flashattn_desc, workspace_limit), 152);
+        assert_eq!(offset_of!(flashattn_desc, dtype_grad), 160);
+        assert_eq!(offset_of!(flashattn_desc, reserved), 164);
     }
 
     #[test]
@@ -1820,7 +1860,7 @@ mod tests {
 
     #[test]
     fn layout_of_args() {
-        assert_eq!(size_of::<flashattn_args>(), 704);
+        assert_eq!(size_of::<flashattn_args>(), 768);
         assert_eq!(align_of::<flashattn_args>(), 8);
         assert_eq!(offset_of!(flashattn_args, struct_size), 0);
         assert_eq!(offset_of!(flashattn_args, batch), 4);
@@ -1861,6 +1901,8 @@ mod tests {
         assert_eq!(offset_of!(flashattn_args, parallel), 680);
         assert_eq!(offset_of!(flashattn_args, parallel_user), 688);
         assert_eq!(offset_of!(flashattn_args, error), 696);
+        assert_eq!(offset_of!(flashattn_args, scale_o), 704);
+        assert_eq!(offset_of!(flashattn_args, amax_o), 736);
     }
 
     #[test]
