@@ -10,9 +10,9 @@
 
 namespace flashattn {
 
-// A descriptor that passed validation, with every default resolved. ops, dtype_kv, dtype_o, heads_kv,
-// dim_v and scale are never 0, nor is dtype_bias with a dense bias or dtype_grad with BACKWARD.
-// Fields and bits of features that are off are 0.
+// A descriptor that passed validation, with every default resolved. ops, dtype_kv, dtype_o,
+// heads_kv, dim_v and scale are never 0, nor is dtype_bias with a dense bias or dtype_grad with
+// BACKWARD. Fields and bits of features that are off are 0.
 struct Problem : flashattn_desc {
   FLASHATTN_HD bool has_op(uint32_t op) const { return (ops & op) != 0; }
   bool has_layout(uint32_t bit) const { return (layout & bit) != 0; }

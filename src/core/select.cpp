@@ -102,7 +102,9 @@ const Backend& select_backend(const Problem& problem, const Device& device, Back
       log(FLASHATTN_LOG_DEBUG, "backend %s refuses: %s", backend.name, message.text);
     }
     // On a tie the later backend wins: later backends are more general.
-    if (!closest || best.refusal->is_delegated || verdict.refusals <= best.refusals) {
+    // A delegated refusal says nothing where another backend has one of its own.
+    if (!closest || best.refusal->is_delegated ||
+        (!verdict.refusal->is_delegated && verdict.refusals <= best.refusals)) {
       closest = &backend;
       best = verdict;
     }

@@ -249,11 +249,10 @@ void add_descales(const Problem& problem, const Shape& shape, flashattn_args* ar
                   ArrayList* arrays) {
   const auto add = [&](const char* name, flashattn_tensor* tensor, int32_t tokens) {
     if (!tensor->data) return flashattn_tensor{};
-    const int64_t blocks = problem.descale_block > 0 ? ceil_div(tokens, problem.descale_block)
-                                                     : tokens > 0;
-    arrays->add(strided_array(name, Use::kInput, tensor,
-                              {shape.batch, problem.heads_kv, blocks, 1}, Order::kHeads,
-                              sizeof(float)));
+    const int64_t blocks =
+        problem.descale_block > 0 ? ceil_div(tokens, problem.descale_block) : tokens > 0;
+    arrays->add(strided_array(name, Use::kInput, tensor, {shape.batch, problem.heads_kv, blocks, 1},
+                              Order::kHeads, sizeof(float)));
     return *tensor;
   };
   in->descale_q = add("descale_q", &args->descale_q, shape.seqlen_q);

@@ -95,8 +95,8 @@ class DirectKv {
     float units[kDirectKeys + kWidth];
     for (int32_t r = 0; r < rows; ++r, x += scratch_.score_columns) {
       if (r % head_rows == 0) {
-        const Descales head = descales_of(block_.problem, descales, block_.b,
-                                          block_.kv_head + r / head_rows);
+        const Descales head =
+            descales_of(block_.problem, descales, block_.b, block_.kv_head + r / head_rows);
         for (int32_t j = keys.begin; j < keys.end;) {
           const int64_t next = (int64_t{j / head.block} + 1) * head.block;
           const int32_t end = head.data ? clamp_index(next, keys.end) : keys.end;

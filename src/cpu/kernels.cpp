@@ -25,9 +25,7 @@ namespace {
 
 constexpr Compute kCompute = kHasBf16Dot ? Compute::kBf16Pairs : Compute::kF32;
 
-bool forward_is_own(const Problem& problem) {
-  return !kHasBf16Dot || inputs_are_bf16(problem);
-}
+bool forward_is_own(const Problem& problem) { return !kHasBf16Dot || inputs_are_bf16(problem); }
 
 bool backward_is_own(const Problem& problem) { return !kHasBf16Dot || backward_is_bf16(problem); }
 

@@ -60,8 +60,8 @@ inline float merge_row(const MergeJob& job, const MergeRow& row) {
     most = max_of_both(abs(x), most);
     with_dtype(job.dtype, [&](auto tag) {
       constexpr int32_t kOut = decltype(tag)::value;
-      store_first<kOut>(static_cast<char*>(row.out) + c * kElementBytes<kOut>,
-                        x * splat(row.scale), job.dim - c);
+      store_first<kOut>(static_cast<char*>(row.out) + c * kElementBytes<kOut>, x * splat(row.scale),
+                        job.dim - c);
     });
   }
   if (row.amax) {

@@ -282,8 +282,7 @@ void pack_b_transposed(const TokenRows& rows, Interval range, int32_t dim, int32
           Words block[kWidth];
 #pragma GCC unroll 16
           for (int i = 0; i < kWidth; ++i) {
-            block[i] =
-                in_unit<kDtype>(load_row_words<kCompute, kDtype>(row[i], u, dim), unit[i]);
+            block[i] = in_unit<kDtype>(load_row_words<kCompute, kDtype>(row[i], u, dim), unit[i]);
           }
           transpose(block);
           const int32_t count = words - u < kWidth ? words - u : kWidth;
@@ -409,7 +408,8 @@ FLASHATTN_INLINE void raise(float* most, float x) {
   float seen;
   __atomic_load(most, &seen, __ATOMIC_RELAXED);
   while (seen == seen && !(x <= seen)) {
-    if (__atomic_compare_exchange(most, &seen, &x, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return;
+    if (__atomic_compare_exchange(most, &seen, &x, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+      return;
   }
 }
 

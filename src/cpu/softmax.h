@@ -178,8 +178,8 @@ inline void add_pv_nonzero(const TokenRows& values, int32_t dtype, int32_t dim, 
       constexpr int32_t kDtype = decltype(tag)::value;
       const float unit = unit_of<kDtype>(values, j);
       for (int32_t at = 0; at < dim; at += kWidth) {
-        const Words v =
-            as_words(load_first_units<kDtype>(values.row(j) + at * kElementBytes<kDtype>, dim - at));
+        const Words v = as_words(
+            load_first_units<kDtype>(values.row(j) + at * kElementBytes<kDtype>, dim - at));
         store(o + at, load(o + at) + each * as_floats(in_unit<kDtype>(v, unit)));
       }
     });

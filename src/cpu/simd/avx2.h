@@ -79,8 +79,8 @@ FLASHATTN_INLINE Floats load_f8_units(const void* p) {
   const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(p));
   const __m128i shifted = _mm_srai_epi16(_mm_unpacklo_epi8(_mm_setzero_si128(), bytes), 1);
   const __m128i number = _mm_and_si128(shifted, _mm_set1_epi16(-0x4080));
-  const __m128i carry = _mm_add_epi16(_mm_and_si128(shifted, _mm_set1_epi16(0x3f80)),
-                                      _mm_set1_epi16(0x80));
+  const __m128i carry =
+      _mm_add_epi16(_mm_and_si128(shifted, _mm_set1_epi16(0x3f80)), _mm_set1_epi16(0x80));
   const __m128i nan = _mm_and_si128(carry, _mm_set1_epi16(0x4000));
   return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_or_si128(number, nan)));
 }

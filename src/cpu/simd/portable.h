@@ -79,8 +79,8 @@ FLASHATTN_INLINE Words to_f16(Floats x) {
 
 constexpr float kMaxF8 = 448.0f;
 
-// Rounds to nearest even; what is larger than the largest number, infinity too, becomes that number.
-// A NaN stays a NaN.
+// Rounds to nearest even; what is larger than the largest number, infinity too, becomes that
+// number. A NaN stays a NaN.
 FLASHATTN_INLINE Words to_f8(Floats x) {
   const Words bits = as_words(x), magnitude = bits & 0x7fffffffu;
   const Words normal = (magnitude + 0x7ffffu + ((magnitude >> 20) & 1u) - 0x3c000000u) >> 20;
