@@ -8,7 +8,6 @@ from .case import Case
 from .data import make_data
 from .dtypes import round_to
 from .harness import run
-from .tolerance import judge_lse
 
 # Relative Frobenius norm of the error of o: P's rounding to E4M3 on data of mean 0.
 NORMAL = 0.036
@@ -38,8 +37,12 @@ def relative_error(case, device, data=None):
     data = data or make_data(case)
     result = run(case, device, data)
     exact = [reference.forward(case, data, b) for b in range(case.batch)]
-    if result.lse is not None:
-        judge_lse(result.lse, exact)
+    for lse, f in zip(result.lse, exact):
+        none = np.isneginf(f.lse)
+        assert (np.isneginf(lse) == none).all()
+        error = np.abs(np.where(none, 0, lse) - np.where(none, 0, f.lse))
+        # Q K^T is summed in some 14 bits, too.
+        assert (error <= 1e-4 + 2.0 ** -9 * np.max(f.score_size)).all(), np.max(error)
     out = np.concatenate([np.asarray(x, np.float64).ravel() for x in result.o])
     true = np.concatenate([f.o.swapaxes(0, 1).ravel() for f in exact])
     assert np.isfinite(out).all()

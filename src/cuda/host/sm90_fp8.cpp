@@ -60,8 +60,7 @@ int64_t Fp8ForwardKernels::workspace(const Shape& shape) const {
   return cutter.bytes();
 }
 
-std::string Fp8ForwardKernels::describe(const Shape&,
-                                        flashattn_plan_properties* properties) const {
+std::string Fp8ForwardKernels::describe(const Shape&, flashattn_plan_properties* properties) const {
   describe_kernel(kernel_, kernel_.entry->stages, name_, "wgmma", properties);
   return "; products of E4M3, P V added in fp32 every 1 to 4 tiles of keys";
 }
@@ -93,8 +92,8 @@ int32_t Fp8ForwardKernels::make_maps(const ForwardArgs& args, ForwardParams* p) 
   const int64_t kv_rows = paged ? problem_.page_size : varlen_kv ? shape.total_kv : shape.seqlen_kv;
   const int64_t kv_batch = paged ? args.inputs.pages : varlen_kv ? 1 : shape.batch;
   const ArrayShape q{problem_.dim_qk, q_rows, problem_.heads_q, q_batch, 64, columns};
-  const ArrayShape k{problem_.dim_qk, kv_rows, problem_.heads_kv, kv_batch, p->kv_box_rows,
-                     columns};
+  const ArrayShape k{problem_.dim_qk, kv_rows,        problem_.heads_kv,
+                     kv_batch,        p->kv_box_rows, columns};
   if (const int32_t status = make_tensor_map(args.inputs.q, problem_.dtype, q, "q", &p->q)) {
     return status;
   }

@@ -18,8 +18,9 @@ constexpr int32_t kPageStep = 16;
 bool is_hopper(const Device& d) { return d.properties.compute_capability / 10 == 9; }
 
 void explain_multiple(const char* field, int32_t value, char* text, size_t capacity) {
-  std::snprintf(text, capacity, "%s = %d is no multiple of %d, as E4M3 wants it; pad the head to %d",
-                field, value, kDimStep, (value + kDimStep - 1) / kDimStep * kDimStep);
+  std::snprintf(text, capacity,
+                "%s = %d is no multiple of %d, as E4M3 wants it; pad the head to %d", field, value,
+                kDimStep, (value + kDimStep - 1) / kDimStep * kDimStep);
 }
 
 const Predicate kPredicates[] = {
@@ -118,9 +119,10 @@ const Predicate kPredicates[] = {
      },
      FLASHATTN_REASON_VALUE, "page_size",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
-       std::snprintf(text, capacity,
-                     "page_size = %d is no multiple of %d, as dtype = %s wants it; use larger pages",
-                     p.page_size, kPageStep, dtype_name(p.dtype));
+       std::snprintf(
+           text, capacity,
+           "page_size = %d is no multiple of %d, as dtype = %s wants it; use larger pages",
+           p.page_size, kPageStep, dtype_name(p.dtype));
      }},
 };
 

@@ -173,7 +173,7 @@ class BackwardScores {
  private:
   // Whether there are rows with a base of their own. Read anew each time: registers are scarce.
   __device__ __forceinline__ bool far() const {
-    return static_cast<const volatile int32_t&>(place_.far);
+    return static_cast<const volatile int32_t&>(place_.large_lse);
   }
 
   // Scores, not in negative units, beside the bases of rows that have one.

@@ -30,8 +30,8 @@ struct alignas(16) SequenceRows {
 struct BackwardPlace {
   SeqlenInfo sequence;
   int32_t b, kv_head;
-  int32_t swapped;  // 1: the first warps are the gradients'
-  int32_t far;      // whether there are rows with a base of their own
+  int32_t swapped;    // 1: the first warps are the gradients'
+  int32_t large_lse;  // whether there are rows with a base of their own
   Interval heads;
   Interval keys, full;  // queries that see all of the keys
   Interval tiles;       // of queries that see some

@@ -31,6 +31,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kWords = kDim / 4, kGroups = kFp8TileKv / 16;
   constexpr int kPasses = kWords * kGroups / kThreads;
   static_assert(kWords * kGroups % kThreads == 0, "whole passes");
+  ptx::griddep_launch_dependents();  // the forward kernel waits for all of this one
   __shared__ alignas(16) uint4 image[kDim * kGroups];  // chunks of 16 keys, as they leave
   const Problem& problem = params.problem;
   const Inputs& in = params.args.inputs;
@@ -86,8 +87,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   const HeadTiles tiles = HeadTiles::of_keys(problem, params.args.shape, kFp8TileKv);
-  const int64_t tile =
-      (tiles.first(sequence.offset_kv, b) + n) * problem.heads_kv + head;
+  const int64_t tile = (tiles.first(sequence.offset_kv, b) + n) * problem.heads_kv + head;
   uint4* const to = reinterpret_cast<uint4*>(params.to + tile * (kDim * kFp8TileKv));
 #pragma unroll
   for (int x = static_cast<int>(threadIdx.x); x < kDim * kGroups; x += kThreads) to[x] = image[x];

@@ -33,9 +33,9 @@ struct FwdFp8Config {
   static_assert(kConsumers > 1, "warpgroups issue their WGMMAs one after the other");
   // kSerial: P V of a tile is added to O 64 columns at a time, in registers that the scores leave
   // free, before the next Q K^T is issued. Otherwise both run together.
-  static constexpr bool kSerial = true;
+  static constexpr bool kSerial = kDim > 64 || kOnlineSoftmax;
   static constexpr int kPvInFlight = kConsumers == 3 ? 1 : 2;  // groups of 64 columns
-  static constexpr int kPromoteEvery = kSerial ? 1 : 4;  // KV tiles
+  static constexpr int kPromoteEvery = kSerial ? 1 : 4;        // KV tiles
   static constexpr int kThreads = 128 * (kConsumers + 1), kCtasPerSm = 1;
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kOnlineSoftmax ? 56 : 40;
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kOnlineSoftmax ? 224 : 232;

@@ -14,7 +14,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   using Base::kConsumers, Base::kTileKv, Base::kTileQ, Base::kScoreUnit;
   using Base::storage_, Base::warpgroup_, Base::work_state_, Base::leader_, Base::params_,
       Base::q_state_, Base::kv_tiles_, Base::softmax_base_, Base::row_sum_, Base::s_;
-  using Base::work_tile, Base::warpgroup_tile, Base::lane, Base::row, Base::release_q, Base::base;
+  using Base::work_tile, Base::warpgroup_tile, Base::lane, Base::row, Base::release_q;
   static constexpr int kStages = Config::kStages, kDim = Config::kDimV;
   static constexpr bool kIsRuntime = Config::kScoreMod == ScoreModKind::kRuntime;
   using KvState = PipelineState<kStages>;
@@ -24,10 +24,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
  public:
   __device__ __forceinline__ FwdFp8Mainloop(const ForwardParams& params, uint32_t shared,
                                             SharedStorage<Config>& storage, int32_t warpgroup)
-      : Base(params, shared, storage, warpgroup),
-        q_(ptx::SmemDescriptor::at(shared + warpgroup * 64 * Config::kPanelBytes, 0)),
-        k_(ptx::SmemDescriptor::at(shared + Config::kKOffset, 0)),
-        v_(ptx::SmemDescriptor::at(shared + Config::kVOffset, 0)) {}
+      : Base(params, shared, storage, warpgroup) {}
 
   __device__ __forceinline__ void run() {
     if (warpgroup_ == 0) ptx::named_arrive(kWarpSchedulerBarrier, 256);
@@ -94,10 +91,11 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     return kv_tiles_.last_visible(work_tile(), n - 1, warpgroup_tile().kv_begin);
   }
 
-  // Whether every row sees every key of tile n, and the base stays as it is.
+  // Whether every row sees every key of tile n and has seen one before, and keeps its base.
   __device__ __forceinline__ bool is_full(int32_t n) const {
     if (kIsRuntime || work_tile().redo_online) return false;
-    return n >= warpgroup_tile().full_begin && n < warpgroup_tile().full_end;
+    return n >= warpgroup_tile().full_begin && n < warpgroup_tile().full_end &&
+           n < warpgroup_tile().fixed_base_end;
   }
 
   // Waits for and releases a KV tile that only other warpgroups need. in_order: as every step does,
@@ -124,8 +122,9 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     consumer_release(storage_.k_empty, kv_state_);
     if (n == warpgroup_tile().kv_begin) release_q();
     const bool overflow = softmax<true>(n);
-    // Under a mask a row's first keys say little about the others: P is left room to grow.
-    const bool full = is_full(n);
+    // Rows that see all of these keys fill E4M3 at once.
+    const bool full =
+        !kIsRuntime && n >= warpgroup_tile().full_begin && n < warpgroup_tile().full_end;
     if (overflow || full) lower_p(full);
     pack_p(n);
   }
@@ -176,7 +175,8 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
 #pragma unroll
     for (int i = 0; i < kTileKv / 2; ++i) {
       const int mi = i / 2 % 2;
-      s_[i] = ptx::exp2(fmaf(s_[i], exponent_scale_, -base(mi)));
+      const float base = kMasked ? this->base(mi) : softmax_base_[mi] * kScoreUnit;
+      s_[i] = ptx::exp2(fmaf(s_[i], exponent_scale_, -base));
       float& t = tile_sum_[mi];
       t = i < 4 && i % 2 == 0 ? s_[i] : t + s_[i];
     }
@@ -291,10 +291,15 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     }
   }
 
+  // Worked out anew each time: registers are scarce.
+  __device__ __forceinline__ ptx::SmemDescriptor at(uint32_t offset) const {
+    return ptx::SmemDescriptor::at(no_hoist(this->shared_) + offset, 0);
+  }
+
   __device__ __forceinline__ void gemm_qk(const KvState& state) {
     constexpr int kRow = Config::kPanelBytes;
-    const ptx::SmemDescriptor k = k_.advance(state.slot() * Config::kKBytes);
-    const ptx::SmemDescriptor q{kDim > 128 ? no_hoist(q_.low) : q_.low};
+    const ptx::SmemDescriptor k = at(Config::kKOffset).advance(state.slot() * Config::kKBytes);
+    const ptx::SmemDescriptor q = at(warpgroup_ * 64 * Config::kPanelBytes);
     ptx::wgmma_fence();
 #pragma unroll
     for (int x = 0; x < kDim / 32; ++x) {
@@ -310,7 +315,8 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   template <int kCount>
   __device__ __forceinline__ void gemm_pv(float (&to)[kCount], const KvState& state, int column,
                                           int accumulate) {
-    const ptx::SmemDescriptor v = v_.advance(state.slot() * Config::kVBytes + column * kTileKv);
+    const ptx::SmemDescriptor v =
+        at(Config::kVOffset).advance(state.slot() * Config::kVBytes + column * kTileKv);
     ptx::wgmma_fence();
 #pragma unroll
     for (int j = 0; j < kTileKv / 32; ++j) {
@@ -334,7 +340,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
         ptx::wgmma_wait<0>();
       }
       if (last) consumer_release(storage_.v_empty, state);
-      float(&x)[32] = pv[part % Config::kPvInFlight];
+      float (&x)[32] = pv[part % Config::kPvInFlight];
       ptx::reg_fence(x);
 #pragma unroll
       for (int i = 0; i < 32; ++i) o_[part * 32 + i] += x[i];
@@ -379,9 +385,9 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   __device__ __forceinline__ float descale(const flashattn_tensor& tensor, int32_t block) const {
     if (tensor.data == nullptr) return 1.0f;
     const int64_t head = work_tile().h / params_.problem.q_heads_per_kv_head();
-    return static_cast<const float*>(tensor.data)[work_tile().b * tensor.stride_batch +
-                                                  head * tensor.stride_head +
-                                                  block * tensor.stride_seq];
+    return static_cast<const float*>(
+        tensor.data)[work_tile().b * tensor.stride_batch + head * tensor.stride_head +
+                     block * tensor.stride_seq];
   }
 
   // Only kernels of ScoreModKind::kRuntime take descales by blocks.
@@ -399,6 +405,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   __device__ __forceinline__ float largest_descale_v() const {
     const flashattn_tensor& descales = params_.args.inputs.descale_v;
     const int32_t size = params_.problem.descale_block;
+    if (work_tile().len.kv == 0) return 1.0f;  // without keys there is no descale
     if (!kIsRuntime || size == 0) return descale(descales, 0);
     float largest = 0.0f;
     const int32_t blocks = (work_tile().len.kv + size - 1) / size;
@@ -422,9 +429,8 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
       const int32_t i = min(work_tile().query + row() + mi * 8, work_tile().query_end - 1);
       of_q[mi] = descale(in.descale_q, size == 0 ? 0 : i / size);
     }
-    visit_blocks(n, [&](int i, int32_t block) {
-      s_[i] *= of_q[i / 2 % 2] * descale(in.descale_k, block);
-    });
+    visit_blocks(
+        n, [&](int i, int32_t block) { s_[i] *= of_q[i / 2 % 2] * descale(in.descale_k, block); });
   }
 
   // P times its key's descale of V, relative to the largest one.
@@ -452,7 +458,6 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     }
   }
 
-  const ptx::SmemDescriptor q_, k_, v_;
   KvState kv_state_;
   int32_t unpromoted_ = 0;
   float exponent_scale_, unit_v_;  // unit_v_: 1 / largest_descale_v(), with descales by blocks

@@ -175,7 +175,8 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
 
   // Factor from differences of scores to units of log2(e). redo: in a redone tile.
   static __device__ __forceinline__ float log2_unit(bool redo) {
-    return Config::kScoreMod == ScoreModKind::kRuntime || redo ? kWideUnit : 1.0f;
+    return Config::kScoreMod == ScoreModKind::kRuntime || (redo && !Config::kIsFp8) ? kWideUnit
+                                                                                    : 1.0f;
   }
 
   // Adds the sink, of any size, to bases and row sums. o_scale: factor for the sum of the keys.
