@@ -59,11 +59,14 @@ struct Message {
   }
 };
 
-// Whether FLASHATTN_BACKEND names another GPU backend.
+// Whether FLASHATTN_BACKEND names another GPU backend. "sm90" also stands for those whose names
+// begin with "sm90_".
 bool is_excluded(const Backend& backend) {
   const char* forced = forced_backend();
-  return forced && backend.device_kind == FLASHATTN_DEVICE_CUDA &&
-         std::strcmp(forced, backend.name) != 0;
+  if (!forced || backend.device_kind != FLASHATTN_DEVICE_CUDA) return false;
+  const size_t length = std::strlen(forced);
+  return std::strncmp(forced, backend.name, length) != 0 ||
+         (backend.name[length] != 0 && backend.name[length] != '_');
 }
 
 const char* kind_name(const Device& device) {

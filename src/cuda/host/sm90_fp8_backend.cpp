@@ -84,9 +84,13 @@ const Predicate kPredicates[] = {
      FLASHATTN_REASON_NOT_IN_THIS_BUILD, "dtype",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
        std::snprintf(text, capacity,
-                     "dtype = %s, dim_qk = %d, dim_v = %d have no kernel in this build; add rows "
-                     "fwd_fp8 to src/cuda/kernels/sm90/table.txt",
-                     dtype_name(p.dtype), p.dim_qk, p.dim_v);
+                     "dtype = %s with dim_qk = %d, dim_v = %d, softcap = %g, bias = %u, mask = %u, "
+                     "dropout = %g, scale = %g, descale_block = %d has no GPU kernel in this "
+                     "build: heads above 64 take causal and window masks, sinks and descales by "
+                     "head; use F16 or BF16, or device = CPU",
+                     dtype_name(p.dtype), p.dim_qk, p.dim_v, static_cast<double>(p.softcap), p.bias,
+                     p.mask, static_cast<double>(p.dropout), static_cast<double>(p.scale),
+                     p.descale_block);
      }},
     {[](const Problem& p, const Device&) {
        return p.has_mask(FLASHATTN_MASK_BLOCKS) &&

@@ -29,16 +29,18 @@ struct FwdFp8Config {
   static constexpr ScoreModKind kScoreMod = kScoreMod_;
   static constexpr bool kHasDropout = false;
   static constexpr bool kOnlineSoftmax = kScoreMod == ScoreModKind::kRuntime;
-  static constexpr bool kUseSchedulerBarrier = true;
-  static_assert(kConsumers > 1, "warpgroups issue their WGMMAs one after the other");
+  static constexpr bool kUseSchedulerBarrier = kConsumers > 1;
   // kSerial: P V of a tile is added to O 64 columns at a time, in registers that the scores leave
   // free, before the next Q K^T is issued. Otherwise both run together.
   static constexpr bool kSerial = kDim > 64 || kOnlineSoftmax;
-  static constexpr int kPvInFlight = kConsumers == 3 ? 1 : 2;  // groups of 64 columns
-  static constexpr int kPromoteEvery = kSerial ? 1 : 4;        // KV tiles
+  static constexpr int kPvInFlight = kConsumers == 2 && !kOnlineSoftmax ? 2 : 1;  // of 64 columns
+  static constexpr int kPromoteEvery = kSerial ? 1 : 4;                           // KV tiles
   static constexpr int kThreads = 128 * (kConsumers + 1), kCtasPerSm = 1;
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kOnlineSoftmax ? 56 : 40;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kOnlineSoftmax ? 224 : 232;
+  static constexpr int kConsumerRegisters = kConsumers == 1   ? 248
+                                            : kConsumers == 3 ? 160
+                                            : kOnlineSoftmax  ? 224
+                                                              : 232;
 
   // Panels of Q and K have rows of kPanelBytes, those of O rows of 128 bytes.
   static constexpr int kPanelBytes = kDim < 128 ? 64 : 128, kPanelColumns = kPanelBytes;

@@ -27,7 +27,9 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
       : Base(params, shared, storage, warpgroup) {}
 
   __device__ __forceinline__ void run() {
-    if (warpgroup_ == 0) ptx::named_arrive(kWarpSchedulerBarrier, 256);
+    if (Config::kUseSchedulerBarrier && warpgroup_ == 0) {
+      ptx::named_arrive(kWarpSchedulerBarrier, 256);
+    }
     for (;; work_state_.advance()) {
       ptx::mbarrier_wait(address(storage_.work_full[work_state_.slot()]), work_state_.phase());
       const WorkKind kind = work_tile().kind;
@@ -375,9 +377,11 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     ptx::named_sync(kWarpgroupBarrier + warpgroup_, 128);
   }
   __device__ __forceinline__ void warp_scheduler_sync() {
+    if (!Config::kUseSchedulerBarrier) return;
     ptx::named_sync(kWarpSchedulerBarrier + warpgroup_, 256);
   }
   __device__ __forceinline__ void warp_scheduler_arrive() {
+    if (!Config::kUseSchedulerBarrier) return;
     ptx::named_arrive(kWarpSchedulerBarrier + (warpgroup_ + 1) % kConsumers, 256);
   }
 
