@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kPasses = kWords * kGroups / kThreads;
   static_assert(kWords * kGroups % kThreads == 0, "whole passes");
   ptx::griddep_launch_dependents();  // the forward kernel waits for all of this one
-  __shared__ alignas(16) uint4 image[kDim * kGroups];  // chunks of 16 keys, as they leave
+  __shared__ uint4 image[kDim * kGroups];  // chunks of 16 keys, as they leave
   const Problem& problem = params.problem;
   const Inputs& in = params.args.inputs;
   const int32_t n = static_cast<int32_t>(blockIdx.x) % params.tiles;
