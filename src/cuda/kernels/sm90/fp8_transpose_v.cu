@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kWords = kDim / 4, kGroups = kFp8TileKv / 16;
   constexpr int kPasses = kWords * kGroups / kThreads;
   static_assert(kWords * kGroups % kThreads == 0, "whole passes");
-  ptx::griddep_launch_dependents();  // the forward kernel waits for all of this one
+  ptx::griddep_launch_dependents();        // the forward kernel waits for all of this one
   __shared__ uint4 image[kDim * kGroups];  // chunks of 16 keys, as they leave
   const Problem& problem = params.problem;
   const Inputs& in = params.args.inputs;

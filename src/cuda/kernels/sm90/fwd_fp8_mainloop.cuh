@@ -240,7 +240,8 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
       sum = fmaxf(sum, __shfl_xor_sync(~0u, sum, 1));
       sum = fmaxf(sum, __shfl_xor_sync(~0u, sum, 2));
       if (!(sum > (all ? 0.0f : ptx::kMaxE4m3)) || !(sum < INFINITY)) continue;
-      const int32_t exponents = (__float_as_int(sum) >> 23) - (__float_as_int(top[mi]) >> 23);
+      const int32_t exponents = static_cast<int32_t>(__float_as_uint(sum) >> 23) -
+                                static_cast<int32_t>(__float_as_uint(top[mi]) >> 23);
       const float shift = 7.0f - static_cast<float>(exponents) - log2f(top[mi]);
       const float factor = ptx::exp2(shift);
       softmax_base_[mi] -= shift * (1.0f / kScoreUnit);
