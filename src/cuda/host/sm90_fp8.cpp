@@ -46,7 +46,10 @@ Fp8ForwardKernels::Fp8ForwardKernels(const Problem& problem, const Device& devic
             std::to_string(kernel_.entry->dim_v) + "_q" + std::to_string(kernel_.entry->tile_q) +
             "_kv" + std::to_string(kernel_.entry->tile_kv) +
             kScoreModNames[static_cast<int32_t>(kernel_.entry->score_mod)]),
-      softcap_(softcap_of(problem)) {}
+      softcap_(softcap_of(problem)) {
+  make_ready(reinterpret_cast<const void*>(transpose_v_.kernel), transpose_v_.threads, 0,
+             device.properties.multiprocessors);
+}
 
 int64_t Fp8ForwardKernels::v_bytes(const Shape& shape) const {
   const HeadTiles tiles = HeadTiles::of_keys(problem_, shape, kFp8TileKv);
