@@ -59,11 +59,14 @@ struct Message {
   }
 };
 
-// Whether FLASHATTN_BACKEND names another GPU backend.
+// Whether FLASHATTN_BACKEND names another GPU backend. "sm90" also stands for those whose names
+// begin with "sm90_".
 bool is_excluded(const Backend& backend) {
   const char* forced = forced_backend();
-  return forced && backend.device_kind == FLASHATTN_DEVICE_CUDA &&
-         std::strcmp(forced, backend.name) != 0;
+  if (!forced || backend.device_kind != FLASHATTN_DEVICE_CUDA) return false;
+  const size_t length = std::strlen(forced);
+  return std::strncmp(forced, backend.name, length) != 0 ||
+         (backend.name[length] != 0 && backend.name[length] != '_');
 }
 
 const char* kind_name(const Device& device) {
@@ -102,7 +105,9 @@ const Backend& select_backend(const Problem& problem, const Device& device, Back
       log(FLASHATTN_LOG_DEBUG, "backend %s refuses: %s", backend.name, message.text);
     }
     // On a tie the later backend wins: later backends are more general.
-    if (!closest || best.refusal->is_delegated || verdict.refusals <= best.refusals) {
+    // A delegated refusal says nothing where another backend has one of its own.
+    if (!closest || best.refusal->is_delegated ||
+        (!verdict.refusal->is_delegated && verdict.refusals <= best.refusals)) {
       closest = &backend;
       best = verdict;
     }

@@ -14,7 +14,7 @@ class Case:
     """One problem. As JSON it is the one-line repro of a row."""
 
     op: str = "forward"  # or "backward", "merge"
-    dtype: str = "f32"  # f32, f16, bf16
+    dtype: str = "f32"  # f32, f16, bf16; f8: E4M3, o is bf16
     batch: int = 1
     heads: int = 16
     heads_kv: int = 0  # 0: as heads
@@ -49,6 +49,10 @@ class Case:
             raise ValueError("uneven lengths: not with seqlen_kv or pages")
         elif self.batch % 7 == 0:
             raise ValueError("uneven lengths: of a batch that is no multiple of 7")
+
+    @property
+    def dtype_o(self) -> str:
+        return "bf16" if self.dtype == "f8" else self.dtype
 
     @property
     def keys(self) -> int:
@@ -117,7 +121,7 @@ class Case:
 
     def least_bytes(self) -> float:
         """Of K and V, read once; of a merge, all that it reads and writes."""
-        size = 4 if self.dtype == "f32" else 2
+        size = {"f32": 4, "f8": 1}.get(self.dtype, 2)
         if self.op == "merge":
             rows = self.batch * self.heads * self.seqlen_q
             return rows * float(self.parts * 4 * (self.value_dim + 1) + size * self.value_dim + 4)
@@ -320,6 +324,7 @@ GPU_PRESETS: Dict[str, List[Case]] = {
     "repeatable": list(_paper("backward", repeatable=True)),  # peers: as they are
     "fp32": [*_paper("forward", "f32", (1024, 4096, 16384)),
              *_paper("backward", "f32", (1024, 4096), (64, 128))],
+    "fp8": list(_paper("forward", "f8", (1024, 4096, 16384))),
     "decode": list(_gpu_decode()),
     "prefill": list(_prefill()),
     "training": list(_training()),

@@ -23,14 +23,15 @@ if torch is not None and not torch.cuda.is_available():
     torch = None
 
 NUMPY = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16),
-         "bf16": np.dtype(ml_dtypes.bfloat16), "i32": np.dtype(np.int32), "u8": np.dtype(np.uint8)}
+         "bf16": np.dtype(ml_dtypes.bfloat16), "i32": np.dtype(np.int32), "u8": np.dtype(np.uint8),
+         "f8": np.dtype(ml_dtypes.float8_e4m3fn)}
 _LINE = 64  # bytes of a cache line
 _PATTERN = 1 << 22  # random numbers that the driver's arrays repeat
 
 
 def torch_dtype(name: str) -> Any:
     return {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i32": torch.int32,
-            "u8": torch.uint8}[name]
+            "u8": torch.uint8, "f8": torch.float8_e4m3fn}[name]
 
 
 class Host:
@@ -95,7 +96,10 @@ class Memory:
         """Random normal numbers."""
         array = Array(self, shape, dtype)
         if array.tensor is not None:
-            array.tensor.normal_()
+            if dtype == "f8":  # PyTorch draws none of 8 bits
+                array.tensor.copy_(torch.randn(shape, device="cuda"))
+            else:
+                array.tensor.normal_()
             return array
         count = int(np.prod(shape))
         some = self.rng.standard_normal(min(count, _PATTERN), np.float32).astype(NUMPY[dtype])

@@ -19,7 +19,8 @@ sys.path.insert(0, str(ROOT / "bindings"))
 from generator import model  # noqa: E402
 
 Work = Callable[[], Any]
-DTYPES = {"f32": int(Dtype.F32), "f16": int(Dtype.F16), "bf16": int(Dtype.BF16)}
+DTYPES = {"f32": int(Dtype.F32), "f16": int(Dtype.F16), "bf16": int(Dtype.BF16),
+          "f8": int(Dtype.F8E4M3)}
 
 
 class Refused(Exception):
@@ -41,6 +42,8 @@ def descriptor(case: Case) -> Dict[str, Any]:
                   heads_kv=case.kv_heads, dim_qk=case.dim, dim_v=case.value_dim,
                   features=int(Feature.LSE), softcap=case.softcap, dropout=case.dropout,
                   determinism=int(case.repeatable))
+    if case.dtype_o != case.dtype:
+        fields["dtype_o"] = DTYPES[case.dtype_o]
     if case.op == "backward":
         fields["ops"] |= int(Op.BACKWARD)
     if case.window >= 0:
@@ -164,7 +167,7 @@ class FlashAttn:
             fields.update(seqlen_q=max(case.lengths()), seqlen_kv=max(case.key_lengths()),
                           total_q=sum(case.lengths()),
                           total_kv=0 if case.page_size else sum(case.key_lengths()))
-        o = self.memory.empty((*arrays["q"].shape[:3], case.value_dim), case.dtype, 0xFF)
+        o = self.memory.empty((*arrays["q"].shape[:3], case.value_dim), case.dtype_o, 0xFF)
         lse = self.memory.empty((case.batch, case.heads, case.seqlen_q), "f32", 0xFF)
         fields.update(o=self.tensor(case, o), lse=self.pointer(lse, "float *"))
         forward = self.args(Op.FORWARD, fields)

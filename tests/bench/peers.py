@@ -1,5 +1,6 @@
 """Who is measured beside this library on a GPU: PyTorch's backends of scaled_dot_product_attention,
-and FlashAttention-4 (the package flash-attn-4) where it can be imported."""
+and, where they can be imported, FlashAttention-4 (the package flash-attn-4); for E4M3
+FlashAttention-3 (fa3-fwd) and cuDNN through its frontend (nvidia-cudnn-frontend)."""
 from __future__ import annotations
 
 import dataclasses
@@ -37,6 +38,8 @@ class Sdpa:
 
     def prepare(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Work, Callable[[Any], Any]]:
         """What enqueues a call, and what brings its result into the shape of ours."""
+        if case.dtype == "f8":
+            raise CannotRun("no E4M3")
         if case.uneven and self.name == "flash":
             return self.packed(case, arrays)
         if not case.plain:
@@ -110,7 +113,7 @@ class FlashAttention4:
         self.function, self.packed = flash_attn_func, flash_attn_varlen_func
 
     def prepare(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Work, Callable[[Any], Any]]:
-        if case.dtype == "f32" or case.op == "merge":
+        if case.dtype in ("f32", "f8") or case.op == "merge":
             raise CannotRun("attention of 16-bit types only")
         self.remark = ""
         if case.page_size or case.alibi or case.dropout or case.block_density < 1:
@@ -152,6 +155,93 @@ class FlashAttention4:
             return forward, forward()
 
 
+class FlashAttention3:
+    """fa3_fwd_interface, in E4M3. Its sums of P V are not promoted to fp32."""
+
+    remark = ""
+
+    def __init__(self) -> None:
+        from fa3_fwd_interface import flash_attn_func
+        self.function = flash_attn_func
+
+    def prepare(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Work, Callable[[Any], Any]]:
+        if case.dtype != "f8" or not case.plain or case.op != "forward":
+            raise CannotRun("only measured in E4M3")
+        ones = torch.ones(case.batch, case.kv_heads, device="cuda")
+        work = functools.partial(
+            self.function, *(arrays[name].tensor for name in "qkv"), causal=case.causal,
+            q_descale=ones, k_descale=ones, v_descale=ones)
+        try:
+            work()
+        except Exception as error:
+            raise CannotRun(str(error).split("\n", maxsplit=1)[0][:100]) from None
+        return work, lambda out: [out[0] if isinstance(out, tuple) else out]
+
+
+class CudnnFp8:
+    """cuDNN's graph of an attention in E4M3, o in bf16."""
+
+    remark = ""
+
+    def __init__(self) -> None:
+        import cudnn
+        self.cudnn, self.handle = cudnn, cudnn.create_handle()
+
+    def prepare(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Work, Callable[[Any], Any]]:
+        if case.dtype != "f8" or not case.plain or case.op != "forward":
+            raise CannotRun("only measured in E4M3")
+        try:
+            return self.graph(case, arrays)
+        except Exception as error:
+            raise CannotRun(str(error).split("\n", maxsplit=1)[0][:100]) from None
+
+    def graph(self, case: Case, arrays: Dict[str, Array]) -> Tuple[Work, Callable[[Any], Any]]:
+        types = self.cudnn.data_type
+        graph = self.cudnn.pygraph(io_data_type=types.FP8_E4M3, intermediate_data_type=types.FLOAT,
+                                   compute_data_type=types.FLOAT, handle=self.handle)
+
+        def described(name: str) -> Dict[str, Any]:
+            batch, seq, heads, dim = arrays[name].shape
+            return dict(dim=[batch, heads, seq, dim],
+                        stride=[seq * heads * dim, dim, heads * dim, 1])
+
+        tensors = {name: graph.tensor(name=name, data_type=types.FP8_E4M3, **described(name))
+                   for name in "qkv"}
+        unit = dict(dim=[1] * 4, stride=[1] * 4)
+        scales = {name: graph.tensor(name=name, data_type=types.FLOAT, **unit)
+                  for name in ("descale_q", "descale_k", "descale_v", "descale_s", "scale_s",
+                               "scale_o")}
+        out, _, *maxima = graph.sdpa_fp8(
+            **tensors, **scales, is_inference=True, attn_scale=case.dim ** -0.5,
+            use_causal_mask=case.causal, name="sdpa")
+        shape = described("q")
+        out.set_output(True).set_dim(shape["dim"]).set_stride(shape["stride"]).set_data_type(
+            types.BFLOAT16)
+        for largest in maxima:
+            largest.set_output(True).set_dim([1] * 4).set_stride([1] * 4).set_data_type(types.FLOAT)
+        graph.validate()
+        graph.build_operation_graph()
+        modes = self.cudnn.heur_mode
+        graph.create_execution_plans([modes.A, modes.FALLBACK])
+        graph.check_support()
+        graph.build_plans()
+        one = torch.ones(1, 1, 1, 1, device="cuda")
+        o = torch.empty(arrays["q"].shape, device="cuda", dtype=torch.bfloat16)
+        workspace = torch.empty(graph.get_workspace_size(), device="cuda", dtype=torch.uint8)
+        pack = {**{tensors[name]: arrays[name].tensor for name in "qkv"}, out: o,
+                **{scale: one for scale in scales.values()},
+                **{largest: torch.zeros(1, 1, 1, 1, device="cuda") for largest in maxima}}
+
+        def work() -> Any:
+            stream = torch.cuda.current_stream().cuda_stream
+            self.cudnn.set_stream(handle=self.handle, stream=stream)
+            graph.execute(pack, workspace, handle=self.handle)
+            return o
+
+        work()
+        return work, lambda result: [result]
+
+
 def available() -> Tuple[Dict[str, Any], List[str]]:
     """Peers by name, and a sentence for each that this machine lacks."""
     if torch is None:
@@ -159,6 +249,11 @@ def available() -> Tuple[Dict[str, Any], List[str]]:
     found: Dict[str, Any] = {name: Sdpa(name, backend) for name, backend in (
         ("cudnn", "CUDNN_ATTENTION"), ("flash", "FLASH_ATTENTION"),
         ("efficient", "EFFICIENT_ATTENTION"), ("math", "MATH"))}
+    for name, peer in (("fa3 fp8", FlashAttention3), ("cudnn fp8", CudnnFp8)):
+        try:
+            found[name] = peer()
+        except Exception:
+            continue  # only rows of E4M3 lack it
     try:
         found["fa4"] = FlashAttention4()
     except Exception as error:

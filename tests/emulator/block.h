@@ -101,9 +101,9 @@ struct Transfer {
 };
 
 // Of a warpgroup's product, while it is computed.
-constexpr int kRows = 64, kDepth = 16, kMaxColumns = 256;
+constexpr int kRows = 64, kDepth = 16, kMaxColumns = 256;  // kDepth: of 16 bits, twice that of 8
 struct Matrices {
-  float a[kRows][kDepth], b[kDepth][kMaxColumns], d[kRows][kMaxColumns];
+  float a[kRows][2 * kDepth], b[2 * kDepth][kMaxColumns], d[kRows][kMaxColumns];
 };
 
 // A kernel at work, one at a time, or a write by the host, which counts as one.

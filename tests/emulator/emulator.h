@@ -160,12 +160,15 @@ void engine_wait(int pending, bool until_written);
 
 // ---- products of a warpgroup: d (64 x columns) += a b
 
+enum class Number { kF16, kBf16, kE4m3 };
+
 struct Product {
   float* d;           // this thread's
   const uint32_t* a;  // this thread's, or NULL: in shared memory
   uint64_t a_matrix, b_matrix;
   int columns;
-  bool bf16, transpose_a, transpose_b, accumulate;
+  Number type;
+  bool transpose_a, transpose_b, accumulate;
 };
 void multiply_fence();
 void multiply(const Product& product);
@@ -177,5 +180,7 @@ void multiply_wait(int pending);
 // ---- numbers
 
 float as_float(uint32_t bits, bool bf16);  // of 16
+float e4m3_to_float(uint8_t bits);
+uint8_t float_to_e4m3(float x);  // to nearest even, saturated
 
 }  // namespace emulator

@@ -209,7 +209,7 @@ void claim() {
 template <bool kBad>
 void prefetch() {
   static CUtensorMap map;
-  const TensorMap made{nullptr, {64, 1, 1, 1}, {2, 128, 128, 128}, 64};
+  const TensorMap made{nullptr, {64, 1, 1, 1}, {2, 128, 128, 128}, 64, 128};
   if (!kBad) std::memcpy(&map, &made, sizeof made);
   start([] {
     if (leads()) flashattn::cuda::ptx::tma_prefetch(&map);

@@ -4,9 +4,11 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "block.h"
+#include "tensor_map.h"
 
 namespace emulator {
 namespace {
@@ -19,16 +21,43 @@ constexpr int kThreads = 128;
 #define WIDE
 #endif
 
-// d (rows x columns) += a b. b and d have rows of `width`; columns are whole eights.
-WIDE void add_product(const float* a, const float* b, float* d, int rows, int columns, int width) {
+// d (rows x columns) += a b. a has rows of `depth`, b and d of `width`; columns are whole eights.
+WIDE void add_product(const float* a, int depth, const float* b, float* d, int rows, int columns,
+                      int width) {
   for (int m = 0; m < rows; ++m) {
     for (int x = 0; x < columns; x += 8) {
       float sums[8];
       for (int n = 0; n < 8; ++n) sums[n] = d[m * width + x + n];
       for (int k = 0; k < kDepth; ++k) {
-        for (int n = 0; n < 8; ++n) sums[n] += a[m * kDepth + k] * b[k * width + x + n];
+        for (int n = 0; n < 8; ++n) sums[n] += a[m * depth + k] * b[k * width + x + n];
       }
       for (int n = 0; n < 8; ++n) d[m * width + x + n] = sums[n];
+    }
+  }
+}
+
+// As a Hopper tensor core adds products of E4M3 to a sum: all are cut off below 13 bits of the
+// largest. Sums that are never promoted to fp32 lose a fifth over 16k terms of one sign.
+void add_product_e4m3(const float* a, const float* b, float* d, int rows, int columns, int width) {
+  for (int m = 0; m < rows; ++m) {
+    for (int x = 0; x < columns; ++x) {
+      float terms[2 * kDepth + 1], largest = 0;
+      terms[2 * kDepth] = d[m * width + x];
+      for (int k = 0; k < 2 * kDepth; ++k) terms[k] = a[m * 2 * kDepth + k] * b[k * width + x];
+      bool finite = true;
+      for (const float term : terms) {
+        finite &= std::isfinite(term);
+        largest = std::max(largest, std::abs(term));
+      }
+      float& sum = d[m * width + x];
+      if (!finite || largest == 0) {
+        for (int k = 0; k < 2 * kDepth; ++k) sum += terms[k];
+        continue;
+      }
+      const float unit = std::ldexp(1.0f, std::ilogb(largest) - 13);
+      double all = 0;
+      for (const float term : terms) all += std::trunc(double{term} / unit);
+      sum = static_cast<float>(all * unit);
     }
   }
 }
@@ -44,41 +73,46 @@ float half_to_float(uint16_t bits) {
   return table[bits];
 }
 
-float element(const char* at, bool bf16) {
+float element(const char* at, Number type) {
+  if (type == Number::kE4m3) return e4m3_to_float(static_cast<uint8_t>(*at));
   uint16_t bits;
   std::memcpy(&bits, at, 2);
-  return as_float(bits, bf16);
+  return as_float(bits, type == Number::kBf16);
 }
 
-// An operand in shared memory: rows of 64 elements, 128 bytes apart, their 16-byte chunks
-// exchanged.
+// An operand in shared memory: rows of 128 or 64 bytes, their 16-byte chunks exchanged.
 struct Operand {
-  uint32_t first, panel;
-  bool transposed, bf16;
+  uint32_t first, panel, row_bytes;
+  bool transposed;
+  Number type;
 
-  Operand(uint64_t matrix, bool transpose, bool is_bf16)
+  Operand(uint64_t matrix, bool transpose, Number of)
       : first(static_cast<uint32_t>(matrix & 0x3fff) << 4),
         panel(static_cast<uint32_t>(matrix >> 16 & 0x3fff) << 4),
+        row_bytes(matrix >> 62 == 2 ? 64 : 128),
         transposed(transpose),
-        bf16(is_bf16) {
-    if ((matrix >> 32 & 0x3fff) != 1024 >> 4 || matrix >> 62 != 1) {
-      fail("a matrix that is not of rows of 128 bytes with chunks exchanged");
+        type(of) {
+    if ((matrix >> 32 & 0x3fff) != 8 * row_bytes >> 4 || (matrix >> 62 != 1 && matrix >> 62 != 2)) {
+      fail("a matrix that is not of rows of 128 or 64 bytes with chunks exchanged");
     }
+    if (type == Number::kE4m3 && transposed) fail("a matrix of 8 bits whose rows run along k");
   }
 
   // put(x, k, number) for each: x along the result's side, up to `size`; k along the sum.
   template <class Put>
   void read(int size, const Put& put) const {
-    const int rows = transposed ? kDepth : size, columns = transposed ? size : kDepth;
+    const int bytes = type == Number::kE4m3 ? 1 : 2, depth = 2 * kDepth / bytes;
+    const int rows = transposed ? depth : size, columns = transposed ? size : depth;
     for (int row = 0; row < rows; ++row) {
-      for (int column = 0; column < columns; column += 8) {
-        const uint32_t linear = first + static_cast<uint32_t>(column / 64) * panel +
-                                static_cast<uint32_t>(row * 128 + column % 64 * 2);
-        const uint32_t place = own_address(linear ^ (linear >> 7 & 7) << 4);
+      for (int column = 0; column < columns; column += 16 / bytes) {
+        const uint32_t linear =
+            first + static_cast<uint32_t>(column / 64) * panel +
+            static_cast<uint32_t>(row * static_cast<int>(row_bytes) + column % 64 * bytes);
+        const uint32_t place = own_address(exchanged(linear, row_bytes));
         const char* chunk = engine_place(place, 16);
-        for (int n = 0; n < 8; ++n) {
+        for (int n = 0; n < 16 / bytes; ++n) {
           const int x = transposed ? column + n : row, k = transposed ? row : column + n;
-          put(x, k, element(chunk + 2 * n, bf16));
+          put(x, k, element(chunk + bytes * n, type));
         }
       }
     }
@@ -124,29 +158,42 @@ void execute(Thread* group) {
       fail("a warpgroup's threads disagree about a product");
     }
   }
+  const bool e4m3 = first.type == Number::kE4m3;
   if (first.a) {
     for (int n = 0; n < kThreads; ++n) {
       const uint32_t* words = group[n].products.front().product.a;
       for (int w = 0; w < 4; ++w) {
-        const int row = n / 32 * 16 + n % 32 / 4 + w % 2 * 8, k = n % 4 * 2 + w / 2 * 8;
-        a[row][k] = as_float(words[w] & 0xffff, first.bf16);
-        a[row][k + 1] = as_float(words[w] >> 16, first.bf16);
+        const int row = n / 32 * 16 + n % 32 / 4 + w % 2 * 8;
+        if (e4m3) {
+          const int k = n % 4 * 4 + w / 2 * 16;
+          for (int e = 0; e < 4; ++e) {
+            a[row][k + e] = e4m3_to_float(static_cast<uint8_t>(words[w] >> 8 * e));
+          }
+          continue;
+        }
+        const int k = n % 4 * 2 + w / 2 * 8;
+        a[row][k] = as_float(words[w] & 0xffff, first.type == Number::kBf16);
+        a[row][k + 1] = as_float(words[w] >> 16, first.type == Number::kBf16);
       }
     }
   } else {
     act.actor = actor_of(group, first.transpose_a);
-    const Operand left(first.a_matrix, first.transpose_a, first.bf16);
+    const Operand left(first.a_matrix, first.transpose_a, first.type);
     left.read(kRows, [&](int m, int k, float number) { a[m][k] = number; });
   }
   act.actor = actor_of(group, first.transpose_b);
-  const Operand right(first.b_matrix, first.transpose_b, first.bf16);
+  const Operand right(first.b_matrix, first.transpose_b, first.type);
   right.read(columns, [&](int x, int k, float number) { b[k][x] = number; });
   for (int n = 0; n < kThreads; ++n) {
     const float* sums = group[n].products.front().product.d;
     const bool accumulate = first.accumulate;
     accumulators(n, columns, d, [=](int i, float& x) { x = accumulate ? sums[i] : 0.0f; });
   }
-  add_product(a[0], b[0], d[0], kRows, columns, kMaxColumns);
+  if (e4m3) {
+    add_product_e4m3(a[0], b[0], d[0], kRows, columns, kMaxColumns);
+  } else {
+    add_product(a[0], 2 * kDepth, b[0], d[0], kRows, columns, kMaxColumns);
+  }
   for (int n = 0; n < kThreads; ++n) {
     float* sums = group[n].products.front().product.d;
     accumulators(n, columns, d, [=](int i, float x) { sums[i] = x; });
@@ -171,7 +218,7 @@ void execute_warp(Words* all) {
       for (int w = 0; w < 2; ++w) b[c + w * 8 + e][g] = number(4 + w);
     }
   }
-  add_product(a[0], b[0], d[0], 16, 8, 8);
+  add_product(a[0], kDepth, b[0], d[0], 16, 8, 8);
   for (int lane = 0; lane < 32; ++lane) {
     float* sums;
     std::memcpy(&sums, &all[lane].word[6], sizeof sums);
@@ -198,6 +245,24 @@ float as_float(uint32_t bits, bool bf16) {
   float x;
   std::memcpy(&x, &word, sizeof x);
   return x;
+}
+
+float e4m3_to_float(uint8_t bits) {
+  const int exponent = bits >> 3 & 15, fraction = bits & 7;
+  if (exponent == 15 && fraction == 7) return std::nanf("");
+  const float size = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -9)
+                                   : std::ldexp(static_cast<float>(8 + fraction), exponent - 10);
+  return bits & 0x80 ? -size : size;
+}
+
+uint8_t float_to_e4m3(float x) {
+  const uint8_t sign = std::signbit(x) ? 0x80 : 0;
+  if (std::isnan(x)) return sign | 0x7f;
+  const float size = std::min(std::abs(x), 448.0f);
+  const int exponent = std::max(size > 0 ? std::ilogb(size) : -6, -6);
+  // In units of the last bit; a carry goes into the exponent by itself.
+  const int number = static_cast<int>(std::nearbyint(std::ldexp(size, 3 - exponent)));
+  return static_cast<uint8_t>(sign | std::min(number + ((exponent + 6) << 3), 0x7e));
 }
 
 void multiply_warp(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bool bf16) {

@@ -1,22 +1,26 @@
-// What cuTensorMapEncodeTiled writes here, in the place of NVIDIA's 128 bytes: boxes of 64 elements
-// of 16 bits, rows 128 bytes apart in shared memory, their chunks exchanged.
+// What cuTensorMapEncodeTiled writes here, in the place of NVIDIA's 128 bytes: boxes with rows of
+// 128 or 64 bytes in shared memory, their chunks exchanged.
 #pragma once
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "emulator.h"
 
 namespace emulator {
 
-inline uint32_t exchanged(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
+inline uint32_t exchanged(uint32_t address, uint32_t row_bytes = 128) {
+  return address ^ (address >> 7 & (row_bytes / 16 - 1)) << 4;
+}
 
 struct TensorMap {
   char* base;
   uint64_t size[4];
-  uint64_t stride[4];  // bytes
+  uint64_t stride[4];  // bytes; the first: of an element
   uint32_t rows;       // of the box; 0: nobody has encoded the map
+  uint32_t row_bytes;
 
   static TensorMap of(const CUtensorMap* map) {
     TensorMap box;
@@ -25,7 +29,7 @@ struct TensorMap {
     return box;
   }
 
-  uint32_t bytes() const { return rows * 128; }
+  uint32_t bytes() const { return rows * row_bytes; }
 
   // visit(chunk, its place in the array, how many of its bytes lie in the array)
   template <class Visit>
@@ -35,14 +39,15 @@ struct TensorMap {
     };
     for (uint32_t r = 0; r < rows; ++r) {
       const bool some = inside(row + r, 1) && inside(head, 2) && inside(batch, 3);
-      for (uint32_t c = 0; c < 8; ++c) {
-        const int64_t first = column + c * 8, left = static_cast<int64_t>(size[0]) - first;
-        const int64_t valid = some && left > 0 ? (left < 8 ? left : 8) * 2 : 0;
+      for (uint32_t c = 0; c < row_bytes / 16; ++c) {
+        const int64_t element = static_cast<int64_t>(stride[0]), in_chunk = 16 / element;
+        const int64_t first = column + c * in_chunk, left = static_cast<int64_t>(size[0]) - first;
+        const int64_t valid = some && left > 0 ? std::min(left, in_chunk) * element : 0;
         char* at = valid == 0 ? nullptr
                               : base + batch * static_cast<int64_t>(stride[3]) +
                                     head * static_cast<int64_t>(stride[2]) +
-                                    (row + r) * static_cast<int64_t>(stride[1]) + first * 2;
-        visit(r * 8 + c, at, static_cast<int>(valid));
+                                    (row + r) * static_cast<int64_t>(stride[1]) + first * element;
+        visit(r * (row_bytes / 16) + c, at, static_cast<int>(valid));
       }
     }
   }

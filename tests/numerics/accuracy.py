@@ -39,9 +39,7 @@ def backend(kind: int) -> str:
     emulated = re.search(r"_amx_on_(\w+)", os.environ["FLASHATTN_LIBRARY"])
     if emulated:
         return "cpu avx512_amx, emulated on " + emulated[1]
-    found = capi.ffi.new("flashattn_device_properties *",
-                         {"struct_size": capi.ffi.sizeof("flashattn_device_properties")})
-    capi.check(capi.library().flashattn_device_info(kind, 0, found))
+    found = capi.device_properties(kind)
     return "cpu " + capi.ffi.string(found.isa).decode()
 
 

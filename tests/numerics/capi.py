@@ -59,6 +59,14 @@ def check(status):
         raise Refused(status)
 
 
+def device_properties(kind):
+    """flashattn_device_properties of the first device of a kind."""
+    found = ffi.new("flashattn_device_properties *",
+                    {"struct_size": ffi.sizeof("flashattn_device_properties")})
+    check(library().flashattn_device_info(kind, 0, found))
+    return found
+
+
 def need_gpu():
     """Says what to do where the library is for CPUs only, or the machine has no GPU."""
     fields = dict(struct_size=ffi.sizeof("flashattn_desc"), device=1, dtype=2, heads_q=1, dim_qk=8)

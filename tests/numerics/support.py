@@ -131,9 +131,7 @@ def backend(kind: int) -> str:
     """The GPU backends that may be chosen, and the device's compute capability."""
     if kind == 0:
         return "cpu"
-    found = capi.ffi.new("flashattn_device_properties *",
-                         {"struct_size": capi.ffi.sizeof("flashattn_device_properties")})
-    capi.check(capi.library().flashattn_device_info(kind, 0, found))
+    found = capi.device_properties(kind)
     backend = os.environ.get("FLASHATTN_BACKEND") or "all"
     return "%s on %d.%d" % (backend, *divmod(found.compute_capability, 10))
 

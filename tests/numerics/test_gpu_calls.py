@@ -160,9 +160,7 @@ def test_code_is_asked_for_once(device, monkeypatch):
 
 
 def test_kernels_of_a_device_are_named(device):
-    out = capi.ffi.new("flashattn_device_properties *",
-                       {"struct_size": capi.ffi.sizeof("flashattn_device_properties")})
-    capi.check(capi.library().flashattn_device_info(device.kind, 0, out))
+    out = capi.device_properties(device.kind)
     assert say(out, "isa") == ("sm90" if out.compute_capability // 10 == 9 else "sm80")
 
 

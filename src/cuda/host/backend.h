@@ -8,6 +8,9 @@ namespace flashattn {
 // The Hopper kernels (TMA, WGMMA).
 const Backend& cuda_sm90_backend();
 
+// The Hopper kernels for q, k and v in E4M3.
+const Backend& cuda_sm90_fp8_backend();
+
 // The portable kernels (mma.sync): Ampere and later.
 const Backend& cuda_sm80_backend();
 

@@ -6,6 +6,7 @@
 
 #if FLASHATTN_CUDA_SM90
 #include "cuda/host/sm90_bwd.h"
+#include "cuda/host/sm90_fp8.h"
 #include "cuda/host/sm90_fwd.h"
 #endif
 
@@ -24,9 +25,12 @@ std::unique_ptr<const Row> make(const Problem& problem, const Device& device) {
 Registry<ForwardRow> forward_registry() {
   static const Registration<ForwardRow> rows[] = {
 #if FLASHATTN_CUDA_SM90
-      {"sm90", never, make<ForwardRow, sm90::ForwardKernels>},
+      {"sm90", false, never, make<ForwardRow, sm90::ForwardKernels>},
 #endif
-      {"sm80", never, make<ForwardRow, sm80::ForwardKernels>},
+      {"sm80", true, never, make<ForwardRow, sm80::ForwardKernels>},
+#if FLASHATTN_CUDA_SM90
+      {"sm90_fp8", true, never, make<ForwardRow, sm90::Fp8ForwardKernels>},
+#endif
   };
   return {rows, sizeof rows / sizeof *rows};
 }
@@ -34,9 +38,9 @@ Registry<ForwardRow> forward_registry() {
 Registry<BackwardRow> backward_registry() {
   static const Registration<BackwardRow> rows[] = {
 #if FLASHATTN_CUDA_SM90
-      {"sm90", sm90::BackwardKernels::refuses, make<BackwardRow, sm90::BackwardKernels>},
+      {"sm90", false, sm90::BackwardKernels::refuses, make<BackwardRow, sm90::BackwardKernels>},
 #endif
-      {"sm80", never, make<BackwardRow, sm80::BackwardKernels>},
+      {"sm80", true, never, make<BackwardRow, sm80::BackwardKernels>},
   };
   return {rows, sizeof rows / sizeof *rows};
 }

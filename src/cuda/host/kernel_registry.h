@@ -10,7 +10,8 @@ namespace flashattn::cuda {
 
 template <class Row>
 struct Registration {
-  const char* backend;  // a plan of this backend has the row, and the rows after it
+  const char* backend;  // a plan of this backend has the row, and those after it up to `last`
+  bool last;            // the row takes every shape: a plan has no row after it
   // Why plans for the problem do not have the row, a few words; NULL: they have.
   const char* (*refuses)(const Problem& problem);
   // The device is current. Throws Refused.

@@ -21,6 +21,7 @@ void PlanRows<Row>::make(Registry<Row> registry, const char* backend,
     const Registration<Row>& registered = registry.rows[n];
     has |= std::string(registered.backend) == backend;
     if (!has) continue;
+    has = !registered.last;
     const char* const reason = registered.refuses(problem);
     if (!reason) {
       rows.push_back(registered.make(problem, device));

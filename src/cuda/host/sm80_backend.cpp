@@ -60,6 +60,14 @@ const Predicate kPredicates[] = {
            "it at 0",
            p.multiprocessors);
      }},
+#if FLASHATTN_CUDA_SM90
+    {[](const Problem& p, const Device&) { return p.dtype == FLASHATTN_DTYPE_F8E4M3; },
+     FLASHATTN_REASON_DTYPE, "dtype",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(text, capacity, "dtype = %s is for the Hopper kernels", dtype_name(p.dtype));
+     },
+     true},
+#endif
     {[](const Problem& p, const Device&) { return !is_computed(p.dtype); }, FLASHATTN_REASON_DTYPE,
      "dtype",
      [](const Problem& p, const Device&, char* text, size_t capacity) {

@@ -37,6 +37,12 @@ bool takes(const ForwardEntry& e, const Problem& p) {
 
 constexpr char kLaunching[] = "launching the forward kernel";
 
+std::string kernel_name(const ForwardEntry& e) {
+  return forward_name("sm90", e) + kScoreModNames[static_cast<int32_t>(e.score_mod)];
+}
+
+}  // namespace
+
 Softcap softcap_of(const Problem& p) {
   if (p.softcap == 0) return {};
   // tanh(x) for |x| < 1/4: x (1 + a x^2 + b x^4), minimax, relative error 6e-7.
@@ -64,12 +70,6 @@ Softcap softcap_of(const Problem& p) {
   cap.poly3[1] = static_cast<float>(outer * inner * inner * (end * end / 6 - 1.0 / 3));
   return cap;
 }
-
-std::string kernel_name(const ForwardEntry& e) {
-  return forward_name("sm90", e) + kScoreModNames[static_cast<int32_t>(e.score_mod)];
-}
-
-}  // namespace
 
 const char* const kScoreModNames[] = {"",         "_softcap", "_alibi", "_softcap_alibi",
                                       "_dropout", "_runtime"};
@@ -141,18 +141,18 @@ const ForwardKernels::NamedKernel& ForwardKernels::choose(const Shape& shape) co
   return *std::min_element(kernels_.begin(), kernels_.end(), faster);
 }
 
-L2Swizzle ForwardKernels::swizzle(const ReadyKernel<ForwardEntry>& kernel,
-                                  const Shape& shape) const {
-  const int64_t tiles = ceil_div(shape.seqlen_q, kernel.entry->tile_q);
-  const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
-  if (!problem_.has_mask(FLASHATTN_MASK_CAUSAL)) return L2Swizzle::of(heads, tiles, 1);
+L2Swizzle forward_swizzle(const Problem& problem, const Shape& shape, int32_t tile_q,
+                          int32_t resident, int64_t l2_bytes) {
+  const int64_t tiles = ceil_div(shape.seqlen_q, tile_q);
+  const int64_t heads = static_cast<int64_t>(shape.batch) * problem.heads_q;
+  if (!problem.has_mask(FLASHATTN_MASK_CAUSAL)) return L2Swizzle::of(heads, tiles, 1);
   const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_kv) *
-                             (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
+                             (problem.dim_qk + problem.dim_v) * dtype_size(problem.dtype);
   // All CTAs begin a group of heads at about the same time and load its K and V. For short
   // sequences smaller groups are faster (2 % at 512 tokens); for longer ones they cost up to 1.4 %.
-  const int64_t bytes = l2_bytes_ / (head_bytes <= (1 << 20) ? 8 : 2);
-  const int64_t fitting = bytes / std::max<int64_t>(head_bytes, 1) * problem_.q_heads_per_kv_head();
-  return L2Swizzle::of(heads, tiles, fitting, L2Swizzle::even_end(kernel.resident, tiles));
+  const int64_t bytes = l2_bytes / (head_bytes <= (1 << 20) ? 8 : 2);
+  const int64_t fitting = bytes / std::max<int64_t>(head_bytes, 1) * problem.q_heads_per_kv_head();
+  return L2Swizzle::of(heads, tiles, fitting, L2Swizzle::even_end(resident, tiles));
 }
 
 int64_t ForwardKernels::workspace(const Shape&) const {
@@ -219,7 +219,7 @@ int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
                 " tiles, above 2^30; split the batch",
                 args.shape.batch, problem_.heads_q, args.shape.seqlen_q, all);
   }
-  p.swizzle = swizzle(named.kernel, args.shape);
+  p.swizzle = forward_swizzle(problem_, args.shape, entry.tile_q, named.kernel.resident, l2_bytes_);
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   p.kv_has_tail = problem_.layout != 0 || args.inputs.lens_kv != nullptr;
   p.dropout_threshold = problem_.dropout_threshold();

@@ -28,7 +28,6 @@ class ForwardKernels final : public ForwardRow {
 
   // The cheapest kernel by the cost model.
   const NamedKernel& choose(const Shape& shape) const;
-  L2Swizzle swizzle(const ReadyKernel<ForwardEntry>& kernel, const Shape& shape) const;
   int32_t make_maps(const ForwardArgs& args, const ForwardEntry& entry,
                     ForwardParams* params) const;
 
@@ -39,6 +38,13 @@ class ForwardKernels final : public ForwardRow {
   const Softcap softcap_;
   const bool forced_;  // by FLASHATTN_BACKEND
 };
+
+// The factors and polynomials of a softcap.
+Softcap softcap_of(const Problem& problem);
+
+// The order of Q tiles. resident: CTAs that run at once; l2_bytes: see usable_l2_bytes().
+L2Swizzle forward_swizzle(const Problem& problem, const Shape& shape, int32_t tile_q,
+                          int32_t resident, int64_t l2_bytes);
 
 // Whether a Hopper kernel takes the problem's dtype and dims.
 bool takes_dims(const Problem& problem);

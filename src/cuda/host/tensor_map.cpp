@@ -28,21 +28,25 @@ int32_t make_tensor_map(const flashattn_tensor& tensor, int32_t dtype, const Arr
                               static_cast<cuuint64_t>(std::max<int64_t>(shape.rows, 1)),
                               static_cast<cuuint64_t>(shape.heads),
                               static_cast<cuuint64_t>(std::max<int64_t>(shape.batch, 1))};
-  const auto bytes = [](int64_t extent, int64_t stride) {
-    return static_cast<cuuint64_t>(extent > 1 ? stride * 2 : 16);
+  const bool fp8 = dtype == FLASHATTN_DTYPE_F8E4M3;
+  const int32_t size = dtype_size(dtype);
+  const auto bytes = [size](int64_t extent, int64_t stride) {
+    return static_cast<cuuint64_t>(extent > 1 ? stride * size : 16);
   };
   const cuuint64_t strides[] = {bytes(shape.rows, tensor.stride_seq),
                                 bytes(shape.heads, tensor.stride_head),
                                 bytes(shape.batch, tensor.stride_batch)};
-  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(shape.box_rows), 1, 1};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(shape.box_columns),
+                            static_cast<cuuint32_t>(shape.box_rows), 1, 1};
   const cuuint32_t steps[] = {1, 1, 1, 1};
-  const CUresult result =
-      encode()(map,
-               dtype == FLASHATTN_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                             : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-               4, tensor.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode()(
+      map,
+      fp8                             ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+      : dtype == FLASHATTN_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                      : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+      4, tensor.data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      shape.box_columns * size == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   // Box coordinates have 32 bits.
   if (result == CUDA_SUCCESS && shape.rows <= INT32_MAX) return FLASHATTN_OK;
   return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_STRIDE, name,

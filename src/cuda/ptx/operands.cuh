@@ -14,9 +14,9 @@ struct TmaCoord {
   int32_t column, row, head, batch;
 };
 
-// WGMMA descriptor of a matrix of 16-bit elements in shared memory: rows of 64 elements, 128 bytes
-// apart, with the 128-byte swizzle (16-byte chunk ^ row % 8). The first row is aligned to 1024
-// bytes.
+// WGMMA descriptor of a matrix in shared memory: rows of 128 bytes, 64 elements of 16 bits, with
+// the 128-byte swizzle (16-byte chunk ^ row % 8); or rows of 64 bytes with the 64-byte swizzle
+// (chunk ^ row / 2 % 4). The first row is aligned to 1024 bytes.
 struct SmemDescriptor {
   uint32_t low;  // low word of the descriptor; the high word is a constant
 
@@ -32,8 +32,11 @@ struct SmemDescriptor {
     return {low + (bytes >> 4)};
   }
 
+  // kRowBytes: bytes of a row and of the swizzle, 128 or 64.
+  template <int kRowBytes = 128>
   __device__ __forceinline__ uint64_t descriptor() const {
-    constexpr uint32_t kHigh = 1024 >> 4 | 1u << 30;  // stride of eight rows; 128-byte swizzle
+    // Stride of eight rows; swizzle.
+    constexpr uint32_t kHigh = 8 * kRowBytes >> 4 | (kRowBytes == 128 ? 1u : 2u) << 30;
     return static_cast<uint64_t>(kHigh) << 32 | low;
   }
 };

@@ -92,6 +92,14 @@ inline float __fsub_rn(float x, float y) {
   asm("" : "+x"(difference));
   return difference;
 }
+inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
+  const uint64_t both = static_cast<uint64_t>(y) << 32 | x;
+  uint32_t result = 0;
+  for (int n = 0; n < 4; ++n) {
+    result |= static_cast<uint32_t>(both >> 8 * (selector >> 4 * n & 7) & 0xff) << 8 * n;
+  }
+  return result;
+}
 inline int __clz(uint32_t x) { return x ? __builtin_clz(x) : 32; }
 inline int __ffs(uint32_t x) { return __builtin_ffs(static_cast<int>(x)); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }

@@ -28,9 +28,8 @@
 
 namespace flashattn::cuda::sm90 {
 
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kCtasPerSm)
-    forward_kernel(const __grid_constant__ ForwardParams params) {
+template <class Config, class Mainloop>
+__device__ __forceinline__ void run_forward(const ForwardParams& params) {
   char* const shared = ptx::dynamic_shared();
   SharedStorage<Config>& storage =
       *reinterpret_cast<SharedStorage<Config>*>(shared + Config::kTensorBytes);
@@ -40,7 +39,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtasPerSm)
   const bool split_kv_producers = params.problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
   if (threadIdx.x == 0) {
     init_barriers<Config>(storage, split_kv_producers ? 2 : 1);
-    for (const CUtensorMap* map : {&params.q, &params.k, &params.v}) ptx::tma_prefetch(map);
+    for (const CUtensorMap* map : {&params.q, &params.k}) ptx::tma_prefetch(map);
+    if (!Config::kIsFp8) ptx::tma_prefetch(&params.v);
     if (params.o_by_tma) ptx::tma_prefetch(&params.o);  // otherwise the host leaves the map unset
   }
   for (int32_t n = threadIdx.x; n < kRedoCapacity; n += Config::kThreads) storage.redo_queue[n] = 0;
@@ -64,8 +64,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kCtasPerSm)
     }
   } else {
     ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
-    FwdMainloop<Config>(params, ptx::shared_address(shared), storage, warpgroup - 1).run();
+    Mainloop(params, ptx::shared_address(shared), storage, warpgroup - 1).run();
   }
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kCtasPerSm)
+    forward_kernel(const __grid_constant__ ForwardParams params) {
+  run_forward<Config, FwdMainloop<Config>>(params);
 }
 
 }  // namespace flashattn::cuda::sm90

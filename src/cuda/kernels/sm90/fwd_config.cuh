@@ -53,7 +53,10 @@ struct ForwardConfig {
                                             : kOnlineSoftmax  ? 224
                                                               : 232;
 
+  static constexpr bool kIsFp8 = false;
+
   // Panels have 64 columns, 128 bytes per row.
+  static constexpr int kPanelColumns = 64, kPanelBytes = 128;
   static constexpr int kPanelsQk = (kDimQk + 63) / 64, kPanelsV = (kDimV + 63) / 64;
   static constexpr int kQBytes = kTileQ * kPanelsQk * 128, kOBytes = kTileQ * kPanelsV * 128;
   static constexpr int kKBytes = kTileKv * kPanelsQk * 128, kVBytes = kTileKv * kPanelsV * 128;

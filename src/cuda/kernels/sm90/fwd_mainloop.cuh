@@ -139,7 +139,7 @@ class FwdMainloop : FwdSoftmax<Config> {
       kv_state_.advance();
     }
     for (; n >= begin; --n) skip_tile(n, true);
-    epilogue();
+    this->finish_tile(o_, 1.0f);
     q_state_.advance();
   }
 
@@ -383,52 +383,6 @@ class FwdMainloop : FwdSoftmax<Config> {
     }
     ptx::fence_async_proxy();
     ptx::named_sync(kWarpgroupBarrier + warpgroup_, 128);
-  }
-
-  // Stores O and LSE, and queues the tile for a redo if its base overflowed. It computes both rows
-  // at once and without branches, since nothing else hides the latencies.
-  __device__ __forceinline__ void epilogue() {
-    float o_scale[2], nonfinite[2][4] = {};  // stays 0 while O is finite
-#pragma unroll
-    for (int mask = 1; mask < 4; mask *= 2) {
-#pragma unroll
-      for (int mi = 0; mi < 2; ++mi) {
-        row_sum_[mi] += __shfl_xor_sync(~0u, row_sum_[mi], mask);
-      }
-    }
-#pragma unroll
-    for (int x = 0; x < Config::kDimV / 2; ++x) {
-      float& f = nonfinite[x / 2 % 2][x / 4 % 4];
-      f = fmaf(o_[x], 0.0f, f);
-    }
-    this->finalize(nonfinite, o_scale);
-#pragma unroll
-    for (int x = 0; x < Config::kDimV / 2; ++x) o_[x] *= o_scale[x / 2 % 2];
-    if (params_.problem.dtype_o == FLASHATTN_DTYPE_F32) {
-      this->store_fp32(o_);
-    } else {
-#pragma unroll
-      for (int subtile = 0; subtile < Config::kOSubtiles; ++subtile) {
-        this->store_to_smem(o_, subtile);
-        if (params_.o_by_tma) {
-          this->store_tma(subtile);
-        } else {
-          this->store_rows(subtile);
-        }
-      }
-    }
-    // O has used the buffer of the next Q.
-    if (!Config::kSeparateO) {
-      if (!params_.o_by_tma) {
-        ptx::fence_async_proxy();
-        ptx::named_sync(kWarpgroupBarrier + warpgroup_, 128);
-      }
-      if (leader_) {
-        ptx::bulk_wait_read();
-        release_q();
-      }
-    }
-    this->store_lse(work_tile().redo_online);
   }
 
   const ptx::SmemDescriptor q_, k_, v_;

@@ -172,8 +172,9 @@ class QProducer {
       ptx::mbarrier_arrive_expect_tx(barrier, Config::kQBytes / Config::kConsumers);
 #pragma unroll
       for (int p = 0; p < Config::kPanelsQk; ++p) {
-        ptx::tma_load(to + (p * Config::kTileQ + warpgroup * kWarpgroupRows) * 128, &params_.q,
-                      barrier, {p * 64, row + warpgroup * kWarpgroupRows, h, batch},
+        ptx::tma_load(to + (p * Config::kTileQ + warpgroup * kWarpgroupRows) * Config::kPanelBytes,
+                      &params_.q, barrier,
+                      {p * Config::kPanelColumns, row + warpgroup * kWarpgroupRows, h, batch},
                       ptx::kEvictFirst);
       }
     }
@@ -213,8 +214,10 @@ class KvProducer {
   static constexpr int32_t kPrefetchDistance = 2;
 
   // Coordinates of a sequence in K and V: its first row, its number of keys.
+  // v_tile: E4M3: number of its first tile of V^T, over (tile, KV head).
   struct KvSource {
     int32_t first, head, batch, count;
+    int64_t v_tile;
   };
 
   // Paged KV: lane n holds the page, and the row in it, of TMA box n of a tile.
@@ -226,7 +229,8 @@ class KvProducer {
     const bool varlen_kv = params_.problem.layout & FLASHATTN_LAYOUT_VARLEN_KV;
     const KvSource keys{static_cast<int32_t>(work_tile.offset_kv),
                         work_tile.h / params_.problem.q_heads_per_kv_head(),
-                        varlen_kv ? 0 : work_tile.b, work_tile.len.kv};
+                        varlen_kv ? 0 : work_tile.b, work_tile.len.kv,
+                        Config::kIsFp8 ? first_v_tile(work_tile) : 0};
     const int32_t begin = work_tile.kv_begin;
     int32_t n = work_tile.kv_end - 1;
     if (n < begin) {
@@ -258,13 +262,23 @@ class KvProducer {
         load_kv_tile<Config::kPanelsQk>(params_.k, k_, storage_.k_full, storage_.k_empty, kv_state_,
                                         keys, after, page_after);
       }
-      if (loads_v_) {
+      if constexpr (Config::kIsFp8) {
+        if (loads_v_) load_transposed_v_tile(v_state, keys, n);
+      } else if (loads_v_) {
         load_kv_tile<Config::kPanelsV>(params_.v, v_, storage_.v_full, storage_.v_empty, v_state,
                                        keys, n, page);
       }
       n = after;
       page = page_after;
     }
+  }
+
+  __device__ __forceinline__ int64_t
+  first_v_tile(const volatile WorkTile<Config::kConsumers>& work_tile) const {
+    const HeadTiles tiles =
+        HeadTiles::of_keys(params_.problem, params_.args.shape, Config::kTileKv);
+    return tiles.first(work_tile.offset_kv, work_tile.b) * params_.problem.heads_kv +
+           work_tile.h / params_.problem.q_heads_per_kv_head();
   }
 
   // Few loads of this work tile are left: the scheduler may plan the next.
@@ -293,7 +307,7 @@ class KvProducer {
                                                uint64_t (&empty)[Config::kStages],
                                                const PipelineState<Config::kStages>& at,
                                                const KvSource& keys, int32_t n, PageBox own) {
-    constexpr int kBytes = Config::kTileKv * kPanels * 128;
+    constexpr int kBytes = Config::kTileKv * kPanels * Config::kPanelBytes;
     const uint32_t to = buffers + at.slot() * kBytes, barrier = address(full[at.slot()]);
     ptx::mbarrier_wait(address(empty[at.slot()]), at.phase() ^ 1);
     if (leader_) ptx::mbarrier_arrive_expect_tx(barrier, kBytes);
@@ -301,9 +315,10 @@ class KvProducer {
       if (!ptx::elect()) return;
 #pragma unroll
       for (int p = 0; p < kPanels; ++p) {
-        ptx::tma_load(to + p * Config::kTileKv * 128, &map, barrier,
-                      {p * 64, keys.first + n * Config::kTileKv, keys.head, keys.batch},
-                      ptx::kEvictLast);
+        ptx::tma_load(
+            to + p * Config::kTileKv * Config::kPanelBytes, &map, barrier,
+            {p * Config::kPanelColumns, keys.first + n * Config::kTileKv, keys.head, keys.batch},
+            ptx::kEvictLast);
       }
       return;
     }
@@ -314,10 +329,23 @@ class KvProducer {
       if (!ptx::elect()) continue;
 #pragma unroll
       for (int p = 0; p < kPanels; ++p) {
-        ptx::tma_load(to + (p * Config::kTileKv + row) * 128, &map, barrier,
-                      {p * 64, its.row, keys.head, its.page}, ptx::kEvictLast);
+        ptx::tma_load(to + (p * Config::kTileKv + row) * Config::kPanelBytes, &map, barrier,
+                      {p * Config::kPanelColumns, its.row, keys.head, its.page}, ptx::kEvictLast);
       }
     }
+  }
+
+  // E4M3: loads tile n of V^T, which fp8_transpose_v.cu has written as it lies in shared memory.
+  __device__ __forceinline__ void load_transposed_v_tile(const PipelineState<Config::kStages>& at,
+                                                         const KvSource& keys, int32_t n) {
+    const uint32_t barrier = address(storage_.v_full[at.slot()]);
+    ptx::mbarrier_wait(address(storage_.v_empty[at.slot()]), at.phase() ^ 1);
+    if (!ptx::elect()) return;
+    ptx::mbarrier_arrive_expect_tx(barrier, Config::kVBytes);
+    ptx::bulk_load(v_ + at.slot() * Config::kVBytes,
+                   params_.v_transposed +
+                       (keys.v_tile + n * int64_t{params_.problem.heads_kv}) * Config::kVBytes,
+                   Config::kVBytes, barrier);
   }
 
   const ForwardParams& params_;

@@ -17,9 +17,9 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
  protected:
   using Base::exponent_scale, Base::work_tile, Base::dropout_scale, Base::lane, Base::row,
       Base::warpgroup_tile;
-  using Base::storage_, Base::params_;
+  using Base::storage_, Base::params_, Base::leader_, Base::warpgroup_;
   using typename Base::AlibiLinear, typename Base::AlibiParams;
-  using typename Base::T;
+  using typename Base::OAccum, typename Base::T;
   static constexpr int kTileKv = Config::kTileKv;
   // A maximum may exceed the base by this much, in log2, before the base rises; 0 in a redone tile.
   static constexpr float kBaseSlack = 8.0f;
@@ -175,7 +175,8 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
 
   // Factor from differences of scores to units of log2(e). redo: in a redone tile.
   static __device__ __forceinline__ float log2_unit(bool redo) {
-    return Config::kScoreMod == ScoreModKind::kRuntime || redo ? kWideUnit : 1.0f;
+    return Config::kScoreMod == ScoreModKind::kRuntime || (redo && !Config::kIsFp8) ? kWideUnit
+                                                                                    : 1.0f;
   }
 
   // Adds the sink, of any size, to bases and row sums. o_scale: factor for the sum of the keys.
@@ -257,6 +258,52 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
     const float l = mi == 0 ? row_sum_[0] : row_sum_[1];
     params_.args.lse[sequence_row + work_tile().offset_q + i] =
         lse_of(mi == 0 ? softmax_base_[0] : softmax_base_[1], log2_unit(redo), l);
+  }
+
+  // Stores O times `unit` and LSE, and queues the tile for a redo if its base overflowed. It
+  // computes both rows at once and without branches, since nothing else hides the latencies.
+  __device__ __forceinline__ void finish_tile(OAccum& o, float unit) {
+    float o_scale[2], nonfinite[2][4] = {};  // stays 0 while O is finite
+#pragma unroll
+    for (int mask = 1; mask < 4; mask *= 2) {
+#pragma unroll
+      for (int mi = 0; mi < 2; ++mi) {
+        row_sum_[mi] += __shfl_xor_sync(~0u, row_sum_[mi], mask);
+      }
+    }
+#pragma unroll
+    for (int x = 0; x < Config::kDimV / 2; ++x) {
+      float& f = nonfinite[x / 2 % 2][x / 4 % 4];
+      f = fmaf(o[x], 0.0f, f);
+    }
+    this->finalize(nonfinite, o_scale);
+#pragma unroll
+    for (int x = 0; x < Config::kDimV / 2; ++x) o[x] *= o_scale[x / 2 % 2] * unit;
+    if (params_.problem.dtype_o == FLASHATTN_DTYPE_F32) {
+      this->store_fp32(o);
+    } else {
+#pragma unroll
+      for (int subtile = 0; subtile < Config::kOSubtiles; ++subtile) {
+        this->store_to_smem(o, subtile);
+        if (params_.o_by_tma) {
+          this->store_tma(subtile);
+        } else {
+          this->store_rows(subtile);
+        }
+      }
+    }
+    // O has used the buffer of the next Q.
+    if (!Config::kSeparateO) {
+      if (!params_.o_by_tma) {
+        ptx::fence_async_proxy();
+        ptx::named_sync(kWarpgroupBarrier + warpgroup_, 128);
+      }
+      if (leader_) {
+        ptx::bulk_wait_read();
+        this->release_q();
+      }
+    }
+    this->store_lse(work_tile().redo_online);
   }
 
   // Rounds as pack_p() rounds P.

@@ -72,6 +72,7 @@ struct ForwardParams {
   int32_t o_by_tma;           // TMA stores O; otherwise rows are stored, as the lengths allow
   uint32_t dropout_threshold;
   Softcap softcap;
+  const uint8_t* v_transposed;  // E4M3: tiles of V^T, see fp8_transpose_v.cu
 };
 
 struct BackwardParams {

@@ -48,6 +48,7 @@ bool needs_runtime_kernel(const Problem& problem);
 extern const char* const kScoreModNames[];
 
 ForwardTable forward_table();
+ForwardTable fp8_forward_table();  // q, k and v in E4M3; dtype is that of o
 BackwardTable backward_table();
 BackwardTable two_warpgroup_backward_table();  // for long Q
 

@@ -12,15 +12,15 @@ namespace flashattn::cuda::ptx {
 inline std::function<void()> load_of(uint32_t to, const emulator::TensorMap& box, TmaCoord at) {
   emulator::check_shared(to, 16);
   return [=] {
-    box.each_chunk(at.column, at.row, at.head, at.batch,
-                   [&](uint32_t chunk, char* from, int valid) {
-                     const uint32_t own = emulator::own_address(to + chunk * 16);
-                     char* place = emulator::engine_place(emulator::exchanged(own), 16);
-                     std::memset(place, 0, 16);
-                     if (valid <= 0) return;
-                     emulator::engine_reads(from, static_cast<size_t>(valid));
-                     std::memcpy(place, from, static_cast<size_t>(valid));
-                   });
+    box.each_chunk(
+        at.column, at.row, at.head, at.batch, [&](uint32_t chunk, char* from, int valid) {
+          const uint32_t own = emulator::own_address(to + chunk * 16);
+          char* place = emulator::engine_place(emulator::exchanged(own, box.row_bytes), 16);
+          std::memset(place, 0, 16);
+          if (valid <= 0) return;
+          emulator::engine_reads(from, static_cast<size_t>(valid));
+          std::memcpy(place, from, static_cast<size_t>(valid));
+        });
   };
 }
 
@@ -46,7 +46,7 @@ inline void tma_store(const CUtensorMap* map, uint32_t from, TmaCoord at) {
   const emulator::TensorMap box = emulator::TensorMap::of(map);
   emulator::engine_store(from, box.bytes(), [=](const char* data) {
     box.each_chunk(at.column, at.row, at.head, at.batch, [&](uint32_t chunk, char* to, int valid) {
-      const char* place = data + (emulator::exchanged(from + chunk * 16) - from);
+      const char* place = data + (emulator::exchanged(from + chunk * 16, box.row_bytes) - from);
       if (valid > 0) emulator::engine_writes(to, place, static_cast<size_t>(valid));
     });
   });

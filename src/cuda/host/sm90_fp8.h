@@ -1,0 +1,40 @@
+// The Hopper forward kernels for q, k and v in E4M3: the only row of their plans.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cuda/host/kernel_row.h"
+#include "cuda/host/kernel_setup.h"
+#include "cuda/kernels/sm90/fp8_transpose_v.h"
+#include "cuda/kernels/sm90/table.h"
+
+namespace flashattn::cuda::sm90 {
+
+class Fp8ForwardKernels final : public ForwardRow {
+ public:
+  Fp8ForwardKernels(const Problem& problem, const Device& device);
+
+  const char* title() const override { return "Hopper kernels for E4M3"; }
+  const char* declines(const Shape&, const ForwardRow*) const override { return nullptr; }
+  int64_t workspace(const Shape& shape) const override;
+  std::string describe(const Shape& shape, flashattn_plan_properties* properties) const override;
+  int32_t launch(const ForwardArgs& args, void* workspace, cudaStream_t stream) const override;
+
+ private:
+  int64_t v_bytes(const Shape& shape) const;
+  int32_t transpose_v(const ForwardArgs& args, uint8_t* to, cudaStream_t stream) const;
+  int32_t make_maps(const ForwardArgs& args, ForwardParams* params) const;
+
+  const Problem problem_;
+  const int64_t l2_bytes_;
+  ReadyKernel<ForwardEntry> kernel_;
+  TransposeVKernel transpose_v_;
+  std::string name_;
+  const Softcap softcap_;
+};
+
+// Whether a kernel of this build takes the problem's dims.
+bool takes_fp8(const Problem& problem);
+
+}  // namespace flashattn::cuda::sm90

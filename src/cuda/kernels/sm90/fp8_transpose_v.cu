@@ -1,0 +1,102 @@
+// V of E4M3 to tiles of V^T, as the Hopper forward kernel loads them: rows are columns of V, 128
+// keys long, with the 128-byte swizzle. Keys past a sequence's last are 0.
+//
+// In 16 keys, place 4 c + 2 u + e holds key 8 u + 2 c + e: what a lane of a quad holds of P in an
+// accumulator is what it must hold of the operand.
+#include <type_traits>
+
+#include "core/seqlen_info.h"
+#include "cuda/kernels/sm90/fp8_transpose_v.h"
+#include "cuda/ptx/copy.cuh"
+
+namespace flashattn::cuda::sm90 {
+namespace {
+
+constexpr int kThreads = 128;
+
+// Two words of two keys' columns each to one of four keys of a column.
+__device__ __forceinline__ void transpose_4x4(const uint32_t (&x)[4], uint32_t (&y)[4]) {
+  const uint32_t low01 = __byte_perm(x[0], x[1], 0x5140), high01 = __byte_perm(x[0], x[1], 0x7362);
+  const uint32_t low23 = __byte_perm(x[2], x[3], 0x5140), high23 = __byte_perm(x[2], x[3], 0x7362);
+  y[0] = __byte_perm(low01, low23, 0x5410);
+  y[1] = __byte_perm(low01, low23, 0x7632);
+  y[2] = __byte_perm(high01, high23, 0x5410);
+  y[3] = __byte_perm(high01, high23, 0x7632);
+}
+
+template <int kDim>
+__global__ void __launch_bounds__(kThreads)
+    transpose_v(const __grid_constant__ TransposeVParams params) {
+  // A thread has 16 keys of four columns at a time.
+  constexpr int kWords = kDim / 4, kGroups = kFp8TileKv / 16;
+  constexpr int kPasses = kWords * kGroups / kThreads;
+  static_assert(kWords * kGroups % kThreads == 0, "whole passes");
+  ptx::griddep_launch_dependents();        // the forward kernel waits for all of this one
+  __shared__ uint4 image[kDim * kGroups];  // chunks of 16 keys, as they leave
+  const Problem& problem = params.problem;
+  const Inputs& in = params.args.inputs;
+  const int32_t n = static_cast<int32_t>(blockIdx.x) % params.tiles;
+  const int32_t head_index = static_cast<int32_t>(blockIdx.x) / params.tiles;
+  const int32_t head = head_index % problem.heads_kv, b = head_index / problem.heads_kv;
+  const int32_t first = n * kFp8TileKv;
+  const SeqlenInfo sequence = seqlen_info(problem, params.args.shape, in, b);
+  if (first >= sequence.len.kv) return;
+  const bool paged = problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
+  const bool varlen = problem.layout & FLASHATTN_LAYOUT_VARLEN_KV;
+  const char* const base = static_cast<const char*>(in.v.data) + head * in.v.stride_head +
+                           (varlen || paged ? 0 : b * in.v.stride_batch);
+  const auto row = [&](int32_t key) -> const uint32_t* {
+    if (key >= sequence.len.kv) return nullptr;
+    int64_t at;
+    if (paged) {
+      const int32_t number = key / problem.page_size;
+      const int32_t page = in.page_table[b * in.page_table_stride + number];
+      // A page that does not exist reads as 0, as TMA reads that of K.
+      if (page < 0 || page >= in.pages) return nullptr;
+      at = page * in.v.stride_batch + (key - number * problem.page_size) * in.v.stride_seq;
+    } else {
+      at = (sequence.offset_kv + key) * in.v.stride_seq;
+    }
+    return reinterpret_cast<const uint32_t*>(base + at);
+  };
+#pragma unroll 1
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int x = pass * kThreads + static_cast<int>(threadIdx.x);
+    const int word = x % kWords, group = x / kWords;
+    uint32_t keys[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const uint32_t* const from = row(first + group * 16 + i);
+      keys[i] = from && word * 4 < problem.dim_v ? from[word] : 0;
+    }
+    uint32_t columns[4][4];
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const uint32_t four[4] = {keys[2 * c], keys[2 * c + 1], keys[8 + 2 * c], keys[9 + 2 * c]};
+      uint32_t turned[4];
+      transpose_4x4(four, turned);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) columns[i][c] = turned[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int column = word * 4 + i;
+      image[column * kGroups + (group ^ column % 8)] =
+          make_uint4(columns[i][0], columns[i][1], columns[i][2], columns[i][3]);
+    }
+  }
+  __syncthreads();
+  const HeadTiles tiles = HeadTiles::of_keys(problem, params.args.shape, kFp8TileKv);
+  const int64_t tile = (tiles.first(sequence.offset_kv, b) + n) * problem.heads_kv + head;
+  uint4* const to = reinterpret_cast<uint4*>(params.to + tile * (kDim * kFp8TileKv));
+#pragma unroll
+  for (int x = static_cast<int>(threadIdx.x); x < kDim * kGroups; x += kThreads) to[x] = image[x];
+}
+
+}  // namespace
+
+TransposeVKernel transpose_v_kernel(int32_t dim) {
+  return {kThreads, dim == 64 ? transpose_v<64> : dim == 128 ? transpose_v<128> : transpose_v<256>};
+}
+
+}  // namespace flashattn::cuda::sm90

@@ -1,0 +1,28 @@
+// Transposes V of E4M3 for the Hopper forward kernel, which reads tiles of V^T.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "core/call.h"
+#include "core/problem.h"
+
+namespace flashattn::cuda::sm90 {
+
+constexpr int32_t kFp8TileKv = 128;
+
+struct TransposeVParams {
+  Problem problem;
+  ForwardArgs args;
+  int32_t tiles;  // of the longest sequence
+  uint8_t* to;    // tiles of HeadTiles::of_keys: (tile, KV head, column, key)
+};
+
+// dim: of the tiles: 64, 128 or 256. One CTA a tile, KV head and sequence.
+struct TransposeVKernel {
+  int32_t threads;
+  void (*kernel)(TransposeVParams);
+};
+
+TransposeVKernel transpose_v_kernel(int32_t dim);
+
+}  // namespace flashattn::cuda::sm90

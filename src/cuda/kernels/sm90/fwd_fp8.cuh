@@ -1,0 +1,70 @@
+// The forward pass on Hopper with Q, K and V in E4M3: the kernel of fwd.cuh with another mainloop.
+//
+// WGMMA reads E4M3 operands only with k contiguous, so V comes transposed: fp8_transpose_v.cu
+// writes tiles of V^T to the workspace. It orders the keys of 16 so that four elements of P that
+// lie together in the accumulator of Q K^T lie together in the operand of P V: no shuffle.
+//
+// Two-level accumulation. A WGMMA adds products of E4M3 with some 14 bits, so P V of a KV tile, or
+// of kPromoteEvery tiles, has accumulators of its own, which are added to O in fp32.
+//
+// Guarded softmax base. P = 2^(s - base) fills E4M3, whose largest number is 448: the base is set
+// by the first tile that a row sees and then stays. While the sum of a tile's P over a lane's
+// columns is at most 448, no P is above it, and that sum is computed anyway; a warp that finds a
+// larger sum lowers P, the row sums and O, outside the loops, and goes on.
+//
+// Shared memory: Q | K stages | V^T stages | O | SharedStorage.
+#pragma once
+
+#include "cuda/kernels/sm90/fwd.cuh"
+#include "cuda/kernels/sm90/fwd_fp8_mainloop.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+template <class O, int kDim, int kConsumers_, ScoreModKind kScoreMod_>
+struct FwdFp8Config {
+  using T = O;  // of O
+  static constexpr bool kIsFp8 = true;
+  static constexpr int kDimQk = kDim, kDimV = kDim, kConsumers = kConsumers_;
+  static constexpr int kTileQ = 64 * kConsumers, kTileKv = 128;
+  static constexpr ScoreModKind kScoreMod = kScoreMod_;
+  static constexpr bool kHasDropout = false;
+  static constexpr bool kOnlineSoftmax = kScoreMod == ScoreModKind::kRuntime;
+  static constexpr bool kUseSchedulerBarrier = kConsumers > 1;
+  // kSerial: P V of a tile is added to O 64 columns at a time, in registers that the scores leave
+  // free, before the next Q K^T is issued. Otherwise both run together.
+  static constexpr bool kSerial = kDim > 64 || kOnlineSoftmax;
+  static constexpr int kPvInFlight = kConsumers == 2 && !kOnlineSoftmax ? 2 : 1;  // of 64 columns
+  static constexpr int kPromoteEvery = kSerial ? 1 : 4;                           // KV tiles
+  static constexpr int kThreads = 128 * (kConsumers + 1), kCtasPerSm = 1;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kOnlineSoftmax ? 56 : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 1   ? 248
+                                            : kConsumers == 3 ? 160
+                                            : kOnlineSoftmax  ? 224
+                                                              : 232;
+
+  // Panels of Q and K have rows of kPanelBytes, those of O rows of 128 bytes.
+  static constexpr int kPanelBytes = kDim < 128 ? 64 : 128, kPanelColumns = kPanelBytes;
+  static constexpr int kPanelsQk = kDim / kPanelBytes, kPanelsV = kDim / 64;
+  static constexpr int kQBytes = kTileQ * kDim, kOBytes = kTileQ * kDim * 2;
+  static constexpr int kKBytes = kTileKv * kDim, kVBytes = kTileKv * kDim;
+  static constexpr int kMaxTensorBytes = 224 * 1024;  // beside SharedStorage
+  static constexpr int kStages =
+      kQBytes + kOBytes + 4 * (kKBytes + kVBytes) <= kMaxTensorBytes ? 4 : 2;
+  static constexpr bool kSeparateO = true;
+  static constexpr int kOSubtiles = 1, kQStages = 1;
+  static constexpr bool kQProducerWarp = true;
+  static constexpr int kTensorBytes = kQBytes + kStages * (kKBytes + kVBytes) + kOBytes;
+  static_assert(kTensorBytes <= kMaxTensorBytes, "shared memory of a multiprocessor");
+  static constexpr int kKOffset = kQBytes, kVOffset = kKOffset + kStages * kKBytes;
+  static constexpr int kOOffset = kVOffset + kStages * kVBytes;
+
+  static constexpr TileCost kCost = hopper_cost(kTileQ, kTileKv, kDimV, kCtasPerSm);
+};
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kCtasPerSm)
+    fwd_fp8_kernel(const __grid_constant__ ForwardParams params) {
+  run_forward<Config, FwdFp8Mainloop<Config>>(params);
+}
+
+}  // namespace flashattn::cuda::sm90

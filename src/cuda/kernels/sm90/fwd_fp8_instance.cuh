@@ -1,0 +1,26 @@
+// Hopper forward in E4M3: from a row of table.txt to an instance of the kernel and its table entry.
+#pragma once
+
+#include "cuda/kernels/sm90/fwd_fp8.cuh"
+#include "cuda/kernels/sm90/instance.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+// O: the type of O, which the entry has as its dtype.
+template <class O, int kDim, int kConsumers, ScoreModKind kScoreMod>
+constexpr ForwardEntry fwd_fp8_instance() {
+  using Config = FwdFp8Config<O, kDim, kConsumers, kScoreMod>;
+  return {kDtype<O>,
+          kDim,
+          kDim,
+          kScoreMod,
+          Config::kTileQ,
+          Config::kTileKv,
+          Config::kStages,
+          Config::kThreads,
+          kSharedBytes<Config>,
+          Config::kCost,
+          &fwd_fp8_kernel<Config>};
+}
+
+}  // namespace flashattn::cuda::sm90

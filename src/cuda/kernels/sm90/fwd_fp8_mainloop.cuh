@@ -1,0 +1,475 @@
+// Mainloop of a consumer warpgroup of the Hopper forward pass in E4M3: 64 rows of Q. See
+// fwd_fp8.cuh.
+#pragma once
+
+#include "cuda/kernels/sm90/fwd_softmax.cuh"
+#include "wgmma.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+template <class Config>
+class FwdFp8Mainloop : FwdSoftmax<Config> {
+  using Base = FwdSoftmax<Config>;
+  using Element = ptx::E4m3;
+  using Base::kConsumers, Base::kTileKv, Base::kTileQ, Base::kScoreUnit;
+  using Base::storage_, Base::warpgroup_, Base::work_state_, Base::leader_, Base::params_,
+      Base::q_state_, Base::kv_tiles_, Base::softmax_base_, Base::row_sum_, Base::s_;
+  using Base::work_tile, Base::warpgroup_tile, Base::lane, Base::row, Base::release_q;
+  static constexpr int kStages = Config::kStages, kDim = Config::kDimV;
+  static constexpr bool kIsRuntime = Config::kScoreMod == ScoreModKind::kRuntime;
+  using KvState = PipelineState<kStages>;
+  // log2: the largest P of a row's first tile.
+  static constexpr float kFirstPeak = 4.0f;
+
+ public:
+  __device__ __forceinline__ FwdFp8Mainloop(const ForwardParams& params, uint32_t shared,
+                                            SharedStorage<Config>& storage, int32_t warpgroup)
+      : Base(params, shared, storage, warpgroup) {}
+
+  __device__ __forceinline__ void run() {
+    if (Config::kUseSchedulerBarrier && warpgroup_ == 0) {
+      ptx::named_arrive(kWarpSchedulerBarrier, 256);
+    }
+    for (;; work_state_.advance()) {
+      ptx::mbarrier_wait(address(storage_.work_full[work_state_.slot()]), work_state_.phase());
+      const WorkKind kind = work_tile().kind;
+      if (kind == WorkKind::kEnd) break;
+      if (kind == WorkKind::kTile) process_tile();
+      __syncwarp();
+      if (lane() == 0) {
+        if (kind == WorkKind::kDrain) ptx::mbarrier_arrive(address(storage_.all_done));
+        ptx::mbarrier_arrive(address(storage_.work_empty[work_state_.slot()]));
+      }
+    }
+    if (leader_) ptx::bulk_wait();
+  }
+
+ private:
+  __device__ __forceinline__ void process_tile() {
+    kv_tiles_.reset();
+    int32_t n = work_tile().kv_end - 1;
+    load_exponent_scale();
+    ptx::mbarrier_wait(address(storage_.q_full[q_state_.slot()][warpgroup_]), q_state_.phase());
+    if (warpgroup_tile().kv_begin >= warpgroup_tile().kv_end) {  // no row here sees a key
+      reset();
+      warpgroup_sync();
+      release_q();
+      if (n >= work_tile().kv_begin) skip_tile(n--, false);
+    } else {
+      for (; n >= warpgroup_tile().kv_end; --n) skip_tile(n, true);
+      n = kv_tiles_.last_visible(work_tile(), n, warpgroup_tile().kv_begin);
+      first_step(n);
+      n = next_tile(n);
+      while (n >= warpgroup_tile().kv_begin) {
+        bool overflow = false;
+        if (is_full(n)) {
+          const int32_t begin = max(warpgroup_tile().full_begin, warpgroup_tile().kv_begin);
+#pragma unroll 1
+          for (; n >= begin; --n) {
+            if ((overflow = step<false>(n))) break;
+          }
+        } else {
+          overflow = step<true>(n);
+          if (!overflow) n = next_tile(n);
+        }
+        // Outside the inner loop, which must stay small.
+        if (overflow) {
+          lower_p(false);
+          pack_p(n);
+          n = next_tile(n);
+        }
+      }
+      ptx::mbarrier_wait(address(storage_.v_full[kv_state_.slot()]), kv_state_.phase());
+      last_gemm_pv();
+      kv_state_.advance();
+    }
+    for (; n >= work_tile().kv_begin; --n) skip_tile(n, true);
+    this->finish_tile(o_, largest_descale_v());
+    q_state_.advance();
+  }
+
+  __device__ __forceinline__ int32_t next_tile(int32_t n) {
+    if constexpr (!kIsRuntime) return n - 1;
+    return kv_tiles_.last_visible(work_tile(), n - 1, warpgroup_tile().kv_begin);
+  }
+
+  // Whether every row sees every key of tile n and has seen one before, and keeps its base.
+  __device__ __forceinline__ bool is_full(int32_t n) const {
+    if (kIsRuntime || work_tile().redo_online) return false;
+    return n >= warpgroup_tile().full_begin && n < warpgroup_tile().full_end &&
+           n < warpgroup_tile().fixed_base_end;
+  }
+
+  // Waits for and releases a KV tile that only other warpgroups need. in_order: as every step does,
+  // it passes the scheduler barrier.
+  __device__ __forceinline__ void skip_tile(int32_t, bool in_order) {
+    if (in_order) {
+      warp_scheduler_sync();
+      warp_scheduler_arrive();
+    }
+    ptx::mbarrier_wait(address(storage_.k_full[kv_state_.slot()]), kv_state_.phase());
+    ptx::mbarrier_wait(address(storage_.v_full[kv_state_.slot()]), kv_state_.phase());
+    warpgroup_sync();
+    consumer_release(storage_.k_empty, kv_state_);
+    consumer_release(storage_.v_empty, kv_state_);
+    kv_state_.advance();
+  }
+
+  __device__ __forceinline__ void first_step(int32_t n) {
+    ptx::mbarrier_wait(address(storage_.k_full[kv_state_.slot()]), kv_state_.phase());
+    gemm_qk(kv_state_);
+    reset();
+    ptx::wgmma_wait<0>();
+    ptx::reg_fence(s_);
+    consumer_release(storage_.k_empty, kv_state_);
+    if (n == warpgroup_tile().kv_begin) release_q();
+    const bool overflow = softmax<true>(n);
+    // Rows that see all of these keys fill E4M3 at once.
+    const bool full =
+        !kIsRuntime && n >= warpgroup_tile().full_begin && n < warpgroup_tile().full_end;
+    if (overflow || full) lower_p(full);
+    pack_p(n);
+  }
+
+  // P V of the tile before, Q K^T of tile n, its softmax. Returns whether a P of this warp may
+  // exceed E4M3: then s_ holds P, and row_sum_ lacks its sums.
+  template <bool kMasked>
+  __device__ __forceinline__ bool step(int32_t n) {
+    const KvState v_state = kv_state_;
+    kv_state_.advance();
+    ptx::mbarrier_wait(address(storage_.v_full[v_state.slot()]), v_state.phase());
+    warp_scheduler_sync();
+    if constexpr (Config::kSerial) {
+      add_pv(v_state);
+    } else {
+      gemm_pv(pv_, v_state, 0, unpromoted_);
+    }
+    ptx::mbarrier_wait(address(storage_.k_full[kv_state_.slot()]), kv_state_.phase());
+    gemm_qk(kv_state_);
+    warp_scheduler_arrive();
+    if constexpr (!Config::kSerial) {
+      ptx::wgmma_wait<1>();
+      ptx::reg_fence(pv_);
+      consumer_release(storage_.v_empty, v_state);
+      if (++unpromoted_ == Config::kPromoteEvery) promote();
+    }
+    ptx::wgmma_wait<0>();
+    ptx::reg_fence(s_);
+    consumer_release(storage_.k_empty, kv_state_);
+    if (n == warpgroup_tile().kv_begin) release_q();
+    const bool overflow = softmax<kMasked>(n);
+    if (!overflow) pack_p(n);
+    return overflow;
+  }
+
+  // Scores to P, in s_, and to their sums over this lane's columns. Returns whether an element may
+  // be above the largest of E4M3, or none of the warp is known to be.
+  template <bool kMasked>
+  __device__ __forceinline__ bool softmax(int32_t n) {
+    if constexpr (kIsRuntime) {
+      apply_descales(n);
+      this->template modify<false>(s_, n * kTileKv);
+    }
+    if constexpr (kMasked) {
+      this->apply_masks(n);
+      set_base();
+    }
+#pragma unroll
+    for (int i = 0; i < kTileKv / 2; ++i) {
+      const int mi = i / 2 % 2;
+      const float base = kMasked ? this->base(mi) : softmax_base_[mi] * kScoreUnit;
+      s_[i] = ptx::exp2(fmaf(s_[i], exponent_scale_, -base));
+      float& t = tile_sum_[mi];
+      t = i < 4 && i % 2 == 0 ? s_[i] : t + s_[i];
+    }
+    return __any_sync(~0u, !(fmaxf(tile_sum_[0], tile_sum_[1]) <= ptx::kMaxE4m3));
+  }
+
+  // Sets the base of rows that had seen no key, and in a redone tile raises those of others.
+  __device__ __forceinline__ void set_base() {
+    const bool redo = work_tile().redo_online;
+    float top[2];
+    row_max(top);
+#pragma unroll
+    for (int mi = 0; mi < 2; ++mi) {
+      const float raised = fmaf(top[mi], exponent_scale_, -kFirstPeak) * (1.0f / kScoreUnit);
+      const float before = softmax_base_[mi];
+      if (before == -INFINITY) {
+        softmax_base_[mi] = raised;
+      } else if (redo && raised > before) {
+        softmax_base_[mi] = raised;
+        scale_row(mi, ptx::exp2((before - raised) * kScoreUnit));
+      }
+    }
+  }
+
+  // The largest element of s_ in each row.
+  __device__ __forceinline__ void row_max(float (&top)[2]) const {
+#pragma unroll
+    for (int mi = 0; mi < 2; ++mi) {
+      top[mi] = s_[2 * mi];
+#pragma unroll
+      for (int i = 0; i < kTileKv / 2; ++i) {
+        if (i / 2 % 2 == mi) top[mi] = fmaxf(top[mi], s_[i]);
+      }
+      top[mi] = fmaxf(top[mi], __shfl_xor_sync(~0u, top[mi], 1));
+      top[mi] = fmaxf(top[mi], __shfl_xor_sync(~0u, top[mi], 2));
+    }
+  }
+
+  // Row sum, O and what is not yet promoted, times a factor.
+  __device__ __forceinline__ void scale_row(int mi, float factor) {
+    row_sum_[mi] *= factor;
+#pragma unroll
+    for (int i = 0; i < kDim / 2; ++i) {
+      if (i / 2 % 2 != mi) continue;
+      o_[i] *= factor;
+      if constexpr (!Config::kSerial) pv_[i] *= factor;
+    }
+  }
+
+  // Scales P, s_, of rows with a sum above the largest of E4M3, or of all rows, so that the largest
+  // sum of the quad's lanes is 2^6 to 2^8. The row's largest P becomes a power of two, which E4M3
+  // holds exactly.
+  __device__ __forceinline__ void lower_p(bool all) {
+    float top[2];
+    row_max(top);
+#pragma unroll
+    for (int mi = 0; mi < 2; ++mi) {
+      float sum = tile_sum_[mi];
+      sum = fmaxf(sum, __shfl_xor_sync(~0u, sum, 1));
+      sum = fmaxf(sum, __shfl_xor_sync(~0u, sum, 2));
+      if (!(sum > (all ? 0.0f : ptx::kMaxE4m3)) || !(sum < INFINITY)) continue;
+      const int32_t exponents = static_cast<int32_t>(__float_as_uint(sum) >> 23) -
+                                static_cast<int32_t>(__float_as_uint(top[mi]) >> 23);
+      const float shift = 7.0f - static_cast<float>(exponents) - log2f(top[mi]);
+      const float factor = ptx::exp2(shift);
+      softmax_base_[mi] -= shift * (1.0f / kScoreUnit);
+      tile_sum_[mi] *= factor;
+#pragma unroll
+      for (int i = 0; i < kTileKv / 2; ++i) {
+        if (i / 2 % 2 == mi) s_[i] *= factor;
+      }
+      scale_row(mi, factor);
+    }
+  }
+
+  // P to E4M3: four elements of the accumulator are four of the operand, as V^T has its keys.
+  __device__ __forceinline__ void pack_p(int32_t n) {
+    row_sum_[0] += tile_sum_[0];
+    row_sum_[1] += tile_sum_[1];
+    if constexpr (kIsRuntime) {
+      this->apply_dropout(s_, n);
+      weigh_by_descale_v(n);
+    }
+#pragma unroll
+    for (int j = 0; j < kTileKv / 32; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* x = &s_[16 * j + i % 2 * 2 + i / 2 * 8];
+        p_[4 * j + i] = ptx::pack_e4m3(x[0], x[1], x[4], x[5]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void reset() {
+    const Lengths len{work_tile().len.q, work_tile().len.kv};
+#pragma unroll
+    for (int mi = 0; mi < 2; ++mi) {
+      softmax_base_[mi] = -INFINITY;
+      row_sum_[mi] = 0.0f;
+    }
+    unpromoted_ = 0;
+    if (lane() < 16) {
+      const int32_t r = row() - lane() / 4 + lane();
+      storage_.visible_kv[r] =
+          visible_keys(params_.problem.mask_rule(), work_tile().query + r, len);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kDim / 2; ++i) o_[i] = 0.0f;
+    if constexpr (!Config::kSerial) {
+#pragma unroll
+      for (int i = 0; i < kDim / 2; ++i) pv_[i] = 0.0f;
+    }
+  }
+
+  // Worked out anew each time: registers are scarce.
+  __device__ __forceinline__ ptx::SmemDescriptor at(uint32_t offset) const {
+    return ptx::SmemDescriptor::at(no_hoist(this->shared_) + offset, 0);
+  }
+
+  __device__ __forceinline__ void gemm_qk(const KvState& state) {
+    constexpr int kRow = Config::kPanelBytes;
+    const ptx::SmemDescriptor k = at(Config::kKOffset).advance(state.slot() * Config::kKBytes);
+    const ptx::SmemDescriptor q = at(warpgroup_ * 64 * Config::kPanelBytes);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int x = 0; x < kDim / 32; ++x) {
+      const int panel = x * 32 / kRow, column = x * 32 % kRow;
+      ptx::wgmma_ss<Element, 0, 0>(
+          s_, q.advance(panel * kTileQ * kRow + column).template descriptor<kRow>(),
+          k.advance(panel * kTileKv * kRow + column).template descriptor<kRow>(), x > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  // to (+)= P V^T of the columns of V from `column` on.
+  template <int kCount>
+  __device__ __forceinline__ void gemm_pv(float (&to)[kCount], const KvState& state, int column,
+                                          int accumulate) {
+    const ptx::SmemDescriptor v =
+        at(Config::kVOffset).advance(state.slot() * Config::kVBytes + column * kTileKv);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int j = 0; j < kTileKv / 32; ++j) {
+      ptx::wgmma_rs<Element, 0>(to, &p_[4 * j], v.advance(j * 32).descriptor(),
+                                accumulate || j > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  // O += P V, 64 columns at a time; releases V.
+  __device__ __forceinline__ void add_pv(const KvState& state) {
+    float pv[Config::kPvInFlight][32];
+    gemm_pv(pv[0], state, 0, 0);
+#pragma unroll
+    for (int part = 0; part < kDim / 64; ++part) {
+      const bool last = part + 1 == kDim / 64;
+      if (Config::kPvInFlight > 1 && !last) {
+        gemm_pv(pv[(part + 1) % Config::kPvInFlight], state, (part + 1) * 64, 0);
+        ptx::wgmma_wait<1>();
+      } else {
+        ptx::wgmma_wait<0>();
+      }
+      if (last) consumer_release(storage_.v_empty, state);
+      float (&x)[32] = pv[part % Config::kPvInFlight];
+      ptx::reg_fence(x);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) o_[part * 32 + i] += x[i];
+      if (Config::kPvInFlight == 1 && !last) gemm_pv(pv[0], state, (part + 1) * 64, 0);
+    }
+  }
+
+  __device__ __forceinline__ void promote() {
+#pragma unroll
+    for (int i = 0; i < kDim / 2; ++i) o_[i] += pv_[i];
+    unpromoted_ = 0;
+  }
+
+  __device__ __forceinline__ void last_gemm_pv() {
+    if constexpr (Config::kSerial) {
+      add_pv(kv_state_);
+    } else {
+      gemm_pv(pv_, kv_state_, 0, unpromoted_);
+      ptx::wgmma_wait<0>();
+      ptx::reg_fence(pv_);
+      consumer_release(storage_.v_empty, kv_state_);
+      promote();
+    }
+  }
+
+  // One thread arrives for the warpgroup: the WGMMA that read the stage was one of all four warps.
+  __device__ __forceinline__ void consumer_release(uint64_t (&empty)[kStages],
+                                                   const KvState& state) const {
+    if (leader_) ptx::mbarrier_arrive(address(empty[state.slot()]));
+  }
+  __device__ __forceinline__ void warpgroup_sync() const {
+    ptx::named_sync(kWarpgroupBarrier + warpgroup_, 128);
+  }
+  __device__ __forceinline__ void warp_scheduler_sync() {
+    if (!Config::kUseSchedulerBarrier) return;
+    ptx::named_sync(kWarpSchedulerBarrier + warpgroup_, 256);
+  }
+  __device__ __forceinline__ void warp_scheduler_arrive() {
+    if (!Config::kUseSchedulerBarrier) return;
+    ptx::named_arrive(kWarpSchedulerBarrier + (warpgroup_ + 1) % kConsumers, 256);
+  }
+
+  // A descale of block `block` of this work tile's KV head; 1 without an array.
+  __device__ __forceinline__ float descale(const flashattn_tensor& tensor, int32_t block) const {
+    if (tensor.data == nullptr) return 1.0f;
+    const int64_t head = work_tile().h / params_.problem.q_heads_per_kv_head();
+    return static_cast<const float*>(
+        tensor.data)[work_tile().b * tensor.stride_batch + head * tensor.stride_head +
+                     block * tensor.stride_seq];
+  }
+
+  // Only kernels of ScoreModKind::kRuntime take descales by blocks.
+  __device__ __forceinline__ void load_exponent_scale() {
+    const Inputs& in = params_.args.inputs;
+    exponent_scale_ = this->exponent_scale();
+    if (!kIsRuntime) exponent_scale_ *= descale(in.descale_q, 0) * descale(in.descale_k, 0);
+    if (kIsRuntime && params_.problem.descale_block != 0) {
+      const float largest = largest_descale_v();
+      unit_v_ = largest == 0.0f ? 0.0f : 1.0f / largest;
+    }
+  }
+
+  // The largest descale of V: P is weighed by the others relative to it.
+  __device__ __forceinline__ float largest_descale_v() const {
+    const flashattn_tensor& descales = params_.args.inputs.descale_v;
+    const int32_t size = params_.problem.descale_block;
+    if (work_tile().len.kv == 0) return 1.0f;  // without keys there is no descale
+    if (!kIsRuntime || size == 0) return descale(descales, 0);
+    float largest = 0.0f;
+    const int32_t blocks = (work_tile().len.kv + size - 1) / size;
+    for (int32_t n = lane(); n < blocks; n += 32) {
+      largest = fmaxf(largest, fabsf(descale(descales, n)));
+    }
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
+    }
+    return largest;
+  }
+
+  // Products of E4M3 to products of the numbers meant.
+  __device__ __forceinline__ void apply_descales(int32_t n) {
+    const Inputs& in = params_.args.inputs;
+    const int32_t size = params_.problem.descale_block;
+    float of_q[2];
+#pragma unroll
+    for (int mi = 0; mi < 2; ++mi) {
+      const int32_t i = min(work_tile().query + row() + mi * 8, work_tile().query_end - 1);
+      of_q[mi] = descale(in.descale_q, size == 0 ? 0 : i / size);
+    }
+    visit_blocks(
+        n, [&](int i, int32_t block) { s_[i] *= of_q[i / 2 % 2] * descale(in.descale_k, block); });
+  }
+
+  // P times its key's descale of V, relative to the largest one.
+  __device__ __forceinline__ void weigh_by_descale_v(int32_t n) {
+    if (params_.problem.descale_block == 0 || unit_v_ == 0.0f) return;
+    visit_blocks(n, [&](int i, int32_t block) {
+      s_[i] *= descale(params_.args.inputs.descale_v, block) * unit_v_;
+    });
+  }
+
+  // Calls visit(i, block) for each element of s_.
+  template <class Visit>
+  __device__ __forceinline__ void visit_blocks(int32_t n, Visit visit) {
+    const int32_t size = params_.problem.descale_block;
+    const int32_t key = n * kTileKv, last = max(work_tile().len.kv - 1, 0);
+    if (size % kTileKv == 0) {
+      const int32_t block = size == 0 ? 0 : key / size;
+#pragma unroll
+      for (int i = 0; i < kTileKv / 2; ++i) visit(i, block);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kTileKv / 2; ++i) {
+        visit(i, min(key + lane() % 4 * 2 + i / 4 * 8 + i % 2, last) / size);
+      }
+    }
+  }
+
+  KvState kv_state_;
+  int32_t unpromoted_ = 0;
+  float exponent_scale_, unit_v_;  // unit_v_: 1 / largest_descale_v(), with descales by blocks
+  float tile_sum_[2];
+  uint32_t p_[kTileKv / 8];
+  float o_[kDim / 2];
+  float pv_[Config::kSerial ? 1 : kDim / 2];  // P V of unpromoted_ tiles
+};
+
+}  // namespace flashattn::cuda::sm90

@@ -1,0 +1,27 @@
+// Conversions to and from E4M3, one PTX instruction per function.
+#pragma once
+
+#include <cstdint>
+
+namespace flashattn::cuda::ptx {
+
+// The type of an operand of 8 bits: 4 of the exponent, 3 of the significand, no infinity; the
+// largest number is 448.
+struct E4m3 {
+  uint8_t bits;
+};
+constexpr float kMaxE4m3 = 448.0f;
+
+// Rounds to nearest even; numbers beyond the largest become the largest. `low` comes first in
+// memory.
+__device__ __forceinline__ uint32_t pack_e4m3(float low, float high) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(pair) : "f"(low), "f"(high));
+  return pair;
+}
+
+__device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d) {
+  return pack_e4m3(a, b) | pack_e4m3(c, d) << 16;
+}
+
+}  // namespace flashattn::cuda::ptx

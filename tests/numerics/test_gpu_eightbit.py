@@ -1,0 +1,123 @@
+"""E4M3 on a GPU, where P is rounded to E4M3, too: the kernel's own error, against float64 of the
+quantised inputs, under data that hide nothing."""
+import os
+
+import numpy as np
+import pytest
+
+from . import capi, reference
+from .case import Case
+from .data import make_data
+from .dtypes import round_to
+from .harness import run
+
+# Relative Frobenius norm of the error of o: P's rounding to E4M3 on data of mean 0.
+NORMAL = 0.036
+BASE = Case(batch=2, seqlen_q=203, seqlen_kv=203, heads_q=4, heads_kv=2, dim_qk=64, dtype="f8",
+            dtype_o="bf16", descales="bh")
+FEATURES = [
+    dict(causal=True), dict(window=(70, 3)), dict(window=(100, 0), causal=True), dict(chunk=50),
+    dict(sink=True), dict(top_left=True, causal=True, seqlen_q=77),
+    dict(cu_q=[70, 1, 333], cu_kv=[90, 257, 333], batch=3, causal=True),
+    dict(lens_q=[3, 203], lens_kv=[203, 0]), dict(starts_kv=[0, 77]), dict(descales=None),
+    dict(page_size=16, causal=True, lens_kv=[203, 130]), dict(page_size=64, lens_kv=[203, 130]),
+    dict(seqlen_q=1), dict(seqlen_q=3, seqlen_kv=900, causal=True), dict(dtype_o="f32"),
+    dict(dtype_o="f16")]
+# By the kernel whose score modifications are chosen at run time.
+MODIFIED = [
+    dict(blocks=(16, 64)), dict(softcap=5.0), dict(alibi="bh"), dict(bias="f32"),
+    dict(bias="u8", bias_empty=0.2), dict(dropout=0.3), dict(scale=-0.2),
+    dict(descales="bht", descale_block=1), dict(descales="bht", descale_block=64, causal=True),
+    dict(descales="bt", descale_block=128, softcap=20.0)]
+
+
+@pytest.fixture(autouse=True)
+def _only_hopper(device):
+    if device.name != "cuda":
+        pytest.skip("the CPU keeps P in fp32: test_eightbit.py")
+    if capi.device_properties(device.kind).compute_capability // 10 != 9 or \
+            not "sm90".startswith(os.environ.get("FLASHATTN_BACKEND", "sm90")):
+        pytest.skip("kernels for E4M3 are Hopper's")
+
+
+def relative_error(case, device, data=None):
+    data = data or make_data(case)
+    result = run(case, device, data)
+    exact = [reference.forward(case, data, b) for b in range(case.batch)]
+    for lse, f in zip(result.lse, exact):
+        none = np.isneginf(f.lse)
+        assert (np.isneginf(lse) == none).all()
+        error = np.abs(np.where(none, 0, lse) - np.where(none, 0, f.lse))
+        # Q K^T is summed in some 14 bits, too.
+        assert (error <= 1e-4 + 2.0 ** -9 * np.max(f.score_size)).all(), np.max(error)
+    out = np.concatenate([np.asarray(x, np.float64).ravel() for x in result.o])
+    true = np.concatenate([f.o.swapaxes(0, 1).ravel() for f in exact])
+    assert np.isfinite(out).all()
+    return np.sqrt(((out - true) ** 2).sum() / max((true ** 2).sum(), 1e-30))
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("change", range(len(FEATURES)))
+def test_features(device, dim, change):
+    assert relative_error(BASE.replace(dim_qk=dim, **FEATURES[change]), device) < NORMAL
+
+
+@pytest.mark.parametrize("change", range(len(MODIFIED)))
+def test_modified(device, change):
+    assert relative_error(BASE.replace(**MODIFIED[change]), device) < NORMAL
+    with pytest.raises(capi.Refused, match="heads above 64"):
+        capi.Plan(capi.descriptor(BASE.replace(dim_qk=128, **MODIFIED[change]), device))
+
+
+@pytest.mark.parametrize("dims", [(16, 16), (32, 64), (96, 96), (192, 128), (80, 208)])
+def test_dims(device, dims):
+    case = BASE.replace(dim_qk=dims[0], dim_v=dims[1], causal=True, seqlen_q=300, seqlen_kv=300)
+    assert relative_error(case, device) < NORMAL
+
+
+LONG = Case(batch=1, seqlen_q=64, seqlen_kv=16384, heads_q=2, dtype="f8", dtype_o="f32")
+
+
+def test_sums_are_promoted(device):
+    """V with a mean of 1: in 14 bits a sum of 16k keys would lose a fifth."""
+    for dim in (64, 128, 256):
+        data = make_data(LONG.replace(dim_qk=dim))
+        for b in range(1):
+            data.v[b][...] = round_to(np.asarray(data.v[b], np.float32) + 1, "f8")
+        assert relative_error(LONG.replace(dim_qk=dim), device, data) < 0.006
+
+
+@pytest.mark.parametrize("nats", [5, 10, 20, 40])
+def test_first_token(device, nats):
+    """A token that all rows look at, in the tile that is visited last."""
+    case = BASE.replace(batch=1, seqlen_q=700, seqlen_kv=700, causal=True, descales=None)
+    data = make_data(case)
+    q, k = (np.asarray(x[0], np.float32) for x in (data.q, data.k))
+    q[..., 0] = 8
+    k[..., 0] = 0
+    k[0, :, 0] = min(nats, 448)
+    data.q[0][...], data.k[0][...] = round_to(q, "f8"), round_to(k, "f8")
+    assert relative_error(case, device, data) < NORMAL
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_growing_scores(device, dim):
+    """Each tile's scores are larger than those visited before it, by more and more."""
+    case = BASE.replace(batch=1, seqlen_q=512, seqlen_kv=512, dim_qk=dim, descales=None)
+    data = make_data(case)
+    k = np.asarray(data.k[0], np.float32)
+    k *= np.repeat([64, 16, 4, 1], 128)[:, None, None]
+    data.k[0][...] = round_to(k, "f8")
+    assert relative_error(case, device, data) < NORMAL
+
+
+def test_outliers(device):
+    """N(0, 1) + N(0, 100) Bernoulli(0.001)."""
+    case = BASE.replace(batch=1, seqlen_q=1024, seqlen_kv=1024, dim_qk=128, descales=None)
+    data, rng = make_data(case), np.random.default_rng(0)
+    for name in "qkv":
+        x = getattr(data, name)[0]
+        numbers = rng.standard_normal(x.shape) + rng.standard_normal(x.shape) * 10 * (
+            rng.random(x.shape) < 0.001)
+        x[...] = round_to(numbers.astype(np.float32), "f8")
+    assert relative_error(case, device, data) < NORMAL
