@@ -3,9 +3,16 @@
 
 #include "core/philox.h"
 #include "cuda/params.h"
+#include "cuda/device/score_stage.cuh"
 #include "cuda/ptx/mma.cuh"
 
 namespace flashattn::cuda {
+
+// Dropout of P, as a member of a score modification.
+struct Dropout {
+  static constexpr ScoreStage kStage = ScoreStage::kWeight;
+  static constexpr bool kBoundsGrowth = true, kReadsMemory = false;
+};
 
 __device__ __forceinline__ DropoutStream dropout_stream(const Problem& problem, const Inputs& in,
                                                         int32_t b, int32_t h) {

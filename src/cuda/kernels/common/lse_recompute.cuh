@@ -127,7 +127,7 @@ class LseRecompute {
     const Problem& problem = params_.problem;
     const Inputs& in = params_.args.inputs;
     const int32_t b = no_hoist(b_), h = no_hoist(h_);  // found anew: registers are scarce
-    const HeadBlocks blocks = HeadBlocks::of(problem, in, b, h);
+    const BlockMask blocks = BlockMask::of(problem, in, b, h);
     if (blocks.on && !blocks.on[query / blocks.block_q * blocks.row + key / blocks.block_kv]) {
       return -INFINITY;
     }

@@ -173,7 +173,7 @@ class BackwardScores {
  private:
   // Whether there are rows with a base of their own. Read anew each time: registers are scarce.
   __device__ __forceinline__ bool far() const {
-    return static_cast<const volatile int32_t&>(place_.far);
+    return static_cast<const volatile int32_t&>(place_.large_lse);
   }
 
   // Scores, not in negative units, beside the bases of rows that have one.
@@ -228,8 +228,8 @@ class BackwardScores {
   template <class Visit>
   __device__ __forceinline__ void visit_blocked(Step step, Interval queries, int slice,
                                                 Visit visit) const {
-    const HeadBlocks blocks =
-        HeadBlocks::of(params_.problem, params_.args.inputs, place_.b, step.head);
+    const BlockMask blocks =
+        BlockMask::of(params_.problem, params_.args.inputs, place_.b, step.head);
 #pragma unroll
     for (int strip = 0; strip < kMmaM; ++strip) {
 #pragma unroll

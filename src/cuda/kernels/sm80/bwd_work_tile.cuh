@@ -30,8 +30,8 @@ struct alignas(16) SequenceRows {
 struct BackwardPlace {
   SeqlenInfo sequence;
   int32_t b, kv_head;
-  int32_t swapped;  // 1: the first warps are the gradients'
-  int32_t far;      // whether there are rows with a base of their own
+  int32_t swapped;    // 1: the first warps are the gradients'
+  int32_t large_lse;  // whether there are rows with a base of their own
   Interval heads;
   Interval keys, full;  // queries that see all of the keys
   Interval tiles;       // of queries that see some
@@ -130,8 +130,7 @@ __device__ __forceinline__ Step next_step(const BackwardParams& params, const Ba
   const bool masked = Config::kModified && (params.problem.mask & FLASHATTN_MASK_BLOCKS);
   // 32 tiles at a time, one a lane.
   while (masked && step.head < place.heads.end) {
-    const HeadBlocks blocks =
-        HeadBlocks::of(params.problem, params.args.inputs, place.b, step.head);
+    const BlockMask blocks = BlockMask::of(params.problem, params.args.inputs, place.b, step.head);
     const Step own{step.head, step.tile + static_cast<int32_t>(threadIdx.x) % 32, true};
     TileKind kind = TileKind::kEmpty;
     if (own.tile < place.tiles.end) {

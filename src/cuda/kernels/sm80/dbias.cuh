@@ -91,7 +91,7 @@ class DbiasKernel {
     if (queries.begin >= queries.end) return;
     const Interval keys = intersect(columns_, key_span(mask, queries, len).any);
     if (keys.begin >= keys.end) return;
-    const TileKind kind = HeadBlocks::of(params_.problem, in, b, h).kind(queries, keys);
+    const TileKind kind = BlockMask::of(params_.problem, in, b, h).kind(queries, keys);
     if (kind == TileKind::kEmpty) return;
 
     const int32_t kv_head = h / params_.problem.q_heads_per_kv_head();
@@ -126,14 +126,15 @@ class DbiasKernel {
       const auto hide = [&](int n, int e) { s[0][n][half * 2 + e] = -INFINITY; };
       visit_outside<kTileKv / 8>(seen.begin - first, seen.end - seen.begin, hide);
       if (kind != TileKind::kFull) {
-        visit_unset<kTileKv / 8>(HeadBlocks::of(params_.problem, in, b, h)
+        visit_unset<kTileKv / 8>(BlockMask::of(params_.problem, in, b, h)
                                      .template shown_keys<kTileKv / 8>(
                                          min(i, queries.end - 1), columns_.begin, len.kv, lane_),
                                  hide);
       }
       if (i >= queries.end) continue;
       const int64_t row = params_.lse_delta_offset(sequence, b, h) + i;
-      const float lse2 = params_.lse2[row], delta = params_.delta[row], base = params_.base[row];
+      const float lse2 = params_.lse2[row], delta = params_.delta[row],
+                  base = params_.softmax_base[row];
 #pragma unroll
       for (int n = 0; n < kTileKv / 8; ++n) {
 #pragma unroll

@@ -293,7 +293,7 @@ class ForwardBlock : BlockPlace, WarpRows<Config> {
       }
     }
     if (shown) return;
-    const HeadBlocks blocks = HeadBlocks::of(params_.problem, params_.args.inputs, b_, first_head_);
+    const BlockMask blocks = BlockMask::of(params_.problem, params_.args.inputs, b_, first_head_);
 #pragma unroll
     for (int strip = 0; strip < kMmaM; ++strip) {
 #pragma unroll
