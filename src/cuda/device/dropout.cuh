@@ -99,7 +99,7 @@ __device__ __forceinline__ void visit_numbers(const DropoutStream& stream, int32
       const int own = x / 4, n = (tile + own) / kMmaM * 2 + x % 4 / 2, half = x % 2;
       if (tile + own >= kTiles) continue;
       const uint32_t word = words[own].word[kTransposed ? half * 2 + n % 2 : n % 2 * 2 + half];
-      visit((tile + own) % kMmaM, n, half, kTransposed ? ptx::transpose(word) : word);
+      visit((tile + own) % kMmaM, n, half, kTransposed ? ptx::movmatrix_trans(word) : word);
     }
   }
 }

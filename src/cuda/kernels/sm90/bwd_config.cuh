@@ -283,7 +283,7 @@ __device__ __forceinline__ uint32_t cta_rank() {
 
 // The address in the peer CTA that corresponds to `address` in this CTA.
 __device__ __forceinline__ uint32_t at_peer(uint32_t address) {
-  return ptx::at_rank(address, ptx::cluster_rank() ^ 1);
+  return ptx::mapa(address, ptx::cluster_rank() ^ 1);
 }
 
 template <class Config>

@@ -144,8 +144,9 @@ class BwdLargeHeadMainloop : BwdScoreMod<Config> {
     const uint32_t slot = PipelineState<Config::kDsStages>{iter_}.slot();
     const uint32_t own = shared_ + Config::kDs + slot * Config::kDsBytes;
     const uint32_t full = barrier_at(storage_.two_cta.peer_ds_full[slot]);
-    ptx::mbarrier_expect(full, Config::kCtaDsBytes);
-    ptx::bulk_send(at_peer(own + Config::kCtaDsBytes), own, Config::kCtaDsBytes, at_peer(full));
+    ptx::mbarrier_arrive_expect_tx(full, Config::kCtaDsBytes);
+    ptx::bulk_copy_cluster(at_peer(own + Config::kCtaDsBytes), own, Config::kCtaDsBytes,
+                           at_peer(full));
   }
 
   __device__ __forceinline__ void gemm_acc(const Operand& weights, ptx::SmemDescriptor rows) {

@@ -209,7 +209,7 @@ __device__ __forceinline__ void follow_leader_cta(const BackwardParams& params,
                                                   Broadcast broadcast) {
   for (WorkTileState work_tiles;; work_tiles.advance()) {
     const uint32_t full = barrier_at(storage.two_cta.index_full[work_tiles.slot()]);
-    if (leader) ptx::mbarrier_expect(full, sizeof(uint32_t));
+    if (leader) ptx::mbarrier_arrive_expect_tx(full, sizeof(uint32_t));
     ptx::mbarrier_wait_cluster(full, work_tiles.phase());
     const int32_t next =
         ptx::load_shared(ptx::shared_address(&storage.two_cta.indices[work_tiles.slot()]));
@@ -240,9 +240,8 @@ __device__ __forceinline__ void schedule_work_tiles(const BackwardParams& params
     if (publish_work_tile<Config>(params, storage, work_tiles, next, leader, broadcast)) {
       if constexpr (Config::kTwoCta) {
         if (leader) {
-          ptx::store_remote(
-              at_peer(ptx::shared_address(&storage.two_cta.indices[work_tiles.slot()])), next,
-              at_peer(barrier_at(storage.two_cta.index_full[work_tiles.slot()])));
+          ptx::st_async(at_peer(ptx::shared_address(&storage.two_cta.indices[work_tiles.slot()])),
+                        next, at_peer(barrier_at(storage.two_cta.index_full[work_tiles.slot()])));
         }
       }
       work_tiles.advance();
@@ -371,7 +370,8 @@ class BwdProducer {
   template <int kPanels, int kOthers = 0>
   __device__ __forceinline__ void expect(uint32_t full, bool first) const {
     constexpr uint32_t kBytes = Config::kRowStatBytes + kTileQ * kPanels * 128;
-    ptx::mbarrier_expect(full, first ? kBytes + kTileKv * (kPanels + kOthers) * 128 : kBytes);
+    ptx::mbarrier_arrive_expect_tx(full,
+                                   first ? kBytes + kTileKv * (kPanels + kOthers) * 128 : kBytes);
   }
 
   __device__ __forceinline__ void load_k(const volatile BwdWorkTile<Config>& work_tile) const {
@@ -424,11 +424,11 @@ class BwdProducer {
 
   template <int kRows, int kPanels, bool kMulticast = false>
   __device__ __forceinline__ void load_panels(const CUtensorMap& map, uint32_t to, uint32_t full,
-                                              ptx::BoxPosition at, uint64_t policy) const {
+                                              ptx::TmaCoord at, uint64_t policy) const {
 #pragma unroll
     for (int p = 0; p < kPanels; ++p) {
       const uint32_t panel = to + p * kRows * 128;
-      const ptx::BoxPosition box{at.column + p * 64, at.row, at.head, at.batch};
+      const ptx::TmaCoord box{at.column + p * 64, at.row, at.head, at.batch};
       if constexpr (kMulticast) {
         ptx::tma_load_multicast(panel, &map, full, box, policy, 3);
       } else {

@@ -88,7 +88,7 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
           for (int i = 4 * m; i < 4 * m + 4; ++i) {
             const uint32_t signs = prefetched[i];
             p_for_ds[i] = p[i] | (signs & 0x80008000u);
-            p[i] &= ~ptx::spread_signs(signs);
+            p[i] &= ~ptx::sign_mask(signs);
           }
           if constexpr (Config::kStagePInDs) {
             const uint32_t* quad = &p_for_ds[4 * m];
@@ -263,7 +263,7 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
       }
 #pragma unroll
       for (int i = 0; i < 2 * kColumnsAtOnce; ++i) {
-        p[2 * n + i] = Config::kIsRuntime ? ptx::pack_positive<T>(x[2 * i], x[2 * i + 1])
+        p[2 * n + i] = Config::kIsRuntime ? ptx::pack_relu<T>(x[2 * i], x[2 * i + 1])
                                           : ptx::pack<T>(x[2 * i], x[2 * i + 1]);
       }
       if (has_softcap) {

@@ -360,7 +360,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     for (int i = 0; i < kTileKv / 4; ++i) {
       const int x = 2 * (i - kFrom);
       p_[i] = x < 0 || x >= kCount ? 0 : ptx::pack<T>(s[x], s[x + 1]);
-      if constexpr (Config::kHasDropout) p_[i] &= ~ptx::spread_signs(signs[i]);
+      if constexpr (Config::kHasDropout) p_[i] &= ~ptx::sign_mask(signs[i]);
     }
   }
 

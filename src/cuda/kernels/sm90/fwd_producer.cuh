@@ -169,7 +169,7 @@ class QProducer {
       const uint32_t barrier = address(storage_.q_full[stage][warpgroup]);
       ptx::mbarrier_wait(address(storage_.q_empty[stage][warpgroup]), q_state_.phase() ^ 1);
       if (!ptx::elect()) continue;
-      ptx::mbarrier_expect(barrier, Config::kQBytes / Config::kConsumers);
+      ptx::mbarrier_arrive_expect_tx(barrier, Config::kQBytes / Config::kConsumers);
 #pragma unroll
       for (int p = 0; p < Config::kPanelsQk; ++p) {
         ptx::tma_load(to + (p * Config::kTileQ + warpgroup * kWarpgroupRows) * 128, &params_.q,
@@ -296,7 +296,7 @@ class KvProducer {
     constexpr int kBytes = Config::kTileKv * kPanels * 128;
     const uint32_t to = buffers + at.slot() * kBytes, barrier = address(full[at.slot()]);
     ptx::mbarrier_wait(address(empty[at.slot()]), at.phase() ^ 1);
-    if (leader_) ptx::mbarrier_expect(barrier, kBytes);
+    if (leader_) ptx::mbarrier_arrive_expect_tx(barrier, kBytes);
     if (!(params_.problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) {
       if (!ptx::elect()) return;
 #pragma unroll
