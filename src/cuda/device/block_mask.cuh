@@ -23,6 +23,10 @@ struct BlockMask {
             in.block_mask_stride_row, problem.block_q, problem.block_kv};
   }
 
+  __device__ __forceinline__ bool shows(int32_t query, int32_t key) const {
+    return !on || on[query / block_q * row + key / block_kv];
+  }
+
   // How it stands to a tile, not empty.
   __device__ __forceinline__ TileKind kind(Interval queries, Interval keys) const {
     if (!on) return TileKind::kFull;

@@ -8,7 +8,6 @@
 #include "cuda/params.h"
 #include "cuda/device/fragment.cuh"
 #include "cuda/device/score_stage.cuh"
-#include "cuda/device/smem_tile.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mma.cuh"
 
@@ -96,7 +95,9 @@ struct DenseBias {
   }
 };
 
-// The dense bias of a lane's elements of S.
+// The dense bias of a lane's elements of S. kPairs: neighbours are read at once where they can be,
+// and all before the first is used; otherwise one by one, in fewer registers.
+template <bool kPairs>
 struct DenseBiasRows {
   DenseBias bias;
   int32_t i, j;           // the lane's first query and key
@@ -144,25 +145,35 @@ struct DenseBiasRows {
       float& score = s[layout.element(x)];
       score = DenseBias::apply<B>(score, factor, y, log2e);
     };
+    if constexpr (!kPairs) {
+#pragma unroll
+      for (int x = 0; x < SRowLayout::count(kCount); ++x) {
+        if (SRowLayout::key(x) < columns) apply(x, Element::value(from[SRowLayout::key(x)]));
+      }
+      return;
+    }
+    Two pairs[kCount / 4];
     // A last column without a neighbour is read alone.
     if (paired && (columns % 2 == 0 || columns >= kCount * 2)) {
-      Two pairs[kCount / 4];
 #pragma unroll
       for (int n = 0; n < kCount / 4; ++n) {
         pairs[n] = 0;
         if (n * 8 < columns) pairs[n] = *reinterpret_cast<const Two*>(from + n * 8);
       }
-#pragma unroll
-      for (int n = 0; n < kCount / 4; ++n) {
-        const float2 y = Element::pair(pairs[n]);
-        apply(2 * n, y.x);
-        apply(2 * n + 1, y.y);
-      }
     } else {
 #pragma unroll
-      for (int x = 0; x < SRowLayout::count(kCount); ++x) {
-        if (SRowLayout::key(x) < columns) apply(x, Element::value(from[SRowLayout::key(x)]));
+      for (int n = 0; n < kCount / 4; ++n) {
+        One x = 0, y = 0;
+        if (n * 8 < columns) x = from[n * 8];
+        if (n * 8 + 1 < columns) y = from[n * 8 + 1];
+        pairs[n] = static_cast<Two>(x | static_cast<Two>(y) << 8 * sizeof(B));
       }
+    }
+#pragma unroll
+    for (int n = 0; n < kCount / 4; ++n) {
+      const float2 y = Element::pair(pairs[n]);
+      apply(2 * n, y.x);
+      apply(2 * n + 1, y.y);
     }
   }
 };
@@ -178,39 +189,40 @@ struct DenseBiasColumns {
     return {bias.first + (i * bias.row + j) * dtype_size(bias.dtype), queries, keys};
   }
 
-  // Loads those of group n of 8 queries. row: elements from one query to the next.
+  // Loads those of four elements. row: from one query to the next.
   template <int kBytes>
-  __device__ __forceinline__ void load(uint32_t (&words)[4], int n, int64_t row) const {
+  __device__ __forceinline__ void load(StLayout layout, uint32_t (&words)[4], int64_t row) const {
 #pragma unroll
     for (int x = 0; x < 4; ++x) {
-      const int32_t query = StLayout{8 * n}.query(x), key = StLayout().key(x);
-      // no_hoist: otherwise addresses are computed before the mainloop and held in registers.
-      words[x] = ptx::load_if<kBytes>(first + (no_hoist(query) * row + key) * kBytes,
+      const int32_t query = layout.query(x), key = layout.key(x);
+      words[x] = ptx::load_if<kBytes>(first + (query * row + key) * kBytes,
                                       query < queries && key < keys);
     }
   }
-  __device__ __forceinline__ void load(uint32_t (&words)[4], int n, int64_t row,
+  __device__ __forceinline__ void load(StLayout layout, uint32_t (&words)[4], int64_t row,
                                        int32_t dtype) const {
     switch (dtype) {
-      case FLASHATTN_DTYPE_F32: return load<4>(words, n, row);
+      case FLASHATTN_DTYPE_F32: return load<4>(layout, words, row);
       case FLASHATTN_DTYPE_F16:
-      case FLASHATTN_DTYPE_BF16: return load<2>(words, n, row);
-      default: return load<1>(words, n, row);
+      case FLASHATTN_DTYPE_BF16: return load<2>(layout, words, row);
+      default: return load<1>(layout, words, row);
     }
   }
 
-  // Adds what was loaded to the scores of a group.
+  // Adds what was loaded to the elements' scores.
+  template <class B, int kCount>
+  static __device__ __forceinline__ void add(float (&s)[kCount], const uint32_t (&words)[kCount],
+                                             float log2e) {
+    using One = typename BiasElement<B>::One;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      s[i] = DenseBias::add<B>(s[i], BiasElement<B>::value(static_cast<One>(words[i])), log2e);
+    }
+  }
   template <int kCount>
   static __device__ __forceinline__ void add(float (&s)[kCount], const uint32_t (&words)[kCount],
                                              int32_t dtype, float log2e) {
-    DenseBias::with_type(dtype, [&](auto type) {
-      using B = decltype(type);
-      using One = typename BiasElement<B>::One;
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        s[i] = DenseBias::add<B>(s[i], BiasElement<B>::value(static_cast<One>(words[i])), log2e);
-      }
-    });
+    DenseBias::with_type(dtype, [&](auto type) { add<decltype(type)>(s, words, log2e); });
   }
 };
 

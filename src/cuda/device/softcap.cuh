@@ -88,6 +88,16 @@ struct Softcap {
   }
 };
 
+// The same to the last digits of fp32.
+struct ExactSoftcap : Softcap {
+  template <class Layout, int kCount>
+  __device__ __forceinline__ float forward(Layout, float (&s)[kCount], float) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) s[i] = tanhf(s[i] * inner);
+    return outer;
+  }
+};
+
 // The softcap by polynomials that the host has fitted: both scales are part of them.
 struct FittedSoftcap {
   const SoftcapPolynomials& fit;

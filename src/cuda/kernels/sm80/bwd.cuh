@@ -31,6 +31,7 @@ template <class Config>
 class BwdKernel : BwdScoreMod<Config> {
   using Base = BwdScoreMod<Config>;
   using Base::compute_p, Base::p_tile;
+  using typename Base::ScoreMod;
   using Base::kDimSplit, Base::kSlice, Base::kMmaM, Base::kTileQ, Base::score_tile;
   using Base::key_of, Base::lane_, Base::row_stats, Base::dim_split_idx, Base::pair_address,
       Base::pairs_address;
@@ -195,9 +196,9 @@ class BwdKernel : BwdScoreMod<Config> {
         if (Config::kStages == 2 && begin == 0) add_dq(stage ^ 1);
       } else {
         ptx::named_sync(barrier, 64);
-        if (Config::kModified && params_.dropout_threshold != 0) {
+        if (ScoreMod::template kHas<Dropout> && params_.dropout_threshold != 0) {
           compute_ds<true, true>(s, packed, stage, slice);
-        } else if (!Config::kModified && full) {
+        } else if (ScoreMod::kIsPlain && full) {
           compute_ds<false, false>(s, packed, stage, slice);
         } else {
           compute_ds<false, true>(s, packed, stage, slice);

@@ -65,7 +65,7 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
     return {work_tile().alibi_slope,
             static_cast<float>(warpgroup_tile().diagonal + row() % 64 - key - lane() % 4 * 2)};
   }
-  __device__ __forceinline__ DenseBiasRows make(Type<DenseBias>, int32_t key, float) const {
+  __device__ __forceinline__ DenseBiasRows<false> make(Type<DenseBias>, int32_t key, float) const {
     const int32_t i = work_tile().query + row(), j = key + lane() % 4 * 2;
     return {DenseBias::of(params_.problem, params_.args.inputs, work_tile().b, work_tile().h),
             i,
