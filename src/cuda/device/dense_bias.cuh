@@ -83,22 +83,68 @@ struct DenseBias {
     if constexpr (sizeof(B) == 1) return bias != 0.0f ? score : -INFINITY;
     return fmaf(bias, log2e, score);
   }
+};
 
-  // The bias of query i and key j, added to a score.
-  __device__ __forceinline__ float add_to(float score, int32_t i, int32_t j, float log2e) const {
-    return with_type(dtype, [&](auto type) {
-      using B = decltype(type);
-      using One = typename BiasElement<B>::One;
-      const One bias = reinterpret_cast<const One*>(first)[i * row + j];
-      return add<B>(score, BiasElement<B>::value(bias), log2e);
-    });
+// Where the bias of a lane's elements of S^T lies. They are read as a word each, which is converted
+// when it is added.
+struct DenseBiasColumns {
+  const char* first;      // of the lane's first query and key
+  int32_t queries, keys;  // left from there on
+
+  static __device__ __forceinline__ DenseBiasColumns of(const DenseBias& bias, int32_t i, int32_t j,
+                                                        int32_t queries, int32_t keys) {
+    return {bias.first + (i * bias.row + j) * dtype_size(bias.dtype), queries, keys};
+  }
+
+  // row: elements from one query to the next.
+  template <int kBytes, class Layout, int kCount>
+  __device__ __forceinline__ void load(Layout layout, uint32_t (&words)[kCount],
+                                       int64_t row) const {
+#pragma unroll
+    for (int x = 0; x < kCount; ++x) {
+      const int32_t query = layout.query(x), key = layout.key(x);
+      words[x] =
+          ptx::load_if<kBytes>(first + (query * row + key) * kBytes, query < queries && key < keys);
+    }
+  }
+  template <class Layout, int kCount>
+  __device__ __forceinline__ void load(Layout layout, uint32_t (&words)[kCount], int64_t row,
+                                       int32_t dtype) const {
+    switch (dtype) {
+      case FLASHATTN_DTYPE_F32: return load<4>(layout, words, row);
+      case FLASHATTN_DTYPE_F16:
+      case FLASHATTN_DTYPE_BF16: return load<2>(layout, words, row);
+      default: return load<1>(layout, words, row);
+    }
   }
 };
 
-// The dense bias of a lane's elements of S. kPairs: neighbours are read at once where they can be,
-// and all before the first is used; otherwise one by one, in fewer registers.
+// The dense bias of a fragment of S^T whose words have been loaded.
+template <int kCount>
+struct DenseBiasWords {
+  const uint32_t (&words)[kCount];
+  int32_t dtype;
+  float log2e;  // in the units of the scores
+
+  template <class Layout>
+  __device__ __forceinline__ void add(Layout, float (&s)[kCount]) const {
+    DenseBias::with_type(dtype, [&](auto type) { add<decltype(type)>(s, words, log2e); });
+  }
+  template <class B>
+  static __device__ __forceinline__ void add(float (&s)[kCount], const uint32_t (&words)[kCount],
+                                             float log2e) {
+    using One = typename BiasElement<B>::One;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      s[i] = DenseBias::add<B>(s[i], BiasElement<B>::value(static_cast<One>(words[i])), log2e);
+    }
+  }
+};
+
+// The dense bias of a lane's elements. kPairs: neighbours of a row of S are read at once where they
+// can be, and all before the first is used; otherwise one by one, in fewer registers.
 template <bool kPairs>
-struct DenseBiasRows {
+struct DenseBiasTile {
   DenseBias bias;
   int32_t i, j;           // the lane's first query and key
   int32_t queries, keys;  // left from there on
@@ -131,6 +177,18 @@ struct DenseBiasRows {
       add_row<decltype(type)>(layout, s, factor, i, 0 < queries ? keys : 0);
     });
     return 1.0f;
+  }
+
+  // Where the factor has been applied.
+  template <class Layout, int kCount>
+  __device__ __forceinline__ void add(Layout layout, float (&s)[kCount]) const {
+    const DenseBiasColumns columns = DenseBiasColumns::of(bias, i, j, queries, keys);
+    DenseBias::with_type(bias.dtype, [&](auto type) {
+      using B = decltype(type);
+      uint32_t words[kCount];
+      columns.template load<sizeof(B)>(layout, words, bias.row);
+      DenseBiasWords<kCount>::template add<B>(s, words, log2e);
+    });
   }
 
  private:
@@ -175,54 +233,6 @@ struct DenseBiasRows {
       apply(2 * n, y.x);
       apply(2 * n + 1, y.y);
     }
-  }
-};
-
-// The dense bias of a lane's elements of S^T, read ahead of its use: as a word an element, which is
-// not converted.
-struct DenseBiasColumns {
-  const char* first;      // of the lane's first query and key
-  int32_t queries, keys;  // left from there on
-
-  static __device__ __forceinline__ DenseBiasColumns of(const DenseBias& bias, int32_t i, int32_t j,
-                                                        int32_t queries, int32_t keys) {
-    return {bias.first + (i * bias.row + j) * dtype_size(bias.dtype), queries, keys};
-  }
-
-  // Loads those of four elements. row: from one query to the next.
-  template <int kBytes>
-  __device__ __forceinline__ void load(StLayout layout, uint32_t (&words)[4], int64_t row) const {
-#pragma unroll
-    for (int x = 0; x < 4; ++x) {
-      const int32_t query = layout.query(x), key = layout.key(x);
-      words[x] = ptx::load_if<kBytes>(first + (query * row + key) * kBytes,
-                                      query < queries && key < keys);
-    }
-  }
-  __device__ __forceinline__ void load(StLayout layout, uint32_t (&words)[4], int64_t row,
-                                       int32_t dtype) const {
-    switch (dtype) {
-      case FLASHATTN_DTYPE_F32: return load<4>(layout, words, row);
-      case FLASHATTN_DTYPE_F16:
-      case FLASHATTN_DTYPE_BF16: return load<2>(layout, words, row);
-      default: return load<1>(layout, words, row);
-    }
-  }
-
-  // Adds what was loaded to the elements' scores.
-  template <class B, int kCount>
-  static __device__ __forceinline__ void add(float (&s)[kCount], const uint32_t (&words)[kCount],
-                                             float log2e) {
-    using One = typename BiasElement<B>::One;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      s[i] = DenseBias::add<B>(s[i], BiasElement<B>::value(static_cast<One>(words[i])), log2e);
-    }
-  }
-  template <int kCount>
-  static __device__ __forceinline__ void add(float (&s)[kCount], const uint32_t (&words)[kCount],
-                                             int32_t dtype, float log2e) {
-    DenseBias::with_type(dtype, [&](auto type) { add<decltype(type)>(s, words, log2e); });
   }
 };
 

@@ -30,20 +30,33 @@ struct SRowLayout {
   static FLASHATTN_HD constexpr int key(int x) { return x / 2 * 8 + x % 2; }
 };
 
-// S^T = K Q^T: rows are keys. Of a part of a tile: how far its first query and key are from the
-// lane's first.
+// S^T = K Q^T: rows are keys. first_query: of a part of a tile, how far its first query is from the
+// lane's first. kStrip: elements of 16 keys, if the fragment has several strips, one after another.
+template <int kStrip = 1 << 16>
 struct StLayout {
-  int first_query = 0, first_key = 0;
+  int first_query = 0;
   static FLASHATTN_HD constexpr int count(int n) { return n; }
   static FLASHATTN_HD constexpr int element(int x) { return x; }
-  FLASHATTN_HD constexpr int query(int x) const { return first_query + x / 4 * 8 + x % 2; }
-  FLASHATTN_HD constexpr int key(int x) const { return first_key + x / 2 % 2 * 8; }
+  FLASHATTN_HD constexpr int query(int x) const { return first_query + x % kStrip / 4 * 8 + x % 2; }
+  static FLASHATTN_HD constexpr int key(int x) { return x / kStrip * 16 + x / 2 % 2 * 8; }
 };
 
-// A strip as a fragment.
+// The score of one query and key.
+struct SingleLayout {
+  static FLASHATTN_HD constexpr int count(int n) { return n; }
+  static FLASHATTN_HD constexpr int element(int x) { return x; }
+  static FLASHATTN_HD constexpr int query(int) { return 0; }
+  static FLASHATTN_HD constexpr int key(int) { return 0; }
+};
+
+// A strip, or several, as a fragment.
 template <int kMmaN>
 __device__ __forceinline__ float (&flat(float (&strip)[kMmaN][4]))[kMmaN * 4] {
   return reinterpret_cast<float (&)[kMmaN * 4]>(strip);
+}
+template <int kMmaM, int kMmaN>
+__device__ __forceinline__ float (&flat(float (&strips)[kMmaM][kMmaN][4]))[kMmaM * kMmaN * 4] {
+  return reinterpret_cast<float (&)[kMmaM * kMmaN * 4]>(strips);
 }
 
 }  // namespace flashattn::cuda

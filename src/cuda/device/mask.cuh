@@ -40,19 +40,20 @@ __device__ __forceinline__ uint32_t pair_set(uint32_t shown) {
   return (shown & 1 ? 0xffffu : 0) | (shown & 2 ? 0xffff0000u : 0);
 }
 
-// Sets elements of a row of S to -inf unless their key is in [begin, begin + count), as seen from
-// the lane's first key.
+// Sets elements of row lane / 4 + 8 half to -inf unless their column is in [begin, begin + count),
+// as seen from the lane's first column.
 template <int kCount>
-__device__ __forceinline__ void hide_outside(SRowLayout row, float (&s)[kCount], int32_t begin,
+__device__ __forceinline__ void hide_outside(int half, float (&s)[kCount], int32_t begin,
                                              int32_t count) {
-  visit_outside<kCount / 4>(begin, count,
-                            [&](int n, int e) { s[row.element(2 * n + e)] = -INFINITY; });
+  visit_outside<kCount / 4>(
+      begin, count, [&](int n, int e) { s[SRowLayout{half}.element(2 * n + e)] = -INFINITY; });
 }
 
 // The same unless bit x of element x of the row is set.
 template <int kCount>
-__device__ __forceinline__ void hide_unset(SRowLayout row, float (&s)[kCount], uint32_t shown) {
-  visit_unset<kCount / 4>(shown, [&](int n, int e) { s[row.element(2 * n + e)] = -INFINITY; });
+__device__ __forceinline__ void hide_unset(int half, float (&s)[kCount], uint32_t shown) {
+  visit_unset<kCount / 4>(
+      shown, [&](int n, int e) { s[SRowLayout{half}.element(2 * n + e)] = -INFINITY; });
 }
 
 }  // namespace flashattn::cuda

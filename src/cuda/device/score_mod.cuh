@@ -66,6 +66,31 @@ struct ScoreModMembers {
     return factor;
   }
 
+  // Whether a member of the stage is on.
+  template <ScoreStage kStage>
+  static __device__ __forceinline__ bool stage_is_on(const Problem& problem) {
+    bool any = false;
+    const auto ask = [&](auto type) {
+      using Member = typename decltype(type)::type;
+      if constexpr (Member::kStage == kStage) any |= is_on<Member>(problem);
+    };
+    (ask(Type<Members>()), ...);
+    return any;
+  }
+
+  // Adds biases to scores, to which the factor has been applied.
+  template <class Layout, int kCount, class Make>
+  static __device__ __forceinline__ void add_biases(Layout layout, float (&s)[kCount],
+                                                    const Problem& problem, const Make& make) {
+    const auto add = [&](auto type) {
+      using Member = typename decltype(type)::type;
+      if constexpr (Member::kStage == ScoreStage::kBias) {
+        if (is_on<Member>(problem)) make(type).add(layout, s);
+      }
+    };
+    (add(Type<Members>()), ...);
+  }
+
   // Products to scores, but for the factor that it returns.
   template <class Layout, int kCount, class Make>
   static __device__ __forceinline__ float forward(Layout layout, float (&s)[kCount], float factor,
@@ -111,7 +136,7 @@ struct WideMembers {
   // What is left of it where scores have been modified.
   static __device__ __forceinline__ float remaining_factor(const Problem& problem) {
     const bool is_applied =
-        Alibi::is_on(problem) || DenseBias::is_on(problem) || needs_product(problem);
+        RuntimeScoreMod::stage_is_on<ScoreStage::kBias>(problem) || needs_product(problem);
     return is_applied ? 1.0f : product_factor(problem);
   }
 
@@ -127,10 +152,15 @@ struct WideMembers {
     return {Alibi::slope_of(problem, in, b, h) * (kLog2E / kWideUnit),
             static_cast<float>(i + diagonal_offset(problem.mask_rule(), len) - j)};
   }
-  __device__ __forceinline__ DenseBiasRows<true> operator()(Type<DenseBias>) const {
+  __device__ __forceinline__ DenseBiasTile<true> operator()(Type<DenseBias>) const {
     const DenseBias bias = DenseBias::of(problem, in, b, h);
-    return {bias,          i, j, query_end - i, len.kv - j, kLog2E / kWideUnit,
-            DenseBiasRows<true>::can_pair(bias, in)};
+    return {bias,
+            i,
+            j,
+            query_end - i,
+            len.kv - j,
+            kLog2E / kWideUnit,
+            DenseBiasTile<true>::can_pair(bias, in)};
   }
 };
 

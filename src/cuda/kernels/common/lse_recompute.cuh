@@ -134,12 +134,12 @@ class LseRecompute {
     if (!BlockMask::of(problem, in, b, h).shows(query, key)) return -INFINITY;
     if (!params_.wide_scores) return s;
     const WideMembers<true> members{problem, in, b, h, sequence_.len, query, key, query + 1};
-    float scores[1] = {s};
-    RuntimeScoreMod::forward_stage<ScoreStage::kProduct>(SLayout(), scores, 1.0f, problem, members);
-    s = __fmul_rn(scores[0], members.product_factor(problem));
-    if (Alibi::is_on(problem)) s = members(Type<Alibi>()).add_to(s, SLayout(), 0);
-    if (!DenseBias::is_on(problem)) return s;
-    return DenseBias::of(problem, in, b, h).add_to(s, query, key, kLog2E / kWideUnit);
+    float score[1] = {s};
+    RuntimeScoreMod::forward_stage<ScoreStage::kProduct>(SingleLayout(), score, 1.0f, problem,
+                                                         members);
+    score[0] = __fmul_rn(score[0], members.product_factor(problem));
+    RuntimeScoreMod::add_biases(SingleLayout(), score, problem, members);
+    return score[0];
   }
 
   // s = K Q^T of keys [j, j + 16) and queries [i, i + 8), in k16 steps like the backward kernels.

@@ -200,14 +200,8 @@ class BwdScoreMod {
     }
   }
 
-  // -inf where a key is not visible.
+  // -inf where a key is not visible, block masks aside.
   __device__ __forceinline__ void mask(ScoreFragment& s, Interval queries, int slice) const {
-    visit_hidden(queries, slice, [&](int strip, int n, int x) { s[strip][n][x] = -INFINITY; });
-  }
-
-  // Calls visit(strip, n, x) for each score of the slice that the mask hides, block masks aside.
-  template <class Visit>
-  __device__ __forceinline__ void visit_hidden(Interval queries, int slice, Visit visit) const {
     MaskRule rule = params_.problem.mask_rule();
     const Lengths len = work_tile_.sequence.len;
     const int32_t first = queries.begin + slice + lane_ % 4 * 2, j = no_hoist(key_of(0, 0));
@@ -222,26 +216,20 @@ class BwdScoreMod {
         own = intersect(own, {chunk.begin - first, chunk.end - first});
       }
       if (j + x * 8 >= work_tile_.keys.end) own.end = own.begin;
-      visit_outside<kSlice / 8>(own.begin, own.end - own.begin,
-                                [&](int n, int e) { visit(x / 2, n, x % 2 * 2 + e); });
+      hide_outside(x % 2, flat(s[x / 2]), own.begin, own.end - own.begin);
     }
   }
 
   // The same for a block mask.
-  template <class Visit>
-  __device__ __forceinline__ void visit_blocked(Step step, Interval queries, int slice,
-                                                Visit visit) const {
+  __device__ __forceinline__ void apply_block_mask(ScoreFragment& s, Step step, Interval queries,
+                                                   int slice) const {
     const BlockMask blocks =
         BlockMask::of(params_.problem, params_.args.inputs, work_tile_.b, step.head);
 #pragma unroll
-    for (int strip = 0; strip < kMmaM; ++strip) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int32_t j = min(no_hoist(key_of(strip, half)), work_tile_.keys.end - 1);
-        visit_unset<kSlice / 8>(
-            blocks.shown_queries<kSlice / 8>(j, queries.begin + slice, queries.end, lane_),
-            [&](int n, int e) { visit(strip, n, half * 2 + e); });
-      }
+    for (int x = 0; x < kMmaM * 2; ++x) {
+      const int32_t j = min(no_hoist(key_of(x / 2, x % 2)), work_tile_.keys.end - 1);
+      hide_unset(x % 2, flat(s[x / 2]),
+                 blocks.shown_queries<kSlice / 8>(j, queries.begin + slice, queries.end, lane_));
     }
   }
 
@@ -261,18 +249,14 @@ class BwdScoreMod {
     const float factor = members.product_factor(params_.problem);
 #pragma unroll
     for (int strip = 0; strip < kMmaM; ++strip) {
-      ScoreMod::template forward_stage<ScoreStage::kProduct>(StLayout(), flat(s[strip]), factor,
+      ScoreMod::template forward_stage<ScoreStage::kProduct>(StLayout<>(), flat(s[strip]), factor,
                                                              params_.problem, members);
     }
     ScoreFragment addend;
     visit_scores([&](int strip, int n, int x) { addend[strip][n][x] = s[strip][n][x] * factor; });
-    add_biases(s, addend, members);
-    const auto hide = [&](int strip, int n, int x) {
-      s[strip][n][x] = 0.0f;
-      addend[strip][n][x] = -INFINITY;
-    };
-    if (!full) visit_hidden(queries, slice, hide);
-    if (!step.block_mask_full) visit_blocked(step, queries, slice, hide);
+    ScoreMod::add_biases(StLayout<kSlice / 2>(), flat(addend), params_.problem, members);
+    if (!full) mask(addend, queries, slice);
+    if (!step.block_mask_full) apply_block_mask(addend, step, queries, slice);
 
     if (far()) relate(addend, step, queries, slice);
     visit_scores([&](int strip, int n, int x) {
@@ -285,7 +269,8 @@ class BwdScoreMod {
     visit_scores([&](int strip, int n, int x) {
       const float t = s[strip][n][x], p = ptx::exp2(addend[strip][n][x]);
       s[strip][n][x] = p;
-      addend[strip][n][x] = differs ? p * Softcap::derivative_at(t) : p;
+      // Of a hidden score, whatever it was, the derivative is not looked at.
+      addend[strip][n][x] = differs && p != 0.0f ? p * Softcap::derivative_at(t) : p;
     });
     if (params_.dropout_threshold != 0) {
       const DropoutStream stream =
@@ -312,49 +297,6 @@ class BwdScoreMod {
 #pragma unroll
       for (int x = 0; x < kMmaM * 4; ++x) visit(x / 4, n, x % 4);
     }
-  }
-
-  // A boolean bias hides.
-  __device__ __forceinline__ void add_biases(ScoreFragment& s, ScoreFragment& addend,
-                                             const WideMembers<Config::kIsFp32>& members) const {
-    if (Alibi::is_on(members.problem)) {
-      const Alibi alibi = members(Type<Alibi>());
-#pragma unroll
-      for (int strip = 0; strip < kMmaM; ++strip) {
-        alibi.add(StLayout{0, strip * 16}, flat(addend[strip]));
-      }
-    }
-    if (!DenseBias::is_on(members.problem)) return;
-    const DenseBias bias =
-        DenseBias::of(members.problem, members.in, members.b, members.h);
-    const DenseBiasColumns columns =
-        DenseBiasColumns::of(bias, members.i, members.j, members.query_end - members.i,
-                             work_tile_.keys.end - members.j);
-    DenseBias::with_type(bias.dtype, [&](auto type) {
-      using B = decltype(type);
-      uint32_t words[kMmaM][kSlice / 8][4];
-      DenseBiasColumns group = columns;  // of 8 queries
-#pragma unroll
-      for (int n = 0; n < kSlice / 8; ++n, group.first += 8 * sizeof(B) * bias.row) {
-#pragma unroll
-        for (int strip = 0; strip < kMmaM; ++strip) {
-          group.template load<sizeof(B)>(StLayout{0, strip * 16}, words[strip][n], bias.row);
-        }
-        group.queries -= 8;
-      }
-#pragma unroll
-      for (int strip = 0; strip < kMmaM; ++strip) {
-#pragma unroll
-        for (int n = 0; n < kSlice / 8; ++n) {
-          DenseBiasColumns::add<B>(addend[strip][n], words[strip][n], kLog2E / kWideUnit);
-        }
-      }
-      if constexpr (sizeof(B) == 1) {
-        visit_scores([&](int strip, int n, int x) {
-          if (words[strip][n][x] == 0) s[strip][n][x] = 0.0f;
-        });
-      }
-    });
   }
 
  protected:

@@ -120,9 +120,9 @@ class DbiasKernel {
       const int32_t i = queries.begin + warp_row_ + half * 8 + lane_ / 4;
       const Interval seen = intersect(visible_keys(mask, i, len), keys_);
       const int32_t first = keys_.begin + lane_ % 4 * 2;
-      hide_outside(SRowLayout{half}, flat(s[0]), seen.begin - first, seen.end - seen.begin);
+      hide_outside(half, flat(s[0]), seen.begin - first, seen.end - seen.begin);
       if (kind != TileKind::kFull) {
-        hide_unset(SRowLayout{half}, flat(s[0]),
+        hide_unset(half, flat(s[0]),
                    BlockMask::of(params_.problem, in, b, h)
                        .template shown_keys<kTileKv / 8>(min(i, queries.end - 1), keys_.begin,
                                                          len.kv, lane_));

@@ -245,7 +245,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
         ScoreMod::template forward_stage<ScoreStage::kProduct>(SLayout(), flat(s[mma_m]), factor,
                                                                problem, members(0, 0, 0));
       }
-      if (!(problem.bias & (FLASHATTN_BIAS_ALIBI | FLASHATTN_BIAS_DENSE))) {
+      if (!ScoreMod::template stage_is_on<ScoreStage::kBias>(problem)) {
         if (!Members::needs_product(problem)) return;
 #pragma unroll
         for (int x = 0; x < kMmaM * kTileKv / 2; ++x) {
@@ -287,8 +287,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
         for (int x = 0; x < kMmaM * 2; ++x) {
           const int32_t i = block.query_of(no_hoist(own.row_of(x / 2, x % 2)));
           const Interval visible = intersect(visible_keys(rule, i, block.seqlen_.len), keys);
-          hide_outside(SRowLayout{x % 2}, flat(s[x / 2]), visible.begin - first,
-                       visible.end - visible.begin);
+          hide_outside(x % 2, flat(s[x / 2]), visible.begin - first, visible.end - visible.begin);
         }
       }
     }
@@ -299,7 +298,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int32_t i = query_of(min(no_hoist(own.row_of(mma_m, half)), rows_ - 1));
-        hide_unset(SRowLayout{half}, flat(s[mma_m]),
+        hide_unset(half, flat(s[mma_m]),
                    blocks.shown_keys<kTileKv / 8>(i, columns.begin, keys_.end, own.lane_));
       }
     }

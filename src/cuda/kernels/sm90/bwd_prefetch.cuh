@@ -69,7 +69,7 @@ class BwdPrefetch : protected BwdWarpgroupBase<Config> {
     for (int i = 0; i < 4; ++i) prefetched.bias[n][i] = 0;
     if (!DenseBias::is_on(problem)) return;
     // no_hoist: otherwise addresses are computed before the mainloop and held in registers.
-    prefetched.bias_columns.load(StLayout{no_hoist(8 * n)}, prefetched.bias[n],
+    prefetched.bias_columns.load(StLayout<>{no_hoist(8 * n)}, prefetched.bias[n],
                                  params_.common.args.inputs.bias_stride_row, problem.dtype_bias);
   }
 

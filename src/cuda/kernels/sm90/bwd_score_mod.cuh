@@ -197,7 +197,6 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
                                               bool near_0) const {
     const Problem& problem = params_.common.problem;
     const bool has_softcap = Chain::template is_on<Softcap>(problem);
-    const bool has_alibi = Chain::template is_on<Alibi>(problem);
     const uint32_t lse = this->template numbers<Config::kLse>(slot, 0);
     const int32_t tile = this->q_tile_of(q_coord);
     const float slope = static_cast<const volatile float&>(storage_.alibi_slopes[slot]);
@@ -235,12 +234,14 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
           x[i + e] = fmaf(x[i + e], factor, large_lse ? 0.0f : -own);
         }
       }
-      if (has_alibi) Alibi{slope * unit, distance}.add(StLayout{8 * n}, x);
-      if constexpr (Config::kIsRuntime) {
-        if (DenseBias::is_on(problem)) {
-          DenseBiasColumns::add(x, prefetched.bias[n], problem.dtype_bias, kLog2E * unit);
+      Chain::add_biases(StLayout<>{8 * n}, x, problem, [&](auto type) {
+        if constexpr (std::is_same<decltype(type), Type<Alibi>>::value) {
+          return Alibi{slope * unit, distance};
+        } else {
+          return DenseBiasWords<4 * kColumnsAtOnce>{prefetched.bias[n], problem.dtype_bias,
+                                                    kLog2E * unit};
         }
-      }
+      });
       if (large_lse) {
         const volatile float* const bases = this->bases_at(q_coord, count, 0) + n * 8;
 #pragma unroll

@@ -65,7 +65,7 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
     return {work_tile().alibi_slope,
             static_cast<float>(warpgroup_tile().diagonal + row() % 64 - key - lane() % 4 * 2)};
   }
-  __device__ __forceinline__ DenseBiasRows<false> make(Type<DenseBias>, int32_t key, float) const {
+  __device__ __forceinline__ DenseBiasTile<false> make(Type<DenseBias>, int32_t key, float) const {
     const int32_t i = work_tile().query + row(), j = key + lane() % 4 * 2;
     return {DenseBias::of(params_.problem, params_.args.inputs, work_tile().b, work_tile().h),
             i,
@@ -140,7 +140,7 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
       // Relative to this lane's first column.
       const int32_t first = key + lane() % 4 * 2;
       const int32_t begin = visible.begin - first, count = visible.end - first - begin;
-      hide_outside(SRowLayout{mi}, s, begin, count);
+      hide_outside(mi, s, begin, count);
     }
   }
 
@@ -153,7 +153,7 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
 #pragma unroll
       for (int mi = 0; mi < 2; ++mi) {
         const int32_t i = min(work_tile().query + row() + mi * 8, work_tile().query_end - 1);
-        hide_unset(SRowLayout{mi}, s,
+        hide_unset(mi, s,
                    blocks.shown_keys<kTileKv / 8>(i, n * kTileKv, work_tile().len.kv, lane()));
       }
     }
