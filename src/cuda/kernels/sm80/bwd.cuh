@@ -31,13 +31,13 @@ template <class Config>
 class BwdKernel : BwdScoreMod<Config> {
   using Base = BwdScoreMod<Config>;
   using Base::compute_p, Base::p_tile;
-  using typename Base::ScoreMod;
   using Base::kDimSplit, Base::kSlice, Base::kMmaM, Base::kTileQ, Base::score_tile;
   using Base::key_of, Base::lane_, Base::row_stats, Base::dim_split_idx, Base::pair_address,
       Base::pairs_address;
   using Base::params_, Base::work_tile_, Base::sees_some, Base::shared_, Base::warp_key_;
   using typename Base::PackedFragment;
   using typename Base::ScoreFragment;
+  using typename Base::ScoreMod;
   using typename Base::ScoreTile;
   using typename Base::T;
   static constexpr int kDim = Config::kDim, kTileKv = Config::kTileKv;

@@ -130,7 +130,8 @@ template <class Config>
 __device__ __forceinline__ Step next_step(const BackwardParams& params,
                                           const BwdWorkTile& work_tile, Step step) {
   if (++step.tile >= work_tile.tiles.end) step = {step.head + 1, work_tile.tiles.begin, true};
-  const bool masked = Config::ScoreMod::template kHas<BlockMask> && (params.problem.mask & FLASHATTN_MASK_BLOCKS);
+  const bool masked =
+      Config::ScoreMod::template kHas<BlockMask> && (params.problem.mask & FLASHATTN_MASK_BLOCKS);
   // Lanes test 32 tiles at once.
   while (masked && step.head < work_tile.heads.end) {
     const BlockMask blocks =

@@ -34,8 +34,8 @@ struct FwdConfig {
   // Row statistics and the work tile lie in shared memory during GEMMs if S and O leave no
   // registers.
   static constexpr bool kRowStatsInSmem =
-      !kIsFp32 && (kMmaM == 2 ? !ScoreMod::kIsPlain || kDimV == 128 || kTileKv == 128
-                              : kMinCtasPerSm == 8);
+      !kIsFp32 &&
+      (kMmaM == 2 ? !ScoreMod::kIsPlain || kDimV == 128 || kTileKv == 128 : kMinCtasPerSm == 8);
   static constexpr bool kReloadWorkTile = k3xFp16 || kRowStatsInSmem;
   // Rows whose maxima are reduced together, to hide latency, where registers allow.
   static constexpr int kRowsAtOnce = kMmaM == 2 && !kIsFp32 ? 2 : 1;

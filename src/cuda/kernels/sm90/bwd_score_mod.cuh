@@ -234,14 +234,14 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
           x[i + e] = fmaf(x[i + e], factor, large_lse ? 0.0f : -own);
         }
       }
-      Chain::add_biases(StLayout<>{8 * n}, x, problem, [&](auto type) {
-        if constexpr (std::is_same<decltype(type), Type<Alibi>>::value) {
+      const auto make = [&](auto member) {
+        if constexpr (std::is_same<decltype(member), Type<Alibi>>::value) {
           return Alibi{slope * unit, distance};
         } else {
-          return DenseBiasWords<4 * kColumnsAtOnce>{prefetched.bias[n], problem.dtype_bias,
-                                                    kLog2E * unit};
+          return prefetched_bias(member, prefetched, n, kLog2E * unit);
         }
-      });
+      };
+      Chain::add_biases(StLayout<>{8 * n}, x, problem, make);
       if (large_lse) {
         const volatile float* const bases = this->bases_at(q_coord, count, 0) + n * 8;
 #pragma unroll
@@ -302,6 +302,13 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
         ptx::stmatrix_x4_trans(staged_p + n / 2 * 2048, quad[0], quad[1], quad[2], quad[3]);
       }
     }
+  }
+
+  template <class Member>
+  __device__ __forceinline__ auto prefetched_bias(Member, const TilePrefetch& prefetched, int n,
+                                                  float log2e) const {
+    return DenseBiasWords<4 * kColumnsAtOnce>{prefetched.bias[n], params_.common.problem.dtype_bias,
+                                              log2e};
   }
 
   // Calls apply(i, bits) for pair i of kColumnsAtOnce columns; all bits of an element are set if
