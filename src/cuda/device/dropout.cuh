@@ -12,6 +12,11 @@ namespace flashattn::cuda {
 struct Dropout {
   static constexpr ScoreStage kStage = ScoreStage::kWeight;
   static constexpr bool kBoundsGrowth = true, kReadsMemory = false;
+
+  // Scale of the elements that are kept. threshold: see Problem::dropout_threshold().
+  static __device__ __forceinline__ float keep_scale(uint32_t threshold) {
+    return 65536.0f / (65536.0f - static_cast<float>(threshold));
+  }
 };
 
 __device__ __forceinline__ DropoutStream dropout_stream(const Problem& problem, const Inputs& in,

@@ -170,7 +170,7 @@ class DbiasKernel {
   __device__ __forceinline__ void apply_dropout(ScoreFragment& dp, int32_t b, int32_t h,
                                                 int32_t first) const {
     if (params_.dropout_threshold == 0) return;
-    const float keep_scale = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
+    const float keep_scale = Dropout::keep_scale(params_.dropout_threshold);
     const DropoutStream stream = dropout_stream(params_.problem, params_.args.inputs, b, h);
 #pragma unroll
     for (int x = 0; x < kTileKv / 2; ++x) dp[0][x / 4][x % 4] *= keep_scale;

@@ -144,7 +144,7 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
   // Scale of the elements of P that dropout keeps.
   __device__ __forceinline__ float dropout_scale() const {
     if constexpr (!Config::kIsRuntime && !Config::kIsDropout) return 1.0f;
-    return 65536.0f / (65536.0f - static_cast<float>(params_.common.dropout_threshold));
+    return Dropout::keep_scale(params_.common.dropout_threshold);
   }
 
  private:

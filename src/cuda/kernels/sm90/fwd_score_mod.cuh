@@ -183,7 +183,7 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
   // Scale of the elements of P that dropout keeps.
   __device__ __forceinline__ float dropout_scale() const {
     if constexpr (!ScoreMod::template kHas<Dropout>) return 1.0f;
-    return 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
+    return Dropout::keep_scale(params_.dropout_threshold);
   }
 
  private:
