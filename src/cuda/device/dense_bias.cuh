@@ -101,7 +101,8 @@ struct DenseBiasColumns {
   __device__ __forceinline__ void load(Layout layout, uint32_t (&words)[kCount],
                                        int64_t row) const {
 #pragma unroll
-    for (int x = 0; x < kCount; ++x) {
+    for (int y = 0; y < kCount; ++y) {
+      const int x = Layout::by_query(y, kCount);
       const int32_t query = layout.query(x), key = layout.key(x);
       words[x] =
           ptx::load_if<kBytes>(first + (query * row + key) * kBytes, query < queries && key < keys);

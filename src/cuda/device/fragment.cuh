@@ -39,6 +39,11 @@ struct StLayout {
   static FLASHATTN_HD constexpr int element(int x) { return x; }
   FLASHATTN_HD constexpr int query(int x) const { return first_query + x % kStrip / 4 * 8 + x % 2; }
   static FLASHATTN_HD constexpr int key(int x) { return x / kStrip * 16 + x / 2 % 2 * 8; }
+  // The elements of a fragment of n query by query: what is computed for a query is soon used up.
+  static FLASHATTN_HD constexpr int by_query(int y, int n) {
+    const int strip = n < kStrip ? n : kStrip, rows = n / strip * 2;
+    return y % rows / 2 * strip + y / rows / 2 * 4 + y % 2 * 2 + y / rows % 2;
+  }
 };
 
 // The score of one query and key.
@@ -47,6 +52,7 @@ struct SingleLayout {
   static FLASHATTN_HD constexpr int element(int x) { return x; }
   static FLASHATTN_HD constexpr int query(int) { return 0; }
   static FLASHATTN_HD constexpr int key(int) { return 0; }
+  static FLASHATTN_HD constexpr int by_query(int y, int) { return y; }
 };
 
 // A strip, or several, as a fragment.
