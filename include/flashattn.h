@@ -255,6 +255,18 @@ enum flashattn_determinism {
   FLASHATTN_DETERMINISM_BATCH_INVARIANT = 2
 };
 
+/* What flashattn_quantize does to q and k before it rounds them, as bits. Neither changes a score
+ * in exact arithmetic but by what lse_shift says; both make the rounding errors of scores smaller. */
+enum flashattn_transform {
+  /* k minus its mean over the tokens of its sequence: the same for all keys of a query, which the
+   * softmax does not see. Not with a plan that has softcap or SINK (Zhang et al. 2024). */
+  FLASHATTN_TRANSFORM_SMOOTH_K = 1,
+  /* q and k times diag(signs) H / sqrt(n): an orthogonal matrix that spreads outliers over n
+   * elements, H being the Hadamard matrix of the largest power of two n that divides dim_qk; n is
+   * dim_qk or at least 32 (Shah et al. 2024, incoherent processing). */
+  FLASHATTN_TRANSFORM_ROTATE = 2
+};
+
 enum flashattn_log_level {
   FLASHATTN_LOG_OFF = 0,
   /* The message of every call that fails. */
@@ -291,12 +303,13 @@ typedef struct flashattn_desc {
   int32_t device_index;
   /* enum flashattn_op bits. 0: forward only. */
   uint32_t ops;
-  /* Required: enum flashattn_dtype of q and dq, and of k, v, dk and dv unless dtype_kv is set. */
+  /* Required: enum flashattn_dtype of q, and of k and v unless dtype_kv is set. F8E4M3: elements
+   * times a descale are the numbers meant; see flashattn_args. */
   int32_t dtype;
-  /* The type of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype means a quantised cache, which
-   * no backend takes yet. */
+  /* The type of k and v. 0: as dtype. F8E4M3 beside another dtype means a quantised cache. */
   int32_t dtype_kv;
-  /* Of o and dout. 0: as dtype. F32 is possible beside 16-bit inputs. */
+  /* Of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also F16, BF16
+   * and, unless ops has BACKWARD, F8E4M3. */
   int32_t dtype_o;
   /* Required: query heads, >= 1. */
   int32_t heads_q;
@@ -361,6 +374,10 @@ typedef struct flashattn_desc {
   /* Bytes of workspace that calls within the maxima may need. Kernels that need more are not
    * chosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit. */
   int64_t workspace_limit;
+  /* Of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16 beside
+   * F8E4M3, which has the range of no gradient; otherwise as dtype. */
+  int32_t dtype_grad;
+  int32_t reserved;
 } flashattn_desc;
 
 /* An array with indices b, i, h, c: see "Strides" at the top. This structure is final. */
@@ -435,8 +452,9 @@ typedef struct flashattn_args {
   flashattn_tensor block_mask;
   /* (batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key. */
   flashattn_tensor tree_bits;
-  /* (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with F8E4M3. A factor of q,
-   * which the query heads of a KV head share. NULL: 1. */
+  /* (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of
+   * q, which the query heads of a KV head share. Blocks count i from the start of a sequence, those
+   * of k and v count j. NULL: 1. */
   flashattn_tensor descale_q;
   /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
    * k. NULL: 1. */
@@ -464,11 +482,12 @@ typedef struct flashattn_args {
   flashattn_tensor dout;
   /* (batch, heads_q, seqlen_q); f32; required with DLSE. The gradient that arrives at lse. */
   const float *dlse;
-  /* (batch, seqlen_q, heads_q, dim_qk); dtype; required for backward. Written, not added to. */
+  /* (batch, seqlen_q, heads_q, dim_qk); dtype_grad; required for backward. Written, not added to.
+   * F8E4M3: of the numbers meant, which have their descale, as are dk and dv. */
   flashattn_tensor dq;
-  /* (batch, seqlen_kv, heads_kv, dim_qk); dtype; required for backward. Written. */
+  /* (batch, seqlen_kv, heads_kv, dim_qk); dtype_grad; required for backward. Written. */
   flashattn_tensor dk;
-  /* (batch, seqlen_kv, heads_kv, dim_v); dtype; required for backward. Written. */
+  /* (batch, seqlen_kv, heads_kv, dim_v); dtype_grad; required for backward. Written. */
   flashattn_tensor dv;
   /* (batch, heads_q, seqlen_q, seqlen_kv); f32; required with DBIAS. Written. A stride of 0: summed
    * over that index; summed over sequences, it is written as large as the sizes say, zeros where
@@ -483,6 +502,13 @@ typedef struct flashattn_args {
   void *parallel_user;
   /* Optional, host memory: receives the error of a call that fails. */
   flashattn_error *error;
+
+  /* (batch, heads_q); f32; optional with dtype_o F8E4M3. o is written as o * scale_o, rounded to
+   * nearest even; what is larger than 448 becomes 448. NULL: 1. */
+  flashattn_tensor scale_o;
+  /* (batch, heads_q); f32; optional with F8E4M3. Forward writes it: the largest |o|, before scale_o
+   * and rounding, for the scale of a later call. A stride of 0: the largest over that index. */
+  flashattn_tensor amax_o;
 } flashattn_args;
 
 typedef struct flashattn_merge_args {
@@ -510,6 +536,66 @@ typedef struct flashattn_merge_args {
   void *parallel_user;
   flashattn_error *error;
 } flashattn_merge_args;
+
+/* The arguments of flashattn_quantize. What is given to forward afterwards: q_out as q, k_out as k,
+ * v_out as v, and the descales. An array whose input is NULL is left out, and so is its output. */
+typedef struct flashattn_quantize_args {
+  /* Required: sizeof(flashattn_quantize_args). */
+  uint32_t struct_size;
+  /* As in flashattn_args. */
+  int32_t batch;
+  int32_t seqlen_q;
+  int32_t seqlen_kv;
+  int64_t total_q;
+  int64_t total_kv;
+  /* Required: of q, k and v: F32, F16 or BF16. */
+  int32_t dtype;
+  /* enum flashattn_transform bits. */
+  uint32_t transform;
+  /* Of the signs of ROTATE, which q and k share: element c is negated where bit c % 32 of word
+   * c / 32 % 4 is set of Philox4x32-7 with key (seed low, seed high) and counter (c / 128, 0, 0,
+   * 0). 0 otherwise. */
+  uint64_t rotation_seed;
+  /* As in flashattn_args. Rows past a length are neither read nor written. */
+  const int32_t *cu_seqlens_q;
+  const int32_t *cu_seqlens_kv;
+  const int32_t *lens_q;
+  const int32_t *lens_kv;
+  const int32_t *starts_kv;
+
+  /* (batch, seqlen_q, heads_q, dim_qk); dtype; optional. */
+  flashattn_tensor q;
+  /* (batch, seqlen_kv, heads_kv, dim_qk); dtype; optional. */
+  flashattn_tensor k;
+  /* (batch, seqlen_kv, heads_kv, dim_v); dtype; optional. */
+  flashattn_tensor v;
+  /* (batch, seqlen_q, heads_q, dim_qk); the plan's dtype; required with q. Written. Where that is
+   * not F8E4M3, beside a cache, q is only rotated. */
+  flashattn_tensor q_out;
+  /* (batch, seqlen_kv, heads_kv, dim_qk); the plan's dtype_kv; required with k. Written. */
+  flashattn_tensor k_out;
+  /* (batch, seqlen_kv, heads_kv, dim_v); the plan's dtype_kv; required with v. Written. */
+  flashattn_tensor v_out;
+  /* (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; required with q in F8E4M3. Written: the
+   * largest magnitude of the block, of the query heads that share the KV head, divided by 448; 1
+   * where that is 0. Infinities, which become 448, and NaN, which stays, do not count. */
+  flashattn_tensor descale_q;
+  /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; required with k. Written likewise. */
+  flashattn_tensor descale_k;
+  /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; required with v. Written likewise. */
+  flashattn_tensor descale_v;
+  /* (batch, heads_kv, dim_qk); f32; required with SMOOTH_K. Written: the mean of k. */
+  flashattn_tensor k_mean;
+  /* (batch, heads_q, seqlen_q); f32; optional with q, k and SMOOTH_K. Written, as lse lies: scale *
+   * q_i . k_mean, which is to be added to an lse of forward to make it that of k itself. Backward
+   * takes the lse without it. */
+  float *lse_shift;
+
+  /* As in flashattn_args. */
+  flashattn_parallel_fn parallel;
+  void *parallel_user;
+  flashattn_error *error;
+} flashattn_quantize_args;
 
 /* A device, as flashattn_device_info describes it. */
 typedef struct flashattn_device_properties {
@@ -692,6 +778,13 @@ FLASHATTN_API int32_t flashattn_args_init(flashattn_args *args, uint32_t struct_
  * INVALID_ARGUMENT: NULL, a size out of that range. */
 FLASHATTN_API int32_t flashattn_merge_args_init(flashattn_merge_args *args, uint32_t struct_size);
 
+/* Zeroes the arguments of flashattn_quantize and asks for packed strides likewise.
+ *   args          out.
+ *   struct_size   sizeof(flashattn_quantize_args) as the caller knows it, 4 to 4096.
+ * INVALID_ARGUMENT: NULL, a size out of that range. */
+FLASHATTN_API int32_t flashattn_quantize_args_init(flashattn_quantize_args *args,
+                                                   uint32_t struct_size);
+
 /* For each sequence, head and query, with the masks and the sequence's off of enum flashattn_mask:
  *     s    = scale * q_i . k_j ;  softcap: s = softcap * tanh(s / softcap)
  *     s   -= slope_h * |i + off - j| ;  s += bias[b, h, i, j]
@@ -727,6 +820,13 @@ FLASHATTN_API int32_t flashattn_backward(const flashattn_plan *plan, const flash
  * contents. */
 FLASHATTN_API int32_t flashattn_merge(const flashattn_plan *plan, const flashattn_merge_args *args,
                                       void *stream);
+
+/* Makes E4M3 of wider q, k and v: x = round(transform(x) / descale), to nearest even, a descale for
+ * each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3, gives device,
+ * heads, dims, layout and descale_block. Needs no workspace. GPUs do not compute it yet.
+ * UNSUPPORTED: such a GPU; PAGED_KV. */
+FLASHATTN_API int32_t flashattn_quantize(const flashattn_plan *plan,
+                                         const flashattn_quantize_args *args, void *stream);
 
 /* Writes which weights the plan's dropout keeps: 1 = kept, 0 = dropped. The numbers depend on
  * (seed, offset, b, h, i, j) only, not on device, tile or layout; i and j count from the start of a

@@ -78,7 +78,7 @@ def found(name: str, workers: str) -> Optional[str]:
         for some in (["-m", "smoke"], []):
             done = subprocess.run(
                 [sys.executable, "-m", "pytest", "-q", "-x", "-n", workers, "-p",
-                 "no:cacheprovider", "--rootdir", folder, "--tb=no", "-rf", *some,
+                 "no:cacheprovider", "--rootdir", folder, "--tb=no", "-rf", "--random=0", *some,
                  str(copy / "tests" / "numerics" / "test_listed.py")],
                 cwd=folder, env=environment, capture_output=True, text=True, check=False)
             if done.returncode != 0:

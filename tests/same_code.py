@@ -1,11 +1,16 @@
 """Compares the machine code of two builds, to prove that a renaming changed nothing.
 
-    python3 tests/same_code.py BEFORE AFTER [--only TEXT]
+    python3 tests/same_code.py BEFORE AFTER [--only TEXT] [--sass]
 
-BEFORE and AFTER are build folders. Objects are paired by their path in the folder, functions by
-their instructions: names, addresses and the order of functions do not count; what a function calls,
-and the constants that it reads, do. Prints a line per object, then the functions without a partner.
+BEFORE and AFTER are build folders. Objects are paired by their path in the folder, functions of the
+host by their instructions: names, addresses and the order of functions do not count; what a
+function calls, and the constants that it reads, do. Prints a line per object, then the functions
+without a partner.
 The exit status is 0 if there are none. --only: objects whose path contains TEXT.
+
+--sass: GPU kernels instead, of two libraries or of all objects of two folders, paired by
+architecture, code, registers, stack and shared memory. Says how many have a partner, and registers,
+stack and spills of those that have none. Needs NVIDIA's cuobjdump and nvdisasm.
 """
 from __future__ import annotations
 
@@ -18,7 +23,9 @@ import re
 import struct
 import subprocess
 import sys
-from typing import Counter, Dict, Iterator, List, NamedTuple, Tuple, Union
+from typing import Counter, Dict, List, NamedTuple, Tuple, Union
+
+import gpu_code
 
 ROUNDS = 4  # a function is told apart by its callees, and theirs, so many levels down
 
@@ -195,12 +202,6 @@ def digests(functions: Functions) -> Tuple[Dict[str, str], Dict[str, str]]:
     return own, known
 
 
-def demangled(names: List[str]) -> Iterator[str]:
-    done = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True,
-                          check=True)
-    return iter(done.stdout.splitlines())
-
-
 def compare(before: Functions, after: Functions) -> List[str]:
     """A line for every function that has no partner on the other side."""
     (own_a, all_a), (own_b, all_b) = digests(before), digests(after)
@@ -215,7 +216,7 @@ def compare(before: Functions, after: Functions) -> List[str]:
                 lone.append(name)
         alike = set(theirs.values())
         sizes = before if mark == "-" else after
-        for name, clear in zip(lone, demangled(lone)):
+        for name, clear in zip(lone, gpu_code.demangled(lone)):
             why = f"{len(sizes[name])} instructions"
             if own[name] in alike:
                 why = "what it calls differs"
@@ -228,13 +229,32 @@ def objects(folder: pathlib.Path, only: str) -> Dict[str, pathlib.Path]:
     return {name: path for name, path in found.items() if only in name}
 
 
+def compare_kernels(before: pathlib.Path, after: pathlib.Path, only: str) -> int:
+    """Prints what same_code.py --sass says; how many kernels have no partner."""
+    tool = gpu_code.cuobjdump()
+    found = []
+    for side in (before, after):
+        files = [side] if side.is_file() else sorted(objects(side, only).values())
+        found.append([kernel for path in files for kernel in gpu_code.kernels(path, tool)])
+        if not found[-1]:
+            raise SystemExit(f"{side}: no GPU code" + f" in an object whose path contains {only}"
+                             * side.is_dir())
+        print(gpu_code.totals(str(side), found[-1]))
+    same, lines = gpu_code.compare(*found)
+    print("\n".join([f"{same} kernels are the same, {len(lines)} differ", *lines]))
+    return len(lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=pathlib.Path)
     parser.add_argument("after", type=pathlib.Path)
     parser.add_argument("--only", default="src/", metavar="TEXT")
+    parser.add_argument("--sass", action="store_true", help="the GPU's code")
     given = parser.parse_args()
+    if given.sass:
+        return 1 if compare_kernels(given.before, given.after, given.only) else 0
     before, after = (objects(folder, given.only) for folder in (given.before, given.after))
     if not before or not after:
         parser.error(f"no object whose path contains {given.only} in one of the folders")

@@ -126,7 +126,13 @@ class Run:
         found = subprocess.run(setup, capture_output=True, text=True, check=False)
         if found.returncode:
             raise Skip((found.stderr.strip().splitlines() or ["tests/torch_setup.py failed"])[-1])
-        return self.pytest("tests/pytorch", *arguments, env=env, python=found.stdout.strip())
+        python, *transformers = found.stdout.splitlines()
+        newest, *older = [{**env, "PYTHONPATH": folder} for folder in transformers]
+        count = self.pytest("tests/pytorch", *arguments, env=newest, python=python)
+        for other in older:
+            count += self.pytest("tests/pytorch/test_torch_transformers.py", *arguments, env=other,
+                                 python=python)
+        return count
 
     def numerics(self, *arguments: str, env: Dict[str, str]) -> Count:
         """All suites have the same randomised configurations, whose truths they share."""

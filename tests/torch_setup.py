@@ -1,6 +1,7 @@
 """PyTorch for the CPU, for the tests of bindings/python/flashattn/torch.
 
-    python tests/torch_setup.py     prints a Python that imports it; makes build/venv-torch once
+    python tests/torch_setup.py     prints a Python that imports it, and folders with a version of
+                                    Transformers each; makes build/venv-torch once
 
 PyPI's PyTorch for Linux is linked against 2.5 GB of NVIDIA's libraries, which it loads when it is
 imported and never calls on a CPU. This downloads PyTorch itself (0.5 GB) and the two of those
@@ -18,7 +19,10 @@ from typing import Dict, List, NoReturn, Set, Tuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 VENV = ROOT / "build" / "venv-torch"
-LISTS = [ROOT / "tests" / f"requirements-{name}.txt" for name in ("torch", "torch-deps")]
+LISTS = [ROOT / "tests" / f"requirements-{name}.txt" for name in (
+    "torch", "torch-deps", "transformers5", "transformers4")]
+# Versions of Transformers, each in a folder of its own, to be named in PYTHONPATH.
+TRANSFORMERS = [VENV / path.stem.partition("-")[2] for path in LISTS[2:]]
 STAMP = VENV / ".installed"
 PREFIXES = ("cublas", "cudnn", "cufft", "cufile", "cusolver", "cusparse", "nccl", "nvrtc",
             "nvshmem")
@@ -91,16 +95,18 @@ def main() -> None:
         for tool in ("objdump", "nm"):
             if not shutil.which(tool):
                 skip(f"no {tool}: install binutils")
-        print("setting up once: PyTorch for the CPU (0.5 GB)", file=sys.stderr)
+        print("setting up once: PyTorch for the CPU (0.5 GB), and Transformers", file=sys.stderr)
         shutil.rmtree(VENV, ignore_errors=True)
         run(sys.executable, "-m", "venv", VENV)
         pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--retries", "1"]
         run(*pip, "--no-deps", "-r", LISTS[0])
         run(*pip, "-r", LISTS[1], "-r", ROOT / "tests" / "requirements-base.txt")
+        for path, folder in zip(LISTS[2:], TRANSFORMERS):
+            run(*pip, "--no-deps", "--no-compile", "--target", folder, "-r", path)
         write_stand_ins(next(VENV.glob("lib/python*/site-packages/torch/lib")))
         run(python, "-c", "import torch")
         STAMP.write_text(identity)
-    print(python)
+    print(python, *TRANSFORMERS, sep="\n")
 
 
 if __name__ == "__main__":

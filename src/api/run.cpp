@@ -27,13 +27,13 @@ int32_t flashattn_args_init(flashattn_args* args, uint32_t struct_size) {
   return guard("flashattn_args_init", [&](ErrorOut&) {
     using Args = flashattn_args;
     init_struct(args, "args", struct_size);
-    pack_strides(
-        args, struct_size,
-        {offsetof(Args, q), offsetof(Args, k), offsetof(Args, v), offsetof(Args, page_table),
-         offsetof(Args, bias), offsetof(Args, alibi_slopes), offsetof(Args, block_mask),
-         offsetof(Args, tree_bits), offsetof(Args, descale_q), offsetof(Args, descale_k),
-         offsetof(Args, descale_v), offsetof(Args, o), offsetof(Args, dout), offsetof(Args, dq),
-         offsetof(Args, dk), offsetof(Args, dv), offsetof(Args, dbias)});
+    pack_strides(args, struct_size,
+                 {offsetof(Args, q), offsetof(Args, k), offsetof(Args, v),
+                  offsetof(Args, page_table), offsetof(Args, bias), offsetof(Args, alibi_slopes),
+                  offsetof(Args, block_mask), offsetof(Args, tree_bits), offsetof(Args, descale_q),
+                  offsetof(Args, descale_k), offsetof(Args, descale_v), offsetof(Args, o),
+                  offsetof(Args, dout), offsetof(Args, dq), offsetof(Args, dk), offsetof(Args, dv),
+                  offsetof(Args, dbias), offsetof(Args, scale_o), offsetof(Args, amax_o)});
     return FLASHATTN_OK;
   });
 }
@@ -42,6 +42,18 @@ int32_t flashattn_merge_args_init(flashattn_merge_args* args, uint32_t struct_si
   return guard("flashattn_merge_args_init", [&](ErrorOut&) {
     init_struct(args, "args", struct_size);
     pack_strides(args, struct_size, {offsetof(flashattn_merge_args, o)});
+    return FLASHATTN_OK;
+  });
+}
+
+int32_t flashattn_quantize_args_init(flashattn_quantize_args* args, uint32_t struct_size) {
+  return guard("flashattn_quantize_args_init", [&](ErrorOut&) {
+    using Args = flashattn_quantize_args;
+    init_struct(args, "args", struct_size);
+    pack_strides(args, struct_size,
+                 {offsetof(Args, q), offsetof(Args, k), offsetof(Args, v), offsetof(Args, q_out),
+                  offsetof(Args, k_out), offsetof(Args, v_out), offsetof(Args, descale_q),
+                  offsetof(Args, descale_k), offsetof(Args, descale_v), offsetof(Args, k_mean)});
     return FLASHATTN_OK;
   });
 }
@@ -70,6 +82,15 @@ int32_t flashattn_merge(const flashattn_plan* plan, const flashattn_merge_args* 
     const flashattn_merge_args own = copy_in(args, "args");
     out.set(own.error);
     return run_merge(plan, own, stream);
+  });
+}
+
+int32_t flashattn_quantize(const flashattn_plan* plan, const flashattn_quantize_args* args,
+                           void* stream) {
+  return guard("flashattn_quantize", [&](ErrorOut& out) {
+    const flashattn_quantize_args own = copy_in(args, "args");
+    out.set(own.error);
+    return run_quantize(plan, own, stream);
   });
 }
 

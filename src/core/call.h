@@ -34,6 +34,7 @@ struct Inputs {
   const float* alibi_slopes;
   int64_t alibi_stride_batch, alibi_stride_head;
   const float* sink;
+  flashattn_tensor descale_q, descale_k, descale_v;  // stride_seq: from block to block
   const uint8_t* block_mask;
   int64_t block_mask_stride_batch, block_mask_stride_head, block_mask_stride_row;
   uint64_t rng_seed, rng_offset;
@@ -57,6 +58,7 @@ struct ForwardArgs {
   Inputs inputs;
   flashattn_tensor o;
   float* lse;
+  flashattn_tensor scale_o, amax_o;  // data NULL: 1, and not wanted
 };
 
 struct BackwardArgs {
@@ -78,6 +80,19 @@ struct MergeArgs {
   const float* const* part_lse;
   flashattn_tensor o;
   float* lse;
+};
+
+// Data NULL: not given. The plan's descales: stride_seq steps from block to block.
+struct QuantizeArgs {
+  Shape shape;
+  Inputs inputs;  // lengths, and q, k and v of type dtype
+  int32_t dtype;
+  uint32_t transform;
+  uint64_t rotation_seed;
+  flashattn_tensor q_out, k_out, v_out;
+  flashattn_tensor descale_q, descale_k, descale_v;
+  flashattn_tensor k_mean;
+  float* lse_shift;
 };
 
 }  // namespace flashattn

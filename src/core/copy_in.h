@@ -10,7 +10,8 @@
 
 namespace flashattn {
 
-// Sizes of the structures in 0.2.0, the first version whose structures later ones accept.
+// Sizes of the structures in 0.2.0, the first version whose structures later ones accept, or in the
+// version that brought them.
 template <typename Struct>
 struct FirstSize;
 template <>
@@ -19,6 +20,8 @@ template <>
 struct FirstSize<flashattn_args> : std::integral_constant<size_t, 704> {};
 template <>
 struct FirstSize<flashattn_merge_args> : std::integral_constant<size_t, 112> {};
+template <>
+struct FirstSize<flashattn_quantize_args> : std::integral_constant<size_t, 440> {};
 template <>
 struct FirstSize<flashattn_device_properties> : std::integral_constant<size_t, 48> {};
 template <>

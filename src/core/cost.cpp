@@ -51,7 +51,8 @@ int64_t operation_bytes(const Problem& problem, uint32_t op, const Shape& shape)
   const int64_t keys = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_KV)
                            ? shape.total_kv
                            : times(shape.batch, shape.seqlen_kv);
-  const int64_t in = dtype_size(problem.dtype), out = dtype_size(problem.dtype_o);
+  const int64_t in = dtype_size(problem.dtype), in_kv = dtype_size(problem.dtype_kv);
+  const int64_t out = dtype_size(problem.dtype_o), grad = dtype_size(problem.dtype_grad);
   const int64_t heads_q = problem.heads_q, heads_kv = problem.heads_kv;
   const int64_t qk = problem.dim_qk, v = problem.dim_v;
 
@@ -59,9 +60,14 @@ int64_t operation_bytes(const Problem& problem, uint32_t op, const Shape& shape)
   const auto add = [&](int64_t arrays, int64_t rows, int64_t heads, int64_t dim, int64_t element) {
     bytes = plus(bytes, times(times(times(times(rows, heads), dim), element), arrays));
   };
-  add(backward ? 2 : 1, queries, heads_q, qk, in);  // q; dq
-  add(backward ? 2 : 1, keys, heads_kv, qk, in);    // k; dk
-  add(backward ? 2 : 1, keys, heads_kv, v, in);     // v; dv
+  add(1, queries, heads_q, qk, in);   // q
+  add(1, keys, heads_kv, qk, in_kv);  // k
+  add(1, keys, heads_kv, v, in_kv);   // v
+  if (backward) {
+    add(1, queries, heads_q, qk, grad);  // dq
+    add(1, keys, heads_kv, qk, grad);    // dk
+    add(1, keys, heads_kv, v, grad);     // dv
+  }
   add(backward ? 2 : 1, queries, heads_q, v, out);  // o; dout
   if (backward || problem.has_feature(FLASHATTN_FEATURE_LSE)) add(1, queries, heads_q, 1, 4);
   if (backward && problem.has_feature(FLASHATTN_FEATURE_DLSE)) add(1, queries, heads_q, 1, 4);

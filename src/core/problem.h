@@ -10,15 +10,19 @@
 
 namespace flashattn {
 
-// A descriptor that passed validation, with every default resolved. ops, dtype_o, heads_kv, dim_v
-// and scale are never 0, nor is dtype_bias with a dense bias. Fields and bits of features that are
-// off are 0.
+// A descriptor that passed validation, with every default resolved. ops, dtype_kv, dtype_o,
+// heads_kv, dim_v and scale are never 0, nor is dtype_bias with a dense bias or dtype_grad with
+// BACKWARD. Fields and bits of features that are off are 0.
 struct Problem : flashattn_desc {
   FLASHATTN_HD bool has_op(uint32_t op) const { return (ops & op) != 0; }
   bool has_layout(uint32_t bit) const { return (layout & bit) != 0; }
   bool has_mask(uint32_t bit) const { return (mask & bit) != 0; }
   bool has_bias(uint32_t bit) const { return (bias & bit) != 0; }
   bool has_feature(uint32_t bit) const { return (features & bit) != 0; }
+
+  // Whether descales apply to k and v; to q: dtype is F8E4M3.
+  bool has_f8() const { return dtype == FLASHATTN_DTYPE_F8E4M3 || has_f8_cache(); }
+  bool has_f8_cache() const { return dtype_kv == FLASHATTN_DTYPE_F8E4M3; }
 
   // Query heads that share a KV head.
   FLASHATTN_HD int32_t q_heads_per_kv_head() const { return heads_q / heads_kv; }
@@ -47,9 +51,14 @@ FLASHATTN_HD constexpr int32_t dtype_size(int32_t dtype) {
   }
 }
 
-// A short name for names of kernels: "f32", "f16", "bf16".
+// A short name for names of kernels: "f32", "f16", "bf16", "f8".
 inline const char* dtype_label(int32_t dtype) {
-  return dtype == FLASHATTN_DTYPE_F32 ? "f32" : dtype == FLASHATTN_DTYPE_BF16 ? "bf16" : "f16";
+  switch (dtype) {
+    case FLASHATTN_DTYPE_F32: return "f32";
+    case FLASHATTN_DTYPE_BF16: return "bf16";
+    case FLASHATTN_DTYPE_F8E4M3: return "f8";
+    default: return "f16";
+  }
 }
 
 }  // namespace flashattn

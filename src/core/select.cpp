@@ -26,12 +26,14 @@ const Predicate kPredicates[] = {
                      "give the tree as a boolean bias (bias bit DENSE, dtype_bias U8)",
                      p.tree);
      }},
-    {[](const Problem& p, const Device&) { return p.dtype_kv != p.dtype; },
+    {[](const Problem& p, const Device& device) {
+       return p.dtype_kv != p.dtype && device.kind == FLASHATTN_DEVICE_CUDA;
+     },
      FLASHATTN_REASON_DTYPE_MIX, "dtype_kv",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
        std::snprintf(text, capacity,
-                     "dtype_kv = %s beside dtype = %s is computed by no backend of this version; "
-                     "convert the cache to the type of q",
+                     "dtype_kv = %s beside dtype = %s is computed by no GPU backend of this "
+                     "version, only on the CPU; convert the cache to the type of q",
                      dtype_name(p.dtype_kv), dtype_name(p.dtype));
      }},
 };

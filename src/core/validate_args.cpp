@@ -127,8 +127,6 @@ void check_unused(const Problem& problem, const flashattn_args& args) {
   const bool varlen_kv = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
   const bool paged = problem.has_layout(FLASHATTN_LAYOUT_PAGED_KV);
   const bool backward = problem.has_op(FLASHATTN_OP_BACKWARD);
-  const bool f8 =
-      problem.dtype == FLASHATTN_DTYPE_F8E4M3 || problem.dtype_kv == FLASHATTN_DTYPE_F8E4M3;
   const auto bias = [&](uint32_t bit) { return problem.has_bias(bit); };
   const auto mask = [&](uint32_t bit) { return problem.has_mask(bit); };
   const auto feature = [&](uint32_t bit) { return problem.has_feature(bit); };
@@ -150,9 +148,11 @@ void check_unused(const Problem& problem, const flashattn_args& args) {
       {"alibi_slopes", &args.alibi_slopes, bias(FLASHATTN_BIAS_ALIBI), "bias bit ALIBI"},
       {"block_mask", &args.block_mask, mask(FLASHATTN_MASK_BLOCKS), "mask bit BLOCKS"},
       {"tree_bits", &args.tree_bits, mask(FLASHATTN_MASK_TREE), "mask bit TREE"},
-      {"descale_q", &args.descale_q, f8, kF8},
-      {"descale_k", &args.descale_k, f8, kF8},
-      {"descale_v", &args.descale_v, f8, kF8},
+      {"descale_q", &args.descale_q, problem.dtype == FLASHATTN_DTYPE_F8E4M3, "dtype F8E4M3"},
+      {"descale_k", &args.descale_k, problem.has_f8_cache(), kF8},
+      {"descale_v", &args.descale_v, problem.has_f8_cache(), kF8},
+      {"scale_o", &args.scale_o, problem.dtype_o == FLASHATTN_DTYPE_F8E4M3, "dtype_o F8E4M3"},
+      {"amax_o", &args.amax_o, problem.has_f8(), kF8},
       {"dout", &args.dout, backward, kBackward},
       {"dq", &args.dq, backward, kBackward},
       {"dk", &args.dk, backward, kBackward},
@@ -245,6 +245,20 @@ void add_biases(const Problem& problem, const Shape& shape, flashattn_args* args
   }
 }
 
+void add_descales(const Problem& problem, const Shape& shape, flashattn_args* args, Inputs* in,
+                  ArrayList* arrays) {
+  const auto add = [&](const char* name, flashattn_tensor* tensor, int32_t tokens) {
+    if (!tensor->data) return flashattn_tensor{};
+    arrays->add(strided_array(name, Use::kInput, tensor,
+                              {shape.batch, problem.heads_kv, descale_blocks(problem, tokens), 1},
+                              Order::kHeads, sizeof(float)));
+    return *tensor;
+  };
+  in->descale_q = add("descale_q", &args->descale_q, shape.seqlen_q);
+  in->descale_k = add("descale_k", &args->descale_k, shape.seqlen_kv);
+  in->descale_v = add("descale_v", &args->descale_v, shape.seqlen_kv);
+}
+
 // Checks and copies the inputs that forward and backward share.
 Inputs check_inputs(const Problem& problem, bool host, const Shape& shape, flashattn_args* args,
                     ArrayList* arrays) {
@@ -261,12 +275,23 @@ Inputs check_inputs(const Problem& problem, bool host, const Shape& shape, flash
   in.q = add("q", &args->q, q, problem.heads_q, problem.dim_qk, problem.dtype);
   in.k = add("k", &args->k, kv, problem.heads_kv, problem.dim_qk, problem.dtype_kv);
   in.v = add("v", &args->v, kv, problem.heads_kv, problem.dim_v, problem.dtype_kv);
+  add_descales(problem, shape, args, &in, arrays);
   add_biases(problem, shape, args, &in, arrays);
   if (host) check_contents(problem, shape, in);
   return in;
 }
 
 }  // namespace
+
+Inputs check_lengths(const Problem& problem, bool host, flashattn_args* args, ArrayList* arrays) {
+  const Shape shape = shape_of(*args);
+  check_unused(problem, *args);
+  check_shape(problem, shape);
+  Inputs in{};
+  add_lengths(problem, shape, args, &in, arrays);
+  if (host) check_contents(problem, shape, in);
+  return in;
+}
 
 Shape shape_of(const flashattn_args& args) {
   return {args.batch, args.seqlen_q, args.seqlen_kv, args.total_q, args.total_kv};
@@ -308,6 +333,15 @@ ForwardArgs check_forward(const Problem& problem, bool host, flashattn_args args
   forward.o = args.o;
   if (lse) arrays->add(lse_array("lse", Use::kOutput, args.lse, problem, rows));
   forward.lse = args.lse;
+  const auto add = [&](const char* name, Use use, flashattn_tensor* tensor) {
+    if (!tensor->data) return flashattn_tensor{};
+    const int64_t heads = forward.shape.seqlen_q > 0 ? problem.heads_q : 0;
+    arrays->add(strided_array(name, use, tensor, {forward.shape.batch, heads, 1, 1}, Order::kHeads,
+                              sizeof(float)));
+    return *tensor;
+  };
+  forward.scale_o = add("scale_o", Use::kInput, &args.scale_o);
+  forward.amax_o = add("amax_o", Use::kSum, &args.amax_o);
   return forward;
 }
 
@@ -325,7 +359,7 @@ BackwardArgs check_backward(const Problem& problem, bool host, flashattn_args ar
     arrays->add(tensor_array(name, use, tensor, rows, heads, dim, dtype));
     return *tensor;
   };
-  const int32_t heads_q = problem.heads_q, heads_kv = problem.heads_kv, dtype = problem.dtype;
+  const int32_t heads_q = problem.heads_q, heads_kv = problem.heads_kv, dtype = problem.dtype_grad;
   const int32_t dim_qk = problem.dim_qk, dim_v = problem.dim_v, dtype_o = problem.dtype_o;
   backward.o = add("o", Use::kInput, &args.o, q, heads_q, dim_v, dtype_o);
   backward.dout = add("dout", Use::kInput, &args.dout, q, heads_q, dim_v, dtype_o);
@@ -355,67 +389,6 @@ BackwardArgs check_backward(const Problem& problem, bool host, flashattn_args ar
     backward.dsink = args.dsink;
   }
   return backward;
-}
-
-MergeArgs check_merge(const Problem& problem, flashattn_merge_args args) {
-  if (args.reserved != 0) {
-    reject(FLASHATTN_REASON_RESERVED, "reserved",
-           "reserved = %d of flashattn_merge_args must be 0; clear the structure before setting "
-           "fields",
-           args.reserved);
-  }
-  const bool varlen = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
-  // dropout_mask reads only these, so only these are checked.
-  Shape shape{};
-  shape.batch = varlen ? 0 : args.batch;
-  shape.seqlen_q = varlen ? 0 : args.seqlen_q;
-  shape.total_q = varlen ? args.total_q : 0;
-  check_shape(problem, shape);
-  if (args.parts < 1) {
-    reject(FLASHATTN_REASON_SIZE, "parts",
-           "parts = %d is below 1; set it to the number of partial results", args.parts);
-  }
-  if (args.dtype_part == FLASHATTN_DTYPE_DEFAULT) args.dtype_part = problem.dtype_o;
-  if (args.dtype_part != problem.dtype_o && args.dtype_part != FLASHATTN_DTYPE_F32) {
-    reject(FLASHATTN_REASON_DTYPE, "dtype_part",
-           "dtype_part = %d (%s) is neither the plan's dtype_o = %s nor FLASHATTN_DTYPE_F32 = %d; "
-           "use one of them, or 0 for dtype_o",
-           args.dtype_part, dtype_name(args.dtype_part), dtype_name(problem.dtype_o),
-           FLASHATTN_DTYPE_F32);
-  }
-  const Rows rows = query_rows(problem, shape);
-  const int32_t heads = problem.heads_q, dim = problem.dim_v;
-  Array o = tensor_array("o", Use::kOutput, &args.o, rows, heads, dim, problem.dtype_o);
-  Array lse = lse_array("lse", Use::kOutput, args.lse, problem, rows);
-  if (!args.lse) lse.extent[0] = 0;
-  check_array(&o);
-  check_array(&lse);
-  check_apart(o, lse);
-  const Pointer lists[] = {{"part_o", args.part_o, true, ""},
-                           {"part_lse", args.part_lse, true, ""}};
-  for (const Pointer& list : lists) {
-    if (list.data) continue;
-    reject(FLASHATTN_REASON_NULL_POINTER, list.field,
-           "%s is NULL; give a host array with one entry for each of the %d parts", list.field,
-           args.parts);
-  }
-  for (int32_t p = 0; p < args.parts; ++p) {
-    flashattn_tensor tensor = args.part_o[p];
-    Array part_o = tensor_array("part_o", Use::kInput, &tensor, rows, heads, dim, args.dtype_part);
-    Array part_lse = lse_array("part_lse", Use::kInput, args.part_lse[p], problem, rows);
-    part_o.index = part_lse.index = p;
-    check_array(&part_o);
-    check_array(&part_lse);
-    const bool in_place = part_o.data == o.data && args.dtype_part == problem.dtype_o &&
-                          tensor.stride_batch == args.o.stride_batch &&
-                          tensor.stride_head == args.o.stride_head &&
-                          tensor.stride_seq == args.o.stride_seq;
-    if (!in_place) check_apart(o, part_o);
-    if (part_lse.data != lse.data) check_apart(lse, part_lse);
-    check_apart(o, part_lse);
-    check_apart(lse, part_o);
-  }
-  return {shape, args.parts, args.dtype_part, args.part_o, args.part_lse, args.o, args.lse};
 }
 
 ForwardArgs check_dropout_mask(const Problem& problem, const flashattn_args& args,

@@ -23,8 +23,20 @@ BackwardArgs check_backward(const Problem& problem, bool host, flashattn_args ar
 // Checks everything, overlaps included. part_o is the caller's memory, so its strides stay as
 // given; resolve_strides() gives the strides to use.
 MergeArgs check_merge(const Problem& problem, flashattn_merge_args args);
+QuantizeArgs check_quantize(const Problem& problem, bool host, flashattn_quantize_args args);
 ForwardArgs check_dropout_mask(const Problem& problem, const flashattn_args& args,
                                const uint8_t* keep);
+
+// The blocks of tokens that have a descale.
+inline int64_t descale_blocks(const Problem& problem, int32_t tokens) {
+  return problem.descale_block > 0 ? ceil_div(tokens, problem.descale_block) : tokens > 0;
+}
+
+// The elements that ROTATE mixes: the largest power of two that divides dim.
+inline int32_t hadamard_size(int32_t dim) { return dim & -dim; }
+
+// Checks the sizes and lengths alone of a call without pages.
+Inputs check_lengths(const Problem& problem, bool host, flashattn_args* args, ArrayList* arrays);
 
 // Checks the values of lengths and page numbers in host memory (validate_contents.cpp).
 void check_contents(const Problem& problem, const Shape& shape, const Inputs& inputs);

@@ -62,6 +62,8 @@ void check_choices(const flashattn_desc& desc) {
        "a type of k and v", "use FLASHATTN_DTYPE_F8E4M3 = 4 for a cache, or 0 for the type of q"},
       {"dtype_o", desc.dtype_o, FLASHATTN_DTYPE_DEFAULT, FLASHATTN_DTYPE_F8E4M3, kDtype,
        "a type of o", "use FLASHATTN_DTYPE_F32 = 1, or 0 for the type of q"},
+      {"dtype_grad", desc.dtype_grad, FLASHATTN_DTYPE_DEFAULT, FLASHATTN_DTYPE_BF16, kDtype,
+       "a type of dq, dk and dv", "use FLASHATTN_DTYPE_F32 = 1, F16 = 2 or BF16 = 3, or 0"},
       {"dtype_bias", desc.dtype_bias, FLASHATTN_DTYPE_DEFAULT, FLASHATTN_DTYPE_U8, kDtype,
        "a type of the dense bias",
        "use FLASHATTN_DTYPE_F32 = 1, F16 = 2 or BF16 = 3, U8 = 5 for a boolean mask, or 0 for the "
@@ -186,9 +188,10 @@ void check_dependents(const Problem& p) {
       {"block_kv", p.block_kv, blocks, true, kMask, "mask bit FLASHATTN_MASK_BLOCKS"},
       {"tree", p.tree, p.has_mask(FLASHATTN_MASK_TREE), true, kMask,
        "mask bit FLASHATTN_MASK_TREE"},
-      {"descale_block", p.descale_block,
-       p.dtype == FLASHATTN_DTYPE_F8E4M3 || p.dtype_kv == FLASHATTN_DTYPE_F8E4M3, false,
-       FLASHATTN_REASON_DTYPE, "dtype or dtype_kv FLASHATTN_DTYPE_F8E4M3"},
+      {"descale_block", p.descale_block, p.has_f8(), false, FLASHATTN_REASON_DTYPE,
+       "dtype or dtype_kv FLASHATTN_DTYPE_F8E4M3"},
+      {"dtype_grad", p.dtype_grad, p.has_op(FLASHATTN_OP_BACKWARD), false, FLASHATTN_REASON_OP,
+       "op bit FLASHATTN_OP_BACKWARD"},
       {"dtype_bias", p.dtype_bias, p.has_bias(FLASHATTN_BIAS_DENSE), false, FLASHATTN_REASON_BIAS,
        "bias bit FLASHATTN_BIAS_DENSE"},
       {"max_total_q", p.max_total_q, p.has_layout(FLASHATTN_LAYOUT_VARLEN_Q), false,
@@ -246,6 +249,9 @@ void check_conflicts(const Problem& p) {
       {dbias && p.dtype_bias == FLASHATTN_DTYPE_U8, FLASHATTN_REASON_BIAS, "features",
        "features has DBIAS, but a boolean mask (dtype_bias U8) has no gradient; clear DBIAS or use "
        "a bias of floats"},
+      {backward && p.dtype_o == FLASHATTN_DTYPE_F8E4M3, FLASHATTN_REASON_DTYPE_MIX, "dtype_o",
+       "dtype_o is F8E4M3, but ops has BACKWARD, which reads o and dout in more bits; set F32, F16 "
+       "or BF16"},
       {p.has_feature(FLASHATTN_FEATURE_DSINK) && !p.has_feature(FLASHATTN_FEATURE_SINK),
        FLASHATTN_REASON_SINK, "features",
        "features has DSINK, but not SINK; add that or clear DSINK"},
@@ -276,17 +282,18 @@ void check_dropout_step(const Problem& p) {
   }
 }
 
-// Whether o may have this type: the type of q, F32, or a 16-bit type if the inputs have 8 bits.
+// Whether o may have this type: the type of q, F32, or any if inputs have 8 bits.
 bool output_type_fits(const Problem& p) {
-  return p.dtype_o == p.dtype || p.dtype_o == FLASHATTN_DTYPE_F32 ||
-         (p.dtype == FLASHATTN_DTYPE_F8E4M3 &&
-          (p.dtype_o == FLASHATTN_DTYPE_F16 || p.dtype_o == FLASHATTN_DTYPE_BF16));
+  return p.dtype_o == p.dtype || p.dtype_o == FLASHATTN_DTYPE_F32 || p.has_f8();
 }
 
 void resolve_defaults(Problem* p) {
   if (p->ops == 0) p->ops = FLASHATTN_OP_FORWARD;
   if (p->dtype_kv == FLASHATTN_DTYPE_DEFAULT) p->dtype_kv = p->dtype;
   if (p->dtype_o == FLASHATTN_DTYPE_DEFAULT) p->dtype_o = p->dtype;
+  if (p->dtype_grad == FLASHATTN_DTYPE_DEFAULT && p->has_op(FLASHATTN_OP_BACKWARD)) {
+    p->dtype_grad = p->dtype == FLASHATTN_DTYPE_F8E4M3 ? p->dtype_o : p->dtype;
+  }
   if (p->heads_kv == 0) p->heads_kv = p->heads_q;
   if (p->dim_v == 0) p->dim_v = p->dim_qk;
   if (p->scale == 0) p->scale = static_cast<float>(1 / std::sqrt(static_cast<double>(p->dim_qk)));
@@ -314,6 +321,11 @@ const char* dtype_name(int32_t dtype) {
 Problem make_problem(const flashattn_desc& desc) {
   Problem p;
   static_cast<flashattn_desc&>(p) = desc;
+  if (p.reserved != 0) {
+    reject(FLASHATTN_REASON_RESERVED, "reserved",
+           "reserved = %d of flashattn_desc must be 0; clear the structure before setting fields",
+           p.reserved);
+  }
   check_bits(p);
   check_choices(p);
   check_ranges(p);
@@ -332,6 +344,11 @@ Problem make_problem(const flashattn_desc& desc) {
            "dtype_kv = %s does not go with dtype = %s; use %s, or FLASHATTN_DTYPE_F8E4M3 for a "
            "cache",
            dtype_name(p.dtype_kv), dtype_name(p.dtype), dtype_name(p.dtype));
+  }
+  if (p.dtype_grad != FLASHATTN_DTYPE_DEFAULT && p.dtype_grad != p.dtype && !p.has_f8()) {
+    reject(FLASHATTN_REASON_DTYPE_MIX, "dtype_grad",
+           "dtype_grad = %s does not go with dtype = %s, whose gradients have its type; use 0",
+           dtype_name(p.dtype_grad), dtype_name(p.dtype));
   }
   if (!output_type_fits(p)) {
     const bool wide = p.dtype == FLASHATTN_DTYPE_F32;

@@ -18,7 +18,7 @@ constexpr int32_t kPvSubtiles = 4;
 // Whether a problem uses this mainloop. It depends on the problem alone, and so do the subtiles of
 // all rows.
 FLASHATTN_INLINE bool uses_amx_mainloop(const Problem& problem) {
-  return kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16 && problem.dim_qk % 32 == 0 &&
+  return kHasAmx && inputs_are_bf16(problem) && problem.dim_qk % 32 == 0 &&
          problem.dim_v % 32 == 0 && problem.softcap == 0 && problem.bias == 0 &&
          problem.dropout == 0 && problem.scale >= 0;
 }

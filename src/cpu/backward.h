@@ -53,7 +53,7 @@ class BackwardTile : private KvTile {
         query_tile(head, queries, tile);
       });
     }
-    const int32_t size = dtype_size(problem_.dtype);
+    const int32_t size = dtype_size(problem_.dtype_grad);
     const TokenRows dk = rows_of(job_.args->dk, size, b_, kv_head_, sequence_.offset_kv);
     const TokenRows dv = rows_of(job_.args->dv, size, b_, kv_head_, sequence_.offset_kv);
     store_gradient(dk, scratch_.dk, scratch_.qk_columns, problem_.scale, problem_.dim_qk);
@@ -78,7 +78,7 @@ class BackwardTile : private KvTile {
     bool packed = false;
     for_each_active_columns(head, queries, [&](Interval columns) {
       if (!packed) {
-        pack_b_transposed<kCompute>(kv(in_.k), keys_, problem_.dim_qk, problem_.dtype, scratch_.kt);
+        pack_b_transposed<kCompute>(k(), keys_, problem_.dim_qk, problem_.dtype_kv, scratch_.kt);
         pack_both(q(head), queries, problem_.dim_qk, problem_.dtype, scratch_.q_a,
                   scratch_.qk_words, scratch_.q_k);
       }
@@ -95,10 +95,9 @@ class BackwardTile : private KvTile {
 
  private:
   void pack_keys() {
-    pack_b_transposed<kCompute>(kv(in_.k), keys_, problem_.dim_qk, problem_.dtype, scratch_.kt);
-    pack_b_transposed<kCompute>(kv(in_.v), keys_, problem_.dim_v, problem_.dtype, scratch_.vt);
-    pack_b<kCompute>(kv(in_.k), keys_, problem_.dim_qk, problem_.dtype, scratch_.k,
-                     scratch_.kv_panel);
+    pack_b_transposed<kCompute>(k(), keys_, problem_.dim_qk, problem_.dtype_kv, scratch_.kt);
+    pack_b_transposed<kCompute>(v(), keys_, problem_.dim_v, problem_.dtype_kv, scratch_.vt);
+    pack_b<kCompute>(k(), keys_, problem_.dim_qk, problem_.dtype_kv, scratch_.k, scratch_.kv_panel);
   }
 
   // Calls body(columns) for each range of columns that some query needs. Rows of one Q tile whose
@@ -157,9 +156,9 @@ class BackwardTile : private KvTile {
     if (empty) clear(dq, int64_t{rows} * scratch_.qk_columns);
     if (kv_tile_ == last) {
       const TokenRows out =
-          rows_of(job_.args->dq, dtype_size(problem_.dtype), b_, head, sequence_.offset_q);
+          rows_of(job_.args->dq, dtype_size(problem_.dtype_grad), b_, head, sequence_.offset_q);
       for (int32_t r = 0; r < rows; ++r) {
-        store_row(out.row(queries.begin + r), problem_.dtype,
+        store_row(out.row(queries.begin + r), problem_.dtype_grad,
                   dq + static_cast<int64_t>(r) * scratch_.qk_columns, problem_.scale,
                   problem_.dim_qk);
       }
@@ -397,7 +396,7 @@ class BackwardTile : private KvTile {
       store_columns(out, keys_, sum, scratch_.tile_kv, factor, dim);
     } else {
       for (int32_t j = keys_.begin; j < keys_.end; ++j, sum += columns) {
-        store_row(out.row(j), problem_.dtype, sum, factor, dim);
+        store_row(out.row(j), problem_.dtype_grad, sum, factor, dim);
       }
     }
   }

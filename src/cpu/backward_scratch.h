@@ -9,8 +9,7 @@
 namespace flashattn::cpu::FLASHATTN_ISA {
 
 FLASHATTN_INLINE bool backward_is_bf16(const Problem& problem) {
-  return kHasBf16Dot && problem.dtype == FLASHATTN_DTYPE_BF16 &&
-         problem.dtype_o == FLASHATTN_DTYPE_BF16;
+  return kHasBf16Dot && inputs_are_bf16(problem) && problem.dtype_o == FLASHATTN_DTYPE_BF16;
 }
 
 // On tile registers dk and dv have the keys as columns. P and dS, in pairs of queries, are then B

@@ -80,10 +80,10 @@ void backward_prepare_task(const BackwardJob& job, int64_t task, char* scratch) 
   if (large) recompute_bases<kCompute>(job, b, head, tile, scratch);
   const KeySpan span = key_span(problem.mask_rule(), queries, sequence.len);
   if (span.any.begin >= span.any.end) {
-    const TokenRows dq = rows_of(args.dq, dtype_size(problem.dtype), b, head, sequence.offset_q);
+    const int32_t grad_size = dtype_size(problem.dtype_grad);
+    const TokenRows dq = rows_of(args.dq, grad_size, b, head, sequence.offset_q);
     for (int32_t i = queries.begin; i < queries.end; ++i) {
-      __builtin_memset(dq.row(i), 0,
-                       static_cast<size_t>(problem.dim_qk) * dtype_size(problem.dtype));
+      __builtin_memset(dq.row(i), 0, static_cast<size_t>(problem.dim_qk) * grad_size);
     }
   }
   if (args.dbias && !job.dbias_is_reduced) {

@@ -128,6 +128,22 @@ void direct_qk_rows(const uint32_t* q, int32_t q_words, KvSubtile& subtile, int3
       }
     };
     int32_t u = 0;
+    if constexpr (kDtype == FLASHATTN_DTYPE_F8E4M3) {
+      // Two vectors of bytes are widened at once.
+      for (; u + kWidth < whole; u += 2 * kWidth) {
+#pragma GCC unroll 16
+        for (int k = 0; k < kKeys; ++k) {
+          Floats key[2];
+          load_f8_pair(subtile.row[n + k] + u, &key[0], &key[1]);
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) {
+            Floats& sum = sums[r * kKeys + k];
+            sum += as_floats(load_words(q + r * q_words + u)) * key[0];
+            sum += as_floats(load_words(q + r * q_words + u + kWidth)) * key[1];
+          }
+        }
+      }
+    }
     for (; u < whole; u += kWidth) add(u, INT32_MAX);
     if (u < words) add(u, dim);
     subtile.prefetch();
@@ -165,6 +181,14 @@ void direct_pv_columns(const uint32_t* p, int64_t p_stride, KvSubtile& subtile, 
           interleave(load_words(first + (column + v * kWidth) * 2),
                      load_words(second + (column + v * kWidth) * 2), &value[v], &value[v + 1]);
         }
+      } else if constexpr (kDtype == FLASHATTN_DTYPE_F8E4M3 && kVectors % 2 == 0 && kWhole) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; v += 2) {
+          Floats pair[2];
+          load_f8_pair(first + column + v * kWidth, &pair[0], &pair[1]);
+          value[v] = as_words(pair[0]);
+          value[v + 1] = as_words(pair[1]);
+        }
       } else {
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
@@ -189,11 +213,34 @@ void direct_pv_columns(const uint32_t* p, int64_t p_stride, KvSubtile& subtile, 
   }
 }
 
+// Vectors of columns at once. Few rows of bytes, which memory delivers fastest, would wait for the
+// sums of one panel.
+template <int32_t kDtype, int kRows>
+constexpr int kPvVectors =
+    kDtype == FLASHATTN_DTYPE_F8E4M3 && kRows <= 2 && kPanelVectors == 2 ? 2 * kPanelVectors
+                                                                         : kPanelVectors;
+
+// The calls of direct_pv_columns for all columns.
+template <int32_t kDtype, int kRows>
+FLASHATTN_INLINE int32_t pv_column_steps(int32_t dim) {
+  constexpr int32_t kWide = kPvVectors<kDtype, kRows> * kWidth;
+  const int32_t left = dim % kWide, whole = dim / kWide;
+  if (kWide == kPanel) return whole + (left + kWidth - 1) / kWidth;
+  return whole + left / kPanel + (left % kPanel + kWidth - 1) / kWidth;
+}
+
 // Does so for all columns.
 template <Compute kCompute, int32_t kDtype, int kRows>
 void direct_pv_rows(const uint32_t* p, int64_t p_stride, KvSubtile& subtile, int32_t words,
                     int32_t dim, float* o, int64_t o_stride) {
   int32_t column = 0;
+  if constexpr (kPvVectors<kDtype, kRows> != kPanelVectors) {
+    constexpr int32_t kWide = kPvVectors<kDtype, kRows> * kWidth;
+    for (; column + kWide <= dim; column += kWide) {
+      direct_pv_columns<kCompute, kDtype, kRows, kPvVectors<kDtype, kRows>, true>(
+          p, p_stride, subtile, words, column, dim, o, o_stride);
+    }
+  }
   for (; column + kPanel <= dim; column += kPanel) {
     direct_pv_columns<kCompute, kDtype, kRows, kPanelVectors, true>(p, p_stride, subtile, words,
                                                                     column, dim, o, o_stride);
@@ -214,12 +261,12 @@ FLASHATTN_INLINE void for_each_row_block(int32_t rows, Body body) {
   if (row < rows) body(row, std::integral_constant<int, 1>{});
 }
 
-// s[r][n - range.begin] = q[r] . key n for the keys `range`. The queries of the heads, `rows` each,
-// lie one behind the other.
+// s[r][n - range.begin] = q[r] . key n for the keys `range`, in units of kUnit. The queries of the
+// heads, `rows` each, lie one behind the other.
 template <Compute kCompute>
 void direct_qk(const KvCacheHeads& keys, Interval range, int32_t dim, int32_t dtype,
                const uint32_t* q, int32_t q_words, int32_t rows, float* s, int64_t s_stride) {
-  with_dtype(dtype, [&](auto tag) {
+  with_operand_dtype<kCompute>(dtype, [&](auto tag) {
     for_each_subtile(keys, range, [&](int32_t head, int32_t n, int32_t count, KvSubtile& subtile) {
       const int64_t first = int64_t{head} * rows;
       for_each_row_block<kScoreRows>(rows, [&](int32_t row, auto block) {
@@ -234,11 +281,11 @@ void direct_qk(const KvCacheHeads& keys, Interval range, int32_t dim, int32_t dt
   });
 }
 
-// o[r] += p[r] . values of the keys `range`, which starts with a whole word.
+// o[r] += p[r] . values of the keys `range`, which starts with a whole word, in units of kUnit.
 template <Compute kCompute>
 void direct_pv(const KvCacheHeads& values, Interval range, int32_t dim, int32_t dtype,
                const uint32_t* p, int64_t p_stride, int32_t rows, float* o, int64_t o_stride) {
-  with_dtype(dtype, [&](auto tag) {
+  with_operand_dtype<kCompute>(dtype, [&](auto tag) {
     for_each_subtile(
         values, range, [&](int32_t head, int32_t n, int32_t count, KvSubtile& subtile) {
           const int32_t words = (count + kWordElements<kCompute> - 1) / kWordElements<kCompute>;
@@ -247,8 +294,9 @@ void direct_pv(const KvCacheHeads& values, Interval range, int32_t dim, int32_t 
           if (count % kWordElements<kCompute> != 0) subtile.row[count] = kZeroRow;
           const int64_t first = int64_t{head} * rows;
           for_each_row_block<kMicroKernelRows>(rows, [&](int32_t row, auto block) {
-            const int32_t panels = dim / kPanel + (dim % kPanel + kWidth - 1) / kWidth;
-            subtile.plan_prefetch((words + kPrefetchWords - 1) / kPrefetchWords * panels,
+            const int32_t steps =
+                pv_column_steps<decltype(tag)::value, decltype(block)::value>(dim);
+            subtile.plan_prefetch((words + kPrefetchWords - 1) / kPrefetchWords * steps,
                                   head * rows + row + decltype(block)::value, values.heads * rows);
             direct_pv_rows<kCompute, decltype(tag)::value, decltype(block)::value>(
                 p + (first + row) * p_stride + (n - range.begin) / kWordElements<kCompute>,

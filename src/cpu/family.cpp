@@ -10,19 +10,7 @@ namespace {
 
 constexpr int32_t kMaxDim = 512;
 
-bool is_float(int32_t dtype) {
-  return dtype == FLASHATTN_DTYPE_F32 || dtype == FLASHATTN_DTYPE_F16 ||
-         dtype == FLASHATTN_DTYPE_BF16;
-}
-
 const Predicate kPredicates[] = {
-    {[](const Problem& p, const Device&) { return !is_float(p.dtype); }, FLASHATTN_REASON_DTYPE,
-     "dtype",
-     [](const Problem& p, const Device&, char* text, size_t capacity) {
-       std::snprintf(text, capacity,
-                     "dtype = %s is not computed on the CPU; convert to F32, F16 or BF16",
-                     dtype_name(p.dtype));
-     }},
     {[](const Problem& p, const Device&) { return p.dim_qk > kMaxDim; },
      FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",
      [](const Problem& p, const Device&, char* text, size_t capacity) {

@@ -48,10 +48,9 @@ class ForwardBlock {
     const Problem& problem = block_.problem;
     const int32_t count = block_.queries.end - block_.queries.begin;
     for (int32_t row = 0; row < block_.rows; row += count) {
-      pack_a<kCompute>(rows_of(block_.in.q, dtype_size(problem.dtype), block_.b,
-                               block_.first_head + row / count, block_.sequence.offset_q),
-                       block_.queries, problem.dim_qk, problem.dtype,
-                       scratch_.q + static_cast<int64_t>(row) * scratch_.q_words, scratch_.q_words);
+      pack_a<kCompute>(block_.q(block_.first_head + row / count), block_.queries, problem.dim_qk,
+                       problem.dtype, scratch_.q + static_cast<int64_t>(row) * scratch_.q_words,
+                       scratch_.q_words);
     }
   }
 

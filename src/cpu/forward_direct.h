@@ -31,11 +31,12 @@ class DirectKv {
       fill(s, tile.columns.begin, read.begin - first, 0.0f);
       fill(s, read.end - first, tile.columns.end, 0.0f);
     }
-    direct_qk<kCompute>(cache(block_.in.k, block_.problem.dim_qk), read, block_.problem.dim_qk,
-                        block_.problem.dtype,
+    float* s = scratch_.s + (read.begin - first);
+    direct_qk<kCompute>(cache(block_.k(), block_.in.k.stride_head, block_.problem.dim_qk), read,
+                        block_.problem.dim_qk, block_.problem.dtype_kv,
                         scratch_.q + static_cast<int64_t>(tile.row) * scratch_.q_words,
-                        scratch_.q_words, tile.rows() / block_.kv_heads,
-                        scratch_.s + (read.begin - first), scratch_.score_columns);
+                        scratch_.q_words, tile.rows() / block_.kv_heads, s, scratch_.score_columns);
+    if (has_units()) multiply_by_units(block_.in.descale_k, read, tile.rows(), s);
   }
 
   // O += P V.
@@ -50,15 +51,22 @@ class DirectKv {
     if (!tile.full) {
       __builtin_memcpy(saved, o, sizeof(float) * static_cast<size_t>(rows * columns));
     }
-    direct_pv<kCompute>(
-        cache(block_.in.v, block_.problem.dim_v), read, block_.problem.dim_v, block_.problem.dtype,
-        scratch_.p + (read.begin - tile.keys.begin) / kWordElements<kCompute>,
-        scratch_.score_columns / kWordElements<kCompute>, head_rows, o, scratch_.v_columns);
+    uint32_t* p = scratch_.p + (read.begin - tile.keys.begin) / kWordElements<kCompute>;
+    if (has_units()) {
+      multiply_by_units(block_.in.descale_v, read, rows, reinterpret_cast<float*>(p));
+    }
+    direct_pv<kCompute>(cache(block_.v(), block_.in.v.stride_head, block_.problem.dim_v), read,
+                        block_.problem.dim_v, block_.problem.dtype_kv, p,
+                        scratch_.score_columns / kWordElements<kCompute>, head_rows, o,
+                        scratch_.v_columns);
     if (tile.full) return;
     for (int32_t r = 0; r < rows; ++r, o += columns, saved += columns) {
       if (all_finite(o, columns)) continue;
       __builtin_memcpy(o, saved, sizeof(float) * static_cast<size_t>(columns));
-      softmax_.add_pv_nonzero_rows(tile, o, r, 1, r / head_rows, read);
+      TokenRows values = block_.v(r / head_rows);
+      static const float kPerUnit = 1 / kF8Unit;
+      if (has_units()) values.descales = {&kPerUnit, 0, 1};  // the weights hold both
+      softmax_.add_pv_nonzero_rows(tile, o, r, 1, values, read);
     }
   }
 
@@ -68,9 +76,40 @@ class DirectKv {
     return {tile.visible.begin - (tile.visible.begin - tile.keys.begin) % kWidth, tile.visible.end};
   }
 
-  FLASHATTN_INLINE KvCacheHeads cache(const flashattn_tensor& t, int32_t dim) const {
-    const int32_t size = dtype_size(block_.problem.dtype);
-    return {block_.kv(t), t.stride_head * size, block_.kv_heads, dim * size, block_.keys.end};
+  FLASHATTN_INLINE KvCacheHeads cache(const TokenRows& rows, int64_t stride_head,
+                                      int32_t dim) const {
+    const int32_t size = dtype_size(block_.problem.dtype_kv);
+    return {rows, stride_head * size, block_.kv_heads, dim * size, block_.keys.end};
+  }
+
+  // Whether K and V are E4M3: the unit of a key, with its descale, then multiplies its scores and
+  // weights, of which there are fewer than elements.
+  FLASHATTN_INLINE bool has_units() const {
+    return kCompute == Compute::kF32 && block_.problem.dtype_kv == FLASHATTN_DTYPE_F8E4M3;
+  }
+
+  // x[r][j - keys.begin] *= unit of key j, r < rows. A weight of 0 stays 0 whatever the descale.
+  void multiply_by_units(const flashattn_tensor& descales, Interval keys, int32_t rows,
+                         float* x) const {
+    const int32_t head_rows = rows / block_.kv_heads, count = keys.end - keys.begin;
+    float units[kDirectKeys + kWidth];
+    for (int32_t r = 0; r < rows; ++r, x += scratch_.score_columns) {
+      if (r % head_rows == 0) {
+        const Descales head =
+            descales_of(block_.problem, descales, block_.b, block_.kv_head + r / head_rows);
+        for (int32_t j = keys.begin; j < keys.end;) {
+          const int64_t next = (int64_t{j / head.block} + 1) * head.block;
+          const int32_t end = head.data ? clamp_index(next, keys.end) : keys.end;
+          fill(units, j - keys.begin, end - keys.begin, kF8Unit * head.of(j));
+          j = end;
+        }
+        fill(units, count, round_up(count, kWidth), 1.0f);
+      }
+      for (int32_t c = 0; c < count; c += kWidth) {
+        const Floats before = load(x + c);
+        store(x + c, select(before == 0.0f, before, before * load(units + c)));
+      }
+    }
   }
 
   const QBlock& block_;

@@ -48,7 +48,7 @@ class PackedKv {
     float* o = scratch_.o + static_cast<int64_t>(tile.row) * scratch_.v_columns;
     // A weight of 0 must not meet an infinity or a NaN.
     if (!finite_ && !tile.full) {
-      return softmax_.add_pv_nonzero_rows(tile, o, 0, rows, 0, tile.visible);
+      return softmax_.add_pv_nonzero_rows(tile, o, 0, rows, block_.v(), tile.visible);
     }
     const int32_t step = tile.full ? rows : kMicroTileRows<kCompute>;
     for (int32_t r = 0; r < rows; r += step) {
@@ -91,9 +91,8 @@ class PackedKv {
   // Returns whether all values are finite.
   bool pack_tile(Interval keys) const {
     const Problem& problem = block_.problem;
-    pack_b_transposed<kCompute>(block_.kv(block_.in.k), keys, problem.dim_qk, problem.dtype,
-                                scratch_.k);
-    const bool finite = pack_b<kCompute>(block_.kv(block_.in.v), keys, problem.dim_v, problem.dtype,
+    pack_b_transposed<kCompute>(block_.k(), keys, problem.dim_qk, problem.dtype_kv, scratch_.k);
+    const bool finite = pack_b<kCompute>(block_.v(), keys, problem.dim_v, problem.dtype_kv,
                                          scratch_.v, scratch_.v_panel);
     if (scratch_.amx_mainloop) scratch_.clear_values(keys.end - keys.begin);
     return finite;

@@ -11,7 +11,7 @@ namespace flashattn::cpu::FLASHATTN_ISA {
 // a small part of the work.
 inline Tiling forward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
-  if (kHasAmx && problem.dtype == FLASHATTN_DTYPE_BF16) {  // two tile registers high
+  if (kHasAmx && inputs_are_bf16(problem)) {  // two tile registers high
     // Packed keys are shared. Queries and O shall also stay in the L2 cache.
     const int32_t rows = dim <= 256 ? 512 : 256;
     if (uses_amx_mainloop(problem)) {

@@ -152,6 +152,11 @@ struct BackwardJob {
   }
 };
 
+// The element of a head in an array (batch, heads).
+FLASHATTN_HD float* head_entry(const flashattn_tensor& t, int32_t b, int32_t head) {
+  return static_cast<float*>(t.data) + b * t.stride_batch + head * t.stride_head;
+}
+
 // Merges rows of partial results: of a split forward pass, or the caller's parts.
 struct MergeJob {
   int32_t parts;
@@ -177,6 +182,19 @@ struct MergeRow {
   ScoreUnit unit;  // of m, or of the caller's lse
   float sink;      // that no part has seen; -infinity: none
   void* out;
+  float scale = 1;        // of what is written
+  float* amax = nullptr;  // is raised to the largest magnitude before scale; may be NULL
+};
+
+// One of q, k and v to be quantised. A task: the blocks that hold some tokens of the heads that
+// share a KV head of a sequence.
+struct QuantizeJob {
+  const Problem* problem;
+  const QuantizeArgs* args;
+  flashattn_tensor in, out, descale;
+  bool is_q, is_k;
+  int32_t heads, dim, dtype_out;  // heads: of a KV head
+  int32_t task_tokens;            // whole blocks
 };
 
 // The kernels of one instruction set.
@@ -198,6 +216,9 @@ struct Kernels {
   void (*backward_dsink)(const BackwardJob&, int64_t task, char* scratch);
   // Writes one row and returns its lse.
   float (*merge_row)(const MergeJob&, const MergeRow&);
+  // Writes the mean of the keys of a head.
+  void (*k_mean)(const QuantizeArgs&, const Problem&, int32_t b, int32_t kv_head);
+  void (*quantize)(const QuantizeJob&, int32_t b, int32_t kv_head, int32_t first_token);
   // Writes keep[j], j in [0, keys), of one row i.
   void (*dropout_row)(uint64_t seed, uint64_t offset, uint32_t threshold, uint32_t head, int32_t i,
                       int32_t keys, uint8_t* keep);

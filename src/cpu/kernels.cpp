@@ -4,6 +4,7 @@
 #include "cpu/backward_tasks.h"
 #include "cpu/forward.h"
 #include "cpu/merge.h"
+#include "cpu/quantize.h"
 
 #define FLASHATTN_TEXT_OF(name) #name
 #define FLASHATTN_TEXT(name) FLASHATTN_TEXT_OF(name)
@@ -25,9 +26,7 @@ namespace {
 
 constexpr Compute kCompute = kHasBf16Dot ? Compute::kBf16Pairs : Compute::kF32;
 
-bool forward_is_own(const Problem& problem) {
-  return !kHasBf16Dot || problem.dtype == FLASHATTN_DTYPE_BF16;
-}
+bool forward_is_own(const Problem& problem) { return !kHasBf16Dot || inputs_are_bf16(problem); }
 
 bool backward_is_own(const Problem& problem) { return !kHasBf16Dot || backward_is_bf16(problem); }
 
@@ -91,6 +90,8 @@ constexpr Kernels kKernels = {
     backward_dbias,
     backward_dsink,
     merge_row,
+    k_mean,
+    quantize_task,
     dropout_row,
 };
 

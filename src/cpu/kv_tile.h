@@ -40,11 +40,14 @@ class KvTile {
     }
   }
 
-  FLASHATTN_INLINE TokenRows kv(const flashattn_tensor& t) const {
-    return rows_of(t, dtype_size(problem_.dtype), b_, kv_head_, sequence_.offset_kv);
+  FLASHATTN_INLINE TokenRows k() const {
+    return k_rows(problem_, in_, b_, kv_head_, sequence_.offset_kv);
+  }
+  FLASHATTN_INLINE TokenRows v() const {
+    return v_rows(problem_, in_, b_, kv_head_, sequence_.offset_kv);
   }
   FLASHATTN_INLINE TokenRows q(int32_t head) const {
-    return rows_of(in_.q, dtype_size(problem_.dtype), b_, head, sequence_.offset_q);
+    return q_rows(problem_, in_, b_, head, sequence_.offset_q);
   }
   FLASHATTN_INLINE TokenRows dout(int32_t head) const {
     return rows_of(job_.args->dout, dtype_size(problem_.dtype_o), b_, head, sequence_.offset_q);
@@ -53,11 +56,11 @@ class KvTile {
   // What is packed before the work on queries of a head, and on keys.
   void plan_prefetch(int32_t head, Interval queries, Interval keys,
                      RowPrefetch (&prefetch)[4]) const {
-    const int32_t size = dtype_size(problem_.dtype), o_size = dtype_size(problem_.dtype_o);
-    prefetch[0] = {kv(in_.k), problem_.dim_qk * size, keys};
-    prefetch[1] = {kv(in_.v), problem_.dim_v * size, keys};
-    prefetch[2] = {q(head), problem_.dim_qk * size, queries};
-    prefetch[3] = {dout(head), problem_.dim_v * o_size, queries};
+    const int32_t size = dtype_size(problem_.dtype_kv);
+    prefetch[0] = {k(), problem_.dim_qk * size, keys};
+    prefetch[1] = {v(), problem_.dim_v * size, keys};
+    prefetch[2] = {q(head), problem_.dim_qk * dtype_size(problem_.dtype), queries};
+    prefetch[3] = {dout(head), problem_.dim_v * dtype_size(problem_.dtype_o), queries};
   }
 
   void plan_first_prefetch(RowPrefetch (&prefetch)[4]) const {

@@ -15,12 +15,11 @@ namespace {
 // The most bytes of packed KV tiles that Q blocks share.
 constexpr int64_t kMaxSharedBytes = int64_t{128} << 20;
 
-const char* dtype_suffix(int32_t dtype) {
-  return dtype == FLASHATTN_DTYPE_F32 ? "f32" : dtype == FLASHATTN_DTYPE_F16 ? "f16" : "bf16";
-}
-
+// "cpu_forward_bf16_avx2"; of a cache of another type: "cpu_forward_bf16_f8_avx2".
 std::string kernel_name(const char* op, const Problem& problem, const Kernels& kernels) {
-  return std::string("cpu_") + op + "_" + dtype_suffix(problem.dtype) + "_" + kernels.isa;
+  std::string name = std::string("cpu_") + op + "_" + dtype_label(problem.dtype) + "_";
+  if (problem.dtype_kv != problem.dtype) name += std::string(dtype_label(problem.dtype_kv)) + "_";
+  return name + kernels.isa;
 }
 
 // Seed and offset of dropout: the caller's, plus those in device memory.
@@ -66,7 +65,8 @@ CpuLauncher::CpuLauncher(const Problem& problem)
       shared_tile_bytes_(kernels_.shared_tile_bytes(problem, forward_tiling_)),
       forward_name_(kernel_name("forward", problem, kernels_)),
       backward_name_(kernel_name("backward", problem, kernels_)),
-      why_(std::string("the only backend for CPUs; ") + machine_kernels_reason()) {
+      why_(std::string("the only backend for CPUs; ") + machine_kernels_reason() +
+           (problem.has_f8() ? "; E4M3 is computed in fp32" : "")) {
   if (problem.workspace_limit == 0 || shared_tile_bytes_ == 0) return;
   if (workspace(FLASHATTN_OP_FORWARD, maxima_of(problem)) <= problem.workspace_limit) return;
   shared_tile_bytes_ = 0;
@@ -145,15 +145,10 @@ void CpuLauncher::describe(uint32_t op, const Shape& shape,
   properties->why = why_.c_str();
 }
 
-// Work of some 10 us stays on one thread. Sleeping threads are woken only for work several times as
-// long, because waking takes that time.
-static Threads threads_for(int32_t threads, double multiply_adds, const Executor& on) {
+Threads threads_for(int32_t threads, double multiply_adds, const Executor& on) {
   return {multiply_adds < 250e3 ? 1 : threads, multiply_adds >= 1e6,
           on.parallel.run ? &on.parallel : nullptr};
 }
-
-// Multiply-adds that take as long as to merge an element from memory, or to draw a random number.
-constexpr double kElementCost = 8;
 
 // The most multiply-adds of a forward pass.
 static double forward_work(const Problem& problem, const Shape& shape) {
@@ -217,6 +212,13 @@ void CpuLauncher::choose_q_blocks(ForwardJob* job) const {
   for (int32_t rows = most / tile * tile; rows > fewest; rows -= tile) consider(rows);
 }
 
+// Writes zeros to an array (batch, heads), if there is one.
+static void clear_heads(const flashattn_tensor& array, int32_t batch, int32_t heads) {
+  for (int32_t b = 0; array.data && b < batch; ++b) {
+    for (int32_t h = 0; h < heads; ++h) *head_entry(array, b, h) = 0;
+  }
+}
+
 int32_t CpuLauncher::forward(const ForwardArgs& args, void* workspace, const Executor& on) const {
   const Shape& shape = args.shape;
   const ForwardWorkspace w = forward_workspace(shape, static_cast<char*>(workspace));
@@ -238,6 +240,7 @@ int32_t CpuLauncher::forward(const ForwardArgs& args, void* workspace, const Exe
   job.partial_l = w.partial_l;
   job.rng_seed = random.seed;
   job.rng_offset = random.offset;
+  clear_heads(args.amax_o, shape.batch, problem_.heads_q);
   choose_q_blocks(&job);
   if (job.q_blocks * job.head_blocks > 1 && w.shared.count > 0) {
     job.shared = w.shared;
@@ -284,7 +287,9 @@ void CpuLauncher::merge_splits(const ForwardJob& job, const Executor& on) const 
           (b * args.o.stride_batch + h * args.o.stride_head + token * args.o.stride_seq) * size;
       const float lse = kernels_.merge_row(
           merge, {b, h, token, 0, job.partial_o + row * problem_.dim_v, job.partial_m + row,
-                  job.partial_l + row, unit, sink_of(problem_, args.inputs, h), o});
+                  job.partial_l + row, unit, sink_of(problem_, args.inputs, h), o,
+                  args.scale_o.data ? *head_entry(args.scale_o, b, h) : 1.0f,
+                  args.amax_o.data ? head_entry(args.amax_o, b, h) : nullptr});
       if (args.lse) args.lse[b * layout.batch_stride + h * layout.head_stride + token] = lse;
     }
   });

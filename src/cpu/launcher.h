@@ -5,8 +5,16 @@
 
 #include "core/backend.h"
 #include "cpu/kernels.h"
+#include "cpu/parallel.h"
 
 namespace flashattn::cpu {
+
+// Multiply-adds that take as long as to merge an element from memory, or to draw a random number.
+constexpr double kElementCost = 8;
+
+// The threads for some work. Some 10 us stay on one thread. Sleeping threads are woken only for
+// work several times as long, because waking takes that time.
+Threads threads_for(int32_t threads, double multiply_adds, const Executor& on);
 
 class CpuLauncher final : public Launcher {
  public:
@@ -18,6 +26,7 @@ class CpuLauncher final : public Launcher {
   int32_t forward(const ForwardArgs& args, void* workspace, const Executor& on) const override;
   int32_t backward(const BackwardArgs& args, void* workspace, const Executor& on) const override;
   int32_t merge(const MergeArgs& args, const Executor& on) const override;
+  int32_t quantize(const QuantizeArgs& args, const Executor& on) const override;
   int32_t dropout_mask(const ForwardArgs& args, uint8_t* keep, const Executor& on) const override;
 
  private:

@@ -46,6 +46,7 @@ inline float merge_row(const MergeJob& job, const MergeRow& row) {
   float total = 0;
   for (int32_t p = 0; p < job.parts; ++p) total += weight(p)[0];
   const RowResult end = normalize_row(top, total, row.unit.nats, row.sink);
+  Floats most{};
   for (int32_t c = 0; c < job.dim; c += kWidth) {
     Floats x{};
     for (int32_t p = 0; p < job.parts; ++p) {
@@ -56,10 +57,17 @@ inline float merge_row(const MergeJob& job, const MergeRow& row) {
              load_first<kPart>(part_row(job, row, p) + c * kElementBytes<kPart>, job.dim - c);
       });
     }
+    most = max_of_both(abs(x), most);
     with_dtype(job.dtype, [&](auto tag) {
       constexpr int32_t kOut = decltype(tag)::value;
-      store_first<kOut>(static_cast<char*>(row.out) + c * kElementBytes<kOut>, x, job.dim - c);
+      store_first<kOut>(static_cast<char*>(row.out) + c * kElementBytes<kOut>, x * splat(row.scale),
+                        job.dim - c);
     });
+  }
+  if (row.amax) {
+    float lanes[kWidth];
+    store(lanes, most);
+    raise(row.amax, max_magnitude(lanes, kWidth));
   }
   return rounded_lse(end.lse);
 }

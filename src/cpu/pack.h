@@ -14,9 +14,9 @@ struct DtypeTag {
   static constexpr int32_t value = kValue;
 };
 
-// Calls body with the dtype as a compile-time constant.
+// Calls body with the dtype, which has at least 16 bits, as a compile-time constant.
 template <class Body>
-FLASHATTN_INLINE auto with_dtype(int32_t dtype, Body body) {
+FLASHATTN_INLINE auto with_wide_dtype(int32_t dtype, Body body) {
   switch (dtype) {
     case FLASHATTN_DTYPE_F16: return body(DtypeTag<FLASHATTN_DTYPE_F16>{});
     case FLASHATTN_DTYPE_BF16: return body(DtypeTag<FLASHATTN_DTYPE_BF16>{});
@@ -24,8 +24,29 @@ FLASHATTN_INLINE auto with_dtype(int32_t dtype, Body body) {
   }
 }
 
+template <class Body>
+FLASHATTN_INLINE auto with_dtype(int32_t dtype, Body body) {
+  if (dtype == FLASHATTN_DTYPE_F8E4M3) return body(DtypeTag<FLASHATTN_DTYPE_F8E4M3>{});
+  return with_wide_dtype(dtype, body);
+}
+
+// Likewise, for operands of a product: pairs of bf16 are made of bf16 alone.
+template <Compute kCompute, class Body>
+FLASHATTN_INLINE auto with_operand_dtype(int32_t dtype, Body body) {
+  if constexpr (kCompute == Compute::kBf16Pairs) {
+    return body(DtypeTag<FLASHATTN_DTYPE_BF16>{});
+  } else {
+    return with_dtype(dtype, body);
+  }
+}
+
 template <int32_t kDtype>
-constexpr int kElementBytes = kDtype == FLASHATTN_DTYPE_F32 ? 4 : 2;
+constexpr int kElementBytes = dtype_size(kDtype);
+
+// Whether products of pairs of bf16 serve the forward pass, where there are any.
+FLASHATTN_INLINE bool inputs_are_bf16(const Problem& problem) {
+  return problem.dtype == FLASHATTN_DTYPE_BF16 && problem.dtype_kv == FLASHATTN_DTYPE_BF16;
+}
 
 FLASHATTN_INLINE int32_t round_up(int32_t x, int32_t step) { return (x + step - 1) / step * step; }
 
@@ -34,6 +55,15 @@ FLASHATTN_INLINE int32_t round_up(int32_t x, int32_t step) { return (x + step - 
 constexpr int kColumnStep = kWidth < 8 ? 16 : 2 * kWidth;
 static_assert(kPanel % kColumnStep == 0 || kColumnStep % kPanel == 0);
 
+// Factors of the rows of a head: one for each block of tokens.
+struct Descales {
+  const float* data = nullptr;  // NULL: 1
+  int64_t stride = 0;           // from block to block
+  int32_t block = 1;            // tokens
+
+  FLASHATTN_INLINE float of(int32_t row) const { return data ? data[row / block * stride] : 1.0f; }
+};
+
 // The rows (tokens) of one head of one sequence.
 struct TokenRows {
   char* base;
@@ -41,6 +71,7 @@ struct TokenRows {
   const int32_t* pages;  // NULL: not paged
   int32_t page_size, last_page;
   int64_t page_bytes;
+  Descales descales = {};
 
   FLASHATTN_INLINE char* row(int32_t i) const {
     if (!pages) return base + i * row_bytes;
@@ -89,25 +120,77 @@ FLASHATTN_INLINE TokenRows rows_of(const flashattn_tensor& t, int32_t element_si
           0};
 }
 
+// of: the descales of q, k or v.
+FLASHATTN_INLINE Descales descales_of(const Problem& problem, const flashattn_tensor& of, int32_t b,
+                                      int32_t kv_head) {
+  if (!of.data) return {};
+  const float* first =
+      static_cast<const float*>(of.data) + b * of.stride_batch + kv_head * of.stride_head;
+  // Without blocks there is one for all tokens.
+  const int32_t block = problem.descale_block > 0 ? problem.descale_block : INT32_MAX;
+  return {first, of.stride_seq, block};
+}
+
+// The queries of a query head.
+FLASHATTN_INLINE TokenRows q_rows(const Problem& problem, const Inputs& in, int32_t b, int32_t h,
+                                  int64_t first) {
+  TokenRows rows = rows_of(in.q, dtype_size(problem.dtype), b, h, first);
+  rows.descales = descales_of(problem, in.descale_q, b, h / problem.q_heads_per_kv_head());
+  return rows;
+}
+
+// The keys or values of a KV head: t is k or v, descales its own.
 FLASHATTN_INLINE TokenRows kv_rows(const Problem& problem, const Inputs& in,
-                                   const flashattn_tensor& t, int32_t b, int32_t h, int64_t first) {
-  const int32_t size = dtype_size(problem.dtype);
-  if (!(problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) return rows_of(t, size, b, h, first);
-  return {static_cast<char*>(t.data) + h * t.stride_head * size,
-          t.stride_seq * size,
-          in.page_table + b * in.page_table_stride,
-          problem.page_size,
-          clamp_index(in.pages - 1, INT32_MAX),
-          t.stride_batch * size};
+                                   const flashattn_tensor& t, const flashattn_tensor& descales,
+                                   int32_t b, int32_t h, int64_t first) {
+  const int32_t size = dtype_size(problem.dtype_kv);
+  TokenRows rows = rows_of(t, size, b, h, first);
+  if (problem.layout & FLASHATTN_LAYOUT_PAGED_KV) {
+    rows = {static_cast<char*>(t.data) + h * t.stride_head * size,
+            t.stride_seq * size,
+            in.page_table + b * in.page_table_stride,
+            problem.page_size,
+            clamp_index(in.pages - 1, INT32_MAX),
+            t.stride_batch * size};
+  }
+  rows.descales = descales_of(problem, descales, b, h);
+  return rows;
+}
+FLASHATTN_INLINE TokenRows k_rows(const Problem& problem, const Inputs& in, int32_t b, int32_t h,
+                                  int64_t first) {
+  return kv_rows(problem, in, in.k, in.descale_k, b, h, first);
+}
+FLASHATTN_INLINE TokenRows v_rows(const Problem& problem, const Inputs& in, int32_t b, int32_t h,
+                                  int64_t first) {
+  return kv_rows(problem, in, in.v, in.descale_v, b, h, first);
+}
+
+// The first `count` elements at p in units of kUnit, then zeros.
+template <int32_t kDtype>
+FLASHATTN_INLINE Floats load_first_units(const char* p, int32_t count) {
+  if (count >= kWidth) return load_units<kDtype>(p);
+  alignas(64) char staged[kWidth * kElementBytes<kDtype>] = {};
+  if (count > 0) __builtin_memcpy(staged, p, static_cast<size_t>(count) * kElementBytes<kDtype>);
+  return load_units<kDtype>(staged);
 }
 
 // The first `count` elements at p, then zeros.
 template <int32_t kDtype>
 FLASHATTN_INLINE Floats load_first(const char* p, int32_t count) {
-  if (count >= kWidth) return load_as_floats<kDtype>(p);
-  alignas(64) char staged[kWidth * kElementBytes<kDtype>] = {};
-  if (count > 0) __builtin_memcpy(staged, p, static_cast<size_t>(count) * kElementBytes<kDtype>);
-  return load_as_floats<kDtype>(staged);
+  const Floats x = load_first_units<kDtype>(p, count);
+  return kUnit<kDtype> == 1.0f ? x : x * splat(kUnit<kDtype>);
+}
+
+// The factor that makes the numbers meant of a row that was loaded in units: E4M3 has descales.
+template <int32_t kDtype>
+FLASHATTN_INLINE float unit_of(const TokenRows& rows, int32_t row) {
+  if constexpr (kDtype != FLASHATTN_DTYPE_F8E4M3) return 1;
+  return kUnit<kDtype> * rows.descales.of(row);
+}
+template <int32_t kDtype>
+FLASHATTN_INLINE Words in_unit(Words x, float unit) {
+  if constexpr (kDtype != FLASHATTN_DTYPE_F8E4M3) return x;
+  return as_words(as_floats(x) * splat(unit));
 }
 
 template <int32_t kDtype>
@@ -118,11 +201,11 @@ FLASHATTN_INLINE void store_first(char* p, Floats x, int32_t count) {
   if (count > 0) __builtin_memcpy(p, staged, static_cast<size_t>(count) * kElementBytes<kDtype>);
 }
 
-// kWidth words of a row of dim elements, from word `from` on.
+// kWidth words of a row of dim elements, from word `from` on, in units of kUnit.
 template <Compute kCompute, int32_t kDtype>
 FLASHATTN_INLINE Words load_row_words(const char* p, int32_t from, int32_t dim) {
   if constexpr (kCompute == Compute::kF32) {
-    return as_words(load_first<kDtype>(p + from * kElementBytes<kDtype>, dim - from));
+    return as_words(load_first_units<kDtype>(p + from * kElementBytes<kDtype>, dim - from));
   } else {
     const int32_t left = dim - from * 2;
     if (left >= 2 * kWidth) return load_words(p + from * 4);
@@ -136,15 +219,15 @@ FLASHATTN_INLINE Words load_row_words(const char* p, int32_t from, int32_t dim) 
 alignas(64) static const char kZeroRow[512 * 4] = {};
 
 // Columns [column, column + kWidth) of one word of rows: of `first`, and for pairs of bf16 of
-// `second` behind it. Columns from dim on are zeros; kWhole: there are none.
+// `second` behind it. Columns from dim on are zeros; kWhole: there are none. In units of kUnit.
 template <Compute kCompute, int32_t kDtype, bool kWhole = false>
 FLASHATTN_INLINE Words load_row_pair(const char* first, const char* second, int32_t column,
                                      int32_t dim) {
   const int64_t at = column * int64_t{kElementBytes<kDtype>};
   const int32_t left = dim - column;
   if constexpr (kCompute == Compute::kF32) {
-    return as_words(kWhole ? load_as_floats<kDtype>(first + at)
-                           : load_first<kDtype>(first + at, left));
+    return as_words(kWhole ? load_units<kDtype>(first + at)
+                           : load_first_units<kDtype>(first + at, left));
   } else if (kWhole || left >= kWidth) {
     return load_halves(reinterpret_cast<const uint16_t*>(first + at)) |
            load_halves(reinterpret_cast<const uint16_t*>(second + at)) << 16;
@@ -161,12 +244,14 @@ FLASHATTN_INLINE Words load_row_pair(const char* first, const char* second, int3
 template <Compute kCompute>
 void pack_a(const TokenRows& rows, Interval range, int32_t dim, int32_t dtype, uint32_t* out,
             int32_t row_words) {
-  with_dtype(dtype, [&](auto tag) {
+  with_operand_dtype<kCompute>(dtype, [&](auto tag) {
+    constexpr int32_t kDtype = decltype(tag)::value;
     for (int32_t r = range.begin; r < range.end; ++r, out += row_words) {
       const char* p = rows.row(r);
-      prefetch_row(rows, r, range, dim * kElementBytes<decltype(tag)::value>);
+      const float unit = unit_of<kDtype>(rows, r);
+      prefetch_row(rows, r, range, dim * kElementBytes<kDtype>);
       for (int32_t u = 0; u < row_words; u += kWidth) {
-        store_words(out + u, load_row_words<kCompute, decltype(tag)::value>(p, u, dim));
+        store_words(out + u, in_unit<kDtype>(load_row_words<kCompute, kDtype>(p, u, dim), unit));
       }
     }
   });
@@ -178,23 +263,26 @@ void pack_b_transposed(const TokenRows& rows, Interval range, int32_t dim, int32
                        uint32_t* out) {
   constexpr int kColumns = kPanelOf<kCompute>;
   const int32_t words = (dim + kWordElements<kCompute> - 1) / kWordElements<kCompute>;
-  with_dtype(dtype, [&](auto tag) {
+  with_operand_dtype<kCompute>(dtype, [&](auto tag) {
+    constexpr int32_t kDtype = decltype(tag)::value;
     // All columns that are computed, the last of which lie past the end.
     constexpr int32_t kStep = kPanel > kColumnStep ? kPanel : kColumnStep;
     const int32_t end = range.begin + round_up(range.end - range.begin, kStep);
     for (int32_t r = range.begin; r < end; r += kColumns, out += words * kColumns) {
       for (int32_t column = 0; column < kColumns; column += kWidth) {
         const char* row[kWidth];
+        float unit[kWidth];
         for (int32_t i = 0; i < kWidth; ++i) {
           const int32_t n = r + column + i;
-          prefetch_row(rows, n, range, dim * kElementBytes<decltype(tag)::value>);
+          prefetch_row(rows, n, range, dim * kElementBytes<kDtype>);
           row[i] = n < range.end ? rows.row(n) : kZeroRow;
+          unit[i] = n < range.end ? unit_of<kDtype>(rows, n) : 0.0f;
         }
         for (int32_t u = 0; u < words; u += kWidth) {
           Words block[kWidth];
 #pragma GCC unroll 16
           for (int i = 0; i < kWidth; ++i) {
-            block[i] = load_row_words<kCompute, decltype(tag)::value>(row[i], u, dim);
+            block[i] = in_unit<kDtype>(load_row_words<kCompute, kDtype>(row[i], u, dim), unit[i]);
           }
           transpose(block);
           const int32_t count = words - u < kWidth ? words - u : kWidth;
@@ -213,7 +301,8 @@ template <Compute kCompute>
 void pack_a_transposed(const TokenRows& rows, Interval range, int32_t dim, int32_t dtype,
                        uint32_t* out, int32_t row_words) {
   constexpr int kU = kWordElements<kCompute>;
-  with_dtype(dtype, [&](auto tag) {
+  static_assert(kCompute == Compute::kBf16Pairs, "of bf16 alone, which has no descales");
+  with_operand_dtype<kCompute>(dtype, [&](auto tag) {
     for (int32_t r = range.begin; r < range.end; r += kU * kWidth, out += kWidth) {
       const char* row[kU * kWidth];
       for (int32_t i = 0; i < kU * kWidth; ++i) {
@@ -244,17 +333,20 @@ bool pack_b(const TokenRows& rows, Interval range, int32_t dim, int32_t dtype, u
   constexpr uint32_t kExponents = kCompute == Compute::kF32 ? 0x7f800000u : 0x7f807f80u;
   constexpr uint32_t kLowExponent = kCompute == Compute::kF32 ? 0x7f800000u : 0x7f80u;
   Ints non_finite{};
-  with_dtype(dtype, [&](auto tag) {
+  with_operand_dtype<kCompute>(dtype, [&](auto tag) {
+    constexpr int32_t kDtype = decltype(tag)::value;
     for (int32_t r = range.begin; r < range.end;
          r += kWordElements<kCompute>, out += kPanelOf<kCompute>) {
       for (int32_t n = 0; n < kWordElements<kCompute>; ++n) {
-        prefetch_row(rows, r + n, range, dim * kElementBytes<decltype(tag)::value>);
+        prefetch_row(rows, r + n, range, dim * kElementBytes<kDtype>);
       }
+      const float unit = unit_of<kDtype>(rows, r);
       const char* first = rows.row(r);
       const char* second =
           kWordElements<kCompute> == 2 && r + 1 < range.end ? rows.row(r + 1) : kZeroRow;
       for (int32_t c = 0; c < dim; c += kWidth) {
-        const Words x = load_row_pair<kCompute, decltype(tag)::value>(first, second, c, dim);
+        const Words x =
+            in_unit<kDtype>(load_row_pair<kCompute, kDtype>(first, second, c, dim), unit);
         const Words exponents = x & kExponents;
         non_finite |= (exponents & kLowExponent) == kLowExponent;
         if constexpr (kCompute == Compute::kBf16Pairs) {
@@ -299,7 +391,7 @@ FLASHATTN_INLINE bool all_finite(const float* x, int64_t count) {
   return !any(non_finite);
 }
 
-// out[0, dim) = row * factor, in the caller's dtype.
+// out[0, dim) = row * factor, in the caller's dtype: E4M3 saturates.
 FLASHATTN_INLINE void store_row(char* out, int32_t dtype, const float* row, float factor,
                                 int32_t dim) {
   with_dtype(dtype, [&](auto tag) {

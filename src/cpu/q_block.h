@@ -97,8 +97,14 @@ struct QBlock {
     }
   }
 
-  FLASHATTN_INLINE TokenRows kv(const flashattn_tensor& t, int32_t head = 0) const {
-    return kv_rows(problem, in, t, b, kv_head + head, sequence.offset_kv);
+  FLASHATTN_INLINE TokenRows q(int32_t head) const {
+    return q_rows(problem, in, b, head, sequence.offset_q);
+  }
+  FLASHATTN_INLINE TokenRows k() const {
+    return k_rows(problem, in, b, kv_head, sequence.offset_kv);
+  }
+  FLASHATTN_INLINE TokenRows v(int32_t head = 0) const {
+    return v_rows(problem, in, b, kv_head + head, sequence.offset_kv);
   }
 
   // The number of the packed tile, among those that Q blocks share, that begins with a key. -1: the
@@ -115,11 +121,10 @@ struct QBlock {
 
   // What is read for some queries, and for the KV tile that holds a key.
   void plan_prefetch(Interval some, int32_t key, RowPrefetch (&prefetch)[3]) const {
-    const int32_t size = dtype_size(problem.dtype), tile_kv = tiling().tile_kv;
-    const TokenRows q = rows_of(in.q, size, b, first_head, sequence.offset_q);
+    const int32_t size = dtype_size(problem.dtype_kv), tile_kv = tiling().tile_kv;
     const int32_t first = key / tile_kv * tile_kv;
     const int64_t shared = shared_tile(first);
-    prefetch[0] = {q, problem.dim_qk * size, some};
+    prefetch[0] = {q(first_head), problem.dim_qk * dtype_size(problem.dtype), some};
     if (shared >= 0 && is_packed(job.shared.states + shared)) {
       constexpr int32_t kBytes = 1024;
       const auto count = static_cast<int32_t>(job.shared.tile_bytes / kBytes);
@@ -128,8 +133,8 @@ struct QBlock {
       return;
     }
     const Interval range = intersect({first, first + tile_kv}, keys);
-    prefetch[1] = {kv(in.k), problem.dim_qk * size, range};
-    prefetch[2] = {kv(in.v), problem.dim_v * size, range};
+    prefetch[1] = {k(), problem.dim_qk * size, range};
+    prefetch[2] = {v(), problem.dim_v * size, range};
   }
 };
 

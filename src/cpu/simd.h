@@ -32,8 +32,22 @@ FLASHATTN_INLINE Floats load_as_floats(const void* p) {
     return load(static_cast<const float*>(p));
   } else if constexpr (kDtype == FLASHATTN_DTYPE_BF16) {
     return load_bf16(p);
+  } else if constexpr (kDtype == FLASHATTN_DTYPE_F8E4M3) {
+    return load_f8_units(p) * splat(kF8Unit);
   } else {
     return load_f16(p);
+  }
+}
+
+// Likewise, each divided by kUnit of the type, which is left for the product that follows.
+template <int32_t kDtype>
+constexpr float kUnit = kDtype == FLASHATTN_DTYPE_F8E4M3 ? kF8Unit : 1.0f;
+template <int32_t kDtype>
+FLASHATTN_INLINE Floats load_units(const void* p) {
+  if constexpr (kDtype == FLASHATTN_DTYPE_F8E4M3) {
+    return load_f8_units(p);
+  } else {
+    return load_as_floats<kDtype>(p);
   }
 }
 
@@ -43,6 +57,8 @@ FLASHATTN_INLINE void store_floats(void* p, Floats x) {
     store(static_cast<float*>(p), x);
   } else if constexpr (kDtype == FLASHATTN_DTYPE_BF16) {
     store_halves(static_cast<uint16_t*>(p), to_bf16(x));
+  } else if constexpr (kDtype == FLASHATTN_DTYPE_F8E4M3) {
+    store_bytes(p, to_f8(x));
   } else {
     store_halves(static_cast<uint16_t*>(p), to_f16(x));
   }

@@ -2,6 +2,7 @@
 // predicts.
 #pragma once
 
+#include "cpu/amax.h"
 #include "cpu/dropout.h"
 #include "cpu/mask.h"
 #include "cpu/score_mod.h"
@@ -176,9 +177,11 @@ inline void add_pv_nonzero(const TokenRows& values, int32_t dtype, int32_t dim, 
     if (each[0] == 0) continue;
     with_dtype(dtype, [&](auto tag) {
       constexpr int32_t kDtype = decltype(tag)::value;
+      const float unit = unit_of<kDtype>(values, j);
       for (int32_t at = 0; at < dim; at += kWidth) {
-        const Floats v = load_first<kDtype>(values.row(j) + at * kElementBytes<kDtype>, dim - at);
-        store(o + at, load(o + at) + each * v);
+        const Words v = as_words(
+            load_first_units<kDtype>(values.row(j) + at * kElementBytes<kDtype>, dim - at));
+        store(o + at, load(o + at) + each * as_floats(in_unit<kDtype>(v, unit)));
       }
     });
   }

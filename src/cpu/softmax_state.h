@@ -77,12 +77,11 @@ class SoftmaxState {
   // O += P V of some rows where V holds infinities or NaN. o: of the first; tile_row: its number in
   // the tile.
   void add_pv_nonzero_rows(const Tile& tile, float* o, int32_t tile_row, int32_t rows,
-                           int32_t kv_head, Interval visible) const {
-    const TokenRows values = block_.kv(block_.in.v, kv_head);
+                           const TokenRows& values, Interval visible) const {
     for (int32_t r = tile_row; r < tile_row + rows; ++r, o += scratch_.v_columns) {
       const Interval columns = tile.at(r).columns;
       add_pv_nonzero<kCompute>(
-          values, block_.problem.dtype, block_.problem.dim_v,
+          values, block_.problem.dtype_kv, block_.problem.dim_v,
           scratch_.p + int64_t{r} * scratch_.score_columns / kWordElements<kCompute>,
           tile.keys.begin,
           intersect({tile.keys.begin + columns.begin, tile.keys.begin + columns.end}, visible), o);
@@ -123,7 +122,14 @@ class SoftmaxState {
       const TokenRows out = rows_of(job.args->o, dtype_size(problem.dtype_o), block_.b, head,
                                     block_.sequence.offset_q);
       prefetch_row(out, i, block_.queries, problem.dim_v * dtype_size(problem.dtype_o));
-      store_row(out.row(i), problem.dtype_o, o, end.factor * kept, problem.dim_v);
+      const float factor = end.factor * kept;
+      const flashattn_tensor &scale = job.args->scale_o, &amax = job.args->amax_o;
+      if (amax.data) {
+        raise(head_entry(amax, block_.b, head),
+              max_magnitude(o, problem.dim_v) * __builtin_fabsf(factor));
+      }
+      store_row(out.row(i), problem.dtype_o, o,
+                scale.data ? factor * *head_entry(scale, block_.b, head) : factor, problem.dim_v);
       const int64_t at =
           block_.b * layout.batch_stride + head * layout.head_stride + block_.sequence.offset_q;
       if (job.args->lse) job.args->lse[at + i] = rounded_lse(end.lse);

@@ -21,7 +21,7 @@ CHECK(flashattn_error_field,
 CHECK(flashattn_error_message,
       offsetof(flashattn_error, message) == 80);
 
-CHECK(flashattn_desc, sizeof(flashattn_desc) == 160);
+CHECK(flashattn_desc, sizeof(flashattn_desc) == 168);
 CHECK(flashattn_desc_struct_size,
       offsetof(flashattn_desc, struct_size) == 0);
 CHECK(flashattn_desc_device,
@@ -96,6 +96,10 @@ CHECK(flashattn_desc_max_total_kv,
       offsetof(flashattn_desc, max_total_kv) == 144);
 CHECK(flashattn_desc_workspace_limit,
       offsetof(flashattn_desc, workspace_limit) == 152);
+CHECK(flashattn_desc_dtype_grad,
+      offsetof(flashattn_desc, dtype_grad) == 160);
+CHECK(flashattn_desc_reserved,
+      offsetof(flashattn_desc, reserved) == 164);
 
 CHECK(flashattn_tensor, sizeof(flashattn_tensor) == 32);
 CHECK(flashattn_tensor_data,
@@ -107,7 +111,7 @@ CHECK(flashattn_tensor_stride_head,
 CHECK(flashattn_tensor_stride_seq,
       offsetof(flashattn_tensor, stride_seq) == 24);
 
-CHECK(flashattn_args, sizeof(flashattn_args) == 704);
+CHECK(flashattn_args, sizeof(flashattn_args) == 768);
 CHECK(flashattn_args_struct_size,
       offsetof(flashattn_args, struct_size) == 0);
 CHECK(flashattn_args_batch,
@@ -186,6 +190,10 @@ CHECK(flashattn_args_parallel_user,
       offsetof(flashattn_args, parallel_user) == 688);
 CHECK(flashattn_args_error,
       offsetof(flashattn_args, error) == 696);
+CHECK(flashattn_args_scale_o,
+      offsetof(flashattn_args, scale_o) == 704);
+CHECK(flashattn_args_amax_o,
+      offsetof(flashattn_args, amax_o) == 736);
 
 CHECK(flashattn_merge_args, sizeof(flashattn_merge_args) == 112);
 CHECK(flashattn_merge_args_struct_size,
@@ -216,6 +224,64 @@ CHECK(flashattn_merge_args_parallel_user,
       offsetof(flashattn_merge_args, parallel_user) == 96);
 CHECK(flashattn_merge_args_error,
       offsetof(flashattn_merge_args, error) == 104);
+
+CHECK(flashattn_quantize_args, sizeof(flashattn_quantize_args) == 440);
+CHECK(flashattn_quantize_args_struct_size,
+      offsetof(flashattn_quantize_args, struct_size) == 0);
+CHECK(flashattn_quantize_args_batch,
+      offsetof(flashattn_quantize_args, batch) == 4);
+CHECK(flashattn_quantize_args_seqlen_q,
+      offsetof(flashattn_quantize_args, seqlen_q) == 8);
+CHECK(flashattn_quantize_args_seqlen_kv,
+      offsetof(flashattn_quantize_args, seqlen_kv) == 12);
+CHECK(flashattn_quantize_args_total_q,
+      offsetof(flashattn_quantize_args, total_q) == 16);
+CHECK(flashattn_quantize_args_total_kv,
+      offsetof(flashattn_quantize_args, total_kv) == 24);
+CHECK(flashattn_quantize_args_dtype,
+      offsetof(flashattn_quantize_args, dtype) == 32);
+CHECK(flashattn_quantize_args_transform,
+      offsetof(flashattn_quantize_args, transform) == 36);
+CHECK(flashattn_quantize_args_rotation_seed,
+      offsetof(flashattn_quantize_args, rotation_seed) == 40);
+CHECK(flashattn_quantize_args_cu_seqlens_q,
+      offsetof(flashattn_quantize_args, cu_seqlens_q) == 48);
+CHECK(flashattn_quantize_args_cu_seqlens_kv,
+      offsetof(flashattn_quantize_args, cu_seqlens_kv) == 56);
+CHECK(flashattn_quantize_args_lens_q,
+      offsetof(flashattn_quantize_args, lens_q) == 64);
+CHECK(flashattn_quantize_args_lens_kv,
+      offsetof(flashattn_quantize_args, lens_kv) == 72);
+CHECK(flashattn_quantize_args_starts_kv,
+      offsetof(flashattn_quantize_args, starts_kv) == 80);
+CHECK(flashattn_quantize_args_q,
+      offsetof(flashattn_quantize_args, q) == 88);
+CHECK(flashattn_quantize_args_k,
+      offsetof(flashattn_quantize_args, k) == 120);
+CHECK(flashattn_quantize_args_v,
+      offsetof(flashattn_quantize_args, v) == 152);
+CHECK(flashattn_quantize_args_q_out,
+      offsetof(flashattn_quantize_args, q_out) == 184);
+CHECK(flashattn_quantize_args_k_out,
+      offsetof(flashattn_quantize_args, k_out) == 216);
+CHECK(flashattn_quantize_args_v_out,
+      offsetof(flashattn_quantize_args, v_out) == 248);
+CHECK(flashattn_quantize_args_descale_q,
+      offsetof(flashattn_quantize_args, descale_q) == 280);
+CHECK(flashattn_quantize_args_descale_k,
+      offsetof(flashattn_quantize_args, descale_k) == 312);
+CHECK(flashattn_quantize_args_descale_v,
+      offsetof(flashattn_quantize_args, descale_v) == 344);
+CHECK(flashattn_quantize_args_k_mean,
+      offsetof(flashattn_quantize_args, k_mean) == 376);
+CHECK(flashattn_quantize_args_lse_shift,
+      offsetof(flashattn_quantize_args, lse_shift) == 408);
+CHECK(flashattn_quantize_args_parallel,
+      offsetof(flashattn_quantize_args, parallel) == 416);
+CHECK(flashattn_quantize_args_parallel_user,
+      offsetof(flashattn_quantize_args, parallel_user) == 424);
+CHECK(flashattn_quantize_args_error,
+      offsetof(flashattn_quantize_args, error) == 432);
 
 CHECK(flashattn_device_properties, sizeof(flashattn_device_properties) == 48);
 CHECK(flashattn_device_properties_struct_size,
@@ -353,6 +419,9 @@ CHECK(FLASHATTN_FEATURE_DSINK_, FLASHATTN_FEATURE_DSINK == 16);
 CHECK(FLASHATTN_DETERMINISM_DEFAULT_, FLASHATTN_DETERMINISM_DEFAULT == 0);
 CHECK(FLASHATTN_DETERMINISM_RUN_TO_RUN_, FLASHATTN_DETERMINISM_RUN_TO_RUN == 1);
 CHECK(FLASHATTN_DETERMINISM_BATCH_INVARIANT_, FLASHATTN_DETERMINISM_BATCH_INVARIANT == 2);
+
+CHECK(FLASHATTN_TRANSFORM_SMOOTH_K_, FLASHATTN_TRANSFORM_SMOOTH_K == 1);
+CHECK(FLASHATTN_TRANSFORM_ROTATE_, FLASHATTN_TRANSFORM_ROTATE == 2);
 
 CHECK(FLASHATTN_LOG_OFF_, FLASHATTN_LOG_OFF == 0);
 CHECK(FLASHATTN_LOG_ERROR_, FLASHATTN_LOG_ERROR == 1);

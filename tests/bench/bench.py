@@ -8,6 +8,7 @@
     ./run bench --device cuda           on a GPU, beside what is installed of PyTorch's backends and
                                         flash-attn-4: the tables of the papers, and decoding
     ./run bench --device cuda --preset training     or another one; --help names all
+    ./run bench --device cuda --preset papers       what the literature reports; also on a CPU
     ./run bench --device cuda --only 'backward D128 causal'     some rows
 
 All runners of a row take turns in one process, in rotating order, on random normal data; figures
@@ -45,6 +46,14 @@ def main() -> int:
     on_gpu.add_argument("--sustained", type=float, default=0.0, metavar="SECONDS",
                         help="also run each kernel alone for so long without pause")
     chosen = parser.parse_args()
+    if "papers" in (chosen.preset or ()):
+        given = [name for name in ("only", "case", "alone", "baseline", "without", "sustained")
+                 if getattr(chosen, name)]
+        if given or len(chosen.preset) > 1:
+            parser.error("--preset papers goes with no other preset and with no --"
+                         + (given or ["preset"])[0])
+        import papers
+        return papers.main(chosen)
     cases = list(chosen.case or [])
     if chosen.preset or not cases:
         cases += chosen_cases(chosen.device, chosen.preset, chosen.only)

@@ -339,6 +339,7 @@ def listed() -> str:
         lines.append(f"presets with --device {device}; without --preset: {', '.join(usual)}")
         lines += [f"  {name:14}{len(cases):4} rows, the first: {cases[0].name()}"
                   for name, cases in table.items()]
+    lines.append("  papers        on either device, alone: training steps, see papers.py")
     return "\n".join(lines)
 
 

@@ -95,6 +95,7 @@ def install(monkeypatch):
     monkeypatch.setitem(sys.modules, "fakegpu", Library)
     monkeypatch.setitem(_gpu.LIBRARIES, "fakegpu", Library)
     monkeypatch.delitem(_gpu._made, "fakegpu", raising=False)
+    monkeypatch.setattr(_gpu, "_by_type", {})
     monkeypatch.setattr(_gpu.Place, "device", property(lambda self: "cpu"))
     monkeypatch.setattr(_gpu, "native_stream", lambda place: _gpu.ffi.NULL)
     monkeypatch.setattr(_events, "_held", [])

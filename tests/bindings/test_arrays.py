@@ -7,7 +7,7 @@ import pytest
 
 import flashattn
 from flashattn import _arrays, _dlpack
-from naive import random
+from numerics.arrays import random
 
 
 class Exporter:

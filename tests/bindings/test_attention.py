@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 
 import flashattn
-import naive
-from naive import close, random
+from numerics import arrays
+from numerics.arrays import close, random
 
 
 def qkv(batch=2, seqlen_q=9, seqlen_kv=13, heads_q=4, heads_kv=2, dim_qk=16, dim_v=24):
@@ -18,7 +18,7 @@ def qkv(batch=2, seqlen_q=9, seqlen_kv=13, heads_q=4, heads_kv=2, dim_qk=16, dim
 def test_against_softmax(causal, heads_kv):
     q, k, v = qkv(heads_kv=heads_kv)
     out, lse = flashattn.attention(q, k, v, causal=causal, return_lse=True)
-    expected, expected_lse = naive.attention(q, k, v, causal=causal)
+    expected, expected_lse = arrays.attention(q, k, v, causal=causal)
     close(out, expected)
     close(lse, expected_lse)
     assert out.dtype == lse.dtype == np.float32 and lse.shape == (2, 4, 9)
@@ -82,7 +82,7 @@ def test_out_is_written_in_place():
 def test_sixteen_bits(dtype):
     kind = np.float16 if dtype == "float16" else pytest.importorskip("ml_dtypes").bfloat16
     q, k, v = (x.astype(kind) for x in qkv())
-    expected, _ = naive.attention(q, k, v)
+    expected, _ = arrays.attention(q, k, v)
     out = flashattn.attention(q, k, v)
     assert out.dtype == kind
     close(out, expected, 3e-2)
@@ -102,7 +102,7 @@ def test_bias_broadcasts(shape, kind):
     q, k, v = qkv()
     bias = random(*shape) > -1 if kind is bool else random(*shape).astype(kind)
     out, lse = flashattn.attention(q, k, v, bias=bias, return_lse=True)
-    expected, expected_lse = naive.attention(q, k, v, bias=bias)
+    expected, expected_lse = arrays.attention(q, k, v, bias=bias)
     close(out, expected)
     close(lse, expected_lse)
 
@@ -116,10 +116,10 @@ def test_masks_agree_with_their_boolean_form():
             (dict(causal=True, window=(3, 0)), (j <= i) & (j >= i - 3)),
             (dict(block_mask=np.eye(4, dtype=bool), block_q=4, block_kv=4), i // 4 == j // 4)]:
         close(flashattn.attention(q, k, v, **options),
-              naive.attention(q, k, v, bias=visible)[0])
+              arrays.attention(q, k, v, bias=visible)[0])
     q = q[:, :9]
     close(flashattn.attention(q, k, v, causal=True, top_left=True),
-          naive.attention(q, k, v, bias=(j <= i)[:9])[0])
+          arrays.attention(q, k, v, bias=(j <= i)[:9])[0])
 
 
 def test_alibi_softcap_scale_sink():
@@ -127,14 +127,14 @@ def test_alibi_softcap_scale_sink():
     slopes = np.array([0.5, 0.25, 0.125, 0.0625])
     i, j = np.indices((9, 13))
     alibi = -slopes[:, None, None] * abs(i + 4 - j)
-    expected, _ = naive.attention(q, k, v, bias=alibi)
+    expected, _ = arrays.attention(q, k, v, bias=alibi)
     close(flashattn.attention(q, k, v, alibi_slopes=slopes), expected)
     close(flashattn.attention(q, k, v, alibi_slopes=np.stack([slopes, slopes])), expected)
     close(flashattn.attention(q * 2, k, v, scale=0.125),
-          naive.attention(q, k, v)[0])
-    close(flashattn.attention(q, k, v, softcap=1e4), naive.attention(q, k, v)[0], 1e-3)
+          arrays.attention(q, k, v)[0])
+    close(flashattn.attention(q, k, v, softcap=1e4), arrays.attention(q, k, v)[0], 1e-3)
     out, lse = flashattn.attention(q, k, v, sink=np.zeros(4), return_lse=True)
-    plain, plain_lse = naive.attention(q, k, v)
+    plain, plain_lse = arrays.attention(q, k, v)
     close(lse, np.logaddexp(plain_lse, 0))
     close(out, plain * np.exp(plain_lse - lse).transpose(0, 2, 1)[..., None])
 
@@ -142,7 +142,7 @@ def test_alibi_softcap_scale_sink():
 def test_lengths_and_empty_rows():
     q, k, v = qkv()
     out, lse = flashattn.attention(q, k, v, lens_q=[9, 4], lens_kv=[5, 0], return_lse=True)
-    close(out[0], naive.attention(q[:1], k[:1, :5], v[:1, :5])[0][0])
+    close(out[0], arrays.attention(q[:1], k[:1, :5], v[:1, :5])[0][0])
     assert (out[1] == 0).all() and (lse[1, :, :4] == -np.inf).all()
 
 
@@ -160,11 +160,11 @@ def test_left_padding(causal):
     for b in range(2):
         keys = slice(starts[b], lens[b])
         alone = [q[b:b + 1], k[b:b + 1, keys], v[b:b + 1, keys]]
-        expected, expected_lse = naive.attention(*alone, causal=causal)
+        expected, expected_lse = arrays.attention(*alone, causal=causal)
         close(o[b], expected[0])
         close(lse[b], expected_lse[0])
         for mine, theirs in zip((dq[b], dk[b, keys], dv[b, keys]),
-                                naive.backward(o[b:b + 1], *alone, causal=causal)):
+                                arrays.backward(o[b:b + 1], *alone, causal=causal)):
             close(mine, theirs[0])
         for gradient in (dk[b], dv[b]):
             assert (gradient[:starts[b]] == 7).all() and (gradient[lens[b]:] == 7).all()
@@ -187,7 +187,7 @@ def test_varlen(layout):
     out = out if layout == "thd" else out.transpose(1, 0, 2)
     for b in range(4):
         rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
-        expected, expected_lse = naive.attention(q[None, rows], k[None, keys], v[None, keys],
+        expected, expected_lse = arrays.attention(q[None, rows], k[None, keys], v[None, keys],
                                                      causal=True)
         close(out[rows], expected[0])
         close(lse[:, rows], expected_lse[0])
@@ -209,7 +209,7 @@ def test_paged(page_layout):
     lens = [13, 6]
     out = flashattn.attention_paged(q, *pages, table, lens, causal=True, page_layout=page_layout)
     for b in range(2):
-        close(out[b], naive.attention(q[b:b + 1], k[b:b + 1, :lens[b]], v[b:b + 1, :lens[b]],
+        close(out[b], arrays.attention(q[b:b + 1], k[b:b + 1, :lens[b]], v[b:b + 1, :lens[b]],
                                           causal=True)[0][0])
     flat = flashattn.attention_paged(q.reshape(4, 4, 16), *pages, table, lens, causal=True,
                                      cu_seqlens_q=[0, 2, 4], page_layout=page_layout)
@@ -235,7 +235,9 @@ def test_dropout_mask_is_that_of_attention():
     keep = flashattn.dropout_mask(2, 4, 33, 40, dropout=0.25, rng_seed=7, rng_offset=3)
     assert keep.dtype == bool and abs(keep.mean() - 0.75) < 0.03
     out = flashattn.attention(q, k, v, dropout=0.25, rng_seed=7, rng_offset=3)
-    close(out, naive.attention(q, k, v, keep=keep / 0.75)[0])
+    expected = arrays.Attention(q, k, v, dropout=0.25, rng=(7, 3))
+    close(out, expected.o)
+    np.testing.assert_array_equal(keep, np.stack([part.keep != 0 for part in expected.parts]))
     other = flashattn.dropout_mask(2, 4, 33, 40, dropout=0.25, rng_seed=8, rng_offset=3)
     assert (other != keep).any()
 

@@ -7,7 +7,7 @@ import flashattn
 import gpu_fakes
 from flashattn import _gpu
 from gpu_fakes import Array, Exporter, Interface, Library
-from naive import random
+from numerics.arrays import random
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import flashattn
 import gpu_fakes
 from flashattn import _events, _gpu
 from gpu_fakes import Array, Exporter, Interface, Library
-from naive import random
+from numerics.arrays import random
 
 
 @pytest.fixture
@@ -69,7 +69,9 @@ class TorchCuda:
 @pytest.fixture
 def torch(monkeypatch, driver):
     module = types.SimpleNamespace(_C=None, cuda=TorchCuda(), float32="float32", uint8="uint8",
-                                   is_grad_enabled=lambda: True, made=[])
+                                   is_grad_enabled=lambda: True, made=[], Tensor=Tensor,
+                                   strided="strided", device=lambda name: name,
+                                   nn=types.SimpleNamespace(Parameter=Tensor))
 
     def empty(shape, dtype, device):
         made = Tensor(np.zeros(shape, dtype))
@@ -78,9 +80,9 @@ def torch(monkeypatch, driver):
 
     module.empty = module.zeros = empty
     monkeypatch.setitem(sys.modules, "torch", module)
-    monkeypatch.delitem(_gpu._made, "torch", raising=False)
+    for known in ("_made", "_by_type"):
+        monkeypatch.setattr(_gpu, known, {})
     yield module
-    _gpu._made.pop("torch", None)
 
 
 def test_tensors_of_pytorch_are_recorded_on_a_stream_that_is_given(torch, driver):

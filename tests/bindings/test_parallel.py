@@ -13,7 +13,7 @@ import flashattn
 from conftest import ROOT
 from flashattn import Reason
 from flashattn._library import ffi
-from naive import random
+from numerics.arrays import random
 
 Q, K, V = (random(2, 200, 4, 32, seed=n) for n in range(3))
 
@@ -34,12 +34,17 @@ class Counting(concurrent.futures.ThreadPoolExecutor):
 
 
 def results(**options):
-    """All bits of a call forward, backward and of a merge."""
+    """All bits of a call forward, backward, of a merge and of a dropout's mask."""
     o, lse = flashattn.attention(Q, K, V, causal=True, return_lse=True, **options)
     gradients = flashattn.attention_backward(o, Q, K, V, o, lse, causal=True, **options)
     options.pop("threads", None)
     merged = flashattn.merge([o] * 2, [lse] * 2, **options)
-    return [x.tobytes() for x in (o, lse, *gradients, *merged)]
+    keep = mask(**options)
+    return [x.tobytes() for x in (o, lse, *gradients, *merged, keep)]
+
+
+def mask(**options):
+    return flashattn.dropout_mask(2, 4, 200, 200, dropout=0.3, rng_seed=1, **options)
 
 
 def test_executor():
@@ -55,6 +60,10 @@ def test_executor():
         before = pool.asked
         assert plan.forward(Q, K, V, parallel=pool).tobytes() == expected[0]
         assert pool.asked == before + 3
+        before = pool.asked
+        assert mask(parallel=pool).tobytes() == expected[-1]
+        if flashattn.devices()[0].threads > 1:  # what the other functions take of threads=
+            assert pool.asked > before
 
 
 def test_small_calls_ask_nobody():
@@ -102,27 +111,30 @@ import flashattn
 x = np.ones((1, 3000, 4, 64), np.float32)
 expected = flashattn.attention(x, x, x, threads=1)
 caught = 0
+def interrupt(after):
+    for delay in (after, 0.0005):
+        time.sleep(delay)
+        os.kill(os.getpid(), signal.SIGINT)
 with concurrent.futures.ThreadPoolExecutor(3) as pool:
     for n in range(8):
         o = np.full_like(x, np.nan)
-        timers = [threading.Timer(0.002 + 0.004 * n + 0.0005 * m, os.kill,
-                                  (os.getpid(), signal.SIGINT)) for m in range(2)]
+        # One thread for both: it has started when the first comes, whose start() that may end.
+        sender = threading.Thread(target=interrupt, args=(0.002 + 0.004 * n,))
         try:
-            for timer in timers:
-                timer.start()
+            sender.start()
             flashattn.attention(x, x, x, o=o, parallel=pool, threads=4)
             assert (o == expected).all()
-            while any(timer.is_alive() for timer in timers):
+            while sender.is_alive():
                 time.sleep(0.001)
             time.sleep(0.1)
         except KeyboardInterrupt:
             caught += 1
         try:
-            for timer in timers:
-                timer.join()
+            sender.join()
             time.sleep(0.01)
         except KeyboardInterrupt:
-            pass
+            sender.join()
+            time.sleep(0.01)
     assert (flashattn.attention(x, x, x, parallel=pool, threads=4) == expected).all()
 print(caught)
 """
@@ -153,11 +165,14 @@ def test_pool_of_c():
 
     address = ctypes.cast(backwards, ctypes.c_void_p).value
     assert results(parallel=address, threads=4) == expected
-    assert seen and set(seen) == {(None, seen[0][1])}
+    assert {user for user, _ in seen} == {None}
     seen.clear()
     pointer = ffi.cast("flashattn_parallel_fn", address)
     assert results(parallel=(pointer, 42), threads=4) == expected
     assert seen and {user for user, _ in seen} == {42}
+    seen.clear()
+    mask(parallel=(pointer, 43))
+    assert {user for user, _ in seen} == ({43} if flashattn.devices()[0].threads > 1 else set())
 
 
 @pytest.mark.parametrize("value, reason, text", [
@@ -167,7 +182,8 @@ def test_pool_of_c():
 def test_refusals(value, reason, text):
     for call in (lambda: flashattn.attention(Q, K, V, parallel=value),
                  lambda: flashattn.merge([Q], [np.zeros((2, 4, 200), np.float32)],
-                                         parallel=value)):
+                                         parallel=value),
+                 lambda: mask(parallel=value)):
         with pytest.raises(flashattn.FlashAttentionError, match=text) as caught:
             call()
         assert (caught.value.reason, caught.value.field) == (reason, "parallel")

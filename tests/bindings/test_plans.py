@@ -11,7 +11,7 @@ import flashattn
 from flashattn._inputs import Inputs
 from flashattn._library import ffi, lib
 from flashattn._plan import new_args
-from naive import random
+from numerics.arrays import random
 
 
 def test_plan_runs_and_tells():
@@ -215,12 +215,12 @@ def test_a_call_costs_little_beside_the_c_call():
     size = plan.workspace_size(batch=1, seqlen_q=1, seqlen_kv=1)
     workspace = ffi.new("char[]", max(size, 1))
     assert lib.flashattn_forward(plan._plan, args, workspace, size, ffi.NULL) == 0
-    # The measure, as machines differ: what Python itself takes to write forty lines, 25 us where a
-    # call takes 18.
+    # The measure, as machines differ: half of what Python itself takes to write forty lines, 25 us
+    # where a call that repeats another takes 8.
     table = {str(n): n for n in range(40)}
     raw, whole, python = _microseconds([
         lambda: lib.flashattn_forward(plan._plan, args, workspace, size, ffi.NULL),
         lambda: flashattn.attention(q, k, v, threads=1),
         lambda: json.dumps(table, indent=1)])
-    assert whole - raw < python, (
+    assert whole - raw < python / 2, (
         f"{whole:.1f} us for a call, {raw:.1f} us of it in C; {python:.1f} us for a table")

@@ -10,7 +10,7 @@ import pytest
 
 import flashattn
 from conftest import ROOT
-from naive import random
+from numerics.arrays import random
 
 try:
     import ml_dtypes

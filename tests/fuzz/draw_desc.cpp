@@ -57,7 +57,7 @@ void draw_features(Input* in, flashattn_desc* d) {
 Sizes draw_sizes_of_plan(Input* in, flashattn_desc* d) {
   Sizes s{};
   s.batch = in->pick({1, 2, 3, 1, 2, 0, 5});
-  const auto tokens = [&] { return in->one_in(4) ? in->below(180) : 1 + in->below(24); };
+  const auto tokens = [&] { return in->one_in(4) ? in->below(400) : 1 + in->below(24); };
   s.seqlen_q = tokens();
   s.seqlen_kv = tokens();
   const auto cost = [&] {
@@ -65,7 +65,7 @@ Sizes draw_sizes_of_plan(Input* in, flashattn_desc* d) {
     const int64_t pairs = std::max(int64_t{s.seqlen_q} * s.seqlen_kv, 4 * longest);
     return s.batch * pairs * d->heads_q * (d->dim_qk + std::max(d->dim_v, 16));
   };
-  const int64_t most = in->one_in(32) ? 2000000 : 100000;
+  const int64_t most = in->one_in(8) ? 3000000 : 100000;
   while (cost() > most) {
     s.seqlen_q /= 2;
     s.seqlen_kv /= 2;

@@ -172,6 +172,9 @@ bool with(const Round& r, uint32_t deed, uint32_t layout, uint32_t mask, uint32_
          (r.seen.features & features) == features;
 }
 
+// Several tiles of queries and of keys.
+bool large(const Round& r) { return r.last.seqlen_q > 128 && r.last.seqlen_kv > 128; }
+
 const Wanted kWanted[] = {
     {"forward", [](const Round& r) { return with(r, kForward, 0, 0, 0, 0); }},
     {"forward_lse_sink", [](const Round& r) { return with(r, kForward, 0, 0, 0, 3); }},
@@ -187,7 +190,11 @@ const Wanted kWanted[] = {
      [](const Round& r) { return with(r, kForward, 0, 0, 0, 0) && r.seen.dropout > 0; }},
     {"forward_splits",
      [](const Round& r) { return with(r, kForward, 0, 0, 0, 0) && r.seen.splits > 1; }},
+    {"forward_large", [](const Round& r) { return with(r, kForward, 0, 0, 0, 0) && large(r); }},
     {"backward", [](const Round& r) { return with(r, kBackward, 0, 0, 0, 0); }},
+    {"backward_large", [](const Round& r) { return with(r, kBackward, 0, 0, 0, 0) && large(r); }},
+    {"backward_large_masks",
+     [](const Round& r) { return with(r, kBackward, 0, 2, 0, 0) && large(r); }},
     {"backward_all", [](const Round& r) { return with(r, kBackward, 0, 1, 3, 28); }},
     {"backward_varlen", [](const Round& r) { return with(r, kBackward, 3, 1, 0, 0); }},
     {"backward_starts",
@@ -197,6 +204,22 @@ const Wanted kWanted[] = {
     {"refused_plan", [](const Round& r) { return did(r, kRefusedPlan); }},
     {"refused_call", [](const Round& r) { return did(r, kRefusedCall); }},
 };
+
+// Whether the plan that an input asks for could show it: few do, and to compute takes long.
+bool promises(const Bytes& bytes, const Wanted& wanted) {
+  Input in(bytes.data(), bytes.size());
+  in.careless = in.one_in(3);
+  const Request request = draw_request(&in);
+  Round round{};
+  round.deeds = ~0u;
+  round.seen = request.desc;
+  round.last.batch = request.sizes.batch;
+  round.last.seqlen_q = request.sizes.seqlen_q;
+  round.last.seqlen_kv = request.sizes.seqlen_kv;
+  const int32_t start = 0;
+  round.last.starts_kv = &start;
+  return wanted.found(round);
+}
 
 // As short as it still shows the same, zeros where they do.
 Bytes reduced(Bytes bytes, const Wanted& wanted) {
@@ -219,7 +242,7 @@ void make_corpus(const std::string& folder) {
   for (const Wanted& wanted : kWanted) {
     Numbers numbers(42);
     Bytes bytes = random_input(&numbers);
-    while (!wanted.found(run(bytes))) bytes = random_input(&numbers);
+    while (!promises(bytes, wanted) || !wanted.found(run(bytes))) bytes = random_input(&numbers);
     bytes = reduced(bytes, wanted);
     std::ofstream file(folder + "/" + wanted.name + ".bin", std::ios::binary);
     for (const uint8_t byte : bytes) file.put(static_cast<char>(byte));

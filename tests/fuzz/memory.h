@@ -10,6 +10,16 @@
 #include <memory>
 #include <vector>
 
+#if defined(__has_include)
+#if __has_include(<sanitizer/asan_interface.h>)
+#include <sanitizer/asan_interface.h>
+#endif
+#endif
+#ifndef ASAN_POISON_MEMORY_REGION
+#define ASAN_POISON_MEMORY_REGION(address, size) (static_cast<void>(address))
+#define ASAN_UNPOISON_MEMORY_REGION(address, size) (static_cast<void>(address))
+#endif
+
 #include "flashattn.h"
 
 // A fault of the library: the fuzzer saves the input.
@@ -42,7 +52,6 @@ struct Block {
   size_t size;
   std::unique_ptr<uint8_t, Free> data;
   std::vector<uint8_t> writable;
-  size_t writable_from = SIZE_MAX;  // all from here on
   std::vector<uint8_t> before;
 };
 
@@ -68,18 +77,53 @@ class Memory {
   // Nothing changed since remember() but what may. No block was made in between.
   void check(const char* function, bool refused) const {
     for (const auto& block : blocks_) {
-      const size_t size = refused ? block->size : std::min(block->size, block->writable_from);
-      if (size == 0 || std::memcmp(block->data.get(), block->before.data(), size) == 0) continue;
+      const size_t size = block->size;
+      const uint8_t *const now = block->data.get(), *const then = block->before.data();
+      if (size == 0 || std::memcmp(now, then, size) == 0) continue;
+      const uint8_t* const writable = block->writable.data();
       for (size_t i = 0; i < size; ++i) {
-        FUZZ_CHECK(block->data.get()[i] == block->before[i] || (!refused && block->writable[i]),
-                   "%s, which %s, wrote byte %zu of the %zu of %s", function,
-                   refused ? "failed" : "succeeded", i, block->size, block->name);
+        if (now[i] == then[i]) continue;
+        FUZZ_CHECK(!refused && writable[i], "%s, which %s, wrote byte %zu of the %zu of %s",
+                   function, refused ? "failed" : "succeeded", i, size, block->name);
       }
     }
   }
 
  private:
   std::vector<std::unique_ptr<Block>> blocks_;
+};
+
+// A workspace: megabytes where arrays have kilobytes, so that all calls have the same memory. It
+// ends where the sanitizer forbids to go on.
+class Workspace {
+ public:
+  // size bytes, all `fill`, that begin `off` bytes behind an aligned address.
+  uint8_t* make(size_t size, size_t off, uint8_t fill) {
+    static std::vector<uint8_t> memory;
+    ASAN_UNPOISON_MEMORY_REGION(memory.data(), memory.size());
+    if (memory.size() < size + off + 64) memory.assign(size + off + 4096, 0);
+    first_ = memory.data();
+    begin_ = first_ + off;
+    size_ = size;
+    fill_ = fill;
+    std::memset(first_, fill, off + size);
+    ASAN_POISON_MEMORY_REGION(begin_ + size, memory.size() - off - size);
+    return begin_;
+  }
+
+  // What no call writes: the bytes before it, and all where a call was refused.
+  void check(const char* function, bool refused) const {
+    const size_t size = static_cast<size_t>(begin_ - first_) + (refused ? size_ : 0);
+    const bool same =
+        size == 0 || (*first_ == fill_ && std::memcmp(first_, first_ + 1, size - 1) == 0);
+    FUZZ_CHECK(same, "%s, which %s, wrote some of %zu bytes at its workspace", function,
+               refused ? "failed" : "succeeded", size);
+  }
+
+ private:
+  uint8_t *first_ = nullptr, *begin_ = nullptr;
+  size_t size_ = 0;
+  uint8_t fill_ = 0;
 };
 
 // A structure in a block of as many bytes as it says it has.

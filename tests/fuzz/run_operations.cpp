@@ -99,6 +99,9 @@ class Operation {
   void run() {
     Input* const in = round_.in;
     const bool planned = round_.facts.desc.ops & op_;
+    // Without LSE forward refuses memory for it, which backward would read unwritten.
+    const bool lse = round_.facts.desc.features & FLASHATTN_FEATURE_LSE;
+    without_lse_ = op_ == FLASHATTN_OP_FORWARD && !lse && !in->mistake(16);
     int64_t bytes = -1;
     flashattn_workspace_size(round_.plan, op_, &call_.args, &bytes);
     if (bytes > kMostBytes || !is_small(round_.facts, call_.args)) return;
@@ -115,6 +118,7 @@ class Operation {
     if (answer.status != FLASHATTN_OK) {
       round_.deeds |= kRefusedCall;
       memory_.check(name(), true);
+      workspace_.check(name(), true);
       return;
     }
     FUZZ_CHECK(planned && given >= bytes && !stream && (bytes == 0 || !none), "a bad call passed");
@@ -122,6 +126,7 @@ class Operation {
     FUZZ_CHECK(sequences_of(call_.facts, call_.args, &rows), "impossible lengths passed");
     allow_writing(call_, op_, rows);
     memory_.check(name(), false);
+    workspace_.check(name(), false);
     memory_.forbid_writing();
     round_.deeds |= op_ == FLASHATTN_OP_FORWARD ? kForward : kBackward;
     round_.last = call_.args;
@@ -143,9 +148,7 @@ class Operation {
   Answer call(const flashattn_plan* plan, int64_t room, int64_t given, void* stream) {
     Input* const in = round_.in;
     flashattn_args args = call_.args;
-    // Without LSE forward refuses memory for it, which backward would read unwritten.
-    const bool lse = round_.facts.desc.features & FLASHATTN_FEATURE_LSE;
-    if (op_ == FLASHATTN_OP_FORWARD && !lse && !in->mistake(16)) args.lse = nullptr;
+    if (without_lse_) args.lse = nullptr;
     draw_parallel(in, &args.parallel, &args.parallel_user);
     flashattn_error* const error = args.error = draw_error(in, &round_.structs);
     if (in->one_in(4)) spoil_ignored(&args);
@@ -153,16 +156,14 @@ class Operation {
     const bool mine = own->struct_size >= sizeof *own && own->struct_size <= 4096;
     // Neither aligned nor cleared.
     const size_t off = room > 0 ? static_cast<size_t>(in->below(64)) : 0;
-    Block& workspace = memory_.make(room > 0 ? static_cast<size_t>(room) + off : 0, "workspace");
-    std::fill_n(workspace.data.get(), workspace.size, static_cast<uint8_t>(in->byte() - 1));
-    void* const address = room < 0 ? nullptr : workspace.data.get() + off;
+    uint8_t* const workspace = workspace_.make(static_cast<size_t>(std::max<int64_t>(room, 0)), off,
+                                               static_cast<uint8_t>(in->byte() - 1));
+    void* const address = room < 0 ? nullptr : workspace;
     memory_.remember();
-    const Answer answer = ask(name(), mine ? error : nullptr, [&] {
+    return ask(name(), mine ? error : nullptr, [&] {
       const bool forward = op_ == FLASHATTN_OP_FORWARD;
       return (forward ? flashattn_forward : flashattn_backward)(plan, own, address, given, stream);
     });
-    workspace.writable_from = off;
-    return answer;
   }
 
   // Arrays that the operation has no use for, though the plan has, may be anything.
@@ -190,7 +191,9 @@ class Operation {
   Round& round_;
   Call& call_;
   Memory& memory_;
+  Workspace workspace_;
   uint32_t op_;
+  bool without_lse_ = false;
   char stream_ = 0;
 };
 

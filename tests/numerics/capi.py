@@ -19,8 +19,9 @@ ffi = generated("_native").ffi
 HEADER_VERSION, Reason = (getattr(generated("_constants"), name)
                           for name in ("HEADER_VERSION", "Reason"))
 
-DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "u8": 5}
+DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "f8": 4, "u8": 5}
 FORWARD, BACKWARD = 1, 2
+SMOOTH_K, ROTATE = 1, 2
 LSE, SINK, DLSE, DBIAS, DSINK = 1, 2, 4, 8, 16
 UNSUPPORTED = 2
 PACKED = dict(stride_batch=-1, stride_head=-1, stride_seq=-1)
@@ -99,6 +100,10 @@ def descriptor(case, device):
         fields["block_q"], fields["block_kv"] = case.blocks
     if case.bias:
         fields["dtype_bias"] = DTYPES[case.bias]
+    if case.dtype_kv == "f8":
+        fields.update(dtype_kv=DTYPES["f8"], descale_block=case.descale_block)
+    if both and case.dtype_grad != case.usual_grad:
+        fields["dtype_grad"] = DTYPES[case.dtype_grad]
     return fields
 
 
@@ -157,6 +162,10 @@ class Plan:
     def dropout_mask(self, fields, keep, stream=0):
         check(library().flashattn_dropout_mask(
             self.handle, args_of(fields), pointer(keep, "uint8_t *"), pointer(stream)))
+
+    def quantize(self, fields, stream=0):
+        check(library().flashattn_quantize(
+            self.handle, args_of(fields, "flashattn_quantize_args"), pointer(stream)))
 
     def merge(self, fields, part_o, part_lse, stream=0):
         """part_o: fields of flashattn_tensor; part_lse: addresses."""

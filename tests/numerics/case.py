@@ -4,6 +4,11 @@ import json
 from typing import List, Optional, Tuple
 
 
+# Fields that by default are as another.
+FOLLOWED = {"heads_kv": "heads_q", "dim_v": "dim_qk", "dtype_kv": "dtype", "dtype_o": "dtype",
+            "dtype_grad": "usual_grad"}
+
+
 @dataclasses.dataclass
 class Case:
     # Sizes: capacities where lens_* say less; varlen: the longest of cu_*.
@@ -15,7 +20,13 @@ class Case:
     dim_qk: int = 8
     dim_v: int = 0               # 0: as dim_qk
     dtype: str = "f32"
+    dtype_kv: str = ""           # "": as dtype
     dtype_o: str = ""            # "": as dtype
+    dtype_grad: str = ""         # "": as dtype, or as dtype_o where that is f8
+    descales: Optional[str] = None  # what they do not broadcast over: batch, head, token
+    descale_block: int = 0
+    scale_o: bool = False
+    amax_o: Optional[str] = None  # what it is not the largest of: batch, head
     backward: bool = False
     lse: bool = True
 
@@ -63,7 +74,9 @@ class Case:
     def __post_init__(self):
         self.heads_kv = self.heads_kv or self.heads_q
         self.dim_v = self.dim_v or self.dim_qk
+        self.dtype_kv = self.dtype_kv or self.dtype
         self.dtype_o = self.dtype_o or self.dtype
+        self.dtype_grad = self.dtype_grad or self.usual_grad
         if self.cu_q is not None:
             self.batch, self.seqlen_q = len(self.cu_q), max(self.cu_q, default=0)
         if self.cu_kv is not None:
@@ -91,6 +104,15 @@ class Case:
         return self.starts_kv[b] if self.starts_kv is not None else 0
 
     @property
+    def usual_grad(self):
+        return self.dtype_o if self.dtype == "f8" else self.dtype
+
+    @property
+    def compute(self):
+        """The type whose naive arithmetic the results are held to: 8 bits are widened."""
+        return "f32" if self.dtype == "f8" else self.dtype
+
+    @property
     def group(self):
         return self.heads_q // self.heads_kv
 
@@ -100,18 +122,17 @@ class Case:
 
     def replace(self, **changes):
         """A copy; what followed another field by default follows its new value."""
-        for name, leader in (("heads_kv", "heads_q"), ("dim_v", "dim_qk"), ("dtype_o", "dtype")):
+        for name, leader in FOLLOWED.items():
             if getattr(self, name) == getattr(self, leader):
                 changes.setdefault(name, type(getattr(self, name))())
         return dataclasses.replace(self, **changes)
 
     def to_json(self):
         """The fields that differ from their defaults, as one line."""
-        followed = {"heads_kv": "heads_q", "dim_v": "dim_qk", "dtype_o": "dtype"}
         changed = {}
         for field in dataclasses.fields(Case):
             value = getattr(self, field.name)
-            usual = getattr(self, followed[field.name]) if field.name in followed \
+            usual = getattr(self, FOLLOWED[field.name]) if field.name in FOLLOWED \
                 else field.default
             if value != usual:
                 changed[field.name] = value

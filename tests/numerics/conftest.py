@@ -7,8 +7,6 @@ from . import accuracy, capi, engines, support
 from .device import open_device
 
 
-SAME = 120  # randomised configurations that every run has
-FIRST_NEW = 1 << 20  # of the seeds of those that are new
 ACCURACY = accuracy.committed()
 
 
@@ -17,11 +15,11 @@ def pytest_addoption(parser):
                      help="where the library computes")
     parser.addoption("--graphs", action="store_true",
                      help="on a GPU: every call is captured in a graph, which is then replayed")
-    parser.addoption("--random", type=int, default=240, metavar="N",
-                     help="how many randomised configurations of each kind: a half, or %d, that "
-                          "every run has, the others new" % SAME)
+    parser.addoption("--random", type=int, metavar="N",
+                     help="draws of randomised configurations of each kind, of which a third are "
+                          "alike: 300, on the emulator 120; 0: none")
     parser.addoption("--random-seed", type=int, metavar="SEED",
-                     help="the first seed of the new ones, as an earlier run printed it")
+                     help="draws the configurations of an earlier run, which printed it")
 
 
 def pytest_configure(config):
@@ -30,7 +28,9 @@ def pytest_configure(config):
     if hasattr(config, "workerinput"):
         config.option.random_seed = config.workerinput["random_seed"]
     elif config.option.random_seed is None:
-        config.option.random_seed = secrets.randbelow(1 << 32) + FIRST_NEW
+        config.option.random_seed = secrets.randbelow(1 << 32)
+    if config.option.random is None:
+        config.option.random = 120 if "FLASHATTN_EMULATOR_DEVICE" in os.environ else 300
     if "FLASHATTN_LIBRARY" in os.environ and engines.on_gpu:
         try:
             capi.need_gpu()
@@ -44,20 +44,21 @@ def pytest_configure_node(node):
     node.workerinput["random_seed"] = node.config.option.random_seed
 
 
-def pytest_generate_tests(metafunc):
-    if "random_seed" in metafunc.fixturenames:
-        count, new = (metafunc.config.getoption(name) for name in ("--random", "--random-seed"))
-        same = min(count // 2, SAME)
-        metafunc.parametrize("random_seed", [*range(same), *range(new, new + count - same)])
+@pytest.fixture
+def randomised(request):
+    """How many randomised configurations, and the number that decides which."""
+    count, number = (request.config.getoption(name) for name in ("--random", "--random-seed"))
+    if not count:
+        pytest.skip("no randomised configurations were asked for")
+    return count, number
 
 
 @pytest.fixture(autouse=True)
 def held_accuracy(request):
-    """The part of their limits that errors may take in the cases of test_listed.py. Of those that
-    are new every time, and of special numbers, none is known."""
+    """The part of their limits that errors may take in the listed cases. Of those that are new
+    every time, and of special numbers, none is known."""
     accuracy.allowed = None
-    if request.node.path.name != "test_listed.py" or \
-            request.node.callspec.params.get("random_seed", 0) >= FIRST_NEW:
+    if request.node.originalname != "test_listed":
         return
     name = accuracy.backend(request.getfixturevalue("device").kind)
     accuracy.allowed = ACCURACY.get(name, {})
@@ -85,7 +86,7 @@ def pytest_sessionfinish(session):
 def pytest_terminal_summary(terminalreporter):
     option = terminalreporter.config.option
     terminalreporter.write_line(
-        "the new randomised configurations: --random=%d --random-seed=%d" % (
+        "the randomised configurations: --random=%d --random-seed=%d" % (
             option.random, option.random_seed))
 
 

@@ -1,6 +1,6 @@
 """The numbers of a case, as logical arrays: no padding, no strides, no pages."""
 import dataclasses
-from typing import List, Optional
+from typing import Dict, List, Optional
 
 import numpy as np
 
@@ -11,7 +11,8 @@ from .dtypes import round_to
 class Data:
     """Per sequence: q, k, v, dout (rows, heads, dim) and dlse (heads, rows). For all: bias
     (batch|1, heads|1, rows|1, keys), slopes (batch|1, heads), sink (heads), block_mask
-    (batch|1, heads|1, row blocks, key blocks). float32, exact in the dtype of the case."""
+    (batch|1, heads|1, row blocks, key blocks), descales of q, k, v (batch|1, heads_kv|1, blocks|1),
+    scale_o (batch|1, heads|1). float32, exact in the dtype of the case."""
     q: List[np.ndarray]
     k: List[np.ndarray]
     v: List[np.ndarray]
@@ -21,6 +22,21 @@ class Data:
     slopes: Optional[np.ndarray] = None
     sink: Optional[np.ndarray] = None
     block_mask: Optional[np.ndarray] = None
+    descales: Dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    scale_o: Optional[np.ndarray] = None
+
+    def meant(self, case, name, b):
+        """The numbers of q, k or v of a sequence (rows, heads, dim): elements times descales."""
+        x = getattr(self, name)[b]
+        if name not in self.descales or not x.size:
+            return x
+        descales = self.descales[name]
+        of_rows = descales[b if len(descales) > 1 else 0].T  # (blocks|1, heads_kv|1)
+        if len(of_rows) > 1:
+            of_rows = of_rows[np.arange(len(x)) // (case.descale_block or len(x))]
+        if name == "q" and of_rows.shape[1] > 1:
+            of_rows = np.repeat(of_rows, case.group, 1)
+        return x.astype(np.float64) * of_rows[:, :, None]
 
 
 def kept(dims, case, letters="bhr"):
@@ -38,6 +54,23 @@ def make_bias(case, rng):
     return np.where(hidden, np.float32(-np.inf), values)
 
 
+def make_descales(case, data, rng):
+    """And scale_o, with which no o saturates."""
+    for name, rows, dtype in (("q", case.seqlen_q, case.dtype),
+                              ("k", case.seqlen_kv, case.dtype_kv),
+                              ("v", case.seqlen_kv, case.dtype_kv)):
+        if dtype == "f8" and case.descales is not None:
+            blocks = -(-rows // case.descale_block) if case.descale_block else min(rows, 1)
+            shape = [n if letter in case.descales else 1 for letter, n in
+                     zip("bht", (case.batch, case.heads_kv, blocks))]
+            data.descales[name] = rng.uniform(0.2, 1.5, shape).astype(np.float32)
+    if case.scale_o:
+        largest = max([np.max(np.abs(data.meant(case, "v", b)), initial=0.1)
+                       for b in range(case.batch)], default=1.0)
+        factors = rng.uniform(0.5, 1, kept("bh", case, "bh"))
+        data.scale_o = (200 * (1 - case.dropout) / largest * factors).astype(np.float32)
+
+
 def make_data(case):
     rng = np.random.default_rng(case.seed)
 
@@ -50,9 +83,10 @@ def make_data(case):
     data = Data(
         q=[normal(case.length_q(b), case.heads_q, case.dim_qk, case.dtype, amplitude)
            for b in sequences],
-        k=[normal(case.length_kv(b), case.heads_kv, case.dim_qk, case.dtype, case.amplitude)
+        k=[normal(case.length_kv(b), case.heads_kv, case.dim_qk, case.dtype_kv, case.amplitude)
            for b in sequences],
-        v=[normal(case.length_kv(b), case.heads_kv, case.dim_v, case.dtype) for b in sequences],
+        v=[normal(case.length_kv(b), case.heads_kv, case.dim_v, case.dtype_kv)
+           for b in sequences],
         dout=[normal(case.length_q(b), case.heads_q, case.dim_v, case.dtype_o)
               for b in sequences],
         dlse=[rng.standard_normal((case.heads_q, case.length_q(b))).astype(np.float32)
@@ -76,4 +110,5 @@ def make_data(case):
                       zip((case.seqlen_q, case.seqlen_kv), case.blocks))
         shape = kept(case.block_dims, case, "bh") + (rows, keys)
         data.block_mask = rng.random(shape) < case.density
+    make_descales(case, data, rng)
     return data

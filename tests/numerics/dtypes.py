@@ -6,11 +6,13 @@ NUMPY = {
     "f32": np.dtype(np.float32),
     "f16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f8": np.dtype(ml_dtypes.float8_e4m3fn),
     "u8": np.dtype(np.uint8),
 }
 
 # Largest relative distance between neighbours: twice the largest error of one rounding.
-EPSILON = {"f32": 2.0 ** -23, "f16": 2.0 ** -10, "bf16": 2.0 ** -7}
+EPSILON = {"f32": 2.0 ** -23, "f16": 2.0 ** -10, "bf16": 2.0 ** -7, "f8": 2.0 ** -3}
+LARGEST_F8 = 448.0
 
 
 def round_to(x, dtype):
@@ -18,4 +20,6 @@ def round_to(x, dtype):
     with np.errstate(over="ignore", invalid="ignore"):
         if dtype == "f32":
             return np.asarray(x, np.float32)
+        if dtype == "f8":  # the library saturates
+            x = np.clip(x, -LARGEST_F8, LARGEST_F8)
         return np.asarray(x, np.float32).astype(NUMPY[dtype]).astype(np.float32)

@@ -21,6 +21,7 @@ class Result:
     dv: Any = None
     dbias: Any = None
     dsink: Any = None
+    amax_o: Any = None  # (batch|1, heads|1)
 
     def bits(self, *names):
         """The named results as bytes, for bitwise comparison."""
@@ -69,6 +70,7 @@ class Call:
     def packs_qkv(self):
         case = self.case
         return (case.strides == "qkv" and not case.page_size and case.cu_q == case.cu_kv
+                and case.dtype == case.dtype_kv
                 and case.seqlen_q == case.seqlen_kv)
 
     def tensor(self, name, dtype, values=None, like=None):
@@ -153,7 +155,8 @@ class Call:
                 capi.PACKED, data=capi.pointer(self.put("page_table", np.int32, table)),
                 stride_batch=stride if gap else -1)
         for name in "qkv":
-            fields[name] = self.tensor(name, case.dtype, getattr(data, name))
+            fields[name] = self.tensor(name, case.dtype if name == "q" else case.dtype_kv,
+                                       getattr(data, name))
         if case.page_size:
             fields["pages"] = self.page_count
         for side in ("q", "kv"):
@@ -166,8 +169,26 @@ class Call:
             if getattr(case, name) is not None:
                 values = np.array(getattr(case, name), np.int32)
                 fields[name] = capi.pointer(self.put(name, np.int32, values), "int32_t *")
+        self.add_descales(fields)
         self.add_score_inputs(fields)
         return fields
+
+    def add_descales(self, fields):
+        case, data = self.case, self.data
+        for name, values in data.descales.items():
+            fields["descale_" + name], buffer, index = self.strided(
+                "descale_" + name, "f32", (*values.shape, 1),
+                [letter in case.descales for letter in "bht"])
+            # Only what some sequence uses: the rest stays NaN.
+            for b in range(case.batch):
+                rows = case.length_q(b) if name == "q" else case.length_kv(b)
+                used = -(-rows // case.descale_block) if case.descale_block else min(rows, 1)
+                at = b if len(values) > 1 else 0
+                buffer.host[index[at, :, :used, 0]] = values[at, :, :used]
+        if data.scale_o is not None:
+            fields["scale_o"], buffer, index = self.strided(
+                "scale_o", "f32", (*data.scale_o.shape, 1, 1), [True] * 3)
+            buffer.host[index[:, :, 0, 0]] = data.scale_o
 
     def add_score_inputs(self, fields):
         case, data = self.case, self.data
@@ -261,6 +282,13 @@ class Call:
         fields = {"o": self.tensor("o", self.case.dtype_o)}
         if self.case.lse:
             fields["lse"] = self.lse_like("lse")
+        if self.case.amax_o is not None:
+            sizes = [letter in self.case.amax_o for letter in "bh"]
+            shape = [n if kept else 1 for n, kept in
+                     zip((self.case.batch, self.case.heads_q), sizes)]
+            fields["amax_o"], buffer, self.amax_index = self.strided(
+                "amax_o", "f32", (*shape, 1, 1), [*sizes, False])
+            buffer.owned[self.amax_index] = self.case.seqlen_q > 0
         return fields
 
     def forward(self):
@@ -269,6 +297,11 @@ class Call:
         out = self.execute(capi.FORWARD, fields, names)
         case = self.case
         result = Result(self.take("o", out["o"]))
+        if self.data.scale_o is not None:
+            scale = self.data.scale_o[:, None, :, None]
+            result.o = [o / scale[b if len(scale) > 1 else 0] for b, o in enumerate(result.o)]
+        if case.amax_o is not None and case.seqlen_q:
+            result.amax_o = out["amax_o"][self.amax_index][:, :, 0, 0]
         if case.lse:
             result.lse = [out["lse"][index] for index in self.lse_index()]
         for name in names:
@@ -298,7 +331,7 @@ class Call:
         if case.dlse:
             fields["dlse"] = self.lse_like("dlse", data.dlse)
         for name in "qkv":
-            fields["d" + name] = self.tensor("d" + name, case.dtype, like=name)
+            fields["d" + name] = self.tensor("d" + name, case.dtype_grad, like=name)
         names = ["dq", "dk", "dv"]
         if case.dbias is not None:
             fields["dbias"] = self.dbias_field()

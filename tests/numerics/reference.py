@@ -99,7 +99,7 @@ def heads_first(case, x, arithmetic):
 def forward(case, data, b, arithmetic=EXACT):
     """The attention of sequence b."""
     store, xp = arithmetic.store, arithmetic.engine
-    q, k, v = (heads_first(case, x[b], arithmetic) for x in (data.q, data.k, data.v))
+    q, k, v = (heads_first(case, data.meant(case, x, b), arithmetic) for x in "qkv")
     rows, keys = q.shape[1], k.shape[1]
     # Scores are rounded once, as by a product that scales them; so are their gradients.
     s = store((q @ k.swapaxes(1, 2)) * arithmetic.load(case.scale_used))
@@ -128,8 +128,9 @@ def forward(case, data, b, arithmetic=EXACT):
 
     keep = arithmetic.load(keep_factors(case, b, rows, keys)) if case.dropout else None
     weights = p if keep is None else store(p * keep)
-    result = Forward(xp.host(store(weights @ v, case.dtype_o)), xp.host(lse), p, keep, cap_slope,
-                     xp.count(p))
+    scale = arithmetic.load(1 if data.scale_o is None else pick(data.scale_o, b)[:, None, None])
+    result = Forward(xp.host(store(weights @ v * scale, case.dtype_o) / scale), xp.host(lse), p,
+                     keep, cap_slope, xp.count(p))
     if arithmetic.exact:
         result.noise = xp.host(xp.sqrt(weights ** 2 @ v ** 2))
         size = xp.abs(q) @ xp.abs(k).swapaxes(1, 2) * abs(case.scale_used)
@@ -162,8 +163,8 @@ def backward(case, data, b, fwd, arithmetic=EXACT, use=None):
     """The gradients of sequence b. use = (o, lse) replaces the results of fwd, for a part of a
     larger attention."""
     store, xp = arithmetic.store, arithmetic.engine
-    q, k, v, dout = (heads_first(case, x[b], arithmetic)
-                     for x in (data.q, data.k, data.v, data.dout))
+    q, k, v = (heads_first(case, data.meant(case, x, b), arithmetic) for x in "qkv")
+    dout = heads_first(case, data.dout[b], arithmetic)
     o, lse = (arithmetic.load(x) for x in ((fwd.o, fwd.lse) if use is None else use))
     p = fwd.p
     if use is not None:

@@ -6,13 +6,13 @@ import pytest
 from . import engines, reference
 from .case import Case
 from .data import make_data
-from .randomcases import random_case
+from .randomcases import SHARES, cases, try_share
 from .reference import Arithmetic
-from .repro import verify
 
 
-def test_random_large(random_seed, device):
-    verify(random_case(random_seed, large=True), device)
+@pytest.mark.parametrize("share", range(SHARES))
+def test_random_large(share, randomised, device):
+    try_share(share, cases(large=True), *randomised, device)
 
 
 @pytest.mark.parametrize("case", [

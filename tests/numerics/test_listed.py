@@ -2,7 +2,7 @@
 import pytest
 
 from .cases import LISTED
-from .randomcases import for_tensor_cores, random_case
+from .randomcases import FOUND, SHARES, cases, for_tensor_cores, try_share
 from .repro import verify
 
 
@@ -20,6 +20,7 @@ def test_listed(case, device):
     verify(case, device)
 
 
-def test_random(random_seed, device):
-    case = random_case(random_seed)
-    verify(case if device.name == "cpu" else for_tensor_cores(case), device)
+@pytest.mark.parametrize("share", range(SHARES))
+def test_random(share, randomised, device):
+    strategy = cases() if device.name == "cpu" else cases().map(for_tensor_cores)
+    try_share(share, strategy, *randomised, device, FOUND)

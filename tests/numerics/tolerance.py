@@ -13,7 +13,7 @@ from .reference import Arithmetic
 
 FLOAT = EPSILON["f32"]
 # Below it, a dtype holds numbers with fewer bits.
-NORMAL = {"f32": 1e-30, "bf16": 1e-30, "f16": 2.0 ** -14}
+NORMAL = {"f32": 1e-30, "bf16": 1e-30, "f16": 2.0 ** -14, "f8": 2.0 ** -6}
 # Below so many numbers, or scores, the naive evaluation may be accurate by luck.
 FEW = 256
 
@@ -102,7 +102,7 @@ class Truth:
         self.case, self.data = case, data
         self.factor = 3 if case.softcap else 2
         engine = engine_for(case)
-        self.wide, self.arithmetic = Arithmetic(None, engine), Arithmetic(case.dtype, engine)
+        self.wide, self.arithmetic = Arithmetic(None, engine), Arithmetic(case.compute, engine)
         sequences = range(case.batch)
         self.exact = [reference.forward(case, data, b, self.wide) for b in sequences]
         self.naive = [reference.forward(case, data, b, self.arithmetic) for b in sequences]
@@ -113,7 +113,7 @@ class Truth:
         pairs = sum(f.pairs for f in self.exact)
         if pairs < FEW:
             # One rounding of the dtype of the weights, however wide the result is.
-            dtype = self.case.dtype
+            dtype = max(dtype, self.case.compute, key=EPSILON.get)
         judge(name, out, exact, naive, noise, dtype, self.factor, score_size, pairs)
 
     def check_forward(self, result):
@@ -122,6 +122,22 @@ class Truth:
         self.judge("o", result.o, *rows, dtype=self.case.dtype_o)
         if result.lse is not None:
             judge_lse(result.lse, self.exact)
+        if result.amax_o is not None:
+            self.check_amax(result.amax_o)
+
+    def check_amax(self, out):
+        """Of o before its rounding; (batch|1, heads|1)."""
+        case = self.case
+        rows = [np.max(np.abs(f.o), axis=(1, 2), initial=0) for f in self.exact]
+        exact = np.array(rows).reshape(case.batch, case.heads_q)
+        exact = exact.max(tuple(n for n in (0, 1) if "bh"[n] not in case.amax_o), initial=0,
+                          keepdims=True)
+        naive = max((largest(f.o - e.o) for f, e in zip(self.naive, self.exact)), default=0)
+        wide = case.dtype_o == "f32" or case.compute == "f32"
+        limit = 1e-5 * (1 + max(f.largest_score for f in self.exact)) if wide else \
+            EPSILON[case.compute] + 2 * naive
+        assert np.abs(out - exact).max(initial=0) <= limit * max(largest(exact), 1e-30), \
+            "amax_o: %s, exact %s" % (out, exact)
 
     def differentiate(self, exact_use=None, naive_use=None):
         """Works out the gradients, name: (exact, naive, noise, dtype). *_use: (o, lse) of each
@@ -148,7 +164,7 @@ class Truth:
         for name, parts in self.gradients.items():
             out = getattr(result, name)
             self.judge(name, out if isinstance(out, list) else [out], *parts,
-                       dtype=self.case.dtype)
+                       dtype=self.case.dtype_grad)
 
     def without_scores(self):
         """What the checks need."""

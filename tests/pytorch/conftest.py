@@ -5,8 +5,9 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# The package of this tree; FLASHATTN_LIBRARY names the library under test.
-sys.path.insert(0, str(ROOT / "bindings" / "python"))
+# The package of this tree, and the reference in tests/numerics; FLASHATTN_LIBRARY names the library
+# under test.
+sys.path[:0] = [str(ROOT / "bindings" / "python"), str(ROOT / "tests")]
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")

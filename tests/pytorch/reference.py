@@ -1,57 +1,48 @@
-"""Attention with every score stored, in any dtype, differentiated by PyTorch: the truth in float64,
-the rule of comparison in the dtype of the inputs."""
+"""The reference of tests/numerics as a function that PyTorch differentiates: exact for tensors of
+float64, evaluated naively in their dtype for others. The rule of comparison."""
 from __future__ import annotations
 
 import torch
+from numerics import arrays
+from numerics.reference import EXACT, Arithmetic
 
+ARITHMETIC = {torch.float64: EXACT, torch.float32: Arithmetic("f32"),
+              torch.float16: Arithmetic("f16"), torch.bfloat16: Arithmetic("bf16")}
 SLACK = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}  # a rounding of a result
 
 
-def visible(sq, sk, causal=False, window=None, top_left=False, **_):
-    """(queries, keys)."""
-    i = torch.arange(sq)[:, None] + (0 if top_left else sk - sq)
-    j = torch.arange(sk)[None, :]
-    seen = torch.ones(sq, sk, dtype=torch.bool)
-    if causal:
-        seen &= j <= i
-    left, right = window or (-1, -1)
-    if left >= 0:
-        seen &= j >= i - left
-    if right >= 0:
-        seen &= j <= i + right
-    return seen
+def numpy(x):
+    """On the host, without loss of bits: NumPy has no bfloat16."""
+    x = x.detach().cpu()
+    return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
 
 
-def attention(q, k, v, *, bias=None, sink=None, alibi_slopes=None, softcap=0.0, scale=None,
-              keep=None, dropout=0.0, lens_kv=None, **masks):
-    """o, lse of (batch, seq, heads, dim) tensors. keep: what a dropout keeps."""
-    group = q.shape[2] // k.shape[2]
-    q, k, v = (x.transpose(1, 2) for x in (q, k.repeat_interleave(group, 2),
-                                           v.repeat_interleave(group, 2)))
-    sq, sk = q.shape[2], k.shape[2]
-    s = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if softcap:
-        s = softcap * torch.tanh(s / softcap)
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, fields, *tensors):
+        q, k, v, bias, sink = (None if x is None else numpy(x) for x in tensors)
+        ctx.computed = computed = arrays.Attention(
+            q, k, v, bias=bias, sink=sink, arithmetic=ARITHMETIC[tensors[0].dtype], **fields)
+        ctx.like = tensors
+        lse_dtype = torch.promote_types(tensors[0].dtype, torch.float32)
+        return (torch.from_numpy(computed.o).to(tensors[0]),
+                torch.from_numpy(computed.lse).to(tensors[0].device, lse_dtype))
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        computed = iter(ctx.computed.backward(numpy(dout), numpy(dlse)))
+        return (None, *(None if x is None or x.dtype == torch.bool
+                        else torch.from_numpy(next(computed)).to(x) for x in ctx.like))
+
+
+def attention(q, k, v, *, bias=None, sink=None, alibi_slopes=None, lens_kv=None, scale=None,
+              **fields):
+    """o, lse of (batch, seq, heads, dim) tensors; fields: those of numerics.case.Case."""
     if alibi_slopes is not None:
-        i, j = torch.arange(sq)[:, None] + sk - sq, torch.arange(sk)[None, :]
-        slopes = alibi_slopes.view(-1, s.shape[1], 1, 1)
-        s = s - (slopes * (i - j).abs().to(s.device)).to(s.dtype)
-    hidden = ~visible(sq, sk, **masks).to(s.device)
+        fields["alibi_slopes"] = numpy(alibi_slopes)
     if lens_kv is not None:
-        hidden = hidden | (torch.arange(sk, device=s.device) >= lens_kv.view(-1, 1, 1, 1))
-    if bias is not None and bias.dtype == torch.bool:
-        hidden = hidden | ~bias
-    elif bias is not None:
-        s = s + bias.to(s.dtype)
-    s = s.masked_fill(hidden, -torch.inf)
-    columns = s if sink is None else torch.cat(
-        [s, sink.to(s.dtype).view(1, -1, 1, 1).expand(*s.shape[:3], 1)], -1)
-    lse = torch.logsumexp(columns.to(torch.promote_types(s.dtype, torch.float32)), -1)
-    p = torch.exp(s - torch.where(lse.isfinite(), lse, 0.0)[..., None]).to(s.dtype)
-    if keep is not None:
-        steps = round(dropout * 65536)
-        p = p * keep.to(p.dtype) * (65536 / (65536 - steps))
-    return (p @ v).transpose(1, 2), lse
+        fields["lens_kv"] = lens_kv.tolist()
+    return _Attention.apply(dict(fields, scale=scale or 0.0), q, k, v, bias, sink)
 
 
 def gradients(function, tensors, dtype, dout, dlse=None):

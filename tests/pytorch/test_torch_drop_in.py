@@ -1,13 +1,16 @@
 """The names of flash-attn and of SDPA, and this library under F.scaled_dot_product_attention."""
+import ast
 import inspect
+import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-import flashattn
 import flashattn.torch as fa
 import reference
 
@@ -203,10 +206,38 @@ def test_multihead_attention_compiles(activated):
     assert now["forward"] >= activated["forward"] + 2 and now["backward"] > activated["backward"]
 
 
-def test_the_readme(capsys):
-    text = README.read_text(encoding="utf-8")
-    program = re.search(r"test_torch_drop_in.py runs this program -->\n```python\n(.*?)```", text,
-                        re.S).group(1)
-    exec(compile(program, str(README), "exec"), {})  # pylint: disable=exec-used
-    assert "'active': True" in capsys.readouterr().out
-    assert not flashattn.torch.report()["active"]
+def programs():
+    section = README.read_text(encoding="utf-8").partition("## PyTorch")[2].partition("\n## ")[0]
+    return re.findall(r"```python\n(.*?)```", section, re.S)
+
+
+@pytest.mark.parametrize("number, program", enumerate(programs()))
+def test_the_readme(number, program, capsys, tmp_path):
+    """Each program of its section on PyTorch, and what one of them says that it prints."""
+    if "transformers" in program:
+        pytest.importorskip("transformers", reason="no Transformers installed")
+    if "distributed" in program:
+        for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost"),
+                            ("MASTER_PORT", "0")):
+            program = f"import os; os.environ[{name!r}] = {value!r}\n{program}"
+        run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                             check=False, cwd=tmp_path, env=dict(os.environ, PYTHONPATH=os.pathsep
+                                                                 .join(sys.path)))
+        assert run.returncode == 0, run.stderr
+        return
+    before = fa.report()
+    try:
+        exec(compile(program, f"{README}, program {number}", "exec"), {})
+    finally:
+        fa.restore()
+    now = fa.report()
+    assert now["forward"] > before["forward"]
+    promised = re.search(r"# ({.*})", program)
+    if promised:
+        wanted, printed = (ast.literal_eval(text) for text in (
+            promised.group(1), capsys.readouterr().out.strip().splitlines()[-1]))
+        assert printed.pop("devices")[0] == wanted.pop("devices")[0]
+        for name in ("forward", "backward"):
+            assert printed.pop(name) - before[name] == wanted.pop(name)
+        assert printed.pop("refused") == before["refused"] and wanted.pop("refused") == {}
+        assert printed == wanted

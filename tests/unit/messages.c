@@ -21,7 +21,7 @@ static const struct sentence sentences[] = {
       "F16 = 2", "BF16 = 3"}},
     {SPOILT(dtype, 6), {"dtype = 6 is not a type of q, k and v", "F8E4M3 = 4", "", ""}},
     {SPOILT(dtype, FLASHATTN_DTYPE_F8E4M3),
-     {"FLASHATTN_DTYPE_F8E4M3", "convert to F32, F16 or BF16", "", ""}},
+     {"dtype_o is F8E4M3", "ops has BACKWARD", "set F32, F16 or BF16", ""}},
     {SPOILT(dtype_o, FLASHATTN_DTYPE_U8),
      {"dtype_o = 5 (FLASHATTN_DTYPE_U8) is not a type of o", "or 0 for the type of q", "", ""}},
     {SPOILT(dtype_o, FLASHATTN_DTYPE_F16),

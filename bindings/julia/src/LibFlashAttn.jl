@@ -205,6 +205,21 @@ const FLASHATTN_DETERMINISM_RUN_TO_RUN = Int32(1)
 "A sequence's bits do not depend on what else is in the batch."
 const FLASHATTN_DETERMINISM_BATCH_INVARIANT = Int32(2)
 
+# enum flashattn_transform
+# What flashattn_quantize does to q and k before it rounds them, as bits. Neither changes a score
+# in exact arithmetic but by what lse_shift says; both make the rounding errors of scores smaller.
+"""
+k minus its mean over the tokens of its sequence: the same for all keys of a query, which the
+softmax does not see. Not with a plan that has softcap or SINK (Zhang et al. 2024).
+"""
+const FLASHATTN_TRANSFORM_SMOOTH_K = UInt32(1)
+"""
+q and k times diag(signs) H / sqrt(n): an orthogonal matrix that spreads outliers over n
+elements, H being the Hadamard matrix of the largest power of two n that divides dim_qk; n is
+dim_qk or at least 32 (Shah et al. 2024, incoherent processing).
+"""
+const FLASHATTN_TRANSFORM_ROTATE = UInt32(2)
+
 # enum flashattn_log_level
 const FLASHATTN_LOG_OFF = Int32(0)
 "The message of every call that fails."
@@ -252,6 +267,8 @@ const flashattn_feature = (LSE = FLASHATTN_FEATURE_LSE, SINK = FLASHATTN_FEATURE
     FLASHATTN_FEATURE_DLSE, DBIAS = FLASHATTN_FEATURE_DBIAS, DSINK = FLASHATTN_FEATURE_DSINK,)
 const flashattn_determinism = (DEFAULT = FLASHATTN_DETERMINISM_DEFAULT, RUN_TO_RUN =
     FLASHATTN_DETERMINISM_RUN_TO_RUN, BATCH_INVARIANT = FLASHATTN_DETERMINISM_BATCH_INVARIANT,)
+const flashattn_transform = (SMOOTH_K = FLASHATTN_TRANSFORM_SMOOTH_K, ROTATE =
+    FLASHATTN_TRANSFORM_ROTATE,)
 const flashattn_log_level = (OFF = FLASHATTN_LOG_OFF, ERROR = FLASHATTN_LOG_ERROR, INFO =
     FLASHATTN_LOG_INFO, DEBUG = FLASHATTN_LOG_DEBUG,)
 
@@ -320,21 +337,24 @@ A descriptor says what is computed, for many calls: lengths come with each call.
 """
 Base.@kwdef struct flashattn_desc
     "Required: sizeof(flashattn_desc)."
-    struct_size::UInt32 = 160
+    struct_size::UInt32 = 168
     "enum flashattn_device. 0: the CPU."
     device::Int32 = 0
     "The device's number among its kind, from 0. CUDA: the runtime's ordinal."
     device_index::Int32 = 0
     "enum flashattn_op bits. 0: forward only."
     ops::UInt32 = 0
-    "Required: enum flashattn_dtype of q and dq, and of k, v, dk and dv unless dtype_kv is set."
+    """
+    Required: enum flashattn_dtype of q, and of k and v unless dtype_kv is set. F8E4M3: elements
+    times a descale are the numbers meant; see flashattn_args.
+    """
     dtype::Int32 = 0
-    """
-    The type of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype means a quantised cache, which
-    no backend takes yet.
-    """
+    "The type of k and v. 0: as dtype. F8E4M3 beside another dtype means a quantised cache."
     dtype_kv::Int32 = 0
-    "Of o and dout. 0: as dtype. F32 is possible beside 16-bit inputs."
+    """
+    Of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also F16, BF16
+    and, unless ops has BACKWARD, F8E4M3.
+    """
     dtype_o::Int32 = 0
     "Required: query heads, >= 1."
     heads_q::Int32 = 0
@@ -411,6 +431,12 @@ Base.@kwdef struct flashattn_desc
     chosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit.
     """
     workspace_limit::Int64 = 0
+    """
+    Of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16 beside
+    F8E4M3, which has the range of no gradient; otherwise as dtype.
+    """
+    dtype_grad::Int32 = 0
+    reserved::Int32 = 0
 end
 
 """
@@ -444,7 +470,7 @@ larger head dimension, may be more than 2^46.
 """
 Base.@kwdef struct flashattn_args
     "Required: sizeof(flashattn_args)."
-    struct_size::UInt32 = 704
+    struct_size::UInt32 = 768
     "Sequences. 0: nothing to do."
     batch::Int32 = 0
     """
@@ -497,8 +523,9 @@ Base.@kwdef struct flashattn_args
     "(batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key."
     tree_bits::flashattn_tensor = flashattn_tensor()
     """
-    (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with F8E4M3. A factor of q,
-    which the query heads of a KV head share. NULL: 1.
+    (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of
+    q, which the query heads of a KV head share. Blocks count i from the start of a sequence, those
+    of k and v count j. NULL: 1.
     """
     descale_q::flashattn_tensor = flashattn_tensor()
     """
@@ -537,11 +564,14 @@ Base.@kwdef struct flashattn_args
     dout::flashattn_tensor = flashattn_tensor()
     "(batch, heads_q, seqlen_q); f32; required with DLSE. The gradient that arrives at lse."
     dlse::Ptr{Cfloat} = C_NULL
-    "(batch, seqlen_q, heads_q, dim_qk); dtype; required for backward. Written, not added to."
+    """
+    (batch, seqlen_q, heads_q, dim_qk); dtype_grad; required for backward. Written, not added to.
+    F8E4M3: of the numbers meant, which have their descale, as are dk and dv.
+    """
     dq::flashattn_tensor = flashattn_tensor()
-    "(batch, seqlen_kv, heads_kv, dim_qk); dtype; required for backward. Written."
+    "(batch, seqlen_kv, heads_kv, dim_qk); dtype_grad; required for backward. Written."
     dk::flashattn_tensor = flashattn_tensor()
-    "(batch, seqlen_kv, heads_kv, dim_v); dtype; required for backward. Written."
+    "(batch, seqlen_kv, heads_kv, dim_v); dtype_grad; required for backward. Written."
     dv::flashattn_tensor = flashattn_tensor()
     """
     (batch, heads_q, seqlen_q, seqlen_kv); f32; required with DBIAS. Written. A stride of 0: summed
@@ -557,6 +587,16 @@ Base.@kwdef struct flashattn_args
     parallel_user::Ptr{Cvoid} = C_NULL
     "Optional, host memory: receives the error of a call that fails."
     error::Ptr{flashattn_error} = C_NULL
+    """
+    (batch, heads_q); f32; optional with dtype_o F8E4M3. o is written as o * scale_o, rounded to
+    nearest even; what is larger than 448 becomes 448. NULL: 1.
+    """
+    scale_o::flashattn_tensor = flashattn_tensor()
+    """
+    (batch, heads_q); f32; optional with F8E4M3. Forward writes it: the largest |o|, before scale_o
+    and rounding, for the scale of a later call. A stride of 0: the largest over that index.
+    """
+    amax_o::flashattn_tensor = flashattn_tensor()
 end
 
 "    flashattn_merge_args(; fields...)"
@@ -580,6 +620,78 @@ Base.@kwdef struct flashattn_merge_args
     o::flashattn_tensor = flashattn_tensor()
     "(batch, heads_q, seqlen_q); f32; optional. Written."
     lse::Ptr{Cfloat} = C_NULL
+    "As in flashattn_args."
+    parallel::flashattn_parallel_fn = C_NULL
+    parallel_user::Ptr{Cvoid} = C_NULL
+    error::Ptr{flashattn_error} = C_NULL
+end
+
+"""
+    flashattn_quantize_args(; fields...)
+
+```text
+The arguments of flashattn_quantize. What is given to forward afterwards: q_out as q, k_out as k,
+v_out as v, and the descales. An array whose input is NULL is left out, and so is its output.
+```
+"""
+Base.@kwdef struct flashattn_quantize_args
+    "Required: sizeof(flashattn_quantize_args)."
+    struct_size::UInt32 = 440
+    "As in flashattn_args."
+    batch::Int32 = 0
+    seqlen_q::Int32 = 0
+    seqlen_kv::Int32 = 0
+    total_q::Int64 = 0
+    total_kv::Int64 = 0
+    "Required: of q, k and v: F32, F16 or BF16."
+    dtype::Int32 = 0
+    "enum flashattn_transform bits."
+    transform::UInt32 = 0
+    """
+    Of the signs of ROTATE, which q and k share: element c is negated where bit c % 32 of word
+    c / 32 % 4 is set of Philox4x32-7 with key (seed low, seed high) and counter (c / 128, 0, 0,
+    0). 0 otherwise.
+    """
+    rotation_seed::UInt64 = 0
+    "As in flashattn_args. Rows past a length are neither read nor written."
+    cu_seqlens_q::Ptr{Int32} = C_NULL
+    cu_seqlens_kv::Ptr{Int32} = C_NULL
+    lens_q::Ptr{Int32} = C_NULL
+    lens_kv::Ptr{Int32} = C_NULL
+    starts_kv::Ptr{Int32} = C_NULL
+    "(batch, seqlen_q, heads_q, dim_qk); dtype; optional."
+    q::flashattn_tensor = flashattn_tensor()
+    "(batch, seqlen_kv, heads_kv, dim_qk); dtype; optional."
+    k::flashattn_tensor = flashattn_tensor()
+    "(batch, seqlen_kv, heads_kv, dim_v); dtype; optional."
+    v::flashattn_tensor = flashattn_tensor()
+    """
+    (batch, seqlen_q, heads_q, dim_qk); the plan's dtype; required with q. Written. Where that is
+    not F8E4M3, beside a cache, q is only rotated.
+    """
+    q_out::flashattn_tensor = flashattn_tensor()
+    "(batch, seqlen_kv, heads_kv, dim_qk); the plan's dtype_kv; required with k. Written."
+    k_out::flashattn_tensor = flashattn_tensor()
+    "(batch, seqlen_kv, heads_kv, dim_v); the plan's dtype_kv; required with v. Written."
+    v_out::flashattn_tensor = flashattn_tensor()
+    """
+    (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; required with q in F8E4M3. Written: the
+    largest magnitude of the block, of the query heads that share the KV head, divided by 448; 1
+    where that is 0. Infinities, which become 448, and NaN, which stays, do not count.
+    """
+    descale_q::flashattn_tensor = flashattn_tensor()
+    "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; required with k. Written likewise."
+    descale_k::flashattn_tensor = flashattn_tensor()
+    "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; required with v. Written likewise."
+    descale_v::flashattn_tensor = flashattn_tensor()
+    "(batch, heads_kv, dim_qk); f32; required with SMOOTH_K. Written: the mean of k."
+    k_mean::flashattn_tensor = flashattn_tensor()
+    """
+    (batch, heads_q, seqlen_q); f32; optional with q, k and SMOOTH_K. Written, as lse lies: scale *
+    q_i . k_mean, which is to be added to an lse of forward to make it that of k itself. Backward
+    takes the lse without it.
+    """
+    lse_shift::Ptr{Cfloat} = C_NULL
     "As in flashattn_args."
     parallel::flashattn_parallel_fn = C_NULL
     parallel_user::Ptr{Cvoid} = C_NULL
@@ -765,6 +877,14 @@ const ARRAYS = [
     ArrayField(:dsink, :gradient, false, :f32,
                [Extent(:heads_q, 0, nothing, :stride_head)],
                [], :features, FLASHATTN_FEATURE_DSINK),
+    ArrayField(:scale_o, :input, true, :f32,
+               [Extent(:heads_q, 0, nothing, :stride_head),
+                Extent(:batch, 0, nothing, :stride_batch)],
+               [], nothing, 0),
+    ArrayField(:amax_o, :output, true, :f32,
+               [Extent(:heads_q, 0, nothing, :stride_head),
+                Extent(:batch, 0, nothing, :stride_batch)],
+               [], nothing, 0),
 ]
 
 """
@@ -1002,6 +1122,21 @@ function flashattn_merge_args_init(args, struct_size)
 end
 
 """
+    flashattn_quantize_args_init(args::Ptr{flashattn_quantize_args}, struct_size::UInt32)::Int32
+
+```text
+Zeroes the arguments of flashattn_quantize and asks for packed strides likewise.
+  args          out.
+  struct_size   sizeof(flashattn_quantize_args) as the caller knows it, 4 to 4096.
+INVALID_ARGUMENT: NULL, a size out of that range.
+```
+"""
+function flashattn_quantize_args_init(args, struct_size)
+    @ccall lib.flashattn_quantize_args_init(args::Ptr{flashattn_quantize_args},
+        struct_size::UInt32)::Int32
+end
+
+"""
     flashattn_forward(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_args},
         workspace::Ptr{Cvoid}, workspace_bytes::Int64, stream::Ptr{Cvoid})::Int32
 
@@ -1065,6 +1200,22 @@ function flashattn_merge(plan, args, stream)
 end
 
 """
+    flashattn_quantize(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_quantize_args},
+        stream::Ptr{Cvoid})::Int32
+
+```text
+Makes E4M3 of wider q, k and v: x = round(transform(x) / descale), to nearest even, a descale for
+each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3, gives device,
+heads, dims, layout and descale_block. Needs no workspace. GPUs do not compute it yet.
+UNSUPPORTED: such a GPU; PAGED_KV.
+```
+"""
+function flashattn_quantize(plan, args, stream)
+    @gc_safe lib.flashattn_quantize(plan::Ptr{flashattn_plan},
+        args::Ptr{flashattn_quantize_args}, stream::Ptr{Cvoid})::Int32
+end
+
+"""
     flashattn_dropout_mask(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_args},
         keep::Ptr{UInt8}, stream::Ptr{Cvoid})::Int32
 
@@ -1094,7 +1245,7 @@ const LAYOUT = (
         (:field, 16, 64),
         (:message, 80, 640),
     )),
-    (flashattn_desc, 160, (
+    (flashattn_desc, 168, (
         (:struct_size, 0, 4),
         (:device, 4, 4),
         (:device_index, 8, 4),
@@ -1132,6 +1283,8 @@ const LAYOUT = (
         (:max_total_q, 136, 8),
         (:max_total_kv, 144, 8),
         (:workspace_limit, 152, 8),
+        (:dtype_grad, 160, 4),
+        (:reserved, 164, 4),
     )),
     (flashattn_tensor, 32, (
         (:data, 0, 8),
@@ -1139,7 +1292,7 @@ const LAYOUT = (
         (:stride_head, 16, 8),
         (:stride_seq, 24, 8),
     )),
-    (flashattn_args, 704, (
+    (flashattn_args, 768, (
         (:struct_size, 0, 4),
         (:batch, 4, 4),
         (:seqlen_q, 8, 4),
@@ -1179,6 +1332,8 @@ const LAYOUT = (
         (:parallel, 680, 8),
         (:parallel_user, 688, 8),
         (:error, 696, 8),
+        (:scale_o, 704, 32),
+        (:amax_o, 736, 32),
     )),
     (flashattn_merge_args, 112, (
         (:struct_size, 0, 4),
@@ -1195,6 +1350,36 @@ const LAYOUT = (
         (:parallel, 88, 8),
         (:parallel_user, 96, 8),
         (:error, 104, 8),
+    )),
+    (flashattn_quantize_args, 440, (
+        (:struct_size, 0, 4),
+        (:batch, 4, 4),
+        (:seqlen_q, 8, 4),
+        (:seqlen_kv, 12, 4),
+        (:total_q, 16, 8),
+        (:total_kv, 24, 8),
+        (:dtype, 32, 4),
+        (:transform, 36, 4),
+        (:rotation_seed, 40, 8),
+        (:cu_seqlens_q, 48, 8),
+        (:cu_seqlens_kv, 56, 8),
+        (:lens_q, 64, 8),
+        (:lens_kv, 72, 8),
+        (:starts_kv, 80, 8),
+        (:q, 88, 32),
+        (:k, 120, 32),
+        (:v, 152, 32),
+        (:q_out, 184, 32),
+        (:k_out, 216, 32),
+        (:v_out, 248, 32),
+        (:descale_q, 280, 32),
+        (:descale_k, 312, 32),
+        (:descale_v, 344, 32),
+        (:k_mean, 376, 32),
+        (:lse_shift, 408, 8),
+        (:parallel, 416, 8),
+        (:parallel_user, 424, 8),
+        (:error, 432, 8),
     )),
     (flashattn_device_properties, 48, (
         (:struct_size, 0, 4),

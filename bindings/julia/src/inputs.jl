@@ -74,9 +74,7 @@ function Inputs(q::AbstractArray, k::AbstractArray, v::AbstractArray, options::D
         rng_offset = word(get(options, :rng_offset, 0), "rng_offset")))
     ragged = any(name -> given(name) !== nothing,
                  (:cu_seqlens_q, :cu_seqlens_kv, :lens_q, :lens_kv, :starts_kv))
-    parallel = get(options, :parallel, false)
-    parallel isa Bool ||
-        refuse(:DTYPE, :parallel, "parallel = $(repr(parallel)); expected true or false")
+    parallel = is_parallel(get(options, :parallel, false))
     inputs = Inputs(args, tq, tk, tv, layout, ragged, parallel, Dict{Symbol,Any}(), sizes, Any[])
     for field in BESIDE
         x = given(field.name)

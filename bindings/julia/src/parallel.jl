@@ -55,12 +55,25 @@ function run_pool(user::Ptr{Cvoid}, count::Int32, task::Ptr{Cvoid}, context::Ptr
     return nothing
 end
 
-# C.flashattn_forward and C.flashattn_backward, from which Julia code may be called.
-for name in (:flashattn_forward, :flashattn_backward)
-    @eval on_julia(::typeof(C.$name)) = (plan, args, workspace, bytes, stream) ->
+# The library's functions, from which Julia code may be called; what they take behind plan and args.
+for (name, args, more) in ((:flashattn_forward, :flashattn_args, (Ptr{Cvoid}, Int64, Ptr{Cvoid})),
+                           (:flashattn_backward, :flashattn_args, (Ptr{Cvoid}, Int64, Ptr{Cvoid})),
+                           (:flashattn_merge, :flashattn_merge_args, (Ptr{Cvoid},)),
+                           (:flashattn_dropout_mask, :flashattn_args, (Ptr{UInt8}, Ptr{Cvoid})))
+    rest = [Symbol(:rest, n) for n in 1:length(more)]
+    @eval on_julia(::typeof(C.$name)) = (plan, args, $(rest...)) ->
         ccall(($(QuoteNode(name)), C.lib), Int32,
-              (Ptr{C.flashattn_plan}, Ptr{C.flashattn_args}, Ptr{Cvoid}, Int64, Ptr{Cvoid}),
-              plan, args, workspace, bytes, stream)
+              (Ptr{C.flashattn_plan}, Ptr{C.$args}, $(more...)), plan, args, $(rest...))
+end
+
+"Runs call(f), which calls f, a function of the library, with args; on Julia's threads if so asked."
+run_on(call, f, args, parallel) =
+    is_parallel(parallel) ? with_pool(() -> call(on_julia(f)), args) : call(f)
+
+function is_parallel(parallel)
+    parallel isa Bool ||
+        refuse(:DTYPE, :parallel, "parallel = $(repr(parallel)); expected true or false")
+    return parallel
 end
 
 "Runs f, a call of the library with args, on Julia's threads."

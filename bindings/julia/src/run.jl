@@ -78,7 +78,7 @@ function execute(f::F, plan::Plan, op::UInt32, args, memory::AbstractArray,
             call(run) = checked(args) do
                 run(plan, args, address(workspace), needed, stream(memory))
             end
-            parallel ? with_pool(() -> call(on_julia(f)), args) : call(f)
+            run_on(call, f, args, parallel)
         end
     finally
         release(workspace)

@@ -1,18 +1,21 @@
 # Beside attention: merging, dropout masks, questions to the library.
 
 """
-    FlashAttention.merge(parts, lses; layout = :dhsb, dtype_o = eltype(first(parts)))
+    FlashAttention.merge(parts, lses; layout = :dhsb, dtype_o = eltype(first(parts)),
+                         parallel = false)
 
 Attention over disjoint sets of keys, merged into the whole: for ring or cascade attention and split
 caches. Returns `(o, lse)`: `lse = log(sum(exp(lse_p)))`, `o = sum(exp(lse_p - lse) · o_p)`.
 
 - `parts`: the partial o, each as `attention` returned it, with 4 dimensions or, packed, with 3
 - `lses`: their lse
+- `parallel`: as in [`attention`](@ref)
 
 Parts with lse = -Inf count nothing. A sink must be in one part only. Errors as in
 [`attention`](@ref). Not exported, for `Base` has a function of this name.
 """
-function merge(parts, lses; layout::Symbol = :dhsb, dtype_o::Type = eltype(first(parts)))
+function merge(parts, lses; layout::Symbol = :dhsb, dtype_o::Type = eltype(first(parts)),
+               parallel = false)
     length(parts) == length(lses) && !isempty(parts) || refuse(:SIZE, "parts",
         "$(length(parts)) parts and $(length(lses)) lses; expected as many, and at least one")
     model = first(parts)
@@ -45,7 +48,9 @@ function merge(parts, lses; layout::Symbol = :dhsb, dtype_o::Type = eltype(first
             dtype_part = dtype(eltype(model), "parts"), o = Tensor(o, layout, ndims(o), "o").c,
             lse = address(lse), batch = varlen ? 0 : size32(first_part.batch, "batch"),
             seqlen_q = varlen ? 0 : size32(rows, "seqlen_q"), total_q = varlen ? rows : 0))
-        checked(() -> C.flashattn_merge(plan, args, stream(storage(model))), args)
+        run_on(C.flashattn_merge, args, parallel) do f
+            checked(() -> f(plan, args, stream(storage(model))), args)
+        end
     end
     return o, lse
 end
@@ -56,17 +61,18 @@ function device_of(x::AbstractArray)
 end
 
 """
-    dropout_mask(batch, heads_q, seqlen_q, seqlen_kv; dropout, rng_seed, rng_offset = 0)
+    dropout_mask(batch, heads_q, seqlen_q, seqlen_kv; dropout, rng_seed, rng_offset = 0,
+                 parallel = false)
 
 Which weights dropout keeps: `Array{Bool}` (keys, queries, heads, batch), true = kept.
 
 The same numbers as `attention(...; dropout, rng_seed, rng_offset)` uses on every device: a function
 of (seed, offset, batch index, head, i, j) only; i and j count from a sequence's start, in varlen
-calls too. Philox4x32-7 (Salmon et al. 2011).
+calls too. Philox4x32-7 (Salmon et al. 2011). `parallel`: as in [`attention`](@ref).
 """
 function dropout_mask(batch::Integer, heads_q::Integer, seqlen_q::Integer, seqlen_kv::Integer;
                       dropout::Real, rng_seed::Union{Nothing,Integer} = nothing,
-                      rng_offset::Integer = 0)
+                      rng_offset::Integer = 0, parallel = false)
     plan = cached_plan(describe(Float32; heads_q = heads_q, dim_qk = 64, dropout = dropout))
     args = sizes_of(batch = batch, seqlen_q = seqlen_q, seqlen_kv = seqlen_kv)
     set!(args, :rng_seed, word(something(rng_seed, 0), "rng_seed"))
@@ -74,7 +80,9 @@ function dropout_mask(batch::Integer, heads_q::Integer, seqlen_q::Integer, seqle
     check_seed(dropout, rng_seed !== nothing)
     keep = Array{Bool}(undef, seqlen_kv, seqlen_q, heads_q, batch)
     GC.@preserve keep begin
-        checked(() -> C.flashattn_dropout_mask(plan, args, Ptr{UInt8}(pointer(keep)), C_NULL), args)
+        run_on(C.flashattn_dropout_mask, args, parallel) do f
+            checked(() -> f(plan, args, Ptr{UInt8}(pointer(keep)), C_NULL), args)
+        end
     end
     return keep
 end

@@ -72,6 +72,10 @@ end
             () -> attention(q, k, k; block_mask = trues(1, 1), block_q = -4, block_kv = 7))
     refused("parallel = 2; expected true or false", :DTYPE, "parallel",
             () -> attention(q, k, k; parallel = 2))
+    refused("parallel = 2; expected true or false", :DTYPE, "parallel",
+            () -> FlashAttention.merge([q], [zeros(Float32, 5, 2, 2)]; parallel = 2))
+    refused("parallel = 2; expected true or false", :DTYPE, "parallel",
+            () -> dropout_mask(1, 1, 8, 8; dropout = 0.5, rng_seed = 1, parallel = 2))
     refused("page numbers are integers", :DTYPE, "page_table", () -> attention_paged(q, k, k, [1.0 2.0], nothing))
     refused("first_page = 2", :VALUE, "first_page",
          () -> attention_paged(q, k, k, [1 2], nothing; first_page = 2))

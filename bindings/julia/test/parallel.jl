@@ -16,6 +16,9 @@ end
     before = thread_times()
     o, lse = call(parallel = true)
     grads = back(o, lse; parallel = true)
+    merged(; options...) = FlashAttention.merge([o, o], [lse, lse]; options...)
+    mask(; options...) = dropout_mask(2, 4, 700, 700; dropout = 0.3, rng_seed = 5, options...)
+    whole, keep = merged(parallel = true), mask(parallel = true)
     # No thread of the library's is started, and Julia's others take part.
     if Threads.nthreads() > 1
         own = string(ccall(:getpid, Cint, ()))
@@ -28,6 +31,7 @@ end
     @test keys(thread_times()) == keys(before)
     @test (o, lse) == call(threads = 1)
     @test grads == back(o, lse; threads = 1)
+    @test whole == merged() && keep == mask()
     # As it does without the option: the test above would see it.
     @test (o, lse) == call()
     first(FlashAttention.devices()).threads > 1 && @test length(thread_times()) > length(before)

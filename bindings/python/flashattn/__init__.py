@@ -13,6 +13,7 @@ from ._errors import (ArrayTypeError, FlashAttentionError, InvalidArgumentError,
                       UnsupportedError)
 from ._library import lib as _lib, text as _text
 from ._plan import Plan, cache_info, clear_cache
+from ._quantize import Quantized, quantize
 from ._tools import build_info, check, devices, dropout_mask, merge, set_log, supported
 
 __version__ = _text(_lib.flashattn_version_string())
@@ -20,7 +21,8 @@ __version__ = _text(_lib.flashattn_version_string())
 __all__ = [
     "ArrayTypeError", "Bias", "Descriptor", "Determinism", "Device", "DeviceInfo", "Dtype",
     "Feature", "FlashAttentionError", "InvalidArgumentError", "Layout", "LogLevel", "Mask", "Op",
-    "OutOfMemoryError", "Plan", "PlanInfo", "Reason", "Status", "UnsupportedError", "attention",
-    "attention_backward", "attention_paged", "attention_varlen", "build_info", "cache_info",
-    "check", "clear_cache", "describe", "devices", "dropout_mask", "merge", "set_log", "supported",
+    "OutOfMemoryError", "Plan", "PlanInfo", "Quantized", "Reason", "Status", "UnsupportedError",
+    "attention", "attention_backward", "attention_paged", "attention_varlen", "build_info",
+    "cache_info", "check", "clear_cache", "describe", "devices", "dropout_mask", "merge",
+    "quantize", "set_log", "supported",
 ]

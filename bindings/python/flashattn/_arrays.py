@@ -159,18 +159,18 @@ def view(array: Any, name: str, place: Place = None, kind: Kind = TENSOR,
         return _device_view(array, name, place, kind, made)
     if type(array) is np.ndarray:
         return _numpy_view(array, name, kind)
+    tensors = _gpu.on_host(array)
+    if tensors is not None:
+        address, dtype, shape, steps, size = tensors.read(array, name)
+        if dtype not in kind.names:
+            raise kind.refusal(name, dtype)
+        return View(ffi.cast(_VOID, address), kind.names[dtype], shape, steps, size, True, array,
+                    tensors.copy)
     if isinstance(array, np.ma.MaskedArray):
         raise wrong_type(f"{name} is a masked array, whose mask would be ignored; give the mask as "
                          "bias=", name)
     if isinstance(array, np.ndarray):
         return _numpy_view(np.asarray(array), name, kind)
-    tensors = _gpu.on_host(array)
-    if tensors is not None:
-        facts = tensors.facts(array, name)
-        if facts.dtype not in kind.names:
-            raise kind.refusal(name, facts.dtype)
-        return View(ffi.cast(_VOID, facts.address), kind.names[facts.dtype], facts.shape,
-                    facts.steps, facts.size, True, array, tensors.copy)
     if hasattr(array, "__dlpack__"):
         export = _dlpack.read(array)
         if not export.on_cpu:

@@ -9,6 +9,7 @@ from ._constants import ArrayOptions
 from ._inputs import BESIDE, NUMBERS, Inputs, first_given
 from ._options import Determinisms, Window, uniform
 from ._plan import cached_plan
+from ._repeat import find, keep, key_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         block_kv: int
         tree: int
         descale_block: int
+        amax_o: Any
         splits: int
         determinism: Determinisms
         threads: int
@@ -45,6 +47,7 @@ _WITH_ARRAYS: Dict[str, Any] = dict(
     {name: None for name in BESIDE if not name.startswith("cu_seqlens") and name != "page_table"},
     rng_seed=None, rng_offset=0, **dict.fromkeys(NUMBERS, 0), device=None, stream=None,
     parallel=None)
+_OUTPUTS: Dict[str, Any] = dict(amax_o=None)  # of forward, beside o
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -53,8 +56,9 @@ def _spelled(function: _F) -> _F:
     signature = inspect.signature(function)
     parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     parameters += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-                   for name, default in {**_DESCRIBED, **_WITH_ARRAYS}.items()
-                   if name not in signature.parameters]
+                   for name, default in {**_DESCRIBED, **_WITH_ARRAYS, **_OUTPUTS}.items()
+                   if name not in signature.parameters and
+                   (name not in _OUTPUTS or "o" in signature.parameters)]
     function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return function
 
@@ -73,7 +77,9 @@ def _inputs(options: Any, q: Any, k: Any, v: Any, **arrays: Any) -> Inputs:
     return inputs
 
 
-def _forward(inputs: Inputs, o: Any, dtype_o: Any, return_lse: bool, options: Any) -> Any:
+def _forward(inputs: Inputs, o: Any, dtype_o: Any, return_lse: bool, options: Any,
+             amax_o: Any = None, key: Any = None) -> Any:
+    """key: by which a call like this one is found again."""
     seen = None if o is None else view(o, "o", inputs.place)
     if dtype_o is not None:
         options["dtype_o"] = _other_type(dtype_code(dtype_o, "dtype_o"), inputs)
@@ -81,7 +87,10 @@ def _forward(inputs: Inputs, o: Any, dtype_o: Any, return_lse: bool, options: An
         options["dtype_o"] = _other_type(seen.dtype, inputs)
     options["return_lse"] = return_lse
     plan = cached_plan(inputs.facts(), uniform(options))
-    return plan.run_forward(inputs, o, seen)
+    result = plan.run_forward(inputs, o, seen, amax_o)
+    if key is not None:
+        keep(key, plan, inputs)
+    return result
 
 
 def _other_type(code: int, inputs: Inputs) -> Optional[int]:
@@ -97,7 +106,8 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", o: Any = None,
 
     Arrays are NumPy arrays (bfloat16 through ml_dtypes), or objects with __dlpack__ or
     __array_interface__ in host memory, or all on one GPU: PyTorch's, CuPy's, or objects with
-    __dlpack__ or __cuda_array_interface__. They are not copied. float32, float16 or bfloat16.
+    __dlpack__ or __cuda_array_interface__. They are not copied. float32, float16 or bfloat16; on a
+    CPU also float8_e4m3fn (ml_dtypes, PyTorch), for q, k and v or for k and v alone.
     Names are those of the C header, flashattn.h.
 
     q           (batch, seqlen_q, heads_q, dim_qk), in the order that layout says
@@ -111,7 +121,7 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", o: Any = None,
     o           written and returned: (batch, seqlen_q, heads_q, dim_v). Else one is made: a tensor
                 where q is PyTorch's, CuPy's array where q is CuPy's; where q is another's, NumPy's
                 in host memory, while on a GPU o must be given
-    dtype_o     of the result: that of q or "float32"
+    dtype_o     of the result: that of q or "float32"; any beside float8_e4m3fn
     return_lse  return (o, lse): float32 natural logarithms (batch, heads_q, seqlen_q) of the sums
 
     Which keys a query sees; all that are given must agree. Query i stands at key position
@@ -130,7 +140,11 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", o: Any = None,
     softcap     scores become softcap * tanh(score / softcap); 0 or None: off
     scale       factor of the scores; None: 1 / sqrt(dim_qk)
     sink        (heads_q,) logits that take part in the softmax and have no value
-    descale_q, descale_k, descale_v, descale_block  factors of 8-bit arrays, see flashattn_args
+    descale_q, descale_k, descale_v  factors of 8-bit arrays, float32, broadcast to (batch,
+                heads_kv, blocks) of descale_block tokens (0: all); quantize() makes them
+    scale_o     factor of an 8-bit o, which saturates, broadcast to (batch, heads_q)
+    amax_o      float32, written: the largest |o| before scale_o of (batch, heads_q), or over an
+                index of size 1
     dropout     probability, [0, 1), with which a weight is dropped, in steps of 1/65536
     rng_seed, rng_offset  integers in [0, 2**64) that choose what is dropped, see dropout_mask().
                 dropout needs a seed: equal numbers drop the same weights, so give each layer and
@@ -160,7 +174,14 @@ def attention(q: Any, k: Any, v: Any, *, layout: str = "bshd", o: Any = None,
     NotImplementedError for what no kernel does, MemoryError: each a FlashAttentionError with the
     message, status, reason and field. A query that sees no key gives 0, and lse = -inf.
     """
-    return _forward(_inputs(options, q, k, v, layout=layout, o=o), o, dtype_o, return_lse, options)
+    amax_o = options.pop("amax_o", None)
+    given = o is not None or amax_o is not None
+    key = None if given else key_of(q, k, v, (layout, dtype_o, return_lse), options, _DESCRIBED)
+    call = find(key)
+    if call is not None:
+        return call.run(q, k, v)
+    inputs = _inputs(options, q, k, v, layout=layout, o=o)
+    return _forward(inputs, o, dtype_o, return_lse, options, amax_o, key)
 
 
 @_spelled
@@ -184,10 +205,11 @@ def attention_varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any = None, cu_seqlen
     sequences; i and j count from a sequence's start. Rows of no sequence are 0 in a result that is
     made here, and are left alone in o. The rest is as in attention().
     """
+    amax_o = options.pop("amax_o", None)
     inputs = _inputs(options, q, k, v, layout=layout, cu_seqlens_q=cu_seqlens_q,
                      cu_seqlens_kv=cu_seqlens_kv, max_seqlen_q=max_seqlen_q,
                      max_seqlen_kv=max_seqlen_kv, o=o)
-    return _forward(inputs, o, dtype_o, return_lse, options)
+    return _forward(inputs, o, dtype_o, return_lse, options, amax_o)
 
 
 @_spelled
@@ -209,10 +231,11 @@ def attention_paged(  # type: ignore[misc]  # lens_kv, elsewhere an option, stan
 
     The rest is as in attention() and attention_varlen().
     """
+    amax_o = options.pop("amax_o", None)
     inputs = _inputs(options, q, k, v, layout=layout, cu_seqlens_q=cu_seqlens_q,
                      max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv, lens_kv=lens_kv,
                      page_table=page_table, page_layout=page_layout, o=o)
-    return _forward(inputs, o, dtype_o, return_lse, options)
+    return _forward(inputs, o, dtype_o, return_lse, options, amax_o)
 
 
 @_spelled
@@ -221,7 +244,8 @@ def attention_backward(dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, d
                        cu_seqlens_q: Any = None, cu_seqlens_kv: Any = None,
                        max_seqlen_q: Optional[int] = None, max_seqlen_kv: Optional[int] = None,
                        layout: Optional[str] = None, dq: Any = None, dk: Any = None,
-                       dv: Any = None, **options: Unpack[Options]) -> Tuple[Any, ...]:
+                       dv: Any = None, dtype_grad: Optional[DTypeLike] = None,
+                       **options: Unpack[Options]) -> Tuple[Any, ...]:
     """Gradients of attention() or, with cu_seqlens, of attention_varlen() (Dao et al. 2022).
 
     dout        gradient that arrives at o: same shape and dtype as o
@@ -229,6 +253,7 @@ def attention_backward(dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, d
     o, lse      what the forward call returned
     dlse        gradient that arrives at lse, float32, shaped like it
     dq, dk, dv  written and returned; else made: shaped like q, k, v
+    dtype_grad  of dq, dk, dv beside 8-bit arrays; None: that of q, or of o where q has 8 bits
 
     Returns (dq, dk, dv), then dbias (float32, shape of bias: summed where bias is broadcast) with
     return_dbias, then dsink (float32, (heads_q,)) with return_dsink. Errors as in attention().
@@ -238,6 +263,7 @@ def attention_backward(dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, d
                      max_seqlen_kv=max_seqlen_kv, o=first_given(dq, dk, dv))
     o = view(o, "o", inputs.place)
     plan = cached_plan(inputs.facts(), uniform(dict(
-        options, dtype_o=_other_type(o.dtype, inputs), forward=False, backward=True,
+        options, dtype_o=_other_type(o.dtype, inputs), dtype_grad=dtype_grad, forward=False,
+        backward=True,
         dlse=dlse is not None, return_dbias=return_dbias, return_dsink=return_dsink)))
     return plan.run_backward(inputs, dout, o, lse, dlse, dq, dk, dv)

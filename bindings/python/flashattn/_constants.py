@@ -174,6 +174,20 @@ class Determinism(IntEnum):
     BATCH_INVARIANT = 2
 
 
+class Transform(IntFlag):
+    """What flashattn_quantize does to q and k before it rounds them, as bits. Neither changes a score
+    in exact arithmetic but by what lse_shift says; both make the rounding errors of scores smaller.
+    """
+
+    #: k minus its mean over the tokens of its sequence: the same for all keys of a query, which the
+    #: softmax does not see. Not with a plan that has softcap or SINK (Zhang et al. 2024).
+    SMOOTH_K = 1
+    #: q and k times diag(signs) H / sqrt(n): an orthogonal matrix that spreads outliers over n
+    #: elements, H being the Hadamard matrix of the largest power of two n that divides dim_qk; n is
+    #: dim_qk or at least 32 (Shah et al. 2024, incoherent processing).
+    ROTATE = 2
+
+
 class LogLevel(IntEnum):
     """flashattn_log_level"""
 
@@ -195,12 +209,13 @@ class Descriptor(NamedTuple):
     device_index: int = 0
     #: enum flashattn_op bits. 0: forward only.
     ops: int = 0
-    #: Required: enum flashattn_dtype of q and dq, and of k, v, dk and dv unless dtype_kv is set.
+    #: Required: enum flashattn_dtype of q, and of k and v unless dtype_kv is set. F8E4M3: elements
+    #: times a descale are the numbers meant; see flashattn_args.
     dtype: int = 0
-    #: The type of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype means a quantised cache, which
-    #: no backend takes yet.
+    #: The type of k and v. 0: as dtype. F8E4M3 beside another dtype means a quantised cache.
     dtype_kv: int = 0
-    #: Of o and dout. 0: as dtype. F32 is possible beside 16-bit inputs.
+    #: Of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also F16, BF16
+    #: and, unless ops has BACKWARD, F8E4M3.
     dtype_o: int = 0
     #: Required: query heads, >= 1.
     heads_q: int = 0
@@ -265,6 +280,9 @@ class Descriptor(NamedTuple):
     #: Bytes of workspace that calls within the maxima may need. Kernels that need more are not
     #: chosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit.
     workspace_limit: int = 0
+    #: Of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16 beside
+    #: F8E4M3, which has the range of no gradient; otherwise as dtype.
+    dtype_grad: int = 0
 
 
 class DeviceInfo(NamedTuple):
@@ -416,7 +434,7 @@ ARRAYS: Dict[str, Array] = {
         Dim("batch", 0, "", "stride_batch"),
         Dim("heads_kv", 0, "", "stride_head"),
         Dim("seqlen_q", 0, "descale_block", "stride_seq"),
-    ), "optional with F8E4M3"),
+    ), "optional with dtype F8E4M3"),
     "descale_k": Array("input", True, "f32", (
         Dim("batch", 0, "", "stride_batch"),
         Dim("heads_kv", 0, "", "stride_head"),
@@ -452,19 +470,19 @@ ARRAYS: Dict[str, Array] = {
         Dim("heads_q", 0, "", "stride_head"),
         Dim("seqlen_q", 0, "", "stride_seq"),
     ), "required with DLSE"),
-    "dq": Array("gradient", True, "dtype", (
+    "dq": Array("gradient", True, "dtype_grad", (
         Dim("batch", 0, "", "stride_batch"),
         Dim("seqlen_q", 0, "", "stride_seq"),
         Dim("heads_q", 0, "", "stride_head"),
         Dim("dim_qk", 0, "", "stride_seq"),
     ), "required for backward"),
-    "dk": Array("gradient", True, "dtype", (
+    "dk": Array("gradient", True, "dtype_grad", (
         Dim("batch", 0, "", "stride_batch"),
         Dim("seqlen_kv", 0, "", "stride_seq"),
         Dim("heads_kv", 0, "", "stride_head"),
         Dim("dim_qk", 0, "", "stride_seq"),
     ), "required for backward"),
-    "dv": Array("gradient", True, "dtype", (
+    "dv": Array("gradient", True, "dtype_grad", (
         Dim("batch", 0, "", "stride_batch"),
         Dim("seqlen_kv", 0, "", "stride_seq"),
         Dim("heads_kv", 0, "", "stride_head"),
@@ -479,6 +497,14 @@ ARRAYS: Dict[str, Array] = {
     "dsink": Array("gradient", False, "f32", (
         Dim("heads_q", 0, "", "stride_head"),
     ), "required with DSINK"),
+    "scale_o": Array("input", True, "f32", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("heads_q", 0, "", "stride_head"),
+    ), "optional with dtype_o F8E4M3"),
+    "amax_o": Array("output", True, "f32", (
+        Dim("batch", 0, "", "stride_batch"),
+        Dim("heads_q", 0, "", "stride_head"),
+    ), "optional with F8E4M3"),
 }
 
 
@@ -504,8 +530,9 @@ class ArrayOptions(TypedDict, total=False):
     block_mask: Any
     #: (batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key.
     tree_bits: Any
-    #: (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with F8E4M3. A factor of q,
-    #: which the query heads of a KV head share. NULL: 1.
+    #: (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of
+    #: q, which the query heads of a KV head share. Blocks count i from the start of a sequence, those
+    #: of k and v count j. NULL: 1.
     descale_q: Any
     #: (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
     #: k. NULL: 1.
@@ -516,6 +543,9 @@ class ArrayOptions(TypedDict, total=False):
     #: (2); u64; optional with dropout. {seed, offset}, to which the two above are added: CUDA graphs
     #: can be replayed with new numbers.
     rng_device: Any
+    #: (batch, heads_q); f32; optional with dtype_o F8E4M3. o is written as o * scale_o, rounded to
+    #: nearest even; what is larger than 448 becomes 448. NULL: 1.
+    scale_o: Any
 
 
 # Structure: (bytes, ((field, offset, bytes), ...)).
@@ -528,7 +558,7 @@ LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {
         ("field", 16, 64),
         ("message", 80, 640),
     )),
-    "flashattn_desc": (160, (
+    "flashattn_desc": (168, (
         ("struct_size", 0, 4),
         ("device", 4, 4),
         ("device_index", 8, 4),
@@ -566,6 +596,8 @@ LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {
         ("max_total_q", 136, 8),
         ("max_total_kv", 144, 8),
         ("workspace_limit", 152, 8),
+        ("dtype_grad", 160, 4),
+        ("reserved", 164, 4),
     )),
     "flashattn_tensor": (32, (
         ("data", 0, 8),
@@ -573,7 +605,7 @@ LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {
         ("stride_head", 16, 8),
         ("stride_seq", 24, 8),
     )),
-    "flashattn_args": (704, (
+    "flashattn_args": (768, (
         ("struct_size", 0, 4),
         ("batch", 4, 4),
         ("seqlen_q", 8, 4),
@@ -613,6 +645,8 @@ LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {
         ("parallel", 680, 8),
         ("parallel_user", 688, 8),
         ("error", 696, 8),
+        ("scale_o", 704, 32),
+        ("amax_o", 736, 32),
     )),
     "flashattn_merge_args": (112, (
         ("struct_size", 0, 4),
@@ -629,6 +663,36 @@ LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {
         ("parallel", 88, 8),
         ("parallel_user", 96, 8),
         ("error", 104, 8),
+    )),
+    "flashattn_quantize_args": (440, (
+        ("struct_size", 0, 4),
+        ("batch", 4, 4),
+        ("seqlen_q", 8, 4),
+        ("seqlen_kv", 12, 4),
+        ("total_q", 16, 8),
+        ("total_kv", 24, 8),
+        ("dtype", 32, 4),
+        ("transform", 36, 4),
+        ("rotation_seed", 40, 8),
+        ("cu_seqlens_q", 48, 8),
+        ("cu_seqlens_kv", 56, 8),
+        ("lens_q", 64, 8),
+        ("lens_kv", 72, 8),
+        ("starts_kv", 80, 8),
+        ("q", 88, 32),
+        ("k", 120, 32),
+        ("v", 152, 32),
+        ("q_out", 184, 32),
+        ("k_out", 216, 32),
+        ("v_out", 248, 32),
+        ("descale_q", 280, 32),
+        ("descale_k", 312, 32),
+        ("descale_v", 344, 32),
+        ("k_mean", 376, 32),
+        ("lse_shift", 408, 8),
+        ("parallel", 416, 8),
+        ("parallel_user", 424, 8),
+        ("error", 432, 8),
     )),
     "flashattn_device_properties": (48, (
         ("struct_size", 0, 4),
@@ -800,6 +864,14 @@ Zeroes the arguments of flashattn_merge likewise; the caller sets the strides of
   struct_size   sizeof(flashattn_merge_args) as the caller knows it, 4 to 4096.
 INVALID_ARGUMENT: NULL, a size out of that range.
 """,
+    "flashattn_quantize_args_init": """\
+int32_t flashattn_quantize_args_init(flashattn_quantize_args *args, uint32_t struct_size)
+
+Zeroes the arguments of flashattn_quantize and asks for packed strides likewise.
+  args          out.
+  struct_size   sizeof(flashattn_quantize_args) as the caller knows it, 4 to 4096.
+INVALID_ARGUMENT: NULL, a size out of that range.
+""",
     "flashattn_forward": """\
 int32_t flashattn_forward(const flashattn_plan *plan, const flashattn_args *args, void *workspace,
     int64_t workspace_bytes, void *stream)
@@ -841,6 +913,15 @@ attention. A sink must be part of one partial result only. Needs no workspace; t
 device, heads_q, dim_v, dtype_o and whether queries are VARLEN. o and lse may be those of a part
 with the same strides and type. Rows are merged whatever lens says: give the parts defined
 contents.
+""",
+    "flashattn_quantize": """\
+int32_t flashattn_quantize(const flashattn_plan *plan, const flashattn_quantize_args *args,
+    void *stream)
+
+Makes E4M3 of wider q, k and v: x = round(transform(x) / descale), to nearest even, a descale for
+each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3, gives device,
+heads, dims, layout and descale_block. Needs no workspace. GPUs do not compute it yet.
+UNSUPPORTED: such a GPU; PAGED_KV.
 """,
     "flashattn_dropout_mask": """\
 int32_t flashattn_dropout_mask(const flashattn_plan *plan, const flashattn_args *args,

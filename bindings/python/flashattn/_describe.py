@@ -35,7 +35,8 @@ def describe(*, dtype: DTypeLike, heads_q: int, dim_qk: int, heads_kv: int = 0, 
              descale_block: int = 0, splits: int = 0, determinism: Determinisms = False,
              threads: int = 0, device: str = "cpu", max_batch: int = 0, max_seqlen_q: int = 0,
              max_seqlen_kv: int = 0, max_total_q: int = 0, max_total_kv: int = 0,
-             multiprocessors: int = 0, workspace_limit: int = 0) -> Descriptor:
+             multiprocessors: int = 0, workspace_limit: int = 0,
+             dtype_grad: Optional[DTypeLike] = None) -> Descriptor:
     """Describes a family of calls, for Plan, check and supported. The names are those of
     flashattn_desc, and of its bits.
 
@@ -45,6 +46,7 @@ def describe(*, dtype: DTypeLike, heads_q: int, dim_qk: int, heads_kv: int = 0, 
     heads_kv       key and value heads (0: heads_q); heads_q must be a multiple
     dim_v          elements of a value (0: dim_qk)
     dtype_o        of the output (None: dtype)
+    dtype_grad     of dq, dk and dv (None: dtype, or dtype_o where that is "float8_e4m3fn")
     block_q, block_kv  queries and keys a block; given when there is a block mask
     dtype_bias     dtype of the dense bias, "bool" for a mask; None: no bias
     alibi, sink    whether there are ALiBi slopes, a sink

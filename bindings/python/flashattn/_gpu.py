@@ -53,6 +53,10 @@ class Torch:
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
+        self._plain, self._strided = (torch.Tensor, torch.nn.Parameter), torch.strided
+        self._host = torch.device("cpu")
+        # Of a type, its name and the size of an element; filled as types are seen.
+        self._types: Dict[Any, Tuple[str, int]] = {}
         # The public way takes two microseconds.
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
         self.stream = raw or (lambda index: torch.cuda.current_stream(index).cuda_stream)
@@ -62,18 +66,26 @@ class Torch:
 
     def is_plain(self, array: Any) -> bool:
         """A tensor in host memory whose attributes say all: no subclass, nothing sparse or lazy."""
-        return (type(array) in (self.torch.Tensor, self.torch.nn.Parameter) and array.is_cpu
-                and array.layout is self.torch.strided
-                and not (array.is_conj() or array.is_neg()))
+        return (type(array) in self._plain and array.is_cpu and array.layout is self._strided
+                and not array.is_neg())
 
     def facts(self, array: Any, name: str) -> Facts:
+        return Facts(*self.read(array, name), True)
+
+    def read(self, array: Any, name: str) -> Tuple[int, str, Tuple[int, ...], Tuple[int, ...], int]:
+        """Address, type, shape, strides in bytes, bytes of an element."""
         if array.requires_grad and self.torch.is_grad_enabled():
             raise invalid(f"{name} requires a gradient, which this function does not record; call "
                           "the function of the same name in flashattn.torch, which does, or this "
                           f"one under torch.no_grad() or with {name}.detach()", Reason.VALUE, name)
-        size = array.element_size()
-        return Facts(array.data_ptr(), str(array.dtype).rpartition(".")[2], tuple(array.shape),
-                     tuple([step * size for step in array.stride()]), size, True)
+        dtype = array.dtype
+        known = self._types.get(dtype)
+        if known is None:
+            known = str(dtype).rpartition(".")[2], array.element_size()
+            self._types[dtype] = known
+        called, size = known
+        return (array.data_ptr(), called, tuple(array.shape),
+                tuple([step * size for step in array.stride()]), size)
 
     def as_numpy(self, array: Any, name: str) -> Any:
         """The same memory, but for bfloat16, which NumPy does not know."""
@@ -83,7 +95,7 @@ class Torch:
 
     def new_on_host(self, shape: Sequence[int], dtype: str, zero: bool) -> Any:
         make = self.torch.zeros if zero else self.torch.empty
-        return make(tuple(shape), dtype=getattr(self.torch, dtype), device="cpu")
+        return make(shape, dtype=getattr(self.torch, dtype), device=self._host)
 
     def _on(self, place: Place) -> Any:
         cuda = self.torch.cuda
@@ -147,21 +159,26 @@ class Cupy:
 
 LIBRARIES: Dict[str, Any] = {"torch": Torch, "cupy": Cupy}
 _made: Dict[str, Any] = {}
+_by_type: Dict[type, Any] = {}  # of the arrays that were seen
 
 
 def library_of(array: Any) -> Any:
     """Torch, Cupy or None."""
-    root = type(array).__module__.partition(".")[0]
-    if root not in LIBRARIES:
-        return None
-    if root not in _made:
-        _made[root] = LIBRARIES[root](sys.modules[root])
-    return _made[root]
+    kind = type(array)
+    library = _by_type.get(kind)
+    if library is None:
+        root = kind.__module__.partition(".")[0]
+        if root not in LIBRARIES:
+            return None
+        if root not in _made:
+            _made[root] = LIBRARIES[root](sys.modules[root])
+        library = _by_type[kind] = _made[root]
+    return library
 
 
 def on_host(array: Any) -> Optional[Torch]:
     """PyTorch, if array is a plain tensor of it in host memory: results are then tensors, too."""
-    library = library_of(array) if "torch" in sys.modules else None
+    library = library_of(array)
     return library if type(library) is Torch and library.is_plain(array) else None
 
 

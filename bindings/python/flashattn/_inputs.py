@@ -185,9 +185,9 @@ class Inputs:
             self.numbers, batch=q.batch, seqlen_q=q.rows, seqlen_kv=k.rows, total_q=0, total_kv=0,
             pages=0, page_size=0, heads_q=q.heads, heads_kv=k.heads)
         if "cu_seqlens_q" in seen:
-            sizes["batch"] = _sequences(seen["cu_seqlens_q"], "cu_seqlens_q")
+            sizes["batch"] = sequences(seen["cu_seqlens_q"], "cu_seqlens_q")
             sizes["total_q"] = q.rows
-            sizes["seqlen_q"] = _longest(seen, "q") if max_q is None else _tokens(max_q, "q")
+            sizes["seqlen_q"] = longest(seen, "q") if max_q is None else _tokens(max_q, "q")
         elif max_q is not None:
             raise _unused("max_seqlen_q", max_q, "cu_seqlens_q")
         if "page_table" in seen:
@@ -205,9 +205,9 @@ class Inputs:
                               "or a page_table with more columns", Reason.SIZE, "seqlen_kv")
             sizes.update(page_size=k.rows, pages=k.batch, seqlen_kv=tokens)
         elif "cu_seqlens_kv" in seen:
-            self._same_batch(_sequences(seen["cu_seqlens_kv"], "cu_seqlens_kv"), "cu_seqlens_kv")
+            self._same_batch(sequences(seen["cu_seqlens_kv"], "cu_seqlens_kv"), "cu_seqlens_kv")
             sizes["total_kv"] = k.rows
-            sizes["seqlen_kv"] = _longest(seen, "kv") if max_kv is None else _tokens(max_kv, "kv")
+            sizes["seqlen_kv"] = longest(seen, "kv") if max_kv is None else _tokens(max_kv, "kv")
         elif max_kv is not None:
             raise _unused("max_seqlen_kv", max_kv, "cu_seqlens_kv or page_table")
         else:
@@ -333,7 +333,7 @@ def _said(dim: Dim) -> str:
         f"{dim.size} + {dim.more}" if dim.more else dim.size
 
 
-def _sequences(cu_seqlens: View, name: str) -> int:
+def sequences(cu_seqlens: View, name: str) -> int:
     """How many sequences the offsets bound."""
     if len(cu_seqlens.shape) != 1:
         _arrays.check_shape(cu_seqlens.shape, (None,), name)
@@ -343,7 +343,7 @@ def _sequences(cu_seqlens: View, name: str) -> int:
     return cu_seqlens.shape[0] - 1
 
 
-def _longest(seen: Dict[str, View], side: str) -> int:
+def longest(seen: Dict[str, View], side: str) -> int:
     cu = seen["cu_seqlens_" + side].owner
     if not isinstance(cu, np.ndarray):
         raise invalid(f"max_seqlen_{side} is not given, and cu_seqlens_{side} lies on a GPU, where "

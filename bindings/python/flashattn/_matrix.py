@@ -41,6 +41,8 @@ ROWS: Tuple[Tuple[str, Dict[str, Any]], ...] = (
     ("dropout", {"dropout": 0.1, "backward": True}),
     ("lse, gradient at lse", {"return_lse": True, "dlse": True, "backward": True}),
     ("float32 output", {"dtype_o": "float32", "backward": True}),
+    ("float8 output", {"dtype_o": "float8_e4m3fn"}),
+    ("float8 keys and values", {"dtype_kv": "float8_e4m3fn", "backward": True}),
     ("batch invariant", {"determinism": "batch_invariant", "backward": True}),
 )
 
@@ -59,6 +61,8 @@ def matrix(device: str = "cpu") -> Matrix:
         cells = []
         for dtype in DTYPES:
             description = {"dtype": dtype, "heads_q": 8, "dim_qk": 64, "device": device, **asked}
+            if dtype == "float8_e4m3fn":  # the default, 8 bits, is for forward alone
+                description.setdefault("dtype_o", "bfloat16")
             if description.get("dtype_bias") == "same":
                 description["dtype_bias"] = dtype
             try:

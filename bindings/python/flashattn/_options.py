@@ -132,7 +132,8 @@ OPTIONS: Dict[str, Tuple[Callable[[Any, str], Any], Any]] = {
     "softcap": (softcap, 0.0), "scale": (scale, None), "dropout": (real, 0.0),
     "determinism": (determinism, 0), "device": (device, (0, 0)), "forward": (flag, True),
 }
-OPTIONS.update({name: (dtype, 0) for name in ("dtype_kv", "dtype_o", "dtype_bias")})
+OPTIONS.update({name: (dtype, 0) for name in ("dtype_kv", "dtype_o", "dtype_bias",
+                                                "dtype_grad")})
 OPTIONS.update({name: (flag, False) for name in (
     "causal", "top_left", "alibi", "sink", "return_lse", "backward", "dlse", "return_dbias",
     "return_dsink", "varlen_q", "varlen_kv")})

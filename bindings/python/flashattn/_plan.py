@@ -30,6 +30,9 @@ _SIZES = ("batch", "seqlen_q", "seqlen_kv", "total_q", "total_kv")
 _thread = threading.local()
 # Calls that flashattn.torch prepared, by what they depend on: they hold plans.
 prepared: Dict[Any, Any] = {}
+# Likewise calls of attention(), see _repeat.py; and how often one was repeated.
+repeated: Dict[Any, Any] = {}
+repeats = [0]
 
 
 def c_descriptor(descriptor: Descriptor) -> Any:
@@ -126,14 +129,15 @@ class Plan:
         values: Any = [getattr(properties, name) for name in PlanInfo._fields]
         return PlanInfo._make(v if isinstance(v, int) else text(v) for v in values)
 
-    def forward(self, q: Any, k: Any, v: Any, *, o: Any = None, **arrays: Any) -> Any:
+    def forward(self, q: Any, k: Any, v: Any, *, o: Any = None, amax_o: Any = None,
+                **arrays: Any) -> Any:
         """Runs the plan. arrays: those of attention(), attention_varlen(), attention_paged().
 
         Returns o, or (o, lse) for a plan with return_lse.
         """
         inputs = Inputs(q, k, v, o=o, **self._numbers(arrays))
         self._fits(inputs)
-        return self.run_forward(inputs, o)
+        return self.run_forward(inputs, o, amax_o=amax_o)
 
     def backward(self, dout: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, *, dlse: Any = None,
                  dq: Any = None, dk: Any = None, dv: Any = None, **arrays: Any) -> Tuple[Any, ...]:
@@ -157,7 +161,8 @@ class Plan:
                               f"is made for {_shown(name, plans)}; make one for them",
                               Reason.VALUE, name)
 
-    def run_forward(self, inputs: Inputs, o: Any, seen: Optional[View] = None) -> Any:
+    def run_forward(self, inputs: Inputs, o: Any, seen: Optional[View] = None,
+                    amax_o: Any = None) -> Any:
         """forward() for inputs that are known to fit."""
         inputs.check_seed(self.descriptor.dropout)
         args = new_args(inputs.sizes)
@@ -166,6 +171,9 @@ class Plan:
         lse = None
         if self.descriptor.features & _LSE:
             lse, args.lse = _result(inputs.lse_shape(), inputs.ragged, inputs, "lse")
+        if amax_o is not None:
+            amax = view(amax_o, "amax_o", inputs.place, FLOAT32)
+            args.amax_o = _amax(amax, (inputs.sizes["batch"], inputs.q.heads))
         self._run(lib.flashattn_forward, _FORWARD, args, inputs)
         return o if lse is None else (o, lse)
 
@@ -176,7 +184,8 @@ class Plan:
         args = new_args(inputs.sizes)
         inputs.fill(args)
         q, k, v, place = inputs.q, inputs.k, inputs.v, inputs.place
-        dtype_o, lse_shape = self.descriptor.dtype_o, inputs.lse_shape()
+        dtype_o, dtype_grad = self.descriptor.dtype_o, self.descriptor.dtype_grad
+        lse_shape = inputs.lse_shape()
         # The views live to the end of this function, and so does what they point to.
         seen = {name: view(array, name, place) for name, array in (("o", o), ("dout", dout))}
         for name, array in seen.items():
@@ -187,7 +196,8 @@ class Plan:
                 setattr(args, name, ffi.cast(_FLOAT, seen[name].pointer))
         results = []
         for name, array, like in (("dq", dq, q), ("dk", dk, k), ("dv", dv, v)):
-            array, tensor = _output(array, name, like, like.dim, like.view.dtype, inputs)
+            code = dtype_grad or like.view.dtype  # without BACKWARD the library refuses
+            array, tensor = _output(array, name, like, like.dim, code, inputs)
             setattr(args, name, tensor)
             results.append(array)
         if self.descriptor.features & _DBIAS:
@@ -289,6 +299,20 @@ def _result(shape: Tuple[int, ...], zero: bool, inputs: Inputs, name: str) -> Tu
     return array, _arrays.pointer(view(array, name, inputs.place, made=True), _FLOAT)
 
 
+def _amax(amax: View, sizes: Tuple[int, int]) -> Tuple[Any, int, int, int]:
+    """flashattn_tensor of a result for each sequence and head; the largest over an index of 1."""
+    check_writable(amax, "amax_o")
+    missing = len(sizes) - len(amax.shape)
+    shape, strides = (1,) * missing + amax.shape, (0,) * missing + amax.strides
+    if len(shape) != len(sizes) or any(n not in (1, size) for n, size in zip(shape, sizes)):
+        raise invalid(f"amax_o has shape {amax.shape}; expected (batch, heads_q) = {sizes}, or 1 "
+                      "in place of an index for the largest over it", Reason.SIZE, "amax_o")
+    batch, head = [0 if n == 1 else stride for n, stride in zip(shape, strides)]
+    if min(batch, head) < 0:
+        raise invalid(f"amax_o has a negative stride; {amax.remedy}", Reason.STRIDE, "amax_o")
+    return amax.pointer, batch, head, 0
+
+
 def _dbias(inputs: Inputs) -> Tuple[Any, Any]:
     """The array, and its flashattn_tensor."""
     shape = inputs.seen["bias"].shape
@@ -317,7 +341,7 @@ def cached_plan(facts: Tuple[Any, ...], chosen: Tuple[Tuple[str, Any], ...]) -> 
 def cache_info() -> Dict[str, int]:
     """Plans kept ("plans"), found again ("hits"), made ("misses")."""
     info = cached_plan.cache_info()
-    return {"plans": info.currsize, "hits": info.hits, "misses": info.misses}
+    return {"plans": info.currsize, "hits": info.hits + repeats[0], "misses": info.misses}
 
 
 def clear_cache() -> None:
@@ -325,5 +349,7 @@ def clear_cache() -> None:
     done with."""
     cached_plan.cache_clear()
     prepared.clear()
+    repeated.clear()
+    repeats[0] = 0
     _thread.workspace = None
     _events.release()

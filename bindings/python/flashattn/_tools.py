@@ -76,16 +76,21 @@ def merge(part_o: Sequence[Any], part_lse: Sequence[Any], *, layout: Optional[st
     args.o = target.c()
     args.lse = _arrays.pointer(lse if place is None else view(lse, "lse", place, made=True),
                                _FLOAT)
+    _run(lambda stream: lib.flashattn_merge(plan._plan, args, stream), args, place, parallel)
+    return o, lse
+
+
+def _run(function: Callable[[Any], int], args: Any, place: _arrays.Place, parallel: Any) -> None:
+    """A call of the library with args, on a stream; raises what it or the caller's pool says."""
     pool = None if parallel is None else _parallel.pool_of(parallel)
     if pool is not None:
         _parallel.put(args, pool)
     with _gpu.launch(place):
-        status = lib.flashattn_merge(plan._plan, args, _gpu.native_stream(place))
+        status = function(_gpu.native_stream(place))
     if pool is not None and pool.error is not None:
         raise pool.error
     if status:
         fail(status)
-    return o, lse
 
 
 def _said(array: View) -> str:
@@ -103,7 +108,7 @@ def _plan_of(place: _arrays.Place, dtype: int, **chosen: Any) -> Plan:
 
 def dropout_mask(batch: int, heads_q: int, seqlen_q: int, seqlen_kv: int, *, dropout: float,
                  rng_seed: Optional[int] = None, rng_offset: int = 0, keep: Any = None,
-                 stream: Any = None) -> Any:
+                 stream: Any = None, parallel: Any = None) -> Any:
     """Which weights dropout keeps: bool (batch, heads_q, seqlen_q, seqlen_kv), True = kept.
 
     The same numbers as attention(dropout=, rng_seed=, rng_offset=) uses on every device: a function
@@ -112,6 +117,7 @@ def dropout_mask(batch: int, heads_q: int, seqlen_q: int, seqlen_kv: int, *, dro
 
     keep        bool or uint8, without gaps, written and returned; on a GPU the numbers are made
                 there, on stream
+    parallel    as in attention()
 
     ValueError for a dropout without a seed, sizes past 2**31 - 1, other shapes of keep, seeds, and
     a stream without keep.
@@ -133,11 +139,8 @@ def dropout_mask(batch: int, heads_q: int, seqlen_q: int, seqlen_kv: int, *, dro
     if not made:
         _gpu.check_order(keep, "keep", place)
         check_writable(seen, "keep")
-    with _gpu.launch(place):
-        status = lib.flashattn_dropout_mask(plan._plan, args, _arrays.pointer(seen, _BYTE),
-                                            _gpu.native_stream(place))
-    if status:
-        fail(status)
+    _run(lambda stream: lib.flashattn_dropout_mask(plan._plan, args, _arrays.pointer(seen, _BYTE),
+                                                   stream), args, place, parallel)
     return keep
 
 

@@ -21,6 +21,7 @@ using portable::pair_bf16;
 using portable::reciprocal;
 using portable::scale_exp2;
 using portable::store_bf16_row;
+using portable::store_bytes;
 using portable::store_halves;
 
 FLASHATTN_INLINE Longs multiply_low(Longs a, uint32_t b) {
@@ -69,6 +70,29 @@ FLASHATTN_INLINE Floats load_bf16(const void* p) {
 
 FLASHATTN_INLINE Floats load_f16(const void* p) {
   return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p))));
+}
+
+// E4M3 in the place of fp16's high bits is the number divided by 2^8, subnormals included. NaN, the
+// largest magnitude, becomes a NaN by setting all bits. The sign is there twice, but for NaN.
+constexpr float kF8Unit = 256.0f;
+FLASHATTN_INLINE Floats load_f8_units(const void* p) {
+  const __m128i bytes = _mm_loadl_epi64(static_cast<const __m128i*>(p));
+  const __m128i twice = _mm_srai_epi16(_mm_unpacklo_epi8(_mm_setzero_si128(), bytes), 1);
+  const __m128i nan =
+      _mm_cmpeq_epi16(_mm_or_si128(twice, _mm_set1_epi16(-0x4000)), _mm_set1_epi16(-0x80));
+  const __m128i once = _mm_and_si128(twice, _mm_set1_epi16(-0x4080));
+  return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_or_si128(once, nan)));
+}
+FLASHATTN_INLINE void load_f8_pair(const void* p, Floats* first, Floats* second) {
+  const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  const __m256i order = _mm256_setr_epi8(-1, 0, -1, 1, -1, 2, -1, 3, -1, 4, -1, 5, -1, 6, -1, 7, -1,
+                                         8, -1, 9, -1, 10, -1, 11, -1, 12, -1, 13, -1, 14, -1, 15);
+  const __m256i twice = _mm256_srai_epi16(_mm256_shuffle_epi8(both, order), 1);
+  const __m256i nan = _mm256_cmpeq_epi16(_mm256_or_si256(twice, _mm256_set1_epi16(-0x4000)),
+                                         _mm256_set1_epi16(-0x80));
+  const __m256i halves = _mm256_or_si256(_mm256_and_si256(twice, _mm256_set1_epi16(-0x4080)), nan);
+  *first = reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm256_castsi256_si128(halves)));
+  *second = reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)));
 }
 
 // As portable::split_exp2, but the integer comes from vroundps, sooner than from the sum.

@@ -71,6 +71,31 @@ FLASHATTN_INLINE Floats load_f16(const void* p) {
       _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))));
 }
 
+// As in simd/avx2.h.
+constexpr float kF8Unit = 256.0f;
+FLASHATTN_INLINE Floats load_f8_units(const void* p) {
+  const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
+  const __m256i twice = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
+  const __mmask16 nan = _mm256_cmpeq_epi16_mask(_mm256_or_si256(twice, _mm256_set1_epi16(-0x4000)),
+                                                _mm256_set1_epi16(-0x80));
+  const __m256i once = _mm256_and_si256(twice, _mm256_set1_epi16(-0x4080));
+  return reinterpret_cast<Floats>(
+      _mm512_cvtph_ps(_mm256_mask_mov_epi16(once, nan, _mm256_set1_epi16(-1))));
+}
+FLASHATTN_INLINE void load_f8_pair(const void* p, Floats* first, Floats* second) {
+  const __m256i bytes = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+  const __m512i twice = _mm512_slli_epi16(_mm512_cvtepi8_epi16(bytes), 7);
+  const __mmask32 nan = _mm512_cmpeq_epi16_mask(_mm512_or_si512(twice, _mm512_set1_epi16(-0x4000)),
+                                                _mm512_set1_epi16(-0x80));
+  const __m512i once = _mm512_and_si512(twice, _mm512_set1_epi16(-0x4080));
+  const __m512i halves = _mm512_mask_mov_epi16(once, nan, _mm512_set1_epi16(-1));
+  *first = reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm512_castsi512_si256(halves)));
+  *second = reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)));
+}
+FLASHATTN_INLINE void store_bytes(void* p, Words bits) {
+  _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(bits)));
+}
+
 #if !defined(__AVX512BF16__)
 using portable::dot_bf16;
 using portable::pair_bf16;

@@ -75,7 +75,52 @@ FLASHATTN_INLINE Words to_f16(Floats x) {
   return result | (bits & 0x80000000u) >> 16;
 }
 
+// ---- E4M3, bit patterns in the low bytes of words ----
+
+constexpr float kMaxF8 = 448.0f;
+
+// Rounds to nearest even; what is larger than the largest number, infinity too, becomes that
+// number. A NaN stays a NaN.
+FLASHATTN_INLINE Words to_f8(Floats x) {
+  const Words bits = as_words(x), magnitude = bits & 0x7fffffffu;
+  const Words normal = (magnitude + 0x7ffffu + ((magnitude >> 20) & 1u) - 0x3c000000u) >> 20;
+  // Adding 2^14 leaves multiples of 2^-9, the unit of E4M3's subnormals, in the low bits.
+  const Words tiny = as_words(as_floats(magnitude) + splat(0x1p14f)) - 0x46800000u;
+  Words result = magnitude < splat_word(0x3c800000u) ? tiny : normal;
+  result = magnitude >= splat_word(0x43e00000u) ? splat_word(0x7eu) : result;
+  result = x == x ? result : splat_word(0x7fu);
+  return result | (bits & 0x80000000u) >> 24;
+}
+
 namespace portable {
+
+typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
+
+// kWidth numbers of E4M3, each divided by kF8Unit.
+constexpr float kF8Unit = 1.0f;
+FLASHATTN_INLINE Floats load_f8_units(const void* p) {
+  Bytes bytes;
+  __builtin_memcpy(&bytes, p, kWidth);
+  const Words bits = __builtin_convertvector(bytes, Words), magnitude = bits & 0x7fu;
+  const Words normal = (magnitude << 20) + 0x3c000000u;
+  const Words tiny =
+      as_words(__builtin_convertvector(reinterpret_cast<Ints>(magnitude), Floats) * 0x1p-9f);
+  Words result = magnitude < splat_word(8) ? tiny : normal;
+  result |= magnitude == splat_word(0x7f) ? splat_word(0x7fc00000u) : Words{};
+  return as_floats(result | (bits & 0x80u) << 24);
+}
+
+// 2 * kWidth of them.
+FLASHATTN_INLINE void load_f8_pair(const void* p, Floats* first, Floats* second) {
+  *first = load_f8_units(p);
+  *second = load_f8_units(static_cast<const char*>(p) + kWidth);
+}
+
+// Writes the low bytes of words.
+FLASHATTN_INLINE void store_bytes(void* p, Words bits) {
+  const Bytes bytes = __builtin_convertvector(bits, Bytes);
+  __builtin_memcpy(p, &bytes, kWidth);
+}
 
 // The low halves of the lanes times b.
 FLASHATTN_INLINE Longs multiply_low(Longs a, uint32_t b) { return (a & 0xffffffffu) * uint64_t{b}; }
@@ -94,7 +139,6 @@ FLASHATTN_INLINE bool any(Ints mask) {
 
 // x where the byte at p is not zero, else y.
 FLASHATTN_INLINE Floats select_by_bytes(const void* p, Floats x, Floats y) {
-  typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
   Bytes bytes;
   __builtin_memcpy(&bytes, p, kWidth);
   return select(__builtin_convertvector(bytes, Ints) != 0, x, y);

@@ -120,8 +120,8 @@ __device__ __forceinline__ uint32_t nonzero_mask(uint32_t pair) {
   return r;
 }
 
-// An 8 x 8 matrix of 16-bit elements, row lane / 4 and columns 2 (lane % 4) and the next,
-// transposed.
+// Transposes an 8 x 8 matrix of 16-bit elements; a lane holds columns 2 (lane % 4) and the next of
+// row lane / 4.
 __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t pair) {
   uint32_t r;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));

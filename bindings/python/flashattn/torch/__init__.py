@@ -9,10 +9,12 @@ from .flash_attn import (flash_attn_func, flash_attn_kvpacked_func, flash_attn_q
                          flash_attn_varlen_qkvpacked_func, flash_attn_with_kvcache)
 from .functional import attention, attention_paged, attention_varlen, merge
 from .sdpa import activate, report, restore, scaled_dot_product_attention
+from .transformers import register_transformers
 
 __all__ = [
     "activate", "attention", "attention_paged", "attention_varlen", "flash_attn_func",
     "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func",
-    "flash_attn_with_kvcache", "merge", "report", "restore", "scaled_dot_product_attention",
+    "flash_attn_with_kvcache", "merge", "register_transformers", "report", "restore",
+    "scaled_dot_product_attention",
 ]

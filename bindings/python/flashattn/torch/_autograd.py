@@ -2,7 +2,7 @@
 dispatcher."""
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from .._constants import Reason, Status
 from .._errors import UnsupportedError, invalid
 from . import _launch
-from ._launch import BESIDE, Options
+from ._launch import BESIDE, NOTHING, Options, Orders, inverse, permuted
 
 _N = len(BESIDE)
 _PAGE_TABLE = BESIDE.index("page_table")
@@ -24,7 +24,7 @@ _tracing = getattr(_C, "_get_tracing_state", None)
 _CAN_ASK = None not in (_modes, _function_modes, _transforms, _tracing)
 
 
-def is_eager(*tensors: Optional[Tensor]) -> bool:
+def is_eager(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]]) -> bool:
     """Whether nobody but the kernel has to see a call: no compiler, mode, transform or subclass.
 
     The dispatcher with an autograd formula of torch.library costs 20 us without a gradient and 110
@@ -35,7 +35,7 @@ def is_eager(*tensors: Optional[Tensor]) -> bool:
     if (not _CAN_ASK or _modes() or _function_modes()  # type: ignore[misc]
             or _transforms() is not None or _tracing() is not None):  # type: ignore[misc]
         return False
-    for tensor in tensors:
+    for tensor in (q, k, v) if beside is NOTHING else (q, k, v, *beside):
         if tensor is not None and (type(tensor) not in _PLAIN or tensor.is_neg()
                                    or not (tensor.is_cpu or tensor.is_cuda)
                                    or tensor.layout is not torch.strided):
@@ -43,14 +43,8 @@ def is_eager(*tensors: Optional[Tensor]) -> bool:
     return True
 
 
-def save(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> None:
-    """inputs are those of the operator forward."""
-    q, k, v, *rest = inputs
-    beside, options = rest[:_N], rest[_N:]
-    if not options[-1]:
-        raise invalid("return_lse = False, but a tensor requires a gradient, which needs the lse; "
-                      "set it", Reason.OP, "lse")
-    needs = ctx.needs_input_grad[3:3 + _N]
+def _refuse(beside: Sequence[Optional[Tensor]], needs: Sequence[bool]) -> None:
+    """What has no gradient, where one is to be recorded. needs: of which beside."""
     for name in _NO_GRADIENT:
         if needs[BESIDE.index(name)]:
             raise UnsupportedError(f"{name} requires a gradient, which the library does not "
@@ -60,65 +54,101 @@ def save(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> No
         raise UnsupportedError("a tensor requires a gradient, which paged attention has not; call "
                                "it under torch.no_grad()", Status.ERROR_UNSUPPORTED, Reason.OP,
                                "page_table")
+
+
+def save(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> None:
+    """inputs are those of the operator forward."""
+    q, k, v, *rest = inputs
+    beside, (max_q, max_kv, *options, return_lse) = rest[:_N], rest[_N:]
+    if not return_lse:
+        raise invalid("return_lse = False, but a tensor requires a gradient, which needs the lse; "
+                      "set it", Reason.OP, "lse")
+    needs = ctx.needs_input_grad[3:3 + _N]
+    _refuse(beside, needs)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output, *beside)
-    ctx.options = options[:-1]
-    ctx.needs = (needs[0] and beside[0] is not None, needs[1] and beside[1] is not None)
+    ctx.call = (max_q, max_kv, Options(*options), needs[0] and beside[0] is not None,
+                needs[1] and beside[1] is not None, None)
 
 
-def gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> Tuple[Any, ...]:
-    """One for each input of the operator forward."""
-    saved = ctx.saved_tensors  # once: checkpointing recomputes at each look
-    q, k, v, o, lse, *beside = saved
-    if dout is None and dlse is None:
-        return (None,) * (4 + _N + len(ctx.options))
+def gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor],
+              operator: Any = None) -> Tuple[Any, ...]:
+    """One for each input of the operator forward. operator: backward, else torch.ops'."""
+    dq, dk, dv, dbias, dsink = _gradients(ctx, dout, dlse, operator)
+    return (dq, dk, dv, dbias, dsink, *[None] * (_N + len(Options._fields) + 1))
+
+
+def _gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor],
+               operator: Any = None) -> Sequence[Any]:
+    """Of q, k, v, bias, sink."""
+    q, k, v, o, lse, *more = ctx.saved_tensors  # once: checkpointing recomputes at each look
     if dout is None:
+        if dlse is None:
+            return [None] * 5
         dout = torch.zeros_like(o)
+    beside = more or NOTHING
     # With grad mode on the caller wants a gradient of the gradient: the operator refuses that.
-    if not torch.is_grad_enabled() and is_eager(dout, dlse, *saved):
-        max_q, max_kv, *options = ctx.options
-        dq, dk, dv, dbias, dsink = _launch.backward(
-            dout, dlse, q, k, v, o, lse, beside, max_q, max_kv, Options(*options), *ctx.needs)
+    eager = is_eager(q, k, v, beside) and is_eager(dout, o, lse, (dlse,))
+    if eager and not torch.is_grad_enabled():
+        results: Any = _launch.backward(dout, dlse, q, k, v, o, lse, beside, *ctx.call)
+        if beside is NOTHING:
+            return results
     else:
-        dq, dk, dv, dbias, dsink = torch.ops.flashattn.backward(
-            dout, dlse, q, k, v, o, lse, *beside, *ctx.options, *ctx.needs)
-    more = [None] * _N
-    for i, (wanted, gradient) in enumerate(zip(ctx.needs, (dbias, dsink))):
-        if wanted:
-            more[i] = gradient.to(beside[i].dtype)
-    return (dq, dk, dv, *more, *[None] * (len(ctx.options) + 1))
+        max_q, max_kv, options, *_, orders = ctx.call
+        order, order_kv = orders or (None, None)
+        every = (order, order, order_kv, order_kv, order)
+        dout, q, k, v, o = [permuted(x, by) for x, by in zip((dout, q, k, v, o), every)]
+        operator = operator or torch.ops.flashattn.backward
+        results = operator(dout, dlse, q, k, v, o, lse, *beside, max_q, max_kv, *options,
+                           *ctx.call[3:5])
+        results = [x if by is None else x.permute(inverse(by))
+                   for x, by in zip(results, (*every[1:4], None, None))]
+    return (*results[:3], *[gradient.to(like.dtype) if wanted else None
+                            for gradient, like, wanted in zip(results[3:], beside, ctx.call[3:5])])
 
 
 class Attention(torch.autograd.Function):
-    """The operator forward for eager calls."""
+    """Eager calls: o, or (o, lse), of tensors in the caller's order of dimensions."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:
-        q, k, v, *rest = inputs
-        max_q, max_kv, *options, return_lse = rest[_N:]
-        output = _launch.forward(q, k, v, rest[:_N], max_q, max_kv, Options(*options), return_lse)
-        save(ctx, inputs, output)
-        return output
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor],
+                sink: Optional[Tensor], rest: Any) -> Any:
+        beside, max_q, max_kv, options, return_lse, orders = rest
+        o, lse = _launch.forward(q, k, v, beside, max_q, max_kv, options, True, orders)
+        ctx.set_materialize_grads(False)
+        if beside is NOTHING:
+            ctx.call = max_q, max_kv, options, False, False, orders
+            ctx.save_for_backward(q, k, v, o, lse)
+        else:
+            ctx.call = max_q, max_kv, options, *ctx.needs_input_grad[3:5], orders
+            ctx.save_for_backward(q, k, v, o, lse, *beside)
+        return (o, lse) if return_lse else o
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return gradients(ctx, *grads)
+    def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor] = None) -> Any:
+        return (*_gradients(ctx, dout, dlse), None)
 
 
-def call(inputs: Tuple[Any, ...]) -> Tuple[Tensor, Tensor]:
-    """The operator forward, by the shortest way. Without return_lse it is set where a gradient
-    needs it."""
-    tensors = inputs[:3 + _N]
-    records = torch.is_grad_enabled() and any(
-        [tensor is not None and tensor.requires_grad for tensor in tensors])
-    if records and not inputs[-1]:
-        inputs = (*inputs[:-1], True)
-    if not is_eager(*tensors):
-        return torch.ops.flashattn.forward(*inputs)
-    if records:
-        return Attention.apply(*inputs)
-    max_q, max_kv, *options, return_lse = inputs[3 + _N:]
-    return _launch.forward(*inputs[:3], tensors[3:], max_q, max_kv, Options(*options), return_lse)
+# What Function.apply does besides is for transforms, which is_eager() excludes.
+_apply: Any = super(torch.autograd.Function, Attention).apply  # type: ignore[misc]
+
+
+def call(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]], max_q: int,
+         max_kv: int, options: Options, return_lse: bool, orders: Orders) -> Any:
+    """(o, lse) where is_eager(); lse may be None without return_lse."""
+    if not torch.is_grad_enabled():
+        return _launch.forward(q, k, v, beside, max_q, max_kv, options, return_lse, orders)
+    if beside is NOTHING:
+        if not (q.requires_grad or k.requires_grad or v.requires_grad):
+            return _launch.forward(q, k, v, beside, max_q, max_kv, options, return_lse, orders)
+    else:
+        needs = [t is not None and t.requires_grad for t in beside]
+        if not (q.requires_grad or k.requires_grad or v.requires_grad or any(needs)):
+            return _launch.forward(q, k, v, beside, max_q, max_kv, options, return_lse, orders)
+        _refuse(beside, needs)
+    result = _apply(q, k, v, beside[0], beside[1],
+                    (beside, max_q, max_kv, options, return_lse, orders))
+    return result if return_lse else (result, None)
 
 
 def merge_save(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> None:

@@ -1,7 +1,7 @@
 """From tensors to calls of the library: the kernels of the operators.
 
 A call is prepared once for the shapes, strides and types of its tensors and its options: checked,
-planned, and kept as flashattn_args without pointers. Repeating it costs a look-up and the pointers.
+planned, and kept as flashattn_args, which repeating it fills with pointers.
 Gradients, modes and transforms of PyTorch are others' work: _ops.py, _autograd.py.
 """
 from __future__ import annotations
@@ -22,6 +22,8 @@ from .._options import uniform
 # The tensors that may come beside q, k and v, in the order of the operators.
 BESIDE = ("bias", "sink", "alibi_slopes", "block_mask", "cu_seqlens_q", "cu_seqlens_kv", "lens_q",
           "lens_kv", "starts_kv", "page_table", "rng_device")
+NOTHING: Sequence[Optional[Tensor]] = (None,) * len(BESIDE)  # of them is given
+runs = {"forward": 0, "backward": 0}  # of report(); threads may lose one
 _LIMIT = 2048  # prepared calls
 _ARGS = ffi.typeof("flashattn_args *")
 _WORDS = ffi.typeof("uint64_t *")
@@ -62,6 +64,21 @@ class _Call(NamedTuple):
     bytes: int  # of workspace
     lse_shape: Tuple[int, ...]
     ragged: bool  # some rows belong to no sequence, and are not written
+    copied: Tuple[int, ...]  # the tensors whose heads are not contiguous
+    results: Tuple[Any, ...]  # shape and strides of each; None: those of the tensor it is like
+    spare: List[Any]  # flashattn_args of calls that are over
+
+
+Orders = Optional[Tuple[Optional[Tuple[int, ...]], Optional[Tuple[int, ...]]]]
+"""Permutations of q, and of k and v, to (batch, seq, heads, dim); None: they are that."""
+
+
+def permuted(tensor: Tensor, order: Optional[Tuple[int, ...]]) -> Tensor:
+    return tensor if order is None else tensor.permute(order)
+
+
+def inverse(order: Tuple[int, ...]) -> Tuple[int, ...]:
+    return tuple([order.index(i) for i in range(len(order))])
 
 
 def _geometry(tensors: Sequence[Optional[Tensor]]) -> Tuple[Any, ...]:
@@ -99,7 +116,26 @@ def _inputs(tensors: Sequence[Tensor], beside: Sequence[Optional[Tensor]], max_q
     return inputs
 
 
-def _prepared(key: Any, plan: Any, op: int, args: Any, inputs: Inputs) -> _Call:
+def _result(like: Tensor, shape: Sequence[int], order: Optional[Tuple[int, ...]]) -> Any:
+    """The entry in _Call.results of a tensor that is stored as (batch, seq, heads, dim)."""
+    step, found = 1, [0] * len(shape)
+    for axis in reversed(order or tuple(range(len(shape)))):
+        found[axis] = step
+        step *= max(shape[axis], 1)
+    strides = tuple(found)
+    model = like.new_empty_strided(like.shape, like.stride(), device="meta")
+    same = tuple(shape) == tuple(like.shape) and torch.empty_like(model).stride() == strides
+    return None if same else (tuple(shape), strides)
+
+
+def _make(call: _Call, i: int, like: Tensor) -> Tensor:
+    known = call.results[i]
+    made = torch.empty_like(like) if known is None else like.new_empty_strided(*known)
+    return made.zero_() if call.ragged else made
+
+
+def _prepared(key: Any, plan: Any, op: int, args: Any, inputs: Inputs, copied: Tuple[int, ...],
+              results: Tuple[Any, ...]) -> _Call:
     needed = ffi.new("int64_t *")
     status = lib.flashattn_workspace_size(plan._plan, op, args, needed)
     if status:
@@ -107,38 +143,46 @@ def _prepared(key: Any, plan: Any, op: int, args: Any, inputs: Inputs) -> _Call:
     words = ffi.cast(_WORDS, args)
     for word in (_Q, _K, _V, _O, _DOUT, _LSE, _DLSE, *_BESIDE_WORDS):
         words[word] = 0
-    call = _Call(plan, args, needed[0], inputs.lse_shape(), inputs.ragged)
+    call = _Call(plan, args, needed[0], inputs.lse_shape(), inputs.ragged, copied, results, [])
     if len(_plan.prepared) >= _LIMIT:
         _plan.prepared.clear()
     _plan.prepared[key] = call
     return call
 
 
-def _run(function: Any, call: _Call, args: Any, q: Tensor) -> None:
-    index = q.get_device()
-    if index < 0:
-        status = function(call.plan._plan, args, _plan._workspace(call.bytes), call.bytes, ffi.NULL)
+def _run(function: Any, call: _Call, filled: Tuple[Any, Any], q: Tensor) -> None:
+    if q.is_cpu:
+        status = function(call.plan._plan, filled[0], _plan._workspace(call.bytes), call.bytes,
+                          ffi.NULL)
     else:
-        library = _gpu.library_of(q)
+        library, index = _gpu.library_of(q), q.get_device()
         place = _gpu.Place(index, library.stream(index), library, True, [])
         with library.scope(place):
             # The allocator reuses its memory in the order of the stream.
             scratch = torch.empty(call.bytes, dtype=torch.uint8, device=q.device)
-            status = function(call.plan._plan, args, ffi.cast("void *", scratch.data_ptr()),
+            status = function(call.plan._plan, filled[0], ffi.cast("void *", scratch.data_ptr()),
                               call.bytes, _gpu.native_stream(place))
     if status:
         fail(status)
+    call.spare.append(filled)
 
 
 def _arguments(call: _Call, q: Tensor, k: Tensor, v: Tensor,
                beside: Sequence[Optional[Tensor]]) -> Tuple[Any, Any]:
-    args = ffi.new(_ARGS, call.args[0])
-    words = ffi.cast(_WORDS, args)
+    """flashattn_args that no other thread has, and its words. Those of an earlier call differ in no
+    more than the pointers, all of which are written."""
+    try:
+        filled = call.spare.pop()
+    except IndexError:
+        args = ffi.new(_ARGS, call.args[0])
+        filled = args, ffi.cast(_WORDS, args)
+    words = filled[1]
     words[_Q], words[_K], words[_V] = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    for word, tensor in zip(_BESIDE_WORDS, beside):
-        if tensor is not None:
-            words[word] = tensor.data_ptr()
-    return args, words
+    if beside is not NOTHING:
+        for word, tensor in zip(_BESIDE_WORDS, beside):
+            if tensor is not None:
+                words[word] = tensor.data_ptr()
+    return filled
 
 
 def dense_heads(tensor: Tensor) -> Tensor:
@@ -146,81 +190,135 @@ def dense_heads(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 else tensor.contiguous()
 
 
+def _copied(tensors: Sequence[Tensor]) -> Tuple[int, ...]:
+    return tuple([i for i, tensor in enumerate(tensors) if dense_heads(tensor) is not tensor])
+
+
+def _dense(copied: Tuple[int, ...], tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    return tensors if not copied else [
+        t.contiguous() if i in copied else t for i, t in enumerate(tensors)]
+
+
 def forward(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]], max_q: int,
-            max_kv: int, options: Options, return_lse: bool) -> Tuple[Tensor, Tensor]:
-    """o, lse of (batch, seq, heads, dim) or (total, heads, dim) tensors. lse is empty without
-    return_lse."""
-    q, k, v = dense_heads(q), dense_heads(k), dense_heads(v)
-    threads = torch.get_num_threads()
-    key = (_geometry((q, k, v)), _geometry(beside), max_q, max_kv, options, return_lse, threads)
-    call = _plan.prepared.get(key)
-    if call is None:
-        with torch.no_grad():
-            inputs = _inputs((q, k, v), beside, max_q, max_kv, options)
-            plan = _plan.cached_plan(inputs.facts(), _described(options, inputs, threads,
-                                                                return_lse=return_lse))
-            args = _plan.new_args(inputs.sizes)
-            inputs.fill(args)
-            args.o = _EMPTY
-            call = _prepared(key, plan, int(Op.FORWARD), args, inputs)
-    args, words = _arguments(call, q, k, v, beside)
-    make = torch.zeros if call.ragged else torch.empty
-    o = make((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
-    lse = make(call.lse_shape if return_lse else 0, dtype=torch.float32, device=q.device)
+            max_kv: int, options: Options, return_lse: bool, orders: Orders = None,
+            o: Optional[Tensor] = None) -> Tuple[Tensor, Optional[Tensor]]:
+    """o, lse of (batch, seq, heads, dim) or (total, heads, dim) tensors, or of such that orders
+    make so; lse is None without return_lse. o is written and returned; None: one is made, stored as
+    (batch, seq, heads, dim)."""
+    key = (q.shape, q.stride(), q.dtype, q.get_device(), k.shape, k.stride(), k.dtype,
+           k.get_device(), v.shape, v.stride(), v.dtype, v.get_device(),
+           None if beside is NOTHING else _geometry(beside), max_q, max_kv, options, return_lse,
+           orders, None if o is None else (o.shape, o.stride(), o.dtype, o.get_device()),
+           torch.get_num_threads())
+    call = _plan.prepared.get(key) or _prepare_forward(
+        key, (q, k, v), beside, max_q, max_kv, options, return_lse, orders, o)
+    if call.copied:
+        q, k, v = _dense(call.copied, (q, k, v))
+    filled = _arguments(call, q, k, v, beside)
+    words = filled[1]
+    if o is None:
+        o = _make(call, 0, q)
     words[_O] = o.data_ptr()
-    if return_lse:
+    lse = None
+    if return_lse:  # torch.empty takes half the time of q.new_empty with a type
+        lse = (torch.zeros if call.ragged else torch.empty)(
+            call.lse_shape, dtype=torch.float32, device=q.device)
         words[_LSE] = lse.data_ptr()
-    _run(lib.flashattn_forward, call, args, q)
+    _run(lib.flashattn_forward, call, filled, q)
+    runs["forward"] += 1
     return o, lse
+
+
+def _prepare_forward(key: Any, tensors: Sequence[Tensor], beside: Sequence[Optional[Tensor]],
+                     max_q: int, max_kv: int, options: Options, return_lse: bool, orders: Orders,
+                     o: Optional[Tensor]) -> _Call:
+    with torch.no_grad():
+        copied = _copied(tensors)
+        q, _, v = tensors = _dense(copied, tensors)
+        order, order_kv = orders or (None, None)
+        inputs = _inputs([permuted(x, by) for x, by in zip(tensors, (order, order_kv, order_kv))],
+                         beside, max_q, max_kv, options)
+        plan = _plan.cached_plan(inputs.facts(), _described(
+            options, inputs, torch.get_num_threads(), return_lse=return_lse))
+        args = _plan.new_args(inputs.sizes)
+        inputs.fill(args)
+        result = _result(q, (*q.shape[:-1], v.shape[-1]), order)
+        args.o = _EMPTY if o is None else _given(
+            o, "o", order, inputs.q, inputs.v.dim, plan.descriptor.dtype_o, inputs)
+        return _prepared(key, plan, int(Op.FORWARD), args, inputs, copied, (result,))
+
+
+def _given(tensor: Tensor, name: str, order: Optional[Tuple[int, ...]], model: Any, dim: int,
+           code: int, inputs: Inputs) -> Any:
+    """flashattn_tensor of one that is to be read or written, shaped like the input model."""
+    seen = view(permuted(tensor, order), name, inputs.place)
+    return _plan._like_output(seen, name, model, dim, code, inputs).c()
 
 
 def backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor,
              lse: Tensor, beside: Sequence[Optional[Tensor]], max_q: int, max_kv: int,
-             options: Options, return_dbias: bool, return_dsink: bool) -> Tuple[Tensor, ...]:
-    """dq, dk, dv, dbias, dsink; the last two float32, and empty where they are not asked for."""
-    dout, q, k, v, o = (dense_heads(x) for x in (dout, q, k, v, o))
+             options: Options, return_dbias: bool, return_dsink: bool, orders: Orders = None,
+             grads: Optional[Sequence[Tensor]] = None) -> Tuple[Optional[Tensor], ...]:
+    """dq, dk, dv, dbias, dsink; the last two float32, and None where they are not asked for. grads:
+    dq, dk and dv, which are written; None: they are made, stored as (batch, seq, heads, dim)."""
     lse, dlse = lse.contiguous(), None if dlse is None else dlse.contiguous()
-    threads = torch.get_num_threads()
-    key = (_geometry((dout, dlse, q, k, v, o, lse)), _geometry(beside), max_q, max_kv, options,
-           return_dbias, return_dsink, threads)
-    call = _plan.prepared.get(key)
-    if call is None:
-        with torch.no_grad():
-            inputs = _inputs((q, k, v), beside, max_q, max_kv, options)
-            call = _prepare_backward(key, inputs, _described(
-                options, inputs, threads, forward=False, backward=True, dlse=dlse is not None,
-                return_dbias=return_dbias, return_dsink=return_dsink), dout, dlse, o, lse)
-    args, words = _arguments(call, q, k, v, beside)
+    key = (_geometry((dout, dlse, q, k, v, o, lse)),
+           None if beside is NOTHING else _geometry(beside), max_q, max_kv, options, return_dbias,
+           return_dsink, orders, None if grads is None else _geometry(grads),
+           torch.get_num_threads())
+    call = _plan.prepared.get(key) or _prepare_backward(
+        key, (dout, q, k, v, o), dlse, lse, beside, max_q, max_kv, options, return_dbias,
+        return_dsink, orders, grads)
+    if call.copied:
+        dout, q, k, v, o = _dense(call.copied, (dout, q, k, v, o))
+    filled = _arguments(call, q, k, v, beside)
+    words = filled[1]
     words[_DOUT], words[_O], words[_LSE] = dout.data_ptr(), o.data_ptr(), lse.data_ptr()
     if dlse is not None:
         words[_DLSE] = dlse.data_ptr()
-    make = torch.zeros if call.ragged else torch.empty
-    results: List[Tensor] = []
-    for word, like in ((_DQ, q), (_DK, k), (_DV, v)):
-        results.append(make(like.shape, dtype=like.dtype, device=like.device))
-        words[word] = results[-1].data_ptr()
-    for word, asked, like in ((_DBIAS, return_dbias, beside[0]), (_DSINK, return_dsink, beside[1])):
-        shape = like.shape if asked and like is not None else (0,)
-        results.append(torch.zeros(shape, dtype=torch.float32, device=q.device))
-        if asked:
-            words[word] = results[-1].data_ptr()
-    _run(lib.flashattn_backward, call, args, q)
-    return tuple(results)
+    dq, dk, dv = grads or (_make(call, 0, q), _make(call, 1, k), _make(call, 2, v))
+    words[_DQ], words[_DK], words[_DV] = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
+    dbias = dsink = None
+    if return_dbias:
+        dbias = torch.zeros_like(beside[0], dtype=torch.float32,  # type: ignore[arg-type]
+                                 memory_format=torch.contiguous_format)
+        words[_DBIAS] = dbias.data_ptr()
+    if return_dsink:
+        dsink = torch.zeros_like(beside[1], dtype=torch.float32)  # type: ignore[arg-type]
+        words[_DSINK] = dsink.data_ptr()
+    _run(lib.flashattn_backward, call, filled, q)
+    runs["backward"] += 1
+    return dq, dk, dv, dbias, dsink
 
 
-def _prepare_backward(key: Any, inputs: Inputs, described: Any, dout: Tensor,
-                      dlse: Optional[Tensor], o: Tensor, lse: Tensor) -> _Call:
-    plan, place = _plan.cached_plan(inputs.facts(), described), inputs.place
-    args = _plan.new_args(inputs.sizes)
-    inputs.fill(args)
-    code = plan.descriptor.dtype_o
-    for name, tensor in (("o", o), ("dout", dout)):
-        setattr(args, name, _plan._like_output(view(tensor, name, place), name, inputs.q,
-                                               inputs.v.dim, code, inputs).c())
-    for name, small in (("lse", lse), ("dlse", dlse)):
-        if small is not None:
-            packed(small, name, FLOAT32, inputs.lse_shape(), place)
-    args.dq = args.dk = args.dv = _EMPTY
-    if plan.descriptor.features & Feature.DBIAS:
-        args.dbias = (ffi.NULL, *_plan.dbias_strides(inputs.seen["bias"].shape))
-    return _prepared(key, plan, int(Op.BACKWARD), args, inputs)
+def _prepare_backward(key: Any, tensors: Sequence[Tensor], dlse: Optional[Tensor], lse: Tensor,
+                      beside: Sequence[Optional[Tensor]], max_q: int, max_kv: int,
+                      options: Options, return_dbias: bool, return_dsink: bool,
+                      orders: Orders, grads: Optional[Sequence[Tensor]]) -> _Call:
+    with torch.no_grad():
+        copied = _copied(tensors)
+        tensors = _dense(copied, tensors)
+        order, order_kv = orders or (None, None)
+        every = (order, order, order_kv, order_kv, order)
+        dout, q, k, v, o = [permuted(x, by) for x, by in zip(tensors, every)]
+        inputs = _inputs((q, k, v), beside, max_q, max_kv, options)
+        described = _described(options, inputs, torch.get_num_threads(), forward=False,
+                               backward=True, dlse=dlse is not None, return_dbias=return_dbias,
+                               return_dsink=return_dsink)
+        plan = _plan.cached_plan(inputs.facts(), described)
+        args = _plan.new_args(inputs.sizes)
+        inputs.fill(args)
+        code = plan.descriptor.dtype_o
+        for name, tensor in (("o", o), ("dout", dout)):
+            setattr(args, name, _given(tensor, name, None, inputs.q, inputs.v.dim, code, inputs))
+        for name, small in (("lse", lse), ("dlse", dlse)):
+            if small is not None:
+                packed(small, name, FLOAT32, inputs.lse_shape(), inputs.place)
+        args.dq = args.dk = args.dv = _EMPTY
+        for name, tensor, like, by in zip(("dq", "dk", "dv"), grads or (),
+                                          (inputs.q, inputs.k, inputs.v), every[1:4]):
+            setattr(args, name, _given(tensor, name, by, like, like.dim, like.view.dtype, inputs))
+        if plan.descriptor.features & Feature.DBIAS:
+            args.dbias = (ffi.NULL, *_plan.dbias_strides(inputs.seen["bias"].shape))
+        results = tuple([_result(x, x.shape, by) for x, by in zip(tensors[1:4], every[1:4])])
+        return _prepared(key, plan, int(Op.BACKWARD), args, inputs, copied, results)

@@ -33,14 +33,21 @@ _library.define("merge(Tensor[] part_o, Tensor[] part_lse) -> (Tensor o, Tensor 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tuple[Tensor, Tensor]:
     max_q, max_kv, *options, return_lse = rest[_N:]
-    return _launch.forward(q, k, v, rest[:_N], max_q, max_kv, Options(*options), return_lse)
+    o, lse = _launch.forward(q, k, v, rest[:_N], max_q, max_kv, Options(*options), return_lse)
+    return o, _or_empty(lse, q)
+
+
+def _or_empty(tensor: Optional[Tensor], q: Tensor) -> Tensor:
+    """An operator's results are tensors."""
+    return q.new_empty(0, dtype=torch.float32) if tensor is None else tensor
 
 
 def _backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor,
               lse: Tensor, *rest: Any) -> Tuple[Tensor, ...]:
     max_q, max_kv, *options, return_dbias, return_dsink = rest[_N:]
-    return _launch.backward(dout, dlse, q, k, v, o, lse, rest[:_N], max_q, max_kv,
-                            Options(*options), return_dbias, return_dsink)
+    results = _launch.backward(dout, dlse, q, k, v, o, lse, rest[:_N], max_q, max_kv,
+                               Options(*options), return_dbias, return_dsink)
+    return tuple([_or_empty(result, q) for result in results])
 
 
 def _merge(part_o: List[Tensor], part_lse: List[Tensor]) -> Tuple[Tensor, Tensor]:
@@ -84,13 +91,13 @@ torch.library.register_autograd("flashattn::merge", _autograd.merge_gradients,
                                 setup_context=_autograd.merge_save, lib=_library)
 
 
-def _no_second(ctx: Any, *grads: Any) -> Any:
+def no_second(ctx: Any, *grads: Any) -> Any:
     raise UnsupportedError("the gradient of an attention's gradient is asked for, which the "
                            "library does not compute; use PyTorch's math attention for it",
                            Status.ERROR_UNSUPPORTED, Reason.OP, "ops")
 
 
-torch.library.register_autograd("flashattn::backward", _no_second, lib=_library)
+torch.library.register_autograd("flashattn::backward", no_second, lib=_library)
 
 
 def cast_for_autocast(q: Tensor, *more: Tensor) -> Tuple[Tensor, ...]:
@@ -143,7 +150,7 @@ def _folds(beside: Sequence[Any], dims: Sequence[Any], info: Any, dropout: float
     return not (dropout and info.randomness == "same")
 
 
-def _vmap(op: Any, first: int) -> Any:
+def vmap_rule(op: Any, first: int) -> Any:
     """The rule of an operator whose first tensors have a batch, and are followed by those beside.
     first counts them."""
     def rule(info: Any, in_dims: Any, *args: Any) -> Any:
@@ -162,9 +169,9 @@ def _vmap(op: Any, first: int) -> Any:
     return rule
 
 
-torch.library.register_vmap("flashattn::forward", _vmap(torch.ops.flashattn.forward, 3),
+torch.library.register_vmap("flashattn::forward", vmap_rule(torch.ops.flashattn.forward, 3),
                             lib=_library)
-torch.library.register_vmap("flashattn::backward", _vmap(torch.ops.flashattn.backward, 7),
+torch.library.register_vmap("flashattn::backward", vmap_rule(torch.ops.flashattn.backward, 7),
                             lib=_library)
 
 

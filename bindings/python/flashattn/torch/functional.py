@@ -12,9 +12,13 @@ from .._constants import Reason
 from .._errors import invalid, wrong_type
 from .._inputs import axes
 from .._options import Determinisms, Window
-from . import _autograd
-from ._launch import Options
+from . import _autograd, _transforms
+from ._launch import NOTHING, Options, Orders, inverse, permuted
 from ._ops import cast_for_autocast
+
+
+_DISTRIBUTED = "torch.distributed.tensor"
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
 def _options_of(causal: Any, window: Any, chunk: Any, top_left: Any, softcap: Any, scale: Any,
@@ -81,28 +85,40 @@ def _longest(cu_seqlens: Optional[Tensor], given: Optional[int], name: str) -> i
     return max(int(cu_seqlens.diff().max()), 0) if cu_seqlens.numel() > 1 else 0
 
 
-def _call(q: Tensor, k: Tensor, v: Tensor, order: Any, kv_order: Any, beside: Tuple[Any, ...],
+def _call(q: Tensor, k: Tensor, v: Tensor, orders: Orders, beside: Sequence[Optional[Tensor]],
           max_q: int, max_kv: int, options: Options, return_lse: bool) -> Any:
-    """beside without rng_device; the orders are permutations to (batch, seq, heads, dim) or
-    None."""
-    rng = beside[-1]
-    q, k, v = cast_for_autocast(q, k, v)
-    rng = _rng(q, options.dropout, rng)
-    if order is not None:
-        q = q.permute(order)
-    if kv_order is not None:
-        k, v = k.permute(kv_order), v.permute(kv_order)
-    o, lse = _autograd.call((q, k, v, *beside[:-1], rng, max_q, max_kv, *options, return_lse))
-    if order is not None:
-        o = o.permute(_inverse(order))
-    return (o, lse) if return_lse else o
+    eager = _autograd.is_eager(q, k, v, beside)
+    if not eager or _any_autocast():
+        q, k, v = cast_for_autocast(q, k, v)
+    if options.dropout or beside[-1] is not None:
+        beside = (*beside[:-1], _rng(q, options.dropout, beside[-1]))
+    call = _autograd.call if eager else _by_operator
+    result = call(q, k, v, beside, max_q, max_kv, options, return_lse, orders)
+    return result if return_lse else result[0]
 
 
-def _inverse(order: Tuple[int, ...]) -> Tuple[int, ...]:
-    return tuple([order.index(i) for i in range(len(order))])
+def _by_operator(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]], max_q: int,
+                 max_kv: int, options: Options, return_lse: bool, orders: Orders) -> Any:
+    records = torch.is_grad_enabled() and any(
+        [t is not None and t.requires_grad for t in (q, k, v, *beside)])
+    records = records or _transforms.active()  # inside a vmap no tensor says so
+    if not torch.compiler.is_compiling() and type(q).__module__.startswith(_DISTRIBUTED):
+        from . import _dtensor
+        _dtensor.register()
+    order, order_kv = orders or (None, None)
+    o, lse = _transforms.forward(
+        permuted(q, order), permuted(k, order_kv), permuted(v, order_kv), *beside, max_q, max_kv,
+        *options, return_lse or records)
+    return (o if order is None else o.permute(inverse(order))), lse
 
 
 _PACKED = {"bshd": None, "bhsd": (0, 2, 1, 3), "thd": None}
+
+
+def _orders(layout: Any, ndim: int) -> Orders:
+    """Of q, k and v in a layout."""
+    order = _order(layout, ndim)
+    return None if order is None else (order, order)
 
 
 def _order(layout: Any, ndim: int) -> Any:
@@ -135,16 +151,18 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, layout: str = "bshd", causal: 
     nothing.
 
     Returns o, stored in the order (batch, seqlen_q, heads_q, dim_v), or (o, lse): float32 (batch,
-    heads_q, seqlen_q). Works under torch.compile, torch.vmap, autocast and checkpointing, but not
-    under torch.func.grad.
+    heads_q, seqlen_q). Works under torch.compile, torch.func's grad, vjp and vmap, autocast and
+    checkpointing.
     (Dao et al. 2022)
     """
     options = _chosen(causal, window, chunk, top_left, softcap, scale, dropout, block_q, block_kv,
                       splits, determinism)
-    order = _order(layout, 4)
-    return _call(q, k, v, order, order, (
-        bias, _float32(sink), _float32(alibi_slopes), block_mask, None, None, _int32(lens_q),
-        _int32(lens_kv), _int32(starts_kv), None, rng), -1, -1, options, return_lse)
+    beside = NOTHING
+    if not (bias is sink is alibi_slopes is block_mask is lens_q is lens_kv is starts_kv is rng
+            is None):
+        beside = (bias, _float32(sink), _float32(alibi_slopes), block_mask, None, None,
+                  _int32(lens_q), _int32(lens_kv), _int32(starts_kv), None, rng)
+    return _call(q, k, v, _orders(layout, 4), beside, -1, -1, options, return_lse)
 
 
 def attention_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor,
@@ -170,10 +188,9 @@ def attention_varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_s
     """
     options = _chosen(causal, window, chunk, top_left, softcap, scale, dropout, 0, 0, splits,
                       determinism)
-    order = _order(layout, 3)
     max_q = _longest(cu_seqlens_q, max_seqlen_q, "max_seqlen_q")
     max_kv = _longest(cu_seqlens_kv, max_seqlen_kv, "max_seqlen_kv")
-    return _call(q, k, v, order, order, (
+    return _call(q, k, v, _orders(layout, 3), (
         bias, _float32(sink), _float32(alibi_slopes), None, _int32(cu_seqlens_q),
         _int32(cu_seqlens_kv), _int32(lens_q), _int32(lens_kv), None, None, rng),
         max_q, max_kv, options, return_lse)
@@ -200,8 +217,10 @@ def attention_paged(q: Tensor, k: Tensor, v: Tensor, page_table: Tensor, lens_kv
     varlen = cu_seqlens_q is not None
     max_kv = (page_table.shape[1] * k.shape[axes(page_layout, 4)[2]] if max_seqlen_kv is None
               else max_seqlen_kv)
-    return _call(q, k, v, _order(layout or ("thd" if varlen else "bshd"), 3 if varlen else 4),
-                 _order(page_layout, 4), (
+    order = _order(layout or ("thd" if varlen else "bshd"), 3 if varlen else 4)
+    order_kv = _order(page_layout, 4)
+    orders = None if order is order_kv is None else (order, order_kv)
+    return _call(q, k, v, orders, (
         None, _float32(sink), _float32(alibi_slopes), None, _int32(cu_seqlens_q), None, None,
         _int32(lens_kv), None, _int32(page_table), None),
         _longest(cu_seqlens_q, max_seqlen_q, "max_seqlen_q"), max_kv, options, return_lse)

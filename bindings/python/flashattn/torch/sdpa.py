@@ -2,25 +2,18 @@
 function."""
 from __future__ import annotations
 
-import collections
+import sys
 import threading
 from typing import Any, Dict, Optional
 
 import torch
+import torch.nn.attention
 from torch import Tensor
 
 from .._constants import Reason
-from .._errors import FlashAttentionError, invalid
-from . import _launch, functional
-from ._launch import BESIDE, Options
-
-_FORWARD = "_scaled_dot_product_flash_attention_for_cpu"
-_BACKWARD = _FORWARD + "_backward"
-_lock = threading.Lock()
-_active: Optional[torch.library.Library] = None  # undoes its overrides when it goes
-_theirs: Dict[str, Any] = {}  # torch's own kernels
-_counts: Dict[str, int] = collections.Counter()
-_refused: Dict[str, int] = collections.Counter()
+from .._errors import invalid
+from .._tools import devices
+from . import _aten, _launch, functional
 
 
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor,
@@ -51,100 +44,94 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor,
                                 top_left=is_causal, dropout=dropout_p, scale=scale)
 
 
-def _beside(bias: Optional[Tensor]) -> Any:
-    return (bias, *[None] * (len(BESIDE) - 1))
+_IMPLEMENTATION = "flashattn"  # in torch's registry of flash implementations
+_lock = threading.Lock()
+_active: Dict[str, Any] = {}  # by device, what undoes it
+_found: Dict[str, bool] = {}  # switches of torch's, as activate() found them
+_registry: Any = torch.nn.attention  # of flash implementations; of an older torch without one
+_HAS_REGISTRY = all(hasattr(_registry, f"{verb}_flash_attention_impl") for verb in (
+    "register", "activate", "current", "restore"))
 
 
-def _mask(attn_mask: Optional[Tensor], keys: int) -> Optional[Tensor]:
-    """Keys contiguous, as the library wants them."""
-    if attn_mask is None:
-        return None
-    if attn_mask.shape[-1] != keys:
-        attn_mask = attn_mask.expand(*attn_mask.shape[:-1], keys)
-    return _launch.dense_heads(attn_mask)
+def _register() -> _aten.Override:
+    return _aten.Override("CUDA")
 
 
-def _options(dropout_p: float, is_causal: bool, scale: Optional[float]) -> Options:
-    return Options(causal=is_causal, top_left=is_causal, scale=scale, dropout=dropout_p)
+# torch.nn.attention.activate_flash_attention_impl("flashattn") does for GPUs what activate() does.
+if _HAS_REGISTRY:
+    _registry.register_flash_attention_impl(_IMPLEMENTATION, register_fn=_register)
 
 
-def _theirs_for(name: str, error: FlashAttentionError, arguments: Any, options: Any) -> Any:
-    """What the library refuses goes to torch's own kernel."""
-    _refused[str(error)] += 1
-    return _theirs[name].call_boxed(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU),
-                                    *arguments, **options)
+class _Registered:
+    """This library in torch's registry; of a torch without one, the override itself."""
+
+    def __init__(self) -> None:
+        self._override: Any = None if _HAS_REGISTRY else _register()
+        if _HAS_REGISTRY:
+            _registry.activate_flash_attention_impl(_IMPLEMENTATION)
+
+    def remove(self) -> None:
+        if self._override is not None:
+            self._override.remove()
+        elif _registry.current_flash_attention_impl() == _IMPLEMENTATION:
+            _registry.restore_flash_attention_impl()
 
 
-def _forward(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0,
-             is_causal: bool = False, *, attn_mask: Optional[Tensor] = None,
-             scale: Optional[float] = None) -> Any:
-    try:
-        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-        o, lse = _launch.forward(q, k, v, _beside(_mask(attn_mask, k.shape[1])), -1, -1,
-                                 _options(dropout_p, is_causal, scale), True)
-    except FlashAttentionError as error:
-        return _theirs_for(_FORWARD, error, (query, key, value, dropout_p, is_causal),
-                           dict(attn_mask=attn_mask, scale=scale))
-    _counts["forward"] += 1
-    o = o.transpose(1, 2)
-    # Compiled programs rely on the strides that torch's fake kernel promises.
-    promised = torch.empty_like(query, device="meta")
-    if o.stride() != promised.stride():
-        o = torch.empty_like(query).copy_(o)
-    return o, lse.transpose(1, 2).contiguous().transpose(1, 2)
+def _switch(fast_path: bool, cudnn: bool) -> Dict[str, bool]:
+    """torch's own fast path of nn.MultiheadAttention, and cuDNN's kernels, which on new GPUs come
+    before those of flash attention. Returns what they were."""
+    found = dict(fast_path=torch.backends.mha.get_fastpath_enabled(),
+                 cudnn=torch.backends.cuda.cudnn_sdp_enabled())
+    torch.backends.mha.set_fastpath_enabled(fast_path)
+    torch.backends.cuda.enable_cudnn_sdp(cudnn)
+    return found
 
 
-def _backward(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor,
-              logsumexp: Tensor, dropout_p: float, is_causal: bool, *,
-              attn_mask: Optional[Tensor] = None, scale: Optional[float] = None) -> Any:
-    try:
-        dout, q, k, v, o = (x.transpose(1, 2) for x in (grad_out, query, key, value, out))
-        grads = _launch.backward(dout, None, q, k, v, o, logsumexp,
-                                 _beside(_mask(attn_mask, k.shape[1])), -1, -1,
-                                 _options(dropout_p, is_causal, scale), False, False)
-    except FlashAttentionError as error:
-        return _theirs_for(_BACKWARD, error, (grad_out, query, key, value, out, logsumexp,
-                                              dropout_p, is_causal),
-                           dict(attn_mask=attn_mask, scale=scale))
-    _counts["backward"] += 1
-    return tuple(x.transpose(1, 2) for x in grads[:3])
+def _has_gpu() -> bool:
+    return torch.cuda.is_available() and any(found.kind == "cuda" for found in devices())
 
 
 def activate() -> None:
-    """From now on F.scaled_dot_product_attention, and all that is built on it, such as
-    nn.MultiheadAttention, runs on this library in this process, on the CPU. Calls that it refuses
-    go to torch's own kernel; report() counts both. On GPUs torch's kernels stay: call
-    scaled_dot_product_attention() of this module there.
+    """From now on what torch computes by flash attention runs on this library in this process:
+    F.scaled_dot_product_attention and all that is built on it, such as nn.MultiheadAttention, whose
+    fast path without it is switched off; torch.nn.attention.varlen; context_parallel, where
+    torch.distributed is initialised before. On a CPU, and on GPUs by torch's registry of flash
+    implementations, with cuDNN's attention switched off, which would come first. Calls that the
+    library refuses go to torch's own kernel; report() counts both. What torch gives to other
+    kernels stays there: on a CPU dropout and values of another head dimension,
+    nn.MultiheadAttention with need_weights; on a GPU float masks.
 
     RuntimeError for a torch that cannot give its own kernel away (torch.library.get_kernel).
     """
-    global _active
     with _lock:
-        if _active is not None:
+        if _active:
             return
         if not hasattr(torch.library, "get_kernel"):
             raise RuntimeError(f"activate() needs torch.library.get_kernel, which torch "
                                f"{torch.__version__} has not; install a newer one")
-        for name in (_FORWARD, _BACKWARD):
-            _theirs[name] = torch.library.get_kernel(f"aten::{name}", "CPU")
-        _active = torch.library.Library("aten", "IMPL", "CPU")
-        for name, kernel in ((_FORWARD, _forward), (_BACKWARD, _backward)):
-            _active.impl(name, kernel, "CPU", allow_override=True)
+        _active["cpu"] = _aten.Override("CPU")
+        if _has_gpu():
+            _active["cuda"] = _Registered()
+        _found.update(_switch(fast_path=False, cudnn=False))
+        if "torch.distributed.tensor" in sys.modules or (
+                torch.distributed.is_available() and torch.distributed.is_initialized()):
+            from . import _dtensor
+            _dtensor.register()
 
 
 def restore() -> None:
-    """Gives F.scaled_dot_product_attention back to torch's own kernels. report() keeps its
-    counts."""
-    global _active
+    """Gives everything back to torch's own kernels. report() keeps its counts."""
     with _lock:
-        if _active is not None:
-            _active._destroy()
-            _active = None
-            _theirs.clear()
+        if _active:
+            for override in _active.values():
+                override.remove()
+            _active.clear()
+            _switch(**_found)
 
 
 def report() -> Dict[str, Any]:
-    """What ran on this library since it was first activated: {"active": bool, "forward": calls,
-    "backward": calls, "refused": {message: calls}}."""
-    return {"active": _active is not None, "forward": _counts["forward"],
-            "backward": _counts["backward"], "refused": dict(_refused)}
+    """What ran on this library in this process, by any function of flashattn.torch and by PyTorch's
+    own while it was active: {"active": whether it is, "devices": where, "forward": calls,
+    "backward": calls, "refused": {message: calls that activate() gave to torch's kernels}}."""
+    return {"active": bool(_active), "devices": list(_active), "forward": _launch.runs["forward"],
+            "backward": _launch.runs["backward"], "refused": dict(_aten.refused)}

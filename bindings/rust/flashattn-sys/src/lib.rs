@@ -609,6 +609,60 @@ impl fmt::Debug for flashattn_determinism {
     }
 }
 
+/// What flashattn_quantize does to q and k before it rounds them, as bits. Neither changes a score
+/// in exact arithmetic but by what lse_shift says; both make the rounding errors of scores smaller.
+#[repr(transparent)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct flashattn_transform(pub u32);
+
+impl flashattn_transform {
+    /// k minus its mean over the tokens of its sequence: the same for all keys of a query, which the
+    /// softmax does not see. Not with a plan that has softcap or SINK (Zhang et al. 2024).
+    pub const SMOOTH_K: Self = Self(1);
+    /// q and k times diag(signs) H / sqrt(n): an orthogonal matrix that spreads outliers over n
+    /// elements, H being the Hadamard matrix of the largest power of two n that divides dim_qk; n is
+    /// dim_qk or at least 32 (Shah et al. 2024, incoherent processing).
+    pub const ROTATE: Self = Self(2);
+
+    /// The names of all values known here, each with its number.
+    #[rustfmt::skip]
+    pub const NAMES: &'static [(&'static str, u32)] = &[
+        ("SMOOTH_K", 1),
+        ("ROTATE", 2),
+    ];
+
+    /// Whether all bits of `other` are set.
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl fmt::Debug for flashattn_transform {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_flags(f, self.0, Self::NAMES)
+    }
+}
+
+impl core::ops::BitOr for flashattn_transform {
+    type Output = Self;
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl core::ops::BitAnd for flashattn_transform {
+    type Output = Self;
+    fn bitand(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+}
+
+impl core::ops::BitOrAssign for flashattn_transform {
+    fn bitor_assign(&mut self, other: Self) {
+        self.0 |= other.0;
+    }
+}
+
 /// `enum flashattn_log_level` of the header.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -681,12 +735,13 @@ pub struct flashattn_desc {
     pub device_index: i32,
     /// enum flashattn_op bits. 0: forward only.
     pub ops: u32,
-    /// Required: enum flashattn_dtype of q and dq, and of k, v, dk and dv unless dtype_kv is set.
+    /// Required: enum flashattn_dtype of q, and of k and v unless dtype_kv is set. F8E4M3: elements
+    /// times a descale are the numbers meant; see flashattn_args.
     pub dtype: i32,
-    /// The type of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype means a quantised cache, which
-    /// no backend takes yet.
+    /// The type of k and v. 0: as dtype. F8E4M3 beside another dtype means a quantised cache.
     pub dtype_kv: i32,
-    /// Of o and dout. 0: as dtype. F32 is possible beside 16-bit inputs.
+    /// Of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also F16, BF16
+    /// and, unless ops has BACKWARD, F8E4M3.
     pub dtype_o: i32,
     /// Required: query heads, >= 1.
     pub heads_q: i32,
@@ -756,6 +811,11 @@ pub struct flashattn_desc {
     /// Bytes of workspace that calls within the maxima may need. Kernels that need more are not
     /// chosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit.
     pub workspace_limit: i64,
+    /// Of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16 beside
+    /// F8E4M3, which has the range of no gradient; otherwise as dtype.
+    pub dtype_grad: i32,
+    /// `reserved`
+    pub reserved: i32,
 }
 
 impl Default for flashattn_desc {
@@ -851,8 +911,9 @@ pub struct flashattn_args {
     pub block_mask: flashattn_tensor,
     /// (batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key.
     pub tree_bits: flashattn_tensor,
-    /// (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with F8E4M3. A factor of q,
-    /// which the query heads of a KV head share. NULL: 1.
+    /// (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of
+    /// q, which the query heads of a KV head share. Blocks count i from the start of a sequence, those
+    /// of k and v count j. NULL: 1.
     pub descale_q: flashattn_tensor,
     /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
     /// k. NULL: 1.
@@ -879,11 +940,12 @@ pub struct flashattn_args {
     pub dout: flashattn_tensor,
     /// (batch, heads_q, seqlen_q); f32; required with DLSE. The gradient that arrives at lse.
     pub dlse: *const f32,
-    /// (batch, seqlen_q, heads_q, dim_qk); dtype; required for backward. Written, not added to.
+    /// (batch, seqlen_q, heads_q, dim_qk); dtype_grad; required for backward. Written, not added to.
+    /// F8E4M3: of the numbers meant, which have their descale, as are dk and dv.
     pub dq: flashattn_tensor,
-    /// (batch, seqlen_kv, heads_kv, dim_qk); dtype; required for backward. Written.
+    /// (batch, seqlen_kv, heads_kv, dim_qk); dtype_grad; required for backward. Written.
     pub dk: flashattn_tensor,
-    /// (batch, seqlen_kv, heads_kv, dim_v); dtype; required for backward. Written.
+    /// (batch, seqlen_kv, heads_kv, dim_v); dtype_grad; required for backward. Written.
     pub dv: flashattn_tensor,
     /// (batch, heads_q, seqlen_q, seqlen_kv); f32; required with DBIAS. Written. A stride of 0: summed
     /// over that index; summed over sequences, it is written as large as the sizes say, zeros where
@@ -897,6 +959,12 @@ pub struct flashattn_args {
     pub parallel_user: *mut c_void,
     /// Optional, host memory: receives the error of a call that fails.
     pub error: *mut flashattn_error,
+    /// (batch, heads_q); f32; optional with dtype_o F8E4M3. o is written as o * scale_o, rounded to
+    /// nearest even; what is larger than 448 becomes 448. NULL: 1.
+    pub scale_o: flashattn_tensor,
+    /// (batch, heads_q); f32; optional with F8E4M3. Forward writes it: the largest |o|, before scale_o
+    /// and rounding, for the scale of a later call. A stride of 0: the largest over that index.
+    pub amax_o: flashattn_tensor,
 }
 
 impl Default for flashattn_args {
@@ -922,6 +990,8 @@ impl Default for flashattn_args {
         zeroed.dk = flashattn_tensor::default();
         zeroed.dv = flashattn_tensor::default();
         zeroed.dbias = flashattn_tensor::default();
+        zeroed.scale_o = flashattn_tensor::default();
+        zeroed.amax_o = flashattn_tensor::default();
         zeroed
     }
 }
@@ -967,6 +1037,96 @@ impl Default for flashattn_merge_args {
         let mut zeroed: Self = unsafe { core::mem::zeroed() };
         zeroed.struct_size = core::mem::size_of::<Self>() as u32;
         zeroed.o = flashattn_tensor::default();
+        zeroed
+    }
+}
+
+/// The arguments of flashattn_quantize. What is given to forward afterwards: q_out as q, k_out as k,
+/// v_out as v, and the descales. An array whose input is NULL is left out, and so is its output.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct flashattn_quantize_args {
+    /// Required: sizeof(flashattn_quantize_args).
+    pub struct_size: u32,
+    /// As in flashattn_args.
+    pub batch: i32,
+    /// `seqlen_q`
+    pub seqlen_q: i32,
+    /// `seqlen_kv`
+    pub seqlen_kv: i32,
+    /// `total_q`
+    pub total_q: i64,
+    /// `total_kv`
+    pub total_kv: i64,
+    /// Required: of q, k and v: F32, F16 or BF16.
+    pub dtype: i32,
+    /// enum flashattn_transform bits.
+    pub transform: u32,
+    /// Of the signs of ROTATE, which q and k share: element c is negated where bit c % 32 of word
+    /// c / 32 % 4 is set of Philox4x32-7 with key (seed low, seed high) and counter (c / 128, 0, 0,
+    /// 0). 0 otherwise.
+    pub rotation_seed: u64,
+    /// As in flashattn_args. Rows past a length are neither read nor written.
+    pub cu_seqlens_q: *const i32,
+    /// `cu_seqlens_kv`
+    pub cu_seqlens_kv: *const i32,
+    /// `lens_q`
+    pub lens_q: *const i32,
+    /// `lens_kv`
+    pub lens_kv: *const i32,
+    /// `starts_kv`
+    pub starts_kv: *const i32,
+    /// (batch, seqlen_q, heads_q, dim_qk); dtype; optional.
+    pub q: flashattn_tensor,
+    /// (batch, seqlen_kv, heads_kv, dim_qk); dtype; optional.
+    pub k: flashattn_tensor,
+    /// (batch, seqlen_kv, heads_kv, dim_v); dtype; optional.
+    pub v: flashattn_tensor,
+    /// (batch, seqlen_q, heads_q, dim_qk); the plan's dtype; required with q. Written. Where that is
+    /// not F8E4M3, beside a cache, q is only rotated.
+    pub q_out: flashattn_tensor,
+    /// (batch, seqlen_kv, heads_kv, dim_qk); the plan's dtype_kv; required with k. Written.
+    pub k_out: flashattn_tensor,
+    /// (batch, seqlen_kv, heads_kv, dim_v); the plan's dtype_kv; required with v. Written.
+    pub v_out: flashattn_tensor,
+    /// (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; required with q in F8E4M3. Written: the
+    /// largest magnitude of the block, of the query heads that share the KV head, divided by 448; 1
+    /// where that is 0. Infinities, which become 448, and NaN, which stays, do not count.
+    pub descale_q: flashattn_tensor,
+    /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; required with k. Written likewise.
+    pub descale_k: flashattn_tensor,
+    /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; required with v. Written likewise.
+    pub descale_v: flashattn_tensor,
+    /// (batch, heads_kv, dim_qk); f32; required with SMOOTH_K. Written: the mean of k.
+    pub k_mean: flashattn_tensor,
+    /// (batch, heads_q, seqlen_q); f32; optional with q, k and SMOOTH_K. Written, as lse lies: scale \*
+    /// q_i . k_mean, which is to be added to an lse of forward to make it that of k itself. Backward
+    /// takes the lse without it.
+    pub lse_shift: *mut f32,
+    /// As in flashattn_args.
+    pub parallel: flashattn_parallel_fn,
+    /// `parallel_user`
+    pub parallel_user: *mut c_void,
+    /// `error`
+    pub error: *mut flashattn_error,
+}
+
+impl Default for flashattn_quantize_args {
+    /// All zero, with `struct_size` set, and packed strides (-1).
+    fn default() -> Self {
+        // SAFETY: integers, floats and pointers, for which zero bytes are a value.
+        let mut zeroed: Self = unsafe { core::mem::zeroed() };
+        zeroed.struct_size = core::mem::size_of::<Self>() as u32;
+        zeroed.q = flashattn_tensor::default();
+        zeroed.k = flashattn_tensor::default();
+        zeroed.v = flashattn_tensor::default();
+        zeroed.q_out = flashattn_tensor::default();
+        zeroed.k_out = flashattn_tensor::default();
+        zeroed.v_out = flashattn_tensor::default();
+        zeroed.descale_q = flashattn_tensor::default();
+        zeroed.descale_k = flashattn_tensor::default();
+        zeroed.descale_v = flashattn_tensor::default();
+        zeroed.k_mean = flashattn_tensor::default();
         zeroed
     }
 }
@@ -1298,6 +1458,23 @@ extern "C" {
     /// Pointers must be what the text above and the conventions of this crate say.
     pub fn flashattn_merge_args_init(args: *mut flashattn_merge_args, struct_size: u32) -> i32;
 
+    /// Zeroes the arguments of flashattn_quantize and asks for packed strides likewise.
+    ///
+    /// ```text
+    ///   args          out.
+    ///   struct_size   sizeof(flashattn_quantize_args) as the caller knows it, 4 to 4096.
+    /// ```
+    ///
+    /// INVALID_ARGUMENT: NULL, a size out of that range.
+    ///
+    /// # Safety
+    ///
+    /// Pointers must be what the text above and the conventions of this crate say.
+    pub fn flashattn_quantize_args_init(
+        args: *mut flashattn_quantize_args,
+        struct_size: u32,
+    ) -> i32;
+
     /// For each sequence, head and query, with the masks and the sequence's off of enum flashattn_mask:
     ///
     /// ```text
@@ -1367,6 +1544,20 @@ extern "C" {
     pub fn flashattn_merge(
         plan: *const flashattn_plan,
         args: *const flashattn_merge_args,
+        stream: *mut c_void,
+    ) -> i32;
+
+    /// Makes E4M3 of wider q, k and v: x = round(transform(x) / descale), to nearest even, a descale for
+    /// each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3, gives device,
+    /// heads, dims, layout and descale_block. Needs no workspace. GPUs do not compute it yet.
+    /// UNSUPPORTED: such a GPU; PAGED_KV.
+    ///
+    /// # Safety
+    ///
+    /// Pointers must be what the text above and the conventions of this crate say.
+    pub fn flashattn_quantize(
+        plan: *const flashattn_plan,
+        args: *const flashattn_quantize_args,
         stream: *mut c_void,
     ) -> i32;
 
@@ -1647,6 +1838,24 @@ pub mod table {
             tensor: false,
             set: |a, p, _| a.dsink = p.cast(),
         },
+        Array {
+            name: "scale_o",
+            dtype: None,
+            dims: &[|s| s.batch, |s| s.heads_q],
+            varlen: &[],
+            strides: &[0],
+            tensor: true,
+            set: |a, p, s| a.scale_o = tensor(p, s),
+        },
+        Array {
+            name: "amax_o",
+            dtype: None,
+            dims: &[|s| s.batch, |s| s.heads_q],
+            varlen: &[],
+            strides: &[0],
+            tensor: true,
+            set: |a, p, s| a.amax_o = tensor(p, s),
+        },
     ];
 }
 
@@ -1669,15 +1878,17 @@ macro_rules! arrays {
             { 8, sink, f32, "(heads_q); f32; required with SINK. Natural logits." }
             { 9, block_mask, u8, "(batch, heads_q, ceil(seqlen_q / block_q), ceil(seqlen_kv / block_kv)); u8; required with\nBLOCKS." }
             { 10, tree_bits, u32, "(batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key." }
-            { 11, descale_q, f32, "(batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with F8E4M3. A factor of q,\nwhich the query heads of a KV head share. NULL: 1." }
+            { 11, descale_q, f32, "(batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of\nq, which the query heads of a KV head share. Blocks count i from the start of a sequence, those\nof k and v count j. NULL: 1." }
             { 12, descale_k, f32, "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of\nk. NULL: 1." }
             { 13, descale_v, f32, "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of\nv. NULL: 1." }
             { 14, rng_device, u64, "(2); u64; optional with dropout. {seed, offset}, to which the two above are added: CUDA graphs\ncan be replayed with new numbers." }
+            { 19, scale_o, f32, "(batch, heads_q); f32; optional with dtype_o F8E4M3. o is written as o * scale_o, rounded to\nnearest even; what is larger than 448 becomes 448. NULL: 1." }
         }
     };
     (output => $then:ident) => {
         $then! {
             { 15, lse, f32, "(batch, heads_q, seqlen_q); f32; required with LSE and for backward. Natural logarithm.\nForward writes it, and refuses it without LSE; backward reads it. VARLEN_Q: (heads_q,\ntotal_q)." }
+            { 20, amax_o, f32, "(batch, heads_q); f32; optional with F8E4M3. Forward writes it: the largest |o|, before scale_o\nand rounding, for the scale of a later call. A stride of 0: the largest over that index." }
         }
     };
     (upstream => $then:ident) => {
@@ -1700,8 +1911,8 @@ macro_rules! arrays {
 macro_rules! desc_fields {
     ($then:ident) => {
         $then! {
-            { dtype_kv, dtype, "The type of k and v. 0: as dtype. F8E4M3 beside a 16-bit dtype means a quantised cache, which\nno backend takes yet." }
-            { dtype_o, dtype, "Of o and dout. 0: as dtype. F32 is possible beside 16-bit inputs." }
+            { dtype_kv, dtype, "The type of k and v. 0: as dtype. F8E4M3 beside another dtype means a quantised cache." }
+            { dtype_o, dtype, "Of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also F16, BF16\nand, unless ops has BACKWARD, F8E4M3." }
             { heads_kv, int, "Key and value heads; heads_q must be a multiple. 0: as heads_q. Query head h reads KV head\nh / (heads_q / heads_kv)." }
             { dim_v, int, "Elements of a value. 0: as dim_qk." }
             { scale, float, "Factor of the scores. 0: 1 / sqrt(dim_qk). Of magnitude below 2^127." }
@@ -1717,6 +1928,8 @@ macro_rules! desc_fields {
             { max_total_q, long, "Maxima, as above, for VARLEN layouts: tokens of all sequences together." }
             { max_total_kv, long, "Maxima, as above, for VARLEN layouts: tokens of all sequences together." }
             { workspace_limit, long, "Bytes of workspace that calls within the maxima may need. Kernels that need more are not\nchosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit." }
+            { dtype_grad, dtype, "Of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16 beside\nF8E4M3, which has the range of no gradient; otherwise as dtype." }
+            { reserved, int, "Of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16 beside\nF8E4M3, which has the range of no gradient; otherwise as dtype." }
         }
     };
 }
@@ -1767,7 +1980,7 @@ mod tests {
 
     #[test]
     fn layout_of_desc() {
-        assert_eq!(size_of::<flashattn_desc>(), 160);
+        assert_eq!(size_of::<flashattn_desc>(), 168);
         assert_eq!(align_of::<flashattn_desc>(), 8);
         assert_eq!(offset_of!(flashattn_desc, struct_size), 0);
         assert_eq!(offset_of!(flashattn_desc, device), 4);
@@ -1806,6 +2019,8 @@ mod tests {
         assert_eq!(offset_of!(flashattn_desc, max_total_q), 136);
         assert_eq!(offset_of!(flashattn_desc, max_total_kv), 144);
         assert_eq!(offset_of!(flashattn_desc, workspace_limit), 152);
+        assert_eq!(offset_of!(flashattn_desc, dtype_grad), 160);
+        assert_eq!(offset_of!(flashattn_desc, reserved), 164);
     }
 
     #[test]
@@ -1820,7 +2035,7 @@ mod tests {
 
     #[test]
     fn layout_of_args() {
-        assert_eq!(size_of::<flashattn_args>(), 704);
+        assert_eq!(size_of::<flashattn_args>(), 768);
         assert_eq!(align_of::<flashattn_args>(), 8);
         assert_eq!(offset_of!(flashattn_args, struct_size), 0);
         assert_eq!(offset_of!(flashattn_args, batch), 4);
@@ -1861,6 +2076,8 @@ mod tests {
         assert_eq!(offset_of!(flashattn_args, parallel), 680);
         assert_eq!(offset_of!(flashattn_args, parallel_user), 688);
         assert_eq!(offset_of!(flashattn_args, error), 696);
+        assert_eq!(offset_of!(flashattn_args, scale_o), 704);
+        assert_eq!(offset_of!(flashattn_args, amax_o), 736);
     }
 
     #[test]
@@ -1881,6 +2098,40 @@ mod tests {
         assert_eq!(offset_of!(flashattn_merge_args, parallel), 88);
         assert_eq!(offset_of!(flashattn_merge_args, parallel_user), 96);
         assert_eq!(offset_of!(flashattn_merge_args, error), 104);
+    }
+
+    #[test]
+    fn layout_of_quantize_args() {
+        assert_eq!(size_of::<flashattn_quantize_args>(), 440);
+        assert_eq!(align_of::<flashattn_quantize_args>(), 8);
+        assert_eq!(offset_of!(flashattn_quantize_args, struct_size), 0);
+        assert_eq!(offset_of!(flashattn_quantize_args, batch), 4);
+        assert_eq!(offset_of!(flashattn_quantize_args, seqlen_q), 8);
+        assert_eq!(offset_of!(flashattn_quantize_args, seqlen_kv), 12);
+        assert_eq!(offset_of!(flashattn_quantize_args, total_q), 16);
+        assert_eq!(offset_of!(flashattn_quantize_args, total_kv), 24);
+        assert_eq!(offset_of!(flashattn_quantize_args, dtype), 32);
+        assert_eq!(offset_of!(flashattn_quantize_args, transform), 36);
+        assert_eq!(offset_of!(flashattn_quantize_args, rotation_seed), 40);
+        assert_eq!(offset_of!(flashattn_quantize_args, cu_seqlens_q), 48);
+        assert_eq!(offset_of!(flashattn_quantize_args, cu_seqlens_kv), 56);
+        assert_eq!(offset_of!(flashattn_quantize_args, lens_q), 64);
+        assert_eq!(offset_of!(flashattn_quantize_args, lens_kv), 72);
+        assert_eq!(offset_of!(flashattn_quantize_args, starts_kv), 80);
+        assert_eq!(offset_of!(flashattn_quantize_args, q), 88);
+        assert_eq!(offset_of!(flashattn_quantize_args, k), 120);
+        assert_eq!(offset_of!(flashattn_quantize_args, v), 152);
+        assert_eq!(offset_of!(flashattn_quantize_args, q_out), 184);
+        assert_eq!(offset_of!(flashattn_quantize_args, k_out), 216);
+        assert_eq!(offset_of!(flashattn_quantize_args, v_out), 248);
+        assert_eq!(offset_of!(flashattn_quantize_args, descale_q), 280);
+        assert_eq!(offset_of!(flashattn_quantize_args, descale_k), 312);
+        assert_eq!(offset_of!(flashattn_quantize_args, descale_v), 344);
+        assert_eq!(offset_of!(flashattn_quantize_args, k_mean), 376);
+        assert_eq!(offset_of!(flashattn_quantize_args, lse_shift), 408);
+        assert_eq!(offset_of!(flashattn_quantize_args, parallel), 416);
+        assert_eq!(offset_of!(flashattn_quantize_args, parallel_user), 424);
+        assert_eq!(offset_of!(flashattn_quantize_args, error), 432);
     }
 
     #[test]
@@ -1982,6 +2233,12 @@ mod tests {
     }
 
     #[test]
+    fn layout_of_transform() {
+        assert_eq!(size_of::<flashattn_transform>(), size_of::<u32>());
+        assert_eq!(flashattn_transform::NAMES.len(), 2);
+    }
+
+    #[test]
     fn layout_of_log_level() {
         assert_eq!(size_of::<flashattn_log_level>(), size_of::<i32>());
         assert_eq!(flashattn_log_level::NAMES.len(), 4);
@@ -2025,6 +2282,18 @@ mod tests {
         // SAFETY: a structure of that size. Both are without padding.
         let bytes = unsafe {
             assert_eq!(flashattn_merge_args_init(&mut c, default.struct_size), 0);
+            [&default, &c].map(|s| bytes_of(s))
+        };
+        assert_eq!(bytes[0], bytes[1]);
+    }
+
+    #[test]
+    fn default_of_quantize_args_is_its_init() {
+        let default = flashattn_quantize_args::default();
+        let mut c = flashattn_quantize_args { struct_size: 0, ..default };
+        // SAFETY: a structure of that size. Both are without padding.
+        let bytes = unsafe {
+            assert_eq!(flashattn_quantize_args_init(&mut c, default.struct_size), 0);
             [&default, &c].map(|s| bytes_of(s))
         };
         assert_eq!(bytes[0], bytes[1]);

@@ -11,13 +11,14 @@ use crate::{Dtype, Element, Plan, Reason, Sizes, View};
 ///
 /// What the plan needs and what is given must agree: a missing array, and one that the plan has no
 /// use for, are refused by the call. The comment of each array is the header's: its shape, packed
-/// unless [`Array::dims`] or [`Array::strides`] say otherwise; its type; when it is needed.
+/// unless [`Array::dims`] or [`Array::strides`] say otherwise; its type; when it is needed. `K`: the
+/// type of k and v, [`F8E4M3`](crate::F8E4M3) of a quantised cache beside wider queries.
 #[derive(Clone, Debug)]
 #[must_use]
-pub struct Inputs<'a, T> {
+pub struct Inputs<'a, T, K = T> {
     pub(crate) q: View<'a, T>,
-    pub(crate) k: View<'a, T>,
-    pub(crate) v: View<'a, T>,
+    pub(crate) k: View<'a, K>,
+    pub(crate) v: View<'a, K>,
     arrays: Arrays,
     max_seqlens: [Option<usize>; 2], // of queries, of keys
     rng_seed: Option<u64>,
@@ -26,7 +27,7 @@ pub struct Inputs<'a, T> {
 
 macro_rules! inputs {
     ($($entry:tt)*) => {
-        impl<'a, T: Element> Inputs<'a, T> {
+        impl<'a, T: Element, K: Element> Inputs<'a, T, K> {
             methods!(Array, $($entry)*);
         }
     };
@@ -34,9 +35,9 @@ macro_rules! inputs {
 
 sys::arrays!(input => inputs);
 
-impl<'a, T: Element> Inputs<'a, T> {
+impl<'a, T: Element, K: Element> Inputs<'a, T, K> {
     /// q is (batch, seq, heads, dim) or (tokens, heads, dim); k and v likewise, or pools of pages.
-    pub fn new(q: View<'a, T>, k: View<'a, T>, v: View<'a, T>) -> Self {
+    pub fn new(q: View<'a, T>, k: View<'a, K>, v: View<'a, K>) -> Self {
         Self {
             q,
             k,
@@ -93,7 +94,7 @@ impl<'a, T: Element> Inputs<'a, T> {
     /// Checks all arrays against the plan and writes what the library reads.
     pub(crate) fn lower(&self, plan: &Resolved) -> Result<sys::flashattn_args> {
         plan.expect_dtype(T::DTYPE, Dtype(plan.desc.dtype), "q")?;
-        plan.expect_dtype(T::DTYPE, Dtype(plan.desc.dtype_kv), "k")?;
+        plan.expect_dtype(K::DTYPE, Dtype(plan.desc.dtype_kv), "k")?;
         self.expect_seed(plan)?;
         let sizes = self.sizes_for(plan)?;
         let mut args = sys::flashattn_args {

@@ -50,7 +50,7 @@ mod workspace;
 pub use arguments::{Gradients, Output, Part, Upstream};
 pub use array::{Array, ArrayMut};
 pub use desc::DescBuilder;
-pub use element::{Element, Scalar};
+pub use element::{Element, Scalar, F8E4M3};
 pub use error::{Error, Result};
 pub use inputs::Inputs;
 pub use library::{build_info, device_count, device_info, set_log, version, DeviceInfo};

@@ -38,9 +38,9 @@ impl Plan {
     ///
     /// INVALID_ARGUMENT: the arrays do not fit the plan or each other, or lengths are impossible;
     /// nothing was written then. UNSUPPORTED: the plan is for a GPU, see [`Plan::forward_on`].
-    pub fn forward<'a, T: Element, O: Element>(
+    pub fn forward<'a, T: Element, K: Element, O: Element>(
         &self,
-        inputs: &Inputs<'_, T>,
+        inputs: &Inputs<'_, T, K>,
         output: impl Into<Output<'a, O>>,
         workspace: &mut Workspace,
     ) -> Result<()> {
@@ -63,9 +63,9 @@ impl Plan {
     ///
     /// Until the enqueued work is done, all memory given, the queue's workspace included, stays valid,
     /// and what it writes is used by nothing else.
-    pub unsafe fn forward_on<'a, T: Element, O: Element>(
+    pub unsafe fn forward_on<'a, T: Element, K: Element, O: Element>(
         &self,
-        inputs: &Inputs<'_, T>,
+        inputs: &Inputs<'_, T, K>,
         output: impl Into<Output<'a, O>>,
         queue: &Queue,
     ) -> Result<()> {
@@ -81,11 +81,11 @@ impl Plan {
     /// # Errors
     ///
     /// As of [`Plan::forward`].
-    pub fn backward<T: Element, O: Element>(
+    pub fn backward<T: Element, K: Element, O: Element, G: Element>(
         &self,
-        inputs: &Inputs<'_, T>,
+        inputs: &Inputs<'_, T, K>,
         upstream: &Upstream<'_, O>,
-        mut gradients: Gradients<'_, T>,
+        mut gradients: Gradients<'_, G>,
         workspace: &mut Workspace,
     ) -> Result<()> {
         self.expect_cpu("backward_on")?;
@@ -104,11 +104,11 @@ impl Plan {
     /// # Safety
     ///
     /// As of [`Plan::forward_on`].
-    pub unsafe fn backward_on<T: Element, O: Element>(
+    pub unsafe fn backward_on<T: Element, K: Element, O: Element, G: Element>(
         &self,
-        inputs: &Inputs<'_, T>,
+        inputs: &Inputs<'_, T, K>,
         upstream: &Upstream<'_, O>,
-        mut gradients: Gradients<'_, T>,
+        mut gradients: Gradients<'_, G>,
         queue: &Queue,
     ) -> Result<()> {
         let args = self.backward_args(inputs, upstream, &mut gradients)?;
@@ -213,9 +213,9 @@ impl Plan {
         })
     }
 
-    fn forward_args<T: Element, O: Element>(
+    fn forward_args<T: Element, K: Element, O: Element>(
         &self,
-        inputs: &Inputs<'_, T>,
+        inputs: &Inputs<'_, T, K>,
         output: &mut Output<'_, O>,
     ) -> Result<sys::flashattn_args> {
         let mut args = inputs.lower(&self.resolved)?;
@@ -225,17 +225,22 @@ impl Plan {
         Ok(args)
     }
 
-    fn backward_args<T: Element, O: Element>(
+    fn backward_args<T: Element, K: Element, O: Element, G: Element>(
         &self,
-        inputs: &Inputs<'_, T>,
+        inputs: &Inputs<'_, T, K>,
         upstream: &Upstream<'_, O>,
-        gradients: &mut Gradients<'_, T>,
+        gradients: &mut Gradients<'_, G>,
     ) -> Result<sys::flashattn_args> {
         let mut args = inputs.lower(&self.resolved)?;
         let memory = self.resolved.memory;
         let q = inputs.q.dims();
         self.expect_o::<O>(upstream.o.dims(), q, "o")?;
         self.expect_o::<O>(upstream.dout.dims(), q, "dout")?;
+        // A plan without backward has none; the library refuses the call.
+        let dtype_grad = Dtype(self.resolved.desc.dtype_grad);
+        if dtype_grad != Dtype::DEFAULT {
+            self.resolved.expect_dtype(G::DTYPE, dtype_grad, "dq")?;
+        }
         self.expect_same(gradients.dq.dims(), q, "dq")?;
         self.expect_same(gradients.dk.dims(), inputs.k.dims(), "dk")?;
         self.expect_same(gradients.dv.dims(), inputs.v.dims(), "dv")?;

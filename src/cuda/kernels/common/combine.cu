@@ -5,7 +5,6 @@
 #include "cuda/host/preload.h"
 #include "cuda/host/launch.h"
 #include "cuda/kernels/common/combine_rows.cuh"
-#include "cuda/device/dropout.cuh"
 
 namespace flashattn::cuda {
 namespace {

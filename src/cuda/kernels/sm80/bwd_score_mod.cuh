@@ -154,7 +154,7 @@ class BwdScoreMod {
     constexpr bool kAnew = Config::kIsFp32 && Config::kDim > 128;
     const uint32_t scale = __float_as_uint(params_.problem.scale);
     const float factor = __uint_as_float(kAnew ? no_hoist(scale) : scale) * kLog2E;
-    if (far()) relate(s, step, queries, slice);
+    if (has_large_lse()) relate(s, step, queries, slice);
     if (!full) mask(s, queries, slice);
     float2 next = ptx::load_shared_pair(lse);
 #pragma unroll
@@ -176,7 +176,7 @@ class BwdScoreMod {
 
  private:
   // Whether there are rows with a base of their own. Read anew each time: registers are scarce.
-  __device__ __forceinline__ bool far() const {
+  __device__ __forceinline__ bool has_large_lse() const {
     return static_cast<const volatile int32_t&>(work_tile_.large_lse);
   }
 
@@ -260,7 +260,7 @@ class BwdScoreMod {
     if (!full) mask(addend, queries, slice);
     if (!step.block_mask_full) apply_block_mask(addend, step, queries, slice);
 
-    if (far()) relate(addend, step, queries, slice);
+    if (has_large_lse()) relate(addend, step, queries, slice);
     visit_scores([&](int strip, int n, int x) {
       const float2 row = ptx::load_shared_pair(lse + n * 32);
       addend[strip][n][x] = fmaf(addend[strip][n][x], kWideUnit, x % 2 == 0 ? -row.x : -row.y);

@@ -1,0 +1,101 @@
+"""Calls that repeat an earlier one, but for the numbers. Most of a small call's cost is to check
+its arrays and to find its plan, and both depend on types, shapes, strides and options alone."""
+from __future__ import annotations
+
+from typing import Any, Dict, Optional, Tuple
+
+import numpy as np
+
+from . import _arrays
+from ._inputs import Inputs
+from ._library import ffi, lib
+from ._errors import fail
+from ._plan import (_ARGS, _FLOAT, _FORWARD, _LSE, Plan, _workspace, new_args, repeated, repeats)
+
+_MOST = 256  # calls that are kept; with the next one all are let go
+# Of one of these types equal values are one value. Others may hash and yet change.
+_PLAIN = frozenset((bool, int, float, str, type(None), np.bool_, np.int64, np.float32, np.float64))
+
+
+def key_of(q: Any, k: Any, v: Any, fixed: Tuple[Any, ...], options: Dict[str, Any],
+           described: Dict[str, Any]) -> Optional[Tuple[Any, ...]]:
+    """What decides all that a call does but read and write memory; None: more than this knows of,
+    or no arrays of NumPy. described: the options that say nothing of memory or threads."""
+    if not (type(q) is type(k) is type(v) is np.ndarray):
+        return None
+    # True, 1 and 1.0 are equal, but 1.0 is refused where True is not.
+    parts = [q.dtype, q.shape, q.strides, k.dtype, k.shape, k.strides, v.dtype, v.shape, v.strides]
+    for value in fixed:
+        if type(value) not in _PLAIN:
+            return None
+        parts += (type(value), value)
+    for name, value in options.items():
+        kind = type(value)
+        if kind is tuple and all([type(x) is int for x in value]):
+            kind = int
+        if kind not in _PLAIN or name not in described:
+            return None
+        parts += (name, kind, value)
+    return tuple(parts)
+
+
+class Call:
+    """A forward call of NumPy's arrays, all but their addresses."""
+
+    __slots__ = ("plan", "args", "workspace", "shape", "dtype", "lse_shape", "types", "code_o")
+
+    def __init__(self, plan: Plan, inputs: Inputs) -> None:
+        self.plan = plan._plan
+        self.args = new_args(inputs.sizes)
+        inputs.fill(self.args)
+        self.args.o = (ffi.NULL, -1, -1, -1)
+        self.workspace = plan._last_size[2] if plan._last_size[:2] == (_FORWARD, inputs.sizes) \
+            else -1
+        self.shape, self.code_o = inputs.q.like(inputs.v.dim), plan.descriptor.dtype_o
+        self.dtype = _arrays.numpy_dtype(self.code_o)
+        self.lse_shape = inputs.lse_shape() if plan.descriptor.features & _LSE else None
+        self.types = tuple([(t.view.dtype, t.view.owner.flags.c_contiguous)
+                            for t in (inputs.q, inputs.k, inputs.v)])
+
+    def run(self, q: Any, k: Any, v: Any) -> Any:
+        args = ffi.new(_ARGS, self.args[0])
+        type_q, type_k, type_v = self.types
+        args.q.data = _address(q, *type_q)
+        args.k.data = _address(k, *type_k)
+        args.v.data = _address(v, *type_v)
+        o, lse = np.empty(self.shape, self.dtype), None
+        args.o.data = _arrays.packed_address(o, self.code_o)
+        if self.lse_shape is not None:
+            lse = np.empty(self.lse_shape, np.float32)
+            args.lse = ffi.from_buffer(_FLOAT, lse)
+        size = self.workspace
+        status = lib.flashattn_forward(self.plan, args, _workspace(size), size, ffi.NULL)
+        if status:
+            fail(status)
+        return o if lse is None else (o, lse)
+
+
+def _address(array: Any, code: int, is_packed: bool) -> Any:
+    """A head's elements have no gaps in any array, and buffers are cheaper than what else says an
+    address."""
+    return _arrays.packed_address(array if is_packed else array[:1, :1, :1], code)
+
+
+def find(key: Optional[Tuple[Any, ...]]) -> Optional[Call]:
+    call = repeated.get(key)
+    if call is not None:
+        repeats[0] += 1
+    return call
+
+
+def keep(key: Tuple[Any, ...], plan: Plan, inputs: Inputs) -> None:
+    """Keeps a call that has succeeded, once it comes for the second time: what grows with every
+    call never does. On the CPU, in the layout whose results lie as they are made."""
+    if len(repeated) >= _MOST:
+        repeated.clear()
+    if key not in repeated:
+        repeated[key] = None
+    elif inputs.place is None and inputs.layout == "bshd":
+        call = Call(plan, inputs)
+        if call.workspace >= 0:  # else another thread has run the plan since, on other sizes
+            repeated[key] = call

@@ -1,0 +1,323 @@
+"""./run bench --device cuda --preset papers: what the literature reports of attention without
+stored scores, by this library, by PyTorch's SDPA, and by PyTorch with the scores stored, in one
+run.
+
+Training steps of GPT-2 and BERT-large (Dao et al. 2022), the shapes of the Long Range Arena (Tay et
+al. 2021), the tables of the two Triton tutorials, time against the density of a block mask, and the
+loss curve of a small GPT-2 on the text in tests/data. The runners take turns; figures are medians.
+On a CPU, training steps of a MiniLM, and less of the rest.
+"""
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import pathlib
+import statistics
+import time
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import flashattn.torch
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+
+
+def materialised(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+    if causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+
+
+def ours(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    return flashattn.torch.attention(q, k, v, causal=causal)
+
+
+RUNNERS: Dict[str, Attention] = {"materialised": materialised, "sdpa": sdpa, "flashattn": ours}
+
+
+class Shape(NamedTuple):
+    """A transformer and its batch."""
+
+    name: str
+    claim: str  # the literature's
+    layers: int
+    width: int
+    heads: int
+    tokens: int
+    batch: int
+    causal: bool = True
+    vocabulary: int = 50257
+
+
+_GPT2, _LENGTHS = "3 x materialised at 1k", (1024, 2048, 4096)
+SHAPES: Dict[str, List[Shape]] = {
+    "cuda": [
+        *[Shape(f"GPT-2 small, {n}", _GPT2, 12, 768, 12, n, 16384 // n) for n in _LENGTHS],
+        *[Shape(f"GPT-2 medium, {n}", _GPT2, 24, 1024, 16, n, 8192 // n) for n in _LENGTHS],
+        Shape("BERT-large, 512", "1.15 x the fused record", 24, 1024, 16, 512, 32, False, 30522),
+        *[Shape(f"Long Range Arena, {n}", "2.4 x materialised", 4, 512, 8, n, 65536 // n, False,
+                256) for n in _LENGTHS]],
+    "cpu": [Shape(f"MiniLM, {n}", "", 6, 384, 12, n, 2048 // n, False, 30522)
+            for n in (512, 1024, 2048)],
+}
+
+
+class Block(nn.Module):
+    def __init__(self, shape: Shape, attention: Attention) -> None:
+        super().__init__()
+        self.shape, self.attention = shape, attention
+        self.norms = nn.ModuleList(nn.LayerNorm(shape.width) for _ in range(2))
+        self.qkv, self.out, self.up, self.down = (
+            nn.Linear(a * shape.width, b * shape.width)
+            for a, b in ((1, 3), (1, 1), (1, 4), (4, 1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.shape.heads, -1))
+        x = x + self.out(self.attention(*qkv.unbind(2), self.shape.causal).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norms[1](x)), approximate="tanh"))
+
+
+class Transformer(nn.Module):
+    """Of GPT-2's kind; not causal, of BERT's."""
+
+    def __init__(self, shape: Shape, attention: Attention) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.positions = nn.Embedding(shape.tokens, shape.width)
+        self.blocks = nn.Sequential(*[Block(shape, attention) for _ in range(shape.layers)])
+        self.norm = nn.LayerNorm(shape.width)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids) + self.positions.weight[:ids.shape[1]]
+        return F.linear(self.norm(self.blocks(x)), self.tokens.weight)
+
+
+class Step:
+    """A model, and what a step of its training is: forward, backward, AdamW; in bfloat16 on a GPU,
+    by autocast."""
+
+    def __init__(self, shape: Shape, attention: Attention, device: str, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.model = Transformer(shape, attention).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=True)
+        self.device = device
+        self.ids = torch.randint(shape.vocabulary, (shape.batch, shape.tokens + 1), device=device)
+
+    def __call__(self, ids: Optional[Tensor] = None) -> Tensor:
+        ids = self.ids if ids is None else ids
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
+            logits = self.model(ids[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+class Bench:
+    def __init__(self, device: str, rounds: int) -> None:
+        self.device, self.rounds = device, rounds
+        self.lines: List[Dict[str, Any]] = []
+
+    def wait(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def once(self, work: Callable[[], Any]) -> float:
+        self.wait()
+        start = time.perf_counter()
+        work()
+        self.wait()
+        return time.perf_counter() - start
+
+    def memory(self, work: Callable[[], Any]) -> float:
+        """MiB on top of what there is, on a GPU."""
+        if self.device != "cuda":
+            return 0.0
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        work()
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+    def row(self, table: str, name: str, claim: str,
+            makers: Dict[str, Callable[[], Callable[[], Any]]]) -> None:
+        """Seconds of what each maker makes, and how many times as fast ours is."""
+        works, memory, seconds = {}, {}, {}
+        for runner, make in makers.items():
+            try:
+                works[runner] = make()
+                works[runner]()
+                memory[runner] = self.memory(works[runner])
+            except torch.OutOfMemoryError:
+                works.pop(runner, None)
+                if self.device == "cuda":
+                    torch.cuda.empty_cache()
+        times: Dict[str, List[float]] = {runner: [] for runner in works}
+        for _ in range(self.rounds):
+            for runner, work in works.items():
+                times[runner].append(self.once(work))
+        seconds = {runner: statistics.median(each) for runner, each in times.items()}
+        line: Dict[str, Any] = {"table": table, "row": name, "claim": claim}
+        for runner in RUNNERS:
+            line[f"{runner}_seconds"] = seconds.get(runner)
+            line[f"{runner}_mib"] = memory.get(runner)
+        self.lines.append(line)
+        cells = [f"{seconds[r] * 1e3:.2f} ms" if r in seconds else "out of memory" if r in makers
+                 else "" for r in RUNNERS]
+        mine = seconds.get("flashattn")
+        cells += [f"{seconds[r] / mine:.2f} x" if mine and r in seconds else ""
+                  for r in ("materialised", "sdpa")]
+        if self.device == "cuda" and {"materialised", "flashattn"} <= set(memory):
+            cells.append(f"{memory['materialised']:.0f}, {memory['flashattn']:.0f} MiB")
+        print("| " + " | ".join([name, *cells, claim]) + " |", flush=True)
+
+    def head(self, title: str) -> None:
+        memory = "memory | " if self.device == "cuda" else ""
+        columns = 7 + bool(memory)
+        print(f"\n{title}\n\n| | {' | '.join(RUNNERS)} | over materialised | over sdpa | {memory}"
+              f"the literature |\n|{'---|' * columns}")
+
+    def training(self, shapes: Sequence[Shape]) -> None:
+        self.head("A training step")
+        for shape in shapes:
+            self.row("training", shape.name, shape.claim, {
+                name: lambda shape=shape, f=f: Step(shape, f, self.device)  # type: ignore[misc]
+                for name, f in RUNNERS.items()})
+
+    def tutorials(self, lengths: Sequence[int]) -> None:
+        """4 sequences, 32 heads of 64."""
+        claims = {torch.float16: "9 x; memory -93 % at 2048", torch.float32: "6 x"}
+        for dtype, causal in ((dtype, causal) for dtype in claims for causal in (False, True)):
+            self.head(f"The Triton tutorials' table: B4 H32 D64, {str(dtype)[6:]}"
+                      f"{', causal' if causal else ''}, forward and backward")
+            for n in lengths:
+                inputs = [torch.randn(4, n, 32, 64, device=self.device, dtype=dtype,
+                                      requires_grad=True) for _ in range(3)]
+
+                def work(attention: Attention, inputs: Any = inputs, causal: bool = causal) -> None:
+                    torch.autograd.grad(attention(*inputs, causal).sum(), inputs)
+
+                self.row("tutorials", f"{str(dtype)[6:]} {n}{' causal' if causal else ''}",
+                         claims[dtype], {name: lambda f=f, work=work: lambda: work(f)
+                                         for name, f in RUNNERS.items()})  # type: ignore[misc]
+
+    def densities(self, tokens: int) -> None:
+        """Blocks of 128 by 128, drawn at random; the diagonal is always there."""
+        self.head(f"Block masks: B1 H16 S{tokens} D64, forward and backward; time against density")
+        blocks = tokens // 128
+        dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
+        inputs = [torch.randn(1, tokens, 16, 64, device=self.device, dtype=dtype,
+                              requires_grad=True) for _ in range(3)]
+        for density in (1.0, 0.5, 0.25, 0.125):
+            drawn = torch.rand(blocks, blocks, device=self.device).fill_diagonal_(-1.0)
+            mask = drawn.argsort(-1).argsort(-1) < density * blocks
+
+            def work(mask: Tensor = mask) -> None:
+                o = flashattn.torch.attention(*inputs, block_mask=mask, block_q=128, block_kv=128)
+                torch.autograd.grad(o.sum(), inputs)
+
+            self.row("densities", f"{mask.float().mean().item():.3f}", "proportional",
+                     {"flashattn": lambda work=work: work})  # type: ignore[misc]
+
+    def losses(self, shape: Shape, steps: int) -> None:
+        """Three runs: SDPA's, SDPA's once more, ours. On a GPU sums of gradients come in another
+        order each time, and training lets that grow."""
+        curves = {}
+        for name, attention in (("sdpa", sdpa), ("sdpa again", sdpa), ("flashattn", ours)):
+            step = Step(shape, attention, self.device)
+            curves[name] = torch.stack([step(ids) for ids in batches(shape, steps, self.device)])
+        for i, values in enumerate(zip(*[curve.tolist() for curve in curves.values()])):
+            self.lines.append({"table": "losses", "row": i + 1, **{
+                f"loss, {name}": value for name, value in zip(curves, values)}})
+        spread = (curves["sdpa again"] - curves["sdpa"]).abs()
+        apart = (curves["flashattn"] - curves["sdpa"]).abs()
+        print(f"\nLoss of {shape.name} over {steps} steps on tests/data/passages.json: from "
+              f"{curves['sdpa'][0]:.3f} to {curves['sdpa'][-1]:.3f} by SDPA, "
+              f"{curves['flashattn'][-1]:.3f} by flashattn. Largest and mean difference of "
+              f"flashattn from SDPA {apart.max():.4f}, {apart.mean():.5f}; of SDPA from itself "
+              f"{spread.max():.4f}, {spread.mean():.5f}", flush=True)
+
+
+def batches(shape: Shape, steps: int, device: str) -> Iterator[Tensor]:
+    """Bytes of the passages, the same places for every runner."""
+    passages = json.loads((ROOT / "tests" / "data" / "passages.json").read_text(encoding="utf-8"))
+    data = torch.tensor(list(json.dumps(passages, ensure_ascii=False).encode()))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        starts = torch.randint(len(data) - shape.tokens - 1, (shape.batch,), generator=generator)
+        yield torch.stack([data[i:i + shape.tokens + 1] for i in starts.tolist()]).to(device)
+
+
+def draw(lines: List[Dict[str, Any]], path: pathlib.Path) -> str:
+    """The loss curves, and the times of the training steps."""
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        return "no picture: matplotlib is not installed"
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 5))
+    steps = [line for line in lines if line["table"] == "training"]
+    for i, runner in enumerate(RUNNERS):
+        values = [(line[f"{runner}_seconds"] or 0) * 1e3 for line in steps]
+        left.bar([j + (i - 1) * 0.27 for j in range(len(steps))], values, 0.27, label=runner)
+    left.set_xticks(range(len(steps)), [line["row"] for line in steps], rotation=60, ha="right")
+    left.set_ylabel("ms a training step")
+    left.legend()
+    losses = [line for line in lines if line["table"] == "losses"]
+    for name in ([key for key in losses[0] if key.startswith("loss, ")] if losses else ()):
+        right.plot([line[name] for line in losses], label=name)
+    right.set_xlabel("step")
+    right.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    return f"picture: {path}"
+
+
+def sizes(device: str, quick: bool) -> Tuple[List[Shape], Sequence[int], int, Shape, int]:
+    """Shapes of training steps, lengths of the tutorials, tokens of the block masks, the model of
+    the loss curve and its steps. quick: the least that runs every part."""
+    if quick:
+        tiny = Shape("tiny", "", 1, 32, 2, 64, 2, vocabulary=256)
+        return [tiny], [64], 256, tiny, 2
+    if device == "cpu":
+        small = Shape("two layers of 256", "", 2, 256, 8, 256, 4, vocabulary=256)
+        return SHAPES["cpu"], [512, 1024], 2048, small, 100
+    small = Shape("GPT-2 small", "", 12, 768, 12, 1024, 8)
+    return SHAPES["cuda"], [512, 1024, 2048, 4096, 8192], 8192, small, 200
+
+
+def main(options: argparse.Namespace, quick: bool = False) -> int:
+    bench = Bench(options.device, 1 if quick else options.rounds)
+    if options.device == "cpu" and options.threads:
+        torch.set_num_threads(options.threads)
+    name = torch.cuda.get_device_name() if options.device == "cuda" else \
+        f"{torch.get_num_threads()} threads"
+    print(f"{name}, PyTorch {torch.__version__}; {flashattn.build_info()}")
+    shapes, lengths, tokens, small, steps = sizes(options.device, quick)
+    bench.training(shapes)
+    bench.tutorials(lengths)
+    bench.densities(tokens)
+    bench.losses(small, steps)
+    table = options.csv or ROOT / "build" / "bench" / "papers.csv"
+    table.parent.mkdir(parents=True, exist_ok=True)
+    fields = list(dict.fromkeys(key for line in bench.lines for key in line))
+    with table.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fields, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(bench.lines)
+    print(f"table: {table}\n{draw(bench.lines, options.plot or table.with_suffix('.png'))}")
+    return 0

@@ -1,0 +1,83 @@
+"""What an eager call takes besides its kernel: the smallest tensors, microseconds of the calling
+thread, beside PyTorch's own function.
+
+    FLASHATTN_LIBRARY=... PYTHONPATH=bindings/python build/venv-torch/bin/python \\
+        tests/bench/torch_cost.py [--device cuda]
+
+The kinds of calls take turns, 25 at a time; of what a call of each turn took the least is shown.
+"""
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any, Callable, Dict
+
+import torch
+import torch.nn.functional as F
+
+import flashattn
+import flashattn.torch as fa
+
+_CALLS = 25
+
+
+def measure(calls: Dict[str, Callable[[], Any]], rounds: int) -> Dict[str, float]:
+    """Microseconds of this thread, which others on its core do not add to."""
+    least = dict.fromkeys(calls, float("inf"))
+    for call in calls.values():
+        call()
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.thread_time()
+            for _ in range(_CALLS):
+                call()
+            least[name] = min(least[name], (time.thread_time() - start) / _CALLS * 1e6)
+    return least
+
+
+def gradient(o: torch.Tensor, inputs: Any) -> Callable[[], Any]:
+    dout = torch.ones_like(o)
+    return lambda: torch.autograd.grad(o, inputs, dout, retain_graph=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--rounds", type=int, default=200)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    dtype = torch.float32 if arguments.device == "cpu" else torch.bfloat16
+    ours = [torch.randn(1, 4, 2, 16, device=arguments.device, dtype=dtype) for _ in range(3)]
+    leaves = [x.clone().requires_grad_() for x in ours]
+    theirs = [x.transpose(1, 2).contiguous() for x in ours]
+    their_leaves = [x.clone().requires_grad_() for x in theirs]
+    sdpa = F.scaled_dot_product_attention
+    calls: Dict[str, Callable[[], Any]] = {
+        "forward": lambda: fa.attention(*ours),
+        "forward, recorded": lambda: fa.attention(*leaves),
+        "backward": gradient(fa.attention(*leaves), leaves),
+        "torch forward": lambda: sdpa(*theirs),
+        "torch forward, recorded": lambda: sdpa(*their_leaves),
+        "torch backward": gradient(sdpa(*their_leaves), their_leaves),
+        "NumPy's functions, tensors": lambda: flashattn.attention(*ours),
+    }
+    if arguments.device == "cpu":
+        arrays = [x.numpy() for x in ours]
+        calls["NumPy's functions, arrays"] = lambda: flashattn.attention(*arrays)
+    found = measure(calls, arguments.rounds)
+    fa.activate()
+    active = measure({
+        "activated forward": lambda: sdpa(*theirs),
+        "activated forward, recorded": lambda: sdpa(*their_leaves),
+        "activated backward": gradient(sdpa(*their_leaves), their_leaves)}, arguments.rounds)
+    fa.restore()
+    print(f"{'microseconds':<28}{'flashattn':>12}{'activated':>12}{'PyTorch':>12}")
+    for name in ("forward", "forward, recorded", "backward"):
+        print(f"{name:<28}{found[name]:>12.1f}{active['activated ' + name]:>12.1f}"
+              f"{found['torch ' + name]:>12.1f}")
+    for name in list(found)[6:]:
+        print(f"{name:<28}{found[name]:>12.1f}")
+
+
+if __name__ == "__main__":
+    main()

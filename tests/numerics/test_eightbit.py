@@ -1,0 +1,64 @@
+"""E4M3 against the reference: what it computes of the numbers that elements and descales mean, and
+how it rounds."""
+import numpy as np
+import pytest
+
+from . import eightbit
+from .case import Case
+from .data import make_data
+from .dtypes import NUMPY, round_to
+from .harness import Call, run
+from .randomcases import random_case
+from .repro import verify
+
+
+@pytest.mark.parametrize("case", [
+    pytest.param(case, id=str(n), marks=[pytest.mark.smoke] if n % 6 == 0 else [])
+    for n, case in enumerate(eightbit.listed())])
+def test_listed(case, device):
+    verify(case, device)
+
+
+def test_random(random_seed, device):
+    verify(eightbit.in_eight_bits(random_case(random_seed), random_seed), device)
+
+
+def one_key_each(count, **changes):
+    """Sequences of one visible key, whose value o is; behind it a hidden one."""
+    return Case(batch=count, seqlen_q=1, seqlen_kv=2, heads_q=1, dim_qk=1, dim_v=1, causal=True,
+                top_left=True, dtype="f8", **changes)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("backward", [False, True])
+def test_each_code(device, backward):
+    """All 256 bytes as keys' values; backward: the packed path, otherwise K and V in place."""
+    codes = np.arange(256, dtype=np.uint8).view(NUMPY["f8"]).astype(np.float32)
+    case = one_key_each(256, dtype_o="f32", backward=backward)
+    data = make_data(case)
+    for b in range(256):
+        data.v[b][0], data.v[b][1] = codes[b], np.nan
+    call = Call(case, device, data)
+    np.testing.assert_array_equal(np.array(call.forward().o).ravel(), codes)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("splits", [1, 2])
+def test_rounding(device, splits):
+    """To nearest even, saturated, NaN kept: fp32 numbers, as descales of 1, on and beside every
+    number of E4M3 and every middle of two."""
+    numbers = np.unique(np.abs(np.arange(127, dtype=np.uint8).view(NUMPY["f8"]).astype(np.float32)))
+    middles = np.concatenate([numbers, (numbers[1:] + numbers[:-1]) / 2, [464, 480, 1e30]])
+    middles = middles.astype(np.float32)
+    every = np.concatenate([middles, np.nextafter(middles, np.float32(0)),
+                            np.nextafter(middles, np.float32(1e38)), [np.inf, np.nan]])
+    every = np.concatenate([every, -every]).astype(np.float32)
+    case = one_key_each(len(every), dtype_o="f8", descales="bt", descale_block=1, splits=splits,
+                        amax_o="b")
+    data = make_data(case)
+    for b, number in enumerate(every):
+        data.v[b][0], data.v[b][1] = 1, 1
+        data.descales["v"][b, 0] = number, np.nan
+    result = run(case, device, data)
+    np.testing.assert_array_equal(np.array(result.o).ravel(), round_to(every, "f8"))
+    np.testing.assert_array_equal(result.amax_o.ravel(), np.abs(every))

@@ -1,0 +1,233 @@
+"""flashattn_quantize against float64: transforms, descales, rounding, and what results lose."""
+import dataclasses
+
+import numpy as np
+import pytest
+
+from . import capi, eightbit, philox, reference
+from .case import Case
+from .data import make_data
+from .dtypes import LARGEST_F8, round_to
+from .harness import Call, run
+
+SEED = 0x0123456789ABCDEF
+LENGTHS = ("batch", "seqlen_q", "seqlen_kv", "total_q", "total_kv", "cu_seqlens_q",
+           "cu_seqlens_kv", "lens_q", "lens_kv", "starts_kv")
+BASE = Case(batch=2, seqlen_q=70, seqlen_kv=150, heads_q=4, heads_kv=2, dim_qk=64, dim_v=40,
+            dtype="bf16")
+
+
+def rotation(dim, seed):
+    """(dim, dim): what ROTATE multiplies rows by, from the header's text."""
+    size = dim & -dim
+    matrix = np.ones((1, 1))
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    whole = np.kron(np.eye(dim // size), matrix) / np.sqrt(size)
+    c = np.arange(dim)
+    words = np.stack(philox.philox4x32((c // 128, 0 * c, 0 * c, 0 * c),
+                                       (seed & philox.LOW, seed >> 32)))
+    word = np.take_along_axis(words, (c // 32 % 4)[None], 0)[0]
+    negated = (word >> (c % 32).astype(np.uint64)) & np.uint64(1)
+    return (1 - 2.0 * negated.astype(float))[:, None] * whole
+
+
+class Quantized:
+    """What the library makes of a case's wider q, k and v, per sequence."""
+
+    def __init__(self, case, device, data, plan_case, transform=0, seed=0, only="qkv"):
+        self.case, self.transform = case, transform
+        self.plan_case = plan_case
+        plan = capi.Plan(capi.descriptor(plan_case, device))
+        call = Call(case, device, data, plan=plan)
+        fields = {name: value for name, value in {**call.sizes, **call.inputs}.items()
+                  if name in LENGTHS or name in only}
+        fields.update(dtype=capi.DTYPES[case.dtype], transform=transform, rotation_seed=seed)
+        names = []
+        for name in only:
+            dtype = plan_case.dtype if name == "q" else plan_case.dtype_kv
+            fields[name + "_out"] = call.tensor(name + "_out", dtype, like=name)
+            names.append(name + "_out")
+            if dtype == "f8":
+                self.add_descales(call, fields, name)
+                names.append("descale_" + name)
+        if transform & capi.SMOOTH_K and "k" in only:
+            shape = (case.batch, case.heads_kv, 1, case.dim_qk)
+            fields["k_mean"], buffer, mean_at = call.strided("k_mean", "f32", shape, [True] * 3)
+            buffer.owned[mean_at] = True
+            names.append("k_mean")
+            if "q" in only:
+                fields["lse_shift"] = call.lse_like("lse_shift")
+                names.append("lse_shift")
+        for buffer in set(call.buffers.values()):
+            buffer.push()
+        device.launch(lambda stream: plan.quantize(fields, stream))
+        out = call.collect(names)
+        self.x = {name: call.take(name + "_out", out[name + "_out"]) for name in only}
+        self.descales = {name[-1]: out[name][getattr(self, name)][..., 0] for name in names
+                         if name.startswith("descale")}
+        self.k_mean = out["k_mean"][mean_at][:, :, 0] if "k_mean" in names else None
+        self.lse_shift = [out["lse_shift"][index] for index in call.lse_index()] \
+            if "lse_shift" in names else None
+
+    def add_descales(self, call, fields, name):
+        case, block = self.case, self.plan_case.descale_block
+        rows = case.seqlen_q if name == "q" else case.seqlen_kv
+        blocks = -(-rows // block) if block else min(rows, 1)
+        shape = (case.batch, case.heads_kv, blocks, 1)
+        fields["descale_" + name], buffer, index = call.strided("descale_" + name, "f32", shape,
+                                                                [True] * 3)
+        setattr(self, "descale_" + name, index)
+        for b in range(case.batch):
+            used = case.length_q(b) if name == "q" else case.length_kv(b)
+            buffer.owned[index[b, :, :-(-used // block) if block else min(used, 1)]] = True
+
+    def data(self, data):
+        """The case and numbers of an attention call on the results."""
+        made = dataclasses.replace(data, **self.x)
+        made.descales = self.descales
+        return made
+
+
+def transformed(case, data, transform, seed):
+    """q, k, v in float64, and the means."""
+    means = [x.astype(np.float64).mean(0) if len(x) else np.zeros(x.shape[1:]) for x in data.k]
+    q, k, v = ([x.astype(np.float64) for x in part] for part in (data.q, data.k, data.v))
+    if transform & capi.SMOOTH_K:
+        k = [x - mean for x, mean in zip(k, means)]
+    if transform & capi.ROTATE:
+        matrix = rotation(case.dim_qk, seed)
+        q, k = [x @ matrix for x in q], [x @ matrix for x in k]
+    return dict(q=q, k=k, v=v), means
+
+
+def check_numbers(case, got, exact, name):
+    """Descales, and elements that are the nearest, but for fp32's rounding of what is rounded."""
+    block = got.plan_case.descale_block
+    group = case.group if name == "q" else 1
+    for b, x in enumerate(exact[name]):
+        rows, heads, dim = x.shape
+        for first in range(0, rows, block or max(rows, 1)):
+            part = x[first:first + block] if block else x
+            amax = np.abs(part).reshape(len(part), heads // group, -1).max((0, 2))
+            descales = got.descales[name][b, :, first // block if block else 0]
+            np.testing.assert_allclose(descales, np.where(amax == 0, 1, amax / LARGEST_F8),
+                                       rtol=2e-6)
+            scaled = part / np.repeat(descales.astype(np.float64), group)[:, None]
+            out = got.x[name][b][first:first + len(part)]
+            nearest = np.abs(round_to(scaled, "f8") - scaled)
+            # What a transform cancels leaves the rounding of what was large.
+            slack = 1e-5 * np.abs(scaled) + (1e-6 if got.transform else 1e-8) * LARGEST_F8
+            assert (np.abs(out - scaled) <= nearest + slack).all(), (name, b, first)
+
+
+def cases():
+    for n, transform in enumerate((0, capi.SMOOTH_K, capi.ROTATE, capi.SMOOTH_K | capi.ROTATE)):
+        for m, block in enumerate((0, 64, 128, 7)):
+            dims = ((64, 40), (96, 96), (192, 128), (256, 3), (8, 16), (2, 1), (512, 64))
+            dim, dim_v = dims[(3 * n + m) % 7]
+            yield BASE.replace(dim_qk=dim, dim_v=dim_v, descale_block=block,
+                               dtype=("f32", "f16", "bf16")[(n + m) % 3],
+                               strides=("packed", "padded", "bhsd")[m % 3]), transform
+    yield BASE.replace(cu_q=[70, 0, 33], cu_kv=[90, 257, 0], descale_block=64), capi.SMOOTH_K
+    yield BASE.replace(lens_q=[3, 70], lens_kv=[150, 0], descale_block=64), capi.SMOOTH_K
+    yield BASE.replace(starts_kv=[0, 77], descale_block=64), capi.SMOOTH_K | capi.ROTATE
+
+
+def eight(case):
+    return case.replace(dtype="f8", dtype_kv="f8", dtype_o="f32", descales="bht")
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("case, transform", list(cases()))
+def test_numbers(device, case, transform):
+    data = make_data(case)
+    data.k = [x + np.float32(1.5) for x in data.k] if case.dtype == "f32" else data.k
+    seed = SEED if transform & capi.ROTATE else 0
+    got = Quantized(case, device, data, eight(case), transform, seed)
+    exact, means = transformed(case, data, transform, seed)
+    for name in "qkv":
+        check_numbers(case, got, exact, name)
+    if transform & capi.SMOOTH_K:
+        np.testing.assert_allclose(got.k_mean, means, rtol=1e-6, atol=1e-6)
+        for b, shift in enumerate(got.lse_shift):
+            mean = np.repeat(means[b], case.group, 0)
+            wanted = case.scale_used * np.einsum("ihc,hc->hi", data.q[b].astype(float), mean)
+            np.testing.assert_allclose(shift, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_cache_beside_wide_queries(device):
+    """q is rotated and stays wide; without a rotation it is only read."""
+    case = BASE.replace(descale_block=64)
+    plan_case = case.replace(dtype_kv="f8", dtype_o="f32", descales="bht")
+    data = make_data(case)
+    got = Quantized(case, device, data, plan_case, capi.ROTATE, SEED)
+    exact, _ = transformed(case, data, capi.ROTATE, SEED)
+    for b, x in enumerate(exact["q"]):
+        assert np.abs(got.x["q"][b] - x).max() <= 2.0 ** -8 * np.abs(x).max()
+    check_numbers(case, got, exact, "k")
+    with pytest.raises(capi.Refused, match="q stays as it is"):
+        Quantized(case, device, data, plan_case)
+
+
+def test_numbers_that_do_not_count(device):
+    """Zeros, infinities, NaN, the smallest and the largest."""
+    case = BASE.replace(dtype="f32", batch=5, heads_q=1, heads_kv=1, seqlen_q=1, seqlen_kv=2)
+    data = make_data(case)
+    rows = [[0, 0], [np.inf, -2], [np.nan, 448], [1e-45, 3e-45], [3.4e38, -1e38]]
+    for b, values in enumerate(rows):
+        data.v[b][:] = 0
+        data.v[b][0, 0, :2] = values
+    got = Quantized(case, device, data, eight(case), only="v")
+    x = [v[0, 0, :2].tolist() for v in got.x["v"]]
+    assert x[0] == [0, 0] and got.descales["v"][0, 0, 0] == 1
+    assert x[1] == [448, -448] and abs(got.descales["v"][1, 0, 0] - 2 / 448) < 1e-9
+    assert np.isnan(x[2][0]) and x[2][1] == 448 and got.descales["v"][2, 0, 0] == 1
+    assert x[3] == [0, 0] and np.isfinite(1 / got.descales["v"][3, 0, 0])
+    assert x[4] == [448, -128] and np.isfinite(got.descales["v"][4, 0, 0])
+
+
+def exact_attention(case, data):
+    return [reference.forward(case, data, b) for b in range(case.batch)]
+
+
+@pytest.mark.parametrize("transform",
+                         [0, capi.SMOOTH_K, capi.ROTATE, capi.SMOOTH_K | capi.ROTATE])
+def test_results_are_those_of_the_wider_numbers(device, transform):
+    """o to within the rounding of E4M3, and lse with its shift. Keys with a mean of 3 lose bits to
+    it unless it is taken away."""
+    case = BASE.replace(causal=True, descale_block=64)
+    data = make_data(case)
+    data.k = [round_to(x + 3, "bf16") for x in data.k]
+    seed = SEED if transform & capi.ROTATE else 0
+    got = Quantized(case, device, data, eight(case), transform, seed)
+    result = run(eight(case), device, got.data(data))
+    for b, exact in enumerate(exact_attention(case, data)):
+        o = exact.o.swapaxes(0, 1)
+        smooth = transform & capi.SMOOTH_K
+        error = np.sqrt(((result.o[b] - o) ** 2).mean() / (o ** 2).mean())
+        assert error < (0.06 if smooth else 0.1)
+        lse = result.lse[b] + (got.lse_shift[b] if got.lse_shift else 0)
+        assert np.abs(lse - exact.lse).max() < (0.12 if smooth else 0.3)
+
+
+@pytest.mark.parametrize("changes, transform, words", [
+    (dict(softcap=5.0), capi.SMOOTH_K, "softcap = 5"),
+    (dict(sink=True), capi.SMOOTH_K, "SINK"),
+    (dict(dim_qk=40), capi.ROTATE, "dim_qk = 40 is neither a power of two"),
+    (dict(page_size=16), 0, "knows no pages"),
+    (dict(), 4, "unknown bits 0x4"),
+])
+def test_refusals(device, changes, transform, words):
+    case = BASE.replace(**changes)
+    data = make_data(case)
+    with pytest.raises(capi.Refused, match=words):
+        Quantized(case, device, data, eight(case), transform)
+
+
+def test_plans_without_eight_bits_are_refused(device):
+    data = make_data(BASE)
+    with pytest.raises(capi.Refused, match="nothing is to be quantised"):
+        Quantized(BASE, device, data, BASE)
+    with pytest.raises(capi.Refused, match="rotation_seed = 1 has a meaning only with"):
+        Quantized(BASE, device, data, eightbit.BASE.replace(batch=2), seed=1)

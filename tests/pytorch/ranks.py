@@ -1,0 +1,137 @@
+"""What each of several processes does for test_torch_distributed.py:
+
+    python ranks.py RANK SIZE FILE
+
+FILE is where they meet. On the CPU they talk by gloo, each on a thread of its own."""
+import datetime
+import itertools
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bindings" / "python"))
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor  # noqa: E402
+
+import flashattn.torch as fa  # noqa: E402
+import reference  # noqa: E402
+
+NAMES = ("o", "dq", "dk", "dv")
+
+
+def shared(*shape, dtype=torch.float32, seed=0):
+    """The same numbers in every process."""
+    made = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return made.requires_grad_()
+
+
+def context_parallel(mesh, size):
+    """The ring equals one process: float32 to 1e-5, bfloat16 to twice the naive error."""
+    from torch.distributed.tensor.experimental import context_parallel as split
+    from torch.distributed.tensor.experimental._attention import (_cp_options,
+                                                                  context_parallel_unshard,
+                                                                  set_rotate_method)
+    fa.activate()
+    for dtype, causal, rotate in itertools.product((torch.float32, torch.bfloat16), (True, False),
+                                                   ("allgather", "alltoall")):
+        set_rotate_method(rotate)
+        _cp_options.enable_load_balance = causal  # torch has it for causal masks alone
+        inputs = [shared(2, 4, 64, 32, dtype=dtype, seed=i) for i in range(3)]
+        dout = shared(2, 4, 64, 32, dtype=dtype, seed=3).detach()
+        alone = F.scaled_dot_product_attention(*inputs, is_causal=causal)
+        wants = [alone.detach(), *torch.autograd.grad(alone, inputs, dout)]
+        shards, before = [x.detach().clone() for x in (*inputs, dout)], fa.report()
+        with split(mesh, buffers=shards, buffer_seq_dims=[2] * 4,
+                   no_restore_buffers=set(shards)):
+            leaves = [x.requires_grad_() for x in shards[:3]]
+            assert leaves[0].shape[2] == 64 // size
+            o = F.scaled_dot_product_attention(*leaves, is_causal=causal)
+            o.backward(shards[3])
+        after = fa.report()
+        # A query's keys come in as many steps as there are processes.
+        assert after["forward"] - before["forward"] == size, (before, after)
+        assert after["backward"] - before["backward"] == size and not after["refused"]
+        results = context_parallel_unshard(mesh, [o.detach(), *[x.grad for x in leaves]], [2] * 4)
+        exact, naive = ([x for i, x in enumerate(reference.gradients(
+            lambda q, k, v, causal=causal: reference.attention(
+                *[x.transpose(1, 2) for x in (q, k, v)], causal=causal), inputs, kind,
+            dout.transpose(1, 2))) if i != 1] for kind in (torch.float64, dtype))
+        exact[0], naive[0] = exact[0].transpose(1, 2), naive[0].transpose(1, 2)
+        reference.check(results, exact, naive, NAMES)
+        if dtype == torch.float32:
+            for got, want in zip(results, wants):
+                torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+def sharding(mesh, size):
+    """Heads and batch are split without communication, and give the same as one process."""
+    placements = {"batch": Shard(0), "heads": Shard(2)}
+    bias, sink = shared(2, 4, 12, 12, seed=7), shared(4, seed=8)
+    for name, beside in itertools.product(placements, (False, True)):
+        inputs = [shared(2, 12, h, 16, seed=i) for i, h in enumerate((4, 2, 2))]
+        more = {"bias": bias, "sink": sink} if beside else {}
+        dout, tensors = shared(2, 12, 4, 16, seed=3).detach(), [*inputs, *more.values()]
+        alone = fa.attention(*inputs, causal=True, **more)
+        wants = torch.autograd.grad(alone, tensors, dout)
+        split = [distribute_tensor(x.detach(), mesh, [placements[name]]).requires_grad_()
+                 for x in inputs]
+        given = {key: distribute_tensor(x.detach(), mesh, [Replicate()]).requires_grad_()
+                 for key, x in more.items()}
+        o, lse = fa.attention(*split, causal=True, return_lse=True, **given)
+        assert type(o) is type(lse) is DTensor and o.placements == (placements[name],)
+        assert o.to_local().shape[placements[name].dim] == o.shape[placements[name].dim] // size
+        assert lse.placements == (Shard(0 if name == "batch" else 1),)
+        grads = torch.autograd.grad(o, [*split, *given.values()],
+                                    distribute_tensor(dout, mesh, [placements[name]]))
+        torch.testing.assert_close(o.full_tensor(), alone.detach(), atol=1e-6, rtol=1e-5)
+        for got, want in zip(grads, wants):
+            torch.testing.assert_close(got.full_tensor(), want, atol=1e-5, rtol=1e-5)
+    # Packed sequences, and heads that cannot be split evenly: three KV heads are not two shards.
+    cu = distribute_tensor(torch.tensor([0, 7, 20], dtype=torch.int32), mesh, [Replicate()])
+    q = shared(20, 4, 16).detach()
+    split = distribute_tensor(q, mesh, [Shard(1)])
+    o = fa.attention_varlen(split, split, split, cu, cu, 13, 13)
+    assert o.placements == (Shard(1),)
+    whole = cu.to_local()
+    torch.testing.assert_close(o.full_tensor(), fa.attention_varlen(q, q, q, whole, whole, 13, 13))
+    q, k = shared(1, 5, 6, 16).detach(), shared(1, 5, 3, 16).detach()
+    o = fa.attention(*[distribute_tensor(x, mesh, [Shard(2)]) for x in (q, k, k)])
+    torch.testing.assert_close(o.full_tensor(), fa.attention(q, k, k))
+
+
+def sdpa_of_heads(mesh, size):
+    """torch's SDPA on tensors split by heads, which on a CPU torch has no rule for."""
+    fa.activate()
+    inputs = [shared(2, 4, 12, 16, seed=i) for i in range(3)]
+    dout = shared(2, 4, 12, 16, seed=3).detach()
+    alone = F.scaled_dot_product_attention(*inputs, is_causal=True)
+    wants = torch.autograd.grad(alone, inputs, dout)
+    split = [distribute_tensor(x.detach(), mesh, [Shard(1)]).requires_grad_() for x in inputs]
+    before = fa.report()["forward"]
+    o = F.scaled_dot_product_attention(*split, is_causal=True)
+    assert o.placements == (Shard(1),) and fa.report()["forward"] == before + 1
+    assert o.to_local().shape[1] == 4 // size
+    grads = torch.autograd.grad(o, split, distribute_tensor(dout, mesh, [Shard(1)]))
+    torch.testing.assert_close(o.full_tensor(), alone.detach())
+    for got, want in zip(grads, wants):
+        torch.testing.assert_close(got.full_tensor(), want)
+
+
+def main():
+    rank, size, meeting = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{meeting}", rank=int(rank), world_size=int(size),
+                            timeout=datetime.timedelta(seconds=120))
+    mesh = init_device_mesh("cpu", (int(size),))
+    for check in (sharding, sdpa_of_heads, context_parallel):
+        check(mesh, int(size))
+        print("equal to one process:", check.__name__, flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

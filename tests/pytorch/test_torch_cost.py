@@ -1,0 +1,88 @@
+"""What an eager call costs beside its kernel: it is prepared once, and repeated from any thread."""
+import concurrent.futures
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import flashattn.torch as fa
+from flashattn import _plan
+from flashattn.torch import _launch
+
+BENCH = pathlib.Path(__file__).resolve().parents[1] / "bench" / "torch_cost.py"
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "sbhd", "hbsd"])
+@pytest.mark.parametrize("gaps", [False, True])
+def test_layouts_are_the_same_call_by_other_strides(device, layout, gaps):
+    """The same bits, whose memory is (batch, seq, heads, dim) whatever the layout."""
+    order = ["bshd".index(axis) for axis in layout]
+    plain = [torch.randn(2, n, h, 16, device=device) for n, h in ((9, 4), (11, 2), (11, 2))]
+    if gaps:  # heads whose elements are not contiguous
+        plain = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in plain]
+    results = []
+    for permute in (False, True):
+        leaves = [x.clone().requires_grad_() for x in plain]
+        given = [x.permute(order) if permute else x for x in leaves]
+        o, lse = fa.attention(*given, layout=layout if permute else "bshd", causal=True,
+                              return_lse=True)
+        o = o.permute([layout.index(axis) for axis in "bshd"]) if permute else o
+        assert o.is_contiguous()
+        dout = torch.linspace(-1, 1, o.numel(), device=device).view(o.shape)
+        results.append([o, lse, *torch.autograd.grad([o, lse], leaves, [dout, lse.detach()])])
+    for got, want in zip(*results):
+        assert torch.equal(got, want)
+
+
+def test_the_same_tensors_are_prepared_once(device):
+    q, k, v = (torch.randn(2, 9, 4, 16, device=device, requires_grad=True) for _ in range(3))
+    fa.attention(q, k, v).sum().backward()
+    known = len(_plan.prepared)
+    for _ in range(3):
+        fa.attention(q.detach() + 1, k, v).sum().backward()
+    assert len(_plan.prepared) == known
+    fa.attention(q[:, :8], k, v).sum().backward()
+    assert len(_plan.prepared) == known + 2
+
+
+def test_threads_do_not_share_arguments():
+    """Calls prepared alike run at once, each on its own tensors."""
+    inputs = [[torch.randn(1, 40, 4, 16) for _ in range(3)] for _ in range(8)]
+    wants = [fa.attention(*qkv) for qkv in inputs]
+
+    def work(i):
+        for _ in range(100):
+            leaves = [x.clone().requires_grad_() for x in inputs[i]]
+            o = fa.attention(*leaves)
+            o.backward(torch.ones_like(o))
+            assert torch.equal(o, wants[i])
+        return [x.grad for x in leaves]
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        grads = list(pool.map(work, range(8)))
+    for qkv, got in zip(inputs, grads):
+        leaves = [x.clone().requires_grad_() for x in qkv]
+        for g, w in zip(got, torch.autograd.grad(fa.attention(*leaves).sum(), leaves)):
+            assert torch.equal(g, w)
+
+
+def test_what_is_not_asked_for_is_not_made(device):
+    q = torch.randn(1, 9, 4, 16, device=device)
+    _, lse = _launch.forward(q, q, q, _launch.NOTHING, -1, -1, _launch.Options(), False)
+    assert lse is None
+    o, lse = _launch.forward(q, q, q, _launch.NOTHING, -1, -1, _launch.Options(), True)
+    grads = _launch.backward(o, None, q, q, q, o, lse, _launch.NOTHING, -1, -1, _launch.Options(),
+                             False, False)
+    assert grads[3:] == (None, None)
+
+
+def test_the_table():
+    """tests/bench/torch_cost.py, one round: every row has its number."""
+    shown = subprocess.run([sys.executable, str(BENCH), "--rounds", "1"], capture_output=True,
+                           text=True, check=True, env=dict(
+                               os.environ, PYTHONPATH=os.pathsep.join(sys.path))).stdout
+    rows = [line.split() for line in shown.splitlines()]
+    assert len(rows) == 6 and all(float(row[-1]) > 0 for row in rows[1:])
