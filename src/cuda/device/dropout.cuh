@@ -3,9 +3,21 @@
 
 #include "core/philox.h"
 #include "cuda/params.h"
+#include "cuda/device/score_stage.cuh"
 #include "cuda/ptx/mma.cuh"
 
 namespace flashattn::cuda {
+
+// Dropout of P, as a member of a score modification.
+struct Dropout {
+  static constexpr ScoreStage kStage = ScoreStage::kWeight;
+  static constexpr bool kBoundsGrowth = true, kReadsMemory = false;
+
+  // Scale of the elements that are kept. threshold: see Problem::dropout_threshold().
+  static __device__ __forceinline__ float keep_scale(uint32_t threshold) {
+    return 65536.0f / (65536.0f - static_cast<float>(threshold));
+  }
+};
 
 __device__ __forceinline__ DropoutStream dropout_stream(const Problem& problem, const Inputs& in,
                                                         int32_t b, int32_t h) {

@@ -1,267 +1,174 @@
-// What happens to scores between the two products: scale, softcap, ALiBi, dense bias, masks.
-// Scores are in units of log2(e), those to which something is added in units of kWideUnit
-// log2(e).
-//
-// A strip is what a warp holds of 16 rows of scores, as mma.sync and WGMMA lay their sums out:
-// number [n][2 h + e] is of row lane / 4 + 8 h, column 8 n + 2 (lane % 4) + e. Everything here
-// works on whole strips, or on one half of their rows: what is asked of a score is decided outside.
+// Score modifications as chains of members: what happens to a product of Q and K on its way to P.
+// A member is a type of a file of its own (softcap.cuh, alibi.cuh, dense_bias.cuh, block_mask.cuh,
+// dropout.cuh), which says what it is in score_stage.cuh. A kernel is compiled for one chain, which
+// a row of its table names; it makes each member for the place of a fragment (`make`), and applies
+// the chain.
 #pragma once
 
 #include <type_traits>
 
 #include "core/score_mod.h"
 #include "cuda/params.h"
+#include "cuda/device/alibi.cuh"
+#include "cuda/device/block_mask.cuh"
+#include "cuda/device/dense_bias.cuh"
+#include "cuda/device/dropout.cuh"
+#include "cuda/device/mask.cuh"
+#include "cuda/device/softcap.cuh"
 #include "cuda/ptx/mma.cuh"
 
 namespace flashattn::cuda {
 
-__device__ __forceinline__ float to_float(float x) { return x; }
-__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-
-// tanh, where it is near 0: minimax, relative error 4e-7.
-constexpr float kTanhIsNear0 = 0.45f;
-__device__ __forceinline__ float tanh_near_0(float x) {
-  const float square = x * x;
-  const float p = fmaf(fmaf(-0.0463218936f, square, 0.132466498f), square, -0.3333048452f);
-  return x * fmaf(p, square, 1.0f);
-}
-
-// tanh(x * inner) * outer, tanh(x) as 1 - 2 / (e^2x + 1), with an absolute error of 3e-7: where
-// some score is far from 0, others need no more.
-__device__ __forceinline__ float scaled_tanh(float x, float inner, float outer = 1.0f) {
-  const float e = ptx::exp2(x * (inner * (2.0f * kLog2E)));
-  return fmaf(-2.0f * outer, ptx::reciprocal(e + 1.0f), outer);
-}
-
-// The largest magnitude of numbers, of which a NaN has none.
-template <int kCount>
-__device__ __forceinline__ float max_abs(const float (&x)[kCount]) {
-  float largest[8];  // chains: latency
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    largest[i % 8] = i < 8 ? fabsf(x[i]) : fmaxf(largest[i % 8], fabsf(x[i]));
-  }
-#pragma unroll
-  for (int n = 4; n > 0; n /= 2) {
-#pragma unroll
-    for (int i = 0; i < n; ++i) largest[i] = fmaxf(largest[i], largest[i + n]);
-  }
-  return largest[0];
-}
-
-// Whether tanh_near_0 serves for all numbers of the warp, times `inner`: most often, and at half
-// the cost.
-template <int kCount>
-__device__ __forceinline__ bool all_near_0(const float (&x)[kCount], float inner) {
-  return __all_sync(~0u, !(max_abs(x) * fabsf(inner) >= kTanhIsNear0));
-}
-
-// How products become scores: tanh(product * inner), of a softcap; times `outer`; plus biases.
-struct ScoreSteps {
-  bool capped, sloped, biased;  // sloped, biased: by a step of its own, which applies `wide`, too
-  float inner, outer, wide;     // outer in units of log2(e), wide in units of kWideUnit log2(e)
-
-  __device__ __forceinline__ explicit ScoreSteps(const Problem& problem)
-      : capped(problem.softcap != 0),
-        // A negative scale is for the same step to apply, with a slope of 0. So is that of a block
-        // mask: where it leaves a row one key, that key's weight is exactly 1.
-        sloped((problem.bias & FLASHATTN_BIAS_ALIBI) || (problem.mask & FLASHATTN_MASK_BLOCKS) ||
-               (!capped && problem.scale < 0)),
-        biased(problem.bias & FLASHATTN_BIAS_DENSE),
-        inner(capped ? problem.scale / problem.softcap : 0.0f),
-        outer((capped ? problem.softcap : problem.scale) * kLog2E),
-        wide((capped ? problem.softcap : problem.scale) * (kLog2E / kWideUnit)) {}
-
-  // What is left to multiply scores with when they meet their reference: not negative.
-  __device__ __forceinline__ float factor() const { return sloped || biased ? kWideUnit : outer; }
+// Names a member.
+template <class Member>
+struct Type {
+  using type = Member;
 };
 
-template <int kCount>
-__device__ __forceinline__ void cap(float (&s)[kCount], float inner) {
-  if (all_near_0(s, inner)) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) s[i] = tanh_near_0(s[i] * inner);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) s[i] = scaled_tanh(s[i], inner);
-  }
-}
+// kAsked: a kernel asks at run time which members are on; otherwise all are.
+template <bool kAsked, class... Members>
+struct ScoreModMembers {
+  static constexpr bool kIsRuntime = kAsked;
+  static constexpr bool kIsPlain = sizeof...(Members) == 0;  // scale only
+  static constexpr bool kBoundsGrowth = (Members::kBoundsGrowth && ...);
+  static constexpr bool kReadsMemory = (Members::kReadsMemory || ...);
+  template <class Member>
+  static constexpr bool kHas = (std::is_same<Member, Members>::value || ...);
+  template <ScoreStage kStage>
+  static constexpr bool kHasStage = ((Members::kStage == kStage) || ...);
+  // Whether scores differ from products by more than the scale.
+  static constexpr bool kModifiesScores =
+      kHasStage<ScoreStage::kProduct> || kHasStage<ScoreStage::kBias>;
 
-// kExact: to the last digits of fp32.
-template <bool kExact, int kGroups>
-__device__ __forceinline__ void cap(float (&s)[kGroups][4], float inner) {
-  if constexpr (kExact) {
-#pragma unroll
-    for (int x = 0; x < kGroups * 4; ++x) s[x / 4][x % 4] = tanhf(s[x / 4][x % 4] * inner);
-  } else {
-    cap(reinterpret_cast<float (&)[kGroups * 4]>(s), inner);
+  template <class Member>
+  static __device__ __forceinline__ bool is_on(const Problem& problem) {
+    if constexpr (!kHas<Member> || !kAsked) {
+      return kHas<Member>;
+    } else {
+      return Member::is_on(problem);
+    }
   }
-}
+
+  // Applies the members of one stage. factor: what elements are still to be multiplied with to be
+  // scores; returns what is left of it. make(Type<Member>()): the member, as it stands to the
+  // fragment.
+  template <ScoreStage kStage, class Layout, int kCount, class Make>
+  static __device__ __forceinline__ float forward_stage(Layout layout, float (&s)[kCount],
+                                                        float factor, const Problem& problem,
+                                                        const Make& make) {
+    const auto apply = [&](auto type) {
+      using Member = typename decltype(type)::type;
+      if constexpr (Member::kStage == kStage) {
+        if (is_on<Member>(problem)) factor = make(type).forward(layout, s, factor);
+      }
+    };
+    (apply(Type<Members>()), ...);
+    return factor;
+  }
+
+  // Whether a member of the stage is on.
+  template <ScoreStage kStage>
+  static __device__ __forceinline__ bool stage_is_on(const Problem& problem) {
+    bool any = false;
+    const auto ask = [&](auto type) {
+      using Member = typename decltype(type)::type;
+      if constexpr (Member::kStage == kStage) any |= is_on<Member>(problem);
+    };
+    (ask(Type<Members>()), ...);
+    return any;
+  }
+
+  // Adds biases to scores, to which the factor has been applied.
+  template <class Layout, int kCount, class Make>
+  static __device__ __forceinline__ void add_biases(Layout layout, float (&s)[kCount],
+                                                    const Problem& problem, const Make& make) {
+    const auto add = [&](auto type) {
+      using Member = typename decltype(type)::type;
+      if constexpr (Member::kStage == ScoreStage::kBias) {
+        if (is_on<Member>(problem)) make(type).add(layout, s);
+      }
+    };
+    (add(Type<Members>()), ...);
+  }
+
+  // Products to scores, but for the factor that it returns.
+  template <class Layout, int kCount, class Make>
+  static __device__ __forceinline__ float forward(Layout layout, float (&s)[kCount], float factor,
+                                                  const Problem& problem, const Make& make) {
+    factor = forward_stage<ScoreStage::kProduct>(layout, s, factor, problem, make);
+    return forward_stage<ScoreStage::kBias>(layout, s, factor, problem, make);
+  }
+};
+
+// All members are on.
+template <class... Members>
+struct ScoreModChain : ScoreModMembers<false, Members...> {};
+
+// Any members may be on.
+template <class... Members>
+struct RuntimeChain : ScoreModMembers<true, Members...> {};
+
+// Every modification that there is.
+using RuntimeScoreMod = RuntimeChain<Softcap, Alibi, DenseBias, BlockMask, Dropout>;
+
+// Makes members of what the problem and its arrays say, for scores in units of kWideUnit log2(e).
+// kExact: to the last digits of fp32.
+template <bool kExact>
+struct WideMembers {
+  const Problem& problem;
+  const Inputs& in;
+  int32_t b, h;
+  Lengths len;
+  int32_t i, j;       // the lane's first query and key
+  int32_t query_end;  // the first query that does not count
+
+  // What products are multiplied with to be scores, and what is still to be done of it after the
+  // softcap.
+  static __device__ __forceinline__ float product_factor(const Problem& problem) {
+    return (Softcap::is_on(problem) ? problem.softcap : problem.scale) * (kLog2E / kWideUnit);
+  }
+  // Whether no bias applies that factor, but scores must have it before they meet their maximum: it
+  // is negative, or a block mask may leave a row one key, whose weight is to be exactly 1.
+  static __device__ __forceinline__ bool needs_product(const Problem& problem) {
+    return (problem.mask & FLASHATTN_MASK_BLOCKS) ||
+           (!Softcap::is_on(problem) && problem.scale < 0);
+  }
+  // What is left of it where scores have been modified.
+  static __device__ __forceinline__ float remaining_factor(const Problem& problem) {
+    const bool is_applied =
+        RuntimeScoreMod::stage_is_on<ScoreStage::kBias>(problem) || needs_product(problem);
+    return is_applied ? 1.0f : product_factor(problem);
+  }
+
+  __device__ __forceinline__ auto operator()(Type<Softcap>) const {
+    const Softcap softcap{problem.scale / problem.softcap, problem.softcap * (kLog2E / kWideUnit)};
+    if constexpr (kExact) {
+      return ExactSoftcap{softcap};
+    } else {
+      return softcap;
+    }
+  }
+  __device__ __forceinline__ Alibi operator()(Type<Alibi>) const {
+    return {Alibi::slope_of(problem, in, b, h) * (kLog2E / kWideUnit),
+            static_cast<float>(i + diagonal_offset(problem.mask_rule(), len) - j)};
+  }
+  __device__ __forceinline__ DenseBiasTile<true> operator()(Type<DenseBias>) const {
+    const DenseBias bias = DenseBias::of(problem, in, b, h);
+    return {bias,
+            i,
+            j,
+            query_end - i,
+            len.kv - j,
+            kLog2E / kWideUnit,
+            DenseBiasTile<true>::can_pair(bias, in)};
+  }
+};
 
 // LSE of a row: its base, in units of `unit` log2(e), beside the sum of its weights. One rounding
 // where both nearly cancel; near FLT_MAX, which log2(e) takes past it, the sum adds nothing.
 __device__ __forceinline__ float lse_of(float base, float unit, float sum) {
   const float lse = fmaf(base, unit, log2f(sum)) * kLn2;
   return sum == 0.0f ? -INFINITY : fabsf(lse) < INFINITY ? lse : base * (unit * kLn2);
-}
-
-__device__ __forceinline__ float slope_of(const Problem& problem, const Inputs& in, int32_t b,
-                                          int32_t h) {
-  if (!(problem.bias & FLASHATTN_BIAS_ALIBI)) return 0.0f;
-  return in.alibi_slopes[b * in.alibi_stride_batch + h * in.alibi_stride_head];
-}
-
-// ALiBi. distance: of the lane's first column from its row; numbers below 2^24 are exact.
-template <int kGroups>
-__device__ __forceinline__ void add_slope(float (&s)[kGroups][4], int half, float outer,
-                                          float slope, float distance) {
-#pragma unroll
-  for (int x = 0; x < kGroups * 2; ++x) {
-    float& score = s[x / 2][half * 2 + x % 2];
-    const float away = distance + static_cast<float>(x / 2 * 8 + x % 2);
-    score = fmaf(score, outer, -slope * fabsf(away));
-  }
-}
-
-// Neighbours of a row of a dense bias, as they lie in memory.
-template <class B>
-struct BiasPair {
-  using One = std::conditional_t<sizeof(B) == 1, uint8_t, uint16_t>;
-  using Two = std::conditional_t<sizeof(B) == 1, uint16_t, uint32_t>;
-  static __device__ __forceinline__ float2 numbers(Two two) {
-    // Of a boolean one it counts only whether they are 0.
-    if constexpr (sizeof(B) == 1) return make_float2(two & 0xff, two >> 8);
-    if constexpr (sizeof(B) == 2) return ptx::unpack<B>(two);
-  }
-  static __device__ __forceinline__ float number(One one) { return numbers(one).x; }
-};
-
-template <>
-struct BiasPair<float> {
-  using One = uint32_t;
-  using Two = uint64_t;
-  static __device__ __forceinline__ float2 numbers(Two two) {
-    return make_float2(__uint_as_float(static_cast<uint32_t>(two)),
-                       __uint_as_float(static_cast<uint32_t>(two >> 32)));
-  }
-  static __device__ __forceinline__ float number(One one) { return __uint_as_float(one); }
-};
-
-// A dense bias of one head of one sequence.
-struct HeadBias {
-  const char* at;  // of query 0 and key 0
-  int64_t row;
-  int32_t dtype;
-  bool paired;  // neighbours can be read at once
-
-  static __device__ __forceinline__ HeadBias of(const Problem& problem, const Inputs& in, int32_t b,
-                                                int32_t h) {
-    const int32_t size = dtype_size(problem.dtype_bias);
-    const int64_t strides = in.bias_stride_batch | in.bias_stride_head | in.bias_stride_row;
-    const char* at = static_cast<const char*>(in.bias) +
-                     (b * in.bias_stride_batch + h * in.bias_stride_head) * size;
-    return {at, in.bias_stride_row, problem.dtype_bias,
-            strides % 2 == 0 && reinterpret_cast<uintptr_t>(at) % (2 * size) == 0};
-  }
-
-  // Calls visit(score, bias) for the `columns` first of one half, as seen from the lane's first
-  // column, which is key j of query i; elsewhere with some bias.
-  template <class B, int kGroups, class Visit>
-  __device__ __forceinline__ void visit_row(float (&s)[kGroups][4], int half, int32_t i, int32_t j,
-                                            int32_t columns, Visit visit) const {
-    using Pair = BiasPair<B>;
-    using One = typename Pair::One;
-    using Two = typename Pair::Two;
-    Two bias[kGroups];
-    const One* from = reinterpret_cast<const One*>(at) + (i * row + j);
-    // A last column without a neighbour is read alone.
-    if (paired && (columns % 2 == 0 || columns >= kGroups * 8)) {
-#pragma unroll
-      for (int n = 0; n < kGroups; ++n) {
-        bias[n] = 0;
-        if (n * 8 < columns) bias[n] = *reinterpret_cast<const Two*>(from + n * 8);
-      }
-    } else {
-#pragma unroll
-      for (int n = 0; n < kGroups; ++n) {
-        One x = 0, y = 0;
-        if (n * 8 < columns) x = from[n * 8];
-        if (n * 8 + 1 < columns) y = from[n * 8 + 1];
-        bias[n] = static_cast<Two>(x | static_cast<Two>(y) << 8 * sizeof(B));
-      }
-    }
-#pragma unroll
-    for (int n = 0; n < kGroups; ++n) {
-      const float2 numbers = Pair::numbers(bias[n]);
-      visit(s[n][half * 2], numbers.x);
-      visit(s[n][half * 2 + 1], numbers.y);
-    }
-  }
-
-  // Calls visit(strip, n, x, bias) for numbers [strip][n][x] of strips whose rows are keys, from j
-  // on, `rows` of them, and whose columns are queries, from i on, of which there are `columns`; i
-  // and j as the lane sees them. Elsewhere with some bias.
-  template <class B, int kMmaM, int kGroups, class Visit>
-  __device__ __forceinline__ void visit_transposed(int32_t i, int32_t j, int32_t columns,
-                                                   int32_t rows, Visit visit) const {
-    using One = typename BiasPair<B>::One;
-    One bias[kMmaM][kGroups][4];
-    const One* from = reinterpret_cast<const One*>(at) + (i * row + j);
-#pragma unroll
-    for (int n = 0; n < kGroups; ++n, from += 8 * row) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int32_t keys = n * 8 + e < columns ? rows : 0;
-#pragma unroll
-        for (int x = 0; x < kMmaM * 2; ++x) {
-          One& own = bias[x / 2][n][x % 2 * 2 + e];
-          own = 0;
-          if (x * 8 < keys) own = from[e * row + x * 8];
-        }
-      }
-    }
-#pragma unroll
-    for (int x = 0; x < kMmaM * kGroups * 4; ++x) {
-      const int strip = x / (kGroups * 4), n = x / 4 % kGroups;
-      visit(strip, n, x % 4, BiasPair<B>::number(bias[strip][n][x % 4]));
-    }
-  }
-
-  // To scores times `wide`. A boolean one hides, whatever the score was.
-  template <int kGroups>
-  __device__ __forceinline__ void add_row(float (&s)[kGroups][4], int half, float wide, int32_t i,
-                                          int32_t j, int32_t columns) const {
-    const auto add = [&](float& x, float y) { x = fmaf(x, wide, y * (kLog2E / kWideUnit)); };
-    switch (dtype) {
-      case FLASHATTN_DTYPE_F32: return visit_row<float>(s, half, i, j, columns, add);
-      case FLASHATTN_DTYPE_F16: return visit_row<__half>(s, half, i, j, columns, add);
-      case FLASHATTN_DTYPE_BF16: return visit_row<__nv_bfloat16>(s, half, i, j, columns, add);
-      default:
-        visit_row<uint8_t>(s, half, i, j, columns,
-                           [&](float& x, float y) { x = y != 0.0f ? x * wide : -INFINITY; });
-    }
-  }
-};
-
-// Calls visit(n, e) for the columns 8 n + e outside [begin, begin + count), as seen from the lane's
-// first column; count may be negative.
-template <int kGroups, class Visit>
-__device__ __forceinline__ void visit_outside(int32_t begin, int32_t count, Visit visit) {
-#pragma unroll
-  for (int x = 0; x < kGroups * 2; ++x) {
-    const uint32_t place = static_cast<uint32_t>(x / 2 * 8 + x % 2 - begin);
-    if (place >= static_cast<uint32_t>(max(count, 0))) visit(x / 2, x % 2);
-  }
-}
-
-// The same where bit 2 n + e is not set.
-template <int kGroups, class Visit>
-__device__ __forceinline__ void visit_unset(uint32_t shown, Visit visit) {
-#pragma unroll
-  for (int x = 0; x < kGroups * 2; ++x) {
-    if (!(shown >> x & 1)) visit(x / 2, x % 2);
-  }
 }
 
 }  // namespace flashattn::cuda

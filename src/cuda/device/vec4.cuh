@@ -2,9 +2,13 @@
 #pragma once
 
 #include "cuda/ptx/mma.cuh"
-#include "cuda/device/score_mod.cuh"
+#include "cuda/ptx/mma.cuh"
 
 namespace flashattn::cuda {
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 // kAligned: the address is aligned to 16 bytes, or to 8 for 16-bit types.
 template <bool kAligned, class T>

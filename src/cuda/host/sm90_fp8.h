@@ -31,7 +31,7 @@ class Fp8ForwardKernels final : public ForwardRow {
   ReadyKernel<ForwardEntry> kernel_;
   TransposeVKernel transpose_v_;
   std::string name_;
-  const Softcap softcap_;
+  const SoftcapPolynomials softcap_;
 };
 
 // Whether a kernel of this build takes the problem's dims.

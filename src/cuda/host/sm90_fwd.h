@@ -35,12 +35,12 @@ class ForwardKernels final : public ForwardRow {
   const int32_t multiprocessors_;
   const int64_t l2_bytes_;
   std::vector<NamedKernel> kernels_;
-  const Softcap softcap_;
+  const SoftcapPolynomials softcap_;
   const bool forced_;  // by FLASHATTN_BACKEND
 };
 
 // The factors and polynomials of a softcap.
-Softcap softcap_of(const Problem& problem);
+SoftcapPolynomials softcap_of(const Problem& problem);
 
 // The order of Q tiles. resident: CTAs that run at once; l2_bytes: see usable_l2_bytes().
 L2Swizzle forward_swizzle(const Problem& problem, const Shape& shape, int32_t tile_q,

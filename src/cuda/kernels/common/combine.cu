@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   if (parts <= 1) return;
   const int64_t stride = params.partial_row(1, 0, 0, 0);
   const RowLayout layout = row_layout(params.problem, args.shape);
-  const float keep_scale = 65536.0f / (65536.0f - static_cast<float>(params.dropout_threshold));
+  const float keep_scale = Dropout::keep_scale(params.dropout_threshold);
   constexpr int32_t kRows = kWarps / kWarpsPerRow;
   for (int32_t i = blockIdx.y * kRows + threadIdx.x / (32 * kWarpsPerRow); i < sequence.len.q;
        i += gridDim.y * kRows) {

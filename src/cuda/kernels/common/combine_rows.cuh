@@ -2,6 +2,7 @@
 // o_p, where e^lse_p = sum_p e^base_p.
 #pragma once
 
+#include "cuda/device/score_mod.cuh"
 #include "cuda/device/vec4.cuh"
 #include "cuda/device/smem_tile.cuh"
 

@@ -131,33 +131,15 @@ class LseRecompute {
     const Problem& problem = params_.problem;
     const Inputs& in = params_.args.inputs;
     const int32_t b = no_hoist(b_), h = no_hoist(h_);  // recomputed, as registers are scarce
-    const HeadBlockMask block_mask = HeadBlockMask::of(problem, in, b, h);
-    if (block_mask.on &&
-        !block_mask.on[query / block_mask.block_q * block_mask.row + key / block_mask.block_kv]) {
-      return -INFINITY;
-    }
+    if (!BlockMask::of(problem, in, b, h).shows(query, key)) return -INFINITY;
     if (!params_.wide_scores) return s;
-    const ScoreSteps steps(problem);
-    if (steps.capped) s = tanhf(s * steps.inner);
-    s = __fmul_rn(s, steps.wide);
-    if (problem.bias & FLASHATTN_BIAS_ALIBI) {
-      const int32_t off = diagonal_offset(problem.mask_rule(), sequence_.len);
-      s = fmaf(-slope_of(problem, in, b, h) * (kLog2E / kWideUnit),
-               fabsf(static_cast<float>(query + off - key)), s);
-    }
-    if (!(problem.bias & FLASHATTN_BIAS_DENSE)) return s;
-    const HeadBias bias = HeadBias::of(problem, in, b, h);
-    const int64_t at = query * bias.row + key;
-    float y = 0.0f;
-    switch (bias.dtype) {
-      case FLASHATTN_DTYPE_F32: y = reinterpret_cast<const float*>(bias.at)[at]; break;
-      case FLASHATTN_DTYPE_F16: y = to_float(reinterpret_cast<const __half*>(bias.at)[at]); break;
-      case FLASHATTN_DTYPE_BF16:
-        y = to_float(reinterpret_cast<const __nv_bfloat16*>(bias.at)[at]);
-        break;
-      default: return bias.at[at] ? s : -INFINITY;
-    }
-    return fmaf(y, kLog2E / kWideUnit, s);
+    const WideMembers<true> members{problem, in, b, h, sequence_.len, query, key, query + 1};
+    float score[1] = {s};
+    RuntimeScoreMod::forward_stage<ScoreStage::kProduct>(SingleLayout(), score, 1.0f, problem,
+                                                         members);
+    score[0] = __fmul_rn(score[0], members.product_factor(problem));
+    RuntimeScoreMod::add_biases(SingleLayout(), score, problem, members);
+    return score[0];
   }
 
   // s = K Q^T of keys [j, j + 16) and queries [i, i + 8), in k16 steps like the backward kernels.

@@ -37,6 +37,7 @@ class BwdKernel : BwdScoreMod<Config> {
   using Base::params_, Base::work_tile_, Base::sees_some, Base::shared_, Base::warp_key_;
   using typename Base::PackedFragment;
   using typename Base::ScoreFragment;
+  using typename Base::ScoreMod;
   using typename Base::ScoreTile;
   using typename Base::T;
   static constexpr int kDim = Config::kDim, kTileKv = Config::kTileKv;
@@ -195,9 +196,9 @@ class BwdKernel : BwdScoreMod<Config> {
         if (Config::kStages == 2 && begin == 0) add_dq(stage ^ 1);
       } else {
         ptx::named_sync(barrier, 64);
-        if (Config::kModified && params_.dropout_threshold != 0) {
+        if (ScoreMod::template kHas<Dropout> && params_.dropout_threshold != 0) {
           compute_ds<true, true>(s, packed, stage, slice);
-        } else if (!Config::kModified && full) {
+        } else if (ScoreMod::kIsPlain && full) {
           compute_ds<false, false>(s, packed, stage, slice);
         } else {
           compute_ds<false, true>(s, packed, stage, slice);
@@ -254,7 +255,7 @@ class BwdKernel : BwdScoreMod<Config> {
         kDimSplit == 2 ? fragment_address(tile, slice) : pairs_address(tile, slice);
     const uint32_t to = pairs_address(stage, slice);
     const uint32_t delta = row_stats(stage) + (kTileQ + slice + lane_ % 4 * 2) * 4;
-    const float keep_scale = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
+    const float keep_scale = Dropout::keep_scale(params_.dropout_threshold);
     // P and delta of the next columns are loaded while these are computed.
     PackedFragment p_fragment;
     float2 rows[2];
@@ -361,7 +362,7 @@ class BwdKernel : BwdScoreMod<Config> {
   __device__ __forceinline__ void epilogue() const {
     const flashattn_tensor& tensor = role_ == kPWarp ? params_.args.dv : params_.args.dk;
     const int32_t dim = role_ == kPWarp ? params_.problem.dim_v : params_.problem.dim_qk;
-    const float keep_scale = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
+    const float keep_scale = Dropout::keep_scale(params_.dropout_threshold);
     const float factor = role_ == kPWarp ? keep_scale : params_.problem.scale;
     const int32_t j = key_of(0, 0), rows = work_tile_.keys.end - j;
     const int32_t first = dim_split_idx() * 32;

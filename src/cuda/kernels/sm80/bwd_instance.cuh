@@ -7,13 +7,13 @@
 namespace flashattn::cuda::sm80 {
 
 template <class T, int kDim, int kMmaM, int kWarpPairs, int kTileQ, int kSlice, int kStages,
-          int kMinCtasPerSm, bool kModified, int kDimSplit = 1>
+          int kMinCtasPerSm, class ScoreMod, int kDimSplit = 1>
 constexpr BackwardEntry bwd_instance() {
   using Config = BwdConfig<T, kDim, kMmaM, kWarpPairs, kTileQ, kSlice, kStages, kMinCtasPerSm,
-                           kModified, kDimSplit>;
+                           ScoreMod, kDimSplit>;
   return {kDtype<T>,
           kDim,
-          kModified,
+          !ScoreMod::kIsPlain,
           Config::kTileQ,
           Config::kTileKv,
           Config::kStages,

@@ -10,10 +10,10 @@
 
 namespace flashattn::cuda::sm80 {
 
-// kModified: as in the forward pass. kDimSplit: how many pairs of warps share their keys, see
+// ScoreMod: as in the forward pass. kDimSplit: how many pairs of warps share their keys, see
 // bwd.cuh.
 template <class T_, int kDim_, int kStrips_, int kPairs_, int kTileQ_, int kSlice_, int kStages_,
-          int kMinBlocks_, bool kModified_, int kHalves_>
+          int kMinBlocks_, class ScoreMod_, int kHalves_>
 struct BwdConfig {
   using T = T_;
   static constexpr int kDim = kDim_;      // of the tiles; smaller heads are padded
@@ -22,14 +22,14 @@ struct BwdConfig {
   static constexpr int kSlice = kSlice_;  // queries whose scores are held at once
   static constexpr int kStages = kStages_;
   static constexpr int kMinCtasPerSm = kMinBlocks_;  // on a multiprocessor, as registers allow
-  static constexpr bool kModified = kModified_;
+  using ScoreMod = ScoreMod_;
   static constexpr int kWarps = 2 * kWarpPairs, kThreads = 32 * kWarps;
   static constexpr int kTileQ = kTileQ_, kTileKv = 16 * kMmaM * kWarpPairs / kDimSplit;
   // Whether warps leave out tiles of queries that see none of their keys: another block on the
   // multiprocessor makes use of the time.
   static constexpr bool kSkipMaskedTiles = kMinCtasPerSm > 1 && kTileKv > kTileQ;
   // See own_pair; where registers allow.
-  static constexpr bool kSwapKeys = kSkipMaskedTiles && kWarps == 4 && !kModified;
+  static constexpr bool kSwapKeys = kSkipMaskedTiles && kWarps == 4 && ScoreMod::kIsPlain;
   static constexpr bool kIsFp32 = std::is_same<T, float>::value;
 
   using KvTile = SmemTile<kTileKv, kDim, sizeof(T)>;
@@ -61,6 +61,7 @@ template <class Config>
 class BwdScoreMod {
  protected:
   using T = typename Config::T;
+  using ScoreMod = typename Config::ScoreMod;
   static constexpr int kMmaM = Config::kMmaM, kSlice = Config::kSlice;
   static constexpr int kTileQ = Config::kTileQ, kDimSplit = Config::kDimSplit;
   using ScoreTile = typename Config::ScoreTile;
@@ -114,7 +115,7 @@ class BwdScoreMod {
   // In which tile of scores the gradients' warp finds the weights: unmodified ones in that which
   // the other half reads, too.
   static __device__ __forceinline__ int p_tile(int stage) {
-    return kDimSplit == 2 && !Config::kModified ? Config::kStages : stage;
+    return kDimSplit == 2 && ScoreMod::kIsPlain ? Config::kStages : stage;
   }
 
   // The key that accumulator row `half` (0: g, 1: g + 8) of a strip stands for.
@@ -139,7 +140,7 @@ class BwdScoreMod {
                                             int slice) const {
     const uint32_t lse = row_stats(stage) + (slice + lane_ % 4 * 2) * 4;
     const uint32_t to = pairs_address(p_tile(stage), slice);
-    if constexpr (Config::kModified) {
+    if constexpr (ScoreMod::kModifiesScores) {
       modify(s, held, step, queries, full, lse, to, slice);
       if constexpr (kDimSplit == 2) {
         const uint32_t shared = pairs_address(Config::kStages, slice);
@@ -199,14 +200,8 @@ class BwdScoreMod {
     }
   }
 
-  // -inf where a key is not visible.
+  // -inf where a key is not visible, block masks aside.
   __device__ __forceinline__ void mask(ScoreFragment& s, Interval queries, int slice) const {
-    visit_hidden(queries, slice, [&](int strip, int n, int x) { s[strip][n][x] = -INFINITY; });
-  }
-
-  // Calls visit(strip, n, x) for each score of the slice that the mask hides, block masks aside.
-  template <class Visit>
-  __device__ __forceinline__ void visit_hidden(Interval queries, int slice, Visit visit) const {
     MaskRule rule = params_.problem.mask_rule();
     const Lengths len = work_tile_.sequence.len;
     const int32_t first = queries.begin + slice + lane_ % 4 * 2, j = no_hoist(key_of(0, 0));
@@ -221,26 +216,20 @@ class BwdScoreMod {
         own = intersect(own, {chunk.begin - first, chunk.end - first});
       }
       if (j + x * 8 >= work_tile_.keys.end) own.end = own.begin;
-      visit_outside<kSlice / 8>(own.begin, own.end - own.begin,
-                                [&](int n, int e) { visit(x / 2, n, x % 2 * 2 + e); });
+      hide_outside(x % 2, flat(s[x / 2]), own.begin, own.end - own.begin);
     }
   }
 
   // The same for a block mask.
-  template <class Visit>
-  __device__ __forceinline__ void visit_blocked(Step step, Interval queries, int slice,
-                                                Visit visit) const {
-    const HeadBlockMask blocks =
-        HeadBlockMask::of(params_.problem, params_.args.inputs, work_tile_.b, step.head);
+  __device__ __forceinline__ void apply_block_mask(ScoreFragment& s, Step step, Interval queries,
+                                                   int slice) const {
+    const BlockMask blocks =
+        BlockMask::of(params_.problem, params_.args.inputs, work_tile_.b, step.head);
 #pragma unroll
-    for (int strip = 0; strip < kMmaM; ++strip) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int32_t j = min(no_hoist(key_of(strip, half)), work_tile_.keys.end - 1);
-        visit_unset<kSlice / 8>(
-            blocks.shown_queries<kSlice / 8>(j, queries.begin + slice, queries.end, lane_),
-            [&](int n, int e) { visit(strip, n, half * 2 + e); });
-      }
+    for (int x = 0; x < kMmaM * 2; ++x) {
+      const int32_t j = min(no_hoist(key_of(x / 2, x % 2)), work_tile_.keys.end - 1);
+      hide_unset(x % 2, flat(s[x / 2]),
+                 blocks.shown_queries<kSlice / 8>(j, queries.begin + slice, queries.end, lane_));
     }
   }
 
@@ -249,21 +238,27 @@ class BwdScoreMod {
   __device__ __forceinline__ void modify(ScoreFragment& s, PackedFragment& held, Step step,
                                          Interval queries, bool full, uint32_t lse, uint32_t to,
                                          int slice) const {
-    const ScoreSteps steps(params_.problem);
-    if (steps.capped) {
+    const auto members = [&] {
+      return WideMembers<Config::kIsFp32>{params_.problem,
+                                          params_.args.inputs,
+                                          work_tile_.b,
+                                          step.head,
+                                          work_tile_.sequence.len,
+                                          queries.begin + slice + lane_ % 4 * 2,
+                                          key_of(0, 0),
+                                          queries.end};
+    };
+    const float factor = WideMembers<Config::kIsFp32>::product_factor(params_.problem);
 #pragma unroll
-      for (int strip = 0; strip < kMmaM; ++strip) cap<Config::kIsFp32>(s[strip], steps.inner);
+    for (int strip = 0; strip < kMmaM; ++strip) {
+      ScoreMod::template forward_stage<ScoreStage::kProduct>(StLayout<>(), flat(s[strip]), factor,
+                                                             params_.problem, members());
     }
     ScoreFragment addend;
-    visit_scores(
-        [&](int strip, int n, int x) { addend[strip][n][x] = s[strip][n][x] * steps.wide; });
-    add_biases(s, addend, step, queries, slice, kLog2E / kWideUnit);
-    const auto hide = [&](int strip, int n, int x) {
-      s[strip][n][x] = 0.0f;
-      addend[strip][n][x] = -INFINITY;
-    };
-    if (!full) visit_hidden(queries, slice, hide);
-    if (!step.block_mask_full) visit_blocked(step, queries, slice, hide);
+    visit_scores([&](int strip, int n, int x) { addend[strip][n][x] = s[strip][n][x] * factor; });
+    ScoreMod::add_biases(StLayout<kSlice / 2>(), flat(addend), params_.problem, members());
+    if (!full) mask(addend, queries, slice);
+    if (!step.block_mask_full) apply_block_mask(addend, step, queries, slice);
 
     if (has_large_lse()) relate(addend, step, queries, slice);
     visit_scores([&](int strip, int n, int x) {
@@ -276,7 +271,8 @@ class BwdScoreMod {
     visit_scores([&](int strip, int n, int x) {
       const float t = s[strip][n][x], p = ptx::exp2(addend[strip][n][x]);
       s[strip][n][x] = p;
-      addend[strip][n][x] = differs ? p * fmaf(-t, t, 1.0f) : p;
+      // Of a hidden score, whatever it was, the derivative is not looked at.
+      addend[strip][n][x] = differs && p != 0.0f ? p * Softcap::derivative_at(t) : p;
     });
     if (params_.dropout_threshold != 0) {
       const DropoutStream stream =
@@ -302,44 +298,6 @@ class BwdScoreMod {
     for (int n = 0; n < kSlice / 8; ++n) {
 #pragma unroll
       for (int x = 0; x < kMmaM * 4; ++x) visit(x / 4, n, x % 4);
-    }
-  }
-
-  // Times `unit`. A boolean bias hides.
-  __device__ __forceinline__ void add_biases(ScoreFragment& s, ScoreFragment& addend, Step step,
-                                             Interval queries, int slice, float unit) const {
-    const Problem& problem = params_.problem;
-    const Inputs& in = params_.args.inputs;
-    const int32_t i = queries.begin + slice + lane_ % 4 * 2, j = key_of(0, 0);
-    if (problem.bias & FLASHATTN_BIAS_ALIBI) {
-      const float slope = slope_of(problem, in, work_tile_.b, step.head) * unit;
-      // Of this lane's first query and key; numbers below 2^24 are exact.
-      const float distance =
-          static_cast<float>(i + diagonal_offset(problem.mask_rule(), work_tile_.sequence.len) - j);
-      visit_scores([&](int strip, int n, int x) {
-        const float away = distance + static_cast<float>(n * 8 + x % 2 - strip * 16 - x / 2 * 8);
-        addend[strip][n][x] = fmaf(-slope, fabsf(away), addend[strip][n][x]);
-      });
-    }
-    if (!(problem.bias & FLASHATTN_BIAS_DENSE)) return;
-    const HeadBias bias = HeadBias::of(problem, in, work_tile_.b, step.head);
-    const int32_t columns = queries.end - i, rows = work_tile_.keys.end - j;
-    const auto add = [&](int strip, int n, int x, float y) {
-      addend[strip][n][x] = fmaf(y, unit, addend[strip][n][x]);
-    };
-    const auto hide = [&](int strip, int n, int x, float y) {
-      if (y != 0.0f) return;
-      s[strip][n][x] = 0.0f;
-      addend[strip][n][x] = -INFINITY;
-    };
-    switch (bias.dtype) {
-      case FLASHATTN_DTYPE_F32:
-        return bias.visit_transposed<float, kMmaM, kSlice / 8>(i, j, columns, rows, add);
-      case FLASHATTN_DTYPE_F16:
-        return bias.visit_transposed<__half, kMmaM, kSlice / 8>(i, j, columns, rows, add);
-      case FLASHATTN_DTYPE_BF16:
-        return bias.visit_transposed<__nv_bfloat16, kMmaM, kSlice / 8>(i, j, columns, rows, add);
-      default: bias.visit_transposed<uint8_t, kMmaM, kSlice / 8>(i, j, columns, rows, hide);
     }
   }
 

@@ -130,11 +130,12 @@ template <class Config>
 __device__ __forceinline__ Step next_step(const BackwardParams& params,
                                           const BwdWorkTile& work_tile, Step step) {
   if (++step.tile >= work_tile.tiles.end) step = {step.head + 1, work_tile.tiles.begin, true};
-  const bool masked = Config::kModified && (params.problem.mask & FLASHATTN_MASK_BLOCKS);
+  const bool masked =
+      Config::ScoreMod::template kHas<BlockMask> && (params.problem.mask & FLASHATTN_MASK_BLOCKS);
   // Lanes test 32 tiles at once.
   while (masked && step.head < work_tile.heads.end) {
-    const HeadBlockMask blocks =
-        HeadBlockMask::of(params.problem, params.args.inputs, work_tile.b, step.head);
+    const BlockMask blocks =
+        BlockMask::of(params.problem, params.args.inputs, work_tile.b, step.head);
     const Step own{step.head, step.tile + static_cast<int32_t>(threadIdx.x) % 32, true};
     TileKind kind = TileKind::kEmpty;
     if (own.tile < work_tile.tiles.end) {

@@ -9,8 +9,6 @@
 #pragma once
 
 #include "cuda/kernels/common/lse_delta.cuh"
-#include "cuda/device/block_mask.cuh"
-#include "cuda/device/dropout.cuh"
 #include "cuda/device/mma_gemm.cuh"
 #include "cuda/device/score_mod.cuh"
 
@@ -92,7 +90,7 @@ class DbiasKernel {
     if (queries.begin >= queries.end) return;
     const Interval keys = intersect(keys_, key_span(mask, queries, len).any);
     if (keys.begin >= keys.end) return;
-    const TileKind kind = HeadBlockMask::of(params_.problem, in, b, h).kind(queries, keys);
+    const TileKind kind = BlockMask::of(params_.problem, in, b, h).kind(queries, keys);
     if (kind == TileKind::kEmpty) return;
 
     const int32_t kv_head = h / params_.problem.q_heads_per_kv_head();
@@ -117,19 +115,17 @@ class DbiasKernel {
     gemm_nt<T, kDim>(dp, a_k_major(dout_tile_, warp_row_, lane_), b_k_major(v_tile_, 0, lane_));
     apply_dropout(dp, b, h, queries.begin);
     modify(s[0], len, b, h, queries);
-    const float factor = ScoreSteps(params_.problem).factor();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int32_t i = queries.begin + warp_row_ + half * 8 + lane_ / 4;
       const Interval seen = intersect(visible_keys(mask, i, len), keys_);
       const int32_t first = keys_.begin + lane_ % 4 * 2;
-      const auto hide = [&](int n, int e) { s[0][n][half * 2 + e] = -INFINITY; };
-      visit_outside<kTileKv / 8>(seen.begin - first, seen.end - seen.begin, hide);
+      hide_outside(half, flat(s[0]), seen.begin - first, seen.end - seen.begin);
       if (kind != TileKind::kFull) {
-        visit_unset<kTileKv / 8>(HeadBlockMask::of(params_.problem, in, b, h)
-                                     .template shown_keys<kTileKv / 8>(min(i, queries.end - 1),
-                                                                       keys_.begin, len.kv, lane_),
-                                 hide);
+        hide_unset(half, flat(s[0]),
+                   BlockMask::of(params_.problem, in, b, h)
+                       .template shown_keys<kTileKv / 8>(min(i, queries.end - 1), keys_.begin,
+                                                         len.kv, lane_));
       }
       if (i >= queries.end) continue;
       const int64_t row = params_.lse_delta_offset(sequence, b, h) + i;
@@ -139,38 +135,42 @@ class DbiasKernel {
       for (int n = 0; n < kTileKv / 8; ++n) {
 #pragma unroll
         for (int x = half * 2; x < half * 2 + 2; ++x) {
-          const float p = ptx::exp2(fmaf(subtract_base(s[0][n][x], base, 1.0f), factor, -lse2));
+          const float p = ptx::exp2(fmaf(subtract_base(s[0][n][x], base, 1.0f), kWideUnit, -lse2));
           if (p != 0.0f) acc_[n][x] += p * (dp[0][n][x] - delta);
         }
       }
     }
   }
 
-  // Turns Q K^T into scores, except for ScoreSteps::factor().
+  // Turns Q K^T into scores in units of kWideUnit log2(e).
   __device__ __forceinline__ void modify(float (&s)[kTileKv / 8][4], Lengths len, int32_t b,
                                          int32_t h, Interval queries) const {
     const Problem& problem = params_.problem;
-    const Inputs& in = params_.args.inputs;
-    const ScoreSteps steps(problem);
-    if (steps.capped) cap<sizeof(T) == 4>(s, steps.inner);
-    const int32_t first = keys_.begin + lane_ % 4 * 2;
+    using Members = WideMembers<sizeof(T) == 4>;
+    const float factor = Members::product_factor(problem);
+    const auto members = [&](int half) {
+      return Members{problem,
+                     params_.args.inputs,
+                     b,
+                     h,
+                     len,
+                     queries.begin + warp_row_ + half * 8 + lane_ / 4,
+                     keys_.begin + lane_ % 4 * 2,
+                     queries.end};
+    };
+    RuntimeScoreMod::forward_stage<ScoreStage::kProduct>(SLayout(), flat(s), factor, problem,
+                                                         members(0));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int32_t i = queries.begin + warp_row_ + half * 8 + lane_ / 4;
-      if (steps.sloped) {
-        add_slope(s, half, steps.wide, slope_of(problem, in, b, h) * (kLog2E / kWideUnit),
-                  static_cast<float>(first - i - diagonal_offset(problem.mask_rule(), len)));
-      }
-      HeadBias::of(problem, in, b, h)
-          .add_row(s, half, steps.sloped ? 1.0f : steps.wide, i, first,
-                   i < queries.end ? len.kv - first : 0);
+      RuntimeScoreMod::forward_stage<ScoreStage::kBias>(SRowLayout{half}, flat(s), factor, problem,
+                                                        members(half));
     }
   }
 
   __device__ __forceinline__ void apply_dropout(ScoreFragment& dp, int32_t b, int32_t h,
                                                 int32_t first) const {
     if (params_.dropout_threshold == 0) return;
-    const float keep_scale = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
+    const float keep_scale = Dropout::keep_scale(params_.dropout_threshold);
     const DropoutStream stream = dropout_stream(params_.problem, params_.args.inputs, b, h);
 #pragma unroll
     for (int x = 0; x < kTileKv / 2; ++x) dp[0][x / 4][x % 4] *= keep_scale;

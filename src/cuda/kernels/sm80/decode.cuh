@@ -163,8 +163,7 @@ class DecodeKernel : RowEpilogue {
       const Interval visible =
           sees_all(rule) ? keys
                          : intersect(visible_keys(rule, query_of(row_of(half)), seqlen_.len), keys);
-      visit_outside<kWarpKv / 8>(visible.begin - first, visible.end - visible.begin,
-                                 [&](int n, int e) { s[0][n][half * 2 + e] = -INFINITY; });
+      hide_outside(half, flat(s[0]), visible.begin - first, visible.end - visible.begin);
     }
   }
 

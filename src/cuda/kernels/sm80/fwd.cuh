@@ -12,8 +12,6 @@
 #include <type_traits>
 
 #include "cuda/kernels/sm80/fwd_epilogue.cuh"
-#include "cuda/device/block_mask.cuh"
-#include "cuda/device/dropout.cuh"
 #include "cuda/device/mma_gemm.cuh"
 #include "cuda/device/score_mod.cuh"
 
@@ -23,13 +21,15 @@ template <class Config>
 class FwdKernel : FwdWorkTile, WarpRows<Config> {
   using WarpRows<Config>::lane_, WarpRows<Config>::warp_row_;
   using T = typename Config::T;
+  using ScoreMod = typename Config::ScoreMod;
+  using Members = WideMembers<Config::kIsFp32>;
   using Operand = typename Config::Operand;
   using BlockScale = Fp32BlockScale<Config::kThreads>;
   static constexpr bool k3xFp16 = Config::k3xFp16;
   static constexpr int kMmaM = Config::kMmaM, kTileQ = Config::kTileQ;
   static constexpr int kTileKv = Config::kTileKv, kThreads = Config::kThreads;
   using ScoreFragment = float[kMmaM][kTileKv / 8][4];
-  using Tiles = std::conditional_t<Config::kModified,
+  using Tiles = std::conditional_t<ScoreMod::template kHas<BlockMask>,
                                    BlockSparseTiles<ForwardParams, kTileQ, kTileKv>, DenseTiles>;
 
  public:
@@ -108,7 +108,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
         modify(s, tile);
         mask(s, tile, block_mask_full);
         softmax(s);
-        if constexpr (Config::kModified) drop(s, tile);
+        if constexpr (ScoreMod::template kHas<Dropout>) drop(s, tile);
         multiply_pv(s);
       }
       tile = next;
@@ -231,38 +231,38 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
     }
   }
 
-  // Turns Q K^T into scores, except for ScoreSteps::factor().
+  // Turns Q K^T into scores in units of kWideUnit log2(e), except for
+  // WideMembers::remaining_factor().
   __device__ __forceinline__ void modify(ScoreFragment& s, int32_t tile) const {
-    if constexpr (Config::kModified) {
+    if constexpr (ScoreMod::kModifiesScores) {
       const Problem& problem = params_.problem;
-      const ScoreSteps steps(problem);
-      if (steps.capped) {
-#pragma unroll
-        for (int mma_m = 0; mma_m < kMmaM; ++mma_m) cap<Config::kIsFp32>(s[mma_m], steps.inner);
-      }
-      const bool dense = problem.bias & FLASHATTN_BIAS_DENSE;
-      if (!steps.sloped && !dense) return;
-      const WarpRows<Config> own = warp_rows();
-      const int32_t first = tile * kTileKv + own.lane_ % 4 * 2;
+      const float factor = Members::product_factor(problem);
+      const auto members = [&](int32_t i, int32_t h, int32_t j) {
+        return Members{problem, params_.args.inputs, b_, h, seqlen_.len, i, j, i + 1};
+      };
 #pragma unroll
       for (int mma_m = 0; mma_m < kMmaM; ++mma_m) {
+        ScoreMod::template forward_stage<ScoreStage::kProduct>(SLayout(), flat(s[mma_m]), factor,
+                                                               problem, members(0, 0, 0));
+      }
+      if (!ScoreMod::template stage_is_on<ScoreStage::kBias>(problem)) {
+        if (!Members::needs_product(problem)) return;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          // Heads of a work tile have different biases. Rows past the last use its bias.
-          const Row at = row(min(no_hoist(own.row_of(mma_m, half)), rows_ - 1));
-          const int32_t i = queries_.begin + at.query, h = first_head_ + at.head;
-          if (steps.sloped) {
-            const int32_t last = i + diagonal_offset(problem.mask_rule(), seqlen_.len);
-            add_slope(s[mma_m], half, steps.wide,
-                      slope_of(problem, params_.args.inputs, b_, h) * (kLog2E / kWideUnit),
-                      static_cast<float>(first - last));
-          }
-          if (dense) {
-            HeadBias::of(problem, params_.args.inputs, b_, h)
-                .add_row(s[mma_m], half, steps.sloped ? 1.0f : steps.wide, i, first,
-                         seqlen_.len.kv - first);
-          }
+        for (int x = 0; x < kMmaM * kTileKv / 2; ++x) {
+          float& score = s[x / (kTileKv / 2)][x / 4 % (kTileKv / 8)][x % 4];
+          score = __fmul_rn(score, factor);
         }
+        return;
+      }
+      const WarpRows<Config> own = warp_rows();
+#pragma unroll
+      for (int x = 0; x < kMmaM * 2; ++x) {
+        // Heads of a work tile have different biases. Rows past the last use its bias.
+        const Row at = row(min(no_hoist(own.row_of(x / 2, x % 2)), rows_ - 1));
+        ScoreMod::template forward_stage<ScoreStage::kBias>(
+            SRowLayout{x % 2}, flat(s[x / 2]), factor, problem,
+            members(queries_.begin + at.query, first_head_ + at.head,
+                    tile * kTileKv + own.lane_ % 4 * 2));
       }
     }
   }
@@ -287,22 +287,19 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
         for (int x = 0; x < kMmaM * 2; ++x) {
           const int32_t i = block.query_of(no_hoist(own.row_of(x / 2, x % 2)));
           const Interval visible = intersect(visible_keys(rule, i, block.seqlen_.len), keys);
-          visit_outside<kTileKv / 8>(visible.begin - first, visible.end - visible.begin,
-                                     [&](int n, int e) { s[x / 2][n][x % 2 * 2 + e] = -INFINITY; });
+          hide_outside(x % 2, flat(s[x / 2]), visible.begin - first, visible.end - visible.begin);
         }
       }
     }
     if (block_mask_full) return;
-    const HeadBlockMask blocks =
-        HeadBlockMask::of(params_.problem, params_.args.inputs, b_, first_head_);
+    const BlockMask blocks = BlockMask::of(params_.problem, params_.args.inputs, b_, first_head_);
 #pragma unroll
     for (int mma_m = 0; mma_m < kMmaM; ++mma_m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int32_t i = query_of(min(no_hoist(own.row_of(mma_m, half)), rows_ - 1));
-        visit_unset<kTileKv / 8>(
-            blocks.shown_keys<kTileKv / 8>(i, columns.begin, keys_.end, own.lane_),
-            [&](int n, int e) { s[mma_m][n][half * 2 + e] = -INFINITY; });
+        hide_unset(half, flat(s[mma_m]),
+                   blocks.shown_keys<kTileKv / 8>(i, columns.begin, keys_.end, own.lane_));
       }
     }
   }
@@ -310,8 +307,8 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
   // Online softmax: turns S into P, updates the running maxima and sums, and rescales O.
   __device__ __forceinline__ void softmax(ScoreFragment& s) {
     load_row_stats();
-    float factor =
-        Config::kModified ? ScoreSteps(params_.problem).factor() : params_.problem.scale * kLog2E;
+    float factor = ScoreMod::kIsPlain ? params_.problem.scale * kLog2E
+                                      : Members::remaining_factor(params_.problem) * kWideUnit;
     if constexpr (k3xFp16) factor = block_scale_.score_factor(factor);
     constexpr int kRows = Config::kRowsAtOnce;
 #pragma unroll

@@ -7,19 +7,19 @@
 
 #include "cuda/kernels/sm80/fp32_block_scale.cuh"
 #include "cuda/kernels/sm80/fwd_work_tile.cuh"
+#include "cuda/device/score_mod.cuh"
 #include "cuda/device/smem_tile.cuh"
 
 namespace flashattn::cuda::sm80 {
 
-// kModified: softcap, biases, dropout, block masks or a negative scale; otherwise scores are only
-// scaled.
+// ScoreMod: empty, where scores are only scaled, and not by a negative scale.
 template <class T_, int kDimQk_, int kDimV_, int kMmaM_, int kTileKv_, int kMinCtasPerSm_,
-          bool kModified_, int kWarps_ = 4>
+          class ScoreMod_, int kWarps_ = 4>
 struct FwdConfig {
   using T = T_;
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the tiles; smaller heads are padded
   static constexpr int kMmaM = kMmaM_;                    // m16 operands per warp
-  static constexpr bool kModified = kModified_;
+  using ScoreMod = ScoreMod_;
   static constexpr int kWarps = kWarps_, kThreads = 32 * kWarps;
   static constexpr int kTileQ = 16 * kMmaM * kWarps;
   static constexpr int kTileKv = kTileKv_;
@@ -30,11 +30,12 @@ struct FwdConfig {
   static constexpr bool kIsFp32 = std::is_same<T, float>::value;
   // fp32 uses 3xFP16, except where a row's largest weight may be dropped or belong to the sink: the
   // other weights may then be too small for fp16, but not for tf32.
-  static constexpr bool k3xFp16 = kIsFp32 && !kModified;
+  static constexpr bool k3xFp16 = kIsFp32 && ScoreMod::kIsPlain;
   // Row statistics and the work tile lie in shared memory during GEMMs if S and O leave no
   // registers.
   static constexpr bool kRowStatsInSmem =
-      !kIsFp32 && (kMmaM == 2 ? kModified || kDimV == 128 || kTileKv == 128 : kMinCtasPerSm == 8);
+      !kIsFp32 &&
+      (kMmaM == 2 ? !ScoreMod::kIsPlain || kDimV == 128 || kTileKv == 128 : kMinCtasPerSm == 8);
   static constexpr bool kReloadWorkTile = k3xFp16 || kRowStatsInSmem;
   // Rows whose maxima are reduced together, to hide latency, where registers allow.
   static constexpr int kRowsAtOnce = kMmaM == 2 && !kIsFp32 ? 2 : 1;

@@ -135,8 +135,8 @@ class FwdEpilogue : RowEpilogue, WarpRows<Config> {
       scale *= add_sink(r, row_max, sum);
       store_lse(r, row_max, sum);
     }
-    if (Config::kModified && !split_) {
-      scale *= 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
+    if (Config::ScoreMod::template kHas<Dropout> && !split_) {
+      scale *= Dropout::keep_scale(params_.dropout_threshold);
     }
     const float factor = sum == 0.0f ? 0.0f : scale / sum;
 #pragma unroll

@@ -11,15 +11,15 @@ constexpr Size size_of(int32_t tile_q, int32_t tile_kv) {
   return tile_kv < 64 ? Size::kTiny : Size::kSmall;
 }
 
-template <class T, int kDimQk, int kDimV, int kMmaM, int kTileKv, int kMinCtasPerSm, bool kModified,
+template <class T, int kDimQk, int kDimV, int kMmaM, int kTileKv, int kMinCtasPerSm, class ScoreMod,
           int kWarps = 4>
 constexpr ForwardEntry fwd_instance() {
-  using Config = FwdConfig<T, kDimQk, kDimV, kMmaM, kTileKv, kMinCtasPerSm, kModified, kWarps>;
+  using Config = FwdConfig<T, kDimQk, kDimV, kMmaM, kTileKv, kMinCtasPerSm, ScoreMod, kWarps>;
   return {kDtype<T>,
           kDimQk,
           kDimV,
           size_of(Config::kTileQ, Config::kTileKv),
-          kModified,
+          !ScoreMod::kIsPlain,
           Config::kTileQ,
           Config::kTileKv,
           1,

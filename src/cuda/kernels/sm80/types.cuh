@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/ptx/mma.cuh"
+#include "cuda/device/score_mod.cuh"
 #include "cuda/kernels/sm80/table.h"
 
 namespace flashattn::cuda::sm80 {
@@ -10,6 +11,9 @@ using bf16 = __nv_bfloat16;
 using f16 = __half;
 using f32 = float;
 constexpr Size deep = Size::kDeepPipeline, shallow = Size::kShallowPipeline;
+
+using plain = ScoreModChain<>;
+using runtime = RuntimeScoreMod;
 
 template <class T>
 constexpr int32_t kDtype = FLASHATTN_DTYPE_F16;

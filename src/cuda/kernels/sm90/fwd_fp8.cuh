@@ -20,15 +20,16 @@
 
 namespace flashattn::cuda::sm90 {
 
-template <class O, int kDim, int kConsumers_, ScoreModKind kScoreMod_>
+template <class O, int kDim, int kConsumers_, class ScoreMod_>
 struct FwdFp8Config {
   using T = O;  // of O
   static constexpr bool kIsFp8 = true;
   static constexpr int kDimQk = kDim, kDimV = kDim, kConsumers = kConsumers_;
   static constexpr int kTileQ = 64 * kConsumers, kTileKv = 128;
-  static constexpr ScoreModKind kScoreMod = kScoreMod_;
-  static constexpr bool kHasDropout = false;
-  static constexpr bool kOnlineSoftmax = kScoreMod == ScoreModKind::kRuntime;
+  using ScoreMod = ScoreMod_;
+  static constexpr bool kIsRuntime = ScoreMod::kIsRuntime, kHasAlibi = false, kHasDropout = false;
+  static_assert(kIsRuntime || ScoreMod::kIsPlain, "other modifications are asked at run time");
+  static constexpr bool kOnlineSoftmax = !ScoreMod::kBoundsGrowth;
   static constexpr bool kUseSchedulerBarrier = kConsumers > 1;
   // kSerial: P V of a tile is added to O 64 columns at a time, in registers that the scores leave
   // free, before the next Q K^T is issued. Otherwise both run together.

@@ -7,13 +7,13 @@
 namespace flashattn::cuda::sm90 {
 
 // O: the type of O, which the entry has as its dtype.
-template <class O, int kDim, int kConsumers, ScoreModKind kScoreMod>
+template <class O, int kDim, int kConsumers, class ScoreMod>
 constexpr ForwardEntry fwd_fp8_instance() {
-  using Config = FwdFp8Config<O, kDim, kConsumers, kScoreMod>;
+  using Config = FwdFp8Config<O, kDim, kConsumers, ScoreMod>;
   return {kDtype<O>,
           kDim,
           kDim,
-          kScoreMod,
+          kKind<ScoreMod>,
           Config::kTileQ,
           Config::kTileKv,
           Config::kStages,

@@ -16,7 +16,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
       Base::q_state_, Base::kv_tiles_, Base::softmax_base_, Base::row_sum_, Base::s_;
   using Base::work_tile, Base::warpgroup_tile, Base::lane, Base::row, Base::release_q;
   static constexpr int kStages = Config::kStages, kDim = Config::kDimV;
-  static constexpr bool kIsRuntime = Config::kScoreMod == ScoreModKind::kRuntime;
+  static constexpr bool kIsRuntime = Config::kIsRuntime;
   using KvState = PipelineState<kStages>;
   // log2: the largest P of a row's first tile.
   static constexpr float kFirstPeak = 4.0f;
@@ -395,7 +395,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
                      block * tensor.stride_seq];
   }
 
-  // Only kernels of ScoreModKind::kRuntime take descales by blocks.
+  // Only runtime kernels take descales by blocks.
   __device__ __forceinline__ void load_exponent_scale() {
     const Inputs& in = params_.args.inputs;
     exponent_scale_ = this->exponent_scale();
