@@ -321,15 +321,4 @@ __device__ __forceinline__ int32_t warp_slot() {
   return x;
 }
 
-// Named barriers of kThreads threads; number 0 is __syncthreads(). barrier_arrive() does not wait.
-template <int kThreads>
-__device__ __forceinline__ void barrier_sync(int32_t number) {
-  asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(kThreads) : "memory");
-}
-
-template <int kThreads>
-__device__ __forceinline__ void barrier_arrive(int32_t number) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(number), "n"(kThreads) : "memory");
-}
-
 }  // namespace flashattn::cuda::ptx

@@ -23,6 +23,7 @@
 #pragma once
 
 #include "cuda/kernels/sm80/bwd_score_mod.cuh"
+#include "cuda/ptx/barrier.cuh"
 
 namespace flashattn::cuda::sm80 {
 
@@ -183,11 +184,11 @@ class BackwardBlock : BackwardScores<Config> {
       const int32_t barrier = 1 + keys * kHalves + half + begin / kSlice * Config::kPairs;
       if (gradients_ == 0) {
         weights(s, held, step, queries, full, stage, slice);
-        ptx::barrier_arrive<64>(barrier);
+        ptx::named_arrive(barrier, 64);
         // The other warp has done its share while this one computed exponentials, and has work now.
         if (Config::kStages == 2 && begin == 0) add_dq(stage ^ 1);
       } else {
-        ptx::barrier_sync<64>(barrier);
+        ptx::named_sync(barrier, 64);
         if (Config::kModified && params_.dropout_threshold != 0) {
           gradients<true, true>(s, held, stage, slice);
         } else if (!Config::kModified && full) {
@@ -198,7 +199,7 @@ class BackwardBlock : BackwardScores<Config> {
       }
       add_products(held, stage, slice, half);
       if constexpr (kHalves == 2) {
-        ptx::barrier_sync<64>(1 + Config::kPairBarriers + keys * 2 + gradients_);
+        ptx::named_sync(1 + Config::kPairBarriers + keys * 2 + gradients_, 64);
         const uint32_t other = held_at(gradients_ == 0 ? Config::kStages : stage, slice ^ kSlice);
 #pragma unroll
         for (int k = 0; k < kSlice / 16; ++k) load_held(held, other, k);

@@ -13,7 +13,8 @@ class BwdDkDv : protected BwdScoreMod<Config> {
 
  protected:
   using Base::storage_, Base::consumer_, Base::work_tile, Base::params_, Base::shared_;
-  using typename Base::OutputTile;
+  using typename Base::OutputTile, typename Base::DsState;
+  using QState = PipelineState<Config::kStages>;  // of Q and of dO
   static constexpr int kDim = Config::kDim, kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
 
   __device__ __forceinline__ BwdDkDv(const BackwardParams& params, uint32_t shared,
@@ -24,7 +25,7 @@ class BwdDkDv : protected BwdScoreMod<Config> {
   template <class Work>
   __device__ __forceinline__ void for_each_work_tile(Work work) {
     for (;;) {
-      this->take();
+      this->next_work_tile();
       if (work_tile().end) break;
       if (accumulate(work)) store(this->output_tile());
       warpgroup_sync();
@@ -35,7 +36,7 @@ class BwdDkDv : protected BwdScoreMod<Config> {
   // tile before are stored before wait_s() waits for it. After the last tile: start_s(false).
   template <class StartS, class WaitS, class Work>
   __device__ __forceinline__ void for_each_work_tile(StartS start_s, WaitS wait_s, Work work) {
-    this->take();
+    this->next_work_tile();
     bool more = !work_tile().end;
     start_s(more);
     wait_s();
@@ -43,7 +44,7 @@ class BwdDkDv : protected BwdScoreMod<Config> {
       const bool whole = accumulate(work);
       const OutputTile output_tile = this->output_tile();
       warpgroup_sync();
-      this->take();
+      this->next_work_tile();
       more = !work_tile().end;
       start_s(more);
       if (whole) store(output_tile);
@@ -54,7 +55,7 @@ class BwdDkDv : protected BwdScoreMod<Config> {
   // Zeros rows of K past the last key: their dS is 0, but they may be NaN.
   __device__ __forceinline__ void zero_k_tail(uint32_t keys) const {
     if (!params_.kv_has_tail || work_tile().keys >= kTileKv) return;
-    ptx::mbarrier_wait(barrier_at(storage_.q_full[q_state_.slot()]), q_state_.phase());
+    storage_.q.consumer_wait(q_state_);
     this->template clear_rows<Config::kPanels>(keys, kTileKv, work_tile().keys);
     this->fence_cleared_rows();
   }
@@ -62,22 +63,22 @@ class BwdDkDv : protected BwdScoreMod<Config> {
   // Zeros rows of Q and dO past the last query: their P is 0, but they may be NaN.
   __device__ __forceinline__ void zero_q_tail(int32_t tile) const {
     if (!params_.q_has_tail || (tile + 1) * kTileQ <= work_tile().len.q) return;
-    const uint32_t slot = q_state_.slot();
+    const uint32_t stage = q_state_.stage();
     const int32_t first = work_tile().len.q - tile * kTileQ;
-    ptx::mbarrier_wait(barrier_at(storage_.q_full[slot]), q_state_.phase());
-    ptx::mbarrier_wait(barrier_at(storage_.do_full[slot]), q_state_.phase());
-    this->template clear_rows<Config::kPanels>(shared_ + Config::kQ + slot * Config::kQBytes,
+    storage_.q.consumer_wait(q_state_);
+    storage_.dout.consumer_wait(q_state_);
+    this->template clear_rows<Config::kPanels>(shared_ + Config::kQ + stage * Config::kQBytes,
                                                kTileQ, first);
-    this->template clear_rows<Config::kPanels>(shared_ + Config::kDo + slot * Config::kQBytes,
+    this->template clear_rows<Config::kPanels>(shared_ + Config::kDo + stage * Config::kQBytes,
                                                kTileQ, first);
     this->fence_cleared_rows();
   }
 
   // Releases delta and dO of the Q tile. Each warp arrives for itself: another may not have read
   // its delta yet.
-  __device__ __forceinline__ void release_dout(uint32_t slot) const {
+  __device__ __forceinline__ void release_dout(QState at) const {
     __syncwarp();
-    if (this->lane() == 0) ptx::mbarrier_arrive(barrier_at(storage_.do_empty[slot]));
+    if (this->lane() == 0) storage_.dout.consumer_release(at);
   }
 
   // Accumulates dK and dV of a work tile. Returns false if another CTA will store them.
@@ -115,7 +116,7 @@ class BwdDkDv : protected BwdScoreMod<Config> {
       };
       char *const to_dv = row(dv), *const to_dk = row(dk);
       const int32_t keys = output_tile.keys - first;
-      this->wait_ds_empty({q_state_.count});
+      storage_.ds.producer_acquire({q_state_.count});
       store_via_smem(dv_, this->dropout_scale(), to_dv, dv.stride_seq * 2, keys, problem.dim_v);
       store_via_smem(dk_, problem.scale, to_dk, dk.stride_seq * 2, keys, problem.dim_qk);
     }
@@ -129,10 +130,9 @@ class BwdDkDv : protected BwdScoreMod<Config> {
                                                  char* to, int64_t row_bytes, int32_t keys,
                                                  int32_t dim) const {
     const int32_t lane = this->lane();
-    const uint32_t own =
-        shared_ + Config::kDs +
-        PipelineState<Config::kDsStages>{q_state_.count}.slot() * Config::kDsBytes +
-        consumer_ * (kTileQ * 128);
+    const uint32_t own = shared_ + Config::kDs +
+                         DsState{q_state_.count}.stage() * Config::kDsBytes +
+                         consumer_ * (kTileQ * 128);
     const int32_t columns = dim - lane % 8 * 8;
     const int64_t step = 4 * row_bytes;
     // Address of chunk c of key k. kRow: the bits that another chunk, or key, of the same eight
@@ -171,14 +171,14 @@ class BwdDkDv : protected BwdScoreMod<Config> {
 
   // Q and dO of the current Q tile, from the first query of a part on.
   __device__ __forceinline__ ptx::SmemDescriptor q(int mma_n = 0) const {
-    return ptx::SmemDescriptor::at(shared_ + Config::kQ + q_state_.slot() * Config::kQBytes, 0)
+    return ptx::SmemDescriptor::at(shared_ + Config::kQ + q_state_.stage() * Config::kQBytes, 0)
         .advance(mma_n * Config::kMmaN * 128);
   }
   __device__ __forceinline__ ptx::SmemDescriptor dout(int mma_n = 0) const {
     return q(mma_n).advance(Config::kDo - Config::kQ);
   }
 
-  PipelineState<Config::kStages> q_state_;  // Q tiles so far
+  QState q_state_;  // Q tiles so far
   float dk_[kDim / 2], dv_[kDim / 2];
 };
 

@@ -13,8 +13,8 @@ class BwdMainloop : BwdDkDv<Config> {
   using Base::kDim, Base::kFull, Base::kFullyMasked, Base::kLast, Base::kNoTile, Base::kTileQ,
       Base::leader, Base::q_state_, Base::q, Base::shared_, Base::v;
   using Base::storage_, Base::dk_, Base::dout, Base::dv_, Base::consumer_, Base::work_tile;
-  using typename Base::TilePrefetch, typename Base::Lse, typename Base::Operand,
-      typename Base::Tile;
+  using typename Base::TilePrefetch, typename Base::Lse, typename Base::PFragment,
+      typename Base::SAccum, typename Base::QState, typename Base::DsState;
   static constexpr int kMmaN = Config::kMmaN, kMmasN = kTileQ / kMmaN;
 
  public:
@@ -27,9 +27,9 @@ class BwdMainloop : BwdDkDv<Config> {
     uint32_t kind;
     STiles s;
     TilePrefetch prefetched;
-    const auto start = [&](bool some) {
+    const auto start = [&](bool valid) {
       kind = kNoTile;
-      if (some) {
+      if (valid) {
         k_address_ = k_address<Config>(shared_, work_tile()) + consumer_ * 64 * 128;
         this->begin(q_coord, kind, q_state_.count);
         if (kind != kNoTile) this->zero_k_tail(k_address_ - consumer_ * 64 * 128);
@@ -61,14 +61,14 @@ class BwdMainloop : BwdDkDv<Config> {
   }
 
  private:
-  using STiles = Tile[kMmasN];  // S of a Q tile, then its dP
+  using STiles = SAccum[kMmasN];  // S of a Q tile, then its dP
 
   // Issues S of the Q tile at q_state_, without a branch, as other WGMMAs may be in flight. If
-  // `some` is false, nothing uses the result.
-  __device__ __forceinline__ void start_s_gemm(STiles& s, bool some) const {
-    ptx::mbarrier_wait_if(some, barrier_at(storage_.q_full[q_state_.slot()]), q_state_.phase());
+  // `valid` is false, nothing uses the result.
+  __device__ __forceinline__ void start_s_gemm(STiles& s, bool valid) const {
+    storage_.q.consumer_wait_if(valid, q_state_);
     for_each_mma_n(
-        [&](auto mma_n) { this->template gemm_ss<kDim>(s[mma_n], k(), some ? q(mma_n) : k()); });
+        [&](auto mma_n) { this->template gemm_ss<kDim>(s[mma_n], k(), valid ? q(mma_n) : k()); });
   }
 
   static __device__ __forceinline__ void wait_and_fence(STiles& s) {
@@ -83,39 +83,39 @@ class BwdMainloop : BwdDkDv<Config> {
   template <bool kMasked>
   __device__ __forceinline__ void step(STiles& s, int32_t& q_coord, uint32_t& kind,
                                        TilePrefetch& prefetched) {
-    const uint32_t slot = q_state_.slot();
+    const QState at = q_state_;
     STiles& dp = s;
-    Operand p[kMmasN], p_for_ds[kMmasN], ds[kMmasN];
+    PFragment p[kMmasN], p_for_ds[kMmasN], ds[kMmasN];
     Lse lse;
     if (!Config::kPrefetchS) start_s_gemm(s, true);
     if (!Config::kIsDropout) this->prefetch(prefetched, q_coord);
     for_each_mma_n([&](auto mma_n) {
       // Loaded before S is complete, where registers allow: 1 % faster.
-      this->load_lse(lse, slot, mma_n);
+      this->load_lse(lse, at.stage(), mma_n);
       if (!Config::kPrefetchS && mma_n == 0) wait_and_fence(s);
       this->template compute_p<kMasked>(s[mma_n], lse, p[mma_n], p_for_ds[mma_n], prefetched,
-                                        q_coord, kind, slot, q_state_.count, mma_n);
+                                        q_coord, kind, at.stage(), q_state_.count, mma_n);
       ptx::reg_fence(p[mma_n]);
-      if (mma_n == 0) ptx::mbarrier_wait(barrier_at(storage_.do_full[slot]), q_state_.phase());
+      if (mma_n == 0) storage_.dout.consumer_wait(q_state_);
       this->template gemm_ss<kDim>(dp[mma_n], v(), dout(mma_n));
       this->gemm_rs(dv_, p[mma_n], dout(mma_n));  // issued now, it overlaps what follows
     });
-    if (!this->stages_p()) this->wait_ds_empty({q_state_.count});
+    if (!this->stages_p()) storage_.ds.producer_acquire({q_state_.count});
     for_each_mma_n([&](auto mma_n) {
       ptx::wgmma_wait<2 * kMmasN - 1 - mma_n>();
       ptx::reg_fence(dp[mma_n]);
       if (mma_n == kMmasN - 1 && (kind & kLast) && leader()) this->release_v();
       constexpr bool kSeparatePForDs = Config::kSeparatePForDs && !Config::kStagePInDs;
       this->template compute_ds<kMasked>(kSeparatePForDs ? p_for_ds[mma_n] : p[mma_n], dp[mma_n],
-                                         ds[mma_n], slot, q_state_.count, mma_n);
-      this->store_ds(ds[mma_n], PipelineState<Config::kDsStages>{q_state_.count}.slot(), mma_n);
+                                         ds[mma_n], at.stage(), q_state_.count, mma_n);
+      this->store_ds(ds[mma_n], DsState{q_state_.count}.stage(), mma_n);
       if (mma_n == kMmasN - 1) {
-        this->signal_ds_full({q_state_.count});
+        this->commit_ds({q_state_.count});
         ptx::wgmma_wait<kMmasN - 1>();
         ptx::reg_fence(dv_);
         // Otherwise the staged P may be loaded into registers that a WGMMA still reads.
         if constexpr (Config::kStagePInDs) ptx::reg_fence(p[mma_n]);
-        this->release_dout(slot);
+        this->release_dout(at);
       }
       this->gemm_rs(dk_, ds[mma_n], q(mma_n));
     });
@@ -124,7 +124,7 @@ class BwdMainloop : BwdDkDv<Config> {
     advance(q_coord, kind, prefetched);
     ptx::wgmma_wait<Config::kPrefetchS ? kMmasN : 0>();
     ptx::reg_fence(dk_);
-    if (leader()) ptx::mbarrier_arrive(barrier_at(storage_.q_empty[slot]));
+    if (leader()) storage_.q.consumer_release(at);
     if (Config::kPrefetchS) wait_and_fence(s);
   }
 
@@ -132,21 +132,21 @@ class BwdMainloop : BwdDkDv<Config> {
   __device__ __forceinline__ void skip_tile(int32_t& q_coord, uint32_t& kind,
                                             TilePrefetch& prefetched) {
     static_assert(!Config::kSkipMaskedTiles || (!Config::kPrefetchS && kMmasN == 1),
-                  "S is of this tile");
-    const uint32_t slot = q_state_.slot();
+                  "skip_tile() needs kPrefetchS == false: a prefetched S would be lost");
+    const QState at = q_state_;
     // Every warp waits for each phase before the leader releases the stage: a warp that missed a
     // phase would take the next but one for it.
-    ptx::mbarrier_wait(barrier_at(storage_.q_full[slot]), q_state_.phase());
-    ptx::mbarrier_wait(barrier_at(storage_.do_full[slot]), q_state_.phase());
-    this->wait_ds_empty({q_state_.count});
-    const Operand zeros = {};
-    this->store_ds(zeros, PipelineState<Config::kDsStages>{q_state_.count}.slot());
-    this->signal_ds_full({q_state_.count});
-    this->release_dout(slot);
+    storage_.q.consumer_wait(q_state_);
+    storage_.dout.consumer_wait(q_state_);
+    storage_.ds.producer_acquire({q_state_.count});
+    const PFragment zeros = {};
+    this->store_ds(zeros, DsState{q_state_.count}.stage());
+    this->commit_ds({q_state_.count});
+    this->release_dout(at);
     this->warpgroup_sync();
     if (leader()) {
       if (kind & kLast) this->release_v();
-      ptx::mbarrier_arrive(barrier_at(storage_.q_empty[slot]));
+      storage_.q.consumer_release(at);
     }
     q_state_.advance();
     advance(q_coord, kind, prefetched);

@@ -43,7 +43,8 @@ class BwdPrefetch : protected BwdWarpgroupBase<Config> {
                                    this->q_tile_of(q_coord) * kTileQ, lane());
     }
     if constexpr (Config::kIsRuntime) {
-      static_assert(!Config::kIsRuntime || kTileQ == 64, "a bit of a word for each number");
+      static_assert(!Config::kIsRuntime || kTileQ == 64,
+                    "kRuntime needs kTileQ == 64: keep_bits has one bit per element of a lane");
       const int32_t tile = this->q_tile_of(q_coord);
       const int32_t head = q_head_of(q_coord);
       prefetched.queries = prefetched.keys = 0;

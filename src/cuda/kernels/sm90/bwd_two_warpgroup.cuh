@@ -20,9 +20,8 @@ class BwdTwoWarpgroupMainloop : BwdDkDv<Config> {
   using Base::kDim, Base::kTileKv, Base::kTileQ, Base::leader, Base::q_state_, Base::q;
   using Base::shared_, Base::v;
   using Base::storage_, Base::dk_, Base::dout, Base::dv_, Base::consumer_, Base::work_tile;
-  using typename Base::TilePrefetch, typename Base::Lse, typename Base::Operand,
-      typename Base::Tile;
-  using DsState = PipelineState<Config::kDsStages>;
+  using typename Base::TilePrefetch, typename Base::Lse, typename Base::PFragment,
+      typename Base::SAccum, typename Base::QState, typename Base::DsState;
 
  public:
   __device__ __forceinline__ BwdTwoWarpgroupMainloop(const BackwardParams& params, uint32_t shared,
@@ -41,7 +40,7 @@ class BwdTwoWarpgroupMainloop : BwdDkDv<Config> {
     this->begin(q_coord, kind, q_state_.count);
     if (kind == Base::kNoTile) return;
     this->zero_k_tail(shared_);
-    Tile x;
+    SAccum x;
     start_s_gemm(x, true);
     this->find_visible_queries();
     ptx::wgmma_wait<0>();
@@ -63,43 +62,43 @@ class BwdTwoWarpgroupMainloop : BwdDkDv<Config> {
     store_dq(x, last);
   }
 
-  // Issues S of the Q tile at q_state_. If `some` is false, nothing uses the result.
-  __device__ __forceinline__ void start_s_gemm(Tile& s, bool some) const {
-    ptx::mbarrier_wait_if(some, barrier_at(storage_.q_full[q_state_.slot()]), q_state_.phase());
-    this->template gemm_ss<kDim>(s, k(), some ? q() : k());
+  // Issues S of the Q tile at q_state_. If `valid` is false, nothing uses the result.
+  __device__ __forceinline__ void start_s_gemm(SAccum& s, bool valid) const {
+    storage_.q.consumer_wait_if(valid, q_state_);
+    this->template gemm_ss<kDim>(s, k(), valid ? q() : k());
   }
 
   // One Q tile: from S to dS, dV and dK; then issues S of the next. kWithDq: also computes dQ of
   // the tile before, and stores it while S is computed.
   template <bool kMasked, bool kWithDq>
-  __device__ __forceinline__ void step(Tile& x, int32_t& q_coord, uint32_t& kind) {
-    const uint32_t slot = q_state_.slot();
-    const DsState at{q_state_.count}, last{q_state_.count - 1};
-    Operand p, p_for_ds, ds;
+  __device__ __forceinline__ void step(SAccum& x, int32_t& q_coord, uint32_t& kind) {
+    const QState at = q_state_;
+    const DsState ds_at{at.count}, last{at.count - 1};
+    PFragment p, p_for_ds, ds;
     TilePrefetch prefetched;
     Lse lse;
-    this->load_lse(lse, slot);
-    this->template compute_p<kMasked>(x, lse, p, p_for_ds, prefetched, q_coord, kind, slot,
+    this->load_lse(lse, at.stage());
+    this->template compute_p<kMasked>(x, lse, p, p_for_ds, prefetched, q_coord, kind, at.stage(),
                                       q_state_.count);
     ptx::reg_fence(p);
-    ptx::mbarrier_wait(barrier_at(storage_.do_full[slot]), q_state_.phase());
+    storage_.dout.consumer_wait(q_state_);
     this->template gemm_ss<kDim>(x, v(), dout());
     this->gemm_rs(dv_, p, dout());
-    this->wait_ds_empty(at);
+    storage_.ds.producer_acquire(ds_at);
     ptx::wgmma_wait<1>();
     ptx::reg_fence(x);
-    this->template compute_ds<kMasked>(p, x, ds, slot, q_state_.count);
-    this->store_ds(ds, at.slot());
-    this->signal_ds_full(at);
+    this->template compute_ds<kMasked>(p, x, ds, at.stage(), q_state_.count);
+    this->store_ds(ds, ds_at.stage());
+    this->commit_ds(ds_at);
     ptx::wgmma_wait<0>();
     ptx::reg_fence(dv_);
-    this->release_dout(slot);
+    this->release_dout(at);
     this->gemm_rs(dk_, ds, q());
-    Tile dq;
+    SAccum dq;
     if constexpr (kWithDq) start_dq_gemm(dq, last);
     ptx::wgmma_wait<kWithDq>();
     ptx::reg_fence(dk_);
-    if (leader()) ptx::mbarrier_arrive(barrier_at(storage_.q_empty[slot]));
+    if (leader()) storage_.q.consumer_release(at);
     q_state_.advance();
     start_s_gemm(x, q_state_.count != work_tile().iter_end);
     this->advance(q_coord, kind, q_state_.count);
@@ -113,19 +112,19 @@ class BwdTwoWarpgroupMainloop : BwdDkDv<Config> {
   }
 
   // Passes dQ of a Q tile to its reducer.
-  __device__ __forceinline__ void store_dq(const Tile& dq, DsState at) const {
-    if (leader()) ptx::mbarrier_arrive(barrier_at(storage_.ds_empty[at.slot()]));
-    ptx::mbarrier_wait(barrier_at(storage_.dq_empty[consumer_]), (at.count & 1) ^ 1);
+  __device__ __forceinline__ void store_dq(const SAccum& dq, DsState at) const {
+    if (leader()) storage_.ds.consumer_release(at);
+    storage_.dq.producer_acquire(consumer_, at.count);
     store_dq_to_smem<Config>(dq, 0, storage_, shared_, at.count & 1, consumer_);
   }
 
   // Issues dQ^T = K^T dS^T of a Q tile, for this consumer's columns.
-  __device__ __forceinline__ void start_dq_gemm(Tile& dq, DsState at) const {
-    ptx::mbarrier_wait(barrier_at(storage_.ds_full[at.slot()]), at.phase());
+  __device__ __forceinline__ void start_dq_gemm(SAccum& dq, DsState at) const {
+    storage_.ds.consumer_wait(at);
     const ptx::SmemDescriptor columns =
         ptx::SmemDescriptor::at(shared_ + consumer_ * kTileKv * 128, 0);
     const ptx::SmemDescriptor scores =
-        ptx::SmemDescriptor::at(shared_ + Config::kDs + at.slot() * Config::kDsBytes, 0);
+        ptx::SmemDescriptor::at(shared_ + Config::kDs + at.stage() * Config::kDsBytes, 0);
     ptx::wgmma_fence();
 #pragma unroll
     for (int n = 0; n < kTileKv / 16; ++n) {

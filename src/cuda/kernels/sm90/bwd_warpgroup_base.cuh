@@ -17,8 +17,9 @@ class BwdWarpgroupBase {
   static constexpr int kMmaN = Config::kMmaN;  // queries per WGMMA
   // This lane's accumulators of S^T or dP^T: element 4 n + 2 h + e is key row() + 8 h, query 8 n +
   // 2 (lane % 4) + e.
-  using Tile = float[kMmaN / 2];
-  using Operand = uint32_t[kMmaN / 4];  // pairs of queries: pair 2 n + h
+  using SAccum = float[kMmaN / 2];
+  using PFragment = uint32_t[kMmaN / 4];  // P^T or dS^T, in pairs of queries: pair 2 n + h
+  using DsState = PipelineState<Config::kDsStages>;
 
   __device__ __forceinline__ BwdWarpgroupBase(const BackwardParams& params, uint32_t shared,
                                               BwdSharedStorage<Config>& storage, int32_t consumer)
@@ -42,20 +43,20 @@ class BwdWarpgroupBase {
 
   // Copies the next work tile from its stage. The count of work tiles is in shared memory, which
   // saves registers for the mainloop.
-  __device__ __forceinline__ void take() const {
+  __device__ __forceinline__ void next_work_tile() const {
     volatile uint32_t& taken = storage_.work_tiles_taken[consumer_];
     const WorkTileState at{taken};
-    ptx::mbarrier_wait(barrier_at(storage_.work_tile_full[at.slot()]), at.phase());
+    storage_.work.consumer_wait(at);
     constexpr int kWords = sizeof(BwdWorkTile<Config>) / 4;
     const int32_t n = no_hoist(threadIdx.x) % 128;
     if (n < kWords) {
       reinterpret_cast<uint32_t*>(&storage_.consumer_work_tile[consumer_])[n] =
-          reinterpret_cast<const uint32_t*>(&storage_.work_tiles[at.slot()])[n];
+          reinterpret_cast<const uint32_t*>(&storage_.work_tiles[at.stage()])[n];
     }
     ptx::named_sync(kWarpgroupBarrier + consumer_, 128);
     if (leader()) {
       taken = at.count + 1;
-      ptx::mbarrier_arrive(barrier_at(storage_.work_tile_empty[at.slot()]));
+      storage_.work.consumer_release(at);
     }
   }
 
@@ -122,15 +123,15 @@ class BwdWarpgroupBase {
     uint32_t kind = kValid | (all ? kFull : 0) | (left == 1 ? kLast : 0) |
                     (full_end == kHasLargeLse ? kLargeLse : 0);
     if constexpr (Config::kSkipMaskedTiles) {
-      const volatile Interval& some = work_tile().q_spans[consumer_].any;
-      if (tile < some.begin || tile >= some.end) kind |= kFullyMasked;
+      const volatile Interval& any = work_tile().q_spans[consumer_].any;
+      if (tile < any.begin || tile >= any.end) kind |= kFullyMasked;
     }
     return kind;
   }
 
   // x = keys rows^T for this warpgroup's 64 keys: S^T = K Q^T or dP^T = V dO^T.
   template <int kWidth>
-  __device__ __forceinline__ void gemm_ss(Tile& x, ptx::SmemDescriptor keys,
+  __device__ __forceinline__ void gemm_ss(SAccum& x, ptx::SmemDescriptor keys,
                                           ptx::SmemDescriptor rows) const {
     ptx::wgmma_fence();
 #pragma unroll
@@ -143,7 +144,7 @@ class BwdWarpgroupBase {
 
   // acc += a rows: dV += P^T dO or dK += dS^T Q.
   template <int kAccRegs>
-  __device__ __forceinline__ void gemm_rs(float (&acc)[kAccRegs], const Operand& a,
+  __device__ __forceinline__ void gemm_rs(float (&acc)[kAccRegs], const PFragment& a,
                                           ptx::SmemDescriptor rows) const {
     const ptx::SmemDescriptor across{rows.low | kTileQ * 128 >> 4 << 16};
     ptx::wgmma_fence();
@@ -157,34 +158,30 @@ class BwdWarpgroupBase {
   // Address of this lane's first two values of lse or delta, in part `part` (kMmaN queries) of a Q
   // tile.
   template <int kFirst>
-  __device__ __forceinline__ uint32_t numbers(uint32_t slot, int part) const {
-    return shared_ + kFirst + slot * Config::kRowStatBytes + part * kMmaN * 4 + lane() % 4 * 8;
-  }
-
-  // Waits until dQ of the dS that was in this stage is done, in the peer CTA too.
-  __device__ __forceinline__ void wait_ds_empty(PipelineState<Config::kDsStages> at) const {
-    ptx::mbarrier_wait(barrier_at(storage_.ds_empty[at.slot()]), at.phase() ^ 1);
+  __device__ __forceinline__ uint32_t row_stat_address(uint32_t stage, int part) const {
+    return shared_ + kFirst + stage * Config::kRowStatBytes + part * kMmaN * 4 + lane() % 4 * 8;
   }
 
   // Signals the dQ warpgroup that this warp has stored its dS.
-  __device__ __forceinline__ void signal_ds_full(PipelineState<Config::kDsStages> at) const {
+  __device__ __forceinline__ void commit_ds(DsState at) const {
     ptx::fence_async_proxy();
     __syncwarp();
-    if (lane() == 0) ptx::mbarrier_arrive(barrier_at(storage_.ds_full[at.slot()]));
+    if (lane() == 0) storage_.ds.producer_commit(at);
   }
 
   // Address at which this lane stores dS of the first 16 queries of a part: one row per query, keys
   // in panels of 64, one panel per warpgroup.
-  __device__ __forceinline__ uint32_t ds_address(uint32_t slot, int part) const {
+  __device__ __forceinline__ uint32_t ds_address(uint32_t stage, int part) const {
     const int32_t panel = Config::kTileKv == 64 ? 0 : consumer_;
     const int32_t query = lane() % 8 + lane() / 16 * 8, chunk = warp() * 2 + lane() / 8 % 2;
-    return shared_ + Config::kDs + slot * Config::kDsBytes + panel * kTileQ * 128 +
+    return shared_ + Config::kDs + stage * Config::kDsBytes + panel * kTileQ * 128 +
            (part * kMmaN + query) * 128 + ((chunk ^ (query & 7)) << 4);
   }
 
   // Stores dS, for dQ over all keys, or P that is staged there.
-  __device__ __forceinline__ void store_ds(const Operand& ds, uint32_t slot, int part = 0) const {
-    const uint32_t to = ds_address(slot, part);
+  __device__ __forceinline__ void store_ds(const PFragment& ds, uint32_t stage,
+                                           int part = 0) const {
+    const uint32_t to = ds_address(stage, part);
 #pragma unroll
     for (int n = 0; n < kMmaN / 16; ++n) {
       ptx::stmatrix_x4_trans(to + n * 2048, ds[4 * n], ds[4 * n + 1], ds[4 * n + 2], ds[4 * n + 3]);
@@ -213,9 +210,7 @@ class BwdWarpgroupBase {
     release_k(storage_, work_tile());
     if (!Config::kEarlyReleaseV) release_v();
   }
-  __device__ __forceinline__ void release_v() const {
-    ptx::mbarrier_arrive(barrier_at(storage_.v_empty));
-  }
+  __device__ __forceinline__ void release_v() const { storage_.v_empty.arrive({}); }
 
   // Stream-K: stores this CTA's partial dK and dV of a split KV tile. The last CTA to arrive adds
   // up all partials, in the order of their indices. Returns false if another CTA will store the

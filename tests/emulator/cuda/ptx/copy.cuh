@@ -138,13 +138,4 @@ inline void griddep_wait() { emulator::griddep_wait(); }
 
 inline int32_t warp_slot() { return static_cast<int32_t>(threadIdx.x / 32); }
 
-template <int kThreads>
-void barrier_sync(int32_t number) {
-  emulator::barrier(number, kThreads, true);
-}
-template <int kThreads>
-void barrier_arrive(int32_t number) {
-  emulator::barrier(number, kThreads, false);
-}
-
 }  // namespace flashattn::cuda::ptx
