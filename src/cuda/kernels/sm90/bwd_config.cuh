@@ -359,7 +359,7 @@ constexpr int kDqBarrier = 3;         // the dQ warpgroup
 
 using WorkTileState = PipelineState<kWorkTileStages>;
 
-// Calls work(work_tile, state) for each work tile that the scheduler publishes. Each reader
+// Calls work(work_tile, at) for each work tile that the scheduler publishes. Each reader
 // releases it, at this state, once it has read it.
 template <class Config, class Work>
 __device__ __forceinline__ void for_each_work_tile(BwdSharedStorage<Config>& storage, Work work) {

@@ -298,9 +298,9 @@ class BwdProducer {
 
   __device__ __forceinline__ void run() {
     for_each_work_tile(storage_,
-                       [&](const volatile BwdWorkTile<Config>& work_tile, WorkTileState state) {
+                       [&](const volatile BwdWorkTile<Config>& work_tile, WorkTileState at) {
                          load(work_tile);
-                         storage_.work.consumer_release(state);
+                         storage_.work.consumer_release(at);
                        });
   }
 

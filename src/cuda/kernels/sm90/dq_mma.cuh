@@ -36,14 +36,14 @@ class DqMmaWarpgroup {
 
   __device__ __forceinline__ void run() {
     for_each_work_tile(storage_,
-                       [&](const volatile BwdWorkTile<Config>& work_tile, WorkTileState state) {
+                       [&](const volatile BwdWorkTile<Config>& work_tile, WorkTileState at) {
                          while (ds_state_.count != work_tile.iter_end)
                            step(k_address<Config>(shared_, work_tile));
                          ptx::named_sync(kDqBarrier, 128);  // all have read the work tile
                          if (leader()) {
                            if (work_tile.iter_end != work_tile.iter_begin)
                              release_k(storage_, work_tile);
-                           storage_.work.consumer_release(state);
+                           storage_.work.consumer_release(at);
                          }
                        });
     if constexpr (Config::kInlinePostprocess)

@@ -50,7 +50,7 @@ class DqReducer {
 
   __device__ __forceinline__ void run() {
     for_each_work_tile(
-        storage_, [&](const volatile BwdWorkTile<Config>& work_tile, WorkTileState state) {
+        storage_, [&](const volatile BwdWorkTile<Config>& work_tile, WorkTileState at) {
           const auto add = [&](int32_t, int32_t, int32_t workspace_tile) {
             if (iter_++ % 2 == reducer())
               publish(workspace_tile, this->add(work_tile, workspace_tile));
@@ -65,7 +65,7 @@ class DqReducer {
             }
           };
           for_each_tile<Config>(work_tile, params_, add, skip);
-          storage_.work.consumer_release(state);
+          storage_.work.consumer_release(at);
         });
     ptx::bulk_wait();
     if constexpr (Config::kInlinePostprocess) {
