@@ -13,12 +13,12 @@
 namespace flashattn::cuda::sm90 {
 
 // Tiles of all kernels. Operands lie in panels of 64 columns, 128 bytes per row.
-template <class T_, int kDimQk_, int kDimV_, int kTileQ_, int kTileKv_, ScoreModKind kScoreMod_>
+template <class T_, int kDimQk_, int kDimV_, int kTileQ_, int kTileKv_, ScoreModKind kScores_>
 struct BwdTileConfig {
   using T = T_;
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the WGMMAs; TMA pads with 0
   static constexpr int kTileQ = kTileQ_, kTileKv = kTileKv_;
-  static constexpr ScoreModKind kScoreMod = kScoreMod_;
+  static constexpr ScoreModKind kScoreMod = kScores_;
   static constexpr bool kIsRuntime = kScoreMod == ScoreModKind::kRuntime,
                         kIsDropout = kScoreMod == ScoreModKind::kDropout;
   static constexpr bool kHasScoreMod = kScoreMod == ScoreModKind::kSoftcapAlibi || kIsRuntime;

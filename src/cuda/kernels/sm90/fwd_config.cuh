@@ -12,7 +12,7 @@
 
 namespace flashattn::cuda::sm90 {
 
-template <class T_, int kDimQk_, int kDimV_, int kConsumers_, int kTileKv_, ScoreModKind kScoreMod_,
+template <class T_, int kDimQk_, int kDimV_, int kConsumers_, int kTileKv_, ScoreModKind kScores_,
           int kCtasPerSm_>
 struct ForwardConfig {
   using T = T_;
@@ -22,7 +22,7 @@ struct ForwardConfig {
   static constexpr int kTileQ = 64 * kConsumers, kTileKv = kTileKv_;
   // Warpgroups issue their WGMMAs one after the other (ping-pong).
   static constexpr bool kUseSchedulerBarrier = kConsumers > 1;
-  static constexpr ScoreModKind kScoreMod = kScoreMod_;
+  static constexpr ScoreModKind kScoreMod = kScores_;
   static constexpr bool kHasDropout = kScoreMod == ScoreModKind::kDropout;
   // With biases and block masks the first tiles say nothing about the row maximum.
   static constexpr bool kOnlineSoftmax = kScoreMod == ScoreModKind::kRuntime;
