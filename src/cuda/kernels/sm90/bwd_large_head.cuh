@@ -10,13 +10,12 @@ namespace flashattn::cuda::sm90 {
 
 // kDsRole: the second consumer.
 template <class Config, bool kDsRole>
-class BwdLargeHeadMainloop : BwdScoreMod<Config> {
-  using Base = BwdScoreMod<Config>;
-  using T = typename Config::T;
+class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
+  using Base = BwdWarpgroupBase<Config>;
   using Base::storage_, Base::params_, Base::shared_;
   using Base::work_tile, Base::lane, Base::leader, Base::warp;
-  using typename Base::TilePrefetch, typename Base::PFragment, typename Base::SAccum,
-      typename Base::DsState;
+  using typename Base::QState, typename Base::DoutState, typename Base::DsState;
+  using typename Base::SAccum, typename Base::PFragment;
   static constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
   static constexpr int kDim = kDsRole ? Config::kDimQk : Config::kDimV;  // accumulator columns
   // With four warpgroups the compiler takes no WGMMA with N = 256.
@@ -25,7 +24,7 @@ class BwdLargeHeadMainloop : BwdScoreMod<Config> {
  public:
   __device__ __forceinline__ BwdLargeHeadMainloop(const BackwardParams& params, uint32_t shared,
                                                   BwdSharedStorage<Config>& storage)
-      : Base(params, shared, storage, kDsRole) {}
+      : Base(params, shared, storage, kDsRole), score_mod_(params, shared, storage, kDsRole) {}
 
   __device__ __forceinline__ void run() {
     for (;;) {
@@ -44,7 +43,7 @@ class BwdLargeHeadMainloop : BwdScoreMod<Config> {
       } else {
         store(params_.common.args.dv, params_.common.problem.dim_v, this->dropout_scale());
       }
-      ptx::named_sync(kWarpgroupBarrier + kDsRole, 128);  // no warp reads the work tile any more
+      this->warpgroup_sync();  // no warp reads the work tile any more
     }
   }
 
@@ -99,19 +98,21 @@ class BwdLargeHeadMainloop : BwdScoreMod<Config> {
   __device__ __forceinline__ void step_p(int32_t q_coord, uint32_t kind) {
     SAccum s;
     PFragment p, p_for_ds;
-    TilePrefetch prefetched;
+    typename BwdScoreMod<Config>::TilePrefetch prefetched;
     storage_.q.consumer_wait(q_state());
     this->template gemm_ss<Config::kDimQk>(s, ptx::SmemDescriptor::at(shared_, 0), q());
-    this->prefetch(prefetched, q_coord);
+    score_mod_.prefetch(prefetched, q_coord);
     ptx::wgmma_wait<0>();
     ptx::reg_fence(s);
-    typename Base::Lse lse;
-    this->load_lse(lse, q_state().stage());  // not before: D = 256 would lose 5 %
-    this->template compute_p<kMasked>(s, lse, p, p_for_ds, prefetched, q_coord, kind,
-                                      q_state().stage(), iter_);
+    typename BwdScoreMod<Config>::Lse lse;
+    score_mod_.load_lse(lse, q_state().stage());  // not before: D = 256 would lose 5 %
+    score_mod_.template compute_p<kMasked>(s, lse, p, p_for_ds, prefetched, q_coord, kind,
+                                           q_state().stage(), iter_);
     send_p(Config::kSeparatePForDs ? p_for_ds : p);
     storage_.dout.consumer_wait(dout_state());
-    if (kMasked) zero_q_tail<Config::kPanelsV>(dout_address(), this->q_tile_of(q_coord));
+    if (kMasked)
+      zero_q_tail<Config::kPanelsV>(shared_ + Config::kDo + dout_state().stage() * Config::kDoBytes,
+                                    this->q_tile_of(q_coord));
     gemm_acc(p, dout());
   }
 
@@ -125,7 +126,7 @@ class BwdLargeHeadMainloop : BwdScoreMod<Config> {
     ptx::wgmma_wait<0>();
     ptx::reg_fence(dp);
     receive_p(p);
-    this->template compute_ds<kMasked>(p, dp, ds, dout_state().stage(), iter_);
+    score_mod_.template compute_ds<kMasked>(p, dp, ds, dout_state().stage(), iter_);
     __syncwarp();
     if (lane() == 0) storage_.dout.consumer_release(dout_state());
     if constexpr (!Config::kStagePInDs) storage_.ds.producer_acquire({iter_});
@@ -133,14 +134,16 @@ class BwdLargeHeadMainloop : BwdScoreMod<Config> {
     this->commit_ds({iter_});
     if constexpr (Config::kTwoCta) send_ds();
     storage_.q.consumer_wait(q_state());
-    if (kMasked) zero_q_tail<Config::kPanelsQk>(q_address(), tile);
+    if (kMasked)
+      zero_q_tail<Config::kPanelsQk>(shared_ + Config::kQ + q_state().stage() * Config::kQBytes,
+                                     tile);
     gemm_acc(ds, q());
   }
 
   // Sends this CTA's dS to the peer at once, as its dQ waits for it. The buffer there is free, as
   // this CTA's own was: ds_empty completes when both CTAs have computed dQ.
   __device__ __forceinline__ void send_ds() const {
-    ptx::named_sync(kWarpgroupBarrier + kDsRole, 128);  // all of it has been stored
+    this->warpgroup_sync();  // all of it has been stored
     if (!leader()) return;
     const DsState at{iter_};
     const uint32_t own = shared_ + Config::kDs + at.stage() * Config::kDsBytes;
@@ -157,21 +160,10 @@ class BwdLargeHeadMainloop : BwdScoreMod<Config> {
     }
   }
 
-  __device__ __forceinline__ PipelineState<Config::kQStages> q_state() const { return {iter_}; }
-  __device__ __forceinline__ PipelineState<Config::kDoStages> dout_state() const { return {iter_}; }
-
-  __device__ __forceinline__ uint32_t q_address() const {
-    return shared_ + Config::kQ + q_state().stage() * Config::kQBytes;
-  }
-  __device__ __forceinline__ uint32_t dout_address() const {
-    return shared_ + Config::kDo + dout_state().stage() * Config::kDoBytes;
-  }
-  __device__ __forceinline__ ptx::SmemDescriptor q() const {
-    return ptx::SmemDescriptor::at(q_address(), 0);
-  }
-  __device__ __forceinline__ ptx::SmemDescriptor dout() const {
-    return ptx::SmemDescriptor::at(dout_address(), 0);
-  }
+  __device__ __forceinline__ QState q_state() const { return {iter_}; }
+  __device__ __forceinline__ DoutState dout_state() const { return {iter_}; }
+  __device__ __forceinline__ ptx::SmemDescriptor q() const { return Base::q(q_state()); }
+  __device__ __forceinline__ ptx::SmemDescriptor dout() const { return Base::dout(dout_state()); }
 
   // Address of this lane's P in a P stage.
   __device__ __forceinline__ uint32_t p_address(uint32_t stage) const {
@@ -223,6 +215,7 @@ class BwdLargeHeadMainloop : BwdScoreMod<Config> {
                                     [&](int i) { return acc_[i / kAccPart][i % kAccPart]; });
   }
 
+  BwdScoreMod<Config> score_mod_;
   uint32_t iter_ = 0;  // Q tiles so far
   float acc_[kAccParts][kAccPart];
 };

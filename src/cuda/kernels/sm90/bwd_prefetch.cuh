@@ -11,12 +11,12 @@
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class BwdPrefetch : protected BwdWarpgroupBase<Config> {
+class BwdPrefetch : BwdWarpgroupBase<Config> {
   using Base = BwdWarpgroupBase<Config>;
-
- protected:
   using Base::params_;
   using Base::work_tile, Base::kTileQ, Base::lane, Base::row;
+
+ public:
   // Columns whose bias is in flight while earlier ones are computed.
   static constexpr int kBiasColumnsAhead = Config::kSplitRoles || Config::kStagePInDs ? 2 : 4;
 
@@ -93,20 +93,6 @@ class BwdPrefetch : protected BwdWarpgroupBase<Config> {
           ptx::load_if<kBytes>(prefetched.bias_address + (no_hoist(query) * stride + key) * kBytes,
                                query < prefetched.queries && key < prefetched.keys);
     }
-  }
-
- protected:
-  // The bases of this lane's queries of a part, see BackwardParams::softmax_base. count: Q tiles
-  // done.
-  __device__ __forceinline__ const volatile float* bases_at(int32_t q_coord, uint32_t count,
-                                                            int part) const {
-    const int32_t tiles = work_tile().q_tiles.end - work_tile().q_tiles.begin;
-    const int32_t head = Config::kCoordHasHead
-                             ? q_coord / kCoordHead
-                             : static_cast<int32_t>(count - work_tile().iter_begin) / tiles;
-    const int64_t tile =
-        work_tile().workspace_tile + head * params_.head_q_tiles + this->q_tile_of(q_coord);
-    return params_.common.softmax_base + (tile * kTileQ + part * Config::kMmaN + lane() % 4 * 2);
   }
 
  private:

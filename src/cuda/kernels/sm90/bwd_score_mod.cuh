@@ -11,22 +11,27 @@
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class BwdScoreMod : protected BwdPrefetch<Config> {
-  using Base = BwdPrefetch<Config>;
+class BwdScoreMod : BwdWarpgroupBase<Config> {
+  using Base = BwdWarpgroupBase<Config>;
   using T = typename Config::T;
-
- protected:
-  using Base::fetch_bias, Base::kBiasColumnsAhead;
-  using Base::storage_, Base::params_, Base::shared_;
+  using Base::storage_, Base::params_, Base::dropout_scale;
   using Base::work_tile, Base::kMmaN, Base::kTileQ, Base::lane, Base::row;
-  using typename Base::TilePrefetch;
   using Operand = typename Base::PFragment;
   using Tile = typename Base::SAccum;
+  static constexpr int kBiasColumnsAhead = BwdPrefetch<Config>::kBiasColumnsAhead;
+
+ public:
+  using TilePrefetch = typename BwdPrefetch<Config>::TilePrefetch;
   // Columns of 8 queries that are computed at once, as registers allow.
   static constexpr int kColumnsAtOnce = Config::kIsRuntime ? 1 : 2;
   __device__ __forceinline__ BwdScoreMod(const BackwardParams& params, uint32_t shared,
                                          BwdSharedStorage<Config>& storage, int32_t consumer)
-      : Base(params, shared, storage, consumer) {}
+      : Base(params, shared, storage, consumer), prefetch_(params, shared, storage, consumer) {}
+
+  // Starts what the score modifications of a Q tile read, before its S is complete.
+  __device__ __forceinline__ void prefetch(TilePrefetch& prefetched, int32_t q_coord) const {
+    prefetch_.prefetch(prefetched, q_coord);
+  }
 
   // LSE of a part's queries, in units of log2(e), is preloaded where registers allow: not with
   // score modifications, nor with dropout where P is staged (kStagePInDs).
@@ -143,12 +148,6 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
     return params_.common.problem.softcap != 0 || params_.common.dropout_threshold != 0;
   }
 
-  // Scale of the elements of P that dropout keeps.
-  __device__ __forceinline__ float dropout_scale() const {
-    if constexpr (!Config::kIsRuntime && !Config::kIsDropout) return 1.0f;
-    return 65536.0f / (65536.0f - static_cast<float>(params_.common.dropout_threshold));
-  }
-
  private:
   template <bool kMasked>
   static __device__ __forceinline__ float ds_of(float p, float dp, float delta, float keep_scale) {
@@ -222,7 +221,8 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
     for (int n = 0; n < kTileQ / 8; n += kColumnsAtOnce) {
       float x[4 * kColumnsAtOnce], derivative[4 * kColumnsAtOnce];
       if constexpr (Config::kIsRuntime) {
-        if (n + kBiasColumnsAhead < kTileQ / 8) fetch_bias(prefetched, n + kBiasColumnsAhead);
+        if (n + kBiasColumnsAhead < kTileQ / 8)
+          prefetch_.fetch_bias(prefetched, n + kBiasColumnsAhead);
       }
 #pragma unroll
       for (int i = 0; i < 4 * kColumnsAtOnce; ++i) {
@@ -380,6 +380,8 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
       }
     }
   }
+
+  const BwdPrefetch<Config> prefetch_;
 };
 
 }  // namespace flashattn::cuda::sm90

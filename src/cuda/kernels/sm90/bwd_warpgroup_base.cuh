@@ -19,6 +19,8 @@ class BwdWarpgroupBase {
   // 2 (lane % 4) + e.
   using SAccum = float[kMmaN / 2];
   using PFragment = uint32_t[kMmaN / 4];  // P^T or dS^T, in pairs of queries: pair 2 n + h
+  using QState = PipelineState<Config::kQStages>;
+  using DoutState = PipelineState<Config::kDoStages>;
   using DsState = PipelineState<Config::kDsStages>;
 
   __device__ __forceinline__ BwdWarpgroupBase(const BackwardParams& params, uint32_t shared,
@@ -41,6 +43,16 @@ class BwdWarpgroupBase {
     return consumer_ * 64 + warp() * 16 + lane() / 4;
   }
 
+  __device__ __forceinline__ void warpgroup_sync() const {
+    ptx::named_sync(kWarpgroupBarrier + consumer_, 128);
+  }
+
+  // Scale of the elements of P that dropout keeps.
+  __device__ __forceinline__ float dropout_scale() const {
+    if constexpr (!Config::kIsRuntime && !Config::kIsDropout) return 1.0f;
+    return 65536.0f / (65536.0f - static_cast<float>(params_.common.dropout_threshold));
+  }
+
   // Copies the next work tile from its stage. The count of work tiles is in shared memory, which
   // saves registers for the mainloop.
   __device__ __forceinline__ void next_work_tile() const {
@@ -53,7 +65,7 @@ class BwdWarpgroupBase {
       reinterpret_cast<uint32_t*>(&storage_.consumer_work_tile[consumer_])[n] =
           reinterpret_cast<const uint32_t*>(&storage_.work_tiles[at.stage()])[n];
     }
-    ptx::named_sync(kWarpgroupBarrier + consumer_, 128);
+    warpgroup_sync();
     if (leader()) {
       taken = at.count + 1;
       storage_.work.consumer_release(at);
@@ -129,6 +141,22 @@ class BwdWarpgroupBase {
     return kind;
   }
 
+  // Q and dO of a Q tile, from the first query of a part on.
+  __device__ __forceinline__ ptx::SmemDescriptor q(QState at, int mma_n = 0) const {
+    return ptx::SmemDescriptor::at(shared_ + Config::kQ + at.stage() * Config::kQBytes, 0)
+        .advance(mma_n * kMmaN * 128);
+  }
+  __device__ __forceinline__ ptx::SmemDescriptor dout(DoutState at, int mma_n = 0) const {
+    // Small heads have as many stages of dO as of Q: one address serves both.
+    if constexpr (!Config::kSplitRoles) return q(at, mma_n).advance(Config::kDo - Config::kQ);
+    return ptx::SmemDescriptor::at(shared_ + Config::kDo + at.stage() * Config::kDoBytes, 0);
+  }
+
+  // Small heads: this warpgroup's rows of V.
+  __device__ __forceinline__ ptx::SmemDescriptor v() const {
+    return ptx::SmemDescriptor::at(shared_ + Config::kV + consumer_ * 64 * 128, 0);
+  }
+
   // x = keys rows^T for this warpgroup's 64 keys: S^T = K Q^T or dP^T = V dO^T.
   template <int kWidth>
   __device__ __forceinline__ void gemm_ss(SAccum& x, ptx::SmemDescriptor keys,
@@ -169,6 +197,19 @@ class BwdWarpgroupBase {
     if (lane() == 0) storage_.ds.producer_commit(at);
   }
 
+  // The bases of this lane's queries of a part, see BackwardParams::softmax_base. count: Q tiles
+  // done.
+  __device__ __forceinline__ const volatile float* bases_at(int32_t q_coord, uint32_t count,
+                                                            int part) const {
+    const int32_t tiles = work_tile().q_tiles.end - work_tile().q_tiles.begin;
+    const int32_t head = Config::kCoordHasHead
+                             ? q_coord / kCoordHead
+                             : static_cast<int32_t>(count - work_tile().iter_begin) / tiles;
+    const int64_t tile =
+        work_tile().workspace_tile + head * params_.head_q_tiles + q_tile_of(q_coord);
+    return params_.common.softmax_base + (tile * kTileQ + part * kMmaN + lane() % 4 * 2);
+  }
+
   // Address at which this lane stores dS of the first 16 queries of a part: one row per query, keys
   // in panels of 64, one panel per warpgroup.
   __device__ __forceinline__ uint32_t ds_address(uint32_t stage, int part) const {
@@ -201,7 +242,34 @@ class BwdWarpgroupBase {
 
   __device__ __forceinline__ void fence_cleared_rows() const {
     ptx::fence_async_proxy();
-    ptx::named_sync(kWarpgroupBarrier + consumer_, 128);
+    warpgroup_sync();
+  }
+
+  // Small heads: zeros rows of K past the last key: their dS is 0, but they may be NaN.
+  __device__ __forceinline__ void zero_k_tail(QState at, uint32_t keys) const {
+    if (!params_.kv_has_tail || work_tile().keys >= kTileKv) return;
+    storage_.q.consumer_wait(at);
+    clear_rows<Config::kPanels>(keys, kTileKv, work_tile().keys);
+    fence_cleared_rows();
+  }
+
+  // Small heads: zeros rows of Q and dO past the last query: their P is 0, but they may be NaN.
+  __device__ __forceinline__ void zero_q_tail(QState at, int32_t tile) const {
+    if (!params_.q_has_tail || (tile + 1) * kTileQ <= work_tile().len.q) return;
+    const int32_t first = work_tile().len.q - tile * kTileQ;
+    storage_.q.consumer_wait(at);
+    storage_.dout.consumer_wait(at);
+    clear_rows<Config::kPanels>(shared_ + Config::kQ + at.stage() * Config::kQBytes, kTileQ, first);
+    clear_rows<Config::kPanels>(shared_ + Config::kDo + at.stage() * Config::kQBytes, kTileQ,
+                                first);
+    fence_cleared_rows();
+  }
+
+  // Releases delta and dO of the Q tile. Each warp arrives for itself: another may not have read
+  // its delta yet.
+  __device__ __forceinline__ void release_dout(QState at) const {
+    __syncwarp();
+    if (lane() == 0) storage_.dout.consumer_release(at);
   }
 
   // Releases K of the work tile, and V unless it was released early.
@@ -235,12 +303,12 @@ class BwdWarpgroupBase {
       own[n * 128] = make_float4(acc(4 * n), acc(4 * n + 1), acc(4 * n + 2), acc(4 * n + 3));
     }
     ptx::fence_gpu();
-    ptx::named_sync(kWarpgroupBarrier + consumer_, 128);
+    warpgroup_sync();
     volatile int32_t& arrived = storage_.partials_arrived[consumer_];
     if (leader())
       arrived = atomicAdd(
           params_.common.arrived + work_tile().split_tile * kClusterConsumers + consumer, 1);
-    ptx::named_sync(kWarpgroupBarrier + consumer_, 128);
+    warpgroup_sync();
     if (arrived != partials - 1) return false;
     ptx::fence_gpu();
 #pragma unroll
