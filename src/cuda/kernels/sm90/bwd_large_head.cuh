@@ -110,9 +110,9 @@ class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
                                            q_state().stage(), iter_);
     send_p(Config::kSeparatePForDs ? p_for_ds : p);
     storage_.dout.consumer_wait(dout_state());
-    if (kMasked)
-      zero_q_tail<Config::kPanelsV>(shared_ + Config::kDo + dout_state().stage() * Config::kDoBytes,
-                                    this->q_tile_of(q_coord));
+    if (kMasked) {
+      zero_q_tail<Config::kPanelsV>(this->dout_address(dout_state()), this->q_tile_of(q_coord));
+    }
     gemm_acc(p, dout());
   }
 
@@ -134,9 +134,7 @@ class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
     this->commit_ds({iter_});
     if constexpr (Config::kTwoCta) send_ds();
     storage_.q.consumer_wait(q_state());
-    if (kMasked)
-      zero_q_tail<Config::kPanelsQk>(shared_ + Config::kQ + q_state().stage() * Config::kQBytes,
-                                     tile);
+    if (kMasked) zero_q_tail<Config::kPanelsQk>(this->q_address(q_state()), tile);
     gemm_acc(ds, q());
   }
 

@@ -1,5 +1,6 @@
-// Base of the consumer warpgroups of the Hopper backward kernels: work tiles, WGMMAs, dS to shared
-// memory, stream-K, stores of dK and dV.
+// Base of the mainloops of the Hopper backward kernels' consumer warpgroups and of their parts:
+// work tiles, addresses, WGMMAs, dS to shared memory, stream-K, stores of dK and dV. It holds no
+// state: what a mainloop and its parts copy of it costs no register.
 #pragma once
 
 #include "cuda/kernels/sm90/bwd_config.cuh"
@@ -141,15 +142,21 @@ class BwdWarpgroupBase {
     return kind;
   }
 
+  __device__ __forceinline__ uint32_t q_address(QState at) const {
+    return shared_ + Config::kQ + at.stage() * Config::kQBytes;
+  }
+  __device__ __forceinline__ uint32_t dout_address(DoutState at) const {
+    return shared_ + Config::kDo + at.stage() * Config::kDoBytes;
+  }
+
   // Q and dO of a Q tile, from the first query of a part on.
   __device__ __forceinline__ ptx::SmemDescriptor q(QState at, int mma_n = 0) const {
-    return ptx::SmemDescriptor::at(shared_ + Config::kQ + at.stage() * Config::kQBytes, 0)
-        .advance(mma_n * kMmaN * 128);
+    return ptx::SmemDescriptor::at(q_address(at), 0).advance(mma_n * kMmaN * 128);
   }
   __device__ __forceinline__ ptx::SmemDescriptor dout(DoutState at, int mma_n = 0) const {
     // Small heads have as many stages of dO as of Q: one address serves both.
     if constexpr (!Config::kSplitRoles) return q(at, mma_n).advance(Config::kDo - Config::kQ);
-    return ptx::SmemDescriptor::at(shared_ + Config::kDo + at.stage() * Config::kDoBytes, 0);
+    return ptx::SmemDescriptor::at(dout_address(at), 0);
   }
 
   // Small heads: this warpgroup's rows of V.
@@ -259,9 +266,8 @@ class BwdWarpgroupBase {
     const int32_t first = work_tile().len.q - tile * kTileQ;
     storage_.q.consumer_wait(at);
     storage_.dout.consumer_wait(at);
-    clear_rows<Config::kPanels>(shared_ + Config::kQ + at.stage() * Config::kQBytes, kTileQ, first);
-    clear_rows<Config::kPanels>(shared_ + Config::kDo + at.stage() * Config::kQBytes, kTileQ,
-                                first);
+    clear_rows<Config::kPanels>(q_address(at), kTileQ, first);
+    clear_rows<Config::kPanels>(dout_address(at), kTileQ, first);
     fence_cleared_rows();
   }
 
