@@ -256,7 +256,7 @@ class DqPipeline {
   }
 
   __device__ __forceinline__ void producer_acquire(int32_t stage, uint32_t uses) {
-    empty_[stage].wait(uses & 1 ^ 1);
+    empty_[stage].wait((uses & 1) ^ 1);
   }
   __device__ __forceinline__ void producer_commit(uint32_t reducer, int32_t stage) {
     full_[reducer][stage].arrive();
