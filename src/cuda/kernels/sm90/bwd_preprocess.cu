@@ -24,8 +24,8 @@ using HeadState = PipelineState<kHeadStages>;
 template <int kWarps>
 struct SharedStorage {
   Barrier full[kWarps];  // a warp's box
-  StageBarriers<kHeadStages>
-      heads_done;  // all warps are done with a head; the last warp waits for it
+  // All warps are done with a head; the last warp waits for it.
+  StageBarriers<kHeadStages> heads_done;
 };
 
 // Heads of kPanels * 64 columns. Each warp but the last processes a box of O and of dO at a time;
