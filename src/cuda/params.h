@@ -12,6 +12,13 @@ struct alignas(8) PartialSum {
 };
 static_assert(sizeof(PartialSum) == 2 * sizeof(float), "behind a row of even length");
 
+// Softcap of x = q k: softcap * tanh(x * input_scale), in units of log2(e). Small |x| use odd
+// minimax polynomials, which include both scales: x * (poly5[0] + poly5[1] x^2 + poly5[2] x^4)
+// where |x| < poly5_limit, and x * (poly3[0] + poly3[1] x^2) where |x| < poly3_limit.
+struct SoftcapPolynomials {
+  float input_scale, poly5_limit, poly5[3], poly3_limit, poly3[2];
+};
+
 struct ForwardParams {
   Problem problem;
   ForwardArgs args;

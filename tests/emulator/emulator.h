@@ -138,9 +138,9 @@ uint32_t cluster_rank();
 void cluster_arrive();
 void cluster_wait();
 // The address in another block of the cluster, for these alone.
-uint32_t at_rank(uint32_t address, uint32_t rank);
+uint32_t mapa(uint32_t address, uint32_t rank);
 void mbarrier_arrive_remote(uint32_t barrier);
-void store_remote(uint32_t to, uint32_t x, uint32_t barrier);
+void st_async(uint32_t to, uint32_t x, uint32_t barrier);
 void engine_send(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier);
 
 // ---- copies

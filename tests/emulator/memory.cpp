@@ -182,7 +182,7 @@ bool mbarrier_test(uint32_t barrier, uint32_t parity) {
 
 // ---- the cluster
 
-uint32_t at_rank(uint32_t address, uint32_t rank) { return (address & kOffset) | (rank + 1) << 24; }
+uint32_t mapa(uint32_t address, uint32_t rank) { return (address & kOffset) | (rank + 1) << 24; }
 
 namespace {
 
@@ -230,7 +230,7 @@ void mbarrier_arrive_remote(uint32_t barrier) {
   mbarrier_arrive(there.address, 0);
 }
 
-void store_remote(uint32_t to, uint32_t x, uint32_t barrier) {
+void st_async(uint32_t to, uint32_t x, uint32_t barrier) {
   std::vector<char> data(sizeof x);
   std::memcpy(data.data(), &x, sizeof x);
   const auto act = copy_act(barrier);
@@ -252,9 +252,9 @@ void engine_multicast(uint32_t ranks, uint32_t barrier, uint32_t bytes,
                       std::function<void()> copy) {
   for (uint32_t rank = 0; ranks >> rank != 0; ++rank) {
     if (!(ranks >> rank & 1)) continue;
-    const auto act = copy_act(at_rank(barrier, rank));
+    const auto act = copy_act(mapa(barrier, rank));
     block->transfers.push_back({{[=] {
-                                  const Visit there(at_rank(barrier, rank));
+                                  const Visit there(mapa(barrier, rank));
                                   write(copy, act.get());
                                   count_bytes(there.address, bytes, act.get());
                                 }},

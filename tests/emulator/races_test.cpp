@@ -251,7 +251,7 @@ void send() {
   cluster_arrive();
   cluster_wait();
   const uint32_t other = 1 - cluster_rank();
-  if (thread() == 0) store_remote(at_rank(at(kTile), other), 1, at_rank(at(kFull), other));
+  if (thread() == 0) st_async(mapa(at(kTile), other), 1, mapa(at(kFull), other));
   if (!kRace) mbarrier_wait(at(kFull), 0);
   load<int>(at(kTile));
   mbarrier_wait(at(kFull), 0);

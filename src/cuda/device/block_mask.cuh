@@ -3,17 +3,21 @@
 
 #include "core/score_mod.h"
 #include "cuda/params.h"
+#include "cuda/device/score_stage.cuh"
 
 namespace flashattn::cuda {
 
 // The block mask of one head of one sequence.
-struct HeadBlocks {
+struct BlockMask {
+  static constexpr ScoreStage kStage = ScoreStage::kMask;
+  static constexpr bool kBoundsGrowth = false, kReadsMemory = true;
+
   const uint8_t* on;  // of query 0; NULL: there is no mask
   int64_t row;
   int32_t block_q, block_kv;
 
-  static __device__ __forceinline__ HeadBlocks of(const Problem& problem, const Inputs& in,
-                                                  int32_t b, int32_t h) {
+  static __device__ __forceinline__ BlockMask of(const Problem& problem, const Inputs& in,
+                                                 int32_t b, int32_t h) {
     if (!(problem.mask & FLASHATTN_MASK_BLOCKS)) return {nullptr, 0, 1, 1};
     return {in.block_mask + b * in.block_mask_stride_batch + h * in.block_mask_stride_head,
             in.block_mask_stride_row, problem.block_q, problem.block_kv};
@@ -139,7 +143,7 @@ class BlockSparseTiles {
   __device__ __forceinline__ void look(const Item& item, int32_t n) {
     if (n / 32 == window_) return;
     window_ = n / 32;
-    const HeadBlocks blocks = HeadBlocks::of(params_.problem, params_.args.inputs, item.b, item.h);
+    const BlockMask blocks = BlockMask::of(params_.problem, params_.args.inputs, item.b, item.h);
     const int32_t key = (window_ * 32 + static_cast<int32_t>(threadIdx.x) % 32) * kTileKv;
     const int32_t query = item.query, queries = item.len.q, keys = item.len.kv;
     TileKind kind = TileKind::kEmpty;

@@ -3,9 +3,16 @@
 
 #include "core/philox.h"
 #include "cuda/params.h"
+#include "cuda/device/score_stage.cuh"
 #include "cuda/ptx/mma.cuh"
 
 namespace flashattn::cuda {
+
+// Dropout of P, as a member of a score modification.
+struct Dropout {
+  static constexpr ScoreStage kStage = ScoreStage::kWeight;
+  static constexpr bool kBoundsGrowth = true, kReadsMemory = false;
+};
 
 __device__ __forceinline__ DropoutStream dropout_stream(const Problem& problem, const Inputs& in,
                                                         int32_t b, int32_t h) {
@@ -92,7 +99,7 @@ __device__ __forceinline__ void visit_numbers(const DropoutStream& stream, int32
       const int own = x / 4, n = (tile + own) / kMmaM * 2 + x % 4 / 2, half = x % 2;
       if (tile + own >= kTiles) continue;
       const uint32_t word = words[own].word[kTransposed ? half * 2 + n % 2 : n % 2 * 2 + half];
-      visit((tile + own) % kMmaM, n, half, kTransposed ? ptx::transpose(word) : word);
+      visit((tile + own) % kMmaM, n, half, kTransposed ? ptx::movmatrix_trans(word) : word);
     }
   }
 }

@@ -1,27 +1,27 @@
-// Products of fp32 by the tensor cores' instructions for fp16: each number is the sum of two
-// (Ootomo, Yokota: Recovering single precision accuracy from Tensor Cores, 2022),
+// GEMMs of fp32 by fp16 tensor cores (3xFP16: Ootomo, Yokota: Recovering single precision accuracy
+// from Tensor Cores, 2022). A value is the sum of two fp16 values,
 //
 //   x = hi + lo / 2048,  hi = fp16(x),  lo = fp16((x - hi) 2048),
 //
-// and three of the four products are taken, 2048 times as large: a_lo b_hi + a_hi b_lo + (2048
-// a_hi) b_hi. fp16 has as many digits as tf32, and multiplies twice as fast. What is lost: the
-// fourth product and the rounding of lo, 2^-24 to 2^-22 of a product at most, and random as fp32's
-// own rounding of it. Tensor cores cut sums off where fp32 rounds: only 16 terms, and their
-// corrections before them, are added there, the rest on the ordinary units.
+// and three of the four products are computed, scaled by 2048: a_lo b_hi + a_hi b_lo + (2048 a_hi)
+// b_hi. fp16 has as many significant bits as tf32 and twice its throughput. Lost are the fourth
+// product and the rounding of lo: at most 2^-24 to 2^-22 of a product, and random like fp32's own
+// rounding. Tensor cores truncate sums where fp32 rounds, so only 16 terms, preceded by their
+// corrections, are summed there, the rest by FADD.
 //
-// fp16 ends at 2^16, and nothing is below 2^-24: hi and lo hold 2^-36. So tensors are multiplied by
-// powers of two first, which lift Q's maximum over the block to 2^3, since 2048 a_hi must fit, and
-// those of K and V over the first tile that is not zero to 2^9. Their numbers are as good as in
-// fp32 down to 2^-21 of that maximum (Q: 2^-15) and vanish at 2^-45 (Q: 2^-39): an error that small
-// next to the largest. A later tile with numbers beyond 2^6 times the first's maximum does not fit:
-// the block notices, and does all its work again with a smaller factor.
+// fp16 overflows at 2^16 and underflows below 2^-24; hi and lo together reach 2^-36. So tensors are
+// scaled by powers of two first: Q's maximum over the CTA's rows to 2^3, since 2048 a_hi must fit,
+// and the maxima of K and V over their first tile that is not zero to 2^9. Values are then as exact
+// as in fp32 down to 2^-21 of that maximum (Q: 2^-15) and vanish at 2^-45 (Q: 2^-39), an error that
+// is small next to the largest value. A later tile overflows if it has values above 2^6 times the
+// maximum of the first: the CTA detects this and repeats its work with a smaller scale.
 //
-// Weights are at most 1, those below 2^-36 vanish: next to a row's largest they are nothing. Where
-// that one may be dropped, or be the sink's, fp32 is multiplied as tf32, which loses none.
+// P is at most 1, and values below 2^-36 vanish, which is negligible next to the largest of the
+// row. Where dropout may drop that one, or a sink may have it, fp32 uses 3xTF32, which loses none.
 //
-// A tile is split where it lies, once for all warps of the block: of each 64 numbers of a row the
-// hi come to lie in the first 128 bytes, the lo in the next, chunks exchanged as in any tile. So
-// both are read as tiles of 16-bit elements are.
+// A tile is split in place, once for all warps of the CTA. Of every 64 values of a row, hi goes to
+// the first 128 bytes and lo to the next 128, swizzled as in any tile. Both are read as tiles of
+// 16-bit elements.
 #pragma once
 
 #include <type_traits>
@@ -31,47 +31,46 @@
 
 namespace flashattn::cuda {
 
-// Of two numbers, the first in the low half.
-struct Halves {
+// The split of two values, the first in the low half of each word.
+struct Fp16Pair {
   uint32_t hi, lo;
 
-  static constexpr float kUnit = 2048.0f;  // of lo
+  static constexpr float kLoScale = 2048.0f;
 
-  // x times factor, a power of two. An infinity becomes NaN in lo; a number beyond fp16, and only
-  // that, becomes an infinity in lo.
-  static __device__ __forceinline__ Halves of(float x, float y, float factor) {
+  // Splits x * factor and y * factor; factor is a power of two. lo is NaN if x is infinite, and
+  // infinite exactly if a finite x * factor overflows fp16.
+  static __device__ __forceinline__ Fp16Pair of(float x, float y, float factor) {
     const uint32_t hi = ptx::pack<__half>(x * factor, y * factor);
-    const float2 kept = ptx::unpack<__half>(hi);
-    return {hi,
-            ptx::pack<__half>(fmaf(x, factor, -kept.x) * kUnit, fmaf(y, factor, -kept.y) * kUnit)};
+    const float2 rounded = ptx::unpack<__half>(hi);
+    return {hi, ptx::pack<__half>(fmaf(x, factor, -rounded.x) * kLoScale,
+                                  fmaf(y, factor, -rounded.y) * kLoScale)};
   }
 };
 
-// A tile of fp32 after it was split, as one of 16-bit elements.
+// A tile of fp32 after its split, read as 16-bit elements.
 template <class Tile>
-using SplitTile = SharedTile<Tile::kHeight, Tile::kRowBytes / 2>;
+using SplitTile = SmemTile<Tile::kHeight, Tile::kRowBytes / 2>;
 
-// How many chunks behind the first of a row the hi of columns [16 k, 16 k + 16) lie; the lo lie
-// kLoBytes behind them.
-__device__ constexpr int split_step(int k) { return k / 4 * 16 + k % 4 * 2; }
-constexpr uint32_t kLoBytes = 128;
+// The chunk of hi of columns [16 k, 16 k + 16); lo is kLoOffset bytes behind it.
+__device__ constexpr int hi_chunk(int k) { return k / 4 * 16 + k % 4 * 2; }
+constexpr uint32_t kLoOffset = 128;
 
-// The thread's share of a tile: what TileCopy lets it copy, so that its own copies are all that it
-// waits for. Neighbouring lanes write where others of the warp read.
+// Splits a tile in place. A thread splits the chunks that TileCopy assigns to it, so that it waits
+// for its own cp.async only. Lanes write chunks that other lanes of the warp read.
 template <int kThreads, class Tile>
 struct TileSplit : TileCopy<kThreads, Tile::kHeight, Tile> {
   using Copy = TileCopy<kThreads, Tile::kHeight, Tile>;
-  using Copy::chunk, Copy::row, Copy::kStep, Copy::kSteps;
-  static_assert(Tile::kSize == 4 && Tile::kChunks % 16 == 0, "64 numbers are split at once");
-  static_assert(Copy::kSlots == Tile::kChunks, "all lanes take part");
+  using Copy::chunk, Copy::row, Copy::kRowStep, Copy::kSteps;
+  static_assert(Tile::kSize == 4 && Tile::kChunks % 16 == 0, "64 values are split at once");
+  static_assert(Copy::kThreadsPerRow == Tile::kChunks, "every lane has a chunk");
 
-  uint32_t split_to;  // in the first row
+  uint32_t split_to;  // address of hi in the thread's first row
 
   __device__ __forceinline__ explicit TileSplit(Tile tile)
       : Copy(tile), split_to(tile.chunk(row, chunk / 16 * 16 + chunk % 16 / 2) + chunk % 2 * 8) {}
 
-  // The bits of the largest finite magnitude.
-  __device__ __forceinline__ int32_t largest() const {
+  // The bits of the largest finite magnitude of the thread's values.
+  __device__ __forceinline__ int32_t max_bits() const {
     int32_t top = 0;
 #pragma unroll 1
     for (int n = 0; n < kSteps; ++n) {
@@ -84,7 +83,7 @@ struct TileSplit : TileCopy<kThreads, Tile::kHeight, Tile> {
     return top;
   }
 
-  // Whether a number times factor lies beyond fp16.
+  // Splits the thread's chunks. Returns whether a value times factor overflows fp16.
   __device__ __forceinline__ bool split(float factor) const {
     constexpr int kAtOnce = kSteps % 4 == 0 ? 4 : 2;
     uint32_t top = 0;
@@ -96,129 +95,129 @@ struct TileSplit : TileCopy<kThreads, Tile::kHeight, Tile> {
       __syncwarp();
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
-        const int step = (first + n) * kStep;
+        const int step = (first + n) * kRowStep;
         const auto number = [](int32_t x) { return __uint_as_float(static_cast<uint32_t>(x)); };
-        const Halves a = Halves::of(number(words[n].x), number(words[n].y), factor);
-        const Halves b = Halves::of(number(words[n].z), number(words[n].w), factor);
-        const uint32_t place = (split_to ^ (step & 7) << 4) + step * Tile::kRowBytes;
-        ptx::store_shared_8(place, a.hi, b.hi);
-        ptx::store_shared_8(place + kLoBytes, a.lo, b.lo);
-        top = ptx::largest_halves(top, ptx::largest_halves(a.lo, b.lo));
+        const Fp16Pair a = Fp16Pair::of(number(words[n].x), number(words[n].y), factor);
+        const Fp16Pair b = Fp16Pair::of(number(words[n].z), number(words[n].w), factor);
+        const uint32_t to = (split_to ^ (step & 7) << 4) + step * Tile::kRowBytes;
+        ptx::store_shared_8(to, a.hi, b.hi);
+        ptx::store_shared_8(to + kLoOffset, a.lo, b.lo);
+        top = ptx::max_abs_f16x2(top, ptx::max_abs_f16x2(a.lo, b.lo));
       }
     }
     return (top & 0xffff) == 0x7c00 || top >> 16 == 0x7c00;
   }
 };
 
-// An operand on the left, of 16 terms.
-struct HalvesLeft {
-  uint32_t hi[4], lo[4], large[4];  // large: 2048 hi
+// The A operand of 16 x 16.
+struct Fp16PairA {
+  uint32_t hi[4], lo[4], scaled_hi[4];  // scaled_hi: 2048 hi
 
-  __device__ __forceinline__ void enlarge() {
+  __device__ __forceinline__ void scale_hi() {
 #pragma unroll
-    for (int x = 0; x < 4; ++x) large[x] = ptx::multiply_halves(hi[x], 0x68006800u);
+    for (int x = 0; x < 4; ++x) scaled_hi[x] = ptx::mul_f16x2(hi[x], 0x68006800u);
   }
 };
 
 // d += 2048 a b.
-__device__ __forceinline__ void multiply_halves(float (&d)[4], const HalvesLeft& a, uint32_t hi0,
-                                                uint32_t hi1, uint32_t lo0, uint32_t lo1) {
+__device__ __forceinline__ void mma_3xfp16(float (&d)[4], const Fp16PairA& a, uint32_t hi0,
+                                           uint32_t hi1, uint32_t lo0, uint32_t lo1) {
   float sum[4] = {};
   ptx::mma_16x8x16<__half>(sum, a.lo, hi0, hi1);
   ptx::mma_16x8x16<__half>(sum, a.hi, lo0, lo1);
-  ptx::mma_16x8x16<__half>(sum, a.large, hi0, hi1);
+  ptx::mma_16x8x16<__half>(sum, a.scaled_hi, hi0, hi1);
 #pragma unroll
   for (int e = 0; e < 4; ++e) d[e] += sum[e];
 }
 
-// d += 2048 left right^T, otherwise as mma_gemm.cuh has it for 16-bit elements.
-template <class T, int kDim, int kMmaM, int kColumns>
-__device__ __forceinline__ std::enable_if_t<std::is_same<T, Halves>::value> multiply_rows(
-    float (&d)[kMmaM][kColumns][4], uint32_t left, uint32_t right) {
-  using Tile = SharedTile<16, 2 * kDim>;
-  // Not unrolled further: loads far ahead of their use would cost more registers than there are.
+// d += 2048 A B^T, otherwise as gemm_nt() of mma_gemm.cuh.
+template <class T, int kDim, int kMmaM, int kMmaN>
+__device__ __forceinline__ std::enable_if_t<std::is_same<T, Fp16Pair>::value> gemm_nt(
+    float (&d)[kMmaM][kMmaN][4], uint32_t a_address, uint32_t b_address) {
+  using Tile = SmemTile<16, 2 * kDim>;
+  // Not unrolled further: earlier loads would need more registers than there are.
 #pragma unroll(kMmaM == 1 ? 4 : 1)
   for (int k = 0; k < kDim / 16; ++k) {
-    HalvesLeft a[kMmaM];
+    Fp16PairA a[kMmaM];
 #pragma unroll
-    for (int strip = 0; strip < kMmaM; ++strip) {
-      const uint32_t from = Tile::advance(left, split_step(k)) + strip * Tile::kBytes;
-      ptx::ldmatrix_x4(a[strip].hi, from);
-      ptx::ldmatrix_x4(a[strip].lo, from + kLoBytes);
-      a[strip].enlarge();
+    for (int mma_m = 0; mma_m < kMmaM; ++mma_m) {
+      const uint32_t from = Tile::advance(a_address, hi_chunk(k)) + mma_m * Tile::kBytes;
+      ptx::ldmatrix_x4(a[mma_m].hi, from);
+      ptx::ldmatrix_x4(a[mma_m].lo, from + kLoOffset);
+      a[mma_m].scale_hi();
     }
 #pragma unroll
-    for (int n = 0; n < kColumns / 2; ++n) {
+    for (int n = 0; n < kMmaN / 2; ++n) {
       uint32_t hi[4], lo[4];
-      const uint32_t from = Tile::advance(right, split_step(k)) + n * Tile::kBytes;
+      const uint32_t from = Tile::advance(b_address, hi_chunk(k)) + n * Tile::kBytes;
       ptx::ldmatrix_x4(hi, from);
-      ptx::ldmatrix_x4(lo, from + kLoBytes);
+      ptx::ldmatrix_x4(lo, from + kLoOffset);
 #pragma unroll
-      for (int strip = 0; strip < kMmaM; ++strip) {
-        multiply_halves(d[strip][2 * n], a[strip], hi[0], hi[1], lo[0], lo[1]);
-        multiply_halves(d[strip][2 * n + 1], a[strip], hi[2], hi[3], lo[2], lo[3]);
+      for (int mma_m = 0; mma_m < kMmaM; ++mma_m) {
+        mma_3xfp16(d[mma_m][2 * n], a[mma_m], hi[0], hi[1], lo[0], lo[1]);
+        mma_3xfp16(d[mma_m][2 * n + 1], a[mma_m], hi[2], hi[3], lo[2], lo[3]);
       }
     }
   }
 }
 
-// Weights, at most 1, as the left operand.
-template <class T, int kColumns>
-__device__ __forceinline__ std::enable_if_t<std::is_same<T, Halves>::value, Halves> held_word(
-    const float (&x)[kColumns][4], int k, int word) {
+// Converts P, at most 1, to the A operand.
+template <class T, int kMmaN>
+__device__ __forceinline__ std::enable_if_t<std::is_same<T, Fp16Pair>::value, Fp16Pair> acc_as_a(
+    const float (&x)[kMmaN][4], int k, int word) {
   const float* pair = &x[2 * k + word / 2][word % 2 * 2];
-  return Halves::of(pair[0], pair[1], 1.0f);
+  return Fp16Pair::of(pair[0], pair[1], 1.0f);
 }
 
-// d += 2048 held tile, the same. Where d is large, by parts between which the code really branches:
-// the compiler would start so many products at once that there are no registers for their sums.
-template <class T, int kSteps, int kMmaM, int kColumns, class Held>
-__device__ __forceinline__ std::enable_if_t<std::is_same<T, Halves>::value> multiply_held(
-    float (&d)[kMmaM][kColumns][4], uint32_t summed, Held held) {
-  using Tile = SharedTile<16, 2 * kColumns * 8>;
-  // Of 8 columns.
-  constexpr int kPart = kMmaM * kColumns > 16 ? 8 / kMmaM : kColumns;
-  constexpr int kParts = kColumns / kPart;
-  Halves words[kSteps][kMmaM][4];
+// d += 2048 A B with A in registers, otherwise as gemm_rs() of mma_gemm.cuh. A large d is computed
+// in subtiles separated by real branches: otherwise the compiler starts so many HMMAs at once that
+// their sums do not fit the registers.
+template <class T, int kSteps, int kMmaM, int kMmaN, class AWord>
+__device__ __forceinline__ std::enable_if_t<std::is_same<T, Fp16Pair>::value> gemm_rs(
+    float (&d)[kMmaM][kMmaN][4], uint32_t b_address, AWord a_word) {
+  using Tile = SmemTile<16, 2 * kMmaN * 8>;
+  constexpr int kSubtileN = kMmaM * kMmaN > 16 ? 8 / kMmaM : kMmaN;
+  constexpr int kSubtiles = kMmaN / kSubtileN;
+  Fp16Pair words[kSteps][kMmaM][4];
 #pragma unroll
   for (int x = 0; x < kSteps * kMmaM * 4; ++x) {
-    words[x / 4 / kMmaM][x / 4 % kMmaM][x % 4] = held(x / 4 % kMmaM, x / 4 / kMmaM, x % 4);
+    words[x / 4 / kMmaM][x / 4 % kMmaM][x % 4] = a_word(x / 4 % kMmaM, x / 4 / kMmaM, x % 4);
   }
 #pragma unroll 1
-  for (int k = 0; k < kSteps; ++k, summed += Tile::kBytes) {
-    HalvesLeft a[kMmaM];
+  for (int k = 0; k < kSteps; ++k, b_address += Tile::kBytes) {
+    Fp16PairA a[kMmaM];
 #pragma unroll
-    for (int strip = 0; strip < kMmaM; ++strip) {
+    for (int mma_m = 0; mma_m < kMmaM; ++mma_m) {
 #pragma unroll
       for (int x = 0; x < 4; ++x) {
-        a[strip].hi[x] = words[0][strip][x].hi;
-        a[strip].lo[x] = words[0][strip][x].lo;
+        a[mma_m].hi[x] = words[0][mma_m][x].hi;
+        a[mma_m].lo[x] = words[0][mma_m][x].lo;
       }
-      a[strip].enlarge();
+      a[mma_m].scale_hi();
     }
 #pragma unroll 1
-    for (int turn = 0; turn < kParts; ++turn) {
+    for (int subtile = 0; subtile < kSubtiles; ++subtile) {
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        if (turn != part) continue;
+      for (int unrolled = 0; unrolled < kSubtiles; ++unrolled) {
+        if (subtile != unrolled) continue;
 #pragma unroll
-        for (int n = part * kPart / 2; n < (part + 1) * kPart / 2; ++n) {
+        for (int n = unrolled * kSubtileN / 2; n < (unrolled + 1) * kSubtileN / 2; ++n) {
           uint32_t hi[4], lo[4];
-          const uint32_t from = Tile::advance(summed, split_step(n));
+          const uint32_t from = Tile::advance(b_address, hi_chunk(n));
           ptx::ldmatrix_x4_trans(hi, from);
-          ptx::ldmatrix_x4_trans(lo, from + kLoBytes);
+          ptx::ldmatrix_x4_trans(lo, from + kLoOffset);
 #pragma unroll
-          for (int strip = 0; strip < kMmaM; ++strip) {
-            multiply_halves(d[strip][2 * n], a[strip], hi[0], hi[1], lo[0], lo[1]);
-            multiply_halves(d[strip][2 * n + 1], a[strip], hi[2], hi[3], lo[2], lo[3]);
+          for (int mma_m = 0; mma_m < kMmaM; ++mma_m) {
+            mma_3xfp16(d[mma_m][2 * n], a[mma_m], hi[0], hi[1], lo[0], lo[1]);
+            mma_3xfp16(d[mma_m][2 * n + 1], a[mma_m], hi[2], hi[3], lo[2], lo[3]);
           }
         }
       }
     }
 #pragma unroll
     for (int x = 0; x < (kSteps - 1) * kMmaM * 4; ++x) {
-      const int step = x / 4 / kMmaM, strip = x / 4 % kMmaM;
-      words[step][strip][x % 4] = words[step + 1][strip][x % 4];
+      const int step = x / 4 / kMmaM, mma_m = x / 4 % kMmaM;
+      words[step][mma_m][x % 4] = words[step + 1][mma_m][x % 4];
     }
   }
 }

@@ -10,7 +10,7 @@ namespace flashattn::cuda {
 
 // The shared-memory address, in the other CTA of a cluster of two, that corresponds to `address`.
 __device__ __forceinline__ uint32_t peer_address(uint32_t address) {
-  return ptx::at_rank(address, ptx::cluster_rank() ^ 1);
+  return ptx::mapa(address, ptx::cluster_rank() ^ 1);
 }
 
 // An mbarrier in shared memory. Its first phase has parity 0.
@@ -29,7 +29,9 @@ class Barrier {
     ptx::mbarrier_arrive_remote(peer_address(address()));
   }
   // Arrives, and expects bytes that TMA or another CTA will transfer in this phase.
-  __device__ __forceinline__ void expect(uint32_t bytes) { ptx::mbarrier_expect(address(), bytes); }
+  __device__ __forceinline__ void expect(uint32_t bytes) {
+    ptx::mbarrier_arrive_expect_tx(address(), bytes);
+  }
 
   // Waits for a phase. A waiter may fall behind by at most one phase.
   __device__ __forceinline__ void wait(uint32_t parity) { ptx::mbarrier_wait(address(), parity); }

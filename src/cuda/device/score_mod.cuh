@@ -1,61 +1,94 @@
-// What happens to scores between the two products: scale, softcap, ALiBi, dense bias, masks.
-// Scores are in units of log2(e), those to which something is added in units of kWideUnit
-// log2(e).
-//
-// A strip is what a warp holds of 16 rows of scores, as mma.sync and WGMMA lay their sums out:
-// number [n][2 h + e] is of row lane / 4 + 8 h, column 8 n + 2 (lane % 4) + e. Everything here
-// works on whole strips, or on one half of their rows: what is asked of a score is decided outside.
+// Score modifications as chains of members: what happens to a product of Q and K on its way to P.
+// A member is a type of a file of its own (softcap.cuh, alibi.cuh, dense_bias.cuh, block_mask.cuh,
+// dropout.cuh), which says what it is in score_stage.cuh. A kernel is compiled for one chain, which
+// a row of its table names; it makes each member for the place of a fragment (`make`), and applies
+// the chain.
 #pragma once
 
 #include <type_traits>
 
 #include "core/score_mod.h"
 #include "cuda/params.h"
+#include "cuda/device/alibi.cuh"
+#include "cuda/device/block_mask.cuh"
+#include "cuda/device/dense_bias.cuh"
+#include "cuda/device/dropout.cuh"
+#include "cuda/device/mask.cuh"
+#include "cuda/device/softcap.cuh"
 #include "cuda/ptx/mma.cuh"
 
 namespace flashattn::cuda {
 
+// Names a member.
+template <class Member>
+struct Type {
+  using type = Member;
+};
+
+// kAsked: a kernel asks at run time which members are on; otherwise all are.
+template <bool kAsked, class... Members>
+struct ScoreModMembers {
+  static constexpr bool kIsRuntime = kAsked;
+  static constexpr bool kIsPlain = sizeof...(Members) == 0;  // scale only
+  static constexpr bool kBoundsGrowth = (Members::kBoundsGrowth && ...);
+  static constexpr bool kReadsMemory = (Members::kReadsMemory || ...);
+  template <class Member>
+  static constexpr bool kHas = (std::is_same<Member, Members>::value || ...);
+  template <ScoreStage kStage>
+  static constexpr bool kHasStage = ((Members::kStage == kStage) || ...);
+  // Whether scores differ from products by more than the scale.
+  static constexpr bool kModifiesScores =
+      kHasStage<ScoreStage::kProduct> || kHasStage<ScoreStage::kBias>;
+
+  template <class Member>
+  static __device__ __forceinline__ bool is_on(const Problem& problem) {
+    if constexpr (!kHas<Member> || !kAsked) {
+      return kHas<Member>;
+    } else {
+      return Member::is_on(problem);
+    }
+  }
+
+  // Applies the members of one stage. factor: what elements are still to be multiplied with to be
+  // scores; returns what is left of it. make(Type<Member>()): the member, as it stands to the
+  // fragment.
+  template <ScoreStage kStage, class Layout, int kCount, class Make>
+  static __device__ __forceinline__ float forward_stage(Layout layout, float (&s)[kCount],
+                                                        float factor, const Problem& problem,
+                                                        const Make& make) {
+    const auto apply = [&](auto type) {
+      using Member = typename decltype(type)::type;
+      if constexpr (Member::kStage == kStage) {
+        if (is_on<Member>(problem)) factor = make(type).forward(layout, s, factor);
+      }
+    };
+    (apply(Type<Members>()), ...);
+    return factor;
+  }
+
+  // Products to scores, but for the factor that it returns.
+  template <class Layout, int kCount, class Make>
+  static __device__ __forceinline__ float forward(Layout layout, float (&s)[kCount], float factor,
+                                                  const Problem& problem, const Make& make) {
+    factor = forward_stage<ScoreStage::kProduct>(layout, s, factor, problem, make);
+    return forward_stage<ScoreStage::kBias>(layout, s, factor, problem, make);
+  }
+};
+
+// All members are on.
+template <class... Members>
+struct ScoreModChain : ScoreModMembers<false, Members...> {};
+
+// Any members may be on.
+template <class... Members>
+struct RuntimeChain : ScoreModMembers<true, Members...> {};
+
+// Every modification that there is.
+using RuntimeScoreMod = RuntimeChain<Softcap, Alibi, DenseBias, BlockMask, Dropout>;
+
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-
-// tanh, where it is near 0: minimax, relative error 4e-7.
-constexpr float kTanhIsNear0 = 0.45f;
-__device__ __forceinline__ float tanh_near_0(float x) {
-  const float square = x * x;
-  const float p = fmaf(fmaf(-0.0463218936f, square, 0.132466498f), square, -0.3333048452f);
-  return x * fmaf(p, square, 1.0f);
-}
-
-// tanh(x * inner) * outer, tanh(x) as 1 - 2 / (e^2x + 1), with an absolute error of 3e-7: where
-// some score is far from 0, others need no more.
-__device__ __forceinline__ float scaled_tanh(float x, float inner, float outer = 1.0f) {
-  const float e = ptx::exp2(x * (inner * (2.0f * kLog2E)));
-  return fmaf(-2.0f * outer, ptx::reciprocal(e + 1.0f), outer);
-}
-
-// The largest magnitude of numbers, of which a NaN has none.
-template <int kCount>
-__device__ __forceinline__ float max_abs(const float (&x)[kCount]) {
-  float largest[8];  // chains: latency
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    largest[i % 8] = i < 8 ? fabsf(x[i]) : fmaxf(largest[i % 8], fabsf(x[i]));
-  }
-#pragma unroll
-  for (int n = 4; n > 0; n /= 2) {
-#pragma unroll
-    for (int i = 0; i < n; ++i) largest[i] = fmaxf(largest[i], largest[i + n]);
-  }
-  return largest[0];
-}
-
-// Whether tanh_near_0 serves for all numbers of the warp, times `inner`: most often, and at half
-// the cost.
-template <int kCount>
-__device__ __forceinline__ bool all_near_0(const float (&x)[kCount], float inner) {
-  return __all_sync(~0u, !(max_abs(x) * fabsf(inner) >= kTanhIsNear0));
-}
 
 // How products become scores: tanh(product * inner), of a softcap; times `outer`; plus biases.
 struct ScoreSteps {
@@ -78,14 +111,13 @@ struct ScoreSteps {
 };
 
 template <int kCount>
+__device__ __forceinline__ bool all_near_0(const float (&x)[kCount], float inner) {
+  return Softcap{inner, 1.0f}.all_near_0(x);
+}
+
+template <int kCount>
 __device__ __forceinline__ void cap(float (&s)[kCount], float inner) {
-  if (all_near_0(s, inner)) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) s[i] = tanh_near_0(s[i] * inner);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) s[i] = scaled_tanh(s[i], inner);
-  }
+  Softcap{inner, 1.0f}.forward(SLayout(), s, 1.0f);
 }
 
 // kExact: to the last digits of fp32.
@@ -243,25 +275,5 @@ struct HeadBias {
     }
   }
 };
-
-// Calls visit(n, e) for the columns 8 n + e outside [begin, begin + count), as seen from the lane's
-// first column; count may be negative.
-template <int kGroups, class Visit>
-__device__ __forceinline__ void visit_outside(int32_t begin, int32_t count, Visit visit) {
-#pragma unroll
-  for (int x = 0; x < kGroups * 2; ++x) {
-    const uint32_t place = static_cast<uint32_t>(x / 2 * 8 + x % 2 - begin);
-    if (place >= static_cast<uint32_t>(max(count, 0))) visit(x / 2, x % 2);
-  }
-}
-
-// The same where bit 2 n + e is not set.
-template <int kGroups, class Visit>
-__device__ __forceinline__ void visit_unset(uint32_t shown, Visit visit) {
-#pragma unroll
-  for (int x = 0; x < kGroups * 2; ++x) {
-    if (!(shown >> x & 1)) visit(x / 2, x % 2);
-  }
-}
 
 }  // namespace flashattn::cuda

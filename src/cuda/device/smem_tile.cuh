@@ -1,4 +1,4 @@
-// Tiles of rows of 16-bit elements or fp32 in shared memory, and how they are filled from anywhere.
+// Tiles of 16-bit or fp32 elements in shared memory, and their loads by cp.async.
 #pragma once
 
 #include "cuda/params.h"
@@ -6,21 +6,21 @@
 
 namespace flashattn::cuda {
 
-// x, of which the compiler knows nothing: what depends on it is worked out where it stands, instead
-// of being kept in registers around a loop.
+// Returns x, but hides its value from the compiler, so that expressions of the result are computed
+// where they stand instead of being hoisted out of a loop and kept in registers.
 template <class T>
 __device__ __forceinline__ T no_hoist(T x) {
   asm volatile("" : "+r"(x));
   return x;
 }
 
-// kRows x kColumns elements of kSize bytes, rows back to back. 16-byte chunks are exchanged within
-// each 128 bytes (chunk ^ row % 8), so that neither ldmatrix nor row-wise stores meet bank
+// kRows x kColumns elements of kSize bytes; rows are contiguous. 16-byte chunks are swizzled within
+// every 128 bytes (chunk ^ row % 8), so that neither ldmatrix nor row-wise stores have bank
 // conflicts.
 template <int kRows, int kColumns, int kSize_ = 2>
-struct SharedTile {
+struct SmemTile {
   static constexpr int kHeight = kRows, kSize = kSize_, kRowBytes = kColumns * kSize;
-  static_assert(kRowBytes % 128 == 0, "a row is whole groups of eight chunks");
+  static_assert(kRowBytes % 128 == 0, "a row is a multiple of eight chunks");
   static constexpr int kBytes = kRows * kRowBytes;
   static constexpr int kChunks = kRowBytes / 16, kChunkElements = 16 / kSize;
 
@@ -34,15 +34,15 @@ struct SharedTile {
     return chunk(row, column / kChunkElements) + column % kChunkElements * kSize;
   }
 
-  // From the address of chunk 0 or 1 of a row to the one `step` further, step even: one instruction
-  // where step is a constant, so that no register need hold what it gives.
+  // The address `step` chunks behind that of chunk 0 or 1 of a row; step is even. It is one
+  // instruction if step is a constant, so that the result need not be kept in a register.
   static __device__ __forceinline__ uint32_t advance(uint32_t address, int step) {
     return (address ^ ((step & 7) << 4)) + (step >> 3) * 128;
   }
 };
 
-// The rows (tokens) of one head of one sequence.
-struct Rows {
+// The rows (tokens) of one head of one sequence in global memory.
+struct RowView {
   const char* base;
   int64_t row_bytes;
 };
@@ -53,131 +53,142 @@ __device__ __forceinline__ char* tensor_row(const flashattn_tensor& t, int32_t s
          (b * t.stride_batch + h * t.stride_head + i * t.stride_seq) * size;
 }
 
-// From row `first` on.
+// The rows of a head from row `first` on.
 template <int kSize>
-__device__ __forceinline__ Rows head_rows(const flashattn_tensor& t, int32_t b, int32_t h,
-                                          int64_t first) {
+__device__ __forceinline__ RowView head_rows(const flashattn_tensor& t, int32_t b, int32_t h,
+                                             int64_t first) {
   return {tensor_row(t, kSize, b, h, first), t.stride_seq * kSize};
 }
 
-// Those of a paged cache.
-struct PagedRows : Rows {
+// The rows of one head of a sequence in a paged KV cache.
+struct PagedRowView : RowView {
   const int32_t* pages;
   int32_t page_size;
   int64_t page_bytes;
   int64_t page_limit;
 
-  // Row i, where its page is known.
+  // Row i, which lies in `page`.
   __device__ __forceinline__ const char* row(int64_t page, int32_t i) const {
-    // A page number out of range reads some page: wrong, but nobody else's memory.
+    // A page number out of range is clamped: the result is wrong, but no other memory is read.
     page = page < 0 ? 0 : page >= page_limit ? page_limit - 1 : page;
     return base + page * page_bytes + i % page_size * row_bytes;
   }
 };
 
-// How kThreads threads share the chunks of a tile: each copies one column of chunks.
+// Assigns the chunks of a tile to kThreads threads: each copies one column of chunks.
 template <int kThreads, int kRows, class Tile>
 struct TileCopy {
   static constexpr int kChunks = Tile::kChunks;
-  static constexpr int kSlots = kChunks <= 8 ? 8 : kChunks <= 16 ? 16 : kChunks <= 32 ? 32 : 64;
-  static constexpr int kStep = kThreads / kSlots;  // rows at once
-  static constexpr int kSteps = kRows / kStep;
-  static_assert(kRows % kStep == 0 && (kStep % 8 == 0 || 8 % kStep == 0), "the swizzle's pattern");
-  static constexpr int kWarpRows = kSlots < 32 ? 32 / kSlots : 1;  // of a warp, at once
+  static constexpr int kThreadsPerRow = kChunks <= 8    ? 8
+                                        : kChunks <= 16 ? 16
+                                        : kChunks <= 32 ? 32
+                                                        : 64;
+  static constexpr int kRowStep = kThreads / kThreadsPerRow;  // rows per step of all threads
+  static constexpr int kSteps = kRows / kRowStep;
+  static_assert(kRows % kRowStep == 0 && (kRowStep % 8 == 0 || 8 % kRowStep == 0),
+                "a step keeps the swizzle");
+  static constexpr int kWarpRows =
+      kThreadsPerRow < 32 ? 32 / kThreadsPerRow : 1;  // of a warp, per step
 
-  int chunk, row;  // of this thread, at first
-  uint32_t to;
+  int chunk, row;  // of this thread's first step
+  uint32_t to;     // shared-memory address of that chunk
 
   __device__ __forceinline__ explicit TileCopy(Tile tile) {
     const int thread = no_hoist(threadIdx.x);
-    chunk = thread % kSlots;
-    row = thread / kSlots;
+    chunk = thread % kThreadsPerRow;
+    row = thread / kThreadsPerRow;
     to = tile.chunk(row, chunk);
   }
 
-  __device__ __forceinline__ bool has_chunk() const { return kSlots == kChunks || chunk < kChunks; }
+  __device__ __forceinline__ bool has_chunk() const {
+    return kThreadsPerRow == kChunks || chunk < kChunks;
+  }
 
-  // The chunk of row + n * kStep; row < kStep, so that the exchange of chunks differs in the bits
-  // of n * kStep alone.
+  // The address of the chunk of row + n * kRowStep. row < kRowStep, so the swizzle differs in the
+  // bits of n * kRowStep only.
   __device__ __forceinline__ uint32_t address(int n) const {
-    return (to ^ (n * kStep & 7) << 4) + n * kStep * Tile::kRowBytes;
+    return (to ^ (n * kRowStep & 7) << 4) + n * kRowStep * Tile::kRowBytes;
   }
 };
 
-// Starts copying a tile. row(r) gives the address of row r, NULL: zeros; columns from dim on are
-// zeros.
+// Starts cp.async of a tile. row(r) returns the address of row r; null: zeros are stored. Columns
+// from dim on are filled with zeros. The caller commits.
 template <int kThreads, int kRows, int kColumns, int kSize, class RowOf>
-__device__ __forceinline__ void load_tile(SharedTile<kRows, kColumns, kSize> tile, int dim,
+__device__ __forceinline__ void load_tile(SmemTile<kRows, kColumns, kSize> tile, int dim,
                                           RowOf row) {
   const TileCopy<kThreads, kRows, decltype(tile)> copy(tile);
   if (!copy.has_chunk()) return;
   const bool inside = copy.chunk * tile.kChunkElements < dim;
 #pragma unroll 2
   for (int n = 0; n < copy.kSteps; ++n) {
-    const char* from = row(copy.row + n * copy.kStep);
+    const char* from = row(copy.row + n * copy.kRowStep);
     ptx::cp_async_16(copy.address(n), from + copy.chunk * 16, inside && from != nullptr);
   }
 }
 
-// The same for rows [first, limit).
+// load_tile() of rows [first, limit) of a view; rows past the limit are filled with zeros.
 template <int kThreads, int kRows, int kColumns, int kSize>
-__device__ __forceinline__ void load_tokens(SharedTile<kRows, kColumns, kSize> tile, int dim,
-                                            const Rows& rows, int32_t first, int32_t limit) {
+__device__ __forceinline__ void load_tokens(SmemTile<kRows, kColumns, kSize> tile, int dim,
+                                            const RowView& rows, int32_t first, int32_t limit) {
   const TileCopy<kThreads, kRows, decltype(tile)> copy(tile);
   if (!copy.has_chunk()) return;
   const int32_t count = copy.chunk * tile.kChunkElements < dim ? limit - first - copy.row : 0;
   const char* from =
       rows.base + static_cast<uint32_t>(first + copy.row) * rows.row_bytes + copy.chunk * 16;
 #pragma unroll
-  for (int n = 0; n < copy.kSteps; ++n, from += copy.kStep * rows.row_bytes) {
-    ptx::cp_async_16(copy.address(n), from, n * copy.kStep < count);
+  for (int n = 0; n < copy.kSteps; ++n, from += copy.kRowStep * rows.row_bytes) {
+    ptx::cp_async_16(copy.address(n), from, n * copy.kRowStep < count);
   }
 }
 
-// Tokens of a paged cache. Which page a token lies in is looked up a tile ahead, each row by one
-// lane of the warp that copies it, into a word of shared memory that nobody else reads: no load of
-// a tile waits for one from global memory.
+// Loads rows of a paged KV cache. The page of each row is looked up one tile ahead, by a lane of
+// the warp that copies the row, into a word of shared memory that only this lane reads. So no load
+// of a tile waits for a load of a page number.
 template <int kThreads, class Tile>
 struct PagedCopy {
   using Copy = TileCopy<kThreads, Tile::kHeight, Tile>;
   static constexpr int kWarpRows = Copy::kWarpRows;
-  static_assert(Copy::kSteps * kWarpRows <= 32, "a lane a row");
+  static_assert(Copy::kSteps * kWarpRows <= 32, "each lane looks up one row");
 
-  // Of the thread, 4 bytes.
-  static __device__ __forceinline__ uint32_t word(uint32_t words) {
-    return words + no_hoist(threadIdx.x) * 4;
+  // The address of the thread's page number, 4 bytes.
+  static __device__ __forceinline__ uint32_t page_address(uint32_t smem_pages) {
+    return smem_pages + no_hoist(threadIdx.x) * 4;
   }
 
-  // The row of a tile that the lane looks up; past the tile: none.
-  static __device__ __forceinline__ int own_row() {
+  // The row of the tile whose page the lane looks up; kHeight or more: none.
+  static __device__ __forceinline__ int row_of_lane() {
     const int thread = no_hoist(threadIdx.x), lane = thread % 32;
-    return lane / kWarpRows * Copy::kStep + (thread - lane) / Copy::kSlots + lane % kWarpRows;
+    return lane / kWarpRows * Copy::kRowStep + (thread - lane) / Copy::kThreadsPerRow +
+           lane % kWarpRows;
   }
 
-  // Starts looking up; the group that it belongs to must have arrived before load().
-  static __device__ __forceinline__ void look_up(uint32_t words, const PagedRows& rows,
-                                                 int32_t first, int32_t limit) {
-    const int own = own_row();
+  // Starts cp.async of the page number. Its group must be complete before load().
+  static __device__ __forceinline__ void prefetch_page_index(uint32_t smem_pages,
+                                                             const PagedRowView& rows,
+                                                             int32_t first, int32_t limit) {
+    const int own = row_of_lane();
     const bool valid = own < Tile::kHeight && first + own < limit;
-    ptx::cp_async_4(word(words), rows.pages + (valid ? (first + own) / rows.page_size : 0), valid);
+    ptx::cp_async_4(page_address(smem_pages),
+                    rows.pages + (valid ? (first + own) / rows.page_size : 0), valid);
   }
 
-  // Starts copying, as load_tokens does.
-  static __device__ __forceinline__ void load(Tile tile, uint32_t words, int dim,
-                                              const PagedRows& rows, int32_t first, int32_t limit) {
-    const int32_t page = static_cast<int32_t>(ptx::load_shared(word(words)));
-    const uint64_t own = reinterpret_cast<uint64_t>(rows.row(page, first + own_row()));
+  // Starts cp.async of the tile, as load_tokens() does.
+  static __device__ __forceinline__ void load(Tile tile, uint32_t smem_pages, int dim,
+                                              const PagedRowView& rows, int32_t first,
+                                              int32_t limit) {
+    const int32_t page = static_cast<int32_t>(ptx::load_shared(page_address(smem_pages)));
+    const uint64_t own = reinterpret_cast<uint64_t>(rows.row(page, first + row_of_lane()));
     const Copy copy(tile);
     const int32_t count = copy.chunk * Tile::kChunkElements < dim ? limit - first - copy.row : 0;
-    // Kernels of long rows have fewer registers to spare.
-#pragma unroll(Copy::kSlots > 16 ? 2 : 4)
+    // Kernels with large heads have fewer registers to spare.
+#pragma unroll(Copy::kThreadsPerRow > 16 ? 2 : 4)
     for (int n = 0; n < Copy::kSteps; ++n) {
-      const int from = n * kWarpRows + threadIdx.x % 32 / Copy::kSlots;
+      const int from = n * kWarpRows + threadIdx.x % 32 / Copy::kThreadsPerRow;
       const uint64_t high = __shfl_sync(~0u, static_cast<uint32_t>(own >> 32), from);
       const uint64_t row = high << 32 | __shfl_sync(~0u, static_cast<uint32_t>(own), from);
       if (!copy.has_chunk()) continue;
       ptx::cp_async_16(copy.address(n), reinterpret_cast<const char*>(row) + copy.chunk * 16,
-                       n * Copy::kStep < count);
+                       n * Copy::kRowStep < count);
     }
   }
 };

@@ -1,4 +1,4 @@
-// Four numbers that lie side by side in memory.
+// Vectors of four neighbouring elements in memory.
 #pragma once
 
 #include "cuda/ptx/mma.cuh"
@@ -6,10 +6,10 @@
 
 namespace flashattn::cuda {
 
-// kVectors: aligned to 16 bytes, or to 8 of 16-bit types.
-template <bool kVectors, class T>
-__device__ __forceinline__ float4 load_four(const T* from) {
-  if constexpr (!kVectors) {
+// kAligned: the address is aligned to 16 bytes, or to 8 for 16-bit types.
+template <bool kAligned, class T>
+__device__ __forceinline__ float4 load_vec4(const T* from) {
+  if constexpr (!kAligned) {
     return {to_float(from[0]), to_float(from[1]), to_float(from[2]), to_float(from[3])};
   } else if constexpr (sizeof(T) == 4) {
     return *reinterpret_cast<const float4*>(from);
@@ -20,13 +20,13 @@ __device__ __forceinline__ float4 load_four(const T* from) {
   }
 }
 
-// kVectors: aligned to 8 bytes.
-template <bool kVectors, class T>
-__device__ __forceinline__ void store_four(T* to, const float (&x)[4]) {
+// kAligned: the address is aligned to 8 bytes.
+template <bool kAligned, class T>
+__device__ __forceinline__ void store_vec4(T* to, const float (&x)[4]) {
   if constexpr (sizeof(T) == 4) {
 #pragma unroll
     for (int n = 0; n < 4; n += 2) {
-      if constexpr (kVectors) {
+      if constexpr (kAligned) {
         *reinterpret_cast<float2*>(to + n) = {x[n], x[n + 1]};
       } else {
         to[n] = x[n];
@@ -35,7 +35,7 @@ __device__ __forceinline__ void store_four(T* to, const float (&x)[4]) {
     }
   } else {
     const uint2 pairs{ptx::pack<T>(x[0], x[1]), ptx::pack<T>(x[2], x[3])};
-    if constexpr (kVectors) {
+    if constexpr (kAligned) {
       *reinterpret_cast<uint2*>(to) = pairs;
     } else {
       uint16_t* const halves = reinterpret_cast<uint16_t*>(to);

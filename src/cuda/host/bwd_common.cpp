@@ -2,7 +2,7 @@
 #include "cuda/host/bwd_common.h"
 
 #include "core/arrays.h"
-#include "cuda/kernels/common/bwd_preprocess.h"
+#include "cuda/kernels/common/bwd_postprocess.h"
 
 namespace flashattn::cuda {
 namespace {

@@ -74,7 +74,7 @@ CudaLauncher::CudaLauncher(const Problem& problem, const Device& device, const c
       device_(device.index),
       multiprocessors_(device.properties.multiprocessors) {
   const DeviceScope scope(device_);
-  throw_on(load_split_kernels(problem), "cudaFuncGetAttributes");
+  throw_on(preload_combine_kernels(problem), "cudaFuncGetAttributes");
   forward_.make(forward_registry(), backend, passed_over, problem, device);
   if (problem.has_op(FLASHATTN_OP_BACKWARD)) {
     backward_.make(backward_registry(), backend, passed_over, problem, device);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda/kernels/common/bwd_postprocess.h"
 #include "cuda/kernels/common/bwd_preprocess.h"
 
 namespace flashattn::cuda::sm80 {
@@ -31,7 +32,8 @@ BackwardKernels::BackwardKernels(const Problem& problem, const Device& device)
       dbias_(problem, multiprocessors_),
       name_(std::string("sm80_backward_") + dtype_label(problem.dtype) + "_" +
             std::to_string(main_.entry->dim) + (main_.entry->modified ? "_modified" : "")) {
-  throw_on(load_gradient_kernels(problem), "cudaFuncGetAttributes");
+  throw_on(preload_bwd_preprocess(problem), "cudaFuncGetAttributes");
+  throw_on(preload_bwd_postprocess(problem), "cudaFuncGetAttributes");
 }
 
 BackwardParams BackwardKernels::params(const BackwardArgs& args, char* base, int64_t* bytes) const {
@@ -96,7 +98,7 @@ int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
   BackwardParams p = params(args, static_cast<char*>(workspace), &bytes);
   p.large_lse_stamp = new_stamp();
   if (args.shape.seqlen_q > 0) {
-    const int32_t status = status_of(launch_prepare_backward(p, multiprocessors_, stream),
+    const int32_t status = status_of(launch_bwd_preprocess(p, multiprocessors_, stream),
                                      "launching the preparation of the backward pass");
     if (status != FLASHATTN_OK) return status;
   } else {
@@ -109,7 +111,7 @@ int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
   }
   if (args.shape.seqlen_q > 0) {
     const int32_t status =
-        status_of(launch_convert_dq(p, stream), "launching the conversion of dq");
+        status_of(launch_bwd_postprocess(p, stream), "launching the conversion of dq");
     if (status != FLASHATTN_OK) return status;
   }
   return dbias_.launch_with_dsink(p, stream);

@@ -65,7 +65,7 @@ ForwardKernels::ForwardKernels(const Problem& problem, const Device& device)
       multiprocessors_(device.properties.multiprocessors),
       l2_bytes_(usable_l2_bytes(device.index)),
       merge_starts_early_(false) {
-  throw_on(merge_split_waits(&merge_starts_early_), "cudaFuncGetAttributes");
+  throw_on(combine_waits(&merge_starts_early_), "cudaFuncGetAttributes");
   const int32_t shared_memory = device.properties.shared_memory;
   const std::string slower = wants_modified(problem) && !is_modified(problem)
                                  ? "; fp32 as tf32, slower, which a sink or the backward pass needs"
@@ -235,7 +235,7 @@ int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
   const int32_t status =
       cuda::launch(*choice.entry, p.blocks(), p, stream, "launching the forward kernel");
   if (status != FLASHATTN_OK || p.parts <= 1) return status;
-  return status_of(launch_merge_split(p, merge_starts_early_, stream),
+  return status_of(launch_combine(p, merge_starts_early_, stream),
                    "launching the merge of a split forward");
 }
 

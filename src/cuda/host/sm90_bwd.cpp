@@ -315,7 +315,7 @@ int32_t BackwardKernels::prepare(const BackwardParams& p, const BwdPreprocessPar
     error = launch_pdl(k.kernel, dim3(static_cast<unsigned>(multiprocessors_)), k.threads,
                        k.shared_bytes, early, stream);
   } else {
-    error = launch_prepare_backward(p.common, multiprocessors_, stream);
+    error = launch_bwd_preprocess(p.common, multiprocessors_, stream);
   }
   return status_of(error, "launching the preparation of the backward pass");
 }

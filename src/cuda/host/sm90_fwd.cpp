@@ -37,12 +37,12 @@ bool takes(const ForwardEntry& e, const Problem& p) {
 
 constexpr char kLaunching[] = "launching the forward kernel";
 
-Softcap softcap_of(const Problem& p) {
+SoftcapPolynomials softcap_of(const Problem& p) {
   if (p.softcap == 0) return {};
   // tanh(x) for |x| < 1/4: x (1 + a x^2 + b x^4), minimax, relative error 6e-7.
   constexpr double kTerms[] = {1.0, -0.33324572, 0.12876415};
   const double inner = double{p.scale} / p.softcap, outer = p.scale * double{kLog2E};
-  Softcap cap{};
+  SoftcapPolynomials cap{};
   cap.input_scale = static_cast<float>(inner);
   double power = outer;
   bool finite = true;

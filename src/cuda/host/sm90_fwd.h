@@ -36,7 +36,7 @@ class ForwardKernels final : public ForwardRow {
   const int32_t multiprocessors_;
   const int64_t l2_bytes_;
   std::vector<NamedKernel> kernels_;
-  const Softcap softcap_;
+  const SoftcapPolynomials softcap_;
   const bool forced_;  // by FLASHATTN_BACKEND
 };
 

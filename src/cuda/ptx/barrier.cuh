@@ -21,7 +21,7 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
 }
 
 // Arrives, and expects bytes that TMA will transfer in this phase.
-__device__ __forceinline__ void mbarrier_expect(uint32_t barrier, uint32_t bytes) {
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }

@@ -1,5 +1,5 @@
 // Thread-block clusters: CTA rank, cluster barrier, distributed shared memory (PTX ISA, "Data
-// Movement" and "Parallel Synchronization"). at_rank() makes remote addresses. A CTA that stores to
+// Movement" and "Parallel Synchronization"). mapa() makes remote addresses. A CTA that stores to
 // another, or arrives at its mbarrier, must know that the other has not exited.
 #pragma once
 
@@ -23,7 +23,7 @@ __device__ __forceinline__ void cluster_wait() {
 }
 
 // The address, in the shared memory of CTA `rank`, that corresponds to `address` in this CTA's.
-__device__ __forceinline__ uint32_t at_rank(uint32_t address, uint32_t rank) {
+__device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t rank) {
   uint32_t x;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(x) : "r"(address), "r"(rank));
   return x;
@@ -45,7 +45,7 @@ __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t
 }
 
 // Stores a word to another CTA, whose mbarrier counts 4 bytes.
-__device__ __forceinline__ void store_remote(uint32_t to, uint32_t x, uint32_t barrier) {
+__device__ __forceinline__ void st_async(uint32_t to, uint32_t x, uint32_t barrier) {
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
       "r"(x), "r"(barrier)
@@ -53,8 +53,8 @@ __device__ __forceinline__ void store_remote(uint32_t to, uint32_t x, uint32_t b
 }
 
 // Bulk copy from this CTA's shared memory to another's, whose mbarrier counts the bytes.
-__device__ __forceinline__ void bulk_send(uint32_t to, uint32_t from, uint32_t bytes,
-                                          uint32_t barrier) {
+__device__ __forceinline__ void bulk_copy_cluster(uint32_t to, uint32_t from, uint32_t bytes,
+                                                  uint32_t barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
       "[%3];" ::"r"(to),

@@ -176,15 +176,15 @@ __device__ __forceinline__ float2 load_shared_pair(uint32_t from) {
   return x;
 }
 
-// Whether add_four() is one instruction.
+// Whether red_add_v4() is one instruction.
 #if __CUDA_ARCH__ >= 900
-constexpr bool kAddsFour = true;
+constexpr bool kHasRedAddV4 = true;
 #else
-constexpr bool kAddsFour = false;
+constexpr bool kHasRedAddV4 = false;
 #endif
 
-// Adds to four neighbours in global memory, 16-byte aligned. Only where kAddsFour.
-__device__ __forceinline__ void add_four(float* to, float x, float y, float z, float w) {
+// Adds to four neighbours in global memory, 16-byte aligned. Only where kHasRedAddV4.
+__device__ __forceinline__ void red_add_v4(float* to, float x, float y, float z, float w) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x), "f"(y), "f"(z),
                "f"(w)
@@ -194,7 +194,7 @@ __device__ __forceinline__ void add_four(float* to, float x, float y, float z, f
 
 // Adds to two neighbours in global memory, 8-byte aligned, in one transaction where the hardware
 // has that.
-__device__ __forceinline__ void add_pair(float* to, float x, float y) {
+__device__ __forceinline__ void red_add_v2(float* to, float x, float y) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
 #else
@@ -246,7 +246,7 @@ __device__ __forceinline__ void store_relaxed(uint64_t* to, uint64_t x) {
 // observes its later writes.
 __device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-__device__ __forceinline__ void add_relaxed(int32_t* to, int32_t x) {
+__device__ __forceinline__ void red_add_relaxed(int32_t* to, int32_t x) {
   asm volatile("red.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
 
@@ -262,7 +262,7 @@ __device__ __forceinline__ int32_t fetch_or_acquire(int32_t* at, int32_t bits) {
 
 // Returns the value before. Acquires the writes that other threads released by this operation, and
 // releases this thread's to the next.
-__device__ __forceinline__ int32_t fetch_add_acquire_release(int32_t* at, int32_t x) {
+__device__ __forceinline__ int32_t fetch_add_acq_rel(int32_t* at, int32_t x) {
   int32_t found;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
                : "=r"(found)
@@ -272,7 +272,7 @@ __device__ __forceinline__ int32_t fetch_add_acquire_release(int32_t* at, int32_
 }
 
 // Loads 16 bytes that other multiprocessors may have written: from L2, bypassing L1.
-__device__ __forceinline__ float4 load_uncached(const float4* from) {
+__device__ __forceinline__ float4 load_cg(const float4* from) {
   float4 x;
   asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
@@ -283,7 +283,7 @@ __device__ __forceinline__ float4 load_uncached(const float4* from) {
 
 // Loads 16 bytes that the kernel reads once and does not write: no L1 line is allocated, and L2
 // prefetches the surrounding 256 bytes.
-__device__ __forceinline__ int4 load_once(const char* from) {
+__device__ __forceinline__ int4 load_nc_no_allocate(const char* from) {
   int4 x;
   asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.s32 {%0, %1, %2, %3}, [%4];"
                : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
@@ -291,10 +291,10 @@ __device__ __forceinline__ int4 load_once(const char* from) {
   return x;
 }
 
-__device__ __forceinline__ void add_release(int32_t* to, int32_t x) {
+__device__ __forceinline__ void red_add_release(int32_t* to, int32_t x) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
-__device__ __forceinline__ void or_release(int32_t* to, int32_t bits) {
+__device__ __forceinline__ void red_or_release(int32_t* to, int32_t bits) {
   asm volatile("red.release.gpu.global.or.b32 [%0], %1;" ::"l"(to), "r"(bits) : "memory");
 }
 

@@ -64,17 +64,17 @@ __device__ __forceinline__ uint32_t pack<__half>(float low, float high) {
 
 // pack with ReLU: negative values become 0.
 template <class T>
-__device__ __forceinline__ uint32_t pack_positive(float low, float high);
+__device__ __forceinline__ uint32_t pack_relu(float low, float high);
 
 template <>
-__device__ __forceinline__ uint32_t pack_positive<__nv_bfloat16>(float low, float high) {
+__device__ __forceinline__ uint32_t pack_relu<__nv_bfloat16>(float low, float high) {
   uint32_t r;
   asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   return r;
 }
 
 template <>
-__device__ __forceinline__ uint32_t pack_positive<__half>(float low, float high) {
+__device__ __forceinline__ uint32_t pack_relu<__half>(float low, float high) {
   uint32_t r;
   asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   return r;
@@ -98,14 +98,14 @@ __device__ __forceinline__ float2 unpack<__half>(uint32_t pair) {
   return r;
 }
 
-__device__ __forceinline__ uint32_t multiply_halves(uint32_t x, uint32_t y) {
+__device__ __forceinline__ uint32_t mul_f16x2(uint32_t x, uint32_t y) {
   uint32_t r;
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
   return r;
 }
 
 // max(|x|, |y|) per half; a NaN loses to a number.
-__device__ __forceinline__ uint32_t largest_halves(uint32_t x, uint32_t y) {
+__device__ __forceinline__ uint32_t max_abs_f16x2(uint32_t x, uint32_t y) {
   uint32_t r;
   asm("{.reg .b32 a, b; abs.f16x2 a, %1; abs.f16x2 b, %2; max.f16x2 %0, a, b;}"
       : "=r"(r)
@@ -114,22 +114,22 @@ __device__ __forceinline__ uint32_t largest_halves(uint32_t x, uint32_t y) {
 }
 
 // Per half: all ones if it is not 0, else 0. For both 16-bit types.
-__device__ __forceinline__ uint32_t not_zero(uint32_t pair) {
+__device__ __forceinline__ uint32_t nonzero_mask(uint32_t pair) {
   uint32_t r;
   asm("set.neu.u32.f16x2 %0, %1, %2;" : "=r"(r) : "r"(pair), "r"(0));
   return r;
 }
 
-// Transposes an 8 x 8 matrix of 16-bit elements; a lane holds columns 2 (lane % 4) and the next of
-// row lane / 4.
-__device__ __forceinline__ uint32_t transpose(uint32_t pair) {
+// An 8 x 8 matrix of 16-bit elements, row lane / 4 and columns 2 (lane % 4) and the next,
+// transposed.
+__device__ __forceinline__ uint32_t movmatrix_trans(uint32_t pair) {
   uint32_t r;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
   return r;
 }
 
 // Per half: all bits equal to its sign bit.
-__device__ __forceinline__ uint32_t spread_signs(uint32_t pair) {
+__device__ __forceinline__ uint32_t sign_mask(uint32_t pair) {
   uint32_t r;
   asm("prmt.b32 %0, %1, %1, 0xbb99;" : "=r"(r) : "r"(pair));
   return r;

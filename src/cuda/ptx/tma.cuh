@@ -19,7 +19,7 @@ __device__ __forceinline__ bool elect() {
 
 // The mbarrier counts the bytes of the whole box, including those outside the tensor.
 __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, uint32_t barrier,
-                                         BoxPosition at, uint64_t policy) {
+                                         TmaCoord at, uint64_t policy) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_"
       "hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
@@ -30,8 +30,8 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap* map, ui
 // tma_load into each CTA of the cluster whose bit is set in `ranks`, at the CTA's own `to` and
 // `barrier`.
 __device__ __forceinline__ void tma_load_multicast(uint32_t to, const CUtensorMap* map,
-                                                   uint32_t barrier, BoxPosition at,
-                                                   uint64_t policy, uint32_t ranks) {
+                                                   uint32_t barrier, TmaCoord at, uint64_t policy,
+                                                   uint32_t ranks) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes."
       "multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %8, %7;" ::"r"(to),
@@ -40,7 +40,7 @@ __device__ __forceinline__ void tma_load_multicast(uint32_t to, const CUtensorMa
       : "memory");
 }
 
-__device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t from, BoxPosition at) {
+__device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t from, TmaCoord at) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
           map),

@@ -1,4 +1,4 @@
-// Small kernels of the backward pass, beside the backends' own.
+// The kernel before the backward pass: row statistics, rounded dO, cleared workspace.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,14 +7,12 @@
 
 namespace flashattn::cuda {
 
-// Those of this file that a plan with a backward pass may start.
-cudaError_t load_gradient_kernels(const Problem& problem);
-// Writes lse2, delta and, where dout is a copy, that; clears dq and turns, or sets dq_states and
-// dq_first; clears the tickets. units: multiprocessors of the device.
-cudaError_t launch_prepare_backward(const BackwardParams& params, int32_t units,
-                                    cudaStream_t stream);
-// The sums of dq to args.dq.
-cudaError_t launch_convert_dq(const BackwardParams& params, cudaStream_t stream);
-cudaError_t launch_dsink(const BackwardParams& params, cudaStream_t stream);
+// Loads the kernels that a plan with this problem may launch.
+cudaError_t preload_bwd_preprocess(const Problem& problem);
+// Writes lse2, delta and base, and dO rounded to the problem's dtype where that differs from dO's.
+// Clears dq and dq_order, or sets dq_states and dq_first; clears the work counters.
+// multiprocessors: of the device.
+cudaError_t launch_bwd_preprocess(const BackwardParams& params, int32_t multiprocessors,
+                                  cudaStream_t stream);
 
 }  // namespace flashattn::cuda

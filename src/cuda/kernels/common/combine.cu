@@ -10,43 +10,44 @@ namespace flashattn::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kManyParts = 8;  // from how many on all warps of a block merge one row
-constexpr int kLoads = 8;      // parts of a row that a warp has on their way
+constexpr int kMinPartsForCta = 8;  // with fewer parts, one warp combines a row
+constexpr int kLoads = 8;           // parts of a row in flight per warp
 
-// kTeam warps a row. Rows of O are aligned as the forward kernels want them.
-template <int kTeam>
+// Combines the KV splits of a forward pass. Rows of O are aligned as for the forward kernels.
+template <int kWarpsPerRow>
 __global__ void __launch_bounds__(32 * kWarps, 1)
-    merge_split_kernel(const __grid_constant__ ForwardParams params) {
+    combine_kernel(const __grid_constant__ ForwardParams params) {
   const ForwardArgs& args = params.args;
   const int32_t b = blockIdx.x / params.problem.heads_q, h = blockIdx.x % params.problem.heads_q;
   const SeqlenInfo sequence = seqlen_info(params.problem, args.shape, args.inputs, b);
   const int32_t parts = part_count(params.split, sequence.len);
-  // For the forward kernel. Nothing before this depends on it, and what follows this kernel may
-  // rely on both being done, also where there is nothing to merge.
+  // Waits for the forward kernel. Nothing above reads its results. CTAs with nothing to combine
+  // wait, too: the next kernel of the stream relies on both being complete.
   ptx::griddep_wait();
   if (parts <= 1) return;
   const int64_t stride = params.partial_row(1, 0, 0, 0);
   const RowLayout layout = row_layout(params.problem, args.shape);
-  const float kept = 65536.0f / (65536.0f - static_cast<float>(params.dropout_threshold));
-  constexpr int32_t kRows = kWarps / kTeam;
-  for (int32_t i = blockIdx.y * kRows + threadIdx.x / (32 * kTeam); i < sequence.len.q;
+  const float keep_scale = 65536.0f / (65536.0f - static_cast<float>(params.dropout_threshold));
+  constexpr int32_t kRows = kWarps / kWarpsPerRow;
+  for (int32_t i = blockIdx.y * kRows + threadIdx.x / (32 * kWarpsPerRow); i < sequence.len.q;
        i += gridDim.y * kRows) {
     const int64_t first = params.partial_row(0, b, h, i), token = sequence.offset_q + i;
-    merge_row<kTeam, kLoads, true>(
+    combine_row<kWarpsPerRow, kLoads, true>(
         {parts, params.problem.dim_v, params.problem.dtype_o,
          tensor_row(args.o, dtype_size(params.problem.dtype_o), b, h, token),
          args.lse ? args.lse + b * layout.batch_stride + h * layout.head_stride + token : nullptr},
         [&](int32_t p) { return params.partial_sums[first + p * stride]; },
         [&](int32_t p, int32_t column) {
-          return load_four<true>(params.partial_o + (first + p * stride) * params.problem.dim_v +
+          return load_vec4<true>(params.partial_o + (first + p * stride) * params.problem.dim_v +
                                  column);
         },
-        kept);
+        keep_scale);
   }
 }
 
-// One warp a row: what counts is how much of all rows is on its way.
-template <class Part, int kLoads, bool kVectors>
+// Merges the caller's partial results (flashattn_merge), a warp per row: throughput depends on the
+// bytes in flight over all rows.
+template <class Part, int kLoads, bool kAligned>
 __global__ void __launch_bounds__(32 * kWarps, kLoads > 2 ? 6 : 12)
     merge_kernel(const __grid_constant__ MergeParams<kMaxMergeParts> params) {
   const int32_t b = blockIdx.x / params.heads, h = blockIdx.x % params.heads;
@@ -54,13 +55,13 @@ __global__ void __launch_bounds__(32 * kWarps, kLoads > 2 ? 6 : 12)
        token += gridDim.y * kWarps) {
     const int64_t at =
         b * params.lse_layout.batch_stride + h * params.lse_layout.head_stride + token;
-    merge_row<1, kLoads, kVectors>(
+    combine_row<1, kLoads, kAligned>(
         {params.parts, params.dim, params.dtype,
          tensor_row(params.o, dtype_size(params.dtype), b, h, token),
          params.lse ? params.lse + at : nullptr},
         [&](int32_t p) { return PartialSum{params.part_lse[p][at], 1.0f}; },
         [&](int32_t p, int32_t column) {
-          return load_four<kVectors>(reinterpret_cast<const Part*>(
+          return load_vec4<kAligned>(reinterpret_cast<const Part*>(
                                          tensor_row(params.part_o[p], sizeof(Part), b, h, token)) +
                                      column);
         },
@@ -70,12 +71,12 @@ __global__ void __launch_bounds__(32 * kWarps, kLoads > 2 ? 6 : 12)
 
 template <class Part>
 struct MergeKernels {
-  static constexpr auto kAny = &merge_kernel<Part, kLoads, false>;
-  static constexpr auto kTwo = &merge_kernel<Part, 2, true>;
-  static constexpr auto kMany = &merge_kernel<Part, kLoads, true>;
+  static constexpr auto kUnaligned = &merge_kernel<Part, kLoads, false>;
+  static constexpr auto kTwoParts = &merge_kernel<Part, 2, true>;
+  static constexpr auto kAnyParts = &merge_kernel<Part, kLoads, true>;
 };
 
-// Calls use(MergeKernels<...>()) for parts of this type.
+// Calls use(MergeKernels<T>()) with the type of the parts.
 template <class Use>
 auto with_merge_kernels(int32_t dtype_part, Use use) {
   switch (dtype_part) {
@@ -93,7 +94,7 @@ struct DropoutMaskParams {
   uint8_t* keep;
 };
 
-// One block a row.
+// One CTA per row of the mask at a time.
 __global__ void __launch_bounds__(32 * kWarps, 1)
     dropout_mask_kernel(const __grid_constant__ DropoutMaskParams params) {
   const uint64_t* rng = params.rng_device;
@@ -110,33 +111,33 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
 
 }  // namespace
 
-cudaError_t merge_split_waits(bool* waits) {
+cudaError_t combine_waits(bool* waits) {
   cudaFuncAttributes attributes{};
   const cudaError_t error =
-      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&merge_split_kernel<1>));
+      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&combine_kernel<1>));
   *waits = attributes.ptxVersion >= 90;
   return error;
 }
 
-cudaError_t load_split_kernels(const Problem& problem) {
+cudaError_t preload_combine_kernels(const Problem& problem) {
   cudaError_t error = cudaSuccess;
   const auto also = [&error](auto... kernels) {
     if (error == cudaSuccess) error = preload(kernels...);
   };
-  if (problem.splits != 1) also(&merge_split_kernel<1>);
-  if (problem.splits == 0 || problem.splits >= kManyParts) also(&merge_split_kernel<kWarps>);
+  if (problem.splits != 1) also(&combine_kernel<1>);
+  if (problem.splits == 0 || problem.splits >= kMinPartsForCta) also(&combine_kernel<kWarps>);
   for (const int32_t dtype : {problem.dtype_o, static_cast<int32_t>(FLASHATTN_DTYPE_F32)}) {
-    with_merge_kernels(dtype, [&](auto of) { also(of.kAny, of.kTwo, of.kMany); });
+    with_merge_kernels(dtype, [&](auto of) { also(of.kUnaligned, of.kTwoParts, of.kAnyParts); });
   }
   also(&dropout_mask_kernel);
   return error;
 }
 
-cudaError_t launch_merge_split(const ForwardParams& params, bool early, cudaStream_t stream) {
-  const bool many = params.parts >= kManyParts;
+cudaError_t launch_combine(const ForwardParams& params, bool early, cudaStream_t stream) {
+  const bool many = params.parts >= kMinPartsForCta;
   const dim3 grid = row_grid(params.args.shape.batch, params.problem.heads_q,
                              params.partial_queries, many ? 1 : kWarps);
-  const auto kernel = many ? &merge_split_kernel<kWarps> : &merge_split_kernel<1>;
+  const auto kernel = many ? &combine_kernel<kWarps> : &combine_kernel<1>;
   return early ? launch_pdl(kernel, grid, 32 * kWarps, 0, params, stream)
                : launch_kernel(kernel, grid, 32 * kWarps, 0, params, stream);
 }
@@ -144,7 +145,7 @@ cudaError_t launch_merge_split(const ForwardParams& params, bool early, cudaStre
 cudaError_t launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream) {
   const dim3 grid = row_grid(params.batch, params.heads, params.tokens, kWarps);
   const auto kernel = with_merge_kernels(params.dtype_part, [&params](auto of) {
-    return !params.vectors ? of.kAny : params.parts <= 2 ? of.kTwo : of.kMany;
+    return !params.vectors ? of.kUnaligned : params.parts <= 2 ? of.kTwoParts : of.kAnyParts;
   });
   return launch_kernel(kernel, grid, 32 * kWarps, 0, params, stream);
 }

@@ -1,4 +1,4 @@
-// Small kernels beside the backends' own: merging partial results, and the mask of the dropout.
+// Combining of KV splits, merging of the caller's partial results, and the dropout mask.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,16 +7,17 @@
 
 namespace flashattn::cuda {
 
-// Parts that one launch of flashattn_merge takes: as many as the parameters of a kernel can name.
+// The most parts that one launch for flashattn_merge takes; limited by the size of kernel
+// parameters.
 constexpr int32_t kMaxMergeParts = 64;
 
-// Whether the current device runs code of the kernel below that was compiled for an architecture
-// which knows how to wait. From older PTX, which a driver can be told to compile, it is not.
-cudaError_t merge_split_waits(bool* waits);
-// Those of this file that a plan may start.
-cudaError_t load_split_kernels(const Problem& problem);
-// early, if it waits: before the forward kernel's blocks are done, for which its results wait.
-cudaError_t launch_merge_split(const ForwardParams& params, bool early, cudaStream_t stream);
+// Whether the combine kernel that the current device runs contains griddepcontrol.wait. It does not
+// if the driver has compiled it from PTX of an older architecture.
+cudaError_t combine_waits(bool* waits);
+// Loads the kernels that a plan with this problem may launch.
+cudaError_t preload_combine_kernels(const Problem& problem);
+// early: launches by PDL, before the forward kernel has ended. Only if combine_waits().
+cudaError_t launch_combine(const ForwardParams& params, bool early, cudaStream_t stream);
 cudaError_t launch_merge(const MergeParams<kMaxMergeParts>& params, cudaStream_t stream);
 cudaError_t launch_dropout_mask(const Problem& problem, const ForwardArgs& args, uint8_t* keep,
                                 cudaStream_t stream);

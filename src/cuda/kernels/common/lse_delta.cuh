@@ -1,4 +1,4 @@
-// What the backward pass wants to know of each query, whoever prepares it.
+// Row statistics of the backward pass, stored by the preprocess kernels of both backends.
 #pragma once
 
 #include "cuda/params.h"
@@ -6,22 +6,23 @@
 
 namespace flashattn::cuda {
 
-// Whether an LSE is too large for fp32 to hold the sum of a row's weights, too.
+// Whether an lse is so large that fp32 has no digits left for the sum of the row's weights.
 __device__ __forceinline__ bool is_large_lse(float lse) {
   return fabsf(lse) >= kLargeLse && fabsf(lse) < INFINITY;
 }
 
-// A score beside the base of its row, see BackwardParams::softmax_base: at most 0, in the direction
-// of `unit`. Of a row without one the score itself.
+// The score relative to its row's base, see BackwardParams::softmax_base; the score itself if the
+// row has none (NaN). Clamped so that its product with `unit` is at most 0.
 __device__ __forceinline__ float subtract_base(float score, float base, float unit) {
   const float x = __fsub_rn(score, base);
   if (base != base) return score;
   return x * unit > 0.0f ? 0.0f : x;
 }
 
-// Of a row of a sequence's head, or one past the last to the end of a tile: lse2, delta of `sum`,
-// its o dout, and with the first of a tile what has yet to be added to dq. The sequence's first
-// query is number lse_delta_offset, with tile_q of tile first_tile.
+// Stores lse2, base and delta of a row, and with the first row of a tile the state of its dq: the
+// number of KV tiles still to be added. Rows past the last, up to the end of the tile, are stored,
+// too. sum: sum of o dout over the row. lse_delta_offset: index of the sequence's first query,
+// whose tile is first_tile.
 __device__ __forceinline__ void store_lse_delta(const BackwardParams& params,
                                                 const SeqlenInfo& sequence,
                                                 int64_t lse_delta_offset, int64_t first_tile,
@@ -35,11 +36,11 @@ __device__ __forceinline__ void store_lse_delta(const BackwardParams& params,
   const int64_t tile = first_tile + row / params.tile_q;
   const int32_t state = kDqPendingTile * max(tiles.end - tiles.begin, 0);
   params.dq_states[tile * params.dq_parts] = state;
-  if (params.dq_parts > 1) params.dq_states[tile * 2 + 1] = state;  // a loop would spill
+  if (params.dq_parts > 1) params.dq_states[tile * 2 + 1] = state;  // a loop spills registers
   if (params.ordered) params.dq_first[tile] = tiles.begin;
 }
 
-// By the first block, of which `threads` threads call it.
+// `threads` threads of the first CTA call this.
 __device__ __forceinline__ void clear_counters(const BackwardParams& params, int32_t threads,
                                                int32_t first_work_item) {
   const int32_t thread = threadIdx.x;

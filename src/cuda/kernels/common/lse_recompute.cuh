@@ -1,5 +1,5 @@
-// The softmax of rows whose LSE is too large to hold the sum of their weights in fp32: recomputed
-// before the backward pass, from scores that are summed as that pass sums them.
+// Recomputes the softmax statistics of rows whose lse is too large to hold the sum of their weights
+// in fp32. Runs before the backward pass, and sums scores in the same order.
 #pragma once
 
 #include <type_traits>
@@ -11,7 +11,7 @@
 
 namespace flashattn::cuda {
 
-// 16 keys and 8 queries of one head. A warp calls everything here.
+// Works on 16 keys and 8 queries of one head at a time. All lanes of a warp call its functions.
 template <class T>
 class LseRecompute {
   static constexpr int kSize = sizeof(T);
@@ -21,49 +21,52 @@ class LseRecompute {
                                           int32_t b, int32_t h)
       : params_(params), sequence_(sequence), b_(b), h_(h) {}
 
-  // Writes base and lse2 of those rows [first, first + 32) whose bit of `far` is set, after their
-  // store_lse_delta(). lse: that of row `first` + lane.
-  __device__ __forceinline__ void run(int32_t first, uint32_t far, float lse) const {
-    if (far == 0) return;
-    __syncwarp();  // the rows' numbers are other lanes'
+  // Stores base and lse2 of the rows of [first, first + 32) whose bit in `large` is set, after
+  // their store_lse_delta(). lse: of row `first` + lane.
+  __device__ __forceinline__ void run(int32_t first, uint32_t large, float lse) const {
+    if (large == 0) return;
+    __syncwarp();  // other lanes have stored the rows' statistics
     if (lane() == 0) ptx::store_relaxed(params_.large_lse, params_.large_lse_stamp);
     const int64_t lse_delta_offset = params_.lse_delta_offset(sequence_, b_, h_);
 #pragma unroll 1
     for (int32_t n = 0; n < 32; n += 8) {
-      if (!(far >> n & 0xff)) continue;
-      float top[2], sum[2];
-      weigh(first + n, top, sum);
+      if (!(large >> n & 0xff)) continue;
+      float row_max[2], sum[2];
+      row_max_and_sum(first + n, row_max, sum);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int32_t row = n + lane() % 4 * 2 + e;
         const float own = __shfl_sync(~0u, lse, row);
-        if (lane() < 4 && (far >> row & 1)) {
-          put(lse_delta_offset + first + row, own, top[e], sum[e]);
+        if (lane() < 4 && (large >> row & 1)) {
+          store(lse_delta_offset + first + row, own, row_max[e], sum[e]);
         }
       }
     }
   }
 
  private:
-  // What differences of scores are multiplied with: to units of log2(e).
+  // Converts differences of scores to units of log2(e).
   __device__ __forceinline__ float unit() const {
     return params_.wide_scores ? kWideUnit : params_.problem.scale * kLog2E;
   }
 
-  // Maxima and sums of weights of queries i + 2 (lane % 4) + e. With a negative unit: minima.
-  __device__ __forceinline__ void weigh(int32_t i, float (&top)[2], float (&sum)[2]) const {
+  // The maximum score and sum of weights of query i + 2 (lane % 4) + e. With a negative unit: the
+  // minimum.
+  __device__ __forceinline__ void row_max_and_sum(int32_t i, float (&row_max)[2],
+                                                  float (&sum)[2]) const {
     const Problem& problem = params_.problem;
     const MaskRule rule = problem.mask_rule();
     const Lengths len = sequence_.len;
     const float sign = unit() < 0.0f ? -1.0f : 1.0f, unit = fabsf(this->unit());
-    top[0] = top[1] = -INFINITY;
+    row_max[0] = row_max[1] = -INFINITY;
     sum[0] = sum[1] = 0.0f;
     const Interval keys = key_span(rule, {i, min(i + 8, len.q)}, len).any;
 #pragma unroll 1
     for (int32_t j = keys.begin / 16 * 16; j < keys.end; j += 16) {
       float s[4] = {};
-      multiply(s, j, i);
-      // One by one, in few registers: (key, query), (key, query + 1), the same of key + 8.
+      compute_s(s, j, i);
+      // One score at a time, to save registers: (key, query), (key, query + 1), then both of key
+      // + 8.
 #pragma unroll 1
       for (int x = 0; x < 4; ++x) {
         const int32_t key = j + lane() / 4 + x / 2 * 8, query = i + lane() % 4 * 2 + x % 2;
@@ -73,62 +76,64 @@ class LseRecompute {
         if (query < len.q) {
           const Interval visible = visible_keys(rule, query, len);
           if (key >= visible.begin && key < visible.end) {
-            score = sign * modified(product, query, key);
+            score = sign * apply_score_mod(product, query, key);
           }
         }
-        add(score, 1.0f, unit, top[0], sum[0]);
-        const float other_top = top[1], other_sum = sum[1];
-        top[1] = top[0], sum[1] = sum[0];
-        top[0] = other_top, sum[0] = other_sum;
+        accumulate(score, 1.0f, unit, row_max[0], sum[0]);
+        const float other_max = row_max[1], other_sum = sum[1];
+        row_max[1] = row_max[0], sum[1] = sum[0];
+        row_max[0] = other_max, sum[0] = other_sum;
       }
     }
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
 #pragma unroll
       for (int step = 4; step < 32; step *= 2) {
-        const float score = __shfl_xor_sync(~0u, top[e], step);
-        add(score, __shfl_xor_sync(~0u, sum[e], step), unit, top[e], sum[e]);
+        const float score = __shfl_xor_sync(~0u, row_max[e], step);
+        accumulate(score, __shfl_xor_sync(~0u, sum[e], step), unit, row_max[e], sum[e]);
       }
       if (problem.features & FLASHATTN_FEATURE_SINK) {
         const float sink = params_.args.inputs.sink[h_] * (kLog2E / kWideUnit);
-        const float base = top[e] * (unit / kWideUnit);
-        if (top[e] != -INFINITY) sum[e] += ptx::exp2((sink - base) * kWideUnit);
+        const float base = row_max[e] * (unit / kWideUnit);
+        if (row_max[e] != -INFINITY) sum[e] += ptx::exp2((sink - base) * kWideUnit);
       }
-      top[e] *= sign;
+      row_max[e] *= sign;
     }
   }
 
-  // Takes `weight` at a score into a maximum and the sum of weights beside it.
-  static __device__ __forceinline__ void add(float score, float weight, float unit, float& top,
-                                             float& sum) {
+  // Adds `weight` at `score` to an online softmax.
+  static __device__ __forceinline__ void accumulate(float score, float weight, float unit,
+                                                    float& row_max, float& sum) {
     if (score == -INFINITY) return;
-    const float before = top;
-    top = fmaxf(top, score);
-    if (before != -INFINITY) sum *= ptx::exp2((before - top) * unit);
-    sum += weight * ptx::exp2((score - top) * unit);
+    const float old_max = row_max;
+    row_max = fmaxf(row_max, score);
+    if (old_max != -INFINITY) sum *= ptx::exp2((old_max - row_max) * unit);
+    sum += weight * ptx::exp2((score - row_max) * unit);
   }
 
-  // An lse of all of these keys, as far as fp32 tells, is replaced by what they add up to. That of
-  // a larger attention stands: these are a part of its keys.
-  __device__ __forceinline__ void put(int64_t number, float lse, float top, float sum) const {
-    if (sum == 0.0f) {  // only the sink, and no key to weigh
-      params_.lse2[number] = INFINITY;
+  // If the given lse is that of all keys seen here, as far as fp32 tells, the recomputed sum
+  // replaces it. Otherwise it counts further keys, as when devices share them, and is kept,
+  // relative to the new base.
+  __device__ __forceinline__ void store(int64_t index, float lse, float row_max, float sum) const {
+    if (sum == 0.0f) {  // only the sink has weight
+      params_.lse2[index] = INFINITY;
       return;
     }
-    const float base = top * (unit() / kWideUnit), own = lse * (kLog2E / kWideUnit);
-    const float exponent = log2f(sum), beyond = own - (base + exponent / kWideUnit);
-    const bool whole = fabsf(beyond) <= fabsf(own) * kLseParts;
-    params_.softmax_base[number] = top;
-    params_.lse2[number] = whole ? exponent : (own - base) * kWideUnit;
+    const float base = row_max * (unit() / kWideUnit), own = lse * (kLog2E / kWideUnit);
+    const float exponent = log2f(sum), excess = own - (base + exponent / kWideUnit);
+    const bool all_keys = fabsf(excess) <= fabsf(own) * kLseParts;
+    params_.softmax_base[index] = row_max;
+    params_.lse2[index] = all_keys ? exponent : (own - base) * kWideUnit;
   }
 
-  // A product to a score.
-  __device__ __forceinline__ float modified(float s, int32_t query, int32_t key) const {
+  // Turns a product of q and k into a score.
+  __device__ __forceinline__ float apply_score_mod(float s, int32_t query, int32_t key) const {
     const Problem& problem = params_.problem;
     const Inputs& in = params_.args.inputs;
-    const int32_t b = no_hoist(b_), h = no_hoist(h_);  // found anew: registers are scarce
-    const HeadBlocks blocks = HeadBlocks::of(problem, in, b, h);
-    if (blocks.on && !blocks.on[query / blocks.block_q * blocks.row + key / blocks.block_kv]) {
+    const int32_t b = no_hoist(b_), h = no_hoist(h_);  // recomputed, as registers are scarce
+    const BlockMask block_mask = BlockMask::of(problem, in, b, h);
+    if (block_mask.on &&
+        !block_mask.on[query / block_mask.block_q * block_mask.row + key / block_mask.block_kv]) {
       return -INFINITY;
     }
     if (!params_.wide_scores) return s;
@@ -155,14 +160,13 @@ class LseRecompute {
     return fmaf(y, kLog2E / kWideUnit, s);
   }
 
-  // s = K Q^T of keys [j, j + 16) and queries [i, i + 8), in steps of 16 elements, as the backward
-  // kernels sum.
-  __device__ __forceinline__ void multiply(float (&s)[4], int32_t j, int32_t i) const {
+  // s = K Q^T of keys [j, j + 16) and queries [i, i + 8), in k16 steps like the backward kernels.
+  __device__ __forceinline__ void compute_s(float (&s)[4], int32_t j, int32_t i) const {
     const int32_t dim = params_.problem.dim_qk, row = lane() / 4;
     const int32_t b = no_hoist(b_), h = no_hoist(h_);
-    const Rows q = head_rows<kSize>(params_.args.inputs.q, b, h, sequence_.offset_q);
-    const Rows k = head_rows<kSize>(params_.args.inputs.k, b, h / params_.q_heads_per_kv_head,
-                                    sequence_.offset_kv);
+    const RowView q = head_rows<kSize>(params_.args.inputs.q, b, h, sequence_.offset_q);
+    const RowView k = head_rows<kSize>(params_.args.inputs.k, b, h / params_.q_heads_per_kv_head,
+                                       sequence_.offset_kv);
     const char* const keys[2] = {at(k, j + row, sequence_.len.kv),
                                  at(k, j + row + 8, sequence_.len.kv)};
     const char* const queries = at(q, i + row, sequence_.len.q);
@@ -174,27 +178,27 @@ class LseRecompute {
                                word(keys[0], column + 8, dim), word(keys[1], column + 8, dim)};
         ptx::mma_16x8x16<T>(s, a, word(queries, column, dim), word(queries, column + 8, dim));
       } else {
-        Fp32Left a;
+        Tf32PairA a;
         Tf32Pair b[2][2];
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int32_t column = c + step * 8 + half * 4 + lane() % 4;
-            a.set(step, 2 * half, split_fp32(word(keys[0], column, dim)));
-            a.set(step, 2 * half + 1, split_fp32(word(keys[1], column, dim)));
-            b[step][half] = split_fp32(word(queries, column, dim));
+            a.set(step, 2 * half, split_tf32(word(keys[0], column, dim)));
+            a.set(step, 2 * half + 1, split_tf32(word(keys[1], column, dim)));
+            b[step][half] = split_tf32(word(queries, column, dim));
           }
         }
-        multiply_fp32(s, a, b);
+        mma_3xtf32(s, a, b);
       }
     }
   }
 
   static __device__ __forceinline__ int32_t lane() { return no_hoist(threadIdx.x) % 32; }
 
-  // NULL: past the last.
-  static __device__ __forceinline__ const char* at(const Rows& rows, int32_t n, int32_t count) {
+  // NULL if the row does not exist.
+  static __device__ __forceinline__ const char* at(const RowView& rows, int32_t n, int32_t count) {
     return n < count ? rows.base + n * rows.row_bytes : nullptr;
   }
   static __device__ __forceinline__ uint32_t word(const char* row, int32_t column, int32_t dim) {

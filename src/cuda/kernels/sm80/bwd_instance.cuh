@@ -1,4 +1,4 @@
-// From a row of table.txt to an instance of the kernel.
+// Makes a table entry of the arguments in a row of table.txt.
 #pragma once
 
 #include "cuda/kernels/sm80/bwd.cuh"
@@ -6,11 +6,11 @@
 
 namespace flashattn::cuda::sm80 {
 
-template <class T, int kDim, int kMmaM, int kPairs, int kTileQ, int kSlice, int kStages,
-          int kMinCtasPerSm, bool kModified, int kHalves = 1>
+template <class T, int kDim, int kMmaM, int kWarpPairs, int kTileQ, int kSlice, int kStages,
+          int kMinCtasPerSm, bool kModified, int kDimSplit = 1>
 constexpr BackwardEntry bwd_instance() {
-  using Config = BackwardConfig<T, kDim, kMmaM, kPairs, kTileQ, kSlice, kStages, kMinCtasPerSm,
-                                kModified, kHalves>;
+  using Config = BwdConfig<T, kDim, kMmaM, kWarpPairs, kTileQ, kSlice, kStages, kMinCtasPerSm,
+                           kModified, kDimSplit>;
   return {kDtype<T>,
           kDim,
           kModified,

@@ -10,144 +10,147 @@
 
 namespace flashattn::cuda::sm80 {
 
-// kModified: as in the forward pass. kHalves: how many pairs of warps share their keys, see
+// kModified: as in the forward pass. kDimSplit: how many pairs of warps share their keys, see
 // bwd.cuh.
 template <class T_, int kDim_, int kStrips_, int kPairs_, int kTileQ_, int kSlice_, int kStages_,
           int kMinBlocks_, bool kModified_, int kHalves_>
-struct BackwardConfig {
+struct BwdConfig {
   using T = T_;
   static constexpr int kDim = kDim_;      // of the tiles; smaller heads are padded
   static constexpr int kMmaM = kStrips_;  // of 16 keys, a pair of warps
-  static constexpr int kPairs = kPairs_, kHalves = kHalves_;
+  static constexpr int kWarpPairs = kPairs_, kDimSplit = kHalves_;
   static constexpr int kSlice = kSlice_;  // queries whose scores are held at once
   static constexpr int kStages = kStages_;
   static constexpr int kMinCtasPerSm = kMinBlocks_;  // on a multiprocessor, as registers allow
   static constexpr bool kModified = kModified_;
-  static constexpr int kWarps = 2 * kPairs, kThreads = 32 * kWarps;
-  static constexpr int kTileQ = kTileQ_, kTileKv = 16 * kMmaM * kPairs / kHalves;
+  static constexpr int kWarps = 2 * kWarpPairs, kThreads = 32 * kWarps;
+  static constexpr int kTileQ = kTileQ_, kTileKv = 16 * kMmaM * kWarpPairs / kDimSplit;
   // Whether warps leave out tiles of queries that see none of their keys: another block on the
   // multiprocessor makes use of the time.
-  static constexpr bool kSkips = kMinCtasPerSm > 1 && kTileKv > kTileQ;
+  static constexpr bool kSkipMaskedTiles = kMinCtasPerSm > 1 && kTileKv > kTileQ;
   // See own_pair; where registers allow.
-  static constexpr bool kSwapsKeys = kSkips && kWarps == 4 && !kModified;
-  static constexpr bool kWide = std::is_same<T, float>::value;
+  static constexpr bool kSwapKeys = kSkipMaskedTiles && kWarps == 4 && !kModified;
+  static constexpr bool kIsFp32 = std::is_same<T, float>::value;
 
-  using KeyTile = SharedTile<kTileKv, kDim, sizeof(T)>;
-  using QueryTile = SharedTile<kTileQ, kDim, sizeof(T)>;
-  using ScoreTile = SharedTile<kTileKv, kTileQ, sizeof(T)>;  // rows are keys
-  static constexpr int kNumberBytes = 2 * kTileQ * 4;
-  static constexpr int kStageBytes = 2 * QueryTile::kBytes;
+  using KvTile = SmemTile<kTileKv, kDim, sizeof(T)>;
+  using QTile = SmemTile<kTileQ, kDim, sizeof(T)>;
+  using ScoreTile = SmemTile<kTileKv, kTileQ, sizeof(T)>;  // rows are keys
+  static constexpr int kRowStatBytes = 2 * kTileQ * 4;
+  static constexpr int kStageBytes = 2 * QTile::kBytes;
   // One a stage, and the one of P that halves read from each other.
-  static constexpr int kScoreTiles = kStages + kHalves - 1;
-  static constexpr int kScoreMod = 2 * KeyTile::kBytes + kStages * kStageBytes;
-  static constexpr int kNumbers = kScoreMod + kScoreTiles * ScoreTile::kBytes;
-  static constexpr int kPlace = kNumbers + kStages * kNumberBytes;
-  static constexpr int kSharedBytes = kPlace + sizeof(BackwardPlace);
-  // What a warp computes: scores of kShare queries, sums of kColumns columns.
-  static constexpr int kShare = kTileQ / kHalves, kColumns = kDim / kHalves;
-  static_assert(kHalves == 1 || (kHalves == 2 && kShare == kSlice && kColumns % 32 == 0 && !kWide),
+  static constexpr int kScoreTiles = kStages + kDimSplit - 1;
+  static constexpr int kScoreTilesOffset = 2 * KvTile::kBytes + kStages * kStageBytes;
+  static constexpr int kRowStatsOffset = kScoreTilesOffset + kScoreTiles * ScoreTile::kBytes;
+  static constexpr int kWorkTileOffset = kRowStatsOffset + kStages * kRowStatBytes;
+  static constexpr int kSharedBytes = kWorkTileOffset + sizeof(BwdWorkTile);
+  // What a warp computes: scores of kWarpTileQ queries, sums of kAccColumns columns.
+  static constexpr int kWarpTileQ = kTileQ / kDimSplit, kAccColumns = kDim / kDimSplit;
+  static_assert(kDimSplit == 1 ||
+                    (kDimSplit == 2 && kWarpTileQ == kSlice && kAccColumns % 32 == 0 && !kIsFp32),
                 "a slice, and whole groups of columns");
-  static_assert(kHalves == 1 || !kSkips, "halves wait for each other");
+  static_assert(kDimSplit == 1 || !kSkipMaskedTiles, "halves wait for each other");
   // Of each pair one for each of its slices; halves have one for each kind of warp.
-  static constexpr int kPairBarriers = kPairs * (kShare / kSlice);
-  static_assert(kPairBarriers + (kHalves - 1) * kPairs < 16, "as many barriers as there are");
+  static constexpr int kPairBarriers = kWarpPairs * (kWarpTileQ / kSlice);
+  static_assert(kPairBarriers + (kDimSplit - 1) * kWarpPairs < 16, "as many barriers as there are");
   static_assert(kTileQ % 32 == 0 && 2 * kTileQ <= kThreads, "dQ: rows of warps, 32 queries each");
-  static constexpr int kRowsDq = kTileQ / 32, kColumnsDq = kDim * kRowsDq / kWarps;
-  static_assert(kColumnsDq % 16 == 0, "whole operands");
+  static constexpr int kDqRowWarps = kTileQ / 32, kDqColumns = kDim * kDqRowWarps / kWarps;
+  static_assert(kDqColumns % 16 == 0, "whole operands");
 };
 
 template <class Config>
-class BackwardScores {
+class BwdScoreMod {
  protected:
   using T = typename Config::T;
   static constexpr int kMmaM = Config::kMmaM, kSlice = Config::kSlice;
-  static constexpr int kTileQ = Config::kTileQ, kHalves = Config::kHalves;
+  static constexpr int kTileQ = Config::kTileQ, kDimSplit = Config::kDimSplit;
   using ScoreTile = typename Config::ScoreTile;
   using ScoreFragment = float[kMmaM][kSlice / 8][4];
-  using Held = PackedPair<T>[kMmaM][kSlice / 8][2];  // of queries, rows g and g + 8
+  using PackedFragment = PackedPair<T>[kMmaM][kSlice / 8][2];  // of queries, rows g and g + 8
 
-  __device__ __forceinline__ BackwardScores(const BackwardParams& params, BackwardPlace& place,
-                                            uint32_t shared)
+  __device__ __forceinline__ BwdScoreMod(const BackwardParams& params, BwdWorkTile& work_tile,
+                                         uint32_t shared)
       : params_(params),
-        place_(place),
+        work_tile_(work_tile),
         shared_(shared),
         lane_(threadIdx.x % 32),
-        warp_key_(own_pair(place.swapped) / kHalves * 16 * kMmaM) {}
+        warp_key_(own_pair(work_tile.roles_swapped) / kDimSplit * 16 * kMmaM) {}
 
   // Four warps stand before four schedulers. Where some of the keys are not seen, those of two
   // blocks on a multiprocessor that have work should not stand before the same two.
-  static __device__ __forceinline__ int own_pair(int32_t swapped) {
+  static __device__ __forceinline__ int own_pair(int32_t roles_swapped) {
     const int warp = threadIdx.x / 32;
-    return (Config::kSwapsKeys ? warp ^ swapped : warp) % Config::kPairs;
+    return (Config::kSwapKeys ? warp ^ roles_swapped : warp) % Config::kWarpPairs;
   }
 
   // Which part of a tile's queries and of the sums' columns the warp's is.
-  static __device__ __forceinline__ int own_half() {
-    return kHalves == 1 ? 0 : no_hoist(threadIdx.x) / 32 % kHalves;
+  static __device__ __forceinline__ int dim_split_idx() {
+    return kDimSplit == 1 ? 0 : no_hoist(threadIdx.x) / 32 % kDimSplit;
   }
 
   // Number kStages is P, where halves share it.
   __device__ __forceinline__ ScoreTile score_tile(int stage) const {
-    return {shared_ + Config::kScoreMod + stage * ScoreTile::kBytes};
+    return {shared_ + Config::kScoreTilesOffset + stage * ScoreTile::kBytes};
   }
 
   // Of the stage's lse; D follows.
-  __device__ __forceinline__ uint32_t numbers(int stage) const {
-    return shared_ + Config::kNumbers + stage * Config::kNumberBytes;
+  __device__ __forceinline__ uint32_t row_stats(int stage) const {
+    return shared_ + Config::kRowStatsOffset + stage * Config::kRowStatBytes;
   }
 
   // Where the lane's pairs of queries from column `slice` on lie in a tile of scores, for row 0 of
   // the warp.
-  __device__ __forceinline__ uint32_t pairs_at(int stage, int slice) const {
+  __device__ __forceinline__ uint32_t pairs_address(int stage, int slice) const {
     return ScoreTile::advance(score_tile(stage).element(warp_key_ + lane_ / 4, lane_ % 4 * 2),
                               slice / ScoreTile::kChunkElements);
   }
 
   // From there to the pair 8 n columns further in row `half` (0: g, 1: g + 8) of a strip.
-  static __device__ __forceinline__ uint32_t pair_at(uint32_t pairs, int n, int strip, int half) {
+  static __device__ __forceinline__ uint32_t pair_address(uint32_t pairs, int n, int strip,
+                                                          int half) {
     return ScoreTile::advance(pairs, n * 8 / ScoreTile::kChunkElements) +
            (strip * 16 + half * 8) * ScoreTile::kRowBytes;
   }
 
   // In which tile of scores the gradients' warp finds the weights: unmodified ones in that which
   // the other half reads, too.
-  static __device__ __forceinline__ int weights_tile(int stage) {
-    return kHalves == 2 && !Config::kModified ? Config::kStages : stage;
+  static __device__ __forceinline__ int p_tile(int stage) {
+    return kDimSplit == 2 && !Config::kModified ? Config::kStages : stage;
   }
 
   // The key that accumulator row `half` (0: g, 1: g + 8) of a strip stands for.
   __device__ __forceinline__ int32_t key_of(int strip, int half) const {
-    return place_.keys.begin + warp_key_ + strip * 16 + half * 8 + lane_ / 4;
+    return work_tile_.keys.begin + warp_key_ + strip * 16 + half * 8 + lane_ / 4;
   }
 
   // Whether a query of the tile sees a key of the warp's, block masks aside; true where that is
   // hard to say.
   __device__ __forceinline__ bool sees_some(Interval queries) const {
-    const int32_t j = place_.keys.begin + warp_key_;
-    if (j >= place_.keys.end) return false;
+    const int32_t j = work_tile_.keys.begin + warp_key_;
+    if (j >= work_tile_.keys.end) return false;
     const Interval seen =
-        relative_queries(params_.problem.mask_rule(), j, place_.sequence.len, queries.begin);
+        relative_queries(params_.problem.mask_rule(), j, work_tile_.sequence.len, queries.begin);
     return seen.begin < kTileQ && seen.end + kMmaM * 16 > 1;
   }
 
   // Products to weights: as operands, and for the other warps. The gradients' gets them times the
   // derivative of the softcap, and negative where the dropout drops.
-  __device__ __forceinline__ void weights(ScoreFragment& s, Held& held, Step step, Interval queries,
-                                          bool full, int stage, int slice) const {
-    const uint32_t lse = numbers(stage) + (slice + lane_ % 4 * 2) * 4;
-    const uint32_t to = pairs_at(weights_tile(stage), slice);
+  __device__ __forceinline__ void compute_p(ScoreFragment& s, PackedFragment& held, Step step,
+                                            Interval queries, bool full, int stage,
+                                            int slice) const {
+    const uint32_t lse = row_stats(stage) + (slice + lane_ % 4 * 2) * 4;
+    const uint32_t to = pairs_address(p_tile(stage), slice);
     if constexpr (Config::kModified) {
       modify(s, held, step, queries, full, lse, to, slice);
-      if constexpr (kHalves == 2) {
-        const uint32_t shared = pairs_at(Config::kStages, slice);
+      if constexpr (kDimSplit == 2) {
+        const uint32_t shared = pairs_address(Config::kStages, slice);
         visit_scores([&](int strip, int n, int x) {
-          if (x % 2 == 0) held[strip][n][x / 2].store_shared(pair_at(shared, n, strip, x / 2));
+          if (x % 2 == 0) held[strip][n][x / 2].store_shared(pair_address(shared, n, strip, x / 2));
         });
       }
       return;
     }
     // Of large heads of fp32 worked out anew each time: registers are scarce.
-    constexpr bool kAnew = Config::kWide && Config::kDim > 128;
+    constexpr bool kAnew = Config::kIsFp32 && Config::kDim > 128;
     const uint32_t scale = __float_as_uint(params_.problem.scale);
     const float factor = __uint_as_float(kAnew ? no_hoist(scale) : scale) * kLog2E;
     if (far()) relate(s, step, queries, slice);
@@ -164,7 +167,7 @@ class BackwardScores {
           const float* x = &s[strip][n][half * 2];
           held[strip][n][half] = PackedPair<T>::of(ptx::exp2(fmaf(x[0], factor, -row.x)),
                                                    ptx::exp2(fmaf(x[1], factor, -row.y)));
-          held[strip][n][half].store_shared(pair_at(to, n, strip, half));
+          held[strip][n][half].store_shared(pair_address(to, n, strip, half));
         }
       }
     }
@@ -173,7 +176,7 @@ class BackwardScores {
  private:
   // Whether there are rows with a base of their own. Read anew each time: registers are scarce.
   __device__ __forceinline__ bool far() const {
-    return static_cast<const volatile int32_t&>(place_.far);
+    return static_cast<const volatile int32_t&>(work_tile_.large_lse);
   }
 
   // Scores, not in negative units, beside the bases of rows that have one.
@@ -184,10 +187,9 @@ class BackwardScores {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int32_t i = queries.begin + slice + no_hoist(threadIdx.x) % 4 * 2 + n * 8 + e;
-        const float base =
-            params_
-                .softmax_base[params_.row(no_hoist(place_.b), step.head, place_.sequence.offset_q) +
-                              min(i, queries.end - 1)];
+        const float base = params_.softmax_base[params_.row(no_hoist(work_tile_.b), step.head,
+                                                            work_tile_.sequence.offset_q) +
+                                                min(i, queries.end - 1)];
 #pragma unroll
         for (int x = 0; x < kMmaM * 2; ++x) {
           float& score = s[x / 2][n][x % 2 * 2 + e];
@@ -206,7 +208,7 @@ class BackwardScores {
   template <class Visit>
   __device__ __forceinline__ void visit_hidden(Interval queries, int slice, Visit visit) const {
     MaskRule rule = params_.problem.mask_rule();
-    const Lengths len = place_.sequence.len;
+    const Lengths len = work_tile_.sequence.len;
     const int32_t first = queries.begin + slice + lane_ % 4 * 2, j = no_hoist(key_of(0, 0));
     const Interval seen = relative_queries(rule, j, len, first);
     rule.mask &= FLASHATTN_MASK_CHUNK | FLASHATTN_MASK_TOP_LEFT;
@@ -218,7 +220,7 @@ class BackwardScores {
         const Interval chunk = visible_queries(rule, j + x * 8, len);
         own = intersect(own, {chunk.begin - first, chunk.end - first});
       }
-      if (j + x * 8 >= place_.keys.end) own.end = own.begin;
+      if (j + x * 8 >= work_tile_.keys.end) own.end = own.begin;
       visit_outside<kSlice / 8>(own.begin, own.end - own.begin,
                                 [&](int n, int e) { visit(x / 2, n, x % 2 * 2 + e); });
     }
@@ -228,13 +230,13 @@ class BackwardScores {
   template <class Visit>
   __device__ __forceinline__ void visit_blocked(Step step, Interval queries, int slice,
                                                 Visit visit) const {
-    const HeadBlocks blocks =
-        HeadBlocks::of(params_.problem, params_.args.inputs, place_.b, step.head);
+    const BlockMask blocks =
+        BlockMask::of(params_.problem, params_.args.inputs, work_tile_.b, step.head);
 #pragma unroll
     for (int strip = 0; strip < kMmaM; ++strip) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int32_t j = min(no_hoist(key_of(strip, half)), place_.keys.end - 1);
+        const int32_t j = min(no_hoist(key_of(strip, half)), work_tile_.keys.end - 1);
         visit_unset<kSlice / 8>(
             blocks.shown_queries<kSlice / 8>(j, queries.begin + slice, queries.end, lane_),
             [&](int n, int e) { visit(strip, n, half * 2 + e); });
@@ -244,12 +246,13 @@ class BackwardScores {
 
   // Products to weights: scores in units of kWideUnit log2(e), biases and all, which then meet the
   // base of their row, if it has one, and lse. A hidden score is -inf, whatever it was.
-  __device__ __forceinline__ void modify(ScoreFragment& s, Held& held, Step step, Interval queries,
-                                         bool full, uint32_t lse, uint32_t to, int slice) const {
+  __device__ __forceinline__ void modify(ScoreFragment& s, PackedFragment& held, Step step,
+                                         Interval queries, bool full, uint32_t lse, uint32_t to,
+                                         int slice) const {
     const ScoreSteps steps(params_.problem);
     if (steps.capped) {
 #pragma unroll
-      for (int strip = 0; strip < kMmaM; ++strip) cap<Config::kWide>(s[strip], steps.inner);
+      for (int strip = 0; strip < kMmaM; ++strip) cap<Config::kIsFp32>(s[strip], steps.inner);
     }
     ScoreFragment addend;
     visit_scores(
@@ -260,7 +263,7 @@ class BackwardScores {
       addend[strip][n][x] = -INFINITY;
     };
     if (!full) visit_hidden(queries, slice, hide);
-    if (!step.shown) visit_blocked(step, queries, slice, hide);
+    if (!step.block_mask_full) visit_blocked(step, queries, slice, hide);
 
     if (far()) relate(addend, step, queries, slice);
     visit_scores([&](int strip, int n, int x) {
@@ -277,19 +280,19 @@ class BackwardScores {
     });
     if (params_.dropout_threshold != 0) {
       const DropoutStream stream =
-          dropout_stream(params_.problem, params_.args.inputs, place_.b, step.head);
-      visit_dropped<kMmaM, kSlice / 8, true>(stream, params_.dropout_threshold,
-                                             place_.keys.begin + warp_key_, queries.begin + slice,
-                                             lane_, [&](int strip, int n, int x) {
-                                               s[strip][n][x] = 0.0f;
-                                               addend[strip][n][x] = -addend[strip][n][x];
-                                             });
+          dropout_stream(params_.problem, params_.args.inputs, work_tile_.b, step.head);
+      visit_dropped<kMmaM, kSlice / 8, true>(
+          stream, params_.dropout_threshold, work_tile_.keys.begin + warp_key_,
+          queries.begin + slice, lane_, [&](int strip, int n, int x) {
+            s[strip][n][x] = 0.0f;
+            addend[strip][n][x] = -addend[strip][n][x];
+          });
     }
     visit_scores([&](int strip, int n, int x) {
       if (x % 2 != 0) return;
       held[strip][n][x / 2] = PackedPair<T>::of(s[strip][n][x], s[strip][n][x + 1]);
       PackedPair<T>::of(addend[strip][n][x], addend[strip][n][x + 1])
-          .store_shared(pair_at(to, n, strip, x / 2));
+          .store_shared(pair_address(to, n, strip, x / 2));
     });
   }
 
@@ -309,18 +312,18 @@ class BackwardScores {
     const Inputs& in = params_.args.inputs;
     const int32_t i = queries.begin + slice + lane_ % 4 * 2, j = key_of(0, 0);
     if (problem.bias & FLASHATTN_BIAS_ALIBI) {
-      const float slope = slope_of(problem, in, place_.b, step.head) * unit;
+      const float slope = slope_of(problem, in, work_tile_.b, step.head) * unit;
       // Of this lane's first query and key; numbers below 2^24 are exact.
       const float distance =
-          static_cast<float>(i + diagonal_offset(problem.mask_rule(), place_.sequence.len) - j);
+          static_cast<float>(i + diagonal_offset(problem.mask_rule(), work_tile_.sequence.len) - j);
       visit_scores([&](int strip, int n, int x) {
         const float away = distance + static_cast<float>(n * 8 + x % 2 - strip * 16 - x / 2 * 8);
         addend[strip][n][x] = fmaf(-slope, fabsf(away), addend[strip][n][x]);
       });
     }
     if (!(problem.bias & FLASHATTN_BIAS_DENSE)) return;
-    const HeadBias bias = HeadBias::of(problem, in, place_.b, step.head);
-    const int32_t columns = queries.end - i, rows = place_.keys.end - j;
+    const HeadBias bias = HeadBias::of(problem, in, work_tile_.b, step.head);
+    const int32_t columns = queries.end - i, rows = work_tile_.keys.end - j;
     const auto add = [&](int strip, int n, int x, float y) {
       addend[strip][n][x] = fmaf(y, unit, addend[strip][n][x]);
     };
@@ -342,7 +345,7 @@ class BackwardScores {
 
  protected:
   const BackwardParams& params_;
-  BackwardPlace& place_;
+  BwdWorkTile& work_tile_;
   const uint32_t shared_;
   const int lane_, warp_key_;
 };

@@ -1,5 +1,5 @@
-// Which keys a block of the backward pass works on, which queries it sees, and whose turn it is to
-// add to dQ.
+// The work tile of a CTA of the portable backward pass: its keys, the Q tiles that see them, and
+// the order in which CTAs add to dQ.
 #pragma once
 
 #include "cuda/kernels/common/lse_delta.cuh"
@@ -10,13 +10,13 @@
 
 namespace flashattn::cuda::sm80 {
 
-// A tile of queries of one head.
+// A step of the mainloop: a Q tile of one head.
 struct alignas(16) Step {
   int32_t head, tile;
-  bool shown;  // the block mask hides nothing
+  bool block_mask_full;  // the block mask hides no key
 };
 
-// Rows of one sequence, of any head.
+// Row 0 of a sequence for every head.
 struct alignas(16) SequenceRows {
   char* first;  // of head 0
   int64_t head_bytes;
@@ -26,35 +26,36 @@ struct alignas(16) SequenceRows {
   }
 };
 
-// In shared memory: registers are scarce.
-struct BackwardPlace {
+// Lies in shared memory, as registers are scarce.
+struct BwdWorkTile {
   SeqlenInfo sequence;
   int32_t b, kv_head;
-  int32_t swapped;  // 1: the first warps are the gradients'
-  int32_t far;      // whether there are rows with a base of their own
+  int32_t roles_swapped;  // 1: the first half of the warps are dS warps
+  int32_t large_lse;      // some rows have a base, see BackwardParams::softmax_base
   Interval heads;
-  Interval keys, full;  // queries that see all of the keys
-  Interval tiles;       // of queries that see some
-  Step steps[2];        // whose dS lies in each tile of scores; head -1: none
+  Interval keys, full;  // full: queries that see all of the keys
+  Interval tiles;       // Q tiles with queries that see some of the keys
+  Step steps[2];        // the step whose dS lies in each score tile; head -1: none
   SequenceRows q, dout, dq;
-  SequenceRows numbers[2];  // lse2, D
-  SequenceRows turns;       // of halves: see turn_of
+  SequenceRows row_stats[2];   // lse2, delta
+  SequenceRows dq_semaphores;  // with kDimSplit = 2: see dq_semaphore()
 };
 
-// One thread calls it. Empty keys: nothing to do.
+// One thread calls this. Empty keys: the CTA has no work.
 template <class Config>
-__device__ __forceinline__ BackwardPlace find_place(const BackwardParams& params) {
+__device__ __forceinline__ BwdWorkTile make_work_tile(const BackwardParams& params) {
   constexpr int32_t kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
   const Problem& problem = params.problem;
-  // Blocks that wait for others must not have started before them.
+  // In order, a CTA may wait only for CTAs that have started before it.
   const int32_t block = params.dq_order ? atomicAdd(params.work_counter, 1) : blockIdx.x;
   const L2Swizzle::Tile at = params.swizzle.tile(block);
-  // Early keys first: under a causal mask they take longest. Where they wait for late ones, these.
+  // The first KV tiles run first: with a causal mask they take longest. In order they wait for
+  // later KV tiles, so these run first.
   const int32_t key_block = params.dq_order ? params.key_blocks - 1 - at.tile_idx : at.tile_idx;
-  BackwardPlace p;
-  // Four warps stand before four schedulers: two blocks on a multiprocessor should not put their
-  // exponentials before the same two.
-  p.swapped = Config::kWarps == 4 ? ptx::warp_slot() / 4 % 2 : 0;
+  BwdWorkTile p;
+  // Four warps run on four schedulers. Two CTAs of a multiprocessor should not have their P warps,
+  // which compute the exponentials, on the same two.
+  p.roles_swapped = Config::kWarps == 4 ? ptx::warp_slot() / 4 % 2 : 0;
   p.large_lse = *params.large_lse == params.large_lse_stamp;
   p.b = params.by_heads_kv.quotient(at.head_idx);
   p.kv_head = at.head_idx - p.b * problem.heads_kv;
@@ -83,74 +84,76 @@ __device__ __forceinline__ BackwardPlace find_place(const BackwardParams& params
   const int64_t row = params.row(p.b, 0, p.sequence.offset_q);
   const int64_t head_bytes = row_layout(problem, params.args.shape).head_stride * 4;
   p.dq = {reinterpret_cast<char*>(params.dq + row * problem.dim_qk), head_bytes * problem.dim_qk};
-  p.numbers[0] = {reinterpret_cast<char*>(params.lse2 + row), head_bytes};
-  p.numbers[1] = {reinterpret_cast<char*>(params.delta + row), head_bytes};
-  if (Config::kHalves == 1 || !params.dq_order) return p;
-  int32_t* const turns = params.dq_order + params.query_tile(p.sequence, p.b, 0, 0, kTileQ);
-  p.turns = {reinterpret_cast<char*>(turns), params.head_tiles(kTileQ) * 4};
+  p.row_stats[0] = {reinterpret_cast<char*>(params.lse2 + row), head_bytes};
+  p.row_stats[1] = {reinterpret_cast<char*>(params.delta + row), head_bytes};
+  if (Config::kDimSplit == 1 || !params.dq_order) return p;
+  int32_t* const dq_semaphores = params.dq_order + params.query_tile(p.sequence, p.b, 0, 0, kTileQ);
+  p.dq_semaphores = {reinterpret_cast<char*>(dq_semaphores), params.head_tiles(kTileQ) * 4};
   return p;
 }
 
 template <class Config>
-__device__ __forceinline__ Interval queries_of(const BackwardPlace& place, Step step) {
+__device__ __forceinline__ Interval q_range(const BwdWorkTile& work_tile, Step step) {
   const int32_t begin = step.tile * Config::kTileQ;
-  return {begin, min(begin + Config::kTileQ, place.sequence.len.q)};
+  return {begin, min(begin + Config::kTileQ, work_tile.sequence.len.q)};
 }
 
-// Tiles of keys add to a tile of queries one after the other, the last that it sees first: all
-// blocks begin with the queries next to the diagonal, so that under most masks nobody waits. A turn
-// is passed in shares, one for each warp.
+// The semaphore of a Q tile, which fixes the order in which KV tiles add to its dQ: the last KV
+// tile that it sees comes first. As all CTAs begin with the queries next to the diagonal, most
+// masks cause no wait. Each warp of a CTA increments the semaphore by 1.
 template <class Config>
-__device__ __forceinline__ int32_t* turn_of(const BackwardParams& params,
-                                            const BackwardPlace& place, Step step) {
-  // The compiler keeps what this takes in six registers. Halves cannot spare them.
-  if constexpr (Config::kHalves == 1) {
+__device__ __forceinline__ int32_t* dq_semaphore(const BackwardParams& params,
+                                                 const BwdWorkTile& work_tile, Step step) {
+  // The compiler keeps the operands of this in six registers, which kDimSplit = 2 cannot spare.
+  if constexpr (Config::kDimSplit == 1) {
     return params.dq_order +
-           params.query_tile(place.sequence, place.b, step.head, step.tile, Config::kTileQ);
+           params.query_tile(work_tile.sequence, work_tile.b, step.head, step.tile, Config::kTileQ);
   } else {
-    return reinterpret_cast<int32_t*>(place.turns.of(step.head)) + step.tile;
+    return reinterpret_cast<int32_t*>(work_tile.dq_semaphores.of(step.head)) + step.tile;
   }
 }
 
 template <class Config>
-__device__ __forceinline__ void await_turn(const BackwardParams& params, const BackwardPlace& place,
-                                           Step step) {
-  const KeySpan span =
-      key_span(params.problem.mask_rule(), queries_of<Config>(place, step), place.sequence.len);
-  const int32_t before = (span.any.end - 1) / Config::kTileKv - place.keys.begin / Config::kTileKv;
-  const int32_t* turn = turn_of<Config>(params, place, step);
+__device__ __forceinline__ void wait_dq_semaphore(const BackwardParams& params,
+                                                  const BwdWorkTile& work_tile, Step step) {
+  const KeySpan span = key_span(params.problem.mask_rule(), q_range<Config>(work_tile, step),
+                                work_tile.sequence.len);
+  const int32_t before =
+      (span.any.end - 1) / Config::kTileKv - work_tile.keys.begin / Config::kTileKv;
+  const int32_t* turn = dq_semaphore<Config>(params, work_tile, step);
   while (ptx::load_acquire(turn) < before * Config::kWarps) __nanosleep(20);
 }
 
-// The next tile in which a query sees a key of the block; past the last one head = heads.end.
+// The next step with a query that sees one of the keys; after the last one head = heads.end.
+// Skipped steps are counted in their semaphores.
 template <class Config>
-__device__ __forceinline__ Step next_step(const BackwardParams& params, const BackwardPlace& place,
-                                          Step step) {
-  if (++step.tile >= place.tiles.end) step = {step.head + 1, place.tiles.begin, true};
+__device__ __forceinline__ Step next_step(const BackwardParams& params,
+                                          const BwdWorkTile& work_tile, Step step) {
+  if (++step.tile >= work_tile.tiles.end) step = {step.head + 1, work_tile.tiles.begin, true};
   const bool masked = Config::kModified && (params.problem.mask & FLASHATTN_MASK_BLOCKS);
-  // 32 tiles at a time, one a lane.
-  while (masked && step.head < place.heads.end) {
-    const HeadBlocks blocks =
-        HeadBlocks::of(params.problem, params.args.inputs, place.b, step.head);
+  // Lanes test 32 tiles at once.
+  while (masked && step.head < work_tile.heads.end) {
+    const BlockMask blocks =
+        BlockMask::of(params.problem, params.args.inputs, work_tile.b, step.head);
     const Step own{step.head, step.tile + static_cast<int32_t>(threadIdx.x) % 32, true};
     TileKind kind = TileKind::kEmpty;
-    if (own.tile < place.tiles.end) {
-      kind = blocks.kind(queries_of<Config>(place, own), place.keys);
+    if (own.tile < work_tile.tiles.end) {
+      kind = blocks.kind(q_range<Config>(work_tile, own), work_tile.keys);
     }
     const uint32_t some = __ballot_sync(~0u, kind != TileKind::kEmpty);
     const uint32_t all = __ballot_sync(~0u, kind == TileKind::kFull);
-    const int32_t skipped = some ? __ffs(some) - 1 : min(32, place.tiles.end - step.tile);
+    const int32_t skipped = some ? __ffs(some) - 1 : min(32, work_tile.tiles.end - step.tile);
     if (params.dq_order && threadIdx.x == 0) {
       for (int32_t n = 0; n < skipped; ++n) {
         const Step empty{step.head, step.tile + n, true};
-        await_turn<Config>(params, place, empty);
-        ptx::add_release(turn_of<Config>(params, place, empty), Config::kWarps);
+        wait_dq_semaphore<Config>(params, work_tile, empty);
+        ptx::red_add_release(dq_semaphore<Config>(params, work_tile, empty), Config::kWarps);
       }
     }
     step.tile += skipped;
-    step.shown = all >> (skipped & 31) & 1;
+    step.block_mask_full = all >> (skipped & 31) & 1;
     if (some) break;
-    if (step.tile >= place.tiles.end) step = {step.head + 1, place.tiles.begin, true};
+    if (step.tile >= work_tile.tiles.end) step = {step.head + 1, work_tile.tiles.begin, true};
   }
   return step;
 }

@@ -1,9 +1,9 @@
-// The gradient of the dense bias: dS, summed over what the bias is the same for. A kernel of its
-// own, which computes the scores again: each number is written by one block, in one order, so that
-// nothing need be cleared and the bits repeat whatever is summed.
+// The gradient of the dense bias: dS, summed over the dimensions along which the bias is broadcast.
+// A kernel of its own, which recomputes the scores: one CTA writes each value, in a fixed order of
+// summation, so nothing need be cleared and the bits repeat whatever is summed.
 //
-// One block of 4 warps, 16 queries a warp, works on a tile of the gradient, one (sequence, head,
-// tile of queries) after the other.
+// A CTA of 4 warps, with 16 queries each, computes one tile of the gradient. It visits every
+// (sequence, head, Q tile) that is summed into it.
 //
 // Shared memory: Q | dO | K | V.
 #pragma once
@@ -22,10 +22,10 @@ struct DbiasConfig {
   static constexpr int kDim = kDim_;
   static constexpr int kThreads = 128;
   static constexpr int kTileQ = 64, kTileKv = kTileKv_;
-  using QueryTile = SharedTile<kTileQ, kDim, sizeof(T)>;
-  using KeyTile = SharedTile<kTileKv, kDim, sizeof(T)>;
-  static constexpr int kSharedBytes = 2 * QueryTile::kBytes + 2 * KeyTile::kBytes;
-  static_assert(kTileQ == kThreads / 32 * 16, "a strip a warp");
+  using QTile = SmemTile<kTileQ, kDim, sizeof(T)>;
+  using KvTile = SmemTile<kTileKv, kDim, sizeof(T)>;
+  static constexpr int kSharedBytes = 2 * QTile::kBytes + 2 * KvTile::kBytes;
+  static_assert(kTileQ == kThreads / 32 * 16, "16 rows a warp");
 };
 
 template <class Config>
@@ -39,9 +39,9 @@ class DbiasKernel {
   __device__ __forceinline__ DbiasKernel(const BackwardParams& params, uint32_t shared)
       : params_(params),
         q_tile_{shared},
-        dout_tile_{shared + Config::QueryTile::kBytes},
-        k_tile_{shared + 2 * Config::QueryTile::kBytes},
-        v_tile_{shared + 2 * Config::QueryTile::kBytes + Config::KeyTile::kBytes},
+        dout_tile_{shared + Config::QTile::kBytes},
+        k_tile_{shared + 2 * Config::QTile::kBytes},
+        v_tile_{shared + 2 * Config::QTile::kBytes + Config::KvTile::kBytes},
         lane_(threadIdx.x % 32),
         warp_row_(threadIdx.x / 32 * 16) {
     const BackwardArgs& args = params.args;
@@ -54,8 +54,8 @@ class DbiasKernel {
       rest /= count;
       return Interval{own, own + 1};
     };
-    columns_.begin = rest % key_tiles * kTileKv;
-    columns_.end = min(columns_.begin + kTileKv, args.shape.seqlen_kv);
+    keys_.begin = rest % key_tiles * kTileKv;
+    keys_.end = min(keys_.begin + kTileKv, args.shape.seqlen_kv);
     rest /= key_tiles;
     tiles_ = take(args.dbias_stride_row, row_tiles);
     heads_ = take(args.dbias_stride_head, params.problem.heads_q);
@@ -66,7 +66,7 @@ class DbiasKernel {
 #pragma unroll
     for (int n = 0; n < kTileKv / 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) sum_[n][e] = 0.0f;
+      for (int e = 0; e < 4; ++e) acc_[n][e] = 0.0f;
     }
 #pragma unroll 1
     for (int32_t b = batches_.begin; b < batches_.end; ++b) {
@@ -75,28 +75,29 @@ class DbiasKernel {
 #pragma unroll 1
       for (int32_t h = heads_.begin; h < heads_.end; ++h) {
 #pragma unroll 1
-        for (int32_t tile = tiles_.begin; tile < tiles_.end; ++tile) add(sequence, b, h, tile);
+        for (int32_t tile = tiles_.begin; tile < tiles_.end; ++tile)
+          accumulate(sequence, b, h, tile);
       }
     }
-    write();
+    store();
   }
 
  private:
-  __device__ __forceinline__ void add(const SeqlenInfo& sequence, int32_t b, int32_t h,
-                                      int32_t tile) {
+  __device__ __forceinline__ void accumulate(const SeqlenInfo& sequence, int32_t b, int32_t h,
+                                             int32_t tile) {
     const Lengths len = sequence.len;
     const Inputs& in = params_.args.inputs;
     const MaskRule mask = params_.problem.mask_rule();
     const Interval queries{min(tile * kTileQ, len.q), min((tile + 1) * kTileQ, len.q)};
     if (queries.begin >= queries.end) return;
-    const Interval keys = intersect(columns_, key_span(mask, queries, len).any);
+    const Interval keys = intersect(keys_, key_span(mask, queries, len).any);
     if (keys.begin >= keys.end) return;
-    const TileKind kind = HeadBlocks::of(params_.problem, in, b, h).kind(queries, keys);
+    const TileKind kind = BlockMask::of(params_.problem, in, b, h).kind(queries, keys);
     if (kind == TileKind::kEmpty) return;
 
     const int32_t kv_head = h / params_.problem.q_heads_per_kv_head();
     const int32_t dim_qk = params_.problem.dim_qk, dim_v = params_.problem.dim_v;
-    __syncthreads();  // the readers of the tiles before are done
+    __syncthreads();  // all warps have read the last tiles
     constexpr int kSize = sizeof(T);
     load_tokens<kThreads>(q_tile_, dim_qk, head_rows<kSize>(in.q, b, h, sequence.offset_q),
                           queries.begin, len.q);
@@ -104,55 +105,55 @@ class DbiasKernel {
                           head_rows<kSize>(params_.dout, b, h, sequence.offset_q), queries.begin,
                           len.q);
     load_tokens<kThreads>(k_tile_, dim_qk, head_rows<kSize>(in.k, b, kv_head, sequence.offset_kv),
-                          columns_.begin, len.kv);
+                          keys_.begin, len.kv);
     load_tokens<kThreads>(v_tile_, dim_v, head_rows<kSize>(in.v, b, kv_head, sequence.offset_kv),
-                          columns_.begin, len.kv);
+                          keys_.begin, len.kv);
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();
     __syncthreads();
 
     ScoreFragment s = {}, dp = {};
-    multiply_rows<T, kDim>(s, left_rows(q_tile_, warp_row_, lane_), right_rows(k_tile_, 0, lane_));
-    multiply_rows<T, kDim>(dp, left_rows(dout_tile_, warp_row_, lane_),
-                           right_rows(v_tile_, 0, lane_));
-    drop(dp, b, h, queries.begin);
+    gemm_nt<T, kDim>(s, a_k_major(q_tile_, warp_row_, lane_), b_k_major(k_tile_, 0, lane_));
+    gemm_nt<T, kDim>(dp, a_k_major(dout_tile_, warp_row_, lane_), b_k_major(v_tile_, 0, lane_));
+    apply_dropout(dp, b, h, queries.begin);
     modify(s[0], len, b, h, queries);
     const float factor = ScoreSteps(params_.problem).factor();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int32_t i = queries.begin + warp_row_ + half * 8 + lane_ / 4;
-      const Interval seen = intersect(visible_keys(mask, i, len), columns_);
-      const int32_t first = columns_.begin + lane_ % 4 * 2;
+      const Interval seen = intersect(visible_keys(mask, i, len), keys_);
+      const int32_t first = keys_.begin + lane_ % 4 * 2;
       const auto hide = [&](int n, int e) { s[0][n][half * 2 + e] = -INFINITY; };
       visit_outside<kTileKv / 8>(seen.begin - first, seen.end - seen.begin, hide);
       if (kind != TileKind::kFull) {
-        visit_unset<kTileKv / 8>(HeadBlocks::of(params_.problem, in, b, h)
-                                     .template shown_keys<kTileKv / 8>(
-                                         min(i, queries.end - 1), columns_.begin, len.kv, lane_),
+        visit_unset<kTileKv / 8>(BlockMask::of(params_.problem, in, b, h)
+                                     .template shown_keys<kTileKv / 8>(min(i, queries.end - 1),
+                                                                       keys_.begin, len.kv, lane_),
                                  hide);
       }
       if (i >= queries.end) continue;
       const int64_t row = params_.lse_delta_offset(sequence, b, h) + i;
-      const float lse2 = params_.lse2[row], delta = params_.delta[row], base = params_.base[row];
+      const float lse2 = params_.lse2[row], delta = params_.delta[row],
+                  base = params_.softmax_base[row];
 #pragma unroll
       for (int n = 0; n < kTileKv / 8; ++n) {
 #pragma unroll
         for (int x = half * 2; x < half * 2 + 2; ++x) {
           const float p = ptx::exp2(fmaf(subtract_base(s[0][n][x], base, 1.0f), factor, -lse2));
-          if (p != 0.0f) sum_[n][x] += p * (dp[0][n][x] - delta);
+          if (p != 0.0f) acc_[n][x] += p * (dp[0][n][x] - delta);
         }
       }
     }
   }
 
-  // Products to scores, but for ScoreSteps::factor().
+  // Turns Q K^T into scores, except for ScoreSteps::factor().
   __device__ __forceinline__ void modify(float (&s)[kTileKv / 8][4], Lengths len, int32_t b,
                                          int32_t h, Interval queries) const {
     const Problem& problem = params_.problem;
     const Inputs& in = params_.args.inputs;
     const ScoreSteps steps(problem);
     if (steps.capped) cap<sizeof(T) == 4>(s, steps.inner);
-    const int32_t first = columns_.begin + lane_ % 4 * 2;
+    const int32_t first = keys_.begin + lane_ % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int32_t i = queries.begin + warp_row_ + half * 8 + lane_ / 4;
@@ -166,28 +167,28 @@ class DbiasKernel {
     }
   }
 
-  __device__ __forceinline__ void drop(ScoreFragment& dp, int32_t b, int32_t h,
-                                       int32_t first) const {
+  __device__ __forceinline__ void apply_dropout(ScoreFragment& dp, int32_t b, int32_t h,
+                                                int32_t first) const {
     if (params_.dropout_threshold == 0) return;
-    const float kept = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
+    const float keep_scale = 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
     const DropoutStream stream = dropout_stream(params_.problem, params_.args.inputs, b, h);
 #pragma unroll
-    for (int x = 0; x < kTileKv / 2; ++x) dp[0][x / 4][x % 4] *= kept;
+    for (int x = 0; x < kTileKv / 2; ++x) dp[0][x / 4][x % 4] *= keep_scale;
     visit_dropped<1, kTileKv / 8, false>(stream, params_.dropout_threshold, first + warp_row_,
-                                         columns_.begin, lane_,
+                                         keys_.begin, lane_,
                                          [&](int, int n, int x) { dp[0][n][x] = 0.0f; });
   }
 
-  __device__ __forceinline__ void write() const {
+  __device__ __forceinline__ void store() const {
     const BackwardArgs& args = params_.args;
-    // A gradient of one sequence ends where that does.
+    // A gradient per sequence ends where the sequence does.
     Lengths end{args.shape.seqlen_q, args.shape.seqlen_kv};
     if (args.dbias_stride_batch != 0) {
       end = seqlen_info(params_.problem, args.shape, args.inputs, batches_.begin).len;
     }
     float* const to = args.dbias + batches_.begin * args.dbias_stride_batch +
                       heads_.begin * args.dbias_stride_head;
-    if (args.dbias_stride_row == 0) return write_sums(to, end);
+    if (args.dbias_stride_row == 0) return store_column_sums(to, end);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int32_t i = tiles_.begin * kTileQ + warp_row_ + half * 8 + lane_ / 4;
@@ -196,22 +197,22 @@ class DbiasKernel {
       for (int n = 0; n < kTileKv / 8; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const int32_t j = columns_.begin + n * 8 + lane_ % 4 * 2 + e;
-          if (j < end.kv) to[i * args.dbias_stride_row + j] = sum_[n][half * 2 + e];
+          const int32_t j = keys_.begin + n * 8 + lane_ % 4 * 2 + e;
+          if (j < end.kv) to[i * args.dbias_stride_row + j] = acc_[n][half * 2 + e];
         }
       }
     }
   }
 
-  // The sums over all rows of the tile.
-  __device__ __forceinline__ void write_sums(float* to, Lengths end) const {
+  // Stores the sums over all rows of the tile, if the bias is broadcast along queries.
+  __device__ __forceinline__ void store_column_sums(float* to, Lengths end) const {
     const uint32_t sums = q_tile_.base;  // (warp, column)
-    __syncthreads();                     // Q's readers are done
+    __syncthreads();                     // all warps have read Q
 #pragma unroll
     for (int n = 0; n < kTileKv / 8; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        float x = sum_[n][e] + sum_[n][2 + e];
+        float x = acc_[n][e] + acc_[n][2 + e];
         for (int step = 4; step < 32; step *= 2) x += __shfl_xor_sync(~0u, x, step);
         if (lane_ >= 4) continue;
         ptx::store_shared(sums + (threadIdx.x / 32 * kTileKv + n * 8 + lane_ * 2 + e) * 4,
@@ -219,7 +220,7 @@ class DbiasKernel {
       }
     }
     __syncthreads();
-    const int32_t column = threadIdx.x, j = columns_.begin + column;
+    const int32_t column = threadIdx.x, j = keys_.begin + column;
     if (column >= kTileKv || j >= end.kv) return;
     float x = 0.0f;
     for (int warp = 0; warp < kThreads / 32; ++warp) {
@@ -229,12 +230,12 @@ class DbiasKernel {
   }
 
   const BackwardParams& params_;
-  const typename Config::QueryTile q_tile_, dout_tile_;
-  const typename Config::KeyTile k_tile_, v_tile_;
+  const typename Config::QTile q_tile_, dout_tile_;
+  const typename Config::KvTile k_tile_, v_tile_;
   const int lane_, warp_row_;
-  Interval columns_;                  // of the tile
-  Interval batches_, heads_, tiles_;  // that are summed
-  float sum_[kTileKv / 8][4];
+  Interval keys_;                     // of the tile
+  Interval batches_, heads_, tiles_;  // sequences, query heads and Q tiles that are summed
+  float acc_[kTileKv / 8][4];
 };
 
 template <class Config>

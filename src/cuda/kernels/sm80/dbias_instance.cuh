@@ -1,4 +1,4 @@
-// From a row of table.txt to an instance of the kernel.
+// Makes a table entry of the arguments in a row of table.txt.
 #pragma once
 
 #include "cuda/kernels/sm80/dbias.cuh"

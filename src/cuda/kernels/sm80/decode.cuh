@@ -1,10 +1,10 @@
-// The portable forward pass for up to 16 rows of a KV head's group, 16-bit elements and plain
-// scores: decoding on a cache, where what counts is how fast keys arrive, and how soon the last of
-// them has been used.
+// The portable decode kernel: up to 16 rows of a KV head's GQA group, 16-bit elements, scores that
+// are only scaled. Its time is that of loading the KV cache, plus that from the last load to the
+// last store.
 //
-// The warps of a block share the keys of a tile. Each has all rows, and maxima, sums and O of its
-// own keys, which are put together at the end. Of K and of V kStages tiles are on their way: a
-// buffer is filled again as soon as all warps have used it.
+// The warps of a CTA share a KV tile's keys. Each warp has all rows, and row maxima, sums and O of
+// its own keys, which are combined at the end. kStages tiles of K and of V are in flight; a buffer
+// is refilled as soon as all warps have read it.
 #pragma once
 
 #include "cuda/kernels/sm80/fwd_epilogue.cuh"
@@ -14,37 +14,38 @@
 
 namespace flashattn::cuda::sm80 {
 
-// Shared memory: Q | K's buffers | V's buffers | page numbers | the block's place.
-template <class T_, int kDimQk_, int kDimV_, int kTileKv_, int kStages_, int kMinBlocks_>
+// Shared memory: Q | stages of K | stages of V | page numbers | FwdWorkTile.
+template <class T_, int kDimQk_, int kDimV_, int kTileKv_, int kStages_, int kMinCtasPerSm_>
 struct DecodeConfig {
   using T = T_;
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the tiles; smaller heads are padded
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kTileQ = 16, kTileKv = kTileKv_, kWarpKv = kTileKv / kWarps;
   static constexpr int kStages = kStages_;
-  static constexpr int kMinCtasPerSm = kMinBlocks_;  // on a multiprocessor, as registers allow
+  static constexpr int kMinCtasPerSm = kMinCtasPerSm_;  // limits registers
 
-  using QTile = SharedTile<kTileQ, kDimQk>;
-  using KTile = SharedTile<kTileKv, kDimQk>;
-  using VTile = SharedTile<kTileKv, kDimV>;
-  static_assert(std::is_same<KTile, VTile>::value, "the same threads copy the same rows of both");
-  static constexpr int kK = QTile::kBytes;
-  static constexpr int kV = kK + kStages * KTile::kBytes;
-  static constexpr int kPages = kV + kStages * VTile::kBytes;
-  // A word a thread: of tiles on their way, and of those that they will make room for.
+  using QTile = SmemTile<kTileQ, kDimQk>;
+  using KTile = SmemTile<kTileKv, kDimQk>;
+  using VTile = SmemTile<kTileKv, kDimV>;
+  static_assert(std::is_same<KTile, VTile>::value, "the same threads load the same rows of both");
+  static constexpr int kKOffset = QTile::kBytes;
+  static constexpr int kVOffset = kKOffset + kStages * KTile::kBytes;
+  static constexpr int kPagesOffset = kVOffset + kStages * VTile::kBytes;
+  // Page numbers, a word a thread: for the tiles in flight and for those that follow them.
   static constexpr int kPageSets = 2 * kStages;
-  static_assert((kStages & (kStages - 1)) == 0, "tiles find their buffer by their lowest bits");
-  static constexpr int kPlace = kPages + kPageSets * kThreads * 4;
-  static constexpr int kSharedBytes = kPlace + BlockPlace::kWords * 4;
-  static_assert(kMinCtasPerSm * (kSharedBytes + 1024) <= 228 * 1024, "of an H100's multiprocessor");
-  // What the warps put together lies where Q, K and V were: rows of O, which begin at different
-  // banks, and their maxima and sums.
-  static constexpr int kRowBytes = kDimV * 4 + 32, kNumbers = kWarps * kTileQ * kRowBytes;
-  static_assert(kNumbers + kWarps * kTileQ * 8 <= kPages, "all of it");
+  static_assert((kStages & (kStages - 1)) == 0, "the lowest bits of a tile's index are its stage");
+  static constexpr int kWorkTileOffset = kPagesOffset + kPageSets * kThreads * 4;
+  static constexpr int kSharedBytes = kWorkTileOffset + FwdWorkTile::kWords * 4;
+  static_assert(kMinCtasPerSm * (kSharedBytes + 1024) <= 228 * 1024,
+                "an H100's shared memory holds the CTAs");
+  // The warps' partial results use the buffers of Q, K and V: rows of O, which start at different
+  // banks, then row maxima and sums.
+  static constexpr int kORowBytes = kDimV * 4 + 32, kRowStatsOffset = kWarps * kTileQ * kORowBytes;
+  static_assert(kRowStatsOffset + kWarps * kTileQ * 8 <= kPagesOffset, "partial results fit");
 };
 
 template <class Config>
-class DecodeKernel : OutputRows {
+class DecodeKernel : RowEpilogue {
   using T = typename Config::T;
   static constexpr int kTileKv = Config::kTileKv, kWarpKv = Config::kWarpKv;
   static constexpr int kThreads = Config::kThreads, kStages = Config::kStages;
@@ -52,32 +53,30 @@ class DecodeKernel : OutputRows {
 
  public:
   __device__ __forceinline__ DecodeKernel(const ForwardParams& params, uint32_t shared)
-      : OutputRows(params), shared_(shared), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
+      : RowEpilogue(params), shared_(shared), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
 
-  __device__ __forceinline__ bool locate() {
-    return BlockPlace::template locate<sizeof(T)>(params_);
-  }
+  __device__ __forceinline__ bool init() { return FwdWorkTile::template init<sizeof(T)>(params_); }
 
   __device__ __forceinline__ void run() {
-    if (params_.parts > 1) ptx::griddep_launch_dependents();  // who merges them
-    if (threadIdx.x == 0) store(shared_ + Config::kPlace);
-    visit_keys();
-    load(shared_ + Config::kPlace);
-    hand_over();
+    if (params_.parts > 1) ptx::griddep_launch_dependents();  // the combine kernel
+    if (threadIdx.x == 0) store_to_smem(shared_ + Config::kWorkTileOffset);
+    mainloop();
+    load_from_smem(shared_ + Config::kWorkTileOffset);
+    store_partials();
     __syncthreads();
-    for (int r = warp_; r < rows_; r += Config::kWarps) put_together(r);
+    for (int r = warp_; r < rows_; r += Config::kWarps) combine_warps(r);
   }
 
  private:
-  __device__ __forceinline__ void visit_keys() {
+  __device__ __forceinline__ void mainloop() {
     const Inputs& in = params_.args.inputs;
     const Problem& problem = params_.problem;
     const int32_t first = keys_.begin / kTileKv, end = (keys_.end + kTileKv - 1) / kTileKv;
-    for (int n = 0; n < kStages; ++n) look_up_pages(first + n);
+    for (int n = 0; n < kStages; ++n) prefetch_pages(first + n);
     ptx::cp_async_commit();
     const typename Config::QTile q{shared_};
-    if (even()) {
-      const Rows rows{query_row<sizeof(T)>(in.q, 0), row_bytes<sizeof(T)>(in.q)};
+    if (has_uniform_stride()) {
+      const RowView rows{query_row<sizeof(T)>(in.q, 0), row_bytes<sizeof(T)>(in.q)};
       load_tokens<kThreads>(q, problem.dim_qk, rows, 0, rows_);
     } else {
       load_tile<kThreads>(q, problem.dim_qk, [&](int r) -> const char* {
@@ -85,55 +84,55 @@ class DecodeKernel : OutputRows {
       });
     }
     clear();
-    ptx::cp_async_wait<0>();  // page numbers; Q belongs to the first K
-    // The first turns only fill the buffers.
+    ptx::cp_async_wait<0>();  // page numbers have arrived; Q is in the group of the first K
+    // The first kStages iterations only load.
     for (int32_t tile = first - kStages; tile < end; ++tile) {
-      const int32_t slot = tile & (kStages - 1), later = tile + kStages;
-      const typename Config::KTile k{shared_ + Config::kK + slot * Config::KTile::kBytes};
-      const typename Config::VTile v{shared_ + Config::kV + slot * Config::VTile::kBytes};
+      const int32_t stage = tile & (kStages - 1), next = tile + kStages;
+      const typename Config::KTile k{shared_ + Config::kKOffset + stage * Config::KTile::kBytes};
+      const typename Config::VTile v{shared_ + Config::kVOffset + stage * Config::VTile::kBytes};
       ScoreFragment s = {};
       if (tile >= first) {
         ptx::cp_async_wait<2 * kStages - 1>();
-        __syncthreads();  // K is here
-        multiply_rows<T, Config::kDimQk>(s, left_rows(q, 0, lane_),
-                                         right_rows(k, warp_ * kWarpKv, lane_));
-        __syncthreads();  // K's readers are done
+        __syncthreads();  // K has arrived
+        gemm_nt<T, Config::kDimQk>(s, a_k_major(q, 0, lane_), b_k_major(k, warp_ * kWarpKv, lane_));
+        __syncthreads();  // all warps have read K
       }
-      if (later < end) {
-        load_keys<kThreads>(params_, k, words_of(later), in.k, k_, problem.dim_qk, later * kTileKv);
-        look_up_pages(later + kStages);
+      if (next < end) {
+        load_kv<kThreads>(params_, k, pages_address(next), in.k, k_, problem.dim_qk,
+                          next * kTileKv);
+        prefetch_pages(next + kStages);
       }
       ptx::cp_async_commit();
       if (tile >= first) {
         mask(s, tile * kTileKv + warp_ * kWarpKv);
         softmax(s[0]);
         ptx::cp_async_wait<2 * kStages - 1>();
-        __syncthreads();  // V is here
-        multiply_held<T, kWarpKv / 16>(
-            o_, summed_rows(v, warp_ * kWarpKv, lane_),
-            [&](int strip, int step, int x) { return held_word<T>(s[strip], step, x); });
-        __syncthreads();  // V's readers are done
+        __syncthreads();  // V has arrived
+        gemm_rs<T, kWarpKv / 16>(
+            o_, b_mn_major(v, warp_ * kWarpKv, lane_),
+            [&](int mma_m, int step, int x) { return acc_as_a<T>(s[mma_m], step, x); });
+        __syncthreads();  // all warps have read V
       }
-      if (later < end) {
-        load_keys<kThreads>(params_, v, words_of(later), in.v, v_, problem.dim_v, later * kTileKv);
+      if (next < end) {
+        load_kv<kThreads>(params_, v, pages_address(next), in.v, v_, problem.dim_v, next * kTileKv);
       }
       ptx::cp_async_commit();
     }
-    ptx::cp_async_commit();  // Q's, where there was no key
+    ptx::cp_async_commit();  // Q's group, if there was no key
     ptx::cp_async_wait<0>();
-    __syncthreads();  // the buffers are free, also where there was no key
+    __syncthreads();  // the buffers are free, also if there was no key
   }
 
-  // Where the page numbers of a tile's rows are.
-  __device__ __forceinline__ uint32_t words_of(int32_t tile) const {
-    return shared_ + Config::kPages + (tile & (Config::kPageSets - 1)) * kThreads * 4;
+  // The address of the page numbers of a tile's rows.
+  __device__ __forceinline__ uint32_t pages_address(int32_t tile) const {
+    return shared_ + Config::kPagesOffset + (tile & (Config::kPageSets - 1)) * kThreads * 4;
   }
 
-  __device__ __forceinline__ void look_up_pages(int32_t tile) const {
+  __device__ __forceinline__ void prefetch_pages(int32_t tile) const {
     if (!(params_.problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) return;
-    const PagedRows rows = paged_rows<sizeof(T)>(params_, params_.args.inputs.k, k_);
-    PagedCopy<kThreads, typename Config::KTile>::look_up(words_of(tile), rows, tile * kTileKv,
-                                                         sequence_.len.kv);
+    const PagedRowView rows = paged_rows<sizeof(T)>(params_, params_.args.inputs.k, k_);
+    PagedCopy<kThreads, typename Config::KTile>::prefetch_page_index(
+        pages_address(tile), rows, tile * kTileKv, seqlen_.len.kv);
   }
 
   __device__ __forceinline__ int32_t row_of(int half) const { return half * 8 + lane_ / 4; }
@@ -151,49 +150,48 @@ class DecodeKernel : OutputRows {
     }
   }
 
-  // -inf where a key is not visible; of the keys from `begin` on.
+  // Sets scores of hidden keys to -inf. begin: the warp's first key.
   __device__ __forceinline__ void mask(ScoreFragment& s, int32_t begin) const {
     const Interval columns{begin, begin + kWarpKv};
-    if (columns.begin >= full_.begin && columns.end <= full_.end) return;
+    if (columns.begin >= full_keys_.begin && columns.end <= full_keys_.end) return;
     const Interval keys = intersect(columns, keys_);
     const int32_t first = begin + lane_ % 4 * 2;
     const MaskRule rule = params_.problem.mask_rule();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      // Nobody asks for what becomes of rows past the last.
+      // Rows past the last are not stored.
       const Interval visible =
-          sees_all(rule)
-              ? keys
-              : intersect(visible_keys(rule, query_of(row_of(half)), sequence_.len), keys);
+          sees_all(rule) ? keys
+                         : intersect(visible_keys(rule, query_of(row_of(half)), seqlen_.len), keys);
       visit_outside<kWarpKv / 8>(visible.begin - first, visible.end - visible.begin,
                                  [&](int n, int e) { s[0][n][half * 2 + e] = -INFINITY; });
     }
   }
 
-  // Scores to weights; the running maximum and sum; O to the new maximum's scale.
+  // Online softmax: turns S into P, updates the running maxima and sums, and rescales O.
   __device__ __forceinline__ void softmax(float (&s)[kWarpKv / 8][4]) {
     const float wide = params_.problem.scale * (kLog2E / kWideUnit);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float top = -INFINITY;
+      float row_max = -INFINITY;
 #pragma unroll
-      for (const auto& x : s) top = fmaxf(top, fmaxf(x[half * 2], x[half * 2 + 1]));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-      const float before = m_[0][half], m = fmaxf(before, top * wide);
-      // A row that has seen nothing: weights of 0, not NaN.
+      for (const auto& x : s) row_max = fmaxf(row_max, fmaxf(x[half * 2], x[half * 2 + 1]));
+      row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, 1));
+      row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, 2));
+      const float old_max = m_[0][half], m = fmaxf(old_max, row_max * wide);
+      // A row that has seen no key has P = 0, not NaN.
       const float base = m == -INFINITY ? 0.0f : m;
-      const float shrink = ptx::exp2((before - base) * kWideUnit);
-      float factor = wide * kWideUnit, subtracted = base * kWideUnit;
-      const bool far = fabsf(base) > kLargeScore / kWideUnit;
-      // After the first tiles maxima rarely rise.
-      if (!__all_sync(~0u, m == before && !far)) {
+      const float rescale = ptx::exp2((old_max - base) * kWideUnit);
+      float factor = wide * kWideUnit, offset = base * kWideUnit;
+      const bool large_base = fabsf(base) > kLargeScore / kWideUnit;
+      // After the first tiles, maxima rarely increase.
+      if (!__all_sync(~0u, m == old_max && !large_base)) {
 #pragma unroll
         for (auto& columns : o_[0]) {
-          columns[half * 2] *= shrink;
-          columns[half * 2 + 1] *= shrink;
+          columns[half * 2] *= rescale;
+          columns[half * 2 + 1] *= rescale;
         }
-        if (__any_sync(~0u, far)) {
+        if (__any_sync(~0u, large_base)) {
 #pragma unroll
           for (auto& x : s) {
 #pragma unroll
@@ -202,7 +200,7 @@ class DecodeKernel : OutputRows {
             }
           }
           factor = kWideUnit;
-          subtracted = 0.0f;
+          offset = 0.0f;
         }
       }
       float total = 0.0f;
@@ -210,33 +208,33 @@ class DecodeKernel : OutputRows {
       for (auto& x : s) {
 #pragma unroll
         for (int e = half * 2; e < half * 2 + 2; ++e) {
-          x[e] = ptx::exp2(fmaf(x[e], factor, -subtracted));
+          x[e] = ptx::exp2(fmaf(x[e], factor, -offset));
           total += x[e];
         }
       }
       m_[0][half] = m;
-      l_[0][half] = l_[0][half] * shrink + total;
+      l_[0][half] = l_[0][half] * rescale + total;
     }
   }
 
-  // Where a warp leaves a row of O, and its maximum and sum.
-  __device__ __forceinline__ uint32_t row_at(int warp, int32_t r) const {
-    return shared_ + (warp * Config::kTileQ + r) * Config::kRowBytes;
+  // The addresses of a warp's partial row of O, and of its row maximum and sum.
+  __device__ __forceinline__ uint32_t o_address(int warp, int32_t r) const {
+    return shared_ + (warp * Config::kTileQ + r) * Config::kORowBytes;
   }
-  __device__ __forceinline__ uint32_t numbers_at(int warp, int32_t r) const {
-    return shared_ + Config::kNumbers + (warp * Config::kTileQ + r) * 8;
+  __device__ __forceinline__ uint32_t row_stats_address(int warp, int32_t r) const {
+    return shared_ + Config::kRowStatsOffset + (warp * Config::kTileQ + r) * 8;
   }
 
-  __device__ __forceinline__ void hand_over() const {
+  __device__ __forceinline__ void store_partials() const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = l_[0][half];  // of the lane's columns
+      float sum = l_[0][half];  // over the lane's columns
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       const int32_t r = row_of(half);
       if (r >= rows_) continue;
-      if (lane_ % 4 == 0) ptx::store_shared_pair(numbers_at(warp_, r), {m_[0][half], sum});
-      const uint32_t to = row_at(warp_, r) + lane_ % 4 * 8;
+      if (lane_ % 4 == 0) ptx::store_shared_pair(row_stats_address(warp_, r), {m_[0][half], sum});
+      const uint32_t to = o_address(warp_, r) + lane_ % 4 * 8;
 #pragma unroll
       for (int n = 0; n < Config::kDimV / 8; ++n) {
         ptx::store_shared_pair(to + n * 32, {o_[0][n][half * 2], o_[0][n][half * 2 + 1]});
@@ -244,51 +242,52 @@ class DecodeKernel : OutputRows {
     }
   }
 
-  // A row of all warps, in their order, by one of them.
-  __device__ __forceinline__ void put_together(int32_t r) const {
+  // Combines the partial results of row r, in the order of the warps. One warp calls this.
+  __device__ __forceinline__ void combine_warps(int32_t r) const {
     constexpr int kWarps = Config::kWarps;
-    float2 numbers[kWarps];
-    float top = -INFINITY, sum = 0.0f;
+    float2 row_stats[kWarps];
+    float row_max = -INFINITY, sum = 0.0f;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      numbers[w] = ptx::load_shared_pair(numbers_at(w, r));
-      top = fmaxf(top, numbers[w].x);
+      row_stats[w] = ptx::load_shared_pair(row_stats_address(w, r));
+      row_max = fmaxf(row_max, row_stats[w].x);
     }
     float o[4] = {};
-    static_assert(Config::kDimV <= 128, "four columns a lane");
+    static_assert(Config::kDimV <= 128, "a lane has four columns");
     const int column = lane_ * 4;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      const float weight = top == -INFINITY ? 0.0f : ptx::exp2((numbers[w].x - top) * kWideUnit);
-      sum += numbers[w].y * weight;
+      const float weight =
+          row_max == -INFINITY ? 0.0f : ptx::exp2((row_stats[w].x - row_max) * kWideUnit);
+      sum += row_stats[w].y * weight;
       float x[4] = {};
-      if (column < Config::kDimV) ptx::load_shared(x, row_at(w, r) + column * 4);
+      if (column < Config::kDimV) ptx::load_shared(x, o_address(w, r) + column * 4);
 #pragma unroll
       for (int e = 0; e < 4; ++e) o[e] = fmaf(x[e], weight, o[e]);
     }
-    const int32_t single = is_fp32() ? single_key(r, sum) : -1;
-    if (single >= 0) sum = 1.0f;
-    const float shrink = add_sink(r, top, sum);
-    if (lane_ == 0) store_lse(r, top, sum);
+    const int32_t single_kv = is_fp32() ? single_key(r, sum) : -1;
+    if (single_kv >= 0) sum = 1.0f;
+    const float rescale = add_sink(r, row_max, sum);
+    if (lane_ == 0) store_lse(r, row_max, sum);
     if (column >= params_.problem.dim_v) return;
-    const float factor = sum == 0.0f ? 0.0f : shrink / sum;
+    const float factor = sum == 0.0f ? 0.0f : rescale / sum;
 #pragma unroll
     for (float& x : o) x *= factor;
-    if (single >= 0) {
+    if (single_kv >= 0) {
       const float4 value =
-          load_four<true>(reinterpret_cast<const T*>(value_of<sizeof(T)>(single)) + column);
+          load_vec4<true>(reinterpret_cast<const T*>(value_of<sizeof(T)>(single_kv)) + column);
       o[0] = value.x, o[1] = value.y, o[2] = value.z, o[3] = value.w;
     }
     if (is_fp32()) {
-      store_four<true>(fp32_row(r) + column, o);
+      store_vec4<true>(fp32_row(r) + column, o);
     } else {
-      store_four<true>(reinterpret_cast<T*>(query_row<2>(params_.args.o, r)) + column, o);
+      store_vec4<true>(reinterpret_cast<T*>(query_row<2>(params_.args.o, r)) + column, o);
     }
   }
 
   const uint32_t shared_;
   const int lane_, warp_;
-  // Maxima in units of kWideUnit log2(e); the sums are of this lane's columns.
+  // Row maxima in units of kWideUnit log2(e); row sums over this lane's columns.
   float m_[1][2], l_[1][2];
   float o_[1][Config::kDimV / 8][4];
 };
@@ -297,8 +296,8 @@ template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtasPerSm)
     decode_kernel(const __grid_constant__ ForwardParams params) {
   char* const shared = ptx::dynamic_shared();
-  DecodeKernel<Config> block(params, ptx::shared_address(shared));
-  if (block.locate()) block.run();
+  DecodeKernel<Config> kernel(params, ptx::shared_address(shared));
+  if (kernel.init()) kernel.run();
 }
 
 }  // namespace flashattn::cuda::sm80

@@ -1,6 +1,6 @@
-// The powers of two that a block of the forward pass multiplies tensors of fp32 by before it splits
-// them, see mma_3xfp16.cuh. They lie in shared memory: of Q from the start, of K and V from the
-// first tile on that is not zero.
+// The powers of two by which a CTA of the forward pass scales fp32 tensors before it splits them
+// into pairs of fp16, see mma_3xfp16.cuh. They lie in shared memory. Q's is set once; those of K
+// and V by their first tile that is not zero.
 #pragma once
 
 #include <cfloat>
@@ -10,98 +10,100 @@
 namespace flashattn::cuda::sm80 {
 
 template <int kThreads>
-class BlockFactors {
+class Fp32BlockScale {
   static constexpr int kWarps = kThreads / 32;
   static_assert(kWarps <= 8, "eight words a tensor");
-  // Where, in words: maxima of warps, eight a tensor; then of each tensor its factor, 0 where it is
-  // not known; whether a number was too large; by how many powers of two the factor is lowered.
-  static constexpr int kFactor = 24, kExceeded = 28, kLowered = 32, kWords = 36;
+  // Word offsets: maxima of warps, eight a tensor; then per tensor its scale, 0 if not set yet;
+  // whether a value overflowed; the exponent by which the scale is reduced.
+  static constexpr int kScale = 24, kOverflowed = 28, kReduction = 32, kWords = 36;
 
  public:
   enum Tensor { kQ, kK, kV };
   static constexpr int kBytes = kWords * 4;
 
-  __device__ __forceinline__ explicit BlockFactors(uint32_t base) : base_(base) {}
+  __device__ __forceinline__ explicit Fp32BlockScale(uint32_t base) : base_(base) {}
 
-  // By all threads, as are the others; a barrier must follow before the first split().
-  __device__ __forceinline__ void start() const {
+  // All threads call this and the functions below. A barrier must follow before the first split().
+  __device__ __forceinline__ void init() const {
     if (threadIdx.x == 0) {
-      for (int x = kFactor; x < kWords; ++x) put(x, 0);
+      for (int x = kScale; x < kWords; ++x) store(x, 0);
     }
   }
 
-  // Splits a tile whose copies the thread has waited for; nobody has read it yet. Has a barrier
-  // inside.
+  // Splits Q, for whose cp.async the thread has waited and which no thread has read. Contains a
+  // barrier.
   template <class Tile>
-  __device__ __forceinline__ void split_queries(Tile tile) const {
+  __device__ __forceinline__ void split_q(Tile tile) const {
     const TileSplit<kThreads, Tile> own(tile);
-    own.split(measure(kQ, own.largest()));
+    own.split(set_scale(kQ, own.max_bits()));
   }
 
-  // The same, where the block meets at a barrier between any two calls.
+  // Splits a tile of K or V. A barrier must lie between any two calls.
   template <class Tile>
   __device__ __forceinline__ void split(Tensor tensor, Tile tile) const {
     const TileSplit<kThreads, Tile> own(tile);
-    float factor = __uint_as_float(word(kFactor + tensor));
-    if (factor == 0.0f) factor = measure(tensor, own.largest());
-    if (own.split(factor)) put(kExceeded + tensor, 1);
+    float scale = __uint_as_float(load(kScale + tensor));
+    if (scale == 0.0f) scale = set_scale(tensor, own.max_bits());
+    if (own.split(scale)) store(kOverflowed + tensor, 1);
   }
 
-  // Once the block has met: what to multiply products of Q and K with instead of `factor`, positive
-  // and finite as that is, so that neither -inf nor 0 become NaN; and what sums of V with.
-  __device__ __forceinline__ float of_scores(float factor) const {
-    factor *= 1 / Halves::kUnit;
-    return fminf(fmaxf(factor * inverse(kQ) * inverse(kK), FLT_MIN), FLT_MAX);
+  // After a barrier: the factor of S that replaces `scale`, which is positive and finite. The
+  // result is so, too, so that neither -inf nor 0 becomes NaN. output_factor(): the factor of P V.
+  __device__ __forceinline__ float score_factor(float scale) const {
+    scale *= 1 / Fp16Pair::kLoScale;
+    return fminf(fmaxf(scale * inverse(kQ) * inverse(kK), FLT_MIN), FLT_MAX);
   }
-  __device__ __forceinline__ float of_output() const { return inverse(kV) / Halves::kUnit; }
+  __device__ __forceinline__ float output_factor() const {
+    return inverse(kV) / Fp16Pair::kLoScale;
+  }
 
-  // Whether numbers were too large: then all is to be done again.
-  __device__ __forceinline__ bool again() const {
+  // Whether a value overflowed; the mainloop must then run again with smaller scales.
+  __device__ __forceinline__ bool must_redo() const {
     __syncthreads();
-    const uint32_t k = word(kExceeded + kK), v = word(kExceeded + kV);
+    const uint32_t k = load(kOverflowed + kK), v = load(kOverflowed + kV);
     if ((k | v) == 0) return false;
-    __syncthreads();  // all know
+    __syncthreads();  // all threads have read the flags
     if (threadIdx.x == 0) {
-      lower(kK, k);
-      lower(kV, v);
+      reduce_scale(kK, k);
+      reduce_scale(kV, v);
     }
     return true;
   }
 
  private:
   __device__ __forceinline__ float inverse(Tensor tensor) const {
-    const uint32_t factor = word(kFactor + tensor);
-    return factor == 0 ? 1.0f : __uint_as_float((254u << 23) - factor);
+    const uint32_t scale = load(kScale + tensor);
+    return scale == 0 ? 1.0f : __uint_as_float((254u << 23) - scale);
   }
 
-  // Bits of the largest number of the thread's share to the tensor's factor.
-  __device__ __forceinline__ float measure(Tensor tensor, int32_t top) const {
-    top = __reduce_max_sync(~0u, top);
-    if (threadIdx.x % 32 == 0) put(tensor * 8 + threadIdx.x / 32, top);
+  // Sets the tensor's scale; max_bits: of the thread's largest value. Returns the scale.
+  __device__ __forceinline__ float set_scale(Tensor tensor, int32_t max_bits) const {
+    max_bits = __reduce_max_sync(~0u, max_bits);
+    if (threadIdx.x % 32 == 0) store(tensor * 8 + threadIdx.x / 32, max_bits);
     __syncthreads();
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) {
-      top = max(top, static_cast<int32_t>(word(tensor * 8 + warp)));
+      max_bits = max(max_bits, static_cast<int32_t>(load(tensor * 8 + warp)));
     }
-    if (top == 0) return 1.0f;
-    // Q's maximum does not change any more.
-    const int32_t above = tensor == kQ ? 3 : 9 - static_cast<int32_t>(word(kLowered + tensor));
-    const int32_t exponent = min(max(254 + above - (top >> 23), 1), 253);
-    const uint32_t factor = static_cast<uint32_t>(exponent) << 23;
-    if (threadIdx.x == 0) put(kFactor + tensor, factor);
-    return __uint_as_float(factor);
+    if (max_bits == 0) return 1.0f;
+    // The exponent of the scaled maximum; Q's maximum is final.
+    const int32_t above = tensor == kQ ? 3 : 9 - static_cast<int32_t>(load(kReduction + tensor));
+    const int32_t exponent = min(max(254 + above - (max_bits >> 23), 1), 253);
+    const uint32_t scale = static_cast<uint32_t>(exponent) << 23;
+    if (threadIdx.x == 0) store(kScale + tensor, scale);
+    return __uint_as_float(scale);
   }
 
-  __device__ __forceinline__ void lower(Tensor tensor, uint32_t exceeded) const {
-    put(kFactor + tensor, 0);
-    put(kExceeded + tensor, 0);
-    put(kLowered + tensor, word(kLowered + tensor) + exceeded * 12);
+  __device__ __forceinline__ void reduce_scale(Tensor tensor, uint32_t overflowed) const {
+    store(kScale + tensor, 0);
+    store(kOverflowed + tensor, 0);
+    store(kReduction + tensor, load(kReduction + tensor) + overflowed * 12);
   }
 
-  __device__ __forceinline__ uint32_t word(int index) const {
+  __device__ __forceinline__ uint32_t load(int index) const {
     return ptx::load_shared(base_ + index * 4);
   }
-  __device__ __forceinline__ void put(int index, uint32_t x) const {
+  __device__ __forceinline__ void store(int index, uint32_t x) const {
     ptx::store_shared(base_ + index * 4, x);
   }
 

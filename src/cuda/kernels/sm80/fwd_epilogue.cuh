@@ -1,4 +1,5 @@
-// How a block of the portable forward pass ends: O and lse of its rows, or those of a part.
+// Epilogue of a CTA of the portable forward pass: stores O and lse, or a KV split's partial O and
+// sums.
 #pragma once
 
 #include "cuda/ptx/mma.cuh"
@@ -7,7 +8,7 @@
 
 namespace flashattn::cuda::sm80 {
 
-// Which rows of the block a warp has.
+// The rows of the work tile that a warp computes.
 template <class Config>
 struct WarpRows {
   int lane_, warp_row_;
@@ -15,54 +16,54 @@ struct WarpRows {
   __device__ __forceinline__ explicit WarpRows(uint32_t thread)
       : lane_(thread % 32), warp_row_(thread / 32 * 16 * Config::kMmaM) {}
 
-  // Row of the block that accumulator row `half` (0: g, 1: g + 8) of a strip stands for.
-  __device__ __forceinline__ int32_t row_of(int strip, int half) const {
-    return warp_row_ + strip * 16 + half * 8 + lane_ / 4;
+  // The work tile's row of accumulator row g (half 0) or g + 8 (half 1).
+  __device__ __forceinline__ int32_t row_of(int mma_m, int half) const {
+    return warp_row_ + mma_m * 16 + half * 8 + lane_ / 4;
   }
 };
 
-// Where results of rows of a block go, or of a part of their keys.
-struct OutputRows : BlockPlace {
+// Stores results of single rows, shared by the forward and decode kernels.
+struct RowEpilogue : FwdWorkTile {
   const ForwardParams& params_;
 
-  __device__ __forceinline__ explicit OutputRows(const ForwardParams& params) : params_(params) {}
+  __device__ __forceinline__ explicit RowEpilogue(const ForwardParams& params) : params_(params) {}
 
-  // top, in units of kWideUnit log2(e), and sum: of the weights.
-  __device__ __forceinline__ void store_lse(int32_t r, float top, float sum) const {
+  // Stores lse of row r, or its partial sum if the sequence is split. row_max: in units of
+  // kWideUnit log2(e). sum: relative to it.
+  __device__ __forceinline__ void store_lse(int32_t r, float row_max, float sum) const {
     if (r >= rows_) return;
-    const float base = top * (kWideUnit * kLn2);
+    const float base = row_max * (kWideUnit * kLn2);
     if (split_) {
       params_.partial_sums[partial_row(r)] = {base, sum};
     } else if (params_.args.lse) {
       const RowLayout layout = row_layout(params_.problem, params_.args.shape);
       const Row at = row(r);
       params_.args.lse[b_ * layout.batch_stride + (first_head_ + at.head) * layout.head_stride +
-                       sequence_.offset_q + queries_.begin + at.query] =
-          lse_of(top, kWideUnit, sum);
+                       seqlen_.offset_q + queries_.begin + at.query] =
+          lse_of(row_max, kWideUnit, sum);
     }
   }
 
-  // Takes the sink of a row into its maximum and sum, whatever its size: what the keys' share is to
-  // be multiplied with.
-  __device__ __forceinline__ float add_sink(int32_t r, float& top, float& sum) const {
+  // Adds a row's sink to its maximum and sum. Returns the factor by which O must be rescaled.
+  __device__ __forceinline__ float add_sink(int32_t r, float& row_max, float& sum) const {
     if (!(params_.problem.features & FLASHATTN_FEATURE_SINK) || part_ > 0 || r >= rows_)
       return 1.0f;
     const float sink = params_.args.inputs.sink[first_head_ + row(r).head] * (kLog2E / kWideUnit);
-    const float keys = top;
-    top = fmaxf(keys, sink);
-    if (top == -INFINITY) return 1.0f;
-    const float shrink = keys == top ? 1.0f : ptx::exp2((keys - top) * kWideUnit);
-    sum = sum * shrink + ptx::exp2((sink - top) * kWideUnit);
-    return shrink;
+    const float keys = row_max;
+    row_max = fmaxf(keys, sink);
+    if (row_max == -INFINITY) return 1.0f;
+    const float rescale = keys == row_max ? 1.0f : ptx::exp2((keys - row_max) * kWideUnit);
+    sum = sum * rescale + ptx::exp2((sink - row_max) * kWideUnit);
+    return rescale;
   }
 
-  // Whose value a row is, to the last digit: that of the only key that it sees. -1: of several, or
-  // none, or one without a finite score. sum: of its weights.
+  // The only key that row r sees, whose V is exactly the row of O. -1: the row sees several keys,
+  // or none, or one without a finite score. sum: of the row's weights.
   __device__ __forceinline__ int32_t single_key(int32_t r, float sum) const {
     const bool plain =
         !(params_.problem.features & FLASHATTN_FEATURE_SINK) && params_.dropout_threshold == 0;
     if (!plain || r >= rows_ || !(sum > 0.0f && sum < INFINITY)) return -1;
-    const Interval keys = visible_keys(params_.problem.mask_rule(), query_of(r), sequence_.len);
+    const Interval keys = visible_keys(params_.problem.mask_rule(), query_of(r), seqlen_.len);
     return keys.end - keys.begin == 1 ? keys.begin : -1;
   }
 
@@ -72,11 +73,11 @@ struct OutputRows : BlockPlace {
     if (!(params_.problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) {
       return v_ + key * v.stride_seq * kSize;
     }
-    const PagedRows rows = paged_rows<kSize>(params_, v, v_);
+    const PagedRowView rows = paged_rows<kSize>(params_, v, v_);
     return rows.row(rows.pages[key / rows.page_size], key);
   }
 
-  // Whether O is fp32, and where it then goes.
+  // Whether this CTA stores O as fp32, and where a row of it lies.
   __device__ __forceinline__ bool is_fp32() const {
     return split_ || params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
   }
@@ -93,51 +94,51 @@ struct OutputRows : BlockPlace {
 };
 
 template <class Config>
-class ForwardOutput : OutputRows, WarpRows<Config> {
+class FwdEpilogue : RowEpilogue, WarpRows<Config> {
   using WarpRows<Config>::lane_, WarpRows<Config>::row_of;
   using T = typename Config::T;
   using Tile = typename Config::OTile;
   static constexpr int kMmaM = Config::kMmaM, kColumns = Config::kDimV;
-  using Sums = float[kMmaM][kColumns / 8][4];
-  using Numbers = float[kMmaM][2];  // of rows
+  using Accumulator = float[kMmaM][kColumns / 8][4];
+  using RowStats = float[kMmaM][2];  // rows g, g + 8
 
  public:
-  // shared: where the block's memory begins; its place lies there.
-  __device__ __forceinline__ ForwardOutput(const ForwardParams& params, uint32_t shared)
-      : OutputRows(params), WarpRows<Config>(no_hoist(threadIdx.x)), staged_{shared} {
-    load(shared + Config::kPlace);
+  // shared: the CTA's shared memory, from which the work tile is loaded.
+  __device__ __forceinline__ FwdEpilogue(const ForwardParams& params, uint32_t shared)
+      : RowEpilogue(params), WarpRows<Config>(no_hoist(threadIdx.x)), o_tile_{shared} {
+    load_from_smem(shared + Config::kWorkTileOffset);
   }
 
-  // o: not divided by the sums of weights l yet, of which every lane of a quad has a share; m: the
-  // maxima, in units of kWideUnit log2(e). unit: of V.
-  __device__ __forceinline__ void finish(Sums& o, const Numbers& m, const Numbers& l,
-                                         float unit) const {
-    // Of a quad's rows each lane has one to work on.
+  // o: not divided by row sums yet. m: row maxima in units of kWideUnit log2(e). l: row sums over
+  // the lane's columns. o_scale: a factor of o.
+  __device__ __forceinline__ void store(Accumulator& o, const RowStats& m, const RowStats& l,
+                                        float o_scale) const {
+    // Each lane of a quad normalises one of the quad's rows.
     const int own = lane_ % 4;
-    float top = -INFINITY, sum = 0.0f;
+    float row_max = -INFINITY, sum = 0.0f;
 #pragma unroll
     for (int x = 0; x < kMmaM * 2; ++x) {
       float total = l[x / 2][x % 2];
       total += __shfl_xor_sync(~0u, total, 1);
       total += __shfl_xor_sync(~0u, total, 2);
       if (own == x) {
-        top = m[x / 2][x % 2];
+        row_max = m[x / 2][x % 2];
         sum = total;
       }
     }
-    float kept = unit;
-    int32_t single = -1;
+    float scale = o_scale;
+    int32_t single_kv = -1;
     if (own < kMmaM * 2) {
       const int32_t r = row_of(own / 2, own % 2);
-      if (Config::kWide || is_fp32()) single = single_key(r, sum);
-      if (single >= 0) sum = 1.0f;
-      kept *= add_sink(r, top, sum);
-      store_lse(r, top, sum);
+      if (Config::kIsFp32 || is_fp32()) single_kv = single_key(r, sum);
+      if (single_kv >= 0) sum = 1.0f;
+      scale *= add_sink(r, row_max, sum);
+      store_lse(r, row_max, sum);
     }
     if (Config::kModified && !split_) {
-      kept *= 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
+      scale *= 65536.0f / (65536.0f - static_cast<float>(params_.dropout_threshold));
     }
-    const float factor = sum == 0.0f ? 0.0f : kept / sum;
+    const float factor = sum == 0.0f ? 0.0f : scale / sum;
 #pragma unroll
     for (int x = 0; x < kMmaM * 2; ++x) {
       const float row_factor = __shfl_sync(~0u, factor, lane_ - own + x);
@@ -147,21 +148,21 @@ class ForwardOutput : OutputRows, WarpRows<Config> {
         o[x / 2][n][x % 2 * 2 + 1] *= row_factor;
       }
     }
-    if (Config::kWide || is_fp32()) {
-      store_fp32(o, single);
-    } else if constexpr (!Config::kWide) {
-      stage(o);
+    if (Config::kIsFp32 || is_fp32()) {
+      store_fp32(o, single_kv);
+    } else if constexpr (!Config::kIsFp32) {
+      store_o_smem(o);
       __syncthreads();
-      store_staged();
+      store_o();
     }
   }
 
  private:
-  // single: single_key() of the row that the lane works on.
-  __device__ __forceinline__ void store_fp32(const Sums& o, int32_t single) const {
+  // single_kv: single_key() of the row that the lane normalised.
+  __device__ __forceinline__ void store_fp32(const Accumulator& o, int32_t single_kv) const {
 #pragma unroll
     for (int x = 0; x < kMmaM * 2; ++x) {
-      const int32_t key = __shfl_sync(~0u, single, lane_ - lane_ % 4 + x);
+      const int32_t key = __shfl_sync(~0u, single_kv, lane_ - lane_ % 4 + x);
       const int32_t r = row_of(x / 2, x % 2);
       if (r >= rows_) continue;
       float* const out = fp32_row(r);
@@ -177,16 +178,16 @@ class ForwardOutput : OutputRows, WarpRows<Config> {
 #pragma unroll 1
       for (int column = lane_ % 4 * 2; column < params_.problem.dim_v; column += 8) {
         *reinterpret_cast<float2*>(out + column) =
-            PackedPair<T>::load(value + column * sizeof(T)).numbers();
+            PackedPair<T>::load(value + column * sizeof(T)).to_float2();
       }
     }
   }
 
-  __device__ __forceinline__ void stage(const Sums& o) const {
-    const uint32_t first = staged_.chunk(row_of(0, 0), 0) + lane_ % 4 * 4;
+  __device__ __forceinline__ void store_o_smem(const Accumulator& o) const {
+    const uint32_t first = o_tile_.chunk(row_of(0, 0), 0) + lane_ % 4 * 4;
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
-      const uint32_t to = Tile::advance(first, n);  // the swizzle is that of all these rows
+      const uint32_t to = Tile::advance(first, n);  // rows 8 apart have the same swizzle
 #pragma unroll
       for (int x = 0; x < kMmaM * 2; ++x) {
         ptx::store_shared(to + x * 8 * Tile::kRowBytes,
@@ -195,29 +196,30 @@ class ForwardOutput : OutputRows, WarpRows<Config> {
     }
   }
 
-  __device__ __forceinline__ void store_staged() const {
-    const TileCopy<Config::kThreads, Config::kTileQ, Tile> copy(staged_);
+  __device__ __forceinline__ void store_o() const {
+    const TileCopy<Config::kThreads, Config::kTileQ, Tile> copy(o_tile_);
     if (copy.chunk * 8 >= params_.problem.dim_v) return;
     const flashattn_tensor& tensor = params_.args.o;
     const int count = rows_ - copy.row;
-    const auto put = [&](int n, char* row) {
+    const auto store_chunk = [&](int n, char* row) {
       *reinterpret_cast<int4*>(row + copy.chunk * 16) = ptx::load_shared_16(copy.address(n));
     };
-    if (even()) {
+    if (has_uniform_stride()) {
       char* row = query_row<2>(tensor, 0) + copy.row * row_bytes<2>(tensor);
 #pragma unroll
-      for (int n = 0; n < copy.kSteps; ++n, row += copy.kStep * row_bytes<2>(tensor)) {
-        if (n * copy.kStep < count) put(n, row);
+      for (int n = 0; n < copy.kSteps; ++n, row += copy.kRowStep * row_bytes<2>(tensor)) {
+        if (n * copy.kRowStep < count) store_chunk(n, row);
       }
     } else {
 #pragma unroll 2
       for (int n = 0; n < copy.kSteps; ++n) {
-        if (n * copy.kStep < count) put(n, query_row<2>(tensor, copy.row + n * copy.kStep));
+        if (n * copy.kRowStep < count)
+          store_chunk(n, query_row<2>(tensor, copy.row + n * copy.kRowStep));
       }
     }
   }
 
-  const Tile staged_;  // O, where Q was
+  const Tile o_tile_;  // in the buffer of Q
 };
 
 }  // namespace flashattn::cuda::sm80

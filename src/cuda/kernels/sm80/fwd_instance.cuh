@@ -1,4 +1,4 @@
-// From a row of table.txt to an instance of the kernel.
+// Makes a table entry of the arguments in a row of table.txt.
 #pragma once
 
 #include "cuda/kernels/sm80/fwd.cuh"
@@ -14,7 +14,7 @@ constexpr Size size_of(int32_t tile_q, int32_t tile_kv) {
 template <class T, int kDimQk, int kDimV, int kMmaM, int kTileKv, int kMinCtasPerSm, bool kModified,
           int kWarps = 4>
 constexpr ForwardEntry fwd_instance() {
-  using Config = ForwardConfig<T, kDimQk, kDimV, kMmaM, kTileKv, kMinCtasPerSm, kModified, kWarps>;
+  using Config = FwdConfig<T, kDimQk, kDimV, kMmaM, kTileKv, kMinCtasPerSm, kModified, kWarps>;
   return {kDtype<T>,
           kDimQk,
           kDimV,

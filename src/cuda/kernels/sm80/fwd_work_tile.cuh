@@ -1,4 +1,4 @@
-// What a block of the portable forward pass works on.
+// The work tile of a CTA of the portable forward and decode kernels.
 #pragma once
 
 #include <cstring>
@@ -8,69 +8,71 @@
 
 namespace flashattn::cuda::sm80 {
 
-struct BlockPlace {
-  SeqlenInfo sequence_;
-  int32_t b_, kv_head_, part_, first_head_, heads_, count_, rows_;
-  bool split_;  // whether the sequence has other parts
+struct FwdWorkTile {
+  SeqlenInfo seqlen_;
+  int32_t b_, kv_head_, part_, first_head_, heads_, q_count_, rows_;
+  bool split_;  // the sequence has several KV splits
   Interval queries_;
-  Interval keys_, full_;  // that some, all queries of the block see, of its part
-  const char *k_, *v_;    // where the rows of K and V begin; paged ones: those of page 0
+  Interval keys_, full_keys_;  // keys of the split that some, that all queries see
+  const char *k_, *v_;         // row 0 of K and V; if paged, of page 0
 
-  // kSize: of an element of K and V. False: nothing to do.
+  // kSize: bytes of an element of K and V. False: the CTA has no work.
   template <int kSize>
-  __device__ __forceinline__ bool locate(const ForwardParams& params) {
+  __device__ __forceinline__ bool init(const ForwardParams& params) {
     const Problem& problem = params.problem;
     const L2Swizzle::Tile at = params.swizzle.tile(blockIdx.x);
-    // Late queries first: under a causal mask they take longest.
-    const int32_t query_turn = params.by_parts.quotient(at.tile_idx);
-    const int32_t query_block = params.query_blocks - 1 - query_turn;
-    part_ = at.tile_idx - query_turn * params.parts;
-    const int32_t kv_unit = params.by_head_blocks.quotient(at.head_idx);
+    // The last Q tiles run first: with a causal mask they take longest.
+    const int32_t q_tile_from_end = params.by_parts.quotient(at.tile_idx);
+    const int32_t q_tile = params.query_blocks - 1 - q_tile_from_end;
+    part_ = at.tile_idx - q_tile_from_end * params.parts;
+    const int32_t batch_kv_head = params.by_head_blocks.quotient(at.head_idx);
     const int32_t first =
-        (at.head_idx - kv_unit * params.head_blocks) * params.heads;  // of the group
-    b_ = params.by_heads_kv.quotient(kv_unit);
-    kv_head_ = kv_unit - b_ * problem.heads_kv;
-    sequence_ = seqlen_info(problem, params.args.shape, params.args.inputs, b_);
-    const Lengths len = sequence_.len;
-    queries_.begin = min(query_block * params.queries, len.q);
-    count_ = min(params.queries, len.q - queries_.begin);
-    queries_.end = queries_.begin + count_;
+        (at.head_idx - batch_kv_head * params.head_blocks) * params.heads;  // in the GQA group
+    b_ = params.by_heads_kv.quotient(batch_kv_head);
+    kv_head_ = batch_kv_head - b_ * problem.heads_kv;
+    seqlen_ = seqlen_info(problem, params.args.shape, params.args.inputs, b_);
+    const Lengths len = seqlen_.len;
+    queries_.begin = min(q_tile * params.queries, len.q);
+    q_count_ = min(params.queries, len.q - queries_.begin);
+    queries_.end = queries_.begin + q_count_;
     first_head_ = kv_head_ * params.q_heads_per_kv_head + first;
     heads_ = min(params.heads, params.q_heads_per_kv_head - first);
-    rows_ = heads_ * count_;
-    keys_ = full_ = {0, len.kv};
-    if (params.parts > 1) keys_ = full_ = part_range(params.split, len, part_);
+    rows_ = heads_ * q_count_;
+    keys_ = full_keys_ = {0, len.kv};
+    if (params.parts > 1) keys_ = full_keys_ = part_range(params.split, len, part_);
     split_ = keys_.end - keys_.begin < len.kv;
     if (rows_ <= 0 || (part_ > 0 && keys_.begin == keys_.end)) return false;
     if (!sees_all(problem.mask_rule())) {
       const KeySpan span = key_span(problem.mask_rule(), queries_, len);
       keys_ = intersect(span.any, keys_);
-      full_ = intersect(span.all, keys_);
+      full_keys_ = intersect(span.all, keys_);
     }
     const bool paged = problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
     const Inputs& in = params.args.inputs;
-    k_ = tensor_row(in.k, kSize, paged ? 0 : b_, kv_head_, paged ? 0 : sequence_.offset_kv);
-    v_ = tensor_row(in.v, kSize, paged ? 0 : b_, kv_head_, paged ? 0 : sequence_.offset_kv);
+    k_ = tensor_row(in.k, kSize, paged ? 0 : b_, kv_head_, paged ? 0 : seqlen_.offset_kv);
+    v_ = tensor_row(in.v, kSize, paged ? 0 : b_, kv_head_, paged ? 0 : seqlen_.offset_kv);
     return true;
   }
 
-  // The head, from first_head_ on, and the query, from queries_.begin on, that row r stands for.
+  // The query head, relative to first_head_, and the query, relative to queries_.begin, of row r.
   struct Row {
     int32_t head, query;
   };
   __device__ __forceinline__ Row row(int32_t r) const {
     if (heads_ == 1) return {0, r};
-    if (count_ == 1) return {r, 0};
-    const int32_t head = r / count_;
-    return {head, r - head * count_};
+    if (q_count_ == 1) return {r, 0};
+    const int32_t head = r / q_count_;
+    return {head, r - head * q_count_};
   }
 
   __device__ __forceinline__ int32_t query_of(int32_t r) const {
     return queries_.begin + row(r).query;
   }
 
-  // Whether the rows lie at even distances in a tensor: those of one head, or of one query.
-  __device__ __forceinline__ bool even() const { return heads_ == 1 || count_ == 1; }
+  // Whether rows have one stride in a tensor: they belong to one head, or to one query.
+  __device__ __forceinline__ bool has_uniform_stride() const {
+    return heads_ == 1 || q_count_ == 1;
+  }
   template <int kSize>
   __device__ __forceinline__ int64_t row_bytes(const flashattn_tensor& t) const {
     return (heads_ == 1 ? t.stride_seq : t.stride_head) * kSize;
@@ -80,14 +82,14 @@ struct BlockPlace {
   __device__ __forceinline__ char* query_row(const flashattn_tensor& t, int32_t r) const {
     const Row at = row(r);
     return tensor_row(t, kSize, b_, first_head_ + at.head,
-                      sequence_.offset_q + queries_.begin + at.query);
+                      seqlen_.offset_q + queries_.begin + at.query);
   }
 
   // base: k_ or v_.
   template <int kSize>
-  __device__ __forceinline__ PagedRows paged_rows(const ForwardParams& params,
-                                                  const flashattn_tensor& tensor,
-                                                  const char* base) const {
+  __device__ __forceinline__ PagedRowView paged_rows(const ForwardParams& params,
+                                                     const flashattn_tensor& tensor,
+                                                     const char* base) const {
     const Inputs& in = params.args.inputs;
     return {{base, tensor.stride_seq * kSize},
             in.page_table + no_hoist(b_) * in.page_table_stride,
@@ -96,24 +98,25 @@ struct BlockPlace {
             in.pages};
   }
 
-  // words: the page numbers of the rows, where keys are paged.
+  // Starts cp.async of a tile of K or V from row `first` on. smem_pages: page numbers, if K and V
+  // are paged.
   template <int kThreads, class Tile>
-  __device__ __forceinline__ void load_keys(const ForwardParams& params, Tile shared,
-                                            uint32_t words, const flashattn_tensor& tensor,
-                                            const char* base, int dim, int32_t first) const {
+  __device__ __forceinline__ void load_kv(const ForwardParams& params, Tile shared,
+                                          uint32_t smem_pages, const flashattn_tensor& tensor,
+                                          const char* base, int dim, int32_t first) const {
     if (params.problem.layout & FLASHATTN_LAYOUT_PAGED_KV) {
-      const PagedRows rows = paged_rows<Tile::kSize>(params, tensor, base);
-      PagedCopy<kThreads, Tile>::load(shared, words, dim, rows, first, sequence_.len.kv);
+      const PagedRowView rows = paged_rows<Tile::kSize>(params, tensor, base);
+      PagedCopy<kThreads, Tile>::load(shared, smem_pages, dim, rows, first, seqlen_.len.kv);
     } else {
-      const Rows rows{base, tensor.stride_seq * Tile::kSize};
-      load_tokens<kThreads>(shared, dim, rows, first, sequence_.len.kv);
+      const RowView rows{base, tensor.stride_seq * Tile::kSize};
+      load_tokens<kThreads>(shared, dim, rows, first, seqlen_.len.kv);
     }
   }
 
-  // To shared memory and back.
+  // Words of this struct.
   static constexpr int kWords = 24;
 
-  __device__ __forceinline__ void store(uint32_t to) const {
+  __device__ __forceinline__ void store_to_smem(uint32_t to) const {
     uint32_t words[kWords];
     memcpy(words, this, sizeof words);
 #pragma unroll
@@ -122,7 +125,7 @@ struct BlockPlace {
     }
   }
 
-  __device__ __forceinline__ void load(uint32_t from) {
+  __device__ __forceinline__ void load_from_smem(uint32_t from) {
     int4 words[kWords / 4];
 #pragma unroll
     for (int x = 0; x < kWords / 4; ++x) words[x] = ptx::load_shared_16(from + x * 16);
@@ -133,6 +136,6 @@ struct BlockPlace {
     return reinterpret_cast<const char*>(ptx::load_shared_8(from));
   }
 };
-static_assert(sizeof(BlockPlace) == BlockPlace::kWords * 4, "all of it");
+static_assert(sizeof(FwdWorkTile) == FwdWorkTile::kWords * 4, "words are copied");
 
 }  // namespace flashattn::cuda::sm80

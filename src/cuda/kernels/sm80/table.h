@@ -1,4 +1,4 @@
-// The kernels of the portable backend in this build. Rows come from table.txt.
+// The table of portable kernels in this build, generated from table.txt.
 #pragma once
 
 #include <cstddef>
@@ -7,29 +7,29 @@
 
 namespace flashattn::cuda::sm80 {
 
-// Of a forward kernel's blocks: 128 or 64 rows, or fewer, for decoding: 32, with tiles of 64 keys
-// or fewer, or 16, with much or less of K and V on its way.
+// Rows of a forward kernel's work tile: 128 (kLarge), 64 (kMedium), 32 with KV tiles of 64 keys
+// (kSmall) or fewer (kTiny); the decode kernel has 16, and many or few stages of K and V.
 enum class Size { kDeepPipeline, kShallowPipeline, kTiny, kSmall, kMedium, kLarge };
 
 struct ForwardEntry {
   int32_t dtype;
-  int32_t dim_qk, dim_v;  // the largest it takes
+  int32_t dim_qk, dim_v;  // the largest heads it computes
   Size size;
   bool modified;
   int32_t tile_q, tile_kv, stages, threads, shared_bytes;
   void (*kernel)(ForwardParams);
 };
 
-// One of the backward pass, or of the gradient of the bias.
+// A kernel of the backward pass, or of the gradient of the dense bias.
 struct BackwardEntry {
   int32_t dtype;
-  int32_t dim;  // the largest it takes, of either kind
+  int32_t dim;  // the largest dim_qk and dim_v it computes
   bool modified;
   int32_t tile_q, tile_kv, stages, threads, shared_bytes;
   void (*kernel)(BackwardParams);
 };
 
-// For each dtype and kind, smaller heads first.
+// Entries of a dtype and kind are in order of head size.
 template <class Entry>
 struct Table {
   const Entry* const* entries;
@@ -45,13 +45,13 @@ inline bool same_heads(const ForwardEntry& a, const ForwardEntry& b) {
 }
 inline bool same_heads(const BackwardEntry& a, const BackwardEntry& b) { return a.dim == b.dim; }
 
-// Whether a kernel takes the problem's dtype and heads.
+// Whether a kernel computes the problem's dtype and head sizes.
 inline bool takes(const BackwardEntry& e, const Problem& p, bool modified) {
   return e.dtype == p.dtype && e.modified == modified && e.dim >= p.dim_qk && e.dim >= p.dim_v;
 }
 
-// Of those that fit, for the smallest heads: the first that the device's shared memory holds; if
-// there is none, the one that needs the least.
+// Among the entries that fit, those for the smallest heads are considered. Returns the first whose
+// shared memory the device has; if there is none, the one that needs the least. NULL: nothing fits.
 template <class Entry, class Fits>
 const Entry* find(Table<Entry> table, int32_t shared_memory, Fits fits) {
   const Entry* best = nullptr;

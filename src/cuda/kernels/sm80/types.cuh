@@ -1,4 +1,4 @@
-// Types and sizes by the names that table.txt gives them.
+// The types and sizes that table.txt names.
 #pragma once
 
 #include "cuda/ptx/mma.cuh"

@@ -7,21 +7,23 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/warpgroup.cuh"
+#include "cuda/device/score_mod.cuh"
 #include "cuda/kernels/sm90/params.h"
 #include "cuda/device/pipeline.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 // Tiles of all kernels. Operands lie in panels of 64 columns, 128 bytes per row.
-template <class T_, int kDimQk_, int kDimV_, int kTileQ_, int kTileKv_, ScoreModKind kScores_>
+template <class T_, int kDimQk_, int kDimV_, int kTileQ_, int kTileKv_, class ScoreMod_>
 struct BwdTileConfig {
   using T = T_;
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the WGMMAs; TMA pads with 0
   static constexpr int kTileQ = kTileQ_, kTileKv = kTileKv_;
-  static constexpr ScoreModKind kScoreMod = kScores_;
-  static constexpr bool kIsRuntime = kScoreMod == ScoreModKind::kRuntime,
-                        kIsDropout = kScoreMod == ScoreModKind::kDropout;
-  static constexpr bool kHasScoreMod = kScoreMod == ScoreModKind::kSoftcapAlibi || kIsRuntime;
+  using ScoreMod = ScoreMod_;
+  // kIsRuntime: dense bias, block mask, any combination.
+  static constexpr bool kIsRuntime = ScoreMod::kReadsMemory;
+  static constexpr bool kIsDropout = !kIsRuntime && ScoreMod::template kHas<Dropout>;
+  static constexpr bool kHasScoreMod = ScoreMod::kModifiesScores;
   static constexpr bool kSeparatePForDs =
       kHasScoreMod || kIsDropout;  // P for dS differs from P for dV
   static constexpr bool kCoordHasHead =
@@ -36,10 +38,10 @@ struct BwdTileConfig {
 
 // Small heads: two consumer warpgroups hold dK and dV of 64 keys each. dQ of a Q tile passes
 // through shared memory in kDqSubtiles parts.
-template <class T, int kDim_, int kTileQ, ScoreModKind kScoreMod, int kStages_, int kKStages_,
+template <class T, int kDim_, int kTileQ, class ScoreMod, int kStages_, int kKStages_,
           int kDqSubtiles_>
-struct BwdSmallHeadConfig : BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, kScoreMod> {
-  using Tiles = BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, kScoreMod>;
+struct BwdSmallHeadConfig : BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, ScoreMod> {
+  using Tiles = BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, ScoreMod>;
   using Tiles::kTileKv, Tiles::kKBytes, Tiles::kQBytes, Tiles::kDsStages, Tiles::kRowStatBytes;
   static constexpr int kDim = kDim_, kPanels = kDim / 64;
   static constexpr bool kSplitRoles = false, kTwoCta = false;
@@ -67,8 +69,8 @@ struct BwdSmallHeadConfig : BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, kScoreMo
 };
 
 // The kernel of bwd_mainloop.cuh: a third warpgroup computes dQ.
-template <class T, int kDim, int kTileQ, ScoreModKind kScoreMod>
-struct BwdConfig : BwdSmallHeadConfig<T, kDim, kTileQ, kScoreMod, kDim * kTileQ == 64 * 64 ? 4 : 2,
+template <class T, int kDim, int kTileQ, class ScoreMod>
+struct BwdConfig : BwdSmallHeadConfig<T, kDim, kTileQ, ScoreMod, kDim * kTileQ == 64 * 64 ? 4 : 2,
                                       2, kTileQ * kDim / (64 * 64)> {
   static constexpr int kMmaN = 64;  // queries per WGMMA
   static constexpr bool kConsumersComputeDq = false;
@@ -77,7 +79,7 @@ struct BwdConfig : BwdSmallHeadConfig<T, kDim, kTileQ, kScoreMod, kDim * kTileQ 
   static constexpr bool kEarlyReleaseV = true;  // after the last dP, so that the next V can load
   // A consumer skips Q tiles that see none of its keys: 1 to 3 % faster under masks. D = 64 would
   // lose 3 %.
-  static constexpr bool kSkipMaskedTiles = kDim == 128 && kScoreMod != ScoreModKind::kRuntime;
+  static constexpr bool kSkipMaskedTiles = kDim == 128 && !ScoreMod::kReadsMemory;
   static constexpr int kDqSubtilesAtOnce = 1;
   static constexpr int kThreads = 128 * 4;
   // Registers per thread: those of the four warpgroups add up to at most 512.
@@ -86,7 +88,7 @@ struct BwdConfig : BwdSmallHeadConfig<T, kDim, kTileQ, kScoreMod, kDim * kTileQ 
   // S of the next Q tile is issued before dK of this one is done, where registers allow.
   static constexpr bool kPrefetchS = kDim == 64;
   // Registers do not hold dP, P for dV and P for dS: the latter is staged in the buffer of dS.
-  static constexpr bool kStagePInDs = kDim == 128 && kScoreMod != ScoreModKind::kPlain;
+  static constexpr bool kStagePInDs = kDim == 128 && !ScoreMod::kIsPlain;
 
   static_assert(kTileQ == 64 || kDim == 64,
                 "a dQ subtile is 64 x 64: only one of kTileQ and kDim may exceed 64");
@@ -98,9 +100,9 @@ struct BwdConfig : BwdSmallHeadConfig<T, kDim, kTileQ, kScoreMod, kDim * kTileQ 
 // kTwoCta: a cluster of two CTAs works on 128 keys, 64 per CTA as above. They exchange dS, so that
 // each computes half of the columns of dQ over all 128 keys, and half as much is added to global
 // memory. Each loads half of the columns of Q and dO for both, by multicast.
-template <class T, int kDimQk, int kDimV, ScoreModKind kScoreMod>
-struct BwdLargeHeadConfig : BwdTileConfig<T, kDimQk, kDimV, 64, 64, kScoreMod> {
-  using Tiles = BwdTileConfig<T, kDimQk, kDimV, 64, 64, kScoreMod>;
+template <class T, int kDimQk, int kDimV, class ScoreMod>
+struct BwdLargeHeadConfig : BwdTileConfig<T, kDimQk, kDimV, 64, 64, ScoreMod> {
+  using Tiles = BwdTileConfig<T, kDimQk, kDimV, 64, 64, ScoreMod>;
   using Tiles::kKBytes, Tiles::kQBytes, Tiles::kDoBytes, Tiles::kDsStages, Tiles::kRowStatBytes;
   using Tiles::kTileQ, Tiles::kTileKv, Tiles::kHasScoreMod, Tiles::kIsRuntime, Tiles::kPanelsQk;
   static constexpr int kMmaN = kTileQ;
@@ -148,8 +150,8 @@ struct BwdLargeHeadConfig : BwdTileConfig<T, kDimQk, kDimV, 64, 64, kScoreMod> {
 };
 
 // Long Q: without a dQ warpgroup the consumers have registers for Q tiles of 80.
-template <class T, int kDim, ScoreModKind kScoreMod>
-struct BwdTwoWarpgroupConfig : BwdSmallHeadConfig<T, kDim, 80, kScoreMod, 2, 1, 2> {
+template <class T, int kDim, class ScoreMod>
+struct BwdTwoWarpgroupConfig : BwdSmallHeadConfig<T, kDim, 80, ScoreMod, 2, 1, 2> {
   static constexpr int kMmaN = 80;
   static constexpr bool kConsumersComputeDq = true, kInlinePostprocess = false;
   static constexpr bool kEarlyReleaseV = false, kOverlapPreprocess = false, kStagePInDs = false,

@@ -12,7 +12,7 @@ constexpr BackwardEntry bwd_instance_of(int32_t dim_qk, int32_t dim_v, int32_t s
   return {kDtype<typename Config::T>,
           dim_qk,
           dim_v,
-          Config::kScoreMod,
+          kKind<typename Config::ScoreMod>,
           Config::kTileQ,
           Config::kClusterTileKv,
           kClusterSize<Config>,
@@ -27,21 +27,21 @@ constexpr BackwardEntry bwd_instance_of(int32_t dim_qk, int32_t dim_v, int32_t s
           kPostprocessThreads<Config>};
 }
 
-template <class T, int kDim, int kTileQ, ScoreModKind kScoreMod>
+template <class T, int kDim, int kTileQ, class ScoreMod>
 constexpr BackwardEntry bwd_instance() {
-  using Config = BwdConfig<T, kDim, kTileQ, kScoreMod>;
+  using Config = BwdConfig<T, kDim, kTileQ, ScoreMod>;
   return bwd_instance_of<Config>(kDim, kDim, Config::kStages);
 }
 
-template <class T, int kDim, ScoreModKind kScoreMod>
+template <class T, int kDim, class ScoreMod>
 constexpr BackwardEntry bwd_two_warpgroup_instance() {
-  using Config = BwdTwoWarpgroupConfig<T, kDim, kScoreMod>;
+  using Config = BwdTwoWarpgroupConfig<T, kDim, ScoreMod>;
   return bwd_instance_of<Config>(kDim, kDim, Config::kStages);
 }
 
-template <class T, int kDimQk, int kDimV, ScoreModKind kScoreMod>
+template <class T, int kDimQk, int kDimV, class ScoreMod>
 constexpr BackwardEntry bwd_large_head_instance() {
-  using Config = BwdLargeHeadConfig<T, kDimQk, kDimV, kScoreMod>;
+  using Config = BwdLargeHeadConfig<T, kDimQk, kDimV, ScoreMod>;
   return bwd_instance_of<Config>(kDimQk, kDimV, Config::kDoStages);
 }
 

@@ -147,8 +147,8 @@ class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
     const uint32_t own = shared_ + Config::kDs + at.stage() * Config::kDsBytes;
     Barrier& full = storage_.two_cta.peer_ds_full.at(at);
     full.expect(Config::kCtaDsBytes);
-    ptx::bulk_send(peer_address(own + Config::kCtaDsBytes), own, Config::kCtaDsBytes,
-                   peer_address(full.address()));
+    ptx::bulk_copy_cluster(peer_address(own + Config::kCtaDsBytes), own, Config::kCtaDsBytes,
+                           peer_address(full.address()));
   }
 
   __device__ __forceinline__ void gemm_acc(const PFragment& a, ptx::SmemDescriptor rows) {

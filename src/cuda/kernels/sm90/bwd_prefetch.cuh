@@ -6,7 +6,7 @@
 
 #include "cuda/ptx/mma.cuh"
 #include "cuda/kernels/sm90/bwd_warpgroup_base.cuh"
-#include "cuda/device/dropout.cuh"
+#include "cuda/device/score_mod.cuh"
 
 namespace flashattn::cuda::sm90 {
 
@@ -20,15 +20,14 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
   // Columns whose bias is in flight while earlier ones are computed.
   static constexpr int kBiasColumnsAhead = Config::kSplitRoles || Config::kStagePInDs ? 2 : 4;
 
-  // ScoreModKind::kDropout: signs of the pairs that dropout drops.
+  // Kernels compiled for dropout: signs of the pairs that it drops.
   using Signs = DropoutSigns<kTileQ / 4, Config::kStagePInDs>;
-  // ScoreModKind::kRuntime.
+  // Runtime kernels.
   struct RuntimePrefetch {
-    uint32_t keep_bits;            // bit i: dropout keeps element i
-    uint32_t visible_bits;         // bit i: the block mask leaves element i
-    const char* bias_address;      // of element 0
-    int32_t queries, keys;         // left from there on
-    uint32_t bias[kTileQ / 8][4];  // not converted; of the first columns
+    uint32_t keep_bits;     // bit i: dropout keeps element i
+    uint32_t visible_bits;  // bit 16 h + 2 n + e: the block mask leaves element 4 n + 2 h + e
+    DenseBiasColumns bias_columns;
+    uint32_t bias[kTileQ / 8][4];  // of the first columns
   };
   using TilePrefetch = std::conditional_t<Config::kIsRuntime, RuntimePrefetch, Signs>;
 
@@ -47,18 +46,14 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
                     "kRuntime needs kTileQ == 64: keep_bits has one bit per element of a lane");
       const int32_t tile = this->q_tile_of(q_coord);
       const int32_t head = q_head_of(q_coord);
-      prefetched.queries = prefetched.keys = 0;
-      prefetched.bias_address = nullptr;
-      if (params_.common.problem.bias & FLASHATTN_BIAS_DENSE) {
-        const Inputs& in = params_.common.args.inputs;
+      prefetched.bias_columns = {nullptr, 0, 0};
+      if (DenseBias::is_on(params_.common.problem)) {
+        const DenseBias bias =
+            DenseBias::of(params_.common.problem, params_.common.args.inputs, work_tile().b, head);
         const int32_t query = tile * kTileQ + lane() % 4 * 2;
-        prefetched.queries = work_tile().len.q - query;
-        prefetched.keys = work_tile().keys - row();
-        prefetched.bias_address =
-            static_cast<const char*>(in.bias) +
-            (work_tile().b * in.bias_stride_batch + head * in.bias_stride_head +
-             query * in.bias_stride_row + work_tile().key + row()) *
-                dtype_size(params_.common.problem.dtype_bias);
+        prefetched.bias_columns =
+            DenseBiasColumns::of(bias, query, work_tile().key + row(), work_tile().len.q - query,
+                                 work_tile().keys - row());
       }
 #pragma unroll
       for (int n = 0; n < kBiasColumnsAhead; ++n) fetch_bias(prefetched, n);
@@ -73,26 +68,9 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
     // Otherwise registers would hold them from tile to tile.
 #pragma unroll
     for (int i = 0; i < 4; ++i) prefetched.bias[n][i] = 0;
-    if (!(problem.bias & FLASHATTN_BIAS_DENSE)) return;
-    switch (problem.dtype_bias) {
-      case FLASHATTN_DTYPE_F32: return fetch_bias_of<4>(prefetched, n);
-      case FLASHATTN_DTYPE_F16:
-      case FLASHATTN_DTYPE_BF16: return fetch_bias_of<2>(prefetched, n);
-      default: fetch_bias_of<1>(prefetched, n);
-    }
-  }
-
-  template <int kBytes>
-  __device__ __forceinline__ void fetch_bias_of(TilePrefetch& prefetched, int n) const {
-    const int64_t stride = params_.common.args.inputs.bias_stride_row;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int32_t query = 8 * n + i % 2, key = i / 2 * 8;
-      // no_hoist: otherwise addresses are computed before the mainloop and held in registers.
-      prefetched.bias[n][i] =
-          ptx::load_if<kBytes>(prefetched.bias_address + (no_hoist(query) * stride + key) * kBytes,
-                               query < prefetched.queries && key < prefetched.keys);
-    }
+    if (!DenseBias::is_on(problem)) return;
+    prefetched.bias_columns.load(prefetched.bias[n], n, params_.common.args.inputs.bias_stride_row,
+                                 problem.dtype_bias);
   }
 
  private:
@@ -100,34 +78,19 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
     return work_tile().kv_head * params_.common.q_heads_per_kv_head + q_coord / kCoordHead;
   }
 
-  // Reads the mask one row of blocks at a time. Each of this lane's two keys lies in one block,
-  // whose width is a multiple of 8.
   __device__ __forceinline__ uint32_t block_mask_bits(int32_t tile, int32_t head) const {
     const Problem& problem = params_.common.problem;
     if (!(problem.mask & FLASHATTN_MASK_BLOCKS)) return ~0u;
-    const Inputs& in = params_.common.args.inputs;
-    const int32_t first = tile * kTileQ, end = min(first + kTileQ, work_tile().len.q);
-    const int32_t keys = work_tile().keys - row();
-    int32_t y = first / problem.block_q;
-    const uint8_t* on = in.block_mask + work_tile().b * in.block_mask_stride_batch +
-                        head * in.block_mask_stride_head + y * in.block_mask_stride_row;
-    const int32_t upper = (work_tile().key + row()) / problem.block_kv;
-    const int32_t lower = (work_tile().key + row() + 8) / problem.block_kv;
+    const BlockMask blocks =
+        BlockMask::of(problem, params_.common.args.inputs, work_tile().b, head);
     uint32_t visible_bits = 0;
 #pragma unroll 1
-    for (; y * problem.block_q < end; ++y, on += in.block_mask_stride_row) {
-      const uint32_t halves = (0 < keys && on[upper] ? 1u : 0u) | (8 < keys && on[lower] ? 4u : 0u);
-      // Relative to this lane's first query.
-      const int32_t begin = y * problem.block_q - first - lane() % 4 * 2;
-#pragma unroll
-      for (int n = 0; n < kTileQ / 8; ++n) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const bool inside =
-              static_cast<uint32_t>(8 * n + e - begin) < static_cast<uint32_t>(problem.block_q);
-          if (inside) visible_bits |= halves << (4 * n + e);
-        }
-      }
+    for (int half = 0; half < 2; ++half) {
+      const int32_t key = row() + half * 8;
+      const uint32_t shown =
+          blocks.shown_queries<kTileQ / 8>(min(work_tile().key + key, work_tile().len.kv - 1),
+                                           tile * kTileQ, work_tile().len.q, lane());
+      if (key < work_tile().keys) visible_bits |= shown << half * 16;
     }
     return visible_bits;
   }

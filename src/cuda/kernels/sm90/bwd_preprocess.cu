@@ -127,7 +127,7 @@ class BwdPreprocess {
   __device__ __forceinline__ void signal_first_heads() const {
     PreprocessProgress& progress = *params_.progress;
     while (ptx::load_acquire(&progress.cleared) != params_.stamp) __nanosleep(100);
-    const int32_t before = ptx::fetch_add_acquire_release(&progress.ctas_done, 1);
+    const int32_t before = ptx::fetch_add_acq_rel(&progress.ctas_done, 1);
     if (before != static_cast<int32_t>(gridDim.x) - 1) return;
     ptx::store_relaxed(&progress.cleared, uint64_t{0});
     ptx::store_release(&progress.ready, params_.stamp);
@@ -185,7 +185,7 @@ class BwdPreprocess {
   __device__ __forceinline__ void load_panel(const Box& box, int panel) const {
     if (box.head >= params_.heads || !ptx::elect()) return;
     const int32_t b = params_.heads_q.quotient(box.head);
-    const ptx::BoxPosition from{panel * 64, box.row, box.head - b * params_.heads_q.divisor, b};
+    const ptx::TmaCoord from{panel * 64, box.row, box.head - b * params_.heads_q.divisor, b};
     const uint32_t full = storage_.full[warp_].address(), to = smem_ + panel * 2 * kPanelBytes;
     ptx::tma_load(to, &params_.o, full, from, ptx::kEvictFirst);
     ptx::tma_load(to + kPanelBytes, &params_.dout, full, from, ptx::kEvictFirst);

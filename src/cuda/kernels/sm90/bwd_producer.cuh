@@ -238,7 +238,7 @@ __device__ __forceinline__ void schedule_work_tiles(const BackwardParams& params
     if (publish_work_tile<Config>(params, storage, work_tiles, next, leader, broadcast)) {
       if constexpr (Config::kTwoCta) {
         if (leader) {
-          ptx::store_remote(
+          ptx::st_async(
               peer_address(ptx::shared_address(&storage.two_cta.indices[work_tiles.stage()])), next,
               peer_address(storage.two_cta.index_full.at(work_tiles).address()));
         }
@@ -420,11 +420,11 @@ class BwdProducer {
 
   template <int kRows, int kPanels, bool kMulticast = false>
   __device__ __forceinline__ void load_panels(const CUtensorMap& map, uint32_t to, uint32_t full,
-                                              ptx::BoxPosition at, uint64_t policy) const {
+                                              ptx::TmaCoord at, uint64_t policy) const {
 #pragma unroll
     for (int p = 0; p < kPanels; ++p) {
       const uint32_t panel = to + p * kRows * 128;
-      const ptx::BoxPosition box{at.column + p * 64, at.row, at.head, at.batch};
+      const ptx::TmaCoord box{at.column + p * 64, at.row, at.head, at.batch};
       if constexpr (kMulticast) {
         ptx::tma_load_multicast(panel, &map, full, box, policy, 3);
       } else {

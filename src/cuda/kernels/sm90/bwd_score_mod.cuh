@@ -14,6 +14,7 @@ template <class Config>
 class BwdScoreMod : BwdWarpgroupBase<Config> {
   using Base = BwdWarpgroupBase<Config>;
   using T = typename Config::T;
+  using ScoreMod = typename Config::ScoreMod;
   using Base::storage_, Base::params_, Base::dropout_scale;
   using Base::work_tile, Base::kMmaN, Base::kTileQ, Base::lane, Base::row;
   using Operand = typename Base::PFragment;
@@ -95,7 +96,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
           for (int i = 4 * m; i < 4 * m + 4; ++i) {
             const uint32_t signs = prefetched[i];
             p_for_ds[i] = p[i] | (signs & 0x80008000u);
-            p[i] &= ~ptx::spread_signs(signs);
+            p[i] &= ~ptx::sign_mask(signs);
           }
           if constexpr (Config::kStagePInDs) {
             const uint32_t* quad = &p_for_ds[4 * m];
@@ -162,10 +163,8 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     return x;
   }
 
-  // Score modifications of a tile. Softcap alone and ALiBi alone have a path each: branches for a
-  // few elements at a time expose latencies.
-  enum class ScorePath { kSoftcapNear0, kSoftcap, kAlibi, kGeneral };
-
+  // Score modifications of a tile. Softcap alone and ALiBi alone have a path each, as chains of
+  // their own: branches for a few elements at a time expose latencies.
   template <bool kMasked>
   __device__ __forceinline__ void apply_score_mod(const Tile& s, Operand& p, Operand& p_for_ds,
                                                   TilePrefetch& prefetched, int32_t q_coord,
@@ -173,34 +172,34 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
                                                   uint32_t count) const {
     static_assert(kMmaN == kTileQ || !Config::kHasScoreMod, "parts of plain scores only");
     const Problem& problem = params_.common.problem;
-    const bool has_softcap = problem.softcap != 0, has_alibi = problem.bias & FLASHATTN_BIAS_ALIBI;
-    const bool near_0 = has_softcap && all_near_0(s, params_.softcap_inner);
-    const auto apply = [&](auto path) {
-      apply_score_mod_path<kMasked, decltype(path)::value>(s, p, p_for_ds, prefetched, q_coord,
-                                                           kind, slot, count, near_0);
+    const bool has_softcap = ScoreMod::template is_on<Softcap>(problem),
+               has_alibi = ScoreMod::template is_on<Alibi>(problem);
+    const bool near_0 = has_softcap && softcap().all_near_0(s);
+    const auto apply = [&](auto chain, bool tanh_is_near_0) {
+      apply_chain<kMasked, decltype(chain)>(s, p, p_for_ds, prefetched, q_coord, kind, slot, count,
+                                            tanh_is_near_0);
     };
     if (!Config::kIsRuntime && !has_alibi && near_0) {
-      apply(std::integral_constant<ScorePath, ScorePath::kSoftcapNear0>());
+      apply(ScoreModChain<Softcap>(), true);
     } else if (!Config::kIsRuntime && !has_alibi) {
-      apply(std::integral_constant<ScorePath, ScorePath::kSoftcap>());
+      apply(ScoreModChain<Softcap>(), false);
     } else if (!Config::kIsRuntime && !has_softcap) {
-      apply(std::integral_constant<ScorePath, ScorePath::kAlibi>());
+      apply(ScoreModChain<Alibi>(), false);
     } else {
-      apply(std::integral_constant<ScorePath, ScorePath::kGeneral>());
+      apply(ScoreMod(), near_0);
     }
   }
 
-  template <bool kMasked, ScorePath kPath>
-  __device__ __forceinline__ void apply_score_mod_path(const Tile& s, Operand& p, Operand& p_for_ds,
-                                                       TilePrefetch& prefetched, int32_t q_coord,
-                                                       uint32_t kind, uint32_t slot, uint32_t count,
-                                                       bool tile_near_0) const {
+  __device__ __forceinline__ Softcap softcap() const { return {params_.softcap_inner, 1.0f}; }
+
+  template <bool kMasked, class Chain>
+  __device__ __forceinline__ void apply_chain(const Tile& s, Operand& p, Operand& p_for_ds,
+                                              TilePrefetch& prefetched, int32_t q_coord,
+                                              uint32_t kind, uint32_t slot, uint32_t count,
+                                              bool near_0) const {
     const Problem& problem = params_.common.problem;
-    constexpr bool kIsGeneral = kPath == ScorePath::kGeneral;
-    const bool has_softcap = kIsGeneral ? problem.softcap != 0 : kPath != ScorePath::kAlibi;
-    const bool near_0 = kIsGeneral ? tile_near_0 : kPath == ScorePath::kSoftcapNear0;
-    const bool has_alibi =
-        kIsGeneral ? problem.bias & FLASHATTN_BIAS_ALIBI : kPath == ScorePath::kAlibi;
+    const bool has_softcap = Chain::template is_on<Softcap>(problem);
+    const bool has_alibi = Chain::template is_on<Alibi>(problem);
     const uint32_t lse = this->template row_stat_address<Config::kLse>(slot, 0);
     const int32_t tile = this->q_tile_of(q_coord);
     const float slope = static_cast<const volatile float&>(storage_.alibi_slopes[slot]);
@@ -229,19 +228,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         x[i] = s[4 * n + i];
         derivative[i] = 1.0f;
       }
-      if (has_softcap) {
-#pragma unroll
-        for (int i = 0; i < 4 * kColumnsAtOnce; ++i) x[i] *= params_.softcap_inner;
-        if (near_0) {
-#pragma unroll
-          for (int i = 0; i < 4 * kColumnsAtOnce; ++i) x[i] = tanh_near_0(x[i]);
-        } else {
-#pragma unroll
-          for (int i = 0; i < 4 * kColumnsAtOnce; ++i) x[i] = scaled_tanh(x[i], 1.0f);
-        }
-#pragma unroll
-        for (int i = 0; i < 4 * kColumnsAtOnce; ++i) derivative[i] = fmaf(-x[i], x[i], 1.0f);
-      }
+      if (has_softcap) softcap().forward_with_derivative(x, derivative, near_0);
 #pragma unroll
       for (int i = 0; i < 4 * kColumnsAtOnce; i += 4) {
         const float2 row_lse = ptx::load_shared_pair(lse + (n + i / 4) * 32);
@@ -251,15 +238,12 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
           x[i + e] = fmaf(x[i + e], factor, large_lse ? 0.0f : -own);
         }
       }
-      if (has_alibi) {
-#pragma unroll
-        for (int i = 0; i < 4 * kColumnsAtOnce; ++i) {
-          const float away =
-              distance + static_cast<float>(8 * n + i / 4 * 8 + i % 2 - i / 2 % 2 * 8);
-          x[i] = fmaf(-slope * unit, fabsf(away), x[i]);
+      if (has_alibi) Alibi{slope * unit, distance}.add(StLayout{8 * n}, x);
+      if constexpr (Config::kIsRuntime) {
+        if (DenseBias::is_on(problem)) {
+          DenseBiasColumns::add(x, prefetched.bias[n], problem.dtype_bias, kLog2E * unit);
         }
       }
-      if constexpr (Config::kIsRuntime) add_bias(x, prefetched.bias[n], kLog2E * unit);
       if (large_lse) {
         const volatile float* const bases = this->bases_at(q_coord, count, 0) + n * 8;
 #pragma unroll
@@ -282,7 +266,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       }
 #pragma unroll
       for (int i = 0; i < 2 * kColumnsAtOnce; ++i) {
-        p[2 * n + i] = Config::kIsRuntime ? ptx::pack_positive<T>(x[2 * i], x[2 * i + 1])
+        p[2 * n + i] = Config::kIsRuntime ? ptx::pack_relu<T>(x[2 * i], x[2 * i + 1])
                                           : ptx::pack<T>(x[2 * i], x[2 * i + 1]);
       }
       if (has_softcap) {
@@ -305,8 +289,8 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         if (problem.mask & FLASHATTN_MASK_BLOCKS) {
 #pragma unroll
           for (int i = 0; i < 2 * kColumnsAtOnce; ++i) {
-            const uint32_t pair = prefetched.visible_bits >> (4 * n + 2 * i);
-            const uint32_t seen = (pair & 1 ? 0xffffu : 0) | (pair & 2 ? 0xffff0000u : 0);
+            const uint32_t seen =
+                pair_set(prefetched.visible_bits >> (i % 2 * 16 + (n + i / 2) * 2));
             p[2 * n + i] &= seen;
             p_words[2 * n + i] &= seen;
           }
@@ -322,29 +306,6 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     }
   }
 
-  __device__ __forceinline__ void add_bias(float (&x)[4], const uint32_t (&bias)[4],
-                                           float unit) const {
-    const Problem& problem = params_.common.problem;
-    if (!(problem.bias & FLASHATTN_BIAS_DENSE)) return;
-    switch (problem.dtype_bias) {
-      case FLASHATTN_DTYPE_F32:
-#pragma unroll
-        for (int i = 0; i < 4; ++i) x[i] = fmaf(__uint_as_float(bias[i]), unit, x[i]);
-        break;
-      case FLASHATTN_DTYPE_F16:
-#pragma unroll
-        for (int i = 0; i < 4; ++i) x[i] = fmaf(ptx::unpack<__half>(bias[i]).x, unit, x[i]);
-        break;
-      case FLASHATTN_DTYPE_BF16:
-#pragma unroll
-        for (int i = 0; i < 4; ++i) x[i] = fmaf(ptx::unpack<__nv_bfloat16>(bias[i]).x, unit, x[i]);
-        break;
-      default:
-#pragma unroll
-        for (int i = 0; i < 4; ++i) x[i] = bias[i] ? x[i] : -INFINITY;
-    }
-  }
-
   // Calls apply(i, bits) for pair i of kColumnsAtOnce columns; all bits of an element are set if
   // the query sees the key.
   template <class Apply>
@@ -357,9 +318,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       const uint32_t count = visible.end - visible.begin;
 #pragma unroll
       for (int k = 0; k < kColumnsAtOnce; ++k) {
-        const uint32_t q_coord = static_cast<uint32_t>((n + k) * 8 - begin);
-        apply(2 * k + half,
-              (q_coord < count ? 0xffffu : 0) | (q_coord + 1 < count ? 0xffff0000u : 0));
+        apply(2 * k + half, pair_inside((n + k) * 8, begin, count));
       }
     }
   }

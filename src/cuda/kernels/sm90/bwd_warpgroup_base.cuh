@@ -324,7 +324,7 @@ class BwdWarpgroupBase {
       const float4* const from = at(work_tile().first_partial + partial);
 #pragma unroll
       for (int n = 0; n < kQuads; ++n) {
-        const float4 x = ptx::load_uncached(from + n * 128);
+        const float4 x = ptx::load_cg(from + n * 128);
         acc(4 * n) += x.x;
         acc(4 * n + 1) += x.y;
         acc(4 * n + 2) += x.z;

@@ -183,7 +183,7 @@ class DqInlinePostprocess {
       float4 x[4 * kHalves];
 #pragma unroll
       for (int i = 0; i < 4 * kHalves; ++i) {
-        x[i] = from ? ptx::load_uncached(from + n * 512 + i * 128 + thread())
+        x[i] = from ? ptx::load_cg(from + n * 512 + i * 128 + thread())
                     : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       }
       const int32_t row = (kTileQ == 64 ? 0 : n / 2 * 64) + thread() / 32 * 16 + lane() / 4;

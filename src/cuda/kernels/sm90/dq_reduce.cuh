@@ -59,9 +59,9 @@ class DqReducer {
             if (reducer() != 0) return;
             if (ordered()) {
               wait_for_order(state(workspace_tile), tiles_before(work_tile, workspace_tile));
-              ptx::add_release(state(workspace_tile), -kDqPendingTile);
+              ptx::red_add_release(state(workspace_tile), -kDqPendingTile);
             } else if constexpr (Config::kInlinePostprocess) {
-              ptx::add_relaxed(state(workspace_tile), -kDqPendingTile);
+              ptx::red_add_relaxed(state(workspace_tile), -kDqPendingTile);
             }
           };
           for_each_tile<Config>(work_tile, params_, add, skip);
@@ -132,13 +132,14 @@ class DqReducer {
   __device__ __forceinline__ void publish(int32_t workspace_tile, bool first) const {
     if (ordered()) {
       ptx::bulk_wait();
-      ptx::add_release(state(workspace_tile), (first ? kDqClaimed + kDqOpen : 0) - kDqPendingTile);
+      ptx::red_add_release(state(workspace_tile),
+                           (first ? kDqClaimed + kDqOpen : 0) - kDqPendingTile);
     } else {
       if (first) {
         ptx::bulk_wait();
         // An or, not an add: if sequences overlap, the tile may have been converted for another
         // one, and have all bits set.
-        ptx::or_release(state(workspace_tile), kDqOpen);
+        ptx::red_or_release(state(workspace_tile), kDqOpen);
       }
       if constexpr (Config::kInlinePostprocess) {
         if (own_tiles() > kDeferredTiles && own_tiles() % kDeferredTiles == 1) {
@@ -157,7 +158,7 @@ class DqReducer {
     for (uint32_t n = 1; n <= tiles; ++n) {
       const int32_t workspace_tile =
           storage_.dq_postprocess.deferred[reducer()][n % kDeferredTiles];
-      ptx::add_relaxed(state(workspace_tile), -kDqPendingTile);
+      ptx::red_add_relaxed(state(workspace_tile), -kDqPendingTile);
     }
   }
 

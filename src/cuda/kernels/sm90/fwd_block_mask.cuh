@@ -11,7 +11,7 @@ namespace flashattn::cuda::sm90 {
 
 template <class Config>
 using KvTiles =
-    typename std::conditional<Config::kScoreMod == ScoreModKind::kRuntime,
+    typename std::conditional<Config::ScoreMod::template kHas<BlockMask>,
                               BlockSparseTiles<ForwardParams, Config::kTileQ, Config::kTileKv>,
                               DenseTiles>::type;
 

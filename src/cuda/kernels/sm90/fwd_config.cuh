@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/host/schedule/heuristics.h"
+#include "cuda/device/score_mod.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/warpgroup.cuh"
@@ -12,7 +13,7 @@
 
 namespace flashattn::cuda::sm90 {
 
-template <class T_, int kDimQk_, int kDimV_, int kConsumers_, int kTileKv_, ScoreModKind kScores_,
+template <class T_, int kDimQk_, int kDimV_, int kConsumers_, int kTileKv_, class ScoreMod_,
           int kCtasPerSm_>
 struct ForwardConfig {
   using T = T_;
@@ -22,14 +23,16 @@ struct ForwardConfig {
   static constexpr int kTileQ = 64 * kConsumers, kTileKv = kTileKv_;
   // Warpgroups issue their WGMMAs one after the other (ping-pong).
   static constexpr bool kUseSchedulerBarrier = kConsumers > 1;
-  static constexpr ScoreModKind kScoreMod = kScores_;
-  static constexpr bool kHasDropout = kScoreMod == ScoreModKind::kDropout;
+  using ScoreMod = ScoreMod_;
+  static constexpr bool kIsRuntime = ScoreMod::kIsRuntime;
+  static constexpr bool kHasSoftcap = !kIsRuntime && ScoreMod::template kHas<Softcap>;
+  static constexpr bool kHasAlibi = !kIsRuntime && ScoreMod::template kHas<Alibi>;
+  static constexpr bool kHasDropout = !kIsRuntime && ScoreMod::template kHas<Dropout>;
   // With biases and block masks the first tiles say nothing about the row maximum.
-  static constexpr bool kOnlineSoftmax = kScoreMod == ScoreModKind::kRuntime;
+  static constexpr bool kOnlineSoftmax = !ScoreMod::kBoundsGrowth;
   // If rows see only half of their first or last KV tile, only that half's scores are computed; P V
   // covers the whole tile, with P = 0 in the other half.
-  static constexpr bool kHalfTiles =
-      kTileKv == 128 && (kScoreMod == ScoreModKind::kPlain || kScoreMod == ScoreModKind::kAlibi);
+  static constexpr bool kHalfTiles = kTileKv == 128 && (ScoreMod::kIsPlain || kHasAlibi);
   // A warpgroup computes its first KV tile before it skips those that only other warpgroups need:
   // 1 to 2 % faster, except with tiles of 128 keys, of which it skips few.
   static constexpr bool kOwnTileFirst = kConsumers > 1 && kTileKv < 128 && !kOnlineSoftmax;
@@ -37,9 +40,7 @@ struct ForwardConfig {
   // ptxas moves the wait behind most exponentials in the first case and behind a few in the second.
   // The faster one was measured; the difference is up to 6 %.
   static constexpr bool kWaitPvFirst =
-      kScoreMod == ScoreModKind::kSoftcap || kScoreMod == ScoreModKind::kAlibi
-          ? kDimV <= 128
-          : kConsumers == 2 && kDimV >= 128 && kDimV < 256;
+      kHasSoftcap || kHasAlibi ? kDimV <= 128 : kConsumers == 2 && kDimV >= 128 && kDimV < 256;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kCtasPerSm = kCtasPerSm_;
   static_assert(kCtasPerSm == 1 || kConsumers == 1,

@@ -6,14 +6,14 @@
 
 namespace flashattn::cuda::sm90 {
 
-template <class T, int kDimQk, int kDimV, int kConsumers, int kTileKv, ScoreModKind kScoreMod,
+template <class T, int kDimQk, int kDimV, int kConsumers, int kTileKv, class ScoreMod,
           int kCtasPerSm = 1>
 constexpr ForwardEntry fwd_instance() {
-  using Config = ForwardConfig<T, kDimQk, kDimV, kConsumers, kTileKv, kScoreMod, kCtasPerSm>;
+  using Config = ForwardConfig<T, kDimQk, kDimV, kConsumers, kTileKv, ScoreMod, kCtasPerSm>;
   return {kDtype<T>,
           kDimQk,
           kDimV,
-          kScoreMod,
+          kKind<ScoreMod>,
           Config::kTileQ,
           Config::kTileKv,
           Config::kStages,

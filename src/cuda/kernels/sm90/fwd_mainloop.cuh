@@ -22,7 +22,7 @@ class FwdMainloop : FwdSoftmax<Config> {
   using Base::warpgroup_tile, Base::row_sum_, Base::kv_tiles_, Base::exp2_and_sum;
   static constexpr int kStages = Config::kStages;
   using KvState = PipelineState<kStages>;
-  using typename Base::TileDropoutSigns, typename Base::AlibiLinear, typename Base::AlibiParams;
+  using typename Base::TileDropoutSigns, typename Base::AlibiRows, typename Base::AlibiTile;
 
  public:
   __device__ __forceinline__ FwdMainloop(const ForwardParams& params, uint32_t shared,
@@ -65,14 +65,14 @@ class FwdMainloop : FwdSoftmax<Config> {
   // Steps with a fixed base and no mask, from tile n down to tile `full`. Returns the next n. Each
   // path has a loop of its own: with two in one loop, registers are copied from tile to tile.
   __device__ __forceinline__ int32_t fixed_base_steps(int32_t n, int32_t full) {
-    if constexpr (Config::kScoreMod == ScoreModKind::kPlain || Config::kHasDropout) {
+    if constexpr (!Config::ScoreMod::kModifiesScores) {
 #pragma unroll 1
       for (; n >= full; --n) step<ScorePath::kPlain>(s_, n);
-    } else if constexpr (Config::kScoreMod == ScoreModKind::kSoftcap) {
+    } else if constexpr (Config::kHasSoftcap) {
 #pragma unroll 1
       for (; n >= full; --n) step<ScorePath::kSoftcap>(s_, n);
     } else {
-      const AlibiParams alibi = this->alibi_params();
+      const AlibiRows alibi = this->alibi_rows();
       const int32_t paired_end = alibi.paired_rows ? max(full, alibi.linear_end) : full;
 #pragma unroll 1
       for (; n >= paired_end; --n) step<ScorePath::kAlibi>(s_, n, alibi);
@@ -189,23 +189,23 @@ class FwdMainloop : FwdSoftmax<Config> {
     ptx::reg_fence(s);
     consumer_release(storage_.k, state);
     if (Config::kSeparateO && n == warpgroup_tile().kv_begin) release_q();
-    if constexpr (Config::kScoreMod == ScoreModKind::kAlibi) {
-      AlibiLinear line = this->alibi_linear(this->alibi_params(), n);
+    if constexpr (Config::kHasAlibi) {
+      AlibiTile alibi = this->alibi_tile(this->alibi_rows(), n);
       float base_bias[2] = {0.0f, 0.0f};
-      if (!kRedo && warpgroup_tile().fixed_base_end > 0 && line.linear) {
+      if (!kRedo && warpgroup_tile().fixed_base_end > 0 && alibi.is_linear) {
         this->max_alibi_bias(base_bias);
         // The predicted base is lowered: P has more range above the base than below.
         for (float& peak : base_bias) peak -= kBaseSlack;
       } else {
         this->template modify<kRedo>(s, n * kTileKv);
-        line = {1.0f, 0.0f};  // modify() has applied ALiBi
+        alibi = {1.0f, {0.0f}};  // modify() has applied ALiBi
       }
       apply_masks<kHalf>(s, n);
-      this->template update_base<kRedo>(s, line.scale, base_bias);
+      this->template update_base<kRedo>(s, alibi.scale, base_bias);
       if constexpr (kRedo) {
         this->exp2_exact(s);
       } else {
-        this->exp2_alibi_abs(s, line);
+        this->exp2_alibi_abs(s, alibi);
       }
     } else {
       this->template modify<kRedo>(s, n * kTileKv);
@@ -220,8 +220,7 @@ class FwdMainloop : FwdSoftmax<Config> {
   // Issues Q K^T of tile n and P V of tile n + 1; then the softmax of n, which overlaps the WGMMAs
   // of the other warpgroups.
   template <ScorePath kPath, KvHalf kHalf = KvHalf::kBoth, int kCount>
-  __device__ __forceinline__ void step(float (&s)[kCount], int32_t n,
-                                       const AlibiParams& alibi = {}) {
+  __device__ __forceinline__ void step(float (&s)[kCount], int32_t n, const AlibiRows& alibi = {}) {
     const KvState v_state = kv_state_;
     kv_state_.advance();
     const bool last = n == warpgroup_tile().kv_begin;
@@ -235,8 +234,8 @@ class FwdMainloop : FwdSoftmax<Config> {
     TileDropoutSigns signs;
     this->draw_dropout(signs, n);
     // This is computed while the WGMMAs run; latencies after them are exposed.
-    AlibiLinear line;
-    if constexpr (kPath == ScorePath::kAlibi) line = this->alibi_linear(alibi, n);
+    AlibiTile alibi_tile;
+    if constexpr (kPath == ScorePath::kAlibi) alibi_tile = this->alibi_tile(alibi, n);
     ptx::wgmma_wait<1>();
     ptx::reg_fence(s);
     consumer_release(storage_.k, kv_state_);
@@ -244,7 +243,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     if (Config::kWaitPvFirst) wait_pv(v_state);
     float o_scale[2];
     if constexpr (kPath == ScorePath::kAlibi) {
-      this->exp2_alibi(s, line);
+      this->exp2_alibi(s, alibi_tile);
     } else if constexpr (kPath == ScorePath::kAlibiPaired) {
       this->exp2_alibi_paired(alibi, n, o_[0]);
     } else if constexpr (kPath == ScorePath::kSoftcap) {
@@ -299,7 +298,7 @@ class FwdMainloop : FwdSoftmax<Config> {
   // Factor from the scores that modify() leaves to the units of softmax_base_.
   template <bool kRedo>
   __device__ __forceinline__ float to_base_units() const {
-    return Config::kScoreMod == ScoreModKind::kRuntime || kRedo ? 1.0f : exponent_scale();
+    return Config::kIsRuntime || kRedo ? 1.0f : exponent_scale();
   }
 
   template <bool kRedo, int kCount>
@@ -361,7 +360,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     for (int i = 0; i < kTileKv / 4; ++i) {
       const int x = 2 * (i - kFrom);
       p_[i] = x < 0 || x >= kCount ? 0 : ptx::pack<T>(s[x], s[x + 1]);
-      if constexpr (Config::kHasDropout) p_[i] &= ~ptx::spread_signs(signs[i]);
+      if constexpr (Config::kHasDropout) p_[i] &= ~ptx::sign_mask(signs[i]);
     }
   }
 

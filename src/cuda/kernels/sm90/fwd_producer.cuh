@@ -40,8 +40,8 @@ class SchedulerWarp {
         storage_.work.producer_acquire(work_state_);
         WorkTile<Config::kConsumers>& work_tile = storage_.work_tiles[work_state_.stage()];
         if (leader_) work_tile.redo_slot = redo_slot;
-        if (plan_work_tile<Config::kTileKv, Config::kScoreMod>(params_, linear_idx, redo,
-                                                               work_tile)) {
+        if (plan_work_tile<Config::kTileKv, typename Config::ScoreMod>(params_, linear_idx, redo,
+                                                                       work_tile)) {
           if constexpr (Config::kOnlineSoftmax) clip_to_block_mask(work_tile);
           producer_commit();
           // The next tile is taken as late as possible, which balances the load of CTAs.

@@ -18,7 +18,7 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
   using Base::exponent_scale, Base::work_tile, Base::dropout_scale, Base::lane, Base::row,
       Base::warpgroup_tile;
   using Base::storage_, Base::params_;
-  using typename Base::AlibiLinear, typename Base::AlibiParams;
+  using typename Base::AlibiRows, typename Base::AlibiTile;
   using typename Base::T;
   static constexpr int kTileKv = Config::kTileKv;
   // A maximum may exceed the base by this much, in log2, before the base rises; 0 in a redone tile.
@@ -122,47 +122,42 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
 
   // P with ALiBi for keys on either side of the rows.
   template <int kCount>
-  __device__ __forceinline__ void exp2_alibi_abs(float (&s)[kCount], const AlibiLinear& line) {
+  __device__ __forceinline__ void exp2_alibi_abs(float (&s)[kCount], const AlibiTile& tile) {
     exp2_and_sum(s, [&](float x, int i) {
-      const float away = line.distance + static_cast<float>(i / 2 % 2 * 8) - this->column(i);
-      return fmaf(x, line.scale, fmaf(-line.slope, fabsf(away), -base(i / 2 % 2)));
+      return fmaf(x, tile.scale, tile.alibi.add_to(-base(i / 2 % 2), SLayout(), i));
     });
   }
 
   template <int kCount>
-  __device__ __forceinline__ void exp2_alibi(float (&s)[kCount], const AlibiLinear& line) {
-    if (!line.linear) return exp2_alibi_abs(s, line);
-    const float first[2] = {line.first[0] - base(0), line.first[1] - base(1)};
-    exp2_and_sum(s, [&](float x, int i) {
-      return fmaf(x, line.scale, fmaf(line.rise, this->column(i), first[i / 2 % 2]));
-    });
+  __device__ __forceinline__ void exp2_alibi(float (&s)[kCount], const AlibiTile& tile) {
+    if (!tile.is_linear) return exp2_alibi_abs(s, tile);
+    const LinearAlibi line = tile.line.plus({-base(0), -base(1)});
+    exp2_and_sum(s, [&](float x, int i) { return fmaf(x, tile.scale, line.at(i)); });
   }
 
   // P with ALiBi of paired rows, all keys before them: one addend serves both rows. Each addend is
   // computed from the first column: a running sum is 2 to 3 % faster, but rounds too often for an
   // exact LSE. o is a result of P V, which small heads wait for: otherwise ptxas packs P after its
   // last element (-3 %).
-  __device__ __forceinline__ void exp2_alibi_paired(const AlibiParams& alibi, int32_t n, float o) {
+  __device__ __forceinline__ void exp2_alibi_paired(const AlibiRows& alibi, int32_t n, float o) {
     const float c = this->scale();
     float first =
         fmaf(alibi.slope, static_cast<float>(n * kTileKv - alibi.diagonal), -softmax_base_[0]);
     // An ALiBi kernel has no softcap: input_scale is +0, which ptxas does not know.
     if (Config::kDimV < 128)
       first = ptx::order_after(first, o, __float_as_uint(params_.softcap.input_scale));
-    exp2_and_sum(
-        s_, [&](float x, int i) { return fmaf(x, c, fmaf(alibi.slope, this->column(i), first)); });
+    const LinearAlibi line{alibi.slope, {first, first}};
+    exp2_and_sum(s_, [&](float x, int i) { return fmaf(x, c, line.at(i)); });
   }
 
   // Softcap: by the polynomial of degree 3, fused into the exponent, if its range suffices for the
   // whole warp.
   __device__ __forceinline__ void exp2_softcap() {
-    const Softcap& cap = params_.softcap;
-    if (__all_sync(~0u, !(max_abs(s_) >= cap.poly3_limit))) {
-      exp2_and_sum(s_, [&](float x, int i) {
-        return fmaf(x, fmaf(cap.poly3[1], x * x, cap.poly3[0]), -softmax_base_[i / 2 % 2]);
-      });
+    const FittedSoftcap softcap = this->make(Type<Softcap>(), 0, 1.0f);
+    if (softcap.cubic_serves(s_)) {
+      exp2_and_sum(s_, [&](float x, int i) { return softcap.cubic(x, -softmax_base_[i / 2 % 2]); });
     } else {
-      this->apply_softcap(s_);
+      softcap.forward(SLayout(), s_, 1.0f);
       exp2_scaled(s_, softmax_base_);
     }
   }
@@ -175,7 +170,7 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
 
   // Factor from differences of scores to units of log2(e). redo: in a redone tile.
   static __device__ __forceinline__ float log2_unit(bool redo) {
-    return Config::kScoreMod == ScoreModKind::kRuntime || redo ? kWideUnit : 1.0f;
+    return Config::kIsRuntime || redo ? kWideUnit : 1.0f;
   }
 
   // Adds the sink, of any size, to bases and row sums. o_scale: factor for the sum of the keys.
@@ -203,7 +198,7 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
     const float l[2] = {row_sum_[0], row_sum_[1]},
                 base[2] = {softmax_base_[0], softmax_base_[1]};  // without the sink
     float all[2];
-    bool usual = Config::kScoreMod != ScoreModKind::kAlibi, beyond = false;
+    bool usual = !Config::kHasAlibi, beyond = false;
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
       all[mi] = (nonfinite[mi][0] + nonfinite[mi][1]) + (nonfinite[mi][2] + nonfinite[mi][3]);
@@ -228,7 +223,7 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
         const int32_t keys = this->visible_keys_of(mi);
         bool bad = !(l[mi] <= kMaxRowSum && all[mi] == 0.0f);
         bad |= base[mi] != -INFINITY && !(fabsf(base[mi]) <= kRedoScore / kScoreUnit);
-        if (Config::kScoreMod != ScoreModKind::kRuntime) {
+        if (!Config::kIsRuntime) {
           // The sum is too small for visible keys; it is 0 where finite scores are -inf in log2
           // units.
           bad |= !(l[mi] >= kMinRowSum) && keys > 0;
@@ -267,9 +262,9 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
   // Bounds of a row sum. It is below the minimum only where the base was predicted, or set by the
   // paired row: fp16 has little range there.
   static constexpr float kMaxRowSum = 0x1p100f;
-  static constexpr float kMinRowSum = Config::kScoreMod != ScoreModKind::kAlibi ? FLT_MIN
-                                      : std::is_same<T, __half>::value          ? 0x1p-2f
-                                                                                : 0x1p-60f;
+  static constexpr float kMinRowSum = !Config::kHasAlibi               ? FLT_MIN
+                                      : std::is_same<T, __half>::value ? 0x1p-2f
+                                                                       : 0x1p-60f;
 
   float softmax_base_[2];  // in the units of the scores: see log2_unit()
   float row_sum_[2];       // over this lane's columns

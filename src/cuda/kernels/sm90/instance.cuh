@@ -3,15 +3,33 @@
 
 #include <type_traits>
 
+#include "cuda/device/score_mod.cuh"
 #include "cuda/kernels/sm90/table.h"
 
 namespace flashattn::cuda::sm90 {
 
 using bf16 = __nv_bfloat16;
 using f16 = __half;
-constexpr ScoreModKind plain = ScoreModKind::kPlain, softcap = ScoreModKind::kSoftcap,
-                       alibi = ScoreModKind::kAlibi, softcap_alibi = ScoreModKind::kSoftcapAlibi,
-                       dropout = ScoreModKind::kDropout, runtime = ScoreModKind::kRuntime;
+using plain = ScoreModChain<>;
+using softcap = ScoreModChain<Softcap>;
+using alibi = ScoreModChain<Alibi>;
+using softcap_alibi = RuntimeChain<Softcap, Alibi>;
+using dropout = ScoreModChain<Dropout>;
+using runtime = RuntimeScoreMod;
+
+// What the host calls a chain.
+template <class ScoreMod>
+constexpr ScoreModKind kKind = ScoreModKind::kRuntime;
+template <>
+constexpr ScoreModKind kKind<plain> = ScoreModKind::kPlain;
+template <>
+constexpr ScoreModKind kKind<softcap> = ScoreModKind::kSoftcap;
+template <>
+constexpr ScoreModKind kKind<alibi> = ScoreModKind::kAlibi;
+template <>
+constexpr ScoreModKind kKind<softcap_alibi> = ScoreModKind::kSoftcapAlibi;
+template <>
+constexpr ScoreModKind kKind<dropout> = ScoreModKind::kDropout;
 
 template <class T>
 constexpr int32_t kDtype =

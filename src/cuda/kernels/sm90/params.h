@@ -53,13 +53,6 @@ struct PreprocessProgress {
   alignas(16) int32_t next_head[kMaxPreprocessTailCtas];
 };
 
-// Softcap of x = q k: softcap * tanh(x * input_scale), in units of log2(e). Small |x| use odd
-// minimax polynomials, which include both scales: x * (poly5[0] + poly5[1] x^2 + poly5[2] x^4)
-// where |x| < poly5_limit, and x * (poly3[0] + poly3[1] x^2) where |x| < poly3_limit.
-struct Softcap {
-  float input_scale, poly5_limit, poly5[3], poly3_limit, poly3[2];
-};
-
 struct ForwardParams {
   CUtensorMap q, k, v, o;  // (column, row, head, batch or page)
   Problem problem;
@@ -71,7 +64,7 @@ struct ForwardParams {
   int32_t kv_has_tail;        // memory may hold rows past a sequence's keys, not always finite
   int32_t o_by_tma;           // TMA stores O; otherwise rows are stored, as the lengths allow
   uint32_t dropout_threshold;
-  Softcap softcap;
+  SoftcapPolynomials softcap;
 };
 
 struct BackwardParams {

@@ -4,6 +4,7 @@
 
 #include "core/score_mod.h"
 #include "cuda/host/schedule/warpgroup_rows.h"
+#include "cuda/device/alibi.cuh"
 #include "cuda/kernels/sm90/params.h"
 
 namespace flashattn::cuda::sm90 {
@@ -45,11 +46,10 @@ struct WorkTile {
 
 // Plans a Q tile; all lanes of the scheduler warp call it, and lane n fills warpgroups[n]. Returns
 // false if the tile has no row.
-template <int kTileKv, ScoreModKind kScoreMod, int kConsumers>
+template <int kTileKv, class ScoreMod, int kConsumers>
 __device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int32_t linear_idx,
                                                bool redo, WorkTile<kConsumers>& work_tile) {
-  constexpr bool kHasAlibi =
-      kScoreMod == ScoreModKind::kAlibi || kScoreMod == ScoreModKind::kRuntime;
+  constexpr bool kHasAlibi = ScoreMod::template kHas<Alibi>;
   const Problem& problem = params.problem;
   const int32_t lane = threadIdx.x % 32;
   float slope = 0.0f;
@@ -67,10 +67,8 @@ __device__ __forceinline__ bool plan_work_tile(const ForwardParams& params, int3
     query_end = min(warpgroups.end * kWarpgroupRows, len.q);
     if (query >= query_end) return false;
     if (kHasAlibi && problem.bias & FLASHATTN_BIAS_ALIBI) {
-      const Inputs& in = params.args.inputs;
-      const float unit = kScoreMod == ScoreModKind::kRuntime || redo ? kLog2E / kWideUnit : kLog2E;
-      slope = in.alibi_slopes[b * in.alibi_stride_batch +
-                              position.head_idx % problem.heads_q * in.alibi_stride_head] *
+      const float unit = ScoreMod::kIsRuntime || redo ? kLog2E / kWideUnit : kLog2E;
+      slope = Alibi::slope_of(problem, params.args.inputs, b, position.head_idx % problem.heads_q) *
               unit;
     }
     if (lane == 0) {

@@ -10,7 +10,7 @@ inline void mbarrier_init(uint32_t barrier, uint32_t count) {
 }
 inline void fence_mbarrier_init() {}
 inline void mbarrier_arrive(uint32_t barrier) { emulator::mbarrier_arrive(barrier, 0); }
-inline void mbarrier_expect(uint32_t barrier, uint32_t bytes) {
+inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
   emulator::mbarrier_arrive(barrier, bytes);
 }
 inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {

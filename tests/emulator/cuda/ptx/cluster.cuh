@@ -8,17 +8,15 @@ namespace flashattn::cuda::ptx {
 inline uint32_t cluster_rank() { return emulator::cluster_rank(); }
 inline void cluster_arrive() { emulator::cluster_arrive(); }
 inline void cluster_wait() { emulator::cluster_wait(); }
-inline uint32_t at_rank(uint32_t address, uint32_t rank) {
-  return emulator::at_rank(address, rank);
-}
+inline uint32_t mapa(uint32_t address, uint32_t rank) { return emulator::mapa(address, rank); }
 inline void mbarrier_arrive_remote(uint32_t barrier) { emulator::mbarrier_arrive_remote(barrier); }
 inline void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
   emulator::mbarrier_wait(barrier, parity);
 }
-inline void store_remote(uint32_t to, uint32_t x, uint32_t barrier) {
-  emulator::store_remote(to, x, barrier);
+inline void st_async(uint32_t to, uint32_t x, uint32_t barrier) {
+  emulator::st_async(to, x, barrier);
 }
-inline void bulk_send(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
+inline void bulk_copy_cluster(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier) {
   emulator::engine_send(to, from, bytes, barrier);
 }
 

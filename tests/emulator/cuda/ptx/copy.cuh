@@ -85,13 +85,13 @@ inline void load_shared(float (&x)[4], uint32_t from) {
 }
 inline float2 load_shared_pair(uint32_t from) { return emulator::load<float2>(from); }
 
-constexpr bool kAddsFour = true;
-inline void add_four(float* to, float x, float y, float z, float w) {
-  if (reinterpret_cast<uintptr_t>(to) % 16 != 0) emulator::fail("add_four to misaligned %p", to);
+constexpr bool kHasRedAddV4 = true;
+inline void red_add_v4(float* to, float x, float y, float z, float w) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 != 0) emulator::fail("red_add_v4 to misaligned %p", to);
   const float sums[] = {x, y, z, w};
   for (int n = 0; n < 4; ++n) emulator::add(to + n, sums[n]);
 }
-inline void add_pair(float* to, float x, float y) {
+inline void red_add_v2(float* to, float x, float y) {
   emulator::add(to, x);
   emulator::add(to + 1, y);
 }
@@ -116,21 +116,21 @@ void store_release(T* to, T x) {
 inline int32_t fetch_or_acquire(int32_t* at, int32_t bits) {
   return emulator::fetch_or(at, bits, emulator::Order::kAcquire);
 }
-inline int32_t fetch_add_acquire_release(int32_t* at, int32_t x) {
+inline int32_t fetch_add_acq_rel(int32_t* at, int32_t x) {
   return emulator::fetch_add(at, x, emulator::Order::kBoth);
 }
 inline void fence_gpu() { emulator::fence_gpu(); }
-inline void add_relaxed(int32_t* to, int32_t x) {
+inline void red_add_relaxed(int32_t* to, int32_t x) {
   emulator::fetch_add(to, x, emulator::Order::kRelaxed);
 }
-inline void add_release(int32_t* to, int32_t x) {
+inline void red_add_release(int32_t* to, int32_t x) {
   emulator::fetch_add(to, x, emulator::Order::kRelease);
 }
-inline void or_release(int32_t* to, int32_t bits) {
+inline void red_or_release(int32_t* to, int32_t bits) {
   emulator::fetch_or(to, bits, emulator::Order::kRelease);
 }
-inline float4 load_uncached(const float4* from) { return *from; }
-inline int4 load_once(const char* from) { return *reinterpret_cast<const int4*>(from); }
+inline float4 load_cg(const float4* from) { return *from; }
+inline int4 load_nc_no_allocate(const char* from) { return *reinterpret_cast<const int4*>(from); }
 
 // The next kernel may start now, or has to wait: it sees no more of this one either way.
 inline void griddep_launch_dependents() {}

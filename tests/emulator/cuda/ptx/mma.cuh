@@ -51,7 +51,7 @@ uint32_t pack(float low, float high) {
 }
 
 template <class T>
-uint32_t pack_positive(float low, float high) {
+uint32_t pack_relu(float low, float high) {
   return pack<T>(low < 0.0f ? 0.0f : low, high < 0.0f ? 0.0f : high);
 }
 
@@ -61,12 +61,12 @@ float2 unpack(uint32_t pair) {
           emulator::as_float(pair >> 16, kIsBf16<T>)};
 }
 
-inline uint32_t multiply_halves(uint32_t x, uint32_t y) {
+inline uint32_t mul_f16x2(uint32_t x, uint32_t y) {
   const float2 a = unpack<__half>(x), b = unpack<__half>(y);
   return pack<__half>(a.x * b.x, a.y * b.y);
 }
 
-inline uint32_t largest_halves(uint32_t x, uint32_t y) {
+inline uint32_t max_abs_f16x2(uint32_t x, uint32_t y) {
   uint32_t r = 0;
   for (int shift = 0; shift < 32; shift += 16) {
     const uint32_t a = x >> shift & 0x7fff, b = y >> shift & 0x7fff;
@@ -76,15 +76,15 @@ inline uint32_t largest_halves(uint32_t x, uint32_t y) {
   return r;
 }
 
-inline uint32_t not_zero(uint32_t pair) {
+inline uint32_t nonzero_mask(uint32_t pair) {
   return (pair & 0x7fffu ? 0xffffu : 0) | (pair & 0x7fff0000u ? 0xffff0000u : 0);
 }
 
-inline uint32_t spread_signs(uint32_t pair) {
+inline uint32_t sign_mask(uint32_t pair) {
   return (pair & 0x8000u ? 0xffffu : 0) | (pair & 0x80000000u ? 0xffff0000u : 0);
 }
 
-inline uint32_t transpose(uint32_t pair) {
+inline uint32_t movmatrix_trans(uint32_t pair) {
   const emulator::Words* rows = emulator::exchange({{pair}});
   const uint32_t lane = emulator::lane();
   uint32_t turned = 0;

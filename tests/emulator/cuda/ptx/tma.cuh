@@ -9,7 +9,7 @@
 namespace flashattn::cuda::ptx {
 
 // A load to address `to` of the CTA for which the engine runs it.
-inline std::function<void()> load_of(uint32_t to, const emulator::TensorMap& box, BoxPosition at) {
+inline std::function<void()> load_of(uint32_t to, const emulator::TensorMap& box, TmaCoord at) {
   emulator::check_shared(to, 16);
   return [=] {
     box.each_chunk(at.column, at.row, at.head, at.batch,
@@ -31,19 +31,18 @@ inline bool elect() {
   return emulator::lane() == 0;
 }
 
-inline void tma_load(uint32_t to, const CUtensorMap* map, uint32_t barrier, BoxPosition at,
-                     uint64_t) {
+inline void tma_load(uint32_t to, const CUtensorMap* map, uint32_t barrier, TmaCoord at, uint64_t) {
   const emulator::TensorMap box = emulator::TensorMap::of(map);
   emulator::engine_load(barrier, box.bytes(), load_of(to, box, at));
 }
 
-inline void tma_load_multicast(uint32_t to, const CUtensorMap* map, uint32_t barrier,
-                               BoxPosition at, uint64_t, uint32_t ranks) {
+inline void tma_load_multicast(uint32_t to, const CUtensorMap* map, uint32_t barrier, TmaCoord at,
+                               uint64_t, uint32_t ranks) {
   const emulator::TensorMap box = emulator::TensorMap::of(map);
   emulator::engine_multicast(ranks, barrier, box.bytes(), load_of(to, box, at));
 }
 
-inline void tma_store(const CUtensorMap* map, uint32_t from, BoxPosition at) {
+inline void tma_store(const CUtensorMap* map, uint32_t from, TmaCoord at) {
   const emulator::TensorMap box = emulator::TensorMap::of(map);
   emulator::engine_store(from, box.bytes(), [=](const char* data) {
     box.each_chunk(at.column, at.row, at.head, at.batch, [&](uint32_t chunk, char* to, int valid) {

@@ -1,0 +1,133 @@
+#include "cuda/kernels/common/bwd_postprocess.h"
+
+#include "cuda/host/preload.h"
+#include "cuda/host/launch.h"
+#include "cuda/kernels/common/bwd_rows.cuh"
+#include "cuda/device/score_mod.cuh"
+#include "cuda/device/smem_tile.cuh"
+
+namespace flashattn::cuda {
+namespace {
+
+// Rows of dQ that a thread loads before it converts the first.
+constexpr int kPostprocessSteps = 4;
+
+// T: the problem's type. kLanes lanes convert a row.
+template <class T, int kLanes>
+__global__ void __launch_bounds__(kRowThreads)
+    bwd_postprocess_kernel(const __grid_constant__ BackwardParams params) {
+  constexpr int kStepRows = kRowThreads / kLanes, kCtaRows = kPostprocessSteps * kStepRows;
+  const Problem& problem = params.problem;
+  const int32_t b = blockIdx.x / problem.heads_q, h = blockIdx.x % problem.heads_q;
+  const int32_t lane = threadIdx.x % kLanes, step_row = threadIdx.x / kLanes;
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *params.large_lse = 0;
+  const SeqlenInfo sequence = seqlen_info(problem, params.args.shape, params.args.inputs, b);
+  const float* const dq = params.dq + params.row(b, h, sequence.offset_q) * problem.dim_qk;
+  for (int32_t first = blockIdx.y * kCtaRows; first < sequence.len.q;
+       first += gridDim.y * kCtaRows) {
+    for (int32_t c = lane * 8; c < problem.dim_qk; c += kLanes * 8) {
+      float4 x[kPostprocessSteps][2];
+#pragma unroll
+      for (int step = 0; step < kPostprocessSteps; ++step) {
+        const int32_t i = min(first + step * kStepRows + step_row, sequence.len.q - 1);
+        const float4* from =
+            reinterpret_cast<const float4*>(dq + static_cast<int64_t>(i) * problem.dim_qk + c);
+        x[step][0] = from[0];
+        x[step][1] = from[1];
+      }
+#pragma unroll
+      for (int step = 0; step < kPostprocessSteps; ++step) {
+        const int32_t i = first + step * kStepRows + step_row;
+        if (i >= sequence.len.q) continue;
+        const float4 y = x[step][0], z = x[step][1];
+        Vec8 sums{{y.x, y.y, y.z, y.w, z.x, z.y, z.z, z.w}};
+#pragma unroll
+        for (int n = 0; n < 8; ++n) sums.x[n] *= problem.scale;
+        store_vec8<T>(tensor_row(params.args.dq, sizeof(T), b, h, sequence.offset_q + i), c, sums);
+      }
+    }
+  }
+}
+
+// The softmax weight of the sink in a row; index: of the row in lse2 and base.
+__device__ __forceinline__ float sink_probability(const BackwardParams& params, float sink,
+                                                  int64_t index, float lse) {
+  if (lse == -INFINITY) return 0.0f;  // then the sink is -inf, too
+  const float base = params.softmax_base[index], lse2 = params.lse2[index];
+  if (base != base && lse2 < INFINITY) return ptx::exp2((sink - lse) * kLog2E);
+  // lse2 is infinite if keys add nothing to the sink, see LseRecompute.
+  if (lse2 == INFINITY) return 1.0f;
+  const float unit = params.wide_scores ? 1.0f : params.problem.scale * (kLog2E / kWideUnit);
+  return ptx::exp2((sink * (kLog2E / kWideUnit) - base * unit) * kWideUnit - lse2);
+}
+
+// One CTA per head adds in a fixed order.
+__global__ void __launch_bounds__(kRowThreads)
+    dsink_kernel(const __grid_constant__ BackwardParams params) {
+  __shared__ double sums[kRowThreads];
+  const int32_t h = blockIdx.x;
+  const float sink = params.args.inputs.sink[h];
+  double total = 0;
+  for (int32_t b = 0; b < params.args.shape.batch; ++b) {
+    const SeqlenInfo sequence =
+        seqlen_info(params.problem, params.args.shape, params.args.inputs, b);
+    const int64_t first = params.lse_delta_offset(sequence, b, h);
+    const int64_t row = params.row(b, h, sequence.offset_q);
+    for (int32_t i = threadIdx.x; i < sequence.len.q; i += kRowThreads) {
+      const float share = sink_probability(params, sink, first + i, params.args.lse[row + i]);
+      total -= static_cast<double>(share * params.delta[first + i]);
+    }
+  }
+  sums[threadIdx.x] = total;
+  for (int half = kRowThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+  }
+  if (threadIdx.x == 0) params.args.dsink[h] = static_cast<float>(sums[0]);
+}
+
+template <class T>
+cudaError_t launch_as(const BackwardParams& params, cudaStream_t stream) {
+  return with_lanes(params.problem.dim_qk, [&](auto lanes) {
+    return launch_kernel(&bwd_postprocess_kernel<T, lanes()>,
+                         grid_for(params, kPostprocessSteps, lanes()), kRowThreads, 0, params,
+                         stream);
+  });
+}
+
+template <class T>
+cudaError_t preload_as(const Problem& problem) {
+  return with_lanes(problem.dim_qk,
+                    [](auto lanes) { return preload(&bwd_postprocess_kernel<T, lanes()>); });
+}
+
+cudaError_t preload_dq(const Problem& problem) {
+  switch (problem.dtype) {
+    case FLASHATTN_DTYPE_F16: return preload_as<__half>(problem);
+    case FLASHATTN_DTYPE_BF16: return preload_as<__nv_bfloat16>(problem);
+    default: return preload_as<float>(problem);
+  }
+}
+
+}  // namespace
+
+cudaError_t preload_bwd_postprocess(const Problem& problem) {
+  const cudaError_t error = preload_dq(problem);
+  const bool sink = problem.has_feature(FLASHATTN_FEATURE_DSINK);
+  return error == cudaSuccess && sink ? preload(&dsink_kernel) : error;
+}
+
+cudaError_t launch_bwd_postprocess(const BackwardParams& params, cudaStream_t stream) {
+  switch (params.problem.dtype) {
+    case FLASHATTN_DTYPE_F16: return launch_as<__half>(params, stream);
+    case FLASHATTN_DTYPE_BF16: return launch_as<__nv_bfloat16>(params, stream);
+    default: return launch_as<float>(params, stream);
+  }
+}
+
+cudaError_t launch_dsink(const BackwardParams& params, cudaStream_t stream) {
+  return launch_kernel(&dsink_kernel, dim3(static_cast<unsigned>(params.problem.heads_q)),
+                       kRowThreads, 0, params, stream);
+}
+
+}  // namespace flashattn::cuda
