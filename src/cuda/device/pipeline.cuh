@@ -71,11 +71,13 @@ class StageBarriers {
   using State = PipelineState<kStages>;
 
   __device__ __forceinline__ void init(uint32_t arrivals) {
-    for (Barrier& barrier : barriers_) barrier.init(arrivals);
+    for (auto& stage : barriers_) {
+      for (Barrier& barrier : stage) barrier.init(arrivals);
+    }
   }
 
   __device__ __forceinline__ Barrier& at(State state, int32_t part = 0) {
-    return barriers_[state.stage() * kParts + part];
+    return barriers_[state.stage()][part];
   }
 
   __device__ __forceinline__ void arrive(State state, int32_t part = 0) {
@@ -91,7 +93,7 @@ class StageBarriers {
   }
 
  private:
-  Barrier barriers_[kStages * kParts];
+  Barrier barriers_[kStages][kParts];
 };
 
 // kParts: producers fill, and consumers release, so many parts of a stage on their own. kCluster:
