@@ -35,13 +35,13 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
       : "memory");
 }
 
-// Waits only if `some` is true, without a branch that the compiler sees.
-__device__ __forceinline__ void mbarrier_wait_if(bool some, uint32_t barrier, uint32_t parity) {
+// Waits only if `valid` is true, without a branch that the compiler sees.
+__device__ __forceinline__ void mbarrier_wait_if(bool valid, uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{.reg .pred p, q; setp.eq.b32 q, %2, 0; wait: @q bra done; "
       "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @p bra done; bra wait; done:}" ::"r"(
           barrier),
-      "r"(parity), "r"(static_cast<int>(some))
+      "r"(parity), "r"(static_cast<int>(valid))
       : "memory");
 }
 
@@ -57,7 +57,8 @@ __device__ __forceinline__ bool mbarrier_test(uint32_t barrier, uint32_t parity)
   return ended;
 }
 
-// Barrier 0 is __syncthreads(). `threads` counts those that arrive and those that wait.
+// Named barriers; barrier 0 is __syncthreads(). `threads` counts those that arrive and those that
+// wait. named_arrive() does not wait.
 __device__ __forceinline__ void named_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }

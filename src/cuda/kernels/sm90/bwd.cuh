@@ -53,7 +53,8 @@ __device__ __forceinline__ void sync_cluster() {
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     bwd_kernel(const __grid_constant__ BackwardParams params) {
-  static_assert(kBwdSharedBytes<Config> <= kMaxSharedBytes, "one block a multiprocessor");
+  static_assert(kBwdSharedBytes<Config> <= kMaxSharedBytes,
+                "shared memory of a CTA is at most 227 KB");
   char* const shared = ptx::dynamic_shared();
   BwdSharedStorage<Config>& storage =
       *reinterpret_cast<BwdSharedStorage<Config>*>(shared + Config::kMainBytes);
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const int32_t warpgroup =
       (__any_sync(~0u, threadIdx.x & 128) ? 1 : 0) + (__any_sync(~0u, threadIdx.x & 256) ? 2 : 0);
   if (threadIdx.x == 0) {
-    init_barriers<Config>(storage);
+    init_shared_storage<Config>(storage);
     for (const CUtensorMap* map : {&params.q, &params.dout, &params.k, &params.v}) {
       ptx::tma_prefetch(map);
     }

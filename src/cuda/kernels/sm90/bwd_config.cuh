@@ -3,14 +3,13 @@
 
 #include <type_traits>
 
-#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/device/score_mod.cuh"
 #include "cuda/kernels/sm90/params.h"
-#include "cuda/kernels/sm90/pipeline_state.cuh"
+#include "cuda/device/pipeline.cuh"
 
 namespace flashattn::cuda::sm90 {
 
@@ -39,8 +38,8 @@ struct BwdTileConfig {
 
 // Small heads: two consumer warpgroups hold dK and dV of 64 keys each. dQ of a Q tile passes
 // through shared memory in kDqSubtiles parts.
-template <class T, int kDim_, int kTileQ, class ScoreMod, int kStages_, int kKeyStages_,
-          int kShares_>
+template <class T, int kDim_, int kTileQ, class ScoreMod, int kStages_, int kKStages_,
+          int kDqSubtiles_>
 struct BwdSmallHeadConfig : BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, ScoreMod> {
   using Tiles = BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, ScoreMod>;
   using Tiles::kTileKv, Tiles::kKBytes, Tiles::kQBytes, Tiles::kDsStages, Tiles::kRowStatBytes;
@@ -50,12 +49,12 @@ struct BwdSmallHeadConfig : BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, ScoreMod
   static constexpr bool kStreamK = true;  // CTAs may share a KV tile
   static constexpr int kAccRegs = kDim;   // accumulators of dK and dV per thread
   static constexpr int kStages = kStages_, kQStages = kStages, kDoStages = kStages;
-  static constexpr int kKStages = kKeyStages_;  // of K: the next is loaded while dQ needs this one
+  static constexpr int kKStages = kKStages_;  // of K: the next is loaded while dQ needs this one
   static constexpr int kDsArrivals = 8, kDoArrivals = 8;  // one per warp
   static constexpr int kPeerKPanels = 0;
   static constexpr int kDsBytes = kTileQ * kTileKv * 2;
   static constexpr int kDqTileBytes = kTileQ * kDim * 4;
-  static constexpr int kDqSubtiles = kShares_, kCtaDqSubtiles = kDqSubtiles;
+  static constexpr int kDqSubtiles = kDqSubtiles_, kCtaDqSubtiles = kDqSubtiles;
   static constexpr int kDqStages = kDqSubtiles,
                        kDqStageBytes = kDqTileBytes / kDqSubtiles;  // per stage
   static constexpr int kDqFills = kDqSubtiles;  // stages that dQ of a Q tile fills
@@ -91,7 +90,8 @@ struct BwdConfig : BwdSmallHeadConfig<T, kDim, kTileQ, ScoreMod, kDim * kTileQ =
   // Registers do not hold dP, P for dV and P for dS: the latter is staged in the buffer of dS.
   static constexpr bool kStagePInDs = kDim == 128 && !ScoreMod::kIsPlain;
 
-  static_assert(kTileQ == 64 || kDim == 64, "dQ: shares of 64 x 64, by columns or by queries");
+  static_assert(kTileQ == 64 || kDim == 64,
+                "a dQ subtile is 64 x 64: only one of kTileQ and kDim may exceed 64");
 };
 
 // Large heads, whose dK and dV of 64 keys fill two warpgroups: one consumer computes P and holds
@@ -159,9 +159,9 @@ struct BwdTwoWarpgroupConfig : BwdSmallHeadConfig<T, kDim, 80, ScoreMod, 2, 1, 2
   static constexpr int kThreads = 128 * 3;
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 
-  static_assert(kDim == 128, "a consumer has 64 columns of dQ");
+  static_assert(kDim == 128, "kDim must be 128: each consumer computes 64 columns of dQ");
   static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * (65536 / kThreads / 8 * 8),
-                "who claims more registers than the block has waits for ever");
+                "setmaxnreg waits forever for registers that the CTA does not have");
 };
 
 // CTAs of a cluster, which share a work tile and the columns of dQ.
@@ -231,28 +231,59 @@ constexpr uint32_t kDeferredTiles = 4;  // tiles that a DqReducer publishes at o
 // kTwoCta: the peer's dS; in CTA 1 the indices of the work tiles, which CTA 0 takes.
 template <class Config>
 struct TwoCtaStorage {
-  uint64_t peer_ds_full[Config::kDsStages], index_full[kWorkTileStages];
+  StageBarriers<Config::kDsStages> peer_ds_full;
+  StageBarriers<kWorkTileStages> index_full;
   uint32_t indices[kWorkTileStages];
 };
 
 // kInlinePostprocess: the scheduler passes dQ tiles to the dQ warpgroup.
 struct DqPostprocessStorage {
-  uint64_t full, empty;
+  Pipeline<1> pipeline;
   DqPostprocessTile tile;
   int32_t deferred[2][kDeferredTiles];  // by reducer: tiles not yet published
 };
 
+// dQ from the warpgroups that compute it to the two reducers, which take Q tiles in turn: a stage
+// has a `full` barrier for each reducer. `uses` counts fills: of the stage for producers, of the
+// stage for this reducer for consumers.
+template <int kStages>
+class DqPipeline {
+ public:
+  __device__ __forceinline__ void init(uint32_t producers, uint32_t consumers) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      full_[0][stage].init(producers);
+      full_[1][stage].init(producers);
+      empty_[stage].init(consumers);
+    }
+  }
+
+  __device__ __forceinline__ void producer_acquire(int32_t stage, uint32_t uses) {
+    empty_[stage].wait((uses & 1) ^ 1);
+  }
+  __device__ __forceinline__ void producer_commit(uint32_t reducer, int32_t stage) {
+    full_[reducer][stage].arrive();
+  }
+  __device__ __forceinline__ void consumer_wait(uint32_t reducer, int32_t stage, uint32_t uses) {
+    full_[reducer][stage].wait(uses & 1);
+  }
+  __device__ __forceinline__ void consumer_release(int32_t stage) { empty_[stage].arrive(); }
+
+ private:
+  Barrier full_[2][kStages], empty_[kStages];
+};
+
 template <class Config>
 struct BwdSharedStorage {
-  uint64_t k_empty[Config::kKStages], v_empty, prefetch_next;
-  uint64_t q_full[Config::kQStages], q_empty[Config::kQStages];
-  uint64_t do_full[Config::kDoStages], do_empty[Config::kDoStages];
-  // kSplitRoles: P, from one consumer to the other.
-  uint64_t p_full[Config::kSplitRoles ? 2 : 1], p_empty[Config::kSplitRoles ? 2 : 1];
-  uint64_t ds_full[Config::kDsStages], ds_empty[Config::kDsStages];
-  uint64_t dq_full[2][Config::kDqStages];  // by reducer, which take turns
-  uint64_t dq_empty[Config::kDqStages];
-  uint64_t work_tile_full[kWorkTileStages], work_tile_empty[kWorkTileStages];
+  // K and V arrive at the barriers of the first Q and dO of a work tile.
+  StageBarriers<Config::kKStages> k_empty;
+  StageBarriers<1> v_empty;
+  Barrier prefetch_next;  // the producer has few loads left: plan the next work tile
+  Pipeline<Config::kQStages, 1, Config::kTwoCta> q;
+  Pipeline<Config::kDoStages, 1, Config::kTwoCta> dout;
+  Pipeline<Config::kSplitRoles ? 2 : 1> p;  // kSplitRoles: P, from one consumer to the other
+  Pipeline<Config::kDsStages, 1, Config::kTwoCta> ds;  // released when dQ is done, in the peer, too
+  DqPipeline<Config::kDqStages> dq;
+  Pipeline<kWorkTileStages> work;
   BwdWorkTile<Config> work_tiles[kWorkTileStages];
   BwdWorkTile<Config>
       consumer_work_tile[Config::kConsumers];     // each consumer's copy of its current tile
@@ -271,68 +302,33 @@ constexpr int kBwdSharedBytes =
     Config::kMainBytes + static_cast<int>(sizeof(BwdSharedStorage<Config>));
 constexpr int kMaxSharedBytes = 227 * 1024;
 
-__device__ __forceinline__ uint32_t barrier_at(uint64_t& barrier) {
-  return ptx::shared_address(&barrier);
-}
-
 // Rank of this CTA in its cluster.
 template <class Config>
 __device__ __forceinline__ uint32_t cta_rank() {
   return Config::kTwoCta ? ptx::cluster_rank() : 0;
 }
 
-// The address in the peer CTA that corresponds to `address` in this CTA.
-__device__ __forceinline__ uint32_t at_peer(uint32_t address) {
-  return ptx::mapa(address, ptx::cluster_rank() ^ 1);
-}
-
 template <class Config>
-__device__ __forceinline__ void init_barriers(BwdSharedStorage<Config>& storage) {
+__device__ __forceinline__ void init_shared_storage(BwdSharedStorage<Config>& storage) {
   constexpr int kConsumers = Config::kConsumers;
-  const auto init = [](uint64_t& barrier, int count) {
-    ptx::mbarrier_init(barrier_at(barrier), count);
-  };
   // K and the work tile are read by the consumers and by the dQ warpgroup, if there is one.
   constexpr int kReaders = kConsumers + !Config::kConsumersComputeDq;
-  for (uint64_t& barrier : storage.k_empty) init(barrier, kReaders);
-  init(storage.v_empty, kConsumers);
-  init(storage.prefetch_next, 1);
-  for (int n = 0; n < Config::kQStages; ++n) {
-    init(storage.q_full[n], 1);
-    init(storage.q_empty[n], kClusterSize<Config> * kConsumers);
-  }
-  for (int n = 0; n < Config::kDoStages; ++n) {
-    init(storage.do_full[n], 1);
-    init(storage.do_empty[n], kClusterSize<Config> * Config::kDoArrivals);
-  }
-  if constexpr (Config::kSplitRoles) {
-    for (int n = 0; n < 2; ++n) {
-      init(storage.p_full[n], 4);  // warps
-      init(storage.p_empty[n], 4);
-    }
-  }
-  for (int n = 0; n < Config::kDsStages; ++n) {
-    init(storage.ds_full[n], Config::kDsArrivals);
-    init(storage.ds_empty[n], Config::kConsumersComputeDq ? kConsumers : kClusterSize<Config>);
-  }
-  for (int n = 0; n < Config::kDqStages; ++n) {
-    init(storage.dq_full[0][n], 4);  // warps
-    init(storage.dq_full[1][n], 4);
-    init(storage.dq_empty[n], 1);
-  }
-  for (int n = 0; n < kWorkTileStages; ++n) {
-    init(storage.work_tile_full[n], 1);
-    // The producer and the two reducers read it, too; the peer arrives when it has read the index.
-    init(storage.work_tile_empty[n], kReaders + 3 + (Config::kTwoCta && cta_rank<Config>() == 0));
-  }
+  storage.k_empty.init(kReaders);
+  storage.v_empty.init(kConsumers);
+  storage.prefetch_next.init(1);
+  storage.q.init(1, kClusterSize<Config> * kConsumers);
+  storage.dout.init(1, kClusterSize<Config> * Config::kDoArrivals);
+  if constexpr (Config::kSplitRoles) storage.p.init(4, 4);  // warps
+  storage.ds.init(Config::kDsArrivals,
+                  Config::kConsumersComputeDq ? kConsumers : kClusterSize<Config>);
+  storage.dq.init(4, 1);  // warps; a reducer
+  // The producer and the two reducers read it, too; the peer arrives when it has read the index.
+  storage.work.init(1, kReaders + 3 + (Config::kTwoCta && cta_rank<Config>() == 0));
   if constexpr (Config::kTwoCta) {
-    for (uint64_t& barrier : storage.two_cta.peer_ds_full) init(barrier, 1);
-    for (uint64_t& barrier : storage.two_cta.index_full) init(barrier, 1);
+    storage.two_cta.peer_ds_full.init(1);
+    storage.two_cta.index_full.init(1);
   }
-  if constexpr (Config::kInlinePostprocess) {
-    init(storage.dq_postprocess.full, 1);
-    init(storage.dq_postprocess.empty, 4);  // warps
-  }
+  if constexpr (Config::kInlinePostprocess) storage.dq_postprocess.pipeline.init(1, 4);  // warps
   ptx::fence_mbarrier_init();
   for (int n = 0; n < kConsumers; ++n) storage.work_tiles_taken[n] = 0;
   storage.preprocessed_heads = 0;
@@ -345,26 +341,18 @@ __device__ __forceinline__ void init_barriers(BwdSharedStorage<Config>& storage)
     work_tile.iter_begin = work_tile.iter_end = work_tile.kv_index = 0;
 }
 
-// Releases a buffer of this CTA; in a cluster to both CTAs, as both write it.
-template <class Config>
-__device__ __forceinline__ void arrive_cluster(uint64_t& barrier) {
-  ptx::mbarrier_arrive(barrier_at(barrier));
-  if constexpr (Config::kTwoCta) ptx::mbarrier_arrive_remote(at_peer(barrier_at(barrier)));
-}
-
 // Address of K of a work tile.
 template <class Config>
 __device__ __forceinline__ uint32_t k_address(uint32_t shared,
                                               const volatile BwdWorkTile<Config>& work_tile) {
-  return shared + PipelineState<Config::kKStages>{work_tile.kv_index}.slot() * Config::kKBytes;
+  return shared + PipelineState<Config::kKStages>{work_tile.kv_index}.stage() * Config::kKBytes;
 }
 
 // Releases K for one reader. Only for work tiles that have Q tiles: the others load no K.
 template <class Config>
 __device__ __forceinline__ void release_k(BwdSharedStorage<Config>& storage,
                                           const volatile BwdWorkTile<Config>& work_tile) {
-  const PipelineState<Config::kKStages> keys{work_tile.kv_index};
-  ptx::mbarrier_arrive(barrier_at(storage.k_empty[keys.slot()]));
+  storage.k_empty.arrive({work_tile.kv_index});
 }
 
 // IDs of named barriers; 0 is __syncthreads().
@@ -373,15 +361,15 @@ constexpr int kDqBarrier = 3;         // the dQ warpgroup
 
 using WorkTileState = PipelineState<kWorkTileStages>;
 
-// Calls work(work_tile, empty) for each work tile that the scheduler publishes. Each reader arrives
-// at `empty` once it has read the tile.
+// Calls work(work_tile, at) for each work tile that the scheduler publishes. Each reader
+// releases it, at this state, once it has read it.
 template <class Config, class Work>
 __device__ __forceinline__ void for_each_work_tile(BwdSharedStorage<Config>& storage, Work work) {
   for (WorkTileState work_tiles;; work_tiles.advance()) {
-    ptx::mbarrier_wait(barrier_at(storage.work_tile_full[work_tiles.slot()]), work_tiles.phase());
-    const volatile BwdWorkTile<Config>& work_tile = storage.work_tiles[work_tiles.slot()];
+    storage.work.consumer_wait(work_tiles);
+    const volatile BwdWorkTile<Config>& work_tile = storage.work_tiles[work_tiles.stage()];
     if (work_tile.end) break;
-    work(work_tile, barrier_at(storage.work_tile_empty[work_tiles.slot()]));
+    work(work_tile, work_tiles);
   }
 }
 

@@ -1,110 +1,80 @@
-// Accumulation and epilogue of dK and dV in the Hopper backward pass: a consumer warpgroup holds
-// both for 64 keys in registers. Base of the mainloops for small heads and for long Q.
+// Accumulators and epilogue of dK and dV in the Hopper backward pass: a consumer warpgroup holds
+// both for 64 keys in registers. A part of the mainloops for small heads and for long Q.
 #pragma once
 
-#include "cuda/kernels/sm90/bwd_score_mod.cuh"
+#include "cuda/kernels/sm90/bwd_warpgroup_base.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class BwdDkDv : protected BwdScoreMod<Config> {
-  using Base = BwdScoreMod<Config>;
+class BwdDkDv : BwdWarpgroupBase<Config> {
+  using Base = BwdWarpgroupBase<Config>;
   using T = typename Config::T;
-
- protected:
   using Base::storage_, Base::consumer_, Base::work_tile, Base::params_, Base::shared_;
-  using typename Base::OutputTile;
-  static constexpr int kDim = Config::kDim, kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
+  using typename Base::OutputTile, typename Base::DsState, typename Base::QState;
+  static constexpr int kDim = Config::kDim, kTileQ = Config::kTileQ;
 
+ public:
   __device__ __forceinline__ BwdDkDv(const BackwardParams& params, uint32_t shared,
                                      BwdSharedStorage<Config>& storage, int32_t consumer)
       : Base(params, shared, storage, consumer) {}
 
-  // Calls work(), which accumulates dK and dV, for each work tile, and stores the result.
+  // Calls work(), which accumulates dK and dV and advances q_state, for each work tile, and stores
+  // the result.
   template <class Work>
-  __device__ __forceinline__ void for_each_work_tile(Work work) {
+  __device__ __forceinline__ void for_each_work_tile(const QState& q_state, Work work) {
     for (;;) {
-      this->take();
+      this->next_work_tile();
       if (work_tile().end) break;
-      if (accumulate(work)) store(this->output_tile());
-      warpgroup_sync();
+      if (accumulate(work)) store(this->output_tile(), {q_state.count});
+      this->warpgroup_sync();  // no warp reads the work tile any more
     }
   }
 
   // As above, with S prefetched: start_s() issues the first S of a work tile, and dK and dV of the
   // tile before are stored before wait_s() waits for it. After the last tile: start_s(false).
   template <class StartS, class WaitS, class Work>
-  __device__ __forceinline__ void for_each_work_tile(StartS start_s, WaitS wait_s, Work work) {
-    this->take();
+  __device__ __forceinline__ void for_each_work_tile(const QState& q_state, StartS start_s,
+                                                     WaitS wait_s, Work work) {
+    this->next_work_tile();
     bool more = !work_tile().end;
     start_s(more);
     wait_s();
     while (more) {
       const bool whole = accumulate(work);
       const OutputTile output_tile = this->output_tile();
-      warpgroup_sync();
-      this->take();
+      this->warpgroup_sync();
+      this->next_work_tile();
       more = !work_tile().end;
       start_s(more);
-      if (whole) store(output_tile);
+      if (whole) store(output_tile, {q_state.count});
       wait_s();
     }
   }
 
-  // Zeros rows of K past the last key: their dS is 0, but they may be NaN.
-  __device__ __forceinline__ void zero_k_tail(uint32_t keys) const {
-    if (!params_.kv_has_tail || work_tile().keys >= kTileKv) return;
-    ptx::mbarrier_wait(barrier_at(storage_.q_full[q_state_.slot()]), q_state_.phase());
-    this->template clear_rows<Config::kPanels>(keys, kTileKv, work_tile().keys);
-    this->fence_cleared_rows();
-  }
+  float dk[kDim / 2], dv[kDim / 2];
 
-  // Zeros rows of Q and dO past the last query: their P is 0, but they may be NaN.
-  __device__ __forceinline__ void zero_q_tail(int32_t tile) const {
-    if (!params_.q_has_tail || (tile + 1) * kTileQ <= work_tile().len.q) return;
-    const uint32_t slot = q_state_.slot();
-    const int32_t first = work_tile().len.q - tile * kTileQ;
-    ptx::mbarrier_wait(barrier_at(storage_.q_full[slot]), q_state_.phase());
-    ptx::mbarrier_wait(barrier_at(storage_.do_full[slot]), q_state_.phase());
-    this->template clear_rows<Config::kPanels>(shared_ + Config::kQ + slot * Config::kQBytes,
-                                               kTileQ, first);
-    this->template clear_rows<Config::kPanels>(shared_ + Config::kDo + slot * Config::kQBytes,
-                                               kTileQ, first);
-    this->fence_cleared_rows();
-  }
-
-  // Releases delta and dO of the Q tile. Each warp arrives for itself: another may not have read
-  // its delta yet.
-  __device__ __forceinline__ void release_dout(uint32_t slot) const {
-    __syncwarp();
-    if (this->lane() == 0) ptx::mbarrier_arrive(barrier_at(storage_.do_empty[slot]));
-  }
-
+ private:
   // Accumulates dK and dV of a work tile. Returns false if another CTA will store them.
   template <class Work>
   __device__ __forceinline__ bool accumulate(Work work) {
 #pragma unroll
-    for (int i = 0; i < kDim / 2; ++i) dk_[i] = dv_[i] = 0.0f;
+    for (int i = 0; i < kDim / 2; ++i) dk[i] = dv[i] = 0.0f;
     work();
     this->release_kv();
     return this->template reduce_partials<kDim>(
-        [&](int i) -> float& { return i < kDim / 2 ? dv_[i] : dk_[i - kDim / 2]; });
-  }
-
-  // After this, no warp of the warpgroup reads the work tile.
-  __device__ __forceinline__ void warpgroup_sync() const {
-    ptx::named_sync(kWarpgroupBarrier + consumer_, 128);
+        [&](int i) -> float& { return i < kDim / 2 ? dv[i] : dk[i - kDim / 2]; });
   }
 
   // Stores dK and dV of 64 keys.
-  __device__ __forceinline__ void store(const OutputTile& output_tile) const {
+  __device__ __forceinline__ void store(const OutputTile& output_tile, DsState at) const {
     const Problem& problem = params_.common.problem;
-    const flashattn_tensor &dv = params_.common.args.dv, &dk = params_.common.args.dk;
+    const flashattn_tensor &to_dv = params_.common.args.dv, &to_dk = params_.common.args.dk;
     if constexpr (Config::kConsumersComputeDq) {  // store_via_smem() costs it 0.7 %
-      this->template store_rows<kDim>(dv, output_tile, problem.dim_v, this->row(),
-                                      this->dropout_scale(), [&](int i) { return dv_[i]; });
-      this->template store_rows<kDim>(dk, output_tile, problem.dim_qk, this->row(), problem.scale,
-                                      [&](int i) { return dk_[i]; });
+      this->template store_rows<kDim>(to_dv, output_tile, problem.dim_v, this->row(),
+                                      this->dropout_scale(), [&](int i) { return dv[i]; });
+      this->template store_rows<kDim>(to_dk, output_tile, problem.dim_qk, this->row(),
+                                      problem.scale, [&](int i) { return dk[i]; });
     } else {
       // All parameters are read before the wait.
       const int32_t first = consumer_ * 64 + this->warp() * 16 + this->lane() / 8;
@@ -113,11 +83,12 @@ class BwdDkDv : protected BwdScoreMod<Config> {
                           output_tile.first + first) +
                this->lane() % 8 * 16;
       };
-      char *const to_dv = row(dv), *const to_dk = row(dk);
+      char *const dv_row = row(to_dv), *const dk_row = row(to_dk);
       const int32_t keys = output_tile.keys - first;
-      this->wait_ds_empty({q_state_.count});
-      store_via_smem(dv_, this->dropout_scale(), to_dv, dv.stride_seq * 2, keys, problem.dim_v);
-      store_via_smem(dk_, problem.scale, to_dk, dk.stride_seq * 2, keys, problem.dim_qk);
+      storage_.ds.producer_acquire(at);
+      store_via_smem(dv, this->dropout_scale(), at, dv_row, to_dv.stride_seq * 2, keys,
+                     problem.dim_v);
+      store_via_smem(dk, problem.scale, at, dk_row, to_dk.stride_seq * 2, keys, problem.dim_qk);
     }
   }
 
@@ -126,13 +97,11 @@ class BwdDkDv : protected BwdScoreMod<Config> {
   // tile, which no other warp touches. 128 bytes of a row are eight chunks, placed so that neither
   // one chunk of eight rows nor the chunks of one row conflict in banks.
   __device__ __forceinline__ void store_via_smem(const float (&acc)[kDim / 2], float factor,
-                                                 char* to, int64_t row_bytes, int32_t keys,
-                                                 int32_t dim) const {
+                                                 DsState at, char* to, int64_t row_bytes,
+                                                 int32_t keys, int32_t dim) const {
     const int32_t lane = this->lane();
     const uint32_t own =
-        shared_ + Config::kDs +
-        PipelineState<Config::kDsStages>{q_state_.count}.slot() * Config::kDsBytes +
-        consumer_ * (kTileQ * 128);
+        shared_ + Config::kDs + at.stage() * Config::kDsBytes + consumer_ * (kTileQ * 128);
     const int32_t columns = dim - lane % 8 * 8;
     const int64_t step = 4 * row_bytes;
     // Address of chunk c of key k. kRow: the bits that another chunk, or key, of the same eight
@@ -163,23 +132,6 @@ class BwdDkDv : protected BwdScoreMod<Config> {
       __syncwarp();
     }
   }
-
-  // This warpgroup's rows of V.
-  __device__ __forceinline__ ptx::SmemDescriptor v() const {
-    return ptx::SmemDescriptor::at(shared_ + Config::kV + consumer_ * 64 * 128, 0);
-  }
-
-  // Q and dO of the current Q tile, from the first query of a part on.
-  __device__ __forceinline__ ptx::SmemDescriptor q(int mma_n = 0) const {
-    return ptx::SmemDescriptor::at(shared_ + Config::kQ + q_state_.slot() * Config::kQBytes, 0)
-        .advance(mma_n * Config::kMmaN * 128);
-  }
-  __device__ __forceinline__ ptx::SmemDescriptor dout(int mma_n = 0) const {
-    return q(mma_n).advance(Config::kDo - Config::kQ);
-  }
-
-  PipelineState<Config::kStages> q_state_;  // Q tiles so far
-  float dk_[kDim / 2], dv_[kDim / 2];
 };
 
 }  // namespace flashattn::cuda::sm90

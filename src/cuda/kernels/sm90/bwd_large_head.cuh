@@ -10,12 +10,12 @@ namespace flashattn::cuda::sm90 {
 
 // kDsRole: the second consumer.
 template <class Config, bool kDsRole>
-class BwdLargeHeadMainloop : BwdScoreMod<Config> {
-  using Base = BwdScoreMod<Config>;
-  using T = typename Config::T;
+class BwdLargeHeadMainloop : BwdWarpgroupBase<Config> {
+  using Base = BwdWarpgroupBase<Config>;
   using Base::storage_, Base::params_, Base::shared_;
   using Base::work_tile, Base::lane, Base::leader, Base::warp;
-  using typename Base::TilePrefetch, typename Base::Operand, typename Base::Tile;
+  using typename Base::QState, typename Base::DoutState, typename Base::DsState;
+  using typename Base::SAccum, typename Base::PFragment;
   static constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
   static constexpr int kDim = kDsRole ? Config::kDimQk : Config::kDimV;  // accumulator columns
   // With four warpgroups the compiler takes no WGMMA with N = 256.
@@ -24,11 +24,11 @@ class BwdLargeHeadMainloop : BwdScoreMod<Config> {
  public:
   __device__ __forceinline__ BwdLargeHeadMainloop(const BackwardParams& params, uint32_t shared,
                                                   BwdSharedStorage<Config>& storage)
-      : Base(params, shared, storage, kDsRole) {}
+      : Base(params, shared, storage, kDsRole), score_mod_(params, shared, storage, kDsRole) {}
 
   __device__ __forceinline__ void run() {
     for (;;) {
-      this->take();
+      this->next_work_tile();
       if (work_tile().end) break;
       if (!kDsRole) this->find_visible_queries();
 #pragma unroll
@@ -43,7 +43,7 @@ class BwdLargeHeadMainloop : BwdScoreMod<Config> {
       } else {
         store(params_.common.args.dv, params_.common.problem.dim_v, this->dropout_scale());
       }
-      ptx::named_sync(kWarpgroupBarrier + kDsRole, 128);  // no warp reads the work tile any more
+      this->warpgroup_sync();  // no warp reads the work tile any more
     }
   }
 
@@ -68,7 +68,7 @@ class BwdLargeHeadMainloop : BwdScoreMod<Config> {
     const int32_t other =
         Config::kTwoCta ? work_tile().len.kv - (work_tile().key ^ kTileKv) : kTileKv;
     if (work_tile().keys >= kTileKv && other >= kTileKv) return;
-    ptx::mbarrier_wait(barrier_at(storage_.q_full[q_state().slot()]), q_state().phase());
+    storage_.q.consumer_wait(q_state());
     this->template clear_rows<Config::kPanelsQk>(shared_, kTileKv, work_tile().keys);
     if constexpr (Config::kTwoCta) {
       this->template clear_rows<Config::kPeerKPanels>(shared_ + Config::kPeerK, kTileKv, other);
@@ -88,123 +88,114 @@ class BwdLargeHeadMainloop : BwdScoreMod<Config> {
 #pragma unroll
     for (int n = 0; n < kAccParts; ++n) ptx::reg_fence(acc_[n]);
     if (leader()) {
-      if (!kDsRole) arrive_cluster<Config>(storage_.do_empty[dout_state().slot()]);
-      arrive_cluster<Config>(storage_.q_empty[q_state().slot()]);
+      if (!kDsRole) storage_.dout.consumer_release(dout_state());
+      storage_.q.consumer_release(q_state());
     }
     ++iter_;
   }
 
   template <bool kMasked>
   __device__ __forceinline__ void step_p(int32_t q_coord, uint32_t kind) {
-    Tile s;
-    Operand p, p_for_ds;
-    TilePrefetch prefetched;
-    ptx::mbarrier_wait(barrier_at(storage_.q_full[q_state().slot()]), q_state().phase());
+    SAccum s;
+    PFragment p, p_for_ds;
+    typename BwdScoreMod<Config>::TilePrefetch prefetched;
+    storage_.q.consumer_wait(q_state());
     this->template gemm_ss<Config::kDimQk>(s, ptx::SmemDescriptor::at(shared_, 0), q());
-    this->prefetch(prefetched, q_coord);
+    score_mod_.prefetch(prefetched, q_coord);
     ptx::wgmma_wait<0>();
     ptx::reg_fence(s);
-    typename Base::Lse lse;
-    this->load_lse(lse, q_state().slot());  // not before: D = 256 would lose 5 %
-    this->template compute_p<kMasked>(s, lse, p, p_for_ds, prefetched, q_coord, kind,
-                                      q_state().slot(), iter_);
+    typename BwdScoreMod<Config>::Lse lse;
+    score_mod_.load_lse(lse, q_state().stage());  // not before: D = 256 would lose 5 %
+    score_mod_.template compute_p<kMasked>(s, lse, p, p_for_ds, prefetched, q_coord, kind,
+                                           q_state().stage(), iter_);
     send_p(Config::kSeparatePForDs ? p_for_ds : p);
-    ptx::mbarrier_wait(barrier_at(storage_.do_full[dout_state().slot()]), dout_state().phase());
-    if (kMasked) zero_q_tail<Config::kPanelsV>(dout_address(), this->q_tile_of(q_coord));
+    storage_.dout.consumer_wait(dout_state());
+    if (kMasked) {
+      zero_q_tail<Config::kPanelsV>(this->dout_address(dout_state()), this->q_tile_of(q_coord));
+    }
     gemm_acc(p, dout());
   }
 
   template <bool kMasked>
   __device__ __forceinline__ void step_ds(int32_t tile) {
-    Tile dp;
-    Operand p, ds;
-    ptx::mbarrier_wait(barrier_at(storage_.do_full[dout_state().slot()]), dout_state().phase());
+    SAccum dp;
+    PFragment p, ds;
+    storage_.dout.consumer_wait(dout_state());
     this->template gemm_ss<Config::kDimV>(dp, ptx::SmemDescriptor::at(shared_ + Config::kV, 0),
                                           dout());
     ptx::wgmma_wait<0>();
     ptx::reg_fence(dp);
     receive_p(p);
-    this->template compute_ds<kMasked>(p, dp, ds, dout_state().slot(), iter_);
+    score_mod_.template compute_ds<kMasked>(p, dp, ds, dout_state().stage(), iter_);
     __syncwarp();
-    if (lane() == 0) arrive_cluster<Config>(storage_.do_empty[dout_state().slot()]);
-    if constexpr (!Config::kStagePInDs) this->wait_ds_empty({iter_});
-    this->store_ds(ds, PipelineState<Config::kDsStages>{iter_}.slot());
-    this->signal_ds_full({iter_});
+    if (lane() == 0) storage_.dout.consumer_release(dout_state());
+    if constexpr (!Config::kStagePInDs) storage_.ds.producer_acquire({iter_});
+    this->store_ds(ds, DsState{iter_}.stage());
+    this->commit_ds({iter_});
     if constexpr (Config::kTwoCta) send_ds();
-    ptx::mbarrier_wait(barrier_at(storage_.q_full[q_state().slot()]), q_state().phase());
-    if (kMasked) zero_q_tail<Config::kPanelsQk>(q_address(), tile);
+    storage_.q.consumer_wait(q_state());
+    if (kMasked) zero_q_tail<Config::kPanelsQk>(this->q_address(q_state()), tile);
     gemm_acc(ds, q());
   }
 
   // Sends this CTA's dS to the peer at once, as its dQ waits for it. The buffer there is free, as
   // this CTA's own was: ds_empty completes when both CTAs have computed dQ.
   __device__ __forceinline__ void send_ds() const {
-    ptx::named_sync(kWarpgroupBarrier + kDsRole, 128);  // all of it has been stored
+    this->warpgroup_sync();  // all of it has been stored
     if (!leader()) return;
-    const uint32_t slot = PipelineState<Config::kDsStages>{iter_}.slot();
-    const uint32_t own = shared_ + Config::kDs + slot * Config::kDsBytes;
-    const uint32_t full = barrier_at(storage_.two_cta.peer_ds_full[slot]);
-    ptx::mbarrier_arrive_expect_tx(full, Config::kCtaDsBytes);
-    ptx::bulk_copy_cluster(at_peer(own + Config::kCtaDsBytes), own, Config::kCtaDsBytes,
-                           at_peer(full));
+    const DsState at{iter_};
+    const uint32_t own = shared_ + Config::kDs + at.stage() * Config::kDsBytes;
+    Barrier& full = storage_.two_cta.peer_ds_full.at(at);
+    full.expect(Config::kCtaDsBytes);
+    ptx::bulk_copy_cluster(peer_address(own + Config::kCtaDsBytes), own, Config::kCtaDsBytes,
+                           peer_address(full.address()));
   }
 
-  __device__ __forceinline__ void gemm_acc(const Operand& weights, ptx::SmemDescriptor rows) {
+  __device__ __forceinline__ void gemm_acc(const PFragment& a, ptx::SmemDescriptor rows) {
 #pragma unroll
     for (int n = 0; n < kAccParts; ++n) {
-      this->gemm_rs(acc_[n], weights, rows.advance(n * (kAccPart / 32) * (kTileQ * 128)));
+      this->gemm_rs(acc_[n], a, rows.advance(n * (kAccPart / 32) * (kTileQ * 128)));
     }
   }
 
-  __device__ __forceinline__ PipelineState<Config::kQStages> q_state() const { return {iter_}; }
-  __device__ __forceinline__ PipelineState<Config::kDoStages> dout_state() const { return {iter_}; }
-
-  __device__ __forceinline__ uint32_t q_address() const {
-    return shared_ + Config::kQ + q_state().slot() * Config::kQBytes;
-  }
-  __device__ __forceinline__ uint32_t dout_address() const {
-    return shared_ + Config::kDo + dout_state().slot() * Config::kDoBytes;
-  }
-  __device__ __forceinline__ ptx::SmemDescriptor q() const {
-    return ptx::SmemDescriptor::at(q_address(), 0);
-  }
-  __device__ __forceinline__ ptx::SmemDescriptor dout() const {
-    return ptx::SmemDescriptor::at(dout_address(), 0);
-  }
+  __device__ __forceinline__ QState q_state() const { return {iter_}; }
+  __device__ __forceinline__ DoutState dout_state() const { return {iter_}; }
+  __device__ __forceinline__ ptx::SmemDescriptor q() const { return Base::q(q_state()); }
+  __device__ __forceinline__ ptx::SmemDescriptor dout() const { return Base::dout(dout_state()); }
 
   // Address of this lane's P in a P stage.
-  __device__ __forceinline__ uint32_t p_address(uint32_t slot) const {
-    return shared_ + Config::kP + slot * Config::kCtaDsBytes + no_hoist(threadIdx.x) % 128 * 16;
+  __device__ __forceinline__ uint32_t p_address(uint32_t stage) const {
+    return shared_ + Config::kP + stage * Config::kCtaDsBytes + no_hoist(threadIdx.x) % 128 * 16;
   }
 
-  __device__ __forceinline__ void send_p(const Operand& p) const {
+  __device__ __forceinline__ void send_p(const PFragment& p) const {
     const PipelineState<2> at{iter_};
     if constexpr (!Config::kStagePInDs) {
-      ptx::mbarrier_wait(barrier_at(storage_.p_empty[at.slot()]), at.phase() ^ 1);
+      storage_.p.producer_acquire(at);
 #pragma unroll
       for (int n = 0; n < kTileQ / 16; ++n) {
-        ptx::store_shared_16(p_address(at.slot()) + n * 2048, p[4 * n], p[4 * n + 1], p[4 * n + 2],
+        ptx::store_shared_16(p_address(at.stage()) + n * 2048, p[4 * n], p[4 * n + 1], p[4 * n + 2],
                              p[4 * n + 3]);
       }
     }
     __syncwarp();
-    if (lane() == 0) ptx::mbarrier_arrive(barrier_at(storage_.p_full[at.slot()]));
+    if (lane() == 0) storage_.p.producer_commit(at);
   }
 
-  __device__ __forceinline__ void receive_p(Operand& p) const {
+  __device__ __forceinline__ void receive_p(PFragment& p) const {
     const PipelineState<2> at{iter_};
-    ptx::mbarrier_wait(barrier_at(storage_.p_full[at.slot()]), at.phase());
+    storage_.p.consumer_wait(at);
     if constexpr (Config::kStagePInDs) return;
 #pragma unroll
     for (int n = 0; n < kTileQ / 16; ++n) {
-      const int4 words = ptx::load_shared_16(p_address(at.slot()) + n * 2048);
+      const int4 words = ptx::load_shared_16(p_address(at.stage()) + n * 2048);
       p[4 * n] = words.x;
       p[4 * n + 1] = words.y;
       p[4 * n + 2] = words.z;
       p[4 * n + 3] = words.w;
     }
     __syncwarp();
-    if (lane() == 0) ptx::mbarrier_arrive(barrier_at(storage_.p_empty[at.slot()]));
+    if (lane() == 0) storage_.p.consumer_release(at);
   }
 
   // Zeros rows of Q or dO past the last query: their P is 0, but they may be NaN.
@@ -222,6 +213,7 @@ class BwdLargeHeadMainloop : BwdScoreMod<Config> {
                                     [&](int i) { return acc_[i / kAccPart][i % kAccPart]; });
   }
 
+  BwdScoreMod<Config> score_mod_;
   uint32_t iter_ = 0;  // Q tiles so far
   float acc_[kAccParts][kAccPart];
 };

@@ -3,39 +3,43 @@
 
 #include "cuda/kernels/sm90/dq_mma.cuh"
 #include "cuda/kernels/sm90/bwd_dkdv.cuh"
+#include "cuda/kernels/sm90/bwd_score_mod.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class BwdMainloop : BwdDkDv<Config> {
-  using Base = BwdDkDv<Config>;
-  using T = typename Config::T;
-  using Base::kDim, Base::kFull, Base::kFullyMasked, Base::kLast, Base::kNoTile, Base::kTileQ,
-      Base::leader, Base::q_state_, Base::q, Base::shared_, Base::v;
-  using Base::storage_, Base::dk_, Base::dout, Base::dv_, Base::consumer_, Base::work_tile;
-  using typename Base::TilePrefetch, typename Base::Lse, typename Base::Operand,
-      typename Base::Tile;
+class BwdMainloop : BwdWarpgroupBase<Config> {
+  using Base = BwdWarpgroupBase<Config>;
+  using Base::kFull, Base::kFullyMasked, Base::kLast, Base::kNoTile, Base::kTileQ;
+  using Base::storage_, Base::shared_, Base::consumer_, Base::work_tile, Base::leader;
+  using typename Base::QState, typename Base::DsState;
+  using typename Base::SAccum, typename Base::PFragment;
+  using TilePrefetch = typename BwdScoreMod<Config>::TilePrefetch;
+  static constexpr int kDim = Config::kDim;
   static constexpr int kMmaN = Config::kMmaN, kMmasN = kTileQ / kMmaN;
 
  public:
   __device__ __forceinline__ BwdMainloop(const BackwardParams& params, uint32_t shared,
                                          BwdSharedStorage<Config>& storage, int32_t consumer)
-      : Base(params, shared, storage, consumer), k_address_(shared) {}
+      : Base(params, shared, storage, consumer),
+        score_mod_(params, shared, storage, consumer),
+        dkdv_(params, shared, storage, consumer),
+        k_address_(shared) {}
 
   __device__ __forceinline__ void run() {
     int32_t q_coord;
     uint32_t kind;
     STiles s;
     TilePrefetch prefetched;
-    const auto start = [&](bool some) {
+    const auto start = [&](bool valid) {
       kind = kNoTile;
-      if (some) {
+      if (valid) {
         k_address_ = k_address<Config>(shared_, work_tile()) + consumer_ * 64 * 128;
         this->begin(q_coord, kind, q_state_.count);
-        if (kind != kNoTile) this->zero_k_tail(k_address_ - consumer_ * 64 * 128);
+        if (kind != kNoTile) this->zero_k_tail(q_state_, k_address_ - consumer_ * 64 * 128);
       }
       if (Config::kPrefetchS) start_s_gemm(s, kind != kNoTile);
-      if (Config::kIsDropout) this->prefetch(prefetched, q_coord);
+      if (Config::kIsDropout) score_mod_.prefetch(prefetched, q_coord);
     };
     const auto mainloop = [&] {
       this->find_visible_queries();
@@ -45,15 +49,15 @@ class BwdMainloop : BwdDkDv<Config> {
         } else if (!Config::kIsRuntime && (kind & kFull)) {
           step<false>(s, q_coord, kind, prefetched);
         } else {
-          this->zero_q_tail(this->q_tile_of(q_coord));
+          this->zero_q_tail(q_state_, this->q_tile_of(q_coord));
           step<true>(s, q_coord, kind, prefetched);
         }
       }
     };
     if constexpr (Config::kPrefetchS) {
-      this->for_each_work_tile(start, [&] { wait_and_fence(s); }, mainloop);
+      dkdv_.for_each_work_tile(q_state_, start, [&] { wait_and_fence(s); }, mainloop);
     } else {
-      this->for_each_work_tile([&] {
+      dkdv_.for_each_work_tile(q_state_, [&] {
         start(true);
         mainloop();
       });
@@ -61,14 +65,15 @@ class BwdMainloop : BwdDkDv<Config> {
   }
 
  private:
-  using STiles = Tile[kMmasN];  // S of a Q tile, then its dP
+  using STiles = SAccum[kMmasN];  // S of a Q tile, then its dP
 
   // Issues S of the Q tile at q_state_, without a branch, as other WGMMAs may be in flight. If
-  // `some` is false, nothing uses the result.
-  __device__ __forceinline__ void start_s_gemm(STiles& s, bool some) const {
-    ptx::mbarrier_wait_if(some, barrier_at(storage_.q_full[q_state_.slot()]), q_state_.phase());
-    for_each_mma_n(
-        [&](auto mma_n) { this->template gemm_ss<kDim>(s[mma_n], k(), some ? q(mma_n) : k()); });
+  // `valid` is false, nothing uses the result.
+  __device__ __forceinline__ void start_s_gemm(STiles& s, bool valid) const {
+    storage_.q.consumer_wait_if(valid, q_state_);
+    for_each_mma_n([&](auto mma_n) {
+      this->template gemm_ss<kDim>(s[mma_n], k(), valid ? this->q(q_state_, mma_n) : k());
+    });
   }
 
   static __device__ __forceinline__ void wait_and_fence(STiles& s) {
@@ -83,48 +88,50 @@ class BwdMainloop : BwdDkDv<Config> {
   template <bool kMasked>
   __device__ __forceinline__ void step(STiles& s, int32_t& q_coord, uint32_t& kind,
                                        TilePrefetch& prefetched) {
-    const uint32_t slot = q_state_.slot();
+    const QState at = q_state_;
     STiles& dp = s;
-    Operand p[kMmasN], p_for_ds[kMmasN], ds[kMmasN];
-    Lse lse;
+    PFragment p[kMmasN], p_for_ds[kMmasN], ds[kMmasN];
+    typename BwdScoreMod<Config>::Lse lse;
     if (!Config::kPrefetchS) start_s_gemm(s, true);
-    if (!Config::kIsDropout) this->prefetch(prefetched, q_coord);
+    if (!Config::kIsDropout) score_mod_.prefetch(prefetched, q_coord);
     for_each_mma_n([&](auto mma_n) {
       // Loaded before S is complete, where registers allow: 1 % faster.
-      this->load_lse(lse, slot, mma_n);
+      score_mod_.load_lse(lse, at.stage(), mma_n);
       if (!Config::kPrefetchS && mma_n == 0) wait_and_fence(s);
-      this->template compute_p<kMasked>(s[mma_n], lse, p[mma_n], p_for_ds[mma_n], prefetched,
-                                        q_coord, kind, slot, q_state_.count, mma_n);
+      score_mod_.template compute_p<kMasked>(s[mma_n], lse, p[mma_n], p_for_ds[mma_n], prefetched,
+                                             q_coord, kind, at.stage(), q_state_.count, mma_n);
       ptx::reg_fence(p[mma_n]);
-      if (mma_n == 0) ptx::mbarrier_wait(barrier_at(storage_.do_full[slot]), q_state_.phase());
-      this->template gemm_ss<kDim>(dp[mma_n], v(), dout(mma_n));
-      this->gemm_rs(dv_, p[mma_n], dout(mma_n));  // issued now, it overlaps what follows
+      if (mma_n == 0) storage_.dout.consumer_wait(q_state_);
+      this->template gemm_ss<kDim>(dp[mma_n], this->v(), this->dout(at, mma_n));
+      // Issued now, it overlaps what follows.
+      this->gemm_rs(dkdv_.dv, p[mma_n], this->dout(at, mma_n));
     });
-    if (!this->stages_p()) this->wait_ds_empty({q_state_.count});
+    if (!score_mod_.stages_p()) storage_.ds.producer_acquire({q_state_.count});
     for_each_mma_n([&](auto mma_n) {
       ptx::wgmma_wait<2 * kMmasN - 1 - mma_n>();
       ptx::reg_fence(dp[mma_n]);
       if (mma_n == kMmasN - 1 && (kind & kLast) && leader()) this->release_v();
       constexpr bool kSeparatePForDs = Config::kSeparatePForDs && !Config::kStagePInDs;
-      this->template compute_ds<kMasked>(kSeparatePForDs ? p_for_ds[mma_n] : p[mma_n], dp[mma_n],
-                                         ds[mma_n], slot, q_state_.count, mma_n);
-      this->store_ds(ds[mma_n], PipelineState<Config::kDsStages>{q_state_.count}.slot(), mma_n);
+      score_mod_.template compute_ds<kMasked>(kSeparatePForDs ? p_for_ds[mma_n] : p[mma_n],
+                                              dp[mma_n], ds[mma_n], at.stage(), q_state_.count,
+                                              mma_n);
+      this->store_ds(ds[mma_n], DsState{q_state_.count}.stage(), mma_n);
       if (mma_n == kMmasN - 1) {
-        this->signal_ds_full({q_state_.count});
+        this->commit_ds({q_state_.count});
         ptx::wgmma_wait<kMmasN - 1>();
-        ptx::reg_fence(dv_);
+        ptx::reg_fence(dkdv_.dv);
         // Otherwise the staged P may be loaded into registers that a WGMMA still reads.
         if constexpr (Config::kStagePInDs) ptx::reg_fence(p[mma_n]);
-        this->release_dout(slot);
+        this->release_dout(at);
       }
-      this->gemm_rs(dk_, ds[mma_n], q(mma_n));
+      this->gemm_rs(dkdv_.dk, ds[mma_n], this->q(at, mma_n));
     });
     q_state_.advance();
     if (Config::kPrefetchS) start_s_gemm(s, q_state_.count != work_tile().iter_end);
     advance(q_coord, kind, prefetched);
     ptx::wgmma_wait<Config::kPrefetchS ? kMmasN : 0>();
-    ptx::reg_fence(dk_);
-    if (leader()) ptx::mbarrier_arrive(barrier_at(storage_.q_empty[slot]));
+    ptx::reg_fence(dkdv_.dk);
+    if (leader()) storage_.q.consumer_release(at);
     if (Config::kPrefetchS) wait_and_fence(s);
   }
 
@@ -132,21 +139,21 @@ class BwdMainloop : BwdDkDv<Config> {
   __device__ __forceinline__ void skip_tile(int32_t& q_coord, uint32_t& kind,
                                             TilePrefetch& prefetched) {
     static_assert(!Config::kSkipMaskedTiles || (!Config::kPrefetchS && kMmasN == 1),
-                  "S is of this tile");
-    const uint32_t slot = q_state_.slot();
+                  "skip_tile() needs kPrefetchS == false: a prefetched S would be lost");
+    const QState at = q_state_;
     // Every warp waits for each phase before the leader releases the stage: a warp that missed a
     // phase would take the next but one for it.
-    ptx::mbarrier_wait(barrier_at(storage_.q_full[slot]), q_state_.phase());
-    ptx::mbarrier_wait(barrier_at(storage_.do_full[slot]), q_state_.phase());
-    this->wait_ds_empty({q_state_.count});
-    const Operand zeros = {};
-    this->store_ds(zeros, PipelineState<Config::kDsStages>{q_state_.count}.slot());
-    this->signal_ds_full({q_state_.count});
-    this->release_dout(slot);
+    storage_.q.consumer_wait(q_state_);
+    storage_.dout.consumer_wait(q_state_);
+    storage_.ds.producer_acquire({q_state_.count});
+    const PFragment zeros = {};
+    this->store_ds(zeros, DsState{q_state_.count}.stage());
+    this->commit_ds({q_state_.count});
+    this->release_dout(at);
     this->warpgroup_sync();
     if (leader()) {
       if (kind & kLast) this->release_v();
-      ptx::mbarrier_arrive(barrier_at(storage_.q_empty[slot]));
+      storage_.q.consumer_release(at);
     }
     q_state_.advance();
     advance(q_coord, kind, prefetched);
@@ -157,7 +164,7 @@ class BwdMainloop : BwdDkDv<Config> {
   __device__ __forceinline__ void advance(int32_t& q_coord, uint32_t& kind,
                                           TilePrefetch& prefetched) const {
     Base::advance(q_coord, kind, q_state_.count);
-    if (Config::kIsDropout) this->prefetch(prefetched, q_coord);
+    if (Config::kIsDropout) score_mod_.prefetch(prefetched, q_coord);
   }
 
   template <int kMmaN_>
@@ -175,6 +182,9 @@ class BwdMainloop : BwdDkDv<Config> {
     return ptx::SmemDescriptor::at(k_address_, 0);
   }
 
+  BwdScoreMod<Config> score_mod_;
+  BwdDkDv<Config> dkdv_;
+  QState q_state_;      // Q tiles so far
   uint32_t k_address_;  // of this warpgroup's rows of K
 };
 

@@ -54,11 +54,12 @@ __device__ __forceinline__ void postprocess_tile(const cuda::BackwardParams& par
       warpgroup * (kQuads * 128) + thread;
   // dq is not written where no key was seen.
   const int32_t part = warpgroup / Config::kCtaDqSubtiles;
-  const bool some = params.dq_states[at.workspace_tile * kClusterSize<Config> + part] & kDqClaimed;
+  const bool claimed =
+      params.dq_states[at.workspace_tile * kClusterSize<Config> + part] & kDqClaimed;
   float4 quads[kQuads];
 #pragma unroll
   for (int n = 0; n < kQuads; ++n) {
-    quads[n] = some ? from[n * 128] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    quads[n] = claimed ? from[n * 128] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
 #pragma unroll
   for (int n = 0; n < kQuads; ++n) {
@@ -104,14 +105,14 @@ __global__ void __launch_bounds__(kPostprocessThreads<Config>,
   for (int32_t first = blockIdx.x; first < end; first += 32 * stride) {
     // Each lane checks one tile; all warps check the same tiles.
     const int32_t own = first + threadIdx.x % 32 * stride;
-    bool some = false;
+    bool valid = false;
     if (own < end) {
       const QTile at = q_tile_at<Config>(params, own, tiles);
-      some = at.count > 0;
-      if (Config::kInlinePostprocess && some)
-        some = params.dq_states[at.workspace_tile] != kDqConverted;
+      valid = at.count > 0;
+      if (Config::kInlinePostprocess && valid)
+        valid = params.dq_states[at.workspace_tile] != kDqConverted;
     }
-    for (uint32_t left = __ballot_sync(~0u, some); left != 0; left &= left - 1) {
+    for (uint32_t left = __ballot_sync(~0u, valid); left != 0; left &= left - 1) {
       const int32_t next = first + (__ffs(left) - 1) * stride;
       postprocess_tile<Config>(params, q_tile_at<Config>(params, next, tiles), rows);
     }

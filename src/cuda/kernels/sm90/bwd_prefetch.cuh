@@ -11,12 +11,12 @@
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class BwdPrefetch : protected BwdWarpgroupBase<Config> {
+class BwdPrefetch : BwdWarpgroupBase<Config> {
   using Base = BwdWarpgroupBase<Config>;
-
- protected:
   using Base::params_;
   using Base::work_tile, Base::kTileQ, Base::lane, Base::row;
+
+ public:
   // Columns whose bias is in flight while earlier ones are computed.
   static constexpr int kBiasColumnsAhead = Config::kSplitRoles || Config::kStagePInDs ? 2 : 4;
 
@@ -42,7 +42,8 @@ class BwdPrefetch : protected BwdWarpgroupBase<Config> {
                                    this->q_tile_of(q_coord) * kTileQ, lane());
     }
     if constexpr (Config::kIsRuntime) {
-      static_assert(!Config::kIsRuntime || kTileQ == 64, "a bit of a word for each number");
+      static_assert(!Config::kIsRuntime || kTileQ == 64,
+                    "kRuntime needs kTileQ == 64: keep_bits has one bit per element of a lane");
       const int32_t tile = this->q_tile_of(q_coord);
       const int32_t head = q_head_of(q_coord);
       prefetched.bias_columns = {nullptr, 0, 0};
@@ -71,20 +72,6 @@ class BwdPrefetch : protected BwdWarpgroupBase<Config> {
     // no_hoist: otherwise addresses are computed before the mainloop and held in registers.
     prefetched.bias_columns.load(StLayout<>{no_hoist(8 * n)}, prefetched.bias[n],
                                  params_.common.args.inputs.bias_stride_row, problem.dtype_bias);
-  }
-
- protected:
-  // The bases of this lane's queries of a part, see BackwardParams::softmax_base. count: Q tiles
-  // done.
-  __device__ __forceinline__ const volatile float* bases_at(int32_t q_coord, uint32_t count,
-                                                            int part) const {
-    const int32_t tiles = work_tile().q_tiles.end - work_tile().q_tiles.begin;
-    const int32_t head = Config::kCoordHasHead
-                             ? q_coord / kCoordHead
-                             : static_cast<int32_t>(count - work_tile().iter_begin) / tiles;
-    const int64_t tile =
-        work_tile().workspace_tile + head * params_.head_q_tiles + this->q_tile_of(q_coord);
-    return params_.common.softmax_base + (tile * kTileQ + part * Config::kMmaN + lane() % 4 * 2);
   }
 
  private:

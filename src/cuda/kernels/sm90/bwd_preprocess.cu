@@ -7,7 +7,7 @@
 #include "cuda/kernels/sm90/bwd_preprocess.h"
 
 #include "cuda/kernels/common/lse_recompute.cuh"
-#include "cuda/ptx/barrier.cuh"
+#include "cuda/device/pipeline.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/tma.cuh"
@@ -19,10 +19,13 @@ namespace {
 constexpr int kHeadStages = 8;               // heads that a warp may be ahead of others
 constexpr int kPanelBytes = kBoxRows * 128;  // of a box: 64 columns
 
+using HeadState = PipelineState<kHeadStages>;
+
 template <int kWarps>
 struct SharedStorage {
-  uint64_t full[kWarps];             // a warp's box
-  uint64_t heads_done[kHeadStages];  // all warps are done with a head; the last warp waits for it
+  Barrier full[kWarps];  // a warp's box
+  // All warps are done with a head; the last warp waits for it.
+  StageBarriers<kHeadStages> heads_done;
 };
 
 // Heads of kPanels * 64 columns. Each warp but the last processes a box of O and of dO at a time;
@@ -48,8 +51,8 @@ class BwdPreprocess {
 
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) {
-      for (uint64_t& barrier : storage_.full) ptx::mbarrier_init(at(barrier), 1);
-      for (uint64_t& barrier : storage_.heads_done) ptx::mbarrier_init(at(barrier), kWarps + 1);
+      for (Barrier& full : storage_.full) full.init(1);
+      storage_.heads_done.init(kWarps + 1);
       ptx::fence_mbarrier_init();
     }
     __syncthreads();
@@ -87,10 +90,6 @@ class BwdPreprocess {
     bool tail;
     int32_t index, head, row;
   };
-
-  static __device__ __forceinline__ uint32_t at(uint64_t& barrier) {
-    return ptx::shared_address(&barrier);
-  }
 
   // The n-th of this CTA's own heads.
   __device__ __forceinline__ int32_t tail_head(int32_t n) const {
@@ -147,9 +146,9 @@ class BwdPreprocess {
     for (; tail_head(heads_done) < min(box.head, params_.heads); ++heads_done) {
       __syncwarp();
       if (lane_ != 0) continue;
-      const uint32_t barrier = at(storage_.heads_done[heads_done % kHeadStages]);
-      ptx::mbarrier_wait(barrier, heads_done / kHeadStages & 1 ^ 1);
-      ptx::mbarrier_arrive(barrier);
+      const HeadState at{static_cast<uint32_t>(heads_done)};
+      storage_.heads_done.wait_before(at);
+      storage_.heads_done.arrive(at);
     }
   }
 
@@ -158,11 +157,11 @@ class BwdPreprocess {
   __device__ __forceinline__ void publish_progress() const {
     int32_t* const word = params_.progress->next_head + blockIdx.x;
     for (int32_t n = 0; tail_head(n) < params_.heads; ++n) {
-      const uint32_t barrier = at(storage_.heads_done[n % kHeadStages]);
-      ptx::mbarrier_arrive(barrier);
-      if (ptx::mbarrier_test(barrier, n / kHeadStages & 1)) continue;
+      const HeadState at{static_cast<uint32_t>(n)};
+      storage_.heads_done.arrive(at);
+      if (storage_.heads_done.at(at).test(at.phase())) continue;
       ptx::store_release(word, tail_head(n));
-      ptx::mbarrier_wait(barrier, n / kHeadStages & 1);
+      storage_.heads_done.wait(at);
     }
     ptx::store_release(word, INT32_MAX);
   }
@@ -172,7 +171,7 @@ class BwdPreprocess {
     lse_ = -INFINITY;
     dlse_ = 0.0f;
     if (box.head >= params_.heads) return;
-    if (lane_ == 0) ptx::mbarrier_arrive_expect_tx(at(storage_.full[warp_]), kBoxBytes);
+    if (lane_ == 0) storage_.full[warp_].expect(kBoxBytes);
     const int32_t b = params_.heads_q.quotient(box.head);
     const int32_t h = box.head - b * params_.heads_q.divisor, row = box.row + lane_;
     const SeqlenInfo sequence =
@@ -187,7 +186,7 @@ class BwdPreprocess {
     if (box.head >= params_.heads || !ptx::elect()) return;
     const int32_t b = params_.heads_q.quotient(box.head);
     const ptx::TmaCoord from{panel * 64, box.row, box.head - b * params_.heads_q.divisor, b};
-    const uint32_t full = at(storage_.full[warp_]), to = smem_ + panel * 2 * kPanelBytes;
+    const uint32_t full = storage_.full[warp_].address(), to = smem_ + panel * 2 * kPanelBytes;
     ptx::tma_load(to, &params_.o, full, from, ptx::kEvictFirst);
     ptx::tma_load(to + kPanelBytes, &params_.dout, full, from, ptx::kEvictFirst);
   }
@@ -196,7 +195,7 @@ class BwdPreprocess {
   __device__ __forceinline__ void process_box(Box& box) {
     const Box done = box;
     const float lse = lse_, dlse = dlse_;
-    ptx::mbarrier_wait(at(storage_.full[warp_]), phase_);
+    storage_.full[warp_].wait(phase_);
     phase_ ^= 1;
     box = next_box(box);
     start_box(box);

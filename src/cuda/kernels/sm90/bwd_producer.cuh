@@ -139,7 +139,7 @@ __device__ __forceinline__ void find_visible_tiles(const BackwardParams& params,
 #pragma unroll 1
   for (int32_t first = 0; first < tiles * params.common.q_heads_per_kv_head; first += 32) {
     const bool inside = first + lane < tiles * params.common.q_heads_per_kv_head;
-    bool some = false;
+    bool visible = false;
     if (inside) {
       const int32_t head = (first + lane) / tiles;
       const int32_t query = ((first + lane) % tiles + work_tile.q_tiles.begin) * Config::kTileQ;
@@ -150,16 +150,16 @@ __device__ __forceinline__ void find_visible_tiles(const BackwardParams& params,
                               in.block_mask_stride_head +
                           y * in.block_mask_stride_row;
 #pragma unroll 1
-      for (; y <= last / problem.block_q && !some; ++y, on += in.block_mask_stride_row) {
+      for (; y <= last / problem.block_q && !visible; ++y, on += in.block_mask_stride_row) {
 #pragma unroll 1
         for (int32_t x = cluster_keys<Config>(work_tile).begin / problem.block_kv;
-             x <= (cluster_keys<Config>(work_tile).end - 1) / problem.block_kv && !some; ++x) {
-          some = on[x];
+             x <= (cluster_keys<Config>(work_tile).end - 1) / problem.block_kv && !visible; ++x) {
+          visible = on[x];
         }
       }
     }
-    const uint32_t visible_tiles = __ballot_sync(~0u, some);
-    hidden += __popc(__ballot_sync(~0u, inside && !some));
+    const uint32_t visible_tiles = __ballot_sync(~0u, visible);
+    hidden += __popc(__ballot_sync(~0u, inside && !visible));
     if (lane == 0) work_tile.visible_tiles[first / 32] = visible_tiles;
   }
   if (lane == 0) work_tile.iter_end = work_tile.iter_end - hidden;
@@ -172,18 +172,18 @@ __device__ __forceinline__ bool publish_work_tile(const BackwardParams& params,
                                                   BwdSharedStorage<Config>& storage,
                                                   WorkTileState at, int32_t n, bool leader,
                                                   Broadcast broadcast) {
-  volatile BwdWorkTile<Config>& work_tile = storage.work_tiles[at.slot()];
+  volatile BwdWorkTile<Config>& work_tile = storage.work_tiles[at.stage()];
   const bool end = n / 2 >= params.stream_k.work_items;
-  bool some = end;
+  bool valid = end;
   if (leader) {
     if (end) {
       work_tile.end = 1;
     } else {
-      some = plan_work_tile<Config>(params, n, storage.work_tiles[at.slot() ^ 1], work_tile);
+      valid = plan_work_tile<Config>(params, n, storage.work_tiles[at.stage() ^ 1], work_tile);
     }
   }
-  some = broadcast(some);
-  if (!some) return false;
+  valid = broadcast(valid);
+  if (!valid) return false;
   if (leader && !end) {
     const int32_t heads = (work_tile.b * params.common.problem.heads_kv + work_tile.kv_head + 1) *
                           params.common.q_heads_per_kv_head;
@@ -198,7 +198,7 @@ __device__ __forceinline__ bool publish_work_tile(const BackwardParams& params,
     const bool blocks = params.common.problem.mask & FLASHATTN_MASK_BLOCKS;
     if (blocks && !end) find_visible_tiles<Config>(params, work_tile);
   }
-  if (leader) ptx::mbarrier_arrive(barrier_at(storage.work_tile_full[at.slot()]));
+  if (leader) storage.work.producer_commit(at);
   return true;
 }
 
@@ -208,16 +208,14 @@ __device__ __forceinline__ void follow_leader_cta(const BackwardParams& params,
                                                   BwdSharedStorage<Config>& storage, bool leader,
                                                   Broadcast broadcast) {
   for (WorkTileState work_tiles;; work_tiles.advance()) {
-    const uint32_t full = barrier_at(storage.two_cta.index_full[work_tiles.slot()]);
-    if (leader) ptx::mbarrier_arrive_expect_tx(full, sizeof(uint32_t));
-    ptx::mbarrier_wait_cluster(full, work_tiles.phase());
+    Barrier& full = storage.two_cta.index_full.at(work_tiles);
+    if (leader) full.expect(sizeof(uint32_t));
+    full.wait_cluster(work_tiles.phase());
     const int32_t next =
-        ptx::load_shared(ptx::shared_address(&storage.two_cta.indices[work_tiles.slot()]));
-    ptx::mbarrier_wait(barrier_at(storage.work_tile_empty[work_tiles.slot()]),
-                       work_tiles.phase() ^ 1);
+        ptx::load_shared(ptx::shared_address(&storage.two_cta.indices[work_tiles.stage()]));
+    storage.work.producer_acquire(work_tiles);
     publish_work_tile<Config>(params, storage, work_tiles, next, leader, broadcast);
-    const uint32_t empty = at_peer(barrier_at(storage.work_tile_empty[work_tiles.slot()]));
-    if (leader) ptx::mbarrier_arrive_remote(empty);  // the index has been read
+    if (leader) storage.work.consumer_release_peer(work_tiles);  // the index has been read
     if (next / 2 >= params.stream_k.work_items) return;
   }
 }
@@ -240,15 +238,16 @@ __device__ __forceinline__ void schedule_work_tiles(const BackwardParams& params
     if (publish_work_tile<Config>(params, storage, work_tiles, next, leader, broadcast)) {
       if constexpr (Config::kTwoCta) {
         if (leader) {
-          ptx::st_async(at_peer(ptx::shared_address(&storage.two_cta.indices[work_tiles.slot()])),
-                        next, at_peer(barrier_at(storage.two_cta.index_full[work_tiles.slot()])));
+          ptx::st_async(
+              peer_address(ptx::shared_address(&storage.two_cta.indices[work_tiles.stage()])), next,
+              peer_address(storage.two_cta.index_full.at(work_tiles).address()));
         }
       }
       work_tiles.advance();
       if (next / 2 >= params.stream_k.work_items) return;
       // The next work tile is taken as late as possible, which balances the load of CTAs.
-      wait(barrier_at(storage.prefetch_next), work_tiles.count & 1 ^ 1);
-      wait(barrier_at(storage.work_tile_empty[work_tiles.slot()]), work_tiles.phase() ^ 1);
+      wait(storage.prefetch_next, work_tiles.count & 1 ^ 1);
+      wait(storage.work.empty_barrier(work_tiles), work_tiles.phase() ^ 1);
     }
     if (is_split<Config>(params, next) && partial_of(params, next).more) {
       ++next;
@@ -271,17 +270,16 @@ __device__ __forceinline__ void scheduler_warp(const BackwardParams& params,
   if constexpr (Config::kInlinePostprocess) {
     const DqPostprocessScheduler<Config> dq_scheduler(params, storage);
     const auto all = [](bool x) { return Config::kIsRuntime ? __all_sync(~0u, x) : x; };
-    schedule_work_tiles(params, storage, [&](uint32_t barrier, uint32_t parity) {
-      while (!all(ptx::mbarrier_test(barrier, parity))) {
+    schedule_work_tiles(params, storage, [&](Barrier& barrier, uint32_t parity) {
+      while (!all(barrier.test(parity))) {
         if (leader) dq_scheduler.poll();
         __nanosleep(50);
       }
     });
     if (leader) dq_scheduler.finish();
   } else {
-    schedule_work_tiles(params, storage, [](uint32_t barrier, uint32_t parity) {
-      ptx::mbarrier_wait(barrier, parity);
-    });
+    schedule_work_tiles(params, storage,
+                        [](Barrier& barrier, uint32_t parity) { barrier.wait(parity); });
   }
 }
 
@@ -300,9 +298,9 @@ class BwdProducer {
 
   __device__ __forceinline__ void run() {
     for_each_work_tile(storage_,
-                       [&](const volatile BwdWorkTile<Config>& work_tile, uint32_t empty) {
+                       [&](const volatile BwdWorkTile<Config>& work_tile, WorkTileState at) {
                          load(work_tile);
-                         ptx::mbarrier_arrive(empty);
+                         storage_.work.consumer_release(at);
                        });
   }
 
@@ -314,29 +312,29 @@ class BwdProducer {
       constexpr bool kEarly = Config::kKStages > 1;
       {
         const PipelineState<Config::kQStages> at{iter_};
-        const uint32_t full = barrier_at(storage_.q_full[at.slot()]);
-        ptx::mbarrier_wait(barrier_at(storage_.q_empty[at.slot()]), at.phase() ^ 1);
+        const uint32_t full = storage_.q.full_barrier(at).address();
+        storage_.q.producer_acquire(at);
         if constexpr (Config::kHasScoreMod)
-          storage_.alibi_slopes[at.slot()] = slope_of(work_tile, heads);
-        expect<Config::kPanelsQk, kPeerKPanels>(full, first);
+          storage_.alibi_slopes[at.stage()] = slope_of(work_tile, heads);
+        expect<Config::kPanelsQk, kPeerKPanels>(storage_.q, at, first);
         if (kEarly && first) load_k(work_tile);
         load_q_tile<Config::kPanelsQk>(params_.q,
-                                       shared_ + Config::kQ + at.slot() * Config::kQBytes, full,
+                                       shared_ + Config::kQ + at.stage() * Config::kQBytes, full,
                                        work_tile, heads, tile);
-        load_row_stats(params_.common.lse2, Config::kLse, at.slot(), full, workspace_tile);
+        load_row_stats(params_.common.lse2, Config::kLse, at.stage(), full, workspace_tile);
       }
       {
         const PipelineState<Config::kDoStages> at{iter_};
-        const uint32_t full = barrier_at(storage_.do_full[at.slot()]);
-        ptx::mbarrier_wait(barrier_at(storage_.do_empty[at.slot()]), at.phase() ^ 1);
-        expect<Config::kPanelsV>(full, first);
+        const uint32_t full = storage_.dout.full_barrier(at).address();
+        storage_.dout.producer_acquire(at);
+        expect<Config::kPanelsV>(storage_.dout, at, first);
         load_q_tile<Config::kPanelsV>(params_.dout,
-                                      shared_ + Config::kDo + at.slot() * Config::kDoBytes, full,
+                                      shared_ + Config::kDo + at.stage() * Config::kDoBytes, full,
                                       work_tile, heads, tile);
-        load_row_stats(params_.common.delta, Config::kDelta, at.slot(), full, workspace_tile);
+        load_row_stats(params_.common.delta, Config::kDelta, at.stage(), full, workspace_tile);
         if (!kEarly && first) load_k(work_tile);
         if (first) {
-          ptx::mbarrier_wait(barrier_at(storage_.v_empty), work_tile.kv_index & 1 ^ 1);
+          storage_.v_empty.wait_before({work_tile.kv_index});
           load_kv_tile<Config::kPanelsV>(params_.v, shared_ + Config::kV, full, work_tile,
                                          work_tile.key, 0);
         }
@@ -347,11 +345,11 @@ class BwdProducer {
       // plan the next.
       if (iter_ == max(work_tile.iter_end, work_tile.iter_begin + 1 + kPrefetchNextTiles) -
                        kPrefetchNextTiles) {
-        ptx::mbarrier_arrive(barrier_at(storage_.prefetch_next));
+        storage_.prefetch_next.arrive();
       }
     };
     for_each_tile<Config>(work_tile, params_, load, [](int32_t) {});
-    if (first) ptx::mbarrier_arrive(barrier_at(storage_.prefetch_next));
+    if (first) storage_.prefetch_next.arrive();
   }
 
   // ALiBi slope of the head `heads` before the end of its GQA group, in units of log2(e); 0: no
@@ -367,18 +365,16 @@ class BwdProducer {
 
   // Expects the bytes of a Q tile and its row stats and, with the first Q tile, kPanels panels of K
   // or V and kOthers of the peer's K.
-  template <int kPanels, int kOthers = 0>
-  __device__ __forceinline__ void expect(uint32_t full, bool first) const {
+  template <int kPanels, int kOthers = 0, class AnyPipeline>
+  __device__ __forceinline__ void expect(AnyPipeline& pipeline, typename AnyPipeline::State at,
+                                         bool first) const {
     constexpr uint32_t kBytes = Config::kRowStatBytes + kTileQ * kPanels * 128;
-    ptx::mbarrier_arrive_expect_tx(full,
-                                   first ? kBytes + kTileKv * (kPanels + kOthers) * 128 : kBytes);
+    pipeline.producer_expect(at, first ? kBytes + kTileKv * (kPanels + kOthers) * 128 : kBytes);
   }
 
   __device__ __forceinline__ void load_k(const volatile BwdWorkTile<Config>& work_tile) const {
-    const PipelineState<Config::kQStages> at{iter_};
-    const PipelineState<Config::kKStages> keys{work_tile.kv_index};
-    ptx::mbarrier_wait(barrier_at(storage_.k_empty[keys.slot()]), keys.phase() ^ 1);
-    const uint32_t full = barrier_at(storage_.q_full[at.slot()]);
+    storage_.k_empty.wait_before({work_tile.kv_index});
+    const uint32_t full = storage_.q.full_barrier({iter_}).address();
     load_kv_tile<Config::kPanelsQk>(params_.k, k_address<Config>(shared_, work_tile), full,
                                     work_tile, work_tile.key, 0);
     if constexpr (Config::kTwoCta) {
@@ -415,9 +411,9 @@ class BwdProducer {
         ptx::kEvictLast);
   }
 
-  __device__ __forceinline__ void load_row_stats(const float* from, uint32_t to, uint32_t slot,
+  __device__ __forceinline__ void load_row_stats(const float* from, uint32_t to, uint32_t stage,
                                                  uint32_t full, int32_t workspace_tile) const {
-    ptx::bulk_load(shared_ + to + slot * Config::kRowStatBytes,
+    ptx::bulk_load(shared_ + to + stage * Config::kRowStatBytes,
                    from + static_cast<int64_t>(workspace_tile) * kTileQ, Config::kRowStatBytes,
                    full);
   }

@@ -11,21 +11,28 @@
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class BwdScoreMod : protected BwdPrefetch<Config> {
-  using Base = BwdPrefetch<Config>;
+class BwdScoreMod : BwdWarpgroupBase<Config> {
+  using Base = BwdWarpgroupBase<Config>;
   using T = typename Config::T;
   using ScoreMod = typename Config::ScoreMod;
-
- protected:
-  using Base::fetch_bias, Base::kBiasColumnsAhead;
-  using Base::storage_, Base::params_, Base::shared_;
+  using Base::storage_, Base::params_, Base::dropout_scale;
   using Base::work_tile, Base::kMmaN, Base::kTileQ, Base::lane, Base::row;
-  using typename Base::TilePrefetch, typename Base::Operand, typename Base::Tile;
+  using Operand = typename Base::PFragment;
+  using Tile = typename Base::SAccum;
+  static constexpr int kBiasColumnsAhead = BwdPrefetch<Config>::kBiasColumnsAhead;
+
+ public:
+  using TilePrefetch = typename BwdPrefetch<Config>::TilePrefetch;
   // Columns of 8 queries that are computed at once, as registers allow.
   static constexpr int kColumnsAtOnce = Config::kIsRuntime ? 1 : 2;
   __device__ __forceinline__ BwdScoreMod(const BackwardParams& params, uint32_t shared,
                                          BwdSharedStorage<Config>& storage, int32_t consumer)
-      : Base(params, shared, storage, consumer) {}
+      : Base(params, shared, storage, consumer), prefetch_(params, shared, storage, consumer) {}
+
+  // Starts what the score modifications of a Q tile read, before its S is complete.
+  __device__ __forceinline__ void prefetch(TilePrefetch& prefetched, int32_t q_coord) const {
+    prefetch_.prefetch(prefetched, q_coord);
+  }
 
   // LSE of a part's queries, in units of log2(e), is preloaded where registers allow: not with
   // score modifications, nor with dropout where P is staged (kStagePInDs).
@@ -35,7 +42,7 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
 
   __device__ __forceinline__ void load_lse(Lse& lse, uint32_t slot, int mma_n = 0) const {
     if constexpr (kPreloadsLse) {
-      const uint32_t from = this->template numbers<Config::kLse>(slot, mma_n);
+      const uint32_t from = this->template row_stat_address<Config::kLse>(slot, mma_n);
 #pragma unroll
       for (int n = 0; n < kMmaN / 8; ++n) lse[n] = ptx::load_shared_pair(from + n * 32);
     }
@@ -61,15 +68,16 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
         }
       }
       // Waits here: at other places registers do not suffice.
-      if constexpr (Config::kStagePInDs && Config::kIsDropout) this->wait_ds_empty({count});
+      if constexpr (Config::kStagePInDs && Config::kIsDropout)
+        storage_.ds.producer_acquire({count});
 #pragma unroll
       for (int n = 0; n < kMmaN / 8; ++n) {
         float2 row_lse;
         if constexpr (kPreloadsLse) {
           row_lse = lse[n];
         } else {
-          row_lse =
-              ptx::load_shared_pair(this->template numbers<Config::kLse>(slot, mma_n) + n * 32);
+          row_lse = ptx::load_shared_pair(
+              this->template row_stat_address<Config::kLse>(slot, mma_n) + n * 32);
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -79,7 +87,7 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
         }
       }
       if constexpr (kMasked) mask(p, this->q_tile_of(q_coord) * kTileQ + mma_n * kMmaN);
-      const uint32_t ds_slot = PipelineState<Config::kDsStages>{count}.slot();
+      const uint32_t ds_slot = PipelineState<Config::kDsStages>{count}.stage();
       if constexpr (Config::kIsDropout) {
         const uint32_t staged_p = this->ds_address(ds_slot, mma_n);
 #pragma unroll
@@ -96,7 +104,7 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
           }
         }
       } else if constexpr (Config::kStagePInDs) {
-        this->wait_ds_empty({count});
+        storage_.ds.producer_acquire({count});
         this->store_ds(p, ds_slot);
       }
     }
@@ -107,9 +115,9 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
   template <bool kMasked>
   __device__ __forceinline__ void compute_ds(const Operand& p_words, const Tile& dp, Operand& ds,
                                              uint32_t slot, uint32_t count, int mma_n = 0) const {
-    const uint32_t delta = this->template numbers<Config::kDelta>(slot, mma_n);
+    const uint32_t delta = this->template row_stat_address<Config::kDelta>(slot, mma_n);
     const uint32_t staged_p =
-        this->ds_address(PipelineState<Config::kDsStages>{count}.slot(), mma_n);
+        this->ds_address(PipelineState<Config::kDsStages>{count}.stage(), mma_n);
     const bool stages_p = this->stages_p();
     if (stages_p) __syncwarp();  // other lanes stored them
     const float keep_scale = dropout_scale();
@@ -139,12 +147,6 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
     if constexpr (!Config::kStagePInDs || Config::kSplitRoles || Config::kIsDropout)
       return Config::kStagePInDs;
     return params_.common.problem.softcap != 0 || params_.common.dropout_threshold != 0;
-  }
-
-  // Scale of the elements of P that dropout keeps.
-  __device__ __forceinline__ float dropout_scale() const {
-    if constexpr (!Config::kIsRuntime && !Config::kIsDropout) return 1.0f;
-    return Dropout::keep_scale(params_.common.dropout_threshold);
   }
 
  private:
@@ -197,7 +199,7 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
                                               bool near_0) const {
     const Problem& problem = params_.common.problem;
     const bool has_softcap = Chain::template is_on<Softcap>(problem);
-    const uint32_t lse = this->template numbers<Config::kLse>(slot, 0);
+    const uint32_t lse = this->template row_stat_address<Config::kLse>(slot, 0);
     const int32_t tile = this->q_tile_of(q_coord);
     const float slope = static_cast<const volatile float&>(storage_.alibi_slopes[slot]);
     const int32_t off =
@@ -205,9 +207,9 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
     // Distance from this lane's first key to its first query; exact below 2^24.
     const float distance =
         static_cast<float>(tile * kTileQ + lane() % 4 * 2 + off - work_tile().key - row());
-    const uint32_t staged_p = this->ds_address(PipelineState<Config::kDsStages>{count}.slot(), 0);
+    const uint32_t staged_p = this->ds_address(PipelineState<Config::kDsStages>{count}.stage(), 0);
     const bool stages_p = this->stages_p();
-    if (stages_p) this->wait_ds_empty({count});
+    if (stages_p) storage_.ds.producer_acquire({count});
     // If rows have bases, scores are in units of kWideUnit log2(e), and lse is subtracted after the
     // base.
     const bool large_lse = kMasked && (kind & Base::kLargeLse);
@@ -217,7 +219,8 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
     for (int n = 0; n < kTileQ / 8; n += kColumnsAtOnce) {
       float x[4 * kColumnsAtOnce], derivative[4 * kColumnsAtOnce];
       if constexpr (Config::kIsRuntime) {
-        if (n + kBiasColumnsAhead < kTileQ / 8) fetch_bias(prefetched, n + kBiasColumnsAhead);
+        if (n + kBiasColumnsAhead < kTileQ / 8)
+          prefetch_.fetch_bias(prefetched, n + kBiasColumnsAhead);
       }
 #pragma unroll
       for (int i = 0; i < 4 * kColumnsAtOnce; ++i) {
@@ -344,6 +347,8 @@ class BwdScoreMod : protected BwdPrefetch<Config> {
       }
     }
   }
+
+  const BwdPrefetch<Config> prefetch_;
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -10,28 +10,30 @@
 
 #include "cuda/kernels/sm90/dq_mma.cuh"
 #include "cuda/kernels/sm90/bwd_dkdv.cuh"
+#include "cuda/kernels/sm90/bwd_score_mod.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class BwdTwoWarpgroupMainloop : BwdDkDv<Config> {
-  using Base = BwdDkDv<Config>;
+class BwdTwoWarpgroupMainloop : BwdWarpgroupBase<Config> {
+  using Base = BwdWarpgroupBase<Config>;
   using T = typename Config::T;
-  using Base::kDim, Base::kTileKv, Base::kTileQ, Base::leader, Base::q_state_, Base::q;
-  using Base::shared_, Base::v;
-  using Base::storage_, Base::dk_, Base::dout, Base::dv_, Base::consumer_, Base::work_tile;
-  using typename Base::TilePrefetch, typename Base::Lse, typename Base::Operand,
-      typename Base::Tile;
-  using DsState = PipelineState<Config::kDsStages>;
+  using Base::kTileKv, Base::kTileQ;
+  using Base::storage_, Base::shared_, Base::consumer_, Base::work_tile, Base::leader;
+  using typename Base::QState, typename Base::DsState;
+  using typename Base::SAccum, typename Base::PFragment;
+  static constexpr int kDim = Config::kDim;
 
  public:
   __device__ __forceinline__ BwdTwoWarpgroupMainloop(const BackwardParams& params, uint32_t shared,
                                                      BwdSharedStorage<Config>& storage,
                                                      int32_t consumer)
-      : Base(params, shared, storage, consumer) {}
+      : Base(params, shared, storage, consumer),
+        score_mod_(params, shared, storage, consumer),
+        dkdv_(params, shared, storage, consumer) {}
 
   __device__ __forceinline__ void run() {
-    this->for_each_work_tile([&] { mainloop(); });
+    dkdv_.for_each_work_tile(q_state_, [&] { mainloop(); });
   }
 
  private:
@@ -40,19 +42,19 @@ class BwdTwoWarpgroupMainloop : BwdDkDv<Config> {
     uint32_t kind;
     this->begin(q_coord, kind, q_state_.count);
     if (kind == Base::kNoTile) return;
-    this->zero_k_tail(shared_);
-    Tile x;
+    this->zero_k_tail(q_state_, shared_);
+    SAccum x;
     start_s_gemm(x, true);
     this->find_visible_queries();
     ptx::wgmma_wait<0>();
     ptx::reg_fence(x);
-    this->zero_q_tail(q_coord);
+    this->zero_q_tail(q_state_, q_coord);
     step<true, false>(x, q_coord, kind);
     while (kind != Base::kNoTile) {
       if (kind & Base::kFull) {
         step<false, true>(x, q_coord, kind);
       } else {
-        this->zero_q_tail(q_coord);
+        this->zero_q_tail(q_state_, q_coord);
         step<true, true>(x, q_coord, kind);
       }
     }
@@ -63,43 +65,43 @@ class BwdTwoWarpgroupMainloop : BwdDkDv<Config> {
     store_dq(x, last);
   }
 
-  // Issues S of the Q tile at q_state_. If `some` is false, nothing uses the result.
-  __device__ __forceinline__ void start_s_gemm(Tile& s, bool some) const {
-    ptx::mbarrier_wait_if(some, barrier_at(storage_.q_full[q_state_.slot()]), q_state_.phase());
-    this->template gemm_ss<kDim>(s, k(), some ? q() : k());
+  // Issues S of the Q tile at q_state_. If `valid` is false, nothing uses the result.
+  __device__ __forceinline__ void start_s_gemm(SAccum& s, bool valid) const {
+    storage_.q.consumer_wait_if(valid, q_state_);
+    this->template gemm_ss<kDim>(s, k(), valid ? this->q(q_state_) : k());
   }
 
   // One Q tile: from S to dS, dV and dK; then issues S of the next. kWithDq: also computes dQ of
   // the tile before, and stores it while S is computed.
   template <bool kMasked, bool kWithDq>
-  __device__ __forceinline__ void step(Tile& x, int32_t& q_coord, uint32_t& kind) {
-    const uint32_t slot = q_state_.slot();
-    const DsState at{q_state_.count}, last{q_state_.count - 1};
-    Operand p, p_for_ds, ds;
-    TilePrefetch prefetched;
-    Lse lse;
-    this->load_lse(lse, slot);
-    this->template compute_p<kMasked>(x, lse, p, p_for_ds, prefetched, q_coord, kind, slot,
-                                      q_state_.count);
+  __device__ __forceinline__ void step(SAccum& x, int32_t& q_coord, uint32_t& kind) {
+    const QState at = q_state_;
+    const DsState ds_at{at.count}, last{at.count - 1};
+    PFragment p, p_for_ds, ds;
+    typename BwdScoreMod<Config>::TilePrefetch prefetched;
+    typename BwdScoreMod<Config>::Lse lse;
+    score_mod_.load_lse(lse, at.stage());
+    score_mod_.template compute_p<kMasked>(x, lse, p, p_for_ds, prefetched, q_coord, kind,
+                                           at.stage(), q_state_.count);
     ptx::reg_fence(p);
-    ptx::mbarrier_wait(barrier_at(storage_.do_full[slot]), q_state_.phase());
-    this->template gemm_ss<kDim>(x, v(), dout());
-    this->gemm_rs(dv_, p, dout());
-    this->wait_ds_empty(at);
+    storage_.dout.consumer_wait(q_state_);
+    this->template gemm_ss<kDim>(x, this->v(), this->dout(at));
+    this->gemm_rs(dkdv_.dv, p, this->dout(at));
+    storage_.ds.producer_acquire(ds_at);
     ptx::wgmma_wait<1>();
     ptx::reg_fence(x);
-    this->template compute_ds<kMasked>(p, x, ds, slot, q_state_.count);
-    this->store_ds(ds, at.slot());
-    this->signal_ds_full(at);
+    score_mod_.template compute_ds<kMasked>(p, x, ds, at.stage(), q_state_.count);
+    this->store_ds(ds, ds_at.stage());
+    this->commit_ds(ds_at);
     ptx::wgmma_wait<0>();
-    ptx::reg_fence(dv_);
-    this->release_dout(slot);
-    this->gemm_rs(dk_, ds, q());
-    Tile dq;
+    ptx::reg_fence(dkdv_.dv);
+    this->release_dout(at);
+    this->gemm_rs(dkdv_.dk, ds, this->q(at));
+    SAccum dq;
     if constexpr (kWithDq) start_dq_gemm(dq, last);
     ptx::wgmma_wait<kWithDq>();
-    ptx::reg_fence(dk_);
-    if (leader()) ptx::mbarrier_arrive(barrier_at(storage_.q_empty[slot]));
+    ptx::reg_fence(dkdv_.dk);
+    if (leader()) storage_.q.consumer_release(at);
     q_state_.advance();
     start_s_gemm(x, q_state_.count != work_tile().iter_end);
     this->advance(q_coord, kind, q_state_.count);
@@ -113,19 +115,19 @@ class BwdTwoWarpgroupMainloop : BwdDkDv<Config> {
   }
 
   // Passes dQ of a Q tile to its reducer.
-  __device__ __forceinline__ void store_dq(const Tile& dq, DsState at) const {
-    if (leader()) ptx::mbarrier_arrive(barrier_at(storage_.ds_empty[at.slot()]));
-    ptx::mbarrier_wait(barrier_at(storage_.dq_empty[consumer_]), (at.count & 1) ^ 1);
+  __device__ __forceinline__ void store_dq(const SAccum& dq, DsState at) const {
+    if (leader()) storage_.ds.consumer_release(at);
+    storage_.dq.producer_acquire(consumer_, at.count);
     store_dq_to_smem<Config>(dq, 0, storage_, shared_, at.count & 1, consumer_);
   }
 
   // Issues dQ^T = K^T dS^T of a Q tile, for this consumer's columns.
-  __device__ __forceinline__ void start_dq_gemm(Tile& dq, DsState at) const {
-    ptx::mbarrier_wait(barrier_at(storage_.ds_full[at.slot()]), at.phase());
+  __device__ __forceinline__ void start_dq_gemm(SAccum& dq, DsState at) const {
+    storage_.ds.consumer_wait(at);
     const ptx::SmemDescriptor columns =
         ptx::SmemDescriptor::at(shared_ + consumer_ * kTileKv * 128, 0);
     const ptx::SmemDescriptor scores =
-        ptx::SmemDescriptor::at(shared_ + Config::kDs + at.slot() * Config::kDsBytes, 0);
+        ptx::SmemDescriptor::at(shared_ + Config::kDs + at.stage() * Config::kDsBytes, 0);
     ptx::wgmma_fence();
 #pragma unroll
     for (int n = 0; n < kTileKv / 16; ++n) {
@@ -139,6 +141,10 @@ class BwdTwoWarpgroupMainloop : BwdDkDv<Config> {
   __device__ __forceinline__ ptx::SmemDescriptor k() const {
     return ptx::SmemDescriptor::at(shared_ + consumer_ * 64 * 128, 0);
   }
+
+  BwdScoreMod<Config> score_mod_;
+  BwdDkDv<Config> dkdv_;
+  QState q_state_;  // Q tiles so far
 };
 
 }  // namespace flashattn::cuda::sm90

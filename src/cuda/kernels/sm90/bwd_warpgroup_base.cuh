@@ -1,5 +1,6 @@
-// Base of the consumer warpgroups of the Hopper backward kernels: work tiles, WGMMAs, dS to shared
-// memory, stream-K, stores of dK and dV.
+// Base of the mainloops of the Hopper backward kernels' consumer warpgroups and of their parts:
+// work tiles, addresses, WGMMAs, dS to shared memory, stream-K, stores of dK and dV. It holds no
+// state: what a mainloop and its parts copy of it costs no register.
 #pragma once
 
 #include "cuda/kernels/sm90/bwd_config.cuh"
@@ -17,8 +18,11 @@ class BwdWarpgroupBase {
   static constexpr int kMmaN = Config::kMmaN;  // queries per WGMMA
   // This lane's accumulators of S^T or dP^T: element 4 n + 2 h + e is key row() + 8 h, query 8 n +
   // 2 (lane % 4) + e.
-  using Tile = float[kMmaN / 2];
-  using Operand = uint32_t[kMmaN / 4];  // pairs of queries: pair 2 n + h
+  using SAccum = float[kMmaN / 2];
+  using PFragment = uint32_t[kMmaN / 4];  // P^T or dS^T, in pairs of queries: pair 2 n + h
+  using QState = PipelineState<Config::kQStages>;
+  using DoutState = PipelineState<Config::kDoStages>;
+  using DsState = PipelineState<Config::kDsStages>;
 
   __device__ __forceinline__ BwdWarpgroupBase(const BackwardParams& params, uint32_t shared,
                                               BwdSharedStorage<Config>& storage, int32_t consumer)
@@ -40,22 +44,32 @@ class BwdWarpgroupBase {
     return consumer_ * 64 + warp() * 16 + lane() / 4;
   }
 
+  __device__ __forceinline__ void warpgroup_sync() const {
+    ptx::named_sync(kWarpgroupBarrier + consumer_, 128);
+  }
+
+  // Scale of the elements of P that dropout keeps.
+  __device__ __forceinline__ float dropout_scale() const {
+    if constexpr (!Config::kIsRuntime && !Config::kIsDropout) return 1.0f;
+    return 65536.0f / (65536.0f - static_cast<float>(params_.common.dropout_threshold));
+  }
+
   // Copies the next work tile from its stage. The count of work tiles is in shared memory, which
   // saves registers for the mainloop.
-  __device__ __forceinline__ void take() const {
+  __device__ __forceinline__ void next_work_tile() const {
     volatile uint32_t& taken = storage_.work_tiles_taken[consumer_];
     const WorkTileState at{taken};
-    ptx::mbarrier_wait(barrier_at(storage_.work_tile_full[at.slot()]), at.phase());
+    storage_.work.consumer_wait(at);
     constexpr int kWords = sizeof(BwdWorkTile<Config>) / 4;
     const int32_t n = no_hoist(threadIdx.x) % 128;
     if (n < kWords) {
       reinterpret_cast<uint32_t*>(&storage_.consumer_work_tile[consumer_])[n] =
-          reinterpret_cast<const uint32_t*>(&storage_.work_tiles[at.slot()])[n];
+          reinterpret_cast<const uint32_t*>(&storage_.work_tiles[at.stage()])[n];
     }
-    ptx::named_sync(kWarpgroupBarrier + consumer_, 128);
+    warpgroup_sync();
     if (leader()) {
       taken = at.count + 1;
-      ptx::mbarrier_arrive(barrier_at(storage_.work_tile_empty[at.slot()]));
+      storage_.work.consumer_release(at);
     }
   }
 
@@ -122,15 +136,37 @@ class BwdWarpgroupBase {
     uint32_t kind = kValid | (all ? kFull : 0) | (left == 1 ? kLast : 0) |
                     (full_end == kHasLargeLse ? kLargeLse : 0);
     if constexpr (Config::kSkipMaskedTiles) {
-      const volatile Interval& some = work_tile().q_spans[consumer_].any;
-      if (tile < some.begin || tile >= some.end) kind |= kFullyMasked;
+      const volatile Interval& any = work_tile().q_spans[consumer_].any;
+      if (tile < any.begin || tile >= any.end) kind |= kFullyMasked;
     }
     return kind;
   }
 
+  __device__ __forceinline__ uint32_t q_address(QState at) const {
+    return shared_ + Config::kQ + at.stage() * Config::kQBytes;
+  }
+  __device__ __forceinline__ uint32_t dout_address(DoutState at) const {
+    return shared_ + Config::kDo + at.stage() * Config::kDoBytes;
+  }
+
+  // Q and dO of a Q tile, from the first query of a part on.
+  __device__ __forceinline__ ptx::SmemDescriptor q(QState at, int mma_n = 0) const {
+    return ptx::SmemDescriptor::at(q_address(at), 0).advance(mma_n * kMmaN * 128);
+  }
+  __device__ __forceinline__ ptx::SmemDescriptor dout(DoutState at, int mma_n = 0) const {
+    // Small heads have as many stages of dO as of Q: one address serves both.
+    if constexpr (!Config::kSplitRoles) return q(at, mma_n).advance(Config::kDo - Config::kQ);
+    return ptx::SmemDescriptor::at(dout_address(at), 0);
+  }
+
+  // Small heads: this warpgroup's rows of V.
+  __device__ __forceinline__ ptx::SmemDescriptor v() const {
+    return ptx::SmemDescriptor::at(shared_ + Config::kV + consumer_ * 64 * 128, 0);
+  }
+
   // x = keys rows^T for this warpgroup's 64 keys: S^T = K Q^T or dP^T = V dO^T.
   template <int kWidth>
-  __device__ __forceinline__ void gemm_ss(Tile& x, ptx::SmemDescriptor keys,
+  __device__ __forceinline__ void gemm_ss(SAccum& x, ptx::SmemDescriptor keys,
                                           ptx::SmemDescriptor rows) const {
     ptx::wgmma_fence();
 #pragma unroll
@@ -143,7 +179,7 @@ class BwdWarpgroupBase {
 
   // acc += a rows: dV += P^T dO or dK += dS^T Q.
   template <int kAccRegs>
-  __device__ __forceinline__ void gemm_rs(float (&acc)[kAccRegs], const Operand& a,
+  __device__ __forceinline__ void gemm_rs(float (&acc)[kAccRegs], const PFragment& a,
                                           ptx::SmemDescriptor rows) const {
     const ptx::SmemDescriptor across{rows.low | kTileQ * 128 >> 4 << 16};
     ptx::wgmma_fence();
@@ -157,34 +193,43 @@ class BwdWarpgroupBase {
   // Address of this lane's first two values of lse or delta, in part `part` (kMmaN queries) of a Q
   // tile.
   template <int kFirst>
-  __device__ __forceinline__ uint32_t numbers(uint32_t slot, int part) const {
-    return shared_ + kFirst + slot * Config::kRowStatBytes + part * kMmaN * 4 + lane() % 4 * 8;
-  }
-
-  // Waits until dQ of the dS that was in this stage is done, in the peer CTA too.
-  __device__ __forceinline__ void wait_ds_empty(PipelineState<Config::kDsStages> at) const {
-    ptx::mbarrier_wait(barrier_at(storage_.ds_empty[at.slot()]), at.phase() ^ 1);
+  __device__ __forceinline__ uint32_t row_stat_address(uint32_t stage, int part) const {
+    return shared_ + kFirst + stage * Config::kRowStatBytes + part * kMmaN * 4 + lane() % 4 * 8;
   }
 
   // Signals the dQ warpgroup that this warp has stored its dS.
-  __device__ __forceinline__ void signal_ds_full(PipelineState<Config::kDsStages> at) const {
+  __device__ __forceinline__ void commit_ds(DsState at) const {
     ptx::fence_async_proxy();
     __syncwarp();
-    if (lane() == 0) ptx::mbarrier_arrive(barrier_at(storage_.ds_full[at.slot()]));
+    if (lane() == 0) storage_.ds.producer_commit(at);
+  }
+
+  // The bases of this lane's queries of a part, see BackwardParams::softmax_base. count: Q tiles
+  // done.
+  __device__ __forceinline__ const volatile float* bases_at(int32_t q_coord, uint32_t count,
+                                                            int part) const {
+    const int32_t tiles = work_tile().q_tiles.end - work_tile().q_tiles.begin;
+    const int32_t head = Config::kCoordHasHead
+                             ? q_coord / kCoordHead
+                             : static_cast<int32_t>(count - work_tile().iter_begin) / tiles;
+    const int64_t tile =
+        work_tile().workspace_tile + head * params_.head_q_tiles + q_tile_of(q_coord);
+    return params_.common.softmax_base + (tile * kTileQ + part * kMmaN + lane() % 4 * 2);
   }
 
   // Address at which this lane stores dS of the first 16 queries of a part: one row per query, keys
   // in panels of 64, one panel per warpgroup.
-  __device__ __forceinline__ uint32_t ds_address(uint32_t slot, int part) const {
+  __device__ __forceinline__ uint32_t ds_address(uint32_t stage, int part) const {
     const int32_t panel = Config::kTileKv == 64 ? 0 : consumer_;
     const int32_t query = lane() % 8 + lane() / 16 * 8, chunk = warp() * 2 + lane() / 8 % 2;
-    return shared_ + Config::kDs + slot * Config::kDsBytes + panel * kTileQ * 128 +
+    return shared_ + Config::kDs + stage * Config::kDsBytes + panel * kTileQ * 128 +
            (part * kMmaN + query) * 128 + ((chunk ^ (query & 7)) << 4);
   }
 
   // Stores dS, for dQ over all keys, or P that is staged there.
-  __device__ __forceinline__ void store_ds(const Operand& ds, uint32_t slot, int part = 0) const {
-    const uint32_t to = ds_address(slot, part);
+  __device__ __forceinline__ void store_ds(const PFragment& ds, uint32_t stage,
+                                           int part = 0) const {
+    const uint32_t to = ds_address(stage, part);
 #pragma unroll
     for (int n = 0; n < kMmaN / 16; ++n) {
       ptx::stmatrix_x4_trans(to + n * 2048, ds[4 * n], ds[4 * n + 1], ds[4 * n + 2], ds[4 * n + 3]);
@@ -204,7 +249,33 @@ class BwdWarpgroupBase {
 
   __device__ __forceinline__ void fence_cleared_rows() const {
     ptx::fence_async_proxy();
-    ptx::named_sync(kWarpgroupBarrier + consumer_, 128);
+    warpgroup_sync();
+  }
+
+  // Small heads: zeros rows of K past the last key: their dS is 0, but they may be NaN.
+  __device__ __forceinline__ void zero_k_tail(QState at, uint32_t keys) const {
+    if (!params_.kv_has_tail || work_tile().keys >= kTileKv) return;
+    storage_.q.consumer_wait(at);
+    clear_rows<Config::kPanels>(keys, kTileKv, work_tile().keys);
+    fence_cleared_rows();
+  }
+
+  // Small heads: zeros rows of Q and dO past the last query: their P is 0, but they may be NaN.
+  __device__ __forceinline__ void zero_q_tail(QState at, int32_t tile) const {
+    if (!params_.q_has_tail || (tile + 1) * kTileQ <= work_tile().len.q) return;
+    const int32_t first = work_tile().len.q - tile * kTileQ;
+    storage_.q.consumer_wait(at);
+    storage_.dout.consumer_wait(at);
+    clear_rows<Config::kPanels>(q_address(at), kTileQ, first);
+    clear_rows<Config::kPanels>(dout_address(at), kTileQ, first);
+    fence_cleared_rows();
+  }
+
+  // Releases delta and dO of the Q tile. Each warp arrives for itself: another may not have read
+  // its delta yet.
+  __device__ __forceinline__ void release_dout(QState at) const {
+    __syncwarp();
+    if (lane() == 0) storage_.dout.consumer_release(at);
   }
 
   // Releases K of the work tile, and V unless it was released early.
@@ -213,9 +284,7 @@ class BwdWarpgroupBase {
     release_k(storage_, work_tile());
     if (!Config::kEarlyReleaseV) release_v();
   }
-  __device__ __forceinline__ void release_v() const {
-    ptx::mbarrier_arrive(barrier_at(storage_.v_empty));
-  }
+  __device__ __forceinline__ void release_v() const { storage_.v_empty.arrive({}); }
 
   // Stream-K: stores this CTA's partial dK and dV of a split KV tile. The last CTA to arrive adds
   // up all partials, in the order of their indices. Returns false if another CTA will store the
@@ -240,12 +309,12 @@ class BwdWarpgroupBase {
       own[n * 128] = make_float4(acc(4 * n), acc(4 * n + 1), acc(4 * n + 2), acc(4 * n + 3));
     }
     ptx::fence_gpu();
-    ptx::named_sync(kWarpgroupBarrier + consumer_, 128);
+    warpgroup_sync();
     volatile int32_t& arrived = storage_.partials_arrived[consumer_];
     if (leader())
       arrived = atomicAdd(
           params_.common.arrived + work_tile().split_tile * kClusterConsumers + consumer, 1);
-    ptx::named_sync(kWarpgroupBarrier + consumer_, 128);
+    warpgroup_sync();
     if (arrived != partials - 1) return false;
     ptx::fence_gpu();
 #pragma unroll

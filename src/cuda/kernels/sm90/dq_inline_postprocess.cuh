@@ -56,34 +56,38 @@ class DqPostprocessScheduler {
   // Passes the tile that was taken to the dQ warpgroup, if it is complete.
   __device__ __forceinline__ void poll() const {
     if (!tile_.valid) {
-      const uint32_t empty = barrier_at(storage_.dq_postprocess.empty);
-      if (!ptx::mbarrier_test(empty, tile_.sent & 1 ^ 1) || !next_tile()) return;
+      if (!pipeline().producer_test({tile_.sent}) || !next_tile()) return;
     }
     if (tile_.rows < 0 || !is_preprocessed(params_, storage_, tile_.heads)) return;
     const int32_t state = ptx::load_acquire(tile_.state);
     if (state >= kDqPendingTile) return;
     if (!(state & kDqClaimed)) tile_.from = nullptr;
     ptx::store_relaxed(tile_.state, kDqConverted);
-    signal_full();
+    producer_commit();
   }
 
   // Signals that no more tiles come. The tile that was taken is left to the postprocess kernel.
   __device__ __forceinline__ void finish() const {
-    ptx::mbarrier_wait(barrier_at(storage_.dq_postprocess.empty), tile_.sent & 1 ^ 1);
+    pipeline().producer_acquire({tile_.sent});
     tile_.rows = -1;
-    signal_full();
+    producer_commit();
   }
 
  private:
-  __device__ __forceinline__ void signal_full() const {
+  __device__ __forceinline__ Pipeline<1>& pipeline() const {
+    return storage_.dq_postprocess.pipeline;
+  }
+
+  __device__ __forceinline__ void producer_commit() const {
     tile_.valid = 0;
     tile_.sent = tile_.sent + 1;
-    ptx::mbarrier_arrive(barrier_at(storage_.dq_postprocess.full));
+    pipeline().producer_commit({});
   }
 
   // Takes the next dQ tile. Returns false if it has no queries.
   __device__ __forceinline__ bool next_tile() const {
-    static_assert(kClusterSize<Config> == 1, "a tile has one part");
+    static_assert(kClusterSize<Config> == 1,
+                  "inline postprocess needs kTwoCta == false: a CTA holds whole dQ tiles");
     constexpr int kTileQ = Config::kTileQ;
     const cuda::BackwardParams& common = params_.common;
     const int32_t n = atomicAdd(common.dq_work_counter, 1);
@@ -131,19 +135,23 @@ class DqInlinePostprocess {
 
   // Converts the tile that DqPostprocessScheduler has passed, if any.
   __device__ __forceinline__ void poll() const {
-    const uint32_t full = barrier_at(storage_.dq_postprocess.full), n = tiles_done();
-    if (__all_sync(~0u, n != kNoMoreTiles && ptx::mbarrier_test(full, n & 1))) process();
+    const uint32_t n = tiles_done();
+    if (__all_sync(~0u, n != kNoMoreTiles && pipeline().consumer_test({n}))) process();
   }
 
   // Converts tiles until there are no more.
   __device__ __forceinline__ void finish() const {
     while (tiles_done() != kNoMoreTiles) {
-      ptx::mbarrier_wait(barrier_at(storage_.dq_postprocess.full), tiles_done() & 1);
+      pipeline().consumer_wait({tiles_done()});
       process();
     }
   }
 
  private:
+  __device__ __forceinline__ Pipeline<1>& pipeline() const {
+    return storage_.dq_postprocess.pipeline;
+  }
+
   __device__ __forceinline__ int32_t thread() const { return no_hoist(threadIdx.x) % 128; }
   __device__ __forceinline__ int32_t lane() const { return no_hoist(threadIdx.x) % 32; }
 
@@ -154,12 +162,12 @@ class DqInlinePostprocess {
 
   __device__ __forceinline__ void process() const {
     const volatile DqPostprocessTile& dq_tile = storage_.dq_postprocess.tile;
-    const bool some = dq_tile.rows >= 0;
-    if (some) convert(dq_tile);
+    const bool valid = dq_tile.rows >= 0;
+    if (valid) convert(dq_tile);
     __syncwarp();
     if (lane() == 0) {
-      tiles_done() = some ? tiles_done() + 1 : kNoMoreTiles;
-      ptx::mbarrier_arrive(barrier_at(storage_.dq_postprocess.empty));
+      tiles_done() = valid ? tiles_done() + 1 : kNoMoreTiles;
+      pipeline().consumer_release({});
     }
     __syncwarp();
   }

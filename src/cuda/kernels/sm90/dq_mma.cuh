@@ -12,9 +12,9 @@ namespace flashattn::cuda::sm90 {
 template <class Config, int kAccRegs>
 __device__ __forceinline__ void store_dq_to_smem(const float (&dq)[kAccRegs], int first,
                                                  BwdSharedStorage<Config>& storage, uint32_t shared,
-                                                 uint32_t reducer, int32_t slot) {
+                                                 uint32_t reducer, int32_t stage) {
   const uint32_t to =
-      shared + Config::kDq + slot * Config::kDqStageBytes + no_hoist(threadIdx.x) % 128 * 16;
+      shared + Config::kDq + stage * Config::kDqStageBytes + no_hoist(threadIdx.x) % 128 * 16;
 #pragma unroll
   for (int n = 0; n < Config::kDqStageBytes / 2048; ++n) {
     const float* x = &dq[first + 4 * n];
@@ -22,8 +22,7 @@ __device__ __forceinline__ void store_dq_to_smem(const float (&dq)[kAccRegs], in
   }
   ptx::fence_async_proxy();
   __syncwarp();
-  if (no_hoist(threadIdx.x) % 32 == 0)
-    ptx::mbarrier_arrive(barrier_at(storage.dq_full[reducer][slot]));
+  if (no_hoist(threadIdx.x) % 32 == 0) storage.dq.producer_commit(reducer, stage);
 }
 
 // Computes dQ of a Q tile once both consumers have stored their dS. Its WGMMAs fill the tensor
@@ -37,14 +36,14 @@ class DqMmaWarpgroup {
 
   __device__ __forceinline__ void run() {
     for_each_work_tile(storage_,
-                       [&](const volatile BwdWorkTile<Config>& work_tile, uint32_t empty) {
+                       [&](const volatile BwdWorkTile<Config>& work_tile, WorkTileState at) {
                          while (ds_state_.count != work_tile.iter_end)
                            step(k_address<Config>(shared_, work_tile));
                          ptx::named_sync(kDqBarrier, 128);  // all have read the work tile
                          if (leader()) {
                            if (work_tile.iter_end != work_tile.iter_begin)
                              release_k(storage_, work_tile);
-                           ptx::mbarrier_arrive(empty);
+                           storage_.work.consumer_release(at);
                          }
                        });
     if constexpr (Config::kInlinePostprocess)
@@ -59,47 +58,47 @@ class DqMmaWarpgroup {
     constexpr int kDqSubtiles = Config::kCtaDqSubtiles, kStages = Config::kDqStages;
     constexpr int kAtOnce = Config::kDqSubtilesAtOnce, kAccRegs = 32 * kAtOnce;
     constexpr int kFills = kAccRegs * 512 / Config::kDqStageBytes;  // one per stage
-    wait_ds_empty();
+    wait_ds_full();
 #pragma unroll 1
     for (int32_t subtile = 0; subtile < kDqSubtiles; subtile += kAtOnce) {
       float dq[kAccRegs];
-      multiply(dq, keys, subtile);
+      gemm_dq(dq, keys, subtile);
       const auto finish = [&] {
         ptx::wgmma_wait<0>();
         ptx::reg_fence(dq);
-        if (subtile == kDqSubtiles - kAtOnce && leader()) release_ds();
+        // dS of this CTA and the copy of the peer's.
+        if (subtile == kDqSubtiles - kAtOnce && leader()) storage_.ds.consumer_release(ds_state_);
       };
       if (Config::kTwoCta) finish();  // the peer waits for it, too
 #pragma unroll
       for (int fill = 0; fill < kFills; ++fill) {
-        const int32_t done = subtile / kAtOnce * kFills + fill, slot = done % kStages;
+        const int32_t done = subtile / kAtOnce * kFills + fill, stage = done % kStages;
         const uint32_t uses =
             ds_state_.count * (kDqSubtiles / kAtOnce * kFills / kStages) + done / kStages;
-        ptx::mbarrier_wait(barrier_at(storage_.dq_empty[slot]), (uses & 1) ^ 1);
+        storage_.dq.producer_acquire(stage, uses);
         if (!Config::kTwoCta && fill == 0) finish();
         store_dq_to_smem<Config>(dq, kAccRegs / kFills * fill, storage_, shared_,
-                                 ds_state_.count % 2, slot);
+                                 ds_state_.count % 2, stage);
       }
     }
     ds_state_.advance();
   }
 
   // Waits for dS. Converts a complete dQ tile meanwhile, if there is one.
-  __device__ __forceinline__ void wait_ds_empty() const {
-    const uint32_t full = barrier_at(storage_.ds_full[ds_state_.slot()]);
+  __device__ __forceinline__ void wait_ds_full() const {
     if constexpr (Config::kInlinePostprocess) {
-      const bool there = ptx::mbarrier_test(full, ds_state_.phase());
+      const bool there = storage_.ds.consumer_test(ds_state_);
       if (!__all_sync(~0u, there)) DqInlinePostprocess<Config>(params_, storage_).poll();
     }
-    ptx::mbarrier_wait(full, ds_state_.phase());
+    storage_.ds.consumer_wait(ds_state_);
   }
 
   // dq = dS K over all keys of the work tile, for a few subtiles of 64 columns or 64 queries. In a
   // cluster each CTA computes half of the columns: over its own keys first, while the peer's dS
   // arrives.
   template <int kAccRegs>
-  __device__ __forceinline__ void multiply(float (&dq)[kAccRegs], uint32_t k,
-                                           int32_t subtile) const {
+  __device__ __forceinline__ void gemm_dq(float (&dq)[kAccRegs], uint32_t k,
+                                          int32_t subtile) const {
     constexpr int kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
     constexpr int kPanel = kAccRegs > 32 ? kTileKv * 128 : 0;
     const uint32_t columns = kTileQ == 64 ? subtile * kTileKv * 128 : 0;
@@ -107,7 +106,7 @@ class DqMmaWarpgroup {
     const uint32_t half = cta_rank<Config>() * (Config::kCtaDqSubtiles * kTileKv * 128);
     const ptx::SmemDescriptor keys = ptx::SmemDescriptor::at(k + half + columns, kPanel);
     const ptx::SmemDescriptor ds = ptx::SmemDescriptor::at(
-        shared_ + Config::kDs + ds_state_.slot() * Config::kDsBytes + rows, 0);
+        shared_ + Config::kDs + ds_state_.stage() * Config::kDsBytes + rows, 0);
     ptx::wgmma_fence();
 #pragma unroll
     for (int n = 0; n < kTileKv / 16; ++n) {
@@ -117,8 +116,7 @@ class DqMmaWarpgroup {
     }
     ptx::wgmma_commit();
     if constexpr (Config::kTwoCta) {
-      ptx::mbarrier_wait(barrier_at(storage_.two_cta.peer_ds_full[ds_state_.slot()]),
-                         ds_state_.phase());
+      storage_.two_cta.peer_ds_full.wait(ds_state_);
       const ptx::SmemDescriptor others =
           ptx::SmemDescriptor::at(shared_ + Config::kPeerK + columns, kPanel);
       ptx::wgmma_fence();
@@ -130,11 +128,6 @@ class DqMmaWarpgroup {
       }
       ptx::wgmma_commit();
     }
-  }
-
-  // Releases dS of this CTA and the copy of the peer's: dQ has been computed.
-  __device__ __forceinline__ void release_ds() const {
-    arrive_cluster<Config>(storage_.ds_empty[ds_state_.slot()]);
   }
 
   const BackwardParams& params_;

@@ -50,7 +50,7 @@ class DqReducer {
 
   __device__ __forceinline__ void run() {
     for_each_work_tile(
-        storage_, [&](const volatile BwdWorkTile<Config>& work_tile, uint32_t empty) {
+        storage_, [&](const volatile BwdWorkTile<Config>& work_tile, WorkTileState at) {
           const auto add = [&](int32_t, int32_t, int32_t workspace_tile) {
             if (iter_++ % 2 == reducer())
               publish(workspace_tile, this->add(work_tile, workspace_tile));
@@ -65,7 +65,7 @@ class DqReducer {
             }
           };
           for_each_tile<Config>(work_tile, params_, add, skip);
-          ptx::mbarrier_arrive(empty);
+          storage_.work.consumer_release(at);
         });
     ptx::bulk_wait();
     if constexpr (Config::kInlinePostprocess) {
@@ -104,7 +104,7 @@ class DqReducer {
                   : !(ptx::load_acquire(state(workspace_tile)) & kDqOpen);
     ptx::fence_async_proxy_global();
     uint32_t uses = (own_tiles() - 1) * (kFills / kStages);  // of this thread's stages
-    ptx::mbarrier_wait(barrier_at(storage_.dq_full[reducer()][0]), uses & 1);
+    storage_.dq.consumer_wait(reducer(), 0, uses);
     if (!ordered() && first) {
       first = claim_initial_store(state(workspace_tile));
       ptx::fence_async_proxy_global();
@@ -113,16 +113,16 @@ class DqReducer {
 #pragma unroll 1
     for (int n = 0; n < kFills; n += kStages, ++uses) {
 #pragma unroll
-      for (int slot = 0; slot < kStages; ++slot, to += kBytes / 4) {
-        ptx::mbarrier_wait(barrier_at(storage_.dq_full[reducer()][slot]), uses & 1);
+      for (int stage = 0; stage < kStages; ++stage, to += kBytes / 4) {
+        storage_.dq.consumer_wait(reducer(), stage, uses);
         if (first) {
-          ptx::bulk_store(to, shared_ + Config::kDq + slot * kBytes, kBytes);
+          ptx::bulk_store(to, shared_ + Config::kDq + stage * kBytes, kBytes);
         } else {
-          ptx::bulk_reduce_add(to, shared_ + Config::kDq + slot * kBytes, kBytes, ptx::kEvictLast);
+          ptx::bulk_reduce_add(to, shared_ + Config::kDq + stage * kBytes, kBytes, ptx::kEvictLast);
         }
         ptx::bulk_commit();
       }
-      free_slots();
+      release_stages();
     }
     return first;
   }
@@ -166,12 +166,12 @@ class DqReducer {
   __device__ __forceinline__ uint32_t own_tiles() const { return (iter_ + 1 - reducer()) / 2; }
 
   // Releases the dQ stages one by one, as the bulk copies have read them.
-  template <int kSlot = 0>
-  __device__ __forceinline__ void free_slots() const {
-    if constexpr (kSlot < kStages) {
-      ptx::bulk_wait_read<kStages - 1 - kSlot>();
-      ptx::mbarrier_arrive(barrier_at(storage_.dq_empty[kSlot]));
-      free_slots<kSlot + 1>();
+  template <int kStage = 0>
+  __device__ __forceinline__ void release_stages() const {
+    if constexpr (kStage < kStages) {
+      ptx::bulk_wait_read<kStages - 1 - kStage>();
+      storage_.dq.consumer_release(kStage);
+      release_stages<kStage + 1>();
     }
   }
 

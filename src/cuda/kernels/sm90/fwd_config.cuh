@@ -5,12 +5,11 @@
 
 #include "cuda/host/schedule/heuristics.h"
 #include "cuda/device/score_mod.cuh"
-#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/warpgroup.cuh"
-#include "cuda/kernels/sm90/pipeline_state.cuh"
 #include "cuda/kernels/sm90/work_tile.cuh"
+#include "cuda/device/pipeline.cuh"
 
 namespace flashattn::cuda::sm90 {
 
@@ -44,7 +43,8 @@ struct ForwardConfig {
       kHasSoftcap || kHasAlibi ? kDimV <= 128 : kConsumers == 2 && kDimV >= 128 && kDimV < 256;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kCtasPerSm = kCtasPerSm_;
-  static_assert(kCtasPerSm == 1 || kConsumers == 1, "register counts are chosen for these");
+  static_assert(kCtasPerSm == 1 || kConsumers == 1,
+                "kCtasPerSm > 1 needs kConsumers == 1: kConsumerRegisters");
   static constexpr int kProducerRegisters = kConsumers * kCtasPerSm == 3 ? 32
                                             : kOnlineSoftmax             ? 56
                                                                          : 40;
@@ -83,7 +83,8 @@ struct ForwardConfig {
   static constexpr int kTensorBytes = kQOrOBytes + kKvBytes + kSeparateOBytes;
   static constexpr int kKOffset = kQOrOBytes, kVOffset = kKOffset + kStages * kKBytes;
   static constexpr int kOOffset = kSeparateO ? kVOffset + kStages * kVBytes : 0;
-  static_assert(kTileKv % 16 == 0 && kDimQk % 16 == 0 && kDimV % 16 == 0, "whole WGMMAs");
+  static_assert(kTileKv % 16 == 0 && kDimQk % 16 == 0 && kDimV % 16 == 0,
+                "kTileKv, kDimQk and kDimV must be multiples of 16, the K of a WGMMA");
 
   static constexpr TileCost kCost = hopper_cost(kTileQ, kTileKv, kDimV, kCtasPerSm);
 };
@@ -93,14 +94,11 @@ constexpr int kRedoCapacity = 128;  // most work tiles between two drains
 
 template <class Config>
 struct SharedStorage {
-  uint64_t prefetch_next;  // the K/V producer has few loads left: plan the next work tile
-  uint64_t all_done;       // consumers have finished all tiles before kDrain
-  // Q has a barrier per warpgroup: each releases its 64 rows on its own.
-  uint64_t q_full[Config::kQStages][Config::kConsumers];
-  uint64_t q_empty[Config::kQStages][Config::kConsumers];
-  uint64_t k_full[Config::kStages], k_empty[Config::kStages];
-  uint64_t v_full[Config::kStages], v_empty[Config::kStages];
-  uint64_t work_full[kWorkStages], work_empty[kWorkStages];
+  Barrier prefetch_next;  // the K/V producer has few loads left: plan the next work tile
+  Barrier all_done;       // consumers have finished all tiles before kDrain
+  Pipeline<Config::kQStages, Config::kConsumers> q;  // each warpgroup releases its 64 rows
+  Pipeline<Config::kStages> k, v;
+  Pipeline<kWorkStages> work;
   WorkTile<Config::kConsumers> work_tiles[kWorkStages];
   Interval visible_kv[Config::kTileQ];  // visible keys per row of the tile being computed
   int32_t base_overflowed;              // redo_queue is not empty
@@ -110,33 +108,16 @@ struct SharedStorage {
 template <class Config>
 constexpr int kSharedBytes = Config::kTensorBytes + static_cast<int>(sizeof(SharedStorage<Config>));
 
-__device__ __forceinline__ uint32_t address(uint64_t& barrier) {
-  return ptx::shared_address(&barrier);
-}
-
 template <class Config>
 __device__ __forceinline__ void init_barriers(SharedStorage<Config>& storage,
                                               int32_t kv_producers) {
   constexpr int kConsumers = Config::kConsumers;
-  const auto init = [](uint64_t& barrier, int count) {
-    ptx::mbarrier_init(address(barrier), count);
-  };
-  for (int n = 0; n < Config::kQStages * kConsumers; ++n) {
-    init(storage.q_full[n / kConsumers][n % kConsumers], 1);
-    init(storage.q_empty[n / kConsumers][n % kConsumers], 1);
-  }
-  init(storage.prefetch_next, 1);
-  init(storage.all_done, 4 * kConsumers);
-  for (int n = 0; n < Config::kStages; ++n) {
-    init(storage.k_full[n], 1);
-    init(storage.v_full[n], 1);
-    init(storage.k_empty[n], kConsumers);
-    init(storage.v_empty[n], kConsumers);
-  }
-  for (int n = 0; n < kWorkStages; ++n) {
-    init(storage.work_full[n], kConsumers);
-    init(storage.work_empty[n], 4 * kConsumers + Config::kQProducerWarp + kv_producers);
-  }
+  storage.prefetch_next.init(1);
+  storage.all_done.init(4 * kConsumers);
+  storage.q.init(1, 1);
+  storage.k.init(1, kConsumers);
+  storage.v.init(1, kConsumers);
+  storage.work.init(kConsumers, 4 * kConsumers + Config::kQProducerWarp + kv_producers);
   ptx::fence_mbarrier_init();
 }
 

@@ -33,7 +33,7 @@ class FwdEpilogue {
   // Volatile: fields are read from shared memory at each use, which saves registers for the
   // mainloop.
   __device__ __forceinline__ const volatile WorkTile<kConsumers>& work_tile() const {
-    return storage_.work_tiles[work_state_.slot()];
+    return storage_.work_tiles[work_state_.stage()];
   }
   __device__ __forceinline__ const volatile WarpgroupTile& warpgroup_tile() const {
     return work_tile().warpgroups[warpgroup_];
@@ -45,7 +45,7 @@ class FwdEpilogue {
   }
 
   __device__ __forceinline__ void release_q() const {
-    if (leader_) ptx::mbarrier_arrive(address(storage_.q_empty[q_state_.slot()][warpgroup_]));
+    if (leader_) storage_.q.consumer_release(q_state_, warpgroup_);
   }
 
   __device__ __forceinline__ char* o_row_ptr(int32_t i, int32_t size) const {

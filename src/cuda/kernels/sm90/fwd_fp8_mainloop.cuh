@@ -31,14 +31,14 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
       ptx::named_arrive(kWarpSchedulerBarrier, 256);
     }
     for (;; work_state_.advance()) {
-      ptx::mbarrier_wait(address(storage_.work_full[work_state_.slot()]), work_state_.phase());
+      storage_.work.consumer_wait(work_state_);
       const WorkKind kind = work_tile().kind;
       if (kind == WorkKind::kEnd) break;
       if (kind == WorkKind::kTile) process_tile();
       __syncwarp();
       if (lane() == 0) {
-        if (kind == WorkKind::kDrain) ptx::mbarrier_arrive(address(storage_.all_done));
-        ptx::mbarrier_arrive(address(storage_.work_empty[work_state_.slot()]));
+        if (kind == WorkKind::kDrain) storage_.all_done.arrive();
+        storage_.work.consumer_release(work_state_);
       }
     }
     if (leader_) ptx::bulk_wait();
@@ -49,7 +49,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     kv_tiles_.reset();
     int32_t n = work_tile().kv_end - 1;
     load_exponent_scale();
-    ptx::mbarrier_wait(address(storage_.q_full[q_state_.slot()][warpgroup_]), q_state_.phase());
+    storage_.q.consumer_wait(q_state_, warpgroup_);
     if (warpgroup_tile().kv_begin >= warpgroup_tile().kv_end) {  // no row here sees a key
       reset();
       warpgroup_sync();
@@ -79,7 +79,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
           n = next_tile(n);
         }
       }
-      ptx::mbarrier_wait(address(storage_.v_full[kv_state_.slot()]), kv_state_.phase());
+      storage_.v.consumer_wait(kv_state_);
       last_gemm_pv();
       kv_state_.advance();
     }
@@ -107,21 +107,21 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
       warp_scheduler_sync();
       warp_scheduler_arrive();
     }
-    ptx::mbarrier_wait(address(storage_.k_full[kv_state_.slot()]), kv_state_.phase());
-    ptx::mbarrier_wait(address(storage_.v_full[kv_state_.slot()]), kv_state_.phase());
+    storage_.k.consumer_wait(kv_state_);
+    storage_.v.consumer_wait(kv_state_);
     warpgroup_sync();
-    consumer_release(storage_.k_empty, kv_state_);
-    consumer_release(storage_.v_empty, kv_state_);
+    consumer_release(storage_.k, kv_state_);
+    consumer_release(storage_.v, kv_state_);
     kv_state_.advance();
   }
 
   __device__ __forceinline__ void first_step(int32_t n) {
-    ptx::mbarrier_wait(address(storage_.k_full[kv_state_.slot()]), kv_state_.phase());
+    storage_.k.consumer_wait(kv_state_);
     gemm_qk(kv_state_);
     reset();
     ptx::wgmma_wait<0>();
     ptx::reg_fence(s_);
-    consumer_release(storage_.k_empty, kv_state_);
+    consumer_release(storage_.k, kv_state_);
     if (n == warpgroup_tile().kv_begin) release_q();
     const bool overflow = softmax<true>(n);
     // Rows that see all of these keys fill E4M3 at once.
@@ -137,25 +137,25 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   __device__ __forceinline__ bool step(int32_t n) {
     const KvState v_state = kv_state_;
     kv_state_.advance();
-    ptx::mbarrier_wait(address(storage_.v_full[v_state.slot()]), v_state.phase());
+    storage_.v.consumer_wait(v_state);
     warp_scheduler_sync();
     if constexpr (Config::kSerial) {
       add_pv(v_state);
     } else {
       gemm_pv(pv_, v_state, 0, unpromoted_);
     }
-    ptx::mbarrier_wait(address(storage_.k_full[kv_state_.slot()]), kv_state_.phase());
+    storage_.k.consumer_wait(kv_state_);
     gemm_qk(kv_state_);
     warp_scheduler_arrive();
     if constexpr (!Config::kSerial) {
       ptx::wgmma_wait<1>();
       ptx::reg_fence(pv_);
-      consumer_release(storage_.v_empty, v_state);
+      consumer_release(storage_.v, v_state);
       if (++unpromoted_ == Config::kPromoteEvery) promote();
     }
     ptx::wgmma_wait<0>();
     ptx::reg_fence(s_);
-    consumer_release(storage_.k_empty, kv_state_);
+    consumer_release(storage_.k, kv_state_);
     if (n == warpgroup_tile().kv_begin) release_q();
     const bool overflow = softmax<kMasked>(n);
     if (!overflow) pack_p(n);
@@ -301,7 +301,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
 
   __device__ __forceinline__ void gemm_qk(const KvState& state) {
     constexpr int kRow = Config::kPanelBytes;
-    const ptx::SmemDescriptor k = at(Config::kKOffset).advance(state.slot() * Config::kKBytes);
+    const ptx::SmemDescriptor k = at(Config::kKOffset).advance(state.stage() * Config::kKBytes);
     const ptx::SmemDescriptor q = at(warpgroup_ * 64 * Config::kPanelBytes);
     ptx::wgmma_fence();
 #pragma unroll
@@ -319,7 +319,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   __device__ __forceinline__ void gemm_pv(float (&to)[kCount], const KvState& state, int column,
                                           int accumulate) {
     const ptx::SmemDescriptor v =
-        at(Config::kVOffset).advance(state.slot() * Config::kVBytes + column * kTileKv);
+        at(Config::kVOffset).advance(state.stage() * Config::kVBytes + column * kTileKv);
     ptx::wgmma_fence();
 #pragma unroll
     for (int j = 0; j < kTileKv / 32; ++j) {
@@ -342,7 +342,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
       } else {
         ptx::wgmma_wait<0>();
       }
-      if (last) consumer_release(storage_.v_empty, state);
+      if (last) consumer_release(storage_.v, state);
       float (&x)[32] = pv[part % Config::kPvInFlight];
       ptx::reg_fence(x);
 #pragma unroll
@@ -364,15 +364,15 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
       gemm_pv(pv_, kv_state_, 0, unpromoted_);
       ptx::wgmma_wait<0>();
       ptx::reg_fence(pv_);
-      consumer_release(storage_.v_empty, kv_state_);
+      consumer_release(storage_.v, kv_state_);
       promote();
     }
   }
 
   // One thread arrives for the warpgroup: the WGMMA that read the stage was one of all four warps.
-  __device__ __forceinline__ void consumer_release(uint64_t (&empty)[kStages],
+  __device__ __forceinline__ void consumer_release(Pipeline<kStages>& pipeline,
                                                    const KvState& state) const {
-    if (leader_) ptx::mbarrier_arrive(address(empty[state.slot()]));
+    if (leader_) pipeline.consumer_release(state);
   }
   __device__ __forceinline__ void warpgroup_sync() const {
     ptx::named_sync(kWarpgroupBarrier + warpgroup_, 128);

@@ -36,14 +36,14 @@ class FwdMainloop : FwdSoftmax<Config> {
     if (Config::kUseSchedulerBarrier && warpgroup_ == 0)
       ptx::named_arrive(kWarpSchedulerBarrier, 256);
     for (;; work_state_.advance()) {
-      ptx::mbarrier_wait(address(storage_.work_full[work_state_.slot()]), work_state_.phase());
+      storage_.work.consumer_wait(work_state_);
       const WorkKind kind = work_tile().kind;
       if (kind == WorkKind::kEnd) break;
       if (kind == WorkKind::kTile) process_tile();
       __syncwarp();
       if (lane() == 0) {
-        if (kind == WorkKind::kDrain) ptx::mbarrier_arrive(address(storage_.all_done));
-        ptx::mbarrier_arrive(address(storage_.work_empty[work_state_.slot()]));
+        if (kind == WorkKind::kDrain) storage_.all_done.arrive();
+        storage_.work.consumer_release(work_state_);
       }
     }
     if (leader_) ptx::bulk_wait();
@@ -94,7 +94,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     const bool lower = Config::kHalfTiles && warpgroup_tile().last_lower_only;
     const bool redo = work_tile().redo_online;
     int32_t n = work_tile().kv_end - 1;
-    ptx::mbarrier_wait(address(storage_.q_full[q_state_.slot()][warpgroup_]), q_state_.phase());
+    storage_.q.consumer_wait(q_state_, warpgroup_);
     // Every warpgroup passes the scheduler barrier kv_end - kv_begin - 1 times per work tile.
     if (first >= end) {  // no row of this warpgroup sees a key
       reset_accumulators();
@@ -133,7 +133,7 @@ class FwdMainloop : FwdSoftmax<Config> {
           if (upper && n == first) step<ScorePath::kMasked, KvHalf::kUpper>(s_half_, n--);
         }
       }
-      ptx::mbarrier_wait(address(storage_.v_full[kv_state_.slot()]), kv_state_.phase());
+      storage_.v.consumer_wait(kv_state_);
       gemm_pv(kv_state_);
       wait_pv(kv_state_);
       kv_state_.advance();
@@ -150,11 +150,11 @@ class FwdMainloop : FwdSoftmax<Config> {
       warp_scheduler_sync();
       warp_scheduler_arrive();
     }
-    ptx::mbarrier_wait(address(storage_.k_full[kv_state_.slot()]), kv_state_.phase());
-    ptx::mbarrier_wait(address(storage_.v_full[kv_state_.slot()]), kv_state_.phase());
+    storage_.k.consumer_wait(kv_state_);
+    storage_.v.consumer_wait(kv_state_);
     warpgroup_sync();
-    consumer_release(storage_.k_empty, kv_state_);
-    consumer_release(storage_.v_empty, kv_state_);
+    consumer_release(storage_.k, kv_state_);
+    consumer_release(storage_.v, kv_state_);
     kv_state_.advance();
   }
 
@@ -167,7 +167,7 @@ class FwdMainloop : FwdSoftmax<Config> {
   // Q K^T and softmax of the first KV tile, or of its lower half.
   __device__ __forceinline__ void first_step(int32_t n, const KvState& state, bool lower_half,
                                              bool redo) {
-    ptx::mbarrier_wait(address(storage_.k_full[state.slot()]), state.phase());
+    storage_.k.consumer_wait(state);
     if (redo) {
       first_step<KvHalf::kBoth, true>(s_, n, state);
     } else if (Config::kHalfTiles && lower_half) {
@@ -187,7 +187,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     this->draw_dropout(signs, n);
     ptx::wgmma_wait<0>();
     ptx::reg_fence(s);
-    consumer_release(storage_.k_empty, state);
+    consumer_release(storage_.k, state);
     if (Config::kSeparateO && n == warpgroup_tile().kv_begin) release_q();
     if constexpr (Config::kHasAlibi) {
       AlibiTile alibi = this->alibi_tile(this->alibi_rows(), n);
@@ -225,10 +225,10 @@ class FwdMainloop : FwdSoftmax<Config> {
     kv_state_.advance();
     const bool last = n == warpgroup_tile().kv_begin;
     constexpr bool kIsOnline = kPath == ScorePath::kOnline || kPath == ScorePath::kRedo;
-    ptx::mbarrier_wait(address(storage_.k_full[kv_state_.slot()]), kv_state_.phase());
+    storage_.k.consumer_wait(kv_state_);
     if (Config::kUseSchedulerBarrier) warp_scheduler_sync();
     gemm_qk<kHalf>(s, kv_state_);
-    ptx::mbarrier_wait(address(storage_.v_full[v_state.slot()]), v_state.phase());
+    storage_.v.consumer_wait(v_state);
     gemm_pv(v_state);
     if (Config::kUseSchedulerBarrier) warp_scheduler_arrive();
     TileDropoutSigns signs;
@@ -238,7 +238,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     if constexpr (kPath == ScorePath::kAlibi) alibi_tile = this->alibi_tile(alibi, n);
     ptx::wgmma_wait<1>();
     ptx::reg_fence(s);
-    consumer_release(storage_.k_empty, kv_state_);
+    consumer_release(storage_.k, kv_state_);
     if (Config::kSeparateO && last) release_q();
     if (Config::kWaitPvFirst) wait_pv(v_state);
     float o_scale[2];
@@ -268,7 +268,7 @@ class FwdMainloop : FwdSoftmax<Config> {
   __device__ __forceinline__ void wait_pv(const KvState& v_state) {
     ptx::wgmma_wait<0>();
     ptx::reg_fence(o_);
-    consumer_release(storage_.v_empty, v_state);
+    consumer_release(storage_.v, v_state);
   }
 
   // Masks the scores of tile n, or of a half of it.
@@ -290,9 +290,9 @@ class FwdMainloop : FwdSoftmax<Config> {
   }
 
   // One thread arrives for the warpgroup: the WGMMA that read the stage was one of all four warps.
-  __device__ __forceinline__ void consumer_release(uint64_t (&empty)[kStages],
+  __device__ __forceinline__ void consumer_release(Pipeline<kStages>& pipeline,
                                                    const KvState& state) const {
-    if (leader_) ptx::mbarrier_arrive(address(empty[state.slot()]));
+    if (leader_) pipeline.consumer_release(state);
   }
 
   // Factor from the scores that modify() leaves to the units of softmax_base_.
@@ -330,10 +330,10 @@ class FwdMainloop : FwdSoftmax<Config> {
   template <KvHalf kHalf, int kCount>
   __device__ __forceinline__ void gemm_qk(float (&s)[kCount], const KvState& state) {
     const ptx::SmemDescriptor k =
-        k_.advance(state.slot() * Config::kKBytes + Base::template kFirstKey<kHalf> * 128);
+        k_.advance(state.stage() * Config::kKBytes + Base::template kFirstKey<kHalf> * 128);
     // Large heads: otherwise the compiler keeps all addresses in registers, and spills.
     const ptx::SmemDescriptor first{Config::kDimQk > 128 ? no_hoist(q_.low) : q_.low};
-    const ptx::SmemDescriptor q = first.advance(q_state_.slot() * Config::kQBytes);
+    const ptx::SmemDescriptor q = first.advance(q_state_.stage() * Config::kQBytes);
     ptx::wgmma_fence();
 #pragma unroll
     for (int x = 0; x < Config::kDimQk / 16; ++x) {
@@ -344,7 +344,7 @@ class FwdMainloop : FwdSoftmax<Config> {
   }
 
   __device__ __forceinline__ void gemm_pv(const KvState& state) {
-    const ptx::SmemDescriptor v = v_.advance(state.slot() * Config::kVBytes);
+    const ptx::SmemDescriptor v = v_.advance(state.stage() * Config::kVBytes);
     ptx::wgmma_fence();
 #pragma unroll
     for (int x = 0; x < kTileKv / 16; ++x) {
@@ -373,8 +373,8 @@ class FwdMainloop : FwdSoftmax<Config> {
 
   // Clears rows of V past the last key: their P is 0, but they may be NaN.
   __device__ __forceinline__ void zero_v_tail(int32_t n) {
-    ptx::mbarrier_wait(address(storage_.v_full[kv_state_.slot()]), kv_state_.phase());
-    const uint32_t v = v_.address() + kv_state_.slot() * Config::kVBytes;
+    storage_.v.consumer_wait(kv_state_);
+    const uint32_t v = v_.address() + kv_state_.stage() * Config::kVBytes;
     const int32_t first = work_tile().len.kv - n * kTileKv, rows = kTileKv - first;
     for (int32_t x = threadIdx.x % 128; x < rows * 8 * Config::kPanelsV; x += 128) {
       const int32_t row = first + x / 8 % rows, panel = x / 8 / rows;

@@ -37,15 +37,15 @@ class SchedulerWarp {
         continue;
       }
       if (linear_idx >= 0) {
-        producer_acquire();
-        WorkTile<Config::kConsumers>& work_tile = storage_.work_tiles[work_state_.slot()];
+        storage_.work.producer_acquire(work_state_);
+        WorkTile<Config::kConsumers>& work_tile = storage_.work_tiles[work_state_.stage()];
         if (leader_) work_tile.redo_slot = redo_slot;
         if (plan_work_tile<Config::kTileKv, typename Config::ScoreMod>(params_, linear_idx, redo,
                                                                        work_tile)) {
           if constexpr (Config::kOnlineSoftmax) clip_to_block_mask(work_tile);
           producer_commit();
           // The next tile is taken as late as possible, which balances the load of CTAs.
-          ptx::mbarrier_wait(address(storage_.prefetch_next), phases_ >> 1);
+          storage_.prefetch_next.wait(phases_ >> 1);
           phases_ ^= 2;
         }
       }
@@ -77,16 +77,10 @@ class SchedulerWarp {
     ptx::store_release(&params_.tile_counter->stamp, params_.stamp);
   }
 
-  __device__ __forceinline__ void producer_acquire() {
-    ptx::mbarrier_wait(address(storage_.work_empty[work_state_.slot()]), work_state_.phase() ^ 1);
-  }
-
   // Lanes that have written a WarpgroupTile arrive.
   __device__ __forceinline__ void producer_commit() {
     __syncwarp();
-    if (threadIdx.x % 32 < Config::kConsumers) {
-      ptx::mbarrier_arrive(address(storage_.work_full[work_state_.slot()]));
-    }
+    if (threadIdx.x % 32 < Config::kConsumers) storage_.work.producer_commit(work_state_);
     work_state_.advance();
   }
 
@@ -112,15 +106,15 @@ class SchedulerWarp {
   }
 
   __device__ __forceinline__ void send(WorkKind kind) {
-    producer_acquire();
-    if (leader_) storage_.work_tiles[work_state_.slot()].kind = kind;
+    storage_.work.producer_acquire(work_state_);
+    if (leader_) storage_.work_tiles[work_state_.stage()].kind = kind;
     producer_commit();
   }
 
   // Waits until all work tiles so far are done. Returns whether some must be recomputed.
   __device__ __forceinline__ bool drain() {
     send(WorkKind::kDrain);
-    ptx::mbarrier_wait(address(storage_.all_done), phases_ & 1);
+    storage_.all_done.wait(phases_ & 1);
     phases_ ^= 1;
     const bool base_overflowed = *static_cast<volatile int32_t*>(&storage_.base_overflowed) != 0;
     __syncwarp();
@@ -140,13 +134,13 @@ class SchedulerWarp {
 template <class Config, class Load>
 __device__ __forceinline__ void for_each_work_tile(SharedStorage<Config>& storage, Load load) {
   for (PipelineState<kWorkStages> work_state;; work_state.advance()) {
-    ptx::mbarrier_wait(address(storage.work_full[work_state.slot()]), work_state.phase());
-    const volatile WorkTile<Config::kConsumers>& work_tile = storage.work_tiles[work_state.slot()];
+    storage.work.consumer_wait(work_state);
+    const volatile WorkTile<Config::kConsumers>& work_tile = storage.work_tiles[work_state.stage()];
     const WorkKind kind = work_tile.kind;
     if (kind == WorkKind::kEnd) break;
     if (kind == WorkKind::kTile) load(work_tile);
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(address(storage.work_empty[work_state.slot()]));
+    if (threadIdx.x % 32 == 0) storage.work.consumer_release(work_state);
   }
 }
 
@@ -162,18 +156,18 @@ class QProducer {
     const bool varlen = params_.problem.layout & FLASHATTN_LAYOUT_VARLEN_Q;
     const int32_t row = static_cast<int32_t>(work_tile.offset_q) + work_tile.query;
     const int32_t h = work_tile.h, batch = varlen ? 0 : work_tile.b;
-    const uint32_t stage = q_state_.slot(), to = shared_ + stage * Config::kQBytes;
+    const uint32_t to = shared_ + q_state_.stage() * Config::kQBytes;
     // One copy per warpgroup: each releases its rows on its own.
 #pragma unroll
     for (int warpgroup = 0; warpgroup < Config::kConsumers; ++warpgroup) {
-      const uint32_t barrier = address(storage_.q_full[stage][warpgroup]);
-      ptx::mbarrier_wait(address(storage_.q_empty[stage][warpgroup]), q_state_.phase() ^ 1);
+      const uint32_t full = storage_.q.full_barrier(q_state_, warpgroup).address();
+      storage_.q.producer_acquire(q_state_, warpgroup);
       if (!ptx::elect()) continue;
-      ptx::mbarrier_arrive_expect_tx(barrier, Config::kQBytes / Config::kConsumers);
+      storage_.q.producer_expect(q_state_, Config::kQBytes / Config::kConsumers, warpgroup);
 #pragma unroll
       for (int p = 0; p < Config::kPanelsQk; ++p) {
         ptx::tma_load(to + (p * Config::kTileQ + warpgroup * kWarpgroupRows) * Config::kPanelBytes,
-                      &params_.q, barrier,
+                      &params_.q, full,
                       {p * Config::kPanelColumns, row + warpgroup * kWarpgroupRows, h, batch},
                       ptx::kEvictFirst);
       }
@@ -242,8 +236,7 @@ class KvProducer {
     KvTiles<Config> kv_tiles(params_);
     PageBox page = look_up_page(keys, n);
     if (loads_k_) {
-      load_kv_tile<Config::kPanelsQk>(params_.k, k_, storage_.k_full, storage_.k_empty, kv_state_,
-                                      keys, n, page);
+      load_kv_tile<Config::kPanelsQk>(params_.k, k_, storage_.k, kv_state_, keys, n, page);
       if (!Config::kQProducerWarp) q_producer_.load(work_tile);
     }
     bool signalled = !loads_v_;
@@ -259,14 +252,13 @@ class KvProducer {
       const int32_t after = kv_tiles.last_visible(work_tile, n - 1, begin);
       const PageBox page_after = look_up_page(keys, after);
       if (after >= begin && loads_k_) {
-        load_kv_tile<Config::kPanelsQk>(params_.k, k_, storage_.k_full, storage_.k_empty, kv_state_,
-                                        keys, after, page_after);
+        load_kv_tile<Config::kPanelsQk>(params_.k, k_, storage_.k, kv_state_, keys, after,
+                                        page_after);
       }
       if constexpr (Config::kIsFp8) {
         if (loads_v_) load_transposed_v_tile(v_state, keys, n);
       } else if (loads_v_) {
-        load_kv_tile<Config::kPanelsV>(params_.v, v_, storage_.v_full, storage_.v_empty, v_state,
-                                       keys, n, page);
+        load_kv_tile<Config::kPanelsV>(params_.v, v_, storage_.v, v_state, keys, n, page);
       }
       n = after;
       page = page_after;
@@ -283,7 +275,7 @@ class KvProducer {
 
   // Few loads of this work tile are left: the scheduler may plan the next.
   __device__ __forceinline__ void signal_prefetch_next() {
-    if (leader_) ptx::mbarrier_arrive(address(storage_.prefetch_next));
+    if (leader_) storage_.prefetch_next.arrive();
   }
 
   // Called before the wait for a buffer, which hides the latency of the page table. Boxes past the
@@ -303,20 +295,19 @@ class KvProducer {
   // Loads tile n of K or V once consumers have released the stage.
   template <int kPanels>
   __device__ __forceinline__ void load_kv_tile(const CUtensorMap& map, uint32_t buffers,
-                                               uint64_t (&full)[Config::kStages],
-                                               uint64_t (&empty)[Config::kStages],
+                                               Pipeline<Config::kStages>& pipeline,
                                                const PipelineState<Config::kStages>& at,
                                                const KvSource& keys, int32_t n, PageBox own) {
     constexpr int kBytes = Config::kTileKv * kPanels * Config::kPanelBytes;
-    const uint32_t to = buffers + at.slot() * kBytes, barrier = address(full[at.slot()]);
-    ptx::mbarrier_wait(address(empty[at.slot()]), at.phase() ^ 1);
-    if (leader_) ptx::mbarrier_arrive_expect_tx(barrier, kBytes);
+    const uint32_t to = buffers + at.stage() * kBytes, full = pipeline.full_barrier(at).address();
+    pipeline.producer_acquire(at);
+    if (leader_) pipeline.producer_expect(at, kBytes);
     if (!(params_.problem.layout & FLASHATTN_LAYOUT_PAGED_KV)) {
       if (!ptx::elect()) return;
 #pragma unroll
       for (int p = 0; p < kPanels; ++p) {
         ptx::tma_load(
-            to + p * Config::kTileKv * Config::kPanelBytes, &map, barrier,
+            to + p * Config::kTileKv * Config::kPanelBytes, &map, full,
             {p * Config::kPanelColumns, keys.first + n * Config::kTileKv, keys.head, keys.batch},
             ptx::kEvictLast);
       }
@@ -329,7 +320,7 @@ class KvProducer {
       if (!ptx::elect()) continue;
 #pragma unroll
       for (int p = 0; p < kPanels; ++p) {
-        ptx::tma_load(to + (p * Config::kTileKv + row) * Config::kPanelBytes, &map, barrier,
+        ptx::tma_load(to + (p * Config::kTileKv + row) * Config::kPanelBytes, &map, full,
                       {p * Config::kPanelColumns, its.row, keys.head, its.page}, ptx::kEvictLast);
       }
     }
@@ -338,14 +329,13 @@ class KvProducer {
   // E4M3: loads tile n of V^T, which fp8_transpose_v.cu has written as it lies in shared memory.
   __device__ __forceinline__ void load_transposed_v_tile(const PipelineState<Config::kStages>& at,
                                                          const KvSource& keys, int32_t n) {
-    const uint32_t barrier = address(storage_.v_full[at.slot()]);
-    ptx::mbarrier_wait(address(storage_.v_empty[at.slot()]), at.phase() ^ 1);
+    storage_.v.producer_acquire(at);
     if (!ptx::elect()) return;
-    ptx::mbarrier_arrive_expect_tx(barrier, Config::kVBytes);
-    ptx::bulk_load(v_ + at.slot() * Config::kVBytes,
+    storage_.v.producer_expect(at, Config::kVBytes);
+    ptx::bulk_load(v_ + at.stage() * Config::kVBytes,
                    params_.v_transposed +
                        (keys.v_tile + n * int64_t{params_.problem.heads_kv}) * Config::kVBytes,
-                   Config::kVBytes, barrier);
+                   Config::kVBytes, storage_.v.full_barrier(at).address());
   }
 
   const ForwardParams& params_;

@@ -19,8 +19,8 @@ inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {
 inline bool mbarrier_test(uint32_t barrier, uint32_t parity) {
   return emulator::mbarrier_test(barrier, parity);
 }
-inline void mbarrier_wait_if(bool some, uint32_t barrier, uint32_t parity) {
-  if (some) emulator::mbarrier_wait(barrier, parity);
+inline void mbarrier_wait_if(bool valid, uint32_t barrier, uint32_t parity) {
+  if (valid) emulator::mbarrier_wait(barrier, parity);
 }
 inline void named_sync(int barrier, int threads) { emulator::barrier(barrier, threads, true); }
 inline void named_arrive(int barrier, int threads) { emulator::barrier(barrier, threads, false); }

@@ -1,0 +1,158 @@
+// Pipelines of stages in shared memory, which producers fill and consumers empty, and the mbarriers
+// under them. The methods are named as those of CUTLASS's PipelineAsync and PipelineTmaAsync.
+#pragma once
+
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/copy.cuh"
+
+namespace flashattn::cuda {
+
+// The shared-memory address, in the other CTA of a cluster of two, that corresponds to `address`.
+__device__ __forceinline__ uint32_t peer_address(uint32_t address) {
+  return ptx::mapa(address, ptx::cluster_rank() ^ 1);
+}
+
+// An mbarrier in shared memory. Its first phase has parity 0.
+class Barrier {
+ public:
+  // A phase completes after `arrivals`, and the transfer of all bytes expected in it.
+  __device__ __forceinline__ void init(uint32_t arrivals) {
+    ptx::mbarrier_init(address(), arrivals);
+  }
+
+  __device__ __forceinline__ uint32_t address() const { return ptx::shared_address(&word_); }
+
+  __device__ __forceinline__ void arrive() { ptx::mbarrier_arrive(address()); }
+  // Arrives at the same barrier of the other CTA of a cluster of two.
+  __device__ __forceinline__ void arrive_peer() {
+    ptx::mbarrier_arrive_remote(peer_address(address()));
+  }
+  // Arrives, and expects bytes that TMA or another CTA will transfer in this phase.
+  __device__ __forceinline__ void expect(uint32_t bytes) {
+    ptx::mbarrier_arrive_expect_tx(address(), bytes);
+  }
+
+  // Waits for a phase. A waiter may fall behind by at most one phase.
+  __device__ __forceinline__ void wait(uint32_t parity) { ptx::mbarrier_wait(address(), parity); }
+  // Waits only if `valid`, without a branch that the compiler sees.
+  __device__ __forceinline__ void wait_if(bool valid, uint32_t parity) {
+    ptx::mbarrier_wait_if(valid, address(), parity);
+  }
+  // Also acquires what other CTAs of the cluster released when they arrived.
+  __device__ __forceinline__ void wait_cluster(uint32_t parity) {
+    ptx::mbarrier_wait_cluster(address(), parity);
+  }
+  // Whether the phase is complete.
+  __device__ __forceinline__ bool test(uint32_t parity) {
+    return ptx::mbarrier_test(address(), parity);
+  }
+
+ private:
+  uint64_t word_;
+};
+
+// Stage and phase of a position in a pipeline of kStages stages, in one register.
+template <int kStages>
+struct PipelineState {
+  static_assert((kStages & (kStages - 1)) == 0, "kStages must be a power of two");
+  uint32_t count = 0;  // stages passed
+
+  __device__ __forceinline__ uint32_t stage() const { return count % kStages; }
+  __device__ __forceinline__ uint32_t phase() const { return count / kStages & 1; }
+  __device__ __forceinline__ void advance() { ++count; }
+};
+
+// Barriers of the stages of a pipeline, in one direction. Alone, it serves where the other
+// direction has barriers of its own. kParts: each stage has so many parts, with a barrier each.
+template <int kStages, int kParts = 1>
+class StageBarriers {
+ public:
+  using State = PipelineState<kStages>;
+
+  __device__ __forceinline__ void init(uint32_t arrivals) {
+    for (auto& stage : barriers_) {
+      for (Barrier& barrier : stage) barrier.init(arrivals);
+    }
+  }
+
+  __device__ __forceinline__ Barrier& at(State state, int32_t part = 0) {
+    return barriers_[state.stage()][part];
+  }
+
+  __device__ __forceinline__ void arrive(State state, int32_t part = 0) {
+    at(state, part).arrive();
+  }
+  // Waits for the phase of this use of the stage.
+  __device__ __forceinline__ void wait(State state, int32_t part = 0) {
+    at(state, part).wait(state.phase());
+  }
+  // Waits for the phase of the use before; the first use has none, and does not wait.
+  __device__ __forceinline__ void wait_before(State state, int32_t part = 0) {
+    at(state, part).wait(state.phase() ^ 1);
+  }
+
+ private:
+  Barrier barriers_[kStages][kParts];
+};
+
+// kParts: producers fill, and consumers release, so many parts of a stage on their own. kCluster:
+// consumers release a stage to both CTAs of a cluster of two, as both fill it.
+template <int kStages, int kParts = 1, bool kCluster = false>
+class Pipeline {
+ public:
+  using State = PipelineState<kStages>;
+
+  // Arrivals that fill a part of a stage, and arrivals that release it.
+  __device__ __forceinline__ void init(uint32_t producers, uint32_t consumers) {
+    full_.init(producers);
+    empty_.init(consumers);
+  }
+
+  // Waits until the stage is free.
+  __device__ __forceinline__ void producer_acquire(State state, int32_t part = 0) {
+    empty_.wait_before(state, part);
+  }
+  // Whether the stage is free.
+  __device__ __forceinline__ bool producer_test(State state, int32_t part = 0) {
+    return empty_.at(state, part).test(state.phase() ^ 1);
+  }
+  // Arrives as a producer, and expects bytes that arrive at full_barrier().
+  __device__ __forceinline__ void producer_expect(State state, uint32_t bytes, int32_t part = 0) {
+    full_.at(state, part).expect(bytes);
+  }
+  __device__ __forceinline__ void producer_commit(State state, int32_t part = 0) {
+    full_.arrive(state, part);
+  }
+
+  __device__ __forceinline__ void consumer_wait(State state, int32_t part = 0) {
+    full_.wait(state, part);
+  }
+  // Waits only if `valid`, without a branch that the compiler sees.
+  __device__ __forceinline__ void consumer_wait_if(bool valid, State state, int32_t part = 0) {
+    full_.at(state, part).wait_if(valid, state.phase());
+  }
+  // Whether the stage is full.
+  __device__ __forceinline__ bool consumer_test(State state, int32_t part = 0) {
+    return full_.at(state, part).test(state.phase());
+  }
+  __device__ __forceinline__ void consumer_release(State state, int32_t part = 0) {
+    empty_.arrive(state, part);
+    if constexpr (kCluster) consumer_release_peer(state, part);
+  }
+  __device__ __forceinline__ void consumer_release_peer(State state, int32_t part = 0) {
+    empty_.at(state, part).arrive_peer();
+  }
+
+  __device__ __forceinline__ Barrier& full_barrier(State state, int32_t part = 0) {
+    return full_.at(state, part);
+  }
+  __device__ __forceinline__ Barrier& empty_barrier(State state, int32_t part = 0) {
+    return empty_.at(state, part);
+  }
+
+ private:
+  StageBarriers<kStages, kParts> full_, empty_;
+};
+
+}  // namespace flashattn::cuda
