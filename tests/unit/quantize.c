@@ -131,7 +131,7 @@ static void one_by_one(void *user, int32_t count, flashattn_task_fn task, void *
 /* Work enough that threads are asked for. */
 static void test_caller(void) {
   enum {
-    LONG = 4096
+    LONG = 16384
   };
   static float wide[LONG * DIM * HEADS];
   static uint8_t narrow[LONG * DIM * HEADS];
