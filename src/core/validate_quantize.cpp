@@ -1,5 +1,6 @@
 // Checks the arguments of flashattn_quantize.
 #include <cinttypes>
+#include <cstdio>
 
 #include "core/error.h"
 #include "core/validate_args.h"
@@ -63,9 +64,12 @@ void check_choices(const Problem& problem, const flashattn_quantize_args& args) 
   }
 }
 
-// An array that goes with another.
-void check_beside(const char* field, const void* data, bool used, const char* other) {
+// An array that goes with another. suffix: of the field, ".data" of a tensor.
+void check_beside(const char* name, const char* suffix, const void* data, bool used,
+                  const char* other) {
   if (!data || used) return;
+  char field[32];
+  std::snprintf(field, sizeof field, "%s%s", name, suffix);
   reject(FLASHATTN_REASON_NULL_POINTER, field,
          "%s is set, but this call does not use it: it goes with %s; give that, or leave the "
          "pointer NULL",
@@ -83,8 +87,9 @@ struct Operand {
 void add_operand(const Problem& problem, const Shape& shape, int32_t dtype, const Operand& x,
                  ArrayList* arrays) {
   const bool given = x.in->data != nullptr, is_f8 = x.dtype_out == FLASHATTN_DTYPE_F8E4M3;
-  check_beside(x.out_name, x.out->data, given, x.name);
-  check_beside(x.descale_name, x.descale->data, given && is_f8, "an input that becomes F8E4M3");
+  check_beside(x.out_name, ".data", x.out->data, given, x.name);
+  check_beside(x.descale_name, ".data", x.descale->data, given && is_f8,
+               "an input that becomes F8E4M3");
   if (!given) return;
   arrays->add(tensor_array(x.name, Use::kInput, x.in, x.rows, x.heads, x.dim, dtype));
   arrays->add(tensor_array(x.out_name, Use::kOutput, x.out, x.rows, x.heads, x.dim, x.dtype_out));
@@ -141,15 +146,15 @@ QuantizeArgs check_quantize(const Problem& problem, bool host, flashattn_quantiz
   };
   for (const Operand& operand : operands) {
     if (&operand == operands && reads_q) {
-      check_beside("q_out.data", args.q_out.data, false, "transform ROTATE");
+      check_beside("q_out", ".data", args.q_out.data, false, "transform ROTATE");
       arrays.add(
           tensor_array("q", Use::kInput, &args.q, q, problem.heads_q, problem.dim_qk, args.dtype));
       continue;
     }
     add_operand(problem, shape, args.dtype, operand, &arrays);
   }
-  check_beside("k_mean.data", args.k_mean.data, smooths && args.k.data, "k and SMOOTH_K");
-  check_beside("lse_shift", args.lse_shift, smooths && args.k.data && args.q.data,
+  check_beside("k_mean", ".data", args.k_mean.data, smooths && args.k.data, "k and SMOOTH_K");
+  check_beside("lse_shift", "", args.lse_shift, smooths && args.k.data && args.q.data,
                "q, k and SMOOTH_K");
   if (smooths && args.k.data) {
     arrays.add(strided_array("k_mean", Use::kOutput, &args.k_mean,

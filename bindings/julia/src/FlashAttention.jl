@@ -15,6 +15,7 @@ include("LibFlashAttn.jl")
 include("library.jl")
 include("errors.jl")
 include("bfloat16.jl")
+include("float8.jl")
 include("arrays.jl")
 include("tensor.jl")
 include("describe.jl")
@@ -27,7 +28,7 @@ include("backward.jl")
 include("tools.jl")
 
 export attention, attention!, attention_backward, attention_backward!, attention_paged,
-    attention_paged!, attention_varlen, attention_varlen!, dropout_mask, BFloat16,
+    attention_paged!, attention_varlen, attention_varlen!, dropout_mask, BFloat16, F8E4M3,
     FlashAttentionError
 
 end

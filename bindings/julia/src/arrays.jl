@@ -8,16 +8,22 @@ const Wrapped = Union{SubArray,PermutedDimsArray,Base.ReshapedArray,Base.Reinter
 dtype(::Type{Float32}) = C.FLASHATTN_DTYPE_F32
 dtype(::Type{Float16}) = C.FLASHATTN_DTYPE_F16
 dtype(::Type{BFloat16}) = C.FLASHATTN_DTYPE_BF16
+dtype(::Type{F8E4M3}) = C.FLASHATTN_DTYPE_F8E4M3
 dtype(::Type{Bool}) = C.FLASHATTN_DTYPE_U8
 dtype(::Type{UInt8}) = C.FLASHATTN_DTYPE_U8
 dtype(::Type) = C.FLASHATTN_DTYPE_DEFAULT  # none
 
+const ELEMENTS = (Float32, Float16, BFloat16, F8E4M3)
+
+"The element type of a code."
+element(code::Integer) = ELEMENTS[findfirst(T -> dtype(T) == code, ELEMENTS)]
+
 "The same for an array, or a member that says it, that must have one; `mask`: bytes will do."
 function dtype(T::Type, name::String; mask::Bool = false)
     code = dtype(T)
-    code in (C.FLASHATTN_DTYPE_F32, C.FLASHATTN_DTYPE_F16, C.FLASHATTN_DTYPE_BF16) && return code
+    code in map(dtype, ELEMENTS) && return code
     mask && code == C.FLASHATTN_DTYPE_U8 && return code
-    refuse(:DTYPE, name, "the element type $T of $name is none of Float32, Float16, BFloat16" *
+    refuse(:DTYPE, name, "the element type $T of $name is none of $(join(ELEMENTS, ", "))" *
                          (mask ? ", Bool (true = visible)" : "") * "; convert it")
 end
 

@@ -17,7 +17,8 @@ elements Float32, Float16 or BFloat16. None is copied; the first dimension must 
 - `lens_q`, `lens_kv`: (batch,) integers, how many leading tokens of each sequence are in use
 - `starts_kv`: (batch,) integers, left padding: the first so many keys of a sequence do not exist.
   Key positions, of masks, ALiBi, bias and dropout, count from there
-- `dtype_o`: elements of the output, those of q or Float32
+- `dtype_o`: elements of the output, those of q or Float32; any beside `F8E4M3`, with `scale_o` for
+  an output of that type
 - `return_lse = false`: lse is Float32 (queries, heads, batch), natural logarithms of the sums
 
 Which keys a query sees; all that are given must agree. Query i stands at key position
@@ -65,8 +66,7 @@ end
 
 # Those below take (total) rows or pages; see attention_varlen and attention_paged.
 function attention(plan::Plan, q::AbstractArray, k::AbstractArray, v::AbstractArray; arrays...)
-    T = (Float32, Float16, BFloat16)[plan.desc.dtype_o]
-    return forward(plan, prepare(plan, q, k, v; arrays...), T)
+    return forward(plan, prepare(plan, q, k, v; arrays...), element(plan.desc.dtype_o))
 end
 
 function prepare_forward(q, k, v; options...)

@@ -9,6 +9,7 @@ Gradients of [`attention`](@ref) or, with `cu_seqlens_q` and `cu_seqlens_kv`, of
 - `q`, `k`, `v`, and every option: as in the forward call
 - `o`, `lse`: what the forward call returned
 - `dlse`: the gradient that arrives at lse, Float32, sized like it
+- `dtype_grad`: elements of dq, dk and dv beside `F8E4M3`; else those of q, or of o where q has 8 bits
 - `return_dbias = false`, `return_dsink = false`: whether dbias (Float32, of the size of bias,
   summed where bias is repeated) and dsink (Float32 (heads,)) are wanted; else they are `nothing`
 
@@ -55,7 +56,7 @@ function prepare_backward(q, k, v, o; options...)
 end
 
 function fresh_gradients(plan::Plan, inputs::Inputs)
-    new(x::Tensor) = fresh(inputs, eltype(x.array), size(x.array))
+    new(x::Tensor) = fresh(inputs, element(gradient_code(plan)), size(x.array))
     dbias = dsink = nothing
     if has(plan, C.FLASHATTN_FEATURE_DBIAS)
         haskey(inputs.arrays, :bias) ||

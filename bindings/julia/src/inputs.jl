@@ -151,8 +151,10 @@ end
 function check_heads(q::Tensor, k::Tensor, v::Tensor, layout::String)
     types = map(t -> eltype(t.array), (q, k, v))
     foreach(dtype, types, ("q", "k", "v"))
-    types[1] === types[2] === types[3] || refuse(:DTYPE, types[2] === types[3] ? "k" : "v",
-        "q, k, v have elements $(join(types, ", ")); they must be the same: convert two of them")
+    types[2] === types[3] && types[2] in (types[1], F8E4M3) ||
+        refuse(:DTYPE, types[2] === types[3] ? "k" : "v",
+            "q, k, v have elements $(join(types, ", ")); they must be the same, or k and v F8E4M3: " *
+            "convert two of them")
     device(q) == device(k) == device(v) || refuse(:NO_DEVICE, device(q) == device(k) ? "v" : "k",
         "q, k, v lie on different devices; move them to one")
     q.dim == k.dim || refuse(:HEAD_DIM_PAIR, "k",
@@ -235,6 +237,7 @@ function plan_key(x::Inputs)
     kind, index = device(x.q)
     key = Dict{Symbol,Any}(name => x.sizes[name] for name in
                            (:heads_q, :heads_kv, :dim_qk, :dim_v, :page_size, NUMBERS...))
+    key[:dtype_kv] = eltype(x.k.array)
     key[:device] = kind == C.FLASHATTN_DEVICE_CPU ? :cpu : :cuda
     key[:device_index] = index
     for field in BESIDE

@@ -26,7 +26,7 @@ function prepare(plan::Plan, q, k, v; arrays...)
     check_seed(plan.desc.dropout, seeded(arrays))
     inputs = Inputs(q, k, v; arrays...)
     mine, given = plan.desc, describe(eltype(q), plan_key(inputs))
-    for field in (:device, :device_index, :dtype, :heads_q, :heads_kv, :dim_qk, :dim_v, :layout,
+    for field in (:device, :device_index, :dtype, :dtype_kv, :heads_q, :heads_kv, :dim_qk, :dim_v, :layout,
                   :page_size, NUMBERS..., :bias, :dtype_bias)
         field === :dtype_bias && !haskey(inputs.arrays, :bias) && continue
         getfield(mine, field) == getfield(given, field) || refuse(:VALUE, field,
@@ -43,7 +43,7 @@ function fresh(inputs::Inputs, T::Type, dims::Dims)
     x = similar(storage(inputs.q.array), T, dims)
     return inputs.ragged ? fill!(x, reinterpret(T, zero(bits_of(T)))) : x
 end
-bits_of(T::Type) = sizeof(T) == 2 ? UInt16 : UInt32
+bits_of(T::Type) = (UInt8, UInt16, UInt16, UInt32)[sizeof(T)]
 
 lse_size(x::Inputs) = haskey(x.arrays, :cu_seqlens_q) ? (x.q.rows, x.q.heads) :
                       (x.sizes[:seqlen_q], x.q.heads, x.q.batch)
@@ -108,13 +108,18 @@ function run_forward(plan::Plan, inputs::Inputs, o::AbstractArray, lse)
     return o
 end
 
+# A plan without backward has none; the library refuses the call.
+gradient_code(plan::Plan) = plan.desc.dtype_grad == C.FLASHATTN_DTYPE_DEFAULT ? plan.desc.dtype :
+                            plan.desc.dtype_grad
+
 function run_backward(plan::Plan, inputs::Inputs, grads::NamedTuple, dout, o, lse, dlse)
     q, k, v = inputs.q, inputs.k, inputs.v
     args = Ref(inputs.args[])
+    grad = gradient_code(plan)
     for (name, x, model, dim, code) in (
             (:o, o, q, v.dim, plan.desc.dtype_o), (:dout, dout, q, v.dim, plan.desc.dtype_o),
-            (:dq, grads.dq, q, q.dim, plan.desc.dtype), (:dk, grads.dk, k, q.dim, plan.desc.dtype),
-            (:dv, grads.dv, v, v.dim, plan.desc.dtype))
+            (:dq, grads.dq, q, q.dim, grad), (:dk, grads.dk, k, q.dim, grad),
+            (:dv, grads.dv, v, v.dim, grad))
         set!(args, name, tensor_like(x, model, dim, code, inputs.layout, name))
     end
     place_all!(args, inputs; lse = lse, dlse = dlse, dbias = grads.dbias, dsink = grads.dsink)

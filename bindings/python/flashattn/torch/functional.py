@@ -93,8 +93,25 @@ def _call(q: Tensor, k: Tensor, v: Tensor, orders: Orders, beside: Sequence[Opti
     if options.dropout or beside[-1] is not None:
         beside = (*beside[:-1], _rng(q, options.dropout, beside[-1]))
     call = _autograd.call if eager else _by_operator
+    dim_v = v.shape[-1]
+    if q.is_cuda and (q.shape[-1] % _GPU_STEP or dim_v % _GPU_STEP):
+        q, k, v, options = _padded(q, k, v, options)
     result = call(q, k, v, beside, max_q, max_kv, options, return_lse, orders)
+    if result[0].shape[-1] != dim_v:
+        result = (result[0][..., :dim_v], *result[1:])
     return result if return_lse else result[0]
+
+
+_GPU_STEP = 8  # the head dimensions of GPU kernels are multiples of it
+
+
+def _padded(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tuple[Tensor, Tensor, Tensor,
+                                                                        Options]:
+    """With zeros up to dimensions that GPU kernels take; the scale stays that of the given ones."""
+    if options.scale is None:
+        options = options._replace(scale=q.shape[-1] ** -0.5)
+    padded = [torch.nn.functional.pad(x, (0, -x.shape[-1] % _GPU_STEP)) for x in (q, k, v)]
+    return padded[0], padded[1], padded[2], options
 
 
 def _by_operator(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]], max_q: int,
