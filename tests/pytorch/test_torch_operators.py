@@ -265,8 +265,10 @@ def test_saved_tensors_are_used_twice(device):
 def test_flops(device):
     """Those that PyTorch counts for its own kernels."""
     q, k = leaf(2, 4, 33, 16, device=device), leaf(2, 4, 45, 16, device=device)
+    backends = torch.nn.attention.SDPBackend
+    of_floats = backends.EFFICIENT_ATTENTION if device == "cuda" else backends.FLASH_ATTENTION
     with FlopCounterMode(display=False) as theirs:
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+        with torch.nn.attention.sdpa_kernel(of_floats):
             torch.nn.functional.scaled_dot_product_attention(q, k, k)
     with FlopCounterMode(display=False) as ours:
         o = fa.attention(q, k, k, layout="bhsd")
