@@ -238,7 +238,7 @@ class BwdScoreMod {
   __device__ __forceinline__ void modify(ScoreFragment& s, PackedFragment& held, Step step,
                                          Interval queries, bool full, uint32_t lse, uint32_t to,
                                          int slice) const {
-    const auto members = [&] {
+    const auto make_members = [&] {
       return WideMembers<Config::kIsFp32>{params_.problem,
                                           params_.args.inputs,
                                           work_tile_.b,
@@ -248,15 +248,18 @@ class BwdScoreMod {
                                           key_of(0, 0),
                                           queries.end};
     };
-    const float factor = WideMembers<Config::kIsFp32>::product_factor(params_.problem);
+    const auto members = make_members();
+    const float factor = members.product_factor(params_.problem);
 #pragma unroll
     for (int strip = 0; strip < kMmaM; ++strip) {
       ScoreMod::template forward_stage<ScoreStage::kProduct>(StLayout<>(), flat(s[strip]), factor,
-                                                             params_.problem, members());
+                                                             params_.problem, members);
     }
     ScoreFragment addend;
     visit_scores([&](int strip, int n, int x) { addend[strip][n][x] = s[strip][n][x] * factor; });
-    ScoreMod::add_biases(StLayout<kSlice / 2>(), flat(addend), params_.problem, members());
+    // Made again or held, whichever takes fewer registers.
+    ScoreMod::add_biases(StLayout<kSlice / 2>(), flat(addend), params_.problem,
+                         kDimSplit == 2 ? make_members() : members);
     if (!full) mask(addend, queries, slice);
     if (!step.block_mask_full) apply_block_mask(addend, step, queries, slice);
 
