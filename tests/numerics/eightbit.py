@@ -1,7 +1,10 @@
 """Cases of E4M3: q, k and v, or a cache beside wider queries, of 8 bits."""
 import random
 
+from hypothesis import strategies as st
+
 from .case import Case
+from .randomcases import cases
 
 BASE = Case(batch=2, seqlen_q=37, seqlen_kv=203, heads_q=4, heads_kv=2, dim_qk=32, dtype="f8",
             dtype_o="bf16", descales="bht")
@@ -26,6 +29,11 @@ def in_eight_bits(case, seed):
         changes["amax_o"] = draw.choice(["bh", "b", "h", ""])
     # An o of 8 bits tells large results from small ones only.
     return case.replace(**changes)
+
+
+def random_cases():
+    """A strategy."""
+    return st.builds(in_eight_bits, cases(), st.integers(0, 2 ** 16))
 
 
 def listed():

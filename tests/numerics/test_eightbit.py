@@ -8,8 +8,14 @@ from .case import Case
 from .data import make_data
 from .dtypes import NUMPY, round_to
 from .harness import Call, run
-from .randomcases import random_case
+from .randomcases import SHARES, try_share
 from .repro import verify
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(device):
+    if device.name != "cpu":
+        pytest.skip("on a GPU P is rounded to E4M3, too: test_gpu_eightbit.py")
 
 
 @pytest.mark.parametrize("case", [
@@ -19,8 +25,9 @@ def test_listed(case, device):
     verify(case, device)
 
 
-def test_random(random_seed, device):
-    verify(eightbit.in_eight_bits(random_case(random_seed), random_seed), device)
+@pytest.mark.parametrize("share", range(SHARES))
+def test_random(share, randomised, device):
+    try_share(share, eightbit.random_cases(), *randomised, device)
 
 
 def one_key_each(count, **changes):

@@ -44,6 +44,63 @@ class FwdEpilogue {
     return warpgroup_ * 64 + no_hoist(threadIdx.x) % 128 / 32 * 16 + lane() / 4;
   }
 
+  // Calls process() for each work tile.
+  template <class Process>
+  __device__ __forceinline__ void for_each_work_tile(Process process) {
+    if (Config::kUseSchedulerBarrier && warpgroup_ == 0)
+      ptx::named_arrive(kWarpSchedulerBarrier, 256);
+    for (;; work_state_.advance()) {
+      storage_.work.consumer_wait(work_state_);
+      const WorkKind kind = work_tile().kind;
+      if (kind == WorkKind::kEnd) break;
+      if (kind == WorkKind::kTile) process();
+      __syncwarp();
+      if (lane() == 0) {
+        if (kind == WorkKind::kDrain) storage_.all_done.arrive();
+        storage_.work.consumer_release(work_state_);
+      }
+    }
+    if (leader_) ptx::bulk_wait();
+  }
+
+  // Waits for and releases a KV tile that only other warpgroups need. in_order: as every step does,
+  // it passes the scheduler barrier.
+  __device__ __forceinline__ void skip_tile(PipelineState<Config::kStages>& kv_state,
+                                            bool in_order) {
+    if (in_order) {
+      warp_scheduler_sync();
+      warp_scheduler_arrive();
+    }
+    storage_.k.consumer_wait(kv_state);
+    storage_.v.consumer_wait(kv_state);
+    warpgroup_sync();
+    consumer_release(storage_.k, kv_state);
+    consumer_release(storage_.v, kv_state);
+    kv_state.advance();
+  }
+
+  // Called before a stage is released without a WGMMA, which would synchronise the four warps: none
+  // of them may miss a whole phase of the barrier.
+  __device__ __forceinline__ void warpgroup_sync() const {
+    ptx::named_sync(kWarpgroupBarrier + warpgroup_, 128);
+  }
+
+  // The warpgroup's turn to issue its WGMMAs; the next one's turn.
+  __device__ __forceinline__ void warp_scheduler_sync() {
+    if (Config::kUseSchedulerBarrier) ptx::named_sync(kWarpSchedulerBarrier + warpgroup_, 256);
+  }
+  __device__ __forceinline__ void warp_scheduler_arrive() {
+    if (Config::kUseSchedulerBarrier) {
+      ptx::named_arrive(kWarpSchedulerBarrier + (warpgroup_ + 1) % kConsumers, 256);
+    }
+  }
+
+  // One thread arrives for the warpgroup: the WGMMA that read the stage was one of all four warps.
+  __device__ __forceinline__ void consumer_release(
+      Pipeline<Config::kStages>& pipeline, const PipelineState<Config::kStages>& state) const {
+    if (leader_) pipeline.consumer_release(state);
+  }
+
   __device__ __forceinline__ void release_q() const {
     if (leader_) storage_.q.consumer_release(q_state_, warpgroup_);
   }

@@ -27,21 +27,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
       : Base(params, shared, storage, warpgroup) {}
 
   __device__ __forceinline__ void run() {
-    if (Config::kUseSchedulerBarrier && warpgroup_ == 0) {
-      ptx::named_arrive(kWarpSchedulerBarrier, 256);
-    }
-    for (;; work_state_.advance()) {
-      storage_.work.consumer_wait(work_state_);
-      const WorkKind kind = work_tile().kind;
-      if (kind == WorkKind::kEnd) break;
-      if (kind == WorkKind::kTile) process_tile();
-      __syncwarp();
-      if (lane() == 0) {
-        if (kind == WorkKind::kDrain) storage_.all_done.arrive();
-        storage_.work.consumer_release(work_state_);
-      }
-    }
-    if (leader_) ptx::bulk_wait();
+    this->for_each_work_tile([this] { process_tile(); });
   }
 
  private:
@@ -52,11 +38,14 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     storage_.q.consumer_wait(q_state_, warpgroup_);
     if (warpgroup_tile().kv_begin >= warpgroup_tile().kv_end) {  // no row here sees a key
       reset();
-      warpgroup_sync();
+      this->warpgroup_sync();
       release_q();
-      if (n >= work_tile().kv_begin) skip_tile(n--, false);
+      if (n >= work_tile().kv_begin) {
+        this->skip_tile(kv_state_, false);
+        --n;
+      }
     } else {
-      for (; n >= warpgroup_tile().kv_end; --n) skip_tile(n, true);
+      for (; n >= warpgroup_tile().kv_end; --n) this->skip_tile(kv_state_, true);
       n = kv_tiles_.last_visible(work_tile(), n, warpgroup_tile().kv_begin);
       first_step(n);
       n = next_tile(n);
@@ -83,7 +72,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
       last_gemm_pv();
       kv_state_.advance();
     }
-    for (; n >= work_tile().kv_begin; --n) skip_tile(n, true);
+    for (; n >= work_tile().kv_begin; --n) this->skip_tile(kv_state_, true);
     this->finish_tile(o_, largest_descale_v());
     q_state_.advance();
   }
@@ -100,28 +89,13 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
            n < warpgroup_tile().fixed_base_end;
   }
 
-  // Waits for and releases a KV tile that only other warpgroups need. in_order: as every step does,
-  // it passes the scheduler barrier.
-  __device__ __forceinline__ void skip_tile(int32_t, bool in_order) {
-    if (in_order) {
-      warp_scheduler_sync();
-      warp_scheduler_arrive();
-    }
-    storage_.k.consumer_wait(kv_state_);
-    storage_.v.consumer_wait(kv_state_);
-    warpgroup_sync();
-    consumer_release(storage_.k, kv_state_);
-    consumer_release(storage_.v, kv_state_);
-    kv_state_.advance();
-  }
-
   __device__ __forceinline__ void first_step(int32_t n) {
     storage_.k.consumer_wait(kv_state_);
     gemm_qk(kv_state_);
     reset();
     ptx::wgmma_wait<0>();
     ptx::reg_fence(s_);
-    consumer_release(storage_.k, kv_state_);
+    this->consumer_release(storage_.k, kv_state_);
     if (n == warpgroup_tile().kv_begin) release_q();
     const bool overflow = softmax<true>(n);
     // Rows that see all of these keys fill E4M3 at once.
@@ -138,7 +112,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     const KvState v_state = kv_state_;
     kv_state_.advance();
     storage_.v.consumer_wait(v_state);
-    warp_scheduler_sync();
+    this->warp_scheduler_sync();
     if constexpr (Config::kSerial) {
       add_pv(v_state);
     } else {
@@ -146,16 +120,16 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     }
     storage_.k.consumer_wait(kv_state_);
     gemm_qk(kv_state_);
-    warp_scheduler_arrive();
+    this->warp_scheduler_arrive();
     if constexpr (!Config::kSerial) {
       ptx::wgmma_wait<1>();
       ptx::reg_fence(pv_);
-      consumer_release(storage_.v, v_state);
+      this->consumer_release(storage_.v, v_state);
       if (++unpromoted_ == Config::kPromoteEvery) promote();
     }
     ptx::wgmma_wait<0>();
     ptx::reg_fence(s_);
-    consumer_release(storage_.k, kv_state_);
+    this->consumer_release(storage_.k, kv_state_);
     if (n == warpgroup_tile().kv_begin) release_q();
     const bool overflow = softmax<kMasked>(n);
     if (!overflow) pack_p(n);
@@ -342,7 +316,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
       } else {
         ptx::wgmma_wait<0>();
       }
-      if (last) consumer_release(storage_.v, state);
+      if (last) this->consumer_release(storage_.v, state);
       float (&x)[32] = pv[part % Config::kPvInFlight];
       ptx::reg_fence(x);
 #pragma unroll
@@ -364,26 +338,9 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
       gemm_pv(pv_, kv_state_, 0, unpromoted_);
       ptx::wgmma_wait<0>();
       ptx::reg_fence(pv_);
-      consumer_release(storage_.v, kv_state_);
+      this->consumer_release(storage_.v, kv_state_);
       promote();
     }
-  }
-
-  // One thread arrives for the warpgroup: the WGMMA that read the stage was one of all four warps.
-  __device__ __forceinline__ void consumer_release(Pipeline<kStages>& pipeline,
-                                                   const KvState& state) const {
-    if (leader_) pipeline.consumer_release(state);
-  }
-  __device__ __forceinline__ void warpgroup_sync() const {
-    ptx::named_sync(kWarpgroupBarrier + warpgroup_, 128);
-  }
-  __device__ __forceinline__ void warp_scheduler_sync() {
-    if (!Config::kUseSchedulerBarrier) return;
-    ptx::named_sync(kWarpSchedulerBarrier + warpgroup_, 256);
-  }
-  __device__ __forceinline__ void warp_scheduler_arrive() {
-    if (!Config::kUseSchedulerBarrier) return;
-    ptx::named_arrive(kWarpSchedulerBarrier + (warpgroup_ + 1) % kConsumers, 256);
   }
 
   // A descale of block `block` of this work tile's KV head; 1 without an array.

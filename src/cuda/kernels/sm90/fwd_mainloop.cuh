@@ -33,20 +33,7 @@ class FwdMainloop : FwdSoftmax<Config> {
         v_(ptx::SmemDescriptor::at(shared + Config::kVOffset, kTileKv * 128)) {}
 
   __device__ __forceinline__ void run() {
-    if (Config::kUseSchedulerBarrier && warpgroup_ == 0)
-      ptx::named_arrive(kWarpSchedulerBarrier, 256);
-    for (;; work_state_.advance()) {
-      storage_.work.consumer_wait(work_state_);
-      const WorkKind kind = work_tile().kind;
-      if (kind == WorkKind::kEnd) break;
-      if (kind == WorkKind::kTile) process_tile();
-      __syncwarp();
-      if (lane() == 0) {
-        if (kind == WorkKind::kDrain) storage_.all_done.arrive();
-        storage_.work.consumer_release(work_state_);
-      }
-    }
-    if (leader_) ptx::bulk_wait();
+    this->for_each_work_tile([this] { process_tile(); });
   }
 
  private:
@@ -98,19 +85,22 @@ class FwdMainloop : FwdSoftmax<Config> {
     // Every warpgroup passes the scheduler barrier kv_end - kv_begin - 1 times per work tile.
     if (first >= end) {  // no row of this warpgroup sees a key
       reset_accumulators();
-      warpgroup_sync();
+      this->warpgroup_sync();
       if (Config::kSeparateO) release_q();
-      if (n >= begin) skip_tile(n--, false);
+      if (n >= begin) {
+        this->skip_tile(kv_state_, false);
+        --n;
+      }
     } else {
       if constexpr (Config::kOwnTileFirst) {
         // The warpgroup computes its own first tile before it skips those of others, as far as
         // stages allow.
-        for (; n - end >= kStages - 1; --n) skip_tile(n, true);
+        for (; n - end >= kStages - 1; --n) this->skip_tile(kv_state_, true);
         first_step(end - 1, KvState{kv_state_.count + (n + 1 - end)}, lower, redo);
-        for (; n >= end; --n) skip_tile(n, true);
+        for (; n >= end; --n) this->skip_tile(kv_state_, true);
         --n;
       } else {
-        for (; n >= end; --n) skip_tile(n, true);
+        for (; n >= end; --n) this->skip_tile(kv_state_, true);
         n = kv_tiles_.last_visible(work_tile(), n, first);
         first_step(n--, kv_state_, lower, redo);
       }
@@ -138,30 +128,9 @@ class FwdMainloop : FwdSoftmax<Config> {
       wait_pv(kv_state_);
       kv_state_.advance();
     }
-    for (; n >= begin; --n) skip_tile(n, true);
+    for (; n >= begin; --n) this->skip_tile(kv_state_, true);
     this->finish_tile(o_, 1.0f);
     q_state_.advance();
-  }
-
-  // Waits for and releases a KV tile that only other warpgroups need. in_order: as every step does,
-  // it passes the scheduler barrier.
-  __device__ __forceinline__ void skip_tile(int32_t, bool in_order) {
-    if (Config::kUseSchedulerBarrier && in_order) {
-      warp_scheduler_sync();
-      warp_scheduler_arrive();
-    }
-    storage_.k.consumer_wait(kv_state_);
-    storage_.v.consumer_wait(kv_state_);
-    warpgroup_sync();
-    consumer_release(storage_.k, kv_state_);
-    consumer_release(storage_.v, kv_state_);
-    kv_state_.advance();
-  }
-
-  // Called before a stage is released without a WGMMA, which would synchronise the four warps: none
-  // of them may miss a whole phase of the barrier.
-  __device__ __forceinline__ void warpgroup_sync() const {
-    ptx::named_sync(kWarpgroupBarrier + warpgroup_, 128);
   }
 
   // Q K^T and softmax of the first KV tile, or of its lower half.
@@ -187,7 +156,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     this->draw_dropout(signs, n);
     ptx::wgmma_wait<0>();
     ptx::reg_fence(s);
-    consumer_release(storage_.k, state);
+    this->consumer_release(storage_.k, state);
     if (Config::kSeparateO && n == warpgroup_tile().kv_begin) release_q();
     if constexpr (Config::kHasAlibi) {
       AlibiTile alibi = this->alibi_tile(this->alibi_rows(), n);
@@ -226,11 +195,11 @@ class FwdMainloop : FwdSoftmax<Config> {
     const bool last = n == warpgroup_tile().kv_begin;
     constexpr bool kIsOnline = kPath == ScorePath::kOnline || kPath == ScorePath::kRedo;
     storage_.k.consumer_wait(kv_state_);
-    if (Config::kUseSchedulerBarrier) warp_scheduler_sync();
+    this->warp_scheduler_sync();
     gemm_qk<kHalf>(s, kv_state_);
     storage_.v.consumer_wait(v_state);
     gemm_pv(v_state);
-    if (Config::kUseSchedulerBarrier) warp_scheduler_arrive();
+    this->warp_scheduler_arrive();
     TileDropoutSigns signs;
     this->draw_dropout(signs, n);
     // This is computed while the WGMMAs run; latencies after them are exposed.
@@ -238,7 +207,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     if constexpr (kPath == ScorePath::kAlibi) alibi_tile = this->alibi_tile(alibi, n);
     ptx::wgmma_wait<1>();
     ptx::reg_fence(s);
-    consumer_release(storage_.k, kv_state_);
+    this->consumer_release(storage_.k, kv_state_);
     if (Config::kSeparateO && last) release_q();
     if (Config::kWaitPvFirst) wait_pv(v_state);
     float o_scale[2];
@@ -268,7 +237,7 @@ class FwdMainloop : FwdSoftmax<Config> {
   __device__ __forceinline__ void wait_pv(const KvState& v_state) {
     ptx::wgmma_wait<0>();
     ptx::reg_fence(o_);
-    consumer_release(storage_.v, v_state);
+    this->consumer_release(storage_.v, v_state);
   }
 
   // Masks the scores of tile n, or of a half of it.
@@ -279,20 +248,6 @@ class FwdMainloop : FwdSoftmax<Config> {
     } else {
       this->apply_mask(s, n * kTileKv + Base::template kFirstKey<kHalf>);
     }
-  }
-
-  __device__ __forceinline__ void warp_scheduler_sync() {
-    ptx::named_sync(kWarpSchedulerBarrier + warpgroup_, 256);
-  }
-
-  __device__ __forceinline__ void warp_scheduler_arrive() {
-    ptx::named_arrive(kWarpSchedulerBarrier + (warpgroup_ + 1) % kConsumers, 256);
-  }
-
-  // One thread arrives for the warpgroup: the WGMMA that read the stage was one of all four warps.
-  __device__ __forceinline__ void consumer_release(Pipeline<kStages>& pipeline,
-                                                   const KvState& state) const {
-    if (leader_) pipeline.consumer_release(state);
   }
 
   // Factor from the scores that modify() leaves to the units of softmax_base_.
