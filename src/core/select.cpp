@@ -106,9 +106,9 @@ const Backend& select_backend(const Problem& problem, const Device& device, Back
     }
     // On a tie the later backend wins: later backends are more general.
     // A delegated refusal says nothing where another backend has one of its own.
-    const bool tells_more = !verdict.refusal->is_delegated &&
-                            (best.refusal == nullptr || best.refusal->is_delegated ||
-                             verdict.refusals <= best.refusals);
+    const bool tells_more =
+        !verdict.refusal->is_delegated && (best.refusal == nullptr || best.refusal->is_delegated ||
+                                           verdict.refusals <= best.refusals);
     if (!closest || tells_more) {
       closest = &backend;
       best = verdict;
