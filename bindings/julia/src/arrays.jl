@@ -18,12 +18,14 @@ const ELEMENTS = (Float32, Float16, BFloat16, F8E4M3)
 "The element type of a code."
 element(code::Integer) = ELEMENTS[findfirst(T -> dtype(T) == code, ELEMENTS)]
 
-"The same for an array, or a member that says it, that must have one; `mask`: bytes will do."
+"The same for an array, or a member that says it, that must have one; `mask`: a bias, for which bytes will do, but not
+those of F8E4M3."
 function dtype(T::Type, name::String; mask::Bool = false)
     code = dtype(T)
-    code in map(dtype, ELEMENTS) && return code
+    types = mask ? filter(!=(F8E4M3), collect(ELEMENTS)) : collect(ELEMENTS)
+    code in map(dtype, types) && return code
     mask && code == C.FLASHATTN_DTYPE_U8 && return code
-    refuse(:DTYPE, name, "the element type $T of $name is none of $(join(ELEMENTS, ", "))" *
+    refuse(:DTYPE, name, "the element type $T of $name is none of $(join(types, ", "))" *
                          (mask ? ", Bool (true = visible)" : "") * "; convert it")
 end
 
