@@ -255,8 +255,9 @@ enum flashattn_determinism {
   FLASHATTN_DETERMINISM_BATCH_INVARIANT = 2
 };
 
-/* What flashattn_quantize does to q and k before it rounds them, as bits. Neither changes a score
- * in exact arithmetic but by what lse_shift says; both make the rounding errors of scores smaller. */
+/* Transforms of q and k by flashattn_quantize before it rounds them, as bits. Neither changes a
+ * score in exact arithmetic but by what lse_shift says; both make the rounding errors of scores
+ * smaller. */
 enum flashattn_transform {
   /* k minus its mean over the tokens of its sequence: the same for all keys of a query, which the
    * softmax does not see. Not with a plan that has softcap or SINK (Zhang et al. 2024). */
@@ -308,8 +309,8 @@ typedef struct flashattn_desc {
   int32_t dtype;
   /* The type of k and v. 0: as dtype. F8E4M3 beside another dtype means a quantised cache. */
   int32_t dtype_kv;
-  /* Of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also F16, BF16
-   * and, unless ops has BACKWARD, F8E4M3. */
+  /* The type of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also
+   * F16, BF16 and, unless ops has BACKWARD, F8E4M3. */
   int32_t dtype_o;
   /* Required: query heads, >= 1. */
   int32_t heads_q;
@@ -374,8 +375,8 @@ typedef struct flashattn_desc {
   /* Bytes of workspace that calls within the maxima may need. Kernels that need more are not
    * chosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit. */
   int64_t workspace_limit;
-  /* Of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16 beside
-   * F8E4M3, which has the range of no gradient; otherwise as dtype. */
+  /* The type of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16
+   * beside F8E4M3, which has the range of no gradient; otherwise as dtype. */
   int32_t dtype_grad;
   int32_t reserved;
 } flashattn_desc;
@@ -453,14 +454,14 @@ typedef struct flashattn_args {
   /* (batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key. */
   flashattn_tensor tree_bits;
   /* (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of
-   * q, which the query heads of a KV head share. Blocks count i from the start of a sequence, those
-   * of k and v count j. NULL: 1. */
+   * q, at least 0, which the query heads of a KV head share. Blocks count i from the start of a
+   * sequence, those of k and v count j. NULL: 1. */
   flashattn_tensor descale_q;
   /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
-   * k. NULL: 1. */
+   * k, at least 0. NULL: 1. */
   flashattn_tensor descale_k;
   /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
-   * v. NULL: 1. */
+   * v, at least 0. NULL: 1. */
   flashattn_tensor descale_v;
   /* Random numbers of the dropout: see flashattn_dropout_mask. */
   uint64_t rng_seed;
@@ -552,7 +553,7 @@ typedef struct flashattn_quantize_args {
   int32_t dtype;
   /* enum flashattn_transform bits. */
   uint32_t transform;
-  /* Of the signs of ROTATE, which q and k share: element c is negated where bit c % 32 of word
+  /* Seed of the signs of ROTATE, which q and k share: element c is negated where bit c % 32 of word
    * c / 32 % 4 is set of Philox4x32-7 with key (seed low, seed high) and counter (c / 128, 0, 0,
    * 0). 0 otherwise. */
   uint64_t rotation_seed;

@@ -1,5 +1,5 @@
-// What cuTensorMapEncodeTiled writes here, in the place of NVIDIA's 128 bytes: boxes with rows of
-// 128 or 64 bytes in shared memory, their chunks exchanged.
+// The emulator's tensor map, in place of the 128 bytes that cuTensorMapEncodeTiled writes: boxes
+// with rows of 128 or 64 bytes in shared memory, their chunks exchanged.
 #pragma once
 
 #include <cuda.h>

@@ -111,7 +111,7 @@ class Workspace {
     return begin_;
   }
 
-  // What no call writes: the bytes before it, and all where a call was refused.
+  // No call writes the bytes before it, and a refused call writes none.
   void check(const char* function, bool refused) const {
     const size_t size = static_cast<size_t>(begin_ - first_) + (refused ? size_ : 0);
     const bool same =

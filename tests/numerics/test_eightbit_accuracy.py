@@ -70,7 +70,7 @@ def with_outliers(case, data):
         x += (rng.standard_normal(x.shape) * 10 * (rng.random(x.shape) < 0.001)).astype(np.float32)
 
 
-# What the recipe loses: three bits of the values, averaged over the keys that count.
+# The recipe's error: the values keep three bits, averaged over the keys that count.
 @pytest.mark.parametrize("rows", [1, 48])
 @pytest.mark.parametrize("change, recipe", [
     (lambda case, data: None, 0.06), (with_mean, 0.0015), (with_first_token, 0.04),

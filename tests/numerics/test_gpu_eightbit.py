@@ -69,6 +69,14 @@ def test_modified(device, change):
         capi.Plan(capi.descriptor(BASE.replace(dim_qk=128, **MODIFIED[change]), device))
 
 
+def test_descale_of_0(device):
+    """Every visible key weighs the same; hidden ones nothing."""
+    case = BASE.replace(causal=True)
+    data = make_data(case)
+    data.descales["k"][...] = 0
+    assert relative_error(case, device, data) < NORMAL
+
+
 @pytest.mark.parametrize("dims", [(16, 16), (32, 64), (96, 96), (192, 128), (80, 208)])
 def test_dims(device, dims):
     case = BASE.replace(dim_qk=dims[0], dim_v=dims[1], causal=True, seqlen_q=300, seqlen_kv=300)

@@ -122,7 +122,7 @@ def check_numbers(case, got, exact, name):
             scaled = part / np.repeat(descales.astype(np.float64), group)[:, None]
             out = got.x[name][b][first:first + len(part)]
             nearest = np.abs(round_to(scaled, "f8") - scaled)
-            # What a transform cancels leaves the rounding of what was large.
+            # Numbers that a transform cancels leave the rounding of the large ones.
             slack = 1e-5 * np.abs(scaled) + (1e-6 if got.transform else 1e-8) * LARGEST_F8
             assert (np.abs(out - scaled) <= nearest + slack).all(), (name, b, first)
 

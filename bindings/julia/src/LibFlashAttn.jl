@@ -206,8 +206,9 @@ const FLASHATTN_DETERMINISM_RUN_TO_RUN = Int32(1)
 const FLASHATTN_DETERMINISM_BATCH_INVARIANT = Int32(2)
 
 # enum flashattn_transform
-# What flashattn_quantize does to q and k before it rounds them, as bits. Neither changes a score
-# in exact arithmetic but by what lse_shift says; both make the rounding errors of scores smaller.
+# Transforms of q and k by flashattn_quantize before it rounds them, as bits. Neither changes a
+# score in exact arithmetic but by what lse_shift says; both make the rounding errors of scores
+# smaller.
 """
 k minus its mean over the tokens of its sequence: the same for all keys of a query, which the
 softmax does not see. Not with a plan that has softcap or SINK (Zhang et al. 2024).
@@ -352,8 +353,8 @@ Base.@kwdef struct flashattn_desc
     "The type of k and v. 0: as dtype. F8E4M3 beside another dtype means a quantised cache."
     dtype_kv::Int32 = 0
     """
-    Of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also F16, BF16
-    and, unless ops has BACKWARD, F8E4M3.
+    The type of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also
+    F16, BF16 and, unless ops has BACKWARD, F8E4M3.
     """
     dtype_o::Int32 = 0
     "Required: query heads, >= 1."
@@ -432,8 +433,8 @@ Base.@kwdef struct flashattn_desc
     """
     workspace_limit::Int64 = 0
     """
-    Of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16 beside
-    F8E4M3, which has the range of no gradient; otherwise as dtype.
+    The type of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16
+    beside F8E4M3, which has the range of no gradient; otherwise as dtype.
     """
     dtype_grad::Int32 = 0
     reserved::Int32 = 0
@@ -524,18 +525,18 @@ Base.@kwdef struct flashattn_args
     tree_bits::flashattn_tensor = flashattn_tensor()
     """
     (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of
-    q, which the query heads of a KV head share. Blocks count i from the start of a sequence, those
-    of k and v count j. NULL: 1.
+    q, at least 0, which the query heads of a KV head share. Blocks count i from the start of a
+    sequence, those of k and v count j. NULL: 1.
     """
     descale_q::flashattn_tensor = flashattn_tensor()
     """
     (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
-    k. NULL: 1.
+    k, at least 0. NULL: 1.
     """
     descale_k::flashattn_tensor = flashattn_tensor()
     """
     (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
-    v. NULL: 1.
+    v, at least 0. NULL: 1.
     """
     descale_v::flashattn_tensor = flashattn_tensor()
     "Random numbers of the dropout: see flashattn_dropout_mask."
@@ -648,7 +649,7 @@ Base.@kwdef struct flashattn_quantize_args
     "enum flashattn_transform bits."
     transform::UInt32 = 0
     """
-    Of the signs of ROTATE, which q and k share: element c is negated where bit c % 32 of word
+    Seed of the signs of ROTATE, which q and k share: element c is negated where bit c % 32 of word
     c / 32 % 4 is set of Philox4x32-7 with key (seed low, seed high) and counter (c / 128, 0, 0,
     0). 0 otherwise.
     """

@@ -175,8 +175,9 @@ class Determinism(IntEnum):
 
 
 class Transform(IntFlag):
-    """What flashattn_quantize does to q and k before it rounds them, as bits. Neither changes a score
-    in exact arithmetic but by what lse_shift says; both make the rounding errors of scores smaller.
+    """Transforms of q and k by flashattn_quantize before it rounds them, as bits. Neither changes a
+    score in exact arithmetic but by what lse_shift says; both make the rounding errors of scores
+    smaller.
     """
 
     #: k minus its mean over the tokens of its sequence: the same for all keys of a query, which the
@@ -214,8 +215,8 @@ class Descriptor(NamedTuple):
     dtype: int = 0
     #: The type of k and v. 0: as dtype. F8E4M3 beside another dtype means a quantised cache.
     dtype_kv: int = 0
-    #: Of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also F16, BF16
-    #: and, unless ops has BACKWARD, F8E4M3.
+    #: The type of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also
+    #: F16, BF16 and, unless ops has BACKWARD, F8E4M3.
     dtype_o: int = 0
     #: Required: query heads, >= 1.
     heads_q: int = 0
@@ -280,8 +281,8 @@ class Descriptor(NamedTuple):
     #: Bytes of workspace that calls within the maxima may need. Kernels that need more are not
     #: chosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit.
     workspace_limit: int = 0
-    #: Of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16 beside
-    #: F8E4M3, which has the range of no gradient; otherwise as dtype.
+    #: The type of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16
+    #: beside F8E4M3, which has the range of no gradient; otherwise as dtype.
     dtype_grad: int = 0
 
 
@@ -531,14 +532,14 @@ class ArrayOptions(TypedDict, total=False):
     #: (batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key.
     tree_bits: Any
     #: (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of
-    #: q, which the query heads of a KV head share. Blocks count i from the start of a sequence, those
-    #: of k and v count j. NULL: 1.
+    #: q, at least 0, which the query heads of a KV head share. Blocks count i from the start of a
+    #: sequence, those of k and v count j. NULL: 1.
     descale_q: Any
     #: (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
-    #: k. NULL: 1.
+    #: k, at least 0. NULL: 1.
     descale_k: Any
     #: (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
-    #: v. NULL: 1.
+    #: v, at least 0. NULL: 1.
     descale_v: Any
     #: (2); u64; optional with dropout. {seed, offset}, to which the two above are added: CUDA graphs
     #: can be replayed with new numbers.

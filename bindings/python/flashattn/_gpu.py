@@ -55,7 +55,7 @@ class Torch:
         self.torch = torch
         self._plain, self._strided = (torch.Tensor, torch.nn.Parameter), torch.strided
         self._host = torch.device("cpu")
-        # Of a type, its name and the size of an element; filled as types are seen.
+        # By type: its name and the size of an element. Filled as types are seen.
         self._types: Dict[Any, Tuple[str, int]] = {}
         # The public way takes two microseconds.
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)

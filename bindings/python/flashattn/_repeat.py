@@ -13,7 +13,7 @@ from ._errors import fail
 from ._plan import (_ARGS, _FLOAT, _FORWARD, _LSE, Plan, _workspace, new_args, repeated, repeats)
 
 _MOST = 256  # calls that are kept; with the next one all are let go
-# Of one of these types equal values are one value. Others may hash and yet change.
+# Equal values of one of these types are one value. Values of others may hash and yet change.
 _PLAIN = frozenset((bool, int, float, str, type(None), np.bool_, np.int64, np.float32, np.float64))
 
 

@@ -14,7 +14,7 @@ struct Alibi {
   static __device__ __forceinline__ bool is_on(const Problem& problem) {
     return problem.bias & FLASHATTN_BIAS_ALIBI;
   }
-  // Of a head; 0: there is no ALiBi.
+  // The slope of a head; 0: there is no ALiBi.
   static __device__ __forceinline__ float slope_of(const Problem& problem, const Inputs& in,
                                                    int32_t b, int32_t h) {
     if (!is_on(problem)) return 0.0f;
@@ -46,7 +46,7 @@ struct Alibi {
     return 1.0f;
   }
 
-  // The same where the factor has been applied.
+  // For scores to which the factor has been applied.
   template <class Layout, int kCount>
   __device__ __forceinline__ void add(Layout layout, float (&s)[kCount]) const {
 #pragma unroll

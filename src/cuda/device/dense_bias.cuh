@@ -20,7 +20,7 @@ struct BiasElement {
   using One = std::conditional_t<sizeof(B) == 1, uint8_t, uint16_t>;
   using Two = std::conditional_t<sizeof(B) == 1, uint16_t, uint32_t>;
   static __device__ __forceinline__ float2 pair(Two two) {
-    // Of a boolean one it counts only whether they are 0.
+    // Elements of a boolean bias are 0 or not 0.
     if constexpr (sizeof(B) == 1) return make_float2(two & 0xff, two >> 8);
     if constexpr (sizeof(B) == 2) return ptx::unpack<B>(two);
   }
@@ -77,7 +77,7 @@ struct DenseBias {
     if constexpr (sizeof(B) == 1) return bias != 0.0f ? score * factor : -INFINITY;
     return fmaf(score, factor, bias * log2e);
   }
-  // The same where the factor has been applied.
+  // For a score to which the factor has been applied.
   template <class B>
   static __device__ __forceinline__ float add(float score, float bias, float log2e) {
     if constexpr (sizeof(B) == 1) return bias != 0.0f ? score : -INFINITY;

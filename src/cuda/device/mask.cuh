@@ -20,7 +20,7 @@ __device__ __forceinline__ void visit_outside(int32_t begin, int32_t count, Visi
   }
 }
 
-// The same where bit 2 n + e is not set.
+// Calls visit(n, e) for the columns 8 n + e whose bit 2 n + e is not set.
 template <int kGroups, class Visit>
 __device__ __forceinline__ void visit_unset(uint32_t shown, Visit visit) {
 #pragma unroll
@@ -35,7 +35,7 @@ __device__ __forceinline__ uint32_t pair_inside(int32_t column, int32_t begin, u
   return (place < count ? 0xffffu : 0) | (place + 1 < count ? 0xffff0000u : 0);
 }
 
-// The same where bits 0 and 1 are set.
+// A mask of a packed pair: all bits of the elements whose bit, 0 or 1, is set.
 __device__ __forceinline__ uint32_t pair_set(uint32_t shown) {
   return (shown & 1 ? 0xffffu : 0) | (shown & 2 ? 0xffff0000u : 0);
 }
@@ -49,7 +49,7 @@ __device__ __forceinline__ void hide_outside(int half, float (&s)[kCount], int32
       begin, count, [&](int n, int e) { s[SRowLayout{half}.element(2 * n + e)] = -INFINITY; });
 }
 
-// The same unless bit x of element x of the row is set.
+// Sets element x of the row to -inf unless bit x is set.
 template <int kCount>
 __device__ __forceinline__ void hide_unset(int half, float (&s)[kCount], uint32_t shown) {
   visit_unset<kCount / 4>(

@@ -122,8 +122,7 @@ struct WideMembers {
   int32_t i, j;       // the lane's first query and key
   int32_t query_end;  // the first query that does not count
 
-  // What products are multiplied with to be scores, and what is still to be done of it after the
-  // softcap.
+  // The factor from products to scores; with a softcap, the factor after it.
   static __device__ __forceinline__ float product_factor(const Problem& problem) {
     return (Softcap::is_on(problem) ? problem.softcap : problem.scale) * (kLog2E / kWideUnit);
   }
@@ -133,7 +132,7 @@ struct WideMembers {
     return (problem.mask & FLASHATTN_MASK_BLOCKS) ||
            (!Softcap::is_on(problem) && problem.scale < 0);
   }
-  // What is left of it where scores have been modified.
+  // The part of product_factor() that is still to be applied once scores have been modified.
   static __device__ __forceinline__ float remaining_factor(const Problem& problem) {
     const bool is_applied =
         RuntimeScoreMod::stage_is_on<ScoreStage::kBias>(problem) || needs_product(problem);

@@ -1,4 +1,4 @@
-// What every member of a score modification says of itself.
+// Every member of a score modification declares the following.
 //
 // static constexpr ScoreStage kStage: see below.
 // static constexpr bool kBoundsGrowth: the scores of a row's first tiles tell how large its other

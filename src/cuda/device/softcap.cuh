@@ -74,7 +74,7 @@ struct Softcap {
     return outer;
   }
 
-  // The same, and the derivative of a score by product * scale.
+  // forward(), and the derivative of a score by product * scale.
   template <int kCount>
   __device__ __forceinline__ void forward_with_derivative(float (&s)[kCount],
                                                           float (&derivative)[kCount],
@@ -88,7 +88,7 @@ struct Softcap {
   }
 };
 
-// The same to the last digits of fp32.
+// Softcap to the last digits of fp32.
 struct ExactSoftcap : Softcap {
   template <class Layout, int kCount>
   __device__ __forceinline__ float forward(Layout, float (&s)[kCount], float) const {
@@ -127,7 +127,7 @@ struct FittedSoftcap {
   __device__ __forceinline__ bool cubic_serves(const float (&s)[kCount]) const {
     return __all_sync(~0u, !(max_abs(s) >= fit.poly3_limit));
   }
-  // That polynomial, plus an addend.
+  // The polynomial of degree 3, plus an addend.
   __device__ __forceinline__ float cubic(float x, float addend) const {
     return fmaf(x, fmaf(fit.poly3[1], x * x, fit.poly3[0]), addend);
   }

@@ -11,10 +11,7 @@
 namespace flashattn {
 namespace {
 
-constexpr int32_t kLeastBlock = 16;  // smallest block of a block mask; smaller ones are slow
-constexpr int32_t kPageStep = 16;    // keys; divides the KV tile of every kernel
-
-bool is_hopper(const Device& d) { return d.properties.compute_capability / 10 == 9; }
+using cuda::sm90::is_hopper, cuda::sm90::kMinBlock, cuda::sm90::kPageStep;
 
 // The portable kernels do the rest of a plan: short queries, some backward passes, merging.
 bool is_refused_by_portable(const Problem& problem, const Device& device) {
@@ -56,17 +53,14 @@ const Predicate kPredicates[] = {
            dtype_name(p.dtype), p.dim_qk, p.dim_v, p.mask, p.bias, static_cast<double>(p.dropout),
            static_cast<double>(p.scale));
      }},
-    {[](const Problem& p, const Device&) {
-       return p.has_mask(FLASHATTN_MASK_BLOCKS) &&
-              (p.block_q < kLeastBlock || p.block_kv < kLeastBlock || p.block_kv % 8 != 0);
-     },
+    {[](const Problem& p, const Device&) { return cuda::sm90::has_fine_blocks(p); },
      FLASHATTN_REASON_VALUE, "block_q",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
        std::snprintf(
            text, capacity,
            "block_q = %d, block_kv = %d, of which each must be %d at least and block_kv a "
            "multiple of 8",
-           p.block_q, p.block_kv, kLeastBlock);
+           p.block_q, p.block_kv, kMinBlock);
      }},
     {[](const Problem& p, const Device&) { return p.splits > 1; },
      FLASHATTN_REASON_NOT_IN_THIS_BUILD, "splits",
@@ -80,9 +74,7 @@ const Predicate kPredicates[] = {
      [](const Problem&, const Device&, char* text, size_t capacity) {
        std::snprintf(text, capacity, "BATCH_INVARIANT keeps one kernel for all lengths");
      }},
-    {[](const Problem& p, const Device&) {
-       return p.has_layout(FLASHATTN_LAYOUT_PAGED_KV) && p.page_size % kPageStep != 0;
-     },
+    {[](const Problem& p, const Device&) { return cuda::sm90::has_odd_pages(p); },
      FLASHATTN_REASON_VALUE, "page_size",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
        std::snprintf(text, capacity, "page_size = %d is no multiple of %d", p.page_size, kPageStep);

@@ -1,13 +1,8 @@
 // Hopper forward row for E4M3: V^T to the workspace, tensor maps, launch.
 #include "cuda/host/sm90_fp8.h"
 
-#include <algorithm>
-#include <cinttypes>
-#include <numeric>
-
 #include "core/error.h"
 #include "cuda/host/sm90_fwd.h"
-#include "cuda/host/tensor_map.h"
 
 namespace flashattn::cuda::sm90 {
 namespace {
@@ -83,31 +78,6 @@ int32_t Fp8ForwardKernels::transpose_v(const ForwardArgs& args, uint8_t* to,
                    "launching the transposition of v");
 }
 
-int32_t Fp8ForwardKernels::make_maps(const ForwardArgs& args, ForwardParams* p) const {
-  const Shape& shape = args.shape;
-  const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
-  const bool varlen_kv = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
-  const bool paged = problem_.has_layout(FLASHATTN_LAYOUT_PAGED_KV);
-  p->kv_box_rows = paged ? std::gcd(problem_.page_size, kFp8TileKv) : kFp8TileKv;
-  const int32_t columns = std::min(kernel_.entry->dim_qk, 128);
-  const int64_t q_rows = varlen_q ? shape.total_q : shape.seqlen_q;
-  const int64_t q_batch = varlen_q ? 1 : shape.batch;
-  const int64_t kv_rows = paged ? problem_.page_size : varlen_kv ? shape.total_kv : shape.seqlen_kv;
-  const int64_t kv_batch = paged ? args.inputs.pages : varlen_kv ? 1 : shape.batch;
-  const ArrayShape q{problem_.dim_qk, q_rows, problem_.heads_q, q_batch, 64, columns};
-  const ArrayShape k{problem_.dim_qk, kv_rows,        problem_.heads_kv,
-                     kv_batch,        p->kv_box_rows, columns};
-  if (const int32_t status = make_tensor_map(args.inputs.q, problem_.dtype, q, "q", &p->q)) {
-    return status;
-  }
-  if (const int32_t status = make_tensor_map(args.inputs.k, problem_.dtype, k, "k", &p->k)) {
-    return status;
-  }
-  if (!p->o_by_tma) return FLASHATTN_OK;
-  const ArrayShape o{problem_.dim_v, q_rows, problem_.heads_q, q_batch, 64};
-  return make_tensor_map(args.o, problem_.dtype_o, o, "o", &p->o);
-}
-
 int32_t Fp8ForwardKernels::launch(const ForwardArgs& args, void* workspace,
                                   cudaStream_t stream) const {
   if (args.amax_o.data) {
@@ -115,37 +85,17 @@ int32_t Fp8ForwardKernels::launch(const ForwardArgs& args, void* workspace,
                 "amax_o is given, but the GPU kernels of this version do not compute it; leave it "
                 "NULL, or use device = CPU");
   }
-  const ForwardEntry& entry = *kernel_.entry;
-  const int64_t heads = int64_t{args.shape.batch} * problem_.heads_q;
-  const int64_t q_tiles = ceil_div(args.shape.seqlen_q, entry.tile_q);
-  if (q_tiles * heads > INT32_MAX / 2) {
-    return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "batch",
-                "batch = %d with %d heads and %d queries makes %" PRId64
-                " tiles, above 2^30; split the batch",
-                args.shape.batch, problem_.heads_q, args.shape.seqlen_q, q_tiles * heads);
+  ForwardParams p{};
+  if (const int32_t status =
+          make_forward_params(problem_, args, kernel_, l2_bytes_, softcap_, &p)) {
+    return status;
   }
   WorkspaceCutter cutter(workspace);
   TileCounter* const counter = cutter.take<TileCounter>(1);
   uint8_t* const v_transposed = cutter.take<uint8_t>(v_bytes(args.shape));
-  if (const int32_t status = transpose_v(args, v_transposed, stream)) return status;
-  ForwardParams p{};
-  p.problem = problem_;
-  p.args = args;
-  p.swizzle = forward_swizzle(problem_, args.shape, entry.tile_q, kernel_.resident, l2_bytes_);
-  p.dropout_threshold = problem_.dropout_threshold();
-  p.softcap = softcap_;
   p.v_transposed = v_transposed;
-  const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
-  p.o_by_tma = !varlen_q && !args.inputs.lens_q && problem_.dtype_o != FLASHATTN_DTYPE_F32;
-  if (const int32_t status = make_maps(args, &p)) return status;
-  const int64_t tiles = p.swizzle.count(), resident = kernel_.resident;
-  constexpr char kLaunching[] = "launching the forward kernel";
-  if (tiles < resident) return cuda::launch(entry, tiles, p, stream, kLaunching);
-  p.tile_counter = counter;
-  p.stamp = new_stamp();
-  return status_of(launch_pdl(entry.kernel, dim3(static_cast<unsigned>(resident)), entry.threads,
-                              entry.shared_bytes, p, stream),
-                   kLaunching);
+  if (const int32_t status = transpose_v(args, v_transposed, stream)) return status;
+  return launch_forward(kernel_, &p, counter, stream);
 }
 
 }  // namespace flashattn::cuda::sm90

@@ -24,7 +24,6 @@ class Fp8ForwardKernels final : public ForwardRow {
  private:
   int64_t v_bytes(const Shape& shape) const;
   int32_t transpose_v(const ForwardArgs& args, uint8_t* to, cudaStream_t stream) const;
-  int32_t make_maps(const ForwardArgs& args, ForwardParams* params) const;
 
   const Problem problem_;
   const int64_t l2_bytes_;

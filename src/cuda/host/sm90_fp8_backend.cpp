@@ -12,10 +12,7 @@ namespace flashattn {
 namespace {
 
 constexpr int32_t kMaxDim = 256, kDimStep = 16;  // 16 bytes
-constexpr int32_t kMinBlock = 16;                // of a block mask; smaller ones are slow
-constexpr int32_t kPageStep = 16;
-
-bool is_hopper(const Device& d) { return d.properties.compute_capability / 10 == 9; }
+using cuda::sm90::is_hopper, cuda::sm90::kMinBlock, cuda::sm90::kPageStep;
 
 void explain_multiple(const char* field, int32_t value, char* text, size_t capacity) {
   std::snprintf(text, capacity,
@@ -92,10 +89,7 @@ const Predicate kPredicates[] = {
                      p.mask, static_cast<double>(p.dropout), static_cast<double>(p.scale),
                      p.descale_block);
      }},
-    {[](const Problem& p, const Device&) {
-       return p.has_mask(FLASHATTN_MASK_BLOCKS) &&
-              (p.block_q < kMinBlock || p.block_kv < kMinBlock || p.block_kv % 8 != 0);
-     },
+    {[](const Problem& p, const Device&) { return cuda::sm90::has_fine_blocks(p); },
      FLASHATTN_REASON_VALUE, "block_q",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
        std::snprintf(text, capacity,
@@ -118,9 +112,7 @@ const Predicate kPredicates[] = {
                      "multiprocessors; leave it at 0",
                      p.multiprocessors);
      }},
-    {[](const Problem& p, const Device&) {
-       return p.has_layout(FLASHATTN_LAYOUT_PAGED_KV) && p.page_size % kPageStep != 0;
-     },
+    {[](const Problem& p, const Device&) { return cuda::sm90::has_odd_pages(p); },
      FLASHATTN_REASON_VALUE, "page_size",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
        std::snprintf(

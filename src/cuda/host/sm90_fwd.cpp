@@ -37,6 +37,78 @@ bool takes(const ForwardEntry& e, const Problem& p) {
 
 constexpr char kLaunching[] = "launching the forward kernel";
 
+// The order of Q tiles. resident: CTAs that run at once.
+L2Swizzle swizzle(const Problem& problem, const Shape& shape, int32_t tile_q, int32_t resident,
+                  int64_t l2_bytes) {
+  const int64_t tiles = ceil_div(shape.seqlen_q, tile_q);
+  const int64_t heads = static_cast<int64_t>(shape.batch) * problem.heads_q;
+  if (!problem.has_mask(FLASHATTN_MASK_CAUSAL)) return L2Swizzle::of(heads, tiles, 1);
+  const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_kv) *
+                             (problem.dim_qk + problem.dim_v) * dtype_size(problem.dtype);
+  // All CTAs begin a group of heads at about the same time and load its K and V. For short
+  // sequences smaller groups are faster (2 % at 512 tokens); for longer ones they cost up to 1.4 %.
+  const int64_t bytes = l2_bytes / (head_bytes <= (1 << 20) ? 8 : 2);
+  const int64_t fitting = bytes / std::max<int64_t>(head_bytes, 1) * problem.q_heads_per_kv_head();
+  return L2Swizzle::of(heads, tiles, fitting, L2Swizzle::even_end(resident, tiles));
+}
+
+// E4M3: V has no map, as the kernel loads V^T from the workspace.
+int32_t make_maps(const Problem& problem, const ForwardArgs& args, const ForwardEntry& entry,
+                  ForwardParams* p) {
+  const Shape& shape = args.shape;
+  const bool fp8 = problem.dtype == FLASHATTN_DTYPE_F8E4M3;
+  const bool varlen_q = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
+  const bool varlen_kv = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
+  const bool paged = problem.has_layout(FLASHATTN_LAYOUT_PAGED_KV);
+  p->kv_box_rows = paged ? std::gcd(problem.page_size, entry.tile_kv) : entry.tile_kv;
+  const int32_t columns = fp8 ? std::min(entry.dim_qk, 128) : 64;
+  const int64_t q_rows = varlen_q ? shape.total_q : shape.seqlen_q;
+  const int64_t q_batch = varlen_q ? 1 : shape.batch;
+  const int64_t kv_rows = paged ? problem.page_size : varlen_kv ? shape.total_kv : shape.seqlen_kv;
+  const int64_t kv_batch = paged ? args.inputs.pages : varlen_kv ? 1 : shape.batch;
+  const struct {
+    const flashattn_tensor& tensor;
+    const char* name;
+    CUtensorMap* map;
+    bool needed;
+    int32_t dtype;
+    ArrayShape shape;
+  } table[] = {
+      {args.inputs.q,
+       "q",
+       &p->q,
+       true,
+       problem.dtype,
+       {problem.dim_qk, q_rows, problem.heads_q, q_batch, 64, columns}},
+      {args.inputs.k,
+       "k",
+       &p->k,
+       true,
+       problem.dtype,
+       {problem.dim_qk, kv_rows, problem.heads_kv, kv_batch, p->kv_box_rows, columns}},
+      {args.inputs.v,
+       "v",
+       &p->v,
+       !fp8,
+       problem.dtype,
+       {problem.dim_v, kv_rows, problem.heads_kv, kv_batch, p->kv_box_rows, columns}},
+      {args.o,
+       "o",
+       &p->o,
+       p->o_by_tma != 0,
+       problem.dtype_o,
+       {problem.dim_v, q_rows, problem.heads_q, q_batch, 64, 64}},
+  };
+  for (const auto& row : table) {
+    if (!row.needed) continue;
+    if (const int32_t status =
+            make_tensor_map(row.tensor, row.dtype, row.shape, row.name, row.map)) {
+      return status;
+    }
+  }
+  return FLASHATTN_OK;
+}
+
 std::string kernel_name(const ForwardEntry& e) {
   return forward_name("sm90", e) + kScoreModNames[static_cast<int32_t>(e.score_mod)];
 }
@@ -141,20 +213,6 @@ const ForwardKernels::NamedKernel& ForwardKernels::choose(const Shape& shape) co
   return *std::min_element(kernels_.begin(), kernels_.end(), faster);
 }
 
-L2Swizzle forward_swizzle(const Problem& problem, const Shape& shape, int32_t tile_q,
-                          int32_t resident, int64_t l2_bytes) {
-  const int64_t tiles = ceil_div(shape.seqlen_q, tile_q);
-  const int64_t heads = static_cast<int64_t>(shape.batch) * problem.heads_q;
-  if (!problem.has_mask(FLASHATTN_MASK_CAUSAL)) return L2Swizzle::of(heads, tiles, 1);
-  const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_kv) *
-                             (problem.dim_qk + problem.dim_v) * dtype_size(problem.dtype);
-  // All CTAs begin a group of heads at about the same time and load its K and V. For short
-  // sequences smaller groups are faster (2 % at 512 tokens); for longer ones they cost up to 1.4 %.
-  const int64_t bytes = l2_bytes / (head_bytes <= (1 << 20) ? 8 : 2);
-  const int64_t fitting = bytes / std::max<int64_t>(head_bytes, 1) * problem.q_heads_per_kv_head();
-  return L2Swizzle::of(heads, tiles, fitting, L2Swizzle::even_end(resident, tiles));
-}
-
 int64_t ForwardKernels::workspace(const Shape&) const {
   return WorkspaceCutter::bytes_for(sizeof(TileCounter));
 }
@@ -166,74 +224,51 @@ std::string ForwardKernels::describe(const Shape& shape,
   return "; queries fill their tiles";
 }
 
-int32_t ForwardKernels::make_maps(const ForwardArgs& args, const ForwardEntry& entry,
-                                  ForwardParams* p) const {
-  const Shape& shape = args.shape;
-  const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
-  const bool varlen_kv = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
-  const bool paged = problem_.has_layout(FLASHATTN_LAYOUT_PAGED_KV);
-  p->kv_box_rows = paged ? std::gcd(problem_.page_size, entry.tile_kv) : entry.tile_kv;
-  const int64_t q_rows = varlen_q ? shape.total_q : shape.seqlen_q;
-  const int64_t q_batch = varlen_q ? 1 : shape.batch;
-  const int64_t kv_rows = paged ? problem_.page_size : varlen_kv ? shape.total_kv : shape.seqlen_kv;
-  const int64_t kv_batch = paged ? args.inputs.pages : varlen_kv ? 1 : shape.batch;
-  const struct {
-    const flashattn_tensor& tensor;
-    const char* name;
-    CUtensorMap* map;
-    ArrayShape shape;
-  } table[] = {
-      {args.inputs.q, "q", &p->q, {problem_.dim_qk, q_rows, problem_.heads_q, q_batch, 64}},
-      {args.inputs.k,
-       "k",
-       &p->k,
-       {problem_.dim_qk, kv_rows, problem_.heads_kv, kv_batch, p->kv_box_rows}},
-      {args.inputs.v,
-       "v",
-       &p->v,
-       {problem_.dim_v, kv_rows, problem_.heads_kv, kv_batch, p->kv_box_rows}},
-      {args.o, "o", &p->o, {problem_.dim_v, q_rows, problem_.heads_q, q_batch, 64}},
-  };
-  for (const auto& row : table) {
-    if (row.map == &p->o && !p->o_by_tma) continue;
-    if (const int32_t status =
-            make_tensor_map(row.tensor, problem_.dtype, row.shape, row.name, row.map)) {
-      return status;
-    }
-  }
-  return FLASHATTN_OK;
-}
-
 int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
                                cudaStream_t stream) const {
   const NamedKernel& named = choose(args.shape);
-  const ForwardEntry& entry = *named.kernel.entry;
   ForwardParams p{};
-  p.problem = problem_;
-  p.args = args;
+  if (const int32_t status =
+          make_forward_params(problem_, args, named.kernel, l2_bytes_, softcap_, &p)) {
+    return status;
+  }
+  return launch_forward(named.kernel, &p, WorkspaceCutter(workspace).take<TileCounter>(1), stream);
+}
+
+int32_t make_forward_params(const Problem& problem, const ForwardArgs& args,
+                            const ReadyKernel<ForwardEntry>& kernel, int64_t l2_bytes,
+                            const SoftcapPolynomials& softcap, ForwardParams* p) {
+  const ForwardEntry& entry = *kernel.entry;
   const int64_t all =
-      ceil_div(args.shape.seqlen_q, entry.tile_q) * args.shape.batch * problem_.heads_q;
+      ceil_div(args.shape.seqlen_q, entry.tile_q) * args.shape.batch * problem.heads_q;
   if (all > INT32_MAX / 2) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "batch",
                 "batch = %d with %d heads and %d queries makes %" PRId64
                 " tiles, above 2^30; split the batch",
-                args.shape.batch, problem_.heads_q, args.shape.seqlen_q, all);
+                args.shape.batch, problem.heads_q, args.shape.seqlen_q, all);
   }
-  p.swizzle = forward_swizzle(problem_, args.shape, entry.tile_q, named.kernel.resident, l2_bytes_);
-  const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
-  p.kv_has_tail = problem_.layout != 0 || args.inputs.lens_kv != nullptr;
-  p.dropout_threshold = problem_.dropout_threshold();
-  p.softcap = softcap_;
-  p.o_by_tma = !varlen_q && !args.inputs.lens_q && problem_.dtype_o == problem_.dtype;
-  if (const int32_t status = make_maps(args, entry, &p)) return status;
-  const int64_t tiles = p.swizzle.count(), resident = named.kernel.resident;
+  p->problem = problem;
+  p->args = args;
+  p->swizzle = swizzle(problem, args.shape, entry.tile_q, kernel.resident, l2_bytes);
+  const bool varlen_q = problem.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
+  p->kv_has_tail = problem.layout != 0 || args.inputs.lens_kv != nullptr;
+  p->dropout_threshold = problem.dropout_threshold();
+  p->softcap = softcap;
+  p->o_by_tma = !varlen_q && !args.inputs.lens_q && problem.dtype_o == entry.dtype;
+  return make_maps(problem, args, entry, p);
+}
+
+int32_t launch_forward(const ReadyKernel<ForwardEntry>& kernel, ForwardParams* p,
+                       TileCounter* counter, cudaStream_t stream) {
+  const ForwardEntry& entry = *kernel.entry;
+  const int64_t tiles = p->swizzle.count(), resident = kernel.resident;
   // A grid of less than a wave is spread evenly over an idle device, but not over the end of
   // another kernel: no early launch.
-  if (tiles < resident) return cuda::launch(entry, tiles, p, stream, kLaunching);
-  p.tile_counter = WorkspaceCutter(workspace).take<TileCounter>(1);
-  p.stamp = new_stamp();
+  if (tiles < resident) return cuda::launch(entry, tiles, *p, stream, kLaunching);
+  p->tile_counter = counter;
+  p->stamp = new_stamp();
   return status_of(launch_pdl(entry.kernel, dim3(static_cast<unsigned>(resident)), entry.threads,
-                              entry.shared_bytes, p, stream),
+                              entry.shared_bytes, *p, stream),
                    kLaunching);
 }
 

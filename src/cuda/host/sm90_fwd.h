@@ -28,8 +28,6 @@ class ForwardKernels final : public ForwardRow {
 
   // The cheapest kernel by the cost model.
   const NamedKernel& choose(const Shape& shape) const;
-  int32_t make_maps(const ForwardArgs& args, const ForwardEntry& entry,
-                    ForwardParams* params) const;
 
   const Problem problem_;
   const int32_t multiprocessors_;
@@ -42,9 +40,27 @@ class ForwardKernels final : public ForwardRow {
 // The factors and polynomials of a softcap.
 SoftcapPolynomials softcap_of(const Problem& problem);
 
-// The order of Q tiles. resident: CTAs that run at once; l2_bytes: see usable_l2_bytes().
-L2Swizzle forward_swizzle(const Problem& problem, const Shape& shape, int32_t tile_q,
-                          int32_t resident, int64_t l2_bytes);
+// Fills the parameters of a call, which are 0 before, but for the tile counter. l2_bytes: see
+// usable_l2_bytes(). Returns an enum flashattn_status.
+int32_t make_forward_params(const Problem& problem, const ForwardArgs& args,
+                            const ReadyKernel<ForwardEntry>& kernel, int64_t l2_bytes,
+                            const SoftcapPolynomials& softcap, ForwardParams* params);
+
+// Launches one CTA a tile or, where those fill the device, persistent CTAs, which share `counter`.
+int32_t launch_forward(const ReadyKernel<ForwardEntry>& kernel, ForwardParams* params,
+                       TileCounter* counter, cudaStream_t stream);
+
+constexpr int32_t kMinBlock = 16;  // smallest block of a block mask; smaller ones are slow
+constexpr int32_t kPageStep = 16;  // keys; divides the KV tile of every kernel
+
+inline bool is_hopper(const Device& d) { return d.properties.compute_capability / 10 == 9; }
+inline bool has_fine_blocks(const Problem& p) {
+  return p.has_mask(FLASHATTN_MASK_BLOCKS) &&
+         (p.block_q < kMinBlock || p.block_kv < kMinBlock || p.block_kv % 8 != 0);
+}
+inline bool has_odd_pages(const Problem& p) {
+  return p.has_layout(FLASHATTN_LAYOUT_PAGED_KV) && p.page_size % kPageStep != 0;
+}
 
 // Whether a Hopper kernel takes the problem's dtype and dims.
 bool takes_dims(const Problem& problem);

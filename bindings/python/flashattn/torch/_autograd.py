@@ -129,7 +129,7 @@ class Attention(torch.autograd.Function):
         return (*_gradients(ctx, dout, dlse), None)
 
 
-# What Function.apply does besides is for transforms, which is_eager() excludes.
+# Function.apply does more, but only for transforms, which is_eager() excludes.
 _apply: Any = super(torch.autograd.Function, Attention).apply  # type: ignore[misc]
 
 

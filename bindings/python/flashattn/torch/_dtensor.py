@@ -13,7 +13,7 @@ from ._launch import BESIDE, Options
 
 _N = len(BESIDE)
 _DROPOUT = 2 + Options._fields.index("dropout")  # behind the tensors
-# Of what comes beside, the dimension of the batch and that of the heads, from the end.
+# By array: the dimensions of the batch and of the heads, from the end.
 _DIMS = {"bias": (-4, -3), "block_mask": (-4, -3), "sink": (None, -1), "alibi_slopes": (-2, -1),
          "lens_q": (-1, None), "lens_kv": (-1, None), "starts_kv": (-1, None),
          "page_table": (-2, None), "cu_seqlens_q": (None, None), "cu_seqlens_kv": (None, None),

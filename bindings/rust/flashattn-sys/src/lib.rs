@@ -609,8 +609,9 @@ impl fmt::Debug for flashattn_determinism {
     }
 }
 
-/// What flashattn_quantize does to q and k before it rounds them, as bits. Neither changes a score
-/// in exact arithmetic but by what lse_shift says; both make the rounding errors of scores smaller.
+/// Transforms of q and k by flashattn_quantize before it rounds them, as bits. Neither changes a
+/// score in exact arithmetic but by what lse_shift says; both make the rounding errors of scores
+/// smaller.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct flashattn_transform(pub u32);
@@ -740,8 +741,8 @@ pub struct flashattn_desc {
     pub dtype: i32,
     /// The type of k and v. 0: as dtype. F8E4M3 beside another dtype means a quantised cache.
     pub dtype_kv: i32,
-    /// Of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also F16, BF16
-    /// and, unless ops has BACKWARD, F8E4M3.
+    /// The type of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also
+    /// F16, BF16 and, unless ops has BACKWARD, F8E4M3.
     pub dtype_o: i32,
     /// Required: query heads, >= 1.
     pub heads_q: i32,
@@ -811,8 +812,8 @@ pub struct flashattn_desc {
     /// Bytes of workspace that calls within the maxima may need. Kernels that need more are not
     /// chosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit.
     pub workspace_limit: i64,
-    /// Of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16 beside
-    /// F8E4M3, which has the range of no gradient; otherwise as dtype.
+    /// The type of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16
+    /// beside F8E4M3, which has the range of no gradient; otherwise as dtype.
     pub dtype_grad: i32,
     /// `reserved`
     pub reserved: i32,
@@ -912,14 +913,14 @@ pub struct flashattn_args {
     /// (batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key.
     pub tree_bits: flashattn_tensor,
     /// (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of
-    /// q, which the query heads of a KV head share. Blocks count i from the start of a sequence, those
-    /// of k and v count j. NULL: 1.
+    /// q, at least 0, which the query heads of a KV head share. Blocks count i from the start of a
+    /// sequence, those of k and v count j. NULL: 1.
     pub descale_q: flashattn_tensor,
     /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
-    /// k. NULL: 1.
+    /// k, at least 0. NULL: 1.
     pub descale_k: flashattn_tensor,
     /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of
-    /// v. NULL: 1.
+    /// v, at least 0. NULL: 1.
     pub descale_v: flashattn_tensor,
     /// Random numbers of the dropout: see flashattn_dropout_mask.
     pub rng_seed: u64,
@@ -1062,7 +1063,7 @@ pub struct flashattn_quantize_args {
     pub dtype: i32,
     /// enum flashattn_transform bits.
     pub transform: u32,
-    /// Of the signs of ROTATE, which q and k share: element c is negated where bit c % 32 of word
+    /// Seed of the signs of ROTATE, which q and k share: element c is negated where bit c % 32 of word
     /// c / 32 % 4 is set of Philox4x32-7 with key (seed low, seed high) and counter (c / 128, 0, 0,
     /// 0). 0 otherwise.
     pub rotation_seed: u64,
@@ -1878,9 +1879,9 @@ macro_rules! arrays {
             { 8, sink, f32, "(heads_q); f32; required with SINK. Natural logits." }
             { 9, block_mask, u8, "(batch, heads_q, ceil(seqlen_q / block_q), ceil(seqlen_kv / block_kv)); u8; required with\nBLOCKS." }
             { 10, tree_bits, u32, "(batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key." }
-            { 11, descale_q, f32, "(batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of\nq, which the query heads of a KV head share. Blocks count i from the start of a sequence, those\nof k and v count j. NULL: 1." }
-            { 12, descale_k, f32, "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of\nk. NULL: 1." }
-            { 13, descale_v, f32, "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of\nv. NULL: 1." }
+            { 11, descale_q, f32, "(batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of\nq, at least 0, which the query heads of a KV head share. Blocks count i from the start of a\nsequence, those of k and v count j. NULL: 1." }
+            { 12, descale_k, f32, "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of\nk, at least 0. NULL: 1." }
+            { 13, descale_v, f32, "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of\nv, at least 0. NULL: 1." }
             { 14, rng_device, u64, "(2); u64; optional with dropout. {seed, offset}, to which the two above are added: CUDA graphs\ncan be replayed with new numbers." }
             { 19, scale_o, f32, "(batch, heads_q); f32; optional with dtype_o F8E4M3. o is written as o * scale_o, rounded to\nnearest even; what is larger than 448 becomes 448. NULL: 1." }
         }
@@ -1912,7 +1913,7 @@ macro_rules! desc_fields {
     ($then:ident) => {
         $then! {
             { dtype_kv, dtype, "The type of k and v. 0: as dtype. F8E4M3 beside another dtype means a quantised cache." }
-            { dtype_o, dtype, "Of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also F16, BF16\nand, unless ops has BACKWARD, F8E4M3." }
+            { dtype_o, dtype, "The type of o and dout. 0: as dtype. F32 is possible beside all inputs. With F8E4M3 inputs also\nF16, BF16 and, unless ops has BACKWARD, F8E4M3." }
             { heads_kv, int, "Key and value heads; heads_q must be a multiple. 0: as heads_q. Query head h reads KV head\nh / (heads_q / heads_kv)." }
             { dim_v, int, "Elements of a value. 0: as dim_qk." }
             { scale, float, "Factor of the scores. 0: 1 / sqrt(dim_qk). Of magnitude below 2^127." }
@@ -1928,8 +1929,8 @@ macro_rules! desc_fields {
             { max_total_q, long, "Maxima, as above, for VARLEN layouts: tokens of all sequences together." }
             { max_total_kv, long, "Maxima, as above, for VARLEN layouts: tokens of all sequences together." }
             { workspace_limit, long, "Bytes of workspace that calls within the maxima may need. Kernels that need more are not\nchosen, and flashattn_plan_info says so. The plan is refused when none fits. 0: no limit." }
-            { dtype_grad, dtype, "Of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16 beside\nF8E4M3, which has the range of no gradient; otherwise as dtype." }
-            { reserved, int, "Of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16 beside\nF8E4M3, which has the range of no gradient; otherwise as dtype." }
+            { dtype_grad, dtype, "The type of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16\nbeside F8E4M3, which has the range of no gradient; otherwise as dtype." }
+            { reserved, int, "The type of dq, dk and dv. 0: as dtype or, where that is F8E4M3, as dtype_o. F32, F16 or BF16\nbeside F8E4M3, which has the range of no gradient; otherwise as dtype." }
         }
     };
 }

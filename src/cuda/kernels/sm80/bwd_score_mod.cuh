@@ -43,7 +43,7 @@ struct BwdConfig {
   static constexpr int kRowStatsOffset = kScoreTilesOffset + kScoreTiles * ScoreTile::kBytes;
   static constexpr int kWorkTileOffset = kRowStatsOffset + kStages * kRowStatBytes;
   static constexpr int kSharedBytes = kWorkTileOffset + sizeof(BwdWorkTile);
-  // What a warp computes: scores of kWarpTileQ queries, sums of kAccColumns columns.
+  // A warp computes scores of kWarpTileQ queries and accumulates kAccColumns columns.
   static constexpr int kWarpTileQ = kTileQ / kDimSplit, kAccColumns = kDim / kDimSplit;
   static_assert(kDimSplit == 1 ||
                     (kDimSplit == 2 && kWarpTileQ == kSlice && kAccColumns % 32 == 0 && !kIsFp32),
@@ -274,7 +274,7 @@ class BwdScoreMod {
     visit_scores([&](int strip, int n, int x) {
       const float t = s[strip][n][x], p = ptx::exp2(addend[strip][n][x]);
       s[strip][n][x] = p;
-      // Of a hidden score, whatever it was, the derivative is not looked at.
+      // A hidden score may be anything: its derivative is not used.
       addend[strip][n][x] = differs && p != 0.0f ? p * Softcap::derivative_at(t) : p;
     });
     if (params_.dropout_threshold != 0) {

@@ -356,7 +356,10 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   __device__ __forceinline__ void load_exponent_scale() {
     const Inputs& in = params_.args.inputs;
     exponent_scale_ = this->exponent_scale();
-    if (!kIsRuntime) exponent_scale_ *= descale(in.descale_q, 0) * descale(in.descale_k, 0);
+    if (!kIsRuntime) {
+      exponent_scale_ *= descale(in.descale_q, 0) * descale(in.descale_k, 0);
+      exponent_scale_ = fmaxf(exponent_scale_, FLT_MIN);  // times 0, hidden scores would be NaN
+    }
     if (kIsRuntime && params_.problem.descale_block != 0) {
       const float largest = largest_descale_v();
       unit_v_ = largest == 0.0f ? 0.0f : 1.0f / largest;

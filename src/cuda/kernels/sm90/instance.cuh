@@ -17,7 +17,7 @@ using softcap_alibi = RuntimeChain<Softcap, Alibi>;
 using dropout = ScoreModChain<Dropout>;
 using runtime = RuntimeScoreMod;
 
-// What the host calls a chain.
+// The kind by which the host knows a chain.
 template <class ScoreMod>
 constexpr ScoreModKind kKind = ScoreModKind::kRuntime;
 template <>
