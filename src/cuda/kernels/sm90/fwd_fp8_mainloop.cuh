@@ -136,8 +136,8 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     return overflow;
   }
 
-  // Scores to P, in s_, and to their sums over this lane's columns. Returns whether an element may
-  // be above the largest of E4M3, or none of the warp is known to be.
+  // Turns scores into P, in s_, and sums P over this lane's columns. Returns whether a P of this
+  // warp may exceed the largest number of E4M3.
   template <bool kMasked>
   __device__ __forceinline__ bool softmax(int32_t n) {
     if constexpr (kIsRuntime) {
@@ -247,19 +247,8 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   }
 
   __device__ __forceinline__ void reset() {
-    const Lengths len{work_tile().len.q, work_tile().len.kv};
-#pragma unroll
-    for (int mi = 0; mi < 2; ++mi) {
-      softmax_base_[mi] = -INFINITY;
-      row_sum_[mi] = 0.0f;
-    }
+    this->reset_rows();
     unpromoted_ = 0;
-    if (lane() < 16) {
-      const int32_t r = row() - lane() / 4 + lane();
-      storage_.visible_kv[r] =
-          visible_keys(params_.problem.mask_rule(), work_tile().query + r, len);
-    }
-    __syncwarp();
 #pragma unroll
     for (int i = 0; i < kDim / 2; ++i) o_[i] = 0.0f;
     if constexpr (!Config::kSerial) {

@@ -266,18 +266,7 @@ class FwdMainloop : FwdSoftmax<Config> {
   }
 
   __device__ __forceinline__ void reset_accumulators() {
-    const Lengths len{work_tile().len.q, work_tile().len.kv};
-#pragma unroll
-    for (int mi = 0; mi < 2; ++mi) {
-      softmax_base_[mi] = -INFINITY;
-      row_sum_[mi] = 0.0f;
-    }
-    if (lane() < 16) {
-      const int32_t r = row() - lane() / 4 + lane();
-      storage_.visible_kv[r] =
-          visible_keys(params_.problem.mask_rule(), work_tile().query + r, len);
-    }
-    __syncwarp();
+    this->reset_rows();
 #pragma unroll
     for (int i = 0; i < Config::kDimV / 2; ++i) o_[i] = 0.0f;
   }

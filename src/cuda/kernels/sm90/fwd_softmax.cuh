@@ -33,6 +33,22 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
   template <KvHalf kHalf>
   static constexpr int kFirstKey = kHalf == KvHalf::kUpper ? kTileKv / 2 : 0;
 
+  // Begins the rows of a work tile: no key seen, and the keys that each row sees.
+  __device__ __forceinline__ void reset_rows() {
+    const Lengths len{work_tile().len.q, work_tile().len.kv};
+#pragma unroll
+    for (int mi = 0; mi < 2; ++mi) {
+      softmax_base_[mi] = -INFINITY;
+      row_sum_[mi] = 0.0f;
+    }
+    if (lane() < 16) {
+      const int32_t r = row() - lane() / 4 + lane();
+      storage_.visible_kv[r] =
+          visible_keys(params_.problem.mask_rule(), work_tile().query + r, len);
+    }
+    __syncwarp();
+  }
+
   __device__ __forceinline__ void apply_masks(int32_t n) {
     if (n < warpgroup_tile().full_begin || n >= warpgroup_tile().full_end)
       this->apply_mask(s_, n * kTileKv);
