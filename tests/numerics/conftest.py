@@ -58,8 +58,7 @@ def held_accuracy(request):
     """The part of their limits that errors may take in the listed cases. Of those that are new
     every time, and of special numbers, none is known."""
     accuracy.allowed = None
-    if request.node.nodeid.split("::")[0].split("/")[-1] != "test_listed.py" or \
-            request.node.originalname != "test_listed":
+    if request.node.path.name != "test_listed.py" or request.node.originalname != "test_listed":
         return
     name = accuracy.backend(request.getfixturevalue("device").kind)
     accuracy.allowed = ACCURACY.get(name, {})
