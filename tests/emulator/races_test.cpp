@@ -185,8 +185,8 @@ void multiply_tile(float (&sums)[4], bool transpose = false) {
     return uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32 | (first & 0x3ffff) >> 4;
   };
   multiply_fence();
-  multiply({sums, nullptr, matrix(at(kTile)), matrix(at(kTile + 1024)), 8, false, false, transpose,
-            false});
+  multiply({sums, nullptr, matrix(at(kTile)), matrix(at(kTile + 1024)), 8, Number::kF16, false,
+            transpose, false});
   multiply_commit();
 }
 
