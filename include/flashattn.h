@@ -245,7 +245,8 @@ enum flashattn_feature {
   FLASHATTN_FEATURE_DSINK = 16
 };
 
-/* Which results must repeat bit for bit. Each level includes the one before. */
+/* Which results must repeat bit for bit; of a NaN, only that it is one. Each level includes the one
+ * before. */
 enum flashattn_determinism {
   /* Whatever is fastest. On the CPU: always BATCH_INVARIANT. */
   FLASHATTN_DETERMINISM_DEFAULT = 0,

@@ -63,13 +63,13 @@ int64_t question_sizes(Round* round, uint32_t op, const flashattn_args* args, bo
   if (args) {
     flashattn_args own = *args;
     error = own.error = draw_error(in, &round->structs);
-    given = draw_sized(in, own, 464, &memory, "args");
+    given = draw_sized(in, own, &memory, "args");
   }
   Block& bytes = memory.make(sizeof(int64_t), "bytes");
   flashattn_plan_properties properties{};
   properties.struct_size = sizeof properties;
-  flashattn_plan_properties* const out = draw_sized(in, properties, 88, &memory, "properties");
-  const bool mine = given && given->struct_size >= sizeof *given && given->struct_size <= 4096;
+  flashattn_plan_properties* const out = draw_sized(in, properties, &memory, "properties");
+  const bool mine = given && is_taken(given);
   const flashattn_error* const told = mine ? error : nullptr;
   memory.remember();
   const Answer size = ask("workspace_size", told, [&] {
@@ -155,8 +155,8 @@ flashattn_error* draw_error(Input* in, Memory* memory) {
     const uint32_t sizes[] = {0, 4, 712, 4097, 0xffffffff};
     return Sized<flashattn_error>(sizes[in->below(5)], memory, "error").get();
   }
-  return Sized<flashattn_error>(error, static_cast<size_t>(in->below(3)) * 8, 0x5a, memory, "error")
-      .get();
+  const size_t size = sizeof error + static_cast<size_t>(in->below(3)) * 8;
+  return Sized<flashattn_error>(error, size, 0x5a, memory, "error").get();
 }
 
 void draw_parallel(Input* in, flashattn_parallel_fn* parallel, void** user) {

@@ -1,6 +1,7 @@
 // Descriptors and arguments out of the bytes of an input.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "arrays.h"
@@ -37,20 +38,56 @@ void place(Input* in, Array* array, Memory* memory);
 
 Kind draw_kind(Input* in);
 
-// A structure of the caller's, with a size that this library takes or, by mistake, does not.
+// The sizes of a structure in 0.2.0, below which none is taken, and in 0.1, which is refused.
 template <typename Struct>
-Struct* draw_sized(Input* in, const Struct& value, size_t refused, Memory* memory,
-                   const char* name) {
+struct SizeOf;
+template <>
+struct SizeOf<flashattn_desc> {
+  static constexpr size_t kFirst = 160, kOf01 = 184;
+};
+template <>
+struct SizeOf<flashattn_args> {
+  static constexpr size_t kFirst = 704, kOf01 = 464;
+};
+template <>
+struct SizeOf<flashattn_merge_args> {
+  static constexpr size_t kFirst = 112, kOf01 = 40;
+};
+template <>
+struct SizeOf<flashattn_plan_properties> {
+  static constexpr size_t kFirst = 96, kOf01 = 88;
+};
+
+// The library takes the structure's size, and has read its members.
+template <typename Struct>
+bool is_taken(const Struct* given) {
+  return given->struct_size >= SizeOf<Struct>::kFirst && given->struct_size <= 4096 &&
+         given->struct_size != SizeOf<Struct>::kOf01;
+}
+
+// A structure of the caller's: of this header, of an older one that says the same, of a newer one,
+// or, by mistake, of a size that is refused.
+template <typename Struct>
+Struct* draw_sized(Input* in, const Struct& value, Memory* memory, const char* name) {
+  constexpr size_t kFirst = SizeOf<Struct>::kFirst, kOf01 = SizeOf<Struct>::kOf01;
   if (in->mistake(24)) {
     const uint32_t sizes[] = {
-        0,    4,         static_cast<uint32_t>(sizeof value) - 8, static_cast<uint32_t>(refused),
-        4097, 0xffffffff};
+        0, 4, static_cast<uint32_t>(kFirst) - 8, static_cast<uint32_t>(kOf01), 4097, 0xffffffff};
     return Sized<Struct>(sizes[in->below(6)], memory, name).get();
   }
-  size_t rest = in->one_in(4) ? static_cast<size_t>(in->below(8)) * 8 : 0;
-  if (sizeof value + rest == refused) rest += 8;
+  size_t size = sizeof value;
+  if (in->one_in(8)) {
+    const auto* const bytes = reinterpret_cast<const char*>(&value);
+    const auto is_zero = [&](size_t i) {
+      return std::all_of(bytes + i, bytes + i + 8, [](char c) { return c == 0; });
+    };
+    while (size > kFirst && is_zero(size - 8)) size -= 8;
+  } else if (in->one_in(4)) {
+    size += static_cast<size_t>(in->below(8)) * 8;
+  }
+  if (size == kOf01) size += 8;
   const uint8_t tail = in->mistake(8) ? 1 : 0;
-  return Sized<Struct>(value, rest, tail, memory, name).get();
+  return Sized<Struct>(value, size, tail, memory, name).get();
 }
 
 }  // namespace fuzz

@@ -130,13 +130,13 @@ class Workspace {
 template <typename Struct>
 class Sized {
  public:
-  // rest: bytes behind what this header knows; tail: their contents.
-  Sized(const Struct& value, size_t rest, uint8_t tail, Memory* memory, const char* name)
-      : block_(memory->make(sizeof value + rest, name)) {
-    std::memset(block_.data.get(), tail, block_.size);
-    std::memcpy(block_.data.get(), &value, sizeof value);
-    const uint32_t size = static_cast<uint32_t>(block_.size);
-    std::memcpy(block_.data.get(), &size, sizeof size);
+  // size: of a header older or newer than this one; tail: what lies behind what this one knows.
+  Sized(const Struct& value, size_t size, uint8_t tail, Memory* memory, const char* name)
+      : block_(memory->make(size, name)) {
+    std::memset(block_.data.get(), tail, size);
+    std::memcpy(block_.data.get(), &value, std::min(size, sizeof value));
+    const uint32_t struct_size = static_cast<uint32_t>(size);
+    std::memcpy(block_.data.get(), &struct_size, sizeof struct_size);
   }
 
   // Of a size that no version has: only that can be read.

@@ -130,8 +130,8 @@ void run_merge(Round* round) {
   if (mistake()) args.parts = -in->below(3);
   draw_parallel(in, &args.parallel, &args.parallel_user);
   flashattn_error* const error = args.error = draw_error(in, &round->structs);
-  const flashattn_merge_args* const own = draw_sized(in, args, 40, &round->structs, "merge args");
-  const bool mine = own->struct_size >= sizeof *own && own->struct_size <= 4096;
+  const flashattn_merge_args* const own = draw_sized(in, args, &round->structs, "merge args");
+  const bool mine = is_taken(own);
   memory.remember();
   const Answer answer = ask("merge", mine ? error : nullptr,
                             [&] { return flashattn_merge(round->plan, own, nullptr); });
@@ -162,8 +162,8 @@ void run_dropout_mask(Round* round) {
   std::fill_n(keep.data.get(), keep.size, uint8_t{0x7e});
   draw_parallel(in, &args.parallel, &args.parallel_user);
   flashattn_error* const error = args.error = draw_error(in, &round->structs);
-  const flashattn_args* const own = draw_sized(in, args, 464, &round->structs, "args");
-  const bool mine = own->struct_size >= sizeof *own && own->struct_size <= 4096;
+  const flashattn_args* const own = draw_sized(in, args, &round->structs, "args");
+  const bool mine = is_taken(own);
   memory.remember();
   const Answer answer = ask("dropout_mask", mine ? error : nullptr, [&] {
     return flashattn_dropout_mask(round->plan, own, none ? nullptr : keep.data.get(), nullptr);

@@ -12,7 +12,7 @@ using Plan = std::unique_ptr<flashattn_plan, Destroy>;
 // check and plan_create, which must agree; NULL where they refuse.
 Plan make_plan(Round* round) {
   Input* const in = round->in;
-  flashattn_desc* const desc = draw_sized(in, round->request.desc, 184, &round->structs, "desc");
+  flashattn_desc* const desc = draw_sized(in, round->request.desc, &round->structs, "desc");
   flashattn_error* const errors[2] = {draw_error(in, &round->structs),
                                       draw_error(in, &round->structs)};
   const bool same_errors =

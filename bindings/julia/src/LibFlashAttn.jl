@@ -197,7 +197,8 @@ const FLASHATTN_FEATURE_DBIAS = UInt32(8)
 const FLASHATTN_FEATURE_DSINK = UInt32(16)
 
 # enum flashattn_determinism
-# Which results must repeat bit for bit. Each level includes the one before.
+# Which results must repeat bit for bit; of a NaN, only that it is one. Each level includes the one
+# before.
 "Whatever is fastest. On the CPU: always BATCH_INVARIANT."
 const FLASHATTN_DETERMINISM_DEFAULT = Int32(0)
 "The same call on the same device gives the same bits."

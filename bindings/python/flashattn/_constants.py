@@ -164,7 +164,9 @@ class Feature(IntFlag):
 
 
 class Determinism(IntEnum):
-    """Which results must repeat bit for bit. Each level includes the one before."""
+    """Which results must repeat bit for bit; of a NaN, only that it is one. Each level includes the one
+    before.
+    """
 
     #: Whatever is fastest. On the CPU: always BATCH_INVARIANT.
     DEFAULT = 0

@@ -581,7 +581,8 @@ impl core::ops::BitOrAssign for flashattn_feature {
     }
 }
 
-/// Which results must repeat bit for bit. Each level includes the one before.
+/// Which results must repeat bit for bit; of a NaN, only that it is one. Each level includes the one
+/// before.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct flashattn_determinism(pub i32);
