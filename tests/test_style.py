@@ -1,5 +1,7 @@
 """The tree keeps its own rules: formatting, length of files, no stray characters."""
+import concurrent.futures
 import fnmatch
+import os
 import pathlib
 import re
 import shutil
@@ -138,15 +140,22 @@ def test_clang_format():
     assert result.returncode == 0, "clang-format -i " + " ".join(wrong)
 
 
+@pytest.mark.timeout(1500)  # minutes of one core, and those may be busy
 def test_clang_tidy():
     """The host code, which needs no special flags."""
     tool, build = shutil.which("clang-tidy"), ROOT / "build" / "release"
     if not tool or not (build / "compile_commands.json").exists():
         pytest.skip("no clang-tidy, or no build")
     sources = [p for p in files() if p.suffix == ".cpp" and p.parent.name in ("api", "core")]
-    result = subprocess.run([tool, "-p", str(build), "--quiet", *map(str, sources)], cwd=ROOT,
-                            capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout
+
+    def check(path: pathlib.Path) -> str:
+        result = subprocess.run([tool, "-p", str(build), "--quiet", str(path)], cwd=ROOT,
+                                capture_output=True, text=True, check=False)
+        return result.stdout if result.returncode else ""
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as processes:
+        wrong = list(filter(None, processes.map(check, sources)))
+    assert not wrong, "\n".join(wrong)
 
 
 def test_version():
