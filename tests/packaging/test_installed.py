@@ -1,0 +1,108 @@
+"""An installed tree, moved to another place, as CMake and pkg-config find it."""
+import shlex
+
+import pytest
+from consumer import ROOT, VERSION, compiler, example, need, needed, run
+
+CMAKE = """
+cmake_minimum_required(VERSION 3.15)
+project(stranger C)
+find_package(flashattn {version} CONFIG REQUIRED {components})
+add_executable(example example.c)
+target_link_libraries(example PRIVATE {target})
+"""
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory):
+    place = tmp_path_factory.mktemp("installed")
+    run("meson", "install", "-C", ROOT / "build" / "release", "--no-rebuild", "--quiet",
+        "--destdir", place / "first")
+    (header,) = place.rglob("flashattn.h")
+    return header.parents[1].rename(place / "elsewhere")
+
+
+@pytest.fixture(scope="module")
+def lib(prefix):
+    (library,) = prefix.rglob("libflashattn.so")
+    return library.parent
+
+
+def configure(folder, prefix, version="0.2", target="flashattn::flashattn", components=""):
+    example(folder)
+    (folder / "CMakeLists.txt").write_text(
+        CMAKE.format(version=version, target=target, components=components), encoding="utf-8")
+    run("cmake", "-S", folder, "-B", folder / "b", f"-DCMAKE_PREFIX_PATH={prefix}",
+        "-DCMAKE_BUILD_TYPE=Release")
+
+
+@pytest.mark.parametrize("target", ["flashattn::flashattn", "flashattn::static"])
+def test_cmake(tmp_path, prefix, target):
+    """A project in C alone; both targets from one package."""
+    need("cmake")
+    configure(tmp_path, prefix, VERSION, target, "COMPONENTS shared static")
+    run("cmake", "--build", tmp_path / "b")
+    program = tmp_path / "b" / "example"
+    assert "takes 38" in run(program)
+    assert ("libflashattn.so.0" in needed(program)) == (target != "flashattn::static")
+
+
+@pytest.mark.parametrize("how, words", [
+    (dict(version="0.1"), "0.2.0"), (dict(version="0.2.99"), "0.2.0"), (dict(version="1"), "0.2.0"),
+    (dict(components="COMPONENTS cuda"), "there are shared, static"),
+])
+def test_cmake_refuses(tmp_path, prefix, how, words):
+    """Other minor versions, newer ones and unknown components, with what there is."""
+    need("cmake")
+    with pytest.raises(AssertionError, match=words):
+        configure(tmp_path, prefix, **how)
+
+
+def test_cmake_without_the_archive(tmp_path, prefix, lib):
+    """A distribution may ship the archive apart: the shared target stands alone."""
+    need("cmake")
+    archive = (lib / "libflashattn.a").rename(lib / "put.aside")
+    try:
+        configure(tmp_path, prefix)
+        (tmp_path / "b" / "CMakeCache.txt").unlink()
+        with pytest.raises(AssertionError, match="no component static"):
+            configure(tmp_path, prefix, components="COMPONENTS static")
+    finally:
+        archive.rename(lib / "libflashattn.a")
+
+
+def pkg_config(lib, prefix, *words):
+    need("pkg-config")
+    return run("pkg-config", f"--define-variable=prefix={prefix}", *words,
+               env={"PKG_CONFIG_PATH": str(lib / "pkgconfig")}).strip()
+
+
+@pytest.mark.parametrize("package, flags, static", [
+    ("flashattn", [], False), ("flashattn-static", [], True),
+    # A program without any shared library. Its linker takes archives, and wants what they need.
+    ("flashattn", ["-static"], True),
+])
+def test_pkg_config(tmp_path, prefix, lib, package, flags, static):
+    words = shlex.split(pkg_config(lib, prefix, "--cflags", "--libs",
+                                   *(["--static"] if flags else []), package))
+    program = tmp_path / "example"
+    define = ["-DFLASHATTN_STATIC"] if static and package == "flashattn" else []
+    run(*compiler(), "-std=c99", "-Wall", "-Wextra", "-pedantic", "-Werror", *define, "-o", program,
+        example(tmp_path), *flags, *words)
+    assert "takes 38" in run(program, env={} if static else {"LD_LIBRARY_PATH": str(lib)})
+    assert ("libflashattn.so.0" in needed(program)) == (not static)
+
+
+def test_pkg_config_says_where_it_is_from(prefix, lib):
+    for package in ("flashattn", "flashattn-static"):
+        text = (lib / "pkgconfig" / f"{package}.pc").read_text(encoding="utf-8")
+        assert "\nURL: https://" in text and f"\nVersion: {VERSION}" in text
+        assert str(ROOT) not in text
+
+
+def test_loads_without_driver_toolkit_or_openmp(lib):
+    """Nothing but the C and C++ run-time libraries is needed to load it; a driver is looked for later."""
+    allowed = ("libc.so", "libm.so", "libstdc++.so", "libgcc_s.so", "libpthread.so", "libdl.so",
+               "librt.so", "ld-linux")
+    strangers = [name for name in needed(lib / "libflashattn.so") if not name.startswith(allowed)]
+    assert not strangers
