@@ -245,6 +245,7 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
         "torch": lambda: run.torch(*SIDE_BY_SIDE, env=run.library(release(run))),
         "demo": python("tests/test_demo.py"),
         "wheel": python("tests/test_wheel.py"),
+        "packaging": python("tests/packaging"),
     }
     for isa in ISAS:
         table[f"numerics-{isa}"] = lambda isa=isa: numerics(run, isa)  # type: ignore[misc]

