@@ -137,7 +137,8 @@ def test_metadata(wheel):
         text = file.read(f"{info}/licenses/LICENSE").decode()
     assert text == (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert tuple(map(int, data["Metadata-Version"].split("."))) >= (2, 4)
-    assert data["License-Expression"] == "Apache-2.0" and data.get_all("License-File") == ["LICENSE"]
+    assert data["License-Expression"] == "Apache-2.0"
+    assert data.get_all("License-File") == ["LICENSE"]
     assert "License" not in data
     assert not any(line.startswith("License ::") for line in data.get_all("Classifier"))
     urls = dict(line.split(", ") for line in data.get_all("Project-URL"))

@@ -33,9 +33,9 @@ MAX_BYTES = 60_000_000
 def run(*command: object, env: Optional[dict] = None, cwd: pathlib.Path = ROOT) -> None:
     words = [str(word) for word in command]
     print("$", shlex.join(words), flush=True)
-    status = subprocess.run(words, cwd=cwd, env={**os.environ, **(env or {})}, check=False).returncode
-    if status:
-        sys.exit(f"wheel: {words[0]} failed with status {status}")
+    result = subprocess.run(words, cwd=cwd, env={**os.environ, **(env or {})}, check=False)
+    if result.returncode:
+        sys.exit(f"wheel: {words[0]} failed with status {result.returncode}")
 
 
 def stubs(folder: pathlib.Path) -> pathlib.Path:
@@ -58,23 +58,29 @@ def stubs(folder: pathlib.Path) -> pathlib.Path:
     compiler = shlex.split(os.environ.get("CC", "cc"))
     run(*compiler, "-O2", "-fPIC", "-c", ROOT / "bindings" / "packaging" / "glibc_2_28.c",
         "-o", folder / "glibc_2_28.o")
-    # It comes last: this folder is complete.
-    archive = subprocess.run([*shlex.split(os.environ.get("CXX", "c++")),
-                              "-print-file-name=libstdc++.a"], capture_output=True, text=True,
-                             check=True).stdout.strip()
-    if not os.path.isabs(archive):
-        sys.exit("wheel: the C++ compiler has no libstdc++.a: install it (Fedora: libstdc++-static)")
-    (folder / "libstdc++.a").symlink_to(archive)
+    # libc_nonshared.a is glibc's, too: atexit of a shared library. The last file that is made says
+    # that the folder is complete.
+    for library in ("libc_nonshared.a", "libstdc++.a"):
+        path = subprocess.run([*shlex.split(os.environ.get("CXX", "c++")),
+                               f"-print-file-name={library}"],
+                              capture_output=True, text=True, check=True).stdout.strip()
+        if not os.path.isabs(path):
+            sys.exit(f"wheel: the C++ compiler has no {library}: install it (Fedora: glibc-devel, "
+                     "libstdc++-static)")
+        (folder / library).symlink_to(path)
     return folder
 
 
 def link_args(folder: pathlib.Path) -> List[str]:
     """Instead of the compiler's own libraries: files, because -L would come after Meson's. All are
     needed, since what comes after them on the command line may want them (libcudart_static.a).
-    Parts of libstdc++.a that nothing here calls want a newer glibc: --gc-sections leaves them out."""
-    return [str(folder / "glibc_2_28.o"), "-Wl,--gc-sections", "-nodefaultlibs",
-            str(folder / "libstdc++.a"), "-Wl,--push-state,--no-as-needed",
-            *(str(folder / library) for library in LIBRARIES), "-Wl,--pop-state", "-lgcc_s", "-lgcc"]
+    --gc-sections leaves out the parts of libstdc++.a that nothing here calls and that want a newer
+    glibc."""
+    archives = [str(folder / name) for name in ("libstdc++.a", "libc_nonshared.a")]
+    stubs_of_glibc = [str(folder / name) for name in LIBRARIES]
+    return [str(folder / "glibc_2_28.o"), "-Wl,--gc-sections", "-nodefaultlibs", *archives,
+            "-Wl,--push-state,--no-as-needed", *stubs_of_glibc, "-Wl,--pop-state", "-lgcc_s",
+            "-lgcc"]
 
 
 def cuda_label() -> str:
@@ -117,7 +123,8 @@ def main() -> None:
 
     work = ROOT / "build" / ("wheel-cuda" if arguments.cuda else "wheel")
     words = link_args(stubs(ROOT / "build" / "glibc-2.28"))
-    options = [f"-Dcuda={'enabled' if arguments.cuda else 'disabled'}", f"-Dwheel_link_args={words}"]
+    options = [f"-Dcuda={'enabled' if arguments.cuda else 'disabled'}",
+               f"-Dwheel_link_args={words}"]
     if arguments.dry_run:
         shutil.rmtree(work / "dry-run", ignore_errors=True)
         run("meson", "setup", work / "dry-run", "-Dwheel=true", "-Dpython=enabled", *options)
@@ -135,7 +142,8 @@ def main() -> None:
         *(f"--config-setting=setup-args={option}" for option in options), ROOT)
     (built,) = raw.glob("*.whl")
     # The package holds no extension module: cffi opens the library by its C ABI in every Python.
-    run(sys.executable, "-m", "wheel", "tags", "--remove", "--python-tag=py3", "--abi-tag=none", built)
+    run(sys.executable, "-m", "wheel", "tags", "--remove", "--python-tag=py3", "--abi-tag=none",
+        built)
     (built,) = raw.glob("*.whl")
     # Nothing is to be grafted: the driver is the machine's, and all else is inside.
     checked = raw / "checked"

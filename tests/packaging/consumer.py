@@ -11,7 +11,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGING = ROOT / "bindings" / "packaging"
 # Packages are built for the baseline alone: other suites test the instruction sets.
 BASELINE = "-Dcpu_isas=[]"
-VERSION = re.search(r"version: '([\d.]+)'", (ROOT / "meson.build").read_text("utf-8")).group(1)
+
+
+def read(path):
+    return path.read_text(encoding="utf-8")
+
+
+VERSION = re.search(r"version: '([\d.]+)'", read(ROOT / "meson.build")).group(1)
 
 
 def run(*command, env=None, cwd=ROOT):
@@ -32,9 +38,9 @@ def need(*tools):
 
 
 def example(folder):
-    """The program of README.md, as example.c: it prints 38 and ends with 0 where attention works."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"<!-- tests/abi/test_consumer\.py [^>]*-->\n```c\n(.*?)```\n", text, re.S)
+    """README.md's program, as example.c: it prints 38 and ends with 0 where attention works."""
+    marked = r"<!-- tests/abi/test_consumer\.py [^>]*-->\n```c\n(.*?)```\n"
+    (program,) = re.findall(marked, read(ROOT / "README.md"), re.S)
     (folder / "example.c").write_text(program, encoding="utf-8")
     return folder / "example.c"
 

@@ -101,7 +101,7 @@ def test_pkg_config_says_where_it_is_from(prefix, lib):
 
 
 def test_loads_without_driver_toolkit_or_openmp(lib):
-    """Nothing but the C and C++ run-time libraries is needed to load it; a driver is looked for later."""
+    """Loading takes the C and C++ run-time libraries alone; a driver is looked for later."""
     allowed = ("libc.so", "libm.so", "libstdc++.so", "libgcc_s.so", "libpthread.so", "libdl.so",
                "librt.so", "ld-linux")
     strangers = [name for name in needed(lib / "libflashattn.so") if not name.startswith(allowed)]

@@ -9,7 +9,7 @@ import types
 
 import pytest
 from consumer import (BASELINE, PACKAGING, ROOT, VERSION, checkout, compiler, example, need, needed,
-                      run)
+                      read, run)
 
 RECIPES = [ROOT / "meson.build", ROOT / "pyproject.toml",
            *(path for path in PACKAGING.rglob("*") if path.is_file() and path.suffix != ".pyc")]
@@ -17,20 +17,21 @@ RECIPES = [ROOT / "meson.build", ROOT / "pyproject.toml",
 
 def test_one_address():
     """A tree that moves changes its address in every recipe."""
-    found = {path.name: set(re.findall(r"https://(?!www\.debian\.org)[^/\s\"']+", path.read_text("utf-8")))
-             for path in RECIPES}
-    (address,) = found["pyproject.toml"]
-    assert {name: urls for name, urls in found.items() if urls - {address}} == {}
-    for name in ("meson.build", "conanfile.py", "package.py", "control", "copyright", "flashattn.wrap"):
-        assert address in {url for path in RECIPES if path.name == name
-                           for url in re.findall(r"https://[^/\s\"']+", path.read_text("utf-8"))}, name
+    pattern = r"https://(?!www\.debian\.org)[^/\s\"']+"
+    found = {path: set(re.findall(pattern, read(path))) for path in RECIPES}
+    (address,) = found[ROOT / "pyproject.toml"]
+    assert {path: urls for path, urls in found.items() if urls - {address}} == {}
+    naming = {path.name for path, urls in found.items() if urls}
+    assert naming >= {"meson.build", "conanfile.py", "package.py", "control", "copyright",
+                      "flashattn.wrap"}
 
 
 def test_one_version():
-    assert f'version = "{VERSION}"' in (PACKAGING / "conan" / "conanfile.py").read_text("utf-8")
-    assert f'version("{VERSION}", tag="v{VERSION}")' in next(PACKAGING.rglob("package.py")).read_text("utf-8")
-    assert f"revision = v{VERSION}" in (PACKAGING / "flashattn.wrap").read_text("utf-8")
-    changelog = (PACKAGING / "debian" / "changelog").read_text("utf-8")
+    assert f'version = "{VERSION}"' in read(PACKAGING / "conan" / "conanfile.py")
+    (spack,) = PACKAGING.rglob("package.py")
+    assert f'version("{VERSION}", tag="v{VERSION}")' in read(spack)
+    assert f"revision = v{VERSION}" in read(PACKAGING / "flashattn.wrap")
+    changelog = read(PACKAGING / "debian" / "changelog")
     assert changelog.startswith(f"libflashattn ({VERSION}-")
 
 
@@ -49,14 +50,17 @@ def test_wrap(tmp_path):
     (project / "meson.build").write_text(
         "project('stranger', 'c')\n"
         "executable('example', 'example.c', dependencies: dependency('flashattn'))\n", "utf-8")
-    wrap = (PACKAGING / "flashattn.wrap").read_text(encoding="utf-8")
+    wrap = read(PACKAGING / "flashattn.wrap")
     wrap, count = re.subn(r"^url = .*$", f"url = file://{source}", wrap, flags=re.M)
     assert count == 1
     (project / "subprojects" / "flashattn.wrap").write_text(wrap, encoding="utf-8")
-    run("meson", "setup", tmp_path / "b", project, "--buildtype=release", "--force-fallback-for=flashattn",
-        *(f"-Dflashattn:{option}" for option in ("python=disabled", "cuda=disabled", BASELINE[2:])))
+    options = [f"-Dflashattn:{option}"
+               for option in ("python=disabled", "cuda=disabled", BASELINE[2:])]
+    run("meson", "setup", tmp_path / "b", project, "--buildtype=release",
+        "--force-fallback-for=flashattn", *options)
     targets = json.loads(run("meson", "introspect", "--targets", tmp_path / "b"))
-    assert {target["name"] for target in targets if target["build_by_default"]} == {"example", "flashattn"}
+    built = {target["name"] for target in targets if target["build_by_default"]}
+    assert built == {"example", "flashattn"}
     run("ninja", "-C", tmp_path / "b", "example")
     assert "takes 38" in run(tmp_path / "b" / "example")
     assert "libflashattn.so.0" in needed(tmp_path / "b" / "example")
@@ -68,7 +72,9 @@ def test_conan(tmp_path, shared):
     need("conan", "cmake")
     env = {"CONAN_HOME": str(tmp_path / "conan")}
     run("conan", "profile", "detect", env=env)
-    run("conan", "create", PACKAGING / "conan", "--no-remote", "-o", f"flashattn/*:shared={shared}",
+    # In a copy: Conan builds the program beside its recipe.
+    recipe = checkout(tmp_path / "source") / "bindings" / "packaging" / "conan"
+    run("conan", "create", recipe, "--no-remote", "-o", f"flashattn/*:shared={shared}",
         "-o", "flashattn/*:cpu_isas=none", env=env)
     listed = json.loads(run("conan", "list", f"flashattn/{VERSION}:*", "--format=json", env=env))
     (cache,) = listed.values()
@@ -100,15 +106,16 @@ def test_debian(tmp_path):
     (lib,) = {path.parent for path in root.rglob("libflashattn.so.0")}
     assert lib.parent == root / "usr" / "lib"  # multiarch
     words = run("pkg-config", "--cflags", "--libs", "flashattn",
-                env={"PKG_CONFIG_LIBDIR": str(lib / "pkgconfig"), "PKG_CONFIG_SYSROOT_DIR": str(root)})
+                env={"PKG_CONFIG_LIBDIR": str(lib / "pkgconfig"),
+                     "PKG_CONFIG_SYSROOT_DIR": str(root)})
     run(*compiler(), "-o", tmp_path / "example", example(tmp_path), *shlex.split(words))
     assert "takes 38" in run(tmp_path / "example", env={"LD_LIBRARY_PATH": str(lib)})
 
 
 def test_debian_symbols():
     """The list by which Debian knows what a program of this version needs."""
-    listed = (PACKAGING / "debian" / "libflashattn0.symbols").read_text("utf-8").splitlines()[2:]
-    ours = (ROOT / "tests" / "abi" / "symbols.txt").read_text("utf-8").split()
+    listed = read(PACKAGING / "debian" / "libflashattn0.symbols").splitlines()[2:]
+    ours = read(ROOT / "tests" / "abi" / "symbols.txt").split()
     assert [line.split("@")[0].strip() for line in listed] == ours
 
 
@@ -116,7 +123,8 @@ class Spec:
     """Of a Spack spec what package.py asks for."""
 
     def __init__(self, **variants):
-        self.variants = {name: types.SimpleNamespace(value=value) for name, value in variants.items()}
+        self.variants = {name: types.SimpleNamespace(value=value)
+                         for name, value in variants.items()}
 
     def satisfies(self, text):
         return text == "+cuda" and self.variants["cuda"].value
@@ -140,12 +148,13 @@ def spack_package():
         patch.setitem(sys.modules, "spack.package", module)
         (path,) = PACKAGING.rglob("package.py")
         names = {}
-        exec(compile(path.read_text(encoding="utf-8"), path, "exec"), names)
+        exec(compile(read(path), path, "exec"), names)
     return names["Flashattn"], calls
 
 
 @pytest.mark.parametrize("variants, options", [
-    (dict(cuda=False, cpu_isas=("avx512", "avx2")), {"cuda": "disabled", "cpu_isas": "avx2,avx512"}),
+    (dict(cuda=False, cpu_isas=("avx512", "avx2")),
+     {"cuda": "disabled", "cpu_isas": "avx2,avx512"}),
     (dict(cuda=False, cpu_isas=("none",)), {"cuda": "disabled", "cpu_isas": ""}),
     (dict(cuda=True, cpu_isas=("avx2",), cuda_arch=("80", "90")),
      {"cuda": "enabled", "cpu_isas": "avx2", "gpu_archs": "80,90a"}),
@@ -157,20 +166,22 @@ def test_spack_options(variants, options):
     recipe.spec = Spec(**variants)
     words = dict(word[2:].split("=") for word in recipe.meson_args())
     assert words == {"python": "disabled", **options}
-    known = (ROOT / "meson_options.txt").read_text(encoding="utf-8")
+    known = read(ROOT / "meson_options.txt")
     assert all(f"option('{name}'" in known for name in words)
 
 
 def test_spack_directives():
     _, calls = spack_package()
     (isas,) = [more for name, words, more in calls if name == "variant"]
-    known = re.search(r"option\('cpu_isas'.*?choices: \[(.*?)\]", (ROOT / "meson_options.txt").read_text("utf-8"))
+    known = re.search(r"option\('cpu_isas'.*?choices: \[(.*?)\]",
+                      read(ROOT / "meson_options.txt"))
     names = re.findall(r"'(\w+)'", known.group(1))
     assert list(isas["values"]) == ["none", *names] and isas["default"].split(",") == names
-    wanted = re.search(r"meson_version: '>=([\d.]+?)(\.0)?'", (ROOT / "meson.build").read_text("utf-8")).group(1)
+    wanted = re.search(r"meson_version: '>=([\d.]+?)(\.0)?'",
+                       read(ROOT / "meson.build")).group(1)
     assert ("depends_on", (f"meson@{wanted}:",), {"type": "build"}) in calls
     (folder,) = PACKAGING.glob("*/repo.yaml")
-    assert "namespace: libflashattn" in folder.read_text("utf-8")
+    assert "namespace: libflashattn" in read(folder)
 
 
 def test_spack(tmp_path):
@@ -184,7 +195,7 @@ def test_spack(tmp_path):
 
 def test_conan_recipe_knows_the_sources():
     """Every folder that Meson reads is exported: a subdir() that the recipe forgets fails there."""
-    recipe = (PACKAGING / "conan" / "conanfile.py").read_text(encoding="utf-8")
-    folders = re.findall(r"^\s*subdir\('([\w/]+)'\)", (ROOT / "meson.build").read_text("utf-8"), re.M)
+    recipe = read(PACKAGING / "conan" / "conanfile.py")
+    folders = re.findall(r"^\s*subdir\('([\w/]+)'\)", read(ROOT / "meson.build"), re.M)
     exported = re.findall(r'"([\w./]+?)/(?:\*|meson\.build|\*\.h)"', recipe)
     assert {folder for folder in folders if folder != "tests"} <= set(exported)

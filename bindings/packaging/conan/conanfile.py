@@ -52,10 +52,11 @@ class FlashattnConan(ConanFile):
         meson.build()
 
     def package(self):
-        copy(self, "LICENSE", self.source_folder, str(pathlib.Path(self.package_folder, "licenses")))
+        package = pathlib.Path(self.package_folder)
+        copy(self, "LICENSE", self.source_folder, str(package / "licenses"))
         Meson(self).install()
         # Meson makes both libraries, and Conan's generators write the files of other build systems.
-        lib = pathlib.Path(self.package_folder, "lib")
+        lib = package / "lib"
         rm(self, "libflashattn.a" if self.options.shared else "libflashattn.so*", str(lib))
         for folder in ("pkgconfig", "cmake"):
             rmdir(self, str(lib / folder))
@@ -70,4 +71,4 @@ class FlashattnConan(ConanFile):
             self.cpp_info.defines = ["FLASHATTN_STATIC"]
             self.cpp_info.system_libs = ["pthread", "stdc++", "m"]
             if self.options.cuda:
-                self.cpp_info.system_libs = ["cudart_static", "dl", "rt", *self.cpp_info.system_libs]
+                self.cpp_info.system_libs[:0] = ["cudart_static", "dl", "rt"]

@@ -31,5 +31,6 @@ class Flashattn(MesonPackage, CudaPackage):
         args.append("-Dcuda=enabled")
         archs = [arch for arch in self.spec.variants["cuda_arch"].value if arch != "none"]
         if archs:
-            args.append("-Dgpu_archs=" + ",".join("90a" if arch == "90" else arch for arch in archs))
+            named = ["90a" if arch == "90" else arch for arch in archs]
+            args.append("-Dgpu_archs=" + ",".join(named))
         return args
