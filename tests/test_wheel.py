@@ -158,12 +158,17 @@ def test_every_python(wheel, tmp_path, version):
         pip("download", "-q", "--platform", f"manylinux_2_17_{platform.machine()}", *place)
 
 
-def test_label(wheel, tmp_path):
+def test_label_and_size(wheel, tmp_path):
     """The wheel with the GPU kernels is told apart by its version, and is still a sound wheel."""
     spec = importlib.util.spec_from_file_location("wheel_program", PROGRAM_OF_RUN)
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
     copy = pathlib.Path(shutil.copy(wheel, tmp_path))
+    assert program.checked_size(copy) == copy.stat().st_size
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "MAX_BYTES", 1000)
+        with pytest.raises(SystemExit, match="may have 0.001"):
+            program.checked_size(copy)
     other = program.labelled(copy, "cu13")
     assert other.name == wheel.name.replace("-py3", "+cu13-py3") and not copy.exists()
     pip("install", "-q", "--no-index", "--no-deps", "--target", tmp_path / "t", other)

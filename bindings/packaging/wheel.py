@@ -109,6 +109,14 @@ def labelled(wheel: pathlib.Path, label: str) -> pathlib.Path:
     return result
 
 
+def checked_size(wheel: pathlib.Path) -> int:
+    size = wheel.stat().st_size
+    if size > MAX_BYTES:
+        sys.exit(f"wheel: {wheel.name} has {size / 1e6:.1f} MB and may have {MAX_BYTES / 1e6:g}: "
+                 "leave out rows of src/cuda/kernels/*/table.txt, or architectures")
+    return size
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="./run wheel", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -152,10 +160,7 @@ def main() -> None:
     (wheel,) = checked.glob(f"*-py3-none-{TAG}.whl")
     if arguments.cuda:
         wheel = labelled(wheel, cuda_label())
-    size = wheel.stat().st_size
-    if size > MAX_BYTES:
-        sys.exit(f"wheel: {wheel.name} has {size / 1e6:.1f} MB, and PyPI's users bear "
-                 f"{MAX_BYTES / 1e6:.0f}: fewer rows in src/cuda/kernels/*/table.txt, or gpu_archs")
+    size = checked_size(wheel)
     out.mkdir(parents=True, exist_ok=True)
     shutil.copy(wheel, out)
     print(f"{out / wheel.name}: {size / 1e6:.1f} MB")

@@ -2,7 +2,7 @@
 import shlex
 
 import pytest
-from consumer import ROOT, VERSION, compiler, example, need, needed, run
+from consumer import PACKAGING, ROOT, VERSION, compiler, example, need, needed, run
 
 CMAKE = """
 cmake_minimum_required(VERSION 3.15)
@@ -11,6 +11,9 @@ find_package(flashattn {version} CONFIG REQUIRED {components})
 add_executable(example example.c)
 target_link_libraries(example PRIVATE {target})
 """
+
+
+MINOR = VERSION.rpartition(".")[0]
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +31,13 @@ def lib(prefix):
     return library.parent
 
 
-def configure(folder, prefix, version="0.2", target="flashattn::flashattn", components=""):
+def configure(folder, prefix, version=MINOR, target="flashattn::flashattn", components="",
+              modules=""):
     example(folder)
     (folder / "CMakeLists.txt").write_text(
         CMAKE.format(version=version, target=target, components=components), encoding="utf-8")
     run("cmake", "-S", folder, "-B", folder / "b", f"-DCMAKE_PREFIX_PATH={prefix}",
-        "-DCMAKE_BUILD_TYPE=Release")
+        f"-DCMAKE_MODULE_PATH={modules}", "-DCMAKE_BUILD_TYPE=Release")
 
 
 @pytest.mark.parametrize("target", ["flashattn::flashattn", "flashattn::static"])
@@ -48,7 +52,8 @@ def test_cmake(tmp_path, prefix, target):
 
 
 @pytest.mark.parametrize("how, words", [
-    (dict(version="0.1"), "0.2.0"), (dict(version="0.2.99"), "0.2.0"), (dict(version="1"), "0.2.0"),
+    (dict(version="0.1"), f"version: {VERSION}"), (dict(version="1"), f"version: {VERSION}"),
+    (dict(version=f"{MINOR}.99"), f"version: {VERSION}"),
     (dict(components="COMPONENTS cuda"), "there are shared, static"),
 ])
 def test_cmake_refuses(tmp_path, prefix, how, words):
@@ -69,6 +74,37 @@ def test_cmake_without_the_archive(tmp_path, prefix, lib):
             configure(tmp_path, prefix, components="COMPONENTS static")
     finally:
         archive.rename(lib / "libflashattn.a")
+
+
+def test_cmake_with_gpu_kernels(tmp_path, prefix, lib):
+    """The archive of such a build needs the toolkit's static runtime: found by CMake, or missed."""
+    need("cmake")
+    config = lib / "cmake" / "flashattn" / "flashattn-config.cmake"
+    text = config.read_text(encoding="utf-8")
+    if "  if(TRUE)\n" not in text:
+        assert text.count("  if(FALSE)\n") == 1
+        config.write_text(text.replace("  if(FALSE)\n", "  if(TRUE)\n"), encoding="utf-8")
+    try:
+        # Stand-ins for CMake's own module, which looks for the toolkit of this machine.
+        target = ("add_library(CUDA::cudart_static INTERFACE IMPORTED)\n"
+                  "set_target_properties(CUDA::cudart_static PROPERTIES\n"
+                  "  INTERFACE_COMPILE_DEFINITIONS SEEN)")
+        for name, body in {"without": "", "with": target}.items():
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "FindCUDAToolkit.cmake").write_text(body + "\n", encoding="utf-8")
+        how = dict(target="flashattn::static", components="COMPONENTS static")
+        with pytest.raises(AssertionError, match="install the CUDA"):
+            configure(tmp_path / "without", prefix, modules=tmp_path / "without", **how)
+        configure(tmp_path / "with", prefix, modules=tmp_path / "with", **how)
+        assert "-DSEEN" in run("cmake", "--build", tmp_path / "with" / "b", "--verbose")
+    finally:
+        config.write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGING.rglob("*.c")), ids=lambda path: path.name)
+def test_programs_without_a_warning(path):
+    run(*compiler(), "-std=c99", "-fsyntax-only", "-Wall", "-Wextra", "-pedantic", "-Werror", "-I",
+        ROOT / "include", path)
 
 
 def pkg_config(lib, prefix, *words):
