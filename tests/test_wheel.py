@@ -176,14 +176,17 @@ def test_label_and_size(wheel, tmp_path):
     assert re.search(r"^Version: 0\.[\d.]+\+cu13$", metadata.read_text("utf-8"), re.M)
 
 
-def test_sdist(released):
-    """All that a build needs, and the licence."""
+def test_sdist(released, tmp_path):
+    """All that a build needs, and the licence; it configures by itself."""
     (path,) = released.glob("*.tar.gz")
     with tarfile.open(path) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
     assert {"meson.build", "meson_options.txt", "pyproject.toml", "LICENSE", "PKG-INFO",
             "include/flashattn.h", "bindings/packaging/cmake/meson.build"} <= names
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "src").rglob("*.cpp")} <= names
+    shutil.unpack_archive(path, tmp_path)
+    (tree,) = tmp_path.iterdir()
+    run("meson", "setup", tree / "b", tree, "-Dwheel=true", "-Dpython=enabled", "-Dcuda=disabled")
 
 
 def test_attention(python, tmp_path):

@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from typing import List, Optional
+from typing import Dict, List, Optional
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GLIBC = (2, 28)
@@ -30,7 +30,7 @@ LIBRARIES = ("libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.s
 MAX_BYTES = 60_000_000
 
 
-def run(*command: object, env: Optional[dict] = None, cwd: pathlib.Path = ROOT) -> None:
+def run(*command: object, env: Optional[Dict[str, str]] = None, cwd: pathlib.Path = ROOT) -> None:
     words = [str(word) for word in command]
     print("$", shlex.join(words), flush=True)
     result = subprocess.run(words, cwd=cwd, env={**os.environ, **(env or {})}, check=False)
