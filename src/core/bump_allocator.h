@@ -6,12 +6,12 @@
 
 namespace flashattn {
 
+// kAlignment: of each array, in bytes; by default a cache line of a CPU.
+template <int64_t kAlignment = 64>
 class BumpAllocator {
  public:
-  static constexpr int64_t kAlignment = 64;  // bytes
-
   // A base that is not aligned loses up to kAlignment bytes.
-  FLASHATTN_HD explicit BumpAllocator(char* base) : base_(base), at_(0) {
+  FLASHATTN_HD explicit BumpAllocator(void* base) : base_(static_cast<char*>(base)), at_(0) {
     const int64_t beyond = reinterpret_cast<intptr_t>(base) % kAlignment;
     if (beyond != 0) at_ = kAlignment - beyond;
   }
@@ -26,6 +26,9 @@ class BumpAllocator {
 
   // Bytes taken so far.
   FLASHATTN_HD int64_t bytes() const { return at_; }
+
+  // Bytes that memory of any alignment must have for what has been taken.
+  FLASHATTN_HD int64_t unaligned_bytes() const { return at_ + kAlignment; }
 
  private:
   char* const base_;

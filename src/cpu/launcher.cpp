@@ -103,7 +103,7 @@ CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const Shape& shape,
     w.shared.tiles = memory.take<char>(w.shared.count * shared_tile_bytes_);
   }
   w.scratch = memory.take<char>(forward_scratch_ * threads_);
-  w.bytes = memory.bytes() + BumpAllocator::kAlignment;  // for an unaligned base
+  w.bytes = memory.unaligned_bytes();
   return w;
 }
 
@@ -120,7 +120,7 @@ CpuLauncher::BackwardWorkspace CpuLauncher::backward_workspace(const Shape& shap
   w.dq = memory.take<float>(tiles * tile_q * kernels_.dq_columns(problem_));
   w.dq_semaphore = memory.take<int32_t>(tiles);
   w.scratch = memory.take<char>(backward_scratch_ * threads_);
-  w.bytes = memory.bytes() + BumpAllocator::kAlignment;  // for an unaligned base
+  w.bytes = memory.unaligned_bytes();
   return w;
 }
 

@@ -15,7 +15,7 @@ const sm80::BackwardEntry* dbias_entry(const Problem& p) {
 }  // namespace
 
 flashattn_tensor rounded_dout(const Problem& problem, const BackwardArgs& args,
-                              WorkspaceCutter* workspace) {
+                              WorkspaceAllocator* workspace) {
   if (problem.dtype_o == problem.dtype) return args.dout;
   const RowLayout layout = row_layout(problem, args.shape);
   const int64_t rows = query_rows(problem, args.shape).tokens *

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <string>
 
+#include "core/bump_allocator.h"
 #include "core/problem.h"
 #include "cuda/host/driver.h"
 #include "cuda/host/launch.h"
@@ -88,34 +89,16 @@ class PlanContext;
 // Returns OK if the device and the plan's context are current.
 int32_t check_current(int32_t device, const PlanContext& context);
 
-// A bump allocator for the workspace, which may have any alignment. With a NULL base it only
-// counts.
-class WorkspaceCutter {
- public:
-  explicit WorkspaceCutter(void* base)
-      : base_(static_cast<char*>(base)),
-        at_(base ? (kAlignment - reinterpret_cast<intptr_t>(base) % kAlignment) % kAlignment : 0) {}
+// Divides the workspace, which may have any alignment, into arrays that begin with a cache line.
+using WorkspaceAllocator = BumpAllocator<128>;
 
-  template <class T>
-  T* take(int64_t count) {
-    char* piece = base_ ? base_ + at_ : nullptr;
-    at_ += (count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
-    return reinterpret_cast<T*>(piece);
-  }
-
-  // Bytes needed of a workspace that is not aligned.
-  int64_t bytes() const { return at_ + kAlignment; }
-  static int64_t bytes_for(int64_t piece) {
-    WorkspaceCutter cutter(nullptr);
-    cutter.take<char>(piece);
-    return cutter.bytes();
-  }
-
- private:
-  static constexpr int64_t kAlignment = 128;
-  char* const base_;
-  int64_t at_;
-};
+// The workspace for one array.
+template <class T>
+int64_t workspace_of(int64_t count) {
+  WorkspaceAllocator memory(nullptr);
+  memory.take<T>(count);
+  return memory.unaligned_bytes();
+}
 
 struct NamedTensor {
   const char* name;

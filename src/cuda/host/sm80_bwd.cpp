@@ -55,7 +55,7 @@ BackwardParams BackwardKernels::params(const BackwardArgs& args, char* base, int
   p.by_heads_kv = FastDivmod::of(problem_.heads_kv);
   p.q_heads_per_kv_head = problem_.q_heads_per_kv_head();
 
-  WorkspaceCutter workspace(base);
+  WorkspaceAllocator workspace(base);
   const bool varlen = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   const int64_t tokens =
       varlen ? shape.total_q : static_cast<int64_t>(shape.batch) * shape.seqlen_q;
@@ -72,7 +72,7 @@ BackwardParams BackwardKernels::params(const BackwardArgs& args, char* base, int
     p.dq_order_tile_q = main_.entry->tile_q;
     p.dq_order = workspace.take<int32_t>(p.head_tiles(p.dq_order_tile_q) * problem_.heads_q);
   }
-  *bytes = workspace.bytes();
+  *bytes = workspace.unaligned_bytes();
   return p;
 }
 

@@ -196,7 +196,7 @@ int64_t ForwardKernels::workspace(const Shape& shape) const {
   const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * p.partial_queries;
   if (problem_.splits == 1) return 0;
   if (problem_.splits > 1 || problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) {
-    return p.parts > 1 ? WorkspaceCutter::bytes_for(rows * p.parts * row) : 0;
+    return p.parts > 1 ? workspace_of<char>(rows * p.parts * row) : 0;
   }
   int64_t limit = 0;
   for (const Kernel* choice : {&deep_, &shallow_, &tiny_, &small_, &medium_, &large_}) {
@@ -205,7 +205,7 @@ int64_t ForwardKernels::workspace(const Shape& shape) const {
   }
   return shape.seqlen_kv < 4 * kSplitStep
              ? 0
-             : WorkspaceCutter::bytes_for(
+             : workspace_of<char>(
                    std::min(limit, rows * ceil_div(shape.seqlen_kv, 2 * kSplitStep) * row));
 }
 
@@ -229,7 +229,7 @@ int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
       return status;
     const int64_t rows =
         static_cast<int64_t>(p.parts) * args.shape.batch * problem_.heads_q * p.partial_queries;
-    p.partial_o = WorkspaceCutter(workspace).take<float>(rows * (problem_.dim_v + 2));
+    p.partial_o = WorkspaceAllocator(workspace).take<float>(rows * (problem_.dim_v + 2));
     p.partial_sums = reinterpret_cast<PartialSum*>(p.partial_o + rows * problem_.dim_v);
   }
   const int32_t status =

@@ -188,7 +188,7 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   p.first_key = ordered() ? (p.swizzle.tiles - 1) * entry.tile_kv : 0;
   p.key_step = ordered() ? -entry.tile_kv : entry.tile_kv;
 
-  WorkspaceCutter workspace(base);
+  WorkspaceAllocator workspace(base);
   const int64_t rows = common.head_tiles(entry.tile_q) * problem_.heads_q * entry.tile_q;
   common.work_counter = workspace.take<int32_t>(1);
   common.dq_work_counter = workspace.take<int32_t>(1);
@@ -215,7 +215,7 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   // In order, or with an early start, no work item may be reserved for a CTA that has not started.
   p.static_work_items = ordered() || early ? 0 : std::min(p.stream_k.work_items, workers);
   common.dout = rounded_dout(problem_, args, &workspace);
-  *bytes = workspace.bytes();
+  *bytes = workspace.unaligned_bytes();
   return p;
 }
 

@@ -52,10 +52,10 @@ int64_t Fp8ForwardKernels::v_bytes(const Shape& shape) const {
 }
 
 int64_t Fp8ForwardKernels::workspace(const Shape& shape) const {
-  WorkspaceCutter cutter(nullptr);
-  cutter.take<TileCounter>(1);
-  cutter.take<uint8_t>(v_bytes(shape));
-  return cutter.bytes();
+  WorkspaceAllocator memory(nullptr);
+  memory.take<TileCounter>(1);
+  memory.take<uint8_t>(v_bytes(shape));
+  return memory.unaligned_bytes();
 }
 
 std::string Fp8ForwardKernels::describe(const Shape&, flashattn_plan_properties* properties) const {
@@ -90,9 +90,9 @@ int32_t Fp8ForwardKernels::launch(const ForwardArgs& args, void* workspace,
           make_forward_params(problem_, args, kernel_, l2_bytes_, softcap_, &p)) {
     return status;
   }
-  WorkspaceCutter cutter(workspace);
-  TileCounter* const counter = cutter.take<TileCounter>(1);
-  uint8_t* const v_transposed = cutter.take<uint8_t>(v_bytes(args.shape));
+  WorkspaceAllocator memory(workspace);
+  TileCounter* const counter = memory.take<TileCounter>(1);
+  uint8_t* const v_transposed = memory.take<uint8_t>(v_bytes(args.shape));
   p.v_transposed = v_transposed;
   if (const int32_t status = transpose_v(args, v_transposed, stream)) return status;
   return launch_forward(kernel_, &p, counter, stream);

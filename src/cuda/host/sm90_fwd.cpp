@@ -213,9 +213,7 @@ const ForwardKernels::NamedKernel& ForwardKernels::choose(const Shape& shape) co
   return *std::min_element(kernels_.begin(), kernels_.end(), faster);
 }
 
-int64_t ForwardKernels::workspace(const Shape&) const {
-  return WorkspaceCutter::bytes_for(sizeof(TileCounter));
-}
+int64_t ForwardKernels::workspace(const Shape&) const { return workspace_of<TileCounter>(1); }
 
 std::string ForwardKernels::describe(const Shape& shape,
                                      flashattn_plan_properties* properties) const {
@@ -232,7 +230,8 @@ int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
           make_forward_params(problem_, args, named.kernel, l2_bytes_, softcap_, &p)) {
     return status;
   }
-  return launch_forward(named.kernel, &p, WorkspaceCutter(workspace).take<TileCounter>(1), stream);
+  return launch_forward(named.kernel, &p, WorkspaceAllocator(workspace).take<TileCounter>(1),
+                        stream);
 }
 
 int32_t make_forward_params(const Problem& problem, const ForwardArgs& args,
