@@ -20,6 +20,7 @@ constexpr int32_t kSplitStep = 64;
 // that a sequence does not have end after some ns.
 constexpr int64_t kUnevenKeys = 2048;
 constexpr int64_t kUnevenRounds = 5;
+constexpr int32_t kShortElements = 16384;  // of a head's Q or K: up to here small CTAs start faster
 
 // Kernels for modified scores multiply fp32 as 3xTF32. So does the backward pass, whose P must come
 // from the same scores as lse; and a sink may exceed all of P, whose digits 3xFP16 would lose.
@@ -182,9 +183,13 @@ ForwardParams ForwardKernels::grid(const ReadyKernel<ForwardEntry>& choice,
   return p;
 }
 
-bool ForwardKernels::is_one_wave(const Shape& shape) const {
+RowCost ForwardKernels::cost(const Shape& shape) const {
+  // Short sequences: the start-up time of a CTA decides.
+  const int64_t longest = std::max(shape.seqlen_q, shape.seqlen_kv);
+  if (longest * problem_.dim_qk > kShortElements) return {1.0, nullptr};
   const ReadyKernel<ForwardEntry>& kernel = choose(shape).kernel;
-  return grid(kernel, shape).blocks() <= kernel.resident;
+  if (grid(kernel, shape).blocks() > kernel.resident) return {1.0, nullptr};
+  return {0.4, "short sequences that all run at once: small CTAs start faster"};
 }
 
 int64_t ForwardKernels::workspace(const Shape& shape) const {

@@ -14,8 +14,8 @@ class ForwardKernels final : public ForwardRow {
   ForwardKernels(const Problem& problem, const Device& device);
 
   const char* title() const override { return "portable kernels"; }
-  const char* declines(const Shape&, const ForwardRow*) const override { return nullptr; }
-  bool is_one_wave(const Shape& shape) const override;
+  bool supports(const Shape&, const char**) const override { return true; }
+  RowCost cost(const Shape& shape) const override;
   int64_t workspace(const Shape& shape) const override;
   std::string describe(const Shape& shape, flashattn_plan_properties* properties) const override;
   int32_t launch(const ForwardArgs& args, void* workspace, cudaStream_t stream) const override;

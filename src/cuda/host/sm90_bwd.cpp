@@ -44,14 +44,13 @@ constexpr int32_t kEarlyHeads = 2;
 // lose 0.5 %.
 constexpr int32_t kManyHeads = 3, kManyMultiprocessors = 2;
 
-const BackwardEntry* find(const Problem& p, BackwardTable table) {
+const BackwardEntry* find(const Problem& p, Table<BackwardEntry> table) {
   const ScoreModKind scores = scores_of(p);
-  const auto end = table.entries + table.count;
-  const auto found = std::find_if(table.entries, end, [&](const BackwardEntry* e) {
+  const auto found = std::find_if(table.begin(), table.end(), [&](const BackwardEntry* e) {
     return e->dtype == p.dtype && e->score_mod == scores && e->dim_qk >= p.dim_qk &&
            e->dim_v >= p.dim_v;
   });
-  return found == end ? nullptr : *found;
+  return found == table.end() ? nullptr : *found;
 }
 
 // The two-warpgroup kernel of the same head size, without a mask: see kMany.
@@ -63,15 +62,18 @@ const BackwardEntry* find_two_warpgroup(const Problem& p) {
 
 }  // namespace
 
-const char* BackwardKernels::refuses(const Problem& problem) {
+bool BackwardKernels::supports(const Problem& problem, const char** why_not) {
   const BackwardEntry* entry = find(problem, backward_table());
   if (problem.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT || !entry) {
-    return "no Hopper backward kernel for this";
+    *why_not = "no Hopper backward kernel for this";
+    return false;
   }
   // With block masks and dim 64 the portable kernel is faster, on an H200 by 40 %.
-  const bool slow = problem.has_mask(FLASHATTN_MASK_BLOCKS) && entry->dim_qk == 64;
-  return slow && !forced_backend() ? "the Hopper kernel is slower with block masks and small heads"
-                                   : nullptr;
+  if (problem.has_mask(FLASHATTN_MASK_BLOCKS) && entry->dim_qk == 64 && !forced_backend()) {
+    *why_not = "the Hopper kernel is slower with block masks and small heads";
+    return false;
+  }
+  return true;
 }
 
 BackwardKernels::BackwardKernels(const Problem& problem, const Device& device)
@@ -106,19 +108,21 @@ const BackwardKernels::Kernel& BackwardKernels::kernel_for(const Shape& shape) c
   return queries * problem_.q_heads_per_kv_head() >= kMany ? two_warpgroup_ : main_;
 }
 
-const char* BackwardKernels::declines(const Shape& shape, const BackwardRow*) const {
+bool BackwardKernels::supports(const Shape& shape, const char** why_not) const {
   if (shape.batch == 0 || shape.seqlen_q == 0 || shape.seqlen_kv == 0) {
-    return "there are no queries or no keys";
+    *why_not = "there are no queries or no keys";
+    return false;
   }
   const ScoreModKind scores = main_.choice.entry->score_mod;
-  if (scores != ScoreModKind::kRuntime && scores != ScoreModKind::kDropout) return nullptr;
+  if (scores != ScoreModKind::kRuntime && scores != ScoreModKind::kDropout) return true;
   const int64_t tiles = ceil_div(shape.seqlen_q, main_.choice.entry->tile_q);
   const bool fits = tiles < kMaxRuntimeTiles &&
                     problem_.q_heads_per_kv_head() < INT32_MAX / kMaxRuntimeTiles &&
                     (!problem_.has_mask(FLASHATTN_MASK_BLOCKS) ||
                      tiles * problem_.q_heads_per_kv_head() <= kMaxBlockMaskTiles);
-  return fits ? nullptr
-              : "too many queries for the Hopper kernel with biases, dropout or block masks";
+  if (!fits)
+    *why_not = "too many queries for the Hopper kernel with biases, dropout or block masks";
+  return fits;
 }
 
 int64_t BackwardKernels::first_heads(const L2Swizzle& swizzle) const {

@@ -13,13 +13,14 @@ namespace flashattn::cuda::sm90 {
 
 class BackwardKernels final : public BackwardRow {
  public:
-  // Why plans for the problem do not use these kernels; NULL: they do.
-  static const char* refuses(const Problem& problem);
+  // See Registration::supports.
+  static bool supports(const Problem& problem, const char** why_not);
 
   BackwardKernels(const Problem& problem, const Device& device);
 
   const char* title() const override { return "Hopper kernels"; }
-  const char* declines(const Shape& shape, const BackwardRow* next) const override;
+  bool supports(const Shape& shape, const char** why_not) const override;
+  RowCost cost(const Shape&) const override { return {0.6, nullptr}; }
   int64_t workspace(const Shape& shape) const override;
   std::string describe(const Shape& shape, flashattn_plan_properties* properties) const override;
   int32_t launch(const BackwardArgs& args, void* workspace, cudaStream_t stream) const override;

@@ -16,10 +16,8 @@ ScoreModKind score_mod_of(const Problem& p) {
 const ForwardEntry* find(const Problem& p) {
   const int32_t dtype =
       p.dtype_o == FLASHATTN_DTYPE_F16 ? FLASHATTN_DTYPE_F16 : FLASHATTN_DTYPE_BF16;
-  const ForwardTable table = fp8_forward_table();
   const ForwardEntry* best = nullptr;
-  for (size_t n = 0; n < table.count; ++n) {
-    const ForwardEntry* e = table.entries[n];
+  for (const ForwardEntry* e : fp8_forward_table()) {
     if (e->dtype == dtype && e->score_mod == score_mod_of(p) && e->dim_qk >= p.dim_qk &&
         e->dim_v >= p.dim_v && (!best || e->dim_qk < best->dim_qk)) {
       best = e;
