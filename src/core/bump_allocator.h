@@ -6,12 +6,12 @@
 
 namespace flashattn {
 
-// kAlignment: of each array, in bytes; by default a cache line of a CPU.
-template <int64_t kAlignment = 64>
-class BumpAllocator {
+// kAlignment: of each array, in bytes.
+template <int64_t kAlignment>
+class BasicBumpAllocator {
  public:
   // A base that is not aligned loses up to kAlignment bytes.
-  FLASHATTN_HD explicit BumpAllocator(void* base) : base_(static_cast<char*>(base)), at_(0) {
+  FLASHATTN_HD explicit BasicBumpAllocator(void* base) : base_(static_cast<char*>(base)), at_(0) {
     const int64_t beyond = reinterpret_cast<intptr_t>(base) % kAlignment;
     if (beyond != 0) at_ = kAlignment - beyond;
   }
@@ -34,5 +34,7 @@ class BumpAllocator {
   char* const base_;
   int64_t at_;
 };
+
+using BumpAllocator = BasicBumpAllocator<64>;  // a cache line of a CPU
 
 }  // namespace flashattn

@@ -89,8 +89,9 @@ class PlanContext;
 // Returns OK if the device and the plan's context are current.
 int32_t check_current(int32_t device, const PlanContext& context);
 
-// Divides the workspace, which may have any alignment, into arrays that begin with a cache line.
-using WorkspaceAllocator = BumpAllocator<128>;
+// Divides the workspace, which may have any alignment, into arrays that begin with a cache line of
+// the GPU.
+using WorkspaceAllocator = BasicBumpAllocator<128>;
 
 // The workspace for one array.
 template <class T>
