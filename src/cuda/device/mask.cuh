@@ -15,8 +15,8 @@ template <int kGroups, class Visit>
 __device__ __forceinline__ void visit_outside(int32_t begin, int32_t count, Visit visit) {
 #pragma unroll
   for (int x = 0; x < kGroups * 2; ++x) {
-    const uint32_t place = static_cast<uint32_t>(x / 2 * 8 + x % 2 - begin);
-    if (place >= static_cast<uint32_t>(max(count, 0))) visit(x / 2, x % 2);
+    const uint32_t offset = static_cast<uint32_t>(x / 2 * 8 + x % 2 - begin);
+    if (offset >= static_cast<uint32_t>(max(count, 0))) visit(x / 2, x % 2);
   }
 }
 
@@ -31,8 +31,8 @@ __device__ __forceinline__ void visit_unset(uint32_t shown, Visit visit) {
 
 // Elements of a pair of neighbouring columns of which column - begin < count: all their bits.
 __device__ __forceinline__ uint32_t pair_inside(int32_t column, int32_t begin, uint32_t count) {
-  const uint32_t place = static_cast<uint32_t>(column - begin);
-  return (place < count ? 0xffffu : 0) | (place + 1 < count ? 0xffff0000u : 0);
+  const uint32_t offset = static_cast<uint32_t>(column - begin);
+  return (offset < count ? 0xffffu : 0) | (offset + 1 < count ? 0xffff0000u : 0);
 }
 
 // A mask of a packed pair: all bits of the elements whose bit, 0 or 1, is set.

@@ -34,7 +34,7 @@ Residency make_ready(const void* kernel, int32_t threads, int32_t shared_bytes,
                      int32_t multiprocessors);
 
 template <class Entry>
-ReadyKernel<Entry> prepare(const Entry& entry, int32_t multiprocessors) {
+ReadyKernel<Entry> make_ready(const Entry& entry, int32_t multiprocessors) {
   const Residency r = make_ready(reinterpret_cast<const void*>(entry.kernel), entry.threads,
                                  entry.shared_bytes, multiprocessors);
   return {&entry, r.registers, r.resident};
@@ -119,14 +119,14 @@ int32_t check_forward_arrays(const Problem& problem, const ForwardArgs& args);
 int32_t check_backward_arrays(const Problem& problem, const BackwardArgs& args);
 
 // Returns OK if a one-dimensional grid may have so many CTAs.
-int32_t check_grid(int64_t blocks);
+int32_t check_grid(int64_t ctas);
 
-// Launches a kernel of a table with a grid of `blocks` CTAs.
+// Launches a kernel of a table with a grid of `ctas` CTAs.
 template <class Entry, class Params>
-int32_t launch(const Entry& entry, int64_t blocks, const Params& params, cudaStream_t stream,
+int32_t launch(const Entry& entry, int64_t ctas, const Params& params, cudaStream_t stream,
                const char* what) {
-  if (const int32_t status = check_grid(blocks)) return status;
-  return status_of(launch_kernel(entry.kernel, dim3(static_cast<unsigned>(blocks)), entry.threads,
+  if (const int32_t status = check_grid(ctas)) return status;
+  return status_of(launch_kernel(entry.kernel, dim3(static_cast<unsigned>(ctas)), entry.threads,
                                  entry.shared_bytes, params, stream),
                    what);
 }

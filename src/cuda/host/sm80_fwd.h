@@ -39,7 +39,7 @@ class ForwardKernels final : public ForwardRow {
   const int32_t multiprocessors_;
   const int64_t l2_bytes_;
   Kernel deep_, shallow_, tiny_, small_, medium_, large_;  // by the number of queries and CTAs
-  bool merge_starts_early_;  // whether the merge of a split forward may launch early (PDL)
+  bool combine_starts_early_;  // whether the combine kernel may launch early (PDL)
 };
 
 // Shared memory that a CTA of the problem's kernels needs, in bytes, on a device that offers

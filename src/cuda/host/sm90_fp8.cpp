@@ -33,7 +33,7 @@ bool takes_fp8(const Problem& problem) { return find(problem) != nullptr; }
 Fp8ForwardKernels::Fp8ForwardKernels(const Problem& problem, const Device& device)
     : problem_(problem),
       l2_bytes_(usable_l2_bytes(device.index)),
-      kernel_(prepare(*find(problem), device.properties.multiprocessors)),
+      kernel_(make_ready(*find(problem), device.properties.multiprocessors)),
       transpose_v_(transpose_v_kernel(kernel_.entry->dim_v)),
       name_(std::string("sm90_forward_f8_") + std::to_string(kernel_.entry->dim_qk) + "_" +
             std::to_string(kernel_.entry->dim_v) + "_q" + std::to_string(kernel_.entry->tile_q) +

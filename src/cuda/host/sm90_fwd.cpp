@@ -17,19 +17,19 @@ namespace {
 constexpr int32_t kLongKeys = 4096;    // keys from which split-KV pays
 constexpr int32_t kShortQueries = 64;  // up to here the portable kernels pack heads and split keys
 
-ScoreModKind scores_of(const Problem& p) {
-  const bool capped = p.softcap != 0, sloped = p.has_bias(FLASHATTN_BIAS_ALIBI);
-  const bool dropped = p.dropout_threshold() != 0;
-  if (needs_runtime_kernel(p) || p.scale < 0 || capped + sloped + dropped > 1)
+ScoreModKind score_mod_of(const Problem& p) {
+  const bool has_softcap = p.softcap != 0, has_alibi = p.has_bias(FLASHATTN_BIAS_ALIBI);
+  const bool has_dropout = p.dropout_threshold() != 0;
+  if (needs_runtime_kernel(p) || p.scale < 0 || has_softcap + has_alibi + has_dropout > 1)
     return ScoreModKind::kRuntime;
-  return capped    ? ScoreModKind::kSoftcap
-         : sloped  ? ScoreModKind::kAlibi
-         : dropped ? ScoreModKind::kDropout
-                   : ScoreModKind::kPlain;
+  return has_softcap   ? ScoreModKind::kSoftcap
+         : has_alibi   ? ScoreModKind::kAlibi
+         : has_dropout ? ScoreModKind::kDropout
+                       : ScoreModKind::kPlain;
 }
 
 bool takes(const ForwardEntry& e, const Problem& p) {
-  return e.dtype == p.dtype && e.score_mod == scores_of(p) && e.dim_qk >= p.dim_qk &&
+  return e.dtype == p.dtype && e.score_mod == score_mod_of(p) && e.dim_qk >= p.dim_qk &&
          e.dim_v >= p.dim_v;
 }
 
@@ -161,7 +161,7 @@ ForwardKernels::ForwardKernels(const Problem& problem, const Device& device)
                               e->dim_v != kernels_[0].kernel.entry->dim_v)) {
       continue;
     }
-    kernels_.push_back({prepare(*e, multiprocessors_), kernel_name(*e)});
+    kernels_.push_back({make_ready(*e, multiprocessors_), kernel_name(*e)});
   }
 }
 

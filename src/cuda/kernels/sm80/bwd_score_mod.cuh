@@ -12,20 +12,20 @@ namespace flashattn::cuda::sm80 {
 
 // ScoreMod: as in the forward pass. kDimSplit: how many pairs of warps share their keys, see
 // bwd.cuh.
-template <class T_, int kDim_, int kStrips_, int kPairs_, int kTileQ_, int kSlice_, int kStages_,
-          int kMinBlocks_, class ScoreMod_, int kHalves_>
+template <class T_, int kDim_, int kMmaM_, int kWarpPairs_, int kTileQ_, int kSlice_, int kStages_,
+          int kMinCtasPerSm_, class ScoreMod_, int kDimSplit_>
 struct BwdConfig {
   using T = T_;
-  static constexpr int kDim = kDim_;      // of the tiles; smaller heads are padded
-  static constexpr int kMmaM = kStrips_;  // of 16 keys, a pair of warps
-  static constexpr int kWarpPairs = kPairs_, kDimSplit = kHalves_;
+  static constexpr int kDim = kDim_;    // of the tiles; smaller heads are padded
+  static constexpr int kMmaM = kMmaM_;  // of 16 keys, a pair of warps
+  static constexpr int kWarpPairs = kWarpPairs_, kDimSplit = kDimSplit_;
   static constexpr int kSlice = kSlice_;  // queries whose scores are held at once
   static constexpr int kStages = kStages_;
-  static constexpr int kMinCtasPerSm = kMinBlocks_;  // on a multiprocessor, as registers allow
+  static constexpr int kMinCtasPerSm = kMinCtasPerSm_;  // on a multiprocessor, as registers allow
   using ScoreMod = ScoreMod_;
   static constexpr int kWarps = 2 * kWarpPairs, kThreads = 32 * kWarps;
   static constexpr int kTileQ = kTileQ_, kTileKv = 16 * kMmaM * kWarpPairs / kDimSplit;
-  // Whether warps leave out tiles of queries that see none of their keys: another block on the
+  // Whether warps leave out tiles of queries that see none of their keys: another CTA on the
   // multiprocessor makes use of the time.
   static constexpr bool kSkipMaskedTiles = kMinCtasPerSm > 1 && kTileKv > kTileQ;
   // See own_pair; where registers allow.
@@ -77,7 +77,7 @@ class BwdScoreMod {
         warp_key_(own_pair(work_tile.roles_swapped) / kDimSplit * 16 * kMmaM) {}
 
   // Four warps stand before four schedulers. Where some of the keys are not seen, those of two
-  // blocks on a multiprocessor that have work should not stand before the same two.
+  // CTAs on a multiprocessor that have work should not stand before the same two.
   static __device__ __forceinline__ int own_pair(int32_t roles_swapped) {
     const int warp = threadIdx.x / 32;
     return (Config::kSwapKeys ? warp ^ roles_swapped : warp) % Config::kWarpPairs;
@@ -105,11 +105,11 @@ class BwdScoreMod {
                               slice / ScoreTile::kChunkElements);
   }
 
-  // From there to the pair 8 n columns further in row `half` (0: g, 1: g + 8) of a strip.
-  static __device__ __forceinline__ uint32_t pair_address(uint32_t pairs, int n, int strip,
+  // From there to the pair 8 n columns further in row `half` (0: g, 1: g + 8) of MMA mma_m.
+  static __device__ __forceinline__ uint32_t pair_address(uint32_t pairs, int n, int mma_m,
                                                           int half) {
     return ScoreTile::advance(pairs, n * 8 / ScoreTile::kChunkElements) +
-           (strip * 16 + half * 8) * ScoreTile::kRowBytes;
+           (mma_m * 16 + half * 8) * ScoreTile::kRowBytes;
   }
 
   // In which tile of scores the gradients' warp finds the weights: unmodified ones in that which
@@ -118,9 +118,9 @@ class BwdScoreMod {
     return kDimSplit == 2 && ScoreMod::kIsPlain ? Config::kStages : stage;
   }
 
-  // The key that accumulator row `half` (0: g, 1: g + 8) of a strip stands for.
-  __device__ __forceinline__ int32_t key_of(int strip, int half) const {
-    return work_tile_.keys.begin + warp_key_ + strip * 16 + half * 8 + lane_ / 4;
+  // The key that accumulator row `half` (0: g, 1: g + 8) of MMA mma_m stands for.
+  __device__ __forceinline__ int32_t key_of(int mma_m, int half) const {
+    return work_tile_.keys.begin + warp_key_ + mma_m * 16 + half * 8 + lane_ / 4;
   }
 
   // Whether a query of the tile sees a key of the warp's, block masks aside; true where that is
@@ -135,17 +135,17 @@ class BwdScoreMod {
 
   // Products to weights: as operands, and for the other warps. The gradients' gets them times the
   // derivative of the softcap, and negative where the dropout drops.
-  __device__ __forceinline__ void compute_p(ScoreFragment& s, PackedFragment& held, Step step,
+  __device__ __forceinline__ void compute_p(ScoreFragment& s, PackedFragment& p, Step step,
                                             Interval queries, bool full, int stage,
                                             int slice) const {
     const uint32_t lse = row_stats(stage) + (slice + lane_ % 4 * 2) * 4;
     const uint32_t to = pairs_address(p_tile(stage), slice);
     if constexpr (ScoreMod::kModifiesScores) {
-      modify(s, held, step, queries, full, lse, to, slice);
+      modify(s, p, step, queries, full, lse, to, slice);
       if constexpr (kDimSplit == 2) {
         const uint32_t shared = pairs_address(Config::kStages, slice);
-        visit_scores([&](int strip, int n, int x) {
-          if (x % 2 == 0) held[strip][n][x / 2].store_shared(pair_address(shared, n, strip, x / 2));
+        visit_scores([&](int mma_m, int n, int x) {
+          if (x % 2 == 0) p[mma_m][n][x / 2].store_shared(pair_address(shared, n, mma_m, x / 2));
         });
       }
       return;
@@ -154,7 +154,7 @@ class BwdScoreMod {
     constexpr bool kAnew = Config::kIsFp32 && Config::kDim > 128;
     const uint32_t scale = __float_as_uint(params_.problem.scale);
     const float factor = __uint_as_float(kAnew ? no_hoist(scale) : scale) * kLog2E;
-    if (has_large_lse()) relate(s, step, queries, slice);
+    if (has_large_lse()) subtract_bases(s, step, queries, slice);
     if (!full) mask(s, queries, slice);
     float2 next = ptx::load_shared_pair(lse);
 #pragma unroll
@@ -162,13 +162,13 @@ class BwdScoreMod {
       const float2 row = next;
       if (n + 1 < kSlice / 8) next = ptx::load_shared_pair(lse + (n + 1) * 32);
 #pragma unroll
-      for (int strip = 0; strip < kMmaM; ++strip) {
+      for (int mma_m = 0; mma_m < kMmaM; ++mma_m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float* x = &s[strip][n][half * 2];
-          held[strip][n][half] = PackedPair<T>::of(ptx::exp2(fmaf(x[0], factor, -row.x)),
-                                                   ptx::exp2(fmaf(x[1], factor, -row.y)));
-          held[strip][n][half].store_shared(pair_address(to, n, strip, half));
+          const float* x = &s[mma_m][n][half * 2];
+          p[mma_m][n][half] = PackedPair<T>::of(ptx::exp2(fmaf(x[0], factor, -row.x)),
+                                                ptx::exp2(fmaf(x[1], factor, -row.y)));
+          p[mma_m][n][half].store_shared(pair_address(to, n, mma_m, half));
         }
       }
     }
@@ -181,8 +181,8 @@ class BwdScoreMod {
   }
 
   // Scores, not in negative units, beside the bases of rows that have one.
-  __device__ __forceinline__ void relate(ScoreFragment& s, Step step, Interval queries,
-                                         int slice) const {
+  __device__ __forceinline__ void subtract_bases(ScoreFragment& s, Step step, Interval queries,
+                                                 int slice) const {
 #pragma unroll
     for (int n = 0; n < kSlice / 8; ++n) {
 #pragma unroll
@@ -235,7 +235,7 @@ class BwdScoreMod {
 
   // Products to weights: scores in units of kWideUnit log2(e), biases and all, which then meet the
   // base of their row, if it has one, and lse. A hidden score is -inf, whatever it was.
-  __device__ __forceinline__ void modify(ScoreFragment& s, PackedFragment& held, Step step,
+  __device__ __forceinline__ void modify(ScoreFragment& s, PackedFragment& p, Step step,
                                          Interval queries, bool full, uint32_t lse, uint32_t to,
                                          int slice) const {
     const auto make_members = [&] {
@@ -251,47 +251,47 @@ class BwdScoreMod {
     const auto members = make_members();
     const float factor = members.product_factor(params_.problem);
 #pragma unroll
-    for (int strip = 0; strip < kMmaM; ++strip) {
-      ScoreMod::template forward_stage<ScoreStage::kProduct>(StLayout<>(), flat(s[strip]), factor,
+    for (int mma_m = 0; mma_m < kMmaM; ++mma_m) {
+      ScoreMod::template forward_stage<ScoreStage::kProduct>(StLayout<>(), flat(s[mma_m]), factor,
                                                              params_.problem, members);
     }
     ScoreFragment addend;
-    visit_scores([&](int strip, int n, int x) { addend[strip][n][x] = s[strip][n][x] * factor; });
+    visit_scores([&](int mma_m, int n, int x) { addend[mma_m][n][x] = s[mma_m][n][x] * factor; });
     // Made again or held, whichever takes fewer registers.
     ScoreMod::add_biases(StLayout<kSlice / 2>(), flat(addend), params_.problem,
                          kDimSplit == 2 ? make_members() : members);
     if (!full) mask(addend, queries, slice);
     if (!step.block_mask_full) apply_block_mask(addend, step, queries, slice);
 
-    if (has_large_lse()) relate(addend, step, queries, slice);
-    visit_scores([&](int strip, int n, int x) {
+    if (has_large_lse()) subtract_bases(addend, step, queries, slice);
+    visit_scores([&](int mma_m, int n, int x) {
       const float2 row = ptx::load_shared_pair(lse + n * 32);
-      addend[strip][n][x] = fmaf(addend[strip][n][x], kWideUnit, x % 2 == 0 ? -row.x : -row.y);
+      addend[mma_m][n][x] = fmaf(addend[mma_m][n][x], kWideUnit, x % 2 == 0 ? -row.x : -row.y);
     });
     // From here on the addend is the weight times the softcap's derivative. Whether there is one is
     // looked at anew: registers are scarce.
     const bool differs = (no_hoist(__float_as_uint(params_.problem.softcap)) & 0x7fffffffu) != 0;
-    visit_scores([&](int strip, int n, int x) {
-      const float t = s[strip][n][x], p = ptx::exp2(addend[strip][n][x]);
-      s[strip][n][x] = p;
+    visit_scores([&](int mma_m, int n, int x) {
+      const float t = s[mma_m][n][x], p = ptx::exp2(addend[mma_m][n][x]);
+      s[mma_m][n][x] = p;
       // A hidden score may be anything: its derivative is not used.
-      addend[strip][n][x] = differs && p != 0.0f ? p * Softcap::derivative_at(t) : p;
+      addend[mma_m][n][x] = differs && p != 0.0f ? p * Softcap::derivative_at(t) : p;
     });
     if (params_.dropout_threshold != 0) {
       const DropoutStream stream =
           dropout_stream(params_.problem, params_.args.inputs, work_tile_.b, step.head);
       visit_dropped<kMmaM, kSlice / 8, true>(
           stream, params_.dropout_threshold, work_tile_.keys.begin + warp_key_,
-          queries.begin + slice, lane_, [&](int strip, int n, int x) {
-            s[strip][n][x] = 0.0f;
-            addend[strip][n][x] = -addend[strip][n][x];
+          queries.begin + slice, lane_, [&](int mma_m, int n, int x) {
+            s[mma_m][n][x] = 0.0f;
+            addend[mma_m][n][x] = -addend[mma_m][n][x];
           });
     }
-    visit_scores([&](int strip, int n, int x) {
+    visit_scores([&](int mma_m, int n, int x) {
       if (x % 2 != 0) return;
-      held[strip][n][x / 2] = PackedPair<T>::of(s[strip][n][x], s[strip][n][x + 1]);
-      PackedPair<T>::of(addend[strip][n][x], addend[strip][n][x + 1])
-          .store_shared(pair_address(to, n, strip, x / 2));
+      p[mma_m][n][x / 2] = PackedPair<T>::of(s[mma_m][n][x], s[mma_m][n][x + 1]);
+      PackedPair<T>::of(addend[mma_m][n][x], addend[mma_m][n][x + 1])
+          .store_shared(pair_address(to, n, mma_m, x / 2));
     });
   }
 

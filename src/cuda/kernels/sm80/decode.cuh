@@ -58,7 +58,7 @@ class DecodeKernel : RowEpilogue {
   __device__ __forceinline__ bool init() { return FwdWorkTile::template init<sizeof(T)>(params_); }
 
   __device__ __forceinline__ void run() {
-    if (params_.parts > 1) ptx::griddep_launch_dependents();  // the combine kernel
+    if (params_.max_splits > 1) ptx::griddep_launch_dependents();  // the combine kernel
     if (threadIdx.x == 0) store_to_smem(shared_ + Config::kWorkTileOffset);
     mainloop();
     load_from_smem(shared_ + Config::kWorkTileOffset);

@@ -47,7 +47,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
   __device__ __forceinline__ bool init() { return FwdWorkTile::template init<sizeof(T)>(params_); }
 
   __device__ __forceinline__ void run() {
-    if (params_.parts > 1) ptx::griddep_launch_dependents();  // the combine kernel
+    if (params_.max_splits > 1) ptx::griddep_launch_dependents();  // the combine kernel
     if (threadIdx.x == 0) store_to_smem(work_tile_address());
     if constexpr (k3xFp16) block_scale_.init();
     while (!mainloop()) reload_work_tile();
@@ -406,7 +406,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtasPerSm)
-    forward_kernel(const __grid_constant__ ForwardParams params) {
+    fwd_kernel(const __grid_constant__ ForwardParams params) {
   char* const shared = ptx::dynamic_shared();
   FwdKernel<Config> kernel(params, ptx::shared_address(shared));
   if (kernel.init()) kernel.run();

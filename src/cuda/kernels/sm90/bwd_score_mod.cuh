@@ -34,7 +34,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     prefetch_.prefetch(prefetched, q_coord);
   }
 
-  // LSE of a part's queries, in units of log2(e), is preloaded where registers allow: not with
+  // LSE of a slice's queries, in units of log2(e), is preloaded where registers allow: not with
   // score modifications, nor with dropout where P is staged (kStagePInDs).
   static constexpr bool kPreloadsLse =
       !Config::kHasScoreMod && !(Config::kIsDropout && Config::kStagePInDs);
@@ -170,7 +170,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
                                                   TilePrefetch& prefetched, int32_t q_coord,
                                                   uint32_t kind, uint32_t slot,
                                                   uint32_t count) const {
-    static_assert(kMmaN == kTileQ || !Config::kHasScoreMod, "parts of plain scores only");
+    static_assert(kMmaN == kTileQ || !Config::kHasScoreMod, "slices of plain scores only");
     const Problem& problem = params_.common.problem;
     const bool has_softcap = ScoreMod::template is_on<Softcap>(problem),
                has_alibi = ScoreMod::template is_on<Alibi>(problem);

@@ -297,20 +297,20 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     float pv[Config::kPvInFlight][32];
     gemm_pv(pv[0], state, 0, 0);
 #pragma unroll
-    for (int part = 0; part < kDim / 64; ++part) {
-      const bool last = part + 1 == kDim / 64;
+    for (int subtile = 0; subtile < kDim / 64; ++subtile) {
+      const bool last = subtile + 1 == kDim / 64;
       if (Config::kPvInFlight > 1 && !last) {
-        gemm_pv(pv[(part + 1) % Config::kPvInFlight], state, (part + 1) * 64, 0);
+        gemm_pv(pv[(subtile + 1) % Config::kPvInFlight], state, (subtile + 1) * 64, 0);
         ptx::wgmma_wait<1>();
       } else {
         ptx::wgmma_wait<0>();
       }
       if (last) this->consumer_release(storage_.v, state);
-      float (&x)[32] = pv[part % Config::kPvInFlight];
+      float (&x)[32] = pv[subtile % Config::kPvInFlight];
       ptx::reg_fence(x);
 #pragma unroll
-      for (int i = 0; i < 32; ++i) o_[part * 32 + i] += x[i];
-      if (Config::kPvInFlight == 1 && !last) gemm_pv(pv[0], state, (part + 1) * 64, 0);
+      for (int i = 0; i < 32; ++i) o_[subtile * 32 + i] += x[i];
+      if (Config::kPvInFlight == 1 && !last) gemm_pv(pv[0], state, (subtile + 1) * 64, 0);
     }
   }
 
