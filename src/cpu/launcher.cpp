@@ -266,9 +266,9 @@ void CpuLauncher::merge_splits(const ForwardJob& job, const Executor& on) const 
     const int32_t h = static_cast<int32_t>(task % problem_.heads_q);
     const SeqlenInfo sequence = job.sequences[b];
     const int32_t splits = split_count(split_, sequence.len);
-    if (parts <= 1) return;
+    if (splits <= 1) return;
     const int64_t stride = job.partial_row(1, 0, 0, 0);
-    const MergeJob merge{parts,
+    const MergeJob merge{splits,
                          problem_.dim_v,
                          FLASHATTN_DTYPE_F32,
                          problem_.dtype_o,

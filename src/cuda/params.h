@@ -45,8 +45,8 @@ struct ForwardParams {
 
   FLASHATTN_HD int64_t ctas() const { return work_heads() * q_tiles * max_splits; }
 
-  FLASHATTN_HD int64_t partial_row(int32_t split, int32_t b, int32_t h, int32_t i) const {
-    return ((static_cast<int64_t>(split) * args.shape.batch + b) * problem.heads_q + h) *
+  FLASHATTN_HD int64_t partial_row(int32_t split_idx, int32_t b, int32_t h, int32_t i) const {
+    return ((static_cast<int64_t>(split_idx) * args.shape.batch + b) * problem.heads_q + h) *
                partial_queries +
            i;
   }
