@@ -1,33 +1,28 @@
 // Score modifications of the Hopper forward pass: scale, softcap, ALiBi, dense bias, masks,
-// dropout, as this consumer's place makes them of the members in cuda/device. Scores are in units
-// of log2(e). Runtime kernels and redone tiles, whose scores have no bound, keep a quarter of that,
-// which is finite for every finite score.
+// dropout: the members in cuda/device, made for the rows of a consumer warpgroup. Scores are in
+// units of log2(e). Runtime kernels and redone tiles, whose scores have no bound, keep a quarter of
+// that, which is finite for every finite score.
 #pragma once
 
 #include <type_traits>
 
 #include "cuda/kernels/sm90/fwd_block_mask.cuh"
-#include "cuda/kernels/sm90/fwd_epilogue.cuh"
+#include "cuda/kernels/sm90/fwd_consumer.cuh"
 #include "cuda/device/dropout.cuh"
 #include "cuda/device/score_mod.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class FwdScoreMod : protected FwdEpilogue<Config> {
-  using Base = FwdEpilogue<Config>;
-
- protected:
+class FwdScoreMod {
+ public:
   using T = typename Config::T;
   using ScoreMod = typename Config::ScoreMod;
-  using Base::storage_, Base::params_;
-  using Base::work_tile, Base::lane, Base::row, Base::warpgroup_tile;
   static constexpr int kTileKv = Config::kTileKv;
   using ScoreAccum = float[kTileKv / 2];  // this lane's scores of a tile, as SLayout says
 
-  __device__ __forceinline__ FwdScoreMod(const ForwardParams& params, uint32_t shared,
-                                         SharedStorage<Config>& storage, int32_t warpgroup)
-      : Base(params, shared, storage, warpgroup), kv_tiles_(params) {}
+  __device__ __forceinline__ explicit FwdScoreMod(const FwdConsumer<Config>& consumer)
+      : consumer_(consumer), params_(consumer.params_) {}
 
   // Scale that the exponent of P applies to scores as modify() leaves them.
   __device__ __forceinline__ float exponent_scale() const {
@@ -124,7 +119,7 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
     const float slope = work_tile().alibi_slope;
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
-      const volatile Interval& seen = storage_.visible_kv[row() + mi * 8];
+      const volatile Interval& seen = consumer_.storage_.visible_kv[row() + mi * 8];
       const int32_t own = warpgroup_tile().diagonal + row() % 64 + mi * 8;
       const int32_t away = max(max(seen.begin - own, own - (seen.end - 1)), 0);
       peak[mi] = -slope * static_cast<float>(away);
@@ -136,7 +131,7 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
   __device__ __forceinline__ void apply_mask(float (&s)[kCount], int32_t key) const {
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
-      const volatile Interval& visible = storage_.visible_kv[row() + mi * 8];
+      const volatile Interval& visible = consumer_.storage_.visible_kv[row() + mi * 8];
       // Relative to this lane's first column.
       const int32_t first = key + lane() % 4 * 2;
       const int32_t begin = visible.begin - first, count = visible.end - first - begin;
@@ -145,9 +140,10 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
   }
 
   // Sets scores that the block mask hides to -inf.
-  __device__ __forceinline__ void apply_block_mask(ScoreAccum& s, int32_t n) const {
+  __device__ __forceinline__ void apply_block_mask(ScoreAccum& s, int32_t n,
+                                                   const KvTiles<Config>& kv_tiles) const {
     if constexpr (ScoreMod::template kHas<BlockMask>) {
-      if (kv_tiles_.full(n)) return;
+      if (kv_tiles.full(n)) return;
       const BlockMask blocks =
           BlockMask::of(params_.problem, params_.args.inputs, work_tile().b, work_tile().h);
 #pragma unroll
@@ -187,6 +183,15 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
   }
 
  private:
+  __device__ __forceinline__ const volatile WorkTile<Config::kConsumers>& work_tile() const {
+    return consumer_.work_tile();
+  }
+  __device__ __forceinline__ const volatile WarpgroupTile& warpgroup_tile() const {
+    return consumer_.warpgroup_tile();
+  }
+  __device__ __forceinline__ int32_t lane() const { return consumer_.lane(); }
+  __device__ __forceinline__ int32_t row() const { return consumer_.row(); }
+
   __device__ __forceinline__ DropoutStream philox_stream() const {
     return dropout_stream(params_.problem, params_.args.inputs, work_tile().b, work_tile().h);
   }
@@ -196,8 +201,8 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
     return work_tile().query + row() - lane() / 4;
   }
 
- protected:
-  KvTiles<Config> kv_tiles_;
+  const FwdConsumer<Config>& consumer_;
+  const ForwardParams& params_;
 };
 
 }  // namespace flashattn::cuda::sm90
