@@ -8,25 +8,6 @@
 
 namespace flashattn::cuda {
 
-// Dropout of P, as a member of a score modification.
-struct Dropout {
-  static constexpr ScoreStage kStage = ScoreStage::kWeight;
-  static constexpr bool kBoundsGrowth = true, kReadsMemory = false;
-
-  // Scale of the elements that are kept. threshold: see Problem::dropout_threshold().
-  static __device__ __forceinline__ float keep_scale(uint32_t threshold) {
-    return 65536.0f / (65536.0f - static_cast<float>(threshold));
-  }
-};
-
-__device__ __forceinline__ DropoutStream dropout_stream(const Problem& problem, const Inputs& in,
-                                                        int32_t b, int32_t h) {
-  const uint64_t* device = in.rng_device;
-  return DropoutStream::make(in.rng_seed + (device ? device[0] : 0),
-                             in.rng_offset + (device ? device[1] : 0),
-                             static_cast<uint32_t>(b * problem.heads_q + h));
-}
-
 // The counter of a lane's eight weights of the 16 x 16 tile at (i, j), multiples of 16.
 __device__ __forceinline__ PhiloxWords dropout_counter(const DropoutStream& stream, int32_t i,
                                                        int32_t j, int32_t lane) {
@@ -109,29 +90,51 @@ __device__ __forceinline__ void visit_words(const DropoutStream& stream, int32_t
   }
 }
 
-// The signs of the pairs, number 2 n + half, of 16 rows from i and columns from j on.
-template <int kGroups, bool kTransposed, int kPairs, bool kDense>
-__device__ __forceinline__ void draw_signs(DropoutSigns<kPairs, kDense>& signs,
-                                           const DropoutStream& stream, uint32_t threshold,
-                                           int32_t i, int32_t j, int32_t lane) {
-  visit_words<1, kGroups, kTransposed, 4>(stream, i, j, lane,
-                                          [&](int, int n, int half, uint32_t word) {
-                                            signs.set(2 * n + half, dropout_signs(word, threshold));
-                                          });
-}
+// Dropout of P, as a member of a score modification: of one head of one sequence.
+struct Dropout {
+  static constexpr ScoreStage kStage = ScoreStage::kWeight;
+  static constexpr bool kBoundsGrowth = true, kReadsMemory = false;
 
-// As visit_words, visit(m, n, x) for each element [m][n][x] of P that the dropout drops.
-template <int kMmaM, int kGroups, bool kTransposed, class Visit>
-__device__ __forceinline__ void visit_dropped(const DropoutStream& stream, uint32_t threshold,
-                                              int32_t i, int32_t j, int32_t lane, Visit visit) {
-  visit_words<kMmaM, kGroups, kTransposed>(stream, i, j, lane,
-                                           [&](int m, int n, int half, uint32_t word) {
+  DropoutStream stream;
+  uint32_t threshold;  // see Problem::dropout_threshold()
+
+  static __device__ __forceinline__ Dropout of(const Problem& problem, const Inputs& in, int32_t b,
+                                               int32_t h, uint32_t threshold) {
+    const uint64_t* device = in.rng_device;
+    return {DropoutStream::make(in.rng_seed + (device ? device[0] : 0),
+                                in.rng_offset + (device ? device[1] : 0),
+                                static_cast<uint32_t>(b * problem.heads_q + h)),
+            threshold};
+  }
+
+  // Scale of the elements that are kept.
+  static __device__ __forceinline__ float keep_scale(uint32_t threshold) {
+    return 65536.0f / (65536.0f - static_cast<float>(threshold));
+  }
+
+  // The signs of the pairs, number 2 n + half, of 16 rows from i and columns from j on.
+  template <int kGroups, bool kTransposed, int kPairs, bool kDense>
+  __device__ __forceinline__ void draw_signs(DropoutSigns<kPairs, kDense>& signs, int32_t i,
+                                             int32_t j, int32_t lane) const {
+    visit_words<1, kGroups, kTransposed, 4>(
+        stream, i, j, lane, [&](int, int n, int half, uint32_t word) {
+          signs.set(2 * n + half, dropout_signs(word, threshold));
+        });
+  }
+
+  // As visit_words, visit(m, n, x) for each element [m][n][x] of P that is dropped.
+  template <int kMmaM, int kGroups, bool kTransposed, class Visit>
+  __device__ __forceinline__ void visit_dropped(int32_t i, int32_t j, int32_t lane,
+                                                Visit visit) const {
+    visit_words<kMmaM, kGroups, kTransposed>(stream, i, j, lane,
+                                             [&](int m, int n, int half, uint32_t word) {
 #pragma unroll
-                                             for (int e = 0; e < 2; ++e) {
-                                               if (!is_kept(word, e, threshold))
-                                                 visit(m, n, 2 * half + e);
-                                             }
-                                           });
-}
+                                               for (int e = 0; e < 2; ++e) {
+                                                 if (!is_kept(word, e, threshold))
+                                                   visit(m, n, 2 * half + e);
+                                               }
+                                             });
+  }
+};
 
 }  // namespace flashattn::cuda

@@ -275,17 +275,17 @@ class BwdScoreMod {
       const float t = s[mma_m][n][x], p = ptx::exp2(addend[mma_m][n][x]);
       s[mma_m][n][x] = p;
       // A hidden score may be anything: its derivative is not used.
-      addend[mma_m][n][x] = differs && p != 0.0f ? p * Softcap::derivative_at(t) : p;
+      addend[mma_m][n][x] = differs && p != 0.0f ? p * ScoreMod::derivative_at(t) : p;
     });
     if (params_.dropout_threshold != 0) {
-      const DropoutStream stream =
-          dropout_stream(params_.problem, params_.args.inputs, work_tile_.b, step.head);
-      visit_dropped<kMmaM, kSlice / 8, true>(
-          stream, params_.dropout_threshold, work_tile_.keys.begin + warp_key_,
-          queries.begin + slice, lane_, [&](int mma_m, int n, int x) {
-            s[mma_m][n][x] = 0.0f;
-            addend[mma_m][n][x] = -addend[mma_m][n][x];
-          });
+      const Dropout dropout = Dropout::of(params_.problem, params_.args.inputs, work_tile_.b,
+                                          step.head, params_.dropout_threshold);
+      dropout.visit_dropped<kMmaM, kSlice / 8, true>(work_tile_.keys.begin + warp_key_,
+                                                     queries.begin + slice, lane_,
+                                                     [&](int mma_m, int n, int x) {
+                                                       s[mma_m][n][x] = 0.0f;
+                                                       addend[mma_m][n][x] = -addend[mma_m][n][x];
+                                                     });
     }
     visit_scores([&](int mma_m, int n, int x) {
       if (x % 2 != 0) return;

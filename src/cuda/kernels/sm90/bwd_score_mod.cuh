@@ -198,7 +198,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
                                               uint32_t kind, uint32_t slot, uint32_t count,
                                               bool near_0) const {
     const Problem& problem = params_.common.problem;
-    const bool has_softcap = Chain::template is_on<Softcap>(problem);
+    const bool has_derivative = Chain::template stage_is_on<ScoreStage::kProduct>(problem);
     const uint32_t lse = this->template row_stat_address<Config::kLse>(slot, 0);
     const int32_t tile = this->q_tile_of(q_coord);
     const float slope = static_cast<const volatile float&>(storage_.alibi_slopes[slot]);
@@ -227,7 +227,16 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         x[i] = s[4 * n + i];
         derivative[i] = 1.0f;
       }
-      if (has_softcap) softcap().forward_with_derivative(x, derivative, near_0);
+      const auto make = [&](auto member) {
+        if constexpr (std::is_same<decltype(member), Type<Softcap>>::value) {
+          return RangedSoftcap{softcap(), near_0};
+        } else if constexpr (std::is_same<decltype(member), Type<Alibi>>::value) {
+          return Alibi{slope * unit, distance};
+        } else {
+          return prefetched_bias(member, prefetched, n, kLog2E * unit);
+        }
+      };
+      Chain::forward_with_derivative(x, derivative, problem, make);
 #pragma unroll
       for (int i = 0; i < 4 * kColumnsAtOnce; i += 4) {
         const float2 row_lse = ptx::load_shared_pair(lse + (n + i / 4) * 32);
@@ -237,13 +246,6 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
           x[i + e] = fmaf(x[i + e], factor, large_lse ? 0.0f : -own);
         }
       }
-      const auto make = [&](auto member) {
-        if constexpr (std::is_same<decltype(member), Type<Alibi>>::value) {
-          return Alibi{slope * unit, distance};
-        } else {
-          return prefetched_bias(member, prefetched, n, kLog2E * unit);
-        }
-      };
       Chain::add_biases(StLayout<>{8 * n}, x, problem, make);
       if (large_lse) {
         const volatile float* const bases = this->bases_at(q_coord, count, 0) + n * 8;
@@ -270,7 +272,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         p[2 * n + i] = Config::kIsRuntime ? ptx::pack_relu<T>(x[2 * i], x[2 * i + 1])
                                           : ptx::pack<T>(x[2 * i], x[2 * i + 1]);
       }
-      if (has_softcap) {
+      if (has_derivative) {
 #pragma unroll
         for (int i = 0; i < 4 * kColumnsAtOnce; ++i) x[i] *= derivative[i];
       }

@@ -71,6 +71,11 @@ class FwdScoreMod {
             false};
   }
 
+  __device__ __forceinline__ Dropout make(Type<Dropout>) const {
+    return Dropout::of(params_.problem, params_.args.inputs, work_tile().b, work_tile().h,
+                       params_.dropout_threshold);
+  }
+
   // ALiBi of a work tile, for this lane.
   struct AlibiRows {
     float slope;
@@ -159,9 +164,10 @@ class FwdScoreMod {
   __device__ __forceinline__ void apply_dropout(ScoreAccum& p, int32_t n) const {
     if constexpr (Config::kIsRuntime) {
       if (params_.dropout_threshold == 0) return;
-      visit_dropped<1, kTileKv / 8, false>(philox_stream(), params_.dropout_threshold,
-                                           warp_first_query(), n * kTileKv, lane(),
-                                           [&](int, int g, int x) { p[4 * g + x] = 0.0f; });
+      make(Type<Dropout>())
+          .template visit_dropped<1, kTileKv / 8, false>(
+              warp_first_query(), n * kTileKv, lane(),
+              [&](int, int g, int x) { p[4 * g + x] = 0.0f; });
     }
   }
 
@@ -171,8 +177,8 @@ class FwdScoreMod {
   using TileDropoutSigns = DropoutSigns<kTileKv / 4, false>;
   __device__ __forceinline__ void draw_dropout(TileDropoutSigns& signs, int32_t n) const {
     if constexpr (Config::kHasDropout) {
-      draw_signs<kTileKv / 8, false>(signs, philox_stream(), params_.dropout_threshold,
-                                     warp_first_query(), n * kTileKv, lane());
+      make(Type<Dropout>())
+          .template draw_signs<kTileKv / 8, false>(signs, warp_first_query(), n * kTileKv, lane());
     }
   }
 
@@ -191,10 +197,6 @@ class FwdScoreMod {
   }
   __device__ __forceinline__ int32_t lane() const { return consumer_.lane(); }
   __device__ __forceinline__ int32_t row() const { return consumer_.row(); }
-
-  __device__ __forceinline__ DropoutStream philox_stream() const {
-    return dropout_stream(params_.problem, params_.args.inputs, work_tile().b, work_tile().h);
-  }
 
   // The first query of this warp.
   __device__ __forceinline__ int32_t warp_first_query() const {
