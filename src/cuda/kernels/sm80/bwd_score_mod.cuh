@@ -216,7 +216,7 @@ class BwdScoreMod {
         own = intersect(own, {chunk.begin - first, chunk.end - first});
       }
       if (j + x * 8 >= work_tile_.keys.end) own.end = own.begin;
-      hide_outside(x % 2, flat(s[x / 2]), own.begin, own.end - own.begin);
+      IntervalMask::of(own, 0).forward(SRowLayout{x % 2}, flat(s[x / 2]));
     }
   }
 
@@ -228,8 +228,8 @@ class BwdScoreMod {
 #pragma unroll
     for (int x = 0; x < kMmaM * 2; ++x) {
       const int32_t j = min(no_hoist(key_of(x / 2, x % 2)), work_tile_.keys.end - 1);
-      hide_unset(x % 2, flat(s[x / 2]),
-                 blocks.shown_queries<kSlice / 8>(j, queries.begin + slice, queries.end, lane_));
+      blocks.shown_queries<kSlice / 8>(j, queries.begin + slice, queries.end, lane_)
+          .forward(SRowLayout{x % 2}, flat(s[x / 2]));
     }
   }
 

@@ -120,12 +120,11 @@ class DbiasKernel {
       const int32_t i = queries.begin + warp_row_ + half * 8 + lane_ / 4;
       const Interval seen = intersect(visible_keys(mask, i, len), keys_);
       const int32_t first = keys_.begin + lane_ % 4 * 2;
-      hide_outside(half, flat(s[0]), seen.begin - first, seen.end - seen.begin);
+      IntervalMask::of(seen, first).forward(SRowLayout{half}, flat(s[0]));
       if (kind != TileKind::kFull) {
-        hide_unset(half, flat(s[0]),
-                   BlockMask::of(params_.problem, in, b, h)
-                       .template shown_keys<kTileKv / 8>(min(i, queries.end - 1), keys_.begin,
-                                                         len.kv, lane_));
+        BlockMask::of(params_.problem, in, b, h)
+            .template shown_keys<kTileKv / 8>(min(i, queries.end - 1), keys_.begin, len.kv, lane_)
+            .forward(SRowLayout{half}, flat(s[0]));
       }
       if (i >= queries.end) continue;
       const int64_t row = params_.lse_delta_offset(sequence, b, h) + i;

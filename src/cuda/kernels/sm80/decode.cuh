@@ -163,7 +163,7 @@ class DecodeKernel : RowEpilogue {
       const Interval visible =
           sees_all(rule) ? keys
                          : intersect(visible_keys(rule, query_of(row_of(half)), seqlen_.len), keys);
-      hide_outside(half, flat(s[0]), visible.begin - first, visible.end - visible.begin);
+      IntervalMask::of(visible, first).forward(SRowLayout{half}, flat(s[0]));
     }
   }
 

@@ -277,17 +277,17 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
       const Interval keys = intersect(columns, keys_);
       const MaskRule rule = params_.problem.mask_rule();
       if (sees_all(rule)) {
-        visit_outside<kTileKv / 8>(keys.begin - first, keys.end - keys.begin, [&](int n, int e) {
+        IntervalMask::of(keys, first).template visit_hidden<kTileKv / 8>([&](int n, int e) {
 #pragma unroll
           for (int x = 0; x < kMmaM * 2; ++x) s[x / 2][n][x % 2 * 2 + e] = -INFINITY;
         });
       } else {
-        const FwdWorkTile block = reloaded_work_tile();
+        const FwdWorkTile work_tile = reloaded_work_tile();
 #pragma unroll
         for (int x = 0; x < kMmaM * 2; ++x) {
-          const int32_t i = block.query_of(no_hoist(own.row_of(x / 2, x % 2)));
-          const Interval visible = intersect(visible_keys(rule, i, block.seqlen_.len), keys);
-          hide_outside(x % 2, flat(s[x / 2]), visible.begin - first, visible.end - visible.begin);
+          const int32_t i = work_tile.query_of(no_hoist(own.row_of(x / 2, x % 2)));
+          const Interval visible = intersect(visible_keys(rule, i, work_tile.seqlen_.len), keys);
+          IntervalMask::of(visible, first).forward(SRowLayout{x % 2}, flat(s[x / 2]));
         }
       }
     }
@@ -298,8 +298,8 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int32_t i = query_of(min(no_hoist(own.row_of(mma_m, half)), rows_ - 1));
-        hide_unset(half, flat(s[mma_m]),
-                   blocks.shown_keys<kTileKv / 8>(i, columns.begin, keys_.end, own.lane_));
+        blocks.shown_keys<kTileKv / 8>(i, columns.begin, keys_.end, own.lane_)
+            .forward(SRowLayout{half}, flat(s[mma_m]));
       }
     }
   }

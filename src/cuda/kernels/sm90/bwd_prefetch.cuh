@@ -89,8 +89,10 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
     for (int half = 0; half < 2; ++half) {
       const int32_t key = row() + half * 8;
       const uint32_t shown =
-          blocks.shown_queries<kTileQ / 8>(min(work_tile().key + key, work_tile().len.kv - 1),
-                                           tile * kTileQ, work_tile().len.q, lane());
+          blocks
+              .shown_queries<kTileQ / 8>(min(work_tile().key + key, work_tile().len.kv - 1),
+                                         tile * kTileQ, work_tile().len.q, lane())
+              .shown;
       if (key < work_tile().keys) visible_bits |= shown << half * 16;
     }
     return visible_bits;

@@ -292,8 +292,8 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         if (problem.mask & FLASHATTN_MASK_BLOCKS) {
 #pragma unroll
           for (int i = 0; i < 2 * kColumnsAtOnce; ++i) {
-            const uint32_t seen =
-                pair_set(prefetched.visible_bits >> (i % 2 * 16 + (n + i / 2) * 2));
+            const BitMask mask{prefetched.visible_bits >> i % 2 * 16};
+            const uint32_t seen = mask.pair(n + i / 2);
             p[2 * n + i] &= seen;
             p_words[2 * n + i] &= seen;
           }
@@ -323,13 +323,10 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const volatile Interval& visible = storage_.visible_queries[row() + half * 8];
-      // Relative to this lane's first column.
-      const int32_t begin = visible.begin - tile * kTileQ - lane() % 4 * 2;
-      const uint32_t count = visible.end - visible.begin;
+      const IntervalMask mask =
+          IntervalMask::of({visible.begin, visible.end}, tile * kTileQ + lane() % 4 * 2);
 #pragma unroll
-      for (int k = 0; k < kColumnsAtOnce; ++k) {
-        apply(2 * k + half, pair_inside((n + k) * 8, begin, count));
-      }
+      for (int k = 0; k < kColumnsAtOnce; ++k) apply(2 * k + half, mask.pair((n + k) * 8));
     }
   }
 
@@ -343,9 +340,9 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       const uint32_t count = visible.end - visible.begin;
 #pragma unroll
       for (int n = 0; n < kMmaN / 8; ++n) {
-        const uint32_t q_coord = static_cast<uint32_t>(n * 8 - begin);
-        if (q_coord >= count) p[2 * n + half] &= 0xffff0000u;
-        if (q_coord + 1 >= count) p[2 * n + half] &= 0x0000ffffu;
+        const uint32_t offset = static_cast<uint32_t>(n * 8 - begin);
+        if (offset >= count) p[2 * n + half] &= 0xffff0000u;
+        if (offset + 1 >= count) p[2 * n + half] &= 0x0000ffffu;
       }
     }
   }

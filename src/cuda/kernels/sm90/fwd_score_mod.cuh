@@ -137,10 +137,8 @@ class FwdScoreMod {
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
       const volatile Interval& visible = consumer_.storage_.visible_kv[row() + mi * 8];
-      // Relative to this lane's first column.
-      const int32_t first = key + lane() % 4 * 2;
-      const int32_t begin = visible.begin - first, count = visible.end - first - begin;
-      hide_outside(mi, s, begin, count);
+      IntervalMask::of({visible.begin, visible.end}, key + lane() % 4 * 2)
+          .forward(SRowLayout{mi}, s);
     }
   }
 
@@ -154,8 +152,8 @@ class FwdScoreMod {
 #pragma unroll
       for (int mi = 0; mi < 2; ++mi) {
         const int32_t i = min(work_tile().query + row() + mi * 8, work_tile().query_end - 1);
-        hide_unset(mi, s,
-                   blocks.shown_keys<kTileKv / 8>(i, n * kTileKv, work_tile().len.kv, lane()));
+        blocks.shown_keys<kTileKv / 8>(i, n * kTileKv, work_tile().len.kv, lane())
+            .forward(SRowLayout{mi}, s);
       }
     }
   }
