@@ -8,7 +8,7 @@ namespace flashattn::cuda::sm90 {
 namespace {
 
 ScoreModKind score_mod_of(const Problem& p) {
-  const bool plain = !is_modified(p) && p.dropout_threshold() == 0 && p.descale_block == 0;
+  const bool plain = !is_modified(p) && p.descale_block == 0;
   return plain ? ScoreModKind::kPlain : ScoreModKind::kRuntime;
 }
 

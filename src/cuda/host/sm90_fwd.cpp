@@ -145,7 +145,8 @@ const char* const kScoreModNames[] = {"",         "_softcap", "_alibi", "_softca
                                       "_dropout", "_runtime"};
 
 bool needs_runtime_kernel(const Problem& p) {
-  return p.has_bias(FLASHATTN_BIAS_DENSE) || p.has_mask(FLASHATTN_MASK_BLOCKS) ||
+  constexpr uint32_t kHaveKernels = FLASHATTN_BIAS_ALIBI;
+  return (p.bias & ~kHaveKernels) != 0 || p.has_mask(FLASHATTN_MASK_BLOCKS) ||
          p.dropout_threshold() > UINT16_MAX;
 }
 
