@@ -100,8 +100,7 @@ MUTATIONS: Dict[str, Mutation] = {
         "sm80/fwd.cuh", r"(columns\.begin < full\w+\.begin) \|\| columns\.end > full\w+\.end",
         r"\1", ["sm80 forward", "sm80 window"]),
     "decode: a row sees the key behind its last": Mutation(
-        "sm80/decode.cuh", r"IntervalMask::of\(visible, first\)",
-        "IntervalMask::of({visible.begin, visible.end + 1}, first)",
+        "sm80/decode.cuh", r"(visible\.end - visible\.begin)([,}])", r"\1 + 1\2",
         ["sm80 few queries"]),
     "preprocessing: the last query has no D": Mutation(
         "common/bwd_preprocess.cu",

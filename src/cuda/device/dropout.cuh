@@ -96,10 +96,11 @@ struct Dropout {
   static constexpr bool kBoundsGrowth = true, kReadsMemory = false;
 
   DropoutStream stream;
-  uint32_t threshold;  // see Problem::dropout_threshold()
+  // See Problem::dropout_threshold(). Of the kernel's parameters: a copy would take a register.
+  const uint32_t& threshold;
 
   static __device__ __forceinline__ Dropout of(const Problem& problem, const Inputs& in, int32_t b,
-                                               int32_t h, uint32_t threshold) {
+                                               int32_t h, const uint32_t& threshold) {
     const uint64_t* device = in.rng_device;
     return {DropoutStream::make(in.rng_seed + (device ? device[0] : 0),
                                 in.rng_offset + (device ? device[1] : 0),

@@ -14,11 +14,6 @@ namespace flashattn::cuda {
 struct IntervalMask {
   int32_t begin, count;  // count may be negative: none
 
-  // first: the lane's first column.
-  static __device__ __forceinline__ IntervalMask of(Interval visible, int32_t first) {
-    return {visible.begin - first, visible.end - visible.begin};
-  }
-
   // Calls visit(n, e) for the columns that are hidden.
   template <int kGroups, class Visit>
   __device__ __forceinline__ void visit_hidden(Visit visit) const {

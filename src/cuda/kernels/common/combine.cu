@@ -134,7 +134,7 @@ cudaError_t preload_combine_kernels(const Problem& problem) {
 }
 
 cudaError_t launch_combine(const ForwardParams& params, bool early, cudaStream_t stream) {
-  const bool many = params.parts >= kMinPartsForCta;
+  const bool many = params.max_splits >= kMinPartsForCta;
   const dim3 grid = row_grid(params.args.shape.batch, params.problem.heads_q,
                              params.partial_queries, many ? 1 : kWarps);
   const auto kernel = many ? &combine_kernel<kWarps> : &combine_kernel<1>;

@@ -216,7 +216,7 @@ class BwdScoreMod {
         own = intersect(own, {chunk.begin - first, chunk.end - first});
       }
       if (j + x * 8 >= work_tile_.keys.end) own.end = own.begin;
-      IntervalMask::of(own, 0).forward(SRowLayout{x % 2}, flat(s[x / 2]));
+      IntervalMask{own.begin, own.end - own.begin}.forward(SRowLayout{x % 2}, flat(s[x / 2]));
     }
   }
 

@@ -120,7 +120,7 @@ class DbiasKernel {
       const int32_t i = queries.begin + warp_row_ + half * 8 + lane_ / 4;
       const Interval seen = intersect(visible_keys(mask, i, len), keys_);
       const int32_t first = keys_.begin + lane_ % 4 * 2;
-      IntervalMask::of(seen, first).forward(SRowLayout{half}, flat(s[0]));
+      IntervalMask{seen.begin - first, seen.end - seen.begin}.forward(SRowLayout{half}, flat(s[0]));
       if (kind != TileKind::kFull) {
         BlockMask::of(params_.problem, in, b, h)
             .template shown_keys<kTileKv / 8>(min(i, queries.end - 1), keys_.begin, len.kv, lane_)

@@ -163,7 +163,8 @@ class DecodeKernel : RowEpilogue {
       const Interval visible =
           sees_all(rule) ? keys
                          : intersect(visible_keys(rule, query_of(row_of(half)), seqlen_.len), keys);
-      IntervalMask::of(visible, first).forward(SRowLayout{half}, flat(s[0]));
+      IntervalMask{visible.begin - first, visible.end - visible.begin}.forward(SRowLayout{half},
+                                                                               flat(s[0]));
     }
   }
 

@@ -277,17 +277,19 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
       const Interval keys = intersect(columns, keys_);
       const MaskRule rule = params_.problem.mask_rule();
       if (sees_all(rule)) {
-        IntervalMask::of(keys, first).template visit_hidden<kTileKv / 8>([&](int n, int e) {
+        IntervalMask{keys.begin - first, keys.end - keys.begin}.template visit_hidden<kTileKv / 8>(
+            [&](int n, int e) {
 #pragma unroll
-          for (int x = 0; x < kMmaM * 2; ++x) s[x / 2][n][x % 2 * 2 + e] = -INFINITY;
-        });
+              for (int x = 0; x < kMmaM * 2; ++x) s[x / 2][n][x % 2 * 2 + e] = -INFINITY;
+            });
       } else {
         const FwdWorkTile work_tile = reloaded_work_tile();
 #pragma unroll
         for (int x = 0; x < kMmaM * 2; ++x) {
           const int32_t i = work_tile.query_of(no_hoist(own.row_of(x / 2, x % 2)));
           const Interval visible = intersect(visible_keys(rule, i, work_tile.seqlen_.len), keys);
-          IntervalMask::of(visible, first).forward(SRowLayout{x % 2}, flat(s[x / 2]));
+          IntervalMask{visible.begin - first, visible.end - visible.begin}.forward(
+              SRowLayout{x % 2}, flat(s[x / 2]));
         }
       }
     }

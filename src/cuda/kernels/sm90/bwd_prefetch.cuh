@@ -37,9 +37,9 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
 
   __device__ __forceinline__ void prefetch(TilePrefetch& prefetched, int32_t q_coord) const {
     if constexpr (Config::kIsDropout) {
-      dropout_of(q_head_of(q_coord))
-          .template draw_signs<kTileQ / 8, true>(prefetched, first_key(),
-                                                 this->q_tile_of(q_coord) * kTileQ, lane());
+      const Dropout dropout = dropout_of(q_head_of(q_coord));
+      dropout.template draw_signs<kTileQ / 8, true>(prefetched, first_key(),
+                                                    this->q_tile_of(q_coord) * kTileQ, lane());
     }
     if constexpr (Config::kIsRuntime) {
       static_assert(!Config::kIsRuntime || kTileQ == 64,
@@ -101,7 +101,8 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
   __device__ __forceinline__ uint32_t draw_keep_bits(int32_t tile, int32_t head) const {
     uint32_t keep_bits = ~0u;
     if (params_.common.dropout_threshold == 0) return keep_bits;
-    dropout_of(head).template visit_dropped<1, kTileQ / 8, true>(
+    const Dropout dropout = dropout_of(head);
+    dropout.template visit_dropped<1, kTileQ / 8, true>(
         first_key(), tile * kTileQ, lane(),
         [&](int, int n, int x) { keep_bits &= ~(1u << (4 * n + x)); });
     return keep_bits;

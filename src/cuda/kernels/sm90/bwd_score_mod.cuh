@@ -323,8 +323,9 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const volatile Interval& visible = storage_.visible_queries[row() + half * 8];
-      const IntervalMask mask =
-          IntervalMask::of({visible.begin, visible.end}, tile * kTileQ + lane() % 4 * 2);
+      // Relative to this lane's first column.
+      const int32_t begin = visible.begin - tile * kTileQ - lane() % 4 * 2;
+      const IntervalMask mask{begin, visible.end - visible.begin};
 #pragma unroll
       for (int k = 0; k < kColumnsAtOnce; ++k) apply(2 * k + half, mask.pair((n + k) * 8));
     }

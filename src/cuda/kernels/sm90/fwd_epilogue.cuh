@@ -129,7 +129,8 @@ class FwdEpilogue {
     }
   }
 
-  const FwdConsumer<Config>& consumer_;
+  // A copy: the compiler keeps what a reference points to in memory for longer.
+  const FwdConsumer<Config> consumer_;
   const ForwardParams& params_;
 };
 

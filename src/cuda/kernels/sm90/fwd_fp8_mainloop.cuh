@@ -345,7 +345,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   // Only runtime kernels take descales by blocks.
   __device__ __forceinline__ void load_exponent_scale() {
     const Inputs& in = params_.args.inputs;
-    exponent_scale_ = score_mod().exponent_scale();
+    exponent_scale_ = Base::ScoreMod::exponent_scale(params_);
     if (!kIsRuntime) {
       exponent_scale_ *= descale(in.descale_q, 0) * descale(in.descale_k, 0);
       exponent_scale_ = fmaxf(exponent_scale_, FLT_MIN);  // times 0, hidden scores would be NaN

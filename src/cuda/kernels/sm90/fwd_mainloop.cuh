@@ -251,7 +251,7 @@ class FwdMainloop : FwdSoftmax<Config> {
   // Factor from the scores that modify() leaves to the units of softmax_base_.
   template <bool kRedo>
   __device__ __forceinline__ float to_base_units() const {
-    return Config::kIsRuntime || kRedo ? 1.0f : score_mod().exponent_scale();
+    return Config::kIsRuntime || kRedo ? 1.0f : Base::ScoreMod::exponent_scale(params_);
   }
 
   template <bool kRedo, int kCount>

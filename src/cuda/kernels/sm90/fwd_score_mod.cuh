@@ -25,14 +25,14 @@ class FwdScoreMod {
       : consumer_(consumer), params_(consumer.params_) {}
 
   // Scale that the exponent of P applies to scores as modify() leaves them.
-  __device__ __forceinline__ float exponent_scale() const {
-    return ScoreMod::kModifiesScores ? kScoreUnit : scale();
+  static __device__ __forceinline__ float exponent_scale(const ForwardParams& params) {
+    return ScoreMod::kModifiesScores ? kScoreUnit : scale(params);
   }
 
   // modify() leaves scores in units of kScoreUnit log2(e).
   static constexpr float kScoreUnit = Config::kIsRuntime ? kWideUnit : 1.0f;
-  __device__ __forceinline__ float scale() const {
-    return params_.problem.scale * (kLog2E / kScoreUnit);
+  static __device__ __forceinline__ float scale(const ForwardParams& params) {
+    return params.problem.scale * (kLog2E / kScoreUnit);
   }
 
   // Turns Q K^T of the keys from `key` on into scores. If the scale is the only modification,
@@ -43,7 +43,7 @@ class FwdScoreMod {
     constexpr bool kWide = kRedo && !Config::kIsRuntime;
     constexpr float unit = kWide ? 1.0f / kWideUnit : 1.0f;
     const float left =
-        ScoreMod::forward(SLayout(), s, scale() * unit, params_.problem,
+        ScoreMod::forward(SLayout(), s, scale(params_) * unit, params_.problem,
                           [&](auto member) { return this->make(member, key, unit); });
     if (Config::kIsRuntime ? left != 1.0f : kWide && !Config::kHasAlibi) {
 #pragma unroll
@@ -54,7 +54,11 @@ class FwdScoreMod {
   // The members of the score modification, for the keys from `key` on. unit: of the scores, in
   // kScoreUnit log2(e).
   __device__ __forceinline__ FittedSoftcap make(Type<Softcap>, int32_t, float unit) const {
-    return {params_.softcap, params_.problem.softcap * (kLog2E / kScoreUnit), kScoreUnit, unit};
+    return fitted_softcap(params_, unit);
+  }
+  static __device__ __forceinline__ FittedSoftcap fitted_softcap(const ForwardParams& params,
+                                                                 float unit) {
+    return {params.softcap, params.problem.softcap * (kLog2E / kScoreUnit), kScoreUnit, unit};
   }
   __device__ __forceinline__ Alibi make(Type<Alibi>, int32_t key, float) const {
     return {work_tile().alibi_slope,
@@ -114,7 +118,7 @@ class FwdScoreMod {
 
   __device__ __forceinline__ AlibiTile alibi_tile(const AlibiRows& rows, int32_t n) const {
     const Alibi alibi{rows.slope, static_cast<float>(rows.diagonal - n * kTileKv)};
-    return {scale(), alibi, LinearAlibi::of(alibi, n < rows.linear_begin),
+    return {scale(params_), alibi, LinearAlibi::of(alibi, n < rows.linear_begin),
             n < rows.linear_end || n >= rows.linear_begin};
   }
 
@@ -137,8 +141,9 @@ class FwdScoreMod {
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
       const volatile Interval& visible = consumer_.storage_.visible_kv[row() + mi * 8];
-      IntervalMask::of({visible.begin, visible.end}, key + lane() % 4 * 2)
-          .forward(SRowLayout{mi}, s);
+      const int32_t first = key + lane() % 4 * 2;
+      const int32_t begin = visible.begin - first;
+      IntervalMask{begin, visible.end - first - begin}.forward(SRowLayout{mi}, s);
     }
   }
 
@@ -162,10 +167,9 @@ class FwdScoreMod {
   __device__ __forceinline__ void apply_dropout(ScoreAccum& p, int32_t n) const {
     if constexpr (Config::kIsRuntime) {
       if (params_.dropout_threshold == 0) return;
-      make(Type<Dropout>())
-          .template visit_dropped<1, kTileKv / 8, false>(
-              warp_first_query(), n * kTileKv, lane(),
-              [&](int, int g, int x) { p[4 * g + x] = 0.0f; });
+      const Dropout dropout = make(Type<Dropout>());
+      dropout.template visit_dropped<1, kTileKv / 8, false>(
+          warp_first_query(), n * kTileKv, lane(), [&](int, int g, int x) { p[4 * g + x] = 0.0f; });
     }
   }
 
@@ -175,8 +179,9 @@ class FwdScoreMod {
   using TileDropoutSigns = DropoutSigns<kTileKv / 4, false>;
   __device__ __forceinline__ void draw_dropout(TileDropoutSigns& signs, int32_t n) const {
     if constexpr (Config::kHasDropout) {
-      make(Type<Dropout>())
-          .template draw_signs<kTileKv / 8, false>(signs, warp_first_query(), n * kTileKv, lane());
+      const Dropout dropout = make(Type<Dropout>());
+      dropout.template draw_signs<kTileKv / 8, false>(signs, warp_first_query(), n * kTileKv,
+                                                      lane());
     }
   }
 
@@ -201,7 +206,8 @@ class FwdScoreMod {
     return work_tile().query + row() - lane() / 4;
   }
 
-  const FwdConsumer<Config>& consumer_;
+  // A copy: the compiler keeps what a reference points to in memory for longer.
+  const FwdConsumer<Config> consumer_;
   const ForwardParams& params_;
 };
 

@@ -128,7 +128,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
 
   template <int kCount>
   __device__ __forceinline__ void exp2_scaled(float (&s)[kCount], const float (&bases)[2]) {
-    const float c = score_mod().exponent_scale();
+    const float c = ScoreMod::exponent_scale(params_);
     exp2_and_sum(s, [&](float x, int i) { return fmaf(x, c, -bases[i / 2 % 2]); });
   }
 
@@ -161,7 +161,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   // exact LSE. o is a result of P V, which small heads wait for: otherwise ptxas packs P after its
   // last element (-3 %).
   __device__ __forceinline__ void exp2_alibi_paired(const AlibiRows& alibi, int32_t n, float o) {
-    const float c = score_mod().scale();
+    const float c = ScoreMod::scale(params_);
     float first =
         fmaf(alibi.slope, static_cast<float>(n * kTileKv - alibi.diagonal), -softmax_base_[0]);
     // An ALiBi kernel has no softcap: input_scale is +0, which ptxas does not know.
@@ -174,7 +174,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
   // Softcap: by the polynomial of degree 3, fused into the exponent, if its range suffices for the
   // whole warp.
   __device__ __forceinline__ void exp2_softcap() {
-    const FittedSoftcap softcap = score_mod().make(Type<Softcap>(), 0, 1.0f);
+    const FittedSoftcap softcap = ScoreMod::fitted_softcap(params_, 1.0f);
     if (softcap.cubic_serves(s_)) {
       exp2_and_sum(s_, [&](float x, int i) { return softcap.cubic(x, -softmax_base_[i / 2 % 2]); });
     } else {
@@ -311,11 +311,11 @@ class FwdSoftmax : protected FwdConsumer<Config> {
                                       : std::is_same<T, __half>::value ? 0x1p-2f
                                                                        : 0x1p-60f;
 
+  KvTiles<Config> kv_tiles_;
   float softmax_base_[2];  // in the units of the scores: see log2_unit()
   float row_sum_[2];       // over this lane's columns
   float s_[kTileKv / 2];
   float s_half_[kTileKv / 4];  // the scores of half a tile
-  KvTiles<Config> kv_tiles_;
 };
 
 }  // namespace flashattn::cuda::sm90
