@@ -117,21 +117,23 @@ struct Dropout {
   template <int kGroups, bool kTransposed, int kPairs, bool kDense>
   __device__ __forceinline__ void draw_signs(DropoutSigns<kPairs, kDense>& signs, int32_t i,
                                              int32_t j, int32_t lane) const {
-    visit_words<1, kGroups, kTransposed, 4>(
-        stream, i, j, lane, [&](int, int n, int half, uint32_t word) {
-          signs.set(2 * n + half, dropout_signs(word, threshold));
-        });
+    const uint32_t least = threshold;
+    visit_words<1, kGroups, kTransposed, 4>(stream, i, j, lane,
+                                            [&](int, int n, int half, uint32_t word) {
+                                              signs.set(2 * n + half, dropout_signs(word, least));
+                                            });
   }
 
   // As visit_words, visit(m, n, x) for each element [m][n][x] of P that is dropped.
   template <int kMmaM, int kGroups, bool kTransposed, class Visit>
   __device__ __forceinline__ void visit_dropped(int32_t i, int32_t j, int32_t lane,
                                                 Visit visit) const {
+    const uint32_t least = threshold;
     visit_words<kMmaM, kGroups, kTransposed>(stream, i, j, lane,
                                              [&](int m, int n, int half, uint32_t word) {
 #pragma unroll
                                                for (int e = 0; e < 2; ++e) {
-                                                 if (!is_kept(word, e, threshold))
+                                                 if (!is_kept(word, e, least))
                                                    visit(m, n, 2 * half + e);
                                                }
                                              });
