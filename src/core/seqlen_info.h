@@ -123,7 +123,7 @@ struct SplitRule {
   }
 };
 
-// Whether splitting pays for its merge. ctas: without splitting. The
+// Whether splitting pays for its merge. ctas: CTAs without splitting. The
 // time unit is what a CTA takes for a key, some 20 ns. Splitting saves less if there are CTAs
 // enough to use the memory bandwidth. The merge takes 9 us and 9 ns a row (fitted to decoding on an
 // H200; decode kernels take half as long for a key, and for the merge, which starts early).
