@@ -66,16 +66,18 @@ struct ScoreModMembers {
     return factor;
   }
 
-  // Applies the members of the product stage. derivative: of a score by product * scale, 1 before.
+  // Applies the member of the product stage if it is on, which stage_is_on() says outside of loops.
+  // derivative: of a score by product * scale, 1 before.
   template <int kCount, class Make>
   static __device__ __forceinline__ void forward_with_derivative(float (&s)[kCount],
                                                                  float (&derivative)[kCount],
-                                                                 const Problem& problem,
-                                                                 const Make& make) {
+                                                                 bool is_on, const Make& make) {
+    static_assert(((Members::kStage == ScoreStage::kProduct) + ... + 0) <= 1,
+                  "one member changes products");
     const auto apply = [&](auto type) {
       using Member = typename decltype(type)::type;
       if constexpr (Member::kStage == ScoreStage::kProduct) {
-        if (is_on<Member>(problem)) make(type).forward_with_derivative(s, derivative);
+        if (is_on) make(type).forward_with_derivative(s, derivative);
       }
     };
     (apply(Type<Members>()), ...);

@@ -236,7 +236,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
           return prefetched_bias(member, prefetched, n, kLog2E * unit);
         }
       };
-      Chain::forward_with_derivative(x, derivative, problem, make);
+      Chain::forward_with_derivative(x, derivative, has_derivative, make);
 #pragma unroll
       for (int i = 0; i < 4 * kColumnsAtOnce; i += 4) {
         const float2 row_lse = ptx::load_shared_pair(lse + (n + i / 4) * 32);

@@ -129,8 +129,7 @@ class FwdEpilogue {
     }
   }
 
-  // A copy: the compiler keeps what a reference points to in memory for longer.
-  const FwdConsumer<Config> consumer_;
+  const FwdConsumer<Config>& consumer_;
   const ForwardParams& params_;
 };
 

@@ -206,8 +206,10 @@ class FwdScoreMod {
     return work_tile().query + row() - lane() / 4;
   }
 
-  // A copy: the compiler keeps what a reference points to in memory for longer.
-  const FwdConsumer<Config> consumer_;
+  // The compiler allocates registers for the row sums differently with a copy of the consumer's
+  // state and with a reference; these choices keep the code that was measured.
+  std::conditional_t<Config::kHasSoftcap, const FwdConsumer<Config>, const FwdConsumer<Config>&>
+      consumer_;
   const ForwardParams& params_;
 };
 
