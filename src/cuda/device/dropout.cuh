@@ -90,50 +90,47 @@ __device__ __forceinline__ void visit_words(const DropoutStream& stream, int32_t
   }
 }
 
-// Dropout of P, as a member of a score modification: of one head of one sequence.
+// Dropout of P, as a member of a score modification: of one head of one sequence. threshold: see
+// Problem::dropout_threshold().
 struct Dropout {
   static constexpr ScoreStage kStage = ScoreStage::kWeight;
   static constexpr bool kBoundsGrowth = true, kReadsMemory = false;
 
   DropoutStream stream;
-  // See Problem::dropout_threshold(). Of the kernel's parameters: a copy would take a register.
-  const uint32_t& threshold;
 
   static __device__ __forceinline__ Dropout of(const Problem& problem, const Inputs& in, int32_t b,
-                                               int32_t h, const uint32_t& threshold) {
+                                               int32_t h) {
     const uint64_t* device = in.rng_device;
     return {DropoutStream::make(in.rng_seed + (device ? device[0] : 0),
                                 in.rng_offset + (device ? device[1] : 0),
-                                static_cast<uint32_t>(b * problem.heads_q + h)),
-            threshold};
+                                static_cast<uint32_t>(b * problem.heads_q + h))};
   }
 
   // Scale of the elements that are kept.
-  static __device__ __forceinline__ float keep_scale(uint32_t dropout_threshold) {
-    return 65536.0f / (65536.0f - static_cast<float>(dropout_threshold));
+  static __device__ __forceinline__ float keep_scale(uint32_t threshold) {
+    return 65536.0f / (65536.0f - static_cast<float>(threshold));
   }
 
   // The signs of the pairs, number 2 n + half, of 16 rows from i and columns from j on.
   template <int kGroups, bool kTransposed, int kPairs, bool kDense>
-  __device__ __forceinline__ void draw_signs(DropoutSigns<kPairs, kDense>& signs, int32_t i,
-                                             int32_t j, int32_t lane) const {
-    const uint32_t least = threshold;
-    visit_words<1, kGroups, kTransposed, 4>(stream, i, j, lane,
-                                            [&](int, int n, int half, uint32_t word) {
-                                              signs.set(2 * n + half, dropout_signs(word, least));
-                                            });
+  __device__ __forceinline__ void draw_signs(DropoutSigns<kPairs, kDense>& signs,
+                                             uint32_t threshold, int32_t i, int32_t j,
+                                             int32_t lane) const {
+    visit_words<1, kGroups, kTransposed, 4>(
+        stream, i, j, lane, [&](int, int n, int half, uint32_t word) {
+          signs.set(2 * n + half, dropout_signs(word, threshold));
+        });
   }
 
   // As visit_words, visit(m, n, x) for each element [m][n][x] of P that is dropped.
   template <int kMmaM, int kGroups, bool kTransposed, class Visit>
-  __device__ __forceinline__ void visit_dropped(int32_t i, int32_t j, int32_t lane,
-                                                Visit visit) const {
-    const uint32_t least = threshold;
+  __device__ __forceinline__ void visit_dropped(uint32_t threshold, int32_t i, int32_t j,
+                                                int32_t lane, Visit visit) const {
     visit_words<kMmaM, kGroups, kTransposed>(stream, i, j, lane,
                                              [&](int m, int n, int half, uint32_t word) {
 #pragma unroll
                                                for (int e = 0; e < 2; ++e) {
-                                                 if (!is_kept(word, e, least))
+                                                 if (!is_kept(word, e, threshold))
                                                    visit(m, n, 2 * half + e);
                                                }
                                              });

@@ -279,14 +279,14 @@ class BwdScoreMod {
       addend[mma_m][n][x] = differs && p != 0.0f ? p * ScoreMod::derivative_at(t) : p;
     });
     if (params_.dropout_threshold != 0) {
-      const Dropout dropout = Dropout::of(params_.problem, params_.args.inputs, work_tile_.b,
-                                          step.head, params_.dropout_threshold);
-      dropout.visit_dropped<kMmaM, kSlice / 8, true>(work_tile_.keys.begin + warp_key_,
-                                                     queries.begin + slice, lane_,
-                                                     [&](int mma_m, int n, int x) {
-                                                       s[mma_m][n][x] = 0.0f;
-                                                       addend[mma_m][n][x] = -addend[mma_m][n][x];
-                                                     });
+      const Dropout dropout =
+          Dropout::of(params_.problem, params_.args.inputs, work_tile_.b, step.head);
+      dropout.visit_dropped<kMmaM, kSlice / 8, true>(
+          params_.dropout_threshold, work_tile_.keys.begin + warp_key_, queries.begin + slice,
+          lane_, [&](int mma_m, int n, int x) {
+            s[mma_m][n][x] = 0.0f;
+            addend[mma_m][n][x] = -addend[mma_m][n][x];
+          });
     }
     visit_scores([&](int mma_m, int n, int x) {
       if (x % 2 != 0) return;

@@ -170,11 +170,11 @@ class DbiasKernel {
                                                 int32_t first) const {
     if (params_.dropout_threshold == 0) return;
     const float keep_scale = Dropout::keep_scale(params_.dropout_threshold);
-    const Dropout dropout =
-        Dropout::of(params_.problem, params_.args.inputs, b, h, params_.dropout_threshold);
+    const Dropout dropout = Dropout::of(params_.problem, params_.args.inputs, b, h);
 #pragma unroll
     for (int x = 0; x < kTileKv / 2; ++x) dp[0][x / 4][x % 4] *= keep_scale;
-    dropout.visit_dropped<1, kTileKv / 8, false>(first + warp_row_, keys_.begin, lane_,
+    dropout.visit_dropped<1, kTileKv / 8, false>(params_.dropout_threshold, first + warp_row_,
+                                                 keys_.begin, lane_,
                                                  [&](int, int n, int x) { dp[0][n][x] = 0.0f; });
   }
 

@@ -377,11 +377,10 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
   // Sets P to 0 where dropout drops it.
   __device__ __forceinline__ void drop(ScoreFragment& p, int32_t tile) const {
     if (params_.dropout_threshold == 0) return;
-    const Dropout dropout = Dropout::of(params_.problem, params_.args.inputs, b_, first_head_,
-                                        params_.dropout_threshold);
+    const Dropout dropout = Dropout::of(params_.problem, params_.args.inputs, b_, first_head_);
     const WarpRows<Config> own = warp_rows();
     dropout.visit_dropped<kMmaM, kTileKv / 8, false>(
-        queries_.begin + own.warp_row_, tile * kTileKv, own.lane_,
+        params_.dropout_threshold, queries_.begin + own.warp_row_, tile * kTileKv, own.lane_,
         [&](int mma_m, int n, int x) { p[mma_m][n][x] = 0.0f; });
   }
 

@@ -38,8 +38,9 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
   __device__ __forceinline__ void prefetch(TilePrefetch& prefetched, int32_t q_coord) const {
     if constexpr (Config::kIsDropout) {
       const Dropout dropout = dropout_of(q_head_of(q_coord));
-      dropout.template draw_signs<kTileQ / 8, true>(prefetched, first_key(),
-                                                    this->q_tile_of(q_coord) * kTileQ, lane());
+      dropout.template draw_signs<kTileQ / 8, true>(prefetched, params_.common.dropout_threshold,
+                                                    first_key(), this->q_tile_of(q_coord) * kTileQ,
+                                                    lane());
     }
     if constexpr (Config::kIsRuntime) {
       static_assert(!Config::kIsRuntime || kTileQ == 64,
@@ -99,18 +100,18 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
   }
 
   __device__ __forceinline__ uint32_t draw_keep_bits(int32_t tile, int32_t head) const {
+    const uint32_t threshold = params_.common.dropout_threshold;
+    if (threshold == 0) return ~0u;
     uint32_t keep_bits = ~0u;
-    if (params_.common.dropout_threshold == 0) return keep_bits;
     const Dropout dropout = dropout_of(head);
     dropout.template visit_dropped<1, kTileQ / 8, true>(
-        first_key(), tile * kTileQ, lane(),
+        threshold, first_key(), tile * kTileQ, lane(),
         [&](int, int n, int x) { keep_bits &= ~(1u << (4 * n + x)); });
     return keep_bits;
   }
 
   __device__ __forceinline__ Dropout dropout_of(int32_t head) const {
-    return Dropout::of(params_.common.problem, params_.common.args.inputs, work_tile().b, head,
-                       params_.common.dropout_threshold);
+    return Dropout::of(params_.common.problem, params_.common.args.inputs, work_tile().b, head);
   }
 
   // The first key of this warp.

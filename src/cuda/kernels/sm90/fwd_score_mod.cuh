@@ -76,8 +76,7 @@ class FwdScoreMod {
   }
 
   __device__ __forceinline__ Dropout make(Type<Dropout>) const {
-    return Dropout::of(params_.problem, params_.args.inputs, work_tile().b, work_tile().h,
-                       params_.dropout_threshold);
+    return Dropout::of(params_.problem, params_.args.inputs, work_tile().b, work_tile().h);
   }
 
   // ALiBi of a work tile, for this lane.
@@ -169,7 +168,8 @@ class FwdScoreMod {
       if (params_.dropout_threshold == 0) return;
       const Dropout dropout = make(Type<Dropout>());
       dropout.template visit_dropped<1, kTileKv / 8, false>(
-          warp_first_query(), n * kTileKv, lane(), [&](int, int g, int x) { p[4 * g + x] = 0.0f; });
+          params_.dropout_threshold, warp_first_query(), n * kTileKv, lane(),
+          [&](int, int g, int x) { p[4 * g + x] = 0.0f; });
     }
   }
 
@@ -180,8 +180,8 @@ class FwdScoreMod {
   __device__ __forceinline__ void draw_dropout(TileDropoutSigns& signs, int32_t n) const {
     if constexpr (Config::kHasDropout) {
       const Dropout dropout = make(Type<Dropout>());
-      dropout.template draw_signs<kTileKv / 8, false>(signs, warp_first_query(), n * kTileKv,
-                                                      lane());
+      dropout.template draw_signs<kTileKv / 8, false>(signs, params_.dropout_threshold,
+                                                      warp_first_query(), n * kTileKv, lane());
     }
   }
 
