@@ -100,7 +100,7 @@ MUTATIONS: Dict[str, Mutation] = {
         "sm80/fwd.cuh", r"(columns\.begin < full\w+\.begin) \|\| columns\.end > full\w+\.end",
         r"\1", ["sm80 forward", "sm80 window"]),
     "decode: a row sees the key behind its last": Mutation(
-        "sm80/decode.cuh", r"(visible\.end - visible\.begin)([,)])", r"\1 + 1\2",
+        "sm80/decode.cuh", r"(visible\.end - visible\.begin)([,}])", r"\1 + 1\2",
         ["sm80 few queries"]),
     "preprocessing: the last query has no D": Mutation(
         "common/bwd_preprocess.cu",
@@ -154,11 +154,14 @@ def copy_tree() -> None:
         content = path.read_bytes()
         if path.name == "table.txt":
             rows = ROWS[path.parent.name]
-            missing = set(rows) - set(content.decode().splitlines())
+            lines = content.decode().splitlines()
+            missing = set(rows) - set(lines)
             if missing:
                 raise SystemExit(f"{parts} has no row {missing.pop()!r}; mend tests/"
                                  "kernel_mutations.py")
-            content = "".join(row.replace(" 16 ", " bf16 ") + "\n" for row in rows).encode()
+            kinds = [line for line in lines if line.startswith("kind ")]
+            rows = [row.replace(" 16 ", " bf16 ") for row in rows]
+            content = "".join(line + "\n" for line in [*kinds, *rows]).encode()
         write(COPY / parts, content)
     for path in list(COPY.rglob("*")):
         if path.is_file() and path.relative_to(COPY) not in wanted:

@@ -6,12 +6,12 @@
 
 namespace flashattn {
 
-class BumpAllocator {
+// kAlignment: of each array, in bytes.
+template <int64_t kAlignment>
+class BasicBumpAllocator {
  public:
-  static constexpr int64_t kAlignment = 64;  // bytes
-
   // A base that is not aligned loses up to kAlignment bytes.
-  FLASHATTN_HD explicit BumpAllocator(char* base) : base_(base), at_(0) {
+  FLASHATTN_HD explicit BasicBumpAllocator(void* base) : base_(static_cast<char*>(base)), at_(0) {
     const int64_t beyond = reinterpret_cast<intptr_t>(base) % kAlignment;
     if (beyond != 0) at_ = kAlignment - beyond;
   }
@@ -27,9 +27,14 @@ class BumpAllocator {
   // Bytes taken so far.
   FLASHATTN_HD int64_t bytes() const { return at_; }
 
+  // Bytes that memory of any alignment must have for what has been taken.
+  FLASHATTN_HD int64_t unaligned_bytes() const { return at_ + kAlignment; }
+
  private:
   char* const base_;
   int64_t at_;
 };
+
+using BumpAllocator = BasicBumpAllocator<64>;  // a cache line of a CPU
 
 }  // namespace flashattn

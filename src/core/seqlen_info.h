@@ -110,64 +110,64 @@ FLASHATTN_HD RowLayout row_layout(const Problem& problem, const Shape& shape) {
 // Split-KV: how a sequence's keys are split over CTAs or tasks, whose results are merged. The split
 // of a sequence depends only on the rule and on the sequence's own lengths.
 struct SplitRule {
-  int32_t parts;        // number of parts; 0: see keys
-  int32_t keys;         // keys of a part, if parts is 0
+  int32_t splits;       // number of splits; 0: see keys
+  int32_t keys;         // keys of a split, if splits is 0
   int32_t max_queries;  // sequences with more queries are not split
-  int32_t step;         // parts start at multiples of it
-  FastDivmod round;     // parts * step
+  int32_t step;         // splits start at multiples of it
+  FastDivmod round;     // splits * step
 
-  static constexpr SplitRule of(int32_t parts, int32_t keys, int32_t max_queries, int32_t step) {
-    const int64_t round = static_cast<int64_t>(std::max(parts, 1)) * step;
-    return {parts, keys, max_queries, step,
+  static constexpr SplitRule of(int32_t splits, int32_t keys, int32_t max_queries, int32_t step) {
+    const int64_t round = static_cast<int64_t>(std::max(splits, 1)) * step;
+    return {splits, keys, max_queries, step,
             FastDivmod::of(static_cast<int32_t>(std::min<int64_t>(round, INT32_MAX)))};
   }
 };
 
-// Whether splitting pays for its merge. blocks: CTAs without splitting. The
+// Whether splitting pays for its merge. ctas: CTAs without splitting. The
 // time unit is what a CTA takes for a key, some 20 ns. Splitting saves less if there are CTAs
 // enough to use the memory bandwidth. The merge takes 9 us and 9 ns a row (fitted to decoding on an
 // H200; decode kernels take half as long for a key, and for the merge, which starts early).
-FLASHATTN_HD constexpr bool pays_to_split(int64_t rows, int32_t keys, int64_t parts, int64_t blocks,
+FLASHATTN_HD constexpr bool pays_to_split(int64_t rows, int32_t keys, int64_t splits, int64_t ctas,
                                           int32_t multiprocessors) {
-  if (parts <= 1) return false;
-  return (keys - keys / parts) * multiprocessors >
-         (450 + rows * 9 / 20) * (multiprocessors + blocks);
+  if (splits <= 1) return false;
+  return (keys - keys / splits) * multiprocessors >
+         (450 + rows * 9 / 20) * (multiprocessors + ctas);
 }
 
-// The largest number of parts, at most `most`, whose CTAs (`blocks` each) run in at most `rounds`
+// The largest number of splits, at most `most`, whose CTAs (`ctas` each) run in at most `waves`
 // waves of `resident` CTAs with less than a tenth of the slots empty. 0: there is none.
-constexpr int64_t parts_of_full_rounds(int64_t blocks, int64_t resident, int64_t rounds,
+constexpr int64_t splits_of_full_waves(int64_t ctas, int64_t resident, int64_t waves,
                                        int64_t most) {
-  for (; rounds > 0; --rounds) {
-    const int64_t full = rounds * resident / blocks, parts = full < most ? full : most;
-    if (10 * parts * blocks >= 9 * rounds * resident) return parts;
+  for (; waves > 0; --waves) {
+    const int64_t full = waves * resident / ctas, splits = full < most ? full : most;
+    if (10 * splits * ctas >= 9 * waves * resident) return splits;
   }
   return 0;
 }
 
-// Keys of each part except the last.
-FLASHATTN_HD constexpr int32_t part_keys(const SplitRule& rule, Lengths len) {
+// Keys of each split except the last.
+FLASHATTN_HD constexpr int32_t split_keys(const SplitRule& rule, Lengths len) {
   if (len.q > rule.max_queries || len.kv == 0) return len.kv;
-  if (rule.parts == 0) return rule.keys < len.kv ? rule.keys : len.kv;
+  if (rule.splits == 0) return rule.keys < len.kv ? rule.keys : len.kv;
   const int64_t steps = rule.round.quotient(len.kv - 1) + 1;
   return clamp_index(steps * rule.step, len.kv);
 }
 
-FLASHATTN_HD constexpr int32_t part_count(const SplitRule& rule, Lengths len) {
-  return len.kv == 0 ? 1 : (len.kv - 1) / part_keys(rule, len) + 1;
+FLASHATTN_HD constexpr int32_t split_count(const SplitRule& rule, Lengths len) {
+  return len.kv == 0 ? 1 : (len.kv - 1) / split_keys(rule, len) + 1;
 }
 
-// The most parts of any sequence within these lengths; not always those of the longest.
-FLASHATTN_HD constexpr int32_t part_bound(const SplitRule& rule, Lengths longest) {
-  return rule.parts > 0
-             ? rule.parts
-             : part_count(
+// The most splits of any sequence within these lengths; not always those of the longest.
+FLASHATTN_HD constexpr int32_t max_split_count(const SplitRule& rule, Lengths longest) {
+  return rule.splits > 0
+             ? rule.splits
+             : split_count(
                    rule, {longest.q < rule.max_queries ? longest.q : rule.max_queries, longest.kv});
 }
 
-FLASHATTN_HD constexpr Interval part_range(const SplitRule& rule, Lengths len, int32_t part) {
-  const int64_t keys = part_keys(rule, len);
-  return {clamp_index(part * keys, len.kv), clamp_index((part + 1) * keys, len.kv)};
+FLASHATTN_HD constexpr Interval split_range(const SplitRule& rule, Lengths len, int32_t split) {
+  const int64_t keys = split_keys(rule, len);
+  return {clamp_index(split * keys, len.kv), clamp_index((split + 1) * keys, len.kv)};
 }
 
 }  // namespace flashattn

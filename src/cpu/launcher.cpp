@@ -78,7 +78,7 @@ CpuLauncher::CpuLauncher(const Problem& problem)
 // The largest number of queries, and of splits, of any sequence that a shape allows.
 static Lengths split_bound(const SplitRule& rule, const Shape& shape) {
   return {std::min(shape.seqlen_q, rule.max_queries),
-          part_bound(rule, {shape.seqlen_q, shape.seqlen_kv})};
+          max_split_count(rule, {shape.seqlen_q, shape.seqlen_kv})};
 }
 
 CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const Shape& shape, char* base) const {
@@ -103,7 +103,7 @@ CpuLauncher::ForwardWorkspace CpuLauncher::forward_workspace(const Shape& shape,
     w.shared.tiles = memory.take<char>(w.shared.count * shared_tile_bytes_);
   }
   w.scratch = memory.take<char>(forward_scratch_ * threads_);
-  w.bytes = memory.bytes() + BumpAllocator::kAlignment;  // for an unaligned base
+  w.bytes = memory.unaligned_bytes();
   return w;
 }
 
@@ -120,7 +120,7 @@ CpuLauncher::BackwardWorkspace CpuLauncher::backward_workspace(const Shape& shap
   w.dq = memory.take<float>(tiles * tile_q * kernels_.dq_columns(problem_));
   w.dq_semaphore = memory.take<int32_t>(tiles);
   w.scratch = memory.take<char>(backward_scratch_ * threads_);
-  w.bytes = memory.bytes() + BumpAllocator::kAlignment;  // for an unaligned base
+  w.bytes = memory.unaligned_bytes();
   return w;
 }
 
@@ -139,7 +139,7 @@ void CpuLauncher::describe(uint32_t op, const Shape& shape,
   properties->stages = 1;
   properties->threads = threads_;
   properties->scratch = static_cast<int32_t>(forward ? forward_scratch_ : backward_scratch_);
-  properties->splits = forward ? part_count(split_, {shape.seqlen_q, shape.seqlen_kv}) : 1;
+  properties->splits = forward ? split_count(split_, {shape.seqlen_q, shape.seqlen_kv}) : 1;
   properties->kernel = forward ? forward_name_.c_str() : backward_name_.c_str();
   properties->isa = kernels_.isa;
   properties->why = why_.c_str();
@@ -232,7 +232,7 @@ int32_t CpuLauncher::forward(const ForwardArgs& args, void* workspace, const Exe
   job.split_rule = split_;
   job.splits = 1;
   for (int32_t b = 0; b < shape.batch; ++b) {
-    job.splits = std::max(job.splits, part_count(split_, job.sequences[b].len));
+    job.splits = std::max(job.splits, split_count(split_, job.sequences[b].len));
   }
   job.partial_queries = split_bound(split_, shape).q;
   job.partial_o = w.partial_o;
@@ -265,10 +265,10 @@ void CpuLauncher::merge_splits(const ForwardJob& job, const Executor& on) const 
     const int32_t b = static_cast<int32_t>(task / problem_.heads_q);
     const int32_t h = static_cast<int32_t>(task % problem_.heads_q);
     const SeqlenInfo sequence = job.sequences[b];
-    const int32_t parts = part_count(split_, sequence.len);
-    if (parts <= 1) return;
+    const int32_t splits = split_count(split_, sequence.len);
+    if (splits <= 1) return;
     const int64_t stride = job.partial_row(1, 0, 0, 0);
-    const MergeJob merge{parts,
+    const MergeJob merge{splits,
                          problem_.dim_v,
                          FLASHATTN_DTYPE_F32,
                          problem_.dtype_o,

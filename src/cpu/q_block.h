@@ -40,7 +40,7 @@ struct QBlock {
         kv_head(range.begin),
         kv_heads(range.end - range.begin),
         split(tile.split),
-        splits(part_count(its_job.split_rule, sequence.len)),
+        splits(split_count(its_job.split_rule, sequence.len)),
         direct(is_direct(problem, sequence.len)) {
     const Lengths len = sequence.len;
     queries.begin = clamp_index(static_cast<int64_t>(tile.q_block) * job.block_queries, len.q);
@@ -50,7 +50,7 @@ struct QBlock {
     const int32_t left = group - tile.head_block * job.block_heads;
     const int32_t heads = kv_heads * (left < job.block_heads ? left : job.block_heads);
     rows = heads * (queries.end - queries.begin);
-    const Interval range_of_split = part_range(job.split_rule, len, split);
+    const Interval range_of_split = split_range(job.split_rule, len, split);
     split_begin = range_of_split.begin;
     if (rows > 0) keys = intersect(key_span(mask, queries, len).any, range_of_split);
   }

@@ -6,7 +6,7 @@
 
 namespace flashattn::cuda {
 
-// exp(lse) of one part of the keys is sum * e^base.
+// exp(lse) of one split of the keys is sum * e^base.
 struct alignas(8) PartialSum {
   float base, sum;
 };
@@ -23,15 +23,16 @@ struct ForwardParams {
   Problem problem;
   ForwardArgs args;
   SplitRule split;
-  // A CTA works on `queries` queries of `heads` query heads: row r is query r % queries of head r /
-  // queries. If queries are few, several query heads of a KV head share a CTA.
-  int32_t queries, heads, head_blocks, query_blocks;
-  int32_t parts;  // the most of any sequence
-  // Heads: (batch, KV head, head block). Tiles: (query block, part).
+  // A CTA works on cta_queries queries of cta_heads query heads: row r is query r % cta_queries of
+  // head r / cta_queries. If queries are few, several query heads of a KV head share a CTA.
+  int32_t cta_queries, cta_heads;
+  int32_t head_tiles, q_tiles;  // CTAs for the query heads of a KV head; for the queries
+  int32_t max_splits;           // of any sequence
+  // Heads: (batch, KV head, head tile). Tiles: (Q tile, split).
   L2Swizzle swizzle;
-  FastDivmod by_parts, by_head_blocks, by_heads_kv;
+  FastDivmod by_splits, by_head_tiles, by_heads_kv;
   int32_t q_heads_per_kv_head;
-  // Partial results of sequences with several parts, (part, batch, head, query), fp32. A sum is
+  // Partial results of sequences with several splits, (split, batch, head, query), fp32. A sum is
   // kept apart from its base: in one LSE, large scores would leave no digits for it.
   int32_t partial_queries;
   float* partial_o;
@@ -39,13 +40,13 @@ struct ForwardParams {
   uint32_t dropout_threshold;
 
   FLASHATTN_HD int64_t work_heads() const {
-    return static_cast<int64_t>(args.shape.batch) * problem.heads_kv * head_blocks;
+    return static_cast<int64_t>(args.shape.batch) * problem.heads_kv * head_tiles;
   }
 
-  FLASHATTN_HD int64_t blocks() const { return work_heads() * query_blocks * parts; }
+  FLASHATTN_HD int64_t ctas() const { return work_heads() * q_tiles * max_splits; }
 
-  FLASHATTN_HD int64_t partial_row(int32_t part, int32_t b, int32_t h, int32_t i) const {
-    return ((static_cast<int64_t>(part) * args.shape.batch + b) * problem.heads_q + h) *
+  FLASHATTN_HD int64_t partial_row(int32_t split_idx, int32_t b, int32_t h, int32_t i) const {
+    return ((static_cast<int64_t>(split_idx) * args.shape.batch + b) * problem.heads_q + h) *
                partial_queries +
            i;
   }
@@ -64,7 +65,7 @@ struct BackwardParams {
   Problem problem;
   BackwardArgs args;
   flashattn_tensor dout;  // in the problem's dtype: args.dout, or a rounded copy
-  int32_t key_blocks;
+  int32_t kv_tiles;
   uint32_t dropout_threshold;
   float* lse2;  // lse in log2 units; +inf for rows that see no key: 2^(-inf - inf) = 0
   // For rows with |lse| above kLargeLse the largest score, to which lse2 is then relative; NaN for
@@ -86,7 +87,7 @@ struct BackwardParams {
   // begins a new tile. A tile of dq is tile_q * tile_dim numbers in the order of WGMMA
   // accumulators.
   int32_t tile_q, tile_dim, tile_kv;
-  // Hopper: the state of each of the dq_parts column ranges of a tile of dq. kDqClaimed: a CTA owns
+  // Hopper: the state of each of the dq_ctas column ranges of a tile of dq. kDqClaimed: a CTA owns
   // the initial store. kDqOpen: that store is visible and reduce-adds may start. Higher bits, in
   // units of kDqPendingTile: KV tiles still to be added, if additions are ordered or the kernel
   // converts. In order the last KV tile comes first, down to dq_first[tile of dq]. kDqConverted:
@@ -94,7 +95,7 @@ struct BackwardParams {
   int32_t* dq_states;
   int32_t* dq_first;         // NULL unless ordered
   int32_t* dq_work_counter;  // numbers the tiles of dq that CTAs take to convert
-  int32_t dq_parts, ordered;
+  int32_t dq_ctas, ordered;
   // Hopper, stream-K: counters of partials that have been stored.
   int32_t* arrived;
   int32_t arrived_count;
@@ -131,7 +132,7 @@ struct BackwardParams {
   }
 };
 
-// Merges the parts of a split forward, or parts that the caller gives.
+// Merges partial results that the caller gives.
 template <int kCapacity>
 struct MergeParams {
   flashattn_tensor o;

@@ -214,31 +214,31 @@ void test_splits() {
       for (int parts = 0; parts <= 12; ++parts) {
         const SplitRule rule = SplitRule::of(parts, 2 * step, 16, step);
         const Lengths len{16, n};
-        const int count = part_count(rule, len);
+        const int count = split_count(rule, len);
         bool ok = count >= 1 && (parts == 0 || count <= parts);
         int at = 0;
         for (int part = 0; part < count; ++part) {
-          const Interval keys = part_range(rule, len, part);
+          const Interval keys = split_range(rule, len, part);
           ok = ok && keys.begin == at && (keys.end > keys.begin || n == 0) &&
                (keys.end % step == 0 || keys.end == n);
           at = keys.end;
         }
         CHECK(ok && at == n);
-        CHECK(part_count(rule, {17, n}) == 1 && part_range(rule, {17, n}, 0).end == n);
+        CHECK(split_count(rule, {17, n}) == 1 && split_range(rule, {17, n}, 0).end == n);
       }
     }
   }
   // Decoding on an H200, 8 heads, three blocks a multiprocessor: 16 times 8k, 8 times 16k, and 16
   // and 32 of which the longest has 32k.
-  CHECK(parts_of_full_rounds(128, 396, 5, 4) == 3);
-  CHECK(parts_of_full_rounds(64, 396, 5, 8) == 6);
-  CHECK(parts_of_full_rounds(128, 396, 5, 16) == 15);
-  CHECK(parts_of_full_rounds(256, 396, 5, 16) == 7);
-  CHECK(parts_of_full_rounds(128, 396, 5, 2) == 0);
+  CHECK(splits_of_full_waves(128, 396, 5, 4) == 3);
+  CHECK(splits_of_full_waves(64, 396, 5, 8) == 6);
+  CHECK(splits_of_full_waves(128, 396, 5, 16) == 15);
+  CHECK(splits_of_full_waves(256, 396, 5, 16) == 7);
+  CHECK(splits_of_full_waves(128, 396, 5, 2) == 0);
   for (const int parts : {7, 1 << 30}) {
     const SplitRule large = SplitRule::of(parts, 1, INT32_MAX, 64);
-    const int last = part_count(large, {1, INT32_MAX}) - 1;
-    CHECK(part_range(large, {1, INT32_MAX}, last).end == INT32_MAX);
+    const int last = split_count(large, {1, INT32_MAX}) - 1;
+    CHECK(split_range(large, {1, INT32_MAX}, last).end == INT32_MAX);
   }
 }
 

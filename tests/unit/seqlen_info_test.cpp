@@ -167,9 +167,9 @@ void check_parts() {
       for (const int32_t max_queries : {4, INT32_MAX}) {
         const SplitRule rule = SplitRule::of(parts, keys, max_queries, 16);
         for (int32_t most = 0; most <= 130; ++most) {
-          const int32_t bound = part_bound(rule, {9, most});
+          const int32_t bound = max_split_count(rule, {9, most});
           for (int32_t q = 0; q <= 9; ++q) {
-            for (int32_t kv = 0; kv <= most; ++kv) failed += part_count(rule, {q, kv}) > bound;
+            for (int32_t kv = 0; kv <= most; ++kv) failed += split_count(rule, {q, kv}) > bound;
           }
         }
       }

@@ -3,6 +3,7 @@
 
 #include "core/score_mod.h"
 #include "cuda/params.h"
+#include "cuda/device/mask.cuh"
 #include "cuda/device/score_stage.cuh"
 
 namespace flashattn::cuda {
@@ -45,14 +46,14 @@ struct BlockMask {
   // from `first` on for one query, or the queries for one key; from `limit` on they count as
   // hidden. All lanes of a warp call it, those of a quad with the same query or key.
   template <int kGroups>
-  __device__ __forceinline__ uint32_t shown_keys(int32_t query, int32_t first, int32_t limit,
-                                                 int32_t lane) const {
-    return shown<kGroups>(on + query / block_q * row, 1, block_kv, first, limit, lane);
+  __device__ __forceinline__ BitMask shown_keys(int32_t query, int32_t first, int32_t limit,
+                                                int32_t lane) const {
+    return {shown<kGroups>(on + query / block_q * row, 1, block_kv, first, limit, lane)};
   }
   template <int kGroups>
-  __device__ __forceinline__ uint32_t shown_queries(int32_t key, int32_t first, int32_t limit,
-                                                    int32_t lane) const {
-    return shown<kGroups>(on + key / block_kv, row, block_q, first, limit, lane);
+  __device__ __forceinline__ BitMask shown_queries(int32_t key, int32_t first, int32_t limit,
+                                                   int32_t lane) const {
+    return {shown<kGroups>(on + key / block_kv, row, block_q, first, limit, lane)};
   }
 
  private:

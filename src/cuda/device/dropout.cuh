@@ -8,25 +8,6 @@
 
 namespace flashattn::cuda {
 
-// Dropout of P, as a member of a score modification.
-struct Dropout {
-  static constexpr ScoreStage kStage = ScoreStage::kWeight;
-  static constexpr bool kBoundsGrowth = true, kReadsMemory = false;
-
-  // Scale of the elements that are kept. threshold: see Problem::dropout_threshold().
-  static __device__ __forceinline__ float keep_scale(uint32_t threshold) {
-    return 65536.0f / (65536.0f - static_cast<float>(threshold));
-  }
-};
-
-__device__ __forceinline__ DropoutStream dropout_stream(const Problem& problem, const Inputs& in,
-                                                        int32_t b, int32_t h) {
-  const uint64_t* device = in.rng_device;
-  return DropoutStream::make(in.rng_seed + (device ? device[0] : 0),
-                             in.rng_offset + (device ? device[1] : 0),
-                             static_cast<uint32_t>(b * problem.heads_q + h));
-}
-
 // The counter of a lane's eight weights of the 16 x 16 tile at (i, j), multiples of 16.
 __device__ __forceinline__ PhiloxWords dropout_counter(const DropoutStream& stream, int32_t i,
                                                        int32_t j, int32_t lane) {
@@ -81,13 +62,13 @@ class DropoutSigns {
   uint32_t words_[kDense ? kPairs / 2 : kPairs];
 };
 
-// Calls visit(strip, n, half, word) for the numbers of all weights of strips of 16 rows: of the
-// pair [strip][n][2 half] and [strip][n][2 half + 1]. i and j: the first row's and column's index,
-// multiples of 16. kTransposed: rows are keys and columns queries; otherwise the other way round.
-// kAtOnce: tiles.
+// Calls visit(m, n, half, word) for the random words of all elements of P: those of the pair
+// [m][n][2 half] and [m][n][2 half + 1], where m counts MMAs of 16 rows. i and j: the first row's
+// and column's index, multiples of 16. kTransposed: rows are keys and columns queries; otherwise
+// the other way round. kAtOnce: tiles.
 template <int kMmaM, int kGroups, bool kTransposed, int kAtOnce = 2, class Visit>
-__device__ __forceinline__ void visit_numbers(const DropoutStream& stream, int32_t i, int32_t j,
-                                              int32_t lane, Visit visit) {
+__device__ __forceinline__ void visit_words(const DropoutStream& stream, int32_t i, int32_t j,
+                                            int32_t lane, Visit visit) {
   constexpr int kTiles = kMmaM * kGroups / 2;
 #pragma unroll
   for (int tile = 0; tile < kTiles; tile += kAtOnce) {
@@ -109,30 +90,51 @@ __device__ __forceinline__ void visit_numbers(const DropoutStream& stream, int32
   }
 }
 
-// The signs of a strip's pairs, number 2 n + half, of 16 rows from i and columns from j on.
-template <int kGroups, bool kTransposed, int kPairs, bool kDense>
-__device__ __forceinline__ void draw_signs(DropoutSigns<kPairs, kDense>& signs,
-                                           const DropoutStream& stream, uint32_t threshold,
-                                           int32_t i, int32_t j, int32_t lane) {
-  visit_numbers<1, kGroups, kTransposed, 4>(
-      stream, i, j, lane, [&](int, int n, int half, uint32_t word) {
-        signs.set(2 * n + half, dropout_signs(word, threshold));
-      });
-}
+// Dropout of P, as a member of a score modification: of one head of one sequence. threshold: see
+// Problem::dropout_threshold().
+struct Dropout {
+  static constexpr ScoreStage kStage = ScoreStage::kWeight;
+  static constexpr bool kBoundsGrowth = true, kReadsMemory = false;
 
-// As visit_numbers, visit(strip, n, x) for each weight that the dropout drops, number
-// [strip][n][x].
-template <int kMmaM, int kGroups, bool kTransposed, class Visit>
-__device__ __forceinline__ void visit_dropped(const DropoutStream& stream, uint32_t threshold,
-                                              int32_t i, int32_t j, int32_t lane, Visit visit) {
-  visit_numbers<kMmaM, kGroups, kTransposed>(stream, i, j, lane,
-                                             [&](int strip, int n, int half, uint32_t word) {
+  DropoutStream stream;
+
+  static __device__ __forceinline__ Dropout of(const Problem& problem, const Inputs& in, int32_t b,
+                                               int32_t h) {
+    const uint64_t* device = in.rng_device;
+    return {DropoutStream::make(in.rng_seed + (device ? device[0] : 0),
+                                in.rng_offset + (device ? device[1] : 0),
+                                static_cast<uint32_t>(b * problem.heads_q + h))};
+  }
+
+  // Scale of the elements that are kept.
+  static __device__ __forceinline__ float keep_scale(uint32_t threshold) {
+    return 65536.0f / (65536.0f - static_cast<float>(threshold));
+  }
+
+  // The signs of the pairs, number 2 n + half, of 16 rows from i and columns from j on.
+  template <int kGroups, bool kTransposed, int kPairs, bool kDense>
+  __device__ __forceinline__ void draw_signs(DropoutSigns<kPairs, kDense>& signs,
+                                             uint32_t threshold, int32_t i, int32_t j,
+                                             int32_t lane) const {
+    visit_words<1, kGroups, kTransposed, 4>(
+        stream, i, j, lane, [&](int, int n, int half, uint32_t word) {
+          signs.set(2 * n + half, dropout_signs(word, threshold));
+        });
+  }
+
+  // As visit_words, visit(m, n, x) for each element [m][n][x] of P that is dropped.
+  template <int kMmaM, int kGroups, bool kTransposed, class Visit>
+  __device__ __forceinline__ void visit_dropped(uint32_t threshold, int32_t i, int32_t j,
+                                                int32_t lane, Visit visit) const {
+    visit_words<kMmaM, kGroups, kTransposed>(stream, i, j, lane,
+                                             [&](int m, int n, int half, uint32_t word) {
 #pragma unroll
                                                for (int e = 0; e < 2; ++e) {
                                                  if (!is_kept(word, e, threshold))
-                                                   visit(strip, n, 2 * half + e);
+                                                   visit(m, n, 2 * half + e);
                                                }
                                              });
-}
+  }
+};
 
 }  // namespace flashattn::cuda

@@ -1,7 +1,7 @@
 // Layouts of accumulator fragments: of which query and which key a lane's elements are.
 //
 // mma.sync and WGMMA lay out their results alike. Of 16 rows a lane has two: element 4 n + 2 h + e
-// is of row lane / 4 + 8 h and column 8 n + 2 (lane % 4) + e. A strip [n][4] of the portable
+// is of row lane / 4 + 8 h and column 8 n + 2 (lane % 4) + e. A fragment [n][4] of the portable
 // kernels has the same elements in the same order.
 //
 // A layout names the elements that a function works on, count(n) of the n of a fragment:
@@ -30,19 +30,22 @@ struct SRowLayout {
   static FLASHATTN_HD constexpr int key(int x) { return x / 2 * 8 + x % 2; }
 };
 
-// S^T = K Q^T: rows are keys. first_query: of a part of a tile, how far its first query is from the
-// lane's first. kStrip: elements of 16 keys, if the fragment has several strips, one after another.
-template <int kStrip = 1 << 16>
+// S^T = K Q^T: rows are keys. first_query: offset of the fragment's first query from the lane's
+// first query in the tile. kElementsPerMma: elements of one MMA of 16 keys, if the fragment has
+// several, one after another.
+template <int kElementsPerMma = 1 << 16>
 struct StLayout {
   int first_query = 0;
   static FLASHATTN_HD constexpr int count(int n) { return n; }
   static FLASHATTN_HD constexpr int element(int x) { return x; }
-  FLASHATTN_HD constexpr int query(int x) const { return first_query + x % kStrip / 4 * 8 + x % 2; }
-  static FLASHATTN_HD constexpr int key(int x) { return x / kStrip * 16 + x / 2 % 2 * 8; }
+  FLASHATTN_HD constexpr int query(int x) const {
+    return first_query + x % kElementsPerMma / 4 * 8 + x % 2;
+  }
+  static FLASHATTN_HD constexpr int key(int x) { return x / kElementsPerMma * 16 + x / 2 % 2 * 8; }
   // The elements of a fragment of n query by query: what is computed for a query is soon used up.
   static FLASHATTN_HD constexpr int by_query(int y, int n) {
-    const int strip = n < kStrip ? n : kStrip, rows = n / strip * 2;
-    return y % rows / 2 * strip + y / rows / 2 * 4 + y % 2 * 2 + y / rows % 2;
+    const int of_mma = n < kElementsPerMma ? n : kElementsPerMma, rows = n / of_mma * 2;
+    return y % rows / 2 * of_mma + y / rows / 2 * 4 + y % 2 * 2 + y / rows % 2;
   }
 };
 
@@ -55,14 +58,14 @@ struct SingleLayout {
   static FLASHATTN_HD constexpr int by_query(int y, int) { return y; }
 };
 
-// A strip, or several, as a fragment.
+// The fragment of one MMA, or of several, as one array.
 template <int kMmaN>
-__device__ __forceinline__ float (&flat(float (&strip)[kMmaN][4]))[kMmaN * 4] {
-  return reinterpret_cast<float (&)[kMmaN * 4]>(strip);
+__device__ __forceinline__ float (&flat(float (&s)[kMmaN][4]))[kMmaN * 4] {
+  return reinterpret_cast<float (&)[kMmaN * 4]>(s);
 }
 template <int kMmaM, int kMmaN>
-__device__ __forceinline__ float (&flat(float (&strips)[kMmaM][kMmaN][4]))[kMmaM * kMmaN * 4] {
-  return reinterpret_cast<float (&)[kMmaM * kMmaN * 4]>(strips);
+__device__ __forceinline__ float (&flat(float (&s)[kMmaM][kMmaN][4]))[kMmaM * kMmaN * 4] {
+  return reinterpret_cast<float (&)[kMmaM * kMmaN * 4]>(s);
 }
 
 }  // namespace flashattn::cuda

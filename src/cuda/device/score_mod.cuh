@@ -66,6 +66,37 @@ struct ScoreModMembers {
     return factor;
   }
 
+  // Applies the member of the product stage if it is on, which stage_is_on() says outside of loops.
+  // derivative: of a score by product * scale, 1 before.
+  template <int kCount, class Make>
+  static __device__ __forceinline__ void forward_with_derivative(float (&s)[kCount],
+                                                                 float (&derivative)[kCount],
+                                                                 bool is_on, const Make& make) {
+    static_assert(((Members::kStage == ScoreStage::kProduct) + ... + 0) <= 1,
+                  "one member changes products");
+    const auto apply = [&](auto type) {
+      using Member = typename decltype(type)::type;
+      if constexpr (Member::kStage == ScoreStage::kProduct) {
+        if (is_on) make(type).forward_with_derivative(s, derivative);
+      }
+    };
+    (apply(Type<Members>()), ...);
+  }
+
+  // The same derivative, if all members of the product stage are on, from what they leave of the
+  // product.
+  static __device__ __forceinline__ float derivative_at(float value) {
+    float derivative = 1.0f;
+    const auto apply = [&](auto type) {
+      using Member = typename decltype(type)::type;
+      if constexpr (Member::kStage == ScoreStage::kProduct) {
+        derivative *= Member::derivative_at(value);
+      }
+    };
+    (apply(Type<Members>()), ...);
+    return derivative;
+  }
+
   // Whether a member of the stage is on.
   template <ScoreStage kStage>
   static __device__ __forceinline__ bool stage_is_on(const Problem& problem) {

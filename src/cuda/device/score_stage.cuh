@@ -6,6 +6,8 @@
 // static constexpr bool kReadsMemory: it reads an array beside Q, K and V.
 // static bool is_on(const Problem&): whether the problem asks for it. Not of a member that is
 //   decided elsewhere: kMask, kWeight.
+// static float derivative_at(float): of a member of kProduct, its derivative where it leaves this
+//   value.
 #pragma once
 
 namespace flashattn::cuda {

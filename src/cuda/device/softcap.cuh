@@ -74,17 +74,24 @@ struct Softcap {
     return outer;
   }
 
-  // forward(), and the derivative of a score by product * scale.
-  template <int kCount>
-  __device__ __forceinline__ void forward_with_derivative(float (&s)[kCount],
-                                                          float (&derivative)[kCount],
-                                                          bool near_0) const {
-    forward(s, near_0);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) derivative[i] = derivative_at(s[i]);
-  }
+  // The derivative of a score by product * scale.
   static __device__ __forceinline__ float derivative_at(float tanh) {
     return fmaf(-tanh, tanh, 1.0f);
+  }
+};
+
+// Softcap of products of which it is known whether tanh_near_0 serves for all.
+struct RangedSoftcap {
+  Softcap softcap;
+  bool near_0;
+
+  // Products to tanh. derivative: of a score by product * scale; multiplied by that of the softcap.
+  template <int kCount>
+  __device__ __forceinline__ void forward_with_derivative(float (&s)[kCount],
+                                                          float (&derivative)[kCount]) const {
+    softcap.forward(s, near_0);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) derivative[i] *= Softcap::derivative_at(s[i]);
   }
 };
 

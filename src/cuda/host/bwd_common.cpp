@@ -15,7 +15,7 @@ const sm80::BackwardEntry* dbias_entry(const Problem& p) {
 }  // namespace
 
 flashattn_tensor rounded_dout(const Problem& problem, const BackwardArgs& args,
-                              WorkspaceCutter* workspace) {
+                              WorkspaceAllocator* workspace) {
   if (problem.dtype_o == problem.dtype) return args.dout;
   const RowLayout layout = row_layout(problem, args.shape);
   const int64_t rows = query_rows(problem, args.shape).tokens *
@@ -32,7 +32,7 @@ int32_t Dbias::shared_bytes(const Problem& problem) {
 
 Dbias::Dbias(const Problem& problem, int32_t multiprocessors) : kernel_{} {
   if (problem.has_feature(FLASHATTN_FEATURE_DBIAS)) {
-    kernel_ = prepare(*dbias_entry(problem), multiprocessors);
+    kernel_ = make_ready(*dbias_entry(problem), multiprocessors);
   }
 }
 
@@ -41,11 +41,11 @@ int32_t Dbias::launch_dbias(const BackwardParams& p, cudaStream_t stream) const 
   const bool has_rows = args.shape.seqlen_q > 0 || args.dbias_stride_row == 0;
   if (!args.dbias || !has_rows || args.shape.seqlen_kv == 0) return FLASHATTN_OK;
   const sm80::BackwardEntry& entry = *kernel_.entry;
-  int64_t blocks = ceil_div(args.shape.seqlen_kv, entry.tile_kv);
-  if (args.dbias_stride_row != 0) blocks *= ceil_div(args.shape.seqlen_q, entry.tile_q);
-  if (args.dbias_stride_head != 0) blocks *= p.problem.heads_q;
-  if (args.dbias_stride_batch != 0) blocks *= args.shape.batch;
-  return launch(entry, blocks, p, stream, "launching the gradient of the bias");
+  int64_t ctas = ceil_div(args.shape.seqlen_kv, entry.tile_kv);
+  if (args.dbias_stride_row != 0) ctas *= ceil_div(args.shape.seqlen_q, entry.tile_q);
+  if (args.dbias_stride_head != 0) ctas *= p.problem.heads_q;
+  if (args.dbias_stride_batch != 0) ctas *= args.shape.batch;
+  return launch(entry, ctas, p, stream, "launching the gradient of the bias");
 }
 
 int32_t Dbias::launch_with_dsink(const BackwardParams& p, cudaStream_t stream) const {

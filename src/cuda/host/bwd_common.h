@@ -8,7 +8,7 @@ namespace flashattn::cuda {
 
 // dO in the problem's dtype: the caller's array, or a copy in the workspace.
 flashattn_tensor rounded_dout(const Problem& problem, const BackwardArgs& args,
-                              WorkspaceCutter* workspace);
+                              WorkspaceAllocator* workspace);
 
 // The kernel for the gradient of a dense bias.
 class Dbias {

@@ -13,7 +13,7 @@
 namespace flashattn::cuda {
 namespace {
 
-const char* never(const Problem&) { return nullptr; }
+bool always(const Problem&, const char**) { return true; }
 
 template <class Row, class Made>
 std::unique_ptr<const Row> make(const Problem& problem, const Device& device) {
@@ -25,11 +25,11 @@ std::unique_ptr<const Row> make(const Problem& problem, const Device& device) {
 Registry<ForwardRow> forward_registry() {
   static const Registration<ForwardRow> rows[] = {
 #if FLASHATTN_CUDA_SM90
-      {"sm90", false, never, make<ForwardRow, sm90::ForwardKernels>},
+      {{"sm90"}, always, make<ForwardRow, sm90::ForwardKernels>},
 #endif
-      {"sm80", true, never, make<ForwardRow, sm80::ForwardKernels>},
+      {{"sm80", "sm90"}, always, make<ForwardRow, sm80::ForwardKernels>},
 #if FLASHATTN_CUDA_SM90
-      {"sm90_fp8", true, never, make<ForwardRow, sm90::Fp8ForwardKernels>},
+      {{"sm90_fp8"}, always, make<ForwardRow, sm90::Fp8ForwardKernels>},
 #endif
   };
   return {rows, sizeof rows / sizeof *rows};
@@ -38,9 +38,9 @@ Registry<ForwardRow> forward_registry() {
 Registry<BackwardRow> backward_registry() {
   static const Registration<BackwardRow> rows[] = {
 #if FLASHATTN_CUDA_SM90
-      {"sm90", false, sm90::BackwardKernels::refuses, make<BackwardRow, sm90::BackwardKernels>},
+      {{"sm90"}, sm90::BackwardKernels::supports, make<BackwardRow, sm90::BackwardKernels>},
 #endif
-      {"sm80", true, never, make<BackwardRow, sm80::BackwardKernels>},
+      {{"sm80", "sm90"}, always, make<BackwardRow, sm80::BackwardKernels>},
   };
   return {rows, sizeof rows / sizeof *rows};
 }

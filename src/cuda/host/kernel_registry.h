@@ -1,4 +1,4 @@
-// The registry of GPU kernels: a row for each pass and architecture, in order of preference.
+// The registry of GPU kernels: a row for each pass and family of kernels.
 #pragma once
 
 #include <memory>
@@ -10,17 +10,17 @@ namespace flashattn::cuda {
 
 template <class Row>
 struct Registration {
-  const char* backend;  // a plan of this backend has the row, and those after it up to `last`
-  bool last;            // the row takes every shape: a plan has no row after it
-  // Why plans for the problem do not have the row, a few words; NULL: they have.
-  const char* (*refuses)(const Problem& problem);
+  const char* backends[2];  // whose plans have the row; NULL: no other
+  // Whether plans for a problem of theirs have the row. Sets *why_not, a few words, if not: the row
+  // cannot compute it, or never is the cheapest.
+  bool (*supports)(const Problem& problem, const char** why_not);
   // The device is current. Throws Refused.
   std::unique_ptr<const Row> (*make)(const Problem& problem, const Device& device);
 };
 
 template <class Row>
 struct Registry {
-  const Registration<Row>* rows;
+  const Registration<Row>* rows;  // in order of preference, for shapes for which they cost the same
   size_t count;
 };
 

@@ -9,8 +9,16 @@
 
 namespace flashattn::cuda {
 
-// Immutable: any number of threads may call it at once. The launcher runs the first row, in order
-// of preference, that does not decline a shape. The last row takes every shape.
+// What a row expects of a shape.
+struct RowCost {
+  // Relative to the time of the portable kernels with their usual tiles. Rows are compared by it,
+  // so that only the order matters; the borders where the order changes are measured.
+  double time;
+  const char* why;  // why it is not the row's usual time, a few words; NULL: it is
+};
+
+// Immutable: any number of threads may call it at once. The launcher runs the cheapest of the rows
+// that support a shape.
 template <class Args>
 class KernelRow {
  public:
@@ -19,17 +27,17 @@ class KernelRow {
   // A few words that begin `why`: "Hopper kernels".
   virtual const char* title() const = 0;
 
-  // Why the row does not run the shape, a few words; NULL: it does. next: the next row; NULL: none.
-  virtual const char* declines(const Shape& shape, const KernelRow* next) const = 0;
+  // Whether the row can run the shape. Sets *why_not, a few words, if it cannot.
+  virtual bool supports(const Shape& shape, const char** why_not) const = 0;
 
-  // Whether all CTAs of the shape run at once.
-  virtual bool is_one_wave(const Shape&) const { return false; }
+  // Of a shape that the row supports.
+  virtual RowCost cost(const Shape& shape) const = 0;
 
   // Bytes; never decreases with the shape, whether or not the row runs it.
   virtual int64_t workspace(const Shape& shape) const = 0;
 
-  // Fills what describe_kernel() fills, and splits. Returns why this kernel of the row: the rest of
-  // `why`.
+  // Fills what describe_kernel() fills, and splits. Returns why the row uses this kernel: the rest
+  // of `why`.
   virtual std::string describe(const Shape& shape, flashattn_plan_properties* properties) const = 0;
 
   // The device and the plan's context are current. Returns an enum flashattn_status.

@@ -36,11 +36,11 @@ Residency make_ready(const void* kernel, int32_t threads, int32_t shared_bytes,
   throw_on(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
   throw_on(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
            "cudaFuncSetAttribute");
-  int blocks = 0;
-  throw_on(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads,
+  int ctas = 0;
+  throw_on(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, kernel, threads,
                                                          static_cast<size_t>(shared_bytes)),
            "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-  return {attributes.numRegs, std::max(blocks, 1) * multiprocessors};
+  return {attributes.numRegs, std::max(ctas, 1) * multiprocessors};
 }
 
 bool CodeCheck::has_code(int32_t device, const void* kernel) {
@@ -143,11 +143,11 @@ int32_t check_backward_arrays(const Problem& problem, const BackwardArgs& args) 
   return FLASHATTN_OK;
 }
 
-int32_t check_grid(int64_t blocks) {
-  if (blocks <= INT32_MAX) return FLASHATTN_OK;
+int32_t check_grid(int64_t ctas) {
+  if (ctas <= INT32_MAX) return FLASHATTN_OK;
   return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",
               "the shape needs %" PRId64 " CTAs, above %d, the limit of a grid; split the batch",
-              blocks, INT32_MAX);
+              ctas, INT32_MAX);
 }
 
 }  // namespace flashattn::cuda

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <string>
 
+#include "core/bump_allocator.h"
 #include "core/problem.h"
 #include "cuda/host/driver.h"
 #include "cuda/host/launch.h"
@@ -33,7 +34,7 @@ Residency make_ready(const void* kernel, int32_t threads, int32_t shared_bytes,
                      int32_t multiprocessors);
 
 template <class Entry>
-ReadyKernel<Entry> prepare(const Entry& entry, int32_t multiprocessors) {
+ReadyKernel<Entry> make_ready(const Entry& entry, int32_t multiprocessors) {
   const Residency r = make_ready(reinterpret_cast<const void*>(entry.kernel), entry.threads,
                                  entry.shared_bytes, multiprocessors);
   return {&entry, r.registers, r.resident};
@@ -88,34 +89,17 @@ class PlanContext;
 // Returns OK if the device and the plan's context are current.
 int32_t check_current(int32_t device, const PlanContext& context);
 
-// A bump allocator for the workspace, which may have any alignment. With a NULL base it only
-// counts.
-class WorkspaceCutter {
- public:
-  explicit WorkspaceCutter(void* base)
-      : base_(static_cast<char*>(base)),
-        at_(base ? (kAlignment - reinterpret_cast<intptr_t>(base) % kAlignment) % kAlignment : 0) {}
+// Divides the workspace, which may have any alignment, into arrays that begin with a cache line of
+// the GPU.
+using WorkspaceAllocator = BasicBumpAllocator<128>;
 
-  template <class T>
-  T* take(int64_t count) {
-    char* piece = base_ ? base_ + at_ : nullptr;
-    at_ += (count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
-    return reinterpret_cast<T*>(piece);
-  }
-
-  // Bytes needed of a workspace that is not aligned.
-  int64_t bytes() const { return at_ + kAlignment; }
-  static int64_t bytes_for(int64_t piece) {
-    WorkspaceCutter cutter(nullptr);
-    cutter.take<char>(piece);
-    return cutter.bytes();
-  }
-
- private:
-  static constexpr int64_t kAlignment = 128;
-  char* const base_;
-  int64_t at_;
-};
+// The workspace for one array.
+template <class T>
+int64_t workspace_of(int64_t count) {
+  WorkspaceAllocator memory(nullptr);
+  memory.take<T>(count);
+  return memory.unaligned_bytes();
+}
 
 struct NamedTensor {
   const char* name;
@@ -135,14 +119,14 @@ int32_t check_forward_arrays(const Problem& problem, const ForwardArgs& args);
 int32_t check_backward_arrays(const Problem& problem, const BackwardArgs& args);
 
 // Returns OK if a one-dimensional grid may have so many CTAs.
-int32_t check_grid(int64_t blocks);
+int32_t check_grid(int64_t ctas);
 
-// Launches a kernel of a table with a grid of `blocks` CTAs.
+// Launches a kernel of a table with a grid of `ctas` CTAs.
 template <class Entry, class Params>
-int32_t launch(const Entry& entry, int64_t blocks, const Params& params, cudaStream_t stream,
+int32_t launch(const Entry& entry, int64_t ctas, const Params& params, cudaStream_t stream,
                const char* what) {
-  if (const int32_t status = check_grid(blocks)) return status;
-  return status_of(launch_kernel(entry.kernel, dim3(static_cast<unsigned>(blocks)), entry.threads,
+  if (const int32_t status = check_grid(ctas)) return status;
+  return status_of(launch_kernel(entry.kernel, dim3(static_cast<unsigned>(ctas)), entry.threads,
                                  entry.shared_bytes, params, stream),
                    what);
 }

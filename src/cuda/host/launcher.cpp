@@ -1,11 +1,15 @@
-// Chooses a row of the registry for each call, explains the choice, and launches it.
+// Runs each call with the cheapest row of the registry, and explains the choice.
 #include "cuda/host/launcher.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "core/arrays.h"
 #include "core/error.h"
+#include "core/select.h"
 #include "cuda/host/kernel_setup.h"
 #include "cuda/kernels/common/combine.h"
 
@@ -16,33 +20,41 @@ void PlanRows<Row>::make(Registry<Row> registry, const char* backend,
                          const std::string& backend_passed_over, const Problem& problem,
                          const Device& device) {
   passed_over = backend_passed_over;
-  bool has = false;
+  forced = forced_backend() != nullptr;
   for (size_t n = 0; n < registry.count; ++n) {
     const Registration<Row>& registered = registry.rows[n];
-    has |= std::string(registered.backend) == backend;
-    if (!has) continue;
-    has = !registered.last;
-    const char* const reason = registered.refuses(problem);
-    if (!reason) {
+    const auto& of = registered.backends;
+    if (std::none_of(std::begin(of), std::end(of),
+                     [&](const char* name) { return name && std::strcmp(name, backend) == 0; })) {
+      continue;
+    }
+    const char* why_not = nullptr;
+    if (registered.supports(problem, &why_not)) {
       rows.push_back(registered.make(problem, device));
     } else if (passed_over.empty()) {
-      passed_over = reason;
+      passed_over = why_not;
     }
   }
 }
 
-// declined: receives why the first row does not run the shape, or NULL.
 template <class Row>
-const Row& PlanRows<Row>::choose(const Shape& shape, const char** declined) const {
-  const char* first = nullptr;
-  size_t n = 0;
-  for (; n + 1 < rows.size(); ++n) {
-    const char* const reason = rows[n]->declines(shape, rows[n + 1].get());
-    if (!reason) break;
-    if (!first) first = reason;
+const Row& PlanRows<Row>::choose(const Shape& shape, const char** why) const {
+  const Row* best = nullptr;
+  RowCost least{};
+  const char* against_first = nullptr;  // why the first row costs more, or cannot run the shape
+  for (const auto& row : rows) {
+    const char* why_not = nullptr;
+    const bool supports = row->supports(shape, &why_not);
+    const RowCost cost = supports ? row->cost(shape) : RowCost{INFINITY, why_not};
+    if (row == rows.front()) against_first = cost.why;
+    if (!supports || (best && (forced || cost.time >= least.time))) continue;
+    best = row.get();
+    least = cost;
   }
-  if (declined) *declined = first;
-  return *rows[n];
+  if (why) {
+    *why = best == rows.front().get() ? nullptr : against_first ? against_first : least.why;
+  }
+  return *best;
 }
 
 template <class Row>
@@ -54,9 +66,9 @@ int64_t PlanRows<Row>::workspace(const Shape& shape) const {
 
 template <class Row>
 std::string PlanRows<Row>::why(const Shape& shape, flashattn_plan_properties* properties) const {
-  const char* declined = nullptr;
-  const Row& row = choose(shape, &declined);
-  const std::string reason = declined ? declined : passed_over;
+  const char* not_first = nullptr;
+  const Row& row = choose(shape, &not_first);
+  const std::string reason = not_first ? not_first : passed_over;
   const std::string rest = row.describe(shape, properties);
   return row.title() + (reason.empty() ? "" : " (" + reason + ")") + rest;
 }
@@ -100,11 +112,11 @@ void CudaLauncher::describe(uint32_t op, const Shape& shape,
 
 void CudaLauncher::describe_maxima(uint32_t op, const Shape& maxima,
                                    flashattn_plan_properties* properties) const {
-  constexpr int32_t kMany = 4096;
+  constexpr int32_t kLongSeqlen = 4096;
   Shape shape = maxima;
   if (shape.batch == 0) shape.batch = multiprocessors_;
-  if (shape.seqlen_q == 0) shape.seqlen_q = kMany;
-  if (shape.seqlen_kv == 0) shape.seqlen_kv = kMany;
+  if (shape.seqlen_q == 0) shape.seqlen_q = kLongSeqlen;
+  if (shape.seqlen_kv == 0) shape.seqlen_kv = kLongSeqlen;
   if (shape.total_q == 0) shape.total_q = static_cast<int64_t>(shape.batch) * shape.seqlen_q;
   if (shape.total_kv == 0) shape.total_kv = static_cast<int64_t>(shape.batch) * shape.seqlen_kv;
   describe(op, shape, properties);

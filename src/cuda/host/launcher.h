@@ -12,15 +12,17 @@
 
 namespace flashattn::cuda {
 
-// The rows that a plan has for one pass, in order of preference.
+// The rows that a plan has for one pass, in order of preference. The last supports every shape.
 template <class Row>
 struct PlanRows {
   std::vector<std::unique_ptr<const Row>> rows;
   std::string passed_over;  // why a preferred backend or row does not serve; empty: none is
+  bool forced = false;      // FLASHATTN_BACKEND asks for the first row, whatever it costs
 
   void make(Registry<Row> registry, const char* backend, const std::string& backend_passed_over,
             const Problem& problem, const Device& device);
-  const Row& choose(const Shape& shape, const char** declined = nullptr) const;
+  // The cheapest row. *why, unless NULL: why it is not the first, NULL if it is.
+  const Row& choose(const Shape& shape, const char** why = nullptr) const;
   int64_t workspace(const Shape& shape) const;
   std::string why(const Shape& shape, flashattn_plan_properties* properties) const;
   std::string why_of_unknown_shape() const;

@@ -9,10 +9,10 @@ namespace flashattn::cuda {
 
 // x: a head of a sequence, at most as many as check_grid() allows. y: rows; CTAs loop if there are
 // more than 65,535 of them.
-inline dim3 row_grid(int32_t batch, int32_t heads, int64_t rows, int64_t rows_a_block) {
-  const int64_t blocks = ceil_div(rows, rows_a_block);
+inline dim3 row_grid(int32_t batch, int32_t heads, int64_t rows, int64_t rows_per_cta) {
+  const int64_t ctas = ceil_div(rows, rows_per_cta);
   return {static_cast<unsigned>(batch) * static_cast<unsigned>(heads),
-          static_cast<unsigned>(blocks < 65535 ? blocks : 65535)};
+          static_cast<unsigned>(ctas < 65535 ? ctas : 65535)};
 }
 
 }  // namespace flashattn::cuda

@@ -28,7 +28,7 @@ BackwardKernels::BackwardKernels(const Problem& problem, const Device& device)
     : problem_(problem),
       l2_bytes_(usable_l2_bytes(device.index)),
       multiprocessors_(device.properties.multiprocessors),
-      main_(prepare(*main_entry(problem, device.properties.shared_memory), multiprocessors_)),
+      main_(make_ready(*main_entry(problem, device.properties.shared_memory), multiprocessors_)),
       dbias_(problem, multiprocessors_),
       name_(std::string("sm80_backward_") + dtype_label(problem.dtype) + "_" +
             std::to_string(main_.entry->dim) + (main_.entry->modified ? "_modified" : "")) {
@@ -42,20 +42,19 @@ BackwardParams BackwardKernels::params(const BackwardArgs& args, char* base, int
   p.problem = problem_;
   p.args = args;
   p.dropout_threshold = problem_.dropout_threshold();
-  p.key_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_kv, main_.entry->tile_kv));
+  p.kv_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_kv, main_.entry->tile_kv));
   // Bytes of Q, dO and the fp32 dQ that a KV head reads and writes.
   const int32_t element = dtype_size(problem_.dtype);
   const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_q) * problem_.q_heads_per_kv_head() *
                              (problem_.dim_qk * static_cast<int64_t>(4 + element) +
                               problem_.dim_v * static_cast<int64_t>(element));
   const int32_t workers = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? main_.resident : 0;
-  p.swizzle =
-      L2Swizzle::of(p.kv_heads(), p.key_blocks, l2_bytes_ / std::max<int64_t>(head_bytes, 1),
-                    L2Swizzle::even_end(workers, p.key_blocks));
+  p.swizzle = L2Swizzle::of(p.kv_heads(), p.kv_tiles, l2_bytes_ / std::max<int64_t>(head_bytes, 1),
+                            L2Swizzle::even_end(workers, p.kv_tiles));
   p.by_heads_kv = FastDivmod::of(problem_.heads_kv);
   p.q_heads_per_kv_head = problem_.q_heads_per_kv_head();
 
-  WorkspaceCutter workspace(base);
+  WorkspaceAllocator workspace(base);
   const bool varlen = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
   const int64_t tokens =
       varlen ? shape.total_q : static_cast<int64_t>(shape.batch) * shape.seqlen_q;
@@ -72,7 +71,7 @@ BackwardParams BackwardKernels::params(const BackwardArgs& args, char* base, int
     p.dq_order_tile_q = main_.entry->tile_q;
     p.dq_order = workspace.take<int32_t>(p.head_tiles(p.dq_order_tile_q) * problem_.heads_q);
   }
-  *bytes = workspace.bytes();
+  *bytes = workspace.unaligned_bytes();
   return p;
 }
 
@@ -99,13 +98,13 @@ int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
   p.large_lse_stamp = new_stamp();
   if (args.shape.seqlen_q > 0) {
     const int32_t status = status_of(launch_bwd_preprocess(p, multiprocessors_, stream),
-                                     "launching the preparation of the backward pass");
+                                     "launching the preprocessing of the backward pass");
     if (status != FLASHATTN_OK) return status;
   } else {
     p.dq_order = nullptr;  // nothing has cleared it, and nothing is added to dQ
   }
-  if (p.key_blocks > 0) {
-    const int32_t status = cuda::launch(*main_.entry, p.kv_heads() * p.key_blocks, p, stream,
+  if (p.kv_tiles > 0) {
+    const int32_t status = cuda::launch(*main_.entry, p.kv_heads() * p.kv_tiles, p, stream,
                                         "launching the backward kernel");
     if (status != FLASHATTN_OK) return status;
   }

@@ -13,13 +13,14 @@
 namespace flashattn::cuda::sm80 {
 namespace {
 
-constexpr int32_t kInvariantKeys = 1024;  // keys of a part, with BATCH_INVARIANT
+constexpr int32_t kInvariantKeys = 1024;  // keys of a split, with BATCH_INVARIANT
 constexpr int32_t kInvariantQueries = 16;
 constexpr int32_t kSplitStep = 64;
-// If sequences may be uneven: the least keys of a part, and the most waves of CTAs. CTAs of parts
+// If sequences may be uneven: the least keys of a split, and the most waves of CTAs. CTAs of splits
 // that a sequence does not have end after some ns.
 constexpr int64_t kUnevenKeys = 2048;
-constexpr int64_t kUnevenRounds = 5;
+constexpr int64_t kUnevenWaves = 5;
+constexpr int32_t kShortElements = 16384;  // of a head's Q or K: up to here small CTAs start faster
 
 // Kernels for modified scores multiply fp32 as 3xTF32. So does the backward pass, whose P must come
 // from the same scores as lse; and a sink may exceed all of P, whose digits 3xFP16 would lose.
@@ -64,14 +65,14 @@ ForwardKernels::ForwardKernels(const Problem& problem, const Device& device)
     : problem_(problem),
       multiprocessors_(device.properties.multiprocessors),
       l2_bytes_(usable_l2_bytes(device.index)),
-      merge_starts_early_(false) {
-  throw_on(combine_waits(&merge_starts_early_), "cudaFuncGetAttributes");
+      combine_starts_early_(false) {
+  throw_on(combine_waits(&combine_starts_early_), "cudaFuncGetAttributes");
   const int32_t shared_memory = device.properties.shared_memory;
   const std::string slower = wants_modified(problem) && !is_modified(problem)
                                  ? "; fp32 as tf32, slower, which a sink or the backward pass needs"
                                  : "";
   const auto make = [&](const ForwardEntry& entry, const char* why) {
-    return Kernel{prepare(entry, multiprocessors_), kernel_name(entry), slower + why};
+    return Kernel{make_ready(entry, multiprocessors_), kernel_name(entry), slower + why};
   };
   medium_ = make(*find(problem, Size::kMedium, shared_memory), "; 64 rows a CTA");
   // Tiles of another size round differently, and the choice would depend on the batch.
@@ -101,17 +102,17 @@ const ForwardKernels::Kernel& ForwardKernels::choose(const Shape& shape) const {
     // Enough bytes of K and V must be in flight, some 64 KB per multiprocessor on an H200, and the
     // last wave must be short. Small tiles keep few bytes in flight, but shorten the last wave: by
     // up to a fifth of the time (96 sequences of 4,096 keys on an H200).
-    const int64_t blocks = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
-    if (rows <= shallow_.kernel.entry->tile_q && blocks <= shallow_.kernel.resident) {
-      return blocks <= multiprocessors_ && !may_be_uneven(shape) ? deep_ : shallow_;
+    const int64_t ctas = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
+    if (rows <= shallow_.kernel.entry->tile_q && ctas <= shallow_.kernel.resident) {
+      return ctas <= multiprocessors_ && !may_be_uneven(shape) ? deep_ : shallow_;
     }
-    return blocks > small_.kernel.resident ? tiny_ : small_;
+    return ctas > small_.kernel.resident ? tiny_ : small_;
   }
   // Large tiles need rows enough to fill them (a causal mask hides half of a single tile) and CTAs
   // enough for all multiprocessors.
-  const int64_t blocks = ceil_div(shape.seqlen_q, large.tile_q) * shape.batch * problem_.heads_q;
-  const int32_t few = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? large.tile_q : medium.tile_q;
-  return shape.seqlen_q > few && blocks >= multiprocessors_ ? large_ : medium_;
+  const int64_t ctas = ceil_div(shape.seqlen_q, large.tile_q) * shape.batch * problem_.heads_q;
+  const int32_t least = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? large.tile_q : medium.tile_q;
+  return shape.seqlen_q > least && ctas >= multiprocessors_ ? large_ : medium_;
 }
 
 bool ForwardKernels::has_lengths() const {
@@ -130,82 +131,87 @@ ForwardParams ForwardKernels::grid(const ReadyKernel<ForwardEntry>& choice,
   p.problem = problem_;
   p.args.shape = shape;
   p.dropout_threshold = problem_.dropout_threshold();
-  p.queries = std::max(std::min(shape.seqlen_q, choice.entry->tile_q), 1);
+  p.cta_queries = std::max(std::min(shape.seqlen_q, choice.entry->tile_q), 1);
   // Block masks may differ by head, and dropout's tiles start at multiples of 16 queries: then
   // heads do not share a CTA.
-  bool alone = problem_.has_mask(FLASHATTN_MASK_BLOCKS) || p.dropout_threshold != 0;
+  bool one_head = problem_.has_mask(FLASHATTN_MASK_BLOCKS) || p.dropout_threshold != 0;
   // The path of the softcap and the factors of fp32 are chosen for all rows of a CTA, so with
   // BATCH_INVARIANT the heads of a CTA must not depend on the longest sequence.
-  alone |= problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT &&
-           (problem_.softcap != 0 || problem_.dtype == FLASHATTN_DTYPE_F32);
-  p.heads = alone ? 1 : std::min(problem_.q_heads_per_kv_head(), choice.entry->tile_q / p.queries);
-  p.head_blocks = static_cast<int32_t>(ceil_div(problem_.q_heads_per_kv_head(), p.heads));
-  p.query_blocks = static_cast<int32_t>(ceil_div(shape.seqlen_q, p.queries));
-  p.parts = 1;
-  const bool few = choice.entry->tile_q == 16, uneven = few && may_be_uneven(shape);
-  const int32_t step = few ? std::max(kSplitStep, choice.entry->tile_kv) : kSplitStep;
+  one_head |= problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT &&
+              (problem_.softcap != 0 || problem_.dtype == FLASHATTN_DTYPE_F32);
+  p.cta_heads =
+      one_head ? 1 : std::min(problem_.q_heads_per_kv_head(), choice.entry->tile_q / p.cta_queries);
+  p.head_tiles = static_cast<int32_t>(ceil_div(problem_.q_heads_per_kv_head(), p.cta_heads));
+  p.q_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, p.cta_queries));
+  p.max_splits = 1;
+  const bool is_decode = choice.entry->tile_q == 16, uneven = is_decode && may_be_uneven(shape);
+  const int32_t step = is_decode ? std::max(kSplitStep, choice.entry->tile_kv) : kSplitStep;
   if (problem_.splits > 0) {
     p.split = SplitRule::of(problem_.splits, 0, INT32_MAX, step);
   } else if (problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) {
     p.split = SplitRule::of(0, kInvariantKeys, kInvariantQueries, kSplitStep);
   } else {
-    // Enough parts to fill the device with one wave; for decode kernels one CTA per multiprocessor,
-    // which keeps enough bytes in flight if all CTAs have equal work. Uneven sequences: more waves,
-    // of parts of equal length for short and long sequences.
-    const int64_t blocks = std::max<int64_t>(p.blocks(), 1);
-    int64_t parts = std::min((few && !uneven ? multiprocessors_ : choice.resident) / blocks,
-                             ceil_div(shape.seqlen_kv, 2 * kSplitStep));
+    // Enough splits to fill the device with one wave; for decode kernels one CTA per
+    // multiprocessor, which keeps enough bytes in flight if all CTAs have equal work. Uneven
+    // sequences: more waves, of splits of equal length for short and long sequences.
+    const int64_t ctas = std::max<int64_t>(p.ctas(), 1);
+    int64_t splits = std::min((is_decode && !uneven ? multiprocessors_ : choice.resident) / ctas,
+                              ceil_div(shape.seqlen_kv, 2 * kSplitStep));
     if (uneven) {
       const int64_t most = shape.seqlen_kv / kUnevenKeys;
-      parts = std::max(parts, parts_of_full_rounds(blocks, choice.resident, kUnevenRounds, most));
+      splits = std::max(splits, splits_of_full_waves(ctas, choice.resident, kUnevenWaves, most));
     }
     const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * shape.seqlen_q;
-    const bool split = pays_to_split(rows, shape.seqlen_kv, parts, p.blocks(), multiprocessors_);
-    p.split = SplitRule::of(split ? static_cast<int32_t>(parts) : 1, 0, INT32_MAX, step);
+    const bool pays = pays_to_split(rows, shape.seqlen_kv, splits, p.ctas(), multiprocessors_);
+    p.split = SplitRule::of(pays ? static_cast<int32_t>(splits) : 1, 0, INT32_MAX, step);
     if (uneven) {
-      const int32_t keys = part_keys(p.split, {shape.seqlen_q, shape.seqlen_kv});
+      const int32_t keys = split_keys(p.split, {shape.seqlen_q, shape.seqlen_kv});
       p.split = SplitRule::of(0, std::max(keys, 1), INT32_MAX, step);
     }
   }
   p.partial_queries = std::min(shape.seqlen_q, p.split.max_queries);
-  p.parts = part_bound(p.split, {shape.seqlen_q, shape.seqlen_kv});
+  p.max_splits = max_split_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
   const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_kv) *
                              (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
-  const int64_t turns = static_cast<int64_t>(p.query_blocks) * p.parts;
+  const int64_t tiles = static_cast<int64_t>(p.q_tiles) * p.max_splits;
   const int32_t workers = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? choice.resident : 0;
-  p.swizzle = L2Swizzle::of(p.work_heads(), turns, l2_bytes_ / 2 / std::max<int64_t>(head_bytes, 1),
-                            L2Swizzle::even_end(workers, turns));
-  p.by_parts = FastDivmod::of(p.parts);
-  p.by_head_blocks = FastDivmod::of(p.head_blocks);
+  p.swizzle = L2Swizzle::of(p.work_heads(), tiles, l2_bytes_ / 2 / std::max<int64_t>(head_bytes, 1),
+                            L2Swizzle::even_end(workers, tiles));
+  p.by_splits = FastDivmod::of(p.max_splits);
+  p.by_head_tiles = FastDivmod::of(p.head_tiles);
   p.by_heads_kv = FastDivmod::of(problem_.heads_kv);
   p.q_heads_per_kv_head = problem_.q_heads_per_kv_head();
   return p;
 }
 
-bool ForwardKernels::is_one_wave(const Shape& shape) const {
+RowCost ForwardKernels::cost(const Shape& shape) const {
+  // Short sequences: the start-up time of a CTA decides.
+  const int64_t longest = std::max(shape.seqlen_q, shape.seqlen_kv);
+  if (longest * problem_.dim_qk > kShortElements) return {1.0, nullptr};
   const ReadyKernel<ForwardEntry>& kernel = choose(shape).kernel;
-  return grid(kernel, shape).blocks() <= kernel.resident;
+  if (grid(kernel, shape).ctas() > kernel.resident) return {1.0, nullptr};
+  return {0.4, "short sequences that all run at once: small CTAs start faster"};
 }
 
 int64_t ForwardKernels::workspace(const Shape& shape) const {
-  // The most that this shape or a smaller one needs: fewer CTAs mean more parts. The parts never
-  // exceed one wave (kUnevenRounds waves if sequences may be uneven), unless the caller or
+  // The most that this shape or a smaller one needs: fewer CTAs mean more splits. The splits never
+  // exceed one wave (kUnevenWaves waves if sequences may be uneven), unless the caller or
   // BATCH_INVARIANT sets their number.
   const ForwardParams p = grid(choose(shape).kernel, shape);
   const int64_t row = (problem_.dim_v + 2) * static_cast<int64_t>(sizeof(float));
   const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * p.partial_queries;
   if (problem_.splits == 1) return 0;
   if (problem_.splits > 1 || problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) {
-    return p.parts > 1 ? WorkspaceCutter::bytes_for(rows * p.parts * row) : 0;
+    return p.max_splits > 1 ? workspace_of<char>(rows * p.max_splits * row) : 0;
   }
   int64_t limit = 0;
   for (const Kernel* choice : {&deep_, &shallow_, &tiny_, &small_, &medium_, &large_}) {
-    const int64_t times = choice->kernel.entry->tile_q == 16 && has_lengths() ? kUnevenRounds : 1;
+    const int64_t times = choice->kernel.entry->tile_q == 16 && has_lengths() ? kUnevenWaves : 1;
     limit = std::max(limit, times * choice->kernel.resident * choice->kernel.entry->tile_q * row);
   }
   return shape.seqlen_kv < 4 * kSplitStep
              ? 0
-             : WorkspaceCutter::bytes_for(
+             : workspace_of<char>(
                    std::min(limit, rows * ceil_div(shape.seqlen_kv, 2 * kSplitStep) * row));
 }
 
@@ -214,8 +220,8 @@ std::string ForwardKernels::describe(const Shape& shape,
   const Kernel& choice = choose(shape);
   describe_kernel(choice.kernel, choice.kernel.entry->stages, choice.name, "mma.sync", properties);
   const ForwardParams p = grid(choice.kernel, shape);
-  // Parts are multiples of split.step, so the longest sequence may have fewer than were asked for.
-  properties->splits = part_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
+  // Splits are multiples of split.step, so the longest sequence may have fewer than were asked for.
+  properties->splits = split_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
   return choice.why;
 }
 
@@ -224,19 +230,19 @@ int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
   const ReadyKernel<ForwardEntry>& choice = choose(args.shape).kernel;
   ForwardParams p = grid(choice, args.shape);
   p.args = args;
-  if (p.parts > 1) {
+  if (p.max_splits > 1) {
     if (const int32_t status = check_grid(int64_t{args.shape.batch} * problem_.heads_q))
       return status;
-    const int64_t rows =
-        static_cast<int64_t>(p.parts) * args.shape.batch * problem_.heads_q * p.partial_queries;
-    p.partial_o = WorkspaceCutter(workspace).take<float>(rows * (problem_.dim_v + 2));
+    const int64_t rows = static_cast<int64_t>(p.max_splits) * args.shape.batch * problem_.heads_q *
+                         p.partial_queries;
+    p.partial_o = WorkspaceAllocator(workspace).take<float>(rows * (problem_.dim_v + 2));
     p.partial_sums = reinterpret_cast<PartialSum*>(p.partial_o + rows * problem_.dim_v);
   }
   const int32_t status =
-      cuda::launch(*choice.entry, p.blocks(), p, stream, "launching the forward kernel");
-  if (status != FLASHATTN_OK || p.parts <= 1) return status;
-  return status_of(launch_combine(p, merge_starts_early_, stream),
-                   "launching the merge of a split forward");
+      cuda::launch(*choice.entry, p.ctas(), p, stream, "launching the forward kernel");
+  if (status != FLASHATTN_OK || p.max_splits <= 1) return status;
+  return status_of(launch_combine(p, combine_starts_early_, stream),
+                   "launching the combine kernel");
 }
 
 }  // namespace flashattn::cuda::sm80

@@ -14,8 +14,8 @@ class ForwardKernels final : public ForwardRow {
   ForwardKernels(const Problem& problem, const Device& device);
 
   const char* title() const override { return "portable kernels"; }
-  const char* declines(const Shape&, const ForwardRow*) const override { return nullptr; }
-  bool is_one_wave(const Shape& shape) const override;
+  bool supports(const Shape&, const char**) const override { return true; }
+  RowCost cost(const Shape& shape) const override;
   int64_t workspace(const Shape& shape) const override;
   std::string describe(const Shape& shape, flashattn_plan_properties* properties) const override;
   int32_t launch(const ForwardArgs& args, void* workspace, cudaStream_t stream) const override;
@@ -39,7 +39,7 @@ class ForwardKernels final : public ForwardRow {
   const int32_t multiprocessors_;
   const int64_t l2_bytes_;
   Kernel deep_, shallow_, tiny_, small_, medium_, large_;  // by the number of queries and CTAs
-  bool merge_starts_early_;  // whether the merge of a split forward may launch early (PDL)
+  bool combine_starts_early_;  // whether the combine kernel may launch early (PDL)
 };
 
 // Shared memory that a CTA of the problem's kernels needs, in bytes, on a device that offers

@@ -16,18 +16,19 @@ namespace flashattn::cuda::sm90 {
 namespace {
 
 // A negative scale is no special case: the backward pass looks for no maximum.
-ScoreModKind scores_of(const Problem& p) {
-  const bool shaped = p.softcap != 0 || p.bias != 0, dropped = p.dropout_threshold() != 0;
-  if (needs_runtime_kernel(p) || (shaped && dropped)) return ScoreModKind::kRuntime;
-  return shaped    ? ScoreModKind::kSoftcapAlibi
-         : dropped ? ScoreModKind::kDropout
-                   : ScoreModKind::kPlain;
+ScoreModKind score_mod_of(const Problem& p) {
+  const bool has_score_mod = p.softcap != 0 || p.bias != 0,
+             has_dropout = p.dropout_threshold() != 0;
+  if (needs_runtime_kernel(p) || (has_score_mod && has_dropout)) return ScoreModKind::kRuntime;
+  return has_score_mod ? ScoreModKind::kSoftcapAlibi
+         : has_dropout ? ScoreModKind::kDropout
+                       : ScoreModKind::kPlain;
 }
 
 // From this many queries per KV head the two-warpgroup kernel is faster without a mask: on an H200
 // by 1 % at 8192 and 2 % at 16384. It loses 1 % at 4096, and 3 to 0 % under causal masks up to
 // 32768.
-constexpr int64_t kMany = 8192;
+constexpr int64_t kTwoWarpgroupQueries = 8192;
 
 // The cost of a stream-K partial, in Q tiles.
 constexpr int32_t kPartialCost = 4;
@@ -35,26 +36,25 @@ constexpr int32_t kPartialCost = 4;
 constexpr int32_t kLeastSaved = 12;
 
 // One in this many multiprocessors preprocesses while the others begin; 8 or 12 of 132 are as good.
-constexpr int32_t kPreparer = 13;
+constexpr int32_t kMultiprocessorsPerTailCta = 13;
 // The early start pays from this ratio of all heads to those that must be preprocessed first: on an
 // H200 by 1 to 3 % up to 4096 queries, then less.
 constexpr int32_t kEarlyHeads = 2;
-// With stream-K the early start needs kManyHeads heads per kManyMultiprocessors multiprocessors,
-// because CTAs that begin late upset its balance: 256 heads of 1024 queries gain 2 %, 128 of 2048
-// lose 0.5 %.
-constexpr int32_t kManyHeads = 3, kManyMultiprocessors = 2;
+// With stream-K the early start needs kStreamKHeads heads per kStreamKMultiprocessors
+// multiprocessors, because CTAs that begin late upset its balance: 256 heads of 1024 queries gain
+// 2 %, 128 of 2048 lose 0.5 %.
+constexpr int32_t kStreamKHeads = 3, kStreamKMultiprocessors = 2;
 
-const BackwardEntry* find(const Problem& p, BackwardTable table) {
-  const ScoreModKind scores = scores_of(p);
-  const auto end = table.entries + table.count;
-  const auto found = std::find_if(table.entries, end, [&](const BackwardEntry* e) {
+const BackwardEntry* find(const Problem& p, Table<BackwardEntry> table) {
+  const ScoreModKind scores = score_mod_of(p);
+  const auto found = std::find_if(table.begin(), table.end(), [&](const BackwardEntry* e) {
     return e->dtype == p.dtype && e->score_mod == scores && e->dim_qk >= p.dim_qk &&
            e->dim_v >= p.dim_v;
   });
-  return found == end ? nullptr : *found;
+  return found == table.end() ? nullptr : *found;
 }
 
-// The two-warpgroup kernel of the same head size, without a mask: see kMany.
+// The two-warpgroup kernel of the same head size, without a mask: see kTwoWarpgroupQueries.
 const BackwardEntry* find_two_warpgroup(const Problem& p) {
   if (!sees_all(p.mask_rule())) return nullptr;
   const BackwardEntry* entry = find(p, two_warpgroup_backward_table());
@@ -63,15 +63,18 @@ const BackwardEntry* find_two_warpgroup(const Problem& p) {
 
 }  // namespace
 
-const char* BackwardKernels::refuses(const Problem& problem) {
+bool BackwardKernels::supports(const Problem& problem, const char** why_not) {
   const BackwardEntry* entry = find(problem, backward_table());
   if (problem.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT || !entry) {
-    return "no Hopper backward kernel for this";
+    *why_not = "no Hopper backward kernel for this";
+    return false;
   }
   // With block masks and dim 64 the portable kernel is faster, on an H200 by 40 %.
-  const bool slow = problem.has_mask(FLASHATTN_MASK_BLOCKS) && entry->dim_qk == 64;
-  return slow && !forced_backend() ? "the Hopper kernel is slower with block masks and small heads"
-                                   : nullptr;
+  if (problem.has_mask(FLASHATTN_MASK_BLOCKS) && entry->dim_qk == 64 && !forced_backend()) {
+    *why_not = "the Hopper kernel is slower with block masks and small heads";
+    return false;
+  }
+  return true;
 }
 
 BackwardKernels::BackwardKernels(const Problem& problem, const Device& device)
@@ -86,39 +89,41 @@ BackwardKernels::Kernel BackwardKernels::make(const BackwardEntry* entry) const 
   if (!entry) return {};
   throw_on(preload(entry->postprocess), "cudaFuncGetAttributes");
   if (entry->overlaps_preprocess) {
-    const BwdPreprocessKernel early = bwd_preprocess_kernel(problem_.dtype, problem_.dim_v);
-    make_ready(reinterpret_cast<const void*>(early.kernel), early.threads, early.shared_bytes,
-               multiprocessors_);
+    const BwdPreprocessKernel preprocess = bwd_preprocess_kernel(problem_.dtype, problem_.dim_v);
+    make_ready(reinterpret_cast<const void*>(preprocess.kernel), preprocess.threads,
+               preprocess.shared_bytes, multiprocessors_);
   }
-  return {cuda::prepare(*entry, multiprocessors_),
+  return {make_ready(*entry, multiprocessors_),
           std::string("sm90_backward_") + dtype_label(entry->dtype) + "_" +
               std::to_string(entry->dim_qk) + "_" + std::to_string(entry->dim_v) + "_q" +
               std::to_string(entry->tile_q) +
               kScoreModNames[static_cast<int32_t>(entry->score_mod)]};
 }
 
-const BackwardKernels::Kernel& BackwardKernels::kernel_for(const Shape& shape) const {
+const BackwardKernels::Kernel& BackwardKernels::choose(const Shape& shape) const {
   if (!two_warpgroup_.choice.entry) return main_;
   const int64_t queries =
       problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) && shape.batch > 0
           ? std::min<int64_t>(shape.seqlen_q, ceil_div(shape.total_q, shape.batch))
           : shape.seqlen_q;
-  return queries * problem_.q_heads_per_kv_head() >= kMany ? two_warpgroup_ : main_;
+  return queries * problem_.q_heads_per_kv_head() >= kTwoWarpgroupQueries ? two_warpgroup_ : main_;
 }
 
-const char* BackwardKernels::declines(const Shape& shape, const BackwardRow*) const {
+bool BackwardKernels::supports(const Shape& shape, const char** why_not) const {
   if (shape.batch == 0 || shape.seqlen_q == 0 || shape.seqlen_kv == 0) {
-    return "there are no queries or no keys";
+    *why_not = "there are no queries or no keys";
+    return false;
   }
   const ScoreModKind scores = main_.choice.entry->score_mod;
-  if (scores != ScoreModKind::kRuntime && scores != ScoreModKind::kDropout) return nullptr;
+  if (scores != ScoreModKind::kRuntime && scores != ScoreModKind::kDropout) return true;
   const int64_t tiles = ceil_div(shape.seqlen_q, main_.choice.entry->tile_q);
   const bool fits = tiles < kMaxRuntimeTiles &&
                     problem_.q_heads_per_kv_head() < INT32_MAX / kMaxRuntimeTiles &&
                     (!problem_.has_mask(FLASHATTN_MASK_BLOCKS) ||
                      tiles * problem_.q_heads_per_kv_head() <= kMaxBlockMaskTiles);
-  return fits ? nullptr
-              : "too many queries for the Hopper kernel with biases, dropout or block masks";
+  if (!fits)
+    *why_not = "too many queries for the Hopper kernel with biases, dropout or block masks";
+  return fits;
 }
 
 int64_t BackwardKernels::first_heads(const L2Swizzle& swizzle) const {
@@ -132,8 +137,8 @@ bool BackwardKernels::starts_early(const BackwardEntry& entry, const BackwardArg
   if (problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q) || p.swizzle.count() == 0) return false;
   const int64_t heads = static_cast<int64_t>(args.shape.batch) * problem_.heads_q;
   if (heads < kEarlyHeads * first_heads(p.swizzle)) return false;
-  const bool dealt_out = p.common.arrived_count > 0;
-  if (dealt_out && heads * kManyMultiprocessors < int64_t{multiprocessors_} * kManyHeads)
+  const bool is_stream_k = p.common.arrived_count > 0;
+  if (is_stream_k && heads * kStreamKMultiprocessors < int64_t{multiprocessors_} * kStreamKHeads)
     return false;
   return heads * p.max_q_tiles * entry.tile_q <= INT32_MAX / 2 && copies_strides(args.o);
 }
@@ -149,7 +154,7 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   common.tile_q = entry.tile_q;
   common.tile_dim = entry.dim_qk;
   common.tile_kv = entry.tile_kv;
-  common.dq_parts = entry.cluster_size;
+  common.dq_ctas = entry.cluster_size;
   common.ordered = ordered();
   common.q_heads_per_kv_head = problem_.q_heads_per_kv_head();
   p.max_q_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, entry.tile_q));
@@ -158,9 +163,9 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   const bool varlen_kv = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
   p.q_has_tail = varlen_q || args.inputs.lens_q != nullptr;
   p.kv_has_tail = varlen_kv || args.inputs.lens_kv != nullptr;
-  const bool capped = problem_.softcap != 0;
-  p.softcap_inner = capped ? problem_.scale / problem_.softcap : 0.0f;
-  p.score_scale = (capped ? problem_.softcap : problem_.scale) * kLog2E;
+  const bool has_softcap = problem_.softcap != 0;
+  p.softcap_inner = has_softcap ? problem_.scale / problem_.softcap : 0.0f;
+  p.score_scale = (has_softcap ? problem_.softcap : problem_.scale) * kLog2E;
   // Bytes of Q and dO of a KV head. Few heads at a time, so that Q, dO and dQ stay in L2.
   const int64_t head_bytes =
       std::max<int64_t>(static_cast<int64_t>(shape.seqlen_q) * problem_.q_heads_per_kv_head() *
@@ -188,7 +193,7 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   p.first_key = ordered() ? (p.swizzle.tiles - 1) * entry.tile_kv : 0;
   p.key_step = ordered() ? -entry.tile_kv : entry.tile_kv;
 
-  WorkspaceCutter workspace(base);
+  WorkspaceAllocator workspace(base);
   const int64_t rows = common.head_tiles(entry.tile_q) * problem_.heads_q * entry.tile_q;
   common.work_counter = workspace.take<int32_t>(1);
   common.dq_work_counter = workspace.take<int32_t>(1);
@@ -215,7 +220,7 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   // In order, or with an early start, no work item may be reserved for a CTA that has not started.
   p.static_work_items = ordered() || early ? 0 : std::min(p.stream_k.work_items, workers);
   common.dout = rounded_dout(problem_, args, &workspace);
-  *bytes = workspace.bytes();
+  *bytes = workspace.unaligned_bytes();
   return p;
 }
 
@@ -234,7 +239,7 @@ int64_t BackwardKernels::workspace(const Shape& shape) const {
 
 std::string BackwardKernels::describe(const Shape& shape,
                                       flashattn_plan_properties* properties) const {
-  const Kernel& kernel = kernel_for(shape);
+  const Kernel& kernel = choose(shape);
   describe_kernel(kernel.choice, kernel.choice.entry->stages, kernel.name, "wgmma", properties);
   if (problem_.has_feature(FLASHATTN_FEATURE_DBIAS)) {
     return "; a portable kernel computes the gradient of the bias";
@@ -249,24 +254,25 @@ std::string BackwardKernels::describe(const Shape& shape,
                     : "; CTAs add to dq in any order");
 }
 
-BwdPreprocessParams BackwardKernels::preparation(const BackwardParams& p) const {
+BwdPreprocessParams BackwardKernels::preprocess_params(const BackwardParams& p) const {
   const Shape& shape = p.common.args.shape;
-  BwdPreprocessParams early{};
-  early.common = p.common;
-  early.max_q_tiles = p.max_q_tiles;
-  early.head_boxes =
+  BwdPreprocessParams preprocess{};
+  preprocess.common = p.common;
+  preprocess.max_q_tiles = p.max_q_tiles;
+  preprocess.head_boxes =
       FastDivmod::of(static_cast<int32_t>(ceil_div(p.max_q_tiles * p.common.tile_q, kBoxRows)));
-  early.heads_q = FastDivmod::of(problem_.heads_q);
-  early.heads = shape.batch * problem_.heads_q;
-  early.first_heads = static_cast<int32_t>(first_heads(p.swizzle));
-  early.tail_ctas = std::clamp(multiprocessors_ / kPreparer, 1, kMaxPreprocessTailCtas);
-  early.progress = p.preprocess;
-  early.stamp = p.preprocess_stamp;
-  return early;
+  preprocess.heads_q = FastDivmod::of(problem_.heads_q);
+  preprocess.heads = shape.batch * problem_.heads_q;
+  preprocess.first_heads = static_cast<int32_t>(first_heads(p.swizzle));
+  preprocess.tail_ctas =
+      std::clamp(multiprocessors_ / kMultiprocessorsPerTailCta, 1, kMaxPreprocessTailCtas);
+  preprocess.progress = p.preprocess;
+  preprocess.stamp = p.preprocess_stamp;
+  return preprocess;
 }
 
 int32_t BackwardKernels::make_maps(const BackwardEntry& entry, BackwardParams* p,
-                                   BwdPreprocessParams* early) const {
+                                   BwdPreprocessParams* preprocess) const {
   const BackwardArgs& args = p->common.args;
   const Shape& shape = args.shape;
   const bool varlen_q = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q);
@@ -293,11 +299,11 @@ int32_t BackwardKernels::make_maps(const BackwardEntry& entry, BackwardParams* p
       {p->common.dout, "dout", &p->dout, queries(dim_v, tile_q)},
       {args.inputs.k, "k", &p->k, keys(dim_qk)},
       {args.inputs.v, "v", &p->v, keys(dim_v)},
-      {args.o, "o", &early->o, queries(dim_v, kBoxRows)},
-      {p->common.dout, "dout", &early->dout, queries(dim_v, kBoxRows)},
+      {args.o, "o", &preprocess->o, queries(dim_v, kBoxRows)},
+      {p->common.dout, "dout", &preprocess->dout, queries(dim_v, kBoxRows)},
   };
-  constexpr int kOfPreparation = 2;
-  const auto* const end = std::end(table) - (p->preprocess ? 0 : kOfPreparation);
+  constexpr int kPreprocessMaps = 2;
+  const auto* const end = std::end(table) - (p->preprocess ? 0 : kPreprocessMaps);
   for (const auto* row = table; row != end; ++row) {
     if (const int32_t status =
             make_tensor_map(row->tensor, problem_.dtype, row->shape, row->name, row->map)) {
@@ -307,58 +313,60 @@ int32_t BackwardKernels::make_maps(const BackwardEntry& entry, BackwardParams* p
   return FLASHATTN_OK;
 }
 
-int32_t BackwardKernels::prepare(const BackwardParams& p, const BwdPreprocessParams& early,
-                                 cudaStream_t stream) const {
+int32_t BackwardKernels::launch_preprocess(const BackwardParams& p,
+                                           const BwdPreprocessParams& preprocess,
+                                           cudaStream_t stream) const {
   cudaError_t error;
   if (p.preprocess) {
     const BwdPreprocessKernel k = bwd_preprocess_kernel(problem_.dtype, problem_.dim_v);
     error = launch_pdl(k.kernel, dim3(static_cast<unsigned>(multiprocessors_)), k.threads,
-                       k.shared_bytes, early, stream);
+                       k.shared_bytes, preprocess, stream);
   } else {
     error = launch_bwd_preprocess(p.common, multiprocessors_, stream);
   }
-  return status_of(error, "launching the preparation of the backward pass");
+  return status_of(error, "launching the preprocessing of the backward pass");
 }
 
 int32_t BackwardKernels::launch(const BackwardArgs& args, void* workspace,
                                 cudaStream_t stream) const {
-  const BackwardEntry& entry = *kernel_for(args.shape).choice.entry;
+  const BackwardEntry& entry = *choose(args.shape).choice.entry;
   int64_t bytes = 0;
   BackwardParams p = params(entry, args, static_cast<char*>(workspace), &bytes);
   p.common.large_lse_stamp = new_stamp();
   const int64_t query_tiles =
       static_cast<int64_t>(args.shape.batch) * problem_.heads_q * p.max_q_tiles;
-  const int64_t places = p.common.head_tiles(entry.tile_q) * problem_.heads_q;
+  const int64_t workspace_tiles = p.common.head_tiles(entry.tile_q) * problem_.heads_q;
   const int64_t key_tiles = ceil_div(args.shape.seqlen_kv, entry.tile_kv) * p.common.kv_heads();
-  if (const int64_t most = std::max({key_tiles, query_tiles, places}); most > INT32_MAX / 2) {
+  if (const int64_t most = std::max({key_tiles, query_tiles, workspace_tiles});
+      most > INT32_MAX / 2) {
     return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "batch",
                 "batch = %d with %d heads, %d queries and %d keys makes %" PRId64
                 " tiles, above 2^30; split the batch",
                 args.shape.batch, problem_.heads_q, args.shape.seqlen_q, args.shape.seqlen_kv,
                 most);
   }
-  BwdPreprocessParams early{};
+  BwdPreprocessParams preprocess{};
   if (p.preprocess) {
     p.preprocess_stamp = new_stamp();
     p.common.stamp = &p.preprocess->ready;
-    early = preparation(p);
+    preprocess = preprocess_params(p);
   }
-  if (const int32_t status = make_maps(entry, &p, &early)) return status;
-  if (const int32_t status = prepare(p, early, stream)) return status;
+  if (const int32_t status = make_maps(entry, &p, &preprocess)) return status;
+  if (const int32_t status = launch_preprocess(p, preprocess, stream)) return status;
   // Each kernel launches early, under the end of the previous one.
   const int64_t clusters =
       std::min<int64_t>(p.stream_k.work_items, multiprocessors_ / entry.cluster_size);
-  const dim3 blocks(static_cast<unsigned>(clusters * entry.cluster_size));
+  const dim3 grid(static_cast<unsigned>(clusters * entry.cluster_size));
   if (const int32_t status =
-          status_of(launch_pdl(entry.kernel, blocks, entry.threads, entry.shared_bytes, p, stream,
+          status_of(launch_pdl(entry.kernel, grid, entry.threads, entry.shared_bytes, p, stream,
                                entry.cluster_size),
                     "launching the backward kernel")) {
     return status;
   }
-  const int64_t converters =
+  const int64_t postprocess_ctas =
       int64_t{multiprocessors_} * (kPostprocessThreadsPerSm / entry.postprocess_threads);
-  const dim3 convert_blocks(static_cast<unsigned>(std::min(query_tiles, converters)));
-  if (const int32_t status = status_of(launch_pdl(entry.postprocess, convert_blocks,
+  const dim3 postprocess_grid(static_cast<unsigned>(std::min(query_tiles, postprocess_ctas)));
+  if (const int32_t status = status_of(launch_pdl(entry.postprocess, postprocess_grid,
                                                   entry.postprocess_threads, 0, p.common, stream),
                                        "launching the conversion of dq")) {
     return status;

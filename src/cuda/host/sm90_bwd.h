@@ -13,13 +13,14 @@ namespace flashattn::cuda::sm90 {
 
 class BackwardKernels final : public BackwardRow {
  public:
-  // Why plans for the problem do not use these kernels; NULL: they do.
-  static const char* refuses(const Problem& problem);
+  // See Registration::supports.
+  static bool supports(const Problem& problem, const char** why_not);
 
   BackwardKernels(const Problem& problem, const Device& device);
 
   const char* title() const override { return "Hopper kernels"; }
-  const char* declines(const Shape& shape, const BackwardRow* next) const override;
+  bool supports(const Shape& shape, const char** why_not) const override;
+  RowCost cost(const Shape&) const override { return {0.6, nullptr}; }
   int64_t workspace(const Shape& shape) const override;
   std::string describe(const Shape& shape, flashattn_plan_properties* properties) const override;
   int32_t launch(const BackwardArgs& args, void* workspace, cudaStream_t stream) const override;
@@ -32,7 +33,7 @@ class BackwardKernels final : public BackwardRow {
 
   bool ordered() const { return problem_.determinism != FLASHATTN_DETERMINISM_DEFAULT; }
   Kernel make(const BackwardEntry* entry) const;
-  const Kernel& kernel_for(const Shape& shape) const;
+  const Kernel& choose(const Shape& shape) const;
   // The heads that the first KV tiles of all CTAs need.
   int64_t first_heads(const L2Swizzle& swizzle) const;
   // Whether the kernel starts before preprocessing has ended.
@@ -42,11 +43,11 @@ class BackwardKernels final : public BackwardRow {
   BackwardParams params(const BackwardEntry& entry, const BackwardArgs& args, char* base,
                         int64_t* bytes) const;
   // The parameters of the preprocessing for a kernel that starts early, except tensor maps.
-  BwdPreprocessParams preparation(const BackwardParams& p) const;
+  BwdPreprocessParams preprocess_params(const BackwardParams& p) const;
   int32_t make_maps(const BackwardEntry& entry, BackwardParams* p,
-                    BwdPreprocessParams* early) const;
-  int32_t prepare(const BackwardParams& p, const BwdPreprocessParams& early,
-                  cudaStream_t stream) const;
+                    BwdPreprocessParams* preprocess) const;
+  int32_t launch_preprocess(const BackwardParams& p, const BwdPreprocessParams& preprocess,
+                            cudaStream_t stream) const;
 
   const Problem problem_;
   const int32_t multiprocessors_;

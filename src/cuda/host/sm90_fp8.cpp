@@ -8,7 +8,7 @@ namespace flashattn::cuda::sm90 {
 namespace {
 
 ScoreModKind score_mod_of(const Problem& p) {
-  const bool plain = !is_modified(p) && p.dropout_threshold() == 0 && p.descale_block == 0;
+  const bool plain = !is_modified(p) && p.descale_block == 0;
   return plain ? ScoreModKind::kPlain : ScoreModKind::kRuntime;
 }
 
@@ -16,10 +16,8 @@ ScoreModKind score_mod_of(const Problem& p) {
 const ForwardEntry* find(const Problem& p) {
   const int32_t dtype =
       p.dtype_o == FLASHATTN_DTYPE_F16 ? FLASHATTN_DTYPE_F16 : FLASHATTN_DTYPE_BF16;
-  const ForwardTable table = fp8_forward_table();
   const ForwardEntry* best = nullptr;
-  for (size_t n = 0; n < table.count; ++n) {
-    const ForwardEntry* e = table.entries[n];
+  for (const ForwardEntry* e : fp8_forward_table()) {
     if (e->dtype == dtype && e->score_mod == score_mod_of(p) && e->dim_qk >= p.dim_qk &&
         e->dim_v >= p.dim_v && (!best || e->dim_qk < best->dim_qk)) {
       best = e;
@@ -35,7 +33,7 @@ bool takes_fp8(const Problem& problem) { return find(problem) != nullptr; }
 Fp8ForwardKernels::Fp8ForwardKernels(const Problem& problem, const Device& device)
     : problem_(problem),
       l2_bytes_(usable_l2_bytes(device.index)),
-      kernel_(prepare(*find(problem), device.properties.multiprocessors)),
+      kernel_(make_ready(*find(problem), device.properties.multiprocessors)),
       transpose_v_(transpose_v_kernel(kernel_.entry->dim_v)),
       name_(std::string("sm90_forward_f8_") + std::to_string(kernel_.entry->dim_qk) + "_" +
             std::to_string(kernel_.entry->dim_v) + "_q" + std::to_string(kernel_.entry->tile_q) +
@@ -52,10 +50,10 @@ int64_t Fp8ForwardKernels::v_bytes(const Shape& shape) const {
 }
 
 int64_t Fp8ForwardKernels::workspace(const Shape& shape) const {
-  WorkspaceCutter cutter(nullptr);
-  cutter.take<TileCounter>(1);
-  cutter.take<uint8_t>(v_bytes(shape));
-  return cutter.bytes();
+  WorkspaceAllocator memory(nullptr);
+  memory.take<TileCounter>(1);
+  memory.take<uint8_t>(v_bytes(shape));
+  return memory.unaligned_bytes();
 }
 
 std::string Fp8ForwardKernels::describe(const Shape&, flashattn_plan_properties* properties) const {
@@ -90,9 +88,9 @@ int32_t Fp8ForwardKernels::launch(const ForwardArgs& args, void* workspace,
           make_forward_params(problem_, args, kernel_, l2_bytes_, softcap_, &p)) {
     return status;
   }
-  WorkspaceCutter cutter(workspace);
-  TileCounter* const counter = cutter.take<TileCounter>(1);
-  uint8_t* const v_transposed = cutter.take<uint8_t>(v_bytes(args.shape));
+  WorkspaceAllocator memory(workspace);
+  TileCounter* const counter = memory.take<TileCounter>(1);
+  uint8_t* const v_transposed = memory.take<uint8_t>(v_bytes(args.shape));
   p.v_transposed = v_transposed;
   if (const int32_t status = transpose_v(args, v_transposed, stream)) return status;
   return launch_forward(kernel_, &p, counter, stream);

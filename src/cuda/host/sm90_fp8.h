@@ -16,7 +16,8 @@ class Fp8ForwardKernels final : public ForwardRow {
   Fp8ForwardKernels(const Problem& problem, const Device& device);
 
   const char* title() const override { return "Hopper kernels for E4M3"; }
-  const char* declines(const Shape&, const ForwardRow*) const override { return nullptr; }
+  bool supports(const Shape&, const char**) const override { return true; }
+  RowCost cost(const Shape&) const override { return {1.0, nullptr}; }
   int64_t workspace(const Shape& shape) const override;
   std::string describe(const Shape& shape, flashattn_plan_properties* properties) const override;
   int32_t launch(const ForwardArgs& args, void* workspace, cudaStream_t stream) const override;
@@ -32,6 +33,9 @@ class Fp8ForwardKernels final : public ForwardRow {
   std::string name_;
   const SoftcapPolynomials softcap_;
 };
+
+// Entries whose dtype is that of o.
+Table<ForwardEntry> fp8_forward_table();
 
 // Whether a kernel of this build takes the problem's dims.
 bool takes_fp8(const Problem& problem);

@@ -8,7 +8,6 @@
 
 #include "core/error.h"
 #include "core/score_mod.h"
-#include "core/select.h"
 #include "cuda/host/driver.h"
 #include "cuda/host/tensor_map.h"
 
@@ -17,21 +16,20 @@ namespace {
 
 constexpr int32_t kLongKeys = 4096;    // keys from which split-KV pays
 constexpr int32_t kShortQueries = 64;  // up to here the portable kernels pack heads and split keys
-constexpr int32_t kShortElements = 16384;  // of a head's K: up to here small CTAs start faster
 
-ScoreModKind scores_of(const Problem& p) {
-  const bool capped = p.softcap != 0, sloped = p.has_bias(FLASHATTN_BIAS_ALIBI);
-  const bool dropped = p.dropout_threshold() != 0;
-  if (needs_runtime_kernel(p) || p.scale < 0 || capped + sloped + dropped > 1)
+ScoreModKind score_mod_of(const Problem& p) {
+  const bool has_softcap = p.softcap != 0, has_alibi = p.has_bias(FLASHATTN_BIAS_ALIBI);
+  const bool has_dropout = p.dropout_threshold() != 0;
+  if (needs_runtime_kernel(p) || p.scale < 0 || has_softcap + has_alibi + has_dropout > 1)
     return ScoreModKind::kRuntime;
-  return capped    ? ScoreModKind::kSoftcap
-         : sloped  ? ScoreModKind::kAlibi
-         : dropped ? ScoreModKind::kDropout
-                   : ScoreModKind::kPlain;
+  return has_softcap   ? ScoreModKind::kSoftcap
+         : has_alibi   ? ScoreModKind::kAlibi
+         : has_dropout ? ScoreModKind::kDropout
+                       : ScoreModKind::kPlain;
 }
 
 bool takes(const ForwardEntry& e, const Problem& p) {
-  return e.dtype == p.dtype && e.score_mod == scores_of(p) && e.dim_qk >= p.dim_qk &&
+  return e.dtype == p.dtype && e.score_mod == score_mod_of(p) && e.dim_qk >= p.dim_qk &&
          e.dim_v >= p.dim_v;
 }
 
@@ -147,7 +145,8 @@ const char* const kScoreModNames[] = {"",         "_softcap", "_alibi", "_softca
                                       "_dropout", "_runtime"};
 
 bool needs_runtime_kernel(const Problem& p) {
-  return p.has_bias(FLASHATTN_BIAS_DENSE) || p.has_mask(FLASHATTN_MASK_BLOCKS) ||
+  constexpr uint32_t kHaveKernels = FLASHATTN_BIAS_ALIBI;
+  return (p.bias & ~kHaveKernels) != 0 || p.has_mask(FLASHATTN_MASK_BLOCKS) ||
          p.dropout_threshold() > UINT16_MAX;
 }
 
@@ -155,41 +154,39 @@ ForwardKernels::ForwardKernels(const Problem& problem, const Device& device)
     : problem_(problem),
       multiprocessors_(device.properties.multiprocessors),
       l2_bytes_(usable_l2_bytes(device.index)),
-      softcap_(softcap_of(problem)),
-      forced_(forced_backend() != nullptr) {
-  const ForwardTable table = forward_table();
-  for (size_t n = 0; n < table.count; ++n) {
-    const ForwardEntry& e = *table.entries[n];
-    if (!takes(e, problem)) continue;
+      softcap_(softcap_of(problem)) {
+  for (const ForwardEntry* e : forward_table()) {
+    if (!takes(*e, problem)) continue;
     // All tiles for the smallest head size that fits; no larger head size.
-    if (!kernels_.empty() && (e.dim_qk != kernels_[0].kernel.entry->dim_qk ||
-                              e.dim_v != kernels_[0].kernel.entry->dim_v)) {
+    if (!kernels_.empty() && (e->dim_qk != kernels_[0].kernel.entry->dim_qk ||
+                              e->dim_v != kernels_[0].kernel.entry->dim_v)) {
       continue;
     }
-    kernels_.push_back({prepare(e, multiprocessors_), kernel_name(e)});
+    kernels_.push_back({make_ready(*e, multiprocessors_), kernel_name(*e)});
   }
 }
 
-const char* ForwardKernels::declines(const Shape& shape, const ForwardRow* next) const {
-  if (shape.seqlen_kv == 0) return "there are no keys";
-  if (forced_) return nullptr;
+bool ForwardKernels::supports(const Shape& shape, const char** why_not) const {
+  if (shape.seqlen_kv > 0) return true;
+  *why_not = "there are no keys";
+  return false;
+}
+
+RowCost ForwardKernels::cost(const Shape& shape) const {
+  constexpr double kUsual = 0.6, kMostlyIdle = 2.0;
   const int64_t heads = static_cast<int64_t>(shape.batch) * problem_.heads_q;
   // With many small heads and no GQA, half a tile of queries is enough for small CTAs.
   const ForwardEntry& small = *kernels_.back().kernel.entry;
   const bool fine = small.dim_v == 64 && small.tile_q == 64 &&
                     problem_.q_heads_per_kv_head() == 1 && 5 * heads >= 2 * multiprocessors_;
   if (shape.seqlen_q <= (fine ? kShortQueries / 2 : kShortQueries)) {
-    return "too few queries for Hopper tiles";
-  }
-  // Short sequences: the start-up time of a CTA decides.
-  const int64_t longest = std::max(shape.seqlen_q, shape.seqlen_kv);
-  if (longest * problem_.dim_qk <= kShortElements && next && next->is_one_wave(shape)) {
-    return "short sequences that all run at once: small CTAs start faster";
+    return {kMostlyIdle, "too few queries for Hopper tiles"};
   }
   const int64_t tiles = ceil_div(shape.seqlen_q, kernels_.front().kernel.entry->tile_q) * heads;
-  return 5 * tiles < 2 * multiprocessors_ && shape.seqlen_kv >= kLongKeys
-             ? "too few Hopper tiles for the device, and keys enough to split"
-             : nullptr;
+  if (5 * tiles < 2 * multiprocessors_ && shape.seqlen_kv >= kLongKeys) {
+    return {kMostlyIdle, "too few Hopper tiles for the device, and keys enough to split"};
+  }
+  return {kUsual, nullptr};
 }
 
 const ForwardKernels::NamedKernel& ForwardKernels::choose(const Shape& shape) const {
@@ -213,9 +210,7 @@ const ForwardKernels::NamedKernel& ForwardKernels::choose(const Shape& shape) co
   return *std::min_element(kernels_.begin(), kernels_.end(), faster);
 }
 
-int64_t ForwardKernels::workspace(const Shape&) const {
-  return WorkspaceCutter::bytes_for(sizeof(TileCounter));
-}
+int64_t ForwardKernels::workspace(const Shape&) const { return workspace_of<TileCounter>(1); }
 
 std::string ForwardKernels::describe(const Shape& shape,
                                      flashattn_plan_properties* properties) const {
@@ -232,7 +227,8 @@ int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
           make_forward_params(problem_, args, named.kernel, l2_bytes_, softcap_, &p)) {
     return status;
   }
-  return launch_forward(named.kernel, &p, WorkspaceCutter(workspace).take<TileCounter>(1), stream);
+  return launch_forward(named.kernel, &p, WorkspaceAllocator(workspace).take<TileCounter>(1),
+                        stream);
 }
 
 int32_t make_forward_params(const Problem& problem, const ForwardArgs& args,
@@ -278,8 +274,8 @@ bool has_code(int32_t device) {
 }
 
 bool takes_dims(const Problem& problem) {
-  const ForwardTable table = forward_table();
-  return std::any_of(table.entries, table.entries + table.count,
+  const Table<ForwardEntry> table = forward_table();
+  return std::any_of(table.begin(), table.end(),
                      [&](const ForwardEntry* e) { return takes(*e, problem); });
 }
 

@@ -15,7 +15,8 @@ class ForwardKernels final : public ForwardRow {
   ForwardKernels(const Problem& problem, const Device& device);
 
   const char* title() const override { return "Hopper kernels"; }
-  const char* declines(const Shape& shape, const ForwardRow* next) const override;
+  bool supports(const Shape& shape, const char** why_not) const override;
+  RowCost cost(const Shape& shape) const override;
   int64_t workspace(const Shape& shape) const override;
   std::string describe(const Shape& shape, flashattn_plan_properties* properties) const override;
   int32_t launch(const ForwardArgs& args, void* workspace, cudaStream_t stream) const override;
@@ -34,7 +35,6 @@ class ForwardKernels final : public ForwardRow {
   const int64_t l2_bytes_;
   std::vector<NamedKernel> kernels_;
   const SoftcapPolynomials softcap_;
-  const bool forced_;  // by FLASHATTN_BACKEND
 };
 
 // The factors and polynomials of a softcap.

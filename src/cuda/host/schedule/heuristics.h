@@ -11,13 +11,14 @@ namespace flashattn {
 struct TileCost {
   int32_t rows, keys;  // of a tile
   int32_t per_key, start;
-  int32_t blocks = 1;  // CTAs per multiprocessor
+  int32_t ctas_per_sm = 1;
 };
 
 // The costs of the Hopper kernels, fitted to their times on an H100 for 64 to 16k queries and 4 to
 // 32,768 heads.
-constexpr TileCost hopper_cost(int32_t rows, int32_t keys, int32_t dim_v, int32_t blocks) {
-  if (blocks > 1) return {rows, keys, dim_v == 64 ? 118 : 140, dim_v == 64 ? 20000 : 19000, blocks};
+constexpr TileCost hopper_cost(int32_t rows, int32_t keys, int32_t dim_v, int32_t ctas_per_sm) {
+  if (ctas_per_sm > 1)
+    return {rows, keys, dim_v == 64 ? 118 : 140, dim_v == 64 ? 20000 : 19000, ctas_per_sm};
   if (rows == 128) return {rows, keys, 97, 26500};
   return {rows, keys, dim_v == 96 && keys == 64 ? 103 : 100, 7800 + 48 * keys};
 }
@@ -74,8 +75,9 @@ constexpr double forward_time(const TileCost& cost, const MaskRule& rule, Length
   const double each = static_cast<double>(tiles) / multiprocessors;
   // If CTAs share a multiprocessor and have less than two tiles each, long tiles run alone at the
   // end and use only a part of it.
-  const double few = 2.0 - each / cost.blocks, part = few < 0.0 ? 0.0 : few < 1.0 ? few : 1.0;
-  const double alone = longest > mean ? (longest - mean) * (cost.blocks - 1) * part : 0.0;
+  const double missing = 2.0 - each / cost.ctas_per_sm;
+  const double run_alone = missing < 0.0 ? 0.0 : missing < 1.0 ? missing : 1.0;
+  const double alone = longest > mean ? (longest - mean) * (cost.ctas_per_sm - 1) * run_alone : 0.0;
   const double level = each * mean + alone;
   return level < longest ? longest : level;
 }

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1)
   const ForwardArgs& args = params.args;
   const int32_t b = blockIdx.x / params.problem.heads_q, h = blockIdx.x % params.problem.heads_q;
   const SeqlenInfo sequence = seqlen_info(params.problem, args.shape, args.inputs, b);
-  const int32_t parts = part_count(params.split, sequence.len);
+  const int32_t parts = split_count(params.split, sequence.len);
   // Waits for the forward kernel. Nothing above reads its results. CTAs with nothing to combine
   // wait, too: the next kernel of the stream relies on both being complete.
   ptx::griddep_wait();
@@ -134,7 +134,7 @@ cudaError_t preload_combine_kernels(const Problem& problem) {
 }
 
 cudaError_t launch_combine(const ForwardParams& params, bool early, cudaStream_t stream) {
-  const bool many = params.parts >= kMinPartsForCta;
+  const bool many = params.max_splits >= kMinPartsForCta;
   const dim3 grid = row_grid(params.args.shape.batch, params.problem.heads_q,
                              params.partial_queries, many ? 1 : kWarps);
   const auto kernel = many ? &combine_kernel<kWarps> : &combine_kernel<1>;

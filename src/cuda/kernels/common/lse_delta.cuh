@@ -35,8 +35,8 @@ __device__ __forceinline__ void store_lse_delta(const BackwardParams& params,
   const Interval tiles = key_tiles(params.problem.mask_rule(), rows, sequence.len, params.tile_kv);
   const int64_t tile = first_tile + row / params.tile_q;
   const int32_t state = kDqPendingTile * max(tiles.end - tiles.begin, 0);
-  params.dq_states[tile * params.dq_parts] = state;
-  if (params.dq_parts > 1) params.dq_states[tile * 2 + 1] = state;  // a loop spills registers
+  params.dq_states[tile * params.dq_ctas] = state;
+  if (params.dq_ctas > 1) params.dq_states[tile * 2 + 1] = state;  // a loop spills registers
   if (params.ordered) params.dq_first[tile] = tiles.begin;
 }
 

@@ -399,7 +399,7 @@ class BwdKernel : BwdScoreMod<Config> {
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtasPerSm)
-    backward_kernel(const __grid_constant__ BackwardParams params) {
+    bwd_kernel(const __grid_constant__ BackwardParams params) {
   char* const shared = ptx::dynamic_shared();
   BwdWorkTile& work_tile = *reinterpret_cast<BwdWorkTile*>(shared + Config::kWorkTileOffset);
   if (threadIdx.x == 0) work_tile = make_work_tile<Config>(params);

@@ -11,15 +11,11 @@ template <class T, int kDim, int kMmaM, int kWarpPairs, int kTileQ, int kSlice, 
 constexpr BackwardEntry bwd_instance() {
   using Config = BwdConfig<T, kDim, kMmaM, kWarpPairs, kTileQ, kSlice, kStages, kMinCtasPerSm,
                            ScoreMod, kDimSplit>;
-  return {kDtype<T>,
-          kDim,
-          !ScoreMod::kIsPlain,
-          Config::kTileQ,
-          Config::kTileKv,
-          Config::kStages,
-          Config::kThreads,
-          Config::kSharedBytes,
-          &backward_kernel<Config>};
+  return {kDtype<T>,           kDim,
+          !ScoreMod::kIsPlain, Config::kTileQ,
+          Config::kTileKv,     Config::kStages,
+          Config::kThreads,    Config::kSharedBytes,
+          &bwd_kernel<Config>};
 }
 
 }  // namespace flashattn::cuda::sm80

@@ -1,5 +1,5 @@
-// The portable backward pass: its configuration, and what the weights' warps do to their products.
-// Sums are of S^T: rows are keys, columns queries.
+// The portable backward pass: its configuration, and the step of the P warps from S to P.
+// Accumulators hold S^T: rows are keys, columns queries.
 #pragma once
 
 #include <type_traits>
@@ -10,23 +10,23 @@
 
 namespace flashattn::cuda::sm80 {
 
-// ScoreMod: as in the forward pass. kDimSplit: how many pairs of warps share their keys, see
+// ScoreMod: as in the forward pass. kDimSplit: the number of warp pairs that share their keys, see
 // bwd.cuh.
-template <class T_, int kDim_, int kStrips_, int kPairs_, int kTileQ_, int kSlice_, int kStages_,
-          int kMinBlocks_, class ScoreMod_, int kHalves_>
+template <class T_, int kDim_, int kMmaM_, int kWarpPairs_, int kTileQ_, int kSlice_, int kStages_,
+          int kMinCtasPerSm_, class ScoreMod_, int kDimSplit_>
 struct BwdConfig {
   using T = T_;
-  static constexpr int kDim = kDim_;      // of the tiles; smaller heads are padded
-  static constexpr int kMmaM = kStrips_;  // of 16 keys, a pair of warps
-  static constexpr int kWarpPairs = kPairs_, kDimSplit = kHalves_;
+  static constexpr int kDim = kDim_;    // of the tiles; smaller heads are padded
+  static constexpr int kMmaM = kMmaM_;  // of 16 keys, a pair of warps
+  static constexpr int kWarpPairs = kWarpPairs_, kDimSplit = kDimSplit_;
   static constexpr int kSlice = kSlice_;  // queries whose scores are held at once
   static constexpr int kStages = kStages_;
-  static constexpr int kMinCtasPerSm = kMinBlocks_;  // on a multiprocessor, as registers allow
+  static constexpr int kMinCtasPerSm = kMinCtasPerSm_;  // on a multiprocessor, as registers allow
   using ScoreMod = ScoreMod_;
   static constexpr int kWarps = 2 * kWarpPairs, kThreads = 32 * kWarps;
   static constexpr int kTileQ = kTileQ_, kTileKv = 16 * kMmaM * kWarpPairs / kDimSplit;
-  // Whether warps leave out tiles of queries that see none of their keys: another block on the
-  // multiprocessor makes use of the time.
+  // Warps skip Q tiles that see none of their keys: another CTA on the multiprocessor makes use of
+  // the time.
   static constexpr bool kSkipMaskedTiles = kMinCtasPerSm > 1 && kTileKv > kTileQ;
   // See own_pair; where registers allow.
   static constexpr bool kSwapKeys = kSkipMaskedTiles && kWarps == 4 && ScoreMod::kIsPlain;
@@ -37,7 +37,8 @@ struct BwdConfig {
   using ScoreTile = SmemTile<kTileKv, kTileQ, sizeof(T)>;  // rows are keys
   static constexpr int kRowStatBytes = 2 * kTileQ * 4;
   static constexpr int kStageBytes = 2 * QTile::kBytes;
-  // One a stage, and the one of P that halves read from each other.
+  // One score tile per stage; with kDimSplit one more, of the P that two pairs read from each
+  // other.
   static constexpr int kScoreTiles = kStages + kDimSplit - 1;
   static constexpr int kScoreTilesOffset = 2 * KvTile::kBytes + kStages * kStageBytes;
   static constexpr int kRowStatsOffset = kScoreTilesOffset + kScoreTiles * ScoreTile::kBytes;
@@ -48,8 +49,8 @@ struct BwdConfig {
   static_assert(kDimSplit == 1 ||
                     (kDimSplit == 2 && kWarpTileQ == kSlice && kAccColumns % 32 == 0 && !kIsFp32),
                 "a slice, and whole groups of columns");
-  static_assert(kDimSplit == 1 || !kSkipMaskedTiles, "halves wait for each other");
-  // Of each pair one for each of its slices; halves have one for each kind of warp.
+  static_assert(kDimSplit == 1 || !kSkipMaskedTiles, "two pairs wait for each other");
+  // Named barriers: one per pair and slice; with kDimSplit one more per pair, for each role.
   static constexpr int kPairBarriers = kWarpPairs * (kWarpTileQ / kSlice);
   static_assert(kPairBarriers + (kDimSplit - 1) * kWarpPairs < 16, "as many barriers as there are");
   static_assert(kTileQ % 32 == 0 && 2 * kTileQ <= kThreads, "dQ: rows of warps, 32 queries each");
@@ -76,55 +77,55 @@ class BwdScoreMod {
         lane_(threadIdx.x % 32),
         warp_key_(own_pair(work_tile.roles_swapped) / kDimSplit * 16 * kMmaM) {}
 
-  // Four warps stand before four schedulers. Where some of the keys are not seen, those of two
-  // blocks on a multiprocessor that have work should not stand before the same two.
+  // Four warps run on four schedulers. If some keys are masked, the busy warps of two CTAs on a
+  // multiprocessor should not run on the same two.
   static __device__ __forceinline__ int own_pair(int32_t roles_swapped) {
     const int warp = threadIdx.x / 32;
     return (Config::kSwapKeys ? warp ^ roles_swapped : warp) % Config::kWarpPairs;
   }
 
-  // Which part of a tile's queries and of the sums' columns the warp's is.
+  // The warp's share of a tile's queries and of the accumulators' columns.
   static __device__ __forceinline__ int dim_split_idx() {
     return kDimSplit == 1 ? 0 : no_hoist(threadIdx.x) / 32 % kDimSplit;
   }
 
-  // Number kStages is P, where halves share it.
+  // Score tile kStages holds the P that two pairs share.
   __device__ __forceinline__ ScoreTile score_tile(int stage) const {
     return {shared_ + Config::kScoreTilesOffset + stage * ScoreTile::kBytes};
   }
 
-  // Of the stage's lse; D follows.
+  // Address of a stage's lse; delta follows.
   __device__ __forceinline__ uint32_t row_stats(int stage) const {
     return shared_ + Config::kRowStatsOffset + stage * Config::kRowStatBytes;
   }
 
-  // Where the lane's pairs of queries from column `slice` on lie in a tile of scores, for row 0 of
-  // the warp.
+  // Address of the lane's pairs of queries from column `slice` on in a score tile, for row 0 of the
+  // warp.
   __device__ __forceinline__ uint32_t pairs_address(int stage, int slice) const {
     return ScoreTile::advance(score_tile(stage).element(warp_key_ + lane_ / 4, lane_ % 4 * 2),
                               slice / ScoreTile::kChunkElements);
   }
 
-  // From there to the pair 8 n columns further in row `half` (0: g, 1: g + 8) of a strip.
-  static __device__ __forceinline__ uint32_t pair_address(uint32_t pairs, int n, int strip,
+  // Address, from there, of the pair 8 n columns further in row `half` (0: g, 1: g + 8) of MMA
+  // mma_m.
+  static __device__ __forceinline__ uint32_t pair_address(uint32_t pairs, int n, int mma_m,
                                                           int half) {
     return ScoreTile::advance(pairs, n * 8 / ScoreTile::kChunkElements) +
-           (strip * 16 + half * 8) * ScoreTile::kRowBytes;
+           (mma_m * 16 + half * 8) * ScoreTile::kRowBytes;
   }
 
-  // In which tile of scores the gradients' warp finds the weights: unmodified ones in that which
-  // the other half reads, too.
+  // The score tile in which the dS warp finds P: without score modifications it is the one that the
+  // other pair reads, too.
   static __device__ __forceinline__ int p_tile(int stage) {
     return kDimSplit == 2 && ScoreMod::kIsPlain ? Config::kStages : stage;
   }
 
-  // The key that accumulator row `half` (0: g, 1: g + 8) of a strip stands for.
-  __device__ __forceinline__ int32_t key_of(int strip, int half) const {
-    return work_tile_.keys.begin + warp_key_ + strip * 16 + half * 8 + lane_ / 4;
+  // The key that accumulator row `half` (0: g, 1: g + 8) of MMA mma_m stands for.
+  __device__ __forceinline__ int32_t key_of(int mma_m, int half) const {
+    return work_tile_.keys.begin + warp_key_ + mma_m * 16 + half * 8 + lane_ / 4;
   }
 
-  // Whether a query of the tile sees a key of the warp's, block masks aside; true where that is
-  // hard to say.
+  // Whether a query of the tile may see a key of the warp; without block masks.
   __device__ __forceinline__ bool sees_some(Interval queries) const {
     const int32_t j = work_tile_.keys.begin + warp_key_;
     if (j >= work_tile_.keys.end) return false;
@@ -133,28 +134,28 @@ class BwdScoreMod {
     return seen.begin < kTileQ && seen.end + kMmaM * 16 > 1;
   }
 
-  // Products to weights: as operands, and for the other warps. The gradients' gets them times the
-  // derivative of the softcap, and negative where the dropout drops.
-  __device__ __forceinline__ void compute_p(ScoreFragment& s, PackedFragment& held, Step step,
+  // Turns S into P, as operands, and stores it for the other warps. The dS warp gets P times the
+  // derivative of the score modification, negative where dropout drops it.
+  __device__ __forceinline__ void compute_p(ScoreFragment& s, PackedFragment& p, Step step,
                                             Interval queries, bool full, int stage,
                                             int slice) const {
     const uint32_t lse = row_stats(stage) + (slice + lane_ % 4 * 2) * 4;
     const uint32_t to = pairs_address(p_tile(stage), slice);
     if constexpr (ScoreMod::kModifiesScores) {
-      modify(s, held, step, queries, full, lse, to, slice);
+      modify(s, p, step, queries, full, lse, to, slice);
       if constexpr (kDimSplit == 2) {
         const uint32_t shared = pairs_address(Config::kStages, slice);
-        visit_scores([&](int strip, int n, int x) {
-          if (x % 2 == 0) held[strip][n][x / 2].store_shared(pair_address(shared, n, strip, x / 2));
+        visit_scores([&](int mma_m, int n, int x) {
+          if (x % 2 == 0) p[mma_m][n][x / 2].store_shared(pair_address(shared, n, mma_m, x / 2));
         });
       }
       return;
     }
-    // Of large heads of fp32 worked out anew each time: registers are scarce.
-    constexpr bool kAnew = Config::kIsFp32 && Config::kDim > 128;
+    // fp32 with large heads computes the factor each time: registers are scarce.
+    constexpr bool kRecomputeFactor = Config::kIsFp32 && Config::kDim > 128;
     const uint32_t scale = __float_as_uint(params_.problem.scale);
-    const float factor = __uint_as_float(kAnew ? no_hoist(scale) : scale) * kLog2E;
-    if (has_large_lse()) relate(s, step, queries, slice);
+    const float factor = __uint_as_float(kRecomputeFactor ? no_hoist(scale) : scale) * kLog2E;
+    if (has_large_lse()) subtract_bases(s, step, queries, slice);
     if (!full) mask(s, queries, slice);
     float2 next = ptx::load_shared_pair(lse);
 #pragma unroll
@@ -162,27 +163,27 @@ class BwdScoreMod {
       const float2 row = next;
       if (n + 1 < kSlice / 8) next = ptx::load_shared_pair(lse + (n + 1) * 32);
 #pragma unroll
-      for (int strip = 0; strip < kMmaM; ++strip) {
+      for (int mma_m = 0; mma_m < kMmaM; ++mma_m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float* x = &s[strip][n][half * 2];
-          held[strip][n][half] = PackedPair<T>::of(ptx::exp2(fmaf(x[0], factor, -row.x)),
-                                                   ptx::exp2(fmaf(x[1], factor, -row.y)));
-          held[strip][n][half].store_shared(pair_address(to, n, strip, half));
+          const float* x = &s[mma_m][n][half * 2];
+          p[mma_m][n][half] = PackedPair<T>::of(ptx::exp2(fmaf(x[0], factor, -row.x)),
+                                                ptx::exp2(fmaf(x[1], factor, -row.y)));
+          p[mma_m][n][half].store_shared(pair_address(to, n, mma_m, half));
         }
       }
     }
   }
 
  private:
-  // Whether there are rows with a base of their own. Read anew each time: registers are scarce.
+  // Whether rows have a softmax base. Read each time: registers are scarce.
   __device__ __forceinline__ bool has_large_lse() const {
     return static_cast<const volatile int32_t&>(work_tile_.large_lse);
   }
 
-  // Scores, not in negative units, beside the bases of rows that have one.
-  __device__ __forceinline__ void relate(ScoreFragment& s, Step step, Interval queries,
-                                         int slice) const {
+  // Subtracts the bases of rows that have one; the unit of the scores is positive.
+  __device__ __forceinline__ void subtract_bases(ScoreFragment& s, Step step, Interval queries,
+                                                 int slice) const {
 #pragma unroll
     for (int n = 0; n < kSlice / 8; ++n) {
 #pragma unroll
@@ -200,7 +201,7 @@ class BwdScoreMod {
     }
   }
 
-  // -inf where a key is not visible, block masks aside.
+  // Sets scores that the mask hides to -inf; without block masks.
   __device__ __forceinline__ void mask(ScoreFragment& s, Interval queries, int slice) const {
     MaskRule rule = params_.problem.mask_rule();
     const Lengths len = work_tile_.sequence.len;
@@ -216,11 +217,11 @@ class BwdScoreMod {
         own = intersect(own, {chunk.begin - first, chunk.end - first});
       }
       if (j + x * 8 >= work_tile_.keys.end) own.end = own.begin;
-      hide_outside(x % 2, flat(s[x / 2]), own.begin, own.end - own.begin);
+      IntervalMask{own.begin, own.end - own.begin}.forward(SRowLayout{x % 2}, flat(s[x / 2]));
     }
   }
 
-  // The same for a block mask.
+  // Sets scores that the block mask hides to -inf.
   __device__ __forceinline__ void apply_block_mask(ScoreFragment& s, Step step, Interval queries,
                                                    int slice) const {
     const BlockMask blocks =
@@ -228,14 +229,14 @@ class BwdScoreMod {
 #pragma unroll
     for (int x = 0; x < kMmaM * 2; ++x) {
       const int32_t j = min(no_hoist(key_of(x / 2, x % 2)), work_tile_.keys.end - 1);
-      hide_unset(x % 2, flat(s[x / 2]),
-                 blocks.shown_queries<kSlice / 8>(j, queries.begin + slice, queries.end, lane_));
+      blocks.shown_queries<kSlice / 8>(j, queries.begin + slice, queries.end, lane_)
+          .forward(SRowLayout{x % 2}, flat(s[x / 2]));
     }
   }
 
-  // Products to weights: scores in units of kWideUnit log2(e), biases and all, which then meet the
-  // base of their row, if it has one, and lse. A hidden score is -inf, whatever it was.
-  __device__ __forceinline__ void modify(ScoreFragment& s, PackedFragment& held, Step step,
+  // Turns S into P by way of modified scores, in units of kWideUnit log2(e), from which the base of
+  // the row, if it has one, and lse are subtracted. A hidden score is -inf, whatever it was.
+  __device__ __forceinline__ void modify(ScoreFragment& s, PackedFragment& p, Step step,
                                          Interval queries, bool full, uint32_t lse, uint32_t to,
                                          int slice) const {
     const auto make_members = [&] {
@@ -251,47 +252,47 @@ class BwdScoreMod {
     const auto members = make_members();
     const float factor = members.product_factor(params_.problem);
 #pragma unroll
-    for (int strip = 0; strip < kMmaM; ++strip) {
-      ScoreMod::template forward_stage<ScoreStage::kProduct>(StLayout<>(), flat(s[strip]), factor,
+    for (int mma_m = 0; mma_m < kMmaM; ++mma_m) {
+      ScoreMod::template forward_stage<ScoreStage::kProduct>(StLayout<>(), flat(s[mma_m]), factor,
                                                              params_.problem, members);
     }
     ScoreFragment addend;
-    visit_scores([&](int strip, int n, int x) { addend[strip][n][x] = s[strip][n][x] * factor; });
-    // Made again or held, whichever takes fewer registers.
+    visit_scores([&](int mma_m, int n, int x) { addend[mma_m][n][x] = s[mma_m][n][x] * factor; });
+    // The members are made again or kept, whichever takes fewer registers.
     ScoreMod::add_biases(StLayout<kSlice / 2>(), flat(addend), params_.problem,
                          kDimSplit == 2 ? make_members() : members);
     if (!full) mask(addend, queries, slice);
     if (!step.block_mask_full) apply_block_mask(addend, step, queries, slice);
 
-    if (has_large_lse()) relate(addend, step, queries, slice);
-    visit_scores([&](int strip, int n, int x) {
+    if (has_large_lse()) subtract_bases(addend, step, queries, slice);
+    visit_scores([&](int mma_m, int n, int x) {
       const float2 row = ptx::load_shared_pair(lse + n * 32);
-      addend[strip][n][x] = fmaf(addend[strip][n][x], kWideUnit, x % 2 == 0 ? -row.x : -row.y);
+      addend[mma_m][n][x] = fmaf(addend[mma_m][n][x], kWideUnit, x % 2 == 0 ? -row.x : -row.y);
     });
-    // From here on the addend is the weight times the softcap's derivative. Whether there is one is
-    // looked at anew: registers are scarce.
+    // From here on the addend is P times the derivative of the score modification. The softcap is
+    // read again: registers are scarce.
     const bool differs = (no_hoist(__float_as_uint(params_.problem.softcap)) & 0x7fffffffu) != 0;
-    visit_scores([&](int strip, int n, int x) {
-      const float t = s[strip][n][x], p = ptx::exp2(addend[strip][n][x]);
-      s[strip][n][x] = p;
+    visit_scores([&](int mma_m, int n, int x) {
+      const float t = s[mma_m][n][x], p = ptx::exp2(addend[mma_m][n][x]);
+      s[mma_m][n][x] = p;
       // A hidden score may be anything: its derivative is not used.
-      addend[strip][n][x] = differs && p != 0.0f ? p * Softcap::derivative_at(t) : p;
+      addend[mma_m][n][x] = differs && p != 0.0f ? p * ScoreMod::derivative_at(t) : p;
     });
     if (params_.dropout_threshold != 0) {
-      const DropoutStream stream =
-          dropout_stream(params_.problem, params_.args.inputs, work_tile_.b, step.head);
-      visit_dropped<kMmaM, kSlice / 8, true>(
-          stream, params_.dropout_threshold, work_tile_.keys.begin + warp_key_,
-          queries.begin + slice, lane_, [&](int strip, int n, int x) {
-            s[strip][n][x] = 0.0f;
-            addend[strip][n][x] = -addend[strip][n][x];
+      const Dropout dropout =
+          Dropout::of(params_.problem, params_.args.inputs, work_tile_.b, step.head);
+      dropout.visit_dropped<kMmaM, kSlice / 8, true>(
+          params_.dropout_threshold, work_tile_.keys.begin + warp_key_, queries.begin + slice,
+          lane_, [&](int mma_m, int n, int x) {
+            s[mma_m][n][x] = 0.0f;
+            addend[mma_m][n][x] = -addend[mma_m][n][x];
           });
     }
-    visit_scores([&](int strip, int n, int x) {
+    visit_scores([&](int mma_m, int n, int x) {
       if (x % 2 != 0) return;
-      held[strip][n][x / 2] = PackedPair<T>::of(s[strip][n][x], s[strip][n][x + 1]);
-      PackedPair<T>::of(addend[strip][n][x], addend[strip][n][x + 1])
-          .store_shared(pair_address(to, n, strip, x / 2));
+      p[mma_m][n][x / 2] = PackedPair<T>::of(s[mma_m][n][x], s[mma_m][n][x + 1]);
+      PackedPair<T>::of(addend[mma_m][n][x], addend[mma_m][n][x + 1])
+          .store_shared(pair_address(to, n, mma_m, x / 2));
     });
   }
 

@@ -47,11 +47,11 @@ __device__ __forceinline__ BwdWorkTile make_work_tile(const BackwardParams& para
   constexpr int32_t kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
   const Problem& problem = params.problem;
   // In order, a CTA may wait only for CTAs that have started before it.
-  const int32_t block = params.dq_order ? atomicAdd(params.work_counter, 1) : blockIdx.x;
-  const L2Swizzle::Tile at = params.swizzle.tile(block);
+  const int32_t cta_idx = params.dq_order ? atomicAdd(params.work_counter, 1) : blockIdx.x;
+  const L2Swizzle::Tile at = params.swizzle.tile(cta_idx);
   // The first KV tiles run first: with a causal mask they take longest. In order they wait for
   // later KV tiles, so these run first.
-  const int32_t key_block = params.dq_order ? params.key_blocks - 1 - at.tile_idx : at.tile_idx;
+  const int32_t kv_tile = params.dq_order ? params.kv_tiles - 1 - at.tile_idx : at.tile_idx;
   BwdWorkTile p;
   // Four warps run on four schedulers. Two CTAs of a multiprocessor should not have their P warps,
   // which compute the exponentials, on the same two.
@@ -61,7 +61,7 @@ __device__ __forceinline__ BwdWorkTile make_work_tile(const BackwardParams& para
   p.kv_head = at.head_idx - p.b * problem.heads_kv;
   p.sequence = seqlen_info(problem, params.args.shape, params.args.inputs, p.b);
   const Lengths len = p.sequence.len;
-  p.keys.begin = min(key_block * kTileKv, len.kv);
+  p.keys.begin = min(kv_tile * kTileKv, len.kv);
   p.keys.end = p.keys.begin + min(kTileKv, len.kv - p.keys.begin);
   p.full = p.tiles = p.heads = {0, 0};
   p.steps[0] = p.steps[1] = {-1, 0, true};
@@ -120,8 +120,8 @@ __device__ __forceinline__ void wait_dq_semaphore(const BackwardParams& params,
                                 work_tile.sequence.len);
   const int32_t before =
       (span.any.end - 1) / Config::kTileKv - work_tile.keys.begin / Config::kTileKv;
-  const int32_t* turn = dq_semaphore<Config>(params, work_tile, step);
-  while (ptx::load_acquire(turn) < before * Config::kWarps) __nanosleep(20);
+  const int32_t* semaphore = dq_semaphore<Config>(params, work_tile, step);
+  while (ptx::load_acquire(semaphore) < before * Config::kWarps) __nanosleep(20);
 }
 
 // The next step with a query that sees one of the keys; after the last one head = heads.end.
@@ -134,12 +134,12 @@ __device__ __forceinline__ Step next_step(const BackwardParams& params,
       Config::ScoreMod::template kHas<BlockMask> && (params.problem.mask & FLASHATTN_MASK_BLOCKS);
   // Lanes test 32 tiles at once.
   while (masked && step.head < work_tile.heads.end) {
-    const BlockMask blocks =
+    const BlockMask block_mask =
         BlockMask::of(params.problem, params.args.inputs, work_tile.b, step.head);
     const Step own{step.head, step.tile + static_cast<int32_t>(threadIdx.x) % 32, true};
     TileKind kind = TileKind::kEmpty;
     if (own.tile < work_tile.tiles.end) {
-      kind = blocks.kind(q_range<Config>(work_tile, own), work_tile.keys);
+      kind = block_mask.kind(q_range<Config>(work_tile, own), work_tile.keys);
     }
     const uint32_t some = __ballot_sync(~0u, kind != TileKind::kEmpty);
     const uint32_t all = __ballot_sync(~0u, kind == TileKind::kFull);

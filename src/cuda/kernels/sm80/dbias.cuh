@@ -120,12 +120,11 @@ class DbiasKernel {
       const int32_t i = queries.begin + warp_row_ + half * 8 + lane_ / 4;
       const Interval seen = intersect(visible_keys(mask, i, len), keys_);
       const int32_t first = keys_.begin + lane_ % 4 * 2;
-      hide_outside(half, flat(s[0]), seen.begin - first, seen.end - seen.begin);
+      IntervalMask{seen.begin - first, seen.end - seen.begin}.forward(SRowLayout{half}, flat(s[0]));
       if (kind != TileKind::kFull) {
-        hide_unset(half, flat(s[0]),
-                   BlockMask::of(params_.problem, in, b, h)
-                       .template shown_keys<kTileKv / 8>(min(i, queries.end - 1), keys_.begin,
-                                                         len.kv, lane_));
+        BlockMask::of(params_.problem, in, b, h)
+            .template shown_keys<kTileKv / 8>(min(i, queries.end - 1), keys_.begin, len.kv, lane_)
+            .forward(SRowLayout{half}, flat(s[0]));
       }
       if (i >= queries.end) continue;
       const int64_t row = params_.lse_delta_offset(sequence, b, h) + i;
@@ -171,12 +170,12 @@ class DbiasKernel {
                                                 int32_t first) const {
     if (params_.dropout_threshold == 0) return;
     const float keep_scale = Dropout::keep_scale(params_.dropout_threshold);
-    const DropoutStream stream = dropout_stream(params_.problem, params_.args.inputs, b, h);
+    const Dropout dropout = Dropout::of(params_.problem, params_.args.inputs, b, h);
 #pragma unroll
     for (int x = 0; x < kTileKv / 2; ++x) dp[0][x / 4][x % 4] *= keep_scale;
-    visit_dropped<1, kTileKv / 8, false>(stream, params_.dropout_threshold, first + warp_row_,
-                                         keys_.begin, lane_,
-                                         [&](int, int n, int x) { dp[0][n][x] = 0.0f; });
+    dropout.visit_dropped<1, kTileKv / 8, false>(params_.dropout_threshold, first + warp_row_,
+                                                 keys_.begin, lane_,
+                                                 [&](int, int n, int x) { dp[0][n][x] = 0.0f; });
   }
 
   __device__ __forceinline__ void store() const {

@@ -58,7 +58,7 @@ class DecodeKernel : RowEpilogue {
   __device__ __forceinline__ bool init() { return FwdWorkTile::template init<sizeof(T)>(params_); }
 
   __device__ __forceinline__ void run() {
-    if (params_.parts > 1) ptx::griddep_launch_dependents();  // the combine kernel
+    if (params_.max_splits > 1) ptx::griddep_launch_dependents();  // the combine kernel
     if (threadIdx.x == 0) store_to_smem(shared_ + Config::kWorkTileOffset);
     mainloop();
     load_from_smem(shared_ + Config::kWorkTileOffset);
@@ -163,7 +163,8 @@ class DecodeKernel : RowEpilogue {
       const Interval visible =
           sees_all(rule) ? keys
                          : intersect(visible_keys(rule, query_of(row_of(half)), seqlen_.len), keys);
-      hide_outside(half, flat(s[0]), visible.begin - first, visible.end - visible.begin);
+      IntervalMask{visible.begin - first, visible.end - visible.begin}.forward(SRowLayout{half},
+                                                                               flat(s[0]));
     }
   }
 

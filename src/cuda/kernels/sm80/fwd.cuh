@@ -47,7 +47,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
   __device__ __forceinline__ bool init() { return FwdWorkTile::template init<sizeof(T)>(params_); }
 
   __device__ __forceinline__ void run() {
-    if (params_.parts > 1) ptx::griddep_launch_dependents();  // the combine kernel
+    if (params_.max_splits > 1) ptx::griddep_launch_dependents();  // the combine kernel
     if (threadIdx.x == 0) store_to_smem(work_tile_address());
     if constexpr (k3xFp16) block_scale_.init();
     while (!mainloop()) reload_work_tile();
@@ -277,17 +277,19 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
       const Interval keys = intersect(columns, keys_);
       const MaskRule rule = params_.problem.mask_rule();
       if (sees_all(rule)) {
-        visit_outside<kTileKv / 8>(keys.begin - first, keys.end - keys.begin, [&](int n, int e) {
+        IntervalMask{keys.begin - first, keys.end - keys.begin}.template visit_hidden<kTileKv / 8>(
+            [&](int n, int e) {
 #pragma unroll
-          for (int x = 0; x < kMmaM * 2; ++x) s[x / 2][n][x % 2 * 2 + e] = -INFINITY;
-        });
+              for (int x = 0; x < kMmaM * 2; ++x) s[x / 2][n][x % 2 * 2 + e] = -INFINITY;
+            });
       } else {
-        const FwdWorkTile block = reloaded_work_tile();
+        const FwdWorkTile work_tile = reloaded_work_tile();
 #pragma unroll
         for (int x = 0; x < kMmaM * 2; ++x) {
-          const int32_t i = block.query_of(no_hoist(own.row_of(x / 2, x % 2)));
-          const Interval visible = intersect(visible_keys(rule, i, block.seqlen_.len), keys);
-          hide_outside(x % 2, flat(s[x / 2]), visible.begin - first, visible.end - visible.begin);
+          const int32_t i = work_tile.query_of(no_hoist(own.row_of(x / 2, x % 2)));
+          const Interval visible = intersect(visible_keys(rule, i, work_tile.seqlen_.len), keys);
+          IntervalMask{visible.begin - first, visible.end - visible.begin}.forward(
+              SRowLayout{x % 2}, flat(s[x / 2]));
         }
       }
     }
@@ -298,8 +300,8 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int32_t i = query_of(min(no_hoist(own.row_of(mma_m, half)), rows_ - 1));
-        hide_unset(half, flat(s[mma_m]),
-                   blocks.shown_keys<kTileKv / 8>(i, columns.begin, keys_.end, own.lane_));
+        blocks.shown_keys<kTileKv / 8>(i, columns.begin, keys_.end, own.lane_)
+            .forward(SRowLayout{half}, flat(s[mma_m]));
       }
     }
   }
@@ -375,12 +377,11 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
   // Sets P to 0 where dropout drops it.
   __device__ __forceinline__ void drop(ScoreFragment& p, int32_t tile) const {
     if (params_.dropout_threshold == 0) return;
-    const DropoutStream stream =
-        dropout_stream(params_.problem, params_.args.inputs, b_, first_head_);
+    const Dropout dropout = Dropout::of(params_.problem, params_.args.inputs, b_, first_head_);
     const WarpRows<Config> own = warp_rows();
-    visit_dropped<kMmaM, kTileKv / 8, false>(
-        stream, params_.dropout_threshold, queries_.begin + own.warp_row_, tile * kTileKv,
-        own.lane_, [&](int mma_m, int n, int x) { p[mma_m][n][x] = 0.0f; });
+    dropout.visit_dropped<kMmaM, kTileKv / 8, false>(
+        params_.dropout_threshold, queries_.begin + own.warp_row_, tile * kTileKv, own.lane_,
+        [&](int mma_m, int n, int x) { p[mma_m][n][x] = 0.0f; });
   }
 
   __device__ __forceinline__ void epilogue() {
@@ -406,7 +407,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinCtasPerSm)
-    forward_kernel(const __grid_constant__ ForwardParams params) {
+    fwd_kernel(const __grid_constant__ ForwardParams params) {
   char* const shared = ptx::dynamic_shared();
   FwdKernel<Config> kernel(params, ptx::shared_address(shared));
   if (kernel.init()) kernel.run();

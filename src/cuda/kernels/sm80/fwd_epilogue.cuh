@@ -33,7 +33,7 @@ struct RowEpilogue : FwdWorkTile {
   __device__ __forceinline__ void store_lse(int32_t r, float row_max, float sum) const {
     if (r >= rows_) return;
     const float base = row_max * (kWideUnit * kLn2);
-    if (split_) {
+    if (is_split_) {
       params_.partial_sums[partial_row(r)] = {base, sum};
     } else if (params_.args.lse) {
       const RowLayout layout = row_layout(params_.problem, params_.args.shape);
@@ -46,7 +46,7 @@ struct RowEpilogue : FwdWorkTile {
 
   // Adds a row's sink to its maximum and sum. Returns the factor by which O must be rescaled.
   __device__ __forceinline__ float add_sink(int32_t r, float& row_max, float& sum) const {
-    if (!(params_.problem.features & FLASHATTN_FEATURE_SINK) || part_ > 0 || r >= rows_)
+    if (!(params_.problem.features & FLASHATTN_FEATURE_SINK) || split_idx_ > 0 || r >= rows_)
       return 1.0f;
     const float sink = params_.args.inputs.sink[first_head_ + row(r).head] * (kLog2E / kWideUnit);
     const float keys = row_max;
@@ -79,17 +79,17 @@ struct RowEpilogue : FwdWorkTile {
 
   // Whether this CTA stores O as fp32, and where a row of it lies.
   __device__ __forceinline__ bool is_fp32() const {
-    return split_ || params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
+    return is_split_ || params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
   }
   __device__ __forceinline__ float* fp32_row(int32_t r) const {
-    return split_ ? params_.partial_o + partial_row(r) * params_.problem.dim_v
-                  : reinterpret_cast<float*>(query_row<4>(params_.args.o, r));
+    return is_split_ ? params_.partial_o + partial_row(r) * params_.problem.dim_v
+                     : reinterpret_cast<float*>(query_row<4>(params_.args.o, r));
   }
 
  private:
   __device__ __forceinline__ int64_t partial_row(int32_t r) const {
     const Row at = row(r);
-    return params_.partial_row(part_, b_, first_head_ + at.head, queries_.begin + at.query);
+    return params_.partial_row(split_idx_, b_, first_head_ + at.head, queries_.begin + at.query);
   }
 };
 
@@ -135,7 +135,7 @@ class FwdEpilogue : RowEpilogue, WarpRows<Config> {
       scale *= add_sink(r, row_max, sum);
       store_lse(r, row_max, sum);
     }
-    if (Config::ScoreMod::template kHas<Dropout> && !split_) {
+    if (Config::ScoreMod::template kHas<Dropout> && !is_split_) {
       scale *= Dropout::keep_scale(params_.dropout_threshold);
     }
     const float factor = sum == 0.0f ? 0.0f : scale / sum;

@@ -25,7 +25,7 @@ constexpr ForwardEntry fwd_instance() {
           1,
           Config::kThreads,
           Config::kSharedBytes,
-          &forward_kernel<Config>};
+          &fwd_kernel<Config>};
 }
 
 }  // namespace flashattn::cuda::sm80

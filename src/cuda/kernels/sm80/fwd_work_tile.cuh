@@ -10,8 +10,8 @@ namespace flashattn::cuda::sm80 {
 
 struct FwdWorkTile {
   SeqlenInfo seqlen_;
-  int32_t b_, kv_head_, part_, first_head_, heads_, q_count_, rows_;
-  bool split_;  // the sequence has several KV splits
+  int32_t b_, kv_head_, split_idx_, first_head_, heads_, q_count_, rows_;
+  bool is_split_;  // the sequence has several KV splits
   Interval queries_;
   Interval keys_, full_keys_;  // keys of the split that some, that all queries see
   const char *k_, *v_;         // row 0 of K and V; if paged, of page 0
@@ -22,26 +22,26 @@ struct FwdWorkTile {
     const Problem& problem = params.problem;
     const L2Swizzle::Tile at = params.swizzle.tile(blockIdx.x);
     // The last Q tiles run first: with a causal mask they take longest.
-    const int32_t q_tile_from_end = params.by_parts.quotient(at.tile_idx);
-    const int32_t q_tile = params.query_blocks - 1 - q_tile_from_end;
-    part_ = at.tile_idx - q_tile_from_end * params.parts;
-    const int32_t batch_kv_head = params.by_head_blocks.quotient(at.head_idx);
+    const int32_t q_tile_from_end = params.by_splits.quotient(at.tile_idx);
+    const int32_t q_tile = params.q_tiles - 1 - q_tile_from_end;
+    split_idx_ = at.tile_idx - q_tile_from_end * params.max_splits;
+    const int32_t batch_kv_head = params.by_head_tiles.quotient(at.head_idx);
     const int32_t first =
-        (at.head_idx - batch_kv_head * params.head_blocks) * params.heads;  // in the GQA group
+        (at.head_idx - batch_kv_head * params.head_tiles) * params.cta_heads;  // in the GQA group
     b_ = params.by_heads_kv.quotient(batch_kv_head);
     kv_head_ = batch_kv_head - b_ * problem.heads_kv;
     seqlen_ = seqlen_info(problem, params.args.shape, params.args.inputs, b_);
     const Lengths len = seqlen_.len;
-    queries_.begin = min(q_tile * params.queries, len.q);
-    q_count_ = min(params.queries, len.q - queries_.begin);
+    queries_.begin = min(q_tile * params.cta_queries, len.q);
+    q_count_ = min(params.cta_queries, len.q - queries_.begin);
     queries_.end = queries_.begin + q_count_;
     first_head_ = kv_head_ * params.q_heads_per_kv_head + first;
-    heads_ = min(params.heads, params.q_heads_per_kv_head - first);
+    heads_ = min(params.cta_heads, params.q_heads_per_kv_head - first);
     rows_ = heads_ * q_count_;
     keys_ = full_keys_ = {0, len.kv};
-    if (params.parts > 1) keys_ = full_keys_ = part_range(params.split, len, part_);
-    split_ = keys_.end - keys_.begin < len.kv;
-    if (rows_ <= 0 || (part_ > 0 && keys_.begin == keys_.end)) return false;
+    if (params.max_splits > 1) keys_ = full_keys_ = split_range(params.split, len, split_idx_);
+    is_split_ = keys_.end - keys_.begin < len.kv;
+    if (rows_ <= 0 || (split_idx_ > 0 && keys_.begin == keys_.end)) return false;
     if (!sees_all(problem.mask_rule())) {
       const KeySpan span = key_span(problem.mask_rule(), queries_, len);
       keys_ = intersect(span.any, keys_);

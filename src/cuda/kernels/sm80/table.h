@@ -1,8 +1,7 @@
-// The table of portable kernels in this build, generated from table.txt.
+// The tables of portable kernels in this build, generated from table.txt.
 #pragma once
 
-#include <cstddef>
-
+#include "cuda/kernels/table.h"
 #include "cuda/params.h"
 
 namespace flashattn::cuda::sm80 {
@@ -29,13 +28,7 @@ struct BackwardEntry {
   void (*kernel)(BackwardParams);
 };
 
-// Entries of a dtype and kind are in order of head size.
-template <class Entry>
-struct Table {
-  const Entry* const* entries;
-  size_t count;
-};
-
+// Entries of a dtype are in order of head size.
 Table<ForwardEntry> forward_table();
 Table<BackwardEntry> backward_table();
 Table<BackwardEntry> dbias_table();
@@ -55,11 +48,10 @@ inline bool takes(const BackwardEntry& e, const Problem& p, bool modified) {
 template <class Entry, class Fits>
 const Entry* find(Table<Entry> table, int32_t shared_memory, Fits fits) {
   const Entry* best = nullptr;
-  for (size_t n = 0; n < table.count; ++n) {
-    const Entry& e = *table.entries[n];
-    if (!fits(e) || (best && !same_heads(e, *best))) continue;
-    if (e.shared_bytes <= shared_memory) return &e;
-    if (!best || e.shared_bytes < best->shared_bytes) best = &e;
+  for (const Entry* e : table) {
+    if (!fits(*e) || (best && !same_heads(*e, *best))) continue;
+    if (e->shared_bytes <= shared_memory) return e;
+    if (!best || e->shared_bytes < best->shared_bytes) best = e;
   }
   return best;
 }

@@ -37,7 +37,7 @@ struct BwdTileConfig {
 };
 
 // Small heads: two consumer warpgroups hold dK and dV of 64 keys each. dQ of a Q tile passes
-// through shared memory in kDqSubtiles parts.
+// through shared memory in kDqSubtiles subtiles.
 template <class T, int kDim_, int kTileQ, class ScoreMod, int kStages_, int kKStages_,
           int kDqSubtiles_>
 struct BwdSmallHeadConfig : BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, ScoreMod> {

@@ -83,8 +83,8 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
 
   // One Q tile: adds to dK and dV, stores dS for dQ, advances q_coord and kind. With kPrefetchS the
   // step before has issued S, after its dK. The two consumers never synchronise with each other.
-  // The tile is computed in parts of kMmaN queries, so that registers hold what is in flight:
-  // exponentials of one part overlap WGMMAs of the other.
+  // The tile is computed in slices of kMmaN queries, so that registers hold what is in flight:
+  // exponentials of one slice overlap WGMMAs of the other.
   template <bool kMasked>
   __device__ __forceinline__ void step(STiles& s, int32_t& q_coord, uint32_t& kind,
                                        TilePrefetch& prefetched) {

@@ -53,9 +53,9 @@ __device__ __forceinline__ void postprocess_tile(const cuda::BackwardParams& par
       reinterpret_cast<const float4*>(params.dq + at.workspace_tile * (kTileQ * kDim)) +
       warpgroup * (kQuads * 128) + thread;
   // dq is not written where no key was seen.
-  const int32_t part = warpgroup / Config::kCtaDqSubtiles;
+  const int32_t subtile_cta = warpgroup / Config::kCtaDqSubtiles;
   const bool claimed =
-      params.dq_states[at.workspace_tile * kClusterSize<Config> + part] & kDqClaimed;
+      params.dq_states[at.workspace_tile * kClusterSize<Config> + subtile_cta] & kDqClaimed;
   float4 quads[kQuads];
 #pragma unroll
   for (int n = 0; n < kQuads; ++n) {

@@ -37,9 +37,10 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
 
   __device__ __forceinline__ void prefetch(TilePrefetch& prefetched, int32_t q_coord) const {
     if constexpr (Config::kIsDropout) {
-      draw_signs<kTileQ / 8, true>(prefetched, stream_of(q_head_of(q_coord)),
-                                   params_.common.dropout_threshold, first_key(),
-                                   this->q_tile_of(q_coord) * kTileQ, lane());
+      const Dropout dropout = dropout_of(q_head_of(q_coord));
+      dropout.template draw_signs<kTileQ / 8, true>(prefetched, params_.common.dropout_threshold,
+                                                    first_key(), this->q_tile_of(q_coord) * kTileQ,
+                                                    lane());
     }
     if constexpr (Config::kIsRuntime) {
       static_assert(!Config::kIsRuntime || kTileQ == 64,
@@ -89,8 +90,10 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
     for (int half = 0; half < 2; ++half) {
       const int32_t key = row() + half * 8;
       const uint32_t shown =
-          blocks.shown_queries<kTileQ / 8>(min(work_tile().key + key, work_tile().len.kv - 1),
-                                           tile * kTileQ, work_tile().len.q, lane());
+          blocks
+              .shown_queries<kTileQ / 8>(min(work_tile().key + key, work_tile().len.kv - 1),
+                                         tile * kTileQ, work_tile().len.q, lane())
+              .shown;
       if (key < work_tile().keys) visible_bits |= shown << half * 16;
     }
     return visible_bits;
@@ -100,14 +103,15 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
     const uint32_t threshold = params_.common.dropout_threshold;
     if (threshold == 0) return ~0u;
     uint32_t keep_bits = ~0u;
-    visit_dropped<1, kTileQ / 8, true>(
-        stream_of(head), threshold, first_key(), tile * kTileQ, lane(),
+    const Dropout dropout = dropout_of(head);
+    dropout.template visit_dropped<1, kTileQ / 8, true>(
+        threshold, first_key(), tile * kTileQ, lane(),
         [&](int, int n, int x) { keep_bits &= ~(1u << (4 * n + x)); });
     return keep_bits;
   }
 
-  __device__ __forceinline__ DropoutStream stream_of(int32_t head) const {
-    return dropout_stream(params_.common.problem, params_.common.args.inputs, work_tile().b, head);
+  __device__ __forceinline__ Dropout dropout_of(int32_t head) const {
+    return Dropout::of(params_.common.problem, params_.common.args.inputs, work_tile().b, head);
   }
 
   // The first key of this warp.

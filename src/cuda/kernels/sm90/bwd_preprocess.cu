@@ -227,8 +227,8 @@ class BwdPreprocess {
       store_lse_delta(common_, sequence, workspace_tile * tile_q, workspace_tile, row, lse, dlse,
                       dot);
     }
-    const uint32_t far = __ballot_sync(~0u, is_large_lse(lse));
-    LseRecompute<T>(common_, sequence, b, h).run(done.row, far, lse);
+    const uint32_t large_lse = __ballot_sync(~0u, is_large_lse(lse));
+    LseRecompute<T>(common_, sequence, b, h).run(done.row, large_lse, lse);
   }
 
   __device__ __forceinline__ void mma_diagonals(int panel, float (&upper)[2][4],

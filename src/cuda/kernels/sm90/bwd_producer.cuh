@@ -33,11 +33,11 @@ __device__ __forceinline__ bool plan_work_tile(const BackwardParams& params, int
   constexpr int32_t kTileQ = Config::kTileQ, kTileKv = Config::kTileKv;
   constexpr int32_t kClusterTileKv = Config::kClusterTileKv;
   {
-    int32_t number = n / 2;
+    int32_t linear_idx = n / 2;
     work_tile.partials = 1;
     if (is_split<Config>(params, n)) {
       const StreamK::Partial partial = partial_of(params, n);
-      number = partial.tile;
+      linear_idx = partial.tile;
       work_tile.split_tile = partial.split_tile;
       work_tile.partial = partial.index;
       work_tile.first_partial = partial.first;
@@ -45,7 +45,7 @@ __device__ __forceinline__ bool plan_work_tile(const BackwardParams& params, int
       work_tile.partial_tiles.begin = partial.begin;
       work_tile.partial_tiles.end = partial.end;
     }
-    const L2Swizzle::Tile position = params.swizzle.tile(number);
+    const L2Swizzle::Tile position = params.swizzle.tile(linear_idx);
     const int32_t b = position.head_idx / problem.heads_kv;
     work_tile.b = b;
     work_tile.kv_head = position.head_idx - b * problem.heads_kv;
@@ -195,8 +195,8 @@ __device__ __forceinline__ bool publish_work_tile(const BackwardParams& params,
     }
   }
   if constexpr (Config::kIsRuntime) {
-    const bool blocks = params.common.problem.mask & FLASHATTN_MASK_BLOCKS;
-    if (blocks && !end) find_visible_tiles<Config>(params, work_tile);
+    const bool has_block_mask = params.common.problem.mask & FLASHATTN_MASK_BLOCKS;
+    if (has_block_mask && !end) find_visible_tiles<Config>(params, work_tile);
   }
   if (leader) storage.work.producer_commit(at);
   return true;

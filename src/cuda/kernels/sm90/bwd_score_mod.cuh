@@ -34,7 +34,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
     prefetch_.prefetch(prefetched, q_coord);
   }
 
-  // LSE of a part's queries, in units of log2(e), is preloaded where registers allow: not with
+  // LSE of a slice's queries, in units of log2(e), is preloaded where registers allow: not with
   // score modifications, nor with dropout where P is staged (kStagePInDs).
   static constexpr bool kPreloadsLse =
       !Config::kHasScoreMod && !(Config::kIsDropout && Config::kStagePInDs);
@@ -170,7 +170,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
                                                   TilePrefetch& prefetched, int32_t q_coord,
                                                   uint32_t kind, uint32_t slot,
                                                   uint32_t count) const {
-    static_assert(kMmaN == kTileQ || !Config::kHasScoreMod, "parts of plain scores only");
+    static_assert(kMmaN == kTileQ || !Config::kHasScoreMod, "slices of plain scores only");
     const Problem& problem = params_.common.problem;
     const bool has_softcap = ScoreMod::template is_on<Softcap>(problem),
                has_alibi = ScoreMod::template is_on<Alibi>(problem);
@@ -198,7 +198,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
                                               uint32_t kind, uint32_t slot, uint32_t count,
                                               bool near_0) const {
     const Problem& problem = params_.common.problem;
-    const bool has_softcap = Chain::template is_on<Softcap>(problem);
+    const bool has_derivative = Chain::template stage_is_on<ScoreStage::kProduct>(problem);
     const uint32_t lse = this->template row_stat_address<Config::kLse>(slot, 0);
     const int32_t tile = this->q_tile_of(q_coord);
     const float slope = static_cast<const volatile float&>(storage_.alibi_slopes[slot]);
@@ -227,7 +227,16 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         x[i] = s[4 * n + i];
         derivative[i] = 1.0f;
       }
-      if (has_softcap) softcap().forward_with_derivative(x, derivative, near_0);
+      const auto make = [&](auto member) {
+        if constexpr (std::is_same<decltype(member), Type<Softcap>>::value) {
+          return RangedSoftcap{softcap(), near_0};
+        } else if constexpr (std::is_same<decltype(member), Type<Alibi>>::value) {
+          return Alibi{slope * unit, distance};
+        } else {
+          return prefetched_bias(member, prefetched, n, kLog2E * unit);
+        }
+      };
+      Chain::forward_with_derivative(x, derivative, has_derivative, make);
 #pragma unroll
       for (int i = 0; i < 4 * kColumnsAtOnce; i += 4) {
         const float2 row_lse = ptx::load_shared_pair(lse + (n + i / 4) * 32);
@@ -237,13 +246,6 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
           x[i + e] = fmaf(x[i + e], factor, large_lse ? 0.0f : -own);
         }
       }
-      const auto make = [&](auto member) {
-        if constexpr (std::is_same<decltype(member), Type<Alibi>>::value) {
-          return Alibi{slope * unit, distance};
-        } else {
-          return prefetched_bias(member, prefetched, n, kLog2E * unit);
-        }
-      };
       Chain::add_biases(StLayout<>{8 * n}, x, problem, make);
       if (large_lse) {
         const volatile float* const bases = this->bases_at(q_coord, count, 0) + n * 8;
@@ -270,7 +272,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         p[2 * n + i] = Config::kIsRuntime ? ptx::pack_relu<T>(x[2 * i], x[2 * i + 1])
                                           : ptx::pack<T>(x[2 * i], x[2 * i + 1]);
       }
-      if (has_softcap) {
+      if (has_derivative) {
 #pragma unroll
         for (int i = 0; i < 4 * kColumnsAtOnce; ++i) x[i] *= derivative[i];
       }
@@ -290,8 +292,8 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         if (problem.mask & FLASHATTN_MASK_BLOCKS) {
 #pragma unroll
           for (int i = 0; i < 2 * kColumnsAtOnce; ++i) {
-            const uint32_t seen =
-                pair_set(prefetched.visible_bits >> (i % 2 * 16 + (n + i / 2) * 2));
+            const BitMask mask{prefetched.visible_bits >> i % 2 * 16};
+            const uint32_t seen = mask.pair(n + i / 2);
             p[2 * n + i] &= seen;
             p_words[2 * n + i] &= seen;
           }
@@ -323,11 +325,9 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       const volatile Interval& visible = storage_.visible_queries[row() + half * 8];
       // Relative to this lane's first column.
       const int32_t begin = visible.begin - tile * kTileQ - lane() % 4 * 2;
-      const uint32_t count = visible.end - visible.begin;
+      const IntervalMask mask{begin, visible.end - visible.begin};
 #pragma unroll
-      for (int k = 0; k < kColumnsAtOnce; ++k) {
-        apply(2 * k + half, pair_inside((n + k) * 8, begin, count));
-      }
+      for (int k = 0; k < kColumnsAtOnce; ++k) apply(2 * k + half, mask.pair((n + k) * 8));
     }
   }
 
@@ -341,9 +341,9 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       const uint32_t count = visible.end - visible.begin;
 #pragma unroll
       for (int n = 0; n < kMmaN / 8; ++n) {
-        const uint32_t q_coord = static_cast<uint32_t>(n * 8 - begin);
-        if (q_coord >= count) p[2 * n + half] &= 0xffff0000u;
-        if (q_coord + 1 >= count) p[2 * n + half] &= 0x0000ffffu;
+        const uint32_t offset = static_cast<uint32_t>(n * 8 - begin);
+        if (offset >= count) p[2 * n + half] &= 0xffff0000u;
+        if (offset + 1 >= count) p[2 * n + half] &= 0x0000ffffu;
       }
     }
   }

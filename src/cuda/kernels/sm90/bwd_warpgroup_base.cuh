@@ -149,7 +149,7 @@ class BwdWarpgroupBase {
     return shared_ + Config::kDo + at.stage() * Config::kDoBytes;
   }
 
-  // Q and dO of a Q tile, from the first query of a part on.
+  // Q and dO of a Q tile, from the first query of a slice on.
   __device__ __forceinline__ ptx::SmemDescriptor q(QState at, int mma_n = 0) const {
     return ptx::SmemDescriptor::at(q_address(at), 0).advance(mma_n * kMmaN * 128);
   }
@@ -190,11 +190,11 @@ class BwdWarpgroupBase {
     ptx::wgmma_commit();
   }
 
-  // Address of this lane's first two values of lse or delta, in part `part` (kMmaN queries) of a Q
-  // tile.
+  // Address of this lane's first two values of lse or delta, in slice mma_n (kMmaN queries, those
+  // of one WGMMA) of a Q tile.
   template <int kFirst>
-  __device__ __forceinline__ uint32_t row_stat_address(uint32_t stage, int part) const {
-    return shared_ + kFirst + stage * Config::kRowStatBytes + part * kMmaN * 4 + lane() % 4 * 8;
+  __device__ __forceinline__ uint32_t row_stat_address(uint32_t stage, int mma_n) const {
+    return shared_ + kFirst + stage * Config::kRowStatBytes + mma_n * kMmaN * 4 + lane() % 4 * 8;
   }
 
   // Signals the dQ warpgroup that this warp has stored its dS.
@@ -204,32 +204,32 @@ class BwdWarpgroupBase {
     if (lane() == 0) storage_.ds.producer_commit(at);
   }
 
-  // The bases of this lane's queries of a part, see BackwardParams::softmax_base. count: Q tiles
-  // done.
+  // The bases of this lane's queries of slice mma_n, see BackwardParams::softmax_base. count: Q
+  // tiles done.
   __device__ __forceinline__ const volatile float* bases_at(int32_t q_coord, uint32_t count,
-                                                            int part) const {
+                                                            int mma_n) const {
     const int32_t tiles = work_tile().q_tiles.end - work_tile().q_tiles.begin;
     const int32_t head = Config::kCoordHasHead
                              ? q_coord / kCoordHead
                              : static_cast<int32_t>(count - work_tile().iter_begin) / tiles;
     const int64_t tile =
         work_tile().workspace_tile + head * params_.head_q_tiles + q_tile_of(q_coord);
-    return params_.common.softmax_base + (tile * kTileQ + part * kMmaN + lane() % 4 * 2);
+    return params_.common.softmax_base + (tile * kTileQ + mma_n * kMmaN + lane() % 4 * 2);
   }
 
-  // Address at which this lane stores dS of the first 16 queries of a part: one row per query, keys
-  // in panels of 64, one panel per warpgroup.
-  __device__ __forceinline__ uint32_t ds_address(uint32_t stage, int part) const {
+  // Address at which this lane stores dS of the first 16 queries of a slice: one row per query,
+  // keys in panels of 64, one panel per warpgroup.
+  __device__ __forceinline__ uint32_t ds_address(uint32_t stage, int mma_n) const {
     const int32_t panel = Config::kTileKv == 64 ? 0 : consumer_;
     const int32_t query = lane() % 8 + lane() / 16 * 8, chunk = warp() * 2 + lane() / 8 % 2;
     return shared_ + Config::kDs + stage * Config::kDsBytes + panel * kTileQ * 128 +
-           (part * kMmaN + query) * 128 + ((chunk ^ (query & 7)) << 4);
+           (mma_n * kMmaN + query) * 128 + ((chunk ^ (query & 7)) << 4);
   }
 
   // Stores dS, for dQ over all keys, or P that is staged there.
   __device__ __forceinline__ void store_ds(const PFragment& ds, uint32_t stage,
-                                           int part = 0) const {
-    const uint32_t to = ds_address(stage, part);
+                                           int mma_n = 0) const {
+    const uint32_t to = ds_address(stage, mma_n);
 #pragma unroll
     for (int n = 0; n < kMmaN / 16; ++n) {
       ptx::stmatrix_x4_trans(to + n * 2048, ds[4 * n], ds[4 * n + 1], ds[4 * n + 2], ds[4 * n + 3]);

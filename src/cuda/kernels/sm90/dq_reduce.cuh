@@ -77,16 +77,17 @@ class DqReducer {
   __device__ __forceinline__ uint32_t reducer() const { return no_hoist(threadIdx.x) / 32 % 2; }
   __device__ __forceinline__ bool ordered() const { return params_.common.ordered; }
 
-  __device__ __forceinline__ int32_t part(int32_t workspace_tile) const {
+  __device__ __forceinline__ int32_t state_idx(int32_t workspace_tile) const {
     return no_hoist(workspace_tile) * kClusterSize<Config> +
            static_cast<int32_t>(cta_rank<Config>());
   }
   __device__ __forceinline__ int32_t* state(int32_t workspace_tile) const {
-    return params_.common.dq_states + part(workspace_tile);
+    return params_.common.dq_states + state_idx(workspace_tile);
   }
 
   __device__ __forceinline__ float* dq_at(int32_t workspace_tile) const {
-    return params_.common.dq + static_cast<int64_t>(part(workspace_tile)) * (kFills * (kBytes / 4));
+    return params_.common.dq +
+           static_cast<int64_t>(state_idx(workspace_tile)) * (kFills * (kBytes / 4));
   }
 
   // The number of KV tiles still to be added when it is this one's turn.

@@ -49,11 +49,11 @@ __global__ void __launch_bounds__(kThreads)
     if (key >= sequence.len.kv) return nullptr;
     int64_t at;
     if (paged) {
-      const int32_t number = key / problem.page_size;
-      const int32_t page = in.page_table[b * in.page_table_stride + number];
+      const int32_t page_idx = key / problem.page_size;
+      const int32_t page = in.page_table[b * in.page_table_stride + page_idx];
       // A page that does not exist reads as 0, as TMA reads that of K.
       if (page < 0 || page >= in.pages) return nullptr;
-      at = page * in.v.stride_batch + (key - number * problem.page_size) * in.v.stride_seq;
+      at = page * in.v.stride_batch + (key - page_idx * problem.page_size) * in.v.stride_seq;
     } else {
       at = (sequence.offset_kv + key) * in.v.stride_seq;
     }

@@ -70,7 +70,7 @@ __device__ __forceinline__ void run_forward(const ForwardParams& params) {
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kCtasPerSm)
-    forward_kernel(const __grid_constant__ ForwardParams params) {
+    fwd_kernel(const __grid_constant__ ForwardParams params) {
   run_forward<Config, FwdMainloop<Config>>(params);
 }
 

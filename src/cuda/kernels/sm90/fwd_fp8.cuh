@@ -27,7 +27,8 @@ struct FwdFp8Config {
   static constexpr int kDimQk = kDim, kDimV = kDim, kConsumers = kConsumers_;
   static constexpr int kTileQ = 64 * kConsumers, kTileKv = 128;
   using ScoreMod = ScoreMod_;
-  static constexpr bool kIsRuntime = ScoreMod::kIsRuntime, kHasAlibi = false, kHasDropout = false;
+  static constexpr bool kIsRuntime = ScoreMod::kIsRuntime, kHasSoftcap = false, kHasAlibi = false,
+                        kHasDropout = false;
   static_assert(kIsRuntime || ScoreMod::kIsPlain, "other modifications are asked at run time");
   static constexpr bool kOnlineSoftmax = !ScoreMod::kBoundsGrowth;
   static constexpr bool kUseSchedulerBarrier = kConsumers > 1;

@@ -11,9 +11,10 @@ template <class Config>
 class FwdFp8Mainloop : FwdSoftmax<Config> {
   using Base = FwdSoftmax<Config>;
   using Element = ptx::E4m3;
-  using Base::kConsumers, Base::kTileKv, Base::kTileQ, Base::kScoreUnit;
-  using Base::storage_, Base::warpgroup_, Base::work_state_, Base::leader_, Base::params_,
-      Base::q_state_, Base::kv_tiles_, Base::softmax_base_, Base::row_sum_, Base::s_;
+  using Base::kTileKv, Base::kTileQ, Base::kScoreUnit;
+  using Base::kv_tiles_, Base::softmax_base_, Base::row_sum_, Base::s_;
+  using Base::params_, Base::q_state_, Base::storage_, Base::warpgroup_;
+  using Base::score_mod;
   using Base::work_tile, Base::warpgroup_tile, Base::lane, Base::row, Base::release_q;
   static constexpr int kStages = Config::kStages, kDim = Config::kDimV;
   static constexpr bool kIsRuntime = Config::kIsRuntime;
@@ -142,7 +143,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   __device__ __forceinline__ bool softmax(int32_t n) {
     if constexpr (kIsRuntime) {
       apply_descales(n);
-      this->template modify<false>(s_, n * kTileKv);
+      score_mod().template modify<false>(s_, n * kTileKv);
     }
     if constexpr (kMasked) {
       this->apply_masks(n);
@@ -233,7 +234,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     row_sum_[0] += tile_sum_[0];
     row_sum_[1] += tile_sum_[1];
     if constexpr (kIsRuntime) {
-      this->apply_dropout(s_, n);
+      score_mod().apply_dropout(s_, n);
       weigh_by_descale_v(n);
     }
 #pragma unroll
@@ -297,20 +298,20 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
     float pv[Config::kPvInFlight][32];
     gemm_pv(pv[0], state, 0, 0);
 #pragma unroll
-    for (int part = 0; part < kDim / 64; ++part) {
-      const bool last = part + 1 == kDim / 64;
+    for (int subtile = 0; subtile < kDim / 64; ++subtile) {
+      const bool last = subtile + 1 == kDim / 64;
       if (Config::kPvInFlight > 1 && !last) {
-        gemm_pv(pv[(part + 1) % Config::kPvInFlight], state, (part + 1) * 64, 0);
+        gemm_pv(pv[(subtile + 1) % Config::kPvInFlight], state, (subtile + 1) * 64, 0);
         ptx::wgmma_wait<1>();
       } else {
         ptx::wgmma_wait<0>();
       }
       if (last) this->consumer_release(storage_.v, state);
-      float (&x)[32] = pv[part % Config::kPvInFlight];
+      float (&x)[32] = pv[subtile % Config::kPvInFlight];
       ptx::reg_fence(x);
 #pragma unroll
-      for (int i = 0; i < 32; ++i) o_[part * 32 + i] += x[i];
-      if (Config::kPvInFlight == 1 && !last) gemm_pv(pv[0], state, (part + 1) * 64, 0);
+      for (int i = 0; i < 32; ++i) o_[subtile * 32 + i] += x[i];
+      if (Config::kPvInFlight == 1 && !last) gemm_pv(pv[0], state, (subtile + 1) * 64, 0);
     }
   }
 
@@ -344,7 +345,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   // Only runtime kernels take descales by blocks.
   __device__ __forceinline__ void load_exponent_scale() {
     const Inputs& in = params_.args.inputs;
-    exponent_scale_ = this->exponent_scale();
+    exponent_scale_ = Base::ScoreMod::exponent_scale(params_);
     if (!kIsRuntime) {
       exponent_scale_ *= descale(in.descale_q, 0) * descale(in.descale_k, 0);
       exponent_scale_ = fmaxf(exponent_scale_, FLT_MIN);  // times 0, hidden scores would be NaN

@@ -20,7 +20,7 @@ constexpr ForwardEntry fwd_instance() {
           Config::kThreads,
           kSharedBytes<Config>,
           Config::kCost,
-          &forward_kernel<Config>};
+          &fwd_kernel<Config>};
 }
 
 }  // namespace flashattn::cuda::sm90

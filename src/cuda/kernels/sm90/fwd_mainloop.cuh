@@ -13,16 +13,14 @@ template <class Config>
 class FwdMainloop : FwdSoftmax<Config> {
   using Base = FwdSoftmax<Config>;
   using T = typename Config::T;
-  using Base::base, Base::apply_dropout, Base::exponent_scale, Base::s_half_, Base::work_tile,
-      Base::dropout_scale, Base::lane;
-  using Base::kConsumers, Base::kBaseSlack, Base::kTileKv, Base::kTileQ;
-  using Base::softmax_base_, Base::release_q, Base::row, Base::s_;
-  using Base::storage_, Base::warpgroup_, Base::work_state_, Base::leader_, Base::params_,
-      Base::q_state_;
-  using Base::warpgroup_tile, Base::row_sum_, Base::kv_tiles_, Base::exp2_and_sum;
+  using Base::base, Base::score_mod, Base::release_q, Base::work_tile, Base::warpgroup_tile;
+  using Base::kBaseSlack, Base::kTileKv, Base::kTileQ;
+  using Base::kv_tiles_, Base::softmax_base_, Base::s_, Base::s_half_;
+  using Base::params_, Base::q_state_, Base::storage_, Base::warpgroup_;
   static constexpr int kStages = Config::kStages;
   using KvState = PipelineState<kStages>;
-  using typename Base::TileDropoutSigns, typename Base::AlibiRows, typename Base::AlibiTile;
+  using typename Base::AlibiRows, typename Base::AlibiTile;
+  using TileDropoutSigns = typename Base::ScoreMod::TileDropoutSigns;
 
  public:
   __device__ __forceinline__ FwdMainloop(const ForwardParams& params, uint32_t shared,
@@ -59,7 +57,7 @@ class FwdMainloop : FwdSoftmax<Config> {
 #pragma unroll 1
       for (; n >= full; --n) step<ScorePath::kSoftcap>(s_, n);
     } else {
-      const AlibiRows alibi = this->alibi_rows();
+      const AlibiRows alibi = score_mod().alibi_rows();
       const int32_t paired_end = alibi.paired_rows ? max(full, alibi.linear_end) : full;
 #pragma unroll 1
       for (; n >= paired_end; --n) step<ScorePath::kAlibi>(s_, n, alibi);
@@ -153,20 +151,20 @@ class FwdMainloop : FwdSoftmax<Config> {
     gemm_qk<kHalf>(s, state);
     reset_accumulators();
     TileDropoutSigns signs;
-    this->draw_dropout(signs, n);
+    score_mod().draw_dropout(signs, n);
     ptx::wgmma_wait<0>();
     ptx::reg_fence(s);
     this->consumer_release(storage_.k, state);
     if (Config::kSeparateO && n == warpgroup_tile().kv_begin) release_q();
     if constexpr (Config::kHasAlibi) {
-      AlibiTile alibi = this->alibi_tile(this->alibi_rows(), n);
+      AlibiTile alibi = score_mod().alibi_tile(score_mod().alibi_rows(), n);
       float base_bias[2] = {0.0f, 0.0f};
       if (!kRedo && warpgroup_tile().fixed_base_end > 0 && alibi.is_linear) {
-        this->max_alibi_bias(base_bias);
+        score_mod().max_alibi_bias(base_bias);
         // The predicted base is lowered: P has more range above the base than below.
         for (float& peak : base_bias) peak -= kBaseSlack;
       } else {
-        this->template modify<kRedo>(s, n * kTileKv);
+        score_mod().template modify<kRedo>(s, n * kTileKv);
         alibi = {1.0f, {0.0f}};  // modify() has applied ALiBi
       }
       apply_masks<kHalf>(s, n);
@@ -177,12 +175,12 @@ class FwdMainloop : FwdSoftmax<Config> {
         this->exp2_alibi_abs(s, alibi);
       }
     } else {
-      this->template modify<kRedo>(s, n * kTileKv);
+      score_mod().template modify<kRedo>(s, n * kTileKv);
       apply_masks<kHalf>(s, n);
       this->template update_base<kRedo>(s, to_base_units<kRedo>(), {0.0f, 0.0f});
       exp2_online<kRedo>(s);
     }
-    apply_dropout(s_, n);
+    score_mod().apply_dropout(s_, n);
     pack_p<kHalf>(s, signs);
   }
 
@@ -201,10 +199,10 @@ class FwdMainloop : FwdSoftmax<Config> {
     gemm_pv(v_state);
     this->warp_scheduler_arrive();
     TileDropoutSigns signs;
-    this->draw_dropout(signs, n);
+    score_mod().draw_dropout(signs, n);
     // This is computed while the WGMMAs run; latencies after them are exposed.
     AlibiTile alibi_tile;
-    if constexpr (kPath == ScorePath::kAlibi) alibi_tile = this->alibi_tile(alibi, n);
+    if constexpr (kPath == ScorePath::kAlibi) alibi_tile = score_mod().alibi_tile(alibi, n);
     ptx::wgmma_wait<1>();
     ptx::reg_fence(s);
     this->consumer_release(storage_.k, kv_state_);
@@ -219,7 +217,7 @@ class FwdMainloop : FwdSoftmax<Config> {
       this->exp2_softcap();
     } else {
       constexpr bool kRedo = kPath == ScorePath::kRedo;
-      this->template modify<kRedo>(s, n * kTileKv + Base::template kFirstKey<kHalf>);
+      score_mod().template modify<kRedo>(s, n * kTileKv + Base::template kFirstKey<kHalf>);
       if constexpr (kPath != ScorePath::kPlain) apply_masks<kHalf>(s, n);
       if constexpr (kIsOnline) {
         this->template update_base<kRedo>(s, to_base_units<kRedo>(), {0.0f, 0.0f}, o_scale);
@@ -228,7 +226,7 @@ class FwdMainloop : FwdSoftmax<Config> {
         this->exp2_scaled(s, softmax_base_);
       }
     }
-    apply_dropout(s_, n);
+    score_mod().apply_dropout(s_, n);
     if (!Config::kWaitPvFirst) wait_pv(v_state);
     pack_p<kHalf>(s, signs);
     if constexpr (kIsOnline) rescale_o(o_scale);
@@ -246,14 +244,14 @@ class FwdMainloop : FwdSoftmax<Config> {
     if constexpr (kHalf == KvHalf::kBoth) {
       Base::apply_masks(n);
     } else {
-      this->apply_mask(s, n * kTileKv + Base::template kFirstKey<kHalf>);
+      score_mod().apply_mask(s, n * kTileKv + Base::template kFirstKey<kHalf>);
     }
   }
 
   // Factor from the scores that modify() leaves to the units of softmax_base_.
   template <bool kRedo>
   __device__ __forceinline__ float to_base_units() const {
-    return Config::kIsRuntime || kRedo ? 1.0f : exponent_scale();
+    return Config::kIsRuntime || kRedo ? 1.0f : Base::ScoreMod::exponent_scale(params_);
   }
 
   template <bool kRedo, int kCount>
@@ -325,7 +323,7 @@ class FwdMainloop : FwdSoftmax<Config> {
       ptx::clear_shared_16(v + (panel * kTileKv + row) * 128 + x % 8 * 16);
     }
     ptx::fence_async_proxy();
-    ptx::named_sync(kWarpgroupBarrier + warpgroup_, 128);
+    this->warpgroup_sync();
   }
 
   const ptx::SmemDescriptor q_, k_, v_;

@@ -287,9 +287,9 @@ class KvProducer {
       return {INT32_MAX, 0};
     }
     const Inputs& in = params_.args.inputs;
-    const int32_t number = own / params_.problem.page_size;
-    return {in.page_table[keys.batch * in.page_table_stride + number],
-            own - number * params_.problem.page_size};
+    const int32_t page_idx = own / params_.problem.page_size;
+    return {in.page_table[keys.batch * in.page_table_stride + page_idx],
+            own - page_idx * params_.problem.page_size};
   }
 
   // Loads tile n of K or V once consumers have released the stage.

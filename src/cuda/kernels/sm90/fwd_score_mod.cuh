@@ -1,43 +1,38 @@
 // Score modifications of the Hopper forward pass: scale, softcap, ALiBi, dense bias, masks,
-// dropout, as this consumer's place makes them of the members in cuda/device. Scores are in units
-// of log2(e). Runtime kernels and redone tiles, whose scores have no bound, keep a quarter of that,
-// which is finite for every finite score.
+// dropout: the members in cuda/device, made for the rows of a consumer warpgroup. Scores are in
+// units of log2(e). Runtime kernels and redone tiles, whose scores have no bound, keep a quarter of
+// that, which is finite for every finite score.
 #pragma once
 
 #include <type_traits>
 
 #include "cuda/kernels/sm90/fwd_block_mask.cuh"
-#include "cuda/kernels/sm90/fwd_epilogue.cuh"
+#include "cuda/kernels/sm90/fwd_consumer.cuh"
 #include "cuda/device/dropout.cuh"
 #include "cuda/device/score_mod.cuh"
 
 namespace flashattn::cuda::sm90 {
 
 template <class Config>
-class FwdScoreMod : protected FwdEpilogue<Config> {
-  using Base = FwdEpilogue<Config>;
-
- protected:
+class FwdScoreMod {
+ public:
   using T = typename Config::T;
   using ScoreMod = typename Config::ScoreMod;
-  using Base::storage_, Base::params_;
-  using Base::work_tile, Base::lane, Base::row, Base::warpgroup_tile;
   static constexpr int kTileKv = Config::kTileKv;
   using ScoreAccum = float[kTileKv / 2];  // this lane's scores of a tile, as SLayout says
 
-  __device__ __forceinline__ FwdScoreMod(const ForwardParams& params, uint32_t shared,
-                                         SharedStorage<Config>& storage, int32_t warpgroup)
-      : Base(params, shared, storage, warpgroup), kv_tiles_(params) {}
+  __device__ __forceinline__ explicit FwdScoreMod(const FwdConsumer<Config>& consumer)
+      : consumer_(consumer), params_(consumer.params_) {}
 
   // Scale that the exponent of P applies to scores as modify() leaves them.
-  __device__ __forceinline__ float exponent_scale() const {
-    return ScoreMod::kModifiesScores ? kScoreUnit : scale();
+  static __device__ __forceinline__ float exponent_scale(const ForwardParams& params) {
+    return ScoreMod::kModifiesScores ? kScoreUnit : scale(params);
   }
 
   // modify() leaves scores in units of kScoreUnit log2(e).
   static constexpr float kScoreUnit = Config::kIsRuntime ? kWideUnit : 1.0f;
-  __device__ __forceinline__ float scale() const {
-    return params_.problem.scale * (kLog2E / kScoreUnit);
+  static __device__ __forceinline__ float scale(const ForwardParams& params) {
+    return params.problem.scale * (kLog2E / kScoreUnit);
   }
 
   // Turns Q K^T of the keys from `key` on into scores. If the scale is the only modification,
@@ -48,7 +43,7 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
     constexpr bool kWide = kRedo && !Config::kIsRuntime;
     constexpr float unit = kWide ? 1.0f / kWideUnit : 1.0f;
     const float left =
-        ScoreMod::forward(SLayout(), s, scale() * unit, params_.problem,
+        ScoreMod::forward(SLayout(), s, scale(params_) * unit, params_.problem,
                           [&](auto member) { return this->make(member, key, unit); });
     if (Config::kIsRuntime ? left != 1.0f : kWide && !Config::kHasAlibi) {
 #pragma unroll
@@ -59,7 +54,11 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
   // The members of the score modification, for the keys from `key` on. unit: of the scores, in
   // kScoreUnit log2(e).
   __device__ __forceinline__ FittedSoftcap make(Type<Softcap>, int32_t, float unit) const {
-    return {params_.softcap, params_.problem.softcap * (kLog2E / kScoreUnit), kScoreUnit, unit};
+    return fitted_softcap(params_, unit);
+  }
+  static __device__ __forceinline__ FittedSoftcap fitted_softcap(const ForwardParams& params,
+                                                                 float unit) {
+    return {params.softcap, params.problem.softcap * (kLog2E / kScoreUnit), kScoreUnit, unit};
   }
   __device__ __forceinline__ Alibi make(Type<Alibi>, int32_t key, float) const {
     return {work_tile().alibi_slope,
@@ -74,6 +73,10 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
             work_tile().len.kv - j,
             kLog2E / kScoreUnit,
             false};
+  }
+
+  __device__ __forceinline__ Dropout make(Type<Dropout>) const {
+    return Dropout::of(params_.problem, params_.args.inputs, work_tile().b, work_tile().h);
   }
 
   // ALiBi of a work tile, for this lane.
@@ -114,7 +117,7 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
 
   __device__ __forceinline__ AlibiTile alibi_tile(const AlibiRows& rows, int32_t n) const {
     const Alibi alibi{rows.slope, static_cast<float>(rows.diagonal - n * kTileKv)};
-    return {scale(), alibi, LinearAlibi::of(alibi, n < rows.linear_begin),
+    return {scale(params_), alibi, LinearAlibi::of(alibi, n < rows.linear_begin),
             n < rows.linear_end || n >= rows.linear_begin};
   }
 
@@ -124,7 +127,7 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
     const float slope = work_tile().alibi_slope;
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
-      const volatile Interval& seen = storage_.visible_kv[row() + mi * 8];
+      const volatile Interval& seen = consumer_.storage_.visible_kv[row() + mi * 8];
       const int32_t own = warpgroup_tile().diagonal + row() % 64 + mi * 8;
       const int32_t away = max(max(seen.begin - own, own - (seen.end - 1)), 0);
       peak[mi] = -slope * static_cast<float>(away);
@@ -136,25 +139,25 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
   __device__ __forceinline__ void apply_mask(float (&s)[kCount], int32_t key) const {
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
-      const volatile Interval& visible = storage_.visible_kv[row() + mi * 8];
-      // Relative to this lane's first column.
+      const volatile Interval& visible = consumer_.storage_.visible_kv[row() + mi * 8];
       const int32_t first = key + lane() % 4 * 2;
-      const int32_t begin = visible.begin - first, count = visible.end - first - begin;
-      hide_outside(mi, s, begin, count);
+      const int32_t begin = visible.begin - first;
+      IntervalMask{begin, visible.end - first - begin}.forward(SRowLayout{mi}, s);
     }
   }
 
   // Sets scores that the block mask hides to -inf.
-  __device__ __forceinline__ void apply_block_mask(ScoreAccum& s, int32_t n) const {
+  __device__ __forceinline__ void apply_block_mask(ScoreAccum& s, int32_t n,
+                                                   const KvTiles<Config>& kv_tiles) const {
     if constexpr (ScoreMod::template kHas<BlockMask>) {
-      if (kv_tiles_.full(n)) return;
+      if (kv_tiles.full(n)) return;
       const BlockMask blocks =
           BlockMask::of(params_.problem, params_.args.inputs, work_tile().b, work_tile().h);
 #pragma unroll
       for (int mi = 0; mi < 2; ++mi) {
         const int32_t i = min(work_tile().query + row() + mi * 8, work_tile().query_end - 1);
-        hide_unset(mi, s,
-                   blocks.shown_keys<kTileKv / 8>(i, n * kTileKv, work_tile().len.kv, lane()));
+        blocks.shown_keys<kTileKv / 8>(i, n * kTileKv, work_tile().len.kv, lane())
+            .forward(SRowLayout{mi}, s);
       }
     }
   }
@@ -163,9 +166,10 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
   __device__ __forceinline__ void apply_dropout(ScoreAccum& p, int32_t n) const {
     if constexpr (Config::kIsRuntime) {
       if (params_.dropout_threshold == 0) return;
-      visit_dropped<1, kTileKv / 8, false>(philox_stream(), params_.dropout_threshold,
-                                           warp_first_query(), n * kTileKv, lane(),
-                                           [&](int, int g, int x) { p[4 * g + x] = 0.0f; });
+      const Dropout dropout = make(Type<Dropout>());
+      dropout.template visit_dropped<1, kTileKv / 8, false>(
+          params_.dropout_threshold, warp_first_query(), n * kTileKv, lane(),
+          [&](int, int g, int x) { p[4 * g + x] = 0.0f; });
     }
   }
 
@@ -175,8 +179,9 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
   using TileDropoutSigns = DropoutSigns<kTileKv / 4, false>;
   __device__ __forceinline__ void draw_dropout(TileDropoutSigns& signs, int32_t n) const {
     if constexpr (Config::kHasDropout) {
-      draw_signs<kTileKv / 8, false>(signs, philox_stream(), params_.dropout_threshold,
-                                     warp_first_query(), n * kTileKv, lane());
+      const Dropout dropout = make(Type<Dropout>());
+      dropout.template draw_signs<kTileKv / 8, false>(signs, params_.dropout_threshold,
+                                                      warp_first_query(), n * kTileKv, lane());
     }
   }
 
@@ -187,17 +192,25 @@ class FwdScoreMod : protected FwdEpilogue<Config> {
   }
 
  private:
-  __device__ __forceinline__ DropoutStream philox_stream() const {
-    return dropout_stream(params_.problem, params_.args.inputs, work_tile().b, work_tile().h);
+  __device__ __forceinline__ const volatile WorkTile<Config::kConsumers>& work_tile() const {
+    return consumer_.work_tile();
   }
+  __device__ __forceinline__ const volatile WarpgroupTile& warpgroup_tile() const {
+    return consumer_.warpgroup_tile();
+  }
+  __device__ __forceinline__ int32_t lane() const { return consumer_.lane(); }
+  __device__ __forceinline__ int32_t row() const { return consumer_.row(); }
 
   // The first query of this warp.
   __device__ __forceinline__ int32_t warp_first_query() const {
     return work_tile().query + row() - lane() / 4;
   }
 
- protected:
-  KvTiles<Config> kv_tiles_;
+  // The compiler allocates registers for the row sums differently with a copy of the consumer's
+  // state and with a reference; these choices keep the code that was measured.
+  std::conditional_t<Config::kHasSoftcap, const FwdConsumer<Config>, const FwdConsumer<Config>&>
+      consumer_;
+  const ForwardParams& params_;
 };
 
 }  // namespace flashattn::cuda::sm90

@@ -4,6 +4,7 @@
 
 #include <cfloat>
 
+#include "cuda/kernels/sm90/fwd_epilogue.cuh"
 #include "cuda/kernels/sm90/fwd_score_mod.cuh"
 
 namespace flashattn::cuda::sm90 {
@@ -11,23 +12,27 @@ namespace flashattn::cuda::sm90 {
 enum class KvHalf { kBoth, kLower, kUpper };  // the part of a KV tile whose scores are computed
 
 template <class Config>
-class FwdSoftmax : protected FwdScoreMod<Config> {
-  using Base = FwdScoreMod<Config>;
+class FwdSoftmax : protected FwdConsumer<Config> {
+  using Base = FwdConsumer<Config>;
 
  protected:
-  using Base::exponent_scale, Base::work_tile, Base::dropout_scale, Base::lane, Base::row,
-      Base::warpgroup_tile;
-  using Base::storage_, Base::params_, Base::leader_, Base::warpgroup_;
-  using typename Base::AlibiRows, typename Base::AlibiTile;
-  using typename Base::OAccum, typename Base::T;
+  using Base::storage_, Base::params_;
+  using Base::work_tile, Base::lane, Base::row, Base::warpgroup_tile;
+  using ScoreMod = FwdScoreMod<Config>;
+  using AlibiRows = typename ScoreMod::AlibiRows;
+  using AlibiTile = typename ScoreMod::AlibiTile;
+  using OAccum = typename FwdEpilogue<Config>::OAccum;
+  using T = typename Config::T;
   static constexpr int kTileKv = Config::kTileKv;
   // A maximum may exceed the base by this much, in log2, before the base rises; 0 in a redone tile.
   static constexpr float kBaseSlack = 8.0f;
-  static constexpr float kScoreUnit = Base::kScoreUnit;
+  static constexpr float kScoreUnit = ScoreMod::kScoreUnit;
 
   __device__ __forceinline__ FwdSoftmax(const ForwardParams& params, uint32_t shared,
                                         SharedStorage<Config>& storage, int32_t warpgroup)
-      : Base(params, shared, storage, warpgroup) {}
+      : Base(params, shared, storage, warpgroup), kv_tiles_(params) {}
+
+  __device__ __forceinline__ ScoreMod score_mod() const { return ScoreMod(*this); }
 
   // The first key of a half, relative to the tile.
   template <KvHalf kHalf>
@@ -51,8 +56,8 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
 
   __device__ __forceinline__ void apply_masks(int32_t n) {
     if (n < warpgroup_tile().full_begin || n >= warpgroup_tile().full_end)
-      this->apply_mask(s_, n * kTileKv);
-    this->apply_block_mask(s_, n);
+      score_mod().apply_mask(s_, n * kTileKv);
+    score_mod().apply_block_mask(s_, n, kv_tiles_);
   }
 
   // Raises each row's base to the tile's maximum, max(s) * c + base_bias, if that exceeds it by
@@ -76,11 +81,11 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
     }
     // In a redone tile P is at most 1, as O may have overflowed.
     constexpr float slack = kRedo ? 0.0f : kBaseSlack / kScoreUnit;
-    const float unit = this->log2_unit(kRedo);
+    const float unit = log2_unit(kRedo);
     bool keep[2] = {!(row_max[0] > softmax_base_[0] + slack),
                     !(row_max[1] > softmax_base_[1] + slack)};
-    if (!kRedo && this->paired_rows()) {
-      const float gap = this->paired_base_gap();
+    if (!kRedo && score_mod().paired_rows()) {
+      const float gap = score_mod().paired_base_gap();
       // A row past the last query must not change the bits of the row it is paired with.
       if (work_tile().query + row() + 8 >= work_tile().query_end) row_max[1] = -INFINITY;
       const float top = fmaxf(row_max[0], row_max[1] + gap);
@@ -123,7 +128,7 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
 
   template <int kCount>
   __device__ __forceinline__ void exp2_scaled(float (&s)[kCount], const float (&bases)[2]) {
-    const float c = exponent_scale();
+    const float c = ScoreMod::exponent_scale(params_);
     exp2_and_sum(s, [&](float x, int i) { return fmaf(x, c, -bases[i / 2 % 2]); });
   }
 
@@ -156,7 +161,7 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
   // exact LSE. o is a result of P V, which small heads wait for: otherwise ptxas packs P after its
   // last element (-3 %).
   __device__ __forceinline__ void exp2_alibi_paired(const AlibiRows& alibi, int32_t n, float o) {
-    const float c = this->scale();
+    const float c = ScoreMod::scale(params_);
     float first =
         fmaf(alibi.slope, static_cast<float>(n * kTileKv - alibi.diagonal), -softmax_base_[0]);
     // An ALiBi kernel has no softcap: input_scale is +0, which ptxas does not know.
@@ -169,7 +174,7 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
   // Softcap: by the polynomial of degree 3, fused into the exponent, if its range suffices for the
   // whole warp.
   __device__ __forceinline__ void exp2_softcap() {
-    const FittedSoftcap softcap = this->make(Type<Softcap>(), 0, 1.0f);
+    const FittedSoftcap softcap = ScoreMod::fitted_softcap(params_, 1.0f);
     if (softcap.cubic_serves(s_)) {
       exp2_and_sum(s_, [&](float x, int i) { return softcap.cubic(x, -softmax_base_[i / 2 % 2]); });
     } else {
@@ -192,7 +197,7 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
   // Adds the sink, of any size, to bases and row sums. o_scale: factor for the sum of the keys.
   // Returns whether the sink is finite but overflows these units.
   __device__ __forceinline__ bool add_sink(bool redo, float (&o_scale)[2]) {
-    const float natural = params_.args.inputs.sink[work_tile().h], unit = this->log2_unit(redo);
+    const float natural = params_.args.inputs.sink[work_tile().h], unit = log2_unit(redo);
     const float sink = natural * (kLog2E / unit);
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
@@ -220,7 +225,7 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
       all[mi] = (nonfinite[mi][0] + nonfinite[mi][1]) + (nonfinite[mi][2] + nonfinite[mi][3]);
       usual &= l[mi] >= kMinRowSum && l[mi] <= kMaxRowSum && all[mi] == 0.0f;
       usual &= fabsf(base[mi]) <= kLargeScore / kScoreUnit;
-      factor[mi] = l[mi] == 0.0f ? 0.0f : ptx::reciprocal(l[mi]) * dropout_scale();
+      factor[mi] = l[mi] == 0.0f ? 0.0f : ptx::reciprocal(l[mi]) * score_mod().dropout_scale();
     }
     if (params_.problem.features & FLASHATTN_FEATURE_SINK) {
       float o_scale[2];
@@ -228,7 +233,8 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
 #pragma unroll
       for (int mi = 0; mi < 2; ++mi) {
         const float sum = row_sum_[mi];
-        factor[mi] = sum == 0.0f ? 0.0f : ptx::reciprocal(sum) * o_scale[mi] * dropout_scale();
+        factor[mi] =
+            sum == 0.0f ? 0.0f : ptx::reciprocal(sum) * o_scale[mi] * score_mod().dropout_scale();
       }
     }
     const bool fp32 = params_.problem.dtype_o == FLASHATTN_DTYPE_F32;
@@ -286,34 +292,11 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
       float& f = nonfinite[x / 2 % 2][x / 4 % 4];
       f = fmaf(o[x], 0.0f, f);
     }
-    this->finalize(nonfinite, o_scale);
+    finalize(nonfinite, o_scale);
 #pragma unroll
     for (int x = 0; x < Config::kDimV / 2; ++x) o[x] *= o_scale[x / 2 % 2] * unit;
-    if (params_.problem.dtype_o == FLASHATTN_DTYPE_F32) {
-      this->store_fp32(o);
-    } else {
-#pragma unroll
-      for (int subtile = 0; subtile < Config::kOSubtiles; ++subtile) {
-        this->store_to_smem(o, subtile);
-        if (params_.o_by_tma) {
-          this->store_tma(subtile);
-        } else {
-          this->store_rows(subtile);
-        }
-      }
-    }
-    // O has used the buffer of the next Q.
-    if (!Config::kSeparateO) {
-      if (!params_.o_by_tma) {
-        ptx::fence_async_proxy();
-        ptx::named_sync(kWarpgroupBarrier + warpgroup_, 128);
-      }
-      if (leader_) {
-        ptx::bulk_wait_read();
-        this->release_q();
-      }
-    }
-    this->store_lse(work_tile().redo_online);
+    FwdEpilogue<Config>(*this).store(o);
+    store_lse(work_tile().redo_online);
   }
 
   // Rounds as pack_p() rounds P.
@@ -328,6 +311,7 @@ class FwdSoftmax : protected FwdScoreMod<Config> {
                                       : std::is_same<T, __half>::value ? 0x1p-2f
                                                                        : 0x1p-60f;
 
+  KvTiles<Config> kv_tiles_;
   float softmax_base_[2];  // in the units of the scores: see log2_unit()
   float row_sum_[2];       // over this lane's columns
   float s_[kTileKv / 2];

@@ -1,10 +1,9 @@
-// The Hopper kernels in this build: one entry per row of table.txt.
+// The tables of Hopper kernels in this build, generated from table.txt.
 #pragma once
-
-#include <cstddef>
 
 #include "cuda/host/schedule/heuristics.h"
 #include "cuda/kernels/sm90/params.h"
+#include "cuda/kernels/table.h"
 
 namespace flashattn::cuda::sm90 {
 
@@ -32,24 +31,14 @@ struct BackwardEntry {
   int32_t postprocess_threads;                // per CTA
 };
 
-struct ForwardTable {
-  const ForwardEntry* const* entries;  // per dtype and score_mod, in ascending head dimensions
-  size_t count;
-};
-
-struct BackwardTable {
-  const BackwardEntry* const* entries;  // per dtype, in ascending head dimensions
-  size_t count;
-};
-
 // Whether only kernels of ScoreModKind::kRuntime, in both passes, compute the problem.
 bool needs_runtime_kernel(const Problem& problem);
 // Suffixes of kernel names, by ScoreModKind.
 extern const char* const kScoreModNames[];
 
-ForwardTable forward_table();
-ForwardTable fp8_forward_table();  // q, k and v in E4M3; dtype is that of o
-BackwardTable backward_table();
-BackwardTable two_warpgroup_backward_table();  // for long Q
+// Entries of a dtype and score_mod are in ascending order of head dimensions.
+Table<ForwardEntry> forward_table();
+Table<BackwardEntry> backward_table();
+Table<BackwardEntry> two_warpgroup_backward_table();  // for long Q
 
 }  // namespace flashattn::cuda::sm90

@@ -1,0 +1,117 @@
+// A consumer warpgroup of the Hopper forward pass: its work tiles, its rows, its barriers. The
+// state of which its epilogue and its score modifications are views.
+#pragma once
+
+#include "cuda/kernels/sm90/fwd_config.cuh"
+#include "cuda/device/smem_tile.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+// IDs of named barriers; 0 is __syncthreads().
+constexpr int kWarpSchedulerBarrier = 1;  // + warpgroup: it may issue its WGMMAs
+constexpr int kWarpgroupBarrier = 8;      // + warpgroup: its four warps
+
+template <class Config>
+class FwdConsumer {
+ public:
+  static constexpr int kConsumers = Config::kConsumers, kTileQ = Config::kTileQ;
+
+  __device__ __forceinline__ FwdConsumer(const ForwardParams& params, uint32_t shared,
+                                         SharedStorage<Config>& storage, int32_t warpgroup)
+      : params_(params),
+        storage_(storage),
+        shared_(shared),
+        warpgroup_(warpgroup),
+        leader_(threadIdx.x % 128 == 0) {}
+
+  // Volatile: fields are read from shared memory at each use, which saves registers for the
+  // mainloop.
+  __device__ __forceinline__ const volatile WorkTile<kConsumers>& work_tile() const {
+    return storage_.work_tiles[work_state_.stage()];
+  }
+  __device__ __forceinline__ const volatile WarpgroupTile& warpgroup_tile() const {
+    return work_tile().warpgroups[warpgroup_];
+  }
+  __device__ __forceinline__ int32_t lane() const { return no_hoist(threadIdx.x) % 32; }
+  // This lane has two rows of the tile, row() and row() + 8; `mi` is 0 or 1 for them.
+  __device__ __forceinline__ int32_t row() const {
+    return warpgroup_ * 64 + no_hoist(threadIdx.x) % 128 / 32 * 16 + lane() / 4;
+  }
+
+  // Calls process() for each work tile.
+  template <class Process>
+  __device__ __forceinline__ void for_each_work_tile(Process process) {
+    if (Config::kUseSchedulerBarrier && warpgroup_ == 0)
+      ptx::named_arrive(kWarpSchedulerBarrier, 256);
+    for (;; work_state_.advance()) {
+      storage_.work.consumer_wait(work_state_);
+      const WorkKind kind = work_tile().kind;
+      if (kind == WorkKind::kEnd) break;
+      if (kind == WorkKind::kTile) process();
+      __syncwarp();
+      if (lane() == 0) {
+        if (kind == WorkKind::kDrain) storage_.all_done.arrive();
+        storage_.work.consumer_release(work_state_);
+      }
+    }
+    if (leader_) ptx::bulk_wait();
+  }
+
+  // Waits for and releases a KV tile that only other warpgroups need. in_order: as every step does,
+  // it passes the scheduler barrier.
+  __device__ __forceinline__ void skip_tile(PipelineState<Config::kStages>& kv_state,
+                                            bool in_order) {
+    if (in_order) {
+      warp_scheduler_sync();
+      warp_scheduler_arrive();
+    }
+    storage_.k.consumer_wait(kv_state);
+    storage_.v.consumer_wait(kv_state);
+    warpgroup_sync();
+    consumer_release(storage_.k, kv_state);
+    consumer_release(storage_.v, kv_state);
+    kv_state.advance();
+  }
+
+  // Called before a stage is released without a WGMMA, which would synchronise the four warps: none
+  // of them may miss a whole phase of the barrier.
+  __device__ __forceinline__ void warpgroup_sync() const {
+    ptx::named_sync(kWarpgroupBarrier + warpgroup_, 128);
+  }
+
+  // The warpgroup's turn to issue its WGMMAs; the next one's turn.
+  __device__ __forceinline__ void warp_scheduler_sync() {
+    if (Config::kUseSchedulerBarrier) ptx::named_sync(kWarpSchedulerBarrier + warpgroup_, 256);
+  }
+  __device__ __forceinline__ void warp_scheduler_arrive() {
+    if (Config::kUseSchedulerBarrier) {
+      ptx::named_arrive(kWarpSchedulerBarrier + (warpgroup_ + 1) % kConsumers, 256);
+    }
+  }
+
+  // One thread arrives for the warpgroup: the WGMMA that read the stage was one of all four warps.
+  __device__ __forceinline__ void consumer_release(
+      Pipeline<Config::kStages>& pipeline, const PipelineState<Config::kStages>& state) const {
+    if (leader_) pipeline.consumer_release(state);
+  }
+
+  __device__ __forceinline__ void release_q() const {
+    if (leader_) storage_.q.consumer_release(q_state_, warpgroup_);
+  }
+
+  // The number of keys that row mi sees, not counting block masks and biases.
+  __device__ __forceinline__ int32_t visible_keys_of(int mi) const {
+    const volatile Interval& keys = storage_.visible_kv[row() + mi * 8];
+    return max(keys.end - keys.begin, 0);
+  }
+
+  const ForwardParams& params_;
+  SharedStorage<Config>& storage_;
+  const uint32_t shared_;
+  const int32_t warpgroup_;
+  const bool leader_;
+  PipelineState<kWorkStages> work_state_;
+  PipelineState<Config::kQStages> q_state_;
+};
+
+}  // namespace flashattn::cuda::sm90
