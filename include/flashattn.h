@@ -269,11 +269,11 @@ enum flashattn_transform {
   FLASHATTN_TRANSFORM_ROTATE = 2
 };
 
-/* Which elements of a head flashattn_append_kv rotates together, of the first rotary_dim: pair c is */
+/* Which elements of a head flashattn_append_kv rotates together: pair c of the first rotary_dim. */
 enum flashattn_rotary {
-  /* c and c + rotary_dim / 2 (GPT-NeoX, Llama). */
+  /* Elements c and c + rotary_dim / 2 (GPT-NeoX, Llama). */
   FLASHATTN_ROTARY_HALVES = 0,
-  /* 2 c and 2 c + 1 (Su et al. 2021). */
+  /* Elements 2 c and 2 c + 1 (Su et al. 2021). */
   FLASHATTN_ROTARY_INTERLEAVED = 1
 };
 

@@ -1,5 +1,5 @@
-// flashattn_append_kv: where the new tokens of a sequence go, and the angles of their rotation. Used
-// by the CPU backend and the kernel.
+// flashattn_append_kv: where the new tokens of a sequence go, and the angles of their rotation.
+// Used by the CPU backend and the kernel.
 #pragma once
 
 #include "core/seqlen_info.h"
@@ -48,7 +48,8 @@ struct CosSin {
 // the same bits.
 FLASHATTN_HD constexpr CosSin cos_sin_of_turns(uint64_t turns) {
   // In the nearest quarter of a turn, x lies in [-1, 1], in units of 2^-30, for an angle of x pi/4.
-  const uint32_t angle = static_cast<uint32_t>(turns >> 32) + static_cast<uint32_t>(turns >> 31 & 1);
+  const uint32_t angle =
+      static_cast<uint32_t>(turns >> 32) + static_cast<uint32_t>(turns >> 31 & 1);
   const uint32_t quarter = (angle + (1u << 29)) >> 30;
   const int64_t x = static_cast<int64_t>(static_cast<int32_t>(angle - (quarter << 30))) * 2;
   const int64_t square = x * x >> 30;

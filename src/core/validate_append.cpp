@@ -62,16 +62,16 @@ void check_rotary(const Problem& problem, const flashattn_append_kv_args& args) 
   }
   const bool turns = rotates && !table;
   if (turns ? !(args.rotary_base >= 1) || std::isinf(args.rotary_base) : args.rotary_base != 0) {
-    reject(FLASHATTN_REASON_VALUE, "rotary_base",
-           "rotary_base = %g %s", static_cast<double>(args.rotary_base),
+    reject(FLASHATTN_REASON_VALUE, "rotary_base", "rotary_base = %g %s",
+           static_cast<double>(args.rotary_base),
            turns ? "is not a finite number of at least 1, and there is no rotary_cos; give a base "
                    "or tables"
                  : "has a meaning only with rotary_dim and without rotary_cos; leave it at 0");
   }
 }
 
-// The turns of each pair from one position to the next, in units of 2^-64. The angle errs by 1e-6 at
-// position 2^31, and less in proportion.
+// The turns of each pair from one position to the next, in units of 2^-64. The angle errs by 1e-6
+// at position 2^31, and less in proportion.
 void fill_turns(float base, int32_t rotary_dim, uint64_t* turns) {
   constexpr double kRadian = 0.15915494309189535;  // turns
   const double step = std::pow(static_cast<double>(base), -2.0 / rotary_dim);
@@ -101,8 +101,9 @@ void check_rows(const Problem& problem, const AppendArgs& args) {
     const int64_t first = r.position, last = first + r.tokens - 1;
     const char* const field = args.positions ? "positions" : "lens_kv";
     if (args.rotary_dim > 0 && r.tokens > 0 && first < 0) {
-      reject(FLASHATTN_REASON_LENGTHS, field, "%s[%d] = %" PRId64
-             " is below 0; give the position of the first new token", field, b, first);
+      reject(FLASHATTN_REASON_LENGTHS, field,
+             "%s[%d] = %" PRId64 " is below 0; give the position of the first new token", field, b,
+             first);
     }
     if (args.rotary_cos.data && r.tokens > 0 && last >= args.rotary_positions) {
       reject(FLASHATTN_REASON_LENGTHS, field,
@@ -149,10 +150,10 @@ void add_operand(const Problem& problem, const Shape& shape, int32_t dtype, cons
   if (!in_place) arrays->add(in);
   arrays->add(out);
   if (!scales || !x.descale->data) return;
-  arrays->add(strided_array(x.descale_name, Use::kInput, x.descale,
-                            {shape.batch, problem.heads_kv,
-                             descale_blocks(problem, shape.seqlen_kv), 1},
-                            Order::kHeads, sizeof(float)));
+  arrays->add(
+      strided_array(x.descale_name, Use::kInput, x.descale,
+                    {shape.batch, problem.heads_kv, descale_blocks(problem, shape.seqlen_kv), 1},
+                    Order::kHeads, sizeof(float)));
 }
 
 }  // namespace
@@ -184,7 +185,8 @@ AppendArgs check_append_kv(const Problem& problem, bool host, flashattn_append_k
     arrays.add(packed_array("lens_kv", Use::kInput, args.lens_kv, sizeof(int32_t), shape.batch));
   }
   if (args.positions) {
-    arrays.add(packed_array("positions", Use::kInput, args.positions, sizeof(int32_t), shape.batch));
+    arrays.add(
+        packed_array("positions", Use::kInput, args.positions, sizeof(int32_t), shape.batch));
   }
   check_beside("lens_out", "", args.lens_out, stores, "k or v");
   if (args.lens_out && args.lens_out != args.lens_kv) {
@@ -205,8 +207,9 @@ AppendArgs check_append_kv(const Problem& problem, bool host, flashattn_append_k
   if (args.rotary_cos.data) {
     const int64_t extent[4] = {1, 1, args.rotary_positions, args.rotary_dim / 2};
     const int32_t size = dtype_size(args.dtype_rotary);
-    for (const auto& table : {std::pair<const char*, flashattn_tensor*>{"rotary_cos", &args.rotary_cos},
-                              {"rotary_sin", &args.rotary_sin}}) {
+    for (const auto& table :
+         {std::pair<const char*, flashattn_tensor*>{"rotary_cos", &args.rotary_cos},
+          {"rotary_sin", &args.rotary_sin}}) {
       arrays.add(
           strided_array(table.first, Use::kInput, table.second, extent, Order::kTokens, size));
     }

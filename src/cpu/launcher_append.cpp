@@ -17,8 +17,8 @@ int32_t CpuLauncher::append_kv(const AppendArgs& args, const Executor& on) const
                             : static_cast<double>(shape.batch) * shape.seqlen_q;
   constexpr int32_t kTaskTokens = 16;
   const int64_t parts = ceil_div(shape.seqlen_q, kTaskTokens);
-  parallel_tasks(threads_for(threads_, kElementCost * tokens * elements, on),
-                 shape.batch * parts, 1, [&](int64_t task, int32_t) {
+  parallel_tasks(threads_for(threads_, kElementCost * tokens * elements, on), shape.batch * parts,
+                 1, [&](int64_t task, int32_t) {
                    const int32_t first = static_cast<int32_t>(task % parts) * kTaskTokens;
                    kernels_.append(problem_, args, static_cast<int32_t>(task / parts),
                                    {first, first + kTaskTokens});

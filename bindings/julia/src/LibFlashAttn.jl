@@ -223,10 +223,10 @@ dim_qk or at least 32 (Shah et al. 2024, incoherent processing).
 const FLASHATTN_TRANSFORM_ROTATE = UInt32(2)
 
 # enum flashattn_rotary
-# Which elements of a head flashattn_append_kv rotates together, of the first rotary_dim: pair c is
-"c and c + rotary_dim / 2 (GPT-NeoX, Llama)."
+# Which elements of a head flashattn_append_kv rotates together: pair c of the first rotary_dim.
+"Elements c and c + rotary_dim / 2 (GPT-NeoX, Llama)."
 const FLASHATTN_ROTARY_HALVES = Int32(0)
-"2 c and 2 c + 1 (Su et al. 2021)."
+"Elements 2 c and 2 c + 1 (Su et al. 2021)."
 const FLASHATTN_ROTARY_INTERLEAVED = Int32(1)
 
 # enum flashattn_log_level

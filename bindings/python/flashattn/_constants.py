@@ -192,11 +192,11 @@ class Transform(IntFlag):
 
 
 class Rotary(IntEnum):
-    """Which elements of a head flashattn_append_kv rotates together, of the first rotary_dim: pair c is"""
+    """Which elements of a head flashattn_append_kv rotates together: pair c of the first rotary_dim."""
 
-    #: c and c + rotary_dim / 2 (GPT-NeoX, Llama).
+    #: Elements c and c + rotary_dim / 2 (GPT-NeoX, Llama).
     HALVES = 0
-    #: 2 c and 2 c + 1 (Su et al. 2021).
+    #: Elements 2 c and 2 c + 1 (Su et al. 2021).
     INTERLEAVED = 1
 
 

@@ -665,15 +665,15 @@ impl core::ops::BitOrAssign for flashattn_transform {
     }
 }
 
-/// Which elements of a head flashattn_append_kv rotates together, of the first rotary_dim: pair c is
+/// Which elements of a head flashattn_append_kv rotates together: pair c of the first rotary_dim.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct flashattn_rotary(pub i32);
 
 impl flashattn_rotary {
-    /// c and c + rotary_dim / 2 (GPT-NeoX, Llama).
+    /// Elements c and c + rotary_dim / 2 (GPT-NeoX, Llama).
     pub const HALVES: Self = Self(0);
-    /// 2 c and 2 c + 1 (Su et al. 2021).
+    /// Elements 2 c and 2 c + 1 (Su et al. 2021).
     pub const INTERLEAVED: Self = Self(1);
 
     /// The names of all values known here, each with its number.

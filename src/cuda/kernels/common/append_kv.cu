@@ -192,8 +192,7 @@ __global__ void __launch_bounds__(kMaxThreads)
       const int32_t block = problem.descale_block > 0 ? j / problem.descale_block : 0;
       return 1.0f / *reinterpret_cast<const float*>(tensor_row(descale, 4, b, h, block));
     };
-    for (int32_t unit = threadIdx.x - own * params.units; unit < params.units;
-         unit += blockDim.x) {
+    for (int32_t unit = threadIdx.x - own * params.units; unit < params.units; unit += blockDim.x) {
       if (unit < params.units_q) {
         const int32_t h = params.by_units_qk.quotient(unit);
         const int32_t c = (unit - h * params.by_units_qk.divisor) * kPairs;
