@@ -11,8 +11,8 @@ from .tolerance import check
 
 BASE = Case(batch=3, seqlen_q=5, seqlen_kv=77, lens_kv=[5, 40, 77], heads_q=6, heads_kv=2,
             dim_qk=64, dim_v=40, dtype="bf16", causal=True)
-DECODE = BASE.replace(batch=7, seqlen_q=1, lens_kv=[1, 2, 77, 16, 17, 33, 60], heads_q=8, dim_qk=128,
-                      dim_v=128)
+DECODE = BASE.replace(batch=7, seqlen_q=1, lens_kv=[1, 2, 77, 16, 17, 33, 60], heads_q=8,
+                      dim_qk=128, dim_v=128)
 CASES = {
     "plain": (BASE, None),
     "halves": (BASE, Rotary(64)),
@@ -136,7 +136,8 @@ def test_special_numbers_are_copied(device):
         np.testing.assert_array_equal(out[index[call.old[b]:]], given[b])
 
 
-@pytest.mark.parametrize("name", ["plain", "halves", "decode pages", "packed pages", "f32", "starts"])
+@pytest.mark.parametrize("name", ["plain", "halves", "decode pages", "packed pages", "f32",
+                                  "starts"])
 def test_forward_sees_what_was_appended(device, name):
     """Appending, then forward with lens_out, is attention over the concatenation."""
     case, rotary = CASES[name]

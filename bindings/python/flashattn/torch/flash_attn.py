@@ -103,8 +103,8 @@ def _append(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Optional[Tensor], v:
     """q rotated, and the tokens in the cache with the new ones."""
     if k is None or v is None or lens is None:
         name = "k" if k is None else "v" if v is None else "cache_seqlens"
-        raise invalid(f"{name} is not given; new keys and values, and rotary_cos and rotary_sin, need "
-                      "k, v and cache_seqlens", Reason.NULL_POINTER, name)
+        raise invalid(f"{name} is not given; new keys and values, and rotary_cos and rotary_sin, "
+                      "need k, v and cache_seqlens", Reason.NULL_POINTER, name)
     turn: Any = dict(zip(("rotary_cos", "rotary_sin", "rotary_interleaved"), rotary),
                      page_table=block_table)
     rotates = rotary[0] is not None
@@ -138,7 +138,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor,
     cache_seqlens  tokens in use: an integer for all sequences, or (batch,) integers
     cache_leftpad  (batch,) integers, keys before which do not exist; not with block_table
 
-    k, v        (batch, seqlen_new, heads_kv, dim): written into the cache behind cache_seqlens first
+    k, v        (batch, seqlen_new, heads_kv, dim): written behind cache_seqlens first
     rotary_cos, rotary_sin  (positions, rotary_dim / 2): k is rotated by its row in the cache, and q
                 from row cache_seqlens on; all of it at that row unless causal or window is given
 
