@@ -1,11 +1,14 @@
 """flashattn_append_kv against float64, and against fp32 with every product and sum rounded by
 itself, whose bits it must have."""
+import dataclasses
+
 import numpy as np
 import pytest
 
 from . import capi
 from .appending import Append, Rotary
 from .case import Case
+from .device import CpuDevice
 from .dtypes import EPSILON, LARGEST_F8, round_to
 from .tolerance import check
 
@@ -102,22 +105,25 @@ def test_some_of_the_arrays(device, name, new):
     check_rows(call, call.append(), case.dtype)
 
 
+def supported(case, device, *arguments, **options):
+    """An Append, or a skip where a GPU has no plan of such types."""
+    try:
+        return Append(case, device, *arguments, **options)
+    except capi.Refused as refused:
+        assert device.name != "cpu" and refused.status == capi.UNSUPPORTED
+        pytest.skip(str(refused))
+
+
 @pytest.mark.parametrize("name", F8_CASES)
 def test_a_cache_of_eight_bits(device, name):
     case, rotary, wide = F8_CASES[name]
-    if device.name != "cpu" and (case.dim_v != case.dim_qk or case.starts_kv):
-        pytest.skip("GPU kernels of E4M3 take equal heads without starts")
-    call = Append(case, device, rotary, "qkv" if rotary else "kv", wide=wide)
+    call = supported(case, device, rotary, "qkv" if rotary else "kv", wide=wide)
     check_rows(call, call.append(), "f8")
 
 
 def test_a_cache_beside_wide_queries(device):
     case = BASE.replace(dtype_kv="f8", descales="bht", descale_block=16)
-    try:
-        call = Append(case, device, Rotary(64))
-    except capi.Refused as refused:
-        assert device.name != "cpu" and refused.status == capi.UNSUPPORTED
-        pytest.skip(str(refused))
+    call = supported(case, device, Rotary(64))
     check_rows(call, call.append(), "f8")
 
 
@@ -167,6 +173,18 @@ def test_a_graph_appends_step_by_step(device):
         device.driver.wait_stream(device.stream)
         lens = device.read(call.lens_buffer.address, 4 * case.batch).view(np.int32)
         assert lens.tolist() == [n + step for n in case.lens_kv]
+
+
+@pytest.mark.parametrize("name", ["base", "base interleaved", "base far", "decode"])
+def test_a_gpu_writes_the_bits_of_the_cpu(device, name):
+    if device.name == "cpu":
+        pytest.skip("this is the CPU")
+    case, rotary = CASES[name]
+    rotary = dataclasses.replace(rotary, base=rotary.base or 10000.0)
+    here, there = (Append(case, where, rotary).append() for where in (CpuDevice(), device))
+    for what in "kv":
+        for x, y in zip(here[what] + here["q_out"], there[what] + there["q_out"]):
+            np.testing.assert_array_equal(x, y)
 
 
 NAMES = ("lens_before", "cu_q", "cu_kv", "lens_q", "starts_kv", "page_table", "positions")
