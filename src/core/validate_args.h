@@ -28,7 +28,8 @@ AppendArgs check_append_kv(const Problem& problem, bool host, flashattn_append_k
 ForwardArgs check_dropout_mask(const Problem& problem, const flashattn_args& args,
                                const uint8_t* keep);
 
-// Refuses an array that goes with another one, which this call has not. suffix: ".data" of a tensor.
+// Refuses an array that goes with another one, which this call has not. suffix: ".data" of a
+// tensor.
 void check_beside(const char* name, const char* suffix, const void* data, bool used,
                   const char* other);
 

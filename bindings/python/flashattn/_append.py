@@ -170,8 +170,8 @@ class _Call:
             if (tensor.batch, tensor.rows, tensor.dim, tensor.heads)[:len(same)] != same:
                 raise invalid(f"{name} has shape {tensor.view.shape}; expected {tokens.rows} "
                               f"tokens of {tokens.batch} sequences in layout=\"{self.layout}\", "
-                              f"with {heads_kv} heads (q: any multiple) of {same[2]} elements, as the "
-                              "cache and the other arrays have", Reason.SIZE, name)
+                              f"with {heads_kv} heads (q: any multiple) of {same[2]} elements as "
+                              "the cache and the other arrays have", Reason.SIZE, name)
         for name, other in self.caches.items():
             if (other.batch, other.heads, other.rows) != (cache.batch, cache.heads, cache.rows):
                 raise invalid(f"{name}_cache has shape {other.view.shape}, the other "
