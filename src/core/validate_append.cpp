@@ -28,8 +28,7 @@ void check_types(const Problem& problem, flashattn_append_kv_args* args) {
            "dtype = %d (%s) is not the plan's dtype = %s; convert q, k and v, or leave it at 0",
            args->dtype, dtype_name(args->dtype), dtype_name(problem.dtype));
   }
-  if (args->dtype_rotary == FLASHATTN_DTYPE_DEFAULT) args->dtype_rotary = FLASHATTN_DTYPE_F32;
-  if (!is_wide(args->dtype_rotary)) {
+  if (args->dtype_rotary != FLASHATTN_DTYPE_DEFAULT && !is_wide(args->dtype_rotary)) {
     reject(FLASHATTN_REASON_DTYPE, "dtype_rotary",
            "dtype_rotary = %d (%s) is not a type of cosines and sines; set FLASHATTN_DTYPE_F32 = "
            "1, F16 = 2 or BF16 = 3",
@@ -50,6 +49,16 @@ void check_rotary(const Problem& problem, const flashattn_append_kv_args& args) 
            "rotary_dim = %d is not an even number within 0 and dim_qk = %d, nor above %d; give the "
            "number of elements that turn",
            args.rotary_dim, problem.dim_qk, 2 * kMaxRotaryPairs);
+  }
+  if (args.rotary != FLASHATTN_ROTARY_HALVES && !rotates) {
+    reject(FLASHATTN_REASON_VALUE, "rotary",
+           "rotary = %d has a meaning only with rotary_dim; give that, or leave it at 0",
+           args.rotary);
+  }
+  if (args.dtype_rotary != FLASHATTN_DTYPE_DEFAULT && !table) {
+    reject(FLASHATTN_REASON_DTYPE, "dtype_rotary",
+           "dtype_rotary = %d has a meaning only with rotary_cos; give that, or leave it at 0",
+           args.dtype_rotary);
   }
   check_beside("rotary_cos", ".data", args.rotary_cos.data, rotates, "rotary_dim");
   check_beside("rotary_sin", ".data", args.rotary_sin.data, table, "rotary_cos");
@@ -178,6 +187,7 @@ AppendArgs check_append_kv(const Problem& problem, bool host, flashattn_append_k
   AppendArgs own{};
   own.shape = shape_of(lengths);
   own.inputs = check_lengths(problem, false, &lengths, &arrays);
+  own.dtype_rotary = args.dtype_rotary ? args.dtype_rotary : FLASHATTN_DTYPE_F32;
   const Shape& shape = own.shape;
   const bool stores = args.k.data || args.v.data;
   // check_lengths() has added it where it is given.
@@ -206,7 +216,7 @@ AppendArgs check_append_kv(const Problem& problem, bool host, flashattn_append_k
   }
   if (args.rotary_cos.data) {
     const int64_t extent[4] = {1, 1, args.rotary_positions, args.rotary_dim / 2};
-    const int32_t size = dtype_size(args.dtype_rotary);
+    const int32_t size = dtype_size(own.dtype_rotary);
     for (const auto& table :
          {std::pair<const char*, flashattn_tensor*>{"rotary_cos", &args.rotary_cos},
           {"rotary_sin", &args.rotary_sin}}) {
@@ -226,7 +236,6 @@ AppendArgs check_append_kv(const Problem& problem, bool host, flashattn_append_k
   own.rotary = args.rotary;
   own.rotary_dim = args.rotary_dim;
   own.rotary_positions = args.rotary_positions;
-  own.dtype_rotary = args.dtype_rotary;
   own.positions = args.positions;
   own.lens_out = args.lens_out;
   own.q_out = args.q_out;

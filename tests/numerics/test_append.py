@@ -58,7 +58,7 @@ F8 = BASE.replace(dtype="f8", dtype_kv="f8", dtype_o="bf16", descales="bht", dim
 F8_CASES = {
     "head": (F8, Rotary(64), "bf16"),
     "blocks": (F8.replace(descale_block=7, descales="ht"), Rotary(64, True), "f16"),
-    "plain": (F8.replace(descale_block=16, dtype_o="f32", dim_v=40), None, "f32"),
+    "plain": (F8.replace(descale_block=16, dtype_o="f32", dim_v=48), None, "f32"),
     "no descales": (F8.replace(descales=None), Rotary(30), "bf16"),
     "starts": (F8.replace(starts_kv=[0, 30, 3], descale_block=5), Rotary(64), "bf16"),
 }

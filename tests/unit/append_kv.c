@@ -125,6 +125,8 @@ static void test_refusals(void) {
   REFUSED(args.dtype = FLASHATTN_DTYPE_F16, DTYPE_MIX, "dtype");
   REFUSED(args.dtype = FLASHATTN_DTYPE_F8E4M3, DTYPE, "dtype");
   REFUSED(args.rotary = 2, VALUE, "rotary");
+  REFUSED((args.rotary = 1, args.rotary_dim = 0), VALUE, "rotary");
+  REFUSED(args.dtype_rotary = FLASHATTN_DTYPE_F16, DTYPE, "dtype_rotary");
   REFUSED(args.rotary_dim = 3, SIZE, "rotary_dim");
   REFUSED(args.rotary_dim = 6, SIZE, "rotary_dim");
   REFUSED(args.rotary_base = 0, VALUE, "rotary_base");

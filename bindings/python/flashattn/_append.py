@@ -209,8 +209,9 @@ class _Call:
     def add_rotary(self, cos: Any, sin: Any, base: Optional[float], dim: Optional[int],
                    interleaved: bool) -> None:
         args = self.args
-        args.rotary = Rotary.INTERLEAVED if flag(interleaved, "rotary_interleaved") else \
-            Rotary.HALVES
+        turns = cos is not None or base is not None or bool(dim)
+        if flag(interleaved, "rotary_interleaved") and turns:
+            args.rotary = Rotary.INTERLEAVED
         if (cos is None) != (sin is None) or (cos is not None and base is not None):
             raise invalid("rotary_cos and rotary_sin go together, and not with rotary_base; give "
                           "both tables or a base", Reason.NULL_POINTER, "rotary_cos")

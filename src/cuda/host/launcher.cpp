@@ -169,12 +169,13 @@ int32_t CudaLauncher::append_kv(const AppendArgs& args, const Executor& on) cons
     return !from.data || (dim % 8 == 0 && is_aligned(from, args.dtype, 16) &&
                           is_aligned(to, dtype_to, dtype_to == f8 ? 8 : 16));
   };
-  const bool vectors = moves(in.q, args.q_out, args.dtype, problem_.dim_qk) &&
+  const bool tables =
+      !args.rotary_cos.data || (is_aligned(args.rotary_cos, args.dtype_rotary, 16) &&
+                                is_aligned(args.rotary_sin, args.dtype_rotary, 16));
+  const bool vectors = tables && args.rotary_dim % 16 == 0 &&
+                       moves(in.q, args.q_out, args.dtype, problem_.dim_qk) &&
                        moves(in.k, args.k_cache, dtype_kv, problem_.dim_qk) &&
-                       moves(in.v, args.v_cache, dtype_kv, problem_.dim_v) &&
-                       args.rotary_dim % 16 == 0 &&
-                       is_aligned(args.rotary_cos, args.dtype_rotary, 16) &&
-                       is_aligned(args.rotary_sin, args.dtype_rotary, 16);
+                       moves(in.v, args.v_cache, dtype_kv, problem_.dim_v);
   return status_of(launch_append_kv(problem_, args, vectors, multiprocessors_,
                                     static_cast<cudaStream_t>(on.stream)),
                    "launching the append kernel");
