@@ -144,6 +144,8 @@ struct Operand {
 void add_operand(const Problem& problem, const Shape& shape, int32_t dtype, const Operand& x,
                  ArrayList* arrays) {
   const bool given = x.in->data != nullptr;
+  const Rows rows = query_rows(problem, shape);
+  if (!given && (rows.batch == 0 || rows.tokens == 0)) return;  // no token has an address
   const bool scales = given && x.descale && problem.has_f8_cache();
   check_beside(x.out_name, ".data", x.out->data, given, x.name);
   if (x.descale) {
@@ -151,7 +153,6 @@ void add_operand(const Problem& problem, const Shape& shape, int32_t dtype, cons
                  given ? "a cache of F8E4M3" : x.name);
   }
   if (!given) return;
-  const Rows rows = query_rows(problem, shape);
   const Array in = tensor_array(x.name, Use::kInput, x.in, rows, x.heads, x.dim, dtype);
   const Array out =
       tensor_array(x.out_name, Use::kOutput, x.out, x.out_rows, x.heads, x.dim, x.dtype_out);
@@ -198,11 +199,12 @@ AppendArgs check_append_kv(const Problem& problem, bool host, flashattn_append_k
     arrays.add(
         packed_array("positions", Use::kInput, args.positions, sizeof(int32_t), shape.batch));
   }
-  check_beside("lens_out", "", args.lens_out, stores, "k or v");
+  const Rows rows = query_rows(problem, shape), cache = key_rows(problem, shape, own.inputs.pages);
+  const bool empty = rows.batch == 0 || rows.tokens == 0;
+  check_beside("lens_out", "", args.lens_out, stores || empty, "k or v");
   if (args.lens_out && args.lens_out != args.lens_kv) {
     arrays.add(packed_array("lens_out", Use::kOutput, args.lens_out, sizeof(int32_t), shape.batch));
   }
-  const Rows rows = query_rows(problem, shape), cache = key_rows(problem, shape, own.inputs.pages);
   const Operand operands[] = {
       {"q", "q_out", "", &args.q, &args.q_out, nullptr, rows, problem.heads_q, problem.dim_qk,
        args.dtype},

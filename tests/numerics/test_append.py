@@ -246,3 +246,13 @@ def test_the_cache_may_not_be_the_input(device):
     call.fields["k"] = call.fields["k_cache"]
     with pytest.raises(capi.Refused, match="overlaps"):
         call.append()
+
+
+@pytest.mark.parametrize("cu_q", [None, [0, 0, 0]])
+def test_no_token_at_all(device, cu_q):
+    """Arrays without an element may have no address; lens_out is written all the same."""
+    case = BASE.replace(seqlen_q=0, cu_q=cu_q)
+    call = Append(case, device, Rotary(64, base=100.0), "qkv")
+    for name in "qkv":
+        call.fields[name] = dict(capi.PACKED, data=capi.ffi.NULL)
+    check_rows(call, call.append(), case.dtype)

@@ -269,7 +269,14 @@ cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, boo
   const int32_t units_v = args.inputs.v.data ? problem.heads_kv * row_units(problem.dim_v) : 0;
   p.units = p.units_q + p.units_k + units_v;
   const bool in_place = args.lens_out && args.lens_out == args.inputs.lens_kv;
-  if (p.units == 0 || (shape.seqlen_q == 0 && (in_place || !args.lens_out))) return cudaSuccess;
+  const auto advance_lens = [&] {
+    return launch_kernel(&advance_lens_kernel,
+                         dim3(static_cast<unsigned>(ceil_div(shape.batch, 128))), 128, 0, p,
+                         stream);
+  };
+  if (p.units == 0 || shape.seqlen_q == 0) {
+    return args.lens_out && !in_place ? advance_lens() : cudaSuccess;
+  }
   // Decoding launches one CTA a sequence, with as many threads as a token has units.
   int32_t threads = static_cast<int32_t>(ceil_div(p.units, ceil_div(p.units, kMaxThreads)));
   p.tokens_per_cta = std::max(std::min(kMaxThreads / 2 / p.units, shape.seqlen_q), 1);
@@ -295,8 +302,7 @@ cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, boo
       args.dtype, [vectors](auto of) { return vectors ? of.kVectors : of.kElements; });
   const cudaError_t error = launch_kernel(kernel, grid, threads, 0, p, stream);
   if (error != cudaSuccess || !in_place || p.writes_lens) return error;
-  return launch_kernel(&advance_lens_kernel,
-                       dim3(static_cast<unsigned>(ceil_div(shape.batch, 128))), 128, 0, p, stream);
+  return advance_lens();
 }
 
 }  // namespace flashattn::cuda
