@@ -269,6 +269,14 @@ enum flashattn_transform {
   FLASHATTN_TRANSFORM_ROTATE = 2
 };
 
+/* Which elements of a head flashattn_append_kv rotates together: pair c of the first rotary_dim. */
+enum flashattn_rotary {
+  /* Elements c and c + rotary_dim / 2 (GPT-NeoX, Llama). */
+  FLASHATTN_ROTARY_HALVES = 0,
+  /* Elements 2 c and 2 c + 1 (Su et al. 2021). */
+  FLASHATTN_ROTARY_INTERLEAVED = 1
+};
+
 enum flashattn_log_level {
   FLASHATTN_LOG_OFF = 0,
   /* The message of every call that fails. */
@@ -599,6 +607,83 @@ typedef struct flashattn_quantize_args {
   flashattn_error *error;
 } flashattn_quantize_args;
 
+/* The arguments of flashattn_append_kv. Queries and new keys are the same tokens: seqlen_q, total_q,
+ * cu_seqlens_q and lens_q are of both. An array whose input is NULL is left out, and so is its
+ * output. */
+typedef struct flashattn_append_kv_args {
+  /* Required: sizeof(flashattn_append_kv_args). */
+  uint32_t struct_size;
+  /* As in flashattn_args. seqlen_q: new tokens of the longest sequence. seqlen_kv and total_kv: rows
+   * of the cache, those behind the last token included. */
+  int32_t batch;
+  int32_t seqlen_q;
+  int32_t seqlen_kv;
+  int64_t total_q;
+  int64_t total_kv;
+  /* Of q, k and v: the plan's dtype; beside an F8E4M3 one F32, F16 or BF16. 0: the plan's. */
+  int32_t dtype;
+  /* enum flashattn_rotary. */
+  int32_t rotary;
+  /* Elements of a head of q and k that are rotated, from the first; even, at most dim_qk. 0: none. */
+  int32_t rotary_dim;
+  /* Rows of rotary_cos and rotary_sin. */
+  int32_t rotary_positions;
+  /* Of rotary_cos and rotary_sin: F32, F16 or BF16. 0: F32. */
+  int32_t dtype_rotary;
+  /* Without tables pair c of position p turns by the angle p * rotary_base^(-2 c / rotary_dim), at
+   * least 1; usually 10000. 0 with tables. */
+  float rotary_base;
+  /* As in flashattn_args. New tokens past lens_q are neither read nor written. */
+  const int32_t *cu_seqlens_q;
+  const int32_t *cu_seqlens_kv;
+  const int32_t *lens_q;
+  /* (batch); i32; required. Tokens in the cache before the call, left padding included. */
+  const int32_t *lens_kv;
+  const int32_t *starts_kv;
+  /* (batch); i32; optional. The position of each sequence's first new token, for the rotation.
+   * NULL: lens_kv, less starts_kv. */
+  const int32_t *positions;
+  /* (batch); i32; optional with k or v. Written: lens_kv plus the new tokens, as forward needs it.
+   * May be lens_kv itself, which is then incremented. */
+  int32_t *lens_out;
+  /* As in flashattn_args: required with PAGED_KV. Only entries of pages that are written are used. */
+  flashattn_tensor page_table;
+  int64_t pages;
+
+  /* (batch, seqlen_q, heads_q, dim_qk); dtype; optional with rotary_dim. VARLEN_Q: (total_q, heads_q,
+   * dim_qk). */
+  flashattn_tensor q;
+  /* (batch, seqlen_q, heads_kv, dim_qk); dtype; optional. VARLEN_Q: (total_q, heads_kv, dim_qk). */
+  flashattn_tensor k;
+  /* (batch, seqlen_q, heads_kv, dim_v); dtype; optional. VARLEN_Q: (total_q, heads_kv, dim_v). */
+  flashattn_tensor v;
+  /* (batch, seqlen_q, heads_q, dim_qk); dtype; required with q. Written: q rotated. May be q itself,
+   * with the same strides. */
+  flashattn_tensor q_out;
+  /* (batch, seqlen_kv, heads_kv, dim_qk); the plan's dtype_kv; required with k. Written: rows
+   * lens_kv[b] and later. VARLEN_KV: (total_kv, heads_kv, dim_qk). PAGED_KV: (pages, page_size,
+   * heads_kv, dim_qk). */
+  flashattn_tensor k_cache;
+  /* (batch, seqlen_kv, heads_kv, dim_v); the plan's dtype_kv; required with v. Likewise. */
+  flashattn_tensor v_cache;
+  /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with k and a cache of F8E4M3.
+   * Above 0: k / descale_k is rounded to nearest even, and 448 beyond. NULL: 1. */
+  flashattn_tensor descale_k;
+  /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with v and a cache of F8E4M3.
+   * Likewise. */
+  flashattn_tensor descale_v;
+  /* (rotary_positions, rotary_dim / 2); dtype_rotary; optional with rotary_dim. Row p is of position
+   * p. */
+  flashattn_tensor rotary_cos;
+  /* (rotary_positions, rotary_dim / 2); dtype_rotary; required with rotary_cos. */
+  flashattn_tensor rotary_sin;
+
+  /* As in flashattn_args. */
+  flashattn_parallel_fn parallel;
+  void *parallel_user;
+  flashattn_error *error;
+} flashattn_append_kv_args;
+
 /* A device, as flashattn_device_info describes it. */
 typedef struct flashattn_device_properties {
   /* Required: sizeof(flashattn_device_properties). */
@@ -787,6 +872,13 @@ FLASHATTN_API int32_t flashattn_merge_args_init(flashattn_merge_args *args, uint
 FLASHATTN_API int32_t flashattn_quantize_args_init(flashattn_quantize_args *args,
                                                    uint32_t struct_size);
 
+/* Zeroes the arguments of flashattn_append_kv and asks for packed strides likewise.
+ *   args          out.
+ *   struct_size   sizeof(flashattn_append_kv_args) as the caller knows it, 4 to 4096.
+ * INVALID_ARGUMENT: NULL, a size out of that range. */
+FLASHATTN_API int32_t flashattn_append_kv_args_init(flashattn_append_kv_args *args,
+                                                    uint32_t struct_size);
+
 /* For each sequence, head and query, with the masks and the sequence's off of enum flashattn_mask:
  *     s    = scale * q_i . k_j ;  softcap: s = softcap * tanh(s / softcap)
  *     s   -= slope_h * |i + off - j| ;  s += bias[b, h, i, j]
@@ -829,6 +921,18 @@ FLASHATTN_API int32_t flashattn_merge(const flashattn_plan *plan, const flashatt
  * UNSUPPORTED: such a GPU; PAGED_KV. */
 FLASHATTN_API int32_t flashattn_quantize(const flashattn_plan *plan,
                                          const flashattn_quantize_args *args, void *stream);
+
+/* Appends new keys and values to a cache: token i of sequence b becomes row lens_kv[b] + i, dense,
+ * VARLEN_KV or in pages. k is rotated before, and q in the same launch (rotary position embedding,
+ * Su et al. 2021), with i counted from positions[b]:
+ *     (x, y) = (x cos - y sin, x sin + y cos) for each pair
+ * in fp32, every product and sum rounded by itself, so that all devices write the same bits. The
+ * plan gives device, heads, dims, layout, page_size, types and descale_block. Needs no workspace.
+ * Forward sees the new keys with lens_kv = lens_out. On a GPU tokens that have no room are left out;
+ * the CPU refuses them. GPU: one launch, and a second one where lens_out is lens_kv and a sequence
+ * has more new elements than one CTA moves. */
+FLASHATTN_API int32_t flashattn_append_kv(const flashattn_plan *plan,
+                                          const flashattn_append_kv_args *args, void *stream);
 
 /* Writes which weights the plan's dropout keeps: 1 = kept, 0 = dropped. The numbers depend on
  * (seed, offset, b, h, i, j) only, not on device, tile or layout; i and j count from the start of a

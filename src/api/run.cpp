@@ -58,6 +58,19 @@ int32_t flashattn_quantize_args_init(flashattn_quantize_args* args, uint32_t str
   });
 }
 
+int32_t flashattn_append_kv_args_init(flashattn_append_kv_args* args, uint32_t struct_size) {
+  return guard("flashattn_append_kv_args_init", [&](ErrorOut&) {
+    using Args = flashattn_append_kv_args;
+    init_struct(args, "args", struct_size);
+    pack_strides(args, struct_size,
+                 {offsetof(Args, page_table), offsetof(Args, q), offsetof(Args, k),
+                  offsetof(Args, v), offsetof(Args, q_out), offsetof(Args, k_cache),
+                  offsetof(Args, v_cache), offsetof(Args, descale_k), offsetof(Args, descale_v),
+                  offsetof(Args, rotary_cos), offsetof(Args, rotary_sin)});
+    return FLASHATTN_OK;
+  });
+}
+
 int32_t flashattn_forward(const flashattn_plan* plan, const flashattn_args* args, void* workspace,
                           int64_t workspace_bytes, void* stream) {
   return guard("flashattn_forward", [&](ErrorOut& out) {
@@ -91,6 +104,15 @@ int32_t flashattn_quantize(const flashattn_plan* plan, const flashattn_quantize_
     const flashattn_quantize_args own = copy_in(args, "args");
     out.set(own.error);
     return run_quantize(plan, own, stream);
+  });
+}
+
+int32_t flashattn_append_kv(const flashattn_plan* plan, const flashattn_append_kv_args* args,
+                            void* stream) {
+  return guard("flashattn_append_kv", [&](ErrorOut& out) {
+    const flashattn_append_kv_args own = copy_in(args, "args");
+    out.set(own.error);
+    return run_append_kv(plan, own, stream);
   });
 }
 

@@ -51,6 +51,7 @@ class Launcher {
   virtual int32_t backward(const BackwardArgs& args, void* workspace, const Executor& on) const = 0;
   virtual int32_t merge(const MergeArgs& args, const Executor& on) const = 0;
   virtual int32_t quantize(const QuantizeArgs& args, const Executor& on) const;
+  virtual int32_t append_kv(const AppendArgs& args, const Executor& on) const = 0;
   virtual int32_t dropout_mask(const ForwardArgs& args, uint8_t* keep,
                                const Executor& on) const = 0;
 };

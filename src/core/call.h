@@ -95,4 +95,20 @@ struct QuantizeArgs {
   float* lse_shift;
 };
 
+// Pairs of elements that the largest head has.
+constexpr int32_t kMaxRotaryPairs = 256;
+
+// Data NULL: not given. Of inputs: lengths, pages, q, k and v of type dtype, and their descales.
+struct AppendArgs {
+  Shape shape;
+  Inputs inputs;
+  int32_t dtype;
+  int32_t rotary, rotary_dim, rotary_positions, dtype_rotary;
+  const int32_t* positions;
+  int32_t* lens_out;
+  flashattn_tensor q_out, k_cache, v_cache;
+  flashattn_tensor rotary_cos, rotary_sin;  // NULL: angles are made of turns
+  uint64_t turns[kMaxRotaryPairs];          // of each pair from one position to the next, in 2^-64
+};
+
 }  // namespace flashattn

@@ -23,6 +23,8 @@ struct FirstSize<flashattn_merge_args> : std::integral_constant<size_t, 112> {};
 template <>
 struct FirstSize<flashattn_quantize_args> : std::integral_constant<size_t, 440> {};
 template <>
+struct FirstSize<flashattn_append_kv_args> : std::integral_constant<size_t, 496> {};
+template <>
 struct FirstSize<flashattn_device_properties> : std::integral_constant<size_t, 48> {};
 template <>
 struct FirstSize<flashattn_plan_properties> : std::integral_constant<size_t, 96> {};

@@ -41,6 +41,7 @@ int32_t run_backward(const Plan* plan, const flashattn_args& args, void* workspa
                      int64_t workspace_bytes, void* stream);
 int32_t run_merge(const Plan* plan, const flashattn_merge_args& args, void* stream);
 int32_t run_quantize(const Plan* plan, const flashattn_quantize_args& args, void* stream);
+int32_t run_append_kv(const Plan* plan, const flashattn_append_kv_args& args, void* stream);
 int32_t run_dropout_mask(const Plan* plan, const flashattn_args& args, uint8_t* keep, void* stream);
 
 // Refuse a NULL plan, and an op that is unknown or that the plan was not created for.

@@ -102,6 +102,14 @@ int32_t run_quantize(const Plan* plan, const flashattn_quantize_args& args, void
   return own.shape.batch == 0 ? FLASHATTN_OK : plan->launcher->quantize(own, on);
 }
 
+int32_t run_append_kv(const Plan* plan, const flashattn_append_kv_args& args, void* stream) {
+  check_plan(plan);
+  const Executor on = check_executor(*plan, args, stream);
+  const AppendArgs own =
+      check_append_kv(plan->problem, plan->device->kind == FLASHATTN_DEVICE_CPU, args);
+  return own.shape.batch == 0 ? FLASHATTN_OK : plan->launcher->append_kv(own, on);
+}
+
 int32_t run_dropout_mask(const Plan* plan, const flashattn_args& args, uint8_t* keep,
                          void* stream) {
   check_plan(plan);

@@ -24,8 +24,14 @@ BackwardArgs check_backward(const Problem& problem, bool host, flashattn_args ar
 // given; resolve_strides() gives the strides to use.
 MergeArgs check_merge(const Problem& problem, flashattn_merge_args args);
 QuantizeArgs check_quantize(const Problem& problem, bool host, flashattn_quantize_args args);
+AppendArgs check_append_kv(const Problem& problem, bool host, flashattn_append_kv_args args);
 ForwardArgs check_dropout_mask(const Problem& problem, const flashattn_args& args,
                                const uint8_t* keep);
+
+// Refuses an array that goes with another one, which this call has not. suffix: ".data" of a
+// tensor.
+void check_beside(const char* name, const char* suffix, const void* data, bool used,
+                  const char* other);
 
 // The blocks of tokens that have a descale.
 inline int64_t descale_blocks(const Problem& problem, int32_t tokens) {

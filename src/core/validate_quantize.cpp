@@ -64,18 +64,6 @@ void check_choices(const Problem& problem, const flashattn_quantize_args& args) 
   }
 }
 
-// An array that goes with another. suffix: of the field, ".data" of a tensor.
-void check_beside(const char* name, const char* suffix, const void* data, bool used,
-                  const char* other) {
-  if (!data || used) return;
-  char field[32];
-  std::snprintf(field, sizeof field, "%s%s", name, suffix);
-  reject(FLASHATTN_REASON_NULL_POINTER, field,
-         "%s is set, but this call does not use it: it goes with %s; give that, or leave the "
-         "pointer NULL",
-         field, other);
-}
-
 // The arrays of one of q, k and v.
 struct Operand {
   const char *name, *out_name, *descale_name;
@@ -101,6 +89,17 @@ void add_operand(const Problem& problem, const Shape& shape, int32_t dtype, cons
 }
 
 }  // namespace
+
+void check_beside(const char* name, const char* suffix, const void* data, bool used,
+                  const char* other) {
+  if (!data || used) return;
+  char field[32];
+  std::snprintf(field, sizeof field, "%s%s", name, suffix);
+  reject(FLASHATTN_REASON_NULL_POINTER, field,
+         "%s is set, but this call does not use it: it goes with %s; give that, or leave the "
+         "pointer NULL",
+         field, other);
+}
 
 QuantizeArgs check_quantize(const Problem& problem, bool host, flashattn_quantize_args args) {
   check_choices(problem, args);

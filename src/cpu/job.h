@@ -219,6 +219,8 @@ struct Kernels {
   // Writes the mean of the keys of a head.
   void (*k_mean)(const QuantizeArgs&, const Problem&, int32_t b, int32_t kv_head);
   void (*quantize)(const QuantizeJob&, int32_t b, int32_t kv_head, int32_t first_token);
+  // Some new tokens of a sequence, as far as there are.
+  void (*append)(const Problem&, const AppendArgs&, int32_t b, Interval tokens);
   // Writes keep[j], j in [0, keys), of one row i.
   void (*dropout_row)(uint64_t seed, uint64_t offset, uint32_t threshold, uint32_t head, int32_t i,
                       int32_t keys, uint8_t* keep);

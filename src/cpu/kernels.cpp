@@ -1,6 +1,7 @@
 // The kernels of one instruction set: compiled once for each, FLASHATTN_ISA being its name.
 #include "cpu/kernels.h"
 
+#include "cpu/append.h"
 #include "cpu/backward_tasks.h"
 #include "cpu/forward.h"
 #include "cpu/merge.h"
@@ -92,6 +93,7 @@ constexpr Kernels kKernels = {
     merge_row,
     k_mean,
     quantize_task,
+    append_task,
     dropout_row,
 };
 

@@ -27,6 +27,7 @@ class CpuLauncher final : public Launcher {
   int32_t backward(const BackwardArgs& args, void* workspace, const Executor& on) const override;
   int32_t merge(const MergeArgs& args, const Executor& on) const override;
   int32_t quantize(const QuantizeArgs& args, const Executor& on) const override;
+  int32_t append_kv(const AppendArgs& args, const Executor& on) const override;
   int32_t dropout_mask(const ForwardArgs& args, uint8_t* keep, const Executor& on) const override;
 
  private:

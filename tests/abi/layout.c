@@ -283,6 +283,76 @@ CHECK(flashattn_quantize_args_parallel_user,
 CHECK(flashattn_quantize_args_error,
       offsetof(flashattn_quantize_args, error) == 432);
 
+CHECK(flashattn_append_kv_args, sizeof(flashattn_append_kv_args) == 496);
+CHECK(flashattn_append_kv_args_struct_size,
+      offsetof(flashattn_append_kv_args, struct_size) == 0);
+CHECK(flashattn_append_kv_args_batch,
+      offsetof(flashattn_append_kv_args, batch) == 4);
+CHECK(flashattn_append_kv_args_seqlen_q,
+      offsetof(flashattn_append_kv_args, seqlen_q) == 8);
+CHECK(flashattn_append_kv_args_seqlen_kv,
+      offsetof(flashattn_append_kv_args, seqlen_kv) == 12);
+CHECK(flashattn_append_kv_args_total_q,
+      offsetof(flashattn_append_kv_args, total_q) == 16);
+CHECK(flashattn_append_kv_args_total_kv,
+      offsetof(flashattn_append_kv_args, total_kv) == 24);
+CHECK(flashattn_append_kv_args_dtype,
+      offsetof(flashattn_append_kv_args, dtype) == 32);
+CHECK(flashattn_append_kv_args_rotary,
+      offsetof(flashattn_append_kv_args, rotary) == 36);
+CHECK(flashattn_append_kv_args_rotary_dim,
+      offsetof(flashattn_append_kv_args, rotary_dim) == 40);
+CHECK(flashattn_append_kv_args_rotary_positions,
+      offsetof(flashattn_append_kv_args, rotary_positions) == 44);
+CHECK(flashattn_append_kv_args_dtype_rotary,
+      offsetof(flashattn_append_kv_args, dtype_rotary) == 48);
+CHECK(flashattn_append_kv_args_rotary_base,
+      offsetof(flashattn_append_kv_args, rotary_base) == 52);
+CHECK(flashattn_append_kv_args_cu_seqlens_q,
+      offsetof(flashattn_append_kv_args, cu_seqlens_q) == 56);
+CHECK(flashattn_append_kv_args_cu_seqlens_kv,
+      offsetof(flashattn_append_kv_args, cu_seqlens_kv) == 64);
+CHECK(flashattn_append_kv_args_lens_q,
+      offsetof(flashattn_append_kv_args, lens_q) == 72);
+CHECK(flashattn_append_kv_args_lens_kv,
+      offsetof(flashattn_append_kv_args, lens_kv) == 80);
+CHECK(flashattn_append_kv_args_starts_kv,
+      offsetof(flashattn_append_kv_args, starts_kv) == 88);
+CHECK(flashattn_append_kv_args_positions,
+      offsetof(flashattn_append_kv_args, positions) == 96);
+CHECK(flashattn_append_kv_args_lens_out,
+      offsetof(flashattn_append_kv_args, lens_out) == 104);
+CHECK(flashattn_append_kv_args_page_table,
+      offsetof(flashattn_append_kv_args, page_table) == 112);
+CHECK(flashattn_append_kv_args_pages,
+      offsetof(flashattn_append_kv_args, pages) == 144);
+CHECK(flashattn_append_kv_args_q,
+      offsetof(flashattn_append_kv_args, q) == 152);
+CHECK(flashattn_append_kv_args_k,
+      offsetof(flashattn_append_kv_args, k) == 184);
+CHECK(flashattn_append_kv_args_v,
+      offsetof(flashattn_append_kv_args, v) == 216);
+CHECK(flashattn_append_kv_args_q_out,
+      offsetof(flashattn_append_kv_args, q_out) == 248);
+CHECK(flashattn_append_kv_args_k_cache,
+      offsetof(flashattn_append_kv_args, k_cache) == 280);
+CHECK(flashattn_append_kv_args_v_cache,
+      offsetof(flashattn_append_kv_args, v_cache) == 312);
+CHECK(flashattn_append_kv_args_descale_k,
+      offsetof(flashattn_append_kv_args, descale_k) == 344);
+CHECK(flashattn_append_kv_args_descale_v,
+      offsetof(flashattn_append_kv_args, descale_v) == 376);
+CHECK(flashattn_append_kv_args_rotary_cos,
+      offsetof(flashattn_append_kv_args, rotary_cos) == 408);
+CHECK(flashattn_append_kv_args_rotary_sin,
+      offsetof(flashattn_append_kv_args, rotary_sin) == 440);
+CHECK(flashattn_append_kv_args_parallel,
+      offsetof(flashattn_append_kv_args, parallel) == 472);
+CHECK(flashattn_append_kv_args_parallel_user,
+      offsetof(flashattn_append_kv_args, parallel_user) == 480);
+CHECK(flashattn_append_kv_args_error,
+      offsetof(flashattn_append_kv_args, error) == 488);
+
 CHECK(flashattn_device_properties, sizeof(flashattn_device_properties) == 48);
 CHECK(flashattn_device_properties_struct_size,
       offsetof(flashattn_device_properties, struct_size) == 0);
@@ -422,6 +492,9 @@ CHECK(FLASHATTN_DETERMINISM_BATCH_INVARIANT_, FLASHATTN_DETERMINISM_BATCH_INVARI
 
 CHECK(FLASHATTN_TRANSFORM_SMOOTH_K_, FLASHATTN_TRANSFORM_SMOOTH_K == 1);
 CHECK(FLASHATTN_TRANSFORM_ROTATE_, FLASHATTN_TRANSFORM_ROTATE == 2);
+
+CHECK(FLASHATTN_ROTARY_HALVES_, FLASHATTN_ROTARY_HALVES == 0);
+CHECK(FLASHATTN_ROTARY_INTERLEAVED_, FLASHATTN_ROTARY_INTERLEAVED == 1);
 
 CHECK(FLASHATTN_LOG_OFF_, FLASHATTN_LOG_OFF == 0);
 CHECK(FLASHATTN_LOG_ERROR_, FLASHATTN_LOG_ERROR == 1);

@@ -42,7 +42,8 @@ enum Deed : uint32_t {
   kMerge = 4,
   kDropoutMask = 8,
   kRefusedPlan = 16,
-  kRefusedCall = 32
+  kRefusedCall = 32,
+  kAppend = 64
 };
 
 struct Round {
@@ -60,6 +61,7 @@ void question_plan(Round* round);   // plan_desc, workspace_size, plan_info
 void run_operations(Round* round);  // forward, backward
 void run_merge(Round* round);
 void run_dropout_mask(Round* round);
+void run_append(Round* round);
 
 // Whether a call with these arguments is small enough to be computed here.
 bool is_small(const Facts& facts, const flashattn_args& args);

@@ -145,7 +145,7 @@ void run_for(double seconds, uint64_t seed, const std::vector<Bytes>& corpus) {
     const Round round =
         run(change ? changed(corpus[numbers.next() % corpus.size()], corpus, &numbers)
                    : random_input(&numbers));
-    const uint32_t done = round.deeds & (kForward | kBackward | kMerge | kDropoutMask);
+    const uint32_t done = round.deeds & (kForward | kBackward | kMerge | kDropoutMask | kAppend);
     computed += done != 0;
     for (uint32_t bits = done; bits; bits &= bits - 1) ++calls;
   }

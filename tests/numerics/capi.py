@@ -175,6 +175,10 @@ class Plan:
         check(library().flashattn_quantize(
             self.handle, args_of(fields, "flashattn_quantize_args"), pointer(stream)))
 
+    def append_kv(self, fields, stream=0):
+        check(library().flashattn_append_kv(
+            self.handle, args_of(fields, "flashattn_append_kv_args"), pointer(stream)))
+
     def merge(self, fields, part_o, part_lse, stream=0):
         """part_o: fields of flashattn_tensor; part_lse: addresses."""
         tensors = ffi.new("flashattn_tensor[]", [dict(PACKED, **part) for part in part_o])

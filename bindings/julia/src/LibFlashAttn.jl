@@ -222,6 +222,13 @@ dim_qk or at least 32 (Shah et al. 2024, incoherent processing).
 """
 const FLASHATTN_TRANSFORM_ROTATE = UInt32(2)
 
+# enum flashattn_rotary
+# Which elements of a head flashattn_append_kv rotates together: pair c of the first rotary_dim.
+"Elements c and c + rotary_dim / 2 (GPT-NeoX, Llama)."
+const FLASHATTN_ROTARY_HALVES = Int32(0)
+"Elements 2 c and 2 c + 1 (Su et al. 2021)."
+const FLASHATTN_ROTARY_INTERLEAVED = Int32(1)
+
 # enum flashattn_log_level
 const FLASHATTN_LOG_OFF = Int32(0)
 "The message of every call that fails."
@@ -271,6 +278,8 @@ const flashattn_determinism = (DEFAULT = FLASHATTN_DETERMINISM_DEFAULT, RUN_TO_R
     FLASHATTN_DETERMINISM_RUN_TO_RUN, BATCH_INVARIANT = FLASHATTN_DETERMINISM_BATCH_INVARIANT,)
 const flashattn_transform = (SMOOTH_K = FLASHATTN_TRANSFORM_SMOOTH_K, ROTATE =
     FLASHATTN_TRANSFORM_ROTATE,)
+const flashattn_rotary = (HALVES = FLASHATTN_ROTARY_HALVES, INTERLEAVED =
+    FLASHATTN_ROTARY_INTERLEAVED,)
 const flashattn_log_level = (OFF = FLASHATTN_LOG_OFF, ERROR = FLASHATTN_LOG_ERROR, INFO =
     FLASHATTN_LOG_INFO, DEBUG = FLASHATTN_LOG_DEBUG,)
 
@@ -694,6 +703,107 @@ Base.@kwdef struct flashattn_quantize_args
     takes the lse without it.
     """
     lse_shift::Ptr{Cfloat} = C_NULL
+    "As in flashattn_args."
+    parallel::flashattn_parallel_fn = C_NULL
+    parallel_user::Ptr{Cvoid} = C_NULL
+    error::Ptr{flashattn_error} = C_NULL
+end
+
+"""
+    flashattn_append_kv_args(; fields...)
+
+```text
+The arguments of flashattn_append_kv. Queries and new keys are the same tokens: seqlen_q, total_q,
+cu_seqlens_q and lens_q are of both. An array whose input is NULL is left out, and so is its
+output.
+```
+"""
+Base.@kwdef struct flashattn_append_kv_args
+    "Required: sizeof(flashattn_append_kv_args)."
+    struct_size::UInt32 = 496
+    """
+    As in flashattn_args. seqlen_q: new tokens of the longest sequence. seqlen_kv and total_kv: rows
+    of the cache, those behind the last token included.
+    """
+    batch::Int32 = 0
+    seqlen_q::Int32 = 0
+    seqlen_kv::Int32 = 0
+    total_q::Int64 = 0
+    total_kv::Int64 = 0
+    "Of q, k and v: the plan's dtype; beside an F8E4M3 one F32, F16 or BF16. 0: the plan's."
+    dtype::Int32 = 0
+    "enum flashattn_rotary."
+    rotary::Int32 = 0
+    "Elements of a head of q and k that are rotated, from the first; even, at most dim_qk. 0: none."
+    rotary_dim::Int32 = 0
+    "Rows of rotary_cos and rotary_sin."
+    rotary_positions::Int32 = 0
+    "Of rotary_cos and rotary_sin: F32, F16 or BF16. 0: F32."
+    dtype_rotary::Int32 = 0
+    """
+    Without tables pair c of position p turns by the angle p * rotary_base^(-2 c / rotary_dim), at
+    least 1; usually 10000. 0 with tables.
+    """
+    rotary_base::Cfloat = 0
+    "As in flashattn_args. New tokens past lens_q are neither read nor written."
+    cu_seqlens_q::Ptr{Int32} = C_NULL
+    cu_seqlens_kv::Ptr{Int32} = C_NULL
+    lens_q::Ptr{Int32} = C_NULL
+    "(batch); i32; required. Tokens in the cache before the call, left padding included."
+    lens_kv::Ptr{Int32} = C_NULL
+    starts_kv::Ptr{Int32} = C_NULL
+    """
+    (batch); i32; optional. The position of each sequence's first new token, for the rotation.
+    NULL: lens_kv, less starts_kv.
+    """
+    positions::Ptr{Int32} = C_NULL
+    """
+    (batch); i32; optional with k or v. Written: lens_kv plus the new tokens, as forward needs it.
+    May be lens_kv itself, which is then incremented.
+    """
+    lens_out::Ptr{Int32} = C_NULL
+    "As in flashattn_args: required with PAGED_KV. Only entries of pages that are written are used."
+    page_table::flashattn_tensor = flashattn_tensor()
+    pages::Int64 = 0
+    """
+    (batch, seqlen_q, heads_q, dim_qk); dtype; optional with rotary_dim. VARLEN_Q: (total_q, heads_q,
+    dim_qk).
+    """
+    q::flashattn_tensor = flashattn_tensor()
+    "(batch, seqlen_q, heads_kv, dim_qk); dtype; optional. VARLEN_Q: (total_q, heads_kv, dim_qk)."
+    k::flashattn_tensor = flashattn_tensor()
+    "(batch, seqlen_q, heads_kv, dim_v); dtype; optional. VARLEN_Q: (total_q, heads_kv, dim_v)."
+    v::flashattn_tensor = flashattn_tensor()
+    """
+    (batch, seqlen_q, heads_q, dim_qk); dtype; required with q. Written: q rotated. May be q itself,
+    with the same strides.
+    """
+    q_out::flashattn_tensor = flashattn_tensor()
+    """
+    (batch, seqlen_kv, heads_kv, dim_qk); the plan's dtype_kv; required with k. Written: rows
+    lens_kv[b] and later. VARLEN_KV: (total_kv, heads_kv, dim_qk). PAGED_KV: (pages, page_size,
+    heads_kv, dim_qk).
+    """
+    k_cache::flashattn_tensor = flashattn_tensor()
+    "(batch, seqlen_kv, heads_kv, dim_v); the plan's dtype_kv; required with v. Likewise."
+    v_cache::flashattn_tensor = flashattn_tensor()
+    """
+    (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with k and a cache of F8E4M3.
+    Above 0: k / descale_k is rounded to nearest even, and 448 beyond. NULL: 1.
+    """
+    descale_k::flashattn_tensor = flashattn_tensor()
+    """
+    (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with v and a cache of F8E4M3.
+    Likewise.
+    """
+    descale_v::flashattn_tensor = flashattn_tensor()
+    """
+    (rotary_positions, rotary_dim / 2); dtype_rotary; optional with rotary_dim. Row p is of position
+    p.
+    """
+    rotary_cos::flashattn_tensor = flashattn_tensor()
+    "(rotary_positions, rotary_dim / 2); dtype_rotary; required with rotary_cos."
+    rotary_sin::flashattn_tensor = flashattn_tensor()
     "As in flashattn_args."
     parallel::flashattn_parallel_fn = C_NULL
     parallel_user::Ptr{Cvoid} = C_NULL
@@ -1139,6 +1249,22 @@ function flashattn_quantize_args_init(args, struct_size)
 end
 
 """
+    flashattn_append_kv_args_init(args::Ptr{flashattn_append_kv_args},
+        struct_size::UInt32)::Int32
+
+```text
+Zeroes the arguments of flashattn_append_kv and asks for packed strides likewise.
+  args          out.
+  struct_size   sizeof(flashattn_append_kv_args) as the caller knows it, 4 to 4096.
+INVALID_ARGUMENT: NULL, a size out of that range.
+```
+"""
+function flashattn_append_kv_args_init(args, struct_size)
+    @ccall lib.flashattn_append_kv_args_init(args::Ptr{flashattn_append_kv_args},
+        struct_size::UInt32)::Int32
+end
+
+"""
     flashattn_forward(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_args},
         workspace::Ptr{Cvoid}, workspace_bytes::Int64, stream::Ptr{Cvoid})::Int32
 
@@ -1215,6 +1341,27 @@ UNSUPPORTED: such a GPU; PAGED_KV.
 function flashattn_quantize(plan, args, stream)
     @gc_safe lib.flashattn_quantize(plan::Ptr{flashattn_plan},
         args::Ptr{flashattn_quantize_args}, stream::Ptr{Cvoid})::Int32
+end
+
+"""
+    flashattn_append_kv(plan::Ptr{flashattn_plan}, args::Ptr{flashattn_append_kv_args},
+        stream::Ptr{Cvoid})::Int32
+
+```text
+Appends new keys and values to a cache: token i of sequence b becomes row lens_kv[b] + i, dense,
+VARLEN_KV or in pages. k is rotated before, and q in the same launch (rotary position embedding,
+Su et al. 2021), with i counted from positions[b]:
+    (x, y) = (x cos - y sin, x sin + y cos) for each pair
+in fp32, every product and sum rounded by itself, so that all devices write the same bits. The
+plan gives device, heads, dims, layout, page_size, types and descale_block. Needs no workspace.
+Forward sees the new keys with lens_kv = lens_out. On a GPU tokens that have no room are left out;
+the CPU refuses them. GPU: one launch, and a second one where lens_out is lens_kv and a sequence
+has more new elements than one CTA moves.
+```
+"""
+function flashattn_append_kv(plan, args, stream)
+    @gc_safe lib.flashattn_append_kv(plan::Ptr{flashattn_plan},
+        args::Ptr{flashattn_append_kv_args}, stream::Ptr{Cvoid})::Int32
 end
 
 """
@@ -1382,6 +1529,42 @@ const LAYOUT = (
         (:parallel, 416, 8),
         (:parallel_user, 424, 8),
         (:error, 432, 8),
+    )),
+    (flashattn_append_kv_args, 496, (
+        (:struct_size, 0, 4),
+        (:batch, 4, 4),
+        (:seqlen_q, 8, 4),
+        (:seqlen_kv, 12, 4),
+        (:total_q, 16, 8),
+        (:total_kv, 24, 8),
+        (:dtype, 32, 4),
+        (:rotary, 36, 4),
+        (:rotary_dim, 40, 4),
+        (:rotary_positions, 44, 4),
+        (:dtype_rotary, 48, 4),
+        (:rotary_base, 52, 4),
+        (:cu_seqlens_q, 56, 8),
+        (:cu_seqlens_kv, 64, 8),
+        (:lens_q, 72, 8),
+        (:lens_kv, 80, 8),
+        (:starts_kv, 88, 8),
+        (:positions, 96, 8),
+        (:lens_out, 104, 8),
+        (:page_table, 112, 32),
+        (:pages, 144, 8),
+        (:q, 152, 32),
+        (:k, 184, 32),
+        (:v, 216, 32),
+        (:q_out, 248, 32),
+        (:k_cache, 280, 32),
+        (:v_cache, 312, 32),
+        (:descale_k, 344, 32),
+        (:descale_v, 376, 32),
+        (:rotary_cos, 408, 32),
+        (:rotary_sin, 440, 32),
+        (:parallel, 472, 8),
+        (:parallel_user, 480, 8),
+        (:error, 488, 8),
     )),
     (flashattn_device_properties, 48, (
         (:struct_size, 0, 4),

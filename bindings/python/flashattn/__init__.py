@@ -5,6 +5,7 @@ Python layer of libflashattn.
 
 Start with attention(). `python -m flashattn` shows what the library can do on this machine.
 """
+from ._append import Appended, append_kv
 from ._attention import attention, attention_backward, attention_paged, attention_varlen
 from ._constants import (Bias, Descriptor, Determinism, Device, DeviceInfo, Dtype, Feature, Layout,
                          LogLevel, Mask, Op, PlanInfo, Reason, Status)
@@ -19,10 +20,10 @@ from ._tools import build_info, check, devices, dropout_mask, merge, set_log, su
 __version__ = _text(_lib.flashattn_version_string())
 
 __all__ = [
-    "ArrayTypeError", "Bias", "Descriptor", "Determinism", "Device", "DeviceInfo", "Dtype",
-    "Feature", "FlashAttentionError", "InvalidArgumentError", "Layout", "LogLevel", "Mask", "Op",
-    "OutOfMemoryError", "Plan", "PlanInfo", "Quantized", "Reason", "Status", "UnsupportedError",
-    "attention", "attention_backward", "attention_paged", "attention_varlen", "build_info",
-    "cache_info", "check", "clear_cache", "describe", "devices", "dropout_mask", "merge",
-    "quantize", "set_log", "supported",
+    "Appended", "ArrayTypeError", "Bias", "Descriptor", "Determinism", "Device", "DeviceInfo",
+    "Dtype", "Feature", "FlashAttentionError", "InvalidArgumentError", "Layout", "LogLevel", "Mask",
+    "Op", "OutOfMemoryError", "Plan", "PlanInfo", "Quantized", "Reason", "Status",
+    "UnsupportedError", "append_kv", "attention", "attention_backward", "attention_paged",
+    "attention_varlen", "build_info", "cache_info", "check", "clear_cache", "describe", "devices",
+    "dropout_mask", "merge", "quantize", "set_log", "supported",
 ]

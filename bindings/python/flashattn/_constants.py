@@ -191,6 +191,15 @@ class Transform(IntFlag):
     ROTATE = 2
 
 
+class Rotary(IntEnum):
+    """Which elements of a head flashattn_append_kv rotates together: pair c of the first rotary_dim."""
+
+    #: Elements c and c + rotary_dim / 2 (GPT-NeoX, Llama).
+    HALVES = 0
+    #: Elements 2 c and 2 c + 1 (Su et al. 2021).
+    INTERLEAVED = 1
+
+
 class LogLevel(IntEnum):
     """flashattn_log_level"""
 
@@ -697,6 +706,42 @@ LAYOUT: Dict[str, Tuple[int, Tuple[Tuple[str, int, int], ...]]] = {
         ("parallel_user", 424, 8),
         ("error", 432, 8),
     )),
+    "flashattn_append_kv_args": (496, (
+        ("struct_size", 0, 4),
+        ("batch", 4, 4),
+        ("seqlen_q", 8, 4),
+        ("seqlen_kv", 12, 4),
+        ("total_q", 16, 8),
+        ("total_kv", 24, 8),
+        ("dtype", 32, 4),
+        ("rotary", 36, 4),
+        ("rotary_dim", 40, 4),
+        ("rotary_positions", 44, 4),
+        ("dtype_rotary", 48, 4),
+        ("rotary_base", 52, 4),
+        ("cu_seqlens_q", 56, 8),
+        ("cu_seqlens_kv", 64, 8),
+        ("lens_q", 72, 8),
+        ("lens_kv", 80, 8),
+        ("starts_kv", 88, 8),
+        ("positions", 96, 8),
+        ("lens_out", 104, 8),
+        ("page_table", 112, 32),
+        ("pages", 144, 8),
+        ("q", 152, 32),
+        ("k", 184, 32),
+        ("v", 216, 32),
+        ("q_out", 248, 32),
+        ("k_cache", 280, 32),
+        ("v_cache", 312, 32),
+        ("descale_k", 344, 32),
+        ("descale_v", 376, 32),
+        ("rotary_cos", 408, 32),
+        ("rotary_sin", 440, 32),
+        ("parallel", 472, 8),
+        ("parallel_user", 480, 8),
+        ("error", 488, 8),
+    )),
     "flashattn_device_properties": (48, (
         ("struct_size", 0, 4),
         ("multiprocessors", 4, 4),
@@ -875,6 +920,14 @@ Zeroes the arguments of flashattn_quantize and asks for packed strides likewise.
   struct_size   sizeof(flashattn_quantize_args) as the caller knows it, 4 to 4096.
 INVALID_ARGUMENT: NULL, a size out of that range.
 """,
+    "flashattn_append_kv_args_init": """\
+int32_t flashattn_append_kv_args_init(flashattn_append_kv_args *args, uint32_t struct_size)
+
+Zeroes the arguments of flashattn_append_kv and asks for packed strides likewise.
+  args          out.
+  struct_size   sizeof(flashattn_append_kv_args) as the caller knows it, 4 to 4096.
+INVALID_ARGUMENT: NULL, a size out of that range.
+""",
     "flashattn_forward": """\
 int32_t flashattn_forward(const flashattn_plan *plan, const flashattn_args *args, void *workspace,
     int64_t workspace_bytes, void *stream)
@@ -925,6 +978,20 @@ Makes E4M3 of wider q, k and v: x = round(transform(x) / descale), to nearest ev
 each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3, gives device,
 heads, dims, layout and descale_block. Needs no workspace. GPUs do not compute it yet.
 UNSUPPORTED: such a GPU; PAGED_KV.
+""",
+    "flashattn_append_kv": """\
+int32_t flashattn_append_kv(const flashattn_plan *plan, const flashattn_append_kv_args *args,
+    void *stream)
+
+Appends new keys and values to a cache: token i of sequence b becomes row lens_kv[b] + i, dense,
+VARLEN_KV or in pages. k is rotated before, and q in the same launch (rotary position embedding,
+Su et al. 2021), with i counted from positions[b]:
+    (x, y) = (x cos - y sin, x sin + y cos) for each pair
+in fp32, every product and sum rounded by itself, so that all devices write the same bits. The
+plan gives device, heads, dims, layout, page_size, types and descale_block. Needs no workspace.
+Forward sees the new keys with lens_kv = lens_out. On a GPU tokens that have no room are left out;
+the CPU refuses them. GPU: one launch, and a second one where lens_out is lens_kv and a sequence
+has more new elements than one CTA moves.
 """,
     "flashattn_dropout_mask": """\
 int32_t flashattn_dropout_mask(const flashattn_plan *plan, const flashattn_args *args,

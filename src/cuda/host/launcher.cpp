@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/select.h"
 #include "cuda/host/kernel_setup.h"
+#include "cuda/kernels/common/append_kv.h"
 #include "cuda/kernels/common/combine.h"
 
 namespace flashattn::cuda {
@@ -88,6 +89,7 @@ CudaLauncher::CudaLauncher(const Problem& problem, const Device& device, const c
       multiprocessors_(device.properties.multiprocessors) {
   const DeviceScope scope(device_);
   throw_on(preload_combine_kernels(problem), "cudaFuncGetAttributes");
+  throw_on(preload_append_kernels(problem), "cudaFuncGetAttributes");
   forward_.make(forward_registry(), backend, passed_over, problem, device);
   if (problem.has_op(FLASHATTN_OP_BACKWARD)) {
     backward_.make(backward_registry(), backend, passed_over, problem, device);
@@ -168,6 +170,27 @@ int32_t CudaLauncher::merge(const MergeArgs& args, const Executor& on) const {
   }
   return status_of(launch_merge(p, static_cast<cudaStream_t>(on.stream)),
                    "launching the merge kernel");
+}
+
+int32_t CudaLauncher::append_kv(const AppendArgs& args, const Executor& on) const {
+  if (const int32_t status = check_current(device_, *context_)) return status;
+  const Inputs& in = args.inputs;
+  const int32_t f8 = FLASHATTN_DTYPE_F8E4M3, dtype_kv = problem_.dtype_kv;
+  const auto moves = [&](const flashattn_tensor& from, const flashattn_tensor& to, int32_t dtype_to,
+                         int32_t dim) {
+    return !from.data || (dim % 8 == 0 && is_aligned(from, args.dtype, 16) &&
+                          is_aligned(to, dtype_to, dtype_to == f8 ? 8 : 16));
+  };
+  const bool tables =
+      !args.rotary_cos.data || (is_aligned(args.rotary_cos, args.dtype_rotary, 16) &&
+                                is_aligned(args.rotary_sin, args.dtype_rotary, 16));
+  const bool vectors = tables && args.rotary_dim % 16 == 0 &&
+                       moves(in.q, args.q_out, args.dtype, problem_.dim_qk) &&
+                       moves(in.k, args.k_cache, dtype_kv, problem_.dim_qk) &&
+                       moves(in.v, args.v_cache, dtype_kv, problem_.dim_v);
+  return status_of(launch_append_kv(problem_, args, vectors, multiprocessors_,
+                                    static_cast<cudaStream_t>(on.stream)),
+                   "launching the append kernel");
 }
 
 int32_t CudaLauncher::dropout_mask(const ForwardArgs& args, uint8_t* keep,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .._constants import Reason, Status
-from .._errors import UnsupportedError
+from .._errors import UnsupportedError, invalid
 from . import functional
 
 _Window = Tuple[int, int]
@@ -97,6 +97,26 @@ def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *arguments: Any, **op
     return flash_attn_varlen_func(q, *kv.unbind(1), *arguments, **options)
 
 
+def _append(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Optional[Tensor], v: Optional[Tensor],
+            rotary: Tuple[Optional[Tensor], Optional[Tensor], bool], lens: Optional[Tensor],
+            block_table: Optional[Tensor], moving: bool) -> Tuple[Tensor, Tensor]:
+    """q rotated, and the tokens in the cache with the new ones."""
+    if k is None or v is None or lens is None:
+        name = "k" if k is None else "v" if v is None else "cache_seqlens"
+        raise invalid(f"{name} is not given; new keys and values, and rotary_cos and rotary_sin, "
+                      "need k, v and cache_seqlens", Reason.NULL_POINTER, name)
+    turn: Any = dict(zip(("rotary_cos", "rotary_sin", "rotary_interleaved"), rotary),
+                     page_table=block_table)
+    rotates = rotary[0] is not None
+    if rotates and moving and q.shape[1] == k.shape[1]:
+        return functional.append_kv(k_cache, v_cache, lens, k, v, q, **turn)
+    if rotates:
+        # Queries that all stand at one position are heads of one query.
+        turned = q if moving else q.flatten(1, 2).unsqueeze(1)
+        q = functional.append_kv(k_cache, v_cache, lens, q=turned, **turn).q.view(q.shape)
+    return q, functional.append_kv(k_cache, v_cache, lens, k, v, **turn).lens_kv
+
+
 def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor,
                             k: Optional[Tensor] = None, v: Optional[Tensor] = None,
                             rotary_cos: Optional[Tensor] = None,
@@ -118,12 +138,12 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor,
     cache_seqlens  tokens in use: an integer for all sequences, or (batch,) integers
     cache_leftpad  (batch,) integers, keys before which do not exist; not with block_table
 
-    Returns o, or (o, softmax_lse). NotImplementedError by name for k, v, rotary_cos, rotary_sin and
-    cache_batch_idx: the library appends nothing yet.
+    k, v        (batch, seqlen_new, heads_kv, dim): written behind cache_seqlens first
+    rotary_cos, rotary_sin  (positions, rotary_dim / 2): k is rotated by its row in the cache, and q
+                from row cache_seqlens on; all of it at that row unless causal or window is given
+
+    Returns o, or (o, softmax_lse). NotImplementedError by name for cache_batch_idx.
     """
-    for name, given in (("k", k), ("v", v), ("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
-        if given is not None:
-            raise _refuse(name, "rotate, and write new keys and values into the cache, before")
     if cache_batch_idx is not None:
         raise _refuse("cache_batch_idx", "give k_cache[cache_batch_idx]")
     if block_table is not None and cache_leftpad is not None:
@@ -131,6 +151,10 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor,
     lens = cache_seqlens
     if isinstance(lens, int):
         lens = torch.full((q.shape[0],), lens, dtype=torch.int32, device=q.device)
+    if k is not None or v is not None or rotary_cos is not None or rotary_sin is not None:
+        moving = causal or tuple(window_size) != (-1, -1)
+        q, lens = _append(q, k_cache, v_cache, k, v, (rotary_cos, rotary_sin, rotary_interleaved),
+                          lens, block_table, moving)
     more: Any = dict(scale=softmax_scale, causal=causal, window=window_size, softcap=softcap,
                      alibi_slopes=alibi_slopes, splits=num_splits, return_lse=return_softmax_lse)
     if block_table is None:

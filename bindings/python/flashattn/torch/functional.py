@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from .. import _options
+from .._append import Appended
 from .._constants import Reason
 from .._errors import invalid, wrong_type
 from .._inputs import axes
 from .._options import Determinisms, Window
-from . import _autograd, _transforms
+from . import _append, _autograd, _transforms  # noqa: F401  # _append defines its operator
 from ._launch import NOTHING, Options, Orders, inverse, permuted
 from ._ops import cast_for_autocast
 
@@ -241,6 +242,34 @@ def attention_paged(q: Tensor, k: Tensor, v: Tensor, page_table: Tensor, lens_kv
         None, _float32(sink), _float32(alibi_slopes), None, _int32(cu_seqlens_q), None, None,
         _int32(lens_kv), None, _int32(page_table), None),
         _longest(cu_seqlens_q, max_seqlen_q, "max_seqlen_q"), max_kv, options, return_lse)
+
+
+def append_kv(k_cache: Tensor, v_cache: Optional[Tensor], lens_kv: Tensor,
+              k: Optional[Tensor] = None, v: Optional[Tensor] = None, q: Optional[Tensor] = None,
+              *, rotary_cos: Optional[Tensor] = None, rotary_sin: Optional[Tensor] = None,
+              rotary_base: Optional[float] = None, rotary_dim: Optional[int] = None,
+              rotary_interleaved: bool = False, positions: Optional[Tensor] = None,
+              starts_kv: Optional[Tensor] = None, cu_seqlens_q: Optional[Tensor] = None,
+              lens_q: Optional[Tensor] = None, page_table: Optional[Tensor] = None,
+              max_seqlen_q: Optional[int] = None, max_seqlen_kv: Optional[int] = None,
+              descale_k: Optional[Tensor] = None, descale_v: Optional[Tensor] = None,
+              descale_block: int = 0) -> Appended:
+    """flashattn.append_kv() as an operator, which torch.compile knows to write into the cache; no
+    gradient.
+
+    k_cache, v_cache  (batch, capacity, heads_kv, dim), or with page_table (pages, page_size,
+                heads_kv, dim)
+    lens_kv     (batch,) integers: tokens in the cache
+    q, k, v     (batch, seqlen_q, heads, dim), or with cu_seqlens_q (total_q, heads, dim)
+
+    The rest is as in flashattn.append_kv(). Returns (q rotated or None, tokens now in the cache).
+    """
+    rotated, lens = torch.ops.flashattn.append_kv(
+        k_cache, v_cache, _int32(lens_kv), k, v, q, rotary_cos, rotary_sin, rotary_base, rotary_dim,
+        rotary_interleaved, _int32(positions), _int32(starts_kv), _int32(cu_seqlens_q),
+        _int32(lens_q), _int32(page_table), max_seqlen_q, max_seqlen_kv, descale_k, descale_v,
+        descale_block)
+    return Appended(None if q is None else rotated, None if k is None and v is None else lens)
 
 
 def merge(part_o: Sequence[Tensor], part_lse: Sequence[Tensor]) -> Tuple[Tensor, Tensor]:

@@ -665,6 +665,31 @@ impl core::ops::BitOrAssign for flashattn_transform {
     }
 }
 
+/// Which elements of a head flashattn_append_kv rotates together: pair c of the first rotary_dim.
+#[repr(transparent)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct flashattn_rotary(pub i32);
+
+impl flashattn_rotary {
+    /// Elements c and c + rotary_dim / 2 (GPT-NeoX, Llama).
+    pub const HALVES: Self = Self(0);
+    /// Elements 2 c and 2 c + 1 (Su et al. 2021).
+    pub const INTERLEAVED: Self = Self(1);
+
+    /// The names of all values known here, each with its number.
+    #[rustfmt::skip]
+    pub const NAMES: &'static [(&'static str, i32)] = &[
+        ("HALVES", 0),
+        ("INTERLEAVED", 1),
+    ];
+}
+
+impl fmt::Debug for flashattn_rotary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_name(f, self.0, Self::NAMES)
+    }
+}
+
 /// `enum flashattn_log_level` of the header.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -1133,6 +1158,114 @@ impl Default for flashattn_quantize_args {
     }
 }
 
+/// The arguments of flashattn_append_kv. Queries and new keys are the same tokens: seqlen_q, total_q,
+/// cu_seqlens_q and lens_q are of both. An array whose input is NULL is left out, and so is its
+/// output.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct flashattn_append_kv_args {
+    /// Required: sizeof(flashattn_append_kv_args).
+    pub struct_size: u32,
+    /// As in flashattn_args. seqlen_q: new tokens of the longest sequence. seqlen_kv and total_kv: rows
+    /// of the cache, those behind the last token included.
+    pub batch: i32,
+    /// `seqlen_q`
+    pub seqlen_q: i32,
+    /// `seqlen_kv`
+    pub seqlen_kv: i32,
+    /// `total_q`
+    pub total_q: i64,
+    /// `total_kv`
+    pub total_kv: i64,
+    /// Of q, k and v: the plan's dtype; beside an F8E4M3 one F32, F16 or BF16. 0: the plan's.
+    pub dtype: i32,
+    /// enum flashattn_rotary.
+    pub rotary: i32,
+    /// Elements of a head of q and k that are rotated, from the first; even, at most dim_qk. 0: none.
+    pub rotary_dim: i32,
+    /// Rows of rotary_cos and rotary_sin.
+    pub rotary_positions: i32,
+    /// Of rotary_cos and rotary_sin: F32, F16 or BF16. 0: F32.
+    pub dtype_rotary: i32,
+    /// Without tables pair c of position p turns by the angle p * rotary_base^(-2 c / rotary_dim), at
+    /// least 1; usually 10000. 0 with tables.
+    pub rotary_base: f32,
+    /// As in flashattn_args. New tokens past lens_q are neither read nor written.
+    pub cu_seqlens_q: *const i32,
+    /// `cu_seqlens_kv`
+    pub cu_seqlens_kv: *const i32,
+    /// `lens_q`
+    pub lens_q: *const i32,
+    /// (batch); i32; required. Tokens in the cache before the call, left padding included.
+    pub lens_kv: *const i32,
+    /// `starts_kv`
+    pub starts_kv: *const i32,
+    /// (batch); i32; optional. The position of each sequence's first new token, for the rotation.
+    /// NULL: lens_kv, less starts_kv.
+    pub positions: *const i32,
+    /// (batch); i32; optional with k or v. Written: lens_kv plus the new tokens, as forward needs it.
+    /// May be lens_kv itself, which is then incremented.
+    pub lens_out: *mut i32,
+    /// As in flashattn_args: required with PAGED_KV. Only entries of pages that are written are used.
+    pub page_table: flashattn_tensor,
+    /// `pages`
+    pub pages: i64,
+    /// (batch, seqlen_q, heads_q, dim_qk); dtype; optional with rotary_dim. VARLEN_Q: (total_q, heads_q,
+    /// dim_qk).
+    pub q: flashattn_tensor,
+    /// (batch, seqlen_q, heads_kv, dim_qk); dtype; optional. VARLEN_Q: (total_q, heads_kv, dim_qk).
+    pub k: flashattn_tensor,
+    /// (batch, seqlen_q, heads_kv, dim_v); dtype; optional. VARLEN_Q: (total_q, heads_kv, dim_v).
+    pub v: flashattn_tensor,
+    /// (batch, seqlen_q, heads_q, dim_qk); dtype; required with q. Written: q rotated. May be q itself,
+    /// with the same strides.
+    pub q_out: flashattn_tensor,
+    /// (batch, seqlen_kv, heads_kv, dim_qk); the plan's dtype_kv; required with k. Written: rows
+    /// lens_kv\[b\] and later. VARLEN_KV: (total_kv, heads_kv, dim_qk). PAGED_KV: (pages, page_size,
+    /// heads_kv, dim_qk).
+    pub k_cache: flashattn_tensor,
+    /// (batch, seqlen_kv, heads_kv, dim_v); the plan's dtype_kv; required with v. Likewise.
+    pub v_cache: flashattn_tensor,
+    /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with k and a cache of F8E4M3.
+    /// Above 0: k / descale_k is rounded to nearest even, and 448 beyond. NULL: 1.
+    pub descale_k: flashattn_tensor,
+    /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with v and a cache of F8E4M3.
+    /// Likewise.
+    pub descale_v: flashattn_tensor,
+    /// (rotary_positions, rotary_dim / 2); dtype_rotary; optional with rotary_dim. Row p is of position
+    /// p.
+    pub rotary_cos: flashattn_tensor,
+    /// (rotary_positions, rotary_dim / 2); dtype_rotary; required with rotary_cos.
+    pub rotary_sin: flashattn_tensor,
+    /// As in flashattn_args.
+    pub parallel: flashattn_parallel_fn,
+    /// `parallel_user`
+    pub parallel_user: *mut c_void,
+    /// `error`
+    pub error: *mut flashattn_error,
+}
+
+impl Default for flashattn_append_kv_args {
+    /// All zero, with `struct_size` set, and packed strides (-1).
+    fn default() -> Self {
+        // SAFETY: integers, floats and pointers, for which zero bytes are a value.
+        let mut zeroed: Self = unsafe { core::mem::zeroed() };
+        zeroed.struct_size = core::mem::size_of::<Self>() as u32;
+        zeroed.page_table = flashattn_tensor::default();
+        zeroed.q = flashattn_tensor::default();
+        zeroed.k = flashattn_tensor::default();
+        zeroed.v = flashattn_tensor::default();
+        zeroed.q_out = flashattn_tensor::default();
+        zeroed.k_cache = flashattn_tensor::default();
+        zeroed.v_cache = flashattn_tensor::default();
+        zeroed.descale_k = flashattn_tensor::default();
+        zeroed.descale_v = flashattn_tensor::default();
+        zeroed.rotary_cos = flashattn_tensor::default();
+        zeroed.rotary_sin = flashattn_tensor::default();
+        zeroed
+    }
+}
+
 /// A device, as flashattn_device_info describes it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -1477,6 +1610,23 @@ extern "C" {
         struct_size: u32,
     ) -> i32;
 
+    /// Zeroes the arguments of flashattn_append_kv and asks for packed strides likewise.
+    ///
+    /// ```text
+    ///   args          out.
+    ///   struct_size   sizeof(flashattn_append_kv_args) as the caller knows it, 4 to 4096.
+    /// ```
+    ///
+    /// INVALID_ARGUMENT: NULL, a size out of that range.
+    ///
+    /// # Safety
+    ///
+    /// Pointers must be what the text above and the conventions of this crate say.
+    pub fn flashattn_append_kv_args_init(
+        args: *mut flashattn_append_kv_args,
+        struct_size: u32,
+    ) -> i32;
+
     /// For each sequence, head and query, with the masks and the sequence's off of enum flashattn_mask:
     ///
     /// ```text
@@ -1560,6 +1710,29 @@ extern "C" {
     pub fn flashattn_quantize(
         plan: *const flashattn_plan,
         args: *const flashattn_quantize_args,
+        stream: *mut c_void,
+    ) -> i32;
+
+    /// Appends new keys and values to a cache: token i of sequence b becomes row lens_kv\[b\] + i, dense,
+    /// VARLEN_KV or in pages. k is rotated before, and q in the same launch (rotary position embedding,
+    /// Su et al. 2021), with i counted from positions\[b\]:
+    ///
+    /// ```text
+    ///     (x, y) = (x cos - y sin, x sin + y cos) for each pair
+    /// ```
+    ///
+    /// in fp32, every product and sum rounded by itself, so that all devices write the same bits. The
+    /// plan gives device, heads, dims, layout, page_size, types and descale_block. Needs no workspace.
+    /// Forward sees the new keys with lens_kv = lens_out. On a GPU tokens that have no room are left out;
+    /// the CPU refuses them. GPU: one launch, and a second one where lens_out is lens_kv and a sequence
+    /// has more new elements than one CTA moves.
+    ///
+    /// # Safety
+    ///
+    /// Pointers must be what the text above and the conventions of this crate say.
+    pub fn flashattn_append_kv(
+        plan: *const flashattn_plan,
+        args: *const flashattn_append_kv_args,
         stream: *mut c_void,
     ) -> i32;
 
@@ -2137,6 +2310,46 @@ mod tests {
     }
 
     #[test]
+    fn layout_of_append_kv_args() {
+        assert_eq!(size_of::<flashattn_append_kv_args>(), 496);
+        assert_eq!(align_of::<flashattn_append_kv_args>(), 8);
+        assert_eq!(offset_of!(flashattn_append_kv_args, struct_size), 0);
+        assert_eq!(offset_of!(flashattn_append_kv_args, batch), 4);
+        assert_eq!(offset_of!(flashattn_append_kv_args, seqlen_q), 8);
+        assert_eq!(offset_of!(flashattn_append_kv_args, seqlen_kv), 12);
+        assert_eq!(offset_of!(flashattn_append_kv_args, total_q), 16);
+        assert_eq!(offset_of!(flashattn_append_kv_args, total_kv), 24);
+        assert_eq!(offset_of!(flashattn_append_kv_args, dtype), 32);
+        assert_eq!(offset_of!(flashattn_append_kv_args, rotary), 36);
+        assert_eq!(offset_of!(flashattn_append_kv_args, rotary_dim), 40);
+        assert_eq!(offset_of!(flashattn_append_kv_args, rotary_positions), 44);
+        assert_eq!(offset_of!(flashattn_append_kv_args, dtype_rotary), 48);
+        assert_eq!(offset_of!(flashattn_append_kv_args, rotary_base), 52);
+        assert_eq!(offset_of!(flashattn_append_kv_args, cu_seqlens_q), 56);
+        assert_eq!(offset_of!(flashattn_append_kv_args, cu_seqlens_kv), 64);
+        assert_eq!(offset_of!(flashattn_append_kv_args, lens_q), 72);
+        assert_eq!(offset_of!(flashattn_append_kv_args, lens_kv), 80);
+        assert_eq!(offset_of!(flashattn_append_kv_args, starts_kv), 88);
+        assert_eq!(offset_of!(flashattn_append_kv_args, positions), 96);
+        assert_eq!(offset_of!(flashattn_append_kv_args, lens_out), 104);
+        assert_eq!(offset_of!(flashattn_append_kv_args, page_table), 112);
+        assert_eq!(offset_of!(flashattn_append_kv_args, pages), 144);
+        assert_eq!(offset_of!(flashattn_append_kv_args, q), 152);
+        assert_eq!(offset_of!(flashattn_append_kv_args, k), 184);
+        assert_eq!(offset_of!(flashattn_append_kv_args, v), 216);
+        assert_eq!(offset_of!(flashattn_append_kv_args, q_out), 248);
+        assert_eq!(offset_of!(flashattn_append_kv_args, k_cache), 280);
+        assert_eq!(offset_of!(flashattn_append_kv_args, v_cache), 312);
+        assert_eq!(offset_of!(flashattn_append_kv_args, descale_k), 344);
+        assert_eq!(offset_of!(flashattn_append_kv_args, descale_v), 376);
+        assert_eq!(offset_of!(flashattn_append_kv_args, rotary_cos), 408);
+        assert_eq!(offset_of!(flashattn_append_kv_args, rotary_sin), 440);
+        assert_eq!(offset_of!(flashattn_append_kv_args, parallel), 472);
+        assert_eq!(offset_of!(flashattn_append_kv_args, parallel_user), 480);
+        assert_eq!(offset_of!(flashattn_append_kv_args, error), 488);
+    }
+
+    #[test]
     fn layout_of_device_properties() {
         assert_eq!(size_of::<flashattn_device_properties>(), 48);
         assert_eq!(align_of::<flashattn_device_properties>(), 8);
@@ -2241,6 +2454,12 @@ mod tests {
     }
 
     #[test]
+    fn layout_of_rotary() {
+        assert_eq!(size_of::<flashattn_rotary>(), size_of::<i32>());
+        assert_eq!(flashattn_rotary::NAMES.len(), 2);
+    }
+
+    #[test]
     fn layout_of_log_level() {
         assert_eq!(size_of::<flashattn_log_level>(), size_of::<i32>());
         assert_eq!(flashattn_log_level::NAMES.len(), 4);
@@ -2296,6 +2515,18 @@ mod tests {
         // SAFETY: a structure of that size. Both are without padding.
         let bytes = unsafe {
             assert_eq!(flashattn_quantize_args_init(&mut c, default.struct_size), 0);
+            [&default, &c].map(|s| bytes_of(s))
+        };
+        assert_eq!(bytes[0], bytes[1]);
+    }
+
+    #[test]
+    fn default_of_append_kv_args_is_its_init() {
+        let default = flashattn_append_kv_args::default();
+        let mut c = flashattn_append_kv_args { struct_size: 0, ..default };
+        // SAFETY: a structure of that size. Both are without padding.
+        let bytes = unsafe {
+            assert_eq!(flashattn_append_kv_args_init(&mut c, default.struct_size), 0);
             [&default, &c].map(|s| bytes_of(s))
         };
         assert_eq!(bytes[0], bytes[1]);

@@ -1,0 +1,71 @@
+// flashattn_append_kv: where the new tokens of a sequence go, and the angles of their rotation.
+// Used by the CPU backend and the kernel.
+#pragma once
+
+#include "core/seqlen_info.h"
+
+namespace flashattn {
+
+struct AppendRows {
+  SeqlenInfo sequence;  // before the call; starts_kv taken off
+  int32_t tokens;       // new ones: queries
+  int32_t stored;       // new ones that the cache has room for
+  int32_t end;          // tokens in the cache after the call, as lens_out has it
+  int64_t position;     // of the first new token
+};
+
+// Whatever values lie in device memory, rows [len.kv, len.kv + stored) behind offset_kv lie inside
+// the cache.
+FLASHATTN_HD AppendRows append_rows(const Problem& problem, const AppendArgs& args, int32_t b) {
+  const Inputs& in = args.inputs;
+  AppendRows r{seqlen_info(problem, args.shape, in, b), 0, 0, 0, 0};
+  int32_t capacity = args.shape.seqlen_kv;
+  if (problem.layout & FLASHATTN_LAYOUT_VARLEN_KV) {
+    const Interval rows = packed_rows(in.cu_seqlens_kv, b, args.shape.total_kv);
+    capacity = clamp_index(rows.end - rows.begin, capacity);
+  }
+  const int32_t length = clamp_index(in.lens_kv[b], capacity);
+  r.tokens = r.sequence.len.q;
+  r.stored = clamp_index(r.tokens, capacity - length);
+  r.end = length + r.stored;
+  r.position = args.positions ? args.positions[b] : r.sequence.len.kv;
+  return r;
+}
+
+// The position of new token i, within the tables if there are any.
+FLASHATTN_HD int64_t rotary_position(const AppendArgs& args, int64_t first, int32_t i) {
+  const int64_t position = first + i;
+  return args.rotary_cos.data ? clamp_index(position, args.rotary_positions - 1)
+         : position < 0       ? 0
+                              : position;
+}
+
+struct CosSin {
+  float cos, sin;
+};
+
+// The cosine and sine of an angle in turns of 2^-64, to 5e-9, in integers: every machine computes
+// the same bits.
+FLASHATTN_HD constexpr CosSin cos_sin_of_turns(uint64_t turns) {
+  // In the nearest quarter of a turn, x lies in [-1, 1], in units of 2^-30, for an angle of x pi/4.
+  const uint32_t angle =
+      static_cast<uint32_t>(turns >> 32) + static_cast<uint32_t>(turns >> 31 & 1);
+  const uint32_t quarter = (angle + (1u << 29)) >> 30;
+  const int64_t x = static_cast<int64_t>(static_cast<int32_t>(angle - (quarter << 30))) * 2;
+  const int64_t square = x * x >> 30;
+  // Taylor's coefficients, (pi/4)^n / n!.
+  constexpr int64_t kSin[] = {843314857, -86699834, 2674041, -39273, 336, -2};
+  constexpr int64_t kCos[] = {1073741824, -331168970, 17023473, -350031, 3856, -26};
+  int64_t sine = kSin[5], cosine = kCos[5];
+  for (int n = 4; n >= 0; --n) {
+    sine = (sine * square >> 30) + kSin[n];
+    cosine = (cosine * square >> 30) + kCos[n];
+  }
+  sine = sine * x >> 30;
+  const int64_t c = quarter & 1 ? sine : cosine, s = quarter & 1 ? cosine : sine;
+  constexpr float kUnit = 1.0f / (1 << 30);
+  return {static_cast<float>(static_cast<int32_t>(quarter == 1 || quarter == 2 ? -c : c)) * kUnit,
+          static_cast<float>(static_cast<int32_t>(quarter & 2 ? -s : s)) * kUnit};
+}
+
+}  // namespace flashattn

@@ -1,0 +1,124 @@
+// New tokens to the cache and q to q_out, with rotary position embedding (Su et al. 2021).
+#pragma once
+
+#include "core/append_rows.h"
+#include "cpu/pack.h"
+
+namespace flashattn::cpu::FLASHATTN_ISA {
+
+// Cosines and sines of the pairs of one token.
+struct RotaryAngles {
+  alignas(64) float cos[kMaxRotaryPairs + kWidth];
+  alignas(64) float sin[kMaxRotaryPairs + kWidth];
+};
+
+FLASHATTN_INLINE void load_angles(const AppendArgs& args, int64_t position, RotaryAngles* angles) {
+  const int32_t pairs = args.rotary_dim / 2;
+  if (!args.rotary_cos.data) {
+    for (int32_t c = 0; c < pairs; ++c) {
+      const CosSin x = cos_sin_of_turns(args.turns[c] * static_cast<uint64_t>(position));
+      angles->cos[c] = x.cos;
+      angles->sin[c] = x.sin;
+    }
+    return;
+  }
+  with_wide_dtype(args.dtype_rotary, [&](auto tag) {
+    constexpr int32_t kDtype = decltype(tag)::value, kBytes = kElementBytes<kDtype>;
+    const char* cos = static_cast<const char*>(args.rotary_cos.data) +
+                      position * args.rotary_cos.stride_seq * kBytes;
+    const char* sin = static_cast<const char*>(args.rotary_sin.data) +
+                      position * args.rotary_sin.stride_seq * kBytes;
+    for (int32_t c = 0; c < pairs; c += kWidth) {
+      store(angles->cos + c, load_first<kDtype>(cos + c * kBytes, pairs - c));
+      store(angles->sin + c, load_first<kDtype>(sin + c * kBytes, pairs - c));
+    }
+  });
+}
+
+// The compiler makes no fused multiply-add of x and the sum that it goes into: see the header.
+FLASHATTN_INLINE Floats rounded(Floats x) {
+#if defined(__x86_64__) || defined(__i386__)
+  asm("" : "+x"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
+#else
+  asm("" : "+m"(x));
+#endif
+  return x;
+}
+
+// Turns the first elements of a row.
+FLASHATTN_INLINE void rotate(float* x, int32_t rotary_dim, bool interleaved,
+                             const RotaryAngles& angles) {
+  alignas(64) float first[kMaxRotaryPairs + kWidth], second[kMaxRotaryPairs + kWidth];
+  const int32_t pairs = rotary_dim / 2;
+  const int32_t step = interleaved ? 2 : 1, apart = interleaved ? 1 : pairs;
+  for (int32_t c = 0; c < pairs; ++c) {
+    first[c] = x[c * step];
+    second[c] = x[c * step + apart];
+  }
+  for (int32_t c = pairs; c < pairs + kWidth; ++c) first[c] = second[c] = 0;
+  for (int32_t c = 0; c < pairs; c += kWidth) {
+    const Floats a = load(first + c), b = load(second + c);
+    const Floats cos = load(angles.cos + c), sin = load(angles.sin + c);
+    store(first + c, rounded(a * cos) - rounded(b * sin));
+    store(second + c, rounded(a * sin) + rounded(b * cos));
+  }
+  for (int32_t c = 0; c < pairs; ++c) {
+    x[c * step] = first[c];
+    x[c * step + apart] = second[c];
+  }
+}
+
+// One row: turned if angles is not NULL, times factor, in dtype_out.
+FLASHATTN_INLINE void append_row(const AppendArgs& args, const char* in, char* out,
+                                 int32_t dtype_out, int32_t dim, const RotaryAngles* angles,
+                                 float factor) {
+  if (!angles && dtype_out == args.dtype) {
+    __builtin_memmove(out, in, static_cast<size_t>(dim) * dtype_size(dtype_out));
+    return;
+  }
+  alignas(64) float x[2 * kMaxRotaryPairs + kWidth];
+  with_wide_dtype(args.dtype, [&](auto tag) {
+    constexpr int32_t kDtype = decltype(tag)::value;
+    for (int32_t c = 0; c < dim; c += kWidth) {
+      store(x + c, load_first<kDtype>(in + c * kElementBytes<kDtype>, dim - c));
+    }
+  });
+  if (angles) rotate(x, args.rotary_dim, args.rotary == FLASHATTN_ROTARY_INTERLEAVED, *angles);
+  store_row(out, dtype_out, x, factor, dim);
+}
+
+// Some new tokens of a sequence, all heads.
+inline void append_task(const Problem& problem, const AppendArgs& args, int32_t b,
+                        Interval tokens) {
+  const Inputs& in = args.inputs;
+  const AppendRows to = append_rows(problem, args, b);
+  const SeqlenInfo& sequence = to.sequence;
+  const int32_t size = dtype_size(args.dtype);
+  RotaryAngles angles = {};
+  const RotaryAngles* const turned = args.rotary_dim > 0 ? &angles : nullptr;
+  const auto store_heads = [&](const flashattn_tensor& from, const flashattn_tensor& cache,
+                               const flashattn_tensor& descale, int32_t i, int32_t dim,
+                               const RotaryAngles* by) {
+    for (int32_t h = 0; from.data && h < problem.heads_kv; ++h) {
+      const TokenRows rows = kv_rows(problem, in, cache, descale, b, h, sequence.offset_kv);
+      const int32_t j = sequence.len.kv + i;
+      append_row(args, rows_of(from, size, b, h, sequence.offset_q).row(i), rows.row(j),
+                 problem.dtype_kv, dim, by, 1 / rows.descales.of(j));
+    }
+  };
+  for (int32_t i = tokens.begin; i < tokens.end && i < to.tokens; ++i) {
+    if (turned) load_angles(args, rotary_position(args, to.position, i), &angles);
+    for (int32_t h = 0; in.q.data && h < problem.heads_q; ++h) {
+      append_row(args, rows_of(in.q, size, b, h, sequence.offset_q).row(i),
+                 rows_of(args.q_out, size, b, h, sequence.offset_q).row(i), args.dtype,
+                 problem.dim_qk, turned, 1);
+    }
+    if (i >= to.stored) continue;
+    store_heads(in.k, args.k_cache, in.descale_k, i, problem.dim_qk, turned);
+    store_heads(in.v, args.v_cache, in.descale_v, i, problem.dim_v, nullptr);
+  }
+}
+
+}  // namespace flashattn::cpu::FLASHATTN_ISA

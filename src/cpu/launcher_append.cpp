@@ -1,0 +1,32 @@
+// The tasks of flashattn_append_kv: some new tokens of a sequence each.
+#include "core/append_rows.h"
+#include "cpu/launcher.h"
+
+namespace flashattn::cpu {
+
+int32_t CpuLauncher::append_kv(const AppendArgs& args, const Executor& on) const {
+  const Shape& shape = args.shape;
+  const auto of = [](const flashattn_tensor& x, int32_t heads, int32_t dim) {
+    return x.data ? static_cast<double>(heads) * dim : 0;
+  };
+  const double elements = of(args.inputs.q, problem_.heads_q, problem_.dim_qk) +
+                          of(args.inputs.k, problem_.heads_kv, problem_.dim_qk) +
+                          of(args.inputs.v, problem_.heads_kv, problem_.dim_v);
+  const double tokens = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_Q)
+                            ? static_cast<double>(shape.total_q)
+                            : static_cast<double>(shape.batch) * shape.seqlen_q;
+  constexpr int32_t kTaskTokens = 16;
+  const int64_t parts = ceil_div(shape.seqlen_q, kTaskTokens);
+  parallel_tasks(threads_for(threads_, kElementCost * tokens * elements, on), shape.batch * parts,
+                 1, [&](int64_t task, int32_t) {
+                   const int32_t first = static_cast<int32_t>(task % parts) * kTaskTokens;
+                   kernels_.append(problem_, args, static_cast<int32_t>(task / parts),
+                                   {first, first + kTaskTokens});
+                 });
+  for (int32_t b = 0; args.lens_out && b < shape.batch; ++b) {
+    args.lens_out[b] = append_rows(problem_, args, b).end;
+  }
+  return FLASHATTN_OK;
+}
+
+}  // namespace flashattn::cpu

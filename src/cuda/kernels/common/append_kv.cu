@@ -1,0 +1,308 @@
+#include "cuda/kernels/common/append_kv.h"
+
+#include <algorithm>
+
+#include "cuda/device/smem_tile.cuh"
+#include "cuda/device/vec4.cuh"
+#include "cuda/host/launch.h"
+#include "cuda/host/preload.h"
+#include "cuda/device/e4m3.cuh"
+
+namespace flashattn::cuda {
+namespace {
+
+constexpr int kMaxThreads = 512;
+constexpr int kVector = 8;  // elements that a thread loads at once, where rows are aligned
+
+// kCount elements, 1 or kVector. Vectors are aligned to 16 bytes, or to 8 in E4M3.
+template <class T, int kCount>
+__device__ __forceinline__ void load_elements(const T* from, float (&x)[kCount]) {
+  if constexpr (kCount == 1) {
+    x[0] = to_float(*from);
+  } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int n = 0; n < kCount; n += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from + n);
+      x[n] = four.x, x[n + 1] = four.y, x[n + 2] = four.z, x[n + 3] = four.w;
+    }
+  } else {
+    const uint4 words = *reinterpret_cast<const uint4*>(from);
+    const uint32_t pairs[] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int n = 0; n < kCount; n += 2) {
+      const float2 two = ptx::unpack<T>(pairs[n / 2]);
+      x[n] = two.x, x[n + 1] = two.y;
+    }
+  }
+}
+
+template <class T, int kCount>
+__device__ __forceinline__ void store_elements(T* to, const float (&x)[kCount]) {
+  if constexpr (kCount == 1) {
+    if constexpr (sizeof(T) == 4) {
+      *to = x[0];
+    } else if constexpr (sizeof(T) == 2) {
+      *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(ptx::pack<T>(x[0], 0.0f));
+    } else {
+      to->bits = static_cast<uint8_t>(to_e4m3(x[0], 0.0f));
+    }
+  } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+    for (int n = 0; n < kCount; n += 4) {
+      *reinterpret_cast<float4*>(to + n) = {x[n], x[n + 1], x[n + 2], x[n + 3]};
+    }
+  } else if constexpr (sizeof(T) == 2) {
+    *reinterpret_cast<uint4*>(to) = {ptx::pack<T>(x[0], x[1]), ptx::pack<T>(x[2], x[3]),
+                                     ptx::pack<T>(x[4], x[5]), ptx::pack<T>(x[6], x[7])};
+  } else {
+    *reinterpret_cast<uint2*>(to) = {to_e4m3(x[0], x[1], x[2], x[3]),
+                                     to_e4m3(x[4], x[5], x[6], x[7])};
+  }
+}
+
+template <int kCount, class T>
+__device__ __forceinline__ void copy_elements(const T* from, T* to) {
+  if constexpr (kCount == 1) {
+    *to = *from;
+  } else {
+#pragma unroll
+    for (int n = 0; n < static_cast<int>(kCount * sizeof(T)); n += 16) {
+      *reinterpret_cast<uint4*>(reinterpret_cast<char*>(to) + n) =
+          *reinterpret_cast<const uint4*>(reinterpret_cast<const char*>(from) + n);
+    }
+  }
+}
+
+// Row `position` of cosines or sines, from pair c on.
+template <int kPairs>
+__device__ __forceinline__ void load_table(const flashattn_tensor& table, int32_t dtype,
+                                           int64_t position, int32_t c, float (&x)[kPairs]) {
+  const int64_t at = position * table.stride_seq + c;
+  switch (dtype) {
+    case FLASHATTN_DTYPE_F16: return load_elements(static_cast<const __half*>(table.data) + at, x);
+    case FLASHATTN_DTYPE_BF16:
+      return load_elements(static_cast<const __nv_bfloat16*>(table.data) + at, x);
+    default: return load_elements(static_cast<const float*>(table.data) + at, x);
+  }
+}
+
+// Turns pair n of a unit: (x[n], y[n]), or neighbours of x and y.
+template <int kPairs>
+__device__ __forceinline__ void rotate(const AppendArgs& args, int64_t position, int32_t c,
+                                       float (&x)[kPairs], float (&y)[kPairs]) {
+  float cos[kPairs], sin[kPairs];
+  if (args.rotary_cos.data) {
+    load_table(args.rotary_cos, args.dtype_rotary, position, c, cos);
+    load_table(args.rotary_sin, args.dtype_rotary, position, c, sin);
+  } else {
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      const CosSin angle = cos_sin_of_turns(args.turns[c + n] * static_cast<uint64_t>(position));
+      cos[n] = angle.cos;
+      sin[n] = angle.sin;
+    }
+  }
+  const auto turn = [](float& a, float& b, float cosine, float sine) {
+    const float first = __fsub_rn(__fmul_rn(a, cosine), __fmul_rn(b, sine));
+    b = __fsub_rn(__fmul_rn(a, sine), -__fmul_rn(b, cosine));
+    a = first;
+  };
+  if (kPairs == 1 || args.rotary == FLASHATTN_ROTARY_HALVES) {
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) turn(x[n], y[n], cos[n], sin[n]);
+  } else {
+    constexpr int kHalf = kPairs / 2;
+#pragma unroll
+    for (int n = 0; n < kHalf; ++n) {
+      turn(x[2 * n], x[2 * n + 1], cos[n], sin[n]);
+      turn(y[2 * n], y[2 * n + 1], cos[kHalf + n], sin[kHalf + n]);
+    }
+  }
+}
+
+// Moves the pairs from c on of a row: to the cache or to q_out. rotary_dim: 0 for v.
+template <class T, int kPairs>
+__device__ __forceinline__ void move_unit(const AppendArgs& args, int64_t position, int32_t c,
+                                          int32_t dim, int32_t rotary_dim, const char* from,
+                                          char* to, bool is_f8, float factor) {
+  const bool turns = c < rotary_dim / 2, halves = args.rotary == FLASHATTN_ROTARY_HALVES;
+  const int32_t first = turns && halves ? c : 2 * c;
+  const int32_t second = turns && halves ? c + rotary_dim / 2 : 2 * c + kPairs;
+  const T* const in = reinterpret_cast<const T*>(from);
+  T* const out = reinterpret_cast<T*>(to);
+  if (!turns && !is_f8) {
+    copy_elements<kPairs>(in + first, out + first);
+    if (second < dim) copy_elements<kPairs>(in + second, out + second);
+    return;
+  }
+  float x[kPairs], y[kPairs] = {};
+  load_elements(in + first, x);
+  if (second < dim) load_elements(in + second, y);
+  if (turns) rotate(args, position, c, x, y);
+  if (is_f8) {
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      x[n] *= factor;
+      y[n] *= factor;
+    }
+    ptx::E4m3* const out8 = reinterpret_cast<ptx::E4m3*>(to);
+    store_elements(out8 + first, x);
+    if (second < dim) store_elements(out8 + second, y);
+  } else {
+    store_elements(out + first, x);
+    if (second < dim) store_elements(out + second, y);
+  }
+}
+
+// blockIdx.x: the sequence. blockIdx.y: its tokens, tokens_per_cta at a time.
+template <class T, int kPairs>
+__global__ void __launch_bounds__(kMaxThreads)
+    append_kv_kernel(const __grid_constant__ AppendParams params) {
+  const Problem& problem = params.problem;
+  const AppendArgs& args = params.args;
+  const Inputs& in = args.inputs;
+  const int32_t b = blockIdx.x;
+  const AppendRows to = append_rows(problem, args, b);
+  if (params.writes_lens && blockIdx.y == 0) {
+    __syncthreads();  // lens_out may be lens_kv, which all threads have read
+    if (threadIdx.x == 0) args.lens_out[b] = to.end;
+  }
+  const int32_t own = params.by_units.quotient(threadIdx.x);  // 0 where a CTA moves one token
+  if (own >= params.tokens_per_cta) return;
+  const bool is_f8 = problem.dtype_kv == FLASHATTN_DTYPE_F8E4M3, paged = in.page_table != nullptr;
+  const int32_t cache_size = is_f8 ? 1 : static_cast<int32_t>(sizeof(T));
+  for (int32_t i = blockIdx.y * params.tokens_per_cta + own; i < to.tokens;
+       i += gridDim.y * params.tokens_per_cta) {
+    const int64_t position = rotary_position(args, to.position, i);
+    const int64_t token = to.sequence.offset_q + i;
+    const bool stores = i < to.stored;
+    const int32_t j = to.sequence.len.kv + i;
+    int32_t entry = b;  // of the first index of the cache
+    int64_t row = to.sequence.offset_kv + j;
+    if (problem.layout & FLASHATTN_LAYOUT_VARLEN_KV) entry = 0;
+    if (paged && stores) {
+      const int32_t n = params.by_page.quotient(j);
+      // A page number out of range is clamped: the result is wrong, but no other memory is written.
+      entry = clamp_index(in.page_table[b * in.page_table_stride + n],
+                          clamp_index(in.pages - 1, INT32_MAX));
+      row = j - n * problem.page_size;
+    }
+    const auto factor_of = [&](const flashattn_tensor& descale, int32_t h) {
+      if (!is_f8 || !descale.data) return 1.0f;
+      const int32_t block = problem.descale_block > 0 ? j / problem.descale_block : 0;
+      return 1.0f / *reinterpret_cast<const float*>(tensor_row(descale, 4, b, h, block));
+    };
+    for (int32_t unit = threadIdx.x - own * params.units; unit < params.units; unit += blockDim.x) {
+      if (unit < params.units_q) {
+        const int32_t h = params.by_units_qk.quotient(unit);
+        const int32_t c = (unit - h * params.by_units_qk.divisor) * kPairs;
+        move_unit<T, kPairs>(args, position, c, problem.dim_qk, args.rotary_dim,
+                             tensor_row(in.q, sizeof(T), b, h, token),
+                             tensor_row(args.q_out, sizeof(T), b, h, token), false, 1.0f);
+        continue;
+      }
+      if (!stores) continue;
+      const bool is_k = unit < params.units_q + params.units_k;
+      const int32_t local = unit - params.units_q - (is_k ? 0 : params.units_k);
+      const FastDivmod by = is_k ? params.by_units_qk : params.by_units_v;
+      const int32_t h = by.quotient(local), c = (local - h * by.divisor) * kPairs;
+      const flashattn_tensor& from = is_k ? in.k : in.v;
+      const flashattn_tensor& cache = is_k ? args.k_cache : args.v_cache;
+      move_unit<T, kPairs>(args, position, c, is_k ? problem.dim_qk : problem.dim_v,
+                           is_k ? args.rotary_dim : 0, tensor_row(from, sizeof(T), b, h, token),
+                           tensor_row(cache, cache_size, entry, h, row), is_f8,
+                           factor_of(is_k ? in.descale_k : in.descale_v, h));
+    }
+  }
+}
+
+// Increments lens_kv after the kernel above.
+__global__ void __launch_bounds__(128)
+    advance_lens_kernel(const __grid_constant__ AppendParams params) {
+  const int32_t b = blockIdx.x * blockDim.x + threadIdx.x;
+  if (b < params.args.shape.batch) {
+    params.args.lens_out[b] = append_rows(params.problem, params.args, b).end;
+  }
+}
+
+template <class T>
+struct AppendKernels {
+  static constexpr auto kVectors = &append_kv_kernel<T, kVector>;
+  static constexpr auto kElements = &append_kv_kernel<T, 1>;
+};
+
+// Calls use(AppendKernels<T>()) with the type of new tokens.
+template <class Use>
+auto with_append_kernels(int32_t dtype, Use use) {
+  switch (dtype) {
+    case FLASHATTN_DTYPE_F16: return use(AppendKernels<__half>());
+    case FLASHATTN_DTYPE_BF16: return use(AppendKernels<__nv_bfloat16>());
+    default: return use(AppendKernels<float>());
+  }
+}
+
+}  // namespace
+
+cudaError_t preload_append_kernels(const Problem& problem) {
+  cudaError_t error = preload(&advance_lens_kernel);
+  for (const int32_t dtype : {FLASHATTN_DTYPE_F32, FLASHATTN_DTYPE_F16, FLASHATTN_DTYPE_BF16}) {
+    if (problem.dtype != FLASHATTN_DTYPE_F8E4M3 && problem.dtype != dtype) continue;
+    with_append_kernels(dtype, [&](auto of) {
+      if (error == cudaSuccess) error = preload(of.kVectors, of.kElements);
+    });
+  }
+  return error;
+}
+
+cudaError_t launch_append_kv(const Problem& problem, const AppendArgs& args, bool vectors,
+                             int32_t multiprocessors, cudaStream_t stream) {
+  const Shape& shape = args.shape;
+  const int32_t pairs = vectors ? kVector : 1;
+  const auto row_units = [pairs](int32_t dim) {
+    return static_cast<int32_t>(ceil_div(dim, 2 * pairs));
+  };
+  AppendParams p{};
+  p.problem = problem;
+  p.args = args;
+  p.units_q = args.inputs.q.data ? problem.heads_q * row_units(problem.dim_qk) : 0;
+  p.units_k = args.inputs.k.data ? problem.heads_kv * row_units(problem.dim_qk) : 0;
+  const int32_t units_v = args.inputs.v.data ? problem.heads_kv * row_units(problem.dim_v) : 0;
+  p.units = p.units_q + p.units_k + units_v;
+  const bool in_place = args.lens_out && args.lens_out == args.inputs.lens_kv;
+  const auto advance_lens = [&] {
+    return launch_kernel(&advance_lens_kernel,
+                         dim3(static_cast<unsigned>(ceil_div(shape.batch, 128))), 128, 0, p,
+                         stream);
+  };
+  if (p.units == 0 || shape.seqlen_q == 0) {
+    return args.lens_out && !in_place ? advance_lens() : cudaSuccess;
+  }
+  // Decoding launches one CTA a sequence, with as many threads as a token has units.
+  int32_t threads = static_cast<int32_t>(ceil_div(p.units, ceil_div(p.units, kMaxThreads)));
+  p.tokens_per_cta = std::max(std::min(kMaxThreads / 2 / p.units, shape.seqlen_q), 1);
+  if (p.tokens_per_cta > 1) threads = p.units * p.tokens_per_cta;
+  threads = static_cast<int32_t>(ceil_div(threads, 32)) * 32;
+  p.by_units = FastDivmod::of(p.units <= threads ? p.units : kMaxThreads);
+  p.by_units_qk = FastDivmod::of(row_units(problem.dim_qk));
+  p.by_units_v = FastDivmod::of(row_units(problem.dim_v));
+  p.by_page = FastDivmod::of(std::max(problem.page_size, 1));
+
+  int64_t ctas = ceil_div(shape.seqlen_q, p.tokens_per_cta);
+  if (problem.layout & FLASHATTN_LAYOUT_VARLEN_Q) {
+    // Most sequences may be shorter: few CTAs without a token.
+    const int64_t mean = ceil_div(ceil_div(shape.total_q, shape.batch), p.tokens_per_cta);
+    ctas = std::min(ctas, std::max(4 * mean, ceil_div(16 * int64_t{multiprocessors}, shape.batch)));
+  }
+  if (in_place && ctas <= 2) ctas = 1;  // sooner done than a second launch
+  // The grid's limit; and tokens stay countable one step past the last.
+  ctas = std::max<int64_t>(std::min<int64_t>(ctas, 65535 / p.tokens_per_cta), 1);
+  p.writes_lens = args.lens_out && !(in_place && ctas > 1);
+  const dim3 grid(static_cast<unsigned>(shape.batch), static_cast<unsigned>(ctas));
+  const auto kernel = with_append_kernels(
+      args.dtype, [vectors](auto of) { return vectors ? of.kVectors : of.kElements; });
+  const cudaError_t error = launch_kernel(kernel, grid, threads, 0, p, stream);
+  if (error != cudaSuccess || !in_place || p.writes_lens) return error;
+  return advance_lens();
+}
+
+}  // namespace flashattn::cuda

@@ -1,0 +1,258 @@
+"""flashattn_append_kv against float64, and against fp32 with every product and sum rounded by
+itself, whose bits it must have."""
+import dataclasses
+
+import numpy as np
+import pytest
+
+from . import capi
+from .appending import Append, Rotary
+from .case import Case
+from .device import CpuDevice
+from .dtypes import EPSILON, LARGEST_F8, round_to
+from .tolerance import check
+
+BASE = Case(batch=3, seqlen_q=5, seqlen_kv=77, lens_kv=[5, 40, 77], heads_q=6, heads_kv=2,
+            dim_qk=64, dim_v=40, dtype="bf16", causal=True)
+DECODE = BASE.replace(batch=7, seqlen_q=1, lens_kv=[1, 2, 77, 16, 17, 33, 60], heads_q=8,
+                      dim_qk=128, dim_v=128)
+CASES = {
+    "plain": (BASE, None),
+    "halves": (BASE, Rotary(64)),
+    "interleaved": (BASE.replace(dtype="f16"), Rotary(64, True)),
+    "f32": (BASE.replace(dtype="f32"), Rotary(64)),
+    "f32 interleaved": (BASE.replace(dtype="f32"), Rotary(64, True, table="bf16")),
+    "part": (BASE, Rotary(32)),
+    "odd part": (BASE.replace(dtype="f16"), Rotary(30)),
+    "odd part interleaved": (BASE, Rotary(6, True, gap=3)),
+    "two elements": (BASE, Rotary(2, True)),
+    "odd head": (BASE.replace(dim_qk=63, dim_v=3, dtype="f32"), Rotary(20)),
+    "table f16": (BASE.replace(dtype="f16"), Rotary(64, table="f16", gap=8)),
+    "table gap": (BASE, Rotary(64, True, table="bf16", gap=5)),
+    "base": (BASE.replace(dtype="f32"), Rotary(64, base=10000.0)),
+    "base interleaved": (BASE.replace(dtype="f32"), Rotary(64, True, base=500000.0)),
+    "base far": (BASE.replace(dtype="f32"),
+                 Rotary(64, base=10000.0, positions=[1 << 20, 1 << 24, 0])),
+    "positions": (BASE, Rotary(64, positions=[100, 0, 7])),
+    "decode": (DECODE, Rotary(128)),
+    "decode pages": (DECODE.replace(page_size=16), Rotary(128, True)),
+    "pages": (BASE.replace(page_size=3, seqlen_q=40, lens_kv=[40, 41, 77]), Rotary(64)),
+    "page of 1": (BASE.replace(page_size=1, dtype="f16"), Rotary(16)),
+    "prefill": (BASE.replace(seqlen_q=203, seqlen_kv=257, lens_kv=[203, 204, 257]), Rotary(64)),
+    "bhsd": (BASE.replace(strides="bhsd"), Rotary(64)),
+    "sbhd": (BASE.replace(strides="sbhd"), Rotary(64, True)),
+    "padded": (BASE.replace(strides="padded", dtype="f16"), Rotary(64)),
+    "padded pages": (DECODE.replace(strides="padded", page_size=64), Rotary(128)),
+    "lens_q": (BASE.replace(lens_q=[0, 5, 3]), Rotary(64)),
+    "starts": (BASE.replace(starts_kv=[0, 30, 3]), Rotary(64)),
+    "packed": (BASE.replace(cu_q=[5, 0, 33], lens_kv=[5, 40, 77]), Rotary(64)),
+    "packed pages": (BASE.replace(cu_q=[3, 40, 1], page_size=16, lens_kv=[77, 40, 60]), Rotary(64)),
+    "packed, lens_q": (BASE.replace(cu_q=[3, 40, 1], lens_q=[2, 0, 1], page_size=16), Rotary(64)),
+    "both packed": (BASE.replace(cu_q=[5, 0, 33], cu_kv=[10, 40, 77], lens_kv=[5, 40, 77]),
+                    Rotary(64)),
+    "no sequence": (BASE.replace(batch=0, lens_kv=[]), Rotary(64)),
+    "no token": (BASE.replace(lens_q=[0, 0, 0]), Rotary(64)),
+}
+TINY = {"f32": 0, "bf16": 0, "f16": 2.0 ** -25, "f8": 2.0 ** -10}  # half a subnormal step
+F8 = BASE.replace(dtype="f8", dtype_kv="f8", dtype_o="bf16", descales="bht", dim_v=64)
+F8_CASES = {
+    "head": (F8, Rotary(64), "bf16"),
+    "blocks": (F8.replace(descale_block=7, descales="ht"), Rotary(64, True), "f16"),
+    "plain": (F8.replace(descale_block=16, dtype_o="f32", dim_v=48), None, "f32"),
+    "no descales": (F8.replace(descales=None), Rotary(30), "bf16"),
+    "starts": (F8.replace(starts_kv=[0, 30, 3], descale_block=5), Rotary(64), "bf16"),
+}
+
+
+def check_rows(call, made, dtype_kv):
+    case = call.case
+    for name in call.new:
+        dtype = call.wide if name == "q" else dtype_kv
+        for b, got in enumerate(made["q_out" if name == "q" else name]):
+            factor = np.float32(1) if name == "q" else call.factors(name, b)
+            exact = call.turned(name, b) * factor
+            if dtype == "f8":
+                exact = np.clip(exact, -LARGEST_F8, LARGEST_F8)
+            # One rounding of dtype, subnormals too; before it fp32's of two products, their sum
+            # and the factor.
+            size = np.abs(call.tokens[name][b]).max(-1, keepdims=True, initial=0) * factor
+            allowed = EPSILON[dtype] / 2 * np.abs(exact) + TINY[dtype] + 2.0 ** -22 * size
+            assert (np.abs(got - exact) <= allowed).all(), (name, b)
+            if not call.rotary or not call.rotary.base:
+                alike = round_to(call.turned(name, b, np.float32) * factor, dtype)
+                np.testing.assert_array_equal(got, alike, err_msg=f"{name} {b}")
+    if "lens_out" in made:
+        assert made["lens_out"] == [case.length_kv(b) + case.start_kv(b)
+                                    for b in range(case.batch)]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_rows(device, name, in_place):
+    case, rotary = CASES[name]
+    call = Append(case, device, rotary, "qkv" if rotary else "kv", in_place=in_place)
+    check_rows(call, call.append(), case.dtype)
+
+
+@pytest.mark.parametrize("new", ["q", "k", "v", "qk", "qv"])
+@pytest.mark.parametrize("name", ["halves", "decode pages", "both packed"])
+def test_some_of_the_arrays(device, name, new):
+    case, rotary = CASES[name]
+    if new == "v":
+        rotary = None
+    call = Append(case, device, rotary, new)
+    check_rows(call, call.append(), case.dtype)
+
+
+def supported(case, device, *arguments, **options):
+    """An Append, or a skip where a GPU has no plan of such types."""
+    try:
+        return Append(case, device, *arguments, **options)
+    except capi.Refused as refused:
+        assert device.name != "cpu" and refused.status == capi.UNSUPPORTED
+        pytest.skip(str(refused))
+
+
+@pytest.mark.parametrize("name", F8_CASES)
+def test_a_cache_of_eight_bits(device, name):
+    case, rotary, wide = F8_CASES[name]
+    call = supported(case, device, rotary, "qkv" if rotary else "kv", wide=wide)
+    check_rows(call, call.append(), "f8")
+
+
+def test_a_cache_beside_wide_queries(device):
+    case = BASE.replace(dtype_kv="f8", descales="bht", descale_block=16)
+    call = supported(case, device, Rotary(64))
+    check_rows(call, call.append(), "f8")
+
+
+def test_special_numbers_are_copied(device):
+    """What is not rotated keeps its bits: infinities, NaN with what they carry, zeros' signs."""
+    case = BASE.replace(dim_v=64)
+    call = Append(case, device, None, "v")
+    bits = np.arange(65536, dtype=np.uint16)
+    buffer = call.buffers["new_v"]
+    patterns = np.resize(bits[::33], buffer.host.size)
+    buffer.host.view(np.uint16)[:] = patterns
+    call.device.launch(call.stage_append())
+    out = call.collect(["v"])["v"].view(np.uint16)
+    given = buffer.host.view(np.uint16).reshape(3, 5, 2, 64)
+    for b, index in enumerate(call.places["v"].index):
+        np.testing.assert_array_equal(out[index[call.old[b]:]], given[b])
+
+
+@pytest.mark.parametrize("name", ["plain", "halves", "decode pages", "packed pages", "f32",
+                                  "starts"])
+def test_forward_sees_what_was_appended(device, name):
+    """Appending, then forward with lens_out, is attention over the concatenation."""
+    case, rotary = CASES[name]
+    call = Append(case, device, rotary, in_place=False, new="qkv" if rotary else "kv")
+    made = call.append()
+    for x, old in (("k", call.old), ("v", call.old)):
+        for b, rows in enumerate(made[x]):
+            getattr(call.data, x)[b][old[b]:] = rows
+    if rotary:
+        call.inputs["q"] = call.fields["q_out"]
+        call.data.q = made["q_out"]
+    call.inputs["lens_kv"] = call.fields["lens_out"]
+    check(case, call.data, call.forward())
+
+
+def test_a_graph_appends_step_by_step(device):
+    """One captured call, replayed: each replay appends one token more and rotates it further."""
+    if device.name == "cpu":
+        pytest.skip("CPUs have no graphs")
+    case = DECODE.replace(page_size=16, lens_kv=[1, 2, 74, 16, 17, 33, 60])
+    rotary = Rotary(128, base=10000.0)
+    call = Append(case, device, rotary, in_place=True)
+    enqueue = call.stage_append()
+    graph = device.driver.capture(enqueue)
+    for step in range(3):
+        graph.launch(device.stream)
+        device.driver.wait_stream(device.stream)
+        lens = device.read(call.lens_buffer.address, 4 * case.batch).view(np.int32)
+        assert lens.tolist() == [n + step for n in case.lens_kv]
+
+
+@pytest.mark.parametrize("name", ["base", "base interleaved", "base far", "decode"])
+def test_a_gpu_writes_the_bits_of_the_cpu(device, name):
+    if device.name == "cpu":
+        pytest.skip("this is the CPU")
+    case, rotary = CASES[name]
+    rotary = dataclasses.replace(rotary, base=rotary.base or 10000.0)
+    here, there = (Append(case, where, rotary).append() for where in (CpuDevice(), device))
+    for what in "kv":
+        for x, y in zip(here[what] + here["q_out"], there[what] + there["q_out"]):
+            np.testing.assert_array_equal(x, y)
+
+
+NAMES = ("lens_before", "cu_q", "cu_kv", "lens_q", "starts_kv", "page_table", "positions")
+
+
+@pytest.mark.parametrize("name", ["halves", "decode pages", "packed pages", "both packed", "starts",
+                                  "positions", "lens_q", "pages", "base"])
+def test_hostile_values_touch_nothing_else(device, name):
+    """A CPU refuses them by name and writes nothing; a GPU writes rows of the cache only."""
+    from .test_hostile import REASON_LENGTHS, spoil
+    case, rotary = CASES[name]
+    rng = np.random.default_rng(len(name))
+    plan, refusals = capi.Plan(capi.descriptor(case, device)), 0
+    for _ in range(12):
+        call = Append(case, device, rotary, plan=plan, in_place=bool(rng.integers(2)))
+        for what in NAMES:
+            if what in call.buffers and rng.integers(4):
+                host = call.buffers[what].host
+                host[:] = spoil(rng, host, max(int(host.max()), 1))
+        try:
+            call.device.launch(call.stage_append())
+        except capi.Refused as refused:
+            assert device.name == "cpu" and refused.reason == REASON_LENGTHS, str(refused)
+            refusals += 1
+            for buffer in set(call.buffers.values()):
+                buffer.owned[:] = False
+        else:
+            for what in call.outputs:
+                call.buffers[what].owned[:] = True
+        call.collect([])
+    assert refusals > 0 or device.name != "cpu"
+
+
+@pytest.mark.parametrize("changes, reason, words", [
+    (dict(rotary_dim=66), 27, "rotary_dim = 66 is not an even number within 0 and dim_qk = 64"),
+    (dict(rotary_dim=63), 27, "rotary_dim = 63"),
+    (dict(rotary=2), 29, "rotary = 2 is not known"),
+    (dict(dtype=1), 6, "not the plan's dtype = FLASHATTN_DTYPE_BF16"),
+    (dict(dtype=4), 5, "not a type of new tokens"),
+    (dict(dtype_rotary=4), 5, "not a type of cosines"),
+    (dict(rotary_base=10000.0), 29, "leave it at 0"),
+    (dict(rotary_positions=0), 27, "rotary_positions = 0 is below 1"),
+    (dict(rotary_positions=76), 32, "new tokens up to position 76"),
+    (dict(rotary_dim=0), 24, "rotary_cos.data is set"),
+    (dict(seqlen_kv=76), 32, "lens_kv"),
+])
+def test_refusals(device, changes, reason, words):
+    if device.name != "cpu" and reason == 32:
+        pytest.skip("a GPU does not look at lengths")
+    call = Append(BASE, device, Rotary(64))
+    call.fields.update(changes)
+    with pytest.raises(capi.Refused, match=words) as caught:
+        call.append()
+    assert caught.value.reason == reason
+
+
+def test_the_cache_may_not_be_the_input(device):
+    call = Append(BASE, device, Rotary(64))
+    call.fields["k"] = call.fields["k_cache"]
+    with pytest.raises(capi.Refused, match="overlaps"):
+        call.append()
+
+
+@pytest.mark.parametrize("cu_q", [None, [0, 0, 0]])
+def test_no_token_at_all(device, cu_q):
+    """Arrays without an element may have no address; lens_out is written all the same."""
+    case = BASE.replace(seqlen_q=0, cu_q=cu_q)
+    call = Append(case, device, Rotary(64, base=100.0), "qkv")
+    for name in "qkv":
+        call.fields[name] = dict(capi.PACKED, data=capi.ffi.NULL)
+    check_rows(call, call.append(), case.dtype)
