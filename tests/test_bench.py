@@ -6,12 +6,15 @@ import random
 import sys
 import types
 
+import numpy as np
 import pytest
 
 import flashattn
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "bench"))
 import cases  # noqa: E402
+import cpu  # noqa: E402
+import data  # noqa: E402
 import gpu  # noqa: E402
 import memory  # noqa: E402
 import ours  # noqa: E402
@@ -127,6 +130,59 @@ def test_starts_of_packed_sequences():
     assert starts[0][0] == 0 and starts[0][-1] == 120 and len(starts[0]) == 4
     assert [b - a for a, b in zip(starts[0], starts[0][1:])] == case.lengths()
     assert starts[0] == starts[1]
+
+
+@pytest.mark.parametrize("fields", [dict(), dict(uneven=True), dict(heads_kv=2, dim=32)])
+@pytest.mark.parametrize("nats", [12.0, 100.0])
+def test_a_first_token_has_its_score(fields, nats):
+    """Every query scores the first key of its sequence so many nats, and the others around 0."""
+    case = cases.Case(**{**dict(dtype="bf16", batch=3, heads=4, seqlen_q=40, dim=64), **fields},
+                      first_token=nats)
+    host = memory.Memory(flashattn.Device.CPU)
+    arrays = data.draw(host, case)
+    q, k = (numbers_of(host, arrays[name]) for name in "qk")
+    if case.uneven:
+        rows, keys = case.starts()
+        parts = [(q[0, rows[b]:rows[b + 1]], k[0, keys[b]:keys[b + 1]]) for b in range(case.batch)]
+    else:
+        parts = list(zip(q, k))
+    for queries, own in parts:
+        own = np.repeat(own, case.heads // case.kv_heads, 1)
+        scores = np.einsum("ihd,jhd->hij", queries, own) * case.dim ** -0.5
+        assert np.abs(scores[..., 0] / nats - 1).max() < 2 ** -8
+        assert np.abs(scores[..., 1:]).max() < 8 and np.abs(scores[..., 1:].mean()) < 0.5
+
+
+def numbers_of(host, array):
+    """A copy of an array's numbers, in fp32."""
+    found = np.empty(array.bytes, np.uint8)
+    host.driver.copy(found.ctypes.data, array.address, array.bytes)
+    return found.view(memory.NUMPY[array.dtype]).reshape(array.shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("fields", [dict(page_size=16), dict(dtype="f8"),
+                                    dict(op="merge", parts=2)])
+def test_a_first_token_is_refused_where_it_is_not_drawn(fields):
+    with pytest.raises(ValueError, match="first_token: not with"):
+        cases.Case(**fields, first_token=12.0)
+
+
+def test_a_first_token_is_measured_beside_normal_data(monkeypatch):
+    """Other numbers through the same build, by the runner that the rows name."""
+    case = cases.Case(heads=2, seqlen_q=32, dim=16, causal=True, first_token=40.0)
+    host = memory.Memory(flashattn.Device.CPU)
+    drawn = []
+    monkeypatch.setattr(cpu, "draw", lambda of, its: drawn.append(its) or data.draw(of, its))
+    found = cpu.works(case, ours.builds(None, host), with_torch=False)
+    assert list(found) == ["flashattn", data.NORMAL]
+    assert [each.first_token for each in drawn] == [40.0, 0.0]
+    for work in found.values():
+        work()
+    assert list(cpu.works(data.on_normal_data(case), ours.builds(None, host), False)) == [
+        "flashattn"]
+    bench = bench_of()
+    bench.ours, bench.peers, bench.memory = ours.builds(None, host), {}, host
+    assert list(bench.works(case, data.draw(host, case))["ready"]) == ["flashattn", data.NORMAL]
 
 
 class Recorder:

@@ -12,7 +12,9 @@
     ./run bench --device cuda --only 'backward D128 causal'     some rows
 
 All runners of a row take turns in one process, in rotating order, on random normal data; figures
-are medians. GFLOP/s count 4 * dim for a visible pair forward, 2.5 times that backward.
+are medians. Rows with a first token (--preset sinks) have a runner "normal": this build on normal
+data. Its ratio says how many times as fast ours is with the first token. GFLOP/s count
+4 * dim for a visible pair forward, 2.5 times that backward.
 """
 from __future__ import annotations
 

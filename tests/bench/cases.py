@@ -34,10 +34,15 @@ class Case:
     # seqlen_kv keys, the others a sixteenth of them
     uneven: bool = False
     parts: int = 0  # that are merged, fp32 each. On a GPU only
+    # Nats by which every query that sees it scores the first key above the mean of the others, as
+    # in trained models; 0: all keys are alike
+    first_token: float = 0.0
 
     def __post_init__(self) -> None:
         if (self.op == "merge") != (self.parts > 0):
             raise ValueError("parts are what is merged")
+        if self.first_token and (self.parts or self.page_size or self.dtype == "f8"):
+            raise ValueError("first_token: not with parts, pages or E4M3")
         if not self.uneven:
             return
         if self.block_density < 1:
@@ -183,6 +188,8 @@ class Case:
             words.append(f"pages of {self.page_size}")
         if self.parts:
             words.append(f"{self.parts} parts")
+        if self.first_token:
+            words.append(f"first token {self.first_token:g}")
         return " ".join(words)
 
     def to_json(self) -> str:
@@ -307,6 +314,21 @@ def _gpu_features() -> Iterator[Case]:
                 yield dataclasses.replace(base, **changed)  # type: ignore[arg-type]
 
 
+def _sinks(base: Case, dims: Tuple[int, ...], lengths: Tuple[int, ...],
+           nats: Dict[str, Tuple[float, ...]]) -> Iterator[Case]:
+    """A first token that every query looks at, causal; at the last length also without a mask, and
+    in a window, which shows it to the first rows."""
+    for dtype, dim, seqlen in itertools.product(nats, dims, lengths):
+        shape = dataclasses.replace(base, dtype=dtype, batch=base.batch * base.seqlen_q // seqlen,
+                                    heads=base.heads * base.dim // dim, seqlen_q=seqlen, dim=dim)
+        for each in nats[dtype]:
+            yield dataclasses.replace(shape, first_token=each)
+        if seqlen == lengths[-1]:
+            for each in (nats[dtype][0], nats[dtype][-1]):
+                yield dataclasses.replace(shape, first_token=each, causal=False)
+                yield dataclasses.replace(shape, first_token=each, window=seqlen // 4 - 1)
+
+
 PRESETS: Dict[str, List[Case]] = {
     "quick": [Case(op, dtype, heads=4, seqlen_q=2048, dim=64, causal=causal)
               for dtype in ("f32", "bf16") for op in ("forward", "backward")
@@ -315,6 +337,8 @@ PRESETS: Dict[str, List[Case]] = {
     "masks": list(_masks()),
     "features": list(_features()),
     "decode": list(_decode()),
+    "sinks": list(_sinks(Case(heads=4, seqlen_q=2048, causal=True), (64, 128), (2048,),
+                         {"f32": (0, 12, 40, 100), "f16": (0, 12, 40), "bf16": (0, 12, 40, 100)})),
 }
 
 GPU_PRESETS: Dict[str, List[Case]] = {
@@ -330,6 +354,9 @@ GPU_PRESETS: Dict[str, List[Case]] = {
     "training": list(_training()),
     "long-context": list(_long_context()),
     "features": list(_gpu_features()),
+    "sinks": list(_sinks(Case(batch=4, heads=16, seqlen_q=4096, dim=128, causal=True),
+                         (64, 128, 256), (1024, 4096),
+                         {"f16": (0, 10, 12, 20, 40), "bf16": (0, 12, 40, 100)})),
 }
 
 

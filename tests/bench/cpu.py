@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import flashattn
 from cases import Case
+from data import NORMAL, draw, on_normal_data
 from memory import Memory
 import chart
 from ours import FlashAttn, Refused, builds
@@ -27,6 +28,7 @@ except ImportError:
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 Work = Callable[[], Any]
+WIDTH = 56  # of a row's name
 _BURST = 4e-3  # seconds: a turn of short calls
 _PAUSE = 10e-3  # in which threads that spin after one runner's work leave the cores to the next
 
@@ -53,8 +55,9 @@ class Peak:
 
 
 def sdpa(case: Case) -> Optional[Work]:
-    """torch.nn.functional.scaled_dot_product_attention; None for what it does not compute."""
-    if not case.plain:
+    """torch.nn.functional.scaled_dot_product_attention; None for what it does not compute, and for
+    a first token, which its own numbers do not have."""
+    if not case.plain or case.first_token:
         return None
     dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[case.dtype]
     data = {name: torch.randn(shape).to(dtype).transpose(1, 2).contiguous()
@@ -85,13 +88,16 @@ def keep_memory() -> None:
 def works(case: Case, ours: List[FlashAttn], with_torch: bool) -> Dict[str, Work]:
     """What does the case once, by who computes it."""
     memory = ours[0].memory
-    arrays = {name: memory.normal(shape, case.dtype) for name, shape in case.shapes().items()}
+    arrays = draw(memory, case)
     found: Dict[str, Work] = {}
     for build in ours:
         try:
             found[build.name] = functools.partial(build.prepare(case, arrays).work, 0)
         except Refused as refused:
-            print(f"{case.name():44}  {build.name} refused: {refused}")
+            print(f"{case.name():{WIDTH}}  {build.name} refused: {refused}")
+    if case.first_token and ours[0].name in found:
+        usual = on_normal_data(case)
+        found[NORMAL] = functools.partial(ours[0].prepare(usual, draw(memory, usual)).work, 0)
     peer = sdpa(case) if with_torch else None
     return {**found, "torch": peer} if peer else found
 
@@ -155,9 +161,10 @@ def main(cases: List[Case], options: argparse.Namespace) -> int:
     else:
         print("no peer: PyTorch is not measured")
     columns = ["torch", *(build.name for build in ours[1:])]
+    columns += [NORMAL] if any(case.first_token for case in cases) else []
     width = max(8, *(len(name) + 1 for name in columns))
     print("ratios: medians of rounds, with 95 % intervals")
-    print(f"{'':44}{'ms':>9}{'GF/s':>8}{'of peak':>9}" +
+    print(f"{'':{WIDTH}}{'ms':>9}{'GF/s':>8}{'of peak':>9}" +
           "".join(f"{name:>{width}}{'ratio':>20}" for name in columns))
     rows = []
     for case in cases:
@@ -169,7 +176,7 @@ def main(cases: List[Case], options: argparse.Namespace) -> int:
         ratios = {name: ratio(times["flashattn"], t) for name, t in times.items()}
         rate = {name: case.flops() / t * 1e-9 for name, t in seconds.items()}
         mine = rate["flashattn"]
-        row = f"{case.name():44}{seconds['flashattn'] * 1e3:9.2f}{mine:8.1f}"
+        row = f"{case.name():{WIDTH}}{seconds['flashattn'] * 1e3:9.2f}{mine:8.1f}"
         row += f"{part:8.0%} " if part else f"{'':9}"
         for name in columns:
             row += (f"{rate[name]:{width}.1f}{str(ratios[name]):>20}" if name in rate

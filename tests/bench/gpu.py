@@ -19,13 +19,14 @@ import peers
 import state
 from cases import Case
 from clock import Clock
+from data import NORMAL, draw, on_normal_data
 from figures import Figures
 from flashattn import Device, _library
 from memory import Array, Memory, torch
 from ours import Refused, builds
 from paired import Ratio, ratio
 
-WIDTH = 50
+WIDTH = 56
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -55,7 +56,7 @@ class Row(NamedTuple):
 
 
 class Bench:
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, cases: List[Case]) -> None:
         self.options = options
         self.memory = Memory(Device.CUDA)
         self.driver = self.memory.driver
@@ -66,6 +67,7 @@ class Bench:
             self.peers.pop(name, None)
         self.figures = Figures(self.driver.name)
         self.mine = [ours.name for ours in self.ours]
+        self.mine += [NORMAL] if any(case.first_token for case in cases) else []
         self.columns = self.mine + list(self.peers)
 
     # ---- measuring
@@ -77,19 +79,23 @@ class Bench:
         remarks: Dict[str, str] = {}
         prepared = first = None
         kept: List[Any] = []  # graphs do not keep what they work with
-        for ours in self.ours:
+        runs = [(ours.name, ours, case, arrays) for ours in self.ours]
+        if case.first_token:
+            usual = on_normal_data(case)
+            runs.append((NORMAL, self.ours[0], usual, draw(self.memory, usual)))
+        for name, ours, its, data in runs:
             try:
-                made = ours.prepare(case, arrays)
+                made = ours.prepare(its, data)
             except Refused as refused:
-                missing[ours.name] = str(refused)
+                missing[name] = str(refused)
                 continue
             prepared = prepared or made
             kept.append(made)
-            ready[ours.name] = lambda made=made: made.work(0)
+            ready[name] = lambda made=made: made.work(0)
             made.work(0)
             if case.moves:
                 graph = self.driver.capture(made.work)
-                ready[ours.name] = graph.launch
+                ready[name] = graph.launch
         mine = prepared and {name: array for name, array in prepared.results.items()}
         error = None
         for name, peer in self.peers.items():
@@ -112,8 +118,7 @@ class Bench:
         if torch is not None:
             torch.manual_seed(0)
             torch.cuda.empty_cache()
-        arrays = {name: self.memory.normal(shape, "f32" if case.parts else case.dtype)
-                  for name, shape in case.shapes().items()}
+        arrays = draw(self.memory, case)
         found = self.works(case, arrays)
         ready = found["ready"]
         clock = self.clock.flushed if case.moves else self.clock.bursts
@@ -153,7 +158,7 @@ class Bench:
         digits = 2 if row.case.moves else 1
         cells = ""
         for name in self.columns:
-            refused = "refused" if name in self.mine else "-"
+            refused = "refused" if name in self.mine and name in row.missing else "-"
             cells += (f"{row.rate(row.seconds[name]):9.{digits}f}" if name in row.seconds
                       else f"{refused:>9}") + ("!" if name in row.remarks else " ")
         ratios = self.ratios(row)
@@ -271,7 +276,7 @@ def need_gpu() -> None:
 def main(cases: List[Case], options: argparse.Namespace) -> int:
     need_gpu()
     try:
-        bench = Bench(options)
+        bench = Bench(options, cases)
     except OSError as error:
         raise SystemExit(f"bench: there is no NVIDIA driver on this machine ({error})") from None
     table = options.csv or ROOT / "build" / "bench" / "gpu.csv"

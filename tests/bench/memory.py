@@ -101,8 +101,7 @@ class Memory:
             else:
                 array.tensor.normal_()
             return array
-        count = int(np.prod(shape))
-        some = self.rng.standard_normal(min(count, _PATTERN), np.float32).astype(NUMPY[dtype])
+        some = self.pattern(shape).astype(NUMPY[dtype])
         self.driver.write(array.address, some)
         done = some.nbytes
         while done < array.bytes:
@@ -110,6 +109,14 @@ class Memory:
             self.driver.copy(array.address + done, array.address, size)
             done += size
         return array
+
+    def pattern(self, shape: Tuple[int, ...]) -> np.ndarray:
+        """The random normal numbers that an array of this shape repeats."""
+        return self.rng.standard_normal(min(int(np.prod(shape)), _PATTERN), np.float32)
+
+    def numbers(self, shape: Tuple[int, ...]) -> np.ndarray:
+        """Random normal numbers on the host, to be changed there."""
+        return np.resize(self.pattern(shape), shape)
 
     def of(self, values: np.ndarray, dtype: str) -> Array:
         array = Array(self, values.shape, dtype)
