@@ -86,6 +86,9 @@ int64_t operation_bytes(const Problem& problem, uint32_t op, const Shape& shape)
     add(1, ceil_div(shape.seqlen_q, problem.block_q), 1,
         ceil_div(shape.seqlen_kv, problem.block_kv), 1);
   }
+  if (problem.has_mask(FLASHATTN_MASK_TREE)) {
+    add(1, times(shape.batch, shape.seqlen_q), 1, ceil_div(problem.tree, 32), 4);
+  }
   if (problem.has_bias(FLASHATTN_BIAS_ALIBI)) add(1, 1, heads_q, 1, 4);
   if (problem.has_feature(FLASHATTN_FEATURE_SINK)) add(1, 1, heads_q, 1, 4);
   if (backward && problem.has_feature(FLASHATTN_FEATURE_DSINK)) add(1, 1, heads_q, 1, 4);
