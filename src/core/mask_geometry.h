@@ -166,11 +166,11 @@ FLASHATTN_HD constexpr KeySpan tree_span(const MaskRule& rule, Interval rows, Le
 // more. A query is at most tree - 1 keys behind the tree's first, unless masks are aligned at the
 // start.
 FLASHATTN_HD constexpr MaskRule tree_hull(const MaskRule& rule) {
-  constexpr uint32_t kShapes =
-      FLASHATTN_MASK_CAUSAL | FLASHATTN_MASK_WINDOW | FLASHATTN_MASK_CHUNK;
+  constexpr uint32_t kShapes = FLASHATTN_MASK_CAUSAL | FLASHATTN_MASK_WINDOW | FLASHATTN_MASK_CHUNK;
   int32_t left = -1;
   if (rule.mask & FLASHATTN_MASK_WINDOW) left = rule.window_left;
-  if (rule.mask & FLASHATTN_MASK_CHUNK && (left < 0 || rule.chunk - 1 < left)) left = rule.chunk - 1;
+  if (rule.mask & FLASHATTN_MASK_CHUNK && (left < 0 || rule.chunk - 1 < left))
+    left = rule.chunk - 1;
   if (left < 0 || rule.mask & FLASHATTN_MASK_TOP_LEFT) return {rule.mask & ~kShapes, 0, 0, 0};
   return {(rule.mask & ~kShapes) | FLASHATTN_MASK_WINDOW,
           left < rule.tree - 1 ? rule.tree - 1 : left, -1, 0};
@@ -259,8 +259,9 @@ constexpr int64_t visible_pairs(const MaskRule& rule, Lengths len) {
   // The chunks that have rows and keys, and among them those that are full.
   const int64_t chunk = rule.chunk, stop = rows.end < keys.end ? rows.end : keys.end;
   const int64_t start = off > 0 ? off : 0;
-  if (start >= stop) return of_tree;
+  if (start >= rows.end || keys.end == 0) return of_tree;
   const int64_t first = start / chunk, last = (stop - 1) / chunk;
+  if (first > last) return of_tree;
   const int64_t whole = ceil_div(start, chunk), whole_end = stop / chunk;
   if (whole >= whole_end) {
     return of_tree + (first == last ? of_chunk(first) : of_chunk(first) + of_chunk(last));

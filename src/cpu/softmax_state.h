@@ -233,8 +233,8 @@ class SoftmaxState {
     const Lengths len = block_.sequence.len;
     const int32_t first = tile.keys.begin;
     const bool tree = block_.meets_tree(tile.active);
-    const Interval visible = tree ? tree_span(block_.mask, {i, i + 1}, len).any
-                                  : visible_keys(block_.mask, i, len);
+    const Interval visible =
+        tree ? tree_span(block_.mask, {i, i + 1}, len).any : visible_keys(block_.mask, i, len);
     mask_row(rules, rules.blocks != nullptr, i, first, intersect(visible, tile.active), columns, s);
     if (!tree) return;
     mask_tree(block_.tree_row(i), tree_begin(block_.mask, len),

@@ -1,8 +1,8 @@
 // Score modifications as chains of members: what happens to a product of Q and K on its way to P.
 // A member is a type of a file of its own (softcap.cuh, alibi.cuh, dense_bias.cuh, block_mask.cuh,
-// tree_mask.cuh, dropout.cuh), which says what it is in score_stage.cuh. A kernel is compiled for one chain, which
-// a row of its table names; it makes each member for the place of a fragment (`make`), and applies
-// the chain.
+// tree_mask.cuh, dropout.cuh), which says what it is in score_stage.cuh. A kernel is compiled for
+// one chain, which a row of its table names; it makes each member for the place of a fragment
+// (`make`), and applies the chain.
 #pragma once
 
 #include <type_traits>

@@ -36,8 +36,8 @@ struct TreeMask {
 #pragma unroll 1
     for (int x = 0; x < 2 * kGroups; ++x) {
       const int32_t j = first + x / 2 * 8 + lane % 4 * 2 + x % 2;
-      const bool shown = j < begin ? j >= before.begin && j < before.end
-                                   : j < len.kv && row.shows(j);
+      const bool shown =
+          j < begin ? j >= before.begin && j < before.end : j < len.kv && row.shows(j);
       bits |= static_cast<uint32_t>(shown) << x;
     }
     return bits;
