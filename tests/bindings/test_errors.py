@@ -115,7 +115,7 @@ def test_a_status_of_a_newer_library_stays_a_number():
     (dict(starts_kv=[-1, 0]), ValueError, "^starts_kv.0. = -1 is not within 0 and 9"),
     (dict(starts_kv=[0, 5], lens_kv=[9, 4]), ValueError, "^starts_kv.1. = 5 is not within 0 and 4"),
     (dict(tree=3), ValueError, "tree_bits"),
-    (dict(tree=33, tree_bits=np.ones((2, 9, 1), np.uint32)), ValueError, "tree_bits has shape"),
+    (dict(tree=65, tree_bits=np.ones((2, 9, 2), np.uint32)), ValueError, "tree_bits has shape"),
     (dict(descale_k=np.ones((2, 4, 1), np.float32)), ValueError, "descale_k"),
     (dict(softmax_scale=1.0), TypeError, "unexpected option 'softmax_scale'"),
     (dict(o=np.zeros((2, 9, 4, 8), np.float32)), ValueError, "o has shape"),
