@@ -130,8 +130,8 @@ def block_masks():
 
 
 def trees():
-    """Drafted tokens: trees that cross tiles and pages, of more keys than there are, of one query and
-    of the most; queries that are no part of the tree."""
+    """Drafted tokens: trees that cross tiles and pages, of more keys than there are, of one query
+    and of the most; queries that are no part of the tree."""
     base = Case(batch=2, seqlen_q=64, seqlen_kv=700, heads_q=4, heads_kv=2, dim_qk=64, dtype="bf16",
                 tree=64)
     sizes = [(1, 1), (1, 64), (2, 5), (5, 33), (16, 31), (33, 32), (64, 65), (100, 100), (256, 256),
@@ -419,5 +419,5 @@ def many_keys():
 
 
 LISTED = {f.__name__: list(f()) for f in (
-    shapes, groups, few_rows, dims, windows, chunks, block_masks, trees, lengths, starts, pages, splits,
-    strides, biases, features, gradients, dropouts, many_queries, many_heads, many_keys)}
+    shapes, groups, few_rows, dims, windows, chunks, block_masks, trees, lengths, starts, pages,
+    splits, strides, biases, features, gradients, dropouts, many_queries, many_heads, many_keys)}

@@ -42,7 +42,7 @@ def test_a_chain_is_a_causal_mask(device, changes, dtype):
 @pytest.mark.parametrize("changes", [
     dict(window=(9, 0)), dict(causal=True), dict(chunk=16), dict(blocks=(8, 16))])
 def test_bits_alone_decide_of_the_tree(device, changes):
-    """Keys before it are hidden from all: only what is left decides, but a block mask holds, too."""
+    """Without keys before it the other masks change nothing, but a block mask does."""
     case = BASE.replace(lens_kv=[40, 40], **changes)
     data, plain = make_data(case), make_data(BASE)
     data.tree_bits = plain.tree_bits = plain.tree_bits | np.eye(40, dtype=bool)
