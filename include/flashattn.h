@@ -218,8 +218,10 @@ enum flashattn_mask {
   FLASHATTN_MASK_TOP_LEFT = 8,
   /* block_mask[b, h, i / block_q, j / block_kv] != 0 */
   FLASHATTN_MASK_BLOCKS = 16,
-  /* j < Sk - tree, or bit j - (Sk - tree) of tree_bits[b, i] is set: the last keys are a tree of
-   * drafted tokens. No backend takes it yet. */
+  /* Of the last `tree` keys, j >= Sk - tree, query i sees those whose bit j - (Sk - tree) of
+   * tree_bits[b, i] is set: drafted tokens, each with its own past. CAUSAL, WINDOW and CHUNK then
+   * hold for the keys before only, BLOCKS and a boolean mask for all. A sequence with fewer keys
+   * than `tree` has the last bits. Forward only. */
   FLASHATTN_MASK_TREE = 32
 };
 
@@ -344,7 +346,7 @@ typedef struct flashattn_desc {
   /* Queries and keys a block of the block mask, >= 1. Only with BLOCKS. */
   int32_t block_q;
   int32_t block_kv;
-  /* Drafted tokens at the end of each sequence, 1 to 256. Only with TREE. */
+  /* Keys at the end of each sequence that are drafted tokens, 1 to 256. Only with TREE. */
   int32_t tree;
   /* enum flashattn_bias bits. */
   uint32_t bias;
@@ -460,7 +462,9 @@ typedef struct flashattn_args {
   /* (batch, heads_q, ceil(seqlen_q / block_q), ceil(seqlen_kv / block_kv)); u8; required with
    * BLOCKS. */
   flashattn_tensor block_mask;
-  /* (batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key. */
+  /* (batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. Bit n % 32 of word n / 32, the
+   * least being bit 0, is of key Sk - tree + n; bits from `tree` on are ignored. Also with VARLEN_Q
+   * a row is a query of its sequence. */
   flashattn_tensor tree_bits;
   /* (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of
    * q, at least 0, which the query heads of a KV head share. Blocks count i from the start of a

@@ -53,12 +53,17 @@ struct Executor {
   Parallel parallel = {};
 };
 
-struct ForwardArgs {
+// What all forward kernels receive.
+struct ForwardArrays {
   Shape shape;
   Inputs inputs;
   flashattn_tensor o;
   float* lse;
   flashattn_tensor scale_o, amax_o;  // data NULL: 1, and not wanted
+};
+
+struct ForwardArgs : ForwardArrays {
+  flashattn_tensor tree_bits;  // uint32_t
 };
 
 struct BackwardArgs {

@@ -71,8 +71,8 @@ int64_t operation_bytes(const Problem& problem, uint32_t op, const Shape& shape)
   add(backward ? 2 : 1, queries, heads_q, v, out);  // o; dout
   if (backward || problem.has_feature(FLASHATTN_FEATURE_LSE)) add(1, queries, heads_q, 1, 4);
   if (backward && problem.has_feature(FLASHATTN_FEATURE_DLSE)) add(1, queries, heads_q, 1, 4);
-  // The broadcasting of a bias, slopes or a block mask is not known here. The least is counted:
-  // broadcast over the batch and, except for slopes, over heads.
+  // The broadcasting of a bias, slopes, a block mask or a tree is not known here. The least is
+  // counted: broadcast over the batch and, except for slopes, over heads.
   if (problem.has_bias(FLASHATTN_BIAS_DENSE)) {
     add(1, shape.seqlen_q, 1, shape.seqlen_kv, dtype_size(problem.dtype_bias));
   }
@@ -85,6 +85,9 @@ int64_t operation_bytes(const Problem& problem, uint32_t op, const Shape& shape)
   if (problem.has_mask(FLASHATTN_MASK_BLOCKS)) {
     add(1, ceil_div(shape.seqlen_q, problem.block_q), 1,
         ceil_div(shape.seqlen_kv, problem.block_kv), 1);
+  }
+  if (problem.has_mask(FLASHATTN_MASK_TREE)) {
+    add(1, shape.seqlen_q, 1, ceil_div(problem.tree, 32), 4);
   }
   if (problem.has_bias(FLASHATTN_BIAS_ALIBI)) add(1, 1, heads_q, 1, 4);
   if (problem.has_feature(FLASHATTN_FEATURE_SINK)) add(1, 1, heads_q, 1, 4);

@@ -21,9 +21,10 @@ struct Interval {
 };
 
 struct MaskRule {
-  uint32_t mask;  // enum flashattn_mask; BLOCKS is not looked at here
+  uint32_t mask;  // enum flashattn_mask; BLOCKS and TREE are not looked at here
   int32_t window_left, window_right;
   int32_t chunk;
+  int32_t tree = 0;  // with TREE; only the functions of trees look at it
 };
 
 // Lengths of one sequence.
@@ -131,6 +132,50 @@ FLASHATTN_HD constexpr KeySpan key_span(const MaskRule& rule, Interval rows, Len
   return {{first.begin, last.end}, {last.begin, first.end}};
 }
 
+// The first key of a tree: tree_bits decide who sees it and those behind it, the other masks who
+// sees the keys before. Without TREE the end of the keys.
+FLASHATTN_HD constexpr int32_t tree_begin(const MaskRule& rule, Lengths len) {
+  return rule.tree < len.kv ? len.kv - rule.tree : 0;
+}
+
+// What tree_bits say of one query.
+struct TreeRow {
+  const uint32_t* bits;
+  int32_t first;  // the key of the first bit; below 0 where there are more bits than keys
+
+  FLASHATTN_HD bool shows(int32_t key) const {
+    const auto n = static_cast<uint32_t>(key - first);
+    return bits[n / 32] >> n % 32 & 1;
+  }
+};
+
+// The keys before the tree that query i sees. May be empty (begin >= end).
+FLASHATTN_HD constexpr Interval keys_before_tree(const MaskRule& rule, int32_t i, Lengths len) {
+  return intersect(visible_keys(rule, i, len), {0, tree_begin(rule, len)});
+}
+
+// key_span() with TREE: whoever has the bits may see the tree.
+FLASHATTN_HD constexpr KeySpan tree_span(const MaskRule& rule, Interval rows, Lengths len) {
+  const KeySpan span = key_span(rule, rows, len);
+  const int32_t begin = tree_begin(rule, len);
+  return {{span.any.begin < begin ? span.any.begin : begin, len.kv},
+          intersect(span.all, {0, begin})};
+}
+
+// A rule without trees by which every query sees what it may see by a rule with TREE, and little
+// more. A query is at most tree - 1 keys behind the tree's first, unless masks are aligned at the
+// start.
+FLASHATTN_HD constexpr MaskRule tree_hull(const MaskRule& rule) {
+  constexpr uint32_t kShapes = FLASHATTN_MASK_CAUSAL | FLASHATTN_MASK_WINDOW | FLASHATTN_MASK_CHUNK;
+  int32_t left = -1;
+  if (rule.mask & FLASHATTN_MASK_WINDOW) left = rule.window_left;
+  if (rule.mask & FLASHATTN_MASK_CHUNK && (left < 0 || rule.chunk - 1 < left))
+    left = rule.chunk - 1;
+  if (left < 0 || rule.mask & FLASHATTN_MASK_TOP_LEFT) return {rule.mask & ~kShapes, 0, 0, 0};
+  return {(rule.mask & ~kShapes) | FLASHATTN_MASK_WINDOW,
+          left < rule.tree - 1 ? rule.tree - 1 : left, -1, 0};
+}
+
 // The KV tiles of which some query of a non-empty Q tile sees a key. May be empty (begin >= end).
 FLASHATTN_HD constexpr Interval key_tiles(const MaskRule& rule, Interval rows, Lengths len,
                                           int32_t tile_kv) {
@@ -190,7 +235,7 @@ constexpr int64_t band_pairs(Interval rows, Interval keys, int64_t left, int64_t
 }
 
 // Visible (query, key) pairs of one sequence, block masks aside, in closed form: full chunks have
-// equal counts.
+// equal counts. All bits of a tree count as set.
 constexpr int64_t visible_pairs(const MaskRule& rule, Lengths len) {
   constexpr int64_t kOpen = INT64_C(1) << 33;
   int64_t left = kOpen, right = kOpen;
@@ -200,8 +245,9 @@ constexpr int64_t visible_pairs(const MaskRule& rule, Lengths len) {
   }
   if (rule.mask & FLASHATTN_MASK_CAUSAL) right = 0;
   const int32_t off = diagonal_offset(rule, len);
-  const Interval rows{off, off + len.q}, keys{0, len.kv};
-  if (!(rule.mask & FLASHATTN_MASK_CHUNK)) return band_pairs(rows, keys, left, right);
+  const Interval rows{off, off + len.q}, keys{0, tree_begin(rule, len)};
+  const int64_t of_tree = static_cast<int64_t>(len.q) * (len.kv - keys.end);
+  if (!(rule.mask & FLASHATTN_MASK_CHUNK)) return of_tree + band_pairs(rows, keys, left, right);
   const auto of_chunk = [&](int64_t n) {
     const int64_t begin = n * rule.chunk, end = begin + rule.chunk;
     const auto cut = [&](Interval x) {
@@ -211,13 +257,16 @@ constexpr int64_t visible_pairs(const MaskRule& rule, Lengths len) {
     return band_pairs(cut(rows), cut(keys), left, right);
   };
   // The chunks that have rows and keys, and among them those that are full.
-  const int64_t chunk = rule.chunk, stop = rows.end < len.kv ? rows.end : len.kv;
+  const int64_t chunk = rule.chunk, stop = rows.end < keys.end ? rows.end : keys.end;
   const int64_t start = off > 0 ? off : 0;
-  if (start >= stop) return 0;
+  if (start >= rows.end || keys.end == 0) return of_tree;
   const int64_t first = start / chunk, last = (stop - 1) / chunk;
+  if (first > last) return of_tree;
   const int64_t whole = ceil_div(start, chunk), whole_end = stop / chunk;
-  if (whole >= whole_end) return first == last ? of_chunk(first) : of_chunk(first) + of_chunk(last);
-  int64_t pairs = (whole_end - whole) * of_chunk(whole);
+  if (whole >= whole_end) {
+    return of_tree + (first == last ? of_chunk(first) : of_chunk(first) + of_chunk(last));
+  }
+  int64_t pairs = of_tree + (whole_end - whole) * of_chunk(whole);
   if (first < whole) pairs += of_chunk(first);
   if (last >= whole_end) pairs += of_chunk(last);
   return pairs;

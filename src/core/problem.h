@@ -27,7 +27,7 @@ struct Problem : flashattn_desc {
   // Query heads that share a KV head.
   FLASHATTN_HD int32_t q_heads_per_kv_head() const { return heads_q / heads_kv; }
 
-  FLASHATTN_HD MaskRule mask_rule() const { return {mask, window_left, window_right, chunk}; }
+  FLASHATTN_HD MaskRule mask_rule() const { return {mask, window_left, window_right, chunk, tree}; }
 
   // A weight is kept if its 16-bit random number is at least this.
   uint32_t dropout_threshold() const {

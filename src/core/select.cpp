@@ -18,14 +18,6 @@ struct Verdict {
 
 // Predicates for features that no backend of this version computes.
 const Predicate kPredicates[] = {
-    {[](const Problem& p, const Device&) { return p.has_mask(FLASHATTN_MASK_TREE); },
-     FLASHATTN_REASON_MASK_COMBINATION, "mask",
-     [](const Problem& p, const Device&, char* text, size_t capacity) {
-       std::snprintf(text, capacity,
-                     "mask has TREE, with tree = %d, which no backend of this version computes; "
-                     "give the tree as a boolean bias (bias bit DENSE, dtype_bias U8)",
-                     p.tree);
-     }},
     {[](const Problem& p, const Device& device) {
        return p.dtype_kv != p.dtype && device.kind == FLASHATTN_DEVICE_CUDA;
      },

@@ -340,6 +340,13 @@ ForwardArgs check_forward(const Problem& problem, bool host, flashattn_args args
                               sizeof(float)));
     return *tensor;
   };
+  if (problem.has_mask(FLASHATTN_MASK_TREE)) {
+    arrays->add(
+        strided_array("tree_bits", Use::kInput, &args.tree_bits,
+                      {forward.shape.batch, 1, forward.shape.seqlen_q, ceil_div(problem.tree, 32)},
+                      Order::kHeads, sizeof(uint32_t)));
+    forward.tree_bits = args.tree_bits;
+  }
   forward.scale_o = add("scale_o", Use::kInput, &args.scale_o);
   forward.amax_o = add("amax_o", Use::kSum, &args.amax_o);
   return forward;

@@ -18,6 +18,7 @@ class AmxKv : public PackedKv<kCompute> {
     for (; subtiles < kMaxSubtiles && keys == subtiles * kSubtileKeys; ++subtiles) {
       const int32_t first = active.begin + keys;
       const Interval all = intersect({first, first + kSubtileKeys}, active);
+      if (block_.meets_tree(all)) break;  // visible_ has no bits
       bool full = true;
       const Interval visible = block_.visible_to(row, end_row, all, &full);
       if (visible.begin >= visible.end) break;

@@ -87,4 +87,16 @@ inline void mask_row(const ScoreMod& rules, bool blocks, int32_t i, int32_t firs
   }
 }
 
+// Writes -inf to columns of s, those of `keys`, that a query does not see with a tree, which begins
+// with key `begin`. before: the keys before the tree that it sees.
+inline void mask_tree(const TreeRow& tree, int32_t begin, Interval before, Interval keys,
+                      int32_t first, float* s) {
+  const int32_t seen = before.begin < before.end ? before.end : 0;
+  int32_t j = keys.begin > seen ? keys.begin : seen;
+  for (; j < keys.end && j < begin; ++j) s[j - first] = -kInfinity;
+  for (; j < keys.end; ++j) {
+    if (!tree.shows(j)) s[j - first] = -kInfinity;
+  }
+}
+
 }  // namespace flashattn::cpu::FLASHATTN_ISA

@@ -52,13 +52,24 @@ struct QBlock {
     rows = heads * (queries.end - queries.begin);
     const Interval range_of_split = split_range(job.split_rule, len, split);
     split_begin = range_of_split.begin;
-    if (rows > 0) keys = intersect(key_span(mask, queries, len).any, range_of_split);
+    if (rows > 0) keys = intersect(tree_span(mask, queries, len).any, range_of_split);
   }
 
   FLASHATTN_INLINE const Tiling& tiling() const { return direct ? kDirectTiling : job.tiling; }
 
   FLASHATTN_INLINE ScoreMod rules(int32_t head) const {
     return score_mod(problem, in, b, head, sequence.len);
+  }
+
+  FLASHATTN_INLINE TreeRow tree_row(int32_t i) const {
+    const flashattn_tensor& bits = job.args->tree_bits;
+    const auto* first = static_cast<const uint32_t*>(bits.data);
+    return {first + b * bits.stride_batch + i * bits.stride_seq, sequence.len.kv - mask.tree};
+  }
+
+  // Whether keys of a range belong to the tree.
+  FLASHATTN_INLINE bool meets_tree(Interval range) const {
+    return mask.tree > 0 && range.end > tree_begin(mask, sequence.len);
   }
 
   // The rows from `row` on that belong to one head, up to end_row.
@@ -71,13 +82,15 @@ struct QBlock {
             row};
   }
 
-  // The keys of `range` that some of the rows see. *full stays true only if each row sees all.
+  // The keys of `range` that some of the rows may see. *full stays true only if each row sees all.
   Interval visible_to(int32_t row, int32_t end_row, Interval range, bool* full) const {
     Interval visible{range.end, range.begin};
+    const bool tree = meets_tree(range);
     for (int32_t r = row; r < end_row;) {
       const HeadRows head_rows = head_rows_at(r, end_row);
       r += head_rows.queries.end - head_rows.queries.begin;
-      const KeySpan span = key_span(mask, head_rows.queries, sequence.len);
+      const KeySpan span = tree ? tree_span(mask, head_rows.queries, sequence.len)
+                                : key_span(mask, head_rows.queries, sequence.len);
       *full &= classify(span, range) == TileKind::kFull;
       if (span.any.begin < visible.begin) visible.begin = span.any.begin;
       if (span.any.end > visible.end) visible.end = span.any.end;

@@ -224,12 +224,22 @@ class SoftmaxState {
       top =
           score_mod_row(rules, i, tile.keys.begin, block_.sequence.len.kv, begin, end, s, nullptr);
     }
-    if (!tile.full) {
-      mask_row(rules, rules.blocks != nullptr, i, tile.keys.begin,
-               intersect(visible_keys(block_.mask, i, block_.sequence.len), tile.active), columns,
-               s);
-    }
+    if (!tile.full) mask_scores(rules, i, columns, tile, s);
     return top;
+  }
+
+  FLASHATTN_INLINE void mask_scores(const ScoreMod& rules, int32_t i, Interval columns,
+                                    const Tile& tile, float* s) const {
+    const Lengths len = block_.sequence.len;
+    const int32_t first = tile.keys.begin;
+    const bool tree = block_.meets_tree(tile.active);
+    const Interval visible =
+        tree ? tree_span(block_.mask, {i, i + 1}, len).any : visible_keys(block_.mask, i, len);
+    mask_row(rules, rules.blocks != nullptr, i, first, intersect(visible, tile.active), columns, s);
+    if (!tree) return;
+    mask_tree(block_.tree_row(i), tree_begin(block_.mask, len),
+              keys_before_tree(block_.mask, i, len),
+              intersect(tile.active, {first + columns.begin, first + columns.end}), first, s);
   }
 
   // The maximum of each lane of up to kWidth rows.

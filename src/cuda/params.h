@@ -19,9 +19,16 @@ struct SoftcapPolynomials {
   float input_scale, poly5_limit, poly5[3], poly3_limit, poly3[2];
 };
 
+// TREE: the masks of the caller. Those of the kernel's problem are its hull, see tree_hull().
+struct TreeParams {
+  MaskRule rule;
+  const uint32_t* bits;
+  int64_t stride_batch, stride_row;
+};
+
 struct ForwardParams {
   Problem problem;
-  ForwardArgs args;
+  ForwardArrays args;
   SplitRule split;
   // A CTA works on cta_queries queries of cta_heads query heads: row r is query r % cta_queries of
   // head r / cta_queries. If queries are few, several query heads of a KV head share a CTA.
@@ -38,6 +45,7 @@ struct ForwardParams {
   float* partial_o;
   PartialSum* partial_sums;
   uint32_t dropout_threshold;
+  TreeParams tree;
 
   FLASHATTN_HD int64_t work_heads() const {
     return static_cast<int64_t>(args.shape.batch) * problem.heads_kv * head_tiles;

@@ -114,7 +114,9 @@ def test_masks_agree_with_their_boolean_form():
             (dict(window=2), abs(i - j) <= 2), (dict(window=(3, -1)), j >= i - 3),
             (dict(window=[None, 1]), j <= i + 1), (dict(chunk=4), i // 4 == j // 4),
             (dict(causal=True, window=(3, 0)), (j <= i) & (j >= i - 3)),
-            (dict(block_mask=np.eye(4, dtype=bool), block_q=4, block_kv=4), i // 4 == j // 4)]:
+            (dict(block_mask=np.eye(4, dtype=bool), block_q=4, block_kv=4), i // 4 == j // 4),
+            (dict(tree=5, tree_bits=np.full((1, 1, 1), 0b01101, np.uint32), causal=True),
+             np.where(j < 8, j <= i, 0b01101 >> np.clip(j - 8, 0, 4) & 1) != 0)]:
         close(flashattn.attention(q, k, v, **options),
               arrays.attention(q, k, v, bias=visible)[0])
     q = q[:, :9]

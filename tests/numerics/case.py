@@ -46,7 +46,9 @@ class Case:
     top_left: bool = False
     blocks: Optional[Tuple[int, int]] = None
     block_dims: str = "bh"                # what the block mask does not broadcast over
-    density: float = 0.5                  # of block masks and boolean masks
+    tree: int = 0                         # keys that bits show or hide
+    tree_dims: str = "br"                 # what the bits do not broadcast over: batch, row
+    density: float = 0.5                  # of block masks, boolean masks and the bits of trees
 
     # Features.
     scale: float = 0.0

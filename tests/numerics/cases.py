@@ -129,6 +129,47 @@ def block_masks():
                backward=True)
 
 
+def trees():
+    """Drafted tokens: trees that cross tiles and pages, of more keys than there are, of one query
+    and of the most; queries that are no part of the tree."""
+    base = Case(batch=2, seqlen_q=64, seqlen_kv=700, heads_q=4, heads_kv=2, dim_qk=64, dtype="bf16",
+                tree=64)
+    sizes = [(1, 1), (1, 64), (2, 5), (5, 33), (16, 31), (33, 32), (64, 65), (100, 100), (256, 256),
+             (256, 255), (300, 256), (7, 256)]
+    for n, (rows, tree) in enumerate(sizes):
+        for m, dtype in enumerate(DTYPES):
+            yield base.replace(seqlen_q=rows, tree=tree, dtype=dtype, causal=(n + m) % 2 == 0,
+                               density=(0.5, 0.05, 0.9)[(n + m) % 3], sink=n % 4 == 1,
+                               dim_qk=(64, 128, 40)[n % 3])
+            # Fewer keys than drafted tokens, and none; tiles of 64 keys end within the tree.
+            yield base.replace(seqlen_q=rows, tree=tree, dtype=dtype, seqlen_kv=tree + 100,
+                               batch=4, lens_kv=[tree + 100, tree // 2, 0, tree],
+                               window=(50, 0) if m == 1 else None, dtype_o="f32")
+    masks = [dict(window=(100, 0)), dict(window=(3, 5)), dict(window=(0, -1)), dict(chunk=50),
+             dict(chunk=200, causal=True, window=(30, 2)), dict(causal=True, top_left=True),
+             dict(chunk=33, top_left=True), dict(window=(20, 20), top_left=True),
+             dict(blocks=(16, 16)), dict(blocks=(5, 7), causal=True, block_dims="b"),
+             dict(bias="u8"), dict(bias="f16", alibi="bh"), dict(softcap=5.0), dict(scale=-0.3),
+             dict(dropout=0.3), dict(determinism=2), dict(splits=3, sink=True), dict(splits=17)]
+    for n, more in enumerate(masks):
+        for rows, tree in ((6, 40), (64, 64), (150, 70)):
+            yield base.replace(seqlen_q=rows, tree=tree, dtype=DTYPES[n % 3], **more)
+    for n, size in enumerate((1, 3, 16, 64, 256)):
+        yield base.replace(page_size=size, seqlen_q=40, tree=45, lens_kv=[700, 333], causal=True,
+                           dtype=DTYPES[n % 3], strides=("packed", "padded")[n % 2])
+        yield base.replace(page_size=size, seqlen_q=3, heads_kv=4, tree=17, lens_kv=[10, 513],
+                           window=(300, 0), dtype=DTYPES[(n + 1) % 3], splits=n % 3)
+    for n, dims_kept in enumerate(("br", "b", "r", "")):
+        yield base.replace(cu_q=[64, 0, 33, 1], cu_kv=[64, 70, 300, 513], tree_dims=dims_kept,
+                           dtype=DTYPES[n % 3], causal=n % 2 == 0)
+        yield base.replace(lens_q=[64, 20], starts_kv=[3, 200], tree_dims=dims_kept,
+                           strides="padded", dtype=DTYPES[(n + 2) % 3], window=(400, 0))
+        yield base.replace(density=0.0, tree_dims=dims_kept, seqlen_q=9)
+    # One key is left, whose value is o.
+    yield base.replace(seqlen_q=1, seqlen_kv=1, tree=1, density=1.0, dtype_o="f32")
+    yield base.replace(seqlen_q=30, seqlen_kv=30, tree=30, density=0.04, dtype_o="f32")
+
+
 def lengths():
     cu = [[1], [3, 0, 113, 1, 17], [0, 5, 0], [0, 0], [33, 64, 65, 1]]
     kv = [[7], [5, 4, 203, 0, 17], [3, 0, 2], [2, 0], [100, 64, 33, 70]]
@@ -378,5 +419,5 @@ def many_keys():
 
 
 LISTED = {f.__name__: list(f()) for f in (
-    shapes, groups, few_rows, dims, windows, chunks, block_masks, lengths, starts, pages, splits,
-    strides, biases, features, gradients, dropouts, many_queries, many_heads, many_keys)}
+    shapes, groups, few_rows, dims, windows, chunks, block_masks, trees, lengths, starts, pages,
+    splits, strides, biases, features, gradients, dropouts, many_queries, many_heads, many_keys)}

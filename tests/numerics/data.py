@@ -11,8 +11,9 @@ from .dtypes import round_to
 class Data:
     """Per sequence: q, k, v, dout (rows, heads, dim) and dlse (heads, rows). For all: bias
     (batch|1, heads|1, rows|1, keys), slopes (batch|1, heads), sink (heads), block_mask
-    (batch|1, heads|1, row blocks, key blocks), descales of q, k, v (batch|1, heads_kv|1, blocks|1),
-    scale_o (batch|1, heads|1). float32, exact in the dtype of the case."""
+    (batch|1, heads|1, row blocks, key blocks), tree_bits (batch|1, rows|1, tree), descales of q, k,
+    v (batch|1, heads_kv|1, blocks|1), scale_o (batch|1, heads|1). float32, exact in the dtype of
+    the case; block_mask and tree_bits are bool."""
     q: List[np.ndarray]
     k: List[np.ndarray]
     v: List[np.ndarray]
@@ -22,6 +23,7 @@ class Data:
     slopes: Optional[np.ndarray] = None
     sink: Optional[np.ndarray] = None
     block_mask: Optional[np.ndarray] = None
+    tree_bits: Optional[np.ndarray] = None
     descales: Dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     scale_o: Optional[np.ndarray] = None
 
@@ -110,5 +112,8 @@ def make_data(case):
                       zip((case.seqlen_q, case.seqlen_kv), case.blocks))
         shape = kept(case.block_dims, case, "bh") + (rows, keys)
         data.block_mask = rng.random(shape) < case.density
+    if case.tree:
+        shape = kept(case.tree_dims, case, "br") + (case.tree,)
+        data.tree_bits = rng.random(shape) < case.density
     make_descales(case, data, rng)
     return data

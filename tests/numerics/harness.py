@@ -207,6 +207,8 @@ class Call:
                 "block_mask", "u8", data.block_mask.shape,
                 [c in case.block_dims for c in "bh"] + [True])
             buffer.host[index] = data.block_mask
+        if case.tree:
+            fields["tree_bits"] = self.tree_field(data.tree_bits)
         if case.dropout:
             seed, offset = case.rng
             if case.rng_device:
@@ -215,6 +217,20 @@ class Call:
                 address = self.put("rng", np.uint64, np.array(on_device, np.uint64))
                 fields["rng_device"] = capi.pointer(address, "uint64_t *")
             fields["rng_seed"], fields["rng_offset"] = seed, offset
+
+    def tree_field(self, bits):
+        case = self.case
+        words = -(-case.tree // 32)
+        field, buffer, index = self.strided(
+            "tree_bits", np.uint32, (len(bits), 1, bits.shape[1], words),
+            ["b" in case.tree_dims, True, "r" in case.tree_dims])
+        # Nobody looks at the bits behind the last.
+        padded = np.pad(bits, [(0, 0), (0, 0), (0, 32 * words - case.tree)], constant_values=True)
+        packed = np.packbits(padded, -1, bitorder="little").view("<u4")
+        for b in range(case.batch):
+            rows, at = slice(case.length_q(b)), b if len(bits) > 1 else 0
+            buffer.host[index[at, 0, rows]] = packed[at, rows]
+        return field
 
     def rng_fields(self):
         return {name: value for name, value in self.inputs.items() if name.startswith("rng")}

@@ -109,6 +109,10 @@ def masks(draw):
     if draw(one_in(5, True, otherwise=False)):
         fields["blocks"] = draw(size), draw(size)
         fields["block_dims"] = draw(st.sampled_from(("", "b", "h", "bh")))
+    if draw(one_in(5, True, otherwise=False)):
+        fields["tree"] = draw(st.sampled_from((1, 5, 31, 32, 33, 64, 100, 255, 256)))
+        fields["tree_dims"] = draw(st.sampled_from(("br", "br", "r", "b", "")))
+        fields["density"] = draw(st.sampled_from((0.5, 0.02, 1.0)))
     return fields
 
 
@@ -144,8 +148,10 @@ def cases(draw, large=False):
     fields["heads_q"] = fields["heads_kv"] * draw(st.sampled_from((1, 1, 2, 3, 5)))
     fields["dim_v"] = draw(st.one_of(*[st.just(fields["dim_qk"])] * 2, st.sampled_from(dims)))
     fields.update(draw(layouts(LARGE_LENGTHS if large else LENGTHS)))
-    backward = "page_size" not in fields and draw(st.sampled_from((False, True, True)))
-    fields.update(draw(masks()), **draw(scores(backward)), backward=backward)
+    fields.update(draw(masks()))
+    backward = not {"page_size", "tree"} & set(fields) and draw(
+        st.sampled_from((False, True, True)))
+    fields.update(draw(scores(backward)), backward=backward)
     fields["strides"] = draw(st.sampled_from(
         ("packed", "packed", "bshd", "bhsd", "sbhd", "qkv", "padded", "broadcast")))
     fields["threads"] = draw(st.sampled_from((0, 0, 1, 2, 3)))

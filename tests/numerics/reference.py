@@ -53,8 +53,12 @@ def pick(array, b):
 
 
 def all_visible(case, data, b, rows, keys):
-    """(heads|1, rows, keys): position, block mask and boolean mask together."""
+    """(heads|1, rows, keys): position, tree, block mask and boolean mask together."""
     see = visible(case, rows, keys)[None]
+    if case.tree:
+        drafted = min(case.tree, keys)
+        bits = pick(data.tree_bits, b)[:rows, case.tree - drafted:]
+        see[0, :, keys - drafted:] = np.broadcast_to(bits, (rows, drafted))
     if case.blocks:
         i, j = np.arange(rows) // case.blocks[0], np.arange(keys) // case.blocks[1]
         see = see & pick(data.block_mask, b)[:, i][:, :, j]

@@ -28,7 +28,7 @@ this file lists the refusal, and is a failure elsewhere. all, sm80, sm90: GPU ba
 """
 # Where the sizes of kernels end.
 DIMS = (64, 96, 128, 192, 256, 512)
-CAUSAL, WINDOW, CHUNK, TOP_LEFT, BLOCKS = 1, 2, 4, 8, 16
+CAUSAL, WINDOW, CHUNK, TOP_LEFT, BLOCKS, TREE = 1, 2, 4, 8, 16, 32
 ALIBI, DENSE = 1, 2
 DTYPES = ("f32", "f16", "bf16")
 
@@ -66,6 +66,7 @@ def rows() -> List[Row]:
         Row("block mask", dict(mask=BLOCKS, block_q=64, block_kv=64), bit("mask", BLOCKS)),
         Row("blocks below 16, or of keys by 8", dict(mask=BLOCKS, block_q=5, block_kv=5),
             small_blocks),
+        Row("tree", dict(mask=TREE, tree=64), bit("mask", TREE)),
         Row("packed queries", dict(layout=1), bit("layout", 1)),
         Row("packed keys", dict(layout=2), bit("layout", 2)),
         Row("pages of 16", dict(layout=4, page_size=16), bit("layout", 4)),

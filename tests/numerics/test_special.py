@@ -15,7 +15,8 @@ BASE = Case(batch=2, seqlen_q=70, seqlen_kv=131, heads_q=2, heads_kv=1, dim_qk=1
 MASKS = {
     "causal": dict(causal=True), "top_left": dict(causal=True, top_left=True),
     "window": dict(window=(20, 3)), "chunk": dict(chunk=33), "u8": dict(bias="u8", bias_dims="hr"),
-    "blocks": dict(blocks=(16, 16), block_dims="h"), "decode": dict(
+    "blocks": dict(blocks=(16, 16), block_dims="h"), "tree": dict(tree=90, backward=False),
+    "decode": dict(
         causal=True, window=(40, 0), seqlen_q=2, seqlen_kv=400, splits=3, backward=False)}
 SPECIAL = [np.nan, np.inf]
 

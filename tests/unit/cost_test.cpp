@@ -95,6 +95,11 @@ void test_scores() {
   desc.block_q = 64;
   desc.block_kv = 128;
   CHECK(forward_bytes(desc, shape) == plain + 2 * 3);
+  desc = make_desc(FLASHATTN_DTYPE_F16, 4, 4, 64);
+  desc.ops = FLASHATTN_OP_FORWARD;
+  desc.mask = FLASHATTN_MASK_TREE;
+  desc.tree = 40;  // two words a query
+  CHECK(forward_bytes(desc, shape) == plain + 100 * 2 * 4);
 }
 
 // Where parts gained or lost on an H200, or come near it: decoding with 32 heads on 8 and one query

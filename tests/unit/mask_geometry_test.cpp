@@ -174,6 +174,60 @@ void test_rule(const MaskRule& rule) {
   }
 }
 
+// The functions of trees: what a query sees before the tree, spans of Q tiles, the hull, the pairs.
+bool tree_right(Table& t) {
+  const int begin = tree_begin(t.rule, t.len);
+  const MaskRule hull = tree_hull(t.rule);
+  if (begin != std::max(t.len.kv - t.rule.tree, 0) || hull.tree != 0) return false;
+  int64_t pairs = static_cast<int64_t>(t.len.q) * (t.len.kv - begin);
+  for (int i = 0; i < t.len.q; ++i) {
+    const Interval before = keys_before_tree(t.rule, i, t.len), all = visible_keys(hull, i, t.len);
+    for (int j = 0; j < t.len.kv; ++j) {
+      const bool sees = j < begin && t.at(i, j);
+      if (sees != (j >= before.begin && j < before.end)) return false;
+      if ((sees || j >= begin) && (j < all.begin || j >= all.end)) return false;
+      pairs += sees;
+    }
+    for (int end = i + 1; end <= t.len.q; ++end) {
+      const KeySpan span = tree_span(t.rule, {i, end}, t.len);
+      for (int j = 0; j < t.len.kv; ++j) {
+        bool any = j >= begin, every = j < begin;
+        for (int row = i; row < end; ++row) {
+          any = any || t.at(row, j);
+          every = every && t.at(row, j);
+        }
+        if (any && (j < span.any.begin || j >= span.any.end)) return false;
+        if (every != (j >= span.all.begin && j < span.all.end)) return false;
+      }
+    }
+  }
+  return pairs == visible_pairs(t.rule, t.len);
+}
+
+void test_trees() {
+  const Interval windows[] = {{-1, -1}, {0, -1}, {-1, 0}, {1, 2}, {6, 0}};
+  for (uint32_t mask = 0; mask < 16; ++mask) {
+    for (const Interval window : windows) {
+      for (const int chunk : {1, 3, 8}) {
+        for (const int tree : {1, 2, 5, 20}) {
+          for (int n = 0; n < 100; ++n) {
+            const Lengths len{n / 10, n % 10};
+            const MaskRule rule{mask | FLASHATTN_MASK_TREE, window.begin, window.end, chunk, tree};
+            Table table(rule, len);
+            if (CHECK(tree_right(table))) continue;
+            printf("  mask %u window %d %d chunk %d tree %d lengths %d %d\n", mask, window.begin,
+                   window.end, chunk, tree, len.q, len.kv);
+          }
+        }
+      }
+    }
+  }
+  // Bits of the second word; a first key before the sequence's, which has fewer than the tree.
+  const uint32_t bits[] = {1u << 31, 2};
+  const TreeRow row{bits, -30};
+  CHECK(row.shows(1) && !row.shows(2) && row.shows(3) && !row.shows(4));
+}
+
 void test_masks() {
   for (uint32_t mask = 0; mask < 16; ++mask) {
     const bool window = mask & FLASHATTN_MASK_WINDOW, chunk = mask & FLASHATTN_MASK_CHUNK;
@@ -268,6 +322,7 @@ void test_head_tiles() {
 
 int main() {
   test_masks();
+  test_trees();
   test_extremes();
   test_splits();
   test_head_tiles();

@@ -171,8 +171,10 @@ const FLASHATTN_MASK_TOP_LEFT = UInt32(8)
 "block_mask[b, h, i / block_q, j / block_kv] != 0"
 const FLASHATTN_MASK_BLOCKS = UInt32(16)
 """
-j < Sk - tree, or bit j - (Sk - tree) of tree_bits[b, i] is set: the last keys are a tree of
-drafted tokens. No backend takes it yet.
+Of the last `tree` keys, j >= Sk - tree, query i sees those whose bit j - (Sk - tree) of
+tree_bits[b, i] is set: drafted tokens, each with its own past. CAUSAL, WINDOW and CHUNK then
+hold for the keys before only, BLOCKS and a boolean mask for all. A sequence with fewer keys
+than `tree` has the last bits. Forward only.
 """
 const FLASHATTN_MASK_TREE = UInt32(32)
 
@@ -392,7 +394,7 @@ Base.@kwdef struct flashattn_desc
     "Queries and keys a block of the block mask, >= 1. Only with BLOCKS."
     block_q::Int32 = 0
     block_kv::Int32 = 0
-    "Drafted tokens at the end of each sequence, 1 to 256. Only with TREE."
+    "Keys at the end of each sequence that are drafted tokens, 1 to 256. Only with TREE."
     tree::Int32 = 0
     "enum flashattn_bias bits."
     bias::UInt32 = 0
@@ -531,7 +533,11 @@ Base.@kwdef struct flashattn_args
     BLOCKS.
     """
     block_mask::flashattn_tensor = flashattn_tensor()
-    "(batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key."
+    """
+    (batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. Bit n % 32 of word n / 32, the
+    least being bit 0, is of key Sk - tree + n; bits from `tree` on are ignored. Also with VARLEN_Q
+    a row is a query of its sequence.
+    """
     tree_bits::flashattn_tensor = flashattn_tensor()
     """
     (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of

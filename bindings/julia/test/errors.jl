@@ -137,10 +137,8 @@ end
     @test size(attention_paged(q, k, k, [1 2; 2 1], nothing; max_seqlen_kv = 14)) == size(q)
     # The pages of the table count from 1.
     says("page_table", FlashAttentionError, () -> attention_paged(q, k, k, [0 1], nothing))
-    # The library refuses a feature that no kernel has yet, by its name in the header.
+    # The library refuses what the descriptor has no use for, by its name in the header.
     says("descale_k.data is set", FlashAttentionError, () -> attention(q, k, k; descale_k = ones(1, 2, 2)))
-    says("mask has TREE, with tree = 3", FlashAttentionError,
-         () -> attention(q, k, k; tree_bits = zeros(UInt32, 1, 5, 2), tree = 3))
     # Errors in one task leave the others' alone.
     sentences = map(fetch, [Threads.@spawn(said(() -> attention(q, k, k; dropout = n), FlashAttentionError))
                             for n in 2:9])

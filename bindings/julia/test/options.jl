@@ -12,6 +12,8 @@
     @test same((j, i) -> (i + 4) ÷ 4 == (j - 1) ÷ 4; chunk = 4)
     blocks = rand(Bool, 4, 3, 1, 1)
     @test same((j, i) -> blocks[cld(j, 4), cld(i, 3), 1, 1]; block_mask = blocks, block_q = 3, block_kv = 4)
+    @test same((j, i) -> j in (12, 14) || j <= min(i + 5, 11); causal = true, tree = 3,
+               tree_bits = fill(UInt32(5), 1, 9, 2))
     hidden = [j <= i for j in 1:14, i in 1:9]
     @test same((j, i) -> j <= i; bias = hidden)
     @test same((j, i) -> j <= i; bias = BitArray(hidden))

@@ -27,6 +27,7 @@ ROWS: Tuple[Tuple[str, Dict[str, Any]], ...] = (
     ("window", {"window": (128, 0)}),
     ("chunk", {"chunk": 256, "causal": True}),
     ("block mask", {"block_q": 64, "block_kv": 64}),
+    ("tree of drafted tokens", {"tree": 64}),
     ("varlen", {"varlen_q": True, "varlen_kv": True}),
     ("varlen backward", {"varlen_q": True, "varlen_kv": True, "backward": True}),
     ("paged KV", {"page_size": 16}),

@@ -1,8 +1,8 @@
 // Score modifications as chains of members: what happens to a product of Q and K on its way to P.
 // A member is a type of a file of its own (softcap.cuh, alibi.cuh, dense_bias.cuh, block_mask.cuh,
-// dropout.cuh), which says what it is in score_stage.cuh. A kernel is compiled for one chain, which
-// a row of its table names; it makes each member for the place of a fragment (`make`), and applies
-// the chain.
+// tree_mask.cuh, dropout.cuh), which says what it is in score_stage.cuh. A kernel is compiled for
+// one chain, which a row of its table names; it makes each member for the place of a fragment
+// (`make`), and applies the chain.
 #pragma once
 
 #include <type_traits>
@@ -15,6 +15,7 @@
 #include "cuda/device/dropout.cuh"
 #include "cuda/device/mask.cuh"
 #include "cuda/device/softcap.cuh"
+#include "cuda/device/tree_mask.cuh"
 #include "cuda/ptx/mma.cuh"
 
 namespace flashattn::cuda {
@@ -140,7 +141,7 @@ template <class... Members>
 struct RuntimeChain : ScoreModMembers<true, Members...> {};
 
 // Every modification that there is.
-using RuntimeScoreMod = RuntimeChain<Softcap, Alibi, DenseBias, BlockMask, Dropout>;
+using RuntimeScoreMod = RuntimeChain<Softcap, Alibi, DenseBias, BlockMask, TreeMask, Dropout>;
 
 // Makes members of what the problem and its arrays say, for scores in units of kWideUnit log2(e).
 // kExact: to the last digits of fp32.
@@ -158,9 +159,10 @@ struct WideMembers {
     return (Softcap::is_on(problem) ? problem.softcap : problem.scale) * (kLog2E / kWideUnit);
   }
   // Whether no bias applies that factor, but scores must have it before they meet their maximum: it
-  // is negative, or a block mask may leave a row one key, whose weight is to be exactly 1.
+  // is negative, or a block mask or a tree may leave a row one key, whose weight is to be exactly
+  // 1.
   static __device__ __forceinline__ bool needs_product(const Problem& problem) {
-    return (problem.mask & FLASHATTN_MASK_BLOCKS) ||
+    return (problem.mask & (FLASHATTN_MASK_BLOCKS | FLASHATTN_MASK_TREE)) ||
            (!Softcap::is_on(problem) && problem.scale < 0);
   }
   // The part of product_factor() that is still to be applied once scores have been modified.

@@ -81,7 +81,7 @@ uint64_t new_stamp() {
 
 bool is_modified(const Problem& p) {
   return p.softcap != 0 || p.bias != 0 || p.dropout_threshold() != 0 || p.scale < 0 ||
-         p.has_mask(FLASHATTN_MASK_BLOCKS);
+         p.has_mask(FLASHATTN_MASK_BLOCKS) || p.has_mask(FLASHATTN_MASK_TREE);
 }
 
 int32_t check_current(int32_t device, const PlanContext& context) {

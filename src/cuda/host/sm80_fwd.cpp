@@ -129,6 +129,14 @@ ForwardParams ForwardKernels::grid(const ReadyKernel<ForwardEntry>& choice,
                                    const Shape& shape) const {
   ForwardParams p{};
   p.problem = problem_;
+  if (problem_.has_mask(FLASHATTN_MASK_TREE)) {
+    p.tree.rule = problem_.mask_rule();
+    const MaskRule hull = tree_hull(p.tree.rule);
+    p.problem.mask = hull.mask;
+    p.problem.window_left = hull.window_left;
+    p.problem.window_right = hull.window_right;
+    p.problem.chunk = hull.chunk;
+  }
   p.args.shape = shape;
   p.dropout_threshold = problem_.dropout_threshold();
   p.cta_queries = std::max(std::min(shape.seqlen_q, choice.entry->tile_q), 1);
@@ -230,6 +238,9 @@ int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
   const ReadyKernel<ForwardEntry>& choice = choose(args.shape).kernel;
   ForwardParams p = grid(choice, args.shape);
   p.args = args;
+  p.tree.bits = static_cast<const uint32_t*>(args.tree_bits.data);
+  p.tree.stride_batch = args.tree_bits.stride_batch;
+  p.tree.stride_row = args.tree_bits.stride_seq;
   if (p.max_splits > 1) {
     if (const int32_t status = check_grid(int64_t{args.shape.batch} * problem_.heads_q))
       return status;

@@ -97,6 +97,16 @@ const Predicate kPredicates[] = {
                      "block_kv a multiple of 8; use larger blocks",
                      p.block_q, p.block_kv, dtype_name(p.dtype), kMinBlock);
      }},
+    {[](const Problem& p, const Device&) { return p.has_mask(FLASHATTN_MASK_TREE); },
+     FLASHATTN_REASON_MASK_COMBINATION, "mask",
+     [](const Problem& p, const Device&, char* text, size_t capacity) {
+       std::snprintf(
+           text, capacity,
+           "mask has TREE, with tree = %d, which the GPU kernels for dtype = %s do not "
+           "compute; give the tree as a boolean bias (bias bit DENSE, dtype_bias U8), use "
+           "F16 or BF16, or device = CPU",
+           p.tree, dtype_name(p.dtype));
+     }},
     {[](const Problem& p, const Device&) { return p.splits > 1; },
      FLASHATTN_REASON_NOT_IN_THIS_BUILD, "splits",
      [](const Problem& p, const Device&, char* text, size_t capacity) {

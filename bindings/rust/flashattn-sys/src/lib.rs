@@ -425,8 +425,10 @@ impl flashattn_mask {
     pub const TOP_LEFT: Self = Self(8);
     /// block_mask\[b, h, i / block_q, j / block_kv\] != 0
     pub const BLOCKS: Self = Self(16);
-    /// j < Sk - tree, or bit j - (Sk - tree) of tree_bits\[b, i\] is set: the last keys are a tree of
-    /// drafted tokens. No backend takes it yet.
+    /// Of the last `tree` keys, j >= Sk - tree, query i sees those whose bit j - (Sk - tree) of
+    /// tree_bits\[b, i\] is set: drafted tokens, each with its own past. CAUSAL, WINDOW and CHUNK then
+    /// hold for the keys before only, BLOCKS and a boolean mask for all. A sequence with fewer keys
+    /// than `tree` has the last bits. Forward only.
     pub const TREE: Self = Self(32);
 
     /// The names of all values known here, each with its number.
@@ -795,7 +797,7 @@ pub struct flashattn_desc {
     pub block_q: i32,
     /// `block_kv`
     pub block_kv: i32,
-    /// Drafted tokens at the end of each sequence, 1 to 256. Only with TREE.
+    /// Keys at the end of each sequence that are drafted tokens, 1 to 256. Only with TREE.
     pub tree: i32,
     /// enum flashattn_bias bits.
     pub bias: u32,
@@ -936,7 +938,9 @@ pub struct flashattn_args {
     /// (batch, heads_q, ceil(seqlen_q / block_q), ceil(seqlen_kv / block_kv)); u8; required with
     /// BLOCKS.
     pub block_mask: flashattn_tensor,
-    /// (batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key.
+    /// (batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. Bit n % 32 of word n / 32, the
+    /// least being bit 0, is of key Sk - tree + n; bits from `tree` on are ignored. Also with VARLEN_Q
+    /// a row is a query of its sequence.
     pub tree_bits: flashattn_tensor,
     /// (batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of
     /// q, at least 0, which the query heads of a KV head share. Blocks count i from the start of a
@@ -2052,7 +2056,7 @@ macro_rules! arrays {
             { 7, alibi_slopes, f32, "(batch, heads_q); f32; required with ALIBI." }
             { 8, sink, f32, "(heads_q); f32; required with SINK. Natural logits." }
             { 9, block_mask, u8, "(batch, heads_q, ceil(seqlen_q / block_q), ceil(seqlen_kv / block_kv)); u8; required with\nBLOCKS." }
-            { 10, tree_bits, u32, "(batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. The least bit is the first key." }
+            { 10, tree_bits, u32, "(batch, seqlen_q, ceil(tree / 32)); u32; required with TREE. Bit n % 32 of word n / 32, the\nleast being bit 0, is of key Sk - tree + n; bits from `tree` on are ignored. Also with VARLEN_Q\na row is a query of its sequence." }
             { 11, descale_q, f32, "(batch, heads_kv, ceil(seqlen_q / descale_block)); f32; optional with dtype F8E4M3. A factor of\nq, at least 0, which the query heads of a KV head share. Blocks count i from the start of a\nsequence, those of k and v count j. NULL: 1." }
             { 12, descale_k, f32, "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of\nk, at least 0. NULL: 1." }
             { 13, descale_v, f32, "(batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with F8E4M3. A factor of\nv, at least 0. NULL: 1." }

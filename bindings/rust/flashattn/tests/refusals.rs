@@ -191,10 +191,12 @@ fn small_arrays_beside_the_inputs() {
 }
 
 #[test]
-fn what_no_kernel_takes_yet_is_refused_by_name() {
-    for (desc, field) in
-        [(builder().tree(3), "mask"), (builder().descale_block(64), "descale_block")]
-    {
+fn what_does_not_go_together_is_refused_by_name() {
+    for (desc, field) in [
+        (builder().tree(257), "tree"),
+        (builder().tree(3).backward(), "mask"),
+        (builder().descale_block(64), "descale_block"),
+    ] {
         let error = desc.build().unwrap_err();
         assert_eq!(error.field, field, "{error}");
     }

@@ -49,6 +49,26 @@ fn formula() {
     }
 }
 
+/// A tree whose every token follows the one before sees what a causal mask shows.
+#[test]
+fn trees() {
+    let (q, k, v) = three();
+    let view = |x| View::new(x, DIMS).unwrap();
+    let bits: Vec<u32> = (0..S).map(|i| (2 << i) - 1).collect();
+    let run = |desc: DescBuilder, bits: &[u32]| {
+        let mut o = vec![f32::NAN; LEN];
+        let mut inputs = Inputs::new(view(&q), view(&k), view(&v));
+        if !bits.is_empty() {
+            inputs = inputs.tree_bits(Array::from(bits).dims([1, S, 1]));
+        }
+        let output = ViewMut::new(&mut o, DIMS).unwrap();
+        desc.build().unwrap().forward(&inputs, output, &mut Workspace::new()).unwrap();
+        o
+    };
+    let desc = || DescBuilder::new(Dtype::F32, H, D);
+    assert_near(&run(desc().tree(S), &bits), &run(desc().causal(), &[]), 1e-6);
+}
+
 fn half_precision<T: Element>(tolerance: f32) {
     let (q, k, v) = three();
     let narrow = |x: &[f32]| x.iter().map(|&x| T::from_f32(x)).collect::<Vec<T>>();

@@ -17,7 +17,7 @@ constexpr int kLoads = 8;           // parts of a row in flight per warp
 template <int kWarpsPerRow>
 __global__ void __launch_bounds__(32 * kWarps, 1)
     combine_kernel(const __grid_constant__ ForwardParams params) {
-  const ForwardArgs& args = params.args;
+  const ForwardArrays& args = params.args;
   const int32_t b = blockIdx.x / params.problem.heads_q, h = blockIdx.x % params.problem.heads_q;
   const SeqlenInfo sequence = seqlen_info(params.problem, args.shape, args.inputs, b);
   const int32_t parts = split_count(params.split, sequence.len);

@@ -12,7 +12,7 @@ constexpr int32_t kFp8TileKv = 128;
 
 struct TransposeVParams {
   Problem problem;
-  ForwardArgs args;
+  ForwardArrays args;
   int32_t tiles;  // of the longest sequence
   uint8_t* to;    // tiles of HeadTiles::of_keys: (tile, KV head, column, key)
 };

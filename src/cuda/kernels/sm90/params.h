@@ -56,7 +56,7 @@ struct PreprocessProgress {
 struct ForwardParams {
   CUtensorMap q, k, v, o;  // (column, row, head, batch or page)
   Problem problem;
-  ForwardArgs args;
+  ForwardArrays args;
   L2Swizzle swizzle;          // heads: (batch, Q head); tiles: Q tiles, the last of a head first
   TileCounter* tile_counter;  // NULL: each CTA has one tile
   uint64_t stamp;             // unique to the launch, for tile_counter

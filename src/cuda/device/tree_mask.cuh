@@ -1,0 +1,47 @@
+// Trees of drafted tokens: a bit says whether a query sees one of the last keys. The problem of the
+// kernel has a mask that hides nothing that a query may see (tree_hull()); this one hides the rest.
+#pragma once
+
+#include "cuda/params.h"
+#include "cuda/device/score_stage.cuh"
+
+namespace flashattn::cuda {
+
+// The masks of one sequence.
+struct TreeMask {
+  static constexpr ScoreStage kStage = ScoreStage::kMask;
+  static constexpr bool kBoundsGrowth = false, kReadsMemory = true;
+
+  const TreeParams& params;
+  int32_t b;
+  Lengths len;
+
+  // Whether every query sees every key.
+  __device__ __forceinline__ bool full(Interval queries, Interval keys) const {
+    return keys.end <= tree_begin(params.rule, len) &&
+           (sees_all(params.rule) ||
+            classify(key_span(params.rule, queries, len), keys) == TileKind::kFull);
+  }
+
+  // Which of a lane's columns, 8 n + 2 (lane % 4) + e, are shown: bit 2 n + e. Columns are the keys
+  // from `first` on.
+  template <int kGroups>
+  __device__ __forceinline__ uint32_t shown_keys(int32_t query, int32_t first, int32_t lane) const {
+    static_assert(kGroups <= 16, "the bits of a word");
+    const Interval before = keys_before_tree(params.rule, query, len);
+    const int32_t begin = tree_begin(params.rule, len);
+    const TreeRow row{params.bits + b * params.stride_batch + query * params.stride_row,
+                      len.kv - params.rule.tree};
+    uint32_t bits = 0;
+#pragma unroll 1
+    for (int x = 0; x < 2 * kGroups; ++x) {
+      const int32_t j = first + x / 2 * 8 + lane % 4 * 2 + x % 2;
+      const bool shown =
+          j < begin ? j >= before.begin && j < before.end : j < len.kv && row.shows(j);
+      bits |= static_cast<uint32_t>(shown) << x;
+    }
+    return bits;
+  }
+};
+
+}  // namespace flashattn::cuda
