@@ -10,6 +10,7 @@ from typing import Any, Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from .. import _arrays, _plan
 from .._arrays import BF16, F16, F32, NAMES, View
@@ -181,27 +182,30 @@ def varying(array: Any) -> FrozenSet[str]:
     return getattr(seen, "vma", frozenset()) if manual is None else manual.varying
 
 
-def _result(seen: Aval, axes: FrozenSet[str]) -> Any:
+def _result(seen: Aval, like: Any) -> Any:
+    """Differs over the axes over which the array like differs."""
     shape, dtype = seen
+    axes = varying(like)
     if not axes:
         return jax.ShapeDtypeStruct(shape, dtype)
     manual = getattr(jax.sharding, "ManualAxisType", None)
     if manual is None:
         return jax.ShapeDtypeStruct(shape, dtype, vma=axes)
-    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=manual(varying=axes))
+    mesh = jax.typeof(like).sharding.mesh
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()),
+                                manual_axis_type=manual(varying=axes))
 
 
 def call(spec: Spec, *arrays: Any) -> Tuple[Any, ...]:
     """spec.results of arrays as they are, on whatever device the program will run."""
     avals = tuple([aval(array) for array in arrays])
-    axes = varying(arrays[0])
 
     def on(device: str) -> Any:
         site = _site(spec, avals, device)
 
         def compute(*arrays: Any) -> Tuple[Any, ...]:
             zeros = [jax.lax.full_like(arrays[0], 0, dtype, shape) for shape, dtype in site.filled]
-            run = jax.ffi.ffi_call(TARGET, [_result(seen, axes) for seen in site.results],
+            run = jax.ffi.ffi_call(TARGET, [_result(seen, arrays[0]) for seen in site.results],
                                    input_output_aliases=site.aliases)
             return tuple(run(*arrays, *zeros, **site.attributes)[:-1])
         return compute

@@ -136,14 +136,17 @@ def _rule(spec: Spec, shapes: Dict[str, Sequence[int]]) -> Tuple[str, Dict[str, 
             if extent == 1 or not together:
                 letter = f"x{len(others)}"
                 others.append(letter)
-            elif letter in "hk":
-                letter = "(k g)" if grouped and letter == "h" else "k" if grouped else "h"
+            elif grouped and letter == "h":
+                letter = "(k g)"
+                others += [] if "g" in others else ["g"]
+            else:
+                letter = letter if grouped or letter == "b" else "h"
             letters.append(letter)
         spelled.append(" ".join(letters))
     n = len(spec.names)
-    more: Dict[str, Any] = {"need_replication_factors": tuple(others) + ("g",) * grouped}
+    more: Dict[str, Any] = {"need_replication_factors": tuple(others)}
     if grouped:
-        more.update(k=heads_kv, g=heads_q // heads_kv)
+        more["g"] = heads_q // heads_kv
     return f"{', '.join(spelled[:n])} -> {', '.join(spelled[n:])}", more
 
 
