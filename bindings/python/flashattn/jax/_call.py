@@ -24,6 +24,8 @@ from ._handler import TARGET
 
 Aval = Tuple[Tuple[int, ...], str]  # shape, name of the type
 _WORKSPACE, _UNUSED = -1, -2  # of handler.c, in place of a word
+# Bytes of workspace that a thread of the CPU keeps; where more is needed, XLA plans for it.
+_KEPT = 4 << 20
 _PACKED = (ffi.NULL, -1, -1, -1)
 # Read by backward besides the inputs of forward.
 AT_RESULTS = ("o", "lse", "dout", "dlse")
@@ -142,14 +144,15 @@ def _site(spec: Spec, avals: Tuple[Aval, ...], device: str) -> _Site:
     workspace = _workspace(inputs, uniform(options), int(op), args, device)
     filled = [i for i, (_, _, partly) in enumerate(results) if partly]
     zeros = tuple([results[i][1] for i in filled])
-    made = (*[seen for _, seen, _ in results], ((workspace,), "uint8"))
+    kept = workspace if device == "cpu" and workspace <= _KEPT else 0
+    made = (*[seen for _, seen, _ in results], ((workspace - kept,), "uint8"))
     words = [*map(_word, spec.names), *[_UNUSED] * len(filled),
              *[_word(name) for name, _, _ in results], _WORKSPACE]
     counts = [int(np.prod(shape, dtype=np.int64)) for shape, _ in (*avals, *zeros, *made)]
     description = describe(**dict(zip(FACTS, inputs.facts())), **options)
     attributes = {"args": _words(args), "desc": _words(_plan.c_descriptor(description)),
                   "elements": np.array(counts, np.int64), "op": np.int64(op),
-                  "words": np.array(words, np.int64)}
+                  "words": np.array(words, np.int64), "workspace": np.int64(kept)}
     return _Site(attributes, zeros, made, {len(avals) + i: out for i, out in enumerate(filled)})
 
 

@@ -77,7 +77,7 @@ def _compiled(spec: Spec) -> Callable[..., Any]:
 
 def _array(value: Any, name: str) -> Any:
     try:
-        return jnp.asarray(value)
+        return value if isinstance(value, jax.Array) else jnp.asarray(value)
     except TypeError:
         raise wrong_type(f"{name} is a {type(value).__name__}; expected an array of JAX or NumPy",
                          name) from None

@@ -6,6 +6,7 @@
  * program is traced (_call.py), and a table that says which member of flashattn_args each buffer
  * is. Nothing of the library's header is needed here, so that one handler serves every version.
  */
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -43,15 +44,11 @@ enum {
   ELEMENTS,
   OP,
   WORDS,
+  WORKSPACE,
   ATTRIBUTES
 };
-enum {
-  MOST_WORDS = 512
-}; /* structures have at most 4096 bytes */
-enum {
-  WORKSPACE = -1,
-  UNUSED = -2
-};
+#define MOST_WORDS 512  /* structures have at most 4096 bytes */
+#define IS_WORKSPACE -1 /* in place of a word; below: of no member */
 
 /* Plans live as long as the process: a descriptor holds no lengths, so that programs have few. */
 typedef struct Kept {
@@ -60,12 +57,25 @@ typedef struct Kept {
   int64_t size;
   int64_t desc[];
 } Kept;
-enum {
-  LISTS = 256
-};
+#define LISTS 256
 static _Atomic(Kept *) kept[LISTS];
 
-void flashattn_jax_bind(const Library *given) { library = *given; }
+/* Of each thread: its small workspace, kept from call to call. XLA would ask the system for it in
+ * each, and page faults would take longer than a small call. */
+typedef struct {
+  int64_t bytes;
+  _Alignas(64) char data[];
+} Scratch;
+static pthread_key_t scratch_key;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void make_key(void) { pthread_key_create(&scratch_key, free); }
+
+/* Called once, before the handlers are registered. */
+void flashattn_jax_bind(const Library *given) {
+  pthread_once(&once, make_key);
+  library = *given;
+}
 
 int32_t flashattn_jax_api_version(void) { return 1000 * XLA_FFI_API_MAJOR + XLA_FFI_API_MINOR; }
 
@@ -123,10 +133,30 @@ static XLA_FFI_Error *plan_of(const XLA_FFI_CallFrame *frame, const int64_t *des
   return NULL;
 }
 
+static void *scratch(int64_t bytes) {
+  Scratch *held = pthread_getspecific(scratch_key);
+  if (!held || held->bytes < bytes) {
+    const size_t size = (sizeof *held + (size_t)bytes + 63) / 64 * 64;
+    Scratch *larger = aligned_alloc(64, size);
+    if (!larger || pthread_setspecific(scratch_key, larger)) {
+      free(larger);
+      return NULL;
+    }
+    free(held);
+    held = larger;
+    held->bytes = bytes;
+  }
+  return held->data;
+}
+
 static int64_t elements(const XLA_FFI_Buffer *buffer) {
   int64_t count = 1;
   for (int64_t i = 0; i < buffer->rank; ++i) count *= buffer->dims[i];
   return count;
+}
+
+static int64_t scalar(const XLA_FFI_CallFrame *frame, int attribute) {
+  return *(const int64_t *)((const XLA_FFI_Scalar *)frame->attrs.attrs[attribute])->value;
 }
 
 static XLA_FFI_Error *run(XLA_FFI_CallFrame *frame, const void *plan, void *stream) {
@@ -148,16 +178,22 @@ static XLA_FFI_Error *run(XLA_FFI_CallFrame *frame, const void *plan, void *stre
       return fail(frame, XLA_FFI_Error_Code_INTERNAL,
                   "XLA changed the shape of an array of the call; please report the program");
     }
-    if (word == WORKSPACE) {
+    if (word == IS_WORKSPACE) {
       workspace = buffer->data;
       bytes = elements(buffer);
     } else if (word >= 0 && word < (int64_t)given->size) {
       args[word] = (int64_t)(intptr_t)buffer->data;
     }
   }
-  const XLA_FFI_Scalar *op = frame->attrs.attrs[OP];
-  operation_fn *function =
-      *(const int64_t *)op->value == BACKWARD ? library.backward : library.forward;
+  const int64_t wanted = scalar(frame, WORKSPACE);
+  if (wanted > bytes) {
+    bytes = wanted;
+    workspace = scratch(bytes);
+    if (!workspace) {
+      return fail(frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "host memory ran out");
+    }
+  }
+  operation_fn *function = scalar(frame, OP) == BACKWARD ? library.backward : library.forward;
   const int32_t status = function(plan, args, workspace, bytes, stream);
   return status ? refused(frame, status) : NULL;
 }
