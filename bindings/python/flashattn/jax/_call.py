@@ -93,13 +93,24 @@ def _view(name: str, seen: Aval) -> View:
                 "copy it with jax.numpy.copy")
 
 
+class _Inputs(Inputs):
+    """Their order of dimensions is fixed."""
+
+    __slots__ = ()
+
+    def _other_order(self, heads: int, heads_kv: int, paged: bool = False) -> str:
+        said = super()._other_order(heads, heads_kv, paged)
+        return said and ("; if heads stand where tokens are looked for (PyTorch's order), swap the "
+                         "two with .swapaxes(-3, -2)")
+
+
 def inputs_of(spec: Spec, avals: Sequence[Aval]) -> Inputs:
     """Shapes and types checked against each other. Raises what flashattn.attention() does."""
     views = {name: _view(name, seen) for name, seen in zip(spec.names, avals)}
     given: Dict[str, Any] = {name: view for name, view in views.items() if name not in AT_RESULTS}
     if spec.packed:
         given.update(max_seqlen_q=spec.max_seqlen_q, max_seqlen_kv=spec.max_seqlen_kv)
-    inputs = Inputs(given.pop("q"), given.pop("k"), given.pop("v"), **given)
+    inputs = _Inputs(given.pop("q"), given.pop("k"), given.pop("v"), **given)
     inputs.check_seed(dict(spec.options).get("dropout", 0.0))
     return inputs
 
