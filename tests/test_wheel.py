@@ -1,4 +1,5 @@
 """pip's way: a wheel built from the root, installed into a clean virtual environment."""
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -66,6 +67,9 @@ def python(wheel):
 def test_contents(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"flashattn/__init__.py", "flashattn/py.typed", "flashattn/libflashattn.so.0"} <= names
+    # The XLA handlers are compiled where jaxlib brings their header.
+    has_jaxlib = importlib.util.find_spec("jaxlib") is not None
+    assert ("flashattn/jax/handler.so" in names) == has_jaxlib and "flashattn/jax/nn.py" in names
     folders = {name.split("/")[0] for name in names}
     assert all(f == "flashattn" or f.endswith(".dist-info") for f in folders), folders
     assert wheel.name.startswith("flashattn-0.") and "-linux_" in wheel.name

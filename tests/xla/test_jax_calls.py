@@ -2,6 +2,8 @@
 import ctypes
 import inspect
 import os
+import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import flashattn.jax as fa
 from flashattn.jax import _handler
 from test_jax_gradients import randoms, tensors
 
+README = pathlib.Path(__file__).resolve().parents[2] / "bindings" / "python" / "README.md"
 OPTIONS = {
     "plain": {},
     "causal": dict(is_causal=True),
@@ -179,3 +182,11 @@ def test_handlers_of_the_installation(tmp_path):
     subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(there)], check=True)
     assert ctypes.CDLL(str(there)).flashattn_jax_api_version() == other
     assert imported(CC="/none", **cache).returncode
+
+
+def test_readme():
+    section = README.read_text(encoding="utf-8").partition("## JAX")[2].partition("\n## ")[0]
+    program, = re.findall(r"```python\n(.*?)```", section, re.S)
+    names = {}
+    exec(compile(program, str(README), "exec"), names)
+    assert names["o"].shape == names["dq"].shape == (2, 1024, 8, 64)
