@@ -1,4 +1,4 @@
-"""The reference of tests/numerics as a function that has gradients: exact, or evaluated naively in a
+"""The reference of tests/numerics as a function with gradients: exact, or evaluated naively in a
 dtype. The rule of comparison."""
 import jax.numpy as jnp
 import numpy as np

@@ -1,12 +1,8 @@
 """flashattn.jax as a program meets it: JAX's own signature, refusals, costs, the handlers."""
-import ctypes
 import inspect
-import os
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 import time
 
 import jax
@@ -26,10 +22,12 @@ OPTIONS = {
     "window": dict(local_window_size=(5, 2)),
     "one number": dict(local_window_size=3, is_causal=True),
     "scale": dict(scale=0.7),
-    "lengths": dict(query_seq_lengths=jnp.array([33, 20]), key_value_seq_lengths=jnp.array([45, 9])),
+    "lengths": dict(query_seq_lengths=jnp.array([33, 20]),
+                    key_value_seq_lengths=jnp.array([45, 9])),
     "bias": dict(bias=randoms((2, 4, 33, 45), seed=5)[0]),
     "mask": dict(mask=jnp.arange(45)[None, None, None] < jnp.array([45, 8])[:, None, None, None]),
-    "both": dict(bias=randoms((1, 4, 33, 45), seed=5)[0], mask=jnp.tri(33, 45, 3, bool)[None, None]),
+    "both": dict(bias=randoms((1, 4, 33, 45), seed=5)[0],
+                 mask=jnp.tri(33, 45, 3, bool)[None, None]),
 }
 
 
@@ -148,40 +146,34 @@ def test_overhead():
     assert best[ours] - best[empty] < 10e-6
 
 
-def imported(**environment):
-    program = "import flashattn.jax._handler as h; print(h.handlers._name)"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:1] + [
-                              os.path.dirname(flashattn.__path__[0])]), **environment}, check=False)
-
-
-def test_first_import_compiles_once(tmp_path):
-    cache = {"XDG_CACHE_HOME": str(tmp_path)}
-    none = imported(CC="/none", **cache)
-    assert none.returncode and "install a C compiler" in none.stderr.splitlines()[-1]
+def test_first_import_compiles_once(tmp_path, monkeypatch):
+    include = pathlib.Path(jax.ffi.include_dir())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with monkeypatch.context() as other:
+        other.setenv("CC", "/none")
+        with pytest.raises(ImportError, match="/none.*install a C compiler"):
+            _handler._compiled(include)
+    with monkeypatch.context() as other:
+        other.setenv("CC", "cc --no-such-option")
+        with pytest.raises(ImportError, match="(?s)no-such-option.*install a C compiler"):
+            _handler._compiled(include)
     assert not list(tmp_path.rglob("*.so"))
-    first = imported(**cache)
+    first = _handler._compiled(include)._name
     made, = tmp_path.rglob("*.so")
-    assert first.stdout.strip() == str(made), first.stderr
-    stamp = made.stat().st_mtime_ns
-    assert imported(**cache).stdout == first.stdout and made.stat().st_mtime_ns == stamp
+    assert first == str(made)
+    monkeypatch.setattr(_handler, "_compile", None)
+    assert _handler._compiled(include)._name == first
 
 
-def test_handlers_of_the_installation(tmp_path):
+def test_handlers_of_the_installation(tmp_path, monkeypatch):
     """Found beside the package, unless they are for another version of XLA's interface."""
-    package = tmp_path / "flashattn"
-    shutil.copytree(flashattn.__path__[0], package, ignore=shutil.ignore_patterns("__pycache__"))
-    there = package / "jax" / "handler.so"
-    shutil.copy(_handler.handlers._name, there)
-    cache = {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(tmp_path)}
-    found = imported(CC="/none", **cache)
-    assert found.stdout.strip() == str(there), found.stderr
-    other = _handler.handlers.flashattn_jax_api_version() + 1
-    source = tmp_path / "other.c"
-    source.write_text(f"int flashattn_jax_api_version(void) {{ return {other}; }}\n")
-    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(there)], check=True)
-    assert ctypes.CDLL(str(there)).flashattn_jax_api_version() == other
-    assert imported(CC="/none", **cache).returncode
+    version = _handler._api_version(pathlib.Path(jax.ffi.include_dir()))
+    assert version == _handler.handlers.flashattn_jax_api_version()
+    monkeypatch.setattr(_handler, "_FOLDER", tmp_path)
+    assert _handler._installed(version) is None
+    shutil.copy(_handler.handlers._name, tmp_path / "handler.so")
+    assert _handler._installed(version)._name == str(tmp_path / "handler.so")
+    assert _handler._installed(version + 1) is None
 
 
 def test_readme():

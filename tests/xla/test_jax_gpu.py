@@ -1,5 +1,5 @@
-"""The handler for GPUs, without one: what programs for CUDA carry, and what it does with that in the
-place of XLA and of the library."""
+"""The handler for GPUs, without one: what programs for CUDA carry, and what it does with that
+between stand-ins for XLA and for the library."""
 import ctypes
 import shutil
 

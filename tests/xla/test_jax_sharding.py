@@ -51,33 +51,27 @@ def placed(arrays, specs, where):
             for name, x in arrays.items()}
 
 
-@pytest.mark.parametrize("spec, heads_kv, names", [
-    (BATCH, 2, ["bias", "sink", "lens_kv"]), (BATCH, 4, ["whole_bias", "alibi_slopes"]),
-    (HEADS, 2, ["whole_bias", "sink", "alibi_slopes"]), (HEADS, 4, ["bias", "sink"]),
-    (HEADS, 1, ["sink", "lens_kv"])])
-def test_jit(spec, heads_kv, names):
+@pytest.mark.parametrize("spec, kind, heads_kv, names", [
+    (BATCH, AxisType.Auto, 2, ["bias", "sink", "lens_kv"]),
+    (BATCH, AxisType.Explicit, 4, ["whole_bias", "alibi_slopes"]),
+    (HEADS, AxisType.Explicit, 2, ["whole_bias", "sink", "alibi_slopes"]),
+    (HEADS, AxisType.Auto, 4, ["bias", "sink"]),
+    (HEADS, AxisType.Auto, 1, ["sink", "lens_kv"])])
+def test_jit(spec, kind, heads_kv, names):
     """Each device computes its part. Only sums are exchanged: of gradients that the parts share,
-    and of the loss."""
+    and of the loss. Types of arrays say the sharding where a mesh's axes are Explicit."""
     arrays = inputs(heads_kv, names)
     specs = dict(q=spec, k=spec, v=spec)
     if spec == HEADS and heads_kv == 1:
         specs = dict(q=spec)
-    given = placed(arrays, specs, mesh())
+    given = placed(arrays, specs, mesh(kind))
     compiled = jax.jit(gradients).lower(given).compile()
     text = compiled.as_text()
     assert "all-gather" not in text and "all-to-all" not in text
     parts = re.findall(r"= \(f32\[(\d+),16,(\d+),8\].* custom-call\(.*\"flashattn\"", text)
     assert len(parts) == 2 and set(parts) == {("1", "4") if spec == BATCH else ("2", "2")}
     same(compiled(given), gradients(arrays))
-    o = jax.jit(attention)(given)
-    assert o.sharding.is_equivalent_to(NamedSharding(mesh(), spec), 4)
-
-
-def test_jit_with_types_that_say_it():
-    """Axes of a mesh that are Explicit, JAX's default."""
-    arrays = inputs(2)
-    given = placed(arrays, dict(q=BATCH, k=BATCH, v=BATCH), mesh(AxisType.Explicit))
-    same(jax.jit(gradients)(given), gradients(arrays))
+    assert compiled(given)[1]["q"].sharding.is_equivalent_to(NamedSharding(mesh(), spec), 4)
 
 
 def test_jit_of_what_is_never_split():

@@ -183,7 +183,6 @@ def _workspace(inputs: Inputs, options: Any, op: int, args: Any, device: str) ->
     return needed[0]
 
 
-@lru_cache(maxsize=1024)
 def check(spec: Spec, avals: Tuple[Aval, ...]) -> None:
     """Raises what is wrong with a call."""
     _site(spec, avals, "cpu")

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Optional
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,7 @@ from . import _call
 from ._call import Spec
 from ._transforms import operation
 
-# Arrays without a gradient that may come beside the others.
-_REST = ("alibi_slopes", "cu_seqlens_q", "cu_seqlens_kv", "lens_q", "lens_kv", "starts_kv",
-         "rng_device")
+_LENGTHS = ("cu_seqlens_q", "cu_seqlens_kv", "lens_q", "lens_kv", "starts_kv")
 
 
 @jax.tree_util.register_static
@@ -99,7 +97,7 @@ def _floats(value: Any, name: str) -> Any:
     return array.astype(jnp.float32)
 
 
-def _whole_bias(bias: Any, ndim: int, seqlen_kv: int) -> Any:
+def _whole_bias(bias: Any, seqlen_kv: int) -> Any:
     """With four dimensions, the last at its full size, which the library reads without a stride."""
     bias = _array(bias, "bias")
     if bias.ndim > 4:
@@ -134,14 +132,14 @@ def _run(arrays: Dict[str, Any], dropout: Any, rng: Any, return_lse: bool,
                       Reason.DROPOUT, "rng_device")
     if "bias" in arrays:
         keys = maxima.get("max_seqlen_kv", arrays["k"].shape[1] if arrays["k"].ndim > 1 else 0)
-        arrays["bias"] = _whole_bias(arrays["bias"], arrays["q"].ndim, keys)
+        arrays["bias"] = _whole_bias(arrays["bias"], keys)
     if "sink" in arrays:
         arrays["sink"] = _floats(arrays["sink"], "sink")
     if "alibi_slopes" in arrays:
         slopes = _floats(arrays["alibi_slopes"], "alibi_slopes")
         arrays["alibi_slopes"] = slopes[None] if slopes.ndim == 1 else slopes
-    for name in _REST:
-        if name in arrays and name.startswith(("cu_", "lens_", "starts_")):
+    for name in _LENGTHS:
+        if name in arrays:
             arrays[name] = _integers(arrays[name], name)
     names = ("q", "k", "v", *sorted(set(arrays) - {"q", "k", "v"}))
     spec = Spec(names, chosen, lse=return_lse, **maxima)
@@ -198,7 +196,7 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = 
 
 def _longest(cu_seqlens: Any, given: Optional[int], name: str) -> int:
     if given is not None:
-        return _inputs._tokens(given, name[-1:] if name.endswith("_q") else "kv")
+        return _inputs._tokens(given, name.rpartition("_")[2])
     if isinstance(cu_seqlens, jax.core.Tracer):
         raise invalid(f"{name} is not given, and is not read while a program is traced; give a "
                       "bound of the lengths", Reason.LENGTHS, name)

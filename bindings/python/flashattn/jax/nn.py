@@ -6,9 +6,8 @@ from typing import Any, Optional, Tuple, Union
 import jax
 import jax.numpy as jnp
 
-from .._constants import Reason
+from .._constants import Reason, Status
 from .._errors import UnsupportedError, invalid, wrong_type
-from .._constants import Status
 from .functional import attention
 
 
@@ -63,8 +62,8 @@ def _scores(bias: Any, mask: Any) -> Any:
         return bias
     mask = jnp.asarray(mask)
     if mask.dtype != jnp.bool_:
-        raise wrong_type(f"mask has dtype {mask.dtype}; convert it to bool, True = visible, or give "
-                         "it as bias", "mask")
+        raise wrong_type(f"mask has dtype {mask.dtype}; convert it to bool, True = visible, or "
+                         "give it as bias", "mask")
     if bias is None:
         return mask
     bias = jnp.asarray(bias)
