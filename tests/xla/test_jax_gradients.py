@@ -6,6 +6,7 @@ import pytest
 
 import flashattn.jax as fa
 import reference
+from flashattn.jax import _call
 
 CASES = {
     "plain": {},
@@ -171,14 +172,10 @@ def test_gradient_of_lse_alone():
                     dlse)
 
 
-def test_large_workspace():
-    """XLA plans for what is more than a thread keeps."""
-    from flashattn.jax import _call
-    inputs = randoms((1, 300, 2, 16), (1, 5000, 2, 16), (1, 5000, 2, 16))
-    spec = _call.Spec(("q", "k", "v", "dout", "lse", "o"), (), backward=True)
-    avals = tuple(((1, n, 2, 16), "float32") for n in (300, 5000, 5000))
-    more = (((1, 300, 2, 16), "float32"), ((1, 2, 300), "float32"), ((1, 300, 2, 16), "float32"))
-    site = _call._site(spec, avals + more, "cpu")
-    kept, planned = int(site.attributes["workspace"]), site.results[-1][0][0]
-    assert (kept == 0) != (planned == 0)
-    compare(inputs, jit=False)
+def test_workspace_that_xla_plans_for(monkeypatch):
+    """As where a thread does not keep so much."""
+    monkeypatch.setattr(_call, "_KEPT", 0)
+    inputs = tensors(sq=21, sk=29)  # sizes of no other test: what is known of a call is kept
+    site = _call._site(_call.Spec(("q", "k", "v"), ()), tuple(map(_call.aval, inputs)), "cpu")
+    assert site.attributes["workspace"] == 0 and site.results[-1][0][0] > 0
+    compare(inputs)

@@ -29,9 +29,9 @@ def both(function, arrays, mapped):
     return together, jax.tree.map(lambda *x: jnp.stack(x), *alone)
 
 
-@pytest.mark.parametrize("mapped", ["qkv", "q", "kv", "q bias", "k one_bias", "q sink",
-                                    "v alibi_slopes", "one_bias", "q beside:bias",
-                                    "q beside:one_bias", "q beside:sink alibi_slopes"])
+@pytest.mark.parametrize("mapped", ["qkv", "kv", "q bias", "k one_bias", "q sink",
+                                    "v alibi_slopes", "q beside:bias", "q beside:one_bias",
+                                    "q beside:sink alibi_slopes"])
 def test_vmap(mapped, monkeypatch):
     """Forward and gradients: folded, but for sinks."""
     first, _, beside = mapped.partition("beside:")
