@@ -94,6 +94,14 @@ def numerics(run: Run, isa: Optional[str]) -> Count:
     return run.numerics(f"--device={run.device}", *workers, *some, env=env)
 
 
+def jax(run: Run) -> Count:
+    """flashattn.jax, whose package ./run has installed where it could."""
+    program = "import jax; jax.ffi.include_dir()"  # which old versions lack
+    if subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode:
+        raise Skip("no JAX of 0.6 or newer: it could not be installed for this Python")
+    return run.pytest("tests/xla", *SIDE_BY_SIDE, env=run.library(release(run)))
+
+
 def best_isas(run: Run) -> str:
     """For a build of the best instruction set of this processor and no more."""
     best = isa_with(run.library(release(run)))
@@ -243,6 +251,7 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
         "bindings": python("tests/bindings"),
         "consumer": python("tests/abi"),
         "torch": lambda: run.torch(*SIDE_BY_SIDE, env=run.library(release(run))),
+        "jax": lambda: jax(run),
         "demo": python("tests/test_demo.py"),
         "wheel": python("tests/test_wheel.py"),
         "packaging": python("tests/packaging"),

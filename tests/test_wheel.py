@@ -106,6 +106,9 @@ def test_from_source(from_source):
 def test_contents(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"flashattn/__init__.py", "flashattn/py.typed", "flashattn/libflashattn.so.0"} <= names
+    # The XLA handlers are compiled where jaxlib brings their header.
+    has_jaxlib = importlib.util.find_spec("jaxlib") is not None
+    assert ("flashattn/jax/handler.so" in names) == has_jaxlib and "flashattn/jax/nn.py" in names
     folders = {name.split("/")[0] for name in names}
     # No flashattn.libs: auditwheel had nothing to graft, an OpenMP least of all.
     assert all(f == "flashattn" or f.endswith(".dist-info") for f in folders), folders

@@ -239,7 +239,7 @@ def small(array: Any, name: str) -> np.ndarray:
 def beside(array: Any, name: str, kind: str, place: Place) -> View:
     """An array that comes beside q, k and v, of a type of the header's. In host memory what has an
     entry a sequence, head or block is converted; a bias, and what lies on a GPU, is not."""
-    if place is not None or kind not in _SMALL:
+    if place is not None or kind not in _SMALL or type(array) is View:
         return view(array, name, place, KINDS[kind])
     wanted, kinds = _SMALL[kind]
     given = array if type(array) is np.ndarray else small(array, name)
