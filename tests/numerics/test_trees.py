@@ -77,6 +77,7 @@ def test_threads_change_no_bit(device):
 def test_the_portable_kernels_say_why(device):
     if support.backend(device.kind) != "all on 9.0":
         pytest.skip("a test of the Hopper backend, which may choose")
-    info = capi.Plan(capi.descriptor(BASE, device)).info(capi.FORWARD, capi.sizes_of(BASE))
+    plan = capi.Plan(capi.descriptor(BASE, device))  # which owns the text
+    info = plan.info(capi.FORWARD, capi.sizes_of(BASE))
     assert capi.ffi.string(info.backend) == b"sm80"
     assert b"sm90 refuses: mask has TREE" in capi.ffi.string(info.why)
