@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/params.h"
+#include "cuda/device/mask.cuh"
 #include "cuda/device/score_stage.cuh"
 
 namespace flashattn::cuda {
@@ -26,7 +27,7 @@ struct TreeMask {
   // Which of a lane's columns, 8 n + 2 (lane % 4) + e, are shown: bit 2 n + e. Columns are the keys
   // from `first` on.
   template <int kGroups>
-  __device__ __forceinline__ uint32_t shown_keys(int32_t query, int32_t first, int32_t lane) const {
+  __device__ __forceinline__ BitMask shown_keys(int32_t query, int32_t first, int32_t lane) const {
     static_assert(kGroups <= 16, "the bits of a word");
     const Interval before = keys_before_tree(params.rule, query, len);
     const int32_t begin = tree_begin(params.rule, len);
@@ -40,7 +41,7 @@ struct TreeMask {
           j < begin ? j >= before.begin && j < before.end : j < len.kv && row.shows(j);
       bits |= static_cast<uint32_t>(shown) << x;
     }
-    return bits;
+    return {bits};
   }
 };
 

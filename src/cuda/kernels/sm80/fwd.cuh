@@ -316,7 +316,8 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
 #pragma unroll
     for (int x = 0; x < kMmaM * 2; ++x) {
       const int32_t i = query_of(min(no_hoist(own.row_of(x / 2, x % 2)), rows_ - 1));
-      hide_unset(x % 2, flat(s[x / 2]), tree.shown_keys<kTileKv / 8>(i, columns.begin, own.lane_));
+      tree.shown_keys<kTileKv / 8>(i, columns.begin, own.lane_)
+          .forward(SRowLayout{x % 2}, flat(s[x / 2]));
     }
   }
 
