@@ -261,8 +261,8 @@ class Inputs:
         """A small array in host memory, its last index made contiguous."""
         if self.place is not None or BESIDE[name].type == "dtype_bias":
             raise invalid(f"{name} has shape {seen.shape} and strides {seen.strides}; its last "
-                          f"dimension must be there, all {expected[-1]}, and contiguous: broadcast "
-                          f"it and {seen.remedy}", Reason.STRIDE, name)
+                          f"dimension, the keys, must be there, all {expected[-1]}, and "
+                          f"contiguous: broadcast it and {seen.remedy}", Reason.STRIDE, name)
         values = np.asarray(seen.owner).reshape(shape)
         values = np.ascontiguousarray(np.broadcast_to(values, shape[:-1] + expected[-1:]))
         self.seen[name] = made = beside(values, name, BESIDE[name].type, None)
@@ -275,15 +275,16 @@ class Inputs:
             return
         given = self.seen[name].shape
         indices = ", ".join([_said(dim) for dim in BESIDE[name].dims])
-        wanted = "which does not broadcast to" if may_repeat else "expected"
-        raise invalid(f"{name} has shape {given}; {wanted} ({indices}) = {expected}"
+        wanted = ", which does not broadcast to" if may_repeat else "; expected"
+        raise invalid(f"{name} has shape {given}{wanted} ({indices}) = {expected}"
                       + self._broadcast_remedy(name, given, expected),
                       Reason.BIAS if name == "bias" else Reason.SIZE, name)
 
     def _broadcast_remedy(self, name: str, shape: Tuple[int, ...],
                           expected: Tuple[int, ...]) -> str:
         if name == "bias" and shape == (expected[0], expected[3]):
-            return "; a mask of (batch, keys) becomes one with mask[:, None, None, :]"
+            return ("; a mask of (batch, keys) becomes one of (batch, heads, queries, keys) with "
+                    "mask[:, None, None, :]")
         swapped = shape[-2:] == (self.q.heads, self.k.heads) if name == "bias" else \
             expected[-1:] == (self.q.heads,) and shape[-1:] == (self.q.rows,)
         return self._other_order(self.q.rows, self.k.rows) if swapped else ""
