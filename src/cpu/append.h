@@ -35,15 +35,28 @@ FLASHATTN_INLINE void load_angles(const AppendArgs& args, int64_t position, Rota
   });
 }
 
-// The compiler makes no fused multiply-add of x and the sum that it goes into: see the header.
-FLASHATTN_INLINE Floats rounded(Floats x) {
-#if defined(__x86_64__) || defined(__i386__)
-  asm("" : "+x"(x));
-#elif defined(__aarch64__)
-  asm("" : "+w"(x));
+#if defined(__AVX512F__)
+constexpr size_t kRegisterBytes = 64;
+#elif defined(__AVX__)
+constexpr size_t kRegisterBytes = 32;
 #else
-  asm("" : "+m"(x));
+constexpr size_t kRegisterBytes = 16;
 #endif
+
+// The compiler makes no fused multiply-add of x and the sum that it goes into: see the header. Floats
+// that are wider than a register, as where AMX is emulated, lie in memory.
+FLASHATTN_INLINE Floats rounded(Floats x) {
+  if constexpr (sizeof x > kRegisterBytes) {
+    asm("" : "+m"(x));
+  } else {
+#if defined(__x86_64__) || defined(__i386__)
+    asm("" : "+x"(x));
+#elif defined(__aarch64__)
+    asm("" : "+w"(x));
+#else
+    asm("" : "+m"(x));
+#endif
+  }
   return x;
 }
 
