@@ -43,8 +43,8 @@ constexpr size_t kRegisterBytes = 32;
 constexpr size_t kRegisterBytes = 16;
 #endif
 
-// The compiler makes no fused multiply-add of x and the sum that it goes into: see the header. Floats
-// that are wider than a register, as where AMX is emulated, lie in memory.
+// The compiler makes no fused multiply-add of x and the sum that it goes into: see the header.
+// Floats that are wider than a register, as where AMX is emulated, lie in memory.
 FLASHATTN_INLINE Floats rounded(Floats x) {
   if constexpr (sizeof x > kRegisterBytes) {
     asm("" : "+m"(x));
