@@ -91,13 +91,15 @@ class Run:
         return Count(good, len(tests) - good - len(skipped), len(skipped))
 
     def pytest(self, *arguments: str, env: Optional[Dict[str, str]] = None,
-               python: str = sys.executable) -> Count:
+               python: str = sys.executable, under: Sequence[str] = (),
+               timeout: int = 1800) -> Count:
+        """under: a program that runs Python, such as a sanitizer, and its options."""
         # Threads of NumPy's products would mostly wait for each other.
         env = {"OPENBLAS_NUM_THREADS": "1", **(env or {})}
         results = self.log.with_suffix(".xml")
         results.unlink(missing_ok=True)
-        status = self.call([python, "-m", "pytest", "-q", "-ra", "--timeout=600",
-                            f"--junitxml={results}", *arguments], env, check=False)
+        status = self.call([*under, python, "-m", "pytest", "-q", "-ra", "--timeout=600",
+                            f"--junitxml={results}", *arguments], env, timeout, check=False)
         if not results.exists():
             raise Failed(f"pytest ended with status {status} and gave no results")
         count = Count()
