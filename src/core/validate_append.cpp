@@ -171,17 +171,7 @@ void add_operand(const Problem& problem, const Shape& shape, int32_t dtype, cons
 AppendArgs check_append_kv(const Problem& problem, bool host, flashattn_append_kv_args args) {
   check_types(problem, &args);
   check_rotary(problem, args);
-  flashattn_args lengths{};
-  lengths.batch = args.batch;
-  lengths.seqlen_q = args.seqlen_q;
-  lengths.seqlen_kv = args.seqlen_kv;
-  lengths.total_q = args.total_q;
-  lengths.total_kv = args.total_kv;
-  lengths.cu_seqlens_q = args.cu_seqlens_q;
-  lengths.cu_seqlens_kv = args.cu_seqlens_kv;
-  lengths.lens_q = args.lens_q;
-  lengths.lens_kv = args.lens_kv;
-  lengths.starts_kv = args.starts_kv;
+  flashattn_args lengths = lengths_of(args);
   lengths.page_table = args.page_table;
   lengths.pages = args.pages;
   ArrayList arrays;

@@ -41,7 +41,24 @@ inline int64_t descale_blocks(const Problem& problem, int32_t tokens) {
 // The elements that ROTATE mixes: the largest power of two that divides dim.
 inline int32_t hadamard_size(int32_t dim) { return dim & -dim; }
 
-// Checks the sizes and lengths alone of a call without pages.
+// The sizes and lengths that the arguments of any operation have, by the same names.
+template <class Args>
+flashattn_args lengths_of(const Args& args) {
+  flashattn_args lengths{};
+  lengths.batch = args.batch;
+  lengths.seqlen_q = args.seqlen_q;
+  lengths.seqlen_kv = args.seqlen_kv;
+  lengths.total_q = args.total_q;
+  lengths.total_kv = args.total_kv;
+  lengths.cu_seqlens_q = args.cu_seqlens_q;
+  lengths.cu_seqlens_kv = args.cu_seqlens_kv;
+  lengths.lens_q = args.lens_q;
+  lengths.lens_kv = args.lens_kv;
+  lengths.starts_kv = args.starts_kv;
+  return lengths;
+}
+
+// Checks the sizes and lengths of a call and, with PAGED_KV, its page table; no other array.
 Inputs check_lengths(const Problem& problem, bool host, flashattn_args* args, ArrayList* arrays);
 
 // Checks the values of lengths and page numbers in host memory (validate_contents.cpp).

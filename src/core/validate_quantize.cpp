@@ -103,17 +103,7 @@ void check_beside(const char* name, const char* suffix, const void* data, bool u
 
 QuantizeArgs check_quantize(const Problem& problem, bool host, flashattn_quantize_args args) {
   check_choices(problem, args);
-  flashattn_args lengths{};
-  lengths.batch = args.batch;
-  lengths.seqlen_q = args.seqlen_q;
-  lengths.seqlen_kv = args.seqlen_kv;
-  lengths.total_q = args.total_q;
-  lengths.total_kv = args.total_kv;
-  lengths.cu_seqlens_q = args.cu_seqlens_q;
-  lengths.cu_seqlens_kv = args.cu_seqlens_kv;
-  lengths.lens_q = args.lens_q;
-  lengths.lens_kv = args.lens_kv;
-  lengths.starts_kv = args.starts_kv;
+  flashattn_args lengths = lengths_of(args);
   ArrayList arrays;
   QuantizeArgs own{};
   own.shape = shape_of(lengths);
