@@ -53,7 +53,7 @@ struct Executor {
   Parallel parallel = {};
 };
 
-// What all forward kernels receive.
+// The arrays that every forward kernel takes.
 struct ForwardArrays {
   Shape shape;
   Inputs inputs;

@@ -138,7 +138,7 @@ FLASHATTN_HD constexpr int32_t tree_begin(const MaskRule& rule, Lengths len) {
   return rule.tree < len.kv ? len.kv - rule.tree : 0;
 }
 
-// What tree_bits say of one query.
+// The row of tree_bits that belongs to one query.
 struct TreeRow {
   const uint32_t* bits;
   int32_t first;  // the key of the first bit; below 0 where there are more bits than keys

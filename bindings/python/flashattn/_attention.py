@@ -48,7 +48,7 @@ _WITH_ARRAYS: Dict[str, Any] = dict(
     rng_seed=None, rng_offset=0, **dict.fromkeys(NUMBERS, 0), device=None, stream=None,
     parallel=None)
 _OUTPUTS: Dict[str, Any] = dict(amax_o=None)  # of forward, beside o
-# What version 0.1, FlashAttention and PyTorch call options of this package.
+# Options by the names that version 0.1, FlashAttention and PyTorch give them: the names here.
 _NAMES = dict(q_lens="lens_q", kv_lens="lens_kv", cu_seqlens_k="cu_seqlens_kv",
               max_seqlen_k="max_seqlen_kv", out="o", out_dtype="dtype_o", seed="rng_seed",
               offset="rng_offset", block_size="block_q and block_kv", deterministic="determinism",

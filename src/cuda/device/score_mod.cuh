@@ -84,8 +84,8 @@ struct ScoreModMembers {
     (apply(Type<Members>()), ...);
   }
 
-  // The same derivative, if all members of the product stage are on, from what they leave of the
-  // product.
+  // Returns the same derivative from the modified product, if all members of the product stage are
+  // on.
   static __device__ __forceinline__ float derivative_at(float value) {
     float derivative = 1.0f;
     const auto apply = [&](auto type) {

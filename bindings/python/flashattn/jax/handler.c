@@ -27,7 +27,7 @@ typedef int32_t operation_fn(const void *plan, const int64_t *args, void *worksp
                              void *stream);
 typedef const char *last_error_fn(int32_t *reason, const char **field);
 
-/* What flashattn_jax_bind receives. */
+/* The functions of libflashattn, which flashattn_jax_bind receives. */
 typedef struct {
   plan_create_fn *plan_create;
   operation_fn *forward;
@@ -60,7 +60,7 @@ typedef struct Kept {
 #define LISTS 256
 static _Atomic(Kept *) kept[LISTS];
 
-/* Of each thread: its small workspace, kept from call to call. XLA would ask the system for it in
+/* Each thread keeps a small workspace from call to call. XLA would ask the system for it in
  * each, and page faults would take longer than a small call. */
 typedef struct {
   int64_t bytes;
