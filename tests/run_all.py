@@ -172,11 +172,12 @@ def tsan(run: Run) -> Count:
 
 
 def cuda_build(run: Run) -> pathlib.Path:
-    """The build with all GPU kernels, and with their emulator."""
+    """The build with all GPU kernels, each for one architecture, and with their emulator."""
     isas = best_isas(run)
     # The other suites build as on a machine without nvcc.
     os.environ["PATH"] += os.pathsep + os.environ.get("NVCC_FOLDER", "")
-    return run.compile("cuda-test", "-Dcuda=enabled", "-Demulator=true", isas)
+    return run.compile("cuda-test", "-Dcuda=enabled", "-Dgpu_archs=['80', '90a']",
+                       "-Demulator=true", isas)
 
 
 def cuda(run: Run) -> Count:

@@ -1,6 +1,7 @@
 """The tree keeps its own rules: formatting, length of files, no stray characters."""
 import concurrent.futures
 import fnmatch
+import json
 import os
 import pathlib
 import re
@@ -141,15 +142,20 @@ def test_clang_format():
 
 
 @pytest.mark.timeout(1500)  # minutes of one core, and those may be busy
-def test_clang_tidy():
+def test_clang_tidy(tmp_path):
     """The host code, which needs no special flags."""
-    tool, build = shutil.which("clang-tidy"), ROOT / "build" / "release"
-    if not tool or not (build / "compile_commands.json").exists():
+    tool = shutil.which("clang-tidy")
+    commands = ROOT / "build" / "release" / "compile_commands.json"
+    if not tool or not commands.exists():
         pytest.skip("no clang-tidy, or no build")
     sources = [p for p in files() if p.suffix == ".cpp" and p.parent.name in ("api", "core")]
+    # Once a source: the library of a later version, a test's, is made of the same ones.
+    own = [command for command in json.loads(commands.read_text("utf-8"))
+           if command["output"].startswith("src/")]
+    (tmp_path / "compile_commands.json").write_text(json.dumps(own), "utf-8")
 
     def check(path: pathlib.Path) -> str:
-        result = subprocess.run([tool, "-p", str(build), "--quiet", str(path)], cwd=ROOT,
+        result = subprocess.run([tool, "-p", str(tmp_path), "--quiet", str(path)], cwd=ROOT,
                                 capture_output=True, text=True, check=False)
         return result.stdout if result.returncode else ""
 

@@ -157,7 +157,7 @@ def spack_package():
      {"cuda": "disabled", "cpu_isas": "avx2,avx512"}),
     (dict(cuda=False, cpu_isas=("none",)), {"cuda": "disabled", "cpu_isas": ""}),
     (dict(cuda=True, cpu_isas=("avx2",), cuda_arch=("80", "90")),
-     {"cuda": "enabled", "cpu_isas": "avx2", "gpu_archs": "80,90a"}),
+     {"cuda": "enabled", "cpu_isas": "avx2", "gpu_archs": "80,90,90a"}),
 ])
 def test_spack_options(variants, options):
     """Spack's variants become options that Meson knows, with values that it takes."""

@@ -88,7 +88,11 @@ fn strides_without_copies() -> Result<()> {
 
 #[test]
 fn half_precision() -> Result<()> {
-    let q = Tensor::randn(0f32, 1f32, (2, 40, 2, 32), &Device::Cpu)?;
+    // The same numbers each time: of random ones, one set in a thousand exceeds the tolerance of the
+    // gradients, which o's rounding enters.
+    let numbers: Vec<f32> =
+        (0..2 * 40 * 2 * 32).map(|n| 1.5 * (n as f32 * n as f32).sin()).collect();
+    let q = Tensor::from_vec(numbers, (2, 40, 2, 32), &Device::Cpu)?;
     for (dtype, tolerance) in [(DType::F16, 4e-3), (DType::BF16, 3e-2)] {
         let q = Var::from_tensor(&q.to_dtype(dtype)?)?;
         let wide = Var::from_tensor(&q.to_dtype(DType::F32)?)?;

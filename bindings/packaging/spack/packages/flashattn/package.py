@@ -31,6 +31,6 @@ class Flashattn(MesonPackage, CudaPackage):
         args.append("-Dcuda=enabled")
         archs = [arch for arch in self.spec.variants["cuda_arch"].value if arch != "none"]
         if archs:
-            named = ["90a" if arch == "90" else arch for arch in archs]
+            named = archs + ["90a"] if "90" in archs else archs
             args.append("-Dgpu_archs=" + ",".join(named))
         return args
