@@ -1,3 +1,5 @@
+#define _POSIX_C_SOURCE 199309L /* clock_gettime */
+
 #include "common.h"
 
 #include <stdio.h>

@@ -87,7 +87,7 @@ static int32_t pack_prompts(const conversation *talk, int turn, int32_t *tokens,
   int32_t total = 0;
   for (int b = 0; b < SEQUENCES; ++b) {
     cu_seqlens[b] = total;
-    if (turn > 0) tokens[total++] = talk->chosen[place_of(talk, turn, -1, b)];
+    if (turn > 0) tokens[total++] = talk->chosen[place_of(talk, turn - 1, talk->generated - 1, b)];
     memcpy(tokens + total, talk->prompts[turn][b],
            sizeof(int32_t) * (size_t)kPromptTokens[turn][b]);
     total += kPromptTokens[turn][b];
