@@ -6,7 +6,7 @@
  * but greedy decoding must choose those that the same model in float64 (reference.c) chooses.
  *
  * Prints the speed, and how far the logits are from the reference. Exits with 0 if every token is
- * the reference's. */
+ * the reference's and the logits are as close as fp32 makes them. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,9 +20,11 @@ enum {
   MAX_TOKENS = 1000 /* generated a turn */
 };
 
+#define MAX_DEVIATION 1e-3 /* of a logit; their standard deviation is about 1 */
+
 static const int32_t kPromptTokens[TURNS][SEQUENCES] = {
-    {1, 113, 7, 203, 64, 31, 17, 16},
-    {5, 1, 33, 12, 17, 2, 64, 9},
+    {1, 57, 7, 113, 33, 31, 17, 16},
+    {5, 1, 19, 12, 17, 2, 33, 9},
 };
 
 typedef struct {
@@ -37,7 +39,7 @@ static size_t place_of(const conversation *talk, int turn, int step, int b) {
 }
 
 static int create_conversation(conversation *talk, int32_t generated) {
-  uint64_t state = 1;
+  uint64_t state = 4;
   talk->generated = generated;
   for (int turn = 0; turn < TURNS; ++turn) {
     for (int b = 0; b < SEQUENCES; ++b) {
@@ -210,7 +212,7 @@ int main(int argc, char **argv) {
         "%d of %d tokens are those of the float64 reference; a logit deviates by at most %.1e, "
         "and the closest choice was by %.1e\n",
         tokens - result.wrong, tokens, result.deviation, result.margin);
-    good = result.wrong == 0;
+    good = result.wrong == 0 && result.deviation < MAX_DEVIATION;
   }
   free_conversation(&talk);
   device_close(device);
