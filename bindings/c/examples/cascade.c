@@ -283,7 +283,7 @@ static int check(problem *p, const char *what) {
   free(scores);
   if (!good) return 0;
   const double relative = sqrt(difference / size);
-  printf("%-8s differs from float64 by %.1e of o (Frobenius) and by %.1e in lse\n", what, relative,
+  printf("%s differs from float64 by %.1e of o (Frobenius) and by %.1e in lse\n", what, relative,
          lse_difference);
   return relative < 0x1p-8 && lse_difference < 1e-4;
 }
