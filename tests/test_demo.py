@@ -2,6 +2,8 @@
 import json
 import math
 import pathlib
+import shutil
+import subprocess
 import sys
 import types
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 import flashattn
-from demo import chart, encoder, growth, places
+from demo import cascade, chart, encoder, growth, places
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -96,6 +98,46 @@ def test_place_where_there_is_a_gpu(monkeypatch, torch, words):
     assert words in sentence
     assert place.device == ("cuda:1" if sentence.startswith("On the GPU") else None)
     assert place.device is None or not torch.backends.cuda.matmul.allow_tf32
+
+
+def exact(q, cache, b, head):
+    """One query in float64: o (DIM) and lse."""
+    pages = cache.page_table[b]
+    length = cache.prefix + cache.suffix[b]
+    group = cascade.HEADS // cache.k.shape[2]
+    k, v = (pool[pages].reshape(-1, *pool.shape[2:])[:length, head // group].astype(np.float64)
+            for pool in (cache.k, cache.v))
+    scores = k @ q[b, head].astype(np.float64) / math.sqrt(cascade.DIM)
+    weights = np.exp(scores - scores.max())
+    return weights @ v / weights.sum(), scores.max() + math.log(weights.sum())
+
+
+@pytest.mark.parametrize("heads_kv", [1, 2, 8])
+def test_cascade_against_float64(heads_kv):
+    """A shared prefix, read once, gives what reading it for every sequence gives."""
+    q, cache = cascade.make(512, 9, heads_kv)
+    for way in (cascade.cascade, cascade.whole):
+        o, lse = way(q, cache)
+        for b, head in ((0, 0), (4, 5), (8, 7)):
+            want_o, want_lse = exact(q, cache, b, head)
+            assert np.abs(o[b, head] - want_o).max() < 1e-5
+            assert abs(lse[head, b] - want_lse) < 1e-5
+
+
+def test_cascade_program(capsys):
+    assert cascade.main(1024, 6) == 0
+    assert "times as fast" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option, words", [
+    (["--decode", "cpu", "2"], "32 of 32 tokens are those of the float64 reference"),
+    (["--cascade", "cpu", "512", "5", "4"], "cascade differs from float64")])
+def test_programs_in_c(option, words):
+    if any(device.kind == "cuda" for device in flashattn.devices()) or shutil.which("nvidia-smi"):
+        pytest.skip("where there is a GPU, ./run demo compiles its kernels")
+    done = subprocess.run([ROOT / "run", "demo", *option], capture_output=True, text=True,
+                          check=False)
+    assert done.returncode == 0 and words in done.stdout, done.stdout + done.stderr
 
 
 def test_gelu():

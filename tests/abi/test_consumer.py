@@ -13,6 +13,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PYTHON_README = (ROOT / "bindings" / "python" / "README.md").read_text(encoding="utf-8")
+EXAMPLES = ROOT / "bindings" / "c" / "examples"
 HEADER = (ROOT / "include" / "flashattn.h").read_text(encoding="utf-8")
 
 
@@ -108,13 +109,27 @@ def test_header_example(tmp_path, lib):
     assert run([program], {"LD_LIBRARY_PATH": str(lib)}) == "takes 38\n"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests").glob("*/*.c")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted([*(ROOT / "tests").glob("*/*.c"), *EXAMPLES.glob("*.c")]),
+                         ids=lambda p: p.name)
 def test_programs_without_a_warning(path):
-    """The tests' own, from which users copy as well; one is of version 0.1."""
+    """Examples, and the tests' own, from which users copy as well; one is of version 0.1."""
     old = path.name == "old_client.c"
     include = path.parent / "v0.1" if old else ROOT / "include"
     run([*os.environ.get("CC", "cc").split(), "-std=gnu11", "-fsyntax-only", "-Wall", "-Wextra",
          "-Wshadow", "-Wno-unknown-pragmas", "-Werror", "-I", include, path])
+
+
+def test_examples(tmp_path, lib):
+    """bindings/c/README.md says how they are compiled: as C99, without a warning. They run."""
+    text = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+    (commands,) = programs("sh", text)
+    commands = commands.replace("$(pkg-config --cflags --libs flashattn)",
+                                " ".join(flags(lib, "--cflags", "--libs")))
+    strict = "cc -std=c99 -Wall -Wextra -Wshadow -Wpedantic -Werror "
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    out = run(["sh", "-ec", f"cd {tmp_path}/examples\n" + commands.replace("cc -O3 ", strict)],
+              {"LD_LIBRARY_PATH": str(lib)})
+    assert "32 of 32 tokens are those" in out and "cascade differs from float64" in out
 
 
 def test_static(source, lib):

@@ -249,9 +249,11 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
 // ---- the driver
 
 CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+CUresult cuDeviceGet(CUdevice* device, int number) { return get_device(device, number); }
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   return retain_primary(context, device);
 }
+CUresult cuDevicePrimaryCtxRelease(CUdevice device) { return release_primary(device); }
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
   return primary_state(device, flags, active);
 }
