@@ -254,6 +254,7 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
         "torch": lambda: run.torch(*SIDE_BY_SIDE, env=run.library(release(run))),
         "jax": lambda: jax(run),
         "demo": python("tests/test_demo.py"),
+        "docs": python("tests/test_docs.py"),
         "wheel": python("tests/test_wheel.py"),
         "packaging": python("tests/packaging"),
     }
