@@ -1,5 +1,5 @@
-"""The site of bindings/docs: it builds without a warning, no link is dead, its programs run, and the
-reference has every name of the header."""
+"""The site of bindings/docs: it builds without a warning, no link is dead, its programs run, and
+the reference has every name of the header."""
 import ast
 import json
 import os
@@ -39,8 +39,10 @@ def test_builds(site):
     assert list(build.dead_links(out / "html")) == []
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if programs.blocks(page.read_text("utf-8"))],
-                         ids=lambda page: page.stem)
+WITH_PROGRAMS = [page for page in PAGES if programs.blocks(page.read_text("utf-8"))]
+
+
+@pytest.mark.parametrize("page", WITH_PROGRAMS, ids=lambda page: page.stem)
 def test_programs_run(site, page):
     """The build has run them: here is what became of each page's."""
     result = json.loads((site[0] / "programs.json").read_text("utf-8"))[page.stem]
@@ -97,7 +99,8 @@ def test_a_failing_program_is_an_error_with_its_line(tmp_path):
 
 def test_dead_links_are_found(tmp_path):
     (tmp_path / "a.html").write_text('<p id="here"></p><a href="b.html#there">x</a>'
-                                     '<a href="a.html#here">y</a><a href="https://x.example">z</a>')
+                                     '<a href="a.html#here">y</a>'
+                                     '<a href="https://x.example">z</a>')
     (tmp_path / "b.html").write_text('<a href="c.html">x</a><script src="https://x.example/y.js">')
     found = sorted(build.dead_links(tmp_path))
     assert len(found) == 3

@@ -20,7 +20,7 @@ import re
 import shutil
 import sys
 import urllib.parse
-from typing import Dict, Iterator, List, NamedTuple, Set, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Set, Tuple
 
 import programs
 
@@ -46,11 +46,12 @@ def prepare() -> Site:
     import pictures
     pages = {page.stem: page for page in sorted(DOCS.glob("*.md"))}
     texts = {name: page.read_text(encoding="utf-8") for name, page in pages.items()}
-    with_programs = [name for name, text in texts.items() if programs.blocks(text)]
+    # From the end of the alphabet: those of PyTorch take longest.
+    with_programs = [name for name in reversed(texts) if programs.blocks(texts[name])]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         results = dict(zip(with_programs, pool.map(
             lambda name: programs.run(pages[name]), with_programs)))
-    made = _generated()
+    made, known = _generated()
     files: Dict[str, pathlib.Path] = {}
     prepared: Dict[str, str] = {}
     for name, text in texts.items():
@@ -58,8 +59,8 @@ def prepare() -> Site:
             text = _with_outputs(text, results[name].outputs)
         text = re.sub(r"<!-- generated: ([\w-]+) -->", lambda m: made[m[1]], text)
         text = re.sub(r"<!-- program: (\S+)(?: (\d+))? -->", _program, text)
-        prepared[name] = _outside_fences(text, _names_linked)
-        prepared[name] = _relinked(prepared[name], pages[name], "", files)
+        text = _outside_fences(text, lambda part: _names_linked(part, known))
+        prepared[name] = _relinked(text, pages[name], "", files)
     for path in REPOSITORY:
         text = (ROOT / path).read_text(encoding="utf-8")
         prepared["repository/" + path[:-3]] = _relinked(text, ROOT / path, "repository/", files)
@@ -68,8 +69,9 @@ def prepare() -> Site:
     return Site(prepared, files, pictures.draw(), results)
 
 
-def _generated() -> Dict[str, str]:
-    """What is made from the header and the sources, by the name that a page gives it."""
+def _generated() -> Tuple[Dict[str, str], Dict[str, str]]:
+    """What is made from the header and the sources, by the name that a page gives it; and the
+    labels of the header's names."""
     sys.path.insert(0, str(ROOT / "bindings"))
     from generator import emit_docs
     from generator.model import read
@@ -77,18 +79,16 @@ def _generated() -> Dict[str, str]:
     import python_api
     model = read((ROOT / "include" / "flashattn.h").read_text(encoding="utf-8"))
     known = emit_docs.labels(model)
-    _known.update(known)
     enums = {enum.name: enum for enum in model.enums}
-    return {"functions": emit_docs.emit_functions(model), "structures": emit_docs.emit_structs(model),
+    made = {"functions": emit_docs.emit_functions(model),
+            "structures": emit_docs.emit_structs(model),
             "enumerations": emit_docs.emit_enums(model), "python-reference": python_api.page(),
             "statuses": emit_docs.enum_table(enums["flashattn_status"], known),
             "reasons": emit_docs.enum_table(enums["flashattn_reason"], known),
             "determinism": emit_docs.enum_table(enums["flashattn_determinism"], known),
             "forward-budget": pictures.forward_budget(),
             "backward-budget": pictures.backward_budget()}
-
-
-_known: Dict[str, str] = {}  # labels of the header's names
+    return made, known
 
 
 def _with_outputs(text: str, outputs: List[object]) -> str:
@@ -101,7 +101,7 @@ def _with_outputs(text: str, outputs: List[object]) -> str:
         if not block["output"] or output is None:
             return block.group()
         if not output:
-            raise ValueError(f"a program is to show its output and prints nothing:\n{block.group()}")
+            raise ValueError(f"a program shall show its output and prints none:\n{block.group()}")
         return block.group().replace("<!-- output -->\n", f"```text\n{output}```\n")
 
     return programs.BLOCK.sub(shown, text)
@@ -117,15 +117,14 @@ def _program(match: "re.Match[str]") -> str:
     return str(fences[int(match[2]) - 1])
 
 
-def _outside_fences(text: str, change) -> str:
+def _outside_fences(text: str, change: Callable[[str], str]) -> str:
     return "".join(part if part.startswith("```") else change(part) for part in FENCED.split(text))
 
 
-def _names_linked(text: str) -> str:
+def _names_linked(text: str, known: Dict[str, str]) -> str:
     """Names of C in backticks lead to the reference."""
-    return re.sub(r"(?<!\[)`((?:flashattn|FLASHATTN)_\w+)(\(\))?`", lambda m:
-                  f"[`{m[1]}{m[2] or ''}`](project:#{_known[m[1]]})" if m[1] in _known
-                  else m.group(), text)
+    return re.sub(r"(?<!\[)`((?:flashattn|FLASHATTN)_\w+)`", lambda name:
+                  f"[{name[0]}](project:#{known[name[1]]})" if name[1] in known else name[0], text)
 
 
 def _relinked(text: str, page: pathlib.Path, prefix: str, files: Dict[str, pathlib.Path]) -> str:
@@ -149,8 +148,8 @@ def _relinked(text: str, page: pathlib.Path, prefix: str, files: Dict[str, pathl
             # Sphinx would read another .md as a page.
             on_site = re.sub(r"\.md$", ".txt", on_site)
             files[on_site] = target
-        return f"{'!' if match.group().startswith('!') else ''}[{shown}]" \
-               f"({os.path.relpath(on_site, here)}{mark}{heading})"
+        return (f"{'!' * match.group().startswith('!')}[{shown}]"
+                f"({os.path.relpath(on_site, here)}{mark}{heading})")
 
     return _outside_fences(text, lambda part: re.sub(r"!?\[([^\]]*)\]\(([^)\s]+)\)", moved, part))
 

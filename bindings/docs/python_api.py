@@ -33,8 +33,8 @@ def definitions(folder: pathlib.Path) -> Dict[str, Definition]:
 
 
 def page() -> str:
-    parts = ["# Python reference", "Signatures and docstrings of `flashattn`, `flashattn.torch` and "
-             "`flashattn.jax`, from their sources. `**options` are those of `attention`. "
+    parts = ["# Python reference", "Signatures and docstrings of `flashattn`, `flashattn.torch` "
+             "and `flashattn.jax`, from their sources. `**options` are those of `attention`. "
              "Enumerations (`Dtype`, `Mask`, `Reason`, ...) and the tuples `Descriptor`, "
              "`PlanInfo` and `DeviceInfo` have the names and values of the "
              "[C header](project:#flashattn_desc)."]
