@@ -89,8 +89,8 @@ def test_reference_has_every_name(site):
 
 def test_a_failing_program_is_an_error_with_its_line(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("# Page\n\n```python\nx = 1\n```\n\n<!-- not run: a GPU -->\n```python\ny\n```\n"
-                    "\n```python\nprint(x)\nassert x == 2\n```\n")
+    page.write_text("# Page\n\n```python\nx = 1\n```\n\n<!-- not run: a GPU -->\n"
+                    "```python\ny\n```\n\n```python\nprint(x)\nassert x == 2\n```\n")
     result = programs.run(page)
     assert 'page.md", line 14' in result.error and result.not_run == ["a GPU"]
     page.write_text(page.read_text().replace("== 2", "== 1"))
