@@ -17,6 +17,7 @@ import build  # noqa: E402
 import programs  # noqa: E402
 import python_api  # noqa: E402
 
+pytestmark = pytest.mark.timeout(1500)  # less than a minute where nothing else runs
 PAGES = sorted(DOCS.glob("*.md"))
 C_PROGRAMS = [(page.stem, number, block["code"]) for page in PAGES for number, block in
               enumerate(programs.blocks(page.read_text(encoding="utf-8"), "c"))]

@@ -24,6 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 VENV_TORCH = ROOT / "build" / "venv-torch"  # of tests/torch_setup.py
 BLOCK = re.compile(r"(?:<!-- not run: (?P<why>[^\n]*) -->\n)?```(?P<language>\w+)\n"
                    r"(?P<code>.*?)```\n(?P<output>\n?<!-- output -->\n)?", re.S)
+SECONDS = 1200  # for a page, where many other programs run; alone none takes 15
 PACKAGES = ("torch", "transformers", "jax")  # that a page may import
 
 
@@ -67,8 +68,12 @@ def run(page: pathlib.Path) -> Result:
     python, env, why = interpreter(text)
     if why:
         return Result([None] * len(all_of_them), [*not_run, why], "")
-    done = subprocess.run([python, str(pathlib.Path(__file__).resolve()), str(page)], cwd=ROOT,
-                          env=env, capture_output=True, text=True, check=False, timeout=300)
+    try:
+        done = subprocess.run([python, str(pathlib.Path(__file__).resolve()), str(page)], cwd=ROOT,
+                              env=env, capture_output=True, text=True, check=False,
+                              timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return Result([], not_run, f"its programs took more than {SECONDS} s")
     if done.returncode:
         return Result([], not_run, (done.stderr or done.stdout)[-4000:])
     return Result(json.loads(done.stdout.splitlines()[-1]), not_run, "")
