@@ -211,6 +211,12 @@ def main() -> int:
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build" / "docs",
                         help="a folder for html/ and what it is made from; build/docs")
     out = parser.parse_args().out.resolve()
+    try:
+        from sphinx.cmd.build import main as sphinx
+    except ImportError as error:
+        print(f"docs: no Sphinx ({error}); the one that is installed needs Python 3.11 or newer: "
+              "set PYTHON to one", file=sys.stderr)
+        return 1
     site = prepare()
     errors = [f"{name}.md: {result.error}" for name, result in site.results.items()
               if result.error]
@@ -220,7 +226,6 @@ def main() -> int:
     for name, result in site.results.items():
         for why in result.not_run:
             print(f"{name}.md: a program was not run: {why}", file=sys.stderr)
-    from sphinx.cmd.build import main as sphinx
     shutil.rmtree(out / "html", ignore_errors=True)
     status = sphinx(["-q", "-W", "--keep-going", "-b", "html", "-c", str(DOCS), "-d",
                      str(out / "doctrees"), str(out / "source"), str(out / "html")])
