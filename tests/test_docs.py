@@ -98,6 +98,16 @@ def test_a_failing_program_is_an_error_with_its_line(tmp_path):
     assert programs.run(page).outputs == ["", None, "1\n"]
 
 
+def test_a_program_of_the_repository_is_found_by_its_heading():
+    def included(comment):
+        return build._program(re.match(r"(\S+?)(?:#(\S+))?$", comment))
+
+    assert included("README.md#from-c").startswith("```c\n#include <flashattn.h>")
+    assert included("bindings/julia/README.md#ten-lines").startswith("```julia\nusing Flash")
+    with pytest.raises(ValueError, match="no such program"):
+        included("README.md#from-cobol")
+
+
 def test_dead_links_are_found(tmp_path):
     (tmp_path / "a.html").write_text('<p id="here"></p><a href="b.html#there">x</a>'
                                      '<a href="a.html#here">y</a>'

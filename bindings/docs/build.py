@@ -3,7 +3,7 @@
     ./run docs [--out FOLDER]
 
 The pages are Markdown. Before Sphinx sees them, their programs run (programs.py) and three kinds of
-comments become text: "output" after a program, "program: PATH [NUMBER]" (a program of the
+comments become text: "output" after a program, "program: PATH[#HEADING]" (a program of the
 repository, which its own tests run) and "generated: NAME" (what is made from the header and the
 sources). Links into the repository lead to copies on the site. Warnings, programs that fail and
 dead links are errors.
@@ -58,7 +58,7 @@ def prepare() -> Site:
         if name in results and not results[name].error:
             text = _with_outputs(text, results[name].outputs)
         text = re.sub(r"<!-- generated: ([\w-]+) -->", lambda m: made[m[1]], text)
-        text = re.sub(r"<!-- program: (\S+)(?: (\d+))? -->", _program, text)
+        text = re.sub(r"<!-- program: ([^\s#]+)(?:#(\S+))? -->", _program, text)
         text = _outside_fences(text, lambda part: _names_linked(part, known))
         prepared[name] = _relinked(text, pages[name], "", files)
     for path in REPOSITORY:
@@ -108,13 +108,17 @@ def _with_outputs(text: str, outputs: List[object]) -> str:
 
 
 def _program(match: "re.Match[str]") -> str:
-    """A file of the repository, or the nth block of code of a Markdown page."""
+    """A file of the repository, or the first block of code below a heading of a Markdown page."""
     path = ROOT / match[1]
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".md":
         return f"```{LANGUAGES[path.suffix]}\n{text}```"
-    fences = FENCED.findall(text)
-    return str(fences[int(match[2]) - 1])
+    headings = [heading for heading in re.finditer(r"^#+ (.*)$", text, re.M)
+                if heading[1].lower().replace(" ", "-") == match[2]]
+    block = FENCED.search(text, headings[0].end()) if headings else None
+    if not block:
+        raise ValueError(f"{match.group()}: there is no such program")
+    return block.group()
 
 
 def _outside_fences(text: str, change: Callable[[str], str]) -> str:

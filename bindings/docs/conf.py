@@ -10,6 +10,7 @@ source_suffix = {".md": "markdown"}
 myst_heading_anchors = 4
 myst_enable_extensions = ["fieldlist"]
 nitpicky = True
+smartquotes = False  # quotes of programs stay as they are
 html_theme = "alabaster"
 html_theme_options = {
     "description": f"Exact attention behind a C ABI. Version {release}.",
