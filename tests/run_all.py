@@ -25,7 +25,7 @@ ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx")
 # Tests of bindings that compile a language's packages first.
 OTHER_LANGUAGES = ("test_julia", "test_rust")
 # Suites that --cuda runs, or their names: they install or build much before they test.
-LONG = ("languages", "torch", "jax", "wheel", "packaging", "mutations", "asan", "tsan", "fuzz")
+LONG = ("torch", "jax", "languages", "docs", "wheel", "packaging", "mutations", "asan", "tsan", "fuzz")
 # For pytest: most of a test is one thread's work, on the emulator, too, which has several.
 SIDE_BY_SIDE = ("-n", str(min(os.cpu_count() or 1, 8)))
 
@@ -288,6 +288,7 @@ def suites(run: Run, with_cuda: bool) -> Dict[str, Callable[[], Count]]:
         "torch": lambda: run.torch(*SIDE_BY_SIDE, env=run.library(release(run))),
         "jax": lambda: jax(run),
         "languages": python(*(f"tests/bindings/{name}.py" for name in OTHER_LANGUAGES)),
+        "docs": python("tests/test_docs.py"),
         "wheel": python("tests/test_wheel.py"),
         "packaging": python("tests/packaging"),
     }

@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 SECONDS = 2.0
 SAID = {"": "usage: ./run COMMAND", "demo": "usage: ./run COMMAND", "build": "--cuda",
         "test": "names the suites", "bench": "presets with --device cuda", "generate": "--check",
-        "fuzz": "--seconds", "help": "usage: ./run COMMAND"}
+        "docs": "build/docs/html", "fuzz": "--seconds", "help": "usage: ./run COMMAND"}
 
 
 @pytest.fixture(scope="module")

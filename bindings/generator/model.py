@@ -113,6 +113,7 @@ class Model:
     functions: Tuple[Function, ...]
     cdef: str  # the declarations without comments and macros
     conventions: str  # what the header says once for everything
+    sections: Dict[str, str]  # what it says of a section's functions
 
 
 def read(text: str) -> Model:
@@ -144,7 +145,7 @@ class _Reader:
         # As many newlines as there are lines before the block: coordinates are those of the header.
         body = "\n" * first + "\n".join(lines[first:last]) + "\n"
         self.docs: Dict[int, str] = {}  # by the line a comment ends on
-        self.sections: List[Tuple[int, str]] = []
+        self.sections: List[Tuple[int, str, str]] = []  # line, name, text
         self.code = re.sub(r"/\*.*?\*/", self._comment, body, flags=re.S)
         if "//" in self.code:
             raise HeaderError("// comments are not C90; use /* */")
@@ -169,7 +170,7 @@ class _Reader:
         text = _comment_text(raw)
         section = re.match(r"---- (.*?) ----", text)
         if section:
-            self.sections.append((start, section.group(1)))
+            self.sections.append((start, section.group(1), text[section.end():].strip("\n")))
         else:
             self.docs[start + raw.count("\n")] = text
         return re.sub(r"[^\n]", " ", raw)
@@ -184,7 +185,8 @@ class _Reader:
         cdef = "\n".join(line.rstrip() for line in self.code.split("\n") if line.strip()) + "\n"
         return Model(self.version, tuple(self.enums), tuple(self.structs.values()),
                      tuple(self.opaque), tuple(self.callbacks), tuple(self.functions),
-                     re.sub(r"(?m)^ {14}(?=\w)", "", cdef), self.conventions)
+                     re.sub(r"(?m)^ {14}(?=\w)", "", cdef), self.conventions,
+                     {name: text for _, name, text in self.sections})
 
     def _declaration(self, node: c_ast.Node) -> None:
         line = node.coord.line
@@ -193,7 +195,7 @@ class _Reader:
         elif isinstance(node, c_ast.Decl) and isinstance(node.type, c_ast.FuncDecl):
             if node.funcspec or node.storage:
                 raise HeaderError(f"line {line}: {node.name}: plain prototypes only")
-            section = [name for start, name in self.sections if start < line]
+            section = [name for start, name, _ in self.sections if start < line]
             self.functions.append(self._function(node.name, node.type, line, section[-1]))
         elif isinstance(node, c_ast.Typedef) and isinstance(node.type, c_ast.PtrDecl):
             if not isinstance(node.type.type, c_ast.FuncDecl):
