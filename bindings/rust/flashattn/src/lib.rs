@@ -33,6 +33,8 @@
 #![warn(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod append;
+mod append_arguments;
 mod arguments;
 mod array;
 mod desc;
@@ -47,6 +49,7 @@ mod run;
 mod view;
 mod workspace;
 
+pub use append_arguments::{AppendInputs, AppendOutput};
 pub use arguments::{Gradients, Output, Part, Upstream};
 pub use array::{Array, ArrayMut};
 pub use desc::DescBuilder;
