@@ -44,6 +44,7 @@ mod inputs;
 mod library;
 mod parallel;
 mod plan;
+mod plan_cache;
 mod properties;
 mod run;
 mod view;
