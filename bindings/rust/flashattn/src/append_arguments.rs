@@ -16,7 +16,7 @@ enum Angles {
     Tables(Raw, Raw, Dtype),
 }
 
-/// What [`Plan::append_kv`] reads: new tokens, where they go, and how they are rotated.
+/// What [`Plan::append_kv`](crate::Plan::append_kv) reads: new tokens, where they go, and how they are rotated.
 ///
 /// Of q, k and v each may be left out, and then so is what is written of it. q and k are the same
 /// tokens. `T`: their type, and that of v; the plan's, or beside an F8E4M3 one `f32`, `f16`, `bf16`.
@@ -265,7 +265,7 @@ impl<'a, T: Element> AppendInputs<'a, T> {
     }
 }
 
-/// What [`Plan::append_kv`] writes. `K`: the type of the cache, the plan's dtype_kv.
+/// What [`Plan::append_kv`](crate::Plan::append_kv) writes. `K`: the type of the cache, the plan's dtype_kv.
 #[derive(Debug)]
 #[must_use]
 pub struct AppendOutput<'a, T, K = T> {
