@@ -13,8 +13,8 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 //!
-//! Tensors are f32, f16 or bf16, where candle-flash-attn takes the latter two; a head has up to 512
-//! elements, v any number of its own. Strides are taken as they are, as long as the elements of a head
+//! Tensors are f32, f16 or bf16, where candle-flash-attn takes the latter two; a head has any number of
+//! elements up to 512, and one of v may have another. Strides are taken as they are, as long as the elements of a head
 //! are contiguous. What has no kernel is refused with libflashattn's message, as
 //! [`Error::Wrapped`](candle_core::Error::Wrapped) of a [`flashattn::Error`].
 //!

@@ -16,7 +16,8 @@ enum Angles {
     Tables(Raw, Raw, Dtype),
 }
 
-/// What [`Plan::append_kv`](crate::Plan::append_kv) reads: new tokens, where they go, and how they are rotated.
+/// What [`Plan::append_kv`](crate::Plan::append_kv) reads: new tokens, where they go, and how they are
+/// rotated.
 ///
 /// Of q, k and v each may be left out, and then so is what is written of it. q and k are the same
 /// tokens. `T`: their type, and that of v; the plan's, or beside an F8E4M3 one `f32`, `f16`, `bf16`.
@@ -222,8 +223,9 @@ impl<'a, T: Element> AppendInputs<'a, T> {
 
     /// The tokens of the longest sequence of a cache that is not given.
     fn tokens_kept(&self) -> Result<usize> {
-        let Some(lens) = self.array("lens_kv") else { return Ok(0) }; // the library's to refuse
-                                                                      // SAFETY: made from i32, borrowed for the call and longer.
+        // Without lengths the library refuses the call.
+        let Some(lens) = self.array("lens_kv") else { return Ok(0) };
+        // SAFETY: made from i32, borrowed for the call and longer.
         let Some(lens) = (unsafe { lens.host::<i32>() }) else {
             let message =
                 "lens_kv is device memory, which is not read here, and no cache is given; \
@@ -265,7 +267,8 @@ impl<'a, T: Element> AppendInputs<'a, T> {
     }
 }
 
-/// What [`Plan::append_kv`](crate::Plan::append_kv) writes. `K`: the type of the cache, the plan's dtype_kv.
+/// What [`Plan::append_kv`](crate::Plan::append_kv) writes. `K`: the type of the cache, the plan's
+/// dtype_kv.
 #[derive(Debug)]
 #[must_use]
 pub struct AppendOutput<'a, T, K = T> {
