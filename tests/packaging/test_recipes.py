@@ -12,6 +12,7 @@ from consumer import (BASELINE, PACKAGING, ROOT, VERSION, checkout, compiler, ex
                       read, run)
 
 RECIPES = [ROOT / "meson.build", ROOT / "pyproject.toml",
+           *(ROOT / "bindings" / "rust").glob("**/Cargo.toml"),
            *(path for path in PACKAGING.rglob("*") if path.is_file() and path.suffix != ".pyc")]
 
 
@@ -23,7 +24,7 @@ def test_one_address():
     assert {path: urls for path, urls in found.items() if urls - {address}} == {}
     naming = {path.name for path, urls in found.items() if urls}
     assert naming >= {"meson.build", "conanfile.py", "package.py", "control", "copyright",
-                      "flashattn.wrap"}
+                      "flashattn.wrap", "Cargo.toml"}
 
 
 def test_one_version():

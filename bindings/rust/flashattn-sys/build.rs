@@ -3,8 +3,8 @@
 //! 1. `DOCS_RS`: nothing is linked, so that documentation builds anywhere.
 //! 2. `FLASHATTN_LIB_DIR`: the folder that holds the library.
 //! 3. The program `pkg-config` (or the one that `PKG_CONFIG` names) and its `flashattn.pc`.
-//! 4. `FLASHATTN_BUILD_FROM`, the path of the repository, or the feature `build`, the repository
-//!    around this crate: built with Meson and Ninja for the CPU only, linked statically.
+//! 4. `FLASHATTN_BUILD_FROM`, the path of the repository, or the feature `build`, the sources in this
+//!    crate: built with Meson and Ninja for the CPU only, linked statically.
 //!
 //! Dependents read the folder as `DEP_FLASHATTN_LIBDIR`.
 
@@ -39,13 +39,14 @@ fn link() -> Result<(), String> {
     let source = match env::var_os("FLASHATTN_BUILD_FROM") {
         Some(path) => PathBuf::from(path),
         None if env::var_os("CARGO_FEATURE_BUILD").is_some() => {
-            PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default()).join("../../..")
+            PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default()).join("libflashattn")
         }
         None => {
             return Err(format!(
                 "libflashattn was not found: {missing}. Set FLASHATTN_LIB_DIR to the folder that \
                  holds libflashattn.so, or PKG_CONFIG_PATH to that of flashattn.pc, or \
-                 FLASHATTN_BUILD_FROM to the library's repository to build it"
+                 FLASHATTN_BUILD_FROM to the library's repository to build it, or switch on the feature \
+                 build of this crate to build the sources in it"
             ))
         }
     };

@@ -1,64 +1,17 @@
-//! Against candle's own operations: values and gradients.
+//! Against candle's own operations: values and gradients, strides, types, refusals.
 
-use candle_core::{DType, Device, Result, Tensor, Var, D};
-use flashattn_candle::flash_attn;
+mod common;
 
-/// softmax(scale * q k^T) v with every score in memory; arguments as of flash_attn.
-fn softmax_attention(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    scale: f64,
-    causal: bool,
-) -> Result<Tensor> {
-    let (batch, seqlen_q, heads, _) = q.dims4()?;
-    let (_, seqlen_kv, heads_kv, _) = k.dims4()?;
-    let repeated = |x: &Tensor| -> Result<Tensor> {
-        let dim = x.dim(3)?;
-        x.unsqueeze(3)?
-            .broadcast_as((batch, seqlen_kv, heads_kv, heads / heads_kv, dim))?
-            .reshape((batch, seqlen_kv, heads, dim))?
-            .transpose(1, 2)?
-            .contiguous()
-    };
-    let (q, k, v) = (q.transpose(1, 2)?.contiguous()?, repeated(k)?, repeated(v)?);
-    let mut scores = (q.matmul(&k.t()?.contiguous()?)? * scale)?;
-    if causal {
-        let hidden = |i: usize, j: usize| j + seqlen_q > i + seqlen_kv;
-        let mask: Vec<f32> = (0..seqlen_q * seqlen_kv)
-            .map(|n| if hidden(n / seqlen_kv, n % seqlen_kv) { f32::NEG_INFINITY } else { 0.0 })
-            .collect();
-        let mask = Tensor::from_vec(mask, (seqlen_q, seqlen_kv), &Device::Cpu)?;
-        scores = scores.broadcast_add(&mask)?;
-    }
-    let weights = scores.broadcast_sub(&scores.max_keepdim(D::Minus1)?.detach())?.exp()?;
-    let weights = weights.broadcast_div(&weights.sum_keepdim(D::Minus1)?)?;
-    weights.matmul(&v)?.transpose(1, 2)
-}
-
-fn assert_near(given: &Tensor, wanted: &Tensor, tolerance: f32) -> Result<()> {
-    assert_eq!(given.dims(), wanted.dims());
-    let given = given.to_dtype(DType::F32)?;
-    let most = (given - wanted)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f32>()?;
-    assert!(most <= tolerance, "{most} above {tolerance}");
-    Ok(())
-}
+use candle_core::{DType, Device, Result, Tensor, Var};
+use common::{assert_near, assert_same, attention, numbers, var, Scores};
+use flashattn_candle::{flash_attn, Attention};
 
 fn compare(q: [usize; 4], kv: [usize; 4], dim_v: usize, causal: bool) -> Result<()> {
-    let random = |dims: [usize; 4]| Var::randn(0f32, 1f32, &dims, &Device::Cpu);
-    let (q, k, v) = (random(q)?, random(kv)?, random([kv[0], kv[1], kv[2], dim_v])?);
+    let (q, k, v) = (var(&q, 1)?, var(&kv, 2)?, var(&[kv[0], kv[1], kv[2], dim_v], 3)?);
     let scale = 1.0 / (q.dim(3)? as f64).sqrt();
     let o = flash_attn(&q, &k, &v, scale as f32, causal)?;
-    let wanted = softmax_attention(&q, &k, &v, scale, causal)?;
-    assert_near(&o, &wanted, 2e-6)?;
-
-    let weight = Tensor::randn(0f32, 1f32, o.dims(), &Device::Cpu)?;
-    let given = (o * &weight)?.sum_all()?.backward()?;
-    let wanted = (wanted * &weight)?.sum_all()?.backward()?;
-    for x in [&q, &k, &v] {
-        assert_near(given.get(x).expect("a gradient"), wanted.get(x).unwrap(), 2e-5)?;
-    }
-    Ok(())
+    let wanted = attention(&q, &k, &v, &Scores::causal(scale, causal))?;
+    assert_same(&o, &wanted, &[&q, &k, &v], 2e-6)
 }
 
 #[test]
@@ -67,18 +20,20 @@ fn values_and_gradients() -> Result<()> {
         compare([2, 33, 4, 16], [2, 33, 4, 16], 16, causal)?;
         compare([1, 20, 6, 32], [1, 71, 2, 32], 24, causal)?; // groups, decoding, dim_v
     }
-    Ok(())
+    // Heads that candle-flash-attn refuses.
+    compare([1, 9, 2, 20], [1, 9, 1, 20], 12, true)?;
+    compare([1, 5, 1, 320], [1, 5, 1, 320], 320, false)
 }
 
 #[test]
 fn strides_without_copies() -> Result<()> {
     // (batch, heads, seq, dim) in memory, and q, k, v of one tensor.
-    let qkv = Var::randn(0f32, 1f32, (2, 12, 19, 8), &Device::Cpu)?;
+    let qkv = var((2, 12, 19, 8), 4)?;
     let part = |n: usize| qkv.narrow(1, 4 * n, 4)?.transpose(1, 2);
     let (q, k, v) = (part(0)?, part(1)?, part(2)?);
     assert!(!q.is_contiguous());
     let o = flash_attn(&q, &k, &v, 0.5, true)?;
-    let wanted = softmax_attention(&q, &k, &v, 0.5, true)?;
+    let wanted = attention(&q, &k, &v, &Scores::causal(0.5, true))?;
     assert_near(&o, &wanted, 2e-6)?;
     // sum_all: the gradient that arrives is one number, repeated.
     let given = o.sum_all()?.backward()?;
@@ -88,17 +43,13 @@ fn strides_without_copies() -> Result<()> {
 
 #[test]
 fn half_precision() -> Result<()> {
-    // The same numbers each time: of random ones, one set in a thousand exceeds the tolerance of the
-    // gradients, which o's rounding enters.
-    let numbers: Vec<f32> =
-        (0..2 * 40 * 2 * 32).map(|n| 1.5 * (n as f32 * n as f32).sin()).collect();
-    let q = Tensor::from_vec(numbers, (2, 40, 2, 32), &Device::Cpu)?;
+    let q = numbers((2, 40, 2, 32), 0)?;
     for (dtype, tolerance) in [(DType::F16, 4e-3), (DType::BF16, 3e-2)] {
         let q = Var::from_tensor(&q.to_dtype(dtype)?)?;
         let wide = Var::from_tensor(&q.to_dtype(DType::F32)?)?;
         let o = flash_attn(&q, &q, &q, 0.2, true)?;
         assert_eq!(o.dtype(), dtype);
-        let wanted = softmax_attention(&wide, &wide, &wide, 0.2, true)?;
+        let wanted = attention(&wide, &wide, &wide, &Scores::causal(0.2, true))?;
         assert_near(&o, &wanted, tolerance)?;
         let given = o.sum_all()?.backward()?;
         let wanted = wanted.sum_all()?.backward()?;
@@ -109,17 +60,71 @@ fn half_precision() -> Result<()> {
 }
 
 #[test]
+fn a_sink_and_its_gradient() -> Result<()> {
+    let (q, k, v) = (var((2, 21, 4, 16), 5)?, var((2, 30, 2, 16), 6)?, var((2, 30, 2, 16), 7)?);
+    let sink = var(4, 8)?;
+    let options = Attention::new(0.25).window(Some(9), Some(0)).softcap(3.0).sink(&sink);
+    let how = Scores {
+        scale: 0.25,
+        window: (Some(9), Some(0)),
+        softcap: 3.0,
+        sink: Some(&sink),
+        ..Scores::default()
+    };
+    // Where everything is tracked, (batch, heads, seq, dim) in memory included, and the sink alone.
+    assert_same(
+        &options.forward(&q, &k, &v)?,
+        &attention(&q, &k, &v, &how)?,
+        &[&q, &k, &v, &sink],
+        4e-6,
+    )?;
+    let swapped = q.transpose(1, 2)?.contiguous()?.transpose(1, 2)?;
+    let o = options.forward(&swapped, &k.detach(), &v.detach())?;
+    assert_same(&o, &attention(&q, &k, &v, &how)?, &[&q, &sink], 4e-6)?;
+    let o = options.forward(&q.detach(), &k.detach(), &v.detach())?;
+    assert_same(&o, &attention(&q, &k, &v, &how)?, &[&sink], 4e-6)?;
+    // Of another type, and twice from one graph.
+    let half = Var::from_tensor(&sink.to_dtype(DType::BF16)?)?;
+    let o = Attention::new(0.25).sink(&half).forward(&q, &k, &v)?.sum_all()?;
+    let (first, second) = (o.backward()?, o.backward()?);
+    let first = first.get(&half).unwrap();
+    assert_eq!((first.dims(), first.dtype()), (&[4][..], DType::BF16));
+    assert_eq!(first.to_dtype(DType::F32)?.to_vec1::<f32>()?, {
+        second.get(&half).unwrap().to_dtype(DType::F32)?.to_vec1::<f32>()?
+    });
+    // A sink that is not tracked.
+    let o = options.clone().sink(&sink.detach()).forward(&q.detach(), &k, &v)?;
+    assert_same(&o, &attention(&q, &k, &v, &how)?, &[&k, &v], 4e-6)
+}
+
+#[test]
 fn refusals_keep_the_message() -> Result<()> {
-    let q = Tensor::zeros((1, 4, 3, 8), DType::F32, &Device::Cpu)?;
-    let kv = Tensor::zeros((1, 4, 2, 8), DType::F32, &Device::Cpu)?;
-    let error = flash_attn(&q, &kv, &kv, 1.0, false).unwrap_err();
-    assert!(error.to_string().contains("heads_q = 3"), "{error}");
+    let zeros = |heads, dtype| Tensor::zeros((1, 4, heads, 8), dtype, &Device::Cpu);
+    let (q, kv) = (zeros(3, DType::F32)?, zeros(2, DType::F32)?);
+    let assert_refused = |o: Result<Tensor>, words: &str| {
+        let error = o.unwrap_err();
+        assert!(error.to_string().contains(words), "{error}");
+    };
+    assert_refused(flash_attn(&q, &kv, &kv, 1.0, false), "heads_q = 3");
     for zero in [0.0, -0.0] {
-        let error = flash_attn(&kv, &kv, &kv, zero, false).unwrap_err();
-        assert!(error.to_string().contains("scale = 0 would"), "{error}");
+        assert_refused(flash_attn(&kv, &kv, &kv, zero, false), "scale = 0 would");
     }
-    let q = Tensor::zeros((1, 4, 2, 8), DType::F64, &Device::Cpu)?;
-    assert!(flash_attn(&q, &kv, &kv, 1.0, false).is_err());
-    assert!(flash_attn(&kv, &kv, &q, 1.0, false).is_err());
+    let wide = zeros(2, DType::F64)?;
+    assert_refused(flash_attn(&wide, &wide, &wide, 1.0, false), "q holds F64");
+    assert_refused(flash_attn(&kv, &kv, &zeros(2, DType::F16)?, 1.0, false), "v holds F16");
+    let flat = kv.flatten(1, 2)?;
+    assert_refused(flash_attn(&kv, &flat, &kv, 1.0, false), "k has shape [1, 8, 8]; give 4");
+
+    let of = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, &Device::Cpu);
+    let options = Attention::new(1.0);
+    let sink = |sink: &Tensor| options.clone().sink(sink).forward(&kv, &kv, &kv);
+    assert_refused(sink(&of(&[3], DType::F32)?), "sink holds 3 elements");
+    assert_refused(sink(&of(&[1, 2], DType::F32)?), "sink holds F32 of shape [1, 2]");
+    assert_refused(sink(&of(&[0], DType::F32)?), "sink holds F32 of shape [0]");
+    let alibi = |slopes: &Tensor| options.clone().alibi(slopes).forward(&kv, &kv, &kv);
+    assert_refused(alibi(&of(&[3, 2], DType::F32)?), "alibi_slopes");
+    let tracked = Var::zeros(2, DType::F32, &Device::Cpu)?;
+    assert_refused(alibi(&tracked), "alibi_slopes is tracked, and has no gradient");
+    assert_refused(options.softcap(-1.0).forward(&kv, &kv, &kv), "softcap = -1");
     Ok(())
 }

@@ -22,7 +22,8 @@
 //! ```
 //!
 //! A call is a closure that makes the arguments of the crate [`flashattn`] from slices of the device:
-//! whatever its [`Inputs`], [`Output`], [`Upstream`] and [`Gradients`] take is taken here.
+//! whatever its [`Inputs`], [`Output`], [`Upstream`], [`Gradients`], [`AppendInputs`] and
+//! [`AppendOutput`] take is taken here.
 //!
 //! cudarc's events order the call behind what wrote its inputs and before what reads its outputs, on
 //! whatever streams; where a program has switched them off, the order is the program's.
@@ -34,8 +35,8 @@ use cudarc::driver::{
     CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DriverError, SyncOnDrop,
 };
 use flashattn::{
-    Array, ArrayMut, DescBuilder, Device, Dims, Element, Gradients, Inputs, Op, Output, Part, Plan,
-    Queue, Sizes, Strides, Upstream, View, ViewMut,
+    AppendInputs, AppendOutput, Array, ArrayMut, DescBuilder, Device, Dims, Element, Gradients,
+    Inputs, Op, Output, Part, Plan, Queue, Sizes, Strides, Upstream, View, ViewMut,
 };
 
 /// What can go wrong.
@@ -79,12 +80,13 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// A plan on a GPU. Any number of threads and streams of its device run it at once.
 pub struct Attention {
-    plan: Plan,
+    plan: Arc<Plan>,
     context: Arc<CudaContext>,
 }
 
 impl Attention {
-    /// Plans for the device of a stream, whatever device `desc` names.
+    /// Plans for the device of a stream, whatever device `desc` names. The plan of an equal descriptor
+    /// is taken where there is one: see [`DescBuilder::build_cached`].
     ///
     /// # Errors
     ///
@@ -92,7 +94,7 @@ impl Attention {
     pub fn new(stream: &Arc<CudaStream>, desc: DescBuilder) -> Result<Self> {
         let context = stream.context().clone();
         context.bind_to_thread()?;
-        let plan = desc.device(Device::CUDA, context.ordinal()).build()?;
+        let plan = desc.device(Device::CUDA, context.ordinal()).build_cached()?;
         Ok(Self { plan, context })
     }
 
@@ -148,6 +150,27 @@ impl Attention {
         let (queue, _scratch) = slices.queue(&self.plan, Op::BACKWARD, &sizes)?;
         // SAFETY: as in forward.
         unsafe { self.plan.backward_on(&inputs, &upstream, gradients, &queue) }?;
+        Ok(())
+    }
+
+    /// Enqueues new keys and values into a cache; see [`Plan::append_kv`]. Tokens that have no room are
+    /// left out.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Attention::forward`].
+    pub fn append_kv<'env, T: Element, K: Element>(
+        &self,
+        stream: &'env Arc<CudaStream>,
+        call: impl for<'call> FnOnce(
+            &mut Slices<'call, 'env>,
+        )
+            -> Result<(AppendInputs<'call, T>, AppendOutput<'call, T, K>)>,
+    ) -> Result<()> {
+        let mut slices = Slices::new(&self.context, stream)?;
+        let (inputs, output) = call(&mut slices)?;
+        // SAFETY: as in forward; the call needs no scratch memory.
+        unsafe { self.plan.append_kv_on(&inputs, output, stream.cu_stream().cast()) }?;
         Ok(())
     }
 

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream};
 use flashattn::half::f16;
-use flashattn::{Array, ArrayMut, DescBuilder, Dtype, Gradients, Inputs, Output, Part, Upstream};
+use flashattn::{
+    AppendInputs, AppendOutput, Array, ArrayMut, DescBuilder, Dtype, Gradients, Inputs, Output,
+    Part, Upstream,
+};
 use flashattn_cudarc::{Attention, Error};
 
 const DIMS: [usize; 4] = [2, 40, 4, 64];
@@ -196,6 +199,43 @@ fn parts_merge_into_the_whole() -> Result<(), Error> {
     assert!(got.iter().zip(&want).all(|(a, b)| (a.to_f32() - b.to_f32()).abs() < 4e-3));
     let (got, want) = (stream.clone_dtoh(&merged.1)?, stream.clone_dtoh(&whole.1)?);
     assert!(got.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-4));
+    Ok(())
+}
+
+#[test]
+fn new_tokens_enter_a_cache() -> Result<(), Error> {
+    let Some(stream) = gpu() else { return Ok(()) };
+    let attention = Attention::new(&stream, DescBuilder::new(Dtype::F16, 4, 64))?;
+    let host = numbers(1);
+    let cache_dims = [2, 60, 4, 64];
+    let (k, mut lens) = (stream.clone_htod(&host)?, stream.clone_htod(&[5i32, 20])?);
+    let mut q = stream.clone_htod(&host)?;
+    let mut k_cache = stream.alloc_zeros::<f16>(2 * 60 * 4 * 64)?;
+    let mut v_cache = stream.alloc_zeros::<f16>(2 * 60 * 4 * 64)?;
+    attention.append_kv(&stream, |on| {
+        let k = on.view(&k, DIMS)?;
+        let caches =
+            [on.view_mut(&mut k_cache, cache_dims)?, on.view_mut(&mut v_cache, cache_dims)?];
+        let [k_cache, v_cache] = caches;
+        let output = AppendOutput::new(k_cache, v_cache)
+            .q_in_place(on.view_mut(&mut q, DIMS)?)
+            .lens_in_place(on.array_mut(&mut lens));
+        Ok((AppendInputs::new(k, k).rotary(10000.0, 64), output))
+    })?;
+    assert_eq!(stream.clone_dtoh(&lens)?, [45, 60]);
+    let (k_cache, v_cache) = (stream.clone_dtoh(&k_cache)?, stream.clone_dtoh(&v_cache)?);
+    let rotated = stream.clone_dtoh(&q)?;
+    for (b, first) in [5, 20].into_iter().enumerate() {
+        let (tokens, row) = (b * 40 * 256..(b + 1) * 40 * 256, (b * 60 + first) * 256);
+        assert_eq!(v_cache[row..row + 40 * 256], host[tokens.clone()]);
+        // q, k and their heads alike: q of a token is its k.
+        assert_eq!(k_cache[row..row + 40 * 256], rotated[tokens.clone()]);
+        assert!(v_cache[b * 60 * 256..row].iter().all(|x| x.to_f32() == 0.0));
+        let (x, y) = (host[tokens.start].to_f32(), host[tokens.start + 32].to_f32());
+        let angle = first as f32;
+        let turned = x * angle.cos() - y * angle.sin();
+        assert!((k_cache[row].to_f32() - turned).abs() < 2e-3);
+    }
     Ok(())
 }
 

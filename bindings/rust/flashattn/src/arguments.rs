@@ -20,12 +20,13 @@ impl fmt::Debug for Pool<'_> {
 macro_rules! parallel {
     () => {
         /// The thread pool that computes, in place of the library's own threads. CPU only.
-        pub fn parallel(mut self, pool: &'a dyn Parallel) -> Self {
+        pub fn parallel(mut self, pool: &'a dyn crate::Parallel) -> Self {
             self.pool = Pool(Some(pool));
             self
         }
     };
 }
+pub(crate) use parallel;
 
 /// What forward and merge write. Made by `into()` from a [`ViewMut`].
 ///

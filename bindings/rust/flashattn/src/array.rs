@@ -3,8 +3,8 @@
 use std::ffi::c_void;
 use std::marker::PhantomData;
 
-use flashattn_sys::flashattn_args;
 use flashattn_sys::table::{self, Sizes};
+use flashattn_sys::{flashattn_args, flashattn_tensor};
 
 use crate::error::{int64, invalid, Result};
 use crate::plan::Resolved;
@@ -243,6 +243,37 @@ impl Raw {
             self.len
         );
         Err(invalid(Reason::SIZE, field, message))
+    }
+
+    /// The rows of `columns` elements that an array holds, and where the library finds them.
+    pub(crate) fn matrix(
+        &self,
+        memory: Memory,
+        columns: usize,
+        field: &str,
+    ) -> Result<(usize, flashattn_tensor)> {
+        self.memory.expect(memory, field)?;
+        let step = match self.order {
+            Order::Strides(strides) => strides.seq,
+            Order::Dims(sizes, 2) if sizes[1] == columns && product(&sizes) == Some(self.len) => {
+                columns
+            }
+            Order::Packed => columns,
+            Order::Dims(..) => 0,
+        };
+        let packed = matches!(self.order, Order::Strides(_)) || self.len % step.max(1) == 0;
+        if step < columns || step == 0 || self.len < columns || !packed {
+            let message = format!(
+                "{field} holds {} elements, which are no rows of {columns}; give a row of that many for \
+                 each position",
+                self.len
+            );
+            return Err(invalid(Reason::SIZE, field, message));
+        }
+        let data = self.address as *mut c_void;
+        let tensor =
+            flashattn_tensor { stride_seq: int64(step, field)?, data, ..Default::default() };
+        Ok(((self.len - columns) / step + 1, tensor))
     }
 
     /// The same array with a stride of its own for the rows.

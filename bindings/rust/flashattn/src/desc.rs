@@ -1,10 +1,12 @@
 //! What a plan computes.
 
+use std::sync::Arc;
+
 use flashattn_sys as sys;
 
 use crate::error::{check_with, int32, int64, Error, Result};
 use crate::library::check_version;
-use crate::{Determinism, Device, Dtype, Op, Plan};
+use crate::{plan_cache, Determinism, Device, Dtype, Op, Plan};
 
 /// A method for each field of the header's descriptor that stands for itself.
 macro_rules! setters {
@@ -253,6 +255,17 @@ impl DescBuilder {
         match self.error {
             Some(error) => Err(error),
             None => Plan::new(&self.desc),
+        }
+    }
+    /// [`DescBuilder::build`], once for equal descriptors: the process keeps the 64 plans used last.
+    ///
+    /// # Errors
+    ///
+    /// As of build.
+    pub fn build_cached(self) -> Result<Arc<Plan>> {
+        match self.error {
+            Some(error) => Err(error),
+            None => plan_cache::plan(&self.desc),
         }
     }
 }

@@ -127,32 +127,21 @@ impl<'a, T: Element, K: Element> Inputs<'a, T, K> {
         }
         let (mut batch, mut seqlen_q) = (q.batch, q.seq);
         if plan.varlen_q() {
-            (batch, seqlen_q) = self.sequences(0, "cu_seqlens_q")?;
+            (batch, seqlen_q) = sequences(self.array("cu_seqlens_q"), self.max_seqlens[0], "q")?;
         } else {
-            self.expect_no_bound(0, "max_seqlen_q", "VARLEN_Q")?;
+            expect_no_bound(self.max_seqlens[0], "max_seqlen_q", "VARLEN_Q")?;
         }
         let (mut batch_kv, mut seqlen_kv) = (k.batch, k.seq);
         if plan.varlen_kv() {
-            (batch_kv, seqlen_kv) = self.sequences(1, "cu_seqlens_kv")?;
+            let cu = self.array("cu_seqlens_kv");
+            (batch_kv, seqlen_kv) = sequences(cu, self.max_seqlens[1], "kv")?;
         } else if plan.page_size > 0 {
-            if k.seq != plan.page_size {
-                let message = format!(
-                    "k has {} tokens a page, but the plan's page_size is {}; give pages of that size, \
-                     or make a plan with paged({})",
-                    k.seq, plan.page_size, k.seq
-                );
-                return Err(invalid(Reason::PAGE_SIZE, "k", message));
-            }
+            plan.expect_page(k, "k")?;
             batch_kv = batch;
-            seqlen_kv = match (self.max_seqlens[1], self.array("page_table")) {
-                (Some(longest), _) => longest,
-                (None, Some(table)) => {
-                    table.rows(batch, "page_table")?.0.saturating_mul(plan.page_size)
-                }
-                (None, None) => 0, // the library's to refuse
-            };
+            let table = self.array("page_table");
+            seqlen_kv = page_rows(table, self.max_seqlens[1], batch, plan.page_size)?;
         } else {
-            self.expect_no_bound(1, "max_seqlen_kv", "VARLEN_KV or PAGED_KV")?;
+            expect_no_bound(self.max_seqlens[1], "max_seqlen_kv", "VARLEN_KV or PAGED_KV")?;
         }
         if batch != batch_kv {
             let message = format!(
@@ -178,41 +167,61 @@ impl<'a, T: Element, K: Element> Inputs<'a, T, K> {
         );
         Err(invalid(Reason::DROPOUT, "rng_seed", message))
     }
+}
 
-    fn expect_no_bound(&self, side: usize, field: &str, layout: &str) -> Result<()> {
-        let Some(tokens) = self.max_seqlens[side] else { return Ok(()) };
+/// Refuses a longest sequence of an array that has none.
+pub(crate) fn expect_no_bound(bound: Option<usize>, field: &str, layout: &str) -> Result<()> {
+    let Some(tokens) = bound else { return Ok(()) };
+    let message = format!(
+        "{field} = {tokens} has a meaning only with {layout}; ask for that, or leave it out"
+    );
+    Err(invalid(Reason::VALUE, field, message))
+}
+
+/// The tokens that a sequence has room for in its pages, unless a bound is given.
+pub(crate) fn page_rows(
+    table: Option<&Raw>,
+    bound: Option<usize>,
+    batch: usize,
+    page_size: usize,
+) -> Result<usize> {
+    match (bound, table) {
+        (Some(longest), _) => Ok(longest),
+        (None, Some(table)) => Ok(table.rows(batch, "page_table")?.0.saturating_mul(page_size)),
+        (None, None) => Ok(0), // the library's to refuse
+    }
+}
+
+/// How many sequences a VARLEN array (`side`: "q" or "kv") holds, and the length of the longest,
+/// unless a bound is given. `cu_seqlens` was made from i32.
+pub(crate) fn sequences(
+    cu_seqlens: Option<&Raw>,
+    bound: Option<usize>,
+    side: &str,
+) -> Result<(usize, usize)> {
+    let field = format!("cu_seqlens_{side}");
+    let Some(cu) = cu_seqlens.filter(|cu| cu.len() > 0) else {
         let message = format!(
-            "{field} = {tokens} has a meaning only with {layout}; ask for that, or leave it out"
+            "{field} is missing or empty, and the plan is made for varlen sequences; give batch + 1 \
+             numbers, the row where each begins and the last ends"
         );
-        Err(invalid(Reason::VALUE, field, message))
-    }
-
-    /// How many sequences a VARLEN array holds, and the length of the longest.
-    fn sequences(&self, side: usize, field: &str) -> Result<(usize, usize)> {
-        let Some(cu) = self.array(field).filter(|cu| cu.len() > 0) else {
+        return Err(invalid(Reason::NULL_POINTER, &field, message));
+    };
+    // SAFETY: the methods of both fields take arrays of i32 only, borrowed for the call and longer.
+    let longest = match (bound, unsafe { cu.host::<i32>() }) {
+        (Some(longest), _) => longest,
+        // What decreases is the library's to refuse.
+        (None, Some(cu)) => {
+            let lengths = cu.windows(2).map(|w| i64::from(w[1]) - i64::from(w[0]));
+            usize::try_from(lengths.max().unwrap_or(0)).unwrap_or(0)
+        }
+        (None, None) => {
             let message = format!(
-                "{field} is missing or empty, and the plan is made for varlen sequences; give batch + 1 \
-                 numbers, the row where each begins and the last ends"
+                "{field} is device memory, which is not read here; give the length of the longest \
+                 sequence, or a bound of it, with max_seqlen_{side}"
             );
-            return Err(invalid(Reason::NULL_POINTER, field, message));
-        };
-        // SAFETY: the methods of both fields take arrays of i32 only, borrowed for 'a.
-        let longest = match (self.max_seqlens[side], unsafe { cu.host::<i32>() }) {
-            (Some(longest), _) => longest,
-            // What decreases is the library's to refuse.
-            (None, Some(cu)) => {
-                let lengths = cu.windows(2).map(|w| i64::from(w[1]) - i64::from(w[0]));
-                usize::try_from(lengths.max().unwrap_or(0)).unwrap_or(0)
-            }
-            (None, None) => {
-                let message = format!(
-                    "{field} is device memory, which is not read here; give the length of the longest \
-                     sequence, or a bound of it, with max_seqlen_{}",
-                    ["q", "kv"][side]
-                );
-                return Err(invalid(Reason::SIZE, field, message));
-            }
-        };
-        Ok((cu.len() - 1, longest))
-    }
+            return Err(invalid(Reason::SIZE, &field, message));
+        }
+    };
+    Ok((cu.len() - 1, longest))
 }

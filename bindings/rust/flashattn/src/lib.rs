@@ -33,6 +33,8 @@
 #![warn(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod append;
+mod append_arguments;
 mod arguments;
 mod array;
 mod desc;
@@ -42,11 +44,13 @@ mod inputs;
 mod library;
 mod parallel;
 mod plan;
+mod plan_cache;
 mod properties;
 mod run;
 mod view;
 mod workspace;
 
+pub use append_arguments::{AppendInputs, AppendOutput};
 pub use arguments::{Gradients, Output, Part, Upstream};
 pub use array::{Array, ArrayMut};
 pub use desc::DescBuilder;

@@ -85,6 +85,19 @@ impl Resolved {
         Err(invalid(Reason::DTYPE, field, message))
     }
 
+    /// Refuses a pool of pages of another size than the plan's.
+    pub(crate) fn expect_page(&self, given: Dims, field: &str) -> Result<()> {
+        if given.seq == self.page_size {
+            return Ok(());
+        }
+        let message = format!(
+            "{field} has {} tokens a page, but the plan's page_size is {}; give pages of that size, or \
+             make a plan with paged({})",
+            given.seq, self.page_size, given.seq
+        );
+        Err(invalid(Reason::PAGE_SIZE, field, message))
+    }
+
     pub(crate) fn expect_dims(
         &self,
         given: Dims,

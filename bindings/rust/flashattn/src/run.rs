@@ -291,7 +291,7 @@ impl Plan {
         })
     }
 
-    fn expect_cpu(&self, instead: &str) -> Result<()> {
+    pub(crate) fn expect_cpu(&self, instead: &str) -> Result<()> {
         if self.resolved.memory == Memory::Host {
             return Ok(());
         }
@@ -311,7 +311,7 @@ impl Plan {
         self.expect_same(given, Dims { dim, ..q }, field)
     }
 
-    fn expect_same(&self, given: Dims, wanted: Dims, field: &str) -> Result<()> {
+    pub(crate) fn expect_same(&self, given: Dims, wanted: Dims, field: &str) -> Result<()> {
         if given == wanted {
             return Ok(());
         }

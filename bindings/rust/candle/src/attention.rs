@@ -1,0 +1,222 @@
+//! The options of a call, and its checks.
+
+use std::sync::{Arc, OnceLock};
+
+use candle_core::{bail, DType, Result, Tensor};
+
+use crate::op::{FlashAttention, Numbers, Options};
+use crate::sink::{SinkGradients, SinkTap};
+use crate::tensors::{floats, integers, readable};
+
+/// Attention with its options. Made once, called any number of times.
+///
+/// ```
+/// use candle_core::{Device, Tensor, Var};
+/// use flashattn_candle::Attention;
+///
+/// let x = Tensor::randn(0f32, 1f32, (1, 40, 8, 64), &Device::Cpu)?;
+/// let sink = Var::zeros(8, candle_core::DType::F32, &Device::Cpu)?; // a logit per head
+/// let o = Attention::new(0.125).window(Some(16), Some(0)).sink(&sink).forward(&x, &x, &x)?;
+/// assert_eq!(o.sum_all()?.backward()?.get(&sink).unwrap().dims(), [8]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Attention {
+    scale: f32,
+    window: [Option<usize>; 2],
+    softcap: f32,
+    alibi_slopes: Option<Tensor>,
+    sink: Option<Tensor>,
+}
+
+/// Where the sequences of packed tokens begin and end.
+#[derive(Clone, Copy, Debug)]
+pub struct Varlen<'a> {
+    /// (batch + 1) integers: the row of q where each sequence begins, and the last ends.
+    pub seqlens_q: &'a Tensor,
+    /// (batch + 1) integers: those of k and v. With pages, the sums of the sequences' lengths.
+    pub seqlens_k: &'a Tensor,
+    /// At least the queries of the longest sequence.
+    pub max_seqlen_q: usize,
+    /// At least the keys of the longest sequence.
+    pub max_seqlen_k: usize,
+    /// (batch, pages of a sequence) integers: the page of k and v that holds each page_size tokens.
+    /// `None`: k and v are packed.
+    pub block_table: Option<&'a Tensor>,
+}
+
+impl Attention {
+    /// softmax(scale * q k^T) v. `scale`: 1 / sqrt(dim) as a rule, not 0.
+    pub fn new(scale: f32) -> Self {
+        Self { scale, window: [None; 2], softcap: 0.0, alibi_slopes: None, sink: None }
+    }
+
+    /// Hides keys after the query, both sequences aligned at their ends: `window(None, Some(0))`.
+    pub fn causal(self) -> Self {
+        self.window(None, Some(0))
+    }
+
+    /// Hides keys more than `left` before and `right` after the query; `None`: that side is open.
+    pub fn window(mut self, left: Option<usize>, right: Option<usize>) -> Self {
+        self.window = [left, right];
+        self
+    }
+
+    /// Scores s become cap * tanh(s / cap) (Gemma 2). 0: they stay.
+    pub fn softcap(mut self, cap: f32) -> Self {
+        self.softcap = cap;
+        self
+    }
+
+    /// Subtracts slope * distance from the scores (Press et al. 2022). `slopes`: (heads) or (batch,
+    /// heads), without a gradient.
+    pub fn alibi(mut self, slopes: &Tensor) -> Self {
+        self.alibi_slopes = Some(slopes.clone());
+        self
+    }
+
+    /// A logit per head, (heads), that takes part in the softmax and has no value (gpt-oss); with a
+    /// gradient where it is tracked.
+    pub fn sink(mut self, sink: &Tensor) -> Self {
+        self.sink = Some(sink.clone());
+        self
+    }
+
+    /// The attention of sequences of one length, with gradients.
+    ///
+    /// * `q`: (batch, seqlen_q, heads, dim); `k`: (batch, seqlen_kv, heads_kv, dim), where heads is a
+    ///   multiple of heads_kv; `v`: (batch, seqlen_kv, heads_kv, dim_v).
+    ///
+    /// Returns o: (batch, seqlen_q, heads, dim_v), contiguous.
+    ///
+    /// # Errors
+    ///
+    /// What libflashattn refuses; a scale of 0; tensors of different types, of another type or rank, or
+    /// on a GPU.
+    pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        for (name, tensor) in [("q", q), ("k", k), ("v", v)] {
+            check(name, tensor, q.dtype(), "(batch, seq, heads, dim)")?;
+        }
+        self.apply(q, k, v, Numbers::default())
+    }
+
+    /// The attention of packed sequences, with gradients where k and v are no pages.
+    ///
+    /// * `q`: (total_q, heads, dim); `k`: (total_kv, heads_kv, dim), or with
+    ///   [`block_table`](Varlen::block_table) (pages, page_size, heads_kv, dim); `v` likewise with dim_v.
+    ///
+    /// Returns o: (total_q, heads, dim_v), contiguous.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Attention::forward`]; lengths that are impossible.
+    pub fn forward_varlen(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        varlen: &Varlen<'_>,
+    ) -> Result<Tensor> {
+        check("q", q, q.dtype(), "(tokens, heads, dim)")?;
+        let shape = match varlen.block_table {
+            Some(_) => "(pages, page_size, heads, dim)",
+            None => "(tokens, heads, dim)",
+        };
+        for (name, tensor) in [("k", k), ("v", v)] {
+            check(name, tensor, q.dtype(), shape)?;
+        }
+        let cu_seqlens_q = integers("seqlens_q", varlen.seqlens_q, &["batch + 1"])?;
+        let cu_seqlens_kv = integers("seqlens_k", varlen.seqlens_k, &["batch + 1"])?;
+        if cu_seqlens_q.len() != cu_seqlens_kv.len() {
+            bail!(
+                "flash-attn: seqlens_k has {} elements and seqlens_q has {}; give batch + 1 of both",
+                cu_seqlens_kv.len(),
+                cu_seqlens_q.len()
+            )
+        }
+        let mut numbers = Numbers {
+            varlen: true,
+            max_seqlens: [varlen.max_seqlen_q, varlen.max_seqlen_k],
+            cu_seqlens_q,
+            ..Numbers::default()
+        };
+        match varlen.block_table {
+            None => numbers.cu_seqlens_kv = cu_seqlens_kv,
+            Some(table) => {
+                let begins_and_ends = cu_seqlens_kv.windows(2);
+                numbers.lens_kv = begins_and_ends.map(|w| w[1].saturating_sub(w[0])).collect();
+                numbers.page_table = integers("block_table", table, &["batch", "pages"])?;
+                numbers.pages_each = table.dim(1)?;
+                numbers.page_size = k.dim(1)?;
+            }
+        }
+        self.apply(q, k, v, numbers)
+    }
+
+    fn apply(&self, q: &Tensor, k: &Tensor, v: &Tensor, mut numbers: Numbers) -> Result<Tensor> {
+        if self.scale == 0.0 {
+            // To the library, 0 is the default.
+            bail!(
+                "flash-attn: scale = 0 would make every weight equal; give 1 / sqrt(dim), as a rule"
+            )
+        }
+        let sink = self.sink.as_ref().map(|sink| sink.to_dtype(DType::F32)).transpose()?;
+        let dsink = sink.as_ref().is_some_and(Tensor::track_op);
+        if let Some(slopes) = &self.alibi_slopes {
+            if slopes.track_op() {
+                bail!("flash-attn: alibi_slopes is tracked, and has no gradient; give its detach()")
+            }
+            numbers.alibi_slopes = floats("alibi_slopes", slopes, 2)?;
+            numbers.slopes_each = match slopes.rank() {
+                2 => [slopes.dim(0)?, slopes.dim(1)?],
+                _ => [1, numbers.alibi_slopes.len()],
+            };
+        }
+        if let Some(sink) = &sink {
+            numbers.sink = floats("sink", sink, 1)?;
+        }
+        let backward = dsink || [q, k, v].into_iter().any(Tensor::track_op);
+        let sides = |n: Option<usize>| n.map_or(-1, |n| i32::try_from(n).unwrap_or(-1));
+        let window = self.window.map(sides);
+        let options = Options { scale: self.scale, window, softcap: self.softcap, backward, dsink };
+        let gradients = Arc::new(SinkGradients::default());
+        let op =
+            FlashAttention { options, numbers, lse: OnceLock::new(), dsink: gradients.clone() };
+        let (mut q, k, v) = (readable(q)?, readable(k)?, readable(v)?);
+        if !backward {
+            return q.apply_op3_no_bwd(&k, &v, &op);
+        }
+        if let (true, Some(sink)) = (dsink, &sink) {
+            q = q.contiguous()?.apply_op2(sink, SinkTap { gradients })?;
+        }
+        q.apply_op3(&k, &v, op)
+    }
+}
+
+/// Refuses what cannot be handed on, in the words of the functions' arguments.
+fn check(name: &str, tensor: &Tensor, dtype: DType, shape: &str) -> Result<()> {
+    if !tensor.device().is_cpu() {
+        bail!(
+            "flash-attn: {name} is on a GPU, and this crate computes on the CPU; move it with \
+             to_device(&Device::Cpu), or use the crate flashattn-cudarc"
+        )
+    }
+    if !matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16) {
+        bail!(
+            "flash-attn: {name} holds {:?}; convert it to F32, F16 or BF16 with to_dtype",
+            tensor.dtype()
+        )
+    }
+    if tensor.dtype() != dtype {
+        bail!(
+            "flash-attn: {name} holds {:?} and q holds {dtype:?}; convert one of them with to_dtype",
+            tensor.dtype()
+        )
+    }
+    let rank = shape.split(", ").count();
+    if tensor.rank() != rank {
+        bail!("flash-attn: {name} has shape {:?}; give {rank} dimensions, {shape}", tensor.dims())
+    }
+    Ok(())
+}
