@@ -39,134 +39,155 @@ holds, `nothing` without k and v.
 Throws as [`attention`](@ref) does; on a CPU also for tokens that have no room or no page. On a GPU
 those are left out.
 """
-function append_kv!(k_cache, v_cache, lens_kv, k = nothing, v = nothing, q = nothing;
-                    layout::Symbol = :dhsb, cache_layout = nothing, cu_seqlens_q = nothing,
-                    lens_q = nothing, starts_kv = nothing, positions = nothing,
-                    page_table = nothing, first_page = 1, max_seqlen_q = nothing,
-                    max_seqlen_kv = nothing, descale_k = nothing, descale_v = nothing,
-                    descale_block = 0, q_out = nothing, lens_out = nothing, threads = 0,
-                    multiprocessors = 0, parallel = false, options...)
+append_kv!(k_cache, v_cache, lens_kv, k = nothing, v = nothing, q = nothing; options...) =
+    append_tokens(Dict{Symbol,Any}(:q => q, :k => k, :v => v),
+                  Dict{Symbol,Any}(:k => k_cache, :v => v_cache), lens_kv,
+                  Dict{Symbol,Any}(options))
+
+"New tokens and their cache: the arrays of q, k and v that are given, and what all agree in."
+struct Appending
+    tensors::Dict{Symbol,Tensor}
+    caches::Dict{Symbol,Tensor}
+    model::Tensor  # of the new tokens
+    cache::Tensor
+    packed::Bool
+    layout::Symbol
+    dims::Dict{Symbol,Int}
+end
+
+# By dictionaries, so that Julia compiles one method for whatever is given.
+function append_tokens(given::Dict{Symbol,Any}, caches::Dict{Symbol,Any}, @nospecialize(lens_kv),
+                       options::Dict{Symbol,Any})
     for name in keys(options)
         name in APPENDED || refuse_keyword(name, APPENDED, "append_kv!")
     end
-    parallel = is_parallel(parallel)
-    packed = cu_seqlens_q !== nothing
-    order = something(cache_layout, page_table !== nothing ? :dhsp : packed ? :dhsb : layout)
-    tensors = named_tensors((q = q, k = k, v = v), layout, packed ? 3 : 4)
-    caches = named_tensors((k_cache = k_cache, v_cache = v_cache), order, 4)
-    check_appended(tensors, caches)
-    tokens, cache = first(tensors), first(caches)
-    T, stored = eltype(tokens.array), eltype(cache.array)
+    option(name, default = nothing) = get(options, name, default)
+    parallel = is_parallel(option(:parallel, false))
+    x = appending(given, caches, options)
+    sizes = sizes_appended(x, options)
+    lens_kv === nothing && refuse(:NULL_POINTER, :lens_kv, "lens_kv is nothing; give the tokens that " *
+        "the cache holds of each sequence, zeros(Int32, batch) at first")
 
-    # What is left out is as what is given.
-    dim_qk = first(t.dim for t in (get(caches, :k_cache, nothing), get(tensors, :q, nothing), cache)
-                   if t !== nothing)
-    dim_v = haskey(caches, :v_cache) ? caches.v_cache.dim : dim_qk
-    heads_q = haskey(tensors, :q) ? tensors.q.heads : cache.heads
-    for (name, t) in pairs(tensors)
-        dim = name === :v ? dim_v : dim_qk
-        (t.batch, t.rows, t.dim) == (tokens.batch, tokens.rows, dim) &&
-            (name === :q || t.heads == cache.heads) || refuse(:SIZE, name,
-            "$name has size $(size(t.array)); expected $(tokens.rows) tokens of $(tokens.batch) " *
-            "sequences by layout = :$layout, with $(cache.heads) heads (q: any multiple) of $dim " *
-            "elements, as the cache and the other arrays have")
-    end
-    batch, seqlen_q = packed ? sequences(cu_seqlens_q, max_seqlen_q, "_q") :
-                      (tokens.batch, tokens.rows)
-    packed || unused(max_seqlen_q, "max_seqlen_q", "cu_seqlens_q")
-    paged = page_table !== nothing
-    cached, seqlen_kv = paged ? pages(page_table, max_seqlen_kv, cache.rows) :
-                        (cache.batch, cache.rows)
-    paged || unused(max_seqlen_kv, "max_seqlen_kv", "page_table")
-    cached == batch || refuse(:SIZE, paged ? :page_table : :k_cache,
-        "the cache holds $cached sequences, the new tokens are of $batch; give as many")
-    block = size32(descale_block, "descale_block")
-    sizes = Dict{Symbol,Int}(:batch => batch, :seqlen_q => size32(seqlen_q, "seqlen_q"),
-        :seqlen_kv => size32(seqlen_kv, "seqlen_kv"), :heads_kv => cache.heads,
-        :heads_q => heads_q, :page_size => paged ? cache.rows : 0, :descale_block => block)
-    block == 0 || descale_k !== nothing || descale_v !== nothing ||
-        unused(descale_block, "descale_block", "descale_k or descale_v")
-
-    narrow = stored === F8E4M3
-    plan = cached_plan(describe(stored; heads_q = heads_q, heads_kv = cache.heads, dim_qk = dim_qk,
-        dim_v = dim_v, dtype_kv = stored, dtype_o = narrow ? Float32 : nothing, varlen_q = packed,
-        page_size = sizes[:page_size], descale_block = narrow ? block : 0, threads = threads,
-        multiprocessors = multiprocessors, device_of(cache.array)...))
+    stored, narrow = eltype(x.cache.array), eltype(x.cache.array) === F8E4M3
+    plan = cached_plan(describe(stored, Dict{Symbol,Any}(x.dims..., :dtype_kv => stored,
+        :dtype_o => narrow ? Float32 : nothing, :varlen_q => x.packed,
+        :page_size => sizes[:page_size], :descale_block => narrow ? sizes[:descale_block] : 0,
+        :threads => option(:threads, 0), :multiprocessors => option(:multiprocessors, 0),
+        pairs(device_of(x.cache.array))...)))
     args = Ref(C.flashattn_append_kv_args(
-        batch = size32(batch, "batch"), seqlen_q = sizes[:seqlen_q], seqlen_kv = sizes[:seqlen_kv],
-        total_q = packed ? tokens.rows : 0, dtype = dtype(T), pages = paged ? cache.batch : 0))
-    made = Any[]
-    for (name, x) in pairs((lens_kv = lens_kv, lens_q = lens_q, starts_kv = starts_kv,
-                            cu_seqlens_q = cu_seqlens_q, page_table = page_table,
-                            descale_k = descale_k, descale_v = descale_v))
-        x === nothing && (name === :lens_kv ? refuse(:NULL_POINTER, name, "lens_kv is nothing; give " *
-            "the tokens that the cache holds of each sequence, zeros(Int32, batch) at first") :
-            continue)
+        batch = sizes[:batch], seqlen_q = sizes[:seqlen_q], seqlen_kv = sizes[:seqlen_kv],
+        total_q = x.packed ? x.model.rows : 0, dtype = dtype(eltype(x.model.array)),
+        pages = sizes[:page_size] > 0 ? x.cache.batch : 0))
+    made, read = Any[], Any[]
+    options[:lens_kv] = lens_kv
+    for name in (:lens_kv, :lens_q, :starts_kv, :cu_seqlens_q, :page_table, :descale_k, :descale_v)
+        array = option(name)
+        array === nothing && continue
         field = field_of(name)
-        read = about(() -> name === :page_table ? pages_from_0(x, first_page) : readable(field, x),
-                     name)
-        read === x || push!(made, read)
-        place!(args, field, read, sizes, cache, packed)
-        # An argument, which GC.@preserve below keeps, is not in `made`.
+        push!(read, about(name) do
+            name === :page_table ? pages_from_0(array, option(:first_page, 1)) : readable(field, array)
+        end)
+        read[end] === array || push!(made, read[end])
+        place!(args, field, read[end], sizes, x.cache, x.packed)
     end
+    positions = option(:positions)
     if positions !== nothing
-        read = about(() -> int32(check_size(positions, (batch,), "positions")), :positions)
-        read === positions || push!(made, read)
-        place_numbers!(args, :positions, read, batch, cache)
+        positions isa AbstractArray ||
+            refuse(:DTYPE, :positions, "positions = $(repr(positions)); expected an array")
+        push!(read, about(() -> int32(positions), :positions))
+        read[end] === positions || push!(made, read[end])
+        place_numbers!(args, :positions, read[end], sizes[:batch], x.cache)
     end
-    set_rotary!(args, made, cache, dim_qk; options...)
-    for (name, other) in ((:q, nothing), (:k, :k_cache), (:v, :v_cache))
-        haskey(tensors, name) || continue
-        set!(args, name, tensors[name].c)
-        other === nothing || set!(args, other, caches[other].c)
+    set_rotary!(args, x, options)
+    for (name, member, cache) in ((:q, :q, :q), (:k, :k, :k_cache), (:v, :v, :v_cache))
+        haskey(x.tensors, name) || continue
+        set!(args, member, x.tensors[name].c)
+        name === :q || set!(args, cache, x.caches[name].c)
     end
-    turned = rotated_q(q_out, tensors, layout, packed || lens_q !== nothing)
+    turned = rotated_q(x, option(:q_out), x.packed || option(:lens_q) !== nothing)
     turned === nothing || set!(args, :q_out, turned.c)
-    writes = haskey(tensors, :k) || haskey(tensors, :v)
-    writes || lens_out === nothing || refuse(:NULL_POINTER, :lens_out,
-        "lens_out is given without k and v, which would change it; leave it out")
-    lens = !writes ? nothing : lens_out !== nothing ? lens_out :
-           similar(storage(cache.array), Int32, (batch,))
-    lens === nothing || place_numbers!(args, :lens_out, lens, batch, cache)
-    kept = (tensors, caches, turned, lens, made, lens_kv, lens_q, starts_kv, cu_seqlens_q,
-            page_table, descale_k, descale_v, positions, values(options))
-    GC.@preserve kept begin
+    lens = lens_after(x, option(:lens_out), sizes[:batch])
+    lens === nothing || place_numbers!(args, :lens_out, lens, sizes[:batch], x.cache)
+    GC.@preserve x turned lens read options begin
         run_on(C.flashattn_append_kv, args, parallel) do f
-            checked(() -> f(plan, args, stream(storage(cache.array))), args)
+            checked(() -> f(plan, args, stream(storage(x.cache.array))), args)
         end
     end
     foreach(release, made)
     return (q = turned === nothing ? nothing : turned.array, lens_kv = lens)
 end
 
-"Those arrays of a named tuple that are given, as Tensors."
-function named_tensors(arrays::NamedTuple, layout::Symbol, n::Int)
-    there = Tuple(name for name in keys(arrays) if arrays[name] !== nothing)
-    return NamedTuple{there}(map(name -> Tensor(arrays[name], layout, n, String(name)), there))
-end
+"Those arrays that are given, as Tensors."
+named_tensors(arrays::Dict{Symbol,Any}, layout::Symbol, n::Int, suffix = "") =
+    Dict{Symbol,Tensor}(name => Tensor(x, layout, n, "$name$suffix")
+                        for (name, x) in arrays if x !== nothing)
 
-function check_appended(tensors::NamedTuple, caches::NamedTuple)
+"Those of q, k and v that are there, with their names."
+in_order(tensors, names = (:q, :k, :v)) =
+    [(name, tensors[name]) for name in names if haskey(tensors, name)]
+
+function appending(given::Dict{Symbol,Any}, caches::Dict{Symbol,Any}, options::Dict{Symbol,Any})
+    paged, packed = (get(options, name, nothing) !== nothing for name in (:page_table, :cu_seqlens_q))
+    layout = get(options, :layout, :dhsb)
+    order = something(get(options, :cache_layout, nothing),
+                      paged ? :dhsp : packed ? :dhsb : layout)
+    tensors = named_tensors(given, layout, packed ? 3 : 4)
+    caches = named_tensors(caches, order, 4, "_cache")
     isempty(caches) && refuse(:NULL_POINTER, :k_cache, "k_cache and v_cache are nothing; give one")
     isempty(tensors) && refuse(:NULL_POINTER, :k, "k, v and q are nothing; give one")
-    for (name, other) in ((:k, :k_cache), (:v, :v_cache))
-        haskey(tensors, name) && !haskey(caches, other) && refuse(:NULL_POINTER, other,
-            "$name is given without $other, where it is to be written; give both")
+    (first_name, model), (_, cache) = first(in_order(tensors)), first(in_order(caches))
+    T, stored = eltype(model.array), eltype(cache.array)
+    for (name, t) in in_order(caches)
+        eltype(t.array) in (T, F8E4M3) && eltype(t.array) === stored || refuse(:DTYPE, "$(name)_cache",
+            "$(name)_cache has elements $(eltype(t.array)), new tokens $T; give caches of $T, or both " *
+            "of F8E4M3")
+        check_device(t.array, cache, "$(name)_cache")
+        (t.heads, t.rows, t.batch) == (cache.heads, cache.rows, cache.batch) ||
+            refuse(:SIZE, "$(name)_cache", "$(name)_cache has size $(size(t.array)), k_cache " *
+                                           "$(size(cache.array)); only their first may differ")
     end
-    cache, T = first(caches), eltype(first(tensors).array)
-    for (name, t) in pairs(tensors)
+    # What is left out is as what is given.
+    dim_qk = first(in_order(Base.merge(tensors, caches), (:k, :q, :v)))[2].dim
+    dims = Dict(:dim_qk => dim_qk, :dim_v => haskey(caches, :v) ? caches[:v].dim : dim_qk,
+                :heads_q => haskey(tensors, :q) ? tensors[:q].heads : cache.heads,
+                :heads_kv => cache.heads)
+    for (name, t) in in_order(tensors)
+        name === :q || haskey(caches, name) || refuse(:NULL_POINTER, "$(name)_cache",
+            "$name is given without $(name)_cache, where it is to be written; give both")
         dtype(eltype(t.array), String(name))
         eltype(t.array) === T || refuse(:DTYPE, name,
-            "$name has elements $(eltype(t.array)), $(first(keys(tensors))) $T; give both of one type")
+            "$name has elements $(eltype(t.array)), $first_name $T; give both of one type")
         check_device(t.array, cache, String(name))
+        dim = dims[name === :v ? :dim_v : :dim_qk]
+        (t.batch, t.rows, t.dim) == (model.batch, model.rows, dim) &&
+            (name === :q || t.heads == cache.heads) || refuse(:SIZE, name,
+            "$name has size $(size(t.array)); expected $(model.rows) tokens of $(model.batch) " *
+            "sequences by layout = :$layout, with $(cache.heads) heads (q: any multiple) of $dim " *
+            "elements, as the cache and the other arrays have")
     end
-    for (name, t) in pairs(caches)
-        eltype(t.array) in (T, F8E4M3) && eltype(t.array) === eltype(cache.array) ||
-            refuse(:DTYPE, name, "$name has elements $(eltype(t.array)), new tokens $T; give caches " *
-                                 "of $T, or both of F8E4M3")
-        check_device(t.array, cache, String(name))
-        (t.heads, t.rows, t.batch) == (cache.heads, cache.rows, cache.batch) || refuse(:SIZE, name,
-            "$name has size $(size(t.array)), k_cache $(size(cache.array)); only their first may differ")
-    end
+    return Appending(tensors, caches, model, cache, packed, layout, dims)
+end
+
+"Sizes, by the header's names."
+function sizes_appended(x::Appending, options::Dict{Symbol,Any})
+    option(name) = get(options, name, nothing)
+    batch, seqlen_q = x.packed ? sequences(option(:cu_seqlens_q), option(:max_seqlen_q), "_q") :
+                      (x.model.batch, x.model.rows)
+    x.packed || unused(option(:max_seqlen_q), "max_seqlen_q", "cu_seqlens_q")
+    table = option(:page_table)
+    held, seqlen_kv = table === nothing ? (x.cache.batch, x.cache.rows) :
+                      pages(table, option(:max_seqlen_kv), x.cache.rows)
+    table === nothing && unused(option(:max_seqlen_kv), "max_seqlen_kv", "page_table")
+    holder = table === nothing ? :k_cache : :page_table
+    held == batch || refuse(:SIZE, holder,
+        "$holder holds $held sequences, the new tokens are of $batch; give as many")
+    block = get(options, :descale_block, 0)
+    block == 0 || any(name -> option(name) !== nothing, (:descale_k, :descale_v)) ||
+        unused(block, "descale_block", "descale_k or descale_v")
+    return Dict{Symbol,Int}(:batch => size32(batch, "batch"), :seqlen_q => size32(seqlen_q, "seqlen_q"),
+        :seqlen_kv => size32(seqlen_kv, "seqlen_kv"), :heads_kv => x.cache.heads,
+        :page_size => table === nothing ? 0 : x.cache.rows,
+        :descale_block => size32(block, "descale_block"))
 end
 
 "Writes the address of (batch,) Int32, which are the library's to read or write."
@@ -178,56 +199,56 @@ function place_numbers!(args, name::Symbol, x, batch::Int, model::Tensor)
     return set!(args, name, address(x))
 end
 
-function set_rotary!(args, made, cache::Tensor, dim_qk::Int; rotary_cos = nothing,
-                     rotary_sin = nothing, rotary_base = nothing, rotary_dim = nothing,
-                     rotary_interleaved = false)
-    rotary_interleaved isa Bool || refuse(:DTYPE, :rotary,
-        "rotary_interleaved = $(repr(rotary_interleaved)), of which rotary is made; expected true or false")
-    tables = rotary_cos !== nothing || rotary_sin !== nothing
-    (rotary_cos === nothing) == (rotary_sin === nothing) && !(tables && rotary_base !== nothing) ||
+function set_rotary!(args, x::Appending, options::Dict{Symbol,Any})
+    cos, sin, base, dim = (get(options, name, nothing) for name in
+                           (:rotary_cos, :rotary_sin, :rotary_base, :rotary_dim))
+    interleaved = get(options, :rotary_interleaved, false)
+    interleaved isa Bool || refuse(:DTYPE, :rotary,
+        "rotary_interleaved = $(repr(interleaved)), of which rotary is made; expected true or false")
+    (cos === nothing) == (sin === nothing) && (cos === nothing || base === nothing) ||
         refuse(:NULL_POINTER, :rotary_cos, "rotary_cos and rotary_sin go together, and not with " *
                "rotary_base; give both tables or a base")
-    if !tables && rotary_base === nothing
-        rotary_dim === nothing && !rotary_interleaved || refuse(:VALUE, :rotary_base,
+    if cos === nothing && base === nothing
+        dim === nothing && !interleaved || refuse(:VALUE, :rotary_base,
             "rotary_dim or rotary_interleaved is given without rotary_base or tables, and would be " *
             "ignored; give rotary_base = 10000, or leave it out")
         return nothing
     end
-    rotary_interleaved && set!(args, :rotary, C.FLASHATTN_ROTARY_INTERLEAVED)
-    if !tables
-        rotary_base isa Real || refuse(:DTYPE, :rotary_base,
-            "rotary_base = $(repr(rotary_base)); expected a number")
-        set!(args, :rotary_base, Float32(rotary_base))
-        set!(args, :rotary_dim, size32(something(rotary_dim, dim_qk), "rotary_dim"))
+    interleaved && set!(args, :rotary, C.FLASHATTN_ROTARY_INTERLEAVED)
+    if cos === nothing
+        base isa Real || refuse(:DTYPE, :rotary_base,
+            "rotary_base = $(repr(base)); expected a number")
+        set!(args, :rotary_base, Float32(base))
+        set!(args, :rotary_dim, size32(something(dim, x.dims[:dim_qk]), "rotary_dim"))
         return nothing
     end
-    wanted = size(rotary_cos)
-    length(wanted) == 2 && (rotary_dim === nothing || 2 * wanted[1] == rotary_dim) ||
+    wanted = size(cos)
+    length(wanted) == 2 && (dim === nothing || 2 * wanted[1] == dim) ||
         refuse(:SIZE, :rotary_cos, "rotary_cos has size $wanted; expected (rotary_dim / 2, positions)")
-    for (name, x) in ((:rotary_cos, rotary_cos), (:rotary_sin, rotary_sin))
-        check_size(x, wanted, String(name))
-        eltype(x) === eltype(rotary_cos) && eltype(x) in (Float32, Float16, BFloat16) ||
-            refuse(:DTYPE, name, "$name has elements $(eltype(x)); expected Float32, Float16 or " *
+    for (name, table) in ((:rotary_cos, cos), (:rotary_sin, sin))
+        check_size(table, wanted, String(name))
+        eltype(table) === eltype(cos) && eltype(table) in (Float32, Float16, BFloat16) ||
+            refuse(:DTYPE, name, "$name has elements $(eltype(table)); expected Float32, Float16 or " *
                                  "BFloat16, as the other table")
-        check_device(x, cache, String(name))
-        s = about(() -> steps(x), name)
+        check_device(table, x.cache, String(name))
+        s = about(() -> steps(table), name)
         (s[1] == 1 || wanted[1] <= 1) && s[2] >= 0 ||
             refuse(:STRIDE, name, "$name has strides $s; copy it")
-        set!(args, name, C.flashattn_tensor(data = address(x), stride_seq = s[2]))
+        set!(args, name, C.flashattn_tensor(data = address(table), stride_seq = s[2]))
     end
-    set!(args, :dtype_rotary, dtype(eltype(rotary_cos)))
+    set!(args, :dtype_rotary, dtype(eltype(cos)))
     set!(args, :rotary_positions, size32(wanted[2], "rotary_positions"))
     set!(args, :rotary_dim, size32(2 * wanted[1], "rotary_dim"))
     return nothing
 end
 
 "The array for q rotated; `nothing` without q."
-function rotated_q(given, tensors::NamedTuple, layout::Symbol, ragged::Bool)
-    if !haskey(tensors, :q)
+function rotated_q(x::Appending, @nospecialize(given), ragged::Bool)
+    if !haskey(x.tensors, :q)
         given === nothing || refuse(:NULL_POINTER, :q_out, "q_out is given without q; give both")
         return nothing
     end
-    q = tensors.q.array
+    q = x.tensors[:q].array
     if given === nothing
         given = similar(storage(q), eltype(q), size(q))
         ragged && fill!(given, reinterpret(eltype(q), zero(bits_of(eltype(q)))))
@@ -235,6 +256,16 @@ function rotated_q(given, tensors::NamedTuple, layout::Symbol, ragged::Bool)
     eltype(given) === eltype(q) || refuse(:DTYPE, :q_out,
         "q_out has elements $(eltype(given)); expected $(eltype(q)), as q has")
     check_size(given, size(q), "q_out")
-    check_device(given, tensors.q, "q_out")
-    return Tensor(given, layout, ndims(q), "q_out")
+    check_device(given, x.tensors[:q], "q_out")
+    return Tensor(given, x.layout, ndims(q), "q_out")
+end
+
+"The array for the lengths after the call; `nothing` without k and v."
+function lens_after(x::Appending, @nospecialize(given), batch::Int)
+    if !haskey(x.tensors, :k) && !haskey(x.tensors, :v)
+        given === nothing || refuse(:NULL_POINTER, :lens_out,
+            "lens_out is given without k and v, which would change it; leave it out")
+        return nothing
+    end
+    return given === nothing ? similar(storage(x.cache.array), Int32, (batch,)) : given
 end

@@ -65,7 +65,7 @@ Fused(bias = nothing, sink = nothing; options...) = Fused(bias, sink, (; options
   `causal = true, top_left = true` is faster and needs no array
 - `fdrop`: `identity`, or [`FlashAttention.Dropout`](@ref); a `Flux.Dropout` where Flux is loaded
 - `nheads_kv = nheads`: heads of k and v, where they have fewer
-- `sink`, and the other options of `attention`, but for `layout` and what is not for dense sequences
+- `sink`, as in `attention`; and its other options, but for `layout` and what is not for dense sequences
 
 A query that sees no key gives 0, in NNlib NaN. Beside a mask, a bias is copied. Throws an
 `ArgumentError` or a [`FlashAttentionError`](@ref). Not exported, for NNlib exports this name.
@@ -93,7 +93,7 @@ true` (keys, queries, heads, batch...), for which there is no gradient.
 - `scale`: divides the scores, as in LuxLib; `nothing`: √dim
 - `is_causal`: query i sees keys up to the i-th. Not beside a mask
 - `bias`: as an argument it has a gradient; as a keyword, as in LuxLib, too, it is a constant
-- `mask`, `fdrop`, `sink`, other options, errors: as in
+- `sink`, `mask`, `fdrop`, other options, errors: as in
   [`dot_product_attention`](@ref FlashAttention.dot_product_attention)
 """
 scaled_dot_product_attention(q::AbstractArray, k::AbstractArray, v::AbstractArray, bias = nothing,
@@ -171,6 +171,8 @@ function luxlib_call(q, k, v, bias, sink; head_dim = 1, token_dim = 3, scale = n
     arrays = map(turn, (q, k, v))
     if is_causal === true
         mask === nothing || throw(ArgumentError("is_causal and mask are both given; give one"))
+        any(name -> haskey(options, name), (:causal, :top_left)) &&
+            throw(ArgumentError("causal or top_left is given beside is_causal, which is both; give one"))
         options = (; causal = true, top_left = true, options...)
     elseif !(is_causal in (nothing, false))
         refuse(:DTYPE, :causal, "is_causal = $(repr(is_causal)), of which causal is made; expected true, " *
@@ -213,28 +215,31 @@ function masked(bias, mask, q::AbstractArray, k::AbstractArray)
     bias === nothing && mask === nothing && return nothing
     extents = (size(k, 3), size(q, 3), size(q, 2), size(q, 4))
     for (name, x) in (("bias", bias), ("mask", mask))
-        x === nothing || ndims(x) >= 2 && all(d -> size(x, d) in (1, extents[d]), 1:3) &&
-            prod(size(x)[4:end]) in (1, extents[4]) || refuse(:BIAS, "bias",
+        x === nothing || all(map((n, whole) -> n in (1, whole), four_sizes(x), extents)) ||
+            refuse(:BIAS, "bias",
                 "$name has size $(size(x)); expected (keys, queries, heads, batch) = $extents, 1 in " *
                 "any place to repeat it")
     end
-    four(x) = reshape(x, size(x, 1), size(x, 2), size(x, 3), prod(size(x)[4:end]))
-    bias === nothing || (bias = four(bias))
-    mask === nothing || (mask = four(bytes(mask)))
+    bias === nothing || (bias = reshape(bias, four_sizes(bias)))
+    mask === nothing || (mask = reshape(bytes(mask), four_sizes(mask)))
     both = mask === nothing ? bias : bias === nothing ? mask :
-           ifelse.(mask, bias, convert(eltype(bias), -Inf32))
+           ifelse.(mask, bias, as_element(eltype(bias), -Inf32))
     return size(both, 1) == extents[1] ? both : repeat(both, extents[1], 1, 1, 1)
 end
 
+"Sizes with all batch dimensions in one."
+four_sizes(x::AbstractArray) = (size(x, 1), size(x, 2), size(x, 3), prod(size(x)[4:end]))
+
 "The gradient of a bias by that of the array which `masked` made of it."
 function unmasked(dbias::AbstractArray, bias::AbstractArray)
-    repeated = filter(d -> prod(size(bias)[d:(d == 4 ? end : d)]) == 1 && size(dbias, d) > 1, 1:4)
-    whole = isempty(repeated) ? dbias : sum(dbias; dims = repeated)
+    repeated = filter(d -> four_sizes(bias)[d] == 1 && size(dbias, d) > 1, 1:4)
+    whole = isempty(repeated) ? dbias : sum(dbias; dims = Tuple(repeated))
     return as_elements(eltype(bias), reshape(whole, size(bias)))
 end
 
-as_elements(::Type{T}, x::AbstractArray{T}) where {T} = x
-as_elements(::Type{T}, x::AbstractArray) where {T} = T.(x)
+"Numbers as elements of a type; those of BFloat16 need no other package."
+as_elements(T::Type, x::AbstractArray) = eltype(x) === T ? x : as_element.(T, x)
+as_element(T::Type, x::Real) = T === BFloat16 ? bfloat16(x) : T(x)
 
 """
 The attention weights, as attention with rows of the unit matrix for values: 128 keys at a time, so
@@ -251,7 +256,7 @@ function scores(call::Shaped)
             unit[n, :, key, :] .= 1
         end
         v = similar(storage(k), eltype(k), size(unit))
-        copyto!(v, convert(Array{eltype(k)}, unit))
+        copyto!(v, as_elements(eltype(k), unit))
         part = attention(q, k, v, call.bias, call.sink; call.options...)
         weights[some, :, :, :] .= permutedims(part, (1, 3, 2, 4))[1:length(some), :, :, :]
     end

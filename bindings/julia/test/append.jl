@@ -39,7 +39,7 @@ end
     # Tables, positions, left padding; other layouts, and views.
     angles = 10000.0 .^ (-(0:7) ./ 8) .* (0:39)'
     tables = (rotary_cos = Float32.(cos.(angles)), rotary_sin = Float32.(sin.(angles)))
-    for (more, from) in (((;), lens), ((positions = [7, 1, 30],), [7, 1, 30]),
+    for (more, from) in ((NamedTuple(), lens), ((positions = [7, 1, 30],), [7, 1, 30]),
                          ((starts_kv = [2, 0, 5],), [1, 0, 10]))
         k_cache, _ = caches()
         @test append_kv!(k_cache, nothing, lens, k; tables..., more...).q === nothing
@@ -106,7 +106,7 @@ end
     refused("v_cache has size", :SIZE, "v_cache", () -> append_kv!(k_cache, v_cache[:, :, 1:9, :], lens, k, v))
     refused("k has size (16, 1, 2, 3); expected 2 tokens of 3 sequences by layout = :dhsb, with 2 heads",
             :SIZE, "k", () -> append_kv!(k_cache, v_cache, lens, k[:, 1:1, :, :]))
-    refused("the cache holds 3 sequences, the new tokens are of 2", :SIZE, "k_cache",
+    refused("k_cache holds 3 sequences, the new tokens are of 2", :SIZE, "k_cache",
             () -> append_kv!(k_cache, v_cache, lens[1:2], k[:, :, :, 1:2]))
     refused("lens_kv has size (2,); expected (3,)", :SIZE, "lens_kv",
             () -> append_kv!(k_cache, v_cache, lens[1:2], k))

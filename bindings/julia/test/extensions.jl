@@ -202,7 +202,7 @@ end
     @test near(constant((upstream, nothing))[2], known[1], 1e-6)
 end
 
-load("NNlib")
+const REAL_NNLIB = load("NNlib")
 load("Flux")
 
 @testset "NNlib and Flux" begin
@@ -212,6 +212,14 @@ load("Flux")
     layer(p; options...) = Main.Flux.Dropout(p; options...)
     wanted = NNLIB(q, k, v, fused; nheads = 3)
     @test nnlib(q, k, v, fused; nheads = 3) == wanted
+    if REAL_NNLIB  # the formula of these tests, and the library, against NNlib's own
+        mask, bias = rand(Bool, 7, 5), normal(Float32, 7, 5, 3)
+        mask[1, :] .= true
+        theirs = nnlib(q, k, v, bias; nheads = 3, mask = mask)
+        known = nnlib_reference(q, k, v, bias; nheads = 3, mask = mask)
+        ours = NNLIB(q, k, v, bias; nheads = 3, mask = mask, return_scores = true)
+        @test all(near(a, b, 1e-5) && near(a, c, 1e-5) for (a, b, c) in zip(theirs, known, ours))
+    end
     four(x) = reshape(x, size(x)..., 1)
     @test vec(nnlib(four(q), four(k), four(v), fused; nheads = 3)[1]) == vec(wanted[1])
     # Flux.MultiHeadAttention always gives its layer for dropout: idle at first.

@@ -73,7 +73,7 @@ end
 @testset "LuxLib's call" begin
     q, k, v = randn(Float32, 4, 6, 5, 2), randn(Float32, 4, 3, 5, 2), randn(Float32, 2, 3, 5, 2)
     bias = randn(Float32, 5, 5)
-    for (options, known) in (((;), (;)), ((scale = 3,), (scale = 1 / 3,)),
+    for (options, known) in ((NamedTuple(), NamedTuple()), ((scale = 3,), (scale = 1 / 3,)),
                              ((is_causal = true, bias = bias),
                               (visible = (j, i) -> j <= i, bias = (j, i, h, b) -> bias[j, i])),
                              ((mask = [j <= i for j in 1:5, i in 1:5],), (visible = (j, i) -> j <= i,)))
