@@ -25,7 +25,8 @@ ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx")
 # Tests of bindings that compile a language's packages first.
 OTHER_LANGUAGES = ("test_julia", "test_rust")
 # Suites that --cuda runs, or their names: they install or build much before they test.
-LONG = ("torch", "jax", "languages", "docs", "wheel", "packaging", "mutations", "asan", "tsan", "fuzz")
+LONG = ("torch", "jax", "languages", "docs", "wheel", "packaging", "mutations", "asan", "tsan",
+        "fuzz")
 # For pytest: most of a test is one thread's work, on the emulator, too, which has several.
 SIDE_BY_SIDE = ("-n", str(min(os.cpu_count() or 1, 8)))
 

@@ -11,7 +11,8 @@ import pytest
 from consumer import (BASELINE, PACKAGING, ROOT, VERSION, checkout, compiler, example, need, needed,
                       read, run)
 
-RECIPES = [ROOT / "meson.build", ROOT / "pyproject.toml",
+JLL = ROOT / "bindings" / "julia" / "jll" / "build_tarballs.jl"
+RECIPES = [ROOT / "meson.build", ROOT / "pyproject.toml", JLL,
            *(ROOT / "bindings" / "rust").glob("**/Cargo.toml"),
            *(path for path in PACKAGING.rglob("*") if path.is_file() and path.suffix != ".pyc")]
 
@@ -24,13 +25,14 @@ def test_one_address():
     assert {path: urls for path, urls in found.items() if urls - {address}} == {}
     naming = {path.name for path, urls in found.items() if urls}
     assert naming >= {"meson.build", "conanfile.py", "package.py", "control", "copyright",
-                      "flashattn.wrap", "Cargo.toml"}
+                      "flashattn.wrap", "Cargo.toml", JLL.name}
 
 
 def test_one_version():
     assert f'version = "{VERSION}"' in read(PACKAGING / "conan" / "conanfile.py")
     (spack,) = PACKAGING.rglob("package.py")
     assert f'version("{VERSION}", tag="v{VERSION}")' in read(spack)
+    assert f'version = v"{VERSION}"' in read(JLL)
     assert f"revision = v{VERSION}" in read(PACKAGING / "flashattn.wrap")
     changelog = read(PACKAGING / "debian" / "changelog")
     assert changelog.startswith(f"libflashattn ({VERSION}-")

@@ -25,9 +25,11 @@ include("parallel.jl")
 include("run.jl")
 include("attention.jl")
 include("backward.jl")
+include("append.jl")
+include("frameworks.jl")
 include("tools.jl")
 
-export attention, attention!, attention_backward, attention_backward!, attention_paged,
+export append_kv!, attention, attention!, attention_backward, attention_backward!, attention_paged,
     attention_paged!, attention_varlen, attention_varlen!, dropout_mask, BFloat16, F8E4M3,
     FlashAttentionError
 

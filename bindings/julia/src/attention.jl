@@ -2,6 +2,7 @@
 
 """
     attention(q, k, v; options...)
+    attention(q, k, v, bias, sink = nothing; options...)
     attention(plan, q, k, v; arrays...)
 
 softmax(scale · qᵀk + bias) v, exactly, without storing the scores (Dao et al. 2022). Returns the
@@ -51,6 +52,9 @@ Further:
   The bits are the same. An interrupt waits for the call to return
 - `descale_q`, `descale_k`, `descale_v`, `descale_block`: see `LibFlashAttn.flashattn_args`
 
+`bias` and `sink` may be given behind v instead, or `nothing`: there automatic differentiation finds
+their gradients, while keywords are constants to it.
+
 With a `plan`, only what is an array, `layout`, the sizes of blocks, the maximal lengths, `rng_seed`,
 `rng_offset` and `parallel` are given; all else is the plan's.
 
@@ -62,6 +66,19 @@ function attention(q::AbstractArray, k::AbstractArray, v::AbstractArray;
     plan, inputs = prepare_forward(q, k, v; dtype_o = dtype_o, return_lse = return_lse,
                                    options...)
     return forward(plan, inputs, dtype_o)
+end
+
+attention(q::AbstractArray, k::AbstractArray, v::AbstractArray, bias, sink = nothing; options...) =
+    attention(q, k, v; scored(bias, sink, options)...)
+
+"Options with bias and sink, which were given as arguments."
+function scored(bias, sink, options)
+    for name in (:bias, :sink)
+        haskey(options, name) && throw(ArgumentError(
+            "$name is given as a keyword beside arguments behind v; give bias and sink there, or " *
+            "both as keywords"))
+    end
+    return (; bias = bias, sink = sink, options...)
 end
 
 # Those below take (total) rows or pages; see attention_varlen and attention_paged.
@@ -108,6 +125,7 @@ end
 
 """
     attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_kv; max_seqlen_q, max_seqlen_kv, options...)
+    attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_kv, bias, sink = nothing; options...)
     attention_varlen!(o, q, k, v, cu_seqlens_q, cu_seqlens_kv; lse = nothing, options...)
 
 [`attention`](@ref) for sequences of different lengths, packed without padding.
@@ -128,6 +146,10 @@ attention.
 attention_varlen(q::AbstractArray, k::AbstractArray, v::AbstractArray, cu_seqlens_q, cu_seqlens_kv;
                  options...) =
     attention(q, k, v; cu_seqlens_q = cu_seqlens_q, cu_seqlens_kv = cu_seqlens_kv, options...)
+
+attention_varlen(q::AbstractArray, k::AbstractArray, v::AbstractArray, cu_seqlens_q, cu_seqlens_kv,
+                 bias, sink = nothing; options...) =
+    attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_kv; scored(bias, sink, options)...)
 
 @doc (@doc attention_varlen)
 attention_varlen!(o::AbstractArray, q::AbstractArray, k::AbstractArray, v::AbstractArray,

@@ -47,14 +47,35 @@ function about(f::F, name) where {F}
     end
 end
 
+"Options by the names that other packages give them: what to give here."
+const ELSEWHERE = Dict(
+    # FlashAttention and PyTorch
+    :softmax_scale => "scale", :sm_scale => "scale", :window_size => "window",
+    :dropout_p => "dropout", :is_causal => "causal", :attn_mask => "bias; of Bool, true = visible",
+    :attention_mask => "bias; of Bool, true = visible", :attn_bias => "bias",
+    :deterministic => "determinism", :num_splits => "splits", :block_table => "page_table",
+    :cache_seqlens => "lens_kv", :seqused_k => "lens_kv", :cu_seqlens_k => "cu_seqlens_kv",
+    :max_seqlen_k => "max_seqlen_kv", :return_attn_probs => "return_lse", :sinks => "sink",
+    :s_aux => "sink", :attention_chunk => "chunk",
+    # NNlib, LuxLib, NNop
+    :mask => "bias; of Bool, true = visible", :fdrop => "dropout with rng_seed",
+    :kpad_mask => "lens_kv, or starts_kv for padding on the left", :pair => "bias",
+    :nheads => "the second size of q, k and v",
+    # version 0.1
+    :q_lens => "lens_q", :kv_lens => "lens_kv", :out_dtype => "dtype_o", :seed => "rng_seed",
+    :offset => "rng_offset", :block_size => "block_q and block_kv")
+
 "An option that there is not, with the known one that was meant, perhaps."
-function refuse_keyword(name::Symbol, known)
+function refuse_keyword(name::Symbol, known, help = "attention")
     given = String(name)
     likely(other) = length(other) > 3 && occursin(other, given) ||
                     length(given) > 3 && distance(given, other) <= 2
     meant = sort(filter(likely, map(String, known)), by = other -> distance(given, other))
-    hint = isempty(meant) ? "" : ": did you mean $(join(meant, " or "))?"
-    throw(ArgumentError("there is no option $name$hint (?attention names all)"))
+    # Only what this function takes.
+    there = get(ELSEWHERE, name, "")
+    hint = any(word -> Symbol(word) in known, split(there, r"[ ;,]+")) || name === :nheads ?
+           "; here it is $there" : isempty(meant) ? "" : ": did you mean $(join(meant, " or "))?"
+    throw(ArgumentError("there is no option $name$hint (?$help names all)"))
 end
 
 "Letters to add, drop or change between two words (Levenshtein 1966)."

@@ -106,9 +106,14 @@ Writes an array of the header's table where the library reads it. Where it has s
 but the first are repeated, or summed over when they are written.
 """
 place!(args, field::C.ArrayField, x::AbstractArray, inputs::Inputs) =
-    about(() -> place_named!(args, field, x, inputs), field.name)
+    place!(args, field, x, inputs.sizes, inputs.q, haskey(inputs.arrays, :cu_seqlens_q))
 
-function place_named!(args, field::C.ArrayField, x::AbstractArray, inputs::Inputs)
+place!(args, field::C.ArrayField, x::AbstractArray, sizes::Dict{Symbol,Int}, model::Tensor,
+       varlen::Bool) =
+    about(() -> place_named!(args, field, x, sizes, model, varlen), field.name)
+
+function place_named!(args, field::C.ArrayField, x::AbstractArray, sizes::Dict{Symbol,Int},
+                      model::Tensor, varlen::Bool)
     name = String(field.name)
     if haskey(ELEMENT_TYPES, field.type)
         known = ELEMENT_TYPES[field.type]
@@ -118,10 +123,9 @@ function place_named!(args, field::C.ArrayField, x::AbstractArray, inputs::Input
     else
         dtype(eltype(x), name; mask = true)
     end
-    check_device(x, inputs.q, name)
-    varlen = haskey(inputs.arrays, :cu_seqlens_q) && !isempty(field.varlen)
-    extents = varlen ? field.varlen : field.sizes
-    wanted = Tuple(extent(e, field, inputs.sizes) for e in extents)
+    check_device(x, model, name)
+    extents = varlen && !isempty(field.varlen) ? field.varlen : field.sizes
+    wanted = Tuple(extent(e, field, sizes) for e in extents)
     # Rows of a page table may be longer than a call needs them.
     field.name === :page_table && (wanted = (size(x, 1), wanted[2]))
     if field.tensor

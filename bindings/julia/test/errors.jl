@@ -80,6 +80,14 @@ end
     refused("first_page = 2", :VALUE, "first_page",
          () -> attention_paged(q, k, k, [1 2], nothing; first_page = 2))
 
+    # Every hint is about options that there are.
+    for (name, hint) in FlashAttention.ELSEWHERE
+        @test !(name in union(FlashAttention.DESCRIBED, FlashAttention.TAKEN))
+        words = Symbol.(split(hint, r"[ ;,]+"))
+        @test name === :nheads ||
+              any(in(union(FlashAttention.DESCRIBED, FlashAttention.TAKEN, [:return_lse])), words)
+    end
+
     # Options that there are not, that are another's, or no such value.
     plan = Plan(Float32; heads_q = 2, dim_qk = 8)
     for call in ((; options...) -> attention(q, k, k; options...),
@@ -89,9 +97,11 @@ end
                  (; options...) -> Plan(Float32; heads_q = 2, dim_qk = 8, options...),
                  (; options...) -> FlashAttention.supported(Float32; heads_q = 2, dim_qk = 8, options...))
         says("there is no option casual: did you mean causal?", ArgumentError, () -> call(casual = true))
-        says("there is no option softmax_scale: did you mean scale?", ArgumentError,
+        says("there is no option softmax_scale; here it is scale (?attention", ArgumentError,
              () -> call(softmax_scale = 1))
-        says("there is no option attn_mask (?attention", ArgumentError, () -> call(attn_mask = 1))
+        says("there is no option attn_mask; here it is bias; of Bool, true = visible (?attention",
+             ArgumentError, () -> call(attn_mask = 1))
+        says("there is no option nonsense (?attention", ArgumentError, () -> call(nonsense = 1))
     end
     refused("causal = \"yes\"; expected true or false", :DTYPE, "causal", () -> attention(q, k, k; causal = "yes"))
     says("dim_qk = 16 is given, but follows from the arrays", ArgumentError,

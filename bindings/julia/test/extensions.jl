@@ -7,8 +7,33 @@ const STUBS = Dict(
         abstract type AbstractZero end
         struct NoTangent <: AbstractZero end
         struct ZeroTangent <: AbstractZero end
+        struct Tangent{P,T<:NamedTuple}; backing::T; end
+        Tangent{P}(; fields...) where {P} = Tangent{P,typeof(values(fields))}(values(fields))
+        Base.getproperty(x::Tangent, name::Symbol) = getfield(x, :backing)[name]
         unthunk(x) = x
         function rrule end
+        end
+        """,
+    # The methods of NNlib, by their signatures.
+    "NNlib" => """
+        module NNlib
+        function dot_product_attention(q::AbstractArray{<:Any,N}, k::AbstractArray{<:Any,N},
+                                       v::AbstractArray{<:Any,N}, more...; options...) where {N}
+            return :any
+        end
+        function dot_product_attention(q::AbstractArray{<:Any,3}, k::AbstractArray{<:Any,3},
+                                       v::AbstractArray{<:Any,3}, bias = nothing;
+                                       fdrop = identity, mask = nothing, nheads = 1)
+            return :three
+        end
+        within_gradient(x) = false
+        end
+        """,
+    "Flux" => """
+        module Flux
+        import NNlib, Random
+        mutable struct Dropout; p::Float64; dims; active::Union{Bool,Nothing}; rng; end
+        Dropout(p; active = nothing, dims = :) = Dropout(p, dims, active, Random.GLOBAL_RNG)
         end
         """,
     # Host memory under a foreign name: the library is asked for a GPU, and says what is missing.
@@ -75,6 +100,142 @@ import ChainRulesCore: rrule, NoTangent, ZeroTangent
     @test near(packed, flat(out), 1e-6)
     @test length(back_packed(flat(dout))) == 6
     @test near(back_packed(flat(dout))[2], flat(wanted.dq), 1e-5)
+end
+
+@testset "rrule of bias and sink" begin
+    q, k, v = randn(6, 4, 5, 2), randn(6, 2, 7, 2), randn(3, 2, 7, 2)
+    bias, sink = randn(7, 5, 4, 1), randn(4)
+    dout, dlse = randn(3, 4, 5, 2), randn(5, 4, 2)
+    function loss(q, k, v, bias, sink)
+        o, l = reference(q, k, v; visible = (j, i) -> j <= i + 2, sink = sink,
+                         bias = (j, i, h, b) -> bias[j, i, h, 1])
+        return sum(o .* dout) + sum(l .* dlse)
+    end
+    given = (q, k, v, bias, sink)
+    y, back = rrule(attention, map(x -> Float32.(x), given)...; causal = true, return_lse = true)
+    grads = back((Float32.(dout), Float32.(dlse)))
+    @test length(grads) == 6 && grads[1] isa NoTangent
+    for (n, x) in enumerate(given)
+        places = rand(eachindex(x), 6)
+        moved(y) = loss(ntuple(m -> m == n ? y : given[m], 5)...)
+        @test size(grads[n + 1]) == size(x)
+        @test near(grads[n + 1][places], slopes(moved, x, places), 2e-4)
+    end
+    single = map(x -> Float32.(x), given)
+    # A keyword is a constant, a mask of Bool has no gradient, and halves get halves.
+    _, constant = rrule(attention, single[1:3]...; bias = single[4], sink = single[5], causal = true)
+    _, both = rrule(attention, single...; causal = true)
+    @test constant(Float32.(dout)) == both(Float32.(dout))[1:4]
+    hidden = rand(Bool, 7, 5)
+    @test rrule(attention, single[1:3]..., hidden)[2](Float32.(dout))[5] isa NoTangent
+    half = map(x -> Float16.(x), given[1:4])
+    @test eltype(rrule(attention, half...)[2](Float16.(dout))[5]) === Float16
+    @test length(rrule(attention, single[1:4]...)[2](ZeroTangent())) == 5
+    flat(x) = reshape(x[:, :, :, 1], size(x, 1), size(x, 2), :)
+    cu = ([0, 5], [0, 7])
+    _, packed = rrule(attention_varlen, map(flat, single[1:3])..., cu..., single[4], single[5]; causal = true)
+    alone = map(x -> x[:, :, :, 1:1], single[1:3])
+    _, dense = rrule(attention, alone..., single[4], single[5]; causal = true)
+    mine, wanted = packed(flat(Float32.(dout))), dense(Float32.(dout)[:, :, :, 1:1])
+    @test length(mine) == 8 && near(mine[7], wanted[5], 1e-5) && near(mine[8], wanted[6], 1e-5)
+    @test occursin("give bias and sink there",
+                   said(() -> attention(single...; sink = single[5]), ArgumentError))
+    @test occursin("give both there", said(() -> rrule(attention, single...; sink = single[5]), ArgumentError))
+end
+
+"Gradients of (q, k, v, bias) of attention whose scores are divided by 2."
+function attention_rule(arrays, bias, dout)
+    o, lse = attention(arrays...; bias = bias, scale = 0.5, return_lse = true)
+    grads = attention_backward(dout, arrays..., o, lse; bias = bias, scale = 0.5, return_dbias = true)
+    return (grads.dq, grads.dk, grads.dv, grads.dbias)
+end
+
+@testset "rrules of NNlib's and LuxLib's calls" begin
+    q, k, v = randn(12, 5, 2), randn(12, 7, 2), randn(6, 7, 2)
+    mask = [j <= i + 2 for j in 1:7, i in 1:5]
+    drop = FlashAttention.Dropout(0.3; rng_seed = 5)
+    dout = randn(6, 5, 2)
+    single(x) = Float32.(x)
+    for bias in (randn(7, 5), randn(1, 5, 3, 1), randn(7, 1, 1, 2)), options in
+        ((mask = mask, fdrop = drop, nheads = 3), (mask = nothing, fdrop = identity, nheads = 3))
+        given = (q, k, v, bias)
+        y, back = rrule(NNLIB, map(single, given)...; options...)
+        @test y == NNLIB(map(single, given)...; options...)
+        grads = back((single(dout), nothing))
+        for (n, x) in enumerate(given)
+            places = rand(eachindex(x), 5)
+            moved(z) = sum(nnlib_reference(ntuple(m -> m == n ? z : given[m], 4)...; options...)[1] .* dout)
+            @test size(grads[n + 1]) == size(x)
+            @test near(grads[n + 1][places], slopes(moved, x, places), 2e-4)
+        end
+    end
+    given, sink = map(single, (q, k, v)), randn(Float32, 3)
+    fused = FlashAttention.Fused(randn(Float32, 7, 5), sink; causal = true)
+    _, back = rrule(NNLIB, given..., fused; nheads = 3)
+    _, plain = rrule(NNLIB, given..., fused.bias, sink; nheads = 3, causal = true)
+    mine, wanted = back((single(dout), nothing)), plain((single(dout), ZeroTangent()))
+    @test mine[1:4] == wanted[1:4] && mine[5].bias == wanted[5] && mine[5].sink == wanted[6]
+    @test back(ZeroTangent())[5] isa NoTangent
+    _, bare = rrule(NNLIB, given..., FlashAttention.Fused(); nheads = 3, mask = mask)
+    @test bare((single(dout), nothing))[5] isa NoTangent
+    _, weighed = rrule(NNLIB, given...; nheads = 3, return_scores = true)
+    @test occursin("no gradient here", said(() -> weighed((single(dout), dout)), ArgumentError))
+    @test length(weighed((single(dout), ZeroTangent()))) == 4
+
+    # (dim, heads, tokens, batch), and turned: the gradients come in the order of the arrays.
+    four = map(x -> reshape(x, :, 3, size(x, 2), 2), given)
+    bias = randn(Float32, 7, 5)
+    y, back = rrule(LUXLIB, four..., bias; scale = 2)
+    @test y == LUXLIB(four..., bias; scale = 2)
+    upstream = reshape(single(dout), 2, 3, 5, 2)
+    grads = back((upstream, nothing))
+    known = attention_rule(four, bias, upstream)
+    @test all(near(mine, theirs, 1e-6) for (mine, theirs) in zip(grads[2:5], known))
+    for order in ((1, 3, 2, 4), (2, 3, 1, 4))
+        place(letter) = findfirst(==(letter), order)
+        turned = map(x -> permutedims(x, order), four)
+        _, other = rrule(LUXLIB, turned..., bias; scale = 2, head_dim = place(1), token_dim = place(3))
+        @test all(near(mine, permutedims(theirs, order), 1e-6)
+                  for (mine, theirs) in zip(other((upstream, nothing))[2:4], known[1:3]))
+    end
+    _, constant = rrule(LUXLIB, four...; bias = bias, scale = 2)
+    @test near(constant((upstream, nothing))[2], known[1], 1e-6)
+end
+
+const REAL_NNLIB = load("NNlib")
+load("Flux")
+
+@testset "NNlib and Flux" begin
+    q, k, v = normal(Float32, 12, 5, 2), normal(Float32, 12, 7, 2), normal(Float32, 6, 7, 2)
+    fused = FlashAttention.Fused(normal(Float32, 7, 5); causal = true)
+    nnlib = Main.NNlib.dot_product_attention
+    layer(p; options...) = Main.Flux.Dropout(p; options...)
+    wanted = NNLIB(q, k, v, fused; nheads = 3)
+    @test nnlib(q, k, v, fused; nheads = 3) == wanted
+    if REAL_NNLIB  # the formula of these tests, and the library, against NNlib's own
+        mask, bias = rand(Bool, 7, 5), normal(Float32, 7, 5, 3)
+        mask[1, :] .= true
+        theirs = nnlib(q, k, v, bias; nheads = 3, mask = mask)
+        known = nnlib_reference(q, k, v, bias; nheads = 3, mask = mask)
+        ours = NNLIB(q, k, v, bias; nheads = 3, mask = mask, return_scores = true)
+        @test all(near(a, b, 1e-5) && near(a, c, 1e-5) for (a, b, c) in zip(theirs, known, ours))
+    end
+    four(x) = reshape(x, size(x)..., 1)
+    @test vec(nnlib(four(q), four(k), four(v), fused; nheads = 3)[1]) == vec(wanted[1])
+    # Flux.MultiHeadAttention always gives its layer for dropout: idle at first.
+    @test nnlib(q, k, v, fused; nheads = 3, fdrop = layer(0.0)) == wanted
+    @test nnlib(q, k, v, fused; nheads = 3, fdrop = layer(0.5)) == wanted
+    @test nnlib(q, k, v, fused; nheads = 3, fdrop = layer(0.5; active = false)) == wanted
+    dropped() = nnlib(q, k, v, fused; nheads = 3, fdrop = layer(0.5; active = true))
+    @test dropped() != wanted && dropped() != dropped()
+    trained, back = rrule(NNLIB, q, k, v, fused; nheads = 3, fdrop = layer(0.5))
+    @test trained != wanted
+    # Forward and backward drop the same weights: with v along dv, the loss is linear.
+    dout = normal(Float32, size(trained[1])...)
+    @test sum(trained[1] .* dout) ≈ sum(back((dout, nothing))[4] .* v) rtol = 1e-4
+    @test occursin("dims = 1", said(ArgumentError) do
+        nnlib(q, k, v, fused; nheads = 3, fdrop = layer(0.5; active = true, dims = 1))
+    end)
 end
 
 # A statement of its own: what it defines is seen by the next one only.

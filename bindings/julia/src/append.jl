@@ -1,0 +1,271 @@
+# New keys and values into a cache: flashattn_append_kv.
+
+const APPENDED = (:rotary_cos, :rotary_sin, :rotary_base, :rotary_dim, :rotary_interleaved, :positions,
+                  :starts_kv, :cu_seqlens_q, :lens_q, :page_table, :first_page, :max_seqlen_q,
+                  :max_seqlen_kv, :layout, :cache_layout, :descale_k, :descale_v, :descale_block,
+                  :q_out, :lens_out, :threads, :multiprocessors, :parallel)
+
+"""
+    append_kv!(k_cache, v_cache, lens_kv, k = nothing, v = nothing, q = nothing; options...)
+
+Writes new keys and values behind those in a cache, and rotates them and q:
+
+    q, lens = append_kv!(k_cache, v_cache, lens, k, v, q; rotary_base = 10000)
+    o = attention(q, k_cache, v_cache; lens_kv = lens, causal = true)
+
+Returns `(q = ..., lens_kv = ...)`: q rotated, `nothing` without q; and the tokens that the cache now
+holds, `nothing` without k and v.
+
+- `k_cache`, `v_cache`: (dim, heads_kv, capacity, batch), written from token lens_kv[b] + 1 on; with
+  `page_table` (dim, heads_kv, page_size, pages). Elements of k, or `F8E4M3`. `nothing` without k or v
+- `lens_kv`: (batch,) integers, tokens in the cache
+- `k`, `v`, `q`: (dim, heads, tokens, batch), or with `cu_seqlens_q` (dim, heads, total); each may be
+  `nothing`. Float32, Float16 or BFloat16
+- `rotary_cos`, `rotary_sin`: (rotary_dim / 2, positions), column p + 1 for position p: rotate the
+  first rotary_dim elements of q and k (Su et al. 2021). Or `rotary_base`, usually 10000, for angles
+  position · rotary_base^(-2c / rotary_dim) of pair c; `rotary_dim`: all of a head, if not given
+- `rotary_interleaved = false`: the halves of the rotated part are pairs; `true`: neighbours are
+- `positions`: (batch,) integers, the position of each sequence's first new token, from 0; if not
+  given lens_kv - starts_kv
+- `cu_seqlens_q`, `lens_q`, `starts_kv`, `page_table`, `first_page`, `max_seqlen_q`, `max_seqlen_kv`,
+  `threads`, `multiprocessors`, `parallel`: as in [`attention`](@ref) and its relatives
+- `layout = :dhsb`, `cache_layout`: the order of q, k, v, and of the caches (that of q, k, v; pages
+  `:dhsp`)
+- `descale_k`, `descale_v`, `descale_block`: Float32 (blocks, heads_kv, batch) of a cache of F8E4M3:
+  k / descale_k is rounded
+- `q_out`: written and returned as q; q itself will do
+- `lens_out`: (batch,) Int32, written and returned; lens_kv itself is incremented in place
+
+Throws as [`attention`](@ref) does; on a CPU also for tokens that have no room or no page. On a GPU
+those are left out.
+"""
+append_kv!(k_cache, v_cache, lens_kv, k = nothing, v = nothing, q = nothing; options...) =
+    append_tokens(Dict{Symbol,Any}(:q => q, :k => k, :v => v),
+                  Dict{Symbol,Any}(:k => k_cache, :v => v_cache), lens_kv,
+                  Dict{Symbol,Any}(options))
+
+"New tokens and their cache: the arrays of q, k and v that are given, and what all agree in."
+struct Appending
+    tensors::Dict{Symbol,Tensor}
+    caches::Dict{Symbol,Tensor}
+    model::Tensor  # of the new tokens
+    cache::Tensor
+    packed::Bool
+    layout::Symbol
+    dims::Dict{Symbol,Int}
+end
+
+# By dictionaries, so that Julia compiles one method for whatever is given.
+function append_tokens(given::Dict{Symbol,Any}, caches::Dict{Symbol,Any}, @nospecialize(lens_kv),
+                       options::Dict{Symbol,Any})
+    for name in keys(options)
+        name in APPENDED || refuse_keyword(name, APPENDED, "append_kv!")
+    end
+    option(name, default = nothing) = get(options, name, default)
+    parallel = is_parallel(option(:parallel, false))
+    x = appending(given, caches, options)
+    sizes = sizes_appended(x, options)
+    lens_kv === nothing && refuse(:NULL_POINTER, :lens_kv, "lens_kv is nothing; give the tokens that " *
+        "the cache holds of each sequence, zeros(Int32, batch) at first")
+
+    stored, narrow = eltype(x.cache.array), eltype(x.cache.array) === F8E4M3
+    plan = cached_plan(describe(stored, Dict{Symbol,Any}(x.dims..., :dtype_kv => stored,
+        :dtype_o => narrow ? Float32 : nothing, :varlen_q => x.packed,
+        :page_size => sizes[:page_size], :descale_block => narrow ? sizes[:descale_block] : 0,
+        :threads => option(:threads, 0), :multiprocessors => option(:multiprocessors, 0),
+        pairs(device_of(x.cache.array))...)))
+    args = Ref(C.flashattn_append_kv_args(
+        batch = sizes[:batch], seqlen_q = sizes[:seqlen_q], seqlen_kv = sizes[:seqlen_kv],
+        total_q = x.packed ? x.model.rows : 0, dtype = dtype(eltype(x.model.array)),
+        pages = sizes[:page_size] > 0 ? x.cache.batch : 0))
+    made, read = Any[], Any[]
+    options[:lens_kv] = lens_kv
+    for name in (:lens_kv, :lens_q, :starts_kv, :cu_seqlens_q, :page_table, :descale_k, :descale_v)
+        array = option(name)
+        array === nothing && continue
+        field = field_of(name)
+        push!(read, about(name) do
+            name === :page_table ? pages_from_0(array, option(:first_page, 1)) : readable(field, array)
+        end)
+        read[end] === array || push!(made, read[end])
+        place!(args, field, read[end], sizes, x.cache, x.packed)
+    end
+    positions = option(:positions)
+    if positions !== nothing
+        positions isa AbstractArray ||
+            refuse(:DTYPE, :positions, "positions = $(repr(positions)); expected an array")
+        push!(read, about(() -> int32(positions), :positions))
+        read[end] === positions || push!(made, read[end])
+        place_numbers!(args, :positions, read[end], sizes[:batch], x.cache)
+    end
+    set_rotary!(args, x, options)
+    for (name, member, cache) in ((:q, :q, :q), (:k, :k, :k_cache), (:v, :v, :v_cache))
+        haskey(x.tensors, name) || continue
+        set!(args, member, x.tensors[name].c)
+        name === :q || set!(args, cache, x.caches[name].c)
+    end
+    turned = rotated_q(x, option(:q_out), x.packed || option(:lens_q) !== nothing)
+    turned === nothing || set!(args, :q_out, turned.c)
+    lens = lens_after(x, option(:lens_out), sizes[:batch])
+    lens === nothing || place_numbers!(args, :lens_out, lens, sizes[:batch], x.cache)
+    GC.@preserve x turned lens read options begin
+        run_on(C.flashattn_append_kv, args, parallel) do f
+            checked(() -> f(plan, args, stream(storage(x.cache.array))), args)
+        end
+    end
+    foreach(release, made)
+    return (q = turned === nothing ? nothing : turned.array, lens_kv = lens)
+end
+
+"Those arrays that are given, as Tensors."
+named_tensors(arrays::Dict{Symbol,Any}, layout::Symbol, n::Int, suffix = "") =
+    Dict{Symbol,Tensor}(name => Tensor(x, layout, n, "$name$suffix")
+                        for (name, x) in arrays if x !== nothing)
+
+"Those of q, k and v that are there, with their names."
+in_order(tensors, names = (:q, :k, :v)) =
+    [(name, tensors[name]) for name in names if haskey(tensors, name)]
+
+function appending(given::Dict{Symbol,Any}, caches::Dict{Symbol,Any}, options::Dict{Symbol,Any})
+    paged, packed = (get(options, name, nothing) !== nothing for name in (:page_table, :cu_seqlens_q))
+    layout = get(options, :layout, :dhsb)
+    order = something(get(options, :cache_layout, nothing),
+                      paged ? :dhsp : packed ? :dhsb : layout)
+    tensors = named_tensors(given, layout, packed ? 3 : 4)
+    caches = named_tensors(caches, order, 4, "_cache")
+    isempty(caches) && refuse(:NULL_POINTER, :k_cache, "k_cache and v_cache are nothing; give one")
+    isempty(tensors) && refuse(:NULL_POINTER, :k, "k, v and q are nothing; give one")
+    (first_name, model), (_, cache) = first(in_order(tensors)), first(in_order(caches))
+    T, stored = eltype(model.array), eltype(cache.array)
+    for (name, t) in in_order(caches)
+        eltype(t.array) in (T, F8E4M3) && eltype(t.array) === stored || refuse(:DTYPE, "$(name)_cache",
+            "$(name)_cache has elements $(eltype(t.array)), new tokens $T; give caches of $T, or both " *
+            "of F8E4M3")
+        check_device(t.array, cache, "$(name)_cache")
+        (t.heads, t.rows, t.batch) == (cache.heads, cache.rows, cache.batch) ||
+            refuse(:SIZE, "$(name)_cache", "$(name)_cache has size $(size(t.array)), k_cache " *
+                                           "$(size(cache.array)); only their first may differ")
+    end
+    # What is left out is as what is given.
+    dim_qk = first(in_order(Base.merge(tensors, caches), (:k, :q, :v)))[2].dim
+    dims = Dict(:dim_qk => dim_qk, :dim_v => haskey(caches, :v) ? caches[:v].dim : dim_qk,
+                :heads_q => haskey(tensors, :q) ? tensors[:q].heads : cache.heads,
+                :heads_kv => cache.heads)
+    for (name, t) in in_order(tensors)
+        name === :q || haskey(caches, name) || refuse(:NULL_POINTER, "$(name)_cache",
+            "$name is given without $(name)_cache, where it is to be written; give both")
+        dtype(eltype(t.array), String(name))
+        eltype(t.array) === T || refuse(:DTYPE, name,
+            "$name has elements $(eltype(t.array)), $first_name $T; give both of one type")
+        check_device(t.array, cache, String(name))
+        dim = dims[name === :v ? :dim_v : :dim_qk]
+        (t.batch, t.rows, t.dim) == (model.batch, model.rows, dim) &&
+            (name === :q || t.heads == cache.heads) || refuse(:SIZE, name,
+            "$name has size $(size(t.array)); expected $(model.rows) tokens of $(model.batch) " *
+            "sequences by layout = :$layout, with $(cache.heads) heads (q: any multiple) of $dim " *
+            "elements, as the cache and the other arrays have")
+    end
+    return Appending(tensors, caches, model, cache, packed, layout, dims)
+end
+
+"Sizes, by the header's names."
+function sizes_appended(x::Appending, options::Dict{Symbol,Any})
+    option(name) = get(options, name, nothing)
+    batch, seqlen_q = x.packed ? sequences(option(:cu_seqlens_q), option(:max_seqlen_q), "_q") :
+                      (x.model.batch, x.model.rows)
+    x.packed || unused(option(:max_seqlen_q), "max_seqlen_q", "cu_seqlens_q")
+    table = option(:page_table)
+    held, seqlen_kv = table === nothing ? (x.cache.batch, x.cache.rows) :
+                      pages(table, option(:max_seqlen_kv), x.cache.rows)
+    table === nothing && unused(option(:max_seqlen_kv), "max_seqlen_kv", "page_table")
+    holder = table === nothing ? :k_cache : :page_table
+    held == batch || refuse(:SIZE, holder,
+        "$holder holds $held sequences, the new tokens are of $batch; give as many")
+    block = get(options, :descale_block, 0)
+    block == 0 || any(name -> option(name) !== nothing, (:descale_k, :descale_v)) ||
+        unused(block, "descale_block", "descale_k or descale_v")
+    return Dict{Symbol,Int}(:batch => size32(batch, "batch"), :seqlen_q => size32(seqlen_q, "seqlen_q"),
+        :seqlen_kv => size32(seqlen_kv, "seqlen_kv"), :heads_kv => x.cache.heads,
+        :page_size => table === nothing ? 0 : x.cache.rows,
+        :descale_block => size32(block, "descale_block"))
+end
+
+"Writes the address of (batch,) Int32, which are the library's to read or write."
+function place_numbers!(args, name::Symbol, x, batch::Int, model::Tensor)
+    x isa AbstractArray{Int32} || refuse(:DTYPE, name, "$name = $(repr(x)); expected an array of Int32")
+    check_size(x, (batch,), String(name))
+    check_device(x, model, String(name))
+    about(() -> isdense(x), name) || refuse(:STRIDE, name, "$name has gaps; copy it")
+    return set!(args, name, address(x))
+end
+
+function set_rotary!(args, x::Appending, options::Dict{Symbol,Any})
+    cos, sin, base, dim = (get(options, name, nothing) for name in
+                           (:rotary_cos, :rotary_sin, :rotary_base, :rotary_dim))
+    interleaved = get(options, :rotary_interleaved, false)
+    interleaved isa Bool || refuse(:DTYPE, :rotary,
+        "rotary_interleaved = $(repr(interleaved)), of which rotary is made; expected true or false")
+    (cos === nothing) == (sin === nothing) && (cos === nothing || base === nothing) ||
+        refuse(:NULL_POINTER, :rotary_cos, "rotary_cos and rotary_sin go together, and not with " *
+               "rotary_base; give both tables or a base")
+    if cos === nothing && base === nothing
+        dim === nothing && !interleaved || refuse(:VALUE, :rotary_base,
+            "rotary_dim or rotary_interleaved is given without rotary_base or tables, and would be " *
+            "ignored; give rotary_base = 10000, or leave it out")
+        return nothing
+    end
+    interleaved && set!(args, :rotary, C.FLASHATTN_ROTARY_INTERLEAVED)
+    if cos === nothing
+        base isa Real || refuse(:DTYPE, :rotary_base,
+            "rotary_base = $(repr(base)); expected a number")
+        set!(args, :rotary_base, Float32(base))
+        set!(args, :rotary_dim, size32(something(dim, x.dims[:dim_qk]), "rotary_dim"))
+        return nothing
+    end
+    wanted = size(cos)
+    length(wanted) == 2 && (dim === nothing || 2 * wanted[1] == dim) ||
+        refuse(:SIZE, :rotary_cos, "rotary_cos has size $wanted; expected (rotary_dim / 2, positions)")
+    for (name, table) in ((:rotary_cos, cos), (:rotary_sin, sin))
+        check_size(table, wanted, String(name))
+        eltype(table) === eltype(cos) && eltype(table) in (Float32, Float16, BFloat16) ||
+            refuse(:DTYPE, name, "$name has elements $(eltype(table)); expected Float32, Float16 or " *
+                                 "BFloat16, as the other table")
+        check_device(table, x.cache, String(name))
+        s = about(() -> steps(table), name)
+        (s[1] == 1 || wanted[1] <= 1) && s[2] >= 0 ||
+            refuse(:STRIDE, name, "$name has strides $s; copy it")
+        set!(args, name, C.flashattn_tensor(data = address(table), stride_seq = s[2]))
+    end
+    set!(args, :dtype_rotary, dtype(eltype(cos)))
+    set!(args, :rotary_positions, size32(wanted[2], "rotary_positions"))
+    set!(args, :rotary_dim, size32(2 * wanted[1], "rotary_dim"))
+    return nothing
+end
+
+"The array for q rotated; `nothing` without q."
+function rotated_q(x::Appending, @nospecialize(given), ragged::Bool)
+    if !haskey(x.tensors, :q)
+        given === nothing || refuse(:NULL_POINTER, :q_out, "q_out is given without q; give both")
+        return nothing
+    end
+    q = x.tensors[:q].array
+    if given === nothing
+        given = similar(storage(q), eltype(q), size(q))
+        ragged && fill!(given, reinterpret(eltype(q), zero(bits_of(eltype(q)))))
+    end
+    eltype(given) === eltype(q) || refuse(:DTYPE, :q_out,
+        "q_out has elements $(eltype(given)); expected $(eltype(q)), as q has")
+    check_size(given, size(q), "q_out")
+    check_device(given, x.tensors[:q], "q_out")
+    return Tensor(given, x.layout, ndims(q), "q_out")
+end
+
+"The array for the lengths after the call; `nothing` without k and v."
+function lens_after(x::Appending, @nospecialize(given), batch::Int)
+    if !haskey(x.tensors, :k) && !haskey(x.tensors, :v)
+        given === nothing || refuse(:NULL_POINTER, :lens_out,
+            "lens_out is given without k and v, which would change it; leave it out")
+        return nothing
+    end
+    return given === nothing ? similar(storage(x.cache.array), Int32, (batch,)) : given
+end
