@@ -100,7 +100,7 @@ struct QuantizeArgs {
   float* lse_shift;
 };
 
-// Pairs of elements that the largest head has.
+// Pairs of elements that turn, at most.
 constexpr int32_t kMaxRotaryPairs = 256;
 
 // Data NULL: not given. Of inputs: lengths, pages, q, k and v of type dtype, and their descales.

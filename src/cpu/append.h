@@ -91,7 +91,7 @@ FLASHATTN_INLINE void append_row(const AppendArgs& args, const char* in, char* o
     __builtin_memmove(out, in, static_cast<size_t>(dim) * dtype_size(dtype_out));
     return;
   }
-  alignas(64) float x[2 * kMaxRotaryPairs + kWidth];
+  alignas(64) float x[kMaxDim + kWidth];
   with_wide_dtype(args.dtype, [&](auto tag) {
     constexpr int32_t kDtype = decltype(tag)::value;
     for (int32_t c = 0; c < dim; c += kWidth) {

@@ -27,7 +27,7 @@ inline Tiling backward_tiling(const Problem& problem) {
     // Whole tile registers; sums that move less often between the caches; rows of scores that are
     // not a power of two apart.
     const int32_t rows = dim <= 64 ? 128 : dim <= 128 || dim > 256 ? 96 : 64;
-    const int32_t keys = dim <= 256 ? 320 : 192;
+    const int32_t keys = dim <= 256 ? 320 : dim <= 512 ? 192 : 128;
     return {rows, rows, keys, same ? 0 : keys};
   }
   Tiling tiling{};

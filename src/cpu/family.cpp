@@ -8,7 +8,7 @@
 namespace flashattn {
 namespace {
 
-constexpr int32_t kMaxDim = 512;
+using cpu::kMaxDim;
 
 const Predicate kPredicates[] = {
     {[](const Problem& p, const Device&) { return p.dim_qk > kMaxDim; },

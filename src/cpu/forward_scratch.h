@@ -13,19 +13,20 @@ inline Tiling forward_tiling(const Problem& problem) {
   const int32_t dim = problem.dim_qk > problem.dim_v ? problem.dim_qk : problem.dim_v;
   if (kHasAmx && inputs_are_bf16(problem)) {  // two tile registers high
     // Packed keys are shared. Queries and O shall also stay in the L2 cache.
-    const int32_t rows = dim <= 256 ? 512 : 256;
+    const int32_t rows = dim <= 256 ? 512 : dim <= 512 ? 256 : 128;
     if (uses_amx_mainloop(problem)) {
       return {rows, 32, dim <= 64 ? 1024 : dim <= 128 ? 512 : dim <= 256 ? 256 : 128};
     }
-    return {rows, 32, dim <= 64 ? 1536 : dim <= 128 ? 768 : dim <= 256 ? 128 : 256};
+    return {rows, 32, dim <= 64 ? 1536 : dim <= 128 ? 768 : dim <= 256 || dim > 512 ? 128 : 256};
   }
-  const int32_t rows = dim <= 128 ? 1056 : dim <= 256 ? 528 : 264;
+  const int32_t rows = dim <= 128 ? 1056 : dim <= 256 ? 528 : dim <= 512 ? 264 : 144;
   static_assert(kDirectRows >= 48, "ScoreTile::row_columns has room for every tile_q");
   // tile_q: eight or four micro-tiles; caches of machines with wide vectors are larger. tile_kv:
   // whole panels, and whole 16 x 16 tiles of dropout.
   const bool wide = kWidth == 16;
   const int32_t tile_q = wide ? 48 : 24, keys = (wide ? 1024 : 768) * 64;
-  return {rows / tile_q * tile_q, tile_q, keys / (dim < 64 ? 64 : dim) / 64 * 64};
+  const int32_t tile_kv = keys / (dim < 64 ? 64 : dim) / 64 * 64;
+  return {rows / tile_q * tile_q, tile_q, tile_kv < 64 ? 64 : tile_kv};
 }
 
 // The tiling of Q blocks that read K and V where they lie.

@@ -7,6 +7,8 @@
 
 namespace flashattn::cpu {
 
+constexpr int32_t kMaxDim = 1024;  // elements of a head
+
 // Split-KV: sequences with more queries fill the threads without it.
 constexpr int32_t kSplitQueries = 16;
 constexpr int32_t kSplitKeys = 1024;

@@ -216,7 +216,7 @@ FLASHATTN_INLINE Words load_row_words(const char* p, int32_t from, int32_t dim) 
 }
 
 // A row of zeros in any dtype.
-alignas(64) static const char kZeroRow[512 * 4] = {};
+alignas(64) static const char kZeroRow[kMaxDim * 4] = {};
 
 // Columns [column, column + kWidth) of one word of rows: of `first`, and for pairs of bf16 of
 // `second` behind it. Columns from dim on are zeros; kWhole: there are none. In units of kUnit.

@@ -7,8 +7,6 @@
 
 namespace flashattn::cpu::FLASHATTN_ISA {
 
-constexpr int32_t kMaxRow = 512;  // elements of a head
-
 // Adds to and subtracts from each other the lanes whose numbers differ by kStep, then by twice
 // that.
 template <int kStep>
@@ -82,7 +80,7 @@ class QuantizeRow {
   const float* mean_;
   const bool rotates_;
   int32_t size_ = 1;
-  float signs_[kMaxRow];  // the signs over the root of size_
+  float signs_[kMaxDim];  // the signs over the root of size_
 };
 
 // The largest finite magnitude.
@@ -110,7 +108,7 @@ inline void quantize_task(const QuantizeJob& job, int32_t b, int32_t kv_head, in
   const bool is_f8 = job.dtype_out == FLASHATTN_DTYPE_F8E4M3;
   const QuantizeRow source(job, b, kv_head);
   const RowLayout layout = row_layout(problem, args.shape);
-  alignas(64) float x[kMaxRow + kWidth];
+  alignas(64) float x[kMaxDim + kWidth];
   for (Interval tokens{task.begin, 0}; tokens.begin < task.end; tokens.begin = tokens.end) {
     tokens.end = clamp_index(int64_t{tokens.begin} + block, task.end);
     const auto for_each_row = [&](auto body) {
@@ -157,8 +155,8 @@ inline void k_mean(const QuantizeArgs& args, const Problem& problem, int32_t b, 
   const int32_t count = sequence.len.kv, dim = problem.dim_qk;
   // Few keys are summed in fp32, and these sums in double.
   constexpr int32_t kFew = 64;
-  double total[kMaxRow] = {};
-  alignas(64) float sum[kMaxRow + kWidth];
+  double total[kMaxDim] = {};
+  alignas(64) float sum[kMaxDim + kWidth];
   for (int32_t first = 0; first < count; first += kFew) {
     __builtin_memset(sum, 0, sizeof sum);
     with_wide_dtype(args.dtype, [&](auto tag) {

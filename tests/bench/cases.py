@@ -22,6 +22,7 @@ class Case:
     seqlen_kv: int = 0  # 0: as seqlen_q
     dim: int = 64
     dim_v: int = 0  # 0: as dim
+    latent: bool = False  # V is a view of the first dim_v elements of K's rows
     causal: bool = False
     window: int = -1  # keys to the left; -1: none
     block_density: float = 1.0  # of a block mask with blocks of 128 x 128; 1: none
@@ -43,6 +44,8 @@ class Case:
             raise ValueError("parts are what is merged")
         if self.first_token and (self.parts or self.page_size or self.dtype == "f8"):
             raise ValueError("first_token: not with parts, pages or E4M3")
+        if self.latent and (self.op != "forward" or self.first_token or self.dim < self.dim_v):
+            raise ValueError("latent: forward, dim_v at most dim, without first_token")
         if not self.uneven:
             return
         if self.block_density < 1:
@@ -130,7 +133,8 @@ class Case:
         if self.op == "merge":
             rows = self.batch * self.heads * self.seqlen_q
             return rows * float(self.parts * 4 * (self.value_dim + 1) + size * self.value_dim + 4)
-        return (self.dim + self.value_dim) * sum(self.key_lengths()) * self.kv_heads * float(size)
+        dims = self.dim + (0 if self.latent else self.value_dim)
+        return dims * sum(self.key_lengths()) * self.kv_heads * float(size)
 
     @property
     def decodes(self) -> bool:
@@ -171,7 +175,8 @@ class Case:
             words[-1] += f"/{self.kv_heads}"
         words.append(f"S{self.seqlen_q}" + (f"x{self.keys}" if self.keys != self.seqlen_q else ""))
         words.append(f"D{self.dim}" + (f"/{self.dim_v}" if self.value_dim != self.dim else ""))
-        for field, text in (("uneven", "uneven"), ("causal", "causal"), ("alibi", "alibi")):
+        for field, text in (("latent", "latent"), ("uneven", "uneven"), ("causal", "causal"),
+                            ("alibi", "alibi")):
             if getattr(self, field):
                 words.append(text)
         if self.window >= 0:
@@ -220,6 +225,22 @@ def _masks() -> Iterator[Case]:
         yield dataclasses.replace(base, seqlen_q=seqlen, window=512)
     for density in (0.5, 0.25, 0.125):
         yield dataclasses.replace(base, causal=False, block_density=density)
+
+
+def _latent(dtypes: Tuple[str, ...], heads: Tuple[int, ...], batches: Tuple[int, ...],
+            queries: Tuple[int, ...], lengths: Tuple[int, ...]) -> Iterator[Case]:
+    """Decoding from caches of latent attention (DeepSeek-V2, 2024)."""
+    for dtype, count, batch, rows, keys in itertools.product(dtypes, heads, batches, queries,
+                                                             lengths):
+        yield Case("forward", dtype, batch, count, 1, rows, keys, 576, 512, latent=True,
+                   causal=rows > 1)
+
+
+def _expanded(dtype: str, heads: int, lengths: Tuple[int, ...]) -> Iterator[Case]:
+    """Prompts and training of models with latent attention, whose keys and values are expanded."""
+    for op in ("forward", "backward"):
+        for seqlen in lengths:
+            yield Case(op, dtype, heads=heads, seqlen_q=seqlen, dim=192, dim_v=128, causal=True)
 
 
 def _features() -> Iterator[Case]:
@@ -337,6 +358,8 @@ PRESETS: Dict[str, List[Case]] = {
     "masks": list(_masks()),
     "features": list(_features()),
     "decode": list(_decode()),
+    "mla": [*_latent(("f32", "bf16"), (16, 128), (1,), (1, 4), (4096,)),
+            *_expanded("f32", 4, (2048,)), *_expanded("bf16", 4, (2048,))],
     "sinks": list(_sinks(Case(heads=4, seqlen_q=2048, causal=True), (64, 128), (2048,),
                          {"f32": (0, 12, 40, 100), "f16": (0, 12, 40), "bf16": (0, 12, 40, 100)})),
 }
@@ -350,6 +373,9 @@ GPU_PRESETS: Dict[str, List[Case]] = {
              *_paper("backward", "f32", (1024, 4096), (64, 128))],
     "fp8": list(_paper("forward", "f8", (1024, 4096, 16384))),
     "decode": list(_gpu_decode()),
+    "mla": [*_latent(("bf16",), (128,), (32, 64), (1, 2, 4), (4096, 32768)),
+            *_latent(("bf16",), (8, 16, 32), (32,), (1,), (8192,)),
+            *_expanded("bf16", 128, (4096, 8192))],
     "prefill": list(_prefill()),
     "training": list(_training()),
     "long-context": list(_long_context()),

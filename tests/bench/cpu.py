@@ -62,6 +62,8 @@ def sdpa(case: Case) -> Optional[Work]:
     dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[case.dtype]
     data = {name: torch.randn(shape).to(dtype).transpose(1, 2).contiguous()
             for name, shape in case.shapes().items()}
+    if case.latent:
+        data["v"] = data["k"][..., :case.value_dim]
     grouped = {"enable_gqa": True} if case.kv_heads != case.heads else {}
 
     def forward() -> Any:

@@ -7,18 +7,20 @@ from typing import Dict
 import numpy as np
 
 from cases import Case
-from memory import Array, Memory
+from memory import Array, Memory, View
 
 NORMAL = "normal"  # the runner that computes a case with a first token on normal data
 
 
 def draw(memory: Memory, case: Case) -> Dict[str, Array]:
-    """Random normal numbers of the case's shapes. With a first token, q and k are as trained models
-    have them: each query scores the first key of its sequence `first_token` nats, the others around
-    0."""
+    """Random normal numbers of the case's shapes; latent: v is a view of k. With a first token, q
+    and k are as trained models have them: each query scores the first key of its sequence
+    `first_token` nats, the others around 0."""
     dtype = "f32" if case.parts else case.dtype
     arrays = {name: memory.normal(shape, dtype) for name, shape in case.shapes().items()
-              if not (case.first_token and name in "qk")}
+              if not (case.first_token and name in "qk" or case.latent and name == "v")}
+    if case.latent:
+        arrays["v"] = View(arrays["k"], case.value_dim)
     if not case.first_token:
         return arrays
     q, k = (memory.numbers(case.shapes()[name]) for name in "qk")

@@ -80,6 +80,23 @@ class Array:
         return seq * heads * dim, dim, heads * dim
 
 
+class View(Array):
+    """The first `dim` elements of each row of another array."""
+
+    def __init__(self, whole: Array, dim: int) -> None:
+        # pylint: disable=super-init-not-called
+        self.whole, self.shape, self.dtype = whole, (*whole.shape[:-1], dim), whole.dtype
+        self.address, self.driver = whole.address, whole.driver
+        self.bytes = 0  # of its own
+        self.tensor = None if whole.tensor is None else whole.tensor[..., :dim]
+
+    def __del__(self) -> None:
+        """The memory is the whole array's."""
+
+    def strides(self) -> Tuple[int, int, int]:
+        return self.whole.strides()
+
+
 class Memory:
     def __init__(self, device: Device) -> None:
         self.device = device

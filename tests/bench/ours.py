@@ -136,9 +136,8 @@ class FlashAttn:
                 row[:len(own)] = own
             table = self.memory.of(rows, "i32")
             for name in "kv":
-                dim = arrays[name].shape[-1]
-                fields[name] = (pointer(arrays[name]), case.page_size * case.kv_heads * dim, dim,
-                                case.kv_heads * dim)
+                _, head, seq = arrays[name].strides()
+                fields[name] = (pointer(arrays[name]), case.page_size * seq, head, seq)
             fields.update(page_table=(pointer(table), -1, -1, -1), pages=pages)
             keep.append(table)
         if case.alibi:
@@ -182,8 +181,9 @@ class FlashAttn:
             backward = self.args(Op.BACKWARD, fields)
             work, info = self.call(plan, Op.BACKWARD, backward, self.lib.flashattn_backward)
         work.keep = (*keep, o, lse, results, forward)  # type: ignore[attr-defined]
-        # The library does not know lengths that lie on the device.
-        least = int(case.least_bytes()) if case.uneven and case.decodes else info.bytes
+        # The library does not know lengths that lie on the device, nor what v is a view of.
+        known = not (case.latent or case.uneven and case.decodes)
+        least = info.bytes if known else int(case.least_bytes())
         return Prepared(work, self.text(info.kernel), results, least, info.workspace)
 
     def merge(self, case: Case, plan: Any, arrays: Dict[str, Array]) -> Prepared:

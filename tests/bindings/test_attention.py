@@ -197,6 +197,22 @@ def test_varlen(layout):
     close(bounded if layout == "thd" else bounded.transpose(1, 0, 2), out)
 
 
+@pytest.mark.parametrize("rows", [1, 40])
+def test_latent(rows):
+    """v as a slice of k's rows (latent attention), dense and in pages of 1 and 64, as if it were an
+    array of its own."""
+    q, cache = random(2, rows, 16, 576), random(2, 128, 1, 576)
+    expected = flashattn.attention(q, cache, cache[..., :512].copy(), causal=True, scale=0.1)
+    out = flashattn.attention(q, cache, cache[..., :512], causal=True, scale=0.1)
+    np.testing.assert_array_equal(out, expected)
+    for size in (1, 64):
+        pages = cache.reshape(-1, size, 1, 576)
+        table = np.arange(len(pages)).reshape(2, -1)
+        out = flashattn.attention_paged(q, pages, pages[..., :512], table, [128, 128], causal=True,
+                                        scale=0.1)
+        np.testing.assert_array_equal(out, expected)
+
+
 @pytest.mark.parametrize("page_layout", ["pshd", "phsd"])
 def test_paged(page_layout):
     q, k, v = qkv(seqlen_q=2)

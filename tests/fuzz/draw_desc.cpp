@@ -10,7 +10,7 @@ void draw_heads(Input* in, flashattn_desc* d) {
   d->heads_q = d->heads_kv * in->pick({1, 2, 1, 3, 4, 1, 8});
   if (d->heads_q == d->heads_kv && in->one_in(2)) d->heads_kv = 0;
   const auto dim = [&] { return in->pick({8, 16, 1, 3, 7, 15, 17, 24, 32, 33, 64, 80, 128, 200}); };
-  d->dim_qk = in->one_in(64) ? 512 : dim();
+  d->dim_qk = in->one_in(64) ? 1024 : dim();
   if (in->one_in(3)) d->dim_v = dim();
 }
 

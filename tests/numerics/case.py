@@ -38,6 +38,7 @@ class Case:
     starts_kv: Optional[List[int]] = None  # left padding
     page_size: int = 0                    # > 0: PAGED_KV
     strides: str = "packed"               # packed bshd bhsd sbhd qkv padded broadcast
+    v_in_k: bool = False                  # V is the first elements of K's rows: latent attention
 
     # Masks.
     causal: bool = False

@@ -418,6 +418,34 @@ def many_keys():
                blocks=(48, 40), density=0.4, **common)
 
 
+def latent():
+    """Latent attention, whose V is the first part of K's rows, with one KV head; and heads as large
+    as kernels take."""
+    base = Case(batch=2, seqlen_q=1, seqlen_kv=150, heads_q=5, heads_kv=1, dim_qk=576, dim_v=512,
+                dtype="bf16", v_in_k=True)
+    for n, dtype in enumerate(DTYPES):
+        more = dict(dtype=dtype, dtype_o="f32" if n == 2 else dtype)
+        yield base.replace(lens_kv=[150, 65], sink=n == 2, heads_q=3 + 9 * n, **more)
+        yield base.replace(seqlen_q=3, causal=True, page_size=(1, 64, 1)[n], lens_kv=[77, 150],
+                           splits=(0, 2, 3)[n], **more)
+    yield base.replace(page_size=64, seqlen_q=2, tree=2, strides="padded", dtype="f16")
+    yield base.replace(seqlen_q=7, tree=9, lens_kv=[150, 8], heads_q=10, sink=True)
+    yield base.replace(batch=1, heads_q=70, seqlen_kv=70)
+    yield base.replace(cu_q=[37, 0, 70], cu_kv=[40, 3, 96], heads_q=2, causal=True)
+    yield base.replace(determinism=2, causal=True, dtype="f16")
+    sizes = [(576, 512, "f16"), (264, 512, "bf16"), (512, 40, "f16"), (520, 264, "f32")]
+    for n, (dim, dim_v, dtype) in enumerate(sizes):
+        yield Case(seqlen_q=40, seqlen_kv=90, heads_q=(2, 1)[n // 3], heads_kv=1, dim_qk=dim,
+                   dim_v=dim_v, dtype=dtype, causal=n % 2 == 0, alibi="h" if n == 0 else "",
+                   softcap=10.0 if n == 1 else 0.0, dropout=0.2 if n == 3 else 0.0)
+    for n, (dim, dim_v) in enumerate(((512, 512), (320, 264), (1024, 1024), (576, 512))):
+        yield Case(seqlen_q=70, seqlen_kv=75, heads_q=2, heads_kv=1, dim_qk=dim, dim_v=dim_v,
+                   dtype=DTYPES[1 + n % 2], causal=n % 2 == 0, backward=True, v_in_k=n == 3,
+                   determinism=n % 2, **(dict(bias="f32", dbias="hr") if n == 1 else {}))
+    yield Case(seqlen_q=30, seqlen_kv=140, heads_q=1, dim_qk=1000, dim_v=777, backward=True)
+
+
 LISTED = {f.__name__: list(f()) for f in (
     shapes, groups, few_rows, dims, windows, chunks, block_masks, trees, lengths, starts, pages,
-    splits, strides, biases, features, gradients, dropouts, many_queries, many_heads, many_keys)}
+    splits, strides, biases, features, gradients, dropouts, many_queries, many_heads, many_keys,
+    latent)}

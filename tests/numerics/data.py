@@ -93,6 +93,8 @@ def make_data(case):
               for b in sequences],
         dlse=[rng.standard_normal((case.heads_q, case.length_q(b))).astype(np.float32)
               for b in sequences])
+    if case.v_in_k:
+        data.v = [x[..., :case.dim_v] for x in data.k]
     if case.strides == "broadcast":
         # Keys, values and dout are the same for all heads, queries for all sequences.
         for name in ("k", "v", "dout"):

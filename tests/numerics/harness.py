@@ -6,7 +6,7 @@ from typing import Any, List, Optional
 import numpy as np
 
 from . import capi
-from .buffers import FILL, Buffer, place, place_pages
+from .buffers import FILL, Buffer, Placement, place, place_pages
 from .data import make_data
 
 
@@ -85,6 +85,10 @@ class Call:
         capacities, lengths = ([getattr(case, kind + side)(b) for b in range(case.batch)]
                                for kind in ("capacity_", "length_"))
         mode, share = case.strides, None
+        if case.v_in_k and name in ("k", "v"):
+            if name == "v":
+                return self.v_of_k(values)
+            mode = "bshd" if mode == "packed" else mode  # K's strides serve V
         extra = {}
         if self.packs_qkv() and like in "qkv":
             extra, share = self.qkv_base(like), "qkv" if is_input else "dqkv"
@@ -113,9 +117,23 @@ class Call:
                 buffer.host[index] = values[b]
             else:
                 buffer.owned[index] = True
+        return self.tensor_field(name)
+
+    def tensor_field(self, name):
+        buffer, where = self.buffers[name], self.places[name]
         batch, head, seq = where.strides
         return dict(data=capi.pointer(buffer.address + where.base * buffer.dtype.itemsize),
                     stride_batch=batch, stride_head=head, stride_seq=seq)
+
+    def v_of_k(self, values):
+        """V as a view of K's buffer."""
+        where = self.places["k"]
+        index = [each[..., :self.case.dim_v] for each in where.index]
+        self.buffers["v"] = self.buffers["k"]
+        self.places["v"] = Placement(where.strides, where.elements, index, where.base)
+        for at, expected in zip(index, values):
+            assert np.array_equal(self.buffers["v"].host[at], expected)
+        return self.tensor_field("v")
 
     def take(self, name, contents):
         return [contents[index].astype(np.float32) for index in self.places[name].index]

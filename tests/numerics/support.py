@@ -27,7 +27,7 @@ and compared by tests/numerics/test_support.py. A test that a backend refuses ma
 this file lists the refusal, and is a failure elsewhere. all, sm80, sm90: GPU backends.
 """
 # Where the sizes of kernels end.
-DIMS = (64, 96, 128, 192, 256, 512)
+DIMS = (64, 96, 128, 192, 256, 512, 576, 1024)
 CAUSAL, WINDOW, CHUNK, TOP_LEFT, BLOCKS, TREE = 1, 2, 4, 8, 16, 32
 ALIBI, DENSE = 1, 2
 DTYPES = ("f32", "f16", "bf16")

@@ -50,6 +50,7 @@ CASES = {
     "packed, lens_q": (BASE.replace(cu_q=[3, 40, 1], lens_q=[2, 0, 1], page_size=16), Rotary(64)),
     "both packed": (BASE.replace(cu_q=[5, 0, 33], cu_kv=[10, 40, 77], lens_kv=[5, 40, 77]),
                     Rotary(64)),
+    "latent": (BASE.replace(dim_qk=576, dim_v=512, heads_q=4, heads_kv=1), Rotary(64)),
     "no sequence": (BASE.replace(batch=0, lens_kv=[]), Rotary(64)),
     "no token": (BASE.replace(lens_q=[0, 0, 0]), Rotary(64)),
 }
@@ -59,6 +60,7 @@ F8_CASES = {
     "head": (F8, Rotary(64), "bf16"),
     "blocks": (F8.replace(descale_block=7, descales="ht"), Rotary(64, True), "f16"),
     "plain": (F8.replace(descale_block=16, dtype_o="f32", dim_v=48), None, "f32"),
+    "large": (F8.replace(dim_qk=1024, dim_v=520, dtype_o="f32"), None, "f32"),
     "no descales": (F8.replace(descales=None), Rotary(30), "bf16"),
     "starts": (F8.replace(starts_kv=[0, 30, 3], descale_block=5), Rotary(64), "bf16"),
 }

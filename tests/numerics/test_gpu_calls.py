@@ -224,6 +224,20 @@ def test_strides_that_nobody_steps_by_need_not_fit(device, case, strides):
     assert result.bits() == plain.bits()
 
 
+@pytest.mark.skipif(FAMILY == "sm90", reason="the portable kernels have the largest heads")
+@pytest.mark.parametrize("fields, says", [
+    (dict(dim_qk=584), ["dim_qk = 584 is above 576", "at most 576 elements"]),
+    (dict(dim_qk=576, dim_v=520), ["dim_v = 520 is above 512", "at most 512 elements"]),
+    (dict(dim_qk=576, dim_v=512, backward=True),
+     ["dim_qk = 576 is above 512", "backward pass in FLASHATTN_DTYPE_BF16", "ops = FORWARD"]),
+    (dict(dim_qk=264, dtype="f32", backward=True),
+     ["dim_qk = 264 is above 256", "backward pass in FLASHATTN_DTYPE_F32", "ops = FORWARD"])])
+def test_heads_that_are_too_large_are_refused(device, fields, says):
+    with pytest.raises(capi.Refused) as refused:
+        plan_of(Case(**{"dtype": "bf16", **fields}), device)
+    assert all(part in str(refused.value) for part in says), refused.value
+
+
 def test_grids_that_are_too_large_are_refused(device):
     """2^32 rows of one query: in 32 bits none."""
     plan = plan_of(Case(heads_q=8), device)

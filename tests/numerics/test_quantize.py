@@ -130,7 +130,7 @@ def check_numbers(case, got, exact, name):
 def cases():
     for n, transform in enumerate((0, capi.SMOOTH_K, capi.ROTATE, capi.SMOOTH_K | capi.ROTATE)):
         for m, block in enumerate((0, 64, 128, 7)):
-            dims = ((64, 40), (96, 96), (192, 128), (256, 3), (8, 16), (2, 1), (512, 64))
+            dims = ((64, 40), (96, 96), (192, 128), (256, 3), (8, 16), (2, 1), (1024, 576))
             dim, dim_v = dims[(3 * n + m) % 7]
             yield BASE.replace(dim_qk=dim, dim_v=dim_v, descale_block=block,
                                dtype=("f32", "f16", "bf16")[(n + m) % 3],

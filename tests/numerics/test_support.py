@@ -46,7 +46,7 @@ def test_refusals_that_are_no_skips(device):
     """Of calls, and of what the file does not list."""
     del device
     with pytest.raises(capi.Refused) as refused:
-        capi.Plan(descriptor(dim_qk=520))
+        capi.Plan(descriptor(dim_qk=1032))
     assert refused.value.asked and not support.may_be_skipped(refused.value)
     plan = capi.Plan(descriptor())
     with pytest.raises(capi.Refused) as refused:

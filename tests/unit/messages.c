@@ -32,7 +32,8 @@ static const struct sentence sentences[] = {
      {"dtype_bias = -1 is not a type of the dense bias", "U8 = 5 for a boolean mask", "", ""}},
     {SPOILT(determinism, 3),
      {"determinism = 3 is not a level", "RUN_TO_RUN = 1", "BATCH_INVARIANT = 2", ""}},
-    {SPOILT(dim_qk, 576), {"dim_qk = 576 is above 512", "heads of at most 512 elements", "", ""}},
+    {SPOILT(dim_qk, 1032),
+     {"dim_qk = 1032 is above 1024", "heads of at most 1024 elements", "", ""}},
 };
 
 static void test_sentences(struct fixture *f) {

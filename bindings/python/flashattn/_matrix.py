@@ -18,6 +18,8 @@ ROWS: Tuple[Tuple[str, Dict[str, Any]], ...] = (
     ("dim 128", {"dim_qk": 128}),
     ("dim 256", {"dim_qk": 256}),
     ("dim 512", {"dim_qk": 512}),
+    ("dim 1024", {"dim_qk": 1024}),
+    ("dim 576, dim_v 512", {"dim_qk": 576, "dim_v": 512}),
     ("dim 192, dim_v 128", {"dim_qk": 192, "dim_v": 128}),
     ("odd dims (57, dim_v 33)", {"dim_qk": 57, "dim_v": 33}),
     ("grouped KV heads (8 on 2)", {"heads_kv": 2}),

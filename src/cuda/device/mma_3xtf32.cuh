@@ -141,12 +141,13 @@ __device__ __forceinline__ void load_b_mn_major(Tf32Pair (&b)[2][2], uint32_t fr
   }
 }
 
-// kDim: columns of B's tile; 0: as many as d has.
+// kDim: columns of B's tile, as for 16-bit elements.
 template <class T, int kSteps, int kDim = 0, int kMmaM, int kMmaN, class AWord>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> gemm_rs(float (&d)[kMmaM][kMmaN][4],
                                                                     uint32_t b_address,
                                                                     AWord a_word) {
   using Tile = SmemTile<16, kDim == 0 ? kMmaN * 8 : kDim, 4>;
+  constexpr int kColumnStride = Tile::kChunks / (kMmaN * 2);
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
     Tf32PairA a[kMmaM];
@@ -162,7 +163,8 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 4> gemm_rs(float (&d)[k
 #pragma unroll
     for (int n = 0; n < kMmaN; ++n) {
       Tf32Pair b[2][2];
-      load_b_mn_major<Tile>(b, Tile::advance(b_address, 2 * n), k);
+      const int step = n / 4 * 8 * kColumnStride + n % 4 * 2;
+      load_b_mn_major<Tile>(b, Tile::advance(b_address, step), k);
 #pragma unroll
       for (int mma_m = 0; mma_m < kMmaM; ++mma_m) mma_3xtf32(d[mma_m][n], a[mma_m], b);
     }

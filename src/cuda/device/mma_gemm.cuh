@@ -78,7 +78,7 @@ __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2, uint32_t> acc_as_a(
 
 // d += A B with A in registers: a_word(mma_m, k, x) returns register x of A, as acc_as_a() does.
 // Sums over 16 kSteps rows of B; b_address from b_mn_major(). kDim: columns of B's tile; 0: as many
-// as d has. If the tile is twice as wide, d holds every second range of 32 columns: the swizzle
+// as d has. If the tile is n times as wide, d holds every n-th range of 32 columns: the swizzle
 // exchanges chunks within such a range only.
 template <class T, int kSteps, int kDim = 0, int kMmaM, int kMmaN, class AWord>
 __device__ __forceinline__ std::enable_if_t<sizeof(T) == 2> gemm_rs(float (&d)[kMmaM][kMmaN][4],

@@ -79,10 +79,12 @@ struct PagedRowView : RowView {
 template <int kThreads, int kRows, class Tile>
 struct TileCopy {
   static constexpr int kChunks = Tile::kChunks;
-  static constexpr int kThreadsPerRow = kChunks <= 8    ? 8
-                                        : kChunks <= 16 ? 16
-                                        : kChunks <= 32 ? 32
-                                                        : 64;
+  static constexpr int kThreadsPerRow = kChunks <= 8     ? 8
+                                        : kChunks <= 16  ? 16
+                                        : kChunks <= 32  ? 32
+                                        : kChunks <= 64  ? 64
+                                        : kChunks <= 128 ? 128
+                                                         : 256;
   static constexpr int kRowStep = kThreads / kThreadsPerRow;  // rows per step of all threads
   static constexpr int kSteps = kRows / kRowStep;
   static_assert(kRows % kRowStep == 0 && (kRowStep % 8 == 0 || 8 % kRowStep == 0),

@@ -1,6 +1,7 @@
 // Predicates of the portable backend: what no GPU kernel computes.
 #include "cuda/host/backend.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "core/validate_desc.h"
@@ -10,8 +11,6 @@
 namespace flashattn {
 namespace {
 
-constexpr int32_t kMaxDim = 256;
-
 bool is_known(const Device& d) { return d.properties.compute_capability >= 80; }
 
 bool is_computed(int32_t dtype) {
@@ -19,13 +18,31 @@ bool is_computed(int32_t dtype) {
          dtype == FLASHATTN_DTYPE_BF16;
 }
 
+// The largest heads that the table has.
+constexpr int32_t kMaxDimQk = 576, kMaxDimV = 512;
+int32_t max_dim_qk(const Problem& p) {
+  if (!p.has_op(FLASHATTN_OP_BACKWARD)) return kMaxDimQk;
+  return p.dtype == FLASHATTN_DTYPE_F32 ? 256 : 512;
+}
+int32_t max_dim_v(const Problem& p) { return std::min(max_dim_qk(p), kMaxDimV); }
+
 // Dtypes and dims for which every build has kernels, unless rows of the table were removed.
 bool is_regular(const Problem& p) {
-  return is_computed(p.dtype) && p.dim_qk <= kMaxDim && p.dim_v <= kMaxDim;
+  return is_computed(p.dtype) && p.dim_qk <= max_dim_qk(p) && p.dim_v <= max_dim_v(p);
 }
 
 int32_t shared_bytes(const Problem& p, const Device& d) {
   return cuda::sm80::shared_bytes(p, d.properties.shared_memory);
+}
+
+// forward: the limit of ops = FORWARD.
+void explain_dim(const char* field, int32_t value, int32_t limit, int32_t forward, const Problem& p,
+                 char* text, size_t capacity) {
+  if (value > forward) return explain_dim_above(field, value, limit, text, capacity);
+  std::snprintf(text, capacity,
+                "%s = %d is above %d, the limit of the backward pass in %s on this device; use "
+                "heads of at most %d elements, or ops = FORWARD",
+                field, value, limit, dtype_name(p.dtype), limit);
 }
 
 void explain_multiple(const char* field, int32_t value, char* text, size_t capacity) {
@@ -75,15 +92,15 @@ const Predicate kPredicates[] = {
                      "dtype = %s is not computed on GPUs; convert to F32, F16 or BF16",
                      dtype_name(p.dtype));
      }},
-    {[](const Problem& p, const Device&) { return p.dim_qk > kMaxDim; },
+    {[](const Problem& p, const Device&) { return p.dim_qk > max_dim_qk(p); },
      FLASHATTN_REASON_HEAD_DIM_MAX, "dim_qk",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
-       explain_dim_above("dim_qk", p.dim_qk, kMaxDim, text, capacity);
+       explain_dim("dim_qk", p.dim_qk, max_dim_qk(p), kMaxDimQk, p, text, capacity);
      }},
-    {[](const Problem& p, const Device&) { return p.dim_v > kMaxDim; },
+    {[](const Problem& p, const Device&) { return p.dim_v > max_dim_v(p); },
      FLASHATTN_REASON_HEAD_DIM_MAX, "dim_v",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
-       explain_dim_above("dim_v", p.dim_v, kMaxDim, text, capacity);
+       explain_dim("dim_v", p.dim_v, max_dim_v(p), kMaxDimV, p, text, capacity);
      }},
     {[](const Problem& p, const Device&) { return p.dim_qk % 8 != 0; },
      FLASHATTN_REASON_HEAD_DIM_MULTIPLE, "dim_qk",

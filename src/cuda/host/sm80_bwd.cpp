@@ -10,8 +10,9 @@ namespace flashattn::cuda::sm80 {
 namespace {
 
 const BackwardEntry* main_entry(const Problem& p, int32_t shared_memory) {
+  const bool modified = is_modified(p) || !has_plain_kernels(p);
   return find(backward_table(), shared_memory,
-              [&p](const BackwardEntry& e) { return takes(e, p, is_modified(p)); });
+              [&](const BackwardEntry& e) { return takes(e, p, modified); });
 }
 
 }  // namespace

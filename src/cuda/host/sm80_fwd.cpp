@@ -25,7 +25,7 @@ constexpr int32_t kShortElements = 16384;  // of a head's Q or K: up to here sma
 // Kernels for modified scores multiply fp32 as 3xTF32. So does the backward pass, whose P must come
 // from the same scores as lse; and a sink may exceed all of P, whose digits 3xFP16 would lose.
 bool wants_modified(const Problem& p) {
-  return is_modified(p) ||
+  return is_modified(p) || !has_plain_kernels(p) ||
          (p.dtype == FLASHATTN_DTYPE_F32 &&
           (p.has_feature(FLASHATTN_FEATURE_SINK) || p.has_op(FLASHATTN_OP_BACKWARD)));
 }
@@ -68,13 +68,16 @@ ForwardKernels::ForwardKernels(const Problem& problem, const Device& device)
       combine_starts_early_(false) {
   throw_on(combine_waits(&combine_starts_early_), "cudaFuncGetAttributes");
   const int32_t shared_memory = device.properties.shared_memory;
-  const std::string slower = wants_modified(problem) && !is_modified(problem)
-                                 ? "; fp32 as tf32, slower, which a sink or the backward pass needs"
+  const bool is_tf32 = problem.dtype == FLASHATTN_DTYPE_F32 && wants_modified(problem);
+  const std::string slower = is_tf32 && !is_modified(problem)
+                                 ? "; fp32 as tf32, slower, which a sink, the backward pass "
+                                   "and heads above 256 need"
                                  : "";
-  const auto make = [&](const ForwardEntry& entry, const char* why) {
+  const auto make = [&](const ForwardEntry& entry, const std::string& why) {
     return Kernel{make_ready(entry, multiprocessors_), kernel_name(entry), slower + why};
   };
-  medium_ = make(*find(problem, Size::kMedium, shared_memory), "; 64 rows a CTA");
+  const ForwardEntry& medium = *find(problem, Size::kMedium, shared_memory);
+  medium_ = make(medium, "; " + std::to_string(medium.tile_q) + " rows a CTA");
   // Tiles of another size round differently, and the choice would depend on the batch.
   const bool invariant = problem.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT;
   const auto make_or = [&](const Kernel& other, Size size, const char* why) {

@@ -1,11 +1,11 @@
 // The portable forward pass (FlashAttention-2, Dao 2023, algorithm 1) with mma.sync and cp.async:
 // for all NVIDIA GPUs from Ampere on.
 //
-// A CTA computes kTileQ rows of a KV head's GQA group, 16 kMmaM rows a warp, over KV tiles of
-// kTileKv keys. K and V have one buffer each: V of a tile is loaded under Q K^T, K of the next tile
-// under the softmax and P V; other CTAs of the multiprocessor hide the rest of the latency. With
-// 3xFP16, warps split fp32 tiles into pairs of fp16 when they have arrived. If a value overflows,
-// the CTA starts over.
+// A CTA computes kTileQ rows of a KV head's GQA group, 16 kMmaM rows a warp (or kDimSplit warps
+// that share the columns of O), over KV tiles of kTileKv keys. K and V have one buffer each: V of a
+// tile is loaded under Q K^T, K of the next tile under the softmax and P V; other CTAs of the
+// multiprocessor hide the rest of the latency. With 3xFP16, warps split fp32 tiles into pairs of
+// fp16 when they have arrived. If a value overflows, the CTA starts over.
 #pragma once
 
 #include <cstddef>
@@ -175,7 +175,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
 #pragma unroll
     for (int mma_m = 0; mma_m < kMmaM; ++mma_m) {
 #pragma unroll
-      for (int n = 0; n < Config::kDimV / 8; ++n) {
+      for (int n = 0; n < Config::kAccColumns / 8; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) o_[mma_m][n][e] = 0.0f;
       }
@@ -189,10 +189,16 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
   }
 
   __device__ __forceinline__ void multiply_pv(const ScoreFragment& p) {
-    const typename Config::VOperand tile{v_tile_.base};
-    gemm_rs<Operand, kTileKv / 16>(
-        o_, b_mn_major(tile, 0, warp_rows().lane_),
-        [&](int mma_m, int k, int x) { return acc_as_a<Operand>(p[mma_m], k, x); });
+    using Tile = typename Config::VOperand;
+    const uint32_t rows = b_mn_major(Tile{v_tile_.base}, 0, warp_rows().lane_);
+    const auto a_word = [&](int mma_m, int k, int x) { return acc_as_a<Operand>(p[mma_m], k, x); };
+    if constexpr (Config::kDimSplit == 1) {
+      gemm_rs<Operand, kTileKv / 16>(o_, rows, a_word);
+    } else {
+      const int columns = this->dim_split_idx() * 32;
+      gemm_rs<Operand, kTileKv / 16, Config::kDimV>(
+          o_, Tile::advance(rows, columns / Tile::kChunkElements), a_word);
+    }
   }
 
   // Row maxima and sums lie in shared memory between softmaxes if registers are scarce.
@@ -225,7 +231,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
 
   __device__ __forceinline__ void rescale_o(int mma_m, int half, float rescale) {
 #pragma unroll
-    for (int n = 0; n < Config::kDimV / 8; ++n) {
+    for (int n = 0; n < Config::kAccColumns / 8; ++n) {
       o_[mma_m][n][half * 2] *= rescale;
       o_[mma_m][n][half * 2 + 1] *= rescale;
     }
@@ -417,7 +423,7 @@ class FwdKernel : FwdWorkTile, WarpRows<Config> {
   Tiles tiles_;
   // Row maxima in units of kWideUnit log2(e); row sums over this lane's columns.
   float m_[kMmaM][2], l_[kMmaM][2];
-  float o_[kMmaM][Config::kDimV / 8][4];
+  float o_[kMmaM][Config::kAccColumns / 8][4];
 };
 
 template <class Config>

@@ -12,20 +12,26 @@
 
 namespace flashattn::cuda::sm80 {
 
-// ScoreMod: empty, where scores are only scaled, and not by a negative scale.
+// ScoreMod: empty, where scores are only scaled, and not by a negative scale. kDimSplit: warps that
+// share rows. A warp has registers for 256 columns of O of 16 rows; where V is wider each of the
+// warps computes all scores of the rows, and its part of the columns.
 template <class T_, int kDimQk_, int kDimV_, int kMmaM_, int kTileKv_, int kMinCtasPerSm_,
-          class ScoreMod_, int kWarps_ = 4>
+          class ScoreMod_, int kWarps_ = 4, int kDimSplit_ = 1>
 struct FwdConfig {
   using T = T_;
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the tiles; smaller heads are padded
   static constexpr int kMmaM = kMmaM_;                    // m16 operands per warp
   using ScoreMod = ScoreMod_;
   static constexpr int kWarps = kWarps_, kThreads = 32 * kWarps;
-  static constexpr int kTileQ = 16 * kMmaM * kWarps;
+  static constexpr int kDimSplit = kDimSplit_, kAccColumns = kDimV / kDimSplit;
+  static_assert(kDimSplit == 1 || kAccColumns % 32 == 0, "whole groups of columns");
+  static constexpr int kTileQ = 16 * kMmaM * kWarps / kDimSplit;
   static constexpr int kTileKv = kTileKv_;
   static constexpr int kMinCtasPerSm = kMinCtasPerSm_;  // limits registers
-  static constexpr bool kSkipEmptyWarps =
-      kMmaM == 1 && kWarps > 1 && kDimV <= 128;  // decoding with more than 16 rows runs here
+  static constexpr bool kSkipEmptyWarps = kMmaM == 1 && kWarps > 1 &&
+                                          (kDimV <= 128 ||
+                                           kDimSplit >
+                                               1);  // decoding with more than 16 rows runs here
 
   static constexpr bool kIsFp32 = std::is_same<T, float>::value;
   // fp32 uses 3xFP16, except where a row's largest weight may be dropped or belong to the sink: the

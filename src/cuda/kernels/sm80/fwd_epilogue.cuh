@@ -8,13 +8,22 @@
 
 namespace flashattn::cuda::sm80 {
 
-// The rows of the work tile that a warp computes.
+// The rows of the work tile, and the columns of O, that a warp computes.
 template <class Config>
 struct WarpRows {
   int lane_, warp_row_;
 
   __device__ __forceinline__ explicit WarpRows(uint32_t thread)
-      : lane_(thread % 32), warp_row_(thread / 32 * 16 * Config::kMmaM) {}
+      : lane_(thread % 32), warp_row_(thread / 32 / Config::kDimSplit * 16 * Config::kMmaM) {}
+
+  // The warp's share of the columns: every kDimSplit-th group of 32, see gemm_rs().
+  static __device__ __forceinline__ int dim_split_idx() {
+    return Config::kDimSplit == 1 ? 0 : no_hoist(threadIdx.x) / 32 % Config::kDimSplit;
+  }
+  // The first column of accumulator n, counted from the warp's first.
+  static __device__ __forceinline__ constexpr int column_of(int n) {
+    return n / 4 * 32 * Config::kDimSplit + n % 4 * 8;
+  }
 
   // The work tile's row of accumulator row g (half 0) or g + 8 (half 1).
   __device__ __forceinline__ int32_t row_of(int mma_m, int half) const {
@@ -96,9 +105,10 @@ struct RowEpilogue : FwdWorkTile {
 template <class Config>
 class FwdEpilogue : RowEpilogue, WarpRows<Config> {
   using WarpRows<Config>::lane_, WarpRows<Config>::row_of;
+  using WarpRows<Config>::column_of, WarpRows<Config>::dim_split_idx;
   using T = typename Config::T;
   using Tile = typename Config::OTile;
-  static constexpr int kMmaM = Config::kMmaM, kColumns = Config::kDimV;
+  static constexpr int kMmaM = Config::kMmaM, kColumns = Config::kAccColumns;
   using Accumulator = float[kMmaM][kColumns / 8][4];
   using RowStats = float[kMmaM][2];  // rows g, g + 8
 
@@ -133,7 +143,7 @@ class FwdEpilogue : RowEpilogue, WarpRows<Config> {
       if (Config::kIsFp32 || is_fp32()) single_kv = single_key(r, sum);
       if (single_kv >= 0) sum = 1.0f;
       scale *= add_sink(r, row_max, sum);
-      store_lse(r, row_max, sum);
+      if (dim_split_idx() == 0) store_lse(r, row_max, sum);
     }
     if (Config::ScoreMod::template kHas<Dropout> && !is_split_) {
       scale *= Dropout::keep_scale(params_.dropout_threshold);
@@ -160,6 +170,7 @@ class FwdEpilogue : RowEpilogue, WarpRows<Config> {
  private:
   // single_kv: single_key() of the row that the lane normalised.
   __device__ __forceinline__ void store_fp32(const Accumulator& o, int32_t single_kv) const {
+    const int first_column = dim_split_idx() * 32 + lane_ % 4 * 2;
 #pragma unroll
     for (int x = 0; x < kMmaM * 2; ++x) {
       const int32_t key = __shfl_sync(~0u, single_kv, lane_ - lane_ % 4 + x);
@@ -168,7 +179,7 @@ class FwdEpilogue : RowEpilogue, WarpRows<Config> {
       float* const out = fp32_row(r);
 #pragma unroll
       for (int n = 0; n < kColumns / 8; ++n) {
-        const int column = n * 8 + lane_ % 4 * 2;
+        const int column = first_column + column_of(n);
         if (column >= params_.problem.dim_v) break;
         *reinterpret_cast<float2*>(out + column) =
             make_float2(o[x / 2][n][x % 2 * 2], o[x / 2][n][x % 2 * 2 + 1]);
@@ -176,7 +187,9 @@ class FwdEpilogue : RowEpilogue, WarpRows<Config> {
       if (key < 0) continue;
       const char* const value = value_of<sizeof(T)>(key);
 #pragma unroll 1
-      for (int column = lane_ % 4 * 2; column < params_.problem.dim_v; column += 8) {
+      for (int n = 0; n < kColumns / 8; ++n) {
+        const int column = first_column + column_of(n);
+        if (column >= params_.problem.dim_v) break;
         *reinterpret_cast<float2*>(out + column) =
             PackedPair<T>::load(value + column * sizeof(T)).to_float2();
       }
@@ -184,10 +197,12 @@ class FwdEpilogue : RowEpilogue, WarpRows<Config> {
   }
 
   __device__ __forceinline__ void store_o_smem(const Accumulator& o) const {
-    const uint32_t first = o_tile_.chunk(row_of(0, 0), 0) + lane_ % 4 * 4;
+    const uint32_t first =
+        Tile::advance(o_tile_.chunk(row_of(0, 0), 0), dim_split_idx() * 4) + lane_ % 4 * 4;
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
-      const uint32_t to = Tile::advance(first, n);  // rows 8 apart have the same swizzle
+      const uint32_t to =
+          Tile::advance(first, column_of(n) / 8);  // rows 8 apart have the same swizzle
 #pragma unroll
       for (int x = 0; x < kMmaM * 2; ++x) {
         ptx::store_shared(to + x * 8 * Tile::kRowBytes,

@@ -6,8 +6,9 @@
 
 namespace flashattn::cuda::sm80 {
 
-// Rows of a forward kernel's work tile: 128 (kLarge), 64 (kMedium), 32 with KV tiles of 64 keys
-// (kSmall) or fewer (kTiny); the decode kernel has 16, and many or few stages of K and V.
+// Rows of a forward kernel's work tile: 128 (kLarge), 64 (kMedium; 32 of the largest heads, where
+// shared memory has no room for more), 32 with KV tiles of 64 keys (kSmall) or fewer (kTiny); the
+// decode kernel has 16, and many or few stages of K and V.
 enum class Size { kDeepPipeline, kShallowPipeline, kTiny, kSmall, kMedium, kLarge };
 
 struct ForwardEntry {
@@ -37,6 +38,10 @@ inline bool same_heads(const ForwardEntry& a, const ForwardEntry& b) {
   return a.dim_qk == b.dim_qk && a.dim_v == b.dim_v;
 }
 inline bool same_heads(const BackwardEntry& a, const BackwardEntry& b) { return a.dim == b.dim; }
+
+// Heads above 256 have kernels for any score modification alone: beside products of this size it
+// costs little.
+inline bool has_plain_kernels(const Problem& p) { return p.dim_qk <= 256 && p.dim_v <= 256; }
 
 // Whether a kernel computes the problem's dtype and head sizes.
 inline bool takes(const BackwardEntry& e, const Problem& p, bool modified) {
