@@ -35,8 +35,8 @@ struct BwdConfig {
   using KvTile = SmemTile<kTileKv, kDim, sizeof(T)>;
   using QTile = SmemTile<kTileQ, kDim, sizeof(T)>;
   // Rows are keys, of 128 bytes at the least.
-  static constexpr int kMinColumns = 128 / sizeof(T);
-  using ScoreTile = SmemTile < kTileKv, kTileQ<kMinColumns ? kMinColumns : kTileQ, sizeof(T)>;
+  static constexpr int kScoreColumns = kTileQ * sizeof(T) < 128 ? 128 / sizeof(T) : kTileQ;
+  using ScoreTile = SmemTile<kTileKv, kScoreColumns, sizeof(T)>;
   static constexpr int kRowStatBytes = 2 * kTileQ * 4;
   static constexpr int kStageBytes = 2 * QTile::kBytes;
   // One score tile per stage; with kDimSplit one more, of the P that two pairs read from each
