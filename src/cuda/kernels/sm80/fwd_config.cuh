@@ -29,8 +29,8 @@ struct FwdConfig {
   static constexpr int kTileKv = kTileKv_;
   static constexpr int kMinCtasPerSm = kMinCtasPerSm_;  // limits registers
   // Decoding with more than 16 rows runs here.
-  static constexpr bool kSkipEmptyWarps =
-      kMmaM == 1 && kWarps > 1 && (kDimV <= 128 || kDimSplit > 1);
+  static constexpr bool kSkipEmptyWarps = kMmaM == 1 && kWarps > 1 &&
+                                          (kDimV <= 128 || kDimSplit > 1);
 
   static constexpr bool kIsFp32 = std::is_same<T, float>::value;
   // fp32 uses 3xFP16, except where a row's largest weight may be dropped or belong to the sink: the
