@@ -26,7 +26,8 @@ class FlashattnConan(ConanFile):
     def export_sources(self):
         root = pathlib.Path(self.recipe_folder).resolve().parents[2]
         for pattern in ("src/*", "include/*.h", "meson.build", "meson_options.txt", "LICENSE",
-                        "bindings/c/*", "bindings/python/meson.build", "bindings/packaging/cmake/*"):
+                        "bindings/c/*", "bindings/python/meson.build",
+                        "bindings/packaging/cmake/*"):
             copy(self, pattern, src=str(root), dst=self.export_sources_folder)
 
     def validate(self):
