@@ -125,7 +125,7 @@ def test_examples(tmp_path, lib):
     (commands,) = programs("sh", text)
     commands = commands.replace("$(pkg-config --cflags --libs flashattn)",
                                 " ".join(flags(lib, "--cflags", "--libs")))
-    strict = "cc -std=c99 -Wall -Wextra -Wshadow -Wpedantic -Werror "
+    strict = "cc -O3 -std=c99 -Wall -Wextra -Wshadow -Wpedantic -Werror "
     shutil.copytree(EXAMPLES, tmp_path / "examples")
     out = run(["sh", "-ec", f"cd {tmp_path}/examples\n" + commands.replace("cc -O3 ", strict)],
               {"LD_LIBRARY_PATH": str(lib)})

@@ -79,12 +79,13 @@ def seconds(call: Callable[[], Any], rounds: int = 3) -> float:
 def main(prefix: int = 32768, sequences: int = 64) -> int:
     q, cache = make(prefix, sequences)
     (o, lse), (o_whole, lse_whole) = cascade(q, cache), whole(q, cache)
-    print(f"{sequences} sequences behind a prefix of {prefix} tokens, {HEADS} heads on {HEADS_KV} of "
-          f"{DIM}, fp32; {flashattn.devices()[0].name}")
+    print(f"{sequences} sequences behind a prefix of {prefix} tokens, {HEADS} heads on {HEADS_KV} "
+          f"of {DIM}, fp32; {flashattn.devices()[0].name}")
     print(f"o differs by at most {np.abs(o - o_whole).max():.1e}, "
           f"lse by {np.abs(lse - lse_whole).max():.1e}")
     each, once = seconds(lambda: whole(q, cache)), seconds(lambda: cascade(q, cache))
-    print(f"whole {1e3 * each:.1f} ms, cascade {1e3 * once:.1f} ms: {each / once:.1f} times as fast")
+    print(f"whole {1e3 * each:.1f} ms, cascade {1e3 * once:.1f} ms: {each / once:.1f} times as "
+          "fast")
     return 0
 
 
