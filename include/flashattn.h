@@ -671,7 +671,7 @@ typedef struct flashattn_append_kv_args {
   /* (batch, seqlen_kv, heads_kv, dim_v); the plan's dtype_kv; required with v. Likewise. */
   flashattn_tensor v_cache;
   /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with k and a cache of F8E4M3.
-   * Above 0: k / descale_k is rounded to nearest even, and 448 beyond. NULL: 1. */
+   * Above 0: k times 1 / descale_k is rounded to nearest even, and 448 beyond. NULL: 1. */
   flashattn_tensor descale_k;
   /* (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with v and a cache of F8E4M3.
    * Likewise. */
@@ -919,8 +919,8 @@ FLASHATTN_API int32_t flashattn_backward(const flashattn_plan *plan, const flash
 FLASHATTN_API int32_t flashattn_merge(const flashattn_plan *plan, const flashattn_merge_args *args,
                                       void *stream);
 
-/* Makes E4M3 of wider q, k and v: x = round(transform(x) / descale), to nearest even, a descale for
- * each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3, gives device,
+/* Makes E4M3 of wider q, k and v: transform(x) times 1 / descale, rounded to nearest even, a descale
+ * for each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3, gives device,
  * heads, dims, layout and descale_block. Needs no workspace. GPUs do not compute it yet.
  * UNSUPPORTED: such a GPU; PAGED_KV. */
 FLASHATTN_API int32_t flashattn_quantize(const flashattn_plan *plan,

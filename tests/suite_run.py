@@ -44,6 +44,7 @@ class Run:
         self.log = LOGS / "none.log"
         self.skipped: List[str] = []  # why, of the suite at work
         self.failed: List[str] = []  # which tests, of that suite
+        self.ahead: Optional[subprocess.Popen[bytes]] = None  # a build for later suites
 
     def call(self, command: List[str], env: Optional[Dict[str, str]] = None, timeout: int = 1800,
              check: bool = True) -> int:
@@ -67,7 +68,8 @@ class Run:
         """Configures, unless that was done with the same options, and builds build/NAME."""
         folder = BUILD / name
         stamp = folder / ".options"
-        wanted = "\n".join((str(ROOT), *options, *(env or {}).values()))
+        how = [value for name, value in (env or {}).items() if name != "PATH"]
+        wanted = "\n".join((str(ROOT), *options, *how))
         if not stamp.exists() or stamp.read_text() != wanted:
             shutil.rmtree(folder, ignore_errors=True)
             self.call(["meson", "setup", str(folder), "-Dpython=disabled", "-Dtests=true",

@@ -28,11 +28,11 @@ struct L2Swizzle {
             FastDivmod::of(static_cast<int32_t>(heads - last * width)), static_cast<int32_t>(last)};
   }
 
-  // Heads of the last group if tiles differ in length and `workers` run at once: two tiles for each
-  // worker. The long ones then start before half of the group's work is done, and the short ones
-  // even out the end.
-  static constexpr int64_t even_end(int32_t workers, int64_t tiles) {
-    return ceil_div(2 * static_cast<int64_t>(workers), std::max<int64_t>(tiles, 1));
+  // Heads of the last group if tiles differ in length and `resident` CTAs or clusters run at once:
+  // two tiles for each. The long ones then start before half of the group's work is done, and the
+  // short ones even out the end.
+  static constexpr int64_t even_end(int32_t resident, int64_t tiles) {
+    return ceil_div(2 * static_cast<int64_t>(resident), std::max<int64_t>(tiles, 1));
   }
 
   // Returns these groups with another number of tiles a head; empty if that is too many.

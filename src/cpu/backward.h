@@ -261,12 +261,12 @@ class BackwardTile : private KvTile {
     const float *lse = job_.lse_log2 + job_row, *delta = job_.delta + job_row;
     const int64_t stride = scratch_.tile_kv, at = row * stride;
     float *s = scratch_.s + at, *dp = scratch_.dp + at;
-    const bool capped = problem_.softcap != 0, dropout = problem_.dropout > 0;
+    const bool has_softcap = problem_.softcap != 0, dropout = problem_.dropout > 0;
     const Interval own = row_columns_[row / kMicroTileRows<kCompute>];
     float factor[kRows];
     for (int32_t r = 0; r < kRows; ++r) {
       finish_scores(rules, i + r, row + r, own,
-                    capped ? scratch_.derivative + r * stride : nullptr);
+                    has_softcap ? scratch_.derivative + r * stride : nullptr);
       factor[r] = rules.unit().log2;
       if (job_.softmax_base[job_row + r] == kInfinity) continue;
       to_exponents(s + r * stride, own, job_.softmax_base[job_row + r], factor[r]);
@@ -300,12 +300,12 @@ class BackwardTile : private KvTile {
           g[n] = select(p[n] == 0.0f, Floats{}, p[n] * (g[n] - splat(delta[r])));
           if (kMore && dropout) p[n] = apply_keep(p[n], keep);
           if (kMore && dbias) add_to_dbias(head, i + r, column, g[n]);
-          if (kMore && capped) g[n] *= load(scratch_.derivative + r * stride + column);
+          if (kMore && has_softcap) g[n] *= load(scratch_.derivative + r * stride + column);
         }
         store_p_ds<kRows>(row, first, p, g);
       }
     };
-    if (dropout || dbias || capped) {
+    if (dropout || dbias || has_softcap) {
       each(std::true_type{});
     } else {
       each(std::false_type{});

@@ -119,10 +119,10 @@ Choice choose() {
   }
   const Processor processor;
   const InstructionSet *best = nullptr, *left_out = nullptr;
-  bool capped = false;
+  bool is_named = false;
   for (const InstructionSet& set : kInstructionSets) {
     // The system is asked for nothing that is not used.
-    if (capped || !set.is_supported()) continue;
+    if (is_named || !set.is_supported()) continue;
     if (!wanted && !is_preferred(set.name, processor.vendor, processor.backend)) {
       left_out = &set;
       continue;
@@ -130,10 +130,10 @@ Choice choose() {
     if (set.request && !set.request()) continue;
     best = &set;
     left_out = nullptr;
-    capped = wanted && std::strcmp(wanted, set.name) == 0;
+    is_named = wanted && std::strcmp(wanted, set.name) == 0;
   }
   Choice choice = {&best->kernels(), {}};
-  if (capped) {
+  if (is_named) {
     std::snprintf(choice.reason, sizeof choice.reason, "%s is what FLASHATTN_CPU_ISA allows",
                   best->name);
     return choice;

@@ -17,15 +17,15 @@ template <class Add>
 FLASHATTN_INLINE Floats score_mod_columns(const ScoreMod& rules, int32_t i, int32_t first,
                                           int32_t begin, int32_t end, float* s, float* derivative,
                                           Add add) {
-  const bool capped = rules.softcap != 0;
-  const Floats factor = splat(capped ? rules.scale / rules.softcap : rules.scale * kPerNat);
+  const bool has_softcap = rules.softcap != 0;
+  const Floats factor = splat(has_softcap ? rules.scale / rules.softcap : rules.scale * kPerNat);
   const Floats cap = splat(rules.softcap * kPerNat), slope = splat(rules.slope * kPerNat);
   Floats top = splat(-kInfinity);
   const auto step = [&](int32_t column, auto vectors) {
     constexpr int kVectors = decltype(vectors)::value;
     Floats x[kVectors];
     for (int v = 0; v < kVectors; ++v) x[v] = load(s + column + v * kWidth) * factor;
-    if (capped) {
+    if (has_softcap) {
       tanh_each(x);
       for (int v = 0; v < kVectors; ++v) {
         if (derivative) store(derivative + column + v * kWidth, 1.0f - x[v] * x[v]);

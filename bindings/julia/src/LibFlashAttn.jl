@@ -795,7 +795,7 @@ Base.@kwdef struct flashattn_append_kv_args
     v_cache::flashattn_tensor = flashattn_tensor()
     """
     (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with k and a cache of F8E4M3.
-    Above 0: k / descale_k is rounded to nearest even, and 448 beyond. NULL: 1.
+    Above 0: k times 1 / descale_k is rounded to nearest even, and 448 beyond. NULL: 1.
     """
     descale_k::flashattn_tensor = flashattn_tensor()
     """
@@ -1338,8 +1338,8 @@ end
         stream::Ptr{Cvoid})::Int32
 
 ```text
-Makes E4M3 of wider q, k and v: x = round(transform(x) / descale), to nearest even, a descale for
-each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3, gives device,
+Makes E4M3 of wider q, k and v: transform(x) times 1 / descale, rounded to nearest even, a descale
+for each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3, gives device,
 heads, dims, layout and descale_block. Needs no workspace. GPUs do not compute it yet.
 UNSUPPORTED: such a GPU; PAGED_KV.
 ```

@@ -978,8 +978,8 @@ contents.
 int32_t flashattn_quantize(const flashattn_plan *plan, const flashattn_quantize_args *args,
     void *stream)
 
-Makes E4M3 of wider q, k and v: x = round(transform(x) / descale), to nearest even, a descale for
-each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3, gives device,
+Makes E4M3 of wider q, k and v: transform(x) times 1 / descale, rounded to nearest even, a descale
+for each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3, gives device,
 heads, dims, layout and descale_block. Needs no workspace. GPUs do not compute it yet.
 UNSUPPORTED: such a GPU; PAGED_KV.
 """,

@@ -48,9 +48,9 @@ BackwardParams BackwardKernels::params(const BackwardArgs& args, char* base, int
   const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_q) * problem_.q_heads_per_kv_head() *
                              (problem_.dim_qk * static_cast<int64_t>(4 + element) +
                               problem_.dim_v * static_cast<int64_t>(element));
-  const int32_t workers = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? main_.resident : 0;
+  const int32_t ctas = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? main_.resident : 0;
   p.swizzle = L2Swizzle::of(p.kv_heads(), p.kv_tiles, l2_bytes_ / std::max<int64_t>(head_bytes, 1),
-                            L2Swizzle::even_end(workers, p.kv_tiles));
+                            L2Swizzle::even_end(ctas, p.kv_tiles));
   p.by_heads_kv = FastDivmod::of(problem_.heads_kv);
   p.q_heads_per_kv_head = problem_.q_heads_per_kv_head();
 

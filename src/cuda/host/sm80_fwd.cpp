@@ -182,9 +182,9 @@ ForwardParams ForwardKernels::grid(const ReadyKernel<ForwardEntry>& choice,
   const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_kv) *
                              (problem_.dim_qk + problem_.dim_v) * dtype_size(problem_.dtype);
   const int64_t tiles = static_cast<int64_t>(p.q_tiles) * p.max_splits;
-  const int32_t workers = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? choice.resident : 0;
+  const int32_t ctas = problem_.has_mask(FLASHATTN_MASK_CAUSAL) ? choice.resident : 0;
   p.swizzle = L2Swizzle::of(p.work_heads(), tiles, l2_bytes_ / 2 / std::max<int64_t>(head_bytes, 1),
-                            L2Swizzle::even_end(workers, tiles));
+                            L2Swizzle::even_end(ctas, tiles));
   p.by_splits = FastDivmod::of(p.max_splits);
   p.by_head_tiles = FastDivmod::of(p.head_tiles);
   p.by_heads_kv = FastDivmod::of(problem_.heads_kv);

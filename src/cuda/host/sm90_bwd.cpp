@@ -177,8 +177,8 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   int64_t fitting = l2_bytes_ / (problem_.mask == 0 || ordered() ? 4 : 8) / head_bytes;
   if (ordered()) fitting = std::max(fitting, std::min<int64_t>(5, l2_bytes_ / 2 / head_bytes));
   const int64_t key_tiles = ceil_div(shape.seqlen_kv, entry.tile_kv);
-  const int32_t workers = multiprocessors_ / entry.cluster_size;
-  p.swizzle = L2Swizzle::of(kv_heads, key_tiles, fitting, L2Swizzle::even_end(workers, key_tiles));
+  const int32_t clusters = multiprocessors_ / entry.cluster_size;
+  p.swizzle = L2Swizzle::of(kv_heads, key_tiles, fitting, L2Swizzle::even_end(clusters, key_tiles));
   p.q_swizzle =
       p.swizzle.with_tiles(static_cast<int64_t>(p.max_q_tiles) * problem_.q_heads_per_kv_head());
   const int32_t items = p.swizzle.count();
@@ -186,7 +186,7 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   // would wait for each other: -10 %), or with GQA (Q, dO and dQ at work exceed L2: -7 %).
   const bool even = problem_.mask == 0 && !varlen_q && !varlen_kv && !ordered() &&
                     problem_.q_heads_per_kv_head() == 1 && entry.partial_bytes > 0;
-  p.stream_k = even ? StreamK::of(items, p.max_q_tiles, workers, kPartialCost, kLeastSaved)
+  p.stream_k = even ? StreamK::of(items, p.max_q_tiles, clusters, kPartialCost, kLeastSaved)
                     : StreamK::unsplit(items);
   // Early keys first, as they take longest under a causal mask; in order, late keys first, because
   // early ones wait for them.
@@ -209,7 +209,7 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   if (even) {
     // At least as many as any smaller shape needs.
     const int64_t steps = ceil_div(static_cast<int64_t>(items) * p.max_q_tiles, kPartialCost);
-    const int64_t most = std::min<int64_t>(workers, steps) * entry.cluster_size;
+    const int64_t most = std::min<int64_t>(clusters, steps) * entry.cluster_size;
     common.arrived_count = static_cast<int32_t>(most * entry.consumers);
     common.arrived = workspace.take<int32_t>(common.arrived_count);
     p.partials = workspace.take<float>(2 * most * entry.partial_bytes / 4);
@@ -218,7 +218,7 @@ BackwardParams BackwardKernels::params(const BackwardEntry& entry, const Backwar
   const bool early = starts_early(entry, args, p);
   if (early) p.preprocess = progress;
   // In order, or with an early start, no work item may be reserved for a CTA that has not started.
-  p.static_work_items = ordered() || early ? 0 : std::min(p.stream_k.work_items, workers);
+  p.static_work_items = ordered() || early ? 0 : std::min(p.stream_k.work_items, clusters);
   common.dout = rounded_dout(problem_, args, &workspace);
   *bytes = workspace.unaligned_bytes();
   return p;

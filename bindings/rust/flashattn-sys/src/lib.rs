@@ -1231,7 +1231,7 @@ pub struct flashattn_append_kv_args {
     /// (batch, seqlen_kv, heads_kv, dim_v); the plan's dtype_kv; required with v. Likewise.
     pub v_cache: flashattn_tensor,
     /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with k and a cache of F8E4M3.
-    /// Above 0: k / descale_k is rounded to nearest even, and 448 beyond. NULL: 1.
+    /// Above 0: k times 1 / descale_k is rounded to nearest even, and 448 beyond. NULL: 1.
     pub descale_k: flashattn_tensor,
     /// (batch, heads_kv, ceil(seqlen_kv / descale_block)); f32; optional with v and a cache of F8E4M3.
     /// Likewise.
@@ -1703,8 +1703,8 @@ extern "C" {
         stream: *mut c_void,
     ) -> i32;
 
-    /// Makes E4M3 of wider q, k and v: x = round(transform(x) / descale), to nearest even, a descale for
-    /// each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3, gives device,
+    /// Makes E4M3 of wider q, k and v: transform(x) times 1 / descale, rounded to nearest even, a descale
+    /// for each descale_block tokens of a head. The plan, whose dtype or dtype_kv is F8E4M3, gives device,
     /// heads, dims, layout and descale_block. Needs no workspace. GPUs do not compute it yet.
     /// UNSUPPORTED: such a GPU; PAGED_KV.
     ///
