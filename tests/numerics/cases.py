@@ -419,8 +419,7 @@ def many_keys():
 
 
 def latent():
-    """Latent attention, whose V is the first part of K's rows, with one KV head; and heads as large
-    as kernels take."""
+    """Latent attention: V is the first part of K's rows, of one head. And the largest heads."""
     base = Case(batch=2, seqlen_q=1, seqlen_kv=150, heads_q=5, heads_kv=1, dim_qk=576, dim_v=512,
                 dtype="bf16", v_in_k=True)
     for n, dtype in enumerate(DTYPES):
