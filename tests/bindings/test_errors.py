@@ -255,7 +255,7 @@ def test_names_are_those_of_the_header():
         "bias": lambda: flashattn.attention(X, X, X, bias=np.zeros((2, 9), np.float32)),
         "page_table": lambda: flashattn.attention_paged(X, pool, pool, [[0, 4], [1, 2]], [16, 16]),
         "heads_kv": lambda: flashattn.check(dtype="float32", heads_q=1, heads_kv=2, dim_qk=8),
-        "dim_v": lambda: flashattn.check(dtype="float32", heads_q=1, dim_qk=8, dim_v=600),
+        "dim_v": lambda: flashattn.check(dtype="float32", heads_q=1, dim_qk=8, dim_v=1100),
         "dtype_o": lambda: flashattn.check(dtype="float16", dtype_o="bfloat16", heads_q=1,
                                            dim_qk=8),
         "max_total_kv": lambda: flashattn.check(dtype="float32", heads_q=1, dim_qk=8,
