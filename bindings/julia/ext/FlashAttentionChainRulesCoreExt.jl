@@ -120,8 +120,11 @@ function shaped_rule(shape, q, k, v, scores...; options...)
             "LuxLib's function where they are needed"))
         dout isa Union{Nothing,AbstractZero} && return none
         dq, dk, dv, dbias, dsink = back(reshape(dout, size(o)))
-        dbias isa AbstractZero || (dbias = unmasked(dbias, bias))
-        floats(bias) || (dbias = NoTangent())
+        if !floats(bias)  # scores were hidden by a mask alone
+            dbias = NoTangent()
+        elseif !(dbias isa AbstractZero)
+            dbias = unmasked(dbias, bias)
+        end
         return (NoTangent(), restore(call, dq, q), restore(call, dk, k), restore(call, dv, v),
                 (dbias, dsink)[1:length(scores)]...)
     end

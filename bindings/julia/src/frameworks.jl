@@ -217,8 +217,8 @@ function masked(bias, mask, q::AbstractArray, k::AbstractArray)
     for (name, x) in (("bias", bias), ("mask", mask))
         x === nothing || all(map((n, whole) -> n in (1, whole), four_sizes(x), extents)) ||
             refuse(:BIAS, "bias",
-                "$name has size $(size(x)); expected (keys, queries, heads, batch) = $extents, 1 in " *
-                "any place to repeat it")
+                "$name has size $(size(x)); expected (keys, queries, heads, batch) = $extents, as a " *
+                "bias has, 1 in any place to repeat it")
     end
     bias === nothing || (bias = reshape(bias, four_sizes(bias)))
     mask === nothing || (mask = reshape(bytes(mask), four_sizes(mask)))
