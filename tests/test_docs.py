@@ -13,7 +13,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCS = ROOT / "bindings" / "docs"
 sys.path += [str(ROOT / "bindings"), str(DOCS)]
-import build  # noqa: E402
+import manual  # noqa: E402
 import programs  # noqa: E402
 import python_api  # noqa: E402
 
@@ -27,7 +27,7 @@ C_PROGRAMS = [(page.stem, number, block["code"]) for page in PAGES for number, b
 def _site(tmp_path_factory):
     pytest.importorskip("sphinx", reason="no Sphinx: it could not be installed for this Python")
     out = tmp_path_factory.mktemp("docs")
-    done = subprocess.run([sys.executable, str(DOCS / "build.py"), "--out", str(out)], cwd=ROOT,
+    done = subprocess.run([sys.executable, str(DOCS / "manual.py"), "--out", str(out)], cwd=ROOT,
                           capture_output=True, text=True, check=False)
     return out, done
 
@@ -37,7 +37,7 @@ def test_builds(site):
     out, done = site
     assert done.returncode == 0, done.stderr[-4000:]
     assert len(list((out / "html").glob("*.html"))) > len(PAGES)
-    assert list(build.dead_links(out / "html")) == []
+    assert list(manual.dead_links(out / "html")) == []
 
 
 WITH_PROGRAMS = [page for page in PAGES if programs.blocks(page.read_text("utf-8"))]
@@ -100,7 +100,7 @@ def test_a_failing_program_is_an_error_with_its_line(tmp_path):
 
 def test_a_program_of_the_repository_is_found_by_its_heading():
     def included(comment):
-        return build._program(re.match(r"(\S+?)(?:#(\S+))?$", comment))
+        return manual._program(re.match(r"(\S+?)(?:#(\S+))?$", comment))
 
     assert included("README.md#from-c").startswith("```c\n#include <flashattn.h>")
     assert included("bindings/julia/README.md#ten-lines").startswith("```julia\nusing Flash")
@@ -113,7 +113,7 @@ def test_dead_links_are_found(tmp_path):
                                      '<a href="a.html#here">y</a>'
                                      '<a href="https://x.example">z</a>')
     (tmp_path / "b.html").write_text('<a href="c.html">x</a><script src="https://x.example/y.js">')
-    found = sorted(build.dead_links(tmp_path))
+    found = sorted(manual.dead_links(tmp_path))
     assert len(found) == 3
     assert "b.html#there leads to no heading" in found[0] and "c.html leads to no file" in found[2]
     assert "<script> is fetched from" in found[1]

@@ -1,4 +1,4 @@
-"""Sphinx, for bindings/docs/build.py."""
+"""Sphinx, for bindings/docs/manual.py."""
 import pathlib
 import re
 
