@@ -24,8 +24,8 @@ from suite_run import BUILD, LOGS, ROOT, Count, Failed, Run, Skip
 ISAS = ("baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx")
 # Tests of bindings that compile a language's packages first.
 OTHER_LANGUAGES = ("test_julia", "test_rust")
-# Of the randomised configurations: the same in every run, so that a change is judged by what it
-# did.
+# The seed of the randomised configurations is the same in every run, so that a change is judged by
+# what it did.
 SEED = 234182091
 # Suites that --cuda runs, or their names: they install or build much before they test.
 LONG = ("torch", "jax", "languages", "docs", "wheel", "packaging", "mutations", "asan", "tsan",
@@ -191,7 +191,8 @@ def cuda_build(run: Run) -> pathlib.Path:
 
 def with_nvcc() -> Dict[str, str]:
     """An environment: most suites build as on a machine without nvcc."""
-    return {"PATH": os.environ["PATH"] + os.pathsep + os.environ.get("NVCC_FOLDER", "")}
+    return {"PATH": os.pathsep.join(
+        filter(None, (os.environ["PATH"], os.environ.get("NVCC_FOLDER"))))}
 
 
 def configure_cuda(run: Run, *targets: str) -> pathlib.Path:
@@ -241,9 +242,10 @@ def emulator(run: Run, backend: str, capability: str = "90", *some: str,
     left_out += [f"--deselect=tests/numerics/test_gpu_graphs.py::test_{what}[large]"
                  for what in ("forward", "backward")]
     # A third of the two longest lists; and what many rows in flight ask of the Hopper kernels.
-    few = {"starts": [n for n in range(200) if n % 3], "trees": [n for n in range(200) if n % 3]}
+    two_thirds = [n for n in range(200) if n % 3]
+    few = {"starts": two_thirds, "trees": two_thirds}
     if backend == "sm80":
-        few.update(many_queries=list(range(1, 10)), many_heads=list(range(1, 10)))
+        few.update(many_queries=range(1, 10), many_heads=range(1, 10))
     left_out += [f"--deselect=tests/numerics/test_listed.py::test_listed[{name}-{n}]"
                  for name, numbers in few.items() for n in numbers]
     return run.numerics("--device=cuda", *SIDE_BY_SIDE, *left_out, *some, env=env)

@@ -68,6 +68,7 @@ class Run:
         """Configures, unless that was done with the same options, and builds build/NAME."""
         folder = BUILD / name
         stamp = folder / ".options"
+        # Meson keeps the paths of the tools that it found: another PATH changes no build.
         how = [value for name, value in (env or {}).items() if name != "PATH"]
         wanted = "\n".join((str(ROOT), *options, *how))
         if not stamp.exists() or stamp.read_text() != wanted:

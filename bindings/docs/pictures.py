@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SM90 = ROOT / "src" / "cuda" / "kernels" / "sm90"
-# Of a multiprocessor, in a clock: 16-bit FLOPs of the tensor cores, 2^x, bytes of shared memory.
+# A multiprocessor does in a clock: 16-bit FLOPs of the tensor cores, 2^x, bytes of shared memory.
 TENSOR_FLOPS, EXP2, SHARED_BYTES = 4096, 16, 128
 INK, PAPER = "#1d2733", "#ffffff"
 COLOURS = {"full": "#8fb8de", "partial": "#f2c57c", "empty": "#eceff2", "qk": "#8fb8de",

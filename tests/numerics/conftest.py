@@ -100,7 +100,7 @@ def device(request):
     return opened
 
 
-def is_of(item, dtype):
+def has_dtype(item, dtype):
     case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
     return getattr(case, "dtype", "") == dtype
 
@@ -116,7 +116,7 @@ def pytest_collection_modifyitems(config, items):
     for races has no kernels of f16."""
     if config.getoption("--device") != "cpu":
         if os.environ.get("FLASHATTN_EMULATOR_RACES") == "1":
-            deselect(config, items, [item for item in items if is_of(item, "f16")])
+            deselect(config, items, [item for item in items if has_dtype(item, "f16")])
         return
     gpu = [item for item in items if item.path.name.startswith("test_gpu_")]
     if gpu:

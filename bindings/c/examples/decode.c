@@ -83,7 +83,7 @@ static int step(decode_engine *engine, conversation *talk, int turn, int n, cons
   return 1;
 }
 
-/* What was generated last and the prompts of a turn, packed. Returns how many tokens these are. */
+/* Packs the last generated tokens and the prompts of a turn. Returns the number of tokens. */
 static int32_t pack_prompts(const conversation *talk, int turn, int32_t *tokens,
                             int32_t *cu_seqlens) {
   int32_t total = 0;

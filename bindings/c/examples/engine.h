@@ -16,7 +16,7 @@ typedef struct {
 
 enum { PAGE_SIZE = 16 };
 
-/* Of the steps since the last call of engine_take_times. */
+/* Durations, summed over the steps since the last call of engine_take_times. */
 typedef struct {
   double attention; /* seconds; on a GPU the copies of q, k, v and o included */
   double rest;
@@ -36,7 +36,8 @@ int engine_step(decode_engine* engine, const int32_t* tokens, const int32_t* cu_
 engine_times engine_take_times(decode_engine* engine);
 int32_t engine_pages_in_use(const decode_engine* engine);
 
-/* What a step of one token a sequence runs. Its texts live as long as the engine. */
+/* Describes the kernel of a step of one token a sequence; its texts live as long as the engine.
+ * Returns whether it succeeded, and prints why not. */
 int engine_plan_info(const decode_engine* engine, flashattn_plan_properties* properties);
 
 #endif

@@ -32,7 +32,7 @@ holds, `nothing` without k and v.
 - `layout = :dhsb`, `cache_layout`: the order of q, k, v, and of the caches (that of q, k, v; pages
   `:dhsp`)
 - `descale_k`, `descale_v`, `descale_block`: Float32 (blocks, heads_kv, batch) of a cache of F8E4M3:
-  k / descale_k is rounded
+  k times 1 / descale_k is rounded
 - `q_out`: written and returned as q; q itself will do
 - `lens_out`: (batch,) Int32, written and returned; lens_kv itself is incremented in place
 
@@ -146,7 +146,7 @@ function appending(given::Dict{Symbol,Any}, caches::Dict{Symbol,Any}, options::D
             refuse(:SIZE, "$(name)_cache", "$(name)_cache has size $(size(t.array)), k_cache " *
                                            "$(size(cache.array)); only their first may differ")
     end
-    # What is left out is as what is given.
+    # An array that is left out counts as one of those that are given.
     dim_qk = first(in_order(Base.merge(tensors, caches), (:k, :q, :v)))[2].dim
     dims = Dict(:dim_qk => dim_qk, :dim_v => haskey(caches, :v) ? caches[:v].dim : dim_qk,
                 :heads_q => haskey(tensors, :q) ? tensors[:q].heads : cache.heads,

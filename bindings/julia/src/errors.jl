@@ -70,7 +70,7 @@ function refuse_keyword(name::Symbol, known, help = "attention")
     given = String(name)
     likely(other) = length(other) > 3 && occursin(other, given) ||
                     length(given) > 3 && distance(given, other) <= 2
-    meant = sort(filter(likely, String[map(String, known)...]), by = other -> distance(given, other))
+    meant = sort(filter(likely, String[String(name) for name in known]), by = other -> distance(given, other))
     # Only what this function takes.
     there = get(ELSEWHERE, name, "")
     hint = any(word -> Symbol(word) in known, split(there, r"[ ;,]+")) || name === :nheads ?

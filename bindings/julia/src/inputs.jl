@@ -182,7 +182,7 @@ function sequences(cu::AbstractVector, longest::Union{Nothing,Integer}, side::St
     if longest === nothing
         storage(cu) isa Array || cu isa AbstractRange || refuse(:LENGTHS, "seqlen$side",
             "max_seqlen$side is needed where cu_seqlens$side lies on a device")
-        # What decreases is the library's to refuse.
+        # The library refuses sums that decrease.
         longest = reduce(max, diff(Int64.(cu)); init = 0)
     end
     return length(cu) - 1, longest

@@ -82,14 +82,14 @@ end
     descale = 0.25f0 .+ rand(Float32, 5, 2, 3)
     append_kv!(k8, v8, lens, k, v; descale_k = descale, descale_block = 4)
     for (b, n) in enumerate(lens), i in 1:2, h in 1:2
-        scaled = k[:, h, i, b] ./ descale[cld(n + i, 4), h, b]
+        scaled = k[:, h, i, b] .* inv(descale[cld(n + i, 4), h, b])
         @test float32.(k8[:, h, n + i, b]) == float32.(F8E4M3.(scaled))
         @test float32.(v8[:, h, n + i, b]) == float32.(F8E4M3.(v[:, h, i, b]))
     end
     half = append_kv!(BFloat16.(first(caches())), nothing, lens, BFloat16.(k); lens_q = [1, 2, 0])
     @test half.lens_kv == [4, 2, 15]
 
-    # What is refused, before anything is written.
+    # Calls are refused before anything is written.
     k_cache, v_cache = caches()
     before = copy(k_cache)
     refused(text, reason, field, f) = check_refusal(f, :ERROR_INVALID_ARGUMENT, reason, field, text)

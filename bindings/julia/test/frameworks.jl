@@ -45,7 +45,7 @@ const NNLIB, LUXLIB = FlashAttention.dot_product_attention, FlashAttention.scale
     long = randn(Float32, 12, 131, 1)
     @test near(NNLIB(q[:, :, 1:1], long, long; nheads = 2, return_scores = true)[2],
                nnlib_reference(q[:, :, 1:1], long, long; nheads = 2)[2], 1e-5)
-    # What NNlib has not: attention's options, and fewer heads of k and v.
+    # NNlib has neither attention's options nor fewer heads of k and v.
     few = NNLIB(q, k[1:4, :, :], v[1:2, :, :]; nheads = 3, nheads_kv = 1, causal = true)[1]
     split(x, n) = reshape(x, :, n, size(x)[2:end]...)
     @test split(few, 3) == attention(split(q, 3), split(k[1:4, :, :], 1), split(v[1:2, :, :], 1);

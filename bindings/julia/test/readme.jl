@@ -28,7 +28,7 @@ end
 end
 
 @testset "the recipe of the JLL" begin
-    # What BinaryBuilder would be asked for.
+    # The recipe asks a stand-in for BinaryBuilder.
     recipe = Module()
     Core.eval(recipe, quote
         GitSource(url, commit) = (url, commit)

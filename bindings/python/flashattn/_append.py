@@ -56,7 +56,7 @@ def append_kv(k_cache: Any, v_cache: Any, lens_kv: Any, k: Any = None, v: Any = 
     layout, cache_layout  order of dimensions of q, k, v ("bshd", "bhsd"; packed "thd"), and of the
                 cache ("bshd"; pages "pshd")
     descale_k, descale_v  float32, broadcast to (batch, heads_kv, blocks) of descale_block tokens
-                (0: all), of an 8-bit cache: k / descale_k is rounded
+                (0: all), of an 8-bit cache: k times 1 / descale_k is rounded
     q_out       written and returned as q; q itself will do. None: one is made
     lens_out    (batch,) int32, written and returned: lens_kv itself is incremented in place. None:
                 one is made
@@ -153,7 +153,8 @@ class _Call:
         self.dtype_kv = kinds.pop()
 
     def heads(self) -> Tuple[int, int, int, int]:
-        """heads_q, heads_kv, dim_qk, dim_v of the plan. What is left out is as what is given."""
+        """heads_q, heads_kv, dim_qk, dim_v of the plan. An array that is left out counts as one of
+        those that are given."""
         q, k, v = (self.tensors.get(name) for name in "qkv")
         cache_k, cache_v = (self.caches.get(name) for name in "kv")
         heads_kv = next(iter(self.caches.values())).heads

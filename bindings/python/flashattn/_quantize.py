@@ -37,8 +37,8 @@ def quantize(q: Any = None, k: Any = None, v: Any = None, *, descale_block: int 
              lens_kv: Any = None, starts_kv: Any = None, threads: int = 0,
              parallel: Any = None) -> Quantized:
     """float8_e4m3fn with float32 descales from float32, float16 or bfloat16, in host memory:
-    element = round(x / descale), with the largest magnitude of a head, or of descale_block tokens,
-    at 448.
+    element = round(x * (1 / descale)), with the largest magnitude of a head, or of descale_block
+    tokens, at 448.
 
         made = flashattn.quantize(q, k, v, descale_block=64)
         o = flashattn.attention(*made[:3], dtype_o="bfloat16", descale_block=64,

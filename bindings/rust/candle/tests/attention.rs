@@ -83,7 +83,7 @@ fn a_sink_and_its_gradient() -> Result<()> {
     assert_same(&o, &attention(&q, &k, &v, &how)?, &[&q, &sink], 4e-6)?;
     let o = options.forward(&q.detach(), &k.detach(), &v.detach())?;
     assert_same(&o, &attention(&q, &k, &v, &how)?, &[&sink], 4e-6)?;
-    // Of another type, and twice from one graph.
+    // The sink has another type, and one graph gives its gradient twice.
     let half = Var::from_tensor(&sink.to_dtype(DType::BF16)?)?;
     let o = Attention::new(0.25).sink(&half).forward(&q, &k, &v)?.sum_all()?;
     let (first, second) = (o.backward()?, o.backward()?);

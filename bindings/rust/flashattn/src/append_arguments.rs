@@ -101,7 +101,7 @@ impl<'a, T: Element> AppendInputs<'a, T> {
         /// tokens.
         page_table: i32;
         /// (batch, heads_kv, ceil(seqlen_kv / descale_block)), above 0: a cache of F8E4M3 gets
-        /// k / descale_k. Left out: 1.
+        /// k times 1 / descale_k. Left out: 1.
         descale_k: f32;
         /// (batch, heads_kv, ceil(seqlen_kv / descale_block)). Likewise.
         descale_v: f32;

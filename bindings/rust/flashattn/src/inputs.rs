@@ -210,7 +210,7 @@ pub(crate) fn sequences(
     // SAFETY: the methods of both fields take arrays of i32 only, borrowed for the call and longer.
     let longest = match (bound, unsafe { cu.host::<i32>() }) {
         (Some(longest), _) => longest,
-        // What decreases is the library's to refuse.
+        // The library refuses sums that decrease.
         (None, Some(cu)) => {
             let lengths = cu.windows(2).map(|w| i64::from(w[1]) - i64::from(w[0]));
             usize::try_from(lengths.max().unwrap_or(0)).unwrap_or(0)

@@ -48,7 +48,7 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, how: &Scores<'_>) -> Result
     if how.softcap > 0.0 {
         scores = ((scores / how.softcap)?.tanh()? * how.softcap)?;
     }
-    // Of query i and key j: how far the key lies after the query.
+    // The distance of key j behind query i.
     let after = |n: usize| {
         let (i, j) = ((n / seqlen_kv) as i64, (n % seqlen_kv) as i64);
         j - (i + seqlen_kv as i64 - seqlen_q as i64)
