@@ -9,6 +9,10 @@ Steps, each with a limit of its own in seconds after a colon, if wanted (numeric
     hopper     the smoke tests with the Hopper backend required (a refusal is a failure)
     memcheck   hostile device data under compute-sanitizer
     torch      tests/pytorch
+    jax        tests/xla with JAX's arrays on the GPU
+    programs:FOLDER   every program NN_*.py of a folder, each with --device
+    papers     the bench's preset of that name
+    cost       what an eager call from PyTorch takes beside its kernel
     accuracy   after numerics: tests/data/accuracy.txt with this GPU's lines
     bench:PRESET[:WORDS]   rows of a preset, beside --base where it is given, without peers
     peers:PRESET[:WORDS]   the same beside the peers that are installed
@@ -66,8 +70,32 @@ def bench(run: Run, arguments: argparse.Namespace, preset: str, words: str, alon
     command += ["--alone"] if alone else []
     command += ["--baseline", f"base={library('base')}"] if arguments.base else []
     run.call(command, environment(), limit)
+    return show(run)
+
+
+def papers(run: Run, arguments: argparse.Namespace, limit: int) -> str:
+    run.call([sys.executable, "tests/bench/bench.py", "--device", arguments.device, "--preset",
+              "papers", "--csv", str(run.log.with_suffix(".csv"))], environment(), limit)
+    return show(run)
+
+
+def cost(run: Run, arguments: argparse.Namespace, limit: int) -> str:
+    run.call([sys.executable, "tests/bench/torch_cost.py", "--device", arguments.device],
+             environment(), limit)
+    return show(run)
+
+
+def show(run: Run) -> str:
     print(run.log.read_text(encoding="utf-8")[-3500:], flush=True)
     return "see the log"
+
+
+def programs(run: Run, arguments: argparse.Namespace, folder: str, limit: int) -> str:
+    for path in sorted(pathlib.Path(folder).glob("[0-9][0-9]_*.py")):
+        if run.call([sys.executable, str(path), "--device", arguments.device], environment(), limit,
+                    check=False):
+            run.failed.append(path.name)
+    return f"{len(run.failed)} failed"
 
 
 def step(run: Run, arguments: argparse.Namespace, name: str, words: List[str], limit: int) -> str:
@@ -85,13 +113,19 @@ def step(run: Run, arguments: argparse.Namespace, name: str, words: List[str], l
         "memcheck": lambda: tests(f"{numerics}/test_hostile.py", device, jobs=1,
                                   under="compute-sanitizer --error-exitcode 9"),
         "torch": lambda: tests("tests/pytorch", jobs=min(arguments.jobs, 6)),
+        "jax": lambda: tests("tests/xla", jobs=min(arguments.jobs, 4),
+                             JAX_PLATFORMS=f"{arguments.device},cpu",
+                             XLA_PYTHON_CLIENT_PREALLOCATE="false"),
+        "programs": lambda: programs(run, arguments, ":".join(words), limit),
+        "papers": lambda: papers(run, arguments, limit),
+        "cost": lambda: cost(run, arguments, limit),
         "bench": lambda: bench(run, arguments, words[0], " ".join(words[1:]), True, limit),
         "peers": lambda: bench(run, arguments, words[0], " ".join(words[1:]), False, limit),
     }
     if name == "accuracy":
         run.call([sys.executable, "-m", "tests.numerics.accuracy", "--write"], environment(), limit)
         return str(shutil.copy(ROOT / "tests" / "data" / "accuracy.txt", arguments.out))
-    if name not in steps or (name in ("bench", "peers")) != bool(words):
+    if name not in steps or (name in ("bench", "peers", "programs")) != bool(words):
         raise Failed("no such step; --help names them")
     return steps[name]()
 
