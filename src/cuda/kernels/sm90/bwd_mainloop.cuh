@@ -38,7 +38,7 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
         this->begin(q_coord, kind, q_state_.count);
         if (kind != kNoTile) this->zero_k_tail(q_state_, k_address_ - consumer_ * 64 * 128);
       }
-      if (Config::kPrefetchS) start_s_gemm(s, kind != kNoTile);
+      if (Config::kPrefetchS) start_s_gemm(s, kind != kNoTile, [] {});
       if (Config::kIsDropout) score_mod_.prefetch(prefetched, q_coord);
     };
     const auto mainloop = [&] {
@@ -68,9 +68,11 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
   using STiles = SAccum[kMmasN];  // S of a Q tile, then its dP
 
   // Issues S of the Q tile at q_state_, without a branch, as other WGMMAs may be in flight. If
-  // `valid` is false, nothing uses the result.
-  __device__ __forceinline__ void start_s_gemm(STiles& s, bool valid) const {
+  // `valid` is false, nothing uses the result. load(): what is loaded before, under the WGMMAs.
+  template <class Load>
+  __device__ __forceinline__ void start_s_gemm(STiles& s, bool valid, Load load) const {
     storage_.q.consumer_wait_if(valid, q_state_);
+    load();
     for_each_mma_n([&](auto mma_n) {
       this->template gemm_ss<kDim>(s[mma_n], k(), valid ? this->q(q_state_, mma_n) : k());
     });
@@ -92,11 +94,12 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
     STiles& dp = s;
     PFragment p[kMmasN], p_for_ds[kMmasN], ds[kMmasN];
     typename BwdScoreMod<Config>::Lse lse;
-    if (!Config::kPrefetchS) start_s_gemm(s, true);
+    // lse is loaded before S is complete, where registers allow: 1 % faster.
+    const auto load_first_lse = [&] { score_mod_.load_lse(lse, at.stage()); };
+    if (!Config::kPrefetchS) start_s_gemm(s, true, load_first_lse);
     if (!Config::kIsDropout) score_mod_.prefetch(prefetched, q_coord);
     for_each_mma_n([&](auto mma_n) {
-      // Loaded before S is complete, where registers allow: 1 % faster.
-      score_mod_.load_lse(lse, at.stage(), mma_n);
+      if (Config::kPrefetchS || mma_n > 0) score_mod_.load_lse(lse, at.stage(), mma_n);
       if (!Config::kPrefetchS && mma_n == 0) wait_and_fence(s);
       score_mod_.template compute_p<kMasked>(s[mma_n], lse, p[mma_n], p_for_ds[mma_n], prefetched,
                                              q_coord, kind, at.stage(), q_state_.count, mma_n);
@@ -127,7 +130,7 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
       this->gemm_rs(dkdv_.dk, ds[mma_n], this->q(at, mma_n));
     });
     q_state_.advance();
-    if (Config::kPrefetchS) start_s_gemm(s, q_state_.count != work_tile().iter_end);
+    if (Config::kPrefetchS) start_s_gemm(s, q_state_.count != work_tile().iter_end, [] {});
     advance(q_coord, kind, prefetched);
     ptx::wgmma_wait<Config::kPrefetchS ? kMmasN : 0>();
     ptx::reg_fence(dkdv_.dk);

@@ -143,7 +143,7 @@ class FwdFp8Mainloop : FwdSoftmax<Config> {
   __device__ __forceinline__ bool softmax(int32_t n) {
     if constexpr (kIsRuntime) {
       apply_descales(n);
-      score_mod().template modify<false>(s_, n * kTileKv);
+      score_mod().modify(s_, n * kTileKv, false);
     }
     if constexpr (kMasked) {
       this->apply_masks(n);

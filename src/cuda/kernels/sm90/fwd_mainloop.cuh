@@ -18,6 +18,7 @@ class FwdMainloop : FwdSoftmax<Config> {
   using Base::kv_tiles_, Base::softmax_base_, Base::s_, Base::s_half_;
   using Base::params_, Base::q_state_, Base::storage_, Base::warpgroup_;
   static constexpr int kStages = Config::kStages;
+  static constexpr bool kBaseRises = !Config::kHasAlibi;
   using KvState = PipelineState<kStages>;
   using typename Base::AlibiRows, typename Base::AlibiTile;
   using TileDropoutSigns = typename Base::ScoreMod::TileDropoutSigns;
@@ -35,12 +36,11 @@ class FwdMainloop : FwdSoftmax<Config> {
   }
 
  private:
-  // How a step gets from Q K^T to P. kRedo and kOnline update the base; the other paths use a fixed
-  // one. From kPlain on, every row sees every key of the tile.
+  // How a step gets from Q K^T to P. kOnline updates the base; the other paths use a fixed one.
+  // From kPlain on, every row sees every key of the tile. A redone work tile has kOnline steps only.
   enum class ScorePath {
-    kRedo,         // kOnline for a redone tile
     kOnline,       // masks, every score modification, and an update of the base
-    kMasked,       // masks and every score modification
+    kMasked,       // masks and every score modification; tile 0 may raise the base: kBaseRises
     kPlain,        // scale
     kSoftcap,      // softcap
     kAlibi,        // ALiBi
@@ -102,18 +102,12 @@ class FwdMainloop : FwdSoftmax<Config> {
         n = kv_tiles_.last_visible(work_tile(), n, first);
         first_step(n--, kv_state_, lower, redo);
       }
-      if (redo) {
 #pragma unroll 1
-        for (; (n = kv_tiles_.last_visible(work_tile(), n, fixed_end)) >= fixed_end; --n)
-          step<ScorePath::kRedo>(s_, n);
-      } else {
-#pragma unroll 1
-        for (; (n = kv_tiles_.last_visible(work_tile(), n, fixed_end)) >= fixed_end; --n)
-          step<ScorePath::kOnline>(s_, n);
-      }
+      for (; (n = kv_tiles_.last_visible(work_tile(), n, fixed_end)) >= fixed_end; --n)
+        step<ScorePath::kOnline>(s_, n);
       if constexpr (!Config::kOnlineSoftmax) {
         for (int mi = 0; mi < 2; ++mi) softmax_base_[mi] = base(mi);  // fixed from here on
-        n = fixed_base_steps(n, full);
+        n = fixed_base_steps(n, kBaseRises ? max(full, 1) : full);
         const int32_t whole_begin = upper ? first + 1 : first;
 #pragma unroll 1
         for (; n >= whole_begin; --n) step<ScorePath::kMasked>(s_, n);
@@ -135,19 +129,18 @@ class FwdMainloop : FwdSoftmax<Config> {
   __device__ __forceinline__ void first_step(int32_t n, const KvState& state, bool lower_half,
                                              bool redo) {
     storage_.k.consumer_wait(state);
-    if (redo) {
-      first_step<KvHalf::kBoth, true>(s_, n, state);
-    } else if (Config::kHalfTiles && lower_half) {
-      if constexpr (Config::kHalfTiles) first_step<KvHalf::kLower, false>(s_half_, n, state);
+    if (Config::kHalfTiles && lower_half && !redo) {
+      if constexpr (Config::kHalfTiles) first_step<KvHalf::kLower>(s_half_, n, state, false);
     } else {
-      first_step<KvHalf::kBoth, false>(s_, n, state);
+      first_step<KvHalf::kBoth>(s_, n, state, redo);
     }
     // A KV tile with a tail is the first of the work tile, and its stage is kv_state_.
     if (params_.kv_has_tail && (n + 1) * kTileKv > work_tile().len.kv) zero_v_tail(n);
   }
 
-  template <KvHalf kHalf, bool kRedo, int kCount>
-  __device__ __forceinline__ void first_step(float (&s)[kCount], int32_t n, const KvState& state) {
+  template <KvHalf kHalf, int kCount>
+  __device__ __forceinline__ void first_step(float (&s)[kCount], int32_t n, const KvState& state,
+                                             bool redo) {
     gemm_qk<kHalf>(s, state);
     reset_accumulators();
     TileDropoutSigns signs;
@@ -159,26 +152,26 @@ class FwdMainloop : FwdSoftmax<Config> {
     if constexpr (Config::kHasAlibi) {
       AlibiTile alibi = score_mod().alibi_tile(score_mod().alibi_rows(), n);
       float base_bias[2] = {0.0f, 0.0f};
-      if (!kRedo && warpgroup_tile().fixed_base_end > 0 && alibi.is_linear) {
+      if (!redo && warpgroup_tile().fixed_base_end > 0 && alibi.is_linear) {
         score_mod().max_alibi_bias(base_bias);
         // The predicted base is lowered: P has more range above the base than below.
         for (float& peak : base_bias) peak -= kBaseSlack;
       } else {
-        score_mod().template modify<kRedo>(s, n * kTileKv);
+        score_mod().modify(s, n * kTileKv, redo);
         alibi = {1.0f, {0.0f}};  // modify() has applied ALiBi
       }
       apply_masks<kHalf>(s, n);
-      this->template update_base<kRedo>(s, alibi.scale, base_bias);
-      if constexpr (kRedo) {
-        this->exp2_exact(s);
+      this->update_base(s, alibi.scale, base_bias, redo);
+      if (redo) {
+        this->exp2_online(s, true);
       } else {
         this->exp2_alibi_abs(s, alibi);
       }
     } else {
-      score_mod().template modify<kRedo>(s, n * kTileKv);
+      score_mod().modify(s, n * kTileKv, redo);
       apply_masks<kHalf>(s, n);
-      this->template update_base<kRedo>(s, to_base_units<kRedo>(), {0.0f, 0.0f});
-      exp2_online<kRedo>(s);
+      this->update_base(s, to_base_units(redo), {0.0f, 0.0f}, redo);
+      this->exp2_online(s, redo);
     }
     score_mod().apply_dropout(s_, n);
     pack_p<kHalf>(s, signs);
@@ -188,10 +181,12 @@ class FwdMainloop : FwdSoftmax<Config> {
   // of the other warpgroups.
   template <ScorePath kPath, KvHalf kHalf = KvHalf::kBoth, int kCount>
   __device__ __forceinline__ void step(float (&s)[kCount], int32_t n, const AlibiRows& alibi = {}) {
+    constexpr bool kRaises =
+        kPath == ScorePath::kMasked && kHalf == KvHalf::kBoth && kBaseRises;
     const KvState v_state = kv_state_;
     kv_state_.advance();
     const bool last = n == warpgroup_tile().kv_begin;
-    constexpr bool kIsOnline = kPath == ScorePath::kOnline || kPath == ScorePath::kRedo;
+    constexpr bool kIsOnline = kPath == ScorePath::kOnline;
     storage_.k.consumer_wait(kv_state_);
     this->warp_scheduler_sync();
     gemm_qk<kHalf>(s, kv_state_);
@@ -208,7 +203,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     this->consumer_release(storage_.k, kv_state_);
     if (Config::kSeparateO && last) release_q();
     if (Config::kWaitPvFirst) wait_pv(v_state);
-    float o_scale[2];
+    float o_scale[2] = {1.0f, 1.0f};
     if constexpr (kPath == ScorePath::kAlibi) {
       this->exp2_alibi(s, alibi_tile);
     } else if constexpr (kPath == ScorePath::kAlibiPaired) {
@@ -216,20 +211,32 @@ class FwdMainloop : FwdSoftmax<Config> {
     } else if constexpr (kPath == ScorePath::kSoftcap) {
       this->exp2_softcap();
     } else {
-      constexpr bool kRedo = kPath == ScorePath::kRedo;
-      score_mod().template modify<kRedo>(s, n * kTileKv + Base::template kFirstKey<kHalf>);
+      const bool redo = kIsOnline && work_tile().redo_online;
+      score_mod().modify(s, n * kTileKv + Base::template kFirstKey<kHalf>, redo);
       if constexpr (kPath != ScorePath::kPlain) apply_masks<kHalf>(s, n);
       if constexpr (kIsOnline) {
-        this->template update_base<kRedo>(s, to_base_units<kRedo>(), {0.0f, 0.0f}, o_scale);
-        exp2_online<kRedo>(s);
+        this->update_base(s, to_base_units(redo), {0.0f, 0.0f}, redo, o_scale);
+        this->exp2_online(s, redo);
       } else {
+        if constexpr (kRaises) {
+          if (n == 0) raise_to_first_keys(o_scale);
+        }
         this->exp2_scaled(s, softmax_base_);
       }
     }
     score_mod().apply_dropout(s_, n);
     if (!Config::kWaitPvFirst) wait_pv(v_state);
     pack_p<kHalf>(s, signs);
-    if constexpr (kIsOnline) rescale_o(o_scale);
+    if constexpr (kIsOnline || kRaises) rescale_o(o_scale);
+  }
+
+  // Trained models give the first keys of a sequence scores far above those of all others. Tile 0
+  // is visited last: if one of its first 8 keys exceeds the base by more than the slack, the base
+  // rises. Otherwise P would overflow, and the whole work tile would be redone. With ALiBi the
+  // first keys have the lowest bias, and the base does not rise.
+  __device__ __forceinline__ void raise_to_first_keys(float (&o_scale)[2]) {
+    const float first_keys[4] = {s_[0], s_[1], s_[2], s_[3]};
+    this->update_base(first_keys, to_base_units(false), {0.0f, 0.0f}, false, o_scale);
   }
 
   __device__ __forceinline__ void wait_pv(const KvState& v_state) {
@@ -249,18 +256,8 @@ class FwdMainloop : FwdSoftmax<Config> {
   }
 
   // Factor from the scores that modify() leaves to the units of softmax_base_.
-  template <bool kRedo>
-  __device__ __forceinline__ float to_base_units() const {
-    return Config::kIsRuntime || kRedo ? 1.0f : Base::ScoreMod::exponent_scale(params_);
-  }
-
-  template <bool kRedo, int kCount>
-  __device__ __forceinline__ void exp2_online(float (&s)[kCount]) {
-    if constexpr (kRedo) {
-      this->exp2_exact(s);
-    } else {
-      this->exp2_scaled(s, {base(0), base(1)});
-    }
+  __device__ __forceinline__ float to_base_units(bool redo) const {
+    return Config::kIsRuntime || redo ? 1.0f : Base::ScoreMod::exponent_scale(params_);
   }
 
   __device__ __forceinline__ void reset_accumulators() {

@@ -36,16 +36,16 @@ class FwdScoreMod {
   }
 
   // Turns Q K^T of the keys from `key` on into scores. If the scale is the only modification,
-  // exponent_scale() applies it instead. kRedo: scores of a redone tile, rounded, in units of
+  // exponent_scale() applies it instead. redo: scores of a redone tile, rounded, in units of
   // kWideUnit log2(e).
-  template <bool kRedo, int kCount>
-  __device__ __forceinline__ void modify(float (&s)[kCount], int32_t key) const {
-    constexpr bool kWide = kRedo && !Config::kIsRuntime;
-    constexpr float unit = kWide ? 1.0f / kWideUnit : 1.0f;
+  template <int kCount>
+  __device__ __forceinline__ void modify(float (&s)[kCount], int32_t key, bool redo) const {
+    const bool wide = redo && !Config::kIsRuntime;
+    const float unit = wide ? 1.0f / kWideUnit : 1.0f;
     const float left =
         ScoreMod::forward(SLayout(), s, scale(params_) * unit, params_.problem,
                           [&](auto member) { return this->make(member, key, unit); });
-    if (Config::kIsRuntime ? left != 1.0f : kWide && !Config::kHasAlibi) {
+    if (Config::kIsRuntime ? left != 1.0f : wide && !Config::kHasAlibi) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) s[i] = __fmul_rn(s[i], left);
     }

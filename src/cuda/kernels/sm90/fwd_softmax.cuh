@@ -62,29 +62,36 @@ class FwdSoftmax : protected FwdConsumer<Config> {
 
   // Raises each row's base to the tile's maximum, max(s) * c + base_bias, if that exceeds it by
   // more than the slack; paired rows rise together. o_scale: factor for O and the row sum.
-  template <bool kRedo, int kCount>
+  template <int kCount>
   __device__ __forceinline__ void update_base(const float (&s)[kCount], float c,
-                                              const float (&base_bias)[2], float (&o_scale)[2]) {
+                                              const float (&base_bias)[2], bool redo,
+                                              float (&o_scale)[2]) {
     float row_max[2];
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
-      float top[4];  // four chains hide latency
+      constexpr int kChains = kCount < 16 ? kCount / 4 : 4;  // four chains hide latency
+      float top[kChains];
 #pragma unroll
       for (int i = 0; i < kCount / 4; ++i) {
         const float x = fmaxf(s[4 * i + 2 * mi], s[4 * i + 2 * mi + 1]);
-        top[i % 4] = i < 4 ? x : fmaxf(top[i % 4], x);
+        top[i % kChains] = i < kChains ? x : fmaxf(top[i % kChains], x);
       }
-      float all = fmaxf(fmaxf(top[0], top[1]), fmaxf(top[2], top[3]));
+#pragma unroll
+      for (int x = kChains / 2; x > 0; x /= 2) {
+#pragma unroll
+        for (int i = 0; i < x; ++i) top[i] = fmaxf(top[i], top[i + x]);
+      }
+      float all = top[0];
       all = fmaxf(all, __shfl_xor_sync(~0u, all, 1));
       all = fmaxf(all, __shfl_xor_sync(~0u, all, 2));
       row_max[mi] = fmaf(all, c, base_bias[mi]);
     }
     // In a redone tile P is at most 1, as O may have overflowed.
-    constexpr float slack = kRedo ? 0.0f : kBaseSlack / kScoreUnit;
-    const float unit = log2_unit(kRedo);
+    const float slack = redo ? 0.0f : kBaseSlack / kScoreUnit;
+    const float unit = log2_unit(redo);
     bool keep[2] = {!(row_max[0] > softmax_base_[0] + slack),
                     !(row_max[1] > softmax_base_[1] + slack)};
-    if (!kRedo && score_mod().paired_rows()) {
+    if (score_mod().paired_rows()) {
       const float gap = score_mod().paired_base_gap();
       // A row past the last query must not change the bits of the row it is paired with.
       if (work_tile().query + row() + 8 >= work_tile().query_end) row_max[1] = -INFINITY;
@@ -103,11 +110,11 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     }
   }
 
-  template <bool kRedo, int kCount>
+  template <int kCount>
   __device__ __forceinline__ void update_base(const float (&s)[kCount], float c,
-                                              const float (&base_bias)[2]) {
+                                              const float (&base_bias)[2], bool redo) {
     float o_scale[2];
-    update_base<kRedo>(s, c, base_bias, o_scale);
+    update_base(s, c, base_bias, redo, o_scale);
   }
 
   // Turns scores into P = 2^exponent(score, i) and adds them to the row sums. The sum of a tile
@@ -132,13 +139,21 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     exp2_and_sum(s, [&](float x, int i) { return fmaf(x, c, -bases[i / 2 % 2]); });
   }
 
-  // P of a redone tile: the base is subtracted exactly, from rounded scores.
+  // P of a step that has updated the base. In a redone tile the base is subtracted exactly, from
+  // rounded scores.
   template <int kCount>
-  __device__ __forceinline__ void exp2_exact(float (&s)[kCount]) {
-    // base() would overflow near FLT_MAX.
-    const float top[2] = {softmax_base_[0] == -INFINITY ? 0.0f : softmax_base_[0],
-                          softmax_base_[1] == -INFINITY ? 0.0f : softmax_base_[1]};
-    exp2_and_sum(s, [&](float x, int i) { return __fsub_rn(x, top[i / 2 % 2]) * kWideUnit; });
+  __device__ __forceinline__ void exp2_online(float (&s)[kCount], bool redo) {
+    float c = ScoreMod::exponent_scale(params_), bases[2] = {base(0), base(1)};
+    if (redo) {
+      // base() would overflow near FLT_MAX.
+      const float top[2] = {softmax_base_[0] == -INFINITY ? 0.0f : softmax_base_[0],
+                            softmax_base_[1] == -INFINITY ? 0.0f : softmax_base_[1]};
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) s[i] = __fsub_rn(s[i], top[i / 2 % 2]) * kWideUnit;
+      c = 1.0f;
+      bases[0] = bases[1] = 0.0f;
+    }
+    exp2_and_sum(s, [&](float x, int i) { return fmaf(x, c, -bases[i / 2 % 2]); });
   }
 
   // P with ALiBi for keys on either side of the rows.
