@@ -20,6 +20,9 @@ constexpr int32_t kShortQueries = 64;  // up to here the portable kernels pack h
 ScoreModKind score_mod_of(const Problem& p) {
   const bool has_softcap = p.softcap != 0, has_alibi = p.has_bias(FLASHATTN_BIAS_ALIBI);
   const bool has_dropout = p.dropout_threshold() != 0;
+  // In fp32 o shows whether the weight of a row's only key is exactly 1, as in runtime kernels.
+  if (has_block_mask_alone(p) && p.scale >= 0 && p.dtype_o != FLASHATTN_DTYPE_F32)
+    return ScoreModKind::kBlockMask;
   if (needs_runtime_kernel(p) || p.scale < 0 || has_softcap + has_alibi + has_dropout > 1)
     return ScoreModKind::kRuntime;
   return has_softcap   ? ScoreModKind::kSoftcap
@@ -141,13 +144,19 @@ SoftcapPolynomials softcap_of(const Problem& p) {
   return cap;
 }
 
-const char* const kScoreModNames[] = {"",         "_softcap", "_alibi", "_softcap_alibi",
-                                      "_dropout", "_runtime"};
+const char* const kScoreModNames[] = {
+    "", "_softcap", "_alibi", "_softcap_alibi", "_dropout", "_block_mask", "_runtime"};
 
 bool needs_runtime_kernel(const Problem& p) {
   constexpr uint32_t kHaveKernels = FLASHATTN_BIAS_ALIBI;
   return (p.bias & ~kHaveKernels) != 0 || p.has_mask(FLASHATTN_MASK_BLOCKS) ||
          p.dropout_threshold() > UINT16_MAX;
+}
+
+bool has_block_mask_alone(const Problem& p) {
+  return p.has_mask(FLASHATTN_MASK_BLOCKS) && !p.has_mask(FLASHATTN_MASK_TREE) && p.bias == 0 &&
+         p.softcap == 0 && p.dropout_threshold() == 0 && p.dim_qk <= kMaxBlockMaskDim &&
+         p.dim_v <= kMaxBlockMaskDim;
 }
 
 ForwardKernels::ForwardKernels(const Problem& problem, const Device& device)

@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warpgroup == 0) {
     ptx::setmaxnreg_dec<Config::kProducerRegisters>();
     const int32_t warp = threadIdx.x / 32;
-    if (!(Config::kIsRuntime && warp == 1) && !ptx::elect()) return;
+    if (!(Config::kHasBlockMask && warp == 1) && !ptx::elect()) return;
     const uint32_t start = ptx::shared_address(shared);
     if (warp == 0) BwdProducer<Config>(params, start, storage).run();
     if (warp == 1) {

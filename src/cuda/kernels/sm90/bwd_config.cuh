@@ -20,14 +20,18 @@ struct BwdTileConfig {
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;  // of the WGMMAs; TMA pads with 0
   static constexpr int kTileQ = kTileQ_, kTileKv = kTileKv_;
   using ScoreMod = ScoreMod_;
-  // kIsRuntime: dense bias, block mask, any combination.
-  static constexpr bool kIsRuntime = ScoreMod::kReadsMemory;
+  // kIsRuntime: dense bias, any combination.
+  static constexpr bool kIsRuntime = ScoreMod::kIsRuntime && ScoreMod::kReadsMemory;
+  // kHasBlockMask: Q tiles that a block mask hides are left out. kSplitsBlockMask: each consumer
+  // asks for its own keys.
+  static constexpr bool kHasBlockMask = ScoreMod::template kHas<BlockMask>;
+  static constexpr bool kSplitsBlockMask = kHasBlockMask && !kIsRuntime;
   static constexpr bool kIsDropout = !kIsRuntime && ScoreMod::template kHas<Dropout>;
   static constexpr bool kHasScoreMod = ScoreMod::kModifiesScores;
   static constexpr bool kSeparatePForDs =
       kHasScoreMod || kIsDropout;  // P for dS differs from P for dV
   static constexpr bool kCoordHasHead =
-      kIsRuntime || kIsDropout;         // q_coord includes the head of the group
+      kHasBlockMask || kIsDropout;      // q_coord includes the head of the group
   static constexpr int kConsumers = 2;  // warpgroups that hold dK and dV
   static constexpr int kPanelsQk = kDimQk / 64, kPanelsV = kDimV / 64;
   static constexpr int kKBytes = kTileKv * kDimQk * 2;
@@ -68,10 +72,15 @@ struct BwdSmallHeadConfig : BwdTileConfig<T, kDim_, kDim_, kTileQ, 128, ScoreMod
   static constexpr int kMainBytes = kDelta + kStages * kRowStatBytes;
 };
 
+// Stages of K of the kernel below. Bits of a block mask leave no room for a second of 128 columns.
+template <int kDim, class ScoreMod>
+constexpr int kBwdKStages =
+    kDim == 128 && !ScoreMod::kIsRuntime && ScoreMod::template kHas<BlockMask> ? 1 : 2;
+
 // The kernel of bwd_mainloop.cuh: a third warpgroup computes dQ.
 template <class T, int kDim, int kTileQ, class ScoreMod>
 struct BwdConfig : BwdSmallHeadConfig<T, kDim, kTileQ, ScoreMod, kDim * kTileQ == 64 * 64 ? 4 : 2,
-                                      2, kTileQ * kDim / (64 * 64)> {
+                                      kBwdKStages<kDim, ScoreMod>, kTileQ * kDim / (64 * 64)> {
   static constexpr int kMmaN = 64;  // queries per WGMMA
   static constexpr bool kConsumersComputeDq = false;
   static constexpr bool kInlinePostprocess = true;  // the dQ warpgroup has time for it
@@ -79,7 +88,9 @@ struct BwdConfig : BwdSmallHeadConfig<T, kDim, kTileQ, ScoreMod, kDim * kTileQ =
   static constexpr bool kEarlyReleaseV = true;  // after the last dP, so that the next V can load
   // A consumer skips Q tiles that see none of its keys: 1 to 3 % faster under masks. D = 64 would
   // lose 3 %.
-  static constexpr bool kSkipMaskedTiles = kDim == 128 && !ScoreMod::kReadsMemory;
+  static constexpr bool kSkipMaskedTiles =
+      kDim == 128 && (ScoreMod::template kHas<BlockMask> ? !ScoreMod::kIsRuntime
+                                                         : !ScoreMod::kReadsMemory);
   static constexpr int kDqSubtilesAtOnce = 1;
   static constexpr int kThreads = 128 * 4;
   // Registers per thread: those of the four warpgroups add up to at most 512.
@@ -88,7 +99,8 @@ struct BwdConfig : BwdSmallHeadConfig<T, kDim, kTileQ, ScoreMod, kDim * kTileQ =
   // S of the next Q tile is issued before dK of this one is done, where registers allow.
   static constexpr bool kPrefetchS = kDim == 64;
   // Registers do not hold dP, P for dV and P for dS: the latter is staged in the buffer of dS.
-  static constexpr bool kStagePInDs = kDim == 128 && !ScoreMod::kIsPlain;
+  static constexpr bool kStagePInDs =
+      kDim == 128 && (ScoreMod::kIsRuntime || ScoreMod::template kHas<Dropout>);
 
   static_assert(kTileQ == 64 || kDim == 64,
                 "a dQ subtile is 64 x 64: only one of kTileQ and kDim may exceed 64");
@@ -191,6 +203,12 @@ constexpr int kQTileSpans = Config::kSkipMaskedTiles ? Config::kConsumers : 1;
 
 // A KV tile of a KV head, with all Q tiles of its GQA group that see some of its keys. The CTAs of
 // a cluster have the same work tiles, except for the keys.
+// Spans of keys that a block mask is looked up for, and the words that hold a bit of each Q tile.
+template <class Config>
+constexpr int kBlockMaskSpans = Config::kSplitsBlockMask ? Config::kConsumers : 1;
+template <class Config>
+constexpr int kBlockMaskWords = Config::kHasBlockMask ? kMaxBlockMaskTiles / 32 : 1;
+
 template <class Config>
 struct BwdWorkTile {
   int32_t end;  // not 0: there are no more work tiles
@@ -209,9 +227,11 @@ struct BwdWorkTile {
   // Stream-K, see StreamK::Partial. partials == 1: the KV tile is not split.
   int32_t split_tile, partial, first_partial, partials;
   Interval partial_tiles;
-  // Block mask: bit (head of the group) * tiles + tile: whether a query of the Q tile sees a key.
-  // Tiles count from q_tiles.begin.
-  uint32_t visible_tiles[Config::kIsRuntime ? kMaxBlockMaskTiles / 32 : 1];
+  // Block mask: bit (head of the group) * tiles + tile, of each span of keys: whether a query of the
+  // Q tile sees a key; whether every query sees every key. Tiles count from q_tiles.begin.
+  uint32_t visible_tiles[kBlockMaskSpans<Config>][kBlockMaskWords<Config>];
+  uint32_t full_tiles[kBlockMaskSpans<Config>]
+                     [Config::kSplitsBlockMask ? kBlockMaskWords<Config> : 1];
 };
 
 // A dQ tile that this CTA converts once all KV tiles have been added to it.
@@ -376,15 +396,25 @@ __device__ __forceinline__ void for_each_work_tile(BwdSharedStorage<Config>& sto
 // q_coord with kCoordHasHead: (head of the GQA group) * kCoordHead + Q tile.
 constexpr int32_t kCoordHead = kMaxRuntimeTiles, kCoordTileMask = kCoordHead - 1;
 
+// The place of a Q tile in visible_tiles and full_tiles. head: of the GQA group.
+template <class Config>
+__device__ __forceinline__ int32_t block_mask_bit(const volatile BwdWorkTile<Config>& work_tile,
+                                                  int32_t head, int32_t tile) {
+  return head * (work_tile.q_tiles.end - work_tile.q_tiles.begin) + tile - work_tile.q_tiles.begin;
+}
+
 // Whether the block mask leaves a visible key in the Q tile.
 template <class Config>
 __device__ __forceinline__ bool is_visible(const volatile BwdWorkTile<Config>& work_tile,
                                            const BackwardParams& params, int32_t head,
                                            int32_t tile) {
-  if (!Config::kIsRuntime || !(params.common.problem.mask & FLASHATTN_MASK_BLOCKS)) return true;
-  const int32_t bit =
-      head * (work_tile.q_tiles.end - work_tile.q_tiles.begin) + tile - work_tile.q_tiles.begin;
-  return work_tile.visible_tiles[bit / 32] >> bit % 32 & 1;
+  if (!Config::kHasBlockMask || !(params.common.problem.mask & FLASHATTN_MASK_BLOCKS)) return true;
+  const int32_t bit = block_mask_bit(work_tile, head, tile);
+  uint32_t visible = 0;
+#pragma unroll
+  for (int span = 0; span < kBlockMaskSpans<Config>; ++span)
+    visible |= work_tile.visible_tiles[span][bit / 32];
+  return visible >> bit % 32 & 1;
 }
 
 // The Q tile after `tile`; q_tiles.begin follows the last.

@@ -97,7 +97,8 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
     // lse is loaded before S is complete, where registers allow: 1 % faster.
     const auto load_first_lse = [&] { score_mod_.load_lse(lse, at.stage()); };
     if (!Config::kPrefetchS) start_s_gemm(s, true, load_first_lse);
-    if (!Config::kIsDropout) score_mod_.prefetch(prefetched, q_coord);
+    if (Config::kSplitsBlockMask ? kMasked && (kind & Base::kPartlyMasked) : !Config::kIsDropout)
+      score_mod_.prefetch(prefetched, q_coord);
     for_each_mma_n([&](auto mma_n) {
       if (Config::kPrefetchS || mma_n > 0) score_mod_.load_lse(lse, at.stage(), mma_n);
       if (!Config::kPrefetchS && mma_n == 0) wait_and_fence(s);

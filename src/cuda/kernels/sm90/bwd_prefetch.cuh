@@ -29,7 +29,13 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
     DenseBiasColumns bias_columns;
     uint32_t bias[kTileQ / 8][4];  // of the first columns
   };
-  using TilePrefetch = std::conditional_t<Config::kIsRuntime, RuntimePrefetch, Signs>;
+  // Kernels with a block mask alone.
+  struct BlockMaskPrefetch {
+    uint32_t visible_bits;  // as above
+  };
+  using TilePrefetch =
+      std::conditional_t<Config::kIsRuntime, RuntimePrefetch,
+                         std::conditional_t<Config::kHasBlockMask, BlockMaskPrefetch, Signs>>;
 
   __device__ __forceinline__ BwdPrefetch(const BackwardParams& params, uint32_t shared,
                                          BwdSharedStorage<Config>& storage, int32_t consumer)
@@ -42,9 +48,13 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
                                                     first_key(), this->q_tile_of(q_coord) * kTileQ,
                                                     lane());
     }
+    static_assert(!Config::kHasBlockMask || kTileQ == 64,
+                  "kTileQ must be 64: visible_bits and keep_bits have one bit per element of a lane");
+    if constexpr (Config::kSplitsBlockMask) {
+      prefetched.visible_bits =
+          block_mask_bits(this->q_tile_of(q_coord), q_head_of(q_coord));
+    }
     if constexpr (Config::kIsRuntime) {
-      static_assert(!Config::kIsRuntime || kTileQ == 64,
-                    "kRuntime needs kTileQ == 64: keep_bits has one bit per element of a lane");
       const int32_t tile = this->q_tile_of(q_coord);
       const int32_t head = q_head_of(q_coord);
       prefetched.bias_columns = {nullptr, 0, 0};

@@ -126,43 +126,63 @@ __device__ __forceinline__ bool plan_work_tile(const BackwardParams& params, int
   return true;
 }
 
-// Finds the Q tiles of a work tile that the block mask leaves visible, one tile per lane.
+// Finds the Q tiles of a work tile that the block mask leaves visible, one tile per lane. Loops are
+// rolled, and little is kept from tile to tile: this warp has few registers.
 template <class Config>
 __device__ __forceinline__ void find_visible_tiles(const BackwardParams& params,
                                                    volatile BwdWorkTile<Config>& work_tile) {
+  constexpr int kSpans = kBlockMaskSpans<Config>, kSpanKeys = Config::kClusterTileKv / kSpans;
   const Problem& problem = params.common.problem;
   const Inputs& in = params.common.args.inputs;
   const int32_t lane = threadIdx.x % 32;
   __syncwarp();  // one lane wrote the work tile
   const int32_t tiles = max(work_tile.q_tiles.end - work_tile.q_tiles.begin, 0);
-  uint32_t hidden = 0;
+  const int32_t words = (tiles * params.common.q_heads_per_kv_head + 31) / 32;
 #pragma unroll 1
-  for (int32_t first = 0; first < tiles * params.common.q_heads_per_kv_head; first += 32) {
-    const bool inside = first + lane < tiles * params.common.q_heads_per_kv_head;
-    bool visible = false;
-    if (inside) {
-      const int32_t head = (first + lane) / tiles;
-      const int32_t query = ((first + lane) % tiles + work_tile.q_tiles.begin) * Config::kTileQ;
-      const int32_t last = min(query + Config::kTileQ, work_tile.len.q) - 1;
+  for (int32_t n = 0; n < kSpans * words; ++n) {
+    const int32_t span = kSpans == 1 ? 0 : n / words, word = n - span * words;
+    const Interval keys = cluster_keys<Config>(work_tile);
+    const int32_t begin = keys.begin + span * kSpanKeys, end = min(begin + kSpanKeys, keys.end);
+    const int32_t head = (word * 32 + lane) / tiles;
+    bool visible = false, full = head < params.common.q_heads_per_kv_head && begin < end;
+    if (full) {
+      const int32_t query =
+          (word * 32 + lane - head * tiles + work_tile.q_tiles.begin) * Config::kTileQ;
+      const int32_t y_end =
+          (min(query + Config::kTileQ, work_tile.len.q) - 1) / problem.block_q + 1;
       int32_t y = query / problem.block_q;
       const uint8_t* on = in.block_mask + work_tile.b * in.block_mask_stride_batch +
                           (work_tile.kv_head * params.common.q_heads_per_kv_head + head) *
                               in.block_mask_stride_head +
                           y * in.block_mask_stride_row;
+      // Ends where both are known.
 #pragma unroll 1
-      for (; y <= last / problem.block_q && !visible; ++y, on += in.block_mask_stride_row) {
+      for (; y < y_end && !(visible && !full); ++y, on += in.block_mask_stride_row) {
 #pragma unroll 1
-        for (int32_t x = cluster_keys<Config>(work_tile).begin / problem.block_kv;
-             x <= (cluster_keys<Config>(work_tile).end - 1) / problem.block_kv && !visible; ++x) {
-          visible = on[x];
+        for (int32_t x = begin / problem.block_kv;
+             x <= (end - 1) / problem.block_kv && !(visible && !full); ++x) {
+          const bool shown = on[x];
+          visible |= shown;
+          full &= shown && Config::kSplitsBlockMask;
         }
       }
     }
-    const uint32_t visible_tiles = __ballot_sync(~0u, visible);
-    hidden += __popc(__ballot_sync(~0u, inside && !visible));
-    if (lane == 0) work_tile.visible_tiles[first / 32] = visible_tiles;
+    const uint32_t some = __ballot_sync(~0u, visible), all = __ballot_sync(~0u, full);
+    if (lane == 0) {
+      work_tile.visible_tiles[span][word] = some;
+      if (Config::kSplitsBlockMask) work_tile.full_tiles[span][word] = all;
+    }
   }
-  if (lane == 0) work_tile.iter_end = work_tile.iter_end - hidden;
+  if (lane != 0) return;
+  int32_t hidden = tiles * params.common.q_heads_per_kv_head;
+#pragma unroll 1
+  for (int32_t word = 0; word < words; ++word) {
+    uint32_t some = 0;
+#pragma unroll
+    for (int span = 0; span < kSpans; ++span) some |= work_tile.visible_tiles[span][word];
+    hidden -= __popc(some);
+  }
+  work_tile.iter_end = work_tile.iter_end - hidden;
 }
 
 // Publishes work tile n (see is_split()), or the end of work, in a free stage. Returns false, and
@@ -194,7 +214,7 @@ __device__ __forceinline__ bool publish_work_tile(const BackwardParams& params,
       for (auto& span : work_tile.q_spans) span.full.end = kHasLargeLse;
     }
   }
-  if constexpr (Config::kIsRuntime) {
+  if constexpr (Config::kHasBlockMask) {
     const bool has_block_mask = params.common.problem.mask & FLASHATTN_MASK_BLOCKS;
     if (has_block_mask && !end) find_visible_tiles<Config>(params, work_tile);
   }
@@ -220,13 +240,15 @@ __device__ __forceinline__ void follow_leader_cta(const BackwardParams& params,
   }
 }
 
-// The dynamic tile scheduler, run by one thread, or by a whole warp in kernels of
-// ScoreModKind::kRuntime. wait(barrier, parity) waits, and may do other work meanwhile.
+// The dynamic tile scheduler, run by one thread, or by a whole warp in kernels with block masks.
+// wait(barrier, parity) waits, and may do other work meanwhile.
 template <class Config, class Wait>
 __device__ __forceinline__ void schedule_work_tiles(const BackwardParams& params,
                                                     BwdSharedStorage<Config>& storage, Wait wait) {
-  const bool leader = !Config::kIsRuntime || threadIdx.x % 32 == 0;
-  const auto broadcast = [&](int32_t x) { return Config::kIsRuntime ? __shfl_sync(~0u, x, 0) : x; };
+  const bool leader = !Config::kHasBlockMask || threadIdx.x % 32 == 0;
+  const auto broadcast = [&](int32_t x) {
+    return Config::kHasBlockMask ? __shfl_sync(~0u, x, 0) : x;
+  };
   if constexpr (Config::kTwoCta) {
     if (cta_rank<Config>() != 0) return follow_leader_cta(params, storage, leader, broadcast);
   }
@@ -262,14 +284,14 @@ __device__ __forceinline__ void schedule_work_tiles(const BackwardParams& params
 template <class Config>
 __device__ __forceinline__ void scheduler_warp(const BackwardParams& params,
                                                BwdSharedStorage<Config>& storage) {
-  const bool leader = !Config::kIsRuntime || threadIdx.x % 32 == 0;
+  const bool leader = !Config::kHasBlockMask || threadIdx.x % 32 == 0;
   if (leader) {
     wait_first_heads<Config>(params);
     wait_preprocessed(params, storage, 1);  // earlier kernels may write the lengths, too
   }
   if constexpr (Config::kInlinePostprocess) {
     const DqPostprocessScheduler<Config> dq_scheduler(params, storage);
-    const auto all = [](bool x) { return Config::kIsRuntime ? __all_sync(~0u, x) : x; };
+    const auto all = [](bool x) { return Config::kHasBlockMask ? __all_sync(~0u, x) : x; };
     schedule_work_tiles(params, storage, [&](Barrier& barrier, uint32_t parity) {
       while (!all(barrier.test(parity))) {
         if (leader) dq_scheduler.poll();

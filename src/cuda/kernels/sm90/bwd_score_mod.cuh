@@ -87,6 +87,9 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
         }
       }
       if constexpr (kMasked) mask(p, this->q_tile_of(q_coord) * kTileQ + mma_n * kMmaN);
+      if constexpr (kMasked && Config::kHasBlockMask) {
+        if (kind & Base::kPartlyMasked) apply_block_mask(p, prefetched.visible_bits);
+      }
       const uint32_t ds_slot = PipelineState<Config::kDsStages>{count}.stage();
       if constexpr (Config::kIsDropout) {
         const uint32_t staged_p = this->ds_address(ds_slot, mma_n);
@@ -329,6 +332,12 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
 #pragma unroll
       for (int k = 0; k < kColumnsAtOnce; ++k) apply(2 * k + half, mask.pair((n + k) * 8));
     }
+  }
+
+  // Zeros P that the block mask hides.
+  static __device__ __forceinline__ void apply_block_mask(Operand& p, uint32_t visible_bits) {
+#pragma unroll
+    for (int i = 0; i < kMmaN / 4; ++i) p[i] &= BitMask{visible_bits >> i % 2 * 16}.pair(i / 2);
   }
 
   // Zeros P where a query does not see a key.

@@ -61,6 +61,7 @@ class BwdWarpgroupBase {
     const WorkTileState at{taken};
     storage_.work.consumer_wait(at);
     constexpr int kWords = sizeof(BwdWorkTile<Config>) / 4;
+    static_assert(kWords <= 128, "each thread of a warpgroup copies one word");
     const int32_t n = no_hoist(threadIdx.x) % 128;
     if (n < kWords) {
       reinterpret_cast<uint32_t*>(&storage_.consumer_work_tile[consumer_])[n] =
@@ -92,9 +93,9 @@ class BwdWarpgroupBase {
 
   // Kinds of a Q tile, as bits. kFull: every query sees every key. kLast: it is the work tile's
   // last. kFullyMasked: no query sees a key of this warpgroup. kLargeLse: rows may have a
-  // BackwardParams::softmax_base.
+  // BackwardParams::softmax_base. kPartlyMasked: a block mask hides some of the warpgroup's keys.
   static constexpr uint32_t kNoTile = 0, kValid = 1, kFull = 2, kLast = 4, kFullyMasked = 8,
-                            kLargeLse = 16;
+                            kLargeLse = 16, kPartlyMasked = 32;
 
   // Consumers iterate over q_coord: a Q tile and, with kCoordHasHead, a head of the GQA group.
   static __device__ __forceinline__ int32_t q_tile_of(int32_t q_coord) {
@@ -107,8 +108,8 @@ class BwdWarpgroupBase {
   // Sets q_coord and its kind to the first Q tile of the work tile. count: Q tiles done before.
   __device__ __forceinline__ void begin(int32_t& q_coord, uint32_t& kind, uint32_t count) const {
     q_coord = work_tile().first_q_tile;
-    kind = next_kind(q_tile_of(q_coord), count);
-    if (!Config::kIsRuntime || kind == kNoTile || is_visible_at(q_coord)) return;
+    kind = next_kind(q_coord, count);
+    if (!Config::kHasBlockMask || kind == kNoTile || is_visible_at(q_coord)) return;
     advance(q_coord, kind, count);
   }
 
@@ -124,11 +125,12 @@ class BwdWarpgroupBase {
     } else {
       q_coord = next_q_tile(work_tile(), q_coord);
     }
-    kind = next_kind(q_tile_of(q_coord), count);
+    kind = next_kind(q_coord, count);
   }
 
   // The kind of a Q tile. count: Q tiles done before it, in this work tile and earlier ones.
-  __device__ __forceinline__ uint32_t next_kind(int32_t tile, uint32_t count) const {
+  __device__ __forceinline__ uint32_t next_kind(int32_t q_coord, uint32_t count) const {
+    const int32_t tile = q_tile_of(q_coord);
     const uint32_t left = work_tile().iter_end - count;
     if (left == 0) return kNoTile;
     const int32_t full_end = full().end;
@@ -138,6 +140,12 @@ class BwdWarpgroupBase {
     if constexpr (Config::kSkipMaskedTiles) {
       const volatile Interval& any = work_tile().q_spans[consumer_].any;
       if (tile < any.begin || tile >= any.end) kind |= kFullyMasked;
+    }
+    if constexpr (Config::kSplitsBlockMask) {
+      const int32_t bit = block_mask_bit(work_tile(), q_coord / kCoordHead, tile);
+      if (!(work_tile().full_tiles[consumer_][bit / 32] >> bit % 32 & 1))
+        kind = (kind & ~kFull) | kPartlyMasked;
+      if (!(work_tile().visible_tiles[consumer_][bit / 32] >> bit % 32 & 1)) kind |= kFullyMasked;
     }
     return kind;
   }

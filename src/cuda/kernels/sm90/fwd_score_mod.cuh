@@ -162,6 +162,23 @@ class FwdScoreMod {
     }
   }
 
+  // Whether the block mask leaves row mi one of the keys that other masks leave it.
+  __device__ __forceinline__ bool block_mask_shows_key(int mi) const {
+    if constexpr (ScoreMod::template kHas<BlockMask>) {
+      const BlockMask blocks =
+          BlockMask::of(params_.problem, params_.args.inputs, work_tile().b, work_tile().h);
+      const int32_t i = min(work_tile().query + row() + mi * 8, work_tile().query_end - 1);
+      const volatile Interval& visible = consumer_.storage_.visible_kv[row() + mi * 8];
+      const int32_t end = visible.end;
+#pragma unroll 1
+      for (int32_t j = visible.begin; j < end; j += blocks.block_kv - j % blocks.block_kv) {
+        if (blocks.shows(i, j)) return true;
+      }
+      return false;
+    }
+    return true;
+  }
+
   // Clears dropped elements of P, in runtime kernels.
   __device__ __forceinline__ void apply_dropout(ScoreAccum& p, int32_t n) const {
     if constexpr (Config::kIsRuntime) {

@@ -263,7 +263,7 @@ class FwdSoftmax : protected FwdConsumer<Config> {
         if (!Config::kIsRuntime) {
           // The sum is too small for visible keys; it is 0 where finite scores are -inf in log2
           // units.
-          bad |= !(l[mi] >= kMinRowSum) && keys > 0;
+          bad |= !(l[mi] >= kMinRowSum) && keys > 0 && score_mod().block_mask_shows_key(mi);
           // In a redo P of a single key is exactly 1: O is V of that key to the last digit.
           bad |= fp32 && keys == 1;
         }

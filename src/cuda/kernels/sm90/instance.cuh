@@ -15,6 +15,7 @@ using softcap = ScoreModChain<Softcap>;
 using alibi = ScoreModChain<Alibi>;
 using softcap_alibi = RuntimeChain<Softcap, Alibi>;
 using dropout = ScoreModChain<Dropout>;
+using block_mask = ScoreModChain<BlockMask>;
 using runtime = RuntimeScoreMod;
 
 // The kind by which the host knows a chain.
@@ -30,6 +31,9 @@ template <>
 constexpr ScoreModKind kKind<softcap_alibi> = ScoreModKind::kSoftcapAlibi;
 template <>
 constexpr ScoreModKind kKind<dropout> = ScoreModKind::kDropout;
+
+template <>
+constexpr ScoreModKind kKind<block_mask> = ScoreModKind::kBlockMask;
 
 template <class T>
 constexpr int32_t kDtype =

@@ -19,8 +19,12 @@ enum class ScoreModKind : int32_t {
   kAlibi,         // forward only
   kSoftcapAlibi,  // backward only: softcap, ALiBi, or both
   kDropout,
-  kRuntime,  // chosen at run time: dense bias, block mask, any combination; forward: also scale < 0
+  kBlockMask,
+  kRuntime,  // chosen at run time: dense bias, any combination; forward: also scale < 0
 };
+
+// The largest head dimension with kernels of kBlockMask; larger heads have kRuntime.
+constexpr int32_t kMaxBlockMaskDim = 128;
 
 // Limits of the run-time backward kernel: Q tiles of a head; with a block mask, Q tiles of all
 // heads of a GQA group.
