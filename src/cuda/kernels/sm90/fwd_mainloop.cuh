@@ -18,7 +18,8 @@ class FwdMainloop : FwdSoftmax<Config> {
   using Base::kv_tiles_, Base::softmax_base_, Base::s_, Base::s_half_;
   using Base::params_, Base::q_state_, Base::storage_, Base::warpgroup_;
   static constexpr int kStages = Config::kStages;
-  static constexpr bool kBaseRises = !Config::kHasAlibi;
+  // With ALiBi the first keys have the lowest bias.
+  static constexpr bool kChecksFirstKeys = !Config::kHasAlibi;
   using KvState = PipelineState<kStages>;
   using typename Base::AlibiRows, typename Base::AlibiTile;
   using TileDropoutSigns = typename Base::ScoreMod::TileDropoutSigns;
@@ -37,10 +38,11 @@ class FwdMainloop : FwdSoftmax<Config> {
 
  private:
   // How a step gets from Q K^T to P. kOnline updates the base; the other paths use a fixed one.
-  // From kPlain on, every row sees every key of the tile. A redone work tile has kOnline steps only.
+  // From kFirstKeys on, every row sees every key. A redone work tile has kOnline steps only.
   enum class ScorePath {
     kOnline,       // masks, every score modification, and an update of the base
-    kMasked,       // masks and every score modification; tile 0 may raise the base: kBaseRises
+    kMasked,       // masks and every score modification
+    kFirstKeys,    // every score modification; tile 0, whose first keys may raise the base
     kPlain,        // scale
     kSoftcap,      // softcap
     kAlibi,        // ALiBi
@@ -60,9 +62,9 @@ class FwdMainloop : FwdSoftmax<Config> {
       const AlibiRows alibi = score_mod().alibi_rows();
       const int32_t paired_end = alibi.paired_rows ? max(full, alibi.linear_end) : full;
 #pragma unroll 1
-      for (; n >= paired_end; --n) step<ScorePath::kAlibi>(s_, n, alibi);
+      for (; n >= paired_end; --n) step<ScorePath::kAlibi>(s_, n, false, alibi);
 #pragma unroll 1
-      for (; n >= full; --n) step<ScorePath::kAlibiPaired>(s_, n, alibi);
+      for (; n >= full; --n) step<ScorePath::kAlibiPaired>(s_, n, false, alibi);
     }
     return n;
   }
@@ -77,7 +79,8 @@ class FwdMainloop : FwdSoftmax<Config> {
         Config::kOnlineSoftmax ? first : max(warpgroup_tile().fixed_base_end, first);
     const bool upper = Config::kHalfTiles && warpgroup_tile().first_upper_only;
     const bool lower = Config::kHalfTiles && warpgroup_tile().last_lower_only;
-    const bool redo = work_tile().redo_online;
+    // Known to be warp-uniform, for branches that cost nothing.
+    const bool redo = __shfl_sync(~0u, work_tile().redo_online, 0) != 0;
     int32_t n = work_tile().kv_end - 1;
     storage_.q.consumer_wait(q_state_, warpgroup_);
     // Every warpgroup passes the scheduler barrier kv_end - kv_begin - 1 times per work tile.
@@ -104,10 +107,11 @@ class FwdMainloop : FwdSoftmax<Config> {
       }
 #pragma unroll 1
       for (; (n = kv_tiles_.last_visible(work_tile(), n, fixed_end)) >= fixed_end; --n)
-        step<ScorePath::kOnline>(s_, n);
+        step<ScorePath::kOnline>(s_, n, redo);
       if constexpr (!Config::kOnlineSoftmax) {
         for (int mi = 0; mi < 2; ++mi) softmax_base_[mi] = base(mi);  // fixed from here on
-        n = fixed_base_steps(n, kBaseRises ? max(full, 1) : full);
+        n = fixed_base_steps(n, kChecksFirstKeys ? max(full, 1) : full);
+        if (kChecksFirstKeys && n == 0 && full == 0) step<ScorePath::kFirstKeys>(s_, n--);
         const int32_t whole_begin = upper ? first + 1 : first;
 #pragma unroll 1
         for (; n >= whole_begin; --n) step<ScorePath::kMasked>(s_, n);
@@ -180,9 +184,8 @@ class FwdMainloop : FwdSoftmax<Config> {
   // Issues Q K^T of tile n and P V of tile n + 1; then the softmax of n, which overlaps the WGMMAs
   // of the other warpgroups.
   template <ScorePath kPath, KvHalf kHalf = KvHalf::kBoth, int kCount>
-  __device__ __forceinline__ void step(float (&s)[kCount], int32_t n, const AlibiRows& alibi = {}) {
-    constexpr bool kRaises =
-        kPath == ScorePath::kMasked && kHalf == KvHalf::kBoth && kBaseRises;
+  __device__ __forceinline__ void step(float (&s)[kCount], int32_t n, bool redo = false,
+                                       const AlibiRows& alibi = {}) {
     const KvState v_state = kv_state_;
     kv_state_.advance();
     const bool last = n == warpgroup_tile().kv_begin;
@@ -203,7 +206,8 @@ class FwdMainloop : FwdSoftmax<Config> {
     this->consumer_release(storage_.k, kv_state_);
     if (Config::kSeparateO && last) release_q();
     if (Config::kWaitPvFirst) wait_pv(v_state);
-    float o_scale[2] = {1.0f, 1.0f};
+    float o_scale[2];
+    bool rescales = kIsOnline;
     if constexpr (kPath == ScorePath::kAlibi) {
       this->exp2_alibi(s, alibi_tile);
     } else if constexpr (kPath == ScorePath::kAlibiPaired) {
@@ -211,32 +215,21 @@ class FwdMainloop : FwdSoftmax<Config> {
     } else if constexpr (kPath == ScorePath::kSoftcap) {
       this->exp2_softcap();
     } else {
-      const bool redo = kIsOnline && work_tile().redo_online;
       score_mod().modify(s, n * kTileKv + Base::template kFirstKey<kHalf>, redo);
-      if constexpr (kPath != ScorePath::kPlain) apply_masks<kHalf>(s, n);
+      if constexpr (kIsOnline || kPath == ScorePath::kMasked) apply_masks<kHalf>(s, n);
       if constexpr (kIsOnline) {
         this->update_base(s, to_base_units(redo), {0.0f, 0.0f}, redo, o_scale);
         this->exp2_online(s, redo);
+      } else if constexpr (kPath == ScorePath::kFirstKeys) {
+        rescales = this->exp2_first_keys(o_scale);
       } else {
-        if constexpr (kRaises) {
-          if (n == 0) raise_to_first_keys(o_scale);
-        }
         this->exp2_scaled(s, softmax_base_);
       }
     }
     score_mod().apply_dropout(s_, n);
     if (!Config::kWaitPvFirst) wait_pv(v_state);
     pack_p<kHalf>(s, signs);
-    if constexpr (kIsOnline || kRaises) rescale_o(o_scale);
-  }
-
-  // Trained models give the first keys of a sequence scores far above those of all others. Tile 0
-  // is visited last: if one of its first 8 keys exceeds the base by more than the slack, the base
-  // rises. Otherwise P would overflow, and the whole work tile would be redone. With ALiBi the
-  // first keys have the lowest bias, and the base does not rise.
-  __device__ __forceinline__ void raise_to_first_keys(float (&o_scale)[2]) {
-    const float first_keys[4] = {s_[0], s_[1], s_[2], s_[3]};
-    this->update_base(first_keys, to_base_units(false), {0.0f, 0.0f}, false, o_scale);
+    if (rescales) rescale_o(o_scale);
   }
 
   __device__ __forceinline__ void wait_pv(const KvState& v_state) {
