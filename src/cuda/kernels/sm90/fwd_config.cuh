@@ -28,7 +28,8 @@ struct ForwardConfig {
   static constexpr bool kHasSoftcap = !kIsRuntime && ScoreMod::template kHas<Softcap>;
   static constexpr bool kHasAlibi = !kIsRuntime && ScoreMod::template kHas<Alibi>;
   static constexpr bool kHasDropout = !kIsRuntime && ScoreMod::template kHas<Dropout>;
-  // With biases and block masks the first tiles say nothing about the row maximum.
+  static constexpr bool kHasBlockMask = !kIsRuntime && ScoreMod::template kHas<BlockMask>;
+  // With biases and block masks the first tiles may say nothing about the row maximum.
   static constexpr bool kOnlineSoftmax = !ScoreMod::kBoundsGrowth;
   // If rows see only half of their first or last KV tile, only that half's scores are computed; P V
   // covers the whole tile, with P = 0 in the other half.

@@ -69,6 +69,27 @@ class FwdMainloop : FwdSoftmax<Config> {
     return n;
   }
 
+  // Block masks: the steps after that of tile n. Once every row has seen every key of a tile, tiles
+  // that hide nothing keep the base. Returns the last tile that it visited.
+  __device__ __forceinline__ int32_t block_mask_steps(int32_t n, int32_t full, bool redo) {
+    const int32_t first = warpgroup_tile().kv_begin;
+    const auto is_full = [&] {
+      return n >= full && n < warpgroup_tile().full_end && kv_tiles_.full(n);
+    };
+    bool fixed = !redo && is_full();
+    for (;;) {
+      const int32_t before = n;
+      n = kv_tiles_.last_visible(work_tile(), n - 1, first);
+      if (n < first) return before;
+      if (fixed && is_full()) {
+        step<ScorePath::kPlain>(s_, n);
+      } else {
+        step<ScorePath::kOnline>(s_, n, redo);
+        fixed |= !redo && is_full();
+      }
+    }
+  }
+
   __device__ __forceinline__ void process_tile() {
     kv_tiles_.reset();
     // These are read together, so that the loads overlap.
@@ -103,11 +124,15 @@ class FwdMainloop : FwdSoftmax<Config> {
       } else {
         for (; n >= end; --n) this->skip_tile(kv_state_, true);
         n = kv_tiles_.last_visible(work_tile(), n, first);
-        first_step(n--, kv_state_, lower, redo);
+        first_step(n, kv_state_, lower, redo);
+        if constexpr (Config::kHasBlockMask) n = block_mask_steps(n, full, redo);
+        --n;
       }
+      if constexpr (!Config::kHasBlockMask) {
 #pragma unroll 1
-      for (; (n = kv_tiles_.last_visible(work_tile(), n, fixed_end)) >= fixed_end; --n)
-        step<ScorePath::kOnline>(s_, n, redo);
+        for (; (n = kv_tiles_.last_visible(work_tile(), n, fixed_end)) >= fixed_end; --n)
+          step<ScorePath::kOnline>(s_, n, redo);
+      }
       if constexpr (!Config::kOnlineSoftmax) {
         for (int mi = 0; mi < 2; ++mi) softmax_base_[mi] = base(mi);  // fixed from here on
         n = fixed_base_steps(n, kChecksFirstKeys ? max(full, 1) : full);
