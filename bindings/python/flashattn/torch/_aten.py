@@ -44,8 +44,11 @@ def _promised(name: str, *geometry: Any) -> Tuple[Tuple[int, ...], ...]:
     if name.endswith("backward"):
         rest = {_FOR_CPU + "_backward": [0.0, False]}.get(name, [q, q, 1, 1, 0.0, False, q, q])
         arguments = [q, q, k, v, q, q, *rest]
-    results = getattr(torch.ops.aten, name)(*arguments)
-    return tuple([result.stride() for result in results[:3] if result is not None])
+    results = [x for x in getattr(torch.ops.aten, name)(*arguments)[:3] if x is not None]
+    if not name.endswith("backward") and results[0].shape[-1] != v.shape[-1]:
+        # torch up to 2.11 promises results of query's head dimension: strides of another tensor.
+        results[0] = results[0].new_empty((*q.shape[:-1], v.shape[-1]))
+    return tuple([result.stride() for result in results])
 
 
 def _geometry(tensor: Tensor) -> Any:
