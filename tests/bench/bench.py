@@ -44,10 +44,12 @@ def main() -> int:
     on_cpu.add_argument("--seconds", type=float, default=0.4, help="for each figure")
     on_gpu = parser.add_argument_group("on a GPU")
     on_gpu.add_argument("--without", action="append", metavar="PEER", help="leave a peer out")
-    on_gpu.add_argument("--rounds", type=int, default=8, help="bursts of each runner a row")
+    on_gpu.add_argument("--rounds", type=int, default=0,
+                        help="bursts of each runner a row; 0: 8, of the preset papers 5")
     on_gpu.add_argument("--sustained", type=float, default=0.0, metavar="SECONDS",
                         help="also run each kernel alone for so long without pause")
     chosen = parser.parse_args()
+    chosen.rounds = chosen.rounds or (5 if "papers" in (chosen.preset or ()) else 8)
     if "papers" in (chosen.preset or ()):
         given = [name for name in ("only", "case", "alone", "baseline", "without", "sustained")
                  if getattr(chosen, name)]
