@@ -3,8 +3,8 @@ documents, on 1, 2, 4, ... GPUs of this host, by this library and by PyTorch's o
 
 Causal sequences run under torch's context_parallel (keys and values are gathered, load balanced).
 It has nothing for packed documents: there the tokens of all heads become all tokens of some heads
-and back, by DTensor's redistribute(), which is an all-to-all. With --device cpu: two processes, gloo,
-tiny sizes. README.md predicts the figures.
+and back, by DTensor's redistribute(), which is an all-to-all. With --device cpu: two processes,
+gloo, tiny sizes. README.md predicts the figures.
 
 One process for each GPU, started here. The rows come as they are measured; --csv has them all.
 Environment variables of NCCL and torch stay as they are.

@@ -340,5 +340,6 @@ def main(options: argparse.Namespace, quick: bool = False) -> int:
         writer = csv.DictWriter(file, fields, lineterminator="\n")
         writer.writeheader()
         writer.writerows(bench.lines)
-    print(f"{time.perf_counter() - start:.0f} s\ntable: {table}\n{draw(bench.lines, options.plot or table.with_suffix('.png'))}")
+    print(f"{time.perf_counter() - start:.0f} s\ntable: {table}")
+    print(draw(bench.lines, options.plot or table.with_suffix(".png")))
     return 0
