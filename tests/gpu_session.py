@@ -11,7 +11,7 @@ Steps, each with a limit of its own in seconds after a colon, if wanted (numeric
     torch      tests/pytorch
     jax        tests/xla with JAX's arrays on the GPU
     programs:FOLDER   every program NN_*.py of a folder, each with --device
-    papers     the bench's preset of that name
+    papers, context-parallel   the bench's presets of these names; the latter on all GPUs
     cost       what an eager call from PyTorch takes beside its kernel
     accuracy   after numerics: tests/data/accuracy.txt with this GPU's lines
     bench:PRESET[:WORDS]   rows of a preset, beside --base where it is given, without peers
@@ -73,9 +73,9 @@ def bench(run: Run, arguments: argparse.Namespace, preset: str, words: str, alon
     return show(run)
 
 
-def papers(run: Run, arguments: argparse.Namespace, limit: int) -> str:
+def preset(run: Run, arguments: argparse.Namespace, name: str, limit: int) -> str:
     run.call([sys.executable, "tests/bench/bench.py", "--device", arguments.device, "--preset",
-              "papers", "--csv", str(run.log.with_suffix(".csv"))], environment(), limit)
+              name, "--csv", str(run.log.with_suffix(".csv"))], environment(), limit)
     return show(run)
 
 
@@ -117,7 +117,8 @@ def step(run: Run, arguments: argparse.Namespace, name: str, words: List[str], l
                              JAX_PLATFORMS=f"{arguments.device},cpu",
                              XLA_PYTHON_CLIENT_PREALLOCATE="false"),
         "programs": lambda: programs(run, arguments, ":".join(words), limit),
-        "papers": lambda: papers(run, arguments, limit),
+        "papers": lambda: preset(run, arguments, name, limit),
+        "context-parallel": lambda: preset(run, arguments, name, limit),
         "cost": lambda: cost(run, arguments, limit),
         "bench": lambda: bench(run, arguments, words[0], " ".join(words[1:]), True, limit),
         "peers": lambda: bench(run, arguments, words[0], " ".join(words[1:]), False, limit),

@@ -9,6 +9,7 @@
                                         flash-attn-4: the tables of the papers, and decoding
     ./run bench --device cuda --preset training     or another one; --help names all
     ./run bench --device cuda --preset papers       what the literature reports; also on a CPU
+    ./run bench --device cuda --preset context-parallel     all GPUs of the host
     ./run bench --device cuda --only 'backward D128 causal'     some rows
 
 All runners of a row take turns in one process, in rotating order, on random normal data; figures
@@ -19,6 +20,7 @@ data. Its ratio says how many times as fast ours is with the first token. GFLOP/
 from __future__ import annotations
 
 import argparse
+import importlib
 import pathlib
 import sys
 
@@ -44,18 +46,22 @@ def main() -> int:
     on_cpu.add_argument("--seconds", type=float, default=0.4, help="for each figure")
     on_gpu = parser.add_argument_group("on a GPU")
     on_gpu.add_argument("--without", action="append", metavar="PEER", help="leave a peer out")
-    on_gpu.add_argument("--rounds", type=int, default=8, help="bursts of each runner a row")
+    on_gpu.add_argument("--rounds", type=int, default=0,
+                        help="bursts of each runner a row; 0: 8, of "
+                        "the presets papers 5 and context-parallel 2")
     on_gpu.add_argument("--sustained", type=float, default=0.0, metavar="SECONDS",
                         help="also run each kernel alone for so long without pause")
     chosen = parser.parse_args()
-    if "papers" in (chosen.preset or ()):
+    alone = [name for name in ("papers", "context-parallel") if name in (chosen.preset or ())]
+    chosen.rounds = chosen.rounds or {"papers": 5, "context-parallel": 2}.get(
+        alone[0] if alone else "", 8)
+    if alone:
         given = [name for name in ("only", "case", "alone", "baseline", "without", "sustained")
                  if getattr(chosen, name)]
         if given or len(chosen.preset) > 1:
-            parser.error("--preset papers goes with no other preset and with no --"
+            parser.error(f"--preset {alone[0]} goes with no other preset and with no --"
                          + (given or ["preset"])[0])
-        import papers
-        return papers.main(chosen)
+        return int(importlib.import_module(alone[0].replace("-", "_")).main(chosen))
     cases = list(chosen.case or [])
     if chosen.preset or not cases:
         cases += chosen_cases(chosen.device, chosen.preset, chosen.only)

@@ -1,6 +1,5 @@
 """PyTorch's tensors in host memory in the functions that take NumPy's arrays."""
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 
 import flashattn
+from flashattn import _plan
 
 
 def close(got, want, tolerance=2e-5):
@@ -113,6 +113,50 @@ def test_a_sparse_tensor_is_refused():
 
 
 def test_torch_is_not_imported_by_the_package():
-    program = "import sys, flashattn; sys.exit('torch' in sys.modules)"
-    path = {"PYTHONPATH": str(pathlib.Path(flashattn.__file__).parents[1])}
+    """By the package: an environment may import it when Python starts."""
+    program = ("import sys; before = 'torch' in sys.modules; import flashattn; "
+               "sys.exit(('torch' in sys.modules) != before)")
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, **path})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lay", [lambda x: x, lambda x: x.transpose(1, 2).contiguous().transpose(
+    1, 2), lambda x: x[:, ::2], lambda x: x[:, :0]])
+def test_a_repeated_call_gives_the_same_bits(dtype, lay):
+    """The shorter way of tests/bindings/test_repeat.py."""
+    for options in ({}, dict(causal=True, return_lse=True, dtype_o="float32")):
+        cases = [[lay(torch.randn(2, 10, 4, 16)).to(dtype) for _ in range(3)] for _ in range(3)]
+        flashattn.clear_cache()
+        wants = [flashattn.attention(*[x.float().numpy() for x in qkv], **options)
+                 for qkv in cases] if dtype == torch.float32 else None
+        once = [flashattn.attention(*[x.clone(memory_format=torch.preserve_format) for x in qkv],
+                                    **options, threads=1) for qkv in cases[:1]]
+        before = _plan.repeats[0]
+        got = [flashattn.attention(*qkv, **options) for qkv in cases]
+        assert _plan.repeats[0] == before + 1  # the second call is kept, the third repeats it
+        for mine, want in zip(got, wants or once):
+            for x, y in zip(*(r if type(r) is tuple else (r,) for r in (mine, want))):
+                assert type(x) is torch.Tensor
+                assert np.array_equal(x.float().numpy(), torch.as_tensor(y).float().numpy())
+
+
+def test_what_is_refused_stays_refused():
+    """Behind repeated calls of the same shapes."""
+    q = torch.randn(1, 8, 2, 16)
+    for _ in range(3):
+        flashattn.attention(q, q, q)
+    leaf = q.clone().requires_grad_()
+    with torch.no_grad():
+        want = flashattn.attention(leaf, leaf, leaf)
+    assert torch.equal(want, flashattn.attention(q, q, q))
+    with pytest.raises(ValueError, match="flashattn.torch"):
+        flashattn.attention(q, leaf, q)
+    with pytest.raises(flashattn.FlashAttentionError):
+        flashattn.attention(q, q.double(), q)
+    with pytest.raises((flashattn.FlashAttentionError, BufferError, RuntimeError)):
+        flashattn.attention(q, q.to_sparse(), q)
+    negative = torch.complex(q, q).conj().imag
+    assert negative.is_neg()
+    assert torch.equal(flashattn.attention(q, q, negative.contiguous()),
+                       -flashattn.attention(q, q, q))

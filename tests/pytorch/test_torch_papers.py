@@ -43,3 +43,22 @@ def test_runners_agree():
         want = papers.materialised(q, k, v, causal)
         for attention in (papers.sdpa, papers.ours):
             torch.testing.assert_close(attention(q, k, v, causal), want, atol=1e-5, rtol=1e-4)
+
+
+def test_a_runner_leaves_a_row_when_memory_ends(capsys):
+    """In a timed round, or before: the others are measured, and the next row has it again."""
+    def makers(fails_at):
+        calls = []
+
+        def work():
+            calls.append(1)
+            if len(calls) == fails_at:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+        return {"materialised": lambda: work, "flashattn": lambda: lambda: None}
+    bench = papers.Bench("cpu", 3)
+    for fails_at in (1, 4, 99):
+        bench.row("training", f"fails at {fails_at}", "", makers(fails_at))
+    assert [line["materialised_seconds"] is None for line in bench.lines] == [True, True, False]
+    assert all(line["flashattn_seconds"] is not None for line in bench.lines)
+    shown = capsys.readouterr().out.splitlines()
+    assert ["out of memory" in line for line in shown] == [True, True, False]

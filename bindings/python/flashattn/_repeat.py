@@ -6,12 +6,13 @@ from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 
-from . import _arrays
+from . import _arrays, _gpu
 from ._inputs import Inputs
 from ._library import ffi, lib
 from ._errors import fail
 from ._plan import (_ARGS, _FLOAT, _FORWARD, _LSE, Plan, _workspace, new_args, repeated, repeats)
 
+_VOID = ffi.typeof("void *")
 _MOST = 256  # calls that are kept; with the next one all are let go
 # Equal values of one of these types are one value. Values of others may hash and yet change.
 _PLAIN = frozenset((bool, int, float, str, type(None), np.bool_, np.int64, np.float32, np.float64))
@@ -20,11 +21,17 @@ _PLAIN = frozenset((bool, int, float, str, type(None), np.bool_, np.int64, np.fl
 def key_of(q: Any, k: Any, v: Any, fixed: Tuple[Any, ...], options: Dict[str, Any],
            described: Dict[str, Any]) -> Optional[Tuple[Any, ...]]:
     """What decides all that a call does but read and write memory; None: more than this knows of,
-    or no arrays of NumPy. described: the options that say nothing of memory or threads."""
-    if not (type(q) is type(k) is type(v) is np.ndarray):
-        return None
+    or neither arrays of NumPy nor PyTorch's tensors in host memory. described: the options that say
+    nothing of memory or threads."""
     # True, 1 and 1.0 are equal, but 1.0 is refused where True is not.
-    parts = [q.dtype, q.shape, q.strides, k.dtype, k.shape, k.strides, v.dtype, v.shape, v.strides]
+    if type(q) is type(k) is type(v) is np.ndarray:
+        parts = [q.dtype, q.shape, q.strides, k.dtype, k.shape, k.strides, v.dtype, v.shape,
+                 v.strides]
+    elif type(q) is type(k) is type(v) and repeatable(q, k, v):
+        parts = [q.dtype, q.shape, q.stride(), k.dtype, k.shape, k.stride(), v.dtype, v.shape,
+                 v.stride()]
+    else:
+        return None
     for value in fixed:
         if type(value) not in _PLAIN:
             return None
@@ -39,10 +46,19 @@ def key_of(q: Any, k: Any, v: Any, fixed: Tuple[Any, ...], options: Dict[str, An
     return tuple(parts)
 
 
-class Call:
-    """A forward call of NumPy's arrays, all but their addresses."""
+def repeatable(*tensors: Any) -> bool:
+    """Whether these are plain tensors, in no need of a gradient."""
+    library = _gpu.on_host(tensors[0])
+    if library is None or not all([library.is_plain(x) for x in tensors[1:]]):
+        return False
+    return not (any([x.requires_grad for x in tensors]) and library.torch.is_grad_enabled())
 
-    __slots__ = ("plan", "args", "workspace", "shape", "dtype", "lse_shape", "types", "code_o")
+
+class Call:
+    """A forward call of NumPy's arrays or of tensors, all but their addresses."""
+
+    __slots__ = ("plan", "args", "workspace", "shape", "dtype", "lse_shape", "types", "code_o",
+                 "tensors")
 
     def __init__(self, plan: Plan, inputs: Inputs) -> None:
         self.plan = plan._plan
@@ -52,13 +68,18 @@ class Call:
         self.workspace = plan._last_size[2] if plan._last_size[:2] == (_FORWARD, inputs.sizes) \
             else -1
         self.shape, self.code_o = inputs.q.like(inputs.v.dim), plan.descriptor.dtype_o
-        self.dtype = _arrays.numpy_dtype(self.code_o)
+        self.tensors = inputs.tensors and inputs.tensors.torch
+        self.dtype = getattr(self.tensors, _arrays.NAMES[self.code_o]) if self.tensors \
+            else _arrays.numpy_dtype(self.code_o)
         self.lse_shape = inputs.lse_shape() if plan.descriptor.features & _LSE else None
-        self.types = tuple([(t.view.dtype, t.view.owner.flags.c_contiguous)
-                            for t in (inputs.q, inputs.k, inputs.v)])
+        self.types = () if self.tensors else tuple([
+            (t.view.dtype, t.view.owner.flags.c_contiguous)
+            for t in (inputs.q, inputs.k, inputs.v)])
 
     def run(self, q: Any, k: Any, v: Any) -> Any:
         args = ffi.new(_ARGS, self.args[0])
+        if self.tensors:
+            return self._run(args, *self._of_tensors(args, q, k, v))
         type_q, type_k, type_v = self.types
         args.q.data = _address(q, *type_q)
         args.k.data = _address(k, *type_k)
@@ -68,6 +89,21 @@ class Call:
         if self.lse_shape is not None:
             lse = np.empty(self.lse_shape, np.float32)
             args.lse = ffi.from_buffer(_FLOAT, lse)
+        return self._run(args, o, lse)
+
+    def _of_tensors(self, args: Any, q: Any, k: Any, v: Any) -> Tuple[Any, Any]:
+        torch, lse = self.tensors, None
+        args.q.data = ffi.cast(_VOID, q.data_ptr())
+        args.k.data = ffi.cast(_VOID, k.data_ptr())
+        args.v.data = ffi.cast(_VOID, v.data_ptr())
+        o = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        args.o.data = ffi.cast(_VOID, o.data_ptr())
+        if self.lse_shape is not None:
+            lse = torch.empty(self.lse_shape, dtype=torch.float32, device="cpu")
+            args.lse = ffi.cast(_FLOAT, lse.data_ptr())
+        return o, lse
+
+    def _run(self, args: Any, o: Any, lse: Any) -> Any:
         size = self.workspace
         status = lib.flashattn_forward(self.plan, args, _workspace(size), size, ffi.NULL)
         if status:

@@ -199,9 +199,11 @@ static XLA_FFI_Error *run(XLA_FFI_CallFrame *frame, const void *plan, void *stre
 }
 
 static int describes_itself(XLA_FFI_CallFrame *frame, XLA_FFI_Handler_Traits traits) {
-  for (XLA_FFI_Extension_Base *e = frame->extension_start; e; e = e->next) {
-    if (e->type != XLA_FFI_Extension_Metadata) continue;
-    XLA_FFI_Metadata *metadata = ((XLA_FFI_Metadata_Extension *)e)->metadata;
+  /* The type of extension_base has one name up to API 0.3 and another since. */
+  XLA_FFI_Metadata_Extension *e = (XLA_FFI_Metadata_Extension *)frame->extension_start;
+  for (; e; e = (XLA_FFI_Metadata_Extension *)e->extension_base.next) {
+    if (e->extension_base.type != XLA_FFI_Extension_Metadata) continue;
+    XLA_FFI_Metadata *metadata = e->metadata;
     metadata->api_version.major_version = XLA_FFI_API_MAJOR;
     metadata->api_version.minor_version = XLA_FFI_API_MINOR;
     metadata->traits = traits;

@@ -44,8 +44,11 @@ def _promised(name: str, *geometry: Any) -> Tuple[Tuple[int, ...], ...]:
     if name.endswith("backward"):
         rest = {_FOR_CPU + "_backward": [0.0, False]}.get(name, [q, q, 1, 1, 0.0, False, q, q])
         arguments = [q, q, k, v, q, q, *rest]
-    results = getattr(torch.ops.aten, name)(*arguments)
-    return tuple([result.stride() for result in results[:3] if result is not None])
+    results = [x for x in getattr(torch.ops.aten, name)(*arguments)[:3] if x is not None]
+    if not name.endswith("backward") and results[0].shape[-1] != v.shape[-1]:
+        # torch up to 2.11 promises results of query's head dimension: strides of another tensor.
+        results[0] = results[0].new_empty((*q.shape[:-1], v.shape[-1]))
+    return tuple([result.stride() for result in results])
 
 
 def _geometry(tensor: Tensor) -> Any:
@@ -120,13 +123,12 @@ def _trains(dtype: Any, heads_q: int, heads_kv: int, dim_qk: int, dim_v: int, de
                  dropout=0.5, backward=True, device=device)
 
 
-def _rng(q: Tensor, dropout_p: float, heads_kv: int, dim_v: int) -> Tensor:
+def _rng(q: Tensor, dropout_p: float, heads_q: int, heads_kv: int, dim_v: int) -> Tensor:
     """Seed and offset, as torch keeps them for the backward call; without dropout nobody reads
     them."""
     if not dropout_p:
         return torch.empty(2, dtype=torch.uint64, device=q.device)
-    _trains(str(q.dtype).rpartition(".")[2], q.shape[-2], heads_kv, q.shape[-1], dim_v,
-            str(q.device))
+    _trains(str(q.dtype).rpartition(".")[2], heads_q, heads_kv, q.shape[-1], dim_v, str(q.device))
     return torch.randint(-2**63, 2**63 - 1, (2,), dtype=torch.int64,
                          device=q.device).view(torch.uint64)
 
@@ -152,21 +154,20 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, cum_seq_q: Optional[Tensor
            out: Optional[Tensor] = None, orders: Any = None) -> Any:
     """(batch, seq, heads, dim), or packed; orders: of others. Masks are aligned at the bottom
     right."""
-    _no_weights(return_debug_mask, dropout_p)
-    lens_kv, most = seqused_k, max_k if cum_seq_k is not None else -1
-    if block_table is not None:
-        if lens_kv is None and cum_seq_k is not None:
-            lens_kv = cum_seq_k.diff()
-        cum_seq_k, most = None, min(max_k, block_table.shape[1] * key.shape[1])
-    rng = _rng(query if orders is None else query.transpose(1, 2), dropout_p,
-               key.shape[-2 if orders is None else 1], value.shape[-1])
-    tensors = dict(alibi_slopes=alibi_slopes, cu_seqlens_q=cum_seq_q, cu_seqlens_kv=cum_seq_k,
-                   lens_kv=lens_kv, page_table=block_table)
-    if dropout_p:
-        tensors["rng_device"] = rng.view(torch.int64)
-    beside = NOTHING
-    if any(tensor is not None for tensor in tensors.values()):
-        beside = _beside(**tensors)
+    if return_debug_mask:
+        _no_weights(return_debug_mask, dropout_p)
+    heads = -2 if orders is None else 1
+    rng = _rng(query, dropout_p, query.shape[heads], key.shape[heads], value.shape[-1])
+    beside, most = NOTHING, -1
+    if dropout_p or not (cum_seq_q is cum_seq_k is seqused_k is alibi_slopes is block_table is None):
+        lens_kv, most = seqused_k, max_k if cum_seq_k is not None else -1
+        if block_table is not None:
+            if lens_kv is None and cum_seq_k is not None:
+                lens_kv = cum_seq_k.diff()
+            cum_seq_k, most = None, min(max_k, block_table.shape[1] * key.shape[1])
+        beside = _beside(alibi_slopes=alibi_slopes, cu_seqlens_q=cum_seq_q,
+                         cu_seqlens_kv=cum_seq_k, lens_kv=lens_kv, page_table=block_table,
+                         rng_device=rng.view(torch.int64) if dropout_p else None)
     options = _options(
         dropout_p, is_causal, scale, False, -1 if window_size_left is None else window_size_left,
         -1 if window_size_right is None else window_size_right, num_splits or 0, _deterministic())

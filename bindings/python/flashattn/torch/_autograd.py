@@ -88,8 +88,8 @@ def _gradients(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor],
         dout = torch.zeros_like(o)
     beside = more or NOTHING
     # With grad mode on the caller wants a gradient of the gradient: the operator refuses that.
-    eager = is_eager(q, k, v, beside) and is_eager(dout, o, lse, (dlse,))
-    if eager and not torch.is_grad_enabled():
+    eager = not torch.is_grad_enabled() and is_eager(q, k, v, (dout, o, lse, dlse, *more))
+    if eager:
         results: Any = _launch.backward(dout, dlse, q, k, v, o, lse, beside, *ctx.call)
         if beside is NOTHING:
             return results

@@ -28,6 +28,12 @@ _LIMIT = 2048  # prepared calls
 _ARGS = ffi.typeof("flashattn_args *")
 _WORDS = ffi.typeof("uint64_t *")
 _EMPTY = (ffi.NULL, -1, -1, -1)
+_POINTER = ffi.typeof("void *")
+_FLOAT, _BYTE = torch.float32, torch.uint8
+# Of the current GPU. The public functions of torch take microseconds to see to its initialisation,
+# which a tensor on a GPU has done.
+_current_device: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+_current_stream: Any = _gpu.Torch(torch).stream
 
 
 class Options(NamedTuple):
@@ -66,6 +72,7 @@ class _Call(NamedTuple):
     ragged: bool  # some rows belong to no sequence, and are not written
     copied: Tuple[int, ...]  # the tensors whose heads are not contiguous
     results: Tuple[Any, ...]  # shape and strides of each; None: those of the tensor it is like
+    device: Any
     spare: List[Any]  # flashattn_args of calls that are over
 
 
@@ -135,7 +142,7 @@ def _make(call: _Call, i: int, like: Tensor) -> Tensor:
 
 
 def _prepared(key: Any, plan: Any, op: int, args: Any, inputs: Inputs, copied: Tuple[int, ...],
-              results: Tuple[Any, ...]) -> _Call:
+              results: Tuple[Any, ...], device: Any) -> _Call:
     needed = ffi.new("int64_t *")
     status = lib.flashattn_workspace_size(plan._plan, op, args, needed)
     if status:
@@ -143,7 +150,8 @@ def _prepared(key: Any, plan: Any, op: int, args: Any, inputs: Inputs, copied: T
     words = ffi.cast(_WORDS, args)
     for word in (_Q, _K, _V, _O, _DOUT, _LSE, _DLSE, *_BESIDE_WORDS):
         words[word] = 0
-    call = _Call(plan, args, needed[0], inputs.lse_shape(), inputs.ragged, copied, results, [])
+    call = _Call(plan, args, needed[0], inputs.lse_shape(), inputs.ragged, copied, results,
+                 device, [])
     if len(_plan.prepared) >= _LIMIT:
         _plan.prepared.clear()
     _plan.prepared[key] = call
@@ -155,16 +163,23 @@ def _run(function: Any, call: _Call, filled: Tuple[Any, Any], q: Tensor) -> None
         status = function(call.plan._plan, filled[0], _plan._workspace(call.bytes), call.bytes,
                           ffi.NULL)
     else:
-        library, index = _gpu.library_of(q), q.get_device()
-        place = _gpu.Place(index, library.stream(index), library, True, [])
-        with library.scope(place):
-            # The allocator reuses its memory in the order of the stream.
-            scratch = torch.empty(call.bytes, dtype=torch.uint8, device=q.device)
-            status = function(call.plan._plan, filled[0], ffi.cast("void *", scratch.data_ptr()),
-                              call.bytes, _gpu.native_stream(place))
+        status = _enqueue(function, call, filled[0], q.get_device())
     if status:
         fail(status)
     call.spare.append(filled)
+
+
+def _enqueue(function: Any, call: _Call, args: Any, index: int) -> int:
+    """On the current stream of a GPU."""
+    if _current_device() != index:
+        with torch.cuda.device(index):
+            return _enqueue(function, call, args, index)
+    scratch = ffi.NULL
+    if call.bytes:  # the allocator reuses its memory in the order of the stream
+        memory = torch.empty(call.bytes, dtype=_BYTE, device=call.device)
+        scratch = ffi.cast(_POINTER, memory.data_ptr())
+    return int(function(call.plan._plan, args, scratch, call.bytes,
+                        ffi.cast(_POINTER, _current_stream(index))))
 
 
 def _arguments(call: _Call, q: Tensor, k: Tensor, v: Tensor,
@@ -222,7 +237,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, beside: Sequence[Optional[Tensor]],
     lse = None
     if return_lse:  # torch.empty takes half the time of q.new_empty with a type
         lse = (torch.zeros if call.ragged else torch.empty)(
-            call.lse_shape, dtype=torch.float32, device=q.device)
+            call.lse_shape, dtype=_FLOAT, device=call.device)
         words[_LSE] = lse.data_ptr()
     _run(lib.flashattn_forward, call, filled, q)
     runs["forward"] += 1
@@ -245,7 +260,8 @@ def _prepare_forward(key: Any, tensors: Sequence[Tensor], beside: Sequence[Optio
         result = _result(q, (*q.shape[:-1], v.shape[-1]), order)
         args.o = _EMPTY if o is None else _given(
             o, "o", order, inputs.q, inputs.v.dim, plan.descriptor.dtype_o, inputs)
-        return _prepared(key, plan, int(Op.FORWARD), args, inputs, copied, (result,))
+        return _prepared(key, plan, int(Op.FORWARD), args, inputs, copied, (result,),
+                         q.device)
 
 
 def _given(tensor: Tensor, name: str, order: Optional[Tuple[int, ...]], model: Any, dim: int,
@@ -261,8 +277,14 @@ def backward(dout: Tensor, dlse: Optional[Tensor], q: Tensor, k: Tensor, v: Tens
              grads: Optional[Sequence[Tensor]] = None) -> Tuple[Optional[Tensor], ...]:
     """dq, dk, dv, dbias, dsink; the last two float32, and None where they are not asked for. grads:
     dq, dk and dv, which are written; None: they are made, stored as (batch, seq, heads, dim)."""
-    lse, dlse = lse.contiguous(), None if dlse is None else dlse.contiguous()
-    key = (_geometry((dout, dlse, q, k, v, o, lse)),
+    if not lse.is_contiguous():
+        lse = lse.contiguous()
+    if dlse is not None:
+        dlse = dlse.contiguous()
+    key = (dout.shape, dout.stride(), dout.dtype, dout.get_device(), q.shape, q.stride(), q.dtype,
+           q.get_device(), k.shape, k.stride(), k.dtype, k.get_device(), v.shape, v.stride(),
+           v.dtype, v.get_device(), o.shape, o.stride(), o.dtype, o.get_device(), lse.shape,
+           lse.dtype, lse.get_device(), None if dlse is None else _geometry((dlse,)),
            None if beside is NOTHING else _geometry(beside), max_q, max_kv, options, return_dbias,
            return_dsink, orders, None if grads is None else _geometry(grads),
            torch.get_num_threads())
@@ -321,4 +343,5 @@ def _prepare_backward(key: Any, tensors: Sequence[Tensor], dlse: Optional[Tensor
         if plan.descriptor.features & Feature.DBIAS:
             args.dbias = (ffi.NULL, *_plan.dbias_strides(inputs.seen["bias"].shape))
         results = tuple([_result(x, x.shape, by) for x, by in zip(tensors[1:4], every[1:4])])
-        return _prepared(key, plan, int(Op.BACKWARD), args, inputs, copied, results)
+        return _prepared(key, plan, int(Op.BACKWARD), args, inputs, copied, results,
+                         q.device)

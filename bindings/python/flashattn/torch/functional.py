@@ -94,12 +94,13 @@ def _call(q: Tensor, k: Tensor, v: Tensor, orders: Orders, beside: Sequence[Opti
     if options.dropout or beside[-1] is not None:
         beside = (*beside[:-1], _rng(q, options.dropout, beside[-1]))
     call = _autograd.call if eager else _by_operator
-    dim_v = v.shape[-1]
-    if q.is_cuda and (q.shape[-1] % _GPU_STEP or dim_v % _GPU_STEP):
-        q, k, v, options = _padded(q, k, v, options)
-    result = call(q, k, v, beside, max_q, max_kv, options, return_lse, orders)
-    if result[0].shape[-1] != dim_v:
-        result = (result[0][..., :dim_v], *result[1:])
+    if q.is_cuda and (q.shape[-1] % _GPU_STEP or v.shape[-1] % _GPU_STEP):
+        padded_q, padded_k, padded_v, options = _padded(q, k, v, options)
+        o, lse = call(padded_q, padded_k, padded_v, beside, max_q, max_kv, options, return_lse,
+                      orders)
+        result = o[..., :v.shape[-1]], lse
+    else:
+        result = call(q, k, v, beside, max_q, max_kv, options, return_lse, orders)
     return result if return_lse else result[0]
 
 

@@ -163,7 +163,9 @@ def register_transformers(name: str = "libfa") -> str:
                 packages of that name. Returns it. Once more changes nothing.
 
     ValueError for another name. Models need no more than Transformers' attention interface; those
-    that have none (BERT and T5 of 4.x) run under activate() with attn_implementation="sdpa".
+    that have none (BERT and T5 of 4.x) run under activate() with attn_implementation="sdpa". Where
+    set_attn_implementation() does not reach all parts of a model (T5 of 5.17), give the name to
+    from_pretrained(..., attn_implementation=name).
     """
     global _masking
     if "flash" in name:
