@@ -16,6 +16,7 @@ BackendList backends() {
 #if FLASHATTN_CUDA_SM90
       &cuda_sm90_backend(),
       &cuda_sm90_fp8_backend(),
+      &cuda_sm90_mla_backend(),
 #endif
 #if FLASHATTN_CUDA
       &cuda_sm80_backend(),

@@ -86,7 +86,7 @@ class MlaMainloop : MlaEpilogue<Config> {
       store_p();
       zero_v_tail(n + warpgroup_);
       ptx::fence_async_proxy();
-      if constexpr (kOther) ptx::named_arrive(kMlaPBarrier + warpgroup_, 256);
+      ptx::named_arrive(kMlaPBarrier + warpgroup_, 256);
       gemm_pv_own();
     }
     if constexpr (kOther) {
