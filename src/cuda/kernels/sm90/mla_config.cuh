@@ -31,7 +31,7 @@ struct MlaConfig {
   static constexpr int kTileQ = 64, kTileKv = kMlaTileKv;
   static constexpr int kStages = 2;  // warpgroup w computes the scores of the tiles in stage w
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+  static constexpr int kProducerRegisters = 72, kConsumerRegisters = 216;
 
   // Panels have 64 columns, 128 bytes per row. Part 0 and part 1 of a stage are the halves of V;
   // the panels behind V belong to the part that the warpgroup of the other stage releases.

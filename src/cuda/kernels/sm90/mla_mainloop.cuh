@@ -46,8 +46,13 @@ class MlaMainloop : MlaEpilogue<Config> {
     int32_t n = tile().tiles.begin;
 #pragma unroll 1
     for (; n < pairs_end && n < fixed; n += 2) step<true, true, true>(n, slack);
+    if (warpgroup_ == 0) {
 #pragma unroll 1
-    for (; n < pairs_end; n += 2) step<false, true, true>(n, slack);
+      for (; n < pairs_end; n += 2) step<false, true, true>(n, slack);
+    } else {
+#pragma unroll 1
+      for (; n < pairs_end; n += 2) second_step(n);
+    }
     // The last tile has no pair.
     if (n < end) {
       if (warpgroup_ == 0) {
@@ -80,13 +85,7 @@ class MlaMainloop : MlaEpilogue<Config> {
       } else {
         this->exp2_scaled();
       }
-#pragma unroll
-      for (int i = 0; i < kTileKv / 4; ++i) p_[i] = ptx::pack<T>(s_[2 * i], s_[2 * i + 1]);
-      this->warpgroup_sync();  // all warps have read the panel that P replaces
-      store_p();
-      zero_v_tail(n + warpgroup_);
-      ptx::fence_async_proxy();
-      ptx::named_arrive(kMlaPBarrier + warpgroup_, 256);
+      hand_over_p(n + warpgroup_);
       gemm_pv_own();
     }
     if constexpr (kOther) {
@@ -101,6 +100,39 @@ class MlaMainloop : MlaEpilogue<Config> {
     ptx::wgmma_wait<0>();
     ptx::reg_fence(o_);
     if constexpr (kOther) release(1 - warpgroup_);
+  }
+
+  // The second warpgroup's step with a fixed base, in another order: P V of the first one's tile
+  // runs during its own softmax, and releases that tile's stage early. So the warpgroups stay half a
+  // step apart, and the load of a stage takes place during the products of the other one.
+  __device__ __forceinline__ void second_step(int32_t n) {
+    gemm_qk();
+    ptx::named_sync(kMlaPBarrier + 1 - warpgroup_, 256);
+    gemm_pv_other();
+    ptx::wgmma_wait<1>();
+    ptx::reg_fence(s_);
+    this->mask(n + warpgroup_);
+    this->exp2_scaled();
+    hand_over_p(n + warpgroup_);
+    ptx::wgmma_wait<0>();
+    ptx::reg_fence(o_);
+    release(1 - warpgroup_);
+    gemm_pv_own();
+    ptx::wgmma_wait<0>();
+    ptx::reg_fence(o_);
+    release(warpgroup_);
+    own_state_.advance();
+  }
+
+  // Packs P, in s_, of tile n, and stores it for the other warpgroup.
+  __device__ __forceinline__ void hand_over_p(int32_t n) {
+#pragma unroll
+    for (int i = 0; i < kTileKv / 4; ++i) p_[i] = ptx::pack<T>(s_[2 * i], s_[2 * i + 1]);
+    this->warpgroup_sync();  // all warps have read the panel that P replaces
+    store_p();
+    zero_v_tail(n);
+    ptx::fence_async_proxy();
+    ptx::named_arrive(kMlaPBarrier + warpgroup_, 256);
   }
 
   // Releases this warpgroup's half of V in a stage.
@@ -178,11 +210,15 @@ class MlaMainloop : MlaEpilogue<Config> {
 
   // Clears rows of V past the last key: their P is 0, but they may be NaN.
   __device__ __forceinline__ void zero_v_tail(int32_t n) const {
-    const int32_t first = tile().len.kv - n * kTileKv, rows = kTileKv - first;
-    if (rows <= 0) return;
-    for (int32_t x = threadIdx.x % 128; x < rows * 8 * Config::kPanelsV; x += 128) {
-      const int32_t r = first + x / 8 % rows, panel = x / 8 / rows;
-      ptx::clear_shared_16(own_ + panel * kPanelBytes + r * 128 + x % 8 * 16);
+    const int32_t first = tile().len.kv - n * kTileKv;
+    if (first >= kTileKv) return;
+    const int32_t thread = threadIdx.x % 128;
+#pragma unroll 1
+    for (int32_t r = first + thread / 8; r < kTileKv; r += 16) {
+#pragma unroll
+      for (int p = 0; p < Config::kPanelsV; ++p) {
+        ptx::clear_shared_16(own_ + p * kPanelBytes + r * 128 + thread % 8 * 16);
+      }
     }
     ptx::fence_async_proxy();
     this->warpgroup_sync();
