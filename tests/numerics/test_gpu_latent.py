@@ -1,5 +1,5 @@
-"""Latent attention on Hopper, whose kernel reads V where K lies: head counts that share its tiles of
-64 rows, or fill them; splits, pages, masks, and scores that outgrow the first ones."""
+"""Latent attention on Hopper, whose kernel reads V where K lies: head counts that share its tiles
+of 64 rows, or fill them; splits, pages, masks, and scores that outgrow the first ones."""
 import os
 
 import numpy as np
@@ -69,8 +69,8 @@ def test_features(device, case):
 
 @pytest.mark.parametrize("page_size", PAGES)
 def test_pages(device, page_size):
-    judge(BASE.replace(page_size=page_size, seqlen_q=3, causal=True, splits=page_size % 3, **LENGTHS),
-          device)
+    judge(BASE.replace(page_size=page_size, seqlen_q=3, causal=True, splits=page_size % 3,
+                       **LENGTHS), device)
 
 
 def test_another_v_runs_on_another_kernel(device):

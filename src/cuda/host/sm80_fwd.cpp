@@ -145,12 +145,12 @@ ForwardParams ForwardKernels::grid(const ReadyKernel<ForwardEntry>& choice,
   p.max_splits = 1;
   // For decode kernels one CTA per multiprocessor keeps enough bytes in flight.
   const bool is_decode = choice.entry->tile_q == 16;
-  p.split = split_rule(problem_, shape,
-                       {std::max<int64_t>(p.ctas(), 1), is_decode ? multiprocessors_ : choice.resident,
-                        choice.resident,
-                        is_decode ? std::max(kSplitStep, choice.entry->tile_kv) : kSplitStep,
-                        is_decode && is_uneven(shape)},
-                       multiprocessors_);
+  const SplitGrid waves{std::max<int64_t>(p.ctas(), 1),
+                        is_decode ? multiprocessors_ : choice.resident, choice.resident,
+                        is_decode && is_uneven(shape)};
+  p.split =
+      split_rule(problem_, shape, one_wave_splits(problem_, shape, waves, multiprocessors_),
+                 is_decode ? std::max(kSplitStep, choice.entry->tile_kv) : kSplitStep, grid.uneven);
   p.partial_queries = std::min(shape.seqlen_q, p.split.max_queries);
   p.max_splits = max_split_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
   const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_kv) *
@@ -181,8 +181,7 @@ int64_t ForwardKernels::workspace(const Shape& shape) const {
   for (const Kernel* choice : {&deep_, &shallow_, &tiny_, &small_, &medium_, &large_}) {
     const bool waves = choice->kernel.entry->tile_q == 16 && has_own_lengths(problem_);
     limit = std::max<int64_t>(
-        limit,
-        (waves ? kUnevenWaves : 1) * choice->kernel.resident * choice->kernel.entry->tile_q);
+        limit, (waves ? kUnevenWaves : 1) * choice->kernel.resident * choice->kernel.entry->tile_q);
   }
   const int64_t row = (problem_.dim_v + 2) * static_cast<int64_t>(sizeof(float));
   const int64_t rows = partial_rows(problem_, shape, p.split, limit);

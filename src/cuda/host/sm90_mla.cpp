@@ -77,11 +77,12 @@ MlaParams MlaKernels::grid(const Shape& shape) const {
   cuda::ForwardParams& common = p.common;
   common.problem = problem_;
   common.args.shape = shape;
-  common.split = split_rule(problem_, shape,
-                            {std::max<int64_t>(ctas(p, shape), 1), kernel_.resident,
-                             kernel_.resident, entry.tile_kv,
-                             may_be_uneven(problem_, shape, multiprocessors_)},
-                            multiprocessors_);
+  const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * shape.seqlen_q;
+  const int32_t step = 2 * entry.tile_kv;  // the warpgroups take a tile each
+  const int64_t splits = whole_wave_splits(std::max<int64_t>(ctas(p, shape), 1), shape.seqlen_kv,
+                                           rows, kernel_.resident, step);
+  common.split =
+      split_rule(problem_, shape, splits, step, may_be_uneven(problem_, shape, multiprocessors_));
   common.max_splits = max_split_count(common.split, {shape.seqlen_q, shape.seqlen_kv});
   common.partial_queries = std::min(shape.seqlen_q, common.split.max_queries);
   common.by_splits = FastDivmod::of(common.max_splits);
@@ -91,9 +92,8 @@ MlaParams MlaKernels::grid(const Shape& shape) const {
 }
 
 int64_t MlaKernels::workspace(const Shape& shape) const {
-  const int64_t waves = has_own_lengths(problem_) ? kUnevenWaves : 1;
   const int64_t rows = partial_rows(problem_, shape, grid(shape).common.split,
-                                    waves * kernel_.resident * kernel_.entry->tile_q);
+                                    kMostWaves * kernel_.resident * kernel_.entry->tile_q);
   return rows == 0 ? 0 : workspace_of<float>(rows * (problem_.dim_v + 2));
 }
 

@@ -27,7 +27,8 @@ template <class T_, int kDimQk_, int kDimV_>
 struct MlaConfig {
   using T = T_;
   static constexpr int kDimQk = kDimQk_, kDimV = kDimV_;
-  static constexpr int kConsumers = 2;  // warpgroups; each has all rows and half of the columns of O
+  static constexpr int kConsumers =
+      2;  // warpgroups; each has all rows and half of the columns of O
   static constexpr int kTileQ = 64, kTileKv = kMlaTileKv;
   static constexpr int kStages = 2;  // warpgroup w computes the scores of the tiles in stage w
   static constexpr int kThreads = 128 * (kConsumers + 1);
@@ -48,9 +49,9 @@ struct MlaConfig {
     MlaWorkTile work_tile;
     int32_t has_work;
     int32_t redo;  // the base overflowed: the tile is computed again, with online softmax
-    Interval visible_kv[kTileQ];          // keys of the split that each row sees
-    float row_max[kConsumers][kTileQ];    // of the tiles of a step, exchanged by the warpgroups
-    float row_sum[kConsumers][kTileQ];    // over the tiles of a warpgroup
+    Interval visible_kv[kTileQ];        // keys of the split that each row sees
+    float row_max[kConsumers][kTileQ];  // of the tiles of a step, exchanged by the warpgroups
+    float row_sum[kConsumers][kTileQ];  // over the tiles of a warpgroup
   };
   static constexpr int kSharedBytes = kTensorBytes + static_cast<int>(sizeof(SharedStorage));
   static_assert(kSharedBytes <= 227 * 1024, "a CTA's shared memory");

@@ -52,8 +52,8 @@ class MlaConsumer {
     for (int32_t x = thread; x < Config::kTileQ * kChunks; x += 256) {
       const int32_t r = x / kChunks, chunk = x % kChunks;
       const MlaRow at = mla_row(params_, first_row, tile().kv_head, min(r, rows - 1));
-      const char* const from = tensor_row(common.args.inputs.q, 2, tile().b, at.head,
-                                          tile().offset_q + at.query);
+      const char* const from =
+          tensor_row(common.args.inputs.q, 2, tile().b, at.head, tile().offset_q + at.query);
       ptx::cp_async_16(
           shared_ + chunk / 8 * Config::kTileQ * 128 + r * 128 + ((chunk % 8 ^ (r & 7)) << 4),
           from + chunk * 16, r < rows && chunk * 8 < common.problem.dim_qk);

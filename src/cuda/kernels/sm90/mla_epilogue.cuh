@@ -109,8 +109,8 @@ class MlaEpilogue : protected MlaConsumer<Config> {
     for (int j = 0; j < kColumns / 16; ++j) {
       const float* x = &o_[8 * j];
       ptx::stmatrix_x4(address(warp_row + lane() % 16, 2 * j + lane() / 16),
-                       ptx::pack<T>(x[0], x[1]), ptx::pack<T>(x[2], x[3]),
-                       ptx::pack<T>(x[4], x[5]), ptx::pack<T>(x[6], x[7]));
+                       ptx::pack<T>(x[0], x[1]), ptx::pack<T>(x[2], x[3]), ptx::pack<T>(x[4], x[5]),
+                       ptx::pack<T>(x[6], x[7]));
     }
     __syncwarp();
 #pragma unroll 4

@@ -1,4 +1,5 @@
-// Hopper latent attention: from a row of table.txt to an instance of the kernel and its table entry.
+// Hopper latent attention: from a row of table.txt to an instance of the kernel and its table
+// entry.
 #pragma once
 
 #include "cuda/kernels/sm90/instance.cuh"

@@ -103,8 +103,8 @@ class MlaMainloop : MlaEpilogue<Config> {
   }
 
   // The second warpgroup's step with a fixed base, in another order: P V of the first one's tile
-  // runs during its own softmax, and releases that tile's stage early. So the warpgroups stay half a
-  // step apart, and the load of a stage takes place during the products of the other one.
+  // runs during its own softmax, and releases that tile's stage early. So the warpgroups stay half
+  // a step apart, and the load of a stage takes place during the products of the other one.
   __device__ __forceinline__ void second_step(int32_t n) {
     gemm_qk();
     ptx::named_sync(kMlaPBarrier + 1 - warpgroup_, 256);

@@ -10,7 +10,7 @@ template <class Config>
 class MlaProducer {
   using SharedStorage = typename Config::SharedStorage;
   static constexpr int kTileKv = Config::kTileKv, kPanelBytes = Config::kPanelBytes;
-  static constexpr int kThreads = 64;                  // of a stage
+  static constexpr int kThreads = 64;  // of a stage
   static constexpr int kRowStep = kThreads / 8, kRows = kTileKv / kRowStep;
 
  public:
