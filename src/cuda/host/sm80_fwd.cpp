@@ -148,9 +148,9 @@ ForwardParams ForwardKernels::grid(const ReadyKernel<ForwardEntry>& choice,
   const SplitGrid waves{std::max<int64_t>(p.ctas(), 1),
                         is_decode ? multiprocessors_ : choice.resident, choice.resident,
                         is_decode && is_uneven(shape)};
-  p.split =
-      split_rule(problem_, shape, one_wave_splits(problem_, shape, waves, multiprocessors_),
-                 is_decode ? std::max(kSplitStep, choice.entry->tile_kv) : kSplitStep, grid.uneven);
+  p.split = split_rule(problem_, shape, one_wave_splits(problem_, shape, waves, multiprocessors_),
+                       is_decode ? std::max(kSplitStep, choice.entry->tile_kv) : kSplitStep,
+                       waves.uneven);
   p.partial_queries = std::min(shape.seqlen_q, p.split.max_queries);
   p.max_splits = max_split_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
   const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_kv) *

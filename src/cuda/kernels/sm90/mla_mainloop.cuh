@@ -203,7 +203,7 @@ class MlaMainloop : MlaEpilogue<Config> {
     const uint32_t to = own_ + Config::kPOffset + r * 128;
 #pragma unroll
     for (int j = 0; j < kTileKv / 16; ++j) {
-      ptx::stmatrix_x4(to + ((2 * j + lane() / 16 ^ (r & 7)) << 4), p_[4 * j], p_[4 * j + 1],
+      ptx::stmatrix_x4(to + (((2 * j + lane() / 16) ^ (r & 7)) << 4), p_[4 * j], p_[4 * j + 1],
                        p_[4 * j + 2], p_[4 * j + 3]);
     }
   }

@@ -31,6 +31,7 @@ class MlaProducer {
     const Interval tiles{tile().tiles.begin, tile().tiles.end};
     const bool by_tma = params_.kv_box_rows > 0;
     if (by_tma && threadIdx.x / 32 % 2 != 0) return;
+    if (!by_tma) look_up_rows(tiles.begin + stage_);
 #pragma unroll 1
     for (int32_t n = tiles.begin + stage_; n < tiles.end; n += Config::kStages) {
       if (by_tma) {
@@ -102,28 +103,35 @@ class MlaProducer {
     }
   }
 
-  // Copies a tile whose rows lie in many pages: eight threads copy 128 bytes of a row.
+  // Tiles whose rows lie in many pages: eight threads copy 128 bytes of a row. These are the rows
+  // of tile n that this thread copies.
+  static __device__ __forceinline__ int32_t first_row() { return threadIdx.x % kThreads / 8; }
+
+  __device__ __forceinline__ void look_up_rows(int32_t n) {
+    const Inputs& in = params_.common.args.inputs;
+    const int32_t* const table = in.page_table + tile().b * in.page_table_stride;
+#pragma unroll
+    for (int x = 0; x < kRows; ++x) {
+      const int32_t key = n * kTileKv + first_row() + x * kRowStep;
+      pages_[x] = key < tile().len.kv ? table[params_.by_page_size.quotient(key)] : 0;
+    }
+  }
+
+  // Copies tile n, whose pages have been looked up, and looks up those of the next one meanwhile.
   __device__ __forceinline__ void load_rows(int32_t n) {
     const cuda::ForwardParams& common = params_.common;
     const Inputs& in = common.args.inputs;
     const PagedRowView rows{{tensor_row(in.k, 2, 0, tile().kv_head, 0), in.k.stride_seq * 2},
-                            in.page_table + tile().b * in.page_table_stride,
+                            nullptr,
                             common.problem.page_size,
                             in.k.stride_batch * 2,
                             in.pages};
-    const int32_t thread = threadIdx.x % kThreads, chunk = thread % 8, own = thread / 8;
-    const int32_t first = n * kTileKv + own, limit = tile().len.kv;
-    int32_t pages[kRows];
-#pragma unroll
-    for (int x = 0; x < kRows; ++x) {
-      const int32_t key = first + x * kRowStep;
-      pages[x] = key < limit ? rows.pages[params_.by_page_size.quotient(key)] : 0;
-    }
+    const int32_t chunk = threadIdx.x % 8, limit = tile().len.kv;
     for (auto& empty : storage_.empty[stage_]) empty.wait(state_.phase() ^ 1);
 #pragma unroll
     for (int x = 0; x < kRows; ++x) {
-      const int32_t r = own + x * kRowStep, key = first + x * kRowStep;
-      const char* const from = rows.row(pages[x], key) + chunk * 16;
+      const int32_t r = first_row() + x * kRowStep, key = n * kTileKv + r;
+      const char* const from = rows.row(pages_[x], key) + chunk * 16;
       const int32_t columns = key < limit ? common.problem.dim_qk - chunk * 8 : 0;
       const uint32_t to = to_ + r * 128 + ((chunk ^ (r & 7)) << 4);
 #pragma unroll 1
@@ -132,6 +140,7 @@ class MlaProducer {
       }
     }
     ptx::cp_async_commit();
+    look_up_rows(n + Config::kStages);
     ptx::cp_async_wait<0>();
     ptx::fence_async_proxy();
     for (auto& full : storage_.full[stage_]) full.arrive();
@@ -142,6 +151,7 @@ class MlaProducer {
   const int32_t stage_;
   const uint32_t to_;
   PipelineState<1> state_;
+  int32_t pages_[kRows];
 };
 
 }  // namespace flashattn::cuda::sm90
