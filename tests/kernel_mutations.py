@@ -93,7 +93,8 @@ MUTATIONS: Dict[str, Mutation] = {
         ["latent"]),
     "latent: a part of K's stage is released before P V is done": Mutation(
         "sm90/mla_mainloop.cuh",
-        r"ptx::wgmma_wait<0>\(\);(\n *ptx::reg_fence\(o_\);\n *release\(1 - w)", r"\1", ["latent"]),
+        r"(gemm_pv_own\(\);)(\n    \}[\s\S]*?)(release\(warpgroup_\);)", r"\1\3\2",
+        ["latent"]),
     "latent: scores do not wait for the second part of K": Mutation(
         "sm90/mla_mainloop.cuh", r"storage_\.full\[warpgroup_\]\[1 - warpgroup_\]\.wait\(.*\);", "",
         ["latent"]),
