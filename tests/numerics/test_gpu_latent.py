@@ -33,6 +33,12 @@ CHANGES = [
     dict(dim_qk=512, dim_v=504, dtype="f16", page_size=16), dict(scale=1.0, dtype_o="f32")]
 HEADS_AND_QUERIES = [(1, 1), (1, 16), (8, 1), (8, 16), (16, 1), (16, 7), (20, 2), (20, 7), (32, 1),
                      (32, 2), (64, 1), (64, 3), (128, 1), (128, 2), (128, 3)]
+TREES = [
+    dict(tree=9, seqlen_q=9), dict(tree=70, seqlen_q=5, lens_kv=[200, 8], sink=True),
+    dict(tree=40, seqlen_q=33, causal=True, heads_q=5), dict(tree=64, seqlen_q=2, splits=2),
+    dict(tree=20, seqlen_q=4, window=(80, 0), page_size=64, seqlen_kv=520, splits=3),
+    dict(tree=3, seqlen_q=3, density=0.0, lens_kv=[3, 1], dtype_o="f32"),
+    dict(tree=16, seqlen_q=16, determinism=2, heads_q=20, seqlen_kv=1200, dtype="f16")]
 PAGES = [1, 2, 8, 24, 48, 64, 128]
 
 
@@ -62,7 +68,7 @@ def test_heads_and_queries(device, case):
     judge(case, device)
 
 
-@pytest.mark.parametrize("case", [BASE.replace(**change) for change in CHANGES])
+@pytest.mark.parametrize("case", [BASE.replace(**change) for change in CHANGES + TREES])
 def test_features(device, case):
     judge(case, device)
 
@@ -87,7 +93,7 @@ def test_another_v_runs_on_another_kernel(device):
 
 
 @pytest.mark.parametrize("change", [
-    dict(softcap=5.0), dict(alibi="h"), dict(bias="f32"), dict(dropout=0.2), dict(tree=9),
+    dict(softcap=5.0), dict(alibi="h"), dict(bias="f32"), dict(dropout=0.2),
     dict(blocks=(16, 64)), dict(scale=-0.05), dict(dim_qk=512, backward=True)])
 def test_what_is_left_to_the_portable_kernels(device, change):
     if "FLASHATTN_BACKEND" in os.environ:

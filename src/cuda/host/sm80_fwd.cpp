@@ -119,16 +119,7 @@ bool ForwardKernels::is_uneven(const Shape& shape) const {
 ForwardParams ForwardKernels::grid(const ReadyKernel<ForwardEntry>& choice,
                                    const Shape& shape) const {
   ForwardParams p{};
-  p.problem = problem_;
-  if (problem_.has_mask(FLASHATTN_MASK_TREE)) {
-    p.tree.rule = problem_.mask_rule();
-    const MaskRule hull = tree_hull(p.tree.rule);
-    p.problem.mask = hull.mask;
-    p.problem.window_left = hull.window_left;
-    p.problem.window_right = hull.window_right;
-    p.problem.chunk = hull.chunk;
-  }
-  p.args.shape = shape;
+  set_problem(problem_, shape, &p);
   p.dropout_threshold = problem_.dropout_threshold();
   p.cta_queries = std::max(std::min(shape.seqlen_q, choice.entry->tile_q), 1);
   // Block masks may differ by head, and dropout's tiles start at multiples of 16 queries: then
@@ -202,18 +193,7 @@ int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
                                cudaStream_t stream) const {
   const ReadyKernel<ForwardEntry>& choice = choose(args.shape).kernel;
   ForwardParams p = grid(choice, args.shape);
-  p.args = args;
-  p.tree.bits = static_cast<const uint32_t*>(args.tree_bits.data);
-  p.tree.stride_batch = args.tree_bits.stride_batch;
-  p.tree.stride_row = args.tree_bits.stride_seq;
-  if (p.max_splits > 1) {
-    if (const int32_t status = check_grid(int64_t{args.shape.batch} * problem_.heads_q))
-      return status;
-    const int64_t rows = static_cast<int64_t>(p.max_splits) * args.shape.batch * problem_.heads_q *
-                         p.partial_queries;
-    p.partial_o = WorkspaceAllocator(workspace).take<float>(rows * (problem_.dim_v + 2));
-    p.partial_sums = reinterpret_cast<PartialSum*>(p.partial_o + rows * problem_.dim_v);
-  }
+  if (const int32_t status = set_arrays(args, workspace, &p)) return status;
   const int32_t status =
       cuda::launch(*choice.entry, p.ctas(), p, stream, "launching the forward kernel");
   if (status != FLASHATTN_OK || p.max_splits <= 1) return status;

@@ -75,8 +75,7 @@ MlaParams MlaKernels::grid(const Shape& shape) const {
   p.by_group = FastDivmod::of(group);
   p.by_page_size = FastDivmod::of(std::max(problem_.page_size, 1));
   cuda::ForwardParams& common = p.common;
-  common.problem = problem_;
-  common.args.shape = shape;
+  set_problem(problem_, shape, &common);
   const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * shape.seqlen_q;
   const int32_t step = 2 * entry.tile_kv;  // the warpgroups take a tile each
   const int64_t splits = whole_wave_splits(std::max<int64_t>(ctas(p, shape), 1), shape.seqlen_kv,
@@ -107,7 +106,7 @@ int32_t MlaKernels::launch(const ForwardArgs& args, void* workspace, cudaStream_
   const Shape& shape = args.shape;
   MlaParams p = grid(shape);
   cuda::ForwardParams& common = p.common;
-  common.args = args;
+  if (const int32_t status = set_arrays(args, workspace, &common)) return status;
   const bool varlen = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
   const bool paged = problem_.has_layout(FLASHATTN_LAYOUT_PAGED_KV);
   if (p.kv_box_rows > 0) {
@@ -118,13 +117,6 @@ int32_t MlaKernels::launch(const ForwardArgs& args, void* workspace, cudaStream_
             {problem_.dim_qk, rows, problem_.heads_kv, batch, p.kv_box_rows, 64}, "k", &p.k)) {
       return status;
     }
-  }
-  if (common.max_splits > 1) {
-    if (const int32_t status = check_grid(int64_t{shape.batch} * problem_.heads_q)) return status;
-    const int64_t rows = static_cast<int64_t>(common.max_splits) * shape.batch * problem_.heads_q *
-                         common.partial_queries;
-    common.partial_o = WorkspaceAllocator(workspace).take<float>(rows * (problem_.dim_v + 2));
-    common.partial_sums = reinterpret_cast<PartialSum*>(common.partial_o + rows * problem_.dim_v);
   }
   const int32_t status = cuda::launch(*kernel_.entry, ctas(p, shape) * common.max_splits, p, stream,
                                       "launching the kernel for latent attention");

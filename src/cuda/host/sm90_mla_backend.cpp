@@ -13,6 +13,12 @@
 namespace flashattn {
 namespace {
 
+// Trees are masks by position.
+bool has_modified_scores(Problem p) {
+  p.mask &= ~static_cast<uint32_t>(FLASHATTN_MASK_TREE);
+  return cuda::is_modified(p);
+}
+
 const Predicate kPredicates[] = {
     {is_refused_by_portable, FLASHATTN_REASON_NOT_IN_THIS_BUILD, "device",
      [](const Problem&, const Device&, char* text, size_t capacity) {
@@ -46,7 +52,7 @@ const Predicate kPredicates[] = {
        std::snprintf(text, capacity, "ops has BACKWARD, with dim_qk = %d", p.dim_qk);
      },
      true},
-    {[](const Problem& p, const Device&) { return cuda::is_modified(p); },
+    {[](const Problem& p, const Device&) { return has_modified_scores(p); },
      FLASHATTN_REASON_NOT_IN_THIS_BUILD, "mask",
      [](const Problem& p, const Device&, char* text, size_t capacity) {
        std::snprintf(text, capacity,

@@ -80,7 +80,9 @@ __device__ __forceinline__ bool plan_mla_work_tile(const MlaParams& params, MlaW
   if (tile.rows <= 0 || (tile.split_idx > 0 && keys.begin == keys.end)) return false;
   const Interval queries{params.by_group.quotient(tile.first_row),
                          params.by_group.quotient(tile.first_row + tile.rows - 1) + 1};
-  const KeySpan span = key_span(problem.mask_rule(), queries, tile.len);
+  const bool tree = problem.mask & FLASHATTN_MASK_TREE;
+  const KeySpan span = tree ? tree_span(common.tree.rule, queries, tile.len)
+                            : key_span(problem.mask_rule(), queries, tile.len);
   const Interval any = intersect(span.any, keys), all = intersect(span.all, keys);
   tile.tiles = tile.full_tiles = {0, 0};
   tile.fixed_begin = INT32_MAX;

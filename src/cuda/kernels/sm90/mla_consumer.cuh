@@ -4,6 +4,7 @@
 
 #include <cfloat>
 
+#include "cuda/device/tree_mask.cuh"
 #include "cuda/kernels/sm90/mla_config.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/warpgroup.cuh"
@@ -75,6 +76,7 @@ class MlaConsumer {
   // Sets scores of tile n that are hidden from their rows to -inf.
   __device__ __forceinline__ void mask(int32_t n) {
     if (n >= tile().full_tiles.begin && n < tile().full_tiles.end) return;
+    if (params_.common.problem.mask & FLASHATTN_MASK_TREE) return mask_by_tree(n);
     const int32_t first = n * kTileKv + lane() % 4 * 2;
 #pragma unroll
     for (int mi = 0; mi < 2; ++mi) {
@@ -195,6 +197,17 @@ class MlaConsumer {
   float o_[kColumns / 2];  // this warpgroup's half of the columns
 
  private:
+  // Splits begin at multiples of a tile, so that no tile has keys of two.
+  __device__ __forceinline__ void mask_by_tree(int32_t n) {
+    const TreeMask tree{params_.common.tree, tile().b, {tile().len.q, tile().len.kv}};
+#pragma unroll
+    for (int mi = 0; mi < 2; ++mi) {
+      const int32_t r = min(row() + mi * 8, tile().rows - 1);
+      const int32_t query = mla_row(params_, tile().first_row, 0, r).query;
+      tree.shown_keys<kTileKv / 8>(query, n * kTileKv, lane()).forward(SRowLayout{mi}, s_);
+    }
+  }
+
   // The sum of a tile comes first, so that a large row sum is rounded once per tile.
   template <class Exponent>
   __device__ __forceinline__ void exp2_and_sum(Exponent exponent) {
