@@ -14,8 +14,7 @@ namespace flashattn {
 BackendList backends() {
   static const Backend* const list[] = {
 #if FLASHATTN_CUDA_SM90
-      &cuda_sm90_backend(),
-      &cuda_sm90_fp8_backend(),
+      &cuda_sm90_backend(), &cuda_sm90_fp8_backend(), &cuda_sm90_mla_backend(),
 #endif
 #if FLASHATTN_CUDA
       &cuda_sm80_backend(),

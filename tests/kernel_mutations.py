@@ -27,8 +27,9 @@ KERNELS = pathlib.Path("src") / "cuda" / "kernels"
 # Rows of the tables that the copy keeps, of bf16 alone.
 ROWS = {
     "sm80": ("fwd 16 64 64 1 128 3 plain", "fwd 16 64 64 1 64 3 runtime",
-             "decode 16 64 64 128 2 2 deep", "bwd 16 64 4 2 64 32 2 2 plain"),
-    "sm90": ("fwd 16 64 64 3 128 plain", "bwd 16 64 128 plain"),
+             "fwd 16 576 512 1 32 1 runtime 8 2", "decode 16 64 64 128 2 2 deep",
+             "bwd 16 64 4 2 64 32 2 2 plain"),
+    "sm90": ("fwd 16 64 64 3 128 plain", "mla 16 576 512", "bwd 16 64 128 plain"),
 }
 SECONDS = 120  # for one case; a kernel that runs on has a fault, too
 
@@ -46,6 +47,10 @@ CASES = {
     "sm90 rising": case("sm90", seqlen_q=70, seqlen_kv=700, amplitude=6.0),
     "sm90 backward": case("sm90", seqlen_q=200, seqlen_kv=300, heads_kv=1, causal=True,
                           backward=True),
+    "latent": case("sm90", batch=2, seqlen_q=3, seqlen_kv=500, lens_kv=[500, 333], heads_q=16,
+                   heads_kv=1, dim_qk=576, dim_v=512, v_in_k=True, causal=True, splits=1),
+    "latent rising": case("sm90", seqlen_q=1, seqlen_kv=700, heads_q=16, heads_kv=1, dim_qk=576,
+                          dim_v=512, v_in_k=True, amplitude=14.0, splits=1),
     "sm80 forward": case("sm80", seqlen_q=130, seqlen_kv=333, heads_q=4, causal=True),
     "sm80 groups": case("sm80", batch=2, seqlen_q=130, seqlen_kv=150, heads_q=4, heads_kv=2),
     "sm80 window": case("sm80", seqlen_q=130, seqlen_kv=333, window=(100, 40)),
@@ -83,6 +88,16 @@ MUTATIONS: Dict[str, Mutation] = {
     "Hopper: no fence between stores to dS and the WGMMAs that read it": Mutation(
         "sm90/bwd_warpgroup_base.cuh", r"(void \w+_ds\w*\(.*\n *)ptx::fence_async_proxy\(\);",
         r"\1", ["sm90 backward"]),
+    "latent: no fence between stores of P and the WGMMAs that read it": Mutation(
+        "sm90/mla_mainloop.cuh", r"ptx::fence_async_proxy\(\);(\n *ptx::named_arrive)", r"\1",
+        ["latent"]),
+    "latent: a part of K's stage is released before P V is done": Mutation(
+        "sm90/mla_mainloop.cuh",
+        r"(gemm_pv_own\(\);)(\n    \}[\s\S]*?)(release\(warpgroup_\);)", r"\1\3\2",
+        ["latent"]),
+    "latent: scores do not wait for the second part of K": Mutation(
+        "sm90/mla_mainloop.cuh", r"storage_\.full\[warpgroup_\]\[1 - warpgroup_\]\.wait\(.*\);", "",
+        ["latent"]),
     "portable: V is used before its copy is waited for": Mutation(
         "sm80/fwd.cuh", r"ptx::cp_async_wait<0>\(\);(\n.*::kV, v_tile_)", r"\1", ["sm80 forward"]),
     "decode: K's buffer is filled while warps still read it": Mutation(
@@ -96,6 +111,8 @@ MUTATIONS: Dict[str, Mutation] = {
     "Hopper: V past the last key is not cleared": Mutation(
         "sm90/fwd_mainloop.cuh", r"if \(params_\.kv_has_tail && .*\) zero_v_tail\(n\);", "",
         ["sm90 lengths"]),
+    "latent: V past the last key is not cleared": Mutation(
+        "sm90/mla_mainloop.cuh", r"( {6}| {4})zero_v_tail\(n\);", "", ["latent"]),
     "portable: the mask of a tile's right edge is left out": Mutation(
         "sm80/fwd.cuh", r"(columns\.begin < full\w+\.begin) \|\| columns\.end > full\w+\.end",
         r"\1", ["sm80 forward", "sm80 window"]),
@@ -111,6 +128,13 @@ MUTATIONS: Dict[str, Mutation] = {
     "Hopper: O is not rescaled when the base rises": Mutation(
         "sm90/fwd_mainloop.cuh", r"o_\[i\] \*= o_scale\[i / 2 % 2\];", "o_[i] *= 1.0f;",
         ["sm90 rising"]),
+    "latent: O is not rescaled when the base rises": Mutation(
+        "sm90/mla_mainloop.cuh", r"o_\[i\] \*= o_scale\[i / 2 % 2\];", "o_[i] *= 1.0f;",
+        ["latent rising"]),
+    "latent: a base that overflowed stands": Mutation(
+        "sm90/mla_mainloop.cuh", r"storage_\.redo = 1;", "storage_.redo = 0;", ["latent rising"]),
+    "latent: row sums are of one warpgroup's tiles": Mutation(
+        "sm90/mla_consumer.cuh", r"sums\[0\] \+ sums\[Config::kTileQ\]", "sums[0]", ["latent"]),
     "Hopper: dQ lacks the scale": Mutation(
         "sm90/bwd_postprocess.cuh", r"(quads\[n\]\.x) \* problem\.scale", r"\1",
         ["sm90 backward"]),
@@ -128,6 +152,9 @@ MUTATIONS: Dict[str, Mutation] = {
     # Indices.
     "portable: words of a dropout's numbers are exchanged": Mutation(
         "../device/dropout.cuh", r"n % 2 \* 2 \+ half\]", "half * 2 + n % 2]", ["sm80 dropout"]),
+    "latent: every row of a tile is of its first query": Mutation(
+        "sm90/mla_config.cuh", r"(const int32_t query = params\.by_group\.quotient\()row\)",
+        r"\1first_row)", ["latent"]),
     "portable: all query heads of a sequence are of the first group": Mutation(
         "sm80/fwd_work_tile.cuh", r"first_head_ = kv_head_ \* params\.q_heads_per_kv_head",
         "first_head_ = kv_head_", ["sm80 groups"]),

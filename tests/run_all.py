@@ -254,7 +254,7 @@ def emulator(run: Run, backend: str, capability: str = "90", *some: str,
 def emulator_races(run: Run) -> Count:
     """Where several tiles follow each other in the same buffers; of the portable kernels less."""
     some = {"sm90": "(listed and smoke) or gradients-1 or gradients-4 or dropouts-1 or "
-                    "many_queries-3 or many_heads",
+                    "many_queries-3 or many_heads or (gpu_latent and (features or outgrown))",
             "sm80": "(listed and smoke) or gradients-5 or gradients-10"}
     count = Count()
     for backend, names in some.items():

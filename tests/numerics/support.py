@@ -56,6 +56,11 @@ def small_blocks(asked: Dict[str, Any]) -> Any:
         asked["block_q"] < 16 or asked["block_kv"] < 16 or asked["block_kv"] % 8)
 
 
+def changes_scores(asked: Dict[str, Any]) -> Any:
+    return (asked.get("softcap") or asked.get("scale", 0) < 0 or asked.get("bias")
+            or asked.get("dropout") or bit("mask", BLOCKS)(asked))
+
+
 def rows() -> List[Row]:
     dense = dict(bias=DENSE, dtype_bias=1)
     found = [
@@ -99,6 +104,8 @@ def rows() -> List[Row]:
     for most in ((a, b) for a in DIMS for b in DIMS):
         found.append(Row("heads up to %d x %d" % most, dict(dim_qk=most[0], dim_v=most[1]),
                          lambda asked, most=most: tuple(map(bucket, dims_of(asked))) == most))
+    found.append(Row("scores changed, heads above 256", dict(softcap=20.0, dim_qk=512, dim_v=512),
+                     lambda asked: max(dims_of(asked)) > 256 and changes_scores(asked)))
     return found
 
 

@@ -11,8 +11,14 @@ const Backend& cuda_sm90_backend();
 // The Hopper kernels for q, k and v in E4M3.
 const Backend& cuda_sm90_fp8_backend();
 
+// The Hopper kernels for latent attention.
+const Backend& cuda_sm90_mla_backend();
+
 // The portable kernels (mma.sync): Ampere and later.
 const Backend& cuda_sm80_backend();
+
+// Whether the portable backend refuses. Its kernels do the rest of a plan of most Hopper backends.
+bool is_refused_by_portable(const Problem& problem, const Device& device);
 
 // The number of GPUs; 0 without a driver.
 int32_t cuda_device_count();

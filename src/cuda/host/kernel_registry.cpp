@@ -8,6 +8,7 @@
 #include "cuda/host/sm90_bwd.h"
 #include "cuda/host/sm90_fp8.h"
 #include "cuda/host/sm90_fwd.h"
+#include "cuda/host/sm90_mla.h"
 #endif
 
 namespace flashattn::cuda {
@@ -26,8 +27,9 @@ Registry<ForwardRow> forward_registry() {
   static const Registration<ForwardRow> rows[] = {
 #if FLASHATTN_CUDA_SM90
       {{"sm90"}, always, make<ForwardRow, sm90::ForwardKernels>},
+      {{"sm90_mla"}, always, make<ForwardRow, sm90::MlaKernels>},
 #endif
-      {{"sm80", "sm90"}, always, make<ForwardRow, sm80::ForwardKernels>},
+      {{"sm80", "sm90", "sm90_mla"}, always, make<ForwardRow, sm80::ForwardKernels>},
 #if FLASHATTN_CUDA_SM90
       {{"sm90_fp8"}, always, make<ForwardRow, sm90::Fp8ForwardKernels>},
 #endif

@@ -10,7 +10,7 @@ namespace flashattn::cuda {
 
 template <class Row>
 struct Registration {
-  const char* backends[2];  // whose plans have the row; NULL: no other
+  const char* backends[3];  // whose plans have the row; NULL: no other
   // Whether plans for a problem of theirs have the row. Sets *why_not, a few words, if not: the row
   // cannot compute it, or never is the cheapest.
   bool (*supports)(const Problem& problem, const char** why_not);

@@ -22,6 +22,7 @@ struct RowCost {
 template <class Args>
 class KernelRow {
  public:
+  using Arguments = Args;
   virtual ~KernelRow() = default;
 
   // A few words that begin `why`: "Hopper kernels".
@@ -29,6 +30,10 @@ class KernelRow {
 
   // Whether the row can run the shape. Sets *why_not, a few words, if it cannot.
   virtual bool supports(const Shape& shape, const char** why_not) const = 0;
+
+  // Whether the row can run a call with these arrays, of a shape that it supports. Plans describe
+  // the kernel of calls that it can.
+  virtual bool accepts(const Args&) const { return true; }
 
   // Of a shape that the row supports.
   virtual RowCost cost(const Shape& shape) const = 0;

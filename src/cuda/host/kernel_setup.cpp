@@ -143,6 +143,32 @@ int32_t check_backward_arrays(const Problem& problem, const BackwardArgs& args) 
   return FLASHATTN_OK;
 }
 
+void set_problem(const Problem& problem, const Shape& shape, ForwardParams* p) {
+  p->problem = problem;
+  p->args.shape = shape;
+  if (!problem.has_mask(FLASHATTN_MASK_TREE)) return;
+  p->tree.rule = problem.mask_rule();
+  const MaskRule hull = tree_hull(p->tree.rule);
+  p->problem.mask = hull.mask;
+  p->problem.window_left = hull.window_left;
+  p->problem.window_right = hull.window_right;
+  p->problem.chunk = hull.chunk;
+}
+
+int32_t set_arrays(const ForwardArgs& args, void* workspace, ForwardParams* p) {
+  p->args = args;
+  p->tree.bits = static_cast<const uint32_t*>(args.tree_bits.data);
+  p->tree.stride_batch = args.tree_bits.stride_batch;
+  p->tree.stride_row = args.tree_bits.stride_seq;
+  if (p->max_splits <= 1) return FLASHATTN_OK;
+  const int64_t heads = int64_t{args.shape.batch} * p->problem.heads_q;
+  if (const int32_t status = check_grid(heads)) return status;
+  const int64_t rows = heads * p->max_splits * p->partial_queries, dim_v = p->problem.dim_v;
+  p->partial_o = WorkspaceAllocator(workspace).take<float>(rows * (dim_v + 2));
+  p->partial_sums = reinterpret_cast<PartialSum*>(p->partial_o + rows * dim_v);
+  return FLASHATTN_OK;
+}
+
 int32_t check_grid(int64_t ctas) {
   if (ctas <= INT32_MAX) return FLASHATTN_OK;
   return fail(FLASHATTN_ERROR_UNSUPPORTED, FLASHATTN_REASON_SIZE, "shape",

@@ -10,6 +10,7 @@
 #include "core/problem.h"
 #include "cuda/host/driver.h"
 #include "cuda/host/launch.h"
+#include "cuda/params.h"
 
 namespace flashattn::cuda {
 
@@ -117,6 +118,13 @@ int32_t check_alignment(const NamedTensor& named);
 // Return OK if the kernels can move the arrays of a call.
 int32_t check_forward_arrays(const Problem& problem, const ForwardArgs& args);
 int32_t check_backward_arrays(const Problem& problem, const BackwardArgs& args);
+
+// Fills problem, tree rule and shape. With TREE the kernel's problem has the hull of its masks.
+void set_problem(const Problem& problem, const Shape& shape, ForwardParams* params);
+
+// Fills the arrays of a call, and divides the workspace where keys are split. Returns an enum
+// flashattn_status.
+int32_t set_arrays(const ForwardArgs& args, void* workspace, ForwardParams* params);
 
 // Returns OK if a one-dimensional grid may have so many CTAs.
 int32_t check_grid(int64_t ctas);

@@ -39,13 +39,14 @@ void PlanRows<Row>::make(Registry<Row> registry, const char* backend,
 }
 
 template <class Row>
-const Row& PlanRows<Row>::choose(const Shape& shape, const char** why) const {
+const Row& PlanRows<Row>::choose(const Shape& shape, const typename Row::Arguments* args,
+                                 const char** why) const {
   const Row* best = nullptr;
   RowCost least{};
   const char* against_first = nullptr;  // why the first row costs more, or cannot run the shape
   for (const auto& row : rows) {
     const char* why_not = nullptr;
-    const bool supports = row->supports(shape, &why_not);
+    const bool supports = row->supports(shape, &why_not) && (!args || row->accepts(*args));
     const RowCost cost = supports ? row->cost(shape) : RowCost{INFINITY, why_not};
     if (row == rows.front()) against_first = cost.why;
     if (!supports || (best && (forced || cost.time >= least.time))) continue;
@@ -68,7 +69,7 @@ int64_t PlanRows<Row>::workspace(const Shape& shape) const {
 template <class Row>
 std::string PlanRows<Row>::why(const Shape& shape, flashattn_plan_properties* properties) const {
   const char* not_first = nullptr;
-  const Row& row = choose(shape, &not_first);
+  const Row& row = choose(shape, nullptr, &not_first);
   const std::string reason = not_first ? not_first : passed_over;
   const std::string rest = row.describe(shape, properties);
   return row.title() + (reason.empty() ? "" : " (" + reason + ")") + rest;
@@ -132,14 +133,16 @@ void CudaLauncher::describe_maxima(uint32_t op, const Shape& maxima,
 int32_t CudaLauncher::forward(const ForwardArgs& args, void* workspace, const Executor& on) const {
   if (const int32_t status = check_current(device_, *context_)) return status;
   if (const int32_t status = check_forward_arrays(problem_, args)) return status;
-  return forward_.choose(args.shape).launch(args, workspace, static_cast<cudaStream_t>(on.stream));
+  return forward_.choose(args.shape, &args)
+      .launch(args, workspace, static_cast<cudaStream_t>(on.stream));
 }
 
 int32_t CudaLauncher::backward(const BackwardArgs& args, void* workspace,
                                const Executor& on) const {
   if (const int32_t status = check_current(device_, *context_)) return status;
   if (const int32_t status = check_backward_arrays(problem_, args)) return status;
-  return backward_.choose(args.shape).launch(args, workspace, static_cast<cudaStream_t>(on.stream));
+  return backward_.choose(args.shape, &args)
+      .launch(args, workspace, static_cast<cudaStream_t>(on.stream));
 }
 
 int32_t CudaLauncher::merge(const MergeArgs& args, const Executor& on) const {

@@ -12,7 +12,7 @@
 
 namespace flashattn::cuda {
 
-// The rows that a plan has for one pass, in order of preference. The last supports every shape.
+// The rows that a plan has for one pass, in order of preference. The last takes every call.
 template <class Row>
 struct PlanRows {
   std::vector<std::unique_ptr<const Row>> rows;
@@ -21,8 +21,10 @@ struct PlanRows {
 
   void make(Registry<Row> registry, const char* backend, const std::string& backend_passed_over,
             const Problem& problem, const Device& device);
-  // The cheapest row. *why, unless NULL: why it is not the first, NULL if it is.
-  const Row& choose(const Shape& shape, const char** why = nullptr) const;
+  // The cheapest row. args: of a call, NULL: of any. *why, unless NULL: why it is not the first,
+  // NULL if it is.
+  const Row& choose(const Shape& shape, const typename Row::Arguments* args,
+                    const char** why = nullptr) const;
   int64_t workspace(const Shape& shape) const;
   std::string why(const Shape& shape, flashattn_plan_properties* properties) const;
   std::string why_of_unknown_shape() const;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 
 #include "core/validate_desc.h"
 #include "cuda/host/launcher.h"
@@ -144,6 +145,11 @@ const Backend& cuda_sm80_backend() {
   static const Backend backend = {"sm80", FLASHATTN_DEVICE_CUDA, kPredicates,
                                   sizeof kPredicates / sizeof *kPredicates, make_launcher};
   return backend;
+}
+
+bool is_refused_by_portable(const Problem& problem, const Device& device) {
+  return std::any_of(std::begin(kPredicates), std::end(kPredicates),
+                     [&](const Predicate& p) { return p.refuses(problem, device); });
 }
 
 }  // namespace flashattn

@@ -8,18 +8,12 @@
 #include "core/error.h"
 #include "cuda/host/sm80_bwd.h"
 #include "cuda/host/driver.h"
+#include "cuda/host/schedule/split_kv.h"
 #include "cuda/kernels/common/combine.h"
 
 namespace flashattn::cuda::sm80 {
 namespace {
 
-constexpr int32_t kInvariantKeys = 1024;  // keys of a split, with BATCH_INVARIANT
-constexpr int32_t kInvariantQueries = 16;
-constexpr int32_t kSplitStep = 64;
-// If sequences may be uneven: the least keys of a split, and the most waves of CTAs. CTAs of splits
-// that a sequence does not have end after some ns.
-constexpr int64_t kUnevenKeys = 2048;
-constexpr int64_t kUnevenWaves = 5;
 constexpr int32_t kShortElements = 16384;  // of a head's Q or K: up to here small CTAs start faster
 
 // Kernels for modified scores multiply fp32 as 3xTF32. So does the backward pass, whose P must come
@@ -107,7 +101,7 @@ const ForwardKernels::Kernel& ForwardKernels::choose(const Shape& shape) const {
     // up to a fifth of the time (96 sequences of 4,096 keys on an H200).
     const int64_t ctas = static_cast<int64_t>(shape.batch) * problem_.heads_kv;
     if (rows <= shallow_.kernel.entry->tile_q && ctas <= shallow_.kernel.resident) {
-      return ctas <= multiprocessors_ && !may_be_uneven(shape) ? deep_ : shallow_;
+      return ctas <= multiprocessors_ && !is_uneven(shape) ? deep_ : shallow_;
     }
     return ctas > small_.kernel.resident ? tiny_ : small_;
   }
@@ -118,29 +112,14 @@ const ForwardKernels::Kernel& ForwardKernels::choose(const Shape& shape) const {
   return shape.seqlen_q > least && ctas >= multiprocessors_ ? large_ : medium_;
 }
 
-bool ForwardKernels::has_lengths() const {
-  return problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV) ||
-         problem_.has_layout(FLASHATTN_LAYOUT_PAGED_KV);
-}
-
-bool ForwardKernels::may_be_uneven(const Shape& shape) const {
-  return shape.batch > 1 && has_lengths() &&
-         4 * static_cast<int64_t>(shape.batch) * problem_.heads_kv > multiprocessors_;
+bool ForwardKernels::is_uneven(const Shape& shape) const {
+  return may_be_uneven(problem_, shape, multiprocessors_);
 }
 
 ForwardParams ForwardKernels::grid(const ReadyKernel<ForwardEntry>& choice,
                                    const Shape& shape) const {
   ForwardParams p{};
-  p.problem = problem_;
-  if (problem_.has_mask(FLASHATTN_MASK_TREE)) {
-    p.tree.rule = problem_.mask_rule();
-    const MaskRule hull = tree_hull(p.tree.rule);
-    p.problem.mask = hull.mask;
-    p.problem.window_left = hull.window_left;
-    p.problem.window_right = hull.window_right;
-    p.problem.chunk = hull.chunk;
-  }
-  p.args.shape = shape;
+  set_problem(problem_, shape, &p);
   p.dropout_threshold = problem_.dropout_threshold();
   p.cta_queries = std::max(std::min(shape.seqlen_q, choice.entry->tile_q), 1);
   // Block masks may differ by head, and dropout's tiles start at multiples of 16 queries: then
@@ -155,31 +134,14 @@ ForwardParams ForwardKernels::grid(const ReadyKernel<ForwardEntry>& choice,
   p.head_tiles = static_cast<int32_t>(ceil_div(problem_.q_heads_per_kv_head(), p.cta_heads));
   p.q_tiles = static_cast<int32_t>(ceil_div(shape.seqlen_q, p.cta_queries));
   p.max_splits = 1;
-  const bool is_decode = choice.entry->tile_q == 16, uneven = is_decode && may_be_uneven(shape);
-  const int32_t step = is_decode ? std::max(kSplitStep, choice.entry->tile_kv) : kSplitStep;
-  if (problem_.splits > 0) {
-    p.split = SplitRule::of(problem_.splits, 0, INT32_MAX, step);
-  } else if (problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) {
-    p.split = SplitRule::of(0, kInvariantKeys, kInvariantQueries, kSplitStep);
-  } else {
-    // Enough splits to fill the device with one wave; for decode kernels one CTA per
-    // multiprocessor, which keeps enough bytes in flight if all CTAs have equal work. Uneven
-    // sequences: more waves, of splits of equal length for short and long sequences.
-    const int64_t ctas = std::max<int64_t>(p.ctas(), 1);
-    int64_t splits = std::min((is_decode && !uneven ? multiprocessors_ : choice.resident) / ctas,
-                              ceil_div(shape.seqlen_kv, 2 * kSplitStep));
-    if (uneven) {
-      const int64_t most = shape.seqlen_kv / kUnevenKeys;
-      splits = std::max(splits, splits_of_full_waves(ctas, choice.resident, kUnevenWaves, most));
-    }
-    const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * shape.seqlen_q;
-    const bool pays = pays_to_split(rows, shape.seqlen_kv, splits, p.ctas(), multiprocessors_);
-    p.split = SplitRule::of(pays ? static_cast<int32_t>(splits) : 1, 0, INT32_MAX, step);
-    if (uneven) {
-      const int32_t keys = split_keys(p.split, {shape.seqlen_q, shape.seqlen_kv});
-      p.split = SplitRule::of(0, std::max(keys, 1), INT32_MAX, step);
-    }
-  }
+  // For decode kernels one CTA per multiprocessor keeps enough bytes in flight.
+  const bool is_decode = choice.entry->tile_q == 16;
+  const SplitGrid waves{std::max<int64_t>(p.ctas(), 1),
+                        is_decode ? multiprocessors_ : choice.resident, choice.resident,
+                        is_decode && is_uneven(shape)};
+  p.split = split_rule(problem_, shape, one_wave_splits(problem_, shape, waves, multiprocessors_),
+                       is_decode ? std::max(kSplitStep, choice.entry->tile_kv) : kSplitStep,
+                       waves.uneven);
   p.partial_queries = std::min(shape.seqlen_q, p.split.max_queries);
   p.max_splits = max_split_count(p.split, {shape.seqlen_q, shape.seqlen_kv});
   const int64_t head_bytes = static_cast<int64_t>(shape.seqlen_kv) *
@@ -205,25 +167,16 @@ RowCost ForwardKernels::cost(const Shape& shape) const {
 }
 
 int64_t ForwardKernels::workspace(const Shape& shape) const {
-  // The most that this shape or a smaller one needs: fewer CTAs mean more splits. The splits never
-  // exceed one wave (kUnevenWaves waves if sequences may be uneven), unless the caller or
-  // BATCH_INVARIANT sets their number.
   const ForwardParams p = grid(choose(shape).kernel, shape);
-  const int64_t row = (problem_.dim_v + 2) * static_cast<int64_t>(sizeof(float));
-  const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * p.partial_queries;
-  if (problem_.splits == 1) return 0;
-  if (problem_.splits > 1 || problem_.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) {
-    return p.max_splits > 1 ? workspace_of<char>(rows * p.max_splits * row) : 0;
-  }
   int64_t limit = 0;
   for (const Kernel* choice : {&deep_, &shallow_, &tiny_, &small_, &medium_, &large_}) {
-    const int64_t times = choice->kernel.entry->tile_q == 16 && has_lengths() ? kUnevenWaves : 1;
-    limit = std::max(limit, times * choice->kernel.resident * choice->kernel.entry->tile_q * row);
+    const bool waves = choice->kernel.entry->tile_q == 16 && has_own_lengths(problem_);
+    limit = std::max<int64_t>(
+        limit, (waves ? kUnevenWaves : 1) * choice->kernel.resident * choice->kernel.entry->tile_q);
   }
-  return shape.seqlen_kv < 4 * kSplitStep
-             ? 0
-             : workspace_of<char>(
-                   std::min(limit, rows * ceil_div(shape.seqlen_kv, 2 * kSplitStep) * row));
+  const int64_t row = (problem_.dim_v + 2) * static_cast<int64_t>(sizeof(float));
+  const int64_t rows = partial_rows(problem_, shape, p.split, limit);
+  return rows == 0 ? 0 : workspace_of<char>(rows * row);
 }
 
 std::string ForwardKernels::describe(const Shape& shape,
@@ -240,18 +193,7 @@ int32_t ForwardKernels::launch(const ForwardArgs& args, void* workspace,
                                cudaStream_t stream) const {
   const ReadyKernel<ForwardEntry>& choice = choose(args.shape).kernel;
   ForwardParams p = grid(choice, args.shape);
-  p.args = args;
-  p.tree.bits = static_cast<const uint32_t*>(args.tree_bits.data);
-  p.tree.stride_batch = args.tree_bits.stride_batch;
-  p.tree.stride_row = args.tree_bits.stride_seq;
-  if (p.max_splits > 1) {
-    if (const int32_t status = check_grid(int64_t{args.shape.batch} * problem_.heads_q))
-      return status;
-    const int64_t rows = static_cast<int64_t>(p.max_splits) * args.shape.batch * problem_.heads_q *
-                         p.partial_queries;
-    p.partial_o = WorkspaceAllocator(workspace).take<float>(rows * (problem_.dim_v + 2));
-    p.partial_sums = reinterpret_cast<PartialSum*>(p.partial_o + rows * problem_.dim_v);
-  }
+  if (const int32_t status = set_arrays(args, workspace, &p)) return status;
   const int32_t status =
       cuda::launch(*choice.entry, p.ctas(), p, stream, "launching the forward kernel");
   if (status != FLASHATTN_OK || p.max_splits <= 1) return status;

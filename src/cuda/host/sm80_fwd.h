@@ -29,11 +29,7 @@ class ForwardKernels final : public ForwardRow {
   // All parameters except the arguments and the workspace.
   ForwardParams grid(const ReadyKernel<ForwardEntry>& choice, const Shape& shape) const;
   const Kernel& choose(const Shape& shape) const;
-  // Whether there are more than a few sequences and their lengths may differ much. With one CTA
-  // each, most multiprocessors would then wait for the longest.
-  bool may_be_uneven(const Shape& shape) const;
-  // Whether keys are packed or paged, so that every sequence has its own number of keys.
-  bool has_lengths() const;
+  bool is_uneven(const Shape& shape) const;  // see may_be_uneven()
 
   const Problem problem_;
   const int32_t multiprocessors_;

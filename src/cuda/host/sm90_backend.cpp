@@ -1,5 +1,4 @@
 // Predicates of the Hopper backend. The portable backend, next in preference, takes the rest.
-#include <algorithm>
 #include <cstdio>
 
 #include "core/validate_desc.h"
@@ -12,13 +11,6 @@ namespace flashattn {
 namespace {
 
 using cuda::sm90::is_hopper, cuda::sm90::kMinBlock, cuda::sm90::kPageStep;
-
-// The portable kernels do the rest of a plan: short queries, some backward passes, merging.
-bool is_refused_by_portable(const Problem& problem, const Device& device) {
-  const Backend& portable = cuda_sm80_backend();
-  return std::any_of(portable.predicates, portable.predicates + portable.predicate_count,
-                     [&](const Predicate& p) { return p.refuses(problem, device); });
-}
 
 const Predicate kPredicates[] = {
     {is_refused_by_portable, FLASHATTN_REASON_NOT_IN_THIS_BUILD, "device",

@@ -72,6 +72,17 @@ struct ForwardParams {
   const uint8_t* v_transposed;  // E4M3: tiles of V^T, see fp8_transpose_v.cu
 };
 
+// Latent attention. Row r of a sequence's KV head is query r / q_heads_per_kv_head of query head
+// r % q_heads_per_kv_head of its group. A CTA has consecutive rows, of one query or of several, and
+// a split of the keys. V is the first columns of K.
+struct MlaParams {
+  CUtensorMap k;               // (column, row, head, batch or page)
+  cuda::ForwardParams common;  // without its tiles of rows: cta_queries to q_tiles, swizzle
+  int32_t row_tiles;           // CTAs for the rows of a sequence's KV head
+  int32_t kv_box_rows;         // rows of a TMA box of K; 0: pages are small, threads copy rows
+  FastDivmod by_row_tiles, by_group, by_page_size;  // by_group: q_heads_per_kv_head
+};
+
 struct BackwardParams {
   CUtensorMap q, dout, k, v;  // (column, row, head, batch)
   cuda::BackwardParams common;

@@ -16,6 +16,14 @@ struct ForwardEntry {
   void (*kernel)(ForwardParams);
 };
 
+// A kernel for latent attention.
+struct MlaEntry {
+  int32_t dtype;
+  int32_t dim_qk, dim_v;  // largest head dimensions that the kernel takes
+  int32_t tile_q, tile_kv, stages, threads, shared_bytes;
+  void (*kernel)(MlaParams);
+};
+
 struct BackwardEntry {
   int32_t dtype;
   int32_t dim_qk, dim_v;  // largest head dimensions that the kernel takes
@@ -41,6 +49,7 @@ extern const char* const kScoreModNames[];
 
 // Entries of a dtype and score_mod are in ascending order of head dimensions.
 Table<ForwardEntry> forward_table();
+Table<MlaEntry> mla_table();
 Table<BackwardEntry> backward_table();
 Table<BackwardEntry> two_warpgroup_backward_table();  // for long Q
 

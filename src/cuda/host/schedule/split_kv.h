@@ -1,0 +1,103 @@
+// How many splits of the keys the forward kernels of a plan make. Pure.
+#pragma once
+
+#include <algorithm>
+
+#include "core/seqlen_info.h"
+
+namespace flashattn {
+
+constexpr int32_t kInvariantKeys = 1024;  // keys of a split, with BATCH_INVARIANT
+constexpr int32_t kInvariantQueries = 16;
+constexpr int32_t kSplitStep = 64;
+// If sequences may be uneven: the least keys of a split, and the most waves of CTAs. CTAs of splits
+// that a sequence does not have end after some ns.
+constexpr int64_t kUnevenKeys = 2048;
+constexpr int64_t kUnevenWaves = 5;
+
+// Whether keys are packed or paged, so that every sequence has its own number of keys.
+inline bool has_own_lengths(const Problem& problem) {
+  return problem.has_layout(FLASHATTN_LAYOUT_VARLEN_KV) ||
+         problem.has_layout(FLASHATTN_LAYOUT_PAGED_KV);
+}
+
+// Whether there are more than a few sequences and their lengths may differ much. With one CTA
+// each, most multiprocessors would then wait for the longest.
+inline bool may_be_uneven(const Problem& problem, const Shape& shape, int32_t multiprocessors) {
+  return shape.batch > 1 && has_own_lengths(problem) &&
+         4 * static_cast<int64_t>(shape.batch) * problem.heads_kv > multiprocessors;
+}
+
+struct SplitGrid {
+  int64_t ctas;      // without splits; not 0
+  int64_t one_wave;  // CTAs that keep enough bytes in flight if all have equal work
+  int64_t resident;  // CTAs that run at once
+  bool uneven;       // sequences may be uneven
+};
+
+// Enough splits to fill the device with one wave, if they pay for their merge. Uneven sequences:
+// more waves.
+inline int64_t one_wave_splits(const Problem& problem, const Shape& shape, const SplitGrid& grid,
+                               int32_t multiprocessors) {
+  int64_t splits = std::min((grid.uneven ? grid.resident : grid.one_wave) / grid.ctas,
+                            ceil_div(shape.seqlen_kv, 2 * kSplitStep));
+  if (grid.uneven) {
+    const int64_t most = shape.seqlen_kv / kUnevenKeys;
+    splits = std::max(splits, splits_of_full_waves(grid.ctas, grid.resident, kUnevenWaves, most));
+  }
+  const int64_t rows = static_cast<int64_t>(shape.batch) * problem.heads_q * shape.seqlen_q;
+  return pays_to_split(rows, shape.seqlen_kv, splits, grid.ctas, multiprocessors) ? splits : 1;
+}
+
+// The number of splits for a kernel of one CTA a multiprocessor, with which whole waves end first.
+// step: the keys of a step of the kernel. The time unit is what a CTA takes for a key, some 20 ns
+// (latent attention: 34 clocks of the tensor cores). A CTA starts and ends in 250; the merge takes
+// 150 and, for writing and reading partial results, a twentieth a row and split: estimates, not
+// measured.
+constexpr int64_t kMostWaves = 3;
+constexpr int64_t whole_wave_splits(int64_t ctas, int64_t keys, int64_t rows, int64_t resident,
+                                    int64_t step) {
+  const int64_t steps = ceil_div(keys, step), most = kMostWaves * resident / ctas;
+  int64_t best = 1, least = INT64_MAX;
+  for (int64_t splits = 1; splits == 1 || splits <= std::min(steps, most); ++splits) {
+    const int64_t waves = ceil_div(ctas * splits, resident);
+    const int64_t merge = splits > 1 ? 150 + rows * splits / 20 : 0;
+    const int64_t time = waves * (ceil_div(steps, splits) * step + 250) + merge;
+    if (time >= least) continue;
+    least = time;
+    best = splits;
+  }
+  return best;
+}
+
+// splits: their number, unless the caller or BATCH_INVARIANT sets it. step: splits start at
+// multiples of it. uneven: splits have equal length for short and long sequences.
+inline SplitRule split_rule(const Problem& problem, const Shape& shape, int64_t splits,
+                            int32_t step, bool uneven) {
+  if (problem.splits > 0) return SplitRule::of(problem.splits, 0, INT32_MAX, step);
+  if (problem.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) {
+    return SplitRule::of(0, kInvariantKeys, kInvariantQueries, kSplitStep);
+  }
+  const SplitRule rule = SplitRule::of(static_cast<int32_t>(splits), 0, INT32_MAX, step);
+  if (!uneven) return rule;
+  const int32_t keys = split_keys(rule, {shape.seqlen_q, shape.seqlen_kv});
+  return SplitRule::of(0, std::max(keys, 1), INT32_MAX, step);
+}
+
+// The most fp32 rows of partial results that this shape or a smaller one needs, for which fewer
+// CTAs mean more splits. rule: of the shape. limit: rows that CTAs of all waves have. Splits never
+// exceed those waves, unless the caller or BATCH_INVARIANT sets their number.
+inline int64_t partial_rows(const Problem& problem, const Shape& shape, const SplitRule& rule,
+                            int64_t limit) {
+  const int64_t queries = std::min(shape.seqlen_q, rule.max_queries);
+  const int64_t rows = static_cast<int64_t>(shape.batch) * problem.heads_q * queries;
+  if (problem.splits == 1) return 0;
+  if (problem.splits > 1 || problem.determinism == FLASHATTN_DETERMINISM_BATCH_INVARIANT) {
+    const int32_t splits = max_split_count(rule, {shape.seqlen_q, shape.seqlen_kv});
+    return splits > 1 ? rows * splits : 0;
+  }
+  if (shape.seqlen_kv < 4 * kSplitStep) return 0;
+  return std::min(limit, rows * ceil_div(shape.seqlen_kv, 2 * kSplitStep));
+}
+
+}  // namespace flashattn

@@ -1,0 +1,128 @@
+// Hopper row for latent attention: packing of rows, split-KV, tensor map, launches.
+#include "cuda/host/sm90_mla.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/error.h"
+#include "cuda/host/schedule/split_kv.h"
+#include "cuda/host/sm90_fwd.h"
+#include "cuda/host/tensor_map.h"
+#include "cuda/kernels/common/combine.h"
+
+namespace flashattn::cuda::sm90 {
+namespace {
+
+constexpr int64_t kMaxRows = 1 << 30;  // of a KV head of a sequence; rows are counted in 32 bits
+constexpr int32_t kLeastBoxRows = 8;   // TMA boxes of fewer rows are slower than copies by threads
+
+const MlaEntry* find(const Problem& p) {
+  for (const MlaEntry* e : mla_table()) {
+    if (e->dtype == p.dtype && e->dim_qk >= p.dim_qk && e->dim_v >= p.dim_v) return e;
+  }
+  return nullptr;
+}
+
+bool same_rows(const flashattn_tensor& k, const flashattn_tensor& v) {
+  return k.data == v.data && k.stride_batch == v.stride_batch && k.stride_head == v.stride_head &&
+         k.stride_seq == v.stride_seq;
+}
+
+}  // namespace
+
+bool takes_mla(const Problem& problem) {
+  return problem.dim_qk > 256 && problem.dim_v <= problem.dim_qk && find(problem) != nullptr;
+}
+
+MlaKernels::MlaKernels(const Problem& problem, const Device& device)
+    : problem_(problem),
+      multiprocessors_(device.properties.multiprocessors),
+      kernel_(make_ready(*find(problem), multiprocessors_)),
+      name_(std::string("sm90_mla_") + dtype_label(problem.dtype) + "_" +
+            std::to_string(kernel_.entry->dim_qk) + "_" + std::to_string(kernel_.entry->dim_v) +
+            "_q" + std::to_string(kernel_.entry->tile_q) + "_kv" +
+            std::to_string(kernel_.entry->tile_kv)),
+      combine_starts_early_(false) {
+  throw_on(combine_waits(&combine_starts_early_), "cudaFuncGetAttributes");
+}
+
+bool MlaKernels::supports(const Shape& shape, const char** why_not) const {
+  *why_not = shape.seqlen_kv == 0 ? "there are no keys" : "there are too many queries";
+  return shape.seqlen_kv > 0 &&
+         static_cast<int64_t>(shape.seqlen_q) * problem_.q_heads_per_kv_head() <= kMaxRows;
+}
+
+bool MlaKernels::accepts(const ForwardArgs& args) const {
+  return same_rows(args.inputs.k, args.inputs.v);
+}
+
+int64_t MlaKernels::ctas(const MlaParams& params, const Shape& shape) const {
+  return int64_t{params.row_tiles} * shape.batch * problem_.heads_kv;
+}
+
+MlaParams MlaKernels::grid(const Shape& shape) const {
+  const MlaEntry& entry = *kernel_.entry;
+  const int32_t group = problem_.q_heads_per_kv_head();
+  MlaParams p{};
+  p.row_tiles =
+      static_cast<int32_t>(ceil_div(static_cast<int64_t>(shape.seqlen_q) * group, entry.tile_q));
+  p.kv_box_rows = entry.tile_kv;
+  if (problem_.has_layout(FLASHATTN_LAYOUT_PAGED_KV)) {
+    const int32_t rows = std::gcd(problem_.page_size, entry.tile_kv);
+    p.kv_box_rows = rows < kLeastBoxRows ? 0 : rows;
+  }
+  p.by_row_tiles = FastDivmod::of(std::max(p.row_tiles, 1));
+  p.by_group = FastDivmod::of(group);
+  p.by_page_size = FastDivmod::of(std::max(problem_.page_size, 1));
+  cuda::ForwardParams& common = p.common;
+  set_problem(problem_, shape, &common);
+  const int64_t rows = static_cast<int64_t>(shape.batch) * problem_.heads_q * shape.seqlen_q;
+  const int32_t step = 2 * entry.tile_kv;  // the warpgroups take a tile each
+  const int64_t splits = whole_wave_splits(std::max<int64_t>(ctas(p, shape), 1), shape.seqlen_kv,
+                                           rows, kernel_.resident, step);
+  common.split =
+      split_rule(problem_, shape, splits, step, may_be_uneven(problem_, shape, multiprocessors_));
+  common.max_splits = max_split_count(common.split, {shape.seqlen_q, shape.seqlen_kv});
+  common.partial_queries = std::min(shape.seqlen_q, common.split.max_queries);
+  common.by_splits = FastDivmod::of(common.max_splits);
+  common.by_heads_kv = FastDivmod::of(problem_.heads_kv);
+  common.q_heads_per_kv_head = group;
+  return p;
+}
+
+int64_t MlaKernels::workspace(const Shape& shape) const {
+  const int64_t rows = partial_rows(problem_, shape, grid(shape).common.split,
+                                    kMostWaves * kernel_.resident * kernel_.entry->tile_q);
+  return rows == 0 ? 0 : workspace_of<float>(rows * (problem_.dim_v + 2));
+}
+
+std::string MlaKernels::describe(const Shape& shape, flashattn_plan_properties* properties) const {
+  describe_kernel(kernel_, kernel_.entry->stages, name_, "wgmma", properties);
+  properties->splits = split_count(grid(shape).common.split, {shape.seqlen_q, shape.seqlen_kv});
+  return "; for calls with V in the first columns of K, others run on the portable kernels";
+}
+
+int32_t MlaKernels::launch(const ForwardArgs& args, void* workspace, cudaStream_t stream) const {
+  const Shape& shape = args.shape;
+  MlaParams p = grid(shape);
+  cuda::ForwardParams& common = p.common;
+  if (const int32_t status = set_arrays(args, workspace, &common)) return status;
+  const bool varlen = problem_.has_layout(FLASHATTN_LAYOUT_VARLEN_KV);
+  const bool paged = problem_.has_layout(FLASHATTN_LAYOUT_PAGED_KV);
+  if (p.kv_box_rows > 0) {
+    const int64_t rows = paged ? problem_.page_size : varlen ? shape.total_kv : shape.seqlen_kv;
+    const int64_t batch = paged ? args.inputs.pages : varlen ? 1 : shape.batch;
+    if (const int32_t status = make_tensor_map(
+            args.inputs.k, problem_.dtype,
+            {problem_.dim_qk, rows, problem_.heads_kv, batch, p.kv_box_rows, 64}, "k", &p.k)) {
+      return status;
+    }
+  }
+  const int32_t status = cuda::launch(*kernel_.entry, ctas(p, shape) * common.max_splits, p, stream,
+                                      "launching the kernel for latent attention");
+  if (status != FLASHATTN_OK || common.max_splits <= 1) return status;
+  return status_of(launch_combine(common, combine_starts_early_, stream),
+                   "launching the combine kernel");
+}
+
+}  // namespace flashattn::cuda::sm90

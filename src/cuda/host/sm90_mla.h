@@ -1,0 +1,41 @@
+// The Hopper kernel for latent attention: one KV head for many query heads, V the first columns of
+// K. Calls with another V run on the portable kernels.
+#pragma once
+
+#include <string>
+
+#include "cuda/host/kernel_row.h"
+#include "cuda/host/kernel_setup.h"
+#include "cuda/kernels/sm90/table.h"
+
+namespace flashattn::cuda::sm90 {
+
+class MlaKernels final : public ForwardRow {
+ public:
+  MlaKernels(const Problem& problem, const Device& device);
+
+  const char* title() const override { return "Hopper kernel for latent attention"; }
+  bool supports(const Shape& shape, const char** why_not) const override;
+  bool accepts(const ForwardArgs& args) const override;
+  RowCost cost(const Shape&) const override { return {0.3, nullptr}; }
+  int64_t workspace(const Shape& shape) const override;
+  std::string describe(const Shape& shape, flashattn_plan_properties* properties) const override;
+  int32_t launch(const ForwardArgs& args, void* workspace, cudaStream_t stream) const override;
+
+ private:
+  // All parameters except the arguments, the workspace and the tensor map.
+  MlaParams grid(const Shape& shape) const;
+  int64_t ctas(const MlaParams& params, const Shape& shape) const;
+
+  const Problem problem_;
+  const int32_t multiprocessors_;
+  ReadyKernel<MlaEntry> kernel_;
+  std::string name_;
+  bool combine_starts_early_;  // whether the combine kernel may launch early (PDL)
+};
+
+// Whether a kernel of this build takes the problem's dtype and dims, which no other Hopper kernel
+// takes.
+bool takes_mla(const Problem& problem);
+
+}  // namespace flashattn::cuda::sm90

@@ -1,0 +1,70 @@
+// Latent attention on Hopper (DeepSeek's MLA, absorbed): V is the first columns of K, one KV head
+// has many query heads. TMA, WGMMA, warp specialisation.
+//
+// A CTA has 64 rows, (query, head) with the head fastest, so that a KV head's queries share tiles,
+// and one split of the keys. The producer warpgroup has two warps for each of two stages of K, of
+// 64 keys. V is read where K lies. Two consumer warpgroups take pairs of tiles: warpgroup w
+// computes S and P of the tile in stage w, and columns [256 w, 256 w + 256) of P V of both tiles
+// ("seesaw", as FlashMLA describes it). It keeps its own P in registers and stores it for the other
+// one in the stage's panel behind V, whose scores are done by then. While one warpgroup is in its
+// softmax, the other one's WGMMAs run.
+//
+// Fixed-base softmax. The two agree on the base of each row by the first pairs of tiles, until
+// every row has seen a key, and then need no exchange but that of P. Keys are visited in ascending
+// order: a first token that all queries look at sets the base. If a later score exceeds the base by
+// too much, the CTA computes its tile again, with online softmax in every step.
+//
+// A stage is loaded and released in two parts, the halves of V, so that the next tile's first half
+// is under way while P V of the second half still runs.
+//
+// Shared memory: Q 72 KB | K 2 x 72 KB | SharedStorage 2.5 KB.
+// Registers of a consumer: O 128, S 32, P 16.
+// Budget of a pair of tiles, in clocks of the tensor cores: Q K^T 2 x 36 x 32 = 2,304, whose 64
+// columns also take all of the shared memory's bandwidth; P V 4 x 4 x 128 = 2,048; together 4,352,
+// 100 % of the peak. One warpgroup alone, in turn: Q K^T 1,152; 2^x 256 and some 250 instructions;
+// P V 1,024. Bytes of a pair: 144 KB, some 11,000 clocks at an H100's 3.35 TB/s over 132 SMs: with
+// up to 64 rows a sequence the kernel waits for memory, with 128 and more for the tensor cores.
+#pragma once
+
+#include "cuda/kernels/sm90/mla_mainloop.cuh"
+#include "cuda/kernels/sm90/mla_producer.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    mla_kernel(const __grid_constant__ MlaParams params) {
+  char* const shared = ptx::dynamic_shared();
+  auto& storage = *reinterpret_cast<typename Config::SharedStorage*>(shared + Config::kTensorBytes);
+  // Warp-uniform, so that descriptors stay in uniform registers.
+  const int32_t warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
+  if (params.common.max_splits > 1) ptx::griddep_launch_dependents();  // the combine kernel
+  if (threadIdx.x == 0) {
+    if (params.kv_box_rows > 0) ptx::tma_prefetch(&params.k);  // otherwise the host leaves it unset
+    MlaWorkTile tile;
+    storage.has_work = plan_mla_work_tile(params, tile);
+    storage.work_tile = tile;
+    storage.redo = 0;
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      for (int part = 0; part < 2; ++part) {
+        storage.full[stage][part].init(MlaProducer<Config>::arrivals(params));
+        storage.empty[stage][part].init(1);
+      }
+    }
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (!storage.has_work) return;
+  if (warpgroup == 0) {
+    ptx::setmaxnreg_dec<Config::kProducerRegisters>();
+    MlaProducer<Config> producer(params, ptx::shared_address(shared), storage);
+    producer.load_tiles();
+    __syncthreads();  // with the consumers
+    if (*static_cast<volatile int32_t*>(&storage.redo)) producer.load_tiles();
+  } else {
+    ptx::setmaxnreg_inc<Config::kConsumerRegisters>();
+    MlaMainloop<Config>(params, ptx::shared_address(shared), storage, warpgroup - 1).run();
+  }
+}
+
+}  // namespace flashattn::cuda::sm90

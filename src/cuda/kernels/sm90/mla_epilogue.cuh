@@ -1,0 +1,127 @@
+// Epilogue of latent attention on Hopper: each warpgroup stores its columns of O, the first also
+// lse; of a KV split partial O and sums.
+#pragma once
+
+#include "cuda/kernels/sm90/mla_consumer.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+template <class Config>
+class MlaEpilogue : protected MlaConsumer<Config> {
+  using Base = MlaConsumer<Config>;
+
+ protected:
+  using Base::Base;
+  using T = typename Config::T;
+  using Base::params_, Base::storage_, Base::shared_, Base::warpgroup_;
+  using Base::row_sum_, Base::base_, Base::o_, Base::kColumns;
+  using Base::tile, Base::lane, Base::row;
+
+  // After the last pass, when no warpgroup reads Q any more.
+  __device__ __forceinline__ void store() {
+#pragma unroll
+    for (int mi = 0; mi < 2; ++mi) {
+      const float factor = add_sink(mi);
+      store_lse(mi);
+      const float scale = row_sum_[mi] == 0.0f ? 0.0f : factor / row_sum_[mi];
+#pragma unroll
+      for (int x = 0; x < kColumns / 4; ++x) {
+        o_[x / 2 * 4 + mi * 2 + x % 2] *= scale;
+      }
+    }
+    if (tile().is_split || params_.common.problem.dtype_o == FLASHATTN_DTYPE_F32) {
+      store_fp32();
+    } else {
+      store_rows();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ MlaRow row_at(int32_t r) const {
+    return mla_row(params_, tile().first_row, tile().kv_head, r);
+  }
+
+  // Adds the sink of row mi to its base and sum. Returns the factor by which O must be rescaled.
+  __device__ __forceinline__ float add_sink(int mi) {
+    const int32_t r = row() + mi * 8;
+    if (!(params_.common.problem.features & FLASHATTN_FEATURE_SINK) || tile().split_idx > 0 ||
+        r >= tile().rows) {
+      return 1.0f;
+    }
+    const float sink = params_.common.args.inputs.sink[row_at(r).head] * (kLog2E / kWideUnit);
+    const float keys = base_[mi], top = fmaxf(keys, sink);
+    if (top == -INFINITY) return 1.0f;
+    const float rescale = keys == top ? 1.0f : ptx::exp2((keys - top) * kWideUnit);
+    row_sum_[mi] = row_sum_[mi] * rescale + ptx::exp2((sink - top) * kWideUnit);
+    base_[mi] = top;
+    return rescale;
+  }
+
+  __device__ __forceinline__ int64_t partial_row(MlaRow at) const {
+    return params_.common.partial_row(tile().split_idx, tile().b, at.head, at.query);
+  }
+
+  __device__ __forceinline__ void store_lse(int mi) const {
+    const int32_t r = row() + mi * 8;
+    if (warpgroup_ != 0 || lane() % 4 != 0 || r >= tile().rows) return;
+    const MlaRow at = row_at(r);
+    const ForwardArrays& args = params_.common.args;
+    if (tile().is_split) {
+      params_.common.partial_sums[partial_row(at)] = {base_[mi] * (kWideUnit * kLn2), row_sum_[mi]};
+    } else if (args.lse) {
+      const RowLayout layout = row_layout(params_.common.problem, args.shape);
+      args.lse[tile().b * layout.batch_stride + at.head * layout.head_stride + tile().offset_q +
+               at.query] = lse_of(base_[mi], kWideUnit, row_sum_[mi]);
+    }
+  }
+
+  __device__ __forceinline__ char* o_row(MlaRow at, int32_t size) const {
+    return tensor_row(params_.common.args.o, size, tile().b, at.head, tile().offset_q + at.query);
+  }
+
+  __device__ __forceinline__ void store_fp32() const {
+    const int32_t dim_v = params_.common.problem.dim_v;
+#pragma unroll
+    for (int mi = 0; mi < 2; ++mi) {
+      const int32_t r = row() + mi * 8;
+      const int32_t first = warpgroup_ * kColumns + lane() % 4 * 2;
+      const int32_t columns = r < tile().rows ? dim_v - first : 0;
+      const MlaRow at = row_at(min(r, tile().rows - 1));
+      float* const out = (tile().is_split ? params_.common.partial_o + partial_row(at) * dim_v
+                                          : reinterpret_cast<float*>(o_row(at, 4))) +
+                         first;
+#pragma unroll
+      for (int x = 0; x < kColumns / 8; ++x) {
+        ptx::store_if(x * 8 < columns, out + x * 8, o_[4 * x + mi * 2], o_[4 * x + mi * 2 + 1]);
+      }
+    }
+  }
+
+  // Rows of 16 bits, by the buffer of Q: each warp its own 16 rows, 512 contiguous bytes at once.
+  __device__ __forceinline__ void store_rows() const {
+    constexpr int kChunks = kColumns / 8;
+    const int32_t warp_row = row() - lane() / 4;
+    const auto address = [&](int32_t r, int32_t chunk) {
+      return shared_ + (warpgroup_ * Config::kHalfPanels + chunk / 8) * Config::kTileQ * 128 +
+             r * 128 + ((chunk % 8 ^ (r & 7)) << 4);
+    };
+#pragma unroll
+    for (int j = 0; j < kColumns / 16; ++j) {
+      const float* x = &o_[8 * j];
+      ptx::stmatrix_x4(address(warp_row + lane() % 16, 2 * j + lane() / 16),
+                       ptx::pack<T>(x[0], x[1]), ptx::pack<T>(x[2], x[3]), ptx::pack<T>(x[4], x[5]),
+                       ptx::pack<T>(x[6], x[7]));
+    }
+    __syncwarp();
+#pragma unroll 4
+    for (int32_t x = lane(); x < 16 * kChunks; x += 32) {
+      const int32_t r = warp_row + x / kChunks, chunk = x % kChunks;
+      const int32_t column = warpgroup_ * kColumns + chunk * 8;
+      if (r >= tile().rows || column >= params_.common.problem.dim_v) continue;
+      *reinterpret_cast<int4*>(o_row(row_at(r), 2) + column * 2) =
+          ptx::load_shared_16(address(r, chunk));
+    }
+  }
+};
+
+}  // namespace flashattn::cuda::sm90

@@ -1,0 +1,239 @@
+// Mainloop of a consumer warpgroup of latent attention on Hopper. See mla.cuh.
+#pragma once
+
+#include "cuda/kernels/sm90/mla_epilogue.cuh"
+#include "wgmma.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+template <class Config>
+class MlaMainloop : MlaEpilogue<Config> {
+  using Base = MlaEpilogue<Config>;
+  using T = typename Config::T;
+  using Base::params_, Base::storage_, Base::shared_, Base::warpgroup_;
+  using Base::s_, Base::o_, Base::kTileKv;
+  using Base::tile, Base::lane, Base::row;
+  static constexpr int kPanelBytes = Config::kPanelBytes;
+
+ public:
+  __device__ __forceinline__ MlaMainloop(const MlaParams& params, uint32_t shared,
+                                         typename Config::SharedStorage& storage, int32_t warpgroup)
+      : Base(params, shared, storage, warpgroup),
+        own_(shared + Config::kKOffset + warpgroup * Config::kStageBytes),
+        other_(shared + Config::kKOffset + (1 - warpgroup) * Config::kStageBytes) {}
+
+  __device__ __forceinline__ void run() {
+    this->load_q();
+#pragma unroll 1
+    for (bool redo = false;;) {
+      pass(redo);
+      if (this->reduce_row_sums() && !redo) storage_.redo = 1;
+      if (redo) break;
+      __syncthreads();  // with the producers
+      redo = *static_cast<volatile int32_t*>(&storage_.redo) != 0;
+      if (!redo) break;
+    }
+    this->store();
+  }
+
+ private:
+  // Computes O and row sums over all tiles. redo: with online softmax in every step.
+  __device__ __forceinline__ void pass(bool redo) {
+    this->reset();
+    const int32_t end = tile().tiles.end, pairs_end = end - 1;
+    const int32_t fixed = redo ? INT32_MAX : tile().fixed_begin;
+    const float slack = redo ? 0.0f : Base::kBaseSlack / kWideUnit;
+    int32_t n = tile().tiles.begin;
+#pragma unroll 1
+    for (; n < pairs_end && n < fixed; n += 2) step<true, true, true>(n, slack);
+    if (warpgroup_ == 0) {
+#pragma unroll 1
+      for (; n < pairs_end; n += 2) step<false, true, true>(n, slack);
+    } else {
+#pragma unroll 1
+      for (; n < pairs_end; n += 2) second_step(n);
+    }
+    // The last tile has no pair.
+    if (n < end) {
+      if (warpgroup_ == 0) {
+        step<true, true, false>(n, slack);
+      } else {
+        step<true, false, true>(n, slack);
+      }
+    }
+  }
+
+  // The pair of tiles n and n + 1: this warpgroup computes the scores of one, and its columns of
+  // P V of both. kOnline: the base may rise. kOwn, kOther: this, the other warpgroup has a tile.
+  template <bool kOnline, bool kOwn, bool kOther>
+  __device__ __forceinline__ void step(int32_t n, float slack) {
+    float o_scale[2];
+    if constexpr (kOwn) {
+      gemm_qk();
+      ptx::wgmma_wait<0>();
+      ptx::reg_fence(s_);
+      if constexpr (kOnline) this->scale_scores();
+      this->mask(n + warpgroup_);
+    }
+    if constexpr (kOnline) {
+      this->update_base(kOwn, slack, o_scale);
+      rescale_o(o_scale);
+    }
+    if constexpr (kOwn) {
+      if constexpr (kOnline) {
+        this->exp2_exact();
+      } else {
+        this->exp2_scaled();
+      }
+      hand_over_p(n + warpgroup_);
+      gemm_pv_own();
+    }
+    if constexpr (kOther) {
+      ptx::named_sync(kMlaPBarrier + 1 - warpgroup_, 256);
+      gemm_pv_other();
+    }
+    if constexpr (kOwn) {
+      ptx::wgmma_wait<kOther ? 1 : 0>();
+      release(warpgroup_);
+      own_state_.advance();
+    }
+    ptx::wgmma_wait<0>();
+    ptx::reg_fence(o_);
+    if constexpr (kOther) release(1 - warpgroup_);
+  }
+
+  // The second warpgroup's step with a fixed base, in another order: P V of the first one's tile
+  // runs during its own softmax, and releases that tile's stage early. So the warpgroups stay half
+  // a step apart, and the load of a stage takes place during the products of the other one.
+  __device__ __forceinline__ void second_step(int32_t n) {
+    gemm_qk();
+    ptx::named_sync(kMlaPBarrier + 1 - warpgroup_, 256);
+    gemm_pv_other();
+    ptx::wgmma_wait<1>();
+    ptx::reg_fence(s_);
+    this->mask(n + warpgroup_);
+    this->exp2_scaled();
+    hand_over_p(n + warpgroup_);
+    ptx::wgmma_wait<0>();
+    ptx::reg_fence(o_);
+    release(1 - warpgroup_);
+    gemm_pv_own();
+    ptx::wgmma_wait<0>();
+    ptx::reg_fence(o_);
+    release(warpgroup_);
+    own_state_.advance();
+  }
+
+  // Packs P, in s_, of tile n, and stores it for the other warpgroup.
+  __device__ __forceinline__ void hand_over_p(int32_t n) {
+#pragma unroll
+    for (int i = 0; i < kTileKv / 4; ++i) p_[i] = ptx::pack<T>(s_[2 * i], s_[2 * i + 1]);
+    this->warpgroup_sync();  // all warps have read the panel that P replaces
+    store_p();
+    zero_v_tail(n);
+    ptx::fence_async_proxy();
+    ptx::named_arrive(kMlaPBarrier + warpgroup_, 256);
+  }
+
+  // Releases this warpgroup's half of V in a stage.
+  __device__ __forceinline__ void release(int32_t stage) const {
+    if (threadIdx.x % 128 == 0) storage_.empty[stage][warpgroup_].arrive();
+  }
+
+  // S of this warpgroup's stage, as the parts of K arrive: its own half of V first.
+  __device__ __forceinline__ void gemm_qk() {
+    const uint32_t first = no_hoist(warpgroup_) * (Config::kHalfPanels * kPanelBytes);
+    const uint32_t second = Config::kHalfPanels * kPanelBytes - first;
+    storage_.full[warpgroup_][warpgroup_].wait(own_state_.phase());
+    ptx::wgmma_fence();
+    gemm_panels<Config::kHalfPanels>(first, true);
+    storage_.full[warpgroup_][1 - warpgroup_].wait(own_state_.phase());
+    ptx::wgmma_fence();
+    gemm_panels<Config::kHalfPanels>(second, false);
+    gemm_panels<Config::kPanels - Config::kPanelsV>(Config::kPanelsV * kPanelBytes, false);
+    ptx::wgmma_commit();
+  }
+
+  // offset: of the first panel, in Q and in K.
+  template <int kPanels>
+  __device__ __forceinline__ void gemm_panels(uint32_t offset, bool first) {
+    // Otherwise the compiler keeps all addresses in registers, and spills.
+    const ptx::SmemDescriptor q = ptx::SmemDescriptor::at(no_hoist(shared_ + offset), 0),
+                              k = ptx::SmemDescriptor::at(no_hoist(own_ + offset), 0);
+#pragma unroll
+    for (int x = 0; x < kPanels * 4; ++x) {
+      const uint32_t bytes = x / 4 * kPanelBytes + x % 4 * 32;
+      ptx::wgmma_ss<T, 0, 0>(s_, q.advance(bytes).descriptor(), k.advance(bytes).descriptor(),
+                             !first || x > 0);
+    }
+  }
+
+  // This warpgroup's columns of V in a stage.
+  __device__ __forceinline__ ptx::SmemDescriptor v_of(uint32_t stage) const {
+    return ptx::SmemDescriptor::at(stage + warpgroup_ * (Config::kHalfPanels * kPanelBytes),
+                                   kPanelBytes);
+  }
+
+  __device__ __forceinline__ void gemm_pv_own() {
+    const ptx::SmemDescriptor v = v_of(own_);
+    ptx::reg_fence(p_);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int x = 0; x < kTileKv / 16; ++x) {
+      ptx::wgmma_rs<T, 1>(o_, &p_[4 * x], v.advance(x * 2048).descriptor(), 1);
+    }
+    ptx::wgmma_commit();
+  }
+
+  __device__ __forceinline__ void gemm_pv_other() {
+    const ptx::SmemDescriptor v = v_of(other_),
+                              p = ptx::SmemDescriptor::at(other_ + Config::kPOffset, 0);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int x = 0; x < kTileKv / 16; ++x) {
+      ptx::wgmma_ss<T, 0, 1>(o_, p.advance(x * 32).descriptor(), v.advance(x * 2048).descriptor(),
+                             1);
+    }
+    ptx::wgmma_commit();
+  }
+
+  // Stores P for the other warpgroup, swizzled as Q is.
+  __device__ __forceinline__ void store_p() const {
+    const int32_t r = row() - lane() / 4 + lane() % 16;
+    const uint32_t to = own_ + Config::kPOffset + r * 128;
+#pragma unroll
+    for (int j = 0; j < kTileKv / 16; ++j) {
+      ptx::stmatrix_x4(to + (((2 * j + lane() / 16) ^ (r & 7)) << 4), p_[4 * j], p_[4 * j + 1],
+                       p_[4 * j + 2], p_[4 * j + 3]);
+    }
+  }
+
+  // Clears rows of V past the last key: their P is 0, but they may be NaN.
+  __device__ __forceinline__ void zero_v_tail(int32_t n) const {
+    const int32_t first = tile().len.kv - n * kTileKv;
+    if (first >= kTileKv) return;
+    const int32_t thread = threadIdx.x % 128;
+#pragma unroll 1
+    for (int32_t r = first + thread / 8; r < kTileKv; r += 16) {
+#pragma unroll
+      for (int p = 0; p < Config::kPanelsV; ++p) {
+        ptx::clear_shared_16(own_ + p * kPanelBytes + r * 128 + thread % 8 * 16);
+      }
+    }
+    ptx::fence_async_proxy();
+    this->warpgroup_sync();
+  }
+
+  __device__ __forceinline__ void rescale_o(const float (&o_scale)[2]) {
+    // The base rarely rises after the first tiles.
+    if (__all_sync(~0u, o_scale[0] == 1.0f && o_scale[1] == 1.0f)) return;
+#pragma unroll
+    for (int i = 0; i < Config::kDimV / 4; ++i) o_[i] *= o_scale[i / 2 % 2];
+  }
+
+  const uint32_t own_, other_;  // the stages of K
+  PipelineState<1> own_state_;
+  uint32_t p_[kTileKv / 4];
+};
+
+}  // namespace flashattn::cuda::sm90

@@ -1,0 +1,157 @@
+// Producer warpgroup of latent attention on Hopper: two warps for each stage of K.
+#pragma once
+
+#include "cuda/kernels/sm90/mla_config.cuh"
+#include "cuda/ptx/tma.cuh"
+
+namespace flashattn::cuda::sm90 {
+
+template <class Config>
+class MlaProducer {
+  using SharedStorage = typename Config::SharedStorage;
+  static constexpr int kTileKv = Config::kTileKv, kPanelBytes = Config::kPanelBytes;
+  static constexpr int kThreads = 64;  // of a stage
+  static constexpr int kRowStep = kThreads / 8, kRows = kTileKv / kRowStep;
+
+ public:
+  __device__ __forceinline__ MlaProducer(const MlaParams& params, uint32_t shared,
+                                         SharedStorage& storage)
+      : params_(params),
+        storage_(storage),
+        stage_(__shfl_sync(~0u, threadIdx.x / kThreads, 0)),
+        to_(shared + Config::kKOffset + stage_ * Config::kStageBytes) {}
+
+  // Arrivals that fill a part of a stage.
+  static __device__ __forceinline__ uint32_t arrivals(const MlaParams& params) {
+    return params.kv_box_rows > 0 ? 1 : kThreads;
+  }
+
+  // Loads the tiles of this warp's stage, once more after a call before.
+  __device__ __forceinline__ void load_tiles() {
+    const Interval tiles{tile().tiles.begin, tile().tiles.end};
+    const bool by_tma = params_.kv_box_rows > 0;
+    if (by_tma && threadIdx.x / 32 % 2 != 0) return;
+    if (!by_tma) look_up_rows(tiles.begin + stage_);
+#pragma unroll 1
+    for (int32_t n = tiles.begin + stage_; n < tiles.end; n += Config::kStages) {
+      if (by_tma) {
+        load_boxes(n);
+      } else {
+        load_rows(n);
+      }
+      state_.advance();
+    }
+  }
+
+ private:
+  // Paged KV: lane n holds the page, and the row in it, of TMA box n of a tile.
+  struct PageBox {
+    int32_t page, row;
+  };
+
+  __device__ __forceinline__ const volatile MlaWorkTile& tile() const { return storage_.work_tile; }
+  __device__ __forceinline__ bool is_paged() const {
+    return params_.common.problem.layout & FLASHATTN_LAYOUT_PAGED_KV;
+  }
+
+  // The part of the stage whose panels of V the n-th load fills. The warpgroup that computes the
+  // scores of the stage releases its own half of V first.
+  __device__ __forceinline__ int32_t part(int n) const { return n == 0 ? stage_ : 1 - stage_; }
+
+  // Called before the wait for a buffer, which hides the latency of the page table. Boxes past the
+  // last key get a page past the last, which TMA reads as 0.
+  __device__ __forceinline__ PageBox look_up_page(int32_t n) const {
+    const int32_t box = params_.kv_box_rows, lane = threadIdx.x % 32;
+    const int32_t key = n * kTileKv + lane * box;
+    if (!is_paged() || lane * box >= kTileKv || key >= tile().len.kv) return {INT32_MAX, 0};
+    const Inputs& in = params_.common.args.inputs;
+    const int32_t page_idx = params_.by_page_size.quotient(key);
+    return {in.page_table[tile().b * in.page_table_stride + page_idx],
+            key - page_idx * params_.common.problem.page_size};
+  }
+
+  __device__ __forceinline__ void load_boxes(int32_t n) {
+    const PageBox own = look_up_page(n);
+    const int32_t box = params_.kv_box_rows, head = tile().kv_head;
+    const bool varlen = params_.common.problem.layout & FLASHATTN_LAYOUT_VARLEN_KV;
+    // K that several CTAs read stays in L2.
+    const uint64_t policy = params_.row_tiles > 1 ? ptx::kEvictLast : ptx::kEvictFirst;
+#pragma unroll 1
+    for (int x = 0; x < 2; ++x) {
+      Barrier& full = storage_.full[stage_][part(x)];
+      storage_.empty[stage_][part(x)].wait(state_.phase() ^ 1);
+      const int32_t first = part(x) * Config::kHalfPanels;
+      const int32_t behind = x == 0 ? 0 : Config::kPanels - Config::kPanelsV;
+      const int32_t panels = Config::kHalfPanels + behind;
+      if (threadIdx.x % 32 == 0) full.expect(panels * kPanelBytes);
+      __syncwarp();
+#pragma unroll 1
+      for (int32_t n_box = 0, row = 0; row < kTileKv; ++n_box, row += box) {
+        const PageBox paged{__shfl_sync(~0u, own.page, n_box), __shfl_sync(~0u, own.row, n_box)};
+        const int32_t batch = is_paged() ? paged.page : varlen ? 0 : tile().b;
+        const int32_t from =
+            is_paged() ? paged.row : static_cast<int32_t>(tile().offset_kv) + n * kTileKv;
+        if (!ptx::elect()) continue;
+#pragma unroll 1
+        for (int32_t p = 0; p < panels; ++p) {
+          const int32_t panel =
+              p < Config::kHalfPanels ? first + p : Config::kPanelsV + p - Config::kHalfPanels;
+          ptx::tma_load(to_ + panel * kPanelBytes + row * 128, &params_.k, full.address(),
+                        {panel * 64, from, head, batch}, policy);
+        }
+      }
+    }
+  }
+
+  // Tiles whose rows lie in many pages: eight threads copy 128 bytes of a row. These are the rows
+  // of tile n that this thread copies.
+  static __device__ __forceinline__ int32_t first_row() { return threadIdx.x % kThreads / 8; }
+
+  __device__ __forceinline__ void look_up_rows(int32_t n) {
+    const Inputs& in = params_.common.args.inputs;
+    const int32_t* const table = in.page_table + tile().b * in.page_table_stride;
+#pragma unroll
+    for (int x = 0; x < kRows; ++x) {
+      const int32_t key = n * kTileKv + first_row() + x * kRowStep;
+      pages_[x] = key < tile().len.kv ? table[params_.by_page_size.quotient(key)] : 0;
+    }
+  }
+
+  // Copies tile n, whose pages have been looked up, and looks up those of the next one meanwhile.
+  __device__ __forceinline__ void load_rows(int32_t n) {
+    const cuda::ForwardParams& common = params_.common;
+    const Inputs& in = common.args.inputs;
+    const PagedRowView rows{{tensor_row(in.k, 2, 0, tile().kv_head, 0), in.k.stride_seq * 2},
+                            nullptr,
+                            common.problem.page_size,
+                            in.k.stride_batch * 2,
+                            in.pages};
+    const int32_t chunk = threadIdx.x % 8, limit = tile().len.kv;
+    for (auto& empty : storage_.empty[stage_]) empty.wait(state_.phase() ^ 1);
+#pragma unroll
+    for (int x = 0; x < kRows; ++x) {
+      const int32_t r = first_row() + x * kRowStep, key = n * kTileKv + r;
+      const char* const from = rows.row(pages_[x], key) + chunk * 16;
+      const int32_t columns = key < limit ? common.problem.dim_qk - chunk * 8 : 0;
+      const uint32_t to = to_ + r * 128 + ((chunk ^ (r & 7)) << 4);
+#pragma unroll 1
+      for (int32_t p = 0; p < Config::kPanels; ++p) {
+        ptx::cp_async_16(to + p * kPanelBytes, from + p * 128, p * 64 < columns);
+      }
+    }
+    ptx::cp_async_commit();
+    look_up_rows(n + Config::kStages);
+    ptx::cp_async_wait<0>();
+    ptx::fence_async_proxy();
+    for (auto& full : storage_.full[stage_]) full.arrive();
+  }
+
+  const MlaParams& params_;
+  SharedStorage& storage_;
+  const int32_t stage_;
+  const uint32_t to_;
+  PipelineState<1> state_;
+  int32_t pages_[kRows];
+};
+
+}  // namespace flashattn::cuda::sm90
