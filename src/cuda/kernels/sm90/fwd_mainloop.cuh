@@ -136,7 +136,11 @@ class FwdMainloop : FwdSoftmax<Config> {
       if constexpr (!Config::kOnlineSoftmax) {
         for (int mi = 0; mi < 2; ++mi) softmax_base_[mi] = base(mi);  // fixed from here on
         n = fixed_base_steps(n, kChecksFirstKeys ? max(full, 1) : full);
-        if (kChecksFirstKeys && n == 0 && full == 0) step<ScorePath::kFirstKeys>(s_, n--);
+        if constexpr (kChecksFirstKeys) {
+          // At most one step. A loop, as ptxas would serialise the WGMMAs of a branch.
+#pragma unroll 1
+          for (; n == 0 && full == 0; --n) step<ScorePath::kFirstKeys>(s_, n);
+        }
         const int32_t whole_begin = upper ? first + 1 : first;
 #pragma unroll 1
         for (; n >= whole_begin; --n) step<ScorePath::kMasked>(s_, n);
