@@ -174,6 +174,9 @@ class Member:
 
     def packed(self, backend: Optional[SDPBackend], lengths: List[int], rounds: int) -> List[Times]:
         """Tokens are split between calls, heads in them."""
+        if self.given.heads_kv % self.size or sum(lengths) % self.size:
+            raise ValueError(f"{self.given.heads_kv} heads of keys and {sum(lengths)} tokens on "
+                             f"{self.size} GPUs")  # in every process, so that none waits
         if sum(lengths) > _WARM * self.size:
             self.packed(backend, [_WARM * self.size], 1)
         *inputs, dout = self.inputs(sum(lengths), True)
