@@ -82,7 +82,8 @@ def setup(device: str, gpus: int, rounds: int, quick: bool = False) -> Setup:
 def documents(given: Setup) -> List[int]:
     """Log-normal lengths, which together are the tokens of a row."""
     generator = torch.Generator().manual_seed(0)
-    middle, lengths = (given.shortest * given.longest) ** 0.5, []
+    middle = (given.shortest * given.longest) ** 0.5
+    lengths: List[int] = []
     while sum(lengths) < given.packed:
         drawn = middle * float(torch.randn((), generator=generator).exp())
         length = int(min(max(drawn, given.shortest), given.longest))
