@@ -82,7 +82,8 @@ def setup(device: str, gpus: int, rounds: int, quick: bool = False) -> Setup:
 def documents(given: Setup) -> List[int]:
     """Log-normal lengths, which together are the tokens of a row."""
     generator = torch.Generator().manual_seed(0)
-    middle, lengths = (given.shortest * given.longest) ** 0.5, []
+    middle = (given.shortest * given.longest) ** 0.5
+    lengths: List[int] = []
     while sum(lengths) < given.packed:
         drawn = middle * float(torch.randn((), generator=generator).exp())
         length = int(min(max(drawn, given.shortest), given.longest))
@@ -174,6 +175,9 @@ class Member:
 
     def packed(self, backend: Optional[SDPBackend], lengths: List[int], rounds: int) -> List[Times]:
         """Tokens are split between calls, heads in them."""
+        if self.given.heads_kv % self.size or sum(lengths) % self.size:
+            raise ValueError(f"{self.given.heads_kv} heads of keys and {sum(lengths)} tokens on "
+                             f"{self.size} GPUs")  # in every process, so that none waits
         if sum(lengths) > _WARM * self.size:
             self.packed(backend, [_WARM * self.size], 1)
         *inputs, dout = self.inputs(sum(lengths), True)

@@ -1,5 +1,6 @@
 """What an eager call costs beside its kernel: it is prepared once, and repeated from any thread."""
 import concurrent.futures
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -86,3 +87,31 @@ def test_the_table():
                                os.environ, PYTHONPATH=os.pathsep.join(sys.path))).stdout
     rows = [line.split() for line in shown.splitlines()]
     assert len(rows) == 6 and all(float(row[-1]) > 0 for row in rows[1:])
+
+
+@pytest.mark.parametrize("needed", [0, 4096])
+@pytest.mark.parametrize("current", [0, 1])
+def test_what_a_call_on_a_gpu_is_given(monkeypatch, needed, current):
+    """The tensors' GPU is the current one, the stream is its current one, scratch memory is there
+    if it is needed. Without a GPU: by a function that looks at its arguments."""
+    at, seen = [current], []
+
+    @contextlib.contextmanager
+    def device(index):
+        before, at[0] = at[0], index
+        yield
+        at[0] = before
+    monkeypatch.setattr(_launch, "_current_device", lambda: at[0])
+    monkeypatch.setattr(_launch, "_current_stream", lambda index: 100 + index)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    q = torch.randn(1, 9, 4, 16)
+    fa.attention(q, q, q)
+    call = list(_plan.prepared.values())[-1]._replace(bytes=needed)
+
+    def function(plan, args, scratch, size, stream):
+        number = _launch.ffi.typeof("uintptr_t")
+        seen.append((at[0], plan, args, bool(scratch), size, _launch.ffi.cast(number, stream)))
+        return 7
+    assert _launch._enqueue(function, call, call.args, 1) == 7 and at[0] == current
+    (*most, stream), = seen
+    assert most == [1, call.plan._plan, call.args, needed > 0, needed] and int(stream) == 101

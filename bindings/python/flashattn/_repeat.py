@@ -68,7 +68,7 @@ class Call:
         self.workspace = plan._last_size[2] if plan._last_size[:2] == (_FORWARD, inputs.sizes) \
             else -1
         self.shape, self.code_o = inputs.q.like(inputs.v.dim), plan.descriptor.dtype_o
-        self.tensors = inputs.tensors and inputs.tensors.torch
+        self.tensors: Any = inputs.tensors and inputs.tensors.torch
         self.dtype = getattr(self.tensors, _arrays.NAMES[self.code_o]) if self.tensors \
             else _arrays.numpy_dtype(self.code_o)
         self.lse_shape = inputs.lse_shape() if plan.descriptor.features & _LSE else None

@@ -159,7 +159,8 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, cum_seq_q: Optional[Tensor
     heads = -2 if orders is None else 1
     rng = _rng(query, dropout_p, query.shape[heads], key.shape[heads], value.shape[-1])
     beside, most = NOTHING, -1
-    if dropout_p or not (cum_seq_q is cum_seq_k is seqused_k is alibi_slopes is block_table is None):
+    if dropout_p or not (
+            cum_seq_q is cum_seq_k is seqused_k is alibi_slopes is block_table is None):
         lens_kv, most = seqused_k, max_k if cum_seq_k is not None else -1
         if block_table is not None:
             if lens_kv is None and cum_seq_k is not None:
