@@ -6,8 +6,9 @@
 // 64 keys. V is read where K lies. Two consumer warpgroups take pairs of tiles: warpgroup w
 // computes S and P of the tile in stage w, and columns [256 w, 256 w + 256) of P V of both tiles
 // ("seesaw", as FlashMLA describes it). It keeps its own P in registers and stores it for the other
-// one in the stage's panel behind V, whose scores are done by then. While one warpgroup is in its
-// softmax, the other one's WGMMAs run.
+// one in the stage's panel behind V, whose scores are done by then. Warpgroup 1 issues P V of the
+// other one's tile right behind its own Q K^T, warpgroup 0 behind its own P V: so they stay half a
+// step apart, and one's WGMMAs run during the other one's softmax and loads.
 //
 // Fixed-base softmax. The two agree on the base of each row by the first pairs of tiles, until
 // every row has seen a key, and then need no exchange but that of P. Keys are visited in ascending
@@ -15,15 +16,17 @@
 // too much, the CTA computes its tile again, with online softmax in every step.
 //
 // A stage is loaded and released in two parts, the halves of V, so that the next tile's first half
-// is under way while P V of the second half still runs.
+// is under way while P V of the second half still runs. Pages of fewer than 8 keys are copied by
+// threads of the producer warpgroup instead of TMA.
 //
-// Shared memory: Q 72 KB | K 2 x 72 KB | SharedStorage 2.5 KB.
-// Registers of a consumer: O 128, S 32, P 16.
-// Budget of a pair of tiles, in clocks of the tensor cores: Q K^T 2 x 36 x 32 = 2,304, whose 64
-// columns also take all of the shared memory's bandwidth; P V 4 x 4 x 128 = 2,048; together 4,352,
-// 100 % of the peak. One warpgroup alone, in turn: Q K^T 1,152; 2^x 256 and some 250 instructions;
-// P V 1,024. Bytes of a pair: 144 KB, some 11,000 clocks at an H100's 3.35 TB/s over 132 SMs: with
-// up to 64 rows a sequence the kernel waits for memory, with 128 and more for the tensor cores.
+// Shared memory: Q 72 KB | K 2 x 72 KB | SharedStorage 1.7 KB; 222,864 bytes.
+// Registers of a consumer: 216, of which O 128, S 32, P 16.
+// Budget of a pair of tiles, in clocks of the tensor cores: Q K^T 2 x 36 x 32 = 2,304; P V
+// 2 x 8 x 128 = 2,048; together 4,352. Shared memory takes 4,600 for it: Q K^T of 64 columns reads
+// 288 KB, P V 144 KB, TMA and P write 160 KB, at 128 bytes a clock. One warpgroup alone, in turn:
+// Q K^T 1,152; 2^x 256 and some 300 instructions; P V 1,024. Bytes of a pair from memory: 144 KB,
+// some 11,000 clocks at an H100's 3.35 TB/s over 132 SMs. Up to 64 rows a sequence wait for memory,
+// 256 and more for the tensor cores; 128 rows are near both limits. None of this is measured yet.
 #pragma once
 
 #include "cuda/kernels/sm90/mla_mainloop.cuh"

@@ -63,7 +63,9 @@ __device__ __forceinline__ bool plan_mla_work_tile(const MlaParams& params, MlaW
   const Problem& problem = common.problem;
   // The CTAs of all rows of a sequence follow each other: they read the same K, from L2.
   const int32_t sequence_split = params.by_row_tiles.quotient(blockIdx.x);
-  const int32_t row_tile = static_cast<int32_t>(blockIdx.x) - sequence_split * params.row_tiles;
+  // The last rows run first: with a causal mask they take longest.
+  const int32_t row_tile =
+      params.row_tiles - 1 - static_cast<int32_t>(blockIdx.x) + sequence_split * params.row_tiles;
   const int32_t batch_kv_head = common.by_splits.quotient(sequence_split);
   tile.split_idx = sequence_split - batch_kv_head * common.max_splits;
   tile.b = common.by_heads_kv.quotient(batch_kv_head);
