@@ -18,8 +18,8 @@ class FwdMainloop : FwdSoftmax<Config> {
   using Base::kv_tiles_, Base::softmax_base_, Base::s_, Base::s_half_;
   using Base::params_, Base::q_state_, Base::storage_, Base::warpgroup_;
   static constexpr int kStages = Config::kStages;
-  // With ALiBi the first keys have the lowest bias.
-  static constexpr bool kChecksFirstKeys = !Config::kHasAlibi;
+  // With ALiBi the first keys have the lowest bias. bf16 has the range of fp32.
+  static constexpr bool kChecksFirstKeys = !Config::kHasAlibi && std::is_same<T, __half>::value;
   using KvState = PipelineState<kStages>;
   using typename Base::AlibiRows, typename Base::AlibiTile;
   using TileDropoutSigns = typename Base::ScoreMod::TileDropoutSigns;
@@ -62,9 +62,9 @@ class FwdMainloop : FwdSoftmax<Config> {
       const AlibiRows alibi = score_mod().alibi_rows();
       const int32_t paired_end = alibi.paired_rows ? max(full, alibi.linear_end) : full;
 #pragma unroll 1
-      for (; n >= paired_end; --n) step<ScorePath::kAlibi>(s_, n, false, alibi);
+      for (; n >= paired_end; --n) step<ScorePath::kAlibi>(s_, n, alibi);
 #pragma unroll 1
-      for (; n >= full; --n) step<ScorePath::kAlibiPaired>(s_, n, false, alibi);
+      for (; n >= full; --n) step<ScorePath::kAlibiPaired>(s_, n, alibi);
     }
     return n;
   }
@@ -84,7 +84,7 @@ class FwdMainloop : FwdSoftmax<Config> {
       if (fixed && is_full()) {
         step<ScorePath::kPlain>(s_, n);
       } else {
-        step<ScorePath::kOnline>(s_, n, redo);
+        step<ScorePath::kOnline>(s_, n);
         fixed |= !redo && is_full();
       }
     }
@@ -100,8 +100,7 @@ class FwdMainloop : FwdSoftmax<Config> {
         Config::kOnlineSoftmax ? first : max(warpgroup_tile().fixed_base_end, first);
     const bool upper = Config::kHalfTiles && warpgroup_tile().first_upper_only;
     const bool lower = Config::kHalfTiles && warpgroup_tile().last_lower_only;
-    // Known to be warp-uniform, for branches that cost nothing.
-    const bool redo = __shfl_sync(~0u, work_tile().redo_online, 0) != 0;
+    const bool redo = work_tile().redo_online;
     int32_t n = work_tile().kv_end - 1;
     storage_.q.consumer_wait(q_state_, warpgroup_);
     // Every warpgroup passes the scheduler barrier kv_end - kv_begin - 1 times per work tile.
@@ -131,7 +130,7 @@ class FwdMainloop : FwdSoftmax<Config> {
       if constexpr (!Config::kHasBlockMask) {
 #pragma unroll 1
         for (; (n = kv_tiles_.last_visible(work_tile(), n, fixed_end)) >= fixed_end; --n)
-          step<ScorePath::kOnline>(s_, n, redo);
+          step<ScorePath::kOnline>(s_, n);
       }
       if constexpr (!Config::kOnlineSoftmax) {
         for (int mi = 0; mi < 2; ++mi) softmax_base_[mi] = base(mi);  // fixed from here on
@@ -213,8 +212,7 @@ class FwdMainloop : FwdSoftmax<Config> {
   // Issues Q K^T of tile n and P V of tile n + 1; then the softmax of n, which overlaps the WGMMAs
   // of the other warpgroups.
   template <ScorePath kPath, KvHalf kHalf = KvHalf::kBoth, int kCount>
-  __device__ __forceinline__ void step(float (&s)[kCount], int32_t n, bool redo = false,
-                                       const AlibiRows& alibi = {}) {
+  __device__ __forceinline__ void step(float (&s)[kCount], int32_t n, const AlibiRows& alibi = {}) {
     const KvState v_state = kv_state_;
     kv_state_.advance();
     const bool last = n == warpgroup_tile().kv_begin;
@@ -235,8 +233,7 @@ class FwdMainloop : FwdSoftmax<Config> {
     this->consumer_release(storage_.k, kv_state_);
     if (Config::kSeparateO && last) release_q();
     if (Config::kWaitPvFirst) wait_pv(v_state);
-    float o_scale[2];
-    bool rescales = kIsOnline;
+    float o_scale[2] = {1.0f, 1.0f};
     if constexpr (kPath == ScorePath::kAlibi) {
       this->exp2_alibi(s, alibi_tile);
     } else if constexpr (kPath == ScorePath::kAlibiPaired) {
@@ -244,21 +241,29 @@ class FwdMainloop : FwdSoftmax<Config> {
     } else if constexpr (kPath == ScorePath::kSoftcap) {
       this->exp2_softcap();
     } else {
+      const bool redo = kIsOnline && work_tile().redo_online;
       score_mod().modify(s, n * kTileKv + Base::template kFirstKey<kHalf>, redo);
       if constexpr (kIsOnline || kPath == ScorePath::kMasked) apply_masks<kHalf>(s, n);
       if constexpr (kIsOnline) {
         this->update_base(s, to_base_units(redo), {0.0f, 0.0f}, redo, o_scale);
         this->exp2_online(s, redo);
-      } else if constexpr (kPath == ScorePath::kFirstKeys) {
-        rescales = this->exp2_first_keys(o_scale);
       } else {
+        if constexpr (kPath == ScorePath::kFirstKeys) raise_to_first_keys(o_scale);
         this->exp2_scaled(s, softmax_base_);
       }
     }
     score_mod().apply_dropout(s_, n);
     if (!Config::kWaitPvFirst) wait_pv(v_state);
     pack_p<kHalf>(s, signs);
-    if (rescales) rescale_o(o_scale);
+    if constexpr (kIsOnline || kPath == ScorePath::kFirstKeys) rescale_o(o_scale);
+  }
+
+  // Trained models give the first keys of a sequence scores far above those of all others. Tile 0
+  // is visited last: if one of its first 8 keys exceeds the base by more than the slack, the base
+  // rises. Otherwise P would overflow fp16, and the whole work tile would be redone.
+  __device__ __forceinline__ void raise_to_first_keys(float (&o_scale)[2]) {
+    const float first_keys[4] = {s_[0], s_[1], s_[2], s_[3]};
+    this->update_base(first_keys, to_base_units(false), {0.0f, 0.0f}, false, o_scale);
   }
 
   __device__ __forceinline__ void wait_pv(const KvState& v_state) {

@@ -139,30 +139,6 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     exp2_and_sum(s, [&](float x, int i) { return fmaf(x, c, -bases[i / 2 % 2]); });
   }
 
-  // P of tile 0, which is visited last. Trained models give the first keys of a sequence scores far
-  // above those of all others: if one of the first 8 exceeds the base by more than the slack, the
-  // base rises, P and the row sums with it, and o_scale is the factor for O. Otherwise P would
-  // overflow, and the whole work tile would be redone. Returns whether a base of the warp rose. The
-  // check comes last, where no exponential waits for it.
-  __device__ __forceinline__ bool exp2_first_keys(float (&o_scale)[2]) {
-    const float first[4] = {s_[0], s_[1], s_[2], s_[3]}, sum[2] = {row_sum_[0], row_sum_[1]};
-    exp2_scaled(s_, softmax_base_);
-    constexpr float kLimit = 0x1p8f;  // 2^kBaseSlack
-    const bool exceeds = !(fmaxf(fmaxf(s_[0], s_[1]), fmaxf(s_[2], s_[3])) <= kLimit);
-    if (!__any_sync(~0u, exceeds)) return false;
-    const float c = ScoreMod::exponent_scale(params_);
-    row_sum_[0] = sum[0];
-    row_sum_[1] = sum[1];
-    update_base(first, c, {0.0f, 0.0f}, false, o_scale);
-#pragma unroll
-    for (int i = 0; i < kTileKv / 2; ++i) {
-      const int mi = i / 2 % 2;
-      s_[i] = i < 4 ? ptx::exp2(fmaf(first[i], c, -softmax_base_[mi])) : s_[i] * o_scale[mi];
-      row_sum_[mi] += s_[i];
-    }
-    return true;
-  }
-
   // P of a step that has updated the base. In a redone tile the base is subtracted exactly, from
   // rounded scores.
   template <int kCount>
