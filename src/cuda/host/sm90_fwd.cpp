@@ -144,8 +144,8 @@ SoftcapPolynomials softcap_of(const Problem& p) {
   return cap;
 }
 
-const char* const kScoreModNames[] = {
-    "", "_softcap", "_alibi", "_softcap_alibi", "_dropout", "_block_mask", "_runtime"};
+const char* const kScoreModNames[] = {"",         "_softcap",    "_alibi",  "_softcap_alibi",
+                                      "_dropout", "_block_mask", "_runtime"};
 
 bool needs_runtime_kernel(const Problem& p) {
   constexpr uint32_t kHaveKernels = FLASHATTN_BIAS_ALIBI;

@@ -89,8 +89,8 @@ struct BwdConfig : BwdSmallHeadConfig<T, kDim, kTileQ, ScoreMod, kDim * kTileQ =
   // A consumer skips Q tiles that see none of its keys: 1 to 3 % faster under masks. D = 64 would
   // lose 3 %.
   static constexpr bool kSkipMaskedTiles =
-      kDim == 128 && (ScoreMod::template kHas<BlockMask> ? !ScoreMod::kIsRuntime
-                                                         : !ScoreMod::kReadsMemory);
+      kDim == 128 &&
+      (ScoreMod::template kHas<BlockMask> ? !ScoreMod::kIsRuntime : !ScoreMod::kReadsMemory);
   static constexpr int kDqSubtilesAtOnce = 1;
   static constexpr int kThreads = 128 * 4;
   // Registers per thread: those of the four warpgroups add up to at most 512.
@@ -227,8 +227,8 @@ struct BwdWorkTile {
   // Stream-K, see StreamK::Partial. partials == 1: the KV tile is not split.
   int32_t split_tile, partial, first_partial, partials;
   Interval partial_tiles;
-  // Block mask: bit (head of the group) * tiles + tile, of each span of keys: whether a query of the
-  // Q tile sees a key; whether every query sees every key. Tiles count from q_tiles.begin.
+  // Block mask: bit (head of the group) * tiles + tile, of each span of keys: whether a query of
+  // the Q tile sees a key; whether every query sees every key. Tiles count from q_tiles.begin.
   uint32_t visible_tiles[kBlockMaskSpans<Config>][kBlockMaskWords<Config>];
   uint32_t full_tiles[kBlockMaskSpans<Config>]
                      [Config::kSplitsBlockMask ? kBlockMaskWords<Config> : 1];

@@ -49,10 +49,9 @@ class BwdPrefetch : BwdWarpgroupBase<Config> {
                                                     lane());
     }
     static_assert(!Config::kHasBlockMask || kTileQ == 64,
-                  "kTileQ must be 64: visible_bits and keep_bits have one bit per element of a lane");
+                  "kTileQ must be 64: visible_bits has one bit per element of a lane");
     if constexpr (Config::kSplitsBlockMask) {
-      prefetched.visible_bits =
-          block_mask_bits(this->q_tile_of(q_coord), q_head_of(q_coord));
+      prefetched.visible_bits = block_mask_bits(this->q_tile_of(q_coord), q_head_of(q_coord));
     }
     if constexpr (Config::kIsRuntime) {
       const int32_t tile = this->q_tile_of(q_coord);
