@@ -628,7 +628,8 @@ typedef struct flashattn_append_kv_args {
   int32_t dtype;
   /* enum flashattn_rotary. */
   int32_t rotary;
-  /* Elements of a head of q and k that are rotated, from the first; even, at most dim_qk. 0: none. */
+  /* Elements of a head of q and k that are rotated, from the first; even, at most dim_qk and 512. 0:
+   * none. */
   int32_t rotary_dim;
   /* Rows of rotary_cos and rotary_sin. */
   int32_t rotary_positions;

@@ -104,8 +104,10 @@ class Append {
     return reinterpret_cast<int32_t*>(block.data.get());
   }
 
+  static constexpr int32_t kMostPairs = 256;  // that the library takes
+
   void draw_rotary(Numbers* numbers) {
-    const int32_t pairs = in_->below(3) * facts_.desc.dim_qk / 4;
+    const int32_t pairs = std::min(in_->below(3) * facts_.desc.dim_qk / 4, kMostPairs);
     args.rotary_dim = 2 * pairs;
     args.rotary = pairs > 0 || in_->mistake(8) ? in_->below(2) : 0;
     if (in_->mistake(16)) args.rotary_dim = static_cast<int32_t>(in_->wild());

@@ -740,7 +740,10 @@ Base.@kwdef struct flashattn_append_kv_args
     dtype::Int32 = 0
     "enum flashattn_rotary."
     rotary::Int32 = 0
-    "Elements of a head of q and k that are rotated, from the first; even, at most dim_qk. 0: none."
+    """
+    Elements of a head of q and k that are rotated, from the first; even, at most dim_qk and 512. 0:
+    none.
+    """
     rotary_dim::Int32 = 0
     "Rows of rotary_cos and rotary_sin."
     rotary_positions::Int32 = 0

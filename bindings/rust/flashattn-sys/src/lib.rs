@@ -1185,7 +1185,8 @@ pub struct flashattn_append_kv_args {
     pub dtype: i32,
     /// enum flashattn_rotary.
     pub rotary: i32,
-    /// Elements of a head of q and k that are rotated, from the first; even, at most dim_qk. 0: none.
+    /// Elements of a head of q and k that are rotated, from the first; even, at most dim_qk and 512. 0:
+    /// none.
     pub rotary_dim: i32,
     /// Rows of rotary_cos and rotary_sin.
     pub rotary_positions: i32,
