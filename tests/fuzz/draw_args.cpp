@@ -30,6 +30,10 @@ void damage(Input* in, int32_t* values, int64_t n) {
 // Lengths that go together, for one side: starts of sequences, tokens in use.
 void draw_lengths(Input* in, int32_t batch, int64_t seqlen, int64_t total, int32_t* cu,
                   int32_t* lens, int32_t* starts) {
+  // Hostile numbers are too many for the products below.
+  constexpr int64_t kMost = int64_t{1} << 40;
+  seqlen = std::clamp(seqlen, -kMost, kMost);
+  total = std::clamp(total, -kMost, kMost);
   int64_t at = cu && in->one_in(4) ? std::min<int64_t>(in->below(4), total) : 0;
   for (int32_t b = 0; b < batch; ++b) {
     int64_t room = seqlen;
