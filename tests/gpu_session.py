@@ -62,21 +62,18 @@ def build(run: Run, arguments: argparse.Namespace, limit: int) -> str:
     return "built"
 
 
-def bench(run: Run, arguments: argparse.Namespace, preset: str, words: str, alone: bool,
-          limit: int) -> str:
-    command = [sys.executable, "tests/bench/bench.py", "--device", arguments.device, "--preset",
-               preset, "--csv", str(run.log.with_suffix(".csv"))]
-    command += ["--only", words] if words else []
-    command += ["--alone"] if alone else []
-    command += ["--baseline", f"base={library('base')}"] if arguments.base else []
-    run.call(command, environment(), limit)
-    return show(run)
-
-
-def preset(run: Run, arguments: argparse.Namespace, name: str, limit: int) -> str:
+def bench(run: Run, arguments: argparse.Namespace, preset: str, limit: int, *options: str) -> str:
     run.call([sys.executable, "tests/bench/bench.py", "--device", arguments.device, "--preset",
-              name, "--csv", str(run.log.with_suffix(".csv"))], environment(), limit)
+              preset, "--csv", str(run.log.with_suffix(".csv")), *options], environment(), limit)
     return show(run)
+
+
+def rows(run: Run, arguments: argparse.Namespace, words: List[str], limit: int,
+         *options: str) -> str:
+    """The rows of a preset, words[0], whose names hold the other words; beside --base."""
+    only = ["--only", " ".join(words[1:])] if words[1:] else []
+    base = ["--baseline", f"base={library('base')}"] if arguments.base else []
+    return bench(run, arguments, words[0], limit, *only, *base, *options)
 
 
 def cost(run: Run, arguments: argparse.Namespace, limit: int) -> str:
@@ -117,11 +114,11 @@ def step(run: Run, arguments: argparse.Namespace, name: str, words: List[str], l
                              JAX_PLATFORMS=f"{arguments.device},cpu",
                              XLA_PYTHON_CLIENT_PREALLOCATE="false"),
         "programs": lambda: programs(run, arguments, ":".join(words), limit),
-        "papers": lambda: preset(run, arguments, name, limit),
-        "context-parallel": lambda: preset(run, arguments, name, limit),
+        "papers": lambda: bench(run, arguments, name, limit),
+        "context-parallel": lambda: bench(run, arguments, name, limit),
         "cost": lambda: cost(run, arguments, limit),
-        "bench": lambda: bench(run, arguments, words[0], " ".join(words[1:]), True, limit),
-        "peers": lambda: bench(run, arguments, words[0], " ".join(words[1:]), False, limit),
+        "bench": lambda: rows(run, arguments, words, limit, "--alone"),
+        "peers": lambda: rows(run, arguments, words, limit),
     }
     if name == "accuracy":
         run.call([sys.executable, "-m", "tests.numerics.accuracy", "--write"], environment(), limit)

@@ -117,7 +117,7 @@ bool BackwardKernels::supports(const Shape& shape, const char** why_not) const {
     return false;
   }
   const ScoreModKind scores = main_.choice.entry->score_mod;
-  if (scores < ScoreModKind::kDropout) return true;
+  if (scores == ScoreModKind::kPlain || scores == ScoreModKind::kSoftcapAlibi) return true;
   const int64_t tiles = ceil_div(shape.seqlen_q, main_.choice.entry->tile_q);
   const bool fits = tiles < kMaxRuntimeTiles &&
                     problem_.q_heads_per_kv_head() < INT32_MAX / kMaxRuntimeTiles &&

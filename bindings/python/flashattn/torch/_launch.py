@@ -30,8 +30,8 @@ _WORDS = ffi.typeof("uint64_t *")
 _EMPTY = (ffi.NULL, -1, -1, -1)
 _POINTER = ffi.typeof("void *")
 _FLOAT, _BYTE = torch.float32, torch.uint8
-# Of the current GPU. The public functions of torch take microseconds to see to its initialisation,
-# which a tensor on a GPU has done.
+# These ask for the current GPU and its stream. The public functions of torch take microseconds to
+# see to the initialisation of CUDA, which a tensor on a GPU has done.
 _current_device: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _current_stream: Any = _gpu.Torch(torch).stream
 

@@ -89,8 +89,7 @@ struct BwdConfig : BwdSmallHeadConfig<T, kDim, kTileQ, ScoreMod, kDim * kTileQ =
   // A consumer skips Q tiles that see none of its keys: 1 to 3 % faster under masks. D = 64 would
   // lose 3 %.
   static constexpr bool kSkipMaskedTiles =
-      kDim == 128 &&
-      (ScoreMod::template kHas<BlockMask> ? !ScoreMod::kIsRuntime : !ScoreMod::kReadsMemory);
+      kDim == 128 && !(ScoreMod::kIsRuntime && ScoreMod::kReadsMemory);
   static constexpr int kDqSubtilesAtOnce = 1;
   static constexpr int kThreads = 128 * 4;
   // Registers per thread: those of the four warpgroups add up to at most 512.
@@ -201,14 +200,14 @@ struct QTileSpanWithAny : QTileSpan {
 template <class Config>
 constexpr int kQTileSpans = Config::kSkipMaskedTiles ? Config::kConsumers : 1;
 
-// A KV tile of a KV head, with all Q tiles of its GQA group that see some of its keys. The CTAs of
-// a cluster have the same work tiles, except for the keys.
 // Spans of keys that a block mask is looked up for, and the words that hold a bit of each Q tile.
 template <class Config>
 constexpr int kBlockMaskSpans = Config::kSplitsBlockMask ? Config::kConsumers : 1;
 template <class Config>
 constexpr int kBlockMaskWords = Config::kHasBlockMask ? kMaxBlockMaskTiles / 32 : 1;
 
+// A KV tile of a KV head, with all Q tiles of its GQA group that see some of its keys. The CTAs of
+// a cluster have the same work tiles, except for the keys.
 template <class Config>
 struct BwdWorkTile {
   int32_t end;  // not 0: there are no more work tiles
