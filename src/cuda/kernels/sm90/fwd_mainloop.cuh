@@ -38,7 +38,7 @@ class FwdMainloop : FwdSoftmax<Config> {
 
  private:
   // How a step gets from Q K^T to P. kOnline updates the base; the other paths use a fixed one.
-  // From kFirstKeys on, every row sees every key. A redone work tile has kOnline steps only.
+  // From kFirstKeys on, every row sees every key.
   enum class ScorePath {
     kOnline,       // masks, every score modification, and an update of the base
     kMasked,       // masks and every score modification
@@ -71,12 +71,12 @@ class FwdMainloop : FwdSoftmax<Config> {
 
   // Block masks: the steps after that of tile n. Once every row has seen every key of a tile, tiles
   // that hide nothing keep the base. Returns the last tile that it visited.
-  __device__ __forceinline__ int32_t block_mask_steps(int32_t n, int32_t full, bool redo) {
+  __device__ __forceinline__ int32_t block_mask_steps(int32_t n, int32_t full) {
     const int32_t first = warpgroup_tile().kv_begin;
     const auto is_full = [&] {
       return n >= full && n < warpgroup_tile().full_end && kv_tiles_.full(n);
     };
-    bool fixed = !redo && is_full();
+    bool fixed = is_full();
     for (;;) {
       const int32_t before = n;
       n = kv_tiles_.last_visible(work_tile(), n - 1, first);
@@ -85,7 +85,7 @@ class FwdMainloop : FwdSoftmax<Config> {
         step<ScorePath::kPlain>(s_, n);
       } else {
         step<ScorePath::kOnline>(s_, n);
-        fixed |= !redo && is_full();
+        fixed |= is_full();
       }
     }
   }
@@ -100,7 +100,6 @@ class FwdMainloop : FwdSoftmax<Config> {
         Config::kOnlineSoftmax ? first : max(warpgroup_tile().fixed_base_end, first);
     const bool upper = Config::kHalfTiles && warpgroup_tile().first_upper_only;
     const bool lower = Config::kHalfTiles && warpgroup_tile().last_lower_only;
-    const bool redo = work_tile().redo_online;
     int32_t n = work_tile().kv_end - 1;
     storage_.q.consumer_wait(q_state_, warpgroup_);
     // Every warpgroup passes the scheduler barrier kv_end - kv_begin - 1 times per work tile.
@@ -112,19 +111,22 @@ class FwdMainloop : FwdSoftmax<Config> {
         this->skip_tile(kv_state_, false);
         --n;
       }
+    } else if (work_tile().redo_online) {
+      for (; n >= end; --n) this->skip_tile(kv_state_, true);
+      n = redo_steps(n, first);
     } else {
       if constexpr (Config::kOwnTileFirst) {
         // The warpgroup computes its own first tile before it skips those of others, as far as
         // stages allow.
         for (; n - end >= kStages - 1; --n) this->skip_tile(kv_state_, true);
-        first_step(end - 1, KvState{kv_state_.count + (n + 1 - end)}, lower, redo);
+        first_step(end - 1, KvState{kv_state_.count + (n + 1 - end)}, lower);
         for (; n >= end; --n) this->skip_tile(kv_state_, true);
         --n;
       } else {
         for (; n >= end; --n) this->skip_tile(kv_state_, true);
         n = kv_tiles_.last_visible(work_tile(), n, first);
-        first_step(n, kv_state_, lower, redo);
-        if constexpr (Config::kHasBlockMask) n = block_mask_steps(n, full, redo);
+        first_step(n, kv_state_, lower);
+        if constexpr (Config::kHasBlockMask) n = block_mask_steps(n, full);
         --n;
       }
       if constexpr (!Config::kHasBlockMask) {
@@ -158,21 +160,19 @@ class FwdMainloop : FwdSoftmax<Config> {
   }
 
   // Q K^T and softmax of the first KV tile, or of its lower half.
-  __device__ __forceinline__ void first_step(int32_t n, const KvState& state, bool lower_half,
-                                             bool redo) {
+  __device__ __forceinline__ void first_step(int32_t n, const KvState& state, bool lower_half) {
     storage_.k.consumer_wait(state);
-    if (Config::kHalfTiles && lower_half && !redo) {
-      if constexpr (Config::kHalfTiles) first_step<KvHalf::kLower>(s_half_, n, state, false);
+    if (Config::kHalfTiles && lower_half) {
+      if constexpr (Config::kHalfTiles) first_step<KvHalf::kLower>(s_half_, n, state);
     } else {
-      first_step<KvHalf::kBoth>(s_, n, state, redo);
+      first_step<KvHalf::kBoth>(s_, n, state);
     }
     // A KV tile with a tail is the first of the work tile, and its stage is kv_state_.
     if (params_.kv_has_tail && (n + 1) * kTileKv > work_tile().len.kv) zero_v_tail(n);
   }
 
   template <KvHalf kHalf, int kCount>
-  __device__ __forceinline__ void first_step(float (&s)[kCount], int32_t n, const KvState& state,
-                                             bool redo) {
+  __device__ __forceinline__ void first_step(float (&s)[kCount], int32_t n, const KvState& state) {
     gemm_qk<kHalf>(s, state);
     reset_accumulators();
     TileDropoutSigns signs;
@@ -184,26 +184,22 @@ class FwdMainloop : FwdSoftmax<Config> {
     if constexpr (Config::kHasAlibi) {
       AlibiTile alibi = score_mod().alibi_tile(score_mod().alibi_rows(), n);
       float base_bias[2] = {0.0f, 0.0f};
-      if (!redo && warpgroup_tile().fixed_base_end > 0 && alibi.is_linear) {
+      if (warpgroup_tile().fixed_base_end > 0 && alibi.is_linear) {
         score_mod().max_alibi_bias(base_bias);
         // The predicted base is lowered: P has more range above the base than below.
         for (float& peak : base_bias) peak -= kBaseSlack;
       } else {
-        score_mod().modify(s, n * kTileKv, redo);
+        score_mod().modify(s, n * kTileKv, false);
         alibi = {1.0f, {0.0f}};  // modify() has applied ALiBi
       }
       apply_masks<kHalf>(s, n);
-      this->update_base(s, alibi.scale, base_bias, redo);
-      if (redo) {
-        this->exp2_online(s, true);
-      } else {
-        this->exp2_alibi_abs(s, alibi);
-      }
+      this->update_base(s, alibi.scale, base_bias, false);
+      this->exp2_alibi_abs(s, alibi);
     } else {
-      score_mod().modify(s, n * kTileKv, redo);
+      score_mod().modify(s, n * kTileKv, false);
       apply_masks<kHalf>(s, n);
-      this->update_base(s, to_base_units(redo), {0.0f, 0.0f}, redo);
-      this->exp2_online(s, redo);
+      this->update_base(s, to_base_units(), {0.0f, 0.0f}, false);
+      this->exp2_online(s);
     }
     score_mod().apply_dropout(s_, n);
     pack_p<kHalf>(s, signs);
@@ -241,12 +237,11 @@ class FwdMainloop : FwdSoftmax<Config> {
     } else if constexpr (kPath == ScorePath::kSoftcap) {
       this->exp2_softcap();
     } else {
-      const bool redo = kIsOnline && work_tile().redo_online;
-      score_mod().modify(s, n * kTileKv + Base::template kFirstKey<kHalf>, redo);
+      score_mod().modify(s, n * kTileKv + Base::template kFirstKey<kHalf>, false);
       if constexpr (kIsOnline || kPath == ScorePath::kMasked) apply_masks<kHalf>(s, n);
       if constexpr (kIsOnline) {
-        this->update_base(s, to_base_units(redo), {0.0f, 0.0f}, redo, o_scale);
-        this->exp2_online(s, redo);
+        this->update_base(s, to_base_units(), {0.0f, 0.0f}, false, o_scale);
+        this->exp2_online(s);
       } else {
         if constexpr (kPath == ScorePath::kFirstKeys) raise_to_first_keys(o_scale);
         this->exp2_scaled(s, softmax_base_);
@@ -258,12 +253,48 @@ class FwdMainloop : FwdSoftmax<Config> {
     if constexpr (kIsOnline || kPath == ScorePath::kFirstKeys) rescale_o(o_scale);
   }
 
+  // The steps of a redone work tile from tile n on: the base is that of every tile so far, and it is
+  // subtracted exactly, from rounded scores. They overlap nothing, as they are rare, and are all
+  // alike, so that their code is short. Returns the next n.
+  __device__ __forceinline__ int32_t redo_steps(int32_t n, int32_t first) {
+    reset_accumulators();
+    bool in_order = false;
+#pragma unroll 1
+    for (; (n = kv_tiles_.last_visible(work_tile(), n, first)) >= first; --n) {
+      storage_.k.consumer_wait(kv_state_);
+      if (in_order) this->warp_scheduler_sync();
+      gemm_qk<KvHalf::kBoth>(s_, kv_state_);
+      if (in_order) this->warp_scheduler_arrive();
+      in_order = true;
+      TileDropoutSigns signs;
+      score_mod().draw_dropout(signs, n);
+      ptx::wgmma_wait<0>();
+      ptx::reg_fence(s_);
+      this->consumer_release(storage_.k, kv_state_);
+      if (Config::kSeparateO && n == first) release_q();
+      if (params_.kv_has_tail && (n + 1) * kTileKv > work_tile().len.kv) zero_v_tail(n);
+      float o_scale[2];
+      score_mod().modify(s_, n * kTileKv, true);
+      apply_masks<KvHalf::kBoth>(s_, n);
+      this->update_base(s_, 1.0f, {0.0f, 0.0f}, true, o_scale);
+      this->exp2_redo();
+      score_mod().apply_dropout(s_, n);
+      pack_p<KvHalf::kBoth>(s_, signs);
+      rescale_o(o_scale);
+      storage_.v.consumer_wait(kv_state_);
+      gemm_pv(kv_state_);
+      wait_pv(kv_state_);
+      kv_state_.advance();
+    }
+    return n;
+  }
+
   // Trained models give the first keys of a sequence scores far above those of all others. Tile 0
   // is visited last: if one of its first 8 keys exceeds the base by more than the slack, the base
   // rises. Otherwise P would overflow fp16, and the whole work tile would be redone.
   __device__ __forceinline__ void raise_to_first_keys(float (&o_scale)[2]) {
     const float first_keys[4] = {s_[0], s_[1], s_[2], s_[3]};
-    this->update_base(first_keys, to_base_units(false), {0.0f, 0.0f}, false, o_scale);
+    this->update_base(first_keys, to_base_units(), {0.0f, 0.0f}, false, o_scale);
   }
 
   __device__ __forceinline__ void wait_pv(const KvState& v_state) {
@@ -283,8 +314,8 @@ class FwdMainloop : FwdSoftmax<Config> {
   }
 
   // Factor from the scores that modify() leaves to the units of softmax_base_.
-  __device__ __forceinline__ float to_base_units(bool redo) const {
-    return Config::kIsRuntime || redo ? 1.0f : Base::ScoreMod::exponent_scale(params_);
+  __device__ __forceinline__ float to_base_units() const {
+    return Config::kIsRuntime ? 1.0f : Base::ScoreMod::exponent_scale(params_);
   }
 
   __device__ __forceinline__ void reset_accumulators() {

@@ -139,21 +139,18 @@ class FwdSoftmax : protected FwdConsumer<Config> {
     exp2_and_sum(s, [&](float x, int i) { return fmaf(x, c, -bases[i / 2 % 2]); });
   }
 
-  // P of a step that has updated the base. In a redone tile the base is subtracted exactly, from
-  // rounded scores.
+  // P of a step that has updated the base.
   template <int kCount>
-  __device__ __forceinline__ void exp2_online(float (&s)[kCount], bool redo) {
-    float c = ScoreMod::exponent_scale(params_), bases[2] = {base(0), base(1)};
-    if (redo) {
-      // base() would overflow near FLT_MAX.
-      const float top[2] = {softmax_base_[0] == -INFINITY ? 0.0f : softmax_base_[0],
-                            softmax_base_[1] == -INFINITY ? 0.0f : softmax_base_[1]};
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) s[i] = __fsub_rn(s[i], top[i / 2 % 2]) * kWideUnit;
-      c = 1.0f;
-      bases[0] = bases[1] = 0.0f;
-    }
-    exp2_and_sum(s, [&](float x, int i) { return fmaf(x, c, -bases[i / 2 % 2]); });
+  __device__ __forceinline__ void exp2_online(float (&s)[kCount]) {
+    exp2_scaled(s, {base(0), base(1)});
+  }
+
+  // P in a redone tile: the base is subtracted exactly.
+  __device__ __forceinline__ void exp2_redo() {
+    // base() would overflow near FLT_MAX.
+    const float top[2] = {softmax_base_[0] == -INFINITY ? 0.0f : softmax_base_[0],
+                          softmax_base_[1] == -INFINITY ? 0.0f : softmax_base_[1]};
+    exp2_and_sum(s_, [&](float x, int i) { return __fsub_rn(x, top[i / 2 % 2]) * kWideUnit; });
   }
 
   // P with ALiBi for keys on either side of the rows.
