@@ -93,6 +93,7 @@ __global__ void __launch_bounds__(kRowThreads, kPreprocessCtasPerSm<O, kLanes>)
                           ? (sequence.len.q + params.tile_q - 1) / params.tile_q * params.tile_q
                           : sequence.len.q;
   const int32_t warp = blockIdx.y * kWarps + threadIdx.x / 32, stride = gridDim.y * kWarps;
+  bool any_large_lse = false;  // of the rows whose lse this lane loads
   for (int32_t first = warp * kRows; first < end; first += stride * kRows) {
     const int32_t lane_row = first + lane;
     float lse = -INFINITY, dlse = 0.0f;
@@ -100,6 +101,7 @@ __global__ void __launch_bounds__(kRowThreads, kPreprocessCtasPerSm<O, kLanes>)
       lse = args.lse[first_row + lane_row];
       if (args.dlse) dlse = args.dlse[first_row + lane_row];
     }
+    any_large_lse |= is_large_lse(lse);
     float sum[kSteps] = {};
     for (int32_t c = lane_in_row * 8; c < problem.dim_v; c += kLanes * 8) {
 #pragma unroll
@@ -142,7 +144,7 @@ __global__ void __launch_bounds__(kRowThreads, kPreprocessCtasPerSm<O, kLanes>)
         params.tile_q ? params.query_tile(sequence, b, no_hoist(h), 0, params.tile_q) : 0;
     store_lse_delta(params, sequence, lse_delta_offset, first_tile, lane_row, lse, dlse, delta);
   }
-  recompute_large_lse<T, kRows>(params);
+  if (__any_sync(~0u, any_large_lse)) recompute_large_lse<T, kRows>(params);
 }
 
 template <class T, class O>

@@ -151,7 +151,7 @@ class FwdMainloop : FwdSoftmax<Config> {
       wait_pv(kv_state_);
       kv_state_.advance();
     }
-    if (work_tile().redo_online && first < end) n = redo_steps(n, first, end);
+    if (work_tile().redo_online && first < end) n = redo_steps(n, first);
     for (; n >= begin; --n) this->skip_tile(kv_state_, true);
     this->finish_tile(o_, 1.0f);
     q_state_.advance();
@@ -254,8 +254,8 @@ class FwdMainloop : FwdSoftmax<Config> {
   // The steps of a redone work tile from tile n on: the base is that of every tile so far, and it is
   // subtracted exactly, from rounded scores. They overlap nothing, as they are rare, and are all
   // alike, so that their code is short. Returns the next n.
-  __device__ __forceinline__ int32_t redo_steps(int32_t n, int32_t first, int32_t end) {
-    for (; n >= end; --n) this->skip_tile(kv_state_, true);
+  __device__ __forceinline__ int32_t redo_steps(int32_t n, int32_t first) {
+    for (; n >= warpgroup_tile().kv_end; --n) this->skip_tile(kv_state_, true);
     reset_accumulators();
     bool in_order = false;
 #pragma unroll 1
