@@ -228,7 +228,9 @@ class BwdPreprocess {
                       dot);
     }
     const uint32_t large_lse = __ballot_sync(~0u, is_large_lse(lse));
-    LseRecompute<T>(common_, sequence, b, h).run(done.row, large_lse, lse);
+    if (large_lse == 0) return;
+    // What it needs is computed here, not ahead of the branch.
+    LseRecompute<T>(common_, sequence, no_hoist(b), no_hoist(h)).run(done.row, large_lse, lse);
   }
 
   __device__ __forceinline__ void mma_diagonals(int panel, float (&upper)[2][4],

@@ -111,7 +111,9 @@ class FwdMainloop : FwdSoftmax<Config> {
         this->skip_tile(kv_state_, false);
         --n;
       }
-    } else if (!work_tile().redo_online) {
+    } else if (Config::kRedoFirst && work_tile().redo_online) {
+      n = redo_steps(n, first);
+    } else if (Config::kRedoFirst || !work_tile().redo_online) {
       if constexpr (Config::kOwnTileFirst) {
         // The warpgroup computes its own first tile before it skips those of others, as far as
         // stages allow.
@@ -151,7 +153,7 @@ class FwdMainloop : FwdSoftmax<Config> {
       wait_pv(kv_state_);
       kv_state_.advance();
     }
-    if (work_tile().redo_online && first < end) n = redo_steps(n, first);
+    if (!Config::kRedoFirst && work_tile().redo_online && first < end) n = redo_steps(n, first);
     for (; n >= begin; --n) this->skip_tile(kv_state_, true);
     this->finish_tile(o_, 1.0f);
     q_state_.advance();
