@@ -16,6 +16,9 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
   using typename Base::SAccum, typename Base::PFragment;
   using TilePrefetch = typename BwdScoreMod<Config>::TilePrefetch;
   static constexpr int kDim = Config::kDim;
+  // A tile whose rows may have a base has a step of its own in plain kernels.
+  static constexpr bool kLargeLseApart =
+      !Config::kHasScoreMod && !Config::kIsDropout && !Config::kHasBlockMask;
   static constexpr int kMmaN = Config::kMmaN, kMmasN = kTileQ / kMmaN;
 
  public:
@@ -50,7 +53,11 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
           step<false>(s, q_coord, kind, prefetched);
         } else {
           this->zero_q_tail(q_state_, this->q_tile_of(q_coord));
-          step<true>(s, q_coord, kind, prefetched);
+          if (!kLargeLseApart || !(kind & Base::kLargeLse)) {
+            step<true, !kLargeLseApart>(s, q_coord, kind, prefetched);
+          } else {
+            step<true, true>(s, q_coord, kind, prefetched);
+          }
         }
       }
     };
@@ -87,7 +94,7 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
   // step before has issued S, after its dK. The two consumers never synchronise with each other.
   // The tile is computed in slices of kMmaN queries, so that registers hold what is in flight:
   // exponentials of one slice overlap WGMMAs of the other.
-  template <bool kMasked>
+  template <bool kMasked, bool kMayBeLargeLse = false>
   __device__ __forceinline__ void step(STiles& s, int32_t& q_coord, uint32_t& kind,
                                        TilePrefetch& prefetched) {
     const QState at = q_state_;
@@ -102,7 +109,7 @@ class BwdMainloop : BwdWarpgroupBase<Config> {
     for_each_mma_n([&](auto mma_n) {
       if (Config::kPrefetchS || mma_n > 0) score_mod_.load_lse(lse, at.stage(), mma_n);
       if (!Config::kPrefetchS && mma_n == 0) wait_and_fence(s);
-      score_mod_.template compute_p<kMasked>(s[mma_n], lse, p[mma_n], p_for_ds[mma_n], prefetched,
+      score_mod_.template compute_p<kMasked, kMayBeLargeLse>(s[mma_n], lse, p[mma_n], p_for_ds[mma_n], prefetched,
                                              q_coord, kind, at.stage(), q_state_.count, mma_n);
       ptx::reg_fence(p[mma_n]);
       if (mma_n == 0) storage_.dout.consumer_wait(q_state_);

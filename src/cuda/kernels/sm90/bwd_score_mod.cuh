@@ -51,7 +51,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
   // Turns S into P, as a register operand, and into p_for_ds, which dS needs: P times the
   // derivative of the score modification; with dropout, negative where it drops. kStagePInDs:
   // p_for_ds goes to the buffer of dS.
-  template <bool kMasked>
+  template <bool kMasked, bool kMayBeLargeLse = kMasked>
   __device__ __forceinline__ void compute_p(Tile& s, const Lse& lse, Operand& p, Operand& p_for_ds,
                                             TilePrefetch& prefetched, int32_t q_coord,
                                             uint32_t kind, uint32_t slot, uint32_t count,
@@ -60,7 +60,7 @@ class BwdScoreMod : BwdWarpgroupBase<Config> {
       apply_score_mod<kMasked>(s, p, p_for_ds, prefetched, q_coord, kind, slot, count);
     } else {
       const float factor = params_.common.problem.scale * kLog2E;
-      if (kMasked && (kind & Base::kLargeLse)) {
+      if (kMayBeLargeLse && (kind & Base::kLargeLse)) {
         const volatile float* const bases = this->bases_at(q_coord, count, mma_n);
 #pragma unroll
         for (int i = 0; i < kMmaN / 2; ++i) {
